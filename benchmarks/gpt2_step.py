@@ -25,11 +25,11 @@ from tessera.graph import tree
 from tessera.runtime.device import device
 
 
-def sized(flags: argparse.ArgumentParser) -> tuple[argparse.Namespace, StepModel]:
-    """GPT-2 124M, or of the extents that flags say."""
+def sized(flags: argparse.ArgumentParser, **usual: int) -> tuple[argparse.Namespace, StepModel]:
+    """GPT-2 124M, or of the extents that flags say. usual: in place of its own."""
     names = ("layers", "d", "heads", "B", "T", "vocabulary")
     for name in names:
-        flags.add_argument(f"--{name}", type=int, default=getattr(SMALL, name))
+        flags.add_argument(f"--{name}", type=int, default=usual.get(name, getattr(SMALL, name)))
     a = flags.parse_args()
     return a, SMALL.sized(**{name: getattr(a, name) for name in names})
 

@@ -5,6 +5,7 @@
     python examples/train.py --dtype "bf16 @accum(f32)"       # what the matmuls compute in
     python examples/train.py --out runs/mine --resume         # after Ctrl-C, a crash, a kill
     mpirun -n 8 python examples/train.py --mesh dp=4,tp=2     # on several processes
+    mpirun -n 2 python examples/train.py --mesh dp=2 --target cuda  # each with a GPU
     python examples/train.py --mesh dp=4,tp=2                 # the same mesh, all in this process
     python -m tessera plan examples/train.py --mesh dp=8,tp=9 # what a large one takes on 72 GPUs
 

@@ -73,8 +73,8 @@ class Config:
                              later=True)
     zero: int = flag(0, "ZeRO stage: what is split over dp too. 1: optimizer state, 2: gradients, "
                      "3: weights", choices=(0, 1, 2, 3), later=True)
-    target: str = flag("cpu", "what computes: cpu, or cuda, one GPU", choices=("cpu", "cuda"),
-                       later=True)
+    target: str = flag("cpu", "what computes: cpu, or cuda, a GPU for each process",
+                       choices=("cpu", "cuda"), later=True)
     numerics: str = flag("off", "NaN and Inf: ignore, report, or stop with the operation's line",
                          choices=("off", "flag", "raise"), later=True)
 
@@ -100,9 +100,7 @@ class Config:
         if self.mesh or self.zero:
             self.need_mesh()
         if self.target == "cuda" and self.axes:
-            raise ts.ArgumentError(
-                "--target cuda is for one process: tensors of a mesh lie in host memory",
-                hint="without --mesh and mpirun, or --target cpu")
+            self.need_gpus()
 
     def need_mesh(self) -> None:
         """Raise ArgumentError for a mesh that this program, or the other settings, do not fit."""
@@ -123,6 +121,18 @@ class Config:
             raise ts.ArgumentError(
                 f"--microbatches {self.microbatches} are more than the {windows} windows that a "
                 f"rank has of --B {self.B}", hint=f"--microbatches {windows}, or a larger --B")
+
+    def need_gpus(self) -> None:
+        """Raise ArgumentError for a mesh that does not compute on GPUs."""
+        ranks, size = ts.dist.world_size(), math.prod(self.axes.values())
+        if ranks != size:
+            raise ts.ArgumentError(
+                f"--target cuda --mesh {self.mesh} is {size} processes, each with a GPU",
+                hint=f"mpirun -n {size} python examples/train.py ...; or --target cpu, which plays "
+                "them in this one")
+        if "pp" in self.axes:
+            raise ts.ArgumentError("--target cuda: the stages of pp compute on hosts so far",
+                                   hint="--mesh with dp and tp, or --target cpu")
 
     def need_memory(self) -> None:
         """Raise ArgumentError when a step cannot fit this machine: the weights, their gradients and
@@ -148,7 +158,11 @@ class Config:
     def grid(self) -> ts.dist.Mesh | None:
         """The mesh that --mesh names; None for a process that computes alone."""
         axes = self.axes
-        return ts.dist.mesh(axes=tuple(axes), shape=tuple(axes.values())) if axes else None
+        if not axes:
+            return None
+        gpus = [f"cuda:{i}" for i in range(math.prod(axes.values()))]
+        return ts.dist.mesh(gpus if self.target == "cuda" else None, tuple(axes),
+                            tuple(axes.values()))
 
     @property
     def axes(self) -> dict[str, int]:

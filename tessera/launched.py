@@ -8,6 +8,7 @@ import os
 # Open MPI, MPICH.
 _SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
 _LOCAL_SIZES = ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS")
+_LOCAL_RANKS = ("OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID")
 _RANKS = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK")
 
 
@@ -30,4 +31,9 @@ def launched_rank() -> int:
     return next(iter(_numbers(_RANKS)), 0)
 
 
-__all__ = ["launched_here", "launched_rank", "launched_size"]
+def launched_local_rank() -> int:
+    """Which of those on this machine it is; its rank where the launcher does not say."""
+    return next(iter(_numbers(_LOCAL_RANKS)), launched_rank())
+
+
+__all__ = ["launched_here", "launched_local_rank", "launched_rank", "launched_size"]

@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 
+from tessera.graph.cuda import collective_steps
 from tessera.runtime import (
     arrays,
     buffer,
@@ -103,7 +104,7 @@ class Driver:
         while queue and (upto is None or begun - len(queue) < upto):
             queue.pop(0)()
 
-    def cuStreamCreate(self, flags):
+    def cuStreamCreateWithPriority(self, flags, priority):
         return 0, next(self.numbers)
 
     def cuStreamDestroy(self, stream):
@@ -361,7 +362,7 @@ class Driver:
 def driver(monkeypatch):
     fake = Driver()
     for part in (device, buffer, copies, offloaded, graphs, staging, memory_pools, module, arrays,
-                 tensormap, flags, timing, recipe, resident, results):
+                 tensormap, flags, timing, recipe, resident, results, collective_steps):
         if hasattr(part, "driver"):
             monkeypatch.setattr(part, "driver", lambda: fake)
     one = device.Device(0, "fake", (9, 0), 1 << 30, 132, 1 << 20, 232448, 65536, CONTEXT)

@@ -13,6 +13,7 @@ from .. import hooks
 from ..graph.ops.kernel import KernelResults, record
 from ..graph.trace import Tracer, current_builder
 from ..open_trace import trace_state
+from ..runtime.arrays import HOST
 from ..tensor import Tensor
 from .custom_jvp import custom_jvp
 from .custom_vjp import custom_vjp
@@ -91,7 +92,10 @@ def become(x: Any, value: Tensor) -> None:
         return
     moved = hooks.shard.get()(value, x.layout)
     for rank, part in x.held.items():
-        part.buffer[...] = moved.held[rank].buffer
+        if part.place == HOST:
+            part.buffer[...] = moved.held[rank].buffer
+        else:
+            part[...] = moved.held[rank]
 
 
 def vjp_rule(kernel: Kernel, fwd: Callable, bwd: Callable) -> KernelRule:

@@ -52,13 +52,13 @@ class GraphArray(RoutineArray):
 class GraphLauncher(RoutineLauncher):
     """Launches become nodes."""
 
-    def run(self, name: str, *args: Any, **kwargs: Any) -> Any:
+    def run(self, name: str, *args: Any, warps: int | None = None, **kwargs: Any) -> Any:
         kernel = self.routine.kernels[name]
         given = kernel.signature.bind(*args, **kwargs)
         explicit = frozenset(given.arguments)
         given.apply_defaults()
         held = {n: x.value if isinstance(x, GraphArray) else x for n, x in given.arguments.items()}
-        config = Config(groups_of(self.options["groups"]), lanes_given(self.options["lanes"]))
+        config = Config(groups_of(self.options["groups"]), lanes_given(self.lanes(warps)))
         made = record(kernel, config, held, explicit)
         for written, value in made.written.items():
             given.arguments[written].write(value)

@@ -27,7 +27,7 @@ MARKS, MOMENTS, ROWS = 6000, 3000, 60  # shown at most; what is left out is said
 COLOURS = {"matmul": "#4c78a8", "attention": "#f58518", "reduction": "#54a24b",
            "elementwise": "#e45756", "optimizer": "#b279a2", "move": "#9d755d",
            "copy": "#bab0ac", "index": "#72b7b2", "sort": "#eeca3b", "library": "#ff9da6",
-           "kernel": "#6b5ca5"}
+           "kernel": "#6b5ca5", "exchange": "#d67195"}
 STYLE = """
 :root { color-scheme: light dark; --ink: #1b1f24; --paper: #fff; --soft: #f4f5f7; --rule: #9aa4b0; }
 @media (prefers-color-scheme: dark) { :root { --ink: #e3e6ea; --paper: #15181c; --soft: #1d2126; } }

@@ -87,7 +87,7 @@ class Profile:
         name = record.work.name
         lowered = event.what.program.lowered
         self.programs[id(lowered)] = lowered.graph, lowered.groups, lowered.memory
-        if event.what.part in ("kernel", "library"):
+        if event.what.part in ON_GPU:
             self._kernels.append(KernelEvent(name, event.device, event.stream, event.start_ns,
                                              event.end_ns))
 
@@ -118,7 +118,7 @@ class Profile:
             events.append(_event(r.op, "op", r.start_ns, r.end_ns, 0, args))
         for x in self.launches.seen:
             e = x.event
-            if e.what is not None and not (is_step(x) and e.what.part in ("kernel", "library")):
+            if e.what is not None and not (is_step(x) and e.what.part in ON_GPU):
                 events.append(_event(x.work.name, "copy", e.start_ns, e.end_ns, e.stream, {})
                               | {"pid": PROCESSES + e.device})
         for k in self.kernels:
@@ -158,6 +158,7 @@ def _event(name: str, kind: str, start_ns: int, end_ns: int, thread: int, args: 
             "dur": (end_ns - start_ns) / 1000, "pid": 0, "tid": thread, "args": args}
 
 
+ON_GPU = ("kernel", "library", "exchange")  # parts that are drawn as kernels are
 PROCESSES = 2  # trace process of cuda:0; that of the interpreter is before it
 
 

@@ -130,8 +130,9 @@ class JitFunction:
 
     def _prepare(self, args: tuple, key: Any, statics: dict, traced: TracedSignature) -> None:
         """Calls like this one are recognised without taking them apart leaf by leaf."""
-        if traced.target == "cpu" or self._names is None or len(args) != len(self._names) or \
-                self._groups or self.placements:
+        if traced.target == "cpu" and traced.layouts is None:
+            return
+        if self._names is None or len(args) != len(self._names) or self._groups or self.placements:
             return
         flat, structure = tree.flatten(args)
         if any(r.traced is traced and r.kinds == [*map(type, flat)] for r in self._ready):
@@ -437,12 +438,14 @@ class JitFunction:
         if self.capture_graph is False:
             return "off"
         target = self._last.target if self._last is not None else self.target
-        if target == "cpu":
+        spread = self._last is not None and self._last.layouts is not None
+        if target == "cpu" and not spread:
             return "off: the target cpu launches nothing that could be captured"
-        if self._last is None or self._last.layouts is not None:
-            return "on: from the second call of a signature" if self._last is None else \
-                "off: its tensors are distributed"
-        executable = self._last.executable
+        if self._last is None:
+            return "on: from the second call of a signature"
+        executable = self._last.program.on_gpu if spread else self._last.executable
+        if executable is None:
+            return "off: its tensors are distributed over hosts"
         if self.capture_graph is None and executable.no_graph:
             return f"off: {executable.no_graph}"
         what = executable.captured

@@ -125,6 +125,24 @@ class VendorLibrary:
 
 
 @dataclass(frozen=True)
+class Exchange:
+    """How an op sends between ranks from the memory of a GPU.
+
+    launch(sources, targets, index, stream, **attrs) -> bool: each an address and bytes, row-major,
+    on GPU `index`, behind what the stream has; False where ranks have no way between their GPUs.
+    Then ref does it on the host, of copies
+    route(**attrs): which way that is, "nccl" or "host", "" before it is known; sends nothing
+    replayed(index, stream, **attrs): a CUDA graph that has it was launched on a stream
+    in_place: whether each result may be written where its operand lies
+    """
+
+    launch: Callable[..., bool]
+    route: Callable[..., str]
+    replayed: Callable[..., None]
+    in_place: bool = False
+
+
+@dataclass(frozen=True)
 class NoRule:
     """Why an op has no derivative in one mode, and what to use instead.
 
@@ -198,6 +216,7 @@ class GraphOp:
             what is no reduction (with attributes axis and keepdims)
     makes   of an op that computes from attributes and keys alone, what: "number" (an infinity of it
             is deliberate) | "range" | "key" | "bits"
+            | "bits_at", those of the indices that operand 0 holds
     converts  between numeric types, attributes source and to: what it loses is counted
     indexed  which operand is indexed by which, of takes and sums at places
     meets   of an op that writes slices at places that operand 1 holds, what stays of those that go
@@ -207,6 +226,7 @@ class GraphOp:
             as many as elements of operand 0 of a reduction, else one for each element of a result
     matmul  its operations are those of matmuls, at the rate of the type of its operands
     library  what does the op on GPUs in place of kernels of ours
+    exchange  how it sends between ranks from a GPU, of an op with the effect "collective"
     host    ref runs on the host wherever the operands lie, of copies: "now", before the call that
             it is part of returns, or "later", when that call is waited for, of what only raises
     hint    what to do about a NaN or an infinity that it made
@@ -261,6 +281,7 @@ class GraphOp:
     flops: Flops | None = None
     matmul: bool = False
     library: VendorLibrary | None = None
+    exchange: Exchange | None = None
     host: str = ""
     hint: str = ""
 

@@ -3,8 +3,8 @@ leaf by leaf.
 
 A step of a model has hundreds of tensors in nested dicts. What is asked of each (its class,
 extents, type, whether it is a parameter, where it lies) is compared list by list with what it was;
-leaves that are no tensors on a GPU are looked at as in any call. What does not match goes the long
-way, which raises what there is to raise.
+leaves that are neither tensors on a GPU nor distributed are looked at as in any call. What does not
+match goes the long way, which raises what there is to raise.
 """
 
 from __future__ import annotations
@@ -41,24 +41,26 @@ class PreparedCall:
         self.traced, self.statics, self.here, self.device = traced, statics, here, config.device
         self.flatten = flattener(structure)
         self.kinds = list(map(type, leaves))
-        self.there = [i for i, x in enumerate(leaves) if type(x) is Resident]
+        self.there = [i for i, x in enumerate(leaves) if _is_quick(x)]
         self.whole = len(self.there) == len(leaves)
         self.others = [(i, names[i]) for i in range(len(leaves)) if i not in {*self.there}]
         mine = [leaves[i] for i in self.there]
         self.shapes, self.types = [x._shape for x in mine], [x.type for x in mine]
         self.params, self.scales = [x.is_param for x in mine], [None] * len(mine)
-        self.devices = [x.memory.device for x in mine]
+        self.layouts = [x.layout for x in mine]
+        self.on_gpu = [i for i, x in enumerate(mine) if x.layout is None]
+        self.devices = [mine[i].memory.device for i in self.on_gpu]
         self.keys = {i: _key_of(leaves[i], leaf_tensors(adopted(leaves[i], name)))
                      for i, name in self.others if i not in statics}
 
     @staticmethod
     def of(structure: TreeDef, leaves: Sequence[Any], names: Sequence[str],
            statics: dict[int, Static], here: tuple, traced: TracedSignature) -> PreparedCall | None:
-        """None where a call cannot be recognised so: nothing of it lies on a GPU, or it is
-        distributed, scaled, offloaded or another library's."""
-        there = [x for x in leaves if type(x) is Resident]
-        if not there or traced.layouts is not None or flattener(structure) is None or any(
-                x.scale is not None or type(x.memory) not in QUICK for x in there):
+        """None where a call cannot be recognised so: nothing of it lies on a GPU or is
+        distributed, or it is scaled, offloaded or another library's."""
+        there = [x for x in leaves if _is_quick(x)]
+        if not there or flattener(structure) is None or any(x.scale is not None or (
+                x.layout is None and type(x.memory) not in QUICK) for x in there):
             return None
         return PreparedCall(structure, leaves, names, statics, here, traced)
 
@@ -71,9 +73,10 @@ class PreparedCall:
         mine = leaves if self.whole else [leaves[i] for i in self.there]
         if ([x._shape for x in mine] != self.shapes or [x.type for x in mine] != self.types
                 or [x.is_param for x in mine] != self.params
-                or [x.scale for x in mine] != self.scales):
+                or [x.scale for x in mine] != self.scales
+                or [x.layout for x in mine] != self.layouts):
             return None
-        memories = [x.memory for x in mine]
+        memories = [mine[i].memory for i in self.on_gpu]
         if not QUICK.issuperset(map(type, memories)) or [
                 m.device for m in memories] != self.devices:
             return None
@@ -94,6 +97,11 @@ class PreparedCall:
             if _key_of(leaves[i], made[i]) != self.keys[i]:
                 return None
         return [t for i, x in enumerate(leaves) for t in (made[i] if i in made else (x,))]
+
+
+def _is_quick(leaf: Any) -> bool:
+    """Whether a leaf is compared by lists: it lies on a GPU, or on a mesh."""
+    return type(leaf) is Resident or isinstance(leaf, Tensor) and leaf.layout is not None
 
 
 def _key_of(leaf: Any, tensors: Sequence[Tensor]) -> tuple:

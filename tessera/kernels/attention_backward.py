@@ -7,6 +7,10 @@ K Q' and V G': their weights are the first operand of the products that they fee
 lse holds each query's log2 of its sum of exp2(scores); delta the sum over a row of result times
 cotangent, which is sum_t p_t dp_t. Weights and their cotangents are rounded to the type of the
 operands in front of their products.
+Where the columns of a cotangent are summed, as a bias in front of heads wants it, each warp sums
+its own rows while it has them in registers: of what is stored, rounded as it is. Sums of a whole
+block would wait for all of its warps, 50 us where the kernel takes 210 (H100, 384 heads of 1024
+queries, 2026-11-25).
 Dao 2023, arXiv:2307.08691, algorithm 2.
 """
 
@@ -21,15 +25,31 @@ from ..tile import MODULE as tile
 from ..tile.kernel.decorator import kernel
 
 LOG2E = math.log2(math.e)
+SHORT = 1024  # queries
+
+
+SUMMED_ROWS = 16  # of a warp
+
+
+@kernel
+def stored_columns(x, dtype):
+    """Sums over the rows of each warp, as they are stored: [M, N] -> [M / SUMMED_ROWS, N]."""
+    x = tile.cast(tile.cast(x, dtype), f32)
+    parts = tile.reshape(x, (x.shape[0] // SUMMED_ROWS, SUMMED_ROWS, x.shape[1]))
+    return tile.reduce_sum(parts, axis=1)
 
 
 @kernel(grid=lambda T, C, BM: (-(-T // BM), C))
 def attention_keys(Q: Tensor["B", "S", "D"], K: Tensor["C", "T", "D"], V: Tensor["C", "T", "E"],
                    G: Tensor["B", "S", "E"], lse: Tensor["B", "S", f32],
                    delta: Tensor["B", "S", f32], dK: Tensor["C", "T", "D"],
-                   dV: Tensor["C", "T", "E"], scale: f32, group=1, BM=128, BN=64, causal=False):
+                   dV: Tensor["C", "T", "E"], scale: f32,
+                   sums_k: Tensor["NK", "C", "D", f32] | None = None,
+                   sums_v: Tensor["NV", "C", "E", f32] | None = None,
+                   group=1, BM=128, BN=64, causal=False):
     """dV = P' G and dK = scale dS' Q, where dS = P (G V' - delta), over the queries of a group.
 
+    sums_k, sums_v: of the columns of SUMMED_ROWS rows of dK and dV each, where they are wanted
     BM: keys of a block.  BN: queries of an iteration
     """
     k0, c = tile.group_id(0) * BM, tile.group_id(1)
@@ -44,17 +64,25 @@ def attention_keys(Q: Tensor["B", "S", "D"], K: Tensor["C", "T", "D"], V: Tensor
             dv = tile.dot(tile.cast(p, G.dtype), g, dv)
             ds = p * (dp - tile.load(delta[h, q0:q0+BN])[None, :])
             dk = tile.dot(tile.cast(ds, Q.dtype), q, dk)
-    dK[c, k0:k0+BM, :] = dk * scale
+    dk = dk * scale
+    dK[c, k0:k0+BM, :] = dk
     dV[c, k0:k0+BM, :] = dv
+    part = tile.group_id(0) * (BM // SUMMED_ROWS)
+    if sums_k is not None:
+        sums_k[part:part+BM//SUMMED_ROWS, c, :] = stored_columns(dk, dK.dtype)
+    if sums_v is not None:
+        sums_v[part:part+BM//SUMMED_ROWS, c, :] = stored_columns(dv, dV.dtype)
 
 
 @kernel(grid=lambda S, B, BM: (-(-S // BM), B))
 def attention_queries(Q: Tensor["B", "S", "D"], K: Tensor["C", "T", "D"], V: Tensor["C", "T", "E"],
                       G: Tensor["B", "S", "E"], lse: Tensor["B", "S", f32],
                       delta: Tensor["B", "S", f32], dQ: Tensor["B", "S", "D"], scale: f32,
+                      sums_q: Tensor["NQ", "B", "D", f32] | None = None,
                       group=1, BM=128, BN=64, causal=False):
     """dQ = scale dS K, over the keys that a query sees.
 
+    sums_q: of the columns of SUMMED_ROWS rows of dQ each, where they are wanted
     BM: queries of a block.  BN: keys of an iteration
     """
     q0, h = tile.group_id(0) * BM, tile.group_id(1)
@@ -68,36 +96,50 @@ def attention_queries(Q: Tensor["B", "S", "D"], K: Tensor["C", "T", "D"], V: Ten
         p = tile.exp2(s * (scale * LOG2E) - sums[:, None])
         ds = p * (dp - own[:, None])
         dq = tile.dot(tile.cast(ds, K.dtype), k, dq)
-    dQ[h, q0:q0+BM, :] = dq * scale
+    dq = dq * scale
+    dQ[h, q0:q0+BM, :] = dq
+    part = tile.group_id(0) * (BM // SUMMED_ROWS)
+    if sums_q is not None:
+        sums_q[part:part+BM//SUMMED_ROWS, h, :] = stored_columns(dq, dQ.dtype)
 
 
-def keys_block(dtype: DType, width: int, chip: Generation) -> dict[str, int]:
-    """Keys of a block and queries of an iteration: two sums in registers."""
+def keys_block(dtype: DType, width: int, chip: Generation, keys: int | None = None
+               ) -> dict[str, int]:
+    """Keys of a block and queries of an iteration: two sums in registers. Of narrow heads three
+    warpgroups are quicker than two: 1292 us in place of 1635 of 96 heads of 4096 by 64, causal 746
+    in place of 814; of 384 heads of 1024, causal, 246 in place of 263 (H100, 2026-11-25,
+    benchmarks/attention_blocks.py)."""
     if dtype.bits > 16:
         return {"BM": 32, "BN": 32}
+    if 32 < width <= 64 and _by_warpgroups(dtype, width, chip) and (keys is None or keys > 128):
+        return {"BM": 192, "BN": 64}
     if width > 128:
         return _fitting(((64, 32) if width <= 192 else (64, 16), (32, 32)), dtype, width, chip)
     many = 64 if width <= 64 or _by_warpgroups(dtype, width, chip) else 32
     return _fitting(((128, many), (64, 32)), dtype, width, chip)
 
 
-def queries_block(dtype: DType, width: int, chip: Generation) -> dict[str, int]:
+def queries_block(dtype: DType, width: int, chip: Generation, queries: int | None = None,
+                  causal: bool = False) -> dict[str, int]:
     """Queries of a block and keys of an iteration: one sum in registers. Of narrow heads three
-    warpgroups hide more of each other's waits than two with larger tiles."""
+    warpgroups hide more of each other's waits than two with larger tiles; of few queries under a
+    causal mask their blocks compute too much beyond the diagonal: 180 us in place of 188 of 384
+    heads of 1024 (H100, 2026-11-25, benchmarks/attention_blocks.py)."""
     if dtype.bits > 16:
         return {"BM": 32, "BN": 32}
     if _by_warpgroups(dtype, width, chip):
         if width <= 64:
-            return {"BM": 192, "BN": 80}
+            return {"BM": 128 if causal and queries is not None and queries <= SHORT else 192,
+                    "BN": 80}
         return {"BM": 128, "BN": 64 if width <= 128 else 32}
     return _fitting(((128, 64), (128, 32)) if width <= 128 else ((64, 32),), dtype, width, chip)
 
 
 def _by_warpgroups(dtype: DType, width: int, chip: Generation) -> bool:
-    """Whether rows as wide are whole panels of what a chip's warpgroups multiply."""
-    form, row_bytes = chip.warpgroup_matmul, width * dtype.bits // 8
+    """Whether a chip's warpgroups multiply rows as wide."""
+    form = chip.warpgroup_matmul
     return form is not None and dtype.name in form.operands and (
-        row_bytes in (32, 64) or row_bytes % 128 == 0)
+        width * dtype.bits % (8 * form.step_bytes) == 0)
 
 
 def _fitting(blocks: tuple[tuple[int, int], ...], dtype: DType, width: int, chip: Generation
@@ -108,4 +150,4 @@ def _fitting(blocks: tuple[tuple[int, int], ...], dtype: DType, width: int, chip
     return {"BM": m, "BN": n}
 
 
-__all__ = ["attention_keys", "attention_queries", "keys_block", "queries_block"]
+__all__ = ["SUMMED_ROWS", "attention_keys", "attention_queries", "keys_block", "queries_block"]

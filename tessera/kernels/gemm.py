@@ -7,14 +7,17 @@ from typing import Any
 import numpy as np
 
 from ..dims import show_shape
-from ..errors import DTypeError, ShapeError
-from ..numerics import NumericType
-from ..tensor import Tensor
+from ..errors import ArgumentError, DTypeError, ShapeError
+from ..numerics import DType, as_type, bf16, f32, i32, tf32, u8
+from ..runtime.arrays import read_array
+from ..tensor import Tensor, tensor
 from ..tile import MODULE as tile
 from ..tile.ir.schedule import Schedule
 from ..tile.kernel.decorator import kernel
+from .matmul_blocks import Card
+from .matmul_plan import LINE_BYTES, card_of, pays_to_copy, plan_product
 from .record import Benchmark, CompiledCall, KernelSample
-from .routine import empty_like, routine, type_of
+from .routine import RoutineArray, empty_like, reshaped, routine, type_of, viewed
 
 
 @kernel
@@ -49,42 +52,100 @@ def product(A, B, m, n, batch, layout, sums, BM, BN, BK, part=None, acc=None):
 
 
 @kernel
-def gemm_nn(A: Tensor["M", "K"], B: Tensor["K", "N"], D: Tensor["M", "N"], sums,
-            BM=128, BN=256, BK=64):
-    D[tile_m:tile_m+BM, tile_n:tile_n+BN] = product(
-        A, B, tile_m, tile_n, (None, None), "nn", sums, BM, BN, BK)
+def gemm_whole(A: Tensor["A0", "A1"], B: Tensor["B0", "B1"], D: Tensor["M", "N"], sums,
+               layout="nn", swapped=False, result=bf16, BM=128, BN=256, BK=64):
+    """D = A B.
+
+    layout: of A and B, see product.
+    swapped: D' = B' A' instead, so that the columns of D are the rows that tensor cores take 64 at
+    a time, and few rows of D are few columns.
+    """
+    if swapped:
+        D[tile_m:tile_m+BM, tile_n:tile_n+BN] = product(
+            B, A, tile_n, tile_m, (None, None), layout, sums, BN, BM, BK).to(result).T
+    else:
+        D[tile_m:tile_m+BM, tile_n:tile_n+BN] = product(
+            A, B, tile_m, tile_n, (None, None), layout, sums, BM, BN, BK)
+
+
+@kernel(grid=lambda M, N, parts, BM, BN: (-(-M // BM), -(-N // BN), parts))
+def gemm_parts(A: Tensor["A0", "A1"], B: Tensor["B0", "B1"], P: Tensor["parts", "M", "N", f32],
+               depth: i32, sums, layout="nn", swapped=False, BM=128, BN=256, BK=64):
+    """The same with the sum over K in parts of `depth` terms: D is the sum of P over its first
+    axis."""
+    m, n, p = tile.group_id(0) * BM, tile.group_id(1) * BN, tile.group_id(2)
+    if swapped:
+        P[p, m:m+BM, n:n+BN] = product(
+            B, A, n, m, (None, None), layout, sums, BN, BM, BK, (p, depth, 0)).T
+    else:
+        P[p, m:m+BM, n:n+BN] = product(
+            A, B, m, n, (None, None), layout, sums, BM, BN, BK, (p, depth, 0))
 
 
 @kernel
-def gemm_nt(A: Tensor["M", "K"], B: Tensor["N", "K"], D: Tensor["M", "N"], sums,
-            BM=128, BN=256, BK=64):
-    D[tile_m:tile_m+BM, tile_n:tile_n+BN] = product(
-        A, B, tile_m, tile_n, (None, None), "nt", sums, BM, BN, BK)
+def sum_of_parts(P: Tensor["parts", "L", f32], D: Tensor["L"], count=2, BL=1024):
+    total = tile.load(P[0, tile_l:tile_l+BL])
+    for p in range(1, count):
+        total = total + tile.load(P[p, tile_l:tile_l+BL])
+    D[tile_l:tile_l+BL] = total
 
 
-def reference(a: np.ndarray, b: np.ndarray, transpose_b: bool = False) -> np.ndarray:
-    return a @ (b.T if transpose_b else b)
+@kernel
+def aligned_rows(X: Tensor["R", "C"], Y: Tensor["R", "E"], BR=8, BE=512):
+    """X with zeros behind its rows."""
+    Y[tile_r:tile_r+BR, tile_e:tile_e+BE] = tile.load(X[tile_r:tile_r+BR, tile_e:tile_e+BE])
 
 
-def _in_torch(torch: Any, a: Any, b: Any, transpose_b: bool = False) -> Any:
-    b = b.T if transpose_b else b
+@kernel
+def turned_rows(X: Tensor["R", "C"], Y: Tensor["C", "E"], BC=64, BE=64):
+    """X transposed, with zeros behind its rows."""
+    Y[tile_c:tile_c+BC, tile_e:tile_e+BE] = tile.load(X[tile_e:tile_e+BE, tile_c:tile_c+BC]).T
+
+
+def reference(a: np.ndarray, b: np.ndarray, transpose_a: bool = False,
+              transpose_b: bool = False, dtype: Any = None) -> np.ndarray:
+    return (a.T if transpose_a else a) @ (b.T if transpose_b else b)
+
+
+def _in_ops(F: Any, a: Any, b: Any, transpose_a: bool = False, transpose_b: bool = False,
+            dtype: Any = None, precision: str | None = None) -> Any:
+    a, b = (x if precision is None else F.cast(x, precision) for x in (a, b))
+    y = (F.transpose(a) if transpose_a else a) @ (F.transpose(b) if transpose_b else b)
+    return y if dtype is None else F.cast(y, dtype)
+
+
+def _in_torch(torch: Any, a: Any, b: Any, transpose_a: bool = False, transpose_b: bool = False
+              ) -> Any:
+    a, b = a.T if transpose_a else a, b.T if transpose_b else b
     return lambda: torch.mm(a, b)
 
 
 SPECIALISED = "matmuls by wgmma, loads by TMA"
+LAYOUTS = {w: {f"transpose_{x}": True for x, way in zip("ab", w, strict=True) if way == "t"}
+           for w in ("nn", "nt", "tn", "tt")}
 
 
 @routine(
-    gemm_nn, gemm_nt, arrays="`[M, K]`, `[K, N]` or `[N, K]`", reference=reference,
-    ops=lambda F, a, b, transpose_b=False: a @ (F.transpose(b) if transpose_b else b),
+    gemm_whole, gemm_parts, sum_of_parts, aligned_rows, turned_rows,
+    arrays="`[M, K]` or `[K, M]`, `[K, N]` or `[N, K]`", reference=reference, ops=_in_ops,
     samples=(
         KernelSample("", ((70, 50), (50, 90)), terms=50),
         KernelSample("bf16 nt", ((130, 80), (300, 80)), "bf16", {"transpose_b": True}, terms=4),
+        KernelSample("bf16 tn", ((80, 130), (80, 72)), "bf16", {"transpose_a": True}, terms=4),
+        KernelSample("bf16 tt", ((72, 130), (40, 72)), "bf16", LAYOUTS["tt"], terms=4),
+        KernelSample("few rows", ((3, 200), (200, 72)), "bf16", terms=4),
+        KernelSample("one row, in parts", ((4096, 1), (4096, 136)), "bf16", LAYOUTS["tn"],
+                     terms=16),
+        KernelSample("f16, long sums", ((72, 6000), (80, 6000)), "f16", LAYOUTS["nt"], terms=16),
     ),
     variant=Schedule(block=(64, 64), k=16, warps=4, stages=3),
     compiled=(
-        CompiledCall("nn", ((512, 512),) * 2, "bf16", says=SPECIALISED),
-        CompiledCall("nt", ((512, 512),) * 2, "bf16", {"transpose_b": True}, says=SPECIALISED),
+        *(CompiledCall(w, ((512, 512),) * 2, "bf16", how, says=SPECIALISED)
+          for w, how in LAYOUTS.items()),
+        CompiledCall("large", ((4096, 4096),) * 2, "bf16", says=SPECIALISED),
+        CompiledCall("few rows", ((16, 4096), (4096, 4096)), "bf16"),
+        CompiledCall("fp8", ((512, 512),) * 2, "fp8_e4m3", LAYOUTS["nt"] | {"dtype": "bf16"},
+                     says=SPECIALISED),
         CompiledCall("f32", ((512, 512),) * 2),
     ),
     benchmarks=tuple(
@@ -92,38 +153,92 @@ SPECIALISED = "matmuls by wgmma, loads by TMA"
                   {"transpose_b": nt}, flops=2 * n**3, beside=("cuBLAS", _in_torch))
         for n in (4096, 8192) for nt in (False, True)),
 )
-def gemm(run: Any, a: Any, b: Any, *, transpose_b: bool = False) -> Any:
-    """D = A B, or A B' with transpose_b.
+def gemm(run: Any, a: Any, b: Any, *, transpose_a: bool = False, transpose_b: bool = False,
+         dtype: Any = None, precision: str | None = None) -> Any:
+    """D = A B, with A' for A under transpose_a and B' for B under transpose_b.
 
-    a: [M, K]   b: [K, N], or [N, K] with transpose_b   D: [M, N] of a's type
+    a: [M, K], or [K, M] with transpose_a   b: [K, N], or [N, K] with transpose_b   D: [M, N] of
+    `dtype`, by default a's type
     Both of one type: f64, or a float of up to 32 bits. Sums are kept in f32 (f64 for f64) and
-    rounded once. Operands of 16 bits or fewer are multiplied by tensor cores.
-    Raises ShapeError, DTypeError.
+    rounded once. Operands of 16 bits or fewer are multiplied by tensor cores; sums of fp8 are added
+    up outside of them every 128 of K, but not under ts.Schedule(FAST_SUMS=True).
+    precision: "tf32" rounds operands of f32 to 10 bits of mantissa, which tensor cores multiply.
+    Raises ShapeError, DTypeError, ArgumentError.
     """
+    kind, (M, N, K) = _checked(run, a, b, transpose_a, transpose_b)
+    result = kind if dtype is None else as_type(dtype).dtype
+    out, card = empty_like(a, (M, N), dtype), card_of(a)
+    if precision is not None:
+        kind, a, b = tf32, *(_as_tf32(run, x, precision, card) for x in (a, b))
+    (a, turned_a), (b, turned_b) = (_operand(run, *which, kind, (M, N, K), card) for which in (
+        (a, transpose_a, False), (b, transpose_b, True)))
+    plan = plan_product(kind, M, N, K, "nt"[turned_a] + "nt"[turned_b], card, result.bits,
+                        not run.has_sizes, bool(run.extra("FAST_SUMS")))
+    run.note(plan.why)
+    ways = (not turned_b, not turned_a) if plan.swapped else (turned_a, turned_b)
+    how = {"layout": "nt"[ways[0]] + "nt"[ways[1]], "swapped": plan.swapped,
+           "BM": run.size("m", plan.rows), "BN": run.size("n", plan.columns),
+           "BK": run.size("k", plan.step)}
+    if plan.parts == 1:
+        run.run("gemm_whole", a, b, out, kind.compute, result=result, **how)
+        return out
+    parts = empty_like(a, (plan.parts, M, N), f32)
+    run.run("gemm_parts", a, b, parts, plan.depth, kind.compute, **how)
+    run.run("sum_of_parts", reshaped(parts, (plan.parts, M * N)), reshaped(out, (M * N,)),
+            count=plan.parts)
+    return out
+
+
+def _checked(run: Any, a: Any, b: Any, transpose_a: bool, transpose_b: bool
+             ) -> tuple[DType, tuple[int, int, int]]:
+    """The operands' type, and M, N, K. Raises ShapeError, DTypeError."""
     kinds = type_of(a, "a"), type_of(b, "b")
     if kinds[0].dtype is not kinds[1].dtype or kinds[0].dtype.kind != "float":
         run.fail(f"the operands are {kinds[0]} and {kinds[1]}", "two of one float type", DTypeError)
     shapes = tuple(a.shape), tuple(b.shape)
-    if len(shapes[0]) != 2 or len(shapes[1]) != 2 or shapes[0][1] != shapes[1][transpose_b]:
-        run.fail(f"{show_shape(shapes[0])} and {show_shape(shapes[1])} do not fit",
-                 "a [M, K] with b [K, N], or b [N, K] and transpose_b=True", ShapeError)
-    M, N = shapes[0][0], shapes[1][1 - transpose_b]
-    out = empty_like(a, (M, N))
-    m, n, k = default_block(kinds[0], M, N)
-    run.run("gemm_nt" if transpose_b else "gemm_nn", a, b, out, kinds[0].dtype.compute,
-            BM=run.size("m", m), BN=run.size("n", n), BK=run.size("k", k))
-    return out
+    if len(shapes[0]) != 2 or len(shapes[1]) != 2 or (
+            shapes[0][1 - transpose_a] != shapes[1][transpose_b]):
+        ways = [f"{x}'" if t else x for x, t in (("a", transpose_a), ("b", transpose_b))]
+        run.fail(f"{show_shape(shapes[0])} and {show_shape(shapes[1])} do not fit as "
+                 f"{' '.join(ways)}", "a [M, K] or, with transpose_a=True, [K, M]; b [K, N] or, "
+                 "with transpose_b=True, [N, K]", ShapeError)
+    return kinds[0].dtype, (shapes[0][transpose_a], shapes[1][1 - transpose_b],
+                            shapes[0][1 - transpose_a])
 
 
-def default_block(numeric: NumericType, M: int, N: int) -> tuple[int, int, int]:
-    """Rows, columns and depth of a group's block.
+def _as_tf32(run: Any, x: Any, precision: str, card: Card) -> Any:
+    """An operand of f32 rounded to tf32, where that is not done on its way (see _operand)."""
+    if precision != "tf32" or type_of(x, "x").dtype is not f32:
+        run.fail(f"precision={precision!r} with operands of {type_of(x, 'x')}",
+                 "precision='tf32' for operands of f32", ArgumentError)
+    if card.copies:
+        return x
+    if isinstance(x, RoutineArray):
+        run.fail("precision='tf32' in a traced function", "cast the operands to tf32")
+    return tensor(read_array(x, "x").owner, tf32)
 
-    Tensor cores take 128 x 256 (two consumer warpgroups of 64 rows each); steps are rows of 128
-    bytes, the widest swizzle. Small products get blocks that leave less of them empty. Threads
-    that multiply and add keep sums and operands in registers: 64 x 64.
+
+def _operand(run: Any, x: Any, turned: bool, along: bool, kind: DType,
+             extents: tuple[int, int, int], card: Card) -> tuple[Any, bool]:
+    """An operand as TMA and wgmma read it, and whether it lies transposed: one column as a row, and
+    a copy with rows of whole 128 bytes where they do not begin at 16, or where that pays, or where
+    they have to lie along K and do not.
+
+    along: whether it lies transposed when its rows lie along K.  kind: the type that is multiplied;
+    TMA rounds f32 to tf32.
     """
-    bits = numeric.dtype.bits
-    if bits > 16:
-        return 64, 64, 1024 // bits // 2
-    columns = 256 if N >= 256 and M >= 128 else 128 if N >= 128 else 64
-    return (128 if M >= 128 else 64), columns, 1024 // max(bits, 8)
+    rows, columns = x.shape
+    if columns == 1:
+        x, turned, rows, columns = reshaped(x, (1, rows)), not turned, 1, rows
+    if not card.copies or kind.name not in card.formats or 0 in x.shape:
+        return x, turned
+    line, name = 8 * LINE_BYTES // kind.bits, ""
+    if turned != along and kind.name in card.along_k:
+        name, shape, turned = "turned_rows", (columns, -(-rows // line) * line), along
+    elif pays_to_copy(rows, columns, kind.bits, extents, card):
+        name, shape = "aligned_rows", (rows, -(-columns // line) * line)
+    if name:
+        y = empty_like(x, shape)
+        run.run(name, *(viewed(v, u8) if kind.bits == 8 else v for v in (x, y)))
+        x = y
+    return (x if type_of(x, "x").dtype is kind else viewed(x, kind)), turned

@@ -2,62 +2,90 @@
 
 Tensor cores of a warpgroup reach their speed in blocks of 128 x 256, but a result is seldom a
 multiple of 132 such blocks, and in the last wave of groups many multiprocessors have nothing to do:
-a quarter of the time with 192 blocks on 132. A weight's gradient has few blocks and a long K: there
-groups for other multiprocessors sum other parts of K, and a sum of partial results follows, which
-costs their bytes. The time of each choice is estimated from what was measured of each block.
+a quarter of the time with 192 blocks on 132. Small blocks give all of them something to do, and
+few rows are the columns of a block of the transposed result. A weight's gradient has few blocks and
+a long K: there groups for other multiprocessors sum other parts of K, and a sum of partial results
+follows, which costs their bytes. The time of each choice is estimated from what was measured of
+each block.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
-from ..numerics import NumericType
+from ..numerics import DType, NumericType
 
-MULTIPROCESSORS = 132  # of an H100, and about as many of other large GPUs
 MOST_PARTS = 16
 STEP_BYTES = 128  # of K, that a block takes at once
-BEGIN_US = 4.0  # of a kernel
-SUM_US = 3.0  # of the sum of partial results, besides its bytes
-STORE_US = 1.25, 2.5  # of 128 x 256 elements in 16 bits; by the word more. It overlaps with nothing
-BYTES_PER_US = 3.75e6  # of the sum of partial results
 USUAL = 128, 256
 FP8_COLUMNS = 128  # most of a block
 # What another block, and a sum in parts, has to gain: estimates are not better, and partial results
-# take memory and a launch.
-OTHER_BLOCK, IN_PARTS = 0.015, 0.03
+# take memory and a launch. And of what a block has beyond the result, for each time the result:
+# where bytes decide, a block of 64 rows for 16 takes up to 9 % longer than one of 16.
+OTHER_BLOCK, IN_PARTS, BEYOND = 0.015, 0.03, 0.01
 
-# Microseconds of a step by rows and columns of a block (H200, bf16, products of GPT-2's extents,
-# 2026-11-23). 192 rows are three warpgroups, whose threads have registers for 128 sums less. In
-# blocks of 64 the four stages of operands are too few bytes to be under way.
-STEP_US: Mapping[tuple[int, int], float] = {
-    (128, 256): 0.65, (192, 192): 0.73, (128, 192): 0.503, (192, 128): 0.503, (128, 128): 0.39,
-    (64, 256): 0.39, (64, 128): 0.34, (128, 64): 0.34, (64, 64): 0.3}
+# Microseconds of a step of K, and of the store of 16-bit results, which overlaps with nothing, by
+# rows and columns of a block. Of large blocks: H200, products of GPT-2's extents, 2026-11-23; of
+# others and the figures below: fitted to 420 times of 36 products in four layouts (H100, launches
+# in CUDA graphs, 2026-11-25), which they tell to 5 %; of the blocks that were timed the one chosen
+# is 0.6 % slower than the best, on average. 192 rows are three warpgroups, whose threads have
+# registers for 128 sums less.
+BLOCK_US: Mapping[tuple[int, int], tuple[float, float]] = {
+    (128, 256): (0.65, 1.25), (192, 192): (0.73, 1.41), (128, 192): (0.503, 0.94),
+    (192, 128): (0.503, 0.94), (128, 128): (0.375, 0.62), (64, 256): (0.38, 0.49),
+    (64, 128): (0.225, 0.56), (128, 64): (0.268, 0.25), (64, 64): (0.144, 0.62),
+    (64, 32): (0.108, 1.1), (64, 16): (0.108, 0.75), (64, 8): (0.108, 0.75)}
+BEGIN_US = 1.33  # of a kernel
+WORD_US = 2.5  # of 128 x 256 results of 32 bits, more
+SUM_US = 1.0  # of the sum of partial results, besides its bytes
+MEMORY = 0.83  # of the rate in the data sheet, at which bytes come and go
+SHARPNESS = 5.4  # steps and bytes hide each other the less, the nearer their times are
 # Of fp8, whose short sums threads add to others: derived from the weight gradients in one profile
 # of a step of GPT-2 350M (H200, 2026-11-23), no product was timed alone.
-FP8_STEP_US = {(128, 128): 0.41}
-LARGE = tuple(b for b in STEP_US if min(b) >= 128)
+FP8_BLOCK_US = {(128, 128): (0.41, 0.59), (64, 128): (0.25, 0.59), (64, 64): (0.2, 0.64)}
+FP8_BLOCKS = tuple(FP8_BLOCK_US)
+BLOCKS = tuple(b for b in BLOCK_US if b[1] >= 64)  # of results that are no strips
+LARGE = tuple(b for b in BLOCK_US if min(b) >= 128)
 # Where what follows needs registers beside the sums: 128 x 256 and 192 x 192 leave none to spare.
 CROWDED = tuple(b for b in LARGE if prod(b) <= 128 * 192)
 
 
 @dataclass(frozen=True)
+class Card:
+    """What products ask of a GPU.
+
+    formats: of operands that its warpgroups multiply; along_k: those of them that may lie along K
+    alone.  copies: whether operands lie in its memory, so that they may be copied where TMA cannot
+    read their rows, or wgmma their order.
+    """
+
+    multiprocessors: int = 132
+    memory_gbps: float = 4800
+    formats: frozenset[str] = frozenset()
+    along_k: frozenset[str] = frozenset()
+    copies: bool = False
+
+
+@dataclass(frozen=True)
 class MatmulBlocks:
     """rows, columns: of a block.  parts: of K, of `depth` elements each but for the last; 1 and 0
-    where it is summed whole.  us: the estimate."""
+    where it is summed whole.  us: the estimate.  swapped: the operands are, transposed: the columns
+    are the rows that tensor cores take 64 at a time."""
 
     rows: int
     columns: int
     parts: int = 1
     depth: int = 0
     us: float = 0.0
+    swapped: bool = False
 
 
 @dataclass(frozen=True)
 class MatmulExtents:
     """Of `matrices` results [M, N] with sums over K. bits: of an element of an operand, and of one
-    of the result."""
+    of the result.  short: whether short sums are added to others (see short_sums)."""
 
     M: int
     N: int
@@ -65,46 +93,92 @@ class MatmulExtents:
     bits: int
     result_bits: int
     matrices: int = 1
+    short: bool = False
 
     @property
     def steps(self) -> int:
         return -(-self.K * self.bits // (8 * STEP_BYTES))
 
 
-def short_sums(numeric: NumericType) -> bool:
+def short_sums(numeric: NumericType | DType) -> bool:
     """Whether tensor cores keep too few digits of long sums, so that short ones are added to others
     beside them: of fp8. Registers are left for blocks of FP8_COLUMNS."""
-    return numeric.dtype.kind == "float" and numeric.dtype.bits == 8
+    dtype = numeric if isinstance(numeric, DType) else numeric.dtype
+    return dtype.kind == "float" and dtype.bits == 8
 
 
-def choose_blocks(extents: MatmulExtents, blocks: Sequence[tuple[int, int]], split: bool = False
-                  ) -> MatmulBlocks:
+def choose_blocks(extents: MatmulExtents, blocks: Sequence[tuple[int, int]], split: bool = False,
+                  card: Card = Card()) -> MatmulBlocks:
     """The quickest of some blocks by the estimate, the first where others are hardly quicker.
 
-    blocks: of STEP_US.  split: whether K may be summed in parts.
+    blocks: of BLOCK_US.  split: whether K may be summed in parts.
     """
     parts = range(1, MOST_PARTS + 1) if split else (1,)
 
     def cost(b: MatmulBlocks) -> float:
         other = (b.rows, b.columns) != blocks[0]
-        return b.us * (1 + other * OTHER_BLOCK + (b.parts > 1) * IN_PARTS)
+        beyond = prod(-(-n // size) * size / max(n, 1) for n, size in (
+            (extents.M, b.rows), (extents.N, b.columns))) - 1
+        return b.us * (1 + other * OTHER_BLOCK + (b.parts > 1) * IN_PARTS + beyond * BEYOND)
 
-    return min((_estimate(extents, b, p) for b in blocks for p in parts), key=cost)
+    return min((estimate(extents, b, p, card) for b in blocks for p in parts), key=cost)
 
 
-def _estimate(x: MatmulExtents, block: tuple[int, int], parts: int) -> MatmulBlocks:
+def choose_either_way(extents: MatmulExtents, blocks: Sequence[tuple[int, int]], layout: str,
+                      card: Card = Card()) -> MatmulBlocks:
+    """The same, of blocks of the result or of its transpose, K also in parts.
+
+    layout: of the operands, as of kernels.gemm.product.
+    """
+    x = extents
+    plain = choose_blocks(x, _readable(blocks, layout[1] == "t", x.bits), True, card)
+    narrow = [b for b in _readable(blocks, layout[0] == "n", x.bits) if x.M <= b[1] < 64]
+    if not narrow:
+        return plain
+    turned = choose_blocks(replace(x, M=x.N, N=x.M), [min(narrow, key=prod)], True, card)
+    if (1 + OTHER_BLOCK) * plain.us < turned.us:
+        return plain
+    return replace(turned, rows=turned.columns, columns=turned.rows, swapped=True)
+
+
+def _readable(blocks: Sequence[tuple[int, int]], along: bool, bits: int) -> list[tuple[int, int]]:
+    """Those whose columns TMA brings: rows of 32 bytes or more, where they lie along the columns
+    and not along K."""
+    return [b for b in blocks if along or b[1] * bits >= 256]
+
+
+def estimate(x: MatmulExtents, block: tuple[int, int], parts: int = 1, card: Card = Card()
+             ) -> MatmulBlocks:
+    """What a choice takes: steps of all waves of groups beside the bytes, then the sum of parts."""
     (m, n), steps = block, -(-x.steps // parts)
+    step, store = FP8_BLOCK_US.get(block, BLOCK_US[block]) if x.short else BLOCK_US[block]
     groups = x.matrices * -(-x.M // m) * -(-x.N // n) * parts
-    waves = -(-groups // MULTIPROCESSORS)
     bits = x.result_bits if parts == 1 else 32
-    store = (STORE_US[0] + STORE_US[1] * (bits > 16)) * m * n / (128 * 256)
-    step = FP8_STEP_US.get(block, STEP_US[block]) if x.bits == 8 else STEP_US[block]
-    us = BEGIN_US + waves * (steps * step + store)
+    word = WORD_US * (bits > 16) * m * n / (128 * 256)
+    waves = -(-groups // card.multiprocessors) * (steps * step + store + word)
+    results, rate = x.matrices * x.M * x.N, MEMORY * card.memory_gbps * 1e3  # bytes in a us
+    moved = (x.matrices * x.K * (x.M + x.N) * x.bits + parts * results * bits) / 8 / rate
+    us = BEGIN_US + (waves**SHARPNESS + moved**SHARPNESS)**(1 / SHARPNESS)
     if parts == 1:
         return MatmulBlocks(m, n, us=us)
-    us += SUM_US + (parts + 1) * x.matrices * x.M * x.N * 4 / BYTES_PER_US
+    us += SUM_US + results * (4 * parts + x.result_bits / 8) / rate
     return MatmulBlocks(m, n, parts, steps * 8 * STEP_BYTES // x.bits, us)
 
 
-__all__ = ["CROWDED", "FP8_COLUMNS", "LARGE", "USUAL", "MatmulBlocks", "MatmulExtents",
-           "choose_blocks", "short_sums"]
+def default_block(numeric: NumericType | DType, M: int, N: int) -> tuple[int, int, int]:
+    """Rows, columns and depth of a group's block.
+
+    Tensor cores take 128 x 256 (two consumer warpgroups of 64 rows each); steps are rows of 128
+    bytes, the widest swizzle. Small products get blocks that leave less of them empty. Threads
+    that multiply and add keep sums and operands in registers: 64 x 64.
+    """
+    bits = (numeric if isinstance(numeric, DType) else numeric.dtype).bits
+    if bits > 16:
+        return 64, 64, 1024 // bits // 2
+    columns = 256 if N >= 256 and M >= 128 else 128 if N >= 128 else 64
+    return (128 if M >= 128 else 64), columns, 1024 // max(bits, 8)
+
+
+__all__ = ["BLOCKS", "BLOCK_US", "CROWDED", "FP8_BLOCKS", "FP8_COLUMNS", "LARGE", "USUAL", "Card",
+           "MatmulBlocks", "MatmulExtents", "choose_blocks", "choose_either_way", "default_block",
+           "estimate", "short_sums"]

@@ -16,7 +16,7 @@ from ..tile.ir.schedule import Schedule
 from ..tile.kernel.decorator import kernel
 from .record import Benchmark, CompiledCall, KernelSample
 from .routine import empty_like, reshaped, routine, type_of
-from .softmax import LONGEST
+from .row_blocks import block_of, bring_row, routine_blocks
 
 
 @kernel
@@ -29,21 +29,27 @@ def layernorm(x: Tensor["M", "N"], gamma: Tensor["N"], beta: Tensor["N"], y: Ten
                                 + tile.load(beta[0:N])[None, :])
 
 
-@kernel
+@kernel(grid=lambda M: M)
 def long_layernorm(x: Tensor["M", "N"], gamma: Tensor["N"], beta: Tensor["N"],
-                   y: Tensor["M", "N"], eps: f32, BM=4, BN=1024):
-    total, spread = tile.zeros((BM,)), tile.zeros((BM,))
+                   y: Tensor["M", "N"], eps: f32, BN=4096, held: bool = True):
+    """Each place of the blocks has sums of its own, so that threads wait for each other twice a
+    row; centred first: no difference of large numbers."""
+    m, last = tile.group_id(0), (N - 1) // BN * BN
+    row = bring_row(x, m, N, BN) if held else x
+    total, spread = tile.zeros((1, BN)), tile.zeros((1, BN))
     for k in range(0, N, BN):
-        total = total + tile.row_sum(tile.load(x[tile_m:tile_m+BM, k:k+BN]))
-    mean = total / N
-    for k in range(0, N, BN):                  # centred first: no difference of large numbers
-        centred = tile.load(x[tile_m:tile_m+BM, k:k+BN]) - mean
-        spread = spread + tile.row_sum(centred * centred)
-    scale = tile.rsqrt(spread / N + eps)
+        total = total + block_of(x, row, m, k, N, BN, 0, held)
+    mean = tile.row_sum(total) / N
+    for k in range(last, -1, -BN):             # backwards: it begins with what is in cache
+        centred = block_of(x, row, m, k, N, BN, 0, held) - mean
+        if N % BN:
+            centred = tile.where(tile.arange(0, BN)[None, :] < N - k, centred, 0.0)
+        spread = spread + centred * centred
+    scale = tile.rsqrt(tile.row_sum(spread) / N + eps)
     for k in range(0, N, BN):
-        centred = tile.load(x[tile_m:tile_m+BM, k:k+BN]) - mean
-        y[tile_m:tile_m+BM, k:k+BN] = (centred * scale * tile.load(gamma[k:k+BN])[None, :]
-                                       + tile.load(beta[k:k+BN])[None, :])
+        centred = block_of(x, row, m, k, N, BN, 0, held) - mean
+        y[m:m+1, k:k+BN] = (centred * scale * tile.load(gamma[k:k+BN])[None, :]
+                            + tile.load(beta[k:k+BN])[None, :])
 
 
 def reference(x: np.ndarray, gamma: np.ndarray, beta: np.ndarray, eps: float = 1e-5) -> np.ndarray:
@@ -74,7 +80,7 @@ def efficient_layernorm(run: Any, x: Any, gamma: Any, beta: Any, *, eps: float =
 
     x: [..., N] any float of up to 32 bits   gamma, beta: [N], any such float   y: as x
     Mean and variance are kept in f32; the variance is that of the centred row. Rounded once. Rows
-    of up to 16384 elements are read once, longer ones three times. Raises ShapeError, DTypeError.
+    of up to 96 KB are read once. Raises ShapeError, DTypeError.
     Ba, Kiros and Hinton 2016, arXiv:1607.06450, eq. 4.
     """
     shape = tuple(x.shape)
@@ -91,8 +97,9 @@ def efficient_layernorm(run: Any, x: Any, gamma: Any, beta: Any, *, eps: float =
         return out
     flat = math.prod(shape[:-1]), shape[-1]
     arrays = reshaped(x, flat), gamma, beta, reshaped(out, flat), float(eps)
-    if shape[-1] > LONGEST:
-        run.run("long_layernorm", *arrays, BM=run.size("m", 4), BN=run.size("n", 1024))
+    b = routine_blocks(*flat, type_of(x, "x").dtype.bits)
+    if b.columns < shape[-1]:
+        run.run("long_layernorm", *arrays, BN=run.size("n", b.columns), held=b.held, warps=b.warps)
     else:
-        run.run("layernorm", *arrays, BM=run.size("m", 1))
+        run.run("layernorm", *arrays, BM=run.size("m", b.rows), warps=b.warps)
     return out

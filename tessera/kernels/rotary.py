@@ -18,35 +18,59 @@ from .record import Benchmark, CompiledCall, Draw, KernelSample
 from .routine import empty_like, reshaped, routine, type_of
 
 TURN = 2.0 * math.pi
+GROUPS = 1024  # about eight for each of 132 multiprocessors
+# Of sine and cosine up to an eighth of a turn, within 2^-25 (Cephes 2.8, sinf.c and cosf.c).
+SINE = (-1.9515295891e-4, 8.3321608736e-3, -1.6666654611e-1)
+COSINE = (2.443315711809948e-5, -1.388731625493765e-3, 4.166664568298827e-2)
 
 
 @kernel
-def turned(x, y, z, s, at, half, rate, BM):
-    """Rows [s:s+BM] of matrix z, turned to the positions `at` (BM,). Other kernels call it.
+def cosine_and_sine(turns):
+    """Of angles in turns, f64: what is left of whole turns is exact, so far positions keep their
+    digits. It does not branch."""
+    part = tile.cast(turns - tile.round(turns), f32)       # [-1/2, 1/2]
+    quarter = tile.round(part * 4.0)
+    u = (part - quarter * 0.25) * TURN                     # [-pi/4, pi/4]
+    q, v = tile.cast(quarter, i32), u * u
+    sine = u + u * v * ((SINE[0] * v + SINE[1]) * v + SINE[2])
+    cosine = 1.0 - 0.5 * v + v * v * ((COSINE[0] * v + COSINE[1]) * v + COSINE[2])
+    odd = (q & 1) == 1
+    c, s = tile.where(odd, sine, cosine), tile.where(odd, cosine, sine)
+    return tile.where(((q + 1) & 2) == 2, -c, c), tile.where((q & 2) == 2, -s, s)
 
-    The angle is reduced to one turn in f64, so that far positions keep their digits.
-    """
+
+@kernel
+def turned(x, y, first, s, at, half, rate, BM, BZ):
+    """Rows [s:s+BM] of matrices [first:first+BZ], turned to the positions `at` (BM,), whose sines
+    and cosines they share. Other kernels call it."""
     frequency = tile.exp2(tile.cast(tile.arange(0, half), f64) * rate)      # base^(-i / half)
-    turns = tile.cast(at, f64)[:, None] * frequency[None, :] * (1.0 / TURN)
-    angle = tile.cast((turns - tile.floor(turns)) * TURN, f32)
-    c, d = tile.cos(angle), tile.sin(angle)
-    a, b = tile.load(x[z, s:s+BM, 0:half]), tile.load(x[z, s:s+BM, half:2*half])
-    y[z, s:s+BM, 0:half] = a * c - b * d
-    y[z, s:s+BM, half:2*half] = b * c + a * d
+    c, d = cosine_and_sine(tile.cast(at, f64)[:, None] * frequency[None, :] * (1.0 / TURN))
+    for z in range(first, min(first + BZ, x.shape[0])):
+        a, b = tile.load(x[z, s:s+BM, 0:half]), tile.load(x[z, s:s+BM, half:2*half])
+        y[z, s:s+BM, 0:half] = a * c - b * d
+        y[z, s:s+BM, half:2*half] = b * c + a * d
 
 
-@kernel(grid=lambda S, Z, BM: (-(-S // BM), Z))
+@kernel(grid=lambda S, Z, BM, BZ: (-(-S // BM), -(-Z // BZ)))
 def rotary(x: Tensor["Z", "S", "D"], y: Tensor["Z", "S", "D"], start: i32, half: int, rate: float,
-           BM=32):
+           BM=16, BZ=4):
     s = tile.group_id(0) * BM
-    turned(x, y, tile.group_id(1), s, tile.arange(0, BM) + s + start, half, rate, BM)
+    turned(x, y, tile.group_id(1) * BZ, s, tile.arange(0, BM) + s + start, half, rate, BM, BZ)
 
 
-@kernel(grid=lambda S, Z, BM: (-(-S // BM), Z))
+@kernel(grid=lambda S, Z, BM, BZ: (-(-S // BM), -(-Z // BZ)))
 def rotary_at(x: Tensor["Z", "S", "D"], y: Tensor["Z", "S", "D"], positions: Tensor["S", i32],
-              half: int, rate: float, BM=32):
+              half: int, rate: float, BM=16, BZ=4):
     s = tile.group_id(0) * BM
-    turned(x, y, tile.group_id(1), s, tile.load(positions[s:s+BM]), half, rate, BM)
+    turned(x, y, tile.group_id(1) * BZ, s, tile.load(positions[s:s+BM]), half, rate, BM, BZ)
+
+
+def sharing(Z: int, S: int, BM: int) -> int:
+    """How many matrices a group turns: as many as leave groups for every GPU."""
+    BZ = 4
+    while BZ > 1 and -(-S // BM) * -(-Z // BZ) < GROUPS:
+        BZ //= 2
+    return BZ
 
 
 def reference(x: np.ndarray, base: float = 10000.0, positions: np.ndarray | None = None,
@@ -117,7 +141,9 @@ def rotary_embedding(run: Any, x: Any, *, base: float = 10000.0, positions: Any 
     if 0 in shape:
         return out
     half, flat = shape[-1] // 2, (math.prod(shape[:-2]), *shape[-2:])
-    at = {"half": half, "rate": -math.log2(base) / half, "BM": run.size("m", 32)}
+    BM = run.size("m", 16)
+    at = {"half": half, "rate": -math.log2(base) / half, "BM": BM,
+          "BZ": sharing(flat[0], flat[1], BM)}
     if positions is None:
         run.run("rotary", reshaped(x, flat), reshaped(out, flat), int(start), **at)
     else:

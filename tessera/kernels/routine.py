@@ -8,24 +8,29 @@
 from __future__ import annotations
 
 import inspect
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
 
-import numpy as np
-
 from .. import hooks
 from ..errors import ArgumentError, did_you_mean, user_line
-from ..numerics import DType, NumericType, as_type
 from ..open_trace import trace_state
-from ..runtime.arrays import HOST, Array, dense_strides, place_of, read_array, reader
-from ..tensor import Tensor
-from ..tile.ir.schedule import ALIASES, Schedule
+from ..tile.ir.schedule import Schedule
 from ..tile.kernel.decorator import LIBRARY
 from ..tile.kernel.kernel import Kernel
-from ..tile.launch.results import maker
 from .record import Benchmark, CompiledCall, KernelSample, RoutineRecord
+from .routine_arrays import (
+    ForeignArray,
+    RoutineArray,
+    distributed,
+    empty_like,
+    generation_of,
+    reshaped,
+    type_of,
+    viewed,
+)
+from .routine_calls import RoutineCalls
+from .routine_launcher import LaunchRecorder, RoutineLauncher
 
 ROUTINES: dict[str, Routine] = {}  # the library, by name
 
@@ -49,10 +54,13 @@ class Routine:
         self.signature = inspect.signature(fn)
         self.__name__, self.__doc__, self.__wrapped__ = fn.__name__, fn.__doc__, fn
         self.__module__, self.__signature__ = fn.__module__, self.shown_signature
+        self.notes: tuple[str, ...] = ()  # why the last call was launched as it was
+        self.calls = RoutineCalls()  # that may be repeated
 
     @property
     def schedule(self) -> Schedule:
-        return self._schedule or self.ran.schedule
+        found = self._schedule or self.ran.schedule
+        return found.with_notes(*self.notes) if self.notes else found
 
     def with_schedule(self, schedule: Schedule) -> Routine:
         """The same routine with another schedule. Raises ArgumentError for what is none."""
@@ -64,7 +72,13 @@ class Routine:
         return Routine(self.fn, self.kernels, self.record, schedule)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self.launch(*args, **kwargs)
+        if trace_state.builder is not None:
+            return self.launch(*args, **kwargs)
+        if (call := self.calls.find(args, kwargs)) is not None:
+            return call(*args, *kwargs.values())
+        result = self.launch(*args, **kwargs)
+        self.calls.add(self, args, kwargs)
+        return result
 
     def launch(self, *args: Any, groups: Any = None, lanes: int | None = None, stream: Any = None,
                target: str | None = None, **kwargs: Any) -> Any:
@@ -101,46 +115,12 @@ class Routine:
 
     def inspect_ir(self, level: str = "tile", *, target: str | None = None, **sizes: int) -> str:
         """The text of a level of the kernel that a call used."""
+        if level == "schedule":
+            return self.schedule.explained()
         return self.ran.inspect_ir(level, target=target, **sizes)
 
     def __repr__(self) -> str:
         return f"<routine {self.__name__}{self.shown_signature}>"
-
-
-class RoutineLauncher:
-    """What a routine's function launches with: `run("softmax", x, y)`."""
-
-    def __init__(self, routine: Routine, groups: Any = None, lanes: int | None = None,
-                 stream: Any = None, target: str | None = None):
-        self.routine, self.given = routine, routine._schedule
-        self.options = {"groups": groups, "lanes": lanes, "stream": stream, "target": target}
-
-    def size(self, name: str, default: int) -> int:
-        """A block size of the schedule: "m", "n" or "k"; `default` when it does not say."""
-        if self.given is None:
-            return default
-        chosen = getattr(self.given, ALIASES[name])
-        return default if chosen is None else int(chosen)
-
-    def run(self, name: str, *args: Any, **kwargs: Any) -> Any:
-        kernel = self.routine.kernels[name]
-        if not any(v is not None for v in self.options.values()):
-            return kernel(*args, **kwargs)
-        return kernel.launch(*args, **self.options, **kwargs)
-
-    def fail(self, message: str, hint: str | None = None, kind: type = ArgumentError) -> Any:
-        raise kind(f"{self.routine.__name__}: {message}", hint=hint, where=user_line())
-
-
-class LaunchRecorder(RoutineLauncher):
-    """Writes down what a routine's function would launch."""
-
-    def __init__(self, routine: Routine):
-        super().__init__(routine)
-        self.launches: list[tuple[str, tuple, dict[str, Any]]] = []
-
-    def run(self, name: str, *args: Any, **kwargs: Any) -> Any:
-        self.launches.append((name, args, kwargs))
 
 
 def routine(*kernels: Kernel, arrays: str, reference: Callable[..., Any],
@@ -172,73 +152,6 @@ def find(name: str) -> Routine:
     return ROUTINES[name]
 
 
-# --- results ----------------------------------------------------------------------------------
-class RoutineArray(ABC):
-    """What stands for an array while a routine's launches become nodes of a graph."""
-
-    shape: tuple[int, ...]
-    type: NumericType
-
-    @abstractmethod
-    def empty(self, shape: tuple[int, ...], numeric: NumericType) -> RoutineArray:
-        """One that a kernel will fill."""
-
-    @abstractmethod
-    def reshape(self, shape: tuple[int, ...]) -> RoutineArray:
-        """The same elements: what is written into one is in the other."""
-
-
-def distributed(x: Any) -> bool:
-    return isinstance(x, Tensor) and x.layout is not None
-
-
-def type_of(x: Any, name: str) -> NumericType:
-    """The numeric type of an array of any library."""
-    return x.type if isinstance(x, Tensor | RoutineArray) else as_type(read_array(x, name).dtype)
-
-
-def empty_like(x: Any, shape: tuple[int, ...] | None = None, dtype: Any = None) -> Any:
-    """An array that a kernel will fill: of x's library, place, and unless given extents and type.
-    """
-    numeric = type_of(x, "x") if dtype is None else as_type(dtype)
-    shape = tuple(x.shape) if shape is None else shape
-    if isinstance(x, RoutineArray):
-        return x.empty(shape, numeric)
-    where = place_of(x)
-    if where is not None and where != HOST:
-        return maker(read_array(x, "x").library, shape, numeric, where)(None).array
-    made = np.zeros(shape, numeric.dtype.numpy)
-    return Tensor(made, numeric) if isinstance(x, Tensor) or numeric.dtype.packed else made
-
-
-def reshaped(x: Any, shape: tuple[int, ...]) -> Any:
-    """An array of any library in another shape, on the same memory."""
-    if tuple(x.shape) == shape:
-        return x
-    if type(x) is Tensor:
-        return Tensor(x.array.reshape(shape), x.type)
-    if not isinstance(x, Tensor) and hasattr(type(x), "reshape"):
-        return x.reshape(shape)
-    array = read_array(x, "x")
-    return ForeignArray(array.pointer, shape, array.dtype, array.device, x)
-
-
-class ForeignArray:
-    """Device memory of somebody else as an array that kernels take."""
-
-    __slots__ = ("pointer", "shape", "dtype", "index", "owner")
-
-    def __init__(self, pointer: int, shape: tuple[int, ...], dtype: DType, index: int, owner: Any):
-        self.pointer, self.shape, self.dtype = pointer, shape, dtype
-        self.index, self.owner = index, owner
-
-
-@reader(ForeignArray, place=lambda x: x.index, pointer="{}.pointer",
-        facts=("{}.shape", "{}.dtype", "{}.index"))
-def read_view(x: Any, name: str) -> Array:
-    return Array(x.pointer, x.shape, dense_strides(x.shape), x.dtype, x.index, "view", x)
-
-
-__all__ = ["LIBRARY", "ROUTINES", "RoutineLauncher", "LaunchRecorder", "Routine", "ForeignArray",
-           "empty_like", "find",
-           "reshaped", "routine", "type_of"]
+__all__ = ["LIBRARY", "ROUTINES", "ForeignArray", "LaunchRecorder", "Routine", "RoutineArray",
+           "RoutineLauncher", "distributed", "empty_like", "find", "generation_of", "reshaped",
+           "routine", "type_of", "viewed"]

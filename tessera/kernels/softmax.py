@@ -1,4 +1,4 @@
-"""Softmax of rows, in one pass over rows that fit a group's registers, in two over longer ones."""
+"""Softmax of rows: in a group's registers, longer ones in passes; see row_blocks.py."""
 
 from __future__ import annotations
 
@@ -14,28 +14,41 @@ from ..tile.ir.schedule import Schedule
 from ..tile.kernel.decorator import kernel
 from .record import Benchmark, CompiledCall, KernelSample
 from .routine import empty_like, reshaped, routine, type_of
+from .row_blocks import block_of, bring_row, routine_blocks
 
-LONGEST = 16384  # elements of a row in registers: 32 in each lane of 16 warps
+
+@kernel
+def powers(x, top, rounded):
+    """e^(x - top). rounded: only 16 bits of what it gives are kept."""
+    return tile.exp_approx(x + -top) if rounded else tile.exp(x + -top)
 
 
 @kernel
 def softmax(x: Tensor["M", "N"], y: Tensor["M", "N"], BM=1):
     row = tile.load(x[tile_m:tile_m+BM, 0:N])
-    p = tile.exp(row - tile.row_max(row))
-    y[tile_m:tile_m+BM, 0:N] = p / tile.row_sum(p)
+    top = tile.row_max(row)
+    p = powers(row, tile.where(top == -math.inf, 0.0, top), y.dtype.bits <= 16)
+    total = tile.row_sum(p)
+    y[tile_m:tile_m+BM, 0:N] = p * (1.0 / tile.where(total == 0.0, 1.0, total))
 
 
-@kernel
-def long_softmax(x: Tensor["M", "N"], y: Tensor["M", "N"], BM=4, BN=1024):
-    m, z = tile.full((BM,), -math.inf), tile.zeros((BM,))
-    for k in range(0, N, BN):                  # the maximum and the sum so far
-        s = tile.load(x[tile_m:tile_m+BM, k:k+BN])
-        m_new = tile.maximum(m, tile.row_max(s))
-        z = z * tile.exp(m - m_new) + tile.row_sum(tile.exp(s - m_new))
-        m = m_new
+@kernel(grid=lambda M: M)
+def long_softmax(x: Tensor["M", "N"], y: Tensor["M", "N"], BN=4096, held: bool = True):
+    """Each place of the blocks has a maximum and a sum, so that threads wait for each other twice a
+    row. Without shared memory the second pass goes backwards and begins with what is in cache."""
+    m, rounded, last = tile.group_id(0), y.dtype.bits <= 16, (N - 1) // BN * BN
+    row = bring_row(x, m, N, BN) if held else x
+    most, total = tile.full((1, BN), -math.inf), tile.zeros((1, BN))
     for k in range(0, N, BN):
-        s = tile.load(x[tile_m:tile_m+BM, k:k+BN])
-        y[tile_m:tile_m+BM, k:k+BN] = tile.exp(s - m) / z
+        most = tile.maximum(most, block_of(x, row, m, k, N, BN, -math.inf, held))
+    top = tile.row_max(most)
+    top = tile.where(top == -math.inf, 0.0, top)
+    for k in range(last, -1, -BN):
+        total = total + powers(block_of(x, row, m, k, N, BN, -math.inf, held), top, rounded)
+    whole = tile.row_sum(total)
+    scale = 1.0 / tile.where(whole == 0.0, 1.0, whole)
+    for k in range(0, N, BN):
+        y[m:m+1, k:k+BN] = powers(block_of(x, row, m, k, N, BN, 0, held), top, rounded) * scale
 
 
 def reference(x: np.ndarray) -> np.ndarray:
@@ -65,9 +78,9 @@ def stable_softmax(run: Any, x: Any, *, axis: int = -1) -> Any:
     """y_i = exp(x_i - max x) / sum_j exp(x_j - max x), along the last axis.
 
     x: [..., N] any float of up to 32 bits   y: same shape and type
-    Computed in f32, rounded once. A row of -inf gives zeros. Rows of up to 16384 elements are read
-    once, longer ones twice. Raises AxisError for another axis than the last, DTypeError.
-    Milakov and Gimelshein 2018, arXiv:1805.02867, algorithm 3.
+    Computed in f32, rounded once. A row of -inf gives zeros. Rows of up to 96 KB are read once.
+    Raises AxisError for another axis than the last, DTypeError.
+    Milakov and Gimelshein 2018, arXiv:1805.02867, algorithm 2.
     """
     shape = tuple(x.shape)
     if not shape or axis not in (-1, len(shape) - 1):
@@ -81,8 +94,9 @@ def stable_softmax(run: Any, x: Any, *, axis: int = -1) -> Any:
         return out
     flat = math.prod(shape[:-1]), shape[-1]
     arrays = reshaped(x, flat), reshaped(out, flat)
-    if shape[-1] > LONGEST:
-        run.run("long_softmax", *arrays, BM=run.size("m", 4), BN=run.size("n", 1024))
+    b = routine_blocks(*flat, numeric.dtype.bits)
+    if b.columns < shape[-1]:
+        run.run("long_softmax", *arrays, BN=run.size("n", b.columns), held=b.held, warps=b.warps)
     else:
-        run.run("softmax", *arrays, BM=run.size("m", 1))
+        run.run("softmax", *arrays, BM=run.size("m", b.rows), warps=b.warps)
     return out

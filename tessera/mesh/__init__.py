@@ -31,7 +31,7 @@ class _MeshModule(ModuleType):
 
 
 def _backend_of(where: Mesh) -> str:
-    from .ranks.nccl import backend_of  # it stands on the runtime of GPUs, which few need
+    from .ranks.communicator import backend_of  # it stands on the runtime of GPUs, which few need
 
     return backend_of(where)
 

@@ -23,11 +23,13 @@ from tessera.graph.operand import shape_tuple
 from tessera.graph.ops import random as rng
 from tessera.numerics import NumericType, as_type, encode, random_bits_at
 from tessera.tensor import Tensor, as_tensor, encode_value
+from tessera.tile.launch.resident import on_gpu
 
 from .device_mesh import Mesh, current_mesh
 from .errors import DisagreementError, MeshError, PolicyMismatch
 from .layout import Layout, Split, replicated
 from .partition import assemble, group_of, indices, local_shape, take
+from .placement import gpu_of, join, warn_of_play
 from .ranks.group import find_group
 from .ranks.ledger import agree, call
 from .sharding.reshard import plan, reshard
@@ -35,7 +37,6 @@ from .spec import Distribution, spec_of
 from .world import (
     is_here,
     mesh_rank,
-    need_computable,
     need_playable,
     own_ranks,
     transport,
@@ -54,8 +55,17 @@ class DistTensor(Tensor):
     def __init__(self, held: Mapping[int, Tensor], shape: Sequence[int], numeric: NumericType,
                  layout: Layout, *, is_param: bool = False, name: str | None = None):
         self._shape, self.type, self.layout = tuple(shape), numeric, layout
-        self.held = dict(held)
+        self.held = placed(held, layout.mesh)
         self.scale, self.is_param, self.name = None, is_param, name
+
+    @staticmethod
+    def of_parts(held: dict[int, Tensor], shape: tuple[int, ...], numeric: NumericType,
+                 layout: Layout) -> DistTensor:
+        """Of parts that lie where they are to: what a program gives, many of them at a call."""
+        made = DistTensor.__new__(DistTensor)
+        made._shape, made.type, made.layout, made.held = shape, numeric, layout, held
+        made.scale, made.is_param, made.name = None, False, None
+        return made
 
     # --- what it is ---------------------------------------------------------------------------
     @property
@@ -158,12 +168,20 @@ class _Parts(Mapping[int, Tensor]):
         return repr(dict(self))
 
 
+def placed(held: Mapping[int, Tensor], mesh: Mesh) -> dict[int, Tensor]:
+    """The parts that are here, where the mesh says: those on the host go to this rank's GPU."""
+    index = gpu_of(mesh) if any(type(p) is Tensor for p in held.values()) else None
+    if index is None:
+        return dict(held)
+    return {r: on_gpu(p, index) if type(p) is Tensor else p for r, p in held.items()}
+
+
 # --- which ranks are here ------------------------------------------------------------------------
 def held_ranks(mesh: Mesh) -> tuple[int, ...]:
     """The ranks of a mesh whose parts this process holds: its own, none if it is not in the mesh,
-    all of them in a program that runs alone. Raises UnsupportedTargetError for a mesh of GPUs."""
-    need_computable(mesh)
+    all of them in a program that runs alone."""
     if transport().size == 1 and mesh.world_size > 1:
+        warn_of_play(mesh)
         need_playable(mesh.world_size, str(mesh))
         return tuple(range(mesh.size()))
     return own_ranks(mesh)
@@ -188,6 +206,7 @@ def tensor(shape: Any, layout: Any = None, mesh: Mesh | None = None, dtype: Any 
     numeric = need_plain(as_type(dtype))
     resolved = resolve(layout, mesh, extents, numeric, dims)
     agree_on(extents, numeric, resolved)
+    join(mesh)
     if isinstance(init, np.ndarray | Tensor | list | tuple):
         made = distribute(init, resolved, numeric)
         if made.shape != extents:
@@ -318,6 +337,7 @@ def distribute(x: Any, layout: Any, dtype: Any = None, mesh: Mesh | None = None,
     elif isinstance(x, DistTensor) and mesh is None:
         mesh = x.mesh
     resolved = resolve(layout, need_mesh(mesh), x.shape, numeric, dims)
+    join(resolved.mesh)
     if isinstance(x, DistTensor) and x.mesh == resolved.mesh:
         return _relay(x, resolved, numeric)
     array = whole(x) if isinstance(x, DistTensor) else x.array

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import functools
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from tessera import config
-from tessera.errors import ArgumentError, UnsupportedTargetError
+from tessera.errors import ArgumentError
 from tessera.numerics.random_state import isolate
 
 from .device_mesh import Mesh, current_mesh
@@ -135,29 +134,6 @@ def mesh_rank(mesh: Mesh) -> int:
         raise MeshError(f"rank {here.rank} is not in {mesh}",
                         hint="only its ranks may communicate on it: if mesh.has(ts.dist.rank()):")
     return mesh.world_ranks.index(here.rank)
-
-
-def need_computable(mesh: Mesh) -> None:
-    """What is computed on a mesh is computed on hosts. Raise UnsupportedTargetError for one that
-    names GPUs, where its ranks run for real; where this process plays them, warn of it."""
-    if not mesh.names_gpus:
-        return
-    here = transport()
-    if here.name == "single" and mesh.world_size > 1:
-        _warn_of_play(mesh)
-    elif here.name != "local":
-        names = ", ".join(mesh.devices[:2]) + (", ..." if mesh.size() > 2 else "")
-        raise UnsupportedTargetError(
-            f"{mesh} names GPUs ({names}); distributed tensors are computed on hosts so far",
-            hint="leave out devices=: ts.dist.mesh(axes=..., shape=...) computes on hosts. On GPUs "
-            "there are ts.jit in each process, and all_reduce, reduce_scatter and all_gather of "
-            "arrays of torch and CuPy on this mesh")
-
-
-@functools.lru_cache(maxsize=256)  # once for a mesh
-def _warn_of_play(mesh: Mesh) -> None:
-    warnings.warn(f"{mesh} names GPUs; this process plays its {mesh.world_size} ranks on the host",
-                  stacklevel=2)
 
 
 def own_ranks(mesh: Mesh) -> tuple[int, ...]:

@@ -185,10 +185,11 @@ def _free(pointer: int, index: int) -> None:
         driver().cuMemFree(pointer)  # a lost context has freed it already
 
 
-def new_stream(on: Device) -> int:
+def new_stream(on: Device, priority: int = libcuda.USUAL_PRIORITY) -> int:
     """A stream that does not wait for the default one."""
     with on.current(), outside_capture():
-        return check(driver().cuStreamCreate(libcuda.STREAM_NON_BLOCKING), "make a stream")
+        return check(driver().cuStreamCreateWithPriority(libcuda.STREAM_NON_BLOCKING, priority),
+                     "make a stream")
 
 
 @contextmanager

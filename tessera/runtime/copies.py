@@ -83,16 +83,17 @@ class CopiedOut:
         return self.memory.array(self.shape, self.dtype)
 
 
-class CopyQueue:
-    """Up to `count` numbered copies, each begun once between two synchronisations of the device.
+class SideStream:
+    """A stream for up to `count` numbered pieces of work beside kernels, each begun once between
+    two synchronisations of the device. They run in the order in which they are asked for.
 
-    They start in the order in which they are asked for. One stream serves both directions: what is
-    fetched first has been offloaded last. beside: the stream of the kernels; stream: its own.
+    beside: the stream of the kernels; stream: its own. first: its kernels go before theirs, as
+    far as multiprocessors are free.
     """
 
-    def __init__(self, on: Device, count: int, beside: int = 0):
+    def __init__(self, on: Device, count: int, beside: int = 0, first: bool = False):
         self.device, self.beside = on, beside
-        self.stream = new_stream(on)
+        self.stream = new_stream(on, libcuda.FIRST_PRIORITY if first else libcuda.USUAL_PRIORITY)
         with on.current(), outside_capture():
             self._kernels, *self._done = (
                 check(driver().cuEventCreate(libcuda.EVENT_DISABLE_TIMING), "make an event")
@@ -100,30 +101,37 @@ class CopyQueue:
         weakref.finalize(self, _close, self.stream, (self._kernels, *self._done),
                          on.index).atexit = False
 
-    def to_host(self, number: int, source: int, target: PinnedMemory) -> None:
-        """Begin copy `number`, of what the kernels launched so far leave at a device pointer."""
-        self._after_kernels()
-        check(driver().cuMemcpyDtoHAsync(target.pointer, source, target.nbytes, self.stream),
-              "copy from the GPU")
-        self._end(number)
-
-    def to_device(self, number: int, source: PinnedMemory, target: int) -> None:
-        """Begin copy `number`, to where the kernels launched so far have done their work."""
-        self._after_kernels()
-        check(driver().cuMemcpyHtoDAsync(target, source.pointer, source.nbytes, self.stream),
-              "copy to the GPU")
-        self._end(number)
-
-    def wait(self, number: int) -> None:
-        """Let the kernels' stream wait for a copy, and so for all before it."""
-        check(driver().cuStreamWaitEvent(self.beside, self._done[number], 0), "wait for a copy")
-
-    def _after_kernels(self) -> None:
+    def begin(self) -> None:
+        """What is asked of the stream from here on comes behind the kernels launched so far."""
         check(driver().cuEventRecord(self._kernels, self.beside), "record an event")
         check(driver().cuStreamWaitEvent(self.stream, self._kernels, 0), "wait for kernels")
 
-    def _end(self, number: int) -> None:
+    def end(self, number: int) -> None:
+        """What was asked since is work `number`."""
         check(driver().cuEventRecord(self._done[number], self.stream), "record an event")
+
+    def wait(self, number: int) -> None:
+        """Let the kernels' stream wait for one, and so for all before it."""
+        check(driver().cuStreamWaitEvent(self.beside, self._done[number], 0), "wait for a copy")
+
+
+class CopyQueue(SideStream):
+    """Copies beside kernels. One stream serves both directions: what is fetched first has been
+    offloaded last."""
+
+    def to_host(self, number: int, source: int, target: PinnedMemory) -> None:
+        """Begin copy `number`, of what the kernels launched so far leave at a device pointer."""
+        self.begin()
+        check(driver().cuMemcpyDtoHAsync(target.pointer, source, target.nbytes, self.stream),
+              "copy from the GPU")
+        self.end(number)
+
+    def to_device(self, number: int, source: PinnedMemory, target: int) -> None:
+        """Begin copy `number`, to where the kernels launched so far have done their work."""
+        self.begin()
+        check(driver().cuMemcpyHtoDAsync(target, source.pointer, source.nbytes, self.stream),
+              "copy to the GPU")
+        self.end(number)
 
 
 def _close(stream: int, events: tuple[int, ...], index: int) -> None:
@@ -134,4 +142,4 @@ def _close(stream: int, events: tuple[int, ...], index: int) -> None:
             driver().cuStreamDestroy(stream)
 
 
-__all__ = ["CopiedOut", "CopyQueue", "PinnedMemory"]
+__all__ = ["CopiedOut", "CopyQueue", "PinnedMemory", "SideStream"]

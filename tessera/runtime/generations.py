@@ -62,7 +62,8 @@ class TensorCopies:
 class PipelineDefaults:
     """What a warp-specialised kernel gets where its schedule leaves a knob open; measured.
 
-    stages: of a ring in a loop with one matmul, with several.
+    stages: of a ring in a loop with one matmul, with several.  ring_bytes: of the former at most,
+        in more slots where they are small; results leave through what is left.
     other_registers: of a consumer's thread besides tiles: addresses, statistics, temporaries; and
         the fewest with which tiles that leave no more are tried.
     pinned_sixteenths: of the tile that becomes an operand, how much is pinned in front of the wait;
@@ -73,6 +74,7 @@ class PipelineDefaults:
     """
 
     stages: tuple[int, int]
+    ring_bytes: int
     other_registers: tuple[int, int]
     pinned_sixteenths: tuple[int, int]
     shared_l2_bytes: int
@@ -114,6 +116,7 @@ class Generation:
     async_copies: copies from global to shared memory without registers (cp.async).
     ring_stages: of a ring that they fill, at most: more hide no more latency.
     converts: narrow formats that instructions convert.
+    dependent_launches: whether a kernel may begin before the one in front of it ends.
     vector_sums: whether one atomic instruction adds four f32, or two bf16, to neighbours in memory.
     """
 
@@ -128,6 +131,7 @@ class Generation:
     async_copies: bool = True
     ring_stages: int = 4
     converts: tuple[str, ...] = ()
+    dependent_launches: bool = False
     vector_sums: bool = False
     registers: int = 65536
     register_unit: int = 256
@@ -171,7 +175,7 @@ _SM89 = register(replace(_SM86, target="sm_89", name="Ada", groups=24, warp_matm
                          converts=_FP8))
 _SM90 = register(replace(_SM80, target="sm_90", name="Hopper", shared_bytes=228 * _KIB,
                          group_shared_bytes=227 * _KIB, warp_matmul=_ADA, converts=_FP8,
-                         vector_sums=True))
+                         dependent_launches=True, vector_sums=True))
 register(replace(_SM90, target="sm_90a", warpgroup_matmul=WarpgroupMatmul(
     operands={
         "bf16": MatmulOperand("bf16", any_major=True, packs=True),
@@ -188,7 +192,7 @@ register(replace(_SM90, target="sm_90a", warpgroup_matmul=WarpgroupMatmul(
     most_registers={1: (255, 255), 2: (24, 240), 3: (32, 160)},
     copies=TensorCopies(),
     defaults=PipelineDefaults(
-        stages=(4, 2), other_registers=(32, 28),
+        stages=(4, 2), ring_bytes=192 << 10, other_registers=(32, 28),
         # Three sixteenths where tiles are of different length: 1 % more of causal attention (H200,
         # 2026-11-21, benchmarks/kernels.py attention).
         pinned_sixteenths=(4, 3),

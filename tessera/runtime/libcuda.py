@@ -35,6 +35,7 @@ FUNC_LOCAL_SIZE_BYTES, FUNC_NUM_REGS, FUNC_MAX_DYNAMIC_SHARED_SIZE_BYTES = 3, 4,
 FUNC_NON_PORTABLE_CLUSTER_SIZE_ALLOWED = 14
 POINTER_DEVICE_ORDINAL = 9
 STREAM_NON_BLOCKING = 1
+USUAL_PRIORITY, FIRST_PRIORITY = 0, -5  # of streams; the driver takes the nearest that it has
 EVENT_DISABLE_TIMING = 2
 MEMPOOL_RELEASE_THRESHOLD, MEMPOOL_RESERVED_MEM_CURRENT = 4, 5
 MEMPOOL_USED_MEM_CURRENT, MEMPOOL_USED_MEM_HIGH = 7, 8
@@ -162,7 +163,7 @@ DriverFunction("cuMemcpyDtoDAsync_v2", "ptr ptr size ptr")
 DriverFunction("cuMemcpyPeer", "ptr ptr ptr ptr size")
 DriverFunction("cuMemsetD8Async", "ptr byte size ptr")
 DriverFunction("cuPointerGetAttribute", "*int int ptr")
-DriverFunction("cuStreamCreate", "*ptr uint")
+DriverFunction("cuStreamCreateWithPriority", "*ptr uint int")
 DriverFunction("cuStreamDestroy_v2", "ptr")
 DriverFunction("cuStreamSynchronize", "ptr")
 DriverFunction("cuStreamWaitEvent", "ptr ptr uint")

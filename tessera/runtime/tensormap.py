@@ -82,6 +82,7 @@ class _Store:
         self._pinned: dict[Key, int] = {}
         self._free: list[int] = []
         self._slabs: list[DeviceBuffer] = []
+        self.rewritten = 0  # how often slots were given to other arrays
         self._lock = threading.Lock()
 
     def get(self, key: Key, encode: Any, pinned: bool) -> int:
@@ -101,6 +102,7 @@ class _Store:
         """A free slot. A reused one may still be read by a kernel, so that is waited for."""
         if not self._free and len(self._slots) >= KEPT:
             self._device.synchronize()
+            self.rewritten += 1
             for _ in range(SLAB_MAPS):
                 self._free.append(self._slots.popitem(last=False)[1])
         if not self._free:
@@ -146,6 +148,11 @@ def tensor_map(array: Array, name: str = "x", *, box: tuple[int, ...], swizzle_b
         return _encode(array, box, swizzle_bytes, promotion_bytes)
 
     return _store(array.device).get(key, encode, pinned)
+
+
+def rewritten(index: int) -> int:
+    """How often slots of a device were given to other arrays: what was known of them is old."""
+    return _store(index).rewritten
 
 
 def _encode(array: Array, box: tuple[int, ...], swizzle_bytes: int, promotion_bytes: int) -> bytes:

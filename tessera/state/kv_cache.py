@@ -16,7 +16,7 @@ from ..errors import ArgumentError, DTypeError, ShapeError, TraceError
 from ..graph import functions as F
 from ..graph.devices import to
 from ..graph.jit import jit
-from ..graph.ops.attention import HELD, attention
+from ..graph.ops.attention import HELD, attention, attention_of_first
 from ..graph.ops.place import PLACE
 from ..graph.trace import Tracer, apply, current_builder
 from ..graph.tree import register_tree
@@ -339,22 +339,28 @@ def _beside(x: Tensor, held: Tensor) -> Tensor:
     return x if isinstance(x, Tracer) or held.place == HOST else to(x, held.device)
 
 
-def attend(q: Any, cache: KVCache, *, causal: bool, mask: Any, **options: Any) -> Tensor:
+def attend(q: Any, cache: KVCache, *, causal: bool, mask: Any, scale: float | None = None,
+           dropout: float = 0.0, key: Any = None) -> Tensor:
     """Attention of queries over a cache, heads side by side.
 
     q: [B, Hq, S, D_h], the last S positions of the cache   y: [B, S, Hq D_h]
     causal: query i sees the entries up to its own, count - S + i.
     """
     q = as_tensor(q)
+    draws: dict[str, Any] = {"dropout": dropout, "key": key}
     if not cache.is_traced:
-        return _merged(attention(q, cache.K, cache.V, causal=causal, mask=mask, **options))
+        return _merged(attention(q, cache.K, cache.V, causal=causal, mask=mask, scale=scale,
+                                 **draws))
     if mask is not None:
         raise ArgumentError("a mask over a cache whose length is data",
                             hint="leave the mask out: causal=True, and entries that are not filled "
                             "are not seen")
-    seen = _seen(cache, q.shape[-2], causal)
-    return _merged(attention(q, cache._storage.K, cache._storage.V, causal=False, mask=seen,
-                             **options))
+    K, V, S = cache._storage.K, cache._storage.V, q.shape[-2]
+    in_order = not cache.kind.rolling or S == 1  # one query sees all slots that are filled
+    if q.ndim == 4 and in_order and not dropout:
+        return _merged(attention_of_first(q, K, V, cache._count, causal=causal, scale=scale))
+    seen = _seen(cache, S, causal)
+    return _merged(attention(q, K, V, causal=False, mask=seen, scale=scale, **draws))
 
 
 def _merged(y: Tensor) -> Tensor:

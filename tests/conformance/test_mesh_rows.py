@@ -135,7 +135,7 @@ class TestThePlanOfTheExample:
         for e in planned.exchanges:
             sent = round(e.bytes * bus_factor(e.op, mesh.size(e.axes)))
             found[e.op, e.axes, sent] += e.count
-        assert found == meant and len(meant) > 3
+        assert found == meant and len(meant) >= 3
         held = [t.parts[0].nbytes for t in ts.optim.named_params(run.params[0]).values()]
         assert planned.memory["parameters"] == sum(held)
         moments = sum(t.parts[0].nbytes for name in ("m", "v")

@@ -20,6 +20,7 @@ from tessera.tile.cuda.lower.warp_specialised.rewrite import ops_in
 from tessera.tile.ir.errors import KernelError
 from tessera.tile.ir.ir import For, walk
 from tessera.tile.passes.single_iterations import inline_single_iterations
+from tolerance import assert_close
 
 CHIP = GENERATIONS["sm_90a"]
 FACTS = Known(divisible=frozenset("STDEBC"),
@@ -93,6 +94,27 @@ def test_interpreted(dtype, D, S, T, group, causal, rng):
         kernel[axes, 128](*args, **constants)
         for got, want in results:
             assert distance(got, want) < (1e-5 if dtype is f32 else 6e-3)
+
+
+@pytest.mark.parametrize("warp_specialised", [True, False], ids=["specialised", "interpreted"])
+@pytest.mark.parametrize("D, S, T, group, causal", [
+    (64, 200, 200, 1, True), (64, 72, 328, 2, False), (128, 130, 260, 1, False)], ids=str)
+def test_columns_of_blocks(D, S, T, group, causal, warp_specialised, rng):
+    """Sums over rows of each block, of what is stored: the rows beyond the last add nothing."""
+    for kernel, axes, args, results, constants in calls(rng, bf16, S, T, group, D, causal):
+        outs = [got for got, _ in results]
+        sums = [np.full((-(-x.shape[1] // 16), axes[1], D), np.nan, np.float32) for x in outs]
+        args = (*args, *sums)
+        if warp_specialised:
+            made = program(kernel, *args, facts=FACTS, **constants)
+            run(kernel, made, axes, *args, **constants)
+        else:
+            kernel[axes, 128](*args, **constants)
+        for out, got in zip(outs, sums, strict=True):
+            wide = out.astype(np.float64)
+            blocks = [wide[:, i:i + 16] for i in range(0, wide.shape[1], 16)]
+            assert_close(got, np.stack([b.sum(1) for b in blocks]), "f32", n=16,
+                         scale=np.sqrt(np.stack([(b**2).sum(1) for b in blocks])))
 
 
 def arguments(S, D, dtype=bf16):

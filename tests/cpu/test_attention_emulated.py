@@ -22,3 +22,13 @@ def test_gradient(S, T, group, causal, target, rng):
               "target": target}
     compare(attention_keys, q, k, v, g, lse, delta, made[1], made[2], 0.17, **common)
     compare(attention_queries, q, k, v, g, lse, delta, made[0], 0.17, **common)
+
+
+@pytest.mark.parametrize("target", ["sm_80", "sm_90a"])
+def test_columns_of_blocks(target, rng):
+    q, k, v, g, *made = (array(rng, "bf16", (2, 130, 32)) for _ in range(7))
+    lse, delta = np.abs(array(rng, "f32", (2, 130))) + 6, array(rng, "f32", (2, 130))
+    sums = [array(rng, "f32", (9, 2, 32)) for _ in range(3)]
+    common = {"causal": True, "rtol": 2e-2, "atol": 5e-2, "lanes": 128, "target": target, "BM": 96}
+    compare(attention_keys, q, k, v, g, lse, delta, *made[:2], 0.17, *sums[:2], **common)
+    compare(attention_queries, q, k, v, g, lse, delta, made[2], 0.17, sums[2], **common)

@@ -281,17 +281,18 @@ def test_spellings_are_the_same_launches() -> None:
         assert found[name] == found[first], name
     # matmuls by three weights are one. Their casts and updates have other places, and are launched
     # together with others
-    assert differ(found[three], found[first]) <= {"elementwise", "optimizer"}
-    # biases have gradients, which are sums, and updates
-    assert differ(found[bare], found[first]) <= {"other", "optimizer"}
+    assert differ(found[three], found[first]) <= {"elementwise", "optimizer", "other"}
+    # biases have gradients, which are sums, rounded as biases are, and updates
+    assert differ(found[bare], found[first]) <= {"other", "elementwise", "optimizer"}
 
 
 def test_a_llama_lowers_to_the_kernels_of_the_library() -> None:
-    """No copies, every matmul by wgmma, attention by the kernels for shared heads. Queries, keys
-    and values are one matmul, the gradient of what they read, or gate and up, is one kernel."""
+    """No copies, every matmul by wgmma, attention by the kernels for shared heads. Queries and
+    keys are one matmul, which values are kept longer than, as are the gradients of the three
+    weights; that of what they read, or gate and up, is one kernel."""
     model = MODELS["llama"].sized(layers=1)
     _, plan = launches(model)
-    assert {x.form for x in plan.matmuls} == {"wgmma"} and len(plan.matmuls) == 20
+    assert {x.form for x in plan.matmuls} == {"wgmma"} and len(plan.matmuls) == 21
     shared = [x for x in plan.matmuls if x.work.kind == "attention"]
     assert [x.work.part for x in shared] == ["forward", "backward", "backward"]
     assert all("bf16[128, 2048, 64] bf16[32, 2048, 64] bf16[32, 2048, 64]" in x.work.shapes
@@ -304,9 +305,13 @@ def test_a_llama_lowers_to_the_kernels_of_the_library() -> None:
 
 
 def test_a_byte_level_model_copies_nothing() -> None:
-    """Its projections are cut along an axis behind the heads."""
+    """Its projections are cut along an axis behind the heads. Values, widened in front of the cut
+    and rounded behind it, are read as the product wrote them."""
     _, plan = launches(MODELS["train.py"].sized(layers=1))
     assert not plan.copies
+    rows = "bf16[8, 1024, "
+    assert not [x for x in plan.launches if x.work.kind == "elementwise" and x.work.read_bytes ==
+                x.work.written_bytes and x.work.shapes.startswith(rows) and "cast" in x.work.name]
 
 
 def test_a_whole_measurement_of_ours(gpu: Any, clock: Any, apart: Any) -> None:

@@ -25,12 +25,14 @@ SAMPLES = {
     "f64_arrays": ("f32", "f32"), "seed": ("17", 17),
     "comm_timeout": ("0", 0), "rank_output": ("first", "first"),
     "rank_logs": ("logs", Path("logs")), "comm": ("mpi", "mpi"),
+    "comm_check": ("each", "each"),
     "compile_processes": ("31", 31), "compile_progress": ("off", False),
 }
 REFUSED = {"numerics": "loud", "debug": "2", "device": "cuda:x", "cache_dir": None,
            "num_threads": "0", "loop_min_elements": "-1", "poison": "maybe", "f64_arrays": "f16",
            "seed": "-1", "nvtx": "nsys", "cuda_graphs": "never",
-           "comm_timeout": "soon", "comm": "gloo", "rank_output": "second", "rank_logs": None,
+           "comm_timeout": "soon", "comm": "gloo", "comm_check": "never",
+           "rank_output": "second", "rank_logs": None,
            "compile_processes": "0", "compile_progress": "bar"}
 
 
@@ -46,7 +48,7 @@ def test_defaults(fresh_config):
         "num_threads": len(os.sched_getaffinity(0)), "loop_min_elements": 2048,
         "poison": False, "nvtx": False, "cuda_graphs": True, "f64_arrays": "warn",
         "seed": 0, "comm_timeout": 45,
-        "comm": "auto", "rank_output": "all", "rank_logs": None,
+        "comm": "auto", "comm_check": "once", "rank_output": "all", "rank_logs": None,
         "compile_processes": config.compile_cpus(), "compile_progress": True,
     }
 

@@ -90,7 +90,7 @@ def test_a_generation():
 
 def test_schedules_get_smaller_and_what_does_not_fit_takes_another_form():
     additions.add_generation()
-    assert "ring a_b: 4 x 32768" in gemm(target="sm_90a") and "ring a_b: 3 x 32768" in gemm()
+    assert "ring a_b: 6 x 32768" in gemm(target="sm_90a") and "ring a_b: 3 x 32768" in gemm()
     assert "set_registers(232, 'inc')" in gemm(target="sm_90a")
     assert "set_registers(208, 'inc')" in gemm()
     half = ones(f16, 256, 256)
@@ -104,9 +104,9 @@ def test_a_graph_for_it_has_smaller_blocks():
     from tessera.graph.cuda.levels import text_of
 
     additions.add_generation(lambda g: replace(g, group_shared_bytes=72 << 10))
-    graph = ts.jit(lambda a, b: a @ b).graph(ts.Tensor[512, 512, bf16], ts.Tensor[512, 512, bf16])
+    graph = ts.jit(lambda a, b: a @ b).graph(*(ts.Tensor[4096, 4096, bf16],) * 2)
     small, large = (text_of("schedule", graph, target) for target in (PRETENDED, "sm_90a"))
-    assert "block 128x64x64  stages 2" in small and "block 128x128x64  stages 4" in large
+    assert "block 128x64x64  stages 2" in small and "block 128x256x64  stages 4" in large
     assert "ring a_b: 2 x 24576 bytes" in text_of("target", graph, PRETENDED)
 
 
@@ -207,6 +207,16 @@ def summed(x: ts.Tensor["N", f32], y: ts.Tensor["N", f32]):
     ts.tile.atomic_add(y[0:512], ts.tile.load(x[0:512]))
 
 
+@ts.kernel
+def waiting(x: ts.Tensor["N", f32]):
+    ts.tile.grid_dependency_wait()
+    x[0:512] = ts.tile.full((512,), 1.0)
+
+
+def waits() -> bool:
+    return emitted(waiting, ones(f32, 512)).emitted.dependent
+
+
 def held(threads=128, registers=32, shared_bytes=0) -> str:
     return str(occupancy(PRETENDED, threads=threads, registers=registers,
                          shared_bytes=shared_bytes))
@@ -249,7 +259,8 @@ FIELDS: dict[str, Field] = {
     "async_copies": Field(False, staged, "go through registers"),
     "ring_stages": Field(2, staged, "2 stages 2 stages"),
     "converts": Field((), lambda: text(emitted(decoded, ones(fp8_e4m3, 128),
-                                                        ones(f32, 128))), "'L1::no_allocate'))"),
+                                                        ones(f32, 128))), "0.0, ''))"),
+    "dependent_launches": Field(False, lambda: f"dependent: {waits()}", "dependent: False"),
     "vector_sums": Field(False, lambda: text(emitted(summed, ones(f32, 512), ones(f32, 512))),
                          "0, 1, ("),
     "warp_matmul.formats": Field(("f16",), gemm, "by threads", without_wgmma),
@@ -269,7 +280,9 @@ FIELDS: dict[str, Field] = {
         {1: (255, 255), 2: (40, 232)}, gradient, "overlap=1"),
     f"{FORM}.copies.most_box": Field(64, gemm, "has 128 rows; a copy brings 64"),
     f"{FORM}.copies.alignment_bytes": Field(64, gemm, "may not be multiples of 64 bytes"),
-    f"{KNOBS}.stages": Field((2, 1), gemm, "ring a_b: 2 x 32768"),
+    f"{KNOBS}.stages": Field((2, 1), gemm, "ring a_b: 2 x 32768",
+                             lambda g: changed(g, f"{KNOBS}.ring_bytes", 0)),
+    f"{KNOBS}.ring_bytes": Field(64 << 10, gemm, "stages=4"),
     f"{KNOBS}.other_registers": Field((180, 200), gemm, "there is room for 28"),
     f"{KNOBS}.pinned_sixteenths": Field((2, 3), attention, "pin=16"),
     f"{KNOBS}.shared_l2_bytes": Field(1 << 20, attention, "floordiv(i32(2048), S)"),

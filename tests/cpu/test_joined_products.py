@@ -172,3 +172,23 @@ def test_transposed_weights_are_joined_along_their_rows(rng):
     x, a, b = (t.astype(ml_dtypes.bfloat16).astype("f8") for t in args)
     for got, want in zip(program.run(args), apart_in_f64((x @ a.T, x @ b.T)), strict=True):
         assert_close(got, want, "bf16", n=K, scale=float(np.abs(want).max()))
+
+
+def test_what_is_kept_for_longer_is_not_joined(rng):
+    """Of three parts of 1.5 MB the last is read again much later: the others' memory would be kept
+    with it."""
+    x, *own = (rng.standard_normal(s).astype(np.float32) for s in ((4096, 256), *[(256, 192)] * 3))
+
+    def late(x, *own):
+        a, b, c = (half(x) @ half(w) for w in own)
+        y = ts.tanh(a) * ts.relu(b)
+        for _ in range(80):
+            y = ts.flip(y, 0) * 1.01
+        return y + c
+
+    program = lowered(late, x, *own)
+    assert [g.space for g in matmuls(program)] == [(4096, 384), (4096, 192)]
+    narrow, *own8 = (t.astype(ml_dtypes.bfloat16).astype("f8") for t in (x, *own))
+    a, b, c = (narrow @ w for w in own8)
+    want = 1.01**80 * np.tanh(a) * np.maximum(b, 0) + c
+    assert_close(program.run([x, *own])[0], want, "bf16", n=256, scale=float(np.abs(want).max()))

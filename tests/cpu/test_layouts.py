@@ -126,6 +126,32 @@ def test_reshape_of_powers_of_two_is_free():
         index = np.unravel_index(np.ravel_multi_index(base, (16, 64)), (4, 4, 64))
         assert again[thread, made.number[tuple(map(int, index))]] == at
     assert blocked((6, 4), 32).reshaped((8, 3)) is None
+    assert blocked((4, 6), 32).reshaped((24,)) is None
+
+
+@pytest.mark.parametrize("before, after", [((192, 64), (12, 16, 64)), ((6, 4), (24,)),
+                                           ((3, 8, 2), (6, 8)), ((24,), (3, 8)),
+                                           ((32, 24), (2, 16, 24)), ((5, 3), (1, 5, 3))])
+def test_the_first_axis_and_those_that_stay_may_have_any_extent(before, after):
+    """Each thread and register that exists has the same element of both."""
+    layout = blocked(before, 128)
+    made = layout.reshaped(after)
+    assert made.shape == after and made.count == layout.count
+
+    def elements(layout):
+        found = {}
+        for thread in range(128):
+            for number, base in enumerate(layout.bases):
+                index = list(base)
+                for i, bit in enumerate(layout.threads):
+                    if bit is not None:
+                        index[bit[0]] |= (thread >> i & 1) << bit[1]
+                if all(i < n for i, n in zip(index, layout.shape, strict=True)):
+                    found[thread, number] = int(np.ravel_multi_index(index, layout.shape))
+        return found
+
+    assert elements(layout) == elements(made)
+    assert set(elements(made).values()) == set(range(np.prod(before)))
 
 
 @pytest.mark.parametrize("vector", [1, 2, 8])
@@ -207,6 +233,15 @@ def test_another_view_of_what_was_written_needs_one():
     body = "    X[0:32, 0:64] = tile.zeros((32, 64))\n    x = tile.load(X[16:48, 0:64])\n" \
            "    X[32:64, 0:64] = x\n"
     assert barriers(lowered(body)) == 2
+
+
+def test_boxes_with_nothing_in_common_need_none():
+    body = "    for j in range(0, 64, 16):\n" \
+           "        X[j:j+16, 0:32] = tile.zeros((16, 32))\n" \
+           "        X[j:j+16, {}] = tile.zeros((16, 32))\n"
+    assert barriers(lowered(body.format("32:64"))) == 0
+    assert barriers(lowered(body.format("31:63"))) == 2
+    assert barriers(lowered(body.format("32:64")), overlapping=True) == 2
 
 
 def test_a_loop_is_looked_at_twice():

@@ -10,8 +10,9 @@ import pytest
 import tessera as ts
 from emulator import compare
 from kernels.build import build
-from tessera.graph.cuda import CudaProgram, choose_schedule, sorted_segments, strips
+from tessera.graph.cuda import CudaProgram, sorted_segments, strips
 from tessera.graph.cuda.run import run_of
+from tessera.kernels import row_blocks
 from tolerance import assert_close
 
 
@@ -149,8 +150,8 @@ def test_parts_of_a_long_sum(rng):
 def test_rows_in_passes(n: int, dtype: str, monkeypatch: pytest.MonkeyPatch,
                          rng: np.random.Generator) -> None:
     """With a part of a block at the end, and without; through asynchronous copies."""
-    for name, value in (("LONGEST", 64), ("STEP", 64), ("PASS_WARPS", 1)):
-        monkeypatch.setattr(choose_schedule, name, value)
+    for name, value in (("LONGEST", 64), ("STEPS", {}), ("STEP", 64), ("PASS_WARPS", 1)):
+        monkeypatch.setattr(row_blocks, name, value)
     y = ts.tensor(rng.integers(0, n, 3).astype(np.int32))
 
     def loss(x: Any) -> Any:

@@ -15,7 +15,7 @@ import pytest
 import tessera as ts
 from tessera import Tensor
 from tessera.graph.cuda import CudaProgram, library_ops
-from tessera.kernels.matmul_blocks import CROWDED, LARGE, MatmulExtents, choose_blocks
+from tessera.kernels.matmul_blocks import BLOCKS, CROWDED, LARGE, MatmulExtents, choose_blocks
 from tessera.numerics import as_type
 from tolerance import assert_close
 
@@ -115,6 +115,21 @@ def test_a_transposed_result_is_that_of_transposed_operands(rng):
 
 
 # --- reshapes beside matmuls ----------------------------------------------------------------------
+def test_what_is_widened_cut_and_rounded_again_is_a_view(rng: Any) -> None:
+    """Each element is as it was; two products, and no loop between them."""
+    x, w, u = (ts.tensor(rng.standard_normal(s).astype("f4"), "bf16")
+               for s in ((64, 48), (48, 3 * 32), (64, 64)))
+
+    def f(x: Tensor, w: Tensor, u: Tensor) -> Tensor:
+        parts = ts.reshape(ts.cast(x @ w, "f32"), (64, 3, 32))
+        return u @ ts.cast(parts[:, 1], PRODUCTS)
+
+    program = CudaProgram(ts.jit(f).graph(x, w, u), "sm_90a")
+    assert [g.kind for g in program.plan.groups if g.kind != "view"] == ["gemm", "gemm"]
+    assert_close(np.asarray(program.run([t.array for t in (x, w, u)])[0], np.float64),
+                 np.asarray(f(x, w, u).array, np.float64), "bf16", n=64)
+
+
 def _cut_first(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
     return ts.reshape(x @ w, (2, 32, 48)) + b
 
@@ -216,10 +231,11 @@ def gradients(x: Any, w: Any, b: Any, g: Any) -> Any:
             ts.cast(ts.transpose(x) @ g, "f32"))
 
 
-@pytest.mark.parametrize("block", LARGE, ids=str)
+@pytest.mark.parametrize("block", BLOCKS, ids=str)
 def test_every_block_gives_the_product(block: tuple, rng: Any, monkeypatch: Any) -> None:
     """Extents that no block divides, and weights' gradients in parts."""
-    monkeypatch.setattr(library_ops, "LARGE", (block,))
+    for name in ("BLOCKS", "LARGE"):
+        monkeypatch.setattr(library_ops, name, (block,))
     M, K, N = 1100, 270, 330
     x, w, b, g = (ts.tensor(rng.standard_normal(s).astype("f4")) for s in
                   ((M, K), (K, N), (N,), (M, N)))

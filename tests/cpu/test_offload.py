@@ -114,7 +114,7 @@ def test_copies_and_kernels_wait_for_each_other(
                 np.testing.assert_array_equal(a, b)
 
 
-@pytest.mark.parametrize(("late", "name"), [("copies", "wait"), ("kernels", "_after_kernels")])
+@pytest.mark.parametrize(("late", "name"), [("copies", "wait"), ("kernels", "begin")])
 def test_a_missing_wait_would_show(late: str, name: str, gpu: Any, driver: Any, apart: Any,
                                    monkeypatch: Any, rng: np.random.Generator) -> None:
     monkeypatch.setattr(CopyQueue, name, lambda *_: None)

@@ -17,13 +17,14 @@ from tessera.bench.models.record import StepModel, shapes_of
 from tessera.bench.models.step import first_state, training_step
 from tessera.errors import GraphError
 from tessera.graph import tree
-from tessera.graph.cuda import CudaProgram, choose_schedule, lower
+from tessera.graph.cuda import CudaProgram, lower
 from tessera.graph.cuda.launch_forms import request_of
 from tessera.graph.cuda.run import GroupLaunch, run_of
 from tessera.graph.ir import value_bytes
 from tessera.graph.schedule.check_memory_plan import verify_plan
 from tessera.graph.schedule.groups import FusionGroup
 from tessera.graph.schedule.memory_plan import MemoryPlan, aligned_bytes
+from tessera.kernels import row_blocks
 from tessera.tile.launch.machine_code import emit_request
 from tolerance import assert_close
 
@@ -247,8 +248,8 @@ def test_threads_read_before_others_write(
         n: int, dtype: str, passes: bool, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
         ) -> None:
     if passes:
-        for name, value in (("LONGEST", 32), ("STEP", 64), ("PASS_WARPS", 2)):
-            monkeypatch.setattr(choose_schedule, name, value)
+        for name, value in (("LONGEST", 32), ("STEPS", {}), ("STEP", 64), ("PASS_WARPS", 2)):
+            monkeypatch.setattr(row_blocks, name, value)
     y = ts.tensor(rng.integers(0, n, 3).astype(np.int32))
 
     def step(x: Any, w: Any) -> Any:

@@ -66,6 +66,7 @@ OTHERS = {
     "graph/cuda/argument_views.py:WRITERS": "kinds of groups, some called as an op is",
     "graph/cuda/move_passes.py:MOVED": "ops that a cast may pass: each element once",
     "graph/cuda/move_passes.py:CARRIED": "moves of one operand that a cast may pass",
+    "graph/cuda/packed_products.py:_weights": "what a kernel does to weights as it reads them",
     "graph/cpu/": "kinds of loop ops, functions of loop templates and LLVM's instructions",
     "graph/cuda/launch_work.py:SORTS": "kinds of groups, and sorts of work",
     "debug/profile_page.py:COLOURS": "sorts of work",

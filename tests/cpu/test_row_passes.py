@@ -11,9 +11,10 @@ import pytest
 import tessera as ts
 from emulator import Block, Builder
 from emulator import register as as_register
-from tessera.graph.cuda import CudaProgram, choose_schedule
+from tessera.graph.cuda import CudaProgram
 from tessera.graph.cuda.generate_kernels import source_of
 from tessera.graph.schedule.ir import ScheduledGroup
+from tessera.kernels import row_blocks
 from tessera.runtime.target import parse_target
 from tessera.tile.cuda.instruction import Operand
 from tessera.tile.cuda.intrinsics import elementwise
@@ -44,7 +45,7 @@ def test_the_loss_and_its_gradient_read_a_row_once(n: int, rng: np.random.Genera
     assert [group.reads[i].type.dtype.name for i in group.attr("brought")] == ["bf16"]
     text = source_of(group).text
     (name,) = re.findall(r"(V\w+): Tensor\[3, \d+, \w+\]", text)[:1]
-    assert len(re.findall(rf"{name}\[", text)) == 1 + (n % choose_schedule.STEP > 0)
+    assert len(re.findall(rf"{name}\[", text)) == 1 + (n % row_blocks.STEP > 0)
     loss, dx = program.run([x, y])
     e, at = np.asarray(x, np.float64), (np.arange(3), np.asarray(y))
     p = np.exp(e - e.max(1, keepdims=True))
@@ -54,14 +55,28 @@ def test_the_loss_and_its_gradient_read_a_row_once(n: int, rng: np.random.Genera
     assert_close(np.asarray(dx, np.float64), p / 3, "bf16")
 
 
-def test_rows_that_leave_no_room_for_a_second_group_are_read_again(
-        rng: np.random.Generator) -> None:
-    x = _drawn(rng, 2, 30000)
+@pytest.mark.parametrize("n, brought, warps", [
+    (20000, (0,), 8), (30000, (0,), 16), (57000, (0,), 16), (60000, (), 32)])
+def test_a_group_of_more_warps_has_a_multiprocessor_where_rows_leave_no_room_for_two(
+        n: int, brought: tuple[int, ...], warps: int, rng: np.random.Generator) -> None:
+    """And finds a row in the L1 cache that does not fit into shared memory at all."""
+    x = _drawn(rng, 2, n)
     (group,) = _groups(lambda x: ts.softmax(x), x)
-    assert group.attr("brought") == ()
+    assert group.attr("brought") == brought and group.schedule.warps == warps
     (got,) = CudaProgram(ts.jit(lambda x: ts.softmax(x)).graph(x), TARGET).run([x])
     e = np.exp(np.asarray(x, np.float64))
-    assert_close(got, e / e.sum(1, keepdims=True), "f32", n=30000)
+    assert_close(got, e / e.sum(1, keepdims=True), "f32", n=n)
+
+
+def test_every_other_pass_over_memory_goes_backwards(rng: np.random.Generator) -> None:
+    def heads(n: int) -> list[str]:
+        (group,) = _groups(lambda x: ts.softmax(x), _drawn(rng, 2, n))
+        return re.findall(r"for n in range\((.*)\):", source_of(group).text)
+
+    whole = 60000 // 8192 * 8192
+    forth, back = f"0, {whole}, 8192", f"{whole - 8192}, -1, -8192"
+    assert heads(60000) == [forth, back, forth]
+    assert len(set(heads(20000))) == 1  # of rows in shared memory none does
 
 
 def test_of_two_operands_the_one_that_has_room_is_brought(rng: np.random.Generator) -> None:
@@ -69,7 +84,7 @@ def test_of_two_operands_the_one_that_has_room_is_brought(rng: np.random.Generat
         z = x + ts.cast(y, "f32")
         return z - ts.max(z, axis=-1, keepdims=True)
 
-    (group,) = _groups(fn, x := _drawn(rng, 2, 25001), y := _drawn(rng, 2, 25001, dtype="bf16"))
+    (group,) = _groups(fn, x := _drawn(rng, 2, 60001), y := _drawn(rng, 2, 60001, dtype="bf16"))
     brought = [group.reads[i].type.dtype.name for i in group.attr("brought")]
     assert len(group.reads) == 2 and brought == ["bf16"]
     (got,) = CudaProgram(ts.jit(fn).graph(x, y), TARGET).run([x, y])
@@ -85,6 +100,23 @@ def test_bad_numbers_stay_in_their_rows() -> None:
     assert np.isnan(got[0]).all() and got[1, 19999] == 0
     assert_close(got[1, :-1], np.full(19999, 1 / 19999), "f32", n=20000)
     assert_close(got[2], np.full(20000, 1 / 20000), "f32", n=20000)
+
+
+@pytest.mark.parametrize("shape, parts", [
+    ((1 << 17,), 64), ((3, 1 << 17), 64), ((17, 1 << 17), 0), (((1 << 17) + 1,), 0),
+    ((1 << 15,), 0)])
+def test_a_few_long_rows_are_reduced_by_many_groups(shape: tuple[int, ...], parts: int,
+                                                    rng: np.random.Generator) -> None:
+    x = _drawn(rng, *shape)
+    fns = (lambda x: ts.sum(x, axis=-1), lambda x: ts.max(x, axis=-1))
+    for fn, want in zip(fns, (np.sum, np.max), strict=True):
+        program = CudaProgram(ts.jit(fn).graph(x), TARGET)
+        rows = int(np.prod(shape[:-1]))
+        assert program.plan.groups[0].space[0] == rows * max(parts, 1)
+        assert len(program.plan.groups) == 1 + (parts > 0)
+        scale = np.abs(np.asarray(x, np.float64)).sum(-1)
+        assert_close(program.run([x])[0], want(np.asarray(x, np.float64), -1), "f32",
+                     n=shape[-1], scale=scale)
 
 
 # --- approximations ---------------------------------------------------------------------------
@@ -104,6 +136,32 @@ def test_what_is_rounded_to_16_bits_is_approximated(rng: np.random.Generator) ->
                lambda x: ts.cast(ts.where(ts.exp(x) > 0.5, 1.0, 2.0), "bf16"),
                lambda x: ts.cast(ts.cast(ts.sigmoid(x), "f64"), "bf16")):
         assert "_approx(" not in _texts(fn, x)
+
+
+def test_powers_that_are_summed_from_their_maximum_on_are_approximated(
+        rng: np.random.Generator) -> None:
+    x = _drawn(rng, 64, 300)
+    for fn in (lambda x: ts.softmax(ts.cast(x, "bf16")), ts.log_softmax, lambda x: ts.sum(
+            ts.exp(x - ts.max(x, axis=-1, keepdims=True)), axis=-1)):
+        text = _texts(fn, x)
+        assert "tile.exp_approx(" in text and "tile.exp(" not in text
+    for fn in (ts.softmax,  # the powers are kept
+               lambda x: ts.sum(ts.exp(x - ts.min(x, axis=-1, keepdims=True)), axis=-1),
+               lambda x: ts.sum(ts.exp(2 * x - ts.max(x, axis=-1, keepdims=True)), axis=-1),
+               lambda x: ts.max(ts.exp(x - ts.max(x, axis=-1, keepdims=True)), axis=-1)):
+        assert "_approx(" not in _texts(fn, x)
+
+
+def test_what_a_sum_of_approximated_powers_loses_stays_within_its_bound(
+        rng: np.random.Generator) -> None:
+    """With every power off by as much as it may, and all to one side."""
+    for n in (2, 1000, 1 << 17):
+        for spread in (0.01, 1, 10, 100):
+            d = rng.standard_normal(n) * spread
+            d -= d.max()
+            p = np.exp(d)
+            off = (p * (1.4 * np.abs(d) + 4)).sum() / p.sum()
+            assert off <= 1.4 * np.log(n) + 4
 
 
 @pytest.mark.parametrize("name, terms, want", [

@@ -10,7 +10,7 @@ import pytest
 
 import tessera as ts
 from tessera.graph.cuda import CudaProgram
-from tessera.kernels.matmul_blocks import MULTIPROCESSORS
+from tessera.kernels.matmul_blocks import Card
 from tessera.numerics import as_type
 from tolerance import assert_close
 
@@ -284,4 +284,4 @@ def test_parts_of_a_long_sum_fill_the_multiprocessors_once():
     plan = CudaProgram(ts.jit(product).graph(x, x), "sm_90a").plan
     (gemm,) = [g for g in plan.groups if g.kind == "gemm"]
     assert (gemm.schedule.m, gemm.schedule.n) == (128, 128)
-    assert 0.9 * MULTIPROCESSORS < np.prod(gemm.grid) <= MULTIPROCESSORS
+    assert 0.9 * Card().multiprocessors < np.prod(gemm.grid) <= Card().multiprocessors

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 import tessera as ts
-from tessera.graph.cuda import CudaProgram
+from tessera.graph.cuda import CudaProgram, strips
+from tessera.graph.cuda.generate_kernels import source_of
 from tessera.graph.schedule.ir import ScheduledGroup
 from tessera.runtime.target import parse_target
 from tolerance import assert_close
@@ -89,10 +90,52 @@ def test_narrow_elements_are_added_in_f32(rng: np.random.Generator) -> None:
 
 
 def test_rows_too_long_to_be_held_are_summed_behind(rng: np.random.Generator) -> None:
-    x = _drawn(rng, 1024, 4100)
+    x = _drawn(rng, 1024, 8200)
     (y, total), groups = _run(lambda x: (s := ts.softmax(x), ts.sum(s, axis=0)), x)
     assert [g.kind for g in groups] == ["rows", "strips", "columns"]
     assert_close(total, np.asarray(y, np.float64).sum(0), "f32", n=1024)
+
+
+def test_a_norm_of_long_rows_sums_behind_in_one_pass_over_its_operands(
+        monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator) -> None:
+    def backward(x: Any, g: Any, b: Any, dy: Any) -> Any:
+        return ts.vjp(lambda x, g, b: ts.layernorm(x, g, b), x, g, b)[1](dy)
+
+    monkeypatch.setattr(strips, "WIDE", 64)
+    x, dy, g, b = *(_drawn(rng, 1100, 72) for _ in range(2)), *(_drawn(rng, 72) for _ in range(2))
+    (_, dg, db), groups = _run(backward, x, g, b, dy)
+    assert [k.kind for k in groups] == ["rows", "strips", "columns", "columns"]
+    x64, d64 = (np.asarray(t, np.float64) for t in (x, dy))
+    h = (x64 - x64.mean(1, keepdims=True)) / np.sqrt(x64.var(1, keepdims=True) + 1e-5)
+    assert_close(dg, (d64 * h).sum(0), "f32", n=1100)
+    assert_close(db, d64.sum(0), "f32", n=1100)
+
+
+@pytest.mark.parametrize("columns, ahead", [(72, False), (3000, True)])
+def test_a_block_of_one_row_is_asked_for_ahead(columns: int, ahead: bool,
+                                               rng: np.random.Generator) -> None:
+    def fn(x: Any, w: Any) -> Any:
+        return ts.sum((x - ts.mean(x, axis=-1, keepdims=True)) * w, axis=0)
+
+    x, w = _drawn(rng, 1100, columns), _drawn(rng, columns)
+    program = CudaProgram(ts.jit(fn).graph(x, w), TARGET)
+    text = source_of(next(g for g in program.plan.groups if g.kind == "strips")).text
+    loads = [line for line in text.splitlines() if "tile.load" in line]
+    assert len(loads) == 2 and [("prefetch=2" in line) for line in loads] == [
+        ahead and "m:m" in line for line in loads]
+
+
+@pytest.mark.parametrize("columns, warps, groups", [
+    (768, 4, 512), (4096, 8, 256), (8192, 16, 128)])
+def test_wide_rows_are_held_by_more_warps_and_fewer_groups(columns: int, warps: int, groups: int
+                                                           ) -> None:
+    def fn(x: Any, w: Any, dy: Any) -> Any:
+        return ts.vjp(lambda x, w: ts.rmsnorm(x, w), x, w)[1](dy)
+
+    x = ts.zeros((1 << 14, columns), "bf16")
+    program = CudaProgram(ts.jit(fn).graph(x, ts.zeros((columns,)), x), TARGET)
+    group = next(g for g in program.plan.groups if g.kind == "strips")
+    assert group.schedule.warps == warps and group.grid == (groups,)
 
 
 def test_infinities_and_nans_reach_their_sum_alone() -> None:

@@ -251,6 +251,14 @@ def test_descriptors(gpu, driver, monkeypatch, rng):
     driver.capturing = CAPTURING
     copied(Torch(x), Torch(y))
     assert len(store._pinned) == 2 and len(made) == 4
+    driver.capturing = 0
+    x, y = floats(rng, 16, 64), floats(rng, 16, 64)
+    for count in (6, 8):
+        for _ in range(2):
+            copied(Torch(x), Torch(y))
+            assert len(made) == count
+        store._slots.clear()  # given to other arrays
+        store.rewritten += 1
 
 
 # --- the same call again -----------------------------------------------------------------------

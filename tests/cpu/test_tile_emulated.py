@@ -55,6 +55,22 @@ def test_threads_that_wait_for_each_other_are_told_and_end():
     assert threading.active_count() == before
 
 
+@pytest.mark.parametrize("sums", ["b", "b + tile.row_sum(a * a)"])
+def test_reductions_over_warps_in_a_loop_wait_for_the_iteration_before(sums, rng):
+    """Warps run as far ahead of each other as barriers let them. Alone in its loop, and beside
+    another reduction, whose barrier is enough."""
+    source = f"""@kernel
+def k(A: Tensor["M", "N", f32], O: Tensor["M", "N", f32]):
+    for m in range(0, M):
+        a = tile.load(A[m:m+1, 0:256])
+        b = tile.row_sum(a)
+        O[m:m+1, 0:256] = a + {sums}
+"""
+    a = rng.integers(-9, 9, (5, 256)).astype(np.float32)
+    made = build(source)["k"]
+    compare(made, a, np.zeros((5, 256), np.float32), lanes=128, lockstep=False, target="sm_90")
+
+
 # --- casts --------------------------------------------------------------------------------------
 def numbers(rng, d) -> np.ndarray:
     if d.kind == "bool":

@@ -28,7 +28,7 @@ from hopper_programs import (
     two_gemms,
     window,
 )
-from tessera import Tensor, bf16, f32, fp8_e4m3
+from tessera import Tensor, bf16, f32, fp8_e4m3, int64
 from tessera.numerics import decode, encode, find_dtype
 from tessera.tile.cuda.instruction_names import find_instruction
 from tessera.tile.cuda.intrinsics import warp_specialised
@@ -39,6 +39,7 @@ from tessera.tile.cuda.lower.warp_specialised import (
 )
 from tessera.tile.cuda.lower.warp_specialised.check import check_slots
 from tessera.tile.cuda.lower.warp_specialised.machine import PipelineError
+from tessera.tile.cuda.lower.warp_specialised.program import Load
 from tessera.tile.cuda.lower.warp_specialised.rewrite import map_blocks, ops_in, with_attrs
 from tessera.tile.ir.errors import TileIRError
 from tessera.tile.ir.ir import For, If, Op, While, walk
@@ -83,7 +84,7 @@ def gemm_args(rng, kernel, M, N, K):
 def test_matmuls(kernel, shape, rng):
     M, N, K = shape
     made = compared(kernel, (-(-M // 128), -(-N // 128)), gemm_args(rng, kernel, M, N, K), 2)
-    assert [r.slots for r in made.rings] == [4] and made.warpgroups == 2
+    assert [r.slots for r in made.rings] == [6] and made.warpgroups == 2
     assert len(made.rings[0].loads) == 2  # A and B arrive together
 
 
@@ -114,7 +115,7 @@ def test_loops_one_after_another_share_a_ring(depths, extra, rng):
     made = compared(two_gemms, (2, 3), args, 4, schedule=Schedule(**extra), blocks=2)
     (ring,) = made.rings
     assert [[x.tensor for x in loads] for loads in ring.fills] == [["A", "B"], ["X", "W"]]
-    assert ring.slots == extra.get("stages", 4) and ring.slot_bytes == 2 * 128 * 64 * 2
+    assert ring.slots == extra.get("stages", 6) and ring.slot_bytes == 2 * 128 * 64 * 2
 
 
 @pytest.mark.parametrize("extra", [{}, dict(IN_FLIGHT=1)])
@@ -223,13 +224,22 @@ def test_warps_of_a_schedule(rng):
     assert consumers(warps=8) == 3 and consumers(warps=4, source="auto") == 3
     assert program(gemm_nt, *args, schedule=Schedule(stages=2)).rings[0].slots == 2
     assert program(gemm_nt, *args, schedule=Schedule(
-        stages=2, source="auto")).rings[0].slots == 4
+        stages=2, source="auto")).rings[0].slots == 6
 
 
 def test_three_consumers(rng):
     made = compared(attention, (2, 2), attention_args(rng, 300, D=64), 3, BM=192,
                     scalars=(LOG2E / 8,))
     assert made.warpgroups == 3 and made.pipeline.registers == (32, 160)
+
+
+@pytest.mark.parametrize("D", [48, 96, 160])
+def test_heads_that_are_no_whole_panels(D, rng):
+    made = compared(attention, (2, 2), attention_args(rng, 200, D), 3, BN=64,
+                    scalars=(LOG2E / D ** 0.5,))
+    panels = -(-D // 64)
+    assert [(x.shape, x.panels, x.panel_box, x.bytes) for x in made.ring("k").loads] == [
+        ((64, D), panels, (1, 64, 64), panels * 64 * 128)]
 
 
 def test_a_negative_scale_keeps_the_mask_of_the_weights(rng):
@@ -335,6 +345,14 @@ def by_lanes(A: Tensor["M", "K", bf16], B: Tensor["N", "K", bf16], C: Tensor["M"
         C[1, ts.tile.local_id()] = 1.0
 
 
+@ts.kernel
+def from_a_number(A: Tensor["M", "K", bf16], B: Tensor["N", "K", bf16], R: Tensor[1, int64],
+                  C: Tensor["M", "N", bf16]):
+    first = R[0]
+    a = ts.tile.load(A[0:64, first:first+64])
+    C[0:64, 0:64] = ts.tile.dot(a, ts.tile.load(B[0:64, 0:64]).T)
+
+
 def ones(*shape):
     return ts.ones(shape, bf16)
 
@@ -356,6 +374,8 @@ def ones(*shape):
         computed_right, ones(64, 64), ones(64, 64), ts.ones((64, 64), f32))),
     ("differs between lanes", lambda: refusal(
         by_lanes, ones(64, 64), ones(64, 64), ts.ones((64, 64), f32))),
+    ("integer of 64 bits", lambda: refusal(from_a_number, ones(64, 64), ones(64, 64),
+                                           np.zeros(1, np.int64), ones(64, 64))),
     ("no matmul", lambda: refusal(copying, ones(64, 64), ones(64, 64))),
     ("bytes of shared memory", lambda: refusal(
         gemm_nt, ones(256, 512), ones(256, 512), ones(256, 256), BN=256, BK=512)),
@@ -545,19 +565,21 @@ def test_panels_leave_by_tma(rows, columns, groups, buffers, shape, corner, rng)
     assert "conflicts of stmatrix" not in block.counts
 
 
-@pytest.mark.parametrize("columns", [16, 32, 64, 128])
+@pytest.mark.parametrize("columns", [16, 32, 48, 64, 96, 128])
 def test_held_operands_are_those_that_tma_wrote(columns, rng):
     """Panels of up to 64 columns, swizzled, to A's registers: rows 16 w + l / 4 and 8 on."""
-    wide = min(columns, 64)
+    load = Load("q", "Q", (128, columns), (128, columns), find_dtype("bf16"))
+    wide = load.panel_box[-1]
     tile = rng.integers(0, 1 << 16, (128, columns)).astype(np.uint16)
-    memory = np.zeros(256 * columns, np.uint8)
+    memory = np.full(load.bytes, 0xFF, np.uint8)
     for r in range(128):
         for c in range(columns):
             at = c // wide * 256 * wide + swizzle(r, c % wide * 2, 2 * wide)
             memory[at:at + 2] = np.frombuffer(tile[r, c].tobytes(), np.uint8)
     block = emulator.Block(256, shared_bytes=memory.size)
     block.shared.bytes[:] = memory
-    hold = body_of(warp_specialised.hold(0, 1 << 20, 256 * wide, 2 * columns))
+    hold = body_of(warp_specialised.hold(0, 1 << 20, load.panel_bytes, load.width_bytes,
+                                         load.row_bytes))
     found = hold(emulator.Builder(block), np.int32(0), block.t)
     assert len(found) == columns // 4
     row, column = (block.t >> 5) * 16 + (block.t & 31) // 4, block.t % 4 * 2

@@ -536,7 +536,7 @@ def test_the_benchmark_of_its_speed_runs():
 
 
 @pytest.mark.parametrize("flags, words", [
-    (["--mesh", "dp=2"], "--target cuda is for one process"),
+    (["--mesh", "dp=2"], "--target cuda --mesh dp=2 is 2 processes, each with a GPU"),
 ])
 def test_what_a_gpu_cannot_do_is_refused(train, flags, words, capsys):
     assert train.main([*TINY, "--target", "cuda", *flags]) != 0

@@ -118,6 +118,8 @@ class Block(Matrices):
             return np.int32(self.number)
         if name.startswith(("ld_", "st_")):
             return self.access(instruction, *args)
+        if name.startswith("prefetch"):
+            return None  # a line comes to a cache
         if found := re.fullmatch(r"shfl_(\w+?)_[a-z]\d+(?:_w(\d+))?", name):
             return self.shuffle(found[1], int(found[2] or WARP), *args)
         for start, does in (("red_bits", self.red_bits), ("red_add_f32_", self.red_add),
@@ -127,10 +129,16 @@ class Block(Matrices):
                             ("bulk_commit", self.bulk.commit), ("bulk_wait", self.bulk.wait),
                             ("fence_async_shared", self.bulk.fence),
                             ("cp_async_commit", self.commit), ("cp_async_wait", self.wait),
-                            ("cp_async", self.copy), ("sync", self.sync)):
+                            ("cp_async", self.copy), ("sync", self.sync),
+                            ("dependents", self.dependents)):
             if name.startswith(start):
                 return does(instruction, *args)
         return arithmetic(name)(*args)
+
+    def dependents(self, instruction: Instruction) -> None:
+        """Launches run one after another here: a wait has to stand before all accesses."""
+        early = [n for n in self.counts if n.startswith(("ld_", "st_"))]
+        assert instruction.name != "dependents_wait" or not early, f"{early} before the wait"
 
     def spread(self, x: Any) -> np.ndarray:
         return np.broadcast_to(np.asarray(x), (self.threads,))

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import re
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -166,11 +166,16 @@ class Team:
             p.start()
         ready = list(range(self.threads))
         try:
-            while ready:
-                for t in ready:
+            while ready:  # a warp gets as far ahead of the others as barriers let it
+                first = ready[0] // WARP
+                now = [t for t in ready if t // WARP == first]
+                for t in now:
                     self.baton[t].release()
                     self.back.acquire()
-                ready = sorted(self.live) if self.errors else self._meet()
+                if self.errors:
+                    ready = sorted(self.live)
+                else:
+                    ready = self._alone(first) + ready[len(now):] or self._meet()
         except BaseException as error:  # a deadlock or Ctrl-C: nobody is left waiting
             self.errors.append(error)
             for baton in self.baton:
@@ -192,20 +197,19 @@ class Team:
         self.back.release()
 
     def _meet(self) -> list[int]:
-        """The threads that go on: whole warps at one collective, or the block at a barrier."""
-        if self.live and all(self.waits[t][0] == "sync_threads" for t in self.live):
-            return self._go(sorted(self.live), lambda values: [None] * len(values))
-        moved = []
-        for warp in self._warps():
-            names = {self.waits[t][0] for t in warp}
-            if len(names) == 1 and (name := names.pop()) != "sync_threads":
-                moved += self._go(warp, lambda v, n=name, w=warp: _collective(n, v, w))
-        assert moved or not self.live, f"threads wait for each other: {self.waits}"
-        return moved
+        """The threads that go on when none can alone: the block at a barrier."""
+        waits = {t: self.waits[t] for t in self.live}
+        assert all(name == "sync_threads" for name, _ in waits.values()), \
+            f"threads wait for each other: {waits}"
+        return self._go(sorted(self.live), lambda values: [None] * len(values))
 
-    def _warps(self) -> Iterator[list[int]]:
-        for start in range(0, self.threads, WARP):
-            yield [t for t in range(start, min(start + WARP, self.threads)) if t in self.live]
+    def _alone(self, number: int) -> list[int]:
+        """The threads of a warp, if all that live have come to one collective."""
+        warp = [t for t in range(number * WARP, number * WARP + WARP) if t in self.live]
+        names = {self.waits[t][0] for t in warp}
+        if len(names) != 1 or (name := names.pop()) == "sync_threads":
+            return []
+        return self._go(warp, lambda values: _collective(name, values, warp))
 
     def _go(self, threads: list[int], f: Any) -> list[int]:
         values = [self.waits.pop(t)[1] for t in threads]

@@ -50,6 +50,24 @@ def test_four_groups_of_a_norm_and_its_sums_run_at_once() -> None:
     sass = kernel.inspect_ir("sass", target="sm_90a")
     assert max(int(r) for r in re.findall(r"\bR(\d+)\b", sass)) < 128  # and 128 threads
     assert not _instructions(sass)["STL"] and not _instructions(sass)["LDL"]
+    # One for each statistic, as the next one's stands before its memory is written again; the rest
+    # are those of the sums at the end.
+    assert _instructions(sass)["BAR"] == 4 + 2
+
+
+def test_what_all_groups_read_stays_in_the_nearest_cache_and_rows_pass_it() -> None:
+    w = _zeros(1024, dtype="bf16")
+    kernel = _kernel("rows", ts.layernorm, _zeros(64, 1024, dtype="bf16"), w, w)
+    sass = kernel.inspect_ir("sass", target="sm_90a")
+    found = Counter(re.findall(r"\bLDG\.E(\.NA)?\.128\b", sass))
+    assert found == {".NA": found[".NA"], "": 2 * found[".NA"]}
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "f32"])
+def test_a_row_is_divided_by_its_sum_without_a_branch(dtype: str) -> None:
+    kernel = _kernel("rows", ts.softmax, _zeros(64, 1024, dtype=dtype))
+    counts = _instructions(kernel.inspect_ir("sass", target="sm_90a"))
+    assert 16 < counts["MUFU"] < 24 and not counts["FCHK"]  # a power for each of 16 elements
 
 
 @pytest.mark.parametrize("dtype", ["uint8", "bf16", "f32"])

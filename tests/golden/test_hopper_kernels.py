@@ -28,7 +28,7 @@ from tessera.tile.ir.schedule import Schedule
 require_compiler()
 TARGET = parse_target("sm_90a")
 FACTS = ArgumentFacts(divisible=frozenset("MNKSDBHTEC"), aligned=frozenset("ABCQKVXWYRG") | {
-    "bias", "lse", "delta", "dQ", "dK", "dV"})
+    "bias", "lse", "delta", "dQ", "dK", "dV", "sums_q", "sums_k", "sums_v"})
 
 
 @pytest.fixture(autouse=True)
@@ -128,25 +128,31 @@ def exponentials_beside_the_matmul(sass: str) -> list[int]:
     return found
 
 
+@pytest.mark.parametrize("sums", [False, True], ids=["", "sums"])
 @pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
 @pytest.mark.parametrize("D", [64, 128])
 @pytest.mark.parametrize("kernel, results, matmuls", [(attention_keys, 2, 4),
                                                       (attention_queries, 1, 3)],
                          ids=["keys", "queries"])
-def test_the_gradient_of_attention_is_one_chain(kernel, results, matmuls, D, causal):
+def test_the_gradient_of_attention_is_one_chain(kernel, results, matmuls, D, causal, sums):
     x, r = ones(bf16, 4, 512, D), ones(f32, 4, 512)
-    block = (keys_block if results == 2 else queries_block)(bf16, D, TARGET.generation)
-    program, emitted, built = compiled(kernel, x, x, x, x, r, r, *(x,) * results, 0.1,
+    block = keys_block(bf16, D, TARGET.generation) if results == 2 else queries_block(
+        bf16, D, TARGET.generation, 512, causal)
+    columns = (ones(f32, 512 // 16, 4, D),) * (results * sums)
+    program, emitted, built = compiled(kernel, x, x, x, x, r, r, *(x,) * results, 0.1, *columns,
                                        causal=causal, **block)
     assert not [w for w in built.warnings if re.search(r"C751[0-4]", w)], built.warnings
     # of the largest ptxas keeps a word in local memory, once an iteration, in one order of its
-    # stores and in others not
-    word = 4 * (results == 2 and D == 128 and causal)
-    assert built.resources.spill_store_bytes <= word and built.resources.spill_load_bytes <= word
-    assert program.pipeline.overlap and "load_tile" not in emitted.source
+    # stores and in others not; of three warpgroups two, which hide more than two that keep none
+    three = results == 2 and D == 64
+    words = 8 if three else 4 * (results == 2 and D == 128 and causal)
+    assert built.resources.spill_store_bytes <= words and built.resources.spill_load_bytes <= words
+    assert bool(program.pipeline.overlap) != three and "load_tile" not in emitted.source
     found = counts(built)
     loops = 2 + (causal and results == 2)  # on the diagonal, where all see all, at the edge
-    assert total(found, "HGMMA") % (loops + 1) == 0
+    # and of one that is rotated a head and a tail
+    assert total(found, "HGMMA") % (loops + (not three)) == 0
+    assert "bar_sync(1," not in emitted.source  # no warp waits for the sums of others
 
 
 @pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
@@ -162,6 +168,16 @@ def test_attention_overlaps(causal):
     assert plain in EX2_BETWEEN_WAITS and masked in range(20, 66)
     assert total(found, "MUFU.EX2") == 3 * 66
     assert any(p.kind == "counter" for p in emitted.parameters) == causal
+
+
+@pytest.mark.parametrize("D", [48, 80, 96, 112, 160, 224])
+def test_no_matmul_reads_the_rest_of_a_panel(D):
+    x = ones(bf16, 4, 512, D)
+    _, _, built = compiled(kernels.attention, x, x, x, x, 0.1, BN=64)
+    require_fast(built)
+    found = counts(built)
+    assert total(found, "HGMMA.64x64x16") == 3 * D // 16  # scores: steps of 16 along D
+    assert total(found, f"HGMMA.64x{D}x16") == 3 * 4  # weights times values: D columns
 
 
 def test_three_consumers_of_half_the_depth():

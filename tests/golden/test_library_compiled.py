@@ -13,7 +13,6 @@ from tessera import Tensor, bf16, f32
 from tessera.graph.cuda import CudaProgram
 from tessera.graph.cuda.levels import compiled_of as program_compiled
 from tessera.kernels import ROUTINES
-from tessera.runtime.ptxas import assembler
 
 require_compiler()
 
@@ -29,9 +28,7 @@ def test_library_kernels(case, target):
     routine, name, arguments, constants = case
     kernel = ROUTINES[routine].kernels[name]
     pressure = ts.debug.register_pressure(kernel, *arguments, target=target, **constants)
-    # ptxas 13.0 keeps the words of a large angle, which sin and cos index, in memory; 13.5 does not
-    stack = 32 if name.startswith("rotary") and assembler().release.startswith("13.0.") else 0
-    assert not pressure.spills and pressure.stack_bytes <= stack, str(pressure)
+    assert not pressure.spills and not pressure.stack_bytes, str(pressure)
     assert pressure.occupancy.groups >= 1
 
 
@@ -48,7 +45,7 @@ def test_library_kernels_take_the_form_that_their_records_say(saying):
 
 def test_attention_and_gemm_are_warp_specialised():
     assert {c[1] for c in SAYING if c[4].says == "matmuls by wgmma, loads by TMA"} == {
-        "gemm_nn", "gemm_nt", "attention"}
+        "gemm_whole", "attention"}
 
 
 def mlp(x, w, b, r):

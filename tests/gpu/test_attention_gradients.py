@@ -82,6 +82,35 @@ def test_attention_and_its_gradient(D, dtype, rng):
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "f32"])
+@pytest.mark.parametrize("D, T", [(64, 1024), (64, 555), (80, 300), (128, 700), (192, 400)])
+def test_a_bias_in_front_of_heads(D, T, dtype, rng):
+    """Its gradient is summed by the kernels, of what they store, twice alike: see
+    tests/cpu/test_result_sums.py."""
+    B, H = 4, 2
+    x, b, g = (ts.tensor(rng.standard_normal(s).astype(np.float32)) for s in (
+        (B, T, 3 * H * D), (3 * H * D,), (B, T, H * D)))
+
+    def f(x, b, g):
+        def attend(x, b):
+            q, k, v = (ts.cast(_heads(t, H), dtype) for t in ts.split(x + b, 3, axis=-1))
+            return ts.cast(_joined(ts.attention(q, k, v, causal=True)), "f32")
+
+        y, pull = ts.vjp(attend, x, b)
+        return y, *pull(g)
+
+    both = ts.jit(f, target="cuda")
+    with ts.config.scope(poison=True):
+        _, dx, db = (t.numpy() for t in both(x, b, g))
+        assert not {"strips", "columns"} & {
+            line.split()[1] for line in both.inspect_ir("schedule").splitlines()
+            if f"over [{B}, {T}, " in line}
+        again = both(x, b, g)[2].numpy()
+    stored = dx.astype(np.float64).reshape(B * T, -1)
+    assert_close(db, stored.sum(0), "f32", n=B * T, scale=np.sqrt((stored**2).sum(0)))
+    assert np.array_equal(db, again)
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "f32"])
 @pytest.mark.parametrize("D", [64, 192])
 def test_masked_attention_and_its_gradient(D, dtype, rng):
     """Keys that are not seen, a mask of each row and key, and one that is added and has a

@@ -42,7 +42,8 @@ def compare(kernel, args, groups, schedule=None, **kwargs):
                                    (1024, 768, 512)], ids=str)
 @pytest.mark.parametrize("kernel", [kernels.gemm_nt, kernels.gemm_nn, kernels.gemm_tn],
                          ids=lambda k: k.__name__)
-@pytest.mark.parametrize("block", [(128, 256), (64, 64), (192, 128), (256, 64)], ids=str)
+@pytest.mark.parametrize("block", [(128, 256), (64, 64), (192, 128), (256, 64), (128, 96),
+                                   (64, 80)], ids=str)
 def test_matmuls(rng, kernel, shape, block):
     M, N, K = shape
     BM, BN = block
@@ -52,9 +53,9 @@ def test_matmuls(rng, kernel, shape, block):
     compare(kernel, (a, b / bf16.numpy.type(K ** 0.5), poisoned(M, N)), groups, BM=BM, BN=BN)
 
 
-@pytest.mark.parametrize("depth", [16, 32, 64, 128])
+@pytest.mark.parametrize("depth", [16, 32, 48, 64, 80, 128])
 def test_narrow_rows(rng, depth):
-    """Rows of 32 and 64 bytes have swizzles of their own."""
+    """Rows of 32 and 64 bytes have swizzles of their own; of others the last panel is not full."""
     a, b = random(rng, 200, 272), random(rng, 144, 272)
     compare(kernels.gemm_nt, (a, b, poisoned(200, 144)), (2, 2), BK=depth)
 
@@ -68,11 +69,13 @@ def test_fp8(rng, kernel, depth):
 
 @pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
 @pytest.mark.parametrize("S", [128, 333, 1000, 2176])
-@pytest.mark.parametrize("D, BM", [(128, 128), (64, 192), (64, 128)], ids=str)
+@pytest.mark.parametrize("D, BM", [(128, 128), (64, 192), (64, 128), (96, 128), (96, 192),
+                                   (48, 128)], ids=str)
 def test_attention(rng, S, D, BM, causal):
     q, k, v = (random(rng, 4 // n, S, D) for n in (1, 2, 2))
     compare(kernels.attention, (q, k, v, poisoned(4, S, D), LOG2E / D ** 0.5),
-            (-(-S // BM), 4), BM=BM, causal=causal, shared=2)
+            (-(-S // BM), 4), BM=BM, BN=96 if D == 96 and BM == 192 else 128, causal=causal,
+            shared=2)
 
 
 def test_two_accumulators_bias_and_residual(rng):

@@ -9,8 +9,10 @@ import tessera as ts
 import tile_gpu
 from cpu.test_matmul_forms import gradients
 from matmul_kernels import ATTENTION, CHAIN, NESTED, Gemm, array, make
+from tessera import stdlib
 from tessera.graph.cuda import library_ops
-from tessera.kernels.matmul_blocks import LARGE
+from tessera.kernels.gemm import LAYOUTS
+from tessera.kernels.matmul_blocks import BLOCKS
 from tolerance import assert_close
 
 MMA = "sm_90"  # mma.sync also where the device has more
@@ -120,11 +122,12 @@ def test_rings_in_a_loop(rng, target):
                      atol=3e-3, target=target)
 
 
-@pytest.mark.parametrize("block", LARGE, ids=str)
+@pytest.mark.parametrize("block", BLOCKS, ids=str)
 @pytest.mark.parametrize("extents", [(1100, 272, 336), (8192, 768, 768)], ids=str)
 def test_every_block_of_products_in_graphs(rng, block, extents, monkeypatch):
     """With a bias, and the gradients; ragged extents, sums in parts."""
-    monkeypatch.setattr(library_ops, "LARGE", (block,))
+    for name in ("BLOCKS", "LARGE"):
+        monkeypatch.setattr(library_ops, name, (block,))
     M, K, N = extents
     x, w, b, g = (ts.tensor(rng.standard_normal(s).astype("f4")) for s in
                   ((M, K), (K, N), (N,), (M, N)))
@@ -158,3 +161,40 @@ def test_matmuls_of_the_same_rows(rng, widths):
         assert_close(got[1 + 2 * i], x.T @ g, "bf16", n=512, scale=512 * scale)
         assert_close(got[2 + 2 * i], g.sum(0), "bf16", n=512, scale=512 * scale)
     assert_close(got[0], dx, "bf16", n=sum(widths), scale=float(np.abs(dx).max()) * 4)
+# --- the library's --------------------------------------------------------------------------------
+SHAPES = [(1, 520, 1000), (1, 8, 4096), (16, 520, 1000), (520, 16, 264), (77, 33, 129),
+          (512, 512, 512), (300, 256, 20000), (1001, 999, 1003), (264, 328, 136), (5, 1, 7)]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("extents", SHAPES, ids=str)
+@pytest.mark.parametrize("dtype", ["bf16", "f16"])
+def test_products_of_the_library(rng, dtype, extents, layout):
+    """Blocks, parts and swapped operands as they are chosen; rows that TMA cannot read. Twice: the
+    second call is the first one's, on other numbers."""
+    M, N, K = extents
+    for _ in range(2):
+        a, b = (ts.tensor(rng.standard_normal(s).astype("f4"), dtype) for s in (
+            (K, M) if layout[0] == "t" else (M, K), (N, K) if layout[1] == "t" else (K, N)))
+        got = stdlib.gemm(*ts.to((a, b), "cuda"), **LAYOUTS[layout])
+        want = stdlib.gemm.record.reference(*(np.asarray(x.numpy(), "f8") for x in (a, b)),
+                                            **LAYOUTS[layout])
+        assert_close(got.numpy(), want, dtype, n=K)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("extents", [(512, 256, 384), (77, 33, 129), (16, 520, 1000)], ids=str)
+@pytest.mark.parametrize("how", ["fp8", "fp8 fast", "tf32", "f32"])
+def test_products_of_other_types(rng, how, extents, layout):
+    (M, N, K), gemm = extents, stdlib.gemm
+    kind, options, close = {"fp8": ("fp8_e4m3", {"dtype": "bf16"}, "bf16"),
+                            "fp8 fast": ("fp8_e4m3", {"dtype": "bf16"}, "bf16"),
+                            "tf32": ("f32", {"precision": "tf32"}, "f16"),
+                            "f32": ("f32", {}, "f32")}[how]
+    if how == "fp8 fast":
+        gemm = gemm.with_schedule(ts.Schedule(FAST_SUMS=True))
+    a, b = (ts.tensor(rng.standard_normal(s).astype("f4"), kind) for s in (
+        (K, M) if layout[0] == "t" else (M, K), (N, K) if layout[1] == "t" else (K, N)))
+    got = gemm(*ts.to((a, b), "cuda"), **LAYOUTS[layout], **options)
+    want = gemm.record.reference(*(np.asarray(x.numpy(), "f8") for x in (a, b)), **LAYOUTS[layout])
+    assert_close(got.numpy(), want, close, n=K)

@@ -281,7 +281,7 @@ def launched(call: Callable[[Any], None]) -> list[tuple[tuple, tuple]]:
         assert int(result[0]) == 0, result[0]
         return result[1] if len(result) == 2 else result[1:]
 
-    stream = done(d.cuStreamCreate(1))
+    stream = done(d.cuStreamCreateWithPriority(1, 0))
     d.cuStreamBeginCapture(stream, d.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED)
     call(int(stream))
     graph = done(d.cuStreamEndCapture(stream))

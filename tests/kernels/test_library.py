@@ -66,6 +66,37 @@ def test_adam(dtype, rng):
         assert np.abs(w.array.astype(np.float64) - want[0]).max() < 10 * 2.0**-8 * np.abs(p).max()
 
 
+@pytest.mark.parametrize("dtype", ["bf16", ts.f32])
+@pytest.mark.parametrize("layout", ["nt", "nn"])
+def test_a_product_of_fp8_is_rounded_to_what_is_asked(layout, dtype, rng):
+    a, b = (ts.tensor(rng.standard_normal(s).astype("f4"), "fp8_e4m3") for s in (
+        (72, 300), (80, 300) if layout == "nt" else (300, 80)))
+    got = stdlib.gemm(a, b, transpose_b=layout == "nt", dtype=dtype)
+    want = stdlib.gemm.record.reference(*(x.numpy().astype("f8") for x in (a, b)),
+                                        transpose_b=layout == "nt")
+    assert got.dtype == dtype
+    assert_close(got.array, want, str(got.dtype), n=300)
+
+
+@pytest.mark.parametrize("library", [np.asarray, ts.tensor], ids=["numpy", "tessera"])
+def test_a_product_of_f32_with_the_bits_of_tf32(library, rng):
+    x = rng.standard_normal((2, 70, 70)).astype("f4")
+    got = stdlib.gemm(*map(library, x), precision="tf32")
+    rounded = ts.tensor(x, "tf32").array.astype("f8")
+    assert_close(np.asarray(got), rounded[0] @ rounded[1], "f32", n=70)
+    assert np.abs(np.asarray(got) - x[0].astype("f8") @ x[1]).max() > 1e-4
+
+
+def test_the_same_bytes_are_tf32_on_a_gpu(gpu, rng):
+    x, y = (Torch(rng.standard_normal((64, 64)).astype("f4")) for _ in "xy")
+    for _ in range(2):
+        got = stdlib.gemm(x, y, precision="tf32")
+        assert gpu.launched[-2:] == ["turned_rows", "gemm_whole"]
+        assert_close(got.x, x.x.astype("f8") @ y.x, "f16", n=64)  # and not in f32
+    with pytest.raises(ts.ArgumentError, match="cast the operands to tf32"):
+        ts.jit(lambda a: stdlib.gemm(a, a, precision="tf32")).graph(ts.zeros((64, 64)))
+
+
 def test_rotary_keeps_norms_and_takes_positions(rng):
     x = rng.standard_normal((2, 40, 16)).astype(np.float32)
     at = rng.integers(0, 5000, 40).astype(np.int32)
@@ -105,6 +136,8 @@ def test_results_lie_where_the_arrays_do(gpu, rng):
     (lambda x: stdlib.flash_attention_2(x[None], x[None], x[None], scale=-0.5), ts.ArgumentError,
      "scale is -0.5|a positive number"),
     (lambda x: stdlib.gemm(x, x), ts.ShapeError, "do not fit"),
+    (lambda x: stdlib.gemm(x, x, transpose_b=True, precision="bf16"), ts.ArgumentError,
+     "precision='bf16' with operands of f32"),
     (lambda x: stdlib.fused_adam(x, x, x, x, 0), ts.ArgumentError, "first update is step 1|step=0"),
     (lambda x: stdlib.fused_adam(x, x[0], x, x, 1), ts.ShapeError, "g is"),
     (lambda x: stdlib.rotary_embedding(x[:, :5]), ts.ShapeError, "x is"),
@@ -122,7 +155,7 @@ def test_a_routine_is_declared_once():
     from tessera.kernels.routine import find, routine
 
     with pytest.raises(ts.ArgumentError, match="declared twice"):
-        @routine(stdlib.gemm.kernels["gemm_nn"], **vars(stdlib.gemm.record))
+        @routine(stdlib.gemm.kernels["gemm_whole"], **vars(stdlib.gemm.record))
         def gemm(run, a):
             return a
     with pytest.raises(ts.ArgumentError, match="no routine 'gem'") as info:
@@ -134,7 +167,7 @@ def test_a_routine_without_samples_or_a_benchmark_without_a_rate_is_refused():
     from tessera.kernels.record import Benchmark
 
     facts = vars(stdlib.gemm.record)
-    with pytest.raises(ts.ArgumentError, match="0 samples and 3 compiled calls cannot be tested"):
+    with pytest.raises(ts.ArgumentError, match="0 samples and 8 compiled calls cannot be tested"):
         type(stdlib.gemm.record)(**facts | {"samples": ()})
     with pytest.raises(ts.ArgumentError, match="gives flops=0, bytes=0"):
         Benchmark("", ((4, 4),), beside=("cuBLAS", lambda torch, a: a))

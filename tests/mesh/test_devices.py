@@ -1,4 +1,5 @@
-"""Meshes that name GPUs, and meshes that are too large: refused before anything is computed."""
+"""Meshes of GPUs where there are none, and meshes that are too large: refused before anything is
+computed."""
 
 from __future__ import annotations
 
@@ -32,7 +33,7 @@ def test_alone_a_mesh_of_gpus_is_played_on_the_host_and_says_so_once():
     lambda mesh: ts.pmap(lambda x: x + 1, mesh=mesh)(ts.ones((2, 2))),
     lambda mesh: ts.pipeline([lambda p, x: x], 1, axis="devices", mesh=mesh)([ts.ones(1)],
                                                                             ts.ones((2, 2)))])
-def test_a_mesh_of_the_gpu_that_is_there_is_refused(compute):
+def test_a_mesh_of_gpus_is_refused_where_there_is_none(compute, no_gpu):
     with pytest.raises(ts.UnsupportedTargetError, match=r"names GPUs \(cuda:0\)") as info:
         compute(ts.dist.mesh(["cuda:0"]))
     assert HINT in info.value.hint and info.value.where.file == __file__
@@ -41,7 +42,7 @@ def test_a_mesh_of_the_gpu_that_is_there_is_refused(compute):
 
 @needs_mpi
 def test_under_mpirun_it_is_refused_and_collectives_are_not(tmp_path):
-    run = mpirun(2, "on_gpus", tmp_path, battery=Path(faults.__file__))
+    run = mpirun(2, "on_gpus", tmp_path, battery=Path(faults.__file__), CUDA_VISIBLE_DEVICES="")
     assert run.status == 0, run.text
     for text in run.results.values():
         assert "mesh(dp=2) names GPUs (cuda:0, cuda:1)" in text and HINT in text

@@ -119,3 +119,24 @@ def test_a_block_around_a_call_traces_anew(rng):
 def test_an_axis_that_is_not_there():
     with mesh_of(dp=2), pytest.raises(ts.ArgumentError, match="has no axis 'pp'"):
         ts.overlap("pp_all_reduce")
+
+
+def test_gradients_that_are_cast_are_reduced_together(rng):
+    """A cast behind each reduction does not end the wait of the others for each other."""
+    mesh = ts.dist.mesh(axes="dp", shape=2)
+    X, *W = (rng.standard_normal(s).astype(np.float32) for s in ((256, 8), *[(8, 8)] * 3))
+
+    def loss(ws, x):
+        for w in ws:
+            x = ts.gelu(ts.cast(ts.cast(x, "bf16") @ ts.cast(w, "bf16"), "f32"))
+        return ts.mean(ts.square(x))
+
+    step = ts.jit(lambda ws, x: [w - 0.1 * g for w, g in zip(
+        ws, ts.grad(loss, argnums=0)(ws, x), strict=True)])
+    spread = [ts.dist.distribute(w, ts.ShardSpec(replicate=True), mesh=mesh) for w in W]
+    x = ts.dist.distribute(X, ts.ShardSpec(("row",), ("dp",)), mesh=mesh)
+    made, want = step(spread, x), step([ts.tensor(w) for w in W], ts.tensor(X))
+    step(spread, x)
+    assert [c.op for c in step.plan] == ["all_reduce"] and "and 2 more" in step.plan[0].why
+    for a, b in zip(made, want, strict=True):
+        np.testing.assert_allclose(a.numpy(), b.numpy(), rtol=2e-2, atol=2e-3)

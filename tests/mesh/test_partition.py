@@ -16,8 +16,8 @@ from tessera.graph.ir import Graph, subgraphs
 from tessera.graph.op import OPS
 from tessera.graph.simplify import simplify
 from tessera.graph.trace import apply
+from tessera.mesh.collectives.exchange_ops import ONE_EXCHANGE_BYTES
 from tessera.mesh.layout import Layout, Split
-from tessera.mesh.sharding.layout_change_ops import ONE_EXCHANGE_BYTES
 from tessera.mesh.sharding.localize import localize
 from tessera.mesh.tensor import DistTensor
 from tessera.planning.flops import peak_memory

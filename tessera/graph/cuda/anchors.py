@@ -39,4 +39,9 @@ def whole_steps(product: Node) -> int:
         product.inputs[::2], product.attrs["layout"][::2], strict=True))
 
 
-__all__ = ["anchor_extents", "anchor_frame", "whole_steps"]
+def whole_rows(product: Node) -> bool:
+    """Whether rows of all operands begin at multiples of 16 bytes, as TMA reads them."""
+    return all(extents_of(v)[-1] * v.aval.dtype.bits % 128 == 0 for v in product.inputs)
+
+
+__all__ = ["anchor_extents", "anchor_frame", "whole_rows", "whole_steps"]

@@ -1,7 +1,8 @@
 """Attention and its gradient by the library's kernels, which keep no scores in memory.
 
-Without a mask and dropout by the fastest, else by those of modified_attention_kernels.py.
-Where a graph has both, the result's kernel saves what that of the gradient makes weights from.
+Without a mask and dropout by the fastest, few queries by those that split keys, else by those of
+modified_attention_kernels.py. Where a graph has both, the result's kernel saves what that of the
+gradient makes weights from.
 Operands that the kernels do not take are left to the composition.
 """
 
@@ -12,15 +13,19 @@ from math import prod
 from typing import Any
 
 from ...kernels.attention_backward import (
+    SUMMED_ROWS,
     attention_keys,
     attention_queries,
     keys_block,
     queries_block,
 )
+from ...kernels.attention_scores import LOG2E
+from ...kernels.decode_attention import KERNELS, combine_parts, decode_plan, few_queries
 from ...numerics import NumericType, as_type
 from ...runtime.generations import GENERATIONS, Generation
 from ...tensor import Tensor
 from .. import functions as F
+from ..expand import expand_by
 from ..flops import Shapes
 from ..ir import Graph, Node, Value
 from ..op import Aval
@@ -32,6 +37,7 @@ from ..ops.attention_op import (
     DROPOUT_ATTENTION_VJP,
     mask_and_key,
 )
+from ..ops.cached_attention import CACHED_ATTENTION
 from ..schedule.library_call import library_call
 from .modified_attention_kernels import MODIFIED, MODIFIED_GRADIENT, smallest_kept
 from .move_passes import narrows
@@ -43,23 +49,55 @@ BACKWARD = (ATTENTION_VJP, DROPOUT_ATTENTION_VJP)
 
 
 def _gradient(g: Tensor, y: Tensor, lse: Tensor, q: Tensor, k: Tensor, v: Tensor, *, scale: float,
-              causal: bool, chip: str, types: tuple[NumericType, ...]
-              ) -> tuple[Tensor, Tensor, Tensor]:
+              causal: bool, chip: str, types: tuple[NumericType, ...], sums: tuple[int, ...] = ()
+              ) -> tuple[Tensor, ...]:
     """Two kernels. The result's own row sums are taken of it as it is stored. types: those in which
-    the cotangents of q, k and v are written."""
+    the cotangents of q, k and v are written. sums: those of them whose columns are summed."""
     (S, D), (T, E) = tuple(q.shape[-2:]), tuple(v.shape[-2:])
     heads, keys = prod(q.shape[:-2]), prod(k.shape[:-2])
     delta = F.sum(to_compute(g) * to_compute(convert(y, q.type)), axis=-1)
     G = g if g.dtype is q.dtype else convert(g, q.type)
     Q, G = F.reshape(q, (heads, S, D)), F.reshape(G, (heads, S, E))
     K, V = F.reshape(k, (keys, T, D)), F.reshape(v, (keys, T, E))
-    sums = F.reshape(lse, (heads, S)), F.reshape(delta, (heads, S))
+    rows = F.reshape(lse, (heads, S)), F.reshape(delta, (heads, S))
     dQ, dK, dV = (F.zeros(x.shape, t) for x, t in zip((Q, K, V), types, strict=True))
     common: dict[str, Any] = {"group": heads // keys, "causal": causal}
     held = q.dtype, max(D, E), GENERATIONS[chip]
-    attention_keys(Q, K, V, G, *sums, dK, dV, scale, **keys_block(*held), **common)
-    attention_queries(Q, K, V, G, *sums, dQ, scale, **queries_block(*held), **common)
-    return F.reshape(dQ, q.shape), F.reshape(dK, k.shape), F.reshape(dV, v.shape)
+    columns = {i: F.zeros((-(-x.shape[1] // SUMMED_ROWS), x.shape[0], x.shape[2]))
+               for i, x in enumerate((Q, K, V)) if i in sums}
+    attention_keys(Q, K, V, G, *rows, dK, dV, scale, sums_k=columns.get(1), sums_v=columns.get(2),
+                   **keys_block(*held, keys=T), **common)
+    attention_queries(Q, K, V, G, *rows, dQ, scale, sums_q=columns.get(0),
+                      **queries_block(*held, queries=S, causal=causal), **common)
+    made = [F.reshape(x, like.shape) for x, like in zip((dQ, dK, dV), (q, k, v), strict=True)]
+    return *made, *(F.reshape(columns[i], (columns[i].shape[0], *x.shape[:-2], x.shape[-1]))
+                    for i, x in enumerate((q, k, v)) if i in sums)
+
+
+def _row_blocks(node: Node, i: int) -> int:
+    rows: Any = node.inputs[3 + i].aval.shape[-2]
+    return -(-rows // SUMMED_ROWS)
+
+
+def _few_queries(q: Tensor, k: Tensor, v: Tensor, *count: Tensor, scale: float, causal: bool,
+                 types: tuple[NumericType, ...]) -> Tensor:
+    """The queries of a group side by side, over keys in parts. count: how many keys are there."""
+    (S, D), (T, E), C = tuple(q.shape[-2:]), tuple(v.shape[-2:]), prod(k.shape[:-2])
+    R = prod(q.shape[:-1]) // C
+    plan = decode_plan(C, R, T, max(D, E))
+    P = plan.parts
+    parts = F.zeros((P, C, R, E), types[0] if P == 1 else F32)
+    lse = None if P == 1 else F.zeros((P, C, R))
+    kernel = next(x for x in KERNELS if x.__name__ == plan.kernel)
+    kernel(F.reshape(q, (C, R, D)), F.reshape(k, (C, T, D)), F.reshape(v, (C, T, E)),
+           F.reshape(count[0], (1,)) if count else None, parts, lse,
+           scale * LOG2E, S=S, BM=plan.rows, BN=plan.keys, causal=causal and S > 1)
+    if lse is None:
+        return F.reshape(parts, (*q.shape[:-1], E))
+    out = F.zeros((C * R, E), types[0])
+    combine_parts(F.reshape(parts, (P, C * R, E)), F.reshape(lse, (P, C * R)), out,
+                  BP=plan.together)
+    return F.reshape(out, (*q.shape[:-1], E))
 
 
 def _flops(ins: Shapes, outs: Shapes, *, causal: bool, **attrs: Any) -> float:
@@ -74,16 +112,26 @@ def _flops(ins: Shapes, outs: Shapes, *, causal: bool, **attrs: Any) -> float:
 FLASH = library_call("flash_attention", flops=_flops, matmul=True, shows=(0, 1, 2))
 FLASH_SAVED = library_call("flash_attention_saved", multi=True,  # and log2 of the sums of exp2
                            flops=_flops, matmul=True, shows=(0, 1, 2))
-FLASH_GRADIENT = library_call("flash_attention_gradient", multi=True, expand=_gradient)
+FEW_QUERIES = library_call("attention_of_few_queries", expand=_few_queries)
+FLASH_GRADIENT = library_call("flash_attention_gradient", multi=True, expand=_gradient,
+                              row_blocks=_row_blocks)
+
+
+def open_cached_attention(graph: Graph) -> Graph:
+    """Attention over a part of a cache with a mask, where there are no kernels that stop there."""
+    return expand_by(graph, lambda n: n.op.expand if n.op is CACHED_ATTENTION and not (
+        _is_known(n) and _is_few(n)) else None)
 
 
 def use_attention_kernels(graph: Graph, chip: Generation) -> Graph:
     """The graph with the attention that the kernels take as their calls, in blocks that suit the
     chip."""
-    taken = {n for n in graph.nodes if n.op in (*FORWARD, *BACKWARD) and _is_taken(n)}
+    taken = {n for n in graph.nodes if n.op in (*FORWARD, *BACKWARD) and _is_taken(n)
+             or n.op is CACHED_ATTENTION}
     wanted = {_key(n) for n in taken if n.op in BACKWARD}
     read = {v for n in graph.nodes for v in n.inputs} | set(graph.outputs)
-    rounded = rounded_values(graph, lambda n: n in taken and (n.op in BACKWARD or not _is_plain(n)))
+    rounded = rounded_values(graph, lambda n: n in taken and (
+        n.op in BACKWARD or _key(n) not in wanted and _is_few(n) or not _is_plain(n)))
     saved: dict[Any, tuple[Value, Value]] = {}
     nodes: list[Node] = []
     for node in graph.nodes:
@@ -95,10 +143,10 @@ def use_attention_kernels(graph: Graph, chip: Generation) -> Graph:
             nodes.append(node)
             continue
         key = _key(node)
-        if node.op in FORWARD or key not in saved:
+        if node.op not in BACKWARD or key not in saved:
             q, _, v, *_ = _operands(node)
             y = Value(Aval((*q.aval.shape[:-1], v.aval.shape[-1]), F32))
-            if node.op in FORWARD:
+            if node.op not in BACKWARD:
                 y = rounded.get(node.outputs[0], node.outputs[0])
             saved[key] = y, Value(Aval(q.aval.shape[:-1], F32))
             nodes.append(_result_call(node, saved[key], key in wanted))
@@ -128,9 +176,10 @@ def rounded_values(graph: Graph, by: Callable[[Node], bool]) -> dict[Value, Valu
 
 def _result_call(node: Node, outputs: tuple[Value, Value], wanted: bool) -> Node:
     """wanted: the gradient is in the graph too."""
-    operands = _operands(node)
+    operands, attrs = _operands(node), _own(node) | {"types": (outputs[0].aval.type,)}
+    if _is_few(node) and not wanted:
+        return Node(FEW_QUERIES, operands, attrs, outputs[:1], node.where)
     if not _is_plain(node):
-        attrs = _own(node) | {"types": (outputs[0].aval.type,)}
         return Node(MODIFIED, operands, attrs, outputs, node.where)
     q, k, _ = operands
     attrs = {"scale": node.attrs["scale"], "causal": node.attrs["causal"],
@@ -173,18 +222,32 @@ def _is_plain(node: Node) -> bool:
     return not rest and not causal and node.attrs["scale"] > 0
 
 
+def _is_few(node: Node) -> bool:
+    """Whether the kernels of few queries take it, where no gradient is wanted."""
+    q, _, v, *_ = (x.aval for x in _operands(node))
+    S: Any = q.shape[-2]
+    T: Any = v.shape[-2]
+    width: Any = max(q.shape[-1], v.shape[-1])
+    plain = node.attrs["scale"] > 0 if node.op is CACHED_ATTENTION else _is_plain(node)
+    return plain and few_queries(q.dtype, S, T, width)
+
+
 def _is_taken(node: Node) -> bool:
-    q, k, v, *rest = (x.aval for x in _operands(node))
     dropout = node.attrs.get("dropout", 0.0)
-    mask, _ = mask_and_key(tuple(rest), dropout)
-    shapes = [x.shape for x in (q, k, v, *(() if mask is None else (mask,)))]
-    if not all(isinstance(n, int) and n for s in shapes for n in s) or q.ndim < 3:
-        return False
+    mask, _ = mask_and_key(tuple(x.aval for x in _operands(node)[3:]), dropout)
     if mask is not None and mask.dtype.name not in ("bool", "bool_", "f32"):
         return False
+    return _is_known(node) and smallest_kept(dropout) < 2**32
+
+
+def _is_known(node: Node) -> bool:
+    """Whether extents are numbers, and types and widths those of the kernels."""
+    q, _, v, *_ = operands = [x.aval for x in _operands(node)]
+    if not all(isinstance(n, int) and n for x in operands for n in x.shape) or q.ndim < 3:
+        return False
     width: Any = max(q.shape[-1], v.shape[-1])
-    return q.dtype.bits <= 32 and node.attrs["accum"].name == "f32" and width <= WIDEST and (
-        smallest_kept(dropout) < 2**32)
+    return q.dtype.bits <= 32 and node.attrs["accum"].name == "f32" and width <= WIDEST
 
 
-__all__ = ["FLASH", "FLASH_GRADIENT", "FLASH_SAVED", "use_attention_kernels"]
+__all__ = ["FLASH", "FLASH_GRADIENT", "FLASH_SAVED", "open_cached_attention",
+           "use_attention_kernels"]

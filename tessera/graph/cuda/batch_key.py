@@ -3,12 +3,13 @@
 A loop over elements whose operands lie along all of its space, or are one number, has a kernel for
 any number of elements (`is_flat`), so arrays of all shapes share it. Others have the extents in
 their text, and share a launch where these are the same. Of copies the small ones do: a launch is
-much of their time, and no copy lies in memory for long before it is read.
+much of their time, and no copy lies in memory for long before it is read. What a collective sends
+shares a launch with what the same one sends: it is not to wait for what comes later.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from math import prod
 from typing import Any
 
@@ -31,9 +32,23 @@ def is_flat(group: FusionGroup, numbers: Mapping[Value, Any]) -> bool:
     return shapes == {group.space}
 
 
-def batch_key(group: FusionGroup, numbers: Mapping[Value, Any], attributes: Any) -> Hashable | None:
+def sent_by(groups: Sequence[FusionGroup]) -> dict[Value, int]:
+    """The collective, by the number of its group, that sends each value, or a view of it."""
+    found: dict[Value, int] = {}
+    for i, group in reversed(list(enumerate(groups))):
+        if group.kind == "exchange":
+            found.update(dict.fromkeys(group.inputs, i))
+        elif group.kind == "view":
+            sender = next((found[v] for v in group.outputs if v in found), None)
+            found.update({} if sender is None else dict.fromkeys(group.inputs, sender))
+    return found
+
+
+def batch_key(group: FusionGroup, numbers: Mapping[Value, Any], attributes: Any,
+              sent: Mapping[Value, int]) -> Hashable | None:
     """Equal for groups that do the same; None for one that has a launch of its own: it draws, knows
-    where its elements stand, or checks an index. attributes: of a node's step."""
+    where its elements stand, or checks an index. attributes: of a node's step. sent: see sent_by.
+    """
     if group.kind not in KINDS or any(
             n.op.placed or n.op.makes or n.op.effects or n.op.name == "check_index"
             for n in group.nodes):
@@ -59,8 +74,9 @@ def batch_key(group: FusionGroup, numbers: Mapping[Value, Any], attributes: Any)
             map(value, n.outputs))
 
     steps = tuple(map(step, group.nodes))
-    return group.kind, () if flat else group.space, steps, moves, tuple(
+    senders = tuple(sent.get(v, -1) for v in group.outputs)
+    return group.kind, () if flat else group.space, steps, moves, senders, tuple(
         map(value, group.outputs))
 
 
-__all__ = ["batch_key", "is_flat"]
+__all__ = ["batch_key", "is_flat", "sent_by"]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from ...kernels.softmax import LONGEST
+from ...kernels.attention import attention_block
+from ...kernels.row_blocks import ALONE, row_blocks
 from ...numerics import NumericType
 from ...runtime.generations import Generation
 from ...tile.ir.schedule import Schedule
@@ -14,9 +15,9 @@ SECTOR = 32  # bytes that memory gives at once
 RUN_BYTES = 128  # of a tile that is transposed, in either direction
 IDS = 4096  # that a group looks through at once
 AHEAD = 8  # slices that are read before the first of them is added
+KEPT_BYTES = 2048  # of shared memory: what the driver takes of each group, and reductions
 GROUPS = 1024  # enough for every GPU: eight for each of 128 multiprocessors
 COPIED = "a copy, because kernels take elements in row-major order"
-STEP, PASS_WARPS = 4096, 8  # columns of a pass over rows that are longer than LONGEST
 
 
 def power(n: int) -> int:
@@ -54,13 +55,27 @@ def dividing(extent: int, most: int, bits: int) -> int:
 
 
 def for_rows(extents: tuple[int, ...]) -> Schedule:
-    """32 elements in each thread; short rows share a group, long ones are passed over."""
-    n = extents[-1]
-    if n > LONGEST:
-        return chosen(1, STEP, warps=PASS_WARPS)
-    wide = power(n)
-    m = min(power(extents[-2]), max(1, 1024 // wide))
-    return chosen(m, n, warps=max(1, min(16, m * wide // 1024)))
+    """Short rows share a group, long ones are gone through in passes; see kernels/row_blocks.py."""
+    b = row_blocks(*extents[-2:])
+    return chosen(b.rows, b.columns, warps=b.warps)
+
+
+def for_passes(s: Schedule, columns: int, row_bytes: int, shared_bytes: int, laid: bool
+               ) -> tuple[Schedule, int]:
+    """The schedule of passes over rows, and the room for what is read again. row_bytes: of all
+    that is. laid: some operand does not lie densely, and was looked at in blocks of s.
+
+    Two groups on a multiprocessor, of which one computes while the other waits; else one with more
+    warps, and without room one that fills the multiprocessor and finds the row in its L1 cache
+    again. Softmax of 65536 columns, 2^26 elements: 110 us in shared memory, 122 by L1, and 180 in
+    groups that go to L2 (H100, 2026-11-25; a copy takes 91.5).
+    """
+    half, whole = (shared_bytes // n - KEPT_BYTES for n in (2, 1))
+    if row_bytes <= half or laid:
+        return s, half
+    if row_bytes <= whole:
+        return chosen(1, min(ALONE, power(columns) // 2), warps=ALONE // 512), whole
+    return chosen(1, min(ALONE, power(columns) // 2), warps=ALONE // 256), whole
 
 
 def for_columns(extents: tuple[int, ...], ends: bool = False) -> Schedule:
@@ -74,18 +89,11 @@ def for_columns(extents: tuple[int, ...], ends: bool = False) -> Schedule:
 
 def for_attention(numeric: NumericType, S: int, width: int, chip: Generation,
                   causal: bool) -> Schedule:
-    """128 queries in two warpgroups, as many keys at a time; half as many for wide heads, and where
-    keys and values of two stages do not fit shared memory. Three warpgroups for narrow heads, where
-    their blocks waste little on the diagonal: with 64 and 4096 queries 1.17 times as fast, causal
-    1.04 (H200, 2026-11-22)."""
+    """A warp for 16 queries, of three warpgroups two."""
+    m, n = attention_block(numeric.dtype, S, width, causal, chip)
     if numeric.dtype.bits > 16:
-        return chosen(32, 32, warps=4, stages=1)
-    if chip.warpgroup_matmul is not None and width in (32, 64) and S >= (4096 if causal else 1024):
-        return chosen(192, 96 if causal else 128, warps=8, stages=2)
-    m, n = 128 if S > 64 else 64, 128 if width <= 128 else 64
-    while n > 32 and (4 * n + m) * width * 2 > chip.group_shared_bytes:
-        n //= 2
-    return chosen(m, n, warps=m // 16, stages=2)
+        return chosen(m, n, warps=4, stages=1)
+    return chosen(m, n, warps=min(8, m // 16), stages=2)
 
 
 def for_move(extents: tuple[int, ...], tiles: tuple[int, ...], why: str = "",
@@ -139,4 +147,4 @@ def grid_of(extents: tuple[int, ...], m: int | None, n: int) -> tuple[int, ...]:
 
 
 __all__ = ["SECTOR", "blocks", "chosen", "dividing", "for_attention", "for_columns", "for_gather",
-           "for_loop", "for_many", "for_move", "for_rows", "for_segments", "grid_of"]
+           "for_loop", "for_many", "for_move", "for_passes", "for_rows", "for_segments", "grid_of"]

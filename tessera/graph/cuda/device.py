@@ -16,7 +16,7 @@ from ...kernels.routine import ForeignArray
 from ...runtime.arrays import HOST
 from ...runtime.buffer import DEFAULT, Borrowed, own_stream
 from ...runtime.buffer import DeviceBuffer as Memory
-from ...runtime.copies import CopyQueue, PinnedMemory
+from ...runtime.copies import CopyQueue, PinnedMemory, SideStream
 from ...runtime.device import Device, device
 from ...runtime.graphs import DeviceGraph
 from ...runtime.nvtx import nvtx_range
@@ -35,6 +35,7 @@ from ..schedule.ir import (
 )
 from ..schedule.offload import placed_on_host, waits
 from .batch_launch import BatchLaunch
+from .collective_steps import CollectiveStep
 from .compile_program import CompiledBefore, collection_paused, compile_launches
 from .graph_limits import FEWEST_LAUNCHES, why_no_graph
 from .host_steps import HostCalls, HostStep
@@ -44,6 +45,7 @@ from .launch_work import GroupBatch, StepLabel
 from .library_steps import LibraryStep, need_cupy
 from .loop_steps import LoopStep
 from .node_kernels import NodeLaunch
+from .overlap import overlapped
 from .recorded_calls import RecordedCalls, recordable
 from .result_buffers import ResultBuffer, may_overwrite
 from .run import CudaProgram, GroupLaunch
@@ -215,6 +217,11 @@ class Workspace:
                     f"the host launches the iterations of {node.op.name}, which cannot be "
                     "captured in a CUDA graph", where=node.where,
                     hint="ts.jit without capture=True")
+            if isinstance(step, CollectiveStep):
+                node = step.callee.node
+                raise UnsupportedTargetError(
+                    f"{node.op.name} sends between ranks, which is not captured in a CUDA graph",
+                    where=node.where, hint="ts.jit without capture=True")
             if isinstance(step, LibraryStep):
                 raise UnsupportedTargetError(
                     f"{step.callee.node.op.name} runs in {step.callee.record.name}, which cannot "
@@ -241,6 +248,9 @@ class Workspace:
         results = {plan.base(n) for n in plan.results}
         ahead = True
         awaited = waits(plan.steps, plan.region)
+        beside = overlapped(plan.steps, program.collectives(), program.sending_loops(),
+                            plan.region)
+        side = SideStream(self.device, len(beside.numbers), stream, first=True) if beside else None
         for run in program.runs(not self.alone):
             step = program.steps[run.start]
             copy = max((n for k in run if (n := awaited[k]) is not None), default=None)
@@ -248,6 +258,9 @@ class Workspace:
             ahead = ahead and not any(_touches(plan, plan.steps[k], results) for k in run)
             if copies and copy is not None and not isinstance(step, Transfer):
                 add("wait", partial(copies.wait, copy))
+            sent = max((beside.awaited.get(k, -1) for k in run), default=-1) if beside else -1
+            if side and sent >= 0:
+                add("wait", partial(side.wait, sent))
             if len(run) > 1:
                 batch = self._batch(run)
                 add("kernel", partial(batch, stream), GroupBatch(
@@ -259,6 +272,13 @@ class Workspace:
                 need_cupy(step.callee)
                 add("library", partial(step.launch, lambda name: self._at(name)[0],
                                        self.device.index, stream), step)
+            elif isinstance(step, CollectiveStep) and beside and side:
+                add("exchange", partial(step.beside, lambda name: self._at(name)[0],
+                                        self.device.index, side, beside.numbers[run.start]), step,
+                    side.stream)
+            elif isinstance(step, CollectiveStep):
+                add("exchange", partial(step.launch, lambda name: self._at(name)[0],
+                                        self.device.index, stream), step)
             elif isinstance(step, LoopStep):
                 repeat = step.launcher(lambda name: self._at(name)[0],
                                        self._inside, self.device.index)
@@ -275,9 +295,14 @@ class Workspace:
                 pending = [n for r, n in leaving if r.meets(at)]
                 if copies and pending:
                     add("wait", partial(copies.wait, max(pending)))
+                if side and beside and (begun_there := [
+                        n for k, n in beside.numbers.items() if k < run.stop]):
+                    add("wait", partial(side.wait, max(begun_there)))
                 add("poison", partial(self.block.fill, 0xFF, offset, size, stream))
         if copies:  # the next call finds all places free
             add("wait", partial(copies.wait, count - 1))
+        if side and beside and len(plan.steps) in beside.awaited:
+            add("wait", partial(side.wait, beside.awaited[len(plan.steps)]))
         return found
 
     def _inside(self, program: CudaProgram) -> Workspace:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from ...tile.ir.ir import Op, walk
 from ..schedule.ir import Transfer
+from .collective_steps import CollectiveStep
 from .host_steps import HostStep
 from .library_steps import LibraryStep
 from .loop_steps import LoopStep
@@ -24,6 +25,10 @@ def why_no_graph(program: CudaProgram) -> str:
             return f"the host launches the iterations of {step.callee.node.op.name}"
         if isinstance(step, LibraryStep):
             return f"{step.callee.node.op.name} runs in {step.callee.record.name}"
+        if isinstance(step, CollectiveStep):
+            if step.callee.route == "nccl":
+                continue
+            return f"{step.callee.node.op.name} sends between ranks by way of the host"
         if isinstance(step, HostStep):
             return f"{step.node.op.name} runs on the host"
         if isinstance(step, Transfer):

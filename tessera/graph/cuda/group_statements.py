@@ -52,6 +52,7 @@ class FrameBlock:
     held: dict[str, KernelValue] = field(default_factory=dict)
     suffix: str = ""  # of names in a further pass over the same elements
     fill: str = ""  # of loads, where what lies beyond the edges counts nowhere
+    ahead: int = 1  # blocks of rows that are under way, in a loop over them
     shared: dict[str, str] = field(default_factory=dict)  # blocks of operands there
     along: int = -2
 
@@ -130,7 +131,8 @@ def value(w: KernelWriter, b: FrameBlock, arg: Any, kind: str, step: GroupStep) 
     operand = b.operands[arg]
     place, m, n = b.place(operand)
     name = arg + b.suffix
-    text = place if not (m or n) else f"tile.load({place}{b.fill})"
+    ahead = f", prefetch={b.ahead}" if b.ahead > 1 and m and n else ""
+    text = place if not (m or n) else f"tile.load({place}{b.fill}{ahead})"
     if arg in b.shared:
         text = f"tile.load({b.shared[arg]})"
     if n and not m and not b.flat:

@@ -4,6 +4,7 @@ A key follows from the seed, the step and the number of a stream; others are fol
 whatever depends on keys and constants alone, and is small, is computed at each call, and the
 kernels read it as they read arguments. Bits are drawn in the kernels:
 
+    bits at indices (i, key) ->  random_bits of i and the words, elementwise
     random_bits(key)         ->  random_bits(word 0 of key, word 1), elementwise
     cast_stochastic(x, key)  ->  cast_stochastic(x, word 0 of key, word 1), elementwise
 """
@@ -26,6 +27,7 @@ from .spell import no_kernel
 SMALL = 4096  # elements of a value that the host computes at each call
 BITS = library_call("random_bits", makes="bits",
                     tile="tile.random_bits({index}, seed=({0}, {1}), runs={runs})")
+BITS_AT = library_call("random_bits_at", tile="tile.random_bits({0}, seed=({1}, {2}))")
 CAST = library_call("cast_stochastic", converts=True,
                     tile="tile.cast({0}, {to}, bits=tile.random_bits({index}, seed=({1}, {2}), "
                          "runs={runs}))")
@@ -36,11 +38,13 @@ def open_keys(graph: Graph) -> Graph:
     rw = Rewriter()
     for node in graph.nodes:
         rw.where = node.where
-        if node.op.makes == "bits" or node.op in (CAST_STOCHASTIC, ROUND):
+        if node.op.makes in ("bits", "bits_at") or node.op in (CAST_STOCHASTIC, ROUND):
             *xs, key = node.inputs
             words = (_word(rw, key, i) for i in (0, 1))
-            op = {CAST_STOCHASTIC: CAST, ROUND: ROUND}.get(node.op, BITS)
-            _require_exact(node)
+            op = BITS_AT if node.op.makes == "bits_at" else {
+                CAST_STOCHASTIC: CAST, ROUND: ROUND}.get(node.op, BITS)
+            if op is not BITS_AT:
+                _require_exact(node)
             attrs = node.attrs if op is ROUND else {}
             node = Node(op, (*xs, *words), attrs, node.outputs, node.where)
         rw.add(node)

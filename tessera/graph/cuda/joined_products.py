@@ -16,10 +16,11 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
-from ...kernels.matmul_blocks import BEGIN_US, BYTES_PER_US, MatmulExtents
+from ...kernels.matmul_blocks import BEGIN_US, MEMORY, MatmulExtents
+from ...kernels.matmul_plan import card_for
 from ...numerics import stored_bytes
 from ...runtime.generations import Generation, WarpgroupMatmul
-from ..ir import Graph, Node, Value
+from ..ir import Graph, Node, Value, value_bytes
 from ..ops.kernel import KERNEL
 from ..schedule.library_call import LibraryCall
 from ..schedule.loop_axes import extents_of
@@ -31,6 +32,9 @@ from .replace_nodes import Replacement, replace_nodes
 GAIN = 0.03  # of the time: estimates are not better
 BOX = 1024  # bits: a box of TMA with its swizzle, of which parts of rows are multiples
 NARROW = 16  # bits of a result that leaves with its epilogue
+# Parts of a joined result stay in memory until the last of them has been read: those of more bytes
+# are not joined with one that is read so many nodes later, as the backward pass is.
+LATER, HELD_BYTES = 64, 1 << 20
 
 
 @dataclass(frozen=True)
@@ -70,6 +74,11 @@ class _Readers:
         """Whether a value is a result of the graph, as it is or reshaped."""
         return v in self.results or any(self.becomes_result(n.outputs[0]) for n in self.nodes.get(
             v, ()) if n.op.name == "reshape")
+
+    def last_use(self, v: Value) -> int:
+        """The place of the last node that reads a value, where it lies."""
+        return max((self.last_use(n.outputs[0]) if n.op.view else self.place[n]
+                    for n in self.nodes.get(v, ())), default=len(self.place))
 
     def made_of(self, values: Iterable[Value], nodes: Sequence[Node]) -> bool:
         """Whether values are made of what some nodes make."""
@@ -122,7 +131,8 @@ def _pays(chains: Sequence[_Chain], readers: _Readers, chip: WarpgroupMatmul | N
     copied = [v for v in (n.inputs[1] for n in products) if not _is_made_anywhere(v, readers)]
     copied += [c.end for c in chains if readers.becomes_result(c.end)]
     moved = 2 * sum(stored_bytes(extents_of(v), v.aval.dtype) for v in copied)
-    copies = (BEGIN_US + moved / BYTES_PER_US) if copied else 0.0
+    bytes_per_us = MEMORY * 1e3 * card_for(chip).memory_gbps
+    copies = (BEGIN_US + moved / bytes_per_us) if copied else 0.0
     return us(sum(widths)) + copies < (1 - GAIN) * sum(map(us, widths))
 
 
@@ -141,7 +151,7 @@ def _can_lie_apart(chains: Sequence[_Chain], readers: _Readers) -> bool:
 def _is_made_anywhere(v: Value, readers: _Readers) -> bool:
     """Whether a value is made by a kernel that can write it where it belongs."""
     made = readers.maker.get(v)
-    while made is not None and made.op.name in ("reshape", "transpose"):
+    while made is not None and made.op.view and value_bytes(made.inputs[0]) == value_bytes(v):
         v = made.inputs[0]
         made = readers.maker.get(v)
     return made is not None and v not in readers.results and (
@@ -197,6 +207,18 @@ def _keeps_rows(node: Node, other: Node) -> bool:
     """Whether a reshape leaves the last axis, and the others as another reshape does."""
     x, y = node.inputs[0].aval.shape, node.outputs[0].aval.shape
     return x[-1:] == y[-1:] and y[:-1] == other.outputs[0].aval.shape[:-1]
+
+
+def _of_one_life(chains: Sequence[_Chain], readers: _Readers) -> list[list[_Chain]]:
+    """The chains in groups whose results are read for the last time about together, in order."""
+    groups: list[list[_Chain]] = []
+    last = {c: readers.last_use(c.end) for c in chains}
+    for c in sorted(chains, key=lambda c: last[c]):
+        held = sum(value_bytes(x.end) for x in groups[-1]) if groups else 0
+        if not groups or last[c] - last[groups[-1][0]] > LATER and held > HELD_BYTES:
+            groups.append([])
+        groups[-1].append(c)
+    return [[c for c in chains if c in g] for g in groups if len(g) > 1]
 
 
 # --- the joined matmul --------------------------------------------------------------------------
@@ -265,10 +287,9 @@ def join_products(graph: Graph, chip: Generation) -> Graph:
     """The graph with matmuls of the same left operand as one, where that takes less time."""
     readers, found = _Readers(graph), list[Replacement]()
     for products in _sharing(graph, readers):
-        chains = _chains(products, readers)
-        if chains and _can_lie_apart(chains, readers) and _pays(
-                chains, readers, chip.warpgroup_matmul):
-            found.append(_replacement(chains))
+        for chains in _of_one_life(_chains(products, readers), readers):
+            if _can_lie_apart(chains, readers) and _pays(chains, readers, chip.warpgroup_matmul):
+                found.append(_replacement(chains))
     return replace_nodes(graph, found)
 
 

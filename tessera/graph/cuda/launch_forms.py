@@ -4,6 +4,7 @@
     copy                       elements are moved, nothing is computed
     library:cuFFT              a vendor's library
     host                       what the host does with values of the call
+    nccl | exchange            a collective; the latter before the ranks know how
     refused                    the compiler does not take the kernel: the reason is its error
 
 The decision and its reason are the compiler's own record of the kernel, emitted for the extents of
@@ -18,8 +19,9 @@ from typing import TYPE_CHECKING, Any
 from ...errors import TesseraError
 from ...runtime.target import Target
 from ...tile.ir.types import GlobalTensor
-from ...tile.launch.machine_code import CompileRequest
+from ...tile.launch.machine_code import CompileRequest, divisible_extents
 from ..schedule.ir import Transfer
+from .collective_steps import CollectiveStep
 from .host_steps import HostStep
 from .library_steps import LibraryStep
 from .loop_steps import LoopStep
@@ -47,9 +49,10 @@ def request_of(launch: GroupLaunch | NodeLaunch, target: Target) -> CompileReque
     """
     function = launch.kernel.function()
     tensors = [p.value.name for p in function.params if isinstance(p.type, GlobalTensor)]
-    divisible = {d for d, n in extents_by_name(launch).items() if n % 16 == 0 and not d.isdigit()}
-    return CompileRequest(launch.lanes, launch.group.schedule, target, frozenset(divisible),
-                          frozenset(tensors))
+    divisible, eights = divisible_extents({
+        d: n for d, n in extents_by_name(launch).items() if not d.isdigit()})
+    return CompileRequest(launch.lanes, launch.group.schedule, target, divisible,
+                          frozenset(tensors), eights=eights)
 
 
 def extents_by_name(launch: GroupLaunch | NodeLaunch) -> dict[str, int]:
@@ -65,7 +68,7 @@ def kernel_of_launch(launch: GroupLaunch | NodeLaunch, target: Target) -> Any:
     from ...tile.cuda.emit.emitter import ArgumentFacts
 
     r, function = request_of(launch, target), launch.kernel.function()
-    facts = ArgumentFacts(r.divisible, r.aligned)
+    facts = ArgumentFacts(r.divisible, r.aligned, eights=r.eights)
     return emit_kernel(function, r.lanes, target, facts, schedule=r.schedule)
 
 
@@ -89,6 +92,8 @@ def forms_of(program: CudaProgram) -> list[LaunchForm]:
         elif isinstance(step, LoopStep):
             kernels = sum(len(p.plan.groups) for p in step.programs)
             found.append(LaunchForm("host", f"{step.callee}; {kernels} launches each"))
+        elif isinstance(step, CollectiveStep):
+            found.append(LaunchForm(step.callee.route or "exchange", str(step.callee)))
         elif isinstance(step, HostStep):
             found.append(LaunchForm("host", str(step.group.attr("calls"))))
         elif step.group.kind == "move":

@@ -12,6 +12,7 @@ from ...errors import short_path
 from ...tile.passes.operation_counts import count, rate_of
 from ..schedule.ir import ScheduledGroup, Transfer
 from ..schedule.work import LaunchWork, operand_bytes, part_of, read_bytes, written_bytes
+from .collective_steps import CollectiveStep
 from .host_steps import HostStep
 from .library_steps import LibraryStep
 from .loop_steps import LoopStep
@@ -26,7 +27,7 @@ SORTS = {"gemm": "matmul", "attention": "attention", "loop": "elementwise", "row
          "gather": "index", "segments": "index", "last": "index", "parts": "index",
          "runs": "index", "sort": "sort", "merge": "sort",
          "search": "sort", "position": "reduction", "scan": "reduction", "key": "elementwise",
-         "library": "library", "host": "copy", "repeat": "loop"}
+         "library": "library", "host": "copy", "repeat": "loop", "exchange": "exchange"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,13 +42,13 @@ class GroupBatch:
 class StepLabel:
     """What runs between two events: a part of a step of a program.
 
-    part: kernel | library | loop, of the host | host, a copy for it | transfer | copy, of what a
-    kernel writes | fill | wait, for a copy | poison
+    part: kernel | library | exchange, between ranks | loop, of the host | host, a copy for it |
+    transfer | copy, of what a kernel writes | fill | wait, for a copy | poison
     """
 
     program: CudaProgram
-    step: (GroupLaunch | GroupBatch | NodeLaunch | LibraryStep | HostStep | LoopStep | Transfer
-           | None)
+    step: (GroupLaunch | GroupBatch | NodeLaunch | LibraryStep | HostStep | LoopStep
+           | CollectiveStep | Transfer | None)
     part: str
 
     @cached_property

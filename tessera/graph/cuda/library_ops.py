@@ -11,16 +11,18 @@ from math import prod
 from typing import Any
 
 from ...errors import SourceLine
-from ...kernels.gemm import default_block
 from ...kernels.matmul_blocks import (
+    BLOCKS,
     FP8_COLUMNS,
     LARGE,
     USUAL,
     MatmulBlocks,
     MatmulExtents,
     choose_blocks,
+    default_block,
     short_sums,
 )
+from ...kernels.matmul_plan import card_for
 from ...numerics import NumericType
 from ...runtime.generations import WarpgroupMatmul
 from ..flops import Shapes
@@ -30,7 +32,7 @@ from ..schedule.library_call import LibraryCall, library_call
 from ..schedule.loop_axes import extents_of
 from ..schedule.op_ids import OpLine, id_of
 from ..simplify import Rewriter, rebuild, remove_dead
-from .anchors import whole_steps
+from .anchors import whole_rows, whole_steps
 from .packed_values import BYTE, BYTES_OF, FROM_BYTES
 
 
@@ -172,22 +174,26 @@ def blocks_of(node: Node, chip: WarpgroupMatmul | None) -> tuple[MatmulBlocks, b
         return MatmulBlocks(0, 0), False
     *lead, M, N = extents_of(node.outputs[0])
     extents = MatmulExtents(M, N, whole_steps(node), numeric.dtype.bits, out.dtype.bits,
-                            prod(lead))
-    return quickest_blocks(extents, numeric, chip, not lead and out.dtype.kind == "float")
+                            prod(lead), short_sums(numeric))
+    return quickest_blocks(extents, numeric, chip, not lead and out.dtype.kind == "float",
+                           whole_rows(node))
 
 
 def quickest_blocks(extents: MatmulExtents, numeric: NumericType, chip: WarpgroupMatmul | None,
-                    split: bool = True) -> tuple[MatmulBlocks, bool]:
-    """The blocks of a matmul, and whether there was a choice: warpgroups have one where the result
-    is no smaller than the usual block, but not of codes of 8 bits, whose sums are kept twice.
+                    split: bool = True, whole: bool = True) -> tuple[MatmulBlocks, bool]:
+    """The blocks of a matmul, and whether there was a choice: warpgroups have one, but not of codes
+    of 8 bits, whose sums are kept twice. Where TMA cannot read the operands others multiply, and
+    large results alone have a choice.
 
     numeric: the type of operands, of 16 bits or fewer.  split: whether K may be summed in parts.
+    whole: whether TMA reads the operands' rows.
     """
     m, n, _ = default_block(numeric, extents.M, extents.N)
     usual = (m, min(n, FP8_COLUMNS)) if short_sums(numeric) else (m, n)
-    chosen = chip is not None and usual == USUAL and numeric.dtype.bits == 16 and (
-        numeric.dtype.name in chip.operands)
-    return choose_blocks(extents, LARGE if chosen else (usual,), split), chosen
+    chosen = chip is not None and numeric.dtype.bits == 16 and (
+        numeric.dtype.name in chip.operands) and (whole or usual == USUAL)
+    return choose_blocks(extents, BLOCKS if chosen and whole else LARGE if chosen else (usual,),
+                         split, card_for(chip)), chosen
 
 
 def place_blocks(graph: Graph, chip: WarpgroupMatmul | None) -> Graph:

@@ -21,6 +21,7 @@ from .group_statements import (
 from .kernel_text import KernelText, KernelWriter, capital
 from .row_passes import write_passes
 
+POWER = re.compile(r"tile\.exp\(\{0\}( \* 1\.0)?\)")
 APPROXIMATED = re.compile(r"\b(tile\.(?:exp|sigmoid))\(")
 
 
@@ -35,13 +36,34 @@ def templates(group: ScheduledGroup) -> dict[str, str]:
 def narrow_steps(group: ScheduledGroup) -> set[str]:
     """The f32 values of which nothing is kept but what elementwise steps make of them and round to
     16 bits. An approximation of 2^-17 changes these by less than 2^-5 of a last place, unless
-    they are a difference of numbers 2^7 times as large; f32's own rounding shows from 2^12 on."""
-    wide = {o.name for o in group.writes}
+    they are a difference of numbers 2^7 times as large; f32's own rounding shows from 2^12 on.
+
+    So are the powers of a row that are only summed, with what follows from the row's maximum: of
+    p_i = e^-d_i / sum_j e^-d_j the mean of d_i is the entropy less the sum's logarithm, at most
+    log n, so the sum is within (1.4 log n + 4) 2^-24: five last places for rows of 2^17."""
+    wide, steps = {o.name for o in group.writes}, {s.name: s for s in group.steps}
     for s in reversed(group.steps):
         rounds = s.type.dtype.kind == "float" and s.type.dtype.bits <= 16
-        if not rounds and (s.name in wide or s.reduction or s.type.dtype.name != "f32"):
+        if not rounds and not _sums_powers(s, steps) and (
+                s.name in wide or s.reduction or s.type.dtype.name != "f32"):
             wide.update(a for a in s.args if isinstance(a, str))
     return {s.name for s in group.steps if s.name not in wide and s.type.dtype.name == "f32"}
+
+
+def _sums_powers(step: GroupStep, steps: dict[str, GroupStep]) -> bool:
+    """Whether it is a row's sum of e^(x - max x)."""
+    def text(s: GroupStep) -> str:
+        return str(dict(s.attrs).get("text", ""))
+
+    def made(arg: object) -> GroupStep | None:
+        return steps.get(arg) if isinstance(arg, str) else None
+
+    power = made(step.args[0]) if step.reduction == "sum" else None
+    shifted = made(power.args[0]) if power and POWER.fullmatch(text(power)) else None
+    if shifted is None or text(shifted) != "{0} - {1}":
+        return False
+    top = made(shifted.args[1])
+    return top is not None and top.reduction == "max" and top.args[0] == shifted.args[0]
 
 
 def _frame(group: ScheduledGroup) -> Frame:

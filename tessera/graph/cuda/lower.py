@@ -30,7 +30,8 @@ from ..schedule.op_ids import id_of, line_of, number
 from ..schedule.region_copies import RegionCopy, moves_of
 from . import choose_schedule
 from .anchors import anchor_extents, anchor_frame
-from .batch_key import batch_key, is_flat
+from .batch_key import batch_key, is_flat, sent_by
+from .collective_steps import CollectiveCallee
 from .elements import schedule_elements
 from .extrema import schedule_position
 from .fold_keys import schedule_key
@@ -45,7 +46,7 @@ from .loop_steps import LoopCallee
 from .matmul_form import matmul_form
 from .node_kernels import launch_of
 from .prepare import prepare
-from .row_passes import brought_rows
+from .row_passes import brought_rows, read_again
 from .scans import schedule_scan
 from .scatters import schedule_last
 from .searches import schedule_search
@@ -54,8 +55,6 @@ from .sorting import schedule_merge, schedule_sort
 from .spell import COMBINE, template
 from .strips import STRIPS_OF, schedule_strips
 from .target import CUDA
-
-KEPT_BYTES = 2048  # of shared memory: what the driver takes of each group, and reductions
 
 
 class LoweredGraph:
@@ -97,7 +96,8 @@ def lower(graph: Graph, target: Target, donated: Sequence[int] = (),
     rest = rest if on_host is None else copy_arguments(rest, on_host)
     groups = order_arguments(place_saved(join_readers(fuse(rest, CUDA)), rest), rest)
     plain = numbers(known)
-    groups = batch_groups(groups, rest, lambda g: batch_key(g, plain, _attrs), CUDA)
+    sent = sent_by(groups)
+    groups = batch_groups(groups, rest, lambda g: batch_key(g, plain, _attrs, sent), CUDA)
     memory = plan_memory(rest, groups, known, CUDA, draws.values,
                          [rest.inputs[i] for i in donated])
     builder = _KernelSchedule(rest, groups, memory, draws.values,
@@ -187,9 +187,12 @@ class _KernelSchedule(ScheduleBuilder):
         s = s if m == s.m else choose_schedule.chosen(m, s.n, warps=s.value("warps_"))
         grid = (*frame.extents[:-2], choose_schedule.blocks(frame.extents[-2], s.m))
         more = {}
-        if s.n < frame.extents[-1]:  # two groups on a multiprocessor: one computes, one waits
-            room = self.chip.group_shared_bytes // 2 - KEPT_BYTES
-            more["brought"] = brought_rows(frame, reads, writes, steps, room)
+        if s.n < frame.extents[-1]:
+            again = read_again(frame, reads, writes, steps)
+            laid = any(o.layout for o in (*reads, *writes))
+            s, room = choose_schedule.for_passes(s, frame.extents[-1], sum(again.values()),
+                                                 self.chip.group_shared_bytes, laid)
+            more["brought"] = brought_rows(again, room)
         self.add("rows", space, reads, writes, steps, s, grid, axes=frame.members, **more)
 
     def _one_reduction(self, group: FusionGroup) -> None:
@@ -357,6 +360,17 @@ class _KernelSchedule(ScheduleBuilder):
                          tuple(id_of(node).split()), line_of(node.where))
         self.add("host", (), reads, (), [step], Schedule(), (1,), calls=HostCallee(node))
 
+    def exchange(self, group: FusionGroup) -> None:
+        (node,) = group.nodes
+        reads = [self.operand(v) for v in node.inputs]
+        writes = [self.operand(v) for v in node.outputs]
+        names = tuple(o.name for o in reads)
+        step = self.step(node, names) if writes else GroupStep(
+            "", node.op.name, names, (), (), as_type("bool_"), tuple(id_of(node).split()),
+            line_of(node.where))
+        self.add("exchange", group.space, reads, writes, [step], Schedule(), (1,),
+                 calls=CollectiveCallee(node))
+
     def repeat(self, group: FusionGroup) -> None:
         (node,) = group.nodes
         reads = [self.operand(v) for v in node.inputs]
@@ -402,11 +416,11 @@ def _in_space(v: Value, frame: Frame) -> tuple[int, ...]:
 
 def _need_effects(graph: Graph) -> None:
     """Raise UnsupportedTargetError at a node with an effect that a GPU's program has no step for.
-    Of random numbers the host draws the keys, and a movement is a hint."""
+    Of random numbers the host draws the keys, a movement is a hint, and what sends is a step."""
     for node in graph.nodes:
         for inner in subgraphs(node):
             _need_effects(inner)
-        kinds = node.op.effects - {"random", "movement"}
+        kinds = node.op.effects - {"random", "movement", "collective"}
         if kinds and not node.op.host:
             raise UnsupportedTargetError(
                 f"{node.op.name} has the effect {', '.join(sorted(kinds))}, which kernels for GPUs "
@@ -416,6 +430,7 @@ def _need_effects(graph: Graph) -> None:
 MAKERS: dict[str, Callable[[Any, FusionGroup], None]] = {
     k: getattr(_KernelSchedule, k) for k in ("loop", "rows", "columns", "gemm", "attention", "move",
                                              "gather", "segments", "launch", "library", "host",
+                                             "exchange",
                                              "repeat")}
 MAKERS |= {"elements": schedule_elements, "search": schedule_search, "sort": schedule_sort,
            "merge": schedule_merge, "position": schedule_position, "scan": schedule_scan,

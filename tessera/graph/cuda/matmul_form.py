@@ -9,17 +9,24 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import prod
 
-from ...kernels.gemm import default_block
-from ...kernels.matmul_blocks import CROWDED, USUAL, MatmulExtents, choose_blocks, short_sums
+from ...kernels.matmul_blocks import (
+    CROWDED,
+    USUAL,
+    MatmulExtents,
+    choose_blocks,
+    default_block,
+    short_sums,
+)
 from ...tile.ir.schedule import Schedule
 from ..ir import Node
 from ..schedule.groups import FusionGroup
 from ..schedule.loop_axes import Frame, extents_of
-from .anchors import anchor_extents, whole_steps
+from .anchors import anchor_extents, whole_rows, whole_steps
 from .choose_schedule import chosen, grid_of
 from .spell import is_light
 
 KEPT_BYTES = 24 << 10  # of shared memory, for what follows a matmul
+RING_BYTES = 192 << 10  # of operands under way
 Extents = tuple[int, ...]
 
 
@@ -107,7 +114,7 @@ def block_of(group: FusionGroup, frame: Frame | None) -> tuple[tuple[int, int, i
         return (m, 128 if crowded else n, k), [f"128 columns, because {pressure}"] * crowded
     m, n = anchor.attrs["block"]
     notes = [f"blocks of {m} x {n}: the quickest by the estimate of their time"] * ((m, n) != USUAL)
-    if pressure and (m, n) not in CROWDED:
+    if pressure and m * n > prod(CROWDED[0]):
         bits, K = numeric.dtype.bits, whole_steps(anchor)
         found = choose_blocks(MatmulExtents(M, N, K, bits, bits, prod(extents[:-2])), CROWDED)
         m, n = found.rows, found.columns
@@ -118,7 +125,7 @@ def block_of(group: FusionGroup, frame: Frame | None) -> tuple[tuple[int, int, i
 def _schedule(anchor: Node, shared_bytes: int, block: tuple[int, int, int],
               notes: list[str]) -> Schedule:
     """The block, narrower where two stages of operands do not fit shared memory; then as many
-    stages as it takes, four at most."""
+    stages as it takes, four at most, or more of small operands in the form of warpgroups."""
     (m, n, k), notes = block, list(notes)
     bits, room = anchor.inputs[0].aval.dtype.bits, shared_bytes - KEPT_BYTES
     fits = n
@@ -126,8 +133,12 @@ def _schedule(anchor: Node, shared_bytes: int, block: tuple[int, int, int],
         fits //= 2
     if fits < n:
         notes.append(f"{fits} columns, because two stages of {n} do not fit {room} bytes")
-    stages = max(2, min(4, room // ((m + fits) * k * bits // 8))) if bits <= 16 else 2
-    made = chosen(m, fits, k, warps=8 if m * fits > 64 * 128 else 4, stages=stages)
+    slot = (m + fits) * k * bits // 8
+    groups = "block" in anchor.attrs and whole_rows(anchor)
+    most = max(4, RING_BYTES // slot) if groups else 4
+    stages = max(2, min(most, room // slot)) if bits <= 16 else 2
+    wide = m * fits > 64 * 128 or (groups and m > 64)
+    made = chosen(m, fits, k, warps=8 if wide else 4, stages=stages)
     return made.with_notes(*notes)
 
 

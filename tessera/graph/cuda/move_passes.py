@@ -263,4 +263,4 @@ def _side_by_side(parts: list[Part], shape: Any) -> tuple[int, list[Value]] | No
 
 
 __all__ = ["is_plain_loop", "is_row", "join_parts", "narrow_moves", "narrows", "reshape_matmuls",
-           "widen_late"]
+           "widen_late", "widens"]

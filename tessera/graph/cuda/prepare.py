@@ -6,6 +6,7 @@ Every pass keeps the ids of the ops (see op_ids.py).
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import prod
 
 import numpy as np
 
@@ -13,21 +14,23 @@ from ...numerics import as_type
 from ...runtime.generations import Generation
 from ..expand import expand_by, expand_control
 from ..ir import Graph, Node, Value
+from ..schedule.loop_axes import extents_of
 from ..schedule.memory_plan import fold_constants
 from ..simplify import Rewriter, canonicalize, merge_common, rebuild, remove_dead
-from .attention_kernels import use_attention_kernels
+from .attention_kernels import open_cached_attention, use_attention_kernels
 from .conv_kernels import use_conv_kernels
 from .gathers import nothing
 from .host_keys import open_keys
 from .joined_products import join_products
 from .joined_sums import join_sums
 from .library_ops import call_products, place_blocks, transpose_operands
-from .move_passes import join_parts, narrow_moves, reshape_matmuls, widen_late
+from .move_passes import join_parts, narrow_moves, reshape_matmuls, widen_late, widens
 from .node_kernels import drop_overwritten
 from .packed_products import multiply_packed
 from .packed_values import multiply_narrow, open_packed
 from .part_passes import loops_of_parts, slices_of_loops
 from .product_sums import sum_products
+from .result_sums import sum_results
 from .scatters import open_writes
 from .sorted_segments import sort_segments
 from .sorting import long_sums, open_sorts
@@ -54,6 +57,32 @@ def split_reductions(graph: Graph) -> Graph:
             out = rw.emit(node.op.name, out, axis=run, keepdims=True, **rest)
         if node.attrs["keepdims"]:
             return out
+        return rw.emit("reshape", out, shape=node.outputs[0].aval.shape)
+
+    return rebuild(graph, visit)
+
+
+def split_few_rows(graph: Graph) -> Graph:
+    """Reductions of few and long rows, which as many groups would have, are those of parts of them
+    and then of what the parts gave: the sum of 2^20 numbers took one multiprocessor."""
+
+    def visit(rw: Rewriter, node: Node, inputs: tuple[Value, ...]) -> Value | None:
+        if node.op.reduction not in COMBINE or not node.attrs.get("keepdims"):
+            return None
+        (x,), axis = inputs, node.attrs["axis"]
+        if axis[-1] != x.aval.ndim - 1 or not all(isinstance(d, int) for d in x.aval.shape):
+            return None
+        outer, length = x.aval.shape[:axis[0]], prod(extents_of(x)[axis[0]:])
+        parts = min(length & -length, MOST_PARTS // max(1, prod(extents_of(x)[:axis[0]])))
+        parts = 1 << max(0, parts.bit_length() - 1)
+        while parts > 1 and length // parts < SHORTEST:
+            parts //= 2
+        if length < LONG or parts < FEWEST_PARTS:
+            return None
+        rest = {k: v for k, v in node.attrs.items() if k not in ("axis", "keepdims")}
+        out = rw.emit("reshape", x, shape=(*outer, parts, length // parts))
+        for a in (len(outer) + 1, len(outer)):
+            out = rw.emit(node.op.name, out, axis=(a,), keepdims=True, **rest)
         return rw.emit("reshape", out, shape=node.outputs[0].aval.shape)
 
     return rebuild(graph, visit)
@@ -107,8 +136,9 @@ def narrow_ids(graph: Graph) -> Graph:
 
 
 def drop_same_casts(graph: Graph) -> Graph:
-    """Casts that change a policy alone: the elements are the same, and what reads them has the
-    policy in its own attributes by now. Results of the function keep their type."""
+    """Casts that change a policy alone, or round what was widened from the same type: the elements
+    are the same, and what reads them has the policy in its own attributes by now. Results of the
+    function keep their type."""
     results = set(graph.outputs)
 
     def visit(rw: Rewriter, node: Node, inputs: tuple[Value, ...]) -> Value | None:
@@ -117,7 +147,11 @@ def drop_same_casts(graph: Graph) -> Graph:
         source, to = node.attrs["source"], node.attrs["to"]
         plain = not any(p.saturate or p.scaled or p.custom or p.device
                         for p in (source.policy, to.policy))
-        return inputs[0] if source.dtype is to.dtype and plain else None
+        if source.dtype is to.dtype and plain:
+            return inputs[0]
+        wide = rw.made_by(inputs[0], "cast")
+        back = wide is not None and wide.attrs["source"].dtype is to.dtype and plain
+        return wide.inputs[0] if wide is not None and back and widens(wide) else None
 
     return rebuild(graph, visit)
 
@@ -127,12 +161,15 @@ def expand_for_kernels(graph: Graph) -> Graph:
     return expand_by(graph, lambda node: long_sums(node) or node.op.expand_gpu or node.op.expand)
 
 
+LONG, SHORTEST = 1 << 16, 2048  # elements of a row that is worth a second kernel, of a part of it
+FEWEST_PARTS, MOST_PARTS = 16, 256  # of a row; of all: two for each of 128 multiprocessors
 EMPTY = {"sum": 0, "prod": 1, "any": False, "all": True}  # of nothing; an extremum has none
 INT32 = as_type("int32")
 
 PIPELINE: list[Callable[..., Graph]] = [
     remove_dead,
     expand_control,
+    open_cached_attention,
     remove_dead,
     canonicalize,
     merge_common,
@@ -140,6 +177,7 @@ PIPELINE: list[Callable[..., Graph]] = [
     reshape_matmuls,
     narrow_moves,
     use_attention_kernels,
+    sum_results,
     use_conv_kernels,
     multiply_packed,
     drop_overwritten,
@@ -168,6 +206,7 @@ PIPELINE: list[Callable[..., Graph]] = [
     split_reductions,
     open_column_sums,
     open_maxima,
+    split_few_rows,
     narrow_ids,
     transpose_operands,
 ]

@@ -23,6 +23,7 @@ from ...runtime.flags import error_flags
 from ...runtime.graphs import DeviceGraph, recording_stream
 from ...tensor import Tensor
 from ...tile.launch.resident import Resident
+from .collective_steps import CollectiveStep
 from .launch_work import GroupBatch
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ MOST_GRAPHS = 4  # of one program; each has its nodes once more
 MOST_SETS = 3  # of places for results
 CHEAP_SHARE = 4  # to change less than this part of a graph is cheap
 KEPT_PLACES = 8
+STEADY_BYTES = 1 << 20  # of an input that is copied where NCCL is to read it
 MOST_MISSES = 8  # calls on end that were not cheap: the places never come again
 
 
@@ -69,12 +71,17 @@ class RecordedCalls:
         self.batches: dict[int, BatchLaunch] = {
             i: s.what.step.launch for i, s in enumerate(steps)
             if isinstance(s.what.step, GroupBatch)}
+        self.sending = {i: s.what.step for i, s in enumerate(steps)
+                        if isinstance(s.what.step, CollectiveStep)}
+        self.last = self.sending[max(self.sending)] if self.sending else None
+        self.steady = self._sent_inputs()
         self.graphs: list[PlacedGraph] = []
         self.before: list[list[int]] = []  # places that had no graph when they came
         self.misses = 0
         _all.add(self)
 
-    def _steps_by_buffer(self, steps: Sequence[GroupLaunch | GroupBatch | NodeLaunch | None]
+    def _steps_by_buffer(
+            self, steps: Sequence[GroupLaunch | GroupBatch | NodeLaunch | CollectiveStep | None]
                          ) -> dict[str, set[int]]:
         """The steps that are given the address of a buffer. None: one that fills temporaries."""
         plan, found = self.space.program.plan, dict[str, set[int]]()
@@ -84,6 +91,15 @@ class RecordedCalls:
             for o in (o for g in groups for o in (*g.reads, *g.writes)):
                 found.setdefault(plan.base(o.name), set()).add(i)
         return found
+
+    def _sent_inputs(self) -> list[tuple[int, str]]:
+        """Small inputs that NCCL reads where they lie: those of each call, such as a batch, are
+        copied to one place, since a graph is not changed there."""
+        lowered, plan = self.space.program.lowered, self.space.program.plan
+        taken = {i for i, _ in self.over} | {r.given for r in self.written}
+        read = {plan.base(o.name) for s in self.sending.values() for o in s.group.reads}
+        return [(i, name) for i, name in enumerate(lowered.inputs) if name in read
+                and i not in taken and 0 < plan.buffer(name).nbytes <= STEADY_BYTES]
 
     # --- a call ---------------------------------------------------------------------------------
     def run(self, leaves: Sequence[Tensor]) -> list[Tensor] | None:
@@ -105,6 +121,8 @@ class RecordedCalls:
             self.misses = 0
         error_flags(self.device.index).check()
         graph.graph.launch(DEFAULT)
+        if self.last is not None:
+            self.last.replayed(self.device.index, DEFAULT)
         made = self._made(held)
         for m in memories:
             if type(m) is not PooledBuffer:
@@ -122,6 +140,12 @@ class RecordedCalls:
                 memories[i] = self._given(name, x)
         elif any(m.device is not self.device for m in memories):
             return None
+        for i, name in self.steady:
+            own = space.own.get(name) or space.own.setdefault(
+                name, DeviceBuffer(memories[i].nbytes, self.device))
+            if memories[i] is not own:
+                own.copy(memories[i])
+                memories[i] = own
         for name, x in self.captures:
             if not space._reads(x):
                 space._give_capture(name, x)
@@ -206,9 +230,10 @@ class RecordedCalls:
 
     def _changed(self, places: list[int]) -> PlacedGraph | None:
         """The graph that is cheapest to change, where that is cheap or there are many. Places that
-        come again get a graph of their own."""
+        come again get a graph of their own. What NCCL has put into a graph is not changed."""
         before, self.before = places in self.before, [*self.before[1 - KEPT_PLACES:], places]
-        found = [(len(self._steps_of(g, places)), -i, g) for i, g in enumerate(self.graphs)]
+        found = [(len(new), -i, g) for i, g in enumerate(self.graphs)
+                 if self.sending.keys().isdisjoint(new := self._steps_of(g, places))]
         if not found:
             return None
         count, _, graph = min(found)

@@ -41,13 +41,22 @@ def write_passes(w: KernelWriter, b: FrameBlock, group: ScheduledGroup, N: int,
             user = next(s for s in group.steps if r.name in s.args)
             value(w, b, r.name, r.type.dtype.kind, user)
     rows: list[GroupStep] = [s for s in group.steps if not s.reduction and s.name not in wide]
+    turns, back = any(all(b.pattern(r)[-2:]) and r.name not in b.shared for r in group.reads), False
     for level in range(max(levels.values(), default=0) + 1):
         _narrow(w, b, [s for s in rows if levels[s.name] == level], texts)
         folds = [Fold.of(s, blocks(N, b.BN)) for s in group.steps
                  if s.reduction and levels[s.name] == level + 1]
         if folds:
-            _fold_pass(w, b, folds, N, level, steps, texts)
-    _write_rows(w, b, group, N, steps, texts)
+            _fold_pass(w, b, folds, _blocks(b, N, back), N, level, steps, texts)
+            back = turns and not back
+    _write_rows(w, b, group, _blocks(b, N, back), N, steps, texts)
+
+
+def _blocks(b: FrameBlock, N: int, back: bool) -> str:
+    """The head of a loop over the whole blocks of a row."""
+    whole = N // b.BN * b.BN
+    span = f"{whole - b.BN}, -1, -{b.BN}" if back else f"0, {whole}, {b.BN}"
+    return f"for n in range({span}):"
 
 
 def _bring(w: KernelWriter, b: FrameBlock, group: ScheduledGroup, N: int) -> None:
@@ -69,14 +78,14 @@ def _bring(w: KernelWriter, b: FrameBlock, group: ScheduledGroup, N: int) -> Non
         w.line("tile.barrier()")
 
 
-def _fold_pass(w: KernelWriter, b: FrameBlock, folds: list[Fold], N: int, level: int,
+def _fold_pass(w: KernelWriter, b: FrameBlock, folds: list[Fold], loop: str, N: int, level: int,
                steps: dict[str, GroupStep], texts: dict[str, str]) -> None:
     """Statistics of one level. Every lane combines what stands in its places of the blocks, and at
     the end lanes combine what they have, and what the rest of the row gives behind the last."""
     for f in folds:
         w.line(f"{f.step.name}_a = {start(w, f, f'({b.BM}, {b.BN})')}", f.step)
     inner = _inside(b, f"_p{level}")
-    with w.block(f"for n in range(0, {N // b.BN * b.BN}, {b.BN}):"):
+    with w.block(loop):
         for f in folds:
             _needed(w, inner, f.step.args, steps, texts)
             name, part = f"{f.step.name}_a", folded(w, inner, f)
@@ -93,9 +102,8 @@ def _fold_pass(w: KernelWriter, b: FrameBlock, folds: list[Fold], N: int, level:
         b.held[f.step.name] = KernelValue(f.step.name, True, False)
 
 
-def _write_rows(w: KernelWriter, b: FrameBlock, group: ScheduledGroup, N: int,
-                steps: dict[str, GroupStep],
-                texts: dict[str, str]) -> None:
+def _write_rows(w: KernelWriter, b: FrameBlock, group: ScheduledGroup, loop: str, N: int,
+                steps: dict[str, GroupStep], texts: dict[str, str]) -> None:
     full = [o for o in group.writes if b.pattern(o)[-1]]
     for o in group.writes:
         if o not in full:
@@ -107,7 +115,7 @@ def _write_rows(w: KernelWriter, b: FrameBlock, group: ScheduledGroup, N: int,
             store(w, inner, o, steps.get(o.name))
 
     if full:
-        with w.block(f"for n in range(0, {N // b.BN * b.BN}, {b.BN}):"):
+        with w.block(loop):
             write(_inside(b, "_w"))
         if (rest := _rest(b, N, "_x")) is not None:
             write(rest)
@@ -146,10 +154,9 @@ def _along(frame: Frame, operand: GroupOperand) -> Pattern:
     return found
 
 
-def brought_rows(frame: Frame, reads: Sequence[GroupOperand], writes: Sequence[GroupOperand],
-                 steps: Sequence[GroupStep], room: int) -> tuple[int, ...]:
-    """The numbers of the operands whose rows are read in several passes, as many of them as have
-    room in so many bytes of shared memory."""
+def read_again(frame: Frame, reads: Sequence[GroupOperand], writes: Sequence[GroupOperand],
+               steps: Sequence[GroupStep]) -> dict[int, int]:
+    """The numbers of the operands whose rows are read in several passes, and the bytes of a row."""
     levels, wide = _levels(frame, reads, steps)
     by_name = {s.name: s for s in steps}
     passes: dict[int, list[str]] = {}
@@ -158,13 +165,17 @@ def brought_rows(frame: Frame, reads: Sequence[GroupOperand], writes: Sequence[G
             passes.setdefault(levels[s.name], []).extend(a for a in s.args if isinstance(a, str))
     passes[-1] = [o.name for o in writes]
     counts = Counter(name for wanted in passes.values() for name in _read(wanted, wide, by_name))
+    return {i: frame.extents[-1] * r.type.dtype.bits // 8 for i, r in enumerate(reads)
+            if counts[r.name] > 1 and all(_along(frame, r)[-2:]) and r.layout is None}
+
+
+def brought_rows(sizes: dict[int, int], room: int) -> tuple[int, ...]:
+    """As many of these operands as have room in so many bytes of shared memory."""
     brought = []
-    for i, r in enumerate(reads):
-        if counts[r.name] > 1 and all(_along(frame, r)[-2:]) and r.layout is None:
-            size = frame.extents[-1] * r.type.dtype.bits // 8
-            if size <= room:
-                brought.append(i)
-                room -= size
+    for i, size in sizes.items():
+        if size <= room:
+            brought.append(i)
+            room -= size
     return tuple(brought)
 
 
@@ -194,4 +205,4 @@ def _needed(w: KernelWriter, b: FrameBlock, names: tuple, steps: dict[str, Group
             emit_step(w, b, steps[name], texts[name])
 
 
-__all__ = ["brought_rows", "write_passes"]
+__all__ = ["brought_rows", "read_again", "write_passes"]

@@ -19,6 +19,7 @@ from ...tensor import Tensor
 from ...tile.interpreter.launch import Config, lanes_of
 from ..ir import Graph
 from ..schedule.ir import GraphSchedule, PlannedBuffer, ScheduledGroup, Transfer
+from .collective_steps import CollectiveStep
 from .generate_kernels import kernel_of, source_of
 from .host_steps import HostStep
 from .kernel_text import GroupKernel, KernelText, compiled
@@ -67,7 +68,7 @@ class GroupLaunch:
 
 
 def _launch(group: ScheduledGroup, target: Target
-            ) -> GroupLaunch | NodeLaunch | LibraryStep | HostStep | LoopStep:
+            ) -> GroupLaunch | NodeLaunch | LibraryStep | HostStep | LoopStep | CollectiveStep:
     if group.kind == "repeat":
         form = group.attr("calls").form
         test = None if form.test is None else CudaProgram(form.test, target, inner=True)
@@ -76,6 +77,8 @@ def _launch(group: ScheduledGroup, target: Target
         return LibraryStep(group)
     if group.kind == "host":
         return HostStep(group)
+    if group.kind == "exchange":
+        return CollectiveStep(group)
     return NodeLaunch(group) if group.kind == "launch" else GroupLaunch.of(group)
 
 
@@ -113,7 +116,8 @@ class CudaProgram:
                 shape = self.plan.buffer(step.target).shape
                 memory[step.target][...] = self._held(memory, step.source).reshape(shape)
                 continue
-            if isinstance(step, NodeLaunch | LibraryStep | HostStep | LoopStep):
+            if isinstance(step, NodeLaunch | LibraryStep | HostStep | LoopStep |
+                          CollectiveStep):
                 step.run(functools.partial(self._held, memory))
                 continue
             given = [Tensor(run_of(memory[self.base(name)], types[name].dtype, shape, at),
@@ -151,6 +155,17 @@ class CudaProgram:
     def launches(self) -> tuple[GroupLaunch | NodeLaunch, ...]:
         """The steps that are kernels."""
         return tuple(s for s in self.steps if isinstance(s, GroupLaunch | NodeLaunch))
+
+    def collectives(self) -> list[int]:
+        """The steps that send between GPUs without the host, where all of its collectives do."""
+        found = {k: s for k, s in enumerate(self.steps) if isinstance(s, CollectiveStep)}
+        return list(found) if all(s.callee.route == "nccl" for s in found.values()) else []
+
+    def sending_loops(self) -> list[int]:
+        """The steps that are loops with collectives inside."""
+        return [k for k, s in enumerate(self.steps) if isinstance(s, LoopStep) and any(
+            isinstance(inner, CollectiveStep) or p.sending_loops()
+            for p in s.programs for inner in p.steps)]
 
     def base(self, name: str) -> str:
         return self.plan.base(name)

@@ -10,6 +10,7 @@
     repeat    a loop whose iterations the host launches (loop_steps.py)
     library   a vendor's library, through CuPy (library_steps.py)
     host      the host, of copies (host_steps.py)
+    exchange  a collective: NCCL, or the host, of copies (collective_steps.py)
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ from ..schedule.region_copies import MOVES
 from ..schedule.target import ScheduleTarget, Space
 from . import argument_views, scatters, sorted_segments, sorting
 from .anchors import anchor_frame
-from .host_keys import CAST
+from .collective_steps import collective_group
+from .host_keys import BITS_AT, CAST
 from .host_steps import host_groups
 from .library_steps import library_group
 from .loop_steps import loop_group
@@ -47,7 +49,7 @@ OWN = sorting.KINDS | scatters.KINDS | sorted_segments.KINDS  # of ops that pass
 
 # --- loops ----------------------------------------------------------------------------------------
 def _loop_space(node: Node) -> Space | None:
-    if node.op in ELEMENTWISE or node.op is CAST:
+    if node.op in ELEMENTWISE or node.op in (BITS_AT, CAST):
         return extents_of(node.outputs[0]) if 0 not in node.outputs[0].aval.shape else None
     return loop_space(node)
 
@@ -55,17 +57,16 @@ def _loop_space(node: Node) -> Space | None:
 # --- what a fused loop becomes --------------------------------------------------------------------
 def _from_loop(loop: FusionGroup) -> list[FusionGroup]:
     """Sums over leading axes leave the loop, but for those of strips that it can take along: they
-    are groups of their own behind it."""
+    are groups of their own behind it, one for all strips."""
     columns = [n for n in loop.nodes if column_sum_axes(n) is not None
                and tuple(n.inputs[0].aval.shape) == loop.space]
     strips = strips_of(columns)
     rest = [n for n in loop.nodes if n not in columns]
     inside = [n for n in loop.nodes if n in strips or n not in columns]
-    if strips and takes_strips(loop.space, inside):
-        columns = [n for n in columns if n not in strips]
-    else:
-        inside = rest
-    sums = [group for n in columns for group in _reduction(n)]
+    taken = bool(strips) and takes_strips(loop.space, inside)
+    sums = [group for n in columns if n not in strips for group in _reduction(n)]
+    if strips and not taken:  # in one pass over what they read
+        inside, sums = rest, [FusionGroup("strips", loop.space, strips), *sums]
     return [_loop(loop.space, inside), *sums] if inside else sums
 
 
@@ -97,6 +98,9 @@ def _takes(group: FusionGroup) -> bool:
 
 # --- nodes outside of loops -----------------------------------------------------------------------
 def _from_node(node: Node) -> list[FusionGroup]:
+    if "collective" in node.op.effects:
+        _concrete(node)
+        return [collective_group(node)]
     if (node.op.effects and not node.op.host) or (node.op.graph_attrs and not node.op.repeats):
         raise no_kernel(node)
     space = _concrete(node)
@@ -221,7 +225,12 @@ def _memory(group: FusionGroup) -> ResultMemory:
 def _overwrites(group: FusionGroup, x: Value, y: Value) -> bool:
     """A loop loads each element of an operand before it stores any result, in the one block that
     stores there. So do rows that are held whole; in passes over them those elements come behind all
-    statistics, block by block, for each result in turn."""
+    statistics, block by block, for each result in turn. Sums over ranks take the place of their
+    terms, whose memory so is nobody else's while they are under way."""
+    if group.kind == "exchange":
+        (node,) = group.nodes
+        return bool(node.op.exchange and node.op.exchange.in_place) and (
+            node.inputs.count(x) == 1 and node.inputs.index(x) == node.outputs.index(y))
     if group.kind not in ("loop", "rows") or x.aval.dtype.packed or y.aval.dtype.packed:
         return False
     whole = extents_of(x) == extents_of(y) == group.space

@@ -16,6 +16,7 @@ from .. import functions as F
 from ..operand import compute_type, convert, public, store, to_compute
 from ..trace import apply
 from .attention_op import ATTENTION, DROPOUT_ATTENTION
+from .cached_attention import CACHED_ATTENTION
 from .contract import matmul_type, operand_as
 from .elementwise import broadcast_shapes
 from .random import next_key
@@ -57,6 +58,21 @@ def attention(q: Any, k: Any, v: Any, *, causal: bool = False, scale: float | No
         raise ArgumentError(f"dropout needs 0 <= p < 1, got {dropout}")
     own = next_key() if key is None else as_tensor(key)
     return store(apply(DROPOUT_ATTENTION, *xs, own, **attrs, dropout=float(dropout)), numeric)
+
+
+def attention_of_first(q: Any, k: Any, v: Any, count: Tensor, *, causal: bool = False,
+                       scale: float | None = None) -> Tensor:
+    """`attention` over the first `count` of the keys, an int64: query i of S sees key j < count,
+    where causal j <= count - S + i.
+
+    q: [B, H, S, D]   k: [B, Hk, T, D]   v: [B, Hk, T, Dv]   y: [B, H, S, Dv]
+    """
+    a, b, c, numeric = _operands(q, k, v)
+    _check_operands(a, b, c)
+    scale = 1.0 / math.sqrt(a.shape[-1]) if scale is None else float(scale)
+    y = apply(CACHED_ATTENTION, a, b, c, count, scale=scale, causal=bool(causal),
+              accum=accumulate_dtype(numeric))
+    return store(y, numeric)
 
 
 def _operands(*given: Any) -> tuple[Tensor, Tensor, Tensor, NumericType]:

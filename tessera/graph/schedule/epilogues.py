@@ -151,7 +151,7 @@ def recompute_small(groups: list[FusionGroup], count: Count, target: ScheduleTar
                 group.nodes[at:at] = small[v].nodes
                 left[v] -= group.reads(v)
     gone = {id(small[v]) for v, n in left.items() if n == 0}
-    for group in groups:
+    for group in (g for g in groups if not g.writes_all):
         group.connect(count)
         group.outputs = [v for v in group.outputs if v not in small or group is small[v]]
     return [g for g in groups if id(g) not in gone]

@@ -6,13 +6,24 @@ kind their group is (`ScheduleTarget.from_node`), and from there on they are gro
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, NoReturn
 
+from ..ir import Node
 from ..op import GraphOp
 
 
+@dataclass(frozen=True, eq=False)
 class LibraryCall(GraphOp):
-    """The record of such a node. It is not registered: no user's graph has it."""
+    """The record of such a node. It is not registered: no user's graph has it.
+
+    row_blocks(node, i): in how many blocks of rows [..., R, C] its kernel makes result i, if it can
+    sum the columns of each block along. A node with the attribute `sums`, positions of results,
+    has these sums behind its own results: f32[blocks, ..., C] of what it stores.
+    """
+
+    row_blocks: Callable[[Node, int], int] | None = None
 
     def __post_init__(self) -> None:
         pass

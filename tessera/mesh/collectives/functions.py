@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from tessera.errors import ArgumentError, AxisError
+from tessera.graph import functions as F
 from tessera.graph.op import VIEW, Arg, GraphOp
 from tessera.graph.op import Sample as OpSample
 from tessera.graph.trace import apply
@@ -29,6 +30,7 @@ from ..ranks.group import find_mesh, make_group
 from ..ranks.ledger import agree, call
 from . import rules
 from .cost import COSTS, ONCE_AROUND, TWICE_AROUND, CollectiveCost
+from .exchange_ops import GpuGroup, by_group, cut_along
 from .record import (
     EFFECT,
     PLACE,
@@ -84,8 +86,13 @@ def _run_all_reduce(x: CollectiveOperand, op: str) -> np.ndarray:
     return np.concatenate(gathered).reshape(x.array.shape)
 
 
+def _gpu_all_reduce(group: GpuGroup, x: Tensor, to: Any, op: str) -> Tensor:
+    return group.all_reduce([x], op, to)[0]
+
+
 ALL_REDUCE = Collective(
     name="all_reduce",
+    on_gpu=by_group("all_reduce", _gpu_all_reduce),
     doc="sum, max, min or mean over the ranks of an axis, on all of them",
     shape=rules.shape_all_reduce,
     vjp=rules.vjp_all_reduce,
@@ -158,9 +165,16 @@ def _layout_scattered(at: Layout, axes: tuple[str, ...], dim: int, concat: int) 
     return at.with_split(d, (*at.axes_of(d), *axes))
 
 
+def _gpu_reduce_scatter(group: GpuGroup, x: Tensor, to: Any, dim: int, op: str,
+                        sizes: Sequence[int]) -> Tensor:
+    ends = itertools.pairwise(itertools.accumulate(sizes, initial=0))
+    return group.reduce_scatter(x, dim, list(ends), op, to)
+
+
 IN_STAGES = replace(ONCE_AROUND, stages=(("between", ONCE_AROUND), ("inside", ONCE_AROUND)))
 REDUCE_SCATTER = Collective(
     name="reduce_scatter",
+    on_gpu=by_group("reduce_scatter", _gpu_reduce_scatter),
     doc="this rank's block of a reduction over the ranks of an axis",
     shape=rules.shape_reduce_scatter,
     vjp=rules.vjp_reduce_scatter,
@@ -207,6 +221,10 @@ def _run_all_gather(x: CollectiveOperand, dim: int, sizes: Sequence[int]) -> np.
     return np.concatenate(x.swap([x.array] * x.group.size, shapes), axis=dim)
 
 
+def _gpu_all_gather(group: GpuGroup, x: Tensor, to: Any, dim: int, sizes: Sequence[int]) -> Tensor:
+    return group.all_gather(x, dim, [_with(tuple(x.shape), dim, n) for n in sizes])
+
+
 def _layout_gathered(at: Layout, axes: tuple[str, ...], dim: int, concat: int) -> Layout:
     for d, split in enumerate(at.splits):
         if any(a in split.axes for a in axes):
@@ -217,6 +235,7 @@ def _layout_gathered(at: Layout, axes: tuple[str, ...], dim: int, concat: int) -
 
 ALL_GATHER = Collective(
     name="all_gather",
+    on_gpu=by_group("all_gather", _gpu_all_gather),
     doc="the tensors of all ranks of an axis, joined",
     shape=rules.shape_all_gather,
     vjp=rules.vjp_all_gather,
@@ -270,6 +289,14 @@ def _run_all_to_all(x: CollectiveOperand, split: int, concat: int, sends: Sequen
     return np.concatenate(x.swap(blocks, shapes), axis=concat)
 
 
+def _gpu_all_to_all(group: GpuGroup, x: Tensor, to: Any, split: int, concat: int,
+                    sends: Sequence[int], gets: Sequence[int]) -> Tensor:
+    mine = _with(tuple(x.shape), split, sends[group.index])
+    ends = itertools.pairwise(itertools.accumulate(sends, initial=0))
+    blocks = [cut_along(x, split, lo, hi) for lo, hi in ends]
+    return F.concatenate(group.swap(blocks, [_with(mine, concat, n) for n in gets]), axis=concat)
+
+
 def _meaning_all_to_all(arrays: list[np.ndarray], split: int, concat: int) -> list[np.ndarray]:
     n = len(arrays)
     cut = [[a[b] for b in _blocks(a.shape, split, n)] for a in arrays]
@@ -286,6 +313,7 @@ def _layout_exchanged(at: Layout, axes: tuple[str, ...], dim: int, concat: int) 
 
 ALL_TO_ALL = Collective(
     name="all_to_all",
+    on_gpu=by_group("all_to_all", _gpu_all_to_all),
     doc="a block of each rank's tensor, joined",
     shape=rules.shape_all_to_all,
     vjp=rules.vjp_all_to_all,
@@ -331,8 +359,15 @@ def _run_broadcast(x: CollectiveOperand, root: int) -> np.ndarray:
     return x.swap(sends, shapes)[root].copy()
 
 
+def _gpu_broadcast(group: GpuGroup, x: Tensor, to: Any, root: int) -> Tensor:
+    sends = [x if group.index == root else None] * group.n
+    shapes = [tuple(x.shape) if j == root else (0,) for j in range(group.n)]
+    return x if group.index == root and group.n == 1 else group.swap(sends, shapes)[root]
+
+
 BROADCAST = Collective(
     name="broadcast",
+    on_gpu=by_group("broadcast", _gpu_broadcast),
     doc="the tensor of one rank of an axis, on all of them",
     shape=rules.shape_broadcast,
     vjp=rules.vjp_broadcast,
@@ -381,6 +416,14 @@ def _run_permute(x: CollectiveOperand, pairs: tuple, shape: tuple) -> np.ndarray
     return np.zeros(shape, x.array.dtype) if come is None else got[come].copy()
 
 
+def _gpu_permute(group: GpuGroup, x: Tensor, to: Any, pairs: tuple, shape: tuple) -> Tensor:
+    targets = [b for a, b in pairs if a == group.index]
+    come = next((a for a, b in pairs if b == group.index), None)
+    got = group.swap([x if j in targets else None for j in range(group.n)],
+                     [shape if j == come else (0,) for j in range(group.n)])
+    return F.zeros(shape, x.type) if come is None else got[come]
+
+
 def _meaning_permute(arrays: list[np.ndarray], pairs: Sequence) -> list[np.ndarray]:
     source = {b: a for a, b in pairs}
     return [arrays[source[r]] if r in source else np.zeros_like(a) for r, a in enumerate(arrays)]
@@ -388,6 +431,7 @@ def _meaning_permute(arrays: list[np.ndarray], pairs: Sequence) -> list[np.ndarr
 
 PERMUTE = Collective(
     name="permute",
+    on_gpu=by_group("permute", _gpu_permute),
     doc="the tensor of the rank that sends to this one, zeros when none does",
     shape=rules.shape_permute,
     vjp=rules.vjp_permute,

@@ -111,6 +111,8 @@ class Collective:
     shared: the extents that are the same on all members, so that ranks can compare them
     dims: the attributes that are dimensions
     reduces: whether values are combined, so that the result is rounded
+    on_gpu(x, *rest, **attrs) -> this rank's result in a program for a GPU, in ops that have kernels
+    and those of exchange_ops.py
     on_whole: what it says of a distributed tensor; None: nothing, and it is refused there
     """
 
@@ -132,6 +134,7 @@ class Collective:
     shared: tuple[str, ...] = ()
     dims: tuple[str, ...] = ()
     reduces: bool = False
+    on_gpu: Callable[..., Tensor] | None = None
     on_whole: OnWholeTensors | None = None
 
     def __post_init__(self) -> None:
@@ -162,6 +165,7 @@ def emit(name: str, x: Tensor, attrs: dict[str, Any], **changed: Any) -> Tensor:
 def _make_op(which: Collective) -> GraphOp:
     return GraphOp(which.name, shape=which.shape, ref=_ref(which), vjp=which.vjp,
                    jvp=which.jvp or _again(which.name), batch=_batch(which), effects=EFFECT,
+                   expand_gpu=which.on_gpu,
                    samples=_op_samples(which), doc=which.doc)
 
 

@@ -38,6 +38,11 @@ def traffic() -> Iterator[list[Sent]]:
         _traffic.reset(token)
 
 
+def recorded() -> bool:
+    """Whether there is such a list."""
+    return _traffic.get() is not None
+
+
 def record_sent(sent: Sent) -> None:
     """Into the list of `traffic`, where there is one."""
     log = _traffic.get()
@@ -45,4 +50,4 @@ def record_sent(sent: Sent) -> None:
         log.append(sent)
 
 
-__all__ = ["Sent", "record_sent", "traffic"]
+__all__ = ["Sent", "record_sent", "recorded", "traffic"]

@@ -19,6 +19,7 @@ from tessera.tensor import Tensor, as_tensor
 from ..device_mesh import Mesh, current_mesh
 from ..layout import Layout, replicated
 from ..partition import take
+from ..placement import need_hosts
 from ..tensor import DistTensor, distribute, held_ranks, need_plain
 from .batches import rows_of
 
@@ -72,6 +73,7 @@ class PMap:
         return out
 
     def _on(self, mesh: Mesh, args: tuple, kwargs: dict) -> Any:
+        need_hosts(mesh, "pmap")
         rows, axis = rows_of(args, "the arguments"), mesh.axes[0]
         mine = {r: tree.map_tree(lambda t: _Rows(t, mesh, axis), args) for r in held_ranks(mesh)}
         found = {}

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..device_mesh import Mesh, current_mesh
-from ..world import mesh_rank, need_computable, need_world, transport
+from ..placement import need_hosts
+from ..world import mesh_rank, need_world, transport
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,7 @@ def find_place(axis: str, mesh: Mesh | None, alone: int) -> PipelineRanks:
     if mesh is None:
         return PipelineRanks(alone, None, None, axis)
     ranks = mesh.shape[mesh.position(axis)]
-    need_computable(mesh)
+    need_hosts(mesh, "a pipeline")
     if ranks == 1 or (transport().size == 1 and mesh.world_size > 1):
         return PipelineRanks(ranks, None, mesh, axis)
     need_world(mesh)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from ..collectives.record import COLLECTIVES
 from .overlap import asked
-from .partitioned_steps import Held, LayoutHop, PartitionedOp, Step, Together
+from .partitioned_steps import Held, LayoutHop, Step, makes
 
 
 def issue_early(steps: Sequence[Step]) -> list[Step]:
@@ -28,8 +28,8 @@ def issue_early(steps: Sequence[Step]) -> list[Step]:
 
 def _after_source(out: Sequence[Step], source: Held) -> int:
     """The place behind the step that makes a value, and other collectives that begin there."""
-    at = next((i + 1 for i in reversed(range(len(out))) if source in _makes(out[i])), 0)
-    while at < len(out) and isinstance(out[at], LayoutHop) and source not in _makes(out[at]):
+    at = next((i + 1 for i in reversed(range(len(out))) if source in makes(out[i])), 0)
+    while at < len(out) and isinstance(out[at], LayoutHop) and source not in makes(out[at]):
         at += 1
     return at
 
@@ -43,9 +43,3 @@ def _is_gather(step: Step, axes: tuple[str, ...]) -> bool:
     return isinstance(step, LayoutHop) and step.hop.kind == "all_gather" and step.hop.axes == axes \
         and asked(step.where, step.hop)
 
-
-def _makes(step: Step) -> Sequence[Held]:
-    if isinstance(step, PartitionedOp):
-        return step.makes
-    moves = step.moves if isinstance(step, Together) else (step,)
-    return [(m.value, m.hop.target) for m in moves]

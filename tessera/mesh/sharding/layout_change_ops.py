@@ -2,7 +2,8 @@
 
 Every rank knows all layouts and extents, so nothing is agreed on before a message is sent, unlike
 with a collective that is called by hand. Terms are added in the accumulate type, in the order of
-ranks, and rounded once (collectives/reduce.py).
+ranks, and rounded once (collectives/reduce.py). On GPUs they are written in what NCCL has and in
+ops with kernels (collectives/exchange_ops.py).
 """
 
 from __future__ import annotations
@@ -12,10 +13,18 @@ from functools import lru_cache
 
 import numpy as np
 
+from tessera.graph import functions as F
 from tessera.graph.op import Aval, GraphOp
 from tessera.numerics import NumericType
+from tessera.tensor import Tensor
 
-from ..collectives.record import COLLECTIVES, CollectiveOperand
+from ..collectives.exchange_ops import (
+    GpuGroup,
+    MovedBox,
+    cut_along,
+    move_boxes,
+    reduce_together,
+)
 from ..collectives.reduce import reduce_terms, round_once
 from ..device_mesh import Mesh
 from ..layout import Layout
@@ -27,11 +36,6 @@ from .layout_changes import Hop, Shape, block
 from .reshard import plan, reshard
 
 EFFECT = frozenset({"collective"})
-
-
-# An all-reduce of which a rank gets no more bytes than this from all others together is one
-# exchange of whole terms, not two of parts: what counts is how often ranks wait.
-ONE_EXCHANGE_BYTES = 1 << 15
 
 
 def group_along(mesh: Mesh, rank: int, axes: tuple[str, ...]) -> Group:
@@ -54,22 +58,19 @@ def _members(layout: Layout, rank: int, axes: Sequence[str]) -> tuple[int, ...]:
 
 # --- all_reduce: several values in one exchange --------------------------------------------------
 def _all_reduce(*arrays: np.ndarray, hop: Hop, rank: int, type: NumericType, what: str) -> tuple:
-    group = _group(hop.source, rank, hop.axes)
-    flat = np.concatenate([a.reshape(-1) for a in arrays]) if len(arrays) > 1 else \
-        arrays[0].reshape(-1)
     assert hop.source.op is not None
-    label = here_in(what)
-    if flat.nbytes * (group.size - 1) <= ONE_EXCHANGE_BYTES:
-        terms = group.swap([flat] * group.size, [flat.shape] * group.size, type.dtype, label)
-        total = round_once(reduce_terms(terms, type, hop.source.op), type, None, None)
-    else:
-        operand = CollectiveOperand(group, flat, type, type, label=label)
-        total = COLLECTIVES["all_reduce"].run(operand, op=hop.source.op)
-    found, at = [], 0
-    for a in arrays:
-        found.append(total[at:at + a.size].reshape(a.shape))
-        at += a.size
-    return tuple(found)
+    return reduce_together(_group(hop.source, rank, hop.axes), arrays, type, hop.source.op, what)
+
+
+def _all_reduce_on_gpu(*xs: Tensor, hop: Hop, rank: int, type: NumericType, what: str
+                       ) -> tuple[Tensor, ...]:
+    assert hop.source.op is not None
+    return _gpu_group(hop, rank, type, what).all_reduce(xs, hop.source.op)
+
+
+def _gpu_group(hop: Hop, rank: int, type: NumericType, what: str) -> GpuGroup:
+    group = _group(hop.source, rank, hop.axes)
+    return GpuGroup(group.ranks, group.axis, group.index, type, what)
 
 
 # --- the others: one value -----------------------------------------------------------------------
@@ -85,6 +86,14 @@ def _reduce_scatter(x: np.ndarray, hop: Hop, rank: int, shape: Shape, type: Nume
     return round_once(reduce_terms(terms, type, hop.source.op), type, None, None)
 
 
+def _reduce_scatter_on_gpu(x: Tensor, hop: Hop, rank: int, shape: Shape, type: NumericType,
+                           what: str) -> Tensor:
+    cuts = [block(hop.target, r, hop.dim, shape, type.dtype)
+            for r in _members(hop.source, rank, hop.axes)]
+    assert hop.source.op is not None
+    return _gpu_group(hop, rank, type, what).reduce_scatter(x, hop.dim, cuts, hop.source.op)
+
+
 def _all_gather(x: np.ndarray, hop: Hop, rank: int, shape: Shape, type: NumericType, what: str
                 ) -> np.ndarray:
     group = _group(hop.source, rank, hop.axes)
@@ -94,27 +103,59 @@ def _all_gather(x: np.ndarray, hop: Hop, rank: int, shape: Shape, type: NumericT
     return np.concatenate(got, axis=hop.dim)
 
 
+def _all_gather_on_gpu(x: Tensor, hop: Hop, rank: int, shape: Shape, type: NumericType, what: str
+                       ) -> Tensor:
+    shapes = [local_shape(hop.source, shape, r, type.dtype)
+              for r in _members(hop.source, rank, hop.axes)]
+    return _gpu_group(hop, rank, type, what).all_gather(x, hop.dim, shapes)
+
+
 def _all_to_all(x: np.ndarray, hop: Hop, rank: int, shape: Shape, type: NumericType, what: str
                 ) -> np.ndarray:
-    group, members = _group(hop.source, rank, hop.axes), _members(hop.source, rank, hop.axes)
+    group = _group(hop.source, rank, hop.axes)
+    cuts, shapes = _exchanged(hop, rank, shape, type)
+    blocks = [_along(hop.split, lo, hi) for lo, hi in cuts]
+    got = group.swap([x[b] for b in blocks], shapes, type.dtype, here_in(what))
+    return np.concatenate(got, axis=hop.dim)
+
+
+def _all_to_all_on_gpu(x: Tensor, hop: Hop, rank: int, shape: Shape, type: NumericType, what: str
+                       ) -> Tensor:
+    cuts, shapes = _exchanged(hop, rank, shape, type)
+    blocks = [cut_along(x, hop.split, lo, hi) for lo, hi in cuts]
+    return F.concatenate(_gpu_group(hop, rank, type, what).swap(blocks, shapes), axis=hop.dim)
+
+
+def _exchanged(hop: Hop, rank: int, shape: Shape, type: NumericType
+               ) -> tuple[list[tuple[int, int]], list[Shape]]:
+    """Of each member the block of this rank's part that it gets, and the shape of what it gives."""
+    members = _members(hop.source, rank, hop.axes)
     base = block(hop.source, rank, hop.split, shape, type.dtype)[0]
     cuts = [block(hop.target, r, hop.split, shape, type.dtype) for r in members]
-    blocks = [_along(hop.split, lo - base, hi - base) if hi > lo else _along(hop.split, 0, 0)
-              for lo, hi in cuts]
-    lo, hi = cuts[group.index]
+    lo, hi = cuts[members.index(rank)]
     shapes = []
     for r in members:
         theirs = list(local_shape(hop.source, shape, r, type.dtype))
         theirs[hop.split] = hi - lo
         shapes.append(tuple(theirs))
-    got = group.swap([x[b] for b in blocks], shapes, type.dtype, here_in(what))
-    return np.concatenate(got, axis=hop.dim)
+    return [(a - base, b - base) if b > a else (0, 0) for a, b in cuts], shapes
 
 
 def _permute(x: np.ndarray, hop: Hop, rank: int, shape: Shape, type: NumericType, what: str
              ) -> np.ndarray:
     made = plan(hop.source, hop.target, shape, type.dtype)
     return reshard(transport(), made, x, type.dtype, what)
+
+
+def _permute_on_gpu(x: Tensor, hop: Hop, rank: int, shape: Shape, type: NumericType, what: str
+                    ) -> Tensor:
+    world = list(hop.target.mesh.world_ranks)
+    boxes = [MovedBox(world.index(m.source), world.index(m.target), 0, m.box.shape, m.source_at,
+                      m.target_at) for m in plan(hop.source, hop.target, shape, type.dtype).moves
+             if world[rank] in (m.source, m.target) and m.box.size]
+    group = GpuGroup(tuple(world), "*".join(hop.axes), rank, type, what)
+    return move_boxes(group, [x], F.zeros(local_shape(hop.target, shape, rank, type.dtype), type),
+                      boxes)
 
 
 def _along(dim: int, lo: int, hi: int) -> tuple[slice, ...]:
@@ -127,19 +168,22 @@ def _local_aval(x: Aval, hop: Hop, rank: int, shape: Shape, type: NumericType, w
 
 ALL_REDUCE = GraphOp(
     "mesh_all_reduce", shape=lambda *xs, **attrs: xs, ref=_all_reduce, multi=True, effects=EFFECT,
-    differentiable=False, doc="terms of all ranks of an axis, added up")
+    expand_gpu=_all_reduce_on_gpu, differentiable=False,
+    doc="terms of all ranks of an axis, added up")
 
 
-def _moving(kind: str, ref: Callable, doc: str) -> GraphOp:
-    return GraphOp(f"mesh_{kind}", shape=_local_aval, ref=ref, effects=EFFECT,
+def _moving(kind: str, ref: Callable, on_gpu: Callable, doc: str) -> GraphOp:
+    return GraphOp(f"mesh_{kind}", shape=_local_aval, ref=ref, effects=EFFECT, expand_gpu=on_gpu,
                    differentiable=False, doc=doc)
 
 
 MOVES = {
-    "reduce_scatter": _moving("reduce_scatter", _reduce_scatter,
+    "reduce_scatter": _moving("reduce_scatter", _reduce_scatter, _reduce_scatter_on_gpu,
                               "terms of all ranks of an axis, added up; each keeps a block"),
-    "all_gather": _moving("all_gather", _all_gather, "the blocks of an axis, on all its ranks"),
-    "all_to_all": _moving("all_to_all", _all_to_all, "blocks of one dimension become those of "
-                          "another"),
-    "permute": _moving("permute", _permute, "other cuts: each rank sends what others lack"),
+    "all_gather": _moving("all_gather", _all_gather, _all_gather_on_gpu,
+                          "the blocks of an axis, on all its ranks"),
+    "all_to_all": _moving("all_to_all", _all_to_all, _all_to_all_on_gpu,
+                          "blocks of one dimension become those of another"),
+    "permute": _moving("permute", _permute, _permute_on_gpu,
+                       "other cuts: each rank sends what others lack"),
 }

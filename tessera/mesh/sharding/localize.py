@@ -7,6 +7,7 @@ those of the part's elements in the whole tensor, so that a result does not depe
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -210,10 +211,27 @@ def _bits_of_part(key: np.ndarray, layout: Layout, whole: tuple, rank: int) -> n
     return random_bits_at(key, indices(layout, whole, rank))
 
 
+def _bits_on_gpu(key: Tensor, layout: Layout, whole: tuple, rank: int) -> Tensor:
+    """The index of each element is the sum of what its place along each axis counts."""
+    shape, step = local_shape(layout, whole, rank), 1
+    wide = as_type("int64" if prod(whole) >= 1 << 31 else "int32")
+    index = F.zeros(shape, wide)
+    for d in reversed(range(len(whole))):
+        own = indices(Layout(layout.mesh, (layout.splits[d],)), (whole[d],), rank) * step
+        rows = Tensor(np.ascontiguousarray(own, wide.dtype.numpy), wide)
+        index = index + F.reshape(rows, (-1, *[1] * (len(whole) - 1 - d)))
+        step *= whole[d]
+    return apply(BITS_AT, index, key)
+
+
+BITS_AT = GraphOp(
+    "mesh_random_bits_at", shape=lambda index, key: Aval(index.shape, U32), makes="bits_at",
+    ref=lambda index, key: random_bits_at(key, index), differentiable=False,
+    doc="random bits of elements by their indices in the whole")
 PART_BITS = GraphOp(
     "mesh_random_bits",
     shape=lambda key, layout, whole, rank: Aval(local_shape(layout, whole, rank), U32),
-    ref=_bits_of_part, differentiable=False,
+    ref=_bits_of_part, expand_gpu=_bits_on_gpu, differentiable=False,
     doc="the random bits of a part: those of its elements in the whole",
 )
 

@@ -90,6 +90,7 @@ class PlannedCollective:
     elements: of the whole values   bytes: that a rank receives from others, on average
     times: in a scan, how many iterations do it   beside: with `ts.overlap`, how many ops of the
     program lie between its beginning and the first that waits for it; None without
+    by: between GPUs, "nccl", or "host", of copies there; "" between hosts, and before it is known
     """
 
     op: str
@@ -101,12 +102,14 @@ class PlannedCollective:
     where: SourceLine | None = None
     times: int = 1
     beside: int | None = None
+    by: str = ""
 
     def __str__(self) -> str:
         line = f"    # {self.where}" if self.where else ""
         often = f", {self.times} times" if self.times != 1 else ""
         beside = f" beside {self.beside} ops" if self.beside is not None else ""
-        return (f"{self.op} over {', '.join(self.axes)}: {self.bytes} bytes{often}{beside}, "
+        by = {"nccl": " through NCCL", "host": " through the host"}.get(self.by, "")
+        return (f"{self.op} over {', '.join(self.axes)}: {self.bytes} bytes{often}{beside}{by}, "
                 f"{self.why}{line}")
 
 
@@ -148,7 +151,7 @@ def _beside(steps: Sequence[Step], i: int) -> int:
     move, count = steps[i], 0
     assert isinstance(move, LayoutHop)
     for step in steps[i + 1:]:
-        if (move.value, move.hop.target) in _reads(step):
+        if (move.value, move.hop.target) in reads(step):
             break
         count += isinstance(step, PartitionedOp) and step.node.op.name not in CONSTRAINTS
     return count
@@ -190,7 +193,7 @@ def remove_dead(steps: Sequence[Step], outputs: Sequence[Held]) -> list[Step]:
         if live.isdisjoint(makes) and not acts:
             continue
         kept.append(step)
-        live.update(_reads(step))
+        live.update(reads(step))
     return kept[::-1]
 
 
@@ -228,7 +231,7 @@ def merge_reductions(steps: Sequence[Step]) -> list[Step]:
             del where[held]
 
     for step in steps:
-        keys = list(dict.fromkeys(where[held] for held in _reads(step) if held in where))
+        keys = list(dict.fromkeys(where[held] for held in reads(step) if held in where))
         if isinstance(step, PartitionedOp) and step.node.op.name in CONSTRAINTS and keys:
             first = where.get((step.node.inputs[0], step.ins[0]))
             if first is not None and keys == [first]:
@@ -251,7 +254,16 @@ def merge_reductions(steps: Sequence[Step]) -> list[Step]:
     return out
 
 
-def _reads(step: Step) -> list[Held]:
+def makes(step: Step) -> Sequence[Held]:
+    """The values of a step, as they lie behind it."""
+    if isinstance(step, PartitionedOp):
+        return step.makes
+    moves = step.moves if isinstance(step, Together) else (step,)
+    return [(m.value, m.hop.target) for m in moves]
+
+
+def reads(step: Step) -> list[Held]:
+    """The values that it takes, as they lie."""
     if isinstance(step, PartitionedOp):
         return list(zip(step.node.inputs, step.ins, strict=True))
     moves = step.moves if isinstance(step, Together) else (step,)

@@ -127,6 +127,10 @@ class _Walk:
         self.made_by: dict[Value, Node] = {}
         self.views: dict[Value, Node] = {}  # what makes transposes and reshapes
         self.remade: dict[Value, Node] = {}  # what stretches small operands
+        self.readers: dict[Value, list[Node]] = {}
+        for node in graph.nodes:
+            for v in node.inputs:
+                self.readers.setdefault(v, []).append(node)
 
     def hold(self, v: Value, layout: Layout) -> None:
         self.at.setdefault(v, []).append(layout)
@@ -234,11 +238,20 @@ class _Walk:
             if v not in self.made_by and way.placed is None:
                 total += self._nearest(v, layout)[0] * v.aval.dtype.bits / 8
         for v, layout in zip(node.outputs, way.outs, strict=True):
-            if layout.pending:
+            if layout.pending and not self._joins_pending(v, layout.pending):
                 n = self.mesh.size(layout.pending)
                 local = prod(extents(v.aval)) / prod(layout.parts(d) for d in range(layout.ndim))
                 total += local * (n - 1) / n * v.aval.dtype.bits / 8  # as a reduce_scatter
         return total + _work(node) * way.share / WORK_PER_BYTE
+
+    def _joins_pending(self, v: Value, axes: tuple[str, ...]) -> bool:
+        """Whether all that reads a value adds it to a sum that waits for the same axes already: it
+        waits with that one, and costs nothing of its own."""
+        readers = self.readers.get(v, ())
+        return bool(readers) and all(
+            r.op.linear == "joint" and any(
+                x in self.at and self.now(x).pending == axes and self.now(x).op == "sum"
+                for x in r.inputs if x is not v) for r in readers)
 
     def _nearest(self, v: Value, layout: Layout) -> tuple[float, Layout]:
         """What it costs to bring a value to a layout, in elements, and from which of its own."""

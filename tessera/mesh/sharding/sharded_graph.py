@@ -17,22 +17,27 @@ import numpy as np
 
 from tessera import config, hooks
 from tessera.errors import user_line
-from tessera.graph.execute import Executable
 from tessera.graph.interpret import interpret
 from tessera.graph.ir import Graph, Node, Value
 from tessera.graph.op import Aval, GraphOp, infer
 from tessera.graph.trace import at_line
+from tessera.graph.traced_signature import executor
+from tessera.numerics import NumericType
 from tessera.numerics.random_state import next_step
 from tessera.tensor import Tensor
 
 from ..device_mesh import Mesh
 from ..errors import MeshError
 from ..layout import Layout
+from ..partition import extents
+from ..placement import computes_on_gpus, gpu_of
+from ..ranks.group import make_group
 from ..ranks.ledger import agree, call
 from ..tensor import DistTensor, held_ranks
 from ..world import is_here, mesh_rank, patience, simulate, transport
 from .collective_order import issue_early
 from .control_flow import ready
+from .defer_readers import defer_readers
 from .layout_change_ops import group_along
 from .localize import localize
 from .partitioned_steps import CollectivePlan, describe, merge_reductions, planned
@@ -50,7 +55,8 @@ class ShardedProgram:
         self.source, self.mesh = graph, _one_mesh(graph, layouts)
         self.layouts = tuple(layouts[:len(graph.inputs)])
         self.random = "random" in graph.effects
-        self._local: dict[int, Executable] = {}
+        self._local: dict[int, Any] = {}
+        self._compared: set[int] = set()  # ranks that have, with the others
 
     @functools.cached_property
     def made(self) -> Propagated:
@@ -59,12 +65,34 @@ class ShardedProgram:
         held = [*self.layouts, *(t.layout for _, t in graph.captures)]
         layouts = {v: at for v, at in zip(values, held, strict=True) if at is not None}
         found = propagate(graph, layouts, self.mesh)
-        return replace(found, steps=tuple(merge_reductions(issue_early(found.steps))))
+        return replace(found, steps=tuple(merge_reductions(
+            issue_early(defer_readers(found.steps)))))
 
     @functools.cached_property
-    def plan(self) -> CollectivePlan:
-        """The collectives, in order."""
+    def _planned(self) -> CollectivePlan:
         return planned(self.made.steps)
+
+    @property
+    def plan(self) -> CollectivePlan:
+        """The collectives, in order; on a mesh of GPUs with the way that they go."""
+        by = self._by
+        return CollectivePlan(replace(c, by=by) for c in self._planned) if by else self._planned
+
+    @property
+    def _by(self) -> str:
+        """"nccl" or "host"; "" before its ranks have found out, and of a mesh of hosts."""
+        if not computes_on_gpus(self.mesh) or not is_here(self.mesh):
+            return ""
+        from ..ranks.communicator import known  # it stands on NCCL, which few need
+
+        found = known(make_group(self.mesh, None))
+        return "" if found is None else "nccl" if found else "host"
+
+    @functools.cached_property
+    def _results(self) -> list[tuple[tuple[int, ...], NumericType, Layout]]:
+        """Shape, type and layout of each result."""
+        return [(extents(v.aval), v.aval.type, layout) for v, layout in zip(
+            self.source.outputs, self.made.results, strict=True)]
 
     @functools.cached_property
     def hash(self) -> str:
@@ -75,17 +103,25 @@ class ShardedProgram:
         made = self.made
         return f"on {self.mesh}\n{describe(made.graph, made.steps, made.inputs, made.outputs)}"
 
-    def local(self, rank: int) -> Executable:
-        """What a rank runs, compiled at its first call."""
+    def local(self, rank: int) -> Any:
+        """What a rank runs, on the host or on its GPU, compiled at its first call."""
         if rank not in self._local:
-            self._local[rank] = Executable(localize(self.made, rank))
+            index, graph = gpu_of(self.mesh), localize(self.made, rank)
+            target = "cpu" if index is None else f"cuda:{index}"
+            self._local[rank] = executor(graph, target)
         return self._local[rank]
+
+    @property
+    def on_gpu(self) -> Any:
+        """What this rank runs on its GPU; None where it has run nothing there."""
+        here = computes_on_gpus(self.mesh) and is_here(self.mesh)
+        return self._local.get(mesh_rank(self.mesh)) if here else None
 
     # --- running -----------------------------------------------------------------------------
     def run(self, leaves: Sequence[Tensor]) -> list[Tensor]:
         """The results of the graph as distributed tensors."""
         given = [*leaves, *(t for _, t in self.made.graph.captures)]
-        if self.random:
+        if self.random and gpu_of(self.mesh) is None:
             next_step()
         ranks = held_ranks(self.mesh)
         if transport().size == 1 and self.mesh.world_size > 1:
@@ -95,32 +131,38 @@ class ShardedProgram:
             with patience(first=not self._local):
                 self._agree()
                 found = {rank: self._run(rank, given) for rank in ranks}
-        return [
-            DistTensor({r: Tensor(found[r][i], v.aval.type) for r in ranks},
-                       v.aval.shape, v.aval.type, layout)  # type: ignore[arg-type]
-            for i, (v, layout) in enumerate(zip(self.source.outputs, self.made.results,
-                                                strict=True))
-        ]
+        return [DistTensor.of_parts({r: found[r][i] for r in ranks}, shape, numeric, layout)
+                for i, (shape, numeric, layout) in enumerate(self._results)]
 
-    def _run(self, rank: int, given: Sequence[Tensor]) -> list[np.ndarray]:
-        arrays = [t.held[rank].array if isinstance(t, DistTensor) else t.array for t in given]
+    def _run(self, rank: int, given: Sequence[Tensor]) -> list[Tensor]:
+        parts = [t.held[rank] if isinstance(t, DistTensor) else t for t in given]
         local = self.local(rank)
-        if _watched():
-            return _observed(local.graph, arrays)
-        return local.compiled.run(arrays)
+        if gpu_of(self.mesh) is not None:
+            if self.random and not local.program.lowered.draws.random:
+                next_step()  # a program that draws does so itself
+            made: list[Tensor] = local.tensors(parts)
+            return made
+        arrays = [t.array for t in parts]
+        found = _observed(local.graph, arrays) if _watched() else local.compiled.run(arrays)
+        return [Tensor(a, v.aval.type) for a, v in zip(found, self.source.outputs, strict=True)]
 
     def _agree(self) -> None:
-        """All ranks of the mesh run the same program; without collectives it does not matter.
+        """All ranks of the mesh run the same program; without collectives it does not matter. What
+        goes through NCCL is compared once: the hash is that of the whole sequence.
 
         Before its first run the first rank compiles, while the others wait for it: then they find
         its loops in the disk cache."""
-        if not self.plan or transport().size == 1 or not is_here(self.mesh):
+        if not self._planned or transport().size == 1 or not is_here(self.mesh):
+            return
+        me = mesh_rank(self.mesh)
+        if me in self._compared and self._by == "nccl" and config.comm_check == "once":
             return
         if not self._local and mesh_rank(self.mesh) == 0 and not _watched():
             self.local(0).compiled  # noqa: B018  made by being asked for
         group = group_along(self.mesh, mesh_rank(self.mesh), self.mesh.axes)
         with at_line(user_line()):
             agree(group, call(group, self.source.name, (), None, {"program": self.hash}))
+        self._compared.add(me)
 
 
 def _observed(graph: Graph, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:

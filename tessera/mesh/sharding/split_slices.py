@@ -14,10 +14,13 @@ from typing import Any
 
 import numpy as np
 
+from tessera.graph import functions as F
 from tessera.graph.ir import Node
 from tessera.graph.op import Aval, GraphOp
 from tessera.numerics import DType
+from tessera.tensor import Tensor
 
+from ..collectives.exchange_ops import GpuGroup, MovedBox, move_boxes
 from ..layout import Layout, Split
 from ..partition import extents, local_shape, pieces
 from ..ranks.array_bytes import byte_count, from_bytes, to_bytes
@@ -206,9 +209,19 @@ def _at(span: Span) -> tuple[slice, ...]:
     return tuple(slice(lo, hi) for lo, hi in span)
 
 
+def _place_on_gpu(*parts: Tensor, boxes: tuple[Box, ...], rank: int, world: Shape, shape: Shape,
+                  filled: bool, type: Any, what: str) -> Tensor:
+    out = F.broadcast_to(parts[-1], shape) if filled else F.zeros(shape, type)
+    moved = [MovedBox(b.source, b.target, b.operand, *(tuple(x) for x in (
+        [hi - lo for lo, hi in b.write], [lo for lo, _ in b.read], [lo for lo, _ in b.write])))
+        for b in boxes if b.size]
+    return move_boxes(GpuGroup(tuple(world), "boxes", rank, type, what), parts, out, moved)
+
+
 PLACE = GraphOp(
     "mesh_place",
     shape=lambda *xs, shape, **attrs: Aval(shape, xs[0].type),
-    ref=_place, effects=frozenset({"collective"}), differentiable=False,
+    ref=_place, effects=frozenset({"collective"}), expand_gpu=_place_on_gpu,
+    differentiable=False,
     doc="boxes of the operands put into a part of the result, from the ranks that have them",
 )

@@ -139,21 +139,29 @@ class RegisterLayout:
                               self.threads)
 
     def reshaped(self, shape: tuple[int, ...]) -> RegisterLayout | None:
-        """The same elements in row-major order; None unless all extents are powers of two."""
-        if any(n & (n - 1) for n in (*shape, *self.shape)):
+        """The same elements in row-major order; None unless bits of the one index are bits of the
+        other: axes that both end with stay, and of the rest all extents behind the first are powers
+        of two."""
+        same = 0
+        while same < min(len(shape), len(self.shape)) and shape[-1 - same] == self.shape[-1 - same]:
+            same += 1
+        before, after = self.shape[:len(self.shape) - same], shape[:len(shape) - same]
+        if any(n & (n - 1) for n in (*before[1:], *after[1:])):
             return None
-        def to_flat(bit: Bit) -> int:
-            return bits_of(prod(self.shape[bit[0] + 1:])) + bit[1]
 
-        def from_flat(at: int) -> Bit:
-            for axis in reversed(range(len(shape))):
-                if at < bits_of(shape[axis]):
+        def moved(bit: Bit) -> Bit:
+            axis, at = bit
+            if axis >= len(before):
+                return (axis + len(after) - len(before), at)
+            at += bits_of(prod(before[axis + 1:]))
+            for axis in reversed(range(len(after))):
+                if at < bits_of(after[axis]):
                     return (axis, at)
-                at -= bits_of(shape[axis])
-            raise AssertionError(f"bit {at} of {shape}")
+                at -= bits_of(after[axis])
+            raise AssertionError(f"bit {at} of {after}")
 
-        return RegisterLayout(shape, tuple(from_flat(to_flat(b)) for b in self.registers),
-                              tuple(from_flat(to_flat(b)) if b else None for b in self.threads))
+        return RegisterLayout(shape, tuple(map(moved, self.registers)),
+                              tuple(moved(b) if b else None for b in self.threads))
 
     # --- text ---------------------------------------------------------------------------------
     @functools.cached_property

@@ -17,7 +17,12 @@ from tessera.tile.interpreter.arguments import Bound
 from tessera.tile.interpreter.launch import Config, Specialisation, scalars_in_grid
 from tessera.tile.ir.types import GlobalTensor, Scalar
 from tessera.tile.launch import reports as reports  # makes errors of kernels the interpreter's
-from tessera.tile.launch.machine_code import CompileRequest, Image, image_for
+from tessera.tile.launch.machine_code import (
+    CompileRequest,
+    Image,
+    divisible_extents,
+    image_for,
+)
 from tessera.tile.launch.recipe import LaunchTarget, Recipe, as_signed
 from tessera.tile.launch.repeated_call import ALIGNMENT_BYTES, Launcher, grid_names
 from tessera.tile.launch.sentinels import RunAgain
@@ -77,8 +82,8 @@ def request_for(kernel: Kernel, work: Specialisation, bound: Bound, arrays: dict
 
     Copies of host arrays, and results, begin where the allocator puts them: at 256 bytes.
     """
-    divisible = {text for text, size in bound.texts.items()
-                 if size % 16 == 0 and not text.lstrip("-").isdigit()}
+    named = {text: size for text, size in bound.texts.items() if not text.lstrip("-").isdigit()}
+    divisible, eights = divisible_extents(named)
     aligned = {p.value.name for p in work.function.params if p.role == "output"} | {
         name for name, array in arrays.items()
         if array.device == HOST or array.pointer % ALIGNMENT_BYTES == 0}
@@ -89,8 +94,8 @@ def request_for(kernel: Kernel, work: Specialisation, bound: Bound, arrays: dict
     if target.numerics != "off":
         watched, held = kernel.watched_tensors(work.function), kernel.held_lines
     return CompileRequest(work.lanes, work.schedule, device(target.index).target,
-                          frozenset(divisible), frozenset(aligned), shared, target.debug,
-                          watched, held)
+                          divisible, frozenset(aligned), shared, target.debug, watched, held,
+                          eights=eights)
 
 
 def nbytes(array: Array) -> int:

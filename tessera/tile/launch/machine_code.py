@@ -44,6 +44,7 @@ class CompileRequest:
     watched: frozenset[str] = frozenset()  # tensors whose bad elements are counted
     held: frozenset[tuple[int, str]] = frozenset()  # and values, by line
     batched: bool = False  # one launch runs many calls
+    eights: frozenset[str] = frozenset()  # extents that are multiples of 8, not of 16
 
     def key(self, function: Function) -> str:
         """The name of the entry in the disk cache: the same in every process."""
@@ -51,7 +52,15 @@ class CompileRequest:
             print_ir(function), _file(function), str(self.lanes), self.schedule.text(),
             f"{self.target} {self.target.generation}", " ".join(sorted(self.divisible)),
             " ".join(sorted(self.aligned)), f"{self.shared} {self.checked} {self.batched}",
-            " ".join(sorted(self.watched)), " ".join(map(str, sorted(self.held))), fingerprint())
+            " ".join(sorted(self.watched)), " ".join(map(str, sorted(self.held))),
+            " ".join(sorted(self.eights)), fingerprint())
+
+
+def divisible_extents(sizes: Mapping[str, int]) -> tuple[frozenset[str], frozenset[str]]:
+    """The extents that are multiples of 16, and the others that are of 8: of 16-bit elements, rows
+    of so many begin at 16 bytes."""
+    return (frozenset(n for n, size in sizes.items() if size % 16 == 0),
+            frozenset(n for n, size in sizes.items() if size % 16 == 8))
 
 
 def _file(function: Function) -> str:
@@ -147,7 +156,7 @@ def emit_request(function: Function, request: CompileRequest) -> Any:
     from tessera.tile.cuda.emit.emitter import ArgumentFacts
 
     facts = ArgumentFacts(request.divisible, request.aligned, request.shared, request.watched,
-                          request.held, request.batched)
+                          request.held, request.batched, request.eights)
     return emit_kernel(function, request.lanes, request.target, facts, request.checked,
                        request.schedule)
 

@@ -50,6 +50,18 @@ def maker(library: str, shape: tuple[int, ...], numeric: NumericType, index: int
     return _resident(shape, numeric, index)
 
 
+def array_maker(library: str, shape: tuple[int, ...], numeric: NumericType, index: int
+                ) -> Callable[[], Any]:
+    """The same of the arrays alone, on the library's current stream."""
+    if library == "torch":
+        torch = sys.modules["torch"]
+        made = maker(library, shape, numeric, index)(None).array
+        return functools.partial(torch.empty, shape, dtype=made.dtype,
+                                 device=torch.device("cuda", index))
+    make = maker(library, shape, numeric, index)
+    return lambda: make(None).array
+
+
 def _torch(shape: tuple[int, ...], dtype: DType, index: int) -> Maker:
     torch = sys.modules["torch"]
     spelled = {"fp8_e4m3": "float8_e4m3fn", "fp8_e5m2": "float8_e5m2", "bool_": "bool",

@@ -8,6 +8,7 @@ from tessera.tile.ops import (
     attention,
     create,
     debug,
+    dependents,
     elementwise,
     ids,
     indexed,
@@ -22,7 +23,6 @@ from tessera.tile.ops import (
 )
 
 __all__ = [
-    "OPS", "TileOp", "atomics", "attention", "create", "debug", "elementwise", "ids", "indexed",
-    "macros", "matmul", "memory", "packed", "random", "reduce",
-    "vector", "warp",
+    "OPS", "TileOp", "atomics", "attention", "create", "debug", "dependents", "elementwise", "ids",
+    "indexed", "macros", "matmul", "memory", "packed", "random", "reduce", "vector", "warp",
 ]

@@ -1,6 +1,6 @@
-"""What is known about integers before a kernel runs: divisors and signs.
+"""What is known about integers before a kernel runs: divisors, signs, and what all groups share.
 
-They decide how wide a memory access may be, and which guards it needs.
+They decide how wide a memory access may be, which guards it needs, and which cache it is for.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from tessera.tile.ir.types import Scalar
 
 LARGEST = 1 << 20  # the divisor of 0, and the greatest that is tracked
 DIVISIBLE = 16
+EIGHT = 8
 
 
 def divisor_of(number: int) -> int:
@@ -32,13 +33,18 @@ def divisor_of(number: int) -> int:
 
 
 class Knowledge:
-    """Answers for the integer scalars of a function. divisible: extents known to be so by 16."""
+    """Answers for the integer scalars of a function.
 
-    def __init__(self, function: Function, divisible: frozenset[str]):
+    divisible: extents known to be so by 16.  eights: by 8 and no more: rows of so many elements of
+    16 bits begin at 16 bytes.
+    """
+
+    def __init__(self, function: Function, divisible: frozenset[str],
+                 eights: frozenset[str] = frozenset()):
         self.types = definitions(function)
         self.made: dict[SSAValue, Node] = {}
         self.loops: dict[SSAValue, For] = {}
-        self.divisible = divisible
+        self.divisible, self.eights = divisible, eights
         self.extents = {p.value: p.value.name for p in function.params if p.role == "dim"}
         self.constants = dict(function.constants)
         for node in walk(function.body):
@@ -48,6 +54,7 @@ class Knowledge:
                 self.loops[node.var.value] = node
         self._divisors: dict[SSAValue, int] = {}
         self._natural: dict[SSAValue, bool] = {}
+        self._shared: dict[SSAValue, bool] = {}
 
     # --- divisors -----------------------------------------------------------------------------
     def divisor(self, x: Operand | int) -> int:
@@ -67,7 +74,7 @@ class Knowledge:
             return divisor_of(int(text))
         if text in self.constants:
             return divisor_of(int(self.constants[text]))
-        return DIVISIBLE if text in self.divisible else 1
+        return DIVISIBLE if text in self.divisible else EIGHT if text in self.eights else 1
 
     def _divisor(self, x: SSAValue) -> int:
         if x in self.extents:
@@ -109,6 +116,26 @@ class Knowledge:
     def _integer(self, x: Operand) -> bool:
         t = Scalar(x.dtype) if isinstance(x, Const) else self.types[x]
         return isinstance(t, Scalar) and t.dtype.kind in ("int", "uint", "bool")
+
+    # --- groups -------------------------------------------------------------------------------
+    def in_all_groups(self, x: Operand) -> bool:
+        """Whether every group surely has x, in one of its iterations at least."""
+        if isinstance(x, Const):
+            return True
+        if x not in self._shared:
+            self._shared[x] = False
+            self._shared[x] = self._is_in_all_groups(x)
+        return self._shared[x]
+
+    def _is_in_all_groups(self, x: SSAValue) -> bool:
+        if x in self.loops:
+            loop = self.loops[x]
+            return self.in_all_groups(loop.lo) and self.in_all_groups(loop.step)
+        node = self.made.get(x)
+        if isinstance(node, Op):
+            return OPS[node.name].family == "elementwise" and all(
+                self.in_all_groups(a) for a in node.args)
+        return node is None  # an argument
 
     # --- signs --------------------------------------------------------------------------------
     def natural(self, x: Operand | int) -> bool:

@@ -13,7 +13,7 @@ from tessera.tile.cuda.emit.elementwise import apply, spread
 from tessera.tile.cuda.emit.emitter import Emitter
 from tessera.tile.cuda.emit.registry import emits
 from tessera.tile.cuda.intrinsics.formats import kind_of
-from tessera.tile.ir.ir import Op
+from tessera.tile.ir.ir import Op, Operand, SSAValue
 from tessera.tile.ir.register_layout import RegisterLayout
 from tessera.tile.ir.types import TileType
 
@@ -25,7 +25,7 @@ RANGES = {"f32": (126, 64), "f64": (1022, 512)}
 @emits("div", "div_or_zero")
 def _div(e: Emitter, op: Op) -> None:
     (x, y), (made,) = op.args, op.outs
-    kind = kind_of(made.type.dtype)
+    y, kind = _before_broadcast(e, y), kind_of(made.type.dtype)
     if not isinstance(made.type, TileType) or not isinstance(e.type(y), TileType) or \
             2 * e.layout(y).count > e.layout(made.value).count:
         apply(e, op, e.use(op.name, f"use(elementwise.operation({op.name!r}, {kind!r}))"))
@@ -41,3 +41,11 @@ def _div(e: Emitter, op: Op) -> None:
     dividend = spread(e, e.name(x), e.layout(x), large) if isinstance(e.type(x), TileType) \
         else e.name(x)
     e.define(made, f"{quotient}({dividend}, {', '.join(wide)})")
+
+
+def _before_broadcast(e: Emitter, y: Operand) -> Operand:
+    """A divisor that was repeated along rows, which each thread has once."""
+    node = e.made_by.get(y) if isinstance(y, SSAValue) else None
+    repeated = node is not None and node.name == "broadcast_to" and isinstance(
+        e.type(node.args[0]), TileType)
+    return node.args[0] if node is not None and repeated else y

@@ -76,7 +76,8 @@ RESERVED = sorted({*bound_names(HEAD), *keyword.kwlist, *BUILTINS})
 class ArgumentFacts:
     """What holds for the arguments of this compilation.
 
-    divisible: extents that are multiples of 16.  aligned: tensors that start at 16 bytes.
+    divisible: extents that are multiples of 16; eights: others that are of 8.  aligned: tensors
+    that start at 16 bytes.
     shared: some arguments share memory and one is written: any parameters may be the same memory.
     watched: tensors whose bad elements are counted, see emit/sentinels.py.  held: (line of the
     kernel, "any" or "nan"): values that are looked at beside a stored tile that is held alike.
@@ -89,6 +90,7 @@ class ArgumentFacts:
     watched: frozenset[str] = frozenset()
     held: frozenset[tuple[int, str]] = frozenset()
     batched: bool = False
+    eights: frozenset[str] = frozenset()
 
 
 IN_TABLE = ("tensor", "dim", "axis", "groups", "sentinels")  # parameters of each call of a batch
@@ -123,6 +125,7 @@ class Emitted:
     """A source text and what it takes.
 
     matmul_forms: what computes its matmuls: wgmma | mma | threads, each at most once.
+    dependent: it may start before the kernel in front of it in the stream ends.
     """
 
     name: str
@@ -134,6 +137,7 @@ class Emitted:
     sites: tuple = ()  # what may be reported: fields of runtime.flags.Site
     columns: tuple[Parameter, ...] = ()  # of a batch: what its table has of each call
     matmul_forms: tuple[str, ...] = ()
+    dependent: bool = False  # begins before the kernel in front of it ends
 
 
 class Emitter:
@@ -148,7 +152,7 @@ class Emitter:
         self.types: dict[SSAValue, Type] = definitions(function)
         self.made_by: dict[SSAValue, Op] = {d.value: n for n in walk(function.body)
                                             if isinstance(n, Op) for d in n.outs}
-        self.known = Knowledge(function, facts.divisible)
+        self.known = Knowledge(function, facts.divisible, facts.eights)
         self.names = Names([*(v.name for v in self.types), *RESERVED, function.name])
         self.spelled = {v: self._spelling(v) for v in self.types}
         self.header: dict[str, str] = {}
@@ -160,6 +164,7 @@ class Emitter:
         self.depth, self.loops = 1, 0
         self.divergent = 0  # conditions around this op that differ between lanes
         self.shared_bytes, self.notes = 0, []  # type: ignore[var-annotated]
+        self.dependent = False  # waits for the kernel in front of it
         self.matmul_forms: dict[str, None] = {}
         self.sites: list[tuple[SourceLine | None, str, str, tuple[str, ...]]] = []
         self.where: SourceLine | None = None
@@ -439,7 +444,7 @@ class Emitter:
             text.append(f"{INDENT}pass")
         return Emitted(self.function.name, "\n".join([*text, ""]), tuple(self.parameters.values()),
                        self.shared_bytes, lines, tuple(self.notes), tuple(self.sites),
-                       tuple(self.columns.values()), tuple(self.matmul_forms))
+                       tuple(self.columns.values()), tuple(self.matmul_forms), self.dependent)
 
 
 def literal(value: object, dtype: DType) -> str:

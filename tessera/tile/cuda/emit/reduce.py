@@ -10,7 +10,7 @@ from tessera.tile.cuda.emit.emitter import Emitter
 from tessera.tile.cuda.emit.registry import emits
 from tessera.tile.cuda.intrinsics.formats import kind_of
 from tessera.tile.cuda.intrinsics.reduce import padded
-from tessera.tile.ir.ir import Op
+from tessera.tile.ir.ir import For, Op, SSAValue, walk
 from tessera.tile.ir.op_record import OPS
 from tessera.tile.ir.register_layout import RegisterLayout
 
@@ -25,8 +25,9 @@ def _reduction(e: Emitter, op: Op) -> None:
     for a in axes:
         if layout.overhangs(a):
             text = inside_only(e, text, layout, a, kind, neutral(op.name, dtype))
+    apart = made.value in apart_in_loops(e)
     for a in sorted(axes, reverse=True):
-        text = reduced(e, text, layout, a, op.name, tag)
+        text = reduced(e, text, layout, a, op.name, tag, apart)
         layout = layout.drop(a)
     if axis is None:
         text = f"{e.use('pick', 'use(fragments.pick(0))')}({text})"
@@ -53,8 +54,32 @@ def inside_only(e: Emitter, text: str, layout: RegisterLayout, axis: int, kind: 
     return f"{make}({text}, i32({layout.shape[axis]} - {e.index(layout, axis)}))"
 
 
-def reduced(e: Emitter, text: str, layout: RegisterLayout, axis: int, name: str, tag: str) -> str:
-    """A fragment of layout.drop(axis) with the combined values, in all threads."""
+def apart_in_loops(e: Emitter) -> set[SSAValue]:
+    """The reductions over warps in whose loop there is another one. Its barrier stands between what
+    threads read of one iteration and what they write in the next."""
+    if "reductions apart" not in e.memo:
+        found: set[SSAValue] = set()
+        for loop in walk(e.function.body):
+            if isinstance(loop, For):
+                over = [n.outs[0].value for n in loop.body if isinstance(n, Op) and _meets(e, n)]
+                found.update(over if len(over) > 1 else ())
+        e.memo["reductions apart"] = found
+    made = e.memo["reductions apart"]
+    assert isinstance(made, set)
+    return made
+
+
+def _meets(e: Emitter, op: Op) -> bool:
+    """Whether the warps of a group meet for a reduction, once."""
+    axis = op.attr.get("axis")
+    return bool(OPS[op.name].joined_by) and axis is not None and any(
+        i >= e.warp_bits for i in e.layout(op.args[0]).thread_bits(axis))
+
+
+def reduced(e: Emitter, text: str, layout: RegisterLayout, axis: int, name: str, tag: str,
+            apart: bool = False) -> str:
+    """A fragment of layout.drop(axis) with the combined values, in all threads. apart: in a loop,
+    what the iteration before read has been read."""
     lanes = tuple(1 << i for i in layout.thread_bits(axis) if i < e.warp_bits)
     warps = tuple(i for i in layout.thread_bits(axis) if i >= e.warp_bits)
     make = e.use(name, f"use(reduce.reduce({name!r}, {tag!r}, {layout.text!r}, {layout.shape}, "
@@ -63,17 +88,17 @@ def reduced(e: Emitter, text: str, layout: RegisterLayout, axis: int, name: str,
         return f"{make}({text})"
     part = e.fresh("part")
     e.line(f"{part} = {make}({text})")
-    return across_warps(e, part, layout, axis, name, tag, warps)
+    return across_warps(e, part, layout, axis, name, tag, warps, apart)
 
 
 def across_warps(e: Emitter, part: str, layout: RegisterLayout, axis: int, name: str, tag: str,
-                 warps: tuple[int, ...]) -> str:
+                 warps: tuple[int, ...], apart: bool) -> str:
     """Each warp writes what it found; after a barrier everybody combines all of them."""
     rest = layout.drop(axis)
     size = 8 if tag[-2:] == "64" else 4
     count, elements = 1 << len(warps), prod(padded(rest.shape))
     at = e.scratch(size * count * elements)
-    if e.loops:
+    if e.loops and not apart:
         e.sync()
     warp = " | ".join(f"({e.thread} >> {bit} & 1) << {i}" for i, bit in enumerate(warps))
     number_ = e.once("part_of", f"i32({warp})")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from math import prod
+from typing import Any
 
 from tessera.numerics import bf16
 from tessera.tile.cuda.emit.elementwise import full, number
@@ -24,13 +26,14 @@ from tessera.tile.cuda.emit.shared_tiles import load_buffer, store_buffer
 from tessera.tile.cuda.emit.thread_elements import checked
 from tessera.tile.cuda.emit.tile_access import PLAIN, guards_of, parts_of, rounding_of
 from tessera.tile.cuda.intrinsics.narrow_floats import has_instructions
-from tessera.tile.ir.ir import Op, Operand, SSAValue
+from tessera.tile.ir.ir import Op, Operand, SSAValue, walk
 from tessera.tile.ir.op_record import OPS
 from tessera.tile.ir.register_layout import WARP_BITS, RegisterLayout, bits_of, blocked
 from tessera.tile.ir.types import TileType
+from tessera.tile.passes.written_arguments import written_parameters
 
 LEAST = 16  # bytes, half a sector
-STREAMING = "L1::no_allocate"  # a tile is read once by its group
+STREAMING = "L1::no_allocate"  # of a tile that is read once; L1 is for what is read again
 
 
 @emits("load_tile")
@@ -50,12 +53,42 @@ def _load(e: Emitter, op: Op) -> None:
     axis, width = asked(e, place, layout, op.attr["vector"])
     guards, bounds = guards_of(e, place, layout)
     more = ", True" if has_instructions(place.dtype, e.generation) else ""
+    cache = "" if is_read_again(e, op, place) else STREAMING
     text = (f"use(tiles.load('global', {place.dtype.name!r}, {layout.text!r}, {layout.shape}, "
-            f"{axis}, {width}, {guards}, {number(fill, place.dtype)}, {STREAMING!r}{more}))")
+            f"{axis}, {width}, {guards}, {number(fill, place.dtype)}, {cache!r}{more}))")
     args = ", ".join([address(e, place, layout), *strides(e, place, layout, axis), *bounds])
     call = f"{e.use(f'load_{place.name}', text)}({args})"
     e.define(made, converted(e, call, layout, wanted, place))
     watch_load(e, place, wanted, e.name(made.value))
+
+
+def is_read_again(e: Emitter, op: Op, place: MemoryOperand) -> bool:
+    """Whether all groups read a tile, or this one does in another loop over the same places; of a
+    tensor that nobody writes, as the L1 cache does not hear of what other multiprocessors do."""
+    if "written" not in e.memo:
+        e.memo["written"] = written_parameters(e.function)
+    if e.facts.shared or place.name in e.memo["written"]:  # type: ignore[operator]
+        return False
+    return all(map(e.known.in_all_groups, place.offsets)) or passes(e)[_places(e, op)] > 1
+
+
+def passes(e: Emitter) -> Counter[Any]:
+    """How many loads there are by the places that they go through."""
+    if "passes" not in e.memo:
+        loads = (n for n in walk(e.function.body) if isinstance(n, Op) and n.name == "load_tile")
+        e.memo["passes"] = Counter(places for n in loads if (places := _places(e, n)) is not None)
+    found = e.memo["passes"]
+    assert isinstance(found, Counter)
+    return found
+
+
+def _places(e: Emitter, load: Op) -> tuple | None:
+    """A tensor, a box, and where it is: in a loop any place of the loop is the same."""
+    view = e.made_by.get(load.args[0])  # type: ignore[arg-type]
+    if view is None or view.name != "view" or not any(x in e.known.loops for x in view.args[1:]):
+        return None
+    return view.args[0], view.attr["box"], tuple(
+        "loop" if x in e.known.loops else x for x in view.args[1:])
 
 
 @emits("store_tile")

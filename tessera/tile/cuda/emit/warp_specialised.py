@@ -8,6 +8,7 @@ no variable: descriptors are made where matmuls read them.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from tessera.runtime.target import Target
@@ -65,7 +66,8 @@ def emit_program(program: WarpSpecialisedProgram, target: Target, facts: Argumen
     emitter.declare()
     emitter.nodes(program.function.body)
     emitter.prologue()
-    return emitter.finish()
+    made = emitter.finish()
+    return replace(made, dependent=made.dependent or bool(program.pipeline.dependent))
 
 
 class WarpSpecialisedEmitter(Emitter):
@@ -134,6 +136,9 @@ class WarpSpecialisedEmitter(Emitter):
         thread, role = self.all_threads, self.role
         self.write(f"if {thread} == 0:", *(INDENT + text for text in first))
         self.write(self.use("sync", "use('sync_threads')") + "()")
+        if self.program.pipeline.dependent:
+            for name in ("dependents_wait", "dependents_launch"):
+                self.write(self.use(name, f"use('{name}')") + "()")
         for at, phase in positions:
             self.write(f"{at}, {phase} = i32(0), i32({role} == 0)")
 
@@ -362,7 +367,7 @@ def _hold_operand(e: Emitter, op: Op) -> None:
     assert isinstance(op.args[0], SSAValue)
     ring, load, slot = h.slots[op.args[0]]
     make = h.part(f"hold_{base_name(load.name)}", "hold", ring.offset_bytes + load.offset_bytes,
-                  ring.slot_bytes, load.panel_bytes, load.row_bytes)
+                  ring.slot_bytes, load.panel_bytes, load.width_bytes, load.row_bytes)
     e.define(op.outs[0], f"{make}({slot}, {h.thread})")
 
 

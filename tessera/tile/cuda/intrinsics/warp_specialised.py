@@ -181,11 +181,9 @@ def describe(offset: int, slot_bytes: int, group_bytes: int, bits: int) -> Opera
 
 
 @functools.cache
-def hold(offset: int, slot_bytes: int, panel_bytes: int, row_bytes: int) -> Operation:
-    """(slot, thread) -> A's registers of the warp's 16 rows, by ldmatrix from panels as wide as the
-    rows, at most 128 bytes, swizzled as wide. All lanes have read when it ends: the slot may go
-    back."""
-    width = min(row_bytes, 128)
+def hold(offset: int, slot_bytes: int, panel_bytes: int, width: int, row_bytes: int) -> Operation:
+    """(slot, thread) -> A's registers of the warp's 16 rows, by ldmatrix from panels of rows of
+    `width` bytes, swizzled as wide. All lanes have read when it ends: the slot may go back."""
     steps, shift = width // 32, {128: 0, 64: 1, 32: 2}[width]  # of a panel; rows of 128 bytes
 
     def body(b: Builder, slot: Any, thread: Any) -> list[Any]:

@@ -3,7 +3,8 @@
 The language orders tile ops and uniform element accesses of one group on global memory. On a GPU
 each thread does its part when it comes there, so a barrier is needed where one thread may touch
 what another one wrote, or is still to read. Two accesses need none when every thread touches the
-same elements in both: the same view in the same layout.
+same elements in both: the same view in the same layout; nor when their boxes have nothing in
+common wherever they are, such as the halves of an axis.
 """
 
 from __future__ import annotations
@@ -12,25 +13,36 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tessera.tile.ir.ir import For, Function, If, Node, Op, SSAValue, While, definitions
+from tessera.tile.ir.ir import Const, For, Function, If, Node, Op, SSAValue, While, definitions
 from tessera.tile.ir.op_record import OPS
 from tessera.tile.ir.types import GlobalTensor, Scalar, TileType, Type
 
 ANYWHERE = "any thread, any element"  # in no order with itself: the next iteration goes elsewhere
 
 
+Span = tuple[int, int] | None  # of an axis, from and to; None: not known
+
+
 @dataclass(frozen=True)
 class MemoryAccess:
-    """memory: the tensor, '' for any.  part: what says which thread touches which elements."""
+    """memory: the tensor, '' for any.  part: what says which thread touches which elements.
+    spans: by axis of the tensor, where all of the elements surely are."""
 
     memory: str
     write: bool
     part: Any
+    spans: tuple[Span, ...] = ()
 
     def conflicts(self, other: MemoryAccess) -> bool:
         same = self.memory == other.memory or "" in (self.memory, other.memory)
         apart = self.part != other.part or self.part == ANYWHERE
-        return same and (self.write or other.write) and apart
+        return same and (self.write or other.write) and apart and not self.misses(other)
+
+    def misses(self, other: MemoryAccess) -> bool:
+        """Whether no element is in both."""
+        pairs = zip(self.spans, other.spans, strict=False)
+        return self.memory == other.memory != "" and any(
+            a is not None and b is not None and (a[1] <= b[0] or b[1] <= a[0]) for a, b in pairs)
 
 
 Pending = frozenset[MemoryAccess]
@@ -49,6 +61,7 @@ class _Orderer:
         self.function, self.overlapping = function, overlapping
         self.types = definitions(function)
         self.roots: dict[SSAValue, SSAValue] = {}
+        self.spans: dict[SSAValue, tuple[Span, ...]] = {}
 
     def run(self) -> Function:
         body, _ = self.block(self.function.body, frozenset())
@@ -68,6 +81,10 @@ class _Orderer:
     def op(self, op: Op, pending: Pending, out: list[Node]) -> Pending:
         if OPS[op.name].alias and isinstance(op.args[0], SSAValue):
             self.roots[op.outs[0].value] = self.root(op.args[0])
+        if op.name == "view" and op.args[0] not in self.roots:
+            self.spans[op.outs[0].value] = tuple(
+                (int(at.value), int(at.value) + n) if isinstance(at, Const) else None
+                for at, n in zip(op.args[1:], op.attr["box"], strict=True))
         if op.name == "barrier":
             pending = frozenset()
         access = self.access(op)
@@ -133,7 +150,8 @@ class _Orderer:
         if record.access == "tile":
             tile = op.outs[0].type if op.outs else self.type(op.args[1])
             layout = tile.layout if isinstance(tile, TileType) else None
-            return MemoryAccess(memory, write, (op.args[0], layout))
+            return MemoryAccess(memory, write, (op.args[0], layout),
+                                self.spans.get(op.args[0], ()))
         if not all(map(self.uniform, op.args[1:])):
             return None
         return MemoryAccess(memory, write, "one thread writes" if write else "all read")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from math import prod
 from typing import Any
 
 from tessera.runtime.generations import PipelineDefaults, WarpgroupMatmul
@@ -16,6 +17,8 @@ from tessera.tile.cuda.lower.warp_specialised.sink import sink_loads
 from tessera.tile.ir.ir import Const, For, Function, Op, Operand, SSAValue, walk
 from tessera.tile.ir.types import GlobalTensor, TileType
 from tessera.tile.passes.integer_facts import Knowledge
+
+MOST_STAGES = 16  # of slots that are small
 
 
 def complete(pipeline: PipelineKnobs, function: Function, maker: Maker,
@@ -44,7 +47,8 @@ def complete(pipeline: PipelineKnobs, function: Function, maker: Maker,
         pipeline = replace(pipeline, registers=few if tiles <= room or few is None else many)
     fits = tiles + held <= room and rows == form.rows * groups
     chosen: dict[str, Any] = {
-        "stages": form.defaults.stages[bool(crossing)], "overlap": rotated, "split": True,
+        "stages": form.defaults.stages[1] if crossing else _stages(function, maker, form.defaults),
+        "overlap": rotated, "split": True,
         "a_in_registers": fits, "pin": pinned(function, form.defaults) if rotated else 0,
         # One consumer has nobody beside it: its next matmul is issued before it waits.
         "in_flight": int(groups == 1),
@@ -53,6 +57,19 @@ def complete(pipeline: PipelineKnobs, function: Function, maker: Maker,
         raise Refused("several blocks of rows for a consumer, and a computed operand")
     return replace(pipeline, **{k: v for k, v in chosen.items()
                                 if getattr(pipeline, k) is None})
+
+
+def _stages(function: Function, maker: Maker, defaults: PipelineDefaults) -> int:
+    """Slots of a ring in a loop with one matmul: more where they are small, so that enough bytes
+    are under way."""
+    most = 0
+    for loop in walk(function.body):
+        if isinstance(loop, For):
+            types = [maker.type(out(n)) for n in loop.body if is_op(n, "ring_load")]
+            most = max(most, sum(prod(t.shape) * t.dtype.bits // 8 for t in types
+                                 if isinstance(t, TileType)))
+    wanted = defaults.ring_bytes // most if most else 0
+    return max(defaults.stages[0], min(wanted, MOST_STAGES))
 
 
 def pinned(function: Function, defaults: PipelineDefaults) -> int:

@@ -84,7 +84,7 @@ def _lower(function: Function, pipeline: PipelineKnobs, facts: Any, generation: 
     qualify(function)
     function = simplify(merge(unify_masks(inline_single_iterations(function))))
     maker = Maker(function)
-    known = Knowledge(function, facts.divisible)
+    known = _knowledge(function, facts)
     function = simplify(place_operands(function, maker, known, facts.aligned, form,
                                        pipeline.fast_sums))
     check_memory(function, getattr(facts, "shared", False))
@@ -102,10 +102,14 @@ def _lower(function: Function, pipeline: PipelineKnobs, facts: Any, generation: 
     assert pipeline.warpgroups is not None
     whole = place_tiles(whole, pipeline.warpgroups, getattr(facts, "shared", False), generation)
     room = generation.group_shared_bytes - reserved - panels_offset(rings, pipeline)
-    whole, buffers = widen_stores(whole, pipeline.warpgroups, Knowledge(whole, facts.divisible),
-                                  facts, room // panel_bytes(pipeline.warpgroups))
+    whole, buffers = widen_stores(whole, pipeline.warpgroups, _knowledge(whole, facts), facts,
+                                  room // panel_bytes(pipeline.warpgroups))
     return WarpSpecialisedProgram(whole, rings, pipeline, rank_of(function), rows_of(function),
                                   form, _notes(rings, pipeline, buffers), buffers)
+
+
+def _knowledge(function: Function, facts: Any) -> Knowledge:
+    return Knowledge(function, facts.divisible, getattr(facts, "eights", frozenset()))
 
 
 def _consumer(function: Function, rings: Any, maker: Maker, pipeline: PipelineKnobs,

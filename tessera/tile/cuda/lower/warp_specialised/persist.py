@@ -8,7 +8,7 @@ some rows of tiles side by side; of attention, as many heads as have their keys 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from tessera.dims import Dim
@@ -18,6 +18,7 @@ from tessera.tile.cuda.lower.warp_specialised.rewrite import (
     INT,
     Maker,
     Nodes,
+    is_op,
     map_blocks,
     number,
     ops_in,
@@ -113,16 +114,20 @@ def uneven(function: Function) -> bool:
     depends = dependence(function)
     made = {d.value: n for n in walk(function.body) if isinstance(n, Op) for d in n.outs}
     return any(depends.get(x) for n in walk(function.body)
-               if isinstance(n, For) and not (extent_of(n, made) or _is_part(n, made))
+               if isinstance(n, For) and not (extent_of(n, made) or _is_part(n, made, depends))
                for x in (n.lo, n.hi) if isinstance(x, SSAValue))
 
 
-def _is_part(loop: For, made: Mapping[SSAValue, Op]) -> bool:
-    """Whether it ends a number of steps behind its start, or where something else ends: `range(lo,
-    minimum(end, lo + 4096), 64)`."""
+def _is_part(loop: For, made: Mapping[SSAValue, Op], depends: Mapping[SSAValue, frozenset[int]]
+             ) -> bool:
+    """Whether it ends a number of steps behind its start that is the same for all tiles, or where
+    something else ends: `range(lo, minimum(end, lo + depth), 64)`."""
     end = made.get(loop.hi) if isinstance(loop.hi, SSAValue) else None
-    return end is not None and end.name == "minimum" and any(
-        isinstance(x, SSAValue) and extent_of(replace(loop, hi=x), made) for x in end.args)
+    if end is None or end.name != "minimum":
+        return False
+    sums = [made[x] for x in end.args if isinstance(x, SSAValue) and is_op(made.get(x), "add")]
+    return any(op.args[0] == loop.lo and not (isinstance(op.args[1], SSAValue) and depends.get(
+        op.args[1])) for op in sums)
 
 
 def _strip(function: Function, defaults: PipelineDefaults) -> int:

@@ -12,6 +12,7 @@ from tessera.tile.ir.ir import Function
 
 WARPGROUP = 128  # threads
 PANEL_BYTES = 128  # of a row in shared memory: the widest swizzle
+NARROW_BYTES = 32, 64  # rows that have a swizzle of their own
 ALIGNMENT_BYTES = 1024  # of a tile in shared memory: the pattern of that swizzle
 PANEL_ROWS = 16  # of a warp, in an accumulator
 MAIL_SLOTS = 2
@@ -21,7 +22,7 @@ MAIL_BYTES = MAIL_SLOTS * (8 + 8 + 4) + 8
 @dataclass(frozen=True)
 class Load:
     """One tile of a slot: panels of `width_bytes` columns, one behind the other, swizzled; or a row
-    of numbers as it is.
+    of numbers as it is. What lies behind the columns in the last panel, matmuls do not read.
 
     tensor, box: what TMA reads, per axis of the tensor   shape: [rows, columns] as stored, or
     [columns]   offset_bytes: of the tile in the slot
@@ -40,11 +41,12 @@ class Load:
 
     @property
     def width_bytes(self) -> int:
-        return self.row_bytes if len(self.shape) == 1 else min(PANEL_BYTES, self.row_bytes)
+        whole = len(self.shape) == 1 or self.row_bytes in NARROW_BYTES
+        return self.row_bytes if whole else PANEL_BYTES
 
     @property
     def panels(self) -> int:
-        return self.row_bytes // self.width_bytes
+        return -(-self.row_bytes // self.width_bytes)
 
     @property
     def panel_bytes(self) -> int:
@@ -57,7 +59,7 @@ class Load:
 
     @property
     def bytes(self) -> int:
-        return prod(self.shape) * self.dtype.bits // 8
+        return self.panels * self.panel_bytes
 
 
 @dataclass(frozen=True)
@@ -129,6 +131,7 @@ class PipelineKnobs:
     reversed       grid axis that runs from its end: long tiles first
     warpgroups     consumers
     registers      of a lane of the producer, of a consumer; None: as launched
+    dependent      it starts while the kernel before it ends, and waits there for its results
     """
 
     stages: int | None = None
@@ -144,6 +147,7 @@ class PipelineKnobs:
     reversed: int | None = None
     warpgroups: int | None = None
     registers: tuple[int, int] | None = None
+    dependent: bool | None = None
 
     def override(self, values: dict[str, Any]) -> PipelineKnobs:
         known = {f.name for f in fields(self)}

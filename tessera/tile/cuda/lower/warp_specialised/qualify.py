@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from tessera.runtime.generations import WarpgroupMatmul
-from tessera.tile.cuda.lower.warp_specialised.program import PANEL_BYTES, Refused
+from tessera.tile.cuda.lower.warp_specialised.program import Refused
 from tessera.tile.cuda.lower.warp_specialised.rewrite import ops_in
-from tessera.tile.ir.ir import For, Function, Op, SSAValue, definitions, walk
+from tessera.tile.ir.ir import Const, For, Function, Op, SSAValue, definitions, walk
 from tessera.tile.ir.op_record import OPS
 from tessera.tile.ir.types import GlobalTensor, Scalar, TileType
 
@@ -35,11 +36,10 @@ def qualify(function: Function) -> None:
         raise Refused(f"its groups are counted by {function.launch}")
     if function.lanes is not None:
         raise Refused(f"it fixes its lanes at {function.lanes}")
-    for value, type in definitions(function).items():
+    types = definitions(function)
+    for value, type in types.items():
         if isinstance(type, Scalar) and not type.uniform:
             raise Refused(f"{value.name} differs between lanes")
-        if isinstance(type, Scalar) and type.dtype.name == "int64":
-            raise Refused(f"{value.name} is an integer of 64 bits; coordinates of copies have 32")
     for node in walk(function.body):
         if isinstance(node, Op):
             if node.name not in ALLOWED and (
@@ -47,6 +47,17 @@ def qualify(function: Function) -> None:
                 raise Refused(f"{node.name} is not done by warpgroups that specialise")
         if isinstance(node, For) and node.over != "serial":
             raise Refused("a loop is spread over lanes")
+        if isinstance(node, For) or isinstance(node, Op) and node.name == "view":
+            check_coordinates(node, types)
+
+
+def check_coordinates(node: For | Op, types: Mapping[SSAValue, Any]) -> None:
+    """Of a view, or of a loop, whose variable may become one."""
+    used = node.args[1:] if isinstance(node, Op) else (node.lo, node.hi, node.step)
+    for x in used:
+        dtype = x.dtype if isinstance(x, Const) else types[x].dtype if x in types else None
+        if dtype is not None and dtype.name == "int64":
+            raise Refused(f"{x} is an integer of 64 bits; coordinates of copies have 32")
 
 
 def check_memory(function: Function, overlapping: bool) -> None:
@@ -110,9 +121,6 @@ def check_operand(x: SharedOperand, load: Op, view: Op, known: Any, aligned: fro
     if known.extent(str(tensor.dims[-1])) * dtype.bits % (8 * copies.alignment_bytes):
         raise Refused(f"rows of {x.name} may not be multiples of {copies.alignment_bytes} bytes",
                       str(tensor.dims[-1]))
-    row_bytes = x.shape[1] * dtype.bits // 8
-    if row_bytes not in (32, 64) and row_bytes % PANEL_BYTES:
-        raise Refused(f"a tile of {x.name} has rows of {row_bytes} bytes")
     if x.shape[0] > copies.most_box:
         raise Refused(f"a tile of {x.name} has {x.shape[0]} rows; a copy brings {copies.most_box}")
 

@@ -1,0 +1,138 @@
+"""Attention of one query over long caches beside PyTorch's, heads of 128, on one GPU.
+
+    python benchmarks/decode.py [flex]
+
+Microseconds, the share of a copy's bandwidth in which keys and values are read, and the ratio to
+the quickest peer: the backends of scaled_dot_product_attention and, where it is asked for,
+FlexAttention by torch.compile, which compiles for some seconds for each shape.
+Each runs as a CUDA graph of calls in turn over as many caches as L2 does not hold; results are
+checked against f64 first. Needs torch and a GPU. Writes benchmarks/results/decode.json, or
+$OUT/decode.json when OUT is set.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import record
+import torch
+import torch.nn.functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.attention.flex_attention import flex_attention
+
+from tessera.stdlib import flash_attention_2
+
+SHAPES = [(1, 1024), (16, 1024), (64, 1024), (1, 8192), (16, 8192), (64, 4096), (4, 32768),
+          (1, 131072)]
+HEADS, KEY_HEADS, D = 32, 8, 128
+FOOTPRINT = 400 << 20  # bytes of keys and values between two reads of one: eight times an H200's L2
+BACKENDS = {"flash": SDPBackend.FLASH_ATTENTION, "cuDNN": SDPBackend.CUDNN_ATTENTION}
+ROUNDS = 9
+
+Attend = Callable[[Any, Any, Any], Any]
+
+
+def backend(which: SDPBackend) -> Attend:
+    def attend(q: Any, k: Any, v: Any) -> Any:
+        with sdpa_kernel(which):
+            return F.scaled_dot_product_attention(q, k, v, enable_gqa=True)
+
+    return attend
+
+
+def peers() -> dict[str, Attend]:
+    found = {name: backend(b) for name, b in BACKENDS.items()}
+    if "flex" in sys.argv[1:]:
+        compiled = torch.compile(flex_attention, dynamic=False)
+        found["FlexAttention"] = lambda q, k, v: compiled(q, k, v, enable_gqa=True)
+    return found
+
+
+def truth(q: Any, k: Any, v: Any) -> Any:
+    keys, values = (x.double().repeat_interleave(HEADS // KEY_HEADS, 1) for x in (k, v))
+    return torch.softmax(q.double() @ keys.mT / D**0.5, -1) @ values
+
+
+def captured(calls: list[Callable[[], Any]]) -> Any:
+    """The calls as a CUDA graph."""
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        calls[0]()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for call in calls:
+            call()
+    return graph
+
+
+def medians(graphs: dict[str, Any], calls: int) -> dict[str, float]:
+    """Microseconds of a call of each graph, in turn."""
+    times: dict[str, list[tuple[Any, Any]]] = {name: [] for name in graphs}
+    for _ in range(ROUNDS):
+        for name, graph in graphs.items():
+            start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            start.record()
+            graph.replay()
+            stop.record()
+            times[name].append((start, stop))
+    torch.cuda.synchronize()
+    return {name: 1e3 * statistics.median(a.elapsed_time(b) for a, b in pairs[1:]) / calls
+            for name, pairs in times.items()}
+
+
+def copy_rate() -> float:
+    """GB/s, read and written."""
+    x = torch.empty(1 << 29, device="cuda", dtype=torch.bfloat16)
+    y = torch.empty_like(x)
+    return 2e-3 * x.nbytes / medians({"copy": captured([lambda: y.copy_(x)])}, 1)["copy"]
+
+
+def measured(B: int, T: int, runs: dict[str, Attend], copy: float) -> dict[str, Any]:
+    read = 2 * B * KEY_HEADS * T * D * 2
+    caches = max(1, -(-FOOTPRINT // read))
+    calls = max(4, min(caches, 16))
+    data = [tuple(torch.randn(B, h, n, D, device="cuda", dtype=torch.bfloat16)
+                  for h, n in ((HEADS, 1), (KEY_HEADS, T), (KEY_HEADS, T)))
+            for _ in range(min(caches, calls))]
+    part = tuple(x[:1] for x in data[0])
+    want, graphs = truth(*part), {}
+    for name, run in runs.items():
+        try:
+            error = (run(*data[0])[:1].double() - want).norm() / want.norm()
+            if not error < 6e-3:
+                raise SystemExit(f"{name}, {B} x {T}: the error is {error:.1e}")
+            graphs[name] = captured([partial(run, *data[i % len(data)]) for i in range(calls)])
+        except RuntimeError as failed:  # a backend that does not take the shape
+            print(name, B, T, str(failed)[:100], flush=True)
+    us = medians(graphs, calls)
+    best = min(t for name, t in us.items() if name != "tessera")
+    return {name: {"us": round(t, 1), "of copy": round(read / t / 1e3 / copy, 3),
+                   "of best peer": round(best / t, 3)} for name, t in us.items()}
+
+
+def main() -> None:
+    copy = copy_rate()
+    figures: dict[str, Any] = {"device": torch.cuda.get_device_name(), "copy, GB/s": round(copy)}
+    runs = {"tessera": flash_attention_2, **peers()}
+    for B, T in SHAPES:
+        name = f"B {B}, {T} keys"
+        figures[name] = measured(B, T, runs, copy)
+        print(name, json.dumps(figures[name]), flush=True)
+        torch.cuda.empty_cache()
+    if out := os.environ.get("OUT"):
+        (Path(out) / "decode.json").write_text(
+            json.dumps({**record.context(), **figures}, indent=2) + "\n")
+    else:
+        record.write("decode", figures, shown=False)
+
+
+if __name__ == "__main__":
+    main()

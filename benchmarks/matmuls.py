@@ -1,0 +1,240 @@
+"""Matrix products of many shapes beside cuBLAS, as `tessera.stdlib.gemm` gives them, on one GPU.
+
+    python benchmarks/matmuls.py                       40 shapes in four layouts, bf16
+    python benchmarks/matmuls.py --layouts nt --shapes rows "deep K"
+    python benchmarks/matmuls.py --types fp8 "fp8 fast" tf32 f32 f16      two cubes
+
+Nothing is set. Each product is compared with one in f64 on some of its rows. Times are medians of
+replays of CUDA graphs that hold many launches, so that they are of the GPU alone; ours and
+cuBLAS's (torch.mm) run in turn. `--calls` adds those of plain calls, where small products wait for
+the host. Writes benchmarks/results/matmuls.json, or $OUT/matmuls.json when OUT is set.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from math import prod
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
+
+import record  # noqa: E402
+import torch  # noqa: E402
+
+import tessera as ts  # noqa: E402
+from tessera.stdlib import gemm  # noqa: E402
+from tessera.tile.launch.compile_images import compile_images  # noqa: E402
+from tessera.tile.launch.precompile import wanted_image  # noqa: E402
+
+Shape = tuple[int, int, int]  # M, N, K
+ROWS = (1, 16, 64, 128, 256)
+SHAPES: dict[str, tuple[Shape, ...]] = {
+    "cubes": tuple((n, n, n) for n in (
+        512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192, 16384)),
+    "rows": tuple((m, n, k) for m in ROWS for n, k in ((8192, 8192), (14336, 4096))),
+    "deep K": ((768, 768, 32768), (1024, 1024, 65536), (256, 256, 16384), (2048, 2048, 32768),
+               (512, 4096, 16384)),
+    "odd": ((1000, 1000, 1000), (4000, 4000, 4000), (2632, 9176, 4952), (3000, 1000, 5000),
+            (1001, 1001, 1001), (4097, 4097, 4097), (333, 777, 555)),
+    "models": ((16384, 50304, 768), (16384, 50257, 768), (16384, 768, 50304), (50304, 768, 16384),
+               (16384, 3072, 768), (16384, 768, 3072), (4096, 14336, 4096), (8192, 1024, 8192)),
+}
+GRAPH_US = 1200  # of the launches in one graph
+LAYOUTS = ("nt", "nn", "tn", "tt")
+Runs = dict[str, Callable[[], Any]]
+
+
+def operands(shape: Shape, layout: str, dtype: Any, make: Any = torch.randn) -> tuple[Any, Any]:
+    """As they lie: [M, K] or, 't', [K, M]; [K, N] or, 't', [N, K]."""
+    M, N, K = shape
+    shapes = (M, K) if layout[0] == "n" else (K, M), (K, N) if layout[1] == "n" else (N, K)
+    wide = torch.float32 if dtype == torch.float32 else torch.bfloat16
+    a, b = (make(*s, device="cuda", dtype=wide).to(dtype) for s in shapes)
+    return a, b
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A type of operands. routine, options: how ours multiplies it.  layouts: that cuBLAS has."""
+
+    dtype: Any
+    routine: Any = gemm
+    options: dict[str, Any] = field(default_factory=dict)
+    layouts: tuple[str, ...] = LAYOUTS
+    fast: bool = False
+
+    def given(self, layout: str) -> dict[str, Any]:
+        return {f"transpose_{x}": way == "t" for x, way in zip("ab", layout, strict=True)
+                } | self.options
+
+
+FP8 = {"dtype": "bf16"}
+KINDS = {
+    "bf16": Kind(torch.bfloat16), "f16": Kind(torch.float16), "f32": Kind(torch.float32),
+    "tf32": Kind(torch.float32, options={"precision": "tf32"}, fast=True),
+    "fp8": Kind(torch.float8_e4m3fn, options=FP8, layouts=("nt",)),
+    "fp8 fast": Kind(torch.float8_e4m3fn, gemm.with_schedule(ts.Schedule(FAST_SUMS=True)), FP8,
+                     ("nt",), True)}
+
+
+def sides(a: Any, b: Any, layout: str, kind: Kind) -> Runs:
+    """Both products of the same operands."""
+    x, y = a.T if layout[0] == "t" else a, b.T if layout[1] == "t" else b
+    how, run = kind.given(layout), kind.routine
+    if a.dtype == torch.float8_e4m3fn:
+        one = torch.ones((), device="cuda")
+        return {"tessera": lambda: run(a, b, **how), "cuBLAS": lambda: torch._scaled_mm(
+            x, y, one, one, out_dtype=torch.bfloat16, use_fast_accum=kind.fast)}
+    return {"tessera": lambda: run(a, b, **how), "cuBLAS": lambda: torch.mm(x, y)}
+
+
+def require(title: str, a: Any, b: Any, layout: str, runs: Runs) -> None:
+    """Some rows of each result against f64; ours may err as cuBLAS does and half an ulp."""
+    if a.dtype == torch.float8_e4m3fn:
+        a, b = a.float(), b.float()
+    a, b = a.T if layout[0] == "t" else a, b.T if layout[1] == "t" else b
+    rows = torch.linspace(0, a.shape[0] - 1, min(a.shape[0], 16), device="cuda").long()
+    want = a[rows].double() @ b.double()
+    errors = {n: float((run()[rows].double() - want).norm() / want.norm()) for n, run in
+              runs.items()}
+    if not errors["tessera"] <= 1.1 * errors["cuBLAS"] + 1e-4:
+        raise SystemExit(f"{title}: relative errors {errors}")
+
+
+def compile_all(cases: list[tuple[Shape, str]], kind: Kind) -> int:
+    """What the calls run, compiled side by side; how many kernels."""
+    wanted = {}
+    for shape, layout in cases:
+        a, b = operands(shape, layout, kind.dtype, torch.empty)
+        for name, args, constants in kind.routine.launches(a, b, **kind.given(layout)):
+            kernel = kind.routine.kernels[name]
+            w = wanted_image(kernel, kernel.bind(args, constants))
+            wanted[w.key] = w
+    torch.cuda.empty_cache()
+    return compile_images(wanted.values())
+
+
+def graph_of(run: Callable[[], Any], launches: int) -> Any:
+    run()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(launches):
+            run()
+    return graph
+
+
+def in_turn(runs: Runs, each: int, rounds: int) -> dict[str, float]:
+    """Microseconds of one of `each` calls: medians over rounds, in random orders."""
+    took: dict[str, list[float]] = {name: [] for name in runs}
+    for i in range(rounds + 1):
+        marks = []
+        for name in random.sample(list(runs), len(runs)):
+            start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            start.record()
+            runs[name]()
+            stop.record()
+            marks.append((name, start, stop))
+        torch.cuda.synchronize()
+        for name, start, stop in marks if i else ():  # the first warms up
+            took[name].append(1e3 * start.elapsed_time(stop) / each)
+    return {name: statistics.median(times) for name, times in took.items()}
+
+
+def measured(runs: Runs, shape: Shape, rounds: int) -> dict[str, float]:
+    """Microseconds on the GPU."""
+    estimate = max(2.5, 2 * prod(shape) / 6e8)
+    launches = max(1, min(100, round(GRAPH_US / estimate)))
+    graphs = {name: graph_of(run, launches) for name, run in runs.items()}
+    return in_turn({name: g.replay for name, g in graphs.items()}, launches, rounds)
+
+
+def called(runs: Runs, calls: int = 200) -> dict[str, float]:
+    """Microseconds of plain calls in a row."""
+    def many(run: Callable[[], Any]) -> Callable[[], None]:
+        def again() -> None:
+            for _ in range(calls):
+                run()
+        return again
+
+    return in_turn({name: many(run) for name, run in runs.items()}, calls, 3)
+
+
+def product(shape: Shape, layout: str, kind: Kind, args: argparse.Namespace) -> dict[str, Any]:
+    """Of one product: microseconds of both sides, their ratio, and why ours ran as it did."""
+    a, b = operands(shape, layout, kind.dtype)
+    runs = sides(a, b, layout, kind)
+    require(f"{layout} {shape}", a, b, layout, runs)
+    why = kind.routine.notes[0].partition(":")[0]
+    times = measured(runs, shape, args.rounds)
+    found: dict[str, Any] = {**{n: round(t, 2) for n, t in times.items()},
+                             "ratio": round(times["cuBLAS"] / times["tessera"], 3), "how": why}
+    if args.calls:
+        plain = called(runs, max(5, min(200, round(2e4 / times["cuBLAS"]))))
+        found["calls"] = round(plain["cuBLAS"] / plain["tessera"], 3)
+        found["us of a call"] = round(plain["tessera"], 1)
+    return found
+
+
+def of_type(name: str, kind: Kind, shapes: list[Shape], args: argparse.Namespace
+            ) -> dict[str, Any]:
+    """All products of one type, and what they come to."""
+    torch.backends.cuda.matmul.allow_tf32 = kind.fast
+    layouts = [w for w in args.layouts if w in kind.layouts]
+    start = time.perf_counter()
+    kernels = compile_all([(s, w) for s in shapes for w in layouts], kind)
+    print(f"{name}: {kernels} kernels compiled in {time.perf_counter() - start:.0f} s", flush=True)
+    found: dict[str, Any] = {}
+    for shape in shapes:
+        title = " x ".join(map(str, shape))
+        found[title] = {w: product(shape, w, kind, args) for w in layouts}
+        print(f"{title:24}", "  ".join(
+            f"{w} {f['tessera']:.1f} us {f['ratio']:.2f}" + (
+                f" ({f['calls']:.2f}, {f['us of a call']:.0f} us)" if args.calls else "")
+            for w, f in found[title].items()), "|", found[title][layouts[0]]["how"],
+            flush=True)
+    ratios = {w: [f[w]["ratio"] for f in found.values()] for w in layouts}
+    everything = [r for rs in ratios.values() for r in rs]
+    means = {w: round(statistics.geometric_mean(rs), 3) for w, rs in ratios.items()}
+    total = {"geometric mean": round(statistics.geometric_mean(everything), 3),
+             "least": min(everything), "below 0.92": sum(r < 0.92 for r in everything), **means}
+    print(name, json.dumps(total), flush=True)
+    return {"total": total, "products": found}
+
+
+LARGE = [(n, n, n) for n in (4096, 8192)]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--types", nargs="*", choices=KINDS, default=["bf16"])
+    parser.add_argument("--shapes", nargs="*", choices=SHAPES, default=list(SHAPES))
+    parser.add_argument("--layouts", nargs="*", choices=LAYOUTS, default=LAYOUTS)
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--calls", action="store_true")
+    args = parser.parse_args()
+    began = time.perf_counter()
+    figures: dict[str, Any] = {"device": torch.cuda.get_device_name()}
+    for name in args.types:
+        every = [s for group in args.shapes for s in SHAPES[group]]
+        figures[name] = of_type(name, KINDS[name], every if name == "bf16" else LARGE, args)
+    figures["seconds"] = round(time.perf_counter() - began)
+    if out := os.environ.get("OUT"):
+        (Path(out) / "matmuls.json").write_text(
+            json.dumps({**record.context(), **figures}, indent=2) + "\n")
+    else:
+        record.write("matmuls", figures, shown=False)
+
+
+if __name__ == "__main__":
+    main()

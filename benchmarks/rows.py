@@ -1,0 +1,241 @@
+"""Rows of every length, forward and backward, beside torch.compile, PyTorch's kernels and a copy.
+
+    python benchmarks/memory_bound.py rows            2^26 elements of bf16 in rows of 64 to 131072
+    python benchmarks/memory_bound.py rows 1024 softmax,layernorm       some lengths, some cases
+
+What PyTorch compiles is what a user would write, for fixed shapes. Both compilers run first, in as
+many processes as there are cores, and leave what they made on the disk. Times are medians of
+rounds in which all run in turn, ten calls at a time behind work that lets the host run ahead. Rates
+are of the bytes that must move. Errors are Frobenius norms against f64.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch._functorch.config
+import torch.nn.functional as F
+
+import tessera as ts
+from tessera import stdlib
+
+ELEMENTS, LENGTHS = 1 << 26, (64, 256, 1024, 4096, 16384, 65536, 131072)
+CALLS, ROUNDS, AHEAD_CYCLES = 10, 5, 3_000_000
+SECONDS = 50.0  # for compilers, in their processes
+Tensors = tuple[torch.Tensor, ...]
+torch._functorch.config.donated_buffer = False  # backward passes are run again and again
+
+
+@dataclass(frozen=True)
+class Case:
+    """moves: how often all elements are read or written.  inputs: x rows, w and b weights, l
+    labels, y rows of what a gradient begins with.  torchs: the function itself, forward."""
+
+    name: str
+    moves: int
+    inputs: str
+    ours: Callable[..., Any]
+    torchs: Callable[..., torch.Tensor]
+
+    def arrays(self, N: int) -> Tensors:
+        generator = torch.Generator("cuda").manual_seed(N)
+        M = ELEMENTS // N
+
+        def drawn(kind: str) -> torch.Tensor:
+            if kind == "l":
+                return torch.randint(0, N, (M,), device="cuda", dtype=torch.int32,
+                                     generator=generator)
+            shape = (N,) if kind in "wb" else (M, N)
+            return torch.randn(*shape, device="cuda", generator=generator).bfloat16()
+
+        return tuple(map(drawn, self.inputs))
+
+    @property
+    def backward(self) -> bool:
+        return "gradient" in self.name
+
+    def jitted(self) -> Callable[..., Any]:
+        fn = self.ours
+        return fn if fn in (stdlib.stable_softmax, stdlib.efficient_layernorm) else ts.jit(fn)
+
+
+# --- the cases --------------------------------------------------------------------------------
+def _narrow(x: Any) -> Any:
+    return ts.cast(x, "bf16")
+
+
+def _norm_gradients(norm: Callable[..., Any]) -> Callable[..., Any]:
+    def gradients(*xs: Any) -> Any:
+        first, *weights = ts.vjp(norm, *xs[:-1])[1](xs[-1])
+        return _narrow(first), *weights
+
+    return gradients
+
+
+def _gradient(fn: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda x, dy: _narrow(ts.vjp(fn, x)[1](dy))
+
+
+def _loss(x: Any, labels: Any) -> Any:
+    return ts.cross_entropy(ts.cast(x, "f32"), labels)
+
+
+def _loss_and_gradient(x: Any, labels: Any) -> Any:
+    value, pull = ts.vjp(lambda x: _loss(x, labels), x)
+    return _narrow(pull(ts.ones(()))), value
+
+
+def _layer_norm(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    return F.layer_norm(x, x.shape[-1:], w, b)
+
+
+def _rms_norm(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    return F.rms_norm(x, x.shape[-1:], w, 1e-6)
+
+
+def _torch_loss(x: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    return F.cross_entropy(x if x.dtype is torch.float64 else x.float(), labels.long())
+
+
+def _softmax(x: torch.Tensor) -> torch.Tensor:
+    return torch.softmax(x, -1)
+
+
+def _log_softmax(x: torch.Tensor) -> torch.Tensor:
+    return torch.log_softmax(x, -1)
+
+
+CASES = {c.name: c for c in (
+    Case("softmax", 2, "x", ts.softmax, _softmax),
+    Case("softmax, stdlib", 2, "x", stdlib.stable_softmax, _softmax),
+    Case("log softmax", 2, "x", ts.log_softmax, _log_softmax),
+    Case("layer norm", 2, "xwb", ts.layernorm, _layer_norm),
+    Case("layer norm, stdlib", 2, "xwb", stdlib.efficient_layernorm, _layer_norm),
+    Case("rms norm", 2, "xw", ts.rmsnorm, _rms_norm),
+    Case("cross entropy", 1, "xl", _loss, _torch_loss),
+    Case("softmax's gradient", 3, "xy", _gradient(ts.softmax), _softmax),
+    Case("log softmax's gradient", 3, "xy", _gradient(ts.log_softmax), _log_softmax),
+    Case("layer norm's gradient", 3, "xwby", _norm_gradients(ts.layernorm), _layer_norm),
+    Case("rms norm's gradient", 3, "xwy", _norm_gradients(ts.rmsnorm), _rms_norm),
+    Case("cross entropy and its gradient", 2, "xl", _loss_and_gradient, _torch_loss),
+)}
+
+
+# --- measuring --------------------------------------------------------------------------------
+def in_turn(runs: dict[str, Callable[[], Any]]) -> dict[str, float]:
+    """Microseconds of a call of each."""
+    times: dict[str, list[float]] = {name: [] for name in runs}
+    for r in range(ROUNDS + 1):
+        names, events = list(runs), []
+        for name in names[r % len(names):] + names[:r % len(names)]:
+            begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            torch.cuda._sleep(AHEAD_CYCLES)
+            begin.record()
+            for _ in range(CALLS):
+                runs[name]()
+            end.record()
+            events.append((name, begin, end))
+        torch.cuda.synchronize()
+        for name, begin, end in events if r else ():  # the first round warms up
+            times[name].append(1e3 * begin.elapsed_time(end) / CALLS)
+    return {name: statistics.median(t) for name, t in times.items()}
+
+
+def torch_run(case: Case, fn: Callable[..., torch.Tensor], xs: Tensors) -> Callable[[], Any]:
+    """A call of PyTorch's side. A gradient alone is that of a forward pass made before, which has
+    left statistics; we take them anew."""
+    if not case.backward:
+        return lambda: fn(*xs)
+    *operands, last = xs
+    given = [x.detach().requires_grad_() for x in operands]
+    if case.inputs[-1] == "l":
+        return lambda: torch.autograd.grad(fn(*given, last), given)
+    y = fn(*given)
+    return lambda: torch.autograd.grad(y, given, last, retain_graph=True)
+
+
+def runs_of(case: Case, xs: Tensors) -> dict[str, Callable[[], Any]]:
+    torch._dynamo.reset()
+    mine, given = case.jitted(), [ts.from_dlpack(x) for x in xs]
+    return {"tessera": lambda: mine(*given), "PyTorch": torch_run(case, case.torchs, xs),
+            "torch.compile": torch_run(case, torch.compile(case.torchs, dynamic=False), xs)}
+
+
+def errors(case: Case, xs: Tensors, runs: dict[str, Callable[[], Any]]) -> dict[str, float]:
+    """Of the first result of each: the norm of the difference by that of the result."""
+    wide = tuple(x.double() if x.is_floating_point() else x for x in xs)
+    want = _first(torch_run(case, case.torchs, wide)())
+    return {name: float((_first(run()).double() - want).norm() / want.norm())
+            for name, run in runs.items()}
+
+
+def _first(made: Any) -> torch.Tensor:
+    first = made[0] if isinstance(made, tuple | list) else made
+    return first if isinstance(first, torch.Tensor) else torch.from_dlpack(first)
+
+
+def measured(case: Case, N: int) -> dict[str, Any]:
+    xs = case.arrays(N)
+    runs = runs_of(case, xs)
+    off = errors(case, xs, runs)
+    out = torch.empty_like(xs[0])
+    times = in_turn({**runs, "copy": lambda: out.copy_(xs[0])})
+    rates = {name: (2 if name == "copy" else case.moves) * 2 * ELEMENTS / us / 1e3
+             for name, us in times.items()}
+    ours = rates["tessera"]
+    beside = {name: round(ours / r, 3) for name, r in rates.items() if name != "tessera"}
+    return {"GB/s": round(ours), **{f"of {k}": v for k, v in beside.items()},
+            "error": float(f"{off['tessera']:.2g}"),
+            "torch's error": float(f"{off['torch.compile']:.2g}")}
+
+
+# --- compiling --------------------------------------------------------------------------------
+def chosen(asked: list[str]) -> list[tuple[Case, int]]:
+    lengths = tuple(int(n) for n in asked[0].split(",")) if asked else LENGTHS
+    names = asked[1].split(",") if asked[1:] else list(CASES)
+    return [(CASES[name], N) for N in lengths for name in names]
+
+
+def prepare(asked: list[str], part: int, parts: int) -> None:
+    """Compiles every so many-th of what is asked for, and runs it once."""
+    begin = time.perf_counter()
+    for case, N in chosen(asked)[part::parts]:
+        if time.perf_counter() - begin > SECONDS:
+            print(f"no time to compile {case.name} of {N}", flush=True)
+            continue
+        for run in runs_of(case, case.arrays(N)).values():
+            run()
+    torch.cuda.synchronize()
+
+
+def compiled_before(asked: list[str]) -> None:
+    parts = max(1, len(os.sched_getaffinity(0)) - 2)
+    script = [sys.executable, str(Path(__file__).resolve())]
+    one = {**os.environ, "TORCHINDUCTOR_COMPILE_THREADS": "1", "OMP_NUM_THREADS": "1"}
+    for started in [subprocess.Popen([*script, str(i), str(parts), *asked], env=one)
+                    for i in range(parts)]:
+        started.wait()
+
+
+def rows(asked: list[str]) -> Iterator[tuple[str, dict[str, Any]]]:
+    compiled_before(asked)
+    ratios: list[float] = []
+    for case, N in chosen(asked):
+        found = measured(case, N)
+        ratios.append(found["of torch.compile"])
+        yield f"{case.name}, {N}", found
+    yield "all of torch.compile", {"geometric mean": round(statistics.geometric_mean(ratios), 3),
+                                   "least": min(ratios)}
+
+
+if __name__ == "__main__":
+    prepare(sys.argv[3:], int(sys.argv[1]), int(sys.argv[2]))

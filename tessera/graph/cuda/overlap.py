@@ -1,0 +1,72 @@
+"""Which collectives of a program run beside its kernels, on a stream of their own, and who waits.
+
+A collective begins behind the kernels that stand before it. The first step that reads or writes
+what it writes, or writes what it reads, waits for it: until then kernels run meanwhile. The memory
+plan gives memory on as if steps ran one after another, so its byte ranges are what is compared.
+Where no step comes between a collective and the one that waits for it, nothing can run meanwhile;
+then all of a program stay in the stream of the kernels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Iterable, Sequence
+from dataclasses import dataclass
+
+from ..schedule.ir import ByteRange, ScheduledGroup, Transfer
+
+RangeOf = Callable[[str], ByteRange]
+Regions = tuple[list[ByteRange], list[ByteRange]]  # read, written
+
+
+@dataclass(frozen=True)
+class Overlap:
+    """numbers: of the collectives that run beside kernels, by step.  awaited: by step, the last of
+    them that has to be done before it; of the end of the program behind the last step."""
+
+    numbers: dict[int, int]
+    awaited: dict[int, int]
+
+
+def overlapped(steps: Sequence[ScheduledGroup | Transfer], beside: Iterable[int],
+               alone: Container[int], region_of: RangeOf) -> Overlap | None:
+    """How the collectives `beside`, steps by number, run beside the others; None where they cannot.
+
+    alone: steps that wait for all of them, since they send too
+    """
+    numbers = {k: n for n, k in enumerate(sorted(beside))}
+    if not numbers:
+        return None
+    running: dict[int, Regions] = {}
+    awaited: dict[int, int] = {}
+    gains = False
+    for k, step in enumerate(steps):
+        regions = _regions(step, region_of)
+        if k in numbers:
+            running[numbers[k]] = regions
+            continue
+        need = max((n for n, other in running.items() if k in alone or _meet(regions, other)),
+                   default=None)
+        if need is not None:
+            awaited[k] = need
+            running = {n: r for n, r in running.items() if n > need}
+        gains = gains or bool(running)
+    if running:
+        awaited[len(steps)] = max(running)
+    return Overlap(numbers, awaited) if gains else None
+
+
+def _regions(step: ScheduledGroup | Transfer, region_of: RangeOf) -> Regions:
+    if isinstance(step, Transfer):
+        at = [region_of(step.on_device)]
+        return (at, []) if step.kind == "offload" else ([], at)
+    return [region_of(o.name) for o in step.reads], [region_of(o.name) for o in step.writes]
+
+
+def _meet(step: Regions, other: Regions) -> bool:
+    """Whether a step has to wait for a collective that is under way."""
+    (reads, writes), (sent, received) = step, other
+    return any(a.meets(b) for a in (*reads, *writes) for b in received) or any(
+        a.meets(b) for a in writes for b in sent)
+
+
+__all__ = ["Overlap", "overlapped"]

@@ -1,0 +1,145 @@
+"""Attention of few queries over many keys, whose time is that of reading keys and values once.
+
+The queries of all heads of a group are the rows of one block, so that a key is read once for them.
+Keys are split among blocks: each gives its result relative to its own sums, and log2 of these; a
+second kernel weighs the parts, in a fixed order. Dao et al. 2023, Flash-Decoding.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+from ..numerics import DType, f32, int64
+from ..tensor import Tensor
+from ..tile import MODULE as tile
+from ..tile.ir.schedule import Schedule
+from ..tile.kernel.decorator import kernel
+
+MOST_QUERIES = 16  # of a head
+WIDEST = 256  # of a head
+HIGHEST = 3e38
+SLACK = 8.0  # powers of two by which the running maximum may lag
+# Blocks that are wanted: two of a warp on each of 132 multiprocessors. One query of 32 heads over
+# 8192 keys of 8 takes 16.0 us with 33 parts, with 16, 24 and 49 parts 16.9, 16.1 and 16.4 (H100,
+# 2026-11-25).
+BLOCKS = 264
+LEAST_KEYS = 64  # of a part
+MANY_KEYS = 256
+
+
+class DecodePlan(NamedTuple):
+    """How few queries are attended.
+
+    kernel: its name.  rows, keys: of a block and of an iteration.  parts: of the keys
+    """
+
+    kernel: str
+    rows: int
+    keys: int
+    parts: int
+
+    @property
+    def together(self) -> int:
+        """Parts that are weighed at once."""
+        return min(64, 1 << (self.parts - 1).bit_length())
+
+
+def few_queries(dtype: DType, S: int, T: int, width: int) -> bool:
+    """Whether these kernels are for so many queries of a head, keys, and heads as wide.
+
+    Several queries of a head may have to be moved beside those of others, for which few keys do not
+    pay.
+    """
+    return dtype.kind == "float" and dtype.bits == 16 and width <= WIDEST and (
+        S == 1 or S <= MOST_QUERIES and T >= MANY_KEYS)
+
+
+def decode_plan(heads: int, rows: int, T: int, width: int) -> DecodePlan:
+    """heads: of keys, in all sequences, as wide.  rows: queries that read one.  T: keys of each."""
+    name, BM, BN = ("decode_rows", 16, 32) if rows <= 16 else ("decode_many_rows", 64, 64)
+    BN = BN if width <= 128 else BN // 2
+    blocks = heads * -(-rows // BM)
+    parts = max(1, min(-(-BLOCKS // blocks), T // LEAST_KEYS))
+    span = -(-T // (parts * BN)) * BN
+    return DecodePlan(name, BM, BN, max(1, -(-T // max(1, span))))
+
+
+@kernel
+def attend_part(Q, K, V, count, c, r0, part, parts, scale, S, BM, BN, causal):
+    """Rows [r0:r0+BM] of the result over one part of the keys, and log2 of sums of exp2(scores).
+
+    Rows are S queries of each head of a group, one head after another.  count: of the keys, the
+    first so many are there; None: all
+    """
+    keys = K.shape[1] if count is None else tile.cast(min(K.shape[1], count[0]), "int32")
+    span = (keys + parts * BN - 1) // (parts * BN) * BN
+    q = tile.load(Q[c, r0:r0+BM, :])
+    m, z, o = tile.full((BM,), -HIGHEST), tile.zeros((BM,)), tile.zeros((BM, V.shape[-1]))
+    for k0 in range(part * span, min(keys, part * span + span), BN):
+        k = tile.load(K[c, k0:k0+BN, :])
+        s = tile.dot(q, k.T)
+        if causal:
+            query, key = (tile.arange(0, BM) + r0) % S + (keys - S), tile.arange(0, BN) + k0
+            s = tile.where(key[None, :] <= query[:, None], s, -math.inf)
+        elif count is not None:
+            s = tile.where((tile.arange(0, BN) + k0 < keys)[None, :], s, -math.inf)
+        m_new = tile.running_max(m, tile.row_max(s) * scale, SLACK)
+        alpha = tile.exp2(m - m_new)
+        p = tile.exp2(s * scale - m_new)
+        z = z * alpha + tile.row_sum(p)
+        v = tile.load(V[c, k0:k0+BN, :])
+        o = tile.dot(p, v, o * alpha)          # p is rounded to v's type
+        m = m_new
+    return o / z, m + tile.log2(z)
+
+
+# A warp for 16 rows: four blocks of a multiprocessor read at once, and none waits for another.
+@kernel(grid=lambda P, R, C, BM: (P, -(-R // BM), C), schedule=Schedule(warps=1, stages=3))
+def decode_rows(Q: Tensor["C", "R", "D"], K: Tensor["C", "T", "D"], V: Tensor["C", "T", "E"],
+                count: Tensor[1, int64] | None, out: Tensor["P", "C", "R", "E"],
+                lse: Tensor["P", "C", "R", f32] | None, scale: f32, S=1, BM=16, BN=32,
+                causal=False):
+    tile.launch_dependents()
+    part, r0, c = tile.group_id(0), tile.group_id(1) * BM, tile.group_id(2)
+    o, sums = attend_part(Q, K, V, count, c, r0, part, P, scale, S, BM, BN, causal)
+    out[part, c, r0:r0+BM, :] = o
+    if lse is not None:
+        lse[part, c, r0:r0+BM] = sums
+
+
+@kernel(grid=lambda P, R, C, BM: (P, -(-R // BM), C))
+def decode_many_rows(Q: Tensor["C", "R", "D"], K: Tensor["C", "T", "D"], V: Tensor["C", "T", "E"],
+                     count: Tensor[1, int64] | None, out: Tensor["P", "C", "R", "E"],
+                     lse: Tensor["P", "C", "R", f32] | None, scale: f32, S=1, BM=64, BN=64,
+                     causal=False):
+    part, r0, c = tile.group_id(0), tile.group_id(1) * BM, tile.group_id(2)
+    o, sums = attend_part(Q, K, V, count, c, r0, part, P, scale, S, BM, BN, causal)
+    out[part, c, r0:r0+BM, :] = o
+    if lse is not None:
+        lse[part, c, r0:r0+BM] = sums
+
+
+@kernel(grid=lambda N: (N,))
+def combine_parts(parts: Tensor["P", "N", "E", f32], lse: Tensor["P", "N", f32],
+                  out: Tensor["N", "E"], BP=64):
+    """Rows of a result from those of its parts, each weighed by exp2(lse)."""
+    tile.grid_dependency_wait()
+    n = tile.group_id(0)
+    m, z, o = tile.full((1,), -HIGHEST), tile.zeros((1,)), tile.zeros((1, E))
+    for p0 in range(0, P, BP):
+        rows = tile.load(parts[p0:p0+BP, n, :])  # under way while weights are made
+        sums = tile.load(lse[p0:p0+BP, n:n+1], fill=-math.inf)
+        m_new = tile.maximum(m, tile.reduce_max(sums, 0))
+        weights, alpha = tile.exp2(sums - m_new), tile.exp2(m - m_new)
+        z = z * alpha + tile.reduce_sum(weights, 0)
+        o = o * alpha + tile.reduce_sum(weights * rows, 0)[None, :]
+        m = m_new
+    out[n:n+1, :] = o / z[:, None]
+
+
+KERNELS = decode_rows, decode_many_rows, combine_parts
+
+
+__all__ = ["KERNELS", "DecodePlan", "combine_parts", "decode_many_rows", "decode_plan",
+           "decode_rows", "few_queries"]

@@ -1,0 +1,132 @@
+"""How a product is launched on a GPU: in which blocks, whether swapped, in how many parts of K.
+
+The estimates are those of matmul_blocks.py; here is what each type of operands may choose from.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+from ..numerics import DType
+from ..runtime.arrays import HOST, place_of
+from ..runtime.device import device, has_gpu
+from ..runtime.generations import WarpgroupMatmul
+from ..tile.tuning.gpus import DEFAULT, Gpu, gpu_of
+from .matmul_blocks import (
+    BLOCK_US,
+    FP8_BLOCKS,
+    FP8_COLUMNS,
+    MEMORY,
+    STEP_BYTES,
+    Card,
+    MatmulBlocks,
+    MatmulExtents,
+    choose_either_way,
+    default_block,
+    short_sums,
+)
+from .routine_arrays import RoutineArray
+
+
+def card_of(x: Any) -> Card:
+    """Of the GPU on which an array lies; for others, the one that is tuned for."""
+    where = x.place if isinstance(x, RoutineArray) else place_of(x)
+    return usual_card() if where is None or where == HOST else _card(where)
+
+
+@functools.cache
+def usual_card() -> Card:
+    """Of the GPUs that are tuned for."""
+    return _made(DEFAULT, False)
+
+
+@functools.cache
+def _card(index: int) -> Card:
+    return _made(gpu_of(device(index)), True)
+
+
+def card_for(unit: WarpgroupMatmul | None) -> Card:
+    """Of this machine's GPU where it multiplies so, else of those that are tuned for."""
+    mine = has_gpu() and device().target.generation.warpgroup_matmul is unit
+    return _card(0) if mine else usual_card()
+
+
+def _made(gpu: Gpu, copies: bool) -> Card:
+    unit = gpu.generation.warpgroup_matmul
+    formats = {} if unit is None else unit.operands
+    return Card(gpu.multiprocessors, gpu.memory_gbps, frozenset(formats), frozenset(
+        n for n, operand in formats.items() if not operand.any_major), copies)
+
+
+LINE_BYTES = 128  # of the second-level cache
+LAUNCH_US = 2.0  # of a copy
+# What a product loses for each operand whose rows lie at odd multiples of 16 bytes: each part of
+# 128 bytes is then in five sectors of two lines. 2632 x 9176 x 4952 took 1.47 times as long as
+# cuBLAS, 3000 x 1000 x 5000 1.44 times (H100, 2026-11-25).
+ODD_ROWS = 0.2
+FLOPS_PER_US = 5e6  # of a multiprocessor, in 16 bits
+
+
+def pays_to_copy(rows: int, columns: int, bits: int, extents: tuple[int, int, int], card: Card
+                 ) -> bool:
+    """Whether an operand is multiplied from a copy: where TMA cannot read its rows, or where they
+    lie so that the product loses more than a copy takes. extents: M, N, K."""
+    row = columns * bits
+    if row % 128 or row % 256 == 0:
+        return row % 128 != 0
+    us = 2 * prod(extents) * bits / 16 / FLOPS_PER_US / card.multiprocessors
+    copied = LAUNCH_US + 2 * rows * row / 8 / (MEMORY * card.memory_gbps * 1e3)
+    return ODD_ROWS * us > copied
+
+
+@dataclass(frozen=True)
+class ProductPlan:
+    """rows, columns, step: of a block, and of K at once.  swapped: D' = B' A'.  parts, depth: of
+    K.  why: in words."""
+
+    rows: int
+    columns: int
+    step: int
+    why: str
+    swapped: bool = False
+    parts: int = 1
+    depth: int = 0
+
+
+@functools.lru_cache(maxsize=4096)
+def plan_product(dtype: DType, M: int, N: int, K: int, layout: str, card: Card,
+                 result_bits: int = 16, free: bool = True, fast_sums: bool = False) -> ProductPlan:
+    """The plan for D [M, N] with sums over K, operands of one type.
+
+    layout: of the operands, as of kernels.gemm.product.
+    free: whether nobody has chosen a block. Else what is not chosen is as usual, and nothing is
+    swapped or in parts.  fast_sums: whether sums of fp8 may stay in the tensor cores.
+    """
+    rows, columns, step = default_block(dtype, M, N)
+    if dtype.name in card.formats:
+        step = 8 * STEP_BYTES // dtype.bits
+    short = short_sums(dtype) and not fast_sums
+    columns = min(columns, FP8_COLUMNS) if short else columns
+    if not free or dtype.name not in card.formats:
+        return ProductPlan(rows, columns, step, f"blocks of {rows} x {columns} for {dtype}")
+    blocks = FP8_BLOCKS if short else tuple(BLOCK_US)
+    extents = MatmulExtents(M, N, K, dtype.bits, result_bits, short=short)
+    found = choose_either_way(extents, blocks, layout, card)
+    return ProductPlan(found.rows, found.columns, step, explained(found, card), found.swapped,
+                       found.parts, found.depth)
+
+
+def explained(b: MatmulBlocks, card: Card) -> str:
+    """In a line, for the notes of a schedule."""
+    words = [f"blocks of {b.rows} x {b.columns}"]
+    words += ["of the transposed result"] * b.swapped
+    words += [f"in {b.parts} parts of K, {b.depth} each"] * (b.parts > 1)
+    return (f"{', '.join(words)}: the quickest by the estimate, {b.us:.1f} us on "
+            f"{card.multiprocessors} multiprocessors")
+
+
+__all__ = ["LINE_BYTES", "ProductPlan", "card_for", "card_of", "explained", "pays_to_copy",
+           "plan_product", "usual_card"]

@@ -1,0 +1,341 @@
+"""What ranks do to each other inside of a program for a GPU: four ops on dense arrays.
+
+    mesh_rank_sums       arrays -> their reductions over the ranks of a group
+    mesh_rank_blocks     x -> [members, *x.shape], the x of every member
+    mesh_scattered_sums  x [members, ...] -> this rank's block of the reduction
+    mesh_rank_swap       blocks to some members -> blocks from some
+
+Collectives of a graph are written in these and in ops that have kernels, by their records'
+`expand_gpu`. NCCL has the first three where it adds as the policy says (ranks/own_arithmetic.py);
+other reductions are a swap, additions in the order of ranks, and a rounding: the bits of the host.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tessera.errors import UnsupportedTargetError
+from tessera.graph import functions as F
+from tessera.graph.op import OPS, Aval, Exchange, GraphOp
+from tessera.graph.trace import apply
+from tessera.numerics import NumericType, as_type
+from tessera.runtime import libnccl
+from tessera.tensor import Tensor
+
+from ..device_mesh import Mesh
+from ..partition import balanced
+from ..ranks.envelope import here_in
+from ..ranks.group import Group, make_group
+from ..ranks.own_arithmetic import adds_as_told
+from ..world import transport
+from .record import COLLECTIVES, EFFECT, CollectiveOperand
+from .reduce import reduce_terms, round_once
+
+if TYPE_CHECKING:
+    from ..ranks.communicator import Communicator
+
+Shape = tuple[int, ...]
+Places = Sequence[tuple[int, int]]  # address and bytes of each
+
+
+def _group(members: Shape, axis: str) -> Group:
+    return Group(transport(), members, axis)
+
+
+def _route(members: Shape, axis: str, **attrs: Any) -> str:
+    from ..ranks.communicator import known  # it stands on NCCL, which few need
+
+    found = known(_group(members, axis))
+    return "" if found is None else "nccl" if found else "host"
+
+
+def _by(members: Shape, axis: str, what: str, index: int) -> Communicator | None:
+    """The way between GPUs, where there is one; and a note of what happens, for who is asked."""
+    from ..ranks.communicator import communicator
+
+    return communicator(_group(members, axis), index, what)
+
+
+def _replayed(index: int, stream: int, *, members: Shape, axis: str, what: str, **attrs: Any
+              ) -> None:
+    from ..ranks import nccl_watch
+
+    by = _by(members, axis, what, index)
+    if by is not None:
+        nccl_watch.sent(by, "a CUDA graph", stream)
+
+
+# --- reductions over all ------------------------------------------------------------------------
+def reduce_together(group: Group, arrays: Sequence[np.ndarray], type: NumericType, op: str,
+                    what: str) -> tuple[np.ndarray, ...]:
+    """Several arrays in one exchange, on hosts."""
+    flat = np.concatenate([a.reshape(-1) for a in arrays]) if len(arrays) > 1 else \
+        arrays[0].reshape(-1)
+    label = here_in(what)
+    if flat.nbytes * (group.size - 1) <= ONE_EXCHANGE_BYTES:
+        terms = group.swap([flat] * group.size, [flat.shape] * group.size, type.dtype, label)
+        total = round_once(reduce_terms(terms, type, op), type, None, None)
+    else:
+        operand = CollectiveOperand(group, flat, type, type, label=label)
+        total = COLLECTIVES["all_reduce"].run(operand, op=op)
+    found, at = [], 0
+    for a in arrays:
+        found.append(total[at:at + a.size].reshape(a.shape))
+        at += a.size
+    return tuple(found)
+
+
+# An all-reduce of which a rank gets no more bytes than this from all others together is one
+# exchange of whole terms, not two of parts: what counts is how often ranks wait.
+ONE_EXCHANGE_BYTES = 1 << 15
+
+
+def _sums(*arrays: np.ndarray, members: Shape, axis: str, op: str, type: NumericType, what: str
+          ) -> tuple[np.ndarray, ...]:
+    return reduce_together(_group(members, axis), arrays, type, op, what)
+
+
+def _launch_sums(sources: Places, targets: Places, index: int, stream: int, *, members: Shape,
+                 axis: str, op: str, type: NumericType, what: str) -> bool:
+    by = _by(members, axis, what, index)
+    if by is None:
+        return False
+    size = type.dtype.numpy.itemsize
+    by.all_reduce([(a, b, nbytes // size) for (a, nbytes), (b, _) in
+                   zip(sources, targets, strict=True) if nbytes],
+                  libnccl.TYPES[type.dtype.name], libnccl.OPS[op], stream)
+    return True
+
+
+SUMS = GraphOp(
+    "mesh_rank_sums", shape=lambda *xs, **attrs: xs, ref=_sums, multi=True, effects=EFFECT,
+    differentiable=False, exchange=Exchange(_launch_sums, _route, _replayed, in_place=True),
+    doc="reductions over ranks, on a GPU")
+
+
+# --- blocks of all ------------------------------------------------------------------------------
+def _blocks(x: np.ndarray, members: Shape, axis: str, type: NumericType, what: str) -> np.ndarray:
+    group = _group(members, axis)
+    return np.stack(group.swap([x] * group.size, [x.shape] * group.size, type.dtype,
+                               here_in(what)))
+
+
+def _launch_blocks(sources: Places, targets: Places, index: int, stream: int, *, members: Shape,
+                   axis: str, type: NumericType, what: str) -> bool:
+    by, ((source, nbytes),), ((target, _),) = _by(members, axis, what, index), sources, targets
+    if by is not None and nbytes:
+        by.all_gather(source, target, nbytes, stream)
+    return by is not None
+
+
+BLOCKS = GraphOp(
+    "mesh_rank_blocks", shape=lambda x, members, **attrs: Aval((len(members), *x.shape), x.type),
+    ref=_blocks, effects=EFFECT, differentiable=False,
+    exchange=Exchange(_launch_blocks, _route, _replayed),
+    doc="the arrays of all ranks of a group, on a GPU")
+
+
+def _scattered(x: np.ndarray, members: Shape, axis: str, op: str, type: NumericType, what: str
+               ) -> np.ndarray:
+    group = _group(members, axis)
+    terms = group.swap(list(x), [x.shape[1:]] * group.size, type.dtype, here_in(what))
+    return round_once(reduce_terms(terms, type, op), type, None, None)
+
+
+def _launch_scattered(sources: Places, targets: Places, index: int, stream: int, *, members: Shape,
+                      axis: str, op: str, type: NumericType, what: str) -> bool:
+    by, ((source, _),), ((target, nbytes),) = _by(members, axis, what, index), sources, targets
+    if by is not None and nbytes:
+        by.reduce_scatter(source, target, nbytes // type.dtype.numpy.itemsize,
+                          libnccl.TYPES[type.dtype.name], libnccl.OPS[op], stream)
+    return by is not None
+
+
+SCATTERED = GraphOp(
+    "mesh_scattered_sums", shape=lambda x, **attrs: Aval(x.shape[1:], x.type), ref=_scattered,
+    effects=EFFECT, differentiable=False, exchange=Exchange(_launch_scattered, _route, _replayed),
+    doc="a block of a reduction over ranks, on a GPU")
+
+
+# --- blocks between some ------------------------------------------------------------------------
+def _swap(*blocks: np.ndarray, members: Shape, axis: str, to: Shape,
+          come: tuple[tuple[int, Shape], ...], type: NumericType, what: str
+          ) -> tuple[np.ndarray, ...]:
+    group, empty = _group(members, axis), np.empty(0, type.dtype.numpy)
+    given, coming = dict(zip(to, blocks, strict=True)), dict(come)
+    n = group.size
+    shapes = [coming.get(j, (0,)) for j in range(n)]
+    got = group.swap([given.get(j, empty) for j in range(n)], shapes, type.dtype, here_in(what))
+    return tuple(got[j] for j, _ in come)
+
+
+def _launch_swap(sources: Places, targets: Places, index: int, stream: int, *, members: Shape,
+                 axis: str, to: Shape, come: tuple[tuple[int, Shape], ...], type: NumericType,
+                 what: str) -> bool:
+    by = _by(members, axis, what, index)
+    if by is not None:
+        by.swap(dict(zip(to, sources, strict=True)),
+                dict(zip((j for j, _ in come), targets, strict=True)), stream)
+    return by is not None
+
+
+SWAP = GraphOp(
+    "mesh_rank_swap",
+    shape=lambda *xs, come, type, **attrs: tuple(Aval(shape, type) for _, shape in come),
+    ref=_swap, multi=True, effects=EFFECT, differentiable=False,
+    exchange=Exchange(_launch_swap, _route, _replayed), doc="blocks between ranks, on a GPU")
+
+
+# --- collectives in these -----------------------------------------------------------------------
+class GpuGroup:
+    """The ranks of a collective, seen from one of them, while a rule for GPUs is traced."""
+
+    def __init__(self, members: Shape, axis: str, index: int, type: NumericType, what: str):
+        self.n, self.index, self.type = len(members), index, type
+        self.attrs: dict[str, Any] = {"members": members, "axis": axis, "type": type, "what": what}
+
+    def swap(self, blocks: Sequence[Tensor | None], shapes: Sequence[Shape]) -> list[Tensor]:
+        """blocks[j] to member j, and an array of shapes[j] from it; its own block stays."""
+        others = [j for j in range(self.n) if j != self.index]
+        given = {j: b for j in others if (b := blocks[j]) is not None and b.size}
+        come = tuple((j, tuple(shapes[j])) for j in others if prod(shapes[j]))
+        mine = blocks[self.index]
+        got = {} if mine is None else {self.index: mine}
+        if given or come:
+            made = apply(SWAP, *given.values(), to=tuple(given), come=come, **self.attrs)
+            got.update(zip((j for j, _ in come), made, strict=True))
+        return [got[j] if j in got else F.zeros(tuple(shapes[j]), self.type)
+                for j in range(self.n)]
+
+    def all_reduce(self, xs: Sequence[Tensor], op: str, to: NumericType | None = None
+                   ) -> tuple[Tensor, ...]:
+        to = to or self.type
+        if self.n == 1:
+            return tuple(self.total([x], op, to) for x in xs)
+        if adds_as_told(op, self.type, to, self.n):
+            return tuple(apply(SUMS, *xs, op=op, **self.attrs))
+        flat = [F.reshape(x, (prod(x.shape),)) for x in xs]
+        whole = F.concatenate(flat) if len(flat) > 1 else flat[0]
+        cuts = balanced(whole.shape[0], self.n)
+        parts = [cut_along(whole, 0, lo, hi) for lo, hi in cuts]
+        own = self.total(self.swap(parts, [tuple(parts[self.index].shape)] * self.n), op, to)
+        back = GpuGroup(self.attrs["members"], self.attrs["axis"], self.index, to,
+                        self.attrs["what"])
+        made = F.concatenate(back.swap([own] * self.n, [(hi - lo,) for lo, hi in cuts]))
+        found, at = [], 0
+        for x in xs:
+            found.append(F.reshape(cut_along(made, 0, at, at + prod(x.shape)), tuple(x.shape)))
+            at += prod(x.shape)
+        return tuple(found)
+
+    def reduce_scatter(self, x: Tensor, dim: int, cuts: Sequence[tuple[int, int]], op: str,
+                       to: NumericType | None = None) -> Tensor:
+        """cuts: the block of each member along `dim`."""
+        to, size = to or self.type, x.shape[dim] // self.n
+        if self.n > 1 and adds_as_told(op, self.type, to, self.n) and list(cuts) == [
+                (j * size, (j + 1) * size) for j in range(self.n)] and x.size:
+            shape = (*x.shape[:dim], self.n, size, *x.shape[dim + 1:])
+            blocks = F.moveaxis(F.reshape(x, shape), dim, 0)
+            return apply(SCATTERED, blocks, op=op, **self.attrs)
+        parts = [cut_along(x, dim, lo, hi) for lo, hi in cuts]
+        mine = tuple(parts[self.index].shape)
+        return self.total(self.swap(parts, [mine] * self.n), op, to)
+
+    def all_gather(self, x: Tensor, dim: int, shapes: Sequence[Shape]) -> Tensor:
+        if self.n == 1:
+            return x
+        if len({tuple(s) for s in shapes}) == 1 and x.size and not x.dtype.packed:
+            blocks = F.moveaxis(apply(BLOCKS, x, **self.attrs), 0, dim)
+            return F.reshape(blocks, (*x.shape[:dim], self.n * x.shape[dim], *x.shape[dim + 1:]))
+        return F.concatenate(self.swap([x] * self.n, shapes), axis=dim)
+
+    def total(self, terms: Sequence[Tensor], op: str, to: NumericType) -> Tensor:
+        """As reduce.reduce_terms and round_once: pairwise, in the accumulate type, rounded once."""
+        accum = as_type(self.type.accum)
+        wide = [F.cast(t, accum) if t.dtype is not accum.dtype else t for t in terms]
+        combine = {"max": F.maximum, "min": F.minimum}.get(op, F.add)
+        while len(wide) > 1:
+            pairs = [combine(a, b) for a, b in zip(wide[::2], wide[1::2], strict=False)]
+            wide = pairs + wide[2 * len(pairs):]
+        made = wide[0] / float(self.n) if op == "mean" else wide[0]
+        return made if made.type == to else F.cast(made, to)
+
+
+@dataclass(frozen=True)
+class MovedBox:
+    """A box from operand number `operand` of a member to the result of one: extents, and where it
+    begins in either."""
+
+    source: int
+    target: int
+    operand: int
+    shape: Shape
+    read: Shape
+    write: Shape
+
+
+def move_boxes(group: GpuGroup, parts: Sequence[Tensor], out: Tensor, boxes: Sequence[MovedBox]
+               ) -> Tensor:
+    """`out` with the boxes of this member put into it, its own and those that come. boxes: those
+    from or to it, in an order that all members have."""
+    def cut(b: MovedBox) -> Tensor:
+        stops = tuple(lo + n for lo, n in zip(b.read, b.shape, strict=True))
+        return apply(OPS["slice"], parts[b.operand], starts=b.read, stops=stops,
+                     steps=(1,) * len(b.shape))
+
+    me, n = group.index, group.n
+    going: list[list[Tensor]] = [[] for _ in range(n)]
+    coming: list[list[MovedBox]] = [[] for _ in range(n)]
+    pieces = [(b, cut(b)) for b in boxes if b.source == b.target == me]
+    for b in boxes:
+        if b.source == me != b.target:
+            going[b.target].append(F.reshape(cut(b), (prod(b.shape),)))
+        elif b.target == me != b.source:
+            coming[b.source].append(b)
+    got = group.swap([F.concatenate(flat) if flat else None for flat in going],
+                     [(sum(prod(b.shape) for b in own),) for own in coming])
+    for flat, own in zip(got, coming, strict=True):
+        at = 0
+        for b in own:
+            size = prod(b.shape)
+            pieces.append((b, F.reshape(cut_along(flat, 0, at, at + size), b.shape)))
+            at += size
+    for b, piece in pieces:
+        if b.shape == tuple(out.shape):
+            return piece
+        starts = Tensor(np.array(b.write, np.int32), as_type("int32"))
+        out = F.dynamic_update_slice(out, piece, starts)
+    return out
+
+
+def by_group(name: str, run: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """run(group, x, to, **attrs) as the rule for GPUs of a collective that is called by hand."""
+    def rule(x: Tensor, *rest: Tensor, axis: Any, mesh: Mesh | None, index: int,
+             type: NumericType, to: NumericType | None = None, **attrs: Any) -> Tensor:
+        if rest:
+            raise UnsupportedTargetError(
+                f"{name} to {to} rounds at random, which is done on hosts alone",
+                hint="sum in f32, dtype=ts.f32, and cast the result")
+        at = make_group(mesh, axis)
+        group = GpuGroup(at.ranks, at.axis, at.index, type, f"{name} over {at.axis}")
+        return run(group, x, to, **attrs)
+
+    return rule
+
+
+def cut_along(x: Tensor, dim: int, lo: int, hi: int) -> Tensor:
+    """x[..., lo:hi, ...] along one dimension."""
+    if (lo, hi) == (0, x.shape[dim]):
+        return x
+    starts, stops = [0] * x.ndim, list(x.shape)
+    starts[dim], stops[dim] = lo, hi
+    return apply(OPS["slice"], x, starts=tuple(starts), stops=tuple(stops), steps=(1,) * x.ndim)
+
+
+__all__ = ["BLOCKS", "SCATTERED", "SUMS", "SWAP", "GpuGroup", "MovedBox",
+           "by_group", "cut_along", "move_boxes", "reduce_together"]

@@ -1,0 +1,112 @@
+"""Whether what was sent through NCCL arrives: a thread that looks once a second, and costs a call
+nothing but a note.
+
+A rank whose partner has died, hangs or does something else waits on its GPU, where nobody can raise
+an error. So the thread puts an event behind what was sent last, and when that is not reached in
+config.comm_timeout seconds, or NCCL reports an error, it ends all ranks and says in which
+collective, as the host's messages do (abort.py).
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from tessera import config
+from tessera.graph.trace import current_line
+from tessera.runtime import libcuda
+from tessera.runtime.device import check, device, driver
+
+from ..errors import MeshError, StalledError
+from . import status_page
+from .abort import stop_with
+from .envelope import ranks_text
+
+if TYPE_CHECKING:
+    from .communicator import Communicator
+
+LOOK_S, POLL_S = 1.0, 0.05
+NOT_READY = 600  # CUDA_ERROR_NOT_READY
+
+
+@dataclass(slots=True)
+class SentCall:
+    """The last call that went through NCCL."""
+
+    by: Communicator
+    what: str
+    stream: int
+    limit_s: int
+    where: Any
+    number: int
+
+
+_last: list[SentCall] = []  # none or one
+_started = threading.Lock()
+_running = False
+
+
+def sent(by: Communicator, what: str, stream: int) -> None:
+    """Note a call. The first starts the thread."""
+    number = _last[0].number + 1 if _last else 1
+    _last[:] = [SentCall(by, what, stream, config.comm_timeout, current_line(), number)]
+    if not _running:
+        _start()
+
+
+def _start() -> None:
+    global _running
+    with _started:
+        if not _running:
+            _running = True
+            threading.Thread(target=_watch, name="tessera-nccl-watch", daemon=True).start()
+
+
+def _watch() -> None:
+    seen = 0
+    while True:
+        time.sleep(LOOK_S)
+        call = _last[0] if _last else None
+        if call is None or call.number == seen:
+            continue
+        error = look(call)
+        if error is not None:
+            stop_with(error)
+        seen = call.number
+
+
+def look(call: SentCall) -> MeshError | None:
+    """Waits until a call has been done by the GPU; what is wrong when it is not in time."""
+    with device(call.by.index).current():
+        event = check(driver().cuEventCreate(libcuda.EVENT_DISABLE_TIMING), "make an event")
+        try:
+            if driver().cuEventRecord(event, call.stream)[0] != libcuda.SUCCESS:
+                return None  # its stream records a graph just now, or is gone: the next one tells
+            return _reached(call, event)
+        finally:
+            driver().cuEventDestroy(event)
+
+
+def _reached(call: SentCall, event: int) -> MeshError | None:
+    begin = time.monotonic()
+    while driver().cuEventQuery(event)[0] == NOT_READY:
+        group = call.by.group
+        others = ranks_text([r for r in group.ranks if r != group.transport.rank])
+        text = f"{call.what} over {group.axis!r} through NCCL"
+        if failure := call.by.failure():
+            return MeshError(f"rank {group.transport.rank} has lost {others} in {text}: {failure}",
+                             where=call.where)
+        if call.limit_s and time.monotonic() - begin > call.limit_s:
+            return StalledError(
+                "\n".join([f"rank {group.transport.rank} of {group.transport.size} has waited "
+                           f"{call.limit_s} s for {others} in {text}, or in one before",
+                           *status_page.places()]), where=call.where,
+                hint="that rank hangs, computes for longer, or is in another call. All ranks must "
+                "make this one; TESSERA_COMM_TIMEOUT is the limit in seconds; 0 waits forever")
+        time.sleep(POLL_S)
+    return None
+
+
+__all__ = ["SentCall", "look", "sent"]

@@ -1,0 +1,69 @@
+"""The library's softmax and layer norm of rows of every length, and how rows are shared out."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+import tessera as ts
+from tessera.graph.cuda import CudaProgram
+from tessera.kernels import ROUTINES
+from tessera.kernels.row_blocks import LONGEST, SHARE, WARPS, routine_blocks, row_blocks
+from tessera.runtime.target import parse_target
+from tolerance import assert_close
+
+SOFTMAX, LAYERNORM = ROUTINES["stable_softmax"], ROUTINES["efficient_layernorm"]
+LONG = 25000  # of f32: more than a group brings to shared memory
+
+
+@pytest.mark.parametrize("columns", [1, 5, 64, 100, 256, 1024, 1025, LONGEST])
+@pytest.mark.parametrize("rows", [1, 3, 1 << 20])
+def test_short_rows_fill_a_group_and_long_ones_have_lanes_enough(rows: int, columns: int) -> None:
+    b = row_blocks(rows, columns)
+    wide = 1 << (columns - 1).bit_length()
+    assert b.columns == columns and b.rows & (b.rows - 1) == 0 and b.rows < 2 * rows
+    assert b.rows * wide <= 32 * SHARE * max(b.warps, 1)
+    if rows > 1000 and wide <= 32 * SHARE * WARPS:
+        assert b.warps == WARPS and b.rows * wide == 32 * SHARE * WARPS
+
+
+@pytest.mark.parametrize("columns", [LONGEST + 1, 5000, 20000, 100000])
+def test_rows_that_do_not_fit_are_gone_through_in_passes(columns: int) -> None:
+    b = row_blocks(100, columns)
+    assert b.rows == 1 and b.columns < columns and b.held
+    assert routine_blocks(100, columns, 16).held == (2 * columns <= 96 << 10)
+
+
+@pytest.mark.parametrize("columns", [64, 300, 1024, 3000])
+def test_a_graph_and_the_library_share_rows_out_alike(columns: int) -> None:
+    x = ts.zeros((1 << 12, columns), "bf16")
+    program = CudaProgram(ts.jit(ts.softmax).graph(x), parse_target("sm_90a"))
+    (group,) = program.plan.groups
+    ((_, _, sizes),) = SOFTMAX.launches(x)
+    assert sizes["BM"] == group.schedule.m == row_blocks(1 << 12, columns).rows
+
+
+@pytest.mark.parametrize("n", [100, 5000, 8192, LONG])
+def test_rows_without_weight_are_zeros_and_bad_numbers_stay_in_theirs(
+        n: int, rng: np.random.Generator) -> None:
+    x = (3 * rng.standard_normal((7, n))).astype(np.float32)
+    x[1], x[2, 3], x[3, n - 1], x[4, 7] = -np.inf, np.inf, np.nan, -np.inf
+    x[5] = np.finfo(np.float32).min
+    x[6, :n - 1], x[6, n - 1] = -np.inf, -1000
+    y = SOFTMAX(x)
+    for row in (0, 4, 5, 6):
+        e = np.exp(x[row].astype(np.float64) - float(x[row].max()))
+        assert_close(y[row], e / e.sum(), "f32", n=n)
+    assert (y[1] == 0).all() and np.isnan(y[2:4]).all()
+
+
+@pytest.mark.parametrize("n", [5, 300, 5000, 8192, LONG, 32768])
+def test_the_variance_of_rows_far_from_zero(n: int, rng: np.random.Generator) -> None:
+    """Within what the mean's own rounding does to the differences."""
+    x = (100 + rng.standard_normal((2, n))).astype(np.float32)
+    one, zero = np.ones(n, np.float32), np.zeros(n, np.float32)
+    wide = x.astype(np.float64)
+    want = (wide - wide.mean(1, keepdims=True)) / np.sqrt(wide.var(1, keepdims=True) + 1e-5)
+    assert np.abs(LAYERNORM(x, one, zero) - want).max() < 100 * 2.0**-24 * 4 * math.log2(n)

@@ -1,0 +1,54 @@
+"""Which loads may stay in the L1 cache: those of what is read again and nobody writes."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+
+from kernels.build import build
+from tessera.runtime.target import parse_target
+from tessera.tile.cuda.compile import ArgumentFacts, emit_kernel
+
+HEAD = 'Tensor["M", "N", f32], w: Tensor["N", f32], O: Tensor["M", "N", f32]'
+PASSES = """
+    for k in range(0, N, 64):
+        a = a + tile.load(x[m:m+1, k:k+64], fill=0)
+    for k in range({}):
+        O[m:m+1, k:k+64] = tile.load(x[m:m+1, k:k+64]) - a
+"""
+
+
+def caches(body: str, shared: bool = False) -> dict[str, set[str]]:
+    """By parameter, those of its loads."""
+    source = f"""@kernel(grid=lambda M: M)
+def k(x: {HEAD}):
+    m, a = tile.group_id(0), tile.zeros((1, 64))
+{body}"""
+    arrays = np.zeros((4, 256), np.float32), np.zeros(256, np.float32), np.zeros((4, 256), "f4")
+    function = build(source)["k"].lower(*arrays)
+    text = emit_kernel(function, 32, parse_target("sm_90a"), ArgumentFacts(shared=shared)
+                       ).emitted.source
+    found = re.findall(r"load_(\w)(?:_\d+)? = use\(tiles.load\(.*'([\w:]*)'\)\)", text)
+    return {name: {c for n, c in found if n == name} for name, _ in found}
+
+
+@pytest.mark.parametrize("again", ["0, N, 64", "192, -1, -64"])
+def test_what_is_gone_through_twice(again: str) -> None:
+    assert caches(PASSES.format(again)) == {"x": {""}}
+    assert caches(PASSES.format(again), shared=True) == {"x": {"L1::no_allocate"}}
+
+
+def test_what_is_gone_through_once_or_elsewhere() -> None:
+    once = "    O[m:m+1, 0:64] = tile.load(x[m:m+1, 0:64]) + tile.load(x[m:m+1, 64:128])\n"
+    assert caches(once) == {"x": {"L1::no_allocate"}}
+    assert caches(PASSES.format("64, N, 128").replace("k:k+64]) - a", "k+1:k+65]) - a")) == {
+        "x": {"L1::no_allocate"}}
+
+
+def test_what_every_group_reads_and_none_writes() -> None:
+    body = "    O[m:m+1, 0:64] = tile.load(w[0:64])[None, :] + tile.load(x[m:m+1, 0:64])\n"
+    assert caches(body) == {"w": {""}, "x": {"L1::no_allocate"}}
+    written = body + "    w[0:64] = tile.zeros((64,))\n"
+    assert caches(written)["w"] == {"L1::no_allocate"}

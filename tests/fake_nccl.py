@@ -1,0 +1,117 @@
+"""NCCL on host memory, between simulated ranks: what goes through a communicator is done at once,
+by the transport of the simulation, on what the addresses say.
+
+A test module takes the fixture by `from fake_nccl import nccl`, with `driver` and `gpu`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tessera.mesh.ranks import communicator, nccl_watch
+from tessera.mesh.ranks.envelope import here_in
+from tessera.mesh.ranks.group import Group
+from tessera.mesh.world import transport
+from tessera.runtime import device, libnccl
+
+NUMPY = {number: name for name, number in libnccl.TYPES.items()}
+COMBINE = {0: np.add, 2: np.maximum, 3: np.minimum}
+
+
+def asked(call: Any) -> Any:
+    """What is asked of a stream: done now, or recorded; with `late` of the driver set to
+    "collectives", when something waits for it."""
+    def ask(self: Any, *args: Any) -> None:
+        fake = device.driver()
+        fake._do(args[-1], lambda: call(self, *args), bool(args[-1]) and fake.late == "collectives")
+
+    return ask
+
+
+def memory(pointer: int, nbytes: int, dtype: Any = np.uint8) -> np.ndarray:
+    raw = (ctypes.c_char * nbytes).from_address(pointer) if nbytes else b""
+    return np.frombuffer(raw, dtype)
+
+
+class FakeCommunicator:
+    """As Communicator. Adds in the order of ranks, each time rounding to the elements' type."""
+
+    calls: list[tuple[int, str, int]] = []  # rank, what, bytes: of all
+
+    def __init__(self, group: Group, index: int):
+        self.group, self.index = group, index
+
+    def split(self, group: Group, color: int) -> FakeCommunicator:
+        return FakeCommunicator(group, self.index)
+
+    def _swap(self, what: str, sends: Sequence[np.ndarray], counts: Sequence[int]) -> list:
+        self.calls.append((self.group.transport.rank, what, sum(s.size for s in sends)))
+        return self.group.swap_bytes(sends, counts, here_in(f"fake {what}"))
+
+    @asked
+    def all_reduce(self, arrays: Sequence[tuple[int, int, int]], kind: int, op: int, stream: int
+                   ) -> None:
+        dtype = _dtype(kind)
+        for source, target, count in arrays:
+            mine = memory(source, count * dtype.itemsize)
+            got = self._swap("all_reduce", [mine] * self.group.size, [mine.size] * self.group.size)
+            memory(target, mine.size, dtype)[...] = _total(got, dtype, op)
+
+    @asked
+    def reduce_scatter(self, source: int, target: int, count: int, kind: int, op: int,
+                       stream: int) -> None:
+        dtype, n = _dtype(kind), self.group.size
+        size = count * dtype.itemsize
+        whole = memory(source, size * n)
+        got = self._swap("reduce_scatter", list(whole.reshape(n, size)), [size] * n)
+        memory(target, size, dtype)[...] = _total(got, dtype, op)
+
+    @asked
+    def all_gather(self, source: int, target: int, nbytes: int, stream: int) -> None:
+        n = self.group.size
+        got = self._swap("all_gather", [memory(source, nbytes)] * n, [nbytes] * n)
+        memory(target, n * nbytes)[...] = np.concatenate(got)
+
+    @asked
+    def swap(self, sends: Mapping[int, Any], receives: Mapping[int, Any], stream: int) -> None:
+        n, nothing = self.group.size, np.empty(0, np.uint8)
+        out = [memory(*sends[j]).copy() if j in sends else nothing for j in range(n)]
+        got = self._swap("swap", out, [receives[j][1] if j in receives else 0 for j in range(n)])
+        for j, (pointer, nbytes) in receives.items():
+            memory(pointer, nbytes)[...] = got[j]
+
+
+def _dtype(kind: int) -> np.dtype:
+    import ml_dtypes
+
+    name = NUMPY[kind]
+    spelled = {"f16": "float16", "f32": "float32", "f64": "float64"}
+    return np.dtype(ml_dtypes.bfloat16 if name == "bf16" else spelled.get(name, name))
+
+
+def _total(got: Sequence[np.ndarray], dtype: np.dtype, op: int) -> np.ndarray:
+    total = got[0].view(dtype)
+    for other in got[1:]:
+        total = COMBINE[op](total, other.view(dtype))
+    return total
+
+
+@pytest.fixture
+def nccl(monkeypatch: pytest.MonkeyPatch) -> type[FakeCommunicator]:
+    """Each simulated rank has a GPU of its own, as far as NCCL goes."""
+    monkeypatch.setattr(communicator, "PROCESSES", {"local"})
+    monkeypatch.setattr(communicator, "gpu_id", lambda index: bytes([transport().rank] * 16))
+    monkeypatch.setattr(communicator.Communicator, "by_id", FakeCommunicator)
+    monkeypatch.setattr(libnccl, "open_library", lambda: object())
+    monkeypatch.setattr(communicator, "_found", {})
+    monkeypatch.setattr(nccl_watch, "_running", True)  # no thread
+    FakeCommunicator.calls = []
+    return FakeCommunicator
+
+
+__all__ = ["FakeCommunicator", "nccl"]

@@ -1,0 +1,61 @@
+"""Attention of few queries as compiled for sm_90a: nothing spills, and a warp of a block has few
+enough registers and bytes for three blocks of a multiprocessor or more."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import tile_gpu
+from tessera import bf16
+from tessera.kernels.decode_attention import (
+    combine_parts,
+    decode_many_rows,
+    decode_plan,
+    decode_rows,
+)
+
+C, T, P = 2, 1024, 4
+
+
+def compiled(kernel, R, D, parts, count=None, **constants):
+    q, k = np.zeros((C, R, D), bf16.numpy), np.zeros((C, T, D), bf16.numpy)
+    out = np.zeros((parts, C, R, D), np.float32 if parts > 1 else bf16.numpy)
+    lse = np.zeros((parts, C, R), np.float32) if parts > 1 else None
+    plan = decode_plan(C, R, T, D)
+    assert plan.kernel == kernel.__name__
+    return tile_gpu.compiled(kernel, q, k, k, count, out, lse, 0.1, BM=plan.rows, BN=plan.keys,
+                             target="sm_90a", **constants)
+
+
+@pytest.mark.parametrize("parts", [1, P])
+@pytest.mark.parametrize("D", [64, 96, 128, 192, 256])
+def test_one_warp_multiplies_16_rows(D, parts):
+    made = compiled(decode_rows, 4, D, parts)
+    resources, sass = made.built.resources, made.built.sass()
+    assert made.threads == 32 and not resources.spill_store_bytes and not made.built.warnings
+    assert 3 * (made.emitted.shared_bytes + 1024) <= 228 * 1024
+    step = 32 if D <= 128 else 16
+    assert sass.count(" HMMA") == 2 * step * D // 128  # 16 x 8 x 16 each
+    assert " LDGSTS" in sass and " STL" not in sass
+
+
+@pytest.mark.parametrize("count", [None, np.zeros(1, np.int64)], ids=["all", "some"])
+@pytest.mark.parametrize("S, causal", [(1, False), (8, True)])
+@pytest.mark.parametrize("D", [64, 96, 128, 256])
+def test_more_rows_are_multiplied_by_warpgroups(D, S, causal, count):
+    made = compiled(decode_many_rows, 32, D, P, count, S=S, causal=causal)
+    assert made.notes[0].startswith("matmuls by wgmma")
+    assert not made.built.resources.spill_store_bytes and not made.built.warnings
+
+
+def test_parts_are_weighed_by_a_kernel_that_is_there_when_they_end():
+    """It begins early and waits before its first load; sm_80 has no such launch."""
+    parts, lse = np.zeros((33, 8, 128), np.float32), np.zeros((33, 8), np.float32)
+    out = np.zeros((8, 128), bf16.numpy)
+    made = tile_gpu.compiled(combine_parts, parts, lse, out, target="sm_90a")
+    sass = made.built.sass()
+    assert made.built.kernel.dependent and sass.index(" ACQBULK") < sass.index(" LDG")
+    assert "griddepcontrol.launch_dependents" in compiled(decode_rows, 4, 128, P).built.ptx
+    older = tile_gpu.compiled(combine_parts, parts, lse, out, target="sm_80")
+    assert not older.built.kernel.dependent and "griddepcontrol" not in older.built.ptx

@@ -1,0 +1,59 @@
+"""Attention of few queries over long caches on a GPU: against f64, and the same bits each time."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import tessera as ts
+from gpu_harness import require_gpu
+from tessera.stdlib import flash_attention_2
+from tolerance import assert_close
+
+require_gpu()
+
+
+def truth(q, k, v, causal):
+    """The result in f64, and the size of its terms."""
+    q, k, v = (np.asarray(ts.cast(x, "f64")) for x in (q, k, v))
+    (S, D), T, group = q.shape[-2:], k.shape[-2], q.shape[1] // k.shape[1]
+    k, v = (np.repeat(x, group, 1) for x in (k, v))
+    s = q @ k.swapaxes(-1, -2) / np.sqrt(D)
+    s = np.where(np.tril(np.ones((S, T), bool), T - S), s, -np.inf) if causal else s
+    p = np.exp(s - s.max(-1, keepdims=True))
+    p /= p.sum(-1, keepdims=True)
+    return p @ v, np.sqrt(p**2 @ v**2)
+
+
+@pytest.mark.parametrize("D", [64, 80, 96, 128, 256])
+@pytest.mark.parametrize("B, H, Hk, S, T", [
+    (1, 32, 8, 1, 5000), (2, 8, 2, 4, 1031), (3, 8, 1, 3, 277), (1, 4, 4, 1, 20000),
+    (2, 32, 8, 16, 2048)])
+def test_few_queries(B, H, Hk, S, T, D, rng):
+    q, k, v = (ts.tensor(rng.standard_normal((B, h, n, D)).astype(np.float32), "bf16")
+               for h, n in ((H, S), (Hk, T), (Hk, T)))
+    want, size = truth(q, k, v, True)
+    there = [x.to("cuda") for x in (q, k, v)]
+    f = ts.jit(lambda *x: ts.attention(*x, causal=True))
+    with ts.config.scope(poison=True):
+        made = [flash_attention_2(*there, causal=True) for _ in range(2)]
+        made += [f(*(x.copy() for x in there)) for _ in range(4)]  # the later ones are CUDA graphs
+    got = [np.asarray(ts.cast(x, "f64")) for x in made]
+    assert_close(got[0], want, "bf16", n=2, scale=size)
+    assert all(np.array_equal(got[0], x) for x in got)
+
+
+@pytest.mark.parametrize("S, n, causal", [(1, 1000, True), (1, 4096, True), (4, 2050, True),
+                                          (3, 77, False), (16, 3000, True)])
+def test_a_cache_whose_length_is_data(S, n, causal, rng):
+    q, k, v = (ts.tensor(rng.standard_normal((2, h, m, 128)).astype(np.float32), "bf16")
+               for h, m in ((16, S), (4, n), (4, n)))
+    cache = ts.kv_cache((2, 4, 4096, 128), "bf16").append(k, v)
+    for x in (cache._storage.K, cache._storage.V):
+        x.array[:, :, n:] = 1e30
+    f = ts.jit(lambda q, c: ts.flash_attention(q, c, causal=causal), target="cuda")
+    with ts.config.scope(poison=True):
+        got = np.asarray(ts.cast(f(q, cache), "f64"))
+    assert "call decode_" in f.inspect_ir("schedule")
+    want, size = (x.swapaxes(1, 2).reshape(got.shape) for x in truth(q, k, v, causal))
+    assert_close(got, want, "bf16", n=2, scale=size)

@@ -1,0 +1,57 @@
+"""Distributed tensors on two GPUs, under mpirun: the local programs, and what they exchange."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gpu_harness import require_gpu
+from mesh.launch import mpirun, needs_mpi
+from tessera.runtime.device import device_count
+
+require_gpu()
+PROGRAMS = Path(__file__).with_name("mesh_programs.py")
+needs_two = pytest.mark.skipif(device_count() < 2, reason="needs two GPUs")
+
+
+def run(program: str, folder: Path, **env: str) -> list[dict]:
+    made = mpirun(2, program, folder, battery=PROGRAMS, **env)
+    assert made.status == 0, made.text
+    print(made.text)
+    return [json.loads(made.results[r]) for r in range(2)]
+
+
+@needs_mpi
+@needs_two
+def test_layouts_change_and_sums_are_made_through_nccl(tmp_path):
+    for r, said in enumerate(run("layouts", tmp_path)):
+        assert said["place"] == f"cuda:{r}" and said["backend"] == "nccl"
+        assert "through NCCL" in said["plan"] and "kernels" in said["graph"], said
+
+
+@needs_mpi
+def test_ranks_that_share_a_gpu_go_through_the_host(tmp_path):
+    for said in run("layouts", tmp_path, CUDA_VISIBLE_DEVICES="0"):
+        assert said["place"] == "cuda:0" and said["backend"] == "mpi"
+        assert "through the host" in said["plan"]
+
+
+@needs_mpi
+@needs_two
+def test_a_communicator_is_split(tmp_path):
+    assert run("split", tmp_path) == [{"sums": [2.0] * 4, "known": True}] * 2
+
+
+@needs_mpi
+@needs_two
+def test_losses_are_those_of_one_gpu(tmp_path, note):
+    first, second = run("losses", tmp_path)
+    alone, *others = first.values()
+    for axes, made in first.items():
+        note(**{f"{axes} ms": made["step ms"]})
+        assert made["losses"] == second[axes]["losses"] or axes == "{}"
+    for made in others:
+        np.testing.assert_allclose(made["losses"], alone["losses"], rtol=1e-5)

@@ -1,0 +1,83 @@
+"""What a communicator asks of NCCL's library: a pretended one keeps it."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from tessera.errors import DeviceError
+from tessera.mesh.ranks import nccl_watch
+from tessera.mesh.ranks.communicator import Communicator
+from tessera.runtime import libnccl
+
+F32, UINT8, SUM, HANDLE = libnccl.TYPES["f32"], libnccl.TYPES["uint8"], libnccl.OPS["sum"], 99
+
+
+class Library:
+    """Keeps the calls; each gives the status that is set for it."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple] = []
+        self.status: dict[str, int] = {}
+
+    def __getattr__(self, name: str):
+        def call(*args: object) -> int:
+            self.calls.append((name.removeprefix("nccl"), *args))
+            return self.status.get(name, 0)
+
+        return call
+
+    def text(self, status: int) -> str:
+        return f"words for {status}"
+
+
+@pytest.fixture
+def made(monkeypatch):
+    """A communicator of ranks 0 and 1 on cuda:0, its library, and what the watch was told."""
+    told: list[tuple] = []
+    monkeypatch.setattr(nccl_watch, "sent", lambda by, what, stream: told.append((what, stream)))
+    group = SimpleNamespace(axis="dp", size=2, index=0, ranks=(0, 1))
+    library = Library()
+    return Communicator(group, 0, library, HANDLE), library, told
+
+
+def test_one_array_is_one_call(made):
+    by, library, told = made
+    by.all_reduce([(1, 2, 3)], F32, SUM, 7)
+    assert library.calls == [("AllReduce", 1, 2, 3, F32, SUM, HANDLE, 7)]
+    assert told == [("all_reduce", 7)]
+
+
+def test_several_arrays_and_blocks_go_as_a_group(made):
+    by, library, told = made
+    by.all_reduce([(1, 2, 3), (4, 5, 6)], F32, SUM, 7)
+    by.swap({1: (10, 40)}, {1: (20, 80)}, 7)
+    names = [c[0] for c in library.calls]
+    assert names == ["GroupStart", "AllReduce", "AllReduce", "GroupEnd",
+                     "GroupStart", "Send", "Recv", "GroupEnd"]
+    assert library.calls[5] == ("Send", 10, 40, UINT8, 1, HANDLE, 7)
+    assert library.calls[6] == ("Recv", 20, 80, UINT8, 1, HANDLE, 7)
+    assert [what for what, _ in told] == ["all_reduce", "send and receive"]
+
+
+def test_gathers_are_bytes_and_scatters_elements(made):
+    by, library, _ = made
+    by.all_gather(1, 2, 48, 0)
+    by.reduce_scatter(3, 4, 12, F32, SUM, 0)
+    assert library.calls == [("AllGather", 1, 2, 48, UINT8, HANDLE, 0),
+                             ("ReduceScatter", 3, 4, 12, F32, SUM, HANDLE, 0)]
+
+
+@pytest.mark.parametrize("call, failing", [
+    (lambda by: by.all_reduce([(1, 2, 3)], F32, SUM, 0), "ncclAllReduce"),
+    (lambda by: by.all_reduce([(1, 2, 3)] * 2, F32, SUM, 0), "ncclAllReduce"),
+    (lambda by: by.swap({1: (1, 2)}, {}, 0), "ncclGroupEnd"),
+    (lambda by: by.all_gather(1, 2, 3, 0), "ncclAllGather")])
+def test_what_nccl_refuses_is_an_error_in_its_words_and_ends_the_group(made, call, failing):
+    by, library, told = made
+    library.status[failing] = 5
+    with pytest.raises(DeviceError, match="over 'dp': NCCL says: words for 5"):
+        call(by)
+    names = [c[0] for c in library.calls]
+    assert names.count("GroupStart") == names.count("GroupEnd") and not told

@@ -1,0 +1,113 @@
+"""Collectives that run beside kernels: who waits for them, by the bytes that both touch."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+import tessera as ts
+from fake_driver import driver as driver
+from fake_gpu import gpu as gpu
+from fake_nccl import nccl as nccl
+from lowering_cases import apart as apart
+from mesh.test_gpu_programs import gpus as gpus
+from mesh.test_gpu_programs import on_ranks, placed, values
+from tessera.graph.cuda.overlap import Overlap, overlapped
+from tessera.graph.schedule.ir import ByteRange
+from tolerance import assert_close
+
+
+def step(reads: str, writes: str) -> SimpleNamespace:
+    return SimpleNamespace(reads=[SimpleNamespace(name=n) for n in reads],
+                           writes=[SimpleNamespace(name=n) for n in writes])
+
+
+def found(*steps: tuple[str, str], beside: tuple[int, ...], alone: tuple[int, ...] = ()):
+    """Of steps that read and write buffers of a byte; capital letters lie where small ones do."""
+    return overlapped([step(*s) for s in steps], beside, alone,
+                      lambda name: ByteRange("m", ord(name.lower()), ord(name.lower()) + 1))
+
+
+def test_who_reads_what_comes_waits():
+    assert found(("a", "b"), ("x", "y"), ("b", "c"), beside=(0,)) == Overlap({0: 0}, {2: 0})
+
+
+def test_who_writes_where_something_leaves_or_comes_waits():
+    assert found(("a", "b"), ("x", "y"), ("x", "A"), beside=(0,)).awaited == {2: 0}
+    assert found(("a", "b"), ("x", "y"), ("x", "B"), beside=(0,)).awaited == {2: 0}
+
+
+def test_who_reads_what_leaves_does_not_wait_and_the_end_does():
+    assert found(("a", "b"), ("a", "y"), beside=(0,)).awaited == {2: 0}
+
+
+def test_to_wait_for_one_is_to_wait_for_those_before():
+    made = found(("a", "b"), ("c", "d"), ("x", "y"), ("d", "e"), ("b", "f"), beside=(0, 1))
+    assert made == Overlap({0: 0, 1: 1}, {3: 1})
+
+
+def test_nothing_runs_beside_what_is_waited_for_at_once():
+    assert found(("a", "b"), ("b", "c"), ("c", "d"), beside=(0,)) is None
+    assert found(("a", "b"), beside=()) is None
+
+
+def test_a_loop_that_sends_waits_for_all():
+    assert found(("a", "b"), ("x", "y"), ("x", "z"), beside=(0,), alone=(2,)).awaited == {2: 0}
+
+
+@pytest.mark.parametrize("late", ["", "collectives"])
+@pytest.mark.parametrize("n", [2, 3])
+def test_values_are_right_whenever_a_collective_is_done(gpus, nccl, rng, n, late):
+    """A chain of layers with the gradients of earlier ones under way."""
+    X, *W = values(rng, (6, 8), *[(8, 8)] * 3)
+
+    def loss(ws, x):
+        for w in ws:
+            x = ts.gelu(x @ w)
+        return ts.mean(ts.square(x))
+
+    def update(ws, x):
+        with ts.overlap():
+            grads = ts.grad(loss, argnums=0)(ws, x)
+            return [w - 0.1 * g for w, g in zip(ws, grads, strict=True)]
+
+    want = ts.jit(update)([ts.tensor(w) for w in W], ts.tensor(X))
+
+    def program(mesh):
+        gpus.driver.late = late
+        f = ts.jit(update)
+        ws, x = [placed(mesh, w, "whole") for w in W], placed(mesh, X, "rows")
+        found = [[w.numpy() for w in f(ws, x)] for _ in range(3)]
+        (space,) = {f._last.program.local(ts.dist.rank())._workspace}
+        return found, [t.what.part for t in space.timed], len({t.stream for t in space.timed})
+
+    for found, parts, streams in on_ranks(n, program):
+        for made in found:
+            for a, b in zip(made, want, strict=True):
+                assert_close(a, b.numpy(), "f32", 48)
+        assert streams == 2 and parts.count("exchange") == 3 and "wait" in parts
+
+
+def test_what_is_sent_early_is_not_launched_with_what_is_sent_late(gpus, nccl, rng):
+    """Sums of biases are alike, and would be one launch behind the last layer."""
+    X, *W = values(rng, (6, 8), *[(8, 8)] * 4)
+    B = values(rng, *[(8,)] * 4)
+
+    def loss(params, x):
+        for w, b in params:
+            x = ts.gelu(x @ w + b)
+        return ts.mean(ts.square(x))
+
+    def program(mesh):
+        with ts.overlap():
+            f = ts.jit(lambda params, x: ts.grad(loss, argnums=0)(params, x))
+        with ts.overlap():
+            f([(placed(mesh, w, "whole"), placed(mesh, b[None], "whole"))
+               for w, b in zip(W, B, strict=True)], placed(mesh, X, "rows"))
+        plan = f._last.program.local(ts.dist.rank()).program.plan
+        return [s.kind for s in plan.steps]
+
+    for kinds in on_ranks(2, program):
+        first = kinds.index("exchange")
+        assert kinds[first:].count("gemm") >= 4

@@ -1,0 +1,82 @@
+"""What NCCL sends and never arrives: found by the thread that looks at what was sent last."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from types import SimpleNamespace
+
+import pytest
+
+from tessera import config
+from tessera.mesh.errors import MeshError, StalledError
+from tessera.mesh.ranks import nccl_watch
+from tessera.mesh.ranks.nccl_watch import NOT_READY, SentCall
+
+
+@pytest.fixture
+def events(monkeypatch):
+    """The answers of the driver about an event, by turns; the last stays. Collects what it did."""
+    asked = SimpleNamespace(answers=[0], recorded=0, destroyed=0, record_status=0)
+
+    def query(event):
+        return (asked.answers.pop(0) if len(asked.answers) > 1 else asked.answers[0],)
+
+    def record(event, stream):
+        asked.recorded += 1
+        return (asked.record_status,)
+
+    def destroy(event):
+        asked.destroyed += 1
+        return (0,)
+
+    fake = SimpleNamespace(cuEventCreate=lambda flags: (0, 5), cuEventRecord=record,
+                           cuEventQuery=query, cuEventDestroy=destroy)
+    monkeypatch.setattr(nccl_watch, "driver", lambda: fake)
+    monkeypatch.setattr(nccl_watch, "device",
+                        lambda index: SimpleNamespace(current=nullcontext))
+    monkeypatch.setattr(nccl_watch, "POLL_S", 0.01)
+    return asked
+
+
+def sent(failure: str = "", limit_s: int = 1) -> SentCall:
+    group = SimpleNamespace(ranks=(0, 1, 3), axis="dp",
+                            transport=SimpleNamespace(rank=1, size=4))
+    by = SimpleNamespace(group=group, index=0, failure=lambda: failure)
+    return SentCall(by, "all_reduce", 0, limit_s, None, 1)
+
+
+def test_what_arrives_is_no_error(events):
+    events.answers = [NOT_READY, NOT_READY, 0]
+    assert nccl_watch.look(sent()) is None
+    assert events.recorded == events.destroyed == 1
+
+
+def test_what_does_not_arrive_in_time_names_rank_collective_and_the_others(events):
+    events.answers = [NOT_READY]
+    error = nccl_watch.look(sent())
+    assert isinstance(error, StalledError)
+    assert "rank 1 of 4 has waited 1 s for ranks 0, 3 in all_reduce over 'dp'" in str(error)
+    assert "TESSERA_COMM_TIMEOUT" in error.hint
+
+
+def test_what_nccl_reports_is_told_at_once(events):
+    events.answers = [NOT_READY]
+    error = nccl_watch.look(sent(failure="remote process exited", limit_s=0))
+    assert isinstance(error, MeshError) and "remote process exited" in str(error)
+    assert "rank 1 has lost ranks 0, 3" in str(error)
+
+
+def test_a_stream_that_records_a_graph_is_looked_at_later(events):
+    events.record_status = 900
+    assert nccl_watch.look(sent()) is None
+
+
+def test_a_call_is_noted_with_its_limit(monkeypatch):
+    monkeypatch.setattr(nccl_watch, "_running", True)
+    monkeypatch.setattr(nccl_watch, "_last", [])
+    with config.scope(comm_timeout=7):
+        nccl_watch.sent(sent().by, "all_gather", 0)
+        assert nccl_watch._last[0].limit_s == 7
+    nccl_watch.sent(sent().by, "all_reduce", 3)
+    (last,) = nccl_watch._last
+    assert (last.what, last.stream, last.number) == ("all_reduce", 3, 2)
