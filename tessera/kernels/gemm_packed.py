@@ -32,30 +32,6 @@ def packed_nt(X: Tensor["M", "K"], W: Tensor["N", "K"], S: Tensor["N", f32] | No
     D[tile_m:tile_m+BM, tile_n:tile_n+BN] = acc.T
 
 
-@kernel(grid=lambda M, N, T, BM, BN: (-(-N // BN), -(-M // BM), T))
-def packed_parts(X: Tensor["M", "K"], W: Tensor["N", "K"], P: Tensor["T", "M", "N", f32], length,
-                 BM=64, BN=128, BK=128):
-    """The same of `length` numbers of k in each of T parts."""
-    n, m, t = tile.group_id(0) * BN, tile.group_id(1) * BM, tile.group_id(2)
-    depth = min(BK, K)
-    acc = tile.zeros((BN, BM))
-    for k in range(t * length, tile.minimum(K, t * length + length), depth):
-        w = tile.cast(tile.load(W[n:n+BN, k:k+depth]), X.dtype)
-        acc = tile.dot(w, tile.load(X[m:m+BM, k:k+depth]).T, acc)
-    P[t, m:m+BM, n:n+BN] = acc.T
-
-
-@kernel
-def sum_of_packed(P: Tensor["T", "M", "N", f32], S: Tensor["N", f32] | None, D: Tensor["M", "N"],
-                  parts, BM=2, BN=1024):
-    acc = tile.load(P[0, tile_m:tile_m+BM, tile_n:tile_n+BN])
-    for t in range(1, parts):
-        acc = acc + tile.load(P[t, tile_m:tile_m+BM, tile_n:tile_n+BN])
-    if S is not None:
-        acc = acc * tile.load(S[tile_n:tile_n+BN])[None, :]
-    D[tile_m:tile_m+BM, tile_n:tile_n+BN] = acc
-
-
 def reference(x: np.ndarray, w: np.ndarray, scale: np.ndarray | None = None) -> np.ndarray:
     y = x @ np.asarray(w, np.float64).T
     return y if scale is None else y * scale
@@ -68,7 +44,6 @@ def in_ops(F: Any, x: Any, w: Any, scale: Any = None) -> Any:
 
 TAKES = ("bf16", "f16", "fp8_e4m3")  # of x: all numbers of weights are numbers of these
 GROUPS = 128  # that a GPU should have to read from memory at its speed
-LARGE = 1 << 25  # weights, for which it pays to add up parts in a launch of its own
 MOST_ROWS = 64  # of x, in a group
 
 
@@ -81,8 +56,7 @@ def integers(rng: Any, shape: tuple[int, ...]) -> np.ndarray:
 
 
 @routine(
-    packed_nt, packed_parts, sum_of_packed, arrays="`[M, K]`, `[N, K]`, `[N]`",
-    reference=reference, ops=in_ops,
+    packed_nt, arrays="`[M, K]`, `[N, K]`, `[N]`", reference=reference, ops=in_ops,
     samples=(
         KernelSample("fp4", ((3, 192), Draw((70, 192), "fp4_e2m1", numbers)), "bf16", terms=8),
         KernelSample("fp6", ((17, 128), Draw((64, 128), "fp6_e3m2", numbers)), "bf16", terms=8),
@@ -93,7 +67,7 @@ def integers(rng: Any, shape: tuple[int, ...]) -> np.ndarray:
     variant=Schedule(m=8, n=16, k=64, warps=4),
     compiled=tuple(
         CompiledCall(f"{codes} {x}", ((m, 8192), Draw((8192, 8192), codes, numbers)), x,
-                     says="" if m > 16 else "by mma.sync: " + codes)
+                     says="by mma.sync: " + codes)
         for codes in ("fp4_e2m1", "fp6_e2m3") for x, m in (("bf16", 16), ("bf16", 64),
                                                            ("fp8_e4m3", 16))),
 )
@@ -102,7 +76,7 @@ def gemm_packed(run: Any, x: Any, w: Any, *, scale: Any = None) -> Any:
 
     x: [M, K] bf16, f16 or fp8_e4m3   w: [N, K] of a packed type: fp4_e2m1, fp6_e2m3, int4, ...
     scale: [N] f32, one for each row of w; None: ones   y: [M, N] of x's type, bf16 for fp8
-    For few rows of x, up to 64, for which the time is that of reading w. Weights are made bf16 (f16
+    For few rows of x: up to 16, the time is nearly that of reading w. Weights are made bf16 (f16
     for other x) in registers, exactly, sums are kept in f32 and rounded once.
     Raises ShapeError, DTypeError.
     """
@@ -126,14 +100,8 @@ def gemm_packed(run: Any, x: Any, w: Any, *, scale: Any = None) -> Any:
         run.fail(f"scale is {type_of(scale, 'scale')}", "f32", DTypeError)
     out = empty_like(x, (M, N), result_type(kinds[0]))
     use = blocks(M, N, K)
-    sizes = {"BM": run.size("m", use.rows), "BN": run.size("n", use.columns),
-             "BK": run.size("k", use.depth)}
-    if use.parts == 1:
-        run.run("packed_nt", x, w, scale, out, **sizes)
-        return out
-    sums = empty_like(x, (use.parts, M, N), f32)
-    run.run("packed_parts", x, w, sums, use.length(K), **sizes)
-    run.run("sum_of_packed", sums, scale, out, parts=use.parts)
+    run.run("packed_nt", x, w, scale, out, BM=run.size("m", use.rows),
+            BN=run.size("n", use.columns), BK=run.size("k", use.depth))
     return out
 
 
@@ -143,30 +111,22 @@ def result_type(x: NumericType) -> NumericType:
 
 @dataclass(frozen=True)
 class PackedBlocks:
-    """Of a group: rows of x, rows of weights, depth of a step.  parts: of K, each for other groups.
-    """
+    """Of a group: rows of x, rows of weights, depth of a step."""
 
     rows: int
     columns: int
     depth: int
-    parts: int = 1
-
-    def length(self, K: int) -> int:
-        """Numbers of k in a part: whole steps."""
-        steps = -(-K // self.depth)
-        return -(-steps // self.parts) * self.depth
 
 
 def blocks(M: int, N: int, K: int) -> PackedBlocks:
     """A group has all rows of x, up to 64, and as many rows of weights as leave enough groups: each
-    of them reads x. A step is 512 deep, 64 for each of eight warps.
+    of them reads x.
 
-    With many rows x is more bytes than the weights that meet it: groups have twice the rows of
-    weights, so that x is read half as often, and half of K. Their steps leave room for copies.
+    A step is 512 deep, 64 for each of eight warps, or half where many rows of x would not leave
+    room for copies under way. Of 64 rows groups with twice the weights and half of K, and a sum of
+    both behind them, were slower by a third (H100, 2026-11-25, 64 x 8192 x 8192).
     """
     rows, most = min(MOST_ROWS, max(8, 1 << (M - 1).bit_length())), 1 << K.bit_length() - 1
-    if rows == MOST_ROWS and M <= MOST_ROWS and N * K >= LARGE:
-        return PackedBlocks(rows, 128, min(128, most), 2)
     columns = 64
     while columns > 16 and -(-N // columns) * -(-M // rows) < GROUPS:
         columns //= 2

@@ -269,18 +269,6 @@ def test_scales_of_rows_are_the_kernels(scaled, steps, rng):
     np.testing.assert_allclose(y, want, rtol=1e-4, atol=1e-4)
 
 
-def test_many_rows_and_weights_are_summed_in_parts(rng, monkeypatch):
-    from tessera.kernels import gemm_packed as library
-
-    monkeypatch.setattr(library, "LARGE", 1 << 12)
-    w, x = every("fp4_e2m1", (72, 300)), ts.tensor(rng.standard_normal((40, 300)), "bf16")
-    made = program(lambda x, w: ts.cast(x @ ts.cast(w, "bf16").T, "bf16"), x, w)
-    assert kinds(made) == ["launch", "launch"]
-    (y,) = made.run([x.array, w.array])
-    want, scale = values(x) @ values(w).T, np.abs(values(x)) @ np.abs(values(w)).T
-    assert (np.abs(y.astype(np.float64) - want) <= 2.0**-8 * np.abs(want) + 2e-6 * scale).all()
-
-
 def test_other_matmuls_with_packed_weights(rng):
     """More rows, weights along whose rows nothing is summed, a product that is read twice, and
     casts that round."""

@@ -188,19 +188,6 @@ def test_the_lowered_loop_computes_the_same_and_has_no_race(rng, codes, kernel):
         np.testing.assert_allclose(other, found[0], rtol=1e-4, atol=1e-4)
 
 
-def test_parts_of_k_are_added_up(rng, monkeypatch):
-    """Where groups share K: the last part is shorter, and a scale comes with the sum."""
-    from tessera.kernels import gemm_packed as library
-
-    monkeypatch.setattr(library, "LARGE", 1 << 12)
-    w, x, _ = arguments(rng, "fp6_e2m3", 64, 130, 330)
-    s = rng.uniform(0.5, 2, 130).astype(np.float32)
-    assert [k for k, *_ in gemm_packed.launches(x, w)] == ["packed_parts", "sum_of_packed"]
-    for scale in (None, s):
-        y = gemm_packed(x, w, scale=scale)
-        assert_close(y.array, numbers(x) @ numbers(w).T * (1 if scale is None else s), "bf16", 8)
-
-
 # --- the routine ------------------------------------------------------------------------------
 @pytest.mark.parametrize("codes", CODES)
 def test_fp8_rows_give_bf16(rng, codes):

@@ -7,18 +7,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from ...kernels.gemm_packed import (
-    MOST_ROWS,
-    TAKES,
-    blocks,
-    packed_nt,
-    packed_parts,
-    sum_of_packed,
-)
-from ...numerics import as_type, f32
+from ...kernels.gemm_packed import MOST_ROWS, TAKES, blocks, packed_nt
+from ...numerics import f32
 from ...tile.cuda.lower.multiply_codes import holds
 from ...tile.interpreter.launch import Config
-from ...tile.kernel.kernel import Kernel
 from ..ir import Graph, Node, Value
 from ..op import Aval
 from ..ops.kernel import KERNEL, KernelCall
@@ -62,39 +54,26 @@ def multiply_packed(graph: Graph) -> Graph:
                 0 < out.shape[0] <= MOST_ROWS) or 0 in (out.shape[1], x.aval.shape[1]):
             return None
         rw.where = node.where if node.op.name == "matmul" else joined(node.where, [made, node])
-        return _launches(rw, x, found, out)
+        return _launch(rw, x, found, out)
 
     return remove_dead(rebuild(graph, visit))
 
 
-def _launches(rw: Rewriter, x: Value, weights: PackedWeights, out: Aval) -> Value:
+def _launch(rw: Rewriter, x: Value, weights: PackedWeights, out: Aval) -> Value:
+    """What the kernel leaves in its parameter D."""
     (M, N), K = map(int, out.shape), int(x.aval.shape[1])
-    use = blocks(M, N, K)
-    sizes = {"BM": use.rows, "BN": use.columns, "BK": use.depth}
-    scale = weights.scale
-    if scale is not None:
-        scale = rw.emit("reshape", scale, shape=(N,)) if scale.aval.shape else \
+    use, scale = blocks(M, N, K), weights.scale
+    constants: dict[str, Any] = {"BM": use.rows, "BN": use.columns, "BK": use.depth}
+    given = {"X": x, "W": weights.w}
+    if scale is None:
+        constants["S"] = None
+    else:
+        given["S"] = rw.emit("reshape", scale, shape=(N,)) if scale.aval.shape else \
             rw.emit("broadcast_to", scale, shape=(N,))
-    tensors, scaled = {"X": x, "W": weights.w}, {} if scale is None else {"S": scale}
-    plain: dict[str, Any] = {"S": None} if scale is None else {}
-    if use.parts == 1:
-        return _launch(rw, packed_nt, tensors | scaled, plain | sizes, "D", out)
-    sums = _launch(rw, packed_parts, tensors, {"length": use.length(K), **sizes}, "P",
-                   Aval((use.parts, M, N), as_type(f32)))
-    return _launch(rw, sum_of_packed, {"P": sums} | scaled, {**plain, "parts": use.parts}, "D",
-                   out)
-
-
-def _launch(rw: Rewriter, kernel: Kernel, tensors: dict[str, Value], constants: dict[str, Any],
-            name: str, out: Aval) -> Value:
-    """The value that a kernel's launch leaves in its parameter `name`."""
     zero = rw.emit("constant", value=0, type=out.type)
-    given = {**tensors, name: rw.emit("broadcast_to", zero, shape=out.shape)}
-    defaults = {n: p.default for n, p in kernel.signature.parameters.items()
-                if p.default is not p.empty}
-    call = KernelCall(kernel, Config(), tuple(given), tuple(v.aval.type for v in given.values()),
-                      tuple((defaults | constants).items()), frozenset((*given, *constants)),
-                      written=(name,))
+    given["D"] = rw.emit("broadcast_to", zero, shape=out.shape)
+    call = KernelCall(packed_nt, Config(), tuple(given), tuple(v.aval.type for v in given.values()),
+                      tuple(constants.items()), frozenset((*given, *constants)), written=("D",))
     made = Node(KERNEL, tuple(given.values()), {"call": call}, (Value(out),), rw.where)
     rw.add(made)
     return made.outputs[0]
