@@ -42,6 +42,7 @@ OFFLOAD = RESULTS / "offload.json"
 EXCHANGES = RESULTS / "collectives.json"
 POWER = RESULTS / "power_limit.json"
 CPU_MODELS = RESULTS / "cpu_models.json"
+DECODE = RESULTS / "decode.json"
 SOURCES = sorted(PACKAGE.rglob("*.py"))
 
 
@@ -474,6 +475,24 @@ def training_table() -> str | None:
     return f"{text}\n{when}.\n\n" + markdown(("A step: ms (launches)", *profiles), kinds)
 
 
+def decode_table() -> str | None:
+    """Of benchmarks/decode.py; None while nothing is measured."""
+    if not DECODE.exists():
+        return None
+    file = json.loads(DECODE.read_text())
+    rows = []
+    for case, runs in file.items():
+        if isinstance(runs, dict):
+            ours = runs["tessera"]
+            best = min((n for n in runs if n != "tessera"), key=lambda n: runs[n]["us"])
+            rows.append((case, f"{ours['us']:.1f}", f"{ours['of copy']:.2f}",
+                         f"{runs[best]['us']:.1f}", best, f"{ours['of best peer']:.2f}"))
+    return (f"{file['device']}, {file['date']}, commit {file['commit']}, `{file['command']}`; a "
+            f"copy runs at {file['copy, GB/s']} GB/s.\n\n"
+            + markdown(("Sequences and keys", "us", "of a copy's rate", "best peer, us", "which",
+                        "Ratio"), rows))
+
+
 def power_table() -> str | None:
     """Of benchmarks/power_limit.py; None while nothing is measured."""
     if not POWER.exists():
@@ -545,6 +564,7 @@ TABLES: dict[str, Callable[[], str | None]] = {
     "steps": steps_table,
     "offload": offload_table,
     "training": training_table,
+    "decode": decode_table,
     "power": power_table,
     "cpu_models": cpu_models_table,
     "schedule": schedule_table,

@@ -229,7 +229,7 @@ def attention_block(dtype: DType, S: int, width: int, causal: bool, chip: Genera
     if chip is not None and chip.warpgroup_matmul is not None:
         if width in (32, 64) and S >= (4096 if causal else 1024):
             return 192, 96 if causal else 128
-        if 64 < width <= 96 and S >= 512 and not causal:
+        if 64 < width <= 96 and S >= 2048 and not causal:
             return 192, 112
     m, n = 128 if S > 64 else 64, 128 if width <= 128 else 64
     while chip is not None and n > 32 and (4 * n + m) * width * 2 > chip.group_shared_bytes:

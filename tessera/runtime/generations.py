@@ -69,7 +69,8 @@ class PipelineDefaults:
     pinned_sixteenths: of the tile that becomes an operand, how much is pinned in front of the wait;
         and where tiles take different numbers of iterations.
     shared_l2_bytes: of the tensors that concurrent tiles share.
-    uneven_strip: heads side by side where tiles take different numbers of iterations.
+    strip: heads side by side where tiles take different numbers of iterations, and at most where
+        they take as many.
     strip_rows: of a matmul, side by side.
     """
 
@@ -78,7 +79,7 @@ class PipelineDefaults:
     other_registers: tuple[int, int]
     pinned_sixteenths: tuple[int, int]
     shared_l2_bytes: int
-    uneven_strip: int
+    strip: int
     strip_rows: int
 
 
@@ -200,8 +201,9 @@ register(replace(_SM90, target="sm_90a", warpgroup_matmul=WarpgroupMatmul(
         # A number that does not divide the heads leaves a short last strip, whose long tiles all
         # end late: 4 and 8 gave causal attention 5 % over the strips of 12, 6 and 3 heads that
         # fill L2, at 4096, 8192 and 16384 keys (H200, 2026-11-21, benchmarks/kernels.py
-        # attention).
-        uneven_strip=4, strip_rows=2048))))
+        # attention). Without a mask the strips that fill L2 cost 19, 15 and 1 % at 512, 1024 and
+        # 4096 keys (H100, 2026-11-25).
+        strip=4, strip_rows=2048))))
 # Tensor cores of Blackwell are used by mma.sync so far (docs/internals/adding.md, "A generation").
 _SM100 = register(replace(_SM90, target="sm_100", name="Blackwell"))
 register(replace(_SM100, target="sm_100a"))

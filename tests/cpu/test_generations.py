@@ -286,7 +286,7 @@ FIELDS: dict[str, Field] = {
     f"{KNOBS}.other_registers": Field((180, 200), gemm, "there is room for 28"),
     f"{KNOBS}.pinned_sixteenths": Field((2, 3), attention, "pin=16"),
     f"{KNOBS}.shared_l2_bytes": Field(1 << 20, attention, "floordiv(i32(2048), S)"),
-    f"{KNOBS}.uneven_strip": Field(5, lambda: attention(causal=True), "i32(5)"),
+    f"{KNOBS}.strip": Field(5, lambda: attention(causal=True), "i32(5)"),
     f"{KNOBS}.strip_rows": Field(1024, gemm, "i32(8)"),
     f"{FORM}.operands.bf16.name": Field("f16", gemm, "wgmma.matmul(128, 'f16'"),
     f"{FORM}.operands.bf16.any_major": Field(

@@ -100,7 +100,7 @@ def choose_order(function: Function, pipeline: PipelineKnobs,
     if shared and not any(a in ax for ax in axes for a in rest):
         # Every tile along `rest` reads the same: keep some of the last shared axis together.
         order = (*shared[:-1], shared[-1], *rest)
-        raster = pipeline.raster or (defaults.uneven_strip if uneven(function) else 0)
+        raster = pipeline.raster or (defaults.strip if uneven(function) else 0)
         return Order(order, len(shared) - 1, reversed_axis, raster,
                      () if raster else _reach(function, inner, depends))
     strip = next((a for a in rest if a in axes[0]), rest[0] if rest else 0)
@@ -199,7 +199,8 @@ def _receiving(tile: Def, body: Nodes, maker: Maker) -> Node:
 
 def _raster(function: Function, order: Order, scalar: object,
             defaults: PipelineDefaults) -> Operand:
-    """The width of a strip: a number, or what fits L2."""
+    """The width of a strip: a number, or what fits L2, up to defaults.strip: tiles that read the
+    same follow each other closely."""
     if not order.reach:
         return number(order.raster)
     constants = dict(function.constants)
@@ -211,10 +212,11 @@ def _raster(function: Function, order: Order, scalar: object,
         elif any(p.value.name == text for p in function.params):
             names.append(SSAValue(text))
         else:
-            return number(8)
+            return number(defaults.strip)
     left: Operand = number(max(1, defaults.shared_l2_bytes // size))
     for name in names:
         left = scalar("floordiv", left, name, hint="strip")  # type: ignore[operator]
+    left = scalar("minimum", left, number(defaults.strip), hint="strip")  # type: ignore[operator]
     return scalar("maximum", left, number(1), hint="strip")  # type: ignore[operator]
 
 
