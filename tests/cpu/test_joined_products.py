@@ -148,11 +148,26 @@ def test_what_would_be_copied_or_lose_its_epilogue_stays_apart(widths, tails, rn
         assert_close(got, want, "bf16", n=K, scale=float(np.abs(wide).max()))
 
 
-def test_arguments_are_joined_where_that_pays(rng):
-    """Weights that are arguments in bf16 would be copied: few rows do not pay for that."""
+def test_arguments_stay_apart(rng):
+    """Weights that are arguments in bf16 would be copied."""
     own = drawn(rng, 2048, 2048), drawn(rng, 2048, 2048)
     program = lowered(lambda *a: apart((a[0] @ a[1], a[0] @ a[2])), drawn(rng, 128, 2048), *own)
     assert len(matmuls(program)) == 2 and not plan_of(program).copies
+
+
+def test_columns_of_one_weight_are_read_where_they_lie(rng):
+    """x w[:, :64], x w[:, 64:192] with w an argument: a matmul by w, or by its first columns."""
+    x, w = drawn(rng, ROWS, K), drawn(rng, K, 192)
+    wide = x.astype("f8") @ w.astype("f8")
+    for end in (192, 128):
+        def cut(x, w, end=end):
+            return apart((x @ w[:, :64], x @ w[:, 64:end]))
+
+        program = lowered(cut, x, w)
+        assert [g.space for g in matmuls(program)] == [(ROWS, end)] and not plan_of(program).copies
+        for got, want in zip(program.run([x, w]), apart_in_f64((wide[:, :64], wide[:, 64:end])),
+                             strict=True):
+            assert_close(got, want, "bf16", n=K, scale=float(np.abs(wide).max()))
 
 
 def test_results_are_not_joined_to_be_copied(rng):

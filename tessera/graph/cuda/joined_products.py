@@ -11,14 +11,12 @@ attention, writes its part. Which matmuls go together is a matter of the estimat
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any
 
-from ...kernels.matmul_blocks import BEGIN_US, MEMORY, MatmulExtents
-from ...kernels.matmul_plan import card_for
-from ...numerics import stored_bytes
+from ...kernels.matmul_blocks import MatmulExtents, short_sums
 from ...runtime.generations import Generation, WarpgroupMatmul
 from ..ir import Graph, Node, Value, value_bytes
 from ..ops.kernel import KERNEL
@@ -116,24 +114,27 @@ def _sharing(graph: Graph, readers: _Readers) -> list[list[Node]]:
     return found
 
 
-def _pays(chains: Sequence[_Chain], readers: _Readers, chip: WarpgroupMatmul | None) -> bool:
-    """Whether the joined matmul takes less time than each by itself, copies and all: of operands
-    that nothing here makes, and of results, which have memory of their own."""
+def _pays(chains: Sequence[_Chain], chip: WarpgroupMatmul | None) -> bool:
+    """Whether the joined matmul takes less time than each by itself."""
     products = [c.product for c in chains]
     (M, K), narrow = extents_of(products[0].inputs[0]), products[0].inputs[0].aval.type
     widths, bits = [extents_of(n.outputs[0])[1] for n in products], narrow.dtype.bits
-    if any(n * bits % BOX for n in widths):
-        return False
 
     def us(n: int) -> float:
-        return quickest_blocks(MatmulExtents(M, n, K, bits, NARROW), narrow, chip)[0].us
+        return quickest_blocks(MatmulExtents(M, n, K, bits, NARROW, short=short_sums(narrow)),
+                               narrow, chip)[0].us
 
-    copied = [v for v in (n.inputs[1] for n in products) if not _is_made_anywhere(v, readers)]
-    copied += [c.end for c in chains if readers.becomes_result(c.end)]
-    moved = 2 * sum(stored_bytes(extents_of(v), v.aval.dtype) for v in copied)
-    bytes_per_us = MEMORY * 1e3 * card_for(chip).memory_gbps
-    copies = (BEGIN_US + moved / bytes_per_us) if copied else 0.0
-    return us(sum(widths)) + copies < (1 - GAIN) * sum(map(us, widths))
+    return not any(n * bits % BOX for n in widths) and (
+        us(sum(widths)) < (1 - GAIN) * sum(map(us, widths)))
+
+
+def _copies_nothing(chains: Sequence[_Chain], readers: _Readers) -> bool:
+    """Whether the operands are made here, or lie side by side already, and no part is a result,
+    which has memory of its own."""
+    right = [c.product.inputs[1] for c in chains]
+    there = _whole(right, readers.maker) is not None or all(
+        _is_made_anywhere(v, readers) for v in right)
+    return there and not any(readers.becomes_result(c.end) for c in chains)
 
 
 def _can_lie_apart(chains: Sequence[_Chain], readers: _Readers) -> bool:
@@ -222,8 +223,29 @@ def _of_one_life(chains: Sequence[_Chain], readers: _Readers) -> list[list[_Chai
 
 
 # --- the joined matmul --------------------------------------------------------------------------
+def _whole(values: Sequence[Value], maker: Mapping[Value, Node]) -> tuple[Value, int, int] | None:
+    """The value of which others are columns [begin:end], side by side."""
+    source, begin, at = None, 0, None
+    for v in values:
+        cut = maker.get(v)
+        if cut is None or cut.op.name != "slice" or set(cut.attrs["steps"]) != {1}:
+            return None
+        x, starts, stops = cut.inputs[0], cut.attrs["starts"], cut.attrs["stops"]
+        rows = all(b == 0 and e == n for b, e, n in zip(
+            starts[:-1], stops[:-1], x.aval.shape[:-1], strict=True))
+        if not rows or at not in (None, starts[-1]) or source not in (None, x):
+            return None
+        begin, source, at = begin if at is not None else starts[-1], x, stops[-1]
+    return None if source is None or at is None else (source, begin, at)
+
+
 def _side_by_side(rw: Rewriter, values: Sequence[Value]) -> Value:
     """Values joined along the last axis; of transposed ones what lies there is."""
+    there = _whole(values, rw.producer)
+    if there is not None:
+        source, begin, end = there
+        return source if (begin, end) == (0, extents_of(source)[-1]) else columns_of(
+            rw, source, begin, end)
     turns = [rw.made_by(v, "transpose") for v in values]
     if len(values[0].aval.shape) == 2 and all(
             t is not None and swaps_last(t.attrs["axes"]) for t in turns):
@@ -288,7 +310,8 @@ def join_products(graph: Graph, chip: Generation) -> Graph:
     readers, found = _Readers(graph), list[Replacement]()
     for products in _sharing(graph, readers):
         for chains in _of_one_life(_chains(products, readers), readers):
-            if _can_lie_apart(chains, readers) and _pays(chains, readers, chip.warpgroup_matmul):
+            if _can_lie_apart(chains, readers) and _copies_nothing(chains, readers) and _pays(
+                    chains, chip.warpgroup_matmul):
                 found.append(_replacement(chains))
     return replace_nodes(graph, found)
 
