@@ -73,9 +73,9 @@ class TestScheduleIR:
                            self.text("block"), re.M)
         assert [g[:3] for g in found] == [("g0", "gemm", "60, 48"), ("g1", "rows", "60, 48")]
         assert found[0][3] == "64x64x16" and found[0][4] == "2"  # f32: multiply-adds of threads
-        assert found[1][3] == "16x48"  # whole rows
-        (only,) = re.findall(r"block (\S+)  stages (\d)", self.text("gemm"))
-        assert only == ("128x128x64", "4")  # bf16: tensor cores, a ring of four
+        assert found[1][3] == "32x48"  # whole rows
+        (only,) = re.findall(r"block (\S+)  stages (\d+)", self.text("gemm"))
+        assert only == ("64x64x64", "12")  # bf16: tensor cores, small blocks and a ring of 192 KB
 
     def test_fusion_shows_in_the_steps(self):
         """What a group does, op by op, in the order in which it does it."""
@@ -85,13 +85,13 @@ class TestScheduleIR:
     def test_the_decisions_are_what_is_compiled(self):
         """Blocks are the tiles of the Tile IR; stages the slots of the ring in the Target."""
         fn, types = FUNCTIONS["gemm"]
-        assert "tile<128x128 x f32> = matmul" in fn.inspect_ir("tile", *types)
-        assert "next_of_4(" in fn.inspect_ir("target")
+        assert "tile<64x64 x f32> = matmul" in fn.inspect_ir("tile", *types)
+        assert "next_of_12(" in fn.inspect_ir("target")
         (launch,) = program_of("gemm").launches
-        s = launch.group.schedule.with_values({"stages": 3, "n": 64})
+        s = launch.group.schedule.with_values({"stages": 3, "n": 128})
         other = replace(launch.group, schedule=s)
-        assert "128, 128, 64)" in launch.source.text
-        assert "128, 64, 64)" in source_of(other).text
+        assert "64, 64, 64)" in launch.source.text
+        assert "64, 128, 64)" in source_of(other).text
 
     def test_it_is_a_value_with_a_hash(self):
         a, b = program_of("block").plan, program_of("block").plan

@@ -40,10 +40,8 @@ TARGET = parse_target("sm_90a")
 # What has no lowering yet, and why. An op leaves this table when it has one; none may join it.
 MESH = "of a mesh: the programs of its ranks run it"
 REFUSED: dict[str, str] = {
-    **dict.fromkeys(("all_gather", "all_reduce", "all_to_all", "barrier", "broadcast",
-                     "permute", "reduce_scatter", "along_sequence", "constrain", "lie_as",
-                     "replicated", "ring_attention", "ring_attention_back", "shard", "shard_like",
-                     "zero_split"),
+    **dict.fromkeys(("barrier", "along_sequence", "constrain", "lie_as", "replicated",
+                     "ring_attention", "ring_attention_back", "shard", "shard_like", "zero_split"),
                     MESH),
 }
 

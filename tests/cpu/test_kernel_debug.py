@@ -133,11 +133,11 @@ class TestPatterns:
         before = ts.debug.bank_conflicts(transpose(), a, out, groups=1, lanes=32)
         assert before.rows[1].fix == (
             's = ts.tile.alloc_shared((32, 32), f32, swizzle="xor"): no conflict')
-        wide = np.zeros((32, 96), np.float32)
-        k = transpose("(32, 96)")  # 24 chunks: no xor permutes them
+        wide = np.zeros((32, 100), np.float32)
+        k = transpose("(32, 100)")  # 25 chunks: no xor permutes them
         fix = ts.debug.bank_conflicts(k, wide, wide.copy(), groups=1, lanes=32).rows[1].fix
-        assert "alloc_shared((32, 97), f32), the last column unused: no conflict" in fix
-        k = transpose("(32, 97)")
+        assert "alloc_shared((32, 101), f32), the last column unused: no conflict" in fix
+        k = transpose("(32, 101)")
         assert not ts.debug.bank_conflicts(k, wide, wide.copy(), groups=1, lanes=32)
 
     def test_a_stride_in_the_row_is_no_case_for_a_swizzle(self):
