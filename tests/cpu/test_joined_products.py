@@ -207,3 +207,39 @@ def test_what_is_kept_for_longer_is_not_joined(rng):
     a, b, c = (narrow @ w for w in own8)
     want = 1.01**80 * np.tanh(a) * np.maximum(b, 0) + c
     assert_close(program.run([x, *own])[0], want, "bf16", n=256, scale=float(np.abs(want).max()))
+
+
+def test_pairs_that_read_each_other_are_not_both_joined(rng):
+    """x a and x g(y c) with y c and y h(x a): joined, each would wait for the other."""
+    x, y, a, c = (drawn(rng, *s) for s in ((128, 128), (128, 128), (128, 64), (128, 64)))
+
+    def crossed(x, y, a, c):
+        first, second = x @ half(a * 0.5), y @ half(c * 0.5)
+        third = x @ half(ts.tanh(ts.mean(second)) * c)
+        fourth = y @ half(ts.tanh(ts.mean(first)) * a)
+        return tuple(half(ts.tanh(t)) + ts.relu(t) for t in (first, third, second, fourth))
+
+    program = lowered(crossed, x, y, a, c)
+    assert len(matmuls(program)) == 3
+    for got, want in zip(program.run([x, y, a, c]), ts.jit(crossed)(
+            *map(ts.tensor, (x, y, a, c))), strict=True):
+        assert_close(got, np.asarray(want.array, "f8"), "bf16", n=128,
+                     scale=float(np.abs(np.asarray(want.array, "f8")).max()))
+
+
+def test_a_sum_that_a_joined_part_is_made_of_stays(rng):
+    """[a b] with b made of the sum of a: that sum is not one of the columns of the whole."""
+    x, w = rng.standard_normal((2048, 64)), rng.standard_normal((128, 32))
+    args = [t.astype(np.float32) for t in (x, w)]
+
+    def made(x, w):
+        a = x * 2.0
+        b = a * ts.tanh(ts.sum(a, axis=0))
+        return ts.concatenate([a, b], axis=1) @ w, ts.sum(b, axis=0)
+
+    program = lowered(made, *args)
+    a = 2 * args[0].astype("f8")
+    b = a * np.tanh(a.sum(0))
+    want = np.concatenate([a, b], 1) @ args[1].astype("f8"), b.sum(0)
+    for got, y, n in zip(program.run(args), want, (128, 2048), strict=True):
+        assert_close(got, y, "f32", n=n, scale=float(np.abs(a).sum(0).max()))

@@ -9,7 +9,7 @@ from ..ir import Graph, Node, Value
 from ..simplify import Rewriter, remove_dead
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Replacement:
     """nodes: what goes.  reads: what stands in their place is made of.
     write(rw): writes it, and puts into rw.env what stands for the values of the nodes that others
@@ -23,10 +23,22 @@ class Replacement:
 def replace_nodes(graph: Graph, replacements: Sequence[Replacement]) -> Graph:
     """The graph with each node behind what it reads, as near to its place as that allows.
 
-    No replacement may read what is made of its own nodes.
+    Of replacements that wait for each other, as two may whose nodes read each other's values, the
+    last is left out; so is one that reads what is made of its own nodes.
     """
-    if not replacements:
-        return graph
+    wanted = list(replacements)
+    while wanted:
+        rw, waiting = _written(graph, wanted)
+        if not waiting:
+            outputs = tuple(rw.env[v] for v in graph.outputs)
+            return remove_dead(replace(graph, nodes=tuple(rw.nodes), outputs=outputs))
+        wanted.remove([r for r in waiting if isinstance(r, Replacement)][-1])
+    return graph
+
+
+def _written(graph: Graph, replacements: Sequence[Replacement]
+             ) -> tuple[Rewriter, list[Node | Replacement]]:
+    """The new graph, and what of it waits for itself."""
     rw, made = Rewriter(), {n: r for r in replacements for n in r.nodes}
     rw.env.update((v, v) for v in (*graph.inputs, *(c for c, _ in graph.captures)))
     waiting: list[Node | Replacement] = []
@@ -36,9 +48,7 @@ def replace_nodes(graph: Graph, replacements: Sequence[Replacement]) -> Graph:
             waiting.append(made.get(node, node))
             seen.update(made[node].nodes if node in made else ())
         waiting = _write(rw, waiting)
-    assert not waiting, "a replacement reads what is made of it"
-    outputs = tuple(rw.env[v] for v in graph.outputs)
-    return remove_dead(replace(graph, nodes=tuple(rw.nodes), outputs=outputs))
+    return rw, waiting
 
 
 def _write(rw: Rewriter, waiting: Sequence[Node | Replacement]) -> list[Node | Replacement]:
