@@ -103,6 +103,15 @@ def uses(graph: Graph) -> dict[Value, int]:
     return count
 
 
+def readers_of(graph: Graph) -> dict[Value, list[Node]]:
+    """The nodes that read each value, in order, once for each operand that it is."""
+    found: dict[Value, list[Node]] = {}
+    for node in graph.nodes:
+        for v in node.inputs:
+            found.setdefault(v, []).append(node)
+    return found
+
+
 def verify(graph: Graph) -> None:
     """Raise GraphError unless every value is defined once before use and has its op's type."""
     defined: set[Value] = set(graph.inputs) | {v for v, _ in graph.captures}

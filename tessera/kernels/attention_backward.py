@@ -107,8 +107,8 @@ def keys_block(dtype: DType, width: int, chip: Generation, keys: int | None = No
                ) -> dict[str, int]:
     """Keys of a block and queries of an iteration: two sums in registers. Of narrow heads three
     warpgroups are quicker than two: 1292 us in place of 1635 of 96 heads of 4096 by 64, causal 746
-    in place of 814; of 384 heads of 1024, causal, 246 in place of 263 (H100, 2026-11-25,
-    benchmarks/attention_blocks.py)."""
+    in place of 814; of 384 heads of 1024, causal, 246 in place of 263 (H100, 2026-11-25, five
+    launches in a row, medians of four)."""
     if dtype.bits > 16:
         return {"BM": 32, "BN": 32}
     if 32 < width <= 64 and _by_warpgroups(dtype, width, chip) and (keys is None or keys > 128):
@@ -124,7 +124,7 @@ def queries_block(dtype: DType, width: int, chip: Generation, queries: int | Non
     """Queries of a block and keys of an iteration: one sum in registers. Of narrow heads three
     warpgroups hide more of each other's waits than two with larger tiles; of few queries under a
     causal mask their blocks compute too much beyond the diagonal: 180 us in place of 188 of 384
-    heads of 1024 (H100, 2026-11-25, benchmarks/attention_blocks.py)."""
+    heads of 1024 (H100, 2026-11-25, five launches in a row, medians of four)."""
     if dtype.bits > 16:
         return {"BM": 32, "BN": 32}
     if _by_warpgroups(dtype, width, chip):

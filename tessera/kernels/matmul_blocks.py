@@ -11,6 +11,7 @@ each block.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
@@ -107,7 +108,8 @@ def short_sums(numeric: NumericType | DType) -> bool:
     return dtype.kind == "float" and dtype.bits == 8
 
 
-def choose_blocks(extents: MatmulExtents, blocks: Sequence[tuple[int, int]], split: bool = False,
+@functools.lru_cache(maxsize=4096)  # layers of a model ask for the same
+def choose_blocks(extents: MatmulExtents, blocks: tuple[tuple[int, int], ...], split: bool = False,
                   card: Card = Card()) -> MatmulBlocks:
     """The quickest of some blocks by the estimate, the first where others are hardly quicker.
 
@@ -135,16 +137,17 @@ def choose_either_way(extents: MatmulExtents, blocks: Sequence[tuple[int, int]],
     narrow = [b for b in _readable(blocks, layout[0] == "n", x.bits) if x.M <= b[1] < 64]
     if not narrow:
         return plain
-    turned = choose_blocks(replace(x, M=x.N, N=x.M), [min(narrow, key=prod)], True, card)
+    turned = choose_blocks(replace(x, M=x.N, N=x.M), (min(narrow, key=prod),), True, card)
     if (1 + OTHER_BLOCK) * plain.us < turned.us:
         return plain
     return replace(turned, rows=turned.columns, columns=turned.rows, swapped=True)
 
 
-def _readable(blocks: Sequence[tuple[int, int]], along: bool, bits: int) -> list[tuple[int, int]]:
+def _readable(blocks: Sequence[tuple[int, int]], along: bool, bits: int
+              ) -> tuple[tuple[int, int], ...]:
     """Those whose columns TMA brings: rows of 32 bytes or more, where they lie along the columns
     and not along K."""
-    return [b for b in blocks if along or b[1] * bits >= 256]
+    return tuple(b for b in blocks if along or b[1] * bits >= 256)
 
 
 def estimate(x: MatmulExtents, block: tuple[int, int], parts: int = 1, card: Card = Card()

@@ -32,7 +32,7 @@ class RoutineArray(ABC):
 
     def viewed(self, dtype: DType) -> RoutineArray:
         """Its bytes as another type of that size; where it stands for memory of a GPU."""
-        raise NotImplementedError
+        raise AssertionError("an array that lies on no GPU is read as its own type")
 
 
 def distributed(x: Any) -> bool:

@@ -27,7 +27,7 @@ from ...tensor import Tensor
 from .. import functions as F
 from ..expand import expand_by
 from ..flops import Shapes
-from ..ir import Graph, Node, Value
+from ..ir import Graph, Node, Value, readers_of
 from ..op import Aval
 from ..operand import convert, to_compute
 from ..ops.attention_op import (
@@ -160,10 +160,7 @@ def use_attention_kernels(graph: Graph, chip: Generation) -> Graph:
 def rounded_values(graph: Graph, by: Callable[[Node], bool]) -> dict[Value, Value]:
     """What these nodes make that is only read rounded, as the values that kernels write: they
     round."""
-    readers: dict[Value, list[Node]] = {}
-    for node in graph.nodes:
-        for v in node.inputs:
-            readers.setdefault(v, []).append(node)
+    readers = readers_of(graph)
     found = {}
     for v in (v for n in graph.nodes if by(n) for v in n.outputs):
         reads = readers.get(v, [])

@@ -17,7 +17,7 @@ from ...numerics import Policy, as_type
 from ...tensor import Tensor
 from .. import functions as F
 from ..expand import Rule, expand_by
-from ..ir import Graph, Node, Value
+from ..ir import Graph, Node, readers_of
 from ..op import GraphOp
 from ..operand import convert
 from ..ops.conv_products import CONV, CONV_FILTER, CONV_INPUT
@@ -36,10 +36,7 @@ def use_conv_kernels(graph: Graph) -> Graph:
 def _rounded(graph: Graph) -> Graph:
     """The graph whose convolutions say where a cast to the type of their operands is all that reads
     them: the kernel rounds then, and writes half as much."""
-    readers: dict[Value, list[Node]] = {}
-    for node in graph.nodes:
-        for v in node.inputs:
-            readers.setdefault(v, []).append(node)
+    readers = readers_of(graph)
     nodes = []
     for node in graph.nodes:
         found = readers.get(node.outputs[0], []) if node.outputs else []

@@ -18,7 +18,7 @@ from typing import Any
 
 from ...kernels.matmul_blocks import MatmulExtents, short_sums
 from ...runtime.generations import Generation, WarpgroupMatmul
-from ..ir import Graph, Node, Value, value_bytes
+from ..ir import Graph, Node, Value, readers_of, value_bytes
 from ..ops.kernel import KERNEL
 from ..schedule.library_call import LibraryCall
 from ..schedule.loop_axes import extents_of
@@ -57,10 +57,7 @@ class _Readers:
         self.results = set(graph.outputs)
         self.maker = {v: n for n in graph.nodes for v in n.outputs}
         self.place = {n: i for i, n in enumerate(graph.nodes)}
-        self.nodes: dict[Value, list[Node]] = {}
-        for node in graph.nodes:
-            for v in node.inputs:
-                self.nodes.setdefault(v, []).append(node)
+        self.nodes = readers_of(graph)
 
     def only(self, v: Value) -> Node | None:
         """What reads a value, once, where nothing else does."""

@@ -11,7 +11,7 @@ from ...kernels.gemm_packed import MOST_ROWS, TAKES, blocks, packed_nt
 from ...numerics import f32
 from ...tile.cuda.lower.multiply_codes import holds
 from ...tile.interpreter.launch import Config
-from ..ir import Graph, Node, Value
+from ..ir import Graph, Node, Value, readers_of
 from ..op import Aval
 from ..ops.kernel import KERNEL, KernelCall
 from ..simplify import Rewriter, rebuild, remove_dead
@@ -28,10 +28,7 @@ class PackedWeights:
 
 def multiply_packed(graph: Graph) -> Graph:
     """Such matmuls as nodes of that kernel, which also rounds what is only read rounded."""
-    readers: dict[Value, list[Node]] = {}
-    for n in graph.nodes:
-        for v in n.inputs:
-            readers.setdefault(v, []).append(n)
+    readers = readers_of(graph)
     rounded, rounds = set[Value](), set[Value]()  # matmuls, and casts of them
     for n in graph.nodes:
         after = readers.get(n.outputs[0], []) if n.op.name == "matmul" else []

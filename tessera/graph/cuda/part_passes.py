@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
-from ..ir import Graph, Node, Value
+from ..ir import Graph, Node, Value, readers_of
 from ..schedule.groups import MAX_OPS
 from ..schedule.loop_axes import extents_of
 from ..schedule.loop_ops import loop_space
@@ -25,14 +25,6 @@ from .move_passes import is_plain_loop
 PARTS = 4  # more loops than these are not worth what they save
 WORD = 128  # bits of an access
 Span = tuple[int, int]
-
-
-def _readers(graph: Graph) -> dict[Value, list[Node]]:
-    found: dict[Value, list[Node]] = {}
-    for node in graph.nodes:
-        for v in node.inputs:
-            found.setdefault(v, []).append(node)
-    return found
 
 
 def _spans(join: Node) -> list[Span]:
@@ -148,7 +140,7 @@ def loops_of_parts(graph: Graph) -> Graph:
     behind = _behind_joins(graph)
     if not behind:
         return graph
-    readers = _readers(graph)
+    readers = readers_of(graph)
     count = Counter(v for n in graph.nodes for v in n.inputs) + Counter(graph.outputs)
 
     def visit(rw: Rewriter, node: Node, inputs: tuple[Value, ...]) -> Value | None:
@@ -192,7 +184,7 @@ def _joined_axes(rw: Rewriter, inputs: Sequence[Value], shape: tuple) -> set[int
 
 def slices_of_loops(graph: Graph) -> Graph:
     """Of a value of which nothing but separate parts is read, the parts are made."""
-    readers, results = _readers(graph), set(graph.outputs)
+    readers, results = readers_of(graph), set(graph.outputs)
     count = Counter(v for n in graph.nodes for v in n.inputs) + Counter(graph.outputs)
 
     def is_apart(v: Value) -> bool:

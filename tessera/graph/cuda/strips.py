@@ -19,7 +19,7 @@ from math import prod
 
 from ...numerics import as_type
 from ...tile.ir.schedule import Schedule
-from ..ir import Graph, Node, Value
+from ..ir import Graph, Node, Value, readers_of
 from ..op import Aval, GraphOp
 from ..schedule.build_schedule import ScheduleBuilder
 from ..schedule.groups import FusionGroup
@@ -117,10 +117,7 @@ def open_maxima(graph: Graph) -> Graph:
     elements sums strips and has no statistics of rows."""
     held = _spaces_of_rows(graph)
     maker = {v: n for n in graph.nodes for v in n.outputs}
-    readers: dict[Value, list[Node]] = {}
-    for n in graph.nodes:
-        for v in n.inputs:
-            readers.setdefault(v, []).append(n)
+    readers = readers_of(graph)
 
     def visit(rw: Rewriter, node: Node, inputs: tuple[Value, ...]) -> Value | None:
         rows = maker.get(node.inputs[0]) if node.op.name == "reduce_max" else None
