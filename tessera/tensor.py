@@ -117,6 +117,7 @@ class Tensor:
     type: NumericType
     layout: Any = None  # how a distributed tensor lies on its mesh; None for all others
     memory: Any = None  # device memory, of a tensor that lies on a GPU
+    storage: Any = None  # the same, to read
     place = HOST  # the number of that GPU
     offloaded = False  # a GPU's, in host memory until it is used
 

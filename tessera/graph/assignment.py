@@ -59,15 +59,15 @@ def assign(x: Resident, index: Any, value: Any) -> bool:
     if not fits or 0 in sizes:
         return fits
     place = x.place
-    held = Resident(x.shape, x.type, place, x.memory)
-    x.memory = None  # so that the program may write there
+    held = Resident(x.shape, x.type, place, x.storage)
+    x.storage = None  # so that the program may write there
     try:
         made = _assigned(held, on_gpu(value, place), on_gpu(as_tensor(np.array(starts)), place),
                          sizes=sizes, own=own)
-        x.memory = made.memory
+        x.storage = made.storage
     finally:
-        if x.memory is None:
-            x.memory = held.memory
+        if x.storage is None:
+            x.storage = held.storage
     return True
 
 

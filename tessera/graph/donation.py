@@ -28,7 +28,7 @@ class _UsedUp:
             hint="use what the call returned; or leave the argument out of donate=, or donate a "
                  "copy: x.copy()")
 
-    _buffer = memory = place = device = property(_raise)
+    _buffer = memory = storage = place = device = property(_raise)
 
     def __repr__(self) -> str:
         where, function = _held(self)
@@ -54,11 +54,11 @@ _USED_UP: dict[type, type] = {Tensor: DonatedTensor, Resident: DonatedResident}
 
 def _slot(x: Any) -> Any:
     """What holds the memory of a tensor, and the donating call afterwards."""
-    return Resident.__dict__["memory"] if isinstance(x, Resident) else Tensor.__dict__["_buffer"]
+    return Resident.__dict__["storage"] if isinstance(x, Resident) else Tensor.__dict__["_buffer"]
 
 
 _SET = {DonatedTensor: Tensor.__dict__["_buffer"].__set__,
-        DonatedResident: Resident.__dict__["memory"].__set__}
+        DonatedResident: Resident.__dict__["storage"].__set__}
 
 
 def _held(x: Any) -> tuple[SourceLine | None, str]:
@@ -78,12 +78,12 @@ def use_up(leaves: Sequence[Tensor], donated: Sequence[int], function: str) -> N
 def check_donated(leaves: Sequence[Tensor], donated: Sequence[int], names: Sequence[str],
                   function: str) -> None:
     """Raise ArgumentError where a donated tensor is given a second time."""
-    memories = [x.memory for x in leaves if x.memory is not None]
+    memories = [x.storage for x in leaves if x.storage is not None]
     if len({*map(id, leaves)}) == len(leaves) and len({*map(id, memories)}) == len(memories):
         return
     for i in donated:
         for j, other in enumerate(leaves):
-            same = leaves[i].memory is not None and other.memory is leaves[i].memory
+            same = leaves[i].storage is not None and other.storage is leaves[i].storage
             if i != j and (other is leaves[i] or same):
                 raise ArgumentError(
                     f"{function}: {names[i]} is donated and is given as {names[j]} too",

@@ -49,7 +49,7 @@ class PreparedCall:
         self.params, self.scales = [x.is_param for x in mine], [None] * len(mine)
         self.layouts = [x.layout for x in mine]
         self.on_gpu = [i for i, x in enumerate(mine) if x.layout is None]
-        self.devices = [mine[i].memory.device for i in self.on_gpu]
+        self.devices = [mine[i].storage.device for i in self.on_gpu]
         self.keys = {i: _key_of(leaves[i], leaf_tensors(adopted(leaves[i], name)))
                      for i, name in self.others if i not in statics}
 
@@ -60,7 +60,7 @@ class PreparedCall:
         distributed, or it is scaled, offloaded or another library's."""
         there = [x for x in leaves if _is_quick(x)]
         if not there or flattener(structure) is None or any(x.scale is not None or (
-                x.layout is None and type(x.memory) not in QUICK) for x in there):
+                x.layout is None and type(x.storage) not in QUICK) for x in there):
             return None
         return PreparedCall(structure, leaves, names, statics, here, traced)
 
@@ -76,7 +76,7 @@ class PreparedCall:
                 or [x.scale for x in mine] != self.scales
                 or [x.layout for x in mine] != self.layouts):
             return None
-        memories = [mine[i].memory for i in self.on_gpu]
+        memories = [mine[i].storage for i in self.on_gpu]
         if not QUICK.issuperset(map(type, memories)) or [
                 m.device for m in memories] != self.devices:
             return None

@@ -44,6 +44,7 @@ from .launch_plan import annotated
 from .launch_work import GroupBatch, StepLabel
 from .library_steps import LibraryStep, need_cupy
 from .loop_steps import LoopStep
+from .narrow_copies import narrow_copies
 from .node_kernels import NodeLaunch
 from .overlap import overlapped
 from .recorded_calls import RecordedCalls, recordable
@@ -66,6 +67,11 @@ class DeviceExecutable:
     def __init__(self, graph: Graph, index: int = 0, capture: bool = False,
                  donated: Sequence[int] = (), on_host: Sequence[int] = (), graphs: bool = False):
         self.graph, self.device, self._capture = graph, device(index), capture
+        self.copies = None if capture else narrow_copies(
+            graph, [i for i in donated if i not in on_host], partial(DeviceExecutable, index=index))
+        if self.copies is not None:
+            graph, donated = self.copies.graph, (*donated, *self.copies.numbers)
+        self._whole = graph  # with the copies
         self.donated = tuple(donated)  # inputs whose memory results may take
         self.on_host = tuple(on_host)  # inputs that lie on the host until they are used
         with collection_paused():
@@ -107,8 +113,12 @@ class DeviceExecutable:
             first = not space.compiled
             if self._graphs and space.graphs is None and space.ran and recordable():
                 space.graphs = RecordedCalls(space)
-            results = run_watched(blamed or self.graph, space, leaves) if watched \
+            if self.copies is not None:
+                leaves = [*leaves, *self.copies.taken(leaves)]
+            results = run_watched(blamed or self._whole, space, leaves) if watched \
                 else space.run(leaves)
+            if self.copies is not None:
+                results = self.copies.kept(results)
             if first:
                 self.before.keep()
             for i in placed_on_host(self.graph) if self._capture else ():
@@ -397,7 +407,7 @@ class Workspace:
             self.memory[name] = 0, block_of(x, self.device)
             return
         if self._reads(x):
-            self._bind(name, x.memory)  # type: ignore[union-attr]
+            self._bind(name, x.storage)  # type: ignore[union-attr]
             return
         self._bind_own(name)
         self._load(name, x)
@@ -408,7 +418,7 @@ class Workspace:
         if donated and self._free_memory(x) is not None:
             return
         b, held = self.program.plan.buffer(name), self.memory[name][1]
-        memory = Resident(b.shape, b.type, self.device.index).memory
+        memory = Resident(b.shape, b.type, self.device.index).storage
         if memory.nbytes:
             memory.copy(held)
         self._bind(name, memory)
@@ -428,7 +438,7 @@ class Workspace:
     def _reads(self, x: Tensor | np.ndarray) -> bool:
         """Whether kernels read it where it lies."""
         return (not self.fixed and isinstance(x, Resident)
-                and x.memory.device is self.device)
+                and x.storage.device is self.device)
 
     def _bind_own(self, name: str) -> None:
         """A buffer for what lies elsewhere: made when it is first needed, and kept."""
@@ -440,9 +450,9 @@ class Workspace:
     def _load(self, name: str, x: Tensor | np.ndarray) -> None:
         """Give an input, capture or constant its elements."""
         memory = self.memory[name][1]
-        if isinstance(x, Resident) and x.memory.device is self.device:
+        if isinstance(x, Resident) and x.storage.device is self.device:
             if memory.nbytes:
-                memory.copy(x.memory)
+                memory.copy(x.storage)
             return
         held = x.buffer if isinstance(x, Tensor) and x.dtype.packed else x
         array = np.ascontiguousarray(held.array if isinstance(held, Tensor) else held)
@@ -498,7 +508,7 @@ class Workspace:
         out = [self._finished(r, y) for r, y in zip(self.results, made, strict=True)]
         for x in (*leaves, *lowered.captures.values()):
             if x.place != HOST and not x.offloaded:
-                x.memory.give_back()
+                x.storage.give_back()
         return out
 
     def draw(self) -> None:
@@ -549,22 +559,22 @@ class Workspace:
                             OffloadedBuffer(block, r.buffer.nbytes, self.device))
         made = Resident(r.buffer.shape, r.buffer.type, self.device.index, memory)
         if r.own:
-            self._bind(r.base, made.memory)
+            self._bind(r.base, made.storage)
         return made
 
     def _free_memory(self, x: Tensor) -> Memory | None:
         """The memory of a donated argument, where it is ours and nobody else has it: no other
         library, no tensor of its bytes, nothing captured."""
-        if not self._reads(x) or isinstance(x.memory, Borrowed):
+        if not self._reads(x) or isinstance(x.storage, Borrowed):
             return None
-        captured = any(t.memory is x.memory for t in self.program.lowered.captures.values())
+        captured = any(t.storage is x.storage for t in self.program.lowered.captures.values())
         # the tensor, the buffer that was bound, and the argument of getrefcount
-        return None if captured or sys.getrefcount(x.memory) > 3 else x.memory
+        return None if captured or sys.getrefcount(x.storage) > 3 else x.storage
 
     def _finished(self, r: ResultBuffer, made: Resident) -> Tensor:
         memory = self.memory[r.base][1]
-        if made.memory.nbytes and not r.own and r.buffer.kind != "host":
-            made.memory.copy(memory)
+        if made.storage.nbytes and not r.own and r.buffer.kind != "host":
+            made.storage.copy(memory)
         return made
 
     def _forget(self) -> None:

@@ -18,9 +18,9 @@ from ..schedule.ir import PlannedBuffer, aligned
 
 def block_of(x: Tensor | np.ndarray, on: Device) -> HostBlock:
     """Where an argument lies on the host, else a copy of it there."""
-    if isinstance(x, Resident) and isinstance(x.memory, OffloadedBuffer) and x.offloaded and (
-            x.memory.device is on):
-        return x.memory.block
+    if isinstance(x, Resident) and isinstance(x.storage, OffloadedBuffer) and x.offloaded and (
+            x.storage.device is on):
+        return x.storage.block
     array = np.ascontiguousarray(x.buffer if isinstance(x, Tensor) else x)
     block = HostBlock(array.nbytes, on)
     if block.last is not None:

@@ -148,7 +148,7 @@ class _DeviceLoop:
             made = self.body.iterate([self.number(at), *carry, *rows, *consts])
             carry = made[:form.carries]
             for o, y in zip(stacks, made[form.carries:], strict=True):
-                self.keep(y, pointer(o.name) + i * y.memory.nbytes)
+                self.keep(y, pointer(o.name) + i * y.storage.nbytes)
         for o, y in zip(ends, carry, strict=True):
             self.keep(y, pointer(o.name))
 
@@ -166,8 +166,8 @@ class _DeviceLoop:
         return Resident((), INDEX, self.device.index, memory)
 
     def keep(self, y: Tensor, at: int) -> None:
-        if y.memory.nbytes and prod(y.shape):
-            copy_bytes(at, y.memory.pointer, y.memory.nbytes, DEFAULT)
+        if y.storage.nbytes and prod(y.shape):
+            copy_bytes(at, y.storage.pointer, y.storage.nbytes, DEFAULT)
 
 
 __all__ = ["LoopCallee", "LoopStep", "loop_group"]

@@ -132,7 +132,7 @@ class RecordedCalls:
     def _inputs(self, leaves: Sequence[Tensor]) -> list[Any] | None:
         """The memory of arguments and captured tensors; of what lies elsewhere a copy's."""
         space, lowered = self.space, self.space.program.lowered
-        memories: list[Any] = [x.memory for x in leaves]
+        memories: list[Any] = [x.storage for x in leaves]
         if not ON_DEVICE.issuperset(map(type, memories)):
             if any(x.offloaded for x in leaves):
                 return None
@@ -149,12 +149,12 @@ class RecordedCalls:
         for name, x in self.captures:
             if not space._reads(x):
                 space._give_capture(name, x)
-            memories.append(x.memory if space._reads(x) else space.own[name])
+            memories.append(x.storage if space._reads(x) else space.own[name])
         return memories
 
     def _given(self, name: str, x: Tensor) -> DeviceBuffer:
         if self.space._reads(x):
-            return x.memory
+            return x.storage
         self.space._give(name, x)
         return self.space.own[name]
 
@@ -191,7 +191,7 @@ class RecordedCalls:
         mine = [memories[i] for i in numbers]
         counts = list(map(sys.getrefcount, mine))
         known = ALONE + 2  # the list, `memories`, the tensor
-        return [n <= known and type(m) in ON_DEVICE and leaves[i].memory is m
+        return [n <= known and type(m) in ON_DEVICE and leaves[i].storage is m
                 for i, m, n in zip(numbers, mine, counts, strict=True)]
 
     def _new(self, b: Any) -> PooledBuffer:
@@ -203,14 +203,14 @@ class RecordedCalls:
         for at, shape, numeric in self.made:
             y = new(Resident)
             y._shape, y.type, y.scale, y.is_param, y.name = shape, numeric, None, False, None
-            y.memory = held[at]
+            y.storage, y.narrow = held[at], None
             made.append(y)
         for i, r in self.copied:
             memory = self._new(r.buffer)
             if memory.nbytes:
                 place = self.at.get(r.base)
                 memory.copy(self.space.memory[r.base][1] if place is None else held[place])
-            made[i].memory = memory
+            made[i].storage = memory
         return made
 
     # --- graphs ---------------------------------------------------------------------------------

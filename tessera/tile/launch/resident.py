@@ -40,49 +40,61 @@ class Resident(Tensor):
     """A tensor whose buffer is device memory. What reads its elements copies them to the host, so
     a copy does not follow later changes.
 
-    memory: where it lies   device: "cuda:0", ...
+    storage: where it lies, for those who only read   device: "cuda:0", ...
+    narrow: its elements in other types, which a program wrote beside it; see `memory`
     """
 
-    __slots__ = ("memory",)
+    __slots__ = ("storage", "narrow")
 
     def __init__(self, shape: tuple[int, ...], numeric: NumericType, index: int,
                  memory: DeviceBuffer | None = None):
         self._shape, self.type = tuple(shape), numeric
         self.scale, self.is_param, self.name = None, False, None
-        self.memory = memory or PooledBuffer(stored_bytes(shape, numeric.dtype), device(index))
+        self.storage = memory or PooledBuffer(stored_bytes(shape, numeric.dtype), device(index))
+        self.narrow: dict[NumericType, Resident] | None = None
+
+    @property
+    def memory(self) -> DeviceBuffer:
+        """Where it lies. Whoever is told may write there, so `narrow` is forgotten."""
+        self.narrow = None
+        return self.storage
+
+    @memory.setter
+    def memory(self, memory: DeviceBuffer) -> None:
+        self.storage, self.narrow = memory, None
 
     @property
     def place(self) -> int:  # type: ignore[override]
-        return self.memory.device.index
+        return self.storage.device.index
 
     @property
     def device(self) -> str:
-        return f"cuda:{self.memory.device.index}"
+        return f"cuda:{self.storage.device.index}"
 
     @property
     def offloaded(self) -> bool:  # type: ignore[override]
         """Whether its bytes lie in host memory until they are used."""
-        return is_offloaded(self.memory)
+        return is_offloaded(self.storage)
 
     @property
     def _buffer(self) -> np.ndarray:  # type: ignore[override]
         """A copy on the host, of packed rows for types under 8 bits."""
-        self.memory.device.synchronize()
+        self.storage.device.synchronize()
         out = np.empty(self._shape, self.dtype.numpy)
         if self.dtype.packed:
             last = self._shape[-1] if self._shape else 1
             out = np.empty((*self._shape[:-1], row_bytes(last, self.dtype)), np.uint8)
         if out.size:
-            self.memory.read(out)
+            self.storage.read(out)
         late_checks.settle()
         return out
 
     def copy(self) -> Resident:
-        made = Resident(self._shape, self.type, self.memory.device.index)
-        with self.memory.device.current():
-            if made.memory.nbytes:
-                made.memory.copy(self.memory)
-                self.memory.give_back()
+        made = Resident(self._shape, self.type, self.storage.device.index)
+        with self.storage.device.current():
+            if made.storage.nbytes:
+                made.storage.copy(self.storage)
+                self.storage.give_back()
         made.scale = None if self.scale is None else self.scale.copy()
         made.is_param, made.name = self.is_param, self.name
         return made
@@ -94,11 +106,11 @@ class Resident(Tensor):
         begin, end = rows
         rest = self._shape[1:]
         made = Resident(rest if isinstance(index, int) else (end - begin, *rest), self.type,
-                        self.memory.device.index)
-        with self.memory.device.current():
-            if made.memory.nbytes:
-                made.memory.copy(self.memory, begin * stored_bytes(rest, self.dtype))
-                self.memory.give_back()
+                        self.storage.device.index)
+        with self.storage.device.current():
+            if made.storage.nbytes:
+                made.storage.copy(self.storage, begin * stored_bytes(rest, self.dtype))
+                self.storage.give_back()
         return made
 
     def _row_range(self, index: Any) -> tuple[int, int] | None:
@@ -172,7 +184,7 @@ class Resident(Tensor):
         return dlpack.exported(given, memory, max_version)
 
     def __dlpack_device__(self) -> tuple[int, int]:
-        return (dlpack.CUDA, self.memory.device.index)
+        return (dlpack.CUDA, self.storage.device.index)
 
     def to_host(self, tensors: bool) -> Any:
         """As a call on host arrays returns it."""
@@ -197,15 +209,15 @@ class ReadOnStream:
 
 def on_gpu(x: Tensor, index: int) -> Resident:
     """A copy of a tensor in the memory of a GPU; the tensor itself when it lies there."""
-    if isinstance(x, Resident) and x.memory.device.index == index:
+    if isinstance(x, Resident) and x.storage.device.index == index:
         return x
     made = Resident(x.shape, x.type, index)
-    with made.memory.device.current():
-        if made.memory.nbytes and isinstance(x, Resident):
-            made.memory.copy_across(x.memory)
-            x.memory.give_back()
-        elif made.memory.nbytes:
-            made.memory.load(np.ascontiguousarray(x.buffer))
+    with made.storage.device.current():
+        if made.storage.nbytes and isinstance(x, Resident):
+            made.storage.copy_across(x.storage)
+            x.storage.give_back()
+        elif made.storage.nbytes:
+            made.storage.load(np.ascontiguousarray(x.buffer))
     made.scale = None if x.scale is None else on_gpu(x.scale, index)
     made.is_param, made.name = x.is_param, x.name
     return made
@@ -223,14 +235,14 @@ def offload(x: Tensor) -> None:
     """Let the bytes of a tensor on a GPU lie in page-locked host memory until they are used. What
     shares its memory keeps that. Nothing for a tensor on the host."""
     if isinstance(x, Resident) and not x.offloaded:
-        x.memory = OffloadedBuffer.of(x.memory)
+        x.memory = OffloadedBuffer.of(x.storage)
         if x.scale is not None:
             offload(x.scale)
 
 
 def bring(x: Tensor, wait: bool = False) -> None:
     """Begin to copy an offloaded tensor back. wait: what is launched from here on comes behind."""
-    memory = getattr(x, "memory", None)
+    memory = x.storage
     if isinstance(memory, OffloadedBuffer):
         with memory.device.current():
             memory.bring()
@@ -240,12 +252,12 @@ def bring(x: Tensor, wait: bool = False) -> None:
             bring(x.scale, wait)
 
 
-@reader(Resident, place=lambda x: x.memory.device.index, pointer="{}.memory.pointer",
-        facts=("{}._shape", "{}.type.dtype", "{}.memory.device.index"))
+@reader(Resident, place=lambda x: x.storage.device.index, pointer="{}.memory.pointer",
+        facts=("{}._shape", "{}.type.dtype", "{}.storage.device.index"))
 def read_resident(x: Any, name: str) -> Array:
     """A result of one kernel as the argument of another; of types, too, that only we have."""
     return Array(x.memory.pointer, x.shape, dense_strides(x.shape), x.dtype,
-                 x.memory.device.index, "resident", x)
+                 x.storage.device.index, "resident", x)
 
 
 def adopted(value: Any, name: str) -> Any:

@@ -1,0 +1,140 @@
+"""Copies of parameters in a narrower type that stay from one call to the next."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tessera as ts
+from fake_gpu import driver as driver
+from fake_gpu import gpu as gpu
+from lowering_cases import apart as apart
+from tessera.graph.cuda import narrow_copies
+from tolerance import assert_close
+
+pytestmark = pytest.mark.usefixtures("gpu", "apart")
+HALF = "bf16 @accum(f32)"
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(narrow_copies, "LEAST", 16)
+
+
+def descend(params: Any, momentum: Any, x: Any) -> Any:
+    def loss(p: Any) -> Any:
+        y = ts.cast(x, HALF) @ ts.cast(p["w"], HALF)
+        return ts.mean(ts.square(ts.cast(y, "f32") + p["b"]))
+
+    value, grads = ts.value_and_grad(loss)(params)
+    momentum = {k: 0.9 * momentum[k] + grads[k] for k in grads}
+    return {k: params[k] - 0.5 * momentum[k] for k in grads}, momentum, value
+
+
+class Training:
+    """Steps on the GPU and on the host, side by side, from the same parameters."""
+
+    def __init__(self, rng: np.random.Generator):
+        self.rng = rng
+        host = {"w": self.normal(8, 8), "b": self.normal(8)}
+        self.host = host, {k: ts.zeros_like(p) for k, p in host.items()}
+        self.there = ts.to(self.host, "cuda")
+        self.step, self.plain = ts.jit(descend, donate=("params", "momentum")), ts.jit(descend)
+
+    def normal(self, *shape: int) -> ts.Tensor:
+        return ts.tensor(self.rng.standard_normal(shape).astype(np.float32))
+
+    @property
+    def w(self) -> Any:
+        return self.there[0]["w"]
+
+    @property
+    def executable(self) -> Any:
+        assert self.step._last is not None
+        return self.step._last.executable
+
+    def steps(self, count: int) -> None:
+        for _ in range(count):
+            x = self.normal(16, 8)
+            *host, want = self.plain(*self.host, x)
+            *there, got = self.step(*self.there, x.cuda())
+            self.host, self.there = tuple(host), tuple(there)
+            assert_close(got.array, want.array, "f32", 1 << 12)
+        for a, b in zip(self.there, self.host, strict=True):
+            for k in a:
+                assert_close(a[k]._buffer, b[k].array, "f32", 1 << 14)
+
+
+@pytest.fixture
+def training(rng: np.random.Generator) -> Training:
+    return Training(rng)
+
+
+def test_a_step_leaves_the_copies_for_the_next(training: Training, monkeypatch: Any) -> None:
+    training.steps(2)
+    copies = training.executable.copies
+    (copy,) = training.w.narrow.values()
+    assert (copy.array == ts.cast(ts.tensor(training.w._buffer), "bf16").array).all()
+    place = copy.storage.pointer
+    monkeypatch.setattr(copies, "_cast", None)  # no call casts from here on
+    del copy
+    training.steps(3)
+    (copy,) = training.w.narrow.values()
+    assert copy.storage.pointer == place
+
+
+WRITES = {
+    "an element": lambda w: w.__setitem__((0, 0), 3.0),
+    "its bytes": lambda w: ts.as_bytes(w).__setitem__((0, 3), 64),
+    "another library": lambda w: w.__dlpack__(),
+    "a kernel": lambda w: doubled.launch(w, groups=8),
+}
+
+
+@ts.kernel
+def doubled(x: ts.Tensor["M", "N", ts.f32]) -> None:
+    i = ts.tile.group_id(0)
+    ts.tile.store(x[i], 2.0 * ts.tile.load(x[i]))
+
+
+@pytest.mark.parametrize("write", WRITES)
+def test_what_somebody_may_have_written_is_cast_again(training: Training, write: str) -> None:
+    training.steps(2)
+    assert training.w.narrow
+    WRITES[write](training.w)
+    assert not training.w.narrow
+    training.host = ts.to(training.there, "cpu")
+    training.steps(2)
+    assert training.w.narrow
+
+
+def test_parameters_from_elsewhere_are_cast_first(training: Training) -> None:
+    training.steps(2)
+    training.there = ts.to(ts.to(training.there, "cpu"), "cuda")
+    assert not training.w.narrow
+    training.steps(2)
+
+
+def test_only_what_is_given_back_has_a_copy(rng: np.random.Generator) -> None:
+    """No result is made from the argument, and what is not donated stays as it is."""
+    w, x = (ts.tensor(rng.standard_normal((8, 8)).astype(np.float32)) for _ in "wx")
+    ahead = ts.jit(lambda w, x: ts.cast(x, HALF) @ ts.cast(w, HALF), donate="w")
+    kept = ts.jit(lambda w, x: (ts.cast(x, HALF) @ ts.cast(w, HALF), w * 0.5))
+    for f in (ahead, kept):
+        f(w.cuda(), x.cuda())
+        assert f._last.executable.copies is None
+
+
+def test_ids_are_those_of_the_printed_graph(rng: np.random.Generator) -> None:
+    def two(w: Any, v: Any, x: Any) -> Any:
+        y = ts.cast(x, HALF) @ ts.cast(w, HALF)
+        return y @ ts.cast(v, HALF), w * 0.5, v * 0.5
+
+    f = ts.jit(two, donate=("w", "v"))
+    f(*(ts.tensor(rng.standard_normal((8, 8)).astype(np.float32)).cuda() for _ in range(3)))
+    lines = f.inspect_ir("graph").splitlines()
+    products = {line.split(":")[0].strip() for line in lines if " matmul" in line}
+    steps = [p for s in f._last.executable.program.plan.steps for p in s.steps]
+    assert {i for p in steps if p.op == "product" for i in p.ops} == products
