@@ -44,7 +44,7 @@ from .launch_plan import annotated
 from .launch_work import GroupBatch, StepLabel
 from .library_steps import LibraryStep, need_cupy
 from .loop_steps import LoopStep
-from .narrow_copies import narrow_copies
+from .narrow_copies import CopyKeeper
 from .node_kernels import NodeLaunch
 from .overlap import overlapped
 from .recorded_calls import RecordedCalls, recordable
@@ -67,17 +67,15 @@ class DeviceExecutable:
     def __init__(self, graph: Graph, index: int = 0, capture: bool = False,
                  donated: Sequence[int] = (), on_host: Sequence[int] = (), graphs: bool = False):
         self.graph, self.device, self._capture = graph, device(index), capture
-        self.copies = None if capture else narrow_copies(
-            graph, [i for i in donated if i not in on_host], partial(DeviceExecutable, index=index))
-        if self.copies is not None:
-            graph, donated = self.copies.graph, (*donated, *self.copies.numbers)
-        self._whole = graph  # with the copies
         self.donated = tuple(donated)  # inputs whose memory results may take
         self.on_host = tuple(on_host)  # inputs that lie on the host until they are used
         with collection_paused():
             self.before = CompiledBefore(graph, self.device.target, self.donated)
             self.program = CudaProgram(graph, self.device.target, self.donated,
                                        None if capture else self.on_host)
+        copies = self.program.lowered.copies
+        self.copies = CopyKeeper(copies, partial(DeviceExecutable, index=index))
+        self.donated += tuple(range(len(graph.inputs), len(graph.inputs) + len(copies)))
         self._why = why_no_graph(self.program)
         count = len(self.program.runs())
         if not self._why and count < FEWEST_LAUNCHES:
@@ -113,12 +111,10 @@ class DeviceExecutable:
             first = not space.compiled
             if self._graphs and space.graphs is None and space.ran and recordable():
                 space.graphs = RecordedCalls(space)
-            if self.copies is not None:
-                leaves = [*leaves, *self.copies.taken(leaves)]
-            results = run_watched(blamed or self._whole, space, leaves) if watched \
-                else space.run(leaves)
-            if self.copies is not None:
-                results = self.copies.kept(results)
+            whole = [*leaves, *self.copies.taken(leaves)]
+            results = run_watched(blamed or self.graph, space, whole) if watched \
+                else space.run(whole)
+            results = self.copies.kept(results)
             if first:
                 self.before.keep()
             for i in placed_on_host(self.graph) if self._capture else ():

@@ -44,6 +44,7 @@ from .library_steps import LibraryCallee
 from .loop_blocks import loop_blocks, loop_grid, region_ends, row_block
 from .loop_steps import LoopCallee
 from .matmul_form import matmul_form
+from .narrow_copies import NarrowCopy
 from .node_kernels import launch_of
 from .prepare import prepare
 from .row_passes import brought_rows, read_again
@@ -66,11 +67,14 @@ class LoweredGraph:
     draws: what the host computes at each call, and `drawn` the buffers that take it.
     names: of the values, those of their buffers where they have one.
     overwritten: by buffer, the donated inputs that are written over.
+    copies: of donated inputs in narrower types, the last inputs and results.
     """
 
-    def __init__(self, builder: _KernelSchedule, plan: GraphSchedule, draws: Draws):
+    def __init__(self, builder: _KernelSchedule, plan: GraphSchedule, draws: Draws,
+                 copies: Sequence[NarrowCopy] = ()):
         names, behind = builder.names, builder.behind
         self.plan, self.draws, self.names = plan, draws, names
+        self.copies = tuple(copies)
         self.graph, self.groups, self.memory = builder.graph, builder.groups, builder.memory
         self.released = {behind[i]: ranges for i, ranges in self.memory.released.items()
                          if behind[i] >= 0}
@@ -91,8 +95,10 @@ def lower(graph: Graph, target: Target, donated: Sequence[int] = (),
     """
     _need_effects(graph)
     numbered = number(graph)
-    prepared, known = prepare(numbered, target.generation)
-    rest, draws = split_draws(prepared, known, "random" in graph.effects and not inner)
+    kept = () if on_host is None else [i for i in donated if i not in on_host]
+    ready = prepare(numbered, target.generation, kept)
+    known = ready.known
+    rest, draws = split_draws(ready.graph, known, "random" in graph.effects and not inner)
     rest = rest if on_host is None else copy_arguments(rest, on_host)
     groups = order_arguments(place_saved(join_readers(fuse(rest, CUDA)), rest), rest)
     plain = numbers(known)
@@ -102,7 +108,8 @@ def lower(graph: Graph, target: Target, donated: Sequence[int] = (),
                          [rest.inputs[i] for i in donated])
     builder = _KernelSchedule(rest, groups, memory, draws.values,
                               target.generation)
-    return LoweredGraph(builder, builder.build(str(target), numbered, draws.nodes), draws)
+    return LoweredGraph(builder, builder.build(str(target), numbered, draws.nodes), draws,
+                        ready.copies)
 
 
 class _KernelSchedule(ScheduleBuilder):

@@ -3,9 +3,10 @@
 A step casts its f32 parameters to bf16 first of all, and ends by writing new ones. Where a donated
 argument is cast whole and a result of its extents and type is made from it, the program takes the
 copy as one more argument and writes that of the result as one more result, beside it: four bytes
-less to read for each parameter. The copy stays with the tensor that the call returns, and the next
-call that is given this very tensor has it. A tensor that comes from elsewhere, or whose memory
-somebody was given since, is cast first, by a program of its own.
+less to read for each parameter. Copies that are read side by side, as weights of joined matmuls
+are, lie side by side. They stay with the tensors that the call returns, and the next call that is
+given these very tensors has them. A tensor that comes from elsewhere, or whose memory somebody was
+given since, is cast first, by a program of its own.
 """
 
 from __future__ import annotations
@@ -16,108 +17,80 @@ from functools import cached_property
 from math import prod
 from typing import Any
 
-from ...numerics import NumericType
 from ...tensor import Tensor
 from ...tile.launch.resident import Resident
 from ..ir import Graph, Node, Value
 from ..ops.convert import CAST
-from ..schedule.op_ids import number
+from ..ops.join import CONCATENATE
 
 LEAST = 1 << 16  # elements that are worth a copy: a few are cast where they are read
 
 
 @dataclass(frozen=True)
 class NarrowCopy:
-    """argument: the number of the one that is cast.  result: that of the one made from it."""
+    """arguments: the numbers of those of which it is made, in order.  results: of those that have
+    their place after the call.  made: what is made of the arguments, as a graph."""
 
-    argument: int
-    result: int
-    type: NumericType
-
-
-class NarrowCopies:
-    """The copies of a program. graph: with them as its last inputs and outputs.
-
-    run: makes what runs a graph on arguments, of those to be cast first.
-    """
-
-    def __init__(self, graph: Graph, copies: Sequence[NarrowCopy], casts: Graph,
-                 run: Callable[[Graph], Any]):
-        self.graph, self.copies, self._casts, self._run = graph, tuple(copies), casts, run
-
-    @property
-    def numbers(self) -> tuple[int, ...]:
-        """Of the copies among the arguments."""
-        count = len(self.graph.inputs)
-        return tuple(range(count - len(self.copies), count))
+    arguments: tuple[int, ...]
+    results: tuple[int, ...]
+    made: Graph
 
     @cached_property
-    def _cast(self) -> Any:
-        return self._run(self._casts)
-
-    def taken(self, leaves: Sequence[Tensor]) -> list[Tensor]:
-        """The copies for a call with these arguments, which have none from here on."""
-        found = [_taken(leaves[c.argument], c.type) for c in self.copies]
-        kept = [x for x in found if x is not None]
-        if len(kept) == len(found):
-            return list[Tensor](kept)
-        return self._cast.tensors([leaves[c.argument] for c in self.copies])
-
-    def kept(self, results: Sequence[Tensor]) -> list[Tensor]:
-        """The results of the function; the copies stay with those that they are of."""
-        count = len(results) - len(self.copies)
-        for c, copy in zip(self.copies, results[count:], strict=True):
-            x = results[c.result]
-            assert isinstance(x, Resident) and isinstance(copy, Resident)
-            x.narrow = {**(x.narrow or {}), c.type: copy}
-        return list(results[:count])
+    def key(self) -> str:
+        """The same for copies of the same make: functions share them."""
+        return self.made.hash
 
 
-def _taken(x: Tensor, to: NumericType) -> Resident | None:
-    return x.narrow.pop(to, None) if isinstance(x, Resident) and x.narrow else None
-
-
-def narrow_copies(graph: Graph, donated: Sequence[int], run: Callable[[Graph], Any]
-                  ) -> NarrowCopies | None:
-    """The copies that a graph may keep from call to call, None where there are none."""
-    if not _found(graph, donated):
-        return None
-    graph = number(graph)  # its nodes keep the ids that they are printed with
-    found = _found(graph, donated)
-    copies, inputs, outputs, casts = [], list[Value](), list[Value](), list[Node]()
-    env: dict[Value, Value] = {}
-    first: list[Node] = []
-    for copy, nodes in found:
-        copies.append(copy)
-        inputs.append(Value(nodes[0].outputs[0].aval))
-        env |= {n.outputs[0]: inputs[-1] for n in nodes}
-        casts.append(_cast_of(graph.outputs[copy.result], nodes[0]))
-        first.append(_cast_of(Value(nodes[0].inputs[0].aval), nodes[0]))
-        outputs.append(casts[-1].outputs[0])
-    nodes = [Node(n.op, tuple(env.get(v, v) for v in n.inputs), n.attrs, n.outputs, n.where)
-             for n in graph.nodes if n.op is not CAST or n.outputs[0] not in env]
-    whole = Graph(graph.name, (*graph.inputs, *inputs), graph.captures, (*nodes, *casts),
-                  (*(env.get(v, v) for v in graph.outputs), *outputs))
-    before = Graph(f"{graph.name}_copies", tuple(n.inputs[0] for n in first), (), tuple(first),
-                   tuple(n.outputs[0] for n in first))
-    return NarrowCopies(whole, copies, before, run)
-
-
-def _cast_of(x: Value, like: Node) -> Node:
-    return Node(CAST, (x,), like.attrs, (Value(like.outputs[0].aval),), like.where)
-
-
-def _found(graph: Graph, donated: Sequence[int]) -> list[tuple[NarrowCopy, list[Node]]]:
-    """Each copy with the casts that it stands for."""
+# --- the pass -----------------------------------------------------------------------------------
+def keep_copies(graph: Graph, donated: Sequence[int]) -> tuple[Graph, tuple[NarrowCopy, ...]]:
+    """The graph with the copies that it keeps as its last inputs and outputs."""
     numbers = {graph.inputs[i]: i for i in donated}
-    casts: dict[tuple[int, NumericType], list[Node]] = {}
-    for node in graph.nodes:
-        i = numbers.get(node.inputs[0]) if node.op is CAST else None
-        if i is not None and _pays(node):
-            casts.setdefault((i, node.attrs["to"]), []).append(node)
-    results = _results_of(graph, numbers, {i for i, _ in casts})
-    return [(NarrowCopy(i, results[i], to), nodes) for (i, to), nodes in casts.items()
-            if i in results]
+    made = _made_of_arguments(graph, numbers)
+    results = _results_of(graph, numbers) if made else {}
+    read = {v for n in graph.nodes for v in n.inputs if n.outputs and n.outputs[0] not in made}
+    kept = {v: found for v, found in made.items() if (v in read or v in graph.outputs) and all(
+        x in results for x in found.sources)}
+    if not kept:
+        return graph, ()
+    inputs = {v: Value(v.aval) for v in kept}
+    nodes = [Node(n.op, tuple(inputs.get(v, v) for v in n.inputs), n.attrs, n.outputs, n.where)
+             for n in graph.nodes if not n.outputs or n.outputs[0] not in kept]
+    outputs, copies = [inputs.get(v, v) for v in graph.outputs], []
+    for found in kept.values():
+        at = {x: graph.outputs[results[x]] for x in found.sources}
+        after, end = _again(found.nodes, at)
+        before = {x: Value(x.aval) for x in found.sources}
+        first, whole = _again(found.nodes, before)
+        copies.append(NarrowCopy(
+            tuple(numbers[x] for x in found.sources), tuple(results[x] for x in found.sources),
+            Graph("copies", tuple(before.values()), (), tuple(first), (whole,))))
+        nodes += after
+        outputs.append(end)
+    return Graph(graph.name, (*graph.inputs, *inputs.values()), graph.captures, tuple(nodes),
+                 tuple(outputs)), tuple(copies)
+
+
+@dataclass(frozen=True)
+class _Made:
+    """A value that arguments alone determine. sources: these, in the order in which they are read.
+    nodes: what makes it of them."""
+
+    sources: tuple[Value, ...]
+    nodes: tuple[Node, ...]
+
+
+def _made_of_arguments(graph: Graph, donated: dict[Value, int]) -> dict[Value, _Made]:
+    """The values that are casts of donated arguments, and those side by side."""
+    made: dict[Value, _Made] = {}
+    for n in graph.nodes:
+        if n.op is CAST and n.inputs[0] in donated and _pays(n):
+            made[n.outputs[0]] = _Made(n.inputs, (n,))
+        elif n.op is CONCATENATE and all(v in made for v in n.inputs):
+            parts = [made[v] for v in n.inputs]
+            sources = tuple(x for p in parts for x in p.sources)
+            if len({*sources}) == len(sources):
+                made[n.outputs[0]] = _Made(sources, (*(m for p in parts for m in p.nodes), n))
+    return made
 
 
 def _pays(cast: Node) -> bool:
@@ -126,27 +99,87 @@ def _pays(cast: Node) -> bool:
             and y.dtype.bits < x.dtype.bits and not y.dtype.packed)
 
 
-def _results_of(graph: Graph, donated: dict[Value, int], wanted: set[int]) -> dict[int, int]:
+def _again(nodes: Sequence[Node], at: dict[Value, Value]) -> tuple[list[Node], Value]:
+    """The nodes on other values, and what the last of them makes."""
+    env, made = dict(at), list[Node]()
+    for n in nodes:
+        env[n.outputs[0]] = Value(n.outputs[0].aval)
+        made.append(Node(n.op, tuple(env[v] for v in n.inputs), n.attrs, (env[n.outputs[0]],),
+                         n.where))
+    return made, made[-1].outputs[0]
+
+
+def _results_of(graph: Graph, donated: dict[Value, int]) -> dict[Value, int]:
     """By argument, the result that is made of it element by element; of several the one that is
     made of the most donated arguments, as parameters are of themselves and their moments."""
     maker = {v: n for n in graph.nodes for v in n.outputs}
-    best: dict[int, tuple[int, int]] = {}
+    best: dict[Value, tuple[int, int]] = {}
     for j, y in enumerate(graph.outputs):
-        if y not in maker:
-            continue
-        seen, todo, made_of = {y}, [y], set[int]()
-        while todo:
-            v = todo.pop()
-            if v in donated and v.aval.type == y.aval.type:
-                made_of.add(donated[v])
+        seen, work, made_of = {y}, [y], set[Value]()
+        while work:
+            v = work.pop()
+            if v in donated and v is not y and v.aval.type == y.aval.type:
+                made_of.add(v)
             node = maker.get(v)
             if node is not None and (node.op.loop or node.op.tile):
                 new = [x for x in node.inputs if x not in seen and x.aval.shape == y.aval.shape]
                 seen.update(new)
-                todo += new
-        for i in made_of & wanted:
-            best[i] = max(best.get(i, (0, 0)), (len(made_of), -j))
-    return {i: -j for i, (_, j) in best.items()}
+                work += new
+        for x in made_of:
+            best[x] = max(best.get(x, (0, -j)), (len(made_of), -j))
+    return {x: -j for x, (_, j) in best.items()}
 
 
-__all__ = ["NarrowCopies", "NarrowCopy", "narrow_copies"]
+# --- calls --------------------------------------------------------------------------------------
+@dataclass(frozen=True, eq=False)
+class HeldCopy:
+    """A copy that lies somewhere. Each of the tensors that it is made of has it under its key, with
+    its place among them: it is theirs while all do."""
+
+    tensor: Tensor
+
+
+class CopyKeeper:
+    """Gives the copies of a program to its calls. run: makes what runs a graph."""
+
+    def __init__(self, copies: Sequence[NarrowCopy], run: Callable[[Graph], Any]):
+        self.copies, self._run = tuple(copies), run
+
+    def taken(self, leaves: Sequence[Tensor]) -> list[Tensor]:
+        """The copies for a call with these arguments, which have none from here on."""
+        found = [_taken(c.key, [leaves[i] for i in c.arguments]) for c in self.copies]
+        there = [x for x in found if x is not None]
+        if len(there) == len(found):
+            return there
+        return self._first.tensors([leaves[i] for c in self.copies for i in c.arguments])
+
+    def kept(self, results: Sequence[Tensor]) -> list[Tensor]:
+        """The results of the function; the copies stay with those of which they are."""
+        count = len(results) - len(self.copies)
+        for c, copy in zip(self.copies, results[count:], strict=True):
+            held = HeldCopy(copy)
+            for place, j in enumerate(c.results):
+                x = results[j]
+                assert isinstance(x, Resident)
+                x.narrow = {**(x.narrow or {}), c.key: (held, place)}
+        return list(results[:count])
+
+    @cached_property
+    def _first(self) -> Any:
+        """What makes all copies of the arguments."""
+        graphs = [c.made for c in self.copies]
+        return self._run(Graph("copies", tuple(v for g in graphs for v in g.inputs), (),
+                               tuple(n for g in graphs for n in g.nodes),
+                               tuple(g.outputs[0] for g in graphs)))
+
+
+def _taken(key: str, leaves: Sequence[Tensor]) -> Tensor | None:
+    found = [x.narrow.pop(key, None) if isinstance(x, Resident) and x.narrow else None
+             for x in leaves]
+    first = found[0]
+    whole = first is not None and all(f is not None and f[0] is first[0] and f[1] == i
+                                      for i, f in enumerate(found))
+    return first[0].tensor if whole and first is not None else None
+
+
+__all__ = ["CopyKeeper", "NarrowCopy", "keep_copies"]

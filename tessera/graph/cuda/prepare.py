@@ -5,8 +5,10 @@ Every pass keeps the ids of the ops (see op_ids.py).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from math import prod
+from typing import Any
 
 import numpy as np
 
@@ -25,6 +27,7 @@ from .joined_products import join_products
 from .joined_sums import join_sums
 from .library_ops import call_products, place_blocks, transpose_operands
 from .move_passes import join_parts, narrow_moves, reshape_matmuls, widen_late, widens
+from .narrow_copies import NarrowCopy, keep_copies
 from .node_kernels import drop_overwritten
 from .packed_products import multiply_packed
 from .packed_values import multiply_narrow, open_packed
@@ -166,7 +169,7 @@ FEWEST_PARTS, MOST_PARTS = 16, 256  # of a row; of all: two for each of 128 mult
 EMPTY = {"sum": 0, "prod": 1, "any": False, "all": True}  # of nothing; an extremum has none
 INT32 = as_type("int32")
 
-PIPELINE: list[Callable[..., Graph]] = [
+PIPELINE: list[Callable[..., Any]] = [
     remove_dead,
     expand_control,
     open_cached_attention,
@@ -192,6 +195,7 @@ PIPELINE: list[Callable[..., Graph]] = [
     join_products,
     join_sums,
     canonicalize,
+    keep_copies,
     slices_of_loops,
     widen_late,
     narrow_moves,
@@ -214,14 +218,28 @@ PIPELINE: list[Callable[..., Graph]] = [
 BY_CHIP: tuple[Callable[..., Graph], ...] = (use_attention_kernels, join_products)
 
 
-def prepare(graph: Graph, chip: Generation) -> tuple[Graph, dict[Value, np.ndarray]]:
-    """The graph after every pass, and the values that depend on nothing but constants."""
+@dataclass(frozen=True)
+class PreparedGraph:
+    """known: the values that depend on nothing but constants.  copies: the last inputs and outputs,
+    of its donated inputs in narrower types."""
+
+    graph: Graph
+    known: dict[Value, np.ndarray]
+    copies: tuple[NarrowCopy, ...] = ()
+
+
+def prepare(graph: Graph, chip: Generation, donated: Sequence[int] = ()) -> PreparedGraph:
+    """The graph after every pass. donated: inputs of which copies may be kept."""
+    copies: tuple[NarrowCopy, ...] = ()
     for step in PIPELINE:
-        graph = step(graph, chip) if step in BY_CHIP else step(graph)
+        if step is keep_copies:
+            graph, copies = keep_copies(graph, donated)
+        else:
+            graph = step(graph, chip) if step in BY_CHIP else step(graph)
     known, graph = fold_constants(graph)
     graph = remove_dead(call_products(open_keys(graph), chip.warpgroup_matmul))
     graph = sum_products(graph, chip.warpgroup_matmul)
-    return place_blocks(graph, chip.warpgroup_matmul), known
+    return PreparedGraph(place_blocks(graph, chip.warpgroup_matmul), known, copies)
 
 
 __all__ = ["PIPELINE", "narrow_ids", "prepare", "split_reductions"]

@@ -103,7 +103,8 @@ class WatchedCall:
         something: then it is told as the kernels counted it, the first of them that made it."""
         if "collective" in self.graph.effects:
             return bad[:1]
-        seen = blame(self.graph, [x.array for x in self.leaves])
+        own = self.leaves[:len(self.graph.inputs)]  # without copies of them in other types
+        seen = blame(self.graph, [x.array for x in own])
         ids, launches = value_ids(self.graph), self.space.program.launches
         known = {ids[v] for v in seen}
         return [f for f in bad if known.isdisjoint(launches[f.launch.part].group.ops)]

@@ -21,7 +21,7 @@ class OpLine(SourceLine):
 
 
 def number(graph: Graph) -> Graph:
-    """The graph with the id of each node beside its line; those that have one keep it."""
+    """The graph with the id of each node beside its line."""
     names = value_ids(graph)
 
     def visit(rw: Rewriter, node: Node, inputs: tuple[Value, ...]) -> None:
@@ -30,7 +30,7 @@ def number(graph: Graph) -> Graph:
     marked = []
     for i, node in enumerate(graph.nodes):
         at = node.where or SourceLine("", 0)
-        own = id_of(node) or (names[node.outputs[0]] if node.outputs else f"!{i}")
+        own = names[node.outputs[0]] if node.outputs else f"!{i}"
         where = OpLine(**{f.name: getattr(at, f.name) for f in fields(SourceLine)}, id=own)
         marked.append(Node(node.op, node.inputs, node.attrs, node.outputs, where))
     return rebuild(Graph(graph.name, graph.inputs, graph.captures, tuple(marked), graph.outputs),
@@ -38,12 +38,10 @@ def number(graph: Graph) -> Graph:
 
 
 def value_ids(graph: Graph) -> dict[Value, str]:
-    """`%n` of each value, as the graph prints it, or printed before its nodes had ids."""
+    """`%n` of each value, as the graph prints it."""
     values = [*graph.inputs, *(v for v, _ in graph.captures),
               *(v for node in graph.nodes for v in node.outputs)]
-    found = {v: f"%{i}" for i, v in enumerate(values)}
-    known = ((v, k, own) for n in graph.nodes if (own := id_of(n)) for k, v in enumerate(n.outputs))
-    return found | {v: f"{own}.{k}" if k else own for v, k, own in known}
+    return {v: f"%{i}" for i, v in enumerate(values)}
 
 
 def id_of(node: Node) -> str:

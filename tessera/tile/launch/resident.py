@@ -41,7 +41,7 @@ class Resident(Tensor):
     a copy does not follow later changes.
 
     storage: where it lies, for those who only read   device: "cuda:0", ...
-    narrow: its elements in other types, which a program wrote beside it; see `memory`
+    narrow: copies in other types that a program wrote beside it, by key; see `memory`
     """
 
     __slots__ = ("storage", "narrow")
@@ -51,7 +51,7 @@ class Resident(Tensor):
         self._shape, self.type = tuple(shape), numeric
         self.scale, self.is_param, self.name = None, False, None
         self.storage = memory or PooledBuffer(stored_bytes(shape, numeric.dtype), device(index))
-        self.narrow: dict[NumericType, Resident] | None = None
+        self.narrow: dict[str, tuple[Any, int]] | None = None
 
     @property
     def memory(self) -> DeviceBuffer:
