@@ -2,12 +2,12 @@
 
     python benchmarks/matmuls.py                       40 shapes in four layouts, bf16
     python benchmarks/matmuls.py --layouts nt --shapes rows "deep K"
-    python benchmarks/matmuls.py --types fp8 "fp8 fast" tf32 f32 f16      two cubes
+    python benchmarks/matmuls.py --types fp8 "fp8 fast" tf32 f32 f16 int8     two cubes
 
 Nothing is set. Each product is compared with one in f64 on some of its rows. Times are medians of
 replays of CUDA graphs that hold many launches, so that they are of the GPU alone; ours and
-cuBLAS's (torch.mm) run in turn. `--calls` adds those of plain calls, where small products wait for
-the host. Writes benchmarks/results/matmuls.json, or $OUT/matmuls.json when OUT is set.
+cuBLAS's (torch.mm, of bytes torch._scaled_mm and torch._int_mm) run in turn. `--calls` adds those
+of plain calls, where small products wait for the host. Writes benchmarks/results/matmuls.json, or $OUT/matmuls.json when OUT is set.
 """
 
 from __future__ import annotations
@@ -83,6 +83,7 @@ KINDS = {
     "bf16": Kind(torch.bfloat16), "f16": Kind(torch.float16), "f32": Kind(torch.float32),
     "tf32": Kind(torch.float32, options={"precision": "tf32"}, fast=True),
     "fp8": Kind(torch.float8_e4m3fn, options=FP8, layouts=("nt",)),
+    "int8": Kind(torch.int8, layouts=("nt",)),
     "fp8 fast": Kind(torch.float8_e4m3fn, gemm.with_schedule(ts.Schedule(FAST_SUMS=True)), FP8,
                      ("nt",), True)}
 
@@ -95,7 +96,8 @@ def sides(a: Any, b: Any, layout: str, kind: Kind) -> Runs:
         one = torch.ones((), device="cuda")
         return {"tessera": lambda: run(a, b, **how), "cuBLAS": lambda: torch._scaled_mm(
             x, y, one, one, out_dtype=torch.bfloat16, use_fast_accum=kind.fast)}
-    return {"tessera": lambda: run(a, b, **how), "cuBLAS": lambda: torch.mm(x, y)}
+    theirs = torch._int_mm if a.dtype == torch.int8 else torch.mm
+    return {"tessera": lambda: run(a, b, **how), "cuBLAS": lambda: theirs(x, y)}
 
 
 def require(title: str, a: Any, b: Any, layout: str, runs: Runs) -> None:

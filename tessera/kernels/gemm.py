@@ -146,6 +146,7 @@ LAYOUTS = {w: {f"transpose_{x}": True for x, way in zip("ab", w, strict=True) if
         CompiledCall("few rows", ((16, 4096), (4096, 4096)), "bf16"),
         CompiledCall("fp8", ((512, 512),) * 2, "fp8_e4m3", LAYOUTS["nt"] | {"dtype": "bf16"},
                      says=SPECIALISED),
+        CompiledCall("int8", ((512, 512),) * 2, "int8", LAYOUTS["nt"], says=SPECIALISED),
         CompiledCall("f32", ((512, 512),) * 2),
     ),
     benchmarks=tuple(
@@ -158,16 +159,19 @@ def gemm(run: Any, a: Any, b: Any, *, transpose_a: bool = False, transpose_b: bo
     """D = A B, with A' for A under transpose_a and B' for B under transpose_b.
 
     a: [M, K], or [K, M] with transpose_a   b: [K, N], or [N, K] with transpose_b   D: [M, N] of
-    `dtype`, by default a's type
-    Both of one type: f64, or a float of up to 32 bits. Sums are kept in f32 (f64 for f64) and
-    rounded once. Operands of 16 bits or fewer are multiplied by tensor cores; sums of fp8 are added
+    `dtype`, by default a's type, int32 for integers
+    Both of one type: f64, a float of up to 32 bits, int8 or uint8. Sums are kept in f32 (f64 for
+    f64, int32 for integers) and rounded once. Operands of 16 bits or fewer are multiplied by tensor cores; sums of fp8 are added
     up outside of them every 128 of K, but not under ts.Schedule(FAST_SUMS=True).
     precision: "tf32" rounds operands of f32 to 10 bits of mantissa, which tensor cores multiply.
     Raises ShapeError, DTypeError, ArgumentError.
     """
     kind, (M, N, K) = _checked(run, a, b, transpose_a, transpose_b)
+    whole = kind.kind != "float"
+    if dtype is None and whole:
+        dtype = i32
     result = kind if dtype is None else as_type(dtype).dtype
-    out, card = empty_like(a, (M, N), dtype), card_of(a)
+    out, card, sums = empty_like(a, (M, N), dtype), card_of(a), i32 if whole else kind.compute
     if precision is not None:
         kind, a, b = tf32, *(_as_tf32(run, x, precision, card) for x in (a, b))
     (a, turned_a), (b, turned_b) = (_operand(run, *which, kind, (M, N, K), card) for which in (
@@ -180,10 +184,10 @@ def gemm(run: Any, a: Any, b: Any, *, transpose_a: bool = False, transpose_b: bo
            "BM": run.size("m", plan.rows), "BN": run.size("n", plan.columns),
            "BK": run.size("k", plan.step)}
     if plan.parts == 1:
-        run.run("gemm_whole", a, b, out, kind.compute, result=result, **how)
+        run.run("gemm_whole", a, b, out, sums, result=result, **how)
         return out
     parts = empty_like(a, (plan.parts, M, N), f32)
-    run.run("gemm_parts", a, b, parts, plan.depth, kind.compute, **how)
+    run.run("gemm_parts", a, b, parts, plan.depth, sums, **how)
     run.run("sum_of_parts", reshaped(parts, (plan.parts, M * N)), reshaped(out, (M * N,)),
             count=plan.parts)
     return out
@@ -193,8 +197,10 @@ def _checked(run: Any, a: Any, b: Any, transpose_a: bool, transpose_b: bool
              ) -> tuple[DType, tuple[int, int, int]]:
     """The operands' type, and M, N, K. Raises ShapeError, DTypeError."""
     kinds = type_of(a, "a"), type_of(b, "b")
-    if kinds[0].dtype is not kinds[1].dtype or kinds[0].dtype.kind != "float":
-        run.fail(f"the operands are {kinds[0]} and {kinds[1]}", "two of one float type", DTypeError)
+    if kinds[0].dtype is not kinds[1].dtype or not (
+            kinds[0].dtype.kind == "float" or kinds[0].name in ("int8", "uint8")):
+        run.fail(f"the operands are {kinds[0]} and {kinds[1]}",
+                 "two of one float type, of int8 or of uint8", DTypeError)
     shapes = tuple(a.shape), tuple(b.shape)
     if len(shapes[0]) != 2 or len(shapes[1]) != 2 or (
             shapes[0][1 - transpose_a] != shapes[1][transpose_b]):

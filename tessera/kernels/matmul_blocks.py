@@ -127,17 +127,17 @@ def choose_blocks(extents: MatmulExtents, blocks: tuple[tuple[int, int], ...], s
 
 
 def choose_either_way(extents: MatmulExtents, blocks: Sequence[tuple[int, int]], layout: str,
-                      card: Card = Card()) -> MatmulBlocks:
-    """The same, of blocks of the result or of its transpose, K also in parts.
+                      card: Card = Card(), split: bool = True) -> MatmulBlocks:
+    """The same, of blocks of the result or of its transpose.
 
     layout: of the operands, as of kernels.gemm.product.
     """
     x = extents
-    plain = choose_blocks(x, _readable(blocks, layout[1] == "t", x.bits), True, card)
+    plain = choose_blocks(x, _readable(blocks, layout[1] == "t", x.bits), split, card)
     narrow = [b for b in _readable(blocks, layout[0] == "n", x.bits) if x.M <= b[1] < 64]
     if not narrow:
         return plain
-    turned = choose_blocks(replace(x, M=x.N, N=x.M), (min(narrow, key=prod),), True, card)
+    turned = choose_blocks(replace(x, M=x.N, N=x.M), (min(narrow, key=prod),), split, card)
     if (1 + OTHER_BLOCK) * plain.us < turned.us:
         return plain
     return replace(turned, rows=turned.columns, columns=turned.rows, swapped=True)

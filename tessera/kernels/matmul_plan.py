@@ -102,6 +102,7 @@ def plan_product(dtype: DType, M: int, N: int, K: int, layout: str, card: Card,
     """The plan for D [M, N] with sums over K, operands of one type.
 
     layout: of the operands, as of kernels.gemm.product.
+    Integers are summed whole, for parts are in f32.
     free: whether nobody has chosen a block. Else what is not chosen is as usual, and nothing is
     swapped or in parts.  fast_sums: whether sums of fp8 may stay in the tensor cores.
     """
@@ -114,7 +115,7 @@ def plan_product(dtype: DType, M: int, N: int, K: int, layout: str, card: Card,
         return ProductPlan(rows, columns, step, f"blocks of {rows} x {columns} for {dtype}")
     blocks = FP8_BLOCKS if short else tuple(BLOCK_US)
     extents = MatmulExtents(M, N, K, dtype.bits, result_bits, short=short)
-    found = choose_either_way(extents, blocks, layout, card)
+    found = choose_either_way(extents, blocks, layout, card, dtype.kind == "float")
     return ProductPlan(found.rows, found.columns, step, explained(found, card), found.swapped,
                        found.parts, found.depth)
 

@@ -87,6 +87,21 @@ def test_a_matmul_is_one_chain_of_wgmma(kernel, a, b):
     assert [name for name, _ in maps] == ["A", "B", "C"] and all(box[-1] == 64 for _, box in maps)
 
 
+@pytest.mark.parametrize("kernel, a, b, copies", [
+    (kernels.gemm_nt, (512, 320), (768, 320), 1), (kernels.gemm_nn, (512, 320), (320, 768), 4)],
+    ids=["nt", "nn"])
+def test_blocks_of_a_cluster_bring_half_of_what_they_share(kernel, a, b, copies):
+    """In as many registers as alone. They meet once, before the first copy."""
+    _, emitted, built = compiled(kernel, ones(bf16, *a), ones(bf16, *b), ones(bf16, 512, 768),
+                                 BN=256, schedule=ts.Schedule(cluster=2))
+    require_fast(built)
+    assert built.resources.registers == 168 and emitted.cluster == 2
+    found = counts(built)
+    assert found["HGMMA.64x256x16.F32.BF16"] == 4
+    assert found["UTMALDG.2D.MULTICAST"] == copies and total(found, "UTMALDG") == copies + 1
+    assert total(found, "UCGABAR") == 2, "arrives, waits"
+
+
 def test_a_second_loop_into_the_same_sums_costs_its_instructions_alone():
     """Beside one loop: as many registers, as much shared memory, and no move of a sum."""
     one = compiled(kernels.gemm_nt, ones(bf16, 512, 320), ones(bf16, 768, 320),

@@ -198,3 +198,22 @@ def test_products_of_other_types(rng, how, extents, layout):
     got = gemm(*ts.to((a, b), "cuda"), **LAYOUTS[layout], **options)
     want = gemm.record.reference(*(np.asarray(x.numpy(), "f8") for x in (a, b)), **LAYOUTS[layout])
     assert_close(got.numpy(), want, close, n=K)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("block", [(128, 256), (192, 128), (64, 128)], ids=str)
+@pytest.mark.parametrize("extents", [(1096, 1320, 328), (64, 2048, 640), (8192, 4096, 264)],
+                         ids=str)
+def test_blocks_of_clusters(rng, layout, block, extents):
+    """That bring what they share half each: an odd number of tiles, fewer tiles than blocks, many
+    tiles for each block."""
+    M, N, K = extents
+    kernel = stdlib.gemm.kernels["gemm_whole"].with_schedule(ts.Schedule(cluster=2))
+    a, b = (ts.tensor(rng.standard_normal(s).astype("f4"), "bf16") for s in (
+        (K, M) if layout[0] == "t" else (M, K), (N, K) if layout[1] == "t" else (K, N)))
+    d = ts.to(ts.tensor(np.full((M, N), np.nan, "f4"), "bf16"), "cuda")
+    for _ in range(3):
+        kernel(*ts.to((a, b), "cuda"), d, ts.f32, layout=layout, BM=block[0], BN=block[1])
+    want = stdlib.gemm.record.reference(*(np.asarray(x.numpy(), "f8") for x in (a, b)),
+                                        **LAYOUTS[layout])
+    assert_close(d.numpy(), want, "bf16", n=K)

@@ -78,6 +78,23 @@ def test_a_product_of_fp8_is_rounded_to_what_is_asked(layout, dtype, rng):
     assert_close(got.array, want, str(got.dtype), n=300)
 
 
+@pytest.mark.parametrize("dtype", ["int8", "uint8"])
+@pytest.mark.parametrize("layout", ["nt", "tn"])
+def test_a_product_of_integers_is_exact(layout, dtype, rng):
+    low = -128 if dtype == "int8" else 0
+    a, b = (rng.integers(low, low + 256, s).astype(dtype) for s in (
+        ((72, 300), (80, 300)) if layout == "nt" else ((300, 72), (300, 80))))
+    how = {f"transpose_{x}": way == "t" for x, way in zip("ab", layout, strict=True)}
+    x, y = (ts.tensor(v, dtype) for v in (a, b))
+    got = stdlib.gemm(x, y, **how)
+    want = stdlib.gemm.record.reference(a.astype("i8"), b.astype("i8"), **how)
+    assert got.dtype == "int32" and (np.asarray(got.array) == want).all()
+    traced = ts.jit(lambda x, y: stdlib.gemm(x, y, **how))(x, y)
+    assert traced.dtype == "int32" and (np.asarray(traced.array) == want).all()
+    with pytest.raises(ts.DTypeError, match="int8 or of uint8"):
+        stdlib.gemm(ts.tensor(a.astype("i4"), "int32"), ts.tensor(b.astype("i4"), "int32"))
+
+
 @pytest.mark.parametrize("library", [np.asarray, ts.tensor], ids=["numpy", "tessera"])
 def test_a_product_of_f32_with_the_bits_of_tf32(library, rng):
     x = rng.standard_normal((2, 70, 70)).astype("f4")

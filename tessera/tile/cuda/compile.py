@@ -81,7 +81,7 @@ def build_kernel(made: EmittedKernel, lanes: int, target: Target,
     emitted = made.emitted
     built = build(emitted.source, emitted.name, tuple(p.abi for p in emitted.parameters), target,
                   threads=made.threads, shared_bytes=emitted.shared_bytes, lines=emitted.lines,
-                  dependent=emitted.dependent, code=code)
+                  cluster=(emitted.cluster,), dependent=emitted.dependent, code=code)
     return CompiledKernel(built, made.function, emitted, lanes, made.threads, made.grid)
 
 

@@ -152,7 +152,9 @@ class Recipe:
     def _blocks(self, groups: int) -> int:
         blocks = groups
         if self.image.grid == "persistent":
-            blocks = min(groups, device(self.device).multiprocessors)
+            together = self.image.code.cluster[0]
+            most = device(self.device).multiprocessors // together
+            blocks = min(-(-groups // together), most) * together
         if blocks > MOST_BLOCKS:
             raise ArgumentError(f"{self.image.function.name}: {blocks} groups, a launch has at "
                                 f"most {MOST_BLOCKS}", hint="give each group more to do",

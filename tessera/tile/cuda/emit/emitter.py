@@ -126,6 +126,7 @@ class Emitted:
 
     matmul_forms: what computes its matmuls: wgmma | mma | threads, each at most once.
     dependent: it may start before the kernel in front of it in the stream ends.
+    cluster: how many blocks are launched as one.
     """
 
     name: str
@@ -138,6 +139,7 @@ class Emitted:
     columns: tuple[Parameter, ...] = ()  # of a batch: what its table has of each call
     matmul_forms: tuple[str, ...] = ()
     dependent: bool = False  # begins before the kernel in front of it ends
+    cluster: int = 1
 
 
 class Emitter:

@@ -67,7 +67,8 @@ def emit_program(program: WarpSpecialisedProgram, target: Target, facts: Argumen
     emitter.nodes(program.function.body)
     emitter.prologue()
     made = emitter.finish()
-    return replace(made, dependent=made.dependent or bool(program.pipeline.dependent))
+    return replace(made, dependent=made.dependent or bool(program.pipeline.dependent),
+                   cluster=program.pipeline.cluster)
 
 
 class WarpSpecialisedEmitter(Emitter):
@@ -98,6 +99,11 @@ class WarpSpecialisedEmitter(Emitter):
         return self.once("thread", f"i32({self.all_threads} - {WARPGROUP})")
 
     @property
+    def which(self) -> str:
+        """Number of this block in its cluster."""
+        return self.once("which", self.use("cluster_rank", "use('cluster_ctarank')") + "()")
+
+    @property
     def role(self) -> str:
         """Number of the warpgroup, known to the assembler to be uniform; 0 is the producer."""
         uniform = self.use("uniform", "use(ptx.warp.shfl('idx'))")
@@ -124,7 +130,8 @@ class WarpSpecialisedEmitter(Emitter):
         first = [f"if {m} != 0: {prefetch}({m})" for m in maps]  # 0: of a tensor without elements
         arrivals = 4 * self.program.warpgroups
         for r in self.program.rings:
-            make = self.part(f"{r.name}_init", "ring_init", r.slots, r.barriers_bytes, arrivals)
+            make = self.part(f"{r.name}_init", "ring_init", r.slots, r.barriers_bytes,
+                             arrivals * r.blocks)
             first.append(f"{make}()")
         positions = list(self.positions.values())
         if self.program.pipeline.tiles == "dynamic":
@@ -135,7 +142,11 @@ class WarpSpecialisedEmitter(Emitter):
         first.append(self.use("fence_init", "use('fence_mbarrier_init')") + "()")
         thread, role = self.all_threads, self.role
         self.write(f"if {thread} == 0:", *(INDENT + text for text in first))
-        self.write(self.use("sync", "use('sync_threads')") + "()")
+        if self.program.pipeline.cluster > 1:
+            for name in ("cluster_arrive_relaxed", "cluster_wait"):
+                self.write(self.use(name, f"use('{name}')") + "()")
+        else:
+            self.write(self.use("sync", "use('sync_threads')") + "()")
         if self.program.pipeline.dependent:
             for name in ("dependents_wait", "dependents_launch"):
                 self.write(self.use(name, f"use('{name}')") + "()")
@@ -242,14 +253,28 @@ def _ring_fill(e: Emitter, op: Op) -> None:
     e.line(f"{acquire}({at}, {phase})")
     for load, view in zip(loads, op.args, strict=True):
         place = place_of(e, view)
-        columns = load.panel_box[-1]
-        copy = h.part(f"{base_name(load.name)}_copy", "ring_copy", len(load.box),
-                      ring.offset_bytes + load.offset_bytes, ring.slot_bytes, ring.barriers_bytes,
-                      load.panels, load.panel_bytes, columns)
-        map_ = e.param("map", place.name, "i64", box=load.panel_box)
-        coordinates = ", ".join(f"i32({e.name(x)})" for x in reversed(place.offsets))
-        e.line(f"{copy}({at}, {map_}, {coordinates})")
+        name, rank = f"{base_name(load.name)}_copy", len(load.box)
+        how = (rank, ring.offset_bytes + load.offset_bytes, ring.slot_bytes, ring.barriers_bytes,
+               load.panels, load.panel_bytes, load.panel_box[-1])
+        args = [at, e.param("map", place.name, "i64", box=load.panel_box)]
+        if load.blocks > 1:
+            copy = h.part(name, "ring_copy_part", *how, load.blocks, rank - 1 - load.row_axis,
+                          load.shape[0])
+            args.append(h.which)
+        else:
+            copy = h.part(name, "ring_copy", *how)
+        args += [f"i32({e.name(x)})" for x in reversed(place.offsets)]
+        e.line(f"{copy}({', '.join(args)})")
     _advance(h, ring)
+
+
+@emits("ring_drain")
+def _ring_drain(e: Emitter, op: Op) -> None:
+    h = _specialised(e)
+    ring = h.program.ring(op.attr["ring"])
+    at, phase = h.positions[ring.name]
+    drain = h.part(f"{ring.name}_drain", "ring_drain", ring.slots, ring.barriers_bytes)
+    e.line(f"{drain}({at}, {phase})")
 
 
 def _advance(h: WarpSpecialisedEmitter, ring: BufferRing) -> None:
@@ -283,8 +308,15 @@ def _slot_tile(e: Emitter, op: Op) -> None:
 def _ring_release(e: Emitter, op: Op) -> None:
     h = _specialised(e)
     ring = h.program.ring(op.attr["ring"])
+    maybe = op.args[0] not in h.waited
+    if ring.blocks > 1:
+        release = h.part(f"{ring.name}_release", "ring_release_all", ring.slots,
+                         ring.barriers_bytes, ring.blocks, maybe)
+        lane = e.once("lane", f"i32({h.all_threads} & 31)")
+        e.line(f"{release}({e.name(op.args[0])}, {lane})")
+        return
     release = h.part(f"{ring.name}_release", "ring_release", ring.slots, ring.barriers_bytes,
-                     op.args[0] not in h.waited)
+                     maybe)
     lead = e.once("lead", f"i32(({h.all_threads} & 31) == 0)")
     e.line(f"{release}({e.name(op.args[0])}, {lead})")
 

@@ -43,13 +43,17 @@ def ring_init(slots: int, barriers: int, arrivals: int) -> Operation:
     return Operation("ring_init", 0, lambda: InstructionForm((), (), body))
 
 
+def _next(b: Builder, slots: int, slot: Any, phase: Any) -> list[Any]:
+    after = b.add(slot, b.i32(1))
+    wrapped = b.compare("==", after, b.i32(slots))
+    return [b.select(wrapped, b.i32(0), after), b.xor(phase, b.to_int(wrapped))]
+
+
 @functools.cache
 def ring_next(slots: int) -> Operation:
     """(slot, phase) -> the position after it."""
     def body(b: Builder, slot: Any, phase: Any) -> list[Any]:
-        after = b.add(slot, b.i32(1))
-        wrapped = b.compare("==", after, b.i32(slots))
-        return [b.select(wrapped, b.i32(0), after), b.xor(phase, b.to_int(wrapped))]
+        return _next(b, slots, slot, phase)
 
     form = InstructionForm(operands(slot="i32", phase="i32"), operands(next="i32", parity="i32"),
                            body)
@@ -67,6 +71,43 @@ def ring_acquire(slots: int, barriers: int, copied_bytes: int) -> Operation:
 
     form = InstructionForm(operands(slot="i32", phase="i32"), (), body)
     return Operation("ring_acquire", 2, lambda *_: form)
+
+
+@functools.cache
+def ring_drain(slots: int, barriers: int) -> Operation:
+    """(slot, phase): waits until all slots are empty."""
+    def body(b: Builder, slot: Any, phase: Any) -> None:
+        for _ in range(slots):
+            b.call(find_instruction("mbarrier_wait"),
+                   _barrier(b, barriers + BARRIER_BYTES * slots, slot), phase)
+            slot, phase = _next(b, slots, slot, phase)
+
+    form = InstructionForm(operands(slot="i32", phase="i32"), (), body)
+    return Operation("ring_drain", 2, lambda *_: form)
+
+
+@functools.cache
+def ring_copy_part(rank: int, offset: int, slot_bytes: int, barriers: int, panels: int,
+                   panel_bytes: int, panel_columns: int, blocks: int, row: int, rows: int
+                   ) -> Operation:
+    """(slot, map, number of the block in its cluster, coordinates innermost first): this block's
+    rows of each panel of a tile, for all blocks. row: the coordinate of rows; rows: of a tile."""
+    part_bytes, part = panel_bytes // blocks, rows // blocks
+
+    def body(b: Builder, slot: Any, map_: Any, which: Any, *at: Any) -> None:
+        base = b.add(b.add(b.shared_base(), b.i32(offset)), b.mul(slot, b.i32(slot_bytes)))
+        base = b.add(base, b.mul(which, b.i32(part_bytes)))
+        where = list(at)
+        where[row] = b.add(at[row], b.mul(which, b.i32(part)))
+        for p in range(panels):
+            b.call(tma.load(rank, multicast=True), b.add(base, b.i32(p * panel_bytes)), map_,
+                   b.add(where[0], b.i32(p * panel_columns)), *where[1:],
+                   _barrier(b, barriers, slot), b.i32((1 << blocks) - 1))
+
+    args = (Operand("slot", "i32"), Operand("map", "i64"), Operand("which", "i32"),
+            *(Operand(f"c{i}", "i32") for i in range(rank)))
+    form = InstructionForm(args, (), body)
+    return Operation("ring_copy_part", len(args), lambda *_: form)
 
 
 @functools.cache
@@ -107,6 +148,20 @@ def ring_release(slots: int, barriers: int, maybe: bool) -> Operation:
 
     form = InstructionForm(operands(slot="i32", lead="i32"), (), body)
     return Operation("ring_release", 2, lambda *_: form)
+
+
+@functools.cache
+def ring_release_all(slots: int, barriers: int, blocks: int, maybe: bool) -> Operation:
+    """(slot, lane): lanes of each warp arrive at `empty` of all blocks of the cluster."""
+    def body(b: Builder, slot: Any, lane: Any) -> None:
+        on = b.compare("<", lane, b.i32(blocks))
+        if maybe:
+            on = b.and_(on, b.compare(">=", slot, b.i32(0)))
+        b.call(find_instruction("mbarrier_arrive_remote"),
+               _barrier(b, barriers + BARRIER_BYTES * slots, slot), lane, b.to_int(on))
+
+    form = InstructionForm(operands(slot="i32", lane="i32"), (), body)
+    return Operation("ring_release_all", 2, lambda *_: form)
 
 
 # --- the mailbox: a ring whose slots hold a number each ------------------------------------------

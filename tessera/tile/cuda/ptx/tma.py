@@ -20,6 +20,7 @@ def _coordinates(rank: int) -> tuple[str, str]:
 
 
 @family(*({"rank": r} for r in RANKS), {"rank": 2, "hint": True}, {"rank": 2, "multicast": True},
+        {"rank": 3, "multicast": True},
         {"rank": 3, "multicast": True, "hint": True})
 def load(rank: int, *, multicast: bool = False, hint: bool = False) -> Instruction:
     """(shared address, descriptor, coordinates..., barrier [, block mask] [, L2 policy]).

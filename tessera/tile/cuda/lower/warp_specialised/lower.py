@@ -8,6 +8,7 @@ from typing import Any
 from tessera.runtime.generations import Generation
 from tessera.tile.cuda.lower.warp_specialised import ops  # noqa: F401  registers them
 from tessera.tile.cuda.lower.warp_specialised.check import check_slots
+from tessera.tile.cuda.lower.warp_specialised.clusters import drains, share_loads
 from tessera.tile.cuda.lower.warp_specialised.defaults import complete, nonempty, rows_of
 from tessera.tile.cuda.lower.warp_specialised.guards import guard_masks, guard_rescales
 from tessera.tile.cuda.lower.warp_specialised.layouts import place_tiles
@@ -68,6 +69,7 @@ def pipeline_of(schedule: Any) -> PipelineKnobs:
         if schedule.unit_ == "mma":
             raise Refused("its schedule asks for mma")
         chosen = {name.lower(): value for name, value in schedule.extra}
+        chosen |= {} if schedule.cluster_ is None else {"cluster": schedule.cluster_}
     if schedule is not None and schedule.source != "auto":
         if schedule.stages_ is not None:
             chosen["stages"] = schedule.stages_
@@ -90,12 +92,13 @@ def _lower(function: Function, pipeline: PipelineKnobs, facts: Any, generation: 
     check_memory(function, getattr(facts, "shared", False))
     pipeline = complete(pipeline, function, maker, form)
     rings = form_rings(function.body, maker, pipeline, generation.group_shared_bytes - reserved)
+    order = choose_order(function, pipeline, form.defaults)
+    pipeline, order, rings = share_loads(function, pipeline, order, rings)
     producer = producer_of(function, rings, maker)
     consumer = _consumer(function, rings, maker, pipeline, known)
-    order = choose_order(function, pipeline, form.defaults)
-    dynamic = pipeline.tiles == "dynamic"
-    consumer = loop_over_tiles(function, consumer, order, maker, dynamic, False, form.defaults)
-    producer = loop_over_tiles(function, producer, order, maker, dynamic, True, form.defaults)
+    consumer = loop_over_tiles(function, consumer, order, maker, pipeline, False, form.defaults)
+    producer = loop_over_tiles(function, producer, order, maker, pipeline, True, form.defaults)
+    producer = (*producer, *drains(rings, maker))
     producer, _ = maker.copy(producer, {})
     whole = replace(function, body=_roles(producer, consumer, pipeline, maker))
     whole = verify(tidy_names(simplify(whole)))

@@ -116,6 +116,12 @@ def _fill_rule(types: Any, attrs: Any) -> Any:
     return ()
 
 
+@declare(rule=lambda types, attrs: (), attrs=("ring",), run=True, effect="sync", public=False)
+def ring_drain(m: Any, op: Any, ring: Any = "") -> Any:
+    """Waits until all slots are back, and so until no other block of the cluster will say so: its
+    barriers are gone when this one ends."""
+
+
 @declare(rule=_fill_rule, attrs=("ring", "loads"), run=True, effect="async", public=False)
 def ring_fill(m: Any, op: Any, *views: Any, ring: Any = "", loads: Any = ()) -> Any:
     """Waits for the next free slot of a ring and begins the copies of all its loads into it."""

@@ -150,10 +150,12 @@ def _reach(function: Function, loads: list[Op], depends: dict[SSAValue, frozense
 
 
 def loop_over_tiles(function: Function, nodes: Nodes, order: Order, maker: Maker,
-                    dynamic: bool, producer: bool, defaults: PipelineDefaults) -> Nodes:
+                    pipeline: PipelineKnobs, producer: bool, defaults: PipelineDefaults) -> Nodes:
     """The nodes of one role inside the loop over this block's tiles.
 
-    dynamic: the producer takes numbers from a counter and tells them to the consumers by mail.
+    Tiles 'dynamic': the producer takes numbers from a counter and tells them to the consumers by
+    mail. Blocks of a cluster do neighbours of the strip axis, of which there may be some more than
+    the grid has.
     """
     rank = len(order.order)
     made: list[Node] = []
@@ -163,6 +165,11 @@ def loop_over_tiles(function: Function, nodes: Nodes, order: Order, maker: Maker
         return out(made[-1])  # type: ignore[arg-type]
 
     counts = [scalar("num_groups", hint=f"groups_{a}", axis=a) for a in range(rank)]
+    if (many := pipeline.cluster) > 1:
+        strip = order.order[order.outer]
+        whole = scalar("floordiv", scalar("add", counts[strip], number(many - 1), hint="n"),
+                       number(many), hint="clusters")
+        counts[strip] = scalar("mul", whole, number(many), hint=f"groups_{strip}")
     tiles = counts[0]
     for count in counts[1:]:
         tiles = scalar("mul", tiles, count, hint="tiles")
@@ -173,7 +180,7 @@ def loop_over_tiles(function: Function, nodes: Nodes, order: Order, maker: Maker
     place = Op("tile_order", (tile.value, raster, *counts), tuple(at),
                (("order", order.order), ("outer", order.outer), ("reversed", order.reversed)))
     body = (place, *_coordinates(nodes, at))
-    if not dynamic:
+    if pipeline.tiles != "dynamic":
         step = scalar("block_count", hint="blocks")
         return (*made, For(tile, first, tiles, step, (), (), body, ()))
     if producer:

@@ -25,7 +25,8 @@ class Load:
     of numbers as it is. What lies behind the columns in the last panel, matmuls do not read.
 
     tensor, box: what TMA reads, per axis of the tensor   shape: [rows, columns] as stored, or
-    [columns]   offset_bytes: of the tile in the slot
+    [columns]   offset_bytes: of the tile in the slot   blocks: of a cluster that bring it, some
+    rows each
     """
 
     name: str
@@ -34,6 +35,7 @@ class Load:
     shape: tuple[int, ...]
     dtype: DType
     offset_bytes: int = 0
+    blocks: int = 1
 
     @property
     def row_bytes(self) -> int:
@@ -53,9 +55,16 @@ class Load:
         return prod(self.shape[:-1]) * self.width_bytes
 
     @property
+    def row_axis(self) -> int:
+        """That of the tensor, of a tile."""
+        return max((i for i, n in enumerate(self.box[:-1]) if n > 1), default=0)
+
+    @property
     def panel_box(self) -> tuple[int, ...]:
         """The box of one copy."""
-        return (*self.box[:-1], self.width_bytes * 8 // self.dtype.bits)
+        rows = tuple(n // self.blocks if i == self.row_axis else n
+                     for i, n in enumerate(self.box[:-1]))
+        return (*rows, self.width_bytes * 8 // self.dtype.bits)
 
     @property
     def bytes(self) -> int:
@@ -83,6 +92,11 @@ class BufferRing:
     def loads(self) -> tuple[Load, ...]:
         """Of all fills."""
         return tuple(load for loads in self.fills for load in loads)
+
+    @property
+    def blocks(self) -> int:
+        """Those that fill and read a slot together: 1, or all of a cluster."""
+        return max(load.blocks for load in self.loads)
 
     def load(self, name: str) -> Load:
         return next(x for x in self.loads if x.name == name)
@@ -132,6 +146,8 @@ class PipelineKnobs:
     warpgroups     consumers
     registers      of a lane of the producer, of a consumer; None: as launched
     dependent      it starts while the kernel before it ends, and waits there for its results
+    cluster        blocks that do neighbouring tiles of the strip axis and share what all of them
+                   read (clusters.py)
     """
 
     stages: int | None = None
@@ -148,6 +164,7 @@ class PipelineKnobs:
     warpgroups: int | None = None
     registers: tuple[int, int] | None = None
     dependent: bool | None = None
+    cluster: int = 1
 
     def override(self, values: dict[str, Any]) -> PipelineKnobs:
         known = {f.name for f in fields(self)}

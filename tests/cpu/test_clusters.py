@@ -1,0 +1,72 @@
+"""Blocks of a cluster that share what all of them read."""
+
+from __future__ import annotations
+
+from math import prod
+
+import numpy as np
+import pytest
+
+import hopper_programs as kernels
+import tessera as ts
+from hopper_lowering import Known, program, run
+from tessera import bf16, f32, stdlib
+from tessera.kernels.gemm import LAYOUTS
+from tessera.tile.ir.ir import Op, walk
+from tolerance import assert_close
+
+PAIRS = ts.Schedule(cluster=2)
+FACTS = Known(frozenset({"A0", "A1", "B0", "B1", "M", "N"}), frozenset("ABDP"))
+
+
+def gemm(rng, layout, M, N, K, schedule=PAIRS, parts=1):
+    """The program, what it wrote, and the product in f64."""
+    shapes = (M, K) if layout[0] == "n" else (K, M), (K, N) if layout[1] == "n" else (N, K)
+    a, b = (rng.standard_normal(s).astype(bf16.numpy) for s in shapes)
+    how = {"layout": layout, "BM": 64, "BN": 128}
+    grid = (-(-M // 64), -(-N // 128))
+    if parts == 1:
+        kernel, args = stdlib.gemm.kernels["gemm_whole"], (
+            a, b, np.full((M, N), np.nan, bf16.numpy), f32)
+    else:
+        kernel, grid = stdlib.gemm.kernels["gemm_parts"], (*grid, parts)
+        args = (a, b, np.full((parts, M, N), np.nan, np.float32), 128, f32)
+    made = program(kernel, *args, facts=FACTS, schedule=schedule, **how)
+    run(kernel, made, grid, *args, blocks=4, **how)
+    want = stdlib.gemm.record.reference(a.astype("f8"), b.astype("f8"), **LAYOUTS[layout])
+    return made, np.asarray(args[2], np.float64), want
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("M", [64, 320, 384])
+def test_an_odd_number_of_tiles_is_one_more(layout, M, rng):
+    """Tiles beyond the last read zeros and write nothing."""
+    made, got, want = gemm(rng, layout, M, 272, 336)
+    assert made.pipeline.cluster == 2
+    assert_close(got, want, "bf16", n=336)
+
+
+def test_parts_of_k(rng):
+    made, got, want = gemm(rng, "nt", 192, 272, 336, parts=3)
+    assert made.pipeline.cluster == 2
+    assert_close(got.sum(0), want, "bf16", n=336)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_blocks_bring_a_share_of_what_does_not_depend_on_the_rows(layout, rng):
+    made, _, _ = gemm(rng, layout, 128, 128, 64)
+    (ring,) = made.rings
+    a, b = ring.loads
+    assert (a.blocks, b.blocks, ring.blocks) == (1, 2, 2)
+    assert prod(a.panel_box) * 2 == a.panel_bytes
+    assert prod(b.panel_box) * 2 * 2 == b.panel_bytes and b.panel_box[b.row_axis] == b.shape[0] // 2
+    drains = [n for n in walk(made.function.body) if isinstance(n, Op) and n.name == "ring_drain"]
+    assert [n.attr["ring"] for n in drains] == [ring.name]
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_what_shares_nothing_or_takes_different_iterations_is_done_alone(causal):
+    """Tiles of a strip of attention are heads; under a mask they take numbers from a counter."""
+    q = np.zeros((1, 256, 64), bf16.numpy)
+    made = program(kernels.attention, q, q, q, q, 1.0, causal=causal, schedule=PAIRS)
+    assert made.pipeline.cluster == 1 and all(r.blocks == 1 for r in made.rings)
