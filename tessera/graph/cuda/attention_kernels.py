@@ -66,7 +66,7 @@ def _gradient(g: Tensor, y: Tensor, lse: Tensor, q: Tensor, k: Tensor, v: Tensor
     common: dict[str, Any] = {"group": heads // keys, "causal": causal, "window": window,
                               "cap": cap}
     held = q.dtype, max(D, E), GENERATIONS[chip]
-    of_queries, of_keys = _both_spans(*spans, T) if spans else (None, None)
+    of_queries, of_keys = _both_spans(spans[0], T) if spans else (None, None)
     rows_q, rows_k = ({} if x is None else {"spans": x, "heads": n // x.shape[0]}
                       for x, n in ((of_queries, heads), (of_keys, keys)))
     columns = {i: F.zeros((-(-x.shape[1] // SUMMED_ROWS), x.shape[0], x.shape[2]))

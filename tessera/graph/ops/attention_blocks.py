@@ -171,7 +171,7 @@ def gradients_in_blocks(g: Tensor, q: Tensor, k: Tensor, v: Tensor, rule: Attent
     if not masks:
         return made
     dm = masks[0] if len(blocks) == 1 else F.concatenate(masks, axis=-2)
-    return *made, unbroadcast(dm, tuple(mask.shape))  # type: ignore[union-attr]
+    return *made, unbroadcast(dm, tuple(mask.shape))
 
 
 def _mT(x: Tensor) -> Tensor:
