@@ -14,7 +14,7 @@ import numpy as np
 
 from ..dims import show_shape
 from ..errors import DTypeError, ShapeError
-from ..numerics import DType, f32
+from ..numerics import DType, f32, i32
 from ..runtime.generations import Generation
 from ..tensor import Tensor
 from ..tile import MODULE as tile
@@ -96,20 +96,22 @@ def attend_sums(Q, K, V, head, group, q0, keys, ahead, scale, BM, BN, causal, sl
 
 @kernel(grid=lambda S, B, BM: (-(-S // BM), B))
 def attention(Q: Tensor["B", "S", "D"], K: Tensor["C", "S", "D"], V: Tensor["C", "S", "E"],
-              out: Tensor["B", "S", "E"], scale: f32, group=1, BM=128, BN=128, causal=False,
-              window=0, cap=0.0):
+              out: Tensor["B", "S", "E"], scale: f32,
+              spans: Tensor["Z", 2, "S", i32] | None = None, heads=1, group=1, BM=128, BN=128,
+              causal=False, window=0, cap=0.0):
     q0, head = tile.group_id(0) * BM, tile.group_id(1)
     out[head, q0:q0+BM, :] = attend(Q, K, V, head, group, q0, S, 0, scale, BM, BN, causal, SLACK,
-                                    window, cap)
+                                    window, cap, spans, heads)
 
 
 @kernel(grid=lambda S, B, BM: (-(-S // BM), B))
 def cross_attention(Q: Tensor["B", "S", "D"], K: Tensor["C", "T", "D"], V: Tensor["C", "T", "E"],
-                    out: Tensor["B", "S", "E"], scale: f32, group=1, BM=128, BN=128,
-                    causal=False, window=0, cap=0.0):
+                    out: Tensor["B", "S", "E"], scale: f32,
+                    spans: Tensor["Z", 2, "S", i32] | None = None, heads=1, group=1, BM=128,
+                    BN=128, causal=False, window=0, cap=0.0):
     q0, head = tile.group_id(0) * BM, tile.group_id(1)
     out[head, q0:q0+BM, :] = attend(Q, K, V, head, group, q0, T, T - S, scale, BM, BN, causal,
-                                    SLACK, window, cap)
+                                    SLACK, window, cap, spans, heads)
 
 
 def reference(q: np.ndarray, k: np.ndarray, v: np.ndarray, causal: bool = False,

@@ -49,7 +49,8 @@ def operands(D):
     return np.zeros((4, 512, D), bf16.numpy), np.zeros((4, 512), np.float32)
 
 
-@pytest.mark.parametrize("rule, D", [("window", 64), ("cap and window", 128), ("near", 128)])
+@pytest.mark.parametrize("rule, D", [("window", 64), ("cap and window", 128), ("near", 128),
+                                     ("spans", 64), ("causal spans", 128)])
 def test_results(rule, D):
     x, _ = operands(D)
     m, n = attention_block(bf16, S, D, RULES[rule].get("causal", False), CHIP)
