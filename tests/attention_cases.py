@@ -11,16 +11,20 @@ from tessera import numerics
 
 
 def attention64(q: np.ndarray, k: np.ndarray, v: np.ndarray, g: np.ndarray, causal: bool,
-                mask: np.ndarray | None = None, factor: np.ndarray | float = 1.0) -> list:
+                mask: np.ndarray | None = None, factor: np.ndarray | float = 1.0,
+              cap: float = 0.0) -> list:
     """The result and the cotangents of q, k and v. mask: bools (seen), or added to the scores; its
-    cotangent comes last then. factor: of dropout, 0 or 1 / (1 - p) for each weight."""
+    cotangent comes last then. factor: of dropout, 0 or 1 / (1 - p) for each weight. cap: scores s
+    are cap tanh(s / cap)."""
     keys, values = _to_heads(q, k, v)
     scale = 1 / math.sqrt(q.shape[-1])
-    p = _weights(q, keys, causal, mask)
+    p = _weights(q, keys, causal, mask, cap)
     dp = g @ values.swapaxes(-1, -2) * factor
     ds = p * (dp - (dp * p).sum(-1, keepdims=True))
-    out = [(p * factor) @ values, ds @ keys * scale,
-           _over_groups(ds.swapaxes(-1, -2) @ q, k) * scale,
+    t = np.tanh(q @ keys.swapaxes(-1, -2) * scale / cap) if cap else 0.0
+    of_product = ds * (1 - np.square(t)) * scale
+    out = [(p * factor) @ values, of_product @ keys,
+           _over_groups(of_product.swapaxes(-1, -2) @ q, k),
            _over_groups((p * factor).swapaxes(-1, -2) @ g, k)]
     return out if mask is None or mask.dtype == bool else [*out, ds]
 
@@ -71,8 +75,26 @@ def _over_groups(x: np.ndarray, k: np.ndarray) -> np.ndarray:
     return x.reshape(*k.shape[:-2], -1, *x.shape[-2:]).sum(-3)
 
 
-def _weights(q: np.ndarray, keys: np.ndarray, causal: bool, mask: np.ndarray | None) -> np.ndarray:
+def seen_keys(B: int, S: int, T: int, window: int | None = None,
+              segments: np.ndarray | None = None, lengths: np.ndarray | None = None) -> np.ndarray:
+    """[B, 1, S, T]: whether a query sees a key by the arguments of ts.attention."""
+    rows, columns = np.arange(S)[:, None] + T - S, np.arange(T)
+    seen = np.ones((B, 1, S, T), bool)
+    if window is not None:
+        seen &= abs(rows - columns) < window
+    if segments is not None:
+        ids = np.broadcast_to(segments, (B, S))
+        runs = np.cumsum(np.diff(ids, axis=1, prepend=ids[:, :1]) != 0, 1)
+        seen &= (runs[:, :, None] == runs[:, None, :])[:, None]
+    if lengths is not None:
+        seen &= columns < np.reshape(lengths, (-1, 1, 1, 1))
+    return seen
+
+
+def _weights(q: np.ndarray, keys: np.ndarray, causal: bool, mask: np.ndarray | None,
+             cap: float = 0.0) -> np.ndarray:
     s = q @ keys.swapaxes(-1, -2) / math.sqrt(q.shape[-1])
+    s = cap * np.tanh(s / cap) if cap else s
     if mask is not None:
         s = np.where(mask, s, -np.inf) if mask.dtype == bool else s + mask
     if causal:

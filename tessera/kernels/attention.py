@@ -14,13 +14,23 @@ import numpy as np
 
 from ..dims import show_shape
 from ..errors import DTypeError, ShapeError
-from ..numerics import DType, f32
+from ..numerics import DType, f32, i32
 from ..runtime.generations import Generation
 from ..tensor import Tensor
 from ..tile import MODULE as tile
 from ..tile.ir.schedule import Schedule
 from ..tile.kernel.decorator import kernel
 from . import softmax
+from .attention_scores import (
+    HIGHEST,
+    LOG2E,
+    capped,
+    in_spans,
+    key_limits,
+    near_keys,
+    near_of_rows,
+    span_rows,
+)
 from .decode_attention import KERNELS as DECODE
 from .decode_attention import decode_plan, few_queries
 from .gemm import SPECIALISED
@@ -31,36 +41,52 @@ SLACK = 8.0  # powers of two by which the running maximum may lag
 
 
 @kernel
-def attend(Q, K, V, head, group, q0, keys, ahead, scale, BM, BN, causal, slack):
+def attend(Q, K, V, head, group, q0, keys, ahead, scale, BM, BN, causal, slack, window=0, cap=0.0,
+           spans=None, heads=1):
     """Rows [q0:q0+BM] of one head's output. Other kernels call it.
 
     group: query heads that read one head of K and V.  ahead: keys before the first query's own.
+    window, cap: as those of a ScoreRule.  spans: of `heads` heads one after another each
     """
-    o, m, z = attend_sums(Q, K, V, head, group, q0, keys, ahead, scale, BM, BN, causal, slack)
+    o, m, z = attend_sums(Q, K, V, head, group, q0, keys, ahead, scale, BM, BN, causal, slack,
+                          window, cap, spans, heads)
     return o / z
 
 
 @kernel
-def attend_saved(Q, K, V, head, group, q0, keys, ahead, scale, BM, BN, causal, slack):
-    """The same, and each query's log2 of its sum of exp2(scores), for the gradient."""
-    o, m, z = attend_sums(Q, K, V, head, group, q0, keys, ahead, scale, BM, BN, causal, slack)
-    return o / z, m + tile.log2(z)
+def attend_saved(Q, K, V, head, group, q0, keys, ahead, scale, BM, BN, causal, slack, window=0,
+                 cap=0.0, spans=None, heads=1):
+    """The same, and each query's log2 of its sum of exp2(scores), for the gradient: HIGHEST of one
+    that sees no key, so that its weights are 0 there too."""
+    o, m, z = attend_sums(Q, K, V, head, group, q0, keys, ahead, scale, BM, BN, causal, slack,
+                          window, cap, spans, heads)
+    sums = m + tile.log2(z)
+    return o / z, sums if spans is None else tile.where(z > 0.0, sums, HIGHEST)
 
 
 @kernel
-def attend_sums(Q, K, V, head, group, q0, keys, ahead, scale, BM, BN, causal, slack):
-    """Sums of weights times values relative to the maximum m, and sums z of the weights."""
+def attend_sums(Q, K, V, head, group, q0, keys, ahead, scale, BM, BN, causal, slack, window, cap,
+                spans, heads):
+    """Sums of weights times values relative to the maximum m, and sums z of the weights.
+
+    The maximum begins as a number where a query may see no key of its first block.
+    """
     q = tile.load(Q[head, q0:q0+BM, :])
-    m = tile.full((BM,), -math.inf)
+    m = tile.full((BM,), -math.inf if spans is None and not window else -HIGHEST)
     z = tile.zeros((BM,))
     o = tile.zeros((BM, V.shape[-1]))
-    for k0 in range(0, min(keys, q0 + BM + ahead) if causal else keys, BN):
+    first, end = near_keys(causal, window, q0, BM, keys - ahead, keys)
+    first, end, rows = span_rows(spans, head // heads, q0, BM, keys - ahead, first, end)
+    limits = key_limits(causal, window, q0, ahead)
+    scale, factor = (scale / LOG2E, 1.0) if cap else (scale, scale)
+    for k0 in range(first // BN * BN, end, BN):
         k = tile.load(K[head // group, k0:k0+BN, :])
         s = tile.dot(q, k.T)
-        s = tile.causal_mask(s, q0 + ahead, k0) if causal else s
-        m_new = tile.running_max(m, tile.row_max(s) * scale, slack)
+        s = capped(s, scale, cap)[0] if cap else s
+        s = in_spans(near_of_rows(s, causal, window, limits, k0), rows, k0)
+        m_new = tile.running_max(m, tile.row_max(s) * factor, slack)
         alpha = tile.exp2(m - m_new)
-        p = tile.exp2(s * scale - m_new)
+        p = tile.exp2(s * factor - m_new)
         z = z * alpha + tile.row_sum(p)
         v = tile.load(V[head // group, k0:k0+BN, :])
         o = tile.dot(p, v, o * alpha)          # p is rounded to v's type
@@ -70,28 +96,37 @@ def attend_sums(Q, K, V, head, group, q0, keys, ahead, scale, BM, BN, causal, sl
 
 @kernel(grid=lambda S, B, BM: (-(-S // BM), B))
 def attention(Q: Tensor["B", "S", "D"], K: Tensor["C", "S", "D"], V: Tensor["C", "S", "E"],
-              out: Tensor["B", "S", "E"], scale: f32, group=1, BM=128, BN=128, causal=False):
+              out: Tensor["B", "S", "E"], scale: f32,
+              spans: Tensor["Z", 2, "S", i32] | None = None, heads=1, group=1, BM=128, BN=128,
+              causal=False, window=0, cap=0.0):
     q0, head = tile.group_id(0) * BM, tile.group_id(1)
-    out[head, q0:q0+BM, :] = attend(Q, K, V, head, group, q0, S, 0, scale, BM, BN, causal, SLACK)
+    out[head, q0:q0+BM, :] = attend(Q, K, V, head, group, q0, S, 0, scale, BM, BN, causal, SLACK,
+                                    window, cap, spans, heads)
 
 
 @kernel(grid=lambda S, B, BM: (-(-S // BM), B))
 def cross_attention(Q: Tensor["B", "S", "D"], K: Tensor["C", "T", "D"], V: Tensor["C", "T", "E"],
-                    out: Tensor["B", "S", "E"], scale: f32, group=1, BM=128, BN=128,
-                    causal=False):
+                    out: Tensor["B", "S", "E"], scale: f32,
+                    spans: Tensor["Z", 2, "S", i32] | None = None, heads=1, group=1, BM=128,
+                    BN=128, causal=False, window=0, cap=0.0):
     q0, head = tile.group_id(0) * BM, tile.group_id(1)
     out[head, q0:q0+BM, :] = attend(Q, K, V, head, group, q0, T, T - S, scale, BM, BN, causal,
-                                    SLACK)
+                                    SLACK, window, cap, spans, heads)
 
 
 def reference(q: np.ndarray, k: np.ndarray, v: np.ndarray, causal: bool = False,
-              scale: float | None = None) -> np.ndarray:
+              scale: float | None = None, window: int | None = None,
+              soft_cap: float | None = None) -> np.ndarray:
     G = q.shape[-3] // k.shape[-3]
     k, v = np.repeat(k, G, -3), np.repeat(v, G, -3)
     s = q @ k.swapaxes(-1, -2) * (1 / math.sqrt(q.shape[-1]) if scale is None else scale)
     S, T = s.shape[-2:]
+    s = s if soft_cap is None else soft_cap * np.tanh(s / soft_cap)
+    behind = np.arange(S)[:, None] + T - S - np.arange(T)  # a query its key
     if causal:
-        s = np.where(np.tril(np.ones((S, T), bool), T - S), s, -np.inf)
+        s = np.where(behind >= 0, s, -np.inf)
+    if window is not None:
+        s = np.where(abs(behind) < window, s, -np.inf)
     return softmax.reference(s) @ v
 
 
@@ -105,6 +140,7 @@ def _in_torch(torch: Any, q: Any, k: Any, v: Any, causal: bool = False) -> Any:
 
 
 CAUSAL = {"causal": True}
+WINDOW = {"causal": True, "window": 40}
 KEYS_64 = Schedule(n=64)
 HEADS = (2, 512, 128)
 
@@ -112,8 +148,7 @@ HEADS = (2, 512, 128)
 @routine(
     attention, cross_attention, *DECODE, reference=reference,
     arrays="`[B, H, S, D]`, `[B, Hk, T, D]`, `[B, Hk, T, E]`; without `B` too",
-    ops=lambda F, q, k, v, causal=False, scale=None: F.attention(q, k, v, causal=causal,
-                                                                scale=scale),
+    ops=lambda F, q, k, v, **options: F.attention(q, k, v, **options),
     samples=(
         KernelSample("", ((2, 2, 70, 64),) * 3, "bf16", terms=16),
         KernelSample("causal", ((2, 2, 70, 64),) * 3, "bf16", CAUSAL, terms=16),
@@ -129,10 +164,17 @@ HEADS = (2, 512, 128)
                      CAUSAL, terms=16),
         KernelSample("scaled", ((2, 20, 16), (2, 35, 16), (2, 35, 16)), "f32", {"scale": 0.3},
                      terms=35),
+        KernelSample("in a window", ((2, 2, 150, 64),) * 3, "bf16", WINDOW, terms=16),
+        KernelSample("near", ((2, 40, 16), (2, 75, 16), (2, 75, 16)), "f32", {"window": 9},
+                     terms=35),
+        KernelSample("capped", ((2, 2, 70, 64),) * 3, "bf16", {"soft_cap": 2.0}, terms=16),
     ),
     variant=Schedule(block=(64, 32), warps=4),
     compiled=(
         CompiledCall("causal", (HEADS,) * 3, "bf16", CAUSAL, KEYS_64, SPECIALISED),
+        CompiledCall("in a window", (HEADS,) * 3, "bf16", WINDOW, KEYS_64, SPECIALISED),
+        CompiledCall("capped", (HEADS,) * 3, "bf16", CAUSAL | {"soft_cap": 30.0}, KEYS_64,
+                     SPECIALISED),
         CompiledCall("with a past", (HEADS, (2, 1024, 128), (2, 1024, 128)), "bf16", CAUSAL,
                      KEYS_64),
         CompiledCall("f32", ((2, 512, 64),) * 3),
@@ -149,12 +191,15 @@ HEADS = (2, 512, 128)
         for B, S in ((64, 4096), (16, 16384)) for causal in (False, True)),
 )
 def flash_attention_2(run: Any, q: Any, k: Any, v: Any, *, causal: bool = False,
-                      scale: float | None = None) -> Any:
+                      scale: float | None = None, window: int | None = None,
+                      soft_cap: float | None = None) -> Any:
     """y = softmax(scale q k') v, softmax along the keys.
 
     q: [B, H, S, D]   k: [B, Hk, T, D]   v: [B, Hk, T, E]   y: [B, H, S, E], of q's type; or without
     B, then H = Hk. H is a multiple of Hk: query head h reads key head h // (H / Hk).
     scale: positive; 1 / sqrt(D) when None.  causal: query i sees the keys up to i + T - S.
+    window: it sees those fewer than as many from i + T - S; blocks of keys that none sees cost
+    nothing.  soft_cap: scores s become soft_cap tanh(s / soft_cap).
     All of one float type of up to 32 bits. Scores and sums are f32; weights are rounded to v's
     type before the second product, the result once. Memory beside the result: none, but for up to
     16 queries of 16 bits over many keys, which are split: some 264 results of up to 64 rows in f32.
@@ -163,19 +208,26 @@ def flash_attention_2(run: Any, q: Any, k: Any, v: Any, *, causal: bool = False,
     heads, group = _check(run, q, k, v)
     if scale is not None and not scale > 0:
         run.fail(f"scale is {scale}", "a positive number; ts.attention takes any")
+    for name, x in (("window", window), ("soft_cap", soft_cap)):
+        if x is not None and not x > 0:
+            run.fail(f"{name} is {x}", "a positive number, or None")
     (S, D), (T, E) = tuple(q.shape)[-2:], tuple(v.shape)[-2:]
+    if window is not None and S > T:
+        run.fail(f"a window of {S} queries and {T} keys", "as many keys; ts.attention takes any",
+                 ShapeError)
     out, dtype = empty_like(q, (*tuple(q.shape)[:-1], E)), type_of(q, "q").dtype
     if 0 in tuple(out.shape):
         return out
     factor = (1.0 / math.sqrt(D) if scale is None else float(scale)) * math.log2(math.e)
-    if run.given is None and few_queries(dtype, S, T, max(D, E)):
+    rule = {"window": window or 0, "cap": float(soft_cap or 0)}
+    if run.given is None and few_queries(dtype, S, T, max(D, E)) and not any(rule.values()):
         _decode(run, q, k, v, out, factor, (heads // group, group * S), bool(causal))
         return out
     m, n = attention_block(dtype, S, max(D, E), bool(causal), generation_of(q))
     run.run("attention" if S == T else "cross_attention", reshaped(q, (heads, S, D)),
             reshaped(k, (heads // group, T, D)), reshaped(v, (heads // group, T, E)),
             reshaped(out, (heads, S, E)), factor, group=group, BM=run.size("m", m),
-            BN=run.size("n", n), causal=bool(causal))
+            BN=run.size("n", n), causal=bool(causal), **rule)
     return out
 
 

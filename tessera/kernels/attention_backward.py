@@ -16,15 +16,24 @@ Dao 2023, arXiv:2307.08691, algorithm 2.
 
 from __future__ import annotations
 
-import math
-
-from ..numerics import DType, f32
+from ..numerics import DType, f32, i32
 from ..runtime.generations import Generation
 from ..tensor import Tensor
 from ..tile import MODULE as tile
 from ..tile.kernel.decorator import kernel
+from .attention_scores import (
+    in_base_2,
+    in_spans,
+    key_limits,
+    near_keys,
+    near_of_columns,
+    near_of_rows,
+    near_queries,
+    query_limits,
+    sloped,
+    span_rows,
+)
 
-LOG2E = math.log2(math.e)
 SHORT = 1024  # queries
 
 
@@ -46,23 +55,29 @@ def attention_keys(Q: Tensor["B", "S", "D"], K: Tensor["C", "T", "D"], V: Tensor
                    dV: Tensor["C", "T", "E"], scale: f32,
                    sums_k: Tensor["NK", "C", "D", f32] | None = None,
                    sums_v: Tensor["NV", "C", "E", f32] | None = None,
-                   group=1, BM=128, BN=64, causal=False):
+                   spans: Tensor["Z", 2, "T", i32] | None = None, heads=1,
+                   group=1, BM=128, BN=64, causal=False, window=0, cap=0.0):
     """dV = P' G and dK = scale dS' Q, where dS = P (G V' - delta), over the queries of a group.
 
     sums_k, sums_v: of the columns of SUMMED_ROWS rows of dK and dV each, where they are wanted
+    spans: the queries that see a key, of `heads` heads of keys one after another each
     BM: keys of a block.  BN: queries of an iteration
     """
     k0, c = tile.group_id(0) * BM, tile.group_id(1)
     k, v = tile.load(K[c, k0:k0+BM, :]), tile.load(V[c, k0:k0+BM, :])
     dk, dv = tile.zeros((BM, D)), tile.zeros((BM, E))
     for h in range(c * group, c * group + group):
-        for q0 in range(max(0, k0 - (T - S)) // BN * BN if causal else 0, S, BN):
+        first, end = near_queries(causal, window, k0, BM, S, T)
+        first, end, rows = span_rows(spans, c // heads, k0, BM, T, first, end)
+        limits = query_limits(causal, window, k0, T - S)
+        for q0 in range(first // BN * BN, end, BN):
             q, g = tile.load(Q[h, q0:q0+BN, :]), tile.load(G[h, q0:q0+BN, :])
             s, dp = tile.dot(k, q.T), tile.dot(v, g.T)
-            s = tile.causal_mask(s, q0 + (T - S), k0, keys=0) if causal else s
-            p = tile.exp2(s * (scale * LOG2E) - tile.load(lse[h, q0:q0+BN])[None, :])
+            s, factor, slope = in_base_2(s, scale, cap)
+            s = in_spans(near_of_columns(s, causal, window, limits, k0, q0), rows, q0)
+            p = tile.exp2(s * factor - tile.load(lse[h, q0:q0+BN])[None, :])
             dv = tile.dot(tile.cast(p, G.dtype), g, dv)
-            ds = p * (dp - tile.load(delta[h, q0:q0+BN])[None, :])
+            ds = sloped(p, slope) * (dp - tile.load(delta[h, q0:q0+BN])[None, :])
             dk = tile.dot(tile.cast(ds, Q.dtype), q, dk)
     dk = dk * scale
     dK[c, k0:k0+BM, :] = dk
@@ -79,22 +94,28 @@ def attention_queries(Q: Tensor["B", "S", "D"], K: Tensor["C", "T", "D"], V: Ten
                       G: Tensor["B", "S", "E"], lse: Tensor["B", "S", f32],
                       delta: Tensor["B", "S", f32], dQ: Tensor["B", "S", "D"], scale: f32,
                       sums_q: Tensor["NQ", "B", "D", f32] | None = None,
-                      group=1, BM=128, BN=64, causal=False):
+                      spans: Tensor["Z", 2, "S", i32] | None = None, heads=1,
+                      group=1, BM=128, BN=64, causal=False, window=0, cap=0.0):
     """dQ = scale dS K, over the keys that a query sees.
 
     sums_q: of the columns of SUMMED_ROWS rows of dQ each, where they are wanted
+    spans: the keys that a query sees, of `heads` heads one after another each
     BM: queries of a block.  BN: keys of an iteration
     """
     q0, h = tile.group_id(0) * BM, tile.group_id(1)
     q, g = tile.load(Q[h, q0:q0+BM, :]), tile.load(G[h, q0:q0+BM, :])
     sums, own = tile.load(lse[h, q0:q0+BM]), tile.load(delta[h, q0:q0+BM])
     dq = tile.zeros((BM, D))
-    for k0 in range(0, min(T, q0 + BM + T - S) if causal else T, BN):
+    first, end = near_keys(causal, window, q0, BM, S, T)
+    first, end, rows = span_rows(spans, h // heads, q0, BM, S, first, end)
+    limits = key_limits(causal, window, q0, T - S)
+    for k0 in range(first // BN * BN, end, BN):
         k, v = tile.load(K[h // group, k0:k0+BN, :]), tile.load(V[h // group, k0:k0+BN, :])
         s, dp = tile.dot(q, k.T), tile.dot(g, v.T)
-        s = tile.causal_mask(s, q0 + (T - S), k0) if causal else s
-        p = tile.exp2(s * (scale * LOG2E) - sums[:, None])
-        ds = p * (dp - own[:, None])
+        s, factor, slope = in_base_2(s, scale, cap)
+        s = in_spans(near_of_rows(s, causal, window, limits, k0), rows, k0)
+        p = tile.exp2(s * factor - sums[:, None])
+        ds = sloped(p, slope) * (dp - own[:, None])
         dq = tile.dot(tile.cast(ds, K.dtype), k, dq)
     dq = dq * scale
     dQ[h, q0:q0+BM, :] = dq
@@ -103,16 +124,18 @@ def attention_queries(Q: Tensor["B", "S", "D"], K: Tensor["C", "T", "D"], V: Ten
         sums_q[part:part+BM//SUMMED_ROWS, h, :] = stored_columns(dq, dQ.dtype)
 
 
-def keys_block(dtype: DType, width: int, chip: Generation, keys: int | None = None
-               ) -> dict[str, int]:
+def keys_block(dtype: DType, width: int, chip: Generation, keys: int | None = None,
+               cap: bool = False, spans: bool = False) -> dict[str, int]:
     """Keys of a block and queries of an iteration: two sums in registers. Of narrow heads three
     warpgroups are quicker than two: 1292 us in place of 1635 of 96 heads of 4096 by 64, causal 746
     in place of 814; of 384 heads of 1024, causal, 246 in place of 263 (H100, 2026-11-25, five
     launches in a row, medians of four)."""
     if dtype.bits > 16:
         return {"BM": 32, "BN": 32}
-    if 32 < width <= 64 and _by_warpgroups(dtype, width, chip) and (keys is None or keys > 128):
-        return {"BM": 192, "BN": 64}
+    narrow = 32 < width <= 64 and (keys is None or keys > 128)
+    if _by_warpgroups(dtype, width, chip) and (narrow or 64 < width <= 128 and (cap or spans)):
+        step = 32 if cap else 48 if spans else 64
+        return {"BM": 192 if narrow else 128, "BN": step}
     if width > 128:
         return _fitting(((64, 32) if width <= 192 else (64, 16), (32, 32)), dtype, width, chip)
     many = 64 if width <= 64 or _by_warpgroups(dtype, width, chip) else 32
@@ -120,7 +143,7 @@ def keys_block(dtype: DType, width: int, chip: Generation, keys: int | None = No
 
 
 def queries_block(dtype: DType, width: int, chip: Generation, queries: int | None = None,
-                  causal: bool = False) -> dict[str, int]:
+                  causal: bool = False, spans: bool = False) -> dict[str, int]:
     """Queries of a block and keys of an iteration: one sum in registers. Of narrow heads three
     warpgroups hide more of each other's waits than two with larger tiles; of few queries under a
     causal mask their blocks compute too much beyond the diagonal: 180 us in place of 188 of 384
@@ -130,7 +153,7 @@ def queries_block(dtype: DType, width: int, chip: Generation, queries: int | Non
     if _by_warpgroups(dtype, width, chip):
         if width <= 64:
             return {"BM": 128 if causal and queries is not None and queries <= SHORT else 192,
-                    "BN": 80}
+                    "BN": 64 if spans else 80}
         return {"BM": 128, "BN": 64 if width <= 128 else 32}
     return _fitting(((128, 64), (128, 32)) if width <= 128 else ((64, 32),), dtype, width, chip)
 

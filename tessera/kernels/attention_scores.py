@@ -1,14 +1,17 @@
-"""What attention does to scores and weights between its matmuls: masks and dropout, in tile code.
+"""What attention does to scores and weights between its matmuls: caps, masks and dropout, in tile
+code.
 
     s = modified(scale Q K')   before the softmax: a mask that is added or chooses, causal or not
     w = drop(softmax(s))       behind it: K w / (1 - p), K drawn by a key and a weight's place
 
-The kernels of modified_attention.py ask here, block by block, and know nothing else of it: which
-keys a block of queries sees, what is read of the operands, the scores, which weights are kept.
-A further modification is a field of ScoreRule, a line of block_scores and, where it leaves out
-whole blocks, a line of keys_seen and queries_seeing. What is added to scores, or puts -inf in their
-place, has no derivative of its own: the cotangent of a product is scale times that of its score.
-For a function of the score, such as a cap, the kernels would multiply by its slope.
+Without a mask in memory and dropout (attention.py, attention_backward.py) the kernels ask for
+near_keys, near_queries and spans which blocks they need, and mask those alone of which a part is
+not seen: each test compares the loop's variable with a number, so that the compiler makes loops of
+their own of the blocks in front, between and behind.
+Those of modified_attention.py take all there is, block by block. A further modification is a field
+of ScoreRule, a line of block_scores and, where it leaves out whole blocks, a line of near_keys and
+near_queries. What is added to scores, or puts -inf in their place, has no derivative of its own:
+the cotangent of a product is scale times that of its score, and times the slope of a cap.
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ from ..tile import MODULE as tile
 from ..tile.kernel.decorator import kernel
 
 LOG2E = math.log2(math.e)
+HIGHEST = 3e38  # above every score
 
 
 class MaskRule(NamedTuple):
@@ -54,27 +58,118 @@ class DropoutRule(NamedTuple):
 
 
 class ScoreRule(NamedTuple):
-    """What is done to scores and weights. mask, dropout: None without one."""
+    """What is done to scores and weights. mask, dropout: None without one. window, cap: 0 without.
+    """
 
     causal: bool = False
     mask: MaskRule | None = None
     dropout: DropoutRule | None = None
+    window: int = 0
+    cap: float = 0.0
 
 
 # --- which blocks ------------------------------------------------------------------------------
 @kernel
-def keys_seen(rule, q0, BM, S, T):
+def near_keys(causal, window, q0, BM, S, T):
     """First and end of the keys that queries [q0:q0+BM] see. The last query sees the last key."""
-    return 0, min(T, q0 + BM + T - S) if rule.causal else T
+    first = max(0, q0 + (T - S) - (window - 1)) if window else 0
+    if not (causal or window):
+        return first, T
+    return first, min(T, q0 + BM + (T - S) + (0 if causal else window - 1))
 
 
 @kernel
-def queries_seeing(rule, k0, BM, S, T):
-    """First and end of the queries that see keys from k0 on, the first of a block of BM."""
-    return max(0, k0 - (T - S)) // BM * BM if rule.causal else 0, S
+def near_queries(causal, window, k0, BM, S, T):
+    """First and end of the queries that see keys [k0:k0+BM]."""
+    end = min(S, k0 + BM - 1 - (T - S) + window) if window else S
+    if not (causal or window):
+        return 0, end
+    return max(0, k0 - (T - S) - (0 if causal else window - 1)), end
 
 
 # --- scores ------------------------------------------------------------------------------------
+@kernel
+def capped(products, scale, cap):
+    """cap tanh(scale products / cap) in base 2, and its slope by scale products.
+
+    tanh x = 1 - 2 r with r = 1 / (1 + exp 2x), the square of a reciprocal root: a division would
+    cost ten times as much. Its error is 2^-21 of the cap.
+    """
+    root = tile.rsqrt(tile.exp2(products * (scale * (2 * LOG2E / cap))) + 1.0)
+    r = root * root
+    return cap * LOG2E - (2 * cap * LOG2E) * r, 4.0 * (r - r * r)
+
+
+@kernel
+def in_base_2(products, scale, cap):
+    """(x, a factor, the slope of a cap or None): the score of a product in base 2 is x times the
+    factor, and a mask that acts on x leaves the multiplication to what subtracts from it."""
+    if not cap:
+        return products, scale * LOG2E, None
+    s, slope = capped(products, scale, cap)
+    return s, 1.0, slope
+
+
+@kernel
+def key_limits(causal, window, q0, ahead):
+    """The last and the first key that query q0 sees, for near_of_rows. They are made in front of
+    the loop over keys, so that it compares its variable with numbers."""
+    return q0 + ahead + (0 if causal else window - 1), q0 + ahead - (window - 1)
+
+
+@kernel
+def near_of_rows(scores, causal, window, limits, k0):
+    """Scores of queries down the rows, -inf where a key is not near enough."""
+    last, first = limits
+    scores = tile.causal_mask(scores, last, k0) if causal or window else scores
+    return tile.causal_mask(scores, k0, first, keys=0) if window else scores
+
+
+@kernel
+def query_limits(causal, window, k0, ahead):
+    """How far a key that a query sees is ahead of it at most, and the last query that sees key k0,
+    for near_of_columns."""
+    return ahead + (0 if causal else window - 1), k0 - ahead + (window - 1)
+
+
+@kernel
+def near_of_columns(scores, causal, window, limits, k0, q0):
+    """Scores of keys down the rows, -inf where a key is not near enough."""
+    most, last = limits
+    scores = tile.causal_mask(scores, q0 + most, k0, keys=0) if causal or window else scores
+    return tile.causal_mask(scores, last, q0) if window else scores
+
+
+@kernel
+def span_rows(spans, z, r0, BM, R, first, end):
+    """What rows [r0:r0+BM] see of [first:end] by spans [Z, 2, R]: the first of any of them, the end
+    of any, and what in_spans takes; None in its place where there are no spans.
+
+    Neither number of a span falls from row to row, so that the ends of a block are those of its
+    last and its first row.
+    """
+    if spans is None:
+        return first, end, None
+    last = min(r0 + BM, R) - 1
+    rows = (tile.load(spans[z, 0, r0:r0+BM]), tile.load(spans[z, 1, r0:r0+BM]), spans[z, 0, last],
+            spans[z, 1, r0])
+    return max(first, spans[z, 0, r0]), min(end, spans[z, 1, last]), rows
+
+
+@kernel
+def in_spans(scores, rows, c0):
+    """Scores, -inf in columns from c0 on that a row does not see."""
+    if rows is None:
+        return scores
+    firsts, ends, last_first, first_end = rows
+    columns = (tile.arange(0, scores.shape[1]) + c0)[None, :]
+    if c0 + scores.shape[1] > first_end:
+        scores = tile.where(columns < ends[:, None], scores, -math.inf)
+    if last_first > c0:
+        scores = tile.where(columns >= firsts[:, None], scores, -math.inf)
+    return scores
+
+
 @kernel
 def mask_block(rule, M, h, q0, k0, BM, BN):
     """The mask of queries [q0:q0+BM] and keys [k0:k0+BN] of head h; None without one."""
@@ -94,16 +189,26 @@ def mask_block(rule, M, h, q0, k0, BM, BN):
 
 @kernel
 def block_scores(rule, products, mask, query, key, T, scale):
-    """Scores in base 2 of products of queries and keys; -inf where a key is not seen.
+    """Scores in base 2 of products of queries and keys, -inf where a key is not seen; and the slope
+    of a cap, None without one.
 
     query: the number of each product's query, counted so that it sees the keys up to its own.
     key: of its key, along the other axis.  mask: of the block, its axes as those of the products
     """
-    s = products * (scale * LOG2E)
+    s, factor, slope = in_base_2(products, scale, rule.cap)
+    s = s * factor
     if mask is not None:
         s = s + mask * LOG2E if rule.mask.floats else tile.where(mask, s, -math.inf)
     s = tile.where(key < T, s, -math.inf)
-    return tile.where(key <= query, s, -math.inf) if rule.causal else s
+    if rule.causal or rule.window:
+        s = tile.where(key <= query + (0 if rule.causal else rule.window - 1), s, -math.inf)
+    return tile.where(key > query - rule.window, s, -math.inf) if rule.window else s, slope
+
+
+@kernel
+def sloped(x, slope):
+    """The cotangent of a score as that of what was capped."""
+    return x if slope is None else x * slope
 
 
 @kernel
@@ -123,6 +228,28 @@ def scores_of_columns(rule, q, k, mask, q0, k0, S, T, scale):
     return block_scores(rule, products, mask, query[None, :], key[:, None], T, scale)
 
 
+@kernel
+def spanned_rows(scores, N, z, q0, k0):
+    """Scores of queries down the rows, -inf outside of the spans z of N [Y, 2, S]."""
+    if N is None:
+        return scores
+    end = q0 + scores.shape[0]
+    first, behind = tile.load(N[z, 0, q0:end], fill=0)[:, None], tile.load(N[z, 1, q0:end], fill=0)
+    key = (tile.arange(0, scores.shape[1]) + k0)[None, :]
+    return tile.where((key >= first) & (key < behind[:, None]), scores, -math.inf)
+
+
+@kernel
+def spanned_columns(scores, N, z, q0, k0):
+    """Of keys down the rows."""
+    if N is None:
+        return scores
+    end = q0 + scores.shape[1]
+    first, behind = tile.load(N[z, 0, q0:end], fill=0)[None, :], tile.load(N[z, 1, q0:end], fill=0)
+    key = (tile.arange(0, scores.shape[0]) + k0)[:, None]
+    return tile.where((key >= first) & (key < behind[None, :]), scores, -math.inf)
+
+
 # --- weights -----------------------------------------------------------------------------------
 @kernel
 def kept(rule, W, h, q0, k0, S, T, BM, BN, keys=1):
@@ -135,7 +262,7 @@ def kept(rule, W, h, q0, k0, S, T, BM, BN, keys=1):
     block = rule.dropout.block
     start = q0 // block * block
     rows = min(block, S - start)
-    seen = keys_seen(rule, start, rows, S, T)[1] if rule.causal and S > block else T
+    seen = near_keys(True, 0, start, rows, S, T)[1] if rule.causal and S > block else T
     row = tile.cast(tile.arange(0, BM) + (h * rows + q0 - start), "int64")[:, None]
     column = tile.cast(tile.arange(0, BN) + k0, "int64")[None, :]
     index = row * tile.cast(tile.full((1, 1), seen, "int32"), "int64") + column

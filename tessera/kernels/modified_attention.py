@@ -1,7 +1,8 @@
 """Attention with a mask, dropout, or both, forward and backward, without scores in memory.
 
-out = drop(softmax(scale Q K' + M)) V. What is done to scores and weights, and how a ScoreRule says
-it, is in attention_scores.py. M and W are the mask and the keys of draws, None without them.
+out = drop(softmax(capped(scale Q K') + M)) V. What is done to scores and weights, and how a
+ScoreRule says it, is in attention_scores.py. M, W and N are the mask, the keys of draws and spans
+of keys, of `heads` heads one after another each; None without them.
 A query that sees no key gives 0; its sum is kept as HIGHEST, so that its weights are 0 in the
 gradient too. Draws are made again in the gradient; with dp = drop(G V') the sum sum_j w_j dp_j over
 the keys of a query is that of result times cotangent, which is delta, with dropout as without.
@@ -9,22 +10,25 @@ the keys of a query is that of result times cotangent, which is delta, with drop
 
 from __future__ import annotations
 
-from ..numerics import DType, f32, uint32
+from ..numerics import DType, f32, i32, uint32
 from ..tensor import Tensor
 from ..tile import MODULE as tile
 from ..tile.kernel.decorator import kernel
 from .attention_scores import (
+    HIGHEST,
     ScoreRule,
     dropped,
     kept,
-    keys_seen,
     mask_block,
-    queries_seeing,
+    near_keys,
+    near_queries,
     scores_of_columns,
     scores_of_rows,
+    sloped,
+    spanned_columns,
+    spanned_rows,
 )
 
-HIGHEST = 3e38
 PLAIN = ScoreRule()
 
 
@@ -32,16 +36,19 @@ PLAIN = ScoreRule()
 def modified_attention(Q: Tensor["B", "S", "D"], K: Tensor["C", "T", "D"],
                        V: Tensor["C", "T", "E"], M: Tensor["Z", "SM", "TM"] | None,
                        W: Tensor["R", 2, uint32] | None, out: Tensor["B", "S", "E"],
-                       lse: Tensor["B", "S", f32], scale: f32, group=1, BM=64, BN=64, rule=PLAIN):
+                       lse: Tensor["B", "S", f32], scale: f32,
+                       N: Tensor["Y", 2, "S", i32] | None = None, heads=1,
+                       group=1, BM=64, BN=64, rule=PLAIN):
     """The result, and each query's log2 of its sum of exp2(scores)."""
     q0, h = tile.group_id(0) * BM, tile.group_id(1)
     q = tile.load(Q[h, q0:q0+BM, :])
     m, z, o = tile.full((BM,), -HIGHEST), tile.zeros((BM,)), tile.zeros((BM, E))
-    first, end = keys_seen(rule, q0, BM, S, T)
-    for k0 in range(first, end, BN):
+    first, end = near_keys(rule.causal, rule.window, q0, BM, S, T)
+    for k0 in range(first // BN * BN, end, BN):
         k = tile.load(K[h // group, k0:k0+BN, :])
         mask = mask_block(rule, M, h, q0, k0, BM, BN)
-        s = scores_of_rows(rule, q, k, mask, q0, k0, S, T, scale)
+        s, _ = scores_of_rows(rule, q, k, mask, q0, k0, S, T, scale)
+        s = spanned_rows(s, N, h // heads, q0, k0)
         keep = kept(rule, W, h, q0, k0, S, T, BM, BN)
         m_new = tile.maximum(m, tile.row_max(s))
         alpha = tile.exp2(m - m_new)
@@ -63,6 +70,7 @@ def modified_attention_keys(Q: Tensor["B", "S", "D"], K: Tensor["C", "T", "D"],
                             W: Tensor["R", 2, uint32] | None, G: Tensor["B", "S", "E"],
                             lse: Tensor["B", "S", f32], delta: Tensor["B", "S", f32],
                             dK: Tensor["C", "T", "D"], dV: Tensor["C", "T", "E"], scale: f32,
+                            N: Tensor["Y", 2, "S", i32] | None = None, heads=1,
                             group=1, BM=64, BN=64, rule=PLAIN):
     """dV = drop(P)' G and dK = scale dS' Q, where dS = P (dP - delta), over the queries of a group.
 
@@ -72,18 +80,19 @@ def modified_attention_keys(Q: Tensor["B", "S", "D"], K: Tensor["C", "T", "D"],
     k, v = tile.load(K[c, k0:k0+BN, :]), tile.load(V[c, k0:k0+BN, :])
     dk, dv = tile.zeros((BN, D)), tile.zeros((BN, E))
     for h in range(c * group, c * group + group):
-        first, end = queries_seeing(rule, k0, BM, S, T)
-        for q0 in range(first, end, BM):
+        first, end = near_queries(rule.causal, rule.window, k0, BN, S, T)
+        for q0 in range(first // BM * BM, end, BM):
             q, g = tile.load(Q[h, q0:q0+BM, :]), tile.load(G[h, q0:q0+BM, :])
             mask = mask_block(rule, M, h, q0, k0, BM, BN)
-            s = scores_of_columns(rule, q, k, mask, q0, k0, S, T, scale)
+            s, slope = scores_of_columns(rule, q, k, mask, q0, k0, S, T, scale)
+            s = spanned_columns(s, N, h // heads, q0, k0)
             keep = kept(rule, W, h, q0, k0, S, T, BM, BN, keys=0)
             p = tile.exp2(s - tile.load(lse[h, q0:q0+BM])[None, :])
             dp = dropped(rule, tile.dot(v, g.T), keep)
             ds = p * (dp - tile.load(delta[h, q0:q0+BM])[None, :])
             p = dropped(rule, p, keep)
             dv = tile.dot(tile.cast(p, G.dtype), g, dv)
-            dk = tile.dot(tile.cast(ds, Q.dtype), q, dk)
+            dk = tile.dot(tile.cast(sloped(ds, slope), Q.dtype), q, dk)
     dK[c, k0:k0+BN, :] = dk * scale
     dV[c, k0:k0+BN, :] = dv
 
@@ -93,22 +102,24 @@ def modified_attention_queries(Q: Tensor["B", "S", "D"], K: Tensor["C", "T", "D"
                                V: Tensor["C", "T", "E"], M: Tensor["Z", "SM", "TM"] | None,
                                W: Tensor["R", 2, uint32] | None, G: Tensor["B", "S", "E"],
                                lse: Tensor["B", "S", f32], delta: Tensor["B", "S", f32],
-                               dQ: Tensor["B", "S", "D"], scale: f32, group=1, BM=64, BN=64,
-                               rule=PLAIN):
+                               dQ: Tensor["B", "S", "D"], scale: f32,
+                               N: Tensor["Y", 2, "S", i32] | None = None, heads=1,
+                               group=1, BM=64, BN=64, rule=PLAIN):
     """dQ = scale dS K, over the keys that a query sees."""
     q0, h = tile.group_id(0) * BM, tile.group_id(1)
     q, g = tile.load(Q[h, q0:q0+BM, :]), tile.load(G[h, q0:q0+BM, :])
     sums, own = tile.load(lse[h, q0:q0+BM]), tile.load(delta[h, q0:q0+BM])
     dq = tile.zeros((BM, D))
-    first, end = keys_seen(rule, q0, BM, S, T)
-    for k0 in range(first, end, BN):
+    first, end = near_keys(rule.causal, rule.window, q0, BM, S, T)
+    for k0 in range(first // BN * BN, end, BN):
         k, v = tile.load(K[h // group, k0:k0+BN, :]), tile.load(V[h // group, k0:k0+BN, :])
         mask = mask_block(rule, M, h, q0, k0, BM, BN)
-        s = scores_of_rows(rule, q, k, mask, q0, k0, S, T, scale)
+        s, slope = scores_of_rows(rule, q, k, mask, q0, k0, S, T, scale)
+        s = spanned_rows(s, N, h // heads, q0, k0)
         keep = kept(rule, W, h, q0, k0, S, T, BM, BN)
         dp = dropped(rule, tile.dot(g, v.T), keep)
         ds = tile.exp2(s - sums[:, None]) * (dp - own[:, None])
-        dq = tile.dot(tile.cast(ds, K.dtype), k, dq)
+        dq = tile.dot(tile.cast(sloped(ds, slope), K.dtype), k, dq)
     dQ[h, q0:q0+BM, :] = dq * scale
 
 
@@ -117,14 +128,16 @@ def modified_attention_scores(Q: Tensor["B", "S", "D"], K: Tensor["C", "T", "D"]
                               V: Tensor["C", "T", "E"], M: Tensor["Z", "SM", "TM"] | None,
                               W: Tensor["R", 2, uint32] | None, G: Tensor["B", "S", "E"],
                               lse: Tensor["B", "S", f32], delta: Tensor["B", "S", f32],
-                              dM: Tensor["B", "S", "T"], scale: f32, group=1, BM=64, BN=64,
-                              rule=PLAIN):
+                              dM: Tensor["B", "S", "T"], scale: f32,
+                              N: Tensor["Y", 2, "S", i32] | None = None, heads=1,
+                              group=1, BM=64, BN=64, rule=PLAIN):
     """dM = P (dP - delta) of every matrix of scores: the mask's cotangent before it is summed."""
     k0, q0, h = tile.group_id(0) * BN, tile.group_id(1) * BM, tile.group_id(2)
     q, g = tile.load(Q[h, q0:q0+BM, :]), tile.load(G[h, q0:q0+BM, :])
     k, v = tile.load(K[h // group, k0:k0+BN, :]), tile.load(V[h // group, k0:k0+BN, :])
     mask = mask_block(rule, M, h, q0, k0, BM, BN)
-    s = scores_of_rows(rule, q, k, mask, q0, k0, S, T, scale)
+    s, _ = scores_of_rows(rule, q, k, mask, q0, k0, S, T, scale)
+    s = spanned_rows(s, N, h // heads, q0, k0)
     keep = kept(rule, W, h, q0, k0, S, T, BM, BN)
     p = tile.exp2(s - tile.load(lse[h, q0:q0+BM])[:, None])
     dp = dropped(rule, tile.dot(g, v.T), keep)

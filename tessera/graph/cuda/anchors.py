@@ -25,7 +25,7 @@ def anchor_frame(anchor: Node, space: tuple[int, ...]) -> Frame | None:
 
 def anchor_extents(anchor: Node) -> tuple[int, ...]:
     """(M, N) of one product, (Z, M, N) of a batch, (heads, S, E) of attention."""
-    if len(anchor.inputs) == 3:
+    if "causal" in anchor.attrs:
         q, v = extents_of(anchor.inputs[0]), extents_of(anchor.inputs[2])
         return prod(q[:-2]), q[-2], v[-1]
     shape = extents_of(anchor.outputs[0])

@@ -87,6 +87,8 @@ def _anchor_reads(group: FusionGroup, v: Value, layout: StridedLayout) -> str:
     shape, bits = extents_of(v), v.aval.dtype.bits
     lead = (prod(shape[:-2]),) if len(extents_of(anchor.outputs[0])) > 2 else ()
     inner = {len(lead): 0, len(lead) + 1: 0}
+    if group.kind == "attention" and v in anchor.inputs[3:]:
+        return ROWS
     if group.kind == "attention":  # rows beyond the end have to be zeros
         return refusal(layout, (*lead, *shape[-2:]), {1: WIDEST // 2, 2: 1}, bits)
     for i, (x, way) in enumerate(zip(anchor.inputs, anchor.attrs["layout"], strict=True)):

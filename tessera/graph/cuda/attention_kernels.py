@@ -1,8 +1,8 @@
 """Attention and its gradient by the library's kernels, which keep no scores in memory.
 
-Without a mask and dropout by the fastest, few queries by those that split keys, else by those of
-modified_attention_kernels.py. Where a graph has both, the result's kernel saves what that of the
-gradient makes weights from.
+Without a mask in memory and dropout by the fastest, few queries by those that split keys, else by
+those of modified_attention_kernels.py. Where a graph has both, the result's kernel saves what that
+of the gradient makes weights from.
 Operands that the kernels do not take are left to the composition.
 """
 
@@ -30,15 +30,17 @@ from ..flops import Shapes
 from ..ir import Graph, Node, Value, readers_of
 from ..op import Aval
 from ..operand import convert, to_compute
+from ..ops.attention_blocks import Extras
 from ..ops.attention_op import (
     ATTENTION,
     ATTENTION_VJP,
     DROPOUT_ATTENTION,
     DROPOUT_ATTENTION_VJP,
-    mask_and_key,
 )
 from ..ops.cached_attention import CACHED_ATTENTION
+from ..ops.sort import SEARCHSORTED
 from ..schedule.library_call import library_call
+from ..trace import apply
 from .modified_attention_kernels import MODIFIED, MODIFIED_GRADIENT, smallest_kept
 from .move_passes import narrows
 
@@ -48,9 +50,9 @@ FORWARD = (ATTENTION, DROPOUT_ATTENTION)
 BACKWARD = (ATTENTION_VJP, DROPOUT_ATTENTION_VJP)
 
 
-def _gradient(g: Tensor, y: Tensor, lse: Tensor, q: Tensor, k: Tensor, v: Tensor, *, scale: float,
-              causal: bool, chip: str, types: tuple[NumericType, ...], sums: tuple[int, ...] = ()
-              ) -> tuple[Tensor, ...]:
+def _gradient(g: Tensor, y: Tensor, lse: Tensor, q: Tensor, k: Tensor, v: Tensor, *spans: Tensor,
+              scale: float, causal: bool, chip: str, types: tuple[NumericType, ...],
+              window: int = 0, cap: float = 0.0, sums: tuple[int, ...] = ()) -> tuple[Tensor, ...]:
     """Two kernels. The result's own row sums are taken of it as it is stored. types: those in which
     the cotangents of q, k and v are written. sums: those of them whose columns are summed."""
     (S, D), (T, E) = tuple(q.shape[-2:]), tuple(v.shape[-2:])
@@ -61,17 +63,33 @@ def _gradient(g: Tensor, y: Tensor, lse: Tensor, q: Tensor, k: Tensor, v: Tensor
     K, V = F.reshape(k, (keys, T, D)), F.reshape(v, (keys, T, E))
     rows = F.reshape(lse, (heads, S)), F.reshape(delta, (heads, S))
     dQ, dK, dV = (F.zeros(x.shape, t) for x, t in zip((Q, K, V), types, strict=True))
-    common: dict[str, Any] = {"group": heads // keys, "causal": causal}
+    common: dict[str, Any] = {"group": heads // keys, "causal": causal, "window": window,
+                              "cap": cap}
     held = q.dtype, max(D, E), GENERATIONS[chip]
+    of_queries, of_keys = _both_spans(spans[0], T) if spans else (None, None)
+    rows_q, rows_k = ({} if x is None else {"spans": x, "heads": n // x.shape[0]}
+                      for x, n in ((of_queries, heads), (of_keys, keys)))
     columns = {i: F.zeros((-(-x.shape[1] // SUMMED_ROWS), x.shape[0], x.shape[2]))
                for i, x in enumerate((Q, K, V)) if i in sums}
     attention_keys(Q, K, V, G, *rows, dK, dV, scale, sums_k=columns.get(1), sums_v=columns.get(2),
-                   **keys_block(*held, keys=T), **common)
+                   **keys_block(*held, keys=T, cap=bool(cap), spans=bool(spans)), **rows_k,
+                   **common)
     attention_queries(Q, K, V, G, *rows, dQ, scale, sums_q=columns.get(0),
-                      **queries_block(*held, queries=S, causal=causal), **common)
+                      **queries_block(*held, queries=S, causal=causal, spans=bool(spans)),
+                      **rows_q, **common)
     made = [F.reshape(x, like.shape) for x, like in zip((dQ, dK, dV), (q, k, v), strict=True)]
     return *made, *(F.reshape(columns[i], (columns[i].shape[0], *x.shape[:-2], x.shape[-1]))
                     for i, x in enumerate((q, k, v)) if i in sums)
+
+
+def _both_spans(spans: Tensor, T: int) -> tuple[Tensor, Tensor]:
+    """[Z, 2, S] of what queries see, and [Z, 2, T] of which queries see a key: from the first whose
+    span does not end in front of it, up to the first whose span begins behind it."""
+    of_queries = F.reshape(spans, (-1, *spans.shape[-2:]))
+    places = F.broadcast_to(F.arange(T, dtype="int32"), (of_queries.shape[0], T))
+    first, end = (apply(SEARCHSORTED, of_queries[:, i], places, side="right", lines=1)
+                  for i in (1, 0))
+    return of_queries, convert(F.stack([first, end], axis=1), spans.type)
 
 
 def _row_blocks(node: Node, i: int) -> int:
@@ -100,11 +118,12 @@ def _few_queries(q: Tensor, k: Tensor, v: Tensor, *count: Tensor, scale: float, 
     return F.reshape(out, (*q.shape[:-1], E))
 
 
-def _flops(ins: Shapes, outs: Shapes, *, causal: bool, **attrs: Any) -> float:
-    """Two matmuls of each query with the keys that it sees: of a causal one, those up to its own.
-    """
+def _flops(ins: Shapes, outs: Shapes, *, causal: bool, window: int = 0, **attrs: Any) -> float:
+    """Two matmuls of each query with the keys that it sees: of a causal one, those up to its own,
+    of a window as many as it has. Spans are data."""
     (*heads, S, D), (T, E) = ins[0], ins[2][-2:]
     seen = S * (T - (S - 1) / 2) if causal else S * T
+    seen = min(seen, S * (window if causal else 2 * window - 1)) if window else seen
     return 2.0 * prod(heads) * seen * (D + E)
 
 
@@ -178,9 +197,10 @@ def _result_call(node: Node, outputs: tuple[Value, Value], wanted: bool) -> Node
         return Node(FEW_QUERIES, operands, attrs, outputs[:1], node.where)
     if not _is_plain(node):
         return Node(MODIFIED, operands, attrs, outputs, node.where)
-    q, k, _ = operands
+    q, k, *_ = operands
     attrs = {"scale": node.attrs["scale"], "causal": node.attrs["causal"],
-             "group": q.aval.shape[-3] // k.aval.shape[-3], "shape": tuple(outputs[0].aval.shape)}
+             "group": q.aval.shape[-3] // k.aval.shape[-3], "shape": tuple(outputs[0].aval.shape),
+             **{name: node.attrs[name] for name in ("window", "cap") if name in node.attrs}}
     if wanted:
         return Node(FLASH_SAVED, operands, attrs, outputs, node.where)
     return Node(FLASH, operands, attrs, outputs[:1], node.where)
@@ -207,16 +227,23 @@ def _key(node: Node) -> Any:
 
 
 def _operands(node: Node) -> tuple[Value, ...]:
-    """Queries, keys and values, the mask and the key of dropout if there are."""
+    """Queries, keys and values, the mask, spans and the key of dropout if there are."""
     return node.inputs[1:] if node.op in BACKWARD else node.inputs
 
 
+def _extras(node: Node) -> Any:
+    """The types of what stands behind the values."""
+    return Extras.of(tuple(x.aval for x in _operands(node)[3:]), node.attrs.get("dropout", 0.0))
+
+
 def _is_plain(node: Node) -> bool:
-    """Whether the fastest kernels take it. The others give 0 where a query sees no key, and have
-    -inf in place of a score that is scaled already."""
-    q, k, _, *rest = (x.aval.shape for x in _operands(node))
-    causal: Any = node.attrs["causal"] and q[-2] > k[-2]
-    return not rest and not causal and node.attrs["scale"] > 0
+    """Whether the fastest kernels take it. The others give 0 where a query sees no key for want of
+    keys, and have -inf in place of a score that is scaled already."""
+    q, k, *_ = (x.aval.shape for x in _operands(node))
+    by_place: Any = (node.attrs["causal"] or node.attrs.get("window")) and q[-2] > k[-2]
+    scaled = node.attrs["scale"] > 0 or node.attrs.get("cap")
+    extras = _extras(node)
+    return extras.mask is None and extras.key is None and not by_place and bool(scaled)
 
 
 def _is_few(node: Node) -> bool:
@@ -225,16 +252,19 @@ def _is_few(node: Node) -> bool:
     S: Any = q.shape[-2]
     T: Any = v.shape[-2]
     width: Any = max(q.shape[-1], v.shape[-1])
-    plain = node.attrs["scale"] > 0 if node.op is CACHED_ATTENTION else _is_plain(node)
-    return plain and few_queries(q.dtype, S, T, width)
+    if node.op is CACHED_ATTENTION:
+        return node.attrs["scale"] > 0 and few_queries(q.dtype, S, T, width)
+    scored = node.attrs.get("window") or node.attrs.get("cap") or _extras(node).spans is not None
+    return _is_plain(node) and not scored and few_queries(q.dtype, S, T, width)
 
 
 def _is_taken(node: Node) -> bool:
-    dropout = node.attrs.get("dropout", 0.0)
-    mask, _ = mask_and_key(tuple(x.aval for x in _operands(node)[3:]), dropout)
+    mask, spans, _ = _extras(node)
     if mask is not None and mask.dtype.name not in ("bool", "bool_", "f32"):
         return False
-    return _is_known(node) and smallest_kept(dropout) < 2**32
+    if spans is not None and spans.shape[1:-2] not in ((), (1,)):
+        return False  # heads of a sequence would have spans of their own
+    return _is_known(node) and smallest_kept(node.attrs.get("dropout", 0.0)) < 2**32
 
 
 def _is_known(node: Node) -> bool:

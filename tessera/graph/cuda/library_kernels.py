@@ -80,26 +80,30 @@ def attention_source(group: ScheduledGroup) -> KernelText:
     saves = group.attr("saves")
     w.scope |= {"attend_saved": attend_saved} if saves else {"attend": attend}
     anchor, (Q, K, V) = group.steps[0], group.reads[:3]
-    s, S, T = group.schedule, Q.shape[1], K.shape[1]
+    s, S, T, spans = group.schedule, Q.shape[1], K.shape[1], group.reads[3:len(anchor.args)]
     w.line("head = tile.group_id(1)")
     w.line(f"m = tile.group_id(0) * {s.m}")
     b = FrameBlock(frame, f"m:m+{s.m}", f"0:{V.shape[2]}", ("head",), s.m, V.shape[2],
-                   {r.name: r for r in group.reads[3:]})
+                   {r.name: r for r in group.reads[len(anchor.args):]})
     given = (f"(Q, K, V, head, {group.attr('group')}, m, {T}, {T - S}, "
-             f"{group.attr('scale')!r}, {s.m}, {s.n}, {group.attr('causal')}, {SLACK})")
+             f"{group.attr('scale')!r}, {s.m}, {s.n}, {group.attr('causal')}, {SLACK}")
+    if group.attr("window") or group.attr("cap"):
+        given += f", window={group.attr('window')}, cap={group.attr('cap')!r}"
+    given += "".join(f", spans=N, heads={Q.shape[0] // x.shape[0]}" for x in spans) + ")"
     if saves:
         sums = group.writes[-1]
         group = replace(group, writes=group.writes[:-1])
         w.line(f"rows, sums = attend_saved{given}", anchor)
         w.line(f"{capital(sums.name)}[head, m:m+{s.m}] = sums", anchor)
     _behind(w, b, group, anchor, "rows" if saves else f"attend{given}")
-    own = [f"{name}: {w.annotation(o, o.shape)}" for name, o in zip("QKV", (Q, K, V), strict=True)]
-    texts, shapes = _others(w, b, group, 3, {})
+    operands = group.reads[:len(anchor.args)]
+    own = [f"{name}: {w.annotation(o, o.shape)}" for name, o in zip("QKVN", operands, strict=False)]
+    texts, shapes = _others(w, b, group, len(anchor.args), {})
     if saves:
         texts.append(f"{capital(sums.name)}: {w.annotation(sums, (Q.shape[0], S))}")
         shapes.append((Q.shape[0], S))
     return w.finish([*own, *texts], f"(grid={group.grid})",
-                    [Q.shape, K.shape, V.shape, *shapes])
+                    [*(x.shape for x in operands), *shapes])
 
 
 __all__ = ["attention_source", "gemm_source"]

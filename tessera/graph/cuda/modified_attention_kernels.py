@@ -25,8 +25,7 @@ from ...numerics import NumericType
 from ...tensor import Tensor
 from .. import functions as F
 from ..operand import convert, to_compute
-from ..ops.attention_blocks import BLOCK_ROWS
-from ..ops.attention_op import mask_and_key
+from ..ops.attention_blocks import BLOCK_ROWS, Extras
 from ..ops.elementwise import unbroadcast
 from ..schedule.library_call import library_call
 
@@ -38,8 +37,8 @@ class _Call:
     """
 
     def __init__(self, q: Tensor, k: Tensor, v: Tensor, rest: tuple[Tensor, ...], scale: float,
-                 causal: bool, dropout: float):
-        self.mask, key = mask_and_key(rest, dropout)
+                 causal: bool, dropout: float = 0.0, window: int = 0, cap: float = 0.0):
+        self.mask, spans, key = Extras.of(rest, dropout)
         (S, D), (T, E) = tuple(q.shape[-2:]), tuple(v.shape[-2:])
         count, keys = prod(q.shape[:-2]), prod(k.shape[:-2])
         self.Q, self.K = F.reshape(q, (count, S, D)), F.reshape(k, (keys, T, D))
@@ -51,7 +50,11 @@ class _Call:
         W, dropout_rule = _draws_operand(key, S, T, dropout)
         self.operands = self.Q, self.K, self.V, M, W
         self.constants: dict[str, Any] = {
-            "group": count // keys, "rule": ScoreRule(causal, mask_rule, dropout_rule)}
+            "group": count // keys,
+            "rule": ScoreRule(causal, mask_rule, dropout_rule, window, cap)}
+        if spans is not None:
+            N = F.reshape(spans, (-1, 2, S))
+            self.constants |= {"N": N, "heads": count // N.shape[0]}
 
 
 def _mask_operand(mask: Tensor | None, heads: int) -> tuple[Tensor | None, MaskRule | None]:
@@ -83,20 +86,19 @@ def smallest_kept(dropout: float) -> int:
     return math.ceil(float(np.float32(dropout)) * 2**24) << 8
 
 
-def _forward(q: Tensor, k: Tensor, v: Tensor, *rest: Tensor, scale: float, causal: bool,
-             types: tuple[NumericType, ...], dropout: float = 0.0) -> tuple[Tensor, Tensor]:
-    c = _Call(q, k, v, rest, scale, causal, dropout)
+def _forward(q: Tensor, k: Tensor, v: Tensor, *rest: Tensor, types: tuple[NumericType, ...],
+             **attrs: Any) -> tuple[Tensor, Tensor]:
+    c = _Call(q, k, v, rest, **attrs)
     out, lse = F.zeros((*c.rows, v.shape[-1]), types[0]), F.zeros(c.rows)
     modified_attention(*c.operands, out, lse, c.scale, BM=c.rows_of_block, BN=c.step, **c.constants)
     return F.reshape(out, (*q.shape[:-1], v.shape[-1])), F.reshape(lse, q.shape[:-1])
 
 
 def _gradient(g: Tensor, y: Tensor, lse: Tensor, q: Tensor, k: Tensor, v: Tensor, *rest: Tensor,
-              scale: float, causal: bool, types: tuple[NumericType, ...], wanted: bool,
-              dropout: float = 0.0) -> tuple[Tensor, ...]:
+              types: tuple[NumericType, ...], wanted: bool, **attrs: Any) -> tuple[Tensor, ...]:
     """Two kernels, and one more where the mask's cotangent is wanted. The result's own row sums are
     taken of it as it is stored."""
-    c = _Call(q, k, v, rest, scale, causal, dropout)
+    c = _Call(q, k, v, rest, **attrs)
     delta = F.sum(to_compute(g) * to_compute(convert(y, q.type)), axis=-1)
     G = g if g.dtype is q.dtype else convert(g, q.type)
     common = (*c.operands, F.reshape(G, (*c.rows, v.shape[-1])), F.reshape(lse, c.rows),

@@ -21,6 +21,7 @@ from .contract import matmul_type, operand_as
 from .elementwise import broadcast_shapes
 from .random import next_key
 from .reduce import accumulate_dtype
+from .sort import SEARCHSORTED
 
 # What stands for keys and values in flash_attention(q, cache): type -> attend(q, cache, causal=,
 # scale=, mask=, dropout=, key=). Filled by state.
@@ -29,7 +30,8 @@ HELD: dict[type, Callable[..., Tensor]] = {}
 
 @public
 def attention(q: Any, k: Any, v: Any, *, causal: bool = False, scale: float | None = None,
-              mask: Any = None, dropout: float = 0.0, key: Any = None) -> Tensor:
+              mask: Any = None, dropout: float = 0.0, key: Any = None, window: int | None = None,
+              soft_cap: float | None = None, segments: Any = None, lengths: Any = None) -> Tensor:
     """y = softmax(scale q k' + mask) v, softmax along the keys.
 
     q: [B, H, S, D]   k: [B, Hk, T, D]   v: [B, Hk, T, Dv]   y: [B, H, S, Dv] of the operands'
@@ -39,6 +41,13 @@ def attention(q: Any, k: Any, v: Any, *, causal: bool = False, scale: float | No
     causal   query i sees the keys up to i + T - S: the last query sees every key
     mask     broadcasts to [B, H, S, T]: bool_ (true: seen), or floats added to the scores
     dropout  probability with which a weight is zeroed (the others are divided by 1 - p)
+    window   query i sees the keys that are fewer than `window` from i + T - S; causal: the last
+             `window` up to its own
+    soft_cap c: scores s = scale q k' become c tanh(s / c), in front of masks
+    segments [B, S] or [S] integers, where S = T: a query sees the keys of its own run of equal
+             numbers, as of documents that lie one behind another
+    lengths  [B] integers, or one: only the first lengths[b] keys are seen
+    On a GPU blocks of keys that no query sees by causal, window, segments or lengths are left out.
     A query that sees no key gives 0. Computes in the accumulate type and rounds once, at the end;
     with dropout of types of 16 bits, weights too are rounded to the type of the values.
     On a GPU no scores lie in memory; else more than 512 queries go in blocks of 512, and the scores
@@ -50,14 +59,70 @@ def attention(q: Any, k: Any, v: Any, *, causal: bool = False, scale: float | No
     scale = 1.0 / math.sqrt(a.shape[-1]) if scale is None else float(scale)
     accum = accumulate_dtype(numeric)
     hidden = None if mask is None else _mask_operand(mask, a, b)
-    attrs: dict[str, Any] = {"scale": scale, "causal": bool(causal), "accum": accum}
-    xs = [a, b, c] + ([] if hidden is None else [hidden])
+    attrs: dict[str, Any] = {"scale": scale, "causal": bool(causal), "accum": accum,
+                             **_score_rule(window, soft_cap)}
+    spans = None if segments is None and lengths is None else key_spans(a, b, segments, lengths)
+    xs = [a, b, c, *(x for x in (hidden, spans) if x is not None)]
     if not dropout:
         return store(apply(ATTENTION, *xs, **attrs), numeric)
     if not 0 < dropout < 1:
         raise ArgumentError(f"dropout needs 0 <= p < 1, got {dropout}")
     own = next_key() if key is None else as_tensor(key)
     return store(apply(DROPOUT_ATTENTION, *xs, own, **attrs, dropout=float(dropout)), numeric)
+
+
+def _score_rule(window: Any, soft_cap: Any) -> dict[str, Any]:
+    """The attributes that are not those of plain attention."""
+    found: dict[str, Any] = {}
+    if window is not None:
+        if isinstance(window, bool) or not isinstance(window, int) or window < 1:
+            raise ArgumentError(f"window={window!r} is no number of keys",
+                                hint="1 or more: 1 is the query's own key alone; None: all")
+        found["window"] = window
+    if soft_cap is not None:
+        if not 0 < float(soft_cap) < math.inf:
+            raise ArgumentError(f"soft_cap={soft_cap!r}", hint="a positive number; None: no cap")
+        found["cap"] = float(soft_cap)
+    return found
+
+
+def key_spans(q: Tensor, k: Tensor, segments: Any, lengths: Any) -> Tensor:
+    """The first key that each query sees by its segment and the sequence's length, and the first
+    behind it, int32.   [B, 1, 2, S], or [N, 2, S], [2, S], as many axes as q; 1 in place of B or N
+    where they are the same for all."""
+    S, T = q.shape[-2], k.shape[-2]
+    lead = tuple(q.shape[:1]) if q.ndim > 2 else ()
+    first: Any = F.zeros((1, S), "int32")
+    end: Any = F.full((1, S), T, "int32")
+    if segments is not None:
+        ids = as_tensor(segments)
+        _check_rows(ids, "segments", (S,), lead)
+        if S != T:
+            raise ShapeError(f"segments of {S} queries and {T} keys", hint="they number the "
+                             "places of one sequence: S = T; a mask says more")
+        ids = F.reshape(ids, (-1, S))
+        begins = F.cast(F.not_equal(ids[:, 1:], ids[:, :-1]), "int32")
+        runs = F.cumsum(F.pad(begins, [(0, 0), (1, 0)]), axis=1)
+        first, end = (F.cast(apply(SEARCHSORTED, runs, runs, side=side, lines=1), "int32")
+                      for side in ("left", "right"))
+    if lengths is not None:
+        most = as_tensor(lengths)
+        _check_rows(most, "lengths", (), lead)
+        end = F.minimum(end, F.cast(F.clip(F.reshape(most, (-1, 1)), 0, T), "int32"))
+        first = F.minimum(first, end)
+    first, end = (F.broadcast_to(x, (max(first.shape[0], end.shape[0]), S)) for x in (first, end))
+    made = F.stack([first, end], axis=1)
+    return F.reshape(made, (*made.shape[:1], 1, 2, S) if q.ndim == 4 else made.shape if lead else (
+        2, S))
+
+
+def _check_rows(x: Tensor, name: str, own: tuple[Any, ...], lead: tuple[Any, ...]) -> None:
+    if x.dtype.kind not in ("int", "uint"):
+        raise DTypeError(f"{name} are integers, got {x.type}")
+    if tuple(x.shape) not in (own, (*lead, *own)):
+        raise ShapeError(f"{name} {show_shape(x.shape)} of queries with leading axis "
+                         f"{show_shape(lead)}", hint=f"{show_shape((*lead, *own))}, one for each, "
+                         f"or {show_shape(own)} for all")
 
 
 def attention_of_first(q: Any, k: Any, v: Any, count: Tensor, *, causal: bool = False,
@@ -121,7 +186,9 @@ def _mask_operand(mask: Any, q: Tensor, k: Tensor) -> Tensor:
 @public
 def flash_attention(q: Any, k: Any, v: Any = None, *, causal: bool | None = None,
                     is_causal: bool | None = None, scale: float | None = None, mask: Any = None,
-                    dropout: float = 0.0, key: Any = None) -> Tensor:
+                    dropout: float = 0.0, key: Any = None, window: int | None = None,
+                    soft_cap: float | None = None, segments: Any = None, lengths: Any = None
+                    ) -> Tensor:
     """Causal attention by default: `flash_attention(q, k, v)`. See `ts.attention` for shapes.
 
     With a cache, `flash_attention(q, cache)`, the queries are the last of its entries, and the
@@ -132,11 +199,17 @@ def flash_attention(q: Any, k: Any, v: Any = None, *, causal: bool | None = None
     if causal is not None and is_causal is not None and causal != is_causal:
         raise ArgumentError(f"causal={causal} and is_causal={is_causal} contradict each other")
     chosen = next((c for c in (causal, is_causal) if c is not None), True)
+    rule = {"window": window, "soft_cap": soft_cap, "segments": segments, "lengths": lengths}
     if v is None and type(k) in HELD:
+        if any(x is not None for x in rule.values()):
+            raise ArgumentError(
+                f"{', '.join(n for n, x in rule.items() if x is not None)}: not over a cache",
+                hint="ts.attention(q, k, v) takes them; a mask does the same over a cache")
         return HELD[type(k)](q, k, causal=chosen, scale=scale, mask=mask, dropout=dropout, key=key)
     if v is None:
         raise ArgumentError(
             f"flash_attention takes queries, keys and values, got queries and a "
             f"{type(k).__name__}", hint="flash_attention(q, k, v), three tensors "
             "[B, H, S, D]; or a KVCache for both")
-    return attention(q, k, v, causal=chosen, scale=scale, mask=mask, dropout=dropout, key=key)
+    return attention(q, k, v, causal=chosen, scale=scale, mask=mask, dropout=dropout, key=key,
+                     window=window, soft_cap=soft_cap, segments=segments, lengths=lengths)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from ...dims import divide
 from ...numerics import DType
@@ -26,35 +26,76 @@ BLOCK_ROWS = 512  # queries at a time when there are more: the scores are then [
 
 @dataclass(frozen=True)
 class AttentionRule:
-    """What is the same for every block of queries."""
+    """What is the same for every block of queries. window, cap, dropout: 0 without one."""
 
     scale: float
     causal: bool
     accum: DType
     dropout: float = 0.0
+    window: int = 0
+    cap: float = 0.0
     key: Any = None
+
+    @property
+    def reach(self) -> int | None:
+        """How far behind its own key a query sees at most; None: to the end."""
+        return 0 if self.causal else self.window - 1 if self.window else None
+
+
+class Extras(NamedTuple):
+    """The operands behind queries, keys and values, None where one is not given.
+
+    mask: bools (seen), or floats that are added.  spans [..., 2, S] int32: the first key that a
+    query sees and the first behind it, neither falling from query to query.  key: of dropout
+    """
+
+    mask: Any = None
+    spans: Any = None
+    key: Any = None
+
+    @staticmethod
+    def of(rest: tuple, dropout: float) -> Extras:
+        rest, key = (rest[:-1], rest[-1]) if dropout else (rest, None)
+        spans = rest[-1] if rest and rest[-1].dtype.kind in ("int", "i") else None
+        return Extras(rest[0] if len(rest) > (spans is not None) else None, spans, key)
+
+    def of_block(self, b: QueryBlock, blocks: int) -> Extras:
+        """What mask and spans say of a block of queries."""
+        mask, spans = self.mask, self.spans
+        if mask is not None and blocks > 1:
+            mask = mask if mask.shape[-2] == 1 else mask[..., b.start:b.stop, :]
+            mask = mask if mask.shape[-1] == 1 else mask[..., b.first:b.seen]
+        if spans is not None and blocks > 1:
+            spans = spans[..., b.start:b.stop]
+        return Extras(mask, spans, self.key)
 
 
 @dataclass(frozen=True)
 class QueryBlock:
-    """Queries [start:stop], which see the first `seen` keys; when causal the first of them sees the
-    keys up to `last`."""
+    """Queries [start:stop], which see keys [first:seen]; the first of them sees those up to
+    `last` and what is within reach behind it."""
 
     start: int
     stop: Any
+    first: int
     seen: Any
     last: Any
 
 
-def query_blocks(S: Any, T: Any, causal: bool) -> Iterator[QueryBlock]:
-    """All queries at once when they are few, else by blocks; a causal block reads only the keys
-    that it sees."""
+def query_blocks(S: Any, T: Any, rule: AttentionRule) -> Iterator[QueryBlock]:
+    """All queries at once when they are few, else by blocks, each of which reads only the keys that
+    it sees. What is dropped is drawn for all keys that a window hides."""
     if not isinstance(S, int) or not isinstance(T, int) or S <= BLOCK_ROWS:
-        yield QueryBlock(0, S, T, T - S)
+        yield QueryBlock(0, S, 0, T, T - S)
         return
+    window = 0 if rule.dropout else rule.window
     for start in range(0, S, BLOCK_ROWS):
-        stop = min(S, start + BLOCK_ROWS)
-        yield QueryBlock(start, stop, max(min(T, stop + T - S), 0) if causal else T, start + T - S)
+        stop, first, seen = min(S, start + BLOCK_ROWS), 0, T
+        if window:
+            first = max(0, start + T - S - (window - 1))
+        if window or rule.causal:
+            seen = max(min(T, stop + T - S + (rule.reach or 0)), first)
+        yield QueryBlock(start, stop, first, seen, start + T - S)
 
 
 def _rows(x: Tensor, blocks: list[QueryBlock]) -> list[Tensor]:
@@ -63,27 +104,19 @@ def _rows(x: Tensor, blocks: list[QueryBlock]) -> list[Tensor]:
     return list(F.split(x, [b.stop - b.start for b in blocks], axis=-2))
 
 
-def _mask_rows(mask: Tensor | None, b: QueryBlock, blocks: int) -> Tensor | None:
-    """What a mask says of a block."""
-    if mask is None or blocks == 1:
-        return mask
-    part = mask if mask.shape[-2] == 1 else mask[..., b.start:b.stop, :]
-    return part if part.shape[-1] == 1 else part[..., :b.seen]
-
-
 def _seen(x: Tensor, b: QueryBlock) -> Tensor:
-    return x if b.seen == x.shape[-2] else x[..., :b.seen, :]
+    return x if b.seen == x.shape[-2] and not b.first else x[..., b.first:b.seen, :]
 
 
-def in_blocks(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, rule: AttentionRule) -> Tensor:
-    """softmax(scale q k' + mask) v, in the wide type of the operands."""
-    blocks = list(query_blocks(q.shape[-2], k.shape[-2], rule.causal))
+def in_blocks(q: Tensor, k: Tensor, v: Tensor, rule: AttentionRule, extras: Extras) -> Tensor:
+    """softmax(capped(scale q k') + mask) v, in the wide type of the operands."""
+    blocks = list(query_blocks(q.shape[-2], k.shape[-2], rule))
     parts = []
     for b, rows in zip(blocks, _rows(q, blocks), strict=True):
-        part = _mask_rows(mask, b, len(blocks))
+        part = extras.of_block(b, len(blocks))
         own = _block_rule(rule, b, blocks)
         heads = _Heads.of(rows, k)
-        p = _block_weights(heads.grouped(rows), _seen(k, b), part, own, b.last, heads)
+        p, _ = _block_weights(heads.grouped(rows), _seen(k, b), part, own, b, heads)
         p = F.dropout(p, own.dropout, key=own.key)
         y = _weighted(heads.grouped(p), _seen(v, b), rule)
         parts.append(heads.apart(y))
@@ -106,48 +139,50 @@ def _weighted(p: Tensor, v: Tensor, rule: AttentionRule) -> Tensor:
 
 
 def gradients_in_blocks(g: Tensor, q: Tensor, k: Tensor, v: Tensor, rule: AttentionRule,
-                        mask: Tensor | None = None) -> tuple[Tensor, ...]:
+                        extras: Extras) -> tuple[Tensor, ...]:
     """The cotangents of q, k and v, from that of the result, in the wide type; of a mask of floats
     too, at the end.
 
-    p = softmax(scale q k' + mask), dv = drop(p)' g, dp = drop(g v'), ds = scale dmask,
-    dmask = p (dp - sum_t p_t dp_t), dq = ds k, dk = ds' q; drop draws the same both times.
+    p = softmax(capped(scale q k') + mask), dv = drop(p)' g, dp = drop(g v'),
+    dmask = p (dp - sum_t p_t dp_t), ds = scale slope dmask with the slope of the cap, dq = ds k,
+    dk = ds' q; drop draws the same both times.
     """
-    T = k.shape[-2]
-    blocks = list(query_blocks(q.shape[-2], T, rule.causal))
+    T, mask = k.shape[-2], extras.mask
+    blocks = list(query_blocks(q.shape[-2], T, rule))
     queries, keys, values, masks = [], list[Tensor](), list[Tensor](), list[Tensor]()
     for b, rows, cotangent in zip(blocks, _rows(q, blocks), _rows(g, blocks), strict=True):
         heads = _Heads.of(rows, k)
         own_q, own_g, own_k = heads.grouped(rows), heads.grouped(cotangent), _seen(k, b)
-        part, own = _mask_rows(mask, b, len(blocks)), _block_rule(rule, b, blocks)
-        p = _block_weights(own_q, own_k, part, own, b.last, heads)  # [..., S, T]
+        part, own = extras.of_block(b, len(blocks)), _block_rule(rule, b, blocks)
+        p, slope = _block_weights(own_q, own_k, part, own, b, heads)  # [..., S, T]
         dp = heads.scores(stored_product(own_g, _mT(_seen(v, b)), rule.accum))
         dp = F.dropout(dp, own.dropout, key=own.key)
         dm = p * (dp - row_sum(dp * p))
         if mask is not None and mask.dtype.kind == "float":
-            whole = _from_seen(_mT(F.reshape(dm, (*heads.heads, *dm.shape[-2:]))), T)
+            whole = _from_seen(_mT(F.reshape(dm, (*heads.heads, *dm.shape[-2:]))), b, T)
             masks.append(_mT(whole))
-        ds = heads.grouped(dm * rule.scale)
+        ds = heads.grouped((dm if slope is None else dm * slope) * rule.scale)
         queries.append(heads.apart(stored_product(ds, own_k, rule.accum)))
-        keys.append(_from_seen(stored_product(_mT(ds), own_q, rule.accum), T))
+        keys.append(_from_seen(stored_product(_mT(ds), own_q, rule.accum), b, T))
         kept = heads.grouped(F.dropout(p, own.dropout, key=own.key))
-        values.append(_from_seen(stored_product(_mT(kept), own_g, rule.accum), T))
+        values.append(_from_seen(stored_product(_mT(kept), own_g, rule.accum), b, T))
     dq = queries[0] if len(blocks) == 1 else F.concatenate(queries, axis=-2)
     made = dq, sum(keys[1:], start=keys[0]), sum(values[1:], start=values[0])
     if not masks:
         return made
     dm = masks[0] if len(blocks) == 1 else F.concatenate(masks, axis=-2)
-    return *made, unbroadcast(dm, tuple(mask.shape))  # type: ignore[union-attr]
+    return *made, unbroadcast(dm, tuple(mask.shape))
 
 
 def _mT(x: Tensor) -> Tensor:
     return F.swapaxes(x, -1, -2)
 
 
-def _from_seen(x: Tensor, T: Any) -> Tensor:
+def _from_seen(x: Tensor, b: QueryBlock, T: Any) -> Tensor:
     """Cotangents of the keys that a block saw as those of all keys."""
-    seen = x.shape[-2]
-    return x if seen == T else F.pad(x, [(0, 0)] * (x.ndim - 2) + [(0, T - seen), (0, 0)])
+    if x.shape[-2] == T:
+        return x
+    return F.pad(x, [(0, 0)] * (x.ndim - 2) + [(b.first, T - b.seen), (0, 0)])
 
 
 @dataclass(frozen=True)
@@ -191,32 +226,53 @@ class _Heads:
         return F.reshape(mask, (B, 1, 1, S, T) if H == 1 else (B, *self.lead[1:], S, T))
 
 
-def _block_weights(q: Tensor, k: Tensor, mask: Tensor | None, rule: AttentionRule, last: Any,
-                   heads: _Heads) -> Tensor:
-    """Softmax of the scaled and masked scores: one chain of elementwise ops and row reductions."""
-    s = matmul_compute(q, _mT(k), rule.accum)
+def _block_weights(q: Tensor, k: Tensor, extras: Extras, rule: AttentionRule, b: QueryBlock,
+                   heads: _Heads) -> tuple[Tensor, Tensor | None]:
+    """Softmax of the scaled, capped and masked scores, one chain of elementwise ops and row
+    reductions; and the slope of the cap, None without one."""
+    s, slope = matmul_compute(q, _mT(k), rule.accum), None
     if rule.dropout and q.dtype.bits == 16:
         s = apply(ROUND_COTANGENT, s, to=q.type)
     s = heads.scores(s) * rule.scale
+    if rule.cap:
+        t = F.tanh(s * (1 / rule.cap))
+        s, slope = t * rule.cap, 1 - t * t
+    mask, seen = extras.mask, _seen_by_place(s.shape[-2], s.shape[-1], rule, b)
     mask = None if mask is None else heads.mask(mask)
+    safe = mask is not None or seen is not None or extras.spans is not None
     if mask is not None and mask.dtype.kind == "float":
         s, mask = s + mask, None
-        safe = True
-    else:
-        safe = mask is not None
-    if rule.causal:
-        seen = _causal(s.shape[-2], s.shape[-1], last)
-        mask = seen if mask is None else F.logical_and(mask, seen)
-        safe = True
+    if extras.spans is not None:
+        seen = _both(seen, heads.mask(_inside(extras.spans, s.shape[-1], b)))
+    mask = _both(mask, seen)
     if mask is not None:
         s = where(mask, s, literal(-math.inf, s))
-    return softmax_compute(s, s.ndim - 1, safe, rule.accum)
+    return softmax_compute(s, s.ndim - 1, safe, rule.accum), slope
 
 
-def _causal(S: Any, T: Any, last: Any) -> Tensor:
-    """Whether query i sees key j: j <= i + last.   [S, T] bool_"""
-    rows = F.arange(S, dtype="int32") + last
-    return F.less_equal(F.arange(T, dtype="int32"), F.expand_dims(rows, -1))
+def _both(a: Tensor | None, b: Tensor | None) -> Tensor | None:
+    return b if a is None else a if b is None else F.logical_and(a, b)
 
 
-__all__ = ["BLOCK_ROWS", "AttentionRule", "gradients_in_blocks", "in_blocks", "query_blocks"]
+def _seen_by_place(S: Any, T: Any, rule: AttentionRule, b: QueryBlock) -> Tensor | None:
+    """Whether query i sees key j: j <= i + last + reach, and j > i + last - window where there is
+    one. None: each does.   [S, T] bool_"""
+    if rule.reach is None:
+        return None
+    rows = F.expand_dims(F.arange(S, dtype="int32") + (b.last + rule.reach), -1)
+    keys = F.arange(T, dtype="int32") + b.first if b.first else F.arange(T, dtype="int32")
+    seen = F.less_equal(keys, rows)
+    if not rule.window:
+        return seen
+    return F.logical_and(seen, F.greater(keys, rows - (rule.window + rule.reach)))
+
+
+def _inside(spans: Tensor, T: Any, b: QueryBlock) -> Tensor:
+    """Whether keys lie in the spans of queries.   [..., 2, S] -> [..., S, T] bool_"""
+    keys = F.arange(T, dtype="int32") + b.first
+    first, end = F.expand_dims(spans[..., 0, :], -1), F.expand_dims(spans[..., 1, :], -1)
+    return F.logical_and(F.less_equal(first, keys), F.less(keys, end))
+
+
+__all__ = ["BLOCK_ROWS", "AttentionRule", "Extras", "QueryBlock", "gradients_in_blocks",
+           "in_blocks", "query_blocks"]

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from ... import numerics
-from ...numerics import DType, as_type
+from ...numerics import as_type
 from ...tensor import Tensor
 from .. import functions as F
 from ..op import OPS, Arg, Aval, GraphOp, Sample
@@ -27,6 +27,7 @@ from ..operand import as_stored
 from ..trace import apply
 from .attention_blocks import (
     AttentionRule,
+    Extras,
     QueryBlock,
     gradients_in_blocks,
     in_blocks,
@@ -36,12 +37,6 @@ from .contract import is_multiplied_as_stored, matmul_ref, wide_type, widened_ar
 from .softmax import SOFTMAX
 
 F32 = as_type("f32").dtype
-
-
-def mask_and_key(rest: tuple, dropout: float) -> tuple[Any, Any]:
-    """(the mask, the key), each None without one, of the operands that follow the values."""
-    mask, key = (rest[:-1], rest[-1]) if dropout else (rest, None)
-    return (mask[0] if mask else None), key
 
 
 # --- types ------------------------------------------------------------------------------------
@@ -55,23 +50,34 @@ def _shape(q: Aval, k: Aval, v: Aval, *rest: Aval, **attrs: Any) -> Aval:
 
 def _vjp_shape(g: Aval, q: Aval, k: Aval, v: Aval, *rest: Aval, dropout: float = 0.0, **attrs: Any
                ) -> tuple[Aval, ...]:
-    mask, _ = mask_and_key(rest, dropout)
+    mask = Extras.of(rest, dropout).mask
     made = tuple(Aval(x.shape, _wide(x)) for x in (q, k, v))
     return made if mask is None or mask.dtype.kind == "bool" else (*made, mask)
 
 
 # --- meaning ----------------------------------------------------------------------------------
-def _weights_ref(q: np.ndarray, k: np.ndarray, mask: np.ndarray | None, last: int, scale: float,
-                 causal: bool, accum: DType) -> np.ndarray:
-    """Of one block, [..., S, T]; heads of keys are repeated already."""
-    s = matmul_ref(q, k.swapaxes(-1, -2), accum) * q.dtype.type(scale)
+def _weights_ref(q: np.ndarray, k: np.ndarray, extras: Extras, x: QueryBlock, rule: AttentionRule
+                 ) -> tuple[np.ndarray, np.ndarray | float]:
+    """Of one block, [..., S, T], and the slope of a cap; heads of keys are repeated already."""
+    s, slope = matmul_ref(q, k.swapaxes(-1, -2), rule.accum) * q.dtype.type(rule.scale), 1.0
+    mask, spans = extras.mask, extras.spans
+    if rule.cap:
+        t = np.tanh(s / q.dtype.type(rule.cap))
+        s, slope = t * q.dtype.type(rule.cap), 1 - t * t
     if mask is not None:
         s = np.where(mask, s, -np.inf).astype(s.dtype) if mask.dtype == bool else s + mask
-    if causal:
-        rows, columns = np.arange(s.shape[-2])[:, None], np.arange(s.shape[-1])
-        s = np.where(columns <= rows + last, s, -np.inf).astype(s.dtype)
-    safe = causal or mask is not None
-    return s if s.shape[-1] == 0 else SOFTMAX.ref(s, axis=s.ndim - 1, safe=safe, accum=accum)
+    rows, columns = np.arange(s.shape[-2])[:, None], np.arange(s.shape[-1]) + x.first
+    if rule.reach is not None:
+        s = np.where(columns <= rows + (x.last + rule.reach), s, -np.inf).astype(s.dtype)
+    if rule.window:
+        s = np.where(columns > rows + (x.last - rule.window), s, -np.inf).astype(s.dtype)
+    if spans is not None:
+        first, end = spans[..., 0, :, None], spans[..., 1, :, None]
+        s = np.where((first <= columns) & (columns < end), s, -np.inf).astype(s.dtype)
+    safe = rule.reach is not None or mask is not None or spans is not None
+    if s.shape[-1] == 0:
+        return s, slope
+    return SOFTMAX.ref(s, axis=s.ndim - 1, safe=safe, accum=rule.accum), slope
 
 
 def _kept_ref(key: np.ndarray | None, shape: tuple[int, ...], x: QueryBlock, blocks: int,
@@ -88,14 +94,6 @@ def _dropped(x: np.ndarray, keep: np.ndarray | None, dropout: float) -> np.ndarr
     return x if keep is None else np.where(keep, x * grown, x.dtype.type(0))
 
 
-def _part(mask: np.ndarray | None, x: QueryBlock) -> np.ndarray | None:
-    """What a mask says of a block."""
-    if mask is None:
-        return None
-    mask = mask if mask.shape[-2] == 1 else mask[..., x.start:x.stop, :]
-    return mask if mask.shape[-1] == 1 else mask[..., :x.seen]
-
-
 def _repeated_heads(x: np.ndarray, q: np.ndarray) -> np.ndarray:
     """Heads of keys or values, one for each head of queries, wide."""
     x = widened_array(x)
@@ -110,39 +108,42 @@ def _summed_heads(x: np.ndarray, like: np.ndarray) -> np.ndarray:
     return x.reshape(B, like.shape[1], H // like.shape[1], T, D).sum(2)
 
 
-def _ref(q: np.ndarray, k: np.ndarray, v: np.ndarray, *rest: np.ndarray, scale: float,
-         causal: bool, accum: DType, dropout: float = 0.0) -> np.ndarray:
-    mask, key = mask_and_key(rest, dropout)
+def _ref(q: np.ndarray, k: np.ndarray, v: np.ndarray, *rest: np.ndarray, **attrs: Any
+         ) -> np.ndarray:
+    rule = AttentionRule(**attrs)
+    extras = Extras.of(rest, rule.dropout)
     a, b, c = widened_array(q), _repeated_heads(k, q), _repeated_heads(v, q)
     y = np.empty((*a.shape[:-1], c.shape[-1]), a.dtype)
-    blocks = list(query_blocks(a.shape[-2], b.shape[-2], causal))
+    blocks = list(query_blocks(a.shape[-2], b.shape[-2], rule))
     for x in blocks:
-        p = _weights_ref(a[..., x.start:x.stop, :], b[..., :x.seen, :], _part(mask, x), x.last,
-                         scale, causal, accum)
-        p = _dropped(p, _kept_ref(key, p.shape, x, len(blocks), dropout), dropout)
-        if dropout and v.dtype.itemsize == 2:
+        rows, seen = slice(x.start, x.stop), slice(x.first, x.seen)
+        p, _ = _weights_ref(a[..., rows, :], b[..., seen, :], extras.of_block(x, len(blocks)), x,
+                            rule)
+        p = _dropped(p, _kept_ref(extras.key, p.shape, x, len(blocks), rule.dropout), rule.dropout)
+        if rule.dropout and v.dtype.itemsize == 2:
             p = p.astype(v.dtype).astype(p.dtype)
-        y[..., x.start:x.stop, :] = matmul_ref(p, c[..., :x.seen, :], accum)
+        y[..., rows, :] = matmul_ref(p, c[..., seen, :], rule.accum)
     return y
 
 
 def _vjp_ref(g: np.ndarray, q: np.ndarray, k: np.ndarray, v: np.ndarray, *rest: np.ndarray,
-             scale: float, causal: bool, accum: DType, dropout: float = 0.0
-             ) -> tuple[np.ndarray, ...]:
-    mask, key = mask_and_key(rest, dropout)
+             **attrs: Any) -> tuple[np.ndarray, ...]:
+    rule = AttentionRule(**attrs)
+    extras, accum, dropout = Extras.of(rest, rule.dropout), rule.accum, rule.dropout
     a, b, c, g = widened_array(q), _repeated_heads(k, q), _repeated_heads(v, q), widened_array(g)
     dq, dk, dv = np.zeros_like(a), np.zeros_like(b), np.zeros_like(c)
+    mask = extras.mask
     added = mask is not None and mask.dtype != bool
     dm = np.zeros((*a.shape[:-1], b.shape[-2]) if added else 0, a.dtype)
-    blocks = list(query_blocks(a.shape[-2], b.shape[-2], causal))
+    blocks = list(query_blocks(a.shape[-2], b.shape[-2], rule))
     for x in blocks:
-        rows, seen = slice(x.start, x.stop), slice(0, x.seen)
+        rows, seen = slice(x.start, x.stop), slice(x.first, x.seen)
         own, cot, keys = a[..., rows, :], g[..., rows, :], b[..., seen, :]
-        p = _weights_ref(own, keys, _part(mask, x), x.last, scale, causal, accum)
-        keep = _kept_ref(key, p.shape, x, len(blocks), dropout)
+        p, slope = _weights_ref(own, keys, extras.of_block(x, len(blocks)), x, rule)
+        keep = _kept_ref(extras.key, p.shape, x, len(blocks), dropout)
         dp = _dropped(matmul_ref(cot, c[..., seen, :].swapaxes(-1, -2), accum), keep, dropout)
         part = p * (dp - np.sum(dp * p, -1, keepdims=True))
-        ds = part * a.dtype.type(scale)
+        ds = part * slope * a.dtype.type(rule.scale)
         if added:
             dm[..., rows, seen] = part
         dq[..., rows, :] = matmul_ref(ds, keys, accum)
@@ -156,17 +157,15 @@ def _vjp_ref(g: np.ndarray, q: np.ndarray, k: np.ndarray, v: np.ndarray, *rest: 
 
 
 # --- rules ------------------------------------------------------------------------------------
-def _expand(q: Tensor, k: Tensor, v: Tensor, *rest: Tensor, dropout: float = 0.0, **attrs: Any
-            ) -> Tensor:
-    mask, key = mask_and_key(rest, dropout)
-    return in_blocks(q, k, v, mask, AttentionRule(**attrs, dropout=dropout, key=key))
+def _expand(q: Tensor, k: Tensor, v: Tensor, *rest: Tensor, **attrs: Any) -> Tensor:
+    extras = Extras.of(rest, attrs.get("dropout", 0.0))
+    return in_blocks(q, k, v, AttentionRule(**attrs, key=extras.key), extras)
 
 
-def _vjp_expand(g: Tensor, q: Tensor, k: Tensor, v: Tensor, *rest: Tensor, dropout: float = 0.0,
-                **attrs: Any) -> tuple[Tensor, ...]:
-    mask, key = mask_and_key(rest, dropout)
-    rule = AttentionRule(**attrs, dropout=dropout, key=key)
-    return gradients_in_blocks(g, q, k, v, rule, mask)
+def _vjp_expand(g: Tensor, q: Tensor, k: Tensor, v: Tensor, *rest: Tensor, **attrs: Any
+                ) -> tuple[Tensor, ...]:
+    extras = Extras.of(rest, attrs.get("dropout", 0.0))
+    return gradients_in_blocks(g, q, k, v, AttentionRule(**attrs, key=extras.key), extras)
 
 
 def _vjp(op: str) -> Any:
@@ -183,16 +182,16 @@ def _vjp(op: str) -> Any:
 
 
 def _batch(op: str, values: int) -> Any:
-    """A batch is heads of sequences that have none, or further sequences; a mask of all sequences
-    is one of each then. values: the position of v, behind which there may be a mask."""
+    """A batch is heads of sequences that have none, or further sequences; a mask and spans of all
+    sequences are one of each then. values: the position of v, behind which there may be these."""
     def rule(size: Any, batched: tuple, *xs: Tensor, **attrs: Any) -> tuple:
         full = [x if b else F.broadcast_to(x, (size, *x.shape))
                 for x, b in zip(xs, batched, strict=True)]
         if full[0].ndim <= 4:
             return apply(OPS[op], *full, **attrs), True
-        count, mask = full[0].shape[1], full[-1] if len(full) > values + 1 else None
-        if mask is not None:
-            full[-1] = F.broadcast_to(mask, (size, count, *mask.shape[2:]))
+        count, mask = full[0].shape[1], Extras.of(tuple(full[values + 1:]), 0.0).mask
+        full[values + 1:] = [F.broadcast_to(x, (size, count, *x.shape[2:]))
+                             for x in full[values + 1:]]
         made = apply(OPS[op], *(F.reshape(x, (size * count, *x.shape[2:])) for x in full), **attrs)
         outs = [F.reshape(y, (size, count, *y.shape[1:]))
                 for y in (made if isinstance(made, tuple) else (made,))]
@@ -204,12 +203,17 @@ def _batch(op: str, values: int) -> Any:
 
 
 # --- records ----------------------------------------------------------------------------------
-# leading axes of queries and of keys, numbers of queries and keys, mask, causal
+# leading axes of queries and of keys, numbers of queries and keys, mask, causal, other attributes
 PLAIN_SAMPLES: tuple[tuple[Any, ...], ...] = (
     ((2,), (2,), 3, 4, None, False), ((2,), (2,), 3, 3, None, True),
     ((1, 4), (1, 2), 2, 3, None, True))
+SCORED_SAMPLES: tuple[tuple[Any, ...], ...] = (
+    ((2,), (2,), 3, 4, None, False, {"window": 2}),
+    ((1, 2), (1, 2), 4, 4, None, True, {"window": 2}),
+    ((1, 4), (1, 2), 2, 3, None, True, {"cap": 0.8}))
 MASKED_SAMPLES: tuple[tuple[Any, ...], ...] = (
-    ((2,), (2,), 3, 4, Arg((1, 3, 4)), False), ((1, 4), (1, 2), 2, 3, Arg((1, 4, 2, 3)), True),
+    ((2,), (2,), 3, 4, Arg((1, 3, 4)), False), ((1, 4), (1, 2), 2, 3, Arg((1, 4, 2, 3)), True,
+                                                      {"window": 1, "cap": 2.0}),
     ((1, 2), (1, 2), 3, 4, Arg((1, 1, 1, 4), "bool", False), False))
 
 
@@ -217,12 +221,13 @@ def _samples(cases: tuple[tuple[Any, ...], ...], dropout: float, backward: bool
              ) -> tuple[Sample, ...]:
     """backward: with the result's cotangent in front."""
     made = []
-    for lead, keys, S, T, mask, causal in cases:
+    for lead, keys, S, T, mask, causal, *rest in cases:
         args = [Arg(s) for s in ([(*lead, S, 3)] * backward + [
             (*lead, S, 2), (*keys, T, 2), (*keys, T, 3)])]
         args += [mask] * (mask is not None) + [Arg((2,), "key", False)] * bool(dropout)
         attrs = {"scale": 0.7, "causal": causal, "accum": F32}
-        made.append(Sample(tuple(args), attrs | ({"dropout": dropout} if dropout else {})))
+        attrs |= {"dropout": dropout} if dropout else {}
+        made.append(Sample(tuple(args), attrs | (rest[0] if rest else {})))
     return tuple(made)
 
 
@@ -244,12 +249,12 @@ def _records(name: str, cases: tuple[tuple[Any, ...], ...], formula: str, *, bat
 
 
 ATTENTION, ATTENTION_VJP = _records(
-    "attention", (*PLAIN_SAMPLES, *MASKED_SAMPLES),
-    "softmax(scale q k' + mask) v, a head of keys for a group of heads; 0 where no key is seen")
+    "attention", (*PLAIN_SAMPLES, *SCORED_SAMPLES, *MASKED_SAMPLES),
+    "softmax(cap(scale q k') + mask) v, a head of keys for a group of heads; 0 where no key "
+    "is seen")
 DROPOUT_ATTENTION, DROPOUT_ATTENTION_VJP = _records(
     "dropout_attention", (PLAIN_SAMPLES[0], *MASKED_SAMPLES[1:]),
-    "dropout(softmax(scale q k' + mask)) v, its draws by a key and a weight's place", batch=False,
-    dropout=0.3)
+    "dropout(softmax(cap(scale q k') + mask)) v, its draws by a key and a weight's place",
+    batch=False, dropout=0.3)
 
-__all__ = ["ATTENTION", "ATTENTION_VJP", "DROPOUT_ATTENTION", "DROPOUT_ATTENTION_VJP",
-           "mask_and_key"]
+__all__ = ["ATTENTION", "ATTENTION_VJP", "DROPOUT_ATTENTION", "DROPOUT_ATTENTION_VJP"]

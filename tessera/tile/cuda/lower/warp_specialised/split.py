@@ -70,10 +70,10 @@ def _tests(loop: For) -> list[Test]:
 def _compared(node: If, test: Op, loop: For, made: dict[SSAValue, Op],
               inside: set[SSAValue]) -> list[Test]:
     """The test of an If as one of its loop: start + reach > bound, of which one varies."""
-    last, bound = made.get(test.args[0]), test.args[1]  # type: ignore[arg-type]
-    if not is_op(last, "add") or not isinstance(last.args[1], Const):
-        return []
-    start, reach = last.args[0], int(last.args[1].value)
+    start, bound, reach = *test.args, 0
+    last = made.get(start)  # type: ignore[arg-type]
+    if is_op(last, "add") and isinstance(last.args[1], Const):
+        start, reach = last.args[0], int(last.args[1].value)
     if start == loop.var.value and bound not in inside:
         return [Test(node, reach, bound)]
     moved = made.get(bound)  # type: ignore[arg-type]

@@ -1,0 +1,88 @@
+"""Attention's kernels with windows, caps and spans in the warp-specialised form, on the machine
+that runs it, against f64: results and cotangents begin as NaN."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from attention_cases import attention64, seen_keys
+from hopper_lowering import Known, distance, program, run
+from tessera import bf16
+from tessera.kernels.attention import attention, cross_attention
+from tessera.kernels.attention_backward import attention_keys, attention_queries
+from tessera.tile.cuda.lower.warp_specialised.rewrite import ops_in
+from tessera.tile.ir.ir import For, If, walk
+
+HEADS, D = 2, 64
+FACTS = Known(frozenset("SDTEBC"), frozenset("QKVG") | {
+    "out", "lse", "delta", "dQ", "dK", "dV", "spans"})
+# queries, keys; causal, window, cap, whether there are spans
+CASES = {
+    "window": (300, 300, True, 70, 0.0, False), "near": (200, 330, False, 90, 0.0, False),
+    "cap": (200, 200, True, 0, 2.0, False), "cap and window": (300, 300, True, 30, 2.0, False),
+    "spans": (333, 333, False, 0, 0.0, True), "causal spans": (300, 300, True, 0, 0.0, True),
+    "spans in a window": (300, 300, True, 50, 1.5, True),
+}
+
+
+def numbers(rng, *shape):
+    return rng.standard_normal(shape).astype(bf16.numpy)
+
+
+def spans_of(S):
+    """(of queries [1, 2, S], of keys): documents, of which the last sees nothing."""
+    ids = np.searchsorted([0, 40, 41, 200], np.arange(S), side="right")
+    first, end = np.searchsorted(ids, ids, "left"), np.searchsorted(ids, ids, "right")
+    end = np.where(first == 200, first, end)
+    keys = [np.searchsorted(x, np.arange(S), "right") for x in (end, first)]
+    return np.stack([first, end])[None].astype(np.int32), np.stack(keys)[None].astype(np.int32)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_against_f64(case, rng):
+    S, T, causal, window, cap, spanned = CASES[case]
+    q, g = numbers(rng, HEADS, S, D), numbers(rng, HEADS, S, D)
+    k, v = numbers(rng, HEADS, T, D), numbers(rng, HEADS, T, D)
+    scale, rule = D**-0.5, {"causal": causal, "window": window, "cap": cap}
+    wide = [x.astype(np.float64) for x in (q, k, v, g)]
+    seen = seen_keys(1, S, T, window or None)[0, 0]
+    seen &= np.arange(T) <= np.arange(S)[:, None] + T - S if causal else True
+    of_queries, of_keys = (None, None)
+    if spanned:
+        of_queries, of_keys = spans_of(S)
+        places = np.arange(T)
+        seen &= (of_queries[0, 0][:, None] <= places) & (places < of_queries[0, 1][:, None])
+    y, *want = attention64(*wide, False, seen, cap=cap)
+    out = np.full(q.shape, np.nan, bf16.numpy)
+    kernel = attention if S == T else cross_attention
+    made = launched(kernel, (-(-S // 128), HEADS), q, k, v, out, scale / np.log(2),
+                    spans=of_queries, heads=HEADS, **rule)
+    assert distance(out, y) < 8e-3 and loops_without_tests(made)
+    s = wide[0] @ wide[1].swapaxes(-1, -2) * scale
+    s = cap * np.tanh(s / cap) if cap else s
+    z = np.where(seen, np.exp(s), 0).sum(-1)
+    lse = np.where(z > 0, np.log2(np.where(z > 0, z, 1)), 3e38).astype(np.float32)
+    delta = (y * wide[3]).sum(-1).astype(np.float32)
+    outs = [np.full(x.shape, np.nan, bf16.numpy) for x in (q, k, v)]
+    launched(attention_queries, (-(-S // 128), HEADS), q, k, v, g, lse, delta, outs[0], scale,
+             spans=of_queries, heads=HEADS, **rule)
+    launched(attention_keys, (-(-T // 128), HEADS), q, k, v, g, lse, delta, *outs[1:], scale,
+             spans=of_keys, heads=HEADS, **rule)
+    for x, w in zip(outs, want, strict=True):
+        assert distance(x, w) < 1e-2
+
+
+def launched(kernel, axes, *args, **kwargs):
+    made = program(kernel, *args, BM=128, BN=64, facts=FACTS, **kwargs)
+    run(kernel, made, axes, *args, BM=128, BN=64, **kwargs)
+    return made
+
+
+def loops_without_tests(made) -> bool:
+    """Whether no loop over keys has a branch in it: its iterations take all masks or none."""
+    loops = [n for n in walk(made.function.body) if isinstance(n, For) and len(
+        ops_in(n.body, "async_matmul")) == 2]
+    rescales = [n for x in loops for n in x.body if isinstance(n, If) and not ops_in(
+        n.then, "mul")]
+    return len(loops) > 1 and not rescales

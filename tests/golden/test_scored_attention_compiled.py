@@ -1,0 +1,78 @@
+"""Attention with windows, caps and spans as compiled for sm_90a: by wgmma, loops of their own for
+blocks that need no mask, nothing in local memory. No GPU is needed."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import tile_gpu
+from ptx_harness import require_compiler
+from tessera import bf16
+from tessera.kernels.attention import attention, attention_block
+from tessera.kernels.attention_backward import (
+    attention_keys,
+    attention_queries,
+    keys_block,
+    queries_block,
+)
+from tessera.runtime.ptxas import find_tool, sass_counts
+from tessera.runtime.target import parse_target
+
+require_compiler()
+CHIP = parse_target("sm_90a").generation
+S = 4096  # by which blocks are chosen
+RULES = {"window": {"causal": True, "window": 300}, "near": {"window": 300},
+         "cap": {"cap": 30.0}, "causal cap": {"cap": 30.0, "causal": True},
+         "cap and window": {"cap": 30.0, "causal": True, "window": 300},
+         "spans": {}, "causal spans": {"causal": True}}
+MASKED = {"window": 2, "near": 2, "cap": 1, "causal cap": 1, "cap and window": 2, "spans": 2,
+          "causal spans": 2}  # loops beside the one that needs no mask, at the edge in any case
+
+
+def compiled(kernel, rule, *args, **block):
+    spans = {"spans": np.zeros((2, 2, 512), np.int32), "heads": 2} if "spans" in rule else {}
+    made = tile_gpu.compiled(kernel, *args, **block, **RULES[rule], **spans, target="sm_90a")
+    assert made.notes[0].startswith("matmuls by wgmma, loads by TMA, warpgroups specialised")
+    assert not [w for w in made.built.warnings if "C751" in w], made.built.warnings
+    return made.built
+
+
+def matmuls(built) -> int:
+    if find_tool("nvdisasm") is None:
+        pytest.skip("nvdisasm is not installed: pip install nvidia-cuda-nvdisasm")
+    return sum(n for name, n in sass_counts(built.sass()).items() if name.startswith("HGMMA"))
+
+
+def operands(D):
+    """(queries, keys, values or cotangents; a row of numbers)"""
+    return np.zeros((4, 512, D), bf16.numpy), np.zeros((4, 512), np.float32)
+
+
+@pytest.mark.parametrize("rule, D", [("window", 64), ("cap and window", 128), ("near", 128),
+                                     ("spans", 64), ("causal spans", 128)])
+def test_results(rule, D):
+    x, _ = operands(D)
+    m, n = attention_block(bf16, S, D, RULES[rule].get("causal", False), CHIP)
+    built = compiled(attention, rule, x, x, x, x, 0.1, BM=m, BN=n)
+    assert not built.resources.spills and built.resources.stack_bytes == 0
+    assert matmuls(built) == (D // 16 + n // 16) * (2 + MASKED[rule])  # head and tail are one
+
+
+@pytest.mark.parametrize("rule, D", [("causal cap", 64), ("cap and window", 128), ("spans", 64),
+                                     ("causal spans", 128)])
+def test_cotangents_of_queries(rule, D):
+    x, r = operands(D)
+    block = queries_block(bf16, D, CHIP, S, RULES[rule].get("causal", False), "spans" in rule)
+    built = compiled(attention_queries, rule, x, x, x, x, r, r, x, 0.1, **block)
+    assert not built.resources.spills and built.resources.stack_bytes == 0
+    assert matmuls(built) == (2 * D // 16 + block["BN"] // 16) * (2 + MASKED[rule])
+
+
+@pytest.mark.parametrize("rule, D", [("causal cap", 64), ("cap and window", 128), ("spans", 64),
+                                     ("causal spans", 128)])
+def test_cotangents_of_keys(rule, D):
+    x, r = operands(D)
+    block = keys_block(bf16, D, CHIP, S, "cap" in rule, "spans" in rule)
+    built = compiled(attention_keys, rule, x, x, x, x, r, r, x, x, 0.1, **block)
+    assert not built.resources.spills and built.resources.stack_bytes == 0
