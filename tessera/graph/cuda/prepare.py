@@ -19,6 +19,7 @@ from ..schedule.memory_plan import fold_constants
 from ..simplify import Rewriter, canonicalize, merge_common, rebuild, remove_dead
 from .attention_kernels import open_cached_attention, use_attention_kernels
 from .conv_kernels import use_conv_kernels
+from .fft_kernels import use_fft_kernels
 from .gathers import nothing
 from .host_keys import open_keys
 from .joined_products import join_products
@@ -179,6 +180,7 @@ PIPELINE: list[Callable[..., Graph]] = [
     use_attention_kernels,
     sum_results,
     use_conv_kernels,
+    use_fft_kernels,
     multiply_packed,
     drop_overwritten,
     expand_for_kernels,
