@@ -115,6 +115,13 @@ def stage_angles(N: int, radices: tuple[int, ...]) -> np.ndarray:
     return np.concatenate(parts or [np.zeros(1)]).astype(np.float32)
 
 
+@functools.cache
+def real_angles(N: int, radices: tuple[int, ...]) -> np.ndarray:
+    """stage_angles, and behind them cosines and sines of the turns k / (2 N), k = 0 .. N - 1."""
+    turns = TURN * np.arange(N) / (2 * N)
+    return np.concatenate([stage_angles(N, radices), np.cos(turns), np.sin(turns)], dtype=np.float32)
+
+
 @kernel
 def stage_turn(k, rows):
     """(cosine, sine) of the turns of a stage's frequency k, of the rows that are kept."""
@@ -234,10 +241,10 @@ def fft_lines(xr: Tensor["A", "E", f32], xi: Tensor["A", "E", f32], yr: Tensor["
     sr, si = tile.alloc_shared((BM * P,), f32), tile.alloc_shared((BM * P,), f32)
     line, part = spread(lane, BM, each, inner > 1)
     at = min(tile.group_id(0) * BM + line, lines - 1)
-    a, c = at // inner, at % inner
+    row, column = at // inner, at % inner
     us, step = starts(N, radices[0], part), N // radices[0] * inner
-    vr = [[xr[a, c + u * inner + j * step] for j in ALL[:radices[0]]] for u in us]
-    vi = [[xi[a, c + u * inner + j * step] for j in ALL[:radices[0]]] for u in us]
+    vr = [[xr[row, column + u * inner + j * step] for j in ALL[:radices[0]]] for u in us]
+    vi = [[xi[row, column + u * inner + j * step] for j in ALL[:radices[0]]] for u in us]
     line_, part_ = line, part
     if len(radices) > 1:
         line_, part_ = spread(lane, BM, each, outer > 1)
@@ -245,15 +252,34 @@ def fft_lines(xr: Tensor["A", "E", f32], xi: Tensor["A", "E", f32], yr: Tensor["
     to = tile.group_id(0) * BM + line_
     if to < lines:
         b, d, vs = to // outer, to % outer, starts(N, R, part_)
+        step = N // R
+        rows = column_turns(d // apart * step, KEPT[R], whole)
         for n in ALL[:len(vs)]:
+            first = column_turns(d // apart * vs[n], (1,), whole)
             for k in ALL[:R]:
                 real, imaginary = y[n][0][k] * scale, y[n][1][k] * scale
                 if whole > 1:
-                    turns = float(d // apart * (vs[n] + k * (N // R))) * (1.0 / whole)
-                    cosine, sine = cosine_and_sine(turns - tile.round(turns))
-                    real, imaginary = turned(real, imaginary, cosine, -sine)
-                yr[b, d + vs[n] * outer + k * (N // R * outer)] = real
-                yi[b, d + vs[n] * outer + k * (N // R * outer)] = imaginary
+                    cosine, sine = first[0]
+                    if k > 0:
+                        cosine, sine = turned(cosine, sine, *stage_turn(k, rows))
+                    real, imaginary = turned(real, imaginary, cosine, sine)
+                yr[b, d + vs[n] * outer + k * (step * outer)] = real
+                yi[b, d + vs[n] * outer + k * (step * outer)] = imaginary
+
+
+@kernel
+def column_turns(n, factors, whole):
+    """(cosine, sine) of the turns -n f / whole for each factor f; none where whole is 1."""
+    if whole == 1:
+        return ()
+    return [one_turn(n * f, whole) for f in factors]
+
+
+@kernel
+def one_turn(n, whole):
+    turns = float(n) * (1.0 / whole)
+    c, s = cosine_and_sine(turns - tile.round(turns))
+    return c, -s
 
 
 @kernel(grid=lambda lines, BM: -(-lines // BM), overwrites=("yr", "yi"))
@@ -287,8 +313,7 @@ def rfft_lines(x: Tensor["A", "E", f32], yr: Tensor["A", "F", f32], yi: Tensor["
             k = part + n * each
             at, back = base + padded(k), base + padded((N - k) & (N - 1))
             r, i, r_, i_ = sr[at], si[at], sr[back], si[back]
-            cosine, sine = cosine_and_sine(float(k) * (0.5 / N))
-            c, d = turned(i + i_, r_ - r, cosine, -sine)
+            c, d = turned(i + i_, r_ - r, angles[T - 2 * N + k], -angles[T - N + k])
             half = 0.5 * scale
             yr[a, k] = (r + r_ + c) * half
             yi[a, k] = (i - i_ + d) * half
@@ -308,7 +333,7 @@ def irfft_lines(xr: Tensor["A", "E", f32], xi: Tensor["A", "E", f32], y: Tensor[
     number = tile.group_id(0) * BM + line
     a, base = min(number, lines - 1), line * P
     us, step = starts(N, radices[0], part), N // radices[0]
-    z = [[packed_frequency(xr, xi, a, u + j * step, N) for j in ALL[:radices[0]]] for u in us]
+    z = [[packed_frequency(xr, xi, angles, a, u + j * step, N) for j in ALL[:radices[0]]] for u in us]
     zr, zi = [[p[0] for p in ps] for ps in z], [[p[1] for p in ps] for ps in z]
     made = transformed(zi, zr, sr, si, angles, N, radices, (base, part), (base, part))
     if number < lines:
@@ -320,19 +345,19 @@ def irfft_lines(xr: Tensor["A", "E", f32], xi: Tensor["A", "E", f32], y: Tensor[
 
 
 @kernel
-def packed_frequency(xr, xi, a, k, N):
+def packed_frequency(xr, xi, angles, a, k, N):
     """Twice the frequency k of x[2 n] + i x[2 n + 1]."""
     r, r_ = xr[a, k], xr[a, N - k]
     i, i_ = tile.where(k == 0, 0.0, xi[a, k]), tile.where(k == 0, 0.0, xi[a, N - k])
-    cosine, sine = cosine_and_sine(float(k) * (0.5 / N))
-    c, d = turned(-(i + i_), r - r_, cosine, sine)
+    size = angles.shape[0]
+    c, d = turned(-(i + i_), r - r_, angles[size - 2 * N + k], angles[size - N + k])
     return r + r_ + c, i - i_ + d
 
 
 # --- blocks --------------------------------------------------------------------------------------
 LANES = 128  # of a group of short lines
 LONGEST = 16384  # points of a line that lies in one piece: 1024 threads
-LONGEST_ACROSS, LEAST_ACROSS = 2048, 8  # of other lines, of which a group has so many: a sector
+LONGEST_ACROSS, LEAST_ACROSS = 1024, 8  # of other lines, of which a group has so many: a sector
 
 
 def radices_of(N: int) -> tuple[int, ...]:
@@ -352,4 +377,4 @@ def lines_of(N: int, across: bool) -> tuple[int, int]:
 
 
 __all__ = ["LONGEST", "LONGEST_ACROSS", "fft_lines", "irfft_lines", "lines_of", "radices_of",
-           "rfft_lines", "stage_angles"]
+           "real_angles", "rfft_lines", "stage_angles"]

@@ -18,6 +18,7 @@ from ...kernels.fft import (
     irfft_lines,
     lines_of,
     radices_of,
+    real_angles,
     rfft_lines,
     stage_angles,
 )
@@ -86,6 +87,10 @@ def _angles(n: int) -> Tensor:
     return Tensor(stage_angles(n, radices_of(n)), F32)
 
 
+def _real_angles(n: int) -> Tensor:
+    return Tensor(real_angles(n, radices_of(n)), F32)
+
+
 def _scale(n: int, norm: str, inverse: bool) -> float:
     if norm == "ortho":
         return 1 / math.sqrt(n)
@@ -98,7 +103,7 @@ def _rfft(x: Tensor, axis: int, norm: str) -> tuple[Tensor, ...]:
     count, (lines, lanes) = prod(x.shape) // n, lines_of(n // 2, False)
     yr, yi = (F.zeros((count, n // 2 + 1), F32) for _ in "ri")
     rfft_lines.launcher(lanes=lanes)(
-        F.reshape(x, (count, n)), yr, yi, _angles(n // 2), radices_of(n // 2), N=n // 2,
+        F.reshape(x, (count, n)), yr, yi, _real_angles(n // 2), radices_of(n // 2), N=n // 2,
         lines=count, scale=_scale(n, norm, False), BM=lines)
     return tuple(F.reshape(y, (*x.shape[:-1], n // 2 + 1)) for y in (yr, yi))
 
@@ -108,7 +113,7 @@ def _irfft(re: Tensor, im: Tensor, axis: int, n: int, norm: str) -> Tensor:
     y = F.zeros((count, n), F32)
     xr, xi = (F.reshape(part, (count, n // 2 + 1)) for part in (re, im))
     irfft_lines.launcher(lanes=lanes)(
-        xr, xi, y, _angles(n // 2), radices_of(n // 2), N=n // 2, lines=count,
+        xr, xi, y, _real_angles(n // 2), radices_of(n // 2), N=n // 2, lines=count,
         scale=_scale(n, norm, True), BM=lines)
     return F.reshape(y, (*re.shape[:-1], n))
 
