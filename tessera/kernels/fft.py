@@ -119,7 +119,8 @@ def stage_angles(N: int, radices: tuple[int, ...]) -> np.ndarray:
 def real_angles(N: int, radices: tuple[int, ...]) -> np.ndarray:
     """stage_angles, and behind them cosines and sines of the turns k / (2 N), k = 0 .. N - 1."""
     turns = TURN * np.arange(N) / (2 * N)
-    return np.concatenate([stage_angles(N, radices), np.cos(turns), np.sin(turns)], dtype=np.float32)
+    return np.concatenate([stage_angles(N, radices), np.cos(turns), np.sin(turns)],
+                          dtype=np.float32)
 
 
 @kernel
@@ -333,9 +334,10 @@ def irfft_lines(xr: Tensor["A", "E", f32], xi: Tensor["A", "E", f32], y: Tensor[
     number = tile.group_id(0) * BM + line
     a, base = min(number, lines - 1), line * P
     us, step = starts(N, radices[0], part), N // radices[0]
-    z = [[packed_frequency(xr, xi, angles, a, u + j * step, N) for j in ALL[:radices[0]]] for u in us]
-    zr, zi = [[p[0] for p in ps] for ps in z], [[p[1] for p in ps] for ps in z]
-    made = transformed(zi, zr, sr, si, angles, N, radices, (base, part), (base, part))
+    z = [[packed_frequency(xr, xi, angles, a, u + j * step, N) for j in ALL[:radices[0]]]
+         for u in us]
+    vr, vi = [[p[1] for p in ps] for ps in z], [[p[0] for p in ps] for ps in z]
+    made = transformed(vr, vi, sr, si, angles, N, radices, (base, part), (base, part))
     if number < lines:
         vs = starts(N, R, part)
         for n in ALL[:len(vs)]:

@@ -35,6 +35,7 @@ from .result_sums import sum_results
 from .scatters import open_writes
 from .sorted_segments import sort_segments
 from .sorting import long_sums, open_sorts
+from .sparse_kernels import use_sparse_kernels
 from .spell import COMBINE
 from .strips import open_column_sums, open_maxima
 from .target import indexed_kind
@@ -181,6 +182,7 @@ PIPELINE: list[Callable[..., Graph]] = [
     sum_results,
     use_conv_kernels,
     use_fft_kernels,
+    use_sparse_kernels,
     multiply_packed,
     drop_overwritten,
     expand_for_kernels,
