@@ -228,3 +228,14 @@ def test_operands_are_checked() -> None:
         CSR.from_dense(np.ones(3))
     with pytest.raises(TraceError, match="from_dense of a traced matrix"):
         ts.jit(lambda x: COO.from_dense(x).to_dense())(np.eye(2))
+
+
+@pytest.mark.parametrize("ids", [np.int32, np.int64])
+def test_indices_keep_their_type(ids: type, rng: np.random.Generator) -> None:
+    a = scipy.sparse.csr_array(few(rng, 6, 5))
+    made = CSR(a.data, a.indices.astype(ids), a.indptr.astype(ids), a.shape)
+    assert made.indices.dtype.numpy == made.indptr.dtype.numpy == ids
+    np.testing.assert_array_equal(made.to_coo().to_dense(), a.toarray())
+    x = rng.standard_normal((5, 3))
+    assert_close(ts.jit(lambda a, x: a @ x)(made, x), a @ x, "f64", n=5)
+    assert_close(ts.sparse.spmm(made, a @ x, transpose=True), a.T @ (a @ x), "f64", n=30)

@@ -14,13 +14,13 @@ from tolerance import assert_close
 require_gpu()
 
 
-@pytest.mark.row("STD-02", "STD-03", "STD-05")
+@pytest.mark.row("STD-01", "STD-02", "STD-03", "STD-05", "STD-08")
 @pytest.mark.parametrize("name", CALLS)
 def test_results(name, rng):
     CALLS[name].check(rng, target="cuda")
 
 
-@pytest.mark.row("STD-06", "EX-29")
+@pytest.mark.row("STD-06", "STD-08", "EX-29")
 @pytest.mark.parametrize("name", CALLS)
 def test_another_schedule_computes_the_same(name, rng):
     call = CALLS[name]
@@ -55,3 +55,22 @@ def test_arrays_of_torch_stay_on_the_gpu():
     assert_close(y.cpu().numpy(), torch.softmax(x.double(), 1).cpu().numpy(), "f32", 64)
     z = stdlib.rotary_embedding(x[:, :64].contiguous(), start=7)
     np.testing.assert_allclose(z.norm(dim=1).cpu(), x[:, :64].norm(dim=1).cpu(), rtol=1e-5)
+
+
+@pytest.mark.row("STD-01")
+@pytest.mark.parametrize("causal", [False, True])
+def test_attention_has_its_gradients(causal, rng):
+    torch = pytest.importorskip("torch")
+    q, k, v, w = (rng.standard_normal((2, 3, 192, 64)).astype(np.float32) for _ in range(4))
+    there = [ts.cast(x, "bf16").to("cuda") for x in (q, k, v, w)]
+
+    def loss(q, k, v, w):
+        return ts.sum(ts.cast(stdlib.flash_attention_2(q, k, v, causal=causal), "f32")
+                      * ts.cast(w, "f32"))
+
+    made = ts.jit(ts.grad(loss, (0, 1, 2)))(*there)
+    wide = [torch.from_numpy(x.cpu().numpy().astype(np.float64)).requires_grad_() for x in there]
+    y = torch.nn.functional.scaled_dot_product_attention(*wide[:3], is_causal=causal)
+    wants = torch.autograd.grad((y * wide[3]).sum(), wide[:3])
+    for g, want in zip(made, wants, strict=True):
+        assert_close(g.numpy().astype(np.float64), want.numpy(), "bf16", 192)

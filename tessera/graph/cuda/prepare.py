@@ -21,6 +21,7 @@ from ..schedule.memory_plan import fold_constants
 from ..simplify import Rewriter, canonicalize, merge_common, rebuild, remove_dead
 from .attention_kernels import open_cached_attention, use_attention_kernels
 from .conv_kernels import use_conv_kernels
+from .fft_kernels import use_fft_kernels
 from .gathers import nothing
 from .host_keys import open_keys
 from .joined_products import join_products
@@ -37,6 +38,7 @@ from .result_sums import sum_results
 from .scatters import open_writes
 from .sorted_segments import sort_segments
 from .sorting import long_sums, open_sorts
+from .sparse_kernels import use_sparse_kernels
 from .spell import COMBINE
 from .strips import open_column_sums, open_maxima
 from .target import indexed_kind
@@ -182,6 +184,8 @@ PIPELINE: list[Callable[..., Any]] = [
     use_attention_kernels,
     sum_results,
     use_conv_kernels,
+    use_fft_kernels,
+    use_sparse_kernels,
     multiply_packed,
     drop_overwritten,
     expand_for_kernels,

@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 
 from ..schedule.ir import GroupOperand, GroupStep, ScheduledGroup
 from ..schedule.loop_axes import Frame, Pattern
@@ -27,15 +28,17 @@ from .group_statements import (
 )
 from .kernel_text import KernelWriter
 
+PARTS = 4  # of a row that is brought, each waited for alone
+
 
 def write_passes(w: KernelWriter, b: FrameBlock, group: ScheduledGroup, N: int,
                  texts: dict[str, str]) -> None:
     """Row statistics are held across passes; everything that varies along a row is computed anew
     in each pass that needs it. Operands of several passes are brought to shared memory, where there
-    is room, all at once: what other groups compute goes on meanwhile."""
+    is room, all at once; the first pass goes over what has come, while the rest is on its way."""
     levels, wide = _levels(b.frame, group.reads, group.steps)
     steps = {s.name: s for s in group.steps}
-    _bring(w, b, group, N)
+    arriving = _bring(w, b, group, N)
     for r in group.reads:
         if r.name not in wide:  # a number for each row, read once
             user = next(s for s in group.steps if r.name in s.args)
@@ -47,7 +50,10 @@ def write_passes(w: KernelWriter, b: FrameBlock, group: ScheduledGroup, N: int,
         folds = [Fold.of(s, blocks(N, b.BN)) for s in group.steps
                  if s.reduction and levels[s.name] == level + 1]
         if folds:
-            _fold_pass(w, b, folds, _blocks(b, N, back), N, level, steps, texts)
+            loops = [_blocks(b, N, back)]
+            if arriving:
+                loops, arriving = arriving, []
+            _fold_pass(w, b, folds, loops, N, level, steps, texts)
             back = turns and not back
     _write_rows(w, b, group, _blocks(b, N, back), N, steps, texts)
 
@@ -59,8 +65,9 @@ def _blocks(b: FrameBlock, N: int, back: bool) -> str:
     return f"for n in range({span}):"
 
 
-def _bring(w: KernelWriter, b: FrameBlock, group: ScheduledGroup, N: int) -> None:
-    """Each whole block has a buffer, so that no access to it needs to look for the end."""
+def _bring(w: KernelWriter, b: FrameBlock, group: ScheduledGroup, N: int) -> list[str]:
+    """The heads of loops over the blocks as they come, none where nothing is brought. Each whole
+    block has a buffer, so that no access to it needs to look for the end."""
     brought = [group.reads[i] for i in group.attr("brought")]
     many, rest = N // b.BN, _rest(b, N, "")
     for o in brought:
@@ -70,26 +77,38 @@ def _bring(w: KernelWriter, b: FrameBlock, group: ScheduledGroup, N: int) -> Non
         if rest is not None:
             w.line(f"{o.name}_t = tile.alloc_shared((1, {rest.BN}), {kind})")
             w.line(f"tile.cp_async({o.name}_t, {rest.place(o)[0]})")
-    if brought:
-        with w.block(f"for n in range(0, {many * b.BN}, {b.BN}):"):
+    if not brought:
+        return []
+    parts = min(PARTS, many)
+    ends = [many * i // parts * b.BN for i in range(parts + 1)]
+    loops = [f"for n in range({begin}, {end}, {b.BN}):" for begin, end in pairwise(ends)]
+    for loop in loops:
+        with w.block(loop):
             for o in brought:
                 w.line(f"tile.cp_async({b.shared[o.name]}, {b.place(o)[0]})")
-        w.line("tile.cp_wait_group(0)")
-        w.line("tile.barrier()")
+        w.line("tile.cp_commit_group()")
+    return loops
 
 
-def _fold_pass(w: KernelWriter, b: FrameBlock, folds: list[Fold], loop: str, N: int, level: int,
-               steps: dict[str, GroupStep], texts: dict[str, str]) -> None:
+def _fold_pass(w: KernelWriter, b: FrameBlock, folds: list[Fold], loops: list[str], N: int,
+               level: int, steps: dict[str, GroupStep], texts: dict[str, str]) -> None:
     """Statistics of one level. Every lane combines what stands in its places of the blocks, and at
-    the end lanes combine what they have, and what the rest of the row gives behind the last."""
+    the end lanes combine what they have, and what the rest of the row gives behind the last.
+
+    loops: over parts of the blocks, that come one after another where there are several
+    """
     for f in folds:
         w.line(f"{f.step.name}_a = {start(w, f, f'({b.BM}, {b.BN})')}", f.step)
-    inner = _inside(b, f"_p{level}")
-    with w.block(loop):
-        for f in folds:
-            _needed(w, inner, f.step.args, steps, texts)
-            name, part = f"{f.step.name}_a", folded(w, inner, f)
-            w.line(f"{name} = {combined(w, f, name, part)}", f.step)
+    for i, loop in enumerate(loops):
+        inner = _inside(b, f"_p{level}" + f"_{i}" * (len(loops) > 1))
+        if b.shared and not level:
+            w.line(f"tile.cp_wait_group({len(loops) - 1 - i})")
+            w.line("tile.barrier()")
+        with w.block(loop):
+            for f in folds:
+                _needed(w, inner, f.step.args, steps, texts)
+                name, part = f"{f.step.name}_a", folded(w, inner, f)
+                w.line(f"{name} = {combined(w, f, name, part)}", f.step)
     rest = _rest(b, N, f"_q{level}")
     for f in folds:
         name = f"{f.step.name}_a"

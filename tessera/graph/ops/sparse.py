@@ -2,7 +2,8 @@
 
 A matrix is its stored values, a differentiable tensor, and integer indices; everything is made of
 `take` and `segment_sum`, so it is traced, differentiated and batched as those are. A product
-gathers one row of the dense operand per stored value: nnz K elements of memory for K columns.
+gathers one row of the dense operand per stored value: nnz K elements of memory for K columns. On a
+GPU those of compressed rows are kernels of their own, which write nothing between.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from .gather import CHECK_INDEX, SEGMENT_SUM, TAKE, index_operand
 from .sort import SEARCHSORTED
 
 __all__ = ["COO", "CSR"]
-INT64 = as_type("int64")
+INT32, INT64 = as_type("int32"), as_type("int64")
 
 
 # --- row of each stored value of a CSR matrix ---------------------------------------------------
@@ -197,7 +198,8 @@ class CSR(_Matrix):
         if not isinstance(indptr, Tracer):
             apply(CSR_ROWS, indptr, nnz=values.shape[0])  # checks
         indices = apply(CHECK_INDEX, indices, extent=shape[1], wrap=False)
-        _set(self, values=values, indices=indices, indptr=indptr, shape=shape)
+        _set(self, values=values, indices=_as_wide(indices, self.indices),
+             indptr=_as_wide(indptr, self.indptr), shape=shape)
 
     @staticmethod
     def from_dense(dense: Any) -> CSR:
@@ -205,7 +207,8 @@ class CSR(_Matrix):
         return COO(*_nonzero(dense)).to_csr()
 
     def triples(self) -> tuple[Tensor, Tensor, Tensor]:
-        return self.values, apply(CSR_ROWS, self.indptr, nnz=self.nnz), self.indices
+        rows = apply(CSR_ROWS, convert(self.indptr, INT64), nnz=self.nnz)
+        return self.values, rows, convert(self.indices, INT64)
 
     def with_values(self, values: Any) -> CSR:
         """Other values at the same places."""
@@ -220,6 +223,11 @@ class CSR(_Matrix):
     def T(self) -> COO:
         """The transpose, by coordinates."""
         return self.to_coo().T
+
+
+def _as_wide(ids: Tensor, given: Any) -> Tensor:
+    """Checked indices in the type that they came in, if that is int32: half the bytes of int64."""
+    return convert(ids, INT32) if as_tensor(given).dtype is INT32.dtype else ids
 
 
 def _set(matrix: Any, **fields: Any) -> Any:
@@ -282,23 +290,81 @@ def _product(a: Any, x: Any, transpose: bool, ndim: int) -> Tensor:
     if not isinstance(a, _Matrix):
         raise DTypeError(f"a sparse matrix is needed, got {type(a).__name__}",
                          hint="ts.sparse.COO.from_dense, or ts.matmul for dense ones")
-    values, rows, cols = a.triples()
-    m, n = a.shape
-    if transpose:
-        rows, cols, m, n = cols, rows, n, m
+    m, n = a.shape[::-1] if transpose else a.shape
     x = as_tensor(x)
     if x.ndim != ndim or x.shape[0] != n:
         want = f"[{n}]" if ndim == 1 else f"[{n}, K]"
         raise ShapeError(f"a sparse [{m}, {n}] times {show_shape(x.shape)}: {want} is needed")
-    left, right, numeric, accum = matmul_operands(values, x)
+    left, right, numeric, accum = matmul_operands(a.values, x)
     left, right = widened(left), widened(right)
     if accum.bits < left.dtype.bits:
         raise DTypeError(f"sums of sparse products run in {left.dtype} or wider, not {accum}")
     left, right = convert(left, as_type(accum)), convert(right, as_type(accum))
-    if ndim == 2:
-        left = F.expand_dims(left, 1)
-    picked = apply(TAKE, right, cols, axis=0)
-    return store(apply(SEGMENT_SUM, left * picked, rows, axis=0, extent=m), numeric)
+    if ndim == 1:
+        right = F.expand_dims(right, 1)
+    if isinstance(a, CSR) and not transpose:
+        made = apply(CSR_PRODUCT, left, a.indices, a.indptr, right)
+    else:
+        _, rows, cols = a.triples()
+        made = _summed(left, *((cols, rows) if transpose else (rows, cols)), right, m)
+    return store(F.reshape(made, (m,)) if ndim == 1 else made, numeric)
+
+
+def _summed(values: Tensor, rows: Tensor, cols: Tensor, x: Tensor, m: Any) -> Tensor:
+    """y[row] += value x[col], [m, K]."""
+    picked = apply(TAKE, x, cols, axis=0)
+    return apply(SEGMENT_SUM, F.expand_dims(values, 1) * picked, rows, axis=0, extent=m)
+
+
+def _csr_shape(values: Aval, indices: Aval, indptr: Aval, x: Aval) -> Aval:
+    return Aval((indptr.shape[0] - 1, x.shape[1]), x.type)
+
+
+def _csr_ref(values: np.ndarray, indices: np.ndarray, indptr: np.ndarray,
+             x: np.ndarray) -> np.ndarray:
+    rows = _rows_ref(indptr, len(values))
+    y = np.zeros((len(indptr) - 1, x.shape[1]), x.dtype)
+    np.add.at(y, rows, values[:, None] * x[indices])
+    return y
+
+
+def _places(values: Tensor, indices: Tensor, indptr: Tensor) -> tuple[Tensor, Tensor]:
+    """Row and column of each value."""
+    rows = apply(CSR_ROWS, convert(indptr, INT64), nnz=values.shape[0])
+    return rows, convert(indices, INT64)
+
+
+def _csr_expand(values: Tensor, indices: Tensor, indptr: Tensor, x: Tensor) -> Tensor:
+    return _summed(values, *_places(values, indices, indptr), x, indptr.shape[0] - 1)
+
+
+def _csr_vjp(g: Tensor, y: Tensor, values: Tensor, indices: Tensor, indptr: Tensor,
+             x: Tensor) -> tuple:
+    rows, cols = _places(values, indices, indptr)
+    picked = apply(TAKE, g, rows, axis=0) * apply(TAKE, x, cols, axis=0)
+    return F.sum(picked, axis=1), None, None, _summed(values, cols, rows, g, x.shape[0])
+
+
+def _csr_jvp(ts: tuple, y: Tensor, values: Tensor, indices: Tensor, indptr: Tensor,
+             x: Tensor) -> Tensor:
+    parts = [apply(CSR_PRODUCT, v, indices, indptr, u)
+             for v, u in ((ts[0], x), (values, ts[3])) if v is not None and u is not None]
+    return parts[0] if len(parts) == 1 else parts[0] + parts[1]
+
+
+CSR_PRODUCT = GraphOp(
+    "csr_product",
+    shape=_csr_shape,
+    ref=_csr_ref,
+    vjp=_csr_vjp,
+    jvp=_csr_jvp,
+    expand=_csr_expand,
+    axes=lambda values, indices, indptr, x: "_,_,_,_k->_k",
+    samples=(sample((5,), ((5,), "index:4"), ((4,), "offsets:5"), (4, 3)),
+             sample((6,), ((6,), "index:2"), ((3,), "offsets:6"), (2, 1))),
+    flops=lambda ins, outs, **attrs: 2.0 * ins[0][0] * outs[0][1],
+    doc="y = A x of a matrix in compressed rows: values, the column of each, where rows begin",
+)
 
 
 @public
@@ -317,7 +383,7 @@ def spmm(a: Any, x: Any, *, transpose: bool = False) -> Tensor:
     """Sparse matrix times dense matrix: y_ik = sum_j a_ij x_jk; with `transpose`, aᵀ x.
 
     a: ts.sparse.COO or CSR [M, N]   x: [N, K] ([M, K])   y: [M, K] ([N, K]), of the common type
-    Differentiable in a's values and in x; needs nnz K elements of memory.
+    Differentiable in a's values and in x. Needs nnz K elements of memory, but for a CSR on a GPU.
     Raises ShapeError, DTypeError.
     """
     return _product(a, x, transpose, 2)

@@ -17,17 +17,20 @@ class KernelDecorator:
     """@ts.kernel, @ts.kernel(grid=...), .schedule(s), .autotune(...), .auto."""
 
     def __call__(self, fn: Any = None, *, grid: Any = None, schedule: Schedule | None = None,
-                 axes: str | None = None) -> Any:
+                 axes: str | None = None, overwrites: tuple[str, ...] = ()) -> Any:
         """Makes a kernel of a function.
 
         grid: groups per axis, a tuple or a function of named extents: lambda M, N: (M // 64, N)
         axes: index letters of its tensors and of what it gives (what it returns, then what it
         writes), by which distributed tensors are sharded: "mk,kn,mn->mn". A letter stands where
         each shard along it can be computed alone; "_" is an axis that is needed whole
+        overwrites: tensors of which each launch writes every element and reads none, where the
+        compiler cannot tell: a graph then gives it memory that nothing was written to
         """
         if fn is None:
-            return lambda f: Kernel(f, schedule=schedule, grid=grid, axes=axes)
-        return Kernel(fn, schedule=schedule, grid=grid, axes=axes)
+            return lambda f: Kernel(f, schedule=schedule, grid=grid, axes=axes,
+                                    overwrites=overwrites)
+        return Kernel(fn, schedule=schedule, grid=grid, axes=axes, overwrites=overwrites)
 
     def schedule(self, schedule: Schedule) -> Callable[[Any], Kernel]:
         """Attaches a schedule: @ts.kernel.schedule(base.with_block(64, 64)).

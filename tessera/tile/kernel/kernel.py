@@ -69,10 +69,10 @@ class Kernel(Kernel_):
     rule: Any = None  # its derivative, see defvjp and defjvp
 
     def __init__(self, fn: Any, *, schedule: Schedule | None = None, grid: Any = None,
-                 axes: str | None = None):
+                 axes: str | None = None, overwrites: tuple[str, ...] = ()):
         if not inspect.isfunction(fn):
             raise ArgumentError(f"@ts.kernel decorates a function, got {fn!r}", where=user_line())
-        self.fn, self.grid, self.axes = fn, grid, axes
+        self.fn, self.grid, self.axes, self.overwrites = fn, grid, axes, frozenset(overwrites)
         self.given = inspect.signature(fn)  # as written; `signature` has records apart
         self._signature: inspect.Signature | None = None
         self._written: dict[str, Any] | None = None  # annotations
@@ -100,6 +100,10 @@ class Kernel(Kernel_):
             if p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD):
                 raise TileError(f"{self.fn.__name__} takes {p}: kernels have named parameters",
                                 where=self.source.site(self.source.tree))
+        for name in sorted(self.overwrites - set(self.given.parameters)):
+            raise ArgumentError(f"{self.fn.__name__} has no parameter {name!r} to overwrite",
+                                hint=did_you_mean(name, sorted(self.given.parameters)),
+                                where=user_line())
 
     # --- what it is ---------------------------------------------------------------------------
     @property

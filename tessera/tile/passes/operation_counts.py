@@ -81,7 +81,10 @@ class _Counter:
                                              if p.role == "dim" and p.value.name in sizes}
 
     def number(self, x: Any) -> float | None:
-        return self.known.get(x) if isinstance(x, SSAValue) else float(x.value)
+        """Integers as such: ops on bits take no floats."""
+        if isinstance(x, SSAValue):
+            return self.known.get(x)
+        return int(x.value) if x.dtype.kind in ("int", "uint") else float(x.value)
 
     def block(self, nodes: tuple[Node, ...], times: float) -> None:
         waits = any(isinstance(n, Op) and self.loads(n) for n in nodes)

@@ -1,0 +1,382 @@
+"""Fourier transforms of f32 pairs (real, imaginary), as many points as a group's shared memory has.
+
+Stockham's order: a stage of radix R takes points N / R apart and leaves them so that the last stage
+has the frequencies in order. Each thread keeps 16 points in registers; between stages they go
+through shared memory. So a transform is read once and written once.
+
+    stage with m points done, L = N / (m R), u = p m + q:
+    y[q + m (R p + k)] = w(p k / (L R)) sum_j x[u + j N / R] w(j k / R),   w(t) = exp(-2 pi i t)
+
+Van Loan 1992, Computational Frameworks for the Fast Fourier Transform, algorithm 1.7.2. Longer
+transforms are two passes, Bailey's four steps (1990, J. Supercomputing 4:23): the first turns its
+frequencies by the whole's angles where it writes. An inverse is the transform with both parts
+exchanged, before and behind.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+
+import numpy as np
+
+from ..numerics import f32
+from ..tensor import Tensor
+from ..tile import MODULE as tile
+from ..tile.kernel.decorator import kernel
+
+POINTS = 16  # of a thread
+BANKS = 32
+ALL = tuple(range(POINTS))
+TURN = 2.0 * math.pi
+HALF = math.sqrt(0.5)
+C1, S1 = math.cos(math.pi / 8), math.sin(math.pi / 8)
+# Of sine and cosine up to an eighth of a turn, within 2^-25 (Cephes 2.8, sinf.c and cosf.c).
+SINE = (-1.9515295891e-4, 8.3321608736e-3, -1.6666654611e-1)
+COSINE = (2.443315711809948e-5, -1.388731625493765e-3, 4.166664568298827e-2)
+
+
+# --- butterflies: real parts and imaginary parts, in and out -------------------------------------
+@kernel
+def turned(r, i, c, s):
+    """(r + i i) (c + i s)"""
+    return r * c - i * s, r * s + i * c
+
+
+@kernel
+def dft2(r, i):
+    return (r[0] + r[1], r[0] - r[1]), (i[0] + i[1], i[0] - i[1])
+
+
+@kernel
+def dft4(r, i):
+    ar, ai, br, bi = r[0] + r[2], i[0] + i[2], r[0] - r[2], i[0] - i[2]
+    cr, ci, dr, di = r[1] + r[3], i[1] + i[3], r[1] - r[3], i[1] - i[3]
+    return (ar + cr, br + di, ar - cr, br - di), (ai + ci, bi - dr, ai - ci, bi + dr)
+
+
+@kernel
+def sixteenth(r, i, n):
+    """A number turned by -n / 16, n up to 9."""
+    if n == 0:
+        return r, i
+    if n == 1:
+        return turned(r, i, C1, -S1)
+    if n == 2:
+        return (r + i) * HALF, (i - r) * HALF
+    if n == 3:
+        return turned(r, i, S1, -C1)
+    if n == 4:
+        return i, -r
+    if n == 6:
+        return (i - r) * HALF, (r + i) * -HALF
+    return turned(r, i, -C1, S1)
+
+
+@kernel
+def dft_by_four(R, r, i):
+    """Of 8 or 16 points x[a R/4 + b]: over a, turned by b k / R, then over b."""
+    W = R // 4
+    p = [dft4([r[a * W + b] for a in ALL[:4]], [i[a * W + b] for a in ALL[:4]]) for b in ALL[:W]]
+    q = [[sixteenth(p[b][0][k], p[b][1][k], b * k * 16 // R) for b in ALL[:W]] for k in ALL[:4]]
+    y = [dft(W, [x[0] for x in q[k]], [x[1] for x in q[k]]) for k in ALL[:4]]
+    return [y[k % 4][0][k // 4] for k in ALL[:R]], [y[k % 4][1][k // 4] for k in ALL[:R]]
+
+
+@kernel
+def dft(R, r, i):
+    if R == 2:
+        return dft2(r, i)
+    return dft4(r, i)
+
+
+@kernel
+def butterfly(R, r, i):
+    if R <= 4:
+        return dft(R, r, i)
+    return dft_by_four(R, r, i)
+
+
+# --- angles --------------------------------------------------------------------------------------
+KEPT = {2: (1,), 4: (1, 2, 3), 8: (1, 2, 3, 4), 16: (1, 2, 3, 4, 8, 12)}
+
+
+@functools.cache
+def stage_angles(N: int, radices: tuple[int, ...]) -> np.ndarray:
+    """For each stage but the last: rows of L cosines and of L sines of the turns -p k / (L R), for
+    few k. The others are products of two of these."""
+    parts, m = [], 1
+    for R in radices[:-1]:
+        L = N // (m * R)
+        for k in KEPT[R]:
+            turns = np.arange(L) * k % (L * R) / (L * R)
+            parts += [np.cos(TURN * turns), -np.sin(TURN * turns)]
+        m *= R
+    return np.concatenate(parts or [np.zeros(1)]).astype(np.float32)
+
+
+@functools.cache
+def real_angles(N: int, radices: tuple[int, ...]) -> np.ndarray:
+    """stage_angles, and behind them cosines and sines of the turns k / (2 N), k = 0 .. N - 1."""
+    turns = TURN * np.arange(N) / (2 * N)
+    return np.concatenate([stage_angles(N, radices), np.cos(turns), np.sin(turns)],
+                          dtype=np.float32)
+
+
+@kernel
+def stage_turn(k, rows):
+    """(cosine, sine) of the turns of a stage's frequency k, of the rows that are kept."""
+    if k < 4:
+        return rows[k - 1]
+    c, s = rows[k // 4 + 2]
+    if k % 4 == 0:
+        return c, s
+    return turned(c, s, rows[k % 4 - 1][0], rows[k % 4 - 1][1])
+
+
+@kernel
+def cosine_and_sine(turns):
+    """Of turns in [-1/2, 1/2], f32, without a branch."""
+    quarter = tile.round(turns * 4.0)
+    u = (turns - quarter * 0.25) * TURN                    # [-pi/4, pi/4]
+    q, v = int(quarter), u * u
+    sine = u + u * v * ((SINE[0] * v + SINE[1]) * v + SINE[2])
+    cosine = 1.0 - 0.5 * v + v * v * ((COSINE[0] * v + COSINE[1]) * v + COSINE[2])
+    odd = (q & 1) == 1
+    c, s = tile.where(odd, sine, cosine), tile.where(odd, cosine, sine)
+    return tile.where(((q + 1) & 2) == 2, -c, c), tile.where((q & 2) == 2, -s, s)
+
+
+# --- stages --------------------------------------------------------------------------------------
+@kernel
+def padded(i):
+    """Where point i of a line lies in shared memory: threads that write points 16 apart, or read
+    points side by side, meet no bank twice."""
+    return i + i // BANKS
+
+
+@kernel
+def pitch(N, lines):
+    """From line to line, so that threads side by side on lines meet few banks twice."""
+    least = N + N // BANKS
+    return least + (BANKS // lines - least) % BANKS if 1 < lines <= BANKS else least
+
+
+@kernel
+def spread(lane, lines, each, across):
+    """(line of a group, part of a line) of a thread. across: neighbours are of different lines."""
+    if across:
+        return lane % lines, lane // lines
+    return lane // each, lane % each
+
+
+@kernel
+def starts(N, R, part):
+    """The first points of a thread's butterflies."""
+    each = N // min(N, POINTS)
+    return [part + b * each for b in ALL[:min(N, POINTS) // R]]
+
+
+@kernel
+def in_shared(sr, si, base, N, R, part):
+    """The points of a thread's butterflies."""
+    ats = [base + padded(u) for u in starts(N, R, part)]
+    return ([[sr[at + padded(j * (N // R))] for j in ALL[:R]] for at in ats],
+            [[si[at + padded(j * (N // R))] for j in ALL[:R]] for at in ats])
+
+
+@kernel
+def exchange(sr, si, base, y, part, angles, begin, N, R, m):
+    """A stage's results to shared memory, turned."""
+    L, us = N // (m * R), starts(N, R, part)
+    for b in ALL[:len(us)]:
+        p, q = us[b] // m, us[b] % m
+        rows = [(angles[begin + 2 * n * L + p], angles[begin + (2 * n + 1) * L + p])
+                for n in ALL[:len(KEPT[R])]]
+        to = base + padded(q + p * (m * R))
+        sr[to] = y[b][0][0]
+        si[to] = y[b][1][0]
+        for k in ALL[1:R]:
+            c, s = stage_turn(k, rows)
+            real, imaginary = turned(y[b][0][k], y[b][1][k], c, s)
+            sr[to + padded(m * k)] = real
+            si[to + padded(m * k)] = imaginary
+
+
+@kernel
+def transformed(xr, xi, sr, si, angles, N, radices, first, rest):
+    """The last stage's results, a pair for each of a thread's butterflies; its butterfly at u has
+    the frequencies u + k N / R.
+
+    xr, xi: the points of the first stage's.  first, rest: (where a thread's line lies in shared
+    memory, its part) in the first stage and in later ones
+    """
+    m, begin, base, part = 1, 0, first[0], first[1]
+    for R in radices:
+        if m > 1:
+            xr, xi = in_shared(sr, si, rest[0], N, R, rest[1])
+            base, part = rest[0], rest[1]
+        y = [butterfly(R, xr[b], xi[b]) for b in ALL[:len(xr)]]
+        if m * R < N:
+            if m > 1:
+                tile.barrier()
+            exchange(sr, si, base, y, part, angles, begin, N, R, m)
+            tile.barrier()
+        begin = begin + 2 * len(KEPT[R]) * (N // (m * R))
+        m = m * R
+    return y
+
+
+# --- kernels -------------------------------------------------------------------------------------
+@kernel(grid=lambda lines, BM: -(-lines // BM), overwrites=("yr", "yi"))
+def fft_lines(xr: Tensor["A", "E", f32], xi: Tensor["A", "E", f32], yr: Tensor["B", "F", f32],
+              yi: Tensor["B", "F", f32], angles: Tensor["T", f32], radices, N: int, inner: int,
+              outer: int, lines: int, whole: int, apart: int, scale: float, BM=1):
+    """The transforms of `lines` lines of N points. Of line l, point n is
+    x[l // inner, n inner + l % inner], frequency k y[l // outer, k outer + l % outer].
+
+    whole: frequency k of column c of y is turned by -(c // apart) k / whole, where that is not 1
+    """
+    each, R = N // min(N, POINTS), radices[-1]
+    lane, P = tile.local_id(), pitch(N, BM)
+    sr, si = tile.alloc_shared((BM * P,), f32), tile.alloc_shared((BM * P,), f32)
+    line, part = spread(lane, BM, each, inner > 1)
+    at = min(tile.group_id(0) * BM + line, lines - 1)
+    row, column = at // inner, at % inner
+    us, step = starts(N, radices[0], part), N // radices[0] * inner
+    vr = [[xr[row, column + u * inner + j * step] for j in ALL[:radices[0]]] for u in us]
+    vi = [[xi[row, column + u * inner + j * step] for j in ALL[:radices[0]]] for u in us]
+    line_, part_ = line, part
+    if len(radices) > 1:
+        line_, part_ = spread(lane, BM, each, outer > 1)
+    y = transformed(vr, vi, sr, si, angles, N, radices, (line * P, part), (line_ * P, part_))
+    to = tile.group_id(0) * BM + line_
+    if to < lines:
+        b, d, vs = to // outer, to % outer, starts(N, R, part_)
+        step = N // R
+        rows = column_turns(d // apart * step, KEPT[R], whole)
+        for n in ALL[:len(vs)]:
+            first = column_turns(d // apart * vs[n], (1,), whole)
+            for k in ALL[:R]:
+                real, imaginary = y[n][0][k] * scale, y[n][1][k] * scale
+                if whole > 1:
+                    cosine, sine = first[0]
+                    if k > 0:
+                        cosine, sine = turned(cosine, sine, *stage_turn(k, rows))
+                    real, imaginary = turned(real, imaginary, cosine, sine)
+                yr[b, d + vs[n] * outer + k * (step * outer)] = real
+                yi[b, d + vs[n] * outer + k * (step * outer)] = imaginary
+
+
+@kernel
+def column_turns(n, factors, whole):
+    """(cosine, sine) of the turns -n f / whole for each factor f; none where whole is 1."""
+    if whole == 1:
+        return ()
+    return [one_turn(n * f, whole) for f in factors]
+
+
+@kernel
+def one_turn(n, whole):
+    turns = float(n) * (1.0 / whole)
+    c, s = cosine_and_sine(turns - tile.round(turns))
+    return c, -s
+
+
+@kernel(grid=lambda lines, BM: -(-lines // BM), overwrites=("yr", "yi"))
+def rfft_lines(x: Tensor["A", "E", f32], yr: Tensor["A", "F", f32], yi: Tensor["A", "F", f32],
+               angles: Tensor["T", f32], radices, N: int, lines: int, scale: float, BM=1):
+    """Frequencies 0 .. N of lines of 2 N real points: those of x[2 n] + i x[2 n + 1], of which each
+    pair k, N - k has the parts of even and of odd points."""
+    each, R = max(1, N // POINTS), radices[-1]
+    lane, P = tile.local_id(), pitch(N, BM)
+    sr, si = tile.alloc_shared((BM * P,), f32), tile.alloc_shared((BM * P,), f32)
+    line, part = spread(lane, BM, each, False)
+    number = tile.group_id(0) * BM + line
+    a, base = min(number, lines - 1), line * P
+    us, step = starts(N, radices[0], part), N // radices[0]
+    vr = [[x[a, 2 * u + 2 * j * step] for j in ALL[:radices[0]]] for u in us]
+    vi = [[x[a, 2 * u + (2 * j * step + 1)] for j in ALL[:radices[0]]] for u in us]
+    y = transformed(vr, vi, sr, si, angles, N, radices, (base, part), (base, part))
+    if len(radices) > 1:
+        tile.barrier()
+    ats = [base + padded(v) for v in starts(N, R, part)]
+    for n in ALL[:len(ats)]:
+        for k in ALL[:R]:
+            sr[ats[n] + padded(k * (N // R))] = y[n][0][k]
+            si[ats[n] + padded(k * (N // R))] = y[n][1][k]
+    tile.barrier()
+    if number < lines:
+        if part == 0:
+            yr[a, N // 2] = sr[base + padded(N // 2)] * scale
+            yi[a, N // 2] = si[base + padded(N // 2)] * -scale
+        for n in ALL[:min(N, POINTS) // 2]:
+            k = part + n * each
+            at, back = base + padded(k), base + padded((N - k) & (N - 1))
+            r, i, r_, i_ = sr[at], si[at], sr[back], si[back]
+            c, d = turned(i + i_, r_ - r, angles[T - 2 * N + k], -angles[T - N + k])
+            half = 0.5 * scale
+            yr[a, k] = (r + r_ + c) * half
+            yi[a, k] = (i - i_ + d) * half
+            yr[a, N - k] = (r + r_ - c) * half
+            yi[a, N - k] = (d - i + i_) * half
+
+
+@kernel(grid=lambda lines, BM: -(-lines // BM), overwrites=("y",))
+def irfft_lines(xr: Tensor["A", "E", f32], xi: Tensor["A", "E", f32], y: Tensor["A", "F", f32],
+                angles: Tensor["T", f32], radices, N: int, lines: int, scale: float, BM=1):
+    """The 2 N real points of lines of frequencies 0 .. N; of the first and the last no imaginary
+    part is read."""
+    each, R = max(1, N // POINTS), radices[-1]
+    lane, P = tile.local_id(), pitch(N, BM)
+    sr, si = tile.alloc_shared((BM * P,), f32), tile.alloc_shared((BM * P,), f32)
+    line, part = spread(lane, BM, each, False)
+    number = tile.group_id(0) * BM + line
+    a, base = min(number, lines - 1), line * P
+    us, step = starts(N, radices[0], part), N // radices[0]
+    z = [[packed_frequency(xr, xi, angles, a, u + j * step, N) for j in ALL[:radices[0]]]
+         for u in us]
+    vr, vi = [[p[1] for p in ps] for ps in z], [[p[0] for p in ps] for ps in z]
+    made = transformed(vr, vi, sr, si, angles, N, radices, (base, part), (base, part))
+    if number < lines:
+        vs = starts(N, R, part)
+        for n in ALL[:len(vs)]:
+            for k in ALL[:R]:
+                y[a, 2 * vs[n] + 2 * k * (N // R)] = made[n][1][k] * scale
+                y[a, 2 * vs[n] + (2 * k * (N // R) + 1)] = made[n][0][k] * scale
+
+
+@kernel
+def packed_frequency(xr, xi, angles, a, k, N):
+    """Twice the frequency k of x[2 n] + i x[2 n + 1]."""
+    r, r_ = xr[a, k], xr[a, N - k]
+    i, i_ = tile.where(k == 0, 0.0, xi[a, k]), tile.where(k == 0, 0.0, xi[a, N - k])
+    size = angles.shape[0]
+    c, d = turned(-(i + i_), r - r_, angles[size - 2 * N + k], angles[size - N + k])
+    return r + r_ + c, i - i_ + d
+
+
+# --- blocks --------------------------------------------------------------------------------------
+LANES = 128  # of a group of short lines
+LONGEST = 16384  # points of a line that lies in one piece: 1024 threads
+LONGEST_ACROSS, LEAST_ACROSS = 1024, 8  # of other lines, of which a group has so many: a sector
+
+
+def radices_of(N: int) -> tuple[int, ...]:
+    """Of a power of two from 2 on: 16 as often as it goes, what is left of it first."""
+    rest = (N.bit_length() - 1) % 4
+    sixteens = (N.bit_length() - 1) // 4
+    return ((1 << rest,) if rest else ()) + (POINTS,) * sixteens
+
+
+def lines_of(N: int, across: bool) -> tuple[int, int]:
+    """Lines and threads of a group. across: neighbours in memory are of different lines."""
+    each = max(1, N // POINTS)
+    lines = max(1, LANES // each)
+    if across:
+        lines = max(LEAST_ACROSS, min(BANKS, lines))
+    return lines, lines * each
+
+
+__all__ = ["LONGEST", "LONGEST_ACROSS", "fft_lines", "irfft_lines", "lines_of", "radices_of",
+           "real_angles", "rfft_lines", "stage_angles"]

@@ -1,0 +1,115 @@
+"""Fourier transforms on GPUs by the library's kernels, under the interpreter."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tessera as ts
+from tessera.graph.cuda import CudaProgram
+
+EPS = 2.0**-24
+
+
+def ran(fn: Any, *xs: np.ndarray) -> tuple[CudaProgram, list[np.ndarray]]:
+    made = CudaProgram(ts.jit(fn).graph(*map(ts.tensor, xs)), "sm_90a")
+    return made, made.run(list(xs))
+
+
+def calls(made: CudaProgram) -> list[str]:
+    return [str(g.attr("call")).split("(")[0].split("[")[0] for g in made.plan.groups
+            if g.kind == "launch"]
+
+
+def check(got: Any, want: np.ndarray, points: int) -> None:
+    """Errors of a transform grow with its stages: the norm of the difference by that of the result
+    is about half of eps for each factor of 2."""
+    off = np.linalg.norm(np.asarray(got, want.dtype) - want) / np.linalg.norm(want)
+    assert off < 0.5 * EPS * (4 + np.log2(points)), off
+
+
+def pair(rng: Any, *shape: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    re, im = rng.standard_normal((2, *shape)).astype(np.float32)
+    return re, im, re.astype(np.float64) + 1j * im
+
+
+@pytest.mark.parametrize("n", [2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192])
+def test_lines(n: int, rng: Any) -> None:
+    re, im, z = pair(rng, 3, n)
+    made, (a, b) = ran(lambda re, im: ts.fft((re, im)), re, im)
+    assert calls(made) == ["fft_lines"] and len(made.plan.groups) == 1
+    check(a + 1j * b, np.fft.fft(z), n)
+
+
+@pytest.mark.parametrize("norm", ["backward", "ortho", "forward"])
+@pytest.mark.parametrize("inverse", [False, True])
+def test_norms_and_inverses(inverse: bool, norm: str, rng: Any) -> None:
+    re, im, z = pair(rng, 5, 32)
+    ours, numpys = (ts.ifft, np.fft.ifft) if inverse else (ts.fft, np.fft.fft)
+    _, (a, b) = ran(lambda re, im: ours((re, im), norm=norm), re, im)
+    check(a + 1j * b, numpys(z, norm=norm), 32)
+
+
+@pytest.mark.parametrize(("shape", "axis"), [((3, 64, 5), 1), ((256, 33), 0), ((2, 8, 3, 2), 1)])
+def test_other_axes(shape: tuple, axis: int, rng: Any) -> None:
+    re, im, z = pair(rng, *shape)
+    made, (a, b) = ran(lambda re, im: ts.fft((re, im), axis=axis), re, im)
+    assert calls(made) == ["fft_lines"] and len(made.plan.groups) == 1
+    check(a + 1j * b, np.fft.fft(z, axis=axis), shape[axis])
+
+
+@pytest.mark.parametrize(("shape", "axis"), [((2, 1 << 15), 1), ((1 << 12, 3), 0)])
+def test_long_lines_are_two_passes(shape: tuple, axis: int, rng: Any) -> None:
+    re, im, z = pair(rng, *shape)
+    made, (a, b) = ran(lambda re, im: ts.fft((re, im), axis=axis), re, im)
+    assert calls(made) == ["fft_lines"] * 2 and len(made.plan.groups) == 2
+    check(a + 1j * b, np.fft.fft(z, axis=axis), shape[axis])
+
+
+def test_two_axes_are_two_launches(rng: Any) -> None:
+    re, im, z = pair(rng, 2, 16, 64)
+    made, (a, b) = ran(lambda re, im: ts.fft2((re, im)), re, im)
+    assert calls(made) == ["fft_lines"] * 2
+    check(a + 1j * b, np.fft.fft2(z), 1024)
+
+
+def test_gradients_are_transforms(rng: Any) -> None:
+    re, im, z = pair(rng, 3, 64)
+
+    def fn(re: Any, im: Any) -> Any:
+        return ts.vjp(lambda a, b: ts.fft((a, b)), re, im)[1]((re, im))
+
+    made, (a, b) = ran(fn, re, im)
+    assert calls(made) == ["fft_lines"]
+    check(a + 1j * b, np.fft.ifft(z, norm="forward"), 64)
+
+
+@pytest.mark.parametrize(("n", "dtype"), [(60, "f32"), (64, "f64"), (1, "f32")])
+def test_others_are_the_vendors(n: int, dtype: str, rng: Any) -> None:
+    re, im, z = pair(rng, 3, n)
+    wide = {"f32": np.float32, "f64": np.float64}[dtype]
+    made, (a, b) = ran(lambda re, im: ts.fft((re, im)), re.astype(wide), im.astype(wide))
+    assert not calls(made) and [g.kind for g in made.plan.groups] == ["library"]
+    check(a + 1j * b, np.fft.fft(z), n)
+
+
+@pytest.mark.parametrize("norm", ["backward", "ortho", "forward"])
+@pytest.mark.parametrize("n", [4, 8, 16, 64, 256, 512, 4096])
+def test_real_points(n: int, norm: str, rng: Any) -> None:
+    x = rng.standard_normal((5, n)).astype(np.float32)
+    made, (a, b) = ran(lambda x: ts.rfft(x, norm=norm), x)
+    assert calls(made) == ["rfft_lines"] and len(made.plan.groups) == 1
+    check(a + 1j * b, np.fft.rfft(x.astype(np.float64), norm=norm), n)
+
+
+@pytest.mark.parametrize("norm", ["backward", "ortho", "forward"])
+@pytest.mark.parametrize("n", [4, 8, 32, 128, 256, 512, 4096])
+def test_back_to_real_points(n: int, norm: str, rng: Any) -> None:
+    """The imaginary parts of frequencies that stand alone are not read."""
+    re, im, z = pair(rng, 5, n // 2 + 1)
+    im[:, 0], im[:, -1] = np.nan, np.inf
+    made, (y,) = ran(lambda re, im: (ts.irfft((re, im), norm=norm),), re, im)
+    assert calls(made) == ["irfft_lines"] and len(made.plan.groups) == 1
+    check(y, np.fft.irfft(z, norm=norm), n)

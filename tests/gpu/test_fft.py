@@ -1,0 +1,78 @@
+"""Fourier transforms on the GPU, against f64 and against cuFFT's own error."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import tessera as ts
+from gpu_harness import require_gpu
+
+require_gpu()
+
+
+def off(y, want):
+    return np.linalg.norm(y - want) / np.linalg.norm(want)
+
+
+def complex_of(y):
+    return np.asarray(y[0].numpy(), np.float64) + 1j * y[1].numpy()
+
+
+def cufft_off(fn, z, want):
+    """The error of cuFFT in f32."""
+    cupy = pytest.importorskip("cupy")
+    narrow = z.astype(np.complex64 if np.iscomplexobj(z) else np.float32)
+    return off(cupy.asnumpy(fn(cupy.fft, cupy.asarray(narrow))), want)
+
+
+@pytest.mark.parametrize("n", [1 << a for a in range(1, 21)] + [60, 3 * 5 * 7 * 64])
+def test_lines(n, rng):
+    """No less exact than cuFFT, eager and jitted, forwards and back."""
+    re, im = rng.standard_normal((2, 3, n)).astype(np.float32)
+    z = re.astype(np.float64) + 1j * im
+    there, want = ts.to((ts.tensor(re), ts.tensor(im)), "cuda"), np.fft.fft(z)
+    limit = 1.25 * cufft_off(lambda fft, z: fft.fft(z), z, want) + 1e-8
+    for fn in (ts.fft, ts.jit(lambda *z: ts.fft(z))):
+        y = fn(there) if fn is ts.fft else fn(*there)
+        assert off(complex_of(y), want) < limit
+        assert off(complex_of(ts.ifft(y)), z) < 2 * limit
+
+
+@pytest.mark.parametrize("n", [4, 30, 256, 1024, 8192, 32768, 1 << 16])
+def test_real_points(n, rng):
+    x = rng.standard_normal((5, n)).astype(np.float32)
+    wide = x.astype(np.float64)
+    y, want = ts.rfft(ts.tensor(x).to("cuda")), np.fft.rfft(wide)
+    limit = 1.25 * cufft_off(lambda fft, x: fft.rfft(x), wide, want) + 1e-8
+    assert off(complex_of(y), want) < limit
+    assert off(ts.irfft(y, n).numpy(), wide) < 2 * limit
+
+
+@pytest.mark.parametrize("shape, axes", [((3, 64, 40), (1,)), ((2, 32, 16, 128), (-3, -2, -1)),
+                                         ((1024, 33), (0,)), ((4096, 5), (0,))])
+def test_other_axes(shape, axes, rng):
+    re, im = rng.standard_normal((2, *shape)).astype(np.float32)
+    z = re.astype(np.float64) + 1j * im
+    y = ts.to((ts.tensor(re), ts.tensor(im)), "cuda")
+    for axis in axes:
+        y = ts.fft(y, axis=axis)
+    assert off(complex_of(y), np.fft.fftn(z, axes=axes)) < 4e-7
+
+
+def test_a_view_is_transformed_as_it_lies(rng):
+    x = ts.tensor(rng.standard_normal((64, 256)).astype(np.float32)).to("cuda")
+    y = ts.jit(lambda x: ts.fft(ts.transpose(x)[8:40]))(x)
+    assert off(complex_of(y), np.fft.fft(x.numpy().T[8:40].astype(np.float64))) < 4e-7
+
+
+def test_gradients(rng):
+    x, w = (ts.tensor(rng.standard_normal((4, 512)).astype(np.float32)).to("cuda")
+            for _ in range(2))
+
+    def loss(x):
+        return ts.sum(ts.irfft(ts.rfft(x)) * w) + ts.sum(ts.fft(x)[0] ** 2)
+
+    f = np.fft.fft(x.numpy().astype(np.float64))
+    want = w.numpy() + 2 * np.fft.fft(f.real).real
+    assert off(ts.jit(ts.grad(loss))(x).numpy(), want) < 1e-6
