@@ -37,6 +37,7 @@ from .sorting import long_sums, open_sorts
 from .spell import COMBINE
 from .strips import open_column_sums, open_maxima
 from .target import indexed_kind
+from .window_kernels import sink_transposes
 
 Pass = Callable[[Graph], Graph]
 
@@ -182,6 +183,8 @@ PIPELINE: list[Callable[..., Graph]] = [
     multiply_packed,
     drop_overwritten,
     expand_for_kernels,
+    canonicalize,
+    sink_transposes,
     multiply_narrow,
     open_packed,
     canonicalize,
@@ -211,7 +214,8 @@ PIPELINE: list[Callable[..., Graph]] = [
     transpose_operands,
 ]
 # These ask what the chip has.
-BY_CHIP: tuple[Callable[..., Graph], ...] = (use_attention_kernels, join_products)
+BY_CHIP: tuple[Callable[..., Graph], ...] = (use_attention_kernels, use_conv_kernels,
+                                             join_products)
 
 
 def prepare(graph: Graph, chip: Generation) -> tuple[Graph, dict[Value, np.ndarray]]:

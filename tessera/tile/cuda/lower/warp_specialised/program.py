@@ -9,6 +9,7 @@ from typing import Any
 from tessera.numerics import DType
 from tessera.runtime.generations import WarpgroupMatmul
 from tessera.tile.ir.ir import Function
+from tessera.tile.ops.windows import Windows
 
 WARPGROUP = 128  # threads
 PANEL_BYTES = 128  # of a row in shared memory: the widest swizzle
@@ -25,7 +26,7 @@ class Load:
     of numbers as it is. What lies behind the columns in the last panel, matmuls do not read.
 
     tensor, box: what TMA reads, per axis of the tensor   shape: [rows, columns] as stored, or
-    [columns]   offset_bytes: of the tile in the slot
+    [columns]   offset_bytes: of the tile in the slot   windows: of images that it unfolds
     """
 
     name: str
@@ -34,6 +35,7 @@ class Load:
     shape: tuple[int, ...]
     dtype: DType
     offset_bytes: int = 0
+    windows: Windows | None = None
 
     @property
     def row_bytes(self) -> int:
