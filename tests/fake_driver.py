@@ -238,6 +238,16 @@ class Driver:
                                        strides=list(strides), box=list(box), modes=modes)
         return (0,)
 
+    def cuTensorMapEncodeIm2col(self, at, type, rank, address, shape, strides, first, last, channels,
+                                pixels, steps, *modes):
+        if at % 64 or rank < 3 or any(s % 16 for s in strides):
+            return (INVALID_VALUE,)
+        ctypes.memmove(at, bytes([rank]).ljust(128, b"\0"), 128)
+        self.encoded = SimpleNamespace(
+            type=type, rank=rank, shape=list(shape), strides=list(strides), first=list(first),
+            last=list(last), box=[channels, pixels], steps=list(steps), modes=modes)
+        return (0,)
+
     def cuModuleLoadData(self, cubin):
         return 0, cubin
 

@@ -8,9 +8,10 @@ of a pixel come in accesses of 16 bytes.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
-from ..numerics import f32
+from ..numerics import f32, i32
 from ..tensor import Tensor
 from ..tile import MODULE as tile
 from ..tile.kernel.decorator import kernel
@@ -32,6 +33,34 @@ class Geometry(NamedTuple):
     @property
     def taps(self) -> int:
         return self.window[0] * self.window[1]
+
+    @property
+    def backwards(self) -> Geometry:
+        """Of the windows of results that read a pixel, where windows are one pixel apart."""
+        before = _pair(d * (k - 1) - b for d, k, b in zip(
+            self.dilation, self.window, self.before, strict=True))
+        return Geometry(self.window, (1, 1), self.dilation, before, self.results, self.images)
+
+    @property
+    def patches(self) -> Geometry:
+        """Images cut into patches of stride x stride pixels."""
+        return Geometry(self.stride, self.stride, (1, 1), (0, 0), self.images, _pair(
+            -(-n // s) for n, s in zip(self.images, self.stride, strict=True)))
+
+    @property
+    def readers(self) -> Geometry:
+        """Of the windows of results that read a pixel of a patch, without dilation. The pixel at p
+        in its patch is read through taps r + s i, r = (p + before) % s, by the results that are
+        (p + before) // s - i behind the patch."""
+        reach = [[(p + b) // s - i for p in range(s) for i in range((k - (p + b) % s + s - 1) // s)]
+                 for b, s, k in zip(self.before, self.stride, self.window, strict=True)]
+        return Geometry(_pair(max(r) - min(r) + 1 for r in reach), (1, 1), (1, 1),
+                        _pair(-min(r) for r in reach), self.results, self.patches.results)
+
+
+def _pair(numbers: Iterable[int]) -> Pair:
+    first, second = numbers
+    return first, second
 
 
 @kernel
@@ -98,4 +127,98 @@ def conv_filters(X: Tensor["Z", "S", "C"], G: Tensor["Z", "M", "P"],
     D[r, q, m:m+BM, n:n+BN] = sums
 
 
-__all__ = ["Geometry", "conv_filters", "conv_images"]
+@kernel(grid=lambda P, BM: (-(-P // BM),))
+def conv_patches(X: Tensor["S", "C"], Y: Tensor["P", "E"], geometry, BM=64, BN=16):
+    """Windows of images as rows, with zeros behind. X: [images and pixels, channels]   Y: [images
+    and windows, BN]"""
+    p = tile.group_id(0) * BM
+    Y[p:p+BM, 0:BN] = tile.load(tile.windows(X, p, 0, geometry, BM, BN))
+
+
+# --- channels last: matmuls of unfolded images, which copies unfold ------------------------------
+@kernel(grid=lambda P, M, BM, BN: (-(-P // BM), -(-M // BN)))
+def conv_forward(X: Tensor["S", "C"], W: Tensor["M", "K"], Y: Tensor["P", "M"], geometry,
+                 swapped=False, BM=128, BN=128, BK=64):
+    """Y[p, m] = sum_k W[m, k] U[p, k], U the unfolded images.
+
+    X: [images and pixels, channels]   W: [filters, taps and channels]   Y: [places, filters]
+    swapped: the filters are the rows of the matmul, of which tensor cores take 64 at a time
+    """
+    p, m = tile.group_id(0) * BM, tile.group_id(1) * BN
+    acc = tile.zeros((BN, BM) if swapped else (BM, BN), f32)
+    for k in range(0, geometry.taps * C, BK):
+        x = tile.load(tile.windows(X, p, k, geometry, BM, BK))
+        w = tile.load(W[m:m+BN, k:k+BK])
+        if swapped:
+            acc = tile.dot(w, x.T, acc)
+        else:
+            acc = tile.dot(x, w.T, acc)
+    if swapped:
+        Y[p:p+BM, m:m+BN] = acc.to(Y.dtype).T
+    else:
+        Y[p:p+BM, m:m+BN] = acc
+
+
+@kernel(grid=lambda S, C, BM, BN: (-(-S // BM), -(-C // BN)))
+def conv_backward(G: Tensor["P", "M"], W: Tensor["M", "K"], D: Tensor["S", "C"], geometry, BM=128,
+                  BN=128, BK=64):
+    """D[s, c] = sum_tm W[m, tap t, c] G[the place that reads pixel s through t, m], of windows that
+    follow each other closely: of G, the same windows with the taps in opposite order.
+
+    geometry: of the windows of G
+    """
+    s, c = tile.group_id(0) * BM, tile.group_id(1) * BN
+    acc = tile.zeros((BM, BN), f32)
+    for k in range(0, geometry.taps * M, BK):
+        m, n = k % M, (geometry.taps - 1 - k // M) * C + c
+        g = tile.load(tile.windows(G, s, k, geometry, BM, BK))
+        acc = tile.dot(g, tile.load(W[m:m+BK, n:n+BN]), acc)
+    D[s:s+BM, c:c+BN] = acc
+
+
+@kernel(grid=lambda classes, places, C, BM, BN: (-(-places // BM), -(-C // BN), classes))
+def conv_backward_strided(G: Tensor["P", "M"], W: Tensor["M", "K"], D: Tensor["S", "C"], geometry,
+                          read, patches, classes=1, places=1, BM=128, BN=128, BK=64):
+    """The same of windows `stride` apart: pixels at one position in a patch of stride x stride are
+    a class, read through the same taps.
+
+    geometry: of the convolution; read, patches: its readers and patches   classes: of pixels
+    places: patches of all images
+    """
+    s, c, z = tile.group_id(0) * BM, tile.group_id(1) * BN, tile.group_id(2)
+    _, KW = geometry.window
+    SH, SW = geometry.stride
+    h, w = z // SW + geometry.before[0], z % SW + geometry.before[1]
+    rows, columns = taps_of(h, geometry, 0), taps_of(w, geometry, 1)
+    acc = tile.zeros((BM, BN), f32)
+    for k in range(0, rows * columns * M, BK):
+        tap, m = k // M, k % M
+        i, j = tap // tile.maximum(columns, 1), tap % tile.maximum(columns, 1)
+        u, v = h // SH - i + read.before[0], w // SW - j + read.before[1]
+        g = tile.load(tile.windows(G, s, (u * read.window[1] + v) * M + m, read, BM, BK))
+        n = ((h % SH + i * SH) * KW + w % SW + j * SW) * C + c
+        acc = tile.dot(g, tile.load(W[m:m+BK, n:n+BN]), acc)
+    tile.store(tile.windows(D, s, z * C + c, patches, BM, BN), acc)
+
+
+@kernel
+def taps_of(position, geometry, axis):
+    """How many taps along an axis read pixels at a position in their patch."""
+    S, K = geometry.stride[axis], geometry.window[axis]
+    return (K - position % S + S - 1) // S
+
+
+@kernel(grid=lambda R, M, K, BM, BN: (-(-M // BM), -(-K // BN), R))
+def conv_weights(X: Tensor["S", "C"], G: Tensor["P", "M"], D: Tensor["R", "M", "K", f32], geometry,
+                 depth: i32, BM=128, BN=128, BK=64):
+    """D[r][m, k] = sum over part r of the places p, `depth` of them, of G[p, m] U[p, k]."""
+    m, k, r = tile.group_id(0) * BM, tile.group_id(1) * BN, tile.group_id(2)
+    acc = tile.zeros((BM, BN), f32)
+    for p in range(r * depth, min(r * depth + depth, P), BK):
+        x = tile.load(tile.windows(X, p, k, geometry, BK, BN))
+        acc = tile.dot(tile.load(G[p:p+BK, m:m+BM]).T, x, acc)
+    D[r, m:m+BM, k:k+BN] = acc
+
+
+__all__ = ["Geometry", "conv_backward", "conv_backward_strided", "conv_filters", "conv_forward",
+           "conv_images", "conv_patches", "conv_weights"]

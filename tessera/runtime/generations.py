@@ -52,10 +52,15 @@ class TensorCopies:
     """TMA: boxes of a tensor, copied to shared memory (CUDA driver API, cuTensorMapEncodeTiled).
 
     most_box: elements along an axis.  alignment_bytes: what addresses and pitches are multiples of.
+    Of windows that copies unfold (cuTensorMapEncodeIm2col), in pixels: most_corner, of the box in
+    which they begin from the image's corners; most_offset, inside of a window; most_stride.
     """
 
     most_box: int = 256
     alignment_bytes: int = 16
+    most_corner: int = 127
+    most_offset: int = 255
+    most_stride: int = 8
 
 
 @dataclass(frozen=True)

@@ -186,6 +186,8 @@ DriverFunction("cuEventSynchronize", "ptr")
 DriverFunction("cuEventQuery", "ptr")
 DriverFunction("cuEventElapsedTime", "*float ptr ptr")
 DriverFunction("cuTensorMapEncodeTiled", "ptr int uint ptr ptr ptr ptr ptr int int int int")
+DriverFunction("cuTensorMapEncodeIm2col",
+               "ptr int uint ptr ptr ptr ptr ptr uint uint ptr int int int int")
 
 
 class Library:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import ctypes
 import threading
 from collections import OrderedDict
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -37,6 +38,19 @@ TYPES = {
 }
 
 Key = tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class ImageWindows:
+    """Copies of an array [N, H, W, C] that unfold it: rows are pixels, one from each window.
+
+    first, last: (h, w) of the box in which windows begin: its first pixel, counted from the
+    image's first, and its last, counted from the image's last.   stride: from window to window
+    """
+
+    first: tuple[int, int]
+    last: tuple[int, int]
+    stride: tuple[int, int]
 
 
 def check_box(array: Array, name: str, box: tuple[int, ...], swizzle_bytes: int) -> None:
@@ -131,19 +145,24 @@ def _store(index: int) -> _Store:
 
 
 def tensor_map(array: Array, name: str = "x", *, box: tuple[int, ...], swizzle_bytes: int = 128,
-               promotion_bytes: int = 128, pinned: bool = False) -> int:
+               promotion_bytes: int = 128, pinned: bool = False,
+               windows: ImageWindows | None = None) -> int:
     """Device address of the descriptor for tiles `box` of `array`; outside reads as zero.
 
     pinned: it stays there for the life of the process, as a launch that is captured needs.
 
     promotion_bytes: what L2 fetches at least; more is fetched in vain past the ends of rows that
     are no multiple of it.
+    windows: images are unfolded, and the box is (pixels, channels).
     Raises as check_box, and DeviceError with the driver's words.
     """
     key = (array.pointer, array.shape, array.strides, array.dtype.name, box, swizzle_bytes,
-           promotion_bytes)
+           promotion_bytes, windows)
 
     def encode() -> bytes:
+        if windows is not None:
+            check_box(array, name, (1, 1, *box), swizzle_bytes)
+            return _encode_windows(array, box, windows, swizzle_bytes, promotion_bytes)
         check_box(array, name, box, swizzle_bytes)
         return _encode(array, box, swizzle_bytes, promotion_bytes)
 
@@ -155,10 +174,32 @@ def rewritten(index: int) -> int:
     return _store(index).rewritten
 
 
+def _encode_windows(array: Array, box: tuple[int, ...], windows: ImageWindows, swizzle_bytes: int,
+                    promotion_bytes: int) -> bytes:
+    """The driver counts axes from the innermost: corners are (w, h)."""
+    (pixels, channels), rank = box, len(array.shape)
+    words, halves, pair = ctypes.c_uint64 * rank, ctypes.c_uint32 * rank, ctypes.c_int * (rank - 2)
+    memory, at = _room()
+    answer = driver().cuTensorMapEncodeIm2col(
+        at, libcuda.TENSOR_MAP_TYPES[TYPES[array.dtype.name]], rank, array.pointer,
+        words(*reversed(array.shape)), (ctypes.c_uint64 * (rank - 1))(*_strides_bytes(array)),
+        pair(*reversed(windows.first)), pair(*reversed(windows.last)), channels, pixels,
+        halves(1, *reversed(windows.stride), 1), 0,
+        libcuda.TENSOR_MAP_SWIZZLES[swizzle_bytes], libcuda.TENSOR_MAP_PROMOTIONS[promotion_bytes],
+        0)
+    check(answer, f"describe windows {windows} of an array {array.shape} of {array.dtype}")
+    return ctypes.string_at(at, MAP_BYTES)
+
+
+def _room() -> tuple[Any, int]:
+    """Memory for a descriptor, and where in it one is written: at a multiple of 64 bytes."""
+    memory = ctypes.create_string_buffer(2 * MAP_BYTES)
+    return memory, -(-ctypes.addressof(memory) // MAP_BYTES) * MAP_BYTES
+
+
 def _encode(array: Array, box: tuple[int, ...], swizzle_bytes: int, promotion_bytes: int) -> bytes:
     rank = len(box)
-    memory = ctypes.create_string_buffer(2 * MAP_BYTES)  # the driver writes at a multiple of 64
-    at = -(-ctypes.addressof(memory) // MAP_BYTES) * MAP_BYTES
+    memory, at = _room()
     words, halves = ctypes.c_uint64 * rank, ctypes.c_uint32 * rank
     strides = (ctypes.c_uint64 * max(rank - 1, 1))(*_strides_bytes(array))
     answer = driver().cuTensorMapEncodeTiled(

@@ -59,6 +59,57 @@ def test_convolutions_and_their_adjoints(name: str, target: str, rng: Any) -> No
     assert not any(g.kind in ("elements", "gemm") for g in made.plan.groups)
 
 
+LAST = {  # what copies unfold
+    "plain": ((2, 64, 9, 10), (72, 64, 3, 3), {"padding": 1},
+              ["conv_forward", "conv_images", "conv_weights"]),
+    "both ways": ((2, 128, 6, 7), (64, 128, 3, 2), {"padding": ((1, 0), (0, 2)),
+                                                    "dilation": (2, 1)},
+                  ["conv_forward", "conv_backward", "conv_weights"]),
+    "strided": ((2, 64, 9, 10), (64, 64, 3, 3), {"stride": 2, "padding": 1},
+                ["conv_forward", "conv_backward_strided", "conv_weights"]),
+    "one pixel": ((2, 64, 8, 7), (128, 64, 1, 1), {"stride": 2},
+                  ["conv_forward", "conv_backward_strided", "conv_weights"]),
+    "few channels": ((2, 3, 12, 14), (64, 3, 7, 7), {"stride": 2, "padding": 3},
+                     ["conv_patches", "conv_patches", "conv_forward", "conv_weights"]),
+    "fewer": ((2, 1, 9, 12), (8, 1, 5, 4), {"stride": (1, 2)},
+              ["conv_patches", "conv_patches", "conv_forward", "conv_weights"]),
+}
+
+
+@pytest.mark.parametrize("name", LAST)
+def test_images_that_copies_unfold(name: str, rng: Any) -> None:
+    xs, ws, keys, launched = LAST[name]
+    fn = lambda x, w: products(lambda x, w: ts.conv2d(x, w, **keys), x, w)  # noqa: E731
+    x, w = integers(rng, xs), integers(rng, ws)
+    assert calls(check(fn, x, w)) == launched
+    assert "conv_forward" not in calls(check(fn, x, w, target="sm_80"))
+    by_unit = [m.how.all for m in ts.jit(fn).schedule(x, w, target="sm_90a").matmuls]
+    assert by_unit.count(("wgmma",)) >= len([c for c in launched if c in (
+        "conv_forward", "conv_backward", "conv_backward_strided", "conv_weights")])
+
+
+def test_channels_stay_last_in_a_chain(rng: Any) -> None:
+    """Of images [N, H, W, C] nothing is transposed but the filters and their gradients: what is
+    done to each element, means and windows of one pixel take them as they lie."""
+    def loss(x: Any, w: Any, point: Any, v: Any, b: Any) -> Any:
+        y = ts.relu(ts.conv2d(ts.transpose(x, (0, 3, 1, 2)), w, padding=1) + b[:, None, None])
+        z = ts.relu(ts.conv2d(y, point))
+        u = ts.relu(ts.conv2d(z, v, stride=2, padding=1))
+        return ts.sum(ts.cast(ts.mean(u, axis=(2, 3)), "f32")), ts.transpose(y, (0, 2, 3, 1))
+
+    def step(x: Any, *weights: Any) -> Any:
+        made, back = ts.vjp(lambda *ws: loss(x, *ws), *weights)
+        return (*made, *back((ts.ones(()), ts.zeros(made[1].shape, made[1].dtype))))
+
+    xs = [integers(rng, s) for s in ((2, 8, 8, 64), (64, 64, 3, 3), (64, 64, 1, 1),
+                                     (64, 64, 3, 3), (64,))]
+    made = check(step, *xs)
+    assert calls(made) == ["conv_forward", "conv_forward", "conv_backward_strided", "conv_weights",
+                           "conv_weights"]
+    moved = [g.writes[0].shape for g in made.plan.groups if g.kind == "move"]
+    assert len(moved) == 4 and all(64 * 64 * 9 == np.prod(s) for s in moved), moved
+
+
 def test_one_axis_and_transposed(rng: Any) -> None:
     made = check(lambda x, w: products(lambda x, w: ts.conv1d(x, w, stride=2, padding=3), x, w),
                  integers(rng, (2, 16, 21), "f16"), integers(rng, (20, 16, 5), "f16"))
@@ -69,16 +120,17 @@ def test_one_axis_and_transposed(rng: Any) -> None:
     assert calls(made) == ["conv_images", "conv_images", "conv_filters"]
 
 
-@pytest.mark.parametrize(("xs", "ws", "dtype", "keys"), [
-    ((2, 3, 8, 8), (16, 3, 3, 3), "bf16", {}), ((2, 16, 6, 6), (16, 1, 3, 3), "bf16",
-                                                {"groups": 16}),
-    ((2, 16, 6, 6), (16, 16, 1, 1), "bf16", {}), ((2, 16, 6, 6), (16, 16, 3, 3), "f32", {}),
+@pytest.mark.parametrize(("xs", "ws", "dtype", "keys", "target"), [
+    ((2, 3, 8, 8), (16, 3, 3, 3), "bf16", {}, "sm_80"),
+    ((2, 16, 6, 6), (16, 1, 3, 3), "bf16", {"groups": 16}, "sm_90a"),
+    ((2, 16, 6, 6), (16, 16, 1, 1), "bf16", {}, "sm_90a"),
+    ((2, 16, 6, 6), (16, 16, 3, 3), "f32", {}, "sm_90a"),
 ])
-def test_others_are_matmuls_of_windows(xs: tuple, ws: tuple, dtype: str, keys: dict,
+def test_others_are_matmuls_of_windows(xs: tuple, ws: tuple, dtype: str, keys: dict, target: str,
                                        rng: Any) -> None:
-    """Few channels, windows of one pixel, and wide types."""
+    """Few channels where copies do not unfold, windows of one pixel, and wide types."""
     made = check(lambda x, w: products(lambda x, w: ts.conv2d(x, w, **keys), x, w),
-                 integers(rng, xs, dtype), integers(rng, ws, dtype))
+                 integers(rng, xs, dtype), integers(rng, ws, dtype), target=target)
     assert not calls(made) and any(g.kind == "gemm" for g in made.plan.groups)
 
 

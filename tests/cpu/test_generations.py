@@ -20,6 +20,7 @@ from registries import restored
 from tessera import bf16, f16, f32, fp8_e4m3
 from tessera.errors import UnsupportedTargetError
 from tessera.kernels.attention_backward import attention_keys
+from tessera.kernels.conv import Geometry, conv_forward
 from tessera.runtime.generations import GENERATIONS, Generation
 from tessera.runtime.occupancy import occupancy
 from tessera.runtime.target import Target, parse_target, target_of_device
@@ -229,6 +230,12 @@ def staged(target=PRETENDED) -> str:
                     if isinstance(n, Op) and n.name == "allocate") + text(made)
 
 
+def convolved() -> str:
+    same = Geometry((3, 3), (1, 1), (1, 1), (1, 1), (8, 8), (8, 8))
+    return text(emitted(conv_forward, ones(bf16, 64, 64), ones(bf16, 64, 576), ones(bf16, 64, 64),
+                        same))
+
+
 def without_wgmma(g: Generation) -> Generation:
     return replace(g, warpgroup_matmul=None)
 
@@ -280,6 +287,9 @@ FIELDS: dict[str, Field] = {
         {1: (255, 255), 2: (40, 232)}, gradient, "overlap=1"),
     f"{FORM}.copies.most_box": Field(64, gemm, "has 128 rows; a copy brings 64"),
     f"{FORM}.copies.alignment_bytes": Field(64, gemm, "may not be multiples of 64 bytes"),
+    f"{FORM}.copies.most_corner": Field(0, convolved, "padding of at most 0 pixels, not 1"),
+    f"{FORM}.copies.most_offset": Field(1, convolved, "window of at most 1 pixels, not 2"),
+    f"{FORM}.copies.most_stride": Field(0, convolved, "stride of at most 0 pixels, not 1"),
     f"{KNOBS}.stages": Field((2, 1), gemm, "ring a_b: 2 x 32768",
                              lambda g: changed(g, f"{KNOBS}.ring_bytes", 0)),
     f"{KNOBS}.ring_bytes": Field(64 << 10, gemm, "stages=4"),

@@ -287,6 +287,24 @@ def test_what_the_driver_is_told_of_an_array(driver, monkeypatch, shape, strides
     assert ctypes.string_at(at, 128) == bytes([len(shape)]).ljust(128, b"\0")
 
 
+def test_what_the_driver_is_told_of_windows(driver, monkeypatch):
+    """Everything from the innermost axis on: channels, width, height, images."""
+    monkeypatch.setattr(tensormap, "_stores", {})
+    windows = tensormap.ImageWindows((-1, -2), (-3, 4), (5, 6))
+    x = tensor((2, 9, 11, 64))
+    at = tensormap.tensor_map(x, box=(128, 64), windows=windows)
+    told = driver.encoded
+    assert told.shape == [64, 11, 9, 2] and told.strides == [128, 128 * 11, 128 * 99]
+    assert (told.first, told.last, told.steps) == ([-2, -1], [4, -3], [1, 6, 5, 1])
+    assert told.box == [64, 128] and told.modes[1] == 3
+    assert ctypes.string_at(at, 128) == b"\4".ljust(128, b"\0")
+    other = tensormap.ImageWindows((-1, -1), (-3, 4), (5, 6))
+    assert tensormap.tensor_map(x, box=(128, 64), windows=other) != at
+    assert tensormap.tensor_map(x, box=(128, 64), windows=windows) == at
+    with pytest.raises(ArgumentError, match="rows of 256 bytes"):
+        tensormap.tensor_map(x, box=(128, 128), windows=windows)
+
+
 def test_descriptors_are_encoded_once_and_reused(driver, monkeypatch):
     made = []
 

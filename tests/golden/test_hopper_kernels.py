@@ -17,6 +17,13 @@ from tessera.kernels.attention_backward import (
     keys_block,
     queries_block,
 )
+from tessera.kernels.conv import (
+    Geometry,
+    conv_backward,
+    conv_backward_strided,
+    conv_forward,
+    conv_weights,
+)
 from tessera.runtime.ptxas import find_tool, sass_counts
 from tessera.runtime.target import parse_target
 from tessera.tile.cuda.build import Built, build
@@ -227,3 +234,23 @@ def test_types_and_depths(dtype, out, depth, name):
     require_fast(built)
     steps = depth * dtype.bits // 256
     assert total(counts(built), name) == 2 * steps  # before the loop and in it
+
+
+@pytest.mark.parametrize("kernel, sizes, chain", [
+    (conv_forward, {"BM": 128, "BN": 256}, 4), (conv_forward, {"BM": 128, "BN": 64}, 4),
+    (conv_backward, {"BM": 128, "BN": 128}, 4), (conv_weights, {"BM": 128, "BN": 256}, 4),
+    (conv_backward_strided, {"BM": 128, "BN": 128, "classes": 4, "places": 256}, 4)], ids=str)
+def test_convolutions_by_wgmma_spill_nothing(kernel, sizes, chain):
+    """Images come by copies that unfold them; each step of 64 is one chain of matmuls."""
+    stride = 2 if "classes" in sizes else 1
+    g = Geometry((3, 3), (stride, stride), (1, 1), (1, 1), (16, 16), (16 // stride,) * 2)
+    x, w, y = (ones(bf16, *s) for s in ((1024, 256), (256, 2304), (1024 // stride**2, 256)))
+    args = {conv_forward: (x, w, y, g), conv_backward: (y, w, x, g.backwards),
+            conv_weights: (x, y, ones(f32, 2, 256, 2304), g, 512),
+            conv_backward_strided: (y, w, x, g, g.readers, g.patches)}[kernel]
+    program, emitted, built = compiled(kernel, *args, **sizes)
+    require_fast(built)
+    assert "im2col" in built.ptx
+    found = counts(built)
+    assert total(found, "HGMMA") % chain == 0 and total(found, "HGMMA") <= 4 * chain
+    assert any("IM2COL" in opcode for opcode in found), sorted(found)

@@ -1,19 +1,22 @@
 """Convolutions and their adjoints by the library's kernels, which unfold no windows.
 
-Floats of 16 bits, whose matmuls are mma: gathered operands do not come by TMA, which wgmma needs to
-be fast. Others are left to matmuls of unfolded windows, and so are few channels: a matmul of 3
+Floats of 16 bits. Where copies pick the pixels of windows, images of 64 channels, and of few, are
+multiplied by wgmma (window_kernels.py). Elsewhere pixels are gathered and multiplied by mma. What
+is left are matmuls of unfolded windows: of other types, and of few channels, since a matmul of 3
 channels and 49 taps together is full where 49 of 3 channels are not. Windows of one pixel are their
 images, and unfold to no copy.
 """
 
 from __future__ import annotations
 
+from collections.abc import Container
 from dataclasses import replace
 from math import prod
 from typing import Any
 
 from ...kernels.conv import Geometry, conv_filters, conv_images
 from ...numerics import Policy, as_type
+from ...runtime.generations import Generation
 from ...tensor import Tensor
 from .. import functions as F
 from ..expand import Rule, expand_by
@@ -21,26 +24,60 @@ from ..ir import Graph, Node, readers_of
 from ..op import GraphOp
 from ..operand import convert
 from ..ops.conv_products import CONV, CONV_FILTER, CONV_INPUT
+from .window_kernels import (
+    POINTS,
+    few_channel_rules,
+    geometry_of,
+    has_few_channels,
+    is_pointwise,
+    results_of,
+    rules,
+    unfolds,
+)
 
 F32 = as_type("f32")
 LEAST = 16  # channels of a group: the depth of one mma of 16 bits
 GROUPS = 264  # of threads that keep a large chip busy: two for each multiprocessor of an H100
 
 
-def use_conv_kernels(graph: Graph) -> Graph:
-    """The graph with the convolutions that the kernels take as their launches."""
-    return expand_by(_rounded(graph), lambda node: RULES[node.op] if node.op in RULES and _is_taken(
-        node) else None)
+def use_conv_kernels(graph: Graph, chip: Generation) -> Graph:
+    """The graph with the convolutions that the kernels take as their launches; where copies unfold
+    images, windows of one pixel are matmuls of images whose channels lie together, too."""
+    launches = {n: rule for n in graph.nodes if (rule := _launch_of(n, chip)) is not None}
+    last = any(_unfolded(n, chip) for n in launches)
+    graph = _rounded(graph, launches)
+
+    def chosen(node: Node) -> Rule | None:
+        if last and is_pointwise(node):
+            return POINTS[node.op]
+        return _launch_of(node, chip)
+
+    return expand_by(graph, chosen)
 
 
-def _rounded(graph: Graph) -> Graph:
-    """The graph whose convolutions say where a cast to the type of their operands is all that reads
+def _launch_of(node: Node, chip: Generation) -> Rule | None:
+    """The launches that a convolution, or an adjoint of one, becomes."""
+    if not _is_taken(node):
+        return None
+    full = prod(_window(node)) > 1 and _channels(node) >= LEAST
+    return _unfolded(node, chip) or (RULES[node.op] if full else None)
+
+
+def _unfolded(node: Node, chip: Generation) -> Rule | None:
+    """The same where copies unfold its images."""
+    if has_few_channels(node, chip):
+        return few_channel_rules(chip)[node.op]
+    return rules(chip)[node.op] if unfolds(node, chip) else None
+
+
+def _rounded(graph: Graph, launches: Container[Node]) -> Graph:
+    """The graph whose launches say where a cast to the type of their operands is all that reads
     them: the kernel rounds then, and writes half as much."""
     readers = readers_of(graph)
     nodes = []
     for node in graph.nodes:
         found = readers.get(node.outputs[0], []) if node.outputs else []
-        if node.op in (CONV, CONV_INPUT) and _is_taken(node) and len(found) == 1 and (
+        if node.op in (CONV, CONV_INPUT) and node in launches and len(found) == 1 and (
                 node.outputs[0] not in graph.outputs and found[0].op.name == "cast"):
             to = found[0].attrs["to"]
             if to.dtype is node.inputs[0].aval.dtype and replace(
@@ -52,13 +89,19 @@ def _rounded(graph: Graph) -> Graph:
 
 
 def _is_taken(node: Node) -> bool:
+    if node.op not in RULES:
+        return False
     avals = [v.aval for v in (*node.inputs, *node.outputs)]
     if not all(isinstance(n, int) and n for a in avals for n in a.shape) or avals[0].ndim > 4:
         return False
-    dtype, groups = avals[0].dtype, node.attrs["groups"]
-    channels = min(a.shape[1] // groups for a in _images(node))
-    return (dtype.kind == "float" and dtype.bits == 16 and channels >= LEAST
-            and node.attrs["accum"].name == "f32" and prod(_window(node)) > 1)
+    dtype = avals[0].dtype
+    return (dtype.kind == "float" and dtype.bits == 16 and node.attrs["accum"].name == "f32"
+            and max(prod(_window(node)), *node.attrs["stride"]) > 1)
+
+
+def _channels(node: Node) -> int:
+    """Of a group, of images or results."""
+    return min(a.shape[1] // node.attrs["groups"] for a in _images(node))
 
 
 def _window(node: Node) -> tuple[int, ...]:
@@ -74,15 +117,15 @@ def _images(node: Node) -> list[Any]:
 # --- launches ---------------------------------------------------------------------------------
 def _conv(x: Tensor, w: Tensor, accum: Any, groups: int, rounds: Any = F32,
           **attrs: Any) -> Tensor:
-    places = _results(x.shape[2:], w.shape[2:], **attrs)
-    geometry = _geometry(w.shape[2:], x.shape[2:], places, **attrs)
+    places = results_of(x.shape[2:], w.shape[2:], **attrs)
+    geometry = geometry_of(tuple(w.shape[2:]), tuple(x.shape[2:]), places, **attrs)
     y = _multiplied(x, _taps(w, groups, False), geometry, groups, w.shape[0] // groups, rounds)
     return convert(F.reshape(y, (x.shape[0], w.shape[0], *places)), F32)
 
 
 def _conv_input(g: Tensor, w: Tensor, spatial: tuple, accum: Any, groups: int, rounds: Any = F32,
                 **attrs: Any) -> Tensor:
-    geometry = _geometry(w.shape[2:], spatial, tuple(g.shape[2:]), **attrs)
+    geometry = geometry_of(tuple(w.shape[2:]), spatial, tuple(g.shape[2:]), **attrs)
     x = _multiplied(g, _taps(w, groups, True), geometry, groups, w.shape[1], rounds, True)
     return convert(F.reshape(x, (g.shape[0], w.shape[1] * groups, *spatial)), F32)
 
@@ -101,7 +144,7 @@ def _multiplied(x: Tensor, w: Tensor, geometry: Geometry, groups: int, channels:
 def _conv_filter(x: Tensor, g: Tensor, window: tuple, accum: Any, groups: int,
                  **attrs: Any) -> Tensor:
     """In parts of some images each, so that there are enough groups of threads, then added."""
-    geometry = _geometry(window, x.shape[2:], tuple(g.shape[2:]), **attrs)
+    geometry = geometry_of(tuple(window), tuple(x.shape[2:]), tuple(g.shape[2:]), **attrs)
     n, C, M = x.shape[0], x.shape[1] // groups, g.shape[1] // groups
     m, c, k = _blocks(M, C, prod(g.shape[2:]))
     blocks = -(-M // m) * -(-C // c) * groups * geometry.taps
@@ -126,21 +169,6 @@ def _taps(w: Tensor, groups: int, back: bool) -> Tensor:
     parts = F.transpose(F.reshape(w, (groups, each, C, taps)), (0, 3, 2, 1) if back else
                         (0, 3, 1, 2))
     return F.reshape(parts, (groups * taps, *parts.shape[2:]))
-
-
-def _results(spatial: tuple, window: tuple, stride: tuple, padding: tuple,
-             dilation: tuple) -> tuple[int, ...]:
-    return tuple((n + a + b - d * (k - 1) - 1) // s + 1 for n, k, s, (a, b), d in
-                 zip(spatial, window, stride, padding, dilation, strict=True))
-
-
-def _geometry(window: tuple, images: tuple, results: tuple, stride: tuple, padding: tuple,
-              dilation: tuple) -> Geometry:
-    """Of one axis as of two, the first of one pixel."""
-    first = (1,) * (2 - len(window))
-    before = (0,) * len(first) + tuple(a for a, _ in padding)
-    return Geometry(first + tuple(window), first + stride, first + dilation, before,
-                    first + tuple(images), first + results)
 
 
 def _blocks(rows: int, columns: int, depth: int) -> tuple[int, int, int]:

@@ -42,6 +42,7 @@ from .sparse_kernels import use_sparse_kernels
 from .spell import COMBINE
 from .strips import open_column_sums, open_maxima
 from .target import indexed_kind
+from .window_kernels import sink_transposes
 
 Pass = Callable[[Graph], Graph]
 
@@ -189,6 +190,8 @@ PIPELINE: list[Callable[..., Any]] = [
     multiply_packed,
     drop_overwritten,
     expand_for_kernels,
+    canonicalize,
+    sink_transposes,
     multiply_narrow,
     open_packed,
     canonicalize,
@@ -219,7 +222,8 @@ PIPELINE: list[Callable[..., Any]] = [
     transpose_operands,
 ]
 # These ask what the chip has.
-BY_CHIP: tuple[Callable[..., Graph], ...] = (use_attention_kernels, join_products)
+BY_CHIP: tuple[Callable[..., Graph], ...] = (use_attention_kernels, use_conv_kernels,
+                                             join_products)
 
 
 @dataclass(frozen=True)

@@ -25,9 +25,9 @@ from tessera.tile.ir.handles import (
     describe,
     is_number,
 )
-from tessera.tile.ir.ir import Const, Def, Names, Node, Op, Operand
+from tessera.tile.ir.ir import Const, Def, Names, Node, Op, Operand, SSAValue
 from tessera.tile.ir.numpy_values import rounded
-from tessera.tile.ir.op_record import OPS
+from tessera.tile.ir.op_record import OPS, TileOp
 from tessera.tile.ir.types import Buffer, GlobalTensor, Scalar, TileType, Type, View
 
 FOLD: dict[str, Callable] = {
@@ -67,6 +67,7 @@ class IRBuilder:
                       "loop around it depends on the lane",
                       "move it out, or make the condition the same for all lanes",
                       code="E_DIVERGENCE")
+        self._require_boxes(record, given)
         assert record.rule is not None
         try:
             made = record.rule(types, attrs)
@@ -83,6 +84,21 @@ class IRBuilder:
         self.facts.carry(record, op, types, facts)
         handles = tuple(Handle(d.value, d.type) for d in outs)
         return handles[0] if len(handles) == 1 else (handles or None)
+
+    def _require_boxes(self, record: TileOp, given: tuple[Operand, ...]) -> None:
+        """Views of unfolded images are no boxes: whole tiles of them are loaded, and stored where
+        no pixel is in two windows."""
+        for x in given:
+            made = self.values.defined_by.get(x) if isinstance(x, SSAValue) else None
+            if made is None or made.name != "windows":
+                continue
+            if record.access != "tile" or record.effect not in ("read", "write"):
+                self.fail(f"{record.name} of windows of images",
+                          "load them: ts.tile.load(ts.tile.windows(...))")
+            reach = zip(*(made.attr[n] for n in ("window", "dilation", "stride")), strict=True)
+            if record.effect == "write" and any(d * (k - 1) >= s for k, d, s in reach):
+                self.fail("a store to windows that overlap: elements of one tile would meet",
+                          "windows of at most their stride")
 
     def named(self, value: Any, name: str) -> Any:
         """A fresh value gets the user's name."""

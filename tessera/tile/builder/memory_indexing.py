@@ -186,7 +186,10 @@ class MemoryIndexing:
         """Where the box lies in a tensor, and whether it surely lies inside."""
         if not isinstance(base.type, GlobalTensor):
             return None
-        size = self.extent(base, axis)
+        return self.edge_of(lo, extent, self.extent(base, axis))
+
+    def edge_of(self, lo: Any, extent: int, size: Any) -> Edge:
+        """Of an axis of `size` elements, of which a box has `extent` from `lo` on."""
         span = self.ir.values.span(self.form(lo))
         inside = (isinstance(size, int) and span is not None and span[0] >= 0
                   and span[1] + extent <= size)

@@ -13,6 +13,7 @@ from tessera.tile.cuda.emit.warp_specialised import emit_warp_specialised
 from tessera.tile.cuda.intrinsics.matmul import STEP_BYTES
 from tessera.tile.cuda.intrinsics.swizzle import stage_bytes
 from tessera.tile.cuda.lower.assign_layouts import Hint, assign_layouts
+from tessera.tile.cuda.lower.gather_windows import gather_windows
 from tessera.tile.cuda.lower.insert_barriers import order
 from tessera.tile.cuda.lower.multiply_codes import multiply_codes
 from tessera.tile.cuda.lower.prefetch import prefetch_boxes
@@ -140,7 +141,7 @@ def lower(function: Function, lanes: int, facts: ArgumentFacts, target: Target,
     chip = target.generation
     room = Room(chip.group_shared_bytes, stages, max(1, FULL_LANES // threads),
                 lanes % 32 == 0 and chip.warp_matmul.step_bytes == STEP_BYTES)
-    function = with_codes(function, lanes, facts, target)
+    function = gather_windows(with_codes(function, lanes, facts, target))
     function = stage_matmul_loads(function, chip, room, facts.shared)
     function = prefetch_boxes(function)
     function = assign_layouts(function, Hint(threads, chip, chained(function), vector))

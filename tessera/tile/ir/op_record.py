@@ -57,6 +57,7 @@ class TileOp:
                group; an 'element' or a 'vector' by each thread; a 'copy' between memories
     place      of an access: the operand that is the memory it reads or writes; of a copy, reads
     alias      the result is the memory of operand 0, seen in another way
+    part       and a part of it, at coordinates that the other operands are
     async_copy of cp.async, whose copies become groups: it issues one, commits them or waits
     by_thread  says what each thread does: who writes it has chosen the group
     pointwise  an element of the result depends on that element of the operands alone; so are all
@@ -101,6 +102,7 @@ class TileOp:
     access: str = ""
     place: int = 0
     alias: bool = False
+    part: bool = False
     async_copy: str = ""
     by_thread: bool = False
     pointwise: bool = False

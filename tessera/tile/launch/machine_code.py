@@ -77,6 +77,7 @@ class Slot:
     abi: str
     axis: int = 0
     box: tuple[int, ...] = ()
+    windows: tuple[tuple[int, ...], ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -179,8 +180,8 @@ def to_entry(compiled: Any) -> CacheEntry:
         "shared_bytes": code.shared_bytes, "cluster": code.cluster, "dependent": code.dependent,
         "grid": compiled.grid, "resources": asdict(compiled.built.resources),
         "warnings": compiled.built.warnings, "file": compiled.built.file,
-        "slots": [(p.kind, p.name, p.abi, p.axis, p.box) for p in compiled.parameters],
-        "columns": [(p.kind, p.name, p.abi, p.axis, p.box) for p in compiled.emitted.columns],
+        "slots": [astuple(p) for p in compiled.parameters],
+        "columns": [astuple(p) for p in compiled.emitted.columns],
         "sites": [(_line(s.where), s.message, s.kind, s.formats) for s in sites],
     }
     return CacheEntry(meta, {"cubin": code.cubin, "ptx": compiled.built.ptx.encode()})
@@ -193,8 +194,8 @@ def _line(where: SourceLine | None) -> list[Any] | None:
 def from_entry(entry: CacheEntry, function: Function, request: CompileRequest,
                cached: bool) -> Image:
     meta: Mapping[str, Any] = entry.meta
-    slots, columns = (tuple(Slot(kind, name, abi, axis, tuple(box))
-                            for kind, name, abi, axis, box in meta[of])
+    slots, columns = (tuple(Slot(kind, name, abi, axis, tuple(box), tuple(map(tuple, windows)))
+                            for kind, name, abi, axis, box, windows in meta[of])
                       for of in ("slots", "columns"))
     sites = tuple(flags.ReportSite(where and errors.Site(*where), message, kind, tuple(formats))
                   for where, message, kind, formats in meta["sites"])

@@ -24,7 +24,7 @@ from tessera.runtime.arrays import Array, dense_strides, overlap, stream_of
 from tessera.runtime.buffer import DeviceBuffer
 from tessera.runtime.device import check, device, driver
 from tessera.runtime.replays import Replays
-from tessera.runtime.tensormap import rewritten, tensor_map
+from tessera.runtime.tensormap import ImageWindows, rewritten, tensor_map
 from tessera.runtime.timing import is_capturing
 from tessera.tile.interpreter.arguments import Bound
 from tessera.tile.interpreter.launch import extent
@@ -298,7 +298,12 @@ def _output(recipe: Recipe, slot: Slot, bound: Bound, varying: tuple[str, ...]) 
 def _map(recipe: Recipe, slot: Slot, bound: Bound, varying: tuple[str, ...]) -> Source:
     """The descriptor for boxes of a tensor. Rows of 128, 64 or 32 bytes are swizzled as wide."""
     dtype, shape = _layout_of(recipe.image, slot.name, bound)
-    strides, index = dense_strides(shape), recipe.device
+    strides, index, windows = dense_strides(shape), recipe.device, None
+    if slot.windows:
+        image, first, last, stride, (row, pixel) = slot.windows
+        windows = ImageWindows(first, last, stride)  # type: ignore[arg-type]
+        strides = image[0] * row, row, pixel, 1
+        shape = (prod(shape) // strides[0], *image)
     row = slot.box[-1] * dtype.numpy.itemsize
     swizzle = row if row in (32, 64, 128) else 0
     at = varying.index(slot.name) if slot.name in varying else None
@@ -309,7 +314,7 @@ def _map(recipe: Recipe, slot: Slot, bound: Bound, varying: tuple[str, ...]) -> 
         pointer = call.outputs[slot.name].pointer if at is None else call.values[at]
         array = Array(pointer, shape, strides, dtype, index, "", None)
         return tensor_map(array, slot.name, box=slot.box, swizzle_bytes=swizzle,
-                          pinned=call.pinned)
+                          pinned=call.pinned, windows=windows)
 
     return find
 

@@ -20,9 +20,11 @@ from tessera.tile.ops import (
     reduce,
     vector,
     warp,
+    windows,
 )
 
 __all__ = [
     "OPS", "TileOp", "atomics", "attention", "create", "debug", "dependents", "elementwise", "ids",
     "indexed", "macros", "matmul", "memory", "packed", "random", "reduce", "vector", "warp",
+    "windows",
 ]

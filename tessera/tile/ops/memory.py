@@ -60,7 +60,7 @@ def _view_rule(types: Any, attrs: Any) -> View:
     return View(source.numeric, tuple(attrs["box"][i] for i in attrs["kept"]), source.space)
 
 
-@declare(rule=_view_rule, attrs=("box", "kept"), run=True, public=False, alias=True)
+@declare(rule=_view_rule, attrs=("box", "kept"), run=True, public=False, alias=True, part=True)
 def view(m: Any, op: Any, source: Any, *offsets: Any) -> Any:
     """The box of extents `box` at these offsets; axes not in `kept` are single indices."""
     attr = op.attr

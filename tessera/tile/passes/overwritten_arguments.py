@@ -49,6 +49,9 @@ class _Proof:
                 if view is not None and view.name == "view" and view.args[0] == tensor and \
                         self._boxes(view, shape):
                     return True
+                if view is not None and view.name == "windows" and view.args[0] == tensor and \
+                        self._patches(view, shape):
+                    return True
             if isinstance(node, If) and self._lanes(node, tensor, shape):
                 return True
         return False
@@ -64,6 +67,26 @@ class _Proof:
                 return False
             axes.add(axis)
         return True
+
+    def _patches(self, view: Op, shape: tuple[int, ...]) -> bool:
+        """Whether windows are patches side by side, and the groups write all of them: a column is
+        the number of a pixel of its patch times the channels, and a channel."""
+        attr, (_, place, column) = view.attr, view.args
+        whole = all(n * s >= i for n, s, i in zip(
+            attr["results"], attr["stride"], attr["images"], strict=True))
+        plain = attr["window"] == attr["stride"] and set(attr["dilation"]) == {1} and not any(
+            attr["before"])
+        rows = self._axis(place, attr["rows"])
+        add = self.made.get(column)  # type: ignore[arg-type]
+        if not whole or not plain or rows is None or add is None or add.name != "add":
+            return False
+        axes = [self._axis(x, n) for x, n in zip(
+            add.args, (attr["channels"], attr["columns"]), strict=True)]
+        places = shape[0] // prod(attr["images"]) * prod(attr["results"])
+        if None in axes or len({rows, *axes}) < 3 or self.grid[rows] * attr["rows"] < places:
+            return False
+        taps, columns = (self.grid[a] for a in axes)  # type: ignore[index]
+        return taps >= prod(attr["window"]) and columns * attr["columns"] >= attr["channels"]
 
     def _axis(self, offset: Operand, box: int) -> int | None:
         """The axis of the grid of which an offset is the number of the group times the box."""

@@ -103,7 +103,8 @@ class Parameter:
     'report' of the error flags | 'count', 'lines' of printed lines |
     'kernel' the launch's number in reports | 'sentinels' the words of its sentinels |
     'seed' word `axis` of the key by which the launch draws | 'replays' where a captured launch
-    finds the number of its replay, else 0 | 'map' a TMA descriptor of a tensor for `box` |
+    finds the number of its replay, else 0 | 'map' a TMA descriptor of a tensor for `box`, which
+    unfolds images where there are `windows` (Windows.copied) |
     of a batch 'table' of words, one for each call in every row: the call's first block, then its
     own parameters; 'calls', the call of each block; 'call_count', how many."""
 
@@ -112,6 +113,7 @@ class Parameter:
     abi: Kind
     axis: int = 0
     box: tuple[int, ...] = ()
+    windows: tuple[tuple[int, ...], ...] = ()
 
 
 @dataclass
@@ -238,9 +240,9 @@ class Emitter:
 
     # --- parameters ---------------------------------------------------------------------------
     def param(self, kind: str, name: str, abi: Kind, axis: int = 0,
-              box: tuple[int, ...] = ()) -> str:
+              box: tuple[int, ...] = (), windows: tuple[tuple[int, ...], ...] = ()) -> str:
         """A launch parameter, declared once; returns its variable."""
-        key = (kind, name, axis, box)
+        key = (kind, name, axis, box, windows)
         if key not in self.parameters and key not in self.columns:
             plain = kind in ("tensor", "scalar") or (kind == "dim" and isinstance(
                 self.types.get(SSAValue(name)), Scalar))  # an extent may have a tensor's name
@@ -248,7 +250,7 @@ class Emitter:
                 {"map": f"map_{name}", "axis": f"groups_{axis}"}.get(kind, name))
             if not spelled.isidentifier():
                 spelled = self.fresh("extent")
-            made = Parameter(kind, name, abi, axis, box)
+            made = Parameter(kind, name, abi, axis, box, windows)
             if self.facts.batched and kind in IN_TABLE:
                 self.columns[key] = made
                 word = self.word(len(self.columns), abi)

@@ -13,6 +13,7 @@ from tessera.tile.cuda.intrinsics.swizzle import ALIGNMENT, stage_bytes
 from tessera.tile.ir.ir import Const, Op, Operand, SSAValue
 from tessera.tile.ir.register_layout import RegisterLayout
 from tessera.tile.ir.types import Buffer, GlobalTensor
+from tessera.tile.ops.windows import Windows
 from tessera.tile.passes.integer_facts import divisor_of
 
 ZERO = Const(0, i32)
@@ -24,6 +25,7 @@ class MemoryOperand:
 
     texts: the extents as written, for what is known about them. axes: the memory axis of each axis
     of the box. base: the address expression; stage_bytes and stage choose a part of a buffer.
+    windows: of unfolded images, of which the offsets are a place and a column.
     """
 
     space: str
@@ -37,6 +39,7 @@ class MemoryOperand:
     base: str
     buffer: Buffer | None = None
     stage: Operand | None = None
+    windows: Windows | None = None
 
     @property
     def dtype(self) -> DType:
@@ -93,6 +96,24 @@ def _view(e: Emitter, op: Op) -> None:
     kept = tuple(attr["kept"])
     e.places[op.outs[0].value] = replace(
         source, offsets=tuple(op.args[1:]), axes=kept, shape=tuple(attr["box"][a] for a in kept))
+
+
+@emits("windows")
+def _windows(e: Emitter, op: Op) -> None:
+    """For warpgroups that specialise; elsewhere pixels are gathered (lower/gather_windows.py)."""
+    source, attr = place_of(e, op.args[0]), op.attr
+    e.places[op.outs[0].value] = replace(source, offsets=tuple(op.args[1:]),
+                                         shape=(attr["rows"], attr["columns"]),
+                                         windows=Windows.of(attr))
+
+
+@emits("flattened")
+def _flattened(e: Emitter, op: Op) -> None:
+    (made,) = op.outs
+    assert isinstance(made.type, GlobalTensor)
+    e.places[made.value] = replace(
+        place_of(e, op.args[0]), extents=tuple(map(e.extent, made.type.dims)),
+        texts=tuple(map(str, made.type.dims)), offsets=(ZERO,), axes=(0,), shape=(0,))
 
 
 @emits("view_transpose")

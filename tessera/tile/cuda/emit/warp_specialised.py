@@ -8,7 +8,7 @@ no variable: descriptors are made where matmuls read them.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import astuple, replace
 from typing import Any
 
 from tessera.runtime.target import Target
@@ -253,6 +253,9 @@ def _ring_fill(e: Emitter, op: Op) -> None:
     e.line(f"{acquire}({at}, {phase})")
     for load, view in zip(loads, op.args, strict=True):
         place = place_of(e, view)
+        if load.windows is not None:
+            _copy_windows(h, ring, load, place, at)
+            continue
         name, rank = f"{base_name(load.name)}_copy", len(load.box)
         how = (rank, ring.offset_bytes + load.offset_bytes, ring.slot_bytes, ring.barriers_bytes,
                load.panels, load.panel_bytes, load.panel_box[-1])
@@ -275,6 +278,18 @@ def _ring_drain(e: Emitter, op: Op) -> None:
     at, phase = h.positions[ring.name]
     drain = h.part(f"{ring.name}_drain", "ring_drain", ring.slots, ring.barriers_bytes)
     e.line(f"{drain}({at}, {phase})")
+
+
+def _copy_windows(h: WarpSpecialisedEmitter, ring: BufferRing, load: Load, place: MemoryOperand,
+                  at: str) -> None:
+    windows = load.windows
+    assert windows is not None
+    copy = h.part(f"{base_name(load.name)}_copy", "ring_copy_windows",
+                  ring.offset_bytes + load.offset_bytes, ring.slot_bytes, ring.barriers_bytes,
+                  load.panels, load.panel_bytes, load.panel_box[-1], astuple(windows))
+    map_ = h.param("map", place.name, "i64", box=load.panel_box, windows=windows.copied)
+    row, column = (f"i32({h.name(x)})" for x in place.offsets)
+    h.line(f"{copy}({at}, {map_}, {row}, {column})")
 
 
 def _advance(h: WarpSpecialisedEmitter, ring: BufferRing) -> None:
@@ -494,6 +509,9 @@ def _panels_read(e: Emitter, op: Op) -> None:
 @emits("store_rows")
 def _store_rows(e: Emitter, op: Op) -> None:
     place, layout, x = _watched(e, op)
+    if place.windows is not None:
+        _store_windows(_specialised(e), place, layout, x)
+        return
     row_axis, column_axis = place.axes
     make = _specialised(e).part("store_quads", "store_quads", layout.text, layout.shape,
                            place.dtype.name)
@@ -506,6 +524,16 @@ def _store_rows(e: Emitter, op: Op) -> None:
     args = [x, at, pitch, quad, left(e, place, row_axis, row),
             left(e, place, column_axis, "i32(0)")]
     e.line(f"{make}({', '.join(args)})")
+
+
+def _store_windows(h: WarpSpecialisedEmitter, place: MemoryOperand, layout: RegisterLayout,
+                   x: str) -> None:
+    make = h.part("store_windows", "store_windows", layout.text, layout.shape, place.dtype.name,
+                  astuple(place.windows))  # type: ignore[arg-type]
+    row, column = (h.name(i) for i in place.offsets)
+    quad = h.once("quad", f"i32({h.thread} & 3)")
+    h.line(f"{make}({x}, {place.base}, i32({place.extents[0]}), i32({row} + "
+           f"{h.index(layout, 0)}), i32({column}), {quad})")
 
 
 def left(e: Emitter, place: Any, axis: int, part: str) -> str:

@@ -127,6 +127,39 @@ def ring_copy(rank: int, offset: int, slot_bytes: int, barriers: int, panels: in
 
 
 @functools.cache
+def ring_copy_windows(offset: int, slot_bytes: int, barriers: int, panels: int, panel_bytes: int,
+                      panel_columns: int, geometry: tuple) -> Operation:
+    """(slot, map, place, column): one copy for each panel of a tile of unfolded images.
+
+    geometry: channels, window, stride, dilation, before, images, results, steps
+    """
+    channels, window, stride, dilation, before, _, results, _ = geometry
+
+    def body(b: Builder, slot: Any, map_: Any, place: Any, column: Any) -> None:
+        base = b.add(b.add(b.shared_base(), b.i32(offset)), b.mul(slot, b.i32(slot_bytes)))
+        row = b.udiv(place, b.i32(results[1]))
+        w, h = _begin(b, b.urem(place, b.i32(results[1])), 1), _begin(
+            b, b.urem(row, b.i32(results[0])), 0)
+        image = b.udiv(row, b.i32(results[0]))
+        for p in range(panels):
+            at = b.add(column, b.i32(p * panel_columns))
+            tap = b.udiv(at, b.i32(channels))
+            down, right = b.udiv(tap, b.i32(window[1])), b.urem(tap, b.i32(window[1]))
+            inside = b.compare("<", down, b.i32(window[0]))  # no image has the number -1
+            b.call(tma.load_windows(), b.add(base, b.i32(p * panel_bytes)), map_,
+                   b.urem(at, b.i32(channels)), w, h, b.select(inside, image, b.i32(-1)),
+                   _barrier(b, barriers, slot),
+                   b.mul(right, b.i32(dilation[1])), b.mul(down, b.i32(dilation[0])))
+
+    def _begin(b: Builder, number: Any, axis: int) -> Any:
+        return b.sub(b.mul(number, b.i32(stride[axis])), b.i32(before[axis]))
+
+    form = InstructionForm((Operand("slot", "i32"), Operand("map", "i64"), *operands(
+        place="i32", column="i32")), (), body)
+    return Operation("ring_copy_windows", 4, lambda *_: form)
+
+
+@functools.cache
 def ring_wait(barriers: int) -> Operation:
     """(slot, phase) -> the slot, once it is full."""
     def body(b: Builder, slot: Any, phase: Any) -> Any:
@@ -382,23 +415,64 @@ def store_quads(layout: str, shape: tuple[int, int], dtype: str) -> Operation:
 
     def body(b: Builder, x: list[Any], at: Any, pitch: Any, quad: Any, rows: Any,
              columns: Any) -> None:
-        odd, high = (b.true(b.and_(quad, b.i32(m))) for m in QUAD)
-        at = b.add(at, b.shl(b.zext(quad, "i64"), b.const("i64", 4)))
         left = b.sub(columns, b.shl(quad, b.i32(3)))
         for row, parts in rows_of(whole).items():
             line = b.add(at, b.mul(pitch, b.const("i64", row)))
             inside = b.compare("<", b.i32(row), rows)
-            for first in range(0, len(parts), 8):
-                words = encode_half(b, dtype, [x[i] for i in parts[first:first + 8]])
-                on = b.and_(inside, b.compare("<", b.i32(8 * (first // 2)), left))
-                b.call(memory.st("global", "b32", 4, guarded=True),
-                       b.add(line, b.const("i64", 8 * first)),
-                       _transposed(b, words, odd, high), b.to_int(on))
+            _store_row(b, dtype, [x[i] for i in parts], line, quad, lambda first, inside=inside: b.
+                       and_(inside, b.compare("<", b.i32(first), left)))
 
     args = (Operand("x", "f32", whole.count),
             *(Operand(n, k) for n, k in names.items()))  # type: ignore[arg-type]
     form = InstructionForm(args, (), body)
     return Operation("store_quads", len(args), lambda *_: form)
+
+
+def _store_row(b: Builder, dtype: str, x: list[Any], line: Any, quad: Any, on: Any) -> None:
+    """What four lanes hold of a row, to the address of its column 0. on: of the first column of 32
+    whether they are written."""
+    odd, high = (b.true(b.and_(quad, b.i32(m))) for m in QUAD)
+    line = b.add(line, b.shl(b.zext(quad, "i64"), b.const("i64", 4)))
+    for first in range(0, len(x), 8):
+        words = encode_half(b, dtype, x[first:first + 8])
+        b.call(memory.st("global", "b32", 4, guarded=True), b.add(line, b.const("i64", 8 * first)),
+               _transposed(b, words, odd, high), b.to_int(on(4 * first)))
+
+
+@functools.cache
+def store_windows(layout: str, shape: tuple[int, int], dtype: str, geometry: tuple) -> Operation:
+    """(fragment, address of the images, pixels, place of the lane's row 0, column, lane % 4): as
+    store_quads, each row to the pixel of its window.
+
+    geometry: as of ring_copy_windows; all columns lie in one pixel
+    """
+    whole = RegisterLayout.parse(layout, shape)
+    channels, window, stride, dilation, before, images, results, _ = geometry
+
+    def body(b: Builder, x: list[Any], base: Any, pixels: Any, place: Any, column: Any,
+             quad: Any) -> None:
+        tap = b.udiv(column, b.i32(channels))
+        taps = b.udiv(tap, b.i32(window[1])), b.urem(tap, b.i32(window[1]))
+        channel = b.zext(b.urem(column, b.i32(channels)), "i64")
+        for row, parts in rows_of(whole).items():
+            number = b.add(place, b.i32(row))
+            line = b.udiv(number, b.i32(results[1]))
+            inside, at = b.true(b.i32(1)), b.udiv(line, b.i32(results[0]))
+            for axis, n in ((0, b.urem(line, b.i32(results[0]))),
+                            (1, b.urem(number, b.i32(results[1])))):
+                index = b.add(b.sub(b.mul(n, b.i32(stride[axis])), b.i32(before[axis])),
+                              b.mul(taps[axis], b.i32(dilation[axis])))
+                inside = b.and_(inside, b.compare("<", index, b.i32(images[axis]), unsigned=True))
+                at = b.add(b.mul(at, b.i32(images[axis])), index)
+            inside = b.and_(inside, b.compare("<", at, pixels))
+            element = b.add(b.mul(b.sext(at, "i64"), b.const("i64", channels)), channel)
+            _store_row(b, dtype, [x[i] for i in parts], b.add(base, b.shl(
+                element, b.const("i64", 1))), quad, lambda _, inside=inside: inside)
+
+    args = (Operand("x", "f32", whole.count), Operand("base", "i64"), *operands(
+        pixels="i32", place="i32", column="i32", quad="i32"))
+    form = InstructionForm(args, (), body)
+    return Operation("store_windows", len(args), lambda *_: form)
 
 
 def _transposed(b: Builder, words: list[Any], odd: Any, high: Any) -> list[Any]:

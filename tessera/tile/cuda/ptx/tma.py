@@ -43,6 +43,19 @@ def load(rank: int, *, multicast: bool = False, hint: bool = False) -> Instructi
         isa="9.7.9 cp.async.bulk.tensor", cc="90a" if multicast else "90")
 
 
+@family({})
+def load_windows() -> Instruction:
+    """(shared address, descriptor, channel, w, h, image, barrier, offsets w and h): the rows of
+    unfolded images from the window that begins at (w, h) on, at one pixel of each window."""
+    return Instruction(
+        "tma_load_windows",
+        "to:i32, map:i64, c:i32, w:i32, h:i32, n:i32, barrier:i32, dw:i32, dh:i32",
+        ".reg .b16 right, down;\ncvt.u16.u32 right, $dw;\ncvt.u16.u32 down, $dh;\n"
+        "cp.async.bulk.tensor.4d.shared::cluster.global.im2col.mbarrier::complete_tx::bytes "
+        "[$to], [$map, {$c, $w, $h, $n}], [$barrier], {right, down};",
+        isa="9.7.9 cp.async.bulk.tensor", cc="90")
+
+
 @family(*({"rank": r} for r in RANKS), {"rank": 2, "hint": True})
 def store(rank: int, *, hint: bool = False) -> Instruction:
     """(descriptor, coordinates..., shared address [, L2 policy]); then commit."""

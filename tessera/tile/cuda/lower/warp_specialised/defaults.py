@@ -11,7 +11,7 @@ from tessera.runtime.generations import PipelineDefaults, WarpgroupMatmul
 from tessera.tile.cuda.lower.warp_specialised.persist import uneven
 from tessera.tile.cuda.lower.warp_specialised.pressure import pressure
 from tessera.tile.cuda.lower.warp_specialised.program import WARPGROUP, PipelineKnobs, Refused
-from tessera.tile.cuda.lower.warp_specialised.rewrite import Maker, is_op, ops_in, out
+from tessera.tile.cuda.lower.warp_specialised.rewrite import Maker, is_op, is_part, ops_in, out
 from tessera.tile.cuda.lower.warp_specialised.rotate import last_matmuls
 from tessera.tile.cuda.lower.warp_specialised.sink import sink_loads
 from tessera.tile.ir.ir import Const, For, Function, Op, Operand, SSAValue, walk
@@ -134,7 +134,7 @@ def nonempty(function: Function, known: Knowledge) -> Callable[[For], bool]:
 
     An extent of a tensor that every group loads anyway is not 0: TMA has no descriptor for it.
     """
-    views = {out(n): n for n in ops_in(function.body, "view")}
+    views = {out(n): n for n in walk(function.body) if is_part(n)}
     always = [views[n.args[0]].args[0] for n in function.body if is_op(n, "ring_load")]  # type: ignore[index]
     extents = {str(d) for p in function.params if p.value in always
                and isinstance(p.type, GlobalTensor) for d in p.type.dims}

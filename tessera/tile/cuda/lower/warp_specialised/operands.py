@@ -23,6 +23,7 @@ from tessera.tile.cuda.lower.warp_specialised.rewrite import (
     Maker,
     Nodes,
     is_op,
+    is_part,
     made_by,
     map_blocks,
     out,
@@ -186,7 +187,7 @@ class _Placing:
         major = ("M" if flipped else "K") if side == "a" else ("K" if flipped else "M")
         view = self.made[load.args[0]]  # type: ignore[index]
         tensor = self.maker.type(view.args[0])
-        if view.name != "view" or not isinstance(tensor, GlobalTensor):
+        if not is_part(view) or not isinstance(tensor, GlobalTensor):
             raise Refused(f"{view.name} of an operand")
         stored = self.maker.type(out(load))
         assert isinstance(stored, TileType) and isinstance(view.args[0], SSAValue)

@@ -19,6 +19,7 @@ from tessera.tile.cuda.lower.warp_specialised.rewrite import (
     Maker,
     Nodes,
     is_op,
+    is_part,
     map_blocks,
     number,
     ops_in,
@@ -139,7 +140,7 @@ def _strip(function: Function, defaults: PipelineDefaults) -> int:
 def _reach(function: Function, loads: list[Op], depends: dict[SSAValue, frozenset[int]]
            ) -> tuple[int | Dim, ...]:
     """Bytes of the loaded tensors for one index of the group axes, as factors."""
-    views = {out(n): n for n in ops_in(function.body, "view")}
+    views = {out(n): n for n in walk(function.body) if is_part(n)}
     types = {p.value: p.type for p in function.params}
     view = views[loads[0].args[0]]  # type: ignore[index]
     tensor = types[view.args[0]]  # type: ignore[index]

@@ -9,6 +9,7 @@ from typing import Any
 from tessera.numerics import DType
 from tessera.runtime.generations import WarpgroupMatmul
 from tessera.tile.ir.ir import Function
+from tessera.tile.ops.windows import Windows
 
 WARPGROUP = 128  # threads
 PANEL_BYTES = 128  # of a row in shared memory: the widest swizzle
@@ -26,7 +27,7 @@ class Load:
 
     tensor, box: what TMA reads, per axis of the tensor   shape: [rows, columns] as stored, or
     [columns]   offset_bytes: of the tile in the slot   blocks: of a cluster that bring it, some
-    rows each
+    rows each   windows: of images that it unfolds
     """
 
     name: str
@@ -36,6 +37,7 @@ class Load:
     dtype: DType
     offset_bytes: int = 0
     blocks: int = 1
+    windows: Windows | None = None
 
     @property
     def row_bytes(self) -> int:

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from tessera.runtime.generations import WarpgroupMatmul
-from tessera.tile.cuda.lower.warp_specialised.program import Refused
-from tessera.tile.cuda.lower.warp_specialised.rewrite import ops_in
+from tessera.tile.cuda.lower.warp_specialised.program import PANEL_BYTES, Refused
+from tessera.tile.cuda.lower.warp_specialised.rewrite import is_part, ops_in
 from tessera.tile.ir.ir import Const, For, Function, Op, SSAValue, definitions, walk
 from tessera.tile.ir.op_record import OPS
 from tessera.tile.ir.types import GlobalTensor, Scalar, TileType
+from tessera.tile.ops.windows import Windows
 
 # Besides pure ops: what a consumer or the producer does for its whole tile.
 ALLOWED = frozenset({"load_tile", "store_tile", "matmul", "load_element"})
@@ -47,7 +48,7 @@ def qualify(function: Function) -> None:
                 raise Refused(f"{node.name} is not done by warpgroups that specialise")
         if isinstance(node, For) and node.over != "serial":
             raise Refused("a loop is spread over lanes")
-        if isinstance(node, For) or isinstance(node, Op) and node.name == "view":
+        if isinstance(node, For) or is_part(node):
             check_coordinates(node, types)
 
 
@@ -112,10 +113,10 @@ def check_operand(x: SharedOperand, load: Op, view: Op, known: Any, aligned: fro
         raise Refused(f"{x.name}: wgmma reads {dtype} only along the contracted axis")
     if load.attr["fill"] != 0:
         raise Refused(f"{x.name} is filled with {load.attr['fill']} outside")
-    attr, rank = view.attr, len(tensor.dims)
-    kept = tuple(attr["kept"])
-    if len(kept) != 2 or kept[1] != rank - 1 or kept[0] > kept[1] or rank > 5:
-        raise Refused(f"{x.name} is no box of rows that are contiguous")
+    if view.name == "windows":
+        check_windows(x, view, form)
+    else:
+        check_box(x, view)
     if x.name not in aligned:
         raise Refused(f"{x.name} may not start at a multiple of {copies.alignment_bytes} bytes")
     if known.extent(str(tensor.dims[-1])) * dtype.bits % (8 * copies.alignment_bytes):
@@ -123,6 +124,31 @@ def check_operand(x: SharedOperand, load: Op, view: Op, known: Any, aligned: fro
                       str(tensor.dims[-1]))
     if x.shape[0] > copies.most_box:
         raise Refused(f"a tile of {x.name} has {x.shape[0]} rows; a copy brings {copies.most_box}")
+
+
+def check_box(x: SharedOperand, view: Op) -> None:
+    """Whether a view is a matrix whose rows are contiguous."""
+    kept, rank = tuple(view.attr["kept"]), len(x.tensor.dims)
+    if len(kept) != 2 or kept[1] != rank - 1 or kept[0] > kept[1] or rank > 5:
+        raise Refused(f"{x.name} is no box of rows that are contiguous")
+
+
+def check_windows(x: SharedOperand, view: Op, form: WarpgroupMatmul) -> None:
+    """Whether TMA unfolds images: each panel of columns lies in one pixel of a window."""
+    panel = 8 * PANEL_BYTES // x.tensor.dtype.bits
+    windows = Windows.of(view.attr).joined(panel)
+    if x.shape[1] % panel or windows.channels % panel:
+        raise Refused(f"{x.name}: copies of windows bring {panel} channels at once, of "
+                      f"{windows.channels}")
+    for name, found, most in (("padding", windows.reach, form.copies.most_corner),
+                              ("window", windows.offset, form.copies.most_offset),
+                              ("stride", max(windows.stride), form.copies.most_stride)):
+        if found > most:
+            raise Refused(f"{x.name}: a copy's windows have a {name} of at most {most} pixels, not "
+                          f"{found}")
+    if windows.steps[1] * x.tensor.dtype.bits % (8 * form.copies.alignment_bytes):
+        raise Refused(f"{x.name}: its pixels may not be multiples of {form.copies.alignment_bytes} "
+                      "bytes apart")
 
 
 def comes_as_row(tensor: GlobalTensor, tile: TileType, load: Op, view: Op, known: Any,

@@ -9,7 +9,13 @@ from dataclasses import replace
 from typing import Any
 
 from tessera.tile.cuda.lower.warp_specialised.program import PANEL_BYTES
-from tessera.tile.cuda.lower.warp_specialised.rewrite import Nodes, is_op, map_blocks, ops_in
+from tessera.tile.cuda.lower.warp_specialised.rewrite import (
+    Nodes,
+    is_op,
+    is_part,
+    map_blocks,
+    ops_in,
+)
 from tessera.tile.ir.ir import (
     For,
     Function,
@@ -82,8 +88,8 @@ class _Stores:
         """How many ops reach each tensor, by a view or whole."""
         found: Counter = Counter()
         for node in walk(self.function.body):
-            if isinstance(node, Op) and node.name != "view":
-                found.update({self.made[x].args[0] if is_op(self.made.get(x), "view") else x
+            if isinstance(node, Op) and not is_part(node):
+                found.update({self.made[x].args[0] if is_part(self.made.get(x)) else x
                               for x in operands(node) if isinstance(x, SSAValue)})
         return found
 
@@ -98,7 +104,7 @@ class _Stores:
         """The op that writes a tile."""
         if not self.wide(store):
             return "store_tile"
-        if not self.alone(store):
+        if not self.alone(store) or is_op(self.made[store.args[0]], "windows"):  # type: ignore
             return "store_rows"
         tile = self.types[store.args[1]]  # type: ignore[index]
         rows, columns = tile.shape  # type: ignore[union-attr]
@@ -121,7 +127,7 @@ class _Stores:
         if id(store) in self.read_later:
             return False
         view, value = (self.made.get(x) for x in store.args)  # type: ignore[arg-type]
-        if view is None or view.name != "view":
+        if not is_part(view):
             return False
         tensor, tile = (self.types.get(x)  # type: ignore[arg-type]
                         for x in (view.args[0], store.args[1]))
@@ -130,7 +136,7 @@ class _Stores:
             return False
         policy, rank = tensor.numeric.policy, len(tensor.dims)
         plain = policy.rounding == "nearest_even" and not policy.saturate
-        kept = tuple(view.attr["kept"])
+        kept = tuple(view.attr.get("kept", (0, 1)))
         if not plain or tensor.dtype.name not in HALVES or tile.dtype.name not in (
                 "f32", tensor.dtype.name) or (
                 len(kept) != 2 or kept[1] != rank - 1 or kept[0] > kept[1]):
@@ -139,6 +145,9 @@ class _Stores:
             return False
         fits = tile.shape[1] % (4 * COLUMNS) == 0 and view.args[0].name in self.aligned  # type: ignore[union-attr]
         rows = self.known.extent(str(tensor.dims[-1])) % COLUMNS == 0
+        if view.name == "windows":  # all columns in one pixel
+            fits = fits and self.known.divisor(view.args[2]) % tile.shape[1] == 0 == (
+                view.attr["channels"] % tile.shape[1])
         if not fits or not rows or self.known.divisor(view.args[-1]) % COLUMNS or not all(
                 self.known.natural(view.args[1 + a]) for a in kept):
             return False

@@ -80,6 +80,11 @@ def is_op(node: Node | None, *names: str) -> TypeGuard[Op]:
     return isinstance(node, Op) and node.name in names
 
 
+def is_part(node: Node | None) -> TypeGuard[Op]:
+    """Whether it is a view of a part of a tensor."""
+    return isinstance(node, Op) and OPS[node.name].part
+
+
 def out(node: Op) -> SSAValue:
     return node.outs[0].value
 
@@ -133,5 +138,5 @@ def with_attrs(op: Op, **attrs: Any) -> Op:
     return replace(op, attrs=tuple(sorted((op.attr | attrs).items())))
 
 
-__all__ = ["INT", "Maker", "Nodes", "Table", "While", "is_op", "made_by", "map_blocks", "number",
-           "ops_in", "out", "reads", "redefined", "substituted", "with_attrs"]
+__all__ = ["INT", "Maker", "Nodes", "Table", "While", "is_op", "is_part", "made_by", "map_blocks",
+           "number", "ops_in", "out", "reads", "redefined", "substituted", "with_attrs"]

@@ -17,6 +17,7 @@ from itertools import zip_longest
 
 from tessera.tile.cuda.lower.warp_specialised.program import (
     MAIL_BYTES,
+    PANEL_BYTES,
     BufferRing,
     Load,
     PipelineKnobs,
@@ -27,6 +28,7 @@ from tessera.tile.cuda.lower.warp_specialised.rewrite import (
     Maker,
     Nodes,
     is_op,
+    is_part,
     made_by,
     ops_in,
     out,
@@ -35,6 +37,7 @@ from tessera.tile.cuda.lower.warp_specialised.rewrite import (
 from tessera.tile.cuda.lower.warp_specialised.rotate import held_over
 from tessera.tile.cuda.lower.warp_specialised.tidy import base_name
 from tessera.tile.ir.ir import For, If, Op, SSAValue, While, regions, walk
+from tessera.tile.ops.windows import Windows
 
 BARRIER_BYTES = 8
 
@@ -147,12 +150,14 @@ def _meetings(nodes: Nodes) -> dict[SSAValue, int]:
 
 def describe(load: Op, nodes: Nodes, maker: Maker) -> Load:
     """The record of a ring_load."""
-    view = next(n for n in walk(nodes) if is_op(n, "view") and out(n) == load.args[0])
+    view = next(n for n in walk(nodes) if is_part(n) and out(n) == load.args[0])
     assert isinstance(view, Op) and isinstance(view.args[0], SSAValue)
     type = maker.type(out(load))
-    return Load(out(load).name, view.args[0].name, tuple(view.attr["box"]),
-                type.shape, type.dtype)  # type: ignore[union-attr]
-
+    panel = 8 * PANEL_BYTES // type.dtype.bits
+    windows = Windows.of(view.attr).joined(panel) if view.name == "windows" else None
+    box = type.shape if windows else tuple(view.attr["box"])  # type: ignore[union-attr]
+    return Load(out(load).name, view.args[0].name, box, type.shape,  # type: ignore[union-attr]
+                type.dtype, windows=windows)
 
 
 __all__ = ["form_rings", "groups"]
