@@ -260,6 +260,7 @@ def test_a_bad_value_is_told_by_the_rank_that_made_it(gpus, nccl, rng, mode):
         with pytest.raises(ts.NumericsError, match="log") as info:
             on_ranks(2, program)
         assert info.value.where.file == __file__ and "rank 1" in str(info.value.__notes__)
+        assert "in <lambda>, call 1, random step 0, rank 1" in str(info.value)
     else:
         first, second = on_ranks(2, program)
         assert first[0] and second[0] and "log" in second[1]
