@@ -27,6 +27,7 @@ from guide_tables import TABLES
 from mesh.launch import needs_mpi
 from registries import restored
 from tessera import config, errors
+from tessera.mesh.parallel.ring import RING_PART
 
 README, DOCS = ROOT / "README.md", ROOT / "docs"
 INDEX = DOCS / "index.md"
@@ -269,10 +270,8 @@ def test_flags_of_the_training_example_exist():
 def test_what_is_said_to_be_missing_is_missing():
     """When a part arrives this fails: write its section then."""
     missing = section("What is missing", DOCS / "reference" / "status.md")
-    assert "pipelines" in missing
-    with pytest.raises(ts.UnsupportedTargetError, match="a pipeline computes on hosts so far"):
-        ts.pipeline([lambda p, x: x], 1, axis="devices", mesh=ts.dist.mesh(["cuda:0"]))(
-            [ts.ones(1)], ts.ones((2, 2)))
+    assert "rings of long sequences" in missing
+    assert RING_PART.exchange is None and RING_PART.expand_gpu is None
 
 
 @ALL_PAGES
