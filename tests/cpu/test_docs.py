@@ -27,7 +27,7 @@ from guide_tables import TABLES
 from mesh.launch import needs_mpi
 from registries import restored
 from tessera import config, errors
-from tessera.mesh.parallel.ring import RING_PART
+from tessera.mesh.collectives.exchange_ops import by_group
 
 README, DOCS = ROOT / "README.md", ROOT / "docs"
 INDEX = DOCS / "index.md"
@@ -270,8 +270,10 @@ def test_flags_of_the_training_example_exist():
 def test_what_is_said_to_be_missing_is_missing():
     """When a part arrives this fails: write its section then."""
     missing = section("What is missing", DOCS / "reference" / "status.md")
-    assert "rings of long sequences" in missing
-    assert RING_PART.exchange is None and RING_PART.expand_gpu is None
+    assert "rounded at random" in missing
+    with pytest.raises(ts.UnsupportedTargetError, match="rounds at random, .* on hosts alone"):
+        by_group("all_reduce", lambda *args, **attrs: args[1])(
+            ts.ones(2), ts.ones(2), axis=None, mesh=None, index=0, type=ts.as_type("bf16"))
 
 
 @ALL_PAGES

@@ -19,6 +19,7 @@ from transformer import Config, init_params, place_batch, stage_params  # noqa: 
 
 import tessera as ts  # noqa: E402
 from mesh.parallel import MODEL, TIED, model_batch, model_params, squares  # noqa: E402
+from mesh.test_ring import exact  # noqa: E402
 from tessera.mesh.ranks.communicator import communicator, known  # noqa: E402
 from tessera.mesh.ranks.group import Group, make_group  # noqa: E402
 from tessera.mesh.world import transport  # noqa: E402
@@ -147,6 +148,38 @@ def experts(rank: int, ranks: int) -> dict:
     return {"together": together, "alone": steps(here[1:4], here[0], here[4]), "plan": plan}
 
 
+def rings(rank: int, ranks: int) -> dict:
+    """Attention over a sequence that ranks share, and its derivatives: errors against f64."""
+    mesh, split = ts.dist.mesh([f"cuda:{r}" for r in range(ranks)], axes="sp"), \
+        ts.ShardSpec((2,), ("sp",))
+    rng = np.random.default_rng(4)
+    arrays = [rng.standard_normal((2, h, 1100, 64)).astype(np.float32) for h in (4, 2, 2)]
+
+    def case(kind: str, zigzag: bool) -> tuple[list[float], str]:
+        given = [ts.tensor(a, kind) for a in arrays]
+        wide = [x.numpy().astype(np.float64) for x in given]
+        want = exact(*wide, True)
+        slopes = ts.grad(lambda *xs: ts.sum(ts.attention(*xs, causal=True) * want),
+                         argnums=(0, 1, 2))(*(ts.tensor(x, "f64") for x in wide))
+        xs = [ts.dist.distribute(x, split, mesh=mesh) for x in (*given, ts.tensor(want, "f32"))]
+        f = ts.jit(lambda *xs: ts.ring_attention(*xs, zigzag=zigzag))
+        step = ts.jit(ts.grad(lambda q, k, v, w: ts.sum(ts.cast(f(q, k, v), "f32") * w),
+                              argnums=(0, 1, 2)))
+        for _ in range(3):
+            y, grads = f(*xs[:3]), step(*xs)
+        errors = [np.abs(y.numpy().astype(np.float64) - want).max()]
+        for g, s in zip(grads, slopes, strict=True):
+            exactly = s.numpy()
+            errors.append(np.abs(g.numpy().astype(np.float64) - exactly).max()
+                          / np.abs(exactly).max())
+        return [float(e) for e in errors], str(step.plan)
+
+    cases = ("f32", False), ("f32", True), ("bf16", True)
+    made = {f"{kind}, zigzag {zigzag}": case(kind, zigzag) for kind, zigzag in cases}
+    return {"errors": {name: errors for name, (errors, _) in made.items()},
+            "plan": "".join(plan for _, plan in made.values())}
+
+
 def pipelined(rank: int, ranks: int) -> dict:
     """Loss and gradients of stages, two on each rank, some of which give dicts with integers."""
     found = {}
@@ -165,7 +198,7 @@ def main() -> None:
     program, folder = sys.argv[1:]
     rank, ranks = ts.dist.rank(), ts.dist.world_size()
     programs = {f.__name__: f for f in (layouts, split, losses, zeros, stages, experts,
-                                       pipelined)}
+                                       rings, pipelined)}
     found = programs[program](rank, ranks)
     (Path(folder) / str(rank)).write_text(json.dumps(found))
 

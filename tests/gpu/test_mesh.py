@@ -70,6 +70,16 @@ def test_experts_learn_as_on_one_gpu(tmp_path):
 
 @needs_mpi
 @needs_two
+def test_rings_of_long_sequences(tmp_path, note):
+    for said in run("rings", tmp_path):
+        note(**said["errors"])
+        assert "permute over sp" in said["plan"] and "through the host" not in said["plan"]
+        for kind, errors in said["errors"].items():
+            assert max(errors) < (1e-5 if kind.startswith("f32") else 2e-2), (kind, errors)
+
+
+@needs_mpi
+@needs_two
 def test_stages_send_to_each_other_both_ways(tmp_path):
     meant = reference()
     for rank, found in enumerate(run("pipelined", tmp_path)):

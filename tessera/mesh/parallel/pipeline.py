@@ -330,7 +330,7 @@ class _Run:
 
             by = communicator(group, place.gpu)
             if by is not None:
-                return NcclWire(transport(), self.rows, peers, part, by=by)
+                return NcclWire(self.rows, peers, part, by)
         return Wire(transport(), self.rows, peers, part, place.gpu)
 
     def take(self, step: PipelineStep) -> tuple[Any, Sequence[Same]]:

@@ -14,6 +14,7 @@ to send. The host is ahead of the GPU, so it still comes beside kernels.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
@@ -24,6 +25,7 @@ from tessera.runtime.device import device
 from tessera.tensor import Tensor
 from tessera.tile.launch.resident import Resident, on_gpu
 
+from ..device_mesh import Mesh
 from ..ranks import status_page
 from ..ranks.communicator import Communicator
 from ..ranks.group import Group
@@ -117,8 +119,8 @@ def ways_of(by: Communicator) -> Ways:
 class NcclWire(Wire):
     """The link of a rank whose neighbours have GPUs of their own."""
 
-    def __init__(self, *args: object, by: Communicator):
-        super().__init__(*args, index=by.index)  # type: ignore[arg-type]
+    def __init__(self, rows: Sequence[int], peers: Sequence[int], part: Mesh, by: Communicator):
+        super().__init__(by.group.transport, rows, peers, part, by.index)
         self.ways = ways_of(by)
 
     def expect(self, step: PipelineStep) -> None:
