@@ -130,9 +130,6 @@ class Config:
                 f"--target cuda --mesh {self.mesh} is {size} processes, each with a GPU",
                 hint=f"mpirun -n {size} python examples/train.py ...; or --target cpu, which plays "
                 "them in this one")
-        if "pp" in self.axes:
-            raise ts.ArgumentError("--target cuda: the stages of pp compute on hosts so far",
-                                   hint="--mesh with dp and tp, or --target cpu")
 
     def need_memory(self) -> None:
         """Raise ArgumentError when a step cannot fit this machine: the weights, their gradients and

@@ -7,6 +7,7 @@ A test module takes the fixture by `from fake_nccl import nccl`, with `driver` a
 from __future__ import annotations
 
 import ctypes
+import zlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -14,12 +15,13 @@ import numpy as np
 import pytest
 
 from tessera.mesh.ranks import communicator, nccl_watch
-from tessera.mesh.ranks.envelope import here_in
+from tessera.mesh.ranks.envelope import MessageLabel, here_in
 from tessera.mesh.ranks.group import Group
 from tessera.mesh.world import transport
 from tessera.runtime import device, libnccl
 
 NUMPY = {number: name for name, number in libnccl.TYPES.items()}
+FAKE = MessageLabel("fake send", None, "fake send")
 COMBINE = {0: np.add, 2: np.maximum, 3: np.minimum}
 
 
@@ -76,6 +78,23 @@ class FakeCommunicator:
         n = self.group.size
         got = self._swap("all_gather", [memory(source, nbytes)] * n, [nbytes] * n)
         memory(target, n * nbytes)[...] = np.concatenate(got)
+
+    def send(self, to: int, place: tuple[int, int], stream: int) -> None:
+        """The bytes as they are when the stream has come to it."""
+        self.calls.append((self.group.transport.rank, "send", place[1]))
+        fake = device.driver()
+        fake._flush(stream)
+        self.group.transport.isend(self.group.ranks[to], memory(*place).copy(), self._tag(),
+                                   FAKE)
+
+    def receive(self, source: int, place: tuple[int, int], stream: int) -> None:
+        """At once, and here the host waits for it: a message that is asked for before what its
+        sender needs is sent never comes."""
+        self.group.transport.irecv(self.group.ranks[source], memory(*place), self._tag(),
+                                   FAKE).wait()
+
+    def _tag(self) -> int:
+        return 1000 + zlib.crc32(self.group.axis.encode()) % 10000
 
     @asked
     def swap(self, sends: Mapping[int, Any], receives: Mapping[int, Any], stream: int) -> None:

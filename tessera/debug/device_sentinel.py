@@ -30,16 +30,17 @@ class DeviceFinding:
     cast: tuple[str, str]
 
 
-def findings(found: Sequence[BadElements], run: int) -> list[DeviceFinding]:
-    """In the order of the launches. run: as in BadValue."""
+def findings(found: Sequence[BadElements], run: int, graph: str | None = None
+             ) -> list[DeviceFinding]:
+    """In the order of the launches. run, graph: as in BadValue."""
     launches: dict[WatchedLaunch, list[BadElements]] = {}
     for f in found:
         launches.setdefault(f.launch, []).append(f)
     return [finding for launch, places in launches.items()
-            for finding in _of_launch(launch, places, run)]
+            for finding in _of_launch(launch, places, run, graph)]
 
 
-def _of_launch(launch: WatchedLaunch, places: list[BadElements], run: int
+def _of_launch(launch: WatchedLaunch, places: list[BadElements], run: int, graph: str | None
                ) -> Iterator[DeviceFinding]:
     loads = [p for p in places if p.what == "load"]
     nan_came, inf_came = any(p.nan for p in loads), any(p.inf for p in loads)
@@ -51,7 +52,7 @@ def _of_launch(launch: WatchedLaunch, places: list[BadElements], run: int
         cut = {p.site.formats[2]: p.overflow}
         counts = {"nan": p.nan + cut.get("nan", 0),
                   "inf": (0 if meant else p.inf) + cut.get("inf", 0)}
-        made = [_bad_value(p, kind, n, loads, nan_came and kind == "nan", run)
+        made = [_bad_value(p, kind, n, loads, nan_came and kind == "nan", run, graph)
                 for kind, n in counts.items() if n]
         for bad in made:
             yield DeviceFinding(bad, CastCounts(), ("", ""))
@@ -60,7 +61,7 @@ def _of_launch(launch: WatchedLaunch, places: list[BadElements], run: int
 
 
 def _bad_value(p: BadElements, kind: str, count: int, loads: list[BadElements], came: bool,
-               run: int) -> BadValue:
+               run: int, graph: str | None) -> BadValue:
     tensor, dtype = p.site.message, p.site.formats[1]
     operands = tuple(f"loaded from {f.site.message} at {list(f.index or ())}: {f.value}"
                      for f in loads)
@@ -68,7 +69,7 @@ def _bad_value(p: BadElements, kind: str, count: int, loads: list[BadElements], 
         op=f"kernel {p.launch.name}", where=_line(p), kind=kind, value=p.value,
         index=p.index or (), count=count, size=math.prod(p.shape),
         result=f"{tensor}, {dtype}{show_shape(p.shape)}, on the GPU", operands=operands,
-        origin=not came, graph=None, run=run, step=get_state().step)
+        origin=not came, graph=graph, run=run, step=get_state().step)
 
 
 def _line(p: BadElements) -> SourceLine | None:

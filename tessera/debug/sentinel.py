@@ -223,7 +223,7 @@ def observe_kernel(function: Function, bound: Bound, outputs: dict[str, Memory],
 def observe_bad_elements(found: Sequence[BadElements], again: Callable[[], bool] | None) -> None:
     """A launch on a GPU has counted bad elements. Where it can be run again, the interpreter says
     what counts; what it does not see at all was the GPU's."""
-    told = findings(found, _local.run)
+    told = findings(found, _local.run, _local.frames[-1].graph)
     if again is not None and any(f.bad is not None for f in told) and again():
         return
     for finding in told:

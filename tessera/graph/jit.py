@@ -225,7 +225,8 @@ class JitFunction:
                 x.place != HOST for x in leaves) or current_builder() is not None:
             return "cpu"
         names = [n for i, n in enumerate(tree.paths(treedef)) if i not in statics]
-        return target_of(self.name, _named(names, leaves), self.target)
+        plain = [(n, x) for n, x in _named(names, leaves) if x.layout is None]
+        return target_of(self.name, plain, self.target)  # others lie where their mesh says
 
     def _surroundings(self, leaves: list[Tensor]) -> tuple:
         here = tuple(look() for look in hooks.surroundings)

@@ -64,17 +64,6 @@ def _found(mesh: Mesh, rank: int) -> int:
     return number
 
 
-def need_hosts(mesh: Mesh, what: str) -> None:
-    """Raise UnsupportedTargetError for a mesh of GPUs whose ranks run for real: `what` computes on
-    hosts. Where this process plays them, warn of it."""
-    warn_of_play(mesh)
-    if computes_on_gpus(mesh):
-        raise UnsupportedTargetError(f"{mesh} names GPUs ({_names(mesh)}); {what} computes on hosts"
-                                     " so far", hint=f"leave out devices=: {HOSTS}. On GPUs there "
-                                     "are compiled functions of distributed tensors, and "
-                                     "collectives")
-
-
 def _names(mesh: Mesh) -> str:
     return ", ".join(mesh.devices[:2]) + (", ..." if mesh.size() > 2 else "")
 
@@ -100,4 +89,4 @@ def join(mesh: Mesh) -> None:
         join_communicators(mesh, index)
 
 
-__all__ = ["computes_on_gpus", "gpu_of", "join", "need_hosts", "warn_of_play"]
+__all__ = ["computes_on_gpus", "gpu_of", "join", "warn_of_play"]

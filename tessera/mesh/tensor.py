@@ -19,6 +19,7 @@ from tessera import hooks
 from tessera.dims import show_shape
 from tessera.errors import ArgumentError, DTypeError, ShapeError
 from tessera.graph import functions as F
+from tessera.graph import tree
 from tessera.graph.operand import shape_tuple
 from tessera.graph.ops import random as rng
 from tessera.numerics import NumericType, as_type, encode, random_bits_at
@@ -174,6 +175,18 @@ def placed(held: Mapping[int, Tensor], mesh: Mesh) -> dict[int, Tensor]:
     if index is None:
         return dict(held)
     return {r: on_gpu(p, index) if type(p) is Tensor else p for r, p in held.items()}
+
+
+def brought(value: Any, mesh: Mesh | None) -> Any:
+    """A tree with its plain tensors and arrays where the mesh computes: on this rank's GPU, or as
+    they are."""
+    index = None if mesh is None else gpu_of(mesh)
+
+    def copied(t: Any) -> Any:
+        plain = isinstance(t, Tensor | np.ndarray) and not isinstance(t, DistTensor)
+        return on_gpu(as_tensor(t), index) if plain and index is not None else t
+
+    return value if index is None else tree.map_tree(copied, value)
 
 
 # --- which ranks are here ------------------------------------------------------------------------

@@ -83,6 +83,30 @@ class CopiedOut:
         return self.memory.array(self.shape, self.dtype)
 
 
+class StreamEvent:
+    """What was asked of a stream up to here; other streams may wait for it."""
+
+    __slots__ = ("device", "_event", "__weakref__")
+
+    def __init__(self, on: Device, stream: int):
+        self.device = on
+        with on.current(), outside_capture():
+            self._event = check(driver().cuEventCreate(libcuda.EVENT_DISABLE_TIMING),
+                                "make an event")
+            check(driver().cuEventRecord(self._event, stream), "record an event")
+        weakref.finalize(self, _close, 0, (self._event,), on.index).atexit = False
+
+    @property
+    def done(self) -> bool:
+        with self.device.current():
+            return driver().cuEventQuery(self._event)[0] == 0
+
+    def hold_up(self, stream: int) -> None:
+        """What is asked of a stream from here on comes behind it."""
+        with self.device.current():
+            check(driver().cuStreamWaitEvent(stream, self._event, 0), "wait for an event")
+
+
 class SideStream:
     """A stream for up to `count` numbered pieces of work beside kernels, each begun once between
     two synchronisations of the device. They run in the order in which they are asked for.
@@ -142,4 +166,4 @@ def _close(stream: int, events: tuple[int, ...], index: int) -> None:
             driver().cuStreamDestroy(stream)
 
 
-__all__ = ["CopiedOut", "CopyQueue", "PinnedMemory", "SideStream"]
+__all__ = ["CopiedOut", "CopyQueue", "PinnedMemory", "SideStream", "StreamEvent"]

@@ -21,7 +21,7 @@ from typing import Any
 from ..errors import DeviceError
 
 NAME = "libnccl.so.2"
-SUCCESS, IN_PROGRESS, ID_BYTES = 0, 7, 128
+SUCCESS, IN_PROGRESS, ID_BYTES, NO_COLOR = 0, 7, 128, -1
 TYPES = {"int8": 0, "uint8": 1, "int32": 2, "uint32": 3, "int64": 4, "uint64": 5, "f16": 6,
          "f32": 7, "f64": 8, "bf16": 9}
 OPS = {"sum": 0, "max": 2, "min": 3}
@@ -108,4 +108,5 @@ def _wheels() -> list[str]:
     return [str(p) for folder in places if (p := Path(folder, "lib", NAME)).is_file()]
 
 
-__all__ = ["ID_BYTES", "OPS", "SUCCESS", "TYPES", "Nccl", "UniqueId", "check", "open_library"]
+__all__ = ["ID_BYTES", "NO_COLOR", "OPS", "SUCCESS", "TYPES", "Nccl", "UniqueId", "check",
+           "open_library"]

@@ -27,6 +27,7 @@ from guide_tables import TABLES
 from mesh.launch import needs_mpi
 from registries import restored
 from tessera import config, errors
+from tessera.mesh.collectives.exchange_ops import by_group
 
 README, DOCS = ROOT / "README.md", ROOT / "docs"
 INDEX = DOCS / "index.md"
@@ -269,10 +270,10 @@ def test_flags_of_the_training_example_exist():
 def test_what_is_said_to_be_missing_is_missing():
     """When a part arrives this fails: write its section then."""
     missing = section("What is missing", DOCS / "reference" / "status.md")
-    assert "pipelines" in missing
-    with pytest.raises(ts.UnsupportedTargetError, match="a pipeline computes on hosts so far"):
-        ts.pipeline([lambda p, x: x], 1, axis="devices", mesh=ts.dist.mesh(["cuda:0"]))(
-            [ts.ones(1)], ts.ones((2, 2)))
+    assert "rounded at random" in missing
+    with pytest.raises(ts.UnsupportedTargetError, match="rounds at random, .* on hosts alone"):
+        by_group("all_reduce", lambda *args, **attrs: args[1])(
+            ts.ones(2), ts.ones(2), axis=None, mesh=None, index=0, type=ts.as_type("bf16"))
 
 
 @ALL_PAGES

@@ -35,7 +35,8 @@ LAZY: dict[str, set[str]] = {
         "graph.cuda", "graph.cuda.device", "graph.cuda.eager", "graph.cuda.levels",
         "runtime.device", "runtime.libcuda", "runtime.target", "tile.launch.levels"},
     "it stands on mpi4py or NCCL, which few need": {
-        "mesh.ranks.mpi", "mesh.ranks.nccl", "mesh.ranks.communicator", "mesh.ranks.nccl_watch"},
+        "mesh.ranks.mpi", "mesh.ranks.nccl", "mesh.ranks.communicator", "mesh.ranks.nccl_watch",
+        "mesh.parallel.stage_wires"},
     "loops for the CPU are loaded, or compiled, when the first one runs": {
         "graph.cpu.compile", "graph.cpu.disk", "graph.cpu.load"},
     "each emitter registers itself, when the first kernel is emitted": {"tile.cuda.emit"},

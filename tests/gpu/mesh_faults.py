@@ -13,6 +13,8 @@ from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[1])]
 
+import numpy as np  # noqa: E402
+
 import tessera as ts  # noqa: E402
 
 
@@ -58,9 +60,38 @@ def another(rank: int, ranks: int) -> None:
     print(ts.dist.all_reduce(y).numpy())
 
 
+def memory(rank: int, ranks: int) -> None:
+    """One has no memory left on its GPU."""
+    f, x = made(ranks)
+    if rank == 1:
+        grow = ts.jit(lambda n: ts.zeros((1 << 30,)) + n, target=x.local.device)  # 4 GiB each
+        held = [grow(float(n)) for n in range(1000)]
+        print(len(held))
+    print(f(x).item())
+
+
+def programs(rank: int, ranks: int) -> None:
+    """They trace different functions from one line."""
+    f, x = made(ranks)
+    print(ts.jit(lambda x: ts.sum(x * (3.0 + rank)))(x).item())
+
+
+def overflow(rank: int, ranks: int) -> None:
+    """An element of one rank's part is too large for exp, at step 7."""
+    x, g = made(ranks)[1], ts.jit(lambda x: ts.sum(ts.exp(x)))
+    spec, last = ts.ShardSpec(("row",), ("dp",)), (1 << 16) - 1
+    with ts.debug.numerics("raise"):
+        for step in range(1, 11):
+            def data(i: np.ndarray, step: int = step) -> np.ndarray:
+                return np.where((i == last) & (step == 7), 1000.0, 0.0)
+
+            x = ts.dist.tensor((1 << 16,), spec, x.mesh, init=data)
+            print(step, g(x).item())
+
+
 def main() -> None:
-    programs = {"killed": killed, "raised": raised, "hangs": hangs, "another": another}
-    programs[sys.argv[1]](ts.dist.rank(), ts.dist.world_size())
+    found = {f.__name__: f for f in (killed, raised, hangs, another, memory, programs, overflow)}
+    found[sys.argv[1]](ts.dist.rank(), ts.dist.world_size())
 
 
 if __name__ == "__main__":

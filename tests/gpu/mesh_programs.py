@@ -14,10 +14,12 @@ sys.path[:0] = [str(Path(__file__).resolve().parents[1]),
                 str(Path(__file__).resolve().parents[2] / "examples")]
 
 import numpy as np  # noqa: E402
-from train import Model, Run  # noqa: E402
-from transformer import Config, init_params, place_batch, place_params  # noqa: E402
+from train import Model, Pipelined, Run  # noqa: E402
+from transformer import Config, init_params, place_batch, stage_params  # noqa: E402
 
 import tessera as ts  # noqa: E402
+from mesh.parallel import MODEL, TIED, model_batch, model_params, squares  # noqa: E402
+from mesh.test_ring import exact  # noqa: E402
 from tessera.mesh.ranks.communicator import communicator, known  # noqa: E402
 from tessera.mesh.ranks.group import Group, make_group  # noqa: E402
 from tessera.mesh.world import transport  # noqa: E402
@@ -76,18 +78,33 @@ def split(rank: int, ranks: int) -> dict:
 
 def losses(rank: int, ranks: int) -> dict:
     """Of steps of the example on meshes of GPUs, and on one GPU."""
+    return trained(ranks, [({}, 0), ({"dp": ranks}, 0), ({"tp": ranks}, 0)])
+
+
+def zeros(rank: int, ranks: int) -> dict:
+    """The same with optimizer state, gradients and weights split over dp."""
+    return trained(ranks, [({}, 0), *(({"dp": ranks}, stage) for stage in (1, 2, 3))])
+
+
+def stages(rank: int, ranks: int) -> dict:
+    """The same in stages."""
+    return trained(ranks, [({}, 0), ({"pp": ranks}, 0)])
+
+
+def trained(ranks: int, meshes: list[tuple[dict[str, int], int]]) -> dict:
+    """Losses and times of steps, by mesh and ZeRO stage."""
     found = {}
-    for axes in ({}, {"dp": ranks}, {"tp": ranks}):
+    for axes, zero in meshes:
         grid = ts.dist.mesh([f"cuda:{r}" for r in range(ranks)], tuple(axes),
                             tuple(axes.values())) if axes else None
-        c = Config(d=64, layers=2, heads=4, T=64, B=8, target="cuda",
+        c = Config(d=64, layers=2, heads=4, T=64, B=8, target="cuda", zero=zero,
                    mesh=",".join(f"{a}={n}" for a, n in axes.items()))
         c.__dict__["grid"] = grid  # under mpirun it has one in any case
         ts.random.seed(1)
-        params = place_params(grid, init_params(c))
-        run, model, rng = Run([params], [c.optimizer.init(params)]), Model(c), \
-            np.random.default_rng(5)
-        made = []
+        params = stage_params(c, init_params(c))
+        run = Run(params, [None if p is None else c.optimizer.init(p) for p in params])
+        model = Model(c) if c.stages == 1 else Pipelined(c)
+        made, rng = [], np.random.default_rng(5)
         for _ in range(20):
             batch = place_batch(c, tuple(rng.integers(0, 256, (2, c.B, c.T))))
             made.append(model.advance(run, batch, 1e-3))
@@ -95,14 +112,94 @@ def losses(rank: int, ranks: int) -> dict:
         for _ in range(20):
             model.advance(run, batch, 1e-3)
         took = (time.perf_counter() - begin) / 20
-        found[str(axes)] = {"losses": made, "step ms": 1e3 * took}
+        found[f"{axes} ZeRO {zero}"] = {"losses": made, "step ms": 1e3 * took}
+    return found
+
+
+def experts(rank: int, ranks: int) -> dict:
+    """Losses of steps of a mixture of experts, tokens and experts on one axis, and on one GPU."""
+    mesh = ts.dist.mesh([f"cuda:{r}" for r in range(ranks)], axes="ep")
+    rng, split = np.random.default_rng(2), ts.ShardSpec((0,), ("ep",))
+    shapes = ((64, 16), None), ((16, 8), None), ((8, 16, 32), split), ((8, 32, 16), split)
+    arrays = [rng.normal(size=s).astype(np.float32) / 3 for s, _ in shapes]
+    x, y = (ts.dist.distribute(arrays[0] * k, split, mesh=mesh) for k in (1, 0.5))
+    weights = [ts.dist.distribute(a, s, mesh=mesh)
+               for a, (_, s) in zip(arrays[1:], shapes[1:], strict=True)]
+
+    @ts.jit
+    def step(weights, x, y):
+        def loss(weights):
+            router, *layers = weights
+            found = ts.moe(x, router, tuple(layers), top_k=2, groups=ranks)
+            return ts.mean(ts.square(found - y))
+
+        value, grads = ts.value_and_grad(loss)(weights)
+        return value, [w - 0.5 * g for w, g in zip(weights, grads, strict=True)]
+
+    def steps(weights: list, x: ts.Tensor, y: ts.Tensor) -> list[float]:
+        made = []
+        for _ in range(20):
+            value, weights = step(weights, x, y)
+            made.append(value.item())
+        return made
+
+    together, plan = steps(weights, x, y), str(step.plan)
+    here = [ts.tensor(a).to(x.local.device) for a in (*arrays, arrays[0] * 0.5)]
+    return {"together": together, "alone": steps(here[1:4], here[0], here[4]), "plan": plan}
+
+
+def rings(rank: int, ranks: int) -> dict:
+    """Attention over a sequence that ranks share, and its derivatives: errors against f64."""
+    mesh, split = ts.dist.mesh([f"cuda:{r}" for r in range(ranks)], axes="sp"), \
+        ts.ShardSpec((2,), ("sp",))
+    rng = np.random.default_rng(4)
+    arrays = [rng.standard_normal((2, h, 1100, 64)).astype(np.float32) for h in (4, 2, 2)]
+
+    def case(kind: str, zigzag: bool) -> tuple[list[float], str]:
+        given = [ts.tensor(a, kind) for a in arrays]
+        wide = [x.numpy().astype(np.float64) for x in given]
+        want = exact(*wide, True)
+        slopes = ts.grad(lambda *xs: ts.sum(ts.attention(*xs, causal=True) * want),
+                         argnums=(0, 1, 2))(*(ts.tensor(x, "f64") for x in wide))
+        xs = [ts.dist.distribute(x, split, mesh=mesh) for x in (*given, ts.tensor(want, "f32"))]
+        f = ts.jit(lambda *xs: ts.ring_attention(*xs, zigzag=zigzag))
+        step = ts.jit(ts.grad(lambda q, k, v, w: ts.sum(ts.cast(f(q, k, v), "f32") * w),
+                              argnums=(0, 1, 2)))
+        for _ in range(3):
+            y, grads = f(*xs[:3]), step(*xs)
+        errors = [np.abs(y.numpy().astype(np.float64) - want).max()]
+        for g, s in zip(grads, slopes, strict=True):
+            exactly = s.numpy()
+            errors.append(np.abs(g.numpy().astype(np.float64) - exactly).max()
+                          / np.abs(exactly).max())
+        return [float(e) for e in errors], str(step.plan)
+
+    cases = ("f32", False), ("f32", True), ("bf16", True)
+    made = {f"{kind}, zigzag {zigzag}": case(kind, zigzag) for kind, zigzag in cases}
+    return {"errors": {name: errors for name, (errors, _) in made.items()},
+            "plan": "".join(plan for _, plan in made.values())}
+
+
+def pipelined(rank: int, ranks: int) -> dict:
+    """Loss and gradients of stages, two on each rank, some of which give dicts with integers."""
+    found = {}
+    with ts.dist.mesh([f"cuda:{r}" for r in range(ranks)], axes="pp"):
+        for kind in ("1f1b", "gpipe"):
+            step = ts.pipeline(MODEL, 4, schedule=kind, tied=TIED).value_and_grad(squares)
+            for _ in range(3):
+                loss, grads = step(model_params(), *model_batch())
+            found[kind] = {"loss": loss.item()} | {
+                f"{s}.{k}": g.numpy().tolist() for s, own in enumerate(grads) if own
+                for k, g in own.items()}
     return found
 
 
 def main() -> None:
     program, folder = sys.argv[1:]
     rank, ranks = ts.dist.rank(), ts.dist.world_size()
-    found = {"layouts": layouts, "split": split, "losses": losses}[program](rank, ranks)
+    programs = {f.__name__: f for f in (layouts, split, losses, zeros, stages, experts,
+                                       rings, pipelined)}
+    found = programs[program](rank, ranks)
     (Path(folder) / str(rank)).write_text(json.dumps(found))
 
 

@@ -10,6 +10,7 @@ import pytest
 
 from gpu_harness import require_gpu
 from mesh.launch import mpirun, needs_mpi
+from mesh.test_pipeline import check, reference
 from tessera.runtime.device import device_count
 
 require_gpu()
@@ -47,11 +48,49 @@ def test_a_communicator_is_split(tmp_path):
 
 @needs_mpi
 @needs_two
-def test_losses_are_those_of_one_gpu(tmp_path, note):
-    first, second = run("losses", tmp_path)
+@pytest.mark.parametrize("program", ["losses", "zeros", "stages"])
+def test_losses_are_those_of_one_gpu(tmp_path, note, program):
+    first, second = run(program, tmp_path)
     alone, *others = first.values()
     for axes, made in first.items():
         note(**{f"{axes} ms": made["step ms"]})
-        assert made["losses"] == second[axes]["losses"] or axes == "{}"
+        assert made["losses"] == second[axes]["losses"] or axes.startswith("{}")
     for made in others:
         np.testing.assert_allclose(made["losses"], alone["losses"], rtol=1e-5)
+
+
+@needs_mpi
+@needs_two
+def test_experts_learn_as_on_one_gpu(tmp_path):
+    for said in run("experts", tmp_path):
+        assert "all_to_all" in said["plan"] and "through the host" not in said["plan"]
+        assert said["together"][-1] < 0.9 * said["together"][0]
+        np.testing.assert_allclose(said["together"], said["alone"], rtol=1e-5)
+
+
+@needs_mpi
+@needs_two
+def test_rings_of_long_sequences(tmp_path, note):
+    for said in run("rings", tmp_path):
+        note(**said["errors"])
+        assert "permute over sp" in said["plan"] and "through the host" not in said["plan"]
+        for kind, errors in said["errors"].items():
+            assert max(errors) < (1e-5 if kind.startswith("f32") else 2e-2), (kind, errors)
+
+
+@needs_mpi
+@needs_two
+def test_stages_send_to_each_other_both_ways(tmp_path):
+    meant = reference()
+    for rank, found in enumerate(run("pipelined", tmp_path)):
+        names = {n for n in meant if n == "loss" or int(n[0]) % 2 == rank}
+        for made in found.values():
+            check({n: np.array(v, np.float32) for n, v in made.items()}, meant, names)
+
+
+@needs_mpi
+def test_stages_that_share_a_gpu_send_through_the_host(tmp_path):
+    meant = reference()
+    for rank, found in enumerate(run("pipelined", tmp_path, CUDA_VISIBLE_DEVICES="0")):
+        names = {n for n in meant if n == "loss" or int(n[0]) % 2 == rank}
+        check({n: np.array(v, np.float32) for n, v in found["1f1b"].items()}, meant, names)

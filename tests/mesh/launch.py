@@ -27,10 +27,13 @@ STOPPED_S = 40  # within which all ranks stop, on a busy machine; waits end afte
 needs_mpi = pytest.mark.skipif(
     MPIRUN is None or importlib.util.find_spec("mpi4py") is None,
     reason="needs mpi4py and mpirun: pip install mpi4py mpich")
-# Open MPI asks before it runs as root or puts more ranks than cores on a machine; MPICH ignores it.
+# Open MPI asks before it runs as root or puts more ranks than cores on a machine, and binds the
+# ranks of every run to the same first cores; MPICH ignores it.
 ALLOW = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
          "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",  # from Open MPI 5 on
-         "OMPI_MCA_rmaps_base_oversubscribe": "1"}
+         "OMPI_MCA_rmaps_base_oversubscribe": "1",
+         "OMPI_MCA_hwloc_base_binding_policy": "none",
+         "PRTE_MCA_hwloc_default_binding_policy": "none"}
 
 
 @dataclass(frozen=True)

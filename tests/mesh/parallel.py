@@ -179,10 +179,10 @@ def blocks_of(seed: int = 3) -> tuple[list, np.ndarray, np.ndarray]:
     return weights, *(rng.standard_normal((10, 6)).astype(np.float32) for _ in range(2))
 
 
-def distributed() -> dict:
+def distributed(devices: list[str] | None = None) -> dict:
     """A step of two stages whose weights are split over tp, with rows split over dp."""
     weights, x, t = blocks_of()
-    mesh = ts.dist.mesh(axes=("dp", "tp", "pp"), shape=(2, 2, 2))
+    mesh = ts.dist.mesh(devices, axes=("dp", "tp", "pp"), shape=(2, 2, 2))
     cuts = [ts.ShardSpec((dim,), ("tp",)) for dim in ("col", "row")]
     params = [[ts.dist.distribute(w, cut, mesh=mesh.sub(pp=s))
                for w, cut in zip(own, cuts, strict=True)] for s, own in enumerate(weights)]

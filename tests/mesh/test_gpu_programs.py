@@ -260,6 +260,7 @@ def test_a_bad_value_is_told_by_the_rank_that_made_it(gpus, nccl, rng, mode):
         with pytest.raises(ts.NumericsError, match="log") as info:
             on_ranks(2, program)
         assert info.value.where.file == __file__ and "rank 1" in str(info.value.__notes__)
+        assert "in <lambda>, call 1, random step 0, rank 1" in str(info.value)
     else:
         first, second = on_ranks(2, program)
         assert first[0] and second[0] and "log" in second[1]
@@ -330,3 +331,23 @@ def test_batches_that_are_sent_need_no_graph_of_their_own(gpus, nccl, rng):
         assert not stopped and len(steady) == 1 and captured.startswith("on: ")
         for x, y in zip(batches, found, strict=True):
             np.testing.assert_array_equal(y, 2 * x)
+
+
+@pytest.mark.parametrize("n", [2, 3])
+def test_pmap_maps_rows_where_they_lie(gpus, rng, n):
+    X, W = values(rng, (2 if n > 2 else 7, 4), (4, 3))  # of 3 ranks one has none
+
+    def program(mesh):
+        f = ts.pmap(lambda r, *, w: (ts.tanh(r @ w), ts.sum(r)), donate={0}, mesh=mesh)
+        whole, there = ts.tensor(X), ts.tensor(X).to("cuda")
+        found = [f(x, w=ts.tensor(W)) for x in (placed(mesh, X, "columns"), whole, there)]
+        for x in (whole, there):
+            with pytest.raises(ts.ArgumentError, match="donated to pmap"):
+                x.numpy()
+        assert all(y.local.place == 0 for pair in found for y in pair)
+        return [[y.numpy() for y in pair] for pair in found]
+
+    for found in on_ranks(n, program):
+        for y, total in found:
+            assert_close(y, np.tanh(X.astype(np.float64) @ W), "f32", 4)
+            assert_close(total, X.astype(np.float64).sum(1), "f32", 4)

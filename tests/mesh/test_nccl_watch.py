@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
+from dataclasses import dataclass
 from types import SimpleNamespace
 
 import pytest
@@ -38,6 +39,13 @@ def events(monkeypatch):
     return asked
 
 
+@dataclass(frozen=True)
+class Linked:
+    """Stands for a communicator."""
+
+    name: str
+
+
 def sent(failure: str = "", limit_s: int = 1) -> SentCall:
     group = SimpleNamespace(ranks=(0, 1, 3), axis="dp",
                             transport=SimpleNamespace(rank=1, size=4))
@@ -71,12 +79,17 @@ def test_a_stream_that_records_a_graph_is_looked_at_later(events):
     assert nccl_watch.look(sent()) is None
 
 
-def test_a_call_is_noted_with_its_limit(monkeypatch):
+def test_the_last_call_of_each_stream_is_noted_with_its_limit(monkeypatch):
     monkeypatch.setattr(nccl_watch, "_running", True)
-    monkeypatch.setattr(nccl_watch, "_last", [])
+    monkeypatch.setattr(nccl_watch, "_last", {})
+    one, other = Linked("one"), Linked("other")
     with config.scope(comm_timeout=7):
-        nccl_watch.sent(sent().by, "all_gather", 0)
-        assert nccl_watch._last[0].limit_s == 7
-    nccl_watch.sent(sent().by, "all_reduce", 3)
-    (last,) = nccl_watch._last
-    assert (last.what, last.stream, last.number) == ("all_reduce", 3, 2)
+        nccl_watch.sent(one, "all_gather", 0)
+    first = nccl_watch._last[one, 0]
+    assert first.limit_s == 7
+    nccl_watch.sent(one, "receive", 3)
+    nccl_watch.sent(other, "send", 3)
+    nccl_watch.sent(one, "all_reduce", 0)
+    kept = {at: call.what for at, call in nccl_watch._last.items()}
+    assert kept == {(one, 0): "all_reduce", (one, 3): "receive", (other, 3): "send"}
+    assert nccl_watch._last[one, 0].number == first.number + 3

@@ -12,7 +12,7 @@ import tessera as ts
 from mesh import longcontext
 from mesh.launch import needs_mpi, results_of_all
 from mesh.training import mesh_of
-from tessera.mesh.parallel.ring_steps import _pairs, zigzag_rows
+from tessera.mesh.parallel.ring_steps import seen_pairs, zigzag_rows
 from tolerance import assert_close
 
 PROGRAMS = Path(longcontext.__file__)
@@ -143,7 +143,7 @@ def test_zigzag_gives_every_rank_the_same_work():
 
     def work(rows):
         """Pairs of a query and a key that it sees, per rank."""
-        return [sum(area(*pair) for owner in rows for pair in _pairs(mine, owner, True))
+        return [sum(area(*pair) for owner in rows for pair in seen_pairs(mine, owner, True))
                 for mine in rows]
 
     even = work(zigzag_rows(length, n))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,9 +10,12 @@ import numpy as np
 
 from tessera.ad.reverse import is_differentiable
 from tessera.errors import ArgumentError, ShapeError
+from tessera.graph import functions as F
 from tessera.graph import tree
+from tessera.graph.jit import JitFunction
 from tessera.graph.signature import is_data
 from tessera.tensor import Tensor, as_tensor
+from tessera.tile.launch.resident import Resident
 
 from ..partition import balanced
 from ..tensor import DistTensor, distribute
@@ -77,6 +81,8 @@ def split_batch(value: Any, count: int) -> list[Any]:
 
 
 def _split(t: Tensor, count: int) -> Sequence[Tensor]:
+    if isinstance(t, Resident):
+        return [t[lo:hi] for lo, hi in balanced(t.shape[0], count)]
     if not isinstance(t, DistTensor):
         return [Tensor(t.array[lo:hi], t.type) for lo, hi in balanced(t.shape[0], count)]
     first = t.layout.splits[0]
@@ -102,6 +108,8 @@ def _join(ts: Sequence[Tensor]) -> Tensor:
     if not first.ndim:
         raise ShapeError("the last stage gives a scalar: it has no batch to join",
                          hint="a loss belongs into pipe.value_and_grad(loss_fn)")
+    if isinstance(first, Resident):
+        return F.concatenate(ts)
     if not isinstance(first, DistTensor):
         return Tensor(np.concatenate([t.array for t in ts]), first.type)
     parts: Sequence[Any] = ts
@@ -111,29 +119,45 @@ def _join(ts: Sequence[Tensor]) -> Tensor:
 
 
 # --- sums over microbatches ----------------------------------------------------------------------
-def arrays_of(t: Tensor) -> list[np.ndarray]:
-    """What this process holds of a tensor: its array, or the parts of a distributed one."""
-    return [p.array for p in t.held.values()] if isinstance(t, DistTensor) else [t.array]
+def parts_of(t: Tensor) -> list[Tensor]:
+    """What this process holds of a tensor: itself, or the parts of a distributed one."""
+    return list(t.held.values()) if isinstance(t, DistTensor) else [t]
 
 
-def with_arrays(t: Tensor, arrays: Sequence[np.ndarray]) -> Tensor:
+def with_parts(t: Tensor, parts: Sequence[Tensor]) -> Tensor:
     """A tensor like t that holds these instead."""
     if not isinstance(t, DistTensor):
-        return Tensor(arrays[0], t.type)
-    held = {r: Tensor(a, t.type) for r, a in zip(t.held, arrays, strict=True)}
-    return DistTensor(held, t.shape, t.type, t.layout)
+        return parts[0]
+    return DistTensor(dict(zip(t.held, parts, strict=True)), t.shape, t.type, t.layout)
 
 
 def own_copy(value: Any) -> Any:
-    """The tree with arrays of its own, to add into."""
-    return tree.map_tree(lambda t: with_arrays(t, [a.copy() for a in arrays_of(t)]), value)
+    """The tree with arrays of its own, to add into. On a GPU sums are made anew."""
+    return tree.map_tree(lambda t: with_parts(t, [
+        p if isinstance(p, Resident) else Tensor(p.array.copy(), p.type) for p in parts_of(t)]),
+        value)
 
 
-def add_into(total: Any, more: Any) -> None:
-    """total += more, in place. Gradients are f32 or f64, so that is what sums are made in."""
-    for t, g in zip(tree.flatten(total)[0], tree.flatten(more)[0], strict=True):
-        for a, b in zip(arrays_of(t), arrays_of(g), strict=True):
-            np.add(a, b, out=a)
+def sums_of_gradients() -> JitFunction:
+    """sums([terms, ...]): of lists of tensors on a GPU, from the first on."""
+    return JitFunction(lambda terms: [functools.reduce(F.add, same)
+                                      for same in zip(*terms, strict=True)],
+                       name="sums of gradients")
+
+
+def added(total: Any, more: Any, sums: JitFunction) -> Any:
+    """total + more; on hosts in the arrays of total. Gradients are f32 or f64, so that is what sums
+    are made in."""
+    flat, structure = tree.flatten(total)
+    mine, new = ([p for t in leaves for p in parts_of(t)]
+                 for leaves in (flat, tree.flatten(more)[0]))
+    if any(isinstance(p, Resident) for p in mine):
+        made = iter(sums([mine, new]))
+        return tree.unflatten(structure, [with_parts(t, [next(made) for _ in parts_of(t)])
+                                          for t in flat])
+    for a, b in zip(mine, new, strict=True):
+        np.add(a.array, b.array, out=a.array)
+    return total
 
 
 def like_params(grads: Any, params: Any) -> Any:

@@ -35,15 +35,17 @@ from ..collectives.replicated import Same
 from ..device_mesh import Mesh
 from ..ranks.group import make_group
 from ..ranks.ledger import agree, call
+from ..tensor import brought
 from ..world import patience, transport
 from .batches import (
-    add_into,
+    added,
     batch_rows,
     join_batches,
     like_params,
     own_copy,
     rows_of,
     split_batch,
+    sums_of_gradients,
 )
 from .forward_backward import Halves, Residuals
 from .schedules import Backward, Forward, PipelineSchedule, PipelineStep, schedule
@@ -174,7 +176,7 @@ class PipelineTraining:
         if not callable(loss_fn):
             raise ArgumentError(f"value_and_grad needs a loss function, got {loss_fn!r}",
                                 hint="pipe.value_and_grad(loss_fn)(params, x, targets)")
-        self.pipe, self.compiled = pipe, CompiledHalves()
+        self.pipe, self.compiled, self.sums = pipe, CompiledHalves(), sums_of_gradients()
         self.last = len(pipe.stages) - 1
 
         def with_loss(params: Any, x: Any, *targets: Any) -> Tensor:
@@ -197,7 +199,7 @@ class PipelineTraining:
                 self._backward(run, made, step)
         run.close()
         grads = [like_params(made.grads.get(s), run.params[s]) for s in range(self.last + 1)]
-        sum_tied(self.pipe.tied, grads, run.place)
+        sum_tied(self.pipe.tied, grads, run.place, self.sums)
         return self._loss(run, made), grads
 
     def _forward(self, run: _Run, made: _Made, step: PipelineStep) -> None:
@@ -211,8 +213,7 @@ class PipelineTraining:
         value, kept = run.timed(step, halves.run, *args)
         made.kept[i, s] = halves, kept
         if last:
-            made.loss += run.weight(i) * float(value.item())
-            made.wide = made.wide or value.dtype.name == "f64"
+            made.losses.append((run.weight(i), value))
             return
         run.link.put(Forward(i, s + 1), value, halves.made_same)
         run.link.await_cotangents(Backward(i, s), value, halves.moves)
@@ -221,20 +222,20 @@ class PipelineTraining:
         i, s = step.microbatch, step.stage
         halves, kept = made.kept.pop((i, s))
         if s == self.last:
-            cotangents = [_scalar(run.weight(i) / halves.copies, made.wide)]
+            wide = made.losses[-1][1].dtype.name == "f64"
+            cotangents = [_scalar(run.weight(i) / halves.copies, wide)]
         else:
             cotangents, _ = run.link.take(step)
         dp, dx = run.timed(step, halves.pull, kept, cotangents)
         if s:
             run.link.put(Backward(i, s - 1), tree.flatten(dx)[0])
-        if s in made.grads:
-            add_into(made.grads[s], dp)
-        else:
-            made.grads[s] = own_copy(dp)
+        made.grads[s] = added(made.grads[s], dp, self.sums) if s in made.grads else own_copy(dp)
 
     def _loss(self, run: _Run, made: _Made) -> Tensor:
         """The loss on every rank: that of the last stage's."""
-        place, loss, wide = run.place, made.loss, made.wide
+        place = run.place
+        loss = sum(weight * float(value.item()) for weight, value in made.losses)
+        wide = any(value.dtype.name == "f64" for _, value in made.losses)
         if place.me is not None:
             mine = Tensor(np.array([loss, wide], np.float64), as_type("f64"))
             root = (len(self.pipe.stages) - 1) % place.ranks
@@ -258,12 +259,12 @@ def _need_loss(loss: Any, name: str) -> Tensor:
 
 @dataclass
 class _Made:
-    """What a training step has so far: residuals by (microbatch, stage), gradients by stage."""
+    """What a training step has so far: residuals by (microbatch, stage), gradients by stage, and
+    the loss of each microbatch with its weight."""
 
     kept: dict[tuple[int, int], tuple[Halves, Residuals]] = field(default_factory=dict)
     grads: dict[int, Any] = field(default_factory=dict)
-    loss: float = 0.0
-    wide: bool = False
+    losses: list[tuple[float, Tensor]] = field(default_factory=list)
 
 
 class _Run:
@@ -285,8 +286,8 @@ class _Run:
                      for s in range(len(pipe.stages))]
         self.parts = place.parts
         self.params = self._params(pipe, params)
-        self.x = split_batch(onto(x, self.parts[0]) if self.here[0] else None, count)
-        last = onto(targets, self.part(len(pipe.stages) - 1)) if self.here[-1] else ()
+        self.x = split_batch(self.brought(x, self.parts[0]) if self.here[0] else None, count)
+        last = self.brought(targets, self.part(len(pipe.stages) - 1)) if self.here[-1] else ()
         self.targets = split_batch(last, count)
         self.link = self._link(pipe, kind)
         self.kind, self.draws = kind, pipe.draws
@@ -301,8 +302,12 @@ class _Run:
                                 f"parameters per stage, got {got}",
                                 hint="[params of stage 0, params of stage 1, ...]; None for a "
                                 "stage of other ranks")
-        return [onto(tree_, self.part(s)) if self.here[s] else None
+        return [self.brought(tree_, self.part(s)) if self.here[s] else None
                 for s, tree_ in enumerate(params)]
+
+    def brought(self, value: Any, part: Mesh | None) -> Any:
+        """A value where a stage uses it: on its part of the mesh, and on this rank's GPU."""
+        return brought(onto(value, part), self.place.mesh)
 
     def part(self, stage: int) -> Mesh | None:
         return self.parts[stage % self.place.ranks]
@@ -318,8 +323,15 @@ class _Run:
             "rows": sum(self.rows)}))
         part = self.parts[place.me]
         assert part is not None
-        return Wire(transport(), self.rows, [place.world_rank(s) for s in range(len(pipe.stages))],
-                    part)
+        peers = [place.world_rank(s) for s in range(len(pipe.stages))]
+        if place.gpu is not None:
+            from ..ranks.communicator import communicator
+            from .stage_wires import NcclWire
+
+            by = communicator(group, place.gpu)
+            if by is not None:
+                return NcclWire(self.rows, peers, part, by)
+        return Wire(transport(), self.rows, peers, part, place.gpu)
 
     def take(self, step: PipelineStep) -> tuple[Any, Sequence[Same]]:
         """The input of a Forward step, and along which axes it is the same."""

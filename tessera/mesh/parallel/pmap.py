@@ -12,15 +12,17 @@ from tessera.ad.transform import need_function
 from tessera.ad.vmap import vmap
 from tessera.errors import ArgumentError, SourceLine, TraceError, user_line
 from tessera.graph import tree
+from tessera.graph.donation import use_up
 from tessera.graph.signature import callable_name, is_data
 from tessera.graph.trace import current_builder
 from tessera.tensor import Tensor, as_tensor
+from tessera.tile.launch.resident import Resident
 
 from ..device_mesh import Mesh, current_mesh
 from ..layout import Layout, replicated
-from ..partition import take
-from ..placement import need_hosts
-from ..tensor import DistTensor, distribute, held_ranks, need_plain
+from ..partition import balanced, take
+from ..placement import join, warn_of_play
+from ..tensor import DistTensor, brought, distribute, held_ranks, need_plain
 from .batches import rows_of
 
 
@@ -73,12 +75,14 @@ class PMap:
         return out
 
     def _on(self, mesh: Mesh, args: tuple, kwargs: dict) -> Any:
-        need_hosts(mesh, "pmap")
+        warn_of_play(mesh)
+        join(mesh)
+        kwargs = brought(kwargs, mesh)
         rows, axis = rows_of(args, "the arguments"), mesh.axes[0]
         mine = {r: tree.map_tree(lambda t: _Rows(t, mesh, axis), args) for r in held_ranks(mesh)}
         found = {}
         for rank, own in mine.items():
-            block = tree.map_tree(lambda rows_, rank=rank: rows_.of(rank), own)
+            block = brought(tree.map_tree(lambda rows_, rank=rank: rows_.of(rank), own), mesh)
             found[rank] = tree.flatten(self.mapped(*block, **kwargs))
         if not found:
             return None
@@ -118,6 +122,9 @@ class _Rows:
     def of(self, rank: int) -> Tensor:
         if isinstance(self.x, DistTensor):
             return self.x.held[rank]
+        if isinstance(self.x, Resident):
+            cuts = balanced(self.x.shape[0], self.layout.parts(0))
+            return self.x[slice(*cuts[self.layout.part(rank, 0)])]
         return Tensor(take(self.x.array, self.layout, rank, self.x.dtype), self.x.type)
 
 
@@ -172,6 +179,8 @@ class _GoneDist(_Gone, DistTensor):
 
 
 def _give_up(t: Tensor, by: str, line: SourceLine | None) -> None:
+    if isinstance(t, Resident):
+        return use_up([t], [0], by)
     if isinstance(t, DistTensor):
         t.held = {}
     t._buffer = (by, line)  # type: ignore[assignment]

@@ -27,6 +27,7 @@ from tessera.graph.trace import apply, current_builder
 from tessera.numerics import NumericType
 from tessera.tensor import Tensor
 
+from ..collectives.exchange_ops import GpuGroup
 from ..device_mesh import Mesh
 from ..layout import Layout
 from ..partition import intervals, local_shape
@@ -39,6 +40,7 @@ from ..sharding.partitioned_steps import (
     PlannedCollective,
 )
 from ..world import transport
+from . import ring_graph
 from .ring_steps import SequenceRing, attend, attend_back, relay, zigzag_rows
 
 ONCE = NoRule("its derivative is made for reverse mode, once",
@@ -306,10 +308,34 @@ def _part_ref(*arrays: np.ndarray, name: str, mesh: Mesh, members: Sequence[int]
     return found
 
 
+def _part_on_gpu(*xs: Tensor, name: str, mesh: Mesh, members: Sequence[int], axes: tuple[str, ...],
+                 rows: tuple, types: tuple, made: tuple, what: str, zigzag: bool, causal: bool,
+                 scale: float) -> tuple[Tensor, ...]:
+    ranks = tuple(mesh.world_ranks[r] for r in members)
+    group = GpuGroup(ranks, "*".join(axes), ranks.index(transport().rank), types[0], what)
+    even = zigzag_rows(sum(map(len, rows)), len(members)) if zigzag else rows
+    ring, work = ring_graph.GpuRing(group, rows), ring_graph.GpuRing(group, even)
+    if zigzag:
+        xs = tuple(ring_graph.relay(ring, even, x, d)
+                   for x, d in zip(xs, SEQUENCE[name], strict=True))
+        shapes = [list(a.shape) for a in made]
+        for shape, d in zip(shapes, RESULTS[name], strict=True):
+            shape[d] = len(even[group.index])
+        wanted = tuple(Aval(tuple(s), a.type) for s, a in zip(shapes, made, strict=True))
+    else:
+        wanted = made
+    run: Any = ring_graph.attend if name == RING.name else ring_graph.attend_back
+    found = run(work, *xs, causal=causal, scale=scale, made=wanted)
+    if zigzag:
+        found = tuple(ring_graph.relay(work, rows, y, d)
+                      for y, d in zip(found, RESULTS[name], strict=True))
+    return tuple(found)
+
+
 RING_PART = GraphOp(
     "mesh_ring_attention",
     shape=lambda *xs, made, **attrs: made,
-    ref=_part_ref, multi=True, effects=frozenset({"collective"}),
+    ref=_part_ref, multi=True, effects=frozenset({"collective"}), expand_gpu=_part_on_gpu,
     differentiable=False,
     flops=lambda ins, outs, *, name, **attrs: (BACKWARD if name == RING_BACK.name else FORWARD)(
         ins, outs, **attrs),

@@ -107,7 +107,7 @@ def _runs(rows: np.ndarray, most: int | None = None) -> list[slice]:
             for lo in range(begin, end, step)]
 
 
-def _pairs(q_rows: np.ndarray, k_rows: np.ndarray, causal: bool
+def seen_pairs(q_rows: np.ndarray, k_rows: np.ndarray, causal: bool
            ) -> Iterator[tuple[slice, slice, np.ndarray | None]]:
     """Blocks of queries and of keys that they see, with a mask [queries, keys] where they do not
     see all of them."""
@@ -140,7 +140,7 @@ def attend(ring: SequenceRing, q: np.ndarray, k: np.ndarray, v: np.ndarray,
     most, weight = np.full(q.shape[:-1], -np.inf, wide), np.zeros(q.shape[:-1], wide)
     for owner, keys, values in keys_and_values(ring, k, v, types):
         keys, values = (x.astype(wide, copy=False) for x in (keys, values))
-        for a, b, mask in _pairs(ring.rows[ring.me], ring.rows[owner], causal):
+        for a, b, mask in seen_pairs(ring.rows[ring.me], ring.rows[owner], causal):
             _merge(total[..., a, :], most[..., a], weight[..., a], values[..., b, :],
                    _scores(q[..., a, :], keys[..., b, :], scale, mask))
     seen = weight > 0
@@ -182,7 +182,7 @@ def attend_back(ring: SequenceRing, q: np.ndarray, k: np.ndarray, v: np.ndarray,
                   zip((keys, values), tags, strict=True)] if round_ else []
         keys, values = (x.astype(wide, copy=False) for x in (keys, values))
         dk, dv = np.zeros(keys.shape, wide), np.zeros(values.shape, wide)
-        for a, b, mask in _pairs(ring.rows[ring.me], ring.rows[owner], causal):
+        for a, b, mask in seen_pairs(ring.rows[ring.me], ring.rows[owner], causal):
             p = _scores(q[..., a, :], keys[..., b, :], scale, mask)
             p -= np.where(np.isfinite(lse), lse, 0)[..., a, None]
             np.exp(p, out=p)

@@ -21,6 +21,7 @@ from tessera.graph import tree
 from tessera.graph.operand import compute_type
 from tessera.numerics import NumericType, as_type
 from tessera.tensor import Tensor
+from tessera.tile.launch.resident import on_gpu
 
 from ..collectives.replicated import Same
 from ..device_mesh import Mesh
@@ -200,20 +201,44 @@ class Shelf:
         pass
 
 
+class Coming(Protocol):
+    """A tensor that is on its way."""
+
+    def wait(self) -> Tensor: ...
+
+
+@dataclass(frozen=True)
+class HostMessage:
+    """One that comes through the memory of hosts. index: of the GPU that it goes to, if any."""
+
+    request: Request
+    data: np.ndarray
+    shape: tuple[int, ...]
+    type: NumericType
+    index: int | None
+
+    def wait(self) -> Tensor:
+        self.request.wait()
+        array = from_bytes(self.data, self.type.dtype, prod(self.shape)).reshape(self.shape)
+        made = Tensor(array, self.type)
+        return made if self.index is None else on_gpu(made, self.index)
+
+
 class Wire:
     """The link of a rank to the ranks before and after it.
 
     rows: of each microbatch; peers: the rank of each stage at this rank's place; part: the mesh of
-    this rank's stages
+    this rank's stages; index: the GPU that they run on, None on hosts
     """
 
     def __init__(self, transport: Transport, rows: Sequence[int], peers: Sequence[int],
-                 part: Mesh):
+                 part: Mesh, index: int | None):
         self.transport, self.rows, self.peers, self.part = transport, rows, peers, part
+        self.index = index
         self.forms: dict[tuple[int, int], MessageSpec] = {}  # of a stage's input, by stage and rows
         self.pulls: dict[PipelineStep,
                          MessageSpec] = {}  # of the cotangents that a Backward step takes
-        self.coming: dict[PipelineStep, tuple[MessageSpec, list[np.ndarray], list[Request]]] = {}
+        self.coming: dict[PipelineStep, tuple[MessageSpec, list[Coming]]] = {}
         self.going: list[Request] = []
 
     def _is_first(self, i: int) -> bool:
@@ -227,10 +252,20 @@ class Wire:
             data = np.frombuffer(form.text().encode(), np.uint8)
             self.going.append(self.transport.isend(to, data, tag, _form_label(step)))
         for t in tree.flatten(value)[0]:
-            own = t.local if isinstance(t, DistTensor) else t
-            self.going.append(self.transport.isend(
-                to, to_bytes(own.array, t.type.dtype), tag, _label(step, t.type)))
+            self.send(to, step, t.local if isinstance(t, DistTensor) else t)
         self.going = [r for r in self.going if not r.done()]
+
+    def send(self, to: int, step: PipelineStep, own: Tensor) -> None:
+        """What a step takes, a tensor of it, to the rank that takes it."""
+        self.going.append(self.transport.isend(
+            to, to_bytes(own.array, own.dtype), _tag(step), _label(step, own.type)))
+
+    def receive(self, source: int, step: PipelineStep, shape: tuple[int, ...],
+                numeric: NumericType) -> Coming:
+        """Begin to receive it."""
+        data = np.empty(byte_count(prod(shape), numeric.dtype), np.uint8)
+        request = self.transport.irecv(source, data, _tag(step), _label(step, numeric))
+        return HostMessage(request, data, shape, numeric, self.index)
 
     def _neighbour(self, step: PipelineStep, put: bool) -> int:
         """The rank that has, or will take, the input of a step."""
@@ -242,6 +277,10 @@ class Wire:
         self.pulls[step] = MessageSpec.of(value).cotangents(moves)
 
     def expect(self, step: PipelineStep) -> None:
+        self.begin(step)
+
+    def begin(self, step: PipelineStep) -> None:
+        """Begin to receive what a step takes, where its form is known."""
         if step in self.coming:
             return
         form = self.pulls.pop(step, None) if isinstance(step, Backward) else self.forms.get(
@@ -249,22 +288,16 @@ class Wire:
         if form is None:
             return
         source = self._neighbour(step, put=False)
-        buffers = [np.empty(byte_count(prod(self._local(leaf)), leaf[1].dtype), np.uint8)
-                   for leaf in form.leaves]
-        requests: list[Request] = [
-            self.transport.irecv(source, b, _tag(step), _label(step, leaf[1]))
-            for b, leaf in zip(buffers, form.leaves, strict=True)]
-        self.coming[step] = form, buffers, requests
+        self.coming[step] = form, [self.receive(source, step, self._local(leaf), leaf[1])
+                                   for leaf in form.leaves]
 
     def take(self, step: PipelineStep) -> tuple[Any, Sequence[Same]]:
         key = (step.stage, self.rows[step.microbatch])
         if isinstance(step, Forward) and key not in self.forms:
             self.forms[key] = self._receive_form(step)
-        self.expect(step)
-        form, buffers, requests = self.coming.pop(step)
-        for request in requests:
-            request.wait()
-        made = [self._made(leaf, data) for leaf, data in zip(form.leaves, buffers, strict=True)]
+        self.begin(step)
+        form, coming = self.coming.pop(step)
+        made = [self._made(leaf, c.wait()) for leaf, c in zip(form.leaves, coming, strict=True)]
         return tree.unflatten(form.structure, made), form.same
 
     def _receive_form(self, step: PipelineStep) -> MessageSpec:
@@ -280,10 +313,8 @@ class Wire:
             return shape
         return local_shape(layout, shape, mesh_rank(self.part), numeric.dtype)
 
-    def _made(self, leaf: Any, data: np.ndarray) -> Tensor:
+    def _made(self, leaf: Any, part: Tensor) -> Tensor:
         shape, numeric, layout = leaf
-        own = self._local(leaf)
-        part = Tensor(from_bytes(data, numeric.dtype, prod(own)).reshape(own), numeric)
         if layout is None:
             return part
         return DistTensor({mesh_rank(self.part): part}, shape, numeric, layout)

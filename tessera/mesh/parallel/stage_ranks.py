@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..device_mesh import Mesh, current_mesh
-from ..placement import need_hosts
+from ..placement import gpu_of, join, warn_of_play
 from ..world import mesh_rank, need_world, transport
 
 
@@ -18,6 +18,11 @@ class PipelineRanks:
     me: int | None
     mesh: Mesh | None
     axis: str
+
+    @property
+    def gpu(self) -> int | None:
+        """The GPU that this rank's stages run on; None on hosts."""
+        return None if self.mesh is None else gpu_of(self.mesh)
 
     @property
     def parts(self) -> list[Mesh | None]:
@@ -45,8 +50,9 @@ def find_place(axis: str, mesh: Mesh | None, alone: int) -> PipelineRanks:
     if mesh is None:
         return PipelineRanks(alone, None, None, axis)
     ranks = mesh.shape[mesh.position(axis)]
-    need_hosts(mesh, "a pipeline")
+    warn_of_play(mesh)
     if ranks == 1 or (transport().size == 1 and mesh.world_size > 1):
         return PipelineRanks(ranks, None, mesh, axis)
     need_world(mesh)
+    join(mesh)
     return PipelineRanks(ranks, mesh.index(mesh_rank(mesh), (axis,)), mesh, axis)

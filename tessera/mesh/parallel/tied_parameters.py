@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from tessera.errors import ArgumentError, ShapeError, did_you_mean
 from tessera.graph import tree
+from tessera.graph.jit import JitFunction
+from tessera.runtime.buffer import DEFAULT
+from tessera.runtime.device import device
 from tessera.tensor import Tensor
+from tessera.tile.launch.resident import Resident, on_gpu
 
 from ..ranks.envelope import here_in
+from ..ranks.group import Group, make_group
+from ..ranks.ledger import agree, call
 from ..world import transport
-from .batches import arrays_of, with_arrays
+from .batches import parts_of, with_parts
 from .stage_ranks import PipelineRanks
+
+if TYPE_CHECKING:
+    from ..ranks.communicator import Communicator
 
 Member = tuple[int, str]  # stage, name of the parameter in its tree
 Tie = tuple[Member, ...]
@@ -55,22 +64,33 @@ def _name(member: Member) -> str:
     return ".".join(filter(None, (str(member[0]), member[1])))
 
 
-def sum_tied(ties: Sequence[Tie], grads: list[Any], place: PipelineRanks) -> None:
+def sum_tied(ties: Sequence[Tie], grads: list[Any], place: PipelineRanks,
+             sums: JitFunction) -> None:
     """Replace the gradients of tied parameters by their sum, in the order of the stages: the same
-    bits everywhere. Ranks that share a parameter exchange what they have of it."""
+    bits everywhere. Ranks that share a parameter exchange what they have of it, by NCCL where
+    their GPUs can."""
+    by = _way_of_gpus(place) if ties else None
     for tie in ties:
         ranks = [0 if place.me is None else place.world_rank(stage) for stage, _ in tie]
         me = 0 if place.me is None else transport().rank
         if me not in ranks:
             continue
         mine = {k: _find(grads, m) for k, m in enumerate(tie) if ranks[k] == me}
-        terms = _exchange({k: _flat(t) for k, t in mine.items()}, ranks, me, _name(tie[0]))
-        if len({t.size for t in terms}) != 1:
-            sizes = ", ".join(f"{_name(m)}: {t.size}" for m, t in zip(tie, terms, strict=True))
-            raise ShapeError(f"tied parameters have different sizes here: {sizes}")
-        total = np.sum(terms, axis=0, dtype=terms[0].dtype)
-        for k in mine:
-            _replace(grads, tie[k], _unflat(mine[k], total))
+        if by is not None:
+            made = dict.fromkeys(mine, _sum_on_gpu(by, mine, ranks, tie, sums))
+        else:
+            terms = _exchange({k: _flat(t) for k, t in mine.items()}, ranks, me, _name(tie[0]))
+            _need_one_size(tie, [t.size for t in terms])
+            total = np.sum(terms, axis=0, dtype=terms[0].dtype)
+            made = {k: _unflat(t, total) for k, t in mine.items()}
+        for k, grad in made.items():
+            _replace(grads, tie[k], grad)
+
+
+def _need_one_size(tie: Tie, sizes: Sequence[int]) -> None:
+    if len(set(sizes)) != 1:
+        shown = ", ".join(f"{_name(m)}: {n}" for m, n in zip(tie, sizes, strict=True))
+        raise ShapeError(f"tied parameters have different sizes here: {shown}")
 
 
 def _exchange(mine: dict[int, np.ndarray], ranks: Sequence[int], me: int, name: str
@@ -90,15 +110,64 @@ def _exchange(mine: dict[int, np.ndarray], ranks: Sequence[int], me: int, name: 
 
 
 def _flat(t: Tensor) -> np.ndarray:
-    return np.concatenate([a.reshape(-1) for a in arrays_of(t)])
+    return np.concatenate([p.array.reshape(-1) for p in parts_of(t)])
 
 
 def _unflat(like: Tensor, flat: np.ndarray) -> Tensor:
-    arrays, at = [], 0
-    for a in arrays_of(like):
-        arrays.append(flat[at:at + a.size].reshape(a.shape))
-        at += a.size
-    return with_arrays(like, arrays)
+    parts, at = [], 0
+    for p in parts_of(like):
+        made = Tensor(flat[at:at + p.size].reshape(p.shape), p.type)
+        parts.append(on_gpu(made, p.place) if isinstance(p, Resident) else made)
+        at += p.size
+    return with_parts(like, parts)
+
+
+# --- on GPUs -------------------------------------------------------------------------------------
+def _way_of_gpus(place: PipelineRanks) -> Communicator | None:
+    """The communicator of the ranks of a pipeline, where it has one."""
+    if place.me is None or place.gpu is None:
+        return None
+    from ..ranks.communicator import communicator
+
+    return communicator(make_group(place.mesh, (place.axis,)), place.gpu)
+
+
+def _sum_on_gpu(by: Communicator, mine: dict[int, Tensor], ranks: Sequence[int], tie: Tie,
+                sums: JitFunction) -> Tensor:
+    """The sum of all members' gradients; those of other ranks come by NCCL, one after another."""
+    like = next(iter(mine.values()))
+    parts = parts_of(like)
+    _need_one_size(tie, [t.size for t in mine.values()])
+    _agree_once(by, tuple(sorted(set(ranks))), _name(tie[0]), like)
+    me, terms = by.group.transport.rank, list[list[Resident]]()
+    for k, owner in enumerate(ranks):
+        if owner == me:
+            terms.append([on_gpu(p, by.index) for p in parts_of(mine[k])])
+        else:
+            terms.append([Resident(p.shape, p.type, by.index) for p in parts])
+        with device(by.index).current():
+            for p in terms[-1]:
+                place = p.memory.pointer, p.memory.nbytes
+                if p.size and owner == me:
+                    by.swap({by.group.ranks.index(r): place for r in set(ranks) - {me}}, {},
+                            DEFAULT)
+                elif p.size:
+                    by.swap({}, {by.group.ranks.index(owner): place}, DEFAULT)
+    return with_parts(like, sums(terms))
+
+
+_agreed: set[Any] = set()
+
+
+def _agree_once(by: Communicator, ranks: tuple[int, ...], name: str, like: Tensor) -> None:
+    """What NCCL carries has no header, so the ranks of a tie compare what they have, once."""
+    here = by.group.transport
+    key = here, ranks, name, like.shape, like.type, tuple(p.shape for p in parts_of(like))
+    if key not in _agreed and len(ranks) > 1:
+        group = Group(here, ranks, by.group.axis)
+        agree(group, call(group, f"the gradient of tied {name}", parts_of(like)[0].shape,
+                          like.type, {}))
+        _agreed.add(key)
 
 
 def _find(grads: Sequence[Any], member: Member) -> Tensor:

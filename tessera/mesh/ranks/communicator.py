@@ -58,12 +58,13 @@ class Communicator:
         return Communicator(group, index, library, handle)
 
     def split(self, group: Group, color: int) -> Communicator:
-        """That of a smaller group. All members of this one call it; `color` numbers the groups."""
-        handle = ctypes.c_void_p()
+        """That of a smaller group. All members of this one call it; `color` numbers the groups.
+        Those of no group pass one that they are not in, and get none that they may use."""
+        handle, inside = ctypes.c_void_p(), group.transport.rank in group.ranks
         with device(self.index).current():
-            libnccl.check(self.library.ncclCommSplit(self.handle, color, group.index,
-                                                     ctypes.byref(handle), None),
-                          f"join the ranks of {group.axis!r}")
+            libnccl.check(self.library.ncclCommSplit(
+                self.handle, color if inside else libnccl.NO_COLOR, group.index if inside else 0,
+                ctypes.byref(handle), None), f"join the ranks of {group.axis!r}")
         return Communicator(group, self.index, self.library, handle)
 
     # --- what goes through it -------------------------------------------------------------------
@@ -101,6 +102,19 @@ class Communicator:
         for j, (pointer, nbytes) in receives.items():
             self._good(library.ncclRecv(pointer, nbytes, uint8, j, self.handle, stream), "receive")
         self._sent(library.ncclGroupEnd(), "send and receive", stream)
+
+    def send(self, to: int, place: Place, stream: int) -> None:
+        """Bytes to a member, by its number in the group. What comes behind it on the stream may
+        wait until that member receives."""
+        pointer, nbytes = place
+        self._sent(self.library.ncclSend(pointer, nbytes, libnccl.TYPES["uint8"], to, self.handle,
+                                         stream), "send", stream)
+
+    def receive(self, source: int, place: Place, stream: int) -> None:
+        """The next bytes that a member sends."""
+        pointer, nbytes = place
+        self._sent(self.library.ncclRecv(pointer, nbytes, libnccl.TYPES["uint8"], source,
+                                         self.handle, stream), "receive", stream)
 
     def _good(self, status: int, what: str) -> None:
         if status:

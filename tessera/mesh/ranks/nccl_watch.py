@@ -2,13 +2,14 @@
 nothing but a note.
 
 A rank whose partner has died, hangs or does something else waits on its GPU, where nobody can raise
-an error. So the thread puts an event behind what was sent last, and when that is not reached in
-config.comm_timeout seconds, or NCCL reports an error, it ends all ranks and says in which
-collective, as the host's messages do (abort.py).
+an error. So the thread puts an event behind what was sent last on each stream, and when that is not
+reached in config.comm_timeout seconds, or NCCL reports an error, it ends all ranks and says in
+which collective, as the host's messages do (abort.py).
 """
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 from dataclasses import dataclass
@@ -43,15 +44,16 @@ class SentCall:
     number: int
 
 
-_last: list[SentCall] = []  # none or one
+_last: dict[tuple[Communicator, int], SentCall] = {}  # by communicator and stream
+_numbers = itertools.count(1)
 _started = threading.Lock()
 _running = False
 
 
 def sent(by: Communicator, what: str, stream: int) -> None:
     """Note a call. The first starts the thread."""
-    number = _last[0].number + 1 if _last else 1
-    _last[:] = [SentCall(by, what, stream, config.comm_timeout, current_line(), number)]
+    _last[by, stream] = SentCall(by, what, stream, config.comm_timeout, current_line(),
+                                 next(_numbers))
     if not _running:
         _start()
 
@@ -68,13 +70,12 @@ def _watch() -> None:
     seen = 0
     while True:
         time.sleep(LOOK_S)
-        call = _last[0] if _last else None
-        if call is None or call.number == seen:
-            continue
-        error = look(call)
-        if error is not None:
-            stop_with(error)
-        seen = call.number
+        new = sorted((c for c in list(_last.values()) if c.number > seen), key=lambda c: c.number)
+        for call in new:
+            error = look(call)
+            if error is not None:
+                stop_with(error)
+            seen = call.number
 
 
 def look(call: SentCall) -> MeshError | None:

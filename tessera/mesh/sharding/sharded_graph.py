@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 
 from tessera import config, hooks
-from tessera.errors import user_line
+from tessera.dims import show_shape
+from tessera.errors import ArgumentError, user_line
 from tessera.graph.interpret import interpret
 from tessera.graph.ir import Graph, Node, Value
 from tessera.graph.op import Aval, GraphOp, infer
@@ -24,6 +25,7 @@ from tessera.graph.trace import at_line
 from tessera.graph.traced_signature import executor
 from tessera.numerics import NumericType
 from tessera.numerics.random_state import next_step
+from tessera.runtime.arrays import HOST
 from tessera.tensor import Tensor
 
 from ..device_mesh import Mesh
@@ -142,6 +144,12 @@ class ShardedProgram:
                 next_step()  # a program that draws does so itself
             made: list[Tensor] = local.tensors(parts)
             return made
+        there = next((t for t in parts if t.place != HOST), None)
+        if there is not None:
+            raise ArgumentError(
+                f"{self.source.name} computes on hosts, where the parts of {self.mesh} are, and an "
+                f"operand {there.type}{show_shape(there.shape)} lies on cuda:{there.place}",
+                where=user_line(), hint="x.cpu() moves it to the host")
         arrays = [t.array for t in parts]
         found = _observed(local.graph, arrays) if _watched() else local.compiled.run(arrays)
         return [Tensor(a, v.aval.type) for a, v in zip(found, self.source.outputs, strict=True)]
