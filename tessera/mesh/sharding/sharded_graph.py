@@ -48,12 +48,14 @@ class ShardedProgram:
     """A graph on a mesh: what every rank runs, and the collectives among it.
 
     layouts: of each input and then of each capture, None for a plain tensor, which every rank has
-    whole. Raises MeshError for tensors of different meshes.
+    whole. donated: inputs whose memory results may take. Raises MeshError for tensors of different
+    meshes.
     """
 
-    def __init__(self, graph: Graph, layouts: Sequence[Layout | None]):
+    def __init__(self, graph: Graph, layouts: Sequence[Layout | None],
+                 donated: Sequence[int] = ()):
         self.source, self.mesh = graph, _one_mesh(graph, layouts)
-        self.layouts = tuple(layouts[:len(graph.inputs)])
+        self.layouts, self.donated = tuple(layouts[:len(graph.inputs)]), tuple(donated)
         self.random = "random" in graph.effects
         self._local: dict[int, Any] = {}
         self._compared: set[int] = set()  # ranks that have, with the others
@@ -108,7 +110,7 @@ class ShardedProgram:
         if rank not in self._local:
             index, graph = gpu_of(self.mesh), localize(self.made, rank)
             target = "cpu" if index is None else f"cuda:{index}"
-            self._local[rank] = executor(graph, target)
+            self._local[rank] = executor(graph, target, donated=self.donated)
         return self._local[rank]
 
     @property
