@@ -150,7 +150,8 @@ class Distributed(Protocol):
 
     def run_op(self, op: GraphOp, args: Sequence[Tensor], attrs: dict[str, Any], /) -> Any: ...
 
-    def program(self, graph: Graph, layouts: tuple, /) -> DistributedProgram: ...
+    def program(self, graph: Graph, layouts: tuple, donated: Sequence[int], /
+                ) -> DistributedProgram: ...
 
 
 class Extents(Protocol):

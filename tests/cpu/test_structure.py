@@ -36,6 +36,8 @@ LAZY: dict[str, set[str]] = {
         "runtime.device", "runtime.libcuda", "runtime.target", "tile.launch.levels"},
     "it stands on mpi4py or NCCL, which few need": {
         "mesh.ranks.mpi", "mesh.ranks.nccl", "mesh.ranks.communicator", "mesh.ranks.nccl_watch"},
+    "ranks that are processes are for programs that a launcher has started": {
+        "mesh.ranks.processes", "mesh.ranks.tcp"},
     "loops for the CPU are loaded, or compiled, when the first one runs": {
         "graph.cpu.compile", "graph.cpu.disk", "graph.cpu.load"},
     "each emitter registers itself, when the first kernel is emitted": {"tile.cuda.emit"},
