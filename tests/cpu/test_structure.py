@@ -43,7 +43,8 @@ LAZY: dict[str, set[str]] = {
     "each emitter registers itself, when the first kernel is emitted": {"tile.cuda.emit"},
     "tuning and whole-array kernels are for those who ask for them": {
         "tile.kernel.autotune", "tile.kernel.whole_array"},
-    "planning is for those who plan": {"planning.alpa", "planning.functions"},
+    "planning is for those who plan": {"planning.alpa", "planning.fabric",
+                                     "planning.functions"},
     "it stands on PyTorch, which Tessera does not need": {"bench.torch_side"},
 }
 

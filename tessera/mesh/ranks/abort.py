@@ -37,7 +37,7 @@ _GIVE_UP_S = 10.0  # after which a rank for which another was to speak ends them
 _LEFT: list[int] = []  # the status with which sys.exit has ended this rank, unless it is 0
 _NAME: list[socket.socket] = []  # the name that says that this rank speaks, while it lives
 _STOPPED: list[int] = []  # that with which this rank ends all; MPI_Abort may return
-_ENDS: list[Callable[[int], None]] = []  # what ends all ranks, once they have reached each other
+_ends_all: Callable[[int], None] | None = None  # once ranks have reached each other
 
 
 def install() -> None:
@@ -60,7 +60,8 @@ _print, _python_exit, _print_of_thread = sys.excepthook, sys.exit, threading.exc
 
 def end_by(stop: Callable[[int], None]) -> None:
     """Ranks reach each other from here on: `stop(status)` ends them all."""
-    _ENDS[:] = [stop]
+    global _ends_all
+    _ends_all = stop
 
 
 def _set_hooks(hook: Any, leave: Any, hook_of_threads: Any) -> None:
@@ -211,11 +212,11 @@ def _end_all(status: int) -> None:
     sys.stderr.flush()
     sys.stdout.flush()
     board = _board()
-    if _ENDS:
+    if _ends_all is not None:
         if board is not None:
             board.stop_all()
         time.sleep(0.1)
-        _ENDS[0](status)
+        _ends_all(status)
     elif "PMI_FD" in os.environ:
         time.sleep(0.1)  # mpirun passes on what was printed
         os.write(int(os.environ["PMI_FD"]), f"cmd=abort exitcode={status}\n".encode())

@@ -37,6 +37,7 @@ from ..tensor import DistTensor, held_ranks
 from ..world import is_here, mesh_rank, patience, simulate, transport
 from .collective_order import issue_early
 from .control_flow import ready
+from .cut_products import cut_products
 from .defer_readers import defer_readers
 from .layout_change_ops import group_along
 from .localize import localize
@@ -67,8 +68,8 @@ class ShardedProgram:
         held = [*self.layouts, *(t.layout for _, t in graph.captures)]
         layouts = {v: at for v, at in zip(values, held, strict=True) if at is not None}
         found = propagate(graph, layouts, self.mesh)
-        return replace(found, steps=tuple(merge_reductions(
-            issue_early(defer_readers(found.steps)))))
+        steps = merge_reductions(issue_early(defer_readers(found.steps)))
+        return replace(found, steps=tuple(cut_products(steps, self.mesh)))
 
     @functools.cached_property
     def _planned(self) -> CollectivePlan:
