@@ -1,16 +1,21 @@
 """A training step of GPT-2 on several GPUs, data parallel: how its time compares with one GPU's.
 
     mpirun -n 2 python benchmarks/mesh_step.py                  # 124M, 16 windows a GPU, T 1024
-    mpirun -n 4 python benchmarks/mesh_step.py --layers 24 --d 1024 --heads 16     # 350M
+    torchrun --nproc-per-node 4 benchmarks/mesh_step.py --layers 24 --d 1024 --heads 16     # 350M
+    mpirun -n 2 python benchmarks/mesh_step.py --torch ddp      # PyTorch on them, or fsdp2
 
 Rank 0 trains alone first, with the windows of one GPU, while the others wait; then all together,
 each with as many. The model is that of gpt2_step.py. Weak scaling is the one time by the other.
+--start-file NAME: all is compiled, and then waits until there is a file NAME: so several of these
+compile side by side, and are timed one after another. NAME.RANK says that a rank is ready.
 """
 
 from __future__ import annotations
 
 import argparse
 import time
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,11 +23,13 @@ import record
 from gpt2_step import sized
 
 import tessera as ts
-from tessera import config
+from tessera import config, launched
 from tessera.bench.models.record import StepModel, batch, weights
 from tessera.bench.models.step import OPTIMIZER, training_step
 from tessera.graph import tree
 from tessera.runtime.device import device
+
+WARM = 4  # steps
 
 
 def placed(mesh: ts.dist.Mesh | None, x: np.ndarray, split: bool) -> ts.Tensor:
@@ -32,39 +39,71 @@ def placed(mesh: ts.dist.Mesh | None, x: np.ndarray, split: bool) -> ts.Tensor:
     return ts.dist.distribute(ts.tensor(x), spec, mesh=mesh)
 
 
-def step_times(mesh: ts.dist.Mesh | None, model: StepModel, steps: int) -> dict[str, Any]:
+class OurStep:
+    """On one GPU, or on the mesh."""
+
+    def __init__(self, mesh: ts.dist.Mesh | None, model: StepModel):
+        self.params = tree.map_tree(lambda w: placed(mesh, w, False), weights(model))
+        self.run = training_step(model, donate=("params", "state"))
+        self.state = OPTIMIZER.init(self.params)
+        self.x, self.y = (placed(mesh, t, True) for t in batch(model))
+
+    def step(self) -> ts.Tensor:
+        value, self.params, self.state = self.run(self.params, self.state, self.x, self.y)
+        return value
+
+
+def step_times(step: Callable[[], Any], steps: int, start: Path | None) -> dict[str, Any]:
     """Milliseconds of a step until its loss is on the host, and of its call; the losses."""
-    params = tree.map_tree(lambda w: placed(mesh, w, False), weights(model))
-    step, state = training_step(model), OPTIMIZER.init(params)
-    x, y = (placed(mesh, t, True) for t in batch(model))
     losses, times, host = [], [], []
-    for _ in range(4 + steps):
+    for i in range(WARM + steps):
+        if start is not None and i == WARM:
+            start.with_name(f"{start.name}.{launched.launched_rank()}").touch()
+            while not start.exists():
+                time.sleep(0.01)
         begin = time.perf_counter()
-        value, params, state = step(params, state, x, y)
-        called = time.perf_counter()
+        value = step()
+        host.append(time.perf_counter() - begin)
         losses.append(float(value.item()))
-        host.append(called - begin)
         times.append(time.perf_counter() - begin)
-    plan = [] if mesh is None else [str(c) for c in step.plan]
-    return {"ms": 1e3 * float(np.median(times[4:])), "host_ms": 1e3 * float(np.median(host[4:])),
-            "first_call_s": times[0], "losses": losses, "plan": plan}
+    return {"ms": 1e3 * float(np.median(times[WARM:])),
+            "host_ms": 1e3 * float(np.median(host[WARM:])), "first_call_s": times[0],
+            "losses": losses}
+
+
+def ours(a: argparse.Namespace, model: StepModel) -> dict[str, Any]:
+    rank, ranks = ts.dist.rank(), ts.dist.world_size()
+    alone = step_times(OurStep(None, model).step, a.steps, None) if rank == 0 else None
+    with config.scope(comm_timeout=0):  # it compiles first
+        ts.dist.barrier()
+    mesh = ts.dist.mesh([f"cuda:{r}" for r in range(ranks)], axes="dp")
+    made = OurStep(mesh, model.sized(B=ranks * a.B))
+    with ts.dist.traffic() as sent:
+        together = step_times(made.step, a.steps, a.start_file)
+    together |= {"plan": [str(c) for c in made.run.plan], "eager_collectives": len(sent)}
+    return {"alone": alone, "together": together, "backend": mesh.backend,
+            "weak_scaling": alone and alone["ms"] / together["ms"]}
+
+
+def torchs(a: argparse.Namespace, model: StepModel) -> dict[str, Any]:
+    from mesh_torch import SpreadStep  # it stands on PyTorch
+
+    x, y = batch(model.sized(B=launched.launched_size() * a.B))
+    mine = slice(launched.launched_rank() * a.B, (launched.launched_rank() + 1) * a.B)
+    return step_times(SpreadStep(model, a.torch, (x[mine], y[mine])).step, a.steps, a.start_file)
 
 
 def main() -> None:
     flags = argparse.ArgumentParser(description=__doc__)
     flags.add_argument("--steps", type=int, default=10)
+    flags.add_argument("--torch", choices=("ddp", "fsdp2"))
+    flags.add_argument("--start-file", type=Path)
     a, model = sized(flags, B=16)
-    rank, ranks = ts.dist.rank(), ts.dist.world_size()
-    alone = step_times(None, model, a.steps) if rank == 0 else None
-    with config.scope(comm_timeout=0):  # it compiles first
-        ts.dist.barrier()
-    mesh = ts.dist.mesh([f"cuda:{r}" for r in range(ranks)], axes="dp")
-    model = model.sized(B=ranks * a.B)
-    together = step_times(mesh, model, a.steps)
-    if rank == 0 and alone is not None:
-        record.write("mesh_step", {
-            "device": f"{ranks} x {device().name}", "model": vars(a), "ranks": ranks,
-            "alone": alone, "together": together, "weak_scaling": alone["ms"] / together["ms"]})
+    figures = torchs(a, model) if a.torch else ours(a, model)
+    if launched.launched_rank() == 0:
+        record.write(f"mesh_step_{a.torch}" if a.torch else "mesh_step", {
+            "device": f"{launched.launched_size()} x {device().name}", "model": model.figures(),
+            "ranks": launched.launched_size(), **figures})
 
 
 if __name__ == "__main__":

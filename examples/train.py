@@ -60,7 +60,7 @@ class Model:
 
         compiled = functools.partial(ts.jit, target=c.target, capture_graph=c.target == "cuda")
 
-        @compiled
+        @functools.partial(compiled, donate=("params", "state"))
         def step(params: dict, state: dict, tokens: ts.Tensor, targets: ts.Tensor, lr: float):
             value, grads = ts.value_and_grad(loss)(params, tokens, targets)
             grads, norm = ts.optim.clip_by_global_norm(grads, c.clip)

@@ -30,7 +30,7 @@ if TYPE_CHECKING:  # types alone: this module stands below those that it speaks 
     from .kernels.routine import Routine
     from .mesh.collectives.record import Collective
     from .mesh.device_mesh import Mesh
-    from .numerics import CastCounts, NumericType
+    from .numerics import CastCounts, DType, NumericType
     from .runtime.copy_times import StepEvent
     from .runtime.device import Device
     from .runtime.sentinel_words import BadElements
@@ -150,7 +150,8 @@ class Distributed(Protocol):
 
     def run_op(self, op: GraphOp, args: Sequence[Tensor], attrs: dict[str, Any], /) -> Any: ...
 
-    def program(self, graph: Graph, layouts: tuple, /) -> DistributedProgram: ...
+    def program(self, graph: Graph, layouts: tuple, donated: Sequence[int], /
+                ) -> DistributedProgram: ...
 
 
 class Extents(Protocol):
@@ -215,6 +216,16 @@ class GlobalView(Protocol):
                  **attrs: Any) -> Tensor: ...
 
 
+class StepTimes(Protocol):
+    """How long the model of the planner says that a step takes, in microseconds."""
+
+    def matmul_us(self, flops: float, dtype: DType, mesh: Mesh, /) -> float: ...
+
+    def collective_us(self, op: str, nbytes: float, mesh: Mesh, axes: Sequence[str], /
+                      ) -> float: ...
+
+
+step_times: Hook[StepTimes] = Hook("step_times", "planning.public")
 shard_named: Hook[ShardNamed] = Hook("shard_named", "mesh.logical_names")
 backend_of: Hook[BackendOf] = Hook("backend_of", "mesh")
 global_view: Hook[GlobalView] = Hook("global_view", "mesh.sharding.constraints")

@@ -1,12 +1,14 @@
 """Arguments that a call may use up: `ts.jit(donate=("params", "state"))`.
 
 On a GPU a result takes the memory of such an argument where the plan allows it; on the host the
-memory is freed. The tensor is used up then: what reads it is an error that names the call.
+memory is freed. The tensor is used up then: what reads it is an error that names the call. Of a
+distributed tensor the parts are used up, with the whole.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from ..errors import ArgumentError, SourceLine, short_path, user_line
@@ -14,13 +16,13 @@ from ..tensor import Tensor
 from ..tile.launch.resident import Resident
 
 
-class _UsedUp:
+class UsedUp:
     """What reads the elements of a donated tensor, or asks where they lie, raises ArgumentError."""
 
     __slots__ = ()
 
-    def _raise(self) -> NoReturn:
-        where, function = _held(self)
+    def raise_used_up(self) -> NoReturn:
+        where, function = _call_of(self)
         at = f" at {short_path(where.file)}:{where.line}" if where is not None else ""
         raise ArgumentError(
             f"a {self.type}{list(self.shape)} is used after it was donated to "  # type: ignore
@@ -28,66 +30,91 @@ class _UsedUp:
             hint="use what the call returned; or leave the argument out of donate=, or donate a "
                  "copy: x.copy()")
 
-    _buffer = memory = storage = place = device = property(_raise)
+    _buffer = memory = storage = place = device = property(raise_used_up)
 
     def __repr__(self) -> str:
-        where, function = _held(self)
+        where, function = _call_of(self)
         at = f" at {short_path(where.file)}:{where.line}" if where is not None else ""
         return (f"Tensor{list(self.shape)} {self.type}, "  # type: ignore[attr-defined]
                 f"donated to {function}{at}")
 
 
-class DonatedTensor(_UsedUp, Tensor):
+class DonatedTensor(UsedUp, Tensor):
     """A tensor in host memory that was donated."""
 
     __slots__ = ()
 
 
-class DonatedResident(_UsedUp, Resident):
+class DonatedResident(UsedUp, Resident):
     """A tensor on a GPU that was donated."""
 
     __slots__ = ()
 
 
-_USED_UP: dict[type, type] = {Tensor: DonatedTensor, Resident: DonatedResident}
+@dataclass(frozen=True)
+class Donatable:
+    """How tensors of a class are used up. used: the class that they have then.  slot: what held
+    their memory, and holds the call that took it.  parts: of a tensor that is made of others."""
+
+    used: type
+    slot: Any
+    parts: Callable[[Any], Iterable[Tensor]] | None = None
 
 
-def _slot(x: Any) -> Any:
-    """What holds the memory of a tensor, and the donating call afterwards."""
-    return Resident.__dict__["storage"] if isinstance(x, Resident) else Tensor.__dict__["_buffer"]
+DONATABLE: dict[type, Donatable] = {  # mesh/tensor.py adds distributed tensors
+    Tensor: Donatable(DonatedTensor, Tensor.__dict__["_buffer"]),
+    Resident: Donatable(DonatedResident, Resident.__dict__["storage"])}
 
 
-_SET = {DonatedTensor: Tensor.__dict__["_buffer"].__set__,
-        DonatedResident: Resident.__dict__["storage"].__set__}
-
-
-def _held(x: Any) -> tuple[SourceLine | None, str]:
-    return _slot(x).__get__(x)
+def _call_of(x: Any) -> tuple[SourceLine | None, str]:
+    """The line and the function of the call that used a tensor up."""
+    slot = next(d.slot for d in DONATABLE.values() if d.used is type(x))
+    call: tuple[SourceLine | None, str] = slot.__get__(x)
+    return call
 
 
 def use_up(leaves: Sequence[Tensor], donated: Sequence[int], function: str) -> None:
     """Take the memory away from the donated leaves of a call of this function."""
-    where = user_line()
-    held = where, function
-    for x in (leaves[i] for i in donated):
-        if (used := _USED_UP.get(type(x))) is not None:
-            x.__class__ = used
-            _SET[used](x, held)
+    _take([leaves[i] for i in donated], (user_line(), function))
+
+
+def _take(tensors: Iterable[Tensor], call: tuple[SourceLine | None, str]) -> None:
+    for x in tensors:
+        how = DONATABLE.get(type(x))
+        if how is None:
+            continue
+        if how.parts is not None:
+            _take(how.parts(x), call)
+        x.__class__ = how.used
+        how.slot.__set__(x, call)
 
 
 def check_donated(leaves: Sequence[Tensor], donated: Sequence[int], names: Sequence[str],
                   function: str) -> None:
     """Raise ArgumentError where a donated tensor is given a second time."""
-    memories = [x.storage for x in leaves if x.storage is not None]
+    own = [x for x in leaves if x.layout is None]
+    spread = [p for x in leaves if x.layout is not None for p in _parts(x)]
+    memories = [x.storage for x in (*own, *spread) if x.storage is not None]
     if len({*map(id, leaves)}) == len(leaves) and len({*map(id, memories)}) == len(memories):
         return
     for i in donated:
+        mine = _memories(leaves[i])
         for j, other in enumerate(leaves):
-            same = leaves[i].storage is not None and other.storage is leaves[i].storage
-            if i != j and (other is leaves[i] or same):
+            if i != j and (other is leaves[i] or mine & _memories(other)):
                 raise ArgumentError(
                     f"{function}: {names[i]} is donated and is given as {names[j]} too",
                     hint="donate a copy, x.copy(), or give it once", where=user_line())
 
 
-__all__ = ["DonatedResident", "DonatedTensor", "check_donated", "use_up"]
+def _parts(x: Tensor) -> Iterable[Tensor]:
+    """What a tensor is made of: itself, or its parts."""
+    how = DONATABLE.get(type(x))
+    return (x,) if how is None or how.parts is None else how.parts(x)
+
+
+def _memories(x: Tensor) -> set[int]:
+    return {id(p.storage) for p in _parts(x) if p.storage is not None}
+
+
+__all__ = ["DONATABLE", "Donatable", "DonatedResident", "DonatedTensor", "UsedUp", "check_donated",
+           "use_up"]

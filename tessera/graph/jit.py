@@ -287,7 +287,7 @@ class JitFunction:
         named = _named(names, leaves)
         target = self._with_captures(graph, key[4], named)
         donated = [i for i, (n, x) in enumerate(named)
-                   if n.partition(".")[0] in self.donate and x.layout is None and x.ndim]
+                   if n.partition(".")[0] in self.donate and x.ndim]
         return TracedSignature(graph, box["tree"], box["rebuild"], target, box["arguments"],
                                box["updates"], layouts, self.capture_graph, donated,
                                [i for i, x in enumerate(leaves)

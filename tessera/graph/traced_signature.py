@@ -99,7 +99,7 @@ class TracedSignature:
     def program(self) -> Any:
         """The graph on the mesh of its distributed tensors."""
         assert self.layouts is not None
-        return hooks.distributed.get().program(self.graph, self.layouts)
+        return hooks.distributed.get().program(self.graph, self.layouts, self.donated)
 
     def run(self, leaves: Sequence[Tensor], call: RegionCall | None = None) -> Any:
         """The result of the compiled graph on these tensors; `call` has its regions."""

@@ -17,7 +17,7 @@ from tessera.launched import launched_local_rank
 from .device_mesh import Mesh
 from .world import transport
 
-REAL = {"mpi", "single"}  # transports whose ranks are processes
+REAL = {"mpi", "tcp", "single"}  # transports whose ranks are processes
 HOSTS = "ts.dist.mesh(axes=..., shape=...) computes on hosts"
 
 

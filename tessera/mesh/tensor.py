@@ -20,6 +20,7 @@ from tessera.dims import show_shape
 from tessera.errors import ArgumentError, DTypeError, ShapeError
 from tessera.graph import functions as F
 from tessera.graph import tree
+from tessera.graph.donation import DONATABLE, Donatable, UsedUp
 from tessera.graph.operand import shape_tuple
 from tessera.graph.ops import random as rng
 from tessera.numerics import NumericType, as_type, encode, random_bits_at
@@ -139,6 +140,17 @@ class DistTensor(Tensor):
         held = ", ".join(f"rank {r}: {show_shape(p.shape)}" for r, p in list(self.held.items())[:4])
         more = f", {len(self.held) - 4} more" if len(self.held) > 4 else ""
         return f"{head} {self.layout}\n{held}{more}"
+
+
+class DonatedDistTensor(UsedUp, DistTensor):
+    """A distributed tensor that was donated."""
+
+    __slots__ = ()
+    held = property(UsedUp.raise_used_up)
+
+
+DONATABLE[DistTensor] = Donatable(DonatedDistTensor, DistTensor.__dict__["held"],
+                                  lambda x: x.held.values())
 
 
 class _Parts(Mapping[int, Tensor]):

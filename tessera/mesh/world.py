@@ -1,4 +1,4 @@
-"""Which ranks this program runs on: simulated ones, those of mpirun, or itself alone."""
+"""Which ranks this program runs on: simulated ones, those of a launcher, or itself alone."""
 
 from __future__ import annotations
 
@@ -13,39 +13,47 @@ from tessera.numerics.random_state import isolate
 
 from .device_mesh import Mesh, current_mesh
 from .errors import MeshError
-from .ranks.launcher import launched_size, simulated_rank
+from .ranks.launcher import launcher, simulated_rank
 from .ranks.local import run_ranks
 from .ranks.transport import Single, Transport
 
 
 def transport() -> Transport:
-    """The transport of this rank: of a simulation inside one, of MPI under mpirun, else none.
+    """The transport of this rank: of a simulation inside one, of processes under a launcher, else
+    none.
 
-    Raises MeshError under mpirun when mpi4py is missing.
+    Raises MeshError under mpirun when mpi4py is missing, StalledError when ranks do not come.
     """
     return simulated_rank.get() or _process_transport()
 
 
 @functools.cache
 def _process_transport() -> Transport:
-    if launched_size() == 1:
+    way = launcher()
+    if way is None:
         return Single()
-    from .ranks.mpi import MpiTransport  # it stands on mpi4py, which few need
+    from .ranks.processes import ProcessTransport  # what it stands on is for programs with ranks
 
-    return MpiTransport()
+    if way.wire == "mpi":
+        from .ranks.mpi import MpiWire
+
+        return ProcessTransport(MpiWire())
+    from .ranks.tcp import TcpWire
+
+    return ProcessTransport(TcpWire())
 
 
 def rank() -> int:
     """This rank's number, from 0; 0 for a program that runs alone.
 
-    Under mpirun the first use of ts.dist starts MPI, which waits until all ranks do.
+    Under a launcher the first use of ts.dist waits until all ranks make it.
     """
     return transport().rank
 
 
 def backend() -> str:
-    """What carries bytes between this program's ranks: "mpi" under mpirun, "local" in a
-    simulation, "single" for a program that runs alone."""
+    """What carries bytes between this program's ranks: "mpi" under mpirun, "tcp" under torchrun and
+    srun, "local" in a simulation, "single" for a program that runs alone."""
     return transport().name
 
 
@@ -75,9 +83,9 @@ def need_playable(ranks: int, what: str) -> None:
 
 @contextmanager
 def patience(first: bool) -> Iterator[None]:
-    """While active, ranks of mpirun wait for each other as long as compiling may take, if this is
-    the `first` run of something: many ranks on few cores do not get there together."""
-    if not first or not config.comm_timeout or transport().name != "mpi":
+    """While active, processes wait for each other as long as compiling may take, if this is the
+    `first` run of something: many ranks on few cores do not get there together."""
+    if not first or not config.comm_timeout or not transport().processes:
         yield
         return
     with config.scope(comm_timeout=max(config.comm_timeout, COMPILE_S)):

@@ -38,12 +38,12 @@ from ..mesh.partition import local_shape
 from ..mesh.sharding.control_flow import ready
 from ..mesh.sharding.partitioned_steps import (
     Held,
-    LayoutHop,
     PartitionedOp,
     Step,
-    Together,
+    makes,
     merge_reductions,
     planned,
+    reads,
 )
 from ..mesh.sharding.propagate import Propagated, propagate
 from ..mesh.spec import ShardSpec
@@ -389,14 +389,9 @@ def held_bytes(made: Propagated, stored: StoredTypes, inside: frozenset[Value]) 
     return total + max(itertools.accumulate(change), default=0.0)
 
 
-def _reads_and_makes(step: PartitionedOp | LayoutHop | Together, inside: frozenset[Value]
-                     ) -> tuple[list[Held], list[Held]]:
-    if isinstance(step, PartitionedOp):
-        makes = zip(step.node.outputs, step.outs, strict=True)
-        return (list(zip(step.node.inputs, step.ins, strict=True)),
-                [(v, at) for v, at in makes if v not in inside])
-    moves = step.moves if isinstance(step, Together) else (step,)
-    return ([(m.value, m.hop.source) for m in moves], [(m.value, m.hop.target) for m in moves])
+def _reads_and_makes(step: Step, inside: frozenset[Value]) -> tuple[list[Held], list[Held]]:
+    op = isinstance(step, PartitionedOp)
+    return reads(step), [(v, at) for v, at in makes(step) if not op or v not in inside]
 
 
 def _overwrites(made: Propagated) -> set[Held]:

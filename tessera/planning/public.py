@@ -5,13 +5,33 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from .. import hooks
 from ..mesh.device_mesh import Mesh
+from ..numerics import DType
 
 if TYPE_CHECKING:
     from .alpa import Sharded
     from .fabric import Fabric
     from .functions import DistStandIn
     from .planner import Planned
+
+
+class _StepTimes:
+    """By the model of the mesh's fabric."""
+
+    def matmul_us(self, flops: float, dtype: DType, mesh: Mesh) -> float:
+        from .fabric import fabric_of
+
+        device = fabric_of(mesh).device_of(mesh)
+        return 1e6 * flops / (device.peak(dtype) * device.matmul_efficiency)
+
+    def collective_us(self, op: str, nbytes: float, mesh: Mesh, axes: Sequence[str]) -> float:
+        from .fabric import fabric_of
+
+        return fabric_of(mesh).time(op, nbytes, mesh, tuple(axes)).us
+
+
+hooks.step_times.fill(_StepTimes())
 
 
 def plan_report(f: Callable, *args: Any, mesh: Mesh | None = None,

@@ -110,12 +110,15 @@ def test_nothing_is_left_of_a_program_that_is_ended(tmp_path, how):
 
 
 def test_they_are_no_ranks_and_have_no_gpu(monkeypatch):
-    for name in ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "MPI_LOCALRANKID"):
+    ranks = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "MPI_LOCALRANKID", "RANK",
+             "WORLD_SIZE", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS")
+    for name in ranks:
         monkeypatch.setenv(name, "1")
     monkeypatch.setenv("MY_SETTING", "kept")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     given = compile_processes._environment()
     assert given["MY_SETTING"] == "kept" and given["CUDA_VISIBLE_DEVICES"] == ""
+    assert not given.keys() & {*ranks}
     assert not [n for n in given if n.startswith(("OMPI", "PMI", "MPI"))]
 
 

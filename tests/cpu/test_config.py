@@ -53,11 +53,15 @@ def test_defaults(fresh_config):
     }
 
 
-@pytest.mark.parametrize("variable", [
-    "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "PYTEST_XDIST_WORKER_COUNT"])
-def test_processes_that_were_started_together_share_the_cpus(monkeypatch, variable):
-    for v in ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "PYTEST_XDIST_WORKER_COUNT"):
-        monkeypatch.delenv(v, raising=False)
+@pytest.mark.parametrize("variable, more", [
+    ("OMPI_COMM_WORLD_LOCAL_SIZE", {"OMPI_COMM_WORLD_SIZE": "100"}),
+    ("MPI_LOCALNRANKS", {"PMI_SIZE": "100"}), ("PYTEST_XDIST_WORKER_COUNT", {}),
+    ("LOCAL_WORLD_SIZE", {"WORLD_SIZE": "100", "RANK": "0", "MASTER_ADDR": "a",
+                          "MASTER_PORT": "1"})])
+def test_processes_that_were_started_together_share_the_cpus(monkeypatch, variable, more):
+    monkeypatch.delenv("PYTEST_XDIST_WORKER_COUNT", raising=False)
+    for name, text in more.items():
+        monkeypatch.setenv(name, text)
     monkeypatch.setattr(config, "available_cpus", lambda: 12)
     monkeypatch.setattr(os, "cpu_count", lambda: 12)
     got = []

@@ -37,12 +37,15 @@ LAZY: dict[str, set[str]] = {
     "it stands on mpi4py or NCCL, which few need": {
         "mesh.ranks.mpi", "mesh.ranks.nccl", "mesh.ranks.communicator", "mesh.ranks.nccl_watch",
         "mesh.parallel.stage_wires"},
+    "ranks that are processes are for programs that a launcher has started": {
+        "mesh.ranks.processes", "mesh.ranks.tcp"},
     "loops for the CPU are loaded, or compiled, when the first one runs": {
         "graph.cpu.compile", "graph.cpu.disk", "graph.cpu.load"},
     "each emitter registers itself, when the first kernel is emitted": {"tile.cuda.emit"},
     "tuning and whole-array kernels are for those who ask for them": {
         "tile.kernel.autotune", "tile.kernel.whole_array"},
-    "planning is for those who plan": {"planning.alpa", "planning.functions"},
+    "planning is for those who plan": {"planning.alpa", "planning.fabric",
+                                     "planning.functions"},
     "it stands on PyTorch, which Tessera does not need": {"bench.torch_side"},
 }
 

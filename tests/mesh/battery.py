@@ -20,6 +20,7 @@ sys.path[:0] = [str(Path(__file__).resolve().parents[1])]  # mpirun starts this 
 import tessera as ts  # noqa: E402
 from mesh import programs  # noqa: E402
 from mesh.processes import processes_of_run  # noqa: E402
+from tessera.launched import launched_rank  # noqa: E402
 from tessera.mesh.collectives.record import COLLECTIVES  # noqa: E402
 from tessera.mesh.ranks.messages import gather, share  # noqa: E402
 from tessera.mesh.sharding.reshard import plan, reshard  # noqa: E402
@@ -106,7 +107,7 @@ def wait_briefly() -> None:
 
 def fail_early() -> str:
     """Before MPI has started on the rank that fails."""
-    if int(os.environ.get("PMI_RANK") or os.environ["OMPI_COMM_WORLD_RANK"]) == 1:
+    if launched_rank() == 1:
         raise ValueError("broken before the first collective")
     chatter(1000, 0)
     return "unreached"
@@ -213,7 +214,7 @@ def leave_with_3() -> str:
 
 def leave_early_with_3() -> str:
     """Before MPI has started on the rank that leaves."""
-    if int(os.environ.get("PMI_RANK") or os.environ["OMPI_COMM_WORLD_RANK"]) == 1:
+    if launched_rank() == 1:
         sys.exit(3)
     chatter(1000, 0)
     return "unreached"

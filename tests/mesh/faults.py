@@ -13,6 +13,7 @@ import warnings
 from pathlib import Path
 
 import tessera as ts
+from tessera.launched import launched_rank
 
 
 def reduce(n: int = 4) -> None:
@@ -71,7 +72,7 @@ def large_and_late() -> None:
 
 def no_start() -> None:
     ts.config.set(comm_timeout=3)
-    if int(os.environ.get("PMI_RANK") or os.environ["OMPI_COMM_WORLD_RANK"]) == 0:
+    if launched_rank() == 0:
         ts.dist.barrier()  # the only call
 
 

@@ -1,4 +1,4 @@
-"""mpirun for tests: found beside this Python, or on the path, when mpi4py is there too."""
+"""Launchers for tests. mpirun: found beside this Python or on the path, when mpi4py is there."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ import importlib.util
 import json
 import os
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -49,23 +50,76 @@ class Run:
 def mpirun(ranks: int, program: str, folder: Path, timeout_s: int = 100,
            battery: Path = BATTERY, flags: Sequence[str] = (), **env: str) -> Run:
     """A program of battery.py, or of another file that takes flags, on `ranks` processes."""
-    command = [str(MPIRUN), "-n", str(ranks), sys.executable, str(battery), program, str(folder),
-               *flags]
-    paths = os.pathsep.join([str(ROOT), str(ROOT / "tests"),
-                             *filter(None, [os.environ.get("PYTHONPATH")])])
-    env = {**os.environ, **ALLOW, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1",
-           "OPENBLAS_NUM_THREADS": "1", **env}
-    mark = env.setdefault("RUN_OF_TEST", uuid.uuid4().hex)
+    command = [str(MPIRUN), "-n", str(ranks), *_python(program, folder, battery, flags)]
+    given = {**_environment(), **ALLOW, **env}
+    mark = given.setdefault("RUN_OF_TEST", uuid.uuid4().hex)
     with tempfile.TemporaryFile("w+") as shown:
         begin = time.monotonic()
-        with subprocess.Popen(command, env=env, cwd=folder, stdin=subprocess.DEVNULL, stdout=shown,
-                              stderr=subprocess.STDOUT) as running:
+        with subprocess.Popen(command, env=given, cwd=folder, stdin=subprocess.DEVNULL,
+                              stdout=shown, stderr=subprocess.STDOUT) as running:
             seconds = _wait(running, begin, timeout_s, str(battery), mark)
         shown.seek(0)
         text = shown.read()
     assert seconds < timeout_s, f"still there after {seconds:.0f} s; it had written:\n{text}"
-    return Run(running.returncode, text, seconds,
-               {int(f.name): f.read_text() for f in folder.iterdir() if f.name.isdigit()})
+    return Run(running.returncode, text, seconds, _written(folder))
+
+
+# What launchers other than mpirun tell a process: (rank, ranks) -> variables.
+TOLD: dict[str, Callable[[int, int], dict[str, object]]] = {
+    "torchrun": lambda rank, ranks: {"RANK": rank, "WORLD_SIZE": ranks, "LOCAL_RANK": rank,
+                                     "LOCAL_WORLD_SIZE": ranks, "MASTER_ADDR": "localhost"},
+    "srun": lambda rank, ranks: {"SLURM_PROCID": rank, "SLURM_STEP_NUM_TASKS": ranks,
+                                 "SLURM_NTASKS": ranks, "SLURM_LOCALID": rank, "SLURM_NODEID": 0,
+                                 "SLURM_STEP_TASKS_PER_NODE": ranks, "SLURM_JOB_ID": 7,
+                                 "SLURM_STEP_ID": 0, "SLURM_STEP_NODELIST": "localhost"}}
+
+
+def started_as_by(launcher: str, ranks: int, program: str, folder: Path, timeout_s: int = 100,
+                  battery: Path = BATTERY, flags: Sequence[str] = (), **env: str) -> Run:
+    """The same on processes that are told what torchrun or srun tells. As by srun, nobody ends the
+    others when one fails."""
+    given = _environment() | {"MASTER_PORT": str(_free_port())} | env
+    given.setdefault("RUN_OF_TEST", uuid.uuid4().hex)
+    with tempfile.TemporaryFile("w+") as shown:
+        begin = time.monotonic()
+        running = [subprocess.Popen(
+            _python(program, folder, battery, flags), cwd=folder, stdin=subprocess.DEVNULL,
+            env=given | {k: str(v) for k, v in TOLD[launcher](r, ranks).items()},
+            stdout=shown, stderr=subprocess.STDOUT) for r in range(ranks)]
+        try:
+            for process in running:
+                process.wait(timeout_s)
+            seconds = time.monotonic() - begin
+        except subprocess.TimeoutExpired:
+            seconds = timeout_s
+        finally:
+            for process in running:
+                process.kill()
+                process.wait()
+        shown.seek(0)
+        text = shown.read()
+    assert seconds < timeout_s, f"still there after {seconds:.0f} s; it had written:\n{text}"
+    status = next((p.returncode for p in running if p.returncode), 0)
+    return Run(status, text, seconds, _written(folder))
+
+
+def _free_port() -> int:
+    with socket.create_server(("", 0)) as listener:
+        return listener.getsockname()[1]
+
+
+def _python(program: str, folder: Path, battery: Path, flags: Sequence[str]) -> list[str]:
+    return [sys.executable, str(battery), program, str(folder), *flags]
+
+
+def _environment() -> dict[str, str]:
+    paths = os.pathsep.join([str(ROOT), str(ROOT / "tests"),
+                             *filter(None, [os.environ.get("PYTHONPATH")])])
+    return {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+
+
+def _written(folder: Path) -> dict[int, str]:
+    return {int(f.name): f.read_text() for f in folder.iterdir() if f.name.isdigit()}
 
 
 @functools.cache

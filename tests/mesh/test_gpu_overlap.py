@@ -19,8 +19,10 @@ from tolerance import assert_close
 
 
 def step(reads: str, writes: str) -> SimpleNamespace:
-    return SimpleNamespace(reads=[SimpleNamespace(name=n) for n in reads],
-                           writes=[SimpleNamespace(name=n) for n in writes])
+    def operand(name: str) -> SimpleNamespace:
+        return SimpleNamespace(name=name, layout="all of its buffer")
+
+    return SimpleNamespace(reads=[*map(operand, reads)], writes=[*map(operand, writes)])
 
 
 def found(*steps: tuple[str, str], beside: tuple[int, ...], alone: tuple[int, ...] = ()):

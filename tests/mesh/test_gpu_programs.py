@@ -190,7 +190,7 @@ def test_ranks_that_share_a_gpu_say_so_in_the_schedule(gpus, rng):
         return f._last.program.local(ts.dist.rank()).describe()
 
     text = on_ranks(2, program)[0]
-    assert "form host: the host, of copies: MPI between the ranks" in text
+    assert "form host: the host, of copies: messages between the ranks" in text
     assert "no CUDA graph, because mesh_rank_sums sends between ranks by way of the host" in text
 
 

@@ -9,7 +9,7 @@ shares a launch with what the same one sends: it is not to wait for what comes l
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Container, Hashable, Mapping, Sequence
 from math import prod
 from typing import Any
 
@@ -44,12 +44,27 @@ def sent_by(groups: Sequence[FusionGroup]) -> dict[Value, int]:
     return found
 
 
+def parts_that_come(groups: Sequence[FusionGroup]) -> set[Value]:
+    """What is made of what a collective brings and is joined with others: while they are on their
+    way."""
+    come, joined = set[Value](), set[Value]()
+    for group in groups:
+        if group.kind == "exchange" or group.kind == "view" and come.intersection(group.inputs):
+            come.update(group.outputs)
+    for group in reversed(groups):
+        if group.nodes[0].op.name == "concatenate" or (
+                group.kind == "view" and joined.intersection(group.outputs)):
+            joined.update(group.inputs)
+    return {v for g in groups if come.intersection(g.inputs) for v in g.outputs if v in joined}
+
+
 def batch_key(group: FusionGroup, numbers: Mapping[Value, Any], attributes: Any,
-              sent: Mapping[Value, int]) -> Hashable | None:
+              sent: Mapping[Value, int], apart: Container[Value] = ()) -> Hashable | None:
     """Equal for groups that do the same; None for one that has a launch of its own: it draws, knows
-    where its elements stand, or checks an index. attributes: of a node's step. sent: see sent_by.
+    where its elements stand, checks an index, or makes one of the values `apart`. attributes: of a
+    node's step. sent: see sent_by.
     """
-    if group.kind not in KINDS or any(
+    if group.kind not in KINDS or any(v in apart for v in group.outputs) or any(
             n.op.placed or n.op.makes or n.op.effects or n.op.name == "check_index"
             for n in group.nodes):
         return None
@@ -79,4 +94,4 @@ def batch_key(group: FusionGroup, numbers: Mapping[Value, Any], attributes: Any,
         map(value, group.outputs))
 
 
-__all__ = ["batch_key", "is_flat", "sent_by"]
+__all__ = ["batch_key", "is_flat", "parts_that_come", "sent_by"]

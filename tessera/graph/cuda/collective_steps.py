@@ -29,7 +29,7 @@ from .packed_values import elements_of, stored_array
 from .spell import no_kernel
 
 WORDS = {"nccl": "NCCL, between the ranks' GPUs",
-         "host": "the host, of copies: MPI between the ranks",
+         "host": "the host, of copies: messages between the ranks",
          "": "NCCL where each rank has a GPU of its own, else the host, of copies"}
 
 

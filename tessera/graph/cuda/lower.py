@@ -30,7 +30,7 @@ from ..schedule.op_ids import id_of, line_of, number
 from ..schedule.region_copies import RegionCopy, moves_of
 from . import choose_schedule
 from .anchors import anchor_extents, anchor_frame
-from .batch_key import batch_key, is_flat, sent_by
+from .batch_key import batch_key, is_flat, parts_that_come, sent_by
 from .collective_steps import CollectiveCallee
 from .elements import schedule_elements
 from .extrema import schedule_position
@@ -102,8 +102,8 @@ def lower(graph: Graph, target: Target, donated: Sequence[int] = (),
     rest = rest if on_host is None else copy_arguments(rest, on_host)
     groups = order_arguments(place_saved(join_readers(fuse(rest, CUDA)), rest), rest)
     plain = numbers(known)
-    sent = sent_by(groups)
-    groups = batch_groups(groups, rest, lambda g: batch_key(g, plain, _attrs, sent), CUDA)
+    sent, apart = sent_by(groups), parts_that_come(groups)
+    groups = batch_groups(groups, rest, lambda g: batch_key(g, plain, _attrs, sent, apart), CUDA)
     memory = plan_memory(rest, groups, known, CUDA, draws.values,
                          [rest.inputs[i] for i in donated])
     builder = _KernelSchedule(rest, groups, memory, draws.values,

@@ -2,7 +2,8 @@
 
 A collective begins behind the kernels that stand before it. The first step that reads or writes
 what it writes, or writes what it reads, waits for it: until then kernels run meanwhile. The memory
-plan gives memory on as if steps ran one after another, so its byte ranges are what is compared.
+plan gives memory on as if steps ran one after another, but for what a collective reads, which stays
+until the next one; so its byte ranges are what is compared.
 Where no step comes between a collective and the one that waits for it, nothing can run meanwhile;
 then all of a program stay in the stream of the kernels.
 """
@@ -11,8 +12,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass
+from math import prod
 
-from ..schedule.ir import ByteRange, ScheduledGroup, Transfer
+from ..schedule.ir import ByteRange, GroupOperand, ScheduledGroup, Transfer
 
 RangeOf = Callable[[str], ByteRange]
 Regions = tuple[list[ByteRange], list[ByteRange]]  # read, written
@@ -59,7 +61,19 @@ def _regions(step: ScheduledGroup | Transfer, region_of: RangeOf) -> Regions:
     if isinstance(step, Transfer):
         at = [region_of(step.on_device)]
         return (at, []) if step.kind == "offload" else ([], at)
-    return [region_of(o.name) for o in step.reads], [region_of(o.name) for o in step.writes]
+    reads, writes = ([_run_of(o, region_of) for o in operands]
+                     for operands in (step.reads, step.writes))
+    return reads, writes
+
+
+def _run_of(o: GroupOperand, region_of: RangeOf) -> ByteRange:
+    """The bytes of an operand: of a run of a buffer's elements those alone."""
+    whole = region_of(o.name)
+    if o.layout is not None or o.type.dtype.packed:
+        return whole
+    size = o.type.dtype.numpy.itemsize
+    begin = whole.begin + o.offset * size
+    return ByteRange(whole.block, begin, begin + max(prod(o.shape), 1) * size)
 
 
 def _meet(step: Regions, other: Regions) -> bool:

@@ -256,6 +256,6 @@ CUDA = ScheduleTarget(
     buffer=_buffer, align_bytes=ALIGN_BYTES, strides=False, reads=argument_views.reads,
     writes=argument_views.writes, epilogue=anchor_frame, light=is_light,
     recomputed=lambda node: node.op.name == "cast" or node.op is DECODE, repeatable=_repeatable,
-    takes=_takes, overwrites=_overwrites)
+    takes=_takes, overwrites=_overwrites, lasts=lambda group: group.kind == "exchange")
 
 __all__ = ["CUDA", "indexed_kind"]

@@ -18,6 +18,7 @@ the groups alone.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -214,6 +215,11 @@ def _note_uses(plan: MemoryPlan, graph: Graph, groups: Sequence[FusionGroup]) ->
     for i, group in zip(batch_ends(groups), groups, strict=True):
         for v in (*group.inputs, *group.outputs):
             plan.last_use[plan.places[v].root] = i
+    lasting = [(i, group) for i, group in zip(batch_ends(groups), groups, strict=True)
+               if plan.target.lasts(group)]
+    for (_, group), (until, _) in itertools.pairwise(lasting):
+        for root in (plan.places[v].root for v in group.inputs):
+            plan.last_use[root] = max(plan.last_use[root], until)
     for v in graph.outputs:
         plan.last_use[plan.places[v].root] = len(groups)
 

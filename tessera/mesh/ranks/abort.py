@@ -1,4 +1,4 @@
-"""Under mpirun, an exception or `sys.exit(n)` on one rank ends the program on all: said once.
+"""Under a launcher, an exception or `sys.exit(n)` on one rank ends the program on all: said once.
 
 Installed by `import tessera` when a launcher started several processes; costs nothing otherwise.
 An exception in a thread counts. mpirun's exit status is then 1 for an exception and n for
@@ -6,8 +6,8 @@ sys.exit(n). `raise SystemExit(n)` is not seen here: ranks that wait for one tha
 it has ended.
 
 Of several ranks of a machine that fail, the first to ask the watcher (status_page.py) speaks, for
-all. Before MPI has started there is no watcher: then the first to take a name that the machine's
-ranks share speaks. Elsewhere they speak in turn, and the first ends the others.
+all. Before ranks have reached each other there is no watcher: then the first to take a name that
+the machine's ranks share speaks. Elsewhere they speak in turn, and the first ends the others.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import sys
 import threading
 import time
 import traceback
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any, NoReturn
 
@@ -36,6 +37,7 @@ _GIVE_UP_S = 10.0  # after which a rank for which another was to speak ends them
 _LEFT: list[int] = []  # the status with which sys.exit has ended this rank, unless it is 0
 _NAME: list[socket.socket] = []  # the name that says that this rank speaks, while it lives
 _STOPPED: list[int] = []  # that with which this rank ends all; MPI_Abort may return
+_ends_all: Callable[[int], None] | None = None  # once ranks have reached each other
 
 
 def install() -> None:
@@ -54,6 +56,12 @@ def install() -> None:
 
 
 _print, _python_exit, _print_of_thread = sys.excepthook, sys.exit, threading.excepthook
+
+
+def end_by(stop: Callable[[int], None]) -> None:
+    """Ranks reach each other from here on: `stop(status)` ends them all."""
+    global _ends_all
+    _ends_all = stop
 
 
 def _set_hooks(hook: Any, leave: Any, hook_of_threads: Any) -> None:
@@ -194,20 +202,21 @@ def _leave() -> None:
 
 
 def _end_all(status: int) -> None:
-    """End the processes of all ranks with this exit status, before or after MPI has started.
+    """End the processes of all ranks with this exit status, whether they have reached each other
+    or not.
 
     Before, MPICH's mpirun is told so by a line of its PMI-1 protocol: it goes on when a process
-    exits, whatever its status. Open MPI's ends the others when this one exits.
+    exits, whatever its status. Others end the rest when this one exits.
     """
     _STOPPED.append(status)
     sys.stderr.flush()
     sys.stdout.flush()
-    mpi, board = sys.modules.get("mpi4py.MPI"), _board()
-    if mpi is not None and mpi.Is_initialized() and not mpi.Is_finalized():
+    board = _board()
+    if _ends_all is not None:
         if board is not None:
             board.stop_all()
         time.sleep(0.1)
-        mpi.COMM_WORLD.Abort(status)
+        _ends_all(status)
     elif "PMI_FD" in os.environ:
         time.sleep(0.1)  # mpirun passes on what was printed
         os.write(int(os.environ["PMI_FD"]), f"cmd=abort exitcode={status}\n".encode())

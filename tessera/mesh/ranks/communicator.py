@@ -1,8 +1,8 @@
 """NCCL's communicators of groups of ranks, and what goes through them: addresses and counts alone.
 
-A group has one, made once: that of a mesh from an id that travels by MPI, those of its axes by
-splitting it. Ranks find out together whether they use NCCL: each has a GPU of its own, and NCCL is
-there. Until then, and without it, there is none, and what would send goes through the host.
+A group has one, made once: that of a mesh from an id that travels in a message, those of its axes
+by splitting it. Ranks find out together whether they use NCCL: each has a GPU of its own, and NCCL
+is there. Until then, and without it, there is none, and what would send goes through the host.
 
 The other ranks are not asked before a call. What does not come in time is noticed by nccl_watch.py.
 """
@@ -31,7 +31,7 @@ from .transport import Transport
 
 _GPU_BYTES = 16
 Place = tuple[int, int]  # address, bytes
-PROCESSES = {"mpi"}  # transports whose ranks are processes, which may have a GPU each
+PROCESSES = {"mpi", "tcp"}  # transports whose ranks are processes, which may have a GPU each
 
 
 class Communicator:
@@ -197,7 +197,7 @@ def no_nccl(who: str) -> MeshError:
 def backend_of(mesh: Mesh) -> str:
     """What Mesh.backend says: what its ranks have found out together, else what this one sees."""
     here = need_world(mesh)
-    if here.name != "mpi":
+    if not here.processes:
         return here.name
     ranks = set(mesh.world_ranks)
     found = [c is not None for (_, members), c in _found.items() if set(members) == ranks]
@@ -205,7 +205,7 @@ def backend_of(mesh: Mesh) -> str:
         libnccl.open_library() is not None
     if config.comm == "nccl" and not by_nccl:
         raise no_nccl(f"the ranks of {mesh}")
-    return "nccl" if by_nccl else "mpi"
+    return "nccl" if by_nccl else here.name
 
 
 def _have_own_gpus() -> bool:

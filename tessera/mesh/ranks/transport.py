@@ -71,6 +71,7 @@ class Transport(ABC):
     name: str
     rank: int
     size: int
+    processes = False  # whether its ranks are processes of a launcher, which may have a GPU each
     broken: MeshError | None = None  # after which no message can be trusted
     forked = False  # whether this process is a child of the rank
 

@@ -24,15 +24,18 @@ from tessera.tensor import Tensor
 
 from ..layout import Layout
 from ..partition import extents, indices, local_shape
+from .cut_products import run_cut
 from .layout_change_ops import ALL_REDUCE, MOVES
 from .layout_changes import Hop, block, same_cuts
 from .masked_indexing import is_masked, run_masked
 from .partitioned_steps import (
     CONSTRAINTS,
     EXCHANGES,
+    CutProduct,
     Held,
     LayoutHop,
     PartitionedOp,
+    Step,
     Together,
     own_exchanges,
 )
@@ -64,15 +67,19 @@ def _part(v: Value, layout: Layout, rank: int) -> Aval:
                 v.aval.type)
 
 
-def _line(step: PartitionedOp | LayoutHop | Together) -> SourceLine | None:
+def _line(step: Step) -> SourceLine | None:
     if isinstance(step, PartitionedOp):
         return step.node.where
+    if isinstance(step, CutProduct):
+        return step.product.node.where
     return step.moves[0].where if isinstance(step, Together) else step.where
 
 
-def _take(step: PartitionedOp | LayoutHop | Together, env: dict[Held, Tensor], rank: int) -> None:
+def _take(step: Step, env: dict[Held, Tensor], rank: int) -> None:
     if isinstance(step, PartitionedOp):
         env.update(zip(step.makes, _run(step, env, rank), strict=True))
+    elif isinstance(step, CutProduct):
+        env[step.makes[0]] = run_cut(step, env, rank)
     elif isinstance(step, Together):
         _reduce(step.moves, env, rank)
     elif step.hop.kind == "all_reduce":

@@ -80,7 +80,35 @@ class Together:
     moves: tuple[LayoutHop, ...]
 
 
-Step = PartitionedOp | LayoutHop | Together
+@dataclass(frozen=True, eq=False)
+class CutProduct:
+    """A matmul in parts, beside the collective of its first operand, which then is a step of its
+    own, or of its result (cut_products.py). behind: ops of the reduced result alone, of each part.
+    """
+
+    product: PartitionedOp
+    move: LayoutHop
+    parts: int
+    behind: tuple[PartitionedOp, ...]
+
+    @property
+    def gathers(self) -> bool:
+        """Whether its collective is that of its first operand."""
+        return self.move.hop.kind == "all_gather"
+
+    @property
+    def makes(self) -> tuple[Held, ...]:
+        if self.behind:
+            return self.behind[-1].makes
+        return self.product.makes if self.gathers else ((self.move.value, self.move.hop.target),)
+
+    @property
+    def reads(self) -> list[Held]:
+        own = [(self.move.value, self.move.hop.source)] if self.gathers else []
+        return [*own, *zip(self.product.node.inputs, self.product.ins, strict=True)]
+
+
+Step = PartitionedOp | LayoutHop | Together | CutProduct
 
 
 @dataclass(frozen=True)
@@ -90,6 +118,7 @@ class PlannedCollective:
     elements: of the whole values   bytes: that a rank receives from others, on average
     times: in a scan, how many iterations do it   beside: with `ts.overlap`, how many ops of the
     program lie between its beginning and the first that waits for it; None without
+    parts: in how many it goes beside the matmul whose result it is, or its rows are multiplied
     by: between GPUs, "nccl", or "host", of copies there; "" between hosts, and before it is known
     """
 
@@ -103,13 +132,16 @@ class PlannedCollective:
     times: int = 1
     beside: int | None = None
     by: str = ""
+    parts: int = 1
 
     def __str__(self) -> str:
         line = f"    # {self.where}" if self.where else ""
         often = f", {self.times} times" if self.times != 1 else ""
         beside = f" beside {self.beside} ops" if self.beside is not None else ""
         by = {"nccl": " through NCCL", "host": " through the host"}.get(self.by, "")
-        return (f"{self.op} over {', '.join(self.axes)}: {self.bytes} bytes{often}{beside}{by}, "
+        parts = f" in {self.parts} parts beside its matmul" if self.parts > 1 else ""
+        return (f"{self.op} over {', '.join(self.axes)}: {self.bytes} bytes{often}{parts}{beside}"
+                f"{by}, "
                 f"{self.why}{line}")
 
 
@@ -130,7 +162,12 @@ def planned(steps: Iterable[Step]) -> CollectivePlan:
     """The collectives among steps, in held graphs too; a slice sends nothing."""
     found: list[PlannedCollective] = []
     steps = list(steps)
+    beside_own = {s.move: s.parts for s in steps if isinstance(s, CutProduct) and s.gathers}
     for i, step in enumerate(steps):
+        if isinstance(step, CutProduct):
+            if not step.gathers:
+                found.append(replace(_planned((step.move,)), parts=step.parts))
+            continue
         if isinstance(step, PartitionedOp):
             found += own_exchanges(step)
             found += (replace(c, times=c.times * step.times)
@@ -142,7 +179,8 @@ def planned(steps: Iterable[Step]) -> CollectivePlan:
             (step,) if isinstance(step, LayoutHop) else ()
         if moves and moves[0].hop.kind not in ("slice", "term"):
             early = isinstance(step, LayoutHop) and asked(step.where, step.hop)
-            found.append(replace(_planned(moves), beside=_beside(steps, i) if early else None))
+            found.append(replace(_planned(moves), beside=_beside(steps, i) if early else None,
+                                 parts=beside_own.get(moves[0], 1)))
     return CollectivePlan(found)
 
 
@@ -185,12 +223,8 @@ def remove_dead(steps: Sequence[Step], outputs: Sequence[Held]) -> list[Step]:
     """Without steps whose results nothing reads, unless they have an effect."""
     live, kept = set(outputs), []
     for step in reversed(steps):
-        if isinstance(step, PartitionedOp):
-            makes, acts = step.makes, bool(node_effects(step.node) & KEEP_EFFECTS)
-        else:
-            moves = step.moves if isinstance(step, Together) else (step,)
-            makes, acts = tuple((m.value, m.hop.target) for m in moves), False
-        if live.isdisjoint(makes) and not acts:
+        acts = isinstance(step, PartitionedOp) and node_effects(step.node) & KEEP_EFFECTS
+        if live.isdisjoint(makes(step)) and not acts:
             continue
         kept.append(step)
         live.update(reads(step))
@@ -256,7 +290,7 @@ def merge_reductions(steps: Sequence[Step]) -> list[Step]:
 
 def makes(step: Step) -> Sequence[Held]:
     """The values of a step, as they lie behind it."""
-    if isinstance(step, PartitionedOp):
+    if isinstance(step, PartitionedOp | CutProduct):
         return step.makes
     moves = step.moves if isinstance(step, Together) else (step,)
     return [(m.value, m.hop.target) for m in moves]
@@ -264,6 +298,8 @@ def makes(step: Step) -> Sequence[Held]:
 
 def reads(step: Step) -> list[Held]:
     """The values that it takes, as they lie."""
+    if isinstance(step, CutProduct):
+        return step.reads
     if isinstance(step, PartitionedOp):
         return list(zip(step.node.inputs, step.ins, strict=True))
     moves = step.moves if isinstance(step, Together) else (step,)
@@ -289,6 +325,11 @@ def describe(graph: Graph, steps: Sequence[Step], inputs: Sequence[Held], output
             lines.append(f"{indent}{outs} = {step.node.op.name}({args}){where}")
             lines += (describe(b.graph, b.steps, b.inputs, b.outputs, indent + "  ")
                       for b in step.bodies)
+            continue
+        if isinstance(step, CutProduct):
+            args = ", ".join(name(v, at) for v, at in step.reads)
+            lines.append(f"{indent}{name(*step.makes[0])} = {step.move.hop} beside "
+                         f"matmul({args}) in {step.parts} parts    # {step.move.why}")
             continue
         for m in step.moves if isinstance(step, Together) else (step,):
             lines.append(f"{indent}{name(m.value, m.hop.target)} = {m.hop}"

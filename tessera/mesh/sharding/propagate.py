@@ -218,7 +218,8 @@ class _Walk:
         labels = labels_of(node)
         given = [self._suggests(v, node) for v in node.inputs]
         wished = [self.hints.get(v) for v in node.outputs]
-        found = ways(node, labels, given, self.mesh, wished, self._loose(node))
+        sums = [i for i, v in enumerate(node.inputs) if self.now(v).pending]  # go anywhere
+        found = ways(node, labels, given, self.mesh, wished, [*self._loose(node), *sums])
         found += placements(node, given)
         return min(found, key=lambda way: self._cost(node, way)) if len(found) > 1 else found[0]
 

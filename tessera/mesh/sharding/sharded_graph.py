@@ -39,6 +39,7 @@ from ..tensor import DistTensor, held_ranks
 from ..world import is_here, mesh_rank, patience, simulate, transport
 from .collective_order import issue_early
 from .control_flow import ready
+from .cut_products import cut_products
 from .defer_readers import defer_readers
 from .layout_change_ops import group_along
 from .localize import localize
@@ -50,12 +51,14 @@ class ShardedProgram:
     """A graph on a mesh: what every rank runs, and the collectives among it.
 
     layouts: of each input and then of each capture, None for a plain tensor, which every rank has
-    whole. Raises MeshError for tensors of different meshes.
+    whole. donated: inputs whose memory results may take. Raises MeshError for tensors of different
+    meshes.
     """
 
-    def __init__(self, graph: Graph, layouts: Sequence[Layout | None]):
+    def __init__(self, graph: Graph, layouts: Sequence[Layout | None],
+                 donated: Sequence[int] = ()):
         self.source, self.mesh = graph, _one_mesh(graph, layouts)
-        self.layouts = tuple(layouts[:len(graph.inputs)])
+        self.layouts, self.donated = tuple(layouts[:len(graph.inputs)]), tuple(donated)
         self.random = "random" in graph.effects
         self._local: dict[int, Any] = {}
         self._compared: set[int] = set()  # ranks that have, with the others
@@ -67,8 +70,8 @@ class ShardedProgram:
         held = [*self.layouts, *(t.layout for _, t in graph.captures)]
         layouts = {v: at for v, at in zip(values, held, strict=True) if at is not None}
         found = propagate(graph, layouts, self.mesh)
-        return replace(found, steps=tuple(merge_reductions(
-            issue_early(defer_readers(found.steps)))))
+        steps = merge_reductions(issue_early(defer_readers(found.steps)))
+        return replace(found, steps=tuple(cut_products(steps, self.mesh)))
 
     @functools.cached_property
     def _planned(self) -> CollectivePlan:
@@ -110,7 +113,7 @@ class ShardedProgram:
         if rank not in self._local:
             index, graph = gpu_of(self.mesh), localize(self.made, rank)
             target = "cpu" if index is None else f"cuda:{index}"
-            self._local[rank] = executor(graph, target)
+            self._local[rank] = executor(graph, target, donated=self.donated)
         return self._local[rank]
 
     @property

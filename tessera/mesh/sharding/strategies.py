@@ -58,7 +58,8 @@ def ways(node: Node, labels: NodeLabels, given: Sequence[Layout], mesh: Mesh,
     """Every option that the layouts of the operands suggest; the first needs all of it whole.
 
     wished: where results will have to lie, which says how to split what no operand has
-    loose: operands that are made where they are needed, so that theirs count as such too
+    loose: operands that are made where they are needed, or summed there, so that theirs count as
+    such too
     """
     found = []
     letters = _suggested(node, labels, given)

@@ -26,6 +26,7 @@ from multiprocessing.connection import Connection, wait
 from typing import Any
 
 from ... import config
+from ...launched import LAUNCHERS
 from .build import CompileJob, MachineCode
 
 IDLE_S = 30.0
@@ -33,7 +34,8 @@ IDLE_S = 30.0
 BOOT = ("import sys, json; sys.path[:] = json.loads(sys.argv[1]); "
         "from tessera.tile.cuda.compile_server import main; main()")
 # A server is no rank of a mesh, and its workers compile one kernel each.
-LEFT_OUT = ("OMPI_", "PMI", "MPI_", "HYDRA_", "MPIR_")
+LEFT_OUT = ("OMPI_", "PMI", "MPI_", "HYDRA_", "MPIR_",
+            *(name for way in LAUNCHERS for name in (way.size, *way.rank)))
 SERIAL_MATHS = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
 

@@ -1,0 +1,226 @@
+"""Matmuls beside the collective of their operand or of their result, on meshes of GPUs.
+
+    y = reduce_scatter(x @ w)      in parts of its rows: while one is reduced the next is multiplied
+    y = all_gather(x) @ w          this rank's own rows at once, those of others when they are there
+
+Parts of rows are runs of memory: each is read and written where the whole lies. Whether it pays is
+what the model of the planner says (planning/fabric.py).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from math import prod
+
+from tessera import hooks
+from tessera.graph import functions as F
+from tessera.graph.op import OPS
+from tessera.graph.trace import apply, at_line
+from tessera.tensor import Tensor
+
+from ..device_mesh import Mesh
+from ..layout import Layout, Split
+from ..partition import extents, local_shape
+from .layout_change_ops import ALL_REDUCE, MOVES
+from .layout_changes import Hop
+from .partitioned_steps import CutProduct, Held, LayoutHop, PartitionedOp, Step, reads
+
+REDUCTIONS = ("all_reduce", "reduce_scatter")
+PARTS = (2, 4, 8)
+ROWS = 128  # a part has a multiple of so many: blocks of matmuls stay whole
+LAUNCH_US = 10.0  # of a part: its launches, and the wave of blocks that is not full
+LEAST_GAIN = 1.05  # below, the model is no better than that
+
+
+def cut_products(steps: Sequence[Step], mesh: Mesh) -> list[Step]:
+    """The steps with matmuls in parts where that pays."""
+    if not mesh.names_gpus:
+        return list(steps)
+    return _reduced_in_parts(_own_rows_first(steps, mesh), mesh)
+
+
+# --- all_gather, matmul --------------------------------------------------------------------------
+def _own_rows_first(steps: Sequence[Step], mesh: Mesh) -> list[Step]:
+    gathered: dict[Held, LayoutHop] = {}
+    out: list[Step] = []
+    for step in steps:
+        if isinstance(step, LayoutHop) and step.hop.kind == "all_gather" and step.hop.dim == 0 and (
+                _is_even(step.hop.source, step)):
+            gathered[step.value, step.hop.target] = step
+        elif isinstance(step, PartitionedOp) and _is_product(step):
+            move = gathered.get((step.node.inputs[0], step.ins[0]))
+            if move is not None and _gather_pays(step, move, mesh):
+                step = CutProduct(step, move, mesh.size(move.hop.axes), ())
+        out.append(step)
+    return out
+
+
+def _gather_pays(step: PartitionedOp, move: LayoutHop, mesh: Mesh) -> bool:
+    n = mesh.size(move.hop.axes)
+    whole, comes = _product_us(step, mesh), _move_us(move, mesh, 1)
+    rows = local_shape(move.hop.source, extents(move.value.aval), 0, move.value.aval.dtype)[0]
+    cut = max(comes, whole / n) + whole * (n - 1) / n + 2 * LAUNCH_US
+    return rows % ROWS == 0 and comes + whole > LEAST_GAIN * cut
+
+
+# --- matmul, reduction ---------------------------------------------------------------------------
+def _reduced_in_parts(steps: Sequence[Step], mesh: Mesh) -> list[Step]:
+    readers = Counter(held for step in steps for held in reads(step))
+    by_source = {(s.value, s.hop.source): s for s in steps
+                 if isinstance(s, LayoutHop) and s.hop.kind in REDUCTIONS}
+    behind = {(s.node.inputs[0], s.ins[0]): s for s in steps
+              if isinstance(s, PartitionedOp) and s.node.op.name == "cast"}
+    found: dict[Step, CutProduct] = {}
+    gone: set[Step] = set()
+    for step in steps:
+        if not isinstance(step, PartitionedOp) or not _is_product(step):
+            continue
+        move = by_source.get(step.makes[0])
+        if move is None or readers[step.makes[0]] != 1:
+            continue
+        parts = _best_parts(step, move, mesh)
+        if parts == 1:
+            continue
+        made = (move.value, move.hop.target)
+        cast = behind.get(made) if readers[made] == 1 else None
+        found[step] = CutProduct(step, move, parts, () if cast is None else (cast,))
+        gone.update((move,) if cast is None else (move, cast))
+    return [found.get(s, s) for s in steps if s not in gone]
+
+
+def _best_parts(step: PartitionedOp, move: LayoutHop, mesh: Mesh) -> int:
+    """1: as a whole."""
+    rows = _rows(step)
+    blocks = mesh.size(move.hop.axes) if _scatters_rows(move) else 1
+    if blocks > 1 and (move.hop.source.splits[0].axes or not _is_even(move.hop.target, move)):
+        return 1
+    whole = _product_us(step, mesh)
+    best, least = 1, (whole + _move_us(move, mesh, 1)) / LEAST_GAIN
+    for parts in PARTS:
+        if rows % (parts * blocks * ROWS):
+            continue
+        one, sent = whole / parts, _move_us(move, mesh, parts)
+        us = one + (parts - 1) * max(one, sent) + sent + parts * LAUNCH_US
+        if us < least:
+            best, least = parts, us
+    return best
+
+
+def _scatters_rows(move: LayoutHop) -> bool:
+    return move.hop.kind == "reduce_scatter" and move.hop.dim == 0
+
+
+# --- what is cut, and how long it takes ----------------------------------------------------------
+def _is_product(step: PartitionedOp) -> bool:
+    """Rows times a matrix, of extents that every rank has alike."""
+    node = step.node
+    return node.op.name == "matmul" and not step.bodies and step.placed is None and (
+        node.inputs[0].aval.ndim > 1 and node.inputs[1].aval.ndim == 2) and all(
+        not split.cyclic and extents(v.aval)[d] % at.parts(d) == 0
+        for v, at in zip((*node.inputs, *node.outputs), (*step.ins, *step.outs), strict=True)
+        for d, split in enumerate(at.splits))
+
+
+def _is_even(layout: Layout, move: LayoutHop) -> bool:
+    split = layout.splits[0]
+    return not split.cyclic and split.unit == 1 and (
+        extents(move.value.aval)[0] % layout.parts(0) == 0)
+
+
+def _rows(step: PartitionedOp) -> int:
+    v = step.node.inputs[0]
+    return local_shape(step.ins[0], extents(v.aval), 0, v.aval.dtype)[0]
+
+
+def _product_us(step: PartitionedOp, mesh: Mesh) -> float:
+    (a, _), (y,) = step.node.inputs, step.node.outputs
+    inner = local_shape(step.ins[0], extents(a.aval), 0, a.aval.dtype)[-1]
+    out = prod(local_shape(step.outs[0], extents(y.aval), 0, y.aval.dtype))
+    return hooks.step_times.get().matmul_us(2.0 * out * inner, a.aval.dtype, mesh)
+
+
+def _move_us(move: LayoutHop, mesh: Mesh, parts: int) -> float:
+    """Of one of so many parts of a collective. Its size is that of what is whole."""
+    whole = move.hop.target if move.hop.kind == "all_gather" else move.hop.source
+    shape, dtype = extents(move.value.aval), move.value.aval.dtype
+    size = prod(local_shape(whole, shape, 0, dtype)) * dtype.bits / 8
+    return hooks.step_times.get().collective_us(move.hop.kind, size / parts, mesh, move.hop.axes)
+
+
+# --- on one rank ---------------------------------------------------------------------------------
+def run_cut(step: CutProduct, given: dict[Held, Tensor], rank: int) -> Tensor:
+    """The result, of this rank's parts of what the step reads."""
+    a, b = step.product.node.inputs
+    weights = given[b, step.product.ins[1]]
+    if step.gathers:
+        return _own_first(step, given[a, step.move.hop.source], given[a, step.move.hop.target],
+                          weights, rank)
+    return _in_parts(step, given[a, step.product.ins[0]], weights, rank)
+
+
+def _own_first(step: CutProduct, own: Tensor, rows: Tensor, weights: Tensor, rank: int) -> Tensor:
+    """own: [R, ..., K]   rows: [n R, ..., K], of all   weights: [K, N]"""
+    R, node = own.shape[0], step.product.node
+    at = step.move.hop.source.mesh.index(rank, step.move.hop.axes) * R
+    made = {at: apply(node.op, own, weights, **node.attrs)}
+    for lo, hi in ((0, at), (at + R, rows.shape[0])):
+        if lo < hi:
+            made[lo] = apply(node.op, _run_of(rows, lo, hi), weights, **node.attrs)
+    return F.concatenate([made[lo] for lo in sorted(made)])
+
+
+def _in_parts(step: CutProduct, rows: Tensor, weights: Tensor, rank: int) -> Tensor:
+    """rows: [M, ..., K]   weights: [K, N]. A part is read when the next one is multiplied, so that
+    its collective has ended by then."""
+    node, C, hop = step.product.node, step.parts, step.move.hop
+    scatters = _scatters_rows(step.move)
+    n = hop.source.mesh.size(hop.axes) if scatters else 1
+    r = rows.shape[0] // (n * C)
+    blocks = F.reshape(rows, (n, C, r, *rows.shape[1:]))
+    reduced: list[Tensor] = []
+    made: list[Tensor] = []
+    for c in range(C):
+        part = blocks[:, c] if scatters else _run_of(rows, c * r, (c + 1) * r)
+        y = apply(node.op, part, weights, **node.attrs)
+        reduced.append(_reduced(step, y, rank, scatters))
+        if c:
+            made.append(_behind(step, reduced[c - 1]))
+    return F.concatenate([*made, _behind(step, reduced[-1])])
+
+
+def _reduced(step: CutProduct, y: Tensor, rank: int, blocks: bool) -> Tensor:
+    """y: [r, ..., N], or with blocks [n, r, ..., N]"""
+    move, hop = step.move, _of_blocks(step.move.hop) if blocks else step.move.hop
+    what = f"part of {hop} of {move.value.aval}" + (f", line {move.where}" if move.where else "")
+    if hop.kind == "all_reduce":
+        return apply(ALL_REDUCE, y, hop=hop, rank=rank, type=y.type, what=what)[0]
+    whole = tuple(d * hop.source.parts(i) for i, d in enumerate(y.shape))
+    made = apply(MOVES[hop.kind], y, hop=hop, rank=rank, shape=whole, type=y.type, what=what)
+    return F.reshape(made, tuple(made.shape[1:])) if blocks else made
+
+
+def _of_blocks(hop: Hop) -> Hop:
+    """The hop of what has an axis of the members in front of its rows."""
+    def wider(at: Layout, first: Split) -> Layout:
+        return replace(at, splits=(first, Split(), *at.splits[1:]))
+
+    return replace(hop, source=wider(hop.source, Split()), target=wider(hop.target,
+                                                                        Split(hop.axes)))
+
+
+def _behind(step: CutProduct, y: Tensor) -> Tensor:
+    for op in step.behind:
+        with at_line(op.node.where):
+            y = apply(op.node.op, y, **op.node.attrs)
+    return y
+
+
+def _run_of(x: Tensor, lo: int, hi: int) -> Tensor:
+    ndim = len(x.shape)
+    return apply(OPS["slice"], x, starts=(lo, *[0] * (ndim - 1)), stops=(hi, *x.shape[1:]),
+                 steps=(1,) * ndim)
+
+
+__all__ = ["cut_products", "run_cut"]

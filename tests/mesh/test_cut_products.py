@@ -1,0 +1,107 @@
+"""Matmuls in parts, beside the collective of their operand or result."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import tessera as ts
+from fake_driver import driver as driver
+from fake_gpu import gpu as gpu
+from fake_nccl import nccl as nccl
+from lowering_cases import apart as apart
+from mesh.test_gpu_programs import DEVICES, SPLIT, on_ranks, placed, values
+from mesh.test_gpu_programs import gpus as gpus
+from tessera.graph.cuda.collective_steps import CollectiveStep
+from tessera.graph.cuda.overlap import overlapped
+from tessera.graph.cuda.run import CudaProgram
+from tessera.mesh.sharding import cut_products
+from tessera.mesh.sharding.localize import localize
+from tolerance import assert_close
+
+PRODUCTS = {  # how operands lie, where the result is wanted, its collective, steps that send
+    "gather": ("rows", "columns", None, "all_gather", 1),
+    "reduce": ("columns", "rows", "whole", "all_reduce", 4),
+    "scatter rows": ("columns", "rows", "rows", "reduce_scatter", 4),
+    "scatter columns": ("columns", "rows", "columns", "reduce_scatter", 4)}
+
+
+@pytest.fixture
+def worth_it(monkeypatch: Any) -> None:
+    """Matmuls and collectives of any size are cut, in four parts."""
+    monkeypatch.setattr(cut_products, "ROWS", 1)
+    monkeypatch.setattr(cut_products, "PARTS", (4,))
+    monkeypatch.setattr(cut_products, "_product_us", lambda step, mesh: 1000.0)
+    monkeypatch.setattr(cut_products, "_move_us", lambda move, mesh, parts: 1000.0 / parts)
+
+
+@pytest.mark.parametrize("late", ["", "collectives"])
+@pytest.mark.parametrize("kind", ["f32", "bf16 @accum(f32)"])
+@pytest.mark.parametrize("n", [2, 4])
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_parts_give_what_the_whole_gives(gpus, nccl, rng, worth_it, name, n, kind, late):
+    left, right, out, collective, sends = PRODUCTS[name]
+    X, W = values(rng, (16 * n, 384), (384, 16 * n))
+    exact = [ts.tensor(a, kind).numpy().astype("f8") for a in (X, W)]
+
+    def program(mesh):
+        gpus.driver.late = late
+        f = ts.jit(lambda x, w: x @ w if out is None else ts.shard(x @ w, SPLIT[out]))
+        x, w = placed(mesh, X, left, kind), placed(mesh, W, right, kind)
+        made = [f(x, w).numpy() for _ in range(3)]  # step by step, recorded, and as a graph
+        local = f._last.program.local(ts.dist.rank()).program
+        return made, str(f.plan), local
+
+    for made, plan, local in on_ranks(n, program):
+        for y in made:
+            assert_close(y, exact[0] @ exact[1], kind.split()[0], 384)
+        parts = n if collective == "all_gather" else 4
+        assert plan.startswith(f"{collective} over x: ") and f"in {parts} parts beside" in plan
+        steps = [k for k, s in enumerate(local.steps) if isinstance(s, CollectiveStep)]
+        assert len(steps) == sends
+
+
+def test_what_does_not_pay_stays_whole(gpus, nccl, rng):
+    X, W = values(rng, (1024, 64), (64, 256))
+
+    def program(mesh):
+        f = ts.jit(lambda x, w: ts.shard(x @ w, SPLIT["whole"]))
+        f(placed(mesh, X, "columns"), placed(mesh, W, "rows"))
+        return str(f.plan)
+
+    assert "parts" not in on_ranks(2, program)[0]
+
+
+def program_of(left: str, right: str, out: str | None, rows: int, mesh: Any) -> Any:
+    def there(shape: tuple, how: str) -> Any:
+        kind = ts.Tensor[(*shape, "bf16 @accum(f32)")]
+        return ts.dist.stand_ins(kind, lambda *_: SPLIT[how], mesh)
+
+    f = ts.jit(lambda x, w: x @ w if out is None else ts.shard(x @ w, SPLIT[out]))
+    return f.traced(there((rows, 8192), left), there((8192, 28672), right)).program
+
+
+@pytest.mark.parametrize("n", [2, 4])
+@pytest.mark.parametrize("name", ["gather", "reduce", "scatter rows"])
+def test_large_ones_are_cut_on_gpus_and_on_no_hosts(name, n):
+    left, right, out, _, _ = PRODUCTS[name]
+    gpus, hosts = ts.dist.mesh(DEVICES[:n], axes="x"), ts.dist.mesh(axes="x", shape=(n,))
+    assert "parts beside its matmul" in str(program_of(left, right, out, 8192, gpus).plan)
+    assert "parts" not in str(program_of(left, right, out, 8192, hosts).plan)
+    assert "parts" not in str(program_of(left, right, out, 64 * n, gpus).plan)
+
+
+@pytest.mark.parametrize("name", ["gather", "reduce", "scatter rows"])
+def test_parts_are_read_and_written_where_they_lie(name):
+    """No copies, and every collective but the last has a matmul beside it."""
+    left, right, out, _, _ = PRODUCTS[name]
+    made = program_of(left, right, out, 8192, ts.dist.mesh(DEVICES[:2], axes="x"))
+    plan = CudaProgram(localize(made.made, 1), "sm_90a").plan
+    kinds = [s.kind for s in plan.steps]
+    assert "move" not in kinds and kinds.count("gemm") == (2 if name == "gather" else 8)
+    sent = [k for k, kind in enumerate(kinds) if kind == "exchange"]
+    awaited = overlapped(plan.steps, sent, (), plan.region).awaited
+    for number, k in enumerate(sent if name == "gather" else sent[:-1]):
+        until = min(step for step, last in awaited.items() if last >= number)
+        assert "gemm" in kinds[k + 1:until], (number, kinds, awaited)
