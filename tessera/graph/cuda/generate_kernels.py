@@ -40,8 +40,8 @@ WRITERS: dict[str, Callable[[ScheduledGroup], KernelText]] = {
     "last": last_source, "key": key_source, "strips": strips_source,
     "parts": parts_source, "runs": runs_source,
 }
-_kernels: dict[tuple, GroupKernel] = {}  # by the text of the canonical group, and the schedule
-_forms: dict[str, tuple[GroupKernel, KernelText]] = {}  # of those that name no line, by `form_of`
+# By the text of the canonical group and the schedule; where no line is named, by the form, too.
+_kernels: dict[tuple | str, tuple[GroupKernel, KernelText]] = {}
 _lock = threading.Lock()
 
 
@@ -64,8 +64,8 @@ def kernel_of(group: ScheduledGroup) -> tuple[GroupKernel, KernelText]:
     alone; of those of one line, where it checks something while it runs, since it names the line.
     """
     form = form_of(group)
-    if form in _forms:
-        return _forms[form]
+    if form in _kernels:
+        return _kernels[form]
     canonical = canonical_group(group)
     source = source_of(canonical)
     if source.checks:
@@ -74,10 +74,10 @@ def kernel_of(group: ScheduledGroup) -> tuple[GroupKernel, KernelText]:
     key = (source.text, source.layouts, _types(source), group.schedule.text())
     with _lock:
         if key not in _kernels:
-            _kernels[key] = compiled(source, canonical)
-        made = _kernels[key], source
+            _kernels[key] = compiled(source, canonical), source
+        made = _kernels[key][0], source
         if not source.checks:
-            _forms[form] = made
+            _kernels[form] = made
     return made
 
 
