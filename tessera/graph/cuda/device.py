@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -108,9 +107,8 @@ class DeviceExecutable:
             first = not space.compiled
             if self._graphs and space.graphs is None and space.ran and recordable():
                 space.graphs = RecordedCalls(space)
-            with collection_paused() if first else nullcontext():
-                results = run_watched(blamed or self.graph, space, leaves) if watched \
-                    else space.run(leaves)
+            results = run_watched(blamed or self.graph, space, leaves) if watched \
+                else space.run(leaves)
             if first:
                 self.before.keep()
             for i in placed_on_host(self.graph) if self._capture else ():
