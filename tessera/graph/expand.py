@@ -59,14 +59,15 @@ def _expand_once(graph: Graph, chosen: Callable[[Node], Rule | None]) -> Graph:
     env: dict[Value, Value] = {}
     nodes: list[Node] = []
     captures = list(graph.captures)
+    known: dict[Any, Graph] = {}
     for node in graph.nodes:
-        inputs = tuple(env.get(v, v) for v in node.inputs)
+        inputs = tuple([env.get(v, v) for v in node.inputs])
         rule = chosen(node)
         if rule is None:
             nodes.append(node if inputs == node.inputs else
                          Node(node.op, inputs, node.attrs, node.outputs, node.where))
             continue
-        inner = rule_graph(node, rule)
+        inner = _rule_graph(node, rule, known)
         given: dict[Value, Value] = dict(zip(inner.inputs, inputs, strict=True))
         captures += inner.captures
         nodes += [Node(n.op, tuple(given.get(v, v) for v in n.inputs), n.attrs, n.outputs,
@@ -74,6 +75,32 @@ def _expand_once(graph: Graph, chosen: Callable[[Node], Rule | None]) -> Graph:
         env.update(zip(node.outputs, (given.get(v, v) for v in inner.outputs), strict=True))
     outputs = tuple(env.get(v, v) for v in graph.outputs)
     return Graph(graph.name, graph.inputs, tuple(captures), tuple(nodes), outputs)
+
+
+def _rule_graph(node: Node, rule: Rule, known: dict[Any, Graph]) -> Graph:
+    """What a rule records. It is run once for nodes that do the same, as those of other layers."""
+    if node.meaning is None:
+        return rule_graph(node, rule)
+    key = rule, node.meaning, tuple(v.aval for v in node.inputs)
+    if key in known:
+        return _copy(known[key], node.where)
+    made = rule_graph(node, rule)
+    if not made.captures and all(
+            n.where is None or n.where is node.where for n in made.nodes):
+        known[key] = made
+    return made
+
+
+def _copy(graph: Graph, where: SourceLine | None) -> Graph:
+    """The same ops on values of their own, on another line."""
+    new = {v: Value(v.aval) for v in graph.inputs}
+    nodes = []
+    for n in graph.nodes:
+        new.update((v, Value(v.aval)) for v in n.outputs)
+        nodes.append(Node(n.op, tuple(new[v] for v in n.inputs), n.attrs,
+                          tuple(new[v] for v in n.outputs), where))
+    return Graph(graph.name, tuple(new[v] for v in graph.inputs), (), tuple(nodes),
+                 tuple(new[v] for v in graph.outputs))
 
 
 def rule_graph(node: Node, rule: Rule | None = None) -> Graph:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -50,6 +51,28 @@ class Node:
     attrs: dict[str, Any]
     outputs: tuple[Value, ...]
     where: SourceLine | None = None
+
+    @cached_property
+    def meaning(self) -> tuple | None:
+        """What it does to its inputs, as a key: equal for nodes that give the same of the same.
+        None where it has an effect, holds a graph, or its attributes cannot be compared."""
+        if self.op.effects or self.op.graph_attrs:
+            return None
+        items = tuple(sorted((k, _frozen(v)) for k, v in self.attrs.items()))
+        try:
+            hash(items)
+        except TypeError:
+            return None
+        return self.op.name, items, tuple(v.aval.type for v in self.outputs)
+
+
+def _frozen(value: Any) -> Any:
+    """Numbers with their type: 1, 1.0 and True are different attributes; so are 0.0 and -0.0."""
+    if isinstance(value, bool | int | float):
+        return type(value).__name__, repr(value)
+    if isinstance(value, tuple):
+        return tuple(map(_frozen, value))
+    return value if not isinstance(value, list) else object()
 
 
 @dataclass(frozen=True, eq=False)

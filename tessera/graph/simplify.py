@@ -11,7 +11,7 @@ from typing import Any
 from ..errors import SourceLine
 from .expand import expand
 from .ir import Graph, Node, Value, node_effects
-from .op import OPS, Aval, GraphOp, infer
+from .op import OPS, Aval, infer
 from .ops.elementwise import broadcast_shapes
 
 KEEP_EFFECTS = frozenset({"io", "state", "collective"})
@@ -48,20 +48,23 @@ def rebuild(graph: Graph, visit: Callable[[Rewriter, Node, tuple[Value, ...]], A
     """A graph whose nodes are visited in order: visit returns the value that replaces the node's
     only output, or None to keep the node."""
     rw = Rewriter()
+    env, nodes, producer = rw.env, rw.nodes, rw.producer  # every pass comes by here: no calls
     for v in (*graph.inputs, *(c for c, _ in graph.captures)):
-        rw.env[v] = v
+        env[v] = v
+    stands_for = env.__getitem__
     for node in graph.nodes:
-        inputs = tuple(rw.env[v] for v in node.inputs)
+        inputs = tuple(map(stands_for, node.inputs))
         rw.where = node.where
         new = visit(rw, node, inputs)
         if new is not None:
-            rw.env[node.outputs[0]] = new
+            env[node.outputs[0]] = new
             continue
-        rw.add(node if inputs == node.inputs else
-               Node(node.op, inputs, node.attrs, node.outputs, node.where))
+        if inputs != node.inputs:
+            node = Node(node.op, inputs, node.attrs, node.outputs, node.where)
+        nodes.append(node)
         for v in node.outputs:
-            rw.env[v] = v
-    outputs = tuple(rw.env[v] for v in graph.outputs)
+            env[v], producer[v] = v, node
+    outputs = tuple(map(stands_for, graph.outputs))
     return Graph(graph.name, graph.inputs, graph.captures, tuple(rw.nodes), outputs)
 
 
@@ -212,37 +215,17 @@ def merge_common(graph: Graph) -> Graph:
     rw_env: dict[Value, Value] = {}
     nodes: list[Node] = []
     for node in graph.nodes:
-        inputs = tuple(rw_env.get(v, v) for v in node.inputs)
-        key = _key(node.op, inputs, node.attrs, node.outputs)
-        if key is not None and key in seen:
-            rw_env.update(zip(node.outputs, seen[key], strict=True))
-            continue
-        if key is not None:
-            seen[key] = node.outputs
+        inputs = tuple([rw_env.get(v, v) for v in node.inputs])
+        meaning = node.meaning
+        if meaning is not None:
+            before = seen.setdefault((meaning, inputs), node.outputs)
+            if before is not node.outputs:
+                rw_env.update(zip(node.outputs, before, strict=True))
+                continue
         nodes.append(node if inputs == node.inputs else
                      Node(node.op, inputs, node.attrs, node.outputs, node.where))
     outputs = tuple(rw_env.get(v, v) for v in graph.outputs)
     return Graph(graph.name, graph.inputs, graph.captures, tuple(nodes), outputs)
-
-
-def _key(op: GraphOp, inputs: tuple, attrs: dict[str, Any], outputs: tuple) -> Any:
-    if op.effects or op.graph_attrs:
-        return None
-    items = tuple(sorted((k, _frozen(v)) for k, v in attrs.items()))
-    try:
-        hash(items)
-    except TypeError:
-        return None
-    return op.name, inputs, items, tuple(v.aval.type for v in outputs)
-
-
-def _frozen(value: Any) -> Any:
-    """Numbers with their type: 1, 1.0 and True are different attributes; so are 0.0 and -0.0."""
-    if isinstance(value, bool | int | float):
-        return type(value).__name__, repr(value)
-    if isinstance(value, tuple):
-        return tuple(map(_frozen, value))
-    return value if not isinstance(value, list) else object()
 
 
 def remove_dead(graph: Graph) -> Graph:
@@ -250,7 +233,7 @@ def remove_dead(graph: Graph) -> Graph:
     live = set(graph.outputs)
     kept: list[Node] = []
     for node in reversed(graph.nodes):
-        if any(v in live for v in node.outputs) or node_effects(node) & KEEP_EFFECTS:
+        if not live.isdisjoint(node.outputs) or node_effects(node) & KEEP_EFFECTS:
             kept.append(node)
             live.update(node.inputs)
     captures = tuple((v, t) for v, t in graph.captures if v in live)

@@ -115,8 +115,17 @@ class TracedSignature:
     def _tensors(self, leaves: Sequence[Tensor]) -> list[Tensor]:
         if self.layouts is not None:
             return self.program.run(leaves)
-        made = self.executable.tensors(leaves)
+        made = self.executable.tensors(leaves) if "executable" in vars(self) else self._first(leaves)
         return list(map(place_typed, made)) if self.typed_places else made
+
+    def _first(self, leaves: Sequence[Tensor]) -> list[Tensor]:
+        """A call, with all that is made for it."""
+        if self.target == "cpu":
+            return self.executable.tensors(leaves)
+        from .cuda.compile_program import collection_paused
+
+        with collection_paused():
+            return self.executable.tensors(leaves)
 
     def result(self, flat: Sequence[Tensor], call: RegionCall | None = None) -> Any:
         if self._plain:

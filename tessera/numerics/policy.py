@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -92,11 +93,15 @@ class NumericType:
         return NotImplemented  # the other side may know: a device object has its own __rmatmul__
 
     def __str__(self) -> str:
+        return self._text
+
+    __repr__ = __str__
+
+    @cached_property
+    def _text(self) -> str:
         custom = self.policy.custom
         head = self.dtype.name if custom is None else custom.__name__
         return f"{head} {self.policy}".rstrip()
-
-    __repr__ = __str__
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from ...numerics import NumericType
-from ..schedule.ir import ScheduledGroup, canonical_group
+from ..schedule.ir import GroupOperand, ScheduledGroup, canonical_group
 from ..schedule.layouts import argument_layout
 from .copy_kernels import move_source
 from .elements import element_source, update_source
@@ -40,7 +40,8 @@ WRITERS: dict[str, Callable[[ScheduledGroup], KernelText]] = {
     "last": last_source, "key": key_source, "strips": strips_source,
     "parts": parts_source, "runs": runs_source,
 }
-_kernels: dict[tuple, GroupKernel] = {}  # by the text of the canonical group, and the schedule
+# By the text of the canonical group and the schedule; where no line is named, by the form, too.
+_kernels: dict[tuple | str, tuple[GroupKernel, KernelText]] = {}
 _lock = threading.Lock()
 
 
@@ -62,6 +63,9 @@ def kernel_of(group: ScheduledGroup) -> tuple[GroupKernel, KernelText]:
     """The kernel that runs for a group, and its text: that of all groups that differ in names
     alone; of those of one line, where it checks something while it runs, since it names the line.
     """
+    form = form_of(group)
+    if form in _kernels:
+        return _kernels[form]
     canonical = canonical_group(group)
     source = source_of(canonical)
     if source.checks:
@@ -70,8 +74,29 @@ def kernel_of(group: ScheduledGroup) -> tuple[GroupKernel, KernelText]:
     key = (source.text, source.layouts, _types(source), group.schedule.text())
     with _lock:
         if key not in _kernels:
-            _kernels[key] = compiled(source, canonical)
-        return _kernels[key], source
+            _kernels[key] = compiled(source, canonical), source
+        made = _kernels[key][0], source
+        if not source.checks:
+            _kernels[form] = made
+    return made
+
+
+def form_of(group: ScheduledGroup) -> str:
+    """All of a canonical group, without making it, but lines: most groups of a model are those of
+    another layer. Of numbers the text is compared: 1 is True, and 0.0 is -0.0."""
+    names: dict[str, int] = {}
+
+    def number(name: str) -> int:
+        return names.setdefault(name, len(names))
+
+    def operands(found: tuple[GroupOperand, ...]) -> list[tuple]:
+        return [(number(o.name), o.shape, o.type, o.layout) for o in found]
+
+    reads = operands(group.reads)
+    steps = [([f"v{number(a)}" if isinstance(a, str) else a for a in s.args], number(s.name), s.op,
+              s.attrs, s.shape, s.type, s.picks) for s in group.steps]
+    return repr((group.kind, group.space, group.grid, group.attrs, reads, steps,
+                 operands(group.writes), group.schedule.text()))
 
 
 def _types(source: KernelText) -> tuple:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import functools
 import hashlib
 import keyword
 import linecache
@@ -17,6 +19,7 @@ from ...numerics import NumericType, as_type
 from ...tensor import Tensor, TensorType
 from ...tile import MODULE as tile
 from ...tile.builder.kernel_spec import KernelSpec
+from ...tile.frontend.source import KernelSource
 from ...tile.ir.argument_layout import ArgumentLayout
 from ...tile.ir.ir import Function, Op, walk
 from ...tile.ir.types import GlobalTensor, TileType
@@ -150,6 +153,17 @@ class GroupKernel(Kernel):
     layouts: Mapping[str, ArgumentLayout] = MappingProxyType({})
     counted: frozenset[str] = frozenset()
 
+    def __init__(self, fn: Any, text: str, tree: ast.FunctionDef, **how: Any):
+        """tree: what the text was parsed to, and the function compiled from."""
+        self._text, self._tree = text, tree
+        super().__init__(fn, **how)
+
+    @functools.cached_property
+    def source(self) -> KernelSource:
+        """At hand: nothing to look for in files, and nothing that may have changed there."""
+        return KernelSource(self._tree, self.fn.__code__.co_filename, 1, 0,
+                            tuple(self._text.splitlines(keepends=True)), self._captured)
+
     @property
     def annotations(self) -> dict[str, Any]:
         """With the extents of what is passed."""
@@ -216,15 +230,18 @@ def compiled(source: KernelText, group: ScheduledGroup) -> GroupKernel:
     """The kernel of a text, with the group's schedule."""
     lines = source.text.splitlines(keepends=True)
     linecache.cache[source.file] = (len(source.text), None, lines, source.file)
+    module = ast.parse(source.text, source.file)
+    (tree,) = module.body
+    assert isinstance(tree, ast.FunctionDef)
 
     def kernel(fn: Any = None, *, grid: Any = None) -> Any:
         if fn is None:
-            return lambda f: GroupKernel(f, schedule=group.schedule, grid=grid)
-        return GroupKernel(fn, schedule=group.schedule)
+            return functools.partial(kernel, grid=grid)
+        return GroupKernel(fn, source.text, tree, schedule=group.schedule, grid=grid)
 
     scope = {"__name__": "tessera_kernel", "__file__": source.file, "kernel": kernel,
              **source.scope}
-    exec(compile(source.text, source.file, "exec"), scope)  # noqa: S102
+    exec(compile(module, source.file, "exec"), scope)  # noqa: S102
     made = scope[source.name]
     made.held_lines = frozenset(hidden_lines(source, group).items())
     made.layouts = MappingProxyType(dict(source.layouts))

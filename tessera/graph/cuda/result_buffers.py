@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..schedule.ir import PlannedBuffer, ScheduledGroup, Transfer
+from ..schedule.ir import PlannedBuffer, ScheduledGroup
 from .run import CudaProgram
 
 
@@ -26,20 +26,12 @@ def may_overwrite(program: CudaProgram, name: str, result: str) -> bool:
     the input; or by the last who does, where it reads each element once and then writes it: a loop,
     or the epilogue of a matmul, whose kernels store behind all loads of a block."""
     plan = program.plan
-    if plan.buffer(name).nbytes != plan.buffer(result).nbytes or any(
-            plan.base(r) == name for r in plan.results):
+    if plan.buffer(name).nbytes != plan.buffer(result).nbytes or name in plan.result_memory:
         return False
-    reads, writes = [-1], list[int]()
-    first = {k: run.start for run in program.runs() for k in run}  # of one launch: at once
-    for i, step in enumerate(plan.steps):
-        if isinstance(step, Transfer):
-            if name in (plan.base(step.on_device), plan.base(step.on_host)):
-                return False
-            continue
-        if any(plan.base(o.name) == name for o in step.reads):
-            reads.append(i)
-        if any(plan.base(o.name) == result for o in step.writes):
-            writes.append(i)
+    if any(name in (plan.base(t.on_device), plan.base(t.on_host)) for t in plan.transfers):
+        return False
+    reads, writes = [-1, *plan.readers.get(name, ())], plan.writers.get(result, [])
+    first = program.launch_begins  # of one launch: at once
     if not writes or reads[-1] != writes[0]:
         return bool(writes) and reads[-1] < first[writes[0]]
     if reads[-2] >= first[writes[0]]:

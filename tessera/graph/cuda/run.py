@@ -107,6 +107,11 @@ class CudaProgram:
             name = batch
         return found
 
+    @functools.cached_property
+    def launch_begins(self) -> tuple[int, ...]:
+        """Of each step the number of the first one in its launch."""
+        return tuple(run.start for run in self.runs() for _ in run)
+
     def run(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
         """Results on host memory, poisoned first: what no kernel writes is seen."""
         memory = self._host_memory(arrays)

@@ -49,7 +49,12 @@ class _Batcher:
         results = {self.root.get(v, v) for v in graph.outputs}
         self.bytes = {v: value_bytes(v) for v in self.made
                       if self.root[v] is v and v not in results}
-        self.over = [[(self.root.get(x, x), y) for x, y in target.overwritten(g)] for g in groups]
+        over = ([(self.root.get(x, x), y) for x, y in target.overwritten(g)] for g in groups)
+        self.over = [[(x, y) for x, y in pairs if x in self.bytes
+                      and self.bytes[x] == self.bytes.get(y)] for pairs in over]
+        # of each group, what has bytes that count
+        self.writes = [self._counted(g.outputs) for g in groups]
+        self.reads = [self._counted(g.inputs) for g in groups]
         self.limit = self.peak() + SMALL
 
     def _connect(self, target: ScheduleTarget) -> None:
@@ -74,6 +79,10 @@ class _Batcher:
                 if last >= 0:
                     self._join(last, i)
                 last = i
+
+    def _counted(self, values: Sequence[Value]) -> list[Value]:
+        roots = dict.fromkeys(self.root.get(v, v) for v in values)
+        return [v for v in roots if v in self.bytes]
 
     def _join(self, a: int, b: int) -> None:
         if a != b:
@@ -104,10 +113,10 @@ class _Batcher:
         last: dict[Value, tuple[int, int]] = {}  # the unit, and how many of its groups
         for at, unit in enumerate(units):
             for i in unit.groups:
-                for v in dict.fromkeys(self.root[v] for v in self.groups[i].outputs):
+                for v in self.writes[i]:
                     first.setdefault(v, at)
                     last[v] = at, 1
-                for v in dict.fromkeys(self.root.get(v, v) for v in self.groups[i].inputs):
+                for v in self.reads[i]:
                     last[v] = at, last[v][1] + 1 if v in last and last[v][0] == at else 1
         change = [0] * (len(units) + 1)
         for v, nbytes in self.bytes.items():
@@ -115,7 +124,8 @@ class _Batcher:
             change[last[v][0] + 1] -= nbytes
         for at, unit in enumerate(units):
             for i in unit.groups:
-                self._write_over(self.over[i], at, last, change)
+                if self.over[i]:
+                    self._write_over(self.over[i], at, last, change)
         return max(itertools.accumulate(change))
 
     def _write_over(self, pairs: Sequence[tuple[Value, Value]], at: int,
@@ -123,8 +133,7 @@ class _Batcher:
         """Take the bytes of operands that a group writes over as given back before it."""
         gone, there = set[Value](), set[Value]()
         for x, y in pairs:
-            free = x not in gone and y not in there and last.get(x) == (at, 1)
-            if free and self.bytes.get(x) == self.bytes.get(y, -1):
+            if x not in gone and y not in there and last.get(x) == (at, 1):
                 change[at] -= self.bytes[x]
                 change[at + 1] += self.bytes[x]
                 gone.add(x)

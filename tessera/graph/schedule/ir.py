@@ -9,6 +9,7 @@ hash names them.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -277,9 +278,33 @@ class GraphSchedule:
                 found[g.batch] = (*found.get(g.batch, ()), g)
         return found
 
-    @property
+    @cached_property
     def transfers(self) -> tuple[Transfer, ...]:
         return tuple(s for s in self.steps if isinstance(s, Transfer))
+
+    @cached_property
+    def readers(self) -> dict[str, list[int]]:
+        """The numbers of the groups that read each buffer's memory, by its owner."""
+        return self._groups_by_memory(lambda group: group.reads)
+
+    @cached_property
+    def writers(self) -> dict[str, list[int]]:
+        """The numbers of the groups that write there."""
+        return self._groups_by_memory(lambda group: group.writes)
+
+    def _groups_by_memory(self, side: Callable[[ScheduledGroup], Iterable[GroupOperand]]
+                          ) -> dict[str, list[int]]:
+        found: dict[str, list[int]] = {}
+        for i, step in enumerate(self.steps):
+            for name in () if isinstance(step, Transfer) else {
+                    self.base(o.name) for o in side(step)}:
+                found.setdefault(name, []).append(i)
+        return found
+
+    @cached_property
+    def result_memory(self) -> frozenset[str]:
+        """The buffers in whose memory results lie."""
+        return frozenset(map(self.base, self.results))
 
     @cached_property
     def _by_name(self) -> dict[str, PlannedBuffer]:

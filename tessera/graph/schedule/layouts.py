@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
 from math import prod
 
 from ...tile.ir.argument_layout import ArgumentLayout, AxisPlace
@@ -22,6 +23,7 @@ from ...tile.ir.argument_layout import ArgumentLayout, AxisPlace
 Extents = tuple[int, ...]
 Mode = tuple[int, int]  # extent and stride, in elements
 Axis = tuple[Mode, ...]  # outermost first; () is an axis of one element
+KEPT = 4096  # layouts that are remembered: those of another layer are asked for again
 
 
 @dataclass(frozen=True)
@@ -32,6 +34,7 @@ class StridedLayout:
     offset: int = 0
 
     @staticmethod
+    @lru_cache(KEPT)
     def dense(shape: Extents) -> StridedLayout:
         """Row-major, without gaps."""
         return StridedLayout(tuple(_axis(((n, prod(shape[a + 1:])),)) for a, n in enumerate(shape)))
@@ -40,12 +43,12 @@ class StridedLayout:
     def shape(self) -> Extents:
         return tuple(prod(n for n, _ in axis) for axis in self.axes)
 
-    @property
+    @cached_property
     def is_dense(self) -> bool:
         """Whether the elements lie in row-major order from the buffer's first on."""
         return self == StridedLayout.dense(self.shape)
 
-    @property
+    @cached_property
     def from_pointer(self) -> tuple[int, StridedLayout]:
         """The element at which an argument may begin, and how it lies from there on. So parts of an
         array that begin at different places are the same to a kernel."""
@@ -161,6 +164,7 @@ def _at(axis: Axis, index: int) -> int:
 
 
 # --- as the argument of a kernel ------------------------------------------------------------------
+@lru_cache(KEPT)
 def argument_layout(layout: StridedLayout, shape: Extents) -> ArgumentLayout | None:
     """The axes of the buffer, and the index along each, for a kernel that takes the value in these
     extents; None where strides are no multiples of each other. No axis of the buffer is that of

@@ -23,7 +23,7 @@ PREFIXES = ("tile_", "block_")
 def bind(t: KernelTracer, body: list[ast.stmt]) -> list[ast.stmt]:
     """Binds the origins that `body` uses; the body with loops for those that are not grid axes."""
     used = _used(t, body)
-    written = _written_dims(t, body)
+    written = _written_dims(t, body) if used else ()
     for name, dim in used.items():
         t.position.node = _first_use(body, name)
         if dim in written:
@@ -43,15 +43,16 @@ def _used(t: KernelTracer, body: list[ast.stmt]) -> dict[str, str]:
     dims = [*t.grid.loaded_dims, *t.grid.fixed]
     lower = {d.lower(): d for d in dims}
     found = {}
-    stored = {n.id for s in body for n in ast.walk(s)
-              if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
-    for s in body:
-        for n in ast.walk(s):
-            if not isinstance(n, ast.Name) or n.id in stored or n.id in t.env or n.id in t.globals:
-                continue
-            for prefix in PREFIXES:
-                if n.id.startswith(prefix) and n.id[len(prefix):] in lower:
-                    found[n.id] = lower[n.id[len(prefix):]]
+    names = [n for s in body for n in ast.walk(s) if isinstance(n, ast.Name)]
+    stored = {n.id for n in names if isinstance(n.ctx, ast.Store)}
+    for name in dict.fromkeys(n.id for n in names if n.id.startswith(PREFIXES)):
+        if name in stored or name in t.env or name in t.globals:
+            continue
+        for prefix in PREFIXES:
+            if name.startswith(prefix) and name[len(prefix):] in lower:
+                found[name] = lower[name[len(prefix):]]
+    if not found:
+        return {}
     order = [str(d) for _,
              kind in t.spec.params if isinstance(kind, GlobalTensor) for d in kind.dims]
     written = _order_of_written(t, body)

@@ -141,7 +141,11 @@ def _copied(node: Any) -> Any:
     if not isinstance(node, ast.AST) or not vars(node):
         return node
     made = type(node).__new__(type(node))
-    vars(made).update({k: _copied(v) for k, v in vars(node).items()})
+    held = vars(made)
+    held.update(vars(node))
+    for name in node._fields:  # the rest, where it stands in the text, is numbers
+        if isinstance(part := held.get(name), list | ast.AST):
+            held[name] = _copied(part)
     return made
 
 

@@ -34,6 +34,8 @@ def seed_parameters(tree: ast.FunctionDef) -> frozenset[str]:
         at = _positions()[name]
         seeds += [k.value for k in call.keywords if k.arg == "seed"]
         seeds += [] if at is None else call.args[at:at + 1]
+    if not seeds:
+        return frozenset()
     inside = [n for s in seeds if not isinstance(s, ast.Tuple) for n in ast.walk(s)]
     used = {n.id for n in inside if isinstance(n, ast.Name)}
     within = set(map(id, inside))

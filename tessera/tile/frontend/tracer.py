@@ -9,6 +9,7 @@ A construct of Python is one function beside its like, registered by the class o
 from __future__ import annotations
 
 import ast
+import functools
 import inspect
 from collections.abc import Callable
 from typing import Any, NoReturn
@@ -135,10 +136,15 @@ class KernelTracer:
         if op.lower is None:
             return emit_call(self.ir, self.memory, op, args, kwargs)
         try:
-            inspect.signature(op.lower).bind(self, *args, **kwargs)
+            _signature(op.lower).bind(self, *args, **kwargs)
         except TypeError as err:
             self.fail(f"{op.name}: {err}", f"ts.tile.{op.signature}")
         return op.lower(self, *args, **kwargs)
+
+
+@functools.cache
+def _signature(lower: Callable[..., Any]) -> inspect.Signature:
+    return inspect.signature(lower)
 
 
 __all__ = ["EXPRESSIONS", "STATEMENTS", "KernelTracer", "expression", "statement"]

@@ -12,6 +12,12 @@ from tessera.tile.ir.types import GlobalTensor, View
 
 def written_parameters(function: Function) -> frozenset[str]:
     """Names of the tensors that a store or an atomic reaches, through views and loops too."""
+    if "written" not in function.kept:
+        function.kept["written"] = _written(function)
+    return function.kept["written"]
+
+
+def _written(function: Function) -> frozenset[str]:
     found: frozenset[str] = frozenset()
     places = _places(function)
     for node in walk(function.body):
