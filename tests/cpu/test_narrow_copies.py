@@ -11,6 +11,7 @@ import tessera as ts
 from fake_gpu import driver as driver
 from fake_gpu import gpu as gpu
 from lowering_cases import apart as apart
+from tessera import hooks
 from tessera.graph.cuda import narrow_copies
 from tolerance import assert_close
 
@@ -120,6 +121,15 @@ def test_parameters_from_elsewhere_are_cast_first(training: Training) -> None:
     training.steps(2)
     training.there = ts.to(ts.to(training.there, "cpu"), "cuda")
     assert not training.w.narrow
+    training.steps(2)
+
+
+def test_memory_that_is_needed_is_given_back(training: Training) -> None:
+    training.steps(2)
+    for trim in hooks.trimmed:
+        trim(training.w.storage.device)
+    ((held, _),) = training.w.narrow.values()
+    assert held.tensor is None
     training.steps(2)
 
 

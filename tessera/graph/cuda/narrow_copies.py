@@ -11,12 +11,15 @@ given since, is cast first, by a program of its own.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
 from typing import Any
 
+from ... import hooks
+from ...runtime.device import Device
 from ...tensor import Tensor
 from ...tile.launch.resident import Resident
 from ..ir import Graph, Node, Value
@@ -131,12 +134,27 @@ def _results_of(graph: Graph, donated: dict[Value, int]) -> dict[Value, int]:
 
 
 # --- calls --------------------------------------------------------------------------------------
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class HeldCopy:
     """A copy that lies somewhere. Each of the tensors that it is made of has it under its key, with
-    its place among them: it is theirs while all do."""
+    its place among them: it is theirs while all do. tensor: None when its memory was needed."""
 
-    tensor: Tensor
+    tensor: Resident | None
+
+    def __post_init__(self) -> None:
+        _all.add(self)
+
+
+_all: weakref.WeakSet[HeldCopy] = weakref.WeakSet()
+
+
+def _trim(on: Device) -> None:
+    for held in _all:
+        if held.tensor is not None and held.tensor.storage.device is on:
+            held.tensor = None
+
+
+hooks.trimmed.append(_trim)
 
 
 class CopyKeeper:
@@ -157,6 +175,7 @@ class CopyKeeper:
         """The results of the function; the copies stay with those of which they are."""
         count = len(results) - len(self.copies)
         for c, copy in zip(self.copies, results[count:], strict=True):
+            assert isinstance(copy, Resident)
             held = HeldCopy(copy)
             for place, j in enumerate(c.results):
                 x = results[j]
