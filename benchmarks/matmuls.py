@@ -7,7 +7,8 @@
 Nothing is set. Each product is compared with one in f64 on some of its rows. Times are medians of
 replays of CUDA graphs that hold many launches, so that they are of the GPU alone; ours and
 cuBLAS's (torch.mm, of bytes torch._scaled_mm and torch._int_mm) run in turn. `--calls` adds those
-of plain calls, where small products wait for the host. Writes benchmarks/results/matmuls.json, or $OUT/matmuls.json when OUT is set.
+of plain calls, where small products wait for the host. Writes benchmarks/results/matmuls.json, or
+$OUT/matmuls.json when OUT is set.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from ..tile import MODULE as tile
 from ..tile.ir.schedule import Schedule
 from ..tile.kernel.decorator import kernel
 from .matmul_blocks import Card
-from .matmul_plan import LINE_BYTES, card_of, pays_to_copy, plan_product
+from .matmul_plan import LINE_BYTES, card_of, plan_product
 from .record import Benchmark, CompiledCall, KernelSample
 from .routine import RoutineArray, empty_like, reshaped, routine, type_of, viewed
 
@@ -53,12 +53,14 @@ def product(A, B, m, n, batch, layout, sums, BM, BN, BK, part=None, acc=None):
 
 @kernel
 def gemm_whole(A: Tensor["A0", "A1"], B: Tensor["B0", "B1"], D: Tensor["M", "N"], sums,
-               layout="nn", swapped=False, result=bf16, BM=128, BN=256, BK=64):
+               layout="nn", swapped=False, result=bf16, BM=128, BN=256, BK=64, CLUSTER=1,
+               DEPENDENT=False):
     """D = A B.
 
     layout: of A and B, see product.
     swapped: D' = B' A' instead, so that the columns of D are the rows that tensor cores take 64 at
     a time, and few rows of D are few columns.
+    CLUSTER, DEPENDENT: of the form of warpgroups that specialise.
     """
     if swapped:
         D[tile_m:tile_m+BM, tile_n:tile_n+BN] = product(
@@ -70,7 +72,7 @@ def gemm_whole(A: Tensor["A0", "A1"], B: Tensor["B0", "B1"], D: Tensor["M", "N"]
 
 @kernel(grid=lambda M, N, parts, BM, BN: (-(-M // BM), -(-N // BN), parts))
 def gemm_parts(A: Tensor["A0", "A1"], B: Tensor["B0", "B1"], P: Tensor["parts", "M", "N", f32],
-               depth: i32, sums, layout="nn", swapped=False, BM=128, BN=256, BK=64):
+               depth: i32, sums, layout="nn", swapped=False, BM=128, BN=256, BK=64, CLUSTER=1):
     """The same with the sum over K in parts of `depth` terms: D is the sum of P over its first
     axis."""
     m, n, p = tile.group_id(0) * BM, tile.group_id(1) * BN, tile.group_id(2)
@@ -161,8 +163,9 @@ def gemm(run: Any, a: Any, b: Any, *, transpose_a: bool = False, transpose_b: bo
     a: [M, K], or [K, M] with transpose_a   b: [K, N], or [N, K] with transpose_b   D: [M, N] of
     `dtype`, by default a's type, int32 for integers
     Both of one type: f64, a float of up to 32 bits, int8 or uint8. Sums are kept in f32 (f64 for
-    f64, int32 for integers) and rounded once. Operands of 16 bits or fewer are multiplied by tensor cores; sums of fp8 are added
-    up outside of them every 128 of K, but not under ts.Schedule(FAST_SUMS=True).
+    f64, int32 for integers) and rounded once. Operands of 16 bits or fewer are multiplied by tensor
+    cores; sums of fp8 are added up outside of them every 128 of K, but not under
+    ts.Schedule(FAST_SUMS=True).
     precision: "tf32" rounds operands of f32 to 10 bits of mantissa, which tensor cores multiply.
     Raises ShapeError, DTypeError, ArgumentError.
     """
@@ -174,7 +177,7 @@ def gemm(run: Any, a: Any, b: Any, *, transpose_a: bool = False, transpose_b: bo
     out, card, sums = empty_like(a, (M, N), dtype), card_of(a), i32 if whole else kind.compute
     if precision is not None:
         kind, a, b = tf32, *(_as_tf32(run, x, precision, card) for x in (a, b))
-    (a, turned_a), (b, turned_b) = (_operand(run, *which, kind, (M, N, K), card) for which in (
+    (a, turned_a), (b, turned_b) = (_operand(run, *which, kind, card) for which in (
         (a, transpose_a, False), (b, transpose_b, True)))
     plan = plan_product(kind, M, N, K, "nt"[turned_a] + "nt"[turned_b], card, result.bits,
                         not run.has_sizes, bool(run.extra("FAST_SUMS")))
@@ -182,9 +185,10 @@ def gemm(run: Any, a: Any, b: Any, *, transpose_a: bool = False, transpose_b: bo
     ways = (not turned_b, not turned_a) if plan.swapped else (turned_a, turned_b)
     how = {"layout": "nt"[ways[0]] + "nt"[ways[1]], "swapped": plan.swapped,
            "BM": run.size("m", plan.rows), "BN": run.size("n", plan.columns),
-           "BK": run.size("k", plan.step)}
+           "BK": run.size("k", plan.step), "CLUSTER": plan.cluster}
     if plan.parts == 1:
-        run.run("gemm_whole", a, b, out, sums, result=result, **how)
+        run.run("gemm_whole", a, b, out, sums, warps=plan.warps, result=result, **how,
+                DEPENDENT=plan.dependent)
         return out
     parts = empty_like(a, (plan.parts, M, N), f32)
     run.run("gemm_parts", a, b, parts, plan.depth, sums, **how)
@@ -224,11 +228,11 @@ def _as_tf32(run: Any, x: Any, precision: str, card: Card) -> Any:
     return tensor(read_array(x, "x").owner, tf32)
 
 
-def _operand(run: Any, x: Any, turned: bool, along: bool, kind: DType,
-             extents: tuple[int, int, int], card: Card) -> tuple[Any, bool]:
+def _operand(run: Any, x: Any, turned: bool, along: bool, kind: DType, card: Card
+             ) -> tuple[Any, bool]:
     """An operand as TMA and wgmma read it, and whether it lies transposed: one column as a row, and
-    a copy with rows of whole 128 bytes where they do not begin at 16, or where that pays, or where
-    they have to lie along K and do not.
+    a copy with rows of whole 128 bytes where they do not begin at 16, or where they have to lie
+    along K and do not.
 
     along: whether it lies transposed when its rows lie along K.  kind: the type that is multiplied;
     TMA rounds f32 to tf32.
@@ -241,7 +245,7 @@ def _operand(run: Any, x: Any, turned: bool, along: bool, kind: DType,
     line, name = 8 * LINE_BYTES // kind.bits, ""
     if turned != along and kind.name in card.along_k:
         name, shape, turned = "turned_rows", (columns, -(-rows // line) * line), along
-    elif pays_to_copy(rows, columns, kind.bits, extents, card):
+    elif columns * kind.bits % 128:
         name, shape = "aligned_rows", (rows, -(-columns // line) * line)
     if name:
         y = empty_like(x, shape)

@@ -9,7 +9,7 @@ import numpy as np
 
 from ..dims import show_shape
 from ..errors import DTypeError, ShapeError
-from ..numerics import NumericType, as_type, f32
+from ..numerics import NumericType, as_type, f16, f32
 from ..tensor import Tensor
 from ..tile import MODULE as tile
 from ..tile.ir.schedule import Schedule
@@ -32,6 +32,11 @@ def packed_nt(X: Tensor["M", "K"], W: Tensor["N", "K"], S: Tensor["N", f32] | No
     D[tile_m:tile_m+BM, tile_n:tile_n+BN] = acc.T
 
 
+@kernel
+def as_halves(X: Tensor["R", "C"], Y: Tensor["R", "C", f16], BR=4, BC=1024):
+    Y[tile_r:tile_r+BR, tile_c:tile_c+BC] = tile.load(X[tile_r:tile_r+BR, tile_c:tile_c+BC])
+
+
 def reference(x: np.ndarray, w: np.ndarray, scale: np.ndarray | None = None) -> np.ndarray:
     y = x @ np.asarray(w, np.float64).T
     return y if scale is None else y * scale
@@ -45,6 +50,7 @@ def in_ops(F: Any, x: Any, w: Any, scale: Any = None) -> Any:
 TAKES = ("bf16", "f16", "fp8_e4m3")  # of x: all numbers of weights are numbers of these
 GROUPS = 128  # that a GPU should have to read from memory at its speed
 MOST_ROWS = 64  # of x, in a group
+FEW_ROWS = 16  # which warps multiply by themselves; of more warpgroups do, x of 16 bits
 
 
 def numbers(rng: Any, shape: tuple[int, ...]) -> np.ndarray:
@@ -56,7 +62,7 @@ def integers(rng: Any, shape: tuple[int, ...]) -> np.ndarray:
 
 
 @routine(
-    packed_nt, arrays="`[M, K]`, `[N, K]`, `[N]`", reference=reference, ops=in_ops,
+    packed_nt, as_halves, arrays="`[M, K]`, `[N, K]`, `[N]`", reference=reference, ops=in_ops,
     samples=(
         KernelSample("fp4", ((3, 192), Draw((70, 192), "fp4_e2m1", numbers)), "bf16", terms=8),
         KernelSample("fp6", ((17, 128), Draw((64, 128), "fp6_e3m2", numbers)), "bf16", terms=8),
@@ -67,9 +73,10 @@ def integers(rng: Any, shape: tuple[int, ...]) -> np.ndarray:
     variant=Schedule(m=8, n=16, k=64, warps=4),
     compiled=tuple(
         CompiledCall(f"{codes} {x}", ((m, 8192), Draw((8192, 8192), codes, numbers)), x,
-                     says="by mma.sync: " + codes)
-        for codes in ("fp4_e2m1", "fp6_e2m3") for x, m in (("bf16", 16), ("bf16", 64),
-                                                           ("fp8_e4m3", 16))),
+                     says=how + codes)
+        for codes in ("fp4_e2m1", "fp6_e2m3") for x, m, how in (
+            ("bf16", 16, "by mma.sync: "), ("bf16", 64, "become bf16 in registers: "),
+            ("fp8_e4m3", 16, "by mma.sync: "))),
 )
 def gemm_packed(run: Any, x: Any, w: Any, *, scale: Any = None) -> Any:
     """y_mn = s_n sum_k x_mk w_nk, with weights of 4 or 6 bits that are read as they lie packed.
@@ -99,10 +106,20 @@ def gemm_packed(run: Any, x: Any, w: Any, *, scale: Any = None) -> Any:
     if scale is not None and type_of(scale, "scale").dtype is not f32:
         run.fail(f"scale is {type_of(scale, 'scale')}", "f32", DTypeError)
     out = empty_like(x, (M, N), result_type(kinds[0]))
+    if widened(kinds[0], M):
+        halves = empty_like(x, (M, K), f16)
+        run.run("as_halves", x, halves)
+        x = halves
     use = blocks(M, N, K)
     run.run("packed_nt", x, w, scale, out, BM=run.size("m", use.rows),
             BN=run.size("n", use.columns), BK=run.size("k", use.depth))
     return out
+
+
+def widened(x: NumericType, rows: int) -> bool:
+    """Whether x is multiplied as f16, which holds all its numbers: codes become numbers of x's type
+    in registers, and of 8 bits in warps alone."""
+    return x.dtype.bits == 8 and rows > FEW_ROWS
 
 
 def result_type(x: NumericType) -> NumericType:

@@ -37,7 +37,14 @@ BLOCK_US: Mapping[tuple[int, int], tuple[float, float]] = {
     (128, 256): (0.65, 1.25), (192, 192): (0.73, 1.41), (128, 192): (0.503, 0.94),
     (192, 128): (0.503, 0.94), (128, 128): (0.375, 0.62), (64, 256): (0.38, 0.49),
     (64, 128): (0.225, 0.56), (128, 64): (0.268, 0.25), (64, 64): (0.144, 0.62),
-    (64, 32): (0.108, 1.1), (64, 16): (0.108, 0.75), (64, 8): (0.108, 0.75)}
+    (64, 32): (0.108, 1.1), (64, 16): (0.108, 0.75), (64, 8): (0.108, 0.75),
+    (192, 160): (0.65, 1.2), (192, 96): (0.41, 0.7)}
+# Of a row of 128 bytes that is brought, if it is one line of L2: 1.3 to 1.55 ns in 30 products
+# whose rows lie otherwise (H100, 2026-11-25). Rows that begin at odd multiples of 64 bytes are two
+# lines half of the time, and so on: by what the distance of rows is a multiple of, in bytes.
+LINE_US = 1.45e-3
+LINES: Mapping[int, float] = {128: 1.0, 64: 1.3, 32: 1.75, 16: 1.875}
+CLUSTER = 2  # blocks of rows that share columns
 BEGIN_US = 1.33  # of a kernel
 WORD_US = 2.5  # of 128 x 256 results of 32 bits, more
 SUM_US = 1.0  # of the sum of partial results, besides its bytes
@@ -47,7 +54,8 @@ SHARPNESS = 5.4  # steps and bytes hide each other the less, the nearer their ti
 FP8_BLOCK_US = {(128, 128): (0.43, 0.62), (192, 128): (0.595, 0.94), (128, 192): (0.615, 0.94),
                 (64, 128): (0.35, 0.56), (64, 64): (0.235, 0.62)}
 FP8_BLOCKS = tuple(FP8_BLOCK_US)
-BLOCKS = tuple(b for b in BLOCK_US if b[1] >= 64)  # of results that are no strips
+# Of results that are no strips, and read in whole lines however they lie.
+BLOCKS = tuple(b for b in BLOCK_US if b[1] % 64 == 0)
 LARGE = tuple(b for b in BLOCK_US if min(b) >= 128)
 # Where what follows needs registers beside the sums: 128 x 256 and 192 x 192 leave none to spare.
 CROWDED = tuple(b for b in LARGE if prod(b) <= 128 * 192)
@@ -73,7 +81,8 @@ class Card:
 class MatmulBlocks:
     """rows, columns: of a block.  parts: of K, of `depth` elements each but for the last; 1 and 0
     where it is summed whole.  us: the estimate.  swapped: the operands are, transposed: the columns
-    are the rows that tensor cores take 64 at a time."""
+    are the rows that tensor cores take 64 at a time.  cluster: blocks of rows that bring their
+    columns for each other."""
 
     rows: int
     columns: int
@@ -81,12 +90,14 @@ class MatmulBlocks:
     depth: int = 0
     us: float = 0.0
     swapped: bool = False
+    cluster: int = 1
 
 
 @dataclass(frozen=True)
 class MatmulExtents:
     """Of `matrices` results [M, N] with sums over K. bits: of an element of an operand, and of one
-    of the result.  short: whether short sums are added to others (see short_sums)."""
+    of the result.  short: whether short sums are added to others (see short_sums).  lines: of L2,
+    that a row of 128 bytes of either operand is."""
 
     M: int
     N: int
@@ -95,6 +106,7 @@ class MatmulExtents:
     result_bits: int
     matrices: int = 1
     short: bool = False
+    lines: tuple[float, float] = (1.0, 1.0)
 
     @property
     def steps(self) -> int:
@@ -116,6 +128,7 @@ def choose_blocks(extents: MatmulExtents, blocks: tuple[tuple[int, int], ...], s
     blocks: of BLOCK_US.  split: whether K may be summed in parts.
     """
     parts = range(1, MOST_PARTS + 1) if split else (1,)
+    clusters = (1, CLUSTER) if max(extents.lines) > 1 else (1,)
 
     def cost(b: MatmulBlocks) -> float:
         other = (b.rows, b.columns) != blocks[0]
@@ -123,7 +136,8 @@ def choose_blocks(extents: MatmulExtents, blocks: tuple[tuple[int, int], ...], s
             (extents.M, b.rows), (extents.N, b.columns))) - 1
         return b.us * (1 + other * OTHER_BLOCK + (b.parts > 1) * IN_PARTS + beyond * BEYOND)
 
-    return min((estimate(extents, b, p, card) for b in blocks for p in parts), key=cost)
+    return min((estimate(extents, b, p, card, c) for c in clusters for b in blocks for p in parts),
+               key=cost)
 
 
 def choose_either_way(extents: MatmulExtents, blocks: Sequence[tuple[int, int]], layout: str,
@@ -137,7 +151,8 @@ def choose_either_way(extents: MatmulExtents, blocks: Sequence[tuple[int, int]],
     narrow = [b for b in _readable(blocks, layout[0] == "n", x.bits) if x.M <= b[1] < 64]
     if not narrow:
         return plain
-    turned = choose_blocks(replace(x, M=x.N, N=x.M), (min(narrow, key=prod),), split, card)
+    turned = choose_blocks(replace(x, M=x.N, N=x.M, lines=x.lines[::-1]),
+                           (min(narrow, key=prod),), split, card)
     if (1 + OTHER_BLOCK) * plain.us < turned.us:
         return plain
     return replace(turned, rows=turned.columns, columns=turned.rows, swapped=True)
@@ -146,16 +161,20 @@ def choose_either_way(extents: MatmulExtents, blocks: Sequence[tuple[int, int]],
 def _readable(blocks: Sequence[tuple[int, int]], along: bool, bits: int
               ) -> tuple[tuple[int, int], ...]:
     """Those whose columns TMA brings: rows of 32 bytes or more, where they lie along the columns
-    and not along K."""
-    return tuple(b for b in blocks if along or b[1] * bits >= 256)
+    and not along K, and of whole lines where there is more than one."""
+    return tuple(b for b in blocks if along or b[1] * bits >= 256 and (
+        b[1] * bits <= 1024 or b[1] * bits % 1024 == 0))
 
 
-def estimate(x: MatmulExtents, block: tuple[int, int], parts: int = 1, card: Card = Card()
-             ) -> MatmulBlocks:
-    """What a choice takes: steps of all waves of groups beside the bytes, then the sum of parts."""
+def estimate(x: MatmulExtents, block: tuple[int, int], parts: int = 1, card: Card = Card(),
+             cluster: int = 1) -> MatmulBlocks:
+    """What a choice takes: steps of all waves of groups beside the bytes, then the sum of parts. A
+    step is the matmuls', or the copies' where these take longer."""
     (m, n), steps = block, -(-x.steps // parts)
     step, store = FP8_BLOCK_US.get(block, BLOCK_US[block]) if x.short else BLOCK_US[block]
-    groups = x.matrices * -(-x.M // m) * -(-x.N // n) * parts
+    if max(x.lines) > 1:
+        step = max(step, LINE_US * (m * x.lines[0] + n * x.lines[1] / cluster))
+    groups = x.matrices * -(-x.M // (m * cluster)) * cluster * -(-x.N // n) * parts
     bits = x.result_bits if parts == 1 else 32
     word = WORD_US * (bits > 16) * m * n / (128 * 256)
     waves = -(-groups // card.multiprocessors) * (steps * step + store + word)
@@ -163,9 +182,45 @@ def estimate(x: MatmulExtents, block: tuple[int, int], parts: int = 1, card: Car
     moved = (x.matrices * x.K * (x.M + x.N) * x.bits + parts * results * bits) / 8 / rate
     us = BEGIN_US + (waves**SHARPNESS + moved**SHARPNESS)**(1 / SHARPNESS)
     if parts == 1:
-        return MatmulBlocks(m, n, us=us)
+        return MatmulBlocks(m, n, us=us, cluster=cluster)
     us += SUM_US + results * (4 * parts + x.result_bits / 8) / rate
-    return MatmulBlocks(m, n, parts, steps * 8 * STEP_BYTES // x.bits, us)
+    return MatmulBlocks(m, n, parts, steps * 8 * STEP_BYTES // x.bits, us, cluster=cluster)
+
+
+def lines_of(row_bytes: int) -> float:
+    """Of L2, that a row of 128 bytes of an operand is, whose own rows are so far apart. Others are
+    copied first."""
+    return next((n for by, n in LINES.items() if row_bytes % by == 0), 1.0)
+
+
+@dataclass(frozen=True)
+class ThreadBlock:
+    """Of a matmul by threads. us: of 16 of K, where `resident` groups share a multiprocessor, for
+    each of them.  begin_us: more, for all together."""
+
+    rows: int
+    columns: int
+    depth: int
+    warps: int
+    resident: int
+    us: float
+    begin_us: float
+
+
+# H100, products of f32 of 1024 and 4096 cubed in four layouts, 2026-11-25.
+THREAD_BLOCKS = (
+    ThreadBlock(128, 256, 8, 8, 1, 3.0, 0.0), ThreadBlock(128, 128, 16, 4, 2, 1.45, 0.3),
+    ThreadBlock(64, 64, 16, 2, 8, 0.38, 0.25))
+
+
+def choose_thread_block(M: int, N: int, card: Card) -> ThreadBlock:
+    """The quickest for a product of f32."""
+    def us(b: ThreadBlock) -> float:
+        groups = -(-(-(-M // b.rows) * -(-N // b.columns)) // card.multiprocessors)
+        rounds, rest = divmod(groups, b.resident)
+        return rounds * (b.resident * b.us + b.begin_us) + bool(rest) * (rest * b.us + b.begin_us)
+
+    return min(THREAD_BLOCKS, key=us)
 
 
 def default_block(numeric: NumericType | DType, M: int, N: int) -> tuple[int, int, int]:
@@ -183,5 +238,5 @@ def default_block(numeric: NumericType | DType, M: int, N: int) -> tuple[int, in
 
 
 __all__ = ["BLOCKS", "BLOCK_US", "CROWDED", "FP8_BLOCKS", "FP8_COLUMNS", "LARGE", "USUAL", "Card",
-           "MatmulBlocks", "MatmulExtents", "choose_blocks", "choose_either_way", "default_block",
-           "estimate", "short_sums"]
+           "MatmulBlocks", "MatmulExtents", "ThreadBlock", "choose_blocks", "choose_either_way",
+           "choose_thread_block", "default_block", "estimate", "lines_of", "short_sums"]

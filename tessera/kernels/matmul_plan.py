@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
-from math import prod
 from typing import Any
 
-from ..numerics import DType
+from ..numerics import DType, f32
 from ..runtime.arrays import HOST, place_of
 from ..runtime.device import device, has_gpu
 from ..runtime.generations import WarpgroupMatmul
@@ -19,13 +18,14 @@ from .matmul_blocks import (
     BLOCK_US,
     FP8_BLOCKS,
     FP8_COLUMNS,
-    MEMORY,
     STEP_BYTES,
     Card,
     MatmulBlocks,
     MatmulExtents,
     choose_either_way,
+    choose_thread_block,
     default_block,
+    lines_of,
     short_sums,
 )
 from .routine_arrays import RoutineArray
@@ -62,30 +62,16 @@ def _made(gpu: Gpu, copies: bool) -> Card:
 
 
 LINE_BYTES = 128  # of the second-level cache
-LAUNCH_US = 2.0  # of a copy
-# What a product loses for each operand whose rows lie at odd multiples of 16 bytes: each part of
-# 128 bytes is then in five sectors of two lines. 2632 x 9176 x 4952 took 1.47 times as long as
-# cuBLAS, 3000 x 1000 x 5000 1.44 times (H100, 2026-11-25).
-ODD_ROWS = 0.2
-FLOPS_PER_US = 5e6  # of a multiprocessor, in 16 bits
-
-
-def pays_to_copy(rows: int, columns: int, bits: int, extents: tuple[int, int, int], card: Card
-                 ) -> bool:
-    """Whether an operand is multiplied from a copy: where TMA cannot read its rows, or where they
-    lie so that the product loses more than a copy takes. extents: M, N, K."""
-    row = columns * bits
-    if row % 128 or row % 256 == 0:
-        return row % 128 != 0
-    us = 2 * prod(extents) * bits / 16 / FLOPS_PER_US / card.multiprocessors
-    copied = LAUNCH_US + 2 * rows * row / 8 / (MEMORY * card.memory_gbps * 1e3)
-    return ODD_ROWS * us > copied
+# Of products that gain by beginning early: 512^3 3.21 -> 2.79 us, 1024^3 5.94 -> 5.63, but 2048^3
+# 23.66 -> 23.88 and 128 x 8192 x 8192 50.0 -> 51.9 (H100, in CUDA graphs, 2026-11-25).
+SHORT_US = 10.0
 
 
 @dataclass(frozen=True)
 class ProductPlan:
     """rows, columns, step: of a block, and of K at once.  swapped: D' = B' A'.  parts, depth: of
-    K.  why: in words."""
+    K.  cluster: blocks that share what both read.  dependent: whether it begins while the kernel
+    before it ends, and waits there.  warps: of a group, None as usual.  why: in words."""
 
     rows: int
     columns: int
@@ -94,6 +80,9 @@ class ProductPlan:
     swapped: bool = False
     parts: int = 1
     depth: int = 0
+    cluster: int = 1
+    dependent: bool = False
+    warps: int | None = None
 
 
 @functools.lru_cache(maxsize=4096)
@@ -109,25 +98,32 @@ def plan_product(dtype: DType, M: int, N: int, K: int, layout: str, card: Card,
     rows, columns, step = default_block(dtype, M, N)
     if dtype.name in card.formats:
         step = 8 * STEP_BYTES // dtype.bits
+    if free and dtype is f32:
+        b = choose_thread_block(M, N, card)
+        return ProductPlan(b.rows, b.columns, b.depth, f"blocks of {b.rows} x {b.columns} by "
+                           f"{b.warps} warps: the quickest by the estimate", warps=b.warps)
     short = short_sums(dtype) and not fast_sums
     columns = min(columns, FP8_COLUMNS) if short else columns
     if not free or dtype.name not in card.formats:
         return ProductPlan(rows, columns, step, f"blocks of {rows} x {columns} for {dtype}")
     blocks = FP8_BLOCKS if short else tuple(BLOCK_US)
-    extents = MatmulExtents(M, N, K, dtype.bits, result_bits, short=short)
+    lines = (lines_of((M if layout[0] == "t" else K) * dtype.bits // 8),
+             lines_of((K if layout[1] == "t" else N) * dtype.bits // 8))
+    extents = MatmulExtents(M, N, K, dtype.bits, result_bits, short=short, lines=lines)
     found = choose_either_way(extents, blocks, layout, card, dtype.kind == "float")
     return ProductPlan(found.rows, found.columns, step, explained(found, card), found.swapped,
-                       found.parts, found.depth)
+                       found.parts, found.depth, found.cluster, found.us < SHORT_US)
 
 
 def explained(b: MatmulBlocks, card: Card) -> str:
     """In a line, for the notes of a schedule."""
     words = [f"blocks of {b.rows} x {b.columns}"]
     words += ["of the transposed result"] * b.swapped
+    words += ["two side by side that share columns"] * (b.cluster > 1)
     words += [f"in {b.parts} parts of K, {b.depth} each"] * (b.parts > 1)
     return (f"{', '.join(words)}: the quickest by the estimate, {b.us:.1f} us on "
             f"{card.multiprocessors} multiprocessors")
 
 
-__all__ = ["LINE_BYTES", "ProductPlan", "card_for", "card_of", "explained", "pays_to_copy",
-           "plan_product", "usual_card"]
+__all__ = ["LINE_BYTES", "ProductPlan", "card_for", "card_of", "explained", "plan_product",
+           "usual_card"]

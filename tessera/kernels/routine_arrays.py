@@ -73,7 +73,7 @@ def reshaped(x: Any, shape: tuple[int, ...]) -> Any:
     if not isinstance(x, Tensor) and hasattr(type(x), "reshape"):
         return x.reshape(shape)
     array = read_array(x, "x")
-    return ForeignArray(array.pointer, shape, array.dtype, array.device, x)
+    return ForeignArray(array.pointer, shape, array.dtype, array.device, x, array.library)
 
 
 def viewed(x: Any, dtype: DType) -> Any:
@@ -81,23 +81,25 @@ def viewed(x: Any, dtype: DType) -> Any:
     if isinstance(x, RoutineArray):
         return x.viewed(dtype)
     array = read_array(x, "x")
-    return ForeignArray(array.pointer, array.shape, dtype, array.device, x)
+    return ForeignArray(array.pointer, array.shape, dtype, array.device, x, array.library)
 
 
 class ForeignArray:
-    """Device memory of somebody else as an array that kernels take."""
+    """Device memory of somebody else as an array that kernels take. library: on whose stream work
+    with it belongs."""
 
-    __slots__ = ("pointer", "shape", "dtype", "index", "owner")
+    __slots__ = ("pointer", "shape", "dtype", "index", "owner", "library")
 
-    def __init__(self, pointer: int, shape: tuple[int, ...], dtype: DType, index: int, owner: Any):
+    def __init__(self, pointer: int, shape: tuple[int, ...], dtype: DType, index: int, owner: Any,
+                 library: str = "view"):
         self.pointer, self.shape, self.dtype = pointer, shape, dtype
-        self.index, self.owner = index, owner
+        self.index, self.owner, self.library = index, owner, library
 
 
 @reader(ForeignArray, place=lambda x: x.index, pointer="{}.pointer",
-        facts=("{}.shape", "{}.dtype", "{}.index"))
+        facts=("{}.shape", "{}.dtype", "{}.index", "{}.library"))
 def read_view(x: Any, name: str) -> Array:
-    return Array(x.pointer, x.shape, dense_strides(x.shape), x.dtype, x.index, "view", x)
+    return Array(x.pointer, x.shape, dense_strides(x.shape), x.dtype, x.index, x.library, x)
 
 
 __all__ = ["ForeignArray", "RoutineArray", "distributed", "empty_like", "generation_of", "reshaped",

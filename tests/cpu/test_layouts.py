@@ -21,6 +21,7 @@ from tessera.tile.ir.register_layout import (
     accumulator,
     bits_of,
     blocked,
+    dealt,
     warpgroups,
     warps_over,
 )
@@ -169,6 +170,21 @@ def test_a_warp_stays_in_a_row_while_there_are_rows():
         "1.0 1.1 1.9 | 1.2 1.3 1.4 1.5 1.6 0.0 1.7 1.8")
     for shape in ((1, 2048), (64, 16)):  # one row; more rows in a warp
         assert blocked(shape, 128, 4, rows=True) == blocked(shape, 128, 4)
+
+
+@pytest.mark.parametrize("shape, threads", [((128, 128), 128), ((128, 256), 256), ((64, 64), 32),
+                                            ((16, 256), 64), ((256, 8), 64), ((48, 80), 32)])
+@pytest.mark.parametrize("vectors", [(1, 1), (4, 1), (1, 4), (4, 4)])
+def test_threads_that_add_up_have_as_many_rows_as_columns(shape, threads, vectors):
+    """Every element once; neighbours as asked; what a thread reads for each k is little."""
+    layout = dealt(shape, threads, vectors)
+    bits = [b for b in (*layout.registers, *layout.threads) if b is not None]
+    assert sorted(bits) == [(a, i) for a in (0, 1) for i in range(bits_of(shape[a]))]
+    assert 1 << len(layout.threads) == threads
+    if min(shape) >= 64:
+        rows, columns = (len({base[a] for base in layout.bases}) for a in (0, 1))
+        assert max(rows, columns) <= 2 * min(rows, columns)
+        assert [layout.run(a) >= v for a, v in enumerate(vectors)] == [True, True]
 
 
 def test_accumulators_are_those_of_the_isa():

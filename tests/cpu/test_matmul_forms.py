@@ -272,3 +272,14 @@ def test_what_follows_a_product_leaves_its_block_registers() -> None:
     (group,) = (g for g in CudaProgram(rest, "sm_90a").plan.groups if g.kind == "gemm")
     assert (group.schedule.m, group.schedule.n) in CROWDED
     assert any("reads a tile of the same extents" in n for n in group.schedule.notes)
+
+
+@pytest.mark.parametrize("extents, pairs", [((3000, 5000, 1000), True),
+                                            ((3072, 4096, 1024), False)])
+def test_blocks_are_in_pairs_where_rows_are_two_lines(extents, pairs):
+    M, K, N = extents
+    x, w, b = (ts.zeros(s, dtype=d) for s, d in (((M, K), "bf16"), ((K, N), "bf16"), ((N,), "f32")))
+    plan = ts.jit(lambda x, w, b: ts.relu(ts.gemm(x, w, b))).schedule(x, w, b, target="sm_90a")
+    (launch,) = plan.matmuls
+    assert launch.how.name == "wgmma"
+    assert any("in pairs" in note for note in launch.notes) == pairs

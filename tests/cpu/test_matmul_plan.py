@@ -15,7 +15,7 @@ from hopper_lowering import lowered, program, run
 from tessera import bf16, f32, fp8_e4m3, stdlib
 from tessera.kernels.gemm import LAYOUTS
 from tessera.kernels.matmul_blocks import BLOCK_US, Card
-from tessera.kernels.matmul_plan import ProductPlan, pays_to_copy, plan_product
+from tessera.kernels.matmul_plan import ProductPlan, plan_product
 from tessera.runtime.target import parse_target
 from tessera.tile.cuda.emit.emitter import ArgumentFacts
 from tessera.tile.cuda.emit.warp_specialised import emit_warp_specialised
@@ -66,13 +66,27 @@ def test_what_is_chosen_by_the_user_or_has_no_tensor_cores_is_as_usual():
     assert (p.rows, p.columns, p.step) == (192, 128, 128)
 
 
-def test_rows_at_odd_multiples_of_16_bytes_are_copied_where_it_pays():
-    large, small = (2632, 9176, 4952), (1000, 1000, 1000)
-    assert pays_to_copy(2632, 4952, 16, large, H200) and pays_to_copy(9176, 4952, 16, large, H200)
-    assert not pays_to_copy(1000, 1000, 16, small, H200)
-    assert not pays_to_copy(4096, 4000, 16, (4096, 4096, 4000), H200)  # at 64 bytes
-    assert pays_to_copy(1, 1001, 16, (1, 8, 1001), H200)  # TMA cannot read it
-    assert pays_to_copy(64, 24, 8, (64, 64, 24), H200)
+@pytest.mark.parametrize("extents, layout", [((2632, 9176, 4952), "nt"), ((1000, 1000, 1000), "nn"),
+                                             ((3000, 1000, 5000), "tn")])
+def test_blocks_share_columns_where_rows_are_two_lines(extents, layout):
+    p = plan_product(bf16, *extents, layout, H200)
+    assert p.cluster == 2 and "share columns" in p.why
+    near = [n // 64 * 64 for n in extents]
+    assert plan_product(bf16, *near, layout, H200).cluster == 1
+
+
+def test_blocks_of_96_columns_are_read_along_k():
+    """Else every other one would begin within a line."""
+    assert {w: plan_product(bf16, 1536, 1536, 1536, w, H200).columns % 64 for w in LAYOUTS} == {
+        "nn": 0, "nt": 32, "tn": 0, "tt": 32}
+
+
+def test_short_products_begin_early():
+    """Whose time a launch is a good part of; all global memory is behind the wait."""
+    plans = {n: plan_product(bf16, n, n, n, "nt", H200)
+             for n in (512, 1024, 2048, 4096)}
+    assert {n: p.dependent for n, p in plans.items()} == {
+        512: True, 1024: True, 2048: False, 4096: False}
 
 
 def test_a_schedule_says_why():

@@ -108,6 +108,13 @@ def _prmt(x: Any, y: Any, selector: Any) -> np.ndarray:
     return out.astype(np.uint32).view(np.int32)
 
 
+def _shift_right(low: Any, high: Any, by: Any) -> np.ndarray:
+    """The low word of both as one, shifted by the low five bits of a number."""
+    low, high, by = (np.asarray(v).astype(np.uint32).astype(np.uint64) for v in (low, high, by))
+    both = (high << np.uint64(32) | low) >> (by & np.uint64(31))
+    return both.astype(np.uint32).view(np.int32)
+
+
 def _mul_hi(x: Any, y: Any) -> np.ndarray:
     wide = without_sign(np.asarray(x)).astype(np.uint64) * without_sign(np.asarray(y))
     return (wide >> np.uint64(32)).astype(np.uint32).view(np.int32)
@@ -144,7 +151,8 @@ NAMED: dict[str, Callable[..., Any]] = {
     "f32_to_f64": lambda x: _canonical(x.astype(np.float64), NAN32 << 32),
     "to_tf32_rn": lambda x: _canonical(encode(np.asarray(x), find_dtype("tf32")), NAN32).view(
         np.int32),
-    "prmt": _prmt, "mul_hi_u32": _mul_hi,
+    "prmt": _prmt, "shf_right": _shift_right,
+    "mul_hi_u32": _mul_hi,
     "popc": lambda x: np.bitwise_count(without_sign(np.asarray(x))).astype(np.int32),
     "f32_max_nan": _extreme(np.maximum, True), "f32_min_nan": _extreme(np.minimum, True),
     "f32_max": _extreme(np.fmax, False), "f32_min": _extreme(np.fmin, False),

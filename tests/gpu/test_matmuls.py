@@ -217,3 +217,36 @@ def test_blocks_of_clusters(rng, layout, block, extents):
     want = stdlib.gemm.record.reference(*(np.asarray(x.numpy(), "f8") for x in (a, b)),
                                         **LAYOUTS[layout])
     assert_close(d.numpy(), want, "bf16", n=K)
+
+
+def test_products_that_begin_early_wait_for_what_they_read(rng):
+    """A chain of short products that write each other's operands: the bits of one after another."""
+    kernel = stdlib.gemm.kernels["gemm_whole"]
+    w = ts.to(ts.tensor((rng.standard_normal((384, 384)) / 384**0.5).astype("f4"), "bf16"), "cuda")
+    first = ts.tensor(rng.standard_normal((256, 384)).astype("f4"), "bf16")
+
+    def chain(dependent):
+        x, y = ts.to((first, ts.zeros((256, 384), "bf16")), "cuda")
+        for _ in range(60):
+            kernel(x, w, y, ts.f32, BM=64, BN=64, DEPENDENT=dependent)
+            x, y = y, x
+        return x.numpy()
+
+    want = chain(False)
+    assert np.isfinite(want.astype("f4")).all() and np.abs(want.astype("f4")).max() > 0
+    for _ in range(5):
+        np.testing.assert_array_equal(chain(True).view("u2"), want.view("u2"))
+
+
+def test_graphs_whose_rows_are_two_lines(rng):
+    """Blocks in clusters, with a bias and a function behind, and in the gradients."""
+    M, K, N = 1000, 1400, 1048
+    x, w, b, g = (ts.tensor(rng.standard_normal(s).astype("f4")) for s in (
+        (M, K), (K, N), (N,), (M, N)))
+    x, w, g = (ts.cast(v, "bf16") for v in (x, w, g))
+    xs, ws, bs, gs = (np.asarray(v.numpy(), "f8") for v in (x, w, b, g))
+    step = ts.jit(gradients)
+    got = step(*ts.to((x, w, b, g), "cuda"))
+    assert "in pairs" in step.inspect_ir("schedule")
+    for y, want, n in zip(got, (xs @ ws + bs, gs @ ws.T, xs.T @ gs), (K, N, M), strict=True):
+        assert_close(y.numpy(), want, "bf16", n=n)

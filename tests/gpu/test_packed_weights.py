@@ -18,7 +18,7 @@ require_gpu()
 @pytest.mark.parametrize("x", ["bf16", "f16", "fp8_e4m3"])
 @pytest.mark.parametrize("codes", CODES)
 @pytest.mark.parametrize("M, N, K", [(1, 8192, 512), (16, 200, 4096), (70, 130, 1000),
-                                     (4, 33, 71)])
+                                     (4, 33, 71), (40, 200, 1024), (64, 8192, 512)])
 def test_results(rng, codes, x, M, N, K):
     w, rows, _ = arguments(rng, codes, M, N, K, x)
     s = rng.uniform(0.5, 2, N).astype(np.float32)

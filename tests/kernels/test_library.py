@@ -104,11 +104,12 @@ def test_a_product_of_f32_with_the_bits_of_tf32(library, rng):
     assert np.abs(np.asarray(got) - x[0].astype("f8") @ x[1]).max() > 1e-4
 
 
-def test_the_same_bytes_are_tf32_on_a_gpu(gpu, rng):
+def test_the_same_bytes_are_tf32_on_a_gpu(gpu, driver, rng):
     x, y = (Torch(rng.standard_normal((64, 64)).astype("f4")) for _ in "xy")
     for _ in range(2):
         got = stdlib.gemm(x, y, precision="tf32")
         assert gpu.launched[-2:] == ["turned_rows", "gemm_whole"]
+        assert [launch.stream for launch in driver.launches[-2:]] == [70, 70], "that of torch"
         assert_close(got.x, x.x.astype("f8") @ y.x, "f16", n=64)  # and not in f32
     with pytest.raises(ts.ArgumentError, match="cast the operands to tf32"):
         ts.jit(lambda a: stdlib.gemm(a, a, precision="tf32")).graph(ts.zeros((64, 64)))

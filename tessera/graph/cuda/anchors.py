@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from math import prod
 
-from ...kernels.matmul_blocks import STEP_BYTES
+from ...kernels.matmul_blocks import STEP_BYTES, lines_of
 from ..ir import Node
 from ..schedule.loop_axes import Frame, extents_of
 
@@ -44,4 +44,10 @@ def whole_rows(product: Node) -> bool:
     return all(extents_of(v)[-1] * v.aval.dtype.bits % 128 == 0 for v in product.inputs)
 
 
-__all__ = ["anchor_extents", "anchor_frame", "whole_rows", "whole_steps"]
+def row_lines(product: Node) -> tuple[float, float]:
+    """Lines of L2 that 128 bytes of a row of either operand are: of the worst of several pairs."""
+    lines = [lines_of(extents_of(v)[-1] * v.aval.dtype.bits // 8) for v in product.inputs]
+    return max(lines[::2]), max(lines[1::2])
+
+
+__all__ = ["anchor_extents", "anchor_frame", "row_lines", "whole_rows", "whole_steps"]

@@ -32,7 +32,7 @@ from ..schedule.library_call import LibraryCall, library_call
 from ..schedule.loop_axes import extents_of
 from ..schedule.op_ids import OpLine, id_of
 from ..simplify import Rewriter, rebuild, remove_dead
-from .anchors import whole_rows, whole_steps
+from .anchors import row_lines, whole_rows, whole_steps
 from .packed_values import BYTE, BYTES_OF, FROM_BYTES
 
 
@@ -174,7 +174,7 @@ def blocks_of(node: Node, chip: WarpgroupMatmul | None) -> tuple[MatmulBlocks, b
         return MatmulBlocks(0, 0), False
     *lead, M, N = extents_of(node.outputs[0])
     extents = MatmulExtents(M, N, whole_steps(node), numeric.dtype.bits, out.dtype.bits,
-                            prod(lead), short_sums(numeric))
+                            prod(lead), short_sums(numeric), lines=row_lines(node))
     return quickest_blocks(extents, numeric, chip, not lead and out.dtype.kind == "float",
                            whole_rows(node))
 
@@ -204,7 +204,8 @@ def place_blocks(graph: Graph, chip: WarpgroupMatmul | None) -> Graph:
 
 def _in_blocks(node: Node, chip: WarpgroupMatmul | None) -> list[Node]:
     blocks, chosen = blocks_of(node, chip)
-    attrs = node.attrs | ({"block": (blocks.rows, blocks.columns)} if chosen else {})
+    attrs = node.attrs | ({"block": (blocks.rows, blocks.columns), "cluster": blocks.cluster}
+                          if chosen else {})
     if blocks.parts == 1:
         return [replace(node, attrs=attrs)]
     out = node.outputs[0].aval

@@ -59,6 +59,10 @@ def matmul_form(group: FusionGroup, frame: Frame, shared_bytes: int) -> MatmulFo
     schedule = _schedule(anchor, shared_bytes, *block_of(group, frame))
     eights = _rows_of_eight(anchor, operands)
     schedule = schedule.with_notes(*_operand_notes(anchor, lead, eights), *schedule.notes)
+    if anchor.attrs.get("cluster", 1) > 1:
+        schedule = schedule.with_cluster(anchor.attrs["cluster"]).with_notes(
+            *schedule.notes, "blocks of rows in pairs, which bring their columns for each other: "
+            "operands' rows are no multiples of 128 bytes")
     return MatmulForm(operands, anchor.attrs["layout"], batch, not (lead or eights), schedule,
                       grid_of(extents, schedule.m, schedule.n))
 

@@ -7,8 +7,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from ...kernels.gemm_packed import MOST_ROWS, TAKES, blocks, packed_nt
-from ...numerics import f32
+from ...kernels.gemm_packed import MOST_ROWS, TAKES, blocks, packed_nt, widened
+from ...numerics import as_type, f32
 from ...tile.cuda.lower.multiply_codes import holds
 from ...tile.interpreter.launch import Config
 from ..ir import Graph, Node, Value, readers_of
@@ -60,6 +60,8 @@ def _launch(rw: Rewriter, x: Value, weights: PackedWeights, out: Aval) -> Value:
     """What the kernel leaves in its parameter D."""
     (M, N), K = map(int, out.shape), int(x.aval.shape[1])
     use, scale = blocks(M, N, K), weights.scale
+    if widened(x.aval.type, M):
+        x = rw.emit("cast", x, source=x.aval.type, to=as_type("f16"))
     constants: dict[str, Any] = {"BM": use.rows, "BN": use.columns, "BK": use.depth}
     given = {"X": x, "W": weights.w}
     if scale is None:

@@ -15,7 +15,7 @@ from tessera.tile.cuda.intrinsics.swizzle import stage_bytes
 from tessera.tile.cuda.lower.assign_layouts import Hint, assign_layouts
 from tessera.tile.cuda.lower.gather_windows import gather_windows
 from tessera.tile.cuda.lower.insert_barriers import order
-from tessera.tile.cuda.lower.multiply_codes import multiply_codes
+from tessera.tile.cuda.lower.multiply_codes import multiply_codes, stack_codes
 from tessera.tile.cuda.lower.prefetch import prefetch_boxes
 from tessera.tile.cuda.lower.stage_loads import Room, ring_stages, stage_matmul_loads
 from tessera.tile.cuda.lower.warp_specialised import Refusal
@@ -114,6 +114,9 @@ def emit_kernel(function: Function, lanes: int, target: Target, facts: ArgumentF
         made: Any = Refusal("accesses are checked")
     elif with_codes(function, lanes, facts, target) is not function:
         made = Refusal("packed weights are multiplied as they lie, by mma.sync")
+        codes = stack_codes(function, target.generation, facts.divisible, facts.shared)
+        if codes is not function:
+            made = emit_warp_specialised(codes, schedule, target, facts)
     else:
         made = emit_warp_specialised(function, schedule, target, facts)
     if not isinstance(made, Refusal):

@@ -231,6 +231,34 @@ def warps_over(shape: tuple[int, int], down: int, across: int) -> tuple[Bit | No
 
 
 @functools.cache
+def dealt(shape: tuple[int, int], threads: int, vectors: tuple[int, int]) -> RegisterLayout:
+    """Of sums that threads add up by themselves: parts of warps, and in them of threads, as square
+    as they get, for each number that a thread reads is multiplied with all of its other side.
+
+    vectors: neighbouring rows, and columns, of a thread, which an access brings at once; then come
+    neighbouring lanes, 4 rows by 8 columns of them or 8 by 4, then the rest of a thread.
+    threads: a power of two, of 32 or more, and of no more than there are elements.
+    """
+    left = [bits_of(n) for n in shape]
+    warps = [0, 0]
+    for _ in range(bits_of(threads // 32)):
+        warps[left[0] - warps[0] < left[1] - warps[1]] += 1
+    part = [n - w for n, w in zip(left, warps, strict=True)]
+    lanes = [3, 2] if part[0] > part[1] else [2, 3]
+    for axis in (0, 1):  # of a narrow part
+        over = max(0, lanes[axis] - part[axis])
+        lanes[axis] -= over
+        lanes[1 - axis] += over
+    inner = [min(bits_of(v), p - n) for v, p, n in zip(vectors, part, lanes, strict=True)]
+    where = [[(axis, bit) for bit in range(left[axis])] for axis in (0, 1)]
+    neighbours = [b for axis in (1, 0) for b in where[axis][:inner[axis]]]
+    lane = [b for axis in (1, 0) for b in where[axis][inner[axis]:inner[axis] + lanes[axis]]]
+    warp = [b for axis in (1, 0) for b in where[axis][part[axis]:]]
+    rest = [b for axis in (1, 0) for b in where[axis][inner[axis] + lanes[axis]:part[axis]]]
+    return RegisterLayout(shape, (*neighbours, *rest), (*lane, *warp))
+
+
+@functools.cache
 def in_parts(shape: tuple[int, int, int], warps: int, bits: int) -> RegisterLayout:
     """Of [parts, M, N], sums of as many warps each, which share the rows of a part: m16n8 blocks.
 
@@ -257,5 +285,5 @@ def warpgroups(shape: tuple[int, int], groups: int) -> RegisterLayout:
     return accumulator(shape, tuple(bits))
 
 
-__all__ = ["Bit", "RegisterLayout", "accumulator", "bits_of", "blocked", "in_parts", "warpgroups",
-           "warps_over"]
+__all__ = ["Bit", "RegisterLayout", "accumulator", "bits_of", "blocked", "dealt", "in_parts",
+           "warpgroups", "warps_over"]

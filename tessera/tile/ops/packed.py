@@ -60,6 +60,37 @@ def matmul_codes(m: Any, op: Any, a: Any, b: Any, sums: Any, codes: Any = None,
     return sums + np.matmul(x, y) * np.float32(op.attr["factor"])
 
 
+def _stacked_rule(types: Any, attrs: dict[str, Any]) -> TileType:
+    a, b, sums = types
+    depth, parts = codes_in(a.shape[1], attrs["codes"]), sums.shape[0] // a.shape[0]
+    if b.shape[0] != depth or sums.shape != (parts * a.shape[0], b.shape[1]) or depth % parts:
+        raise RuleError(f"matmul_codes_stacked of {a} and {b} into {sums}")
+    return TileType(f32, sums.shape)
+
+
+@declare(rule=_stacked_rule, attrs=("codes", "factor"), run=True, effect="read", group=True,
+         public=False, layouts="any", multiplies=True)
+def matmul_codes_stacked(m: Any, op: Any, a: Any, b: Any, sums: Any, codes: Any = None,
+                         factor: float = 1.0) -> Any:
+    """The same with the sums of all parts one below the other: [parts * M, N]."""
+    raw, y = (operand_array(m, op, v) for v in (a, b))
+    codes, parts = op.attr["codes"], op.outs[0].type.shape[0] // raw.shape[1]
+    x = stacked(raw, codes, parts) * np.float32(op.attr["factor"])
+    return sums + product_of_parts(x, np.asarray(y, np.float32), parts)
+
+
+def stacked(raw: Any, codes: DType, parts: int) -> Any:
+    """[groups, M, bytes] -> [groups, parts * M, k]: numbers whose columns are cut into parts."""
+    x = decode(unpack_codes(raw, codes, codes_in(raw.shape[-1], codes)), codes)
+    return np.concatenate(np.split(np.asarray(x, np.float32), parts, axis=2), axis=1)
+
+
+def product_of_parts(x: Any, y: Any, parts: int) -> Any:
+    """x: [groups, parts * M, k], y: [groups, parts * k, N] -> [groups, parts * M, N]"""
+    return np.concatenate([np.matmul(a, b) for a, b in zip(
+        np.split(x, parts, axis=1), np.split(y, parts, axis=1), strict=True)], axis=1)
+
+
 @declare(rule=lambda types, attrs: TileType(types[0].dtype, types[0].shape[1:]), public=False,
          group=True, layouts="any")
 def sum_parts(x: Any) -> Any:
@@ -67,4 +98,4 @@ def sum_parts(x: Any) -> Any:
     return x.sum(1)
 
 
-__all__ = ["codes_in"]
+__all__ = ["codes_in", "product_of_parts", "stacked"]

@@ -36,6 +36,7 @@ from tessera.tile.cuda.lower.warp_specialised.program import (
     Load,
     WarpSpecialisedProgram,
 )
+from tessera.tile.cuda.lower.warp_specialised.rewrite import ops_in
 from tessera.tile.cuda.lower.warp_specialised.tidy import base_name
 from tessera.tile.ir.ir import Const, Function, Op, SSAValue, regions, walk
 from tessera.tile.ir.register_layout import RegisterLayout
@@ -67,7 +68,7 @@ def emit_program(program: WarpSpecialisedProgram, target: Target, facts: Argumen
     emitter.nodes(program.function.body)
     emitter.prologue()
     made = emitter.finish()
-    return replace(made, dependent=made.dependent or bool(program.pipeline.dependent),
+    return replace(made, dependent=made.dependent or emitter.dependent_launch,
                    cluster=program.pipeline.cluster)
 
 
@@ -147,11 +148,20 @@ class WarpSpecialisedEmitter(Emitter):
                 self.write(self.use(name, f"use('{name}')") + "()")
         else:
             self.write(self.use("sync", "use('sync_threads')") + "()")
-        if self.program.pipeline.dependent:
+        if self.dependent_launch:
             for name in ("dependents_wait", "dependents_launch"):
                 self.write(self.use(name, f"use('{name}')") + "()")
+        if ops_in(self.program.function.body, "unpack_codes"):
+            self.write(self.use("first_turn", "use(unpacked_codes.first_turn())")
+                       + f"({self.thread})")
         for at, phase in positions:
             self.write(f"{at}, {phase} = i32(0), i32({role} == 0)")
+
+    @property
+    def dependent_launch(self) -> bool:
+        """Whether all threads wait for the kernel in front, before any memory that it may write is
+        read. A batch has read its table by then."""
+        return bool(self.program.pipeline.dependent) and not self.facts.batched
 
     def write(self, *texts: str) -> None:
         self.top += [EmittedLine(INDENT + text) for text in texts]
@@ -348,12 +358,14 @@ def step_offsets(load: Load, k: int, major: str, step_bytes: int) -> tuple[int, 
                  for i in range(count))
 
 
-def descriptor(h: WarpSpecialisedEmitter, x: SSAValue, side: str, major: str) -> str:
-    """The expression of an operand's descriptor."""
+def descriptor(h: WarpSpecialisedEmitter, x: SSAValue, side: str, major: str, apart: int = 0
+               ) -> str:
+    """The expression of an operand's descriptor. apart: bytes between the parts that warpgroups
+    have of a second operand."""
     ring, load, slot = h.slots[x]
     lead = load.panel_bytes if major == "M" else 16
     bits = descriptor_bits(lead, 8 * load.width_bytes, load.width_bytes)
-    group = row_offset(load, major, h.form.rows) if side == "a" else 0
+    group = row_offset(load, major, h.form.rows) if side == "a" else apart
     make = h.part(f"describe_{base_name(load.name)}", "describe",
                   ring.offset_bytes + load.offset_bytes, ring.slot_bytes, group, bits)
     return f"{make}({slot}, {h.group})"
@@ -375,9 +387,10 @@ def _async_matmul(e: Emitter, op: Op) -> None:
     m, n = made.type.shape
     right = h.slots[b][1]
     k = right.shape[1] if attr["b_major"] == "K" else right.shape[0]
+    part = k // attr.get("parts", 1)
     form = h.form
     options = {"b": form.operands[right.dtype.name].name, "b_offsets": step_offsets(
-        right, k, attr["b_major"], form.step_bytes), "majors": attr["a_major"] + attr["b_major"],
+        right, part, attr["b_major"], form.step_bytes), "majors": attr["a_major"] + attr["b_major"],
         "accumulate": "yes" if accumulator else "no", "wait": h.fused.get(made.value)}
     if a in h.slots:
         left = h.slots[a][1]
@@ -393,7 +406,9 @@ def _async_matmul(e: Emitter, op: Op) -> None:
     kind = form.operands[e.type(a).dtype.name].name
     e.matmul_forms["wgmma"] = None
     make = e.use("dot", f"use(ptx.wgmma.matmul({n}, {kind!r}, {total!r}, {settings}))")
-    args = [*map(e.name, accumulator), x, descriptor(h, b, "b", attr["b_major"])]
+    apart = part * right.dtype.bits // (8 * right.width_bytes) * right.panel_bytes
+    args = [*map(e.name, accumulator), x,
+            descriptor(h, b, "b", attr["b_major"], apart if part < k else 0)]
     e.define(made, f"{make}({', '.join(args)})")
 
 
@@ -415,6 +430,20 @@ def _hold_operand(e: Emitter, op: Op) -> None:
     ring, load, slot = h.slots[op.args[0]]
     make = h.part(f"hold_{base_name(load.name)}", "hold", ring.offset_bytes + load.offset_bytes,
                   ring.slot_bytes, load.panel_bytes, load.width_bytes, load.row_bytes)
+    e.define(op.outs[0], f"{make}({slot}, {h.thread})")
+
+
+@emits("unpack_codes")
+def _unpack_codes(e: Emitter, op: Op) -> None:
+    h, attr = _specialised(e), op.attr
+    assert isinstance(op.args[0], SSAValue)
+    ring, load, slot = h.slots[op.args[0]]
+    make = e.use(f"unpack_{base_name(load.name)}", "use(unpacked_codes.unpack("
+                 f"{ring.offset_bytes + load.offset_bytes}, {ring.slot_bytes}, {load.panel_bytes}, "
+                 f"{load.width_bytes}, {load.row_bytes // attr['parts']}, {attr['codes'].name!r}, "
+                 f"{attr['dtype'].name!r}))")
+    e.note(f"codes become {attr['dtype']} in registers: {attr['codes']} as they lie, in "
+           f"{attr['parts']} parts of k")
     e.define(op.outs[0], f"{make}({slot}, {h.thread})")
 
 

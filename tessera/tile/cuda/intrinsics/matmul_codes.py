@@ -50,7 +50,7 @@ def factor_of(codes: DType, target: str) -> float:
 # --- codes ----------------------------------------------------------------------------------------
 def pairs(b: Builder, codes: DType, words: list[LLVM], group: int, target: str) -> list[LLVM]:
     """Registers (k_r, k_r+4), r = 0 .. 3, of a group of eight of the 16 codes in a lane's words."""
-    place = _floats if codes.kind == "float" else _integers
+    place = place_floats if codes.kind == "float" else place_integers
     return [place(b, codes, word, at, target) for word, at in _halves(b, codes.bits, words, group)]
 
 
@@ -65,7 +65,7 @@ def _halves(b: Builder, bits: int, words: list[LLVM], group: int) -> list[tuple[
     return [(low, 0), (low, 6), (high, 4), (high, 10)]
 
 
-def _floats(b: Builder, codes: DType, word: LLVM, at: int, target: str) -> LLVM:
+def place_floats(b: Builder, codes: DType, word: LLVM, at: int, target: str) -> LLVM:
     narrow, wide = SOURCES[codes.name], TARGETS[target]
     sign = _moved(b, word, 15 - (at + narrow.bits - 1))
     rest = _moved(b, word, wide.man - narrow.man - at)
@@ -82,7 +82,7 @@ def _floats(b: Builder, codes: DType, word: LLVM, at: int, target: str) -> LLVM:
 _ABOVE = {"f16": (0x6400, 0x3C00, 0xE408), "bf16": (0x4300, 0x3F80, 0xC308)}
 
 
-def _integers(b: Builder, codes: DType, word: LLVM, at: int, target: str) -> LLVM:
+def place_integers(b: Builder, codes: DType, word: LLVM, at: int, target: str) -> LLVM:
     """int4: the code with its sign bit turned is the number + 8."""
     above, one, less = (b.i32(x | x << 16) for x in _ABOVE[target])
     code = b.and_(_moved(b, b.xor(word, b.i32(0x88888888)), -at), b.i32(0x000F000F))
@@ -239,5 +239,6 @@ def sum_parts(layout: str, shape: tuple[int, int], count: int) -> Operation:
     return Operation("sum_parts", 1, lambda _: form)
 
 
-__all__ = ["OF_X", "UNIT", "factor_of", "multiply", "part_words", "put_part", "sum_parts",
+__all__ = ["OF_X", "UNIT", "factor_of", "multiply", "part_words", "place_floats",
+           "place_integers", "put_part", "sum_parts",
            "target_of"]

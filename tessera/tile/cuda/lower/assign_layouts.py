@@ -42,6 +42,7 @@ from tessera.tile.ir.register_layout import (
     accumulator,
     bits_of,
     blocked,
+    dealt,
     in_parts,
     warps_over,
 )
@@ -49,6 +50,7 @@ from tessera.tile.ir.types import TileType
 from tessera.tile.ops.indexed import shape_of
 
 ACCESS_BYTES = 16  # of one lane at once
+WIDE = 32  # sums of a thread
 Relabel = Callable[[RegisterLayout], RegisterLayout | None]
 
 
@@ -90,6 +92,7 @@ class _Chooser:
     def __init__(self, function: Function, hint: Hint, given: dict[SSAValue, RegisterLayout]):
         self.function, self.hint, self.given = function, hint, given
         self.types = definitions(function)
+        self.made = {d.value: n for n in walk(function.body) if isinstance(n, Op) for d in n.outs}
         self.links: dict[SSAValue, list[tuple[SSAValue, Relabel]]] = defaultdict(list)
         for node in walk(function.body):
             for a, b, there, back in _relations(node, self.types):
@@ -138,6 +141,8 @@ class _Chooser:
         for op in nodes:
             if op.name == "matmul" and self.hint.threads >= 32 and not self.by_threads(op):
                 yield op.outs[0].value, self.matmul(op)
+            elif op.name == "matmul" and self.wide(op):
+                yield op.outs[0].value, self.thread_matmul(op)
             if op.name == "matmul_codes":
                 bits = self.types[op.args[1]].dtype.bits  # type: ignore[index]
                 yield op.outs[0].value, in_parts(
@@ -163,6 +168,21 @@ class _Chooser:
         """Whether a matmul is done by fused multiply-adds of threads."""
         a, b = (self.types[x] for x in op.args[:2])  # type: ignore[index]
         return format_of(a.dtype, b.dtype, op.attr, self.hint.generation) is None
+
+    def wide(self, op: Op) -> bool:
+        """Whether each thread of a matmul by threads has so many sums that it takes longer to read
+        what it multiplies than to write them. Not where a row belongs to one warp."""
+        return self.hint.threads >= 32 and not self.hint.down_only and (
+            prod(op.outs[0].type.shape) >= WIDE * self.hint.threads)  # type: ignore[union-attr]
+
+    def thread_matmul(self, op: Op) -> RegisterLayout:
+        """Operands that lie along K are read along K, others several rows or columns at once."""
+        turned = [(made := self.made.get(x)) is not None and made.name in (  # type: ignore[arg-type]
+            "transpose", "view_transpose") for x in op.args[:2]]
+        bits = max(self.types[x].dtype.bits for x in op.args[:2])  # type: ignore[index]
+        width = max(1, ACCESS_BYTES * 8 // bits)
+        vectors = (width if turned[0] else 1, 1 if turned[1] else width)
+        return dealt(op.outs[0].type.shape, self.hint.threads, vectors)  # type: ignore[union-attr]
 
     def matmul(self, op: Op) -> RegisterLayout:
         rows, columns = op.outs[0].type.shape  # type: ignore[union-attr]

@@ -47,6 +47,7 @@ from tessera.tile.passes.integer_facts import Knowledge
 
 ROWS, COLUMNS = 16, 8  # of a tensor core's block
 MOST_COLUMNS = 64  # more are better off with wgmma, whose sums are not in parts
+STACKED, STACKED_COLUMNS = 2, 32  # warpgroups, and the fewest columns for which they pay
 GROUP = 4  # codes that end with a byte, whatever their bits
 
 
@@ -79,7 +80,21 @@ def multiply_codes(function: Function, warps: int, generation: Generation,
     return _Pass(function, warps, generation, divisible, overlapping).run() if packed else function
 
 
+def stack_codes(function: Function, generation: Generation, divisible: frozenset[str],
+                overlapping: bool = False) -> Function:
+    """The same for warpgroups, of which each has all rows of its part of k, and whose tensor cores
+    read x where it lies: for many columns, of which mma.sync reads each from shared memory in each
+    warp. The sums of all parts are one matrix."""
+    if generation.warpgroup_matmul is None:
+        return function
+    stacked = _Stacked(function, STACKED, generation, divisible, overlapping)
+    made = stacked.run()
+    return made if stacked.bytes else function
+
+
 class _Pass:
+    name = "matmul_codes"
+
     def __init__(self, function: Function, warps: int, generation: Generation,
                  divisible: frozenset[str], overlapping: bool):
         self.function, self.warps, self.generation = function, warps, generation
@@ -197,23 +212,32 @@ class _Pass:
         kind, x, codes = op.outs[0].type, self.types[found.b], self.tensor(found.view).dtype
         assert isinstance(kind, TileType) and isinstance(x, TileType)
         factor = factor_of(codes, target_of(x.dtype))
-        many = TileType(f32, (self.parts(x.shape[0]), *kind.shape))
+        many = TileType(f32, self.shape(self.parts(x.shape[0]), *kind.shape))
         first = self.op(out, "full", (), many, op, shape=many.shape, value=0.0, dtype=f32)
         sums, made = (Def(self.names.fresh("parts"), many) for _ in range(2))
         body: list[Node] = []
         for n in node.body:
-            if n is op:
+            if n is found.load:
                 a = self.load_bytes(body, found, codes)
-                body.append(Op("matmul_codes", (a, found.b, sums.value), (made,), attributes(
+            elif n is op:
+                body.append(Op(self.name, (a, found.b, sums.value), (made,), attributes(
                     codes=codes, factor=1 / factor), op.where))
-            elif n is not found.load and n not in found.casts:
+            elif n not in found.casts:
                 body.append(n)
         out.append(replace(node, carried=put(node.carried, i, sums), body=tuple(body),
                            inits=put(node.inits, i, first), yields=put(node.yields, i, made.value)))
-        total: Operand = self.op(out, "sum_parts", (sums.value,), kind, op)
+        total: Operand = self.op(out, "sum_parts", (self.parted(sums, kind, out, op),), kind, op)
         if factor != 1:
             total = self.op(out, "mul", (total, Const(factor, f32)), kind, op)
         out.append(Op("add", (total, node.inits[i]), (node.carried[i],), (), op.where))
+
+    def shape(self, parts: int, rows: int, columns: int) -> tuple[int, ...]:
+        """Of the sums."""
+        return parts, rows, columns
+
+    def parted(self, sums: Def, kind: TileType, out: list[Node], at: Op) -> SSAValue:
+        """The sums as a matrix for each part."""
+        return sums.value
 
     def load_bytes(self, out: list[Node], found: CodesMatmul, codes: DType) -> SSAValue:
         """The box of the weights as the bytes that it lies in."""
@@ -249,6 +273,27 @@ class _Pass:
         return made.value
 
 
+class _Stacked(_Pass):
+    name = "matmul_codes_stacked"
+
+    def fits(self, found: CodesMatmul) -> bool:
+        x, sums = self.types[found.b], found.op.outs[0].type
+        assert isinstance(x, TileType) and isinstance(sums, TileType)
+        form = self.generation.warpgroup_matmul
+        assert form is not None
+        rows, columns = sums.shape
+        return super().fits(found) and x.dtype.bits == 16 and rows == form.rows and (
+            columns >= STACKED_COLUMNS) and x.shape[0] >= STACKED * UNIT
+
+    def shape(self, parts: int, rows: int, columns: int) -> tuple[int, ...]:
+        return parts * rows, columns
+
+    def parted(self, sums: Def, kind: TileType, out: list[Node], at: Op) -> SSAValue:
+        parts = sums.type.shape[0] // kind.shape[0]  # type: ignore[union-attr]
+        many = (parts, *kind.shape)
+        return self.op(out, "reshape", (sums.value,), TileType(f32, many), at, shape=many)
+
+
 @functools.cache
 def holds(wide: DType, codes: DType) -> bool:
     """Whether every number of a packed type is one of another type."""
@@ -265,4 +310,4 @@ def put(values: tuple, at: int, x: Any) -> tuple:
     return (*values[:at], x, *values[at + 1:])
 
 
-__all__ = ["multiply_codes"]
+__all__ = ["multiply_codes", "stack_codes"]

@@ -53,7 +53,7 @@ def complete(pipeline: PipelineKnobs, function: Function, maker: Maker,
         # One consumer has nobody beside it: its next matmul is issued before it waits.
         "in_flight": int(groups == 1),
         "tiles": "dynamic" if uneven(function) else "static"}
-    if rows > form.rows * groups and ops_in(function.body, "pack_operand"):
+    if rows > form.rows * groups and ops_in(function.body, "pack_operand", "unpack_codes"):
         raise Refused("several blocks of rows for a consumer, and a computed operand")
     return replace(pipeline, **{k: v for k, v in chosen.items()
                                 if getattr(pipeline, k) is None})
@@ -107,7 +107,7 @@ def operand_registers(function: Function, maker: Maker,
                       form: WarpgroupMatmul) -> tuple[int, list[int]]:
     """Registers of a lane: of first operands that may be held, and of the computed ones of the last
     matmuls of a loop that may be rotated, in order."""
-    packs = {out(p) for p in ops_in(function.body, "pack_operand")}
+    packs = {out(p) for p in ops_in(function.body, "pack_operand", "unpack_codes")}
 
     def words(matmul: Op) -> int:
         type = maker.type(matmul.args[0])

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
 from tessera.runtime.generations import Generation
@@ -54,16 +56,20 @@ def lower_warp_specialised(function: Function, schedule: Any, facts: Any, genera
     memory that rings may not use.
     """
     try:
-        return _lower(function, pipeline_of(schedule), facts, generation, reserved)
+        knobs = pipeline_of(schedule, dict(function.constants))
+        return _lower(function, knobs, facts, generation, reserved)
     except Refused as why:
         return why.refusal
 
 
-def pipeline_of(schedule: Any) -> PipelineKnobs:
-    """What the user's schedule fixes. Extra parameters are spelled in capitals: PIN=8.
+def pipeline_of(schedule: Any, constants: Mapping[str, Any] = MappingProxyType({})
+                ) -> PipelineKnobs:
+    """What the user's schedule fixes. Extra parameters are spelled in capitals: PIN=8. A kernel's
+    own parameter of such a name is one, too.
 
     Stages and warps that the compiler proposed were for the other form.
     """
+    own = PipelineKnobs().override({n.lower(): x for n, x in constants.items() if n.isupper()})
     chosen: dict[str, Any] = {}
     if schedule is not None:
         if schedule.unit_ == "mma":
@@ -75,7 +81,7 @@ def pipeline_of(schedule: Any) -> PipelineKnobs:
             chosen["stages"] = schedule.stages_
         if schedule.warps_ is not None and schedule.warps_ >= 4:
             chosen["warpgroups"] = schedule.warps_ // 4
-    return PipelineKnobs().override(chosen)
+    return own.override(chosen)
 
 
 def _lower(function: Function, pipeline: PipelineKnobs, facts: Any, generation: Generation,

@@ -10,9 +10,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from tessera.numerics import DType
 from tessera.runtime.generations import WarpgroupMatmul
 from tessera.tile.cuda.lower.warp_specialised.program import Refused
 from tessera.tile.cuda.lower.warp_specialised.qualify import (
+    MATMULS,
     SharedOperand,
     check_formats,
     check_operand,
@@ -26,6 +28,7 @@ from tessera.tile.cuda.lower.warp_specialised.rewrite import (
     is_part,
     made_by,
     map_blocks,
+    ops_in,
     out,
     reads,
 )
@@ -58,9 +61,8 @@ class _Placing:
                                          if isinstance(n, Op) for d in n.outs}
         self.rings: dict[SSAValue, Op] = {}  # load -> ring_load
         self.rows: set[SSAValue] = set()  # loads of rows beside those of operands
-        for matmul in walk(function.body):
-            if is_op(matmul, "matmul"):
-                self.find(matmul)
+        for matmul in ops_in(function.body, *MATMULS):
+            self.find(matmul)
         for loop in walk(function.body):
             if isinstance(loop, For):
                 self.find_rows(loop)
@@ -106,7 +108,7 @@ class _Placing:
     def find_late_rows(self, function: Function) -> set[SSAValue]:
         """Rows that are loaded outside of loops. Kernels in which a matmul feeds another have no
         registers for what a ring takes, and read theirs once in many iterations."""
-        matmuls = [n for n in walk(function.body) if is_op(n, "matmul")]
+        matmuls = ops_in(function.body, *MATMULS)
         if not all(self.source(x)[0] for n in matmuls for x in n.args[:2]):
             return set()
         written = {self.tensor(n) for n in walk(function.body) if is_op(n, "store_tile")}
@@ -147,6 +149,9 @@ class _Placing:
             if is_op(node, "matmul"):
                 placed += self.matmul(node)
                 continue
+            if is_op(node, "matmul_codes_stacked"):
+                placed += self.matmul_codes(node)
+                continue
             if is_op(node, "load_tile") and out(node) in self.rows:
                 made = self.maker.op("ring_load", node.args, self.label(node),
                                      self.maker.type(out(node)), node.where)
@@ -180,8 +185,21 @@ class _Placing:
         return [*before, Op("async_matmul", (left, right), (part,), attrs, op.where),
                 Op("add", (*rest, part.value), (made,), (), op.where)]
 
-    def loaded(self, x: Argument, side: str) -> tuple[SSAValue, str]:
-        """The ring_load of an operand, and which axis of it is contiguous."""
+    def matmul_codes(self, op: Op) -> list[Node]:
+        """Codes come as bytes, and become the first operand in registers."""
+        a, b, sums = op.args
+        x, made = self.maker.type(b), op.outs[0]
+        assert isinstance(x, TileType) and isinstance(made.type, TileType)
+        load, right = self.loaded(a, "a", x.dtype)[0], self.loaded(b, "b")[0]
+        parts = made.type.shape[0] // self.maker.type(a).shape[0]  # type: ignore[union-attr]
+        codes = self.maker.op("unpack_codes", (load,), "codes", where=op.where, parts=parts,
+                              codes=op.attr["codes"], factor=op.attr["factor"], dtype=x.dtype)
+        attrs = (("a_major", "K"), ("b_major", "K"), ("dtype", made.type.dtype), ("parts", parts))
+        return [codes, Op("async_matmul", (out(codes), right, sums), (made,), attrs, op.where)]
+
+    def loaded(self, x: Argument, side: str, dtype: DType | None = None) -> tuple[SSAValue, str]:
+        """The ring_load of an operand, and which axis of it is contiguous. dtype: that is
+        multiplied, where it is another."""
         load, flipped = self.source(x)
         assert load is not None
         major = ("M" if flipped else "K") if side == "a" else ("K" if flipped else "M")
@@ -191,8 +209,11 @@ class _Placing:
             raise Refused(f"{view.name} of an operand")
         stored = self.maker.type(out(load))
         assert isinstance(stored, TileType) and isinstance(view.args[0], SSAValue)
-        operand = SharedOperand(side, major, stored.shape, tensor,  # type: ignore[arg-type]
-                                view.args[0].name)
+        source = self.made.get(view.args[0])  # the bytes of a packed tensor are its own
+        owner = source.args[0] if source is not None else view.args[0]
+        assert isinstance(owner, SSAValue)
+        operand = SharedOperand(side, major, stored.shape, tensor, owner.name,  # type: ignore
+                                dtype or tensor.dtype)
         check_operand(operand, load, view, self.known, self.aligned, self.form)
         return out(self.rings[out(load)]), major
 

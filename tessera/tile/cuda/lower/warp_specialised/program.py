@@ -46,6 +46,8 @@ class Load:
     @property
     def width_bytes(self) -> int:
         whole = len(self.shape) == 1 or self.row_bytes in NARROW_BYTES
+        if self.dtype.name == "uint8" and self.row_bytes % PANEL_BYTES == NARROW_BYTES[1]:
+            return NARROW_BYTES[1]  # of codes of 6 bits: nothing is brought in vain
         return self.row_bytes if whole else PANEL_BYTES
 
     @property

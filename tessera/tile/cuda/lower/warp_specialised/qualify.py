@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from tessera.numerics import DType
 from tessera.runtime.generations import WarpgroupMatmul
 from tessera.tile.cuda.lower.warp_specialised.program import PANEL_BYTES, Refused
 from tessera.tile.cuda.lower.warp_specialised.rewrite import is_part, ops_in
@@ -15,23 +16,25 @@ from tessera.tile.ir.types import GlobalTensor, Scalar, TileType
 from tessera.tile.ops.windows import Windows
 
 # Besides pure ops: what a consumer or the producer does for its whole tile.
-ALLOWED = frozenset({"load_tile", "store_tile", "matmul", "load_element"})
+MATMULS = "matmul", "matmul_codes_stacked"
+ALLOWED = frozenset({"load_tile", "store_tile", "load_element", *MATMULS})
 
 
 @dataclass(frozen=True)
 class SharedOperand:
-    """The stored tile of an operand in shared memory."""
+    """The stored tile of an operand in shared memory. dtype: that is multiplied."""
 
     side: str
     major: str
     shape: tuple[int, int]
     tensor: GlobalTensor
     name: str
+    dtype: DType
 
 
 def qualify(function: Function) -> None:
     """Raises Refused where something in the function does not fit the form as a whole."""
-    if not ops_in(function.body, "matmul"):
+    if not ops_in(function.body, *MATMULS):
         raise Refused("it has no matmul")
     if function.launch == "elements" or function.result[0] == "scalar":
         raise Refused(f"its groups are counted by {function.launch}")
@@ -109,8 +112,8 @@ def check_operand(x: SharedOperand, load: Op, view: Op, known: Any, aligned: fro
                   form: WarpgroupMatmul) -> None:
     """Whether TMA can bring this operand, and wgmma read it there. known: divisors of extents."""
     tensor, dtype, copies = x.tensor, x.tensor.dtype, form.copies
-    if x.major != "K" and not form.operands[dtype.name].any_major:
-        raise Refused(f"{x.name}: wgmma reads {dtype} only along the contracted axis")
+    if x.major != "K" and not form.operands[x.dtype.name].any_major:
+        raise Refused(f"{x.name}: wgmma reads {x.dtype} only along the contracted axis")
     if load.attr["fill"] != 0:
         raise Refused(f"{x.name} is filled with {load.attr['fill']} outside")
     if view.name == "windows":
@@ -164,5 +167,5 @@ def comes_as_row(tensor: GlobalTensor, tile: TileType, load: Op, view: Op, known
     return pitched and tile.shape[0] % step == 0 and tile.shape[0] <= copies.most_box
 
 
-__all__ = ["SharedOperand", "check_formats", "check_memory", "check_operand", "check_shape",
-           "comes_as_row", "qualify"]
+__all__ = ["MATMULS", "SharedOperand", "check_formats", "check_memory", "check_operand",
+           "check_shape", "comes_as_row", "qualify"]

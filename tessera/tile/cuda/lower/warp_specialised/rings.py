@@ -90,8 +90,10 @@ def ring_name(made: list[BufferRing], loads: tuple[Load, ...]) -> str:
 def groups(nodes: Nodes) -> Iterator[tuple[bool, list[list[Op]]]]:
     """(whether in a loop, the loads of each fill) of each ring, in the order of the program."""
     first: dict[SSAValue, int] = {}
+    codes = {out(n): n.args[0] for n in ops_in(nodes, "unpack_codes")}
     for i, matmul in enumerate(ops_in(nodes, "async_matmul")):
         for x in matmul.args[:2]:
+            x = codes.get(x, x) if isinstance(x, SSAValue) else x
             if isinstance(x, SSAValue):
                 first.setdefault(x, i)
     first |= _meetings(nodes)

@@ -55,7 +55,7 @@ class _Waits:
                     self.end_iteration(state, node, len(accumulating))
             elif is_op(node, "matmul_wait"):
                 self.marker(state, node)
-            elif is_op(node, "pack_operand"):
+            elif is_op(node, "pack_operand", "unpack_codes"):
                 # Written while a matmul runs, its registers make the assembler serialise both.
                 self.need(state, [*state.running, *_ordered(node)])
                 state.kept += substituted((node,), state.table)

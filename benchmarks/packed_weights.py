@@ -1,0 +1,105 @@
+"""Matmuls of few rows with weights of 4 and 6 bits beside cuBLAS with bf16 weights, on one GPU.
+
+    python benchmarks/packed_weights.py
+    python benchmarks/packed_weights.py --codes fp4_e2m1 --rows 16 64
+
+y = x w' with w [8192, 8192], by `tessera.stdlib.gemm_packed`. Some columns of each result are
+compared with f64. Each call reads other weights, so that L2 does not hold them. Times are medians
+of replays of CUDA graphs; both sides run in turn. Writes benchmarks/results/packed_weights.json, or
+$OUT/packed_weights.json when OUT is set.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
+
+import numpy as np  # noqa: E402
+import record  # noqa: E402
+import torch  # noqa: E402
+from matmuls import graph_of, in_turn  # noqa: E402
+
+import tessera as ts  # noqa: E402
+from tessera.numerics import decode, find_dtype, unpack  # noqa: E402
+from tessera.stdlib import gemm_packed  # noqa: E402
+from tessera.tile.launch.compile_images import compile_images  # noqa: E402
+from tessera.tile.launch.precompile import wanted_image  # noqa: E402
+
+N = K = 8192
+COPIES, CHECKED, REPEATS = 6, 64, 4  # weights, columns of a result, of all weights in a graph
+CODES = ("fp4_e2m1", "fp6_e2m3", "int4")
+X = {"bf16": torch.bfloat16, "fp8": torch.float8_e4m3fn}
+ROWS = (1, 4, 16, 32, 64)
+
+
+def weights(codes: str) -> tuple[list[ts.Tensor], torch.Tensor]:
+    """Random codes, and the numbers of the first rows of the first ones."""
+    kind = find_dtype(codes)
+    raw = [torch.randint(0, 256, (N, K * kind.bits // 8), dtype=torch.uint8, device="cuda")
+           for _ in range(COPIES)]
+    numbers = decode(unpack(raw[0][:CHECKED].cpu().numpy(), kind, K), kind)
+    return [ts.from_bytes(r, codes, (N, K)) for r in raw], torch.tensor(
+        np.asarray(numbers, np.float64), device="cuda")
+
+
+def require(title: str, x: torch.Tensor, w: ts.Tensor, numbers: torch.Tensor) -> None:
+    got, want = gemm_packed(x, w)[:, :CHECKED].double(), x.float().double() @ numbers.T
+    error = float((got - want).norm() / want.norm())
+    if not error <= 2**-8:
+        raise SystemExit(f"{title}: relative error {error}")
+
+
+def compile_all(cases: list[tuple[torch.Tensor, ts.Tensor]]) -> None:
+    wanted = {}
+    for x, w in cases:
+        for name, args, constants in gemm_packed.launches(x, w):
+            kernel = gemm_packed.kernels[name]
+            image = wanted_image(kernel, kernel.bind(args, constants))
+            wanted[image.key] = image
+    compile_images(wanted.values())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--codes", nargs="*", choices=CODES, default=CODES)
+    parser.add_argument("--rows", nargs="*", type=int, default=ROWS)
+    parser.add_argument("--rounds", type=int, default=5)
+    args = parser.parse_args()
+    given = {rows: torch.randn(rows, K, device="cuda") for rows in args.rows}
+    drawn = {codes: weights(codes) for codes in args.codes}
+    wide = [torch.randn(N, K, device="cuda", dtype=torch.bfloat16) for _ in range(3)]
+    compile_all([(x.to(kind), ws[0]) for x in given.values() for kind in X.values()
+                 for ws, _ in drawn.values()])
+    found: dict[str, Any] = {}
+    for rows, numbers in given.items():
+        plain = numbers.to(torch.bfloat16)
+        runs: dict[str, Any] = {"cuBLAS": lambda p=plain: [
+            torch.mm(p, w.T) for w in wide * (COPIES // len(wide))]}
+        for codes, (ws, exact) in drawn.items():
+            for name, kind in X.items():
+                x = numbers.to(kind)
+                require(f"{codes}, {name}, {rows} rows", x, ws[0], exact)
+                runs[f"{codes} {name}"] = lambda x=x, ws=ws: [gemm_packed(x, w) for w in ws]
+        graphs = {n: graph_of(run, REPEATS).replay for n, run in runs.items()}
+        times = in_turn(graphs, COPIES * REPEATS, args.rounds)
+        found[str(rows)] = {n: {"us": round(t, 2), "ratio": round(times["cuBLAS"] / t, 2)}
+                            for n, t in times.items()}
+        print(f"{rows:3} rows", "  ".join(f"{n} {f['us']} us {f['ratio']:.2f}"
+                                          for n, f in found[str(rows)].items()), flush=True)
+    figures = {"device": torch.cuda.get_device_name(), "rows": found}
+    if out := os.environ.get("OUT"):
+        (Path(out) / "packed_weights.json").write_text(
+            json.dumps({**record.context(), **figures}, indent=2) + "\n")
+    else:
+        record.write("packed_weights", figures, shown=False)
+
+
+if __name__ == "__main__":
+    main()

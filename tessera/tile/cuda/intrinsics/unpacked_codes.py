@@ -1,0 +1,126 @@
+"""Codes of 4 and 6 bits in shared memory as the first operand of wgmma, in registers.
+
+The second operand lies in shared memory, so the order of k is that of memory: of every 16 columns a
+lane has 2 t, 2 t + 1 and 2 t + 8, 2 t + 9, t its number among the four of a row (PTX ISA 9.7.15).
+Those read the same 16 bytes, and each takes its pairs of codes out of them.
+
+The pairs go to one position in both halves of a word: byte permutations fetch the bytes, products
+with powers of two shift, for these are done beside what permutes and masks. Then sign and rest are
+placed as in matmul_codes.
+
+Both warpgroups unpack in turns (barriers TURNS and TURNS + 1), so that one unpacks while the tensor
+cores multiply for the other: in step they would do both one after the other.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from tessera.numerics import DType, find_dtype
+from tessera.tile.cuda.builder import Builder
+from tessera.tile.cuda.instruction import InstructionForm, Operand, Operation
+from tessera.tile.cuda.instruction_names import find_instruction
+from tessera.tile.cuda.intrinsics.matmul_codes import place_floats, place_integers
+from tessera.tile.cuda.intrinsics.packed_codes import SOURCES, TARGETS
+from tessera.tile.cuda.ptx import memory
+
+LLVM = Any
+STEP = 16  # columns of a matmul instruction
+TURNS, THREADS = 2, 256  # barriers by which two warpgroups take turns
+
+
+@functools.cache
+def unpack(offset: int, slot_bytes: int, panel_bytes: int, width: int, part_bytes: int, codes: str,
+           dtype: str) -> Operation:
+    """(slot, thread) -> the registers of 64 rows of numbers, times 1 / factor_of(codes, dtype).
+
+    The tile lies in panels of rows of `width` bytes, swizzled as wide; warpgroup i has part_bytes
+    of each row, from i * part_bytes on. All lanes have read when it ends.
+    """
+    kind, chunks = find_dtype(codes), part_bytes // 16
+    across, shift = width // 16, {128: 0, 64: 1, 32: 2}[width]  # chunks, rows of 128 bytes
+    lanes = _Quad(kind, dtype)
+
+    def body(b: Builder, slot: LLVM, thread: LLVM) -> list[LLVM]:
+        mine = b.lshr(thread, b.i32(7))
+        b.call(find_instruction("bar_sync"), b.add(mine, b.i32(TURNS)), b.i32(THREADS))
+        lane = b.and_(thread, b.i32(31))
+        row = b.or_(b.and_(b.lshr(thread, b.i32(1)), b.i32(0x30)), b.lshr(lane, b.i32(2)))
+        base = b.add(b.add(b.shared_base(), b.i32(offset)), b.mul(slot, b.i32(slot_bytes)))
+        base = b.add(base, b.mul(row, b.i32(width)))
+        line = b.and_(b.lshr(row, b.i32(shift)), b.i32(across - 1))
+        first = b.mul(mine, b.i32(chunks))
+        words: tuple[list[LLVM], list[LLVM]] = [], []
+        for c in range(chunks):
+            at = b.add(first, b.i32(c)) if c else first
+            inside = b.xor(b.and_(at, b.i32(across - 1)), line)
+            place = b.add(base, b.shl(inside, b.i32(4)))
+            panel = b.lshr(at, b.i32(across.bit_length() - 1))
+            place = b.add(place, b.mul(panel, b.i32(panel_bytes)))
+            for below, found in enumerate(words):  # eight rows further down
+                found += b.call(memory.ld("shared", "b32", 4),
+                                b.add(place, b.i32(8 * width * below)))
+        out: list[LLVM] = []
+        quad = lanes.constants(b, b.and_(lane, b.i32(3)))
+        each = STEP * kind.bits // 32
+        for i in range(0, len(words[0]), each):
+            upper, lower = (lanes.pairs(b, found[i:i + each], quad) for found in words)
+            out += [upper[0], lower[0], upper[1], lower[1]]
+        other = b.sub(b.i32(TURNS + 1), mine)
+        b.call(find_instruction("bar_arrive"), other, b.i32(THREADS))
+        return out
+
+    count = part_bytes * 8 // kind.bits // STEP * 4
+    form = InstructionForm((Operand("slot", "i32"), Operand("thread", "i32")),
+                           (Operand("d", "i32", count),), body)
+    return Operation("unpack", 2, lambda *_: form)
+
+
+class _Quad:
+    """How a lane takes its two pairs out of 16 codes of a row, and where a word has them first:
+    code 2 t at `at` of its low half, the one behind it there in the other."""
+
+    def __init__(self, codes: DType, dtype: str):
+        self.codes, self.dtype = codes, dtype
+        self.at = TARGETS[dtype].man - SOURCES[codes.name].man if codes.kind == "float" else 0
+
+    def constants(self, b: Builder, t: LLVM) -> list[LLVM]:
+        """What depends on the lane alone. t: its number among four."""
+        if self.codes.bits == 4:
+            return [b.or_(t, b.i32(0x4440))]  # byte t, and zeros
+        byte = b.add(t, b.lshr(t, b.i32(1)))  # of the first pair, which begins there or 4 bits on
+        first = b.add(b.mul(byte, b.i32(0x11)), b.i32(0x10))
+        later = b.and_(t, b.i32(1))  # as differences, which LLVM does not turn into shifts again
+        ups = [b.sub(b.i32(1 << up), b.mul(later, b.i32((1 << up) - (1 << up - 4))))
+               for up in (self.at, self.at + 10)]
+        return [first, b.add(first, b.i32(0x22)), *ups]
+
+    def pairs(self, b: Builder, words: list[LLVM], quad: list[LLVM]) -> list[LLVM]:
+        """The registers of columns 2 t, 2 t + 1 and of 2 t + 8, 2 t + 9."""
+        prmt = find_instruction("prmt")
+        if self.codes.bits == 4:
+            both = b.i32((1 << self.at) + (1 << self.at + 12))
+            return [self._placed(b, b.mul(b.call(prmt, word, b.i32(0), quad[0]), both))
+                    for word in words]
+        low, high = (b.call(prmt, words[i], words[i + 1], quad[i]) for i in (0, 1))
+        return [self._placed(b, b.call(prmt, b.mul(pair, quad[2]), b.mul(pair, quad[3]),
+                                       b.i32(0x7610))) for pair in (low, high)]
+
+    def _placed(self, b: Builder, word: LLVM) -> LLVM:
+        place = place_floats if self.codes.kind == "float" else place_integers
+        return place(b, self.codes, word, self.at, self.dtype)
+
+
+@functools.cache
+def first_turn() -> Operation:
+    """(thread): the second warpgroup lets the first one unpack."""
+    def body(b: Builder, thread: LLVM) -> None:
+        with b.when(b.compare("==", b.lshr(thread, b.i32(7)), b.i32(1))):
+            b.call(find_instruction("bar_arrive"), b.i32(TURNS), b.i32(THREADS))
+
+    return Operation("first_turn", 1, lambda *_: InstructionForm((Operand("thread", "i32"),), (),
+                                                                 body))
+
+
+__all__ = ["first_turn", "unpack"]

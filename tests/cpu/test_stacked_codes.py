@@ -1,0 +1,105 @@
+"""Packed weights of many rows of x: warpgroups unpack them in registers, a part of k each."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import tessera as ts
+from emulator import Block, Builder
+from emulator import register as as_register
+from hopper_lowering import Known, run
+from tessera.kernels.gemm_packed import packed_nt
+from tessera.numerics import decode, find_dtype, unpack
+from tessera.runtime.generations import GENERATIONS
+from tessera.tile.cuda.intrinsics import unpacked_codes
+from tessera.tile.cuda.intrinsics.matmul_codes import factor_of
+from tessera.tile.cuda.lower.multiply_codes import stack_codes
+from tessera.tile.cuda.lower.warp_specialised import WarpSpecialisedProgram, lower_warp_specialised
+from tessera.tile.ir.schedule import Schedule
+from tolerance import assert_close
+
+CODES = ("fp4_e2m1", "fp4_e3m0", "fp6_e2m3", "fp6_e3m2", "int4")
+HOPPER = GENERATIONS["sm_90a"]
+FACTS = Known(frozenset({"M", "N", "K"}), frozenset("XWDS"))
+
+
+def swizzled(raw: np.ndarray, width: int) -> np.ndarray:
+    """Rows as TMA leaves them: panels of `width` bytes, chunks of 16 permuted by the row."""
+    rows, panels = raw.shape[0], raw.shape[1] // width
+    chunks = raw.reshape(rows, panels, width // 16, 16)
+    out = np.zeros((panels, rows, width // 16, 16), np.uint8)
+    for r in range(rows):
+        for c in range(width // 16):
+            out[:, r, c ^ r * width // 128 % (width // 16)] = chunks[r, :, c]
+    return out.reshape(-1)
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "f16"])
+@pytest.mark.parametrize("codes", CODES)
+@pytest.mark.parametrize("depth", [256, 512])
+def test_lanes_take_their_numbers_out_of_rows(codes, dtype, depth, rng):
+    """Every code at every place that a warpgroup reads; lane and register as PTX says (9.7.15)."""
+    kind, parts, slot_bytes, offset = find_dtype(codes), 2, 1 << 15, 2048
+    raw = rng.integers(0, 256, (64, depth * kind.bits // 8), dtype=np.uint8)
+    width = 128 if raw.shape[1] % 128 == 0 else 64
+    block = Block(128 * parts)
+    data, first = swizzled(raw, width), offset + slot_bytes
+    block.shared.bytes[first:first + data.size] = data
+    factor = 1 / factor_of(kind, dtype)
+    make = unpacked_codes.unpack(offset, slot_bytes, 64 * width, width, raw.shape[1] // parts,
+                                 codes, dtype)
+    thread = np.arange(128 * parts, dtype=np.int32)
+    with np.errstate(all="ignore"):
+        got = make.rule(None, None).body(Builder(block), as_register(np.int32(1)),
+                                         as_register(thread))
+    numbers = np.asarray(decode(unpack(raw, kind, depth), kind), np.float64) * factor
+    lane, row = thread & 31, 16 * (thread >> 5 & 3) + (thread >> 2 & 7)
+    for i, word in enumerate(got):
+        step, down, right = i // 4, i & 1, i >> 1 & 1
+        words = np.broadcast_to(np.asarray(word), thread.shape).astype(np.int32).view(np.uint16)
+        halves = np.asarray(decode(words.reshape(-1, 2), find_dtype(dtype)), np.float64)
+        column = (thread >> 7) * depth // parts + 16 * step + 8 * right + 2 * (lane & 3)
+        want = np.stack([numbers[row + 8 * down, column + j] for j in (0, 1)], 1)
+        np.testing.assert_array_equal(halves, want)
+
+
+def program(x: str, codes: str, M: int, N: int, K: int, rng, **how
+            ) -> tuple[WarpSpecialisedProgram | None, tuple]:
+    drawn = rng.integers(-8, 8, (N, K)).astype(np.int8) if codes == "int4" else \
+        rng.standard_normal((N, K)).astype("f4")
+    args = (ts.tensor(rng.standard_normal((M, K)).astype("f4"), x), ts.tensor(drawn, codes),
+            ts.tensor(rng.standard_normal(N).astype("f4")),
+            ts.tensor(np.full((M, N), np.nan, "f4"), x))
+    function = packed_nt.lower(*args, **how)
+    made = stack_codes(function, HOPPER, FACTS.divisible)
+    if made is function:
+        return None, args
+    lowered = lower_warp_specialised(made, Schedule(cluster=2), FACTS, HOPPER)
+    assert isinstance(lowered, WarpSpecialisedProgram), lowered
+    return lowered, args
+
+
+@pytest.mark.parametrize("x", ["bf16", "f16"])
+@pytest.mark.parametrize("codes", CODES)
+def test_two_warpgroups_sum_a_part_of_k_each(codes, x, rng):
+    """Rows and columns that end within a block; x is brought half by each block of a cluster."""
+    how = {"BM": 64, "BN": 64, "BK": 256}
+    made, args = program(x, codes, 40, 200, 1024, rng, **how)
+    assert made is not None and made.warpgroups == 2 and made.pipeline.cluster == 2
+    assert {load.dtype.name: load.blocks for r in made.rings for load in r.loads} == {
+        "f32": 1, "uint8": 1, x: 2}
+    run(packed_nt, made, (1, 4), *args, blocks=4, **how)
+    rows, weights, scale, out = args
+    want = numbers(rows) @ numbers(weights).T * numbers(scale)
+    assert_close(numbers(out), want, x, n=1024, scale=float(np.abs(want).max()))
+
+
+def numbers(t: ts.Tensor) -> np.ndarray:
+    return np.asarray(ts.cast(t, "f32").array, np.float64)
+
+
+@pytest.mark.parametrize("how", [{"BM": 16}, {"BN": 32}, {"BK": 64}], ids=str)
+def test_few_columns_and_other_blocks_are_left_to_warps(how, rng):
+    assert program("bf16", "fp4_e2m1", 64, 128, 512, rng,
+                   **{"BM": 64, "BN": 64, "BK": 256} | how)[0] is None
