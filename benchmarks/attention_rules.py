@@ -158,7 +158,7 @@ def measured(D: int, name: str, S: int, wait: Any) -> dict[str, Any]:
 
 
 class Turn:
-    """Waits until `count` processes have come here, 25 seconds at most, then one by one."""
+    """Waits until `count` processes have come here, 35 seconds at most, then one by one."""
 
     def __init__(self, folder: str, count: int):
         self.folder, self.count = Path(folder), count
@@ -166,7 +166,7 @@ class Turn:
 
     def __enter__(self) -> None:
         (self.folder / f"{time.time_ns()}.ready").touch()
-        end = time.time() + 25
+        end = time.time() + 35
         while len(list(self.folder.glob("*.ready"))) < self.count and time.time() < end:
             time.sleep(0.1)
         self.lock = open(self.folder / "lock", "w")

@@ -38,6 +38,7 @@ from .record import Benchmark, CompiledCall, KernelSample
 from .routine import empty_like, generation_of, reshaped, routine, type_of
 
 SLACK = 8.0  # powers of two by which the running maximum may lag
+LEAST_SUM = 1e-30  # below any sum of weights, of which one was 1
 
 
 @kernel
@@ -56,12 +57,11 @@ def attend(Q, K, V, head, group, q0, keys, ahead, scale, BM, BN, causal, slack, 
 @kernel
 def attend_saved(Q, K, V, head, group, q0, keys, ahead, scale, BM, BN, causal, slack, window=0,
                  cap=0.0, spans=None, heads=1):
-    """The same, and each query's log2 of its sum of exp2(scores), for the gradient: HIGHEST of one
-    that sees no key, so that its weights are 0 there too."""
+    """The same, and each query's log2 of its sum of exp2(scores), for the gradient. Of one that
+    sees no key it is a number too, so that its weights, exp2 of -inf less that, are 0 there."""
     o, m, z = attend_sums(Q, K, V, head, group, q0, keys, ahead, scale, BM, BN, causal, slack,
                           window, cap, spans, heads)
-    sums = m + tile.log2(z)
-    return o / z, sums if spans is None else tile.where(z > 0.0, sums, HIGHEST)
+    return o / z, m + tile.log2(z if spans is None else tile.maximum(z, LEAST_SUM))
 
 
 @kernel
@@ -79,7 +79,7 @@ def attend_sums(Q, K, V, head, group, q0, keys, ahead, scale, BM, BN, causal, sl
     first, end, rows = span_rows(spans, head // heads, q0, BM, keys - ahead, first, end)
     limits = key_limits(causal, window, q0, ahead)
     scale, factor = (scale / LOG2E, 1.0) if cap else (scale, scale)
-    for k0 in range(first // BN * BN, end, BN):
+    for k0 in range(first, end, BN):
         k = tile.load(K[head // group, k0:k0+BN, :])
         s = tile.dot(q, k.T)
         s = capped(s, scale, cap)[0] if cap else s
@@ -220,10 +220,10 @@ def flash_attention_2(run: Any, q: Any, k: Any, v: Any, *, causal: bool = False,
         return out
     factor = (1.0 / math.sqrt(D) if scale is None else float(scale)) * math.log2(math.e)
     rule = {"window": window or 0, "cap": float(soft_cap or 0)}
-    if run.given is None and few_queries(dtype, S, T, max(D, E)) and not any(rule.values()):
-        _decode(run, q, k, v, out, factor, (heads // group, group * S), bool(causal))
+    if run.given is None and few_queries(dtype, S, T, max(D, E)):
+        _decode(run, q, k, v, out, factor, (heads // group, group * S), bool(causal), rule)
         return out
-    m, n = attention_block(dtype, S, max(D, E), bool(causal), generation_of(q))
+    m, n = attention_block(dtype, S, max(D, E), bool(causal), generation_of(q), **rule)
     run.run("attention" if S == T else "cross_attention", reshaped(q, (heads, S, D)),
             reshaped(k, (heads // group, T, D)), reshaped(v, (heads // group, T, E)),
             reshaped(out, (heads, S, E)), factor, group=group, BM=run.size("m", m),
@@ -232,15 +232,16 @@ def flash_attention_2(run: Any, q: Any, k: Any, v: Any, *, causal: bool = False,
 
 
 def _decode(run: Any, q: Any, k: Any, v: Any, out: Any, factor: float, extents: tuple[int, int],
-            causal: bool) -> None:
+            causal: bool, rule: dict[str, Any]) -> None:
     """Few queries over keys in parts. extents: heads of keys in all, and queries that read one."""
     (C, R), (S, D), (T, E) = extents, tuple(q.shape)[-2:], tuple(v.shape)[-2:]
-    plan = decode_plan(C, R, T, max(D, E))
+    plan = decode_plan(C, R, min(T, rule["window"] + S) if rule["window"] else T, max(D, E))
     P, parts, lse = plan.parts, reshaped(out, (1, C, R, E)), None
     if P > 1:
         parts, lse = (empty_like(q, shape, "f32") for shape in ((P, C, R, E), (P, C, R)))
     run.run(plan.kernel, reshaped(q, (C, R, D)), reshaped(k, (C, T, D)), reshaped(v, (C, T, E)),
-            None, parts, lse, factor, S=S, BM=plan.rows, BN=plan.keys, causal=causal and S > 1)
+            None, parts, lse, factor, S=S, BM=plan.rows, BN=plan.keys,
+            causal=causal and S > 1, **rule)
     if P > 1:
         run.run("combine_parts", reshaped(parts, (P, C * R, E)), reshaped(lse, (P, C * R)),
                 reshaped(out, (C * R, E)), BP=plan.together)
@@ -266,8 +267,8 @@ def _check(run: Any, q: Any, k: Any, v: Any) -> tuple[int, int]:
     return batch * a[-3], a[-3] // b[-3] if b[-3] else 1
 
 
-def attention_block(dtype: DType, S: int, width: int, causal: bool, chip: Generation | None
-                    ) -> tuple[int, int]:
+def attention_block(dtype: DType, S: int, width: int, causal: bool, chip: Generation | None,
+                    window: int = 0, cap: float = 0.0) -> tuple[int, int]:
     """Queries and keys of a block, by what registers and shared memory hold of heads this wide.
 
     128 queries in two warpgroups, as many keys at a time; half as many for wide heads, and where
@@ -278,6 +279,13 @@ def attention_block(dtype: DType, S: int, width: int, causal: bool, chip: Genera
     """
     if dtype.bits > 16:
         return 32, 32
+    if chip is not None and chip.warpgroup_matmul is not None and S > 64:
+        if cap and 64 < width <= 128:
+            return 192, 64
+        if cap and width <= 64:
+            return 128 if causal else 192, 96
+        if window and width <= 64:
+            return 128, 128
     if chip is not None and chip.warpgroup_matmul is not None:
         if width in (32, 64) and S >= (4096 if causal else 1024):
             return 192, 96 if causal else 128

@@ -70,7 +70,7 @@ def attention_keys(Q: Tensor["B", "S", "D"], K: Tensor["C", "T", "D"], V: Tensor
         first, end = near_queries(causal, window, k0, BM, S, T)
         first, end, rows = span_rows(spans, c // heads, k0, BM, T, first, end)
         limits = query_limits(causal, window, k0, T - S)
-        for q0 in range(first // BN * BN, end, BN):
+        for q0 in range(first, end, BN):
             q, g = tile.load(Q[h, q0:q0+BN, :]), tile.load(G[h, q0:q0+BN, :])
             s, dp = tile.dot(k, q.T), tile.dot(v, g.T)
             s, factor, slope = in_base_2(s, scale, cap)
@@ -109,7 +109,7 @@ def attention_queries(Q: Tensor["B", "S", "D"], K: Tensor["C", "T", "D"], V: Ten
     first, end = near_keys(causal, window, q0, BM, S, T)
     first, end, rows = span_rows(spans, h // heads, q0, BM, S, first, end)
     limits = key_limits(causal, window, q0, T - S)
-    for k0 in range(first // BN * BN, end, BN):
+    for k0 in range(first, end, BN):
         k, v = tile.load(K[h // group, k0:k0+BN, :]), tile.load(V[h // group, k0:k0+BN, :])
         s, dp = tile.dot(q, k.T), tile.dot(g, v.T)
         s, factor, slope = in_base_2(s, scale, cap)
@@ -134,8 +134,9 @@ def keys_block(dtype: DType, width: int, chip: Generation, keys: int | None = No
         return {"BM": 32, "BN": 32}
     narrow = 32 < width <= 64 and (keys is None or keys > 128)
     if _by_warpgroups(dtype, width, chip) and (narrow or 64 < width <= 128 and (cap or spans)):
-        step = 32 if cap else 48 if spans else 64
-        return {"BM": 192 if narrow else 128, "BN": step}
+        if spans and not cap:
+            return {"BM": 128, "BN": 64 if narrow else 48}
+        return {"BM": 192 if narrow else 128, "BN": 32 if cap else 64}
     if width > 128:
         return _fitting(((64, 32) if width <= 192 else (64, 16), (32, 32)), dtype, width, chip)
     many = 64 if width <= 64 or _by_warpgroups(dtype, width, chip) else 32
@@ -152,8 +153,10 @@ def queries_block(dtype: DType, width: int, chip: Generation, queries: int | Non
         return {"BM": 32, "BN": 32}
     if _by_warpgroups(dtype, width, chip):
         if width <= 64:
+            if spans:
+                return {"BM": 128, "BN": 64}
             return {"BM": 128 if causal and queries is not None and queries <= SHORT else 192,
-                    "BN": 64 if spans else 80}
+                    "BN": 80}
         return {"BM": 128, "BN": 64 if width <= 128 else 32}
     return _fitting(((128, 64), (128, 32)) if width <= 128 else ((64, 32),), dtype, width, chip)
 

@@ -10,15 +10,15 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-from ..numerics import DType, f32, int64
+from ..numerics import DType, f32, i32, int64
 from ..tensor import Tensor
 from ..tile import MODULE as tile
 from ..tile.ir.schedule import Schedule
 from ..tile.kernel.decorator import kernel
+from .attention_scores import HIGHEST, LOG2E, capped
 
 MOST_QUERIES = 16  # of a head
 WIDEST = 256  # of a head
-HIGHEST = 3e38
 SLACK = 8.0  # powers of two by which the running maximum may lag
 # Blocks that are wanted: two of a warp on each of 132 multiprocessors. One query of 32 heads over
 # 8192 keys of 8 takes 16.0 us with 33 parts, with 16, 24 and 49 parts 16.9, 16.1 and 16.4 (H100,
@@ -56,7 +56,8 @@ def few_queries(dtype: DType, S: int, T: int, width: int) -> bool:
 
 
 def decode_plan(heads: int, rows: int, T: int, width: int) -> DecodePlan:
-    """heads: of keys, in all sequences, as wide.  rows: queries that read one.  T: keys of each."""
+    """heads: of keys, in all sequences, as wide.  rows: queries that read one.  T: keys of each,
+    those of a window where there is one."""
     name, BM, BN = ("decode_rows", 16, 32) if rows <= 16 else ("decode_many_rows", 64, 64)
     BN = BN if width <= 128 else BN // 2
     blocks = heads * -(-rows // BM)
@@ -66,27 +67,42 @@ def decode_plan(heads: int, rows: int, T: int, width: int) -> DecodePlan:
 
 
 @kernel
-def attend_part(Q, K, V, count, c, r0, part, parts, scale, S, BM, BN, causal):
+def attend_part(Q, K, V, count, spans, c, r0, part, parts, scale, S, BM, BN, causal, window, cap,
+                heads):
     """Rows [r0:r0+BM] of the result over one part of the keys, and log2 of sums of exp2(scores).
 
     Rows are S queries of each head of a group, one head after another.  count: of the keys, the
-    first so many are there; None: all
+    first so many are there; None: all.  spans [Z, 2, 1]: the keys that one query sees, of `heads`
+    heads of keys one after another each.  window, cap: 0 without one
     """
     keys = K.shape[1] if count is None else tile.cast(min(K.shape[1], count[0]), "int32")
-    span = (keys + parts * BN - 1) // (parts * BN) * BN
+    first, end = max(0, keys - S - (window - 1)) if window else 0, keys
+    if spans is not None:
+        first, end = max(first, spans[c // heads, 0, 0]), min(keys, spans[c // heads, 1, 0])
+    begin = first // BN * BN
+    span = (end - begin + parts * BN - 1) // (parts * BN) * BN
+    scale, factor = (scale / LOG2E, 1.0) if cap else (scale, scale)
     q = tile.load(Q[c, r0:r0+BM, :])
     m, z, o = tile.full((BM,), -HIGHEST), tile.zeros((BM,)), tile.zeros((BM, V.shape[-1]))
-    for k0 in range(part * span, min(keys, part * span + span), BN):
+    for k0 in range(begin + part * span, min(end, begin + part * span + span), BN):
         k = tile.load(K[c, k0:k0+BN, :])
         s = tile.dot(q, k.T)
+        s = capped(s, scale, cap)[0] if cap else s
+        key = (tile.arange(0, BN) + k0)[None, :]
+        query = ((tile.arange(0, BM) + r0) % S + (keys - S))[:, None]
         if causal:
-            query, key = (tile.arange(0, BM) + r0) % S + (keys - S), tile.arange(0, BN) + k0
-            s = tile.where(key[None, :] <= query[:, None], s, -math.inf)
+            s = tile.where(key <= query, s, -math.inf)
         elif count is not None:
-            s = tile.where((tile.arange(0, BN) + k0 < keys)[None, :], s, -math.inf)
-        m_new = tile.running_max(m, tile.row_max(s) * scale, SLACK)
+            s = tile.where(key < keys, s, -math.inf)
+        if window:
+            s = tile.where(key > query - window, s, -math.inf)
+        if window and S > 1 and not causal:
+            s = tile.where(key < query + window, s, -math.inf)
+        if spans is not None:
+            s = tile.where((key >= first) & (key < end), s, -math.inf)
+        m_new = tile.running_max(m, tile.row_max(s) * factor, SLACK)
         alpha = tile.exp2(m - m_new)
-        p = tile.exp2(s * scale - m_new)
+        p = tile.exp2(s * factor - m_new)
         z = z * alpha + tile.row_sum(p)
         v = tile.load(V[c, k0:k0+BN, :])
         o = tile.dot(p, v, o * alpha)          # p is rounded to v's type
@@ -98,11 +114,13 @@ def attend_part(Q, K, V, count, c, r0, part, parts, scale, S, BM, BN, causal):
 @kernel(grid=lambda P, R, C, BM: (P, -(-R // BM), C), schedule=Schedule(warps=1, stages=3))
 def decode_rows(Q: Tensor["C", "R", "D"], K: Tensor["C", "T", "D"], V: Tensor["C", "T", "E"],
                 count: Tensor[1, int64] | None, out: Tensor["P", "C", "R", "E"],
-                lse: Tensor["P", "C", "R", f32] | None, scale: f32, S=1, BM=16, BN=32,
-                causal=False):
+                lse: Tensor["P", "C", "R", f32] | None, scale: f32,
+                spans: Tensor["Z", 2, 1, i32] | None = None, heads=1, S=1, BM=16, BN=32,
+                causal=False, window=0, cap=0.0):
     tile.launch_dependents()
     part, r0, c = tile.group_id(0), tile.group_id(1) * BM, tile.group_id(2)
-    o, sums = attend_part(Q, K, V, count, c, r0, part, P, scale, S, BM, BN, causal)
+    o, sums = attend_part(Q, K, V, count, spans, c, r0, part, P, scale, S, BM, BN, causal, window,
+                          cap, heads)
     out[part, c, r0:r0+BM, :] = o
     if lse is not None:
         lse[part, c, r0:r0+BM] = sums
@@ -111,10 +129,12 @@ def decode_rows(Q: Tensor["C", "R", "D"], K: Tensor["C", "T", "D"], V: Tensor["C
 @kernel(grid=lambda P, R, C, BM: (P, -(-R // BM), C))
 def decode_many_rows(Q: Tensor["C", "R", "D"], K: Tensor["C", "T", "D"], V: Tensor["C", "T", "E"],
                      count: Tensor[1, int64] | None, out: Tensor["P", "C", "R", "E"],
-                     lse: Tensor["P", "C", "R", f32] | None, scale: f32, S=1, BM=64, BN=64,
-                     causal=False):
+                     lse: Tensor["P", "C", "R", f32] | None, scale: f32,
+                     spans: Tensor["Z", 2, 1, i32] | None = None, heads=1, S=1, BM=64, BN=64,
+                     causal=False, window=0, cap=0.0):
     part, r0, c = tile.group_id(0), tile.group_id(1) * BM, tile.group_id(2)
-    o, sums = attend_part(Q, K, V, count, c, r0, part, P, scale, S, BM, BN, causal)
+    o, sums = attend_part(Q, K, V, count, spans, c, r0, part, P, scale, S, BM, BN, causal, window,
+                          cap, heads)
     out[part, c, r0:r0+BM, :] = o
     if lse is not None:
         lse[part, c, r0:r0+BM] = sums

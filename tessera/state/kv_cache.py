@@ -340,26 +340,29 @@ def _beside(x: Tensor, held: Tensor) -> Tensor:
 
 
 def attend(q: Any, cache: KVCache, *, causal: bool, mask: Any, scale: float | None = None,
-           dropout: float = 0.0, key: Any = None) -> Tensor:
+           dropout: float = 0.0, key: Any = None, window: int | None = None,
+           soft_cap: float | None = None) -> Tensor:
     """Attention of queries over a cache, heads side by side.
 
     q: [B, Hq, S, D_h], the last S positions of the cache   y: [B, S, Hq D_h]
     causal: query i sees the entries up to its own, count - S + i.
     """
     q = as_tensor(q)
-    draws: dict[str, Any] = {"dropout": dropout, "key": key}
+    draws: dict[str, Any] = {"dropout": dropout, "key": key, "soft_cap": soft_cap}
     if not cache.is_traced:
         return _merged(attention(q, cache.K, cache.V, causal=causal, mask=mask, scale=scale,
-                                 **draws))
+                                 window=window, **draws))
     if mask is not None:
         raise ArgumentError("a mask over a cache whose length is data",
                             hint="leave the mask out: causal=True, and entries that are not filled "
                             "are not seen")
     K, V, S = cache._storage.K, cache._storage.V, q.shape[-2]
-    in_order = not cache.kind.rolling or S == 1  # one query sees all slots that are filled
+    # one query sees all slots that are filled
+    in_order = not cache.kind.rolling or S == 1 and window is None
     if q.ndim == 4 and in_order and not dropout:
-        return _merged(attention_of_first(q, K, V, cache._count, causal=causal, scale=scale))
-    seen = _seen(cache, S, causal)
+        return _merged(attention_of_first(q, K, V, cache._count, causal=causal, scale=scale,
+                                          window=window, soft_cap=soft_cap))
+    seen = _seen(cache, S, causal, window)
     return _merged(attention(q, K, V, causal=False, mask=seen, scale=scale, **draws))
 
 
@@ -367,19 +370,22 @@ def _merged(y: Tensor) -> Tensor:
     return F.merge_heads(y)
 
 
-def _seen(cache: KVCache, S: Any, causal: bool) -> Tensor:
-    """Which slots each query sees: those that are filled, and not later than it. [S, S_max]"""
+def _seen(cache: KVCache, S: Any, causal: bool, window: int | None = None) -> Tensor:
+    """Which slots each query sees: those that are filled, not later than it and within its window.
+    [S, S_max]"""
     count = cache._count
     slots = F.arange(cache.capacity, dtype="int64")
     entry = slots  # the number of the entry that lies in each slot
     if cache.kind.rolling:
         entry = count - 1 - F.remainder(count - 1 - slots, cache._window())
     seen = F.logical_and(entry >= 0, entry < count)
-    if not causal:
-        return F.broadcast_to(F.expand_dims(seen, 0), (S, cache.capacity))
+    seen, entry = F.expand_dims(seen, 0), F.expand_dims(entry, 0)
     rows = F.expand_dims(F.arange(S, dtype="int64") + (count - S), -1)
-    return F.logical_and(F.expand_dims(seen, 0),
-                                 F.less_equal(F.expand_dims(entry, 0), rows))
+    if causal:
+        seen = F.logical_and(seen, F.less_equal(entry, rows))
+    if window is not None:
+        seen = F.logical_and(seen, F.less(F.abs(rows - entry), window))
+    return F.broadcast_to(seen, (S, cache.capacity))
 
 
 HELD[KVCache] = attend

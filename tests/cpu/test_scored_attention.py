@@ -12,6 +12,7 @@ import tessera as ts
 from attention_cases import attention64, dropout_factors, seen_keys, sizes64
 from derivatives import assert_derivatives
 from tessera.errors import ArgumentError, DTypeError, ShapeError
+from tessera.graph import tree
 from tessera.graph.cuda import CudaProgram
 from tolerance import assert_close
 
@@ -95,6 +96,26 @@ def test_against_f64(name, rule, rng):
         assert_close(np.asarray(ts.cast(got, "f64")), w, dtype, n=n, scale=size)
 
 
+@pytest.mark.parametrize("rule", ["window", "cap and window", "window of both sides", "one length",
+                                  "lengths"])
+@pytest.mark.parametrize("S", [1, 5])
+def test_few_queries_over_keys_in_parts(rule, S, rng):
+    """As in decoding: keys outside of a window are in no part, parts are those of a sequence."""
+    q, k = ts.tensor(rng.standard_normal((2, 8, S, 32)), "bf16"), ts.tensor(
+        rng.standard_normal((2, 2, 700, 32)), "bf16")
+    kwargs = given(rule, S, 700, rng)
+    f = lambda q, k: ts.attention(q, k, k, **kwargs)  # noqa: E731
+    made = CudaProgram(ts.jit(f).graph(q, k), "sm_90a")
+    kinds = [g.kind for g in made.plan.groups]
+    few = S == 1 or "lengths" not in kwargs
+    parts = 0 if not few else 1 if "window" in kwargs else 2  # few keys are one part
+    assert kinds.count("attention") == (not few) and kinds.count("launch") == parts
+    wide = [np.asarray(ts.cast(x, "f64")) for x in (q, k, k)]
+    want, sizes = expected([*wide, np.zeros_like(wide[0])], kwargs)
+    got = made.run([q.array, k.array])[0]
+    assert_close(np.asarray(got, np.float64), want[0], "bf16", n=732, scale=sizes[0])
+
+
 @pytest.mark.parametrize("rule", ["cap and window", "segments and lengths"])
 @pytest.mark.parametrize("masked, p", [(True, 0.0), (False, 0.3)], ids=["mask", "dropout"])
 @pytest.mark.parametrize("name", ["groups", "blocks"])
@@ -142,6 +163,37 @@ def test_a_window_reads_its_own_keys_alone():
     widths = {n.outputs[0].aval.shape[-1] for n in expand_by(graph, lambda n: n.op.expand).nodes
               if n.op.name == "matmul"}
     assert max(widths) == 512 + 127
+
+
+@pytest.mark.parametrize("S", [1, 3])
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("rolling", [False, True], ids=["", "rolling"])
+def test_over_a_cache(rolling, causal, S, rng):
+    """Eager, under jit, and by the kernels of few queries; the window is counted from the cache's
+    last entry."""
+    kind = ts.KVCache["B", "H", "S_max", "D", ts.bf16]
+    cache = (kind @ ts.rolling_window if rolling else kind)(1, 1, 300, 16)
+    cache = cache.append(*rng.standard_normal((2, 1, 1, 280, 16)).astype(np.float32))
+    if rolling:
+        cache = cache.append(*rng.standard_normal((2, 1, 1, 40, 16)).astype(np.float32))
+    q = ts.tensor(rng.standard_normal((1, 2, S, 16)), "bf16")
+    kwargs = {"window": 9, "soft_cap": 1.5, "causal": causal}
+    f = lambda q, c: ts.flash_attention(q, c, **kwargs)  # noqa: E731
+    wide = [np.asarray(ts.cast(x, "f64")) for x in (q, cache.K, cache.V, q)]
+    want = expected(wide, kwargs)[0][0].transpose(0, 2, 1, 3).reshape(1, S, -1)
+    made = CudaProgram(ts.jit(f).graph(q, cache), "sm_90a")
+    assert ("call decode_" in str(made.plan)) == (not rolling)
+    lowered = made.run([x.array for x in (q, *tree.flatten(cache)[0])])[0]
+    for y in (np.asarray(f(q, cache).array), ts.jit(f)(q, cache).array, lowered):
+        assert_close(np.asarray(y, np.float64), want, "bf16", n=64)
+
+
+def test_segments_over_a_cache_are_refused():
+    cache = ts.KVCache["B", "H", "S_max", "D", ts.f32](1, 1, 8, 4).append(*ts.ones((2, 1, 1, 3, 4)))
+    with pytest.raises(ArgumentError, match="segments and lengths over a cache"):
+        ts.flash_attention(ts.ones((1, 1, 1, 4)), cache, segments=np.zeros(3, int))
+    with pytest.raises(ArgumentError, match="window=0"):
+        ts.flash_attention(ts.ones((1, 1, 1, 4)), cache, window=0)
 
 
 @pytest.mark.parametrize("kwargs, error, text", [

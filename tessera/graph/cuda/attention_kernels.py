@@ -97,19 +97,25 @@ def _row_blocks(node: Node, i: int) -> int:
     return -(-rows // SUMMED_ROWS)
 
 
-def _few_queries(q: Tensor, k: Tensor, v: Tensor, *count: Tensor, scale: float, causal: bool,
-                 types: tuple[NumericType, ...]) -> Tensor:
-    """The queries of a group side by side, over keys in parts. count: how many keys are there."""
+def _few_queries(q: Tensor, k: Tensor, v: Tensor, *rest: Tensor, scale: float, causal: bool,
+                 types: tuple[NumericType, ...], window: int = 0, cap: float = 0.0) -> Tensor:
+    """The queries of a group side by side, over keys in parts. rest: how many keys are there, or
+    the spans of one query each."""
     (S, D), (T, E), C = tuple(q.shape[-2:]), tuple(v.shape[-2:]), prod(k.shape[:-2])
     R = prod(q.shape[:-1]) // C
-    plan = decode_plan(C, R, T, max(D, E))
+    plan = decode_plan(C, R, min(T, window + S) if window else T, max(D, E))
+    count = next((F.reshape(x, (1,)) for x in rest if x.ndim == 0), None)
+    spans: dict[str, Any] = {}
+    for x in (x for x in rest if x.ndim):
+        rows = F.reshape(x, (-1, 2, 1))
+        spans = {"spans": rows, "heads": C // rows.shape[0]}
     P = plan.parts
     parts = F.zeros((P, C, R, E), types[0] if P == 1 else F32)
     lse = None if P == 1 else F.zeros((P, C, R))
     kernel = next(x for x in KERNELS if x.__name__ == plan.kernel)
     kernel(F.reshape(q, (C, R, D)), F.reshape(k, (C, T, D)), F.reshape(v, (C, T, E)),
-           F.reshape(count[0], (1,)) if count else None, parts, lse,
-           scale * LOG2E, S=S, BM=plan.rows, BN=plan.keys, causal=causal and S > 1)
+           count, parts, lse, scale * LOG2E, S=S, BM=plan.rows, BN=plan.keys,
+           causal=causal and S > 1, window=window, cap=cap, **spans)
     if lse is None:
         return F.reshape(parts, (*q.shape[:-1], E))
     out = F.zeros((C * R, E), types[0])
@@ -254,8 +260,8 @@ def _is_few(node: Node) -> bool:
     width: Any = max(q.shape[-1], v.shape[-1])
     if node.op is CACHED_ATTENTION:
         return node.attrs["scale"] > 0 and few_queries(q.dtype, S, T, width)
-    scored = node.attrs.get("window") or node.attrs.get("cap") or _extras(node).spans is not None
-    return _is_plain(node) and not scored and few_queries(q.dtype, S, T, width)
+    lines = S > 1 and _extras(node).spans is not None  # of several queries each its own
+    return _is_plain(node) and not lines and few_queries(q.dtype, S, T, width)
 
 
 def _is_taken(node: Node) -> bool:

@@ -88,9 +88,9 @@ def for_columns(extents: tuple[int, ...], ends: bool = False) -> Schedule:
 
 
 def for_attention(numeric: NumericType, S: int, width: int, chip: Generation,
-                  causal: bool) -> Schedule:
+                  causal: bool, window: int = 0, cap: float = 0.0) -> Schedule:
     """A warp for 16 queries, of three warpgroups two."""
-    m, n = attention_block(numeric.dtype, S, width, causal, chip)
+    m, n = attention_block(numeric.dtype, S, width, causal, chip, window, cap)
     if numeric.dtype.bits > 16:
         return chosen(m, n, warps=4, stages=1)
     return chosen(m, n, warps=min(8, m // 16), stages=2)

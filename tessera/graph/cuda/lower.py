@@ -245,13 +245,14 @@ class _KernelSchedule(ScheduleBuilder):
                   (heads // repeats, *extents_of(v)[-2:])]
         own = [self.operand(x, sh) for x, sh in zip((q, k, v), shapes, strict=True)]
         own += [self.operand(x, (prod(extents_of(x)[:-2]), 2, S)) for x in spans]
+        rule = {"window": anchor.attrs.get("window", 0), "cap": anchor.attrs.get("cap", 0.0)}
         s = choose_schedule.for_attention(q.aval.type, S, max(E, extents_of(q)[-1]),
-                                          self.chip, anchor.attrs["causal"])
+                                          self.chip, anchor.attrs["causal"], **rule)
         scale = anchor.attrs["scale"] * float(np.log2(np.e))
         self._anchored("attention", group, frame, own, s, (choose_schedule.blocks(S, s.m), heads),
                        scale=scale, causal=anchor.attrs["causal"], group=repeats,
-                       window=anchor.attrs.get("window", 0), cap=anchor.attrs.get("cap", 0.0),
-                       saves=len(anchor.outputs) > 1 and anchor.outputs[1] in group.outputs)
+                       saves=len(anchor.outputs) > 1 and anchor.outputs[1] in group.outputs,
+                       **rule)
 
     def _anchored(self, kind: str, group: FusionGroup, frame: Frame, own: list[GroupOperand],
                   schedule: Any, grid: tuple[int, ...], /, **attrs: Any) -> None:

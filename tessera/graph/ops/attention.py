@@ -24,7 +24,7 @@ from .reduce import accumulate_dtype
 from .sort import SEARCHSORTED
 
 # What stands for keys and values in flash_attention(q, cache): type -> attend(q, cache, causal=,
-# scale=, mask=, dropout=, key=). Filled by state.
+# scale=, mask=, dropout=, key=, window=, soft_cap=). Filled by state.
 HELD: dict[type, Callable[..., Tensor]] = {}
 
 
@@ -126,9 +126,10 @@ def _check_rows(x: Tensor, name: str, own: tuple[Any, ...], lead: tuple[Any, ...
 
 
 def attention_of_first(q: Any, k: Any, v: Any, count: Tensor, *, causal: bool = False,
-                       scale: float | None = None) -> Tensor:
+                       scale: float | None = None, window: int | None = None,
+                       soft_cap: float | None = None) -> Tensor:
     """`attention` over the first `count` of the keys, an int64: query i of S sees key j < count,
-    where causal j <= count - S + i.
+    where causal j <= count - S + i, and those of a window around count - S + i.
 
     q: [B, H, S, D]   k: [B, Hk, T, D]   v: [B, Hk, T, Dv]   y: [B, H, S, Dv]
     """
@@ -136,7 +137,7 @@ def attention_of_first(q: Any, k: Any, v: Any, count: Tensor, *, causal: bool = 
     _check_operands(a, b, c)
     scale = 1.0 / math.sqrt(a.shape[-1]) if scale is None else float(scale)
     y = apply(CACHED_ATTENTION, a, b, c, count, scale=scale, causal=bool(causal),
-              accum=accumulate_dtype(numeric))
+              accum=accumulate_dtype(numeric), **_score_rule(window, soft_cap))
     return store(y, numeric)
 
 
@@ -199,13 +200,13 @@ def flash_attention(q: Any, k: Any, v: Any = None, *, causal: bool | None = None
     if causal is not None and is_causal is not None and causal != is_causal:
         raise ArgumentError(f"causal={causal} and is_causal={is_causal} contradict each other")
     chosen = next((c for c in (causal, is_causal) if c is not None), True)
-    rule = {"window": window, "soft_cap": soft_cap, "segments": segments, "lengths": lengths}
     if v is None and type(k) in HELD:
-        if any(x is not None for x in rule.values()):
-            raise ArgumentError(
-                f"{', '.join(n for n, x in rule.items() if x is not None)}: not over a cache",
-                hint="ts.attention(q, k, v) takes them; a mask does the same over a cache")
-        return HELD[type(k)](q, k, causal=chosen, scale=scale, mask=mask, dropout=dropout, key=key)
+        _score_rule(window, soft_cap)  # fails where they are no numbers
+        if segments is not None or lengths is not None:
+            raise ArgumentError("segments and lengths over a cache", hint="a cache knows its own "
+                                "length, and holds one sequence of each row; a mask says more")
+        return HELD[type(k)](q, k, causal=chosen, scale=scale, mask=mask, dropout=dropout, key=key,
+                             window=window, soft_cap=soft_cap)
     if v is None:
         raise ArgumentError(
             f"flash_attention takes queries, keys and values, got queries and a "

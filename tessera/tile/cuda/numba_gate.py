@@ -37,6 +37,7 @@ try:
     from llvmlite import ir
     from numba import cuda
     from numba.cuda import types
+    from numba.cuda.debuginfo import CUDADIBuilder
     from numba.cuda.descriptor import cuda_target
     from numba.cuda.extending import intrinsic as numba_intrinsic
     from numba.cuda.typing import signature as numba_signature
@@ -351,6 +352,15 @@ def _asked_once(ask: Callable[..., Any]) -> Callable[..., Any]:
 
 cuda_target.typing_context.resolve_function_type = _asked_once(
     cuda_target.typing_context.resolve_function_type)
+
+
+def _unmarked(builder: Any, *args: Any, **options: Any) -> None:
+    """Which value a variable has is for debuggers, for which nothing is built here: the PTX is the
+    same without. NVVM 13 refuses some kernels with it, "Symbol name with unsupported characters".
+    """
+
+
+CUDADIBuilder.update_variable = _unmarked
 
 
 @dataclass(frozen=True)
