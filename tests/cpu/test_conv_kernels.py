@@ -110,6 +110,18 @@ def test_channels_stay_last_in_a_chain(rng: Any) -> None:
     assert len(moved) == 4 and all(64 * 64 * 9 == np.prod(s) for s in moved), moved
 
 
+def test_single_pixels_of_images_that_come_channels_last(rng: Any) -> None:
+    """Are plain matmuls, forward and both ways back, and nothing is moved."""
+    def conv(x: Any, w: Any) -> Any:
+        x, w = ts.transpose(x, (0, 3, 1, 2)), ts.transpose(w, (0, 3, 1, 2))
+        return ts.transpose(ts.conv2d(x, w), (0, 2, 3, 1))
+
+    made = check(lambda x, w: products(conv, x, w), integers(rng, (2, 5, 6, 16)),
+                 integers(rng, (24, 1, 1, 16)))
+    kinds = [g.kind for g in made.plan.groups]
+    assert kinds.count("gemm") == 3 and "move" not in kinds, kinds
+
+
 def test_one_axis_and_transposed(rng: Any) -> None:
     made = check(lambda x, w: products(lambda x, w: ts.conv1d(x, w, stride=2, padding=3), x, w),
                  integers(rng, (2, 16, 21), "f16"), integers(rng, (20, 16, 5), "f16"))

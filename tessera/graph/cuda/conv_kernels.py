@@ -28,6 +28,7 @@ from .window_kernels import (
     POINTS,
     few_channel_rules,
     geometry_of,
+    has_channels_last,
     has_few_channels,
     is_pointwise,
     results_of,
@@ -41,10 +42,11 @@ GROUPS = 264  # of threads that keep a large chip busy: two for each multiproces
 
 
 def use_conv_kernels(graph: Graph, chip: Generation) -> Graph:
-    """The graph with the convolutions that the kernels take as their launches; where copies unfold
-    images, windows of one pixel are matmuls of images whose channels lie together, too."""
+    """The graph with the convolutions that the kernels take as their launches. Where copies unfold
+    images, or images come with their channels together, windows of one pixel are matmuls of such
+    images, too."""
     launches = {n: rule for n in graph.nodes if (rule := _launch_of(n, chip)) is not None}
-    last = any(_unfolded(n, chip) for n in launches)
+    last = any(_unfolded(n, chip) for n in launches) or has_channels_last(graph)
     graph = _rounded(graph, launches)
 
     def chosen(node: Node) -> Rule | None:

@@ -201,6 +201,12 @@ def is_pointwise(node: Node) -> bool:
             and len(window) == 2 and not any(map(any, node.attrs["padding"])))
 
 
+def has_channels_last(graph: Graph) -> bool:
+    """Whether images of a convolution of single pixels are given as transposed [N, H, W, C]."""
+    fronts = {v for n in graph.nodes if _fronts(n) for v in n.outputs}
+    return any(is_pointwise(n) and n.inputs[0] in fronts for n in graph.nodes)
+
+
 def _point_forward(x: Tensor, w: Tensor, accum: Any, **attrs: Any) -> Tensor:
     y = matmul_compute(pixels(x), F.swapaxes(taps(w), 0, 1), accum)
     return F.transpose(F.reshape(y, (x.shape[0], *x.shape[2:], w.shape[0])), TO_FRONT)
@@ -271,6 +277,6 @@ def _reduced(rw: Rewriter, node: Node, x: Value) -> Value | None:
     return rw.emit("transpose", made, axes=TO_FRONT) if attrs.get("keepdims") else made
 
 
-__all__ = ["POINTS", "geometry_of", "few_channel_rules", "has_few_channels", "is_pointwise",
+__all__ = ["POINTS", "geometry_of", "few_channel_rules", "has_channels_last", "has_few_channels", "is_pointwise",
            "results_of", "rules", "sink_transposes",
            "unfolds"]

@@ -384,6 +384,15 @@ def _store_row(b: Builder, dtype: str, x: list[Any], line: Any, quad: Any, on: A
                _transposed(b, words, odd, high), b.to_int(on(4 * first)))
 
 
+def _store_pairs(b: Builder, x: list[Any], line: Any, quad: Any, on: Any) -> None:
+    """The same of 32 bits: two columns of every eight."""
+    line = b.add(line, b.shl(b.zext(quad, "i64"), b.const("i64", 3)))
+    for first in range(0, len(x), 2):
+        words = [b.bitcast(v, "i32") for v in x[first:first + 2]]
+        b.call(memory.st("global", "b32", 2, guarded=True), b.add(line, b.const("i64", 16 * first)),
+               words, b.to_int(on))
+
+
 @functools.cache
 def store_windows(layout: str, shape: tuple[int, int], dtype: str, geometry: tuple) -> Operation:
     """(fragment, address of the images, pixels, place of the lane's row 0, column, lane % 4): as
@@ -411,8 +420,12 @@ def store_windows(layout: str, shape: tuple[int, int], dtype: str, geometry: tup
                 at = b.add(b.mul(at, b.i32(images[axis])), index)
             inside = b.and_(inside, b.compare("<", at, pixels))
             element = b.add(b.mul(b.sext(at, "i64"), b.const("i64", channels)), channel)
-            _store_row(b, dtype, [x[i] for i in parts], b.add(base, b.shl(
-                element, b.const("i64", 1))), quad, lambda _, inside=inside: inside)
+            at = b.add(base, b.mul(element, b.const("i64", find_dtype(dtype).bits // 8)))
+            found = [x[i] for i in parts]
+            if dtype == "f32":
+                _store_pairs(b, found, at, quad, inside)
+            else:
+                _store_row(b, dtype, found, at, quad, lambda _, inside=inside: inside)
 
     args = (Operand("x", "f32", whole.count), Operand("base", "i64"), *operands(
         pixels="i32", place="i32", column="i32", quad="i32"))
