@@ -5,8 +5,9 @@
 Microseconds of each and the ratio. Ours are compiled functions of several images, as a user writes
 them: images and filters are [N, H, W, C] in memory and transposed views of that in the function.
 Theirs are PyTorch's with cudnn.benchmark, as a CUDA graph. Both take images in turn of which L2
-does not hold all, our gradients of filters are f32 and theirs bf16; results are checked against cuDNN's first. Needs torch and a GPU. Writes
-benchmarks/results/convolutions.json, or $OUT/convolutions.json when OUT is set.
+does not hold all; our gradients of filters are f32, theirs bf16. Results are checked against
+cuDNN's first. Needs torch and a GPU. Writes benchmarks/results/convolutions.json, or
+$OUT/convolutions.json when OUT is set.
 """
 
 from __future__ import annotations
