@@ -277,6 +277,5 @@ def _reduced(rw: Rewriter, node: Node, x: Value) -> Value | None:
     return rw.emit("transpose", made, axes=TO_FRONT) if attrs.get("keepdims") else made
 
 
-__all__ = ["POINTS", "geometry_of", "few_channel_rules", "has_channels_last", "has_few_channels", "is_pointwise",
-           "results_of", "rules", "sink_transposes",
-           "unfolds"]
+__all__ = ["POINTS", "few_channel_rules", "geometry_of", "has_channels_last", "has_few_channels",
+           "is_pointwise", "results_of", "rules", "sink_transposes", "unfolds"]
