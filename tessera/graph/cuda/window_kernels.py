@@ -8,6 +8,7 @@ as [N, H, W, C] from the first convolution to the last.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from math import prod
 from typing import Any
 
@@ -18,7 +19,7 @@ from ...kernels.conv import (
     conv_forward,
     conv_weights,
 )
-from ...kernels.matmul_blocks import BLOCKS, MatmulBlocks, MatmulExtents, choose_blocks
+from ...kernels.matmul_blocks import BLOCK_US, MatmulBlocks, MatmulExtents, choose_blocks
 from ...kernels.matmul_plan import card_for
 from ...numerics import as_type
 from ...runtime.generations import Generation, WarpgroupMatmul
@@ -36,7 +37,8 @@ from .few_channels import Patches, filters_from, filters_of, patches_of
 from .move_passes import is_plain_loop
 
 F32 = as_type("f32")
-PANEL = 64  # channels of 16 bits that a copy brings of a pixel
+STEPS = 64, 32, 16  # channels of 16 bits that a copy may bring of a pixel
+STORED = 32  # channels that rows of a result have at least where they go to pixels of their own
 EIGHT = 8  # elements of 16 bits: where rows that copies read begin
 FEW = 16  # channels
 TO_FRONT = 0, 3, 1, 2  # [N, H, W, C] as [N, C, H, W]
@@ -56,12 +58,12 @@ def unfolds(node: Node, chip: Generation) -> bool:
     geometry = _geometry(node, images, results)
     if node.op is CONV_INPUT:
         strided = max(geometry.stride) > 1
-        if strided and (max(geometry.dilation) > 1 or channels % PANEL):
+        if strided and (max(geometry.dilation) > 1 or channels % STORED):
             return False
         channels, filters = filters, channels
         geometry = geometry.readers if strided else geometry.backwards
     windows, copies = Windows.of({"channels": channels, **geometry._asdict()}), unit.copies
-    return (channels % PANEL == 0 and filters % EIGHT == 0
+    return (channels % STEPS[-1] == 0 and filters % EIGHT == 0
             and windows.reach <= copies.most_corner and windows.offset <= copies.most_offset
             and max(windows.stride) <= copies.most_stride)
 
@@ -101,7 +103,8 @@ def rules(chip: Generation) -> dict[GraphOp, Rule]:
         geometry = geometry_of(tuple(w.shape[2:]), tuple(x.shape[2:]), places, **attrs)
         Y = F.zeros((x.shape[0] * prod(places), w.shape[0]), rounds)
         b = _blocks(Y.shape[0], Y.shape[1], w.shape[1] * geometry.taps, rounds, unit)
-        conv_forward(pixels(x), taps(w), Y, geometry, BM=b.rows, BN=b.columns)
+        conv_forward(pixels(x), taps(w), Y, geometry, BM=b.rows, BN=b.columns,
+                     BK=step_of(x.shape[1]))
         return _images(Y, (x.shape[0], *places))
 
     def backward(g: Tensor, w: Tensor, spatial: tuple, accum: Any, groups: int, rounds: Any = F32,
@@ -109,20 +112,23 @@ def rules(chip: Generation) -> dict[GraphOp, Rule]:
         geometry = geometry_of(tuple(w.shape[2:]), spatial, tuple(g.shape[2:]), **attrs)
         D = F.zeros((g.shape[0] * prod(spatial), w.shape[1]), rounds)
         classes, depth = prod(geometry.stride), w.shape[0] * geometry.taps
-        b = _blocks(D.shape[0], D.shape[1], -(-depth // classes), rounds, unit, even=classes > 1)
+        blocks = [n for n in BLOCK_US if classes == 1 or D.shape[1] % n[1] == n[1] % STORED == 0]
+        b = _blocks(D.shape[0], D.shape[1], -(-depth // classes), rounds, unit, blocks)
+        step = step_of(g.shape[1])
         if classes == 1:
-            conv_backward(pixels(g), taps(w), D, geometry.backwards, BM=b.rows, BN=b.columns)
+            conv_backward(pixels(g), taps(w), D, geometry.backwards, BM=b.rows, BN=b.columns,
+                          BK=step)
         else:
             read, patches = geometry.readers, geometry.patches
             conv_backward_strided(pixels(g), taps(w), D, geometry, read, patches, classes=classes,
                                   places=g.shape[0] * prod(patches.results), BM=b.rows,
-                                  BN=b.columns)
+                                  BN=b.columns, BK=step)
         return _images(D, (g.shape[0], *spatial))
 
     def weights(x: Tensor, g: Tensor, window: tuple, accum: Any, groups: int,
                 **attrs: Any) -> Tensor:
         geometry = geometry_of(tuple(window), tuple(x.shape[2:]), tuple(g.shape[2:]), **attrs)
-        D = _weights(pixels(x), pixels(g), geometry, unit)
+        D = _weights(pixels(x), pixels(g), geometry, unit, step_of(x.shape[1]))
         return F.transpose(F.reshape(D, (g.shape[1], *window, x.shape[1])), TO_FRONT)
 
     return {CONV: forward, CONV_INPUT: backward, CONV_FILTER: weights}
@@ -153,21 +159,29 @@ def few_channel_rules(chip: Generation) -> dict[GraphOp, Rule]:
     return {CONV: forward, CONV_FILTER: weights}
 
 
-def _weights(X: Tensor, G: Tensor, geometry: Geometry, unit: WarpgroupMatmul | None) -> Tensor:
-    """[filters, taps and channels], in parts of the places, then added."""
+def _weights(X: Tensor, G: Tensor, geometry: Geometry, unit: WarpgroupMatmul | None,
+             step: int = STEPS[0]) -> Tensor:
+    """[filters, taps and channels], in parts of the places, then added. step: channels of a copy;
+    fewer than the most are the columns of a block."""
     M, K = G.shape[1], X.shape[1] * geometry.taps
-    b = _blocks(M, K, G.shape[0], F32, unit, split=True)
+    blocks = [n for n in BLOCK_US if step == STEPS[0] or n[1] == step]
+    b = _blocks(M, K, G.shape[0], F32, unit, blocks, split=True)
     D = F.zeros((b.parts, M, K))
     conv_weights(X, G, D, geometry, b.depth or G.shape[0], BM=b.rows, BN=b.columns)
     return F.sum(D, axis=0)
 
 
 def _blocks(M: int, N: int, K: int, result: Any, unit: WarpgroupMatmul | None,
-            split: bool = False, even: bool = False) -> MatmulBlocks:
-    """even: whether columns of a block have to divide those of the result."""
-    extents = MatmulExtents(M, N, K, 16, result.dtype.bits)
-    blocks = tuple(b for b in BLOCKS if not even or N % b[1] == 0)
-    return choose_blocks(extents, blocks, split, card_for(unit))
+            blocks: Iterable[tuple[int, int]] = BLOCK_US, split: bool = False) -> MatmulBlocks:
+    """Of some blocks the quickest; narrow ones are for narrow results."""
+    extents, blocks = MatmulExtents(M, N, K, 16, result.dtype.bits), tuple(blocks)
+    fit = tuple(b for b in blocks if b[1] >= min(N, STEPS[0])) or blocks
+    return choose_blocks(extents, fit, split, card_for(unit))
+
+
+def step_of(channels: int) -> int:
+    """How many channels a copy brings."""
+    return next(n for n in STEPS if channels % n == 0)
 
 
 def pixels(x: Tensor) -> Tensor:

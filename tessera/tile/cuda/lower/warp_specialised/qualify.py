@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tessera.runtime.generations import WarpgroupMatmul
-from tessera.tile.cuda.lower.warp_specialised.program import PANEL_BYTES, Refused
+from tessera.tile.cuda.lower.warp_specialised.program import Refused, panel_columns
 from tessera.tile.cuda.lower.warp_specialised.rewrite import is_part, ops_in
 from tessera.tile.ir.ir import Const, For, Function, Op, SSAValue, definitions, walk
 from tessera.tile.ir.op_record import OPS
@@ -135,7 +135,7 @@ def check_box(x: SharedOperand, view: Op) -> None:
 
 def check_windows(x: SharedOperand, view: Op, form: WarpgroupMatmul) -> None:
     """Whether TMA unfolds images: each panel of columns lies in one pixel of a window."""
-    panel = 8 * PANEL_BYTES // x.tensor.dtype.bits
+    panel = panel_columns(x.shape[1], x.tensor.dtype)
     windows = Windows.of(view.attr).joined(panel)
     if x.shape[1] % panel or windows.channels % panel:
         raise Refused(f"{x.name}: copies of windows bring {panel} channels at once, of "
