@@ -54,7 +54,7 @@ class _Stores:
     def __init__(self, function: Function, groups: int, known: Knowledge, facts: Any, room: int):
         self.function, self.groups, self.known = function, groups, known
         self.aligned, self.shared = facts.aligned, getattr(facts, "shared", False)
-        self.watched = getattr(facts, "watched", frozenset())
+        self.watched: frozenset[str] = getattr(facts, "watched", frozenset())
         self.made = {d.value: n for n in walk(function.body) if isinstance(n, Op)
                      for d in n.outs}
         self.types = definitions(function)
