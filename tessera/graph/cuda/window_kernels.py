@@ -101,28 +101,14 @@ def rules(chip: Generation) -> dict[GraphOp, Rule]:
                 **attrs: Any) -> Tensor:
         places = results_of(x.shape[2:], w.shape[2:], **attrs)
         geometry = geometry_of(tuple(w.shape[2:]), tuple(x.shape[2:]), places, **attrs)
-        Y = F.zeros((x.shape[0] * prod(places), w.shape[0]), rounds)
-        b = _blocks(Y.shape[0], Y.shape[1], w.shape[1] * geometry.taps, rounds, unit)
-        conv_forward(pixels(x), taps(w), Y, geometry, BM=b.rows, BN=b.columns,
-                     BK=step_of(x.shape[1]))
+        Y = _forward(pixels(x), taps(w), geometry, rounds, unit, step_of(x.shape[1]))
         return _images(Y, (x.shape[0], *places))
 
     def backward(g: Tensor, w: Tensor, spatial: tuple, accum: Any, groups: int, rounds: Any = F32,
                  **attrs: Any) -> Tensor:
         geometry = geometry_of(tuple(w.shape[2:]), spatial, tuple(g.shape[2:]), **attrs)
         D = F.zeros((g.shape[0] * prod(spatial), w.shape[1]), rounds)
-        classes, depth = prod(geometry.stride), w.shape[0] * geometry.taps
-        blocks = [n for n in BLOCK_US if classes == 1 or D.shape[1] % n[1] == n[1] % STORED == 0]
-        b = _blocks(D.shape[0], D.shape[1], -(-depth // classes), rounds, unit, blocks)
-        step = step_of(g.shape[1])
-        if classes == 1:
-            conv_backward(pixels(g), taps(w), D, geometry.backwards, BM=b.rows, BN=b.columns,
-                          BK=step)
-        else:
-            read, patches = geometry.readers, geometry.patches
-            conv_backward_strided(pixels(g), taps(w), D, geometry, read, patches, classes=classes,
-                                  places=g.shape[0] * prod(patches.results), BM=b.rows,
-                                  BN=b.columns, BK=step)
+        _backward(pixels(g), taps(w), D, geometry, unit, step_of(g.shape[1]))
         return _images(D, (g.shape[0], *spatial))
 
     def weights(x: Tensor, g: Tensor, window: tuple, accum: Any, groups: int,
@@ -143,40 +129,70 @@ def few_channel_rules(chip: Generation) -> dict[GraphOp, Rule]:
         places = results_of(x.shape[2:], w.shape[2:], **attrs)
         geometry = geometry_of(tuple(w.shape[2:]), tuple(x.shape[2:]), places, **attrs)
         p = Patches.of(geometry, x.shape[1])
-        Y = F.zeros((x.shape[0] * prod(places), w.shape[0]), rounds)
-        b = _blocks(Y.shape[0], Y.shape[1], prod(p.window) * p.channels, rounds, unit)
-        conv_forward(patches_of(F.transpose(x, TO_BACK), p, geometry), filters_of(
-            F.transpose(w, TO_BACK), p, geometry), Y, p.geometry, BM=b.rows, BN=b.columns)
-        return _images(Y, (x.shape[0], *places))
+        X = patches_of(F.transpose(x, TO_BACK), p, geometry)
+        W = filters_of(F.transpose(w, TO_BACK), p, geometry)
+        return _images(_forward(X, W, p.geometry, rounds, unit), (x.shape[0], *places))
 
     def weights(x: Tensor, g: Tensor, window: tuple, accum: Any, groups: int,
                 **attrs: Any) -> Tensor:
         geometry = geometry_of(tuple(window), tuple(x.shape[2:]), tuple(g.shape[2:]), **attrs)
-        p, G = Patches.of(geometry, x.shape[1]), pixels(g)
-        D = _weights(patches_of(F.transpose(x, TO_BACK), p, geometry), G, p.geometry, unit)
+        p = Patches.of(geometry, x.shape[1])
+        X = patches_of(F.transpose(x, TO_BACK), p, geometry)
+        D = _weights(X, pixels(g), p.geometry, unit)
         return F.transpose(filters_from(D, p, geometry, x.shape[1]), TO_FRONT)
 
     return {CONV: forward, CONV_FILTER: weights}
 
 
+def _forward(X: Tensor, W: Tensor, geometry: Geometry, result: Any, unit: WarpgroupMatmul | None,
+             step: int = STEPS[0]) -> Tensor:
+    """[places, filters]. step: channels of a copy."""
+    P, (M, K) = X.shape[0] // prod(geometry.images) * prod(geometry.results), W.shape
+    Y = F.zeros((P, M), result)
+    b = _blocks(P, M, K, result, unit, _unfolded_size(X, geometry) + M * K)
+    conv_forward(X, W, Y, geometry, BM=b.rows, BN=b.columns, BK=step)
+    return Y
+
+
+def _backward(G: Tensor, W: Tensor, D: Tensor, geometry: Geometry, unit: WarpgroupMatmul | None,
+              step: int) -> None:
+    """Into D [pixels, channels]."""
+    (S, C), classes, depth = D.shape, prod(geometry.stride), W.shape[0] * geometry.taps
+    fit = [n for n in BLOCK_US if classes == 1 or C % n[1] == n[1] % STORED == 0]
+    b = _blocks(S, C, -(-depth // classes), D.type, unit, prod(G.shape) + prod(W.shape), fit)
+    if classes == 1:
+        conv_backward(G, W, D, geometry.backwards, BM=b.rows, BN=b.columns, BK=step)
+        return
+    patches = geometry.patches
+    places = S // prod(geometry.images) * prod(patches.results)
+    conv_backward_strided(G, W, D, geometry, geometry.readers, patches, classes=classes,
+                          places=places, BM=b.rows, BN=b.columns, BK=step)
+
+
 def _weights(X: Tensor, G: Tensor, geometry: Geometry, unit: WarpgroupMatmul | None,
              step: int = STEPS[0]) -> Tensor:
-    """[filters, taps and channels], in parts of the places, then added. step: channels of a copy;
-    fewer than the most are the columns of a block."""
-    M, K = G.shape[1], X.shape[1] * geometry.taps
-    blocks = [n for n in BLOCK_US if step == STEPS[0] or n[1] == step]
-    b = _blocks(M, K, G.shape[0], F32, unit, blocks, split=True)
+    """[filters, taps and channels], in parts of the places, then added. Copies of fewer channels
+    than the most are the columns of a block."""
+    (P, M), K = G.shape, X.shape[1] * geometry.taps
+    fit = [n for n in BLOCK_US if step == STEPS[0] or n[1] == step]
+    b = _blocks(M, K, P, F32, unit, _unfolded_size(X, geometry) + P * M, fit, split=True)
     D = F.zeros((b.parts, M, K))
-    conv_weights(X, G, D, geometry, b.depth or G.shape[0], BM=b.rows, BN=b.columns)
+    conv_weights(X, G, D, geometry, b.depth or P, BM=b.rows, BN=b.columns)
     return F.sum(D, axis=0)
 
 
-def _blocks(M: int, N: int, K: int, result: Any, unit: WarpgroupMatmul | None,
+def _blocks(M: int, N: int, K: int, result: Any, unit: WarpgroupMatmul | None, read: int,
             blocks: Iterable[tuple[int, int]] = BLOCK_US, split: bool = False) -> MatmulBlocks:
-    """Of some blocks the quickest; narrow ones are for narrow results."""
-    extents, blocks = MatmulExtents(M, N, K, 16, result.dtype.bits), tuple(blocks)
+    """Of some blocks the quickest; narrow ones are for narrow results. read: elements."""
+    extents, blocks = MatmulExtents(M, N, K, 16, result.dtype.bits, read=read), tuple(blocks)
     fit = tuple(b for b in blocks if b[1] >= min(N, STEPS[0])) or blocks
     return choose_blocks(extents, fit, split, card_for(unit))
+
+
+def _unfolded_size(X: Tensor, g: Geometry) -> int:
+    """Elements of images that windows reach, each once."""
+    reached = (min(i, n * k) for i, n, k in zip(g.images, g.results, g.window, strict=True))
+    return prod(X.shape) // prod(g.images) * prod(reached)
 
 
 def step_of(channels: int) -> int:
