@@ -112,7 +112,7 @@ def everywhere(kernel: Any, grid: tuple[int, ...], want: np.ndarray, out: Any, *
 
 
 @pytest.mark.parametrize("sizes", [{"BM": 64, "BN": 64}, {"BM": 128, "BN": 64, "BK": 128},
-                                   {"BM": 256, "BN": 64, "swapped": True}], ids=str)
+                                   {"BM": 256, "BN": 64, "BK": 32}], ids=str)
 @pytest.mark.parametrize("name", CONVS)
 def test_forward(name: str, sizes: dict, rng: Any) -> None:
     c = Conv(rng, name)
@@ -239,11 +239,33 @@ def refusal(channels: int = 64, **changes: Any) -> str:
     return lowered(conv_forward, X, W, Y, g, BN=64, facts=FACTS).reason
 
 
+@ts.kernel
+def before_the_first(X: Tensor["S", "C", bf16], W: Tensor["M", "K", bf16],
+                     Y: Tensor["P", "M", bf16], geometry, shift=0, BM=64, BN=64, BK=64):
+    p, m = tile.group_id(0) * BM, tile.group_id(1) * BN
+    acc = tile.zeros((BM, BN), f32)
+    for k in range(0, K, BK):
+        x = tile.load(tile.windows(X, p - 8, k + shift, geometry, BM, BK))
+        acc = tile.dot(x, tile.load(W[m:m+BN, k:k+BK]).T, acc)
+    Y[p:p+BM, m:m+BN] = acc
+
+
+def test_rows_in_front_of_the_first_are_zeros(rng: Any) -> None:
+    c = Conv(rng, "plain")
+    want = np.concatenate([np.zeros((8, 64)), c.U @ c.w.T])[:c.P]
+    want = np.asarray(ts.tensor(want.astype(np.float32), bf16).array, np.float64)
+    everywhere(before_the_first, (-(-c.P // 64), 1), want, bf16, c.X, c.W, None, c.g)
+
+
 def test_what_copies_cannot_unfold_is_refused() -> None:
     assert refusal(48) == "X: copies of windows bring 64 channels at once, of 48"
     assert refusal(before=(1, 200)) == ("X: a copy's windows have a padding of at most 127 pixels, "
                                         "not 200")
     assert "a window of at most 255 pixels, not 300" in refusal(dilation=(150, 1), before=(99, 1))
+    X, W, Y = (ts.zeros(s, bf16) for s in ((81, 64), (64, 576), (81, 64)))
+    g = Geometry((3, 3), (1, 1), (1, 1), (1, 1), (9, 9), (9, 9))
+    assert lowered(before_the_first, X, W, Y, g, shift=32, facts=FACTS).reason == (
+        "columns of windows of X may not begin at multiples of 64")
     assert "a stride of at most 8 pixels, not 9" in refusal(stride=(9, 1), results=(1, 9))
 
 
@@ -293,7 +315,8 @@ def test_copies_are_asked_for_the_pixels(rng: Any) -> None:
     behind the last pixel of a window, of no image."""
     g = Geometry((3, 2), (2, 1), (1, 3), (1, 2), (9, 11), (5, 12))
     geometry = (128, *g, (0, 0))
-    for place, column in ((0, 0), (59, 128), (60, 64), (137, 640), (100, 704)):
+    for place, column in ((0, 0), (59, 128), (60, 64), (137, 640), (100, 704), (-5, 64), (-63, 0),
+                          (-256, 128)):
         block = Copies(32)
         block.operate(warp_specialised.ring_copy_windows(1024, 4096, 0, 2, 2048, 64, geometry), 1,
                       77, place, column)

@@ -1,10 +1,10 @@
 """Convolutions and their adjoints by the library's kernels, which unfold no windows.
 
-Floats of 16 bits. Where copies pick the pixels of windows, images of 64 channels, and of few, are
-multiplied by wgmma (window_kernels.py). Elsewhere pixels are gathered and multiplied by mma. What
-is left are matmuls of unfolded windows: of other types, and of few channels, since a matmul of 3
-channels and 49 taps together is full where 49 of 3 channels are not. Windows of one pixel are their
-images, and unfold to no copy.
+Floats of 16 bits. Where copies pick the pixels of windows, images of a multiple of 16 channels, and
+of few, are multiplied by wgmma (window_kernels.py). Elsewhere pixels are gathered and multiplied by
+mma. What is left are matmuls of unfolded windows: of other types, and of few channels, since a
+matmul of 3 channels and 49 taps together is full where 49 of 3 channels are not. Windows of one
+pixel are their images, and unfold to no copy.
 """
 
 from __future__ import annotations

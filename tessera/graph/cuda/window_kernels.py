@@ -178,7 +178,7 @@ def _weights(X: Tensor, G: Tensor, geometry: Geometry, unit: WarpgroupMatmul | N
     b = _blocks(M, K, P, F32, unit, _unfolded_size(X, geometry) + P * M, fit, split=True)
     D = F.zeros((b.parts, M, K))
     conv_weights(X, G, D, geometry, b.depth or P, BM=b.rows, BN=b.columns)
-    return F.sum(D, axis=0)
+    return F.reshape(D, (M, K)) if b.parts == 1 else F.sum(D, axis=0)
 
 
 def _blocks(M: int, N: int, K: int, result: Any, unit: WarpgroupMatmul | None, read: int,

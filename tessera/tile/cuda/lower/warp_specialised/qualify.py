@@ -114,7 +114,7 @@ def check_operand(x: SharedOperand, load: Op, view: Op, known: Any, aligned: fro
     if load.attr["fill"] != 0:
         raise Refused(f"{x.name} is filled with {load.attr['fill']} outside")
     if view.name == "windows":
-        check_windows(x, view, form)
+        check_windows(x, view, known, form)
     else:
         check_box(x, view)
     if x.name not in aligned:
@@ -133,7 +133,7 @@ def check_box(x: SharedOperand, view: Op) -> None:
         raise Refused(f"{x.name} is no box of rows that are contiguous")
 
 
-def check_windows(x: SharedOperand, view: Op, form: WarpgroupMatmul) -> None:
+def check_windows(x: SharedOperand, view: Op, known: Any, form: WarpgroupMatmul) -> None:
     """Whether TMA unfolds images: each panel of columns lies in one pixel of a window."""
     panel = panel_columns(x.shape[1], x.tensor.dtype)
     windows = Windows.of(view.attr).joined(panel)
@@ -146,6 +146,8 @@ def check_windows(x: SharedOperand, view: Op, form: WarpgroupMatmul) -> None:
         if found > most:
             raise Refused(f"{x.name}: a copy's windows have a {name} of at most {most} pixels, not "
                           f"{found}")
+    if known.divisor(view.args[2]) % panel:
+        raise Refused(f"columns of windows of {x.name} may not begin at multiples of {panel}")
     if windows.steps[1] * x.tensor.dtype.bits % (8 * form.copies.alignment_bytes):
         raise Refused(f"{x.name}: its pixels may not be multiples of {form.copies.alignment_bytes} "
                       "bytes apart")
