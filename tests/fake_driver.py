@@ -238,8 +238,8 @@ class Driver:
                                        strides=list(strides), box=list(box), modes=modes)
         return (0,)
 
-    def cuTensorMapEncodeIm2col(self, at, type, rank, address, shape, strides, first, last, channels,
-                                pixels, steps, *modes):
+    def cuTensorMapEncodeIm2col(self, at, type, rank, address, shape, strides, first, last,
+                                channels, pixels, steps, *modes):
         if at % 64 or rank < 3 or any(s % 16 for s in strides):
             return (INVALID_VALUE,)
         ctypes.memmove(at, bytes([rank]).ljust(128, b"\0"), 128)

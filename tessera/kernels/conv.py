@@ -138,25 +138,17 @@ def conv_patches(X: Tensor["S", "C"], Y: Tensor["P", "E"], geometry, BM=64, BN=1
 # --- channels last: matmuls of unfolded images, which copies unfold ------------------------------
 @kernel(grid=lambda P, M, BM, BN: (-(-P // BM), -(-M // BN)))
 def conv_forward(X: Tensor["S", "C"], W: Tensor["M", "K"], Y: Tensor["P", "M"], geometry,
-                 swapped=False, BM=128, BN=128, BK=64):
+                 BM=128, BN=128, BK=64):
     """Y[p, m] = sum_k W[m, k] U[p, k], U the unfolded images.
 
     X: [images and pixels, channels]   W: [filters, taps and channels]   Y: [places, filters]
-    swapped: the filters are the rows of the matmul, of which tensor cores take 64 at a time
     """
     p, m = tile.group_id(0) * BM, tile.group_id(1) * BN
-    acc = tile.zeros((BN, BM) if swapped else (BM, BN), f32)
+    acc = tile.zeros((BM, BN), f32)
     for k in range(0, geometry.taps * C, BK):
         x = tile.load(tile.windows(X, p, k, geometry, BM, BK))
-        w = tile.load(W[m:m+BN, k:k+BK])
-        if swapped:
-            acc = tile.dot(w, x.T, acc)
-        else:
-            acc = tile.dot(x, w.T, acc)
-    if swapped:
-        Y[p:p+BM, m:m+BN] = acc.to(Y.dtype).T
-    else:
-        Y[p:p+BM, m:m+BN] = acc
+        acc = tile.dot(x, tile.load(W[m:m+BN, k:k+BK]).T, acc)
+    Y[p:p+BM, m:m+BN] = acc
 
 
 @kernel(grid=lambda S, C, BM, BN: (-(-S // BM), -(-C // BN)))
@@ -165,7 +157,7 @@ def conv_backward(G: Tensor["P", "M"], W: Tensor["M", "K"], D: Tensor["S", "C"],
     """D[s, c] = sum_tm W[m, tap t, c] G[the place that reads pixel s through t, m], of windows that
     follow each other closely: of G, the same windows with the taps in opposite order.
 
-    geometry: of the windows of G
+    geometry: of the windows of G   BK: divides M
     """
     s, c = tile.group_id(0) * BM, tile.group_id(1) * BN
     acc = tile.zeros((BM, BN), f32)
@@ -183,7 +175,7 @@ def conv_backward_strided(G: Tensor["P", "M"], W: Tensor["M", "K"], D: Tensor["S
     a class, read through the same taps.
 
     geometry: of the convolution; read, patches: its readers and patches   classes: of pixels
-    places: patches of all images
+    places: patches of all images   BK: divides M, and BN divides C
     """
     s, c, z = tile.group_id(0) * BM, tile.group_id(1) * BN, tile.group_id(2)
     _, KW = geometry.window
@@ -211,7 +203,8 @@ def taps_of(position, geometry, axis):
 @kernel(grid=lambda R, M, K, BM, BN: (-(-M // BM), -(-K // BN), R))
 def conv_weights(X: Tensor["S", "C"], G: Tensor["P", "M"], D: Tensor["R", "M", "K", f32], geometry,
                  depth: i32, BM=128, BN=128, BK=64):
-    """D[r][m, k] = sum over part r of the places p, `depth` of them, of G[p, m] U[p, k]."""
+    """D[r][m, k] = sum over part r of the places p of G[p, m] U[p, k]. depth: of a part, a multiple
+    of BK but for the last."""
     m, k, r = tile.group_id(0) * BM, tile.group_id(1) * BN, tile.group_id(2)
     acc = tile.zeros((BM, BN), f32)
     for p in range(r * depth, min(r * depth + depth, P), BK):

@@ -97,7 +97,8 @@ class MatmulBlocks:
 class MatmulExtents:
     """Of `matrices` results [M, N] with sums over K. bits: of an element of an operand, and of one
     of the result.  short: whether short sums are added to others (see short_sums).  lines: of L2,
-    that a row of 128 bytes of either operand is."""
+    that a row of 128 bytes of either operand is.  read: elements of both operands in memory, where
+    these are fewer: of unfolded images."""
 
     M: int
     N: int
@@ -107,6 +108,12 @@ class MatmulExtents:
     matrices: int = 1
     short: bool = False
     lines: tuple[float, float] = (1.0, 1.0)
+    read: int = 0
+
+    @property
+    def operands(self) -> int:
+        """Elements that are read."""
+        return self.read or self.matrices * self.K * (self.M + self.N)
 
     @property
     def steps(self) -> int:
@@ -179,7 +186,7 @@ def estimate(x: MatmulExtents, block: tuple[int, int], parts: int = 1, card: Car
     word = WORD_US * (bits > 16) * m * n / (128 * 256)
     waves = -(-groups // card.multiprocessors) * (steps * step + store + word)
     results, rate = x.matrices * x.M * x.N, MEMORY * card.memory_gbps * 1e3  # bytes in a us
-    moved = (x.matrices * x.K * (x.M + x.N) * x.bits + parts * results * bits) / 8 / rate
+    moved = (x.operands * x.bits + parts * results * bits) / 8 / rate
     us = BEGIN_US + (waves**SHARPNESS + moved**SHARPNESS)**(1 / SHARPNESS)
     if parts == 1:
         return MatmulBlocks(m, n, us=us, cluster=cluster)

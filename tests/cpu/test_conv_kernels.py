@@ -11,8 +11,8 @@ import tessera as ts
 from tessera.graph.cuda import CudaProgram
 
 CASES = {
-    "plain": ((2, 16, 9, 10), (48, 16, 3, 3), {"padding": 1}),
-    "strided": ((2, 32, 9, 10), (16, 32, 3, 3), {"stride": 2, "padding": (1, (0, 2))}),
+    "plain": ((2, 20, 9, 10), (44, 20, 3, 3), {"padding": 1}),
+    "strided": ((2, 36, 9, 10), (18, 36, 3, 3), {"stride": 2, "padding": (1, (0, 2))}),
     "groups": ((2, 32, 7, 8), (48, 16, 2, 3), {"stride": (1, 2), "dilation": 2, "padding": 2,
                                                "groups": 2}),
     "patches": ((3, 20, 8, 8), (18, 20, 2, 2), {"stride": 2}),
@@ -60,7 +60,7 @@ def test_convolutions_and_their_adjoints(name: str, target: str, rng: Any) -> No
 
 
 LAST = {  # what copies unfold
-    "plain": ((2, 64, 9, 10), (72, 64, 3, 3), {"padding": 1},
+    "ragged": ((2, 64, 9, 10), (72, 64, 3, 3), {"padding": 1},
               ["conv_forward", "conv_images", "conv_weights"]),
     "both ways": ((2, 128, 6, 7), (64, 128, 3, 2), {"padding": ((1, 0), (0, 2)),
                                                     "dilation": (2, 1)},
@@ -69,6 +69,12 @@ LAST = {  # what copies unfold
                 ["conv_forward", "conv_backward_strided", "conv_weights"]),
     "one pixel": ((2, 64, 8, 7), (128, 64, 1, 1), {"stride": 2},
                   ["conv_forward", "conv_backward_strided", "conv_weights"]),
+    "half": ((2, 32, 9, 10), (64, 32, 3, 3), {"padding": 1},
+             ["conv_forward", "conv_backward", "conv_weights"]),
+    "by sixteen": ((1, 48, 9, 8), (16, 48, 3, 3), {"padding": 1},
+                   ["conv_forward", "conv_backward", "conv_weights"]),
+    "half, strided": ((2, 32, 9, 10), (48, 32, 3, 3), {"stride": 2, "padding": 1},
+                      ["conv_forward", "conv_backward_strided", "conv_weights"]),
     "few channels": ((2, 3, 12, 14), (64, 3, 7, 7), {"stride": 2, "padding": 3},
                      ["conv_patches", "conv_patches", "conv_forward", "conv_weights"]),
     "fewer": ((2, 1, 9, 12), (8, 1, 5, 4), {"stride": (1, 2)},
@@ -108,6 +114,18 @@ def test_channels_stay_last_in_a_chain(rng: Any) -> None:
                            "conv_weights"]
     moved = [g.writes[0].shape for g in made.plan.groups if g.kind == "move"]
     assert len(moved) == 4 and all(64 * 64 * 9 == np.prod(s) for s in moved), moved
+
+
+def test_single_pixels_of_images_that_come_channels_last(rng: Any) -> None:
+    """Are plain matmuls, forward and both ways back, and nothing is moved."""
+    def conv(x: Any, w: Any) -> Any:
+        x, w = ts.transpose(x, (0, 3, 1, 2)), ts.transpose(w, (0, 3, 1, 2))
+        return ts.transpose(ts.conv2d(x, w), (0, 2, 3, 1))
+
+    made = check(lambda x, w: products(conv, x, w), integers(rng, (2, 5, 6, 16)),
+                 integers(rng, (24, 1, 1, 16)))
+    kinds = [g.kind for g in made.plan.groups]
+    assert kinds.count("gemm") == 3 and "move" not in kinds, kinds
 
 
 def test_one_axis_and_transposed(rng: Any) -> None:

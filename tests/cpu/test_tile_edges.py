@@ -287,8 +287,9 @@ def test_every_op_that_makes_a_tile_of_tiles_says_how_edges_go_through_it():
     places = {"cp_async", "cp_commit_group", "cp_wait_group", "barrier", "load_vector",
               "store_vector", "launch_dependents", "grid_dependency_wait"}
     numbers = {r.name for r in OPS.values() if r.family in ("ids", "warp")}
-    # a gather says it where it is called, from the tensor that it reads
-    assert silent - places - numbers == {"full", "arange", "gather", "print", "device_assert"}
+    # a gather and windows say it where they are called, from the tensor that they read
+    assert silent - places - numbers == {"full", "arange", "gather", "windows", "print",
+                                         "device_assert"}
 
 
 def test_random_kernels(request):

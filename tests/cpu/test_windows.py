@@ -25,6 +25,7 @@ from tessera.kernels.conv import (
     conv_weights,
 )
 from tessera.numerics import decode
+from tessera.tile.cuda.emit.emitter import ArgumentFacts
 from tessera.tile.cuda.intrinsics import warp_specialised
 from tessera.tile.cuda.lower.gather_windows import gather_windows
 from tessera.tile.interpreter.launch import _environment
@@ -111,7 +112,7 @@ def everywhere(kernel: Any, grid: tuple[int, ...], want: np.ndarray, out: Any, *
 
 
 @pytest.mark.parametrize("sizes", [{"BM": 64, "BN": 64}, {"BM": 128, "BN": 64, "BK": 128},
-                                   {"BM": 256, "BN": 64, "swapped": True}], ids=str)
+                                   {"BM": 256, "BN": 64, "BK": 32}], ids=str)
 @pytest.mark.parametrize("name", CONVS)
 def test_forward(name: str, sizes: dict, rng: Any) -> None:
     c = Conv(rng, name)
@@ -149,7 +150,15 @@ def test_backward_of_windows_apart(name: str, out: Any, rng: Any) -> None:
     sizes = {"classes": classes, "places": places, "BM": 64, "BN": 64}
     everywhere(conv_backward_strided, (-(-places // 64), 1, classes), c.dx, out, *args, **sizes)
     D = ts.zeros((c.S, c.C), out)
-    function = conv_backward_strided.lower(*(D if a is None else a for a in args), **sizes)
+    given = [D if a is None else a for a in args]
+    (store,) = (n for n in walk(program(conv_backward_strided, *given, facts=FACTS, **sizes)
+                                .function.body) if isinstance(n, Op) and "store" in n.name)
+    assert store.name == "store_rows"
+    watched = ArgumentFacts(aligned=FACTS.aligned, divisible=FACTS.divisible,
+                            watched=frozenset("D"))
+    assert lowered(conv_backward_strided, *given, facts=watched, **sizes).reason == (
+        "D is written in windows that rows of accumulators do not fill")
+    function = conv_backward_strided.lower(*given, **sizes)
     grid, shapes = (-(-places // 64), 1, classes), {"D": (c.S, c.C)}
     names = dict(zip("SCMKP", (c.S, c.C, c.M, c.g.taps * c.C, c.P), strict=True))
     assert overwritten_parameters(function, grid, 128, shapes, names) == {"D"}
@@ -230,11 +239,33 @@ def refusal(channels: int = 64, **changes: Any) -> str:
     return lowered(conv_forward, X, W, Y, g, BN=64, facts=FACTS).reason
 
 
+@ts.kernel
+def before_the_first(X: Tensor["S", "C", bf16], W: Tensor["M", "K", bf16],
+                     Y: Tensor["P", "M", bf16], geometry, shift=0, BM=64, BN=64, BK=64):
+    p, m = tile.group_id(0) * BM, tile.group_id(1) * BN
+    acc = tile.zeros((BM, BN), f32)
+    for k in range(0, K, BK):
+        x = tile.load(tile.windows(X, p - 8, k + shift, geometry, BM, BK))
+        acc = tile.dot(x, tile.load(W[m:m+BN, k:k+BK]).T, acc)
+    Y[p:p+BM, m:m+BN] = acc
+
+
+def test_rows_in_front_of_the_first_are_zeros(rng: Any) -> None:
+    c = Conv(rng, "plain")
+    want = np.concatenate([np.zeros((8, 64)), c.U @ c.w.T])[:c.P]
+    want = np.asarray(ts.tensor(want.astype(np.float32), bf16).array, np.float64)
+    everywhere(before_the_first, (-(-c.P // 64), 1), want, bf16, c.X, c.W, None, c.g)
+
+
 def test_what_copies_cannot_unfold_is_refused() -> None:
     assert refusal(48) == "X: copies of windows bring 64 channels at once, of 48"
     assert refusal(before=(1, 200)) == ("X: a copy's windows have a padding of at most 127 pixels, "
                                         "not 200")
     assert "a window of at most 255 pixels, not 300" in refusal(dilation=(150, 1), before=(99, 1))
+    X, W, Y = (ts.zeros(s, bf16) for s in ((81, 64), (64, 576), (81, 64)))
+    g = Geometry((3, 3), (1, 1), (1, 1), (1, 1), (9, 9), (9, 9))
+    assert lowered(before_the_first, X, W, Y, g, shift=32, facts=FACTS).reason == (
+        "columns of windows of X may not begin at multiples of 64")
     assert "a stride of at most 8 pixels, not 9" in refusal(stride=(9, 1), results=(1, 9))
 
 
@@ -284,7 +315,8 @@ def test_copies_are_asked_for_the_pixels(rng: Any) -> None:
     behind the last pixel of a window, of no image."""
     g = Geometry((3, 2), (2, 1), (1, 3), (1, 2), (9, 11), (5, 12))
     geometry = (128, *g, (0, 0))
-    for place, column in ((0, 0), (59, 128), (60, 64), (137, 640), (100, 704)):
+    for place, column in ((0, 0), (59, 128), (60, 64), (137, 640), (100, 704), (-5, 64), (-63, 0),
+                          (-256, 128)):
         block = Copies(32)
         block.operate(warp_specialised.ring_copy_windows(1024, 4096, 0, 2, 2048, 64, geometry), 1,
                       77, place, column)
@@ -299,23 +331,25 @@ def test_copies_are_asked_for_the_pixels(rng: Any) -> None:
             assert n == (image if tap < 6 else -1)
 
 
+@pytest.mark.parametrize("dtype", ["bf16", "f32"])
 @pytest.mark.parametrize("place, column", [(0, 0), (3, 96), (128, 64)])
-def test_rows_are_stored_to_their_pixels(place: int, column: int, rng: Any) -> None:
+def test_rows_are_stored_to_their_pixels(place: int, column: int, dtype: str, rng: Any) -> None:
     """By two warpgroups, to patches of 2 x 2 pixels of 64 channels that the images cut off."""
     g = Geometry((2, 2), (2, 2), (1, 1), (0, 0), (9, 11), (5, 6))
     layout, columns = warpgroups((128, 32), 2), 32
-    tile_ = rng.integers(0, 0x7F80, (128, columns)).astype(np.uint16)
-    x = decode(tile_.view(ml_dtypes.bfloat16), "bf16")
-    found = np.full((5 * 99, 64), 0xFFFF, np.uint16)
+    bits = np.uint16 if dtype == "bf16" else np.uint32
+    tile_ = rng.integers(0, 0x7F80, (128, columns)).astype(bits) << (bits == np.uint32) * 16
+    x = decode(tile_.view(ml_dtypes.bfloat16 if dtype == "bf16" else np.float32), dtype)
+    found = np.full((5 * 99, 64), -1 & np.iinfo(bits).max, bits)
     block = emulator.Block(256, memory=emulator.GlobalMemory({"found": found}))
     t = block.t
     row = (t >> 2 & 7) | (t >> 5) << 4
     held = [x[row + base[0], (t & 3) * 2 + base[1]] for base in layout.bases]
-    operation = warp_specialised.store_windows(layout.text, layout.shape, "bf16", (64, *g, (0, 0)))
+    operation = warp_specialised.store_windows(layout.text, layout.shape, dtype, (64, *g, (0, 0)))
     block.operate(operation, held, block.memory.pointers["found"], 5 * 99, place + row, column,
                   t & 3)
     block.memory.copy_back()
-    want = np.full((5, 9, 11, 64), 0xFFFF, np.uint16)
+    want = np.full((5, 9, 11, 64), -1 & np.iinfo(bits).max, bits)
     (a, b), channel = divmod(column // 64, 2), column % 64
     for r in range(128):
         (n, y), z = divmod((place + r) // 6, 5), (place + r) % 6

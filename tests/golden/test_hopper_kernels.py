@@ -34,7 +34,7 @@ from tessera.tile.ir.schedule import Schedule
 
 require_compiler()
 TARGET = parse_target("sm_90a")
-FACTS = ArgumentFacts(divisible=frozenset("MNKSDBHTEC"), aligned=frozenset("ABCQKVXWYRG") | {
+FACTS = ArgumentFacts(divisible=frozenset("MNKSDBHTEC"), aligned=frozenset("ABCDQKVXWYRG") | {
     "bias", "lse", "delta", "dQ", "dK", "dV", "sums_q", "sums_k", "sums_v"})
 
 

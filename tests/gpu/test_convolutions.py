@@ -8,6 +8,7 @@ import pytest
 
 import tessera as ts
 from cpu.test_conv_kernels import CASES, LAST, integers, products
+from cpu.test_windows import Conv, before_the_first
 
 LARGER = {
     "odd": ((3, 64, 11, 13), (64, 64, 3, 2), {"padding": ((1, 0), (2, 1)), "dilation": (2, 1)}),
@@ -32,3 +33,13 @@ def test_as_on_the_cpu(name, rng):
     for a, b in zip(got, want, strict=True):
         np.testing.assert_array_equal(np.asarray(a.to("cpu").array, np.float64),
                                       np.asarray(b.array, np.float64))
+
+
+def test_rows_in_front_of_the_first_are_zeros(rng):
+    """A tile may begin in front of all images, and bring the first of them."""
+    c = Conv(rng, "plain")
+    Y = ts.full((c.P, 64), np.nan, ts.bf16).to("cuda")
+    before_the_first[(-(-c.P // 64), 1)](c.X.to("cuda"), c.W.to("cuda"), Y, c.g)
+    want = np.concatenate([np.zeros((8, 64)), c.U @ c.w.T])[:c.P]
+    np.testing.assert_array_equal(np.asarray(Y.to("cpu").array, np.float64),
+                                  want.astype(ts.bf16.numpy).astype(np.float64))

@@ -1,10 +1,10 @@
 """Convolutions and their adjoints by the library's kernels, which unfold no windows.
 
-Floats of 16 bits. Where copies pick the pixels of windows, images of 64 channels, and of few, are
-multiplied by wgmma (window_kernels.py). Elsewhere pixels are gathered and multiplied by mma. What
-is left are matmuls of unfolded windows: of other types, and of few channels, since a matmul of 3
-channels and 49 taps together is full where 49 of 3 channels are not. Windows of one pixel are their
-images, and unfold to no copy.
+Floats of 16 bits. Where copies pick the pixels of windows, images of a multiple of 16 channels, and
+of few, are multiplied by wgmma (window_kernels.py). Elsewhere pixels are gathered and multiplied by
+mma. What is left are matmuls of unfolded windows: of other types, and of few channels, since a
+matmul of 3 channels and 49 taps together is full where 49 of 3 channels are not. Windows of one
+pixel are their images, and unfold to no copy.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from .window_kernels import (
     POINTS,
     few_channel_rules,
     geometry_of,
+    has_channels_last,
     has_few_channels,
     is_pointwise,
     results_of,
@@ -41,10 +42,11 @@ GROUPS = 264  # of threads that keep a large chip busy: two for each multiproces
 
 
 def use_conv_kernels(graph: Graph, chip: Generation) -> Graph:
-    """The graph with the convolutions that the kernels take as their launches; where copies unfold
-    images, windows of one pixel are matmuls of images whose channels lie together, too."""
+    """The graph with the convolutions that the kernels take as their launches. Where copies unfold
+    images, or images come with their channels together, windows of one pixel are matmuls of such
+    images, too."""
     launches = {n: rule for n in graph.nodes if (rule := _launch_of(n, chip)) is not None}
-    last = any(_unfolded(n, chip) for n in launches)
+    last = any(_unfolded(n, chip) for n in launches) or has_channels_last(graph)
     graph = _rounded(graph, launches)
 
     def chosen(node: Node) -> Rule | None:

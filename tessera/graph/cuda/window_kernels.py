@@ -8,6 +8,7 @@ as [N, H, W, C] from the first convolution to the last.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from math import prod
 from typing import Any
 
@@ -18,7 +19,7 @@ from ...kernels.conv import (
     conv_forward,
     conv_weights,
 )
-from ...kernels.matmul_blocks import BLOCKS, MatmulBlocks, MatmulExtents, choose_blocks
+from ...kernels.matmul_blocks import BLOCK_US, MatmulBlocks, MatmulExtents, choose_blocks
 from ...kernels.matmul_plan import card_for
 from ...numerics import as_type
 from ...runtime.generations import Generation, WarpgroupMatmul
@@ -36,7 +37,8 @@ from .few_channels import Patches, filters_from, filters_of, patches_of
 from .move_passes import is_plain_loop
 
 F32 = as_type("f32")
-PANEL = 64  # channels of 16 bits that a copy brings of a pixel
+STEPS = 64, 32, 16  # channels of 16 bits that a copy may bring of a pixel
+STORED = 32  # channels that rows of a result have at least where they go to pixels of their own
 EIGHT = 8  # elements of 16 bits: where rows that copies read begin
 FEW = 16  # channels
 TO_FRONT = 0, 3, 1, 2  # [N, H, W, C] as [N, C, H, W]
@@ -56,12 +58,12 @@ def unfolds(node: Node, chip: Generation) -> bool:
     geometry = _geometry(node, images, results)
     if node.op is CONV_INPUT:
         strided = max(geometry.stride) > 1
-        if strided and (max(geometry.dilation) > 1 or channels % PANEL):
+        if strided and (max(geometry.dilation) > 1 or channels % STORED):
             return False
         channels, filters = filters, channels
         geometry = geometry.readers if strided else geometry.backwards
     windows, copies = Windows.of({"channels": channels, **geometry._asdict()}), unit.copies
-    return (channels % PANEL == 0 and filters % EIGHT == 0
+    return (channels % STEPS[-1] == 0 and filters % EIGHT == 0
             and windows.reach <= copies.most_corner and windows.offset <= copies.most_offset
             and max(windows.stride) <= copies.most_stride)
 
@@ -99,30 +101,20 @@ def rules(chip: Generation) -> dict[GraphOp, Rule]:
                 **attrs: Any) -> Tensor:
         places = results_of(x.shape[2:], w.shape[2:], **attrs)
         geometry = geometry_of(tuple(w.shape[2:]), tuple(x.shape[2:]), places, **attrs)
-        Y = F.zeros((x.shape[0] * prod(places), w.shape[0]), rounds)
-        b = _blocks(Y.shape[0], Y.shape[1], w.shape[1] * geometry.taps, rounds, unit)
-        conv_forward(pixels(x), taps(w), Y, geometry, BM=b.rows, BN=b.columns)
+        Y = _forward(pixels(x), taps(w), geometry, rounds, unit, step_of(x.shape[1]))
         return _images(Y, (x.shape[0], *places))
 
     def backward(g: Tensor, w: Tensor, spatial: tuple, accum: Any, groups: int, rounds: Any = F32,
                  **attrs: Any) -> Tensor:
         geometry = geometry_of(tuple(w.shape[2:]), spatial, tuple(g.shape[2:]), **attrs)
         D = F.zeros((g.shape[0] * prod(spatial), w.shape[1]), rounds)
-        classes, depth = prod(geometry.stride), w.shape[0] * geometry.taps
-        b = _blocks(D.shape[0], D.shape[1], -(-depth // classes), rounds, unit, even=classes > 1)
-        if classes == 1:
-            conv_backward(pixels(g), taps(w), D, geometry.backwards, BM=b.rows, BN=b.columns)
-        else:
-            read, patches = geometry.readers, geometry.patches
-            conv_backward_strided(pixels(g), taps(w), D, geometry, read, patches, classes=classes,
-                                  places=g.shape[0] * prod(patches.results), BM=b.rows,
-                                  BN=b.columns)
+        _backward(pixels(g), taps(w), D, geometry, unit, step_of(g.shape[1]))
         return _images(D, (g.shape[0], *spatial))
 
     def weights(x: Tensor, g: Tensor, window: tuple, accum: Any, groups: int,
                 **attrs: Any) -> Tensor:
         geometry = geometry_of(tuple(window), tuple(x.shape[2:]), tuple(g.shape[2:]), **attrs)
-        D = _weights(pixels(x), pixels(g), geometry, unit)
+        D = _weights(pixels(x), pixels(g), geometry, unit, step_of(x.shape[1]))
         return F.transpose(F.reshape(D, (g.shape[1], *window, x.shape[1])), TO_FRONT)
 
     return {CONV: forward, CONV_INPUT: backward, CONV_FILTER: weights}
@@ -137,37 +129,75 @@ def few_channel_rules(chip: Generation) -> dict[GraphOp, Rule]:
         places = results_of(x.shape[2:], w.shape[2:], **attrs)
         geometry = geometry_of(tuple(w.shape[2:]), tuple(x.shape[2:]), places, **attrs)
         p = Patches.of(geometry, x.shape[1])
-        Y = F.zeros((x.shape[0] * prod(places), w.shape[0]), rounds)
-        b = _blocks(Y.shape[0], Y.shape[1], prod(p.window) * p.channels, rounds, unit)
-        conv_forward(patches_of(F.transpose(x, TO_BACK), p, geometry), filters_of(
-            F.transpose(w, TO_BACK), p, geometry), Y, p.geometry, BM=b.rows, BN=b.columns)
-        return _images(Y, (x.shape[0], *places))
+        X = patches_of(F.transpose(x, TO_BACK), p, geometry)
+        W = filters_of(F.transpose(w, TO_BACK), p, geometry)
+        return _images(_forward(X, W, p.geometry, rounds, unit), (x.shape[0], *places))
 
     def weights(x: Tensor, g: Tensor, window: tuple, accum: Any, groups: int,
                 **attrs: Any) -> Tensor:
         geometry = geometry_of(tuple(window), tuple(x.shape[2:]), tuple(g.shape[2:]), **attrs)
-        p, G = Patches.of(geometry, x.shape[1]), pixels(g)
-        D = _weights(patches_of(F.transpose(x, TO_BACK), p, geometry), G, p.geometry, unit)
+        p = Patches.of(geometry, x.shape[1])
+        X = patches_of(F.transpose(x, TO_BACK), p, geometry)
+        D = _weights(X, pixels(g), p.geometry, unit)
         return F.transpose(filters_from(D, p, geometry, x.shape[1]), TO_FRONT)
 
     return {CONV: forward, CONV_FILTER: weights}
 
 
-def _weights(X: Tensor, G: Tensor, geometry: Geometry, unit: WarpgroupMatmul | None) -> Tensor:
-    """[filters, taps and channels], in parts of the places, then added."""
-    M, K = G.shape[1], X.shape[1] * geometry.taps
-    b = _blocks(M, K, G.shape[0], F32, unit, split=True)
+def _forward(X: Tensor, W: Tensor, geometry: Geometry, result: Any, unit: WarpgroupMatmul | None,
+             step: int = STEPS[0]) -> Tensor:
+    """[places, filters]. step: channels of a copy."""
+    P, (M, K) = X.shape[0] // prod(geometry.images) * prod(geometry.results), W.shape
+    Y = F.zeros((P, M), result)
+    b = _blocks(P, M, K, result, unit, _unfolded_size(X, geometry) + M * K)
+    conv_forward(X, W, Y, geometry, BM=b.rows, BN=b.columns, BK=step)
+    return Y
+
+
+def _backward(G: Tensor, W: Tensor, D: Tensor, geometry: Geometry, unit: WarpgroupMatmul | None,
+              step: int) -> None:
+    """Into D [pixels, channels]."""
+    (S, C), classes, depth = D.shape, prod(geometry.stride), W.shape[0] * geometry.taps
+    fit = [n for n in BLOCK_US if classes == 1 or C % n[1] == n[1] % STORED == 0]
+    b = _blocks(S, C, -(-depth // classes), D.type, unit, prod(G.shape) + prod(W.shape), fit)
+    if classes == 1:
+        conv_backward(G, W, D, geometry.backwards, BM=b.rows, BN=b.columns, BK=step)
+        return
+    patches = geometry.patches
+    places = S // prod(geometry.images) * prod(patches.results)
+    conv_backward_strided(G, W, D, geometry, geometry.readers, patches, classes=classes,
+                          places=places, BM=b.rows, BN=b.columns, BK=step)
+
+
+def _weights(X: Tensor, G: Tensor, geometry: Geometry, unit: WarpgroupMatmul | None,
+             step: int = STEPS[0]) -> Tensor:
+    """[filters, taps and channels], in parts of the places, then added. Copies of fewer channels
+    than the most are the columns of a block."""
+    (P, M), K = G.shape, X.shape[1] * geometry.taps
+    fit = [n for n in BLOCK_US if step == STEPS[0] or n[1] == step]
+    b = _blocks(M, K, P, F32, unit, _unfolded_size(X, geometry) + P * M, fit, split=True)
     D = F.zeros((b.parts, M, K))
-    conv_weights(X, G, D, geometry, b.depth or G.shape[0], BM=b.rows, BN=b.columns)
-    return F.sum(D, axis=0)
+    conv_weights(X, G, D, geometry, b.depth or P, BM=b.rows, BN=b.columns)
+    return F.reshape(D, (M, K)) if b.parts == 1 else F.sum(D, axis=0)
 
 
-def _blocks(M: int, N: int, K: int, result: Any, unit: WarpgroupMatmul | None,
-            split: bool = False, even: bool = False) -> MatmulBlocks:
-    """even: whether columns of a block have to divide those of the result."""
-    extents = MatmulExtents(M, N, K, 16, result.dtype.bits)
-    blocks = tuple(b for b in BLOCKS if not even or N % b[1] == 0)
-    return choose_blocks(extents, blocks, split, card_for(unit))
+def _blocks(M: int, N: int, K: int, result: Any, unit: WarpgroupMatmul | None, read: int,
+            blocks: Iterable[tuple[int, int]] = BLOCK_US, split: bool = False) -> MatmulBlocks:
+    """Of some blocks the quickest; narrow ones are for narrow results. read: elements."""
+    extents, blocks = MatmulExtents(M, N, K, 16, result.dtype.bits, read=read), tuple(blocks)
+    fit = tuple(b for b in blocks if b[1] >= min(N, STEPS[0])) or blocks
+    return choose_blocks(extents, fit, split, card_for(unit))
+
+
+def _unfolded_size(X: Tensor, g: Geometry) -> int:
+    """Elements of images that windows reach, each once."""
+    reached = (min(i, n * k) for i, n, k in zip(g.images, g.results, g.window, strict=True))
+    return prod(X.shape) // prod(g.images) * prod(reached)
+
+
+def step_of(channels: int) -> int:
+    """How many channels a copy brings."""
+    return next(n for n in STEPS if channels % n == 0)
 
 
 def pixels(x: Tensor) -> Tensor:
@@ -199,6 +229,12 @@ def is_pointwise(node: Node) -> bool:
     window = node.attrs.get("window") or node.inputs[1].aval.shape[2:]
     return (prod(window) == prod(node.attrs["stride"]) == node.attrs["groups"] == 1
             and len(window) == 2 and not any(map(any, node.attrs["padding"])))
+
+
+def has_channels_last(graph: Graph) -> bool:
+    """Whether images of a convolution of single pixels are given as transposed [N, H, W, C]."""
+    fronts = {v for n in graph.nodes if _fronts(n) for v in n.outputs}
+    return any(is_pointwise(n) and n.inputs[0] in fronts for n in graph.nodes)
 
 
 def _point_forward(x: Tensor, w: Tensor, accum: Any, **attrs: Any) -> Tensor:
@@ -271,6 +307,5 @@ def _reduced(rw: Rewriter, node: Node, x: Value) -> Value | None:
     return rw.emit("transpose", made, axes=TO_FRONT) if attrs.get("keepdims") else made
 
 
-__all__ = ["POINTS", "geometry_of", "few_channel_rules", "has_few_channels", "is_pointwise",
-           "results_of", "rules", "sink_transposes",
-           "unfolds"]
+__all__ = ["POINTS", "few_channel_rules", "geometry_of", "has_channels_last", "has_few_channels",
+           "is_pointwise", "results_of", "rules", "sink_transposes", "unfolds"]

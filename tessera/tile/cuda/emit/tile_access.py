@@ -18,6 +18,7 @@ def rounding_of(place: MemoryOperand) -> tuple[str, bool]:
 
 def parts_of(e: Emitter, place: MemoryOperand, layout: RegisterLayout) -> list[str | None]:
     """The thread part of the index, per memory axis."""
+    assert place.windows is None, f"{place.name}: windows have no index of their elements"
     parts: list[str | None] = [None] * len(place.extents)
     for axis, memory in enumerate(place.axes):
         parts[memory] = e.index(layout, axis)
@@ -27,6 +28,7 @@ def parts_of(e: Emitter, place: MemoryOperand, layout: RegisterLayout) -> list[s
 def guards_of(e: Emitter, place: MemoryOperand, layout: RegisterLayout) -> tuple[tuple[str, ...],
                                                                                  list[str]]:
     """How each axis is guarded, and what the guards compare with."""
+    assert place.windows is None, f"{place.name}: windows have no bounds of their own"
     guards, bounds = [], []
     for axis in range(len(layout.shape)):
         found = limits(e, place, layout, axis)

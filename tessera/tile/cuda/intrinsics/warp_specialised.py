@@ -11,6 +11,7 @@ from collections import defaultdict
 from typing import Any
 
 from tessera.numerics import find_dtype
+from tessera.runtime.generations import TensorCopies
 from tessera.tile.cuda.builder import Builder
 from tessera.tile.cuda.instruction import InstructionForm, Kind, Operand, Operation
 from tessera.tile.cuda.instruction_names import find_instruction
@@ -20,6 +21,7 @@ from tessera.tile.ir.register_layout import RegisterLayout
 
 FLT_MAX = 3.4028234663852886e38
 BARRIER_BYTES = 8
+MOST_ROWS = TensorCopies.most_box  # of a tile
 QUAD = (1, 2)  # lane distances inside of the four lanes that share a row
 
 
@@ -132,15 +134,21 @@ def ring_copy_windows(offset: int, slot_bytes: int, barriers: int, panels: int, 
     """(slot, map, place, column): one copy for each panel of a tile of unfolded images.
 
     geometry: channels, window, stride, dilation, before, images, results, steps
+    Rows in front of the first are of images of negative numbers, which are zeros, as are all that
+    there are not; no tile reaches from so far in front to the first.
     """
     channels, window, stride, dilation, before, _, results, _ = geometry
+    front = -(-MOST_ROWS // (results[0] * results[1]))  # images
 
     def body(b: Builder, slot: Any, map_: Any, place: Any, column: Any) -> None:
         base = b.add(b.add(b.shared_base(), b.i32(offset)), b.mul(slot, b.i32(slot_bytes)))
+        first = b.i32(-MOST_ROWS)
+        place = b.select(b.compare("<", place, first), first, place)
+        place = b.add(place, b.i32(front * results[0] * results[1]))
         row = b.udiv(place, b.i32(results[1]))
         w, h = _begin(b, b.urem(place, b.i32(results[1])), 1), _begin(
             b, b.urem(row, b.i32(results[0])), 0)
-        image = b.udiv(row, b.i32(results[0]))
+        image = b.sub(b.udiv(row, b.i32(results[0])), b.i32(front))
         for p in range(panels):
             at = b.add(column, b.i32(p * panel_columns))
             tap = b.udiv(at, b.i32(channels))
@@ -439,6 +447,15 @@ def _store_row(b: Builder, dtype: str, x: list[Any], line: Any, quad: Any, on: A
                _transposed(b, words, odd, high), b.to_int(on(4 * first)))
 
 
+def _store_pairs(b: Builder, x: list[Any], line: Any, quad: Any, on: Any) -> None:
+    """The same of 32 bits: two columns of every eight."""
+    line = b.add(line, b.shl(b.zext(quad, "i64"), b.const("i64", 3)))
+    for first in range(0, len(x), 2):
+        words = [b.bitcast(v, "i32") for v in x[first:first + 2]]
+        b.call(memory.st("global", "b32", 2, guarded=True), b.add(line, b.const("i64", 16 * first)),
+               words, b.to_int(on))
+
+
 @functools.cache
 def store_windows(layout: str, shape: tuple[int, int], dtype: str, geometry: tuple) -> Operation:
     """(fragment, address of the images, pixels, place of the lane's row 0, column, lane % 4): as
@@ -466,8 +483,12 @@ def store_windows(layout: str, shape: tuple[int, int], dtype: str, geometry: tup
                 at = b.add(b.mul(at, b.i32(images[axis])), index)
             inside = b.and_(inside, b.compare("<", at, pixels))
             element = b.add(b.mul(b.sext(at, "i64"), b.const("i64", channels)), channel)
-            _store_row(b, dtype, [x[i] for i in parts], b.add(base, b.shl(
-                element, b.const("i64", 1))), quad, lambda _, inside=inside: inside)
+            at = b.add(base, b.mul(element, b.const("i64", find_dtype(dtype).bits // 8)))
+            found = [x[i] for i in parts]
+            if dtype == "f32":
+                _store_pairs(b, found, at, quad, inside)
+            else:
+                _store_row(b, dtype, found, at, quad, lambda _, inside=inside: inside)
 
     args = (Operand("x", "f32", whole.count), Operand("base", "i64"), *operands(
         pixels="i32", place="i32", column="i32", quad="i32"))

@@ -15,19 +15,17 @@ from tessera.tile.cuda.lower.warp_specialised.rewrite import Maker, Nodes, is_op
 from tessera.tile.ir.ir import Const, Function, Node, Op, Operand, walk
 from tessera.tile.passes.integer_facts import Knowledge
 
-NOWHERE = Const(-1, i32)
-
 
 def gather_windows(function: Function) -> Function:
-    """The function with every load of windows as a gather."""
+    """The function with every load of windows as a gather, every store as a scatter."""
     views = {out(n): n for n in walk(function.body) if is_op(n, "windows")}
     if not views:
         return function
-    work = _Gathers(function, views)
+    work = _Accesses(function, views)
     return replace(function, body=map_blocks(function.body, work.block))
 
 
-class _Gathers:
+class _Accesses:
     def __init__(self, function: Function, views: dict[Any, Op]):
         self.maker, self.views = Maker(function), views
         self.known = Knowledge(function, frozenset())
@@ -56,9 +54,9 @@ class _Access:
         self.maker, self.access, self.made = maker, access, list[Node]()
         self.attr, (self.x, self.place, self.column) = view.attr, view.args
 
-    def op(self, name: str, *args: Operand | int, type: Any = None, **attrs: Any) -> Any:
+    def op(self, name: str, *args: Operand | int, **attrs: Any) -> Any:
         given = [Const(a, i32) if isinstance(a, int) else a for a in args]
-        self.made.append(self.maker.op(name, given, "t", type, self.access.where, **attrs))
+        self.made.append(self.maker.op(name, given, "t", where=self.access.where, **attrs))
         return out(self.made[-1])  # type: ignore[arg-type]
 
     def rows(self) -> None:

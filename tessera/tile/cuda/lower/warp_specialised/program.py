@@ -20,6 +20,12 @@ MAIL_SLOTS = 2
 MAIL_BYTES = MAIL_SLOTS * (8 + 8 + 4) + 8
 
 
+def panel_columns(columns: int, dtype: DType) -> int:
+    """Of a tile of rows of so many columns, those that a copy brings."""
+    wide = columns * dtype.bits // 8
+    return columns if wide in NARROW_BYTES else PANEL_BYTES * 8 // dtype.bits
+
+
 @dataclass(frozen=True)
 class Load:
     """One tile of a slot: panels of `width_bytes` columns, one behind the other, swizzled; or a row

@@ -8,7 +8,7 @@ from typing import Any
 
 from tessera.numerics import DType
 from tessera.runtime.generations import WarpgroupMatmul
-from tessera.tile.cuda.lower.warp_specialised.program import PANEL_BYTES, Refused
+from tessera.tile.cuda.lower.warp_specialised.program import Refused, panel_columns
 from tessera.tile.cuda.lower.warp_specialised.rewrite import is_part, ops_in
 from tessera.tile.ir.ir import Const, For, Function, Op, SSAValue, definitions, walk
 from tessera.tile.ir.op_record import OPS
@@ -117,7 +117,7 @@ def check_operand(x: SharedOperand, load: Op, view: Op, known: Any, aligned: fro
     if load.attr["fill"] != 0:
         raise Refused(f"{x.name} is filled with {load.attr['fill']} outside")
     if view.name == "windows":
-        check_windows(x, view, form)
+        check_windows(x, view, known, form)
     else:
         check_box(x, view)
     if x.name not in aligned:
@@ -136,9 +136,9 @@ def check_box(x: SharedOperand, view: Op) -> None:
         raise Refused(f"{x.name} is no box of rows that are contiguous")
 
 
-def check_windows(x: SharedOperand, view: Op, form: WarpgroupMatmul) -> None:
+def check_windows(x: SharedOperand, view: Op, known: Any, form: WarpgroupMatmul) -> None:
     """Whether TMA unfolds images: each panel of columns lies in one pixel of a window."""
-    panel = 8 * PANEL_BYTES // x.tensor.dtype.bits
+    panel = panel_columns(x.shape[1], x.tensor.dtype)
     windows = Windows.of(view.attr).joined(panel)
     if x.shape[1] % panel or windows.channels % panel:
         raise Refused(f"{x.name}: copies of windows bring {panel} channels at once, of "
@@ -149,6 +149,8 @@ def check_windows(x: SharedOperand, view: Op, form: WarpgroupMatmul) -> None:
         if found > most:
             raise Refused(f"{x.name}: a copy's windows have a {name} of at most {most} pixels, not "
                           f"{found}")
+    if known.divisor(view.args[2]) % panel:
+        raise Refused(f"columns of windows of {x.name} may not begin at multiples of {panel}")
     if windows.steps[1] * x.tensor.dtype.bits % (8 * form.copies.alignment_bytes):
         raise Refused(f"{x.name}: its pixels may not be multiples of {form.copies.alignment_bytes} "
                       "bytes apart")

@@ -8,7 +8,7 @@ from collections import Counter
 from dataclasses import replace
 from typing import Any
 
-from tessera.tile.cuda.lower.warp_specialised.program import PANEL_BYTES
+from tessera.tile.cuda.lower.warp_specialised.program import PANEL_BYTES, Refused
 from tessera.tile.cuda.lower.warp_specialised.rewrite import (
     Nodes,
     is_op,
@@ -54,6 +54,7 @@ class _Stores:
     def __init__(self, function: Function, groups: int, known: Knowledge, facts: Any, room: int):
         self.function, self.groups, self.known = function, groups, known
         self.aligned, self.shared = facts.aligned, getattr(facts, "shared", False)
+        self.watched: frozenset[str] = getattr(facts, "watched", frozenset())
         self.made = {d.value: n for n in walk(function.body) if isinstance(n, Op)
                      for d in n.outs}
         self.types = definitions(function)
@@ -102,9 +103,15 @@ class _Stores:
 
     def way(self, store: Op) -> str:
         """The op that writes a tile."""
+        view = self.made.get(store.args[0])  # type: ignore[arg-type]
+        if is_op(view, "windows"):
+            if not self.fits_windows(store, view):
+                raise Refused(f"{view.args[0].name} is written in windows that rows of "  # type: ignore[union-attr]
+                              "accumulators do not fill")
+            return "store_rows"
         if not self.wide(store):
             return "store_tile"
-        if not self.alone(store) or is_op(self.made[store.args[0]], "windows"):  # type: ignore
+        if not self.alone(store):
             return "store_rows"
         tile = self.types[store.args[1]]  # type: ignore[index]
         rows, columns = tile.shape  # type: ignore[union-attr]
@@ -123,11 +130,28 @@ class _Stores:
         return (not self.shared and self.accesses[tensor] == 1 and len(t.dims) <= MOST_AXES
                 and id(store) not in self.repeated)
 
+    def fits_windows(self, store: Op, view: Op) -> bool:
+        """Whether rows of an accumulator go to pixels of windows: columns lie in one of them."""
+        tensor, tile = self.types[view.args[0]], self.types[store.args[1]]  # type: ignore[index]
+        assert isinstance(tensor, GlobalTensor) and isinstance(tile, TileType)
+        policy, columns = tensor.numeric.policy, tile.shape[1]
+        return (
+            policy.rounding == "nearest_even" and not policy.saturate and tile.layout is not None
+            and tensor.dtype.name in (*HALVES, "f32")
+            and tile.dtype.name in ("f32", tensor.dtype.name)
+            and RegisterLayout.parse(tile.layout, tile.shape) == warpgroups(tile.shape, self.groups)
+            and columns % (4 * COLUMNS) == 0 == view.attr["channels"] % columns
+            and self.known.divisor(view.args[2]) % columns == 0
+            and all(map(self.known.natural, view.args[1:]))
+            and view.args[0].name in self.aligned  # type: ignore[union-attr]
+            and view.args[0].name not in self.watched  # type: ignore[union-attr]
+            and id(store) not in self.read_later)
+
     def wide(self, store: Op) -> bool:
         if id(store) in self.read_later:
             return False
         view, value = (self.made.get(x) for x in store.args)  # type: ignore[arg-type]
-        if not is_part(view):
+        if view is None or view.name != "view":
             return False
         tensor, tile = (self.types.get(x)  # type: ignore[arg-type]
                         for x in (view.args[0], store.args[1]))
@@ -136,7 +160,7 @@ class _Stores:
             return False
         policy, rank = tensor.numeric.policy, len(tensor.dims)
         plain = policy.rounding == "nearest_even" and not policy.saturate
-        kept = tuple(view.attr.get("kept", (0, 1)))
+        kept = tuple(view.attr["kept"])
         if not plain or tensor.dtype.name not in HALVES or tile.dtype.name not in (
                 "f32", tensor.dtype.name) or (
                 len(kept) != 2 or kept[1] != rank - 1 or kept[0] > kept[1]):
@@ -145,9 +169,6 @@ class _Stores:
             return False
         fits = tile.shape[1] % (4 * COLUMNS) == 0 and view.args[0].name in self.aligned  # type: ignore[union-attr]
         rows = self.known.extent(str(tensor.dims[-1])) % COLUMNS == 0
-        if view.name == "windows":  # all columns in one pixel
-            fits = fits and self.known.divisor(view.args[2]) % tile.shape[1] == 0 == (
-                view.attr["channels"] % tile.shape[1])
         if not fits or not rows or self.known.divisor(view.args[-1]) % COLUMNS or not all(
                 self.known.natural(view.args[1 + a]) for a in kept):
             return False

@@ -17,12 +17,12 @@ from itertools import zip_longest
 
 from tessera.tile.cuda.lower.warp_specialised.program import (
     MAIL_BYTES,
-    PANEL_BYTES,
     BufferRing,
     Load,
     PipelineKnobs,
     Refused,
     aligned,
+    panel_columns,
 )
 from tessera.tile.cuda.lower.warp_specialised.rewrite import (
     Maker,
@@ -37,6 +37,7 @@ from tessera.tile.cuda.lower.warp_specialised.rewrite import (
 from tessera.tile.cuda.lower.warp_specialised.rotate import held_over
 from tessera.tile.cuda.lower.warp_specialised.tidy import base_name
 from tessera.tile.ir.ir import For, If, Op, SSAValue, While, regions, walk
+from tessera.tile.ir.types import TileType
 from tessera.tile.ops.windows import Windows
 
 BARRIER_BYTES = 8
@@ -155,11 +156,11 @@ def describe(load: Op, nodes: Nodes, maker: Maker) -> Load:
     view = next(n for n in walk(nodes) if is_part(n) and out(n) == load.args[0])
     assert isinstance(view, Op) and isinstance(view.args[0], SSAValue)
     type = maker.type(out(load))
-    panel = 8 * PANEL_BYTES // type.dtype.bits
+    assert isinstance(type, TileType)
+    panel = panel_columns(type.shape[-1], type.dtype)
     windows = Windows.of(view.attr).joined(panel) if view.name == "windows" else None
-    box = type.shape if windows else tuple(view.attr["box"])  # type: ignore[union-attr]
-    return Load(out(load).name, view.args[0].name, box, type.shape,  # type: ignore[union-attr]
-                type.dtype, windows=windows)
+    box = type.shape if windows else tuple(view.attr["box"])
+    return Load(out(load).name, view.args[0].name, box, type.shape, type.dtype, windows=windows)
 
 
 __all__ = ["form_rings", "groups"]

@@ -1,0 +1,172 @@
+"""Convolutions of ResNet-50 beside cuDNN on a GPU: bf16, channels last, and both gradients.
+
+    python benchmarks/convolutions.py [batch]
+
+Microseconds of each and the ratio. Ours are compiled functions of several images, as a user writes
+them: images and filters are [N, H, W, C] in memory and transposed views of that in the function.
+Theirs are PyTorch's with cudnn.benchmark, as a CUDA graph. Both take images in turn of which L2
+does not hold all; our gradients of filters are f32, theirs bf16. Results are checked against
+cuDNN's first. Needs torch and a GPU. Writes benchmarks/results/convolutions.json, or
+$OUT/convolutions.json when OUT is set.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import statistics
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import record
+import torch
+
+import tessera as ts
+
+# channels, extent of the images, filters, extent of the windows, stride
+LAYERS = [
+    (3, 224, 64, 7, 2),
+    (64, 56, 64, 1, 1), (64, 56, 64, 3, 1), (64, 56, 256, 1, 1), (256, 56, 64, 1, 1),
+    (256, 56, 128, 1, 1), (128, 56, 128, 3, 2), (256, 56, 512, 1, 2), (128, 28, 128, 3, 1),
+    (128, 28, 512, 1, 1), (512, 28, 128, 1, 1),
+    (512, 28, 256, 1, 1), (256, 28, 256, 3, 2), (512, 28, 1024, 1, 2), (256, 14, 256, 3, 1),
+    (256, 14, 1024, 1, 1), (1024, 14, 256, 1, 1),
+    (1024, 14, 512, 1, 1), (512, 14, 512, 3, 2), (1024, 14, 2048, 1, 2), (512, 7, 512, 3, 1),
+    (512, 7, 2048, 1, 1), (2048, 7, 512, 1, 1)]
+KINDS = {"forward": "y", "images": "dx", "filters": "dw"}
+FOOTPRINT = 200 << 20  # bytes of images and results between two reads of one: four times an L2
+LIMIT = 6e-3  # relative distance to cuDNN's, of bf16
+ROUNDS, CALLS = 7, 5  # the least of calls in a graph
+FRONT, BACK = (0, 3, 1, 2), (0, 2, 3, 1)
+
+
+class Layer:
+    """One convolution of several images."""
+
+    def __init__(self, batch: int, C: int, H: int, M: int, K: int, stride: int):
+        self.name = f"{K}x{K}/{stride} {C}->{M} @{H}"
+        self.stride, self.padding, places = stride, K // 2, -(-H // stride)
+        each = 2 * batch * (C * H * H + M * places * places)
+        self.count = max(CALLS, math.ceil(FOOTPRINT / each))
+        bf = {"device": "cuda", "dtype": torch.bfloat16}
+        self.xs = [torch.randn(batch, H, H, C, **bf) for _ in range(self.count)]
+        self.gs = [torch.randn(batch, places, places, M, **bf) for _ in range(self.count)]
+        self.w = torch.randn(M, K, K, C, **bf) / (K * C**0.5)
+        self.flops = 2.0 * batch * places**2 * M * K * K * C
+
+    def conv(self, x: Any, w: Any) -> Any:
+        y = ts.conv2d(ts.transpose(x, FRONT), ts.transpose(w, FRONT), stride=self.stride,
+                      padding=self.padding)
+        return ts.transpose(y, BACK)
+
+    def ours(self, kind: str) -> Callable[..., Any]:
+        """(images, cotangents, filters) -> a result for each image."""
+        def one(x: Any, g: Any, w: Any) -> Any:
+            if kind == "forward":
+                return self.conv(x, w)
+            if kind == "images":
+                return ts.cast(ts.vjp(lambda x: self.conv(x, w), x)[1](g), ts.bf16)
+            return ts.vjp(lambda w: self.conv(x, w), w)[1](g)
+
+        return lambda xs, gs, w: [one(x, g, w) for x, g in zip(xs, gs, strict=True)]
+
+    def theirs(self, kind: str, x: Any, g: Any) -> Any:
+        x, g, w = (a.permute(FRONT) for a in (x, g, self.w))
+        both = (self.stride,) * 2, (self.padding,) * 2
+        if kind == "forward":
+            y = torch.nn.functional.conv2d(x, w, stride=self.stride, padding=self.padding)
+        else:
+            made = torch.ops.aten.convolution_backward(
+                g, x, w, None, *both, (1, 1), False, (0, 0), 1,
+                [kind == "images", kind == "filters", False])
+            y = made[kind == "filters"]
+        return y.permute(BACK)
+
+
+def captured(layer: Layer, kind: str) -> Callable[[], None]:
+    """cuDNN on all images, as a CUDA graph."""
+    layer.theirs(kind, layer.xs[0], layer.gs[0])
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for x, g in zip(layer.xs, layer.gs, strict=True):
+            layer.theirs(kind, x, g)
+    return graph.replay
+
+
+def medians(runs: dict[str, Callable[[], Any]], calls: int) -> dict[str, float]:
+    """Microseconds of a call of each, in turn."""
+    times: dict[str, list[tuple[Any, Any]]] = {name: [] for name in runs}
+    for _ in range(ROUNDS):
+        for name, run in runs.items():
+            start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            start.record()
+            run()
+            stop.record()
+            times[name].append((start, stop))
+    torch.cuda.synchronize()
+    return {name: 1e3 * statistics.median(a.elapsed_time(b) for a, b in pairs[2:]) / calls
+            for name, pairs in times.items()}
+
+
+def as_torch(x: Any) -> Any:
+    return x if isinstance(x, torch.Tensor) else torch.from_dlpack(x)
+
+
+def distance(got: Any, want: Any) -> float:
+    got, want = as_torch(got).reshape(want.shape).double(), want.double()
+    return float((got - want).norm() / want.norm())
+
+
+def measured(layer: Layer, kind: str) -> dict[str, float]:
+    fn = ts.jit(layer.ours(kind))
+    error = distance(fn(layer.xs, layer.gs, layer.w)[0],
+                     layer.theirs(kind, layer.xs[0], layer.gs[0]))
+    if not error <= LIMIT:
+        raise SystemExit(f"{layer.name} {kind}: the error {error:.1e} is above {LIMIT:.0e}")
+    us = medians({"ours": lambda: fn(layer.xs, layer.gs, layer.w),
+                  "cuDNN": captured(layer, kind)}, layer.count)
+    return {"ours_us": round(us["ours"], 1), "cudnn_us": round(us["cuDNN"], 1),
+            "ratio": round(us["cuDNN"] / us["ours"], 3),
+            "tflops": round(layer.flops / us["ours"] / 1e6)}
+
+
+def compile_all(batch: int) -> None:
+    """All kernels side by side: those of one function are compiled by several processes."""
+    layers = [Layer(batch, *of) for of in LAYERS]
+    for layer in layers:
+        layer.xs, layer.gs = layer.xs[:1], layer.gs[:1]
+    fns = [layer.ours(kind) for layer in layers for kind in kinds_of(layer)]
+    which = [layer for layer in layers for _ in kinds_of(layer)]
+    ts.jit(lambda given: [fn(*a) for fn, a in zip(fns, given, strict=True)])(
+        [(a.xs, a.gs, a.w) for a in which])
+
+
+def kinds_of(layer: Layer) -> list[str]:
+    """The images of the first layer are data: nobody asks for their gradient."""
+    return [k for k in KINDS if k != "images" or layer.w.shape[3] > 3]
+
+
+def main() -> None:
+    torch.backends.cudnn.benchmark = True
+    batch = int(sys.argv[1]) if len(sys.argv) > 1 else 64
+    compile_all(batch)
+    figures: dict[str, Any] = {}
+    for of in LAYERS:
+        layer = Layer(batch, *of)
+        figures[layer.name] = {kind: measured(layer, kind) for kind in kinds_of(layer)}
+        print(layer.name, json.dumps(figures[layer.name]), flush=True)
+    ratios = {kind: [f[kind]["ratio"] for f in figures.values() if kind in f] for kind in KINDS}
+    means = {kind: round(statistics.geometric_mean(r), 3) for kind, r in ratios.items()}
+    print("geometric means", means, "least", {k: min(r) for k, r in ratios.items()}, flush=True)
+    made = {"batch": batch, "geometric_mean": means, "layers": figures}
+    text = {**record.context(), "device": torch.cuda.get_device_name(), **made}
+    path = Path(os.environ.get("OUT", Path(__file__).parent / "results")) / "convolutions.json"
+    path.write_text(json.dumps(text, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
