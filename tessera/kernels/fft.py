@@ -305,7 +305,7 @@ def rfft_lines(x: Tensor["A", "E", f32], yr: Tensor["A", "F", f32], yi: Tensor["
                angles: Tensor["T", f32], radices, N: int, lines: int, scale: float, BM=1):
     """Frequencies 0 .. N of lines of 2 N real points: those of x[2 n] + i x[2 n + 1], of which each
     pair k, N - k has the parts of even and of odd points."""
-    each, R = max(1, N // POINTS), radices[-1]
+    each = max(1, N // POINTS)
     lane, P = tile.local_id(), pitch(N, BM)
     sr, si = tile.alloc_shared((BM * P,), f32), tile.alloc_shared((BM * P,), f32)
     line, part = spread(lane, BM, each, False)

@@ -131,8 +131,9 @@ def convolved(x: Any, h: Any, order: str = "ab") -> Any:
 
 
 @pytest.mark.parametrize("order", ["ab", "ba"])
-@pytest.mark.parametrize(("shape", "factors"), [((5, 64), (33,)), ((2, 3, 512), (3, 257)),
-                                                ((3, 4), (3,)), ((4, 8), (4, 5)), ((2, 8192), (4097,))])
+@pytest.mark.parametrize(("shape", "factors"), [
+    ((5, 64), (33,)), ((2, 3, 512), (3, 257)), ((3, 4), (3,)), ((4, 8), (4, 5)),
+    ((2, 8192), (4097,))])
 def test_a_convolution_is_one_launch(shape: tuple, factors: tuple, order: str, rng: Any) -> None:
     x, n = rng.standard_normal(shape).astype(np.float32), shape[-1]
     re, im, h = pair(rng, *factors)

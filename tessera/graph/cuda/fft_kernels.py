@@ -39,11 +39,12 @@ F32 = as_type("f32")
 
 def use_fft_kernels(graph: Graph) -> Graph:
     """The graph with the transforms that the kernels take as their launches."""
-    return expand_by(_filtered(graph), lambda node: RULES[node.op] if node.op in RULES and _is_taken(
-        node) else None)
+    return expand_by(_filtered(graph), lambda node: RULES[node.op] if _is_taken(node) else None)
 
 
 def _is_taken(node: Node) -> bool:
+    if node.op not in RULES:
+        return False
     x = node.inputs[0].aval
     if x.dtype.name != "f32" or not all(isinstance(n, int) and n for n in x.shape):
         return False
@@ -97,8 +98,8 @@ def _factors(products: list[Node], a: Value, b: Value) -> tuple[Value, Value] | 
         return next((p.inputs[1 - i] for i in (0, 1) if p.inputs[i] is of), None)
 
     re, im = other(products[0], a), other(products[1], b)
-    cross = {other(p, a) for p in products[2:]} - {None}, {other(p, b) for p in products[2:]} - {None}
-    fits = re is not None and im is not None and cross == ({im}, {re})
+    cross = [{other(p, v) for p in products[2:]} - {None} for v in (a, b)]
+    fits = re is not None and im is not None and cross == [{im}, {re}]
     return (re, im) if fits else None  # type: ignore[return-value]
 
 

@@ -88,7 +88,7 @@ def _fft_ref(re: np.ndarray, im: np.ndarray, axis: int, inverse: bool, norm: str
 
 def _joined(module: Any, re: Any, im: Any) -> Any:
     """A complex array of another library's."""
-    z = module.zeros_like(re, module.complex64 if re.dtype == np.float32 else module.complex128)
+    z = module.empty_like(re, module.complex64 if re.dtype == np.float32 else module.complex128)
     z.real, z.imag = re, im
     return z
 
