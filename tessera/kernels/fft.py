@@ -17,13 +17,16 @@ from __future__ import annotations
 
 import functools
 import math
+from typing import Any
 
 import numpy as np
 
 from ..numerics import f32
 from ..tensor import Tensor
 from ..tile import MODULE as tile
+from ..tile.ir.schedule import Schedule
 from ..tile.kernel.decorator import kernel
+from ..tile.kernel.kernel import Kernel
 
 POINTS = 16  # of a thread
 BANKS = 32
@@ -227,6 +230,20 @@ def transformed(xr, xi, sr, si, angles, N, radices, first, rest):
     return y
 
 
+@kernel
+def in_order(sr, si, base, y, part, N, radices):
+    """The last stage's results to shared memory."""
+    R = radices[-1]
+    if len(radices) > 1:
+        tile.barrier()
+    ats = [base + padded(v) for v in starts(N, R, part)]
+    for n in ALL[:len(ats)]:
+        for k in ALL[:R]:
+            sr[ats[n] + padded(k * (N // R))] = y[n][0][k]
+            si[ats[n] + padded(k * (N // R))] = y[n][1][k]
+    tile.barrier()
+
+
 # --- kernels -------------------------------------------------------------------------------------
 @kernel(grid=lambda lines, BM: -(-lines // BM), overwrites=("yr", "yi"))
 def fft_lines(xr: Tensor["A", "E", f32], xi: Tensor["A", "E", f32], yr: Tensor["B", "F", f32],
@@ -288,7 +305,7 @@ def rfft_lines(x: Tensor["A", "E", f32], yr: Tensor["A", "F", f32], yi: Tensor["
                angles: Tensor["T", f32], radices, N: int, lines: int, scale: float, BM=1):
     """Frequencies 0 .. N of lines of 2 N real points: those of x[2 n] + i x[2 n + 1], of which each
     pair k, N - k has the parts of even and of odd points."""
-    each, R = max(1, N // POINTS), radices[-1]
+    each = max(1, N // POINTS)
     lane, P = tile.local_id(), pitch(N, BM)
     sr, si = tile.alloc_shared((BM * P,), f32), tile.alloc_shared((BM * P,), f32)
     line, part = spread(lane, BM, each, False)
@@ -298,14 +315,7 @@ def rfft_lines(x: Tensor["A", "E", f32], yr: Tensor["A", "F", f32], yi: Tensor["
     vr = [[x[a, 2 * u + 2 * j * step] for j in ALL[:radices[0]]] for u in us]
     vi = [[x[a, 2 * u + (2 * j * step + 1)] for j in ALL[:radices[0]]] for u in us]
     y = transformed(vr, vi, sr, si, angles, N, radices, (base, part), (base, part))
-    if len(radices) > 1:
-        tile.barrier()
-    ats = [base + padded(v) for v in starts(N, R, part)]
-    for n in ALL[:len(ats)]:
-        for k in ALL[:R]:
-            sr[ats[n] + padded(k * (N // R))] = y[n][0][k]
-            si[ats[n] + padded(k * (N // R))] = y[n][1][k]
-    tile.barrier()
+    in_order(sr, si, base, y, part, N, radices)
     if number < lines:
         if part == 0:
             yr[a, N // 2] = sr[base + padded(N // 2)] * scale
@@ -356,10 +366,72 @@ def packed_frequency(xr, xi, angles, a, k, N):
     return r + r_ + c, i - i_ + d
 
 
+@kernel(grid=lambda lines, BM: -(-lines // BM), overwrites=("y",))
+def filter_lines(x: Tensor["A", "E", f32], hr: Tensor["H", "F", f32], hi: Tensor["H", "F", f32],
+                 y: Tensor["A", "E", f32], angles: Tensor["T", f32], radices, N: int, lines: int,
+                 scale: float, BM=1):
+    """Lines of 2 N real points, of which each frequency is multiplied: rfft_lines, a product and
+    irfft_lines, with nothing written between. Line l has the factors of row l % H."""
+    each, R = max(1, N // POINTS), radices[-1]
+    lane, P = tile.local_id(), pitch(N, BM)
+    sr, si = tile.alloc_shared((BM * P,), f32), tile.alloc_shared((BM * P,), f32)
+    line, part = spread(lane, BM, each, False)
+    number = tile.group_id(0) * BM + line
+    a, base = min(number, lines - 1), line * P
+    us, step = starts(N, radices[0], part), N // radices[0]
+    vr = [[x[a, 2 * u + 2 * j * step] for j in ALL[:radices[0]]] for u in us]
+    vi = [[x[a, 2 * u + (2 * j * step + 1)] for j in ALL[:radices[0]]] for u in us]
+    at = (base, part)
+    made = transformed(vr, vi, sr, si, angles, N, radices, at, at)
+    in_order(sr, si, base, made, part, N, radices)
+    h = a % hr.shape[0]
+    if part == 0:
+        r, i = sr[base + padded(N // 2)], -si[base + padded(N // 2)]
+        c, d = turned(r, i, hr[h, N // 2], hi[h, N // 2])
+        sr[base + padded(N // 2)] = 2.0 * c
+        si[base + padded(N // 2)] = -2.0 * d
+    for n in ALL[:min(N, POINTS) // 2]:
+        k = part + n * each
+        here, back = base + padded(k), base + padded((N - k) & (N - 1))
+        pair_filtered(sr, si, here, back, angles[T - 2 * N + k], angles[T - N + k], k,
+                      hr[h, k], hi[h, k], hr[h, N - k], hi[h, N - k])
+    tile.barrier()
+    vr, vi = in_shared(sr, si, base, N, radices[0], part)
+    tile.barrier()
+    made = transformed(vi, vr, sr, si, angles, N, radices, at, at)
+    if number < lines:
+        vs = starts(N, R, part)
+        for n in ALL[:len(vs)]:
+            for k in ALL[:R]:
+                y[a, 2 * vs[n] + 2 * k * (N // R)] = made[n][1][k] * scale
+                y[a, 2 * vs[n] + (2 * k * (N // R) + 1)] = made[n][0][k] * scale
+
+
+@kernel
+def pair_filtered(sr, si, here, back, c, s, k, hr, hi, hr_, hi_):
+    """Of x[2 n] + i x[2 n + 1] the frequencies k and N - k, where those of x are multiplied."""
+    r, i, r_, i_ = sr[here], si[here], sr[back], si[back]
+    tr, ti = turned(i + i_, r_ - r, c, -s)
+    pr, pi = turned(0.5 * (r + r_ + tr), 0.5 * (i - i_ + ti), hr, hi)          # of k
+    qr, qi = turned(0.5 * (r + r_ - tr), 0.5 * (ti - i + i_), hr_, hi_)        # of N - k
+    pi, qi = tile.where(k == 0, 0.0, pi), tile.where(k == 0, 0.0, qi)
+    tr, ti = turned(-(pi + qi), pr - qr, c, s)
+    if k > 0:
+        sr[back] = pr + qr - tr
+        si[back] = ti - pi + qi
+    sr[here] = pr + qr + tr
+    si[here] = pi - qi + ti
+
+
 # --- blocks --------------------------------------------------------------------------------------
-LANES = 128  # of a group of short lines
+LANES = 64  # of a group of short lines
 LONGEST = 16384  # points of a line that lies in one piece: 1024 threads
-LONGEST_ACROSS, LEAST_ACROSS = 1024, 8  # of other lines, of which a group has so many: a sector
+# Of other lines a group has so many neighbours, 64 or 128 bytes in a row: of 8 lines of 1024 points
+# 2^24 points take 1.3 times as long as of 16, and of 8 lines of 256 points 1.2 times as long as of
+# 32 (H100, 2026-11-25).
+LONGEST_ACROSS, LINES_ACROSS, THREADS_ACROSS = 1024, (16, 32), 512
+# Two groups of 512 threads have the registers of a multiprocessor, 64 in each thread.
+RESIDENT = {512: 2}
 
 
 def radices_of(N: int) -> tuple[int, ...]:
@@ -374,9 +446,22 @@ def lines_of(N: int, across: bool) -> tuple[int, int]:
     each = max(1, N // POINTS)
     lines = max(1, LANES // each)
     if across:
-        lines = max(LEAST_ACROSS, min(BANKS, lines))
+        least, most = LINES_ACROSS
+        lines = max(least, min(most, THREADS_ACROSS // each))
     return lines, lines * each
 
 
-__all__ = ["LONGEST", "LONGEST_ACROSS", "fft_lines", "irfft_lines", "lines_of", "radices_of",
-           "real_angles", "rfft_lines", "stage_angles"]
+def launcher_of(kernel: Kernel, lanes: int) -> Any:
+    """The kernel in groups of so many threads."""
+    resident = RESIDENT.get(lanes)
+    made = kernel if resident is None else _resident(kernel, resident)
+    return made.launcher(lanes=lanes)
+
+
+@functools.cache
+def _resident(kernel: Kernel, groups: int) -> Kernel:
+    return kernel.with_schedule(Schedule(RESIDENT=groups))
+
+
+__all__ = ["LONGEST", "LONGEST_ACROSS", "fft_lines", "filter_lines", "irfft_lines", "launcher_of",
+           "lines_of", "radices_of", "real_angles", "rfft_lines", "stage_angles"]

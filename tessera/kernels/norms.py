@@ -15,7 +15,7 @@ from ..tile import MODULE as tile
 from ..tile.ir.schedule import Schedule
 from ..tile.kernel.decorator import kernel
 from .record import Benchmark, CompiledCall, KernelSample
-from .routine import empty_like, reshaped, routine, type_of
+from .routine import empty_like, generation_of, reshaped, routine, type_of
 from .row_blocks import block_of, bring_row, routine_blocks
 
 
@@ -97,7 +97,7 @@ def efficient_layernorm(run: Any, x: Any, gamma: Any, beta: Any, *, eps: float =
         return out
     flat = math.prod(shape[:-1]), shape[-1]
     arrays = reshaped(x, flat), gamma, beta, reshaped(out, flat), float(eps)
-    b = routine_blocks(*flat, type_of(x, "x").dtype.bits)
+    b = routine_blocks(*flat, type_of(x, "x").dtype.bits, generation_of(x))
     if b.columns < shape[-1]:
         run.run("long_layernorm", *arrays, BN=run.size("n", b.columns), held=b.held, warps=b.warps)
     else:

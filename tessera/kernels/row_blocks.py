@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ..runtime.generations import Generation
 from ..tile import MODULE as tile
 from ..tile.kernel.decorator import kernel
 
@@ -20,7 +21,9 @@ SHARE = 16  # elements of a lane
 STEPS = {4096: (2048, 4)}  # columns of a pass and its warps, by the longest rows they are for
 STEP, PASS_WARPS = 4096, 8  # of longer ones
 ALONE = 8192  # columns of a pass of the one group of a multiprocessor
+STREAMED = 16384  # of one whose rows come from memory: two accesses of 16 bytes for each thread
 HELD_BYTES = 96 << 10  # of a row in shared memory: any GPU has them, of a Hopper two groups
+REDUCED_BYTES = 4096  # of shared memory, for reductions
 
 
 @dataclass(frozen=True)
@@ -46,12 +49,16 @@ def row_blocks(rows: int, columns: int) -> RowBlocks:
     return RowBlocks(shared, columns, max(1, shared * wide // (32 * SHARE)))
 
 
-def routine_blocks(rows: int, columns: int, bits: int) -> RowBlocks:
-    """As row_blocks, of one operand with elements of so many bits; of the longest rows a group
-    fills a multiprocessor, and finds them in its L1 cache."""
-    if columns > LONGEST and columns * bits > 8 * HELD_BYTES:
-        return RowBlocks(1, ALONE, 32)
-    return row_blocks(rows, columns)
+def routine_blocks(rows: int, columns: int, bits: int, chip: Generation | None) -> RowBlocks:
+    """As row_blocks, of one operand with elements of so many bits. Of the longest rows a group
+    fills a multiprocessor, with a row in its shared memory where that is large enough, else in its
+    L1 cache. chip: None where it is not known."""
+    if columns <= LONGEST or columns * bits <= 8 * HELD_BYTES:
+        return row_blocks(rows, columns)
+    room = HELD_BYTES if chip is None else chip.group_shared_bytes - REDUCED_BYTES
+    if -(-columns // ALONE) * ALONE * bits <= 8 * room:
+        return RowBlocks(1, ALONE, 16, True)
+    return RowBlocks(1, STREAMED, 32)
 
 
 @kernel
@@ -76,4 +83,5 @@ def block_of(x, row, m, k, N, BN, fill, held):
     return s
 
 
-__all__ = ["ALONE", "LONGEST", "RowBlocks", "block_of", "bring_row", "routine_blocks", "row_blocks"]
+__all__ = ["ALONE", "LONGEST", "STREAMED", "RowBlocks", "block_of", "bring_row", "routine_blocks",
+           "row_blocks"]

@@ -13,7 +13,7 @@ from ..tile import MODULE as tile
 from ..tile.ir.schedule import Schedule
 from ..tile.kernel.decorator import kernel
 from .record import Benchmark, CompiledCall, KernelSample
-from .routine import empty_like, reshaped, routine, type_of
+from .routine import empty_like, generation_of, reshaped, routine, type_of
 from .row_blocks import block_of, bring_row, routine_blocks
 
 
@@ -94,7 +94,7 @@ def stable_softmax(run: Any, x: Any, *, axis: int = -1) -> Any:
         return out
     flat = math.prod(shape[:-1]), shape[-1]
     arrays = reshaped(x, flat), reshaped(out, flat)
-    b = routine_blocks(*flat, numeric.dtype.bits)
+    b = routine_blocks(*flat, numeric.dtype.bits, generation_of(x))
     if b.columns < shape[-1]:
         run.run("long_softmax", *arrays, BN=run.size("n", b.columns), held=b.held, warps=b.warps)
     else:

@@ -19,14 +19,22 @@ def term(values, indices, x, j, column):
     return values[j] * x[at, column]
 
 
+@kernel
+def span(indptr, row, stored):
+    """Where the values of a row begin and end."""
+    begin, end = indptr[row], indptr[row + 1]
+    assert 0 <= begin and begin <= end and end <= stored, "indptr is no rising count of the values"
+    return max(begin, 0), min(end, stored)
+
+
 @kernel(grid=lambda M: -(-M * WARP // LANES), overwrites=("y",))
 def csr_vector(values: Tensor["nnz"], indices: Tensor["nnz"], indptr: Tensor["M + 1"],
                x: Tensor["N", 1], y: Tensor["M", 1]):
     """y = A x, a warp for each row of A."""
     row, lane = tile.linear_id() // WARP, tile.lane_id()
-    inside = min(row, M - 1)
     total = tile.cast(0.0, y.dtype)
-    for j in range(indptr[inside] + lane, indptr[inside + 1], WARP):
+    begin, end = span(indptr, min(row, M - 1), values.shape[0])
+    for j in range(begin + lane, end, WARP):
         total += term(values, indices, x, j, 0)
     total = tile.warp_sum(total)
     if row < M and lane == 0:
@@ -43,7 +51,8 @@ def csr_matrix(values: Tensor["nnz"], indices: Tensor["nnz"], indptr: Tensor["M 
     column = tile.group_id(1) * columns + lane % columns
     if row < M and column < K:
         total = tile.cast(0.0, y.dtype)
-        for j in range(indptr[row], indptr[row + 1]):
+        begin, end = span(indptr, row, values.shape[0])
+        for j in range(begin, end):
             total += term(values, indices, x, j, column)
         y[row, column] = total
 

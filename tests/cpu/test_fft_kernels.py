@@ -9,6 +9,7 @@ import pytest
 
 import tessera as ts
 from tessera.graph.cuda import CudaProgram
+from tessera.graph.cuda.host_values import HostCopy
 
 EPS = 2.0**-24
 
@@ -113,3 +114,44 @@ def test_back_to_real_points(n: int, norm: str, rng: Any) -> None:
     made, (y,) = ran(lambda re, im: (ts.irfft((re, im), norm=norm),), re, im)
     assert calls(made) == ["irfft_lines"] and len(made.plan.groups) == 1
     check(y, np.fft.irfft(z, norm=norm), n)
+
+
+def test_angles_are_brought_to_a_gpu_once(rng: Any) -> None:
+    """Nobody else has the array, so that no call has to ask whether it was written to."""
+    for fn in (lambda x: ts.fft(x), lambda x: ts.rfft(x)):
+        graph = CudaProgram(ts.jit(fn).graph(ts.zeros((2, 64))), "sm_90a").lowered
+        (angles,) = graph.captures.values()
+        assert not HostCopy(angles).may_differ(angles)
+
+
+def convolved(x: Any, h: Any, order: str = "ab") -> Any:
+    (a, b), (c, d) = ts.rfft(x), h
+    real, imaginary = a * c - b * d, {"ab": a * d + b * c, "ba": c * b + d * a}[order]
+    return ts.irfft((real, imaginary))
+
+
+@pytest.mark.parametrize("order", ["ab", "ba"])
+@pytest.mark.parametrize(("shape", "factors"), [
+    ((5, 64), (33,)), ((2, 3, 512), (3, 257)), ((3, 4), (3,)), ((4, 8), (4, 5)),
+    ((2, 8192), (4097,))])
+def test_a_convolution_is_one_launch(shape: tuple, factors: tuple, order: str, rng: Any) -> None:
+    x, n = rng.standard_normal(shape).astype(np.float32), shape[-1]
+    re, im, h = pair(rng, *factors)
+    made, (y,) = ran(lambda x, re, im: (convolved(x, (re, im), order),), x, re, im)
+    assert calls(made) == ["filter_lines"] and len(made.plan.groups) == 1
+    check(y, np.fft.irfft(np.fft.rfft(x.astype(np.float64)) * h, n), n * n)
+
+
+@pytest.mark.parametrize("fn", [
+    lambda x, re, im: (convolved(x, (re, im)), ts.rfft(x)[0]),      # something else reads it
+    lambda x, re, im: (ts.irfft((ts.rfft(x)[0] * re - ts.rfft(x)[1] * im,
+                                 ts.rfft(x)[0] * im - ts.rfft(x)[1] * re)),),    # no product
+    lambda x, re, im: (ts.irfft(tuple(ts.rfft(x)[i] * (re, im)[i] for i in (0, 1))),),
+])
+def test_what_is_no_convolution_stays(fn: Any, rng: Any) -> None:
+    x = rng.standard_normal((5, 64)).astype(np.float32)
+    re, im, _ = pair(rng, 33)
+    made, got = ran(fn, x, re, im)
+    assert "filter_lines" not in calls(made)
+    for y, want in zip(got, ts.jit(fn)(x, re, im), strict=True):
+        check(y, np.asarray(want, np.float64), 64**2)

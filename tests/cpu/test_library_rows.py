@@ -33,7 +33,19 @@ def test_short_rows_fill_a_group_and_long_ones_have_lanes_enough(rows: int, colu
 def test_rows_that_do_not_fit_are_gone_through_in_passes(columns: int) -> None:
     b = row_blocks(100, columns)
     assert b.rows == 1 and b.columns < columns and b.held
-    assert routine_blocks(100, columns, 16).held == (2 * columns <= 96 << 10)
+    assert routine_blocks(100, columns, 16, None).held == (2 * columns <= 96 << 10)
+
+
+@pytest.mark.parametrize(("columns", "target", "warps"), [
+    (40000, "sm_90a", 8), (65536, "sm_90a", 16), (114688, "sm_90a", 32), (131072, "sm_90a", 32),
+    (65536, "sm_80", 16), (65536, "sm_89", 32)])
+def test_a_row_is_held_where_the_chip_has_shared_memory_for_it(columns: int, target: str,
+                                                               warps: int) -> None:
+    chip = parse_target(target).generation
+    b = routine_blocks(100, columns, 16, chip)
+    assert (b.warps, b.held) == (warps, warps < 32)
+    blocks = -(-columns // b.columns)
+    assert not b.held or 2 * blocks * b.columns < chip.group_shared_bytes
 
 
 @pytest.mark.parametrize("columns", [64, 300, 1024, 3000])

@@ -80,8 +80,9 @@ def test_every_other_pass_over_memory_goes_backwards(rng: np.random.Generator) -
         (group,) = _groups(lambda x: ts.softmax(x), _drawn(rng, 2, n))
         return re.findall(r"for n in range\((.*)\):", source_of(group).text)
 
-    whole = 60000 // 8192 * 8192
-    forth, back = f"0, {whole}, 8192", f"{whole - 8192}, -1, -8192"
+    step = row_blocks.STREAMED
+    whole = 60000 // step * step
+    forth, back = f"0, {whole}, {step}", f"{whole - step}, -1, -{step}"
     assert heads(60000) == [forth, back, forth]
     assert not any("-1" in head for head in heads(20000))  # of rows in shared memory none does
 

@@ -85,3 +85,19 @@ def test_gradients_on_a_gpu(rng: Any) -> None:
     rows, cols = a.tocoo().coords
     assert_close(dv, (w[rows] * x[cols]).sum(1), "f32", n=4, scale=4.0)
     assert_close(dx, a.T @ w, "f32", n=12, scale=4.0)
+
+
+@pytest.mark.parametrize("indptr", [[0, 3, 2, 5], [0, 2, 4, 6], [-1, 2, 4, 5]])
+@pytest.mark.parametrize("k", [1, 4])
+def test_rows_that_are_none_are_told(indptr: list, k: int, rng: Any) -> None:
+    given = [np.ones(5, np.float32), np.arange(5, dtype=np.int32), np.int32([0, 2, 4, 5]),
+             np.ones((5, k), np.float32)]
+
+    def fn(values: Any, indices: Any, indptr: Any, x: Any) -> tuple:
+        return (CSR(values, indices, indptr, (3, 5)) @ x,)
+
+    program = CudaProgram(ts.jit(fn).graph(*map(ts.tensor, given)), "sm_90a")
+    np.testing.assert_array_equal(program.run(given)[0][:, 0], [2, 2, 1])
+    given[2] = np.int32(indptr)
+    with pytest.raises(ts.TesseraError, match="indptr is no rising count of the values"):
+        program.run(given)

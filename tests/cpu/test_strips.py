@@ -216,3 +216,21 @@ def test_rows_with_statistics_are_summed_in_as_many_strips_as_run_at_once(rows: 
     assert norm.grid == (strips,) and norm.schedule.warps_ == 4
     (alone,) = strips_in(lambda g: ts.sum(ts.cast(g, "f32"), axis=0), g)
     assert alone.grid[0] == rows // 128
+
+
+@pytest.mark.parametrize(("rows", "strips"), [(512, 1), (32, 0), (4096, 1)])
+def test_sums_over_fewer_but_longer_rows_are_strips_too(rows: int, strips: int) -> None:
+    """Else what is summed would be written in f32, and read again."""
+    N = (1 << 26) // rows
+    types = (ts.Tensor[rows, N, "bf16"], ts.Tensor[N, "bf16"], ts.Tensor[N, "bf16"],
+             ts.Tensor[rows, N, "bf16"])
+
+    def fn(x: Any, w: Any, b: Any, dy: Any) -> Any:
+        dx, dw, db = ts.vjp(ts.layernorm, x, w, b)[1](dy)
+        return ts.cast(dx, "bf16"), dw, db
+
+    groups = CudaProgram(ts.jit(fn).graph(*types), "sm_90a").plan.groups
+    assert [g.kind for g in groups].count("strips") == strips
+    wide = [o for g in groups for o in g.writes
+            if o.type.dtype.name == "f32" and np.prod(o.shape) == rows * N]
+    assert (len(wide) == 0) == (strips > 0)

@@ -76,3 +76,18 @@ def test_gradients(rng):
     f = np.fft.fft(x.numpy().astype(np.float64))
     want = w.numpy() + 2 * np.fft.fft(f.real).real
     assert off(ts.jit(ts.grad(loss))(x).numpy(), want) < 1e-6
+
+
+@pytest.mark.parametrize("n, factors", [(256, (129,)), (4096, (3, 2049)), (32768, (16385,))])
+def test_a_convolution(n, factors, rng):
+    x = rng.standard_normal((2, 3, n)).astype(np.float32)
+    re, im = rng.standard_normal((2, *factors)).astype(np.float32)
+
+    @ts.jit
+    def fn(x, re, im):
+        a, b = ts.rfft(x)
+        return ts.irfft((a * re - b * im, a * im + b * re))
+
+    y = fn(*(ts.tensor(v).to("cuda") for v in (x, re, im))).numpy()
+    h = re.astype(np.float64) + 1j * im
+    assert off(y, np.fft.irfft(np.fft.rfft(x.astype(np.float64)) * h, n)) < 4e-7

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+from ...kernels import row_blocks as blocks_of_rows
 from ...kernels.attention import attention_block
 from ...kernels.row_blocks import ALONE, row_blocks
 from ...numerics import NumericType
@@ -75,7 +76,7 @@ def for_passes(s: Schedule, columns: int, row_bytes: int, shared_bytes: int, lai
         return s, half
     if row_bytes <= whole:
         return chosen(1, min(ALONE, power(columns) // 2), warps=ALONE // 512), whole
-    return chosen(1, min(ALONE, power(columns) // 2), warps=ALONE // 256), whole
+    return chosen(1, min(blocks_of_rows.STREAMED, power(columns) // 2), warps=32), whole
 
 
 def for_columns(extents: tuple[int, ...], ends: bool = False) -> Schedule:

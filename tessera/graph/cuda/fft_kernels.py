@@ -8,6 +8,7 @@ takes two copies to reach it.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from math import prod
 from typing import Any
 
@@ -15,7 +16,9 @@ from ...kernels.fft import (
     LONGEST,
     LONGEST_ACROSS,
     fft_lines,
+    filter_lines,
     irfft_lines,
+    launcher_of,
     lines_of,
     radices_of,
     real_angles,
@@ -26,23 +29,27 @@ from ...numerics import as_type
 from ...tensor import Tensor
 from .. import functions as F
 from ..expand import Rule, expand_by
-from ..ir import Graph, Node
+from ..ir import Graph, Node, Value
 from ..op import GraphOp
-from ..ops.spectral import FFT, IRFFT, RFFT
+from ..ops.spectral import FFT, FILTER, IRFFT, RFFT
+from ..simplify import Rewriter, rebuild, remove_dead
 
 F32 = as_type("f32")
 
 
 def use_fft_kernels(graph: Graph) -> Graph:
     """The graph with the transforms that the kernels take as their launches."""
-    return expand_by(graph, lambda node: RULES[node.op] if node.op in RULES and _is_taken(
-        node) else None)
+    return expand_by(_filtered(graph), lambda node: RULES[node.op] if _is_taken(node) else None)
 
 
 def _is_taken(node: Node) -> bool:
+    if node.op not in RULES:
+        return False
     x = node.inputs[0].aval
     if x.dtype.name != "f32" or not all(isinstance(n, int) and n for n in x.shape):
         return False
+    if node.op is FILTER:
+        return _is_power(x.shape[-1], 4, 2 * LONGEST) and node.inputs[1].aval.dtype is x.dtype
     axis = node.attrs["axis"]
     if node.op is FFT:
         return _is_power(x.shape[axis], 2, LONGEST_ACROSS**2)
@@ -54,6 +61,71 @@ def _is_power(n: Any, least: int, most: int) -> bool:
     return n & n - 1 == 0 and least <= n <= most
 
 
+# --- products of frequencies ---------------------------------------------------------------------
+def _filtered(graph: Graph) -> Graph:
+    """irfft(rfft(x) h) as one op, where nothing else reads what is between."""
+    count = Counter(v for n in graph.nodes for v in n.inputs) + Counter(graph.outputs)
+
+    def once(rw: Rewriter, v: Value, name: str) -> Node | None:
+        node = rw.made_by(v, name)
+        return node if node is not None and count[v] == 1 else None
+
+    def visit(rw: Rewriter, node: Node, inputs: tuple[Value, ...]) -> Value | None:
+        if node.op is not IRFFT:
+            return None
+        difference, total = once(rw, inputs[0], "sub"), once(rw, inputs[1], "add")
+        if difference is None or total is None:
+            return None
+        products = [once(rw, v, "mul") for v in (*difference.inputs, *total.inputs)]
+        if None in products:
+            return None
+        made = {v: rw.producer[v] for p in products for v in p.inputs  # type: ignore[union-attr]
+                if rw.made_by(v, "rfft") is not None}
+        source = next(iter(made.values()), None)
+        if source is None or set(made) != set(source.outputs) or any(
+                count[v] != 2 for v in source.outputs):
+            return None
+        h = _factors(products, *source.outputs)  # type: ignore[arg-type]
+        return None if h is None else _as_filter(rw, source, node, h)
+
+    return remove_dead(rebuild(graph, visit))
+
+
+def _factors(products: list[Node], a: Value, b: Value) -> tuple[Value, Value] | None:
+    """(re, im) of a re - b im, a im + b re; these are the products in their order, a sum's in any.
+    """
+    def other(p: Node, of: Value) -> Value | None:
+        return next((p.inputs[1 - i] for i in (0, 1) if p.inputs[i] is of), None)
+
+    re, im = other(products[0], a), other(products[1], b)
+    cross = [{other(p, v) for p in products[2:]} - {None} for v in (a, b)]
+    fits = re is not None and im is not None and cross == [{im}, {re}]
+    return (re, im) if fits else None  # type: ignore[return-value]
+
+
+def _as_filter(rw: Rewriter, source: Node, node: Node, h: tuple[Value, Value]) -> Value | None:
+    x, n = source.inputs[0], node.attrs["n"]
+    half = source.outputs[0].aval.shape
+    shape = h[0].aval.shape
+    fits = shape == h[1].aval.shape and shape == half[len(half) - len(shape):] and shape
+    if not fits or x.aval.shape[-1] != n or source.attrs["axis"] != x.aval.ndim - 1 or (
+            node.attrs["axis"] != x.aval.ndim - 1):
+        return None
+    return rw.emit(FILTER.name, x, *h, norm=source.attrs["norm"], back=node.attrs["norm"])
+
+
+def _filter(x: Tensor, re: Tensor, im: Tensor, norm: str, back: str) -> Tensor:
+    n = int(x.shape[-1])
+    count, (lines, lanes) = prod(x.shape) // n, lines_of(n // 2, False)
+    y = F.zeros((count, n), F32)
+    h = (F.reshape(part, (-1, n // 2 + 1)) for part in (re, im))
+    launcher_of(filter_lines, lanes)(
+        F.reshape(x, (count, n)), *h, y, _real_angles(n // 2), radices_of(n // 2), N=n // 2,
+        lines=count, scale=_scale(n, norm, False) * _scale(n, back, True), BM=lines)
+    return F.reshape(y, x.shape)
+
+
+# --- transforms ----------------------------------------------------------------------------------
 def _fft(re: Tensor, im: Tensor, axis: int, inverse: bool, norm: str) -> tuple[Tensor, Tensor]:
     n, inner = int(re.shape[axis]), prod(re.shape[axis + 1:])
     scale = _scale(n, norm, inverse)
@@ -76,7 +148,7 @@ def _lines(x: tuple[Tensor, Tensor], n: int, inner: int, outer: int, whole: int 
     lines, lanes = lines_of(n, inner > 1 or outer > 1)
     xr, xi = (F.reshape(part, (-1, n * inner)) for part in x)
     yr, yi = (F.zeros((count // outer, n * outer), F32) for _ in x)
-    fft_lines.launcher(lanes=lanes)(
+    launcher_of(fft_lines, lanes)(
         xr, xi, yr, yi, _angles(n), radices_of(n), N=n, inner=inner,
         outer=outer, lines=count, whole=whole, apart=apart, scale=scale,
         BM=lines)
@@ -84,11 +156,12 @@ def _lines(x: tuple[Tensor, Tensor], n: int, inner: int, outer: int, whole: int 
 
 
 def _angles(n: int) -> Tensor:
-    return Tensor(stage_angles(n, radices_of(n)), F32)
+    """A copy of its own: what others hold might be written to, and is brought to a GPU anew."""
+    return Tensor(stage_angles(n, radices_of(n)).copy(), F32)
 
 
 def _real_angles(n: int) -> Tensor:
-    return Tensor(real_angles(n, radices_of(n)), F32)
+    return Tensor(real_angles(n, radices_of(n)).copy(), F32)
 
 
 def _scale(n: int, norm: str, inverse: bool) -> float:
@@ -102,7 +175,7 @@ def _rfft(x: Tensor, axis: int, norm: str) -> tuple[Tensor, ...]:
     n = int(x.shape[-1])
     count, (lines, lanes) = prod(x.shape) // n, lines_of(n // 2, False)
     yr, yi = (F.zeros((count, n // 2 + 1), F32) for _ in "ri")
-    rfft_lines.launcher(lanes=lanes)(
+    launcher_of(rfft_lines, lanes)(
         F.reshape(x, (count, n)), yr, yi, _real_angles(n // 2), radices_of(n // 2), N=n // 2,
         lines=count, scale=_scale(n, norm, False), BM=lines)
     return tuple(F.reshape(y, (*x.shape[:-1], n // 2 + 1)) for y in (yr, yi))
@@ -112,12 +185,12 @@ def _irfft(re: Tensor, im: Tensor, axis: int, n: int, norm: str) -> Tensor:
     count, (lines, lanes) = prod(re.shape[:-1]), lines_of(n // 2, False)
     y = F.zeros((count, n), F32)
     xr, xi = (F.reshape(part, (count, n // 2 + 1)) for part in (re, im))
-    irfft_lines.launcher(lanes=lanes)(
+    launcher_of(irfft_lines, lanes)(
         xr, xi, y, _real_angles(n // 2), radices_of(n // 2), N=n // 2, lines=count,
         scale=_scale(n, norm, True), BM=lines)
     return F.reshape(y, (*re.shape[:-1], n))
 
 
-RULES: dict[GraphOp, Rule] = {FFT: _fft, RFFT: _rfft, IRFFT: _irfft}
+RULES: dict[GraphOp, Rule] = {FFT: _fft, RFFT: _rfft, IRFFT: _irfft, FILTER: _filter}
 
 __all__ = ["use_fft_kernels"]

@@ -42,7 +42,9 @@ FEWEST_ROWS = 32
 # 2026-11-23, `tessera bench step gpt2-350m`).
 # Columns alone are quicker in long strips: 116 us in place of 138 (gelu's of [16384, 4096]).
 STRIPS = 512
-LONG = 1024  # rows that are worth a second kernel
+# Rows that are worth a second kernel; of fewer, down to FEWEST, so many elements: they would else be
+# written in f32 and read again. Layer norm's gradient of [512, 131072] took 705 us on an H100.
+LONG, FEWEST, LARGE = 1024, 64, 1 << 24
 # Columns of a row that is held whole, beside its sums, by sixteen warps; and by four.
 WIDE, NARROW = 8192, 2048
 BLOCK, WARPS = 2048, 8  # elements of a block: 8 in each lane
@@ -70,8 +72,10 @@ def open_column_sums(graph: Graph) -> Graph:
         if axis is None:
             return None
         (x,) = inputs
-        if x.aval.dtype.kind != "float" or not all(
-                isinstance(d, int) for d in x.aval.shape) or prod(extents_of(x)[:-1]) < LONG:
+        if x.aval.dtype.kind != "float" or not all(isinstance(d, int) for d in x.aval.shape):
+            return None
+        rows, columns = _rows_and_columns(x)
+        if rows < LONG and (rows < FEWEST or rows * columns < LARGE):
             return None
         x = _before_cuts(rw, x)
         accum = node.attrs["accum"]

@@ -188,18 +188,16 @@ class CSR(_Matrix):
 
     def __post_init__(self) -> None:
         shape, values = _matrix_shape(self.shape), _values(self.values)
-        indices, indptr = index_operand(self.indices, "indices"), index_operand(self.indptr,
-                                                                                "indptr")
+        indices, indptr = _ids(self.indices, "indices"), _ids(self.indptr, "indptr")
         if indices.shape != values.shape or indptr.shape != (shape[0] + 1,):
             raise ShapeError(
                 f"values {show_shape(values.shape)}, indices {show_shape(indices.shape)} and "
                 f"indptr {show_shape(indptr.shape)} for shape {shape}",
                 hint=f"one index per value, and M + 1 = {shape[0] + 1} entries of indptr")
         if not isinstance(indptr, Tracer):
-            apply(CSR_ROWS, indptr, nnz=values.shape[0])  # checks
+            apply(CSR_ROWS, convert(indptr, INT64), nnz=values.shape[0])  # checks
         indices = apply(CHECK_INDEX, indices, extent=shape[1], wrap=False)
-        _set(self, values=values, indices=_as_wide(indices, self.indices),
-             indptr=_as_wide(indptr, self.indptr), shape=shape)
+        _set(self, values=values, indices=indices, indptr=indptr, shape=shape)
 
     @staticmethod
     def from_dense(dense: Any) -> CSR:
@@ -225,9 +223,10 @@ class CSR(_Matrix):
         return self.to_coo().T
 
 
-def _as_wide(ids: Tensor, given: Any) -> Tensor:
-    """Checked indices in the type that they came in, if that is int32: half the bytes of int64."""
-    return convert(ids, INT32) if as_tensor(given).dtype is INT32.dtype else ids
+def _ids(ids: Any, what: str) -> Tensor:
+    """Indices as int64, or as they are where they are int32: half the bytes."""
+    kept = isinstance(ids, Tensor | np.ndarray) and as_tensor(ids).dtype is INT32.dtype
+    return as_tensor(ids) if kept else index_operand(ids, what)
 
 
 def _set(matrix: Any, **fields: Any) -> Any:

@@ -88,7 +88,7 @@ def _fft_ref(re: np.ndarray, im: np.ndarray, axis: int, inverse: bool, norm: str
 
 def _joined(module: Any, re: Any, im: Any) -> Any:
     """A complex array of another library's."""
-    z = module.zeros_like(re, module.complex64 if re.dtype == np.float32 else module.complex128)
+    z = module.empty_like(re, module.complex64 if re.dtype == np.float32 else module.complex128)
     z.real, z.imag = re, im
     return z
 
@@ -203,6 +203,39 @@ IRFFT = GraphOp(
     flops=flops.fft(0.5),
     doc="n real elements from their frequencies 0..n/2 along an axis; the imaginary parts of "
     "those that are their own conjugates are not read",
+)
+
+
+# --- between both ------------------------------------------------------------------------------
+def _filter_shape(x: Aval, re: Aval, im: Aval, norm: str, back: str) -> Aval:
+    _need_pair(re, im)
+    half = (*x.shape[:-1], x.shape[-1] // 2 + 1)
+    if re.ndim > len(half) or half[len(half) - re.ndim:] != re.shape:
+        raise ShapeError(f"factors {show_shape(re.shape)} for frequencies {show_shape(half)}")
+    return x
+
+
+def _filter_ref(x: np.ndarray, re: np.ndarray, im: np.ndarray, norm: str, back: str) -> np.ndarray:
+    z = np.fft.rfft(x, norm=norm) * _complex(re, im)  # type: ignore[arg-type]
+    return np.fft.irfft(z, x.shape[-1], norm=back)  # type: ignore[arg-type]
+
+
+def _filter_expand(x: Tensor, re: Tensor, im: Tensor, norm: str, back: str) -> Tensor:
+    a, b = apply(RFFT, x, axis=x.ndim - 1, norm=norm)
+    return apply(IRFFT, a * re - b * im, a * im + b * re, axis=x.ndim - 1, n=int(x.shape[-1]),
+                 norm=back)
+
+
+FILTER = GraphOp(
+    "filter_frequencies",
+    shape=_filter_shape,
+    ref=_filter_ref,
+    expand=_filter_expand,
+    samples=(sample((3, 4), (3,), (3,), norm="backward", back="backward"),
+             sample((2, 3, 5), (3, 3), (3, 3), norm="ortho", back="forward")),
+    flops=flops.fft(1.0),
+    doc="irfft(rfft(x) h) along the last axis, of factors h = re + i im of its frequencies: a "
+    "circular convolution",
 )
 
 

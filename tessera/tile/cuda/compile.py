@@ -81,8 +81,9 @@ def build_kernel(made: EmittedKernel, lanes: int, target: Target,
     """An emitted kernel built. code: what was made of it before, or elsewhere."""
     emitted = made.emitted
     built = build(emitted.source, emitted.name, tuple(p.abi for p in emitted.parameters), target,
-                  threads=made.threads, shared_bytes=emitted.shared_bytes, lines=emitted.lines,
-                  cluster=(emitted.cluster,), dependent=emitted.dependent, code=code)
+                  threads=made.threads, min_blocks=made.resident, shared_bytes=emitted.shared_bytes,
+                  lines=emitted.lines, cluster=(emitted.cluster,), dependent=emitted.dependent,
+                  code=code)
     return CompiledKernel(built, made.function, emitted, lanes, made.threads, made.grid)
 
 
@@ -91,6 +92,7 @@ class EmittedKernel:
     """The form that a function takes on a target: its Tile IR after lowering, and its source.
 
     threads: of a block.  grid: as in CompiledKernel.  refusal: why it is not warp-specialised.
+    resident: blocks for which a multiprocessor has to have registers.
     """
 
     function: Function
@@ -98,12 +100,13 @@ class EmittedKernel:
     threads: int
     grid: str
     refusal: Refusal | None = None
+    resident: int = 1
 
     def job(self, target: Target) -> CompileJob:
         """What is left to do, for any process."""
         emitted = self.emitted
         return job_of(emitted.source, emitted.name, tuple(p.abi for p in emitted.parameters),
-                      target, threads=self.threads, lines=emitted.lines)
+                      target, threads=self.threads, min_blocks=self.resident, lines=emitted.lines)
 
 
 def emit_kernel(function: Function, lanes: int, target: Target, facts: ArgumentFacts,
@@ -124,7 +127,8 @@ def emit_kernel(function: Function, lanes: int, target: Target, facts: ArgumentF
         return EmittedKernel(program.function, emitted, program.threads, "persistent")
     lowered, emitted = emit(function, lanes, target, facts, checked, schedule)
     emitted = replace(emitted, notes=(*emitted.notes, f"not warp-specialised: {made.reason}"))
-    return EmittedKernel(lowered, emitted, lanes, "groups", made)
+    resident = dict(schedule.extra).get("RESIDENT", 1) if schedule is not None else 1
+    return EmittedKernel(lowered, emitted, lanes, "groups", made, resident)
 
 
 def _target(target: Target | str | None) -> Target:

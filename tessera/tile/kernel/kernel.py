@@ -154,7 +154,8 @@ class Kernel(Kernel_):
         """The same kernel with another schedule."""
         if not isinstance(schedule, Schedule):
             raise ArgumentError(f"a schedule is a ts.Schedule, got {schedule!r}", where=user_line())
-        made = Kernel(self.fn, schedule=schedule, grid=self.grid, axes=self.axes)
+        made = Kernel(self.fn, schedule=schedule, grid=self.grid, axes=self.axes,
+                      overwrites=tuple(self.overwrites))
         made.rule = self.rule
         return made
 
