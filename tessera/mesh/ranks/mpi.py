@@ -15,6 +15,7 @@ from __future__ import annotations
 import atexit
 import ctypes
 import os
+import sys
 import threading
 import time
 from collections import defaultdict, deque
@@ -39,6 +40,7 @@ from .transport import MAX_TAG, Receive, Request, Transport
 INLINE_BYTES = 4096  # above, a copy into the frame costs more than a second message
 _FRAME_BYTES = HEADER_BYTES + INLINE_BYTES
 _END_TAG = 2 * MAX_TAG + 4  # MPI promises tags up to 32767
+_TOLD_TAG = _END_TAG - 1
 _GRACE_S = 1.0  # for messages of a rank that has ended, which may come after the word of its end
 _END_POLL_S = 5e-3
 
@@ -208,6 +210,8 @@ class MpiTransport(Transport):
         here.Free()
         self._closed: dict[tuple[int, int], deque[MpiReceive]] = defaultdict(deque)  # by rank, tag
         self._ended: dict[int, int] = {}  # by rank that has said so: the messages it has sent us
+        self._telling: list[tuple[Any, bytes]] = []
+        self.may_tell = self._mpi.Query_thread() == self._mpi.THREAD_MULTIPLE
         self._thread = threading.Lock()
         self._user = ""
         atexit.register(self._leave)
@@ -224,6 +228,18 @@ class MpiTransport(Transport):
 
     def note(self, label: MessageLabel) -> None:
         status_page.note(str(label))
+
+    def tell(self, to: int, data: bytes) -> None:
+        self._telling = [(raw, held) for raw, held in self._telling if not self.test_all([raw])]
+        self._telling.append((self.send_bytes(data, to, _TOLD_TAG), data))
+
+    def told(self) -> list[bytes]:
+        found, status = [], self._mpi.Status()
+        while self._comm.Iprobe(tag=_TOLD_TAG, status=status):
+            data = np.empty(status.Get_count(self._mpi.BYTE), np.uint8)
+            self._comm.Recv([data, self._mpi.BYTE], status.Get_source(), _TOLD_TAG)
+            found.append(data.tobytes())
+        return found
 
     # --- raw messages ---------------------------------------------------------------------------
     def send_bytes(self, data: Any, to: int, tag: int) -> Any:
@@ -362,12 +378,17 @@ class MpiTransport(Transport):
         if self.broken is not None:
             stop_with(self.broken)
         status_page.end()
+        numbers = sys.modules.get("tessera.mesh.ranks.call_numbers")
+        if numbers is not None:
+            numbers.tell(self, True)
         others = [r for r in range(self.size) if r != self.rank]
         sent = {r: sum(n for (to, _), n in self._sent.items() if to == r) for r in others}
         counts = {r: np.array([n], np.int64).view(np.uint8) for r, n in sent.items()}
         going = [self.send_bytes(counts[r], r, _END_TAG) for r in others]
         while len(self._hear_ends()) < len(others) or not self.test_all(going):
             time.sleep(_END_POLL_S)
+        if numbers is not None and (error := numbers.look(self, True)) is not None:
+            stop_with(error)
         for source in others:
             if self._ended[source] > sum(n for (r, _), n in self._received.items() if r == source):
                 stop_with(self._unasked(source))
