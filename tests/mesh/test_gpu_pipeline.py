@@ -39,12 +39,13 @@ def train(kind: str = "1f1b", microbatches: int = 4) -> dict:
                                    for k, g in own.items()}
 
 
-@pytest.mark.parametrize("route", ["nccl", "host"])
+@pytest.mark.parametrize("route", ["nccl", "nccl, kernels that come late", "host"])
 @pytest.mark.parametrize("places", [4, 2])
 @KINDS
 def test_gradients_are_those_of_the_whole_model(gpus, request, route, places, kind):
     """Of two places each has two stages, which send to each other both ways."""
-    by = request.getfixturevalue("nccl") if route == "nccl" else None
+    by = None if route == "host" else request.getfixturevalue("nccl")
+    gpus.driver.late = "kernels" if "late" in route else ""
     meant, mesh = reference(), mesh_of(("pp",), (places,))
     for rank, found in enumerate(ts.dist.simulate(train, mesh, kind)):
         own = {n for n in meant if n != "loss" and int(n[0]) % places == rank}

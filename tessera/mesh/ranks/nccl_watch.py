@@ -82,10 +82,13 @@ def _watch() -> None:
 def look(call: SentCall) -> MeshError | None:
     """Waits until a call has been done by the GPU; what is wrong when it is not in time."""
     with device(call.by.index).current():
+        status, capturing = driver().cuStreamIsCapturing(call.stream)
+        if status or capturing != libcuda.CAPTURE_STATUS_NONE:
+            return None  # an event in there would be part of the graph; the next call tells
         event = check(driver().cuEventCreate(libcuda.EVENT_DISABLE_TIMING), "make an event")
         try:
             if driver().cuEventRecord(event, call.stream)[0] != libcuda.SUCCESS:
-                return None  # its stream records a graph just now, or is gone: the next one tells
+                return None  # its stream is gone
             return _reached(call, event)
         finally:
             driver().cuEventDestroy(event)
