@@ -136,6 +136,9 @@ class Driver:
         self._flush(*self.events[event])
         return (0,)
 
+    def cuEventElapsedTime(self, begin, end):
+        return 0, 0.125 * (end - begin)  # as if one came each 125 us
+
     def cuEventQuery(self, event):
         stream, upto = self.events[event]
         queue, begun = self.queues.get(stream, []), self.begun.get(stream, 0)

@@ -29,8 +29,12 @@ def asked(call: Any) -> Any:
     """What is asked of a stream: done now, or recorded; with `late` of the driver set to
     "collectives", when something waits for it."""
     def ask(self: Any, *args: Any) -> None:
-        fake = device.driver()
-        fake._do(args[-1], lambda: call(self, *args), bool(args[-1]) and fake.late == "collectives")
+        fake, late = device.driver(), False
+        if args[-1]:
+            late = fake.late == "collectives"
+        elif fake.recording is None:
+            fake._flush(0)  # it comes behind kernels that are late
+        fake._do(args[-1], lambda: call(self, *args), late)
 
     return ask
 

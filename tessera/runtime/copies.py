@@ -84,15 +84,16 @@ class CopiedOut:
 
 
 class StreamEvent:
-    """What was asked of a stream up to here; other streams may wait for it."""
+    """What was asked of a stream up to here; other streams may wait for it. timed: it knows when
+    the GPU came to it."""
 
     __slots__ = ("device", "_event", "__weakref__")
 
-    def __init__(self, on: Device, stream: int):
+    def __init__(self, on: Device, stream: int, timed: bool = False):
         self.device = on
         with on.current(), outside_capture():
-            self._event = check(driver().cuEventCreate(libcuda.EVENT_DISABLE_TIMING),
-                                "make an event")
+            self._event = check(driver().cuEventCreate(
+                0 if timed else libcuda.EVENT_DISABLE_TIMING), "make an event")
             check(driver().cuEventRecord(self._event, stream), "record an event")
         weakref.finalize(self, _close, 0, (self._event,), on.index).atexit = False
 
@@ -105,6 +106,13 @@ class StreamEvent:
         """What is asked of a stream from here on comes behind it."""
         with self.device.current():
             check(driver().cuStreamWaitEvent(stream, self._event, 0), "wait for an event")
+
+    def seconds_since(self, other: StreamEvent) -> float:
+        """From another one, both timed. Waits for this one."""
+        with self.device.current():
+            check(driver().cuEventSynchronize(self._event), "wait for an event")
+            return 1e-3 * check(driver().cuEventElapsedTime(other._event, self._event),
+                                "read a time")
 
 
 class SideStream:

@@ -60,6 +60,19 @@ def another(rank: int, ranks: int) -> None:
     print(ts.dist.all_reduce(y).numpy())
 
 
+def mixed(rank: int, ranks: int) -> None:
+    """Both reduce an array, which NCCL takes for one call, from different lines."""
+    x = made(ranks)[1]
+    y = ts.ones((64,)).to(x.local.device)
+    ts.dist.all_reduce(y)
+    if rank == 0:
+        ts.dist.all_reduce(y)  # one
+    else:
+        ts.dist.all_reduce(y)  # other
+    time.sleep(30)
+    print("nobody has noticed")
+
+
 def memory(rank: int, ranks: int) -> None:
     """One has no memory left on its GPU."""
     f, x = made(ranks)
@@ -90,7 +103,8 @@ def overflow(rank: int, ranks: int) -> None:
 
 
 def main() -> None:
-    found = {f.__name__: f for f in (killed, raised, hangs, another, memory, programs, overflow)}
+    found = {f.__name__: f for f in (killed, raised, hangs, another, mixed, memory, programs,
+                                     overflow)}
     found[sys.argv[1]](ts.dist.rank(), ts.dist.world_size())
 
 

@@ -19,6 +19,7 @@ WORDS = {
     "raised": ("tessera: rank 1 of 2 failed", "RuntimeError: on purpose"),
     "hangs": ("tessera: rank 0 of 2 failed", "has waited 5 s for rank 1"),
     "another": ("tessera: rank 0 of 2 failed", "has waited 5 s for rank 1"),
+    "mixed": ("ranks 0 and 1 have made different calls over", "# one", "# other"),
     "memory": ("tessera: rank 1 of 2 failed", "OutOfMemoryError"),
     "programs": ("the ranks of 'dp' disagree", "  rank 0: ", "  rank 1: "),
     "overflow": ("tessera: rank 1 of 2 failed", "(exp", "call 7, random step 0, rank 1")}

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import sys
+import threading
 
 import numpy as np
 
@@ -74,6 +75,27 @@ def messages() -> str:
         assert request.done()
     found = [int(buffers[k][-1]) for k in range(4)]
     assert found == [10 * source + k for k in range(4)], found
+    return str(found)
+
+
+def asides() -> str:
+    """A thread tells the next rank, and looks what it is told, while the ranks communicate."""
+    here, found = transport(), list[list[int]]()
+    to = (here.rank + 1) % here.size
+
+    def tell() -> None:
+        for k in range(20):
+            here.tell(to, bytes([here.rank, k]))
+            found.extend(list(data) for data in here.told())
+        while len(found) < 20:
+            found.extend(list(data) for data in here.told())
+
+    thread = threading.Thread(target=tell)
+    thread.start()
+    for _ in range(50):
+        ts.dist.all_reduce(ts.ones((3,)))
+    thread.join()
+    ts.dist.barrier()
     return str(found)
 
 

@@ -39,12 +39,13 @@ def train(kind: str = "1f1b", microbatches: int = 4) -> dict:
                                    for k, g in own.items()}
 
 
-@pytest.mark.parametrize("route", ["nccl", "host"])
+@pytest.mark.parametrize("route", ["nccl", "nccl, kernels that come late", "host"])
 @pytest.mark.parametrize("places", [4, 2])
 @KINDS
 def test_gradients_are_those_of_the_whole_model(gpus, request, route, places, kind):
     """Of two places each has two stages, which send to each other both ways."""
-    by = request.getfixturevalue("nccl") if route == "nccl" else None
+    by = None if route == "host" else request.getfixturevalue("nccl")
+    gpus.driver.late = "kernels" if "late" in route else ""
     meant, mesh = reference(), mesh_of(("pp",), (places,))
     for rank, found in enumerate(ts.dist.simulate(train, mesh, kind)):
         own = {n for n in meant if n != "loss" and int(n[0]) % places == rank}
@@ -74,6 +75,23 @@ def test_an_evaluation_and_masks_are_those_of_hosts(gpus, nccl, monkeypatch):
     assert first is none is None
     np.testing.assert_allclose(got, meant, rtol=1e-5)
     assert (got == 0).any() == (meant == 0).any()
+
+
+def test_what_ran_when_is_asked_of_the_gpu(gpus, nccl):
+    def program():
+        pipe = ts.pipeline([lambda p, x: x * p] * 2, 4)
+        pipe.value_and_grad(lambda y: ts.mean(y))([ts.ones(()) for _ in range(2)], ts.ones(8))
+        return pipe.trace()
+
+    timelines = ts.dist.simulate(program, mesh_of(("pp",), (2,)))
+    assert timelines[0] == timelines[1]
+    for rank, own in enumerate(schedule("1f1b", 2, 4).steps):
+        spans = [s for s in timelines[0].spans if s.row == rank]
+        assert [s.label for s in spans] == list(map(str, own))
+        assert all(a.end <= b.begin + 1e-9 for a, b in zip(spans, spans[1:], strict=False))
+        ticks = [(s.end - s.begin) / 125e-6 for s in spans]  # of the driver that pretends
+        np.testing.assert_allclose(ticks, np.round(ticks), atol=1e-3)
+        assert min(ticks) > 0.5
 
 
 @given(kind=st.sampled_from(["1f1b", "gpipe"]), ranks=st.integers(2, 6), chunks=st.integers(1, 3),

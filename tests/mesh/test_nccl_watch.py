@@ -17,7 +17,8 @@ from tessera.mesh.ranks.nccl_watch import NOT_READY, SentCall
 @pytest.fixture
 def events(monkeypatch):
     """The answers of the driver about an event, by turns; the last stays. Collects what it did."""
-    asked = SimpleNamespace(answers=[0], recorded=0, destroyed=0, record_status=0)
+    asked = SimpleNamespace(answers=[0], recorded=0, destroyed=0, record_status=0,
+                            capturing=0)
 
     def query(event):
         return (asked.answers.pop(0) if len(asked.answers) > 1 else asked.answers[0],)
@@ -30,7 +31,8 @@ def events(monkeypatch):
         asked.destroyed += 1
         return (0,)
 
-    fake = SimpleNamespace(cuEventCreate=lambda flags: (0, 5), cuEventRecord=record,
+    fake = SimpleNamespace(cuStreamIsCapturing=lambda stream: (0, asked.capturing),
+                           cuEventCreate=lambda flags: (0, 5), cuEventRecord=record,
                            cuEventQuery=query, cuEventDestroy=destroy)
     monkeypatch.setattr(nccl_watch, "driver", lambda: fake)
     monkeypatch.setattr(nccl_watch, "device",
@@ -75,6 +77,12 @@ def test_what_nccl_reports_is_told_at_once(events):
 
 
 def test_a_stream_that_records_a_graph_is_looked_at_later(events):
+    events.capturing = 1
+    assert nccl_watch.look(sent()) is None
+    assert not events.recorded  # an event would be part of the graph
+
+
+def test_a_stream_that_is_gone_is_not_looked_at(events):
     events.record_status = 900
     assert nccl_watch.look(sent()) is None
 

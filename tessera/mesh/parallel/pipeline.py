@@ -28,6 +28,9 @@ from tessera.graph.signature import callable_name
 from tessera.graph.trace import current_builder
 from tessera.numerics import as_type, fold_in
 from tessera.numerics import random_state as rng
+from tessera.runtime.buffer import DEFAULT
+from tessera.runtime.copies import StreamEvent
+from tessera.runtime.device import device
 from tessera.tensor import Tensor, as_tensor
 
 from ..collectives.functions import all_gather, all_reduce, broadcast
@@ -54,14 +57,31 @@ from .stage_ranks import PipelineRanks, find_place
 from .tied_parameters import find_untied, parse_ties, sum_tied
 from .timeline import Timeline
 
+Moment = float | StreamEvent  # seconds of this computer, or what a GPU has come to then
+
 
 @dataclass(frozen=True)
 class Event:
-    """One step as it ran: when its computation began and ended, in seconds of this computer."""
+    """One step as it ran: when its computation began and ended."""
 
     step: PipelineStep
-    begin_s: float
-    end_s: float
+    begin: Moment
+    end: Moment
+
+
+def _now(index: int | None) -> Moment:
+    """On the host; or when the GPU gets here."""
+    return time.perf_counter() if index is None else StreamEvent(device(index), DEFAULT, timed=True)
+
+
+def _seconds(moments: Sequence[Moment], index: int | None) -> list[float]:
+    """Of this computer's clock."""
+    now = _now(index)
+    if isinstance(now, float):
+        return [m for m in moments if isinstance(m, float)]
+    now.seconds_since(now)  # it is there
+    seconds = time.perf_counter()
+    return [seconds - now.seconds_since(m) for m in moments if isinstance(m, StreamEvent)]
 
 
 class Pipeline:
@@ -120,15 +140,16 @@ class Pipeline:
     def trace(self) -> Timeline:
         """What ran when in the latest call, on all stages. Every rank must ask for it.
 
-        Times are those of the computer's clock: compare ranks of one computer only. Raises
-        ArgumentError before the first call.
+        Times are those of the computer's clock, on GPUs of when they came to a step and were done
+        with it: compare ranks of one computer only. Raises ArgumentError before the first call.
         """
         place, me = self.place(), transport().rank
         if me not in self._events:
             raise ArgumentError("the pipeline has not run yet", hint="call it first")
         plan, events = self._events[me]
+        times = iter(_seconds([m for e in events for m in (e.begin, e.end)], place.gpu))
         rows = np.array([[e.step.microbatch, e.step.stage, isinstance(e.step, Backward),
-                          e.begin_s, e.end_s] for e in events], np.float64)
+                          next(times), next(times)] for e in events], np.float64)
         if place.me is not None:
             rows = all_gather(Tensor(rows, as_type("f64")), self.axis, dim=0,
                               mesh=place.mesh).numpy()
@@ -351,9 +372,9 @@ class _Run:
             if ahead.stage != (0 if isinstance(ahead, Forward) else len(self.here) - 1):
                 self.link.expect(ahead)
         with self.on(step.stage), self.drawing(step):
-            begin = time.perf_counter()
+            begin = _now(self.place.gpu)
             out = compute(*args)
-            self.events.append(Event(step, begin, time.perf_counter()))
+            self.events.append(Event(step, begin, _now(self.place.gpu)))
         return out
 
     @contextmanager

@@ -57,6 +57,7 @@ class LocalWorld:
         self.mail: dict[tuple[int, int, int], deque[Message]] = defaultdict(deque)  # from,
         # to, tag; so are the receives that have begun
         self.begun: dict[tuple[int, int, int], deque[LocalReceive]] = defaultdict(deque)
+        self.asides: list[list[bytes]] = [[] for _ in range(size)]  # what each is told
         self.waiting: list[Waiting | None] = [None] * size
         self.done = [False] * size
         self.failure: tuple[int | None, BaseException] | None = None  # of which rank
@@ -153,6 +154,13 @@ class LocalTransport(Transport):
         begun = LocalReceive(self, source, tag, label, buffer, compare)
         self.world.begun[source, self.rank, tag].append(begun)
         return begun
+
+    def tell(self, to: int, data: bytes) -> None:
+        self.world.asides[to].append(data)
+
+    def told(self) -> list[bytes]:
+        found, self.world.asides[self.rank] = self.world.asides[self.rank], []
+        return found
 
 
 class LocalSend(Request):

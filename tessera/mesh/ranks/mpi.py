@@ -73,6 +73,7 @@ class MpiWire(ProcessWire):
     def __init__(self) -> None:
         self._mpi = _load()
         end_by(self.stop)
+        self.any_thread = self._mpi.Query_thread() == self._mpi.THREAD_MULTIPLE
         self._comm = self._mpi.COMM_WORLD.Dup()
         self.rank, self.size = self._comm.rank, self._comm.size
         self._machine = self._comm.Split_type(self._mpi.COMM_TYPE_SHARED)

@@ -20,7 +20,7 @@ import sys
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import import_module
 from importlib.util import find_spec
 from math import prod
@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tessera import config, hooks
-from tessera.errors import ArgumentError, DTypeError, TraceError, user_line
+from tessera.errors import ArgumentError, DTypeError, TraceError, user_frame, user_line
 from tessera.graph.trace import current_builder
 from tessera.numerics import NumericType, as_type
 from tessera.runtime import libnccl
@@ -43,8 +43,9 @@ from ..collectives.traffic import Sent, record_sent, recorded
 from ..device_mesh import Mesh
 from ..partition import balanced
 from ..world import transport
+from .call_numbers import CallSequence, sequence_of
 from .communicator import Communicator, communicator, no_nccl
-from .envelope import Shape
+from .envelope import MessageLabel, Shape, place_of
 from .group import Group, find_mesh, make_group
 from .ledger import agree, call
 from .own_arithmetic import SUMMED, adds_as_told
@@ -170,6 +171,7 @@ class OwnCall:
     """A call that its group has compared, as NCCL's own collective.
 
     start(source, target, stream)   shape: of the result   sent_bytes: by this rank
+    sequence: of the group's calls   label: of this one   numbers: what it is in there, by line
     """
 
     start: Callable[[int, int, int], None]
@@ -180,8 +182,22 @@ class OwnCall:
     name: str
     axis: str
     make: Callable[..., Any]  # the result, of the library of the operand
+    sequence: CallSequence
+    label: MessageLabel
+    numbers: dict[tuple[Any, int], int] = field(default_factory=dict)
+
+    def count(self) -> None:
+        """The call is made, from the user's line."""
+        frame = user_frame()
+        at = (frame.f_code, frame.f_lineno) if frame is not None else (None, 0)
+        if at not in self.numbers:
+            where = user_line()
+            self.numbers[at] = self.sequence.number_of(MessageLabel(
+                self.label.text, where, f"{self.label.text} {self.type} {place_of(where)}"))
+        self.sequence.add(self.numbers[at])
 
     def __call__(self, source: int, target: int, stream: int) -> None:
+        self.count()
         before = device(self.index).activate()
         try:
             self.start(source, target, stream)
@@ -261,7 +277,7 @@ def _one_run(shape: Shape, dim: int, sizes: Sequence[int]) -> bool:
 
 def _own_call(which: Collective, by: Communicator, library: str, shape: Shape,
               numeric: NumericType, to: NumericType, index: int, attrs: dict[str, Any],
-              extents: dict[str, Any]) -> OwnCall | None:
+              extents: dict[str, Any], label: MessageLabel) -> OwnCall | None:
     """How NCCL does a call itself, None where it cannot."""
     nbytes = prod(shape) * numeric.dtype.numpy.itemsize
     if not nbytes or numeric.dtype.packed or (
@@ -272,7 +288,7 @@ def _own_call(which: Collective, by: Communicator, library: str, shape: Shape,
         return None
     start, out, sent = form
     return OwnCall(start, out, to, index, round(nbytes * sent), which.name, by.group.axis,
-                   maker(library, out, to, index))
+                   maker(library, out, to, index), sequence_of(by.group), label)
 
 
 # --- calls --------------------------------------------------------------------------------------
@@ -302,19 +318,20 @@ def collect_on_gpu(on_host: Callable[..., Tensor], which: Collective, x: Any, ax
         group = make_group(*find_mesh(axis, mesh))
         numeric = as_type(array.dtype)
         to = numeric if dtype is None else as_type(dtype)
-        attrs, extents, where = _compared(which, group, shape, numeric, to, attrs)
+        attrs, extents, label = _compared(which, group, shape, numeric, to, attrs)
         by = communicator(group, array.device)
         if by is None:
             return _through_host(on_host, which, array, axis, mesh, group, dtype=dtype, key=key,
                                  index=index, **attrs)
         if which.reduces:
             _need_plain(which.name, numeric, to, attrs["op"])
-        own = _own_call(which, by, array.library, shape, numeric, to, array.device, attrs, extents)
+        own = _own_call(which, by, array.library, shape, numeric, to, array.device, attrs, extents,
+                        label)
         if own is None:
             with _working_on(array):
                 run = NcclCollective(by, x, array, to)
                 out = RUNS[which.name](run, **attrs, **extents)
-            record_sent(Sent(which.name, group.axis, (numeric.dtype.name,), run.sent, where))
+            record_sent(Sent(which.name, group.axis, (numeric.dtype.name,), run.sent, label.where))
             return out
         _own[at] = own
     made = own.make(None)
@@ -323,12 +340,14 @@ def collect_on_gpu(on_host: Callable[..., Tensor], which: Collective, x: Any, ax
 
 
 def _compared(which: Collective, group: Group, shape: Shape, numeric: NumericType, to: NumericType,
-              attrs: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any], Any]:
-    """The attributes of a call, its extents and line, once all members make the same."""
+              attrs: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any], MessageLabel]:
+    """The attributes of a call, its extents and label, once all members make the same."""
     attrs = which.check(shape, group.size, **attrs)
     mine = call(group, which.name, shape, numeric, attrs | {"dtype": str(to)})
-    shapes = agree(group, mine, which.varies(len(shape), False, **attrs))
-    return attrs, which.extents(shapes, group.index, numeric.dtype, **attrs), mine.where
+    varies = which.varies(len(shape), False, **attrs)
+    shapes = agree(group, mine, varies)
+    extents = which.extents(shapes, group.index, numeric.dtype, **attrs)
+    return attrs, extents, mine.label(group, varies)
 
 
 def _working_on(array: Array) -> AbstractContextManager[Any]:
@@ -389,8 +408,9 @@ def collect_resident(on_host: Callable[..., Tensor], which: Collective, x: Resid
     to = x.type if dtype is None else as_type(dtype)
     by = communicator(group, x.place)
     if by is not None and which.name in RUNS:
-        checked, extents, _ = _compared(which, group, x.shape, x.type, to, attrs)
-        own = _own_call(which, by, "resident", x.shape, x.type, to, x.place, checked, extents)
+        checked, extents, label = _compared(which, group, x.shape, x.type, to, attrs)
+        own = _own_call(which, by, "resident", x.shape, x.type, to, x.place, checked, extents,
+                        label)
         if own is not None:
             _own[at] = own
             return _own_on(own, x)

@@ -21,7 +21,7 @@ from tessera.runtime import libcuda
 from tessera.runtime.device import check, device, driver
 
 from ..errors import MeshError, StalledError
-from . import status_page
+from . import call_numbers, status_page
 from .abort import stop_with
 from .envelope import ranks_text
 
@@ -70,10 +70,11 @@ def _watch() -> None:
     seen = 0
     while True:
         time.sleep(LOOK_S)
+        if (error := call_numbers.exchange()) is not None:
+            stop_with(error)
         new = sorted((c for c in list(_last.values()) if c.number > seen), key=lambda c: c.number)
         for call in new:
-            error = look(call)
-            if error is not None:
+            if (error := look(call)) is not None:
                 stop_with(error)
             seen = call.number
 
@@ -81,10 +82,13 @@ def _watch() -> None:
 def look(call: SentCall) -> MeshError | None:
     """Waits until a call has been done by the GPU; what is wrong when it is not in time."""
     with device(call.by.index).current():
+        status, capturing = driver().cuStreamIsCapturing(call.stream)
+        if status or capturing != libcuda.CAPTURE_STATUS_NONE:
+            return None  # an event in there would be part of the graph; the next call tells
         event = check(driver().cuEventCreate(libcuda.EVENT_DISABLE_TIMING), "make an event")
         try:
             if driver().cuEventRecord(event, call.stream)[0] != libcuda.SUCCESS:
-                return None  # its stream records a graph just now, or is gone: the next one tells
+                return None  # its stream is gone
             return _reached(call, event)
         finally:
             driver().cuEventDestroy(event)
@@ -99,6 +103,8 @@ def _reached(call: SentCall, event: int) -> MeshError | None:
         if failure := call.by.failure():
             return MeshError(f"rank {group.transport.rank} has lost {others} in {text}: {failure}",
                              where=call.where)
+        if (error := call_numbers.exchange()) is not None:
+            return error
         if call.limit_s and time.monotonic() - begin > call.limit_s:
             return StalledError(
                 "\n".join([f"rank {group.transport.rank} of {group.transport.size} has waited "

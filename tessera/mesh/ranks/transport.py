@@ -73,6 +73,7 @@ class Transport(ABC):
     size: int
     processes = False  # whether its ranks are processes of a launcher, which may have a GPU each
     broken: MeshError | None = None  # after which no message can be trusted
+    may_tell = True  # whether any thread may call `tell` and `told`
     forked = False  # whether this process is a child of the rank
 
     def __init__(self) -> None:
@@ -96,6 +97,14 @@ class Transport(ABC):
 
     def note(self, label: MessageLabel) -> None:  # noqa: B027  most have nobody to tell
         """The call that the next messages belong to, for what is said of a rank that is killed."""
+
+    def tell(self, to: int, data: bytes) -> None:
+        """Send a rank what it looks at when it has time: from any thread, and nobody waits."""
+        raise AssertionError(f"rank {to} is told nothing by {self.name}")
+
+    def told(self) -> list[bytes]:
+        """What other ranks have told since it was asked last."""
+        return []
 
     # --- what its users call --------------------------------------------------------------------
     def exchange(self, sends: Mapping[int, np.ndarray], receives: Mapping[int, np.ndarray],

@@ -33,6 +33,7 @@ class ProcessWire(ABC):
     size: int
     here: int
     local: int
+    any_thread = True  # whether threads may use it side by side
 
     @abstractmethod
     def send(self, data: Any, to: int, tag: int) -> Any:

@@ -33,6 +33,8 @@ from ..errors import MeshError
 from ..layout import Layout
 from ..partition import extents
 from ..placement import computes_on_gpus, gpu_of
+from ..ranks.call_numbers import CallSequence, sequence_of
+from ..ranks.envelope import MessageLabel
 from ..ranks.group import make_group
 from ..ranks.ledger import agree, call
 from ..tensor import DistTensor, held_ranks
@@ -62,6 +64,7 @@ class ShardedProgram:
         self.random = "random" in graph.effects
         self._local: dict[int, Any] = {}
         self._compared: set[int] = set()  # ranks that have, with the others
+        self._numbered: dict[int, list[tuple[CallSequence, int]]] = {}  # a run, by rank
 
     @functools.cached_property
     def made(self) -> Propagated:
@@ -135,6 +138,8 @@ class ShardedProgram:
         else:
             with patience(first=not self._local):
                 self._agree()
+                for sequence, number in (n for r in ranks for n in self._numbered.get(r, ())):
+                    sequence.add(number)
                 found = {rank: self._run(rank, given) for rank in ranks}
         return [DistTensor.of_parts({r: found[r][i] for r in ranks}, shape, numeric, layout)
                 for i, (shape, numeric, layout) in enumerate(self._results)]
@@ -172,8 +177,17 @@ class ShardedProgram:
             self.local(0).compiled  # noqa: B018  made by being asked for
         group = group_along(self.mesh, mesh_rank(self.mesh), self.mesh.axes)
         with at_line(user_line()):
-            agree(group, call(group, self.source.name, (), None, {"program": self.hash}))
+            mine = call(group, self.source.name, (), None, {"program": self.hash})
+            agree(group, mine)
+        if self._by == "nccl":
+            self._numbered[me] = self._numbers(mine.label(group))
         self._compared.add(me)
+
+    def _numbers(self, label: MessageLabel) -> list[tuple[CallSequence, int]]:
+        """The sequences of the groups that its collectives belong to, and what it is in them."""
+        found = [sequence_of(make_group(self.mesh, axes))
+                 for axes in dict.fromkeys(c.axes for c in self._planned) if axes]
+        return [(s, s.number_of(label)) for s in found]
 
 
 def _observed(graph: Graph, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:

@@ -1,0 +1,167 @@
+"""Which calls ranks make through NCCL once they have compared them: numbered, and compared again
+while the ranks run on.
+
+What NCCL carries has no header: calls that are alike for it, of one kind and size, are taken for
+each other. So each group counts its calls and keeps what they were, and from which lines. Once a
+second the thread of nccl_watch.py tells the next rank of a group how far this one is, with its last
+calls, and that rank compares; at the end of the program all do. A call costs two list entries and
+no message. TESSERA_COMM_CHECK=each compares every call before it is made.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from tessera.errors import SourceLine
+
+from ..errors import MeshError
+from .envelope import MessageLabel, disagreement
+from .group import Group
+from .transport import Transport
+
+KEPT, TOLD = 4096, 256  # calls that are kept, and told in a message; no GPU is so far behind
+_HEAD = struct.Struct("<QQQI")  # group, calls, sum of all, calls that are told
+_WORD = (1 << 64) - 1
+ToldCall = tuple[str, SourceLine | None]
+_NONE: ToldCall = ("no call any more", None)
+
+
+@dataclass
+class CallSequence:
+    """The calls of a group. state: how many there were, and a sum of all in their order."""
+
+    group: Group
+    state: tuple[int, int] = (0, 0)
+    calls: list[int] = field(default_factory=lambda: [0] * KEPT)  # the last ones, by number
+    sums: list[int] = field(default_factory=lambda: [0] * KEPT)  # behind each
+    known: set[int] = field(default_factory=set)  # what this rank has called
+    new: list[int] = field(default_factory=list)  # of it, what the next rank has no text of
+    told: int = 0
+    waiting: tuple[int, int, Sequence[int]] | None = None  # told by a rank that is ahead
+
+    def number_of(self, label: MessageLabel) -> int:
+        """What a call is in here."""
+        call = _digest(label.key)
+        _texts[call] = str(label), label.where
+        if call not in self.known:
+            self.known.add(call)
+            self.new.append(call)
+        return call
+
+    def add(self, call: int) -> None:
+        """A call is made."""
+        number, total = self.state
+        total = (total * 0x9E3779B97F4A7C15 + call) & _WORD
+        self.calls[number % KEPT], self.sums[number % KEPT] = call, total
+        self.state = number + 1, total
+
+    @property
+    def number(self) -> int:
+        """Of the group, the same on all its ranks."""
+        return _digest(repr(self.group.ranks))
+
+    def message(self) -> bytes:
+        """How far this rank is, its last calls, and texts of those that are new."""
+        number, total = self.state
+        last = [self.calls[i % KEPT] for i in range(max(0, number - TOLD), number)]
+        new, self.new = self.new, []
+        return _HEAD.pack(self.number, number, total, len(last)) + struct.pack(
+            f"<{len(last)}Q", *last) + json.dumps({c: _texts[c][0] for c in new}).encode()
+
+    def compare(self, number: int, total: int, last: Sequence[int], end: bool) -> MeshError | None:
+        """What is wrong with what the rank before tells of itself. While that rank is ahead of this
+        one it is kept for later, unless nobody makes calls any more (end)."""
+        mine, first = self.state[0], number - len(last)
+        for i, call in enumerate(last, first):
+            if mine - KEPT <= i < mine and self.calls[i % KEPT] != call:
+                return self._error(i, _told(call), _told(self.calls[i % KEPT]))
+        if number > mine and not end:
+            self.waiting = number, total, last
+        elif number > mine:
+            return self._error(mine, _told(last[max(0, mine - first)]), _NONE)
+        elif number < mine and end:
+            return self._error(number, _NONE, _told(self.calls[number % KEPT]))
+        elif 0 < number > mine - KEPT and self.sums[(number - 1) % KEPT] != total:
+            return MeshError(f"{self._what()}; it was before call {first}")
+        return None
+
+    def _what(self) -> str:
+        ranks, me = self.group.ranks, self.group.index
+        return f"ranks {min(ranks[me - 1], ranks[me])} and {max(ranks[me - 1], ranks[me])} have " \
+            f"made different calls over {self.group.axis!r} through NCCL: what they got is wrong"
+
+    def _error(self, at: int, theirs: ToldCall, mine: ToldCall) -> MeshError:
+        ranks, me = self.group.ranks, self.group.index
+        return disagreement(f"{self._what()}; in call {at}",
+                            [(ranks[me], mine[0], b"mine"), (ranks[me - 1], theirs[0], b"theirs")],
+                            mine[1])
+
+
+def _told(call: int) -> ToldCall:
+    return _texts.get(call, ("another call", None))
+
+
+def _digest(key: str) -> int:
+    return int.from_bytes(hashlib.blake2b(key.encode(errors="surrogatepass"),
+                                          digest_size=8).digest(), "little")
+
+
+_sequences: dict[tuple[Transport, tuple[int, ...]], CallSequence] = {}
+_texts: dict[int, ToldCall] = {}  # of this rank's calls, with their lines, and of those told
+
+
+def sequence_of(group: Group) -> CallSequence:
+    """That of a group."""
+    key = group.transport, group.ranks
+    if key not in _sequences:
+        _sequences[key] = CallSequence(group)
+    return _sequences[key]
+
+
+# --- the exchange --------------------------------------------------------------------------------
+def exchange() -> MeshError | None:
+    """Tell the next rank of each group how far this one is, where it has gone on, and look at what
+    the ranks before tell; the first thing that is wrong."""
+    for here in {transport for transport, _ in list(_sequences) if transport.may_tell}:
+        tell(here, False)
+        if (error := look(here, False)) is not None:
+            return error
+    return None
+
+
+def tell(here: Transport, end: bool) -> None:
+    """end: again, for the last time."""
+    for sequence in _of(here):
+        ranks = sequence.group.ranks
+        if len(ranks) > 1 and (sequence.state[0] != sequence.told or end):
+            sequence.told = sequence.state[0]
+            here.tell(ranks[(sequence.group.index + 1) % len(ranks)], sequence.message())
+
+
+def look(here: Transport, end: bool) -> MeshError | None:
+    """What is wrong with what was told. end: all ranks have ended."""
+    found = {s.number: s for s in _of(here)}
+    for data in here.told():
+        group, number, total, count = _HEAD.unpack_from(data)
+        at = _HEAD.size + 8 * count
+        texts: dict[str, str] = json.loads(data[at:])
+        for call, text in texts.items():
+            _texts.setdefault(int(call), (text, None))
+        if group in found:  # else this rank is not there yet, and a later message tells
+            found[group].waiting = number, total, struct.unpack_from(f"<{count}Q", data, _HEAD.size)
+    for sequence in found.values():
+        held, sequence.waiting = sequence.waiting, None
+        if held is not None and (error := sequence.compare(*held, end)) is not None:
+            return error
+    return None
+
+
+def _of(here: Transport) -> list[CallSequence]:
+    return [s for (transport, _), s in list(_sequences.items()) if transport is here]
+
+
+__all__ = ["CallSequence", "exchange", "look", "sequence_of", "tell"]

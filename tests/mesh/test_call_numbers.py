@@ -1,0 +1,166 @@
+"""Calls through NCCL, compared once, are numbered: what ranks mix up later is found."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+import tessera as ts
+from fake_driver import driver as driver
+from fake_gpu import gpu as gpu
+from fake_nccl import nccl as nccl
+from lowering_cases import apart as apart
+from mesh import parallel
+from mesh.launch import mpirun, needs_mpi
+from mesh.test_gpu_programs import gpus as gpus
+from tessera.mesh.errors import DisagreementError
+from tessera.mesh.ranks import call_numbers
+from tessera.mesh.ranks.call_numbers import KEPT, TOLD, CallSequence
+from tessera.mesh.ranks.envelope import MessageLabel
+from tessera.mesh.world import transport
+
+PROGRAMS = Path(parallel.__file__)
+
+
+@pytest.fixture(autouse=True)
+def none_yet(monkeypatch):
+    monkeypatch.setattr(call_numbers, "_sequences", {})
+    monkeypatch.setattr(call_numbers, "_texts", {})
+
+
+def sequence(index: int = 1) -> CallSequence:
+    return CallSequence(SimpleNamespace(ranks=(0, 2), index=index, axis="dp"))
+
+
+def told_of(other: CallSequence, last: int = TOLD) -> tuple:
+    number, total = other.state
+    return number, total, [other.calls[i % KEPT] for i in range(max(0, number - last), number)]
+
+
+def label(text: str) -> MessageLabel:
+    return MessageLabel(text, None, text)
+
+
+def test_what_is_the_same_is_no_error():
+    mine, theirs = sequence(), sequence()
+    for call in range(3 * KEPT):
+        mine.add(call), theirs.add(call)
+        if call % 997 == 0:
+            assert mine.compare(*told_of(theirs), False) is None
+    mine.add(5)  # it is ahead
+    assert mine.compare(*told_of(theirs), False) is None and mine.waiting is None
+
+
+def test_the_first_call_that_differs_is_shown_with_both_texts():
+    mine, theirs = sequence(), sequence()
+    same, one, other = (mine.number_of(label(f"{name}()")) for name in ("same", "one", "other"))
+    for s, call in ((mine, one), (theirs, other)):
+        for _ in range(7):
+            s.add(same)
+        s.add(call), s.add(same)
+    error = mine.compare(*told_of(theirs), False)
+    assert isinstance(error, DisagreementError)
+    assert "ranks 0 and 2 have made different calls over 'dp' through NCCL" in str(error)
+    assert "in call 7:" in str(error) and "rank 0: other()" in str(error)
+    assert "rank 2: one()" in str(error)
+
+
+def test_a_call_that_is_told_no_more_is_found_by_the_sum():
+    mine, theirs = sequence(), sequence()
+    mine.add(1), theirs.add(2)
+    for _ in range(TOLD):
+        mine.add(3), theirs.add(3)
+    assert "before call 1" in str(mine.compare(*told_of(theirs), False))
+    swapped = sequence()
+    for call in (2, 1):
+        swapped.add(call)
+    ordered = sequence()
+    for call in (1, 2):
+        ordered.add(call)
+    assert ordered.compare(*told_of(swapped, last=0), False) is not None  # the order counts
+
+
+def test_who_is_behind_compares_later_and_at_the_end_counts_must_be_equal():
+    mine, theirs = sequence(), sequence()
+    mine.add(1)
+    for call in (1, 2):
+        theirs.add(call)
+    told = told_of(theirs)
+    assert mine.compare(*told, False) is None and mine.waiting == told
+    assert "rank 2: no call any more" in str(mine.compare(*told, True))
+    mine.add(9)
+    assert "in call 1" in str(mine.compare(*told, False))
+    theirs = sequence()
+    theirs.add(1)
+    assert mine.compare(*told_of(theirs), False) is None
+    assert "rank 0: no call any more" in str(mine.compare(*told_of(theirs), True))
+
+
+def looked() -> str:
+    """What this rank finds when all have told what they did."""
+    ts.dist.barrier()
+    call_numbers.tell(transport(), False)
+    ts.dist.barrier()
+    return str(call_numbers.look(transport(), False) or "")
+
+
+def test_calls_from_different_lines_are_told_apart(gpu, nccl):
+    """They are one call for NCCL, and each was compared when it was made first."""
+    def program() -> tuple[str, str]:
+        x = ts.ones((8,)).to("cuda")
+        for _ in range(3):
+            ts.dist.all_reduce(x)
+        same = looked()
+        if ts.dist.rank() == 0:
+            ts.dist.all_reduce(x)  # one
+        else:
+            ts.dist.all_reduce(x * 2)  # other
+        return same, looked()
+
+    found = ts.dist.simulate(program, 2)
+    assert [same for same, _ in found] == ["", ""]
+    for _, error in found:
+        assert "in call 3" in error and "all_reduce(x)  # one" in error
+        assert "all_reduce(x * 2)  # other" in error
+
+
+def test_a_compiled_function_and_a_call_by_hand_are_told_apart(gpus, nccl):
+    def program(mesh) -> tuple[str, str]:
+        f, y = ts.jit(lambda x: ts.sum(x)), ts.ones((1,)).to("cuda")
+        x = ts.dist.tensor((4, 2), ts.ShardSpec(("row",), ("dp",)), mesh, init=1.0)
+        f(x), ts.dist.all_reduce(y), f(x)
+        same = looked()
+        if ts.dist.rank() == 0:
+            f(x)
+        else:
+            ts.dist.all_reduce(y)
+        return same, looked()
+
+    mesh = ts.dist.mesh(["cuda:0", "cuda:1"], axes="dp")
+    found = ts.dist.simulate(lambda: program(mesh), mesh)
+    assert [same for same, _ in found] == ["", ""]
+    for _, error in found:
+        assert "in call 3" in error and "<lambda>(program=" in error
+        assert "all_reduce(f32[1]" in error
+
+
+def test_nobody_is_asked_before_a_call(gpu, nccl):
+    """The NCCL that pretends sends a message for each call; there is no other."""
+    def program() -> int:
+        x = ts.ones((8,)).to("cuda")
+        ts.dist.all_reduce(x)
+        before = sum(transport()._sent.values())
+        for _ in range(20):
+            ts.dist.all_reduce(x)
+        return sum(transport()._sent.values()) - before
+
+    assert ts.dist.simulate(program, 2) == [20, 20]
+
+
+@needs_mpi
+def test_ranks_of_mpirun_tell_each_other_from_a_thread(tmp_path):
+    run = mpirun(3, "asides", tmp_path, battery=PROGRAMS)
+    assert run.status == 0, run.text
+    assert run.results == {r: str([[(r - 1) % 3, k] for k in range(20)]) for r in range(3)}
