@@ -35,7 +35,7 @@ from ..ranks.group import make_group
 from ..ranks.ledger import agree, call
 from ..tensor import DistTensor, held_ranks
 from ..world import is_here, mesh_rank, patience, simulate, transport
-from .collective_order import issue_early
+from .collective_order import issue_early, prefetch
 from .control_flow import ready
 from .cut_products import cut_products
 from .defer_readers import defer_readers
@@ -63,13 +63,15 @@ class ShardedProgram:
 
     @functools.cached_property
     def made(self) -> Propagated:
-        graph = ready(self.source)
+        graph = ready(self.source, self.mesh)
         values = [*graph.inputs, *(v for v, _ in graph.captures)]
         held = [*self.layouts, *(t.layout for _, t in graph.captures)]
         layouts = {v: at for v, at in zip(values, held, strict=True) if at is not None}
         found = propagate(graph, layouts, self.mesh)
         steps = merge_reductions(issue_early(defer_readers(found.steps)))
-        return replace(found, steps=tuple(cut_products(steps, self.mesh)))
+        if self.mesh.names_gpus:  # what is sent runs beside kernels there
+            steps = cut_products(prefetch(steps, found.inputs), self.mesh)
+        return replace(found, steps=tuple(steps))
 
     @functools.cached_property
     def _planned(self) -> CollectivePlan:
