@@ -136,8 +136,13 @@ class ShardedProgram:
             with patience(first=not self._local):
                 self._agree()
                 found = {rank: self._run(rank, given) for rank in ranks}
-        return [DistTensor.of_parts({r: found[r][i] for r in ranks}, shape, numeric, layout)
-                for i, (shape, numeric, layout) in enumerate(self._results)]
+        make = DistTensor.of_parts
+        if len(ranks) == 1:
+            (rank,) = ranks
+            return [make({rank: part}, *like)
+                    for part, like in zip(found[rank], self._results, strict=True)]
+        return [make({r: found[r][i] for r in ranks}, *like)
+                for i, like in enumerate(self._results)]
 
     def _run(self, rank: int, given: Sequence[Tensor]) -> list[Tensor]:
         parts = [t.held[rank] if isinstance(t, DistTensor) else t for t in given]
