@@ -7,6 +7,7 @@ distributed tensor the parts are used up, with the whole.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
@@ -54,11 +55,11 @@ class DonatedResident(UsedUp, Resident):
 @dataclass(frozen=True)
 class Donatable:
     """How tensors of a class are used up. used: the class that they have then.  slot: what held
-    their memory, and holds the call that took it.  parts: of a tensor that is made of others."""
+    their memory, and holds the call that took it.  parts: of tensors that are made of others."""
 
     used: type
     slot: Any
-    parts: Callable[[Any], Iterable[Tensor]] | None = None
+    parts: Callable[[Iterable[Any]], list[Tensor]] | None = None
 
 
 DONATABLE: dict[type, Donatable] = {  # mesh/tensor.py adds distributed tensors
@@ -78,23 +79,27 @@ def use_up(leaves: Sequence[Tensor], donated: Sequence[int], function: str) -> N
     _take([leaves[i] for i in donated], (user_line(), function))
 
 
-def _take(tensors: Iterable[Tensor], call: tuple[SourceLine | None, str]) -> None:
-    for x in tensors:
-        how = DONATABLE.get(type(x))
-        if how is None:
-            continue
-        if how.parts is not None:
-            _take(how.parts(x), call)
-        x.__class__ = how.used
-        how.slot.__set__(x, call)
+_ALONE = list(map(sys.getrefcount, [object()]))[0]  # of what a list has and nobody else
+
+
+def _take(tensors: Sequence[Tensor], call: tuple[SourceLine | None, str]) -> None:
+    for kind in {*map(type, tensors)} & DONATABLE.keys():
+        how = DONATABLE[kind]
+        used, put = how.used, how.slot.__set__
+        mine = [x for x in tensors if type(x) is kind]
+        if how.parts is not None:  # of which the tensor lets go, so those that others have
+            parts = how.parts(mine)
+            held = zip(parts, list(map(sys.getrefcount, parts)), strict=True)
+            _take([p for p, n in held if n > _ALONE + 1], call)
+        for x in mine:
+            x.__class__ = used
+            put(x, call)
 
 
 def check_donated(leaves: Sequence[Tensor], donated: Sequence[int], names: Sequence[str],
                   function: str) -> None:
     """Raise ArgumentError where a donated tensor is given a second time."""
-    own = [x for x in leaves if x.layout is None]
-    spread = [p for x in leaves if x.layout is not None for p in _parts(x)]
-    memories = [x.storage for x in (*own, *spread) if x.storage is not None]
+    memories = [x.storage for x in _parts(leaves) if x.storage is not None]
     if len({*map(id, leaves)}) == len(leaves) and len({*map(id, memories)}) == len(memories):
         return
     for i in donated:
@@ -106,14 +111,16 @@ def check_donated(leaves: Sequence[Tensor], donated: Sequence[int], names: Seque
                     hint="donate a copy, x.copy(), or give it once", where=user_line())
 
 
-def _parts(x: Tensor) -> Iterable[Tensor]:
-    """What a tensor is made of: itself, or its parts."""
-    how = DONATABLE.get(type(x))
-    return (x,) if how is None or how.parts is None else how.parts(x)
+def _parts(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
+    """What tensors are made of: themselves, or their parts."""
+    made = [how.parts([x for x in tensors if type(x) is kind]) for kind, how in DONATABLE.items()
+            if how.parts is not None]
+    spread = {kind for kind, how in DONATABLE.items() if how.parts is not None}
+    return [*(x for x in tensors if type(x) not in spread), *(p for m in made for p in m)]
 
 
 def _memories(x: Tensor) -> set[int]:
-    return {id(p.storage) for p in _parts(x) if p.storage is not None}
+    return {id(p.storage) for p in _parts([x]) if p.storage is not None}
 
 
 __all__ = ["DONATABLE", "Donatable", "DonatedResident", "DonatedTensor", "UsedUp", "check_donated",

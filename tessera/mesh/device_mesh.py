@@ -91,7 +91,8 @@ class Mesh:
     @property
     def backend(self) -> str:
         """What carries arrays of GPUs between this mesh's ranks: "nccl" where each has a GPU of its
-        own, "mpi" elsewhere under mpirun, "local" in a simulation, "single" without other ranks.
+        own, "mpi" elsewhere under mpirun, "tcp" under torchrun and srun, "local" in a
+        simulation, "single" without other ranks.
 
         Nothing is sent for it. Until the first collective of arrays on GPUs, where the ranks find
         out together, it is what this rank finds on its machine. Raises MeshError where

@@ -150,7 +150,7 @@ class DonatedDistTensor(UsedUp, DistTensor):
 
 
 DONATABLE[DistTensor] = Donatable(DonatedDistTensor, DistTensor.__dict__["held"],
-                                  lambda x: x.held.values())
+                                  lambda xs: [p for x in xs for p in x.held.values()])
 
 
 class _Parts(Mapping[int, Tensor]):

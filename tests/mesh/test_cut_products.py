@@ -100,6 +100,8 @@ def test_parts_are_read_and_written_where_they_lie(name):
     plan = CudaProgram(localize(made.made, 1), "sm_90a").plan
     kinds = [s.kind for s in plan.steps]
     assert "move" not in kinds and kinds.count("gemm") == (2 if name == "gather" else 8)
+    tiles = [dict(s.schedule.extra).get("TILES") for s in plan.steps if s.kind == "gemm"]
+    assert tiles == (["dynamic", None] if name == "gather" else [None, *["dynamic"] * 7])
     sent = [k for k, kind in enumerate(kinds) if kind == "exchange"]
     awaited = overlapped(plan.steps, sent, (), plan.region).awaited
     for number, k in enumerate(sent if name == "gather" else sent[:-1]):

@@ -11,10 +11,13 @@ from fake_driver import driver as driver
 from fake_gpu import gpu as gpu
 from fake_nccl import nccl as nccl
 from lowering_cases import apart as apart
+from mesh.test_gpu_programs import DEVICES, on_ranks, placed, values
 from mesh.test_gpu_programs import gpus as gpus
-from mesh.test_gpu_programs import on_ranks, placed, values
 from tessera.graph.cuda.overlap import Overlap, overlapped
+from tessera.graph.cuda.run import CudaProgram
 from tessera.graph.schedule.ir import ByteRange
+from tessera.mesh.sharding import partitioned_steps
+from tessera.mesh.sharding.localize import localize
 from tolerance import assert_close
 
 
@@ -113,3 +116,33 @@ def test_what_is_sent_early_is_not_launched_with_what_is_sent_late(gpus, nccl, r
     for kinds in on_ranks(2, program):
         first = kinds.index("exchange")
         assert kinds[first:].count("gemm") >= 4
+
+
+def test_what_is_sent_waits_for_no_other_layer(monkeypatch):
+    """Sums of biases, which one launch could make for all layers, stay with the collective of
+    their layer."""
+    monkeypatch.setattr(partitioned_steps, "BUCKET_BYTES", 1 << 14)
+    mesh = ts.dist.mesh(DEVICES[:2], axes="x")
+    kind = "bf16 @accum(f32)"
+
+    def loss(ws, bs, x):
+        for w, b in zip(ws, bs, strict=True):
+            y = ts.cast(x, kind) @ ts.cast(w, kind) + ts.cast(b, kind)
+            q, k, v = (y[:, :, i:i + 64].reshape(8, 128, 1, 64).transpose(0, 2, 1, 3)
+                       for i in (0, 64, 128))
+            y = ts.attention(q, k, v, causal=True).transpose(0, 2, 1, 3).reshape(8, 128, 64)
+            x = x + ts.cast(y, "f32")
+        return ts.mean(ts.square(x))
+
+    def there(shape, spec):
+        return ts.dist.stand_ins(ts.Tensor[(*shape, ts.f32)], lambda *_: spec, mesh)
+
+    whole, rows = ts.ShardSpec(replicate=True), ts.ShardSpec(("row",), ("x",))
+    ws, bs = [there((64, 192), whole)] * 5, [there((192,), whole)] * 5
+    f = ts.jit(ts.grad(loss, argnums=(0, 1)))
+    made = f.traced(ws, bs, there((8, 128, 64), rows)).program.made
+    kinds = [s.kind for s in CudaProgram(localize(made, 0), "sm_90a").plan.steps]
+    first, *_ = (k for k, kind in enumerate(kinds) if kind == "exchange")
+    between = [kind for kind in kinds[first:] if kind in ("exchange", "gemm")]
+    assert between.count("exchange") >= 5 and ["exchange"] * 3 not in [
+        between[i:i + 3] for i in range(len(between) - 4)], kinds

@@ -11,7 +11,7 @@ import pytest
 
 import tessera as ts
 from mesh import example
-from mesh.launch import mpirun, needs_mpi
+from mesh.launch import mpirun, needs_mpi, started_as_by
 
 CASES = [(name, ranks) for ranks, runs in example.RUNS.items() for name in runs]
 alone = functools.cache(example.alone)
@@ -38,11 +38,12 @@ def test_losses_of_simulated_ranks(name: str, ranks: int) -> None:
     check(made[0], name, ranks)
 
 
-@needs_mpi
 @pytest.mark.row("CORE-21")
-@pytest.mark.parametrize("ranks", [2, 3, 4])
-def test_losses_under_mpirun(ranks: int, tmp_path: Path) -> None:
-    run = mpirun(ranks, "losses", tmp_path, timeout_s=240, battery=Path(example.__file__))
+@pytest.mark.parametrize("launcher, ranks", [
+    *(pytest.param("mpirun", n, marks=needs_mpi) for n in (2, 3, 4)), ("torchrun", 2), ("srun", 2)])
+def test_losses_under_a_launcher(launcher: str, ranks: int, tmp_path: Path) -> None:
+    start = mpirun if launcher == "mpirun" else functools.partial(started_as_by, launcher)
+    run = start(ranks, "losses", tmp_path, timeout_s=240, battery=Path(example.__file__))
     assert run.status == 0, run.text
     found = [json.loads(run.results[r]) for r in range(ranks)]
     assert all(other == found[0] for other in found)

@@ -46,6 +46,7 @@ from .loop_steps import LoopCallee
 from .matmul_form import matmul_form
 from .narrow_copies import NarrowCopy
 from .node_kernels import launch_of
+from .overlap import share_chip
 from .prepare import prepare
 from .row_passes import brought_rows, read_again
 from .scans import schedule_scan
@@ -108,8 +109,8 @@ def lower(graph: Graph, target: Target, donated: Sequence[int] = (),
                          [rest.inputs[i] for i in donated])
     builder = _KernelSchedule(rest, groups, memory, draws.values,
                               target.generation)
-    return LoweredGraph(builder, builder.build(str(target), numbered, draws.nodes), draws,
-                        ready.copies)
+    plan = share_chip(builder.build(str(target), numbered, draws.nodes))
+    return LoweredGraph(builder, plan, draws, ready.copies)
 
 
 class _KernelSchedule(ScheduleBuilder):

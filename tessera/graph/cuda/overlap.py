@@ -11,10 +11,10 @@ then all of a program stay in the stream of the kernels.
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from math import prod
 
-from ..schedule.ir import ByteRange, GroupOperand, ScheduledGroup, Transfer
+from ..schedule.ir import ByteRange, GraphSchedule, GroupOperand, ScheduledGroup, Transfer
 
 RangeOf = Callable[[str], ByteRange]
 Regions = tuple[list[ByteRange], list[ByteRange]]  # read, written
@@ -23,10 +23,12 @@ Regions = tuple[list[ByteRange], list[ByteRange]]  # read, written
 @dataclass(frozen=True)
 class Overlap:
     """numbers: of the collectives that run beside kernels, by step.  awaited: by step, the last of
-    them that has to be done before it; of the end of the program behind the last step."""
+    them that has to be done before it; of the end of the program behind the last step.
+    meanwhile: steps while which one of them may be under way."""
 
     numbers: dict[int, int]
     awaited: dict[int, int]
+    meanwhile: frozenset[int] = field(default=frozenset(), compare=False)
 
 
 def overlapped(steps: Sequence[ScheduledGroup | Transfer], beside: Iterable[int],
@@ -40,7 +42,7 @@ def overlapped(steps: Sequence[ScheduledGroup | Transfer], beside: Iterable[int]
         return None
     running: dict[int, Regions] = {}
     awaited: dict[int, int] = {}
-    gains = False
+    meanwhile: set[int] = set()
     for k, step in enumerate(steps):
         regions = _regions(step, region_of)
         if k in numbers:
@@ -51,10 +53,25 @@ def overlapped(steps: Sequence[ScheduledGroup | Transfer], beside: Iterable[int]
         if need is not None:
             awaited[k] = need
             running = {n: r for n, r in running.items() if n > need}
-        gains = gains or bool(running)
+        if running:
+            meanwhile.add(k)
     if running:
         awaited[len(steps)] = max(running)
-    return Overlap(numbers, awaited) if gains else None
+    return Overlap(numbers, awaited, frozenset(meanwhile)) if meanwhile else None
+
+
+def share_chip(plan: GraphSchedule) -> GraphSchedule:
+    """Matmuls that may run while ranks send give out their tiles one by one: NCCL takes some of the
+    multiprocessors, and a block that waits for one to be free would keep its share of tiles."""
+    exchanges = [k for k, s in enumerate(plan.steps) if getattr(s, "kind", "") == "exchange"]
+    made = overlapped(plan.steps, exchanges, (), plan.region)
+    if made is None:
+        return plan
+    return replace(plan, steps=tuple(
+        replace(s, schedule=s.schedule.with_values({"TILES": "dynamic"}).with_notes(
+            *s.schedule.notes, "tiles one by one, because NCCL may have some multiprocessors"))
+        if k in made.meanwhile and isinstance(s, ScheduledGroup) and s.kind == "gemm" else s
+        for k, s in enumerate(plan.steps)))
 
 
 def _regions(step: ScheduledGroup | Transfer, region_of: RangeOf) -> Regions:
@@ -83,4 +100,4 @@ def _meet(step: Regions, other: Regions) -> bool:
         a.meets(b) for a in writes for b in sent)
 
 
-__all__ = ["Overlap", "overlapped"]
+__all__ = ["Overlap", "overlapped", "share_chip"]

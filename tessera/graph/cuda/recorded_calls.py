@@ -134,10 +134,12 @@ class RecordedCalls:
         space, lowered = self.space, self.space.program.lowered
         memories: list[Any] = [x.storage for x in leaves]
         if not ON_DEVICE.issuperset(map(type, memories)):
-            if any(x.offloaded for x in leaves):
+            others = [i for i, m in enumerate(memories)
+                      if type(m) not in ON_DEVICE or m.device is not self.device]
+            if any(leaves[i].offloaded for i in others):
                 return None
-            for i, (name, x) in enumerate(zip(lowered.inputs, leaves, strict=True)):
-                memories[i] = self._given(name, x)
+            for i in others:
+                memories[i] = self._given(lowered.inputs[i], leaves[i])
         elif any(m.device is not self.device for m in memories):
             return None
         for i, name in self.steady:

@@ -168,6 +168,18 @@ def _vjp_expand(g: Tensor, q: Tensor, k: Tensor, v: Tensor, *rest: Tensor, **att
     return gradients_in_blocks(g, q, k, v, AttentionRule(**attrs, key=extras.key), extras)
 
 
+def _axes(operands: str, results: str) -> Any:
+    """Sequences and heads may be split, queries and keys are needed whole. operands, results: a
+    letter of `qkv` for what lies as these; behind them there may be a mask."""
+    def rule(*xs: Aval, **attrs: Any) -> str:
+        q, k = xs[operands.index("q")], xs[operands.index("k")]
+        alone = len(k.shape) == 4 and k.shape[1] == 1 != q.shape[1]  # its cotangent is a sum
+        lead = "b_"[:len(q.shape) - 2] if alone else "bh"[4 - len(q.shape):]
+        return f"{','.join([lead + '__'] * len(xs))}->{','.join([lead + '__'] * len(results))}"
+
+    return rule
+
+
 def _vjp(op: str) -> Any:
     def rule(g: Tensor, y: Tensor, *xs: Tensor, **attrs: Any) -> tuple:
         """The cotangent as it is stored where it was rounded to the type of the operands."""
@@ -238,10 +250,12 @@ def _records(name: str, cases: tuple[tuple[Any, ...], ...], formula: str, *, bat
     common: dict[str, Any] = {"hint": "scores beyond the range of the type"}
     forward = GraphOp(
         name, shape=_shape, ref=_ref, vjp=_vjp(gradient), expand=_expand,
+        axes=None if dropout else _axes("qkv", "q"),
         batch=_batch(name, 2) if batch else None, drops=(3,), drops_inf=(0, 1),
         samples=_samples(cases, dropout, False), doc=formula, **common)
     backward = GraphOp(
         gradient, shape=_vjp_shape, ref=_vjp_ref, expand=_vjp_expand, multi=True,
+        axes=None if dropout else _axes("gqkv", "qkv"),
         batch=_batch(gradient, 3) if batch else None, drops=(4,), drops_inf=(1, 2),
         samples=_samples(cases, dropout, True),
         doc=f"cotangents of q, k, v and a mask of floats, from that of {name}'s result", **common)

@@ -1,12 +1,14 @@
-"""When hinted collectives begin: the order of a program's steps after `ts.overlap`."""
+"""When collectives begin: the order of a program's steps, after `ts.overlap` and without it."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
+from math import prod
 
 from ..collectives.record import COLLECTIVES
+from ..partition import extents, local_shape
 from .overlap import asked
-from .partitioned_steps import Held, LayoutHop, Step, makes
+from .partitioned_steps import BUCKET_BYTES, Held, LayoutHop, PartitionedOp, Step, makes, reads
 
 
 def issue_early(steps: Sequence[Step]) -> list[Step]:
@@ -43,3 +45,72 @@ def _is_gather(step: Step, axes: tuple[str, ...]) -> bool:
     return isinstance(step, LayoutHop) and step.hop.kind == "all_gather" and step.hop.axes == axes \
         and asked(step.where, step.hop)
 
+
+
+# --- parameters that are gathered for each use ---------------------------------------------------
+def prefetch(steps: Sequence[Step], inputs: Sequence[Held]) -> list[Step]:
+    """Parameters that are gathered anew come a bucket ahead: while what one bucket of them brings
+    is used the next is on its way, so two are whole at a time. inputs: those of the program."""
+    maker = {held: i for i, s in enumerate(steps) if isinstance(s, PartitionedOp)
+             for held in s.makes}
+    given = set(inputs)
+    moved: dict[int, list[int]] = {}  # by the step in front of which they come
+    gone: set[int] = set()
+    before: list[int] = []
+    for bucket in _buckets(steps):
+        first = min((_first_use(steps, i) for i in before), default=bucket[0] + 1)
+        for i in bucket:
+            step = steps[i]
+            assert isinstance(step, LayoutHop)
+            needed = _made_ahead((step.value, step.hop.source), first, steps, maker, given)
+            if i > first and needed is not None:
+                own = [j for j in (*needed, i) if j not in gone]
+                moved.setdefault(first, []).extend(own)
+                gone.update(own)
+        before = bucket
+    return [steps[j] for i in range(len(steps))
+            for j in (*moved.get(i, ()), *(() if i in gone else (i,)))]
+
+
+def _buckets(steps: Sequence[Step]) -> Iterator[list[int]]:
+    """The gathers of parameters, by number, up to BUCKET_BYTES together."""
+    bucket, nbytes = list[int](), 0.0
+    for i, step in enumerate(steps):
+        if not isinstance(step, LayoutHop) or not step.anew or step.hop.kind != "all_gather":
+            continue
+        dtype = step.value.aval.dtype
+        bucket.append(i)
+        nbytes += prod(local_shape(step.hop.target, extents(step.value.aval), 0,
+                                   dtype)) * dtype.bits / 8
+        if nbytes >= BUCKET_BYTES:
+            yield bucket
+            bucket, nbytes = [], 0.0
+    if bucket:
+        yield bucket
+
+
+def _first_use(steps: Sequence[Step], i: int) -> int:
+    """The first step that reads what a gather brings."""
+    (held,) = makes(steps[i])
+    return next((j for j in range(i + 1, len(steps)) if held in reads(steps[j])), len(steps))
+
+
+def _made_ahead(held: Held, first: int, steps: Sequence[Step], maker: Mapping[Held, int],
+                given: Container[Held]) -> list[int] | None:
+    """The steps from `first` on that make a value of inputs alone, such as a cast of a parameter;
+    None where others do."""
+    at = maker.get(held)
+    if held in given or at is not None and at < first:
+        return []
+    if at is None:
+        return None
+    found: list[int] = []
+    for operand in reads(steps[at]):
+        needed = _made_ahead(operand, first, steps, maker, given)
+        if needed is None:
+            return None
+        found += [j for j in needed if j not in found]
+    return [*found, at]
+
+
+__all__ = ["issue_early", "prefetch"]

@@ -11,14 +11,16 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from tessera.graph.expand import expand, expand_by
 from tessera.graph.ir import Graph, Node, Value
-from tessera.graph.simplify import simplify
+from tessera.graph.simplify import PIPELINE
 
 from ..device_mesh import Mesh
 from ..layout import Layout, Split, replicated
 from ..partition import extents
 from .partitioned_steps import merge_reductions
 from .propagate import HELD, Propagated, propagate
+from .rewrites import is_whole
 
 Wanted = Sequence[Layout | None]  # where results must lie; None: where they are made
 MOST_TRIES = 4  # layouts of the carries of a loop, before the last is imposed
@@ -33,11 +35,21 @@ class Inside:
     bodies: tuple[Propagated, ...]
 
 
-def ready(graph: Graph) -> Graph:
-    """A held graph as it is partitioned: simplified, calls opened."""
-    if "ready_for_mesh" not in graph.kept:
-        graph.kept["ready_for_mesh"] = simplify(graph)
-    return graph.kept["ready_for_mesh"]
+def ready(graph: Graph, mesh: Mesh | None = None) -> Graph:
+    """A graph as it is partitioned: simplified, calls opened. On a mesh of GPUs, which have kernels
+    for it, attention stays whole."""
+    whole = mesh is not None and mesh.names_gpus
+    key = "ready_for_gpus" if whole else "ready_for_mesh"
+    if key not in graph.kept:
+        made = graph
+        for step in PIPELINE:
+            made = _but_attention(made) if whole and step is expand else step(made)
+        graph.kept[key] = made
+    return graph.kept[key]
+
+
+def _but_attention(graph: Graph) -> Graph:
+    return expand_by(graph, lambda node: None if is_whole(node) else node.op.expand)
 
 
 def partition(graph: Graph, given: Sequence[Layout], mesh: Mesh, wanted: Wanted = ()
@@ -55,7 +67,7 @@ def _at(body: Propagated) -> list[Layout]:
 # --- cond ----------------------------------------------------------------------------------------
 def _cond(node: Node, given: Sequence[Layout], mesh: Mesh, hints: Wanted) -> Inside:
     """Both branches give results in the layouts of the first, where they agree on them."""
-    graphs = [ready(node.attrs[side]) for side in ("on_true", "on_false")]
+    graphs = [ready(node.attrs[side], mesh) for side in ("on_true", "on_false")]
     bodies = [partition(g, given[1:], mesh) for g in graphs]
     if _at(bodies[0]) != _at(bodies[1]):
         wanted = [a if a == b else a.settled() for a, b in zip(*map(_at, bodies), strict=True)]
@@ -66,7 +78,7 @@ def _cond(node: Node, given: Sequence[Layout], mesh: Mesh, hints: Wanted) -> Ins
 # --- loops ---------------------------------------------------------------------------------------
 def _scan(node: Node, given: Sequence[Layout], mesh: Mesh, hints: Wanted) -> Inside:
     """Sequences are whole along the dimension of the loop, results too."""
-    body, n, m = ready(node.attrs["body"]), node.attrs["n_carry"], node.attrs["n_xs"]
+    body, n, m = ready(node.attrs["body"], mesh), node.attrs["n_carry"], node.attrs["n_xs"]
     xs = [_without_first(at, extents(v.aval))
           for at, v in zip(given[n:n + m], node.inputs[n:n + m], strict=True)]
     rest = [replicated(mesh, 0), *xs, *given[n + m:]]
@@ -85,7 +97,7 @@ def _scan(node: Node, given: Sequence[Layout], mesh: Mesh, hints: Wanted) -> Ins
 
 def _while(node: Node, given: Sequence[Layout], mesh: Mesh, hints: Wanted) -> Inside:
     """The condition is whole on every rank: all go on, or none."""
-    test, body = ready(node.attrs["test"]), ready(node.attrs["body"])
+    test, body = ready(node.attrs["test"], mesh), ready(node.attrs["body"], mesh)
     n, scalar = len(body.outputs), replicated(mesh, 0)
 
     def run(carry: Sequence[Layout], wanted: Wanted) -> Propagated:

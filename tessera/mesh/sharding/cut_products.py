@@ -4,7 +4,8 @@
     y = all_gather(x) @ w          this rank's own rows at once, those of others when they are there
 
 Parts of rows are runs of memory: each is read and written where the whole lies. Whether it pays is
-what the model of the planner says (planning/fabric.py).
+what the model of the planner says (planning/fabric.py). A collective that has another matmul beside
+it anyway, such as that of a gradient which the optimizer reads, stays whole.
 """
 
 from __future__ import annotations
@@ -36,14 +37,12 @@ LEAST_GAIN = 1.05  # below, the model is no better than that
 
 def cut_products(steps: Sequence[Step], mesh: Mesh) -> list[Step]:
     """The steps with matmuls in parts where that pays."""
-    if not mesh.names_gpus:
-        return list(steps)
     return _reduced_in_parts(_own_rows_first(steps, mesh), mesh)
 
 
 # --- all_gather, matmul --------------------------------------------------------------------------
 def _own_rows_first(steps: Sequence[Step], mesh: Mesh) -> list[Step]:
-    gathered: dict[Held, LayoutHop] = {}
+    gathered: dict[Held, LayoutHop] = {}  # since the last matmul
     out: list[Step] = []
     for step in steps:
         if isinstance(step, LayoutHop) and step.hop.kind == "all_gather" and step.hop.dim == 0 and (
@@ -53,6 +52,7 @@ def _own_rows_first(steps: Sequence[Step], mesh: Mesh) -> list[Step]:
             move = gathered.get((step.node.inputs[0], step.ins[0]))
             if move is not None and _gather_pays(step, move, mesh):
                 step = CutProduct(step, move, mesh.size(move.hop.axes), ())
+            gathered = {held: m for held, m in gathered.items() if m is move}
         out.append(step)
     return out
 
@@ -74,20 +74,36 @@ def _reduced_in_parts(steps: Sequence[Step], mesh: Mesh) -> list[Step]:
               if isinstance(s, PartitionedOp) and s.node.op.name == "cast"}
     found: dict[Step, CutProduct] = {}
     gone: set[Step] = set()
-    for step in steps:
+    for i, step in enumerate(steps):
         if not isinstance(step, PartitionedOp) or not _is_product(step):
             continue
         move = by_source.get(step.makes[0])
         if move is None or readers[step.makes[0]] != 1:
             continue
+        made = (move.value, move.hop.target)
+        cast = behind.get(made) if readers[made] == 1 else None
+        if _multiplies_before(steps[i + 1:], made if cast is None else cast.makes[0]):
+            continue
         parts = _best_parts(step, move, mesh)
         if parts == 1:
             continue
-        made = (move.value, move.hop.target)
-        cast = behind.get(made) if readers[made] == 1 else None
         found[step] = CutProduct(step, move, parts, () if cast is None else (cast,))
         gone.update((move,) if cast is None else (move, cast))
     return [found.get(s, s) for s in steps if s not in gone]
+
+
+def _multiplies_before(steps: Sequence[Step], result: Held) -> bool:
+    """Whether there is a matmul in front of the first step that reads a value."""
+    for step in steps:
+        if result in reads(step):
+            return False
+        if isinstance(step, CutProduct) or _is_matmul(step):
+            return True
+    return False
+
+
+def _is_matmul(step: Step) -> bool:
+    return isinstance(step, PartitionedOp) and step.node.op.name == "matmul"
 
 
 def _best_parts(step: PartitionedOp, move: LayoutHop, mesh: Mesh) -> int:

@@ -81,7 +81,8 @@ def _per_operand(text: str, count: int) -> list[str]:
 
 def _named(left: list[str], ins: Sequence[Aval], right: list[str], outs: Sequence[Aval]
            ) -> NodeLabels:
-    """Labels by letters; a dimension of extent 1 that stretches has none."""
+    """Labels by letters; a dimension of extent 1 that stretches has none, and one of a part of the
+    letter's extent, such as heads of keys, spans several of its elements."""
     found = [_spell(spec, a.ndim) for spec, a in zip((*left, *right), (*ins, *outs), strict=True)]
     extent: dict[str, int] = {}
     for names, aval in zip(found, (*ins, *outs), strict=True):
@@ -89,7 +90,8 @@ def _named(left: list[str], ins: Sequence[Aval], right: list[str], outs: Sequenc
             if name is not None:
                 extent[name] = max(extent.get(name, 1), n)
     made = tuple(
-        tuple(None if name is None or n != extent[name] else DimensionLabel(name)
+        tuple(None if name is None or not n or n == 1 != extent[name] or extent[name] % n else
+              DimensionLabel(name, extent[name] // n)
               for name, n in zip(names, extents(aval), strict=True))
         for names, aval in zip(found, (*ins, *outs), strict=True)
     )

@@ -65,12 +65,13 @@ class PartitionedOp:
 
 @dataclass(frozen=True, eq=False)
 class LayoutHop:
-    """One hop of a value."""
+    """One hop of a value. anew: it is gathered for each use, as a parameter of ts.dist.fsdp."""
 
     value: Value
     hop: Hop
     why: str
     where: SourceLine | None
+    anew: bool = False
 
 
 @dataclass(frozen=True, eq=False)

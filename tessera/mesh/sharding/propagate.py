@@ -92,7 +92,7 @@ def wishes(graph: Graph, layouts: Mapping[Value, Layout], wide: bool = False
                 wish = _asked(node, layouts)
             if wish is not None:
                 found.setdefault(node.inputs[0], wish)
-        elif node.op.loop is not None and node.outputs[0] in found:
+        elif (node.op.loop is not None or node.op.name == "cast") and node.outputs[0] in found:
             same = [v for v in node.inputs if extents(v.aval) == extents(node.outputs[0].aval)]
             if wide or sum(not _small(v) for v in node.inputs) == len(same) == 1:
                 found.update((v, found.get(v, found[node.outputs[0]])) for v in same)
@@ -364,7 +364,7 @@ class _Walk:
         return True
 
     def _move(self, v: Value, hop: Hop, why: str, user: Node | None) -> None:
-        self.steps.append(LayoutHop(v, hop, why, _line(user)))
+        self.steps.append(LayoutHop(v, hop, why, _line(user), v in self.regather))
         if v not in self.regather and hop.target not in self.at[v]:
             self.hold(v, hop.target)
 

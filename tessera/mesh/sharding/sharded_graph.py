@@ -39,7 +39,7 @@ from ..ranks.group import make_group
 from ..ranks.ledger import agree, call
 from ..tensor import DistTensor, held_ranks
 from ..world import is_here, mesh_rank, patience, simulate, transport
-from .collective_order import issue_early
+from .collective_order import issue_early, prefetch
 from .control_flow import ready
 from .cut_products import cut_products
 from .defer_readers import defer_readers
@@ -68,13 +68,15 @@ class ShardedProgram:
 
     @functools.cached_property
     def made(self) -> Propagated:
-        graph = ready(self.source)
+        graph = ready(self.source, self.mesh)
         values = [*graph.inputs, *(v for v, _ in graph.captures)]
         held = [*self.layouts, *(t.layout for _, t in graph.captures)]
         layouts = {v: at for v, at in zip(values, held, strict=True) if at is not None}
         found = propagate(graph, layouts, self.mesh)
         steps = merge_reductions(issue_early(defer_readers(found.steps)))
-        return replace(found, steps=tuple(cut_products(steps, self.mesh)))
+        if self.mesh.names_gpus:  # what is sent runs beside kernels there
+            steps = cut_products(prefetch(steps, found.inputs), self.mesh)
+        return replace(found, steps=tuple(steps))
 
     @functools.cached_property
     def _planned(self) -> CollectivePlan:
@@ -141,8 +143,13 @@ class ShardedProgram:
                 for sequence, number in (n for r in ranks for n in self._numbered.get(r, ())):
                     sequence.add(number)
                 found = {rank: self._run(rank, given) for rank in ranks}
-        return [DistTensor.of_parts({r: found[r][i] for r in ranks}, shape, numeric, layout)
-                for i, (shape, numeric, layout) in enumerate(self._results)]
+        make = DistTensor.of_parts
+        if len(ranks) == 1:
+            (rank,) = ranks
+            return [make({rank: part}, *like)
+                    for part, like in zip(found[rank], self._results, strict=True)]
+        return [make({r: found[r][i] for r in ranks}, *like)
+                for i, like in enumerate(self._results)]
 
     def _run(self, rank: int, given: Sequence[Tensor]) -> list[Tensor]:
         parts = [t.held[rank] if isinstance(t, DistTensor) else t for t in given]
