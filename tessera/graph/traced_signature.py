@@ -115,7 +115,8 @@ class TracedSignature:
     def _tensors(self, leaves: Sequence[Tensor]) -> list[Tensor]:
         if self.layouts is not None:
             return self.program.run(leaves)
-        made = self.executable.tensors(leaves) if "executable" in vars(self) else self._first(leaves)
+        call = self.executable.tensors if "executable" in vars(self) else self._first
+        made = call(leaves)
         return list(map(place_typed, made)) if self.typed_places else made
 
     def _first(self, leaves: Sequence[Tensor]) -> list[Tensor]:
