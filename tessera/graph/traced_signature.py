@@ -15,6 +15,7 @@ from .devices import place_typed
 from .execute import Executable
 from .ir import Graph
 from .op import GraphOp
+from .pause_collection import collection_paused
 from .regions.call import RegionCall, Update
 from .signature import join_scales, type_of
 from .tree_code import unflattener
@@ -123,8 +124,6 @@ class TracedSignature:
         """A call, with all that is made for it."""
         if self.target == "cpu":
             return self.executable.tensors(leaves)
-        from .cuda.compile_program import collection_paused
-
         with collection_paused():
             return self.executable.tensors(leaves)
 
