@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -115,24 +117,24 @@ def node_effects(node: Node) -> frozenset[str]:
     return node.op.effects.union(*(g.effects for g in subgraphs(node)))
 
 
-def uses(graph: Graph) -> dict[Value, int]:
-    """How often each value is read, outputs included."""
-    count: dict[Value, int] = {}
-    for node in graph.nodes:
-        for v in node.inputs:
-            count[v] = count.get(v, 0) + 1
-    for v in graph.outputs:
-        count[v] = count.get(v, 0) + 1
-    return count
+def uses(graph: Graph) -> Counter[Value]:
+    """How often each value is read, outputs included. It is the graph's: copy it to change it."""
+    if "uses" not in graph.kept:
+        reads = chain.from_iterable(node.inputs for node in graph.nodes)
+        graph.kept["uses"] = Counter(chain(reads, graph.outputs))
+    return graph.kept["uses"]
 
 
 def readers_of(graph: Graph) -> dict[Value, list[Node]]:
-    """The nodes that read each value, in order, once for each operand that it is."""
-    found: dict[Value, list[Node]] = {}
-    for node in graph.nodes:
-        for v in node.inputs:
-            found.setdefault(v, []).append(node)
-    return found
+    """The nodes that read each value, in order, once for each operand that it is. It is the
+    graph's: copy it to change it."""
+    if "readers" not in graph.kept:
+        found: dict[Value, list[Node]] = {}
+        for node in graph.nodes:
+            for v in node.inputs:
+                found.setdefault(v, []).append(node)
+        graph.kept["readers"] = found
+    return graph.kept["readers"]
 
 
 def verify(graph: Graph) -> None:

@@ -51,19 +51,22 @@ def rebuild(graph: Graph, visit: Callable[[Rewriter, Node, tuple[Value, ...]], A
     env, nodes, producer = rw.env, rw.nodes, rw.producer  # every pass comes by here: no calls
     for v in (*graph.inputs, *(c for c, _ in graph.captures)):
         env[v] = v
-    stands_for = env.__getitem__
+    stands_for, changed = env.__getitem__, False
     for node in graph.nodes:
         inputs = tuple(map(stands_for, node.inputs))
         rw.where = node.where
         new = visit(rw, node, inputs)
         if new is not None:
-            env[node.outputs[0]] = new
+            env[node.outputs[0]], changed = new, True
             continue
         if inputs != node.inputs:
+            changed = True
             node = Node(node.op, inputs, node.attrs, node.outputs, node.where)
         nodes.append(node)
         for v in node.outputs:
             env[v], producer[v] = v, node
+    if not changed and len(nodes) == len(graph.nodes):
+        return graph
     outputs = tuple(map(stands_for, graph.outputs))
     return Graph(graph.name, graph.inputs, graph.captures, tuple(rw.nodes), outputs)
 
@@ -224,6 +227,8 @@ def merge_common(graph: Graph) -> Graph:
                 continue
         nodes.append(node if inputs == node.inputs else
                      Node(node.op, inputs, node.attrs, node.outputs, node.where))
+    if not rw_env:
+        return graph
     outputs = tuple(rw_env.get(v, v) for v in graph.outputs)
     return Graph(graph.name, graph.inputs, graph.captures, tuple(nodes), outputs)
 
@@ -237,6 +242,8 @@ def remove_dead(graph: Graph) -> Graph:
             kept.append(node)
             live.update(node.inputs)
     captures = tuple((v, t) for v, t in graph.captures if v in live)
+    if len(kept) == len(graph.nodes) and len(captures) == len(graph.captures):
+        return graph
     return Graph(graph.name, graph.inputs, captures, tuple(reversed(kept)), graph.outputs)
 
 

@@ -15,6 +15,7 @@ from .devices import place_typed
 from .execute import Executable
 from .ir import Graph
 from .op import GraphOp
+from .pause_collection import collection_paused
 from .regions.call import RegionCall, Update
 from .signature import join_scales, type_of
 from .tree_code import unflattener
@@ -115,15 +116,14 @@ class TracedSignature:
     def _tensors(self, leaves: Sequence[Tensor]) -> list[Tensor]:
         if self.layouts is not None:
             return self.program.run(leaves)
-        made = self.executable.tensors(leaves) if "executable" in vars(self) else self._first(leaves)
+        call = self.executable.tensors if "executable" in vars(self) else self._first
+        made = call(leaves)
         return list(map(place_typed, made)) if self.typed_places else made
 
     def _first(self, leaves: Sequence[Tensor]) -> list[Tensor]:
         """A call, with all that is made for it."""
         if self.target == "cpu":
             return self.executable.tensors(leaves)
-        from .cuda.compile_program import collection_paused
-
         with collection_paused():
             return self.executable.tensors(leaves)
 

@@ -22,8 +22,8 @@ from fake_gpu import gpu as gpu
 from models.training import model, step_of, tensors
 from tessera import CompileError, Tensor, config, f32
 from tessera.graph.cuda import compile_program, generate_kernels
-from tessera.graph.cuda.compile_program import collection_paused
 from tessera.graph.cuda.levels import program_of, request_of
+from tessera.graph.pause_collection import collection_paused
 from tessera.tile.cuda import compile_processes
 from tessera.tile.launch import compile_images as module
 from tessera.tile.launch import machine_code
@@ -35,7 +35,7 @@ SCRIPT = """\
 import hashlib, os, sys
 import tessera as ts
 from tessera import Tensor, f32
-from tessera.graph.cuda.compile_program import collection_paused
+from tessera.graph.pause_collection import collection_paused
 from tessera.graph.cuda.levels import program_of, request_of
 from tessera.tile.cuda import compile_processes
 from tessera.tile.launch.compile_images import WantedImage, compile_images

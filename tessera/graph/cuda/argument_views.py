@@ -232,7 +232,7 @@ def _launch_refuses(node: Node, name: str, v: Value, layout: StridedLayout) -> s
     taken = boxes(made.work.function, name)
     if taken is None:
         return f"{made.call.kernel.__name__} uses more of {name} than boxes and elements"
-    return refusal(layout, made.shapes()[name], taken, v.aval.dtype.bits, 16 if taken else 0)
+    return refusal(layout, made.shapes[name], taken, v.aval.dtype.bits, 16 if taken else 0)
 
 
 def _launch_reads(group: FusionGroup, v: Value, layout: StridedLayout) -> str:

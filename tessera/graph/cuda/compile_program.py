@@ -6,10 +6,8 @@ they share memory. So it is asked for with the memory of the first call.
 
 from __future__ import annotations
 
-import gc
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
 from math import prod
@@ -81,18 +79,4 @@ def _of_groups(calls: Sequence[tuple[GroupLaunch, Sequence[ForeignArray]]]
             yield replace(found, where=where)
 
 
-@contextmanager
-def collection_paused() -> Iterator[None]:
-    """Without Python's search for circles: lowering makes much and drops little of it, and every
-    search walks through all that the program has. A seventh of the time for a step of GPT-2."""
-    if not gc.isenabled():
-        yield
-        return
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
-
-
-__all__ = ["CompiledBefore", "collection_paused", "compile_launches"]
+__all__ = ["CompiledBefore", "compile_launches"]

@@ -27,6 +27,7 @@ from ...tensor import Tensor
 from ...tile.launch.resident import Resident, offload
 from ..devices import tell_copied
 from ..ir import Graph
+from ..pause_collection import collection_paused
 from ..schedule.ir import (
     ByteRange,
     GraphSchedule,
@@ -36,7 +37,7 @@ from ..schedule.ir import (
 from ..schedule.offload import placed_on_host, waits
 from .batch_launch import BatchLaunch
 from .collective_steps import CollectiveStep
-from .compile_program import CompiledBefore, collection_paused, compile_launches
+from .compile_program import CompiledBefore, compile_launches
 from .graph_limits import FEWEST_LAUNCHES, why_no_graph
 from .host_steps import HostCalls, HostStep
 from .host_values import Drawn, HostCopy, block_of

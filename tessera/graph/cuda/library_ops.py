@@ -5,7 +5,6 @@ Transpositions of operands and of results go into the call. Of attention see att
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
@@ -26,7 +25,7 @@ from ...kernels.matmul_plan import card_for
 from ...numerics import NumericType
 from ...runtime.generations import WarpgroupMatmul
 from ..flops import Shapes
-from ..ir import Graph, Node, Value
+from ..ir import Graph, Node, Value, uses
 from ..op import OPS, Aval
 from ..schedule.library_call import LibraryCall, library_call
 from ..schedule.loop_axes import extents_of
@@ -60,7 +59,7 @@ def joined(where: SourceLine | None, parts: list[Node]) -> SourceLine | None:
 def transpose_operands(graph: Graph) -> Graph:
     """A matmul whose result, or that rounded, is only read transposed as that of its operands
     transposed, which a kernel reads as they lie: (a b)' = b' a'."""
-    count = Counter(v for n in graph.nodes for v in n.inputs) + Counter(graph.outputs)
+    count = uses(graph)
 
     def visit(rw: Rewriter, node: Node, inputs: tuple[Value, ...]) -> Value | None:
         if node.op.name != "transpose" or not swaps_last(node.attrs["axes"]):

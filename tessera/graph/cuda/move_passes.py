@@ -3,11 +3,10 @@ lie side by side are the parts, joined."""
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import Any
 
 from ...numerics import NumericType
-from ..ir import Graph, Node, Value
+from ..ir import Graph, Node, Value, uses
 from ..schedule.loop_axes import extents_of
 from ..schedule.loop_ops import loop_space
 from ..simplify import Rewriter, rebuild, remove_dead
@@ -19,7 +18,7 @@ MOVED = ("transpose", "reshape", "concatenate")  # the result has each element o
 def narrow_moves(graph: Graph) -> Graph:
     """What is transposed or joined and then rounded is rounded first: by what makes it, and half as
     many bytes move. What was widened before, from the same type, is moved as it was."""
-    count = Counter(v for n in graph.nodes for v in n.inputs) + Counter(graph.outputs)
+    count = uses(graph)
 
     def cast(rw: Rewriter, v: Value, to: NumericType) -> Value:
         made = rw.producer.get(v)
@@ -61,7 +60,7 @@ def narrow_moves(graph: Graph) -> Graph:
 def reshape_matmuls(graph: Graph) -> Graph:
     """What is computed of a matmul element by element and then cut into other rows is cut first:
     the matmul takes in what is behind the reshape as well. Rows stay whole."""
-    count = Counter(v for n in graph.nodes for v in n.inputs) + Counter(graph.outputs)
+    count = uses(graph)
 
     def of_matmul(rw: Rewriter, v: Value) -> bool:
         """Whether it is made of a matmul by ops that nothing else reads."""

@@ -7,7 +7,7 @@ vmap it is one launch, whose grid has the axes of the batch in front.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any
@@ -111,6 +111,7 @@ class NodeKernel:
     def __str__(self) -> str:
         return f"{self.call} {self.work.function.content_hash[:8]}"
 
+    @cached_property
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """The extents of each tensor parameter in one launch."""
         return _shapes(self.bound)
@@ -260,7 +261,7 @@ class NodeLaunch:
     @cached_property
     def _layouts(self) -> dict[str, ArgumentLayout]:
         """By parameter, how it lies in the buffer that owns its memory."""
-        found, shapes = {}, self.shared.shapes()
+        found, shapes = {}, self.shared.shapes
         for name, o in (*self._operands().items(), *self._results().items()):
             if o.layout is not None:
                 lies = argument_layout(o.layout, shapes[name])
@@ -289,7 +290,7 @@ class NodeLaunch:
     @property
     def arguments(self) -> tuple[tuple[str, tuple[int, ...]], ...]:
         """(buffer, extents) in the order of the tensor parameters."""
-        shapes = {n: shape for n, _, _, shape in self._tensors()}
+        shapes = {n: shape for n, _, _, shape in self._tensors}
         at = self.buffers()
         return tuple((at[p.value.name], shapes[p.value.name]) for p in self.function().params
                      if isinstance(p.type, GlobalTensor))
@@ -324,7 +325,7 @@ class NodeLaunch:
         memories = {n: Memory(n, shape, types[n].numeric,
                               elements_of(read(buffer).reshape(-1)[begin:], types[n].dtype,
                                           shape).reshape(-1))
-                    for n, buffer, begin, shape in self._tensors()}
+                    for n, buffer, begin, shape in self._tensors}
         bound = replace(laid, values=laid.values | memories,
                         given={n: m.flat for n, m in memories.items()})
         words = read(self.group.reads[-1].name).reshape(-1) if made.drawn else None
@@ -382,7 +383,7 @@ class NodeLaunch:
         """For arrays that begin there: what is compiled, where it runs, the arrays' names."""
         made, (function, bound) = self.shared, self._laid
         arrays = {n: Array(at, shape, dense_strides(shape), bound.types[n].dtype, index, "", None)
-                  for at, (n, _, _, shape) in zip(values, self._tensors(), strict=True)}
+                  for at, (n, _, _, shape) in zip(values, self._tensors, strict=True)}
         bound.place = Placement(index)
         target = LaunchTarget(index, made.work.grid, "", numerics=config.numerics)
         kernel, work = made.call.kernel, replace(made.work, function=function)
@@ -401,15 +402,15 @@ class NodeLaunch:
     def _places(self) -> list[tuple[str, int]]:
         """The buffer of each tensor parameter, and the byte of it at which it begins."""
         return [(b, begin * self.shared.bound.types[n].dtype.numpy.itemsize)
-                for n, b, begin, _ in self._tensors()]
+                for n, b, begin, _ in self._tensors]
 
-    def _tensors(self) -> Iterator[tuple[str, str, int, tuple[int, ...]]]:
+    @cached_property
+    def _tensors(self) -> list[tuple[str, str, int, tuple[int, ...]]]:
         """(parameter, buffer, the element of it at which it begins, extents) of each tensor
         parameter, as it is passed."""
-        shapes = self.shared.shapes() | {n: lies.extents for n, lies in self._layouts.items()}
+        shapes = self.shared.shapes | {n: lies.extents for n, lies in self._layouts.items()}
         begin = {n: o.offset for n, o in (*self._operands().items(), *self._results().items())}
-        for name, buffer in self.buffers().items():
-            yield name, buffer, begin[name], shapes[name]
+        return [(n, buffer, begin[n], shapes[n]) for n, buffer in self.buffers().items()]
 
 
 def _fill(pointer: Callable[[str], int], name: str, byte: int, nbytes: int, stream: int) -> None:

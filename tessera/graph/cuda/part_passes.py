@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
-from ..ir import Graph, Node, Value, readers_of
+from ..ir import Graph, Node, Value, readers_of, uses
 from ..schedule.groups import MAX_OPS
 from ..schedule.loop_axes import extents_of
 from ..schedule.loop_ops import loop_space
@@ -141,7 +141,7 @@ def loops_of_parts(graph: Graph) -> Graph:
     if not behind:
         return graph
     readers = readers_of(graph)
-    count = Counter(v for n in graph.nodes for v in n.inputs) + Counter(graph.outputs)
+    count = uses(graph)
 
     def visit(rw: Rewriter, node: Node, inputs: tuple[Value, ...]) -> Value | None:
         v = node.outputs[0] if node in behind else None
@@ -185,7 +185,7 @@ def _joined_axes(rw: Rewriter, inputs: Sequence[Value], shape: tuple) -> set[int
 def slices_of_loops(graph: Graph) -> Graph:
     """Of a value of which nothing but separate parts is read, the parts are made."""
     readers, results = readers_of(graph), set(graph.outputs)
-    count = Counter(v for n in graph.nodes for v in n.inputs) + Counter(graph.outputs)
+    count = uses(graph)
 
     def is_apart(v: Value) -> bool:
         nodes = readers.get(v, [])

@@ -10,11 +10,10 @@ any layouts and lengths, through the same shared memory.
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass, replace
 
 from ...runtime.generations import WarpgroupMatmul
-from ..ir import Graph, Node, Value
+from ..ir import Graph, Node, Value, uses
 from ..op import Aval
 from ..simplify import Rewriter, remove_dead
 from .library_ops import MOST_PAIRS, PRODUCT, joined
@@ -38,7 +37,7 @@ class _Term:
 class _Sums:
     def __init__(self, graph: Graph, chip: WarpgroupMatmul):
         self.chip, self.source, self.rw = chip, graph, Rewriter()
-        self.count = Counter(v for n in graph.nodes for v in n.inputs) + Counter(graph.outputs)
+        self.count = uses(graph)
         self.inner = {v for n in graph.nodes if n.op.name == "add" for v in n.inputs
                       if self.count[v] == 1 and v.aval == n.outputs[0].aval}
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import ast
 import re
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any
 
 from ...errors import UnsupportedTargetError
@@ -27,6 +27,7 @@ COMBINE = {"sum": ("{0} + {1}", "0.0"), "max": ("tile.maximum({0}, {1})", "-inf"
            "min": ("tile.minimum({0}, {1})", "inf"), "prod": ("{0} * {1}", "1.0")}
 
 
+@cache
 def is_stored(dtype: DType) -> bool:
     """Whether kernels of graphs read and write a type: one element in one or more bytes."""
     return dtype.has_own_numpy and not dtype.packed

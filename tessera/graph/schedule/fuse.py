@@ -184,7 +184,7 @@ def _fits(node: Node, shape: tuple, space: tuple) -> bool:
 def fuse(graph: Graph, target: ScheduleTarget) -> list[FusionGroup]:
     """Groups in an order in which each runs after those it reads. Raises UnsupportedTargetError at
     an op that the target cannot run, with its line."""
-    count = uses(graph)
+    count = uses(graph).copy()  # groups of other boundaries read otherwise
     groups: list[FusionGroup] = []
     for entry in _in_order(_Fuser(graph, target).run()):
         groups += _groups_of(entry, target)

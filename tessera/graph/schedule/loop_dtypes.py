@@ -17,6 +17,7 @@ WHOLE = {"int64": "i64", "uint64": "i64", "int32": "i32", "uint32": "u32", "int1
          "uint16": "i32", "int8": "i32", "uint8": "i32", "bool_": "bool_"}
 
 
+@cache
 def is_narrow(dtype: DType) -> bool:
     """Whether it is a float in whole bytes, with a NaN, whose numbers f32 has, too: one of eight
     bits, or the upper half of an f32 or a half itself."""

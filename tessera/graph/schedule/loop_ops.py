@@ -6,6 +6,7 @@ bits, and reductions of rows and columns, of the types that registers have.
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 from ...numerics import DType
@@ -42,6 +43,7 @@ def column_sum_axes(node: Node) -> tuple[int, ...] | None:
     return axis if whole and x.shape[-1] != 1 else None
 
 
+@cache
 def is_computed(dtype: DType) -> bool:
     """Whether a loop computes with elements of a dtype, narrow floats in f32."""
     return dtype.name in ("f64", "f32", *INTEGERS) or is_narrow(dtype)

@@ -166,7 +166,7 @@ class Function:
     lanes: int | None = None  # the group size that the kernel needs, if it needs one
     version: int = VERSION
     # What was found out about it and is asked again at each call of a new form; no part of a copy.
-    kept: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
+    kept: dict[Any, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @property
     def shared_bytes(self) -> int:

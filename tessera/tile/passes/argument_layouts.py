@@ -37,6 +37,13 @@ INDEXED = {"view": 1, "load_element": 1, "store_element": 2}  # where the indice
 def boxes(function: Function, name: str) -> dict[int, int] | None:
     """The axes of a tensor along which boxes are taken, each with its widest box; None where the
     kernel uses the tensor in another way."""
+    key = "boxes", name
+    if key not in function.kept:
+        function.kept[key] = _boxes(function, name)
+    return function.kept[key]
+
+
+def _boxes(function: Function, name: str) -> dict[int, int] | None:
     tensor, found = SSAValue(name), dict[int, int]()
     for node in walk(function.body):
         if tensor not in operands(node):
