@@ -11,14 +11,15 @@ from __future__ import annotations
 import ctypes
 import threading
 from collections import OrderedDict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from ..errors import ArgumentError, DTypeError
+from ..numerics import row_bytes, uint8
 from . import libcuda
-from .arrays import Array
+from .arrays import Array, dense_strides
 from .buffer import DeviceBuffer
 from .device import check, device, driver
 from .generations import TensorCopies
@@ -147,7 +148,8 @@ def _store(index: int) -> _Store:
 def tensor_map(array: Array, name: str = "x", *, box: tuple[int, ...], swizzle_bytes: int = 128,
                promotion_bytes: int = 128, pinned: bool = False,
                windows: ImageWindows | None = None) -> int:
-    """Device address of the descriptor for tiles `box` of `array`; outside reads as zero.
+    """Device address of the descriptor for tiles `box` of `array`, of bytes where its type is
+    packed; outside reads as zero.
 
     pinned: it stays there for the life of the process, as a launch that is captured needs.
 
@@ -156,6 +158,9 @@ def tensor_map(array: Array, name: str = "x", *, box: tuple[int, ...], swizzle_b
     windows: images are unfolded, and the box is (pixels, channels).
     Raises as check_box, and DeviceError with the driver's words.
     """
+    if array.dtype.packed:
+        shape = (*array.shape[:-1], row_bytes(array.shape[-1], array.dtype))
+        array = replace(array, shape=shape, strides=dense_strides(shape), dtype=uint8)
     key = (array.pointer, array.shape, array.strides, array.dtype.name, box, swizzle_bytes,
            promotion_bytes, windows)
 

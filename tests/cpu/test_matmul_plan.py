@@ -63,7 +63,9 @@ def test_what_is_chosen_by_the_user_or_has_no_tensor_cores_is_as_usual():
     assert (p.rows, p.columns, p.step, p.parts, p.swapped) == (64, 64, 16, 1, False)
     assert plan_product(bf16, 16, 8192, 8192, "nt", Card(108)).swapped is False
     p = plan_product(fp8_e4m3, 8192, 8192, 8192, "nt", H200)
-    assert (p.rows, p.columns, p.step) == (192, 128, 128)
+    assert (p.rows, p.columns, p.step, p.cluster) == (128, 192, 128, 2)
+    p = plan_product(f32, 4096, 4096, 4096, "nt", H200)
+    assert (p.rows, p.columns, p.step, p.warps) == (128, 256, 16, 8)
 
 
 @pytest.mark.parametrize("extents, layout", [((2632, 9176, 4952), "nt"), ((1000, 1000, 1000), "nn"),

@@ -47,12 +47,13 @@ def test_lanes_take_their_numbers_out_of_rows(codes, dtype, depth, rng):
     data, first = swizzled(raw, width), offset + slot_bytes
     block.shared.bytes[first:first + data.size] = data
     factor = 1 / factor_of(kind, dtype)
-    make = unpacked_codes.unpack(offset, slot_bytes, 64 * width, width, raw.shape[1] // parts,
-                                 codes, dtype)
-    thread = np.arange(128 * parts, dtype=np.int32)
-    with np.errstate(all="ignore"):
-        got = make.rule(None, None).body(Builder(block), as_register(np.int32(1)),
-                                         as_register(thread))
+    thread, got = np.arange(128 * parts, dtype=np.int32), []
+    for piece in (0, 1):
+        make = unpacked_codes.unpack(offset, slot_bytes, 64 * width, width, raw.shape[1] // parts,
+                                     codes, dtype, piece, 2)
+        with np.errstate(all="ignore"):
+            got += make.rule(None, None).body(Builder(block), as_register(np.int32(1)),
+                                              as_register(thread))
     numbers = np.asarray(decode(unpack(raw, kind, depth), kind), np.float64) * factor
     lane, row = thread & 31, 16 * (thread >> 5 & 3) + (thread >> 2 & 7)
     for i, word in enumerate(got):

@@ -118,8 +118,8 @@ class Block(Matrices):
             return np.int32(self.number)
         if name.startswith(("ld_", "st_")):
             return self.access(instruction, *args)
-        if name.startswith(("prefetch", "bar_sync", "bar_arrive")):
-            return None  # a line comes to a cache; warpgroups take turns, which here are in step
+        if name.startswith("prefetch"):
+            return None  # a line comes to a cache
         if found := re.fullmatch(r"shfl_(\w+?)_[a-z]\d+(?:_w(\d+))?", name):
             return self.shuffle(found[1], int(found[2] or WARP), *args)
         for start, does in (("red_bits", self.red_bits), ("red_add_f32_", self.red_add),

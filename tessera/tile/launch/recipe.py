@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from tessera.errors import ArgumentError, user_line
-from tessera.numerics import DType, NumericType, row_bytes, uint8
+from tessera.numerics import DType, NumericType
 from tessera.numerics.random_state import next_launch
 from tessera.runtime import flags
 from tessera.runtime.arrays import Array, dense_strides, overlap, stream_of
@@ -296,11 +296,8 @@ def _output(recipe: Recipe, slot: Slot, bound: Bound, varying: tuple[str, ...]) 
 
 
 def _map(recipe: Recipe, slot: Slot, bound: Bound, varying: tuple[str, ...]) -> Source:
-    """The descriptor for boxes of a tensor. Rows of 128, 64 or 32 bytes are swizzled as wide.
-    Packed tensors are copied as bytes."""
+    """The descriptor for boxes of a tensor. Rows of 128, 64 or 32 bytes are swizzled as wide."""
     dtype, shape = _layout_of(recipe.image, slot.name, bound)
-    if dtype.packed:
-        shape, dtype = (*shape[:-1], row_bytes(shape[-1], dtype)), uint8
     strides, index, windows = dense_strides(shape), recipe.device, None
     if slot.windows:
         image, first, last, stride, (row, pixel) = slot.windows

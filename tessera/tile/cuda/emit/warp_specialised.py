@@ -36,7 +36,6 @@ from tessera.tile.cuda.lower.warp_specialised.program import (
     Load,
     WarpSpecialisedProgram,
 )
-from tessera.tile.cuda.lower.warp_specialised.rewrite import ops_in
 from tessera.tile.cuda.lower.warp_specialised.tidy import base_name
 from tessera.tile.ir.ir import Const, Function, Op, SSAValue, regions, walk
 from tessera.tile.ir.register_layout import RegisterLayout
@@ -151,9 +150,6 @@ class WarpSpecialisedEmitter(Emitter):
         if self.dependent_launch:
             for name in ("dependents_wait", "dependents_launch"):
                 self.write(self.use(name, f"use('{name}')") + "()")
-        if ops_in(self.program.function.body, "unpack_codes"):
-            self.write(self.use("first_turn", "use(unpacked_codes.first_turn())")
-                       + f"({self.thread})")
         for at, phase in positions:
             self.write(f"{at}, {phase} = i32(0), i32({role} == 0)")
 
@@ -388,9 +384,12 @@ def _async_matmul(e: Emitter, op: Op) -> None:
     right = h.slots[b][1]
     k = right.shape[1] if attr["b_major"] == "K" else right.shape[0]
     part = k // attr.get("parts", 1)
+    offsets = step_offsets(right, part, attr["b_major"], h.form.step_bytes)
+    piece, pieces = attr.get("piece", 0), attr.get("pieces", 1)
+    offsets = offsets[piece * len(offsets) // pieces:(piece + 1) * len(offsets) // pieces]
     form = h.form
-    options = {"b": form.operands[right.dtype.name].name, "b_offsets": step_offsets(
-        right, part, attr["b_major"], form.step_bytes), "majors": attr["a_major"] + attr["b_major"],
+    options = {"b": form.operands[right.dtype.name].name, "b_offsets": offsets,
+        "majors": attr["a_major"] + attr["b_major"],
         "accumulate": "yes" if accumulator else "no", "wait": h.fused.get(made.value)}
     if a in h.slots:
         left = h.slots[a][1]
@@ -441,7 +440,7 @@ def _unpack_codes(e: Emitter, op: Op) -> None:
     make = e.use(f"unpack_{base_name(load.name)}", "use(unpacked_codes.unpack("
                  f"{ring.offset_bytes + load.offset_bytes}, {ring.slot_bytes}, {load.panel_bytes}, "
                  f"{load.width_bytes}, {load.row_bytes // attr['parts']}, {attr['codes'].name!r}, "
-                 f"{attr['dtype'].name!r}))")
+                 f"{attr['dtype'].name!r}, {attr['piece']}, {attr['pieces']}))")
     e.note(f"codes become {attr['dtype']} in registers: {attr['codes']} as they lie, in "
            f"{attr['parts']} parts of k")
     e.define(op.outs[0], f"{make}({slot}, {h.thread})")

@@ -7,9 +7,6 @@ Those read the same 16 bytes, and each takes its pairs of codes out of them.
 The pairs go to one position in both halves of a word: byte permutations fetch the bytes, products
 with powers of two shift, for these are done beside what permutes and masks. Then sign and rest are
 placed as in matmul_codes.
-
-Both warpgroups unpack in turns (barriers TURNS and TURNS + 1), so that one unpacks while the tensor
-cores multiply for the other: in step they would do both one after the other.
 """
 
 from __future__ import annotations
@@ -27,24 +24,23 @@ from tessera.tile.cuda.ptx import memory
 
 LLVM = Any
 STEP = 16  # columns of a matmul instruction
-TURNS, THREADS = 2, 256  # barriers by which two warpgroups take turns
 
 
 @functools.cache
 def unpack(offset: int, slot_bytes: int, panel_bytes: int, width: int, part_bytes: int, codes: str,
-           dtype: str) -> Operation:
+           dtype: str, piece: int, pieces: int) -> Operation:
     """(slot, thread) -> the registers of 64 rows of numbers, times 1 / factor_of(codes, dtype).
 
     The tile lies in panels of rows of `width` bytes, swizzled as wide; warpgroup i has part_bytes
-    of each row, from i * part_bytes on. All lanes have read when it ends.
+    of each row, from i * part_bytes on, and here takes one of so many pieces of them.
     """
     kind, chunks = find_dtype(codes), part_bytes // 16
+    each = chunks // pieces
     across, shift = width // 16, {128: 0, 64: 1, 32: 2}[width]  # chunks, rows of 128 bytes
     lanes = _Quad(kind, dtype)
 
     def body(b: Builder, slot: LLVM, thread: LLVM) -> list[LLVM]:
         mine = b.lshr(thread, b.i32(7))
-        b.call(find_instruction("bar_sync"), b.add(mine, b.i32(TURNS)), b.i32(THREADS))
         lane = b.and_(thread, b.i32(31))
         row = b.or_(b.and_(b.lshr(thread, b.i32(1)), b.i32(0x30)), b.lshr(lane, b.i32(2)))
         base = b.add(b.add(b.shared_base(), b.i32(offset)), b.mul(slot, b.i32(slot_bytes)))
@@ -52,7 +48,7 @@ def unpack(offset: int, slot_bytes: int, panel_bytes: int, width: int, part_byte
         line = b.and_(b.lshr(row, b.i32(shift)), b.i32(across - 1))
         first = b.mul(mine, b.i32(chunks))
         words: tuple[list[LLVM], list[LLVM]] = [], []
-        for c in range(chunks):
+        for c in range(piece * each, (piece + 1) * each):
             at = b.add(first, b.i32(c)) if c else first
             inside = b.xor(b.and_(at, b.i32(across - 1)), line)
             place = b.add(base, b.shl(inside, b.i32(4)))
@@ -63,15 +59,13 @@ def unpack(offset: int, slot_bytes: int, panel_bytes: int, width: int, part_byte
                                 b.add(place, b.i32(8 * width * below)))
         out: list[LLVM] = []
         quad = lanes.constants(b, b.and_(lane, b.i32(3)))
-        each = STEP * kind.bits // 32
-        for i in range(0, len(words[0]), each):
-            upper, lower = (lanes.pairs(b, found[i:i + each], quad) for found in words)
+        step = STEP * kind.bits // 32
+        for i in range(0, len(words[0]), step):
+            upper, lower = (lanes.pairs(b, found[i:i + step], quad) for found in words)
             out += [upper[0], lower[0], upper[1], lower[1]]
-        other = b.sub(b.i32(TURNS + 1), mine)
-        b.call(find_instruction("bar_arrive"), other, b.i32(THREADS))
         return out
 
-    count = part_bytes * 8 // kind.bits // STEP * 4
+    count = 16 * each * 8 // kind.bits // STEP * 4
     form = InstructionForm((Operand("slot", "i32"), Operand("thread", "i32")),
                            (Operand("d", "i32", count),), body)
     return Operation("unpack", 2, lambda *_: form)
@@ -112,15 +106,4 @@ class _Quad:
         return place(b, self.codes, word, self.at, self.dtype)
 
 
-@functools.cache
-def first_turn() -> Operation:
-    """(thread): the second warpgroup lets the first one unpack."""
-    def body(b: Builder, thread: LLVM) -> None:
-        with b.when(b.compare("==", b.lshr(thread, b.i32(7)), b.i32(1))):
-            b.call(find_instruction("bar_arrive"), b.i32(TURNS), b.i32(THREADS))
-
-    return Operation("first_turn", 1, lambda *_: InstructionForm((Operand("thread", "i32"),), (),
-                                                                 body))
-
-
-__all__ = ["first_turn", "unpack"]
+__all__ = ["unpack"]

@@ -38,6 +38,7 @@ from tessera.tile.ir.ir import Operand as Argument
 from tessera.tile.ir.types import GlobalTensor, TileType, View
 from tessera.tile.passes.integer_facts import Knowledge
 
+PIECES = 2  # of the codes of an iteration, in a warpgroup
 UNNAMED = "t"  # what the frontend calls a value without a name
 
 
@@ -186,16 +187,24 @@ class _Placing:
                 Op("add", (*rest, part.value), (made,), (), op.where)]
 
     def matmul_codes(self, op: Op) -> list[Node]:
-        """Codes come as bytes, and become the first operand in registers."""
+        """Codes come as bytes, and become the first operand in registers, a piece of them while
+        the matmul of the one before runs."""
         a, b, sums = op.args
         x, made = self.maker.type(b), op.outs[0]
         assert isinstance(x, TileType) and isinstance(made.type, TileType)
         load, right = self.loaded(a, "a", x.dtype)[0], self.loaded(b, "b")[0]
         parts = made.type.shape[0] // self.maker.type(a).shape[0]  # type: ignore[union-attr]
-        codes = self.maker.op("unpack_codes", (load,), "codes", where=op.where, parts=parts,
-                              codes=op.attr["codes"], factor=op.attr["factor"], dtype=x.dtype)
-        attrs = (("a_major", "K"), ("b_major", "K"), ("dtype", made.type.dtype), ("parts", parts))
-        return [codes, Op("async_matmul", (out(codes), right, sums), (made,), attrs, op.where)]
+        placed: list[Node] = []
+        for piece in range(PIECES):
+            of = {"parts": parts, "piece": piece, "pieces": PIECES}
+            codes = self.maker.op("unpack_codes", (load,), "codes", where=op.where, dtype=x.dtype,
+                                  codes=op.attr["codes"], factor=op.attr["factor"], **of)
+            last = made if piece == PIECES - 1 else self.maker.define(made.value.name, made.type)
+            attrs = {"a_major": "K", "b_major": "K", "dtype": made.type.dtype, **of}
+            placed += [codes, Op("async_matmul", (out(codes), right, sums), (last,),
+                                 tuple(sorted(attrs.items())), op.where)]
+            sums = last.value
+        return placed
 
     def loaded(self, x: Argument, side: str, dtype: DType | None = None) -> tuple[SSAValue, str]:
         """The ring_load of an operand, and which axis of it is contiguous. dtype: that is

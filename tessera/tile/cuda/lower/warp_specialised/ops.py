@@ -164,7 +164,7 @@ def _matmul_rule(types: Any, attrs: Any) -> TileType:
                             "registers for the first")
     (m, k), (depth, n) = stored_shape(a, attrs["a_major"], "a"), stored_shape(
         b, attrs["b_major"], "b")
-    if k * attrs.get("parts", 1) != depth or isinstance(b, TileType):
+    if k * attrs.get("parts", 1) * attrs.get("pieces", 1) != depth or isinstance(b, TileType):
         raise RuleError(f"async_matmul of {a} ({attrs['a_major']}) and {b} ({attrs['b_major']})")
     made = TileType(attrs["dtype"], (m, n))
     if rest and (rest[0].dtype, rest[0].shape) != (made.dtype, made.shape):
@@ -172,19 +172,24 @@ def _matmul_rule(types: Any, attrs: Any) -> TileType:
     return made
 
 
-@declare(rule=_matmul_rule, attrs=("a_major", "b_major", "dtype", "parts"), run=True,
-         effect="async", group=True, public=False, layouts="any")
+@declare(rule=_matmul_rule, attrs=("a_major", "b_major", "dtype", "parts", "piece", "pieces"),
+         run=True, effect="async", group=True, public=False, layouts="any")
 def async_matmul(m: Any, op: Any, a: Any, b: Any, accumulator: Any = None, a_major: Any = "K",
-                 b_major: Any = "M", dtype: Any = None, parts: int = 1) -> Any:
+                 b_major: Any = "M", dtype: Any = None, parts: int = 1, piece: int = 0,
+                 pieces: int = 1) -> Any:
     """accumulator + a @ b by wgmma; the result may be read after a `matmul_wait` for it.
 
     a_major, b_major: "K" when the contracted axis is contiguous, "M" when the other one is; an
     operand in shared memory is as the tensor has it, [M, K] or [K, M], [N, K] or [K, N].
-    parts: a is as many matrices, one below the other, each for its part of the rows of b.
+    parts: a is as many matrices, one below the other, each for its part of the rows of b, of which
+    it takes one of several pieces.
     """
     x = a.swapaxes(1, 2) if op.attr["a_major"] == "M" else a
     y = b.swapaxes(1, 2) if op.attr["b_major"] == "K" else b
     wide = np.float32 if op.attr["dtype"].kind == "float" else np.int64
+    if (pieces := op.attr.get("pieces", 1)) > 1:
+        cut = np.split(y, op.attr["parts"] * pieces, axis=1)
+        y = np.concatenate(cut[op.attr["piece"]::pieces], axis=1)
     made = convert(product_of_parts(x.astype(wide), y.astype(wide), op.attr.get("parts", 1)),
                    op.attr["dtype"])
     if accumulator is not None:
@@ -238,18 +243,19 @@ def pack_operand(x: Any, dtype: Any) -> Any:
 def _codes_rule(types: Any, attrs: Any) -> TileType:
     rows, width = types[0].shape
     parts = attrs["parts"]
-    return TileType(attrs["dtype"], (parts * rows, codes_in(width, attrs["codes"]) // parts))
+    return TileType(attrs["dtype"], (parts * rows, codes_in(width, attrs["codes"]) // (
+        parts * attrs["pieces"])))
 
 
-@declare(rule=_codes_rule, attrs=("parts", "codes", "factor", "dtype"), run=True, effect="read",
-         group=True, public=False, layouts="any")
-def unpack_codes(m: Any, op: Any, x: Any, parts: int = 1, codes: Any = None, factor: float = 1.0,
-                 dtype: Any = None) -> Any:
+@declare(rule=_codes_rule, attrs=("parts", "piece", "pieces", "codes", "factor", "dtype"), run=True,
+         effect="read", group=True, public=False, layouts="any")
+def unpack_codes(m: Any, op: Any, x: Any, parts: int = 1, piece: int = 0, pieces: int = 1,
+                 codes: Any = None, factor: float = 1.0, dtype: Any = None) -> Any:
     """The numbers of packed codes in shared memory times `factor`, in the form of a matmul's first
-    operand: parts of their columns one below the other."""
+    operand: of each part of their columns a piece, one below the other."""
     attr = op.attr
-    return convert(stacked(np.asarray(x), attr["codes"], attr["parts"]) * np.float32(
-        attr["factor"]), attr["dtype"])
+    whole = stacked(np.asarray(x), attr["codes"], attr["parts"]) * np.float32(attr["factor"])
+    return convert(np.split(whole, attr["pieces"], axis=2)[attr["piece"]], attr["dtype"])
 
 
 # --- statistics of rows -----------------------------------------------------------------------

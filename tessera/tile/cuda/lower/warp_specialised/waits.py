@@ -26,10 +26,12 @@ from tessera.tile.ir.ir import For, If, Node, Op, Operand, SSAValue, While, regi
 @dataclass
 class _State:
     """running: results of matmuls in the order of issue; loose: complete, but nothing stands
-    between them and their readers yet; table: result -> what a wait made of it."""
+    between them and their readers yet; continued: to which a later matmul adds, on the same
+    registers; table: result -> what a wait made of it."""
 
     running: list[SSAValue] = field(default_factory=list)
     loose: set[SSAValue] = field(default_factory=set)
+    continued: set[SSAValue] = field(default_factory=set)
     table: Table = field(default_factory=dict)
     kept: list[Node] = field(default_factory=list)
 
@@ -55,7 +57,7 @@ class _Waits:
                     self.end_iteration(state, node, len(accumulating))
             elif is_op(node, "matmul_wait"):
                 self.marker(state, node)
-            elif is_op(node, "pack_operand", "unpack_codes"):
+            elif is_op(node, "pack_operand"):
                 # Written while a matmul runs, its registers make the assembler serialise both.
                 self.need(state, [*state.running, *_ordered(node)])
                 state.kept += substituted((node,), state.table)
@@ -73,6 +75,7 @@ class _Waits:
         if not accumulates:
             self.need(state, [x for x in _ordered(op) if x in state.loose])
         state.kept += substituted((op,), state.table)
+        state.continued |= set(state.running).intersection(op.args[2:])  # type: ignore[arg-type]
         state.running.append(out(op))
 
     def marker(self, state: _State, op: Op) -> None:
@@ -128,7 +131,8 @@ class _Waits:
               ) -> tuple[Nodes, tuple[Operand, ...]]:
         """A region that leaves nothing running."""
         state = self.block(nodes, [])
-        self.need(state, [*state.running, *sorted(state.loose, key=str)])
+        left = [*state.running, *sorted(state.loose, key=str)]
+        self.need(state, [x for x in left if x not in state.continued or x in results])
         return tuple(state.kept), tuple(_known(state, x) for x in results)
 
     def loop(self, state: _State, node: For) -> None:
