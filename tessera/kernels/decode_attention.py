@@ -81,7 +81,7 @@ def attend_part(Q, K, V, count, spans, c, r0, part, parts, scale, S, BM, BN, cau
         first, end = max(first, spans[c // heads, 0, 0]), min(keys, spans[c // heads, 1, 0])
     begin = first // BN * BN
     span = (end - begin + parts * BN - 1) // (parts * BN) * BN
-    scale, factor = (scale / LOG2E, 1.0) if cap else (scale, scale)
+    scale, factor = (scale / LOG2E, LOG2E) if cap else (scale, scale)
     q = tile.load(Q[c, r0:r0+BM, :])
     m, z, o = tile.full((BM,), -HIGHEST), tile.zeros((BM,)), tile.zeros((BM, V.shape[-1]))
     for k0 in range(begin + part * span, min(end, begin + part * span + span), BN):
