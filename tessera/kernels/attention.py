@@ -225,7 +225,7 @@ def flash_attention_2(run: Any, q: Any, k: Any, v: Any, *, causal: bool = False,
     if 0 in tuple(out.shape):
         return out
     factor = (1.0 / math.sqrt(D) if scale is None else float(scale)) * math.log2(math.e)
-    rule = {"window": window or 0, "cap": float(soft_cap or 0)}
+    rule: dict[str, Any] = {"window": window or 0, "cap": float(soft_cap or 0)}
     if run.given is None and few_queries(dtype, S, T, max(D, E)):
         _decode(run, q, k, v, out, factor, (heads // group, group * S), bool(causal), rule)
         return out

@@ -55,7 +55,7 @@ class _Call:
         self.constants: dict[str, Any] = {
             "group": count // keys,
             "rule": ScoreRule(causal, mask_rule, dropout_rule, window, cap,
-                              score and score_code(score, q.shape[-3]))}
+                              None if score is None else score_code(score, q.shape[-3]))}
         if spans is not None:
             N = F.reshape(spans, (-1, 2, S))
             self.constants |= {"N": N, "heads": count // N.shape[0]}

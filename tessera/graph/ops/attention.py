@@ -195,8 +195,8 @@ def _mask_operand(mask: Any, q: Tensor, k: Tensor) -> Tensor:
 def flash_attention(q: Any, k: Any, v: Any = None, *, causal: bool | None = None,
                     is_causal: bool | None = None, scale: float | None = None, mask: Any = None,
                     dropout: float = 0.0, key: Any = None, window: int | None = None,
-                    soft_cap: float | None = None, segments: Any = None, lengths: Any = None
-                    ) -> Tensor:
+                    soft_cap: float | None = None, segments: Any = None, lengths: Any = None,
+                    score: Callable | None = None) -> Tensor:
     """Causal attention by default: `flash_attention(q, k, v)`. See `ts.attention` for shapes.
 
     With a cache, `flash_attention(q, cache)`, the queries are the last of its entries, and the
@@ -209,9 +209,10 @@ def flash_attention(q: Any, k: Any, v: Any = None, *, causal: bool | None = None
     chosen = next((c for c in (causal, is_causal) if c is not None), True)
     if v is None and type(k) in HELD:
         _score_rule(window, soft_cap)  # fails where they are no numbers
-        if segments is not None or lengths is not None:
-            raise ArgumentError("segments and lengths over a cache", hint="a cache knows its own "
-                                "length, and holds one sequence of each row; a mask says more")
+        if not (segments is None and lengths is None and score is None):
+            raise ArgumentError("segments, lengths and score over a cache",
+                                hint="a cache knows its own length, and holds one sequence of each "
+                                "row; ts.attention(q, cache.K, cache.V) takes them")
         return HELD[type(k)](q, k, causal=chosen, scale=scale, mask=mask, dropout=dropout, key=key,
                              window=window, soft_cap=soft_cap)
     if v is None:
@@ -220,4 +221,5 @@ def flash_attention(q: Any, k: Any, v: Any = None, *, causal: bool | None = None
             f"{type(k).__name__}", hint="flash_attention(q, k, v), three tensors "
             "[B, H, S, D]; or a KVCache for both")
     return attention(q, k, v, causal=chosen, scale=scale, mask=mask, dropout=dropout, key=key,
-                     window=window, soft_cap=soft_cap, segments=segments, lengths=lengths)
+                     window=window, soft_cap=soft_cap, segments=segments, lengths=lengths,
+                     score=score)

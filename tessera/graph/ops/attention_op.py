@@ -39,6 +39,7 @@ from .score_function import with_slope
 from .softmax import SOFTMAX
 
 F32 = as_type("f32").dtype
+ONE = np.ones((), np.float32)
 
 
 # --- types ------------------------------------------------------------------------------------
@@ -59,9 +60,9 @@ def _vjp_shape(g: Aval, q: Aval, k: Aval, v: Aval, *rest: Aval, dropout: float =
 
 # --- meaning ----------------------------------------------------------------------------------
 def _weights_ref(q: np.ndarray, k: np.ndarray, extras: Extras, x: QueryBlock, rule: AttentionRule
-                 ) -> tuple[np.ndarray, np.ndarray | float]:
+                 ) -> tuple[np.ndarray, np.ndarray]:
     """Of one block, [..., S, T], and the slope of a cap; heads of keys are repeated already."""
-    s, slope = matmul_ref(q, k.swapaxes(-1, -2), rule.accum) * q.dtype.type(rule.scale), 1.0
+    s, slope = matmul_ref(q, k.swapaxes(-1, -2), rule.accum) * q.dtype.type(rule.scale), ONE
     mask, spans = extras.mask, extras.spans
     if rule.cap:
         t = np.tanh(s / q.dtype.type(rule.cap))
