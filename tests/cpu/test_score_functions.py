@@ -74,6 +74,21 @@ def test_what_depends_on_places(fn, causal, dtype, rng):
             assert_close(np.asarray(got, np.float64), w, dtype, n=T + 16, scale=size)
 
 
+@pytest.mark.parametrize("fn", [alibi, of_blocks], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("few", [1, 5])
+def test_few_queries_over_keys_in_parts(few, fn, rng):
+    """The last of the queries, as in decoding: by the kernels that split keys."""
+    q, k, v, g = operands("bf16", rng)
+    k, v = (ts.concatenate([ts.zeros_like(x[:, :, :1])] * 270 + [x], axis=2) for x in (k, v))
+    last = q[:, :, -few:]
+    f = lambda q, k, v: ts.attention(q, k, v, score=fn, causal=True)  # noqa: E731
+    made = CudaProgram(ts.jit(f).graph(last, k, v), "sm_90a")
+    assert "call decode_" in str(made.plan)
+    got = made.run([x.array for x in (last, k, v)])[0]
+    assert_close(np.asarray(got, np.float64), np.asarray(ts.cast(f(*(ts.cast(
+        x, "f64") for x in (last, k, v))), "f64")), "bf16", n=T)
+
+
 def squared(s, b, h, i, j):
     return ts.tanh(s) * 2.0 + 0.3 * s * s
 

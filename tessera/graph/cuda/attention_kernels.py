@@ -101,7 +101,8 @@ def _row_blocks(node: Node, i: int) -> int:
 
 
 def _few_queries(q: Tensor, k: Tensor, v: Tensor, *rest: Tensor, scale: float, causal: bool,
-                 types: tuple[NumericType, ...], window: int = 0, cap: float = 0.0) -> Tensor:
+                 types: tuple[NumericType, ...], window: int = 0, cap: float = 0.0,
+                 score: ScoreFunction | None = None) -> Tensor:
     """The queries of a group side by side, over keys in parts. rest: how many keys are there, or
     the spans of one query each."""
     (S, D), (T, E), C = tuple(q.shape[-2:]), tuple(v.shape[-2:]), prod(k.shape[:-2])
@@ -118,7 +119,8 @@ def _few_queries(q: Tensor, k: Tensor, v: Tensor, *rest: Tensor, scale: float, c
     kernel = next(x for x in KERNELS if x.__name__ == plan.kernel)
     kernel(F.reshape(q, (C, R, D)), F.reshape(k, (C, T, D)), F.reshape(v, (C, T, E)),
            count, parts, lse, scale * LOG2E, S=S, BM=plan.rows, BN=plan.keys,
-           causal=causal and S > 1, window=window, cap=cap, **spans)
+           causal=causal and S > 1, window=window, cap=cap, **spans,
+           score=score and score_code(score, q.shape[-3]))
     if lse is None:
         return F.reshape(parts, (*q.shape[:-1], E))
     out = F.zeros((C * R, E), types[0])
@@ -264,7 +266,6 @@ def _is_few(node: Node) -> bool:
     if node.op is CACHED_ATTENTION:
         return node.attrs["scale"] > 0 and few_queries(q.dtype, S, T, width)
     lines = S > 1 and _extras(node).spans is not None  # of several queries each its own
-    lines = lines or node.attrs.get("score") is not None
     return _is_plain(node) and not lines and few_queries(q.dtype, S, T, width)
 
 
