@@ -39,6 +39,7 @@ RULES: dict[str, dict[str, Any]] = {
     "documents": {"segments": True},
     "causal documents": {"segments": True, "causal": True},
     "lengths": {"lengths": True},
+    "alibi": {"score": True, "causal": True},
 }
 
 
@@ -69,18 +70,23 @@ def seen_by(rule: dict[str, Any], rows: dict[str, torch.Tensor]) -> Any:
             found = found & part
         return found
 
-    return seen if len(rule) > ("soft_cap" in rule) else None
+    return seen if set(rule) - {"soft_cap", "score"} else None
 
 
 def capped(s: Any, b: Any, h: Any, i: Any, j: Any) -> Any:
     return CAP * torch.tanh(s / CAP)
 
 
+def with_distance(s: Any, b: Any, h: Any, i: Any, j: Any) -> Any:
+    """ALiBi, of PyTorch's and of ours."""
+    return s + (2.0 ** (-8.0 * (h + 1) / HEADS)) * (j - i)
+
+
 def flex(rule: dict[str, Any], rows: dict[str, torch.Tensor], q: Any) -> Any:
     (B, _, S, _), seen = q.shape, seen_by(rule, rows)
     blocks = None if seen is None else create_block_mask(
         seen, B if rows else None, None, S, S, device="cuda")
-    score = capped if "soft_cap" in rule else None
+    score = capped if "soft_cap" in rule else with_distance if "score" in rule else None
     run = torch.compile(flex_attention, dynamic=False)
     return lambda q, k, v: run(q, k, v, score_mod=score, block_mask=blocks)
 
@@ -88,6 +94,8 @@ def flex(rule: dict[str, Any], rows: dict[str, torch.Tensor], q: Any) -> Any:
 def ours(rule: dict[str, Any]) -> tuple[Any, Any]:
     """The result, and the result with the cotangents."""
     plain = {k: v for k, v in rule.items() if k not in ("segments", "lengths")}
+    plain |= {"score": lambda s, b, h, i, j: s + ts.exp2(-8.0 * (h + 1) / HEADS) * (j - i)
+              } if "score" in rule else {}
 
     names = [k for k in rule if k in ("segments", "lengths")]
 
@@ -114,6 +122,8 @@ def exact(rule: dict[str, Any], rows: Any, *xs: torch.Tensor) -> tuple[torch.Ten
     s = q @ k.T * q.shape[-1] ** -0.5
     s = capped(s, 0, 0, 0, 0) if "soft_cap" in rule else s
     seen, places = seen_by(rule, rows), torch.arange(len(q), device="cuda")
+    if "score" in rule:
+        s = with_distance(s, 0, HEADS - 1, places[:, None], places[None, :])
     if seen is not None:
         b = torch.tensor(len(xs[0]) - 1, device="cuda")
         s = s.masked_fill(~seen(b, 0, places[:, None], places[None, :]), float("-inf"))

@@ -24,11 +24,12 @@ from . import softmax
 from .attention_scores import (
     HIGHEST,
     LOG2E,
-    capped,
     in_spans,
     key_limits,
     near_keys,
     near_of_rows,
+    places,
+    score_value,
     span_rows,
 )
 from .decode_attention import KERNELS as DECODE
@@ -43,46 +44,51 @@ LEAST_SUM = 1e-30  # below any sum of weights, of which one was 1
 
 @kernel
 def attend(Q, K, V, head, group, q0, keys, ahead, scale, BM, BN, causal, slack, window=0, cap=0.0,
-           spans=None, heads=1):
+           spans=None, heads=1, score=None):
     """Rows [q0:q0+BM] of one head's output. Other kernels call it.
 
     group: query heads that read one head of K and V.  ahead: keys before the first query's own.
-    window, cap: as those of a ScoreRule.  spans: of `heads` heads one after another each
+    window, cap, score: as those of a ScoreRule.  spans: of `heads` heads one after another each
     """
     o, m, z = attend_sums(Q, K, V, head, group, q0, keys, ahead, scale, BM, BN, causal, slack,
-                          window, cap, spans, heads)
+                          window, cap, spans, heads, score)
     return o / z
 
 
 @kernel
 def attend_saved(Q, K, V, head, group, q0, keys, ahead, scale, BM, BN, causal, slack, window=0,
-                 cap=0.0, spans=None, heads=1):
+                 cap=0.0, spans=None, heads=1, score=None):
     """The same, and each query's log2 of its sum of exp2(scores), for the gradient. Of one that
     sees no key it is a number too, so that its weights, exp2 of -inf less that, are 0 there."""
     o, m, z = attend_sums(Q, K, V, head, group, q0, keys, ahead, scale, BM, BN, causal, slack,
-                          window, cap, spans, heads)
-    return o / z, m + tile.log2(z if spans is None else tile.maximum(z, LEAST_SUM))
+                          window, cap, spans, heads, score)
+    z = z if spans is None and score is None else tile.maximum(z, LEAST_SUM)
+    return o / z, m + tile.log2(z)
 
 
 @kernel
 def attend_sums(Q, K, V, head, group, q0, keys, ahead, scale, BM, BN, causal, slack, window, cap,
-                spans, heads):
+                spans, heads, score):
     """Sums of weights times values relative to the maximum m, and sums z of the weights.
 
     The maximum begins as a number where a query may see no key of its first block.
     """
     q = tile.load(Q[head, q0:q0+BM, :])
-    m = tile.full((BM,), -math.inf if spans is None and not window else -HIGHEST)
+    some = spans is not None or score is not None or window
+    m = tile.full((BM,), -HIGHEST if some else -math.inf)
     z = tile.zeros((BM,))
     o = tile.zeros((BM, V.shape[-1]))
     first, end = near_keys(causal, window, q0, BM, keys - ahead, keys)
     first, end, rows = span_rows(spans, head // heads, q0, BM, keys - ahead, first, end)
     limits = key_limits(causal, window, q0, ahead)
-    scale, factor = (scale / LOG2E, 1.0) if cap else (scale, scale)
+    query = None if score is None else places(q0 + ahead, BM, 0)
+    factor = LOG2E if cap or score is not None else scale
     for k0 in range(first, end, BN):
         k = tile.load(K[head // group, k0:k0+BN, :])
         s = tile.dot(q, k.T)
-        s = capped(s, scale, cap)[0] if cap else s
+        if cap or score is not None:
+            key = None if score is None else places(k0, BN, 1)
+            s = score_value(s, scale / LOG2E, cap, score, head, query, key)
         s = in_spans(near_of_rows(s, causal, window, limits, k0), rows, k0)
         m_new = tile.running_max(m, tile.row_max(s) * factor, slack)
         alpha = tile.exp2(m - m_new)
@@ -98,20 +104,20 @@ def attend_sums(Q, K, V, head, group, q0, keys, ahead, scale, BM, BN, causal, sl
 def attention(Q: Tensor["B", "S", "D"], K: Tensor["C", "S", "D"], V: Tensor["C", "S", "E"],
               out: Tensor["B", "S", "E"], scale: f32,
               spans: Tensor["Z", 2, "S", i32] | None = None, heads=1, group=1, BM=128, BN=128,
-              causal=False, window=0, cap=0.0):
+              causal=False, window=0, cap=0.0, score=None):
     q0, head = tile.group_id(0) * BM, tile.group_id(1)
     out[head, q0:q0+BM, :] = attend(Q, K, V, head, group, q0, S, 0, scale, BM, BN, causal, SLACK,
-                                    window, cap, spans, heads)
+                                    window, cap, spans, heads, score)
 
 
 @kernel(grid=lambda S, B, BM: (-(-S // BM), B))
 def cross_attention(Q: Tensor["B", "S", "D"], K: Tensor["C", "T", "D"], V: Tensor["C", "T", "E"],
                     out: Tensor["B", "S", "E"], scale: f32,
                     spans: Tensor["Z", 2, "S", i32] | None = None, heads=1, group=1, BM=128,
-                    BN=128, causal=False, window=0, cap=0.0):
+                    BN=128, causal=False, window=0, cap=0.0, score=None):
     q0, head = tile.group_id(0) * BM, tile.group_id(1)
     out[head, q0:q0+BM, :] = attend(Q, K, V, head, group, q0, T, T - S, scale, BM, BN, causal,
-                                    SLACK, window, cap, spans, heads)
+                                    SLACK, window, cap, spans, heads, score)
 
 
 def reference(q: np.ndarray, k: np.ndarray, v: np.ndarray, causal: bool = False,
@@ -219,7 +225,7 @@ def flash_attention_2(run: Any, q: Any, k: Any, v: Any, *, causal: bool = False,
     if 0 in tuple(out.shape):
         return out
     factor = (1.0 / math.sqrt(D) if scale is None else float(scale)) * math.log2(math.e)
-    rule = {"window": window or 0, "cap": float(soft_cap or 0)}
+    rule: dict[str, Any] = {"window": window or 0, "cap": float(soft_cap or 0)}
     if run.given is None and few_queries(dtype, S, T, max(D, E)):
         _decode(run, q, k, v, out, factor, (heads // group, group * S), bool(causal), rule)
         return out
@@ -268,7 +274,7 @@ def _check(run: Any, q: Any, k: Any, v: Any) -> tuple[int, int]:
 
 
 def attention_block(dtype: DType, S: int, width: int, causal: bool, chip: Generation | None,
-                    window: int = 0, cap: float = 0.0) -> tuple[int, int]:
+                    window: int = 0, cap: float = 0.0, score: bool = False) -> tuple[int, int]:
     """Queries and keys of a block, by what registers and shared memory hold of heads this wide.
 
     128 queries in two warpgroups, as many keys at a time; half as many for wide heads, and where
@@ -284,7 +290,7 @@ def attention_block(dtype: DType, S: int, width: int, causal: bool, chip: Genera
             return 192, 64
         if cap and width <= 64:
             return 128 if causal else 192, 96
-        if window and width <= 64:
+        if (window or score) and width <= 64:
             return 128, 128
     if chip is not None and chip.warpgroup_matmul is not None:
         if width in (32, 64) and S >= (4096 if causal else 1024):

@@ -22,14 +22,15 @@ from ..tensor import Tensor
 from ..tile import MODULE as tile
 from ..tile.kernel.decorator import kernel
 from .attention_scores import (
-    in_base_2,
     in_spans,
     key_limits,
     near_keys,
     near_of_columns,
     near_of_rows,
     near_queries,
+    places,
     query_limits,
+    scored,
     sloped,
     span_rows,
 )
@@ -56,7 +57,8 @@ def attention_keys(Q: Tensor["B", "S", "D"], K: Tensor["C", "T", "D"], V: Tensor
                    sums_k: Tensor["NK", "C", "D", f32] | None = None,
                    sums_v: Tensor["NV", "C", "E", f32] | None = None,
                    spans: Tensor["Z", 2, "T", i32] | None = None, heads=1,
-                   group=1, BM=128, BN=64, causal=False, window=0, cap=0.0):
+                   group=1, BM=128, BN=64, causal=False, window=0, cap=0.0,
+                   score=None):
     """dV = P' G and dK = scale dS' Q, where dS = P (G V' - delta), over the queries of a group.
 
     sums_k, sums_v: of the columns of SUMMED_ROWS rows of dK and dV each, where they are wanted
@@ -66,6 +68,7 @@ def attention_keys(Q: Tensor["B", "S", "D"], K: Tensor["C", "T", "D"], V: Tensor
     k0, c = tile.group_id(0) * BM, tile.group_id(1)
     k, v = tile.load(K[c, k0:k0+BM, :]), tile.load(V[c, k0:k0+BM, :])
     dk, dv = tile.zeros((BM, D)), tile.zeros((BM, E))
+    key = None if score is None else places(k0, BM, 0)
     for h in range(c * group, c * group + group):
         first, end = near_queries(causal, window, k0, BM, S, T)
         first, end, rows = span_rows(spans, c // heads, k0, BM, T, first, end)
@@ -73,7 +76,8 @@ def attention_keys(Q: Tensor["B", "S", "D"], K: Tensor["C", "T", "D"], V: Tensor
         for q0 in range(first, end, BN):
             q, g = tile.load(Q[h, q0:q0+BN, :]), tile.load(G[h, q0:q0+BN, :])
             s, dp = tile.dot(k, q.T), tile.dot(v, g.T)
-            s, factor, slope = in_base_2(s, scale, cap)
+            query = None if score is None else places(q0 + (T - S), BN, 1)
+            s, factor, slope = scored(s, scale, cap, score, h, query, key)
             s = in_spans(near_of_columns(s, causal, window, limits, k0, q0), rows, q0)
             p = tile.exp2(s * factor - tile.load(lse[h, q0:q0+BN])[None, :])
             dv = tile.dot(tile.cast(p, G.dtype), g, dv)
@@ -95,7 +99,8 @@ def attention_queries(Q: Tensor["B", "S", "D"], K: Tensor["C", "T", "D"], V: Ten
                       delta: Tensor["B", "S", f32], dQ: Tensor["B", "S", "D"], scale: f32,
                       sums_q: Tensor["NQ", "B", "D", f32] | None = None,
                       spans: Tensor["Z", 2, "S", i32] | None = None, heads=1,
-                      group=1, BM=128, BN=64, causal=False, window=0, cap=0.0):
+                      group=1, BM=128, BN=64, causal=False, window=0, cap=0.0,
+                      score=None):
     """dQ = scale dS K, over the keys that a query sees.
 
     sums_q: of the columns of SUMMED_ROWS rows of dQ each, where they are wanted
@@ -106,13 +111,15 @@ def attention_queries(Q: Tensor["B", "S", "D"], K: Tensor["C", "T", "D"], V: Ten
     q, g = tile.load(Q[h, q0:q0+BM, :]), tile.load(G[h, q0:q0+BM, :])
     sums, own = tile.load(lse[h, q0:q0+BM]), tile.load(delta[h, q0:q0+BM])
     dq = tile.zeros((BM, D))
+    query = None if score is None else places(q0 + (T - S), BM, 0)
     first, end = near_keys(causal, window, q0, BM, S, T)
     first, end, rows = span_rows(spans, h // heads, q0, BM, S, first, end)
     limits = key_limits(causal, window, q0, T - S)
     for k0 in range(first, end, BN):
         k, v = tile.load(K[h // group, k0:k0+BN, :]), tile.load(V[h // group, k0:k0+BN, :])
         s, dp = tile.dot(q, k.T), tile.dot(g, v.T)
-        s, factor, slope = in_base_2(s, scale, cap)
+        key = None if score is None else places(k0, BN, 1)
+        s, factor, slope = scored(s, scale, cap, score, h, query, key)
         s = in_spans(near_of_rows(s, causal, window, limits, k0), rows, k0)
         p = tile.exp2(s * factor - sums[:, None])
         ds = sloped(p, slope) * (dp - own[:, None])

@@ -16,8 +16,11 @@ the cotangent of a product is scale times that of its score, and times the slope
 
 from __future__ import annotations
 
+import hashlib
+import linecache
 import math
-from typing import NamedTuple
+from functools import lru_cache
+from typing import Any, NamedTuple
 
 from ..tile import MODULE as tile
 from ..tile.kernel.decorator import kernel
@@ -57,15 +60,46 @@ class DropoutRule(NamedTuple):
     grown: float
 
 
+class ScoreCode(NamedTuple):
+    """A user's function of a score as tile code: text defines `value(s, b, h, i, j)`, and `both`,
+    which gives its slope too. heads: of queries in a sequence"""
+
+    text: str
+    heads: int
+
+    @property
+    def name(self) -> str:
+        """One for each, by which it is called in the texts of kernels."""
+        return f"score_{hashlib.sha256(repr(tuple(self)).encode()).hexdigest()[:12]}"
+
+    @property
+    def value(self) -> Any:
+        return _functions(self.text)["value"]
+
+    @property
+    def both(self) -> Any:
+        return _functions(self.text)["both"]
+
+
+@lru_cache(maxsize=256)
+def _functions(text: str) -> dict[str, Any]:
+    file = f"<score {hashlib.sha256(text.encode()).hexdigest()[:12]}>"
+    linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
+    scope = {"__name__": "tessera_score", "__file__": file, "tile": tile, "tanh": tanh}
+    exec(compile(text, file, "exec"), scope)
+    return scope
+
+
 class ScoreRule(NamedTuple):
-    """What is done to scores and weights. mask, dropout: None without one. window, cap: 0 without.
-    """
+    """What is done to scores and weights. mask, dropout, score: None without one. window, cap: 0
+    without."""
 
     causal: bool = False
     mask: MaskRule | None = None
     dropout: DropoutRule | None = None
     window: int = 0
     cap: float = 0.0
+    score: ScoreCode | None = None
 
 
 # --- which blocks ------------------------------------------------------------------------------
@@ -89,25 +123,53 @@ def near_queries(causal, window, k0, BM, S, T):
 
 # --- scores ------------------------------------------------------------------------------------
 @kernel
-def capped(products, scale, cap):
-    """cap tanh(scale products / cap) in base 2, and its slope by scale products.
-
-    tanh x = 1 - 2 r with r = 1 / (1 + exp 2x), the square of a reciprocal root: a division would
-    cost ten times as much. Its error is 2^-21 of the cap.
-    """
-    root = tile.rsqrt(tile.exp2(products * (scale * (2 * LOG2E / cap))) + 1.0)
-    r = root * root
-    return cap * LOG2E - (2 * cap * LOG2E) * r, 4.0 * (r - r * r)
+def tanh(x):
+    """1 - 2 r with r = 1 / (1 + exp 2x), the square of a reciprocal root: a division would cost
+    ten times as much. Its error is 2^-21, of small x too."""
+    root = tile.rsqrt(tile.exp2(x * (2 * LOG2E)) + 1.0)
+    return 1.0 - 2.0 * (root * root)
 
 
 @kernel
-def in_base_2(products, scale, cap):
-    """(x, a factor, the slope of a cap or None): the score of a product in base 2 is x times the
-    factor, and a mask that acts on x leaves the multiplication to what subtracts from it."""
-    if not cap:
-        return products, scale * LOG2E, None
-    s, slope = capped(products, scale, cap)
-    return s, 1.0, slope
+def capped(products, scale, cap):
+    """cap tanh(scale products / cap), and its slope by scale products."""
+    root = tile.rsqrt(tile.exp2(products * (scale * (2 * LOG2E / cap))) + 1.0)
+    r = root * root
+    return cap - (2 * cap) * r, 4.0 * (r - r * r)
+
+
+@kernel
+def scored(products, scale, cap, score, h, i, j):
+    """(x, a factor, the slope of cap and score or None): the score of a product in base 2 is x
+    times the factor, and a mask that acts on x leaves the multiplication to what subtracts from it.
+
+    h: the head of queries, in all sequences.  i, j: numbers of queries and keys, as the axes of
+    products lie, i counted so that query i sees keys up to i
+    """
+    if score is None:
+        if not cap:
+            return products, scale * LOG2E, None
+        x, slope = capped(products, scale, cap)
+        return x, LOG2E, slope
+    x, slope = capped(products, scale, cap) if cap else (products * scale, None)
+    x, own = score.both(x, h // score.heads, h % score.heads, i, j)
+    return x, LOG2E, own if slope is None else own * slope
+
+
+@kernel
+def score_value(products, scale, cap, score, h, i, j):
+    """x of a cap, a score or both."""
+    x = capped(products, scale, cap)[0] if cap else products * scale
+    if score is None:
+        return x
+    return score.value(x, h // score.heads, h % score.heads, i, j)
+
+
+@kernel
+def places(first, count, axis):
+    """Numbers from `first` on along the rows (0) or the columns (1) of a block."""
+    numbers = tile.arange(0, count) + first
+    return numbers[:, None] if axis == 0 else numbers[None, :]
 
 
 @kernel
@@ -188,14 +250,14 @@ def mask_block(rule, M, h, q0, k0, BM, BN):
 
 
 @kernel
-def block_scores(rule, products, mask, query, key, T, scale):
+def block_scores(rule, products, mask, h, query, key, T, scale):
     """Scores in base 2 of products of queries and keys, -inf where a key is not seen; and the slope
-    of a cap, None without one.
+    of cap and score, None without them.
 
     query: the number of each product's query, counted so that it sees the keys up to its own.
     key: of its key, along the other axis.  mask: of the block, its axes as those of the products
     """
-    s, factor, slope = in_base_2(products, scale, rule.cap)
+    s, factor, slope = scored(products, scale, rule.cap, rule.score, h, query, key)
     s = s * factor
     if mask is not None:
         s = s + mask * LOG2E if rule.mask.floats else tile.where(mask, s, -math.inf)
@@ -212,20 +274,20 @@ def sloped(x, slope):
 
 
 @kernel
-def scores_of_rows(rule, q, k, mask, q0, k0, S, T, scale):
+def scores_of_rows(rule, q, k, mask, h, q0, k0, S, T, scale):
     """Of queries down the rows."""
     ahead = T - S
     query, key = tile.arange(0, q.shape[0]) + q0 + ahead, tile.arange(0, k.shape[0]) + k0
-    return block_scores(rule, tile.dot(q, k.T), mask, query[:, None], key[None, :], T, scale)
+    return block_scores(rule, tile.dot(q, k.T), mask, h, query[:, None], key[None, :], T, scale)
 
 
 @kernel
-def scores_of_columns(rule, q, k, mask, q0, k0, S, T, scale):
+def scores_of_columns(rule, q, k, mask, h, q0, k0, S, T, scale):
     """Of keys down the rows: what is made of these is the first operand of a matmul as it lies."""
     ahead = T - S
     query, key = tile.arange(0, q.shape[0]) + q0 + ahead, tile.arange(0, k.shape[0]) + k0
     products, mask = tile.dot(k, q.T), None if mask is None else mask.T
-    return block_scores(rule, products, mask, query[None, :], key[:, None], T, scale)
+    return block_scores(rule, products, mask, h, query[None, :], key[:, None], T, scale)
 
 
 @kernel
@@ -277,4 +339,4 @@ def dropped(rule, x, keep):
     return x if keep is None else tile.where(keep, x * rule.dropout.grown, 0.0)
 
 
-__all__ = ["DropoutRule", "MaskRule", "ScoreRule"]
+__all__ = ["DropoutRule", "MaskRule", "ScoreCode", "ScoreRule"]

@@ -15,7 +15,7 @@ from ..tensor import Tensor
 from ..tile import MODULE as tile
 from ..tile.ir.schedule import Schedule
 from ..tile.kernel.decorator import kernel
-from .attention_scores import HIGHEST, LOG2E, capped
+from .attention_scores import HIGHEST, LOG2E, score_value
 
 MOST_QUERIES = 16  # of a head
 WIDEST = 256  # of a head
@@ -68,12 +68,12 @@ def decode_plan(heads: int, rows: int, T: int, width: int) -> DecodePlan:
 
 @kernel
 def attend_part(Q, K, V, count, spans, c, r0, part, parts, scale, S, BM, BN, causal, window, cap,
-                heads):
+                heads, score):
     """Rows [r0:r0+BM] of the result over one part of the keys, and log2 of sums of exp2(scores).
 
     Rows are S queries of each head of a group, one head after another.  count: of the keys, the
     first so many are there; None: all.  spans [Z, 2, 1]: the keys that one query sees, of `heads`
-    heads of keys one after another each.  window, cap: 0 without one
+    heads of keys one after another each.  window, cap: 0 without one; score: None
     """
     keys = K.shape[1] if count is None else tile.cast(min(K.shape[1], count[0]), "int32")
     first, end = max(0, keys - S - (window - 1)) if window else 0, keys
@@ -81,15 +81,17 @@ def attend_part(Q, K, V, count, spans, c, r0, part, parts, scale, S, BM, BN, cau
         first, end = max(first, spans[c // heads, 0, 0]), min(keys, spans[c // heads, 1, 0])
     begin = first // BN * BN
     span = (end - begin + parts * BN - 1) // (parts * BN) * BN
-    scale, factor = (scale / LOG2E, 1.0) if cap else (scale, scale)
+    factor = LOG2E if cap or score is not None else scale
+    row = (tile.arange(0, BM) + r0)[:, None]
+    query, head = row % S + (keys - S), c * (Q.shape[1] // S) + row // S
     q = tile.load(Q[c, r0:r0+BM, :])
     m, z, o = tile.full((BM,), -HIGHEST), tile.zeros((BM,)), tile.zeros((BM, V.shape[-1]))
     for k0 in range(begin + part * span, min(end, begin + part * span + span), BN):
         k = tile.load(K[c, k0:k0+BN, :])
         s = tile.dot(q, k.T)
-        s = capped(s, scale, cap)[0] if cap else s
         key = (tile.arange(0, BN) + k0)[None, :]
-        query = ((tile.arange(0, BM) + r0) % S + (keys - S))[:, None]
+        if cap or score is not None:
+            s = score_value(s, scale / LOG2E, cap, score, head, query, key)
         if causal:
             s = tile.where(key <= query, s, -math.inf)
         elif count is not None:
@@ -116,11 +118,11 @@ def decode_rows(Q: Tensor["C", "R", "D"], K: Tensor["C", "T", "D"], V: Tensor["C
                 count: Tensor[1, int64] | None, out: Tensor["P", "C", "R", "E"],
                 lse: Tensor["P", "C", "R", f32] | None, scale: f32,
                 spans: Tensor["Z", 2, 1, i32] | None = None, heads=1, S=1, BM=16, BN=32,
-                causal=False, window=0, cap=0.0):
+                causal=False, window=0, cap=0.0, score=None):
     tile.launch_dependents()
     part, r0, c = tile.group_id(0), tile.group_id(1) * BM, tile.group_id(2)
     o, sums = attend_part(Q, K, V, count, spans, c, r0, part, P, scale, S, BM, BN, causal, window,
-                          cap, heads)
+                          cap, heads, score)
     out[part, c, r0:r0+BM, :] = o
     if lse is not None:
         lse[part, c, r0:r0+BM] = sums
@@ -131,10 +133,10 @@ def decode_many_rows(Q: Tensor["C", "R", "D"], K: Tensor["C", "T", "D"], V: Tens
                      count: Tensor[1, int64] | None, out: Tensor["P", "C", "R", "E"],
                      lse: Tensor["P", "C", "R", f32] | None, scale: f32,
                      spans: Tensor["Z", 2, 1, i32] | None = None, heads=1, S=1, BM=64, BN=64,
-                     causal=False, window=0, cap=0.0):
+                     causal=False, window=0, cap=0.0, score=None):
     part, r0, c = tile.group_id(0), tile.group_id(1) * BM, tile.group_id(2)
     o, sums = attend_part(Q, K, V, count, spans, c, r0, part, P, scale, S, BM, BN, causal, window,
-                          cap, heads)
+                          cap, heads, score)
     out[part, c, r0:r0+BM, :] = o
     if lse is not None:
         lse[part, c, r0:r0+BM] = sums

@@ -47,7 +47,7 @@ def modified_attention(Q: Tensor["B", "S", "D"], K: Tensor["C", "T", "D"],
     for k0 in range(first // BN * BN, end, BN):
         k = tile.load(K[h // group, k0:k0+BN, :])
         mask = mask_block(rule, M, h, q0, k0, BM, BN)
-        s, _ = scores_of_rows(rule, q, k, mask, q0, k0, S, T, scale)
+        s, _ = scores_of_rows(rule, q, k, mask, h, q0, k0, S, T, scale)
         s = spanned_rows(s, N, h // heads, q0, k0)
         keep = kept(rule, W, h, q0, k0, S, T, BM, BN)
         m_new = tile.maximum(m, tile.row_max(s))
@@ -84,7 +84,7 @@ def modified_attention_keys(Q: Tensor["B", "S", "D"], K: Tensor["C", "T", "D"],
         for q0 in range(first // BM * BM, end, BM):
             q, g = tile.load(Q[h, q0:q0+BM, :]), tile.load(G[h, q0:q0+BM, :])
             mask = mask_block(rule, M, h, q0, k0, BM, BN)
-            s, slope = scores_of_columns(rule, q, k, mask, q0, k0, S, T, scale)
+            s, slope = scores_of_columns(rule, q, k, mask, h, q0, k0, S, T, scale)
             s = spanned_columns(s, N, h // heads, q0, k0)
             keep = kept(rule, W, h, q0, k0, S, T, BM, BN, keys=0)
             p = tile.exp2(s - tile.load(lse[h, q0:q0+BM])[None, :])
@@ -114,7 +114,7 @@ def modified_attention_queries(Q: Tensor["B", "S", "D"], K: Tensor["C", "T", "D"
     for k0 in range(first // BN * BN, end, BN):
         k, v = tile.load(K[h // group, k0:k0+BN, :]), tile.load(V[h // group, k0:k0+BN, :])
         mask = mask_block(rule, M, h, q0, k0, BM, BN)
-        s, slope = scores_of_rows(rule, q, k, mask, q0, k0, S, T, scale)
+        s, slope = scores_of_rows(rule, q, k, mask, h, q0, k0, S, T, scale)
         s = spanned_rows(s, N, h // heads, q0, k0)
         keep = kept(rule, W, h, q0, k0, S, T, BM, BN)
         dp = dropped(rule, tile.dot(g, v.T), keep)
@@ -136,7 +136,7 @@ def modified_attention_scores(Q: Tensor["B", "S", "D"], K: Tensor["C", "T", "D"]
     q, g = tile.load(Q[h, q0:q0+BM, :]), tile.load(G[h, q0:q0+BM, :])
     k, v = tile.load(K[h // group, k0:k0+BN, :]), tile.load(V[h // group, k0:k0+BN, :])
     mask = mask_block(rule, M, h, q0, k0, BM, BN)
-    s, _ = scores_of_rows(rule, q, k, mask, q0, k0, S, T, scale)
+    s, _ = scores_of_rows(rule, q, k, mask, h, q0, k0, S, T, scale)
     s = spanned_rows(s, N, h // heads, q0, k0)
     keep = kept(rule, W, h, q0, k0, S, T, BM, BN)
     p = tile.exp2(s - tile.load(lse[h, q0:q0+BM])[:, None])

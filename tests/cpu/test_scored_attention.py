@@ -190,7 +190,7 @@ def test_over_a_cache(rolling, causal, S, rng):
 
 def test_segments_over_a_cache_are_refused():
     cache = ts.KVCache["B", "H", "S_max", "D", ts.f32](1, 1, 8, 4).append(*ts.ones((2, 1, 1, 3, 4)))
-    with pytest.raises(ArgumentError, match="segments and lengths over a cache"):
+    with pytest.raises(ArgumentError, match="segments, lengths and score over a cache"):
         ts.flash_attention(ts.ones((1, 1, 1, 4)), cache, segments=np.zeros(3, int))
     with pytest.raises(ArgumentError, match="window=0"):
         ts.flash_attention(ts.ones((1, 1, 1, 4)), cache, window=0)

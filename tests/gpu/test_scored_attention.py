@@ -35,6 +35,28 @@ def wanted(wide, rule):
     return attention64(*wide, rule.get("causal", False), seen, cap=rule.get("soft_cap", 0.0))
 
 
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("D", [64, 128])
+def test_a_function_of_scores(rng, D, causal):
+    """A slope of distances for each head, and a square: the gradient has the function's slope."""
+    S, H, added = 700, 2, np.arange(700)[None, :] - np.arange(700)[:, None]
+    arrays = [numbers(rng, 1, H, S, D) for _ in "qkvg"]
+
+    def score(s, b, h, i, j):
+        return ts.tanh(s) + 0.01 * (h + 1) * ts.minimum(j - i, 0)
+
+    @ts.jit
+    def both(q, k, v, g):
+        y, pull = ts.vjp(lambda *x: ts.attention(*x, score=score, causal=causal), q, k, v)
+        return y, *pull(ts.cast(g, "f32"))
+
+    found = both(*(ts.tensor(x, "bf16").to("cuda") for x in arrays))
+    mask = 0.01 * np.arange(1, H + 1)[:, None, None] * np.minimum(added, 0)
+    want = attention64(*(x.astype(np.float64) for x in arrays), causal, mask[None], cap=1.0)
+    for x, w in zip(found, want[:4], strict=True):
+        assert distance(x.numpy(), w) < 1e-2
+
+
 def numbers(rng, *shape):
     return rng.standard_normal(shape).astype(bf16.numpy)
 

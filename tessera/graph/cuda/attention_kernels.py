@@ -38,11 +38,13 @@ from ..ops.attention_op import (
     DROPOUT_ATTENTION_VJP,
 )
 from ..ops.cached_attention import CACHED_ATTENTION
+from ..ops.score_function import ScoreFunction
 from ..ops.sort import SEARCHSORTED
 from ..schedule.library_call import library_call
 from ..trace import apply
 from .modified_attention_kernels import MODIFIED, MODIFIED_GRADIENT, smallest_kept
 from .move_passes import narrows
+from .score_code import score_code
 
 F32 = as_type("f32")
 WIDEST = 256  # of a head that the kernels take
@@ -52,7 +54,8 @@ BACKWARD = (ATTENTION_VJP, DROPOUT_ATTENTION_VJP)
 
 def _gradient(g: Tensor, y: Tensor, lse: Tensor, q: Tensor, k: Tensor, v: Tensor, *spans: Tensor,
               scale: float, causal: bool, chip: str, types: tuple[NumericType, ...],
-              window: int = 0, cap: float = 0.0, sums: tuple[int, ...] = ()) -> tuple[Tensor, ...]:
+              window: int = 0, cap: float = 0.0, score: ScoreFunction | None = None,
+              sums: tuple[int, ...] = ()) -> tuple[Tensor, ...]:
     """Two kernels. The result's own row sums are taken of it as it is stored. types: those in which
     the cotangents of q, k and v are written. sums: those of them whose columns are summed."""
     (S, D), (T, E) = tuple(q.shape[-2:]), tuple(v.shape[-2:])
@@ -64,7 +67,7 @@ def _gradient(g: Tensor, y: Tensor, lse: Tensor, q: Tensor, k: Tensor, v: Tensor
     rows = F.reshape(lse, (heads, S)), F.reshape(delta, (heads, S))
     dQ, dK, dV = (F.zeros(x.shape, t) for x, t in zip((Q, K, V), types, strict=True))
     common: dict[str, Any] = {"group": heads // keys, "causal": causal, "window": window,
-                              "cap": cap}
+                              "cap": cap, "score": score and score_code(score, q.shape[-3])}
     held = q.dtype, max(D, E), GENERATIONS[chip]
     of_queries, of_keys = _both_spans(spans[0], T) if spans else (None, None)
     rows_q, rows_k = ({} if x is None else {"spans": x, "heads": n // x.shape[0]}
@@ -72,10 +75,10 @@ def _gradient(g: Tensor, y: Tensor, lse: Tensor, q: Tensor, k: Tensor, v: Tensor
     columns = {i: F.zeros((-(-x.shape[1] // SUMMED_ROWS), x.shape[0], x.shape[2]))
                for i, x in enumerate((Q, K, V)) if i in sums}
     attention_keys(Q, K, V, G, *rows, dK, dV, scale, sums_k=columns.get(1), sums_v=columns.get(2),
-                   **keys_block(*held, keys=T, cap=bool(cap), spans=bool(spans)), **rows_k,
+                   **keys_block(*held, keys=T, cap=bool(cap or score), spans=bool(spans)), **rows_k,
                    **common)
     attention_queries(Q, K, V, G, *rows, dQ, scale, sums_q=columns.get(0),
-                      **queries_block(*held, queries=S, causal=causal, spans=bool(spans)),
+                      **queries_block(*held, queries=S, causal=causal, spans=bool(spans or score)),
                       **rows_q, **common)
     made = [F.reshape(x, like.shape) for x, like in zip((dQ, dK, dV), (q, k, v), strict=True)]
     return *made, *(F.reshape(columns[i], (columns[i].shape[0], *x.shape[:-2], x.shape[-1]))
@@ -98,7 +101,8 @@ def _row_blocks(node: Node, i: int) -> int:
 
 
 def _few_queries(q: Tensor, k: Tensor, v: Tensor, *rest: Tensor, scale: float, causal: bool,
-                 types: tuple[NumericType, ...], window: int = 0, cap: float = 0.0) -> Tensor:
+                 types: tuple[NumericType, ...], window: int = 0, cap: float = 0.0,
+                 score: ScoreFunction | None = None) -> Tensor:
     """The queries of a group side by side, over keys in parts. rest: how many keys are there, or
     the spans of one query each."""
     (S, D), (T, E), C = tuple(q.shape[-2:]), tuple(v.shape[-2:]), prod(k.shape[:-2])
@@ -115,7 +119,8 @@ def _few_queries(q: Tensor, k: Tensor, v: Tensor, *rest: Tensor, scale: float, c
     kernel = next(x for x in KERNELS if x.__name__ == plan.kernel)
     kernel(F.reshape(q, (C, R, D)), F.reshape(k, (C, T, D)), F.reshape(v, (C, T, E)),
            count, parts, lse, scale * LOG2E, S=S, BM=plan.rows, BN=plan.keys,
-           causal=causal and S > 1, window=window, cap=cap, **spans)
+           causal=causal and S > 1, window=window, cap=cap, **spans,
+           score=score and score_code(score, q.shape[-3]))
     if lse is None:
         return F.reshape(parts, (*q.shape[:-1], E))
     out = F.zeros((C * R, E), types[0])
@@ -206,7 +211,7 @@ def _result_call(node: Node, outputs: tuple[Value, Value], wanted: bool) -> Node
     q, k, *_ = operands
     attrs = {"scale": node.attrs["scale"], "causal": node.attrs["causal"],
              "group": q.aval.shape[-3] // k.aval.shape[-3], "shape": tuple(outputs[0].aval.shape),
-             **{name: node.attrs[name] for name in ("window", "cap") if name in node.attrs}}
+             **{n: node.attrs[n] for n in ("window", "cap", "score") if n in node.attrs}}
     if wanted:
         return Node(FLASH_SAVED, operands, attrs, outputs, node.where)
     return Node(FLASH, operands, attrs, outputs[:1], node.where)
@@ -247,7 +252,7 @@ def _is_plain(node: Node) -> bool:
     keys, and have -inf in place of a score that is scaled already."""
     q, k, *_ = (x.aval.shape for x in _operands(node))
     by_place: Any = (node.attrs["causal"] or node.attrs.get("window")) and q[-2] > k[-2]
-    scaled = node.attrs["scale"] > 0 or node.attrs.get("cap")
+    scaled = node.attrs["scale"] > 0 or node.attrs.get("cap") or node.attrs.get("score")
     extras = _extras(node)
     return extras.mask is None and extras.key is None and not by_place and bool(scaled)
 

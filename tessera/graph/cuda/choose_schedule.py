@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from typing import Any
 
 from ...kernels import row_blocks as blocks_of_rows
 from ...kernels.attention import attention_block
@@ -89,9 +90,9 @@ def for_columns(extents: tuple[int, ...], ends: bool = False) -> Schedule:
 
 
 def for_attention(numeric: NumericType, S: int, width: int, chip: Generation,
-                  causal: bool, window: int = 0, cap: float = 0.0) -> Schedule:
+                  causal: bool, **rule: Any) -> Schedule:
     """A warp for 16 queries, of three warpgroups two."""
-    m, n = attention_block(numeric.dtype, S, width, causal, chip, window, cap)
+    m, n = attention_block(numeric.dtype, S, width, causal, chip, **rule)
     if numeric.dtype.bits > 16:
         return chosen(m, n, warps=4, stages=1)
     return chosen(m, n, warps=min(8, m // 16), stages=2)

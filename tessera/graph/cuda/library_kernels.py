@@ -89,6 +89,9 @@ def attention_source(group: ScheduledGroup) -> KernelText:
              f"{group.attr('scale')!r}, {s.m}, {s.n}, {group.attr('causal')}, {SLACK}")
     if group.attr("window") or group.attr("cap"):
         given += f", window={group.attr('window')}, cap={group.attr('cap')!r}"
+    if group.attr("score") is not None:
+        w.scope[group.attr("score").name] = group.attr("score")
+        given += f", score={group.attr('score').name}"
     given += "".join(f", spans=N, heads={Q.shape[0] // x.shape[0]}" for x in spans) + ")"
     if saves:
         sums = group.writes[-1]

@@ -51,6 +51,7 @@ from .prepare import prepare
 from .row_passes import brought_rows, read_again
 from .scans import schedule_scan
 from .scatters import schedule_last
+from .score_code import score_code
 from .searches import schedule_search
 from .sorted_segments import schedule_runs
 from .sorting import schedule_merge, schedule_sort
@@ -247,13 +248,15 @@ class _KernelSchedule(ScheduleBuilder):
         own = [self.operand(x, sh) for x, sh in zip((q, k, v), shapes, strict=True)]
         own += [self.operand(x, (prod(extents_of(x)[:-2]), 2, S)) for x in spans]
         rule = {"window": anchor.attrs.get("window", 0), "cap": anchor.attrs.get("cap", 0.0)}
+        score = anchor.attrs.get("score")
         s = choose_schedule.for_attention(q.aval.type, S, max(E, extents_of(q)[-1]),
-                                          self.chip, anchor.attrs["causal"], **rule)
+                                          self.chip, anchor.attrs["causal"], **rule,
+                                          score=score is not None)
         scale = anchor.attrs["scale"] * float(np.log2(np.e))
         self._anchored("attention", group, frame, own, s, (choose_schedule.blocks(S, s.m), heads),
                        scale=scale, causal=anchor.attrs["causal"], group=repeats,
                        saves=len(anchor.outputs) > 1 and anchor.outputs[1] in group.outputs,
-                       **rule)
+                       score=score and score_code(score, extents_of(q)[-3]), **rule)
 
     def _anchored(self, kind: str, group: FusionGroup, frame: Frame, own: list[GroupOperand],
                   schedule: Any, grid: tuple[int, ...], /, **attrs: Any) -> None:

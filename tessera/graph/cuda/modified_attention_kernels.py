@@ -27,7 +27,9 @@ from .. import functions as F
 from ..operand import convert, to_compute
 from ..ops.attention_blocks import BLOCK_ROWS, Extras
 from ..ops.elementwise import unbroadcast
+from ..ops.score_function import ScoreFunction
 from ..schedule.library_call import library_call
+from .score_code import score_code
 
 
 class _Call:
@@ -37,7 +39,8 @@ class _Call:
     """
 
     def __init__(self, q: Tensor, k: Tensor, v: Tensor, rest: tuple[Tensor, ...], scale: float,
-                 causal: bool, dropout: float = 0.0, window: int = 0, cap: float = 0.0):
+                 causal: bool, dropout: float = 0.0, window: int = 0, cap: float = 0.0,
+                 score: ScoreFunction | None = None):
         self.mask, spans, key = Extras.of(rest, dropout)
         (S, D), (T, E) = tuple(q.shape[-2:]), tuple(v.shape[-2:])
         count, keys = prod(q.shape[:-2]), prod(k.shape[:-2])
@@ -51,7 +54,8 @@ class _Call:
         self.operands = self.Q, self.K, self.V, M, W
         self.constants: dict[str, Any] = {
             "group": count // keys,
-            "rule": ScoreRule(causal, mask_rule, dropout_rule, window, cap)}
+            "rule": ScoreRule(causal, mask_rule, dropout_rule, window, cap,
+                              None if score is None else score_code(score, q.shape[-3]))}
         if spans is not None:
             N = F.reshape(spans, (-1, 2, S))
             self.constants |= {"N": N, "heads": count // N.shape[0]}

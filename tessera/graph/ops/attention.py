@@ -21,6 +21,7 @@ from .contract import matmul_type, operand_as
 from .elementwise import broadcast_shapes
 from .random import next_key
 from .reduce import accumulate_dtype
+from .score_function import ScoreFunction
 from .sort import SEARCHSORTED
 
 # What stands for keys and values in flash_attention(q, cache): type -> attend(q, cache, causal=,
@@ -31,7 +32,8 @@ HELD: dict[type, Callable[..., Tensor]] = {}
 @public
 def attention(q: Any, k: Any, v: Any, *, causal: bool = False, scale: float | None = None,
               mask: Any = None, dropout: float = 0.0, key: Any = None, window: int | None = None,
-              soft_cap: float | None = None, segments: Any = None, lengths: Any = None) -> Tensor:
+              soft_cap: float | None = None, segments: Any = None, lengths: Any = None,
+              score: Callable | None = None) -> Tensor:
     """y = softmax(scale q k' + mask) v, softmax along the keys.
 
     q: [B, H, S, D]   k: [B, Hk, T, D]   v: [B, Hk, T, Dv]   y: [B, H, S, Dv] of the operands'
@@ -44,6 +46,9 @@ def attention(q: Any, k: Any, v: Any, *, causal: bool = False, scale: float | No
     window   query i sees the keys that are fewer than `window` from i + T - S; causal: the last
              `window` up to its own
     soft_cap c: scores s = scale q k' become c tanh(s / c), in front of masks
+    score    f(s, b, h, i, j) makes another of each score s, behind a cap and in front of masks,
+             from the numbers of its sequence, head of queries, query (so that its own key is i) and
+             key: elementwise functions of them, `lambda s, b, h, i, j: s - 0.1 * (i - j)`
     segments [B, S] or [S] integers, where S = T: a query sees the keys of its own run of equal
              numbers, as of documents that lie one behind another
     lengths  [B] integers, or one: only the first lengths[b] keys are seen
@@ -61,6 +66,8 @@ def attention(q: Any, k: Any, v: Any, *, causal: bool = False, scale: float | No
     hidden = None if mask is None else _mask_operand(mask, a, b)
     attrs: dict[str, Any] = {"scale": scale, "causal": bool(causal), "accum": accum,
                              **_score_rule(window, soft_cap)}
+    if score is not None:
+        attrs["score"] = ScoreFunction(score)
     spans = None if segments is None and lengths is None else key_spans(a, b, segments, lengths)
     xs = [a, b, c, *(x for x in (hidden, spans) if x is not None)]
     if not dropout:
@@ -188,8 +195,8 @@ def _mask_operand(mask: Any, q: Tensor, k: Tensor) -> Tensor:
 def flash_attention(q: Any, k: Any, v: Any = None, *, causal: bool | None = None,
                     is_causal: bool | None = None, scale: float | None = None, mask: Any = None,
                     dropout: float = 0.0, key: Any = None, window: int | None = None,
-                    soft_cap: float | None = None, segments: Any = None, lengths: Any = None
-                    ) -> Tensor:
+                    soft_cap: float | None = None, segments: Any = None, lengths: Any = None,
+                    score: Callable | None = None) -> Tensor:
     """Causal attention by default: `flash_attention(q, k, v)`. See `ts.attention` for shapes.
 
     With a cache, `flash_attention(q, cache)`, the queries are the last of its entries, and the
@@ -202,9 +209,10 @@ def flash_attention(q: Any, k: Any, v: Any = None, *, causal: bool | None = None
     chosen = next((c for c in (causal, is_causal) if c is not None), True)
     if v is None and type(k) in HELD:
         _score_rule(window, soft_cap)  # fails where they are no numbers
-        if segments is not None or lengths is not None:
-            raise ArgumentError("segments and lengths over a cache", hint="a cache knows its own "
-                                "length, and holds one sequence of each row; a mask says more")
+        if not (segments is None and lengths is None and score is None):
+            raise ArgumentError("segments, lengths and score over a cache",
+                                hint="a cache knows its own length, and holds one sequence of each "
+                                "row; ts.attention(q, cache.K, cache.V) takes them")
         return HELD[type(k)](q, k, causal=chosen, scale=scale, mask=mask, dropout=dropout, key=key,
                              window=window, soft_cap=soft_cap)
     if v is None:
@@ -213,4 +221,5 @@ def flash_attention(q: Any, k: Any, v: Any = None, *, causal: bool | None = None
             f"{type(k).__name__}", hint="flash_attention(q, k, v), three tensors "
             "[B, H, S, D]; or a KVCache for both")
     return attention(q, k, v, causal=chosen, scale=scale, mask=mask, dropout=dropout, key=key,
-                     window=window, soft_cap=soft_cap, segments=segments, lengths=lengths)
+                     window=window, soft_cap=soft_cap, segments=segments, lengths=lengths,
+                     score=score)

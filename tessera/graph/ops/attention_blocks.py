@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from math import prod
 from typing import Any, NamedTuple
 
 from ...dims import divide
@@ -19,6 +20,7 @@ from ..trace import apply
 from .contract import matmul_compute, stored_product, widened
 from .elementwise import unbroadcast, where
 from .round_cotangent import ROUND_COTANGENT
+from .score_function import ScoreFunction, with_slope
 from .softmax import row_sum, softmax_compute
 
 BLOCK_ROWS = 512  # queries at a time when there are more: the scores are then [..., 512, T]
@@ -26,7 +28,8 @@ BLOCK_ROWS = 512  # queries at a time when there are more: the scores are then [
 
 @dataclass(frozen=True)
 class AttentionRule:
-    """What is the same for every block of queries. window, cap, dropout: 0 without one."""
+    """What is the same for every block of queries. window, cap, dropout: 0 without one; score,
+    key: None."""
 
     scale: float
     causal: bool
@@ -34,6 +37,7 @@ class AttentionRule:
     dropout: float = 0.0
     window: int = 0
     cap: float = 0.0
+    score: ScoreFunction | None = None
     key: Any = None
 
     @property
@@ -237,9 +241,12 @@ def _block_weights(q: Tensor, k: Tensor, extras: Extras, rule: AttentionRule, b:
     if rule.cap:
         t = F.tanh(s * (1 / rule.cap))
         s, slope = t * rule.cap, 1 - t * t
+    if rule.score is not None:
+        s, own = with_slope(rule.score.fn, s, *_places(s, b))
+        slope = own if slope is None else own * slope
     mask, seen = extras.mask, _seen_by_place(s.shape[-2], s.shape[-1], rule, b)
     mask = None if mask is None else heads.mask(mask)
-    safe = mask is not None or seen is not None or extras.spans is not None
+    safe = bool(rule.score or extras.spans is not None) or not (mask is None and seen is None)
     if mask is not None and mask.dtype.kind == "float":
         s, mask = s + mask, None
     if extras.spans is not None:
@@ -248,6 +255,18 @@ def _block_weights(q: Tensor, k: Tensor, extras: Extras, rule: AttentionRule, b:
     if mask is not None:
         s = where(mask, s, literal(-math.inf, s))
     return softmax_compute(s, s.ndim - 1, safe, rule.accum), slope
+
+
+def _places(s: Tensor, b: QueryBlock) -> tuple[Tensor, ...]:
+    """Numbers of the sequence, the head, the query and the key of scores [B, *H, S, T], [N, S, T]
+    or [S, T], as their axes lie."""
+    lead = tuple(s.shape[:-2])
+    heads = lead[1:] if len(lead) > 1 else lead
+    B, H = lead[0] if len(lead) > 1 else 1, prod(heads)
+    return (F.reshape(F.arange(B, dtype="int32"), (B, *(1,) * (len(heads) + 2))),
+            F.reshape(F.arange(H, dtype="int32"), (*heads, 1, 1)),
+            F.expand_dims(F.arange(s.shape[-2], dtype="int32") + b.last, -1),
+            F.arange(s.shape[-1], dtype="int32") + b.first)
 
 
 def _both(a: Tensor | None, b: Tensor | None) -> Tensor | None:

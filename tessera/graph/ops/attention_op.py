@@ -19,8 +19,9 @@ from typing import Any
 import numpy as np
 
 from ... import numerics
+from ...errors import ArgumentError
 from ...numerics import as_type
-from ...tensor import Tensor
+from ...tensor import Tensor, as_tensor
 from .. import functions as F
 from ..op import OPS, Arg, Aval, GraphOp, Sample
 from ..operand import as_stored
@@ -34,9 +35,11 @@ from .attention_blocks import (
     query_blocks,
 )
 from .contract import is_multiplied_as_stored, matmul_ref, wide_type, widened_array
+from .score_function import with_slope
 from .softmax import SOFTMAX
 
 F32 = as_type("f32").dtype
+ONE = np.ones((), np.float32)
 
 
 # --- types ------------------------------------------------------------------------------------
@@ -57,13 +60,16 @@ def _vjp_shape(g: Aval, q: Aval, k: Aval, v: Aval, *rest: Aval, dropout: float =
 
 # --- meaning ----------------------------------------------------------------------------------
 def _weights_ref(q: np.ndarray, k: np.ndarray, extras: Extras, x: QueryBlock, rule: AttentionRule
-                 ) -> tuple[np.ndarray, np.ndarray | float]:
+                 ) -> tuple[np.ndarray, np.ndarray]:
     """Of one block, [..., S, T], and the slope of a cap; heads of keys are repeated already."""
-    s, slope = matmul_ref(q, k.swapaxes(-1, -2), rule.accum) * q.dtype.type(rule.scale), 1.0
+    s, slope = matmul_ref(q, k.swapaxes(-1, -2), rule.accum) * q.dtype.type(rule.scale), ONE
     mask, spans = extras.mask, extras.spans
     if rule.cap:
         t = np.tanh(s / q.dtype.type(rule.cap))
         s, slope = t * q.dtype.type(rule.cap), 1 - t * t
+    if rule.score is not None:
+        found = with_slope(rule.score.fn, as_tensor(s), *map(as_tensor, _places_ref(s.shape, x)))
+        s, slope = found[0].numpy(), found[1].numpy() * slope
     if mask is not None:
         s = np.where(mask, s, -np.inf).astype(s.dtype) if mask.dtype == bool else s + mask
     rows, columns = np.arange(s.shape[-2])[:, None], np.arange(s.shape[-1]) + x.first
@@ -74,10 +80,20 @@ def _weights_ref(q: np.ndarray, k: np.ndarray, extras: Extras, x: QueryBlock, ru
     if spans is not None:
         first, end = spans[..., 0, :, None], spans[..., 1, :, None]
         s = np.where((first <= columns) & (columns < end), s, -np.inf).astype(s.dtype)
-    safe = rule.reach is not None or mask is not None or spans is not None
+    safe = rule.reach is not None or any(x is not None for x in (mask, spans, rule.score))
     if s.shape[-1] == 0:
         return s, slope
     return SOFTMAX.ref(s, axis=s.ndim - 1, safe=safe, accum=rule.accum), slope
+
+
+def _places_ref(shape: tuple[int, ...], x: QueryBlock) -> tuple[np.ndarray, ...]:
+    """Numbers of the sequence, the head, the query and the key of scores [B, H, S, T], [N, S, T] or
+    [S, T], as their axes lie."""
+    lead = (1, 1, *shape[:-2])[-2:]
+    return (np.arange(lead[0], dtype=np.int32).reshape(-1, 1, 1, 1)[(0,) * (len(shape) < 4)],
+            np.arange(lead[1], dtype=np.int32).reshape(-1, 1, 1)[(0,) * (len(shape) < 3)],
+            np.arange(shape[-2], dtype=np.int32)[:, None] + np.int32(x.last),
+            np.arange(shape[-1], dtype=np.int32) + np.int32(x.first))
 
 
 def _kept_ref(key: np.ndarray | None, shape: tuple[int, ...], x: QueryBlock, blocks: int,
@@ -197,6 +213,9 @@ def _batch(op: str, values: int) -> Any:
     """A batch is heads of sequences that have none, or further sequences; a mask and spans of all
     sequences are one of each then. values: the position of v, behind which there may be these."""
     def rule(size: Any, batched: tuple, *xs: Tensor, **attrs: Any) -> tuple:
+        if "score" in attrs and attrs["score"].reads_sequence:
+            raise ArgumentError("a score function that reads its sequence's number, under vmap",
+                                hint="those of a batch would be numbered through")
         full = [x if b else F.broadcast_to(x, (size, *x.shape))
                 for x, b in zip(xs, batched, strict=True)]
         if full[0].ndim <= 4:
