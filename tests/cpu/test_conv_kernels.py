@@ -116,6 +116,12 @@ def test_channels_stay_last_in_a_chain(rng: Any) -> None:
     assert len(moved) == 4 and all(64 * 64 * 9 == np.prod(s) for s in moved), moved
 
 
+def test_images_of_one_axis_are_unfolded_too(rng: Any) -> None:
+    made = check(lambda x, w: products(lambda x, w: ts.conv1d(x, w, padding=2), x, w),
+                 integers(rng, (3, 32, 21)), integers(rng, (48, 32, 4)))
+    assert calls(made) == ["conv_forward", "conv_backward", "conv_weights"]
+
+
 def test_single_pixels_of_images_that_come_channels_last(rng: Any) -> None:
     """Are plain matmuls, forward and both ways back, and nothing is moved."""
     def conv(x: Any, w: Any) -> Any:

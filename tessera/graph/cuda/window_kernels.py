@@ -52,7 +52,7 @@ def unfolds(node: Node, chip: Generation) -> bool:
     first, second, out = (v.aval for v in (*node.inputs, *node.outputs))
     images, results = (out, first) if node.op is CONV_INPUT else (
         first, second if node.op is CONV_FILTER else out)
-    if unit is None or node.attrs["groups"] > 1 or images.ndim != 4:
+    if unit is None or node.attrs["groups"] > 1:
         return False
     channels, filters = images.shape[1], results.shape[1]
     geometry = _geometry(node, images, results)
@@ -115,7 +115,7 @@ def rules(chip: Generation) -> dict[GraphOp, Rule]:
                 **attrs: Any) -> Tensor:
         geometry = geometry_of(tuple(window), tuple(x.shape[2:]), tuple(g.shape[2:]), **attrs)
         D = _weights(pixels(x), pixels(g), geometry, unit, step_of(x.shape[1]))
-        return F.transpose(F.reshape(D, (g.shape[1], *window, x.shape[1])), TO_FRONT)
+        return F.moveaxis(F.reshape(D, (g.shape[1], *window, x.shape[1])), -1, 1)
 
     return {CONV: forward, CONV_INPUT: backward, CONV_FILTER: weights}
 
@@ -202,17 +202,17 @@ def step_of(channels: int) -> int:
 
 def pixels(x: Tensor) -> Tensor:
     """[N, C, H, W] as [N H W, C]"""
-    return F.reshape(F.transpose(x, TO_BACK), (x.shape[0] * prod(x.shape[2:]), x.shape[1]))
+    return F.reshape(F.moveaxis(x, 1, -1), (x.shape[0] * prod(x.shape[2:]), x.shape[1]))
 
 
 def taps(w: Tensor) -> Tensor:
     """[O, C, KH, KW] as [O, KH KW C]"""
-    return F.reshape(F.transpose(w, TO_BACK), (w.shape[0], prod(w.shape[1:])))
+    return F.reshape(F.moveaxis(w, 1, -1), (w.shape[0], prod(w.shape[1:])))
 
 
 def _images(Y: Tensor, places: tuple) -> Tensor:
     """[N H W, C] as [N, C, H, W]"""
-    return convert(F.transpose(F.reshape(Y, (*places, Y.shape[1])), TO_FRONT), F32)
+    return convert(F.moveaxis(F.reshape(Y, (*places, Y.shape[1])), -1, 1), F32)
 
 
 def results_of(spatial: tuple, window: tuple, stride: tuple, padding: tuple,
