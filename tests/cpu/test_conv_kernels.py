@@ -72,7 +72,7 @@ LAST = {  # what copies unfold
     "half": ((2, 32, 9, 10), (64, 32, 3, 3), {"padding": 1},
              ["conv_forward", "conv_backward", "conv_weights"]),
     "by sixteen": ((1, 48, 9, 8), (16, 48, 3, 3), {"padding": 1},
-                   ["conv_forward", "conv_backward", "conv_weights"]),
+                   ["conv_forward", "conv_forward", "conv_weights"]),
     "half, strided": ((2, 32, 9, 10), (48, 32, 3, 3), {"stride": 2, "padding": 1},
                       ["conv_forward", "conv_backward_strided", "conv_weights"]),
     "few channels": ((2, 3, 12, 14), (64, 3, 7, 7), {"stride": 2, "padding": 3},
@@ -114,6 +114,12 @@ def test_channels_stay_last_in_a_chain(rng: Any) -> None:
                            "conv_weights"]
     moved = [g.writes[0].shape for g in made.plan.groups if g.kind == "move"]
     assert len(moved) == 4 and all(64 * 64 * 9 == np.prod(s) for s in moved), moved
+
+
+def test_images_of_one_axis_are_unfolded_too(rng: Any) -> None:
+    made = check(lambda x, w: products(lambda x, w: ts.conv1d(x, w, padding=2), x, w),
+                 integers(rng, (3, 32, 21)), integers(rng, (48, 32, 4)))
+    assert calls(made) == ["conv_forward", "conv_forward", "conv_weights"]
 
 
 def test_single_pixels_of_images_that_come_channels_last(rng: Any) -> None:

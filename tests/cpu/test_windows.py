@@ -181,8 +181,9 @@ def test_pixels_of_a_row_are_brought_together(rng: Any) -> None:
     X, W = (ts.tensor(a.astype(np.float32), bf16) for a in (x.reshape(-1, 16), w))
     Y = ts.zeros((220, 64), f32)
     made = program(conv_forward, X, W, Y, g, BN=64, facts=FACTS)
-    (windows,) = (a.windows for a in made.rings[0].loads if a.windows)
+    ((windows, width),) = (a.windows for a in made.rings[0].loads if a.windows)
     assert (windows.channels, windows.window, windows.steps) == (64, (4, 1), (14 * 16, 16))
+    assert width == 128
     everywhere(conv_forward, (2, 1), unfolded(x, g) @ w.T, f32, X, W, None, g, BN=64)
     plain = Windows.of({"channels": 16, **g._asdict()})
     for other in (replace(plain, before=(0, 1)), replace(plain, dilation=(1, 2)),
@@ -258,7 +259,7 @@ def test_rows_in_front_of_the_first_are_zeros(rng: Any) -> None:
 
 
 def test_what_copies_cannot_unfold_is_refused() -> None:
-    assert refusal(48) == "X: copies of windows bring 64 channels at once, of 48"
+    assert refusal(40) == "X: copies of windows do not bring 64 columns of 40 channels"
     assert refusal(before=(1, 200)) == ("X: a copy's windows have a padding of at most 127 pixels, "
                                         "not 200")
     assert "a window of at most 255 pixels, not 300" in refusal(dilation=(150, 1), before=(99, 1))
@@ -356,3 +357,17 @@ def test_rows_are_stored_to_their_pixels(place: int, column: int, dtype: str, rn
         if n < 5 and 2 * y + a < 9 and 2 * z + b < 11:
             want[n, 2 * y + a, 2 * z + b, channel:channel + 32] = tile_[r]
     np.testing.assert_array_equal(found, want.reshape(-1, 64))
+
+
+@pytest.mark.parametrize("channels, width", [(16, 32), (32, 64), (48, 32), (96, 64), (128, 128)])
+def test_narrow_pixels_come_in_narrow_panels(channels: int, width: int, rng: Any) -> None:
+    """Columns of a step may lie in several pixels of a window, one copy each."""
+    c = Conv(rng, "odd", channels)
+    Y = ts.zeros((c.P, 64), f32)
+    made = program(conv_forward, c.X, c.W, Y, c.g, BM=64, BN=64, facts=FACTS)
+    (load,) = (a for a in made.rings[0].loads if a.windows)
+    assert (load.width_bytes, load.panels) == (width, 128 // width)
+    assert load.panel_box == (64, width // 2)
+    everywhere(conv_forward, (1, 1), c.U @ c.w.T, f32, c.X, c.W, None, c.g, BM=64, BN=64)
+    everywhere(conv_weights, (1, -(-c.U.shape[1] // 128), 1), (c.dy.T @ c.U)[None], f32, c.X, c.G,
+               None, c.g, c.P, BM=64, BN=128)

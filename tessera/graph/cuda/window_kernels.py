@@ -37,7 +37,7 @@ from .few_channels import Patches, filters_from, filters_of, patches_of
 from .move_passes import is_plain_loop
 
 F32 = as_type("f32")
-STEPS = 64, 32, 16  # channels of 16 bits that a copy may bring of a pixel
+STEPS = 64, 32, 16  # channels of 16 bits that a copy may bring of a pixel, and depths of a step
 STORED = 32  # channels that rows of a result have at least where they go to pixels of their own
 EIGHT = 8  # elements of 16 bits: where rows that copies read begin
 FEW = 16  # channels
@@ -52,7 +52,7 @@ def unfolds(node: Node, chip: Generation) -> bool:
     first, second, out = (v.aval for v in (*node.inputs, *node.outputs))
     images, results = (out, first) if node.op is CONV_INPUT else (
         first, second if node.op is CONV_FILTER else out)
-    if unit is None or node.attrs["groups"] > 1 or images.ndim != 4:
+    if unit is None or node.attrs["groups"] > 1:
         return False
     channels, filters = images.shape[1], results.shape[1]
     geometry = _geometry(node, images, results)
@@ -101,21 +101,25 @@ def rules(chip: Generation) -> dict[GraphOp, Rule]:
                 **attrs: Any) -> Tensor:
         places = results_of(x.shape[2:], w.shape[2:], **attrs)
         geometry = geometry_of(tuple(w.shape[2:]), tuple(x.shape[2:]), places, **attrs)
-        Y = _forward(pixels(x), taps(w), geometry, rounds, unit, step_of(x.shape[1]))
+        Y = _forward(pixels(x), taps(w), geometry, rounds, unit)
         return _images(Y, (x.shape[0], *places))
 
     def backward(g: Tensor, w: Tensor, spatial: tuple, accum: Any, groups: int, rounds: Any = F32,
                  **attrs: Any) -> Tensor:
         geometry = geometry_of(tuple(w.shape[2:]), spatial, tuple(g.shape[2:]), **attrs)
-        D = F.zeros((g.shape[0] * prod(spatial), w.shape[1]), rounds)
-        _backward(pixels(g), taps(w), D, geometry, unit, step_of(g.shape[1]))
+        if prod(geometry.stride) == 1 and step_of(g.shape[1]) < STEPS[0]:
+            turned = F.swapaxes(F.flip(w, tuple(range(2, w.ndim))), 0, 1)
+            D = _forward(pixels(g), taps(turned), geometry.backwards, rounds, unit)
+        else:
+            D = F.zeros((g.shape[0] * prod(spatial), w.shape[1]), rounds)
+            _backward(pixels(g), taps(w), D, geometry, unit)
         return _images(D, (g.shape[0], *spatial))
 
     def weights(x: Tensor, g: Tensor, window: tuple, accum: Any, groups: int,
                 **attrs: Any) -> Tensor:
         geometry = geometry_of(tuple(window), tuple(x.shape[2:]), tuple(g.shape[2:]), **attrs)
-        D = _weights(pixels(x), pixels(g), geometry, unit, step_of(x.shape[1]))
-        return F.transpose(F.reshape(D, (g.shape[1], *window, x.shape[1])), TO_FRONT)
+        D = _weights(pixels(x), pixels(g), geometry, unit)
+        return F.moveaxis(F.reshape(D, (g.shape[1], *window, x.shape[1])), -1, 1)
 
     return {CONV: forward, CONV_INPUT: backward, CONV_FILTER: weights}
 
@@ -144,20 +148,22 @@ def few_channel_rules(chip: Generation) -> dict[GraphOp, Rule]:
     return {CONV: forward, CONV_FILTER: weights}
 
 
-def _forward(X: Tensor, W: Tensor, geometry: Geometry, result: Any, unit: WarpgroupMatmul | None,
-             step: int = STEPS[0]) -> Tensor:
-    """[places, filters]. step: channels of a copy."""
+def _forward(X: Tensor, W: Tensor, geometry: Geometry, result: Any,
+             unit: WarpgroupMatmul | None) -> Tensor:
+    """[places, filters]"""
     P, (M, K) = X.shape[0] // prod(geometry.images) * prod(geometry.results), W.shape
     Y = F.zeros((P, M), result)
     b = _blocks(P, M, K, result, unit, _unfolded_size(X, geometry) + M * K)
-    conv_forward(X, W, Y, geometry, BM=b.rows, BN=b.columns, BK=step)
+    conv_forward(X, W, Y, geometry, BM=b.rows, BN=b.columns)
     return Y
 
 
-def _backward(G: Tensor, W: Tensor, D: Tensor, geometry: Geometry, unit: WarpgroupMatmul | None,
-              step: int) -> None:
-    """Into D [pixels, channels]."""
+def _backward(G: Tensor, W: Tensor, D: Tensor, geometry: Geometry,
+              unit: WarpgroupMatmul | None) -> None:
+    """Into D [pixels, channels]. A step of the sums lies in one pixel of a window, since filters
+    are read as they lie."""
     (S, C), classes, depth = D.shape, prod(geometry.stride), W.shape[0] * geometry.taps
+    step = step_of(W.shape[0])
     fit = [n for n in BLOCK_US if classes == 1 or C % n[1] == n[1] % STORED == 0]
     b = _blocks(S, C, -(-depth // classes), D.type, unit, prod(G.shape) + prod(W.shape), fit)
     if classes == 1:
@@ -169,13 +175,10 @@ def _backward(G: Tensor, W: Tensor, D: Tensor, geometry: Geometry, unit: Warpgro
                           places=places, BM=b.rows, BN=b.columns, BK=step)
 
 
-def _weights(X: Tensor, G: Tensor, geometry: Geometry, unit: WarpgroupMatmul | None,
-             step: int = STEPS[0]) -> Tensor:
-    """[filters, taps and channels], in parts of the places, then added. Copies of fewer channels
-    than the most are the columns of a block."""
+def _weights(X: Tensor, G: Tensor, geometry: Geometry, unit: WarpgroupMatmul | None) -> Tensor:
+    """[filters, taps and channels], in parts of the places, then added."""
     (P, M), K = G.shape, X.shape[1] * geometry.taps
-    fit = [n for n in BLOCK_US if step == STEPS[0] or n[1] == step]
-    b = _blocks(M, K, P, F32, unit, _unfolded_size(X, geometry) + P * M, fit, split=True)
+    b = _blocks(M, K, P, F32, unit, _unfolded_size(X, geometry) + P * M, split=True)
     D = F.zeros((b.parts, M, K))
     conv_weights(X, G, D, geometry, b.depth or P, BM=b.rows, BN=b.columns)
     return F.reshape(D, (M, K)) if b.parts == 1 else F.sum(D, axis=0)
@@ -202,17 +205,17 @@ def step_of(channels: int) -> int:
 
 def pixels(x: Tensor) -> Tensor:
     """[N, C, H, W] as [N H W, C]"""
-    return F.reshape(F.transpose(x, TO_BACK), (x.shape[0] * prod(x.shape[2:]), x.shape[1]))
+    return F.reshape(F.moveaxis(x, 1, -1), (x.shape[0] * prod(x.shape[2:]), x.shape[1]))
 
 
 def taps(w: Tensor) -> Tensor:
     """[O, C, KH, KW] as [O, KH KW C]"""
-    return F.reshape(F.transpose(w, TO_BACK), (w.shape[0], prod(w.shape[1:])))
+    return F.reshape(F.moveaxis(w, 1, -1), (w.shape[0], prod(w.shape[1:])))
 
 
 def _images(Y: Tensor, places: tuple) -> Tensor:
     """[N H W, C] as [N, C, H, W]"""
-    return convert(F.transpose(F.reshape(Y, (*places, Y.shape[1])), TO_FRONT), F32)
+    return convert(F.moveaxis(F.reshape(Y, (*places, Y.shape[1])), -1, 1), F32)
 
 
 def results_of(spatial: tuple, window: tuple, stride: tuple, padding: tuple,

@@ -288,8 +288,8 @@ def _ring_drain(e: Emitter, op: Op) -> None:
 
 def _copy_windows(h: WarpSpecialisedEmitter, ring: BufferRing, load: Load, place: MemoryOperand,
                   at: str) -> None:
-    windows = load.windows
-    assert windows is not None
+    assert load.windows is not None
+    windows, _ = load.windows
     copy = h.part(f"{base_name(load.name)}_copy", "ring_copy_windows",
                   ring.offset_bytes + load.offset_bytes, ring.slot_bytes, ring.barriers_bytes,
                   load.panels, load.panel_bytes, load.panel_box[-1], astuple(windows))

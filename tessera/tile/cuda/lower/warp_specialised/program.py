@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
-from math import prod
+from math import gcd, prod
 from typing import Any
 
 from tessera.numerics import DType
@@ -20,10 +21,13 @@ MAIL_SLOTS = 2
 MAIL_BYTES = MAIL_SLOTS * (8 + 8 + 4) + 8
 
 
-def panel_columns(columns: int, dtype: DType) -> int:
-    """Of a tile of rows of so many columns, those that a copy brings."""
-    wide = columns * dtype.bits // 8
-    return columns if wide in NARROW_BYTES else PANEL_BYTES * 8 // dtype.bits
+def copied_windows(attr: Mapping[str, Any], dtype: DType) -> tuple[Windows, int]:
+    """Of a view of windows: how copies unfold it, and the bytes of channels that each brings of a
+    pixel; 0 where none can."""
+    windows = Windows.of(attr).joined(PANEL_BYTES * 8 // dtype.bits)
+    together = gcd(windows.channels, attr["columns"]) * dtype.bits // 8
+    return windows, next((n for n in (PANEL_BYTES, *sorted(NARROW_BYTES, reverse=True))
+                          if together % n == 0), 0)
 
 
 @dataclass(frozen=True)
@@ -33,7 +37,8 @@ class Load:
 
     tensor, box: what TMA reads, per axis of the tensor   shape: [rows, columns] as stored, or
     [columns]   offset_bytes: of the tile in the slot   blocks: of a cluster that bring it, some
-    rows each   windows: of images that it unfolds
+    rows each   windows: of images that it unfolds, and the bytes of channels that a copy brings of
+    a pixel
     """
 
     name: str
@@ -43,7 +48,7 @@ class Load:
     dtype: DType
     offset_bytes: int = 0
     blocks: int = 1
-    windows: Windows | None = None
+    windows: tuple[Windows, int] | None = None
 
     @property
     def row_bytes(self) -> int:
@@ -51,6 +56,8 @@ class Load:
 
     @property
     def width_bytes(self) -> int:
+        if self.windows is not None:
+            return self.windows[1]
         whole = len(self.shape) == 1 or self.row_bytes in NARROW_BYTES
         if self.dtype.name == "uint8" and self.row_bytes % PANEL_BYTES == NARROW_BYTES[1]:
             return NARROW_BYTES[1]  # of codes of 6 bits: nothing is brought in vain

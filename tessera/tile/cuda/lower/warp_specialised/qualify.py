@@ -8,12 +8,11 @@ from typing import Any
 
 from tessera.numerics import DType
 from tessera.runtime.generations import WarpgroupMatmul
-from tessera.tile.cuda.lower.warp_specialised.program import Refused, panel_columns
+from tessera.tile.cuda.lower.warp_specialised.program import Refused, copied_windows
 from tessera.tile.cuda.lower.warp_specialised.rewrite import is_part, ops_in
 from tessera.tile.ir.ir import Const, For, Function, Op, SSAValue, definitions, walk
 from tessera.tile.ir.op_record import OPS
 from tessera.tile.ir.types import GlobalTensor, Scalar, TileType
-from tessera.tile.ops.windows import Windows
 
 # Besides pure ops: what a consumer or the producer does for its whole tile.
 MATMULS = "matmul", "matmul_codes_stacked"
@@ -138,11 +137,11 @@ def check_box(x: SharedOperand, view: Op) -> None:
 
 def check_windows(x: SharedOperand, view: Op, known: Any, form: WarpgroupMatmul) -> None:
     """Whether TMA unfolds images: each panel of columns lies in one pixel of a window."""
-    panel = panel_columns(x.shape[1], x.tensor.dtype)
-    windows = Windows.of(view.attr).joined(panel)
-    if x.shape[1] % panel or windows.channels % panel:
-        raise Refused(f"{x.name}: copies of windows bring {panel} channels at once, of "
-                      f"{windows.channels}")
+    windows, width = copied_windows(view.attr, x.tensor.dtype)
+    panel = width * 8 // x.tensor.dtype.bits
+    if not panel:
+        raise Refused(f"{x.name}: copies of windows do not bring {x.shape[1]} columns of "
+                      f"{windows.channels} channels")
     for name, found, most in (("padding", windows.reach, form.copies.most_corner),
                               ("window", windows.offset, form.copies.most_offset),
                               ("stride", max(windows.stride), form.copies.most_stride)):

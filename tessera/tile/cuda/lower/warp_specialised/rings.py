@@ -22,7 +22,7 @@ from tessera.tile.cuda.lower.warp_specialised.program import (
     PipelineKnobs,
     Refused,
     aligned,
-    panel_columns,
+    copied_windows,
 )
 from tessera.tile.cuda.lower.warp_specialised.rewrite import (
     Maker,
@@ -38,7 +38,6 @@ from tessera.tile.cuda.lower.warp_specialised.rotate import held_over
 from tessera.tile.cuda.lower.warp_specialised.tidy import base_name
 from tessera.tile.ir.ir import For, If, Op, SSAValue, While, regions, walk
 from tessera.tile.ir.types import TileType
-from tessera.tile.ops.windows import Windows
 
 BARRIER_BYTES = 8
 
@@ -157,8 +156,7 @@ def describe(load: Op, nodes: Nodes, maker: Maker) -> Load:
     assert isinstance(view, Op) and isinstance(view.args[0], SSAValue)
     type = maker.type(out(load))
     assert isinstance(type, TileType)
-    panel = panel_columns(type.shape[-1], type.dtype)
-    windows = Windows.of(view.attr).joined(panel) if view.name == "windows" else None
+    windows = copied_windows(view.attr, type.dtype) if view.name == "windows" else None
     box = type.shape if windows else tuple(view.attr["box"])
     return Load(out(load).name, view.args[0].name, box, type.shape, type.dtype, windows=windows)
 
