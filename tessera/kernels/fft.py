@@ -254,11 +254,11 @@ def fft_lines(xr: Tensor["A", "E", f32], xi: Tensor["A", "E", f32], yr: Tensor["
 
     whole: frequency k of column c of y is turned by -(c // apart) k / whole, where that is not 1
     """
-    each, R = N // min(N, POINTS), radices[-1]
-    lane, P = tile.local_id(), pitch(N, BM)
+    each, lane, P = max(1, N // POINTS), tile.local_id(), pitch(N, BM)
     sr, si = tile.alloc_shared((BM * P,), f32), tile.alloc_shared((BM * P,), f32)
     line, part = spread(lane, BM, each, inner > 1)
-    at = min(tile.group_id(0) * BM + line, lines - 1)
+    number = tile.group_id(0) * BM + line
+    at = number if lines % BM == 0 else min(number, lines - 1)
     row, column = at // inner, at % inner
     us, step = starts(N, radices[0], part), N // radices[0] * inner
     vr = [[xr[row, column + u * inner + j * step] for j in ALL[:radices[0]]] for u in us]
@@ -268,21 +268,28 @@ def fft_lines(xr: Tensor["A", "E", f32], xi: Tensor["A", "E", f32], yr: Tensor["
         line_, part_ = spread(lane, BM, each, outer > 1)
     y = transformed(vr, vi, sr, si, angles, N, radices, (line * P, part), (line_ * P, part_))
     to = tile.group_id(0) * BM + line_
-    if to < lines:
-        b, d, vs = to // outer, to % outer, starts(N, R, part_)
-        step = N // R
-        rows = column_turns(d // apart * step, KEPT[R], whole)
-        for n in ALL[:len(vs)]:
-            first = column_turns(d // apart * vs[n], (1,), whole)
-            for k in ALL[:R]:
-                real, imaginary = y[n][0][k] * scale, y[n][1][k] * scale
-                if whole > 1:
-                    cosine, sine = first[0]
-                    if k > 0:
-                        cosine, sine = turned(cosine, sine, *stage_turn(k, rows))
-                    real, imaginary = turned(real, imaginary, cosine, sine)
-                yr[b, d + vs[n] * outer + k * (step * outer)] = real
-                yi[b, d + vs[n] * outer + k * (step * outer)] = imaginary
+    if lines % BM == 0:
+        frequencies(yr, yi, y, to, part_, N, radices[-1], outer, whole, apart, scale)
+    elif to < lines:
+        frequencies(yr, yi, y, to, part_, N, radices[-1], outer, whole, apart, scale)
+
+
+@kernel
+def frequencies(yr, yi, y, line, part, N, R, outer, whole, apart, scale):
+    """Those of a line from a thread's last butterflies, where they belong."""
+    b, d, vs, step = line // outer, line % outer, starts(N, R, part), N // R
+    rows = column_turns(d // apart * step, KEPT[R], whole)
+    for n in ALL[:len(vs)]:
+        first = column_turns(d // apart * vs[n], (1,), whole)
+        for k in ALL[:R]:
+            real, imaginary = y[n][0][k] * scale, y[n][1][k] * scale
+            if whole > 1:
+                cosine, sine = first[0]
+                if k > 0:
+                    cosine, sine = turned(cosine, sine, *stage_turn(k, rows))
+                real, imaginary = turned(real, imaginary, cosine, sine)
+            yr[b, d + vs[n] * outer + k * (step * outer)] = real
+            yi[b, d + vs[n] * outer + k * (step * outer)] = imaginary
 
 
 @kernel

@@ -43,7 +43,7 @@ def test_the_loss_and_its_gradient_read_a_row_once(n: int, rng: np.random.Genera
     x, y = _drawn(rng, 3, n, dtype="bf16"), ts.tensor(rng.integers(0, n, 3).astype(np.int32))
     program = CudaProgram(ts.jit(_loss).graph(x, y), TARGET)
     group = next(g for g in program.plan.groups if g.kind == "rows" and g.space[-1] == n)
-    assert [group.reads[i].type.dtype.name for i in group.attr("brought")] == ["bf16"]
+    assert [group.reads[i].type.dtype.name for i, _ in group.attr("brought")] == ["bf16"]
     text = source_of(group).text
     (name,) = re.findall(r"(V\w+): Tensor\[3, \d+, \w+\]", text)[:1]
     reads = re.findall(rf"{name}\[m:m\+1, (.*?)\]", text)  # of parts, and of what is left over
@@ -62,11 +62,22 @@ def test_the_loss_and_its_gradient_read_a_row_once(n: int, rng: np.random.Genera
     assert_close(np.asarray(dx, np.float64), p / 3, "bf16")
 
 
+@pytest.mark.parametrize("n", [4096, 4097, 5000, 5120, 8191, 8192])
+def test_rows_of_one_block_and_a_rest(n: int, rng: np.random.Generator) -> None:
+    x = _drawn(rng, 3, n, dtype="bf16")
+    for fn in (ts.softmax, lambda x: ts.softmax(ts.cast(x, "f32"))):
+        (got,) = CudaProgram(ts.jit(fn).graph(x), TARGET).run([x])
+        e = np.exp(np.asarray(x, np.float64))
+        assert_close(np.asarray(got, np.float64), e / e.sum(1, keepdims=True),
+                     "bf16" if fn is ts.softmax else "f32", n=n)
+
+
 @pytest.mark.parametrize("n, brought, warps", [
-    (20000, (0,), 8), (30000, (0,), 16), (57000, (0,), 16), (60000, (), 32)])
+    (20000, ((0, 4),), 8), (30000, ((0, 3),), 16), (57000, ((0, 6),), 16),
+    (60000, ((0, 2),), 32)])
 def test_a_group_of_more_warps_has_a_multiprocessor_where_rows_leave_no_room_for_two(
-        n: int, brought: tuple[int, ...], warps: int, rng: np.random.Generator) -> None:
-    """And finds a row in the L1 cache that does not fit into shared memory at all."""
+        n: int, brought: tuple, warps: int, rng: np.random.Generator) -> None:
+    """Of a row that does not fit into shared memory as many blocks are there as have room."""
     x = _drawn(rng, 2, n)
     (group,) = _groups(lambda x: ts.softmax(x), x)
     assert group.attr("brought") == brought and group.schedule.warps == warps
@@ -75,26 +86,31 @@ def test_a_group_of_more_warps_has_a_multiprocessor_where_rows_leave_no_room_for
     assert_close(got, e / e.sum(1, keepdims=True), "f32", n=n)
 
 
-def test_every_other_pass_over_memory_goes_backwards(rng: np.random.Generator) -> None:
+def test_every_other_pass_over_memory_goes_backwards() -> None:
     def heads(n: int) -> list[str]:
-        (group,) = _groups(lambda x: ts.softmax(x), _drawn(rng, 2, n))
+        (group,) = _groups(lambda x: ts.softmax(x), ts.Tensor[600, n, "f32"])
         return re.findall(r"for n in range\((.*)\):", source_of(group).text)
 
     step = row_blocks.STREAMED
-    whole = 60000 // step * step
+    whole = 300000 // step * step
     forth, back = f"0, {whole}, {step}", f"{whole - step}, -1, -{step}"
-    assert heads(60000) == [forth, back, forth]
+    assert heads(300000) == [forth, back, forth]
+    held, whole = 3 * step, 80000 // step * step
+    assert heads(80000)[-4:] == [
+        f"{whole - step}, {held - step}, -{step}", f"{held - step}, -1, -{step}",
+        f"0, {held}, {step}", f"{held}, {whole}, {step}"]
     assert not any("-1" in head for head in heads(20000))  # of rows in shared memory none does
 
 
-def test_of_two_operands_the_one_that_has_room_is_brought(rng: np.random.Generator) -> None:
+def test_of_two_operands_one_is_brought_whole_and_one_in_part(rng: np.random.Generator) -> None:
     def fn(x: Any, y: Any) -> Any:
         z = x + ts.cast(y, "f32")
         return z - ts.max(z, axis=-1, keepdims=True)
 
     (group,) = _groups(fn, x := _drawn(rng, 2, 60001), y := _drawn(rng, 2, 60001, dtype="bf16"))
-    brought = [group.reads[i].type.dtype.name for i in group.attr("brought")]
-    assert len(group.reads) == 2 and brought == ["bf16"]
+    brought = [group.reads[i].type.dtype.name for i, _ in group.attr("brought")]
+    assert len(group.reads) == 2 and brought == ["bf16", "f32"]
+    assert [many for _, many in group.attr("brought")] == [3, 1]
     (got,) = CudaProgram(ts.jit(fn).graph(x, y), TARGET).run([x, y])
     z = np.asarray(x, np.float32) + np.asarray(ts.cast(y, "f32"))
     assert np.array_equal(got, z - z.max(1, keepdims=True))

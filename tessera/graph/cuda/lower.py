@@ -201,7 +201,7 @@ class _KernelSchedule(ScheduleBuilder):
             laid = any(o.layout for o in (*reads, *writes))
             s, room = choose_schedule.for_passes(s, frame.extents[-1], sum(again.values()),
                                                  self.chip.group_shared_bytes, laid)
-            more["brought"] = brought_rows(again, room)
+            more["brought"] = brought_rows(again, room, frame.extents[-1], s.n)
         self.add("rows", space, reads, writes, steps, s, grid, axes=frame.members, **more)
 
     def _one_reduction(self, group: FusionGroup) -> None:

@@ -5,8 +5,8 @@ statistics and one for what is written.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from ..schedule.ir import GroupOperand, GroupStep, ScheduledGroup
@@ -31,11 +31,25 @@ from .kernel_text import KernelWriter
 PARTS = 4  # of a row that is brought, each waited for alone
 
 
+@dataclass(frozen=True)
+class RowLoop:
+    """A loop over some whole blocks of a row.
+
+    head: of the loop.  shared: the places of operands' blocks that lie in shared memory then.
+    pending: parts of the row that may still be on their way, None where nothing is waited for
+    """
+
+    head: str
+    shared: dict[str, str]
+    pending: int | None = None
+
+
 def write_passes(w: KernelWriter, b: FrameBlock, group: ScheduledGroup, N: int,
                  texts: dict[str, str]) -> None:
     """Row statistics are held across passes; everything that varies along a row is computed anew
-    in each pass that needs it. Operands of several passes are brought to shared memory, where there
-    is room, all at once; the first pass goes over what has come, while the rest is on its way."""
+    in each pass that needs it. Operands of several passes are brought to shared memory, as much of
+    them as has room, all at once; the first pass goes over what has come, while the rest is on its
+    way."""
     levels, wide = _levels(b.frame, group.reads, group.steps)
     steps = {s.name: s for s in group.steps}
     arriving = _bring(w, b, group, N)
@@ -44,71 +58,84 @@ def write_passes(w: KernelWriter, b: FrameBlock, group: ScheduledGroup, N: int,
             user = next(s for s in group.steps if r.name in s.args)
             value(w, b, r.name, r.type.dtype.kind, user)
     rows: list[GroupStep] = [s for s in group.steps if not s.reduction and s.name not in wide]
-    turns, back = any(all(b.pattern(r)[-2:]) and r.name not in b.shared for r in group.reads), False
+    held = set.intersection(*(set(x.shared) for x in arriving)) if arriving else set()
+    turns, back = any(all(b.pattern(r)[-2:]) and r.name not in held for r in group.reads), False
+    loops = arriving or [RowLoop(f"for n in range(0, {N // b.BN * b.BN}, {b.BN}):", {})]
     for level in range(max(levels.values(), default=0) + 1):
         _narrow(w, b, [s for s in rows if levels[s.name] == level], texts)
         folds = [Fold.of(s, blocks(N, b.BN)) for s in group.steps
                  if s.reduction and levels[s.name] == level + 1]
         if folds:
-            loops = [_blocks(b, N, back)]
-            if arriving:
-                loops, arriving = arriving, []
             _fold_pass(w, b, folds, loops, N, level, steps, texts)
             back = turns and not back
-    _write_rows(w, b, group, _blocks(b, N, back), N, steps, texts)
+            loops = _all_blocks(b, group, N, back)
+    _write_rows(w, b, group, loops, N, steps, texts)
 
 
-def _blocks(b: FrameBlock, N: int, back: bool) -> str:
-    """The head of a loop over the whole blocks of a row."""
-    whole = N // b.BN * b.BN
-    span = f"{whole - b.BN}, -1, -{b.BN}" if back else f"0, {whole}, {b.BN}"
-    return f"for n in range({span}):"
+def _spans(b: FrameBlock, group: ScheduledGroup, N: int) -> list[tuple[int, int, dict[str, str]]]:
+    """(first block, end, the operands that are in shared memory there) along a row."""
+    brought = {group.reads[i].name: many for i, many in group.attr("brought")}
+    ends = sorted({0, N // b.BN, *brought.values()})
+    places = {name: f"{name}_s" + f"[n // {b.BN}]" * (many > 1) for name, many in brought.items()}
+    return [(begin, end, {name: place for name, place in places.items() if end <= brought[name]})
+            for begin, end in pairwise(ends)]
 
 
-def _bring(w: KernelWriter, b: FrameBlock, group: ScheduledGroup, N: int) -> list[str]:
-    """The heads of loops over the blocks as they come, none where nothing is brought. Each whole
-    block has a buffer, so that no access to it needs to look for the end."""
-    brought = [group.reads[i] for i in group.attr("brought")]
-    many, rest = N // b.BN, _rest(b, N, "")
-    for o in brought:
+def _all_blocks(b: FrameBlock, group: ScheduledGroup, N: int, back: bool) -> list[RowLoop]:
+    """Loops over the whole blocks of a row."""
+    found = []
+    for begin, end, shared in _spans(b, group, N):
+        first, last = begin * b.BN, end * b.BN
+        span = f"{last - b.BN}, {first - b.BN if first else -1}, -{b.BN}" if back else \
+            f"{first}, {last}, {b.BN}"
+        found.append(RowLoop(f"for n in range({span}):", shared))
+    return found[::-1] if back else found
+
+
+def _bring(w: KernelWriter, b: FrameBlock, group: ScheduledGroup, N: int) -> list[RowLoop]:
+    """The loops over the blocks as they come, none where nothing is brought. Each whole block has
+    a buffer, so that no access to it needs to look for the end."""
+    brought = {group.reads[i].name: (group.reads[i], many) for i, many in group.attr("brought")}
+    rest = _rest(b, N, "")
+    for name, (o, many) in brought.items():
         kind = w.type(o.type)
-        w.line(f"{o.name}_s = tile.alloc_shared((1, {b.BN}), {kind}, stages={many})")
-        b.shared[o.name] = f"{o.name}_s[n // {b.BN}]"
-        if rest is not None:
-            w.line(f"{o.name}_t = tile.alloc_shared((1, {rest.BN}), {kind})")
-            w.line(f"tile.cp_async({o.name}_t, {rest.place(o)[0]})")
+        w.line(f"{name}_s = tile.alloc_shared((1, {b.BN}), {kind}, stages={many})")
+        if rest is not None and many == N // b.BN:
+            w.line(f"{name}_t = tile.alloc_shared((1, {rest.BN}), {kind})")
+            w.line(f"tile.cp_async({name}_t, {rest.place(o)[0]})")
+            b.shared[name] = f"{name}_t"
     if not brought:
         return []
-    parts = min(PARTS, many)
-    ends = [many * i // parts * b.BN for i in range(parts + 1)]
-    loops = [f"for n in range({begin}, {end}, {b.BN}):" for begin, end in pairwise(ends)]
+    loops = [RowLoop(f"for n in range({first * b.BN}, {last * b.BN}, {b.BN}):", shared)
+             for begin, end, shared in _spans(b, group, N)
+             for first, last in pairwise(_parts(begin, end, PARTS if begin == 0 else 1))]
     for loop in loops:
-        with w.block(loop):
-            for o in brought:
-                w.line(f"tile.cp_async({b.shared[o.name]}, {b.place(o)[0]})")
-        w.line("tile.cp_commit_group()")
-    return loops
+        if loop.shared:
+            with w.block(loop.head):
+                for name, place in loop.shared.items():
+                    w.line(f"tile.cp_async({place}, {b.place(brought[name][0])[0]})")
+            w.line("tile.cp_commit_group()")
+    coming = sum(bool(loop.shared) for loop in loops)
+    return [replace(loop, pending=coming - 1 - i) if loop.shared else loop
+            for i, loop in enumerate(loops)]
 
 
-def _fold_pass(w: KernelWriter, b: FrameBlock, folds: list[Fold], loops: list[str], N: int,
+def _parts(begin: int, end: int, parts: int) -> list[int]:
+    parts = min(parts, end - begin)
+    return [begin + (end - begin) * i // parts for i in range(parts + 1)]
+
+
+def _fold_pass(w: KernelWriter, b: FrameBlock, folds: list[Fold], loops: list[RowLoop], N: int,
                level: int, steps: dict[str, GroupStep], texts: dict[str, str]) -> None:
     """Statistics of one level. Every lane combines what stands in its places of the blocks, and at
-    the end lanes combine what they have, and what the rest of the row gives behind the last.
-
-    loops: over parts of the blocks, that come one after another where there are several
-    """
+    the end lanes combine what they have, and what the rest of the row gives behind the last."""
     for f in folds:
         w.line(f"{f.step.name}_a = {start(w, f, f'({b.BM}, {b.BN})')}", f.step)
-    for i, loop in enumerate(loops):
-        inner = _inside(b, f"_p{level}" + f"_{i}" * (len(loops) > 1))
-        if b.shared and not level:
-            w.line(f"tile.cp_wait_group({len(loops) - 1 - i})")
-            w.line("tile.barrier()")
-        with w.block(loop):
-            for f in folds:
-                _needed(w, inner, f.step.args, steps, texts)
-                name, part = f"{f.step.name}_a", folded(w, inner, f)
-                w.line(f"{name} = {combined(w, f, name, part)}", f.step)
+    for inner in _inside(w, b, loops, f"_p{level}"):
+        for f in folds:
+            _needed(w, inner, f.step.args, steps, texts)
+            name, part = f"{f.step.name}_a", folded(w, inner, f)
+            w.line(f"{name} = {combined(w, f, name, part)}", f.step)
     rest = _rest(b, N, f"_q{level}")
     for f in folds:
         name = f"{f.step.name}_a"
@@ -121,8 +148,8 @@ def _fold_pass(w: KernelWriter, b: FrameBlock, folds: list[Fold], loops: list[st
         b.held[f.step.name] = KernelValue(f.step.name, True, False)
 
 
-def _write_rows(w: KernelWriter, b: FrameBlock, group: ScheduledGroup, loop: str, N: int,
-                steps: dict[str, GroupStep], texts: dict[str, str]) -> None:
+def _write_rows(w: KernelWriter, b: FrameBlock, group: ScheduledGroup, loops: list[RowLoop],
+                N: int, steps: dict[str, GroupStep], texts: dict[str, str]) -> None:
     full = [o for o in group.writes if b.pattern(o)[-1]]
     for o in group.writes:
         if o not in full:
@@ -134,22 +161,29 @@ def _write_rows(w: KernelWriter, b: FrameBlock, group: ScheduledGroup, loop: str
             store(w, inner, o, steps.get(o.name))
 
     if full:
-        with w.block(loop):
-            write(_inside(b, "_w"))
+        for inner in _inside(w, b, loops, "_w"):
+            write(inner)
         if (rest := _rest(b, N, "_x")) is not None:
             write(rest)
 
 
-def _inside(b: FrameBlock, suffix: str) -> FrameBlock:
-    """The same block in a pass: all of it is inside of the rows."""
-    return replace(b, held=dict(b.held), suffix=suffix, fill=", fill=0")
+def _inside(w: KernelWriter, b: FrameBlock, loops: list[RowLoop], suffix: str
+            ) -> Iterator[FrameBlock]:
+    """The same block in each loop of a pass: all of it is inside of the rows."""
+    for i, loop in enumerate(loops):
+        if loop.pending is not None:
+            w.line(f"tile.cp_wait_group({loop.pending})")
+            w.line("tile.barrier()")
+        with w.block(loop.head):
+            yield replace(b, held=dict(b.held), suffix=suffix + f"_{i}" * (len(loops) > 1),
+                          fill=", fill=0", shared=loop.shared)
 
 
 def _rest(b: FrameBlock, N: int, suffix: str) -> FrameBlock | None:
     """What is left of rows behind the last whole block."""
     left = N % b.BN
-    return replace(b, columns=f"{N - left}:{N}", BN=left, held=dict(b.held), suffix=suffix,
-                   shared={name: f"{name}_t" for name in b.shared}) if left else None
+    return replace(b, columns=f"{N - left}:{N}", BN=left, held=dict(b.held), suffix=suffix
+                   ) if left else None
 
 
 def _levels(frame: Frame, reads: Sequence[GroupOperand], steps: Sequence[GroupStep]
@@ -188,13 +222,19 @@ def read_again(frame: Frame, reads: Sequence[GroupOperand], writes: Sequence[Gro
             if counts[r.name] > 1 and all(_along(frame, r)[-2:]) and r.layout is None}
 
 
-def brought_rows(sizes: dict[int, int], room: int) -> tuple[int, ...]:
-    """As many of these operands as have room in so many bytes of shared memory."""
-    brought = []
+def brought_rows(sizes: dict[int, int], room: int, columns: int, step: int
+                 ) -> tuple[tuple[int, int], ...]:
+    """As many of these operands as have room in so many bytes of shared memory, with the number of
+    their blocks of `step` columns there: all, or some, if these are a fourth at least."""
+    brought, whole = [], columns // step
     for i, size in sizes.items():
+        each = size // columns * step
         if size <= room:
-            brought.append(i)
+            brought.append((i, whole))
             room -= size
+        elif 4 * (many := min(whole - 1, room // each)) >= whole:
+            brought.append((i, many))
+            room -= many * each
     return tuple(brought)
 
 

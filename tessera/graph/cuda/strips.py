@@ -42,7 +42,7 @@ FEWEST_ROWS = 32
 # 2026-11-23, `tessera bench step gpt2-350m`).
 # Columns alone are quicker in long strips: 116 us in place of 138 (gelu's of [16384, 4096]).
 STRIPS = 512
-# Rows that are worth a second kernel; of fewer, down to FEWEST, so many elements: they would else be
+# Rows that are worth a second kernel. Of fewer, down to FEWEST, so many elements: they would be
 # written in f32 and read again. Layer norm's gradient of [512, 131072] took 705 us on an H100.
 LONG, FEWEST, LARGE = 1024, 64, 1 << 24
 # Columns of a row that is held whole, beside its sums, by sixteen warps; and by four.
