@@ -210,7 +210,7 @@ class MpiTransport(Transport):
         here.Free()
         self._closed: dict[tuple[int, int], deque[MpiReceive]] = defaultdict(deque)  # by rank, tag
         self._ended: dict[int, int] = {}  # by rank that has said so: the messages it has sent us
-        self._telling: list[tuple[Any, bytes]] = []
+        self._aside, self._telling = threading.Lock(), list[tuple[Any, bytes]]()
         self.may_tell = self._mpi.Query_thread() == self._mpi.THREAD_MULTIPLE
         self._thread = threading.Lock()
         self._user = ""
@@ -230,15 +230,18 @@ class MpiTransport(Transport):
         status_page.note(str(label))
 
     def tell(self, to: int, data: bytes) -> None:
-        self._telling = [(raw, held) for raw, held in self._telling if not self.test_all([raw])]
-        self._telling.append((self.send_bytes(data, to, _TOLD_TAG), data))
+        with self._aside:
+            if not self._mpi.Is_finalized():
+                self._telling = [(r, held) for r, held in self._telling if not self.test_all([r])]
+                self._telling.append((self.send_bytes(data, to, _TOLD_TAG), data))
 
     def told(self) -> list[bytes]:
         found, status = [], self._mpi.Status()
-        while self._comm.Iprobe(tag=_TOLD_TAG, status=status):
-            data = np.empty(status.Get_count(self._mpi.BYTE), np.uint8)
-            self._comm.Recv([data, self._mpi.BYTE], status.Get_source(), _TOLD_TAG)
-            found.append(data.tobytes())
+        with self._aside:  # another thread may not take what this one has seen
+            while not self._mpi.Is_finalized() and self._comm.Iprobe(tag=_TOLD_TAG, status=status):
+                data = np.empty(status.Get_count(self._mpi.BYTE), np.uint8)
+                self._comm.Recv([data, self._mpi.BYTE], status.Get_source(), _TOLD_TAG)
+                found.append(data.tobytes())
         return found
 
     # --- raw messages ---------------------------------------------------------------------------
@@ -389,6 +392,7 @@ class MpiTransport(Transport):
             time.sleep(_END_POLL_S)
         if numbers is not None and (error := numbers.look(self, True)) is not None:
             stop_with(error)
+        self._aside.acquire()  # MPI ends: no thread tells anything any more
         for source in others:
             if self._ended[source] > sum(n for (r, _), n in self._received.items() if r == source):
                 stop_with(self._unasked(source))
