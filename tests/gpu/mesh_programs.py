@@ -74,17 +74,40 @@ def split(rank: int, ranks: int) -> dict:
     return {"sums": y.numpy().tolist(), "known": known(whole)}
 
 
+def cut(rank: int, ranks: int) -> dict:
+    """Matmuls in parts beside their collective, against f64 NumPy in some places."""
+    mesh = ts.dist.mesh([f"cuda:{r}" for r in range(ranks)], axes="x")
+    rng, kind = np.random.default_rng(3), "bf16 @accum(f32)"
+    X, W = (ts.tensor(rng.standard_normal(s, np.float32), kind)
+            for s in ((4096, 4096), (4096, 8192)))
+    i, j = rng.integers(0, 4096, 500), rng.integers(0, 8192, 500)
+    want = np.einsum("ik,ki->i", X.numpy()[i].astype("f8"), W.numpy()[:, j].astype("f8"))
+    found = {}
+    for left, right, out in (("rows", "columns", "columns"), ("columns", "rows", "rows"),
+                             ("columns", "rows", "whole")):
+        f = ts.jit(lambda x, w, out=out: ts.shard(x @ w, SPLIT[out]))
+        x, w = ts.dist.distribute(X, SPLIT[left], mesh=mesh), ts.dist.distribute(
+            W, SPLIT[right], mesh=mesh)
+        for _ in range(3):  # step by step, recorded, and as a graph
+            y = f(x, w).numpy()
+            assert_close(y[i, j], want, "bf16", 4096)
+        found[out] = str(f.plan)
+    return found
+
+
 def losses(rank: int, ranks: int) -> dict:
     """Of steps of the example on meshes of GPUs, and on one GPU."""
     found = {}
-    for axes in ({}, {"dp": ranks}, {"tp": ranks}):
+    for axes in ({}, {"dp": ranks}, {"tp": ranks}, {"dp": ranks, "zero": 3}):
+        axes, zero = {a: n for a, n in axes.items() if a != "zero"}, axes.get("zero", 0)
         grid = ts.dist.mesh([f"cuda:{r}" for r in range(ranks)], tuple(axes),
                             tuple(axes.values())) if axes else None
         c = Config(d=64, layers=2, heads=4, T=64, B=8, target="cuda",
-                   mesh=",".join(f"{a}={n}" for a, n in axes.items()))
+                   zero=zero, mesh=",".join(f"{a}={n}" for a, n in axes.items()))
         c.__dict__["grid"] = grid  # under mpirun it has one in any case
         ts.random.seed(1)
         params = place_params(grid, init_params(c))
+        params = c.optimizer.shard(params) if zero else params
         run, model, rng = Run([params], [c.optimizer.init(params)]), Model(c), \
             np.random.default_rng(5)
         made = []
@@ -95,14 +118,15 @@ def losses(rank: int, ranks: int) -> dict:
         for _ in range(20):
             model.advance(run, batch, 1e-3)
         took = (time.perf_counter() - begin) / 20
-        found[str(axes)] = {"losses": made, "step ms": 1e3 * took}
+        name = f"{axes} zero {zero}" if zero else str(axes)
+        found[name] = {"losses": made, "step ms": 1e3 * took}
     return found
 
 
 def main() -> None:
     program, folder = sys.argv[1:]
     rank, ranks = ts.dist.rank(), ts.dist.world_size()
-    found = {"layouts": layouts, "split": split, "losses": losses}[program](rank, ranks)
+    found = {"layouts": layouts, "split": split, "cut": cut, "losses": losses}[program](rank, ranks)
     (Path(folder) / str(rank)).write_text(json.dumps(found))
 
 
