@@ -2,6 +2,7 @@
 
     mpirun -n 2 python benchmarks/mesh_step.py                  # 124M, 16 windows a GPU, T 1024
     torchrun --nproc-per-node 4 benchmarks/mesh_step.py --layers 24 --d 1024 --heads 16     # 350M
+    mpirun -n 2 python benchmarks/mesh_step.py --fsdp           # parameters split over the GPUs
     mpirun -n 2 python benchmarks/mesh_step.py --torch ddp      # PyTorch on them, or fsdp2
 
 Rank 0 trains alone first, with the windows of one GPU, while the others wait; then all together,
@@ -40,10 +41,12 @@ def placed(mesh: ts.dist.Mesh | None, x: np.ndarray, split: bool) -> ts.Tensor:
 
 
 class OurStep:
-    """On one GPU, or on the mesh."""
+    """On one GPU, or on the mesh. fsdp: parameters and state are split over it."""
 
-    def __init__(self, mesh: ts.dist.Mesh | None, model: StepModel):
-        self.params = tree.map_tree(lambda w: placed(mesh, w, False), weights(model))
+    def __init__(self, mesh: ts.dist.Mesh | None, model: StepModel, fsdp: bool = False):
+        drawn = weights(model)
+        self.params = ts.dist.fsdp(tree.map_tree(ts.tensor, drawn), "dp", mesh) if fsdp else \
+            tree.map_tree(lambda w: placed(mesh, w, False), drawn)
         self.run = training_step(model, donate=("params", "state"))
         self.state = OPTIMIZER.init(self.params)
         self.x, self.y = (placed(mesh, t, True) for t in batch(model))
@@ -77,7 +80,7 @@ def ours(a: argparse.Namespace, model: StepModel) -> dict[str, Any]:
     with config.scope(comm_timeout=0):  # it compiles first
         ts.dist.barrier()
     mesh = ts.dist.mesh([f"cuda:{r}" for r in range(ranks)], axes="dp")
-    made = OurStep(mesh, model.sized(B=ranks * a.B))
+    made = OurStep(mesh, model.sized(B=ranks * a.B), a.fsdp)
     with ts.dist.traffic() as sent:
         together = step_times(made.step, a.steps, a.start_file)
     together |= {"plan": [str(c) for c in made.run.plan], "eager_collectives": len(sent)}
@@ -96,12 +99,14 @@ def torchs(a: argparse.Namespace, model: StepModel) -> dict[str, Any]:
 def main() -> None:
     flags = argparse.ArgumentParser(description=__doc__)
     flags.add_argument("--steps", type=int, default=10)
+    flags.add_argument("--fsdp", action="store_true", help="split parameters and their state")
     flags.add_argument("--torch", choices=("ddp", "fsdp2"))
     flags.add_argument("--start-file", type=Path)
     a, model = sized(flags, B=16)
     figures = torchs(a, model) if a.torch else ours(a, model)
     if launched.launched_rank() == 0:
-        record.write(f"mesh_step_{a.torch}" if a.torch else "mesh_step", {
+        name = a.torch or ("fsdp" if a.fsdp else "")
+        record.write("mesh_step" + f"_{name}" * bool(name), {
             "device": f"{launched.launched_size()} x {device().name}", "model": model.figures(),
             "ranks": launched.launched_size(), **figures})
 

@@ -76,6 +76,27 @@ def split(rank: int, ranks: int) -> dict:
     return {"sums": y.numpy().tolist(), "known": known(whole)}
 
 
+def cut(rank: int, ranks: int) -> dict:
+    """Matmuls in parts beside their collective, against f64 NumPy in some places."""
+    mesh = ts.dist.mesh([f"cuda:{r}" for r in range(ranks)], axes="x")
+    rng, kind = np.random.default_rng(3), "bf16 @accum(f32)"
+    X, W = (ts.tensor(rng.standard_normal(s, np.float32), kind)
+            for s in ((4096, 4096), (4096, 8192)))
+    i, j = rng.integers(0, 4096, 500), rng.integers(0, 8192, 500)
+    want = np.einsum("ik,ki->i", X.numpy()[i].astype("f8"), W.numpy()[:, j].astype("f8"))
+    found = {}
+    for left, right, out in (("rows", "columns", "columns"), ("columns", "rows", "rows"),
+                             ("columns", "rows", "whole")):
+        f = ts.jit(lambda x, w, out=out: ts.shard(x @ w, SPLIT[out]))
+        x, w = ts.dist.distribute(X, SPLIT[left], mesh=mesh), ts.dist.distribute(
+            W, SPLIT[right], mesh=mesh)
+        for _ in range(3):  # step by step, recorded, and as a graph
+            y = f(x, w).numpy()
+            assert_close(y[i, j], want, "bf16", 4096)
+        found[out] = str(f.plan)
+    return found
+
+
 def losses(rank: int, ranks: int) -> dict:
     """Of steps of the example on meshes of GPUs, and on one GPU."""
     return trained(ranks, [({}, 0), ({"dp": ranks}, 0), ({"tp": ranks}, 0)])
@@ -197,7 +218,7 @@ def pipelined(rank: int, ranks: int) -> dict:
 def main() -> None:
     program, folder = sys.argv[1:]
     rank, ranks = ts.dist.rank(), ts.dist.world_size()
-    programs = {f.__name__: f for f in (layouts, split, losses, zeros, stages, experts,
+    programs = {f.__name__: f for f in (layouts, split, cut, losses, zeros, stages, experts,
                                        rings, pipelined)}
     found = programs[program](rank, ranks)
     (Path(folder) / str(rank)).write_text(json.dumps(found))

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from gpu_harness import require_gpu
-from mesh.launch import mpirun, needs_mpi
+from mesh.launch import mpirun, needs_mpi, started_as_by
 from mesh.test_pipeline import check, reference
 from tessera.runtime.device import device_count
 
@@ -38,6 +38,22 @@ def test_ranks_that_share_a_gpu_go_through_the_host(tmp_path):
     for said in run("layouts", tmp_path, CUDA_VISIBLE_DEVICES="0"):
         assert said["place"] == "cuda:0" and said["backend"] == "mpi"
         assert "through the host" in said["plan"]
+
+
+@needs_mpi
+@needs_two
+def test_matmuls_run_in_parts_beside_their_collective(tmp_path):
+    for said in run("cut", tmp_path):
+        assert all("parts beside its matmul through NCCL" in plan for plan in said.values()), said
+
+
+@needs_two
+def test_torchrun_s_variables_are_enough(tmp_path):
+    made = started_as_by("torchrun", 2, "layouts", tmp_path, battery=PROGRAMS)
+    assert made.status == 0, made.text
+    for r in range(2):
+        said = json.loads(made.results[r])
+        assert said["place"] == f"cuda:{r}" and said["backend"] == "nccl"
 
 
 @needs_mpi
