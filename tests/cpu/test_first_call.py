@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import inspect
 from dataclasses import replace
+from pathlib import Path
 
-import numpy as np
 import pytest
 
 import tessera as ts
@@ -20,6 +20,10 @@ from tessera.graph.expand import expand
 from tessera.graph.ir import readers_of, uses, verify
 from tessera.graph.schedule.ir import canonical_group
 from tessera.graph.simplify import canonicalize, merge_common, remove_dead
+from tessera.runtime.target import parse_target
+from tessera.tile.ir.printing import print_ir
+from tessera.tile.ir.schedule import Schedule
+from tessera.tile.launch.machine_code import CompileRequest
 from tessera.tile.passes.written_arguments import written_parameters
 
 
@@ -89,12 +93,31 @@ def test_a_pass_that_changes_nothing_gives_its_graph():
     assert len(merge_common(twice).nodes) == 2 and len(uses(twice)) == len(readers_of(twice)) + 1
 
 
-def test_what_is_known_of_a_function_is_not_known_of_its_copy():
-    @ts.kernel
-    def copy(x: Tensor["N", f32], y: Tensor["N", f32]):
-        i = ts.tile.group_id(0) * 32
-        y[i:i + 32] = x[i:i + 32]
+@ts.kernel
+def copy(x: Tensor["N", f32], y: Tensor["N", f32]):
+    i = ts.tile.group_id(0) * 32
+    y[i:i + 32] = x[i:i + 32]
 
-    function = copy.lower(ts.zeros(64), ts.tensor(np.zeros(64, np.float32)))
+
+@pytest.fixture
+def function():
+    return copy.lower(ts.zeros(64), ts.zeros(64))
+
+
+def test_machine_code_is_found_from_another_folder(function, monkeypatch, tmp_path):
+    """Lines are part of its name, as the code has them, by their whole paths."""
+    request = CompileRequest(32, Schedule(), parse_target("sm_90a"))
+    monkeypatch.chdir(Path(__file__).parent)
+    here = request.key(function), print_ir(function)
+    monkeypatch.chdir(tmp_path)
+    assert request.key(function) == here[0] and print_ir(function) != here[1]
+    first, *rest = function.body
+    moved = replace(first, where=replace(first.where, line=first.where.line + 1))
+    assert request.key(replace(function, body=(moved, *rest))) != here[0]
+    moved = replace(first, where=replace(first.where, file="/elsewhere.py"))
+    assert request.key(replace(function, body=(moved, *rest))) != here[0]
+
+
+def test_what_is_known_of_a_function_is_not_known_of_its_copy(function):
     assert written_parameters(function) == {"y"}
     assert written_parameters(replace(function, body=())) == frozenset()
