@@ -114,6 +114,8 @@ def subgraphs(node: Node) -> Iterator[Graph]:
 
 def node_effects(node: Node) -> frozenset[str]:
     """The effects of a node and of the graphs it holds."""
+    if not node.op.graph_attrs:
+        return node.op.effects
     return node.op.effects.union(*(g.effects for g in subgraphs(node)))
 
 

@@ -145,8 +145,9 @@ def meet(axes: Sequence[Axis], zero: bool, kind: str, where: SourceLine | None) 
 
 def _merged(edges: Sequence[Any], zero: bool) -> Axis:
     """Edges that are one."""
-    first = replace(edges[0], zero=zero)
-    return replace(first, low=any(e.low for e in edges)) if isinstance(first, Edge) else first
+    if isinstance(edges[0], Edge):
+        return replace(edges[0], zero=zero, low=any(e.low for e in edges))
+    return replace(edges[0], zero=zero)
 
 
 def _without_statistics(edges: list[Any]) -> list[Any]:

@@ -8,6 +8,7 @@ name their last value after the loop: there are no result lists, and two loops c
 from __future__ import annotations
 
 import hashlib
+import operator
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -254,7 +255,8 @@ def map_operands(node: Node, f: Any) -> Node:
         return tuple(map_operands(n, f) for n in nodes)
 
     if isinstance(node, Op):
-        return replace(node, args=all_of(node.args))
+        args = all_of(node.args)
+        return node if all(map(operator.is_, args, node.args)) else replace(node, args=args)
     if isinstance(node, For):
         return replace(node, lo=f(node.lo), hi=f(node.hi), step=f(node.step),
                        inits=all_of(node.inits), body=inner(node.body), yields=all_of(node.yields))

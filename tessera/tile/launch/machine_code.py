@@ -21,7 +21,7 @@ from tessera.runtime.ptxas import Resources
 from tessera.runtime.target import Target, parse_target
 from tessera.runtime.toolchain import sources, stamps, toolchain
 from tessera.tile.ir import errors
-from tessera.tile.ir.ir import Function
+from tessera.tile.ir.ir import Function, walk
 from tessera.tile.ir.printing import print_ir
 from tessera.tile.ir.schedule import Schedule
 
@@ -49,7 +49,7 @@ class CompileRequest:
     def key(self, function: Function) -> str:
         """The name of the entry in the disk cache: the same in every process."""
         return content_name(
-            print_ir(function), _file(function), str(self.lanes), self.schedule.text(),
+            print_ir(function, lines=False), _places(function), str(self.lanes), self.schedule.text(),
             f"{self.target} {self.target.generation}", " ".join(sorted(self.divisible)),
             " ".join(sorted(self.aligned)), f"{self.shared} {self.checked} {self.batched}",
             " ".join(sorted(self.watched)), " ".join(map(str, sorted(self.held))),
@@ -63,9 +63,11 @@ def divisible_extents(sizes: Mapping[str, int]) -> tuple[frozenset[str], frozens
             frozenset(n for n, size in sizes.items() if size % 16 == 8))
 
 
-def _file(function: Function) -> str:
-    """The file that the lines of the IR belong to; the text of the IR has it shortened."""
-    return next((node.where.file for node in function.body if node.where is not None), "")
+def _places(function: Function) -> str:
+    """Where each op stands, by whole paths: the text of the IR has them from the working directory
+    on, and a program that is started in another one finds what it compiled."""
+    return "\n".join(f"{node.where.file}:{node.where.line}" if node.where is not None else ""
+                     for node in walk(function.body))
 
 
 @dataclass(frozen=True)
