@@ -185,7 +185,7 @@ def test_a_routine_without_samples_or_a_benchmark_without_a_rate_is_refused():
     from tessera.kernels.record import Benchmark
 
     facts = vars(stdlib.gemm.record)
-    with pytest.raises(ts.ArgumentError, match="0 samples and 8 compiled calls cannot be tested"):
+    with pytest.raises(ts.ArgumentError, match="0 samples and 9 compiled calls cannot be tested"):
         type(stdlib.gemm.record)(**facts | {"samples": ()})
     with pytest.raises(ts.ArgumentError, match="gives flops=0, bytes=0"):
         Benchmark("", ((4, 4),), beside=("cuBLAS", lambda torch, a: a))

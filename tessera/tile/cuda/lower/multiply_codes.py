@@ -93,7 +93,7 @@ def stack_codes(function: Function, generation: Generation, divisible: frozenset
 
 
 class _Pass:
-    name = "matmul_codes"
+    name, first = "matmul_codes", False  # whether codes are loaded before the other operand
 
     def __init__(self, function: Function, warps: int, generation: Generation,
                  divisible: frozenset[str], overlapping: bool):
@@ -217,12 +217,12 @@ class _Pass:
         sums, made = (Def(self.names.fresh("parts"), many) for _ in range(2))
         body: list[Node] = []
         for n in node.body:
-            if n is found.load:
+            if n is (found.load if self.first else op):
                 a = self.load_bytes(body, found, codes)
-            elif n is op:
+            if n is op:
                 body.append(Op(self.name, (a, found.b, sums.value), (made,), attributes(
                     codes=codes, factor=1 / factor), op.where))
-            elif n not in found.casts:
+            elif n is not found.load and n not in found.casts:
                 body.append(n)
         out.append(replace(node, carried=put(node.carried, i, sums), body=tuple(body),
                            inits=put(node.inits, i, first), yields=put(node.yields, i, made.value)))
@@ -274,7 +274,7 @@ class _Pass:
 
 
 class _Stacked(_Pass):
-    name = "matmul_codes_stacked"
+    name, first = "matmul_codes_stacked", True  # blocks side by side share the other one
 
     def fits(self, found: CodesMatmul) -> bool:
         x, sums = self.types[found.b], found.op.outs[0].type
