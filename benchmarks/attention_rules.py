@@ -3,7 +3,7 @@
     python benchmarks/attention_rules.py [D ...] [--rules window ...] [--length 8192]
         [--together FOLDER N]
 
-Of bf16 operands [B, 16, S, D] with B = 16384 / S: the result alone, then with the cotangents of
+Of bf16 operands [B, 16, S, D] with B = 32768 / S: the result alone, then with the cotangents of
 queries, keys and values, ours through ts.jit and ts.vjp, flex_attention through torch.compile with
 its block mask made beforehand; ours makes spans of segments and lengths in each call. Times are
 medians over rounds of calls one behind the other, interleaved; errors are distances from f32 of one
@@ -137,7 +137,7 @@ def distance(x: Any, want: torch.Tensor) -> float:
 
 
 def measured(D: int, name: str, S: int, wait: Any) -> dict[str, Any]:
-    rule, B = RULES[name], 16384 // S
+    rule, B = RULES[name], 32768 // S
     torch.manual_seed(0)
     q, k, v, g = (torch.randn(B, HEADS, S, D, device="cuda", dtype=torch.bfloat16) for _ in "qkvg")
     rows = rows_of(rule, B, S)
@@ -168,7 +168,7 @@ def measured(D: int, name: str, S: int, wait: Any) -> dict[str, Any]:
 
 
 class Turn:
-    """Waits until `count` processes have come here, 35 seconds at most, then one by one."""
+    """Waits until `count` processes have come here, 30 seconds at most, then one by one."""
 
     def __init__(self, folder: str, count: int):
         self.folder, self.count = Path(folder), count
@@ -176,7 +176,7 @@ class Turn:
 
     def __enter__(self) -> None:
         (self.folder / f"{time.time_ns()}.ready").touch()
-        end = time.time() + 35
+        end = time.time() + 30
         while len(list(self.folder.glob("*.ready"))) < self.count and time.time() < end:
             time.sleep(0.1)
         self.lock = open(self.folder / "lock", "w")
