@@ -3,11 +3,12 @@
     python benchmarks/attention_rules.py [D ...] [--rules window ...] [--length 8192]
         [--together FOLDER N]
 
-Of bf16 operands [B, 16, S, D] with B = 16384 / S: the result alone, then with the cotangents of
+Of bf16 operands [B, 16, S, D] with B = 32768 / S: the result alone, then with the cotangents of
 queries, keys and values, ours through ts.jit and ts.vjp, flex_attention through torch.compile with
-its block mask made beforehand; ours makes spans of segments and lengths in each call. Times are
-medians over rounds of calls one behind the other, interleaved; errors are distances from f32 of one
-head, relative to its length. Needs torch and a GPU.
+its block mask made beforehand; ours makes spans of segments and lengths in each call. A window has
+1024 keys, a short one 256; a cap is 30; documents have 1024 places on average. Times are medians
+over rounds of calls one behind the other, interleaved; errors are distances from f32 of one head,
+relative to its length. Needs torch and a GPU. Writes benchmarks/results/attention_rules.json.
 --together: of N such processes side by side, which compile at once and then measure one by one.
 """
 
@@ -23,6 +24,7 @@ from typing import Any
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[1]), str(Path(__file__).resolve().parent)]
 
+import record  # noqa: E402
 import torch  # noqa: E402
 from attention_backward import medians  # noqa: E402
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention  # noqa: E402
@@ -137,7 +139,7 @@ def distance(x: Any, want: torch.Tensor) -> float:
 
 
 def measured(D: int, name: str, S: int, wait: Any) -> dict[str, Any]:
-    rule, B = RULES[name], 16384 // S
+    rule, B = RULES[name], 32768 // S
     torch.manual_seed(0)
     q, k, v, g = (torch.randn(B, HEADS, S, D, device="cuda", dtype=torch.bfloat16) for _ in "qkvg")
     rows = rows_of(rule, B, S)
@@ -168,7 +170,7 @@ def measured(D: int, name: str, S: int, wait: Any) -> dict[str, Any]:
 
 
 class Turn:
-    """Waits until `count` processes have come here, 35 seconds at most, then one by one."""
+    """Waits until `count` processes have come here, 30 seconds at most, then one by one."""
 
     def __init__(self, folder: str, count: int):
         self.folder, self.count = Path(folder), count
@@ -176,7 +178,7 @@ class Turn:
 
     def __enter__(self) -> None:
         (self.folder / f"{time.time_ns()}.ready").touch()
-        end = time.time() + 35
+        end = time.time() + 30
         while len(list(self.folder.glob("*.ready"))) < self.count and time.time() < end:
             time.sleep(0.1)
         self.lock = open(self.folder / "lock", "w")
@@ -194,10 +196,14 @@ def main() -> None:
     parser.add_argument("--together", nargs=2)
     given = parser.parse_args()
     folder, count = given.together or ("/tmp/attention_rules", "1")
+    figures: dict[str, Any] = {"device": torch.cuda.get_device_name()}
     for D in given.D:
         for name in given.rules:
-            figures = measured(D, name, given.length, Turn(folder, int(count)))
-            print(f"D {D}, S {given.length}, {name}:", json.dumps(figures), flush=True)
+            case = f"D {D}, S {given.length}, {name}"
+            figures[case] = measured(D, name, given.length, Turn(folder, int(count)))
+            print(f"{case}:", json.dumps(figures[case]), flush=True)
+    if not given.together:
+        record.write("attention_rules", figures, shown=False)
 
 
 if __name__ == "__main__":

@@ -43,6 +43,7 @@ EXCHANGES = RESULTS / "collectives.json"
 POWER = RESULTS / "power_limit.json"
 CPU_MODELS = RESULTS / "cpu_models.json"
 DECODE = RESULTS / "decode.json"
+ATTENTION_RULES = RESULTS / "attention_rules.json"
 SOURCES = sorted(PACKAGE.rglob("*.py"))
 
 
@@ -493,6 +494,20 @@ def decode_table() -> str | None:
                         "Ratio"), rows))
 
 
+def attention_rules_table() -> str | None:
+    """Of benchmarks/attention_rules.py; None while nothing is measured."""
+    if not ATTENTION_RULES.exists():
+        return None
+    file = json.loads(ATTENTION_RULES.read_text())
+    rows = [(case, f"{runs['ours']:.3f}", f"{runs['flex']:.3f}", f"{runs['ratio']:.2f}",
+             f"{runs['ours, gradient']:.2f}", f"{runs['flex, gradient']:.2f}",
+             f"{runs['ratio of gradients']:.2f}")
+            for case, runs in file.items() if isinstance(runs, dict)]
+    return (f"{file['device']}, {file['date']}, commit {file['commit']}, `{file['command']}`.\n\n"
+            + markdown(("Case", "ms", "FlexAttention, ms", "Ratio", "with gradients, ms",
+                        "FlexAttention, ms", "Ratio"), rows))
+
+
 def power_table() -> str | None:
     """Of benchmarks/power_limit.py; None while nothing is measured."""
     if not POWER.exists():
@@ -565,6 +580,7 @@ TABLES: dict[str, Callable[[], str | None]] = {
     "offload": offload_table,
     "training": training_table,
     "decode": decode_table,
+    "attention_rules": attention_rules_table,
     "power": power_table,
     "cpu_models": cpu_models_table,
     "schedule": schedule_table,

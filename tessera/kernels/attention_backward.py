@@ -73,7 +73,7 @@ def attention_keys(Q: Tensor["B", "S", "D"], K: Tensor["C", "T", "D"], V: Tensor
         first, end = near_queries(causal, window, k0, BM, S, T)
         first, end, rows = span_rows(spans, c // heads, k0, BM, T, first, end)
         limits = query_limits(causal, window, k0, T - S)
-        for q0 in range(first, end, BN):
+        for q0 in range(first // 8 * 8, end, BN):  # copies of lse begin at 16 bytes
             q, g = tile.load(Q[h, q0:q0+BN, :]), tile.load(G[h, q0:q0+BN, :])
             s, dp = tile.dot(k, q.T), tile.dot(v, g.T)
             query = None if score is None else places(q0 + (T - S), BN, 1)

@@ -61,8 +61,9 @@ class DropoutRule(NamedTuple):
 
 
 class ScoreCode(NamedTuple):
-    """A user's function of a score as tile code: text defines `value(s, b, h, i, j)`, and `both`,
-    which gives its slope too. heads: of queries in a sequence"""
+    """A user's function of a score as tile code: text defines `value(s, b, h, i, j, fi, fj)`, and
+    `both`, which gives its slope too. fi, fj: i and j as floats.  heads: of queries in a sequence
+    """
 
     text: str
     heads: int
@@ -143,8 +144,8 @@ def scored(products, scale, cap, score, h, i, j):
     """(x, a factor, the slope of cap and score or None): the score of a product in base 2 is x
     times the factor, and a mask that acts on x leaves the multiplication to what subtracts from it.
 
-    h: the head of queries, in all sequences.  i, j: numbers of queries and keys, as the axes of
-    products lie, i counted so that query i sees keys up to i
+    h: the head of queries, in all sequences.  i, j: places of queries and keys, as the axes of
+    products lie, those of queries counted so that query i sees keys up to i
     """
     if score is None:
         if not cap:
@@ -152,7 +153,7 @@ def scored(products, scale, cap, score, h, i, j):
         x, slope = capped(products, scale, cap)
         return x, LOG2E, slope
     x, slope = capped(products, scale, cap) if cap else (products * scale, None)
-    x, own = score.both(x, h // score.heads, h % score.heads, i, j)
+    x, own = score.both(x, h // score.heads, h % score.heads, i[0], j[0], i[1], j[1])
     return x, LOG2E, own if slope is None else own * slope
 
 
@@ -162,14 +163,22 @@ def score_value(products, scale, cap, score, h, i, j):
     x = capped(products, scale, cap)[0] if cap else products * scale
     if score is None:
         return x
-    return score.value(x, h // score.heads, h % score.heads, i, j)
+    return score.value(x, h // score.heads, h % score.heads, i[0], j[0], i[1], j[1])
 
 
 @kernel
 def places(first, count, axis):
-    """Numbers from `first` on along the rows (0) or the columns (1) of a block."""
-    numbers = tile.arange(0, count) + first
-    return numbers[:, None] if axis == 0 else numbers[None, :]
+    """Numbers from `first` on along the rows (0) or the columns (1) of a block, as integers and as
+    floats: where a conversion is as dear as an exponential, one number is converted, not all."""
+    own = tile.arange(0, count)
+    numbers, floats = own + first, tile.cast(own, "f32") + tile.cast(first, "f32")
+    return (numbers[:, None], floats[:, None]) if axis == 0 else (numbers[None, :], floats[None, :])
+
+
+@kernel
+def both_kinds(numbers):
+    """Of places that are made already."""
+    return numbers, tile.cast(numbers, "f32")
 
 
 @kernel
@@ -257,7 +266,8 @@ def block_scores(rule, products, mask, h, query, key, T, scale):
     query: the number of each product's query, counted so that it sees the keys up to its own.
     key: of its key, along the other axis.  mask: of the block, its axes as those of the products
     """
-    s, factor, slope = scored(products, scale, rule.cap, rule.score, h, query, key)
+    s, factor, slope = scored(products, scale, rule.cap, rule.score, h, both_kinds(query),
+                              both_kinds(key))
     s = s * factor
     if mask is not None:
         s = s + mask * LOG2E if rule.mask.floats else tile.where(mask, s, -math.inf)

@@ -15,7 +15,7 @@ from ..tensor import Tensor
 from ..tile import MODULE as tile
 from ..tile.ir.schedule import Schedule
 from ..tile.kernel.decorator import kernel
-from .attention_scores import HIGHEST, LOG2E, score_value
+from .attention_scores import HIGHEST, LOG2E, both_kinds, score_value
 
 MOST_QUERIES = 16  # of a head
 WIDEST = 256  # of a head
@@ -91,7 +91,8 @@ def attend_part(Q, K, V, count, spans, c, r0, part, parts, scale, S, BM, BN, cau
         s = tile.dot(q, k.T)
         key = (tile.arange(0, BN) + k0)[None, :]
         if cap or score is not None:
-            s = score_value(s, scale / LOG2E, cap, score, head, query, key)
+            s = score_value(s, scale / LOG2E, cap, score, head, both_kinds(query),
+                            both_kinds(key))
         if causal:
             s = tile.where(key <= query, s, -math.inf)
         elif count is not None:

@@ -6,9 +6,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+import tessera as ts
 from attention_cases import attention64, seen_keys
 from hopper_lowering import Known, distance, program, run
-from tessera import bf16
+from tessera import Tensor, bf16, f32
 from tessera.kernels.attention import attention, cross_attention
 from tessera.kernels.attention_backward import attention_keys, attention_queries
 from tessera.tile.cuda.lower.warp_specialised.rewrite import ops_in
@@ -71,6 +72,27 @@ def test_against_f64(case, rng):
              spans=of_keys, heads=HEADS, **rule)
     for x, w in zip(outs, want, strict=True):
         assert distance(x, w) < 1e-2
+
+
+@ts.kernel
+def shifted(Q: Tensor["S", 64, bf16], K: Tensor["S", 64, bf16], row: Tensor["Z", "S", f32],
+            out: Tensor["S", 64, bf16], first: ts.i32, STEP=1):
+    """Queries from `first` on, in multiples of STEP, with a number each."""
+    k, o = ts.tile.load(K[0:64, :]), ts.tile.zeros((64, 64))
+    for q0 in range(first // STEP * STEP, S, 64):
+        q = ts.tile.load(Q[q0:q0+64, :])
+        s = ts.tile.dot(k, q.T) * ts.tile.load(row[0, q0:q0+64])[None, :]
+        o = ts.tile.dot(ts.tile.cast(s, bf16), q, o)
+    out[0:64, :] = o
+
+
+@pytest.mark.parametrize("step, rides", [(1, False), (2, False), (4, True), (64, True)])
+def test_rows_that_may_begin_anywhere_are_not_copied(step, rides):
+    """A copy of a row begins at a multiple of 16 bytes: elsewhere it is an illegal instruction."""
+    x = np.zeros((256, 64), bf16.numpy)
+    made = program(shifted, x, x, np.zeros((1, 256), np.float32), x, 3, STEP=step,
+                   facts=Known(aligned=frozenset({"Q", "K", "row", "out"})))
+    assert any("row" in load.name for r in made.rings for load in r.loads) == rides
 
 
 def launched(kernel, axes, *args, **kwargs):

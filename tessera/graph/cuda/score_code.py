@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from functools import lru_cache
 
 from ...kernels.attention_scores import ScoreCode
@@ -12,6 +13,9 @@ from ..ir import Graph, Node, Value
 from ..ops.score_function import PLACES, ScoreFunction
 from ..simplify import canonicalize, merge_common, remove_dead
 from .spell import no_kernel, template
+
+FLOATS = ("fi", "fj")  # places of queries and keys as floats
+SIGNS = {"add": "+", "sub": "-"}
 
 
 @lru_cache(maxsize=256)
@@ -27,40 +31,69 @@ def _function(name: str, graph: Graph) -> str:
     graph = expand_by(graph, lambda n: n.op.expand if not _constant(n) and template(n) is None
                       else None)
     graph = remove_dead(merge_common(canonicalize(graph)))
-    names = dict(zip(graph.inputs, ("s", *PLACES), strict=True))
-    numbers = {n.outputs[0]: n for n in graph.nodes if _constant(n)}
-    lines = [f"def {name}(s, {', '.join(PLACES)}):"]
+    w = _Writer(dict(zip(graph.inputs, ("s", *PLACES), strict=True)),
+                dict(zip(graph.inputs[3:], FLOATS, strict=True)),
+                {v: n for n in graph.nodes for v in n.outputs})
+    lines = [f"def {name}(s, {', '.join((*PLACES, *FLOATS))}):"]
     for node in graph.nodes:
         (made,) = node.outputs
-        if node in numbers.values():
-            names[made] = _number(node)
+        if _constant(node):
+            w.names[made] = _number(node)
             continue
-        names[made] = f"v{len(lines)}"
-        lines.append(f"    {names[made]} = {_expression(node, names, numbers)}")
-    return "\n".join([*lines, f"    return {', '.join(names[v] for v in graph.outputs)}"])
+        text = w.expression(node)
+        w.names[made] = f"v{len(lines)}"
+        lines.append(f"    {w.names[made]} = {text}")
+    return "\n".join([*lines, f"    return {', '.join(w.names[v] for v in graph.outputs)}"])
 
 
 def _constant(node: Node) -> bool:
     return node.op.name in ("constant", "full")
 
 
-def _number(node: Node) -> str:
-    value, kind = node.attrs["value"], as_type(node.attrs["type"]).dtype.kind
+def _number(node: Node, kind: str | None = None) -> str:
+    value, kind = node.attrs["value"], kind or as_type(node.attrs["type"]).dtype.kind
     if kind == "float" and not math.isfinite(value):
         return f"float('{float(value)!r}')"
     number = {"float": float, "bool": bool}.get(kind, int)(value)
     return f"({number!r})" if number < 0 else repr(number)
 
 
-def _expression(node: Node, names: dict[Value, str], numbers: dict[Value, Node]) -> str:
-    divisor = numbers.get(node.inputs[-1])
-    if node.op.name == "div" and divisor is not None and float(divisor.attrs["value"]):
-        return f"{names[node.inputs[0]]} * {1 / float(divisor.attrs['value'])!r}"
-    text = "tanh({0})" if node.op.name == "tanh" else template(node)
-    if text is None:
-        raise no_kernel(node, "a score function is part of attention's kernel there")
-    kinds = {k: repr(str(v)) for k, v in node.attrs.items() if k == "to"}
-    return text.format(*(names[v] for v in node.inputs), **kinds)
+@dataclass
+class _Writer:
+    """names: of values that are written.  floats: of those that are there as floats too.  made: by
+    which node"""
+
+    names: dict[Value, str]
+    floats: dict[Value, str]
+    made: dict[Value, Node]
+
+    def expression(self, node: Node) -> str:
+        divisor = self.made.get(node.inputs[-1]) if node.inputs else None
+        if node.op.name == "div" and divisor is not None and _constant(divisor) and float(
+                divisor.attrs["value"]):
+            return f"{self.names[node.inputs[0]]} * {1 / float(divisor.attrs['value'])!r}"
+        if node.op.name == "cast" and str(node.attrs["to"]) == "f32" and (
+                node.attrs["source"].dtype.kind == "int"):
+            return self.as_float(node.inputs[0])
+        text = "tanh({0})" if node.op.name == "tanh" else template(node)
+        if text is None:
+            raise no_kernel(node, "a score function is part of attention's kernel there")
+        kinds = {k: repr(str(v)) for k, v in node.attrs.items() if k == "to"}
+        return text.format(*(self.names[v] for v in node.inputs), **kinds)
+
+    def as_float(self, x: Value) -> str:
+        """An integer as f32: distances are those of floats, the same up to 2^24."""
+        node = self.made.get(x)
+        if x in self.floats:
+            return self.floats[x]
+        if node is not None and _constant(node):
+            return _number(node, "float")
+        if node is not None and node.op.name in SIGNS:
+            a, b = map(self.as_float, node.inputs)
+            return f"({a} {SIGNS[node.op.name]} {b})"
+        if node is not None and node.op.name == "abs":
+            return f"tile.abs({self.as_float(node.inputs[0])})"
+        return f"tile.cast({self.names[x]}, 'f32')"
 
 
 __all__ = ["score_code"]

@@ -165,6 +165,8 @@ def comes_as_row(tensor: GlobalTensor, tile: TileType, load: Op, view: Op, known
         return False
     step = 8 * copies.alignment_bytes // tensor.dtype.bits
     pitched = rank == 1 or known.extent(str(tensor.dims[-1])) % step == 0
+    if known.divisor(view.args[-1]) % step:
+        return False  # a copy that begins elsewhere is an illegal instruction (H100)
     return pitched and tile.shape[0] % step == 0 and tile.shape[0] <= copies.most_box
 
 
