@@ -116,6 +116,17 @@ def test_channels_stay_last_in_a_chain(rng: Any) -> None:
     assert len(moved) == 4 and all(64 * 64 * 9 == np.prod(s) for s in moved), moved
 
 
+def test_images_that_are_a_part_of_an_array_are_read_there(rng: Any) -> None:
+    """A tensor of its own, further on: of a kernel that takes more than boxes of it, too."""
+    def each(xs: Any, w: Any) -> Any:
+        return tuple(ts.conv2d(ts.transpose(xs[i], (0, 3, 1, 2)), w, padding=1) for i in (0, 2))
+
+    made = check(each, integers(rng, (3, 2, 6, 5, 32)), integers(rng, (16, 32, 3, 3)))
+    assert calls(made) == ["conv_forward"] * 2
+    moved = [g.writes[0].shape for g in made.plan.groups if g.kind == "move"]
+    assert (2, 6, 5, 32) not in moved, moved
+
+
 def test_images_of_one_axis_are_unfolded_too(rng: Any) -> None:
     made = check(lambda x, w: products(lambda x, w: ts.conv1d(x, w, padding=2), x, w),
                  integers(rng, (3, 32, 21)), integers(rng, (48, 32, 4)))
