@@ -54,6 +54,19 @@ def test_gradients_are_those_of_the_whole_model(gpus, request, route, places, ki
         assert {what for _, what, _ in by.calls} == {"send", "swap"}  # swap: what is tied
 
 
+def test_ranks_are_connected_before_a_schedule_begins(gpus, nccl):
+    """At the first message NCCL lets the host wait for the other rank's, which in the middle of a
+    schedule may wait for the GPU, and so for what this one has still to send."""
+    def program():
+        stages = [lambda p, x: x * p] * 4
+        ts.pipeline(stages, 2)([ts.ones(()) for _ in stages], ts.ones((8, 16)))
+
+    ts.dist.simulate(program, mesh_of(("pp",), (2,)))
+    for rank in range(2):
+        sent = [nbytes for who, what, nbytes in nccl.calls if (who, what) == (rank, "send")]
+        assert sent[:2] == [4, 4] and 4 not in sent[2:]  # forward and back
+
+
 def test_stages_of_several_ranks(gpus, nccl):
     """Weights split over tp, rows over dp, stages over pp."""
     for rank, found in enumerate(ts.dist.simulate(parallel.distributed, 8, GPUS)):

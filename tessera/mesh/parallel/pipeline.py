@@ -199,6 +199,7 @@ class PipelineTraining:
                                 hint="pipe.value_and_grad(loss_fn)(params, x, targets)")
         self.pipe, self.compiled, self.sums = pipe, CompiledHalves(), sums_of_gradients()
         self.last = len(pipe.stages) - 1
+        self._seeds: dict[tuple[float, bool, int | None], Tensor] = {}
 
         def with_loss(params: Any, x: Any, *targets: Any) -> Tensor:
             y = pipe.stages[-1](params, x)
@@ -244,13 +245,21 @@ class PipelineTraining:
         halves, kept = made.kept.pop((i, s))
         if s == self.last:
             wide = made.losses[-1][1].dtype.name == "f64"
-            cotangents = [_scalar(run.weight(i) / halves.copies, wide)]
+            cotangents = [self._seed(run.weight(i) / halves.copies, wide, run.place)]
         else:
             cotangents, _ = run.link.take(step)
         dp, dx = run.timed(step, halves.pull, kept, cotangents)
         if s:
             run.link.put(Backward(i, s - 1), tree.flatten(dx)[0])
         made.grads[s] = added(made.grads[s], dp, self.sums) if s in made.grads else own_copy(dp)
+
+    def _seed(self, value: float, wide: bool, place: PipelineRanks) -> Tensor:
+        """The cotangent of a loss. On a GPU it is copied there once: a copy waits for the kernels.
+        """
+        key = value, wide, place.gpu
+        if key not in self._seeds:
+            self._seeds[key] = brought(_scalar(value, wide), place.mesh)
+        return self._seeds[key]
 
     def _loss(self, run: _Run, made: _Made) -> Tensor:
         """The loss on every rank: that of the last stage's."""

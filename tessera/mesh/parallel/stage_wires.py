@@ -42,6 +42,15 @@ class OneWay:
         self.stream = new_stream(self.device)
         self._going: deque[tuple[StreamEvent, Resident]] = deque()  # kept until they are sent
 
+    def connect(self, sends: bool) -> None:
+        """NCCL connects two ranks at their first message, and the host of each waits there for the
+        other's. So the first is sent where both are, and not from the middle of a schedule."""
+        with self.device.current():
+            memory = PooledBuffer(4, self.device, self.stream)
+            call = self.by.send if sends else self.by.receive
+            call(self.peer, (memory.pointer, memory.nbytes), self.stream)
+            StreamEvent(self.device, self.stream).hold_up(DEFAULT)  # where the memory is given back
+
     def send(self, x: Resident) -> None:
         """Behind what was launched before."""
         while self._going and self._going[0][0].done:
@@ -112,6 +121,7 @@ def ways_of(by: Communicator) -> Ways:
                 made = by.split(Group(by.group.transport, ranks, name), 0)
                 if by.group.index in (place, to):
                     found[place, forward] = OneWay(made)
+                    found[place, forward].connect(by.group.index == place)
         _ways[by] = Ways(found, n, by.group.index)
     return _ways[by]
 
