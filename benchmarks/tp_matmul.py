@@ -1,10 +1,10 @@
 """Matmuls of tensor parallelism with their collective, in parts beside it and one after the other.
 
     mpirun -n 4 python benchmarks/tp_matmul.py                # [8192, 8192] x [8192, 28672], bf16
-    torchrun --nproc-per-node 2 benchmarks/tp_matmul.py --rows 4096
+    torchrun --nproc-per-node 2 benchmarks/tp_matmul.py --rows 4096 --parts 2 4 8
 
 Of all_gather(x) @ w, reduce_scatter(x @ w) and all_reduce(x @ w): milliseconds of a call in a row
-of them, both ways in turn. Results are compared with f64 in some places.
+of them, all ways in turn. Results are compared with f64 in some places. --parts: also in so many.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 import record
 
 import tessera as ts
-from tessera.mesh.sharding import sharded_graph
+from tessera.mesh.sharding import cut_products, sharded_graph
 from tessera.runtime.device import device
 
 KIND = "bf16 @accum(f32)"
@@ -28,16 +28,20 @@ CASES = {"all_gather": (ROWS, COLUMNS, COLUMNS), "reduce_scatter": (COLUMNS, ROW
 CALLS = 10
 
 
-def function(out: Any, cut: bool) -> Any:
-    """x @ w in a layout, compiled with matmuls in parts or without."""
-    plain = sharded_graph.cut_products
+def function(out: Any, parts: int | None) -> Any:
+    """x @ w in a layout, compiled with the matmul in so many parts; None: as many as pay."""
+    plain, usual = sharded_graph.cut_products, (cut_products.PARTS, cut_products.PART_US)
 
     def called(x: ts.Tensor, w: ts.Tensor) -> ts.Tensor:
-        sharded_graph.cut_products = plain if cut else lambda steps, mesh: list(steps)
+        if parts == 1:
+            sharded_graph.cut_products = lambda steps, mesh: list(steps)
+        elif parts is not None:
+            cut_products.PARTS, cut_products.PART_US = (parts,), -1e6
         try:
             return made(x, w)
         finally:
             sharded_graph.cut_products = plain
+            cut_products.PARTS, cut_products.PART_US = usual
 
     made = ts.jit(lambda x, w: ts.shard(x @ w, out))
     called.plan = lambda: str(made.plan).partition(", ")[0]  # type: ignore[attr-defined]
@@ -72,16 +76,19 @@ def main() -> None:
     flags = argparse.ArgumentParser(description=__doc__)
     for name, usual in (("rows", 8192), ("inner", 8192), ("columns", 28672), ("rounds", 5)):
         flags.add_argument(f"--{name}", type=int, default=usual)
+    flags.add_argument("--parts", type=int, nargs="*", default=[])
     a = flags.parse_args()
     rank, ranks = ts.dist.rank(), ts.dist.world_size()
     mesh = ts.dist.mesh([f"cuda:{r}" for r in range(ranks)], axes="tp")
     rng = np.random.default_rng(0)
     X, W = (ts.tensor(rng.standard_normal(s, np.float32), KIND)
             for s in ((a.rows, a.inner), (a.inner, a.columns)))
-    found = {}
+    found: dict[str, Any] = {}
     for name, (left, right, out) in CASES.items():
         x, w = ts.dist.distribute(X, left, mesh=mesh), ts.dist.distribute(W, right, mesh=mesh)
-        ways = {"beside": function(out, True), "after": function(out, False)}
+        ways = {"beside": function(out, None), "after": function(out, 1)}
+        if name != "all_gather":
+            ways |= {f"in {n}": function(out, n) for n in a.parts}
         wrong = {way: error(f(x, w), X.numpy(), W.numpy(), out) for way, f in ways.items()}
         times: dict[str, list[float]] = {way: [] for way in ways}
         for _ in range(a.rounds):

@@ -99,9 +99,9 @@ def test_parts_are_read_and_written_where_they_lie(name):
     made = program_of(left, right, out, 8192, ts.dist.mesh(DEVICES[:2], axes="x"))
     plan = CudaProgram(localize(made.made, 1), "sm_90a").plan
     kinds = [s.kind for s in plan.steps]
-    assert "move" not in kinds and kinds.count("gemm") == (2 if name == "gather" else 8)
+    assert "move" not in kinds and kinds.count("gemm") == (2 if name == "gather" else 4)
     tiles = [dict(s.schedule.extra).get("TILES") for s in plan.steps if s.kind == "gemm"]
-    assert tiles == (["dynamic", None] if name == "gather" else [None, *["dynamic"] * 7])
+    assert tiles == (["dynamic", None] if name == "gather" else [None, *["dynamic"] * 3])
     sent = [k for k, kind in enumerate(kinds) if kind == "exchange"]
     awaited = overlapped(plan.steps, sent, (), plan.region).awaited
     for number, k in enumerate(sent if name == "gather" else sent[:-1]):

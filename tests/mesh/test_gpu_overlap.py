@@ -121,7 +121,7 @@ def test_what_is_sent_early_is_not_launched_with_what_is_sent_late(gpus, nccl, r
 def test_what_is_sent_waits_for_no_other_layer(monkeypatch):
     """Sums of biases, which one launch could make for all layers, stay with the collective of
     their layer."""
-    monkeypatch.setattr(partitioned_steps, "BUCKET_BYTES", 1 << 14)
+    monkeypatch.setattr(partitioned_steps, "GPU_BUCKET_BYTES", 1 << 14)
     mesh = ts.dist.mesh(DEVICES[:2], axes="x")
     kind = "bf16 @accum(f32)"
 

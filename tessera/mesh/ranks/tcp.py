@@ -1,7 +1,7 @@
 """The wire of ranks that torchrun, srun or a shell has started: a socket between any two of them.
 
 Messages go in the order in which they are sent, each behind its tag and length. What nobody has
-asked for yet is kept. Nothing is read or written but when this process looks.
+asked for yet is kept. Nothing is read or written but when this process looks. Any thread may call.
 """
 
 from __future__ import annotations
@@ -190,15 +190,15 @@ class TcpWire(ProcessWire):
 
     def probe(self, source: int | None, tag: int | None) -> tuple[int, int, int] | None:
         self.look()
-        for rank, peer in self._peers.items():
-            for at, kept in peer.kept.items() if source in (None, rank) else ():
-                if kept and tag in (None, at):
-                    return rank, at, kept[0].size
-        return None
+        with self._lock:
+            return next(((rank, at, kept[0].size) for rank, peer in self._peers.items()
+                         if source in (None, rank) for at, kept in peer.kept.items()
+                         if kept and tag in (None, at)), None)
 
     def take(self, found: tuple[int, int, int]) -> np.ndarray:
         rank, tag, _ = found
-        return self._peers[rank].kept[tag].popleft()
+        with self._lock:
+            return self._peers[rank].kept[tag].popleft()
 
     def look(self) -> None:
         """Read and write what can be."""
@@ -214,12 +214,10 @@ class TcpWire(ProcessWire):
                     del self._by_number[number]
 
     def pause(self, seconds: float) -> None:
-        writing = [n for n, peer in self._by_number.items() if peer.has_to_write]
-        for number in writing:
-            self._ready.modify(number, select.POLLIN | select.POLLOUT)
-        self._ready.poll(1e3 * seconds)
-        for number in writing:
-            self._ready.modify(number, select.POLLIN)
+        waiting = select.poll()  # of its own: another thread may look meanwhile
+        for number, peer in list(self._by_number.items()):
+            waiting.register(number, select.POLLIN | (peer.has_to_write and select.POLLOUT))
+        waiting.poll(1e3 * seconds)
 
     def share_here(self, numbers: np.ndarray) -> None:
         if self.local == 0:

@@ -31,7 +31,10 @@ from .partitioned_steps import CutProduct, Held, LayoutHop, PartitionedOp, Step,
 REDUCTIONS = ("all_reduce", "reduce_scatter")
 PARTS = (2, 4, 8)
 ROWS = 128  # a part has a multiple of so many: blocks of matmuls stay whole
-LAUNCH_US = 10.0  # of a part: its launches, and the wave of blocks that is not full
+# What a part costs beside its share: launches, a wave of blocks that is not full, a message that is
+# too short for all of the bandwidth. Two H100s, 2026-11-25, benchmarks/tp_matmul.py.
+PART_US = 100.0
+ROWS_US = 20.0  # of a matmul in two or three, with one message
 LEAST_GAIN = 1.05  # below, the model is no better than that
 
 
@@ -61,7 +64,7 @@ def _gather_pays(step: PartitionedOp, move: LayoutHop, mesh: Mesh) -> bool:
     n = mesh.size(move.hop.axes)
     whole, comes = _product_us(step, mesh), _move_us(move, mesh, 1)
     rows = local_shape(move.hop.source, extents(move.value.aval), 0, move.value.aval.dtype)[0]
-    cut = max(comes, whole / n) + whole * (n - 1) / n + 2 * LAUNCH_US
+    cut = max(comes, whole / n) + whole * (n - 1) / n + ROWS_US
     return rows % ROWS == 0 and comes + whole > LEAST_GAIN * cut
 
 
@@ -118,7 +121,7 @@ def _best_parts(step: PartitionedOp, move: LayoutHop, mesh: Mesh) -> int:
         if rows % (parts * blocks * ROWS):
             continue
         one, sent = whole / parts, _move_us(move, mesh, parts)
-        us = one + (parts - 1) * max(one, sent) + sent + parts * LAUNCH_US
+        us = one + (parts - 1) * max(one, sent) + sent + parts * PART_US
         if us < least:
             best, least = parts, us
     return best

@@ -234,6 +234,9 @@ def remove_dead(steps: Sequence[Step], outputs: Sequence[Held]) -> list[Step]:
 
 # --- reductions that can wait for each other -----------------------------------------------------
 BUCKET_BYTES = 32 << 20
+# Between GPUs. On two H100s an all_reduce of 34 MB in a step of GPT-2 350M takes 240 us, one of 940
+# MB 3 ms, and has multiprocessors meanwhile (2026-11-25, benchmarks/mesh_step.py, tp_matmul.py).
+GPU_BUCKET_BYTES = 128 << 20
 
 
 class _Bucket:
@@ -253,9 +256,9 @@ class _Bucket:
         return [first, *self.after]
 
 
-def merge_reductions(steps: Sequence[Step]) -> list[Step]:
-    """All-reduces over the same axes in one exchange, as late as their results allow and up to
-    BUCKET_BYTES together: many small messages cost more than one."""
+def merge_reductions(steps: Sequence[Step], most_bytes: int = BUCKET_BYTES) -> list[Step]:
+    """All-reduces over the same axes in one exchange, as late as their results allow and up to so
+    many bytes together: many small messages cost more than one."""
     out: list[Step] = []
     buckets: dict[tuple, _Bucket] = {}
     where: dict[Held, tuple] = {}  # the bucket that a value waits in
@@ -282,7 +285,7 @@ def merge_reductions(steps: Sequence[Step]) -> list[Step]:
         key = (step.hop.axes, step.hop.source.op, str(step.value.aval.type))
         buckets.setdefault(key, _Bucket()).moves.append(step)
         where[step.value, step.hop.target] = key
-        if buckets[key].bytes >= BUCKET_BYTES:
+        if buckets[key].bytes >= most_bytes:
             flush(key)
     for key in list(buckets):
         flush(key)

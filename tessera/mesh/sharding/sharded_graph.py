@@ -39,6 +39,7 @@ from ..ranks.group import make_group
 from ..ranks.ledger import agree, call
 from ..tensor import DistTensor, held_ranks
 from ..world import is_here, mesh_rank, patience, simulate, transport
+from . import partitioned_steps
 from .collective_order import issue_early, prefetch
 from .control_flow import ready
 from .cut_products import cut_products
@@ -73,9 +74,12 @@ class ShardedProgram:
         held = [*self.layouts, *(t.layout for _, t in graph.captures)]
         layouts = {v: at for v, at in zip(values, held, strict=True) if at is not None}
         found = propagate(graph, layouts, self.mesh)
-        steps = merge_reductions(issue_early(defer_readers(found.steps)))
+        steps = issue_early(defer_readers(found.steps))
         if self.mesh.names_gpus:  # what is sent runs beside kernels there
+            steps = merge_reductions(steps, partitioned_steps.GPU_BUCKET_BYTES)
             steps = cut_products(prefetch(steps, found.inputs), self.mesh)
+        else:
+            steps = merge_reductions(steps)
         return replace(found, steps=tuple(steps))
 
     @functools.cached_property
