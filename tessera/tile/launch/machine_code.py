@@ -49,11 +49,11 @@ class CompileRequest:
     def key(self, function: Function) -> str:
         """The name of the entry in the disk cache: the same in every process."""
         return content_name(
-            print_ir(function, lines=False), _places(function), str(self.lanes), self.schedule.text(),
-            f"{self.target} {self.target.generation}", " ".join(sorted(self.divisible)),
-            " ".join(sorted(self.aligned)), f"{self.shared} {self.checked} {self.batched}",
-            " ".join(sorted(self.watched)), " ".join(map(str, sorted(self.held))),
-            " ".join(sorted(self.eights)), fingerprint())
+            print_ir(function, lines=False), _places(function), str(self.lanes),
+            self.schedule.text(), f"{self.target} {self.target.generation}",
+            " ".join(sorted(self.divisible)), " ".join(sorted(self.aligned)),
+            f"{self.shared} {self.checked} {self.batched}", " ".join(sorted(self.watched)),
+            " ".join(map(str, sorted(self.held))), " ".join(sorted(self.eights)), fingerprint())
 
 
 def divisible_extents(sizes: Mapping[str, int]) -> tuple[frozenset[str], frozenset[str]]:
