@@ -77,7 +77,7 @@ class _Waits:
         if not accumulates:
             self.need(state, [x for x in _ordered(op) if x in state.loose])
         state.kept += substituted((op,), state.table)
-        state.continued |= set(state.running).intersection(op.args[2:])  # type: ignore[arg-type]
+        state.continued |= set(state.running).intersection(op.args[2:])
         state.running.append(out(op))
 
     def marker(self, state: _State, op: Op) -> None:
