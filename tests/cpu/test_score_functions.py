@@ -150,7 +150,7 @@ def test_the_code_of_a_function():
     value, _ = code.text.split("\n\n")
     assert value.splitlines()[1:] == [
         "    v1 = s * 0.5", "    v2 = tanh(v1)", "    v3 = i - j", "    v4 = tile.abs(v3)",
-        "    v5 = tile.abs((fi - fj))", "    v6 = 0.5 * v5", "    v7 = v2 - v6",
+        "    v5 = (tile.abs((fi - fj)))", "    v6 = 0.5 * v5", "    v7 = v2 - v6",
         "    return v7"], code.text
 
 

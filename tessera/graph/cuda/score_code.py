@@ -15,7 +15,7 @@ from ..simplify import canonicalize, merge_common, remove_dead
 from .spell import no_kernel, template
 
 FLOATS = ("fi", "fj")  # places of queries and keys as floats
-SIGNS = {"add": "+", "sub": "-"}
+EXACT = frozenset({"{0} + {1}", "{0} - {1}", "tile.abs({0})"})  # in f32, of integers up to 2^24
 
 
 @lru_cache(maxsize=256)
@@ -47,7 +47,7 @@ def _function(name: str, graph: Graph) -> str:
 
 
 def _constant(node: Node) -> bool:
-    return node.op.name in ("constant", "full")
+    return not node.inputs and "value" in node.attrs
 
 
 def _number(node: Node, kind: str | None = None) -> str:
@@ -82,17 +82,15 @@ class _Writer:
         return text.format(*(self.names[v] for v in node.inputs), **kinds)
 
     def as_float(self, x: Value) -> str:
-        """An integer as f32: distances are those of floats, the same up to 2^24."""
+        """An integer as f32: distances are those of floats."""
         node = self.made.get(x)
         if x in self.floats:
             return self.floats[x]
         if node is not None and _constant(node):
             return _number(node, "float")
-        if node is not None and node.op.name in SIGNS:
-            a, b = map(self.as_float, node.inputs)
-            return f"({a} {SIGNS[node.op.name]} {b})"
-        if node is not None and node.op.name == "abs":
-            return f"tile.abs({self.as_float(node.inputs[0])})"
+        text = None if node is None else template(node)
+        if node is not None and text in EXACT:
+            return f"({text.format(*map(self.as_float, node.inputs))})"
         return f"tile.cast({self.names[x]}, 'f32')"
 
 
