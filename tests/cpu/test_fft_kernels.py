@@ -124,6 +124,13 @@ def test_angles_are_brought_to_a_gpu_once(rng: Any) -> None:
         assert not HostCopy(angles).may_differ(angles)
 
 
+@pytest.mark.parametrize(("lines", "ours"), [(2047, True), (2048, False)])
+def test_more_elements_than_the_kernels_count_to_are_the_vendors(lines: int, ours: bool) -> None:
+    x = ts.Tensor[lines, 1 << 20, "f32"]
+    made = CudaProgram(ts.jit(lambda re, im: ts.fft((re, im))).graph(x, x), "sm_90a")
+    assert calls(made) == ["fft_lines"] * 2 * ours
+
+
 def convolved(x: Any, h: Any, order: str = "ab") -> Any:
     (a, b), (c, d) = ts.rfft(x), h
     real, imaginary = a * c - b * d, {"ab": a * d + b * c, "ba": c * b + d * a}[order]

@@ -652,3 +652,32 @@ def test_a_global_that_changed_is_an_error_of_a_compiled_program(x, gpu, monkeyp
         with pytest.raises(TraceError, match="kernel times reads a global or closure variable"):
             executable.run([x.array])
         np.testing.assert_allclose(written(x, times).numpy(), 3 * x.numpy(), rtol=1e-6)
+
+
+# --- what a kernel says that it overwrites --------------------------------------------------------
+def doubled_in_steps(x: Tensor["N", f32], y: Tensor["N", f32]):
+    i = tile.local_id()
+    for j in range(i, N, 128):  # noqa: F821
+        y[j] = x[j] * 2.0
+
+
+@pytest.mark.parametrize("said", [(), ("y",)])
+def test_memory_that_a_kernel_overwrites_is_not_filled_before(said):
+    kernel = ts.kernel(doubled_in_steps, grid=lambda: 1, overwrites=said)
+    assert kernel.with_schedule(ts.Schedule(warps=4)).overwrites == set(said)
+
+    def fn(x):
+        y = ts.zeros(x.shape)
+        kernel(x, y)
+        return y
+
+    x = ts.tensor(np.arange(300, dtype=np.float32))
+    program = CudaProgram(ts.jit(fn).graph(x), "sm_90a")
+    (group,) = program.plan.groups
+    assert dict(group.attr("call").fills) == {"y": None if said else 0}
+    np.testing.assert_array_equal(program.run([x.array])[0], 2 * x.array)
+
+
+def test_what_is_overwritten_is_a_parameter():
+    with pytest.raises(ArgumentError, match="has no parameter 'z' to overwrite"):
+        ts.kernel(doubled_in_steps, overwrites=("z",))

@@ -43,5 +43,6 @@ def test_registers(name: str) -> None:
         many = RESIDENT.get(work.lanes, 1)
         assert r.spill_store_bytes <= 16 * (many > 1), made.notes
         assert r.registers * work.lanes * many <= 65536
+        assert f".minnctapersm {many}" in made.built.ptx
         assert many == 1 or (made.built.kernel.shared_bytes + r.shared_bytes + 1024) * many <= \
             parse_target("sm_90a").generation.shared_bytes

@@ -1,5 +1,5 @@
-"""Rows of the table of requirements about speed. Each test prints what it measures; what it asks for
-is what the row says, else only that nothing is far off."""
+"""Rows of the table of requirements about speed. Each test prints what it measures, and asks for
+what the row says, else only that nothing is far off."""
 
 from __future__ import annotations
 

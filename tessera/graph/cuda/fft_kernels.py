@@ -35,6 +35,7 @@ from ..ops.spectral import FFT, FILTER, IRFFT, RFFT
 from ..simplify import Rewriter, rebuild, remove_dead
 
 F32 = as_type("f32")
+MOST = 1 << 31  # elements that the kernels do not count to
 
 
 def use_fft_kernels(graph: Graph) -> Graph:
@@ -47,6 +48,8 @@ def _is_taken(node: Node) -> bool:
         return False
     x = node.inputs[0].aval
     if x.dtype.name != "f32" or not all(isinstance(n, int) and n for n in x.shape):
+        return False
+    if prod(max((v.aval.shape for v in (*node.inputs, *node.outputs)), key=prod)) >= MOST:
         return False
     if node.op is FILTER:
         return _is_power(x.shape[-1], 4, 2 * LONGEST) and node.inputs[1].aval.dtype is x.dtype

@@ -10,6 +10,8 @@ from ..ir import Graph, Node
 from ..ops.sparse import CSR_PRODUCT
 from .choose_schedule import power
 
+MOST_ROWS = 1 << 26  # whose threads the kernels count
+
 
 def use_sparse_kernels(graph: Graph) -> Graph:
     """The graph with the products that the kernels take as their launches."""
@@ -20,7 +22,8 @@ def use_sparse_kernels(graph: Graph) -> Graph:
 def _is_taken(node: Node) -> bool:
     avals = [v.aval for v in (*node.inputs, *node.outputs)]
     return avals[0].dtype.name in ("f32", "f64") and all(
-        isinstance(n, int) and n for a in avals for n in a.shape)
+        isinstance(n, int) and n for a in avals for n in a.shape) and (
+        avals[2].shape[0] <= MOST_ROWS)
 
 
 def _product(values: Tensor, indices: Tensor, indptr: Tensor, x: Tensor) -> Tensor:
