@@ -154,6 +154,7 @@ def measured(D: int, name: str, S: int, wait: Any) -> dict[str, Any]:
         return y, torch.autograd.grad(y, leaves, g)
 
     want = exact(rule, rows, q, k, v, g)
+    torch.cuda.empty_cache()
     (y, made), (z, others) = both(*given, *lines), their_gradient()
     errors = [(distance(a, w), distance(b, w))
               for a, b, w in zip((y, *made), (z, *others), want, strict=True)]

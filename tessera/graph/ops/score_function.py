@@ -9,6 +9,7 @@ their graphs are.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cached_property
 from typing import Any
 
 from ...dims import show_shape
@@ -25,7 +26,7 @@ from .elementwise import broadcast_shapes
 PLACES = ("b", "h", "i", "j")
 SHOULD = ("it makes a score of each score s by elementwise functions of it and the numbers of its "
           "sequence b, head h, query i and key j")
-F32, I32 = as_type("f32"), as_type("int32")
+NUMBERS = (Aval((), as_type("f32")), *(Aval((), as_type("int32")) for _ in PLACES))
 
 
 class ScoreFunction:
@@ -34,12 +35,14 @@ class ScoreFunction:
 
     def __init__(self, fn: Callable):
         self.fn = fn
-        numbers = [Aval((), F32), *(Aval((), I32) for _ in PLACES)]
-        self.value = trace(lambda *xs: [_result(fn, *xs)], numbers, "score")
-        self.both = trace(lambda *xs: list(with_slope(fn, *xs)), numbers, "score_with_slope")
+        self.value = trace(lambda *xs: [_result(fn, *xs)], NUMBERS, "score")
         if self.value.captures:
             raise ArgumentError("a score function reads a tensor from outside",
                                 hint="write numbers, or compute them from b, h, i and j")
+
+    @cached_property
+    def both(self) -> Graph:
+        return trace(lambda *xs: list(with_slope(self.fn, *xs)), NUMBERS, "score_with_slope")
 
     @property
     def reads_sequence(self) -> bool:
