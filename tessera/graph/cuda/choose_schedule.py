@@ -68,9 +68,9 @@ def for_passes(s: Schedule, columns: int, row_bytes: int, shared_bytes: int, lai
     that is. laid: some operand does not lie densely, and was looked at in blocks of s.
 
     Two groups on a multiprocessor, of which one computes while the other waits; else one with more
-    warps, and without room one that fills the multiprocessor and finds the row in its L1 cache
-    again. Softmax of 65536 columns, 2^26 elements: 110 us in shared memory, 122 by L1, and 180 in
-    groups that go to L2 (H100, 2026-11-25; a copy takes 91.5).
+    warps, and without room one that fills the multiprocessor and reads again what is not held.
+    Softmax of 65536 columns, 2^26 elements: 101 us in shared memory, 118 by the L1 cache, and 180
+    in groups that go to L2 (H100, 2026-11-25; a copy takes 91.5).
     """
     half, whole = (shared_bytes // n - KEPT_BYTES for n in (2, 1))
     if row_bytes <= half or laid:
