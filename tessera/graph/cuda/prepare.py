@@ -42,6 +42,7 @@ from .sparse_kernels import use_sparse_kernels
 from .spell import COMBINE
 from .strips import open_column_sums, open_maxima
 from .target import indexed_kind
+from .turned_codes import write_turned
 from .window_kernels import sink_transposes
 
 Pass = Callable[[Graph], Graph]
@@ -216,6 +217,7 @@ PIPELINE: list[Callable[..., Any]] = [
     open_reductions,
     split_reductions,
     open_column_sums,
+    write_turned,
     open_maxima,
     split_few_rows,
     narrow_ids,
@@ -223,7 +225,7 @@ PIPELINE: list[Callable[..., Any]] = [
 ]
 # These ask what the chip has.
 BY_CHIP: tuple[Callable[..., Graph], ...] = (use_attention_kernels, use_conv_kernels,
-                                             join_products)
+                                             join_products, write_turned)
 
 
 @dataclass(frozen=True)
