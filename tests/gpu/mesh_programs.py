@@ -81,8 +81,8 @@ def cut(rank: int, ranks: int) -> dict:
     mesh = ts.dist.mesh([f"cuda:{r}" for r in range(ranks)], axes="x")
     rng, kind = np.random.default_rng(3), "bf16 @accum(f32)"
     X, W = (ts.tensor(rng.standard_normal(s, np.float32), kind)
-            for s in ((4096, 4096), (4096, 8192)))
-    i, j = rng.integers(0, 4096, 500), rng.integers(0, 8192, 500)
+            for s in ((8192, 4096), (4096, 16384)))  # smaller ones stay whole
+    i, j = rng.integers(0, 8192, 500), rng.integers(0, 16384, 500)
     want = np.einsum("ik,ki->i", X.numpy()[i].astype("f8"), W.numpy()[:, j].astype("f8"))
     found = {}
     for left, right, out in (("rows", "columns", "columns"), ("columns", "rows", "rows"),
