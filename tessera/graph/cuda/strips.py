@@ -71,8 +71,6 @@ STRIPS_OF = (STRIP_SUM, STRIP_MAX, STRIP_TURNED)  # x -> [strips, C], of `rows` 
 # 116 us, its gradient's 156 (H100, 2026-11-25); 128 rows of 64 columns at once, which need no
 # memory but more registers, 136 and 185; 256 columns in eight warps 116 and 167.
 TURNED_BYTES, TURNED_COLUMNS, TURNED_STEP = 32768, 128, 64
-TURNED_AHEAD = 1
-TURNED_ONE = False
 
 
 def open_column_sums(graph: Graph) -> Graph:
@@ -213,7 +211,8 @@ class StripLoops:
             if made is None or v in read or prod(extents_of(v)) != 1:
                 continue
             read.add(v)
-            found.update(n for x in made.inputs if (n := self.maker.get(x)) and self.towards_largest(n))
+            found.update(n for x in made.inputs
+                         if (n := self.maker.get(x)) and self.towards_largest(n))
             ahead += made.inputs
         return found
 
@@ -306,10 +305,6 @@ class StripBlocks:
     schedule: Schedule
 
 
-def strips_turned(sums):
-    return any(n.op is STRIP_TURNED for n in sums)
-
-
 def strip_blocks(space: tuple[int, ...], nodes: Sequence[Node]) -> StripBlocks:
     """The blocks of a loop with such sums."""
     sums = strips_of(nodes)
@@ -325,7 +320,7 @@ def strip_blocks(space: tuple[int, ...], nodes: Sequence[Node]) -> StripBlocks:
         return StripBlocks(frame, rows, False, chosen(min(rows, BLOCK // n), n, warps=WARPS))
     warps, numbers = row_warps(space, nodes)
     m = max(1, 8 * 32 * warps // power(C))
-    while not (TURNED_ONE and strips_turned(sums)) and m < warps and 2 * m * numbers <= HELD:
+    while m < warps and 2 * m * numbers <= HELD:
         m *= 2  # a row for each warp, so that no statistic waits for other warps
     return StripBlocks(frame, rows, True, chosen(min(rows, m), C, warps=warps))
 
@@ -365,8 +360,7 @@ def strips_source(group: ScheduledGroup) -> KernelText:
     ragged = R % rows > 0  # of columns beyond the last no sum is stored
     b = FrameBlock(frame, f"m:m+{BM}", columns, (), BM, BN, {r.name: r for r in group.reads},
                    fill="" if ragged else ", fill=0",
-                   ahead=AHEAD if whole and (BM == 1 or group.schedule.warps > ROW_WARPS) else
-                   TURNED_AHEAD if turned and not whole else 1)
+                   ahead=AHEAD if whole and (BM == 1 or group.schedule.warps > ROW_WARPS) else 1)
     writes = [o for o in group.writes if o.name not in kept]
     with w.block(f"for i in range(0, {rows}, {BM}):"):
         w.line(f"m = strip * {rows} + i")
