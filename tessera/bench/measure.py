@@ -73,19 +73,18 @@ def measure(model: StepModel, names: list[str], steps: int, rounds: int, profile
         made[name] = make_side(name, model, start, xy)
         cold, loss = first_step(made[name])
         told(f"{model.name}: {name}: first step {cold:.1f} s")
-        out[name] = {"first_step_s": round(cold, 2), "loss_first": loss}
-    for side in made.values():
-        time_steps(side, WARM_UP)
-        side.reset_peak()
+        made[name].reset_peak()
+        time_steps(made[name], WARM_UP)  # and its memory, before the next side has any
+        out[name] = {"first_step_s": round(cold, 2), "loss_first": loss,
+                     "peak_mib": round(made[name].peak_bytes() / 2**20)}
     times: dict[str, list[float]] = {name: [] for name in made}
     for _ in range(rounds):
         for name, side in made.items():
             ms, out[name]["loss_last"] = time_steps(side, steps)
             times[name].append(ms)
     peak = gpu_of(device()).matmuls("f16")
-    for name, side in made.items():
+    for name in made:
         out[name] |= rate(model.flops, model.tokens, times[name], peak)
-        out[name]["peak_mib"] = round(side.peak_bytes() / 2**20)
         told(f"{model.name}: {name}: {out[name]['step_ms']:.2f} ms a step")
     out[OURS]["launches"] = made[OURS].launches()
     if profiled:

@@ -24,7 +24,10 @@ class OurStep:
     """Parameters and state are donated: a step's results take their memory."""
 
     def __init__(self, model: StepModel, weights: Any, batch: tuple, where: str = "cuda"):
-        self.where = where
+        self.where, self.others = where, 0
+        if where != "cpu":
+            self.reset_peak()
+            self.others = memory_pools.peak_bytes(device())
         params = tree.map_tree(ts.tensor, weights)
         state = first_state(model, params)
         self.params, self.state = ts.to(params, where), ts.to(state, where)
@@ -47,8 +50,9 @@ class OurStep:
         memory_pools.reset_peak(device())
 
     def peak_bytes(self) -> int:
-        """Most bytes of our memory that were in use since `reset_peak`."""
-        return memory_pools.peak_bytes(device())
+        """Most bytes of our memory that were in use since `reset_peak`, beside those that were in
+        use before this step was made: another one of ours may be measured in the same process."""
+        return memory_pools.peak_bytes(device()) - self.others
 
     def classes(self, steps: int = 3) -> ClassTimes:
         """GPU time of a step by class of kernel, from the events behind each launch. Each launch

@@ -22,6 +22,7 @@ class TorchStep:
                  half: str = "bfloat16", device: str = "cuda"):
         torch.backends.cuda.matmul.allow_tf32 = False
         self.model, self.device = model, device
+        self.others = torch.cuda.memory_allocated() if device == "cuda" else 0
         leaves, structure = tree.flatten(weights)
         self.paths = tree.paths(structure)
         self.leaves = [torch.from_numpy(np.ascontiguousarray(a)).to(device, copy=True)
@@ -62,8 +63,9 @@ class TorchStep:
         torch.cuda.reset_peak_memory_stats()
 
     def peak_bytes(self) -> int:
-        """Most bytes of tensors that lived at a time since `reset_peak`."""
-        return int(torch.cuda.max_memory_allocated())
+        """Most bytes of tensors that lived at a time since `reset_peak`, beside those from before
+        this side was made."""
+        return int(torch.cuda.max_memory_allocated()) - self.others
 
     def classes(self) -> ClassTimes:
         """GPU time of a step by class of kernel, from torch.profiler."""
