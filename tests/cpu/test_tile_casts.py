@@ -10,7 +10,7 @@ import pytest
 import emulator
 import tessera as ts
 from kernels.build import build
-from tessera.numerics import find_dtype
+from tessera.numerics import decode, encode, find_dtype
 
 INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
 
@@ -85,3 +85,43 @@ def k(f: Tensor["N", f32], i: Tensor["M", i64]):
     assert np.array_equal(f, np.float32(want), equal_nan=True)
     assert i.tolist() == [127, 0, 2, 2**31 - 1, 0, -(2**63)]
     emulator.compare(k, f, i, groups=1, lanes=32, lockstep=False)
+
+
+@pytest.mark.parametrize("target", ["sm_80", "sm_90"])
+@pytest.mark.parametrize("name, saturate", [("fp8_e4m3", True), ("fp8_e4m3", False),
+                                            ("fp8_e5m2", True), ("fp8_e5m2", False)])
+def test_codes_as_bytes_in_both_orders(name, saturate, target, rng):
+    """Of what a cast rounds and of what is loaded, beside a reduction of the same tile."""
+    k = build(f"""@kernel
+def k(x: Tensor["M", "N", f32], y: Tensor["M", "N", ts.uint8], z: Tensor["N", "M", ts.uint8],
+      w: Tensor["M", "N", ts.{name}], v: Tensor["N", "M", ts.uint8], a: Tensor["N", f32]):
+    b = tile.load(x[0:64, 0:32])
+    c = tile.cast(b, '{name}{" @saturate" if saturate else ""}')
+    y[0:64, 0:32] = tile.bytes_of(c)
+    z[0:32, 0:64] = tile.bytes_of(c).T
+    v[0:32, 0:64] = tile.bytes_of(w[0:64, 0:32]).T
+    a[0:32] = tile.col_max(tile.where(tile.abs(b) < 3e38, b, 0.0))
+""")["k"]
+    d, shape = find_dtype(name), (50, 23)
+    x = (rng.standard_normal(shape) * np.exp2(rng.integers(-20, 20, shape))).astype(np.float32)
+    x[:4, 5] = np.nan, np.inf, -np.inf, -np.nan
+    want = encode(x, d, saturate=saturate)
+    w = rng.integers(0, 256, shape).astype(np.uint8).view(want.dtype)
+    y, z, v = (np.zeros(s, np.uint8) for s in (shape, shape[::-1], shape[::-1]))
+    k[1, 64](x, y, z, w, v, a := np.zeros(23, np.float32))
+    np.testing.assert_array_equal(y, want.view(np.uint8))
+    np.testing.assert_array_equal(z, want.view(np.uint8).T)
+    known = decode(w, d)  # of NaN there are several codes
+    np.testing.assert_array_equal(v, encode(known, d).view(np.uint8).T)
+    np.testing.assert_array_equal(a, np.where(np.abs(x) < np.inf, x, 0).max(0))
+    emulator.compare(k, x, *map(np.zeros_like, (y, z)), w, np.zeros_like(v), np.zeros_like(a),
+                     groups=1, lanes=64, target=target)
+
+
+def test_numbers_of_other_widths_have_no_byte_each():
+    k = build("""@kernel
+def k(x: Tensor["N", f32], y: Tensor["N", ts.uint8]):
+    y[0:16] = tile.bytes_of(tile.load(x[0:16]))
+""")["k"]
+    with pytest.raises(ts.TesseraError, match="codes of tile<16 x f32>: those of floats of 8 bits"):
+        k[1, 32](np.zeros(16, np.float32), np.zeros(16, np.uint8))

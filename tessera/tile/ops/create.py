@@ -187,6 +187,17 @@ def _by_words(t: OpTracer, x: Any, numeric: NumericType, bits: Any) -> Any:
     return t.ir.cast(t.ir.arithmetic("add", (whole, away)), dtype)
 
 
+@macro()
+def bytes_of(t: OpTracer, x: Any) -> Any:
+    """The codes of numbers of a type of 8 bits, such as fp8_e4m3, as uint8: what lies in memory of
+    them, to be moved as it is."""
+    if isinstance(x, Handle) and isinstance(x.type, View | Buffer):
+        x = t.call_op(OPS["load"], [x], {})
+    if not isinstance(x, Handle) or not isinstance(x.type, Scalar | TileType):
+        t.fail(f"bytes_of {describe(x)}", "it takes a tile or a number of a kernel")
+    return t.ir.emit("encode_bytes", [x], t.ir.hint(x), dtype=x.type.dtype)
+
+
 def _convert_builtin(name: str, dtype: DType, python: Any) -> None:
     def lower(t: OpTracer, x: Any = 0) -> Any:
         if is_number(x) or isinstance(x, str):

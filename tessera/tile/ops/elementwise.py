@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from tessera.numerics import DType, decode, encode, f32, uint32
+from tessera.numerics import DType, decode, encode, f32, uint8, uint32
 from tessera.tile.builder import edge_rules, rules
 from tessera.tile.builder.ir_builder import IRBuilder
 from tessera.tile.ir import numpy_values
@@ -207,6 +207,21 @@ def _cast_rule(types: Any, attrs: dict[str, Any]) -> Any:
 def convert(x: Any, dtype: Any, rounding: Any = "nearest_even", saturate: Any = False) -> Any:
     """x in another type: rounded once, integers truncate toward zero and saturate, NaN gives 0."""
     return numpy_values.convert(x, dtype, rounding, saturate)
+
+
+def _codes_rule(types: Any, attrs: dict[str, Any]) -> Any:
+    dtype = types[0].dtype
+    if dtype.kind != "float" or dtype.bits != 8:
+        raise RuleError(f"codes of {types[0]}: those of floats of 8 bits are bytes",
+                        "cast to such a type first, for example 'fp8_e4m3 @saturate'")
+    return _cast_rule(types, {"dtype": uint8})
+
+
+@declare(rule=_codes_rule, attrs=("dtype",), public=False, total=True,
+         edges=edge_rules.elementwise)
+def encode_bytes(x: Any, dtype: Any) -> Any:
+    """The codes of numbers of a type of 8 bits, as bytes."""
+    return encode(x, dtype).view(np.uint8)
 
 
 def _random_rule(types: Any, attrs: dict[str, Any]) -> Any:

@@ -6,6 +6,9 @@ whether an integer is unsigned its dtype says.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from tessera.numerics import f32
 from tessera.tile.cuda.emit.emitter import Emitter, literal
 from tessera.tile.cuda.emit.layout_conversion import through_shared
 from tessera.tile.cuda.emit.registry import emits
@@ -13,7 +16,7 @@ from tessera.tile.cuda.intrinsics.casts import same_register
 from tessera.tile.cuda.intrinsics.elementwise import BODIES
 from tessera.tile.cuda.intrinsics.formats import kind_of
 from tessera.tile.cuda.intrinsics.narrow_floats import has_instructions
-from tessera.tile.ir.ir import Const, Op, Operand
+from tessera.tile.ir.ir import Const, Op, Operand, SSAValue
 from tessera.tile.ir.numpy_values import poison
 from tessera.tile.ir.register_layout import RegisterLayout
 from tessera.tile.ir.types import TileType
@@ -118,6 +121,20 @@ def _convert(e: Emitter, op: Op) -> None:
     made = f"use(casts.cast({source.name!r}, {to.name!r}, {rounding!r}, {saturate}" \
            f"{', True' if has_instructions(to, e.generation) else ''}))"
     apply(e, op, e.use(f"to_{to}", made))
+
+
+@emits("encode_bytes")
+def _encode_bytes(e: Emitter, op: Op) -> None:
+    """Of what a cast rounds, by the rounding alone: the codes need not become numbers before."""
+    (x,), dtype = op.args, op.attr["dtype"]
+    made = e.made_by.get(x) if isinstance(x, SSAValue) else None
+    rounding, saturate = "nearest_even", False
+    if made is not None and made.name == "convert" and e.dtype(made.args[0]) is f32:
+        op, rounding = replace(op, args=made.args), made.attr.get("rounding", rounding)
+        saturate = bool(made.attr.get("saturate", False))
+    hardware = has_instructions(dtype, e.generation)
+    apply(e, op, e.use("bytes_of", f"use(casts.encode_bytes({dtype.name!r}, {rounding!r}, "
+                       f"{saturate}, {hardware}))"))
 
 
 @emits("convert_random")

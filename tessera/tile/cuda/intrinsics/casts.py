@@ -20,12 +20,13 @@ from tessera.tile.cuda.intrinsics.narrow_floats import (
     NAN,
     decode_narrow,
     encode_narrow,
+    integer_field,
     round_narrow,
 )
 
 HALVES = frozenset({"bf16", "f16"})  # rounded two at a time
 ROUND = {"nearest_even": "rn", "toward_zero": "rz"}
-F32 = find_dtype("f32")
+F32, BYTE = find_dtype("f32"), find_dtype("uint8")
 QUIET_F64 = 0x7FF8 << 48
 
 
@@ -73,6 +74,24 @@ def cast_random(to: str, saturate: bool = False) -> Operation:
                                (Operand("d", "f32", count),), body)
 
     return Operation(f"f32_to_{to}_at_random", 2, rule)
+
+
+@functools.cache
+def encode_bytes(dtype: str, rounding: str, saturate: bool, hardware: bool) -> Operation:
+    """(f32 numbers) -> the codes of the nearest numbers of a type of 8 bits."""
+    z = find_dtype(dtype)
+
+    def rule(x: Operand) -> InstructionForm:
+        def body(b: Builder, value: Any) -> Any:
+            values = value if x.count else [value]
+            words = encode_narrow(b, z, values, hardware, rounding, saturate)
+            out = [integer_field(b, BYTE, words[i // 4], i % 4 * 8) for i in range(len(values))]
+            return out if x.count else out[0]
+
+        return InstructionForm((Operand("x", "f32", x.count),), (Operand("d", "i32", x.count),),
+                               body)
+
+    return Operation(f"bytes_of_{dtype}", 1, rule)
 
 
 def same_register(a: DType, z: DType, saturate: bool = False) -> bool:

@@ -180,6 +180,8 @@ class _Chooser:
         t = self.tile(value)
         assert t is not None
         share = max(1, prod(1 << bits_of(n) for n in t.shape) // self.hint.threads)
+        if t.shape in self.turned and not vector:
+            bits = self.turned[t.shape]
         width = max(1, ACCESS_BYTES * 8 // max(8, bits))
         wanted = bits_of(vector) if vector else share.bit_length() - 1
         if t.shape in self.turned and not vector:
@@ -189,15 +191,24 @@ class _Chooser:
         return blocked(t.shape, self.hint.threads, neighbours, t.shape in self.reduced_rows)
 
     @functools.cached_property
-    def turned(self) -> frozenset[tuple[int, ...]]:
+    def turned(self) -> dict[tuple[int, ...], int]:
         """The shapes of tiles that are transposed, of both sides; none where accumulators or
-        reductions decide."""
+        reductions decide, which leave bytes alone: four of these share a register. Each with the
+        bits of the narrowest elements that memory has of such tiles: all of a shape have one
+        layout, and no wide numbers change places for the sake of narrow ones."""
         nodes = [n for n in walk(self.function.body) if isinstance(n, Op)]
-        if self.given or any(n.name == "matmul" or OPS[n.name].layouts == "reduced"
-                             for n in nodes):
-            return frozenset()
-        return frozenset(t.shape for n in nodes if n.name == "transpose"
-                         for x in (n.args[0], n.outs[0].value) if (t := self.tile(x)) is not None)
+        if self.given or any(n.name == "matmul" for n in nodes):
+            return {}
+        shapes = {t.shape for n in nodes if n.name == "transpose"
+                  for x in (n.args[0], n.outs[0].value) if (t := self.tile(x)) is not None}
+        bits = dict.fromkeys(shapes, 64)
+        for n in nodes:
+            if OPS[n.name].access == "tile":
+                t = self.tile(n.args[1] if OPS[n.name].writes else n.outs[0].value)
+                if t is not None and t.shape in shapes:
+                    bits[t.shape] = min(bits[t.shape], self.types[n.args[0]].dtype.bits)  # type: ignore[index]
+        reduced = any(OPS[n.name].layouts == "reduced" for n in nodes)
+        return {shape: b for shape, b in bits.items() if b <= 8 or not reduced}
 
     def stores(self) -> dict[SSAValue, RegisterLayout]:
         """The layouts in which tiles of such shapes are written, where they have others."""
@@ -335,7 +346,7 @@ class _Rewriter:
                  chosen: dict[SSAValue, RegisterLayout], stores: dict[SSAValue, RegisterLayout]):
         self.function, self.types, self.chosen = function, types, chosen
         self.stores, self.names = stores, Names.of(function)
-        self.loaded: set[SSAValue] = set()  # tiles of memory's own elements
+        self.stored: set[SSAValue] = set()  # tiles whose elements are as they lie in memory
 
     def run(self) -> Function:
         return replace(self.function, body=self.block(self.function.body))
@@ -363,7 +374,7 @@ class _Rewriter:
             new = self.names.fresh(x.name)
             made = replace(self.types[x], layout=layout.text)
             self.types[new], self.chosen[new] = made, layout
-            stored = (("stored", True),) if x in self.loaded else ()
+            stored = (("stored", True),) if x in self.stored else ()
             out.append(Op("convert_layout", (x,), (Def(new, made),), stored))
             ready[key] = new
         return ready[key]
@@ -371,8 +382,9 @@ class _Rewriter:
     def op(self, op: Op, out: list[Node], ready: dict) -> None:
         args = tuple(self.want(x, self.wanted(op, x), out, ready) for x in op.args)
         op = replace(op, args=args, outs=tuple(map(self.made, op.outs)))
-        if op.name == "load_tile" or op.name == "transpose" and op.args[0] in self.loaded:
-            self.loaded.update(d.value for d in op.outs)
+        moved = op.name == "transpose" and op.args[0] in self.stored
+        if op.name in ("load_tile", "encode_bytes") or moved:
+            self.stored.update(d.value for d in op.outs)
         natural = self.natural(op)
         if natural is None or natural == self.chosen[op.outs[0].value]:
             out.append(op)
