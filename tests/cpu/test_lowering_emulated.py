@@ -16,17 +16,23 @@ from tessera.kernels import row_blocks
 from tolerance import assert_close
 
 
-def emulate(fn: Any, *inputs: ts.Tensor, target: str = "sm_80", **options: Any) -> None:
-    """Every kernel of a function, on what it is given when the function runs."""
+def emulate(fn: Any, *inputs: ts.Tensor, target: str = "sm_80", kind: str = "",
+            **options: Any) -> int:
+    """Every kernel of a function, or those of a kind, on what it is given when the function runs;
+    how many."""
     program = CudaProgram(ts.jit(fn).graph(*inputs), target)
     memory = program._host_memory([x.array for x in inputs])
     types = {b.name: b.type for b in program.plan.buffers}
+    emulated = 0
     for launch in program.launches:
         given = [ts.Tensor(run_of(memory[program.base(n)], types[n].dtype, shape, at), types[n])
                  for (n, shape), at in zip(launch.arguments, launch.offsets, strict=True)]
-        compare(launch.kernel, *given, lanes=launch.group.schedule.lanes, target=target,
-                schedule=launch.group.schedule, **options)
+        if kind in ("", launch.group.kind):
+            compare(launch.kernel, *given, lanes=launch.group.schedule.lanes, target=target,
+                    schedule=launch.group.schedule, **options)
+            emulated += 1
         launch.kernel(*given)
+    return emulated
 
 
 def normal(rng: np.random.Generator, *shape: int, dtype: str = "f32") -> ts.Tensor:
@@ -133,6 +139,24 @@ def test_a_norm_with_the_sums_of_its_gradient(short_strips, rng):
     x, dy = normal(rng, 70, 36), normal(rng, 70, 36, dtype="bf16")
     emulate(lambda x, g, b, dy: backward(x, g, b, ts.cast(dy, "f32")), x, normal(rng, 36),
             normal(rng, 36), dy, lockstep=False, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("norm", [False, True])
+def test_codes_of_strips_in_both_orders(norm, short_strips, monkeypatch, rng):
+    """Of an activation and of a norm, both with the cotangents that follow."""
+    monkeypatch.setattr(strips, "TURNED_COLUMNS", 32)
+    scaling = ts.DelayedScaling(amax_history_len=1)
+
+    def backward(x, w, h, g):
+        def f(x, w, h):
+            y = ts.layernorm(x, w[:, 0], w[:, 0]) if norm else ts.gelu(x)
+            return scaling.matmul(ts.cast(y, "bf16"), w, h)
+        return ts.vjp(f, x, w, h)[1](g)
+
+    x, w, h = normal(rng, 80, 64), normal(rng, 64, 48), scaling.init(4.0, 4.0, 4.0)
+    fn = ts.jit(lambda x, w, a, b, c, g: backward(x, w, dict(zip(h, (a, b, c), strict=True)), g))
+    assert emulate(fn, x, w, *h.values(), normal(rng, 80, 48), target="sm_90a", kind="strips",
+                   lockstep=False, rtol=1e-5, atol=1e-5) == 2
 
 
 def test_labels_of_rows(rng):

@@ -142,3 +142,23 @@ def test_products_of_fp8_and_their_derivatives_are_qgmma() -> None:
             found += [set(re.findall(r"QGMMA\.\d+x\d+x32\.F32\.(\w+\.\w+)", sass))]
             assert not counts["HGMMA"] and not counts["QMMA"]
     assert found == [{"E5M2.E4M3"}, {"E4M3.E5M2"}]
+
+
+def _activation_backward(w: Any, h: Any, g: Any) -> Any:
+    """Codes of gelu's gradient, which both gradients of a matmul read."""
+    scaling = ts.DelayedScaling(amax_history_len=1)
+    return ts.vjp(lambda w, h: scaling.matmul(ts.gelu(h), w, scaling.init(1.0, 1.0, 1.0)),
+                  w, h)[1](g)
+
+
+def test_codes_in_both_orders_cost_few_registers() -> None:
+    """Eight groups of four warps run at a time. What is kept in shared memory goes through it once
+    more, four bytes in a word, and leaves by whole lines, all in accesses of 16 bytes."""
+    args = _zeros(1024, 256), _zeros(2048, 1024, dtype="bf16"), _zeros(2048, 256)
+    kernel = _kernel("strips", _activation_backward, *args)
+    sass = kernel.inspect_ir("sass", target="sm_90a")
+    assert max(int(r) for r in re.findall(r"\bR(\d+)\b", sass)) < 64
+    assert not _instructions(sass)["STL"] and not _instructions(sass)["LDL"]
+    found = Counter(re.findall(r"\b(STG|STS|LDS)\b[\w.]*?\.(\w+) ", sass))
+    lines = 4 * 2  # 64 columns at a time, in words of four rows
+    assert [found[op, "128"] for op in ("STG", "STS", "LDS")] == [lines, lines, 2 * lines]

@@ -18,7 +18,7 @@ from ..schedule.groups import FusionGroup
 from ..schedule.loop_axes import extents_of
 from ..schedule.region_copies import moves_of
 
-KINDS = ("loop", "rows", "columns", "move")
+KINDS = ("loop", "rows", "columns", "strips", "move")
 SMALL_COPY = 1 << 23  # bytes, which a GPU moves in the time of a few launches
 MOST_ELEMENTS = 1 << 30  # of an array that a flat loop is over: its numbers have 32 bits
 

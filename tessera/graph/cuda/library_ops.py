@@ -89,6 +89,15 @@ def swaps_last(axes: tuple[int, ...]) -> bool:
 
 
 # --- calls ------------------------------------------------------------------------------------
+def reads_rows_alone(v: Value, node: Node, chip: WarpgroupMatmul | None) -> bool:
+    """Whether wgmma reads both operands of a matmul, one of which is v, along the contracted axis
+    alone, and TMA brings such rows: of multiples of 16 bytes."""
+    operand = None if chip is None else chip.operands.get(v.aval.dtype.name)
+    depth: Any = node.inputs[0].aval.shape[-1]
+    return operand is not None and not operand.any_major and isinstance(depth, int) and (
+        depth * v.aval.dtype.bits % 128 == 0)
+
+
 @dataclass(frozen=True)
 class _Side:
     """An operand as it lies. copied: made so by a copy, because the instruction reads no other."""
@@ -113,7 +122,7 @@ class _Calls:
             return
         a, b = map(self.side, node.inputs)
         where = joined(node.where, [*a.parts, *b.parts, node])
-        if self.reads_rows_alone(a.value, node):
+        if reads_rows_alone(a.value, node, self.chip):
             a = self.along(a, False, where)
             b = self.along(b, True, where)
         attrs = {"layout": "".join("t" if s.transposed else "n" for s in (a, b)),
@@ -128,14 +137,6 @@ class _Calls:
             parts.append(turn)
             v, transposed = turn.inputs[0], not transposed
         return _Side(v, transposed, parts)
-
-    def reads_rows_alone(self, v: Value, node: Node) -> bool:
-        """Whether wgmma reads both operands along the contracted axis alone, and TMA brings such
-        rows: of multiples of 16 bytes."""
-        operand = None if self.chip is None else self.chip.operands.get(v.aval.dtype.name)
-        depth: Any = node.inputs[0].aval.shape[-1]
-        return operand is not None and not operand.any_major and isinstance(depth, int) and (
-            depth * v.aval.dtype.bits % 128 == 0)
 
     def along(self, side: _Side, transposed: bool, where: SourceLine | None) -> _Side:
         """The operand with rows along the contracted axis, copied where it lies otherwise."""
@@ -226,4 +227,4 @@ def call_products(graph: Graph, chip: WarpgroupMatmul | None) -> Graph:
 
 
 __all__ = ["MOST_PAIRS", "PRODUCT", "LibraryCall", "call_products", "joined", "place_blocks",
-           "quickest_blocks", "swaps_last", "transpose_operands"]
+           "quickest_blocks", "reads_rows_alone", "swaps_last", "transpose_operands"]

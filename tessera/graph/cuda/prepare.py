@@ -37,6 +37,7 @@ from .sorting import long_sums, open_sorts
 from .spell import COMBINE
 from .strips import open_column_sums, open_maxima
 from .target import indexed_kind
+from .turned_codes import write_turned
 
 Pass = Callable[[Graph], Graph]
 
@@ -205,13 +206,14 @@ PIPELINE: list[Callable[..., Graph]] = [
     open_reductions,
     split_reductions,
     open_column_sums,
+    write_turned,
     open_maxima,
     split_few_rows,
     narrow_ids,
     transpose_operands,
 ]
 # These ask what the chip has.
-BY_CHIP: tuple[Callable[..., Graph], ...] = (use_attention_kernels, join_products)
+BY_CHIP: tuple[Callable[..., Graph], ...] = (use_attention_kernels, join_products, write_turned)
 
 
 def prepare(graph: Graph, chip: Generation) -> tuple[Graph, dict[Value, np.ndarray]]:

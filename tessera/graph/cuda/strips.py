@@ -8,21 +8,24 @@ memory, and there are groups enough for a GPU however few columns there are. The
 follows from the extents alone, so two runs give the same bits.
 
 The largest of all elements goes along as that of each column, where a loop has such sums: one of
-each row would wait for other lanes, and wide rows for other warps.
+each row would wait for other lanes, and wide rows for other warps. Codes of 8 bits go along
+transposed, where a matmul reads them so (turned_codes.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
 from math import prod
 
 from ...numerics import as_type
 from ...tile.ir.schedule import Schedule
+from ..flops import none
 from ..ir import Graph, Node, Value, readers_of
 from ..op import Aval, GraphOp
 from ..schedule.build_schedule import ScheduleBuilder
-from ..schedule.groups import FusionGroup
+from ..schedule.groups import MAX_OPS, FusionGroup
 from ..schedule.ir import GroupStep, ScheduledGroup
 from ..schedule.library_call import library_call
 from ..schedule.loop_axes import Frame, extents_of, merged
@@ -56,14 +59,22 @@ AHEAD = 2
 
 STRIP_SUM = library_call("strip_sum", reduction="sum", shows=(0,))
 STRIP_MAX = library_call("strip_max", reduction="max", shows=(0,))
-STRIPS_OF = (STRIP_SUM, STRIP_MAX)  # x -> [strips, C], of `rows` rows each
-KEPT = {op.name: op.reduction for op in STRIPS_OF}  # while a loop passes over a strip
+KEPT = {op.name: op.reduction for op in (STRIP_SUM, STRIP_MAX)}  # while a loop passes over a strip
+# Codes of a type of 8 bits -> their bytes, [C, R].
+STRIP_TURNED = library_call("strip_turned", flops=none)
+STRIPS_OF = (STRIP_SUM, STRIP_MAX, STRIP_TURNED)  # x -> [strips, C], of `rows` rows each, or [C, R]
+# Codes that go along transposed are kept in shared memory until a strip ends: so many bytes of a
+# group at most, of so many columns where blocks do not have whole rows, in four warps, and then
+# written in lines of a strip's rows, so many columns at a time. Gelu's codes of [16384, 4096] take
+# 116 us, its gradient's 156 (H100, 2026-11-25); 128 rows of 64 columns at once, which need no
+# memory but more registers, 136 and 185; 256 columns in eight warps 116 and 167.
+TURNED_BYTES, TURNED_COLUMNS, TURNED_STEP = 32768, 128, 64
 
 
 def open_column_sums(graph: Graph) -> Graph:
     """Sums over all axes but the last, where these are long, as sums of strips and a sum of those.
     """
-    held = _spaces_of_rows(graph)
+    held = _spaces_towards_largest(graph)
 
     def visit(rw: Rewriter, node: Node, inputs: tuple[Value, ...]) -> Value | None:
         axis = column_sum_axes(node)
@@ -78,7 +89,7 @@ def open_column_sums(graph: Graph) -> Graph:
         wide = as_type(accum.name)
         if x.aval.dtype is not accum:
             x = rw.emit("cast", x, source=x.aval.type, to=wide)
-        parts = _strips(rw, STRIP_SUM, x, held)
+        parts = _strips(rw, STRIP_SUM, x, _strip_rows(x, held))
         made = rw.emit("reduce_sum", parts, axis=(0,), keepdims=True, accum=accum)
         out = node.outputs[0].aval
         if out.dtype is not accum:
@@ -88,7 +99,7 @@ def open_column_sums(graph: Graph) -> Graph:
     return rebuild(graph, visit)
 
 
-def _spaces_of_rows(graph: Graph) -> set[tuple[int, int]]:
+def _spaces_towards_largest(graph: Graph) -> set[tuple[int, int]]:
     """(rows, columns) of values whose rows are summed: their loops hold whole rows."""
     return {_rows_and_columns(n.inputs[0]) for n in graph.nodes
             if n.op.reduction == "sum" and is_last_axis_reduction(n)}
@@ -98,7 +109,7 @@ def _rows_and_columns(x: Value) -> tuple[int, int]:
     return prod(extents_of(x)[:-1]), extents_of(x)[-1]
 
 
-def _strips(rw: Rewriter, op: GraphOp, x: Value, held: set[tuple[int, int]]) -> Value:
+def _strip_rows(x: Value, held: Container[tuple[int, int]]) -> int:
     R, C = _rows_and_columns(x)
     whole = (R, C) in held and C <= WIDE
     rows, most = FEWEST_ROWS if whole else ROWS, STRIPS
@@ -106,6 +117,11 @@ def _strips(rw: Rewriter, op: GraphOp, x: Value, held: set[tuple[int, int]]) -> 
         most = STRIPS * NARROW // max(NARROW, power(C))
     while blocks(R, rows) > most:
         rows *= 2
+    return rows
+
+
+def _strips(rw: Rewriter, op: GraphOp, x: Value, rows: int) -> Value:
+    R, C = _rows_and_columns(x)
     parts = Value(Aval((blocks(R, rows), C), x.aval.type))
     axis = tuple(range(x.aval.ndim - 1))
     rw.add(Node(op, (x,), {"axis": axis, "rows": rows}, (parts,), rw.where))
@@ -114,19 +130,18 @@ def _strips(rw: Rewriter, op: GraphOp, x: Value, held: set[tuple[int, int]]) -> 
 
 def open_maxima(graph: Graph) -> Graph:
     """The largest of all elements as those of strips' columns, where the loop that makes the
-    elements sums strips and has no statistics of rows."""
-    held = _spaces_of_rows(graph)
-    maker = {v: n for n in graph.nodes for v in n.outputs}
-    readers = readers_of(graph)
+    elements has strips and no statistics of rows."""
+    loops = StripLoops(graph)
 
     def visit(rw: Rewriter, node: Node, inputs: tuple[Value, ...]) -> Value | None:
-        rows = maker.get(node.inputs[0]) if node.op.name == "reduce_max" else None
-        if rows is None or rows.op.name != "reduce_max" or len(readers[node.inputs[0]]) > 1:
+        if not loops.is_largest(node):
             return None
-        out, within = node.outputs[0].aval, rows.inputs[0]
-        if prod(out.shape) != 1 or not _sums_strips(rows, maker, readers):
+        x, out = loops.maker[node.inputs[0]].inputs[0], node.outputs[0].aval
+        values, statistics = loops.values(x)
+        rows = 0 if statistics else loops.rows(values)
+        if not rows or x.aval.dtype.kind != "float" or x.aval.dtype.bits < 32:
             return None
-        parts = _strips(rw, STRIP_MAX, rw.env[within], held)
+        parts = _strips(rw, STRIP_MAX, rw.env[x], rows)
         for axis in ((1,), (0,)):
             parts = rw.emit("reduce_max", parts, axis=axis, keepdims=True)
         return rw.emit("reshape", parts, shape=out.shape)
@@ -134,27 +149,85 @@ def open_maxima(graph: Graph) -> Graph:
     return remove_dead(rebuild(graph, visit))
 
 
-def _sums_strips(rows: Node, maker: Mapping[Value, Node], readers: Mapping[Value, list[Node]]
-                 ) -> bool:
-    """Whether the elements whose rows are reduced are made in a loop that sums strips, and knows
-    nothing else of rows."""
-    x = rows.inputs[0]
-    space, read, ahead, sums = extents_of(x), set[Value](), [x], False
-    while ahead:
-        v = ahead.pop()
-        if v in read or extents_of(v) != space:
-            if extents_of(v) == (*space[:-1], 1):
-                return False
-            continue
-        read.add(v)
-        for n in readers[v]:
-            if n is not rows and is_last_axis_reduction(n):
-                return False
-            sums = sums or n.op is STRIP_SUM
-        made = maker.get(v)
-        if made is not None and not made.op.reduction and loop_space(made) == space:
+class StripLoops:
+    """What is known of the loops that make a graph's values, before they are fused."""
+
+    def __init__(self, graph: Graph):
+        self.maker = {v: n for n in graph.nodes for v in n.outputs}
+        self.readers, self.held = readers_of(graph), _spaces_towards_largest(graph)
+        self.known: dict[Value, tuple[set[Value], bool]] = {}
+        self.turned: dict[Value, int] = {}  # what codes are made of that are written transposed
+        for n in graph.nodes:
+            if n.op is STRIP_TURNED:
+                self.turned |= dict.fromkeys(self.values(n.inputs[0])[0], n.attrs["rows"])
+
+    def is_largest(self, node: Node) -> bool:
+        """Whether it is the largest of all elements, of those of rows."""
+        rows = self.maker.get(node.inputs[0]) if node.op.name == "reduce_max" else None
+        return rows is not None and self.towards_largest(rows)
+
+    def towards_largest(self, rows: Node) -> bool:
+        """Whether it is the largest elements of rows of which the largest alone is asked for."""
+        if rows.op.name != "reduce_max" or not is_last_axis_reduction(rows):
+            return False
+        behind = self.readers.get(rows.outputs[0], [])
+        return len(behind) == 1 and behind[0].op.name == "reduce_max" and prod(
+            extents_of(behind[0].outputs[0])) == 1
+
+    def lies(self, v: Value) -> bool:
+        """Whether a loop reads it from memory: no loop over its elements makes it."""
+        made = self.maker.get(v)
+        return made is None or bool(made.op.reduction) or loop_space(made) != extents_of(v)
+
+    def values(self, x: Value) -> tuple[set[Value], bool]:
+        """x and what its elements are made of, one by one, in a loop of as many ops as a group may
+        have; whether that has statistics of rows beside the largest numbers."""
+        if x in self.known:
+            return self.known[x]
+        space, found, statistics, ahead = extents_of(x), set[Value](), False, deque([x])
+        while ahead and len(found) < MAX_OPS:
+            v = ahead.popleft()
+            if v in found or extents_of(v) != space:
+                statistics = statistics or extents_of(v) == (*space[:-1], 1)
+                continue
+            found.add(v)
+            statistics = statistics or any(is_last_axis_reduction(n) and not self.towards_largest(n)
+                                           for n in self.readers.get(v, ()))
+            if not self.lies(v):
+                ahead.extend(self.maker[v].inputs)
+        return self.known.setdefault(x, (found, statistics))
+
+    def largest_before(self, values: Iterable[Value]) -> set[Node]:
+        """The largest elements of rows that the numbers follow from by which these are scaled."""
+        found, read = set[Node](), set[Value]()
+        ahead = [v for x in values if x in self.maker for v in self.maker[x].inputs]
+        while ahead:
+            v = ahead.pop()
+            made = self.maker.get(v)
+            if made is None or v in read or prod(extents_of(v)) != 1:
+                continue
+            read.add(v)
+            found.update(n for x in made.inputs
+                         if (n := self.maker.get(x)) and self.towards_largest(n))
             ahead += made.inputs
-    return sums and x.aval.dtype.kind == "float" and x.aval.dtype.bits >= 32
+        return found
+
+    def rows(self, values: Iterable[Value]) -> int:
+        """The rows of the strips in the loop that makes these, 0 where it has none."""
+        strips = (n.attrs["rows"] for v in values for n in self.readers.get(v, ())
+                  if n.op in STRIPS_OF)
+        return next(strips, 0) or next((self.turned[v] for v in values if v in self.turned), 0)
+
+    def turned_rows(self, codes: Value) -> int:
+        """The rows of strips in which the loop that makes codes can write them transposed; 0 where
+        they are few, or a strip has no room in shared memory, of whole rows with statistics."""
+        values, statistics = self.values(codes)
+        rows, (R, C) = self.rows(values), _rows_and_columns(codes)
+        if R < LONG:
+            return 0
+        rows = rows or (_strip_rows(codes, self.held) if statistics else ROWS)
+        fits = C <= WIDE and C % TURNED_STEP == 0 if statistics else True
+        return rows if fits and rows * (C if statistics else TURNED_STEP) <= TURNED_BYTES else 0
 
 
 def _before_cuts(rw: Rewriter, x: Value) -> Value:
@@ -191,8 +264,14 @@ def has_rows(space: tuple[int, ...], nodes: Sequence[Node]) -> bool:
 def takes_strips(space: tuple[int, ...], nodes: Sequence[Node]) -> bool:
     """Whether the loop of these nodes can sum the strips among them: where it has statistics of
     rows, these are held whole."""
-    return len(_frame(space, nodes).members) == 2 and not (has_rows(space, nodes) and (
-        space[-1] > WIDE or row_warps(space, nodes)[1] > HELD))
+    strips = strips_of(nodes)
+    if len(_frame(space, nodes).members) != 2 or len({n.attrs["rows"] for n in strips}) > 1:
+        return False
+    codes = sum(n.attrs["rows"] for n in strips if n.op is STRIP_TURNED)
+    if not has_rows(space, nodes):
+        return codes * TURNED_STEP <= TURNED_BYTES
+    return space[-1] <= WIDE and row_warps(space, nodes)[1] <= HELD and (
+        not codes or codes * space[-1] <= TURNED_BYTES and space[-1] % TURNED_STEP == 0)
 
 
 def row_warps(space: tuple[int, ...], nodes: Sequence[Node]) -> tuple[int, int]:
@@ -228,6 +307,10 @@ def strip_blocks(space: tuple[int, ...], nodes: Sequence[Node]) -> StripBlocks:
     frame = _frame(space, nodes)
     (_, C), rows = frame.extents, sums[0].attrs["rows"]
     whole = has_rows(space, nodes)
+    if not whole and (turned := [n for n in sums if n.op is STRIP_TURNED]):
+        n = min(power(C), TURNED_COLUMNS, TURNED_BYTES // (rows * len(turned)))
+        m = 8 * 32 * ROW_WARPS // n
+        return StripBlocks(frame, rows, False, chosen(min(rows, m), n, warps=ROW_WARPS))
     if not whole:
         n = min(power(C), 256)
         return StripBlocks(frame, rows, False, chosen(min(rows, BLOCK // n), n, warps=WARPS))
@@ -257,12 +340,15 @@ def strips_source(group: ScheduledGroup) -> KernelText:
     BM, BN, rows = group.schedule.m or 1, group.schedule.n, group.attr("rows")
     R = frame.extents[0]
     sums = [s for s in group.steps if s.op in KEPT]
-    kept = {s.name for s in sums}
+    turned = [s for s in group.steps if s.op == STRIP_TURNED.name]
+    kept = {s.name for s in (*sums, *turned)}
     w.line("strip = tile.group_id(0)")
     whole = len(group.grid) == 1
     if not whole:
         w.line(f"n = tile.group_id(1) * {BN}")
     columns = f"0:{BN}" if whole else f"n:n+{BN}"
+    for s in turned:
+        w.line(f"{s.name}_s = tile.alloc_shared(({rows}, {BN}), {w.type(s.type)})", s)
     kinds = {s.name: _sums_type(w, s, blocks(rows, BM)) for s in sums}
     for s in sums:
         neutral = COMBINE[KEPT[s.op]][1]
@@ -278,11 +364,16 @@ def strips_source(group: ScheduledGroup) -> KernelText:
         body(w, b, group, [s for s in group.steps if s.name not in kept])
         for o in writes:
             store(w, b, o, maker(group, o.name))
+        for s in turned:
+            codes = f"tile.bytes_of({_whole_block(w, b, s)})"
+            w.line(f"{s.name}_s[i:i+{BM}, 0:{BN}] = {codes}", s)
         for s in sums:
             _add(w, b, s, kinds[s.name], ragged)
     for s in sums:
         total = f"tile.cast(tile.col_{KEPT[s.op]}({s.name}_a), {w.type(s.type)})"
         w.line(f"{capital(s.name)}[strip, {columns}] = {total}", s)
+    for s in turned:
+        _write_turned(w, s, rows, BN, "" if whole else "n + ")
     texts, _, shapes = signature(w, b, group, (*group.reads, *writes))
     partial = [o for o in group.writes if o.name in kept]
     texts += [f"{capital(o.name)}: {w.annotation(o, o.shape)}" for o in partial]
@@ -303,14 +394,27 @@ def _load_ahead(w: KernelWriter, b: FrameBlock, group: ScheduledGroup) -> None:
             value(w, b, r.name, r.type.dtype.kind, step)
 
 
+def _write_turned(w: KernelWriter, s: GroupStep, rows: int, C: int, at: str) -> None:
+    """The codes of a strip, when all of them are in shared memory. at: where its columns begin."""
+    step = min(TURNED_STEP, C)
+    w.line("tile.barrier()", s)
+    with w.block(f"for c in range(0, {C}, {step}):"):
+        w.line(f"{capital(s.name)}[{at}c:{at}c+{step}, strip*{rows}:strip*{rows}+{rows}] = "
+               f"tile.load({s.name}_s[0:{rows}, c:c+{step}]).T", s)
+
+
+def _whole_block(w: KernelWriter, b: FrameBlock, step: GroupStep) -> str:
+    """The operand of a step, for each element of a block."""
+    (arg,) = step.args
+    held = value(w, b, arg, "float", step)
+    return held.text if held.m and held.n else f"tile.broadcast({held.text}, {b.shape})"
+
+
 def _add(w: KernelWriter, b: FrameBlock, step: GroupStep, kind: str, ragged: bool) -> None:
     """A block's elements to the running sums of their places; what changes none of these beyond
     the last row. ragged: there is such a place."""
     together, neutral = COMBINE[KEPT[step.op]]
-    (arg,) = step.args
-    held = value(w, b, arg, "float", step)
-    part = held.text if held.m and held.n else f"tile.broadcast({held.text}, {b.shape})"
-    w.line(f"{step.name}_p = {part}", step)
+    w.line(f"{step.name}_p = {_whole_block(w, b, step)}", step)
     inside = f"{step.name}_p"
     if ragged:
         inside = f"tile.where(tile.inside({inside}), {inside}, {neutral})"
@@ -318,5 +422,6 @@ def _add(w: KernelWriter, b: FrameBlock, step: GroupStep, kind: str, ragged: boo
            step)
 
 
-__all__ = ["STRIPS_OF", "STRIP_MAX", "STRIP_SUM", "has_rows", "open_column_sums", "open_maxima",
-           "schedule_strips", "strip_blocks", "strips_of", "strips_source", "takes_strips"]
+__all__ = ["STRIPS_OF", "STRIP_MAX", "STRIP_SUM", "STRIP_TURNED", "StripLoops", "has_rows",
+           "open_column_sums", "open_maxima", "schedule_strips", "strip_blocks", "strips_of",
+           "strips_source", "takes_strips"]

@@ -36,7 +36,7 @@ from .node_kernels import kernel_group
 from .packed_values import DECODE, ELEMENTWISE
 from .scans import SCANS
 from .spell import COMBINE, is_light, is_stored, no_kernel, template
-from .strips import STRIPS_OF, has_rows, strips_of, takes_strips
+from .strips import STRIP_TURNED, STRIPS_OF, has_rows, strips_of, takes_strips
 
 ANCHORS = {"product": "gemm", "flash_attention": "attention",  # the kind of each
            "flash_attention_saved": "attention"}
@@ -51,28 +51,34 @@ OWN = sorting.KINDS | scatters.KINDS | sorted_segments.KINDS  # of ops that pass
 def _loop_space(node: Node) -> Space | None:
     if node.op in ELEMENTWISE or node.op in (BITS_AT, CAST):
         return extents_of(node.outputs[0]) if 0 not in node.outputs[0].aval.shape else None
+    if node.op is STRIP_TURNED:
+        return extents_of(node.inputs[0])
     return loop_space(node)
 
 
 # --- what a fused loop becomes --------------------------------------------------------------------
 def _from_loop(loop: FusionGroup) -> list[FusionGroup]:
-    """Sums over leading axes leave the loop, but for those of strips that it can take along: they
-    are groups of their own behind it, one for all strips."""
+    """Sums over leading axes leave the loop, but for what is made of strips, as far as it can take
+    that along: they are groups of their own behind it, one for all sums of as many rows."""
     columns = [n for n in loop.nodes if column_sum_axes(n) is not None
                and tuple(n.inputs[0].aval.shape) == loop.space]
     strips = strips_of(columns)
-    rest = [n for n in loop.nodes if n not in columns]
-    inside = [n for n in loop.nodes if n in strips or n not in columns]
-    taken = bool(strips) and takes_strips(loop.space, inside)
     sums = [group for n in columns if n not in strips for group in _reduction(n)]
-    if strips and not taken:  # in one pass over what they read
-        inside, sums = rest, [FusionGroup("strips", loop.space, strips), *sums]
-    return [_loop(loop.space, inside), *sums] if inside else sums
+    apart: list[Node] = []
+    for apart in ([], [n for n in strips if n.op is STRIP_TURNED], strips):
+        inside = [n for n in loop.nodes if n not in columns or n in strips and n not in apart]
+        if not strips_of(inside) or takes_strips(loop.space, inside):
+            break
+    passes: dict[object, list[Node]] = {}  # over what they read
+    for n in apart:
+        passes.setdefault(n if n.op is STRIP_TURNED else n.attrs["rows"], []).append(n)
+    behind = [FusionGroup("strips", loop.space, nodes) for nodes in passes.values()]
+    return [*([_loop(loop.space, inside)] if inside else []), *behind, *sums]
 
 
 def _loop(space: Space, nodes: list[Node]) -> FusionGroup:
     for n in nodes:
-        if n.op.reduction not in COMBINE and template(n) is None:
+        if n.op.reduction not in COMBINE and n.op not in STRIPS_OF and template(n) is None:
             raise no_kernel(n)
     rows = "rows" if has_rows(space, nodes) else "loop"
     return FusionGroup("strips" if strips_of(nodes) else rows, space, nodes)

@@ -31,9 +31,9 @@ def is_last_axis_reduction(node: Node) -> bool:
 
 
 def column_sum_axes(node: Node) -> tuple[int, ...] | None:
-    """The axes of a sum over all axes but the last, or of a reduction of strips of `rows` rows
+    """The axes of a sum over all axes but the last, or of what is made of strips of `rows` rows
     over these; None for any other node."""
-    strips = bool(node.op.reduction) and "rows" in node.attrs
+    strips = node.attrs.keys() >= {"axis", "rows"}
     if node.op.reduction != "sum" and not strips:
         return None
     x = node.inputs[0].aval
