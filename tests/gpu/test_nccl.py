@@ -55,7 +55,7 @@ def test_each_axis_has_a_communicator(tmp_path):
 
 @needs_mpi
 @needs_two
-@pytest.mark.row("TILE-81")
+@pytest.mark.row("TILE-81", "PERF-04", "SYS-07")
 def test_all_reduce_speed_is_that_of_nvlink(tmp_path, note):
     said = run("speed", 2, tmp_path)
     note(**said[0])
