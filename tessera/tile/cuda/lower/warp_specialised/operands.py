@@ -9,6 +9,7 @@ behind the matmuls, such as a bias: it is there when the sums are.
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from tessera.numerics import DType
 from tessera.runtime.generations import WarpgroupMatmul
@@ -195,7 +196,7 @@ class _Placing:
         parts = made.type.shape[0] // self.maker.type(a).shape[0]  # type: ignore[union-attr]
         placed: list[Node] = []
         for piece in range(PIECES):
-            of = {"parts": parts, "piece": piece, "pieces": PIECES}
+            of: dict[str, Any] = {"parts": parts, "piece": piece, "pieces": PIECES}
             codes = self.maker.op("unpack_codes", (load,), "codes", where=op.where, dtype=x.dtype,
                                   codes=op.attr["codes"], factor=op.attr["factor"], **of)
             last = made if piece == PIECES - 1 else self.maker.define(made.value.name, made.type)
