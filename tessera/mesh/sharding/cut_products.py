@@ -32,7 +32,8 @@ REDUCTIONS = ("all_reduce", "reduce_scatter")
 PARTS = (2, 4, 8)
 ROWS = 128  # a part has a multiple of so many: blocks of matmuls stay whole
 # What a part costs beside its share: launches, a wave of blocks that is not full, a message that is
-# too short for all of the bandwidth. Two H100s, 2026-11-25, benchmarks/tp_matmul.py.
+# too short for all of the bandwidth. With 10 us it would be 8 parts, in which all_reduce(x @ w) of
+# benchmarks/tp_matmul.py gained 1.24 and reduce_scatter(x @ w) 1.02 on two H100s, 2026-11-25.
 PART_US = 100.0
 ROWS_US = 20.0  # of a matmul in two or three, with one message
 LEAST_GAIN = 1.05  # below, the model is no better than that
