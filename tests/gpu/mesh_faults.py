@@ -94,7 +94,7 @@ def overflow(rank: int, ranks: int) -> None:
     """An element of one rank's part is too large for exp, at step 7."""
     x, g = made(ranks)[1], ts.jit(lambda x: ts.sum(ts.exp(x)))
     spec, last = ts.ShardSpec(("row",), ("dp",)), (1 << 16) - 1
-    with config.scope(comm_timeout=30), ts.debug.numerics("raise"):  # it compiles kernels that count
+    with config.scope(comm_timeout=30), ts.debug.numerics("raise"):  # it compiles
         for step in range(1, 11):
             def data(i: np.ndarray, step: int = step) -> np.ndarray:
                 return np.where((i == last) & (step == 7), 1000.0, 0.0)
