@@ -293,6 +293,7 @@ def test_progress_may_be_off(monkeypatch):
 
 def test_ranks_but_the_first_tell_nothing(monkeypatch):
     monkeypatch.setenv("PMI_RANK", "1")
+    monkeypatch.setenv("PMI_SIZE", "2")
     monkeypatch.setattr(sys, "stderr", Terminal(False))
     with CompileProgress(4, 3) as progress:
         progress._begun -= 5

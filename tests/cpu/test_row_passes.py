@@ -38,8 +38,11 @@ def _loss(x: Any, labels: Any) -> Any:
 
 
 # --- rows in shared memory --------------------------------------------------------------------
-@pytest.mark.parametrize("n", [17000, 20480, 50304])
-def test_the_loss_and_its_gradient_read_a_row_once(n: int, rng: np.random.Generator) -> None:
+@pytest.mark.parametrize("n, parts", [
+    (17000, 1), (20480, 1), (50304, 1), (60000, row_passes.PARTS)])
+def test_the_loss_and_its_gradient_read_a_row_once(n: int, parts: int, rng: np.random.Generator
+                                                   ) -> None:
+    """In parts that are waited for one after another where no other group computes meanwhile."""
     x, y = _drawn(rng, 3, n, dtype="bf16"), ts.tensor(rng.integers(0, n, 3).astype(np.int32))
     program = CudaProgram(ts.jit(_loss).graph(x, y), TARGET)
     group = next(g for g in program.plan.groups if g.kind == "rows" and g.space[-1] == n)
@@ -47,12 +50,13 @@ def test_the_loss_and_its_gradient_read_a_row_once(n: int, rng: np.random.Genera
     text = source_of(group).text
     (name,) = re.findall(r"(V\w+): Tensor\[3, \d+, \w+\]", text)[:1]
     reads = re.findall(rf"{name}\[m:m\+1, (.*?)\]", text)  # of parts, and of what is left over
-    assert reads == [f"{n // row_blocks.STEP * row_blocks.STEP}:{n}"] * (
-        n % row_blocks.STEP > 0) + [f"n:n+{row_blocks.STEP}"] * row_passes.PARTS
+    step = group.schedule.n
+    assert reads == [f"{n // step * step}:{n}"] * (n % step > 0) + [f"n:n+{step}"] * parts
     spans = [tuple(map(int, span)) for span in re.findall(r"in range\((\d+), (\d+), ", text)]
-    parts, first = spans[:row_passes.PARTS], spans[row_passes.PARTS:2 * row_passes.PARTS]
-    assert parts == first and all(a[1] == b[0] for a, b in pairwise(parts))
-    assert re.findall(r"cp_wait_group\((\d)\)\n.*tile.barrier", text) == ["3", "2", "1", "0"]
+    coming, first = spans[:parts], spans[parts:2 * parts]
+    assert coming == first and all(a[1] == b[0] for a, b in pairwise(coming))
+    assert re.findall(r"cp_wait_group\((\d)\)\n.*tile.barrier", text) == [
+        str(i) for i in reversed(range(parts))]
     loss, dx = program.run([x, y])
     e, at = np.asarray(x, np.float64), (np.arange(3), np.asarray(y))
     p = np.exp(e - e.max(1, keepdims=True))

@@ -199,8 +199,10 @@ class _KernelSchedule(ScheduleBuilder):
         if s.n < frame.extents[-1]:
             again = read_again(frame, reads, writes, steps)
             laid = any(o.layout for o in (*reads, *writes))
+            short = s
             s, room = choose_schedule.for_passes(s, frame.extents[-1], sum(again.values()),
                                                  self.chip.group_shared_bytes, laid)
+            more["alone"] = s is not short
             more["brought"] = brought_rows(again, room, frame.extents[-1], s.n)
         self.add("rows", space, reads, writes, steps, s, grid, axes=frame.members, **more)
 

@@ -28,7 +28,9 @@ from .group_statements import (
 )
 from .kernel_text import KernelWriter
 
-PARTS = 4  # of a row that is brought, each waited for alone
+# Of a row that is brought, each waited for alone: where a group has a multiprocessor to itself. Of
+# two, one computes while the other waits, and loops over parts take registers.
+PARTS = 4
 
 
 @dataclass(frozen=True)
@@ -106,9 +108,10 @@ def _bring(w: KernelWriter, b: FrameBlock, group: ScheduledGroup, N: int) -> lis
             b.shared[name] = f"{name}_t"
     if not brought:
         return []
+    parts = PARTS if group.attr("alone") else 1
     loops = [RowLoop(f"for n in range({first * b.BN}, {last * b.BN}, {b.BN}):", shared)
              for begin, end, shared in _spans(b, group, N)
-             for first, last in pairwise(_parts(begin, end, PARTS if begin == 0 else 1))]
+             for first, last in pairwise(_parts(begin, end, parts if begin == 0 else 1))]
     for loop in loops:
         if loop.shared:
             with w.block(loop.head):

@@ -186,12 +186,20 @@ def _vjp_expand(g: Tensor, q: Tensor, k: Tensor, v: Tensor, *rest: Tensor, **att
 
 def _axes(operands: str, results: str) -> Any:
     """Sequences and heads may be split, queries and keys are needed whole. operands, results: a
-    letter of `qkv` for what lies as these; behind them there may be a mask."""
+    letter of `qkv` for what lies as these; behind them there may be a mask and spans. An axis is
+    whole where its cotangent is a sum along it, of one head of keys or of one mask for all."""
     def rule(*xs: Aval, **attrs: Any) -> str:
         q, k = xs[operands.index("q")], xs[operands.index("k")]
-        alone = len(k.shape) == 4 and k.shape[1] == 1 != q.shape[1]  # its cotangent is a sum
-        lead = "b_"[:len(q.shape) - 2] if alone else "bh"[4 - len(q.shape):]
-        return f"{','.join([lead + '__'] * len(xs))}->{','.join([lead + '__'] * len(results))}"
+        added = [x for x in xs[len(operands):] if x.dtype.kind == "float"]
+        lead = "".join("_" if any(x.shape[i] == 1 != q.shape[i] for x in (k, *added)) else letter
+                       for i, letter in enumerate("bh"[4 - len(q.shape):]))
+
+        def letters(x: Aval) -> str:
+            return "".join("1" if n == 1 != whole and letter != "_" else letter
+                           for letter, n, whole in zip(lead, x.shape, q.shape, strict=False)) + "__"
+
+        made = [xs[operands.index(x)] for x in results] + (added if results == "qkv" else [])
+        return f"{','.join(map(letters, xs))}->{','.join(map(letters, made))}"
 
     return rule
 
