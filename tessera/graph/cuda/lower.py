@@ -195,7 +195,7 @@ class _KernelSchedule(ScheduleBuilder):
         m = row_block(frame, writes, s.m or 1)
         s = s if m == s.m else choose_schedule.chosen(m, s.n, warps=s.value("warps_"))
         grid = (*frame.extents[:-2], choose_schedule.blocks(frame.extents[-2], s.m))
-        more = {}
+        more: dict[str, Any] = {}
         if s.n < frame.extents[-1]:
             again = read_again(frame, reads, writes, steps)
             laid = any(o.layout for o in (*reads, *writes))
