@@ -27,16 +27,13 @@ from ..tile import MODULE as tile
 from ..tile.ir.schedule import Schedule
 from ..tile.kernel.decorator import kernel
 from ..tile.kernel.kernel import Kernel
+from .angles import TURN, turned_part
 
 POINTS = 16  # of a thread
 BANKS = 32
 ALL = tuple(range(POINTS))
-TURN = 2.0 * math.pi
 HALF = math.sqrt(0.5)
 C1, S1 = math.cos(math.pi / 8), math.sin(math.pi / 8)
-# Of sine and cosine up to an eighth of a turn, within 2^-25 (Cephes 2.8, sinf.c and cosf.c).
-SINE = (-1.9515295891e-4, 8.3321608736e-3, -1.6666654611e-1)
-COSINE = (2.443315711809948e-5, -1.388731625493765e-3, 4.166664568298827e-2)
 
 
 # --- butterflies: real parts and imaginary parts, in and out -------------------------------------
@@ -135,19 +132,6 @@ def stage_turn(k, rows):
     if k % 4 == 0:
         return c, s
     return turned(c, s, rows[k % 4 - 1][0], rows[k % 4 - 1][1])
-
-
-@kernel
-def cosine_and_sine(turns):
-    """Of turns in [-1/2, 1/2], f32, without a branch."""
-    quarter = tile.round(turns * 4.0)
-    u = (turns - quarter * 0.25) * TURN                    # [-pi/4, pi/4]
-    q, v = int(quarter), u * u
-    sine = u + u * v * ((SINE[0] * v + SINE[1]) * v + SINE[2])
-    cosine = 1.0 - 0.5 * v + v * v * ((COSINE[0] * v + COSINE[1]) * v + COSINE[2])
-    odd = (q & 1) == 1
-    c, s = tile.where(odd, sine, cosine), tile.where(odd, cosine, sine)
-    return tile.where(((q + 1) & 2) == 2, -c, c), tile.where((q & 2) == 2, -s, s)
 
 
 # --- stages --------------------------------------------------------------------------------------
@@ -303,7 +287,7 @@ def column_turns(n, factors, whole):
 @kernel
 def one_turn(n, whole):
     turns = float(n) * (1.0 / whole)
-    c, s = cosine_and_sine(turns - tile.round(turns))
+    c, s = turned_part(turns - tile.round(turns))
     return c, -s
 
 
