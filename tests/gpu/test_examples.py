@@ -19,15 +19,30 @@ require_gpu()
 
 ROOT = Path(__file__).resolve().parents[2]
 LADDER = sorted((ROOT / "examples").glob("[0-9][0-9]_*.py"))
+MOST_GIB = 16  # what a GPU has on which all examples run
+# Runs a file as it is, and says last how much memory it needed.
+MEASURED = """
+import runpy, sys
+from tessera.runtime import memory_pools
+from tessera.runtime.device import device
+memory_pools.reset_peak(device())
+sys.argv = sys.argv[1:]
+try:
+    runpy.run_path(sys.argv[0], run_name="__main__")
+finally:
+    print("peak bytes", memory_pools.peak_bytes(device()))
+"""
 
 
+@pytest.mark.row("CORE-24", "SYS-04", "EX-24")
 @pytest.mark.parametrize("path", LADDER, ids=lambda p: p.stem)
 def test_an_example_runs(path, pytestconfig):
     env = os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}
-    done = subprocess.run([sys.executable, str(path), "--device", "cuda", "--seed",
+    done = subprocess.run([sys.executable, "-c", MEASURED, str(path), "--device", "cuda", "--seed",
                            str(pytestconfig.option.seed)], env=env, cwd=ROOT, text=True,
                           capture_output=True, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
+    assert int(re.findall(r"^peak bytes (\d+)$", done.stdout, re.M)[-1]) < MOST_GIB << 30
     verdicts = re.findall(r"error \d\.\de[+-]\d\d  (\w+)$", done.stdout, re.M)
     assert verdicts and set(verdicts) == {"ok"}, done.stdout
 

@@ -15,6 +15,7 @@ from conformance.test_state_rows import (
     reference_attention,
     reference_block,
 )
+from conformance.test_state_rows import test_transformer_block_gradients as gradients_of_the_block
 from gpu_harness import require_gpu
 from snippet import run
 
@@ -47,6 +48,7 @@ def test_the_kernel_over_a_cache(flash, rng, S, T, causal):
     assert not [t for t in flash.tuning_trace if t.error == "E_WRONG_RESULT"]
 
 
+@pytest.mark.row("EX-25")
 def test_the_block_on_a_machine_with_a_gpu(rng):
     """Its cache is on the host, and so is what is computed: kernels for GPUs keep no state."""
     weights = make_weights(rng)
@@ -58,3 +60,8 @@ def test_the_block_on_a_machine_with_a_gpu(rng):
     want, _, _ = reference_block(x.astype(np.float64), rounded)
     error = np.sqrt(((np.asarray(y, np.float64) - want) ** 2).mean())
     assert cache.length == 16 and error < 0.02 * np.sqrt((want**2).mean())
+
+
+@pytest.mark.row("EX-25")
+def test_gradients_of_the_block_on_a_machine_with_a_gpu(rng):
+    gradients_of_the_block(rng)

@@ -57,6 +57,27 @@ def test_a_function_of_scores(rng, D, causal):
         assert distance(x.numpy(), w) < 1e-2
 
 
+@pytest.mark.row("SAFE-08")
+@pytest.mark.parametrize("rule", [{"lengths": np.array([0, 200])}, {"scale": 1e4}],
+                         ids=["no keys", "large scores"])
+def test_no_keys_to_see_and_scores_of_any_size_are_finite(rng, rule):
+    """Queries that see no key have zeros as their result and as their cotangents."""
+    arrays = [numbers(rng, 2, 2, 256, 64) for _ in "qkvg"]
+
+    @ts.jit
+    def both(q, k, v, g):
+        y, pull = ts.vjp(lambda *x: ts.attention(*x, **rule), q, k, v)
+        return y, *pull(ts.cast(g, "f32"))
+
+    found = [x.numpy().astype(np.float64)
+             for x in both(*(ts.tensor(x, "bf16").to("cuda") for x in arrays))]
+    assert all(np.isfinite(x).all() for x in found)
+    if "lengths" in rule:
+        assert not any(x[0].any() for x in found)
+        want = wanted([x.astype(np.float64) for x in arrays], rule)
+        assert all(distance(x[1], w[1]) < 1e-2 for x, w in zip(found, want, strict=False))
+
+
 def numbers(rng, *shape):
     return rng.standard_normal(shape).astype(bf16.numpy)
 

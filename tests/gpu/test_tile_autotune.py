@@ -96,10 +96,13 @@ def test_candidates_are_timed_with_events_on_the_device(note):
     assert gemm.tuning_trace is trace
 
 
-def test_a_new_kernel_finds_it_on_the_disk(own_cache):
-    first, (a, b, c) = tuned(), operands()
+@pytest.mark.row("SCHED-20")
+def test_a_new_kernel_finds_it_on_the_disk(own_cache, monkeypatch):
+    monkeypatch.setenv("HOME", str(own_cache))
+    first, (a, b, c) = tuned(cache="~/.sched"), operands()
     first(a, b, c)
-    second = tuned()
+    assert len(list((own_cache / ".sched").glob("gemm-*.json"))) == 1
+    second = tuned(cache="~/.sched")
     second(a, b, c)
     check(a, b, c)
     assert second.tuning_trace.source == "cache" and second.best_config == first.best_config
