@@ -1,4 +1,4 @@
-"""Products of tiles, drawn masks and buffered loops of kernels on a GPU, against the interpreter."""
+"""Products of tiles, drawn masks and buffered loops of kernels on a GPU, and interpreted."""
 
 from __future__ import annotations
 
