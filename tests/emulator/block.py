@@ -37,6 +37,7 @@ METHODS = {"ld_": "access", "st_": "access", "red_bits": "red_bits", "red_add_f3
            "bulk_commit": "bulk.commit", "bulk_wait": "bulk.wait",
            "fence_async_shared": "bulk.fence", "cp_async_commit": "commit",
            "cp_async_wait": "wait", "cp_async": "copy", "sync": "sync", "dependents": "dependents"}
+NUMBERS = ("i32", "i64", "f32", "f64")  # kinds that emitted source converts to by name
 IMPORT = re.compile(r"^from ([\w.]+) import (?:\(([^)]*)\)|(.*))\n", re.M)
 
 
@@ -78,13 +79,8 @@ class Block(Matrices):
     def _imported(self, source: str) -> dict[str, Any]:
         """What emitted source imports, with this block's intrinsics."""
         value = self.builder.register
-        names: dict[str, Any] = {k: functools.partial(value, kind=k)
-                                 for k in ("i32", "i64", "f32", "f64")}
-        for folder, several, one in IMPORT.findall(source):
-            for part in (several or one).replace(",", " ").split():
-                if part != "use" and part not in names:
-                    names[part] = importlib.import_module(f"{folder}.{part}")
-        return names | {"use": self.use, "INF": np.inf, "NAN": np.nan}
+        kinds = {k: functools.partial(value, kind=k) for k in NUMBERS}
+        return _modules(source) | kinds | {"use": self.use, "INF": np.inf, "NAN": np.nan}
 
     def use(self, what: Any) -> Any:
         """The `use` of emitted sources: an instruction or an operation to call."""
@@ -336,6 +332,15 @@ def _counted_up(size: int) -> np.ndarray:
 @functools.cache
 def _form(what: Operation, kinds: tuple[tuple[Kind, int], ...]) -> InstructionForm:
     return what.rule(*[Operand(f"a{i}", *k) for i, k in enumerate(kinds)])
+
+
+@functools.cache
+def _modules(source: str) -> dict[str, Any]:
+    """That it imports."""
+    return {part: importlib.import_module(f"{folder}.{part}")
+            for folder, several, one in IMPORT.findall(source)
+            for part in (several or one).replace(",", " ").split()
+            if part not in ("use", *NUMBERS)}
 
 
 @functools.cache
