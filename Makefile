@@ -2,7 +2,7 @@
 #   make train ARGS="--steps 20"     make test     make help
 
 PYTHON ?= python3
-JOBS ?= 2
+JOBS ?= 3
 ARGS ?=
 VENV := .venv
 BIN := $(VENV)/bin

@@ -23,8 +23,10 @@ from fake_driver import Driver
 from fake_driver import driver as driver
 from tessera import config
 from tessera.dims import Dim
+from tessera.graph.cpu import disk as cpu_disk
 from tessera.numerics import decode, row_bytes, unpack
 from tessera.runtime import arrays
+from tessera.runtime.cache import DiskCache
 from tessera.runtime.flags import ReportSite
 from tessera.runtime.module import LoadedKernel as Code
 from tessera.runtime.ptxas import Resources
@@ -230,8 +232,19 @@ def gpu(driver, monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "cupyx", fake_cupyx())
     monkeypatch.setitem(sys.modules, "cupyx.scipy.linalg", fake_cupy_linalg())
     monkeypatch.setattr(arrays, "_TORCH_TYPES", {})
+    monkeypatch.setattr(cpu_disk, "LOOPS", cpu_loops_where_they_are())
     with config.scope(cache_dir=tmp_path, compile_processes=1):
         yield made
+
+
+def cpu_loops_where_they_are() -> DiskCache:
+    """The host's compiled loops are real: they stay in the cache of the settings of now."""
+    path = cpu_disk.LOOPS.path
+
+    class Kept(DiskCache):
+        path = property(lambda self: path)
+
+    return Kept(cpu_disk.LOOPS.name)
 
 
 class Copies:

@@ -297,7 +297,7 @@ def reference_block(x, w, keys=None, values=None):
     return y + gelu(rms(y) @ w["Wmlp_in"]) @ w["Wmlp_out"], k, v
 
 
-@pytest.mark.row("CORE-07")
+@pytest.mark.row("CORE-07", "EX-25")
 def test_transformer_block_as_printed(rng):
     weights = make_weights(rng)
     space = run(TRANSFORMER_BLOCK, **{n: ts.param(w, bf16) for n, w in weights.items()})
@@ -317,7 +317,7 @@ def test_transformer_block_as_printed(rng):
     assert {"state", "movement"} == space["transformer_block"].effects
 
 
-@pytest.mark.row("AD-24")
+@pytest.mark.row("AD-24", "EX-25")
 def test_transformer_block_gradients(rng):
     """With respect to the weights, in float64 throughout, against differences along a random
     direction. The printed annotation asks for bf16 x; the body is run below it."""

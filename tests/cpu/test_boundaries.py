@@ -9,7 +9,9 @@ import numpy as np
 
 import tessera as ts
 from tessera.graph.cuda import CudaProgram
+from tessera.graph.ops.gather import CHECK_INDEX
 from tessera.graph.schedule.ir import ScheduledGroup
+from tessera.graph.trace import apply
 from tessera.runtime.target import parse_target
 from tolerance import assert_close
 
@@ -114,6 +116,17 @@ def test_a_result_of_the_function_is_written(rng: np.random.Generator) -> None:
     got = program.run([x, w])
     assert_close(got[0], 2 * np.asarray(ts.cast(x, "f32"), np.float64), "f32")
     assert_close(got[2], 2 * np.asarray(ts.cast(x, "f32"), np.float64).sum(0), "f32", n=R)
+
+
+def test_a_loop_whose_readers_do_all_of_it_is_none(rng: np.random.Generator) -> None:
+    """Its value takes twice the bytes of what it is cast from."""
+    def casts(x: Any) -> Any:
+        return ts.cast(apply(CHECK_INDEX, ts.cast(x, "int64"), extent=7, wrap=True), "int32")
+
+    x = ts.tensor(rng.integers(-7, 7, R * C).astype(np.int32))
+    program = _lowered(casts, x)
+    assert all(g.steps for g in program.plan.groups)
+    assert np.array_equal(program.run([x])[0], np.asarray(x) % 7)
 
 
 def test_the_numbers_of_columns_are_not_read(rng: np.random.Generator) -> None:

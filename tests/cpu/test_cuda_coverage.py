@@ -135,10 +135,16 @@ def test_every_op_is_lowered(mode: str, rng: np.random.Generator, capsys: Any) -
 
 
 def test_the_table_holds_what_is_refused_alone(rng: np.random.Generator) -> None:
-    """What has a form now leaves the table."""
-    refused = {refused_by(build(op, s, rng).graph) for build, cases in WALKS.values()
-               for op, s in (p.values for p in cases if ours(p.values[0].shape))}
-    assert set(REFUSED) <= refused, "these have a form now: take them out of the table"
+    """What has a form now leaves the table. The ops of the table come first: no more are looked at
+    than show that each is refused."""
+    cases = [(build, *p.values) for build, cases in WALKS.values() for p in cases
+             if ours(p.values[0].shape)]
+    left = set(REFUSED)
+    for build, op, s in sorted(cases, key=lambda case: case[1].name not in REFUSED):
+        if not left:
+            return
+        left.discard(refused_by(build(op, s, rng).graph))
+    assert not left, "these have a form now: take them out of the table"
 
 
 # --- what it computes ---------------------------------------------------------------------------

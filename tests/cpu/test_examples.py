@@ -35,6 +35,7 @@ def test_the_ladder_is_complete():
     assert len(KERNELS) > 12
 
 
+@pytest.mark.row("CORE-24")
 @pytest.mark.parametrize("debug", [False, True], ids=["plain", "checked"])
 @pytest.mark.parametrize("path", LADDER, ids=lambda p: p.stem)
 def test_an_example_runs(path, debug, pytestconfig):

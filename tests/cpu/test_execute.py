@@ -189,6 +189,14 @@ def test_strided_inputs_and_outputs(rng):
     agree(lambda x: ts.tanh(x.transpose((0, 2, 1)).reshape(32, 6)), x)
 
 
+def test_windows_are_put_together_again(rng):
+    """Copies into a short last axis: of a transposed array, and of one that is stretched."""
+    agree(lambda x: ts.exp(ts.reshape(ts.transpose(x, (0, 3, 1, 4, 2)), (2, 18, 24))),
+          normal(rng, 2, 2, 3, 9, 8))
+    agree(lambda x: ts.exp(ts.reshape(ts.broadcast_to(x[..., None], (2, 9, 8, 3)), (2, 9, 24))),
+          normal(rng, 2, 9, 8))
+
+
 def test_non_contiguous_argument_arrays(rng):
     base = rng.normal(size=(6, 8)).astype(np.float32)
     f = ts.jit(lambda x: ts.exp(x) * 2.0)
@@ -386,6 +394,14 @@ def test_products_are_cut_into_pieces(a, b, transposed, rng):
         assert_close(out, want, n=a[-1], scale=a[-1] ** 0.5)
         results.append(out)
     np.testing.assert_array_equal(*results)
+
+
+@pytest.mark.parametrize("a, b", [((5, 1), (1, 7)), ((3, 1, 4, 1), (2, 1, 6)), ((4, 1), (0, 1, 2))])
+def test_products_of_one_column_are_rounded_once(a, b, rng):
+    x, y = (rng.standard_normal(s).astype(np.float32) for s in (a, b))
+    want = np.matmul(x.astype(np.float64), y).astype(np.float32)
+    got = blas.multiply(x, y)
+    assert got.dtype == np.float32 and np.array_equal(got, want)
 
 
 def test_blas_threads_are_restored(rng):

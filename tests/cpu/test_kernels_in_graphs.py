@@ -13,6 +13,7 @@ from tessera import Tensor, bf16, f32, i32, stdlib
 from tessera.errors import ArgumentError, GradError, TraceError
 from tessera.graph.cuda import CudaProgram, text_of
 from tessera.graph.cuda.device import DeviceExecutable
+from tessera.graph.op import OPS
 
 tile = ts.tile
 
@@ -433,7 +434,16 @@ def test_a_routine_that_writes_its_arguments(rng):
 
 
 # --- ops of the user's --------------------------------------------------------------------------
-def test_a_registered_op_binds_to_a_kernel(x):
+@pytest.fixture
+def ops_of_before():
+    """What a test registers goes with it: tables of the docs list every op."""
+    before = dict(OPS)
+    yield
+    for name in OPS.keys() - before.keys():
+        del OPS[name]
+
+
+def test_a_registered_op_binds_to_a_kernel(x, ops_of_before):
     @ts.register_op("my_cube")
     def op(x, *, scale=1.0):
         y = ts.zeros_like(x)
@@ -459,7 +469,7 @@ def test_a_registered_op_binds_to_a_kernel(x):
         op.defjvp(lambda p, t: (p, t))
 
 
-def test_a_registered_op_without_rules_has_those_of_its_body(x):
+def test_a_registered_op_without_rules_has_those_of_its_body(x, ops_of_before):
     @ts.register_op
     def weighted_sin(x, w):
         return ts.sin(x) * w, x + w

@@ -59,6 +59,41 @@ def test_a_call_of_the_same_types_is_asked_once(compiled: Any, monkeypatch: Any)
     assert asked
 
 
+BRANCHES = HEAD + """
+def kernel(p, n):
+    total, last = i32(0), i32(n)
+    for k in range(n):
+        once = i32(k * 3)
+        twice = i32(once + 1)
+        twice = i32(twice + last)
+        if twice > 7:
+            last = i32(twice - once)
+        total = i32(total + last)
+    st(p, total)
+    st(p + 4, last)
+"""
+
+
+def test_variables_assigned_once_are_those_that_numba_finds(compiled: Any, monkeypatch: Any
+                                                            ) -> None:
+    """Over loops and branches, whose variables are read in other blocks."""
+    from tessera.tile.cuda import numba_gate
+
+    seen: list[tuple[set, set]] = []
+
+    def both(lower: Any) -> None:
+        numba_gate.FIND_ASSIGNED_ONCE(lower)
+        numbas = lower._singly_assigned_vars
+        numba_gate._find_assigned_once(lower)
+        seen.append((numbas, lower._singly_assigned_vars))
+
+    monkeypatch.setattr(numba_gate.CUDALower, "_find_singly_assigned_variable", both)
+    for source in (SUMS, BRANCHES):
+        compiled(source)
+    assert len(seen) >= 2 and all(numbas == ours for numbas, ours in seen)
+    assert any(numbas for numbas, _ in seen)
+
+
 def test_what_no_definition_takes_is_refused_each_time(compiled: Any) -> None:
     wrong = SUMS.replace("i32(b + 7)", "i32(b + '7')")
     for _ in range(2):

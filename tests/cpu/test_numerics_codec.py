@@ -116,6 +116,7 @@ def rint_oracle(x: np.ndarray, dtype: tn.DType) -> np.ndarray:
 # -- decode --
 
 
+@pytest.mark.row("SYS-14")
 @each(LIBRARY)
 def test_every_code_decodes_as_the_library_does(dtype):
     codes = np.arange(1 << dtype.bits, dtype=dtype.code_type)
@@ -163,6 +164,7 @@ def test_decode_refuses_another_element_type():
 # -- encode, to nearest --
 
 
+@pytest.mark.row("SYS-14")
 @each(LIBRARY)
 def test_ten_million_random_patterns_encode_as_the_library_does(dtype, rng):
     for _ in range(4):

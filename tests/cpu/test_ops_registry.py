@@ -194,6 +194,7 @@ def test_a_rule_and_a_reason_why_there_is_none_exclude_each_other() -> None:
 
 
 # --- shapes -----------------------------------------------------------------------------------
+@pytest.mark.row("RT-02")
 @pytest.mark.parametrize(("op", "s"), CASES)
 def test_shape_rule_is_what_the_op_returns(
     op: GraphOp, s: Sample, rng: np.random.Generator

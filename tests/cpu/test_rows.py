@@ -32,12 +32,14 @@ def test_sums(T, D, V, kind, monkeypatch, rng):
     assert (out == one_after_another(np.zeros((V, D), kind), ids, rows)).all()
 
 
-@pytest.mark.parametrize("D", [1, 6])
-def test_sums_behind_other_axes(D, monkeypatch, rng):
+@pytest.mark.parametrize("A, D", [(4, 1), (70, 1), (4, 6)])
+def test_sums_behind_other_axes(A, D, monkeypatch, rng):
+    """Rows of one element are added side by side, by several threads where there are many."""
     monkeypatch.setattr(compiled_rows, "LEAST", 0)
-    rows, ids = rng.standard_normal((4, 700, D)).astype(np.float32), rng.integers(-9, 9, 700)
+    monkeypatch.setattr(compiled_rows, "PARTED", 0)
+    rows, ids = rng.standard_normal((A, 700, D)).astype(np.float32), rng.integers(-9, 9, 700)
     ids[:300] = 2  # many of one
-    out = np.zeros((4, 9, D), np.float32)
+    out = np.zeros((A, 9, D), np.float32)
     add_rows(out, ids, rows)
     want = [one_after_another(np.zeros((9, D), np.float32), ids, part) for part in rows]
     assert (out == np.stack(want)).all()

@@ -5,12 +5,20 @@ from __future__ import annotations
 import functools
 import importlib
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
 
-from tessera.tile.cuda.instruction import Instruction, Operand, Operation
+from tessera.tile.cuda.instruction import (
+    Instruction,
+    InstructionForm,
+    Kind,
+    Operand,
+    Operation,
+)
 from tessera.tile.cuda.instruction_names import find_instruction
 
 from .arithmetic import arithmetic
@@ -21,6 +29,15 @@ from .registers import KINDS, Builder
 
 SHARED_BYTES = 232448  # as much as a block may have
 WARP = 32
+SHUFFLE = re.compile(r"shfl_(\w+?)_[a-z]\d+(?:_w(\d+))?")
+# What a name begins with, in this order -> the method of a Block that does it.
+METHODS = {"ld_": "access", "st_": "access", "red_bits": "red_bits", "red_add_f32_": "red_add",
+           "red_": "red_shared_bits", "vote_": "vote", "ldmatrix": "ldmatrix",
+           "stmatrix": "stmatrix", "mma": "mma", "tma_store": "bulk.store",
+           "bulk_commit": "bulk.commit", "bulk_wait": "bulk.wait",
+           "fence_async_shared": "bulk.fence", "cp_async_commit": "commit",
+           "cp_async_wait": "wait", "cp_async": "copy", "sync": "sync", "dependents": "dependents"}
+NUMBERS = ("i32", "i64", "f32", "f64")  # kinds that emitted source converts to by name
 IMPORT = re.compile(r"^from ([\w.]+) import (?:\(([^)]*)\)|(.*))\n", re.M)
 
 
@@ -49,6 +66,7 @@ class Block(Matrices):
         self.commits = 0
         self.bulk = BulkStores(self)
         self.counts: dict[str, int] = {}
+        self._builder = self.builder(self)
 
     # --- emitted source -----------------------------------------------------------------------
     def run(self, source: str, name: str, values: list[Any]) -> None:
@@ -61,13 +79,8 @@ class Block(Matrices):
     def _imported(self, source: str) -> dict[str, Any]:
         """What emitted source imports, with this block's intrinsics."""
         value = self.builder.register
-        names: dict[str, Any] = {k: functools.partial(value, kind=k)
-                                 for k in ("i32", "i64", "f32", "f64")}
-        for folder, several, one in IMPORT.findall(source):
-            for part in (several or one).replace(",", " ").split():
-                if part != "use" and part not in names:
-                    names[part] = importlib.import_module(f"{folder}.{part}")
-        return names | {"use": self.use, "INF": np.inf, "NAN": np.nan}
+        kinds = {k: functools.partial(value, kind=k) for k in NUMBERS}
+        return _modules(source) | kinds | {"use": self.use, "INF": np.inf, "NAN": np.nan}
 
     def use(self, what: Any) -> Any:
         """The `use` of emitted sources: an instruction or an operation to call."""
@@ -77,25 +90,22 @@ class Block(Matrices):
 
     def operate(self, what: Instruction | Operation, *args: Any) -> Any:
         """Arguments converted as the compiler does, and what comes out checked."""
-        builder = self.builder(self)
+        kinds = tuple(map(kind_of, args))
         if isinstance(what, Instruction):
             operands, results = what.args, what.results
-            body: Any = functools.partial(builder.call, what)
+            body: Any = self._builder.call
         else:
             assert len(args) == what.arity, f"{what.name} takes {what.arity}, not {len(args)}"
-            form = what.rule(*[operand_of(f"a{i}", a) for i, a in enumerate(args)])
-            operands, results = form.args, form.results
-            body = functools.partial(form.body, builder)
-        given = [self._converted(a, o) for a, o in zip(args, operands, strict=True)]
-        with np.errstate(all="ignore"):
-            found = body(*given)
+            form = _form(what, kinds)
+            operands, results, body = form.args, form.results, form.body
+        given = [self._converted(a, k, o) for a, k, o in zip(args, kinds, operands, strict=True)]
+        found = body(what if isinstance(what, Instruction) else self._builder, *given)
         parts = [found] if len(results) == 1 else found or []
         out = [_checked(what.name, x, o) for x, o in zip(parts, results, strict=True)]
         return (out[0] if len(out) == 1 else tuple(out)) if out else None
 
-    def _converted(self, value: Any, wanted: Operand) -> Any:
-        have = operand_of(wanted.name, value)
-        assert have.count == wanted.count and (have.kind[0] == "f") == (wanted.kind[0] == "f"), \
+    def _converted(self, value: Any, have: tuple[Kind, int], wanted: Operand) -> Any:
+        assert have[1] == wanted.count and (have[0][0] == "f") == (wanted.kind[0] == "f"), \
             f"takes {wanted}, is given {have}"
         one = self.builder.register
         return [one(v, wanted.kind) for v in value] if wanted.count else one(value, wanted.kind)
@@ -116,23 +126,10 @@ class Block(Matrices):
             return self.t
         if name == "ctaid_x":
             return np.int32(self.number)
-        if name.startswith(("ld_", "st_")):
-            return self.access(instruction, *args)
         if name.startswith("prefetch"):
             return None  # a line comes to a cache
-        if found := re.fullmatch(r"shfl_(\w+?)_[a-z]\d+(?:_w(\d+))?", name):
-            return self.shuffle(found[1], int(found[2] or WARP), *args)
-        for start, does in (("red_bits", self.red_bits), ("red_add_f32_", self.red_add),
-                            ("red_", self.red_shared_bits), ("vote_", self.vote),
-                            ("ldmatrix", self.ldmatrix), ("stmatrix", self.stmatrix),
-                            ("mma", self.mma), ("tma_store", self.bulk.store),
-                            ("bulk_commit", self.bulk.commit), ("bulk_wait", self.bulk.wait),
-                            ("fence_async_shared", self.bulk.fence),
-                            ("cp_async_commit", self.commit), ("cp_async_wait", self.wait),
-                            ("cp_async", self.copy), ("sync", self.sync),
-                            ("dependents", self.dependents)):
-            if name.startswith(start):
-                return does(instruction, *args)
+        if method := _method(name):
+            return method(self)(instruction, *args)
         return arithmetic(name)(*args)
 
     def dependents(self, instruction: Instruction) -> None:
@@ -141,33 +138,27 @@ class Block(Matrices):
         assert instruction.name != "dependents_wait" or not early, f"{early} before the wait"
 
     def spread(self, x: Any) -> np.ndarray:
-        return np.broadcast_to(np.asarray(x), (self.threads,))
+        x = np.asarray(x)
+        return x if x.shape == (self.threads,) else np.broadcast_to(x, (self.threads,))
 
     def bytes_at(self, address: Any, size: int) -> np.ndarray:
         """[threads, size] addresses."""
-        return self.spread(address).astype(np.int64)[:, None] + np.arange(size)
+        return self.spread(address).astype(np.int64)[:, None] + _counted_up(size)
 
     def access(self, instruction: Instruction, at: Any, *rest: Any) -> Any:
-        """ld and st, by what their text says: space, vector, element, offset, predicate."""
-        opcode = re.search(r"\b(ld|st)\.[\w.:]+", instruction.text)
-        offset = re.search(r"\+ (\d+)\]", instruction.text)
-        assert opcode is not None, instruction.text
-        words = opcode[0].split(".")
-        vector = next((int(w[1:]) for w in words if re.fullmatch(r"v\d", w)), 1)
-        space, size = "shared" if "shared" in words else "global", int(words[-1][1:]) // 8
+        form = _access_form(instruction)
         live = self.on
-        if instruction.args[-1].kind == "pred":
+        if form.predicated:
             live = live & (self.spread(rest[-1]) != 0)
-        place = self.bytes_at(at, size * vector) + (int(offset[1]) if offset else 0)
-        if space == "shared" and self.threads % WARP == 0:
-            self.count_passes(opcode[1], place, live)
-        if opcode[1] == "st":
-            return self.store(space, place, rest[0], size, live)
-        raw = np.zeros((self.threads, size * vector), np.uint8)
-        raw[live] = self.read(space, place[live], self.t[live])
-        got = raw.view({"b": "u", "u": "u", "s": "i", "f": "f"}[words[-1][0]] + str(size))
-        kind = KINDS[instruction.results[0].kind]
-        parts = [np.ascontiguousarray(got[:, i]) for i in range(vector)]
+        place = self.bytes_at(at, form.size * form.vector) + form.offset
+        if form.space == "shared" and self.threads % WARP == 0:
+            self.count_passes(form.verb, place, live)
+        if form.verb == "st":
+            return self.store(form.space, place, rest[0], form.size, live)
+        raw = np.zeros((self.threads, form.size * form.vector), np.uint8)
+        raw[live] = self.read(form.space, place[live], self.t[live])
+        got, kind = raw.view(form.element), KINDS[instruction.results[0].kind]
+        parts = [np.ascontiguousarray(got[:, i]) for i in range(form.vector)]
         parts = [p.view(kind) if p.dtype.itemsize == np.dtype(kind).itemsize else p.astype(kind)
                  for p in parts]
         return parts if instruction.results[0].count else parts[0]
@@ -233,7 +224,10 @@ class Block(Matrices):
         said = {"vote_any": wide.any, "vote_all": wide.all}[instruction.name](1)
         return said.astype(np.int32).repeat(WARP)[:len(full)]
 
-    def shuffle(self, mode: str, width: int, x: Any, by: Any) -> np.ndarray:
+    def shuffle(self, instruction: Instruction, x: Any, by: Any) -> np.ndarray:
+        found = SHUFFLE.fullmatch(instruction.name)
+        assert found is not None, instruction.name
+        mode, width = found[1], int(found[2] or WARP)
         x, by = self.spread(x), self.spread(by)
         place = self.t % width
         source = {"bfly": place ^ by, "idx": by % width, "up": place - by, "down": place + by}[mode]
@@ -296,6 +290,60 @@ class Block(Matrices):
 
 
 @functools.cache
+def _method(name: str) -> Callable[[Block], Callable[..., Any]] | None:
+    """Of a block, what does instructions of such a name; None where they are arithmetic."""
+    if SHUFFLE.fullmatch(name):
+        return attrgetter("shuffle")
+    return next((attrgetter(m) for start, m in METHODS.items() if name.startswith(start)), None)
+
+
+@dataclass(frozen=True)
+class AccessForm:
+    """What the text of an ld or st says. size: bytes of an element; element: its NumPy type"""
+
+    verb: str
+    space: str
+    vector: int
+    size: int
+    element: str
+    offset: int
+    predicated: bool
+
+
+@functools.cache
+def _access_form(instruction: Instruction) -> AccessForm:
+    opcode = re.search(r"\b(ld|st)\.[\w.:]+", instruction.text)
+    offset = re.search(r"\+ (\d+)\]", instruction.text)
+    assert opcode is not None, instruction.text
+    words = opcode[0].split(".")
+    size = int(words[-1][1:]) // 8
+    return AccessForm(
+        opcode[1], "shared" if "shared" in words else "global",
+        next((int(w[1:]) for w in words if re.fullmatch(r"v\d", w)), 1), size,
+        {"b": "u", "u": "u", "s": "i", "f": "f"}[words[-1][0]] + str(size),
+        int(offset[1]) if offset else 0, instruction.args[-1].kind == "pred")
+
+
+@functools.cache
+def _counted_up(size: int) -> np.ndarray:
+    return np.arange(size)
+
+
+@functools.cache
+def _form(what: Operation, kinds: tuple[tuple[Kind, int], ...]) -> InstructionForm:
+    return what.rule(*[Operand(f"a{i}", *k) for i, k in enumerate(kinds)])
+
+
+@functools.cache
+def _modules(source: str) -> dict[str, Any]:
+    """That it imports."""
+    return {part: importlib.import_module(f"{folder}.{part}")
+            for folder, several, one in IMPORT.findall(source)
+            for part in (several or one).replace(",", " ").split()
+            if part not in ("use", *NUMBERS)}
+
+
+@functools.cache
 def _compiled(source: str) -> Any:
     """The emitted source without its imports."""
     return compile(IMPORT.sub("", source), "<emitted>", "exec")
@@ -309,12 +357,12 @@ def _checked(name: str, x: Any, wanted: Operand) -> Any:
     return tuple(parts) if wanted.count else x
 
 
-def operand_of(name: str, x: Any) -> Operand:
-    """How the compiler sees an argument of an intrinsic."""
+def kind_of(x: Any) -> tuple[Kind, int]:
+    """How the compiler sees an argument of an intrinsic: its kind, and elements of a fragment."""
     count = len(x) if isinstance(x, list | tuple) else 0
     one = x[0] if count else x
-    dtype = np.asarray(one).dtype
+    dtype = one.dtype if isinstance(one, np.ndarray | np.generic) else np.asarray(one).dtype
     if dtype.kind == "f":
-        return Operand(name, "f64" if dtype.itemsize == 8 else "f32", count)
+        return "f64" if dtype.itemsize == 8 else "f32", count
     wide = not -2**31 <= one < 2**31 if isinstance(one, int) else dtype.itemsize == 8
-    return Operand(name, "i64" if wide else "i32", count)
+    return "i64" if wide else "i32", count

@@ -38,6 +38,7 @@ from .widen_products import widen_products
 Step = Callable[[list], None]
 NO_LIMIT = contextlib.nullcontext()
 POISON = 0xFF
+SHORT = 8  # elements of a run that is not worth NumPy's inner loop
 
 
 class CompiledGraph:
@@ -174,7 +175,7 @@ class CompiledGraph:
         if node.op.name != "reshape":
             ref, attrs = node.op.ref, node.attrs
             return lambda env: np.copyto(env[target], ref(env[source], **attrs))
-        return lambda env: np.copyto(env[target].reshape(shape), env[source])
+        return lambda env: copy_elements(env[target].reshape(shape), env[source])
 
     def _into(self, node: Node) -> Step:
         if node.op.name == "matmul" and self._plain_product(node):
@@ -293,6 +294,17 @@ class CompiledGraph:
                 see(self, unit, begin, end)
         for step in self.steps[done:]:
             step(env)
+
+
+def copy_elements(target: np.ndarray, source: np.ndarray) -> None:
+    """NumPy copies runs along the last axis of a target in row-major order: where these are short,
+    as of windows that are put together again, runs along the axis before it are copied."""
+    short = target.ndim > 1 and target.shape[-1] < SHORT <= target.shape[-2]
+    if short and source.strides[-1] != source.itemsize:
+        for i in range(target.shape[-1]):
+            np.copyto(target[..., i], source[..., i])
+    else:
+        np.copyto(target, source)
 
 
 def poisoned(shape: Any, dtype: np.dtype) -> np.ndarray:

@@ -2,7 +2,8 @@
 order of i.
 
 A thread takes some of the a, or some of the columns of all rows, so the order of terms, and with it
-every bit, is that of one thread.
+every bit, is that of one thread. Of rows of one element the a are the columns: those of a unit are
+added side by side, where each addition alone would wait for the one before it.
 """
 
 from __future__ import annotations
@@ -17,13 +18,14 @@ from .kernel import obtain, run_units, unit_source
 
 LEAST = 1 << 14  # elements that are worth machine code, whose first use of all takes a second
 COLUMNS = 32  # of a thread, at least
-PARTED = 1 << 20  # elements that are worth waking a thread for
+PARTED = 1 << 17  # elements that are worth waking a thread for
 COMBINE = {"sum": "{here} + {there}", "max": "maximum_{t}({here}, {there})",
            "min": "minimum_{t}({here}, {there})"}
 SOURCE = unit_source('''\
     """{way} of {t}"""
     units, count, width, parts = (
         word(layout, 0), word(layout, 1), word(layout, 2), word(layout, 3))
+    apart, apart_out, apart_sums = word(layout, 10), word(layout, 11), word(layout, 12)
 ''', '''\
         a, part = unit // parts, unit % parts
         first, last = part * width // parts, (part + 1) * width // parts
@@ -36,13 +38,13 @@ SOURCE = unit_source('''\
             slot = load_int64(slots, row)
             there = x + i * word(layout, 7)
             if slot < 0:
-                here = y + row * width * {bytes}
+                here = y + row * word(layout, 8)
                 for j in range(first, last):
-                    store_{t}_out0(here, j, {combined})
+                    store_{t}_out0(here, {to}, {combined})
             else:
-                here = sums + slot * width * 8
+                here = sums + slot * word(layout, 9)
                 for j in range(first, last):
-                    store_f64_out1(here, j, load_f64_out1(here, j) + {wide})
+                    store_f64_out1(here, {total}, load_f64_out1(here, {total}) + {wide})
 ''')
 
 
@@ -64,17 +66,24 @@ def combine(way: str, out: np.ndarray, ids: np.ndarray, rows: np.ndarray, slots:
     if D > 1 and rows.strides[2] != rows.itemsize:
         rows = np.ascontiguousarray(rows)
     threads = pool.threads_wanted() if rows.size >= PARTED else 1
-    parts = max(1, min(threads, D // COLUMNS)) if A < threads else 1
-    function = _function(way, "f32" if out.dtype == np.float32 else "f64")
-    run_units(function, A * parts, [T, D, parts, rows.strides[0], out.strides[0], sums.strides[0],
-                                    rows.strides[1]], threads, ids, rows, out, slots, sums)
+    if alone := D == 1:
+        rows, out, sums = rows.transpose(2, 1, 0), out.transpose(2, 1, 0), sums.transpose(2, 1, 0)
+        parts = max(1, A // COLUMNS)
+    else:
+        parts = max(1, min(threads, D // COLUMNS)) if A < threads else 1
+    arrays, size = (rows, out, sums), rows.itemsize
+    run_units(_function(way, "f32" if size == 4 else "f64", alone), len(rows) * parts, [
+        T, rows.shape[2], parts, *(a.strides[0] for a in arrays), *(a.strides[1] for a in arrays),
+        *(a.strides[2] // a.itemsize for a in arrays)], threads, ids, rows, out, slots, sums)
 
 
 @cache
-def _function(way: str, t: str) -> Any:
-    here, there = f"load_{t}_out0(here, j)", f"load_{t}(there, j)"
+def _function(way: str, t: str, alone: bool) -> Any:
+    """alone: columns lie apart"""
+    at, to, total = ("j * apart", "j * apart_out", "j * apart_sums") if alone else "jjj"
+    here, there = f"load_{t}_out0(here, {to})", f"load_{t}(there, {at})"
     return obtain(SOURCE.format(
-        way=way, t=t, bytes=4 if t == "f32" else 8,
+        way=way, t=t, to=to, total=total,
         combined=COMBINE[way].format(t=t, here=here, there=there),
         wide=there if t == "f64" else f"f64_from_f32({there})"))
 

@@ -32,7 +32,8 @@ Count = dict[Value, int]  # how often each value is read, results of the graph i
 
 def narrow_boundaries(groups: list[FusionGroup], count: Count, target: ScheduleTarget
                       ) -> list[FusionGroup]:
-    """The groups with fewer bytes between them, in the same order. count is kept up to date."""
+    """The groups with fewer bytes between them, in the same order, but those of which readers do
+    all. count is kept up to date."""
     if target.takes is takes_nothing:
         return groups
     readers: dict[Value, list[FusionGroup]] = {}
@@ -46,7 +47,7 @@ def narrow_boundaries(groups: list[FusionGroup], count: Count, target: ScheduleT
             again = any([_is_large(v) and _Boundary(group, v, readers, count, target,
                                                     fleeting).narrow()
                          for v in list(group.outputs)])
-    return groups
+    return [g for g in groups if g.nodes]
 
 
 def _is_large(v: Value) -> bool:

@@ -251,6 +251,7 @@ def family(*samples: dict[str, Any]) -> Callable[[Callable[..., Instruction]],
         made: dict[tuple, Instruction] = {}
 
         @functools.wraps(make)
+        @functools.cache  # of each spelling
         def cached(*args: Any, **options: Any) -> Instruction:
             bound = signature.bind(*args, **options)
             bound.apply_defaults()
