@@ -149,7 +149,13 @@ class DonatedDistTensor(UsedUp, DistTensor):
     held = property(UsedUp.raise_used_up)
 
 
-DONATABLE[DistTensor] = Donatable(DonatedDistTensor, DistTensor.__dict__["held"],
+def _take(tensors: Sequence[DistTensor], call: Any) -> None:
+    for x in tensors:
+        x.held = call
+        x.__class__ = DonatedDistTensor  # type: ignore[assignment]
+
+
+DONATABLE[DistTensor] = Donatable(DonatedDistTensor, DistTensor.__dict__["held"], _take,
                                   lambda xs: [p for x in xs for p in x.held.values()])
 
 

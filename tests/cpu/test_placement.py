@@ -454,21 +454,18 @@ def test_what_a_target_cannot_run_names_the_line(rng: np.random.Generator) -> No
 
 
 @on_gpu
-def test_a_gpu_has_work_while_the_memory_of_results_is_looked_for(
+def test_memory_of_results_is_there_when_a_call_begins(
     driver: Any, monkeypatch: Any, rng: np.random.Generator
 ) -> None:
-    from tessera.graph.cuda.device import Workspace
-
-    make, begun = Workspace._new_result, []
-    monkeypatch.setattr(Workspace, "_new_result",
-                        lambda *a: begun.append(len(driver.launches)) or make(*a))
+    """Allocating it keeps a GPU waiting: 8 ms for the 450 tensors of a step."""
+    asked, make = [], driver.cuMemAllocAsync
+    monkeypatch.setattr(driver, "cuMemAllocAsync", lambda *a: asked.append(a) or make(*a))
     f = ts.jit(lambda x: (y := ts.softmax(x @ x), y @ x), capture_graph=False)
     x = normal(rng, 40, 40).cuda()
     want = [y.array for y in f(x)]
-    before = len(driver.launches)
-    for _ in range(2):
+    for counted in (True, True, False, False):
         got = f(x)
-    each = (len(driver.launches) - before) // 2
-    assert begun[:2] == [0, 0] and begun[2:4] == [before + 1] * 2 and each == before == 3
+        assert counted or not asked
+        asked.clear()
     for a, b in zip(got, want, strict=True):
         np.testing.assert_array_equal(a.array, b)

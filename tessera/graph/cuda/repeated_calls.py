@@ -1,0 +1,257 @@
+"""Calls of a program on a GPU behind its first: what differs is where its buffers lie.
+
+Arguments and captured tensors are read where they are, results are written where nobody else has
+anything. From these addresses follows what is launched: a program of a launch or two runs step by
+step, its steps told of the addresses that have changed; a longer one is a CUDA graph, of which
+there is one for each set of addresses (placed_graphs.py), and its results are written where earlier
+ones lay that nobody has any more, so that there are few sets.
+"""
+
+from __future__ import annotations
+
+import itertools
+import sys
+import weakref
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from ... import config, hooks
+from ...numerics import stored_bytes
+from ...runtime.buffer import Borrowed, DeviceBuffer, PooledBuffer
+from ...runtime.device import Device
+from ...tensor import Tensor
+from ...tile.launch.resident import Resident
+from .graph_limits import FEWEST_LAUNCHES
+from .placed_graphs import CHEAP_SHARE, PlacedGraphs
+
+if TYPE_CHECKING:
+    from .workspace import Workspace
+
+MOST_SETS = 3  # of places for results
+STEADY_BYTES = 1 << 20  # of an input that is copied where NCCL is to read it
+
+
+class RepeatedCalls:
+    """Those of one program. whole: it is launched as CUDA graphs, where the settings say so."""
+
+    def __init__(self, space: Workspace, whole: bool):
+        self.space, self.whole = space, whole
+        self.short = len(space.program.runs()) < FEWEST_LAUNCHES
+        lowered, self.device = space.program.lowered, space.device
+        self.drawn = bool(lowered.drawn)
+        self.captures = tuple(lowered.captures.items())
+        self.over = [(lowered.inputs.index(n), i in space.donated)
+                     for n, i in lowered.overwritten.items()]
+        own = [r for r in space.results if r.own]
+        written = [r for r in own if r.base not in lowered.overwritten]
+        self.written = sorted(written, key=lambda r: r.given is None)  # those of donated memory first
+        self.given = [r.given for r in self.written if r.given is not None]
+        self.names = [*lowered.inputs, *lowered.captures, *(r.base for r in self.written)]
+        self.at = {name: i for i, name in enumerate(self.names)}
+        self.devices = [self.device] * len(lowered.inputs)
+        self.made = [(self.at[r.base] if r.own else 0) for r in space.results]
+        self.shapes = [r.buffer.shape for r in space.results]
+        self.types = [r.buffer.type for r in space.results]
+        self.copied = [(i, r) for i, r in enumerate(space.results) if not r.own]
+        kept = [r.buffer for r in self.written if r.given is None]
+        copied = [space.program.plan.buffer(lowered.inputs[i])
+                  for i, donated in self.over if not donated]
+        self.memory = ResultPlaces(
+            [stored_bytes(b.shape, b.type.dtype) for b in (*kept, *copied)], self.device)
+        self.places: list[int] = []  # that the steps were told
+        self.graphs: PlacedGraphs | None = None  # from the first call on that may be one
+        self.steady: list[tuple[int, str]] = []
+        _all.add(self)
+
+    def run(self, leaves: Sequence[Tensor]) -> list[Tensor] | None:
+        """The results of a call; None where it has to go the long way, and nothing has run."""
+        whole = self.whole and self._as_graph()
+        memories = self._inputs(leaves)
+        if memories is None:
+            return None
+        if self.drawn:
+            self.space.draw()
+        taken = self.memory.fresh() if self.short else self.memory.take()
+        written = self._results(leaves, memories, taken)  # may change the others
+        held = [*memories, *written]
+        places = [m.pointer for m in held]
+        if whole and self.graphs is not None:
+            self.places = []  # recording tells the steps of others
+            self.graphs.launch(places, held)
+        else:
+            self._step_by_step(places)
+        made = self._made(held)
+        if Borrowed in set(map(type, memories)):
+            for m in memories:
+                m.give_back()
+        return made
+
+    def _as_graph(self) -> bool:
+        if not config.cuda_graphs:
+            return False
+        if self.graphs is None:
+            self.graphs = PlacedGraphs(self.space, self.names)
+            self.steady = self._sent_inputs(self.graphs)
+        return not self.graphs.stopped
+
+    def _step_by_step(self, places: list[int]) -> None:
+        space, before = self.space, self.places
+        if places != before:
+            self.places = []  # until the steps know all of them
+            space.place(self.names, places, before)
+            self.places = places
+        for step in space.steps:
+            step()
+
+    def _sent_inputs(self, graphs: PlacedGraphs) -> list[tuple[int, str]]:
+        """Small inputs that NCCL reads where they lie: those of each call, such as a batch, are
+        copied to one place, since a graph is not changed there."""
+        lowered, plan = self.space.program.lowered, self.space.program.plan
+        taken = {i for i, _ in self.over} | {r.given for r in self.written}
+        read = {plan.base(o.name) for s in graphs.sending.values() for o in s.group.reads}
+        return [(i, name) for i, name in enumerate(lowered.inputs) if name in read
+                and i not in taken and 0 < plan.buffer(name).nbytes <= STEADY_BYTES]
+
+    # --- memory ---------------------------------------------------------------------------------
+    def _inputs(self, leaves: Sequence[Tensor]) -> list[Any] | None:
+        """The memory of arguments and captured tensors; of what lies elsewhere a copy's."""
+        space, lowered = self.space, self.space.program.lowered
+        memories: list[Any] = [x.storage for x in leaves]
+        if not HERE.issuperset(map(type, memories)) or [m.device for m in memories] != self.devices:
+            others = [i for i, m in enumerate(memories)
+                      if type(m) not in HERE or m.device is not self.device]
+            if any(leaves[i].offloaded for i in others):
+                return None
+            for i in others:
+                memories[i] = self._given(lowered.inputs[i], leaves[i])
+        for i, name in self.steady:
+            own = space.own.get(name) or space.own.setdefault(
+                name, DeviceBuffer(memories[i].nbytes, self.device))
+            if memories[i] is not own:
+                own.copy(memories[i])
+                memories[i] = own
+        for name, x in self.captures:
+            if not space._reads(x):
+                space._give_capture(name, x)
+            memories.append(x.storage if space._reads(x) else space.own[name])
+        return memories
+
+    def _given(self, name: str, x: Tensor) -> DeviceBuffer:
+        if self.space._reads(x):
+            return x.storage
+        self.space._give(name, x)
+        return self.space.own[name]
+
+    def _results(self, leaves: Sequence[Tensor], memories: list[Any], taken: list[PooledBuffer]
+                 ) -> list[Any]:
+        """The memory of results that kernels write; arguments that are written over are replaced
+        by copies where they are not donated."""
+        if not self.given and not self.over:
+            return taken
+        kept = iter(taken)
+        mine = [self._new(r.buffer) if m is None else m for r, m in zip(
+            self.written, self._free(leaves, memories, self.given), strict=False)]
+        written = [*mine, *itertools.islice(kept, len(self.written) - len(mine))]
+        for i, donated in self.over:
+            if donated and self._free(leaves, memories, [i])[0] is not None:
+                continue
+            copy = self._new(self.space.program.plan.buffer(self.names[i])) if donated \
+                else next(kept)
+            if copy.nbytes:
+                copy.copy(memories[i])
+            if type(memories[i]) is Borrowed:
+                memories[i].give_back()
+            memories[i] = copy
+        return written
+
+    def _free(self, leaves: Sequence[Tensor], memories: list[Any], numbers: Sequence[int]
+              ) -> list[Any]:
+        """The memory of donated arguments; None where somebody has it beside the tensor, see
+        Workspace._free_memory. What is captured is twice among the memories."""
+        mine = [memories[i] for i in numbers]
+        counts = list(map(sys.getrefcount, mine))
+        known = ALONE + 2  # `mine`, `memories`, the tensor
+        if (max(counts, default=0) <= known and OURS.issuperset(map(type, mine))
+                and mine == [leaves[i].storage for i in numbers]):
+            return mine
+        return [m if n <= known and type(m) in OURS and leaves[i].storage is m else None
+                for i, m, n in zip(numbers, mine, counts, strict=True)]
+
+    def _new(self, b: Any) -> PooledBuffer:
+        return PooledBuffer(stored_bytes(b.shape, b.type.dtype), self.device)
+
+    def _made(self, held: list[Any]) -> list[Tensor]:
+        """The results. held: the memory of each buffer that has a place of its own at each call."""
+        made: list[Tensor] = list(map(Resident.__new__, itertools.repeat(Resident,
+                                                                         len(self.made))))
+        for y, at, shape, numeric in zip(made, self.made, self.shapes, self.types):  # noqa: B905  walked at each call
+            y._shape = shape
+            y.type = numeric
+            y.scale = None
+            y.is_param = False
+            y.name = None
+            y.storage = held[at]
+            y.narrow = None
+        for i, r in self.copied:
+            memory = self._new(r.buffer)
+            if memory.nbytes:
+                place = self.at.get(r.base)
+                memory.copy(self.space.memory[r.base][1] if place is None else held[place])
+            made[i].storage = memory
+        return made
+
+    def forget(self) -> None:
+        """Give back the memory of results that nobody has, and the graphs that name it."""
+        if self.graphs is not None:
+            self.graphs.forget()
+        self.memory.sets = []
+
+
+class ResultPlaces:
+    """Memory of results, used again when nobody has it any more. sizes: in bytes."""
+
+    def __init__(self, sizes: Sequence[int], on: Device):
+        self.sizes, self.device = tuple(sizes), on
+        self.sets: list[list[PooledBuffer]] = []
+
+    def fresh(self) -> list[PooledBuffer]:
+        """A buffer for each result."""
+        return [PooledBuffer(n, self.device) for n in self.sizes]
+
+    def take(self) -> list[PooledBuffer]:
+        """A buffer for each result, which is free: of a set of which most are, or new ones."""
+        if not self.sizes:
+            return []
+        best, least = None, len(self.sizes) + 1
+        for held in self.sets:
+            counts = list(map(sys.getrefcount, held))
+            if max(counts) <= ALONE:
+                return held
+            others = sum(n > ALONE for n in counts)
+            best, least = (held, others) if others < least else (best, least)
+        few = least * CHEAP_SHARE <= len(self.sizes)
+        if best is None or (not few and len(self.sets) < MOST_SETS):
+            best = self.fresh()
+        else:
+            counts = list(map(sys.getrefcount, best))
+            best[:] = [m if n <= ALONE else PooledBuffer(m.nbytes, self.device)
+                       for m, n in zip(tuple(best), counts, strict=True)]
+        self.sets = [*(s for s in self.sets if s is not best), best]
+        return best
+
+
+ALONE = list(map(sys.getrefcount, [object()]))[0]  # of what a list has and nobody else
+OURS = frozenset({PooledBuffer, DeviceBuffer})
+HERE = OURS | {Borrowed}  # memory of a GPU; bytes that are offloaded are elsewhere until then
+_all: weakref.WeakSet[RepeatedCalls] = weakref.WeakSet()
+
+
+def _trim(on: Device) -> None:
+    for calls in [c for c in _all if c.device is on]:
+        calls.forget()
+
+
+hooks.trimmed.append(_trim)
+
+
+__all__ = ["RepeatedCalls"]
