@@ -7,10 +7,13 @@ distributed tensor the parts are used up, with the whole.
 
 from __future__ import annotations
 
+import itertools
 import sys
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NoReturn
+from weakref import getweakrefcount
 
 from ..errors import ArgumentError, SourceLine, short_path, user_line
 from ..tensor import Tensor
@@ -55,6 +58,42 @@ class DonatedResident(UsedUp, Resident):
 Call = tuple[SourceLine | None, str]  # that used a tensor up: its line, and the function
 
 
+class SpentTensors:
+    """Tensors of a class that were used up. Those that nobody has any more are results of a later
+    call: making the hundreds of a step anew takes a third of its time, and wakes Python's search
+    for circles at each step."""
+
+    def __init__(self) -> None:
+        self._last: deque[list[Tensor]] = deque(maxlen=1)  # of the last call; pop is atomic
+
+    def keep(self, tensors: list[Tensor]) -> None:
+        if len(tensors) >= FEW:
+            self._last.append(tensors)
+
+    def take(self, count: int) -> list[Tensor]:
+        """Up to so many, whose attributes and class are as they were."""
+        if count < FEW or not self._last:
+            return []
+        try:
+            batch = self._last.pop()
+        except IndexError:  # another thread took it
+            return []
+        counts = list(map(sys.getrefcount, batch))
+        if max(counts) > _ALONE or any(map(getweakrefcount, batch)):
+            batch = [x for x, n in zip(batch, counts, strict=True)
+                     if n <= _ALONE and not getweakrefcount(x)]
+        return batch[:count]
+
+
+FEW = 32  # tensors of a call that are worth it
+
+
+def blank(kind: type, count: int) -> list[Any]:
+    """Tensors of which every attribute, and the class, is to be set: quicker than new ones."""
+    made = DONATABLE[kind].spent.take(count)
+    return [*made, *map(kind.__new__, itertools.repeat(kind, count - len(made)))]
+
+
 @dataclass(frozen=True)
 class Donatable:
     """How tensors of a class are used up. used: the class that they have then.  slot: what held
@@ -65,6 +104,7 @@ class Donatable:
     slot: Any
     take: Callable[[Sequence[Any], Call], None]
     parts: Callable[[Iterable[Any]], list[Tensor]] | None = None
+    spent: SpentTensors = field(default_factory=SpentTensors)
 
 
 def _take_host(tensors: Sequence[Tensor], call: Any) -> None:
@@ -76,6 +116,7 @@ def _take_host(tensors: Sequence[Tensor], call: Any) -> None:
 def _take_resident(tensors: Sequence[Resident], call: Any) -> None:
     for x in tensors:
         x.storage = call
+        x.narrow = None
         x.__class__ = DonatedResident
 
 
@@ -99,16 +140,15 @@ def use_up(leaves: Sequence[Tensor], donated: Sequence[int], function: str) -> N
 _ALONE = list(map(sys.getrefcount, [object()]))[0]  # of what a list has and nobody else
 
 
-def _take(tensors: Sequence[Tensor], call: Call) -> None:
+def _take(tensors: list[Tensor], call: Call) -> None:
     kinds = {*map(type, tensors)}
     for kind in kinds & DONATABLE.keys():
         how = DONATABLE[kind]
         mine = tensors if len(kinds) == 1 else [x for x in tensors if type(x) is kind]
-        if how.parts is not None:  # of which the tensor lets go, so those that others have
-            parts = how.parts(mine)
-            held = zip(parts, list(map(sys.getrefcount, parts)), strict=True)
-            _take([p for p, n in held if n > _ALONE + 1], call)
+        if how.parts is not None:
+            _take(how.parts(mine), call)
         how.take(mine, call)
+        how.spent.keep(mine)
 
 
 def check_donated(leaves: Sequence[Tensor], donated: Sequence[int], names: Sequence[str],
@@ -140,5 +180,5 @@ def _memories(x: Tensor) -> set[int]:
     return {id(p.storage) for p in _parts([x]) if p.storage is not None}
 
 
-__all__ = ["DONATABLE", "Donatable", "DonatedResident", "DonatedTensor", "UsedUp", "check_donated",
-           "use_up"]
+__all__ = ["DONATABLE", "Donatable", "DonatedResident", "DonatedTensor", "UsedUp", "blank",
+           "check_donated", "use_up"]

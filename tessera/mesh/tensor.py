@@ -20,7 +20,7 @@ from tessera.dims import show_shape
 from tessera.errors import ArgumentError, DTypeError, ShapeError
 from tessera.graph import functions as F
 from tessera.graph import tree
-from tessera.graph.donation import DONATABLE, Donatable, UsedUp
+from tessera.graph.donation import DONATABLE, Donatable, UsedUp, blank
 from tessera.graph.operand import shape_tuple
 from tessera.graph.ops import random as rng
 from tessera.numerics import NumericType, as_type, encode, random_bits_at
@@ -63,10 +63,24 @@ class DistTensor(Tensor):
     @staticmethod
     def of_parts(held: dict[int, Tensor], shape: tuple[int, ...], numeric: NumericType,
                  layout: Layout) -> DistTensor:
-        """Of parts that lie where they are to: what a program gives, many of them at a call."""
-        made = DistTensor.__new__(DistTensor)
-        made._shape, made.type, made.layout, made.held = shape, numeric, layout, held
-        made.scale, made.is_param, made.name = None, False, None
+        """Of parts that lie where they are to."""
+        (made,) = DistTensor.of_many([held], [(shape, numeric, layout)])
+        return made
+
+    @staticmethod
+    def of_many(held: Sequence[dict[int, Tensor]],
+                like: Sequence[tuple[tuple[int, ...], NumericType, Layout]]) -> list[DistTensor]:
+        """What a program gives, of parts that lie where they are to. like: shape, type, layout."""
+        made: list[DistTensor] = blank(DistTensor, len(held))
+        for y, parts, (shape, numeric, layout) in zip(made, held, like, strict=True):
+            y.__class__ = DistTensor
+            y._shape = shape
+            y.type = numeric
+            y.layout = layout
+            y.held = parts
+            y.scale = None
+            y.is_param = False
+            y.name = None
         return made
 
     # --- what it is ---------------------------------------------------------------------------
@@ -152,7 +166,7 @@ class DonatedDistTensor(UsedUp, DistTensor):
 def _take(tensors: Sequence[DistTensor], call: Any) -> None:
     for x in tensors:
         x.held = call
-        x.__class__ = DonatedDistTensor  # type: ignore[assignment]
+        x.__class__ = DonatedDistTensor
 
 
 DONATABLE[DistTensor] = Donatable(DonatedDistTensor, DistTensor.__dict__["held"], _take,

@@ -21,6 +21,7 @@ from ...runtime.buffer import Borrowed, DeviceBuffer, PooledBuffer
 from ...runtime.device import Device
 from ...tensor import Tensor
 from ...tile.launch.resident import Resident
+from ..donation import blank
 from .graph_limits import FEWEST_LAUNCHES
 from .placed_graphs import CHEAP_SHARE, PlacedGraphs
 
@@ -44,7 +45,7 @@ class RepeatedCalls:
                      for n, i in lowered.overwritten.items()]
         own = [r for r in space.results if r.own]
         written = [r for r in own if r.base not in lowered.overwritten]
-        self.written = sorted(written, key=lambda r: r.given is None)  # those of donated memory first
+        self.written = sorted(written, key=lambda r: r.given is None)  # in donated memory: first
         self.given = [r.given for r in self.written if r.given is not None]
         self.names = [*lowered.inputs, *lowered.captures, *(r.base for r in self.written)]
         self.at = {name: i for i, name in enumerate(self.names)}
@@ -182,9 +183,9 @@ class RepeatedCalls:
 
     def _made(self, held: list[Any]) -> list[Tensor]:
         """The results. held: the memory of each buffer that has a place of its own at each call."""
-        made: list[Tensor] = list(map(Resident.__new__, itertools.repeat(Resident,
-                                                                         len(self.made))))
+        made: list[Any] = blank(Resident, len(self.made))
         for y, at, shape, numeric in zip(made, self.made, self.shapes, self.types):  # noqa: B905  walked at each call
+            y.__class__ = Resident
             y._shape = shape
             y.type = numeric
             y.scale = None

@@ -147,16 +147,15 @@ class ShardedProgram:
                 for sequence, number in (n for r in ranks for n in self._numbered.get(r, ())):
                     sequence.add(number)
                 found = {rank: self._run(rank, given) for rank in ranks}
-        make = DistTensor.of_parts
         if len(ranks) == 1:
             (rank,) = ranks
-            return [make({rank: part}, *like)
-                    for part, like in zip(found[rank], self._results, strict=True)]
-        return [make({r: found[r][i] for r in ranks}, *like)
-                for i, like in enumerate(self._results)]
+            return DistTensor.of_many([{rank: part} for part in found[rank]], self._results)
+        return DistTensor.of_many(
+            [dict(zip(ranks, parts, strict=True)) for parts in zip(*(found[r] for r in ranks),
+                                                                    strict=True)], self._results)
 
     def _run(self, rank: int, given: Sequence[Tensor]) -> list[Tensor]:
-        parts = [t.held[rank] if isinstance(t, DistTensor) else t for t in given]
+        parts = [t.held[rank] if type(t) is DistTensor else t for t in given]
         local = self.local(rank)
         if gpu_of(self.mesh) is not None:
             if self.random and not local.program.lowered.draws.random:
