@@ -154,8 +154,10 @@ def _take(tensors: list[Tensor], call: Call) -> None:
 def check_donated(leaves: Sequence[Tensor], donated: Sequence[int], names: Sequence[str],
                   function: str) -> None:
     """Raise ArgumentError where a donated tensor is given a second time."""
-    memories = [m for x in _parts(leaves) if (m := x.storage) is not None]
-    if len({*memories}) == len(memories) and len({*leaves}) == len(leaves):
+    memories = [x.storage for x in _parts(leaves)]
+    hosts = memories.count(None)
+    if len({*memories}) - bool(hosts) == len(memories) - hosts and (
+            len(memories) - hosts >= len(leaves) or len({*leaves}) == len(leaves)):
         return
     for i in donated:
         mine = _memories(leaves[i])

@@ -60,6 +60,9 @@ class RepeatedCalls:
         self.memory = ResultPlaces(
             [stored_bytes(b.shape, b.type.dtype) for b in (*kept, *copied)], self.device)
         self.places: list[int] = []  # that the steps were told
+        # Of the call under way: whether somebody else's memory is among what it reads; and whether
+        # that of donated arguments is theirs and ours.
+        self.lent, self.in_place = False, True
         self.graphs: PlacedGraphs | None = None  # from the first call on that may be one
         self.steady: list[tuple[int, str]] = []
         _all.add(self)
@@ -82,7 +85,7 @@ class RepeatedCalls:
         else:
             self._step_by_step(places)
         made = self._made(held)
-        if Borrowed in set(map(type, memories)):
+        if self.lent:
             for m in memories:
                 m.give_back()
         return made
@@ -118,12 +121,13 @@ class RepeatedCalls:
         """The memory of arguments and captured tensors; of what lies elsewhere a copy's."""
         space, lowered = self.space, self.space.program.lowered
         memories: list[Any] = [x.storage for x in leaves]
-        if not HERE.issuperset(map(type, memories)) or [m.device for m in memories] != self.devices:
-            others = [i for i, m in enumerate(memories)
-                      if type(m) not in HERE or m.device is not self.device]
-            if any(leaves[i].offloaded for i in others):
+        kinds, copied = {*map(type, memories)}, set[int]()
+        if not kinds <= HERE or [m.device for m in memories] != self.devices:
+            copied = {i for i, m in enumerate(memories)
+                      if type(m) not in HERE or m.device is not self.device}
+            if any(leaves[i].offloaded for i in copied):
                 return None
-            for i in others:
+            for i in copied:
                 memories[i] = self._given(lowered.inputs[i], leaves[i])
         for i, name in self.steady:
             own = space.own.get(name) or space.own.setdefault(
@@ -131,6 +135,8 @@ class RepeatedCalls:
             if memories[i] is not own:
                 own.copy(memories[i])
                 memories[i] = own
+        self.lent = Borrowed in kinds or any(type(x.storage) is Borrowed for _, x in self.captures)
+        self.in_place = not self.lent and copied.isdisjoint(self.given)
         for name, x in self.captures:
             if not space._reads(x):
                 space._give_capture(name, x)
@@ -172,8 +178,7 @@ class RepeatedCalls:
         mine = [memories[i] for i in numbers]
         counts = list(map(sys.getrefcount, mine))
         known = ALONE + 2  # `mine`, `memories`, the tensor
-        if (max(counts, default=0) <= known and OURS.issuperset(map(type, mine))
-                and mine == [leaves[i].storage for i in numbers]):
+        if max(counts, default=0) <= known and self.in_place:
             return mine
         return [m if n <= known and type(m) in OURS and leaves[i].storage is m else None
                 for i, m, n in zip(numbers, mine, counts, strict=True)]
@@ -184,21 +189,21 @@ class RepeatedCalls:
     def _made(self, held: list[Any]) -> list[Tensor]:
         """The results. held: the memory of each buffer that has a place of its own at each call."""
         made: list[Any] = blank(Resident, len(self.made))
-        for y, at, shape, numeric in zip(made, self.made, self.shapes, self.types):  # noqa: B905  walked at each call
+        memories = [held[at] for at in self.made]
+        for y, memory, shape, numeric in zip(made, memories, self.shapes, self.types, strict=True):
             y.__class__ = Resident
             y._shape = shape
             y.type = numeric
             y.scale = None
             y.is_param = False
             y.name = None
-            y.storage = held[at]
+            y.storage = memory
             y.narrow = None
         for i, r in self.copied:
-            memory = self._new(r.buffer)
-            if memory.nbytes:
+            made[i].storage = copy = self._new(r.buffer)
+            if copy.nbytes:
                 place = self.at.get(r.base)
-                memory.copy(self.space.memory[r.base][1] if place is None else held[place])
-            made[i].storage = memory
+                copy.copy(self.space.memory[r.base][1] if place is None else held[place])
         return made
 
     def forget(self) -> None:
