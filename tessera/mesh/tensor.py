@@ -61,13 +61,6 @@ class DistTensor(Tensor):
         self.scale, self.is_param, self.name = None, is_param, name
 
     @staticmethod
-    def of_parts(held: dict[int, Tensor], shape: tuple[int, ...], numeric: NumericType,
-                 layout: Layout) -> DistTensor:
-        """Of parts that lie where they are to."""
-        (made,) = DistTensor.of_many([held], [(shape, numeric, layout)])
-        return made
-
-    @staticmethod
     def of_many(held: Sequence[dict[int, Tensor]],
                 like: Sequence[tuple[tuple[int, ...], NumericType, Layout]]) -> list[DistTensor]:
         """What a program gives, of parts that lie where they are to. like: shape, type, layout."""
