@@ -61,11 +61,12 @@ class DistTensor(Tensor):
         self.scale, self.is_param, self.name = None, is_param, name
 
     @staticmethod
-    def of_many(held: Sequence[dict[int, Tensor]],
-                like: Sequence[tuple[tuple[int, ...], NumericType, Layout]]) -> list[DistTensor]:
-        """What a program gives, of parts that lie where they are to. like: shape, type, layout."""
+    def of_many(held: Sequence[dict[int, Tensor]], shapes: Sequence[tuple[int, ...]],
+                types: Sequence[NumericType], layouts: Sequence[Layout]) -> list[DistTensor]:
+        """What a program gives, of parts that lie where they are to."""
         made: list[DistTensor] = blank(DistTensor, len(held))
-        for y, parts, (shape, numeric, layout) in zip(made, held, like, strict=True):
+        for y, parts, shape, numeric, layout in zip(made, held, shapes, types, layouts,
+                                                    strict=True):
             y.__class__ = DistTensor
             y._shape = shape
             y.type = numeric
@@ -156,14 +157,27 @@ class DonatedDistTensor(UsedUp, DistTensor):
     held = property(UsedUp.raise_used_up)
 
 
+NOTHING: dict[int, Tensor] = {}  # what a tensor holds whose parts are another's now
+
+
+def held_parts(tensors: Sequence[DistTensor]) -> list[Tensor]:
+    """The parts of many tensors that are held here."""
+    held = [x.held for x in tensors]
+    if held.count(NOTHING) == len(held):
+        return []
+    (rank, *_) = next(filter(None, held))
+    if sum(map(len, held)) == len(held) and all([rank in parts for parts in held]):
+        return [parts[rank] for parts in held]  # the rule, and quick
+    return [p for parts in held for p in parts.values()]
+
+
 def _take(tensors: Sequence[DistTensor], call: Any) -> None:
     for x in tensors:
         x.held = call
         x.__class__ = DonatedDistTensor
 
 
-DONATABLE[DistTensor] = Donatable(DonatedDistTensor, DistTensor.__dict__["held"], _take,
-                                  lambda xs: [p for x in xs for p in x.held.values()])
+DONATABLE[DistTensor] = Donatable(DonatedDistTensor, DistTensor.__dict__["held"], _take, held_parts)
 
 
 class _Parts(Mapping[int, Tensor]):

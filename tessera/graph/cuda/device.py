@@ -72,8 +72,10 @@ class DeviceExecutable:
         leaves = [Tensor(a, v.aval.type) for a, v in zip(arrays, self.graph.inputs, strict=True)]
         return [y.array for y in self.tensors(leaves)]
 
-    def tensors(self, leaves: Sequence[Tensor], blamed: Graph | None = None) -> list[Tensor]:
-        """blamed: the graph whose lines a sentinel names, where it is not this one's."""
+    def tensors(self, leaves: Sequence[Tensor], blamed: Graph | None = None,
+                ours: bool = False) -> list[Tensor]:
+        """blamed: the graph whose lines a sentinel names, where it is not this one's. ours: nobody
+        else has the donated leaves, so they may be results."""
         for kernel in self._node_kernels:
             kernel.require_unchanged()
         with self._lock:
@@ -81,7 +83,7 @@ class DeviceExecutable:
             first = not space.compiled
             whole = [*leaves, *self.copies.taken(leaves)] if self.copies.copies else leaves
             results = run_watched(blamed or self.graph, space, whole) if space.watched \
-                else space.run(whole)
+                else space.run(whole, ours)
             if self.copies.copies:
                 results = self.copies.kept(results)
             if first:

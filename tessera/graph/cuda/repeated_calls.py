@@ -13,6 +13,7 @@ import itertools
 import sys
 import weakref
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ... import config, hooks
@@ -50,9 +51,14 @@ class RepeatedCalls:
         self.names = [*lowered.inputs, *lowered.captures, *(r.base for r in self.written)]
         self.at = {name: i for i, name in enumerate(self.names)}
         self.devices = [self.device] * len(lowered.inputs)
-        self.made = [(self.at[r.base] if r.own else 0) for r in space.results]
-        self.shapes = [r.buffer.shape for r in space.results]
-        self.types = [r.buffer.type for r in space.results]
+        self.results = NewResults.of(
+            [(self.at[r.base] if r.own else 0, r.buffer.shape, r.buffer.type)
+             for r in space.results])
+        self.moved = self._moved_arguments()
+        stay = [y for y, i in zip(self.results.each, self.moved, strict=True) if i is None]
+        self.others = NewResults.of(stay)  # than moved arguments
+        numbers = itertools.count(len(lowered.inputs))
+        self.order = [next(numbers) if i is None else i for i in self.moved]
         self.copied = [(i, r) for i, r in enumerate(space.results) if not r.own]
         kept = [r.buffer for r in self.written if r.given is None]
         copied = [space.program.plan.buffer(lowered.inputs[i])
@@ -67,8 +73,9 @@ class RepeatedCalls:
         self.steady: list[tuple[int, str]] = []
         _all.add(self)
 
-    def run(self, leaves: Sequence[Tensor]) -> list[Tensor] | None:
-        """The results of a call; None where it has to go the long way, and nothing has run."""
+    def run(self, leaves: Sequence[Tensor], ours: bool = False) -> list[Tensor] | None:
+        """The results of a call; None where it has to go the long way, and nothing has run. ours:
+        nobody else has the donated arguments, so those whose memory a result takes may be it."""
         whole = self.whole and self._as_graph()
         memories = self._inputs(leaves)
         if memories is None:
@@ -76,7 +83,8 @@ class RepeatedCalls:
         if self.drawn:
             self.space.draw()
         taken = self.memory.fresh() if self.short else self.memory.take()
-        written = self._results(leaves, memories, taken)  # may change the others
+        free = self._free(leaves, memories, self.given)
+        written = self._results(leaves, memories, taken, free)  # may change the others
         held = [*memories, *written]
         places = [m.pointer for m in held]
         if whole and self.graphs is not None:
@@ -84,7 +92,7 @@ class RepeatedCalls:
             self.graphs.launch(places, held)
         else:
             self._step_by_step(places)
-        made = self._made(held)
+        made = self._made(held, leaves if ours and None not in free else None)
         if self.lent:
             for m in memories:
                 m.give_back()
@@ -149,15 +157,16 @@ class RepeatedCalls:
         self.space._give(name, x)
         return self.space.own[name]
 
-    def _results(self, leaves: Sequence[Tensor], memories: list[Any], taken: list[PooledBuffer]
-                 ) -> list[Any]:
+    def _results(self, leaves: Sequence[Tensor], memories: list[Any], taken: list[PooledBuffer],
+                 free: list[Any]) -> list[Any]:
         """The memory of results that kernels write; arguments that are written over are replaced
-        by copies where they are not donated."""
+        by copies where they are not donated. free: memory of donated arguments that is free."""
         if not self.given and not self.over:
             return taken
         kept = iter(taken)
-        mine = [self._new(r.buffer) if m is None else m for r, m in zip(
-            self.written, self._free(leaves, memories, self.given), strict=False)]
+        mine = free if None not in free else [
+            self._new(r.buffer) if m is None else m
+            for r, m in zip(self.written, free, strict=False)]
         written = [*mine, *itertools.islice(kept, len(self.written) - len(mine))]
         for i, donated in self.over:
             if donated and self._free(leaves, memories, [i])[0] is not None:
@@ -186,10 +195,58 @@ class RepeatedCalls:
     def _new(self, b: Any) -> PooledBuffer:
         return PooledBuffer(stored_bytes(b.shape, b.type.dtype), self.device)
 
-    def _made(self, held: list[Any]) -> list[Tensor]:
-        """The results. held: the memory of each buffer that has a place of its own at each call."""
-        made: list[Any] = blank(Resident, len(self.made))
-        memories = [held[at] for at in self.made]
+    def _made(self, held: list[Any], moved: Sequence[Tensor] | None) -> list[Tensor]:
+        """The results. held: the memory of each buffer that has a place of its own at each call.
+        moved: the arguments, where some may be results."""
+        made = (self.results if moved is None else self.others).made(held)
+        if moved is not None:
+            each = [*moved, *made]
+            made = [each[i] for i in self.order]
+        for i, r in self.copied:
+            made[i].storage = copy = self._new(r.buffer)
+            if copy.nbytes:
+                place = self.at.get(r.base)
+                copy.copy(self.space.memory[r.base][1] if place is None else held[place])
+        return made
+
+    def _moved_arguments(self) -> list[int | None]:
+        """By result, the donated argument that is it when it has its memory: of its extents and
+        type."""
+        plan, lowered = self.space.program.plan, self.space.program.lowered
+        found: list[int | None] = []
+        for r in self.space.results:
+            given = plan.buffer(lowered.inputs[r.given]) if r.given is not None else None
+            same = given is not None and (given.shape, given.type) == (r.buffer.shape,
+                                                                       r.buffer.type)
+            found.append(r.given if same else None)
+        return found
+
+    def forget(self) -> None:
+        """Give back the memory of results that nobody has, and the graphs that name it."""
+        if self.graphs is not None:
+            self.graphs.forget()
+        self.memory.sets = []
+
+
+@dataclass(frozen=True)
+class NewResults:
+    """Results that are tensors of their own: where among the buffers of a call each one's memory
+    is, its extents and its type."""
+
+    each: tuple[tuple[int, Any, Any], ...]
+    at: tuple[int, ...]
+    shapes: tuple[Any, ...]
+    types: tuple[Any, ...]
+
+    @staticmethod
+    def of(each: Sequence[tuple[int, Any, Any]]) -> NewResults:
+        at, shapes, types = zip(*each, strict=True) if each else ((), (), ())
+        return NewResults(tuple(each), at, shapes, types)
+
+    def made(self, held: list[Any]) -> list[Any]:
+        """held: the memory of each buffer that has a place of its own at each call."""
+        made: list[Any] = blank(Resident, len(self.at))
+        memories = [held[at] for at in self.at]
         for y, memory, shape, numeric in zip(made, memories, self.shapes, self.types, strict=True):
             y.__class__ = Resident
             y._shape = shape
@@ -199,18 +256,7 @@ class RepeatedCalls:
             y.name = None
             y.storage = memory
             y.narrow = None
-        for i, r in self.copied:
-            made[i].storage = copy = self._new(r.buffer)
-            if copy.nbytes:
-                place = self.at.get(r.base)
-                copy.copy(self.space.memory[r.base][1] if place is None else held[place])
         return made
-
-    def forget(self) -> None:
-        """Give back the memory of results that nobody has, and the graphs that name it."""
-        if self.graphs is not None:
-            self.graphs.forget()
-        self.memory.sets = []
 
 
 class ResultPlaces:

@@ -368,12 +368,13 @@ class Workspace:
         if array.size:
             memory.load(array)
 
-    def run(self, leaves: Sequence[Tensor]) -> list[Tensor]:
+    def run(self, leaves: Sequence[Tensor], ours: bool = False) -> list[Tensor]:
+        """ours: see RepeatedCalls.run."""
         before = self.device.activate()
         try:
             if self.repeated is not None and not (hooks.timed_steps or config.nvtx
                                                   or config.debug):
-                made = self.repeated.run(leaves)
+                made = self.repeated.run(leaves, ours)
                 if made is not None:
                     return made
             return self._alone(leaves)
