@@ -113,7 +113,9 @@ class JitFunction:
             traced = self._new(leaves, statics, key)
             if not kwargs and not statics and call is None:
                 self._remember(args, leaves, traced)
-        elif not kwargs and call is None and current_builder() is None:
+        elif not kwargs and call is None and trace_state.builder is None:
+            if not statics:
+                self._remember(args, leaves, traced)
             self._prepare(args, key, statics, traced)
         self._last = traced
         if any(isinstance(x, Tracer) for x in leaves) or current_builder() is not None:
