@@ -7,10 +7,9 @@ distributed tensor the parts are used up, with the whole.
 
 from __future__ import annotations
 
-import itertools
 import sys
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 from weakref import getweakrefcount
@@ -72,11 +71,9 @@ class SpentTensors:
 
     def take(self, count: int) -> list[Tensor]:
         """Up to so many, whose attributes and class are as they were."""
-        if count < FEW or not self._last:
-            return []
         try:
             batch = self._last.pop()
-        except IndexError:  # another thread took it
+        except IndexError:
             return []
         counts = list(map(sys.getrefcount, batch))
         if max(counts) > _ALONE or any(map(getweakrefcount, batch)):
@@ -90,8 +87,11 @@ FEW = 32  # tensors of a call that are worth it
 
 def blank(kind: type, count: int) -> list[Any]:
     """Tensors of which every attribute, and the class, is to be set: quicker than new ones."""
+    new: Any = kind.__new__
+    if count < FEW:
+        return [new(kind) for _ in range(count)]
     made = DONATABLE[kind].spent.take(count)
-    return [*made, *map(kind.__new__, itertools.repeat(kind, count - len(made)))]
+    return [*made, *[new(kind) for _ in range(count - len(made))]]
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ class Donatable:
     used: type
     slot: Any
     take: Callable[[Sequence[Any], Call], None]
-    parts: Callable[[Iterable[Any]], list[Tensor]] | None = None
+    parts: Callable[[Sequence[Any]], list[Tensor]] | None = None
     spent: SpentTensors = field(default_factory=SpentTensors)
 
 

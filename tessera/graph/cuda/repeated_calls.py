@@ -129,7 +129,8 @@ class RepeatedCalls:
         """The memory of arguments and captured tensors; of what lies elsewhere a copy's."""
         space, lowered = self.space, self.space.program.lowered
         memories: list[Any] = [x.storage for x in leaves]
-        kinds, copied = {*map(type, memories)}, set[int]()
+        kinds = {*map(type, memories)}
+        copied: set[int] = set()
         if not kinds <= HERE or [m.device for m in memories] != self.devices:
             copied = {i for i, m in enumerate(memories)
                       if type(m) not in HERE or m.device is not self.device}
@@ -143,7 +144,8 @@ class RepeatedCalls:
             if memories[i] is not own:
                 own.copy(memories[i])
                 memories[i] = own
-        self.lent = Borrowed in kinds or any(type(x.storage) is Borrowed for _, x in self.captures)
+        self.lent = Borrowed in kinds or bool(self.captures) and any(
+            type(x.storage) is Borrowed for _, x in self.captures)
         self.in_place = not self.lent and copied.isdisjoint(self.given)
         for name, x in self.captures:
             if not space._reads(x):
@@ -184,10 +186,12 @@ class RepeatedCalls:
               ) -> list[Any]:
         """The memory of donated arguments; None where somebody has it beside the tensor, see
         Workspace._free_memory. What is captured is twice among the memories."""
+        if not numbers:
+            return []
         mine = [memories[i] for i in numbers]
         counts = list(map(sys.getrefcount, mine))
         known = ALONE + 2  # `mine`, `memories`, the tensor
-        if max(counts, default=0) <= known and self.in_place:
+        if max(counts) <= known and self.in_place:
             return mine
         return [m if n <= known and type(m) in OURS and leaves[i].storage is m else None
                 for i, m, n in zip(numbers, mine, counts, strict=True)]
@@ -198,9 +202,10 @@ class RepeatedCalls:
     def _made(self, held: list[Any], moved: Sequence[Tensor] | None) -> list[Tensor]:
         """The results. held: the memory of each buffer that has a place of its own at each call.
         moved: the arguments, where some may be results."""
-        made = (self.results if moved is None else self.others).made(held)
-        if moved is not None:
-            each = [*moved, *made]
+        if moved is None:
+            made = self.results.made(held)
+        else:
+            each = [*moved, *self.others.made(held)]
             made = [each[i] for i in self.order]
         for i, r in self.copied:
             made[i].storage = copy = self._new(r.buffer)
@@ -245,16 +250,15 @@ class NewResults:
 
     def made(self, held: list[Any]) -> list[Any]:
         """held: the memory of each buffer that has a place of its own at each call."""
-        made: list[Any] = blank(Resident, len(self.at))
-        memories = [held[at] for at in self.at]
-        for y, memory, shape, numeric in zip(made, memories, self.shapes, self.types, strict=True):
+        made = blank(Resident, len(self.at))
+        for y, at, shape, numeric in zip(made, self.at, self.shapes, self.types, strict=True):
             y.__class__ = Resident
             y._shape = shape
             y.type = numeric
             y.scale = None
             y.is_param = False
             y.name = None
-            y.storage = memory
+            y.storage = held[at]
             y.narrow = None
         return made
 

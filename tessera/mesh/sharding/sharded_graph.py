@@ -135,7 +135,7 @@ class ShardedProgram:
         return self._local.get(mesh_rank(self.mesh)) if here else None
 
     # --- running -----------------------------------------------------------------------------
-    def run(self, leaves: Sequence[Tensor]) -> list[Tensor]:
+    def run(self, leaves: Sequence[Tensor]) -> list[Any]:
         """The results of the graph as distributed tensors."""
         given = [*leaves, *(t for _, t in self.made.graph.captures)]
         if self.random and gpu_of(self.mesh) is None:
@@ -159,8 +159,8 @@ class ShardedProgram:
         """The results where one rank's parts are here, on a GPU. What donated tensors alone have,
         their parts and what holds these, are those of results: a step has hundreds."""
         parts = _parts_of(given, rank)
-        donated = [given[i] for i in self._spread]
-        held = [x.held for x in donated]  # type: ignore[attr-defined]
+        donated: list[Any] = [given[i] for i in self._spread]
+        held = [x.held for x in donated]
         mine = [p[rank] for p in held]
         # `held` has them, and each a tensor; `mine` and `parts` have them, and each what holds it.
         ours = _alone(held, 1) and _alone(mine, 2)
@@ -168,7 +168,7 @@ class ShardedProgram:
         if not ours:
             return DistTensor.of_many([{rank: y} for y in made], *self._results)
         for x in donated:
-            x.held = NOTHING  # type: ignore[attr-defined]
+            x.held = NOTHING
         if not self._sources:  # the first call has new parts
             numbers = {id(p): k for k, p in enumerate(mine)}
             found = [numbers.get(id(y), -1) for y in made]
