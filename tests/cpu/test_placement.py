@@ -29,7 +29,7 @@ on_gpu = pytest.mark.usefixtures("gpu", "apart", "programs")
 @pytest.fixture
 def programs(monkeypatch: Any) -> Any:
     """Eager programs that no other test has compiled."""
-    monkeypatch.setattr(eager, "_programs", type(eager._programs)())
+    monkeypatch.setattr(eager, "_programs", eager.EagerPrograms())
     return eager._programs
 
 
@@ -407,6 +407,35 @@ def test_a_float_is_data_and_an_attribute_is_not(programs: Any, rng: np.random.G
     for axis in (0, 1):
         assert_close(ts.sum(there, axis=axis).array, x.array.sum(axis), "f32", 6)
     assert len(programs) == 3
+
+
+@on_gpu
+def test_calls_are_known_at_a_glance(programs: Any, monkeypatch: Any,
+                                     rng: np.random.Generator) -> None:
+    """By what decides about them: 2.0 and 3.0 are data, 1, True and 1.0 are not alike."""
+    find, seen = eager._Call.find, list[str]()
+    monkeypatch.setattr(eager._Call, "find", lambda c: seen.append(c.name) or find(c))
+    x, half = normal(rng, 4, 6), normal(rng, 4, 6, dtype="bf16")
+    calls = [(lambda a: a * 2.0, 1), (lambda a: a * 3.0, 0), (lambda a: a * 2, 1),
+             (lambda a: a * True, 1), (lambda a: a * 1, 1), (lambda a: a * 1.0, 0),
+             (lambda a: ts.sum(a, 0), 1), (lambda a: ts.sum(a, 1), 1), (lambda a: ts.sum(a), 1),
+             (lambda a: a + a, 1), (lambda a: a[:2] + a[2:], 1)]
+    for value in (x, half):
+        for call, new in calls:
+            seen.clear()
+            want, there = call(value), value.cuda()
+            for _ in range(3):
+                got = call(there)
+                assert got.type == want.type and got.device == "cuda:0"
+                assert_close(got.array, want.array, value.dtype.name, 16)
+            assert len(seen) == new, seen
+    there = x.cuda()
+    with ts.config.scope(device="cpu"), pytest.raises(ts.ArgumentError):
+        _ = there + there
+    gone = there.copy()
+    ts.jit(lambda a: a + 1.0, donate="a")(gone)
+    with pytest.raises(ts.ArgumentError, match="after it was donated"):
+        _ = gone + gone
 
 
 @on_gpu
