@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -33,6 +33,7 @@ from ..schedule.offload import waits
 from .batch_launch import BatchLaunch
 from .collective_steps import CollectiveStep
 from .compile_program import compile_launches
+from .graph_limits import why_no_graph
 from .host_steps import HostCalls, HostStep
 from .host_values import Drawn, HostCopy, block_of
 from .launch_work import GroupBatch, StepLabel
@@ -392,7 +393,15 @@ class Workspace:
 
     def iterate(self, leaves: Sequence[Tensor]) -> list[Tensor]:
         """An iteration of a loop: a run inside of the step of another program."""
-        return self._alone(leaves, inside=True)
+        if self.repeated is None and self.ran and self._repeatable:
+            self.repeated = RepeatedCalls(self, whole=False)
+        made = None if self.repeated is None or config.nvtx or config.debug else \
+            self.repeated.run(leaves)
+        return self._alone(leaves, inside=True) if made is None else made
+
+    @cached_property
+    def _repeatable(self) -> bool:
+        return not why_no_graph(self.program)
 
     def _run(self, leaves: Sequence[Tensor], inside: bool = False) -> list[Tensor]:
         self.host_calls.settle()
