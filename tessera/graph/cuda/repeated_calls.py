@@ -205,6 +205,8 @@ class RepeatedCalls:
         if moved is None:
             made = self.results.made(held)
         else:
+            for i in self.given:  # copies of what they were, which another function left
+                moved[i].narrow = None  # type: ignore[attr-defined]
             each = [*moved, *self.others.made(held)]
             made = [each[i] for i in self.order]
         for i, r in self.copied:
