@@ -6,7 +6,6 @@ type that anything is rounded to on the way, `terms` the longest sum; both set t
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -26,7 +25,7 @@ from tolerance import assert_close
 def apart(monkeypatch):
     """Kernels and programs that no other test has launched: on a fake driver of their own."""
     monkeypatch.setattr(generate_kernels, "_kernels", {})
-    monkeypatch.setattr(eager, "_programs", OrderedDict())
+    monkeypatch.setattr(eager, "_programs", eager.EagerPrograms())
     for fn in (_append, _assigned):
         monkeypatch.setattr(fn, "_cache", Signatures(fn.name))
 

@@ -8,9 +8,11 @@ distributed tensor the parts are used up, with the whole.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NoReturn
+from weakref import getweakrefcount
 
 from ..errors import ArgumentError, SourceLine, short_path, user_line
 from ..tensor import Tensor
@@ -52,25 +54,81 @@ class DonatedResident(UsedUp, Resident):
     __slots__ = ()
 
 
+Call = tuple[SourceLine | None, str]  # that used a tensor up: its line, and the function
+
+
+class SpentTensors:
+    """Tensors of a class that were used up. Those that nobody has any more are results of a later
+    call: making the hundreds of a step anew takes a third of its time, and wakes Python's search
+    for circles at each step."""
+
+    def __init__(self) -> None:
+        self._last: deque[list[Tensor]] = deque(maxlen=1)  # of the last call; pop is atomic
+
+    def keep(self, tensors: list[Tensor]) -> None:
+        if len(tensors) >= FEW:
+            self._last.append(tensors)
+
+    def take(self, count: int) -> list[Tensor]:
+        """Up to so many, whose attributes and class are as they were."""
+        try:
+            batch = self._last.pop()
+        except IndexError:
+            return []
+        counts = list(map(sys.getrefcount, batch))
+        if max(counts) > _ALONE or any(map(getweakrefcount, batch)):
+            batch = [x for x, n in zip(batch, counts, strict=True)
+                     if n <= _ALONE and not getweakrefcount(x)]
+        return batch[:count]
+
+
+FEW = 32  # tensors of a call that are worth it
+
+
+def blank(kind: type, count: int) -> list[Any]:
+    """Tensors of which every attribute, and the class, is to be set: quicker than new ones."""
+    new: Any = kind.__new__
+    if count < FEW:
+        return [new(kind) for _ in range(count)]
+    made = DONATABLE[kind].spent.take(count)
+    return [*made, *[new(kind) for _ in range(count - len(made))]]
+
+
 @dataclass(frozen=True)
 class Donatable:
     """How tensors of a class are used up. used: the class that they have then.  slot: what held
-    their memory, and holds the call that took it.  parts: of tensors that are made of others."""
+    their memory, and holds the call that took it.  take: puts it there, in many tensors at a call.
+    parts: of tensors that are made of others."""
 
     used: type
     slot: Any
-    parts: Callable[[Iterable[Any]], list[Tensor]] | None = None
+    take: Callable[[Sequence[Any], Call], None]
+    parts: Callable[[Sequence[Any]], list[Tensor]] | None = None
+    spent: SpentTensors = field(default_factory=SpentTensors)
+
+
+def _take_host(tensors: Sequence[Tensor], call: Any) -> None:
+    for x in tensors:
+        x._buffer = call
+        x.__class__ = DonatedTensor
+
+
+def _take_resident(tensors: Sequence[Resident], call: Any) -> None:
+    for x in tensors:
+        x.storage = call
+        x.narrow = None
+        x.__class__ = DonatedResident
 
 
 DONATABLE: dict[type, Donatable] = {  # mesh/tensor.py adds distributed tensors
-    Tensor: Donatable(DonatedTensor, Tensor.__dict__["_buffer"]),
-    Resident: Donatable(DonatedResident, Resident.__dict__["storage"])}
+    Tensor: Donatable(DonatedTensor, Tensor.__dict__["_buffer"], _take_host),
+    Resident: Donatable(DonatedResident, Resident.__dict__["storage"], _take_resident)}
 
 
-def _call_of(x: Any) -> tuple[SourceLine | None, str]:
-    """The line and the function of the call that used a tensor up."""
+def _call_of(x: Any) -> Call:
+    """The call that used a tensor up."""
     slot = next(d.slot for d in DONATABLE.values() if d.used is type(x))
-    call: tuple[SourceLine | None, str] = slot.__get__(x)
+    call: Call = slot.__get__(x)
     return call
 
 
@@ -82,25 +140,24 @@ def use_up(leaves: Sequence[Tensor], donated: Sequence[int], function: str) -> N
 _ALONE = list(map(sys.getrefcount, [object()]))[0]  # of what a list has and nobody else
 
 
-def _take(tensors: Sequence[Tensor], call: tuple[SourceLine | None, str]) -> None:
-    for kind in {*map(type, tensors)} & DONATABLE.keys():
+def _take(tensors: list[Tensor], call: Call) -> None:
+    kinds = {*map(type, tensors)}
+    for kind in kinds & DONATABLE.keys():
         how = DONATABLE[kind]
-        used, put = how.used, how.slot.__set__
-        mine = [x for x in tensors if type(x) is kind]
-        if how.parts is not None:  # of which the tensor lets go, so those that others have
-            parts = how.parts(mine)
-            held = zip(parts, list(map(sys.getrefcount, parts)), strict=True)
-            _take([p for p, n in held if n > _ALONE + 1], call)
-        for x in mine:
-            x.__class__ = used
-            put(x, call)
+        mine = tensors if len(kinds) == 1 else [x for x in tensors if type(x) is kind]
+        if how.parts is not None:
+            _take(how.parts(mine), call)
+        how.take(mine, call)
+        how.spent.keep(mine)
 
 
 def check_donated(leaves: Sequence[Tensor], donated: Sequence[int], names: Sequence[str],
                   function: str) -> None:
     """Raise ArgumentError where a donated tensor is given a second time."""
-    memories = [x.storage for x in _parts(leaves) if x.storage is not None]
-    if len({*map(id, leaves)}) == len(leaves) and len({*map(id, memories)}) == len(memories):
+    memories = [x.storage for x in _parts(leaves)]
+    hosts = memories.count(None)
+    if len({*memories}) - bool(hosts) == len(memories) - hosts and (
+            len(memories) - hosts >= len(leaves) or len({*leaves}) == len(leaves)):
         return
     for i in donated:
         mine = _memories(leaves[i])
@@ -113,15 +170,17 @@ def check_donated(leaves: Sequence[Tensor], donated: Sequence[int], names: Seque
 
 def _parts(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
     """What tensors are made of: themselves, or their parts."""
-    made = [how.parts([x for x in tensors if type(x) is kind]) for kind, how in DONATABLE.items()
-            if how.parts is not None]
-    spread = {kind for kind, how in DONATABLE.items() if how.parts is not None}
-    return [*(x for x in tensors if type(x) not in spread), *(p for m in made for p in m)]
+    kinds, found = {*map(type, tensors)}, list[Tensor]()
+    for kind in kinds:
+        parts = how.parts if (how := DONATABLE.get(kind)) is not None else None
+        mine = tensors if len(kinds) == 1 else [x for x in tensors if type(x) is kind]
+        found += mine if parts is None else parts(mine)
+    return found
 
 
 def _memories(x: Tensor) -> set[int]:
     return {id(p.storage) for p in _parts([x]) if p.storage is not None}
 
 
-__all__ = ["DONATABLE", "Donatable", "DonatedResident", "DonatedTensor", "UsedUp", "check_donated",
-           "use_up"]
+__all__ = ["DONATABLE", "Donatable", "DonatedResident", "DonatedTensor", "UsedUp", "blank",
+           "check_donated", "use_up"]

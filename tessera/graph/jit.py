@@ -18,11 +18,13 @@ from ..errors import (
     UnsupportedTargetError,
     did_you_mean,
 )
+from ..open_trace import trace_state
 from ..runtime.arrays import HOST
 from ..runtime.device import has_gpu
-from ..tensor import PLAIN, Tensor, TensorType
+from ..runtime.offloaded import OffloadedBuffer
+from ..tensor import Tensor, TensorType
 from ..tile.launch.placement import gpu_number
-from ..tile.launch.resident import adopted
+from ..tile.launch.resident import Resident, adopted
 from . import tree
 from .annotate import fit_argument, fit_result, placements, tensor_annotations
 from .decorator import Decorator
@@ -91,7 +93,7 @@ class JitFunction:
 
     # --- calling ------------------------------------------------------------------------------
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if not kwargs and current_builder() is None:
+        if not kwargs and trace_state.builder is None:
             fast = self._fast_call(args)
             if fast is not None:
                 return fast
@@ -111,7 +113,9 @@ class JitFunction:
             traced = self._new(leaves, statics, key)
             if not kwargs and not statics and call is None:
                 self._remember(args, leaves, traced)
-        elif not kwargs and call is None and current_builder() is None:
+        elif not kwargs and call is None and trace_state.builder is None:
+            if not statics:
+                self._remember(args, leaves, traced)
             self._prepare(args, key, statics, traced)
         self._last = traced
         if any(isinstance(x, Tracer) for x in leaves) or current_builder() is not None:
@@ -145,9 +149,8 @@ class JitFunction:
         """The hot path: positional plain tensors of a known signature."""
         if self._groups or self.donate or self.placements:
             return None
-        if any(type(a) not in PLAIN or a.scale is not None for a in args):
-            return None
-        traced = self._cache.fast.get(_short_key(args))
+        key = _short_key(args)
+        traced = None if key is None else self._cache.fast.get(key)
         if traced is None:
             return None
         self._last = traced
@@ -155,8 +158,9 @@ class JitFunction:
         return traced.run(args)
 
     def _remember(self, args: tuple, leaves: list, traced: TracedSignature) -> None:
-        if not self._groups and all(type(a) in PLAIN and a.scale is None for a in args):
-            self._cache.remember(_short_key(args), [a.type for a in args], traced)
+        key = None if self._groups else _short_key(args)
+        if key is not None:
+            self._cache.remember(key, [a.type for a in args], traced)
 
     # --- signatures ---------------------------------------------------------------------------
     def _parameters(self, what: str, chosen: Sequence[str | int]) -> frozenset[str]:
@@ -473,12 +477,24 @@ class JitFunction:
         return f"<{type(self).__name__} {self.name}>"
 
 
-def _short_key(args: Sequence[Tensor]) -> tuple:
-    """Of a call with plain tensors by position."""
-    key: list[Any] = [look() for look in hooks.surroundings]
+def _short_key(args: Sequence[Any]) -> tuple | None:
+    """Of a call with plain tensors by position, which lie where they can be used at once; None for
+    any other."""
+    key: list[Any] = [config.device, *[look() for look in hooks.surroundings]]
     for a in args:
-        key += (a._shape, id(a.type), a.is_param, a.place, a.offloaded)
-    return (*key, config.device)
+        if type(a) is Resident:
+            memory = a.storage
+            if type(memory) is OffloadedBuffer:
+                return None
+            place = memory.device.index
+        elif type(a) is Tensor:
+            place = HOST
+        else:
+            return None
+        if a.scale is not None:
+            return None
+        key += (a._shape, id(a.type), a.is_param, place)
+    return tuple(key)
 
 
 def _named(names: Sequence[str], leaves: Sequence[Tensor]) -> list[tuple[str, Tensor]]:

@@ -55,6 +55,9 @@ class Signatures:
                 del self.fast[short], self.types[short]
 
     def remember(self, short: Any, types: list, traced: Any) -> None:
+        if len(self.fast) >= MOST:  # types that are equal, but others at each call
+            self.fast.clear()
+            self.types.clear()
         self.fast[short], self.types[short] = traced, types
 
     def _warn(self) -> None:

@@ -47,7 +47,8 @@ class PreparedCall:
         mine = [leaves[i] for i in self.there]
         self.shapes, self.types = [x._shape for x in mine], [x.type for x in mine]
         self.params, self.scales = [x.is_param for x in mine], [None] * len(mine)
-        self.layouts = [x.layout for x in mine]
+        self.spread = [i for i, x in enumerate(mine) if x.layout is not None]
+        self.layouts = [mine[i].layout for i in self.spread]
         self.on_gpu = [i for i, x in enumerate(mine) if x.layout is None]
         self.devices = [mine[i].storage.device for i in self.on_gpu]
         self.keys = {i: _key_of(leaves[i], leaf_tensors(adopted(leaves[i], name)))
@@ -74,7 +75,7 @@ class PreparedCall:
         if ([x._shape for x in mine] != self.shapes or [x.type for x in mine] != self.types
                 or [x.is_param for x in mine] != self.params
                 or [x.scale for x in mine] != self.scales
-                or [x.layout for x in mine] != self.layouts):
+                or [mine[i].layout for i in self.spread] != self.layouts):
             return None
         memories = [mine[i].storage for i in self.on_gpu]
         if not QUICK.issuperset(map(type, memories)) or [

@@ -20,7 +20,7 @@ from tessera.dims import show_shape
 from tessera.errors import ArgumentError, DTypeError, ShapeError
 from tessera.graph import functions as F
 from tessera.graph import tree
-from tessera.graph.donation import DONATABLE, Donatable, UsedUp
+from tessera.graph.donation import DONATABLE, Donatable, UsedUp, blank
 from tessera.graph.operand import shape_tuple
 from tessera.graph.ops import random as rng
 from tessera.numerics import NumericType, as_type, encode, random_bits_at
@@ -61,12 +61,20 @@ class DistTensor(Tensor):
         self.scale, self.is_param, self.name = None, is_param, name
 
     @staticmethod
-    def of_parts(held: dict[int, Tensor], shape: tuple[int, ...], numeric: NumericType,
-                 layout: Layout) -> DistTensor:
-        """Of parts that lie where they are to: what a program gives, many of them at a call."""
-        made = DistTensor.__new__(DistTensor)
-        made._shape, made.type, made.layout, made.held = shape, numeric, layout, held
-        made.scale, made.is_param, made.name = None, False, None
+    def of_many(held: Sequence[dict[int, Tensor]], shapes: Sequence[tuple[int, ...]],
+                types: Sequence[NumericType], layouts: Sequence[Layout]) -> list[DistTensor]:
+        """What a program gives, of parts that lie where they are to."""
+        made: list[DistTensor] = blank(DistTensor, len(held))
+        for y, parts, shape, numeric, layout in zip(made, held, shapes, types, layouts,
+                                                    strict=True):
+            y.__class__ = DistTensor
+            y._shape = shape
+            y.type = numeric
+            y.layout = layout
+            y.held = parts
+            y.scale = None
+            y.is_param = False
+            y.name = None
         return made
 
     # --- what it is ---------------------------------------------------------------------------
@@ -149,8 +157,27 @@ class DonatedDistTensor(UsedUp, DistTensor):
     held = property(UsedUp.raise_used_up)
 
 
-DONATABLE[DistTensor] = Donatable(DonatedDistTensor, DistTensor.__dict__["held"],
-                                  lambda xs: [p for x in xs for p in x.held.values()])
+NOTHING: dict[int, Tensor] = {}  # what a tensor holds whose parts are another's now
+
+
+def held_parts(tensors: Sequence[DistTensor]) -> list[Tensor]:
+    """The parts of many tensors that are held here."""
+    held = [x.held for x in tensors]
+    if held.count(NOTHING) == len(held):
+        return []
+    (rank, *_) = next(filter(None, held))
+    if sum(map(len, held)) == len(held) and all([rank in parts for parts in held]):
+        return [parts[rank] for parts in held]  # the rule, and quick
+    return [p for parts in held for p in parts.values()]
+
+
+def _take(tensors: Sequence[DistTensor], call: Any) -> None:
+    for x in tensors:
+        x.held = call
+        x.__class__ = DonatedDistTensor
+
+
+DONATABLE[DistTensor] = Donatable(DonatedDistTensor, DistTensor.__dict__["held"], _take, held_parts)
 
 
 class _Parts(Mapping[int, Tensor]):

@@ -70,7 +70,8 @@ def parse(text: str) -> NumericType:
     """The numeric type that `text` names. PolicyError with position and caret when malformed."""
     cursor = _Cursor(text)
     base = _parse_head(cursor)
-    return NumericType(base.dtype, _parse_modifiers(cursor, base.policy))
+    policy = _parse_modifiers(cursor, base.policy)
+    return base if policy == base.policy else NumericType(base.dtype, policy)
 
 
 def parse_policy(text: str) -> Policy:
@@ -85,7 +86,7 @@ def _parse_head(cursor: _Cursor) -> NumericType:
     name, custom = match.group(), custom_policies()
     if name in custom:
         return as_type(custom[name])
-    return NumericType(_dtype(cursor, name, match.start()))
+    return as_type(_dtype(cursor, name, match.start()))
 
 
 def _dtype(cursor: _Cursor, name: str, at: int) -> DType:

@@ -7,6 +7,7 @@ expression, the string grammar (parse.py) and the printed form all come from the
 
 from __future__ import annotations
 
+import functools
 import math
 import threading
 from collections.abc import Callable
@@ -367,7 +368,7 @@ def as_type(x: Any) -> NumericType:
     if isinstance(x, NumericType):
         return x
     if isinstance(x, DType):
-        return NumericType(x)
+        return _plain(x)
     if isinstance(x, str):
         from tessera.numerics.parse import parse
 
@@ -375,17 +376,23 @@ def as_type(x: Any) -> NumericType:
     if is_custom_policy(x):
         return NumericType(x.storage, custom_base(x))
     if isinstance(x, np.dtype):
-        return NumericType(dtype_of_numpy(x))
+        return _plain(dtype_of_numpy(x))
     if isinstance(x, type) and x in _PYTHON_TYPES:
-        return NumericType(_PYTHON_TYPES[x])
+        return _plain(_PYTHON_TYPES[x])
     if isinstance(x, type) and (issubclass(x, np.generic) or x in _SCALARS):
-        return NumericType(dtype_of_numpy(x))
+        return _plain(dtype_of_numpy(x))
     raise DTypeError(
         f"{x!r} is not a numeric type",
         hint="accepted: a dtype (ts.f32), a dtype with a policy (ts.bf16 @accum(ts.f32)), a string "
         "such as 'fp8_e4m3 @saturate', a NumPy dtype, float, int, bool, or a class decorated with "
         "@precision_policy",
     )
+
+
+@functools.cache
+def _plain(dtype: DType) -> NumericType:
+    """The format alone: one object for all, so that most types are compared at a glance."""
+    return NumericType(dtype)
 
 
 def same_type(mine: DType | NumericType, other: Any) -> bool:

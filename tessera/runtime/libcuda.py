@@ -15,9 +15,9 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 from ..errors import ArgumentError
 
@@ -108,20 +108,33 @@ class DriverFunction:
         symbol.argtypes = [ctypes.POINTER(t) if w[0] in "*&" else t
                            for w, t in zip(words, types, strict=True)]
 
-        count = sum(w[0] != "*" for w in words)
+        scope = {"symbol": symbol, "byref": ctypes.byref, "refused": self._refused}
+        scope |= {f"t{i}": kind for i, kind, _ in out}
+        exec(_text_of_call([(w[0] != "*", w[0] in "*&") for w in words]), scope)  # noqa: S102
+        return scope["call"]
 
-        def call(*given: Any) -> tuple:
-            if len(given) != count:
-                raise TypeError(f"{self.name} takes ({self.signature}), is given {given}")
-            if not out:
-                return (symbol(*given),)
-            passed, back = list(given), []
-            for i, kind, both in out:
-                back.append(kind(passed.pop(i)) if both else kind())
-                passed.insert(i, ctypes.byref(back[-1]))
-            return symbol(*passed), *(0 if cell.value is None else cell.value for cell in back)
+    def _refused(self, *given: Any) -> NoReturn:
+        raise TypeError(f"{self.name} takes ({self.signature}), is given {given}")
 
-        return call
+
+def _text_of_call(parameters: Sequence[tuple[bool, bool]]) -> str:
+    """What calls a function of the library, written for its parameters: some are called for every
+    launch, and walking through the parameters takes longer than most of them.
+
+    parameters: (whether it is passed, whether it is given back).
+    """
+    lines, passed, given, back = list[str](), "", "", ""
+    for i, (takes, gives) in enumerate(parameters):
+        given += f"a{i}, " if takes else ""
+        if gives:
+            lines.append(f"c{i} = t{i}({f'a{i}' if takes else ''})")
+        passed += f"byref(c{i}), " if gives else f"a{i}, "
+        back += f", c{i}.value or 0" if gives else ""
+    count = sum(takes for takes, _ in parameters)
+    body = "".join(f"    {line}\n" for line in lines)
+    unpack = f"    ({given}) = given\n" if count else ""
+    return (f"def call(*given):\n    if len(given) != {count}:\n        refused(*given)\n{unpack}"
+            f"{body}    return (symbol({passed}){back},)\n")
 
 
 FUNCTIONS: dict[str, DriverFunction] = {}

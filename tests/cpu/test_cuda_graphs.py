@@ -262,7 +262,7 @@ def test_memory_is_given_back_when_it_is_short(driver, monkeypatch, rng):
     monkeypatch.delitem(sys.modules, "cupy")
     monkeypatch.delitem(sys.modules, "torch")
     trim(executable.device)
-    assert executable.captured == "" and not executable._workspace.graphs.memory.sets
+    assert executable.captured == "" and not executable._workspace.repeated.memory.sets
     for _ in range(3):
         np.testing.assert_array_equal(f(x, *ws).array, want)
     assert executable.captured == "4 kernels"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 import numpy as np
@@ -139,6 +140,28 @@ def test_an_argument_given_twice(place: str, rng: np.random.Generator) -> None:
     with pytest.raises(ArgumentError, match="a is donated and is given as b too"):
         ts.jit(lambda a, b: a + b, donate="a")(x, x)
     assert x.numpy().shape == (4,)  # nothing ran
+
+
+@on_gpu
+def test_tensors_that_nobody_has_are_results_again(rng: np.random.Generator) -> None:
+    """What somebody has stays used up, and a result has nothing of the tensor that it was."""
+    f = ts.jit(lambda xs, c: [x + c for x in xs], donate="xs")
+    xs = [normal(rng, 4, i + 1).cuda() for i in range(40)]
+    want = [x.array for x in xs]
+    kept, watched, seen = list[Any](), list[Any](), list[set[int]]()
+    for i in range(6):
+        xs[3].name, xs[5].is_param = "mine", i == 2
+        kept.append(xs[7])
+        watched.append(weakref.ref(xs[9]))
+        seen.append({*map(id, xs)})
+        xs, want = f(xs, 1.0), [w + np.float32(1) for w in want]
+        assert [x.array.tolist() for x in xs] == [w.tolist() for w in want]
+        assert all(x.name is None and not x.is_param and x.device == "cuda:0" for x in xs)
+    assert len(seen[2] & seen[4]) > 30 and not {id(x) for x in kept} & {id(x) for x in xs}
+    assert [w() is None for w in watched][:-2] == [True] * 4
+    for x in kept:
+        with pytest.raises(ArgumentError, match="is used after it was donated"):
+            x.numpy()
 
 
 def test_options() -> None:

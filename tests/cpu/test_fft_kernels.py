@@ -44,6 +44,17 @@ def test_lines(n: int, rng: Any) -> None:
     check(a + 1j * b, np.fft.fft(z), n)
 
 
+@pytest.mark.parametrize("fn, inputs, launches", [
+    (lambda re, im: ts.fft((re, im)), [4096] * 2, 1), (ts.rfft, [4096], 1),
+    (lambda re, im: ts.fft2((re, im)), [4096] * 2, 3),
+    (lambda re, im: ts.irfft((re, im)), [2049] * 2, 1)],
+    ids=["lines", "real", "planes", "back to real"])
+def test_large_results_are_not_filled_first(fn: Any, inputs: list[int], launches: int) -> None:
+    kinds = [ts.Tensor[4096, n, ts.f32] for n in inputs]
+    made = CudaProgram(ts.jit(fn).graph(*kinds), "sm_90a")
+    assert [g.kind for g in made.plan.groups] == ["launch"] * launches
+
+
 @pytest.mark.parametrize("norm", ["backward", "ortho", "forward"])
 @pytest.mark.parametrize("inverse", [False, True])
 def test_norms_and_inverses(inverse: bool, norm: str, rng: Any) -> None:

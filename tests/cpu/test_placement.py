@@ -29,7 +29,7 @@ on_gpu = pytest.mark.usefixtures("gpu", "apart", "programs")
 @pytest.fixture
 def programs(monkeypatch: Any) -> Any:
     """Eager programs that no other test has compiled."""
-    monkeypatch.setattr(eager, "_programs", type(eager._programs)())
+    monkeypatch.setattr(eager, "_programs", eager.EagerPrograms())
     return eager._programs
 
 
@@ -410,6 +410,35 @@ def test_a_float_is_data_and_an_attribute_is_not(programs: Any, rng: np.random.G
 
 
 @on_gpu
+def test_calls_are_known_at_a_glance(programs: Any, monkeypatch: Any,
+                                     rng: np.random.Generator) -> None:
+    """By what decides about them: 2.0 and 3.0 are data, 1, True and 1.0 are not alike."""
+    find, seen = eager._Call.find, list[str]()
+    monkeypatch.setattr(eager._Call, "find", lambda c: seen.append(c.name) or find(c))
+    x, half = normal(rng, 4, 6), normal(rng, 4, 6, dtype="bf16")
+    calls = [(lambda a: a * 2.0, 1), (lambda a: a * 3.0, 0), (lambda a: a * 2, 1),
+             (lambda a: a * True, 1), (lambda a: a * 1, 1), (lambda a: a * 1.0, 0),
+             (lambda a: ts.sum(a, 0), 1), (lambda a: ts.sum(a, 1), 1), (lambda a: ts.sum(a), 1),
+             (lambda a: a + a, 1), (lambda a: a[:2] + a[2:], 1)]
+    for value in (x, half):
+        for call, new in calls:
+            seen.clear()
+            want, there = call(value), value.cuda()
+            for _ in range(3):
+                got = call(there)
+                assert got.type == want.type and got.device == "cuda:0"
+                assert_close(got.array, want.array, value.dtype.name, 16)
+            assert len(seen) == new, seen
+    there = x.cuda()
+    with ts.config.scope(device="cpu"), pytest.raises(ts.ArgumentError):
+        _ = there + there
+    gone = there.copy()
+    ts.jit(lambda a: a + 1.0, donate="a")(gone)
+    with pytest.raises(ts.ArgumentError, match="after it was donated"):
+        _ = gone + gone
+
+
+@on_gpu
 def test_draws_of_ops_on_a_gpu_are_those_of_the_host(rng: np.random.Generator) -> None:
     x = normal(rng, 40, 3)
     for draw in (lambda x: ts.dropout(x, 0.5), lambda x: ts.dropout(x, 0.5, training=False),
@@ -454,21 +483,18 @@ def test_what_a_target_cannot_run_names_the_line(rng: np.random.Generator) -> No
 
 
 @on_gpu
-def test_a_gpu_has_work_while_the_memory_of_results_is_looked_for(
+def test_memory_of_results_is_there_when_a_call_begins(
     driver: Any, monkeypatch: Any, rng: np.random.Generator
 ) -> None:
-    from tessera.graph.cuda.device import Workspace
-
-    make, begun = Workspace._new_result, []
-    monkeypatch.setattr(Workspace, "_new_result",
-                        lambda *a: begun.append(len(driver.launches)) or make(*a))
+    """Allocating it keeps a GPU waiting: 8 ms for the 450 tensors of a step."""
+    asked, make = [], driver.cuMemAllocAsync
+    monkeypatch.setattr(driver, "cuMemAllocAsync", lambda *a: asked.append(a) or make(*a))
     f = ts.jit(lambda x: (y := ts.softmax(x @ x), y @ x), capture_graph=False)
     x = normal(rng, 40, 40).cuda()
     want = [y.array for y in f(x)]
-    before = len(driver.launches)
-    for _ in range(2):
+    for counted in (True, True, False, False):
         got = f(x)
-    each = (len(driver.launches) - before) // 2
-    assert begun[:2] == [0, 0] and begun[2:4] == [before + 1] * 2 and each == before == 3
+        assert counted or not asked
+        asked.clear()
     for a, b in zip(got, want, strict=True):
         np.testing.assert_array_equal(a.array, b)

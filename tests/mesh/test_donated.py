@@ -15,6 +15,7 @@ from lowering_cases import apart as apart
 from mesh.test_gpu_programs import SPLIT, on_ranks, placed, values
 from mesh.test_gpu_programs import gpus as gpus
 from tessera.errors import ArgumentError
+from tessera.graph.cuda import narrow_copies
 from tolerance import assert_close
 
 
@@ -51,6 +52,34 @@ def test_parts_stay_in_their_memory(gpus, nccl, rng, how):
         for mine, meant in zip(got, (want, held), strict=True):
             for k in meant:
                 assert_close(mine[k], meant[k].numpy(), "f32", 256)
+
+
+def test_copies_of_what_a_part_was_are_not_taken_for_it(gpus, nccl, rng, monkeypatch):
+    """Parts move to results; the copy in another type that another function left is of old values.
+    """
+    monkeypatch.setattr(narrow_copies, "LEAST", 16)
+    W, X = values(rng, (8, 4), (16, 8))
+
+    def step_in(kind):
+        def step(params, x):
+            loss = lambda p: ts.mean(ts.square(ts.cast(  # noqa: E731
+                ts.cast(x, kind) @ ts.cast(p["w"], kind), "f32")))
+            value, grads = ts.value_and_grad(loss)(params)
+            return {k: params[k] - 0.5 * grads[k] for k in grads}, value
+        return step
+
+    steps = [step_in("bf16 @accum(f32)"), step_in("f16 @accum(f32)")]
+
+    def program(mesh):
+        run, plain = [ts.jit(s, donate="params") for s in steps], [*map(ts.jit, steps)]
+        params, x = {"w": placed(mesh, W, "whole")}, placed(mesh, X, "rows")
+        for i in [0, 0, 0, 1, 1, 1, 0, 0, 1, 0, 1]:
+            want = plain[i](params, x)[0]["w"].numpy()
+            params, _ = run[i](params, x)
+            np.testing.assert_array_equal(params["w"].numpy(), want)
+        return [len(p.narrow) for p in params["w"].held.values()]
+
+    assert on_ranks(2, program) == [[1], [1]]
 
 
 USES = {"op": lambda x: x + 1.0, "numpy": lambda x: x.numpy(), "local": lambda x: x.local,

@@ -324,8 +324,8 @@ def test_batches_that_are_sent_need_no_graph_of_their_own(gpus, nccl, rng):
                               y * y, y / 2))
         kept = [placed(mesh, x, "rows") for x in batches]
         found = [f(x)[1].numpy() for x in kept]
-        recorded = f._last.program.local(ts.dist.rank())._workspace.graphs
-        return found, recorded.steady, recorded.stopped, f.capture
+        repeated = f._last.program.local(ts.dist.rank())._workspace.repeated
+        return found, repeated.steady, repeated.graphs.stopped, f.capture
 
     for found, steady, stopped, captured in on_ranks(2, program):
         assert not stopped and len(steady) == 1 and captured.startswith("on: ")

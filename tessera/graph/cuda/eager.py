@@ -21,15 +21,17 @@ import numpy as np
 from ... import config, hooks
 from ...errors import ArgumentError, TraceError, UnsupportedTargetError, user_line
 from ...runtime.arrays import HOST
+from ...runtime.offloaded import OffloadedBuffer
 from ...tensor import Tensor, as_tensor
 from ...tile.launch.placement import chosen_gpu, gpu_number
-from ...tile.launch.resident import adopted, on_gpu
+from ...tile.launch.resident import Resident, adopted, on_gpu
 from .. import tree
 from ..devices import place_typed, target_of
 from ..ir import Graph, Node
 from ..op import GraphOp
 from ..signature import Static, join_scales, leaf_tensors, split_result
 from ..trace import apply, aval_of, trace
+from ..tree_code import unflattener
 from ..weak_numbers import number_of, number_type
 from .device import DeviceExecutable
 
@@ -62,14 +64,18 @@ class EagerProgram:
             made = self.executable.tensors(operands)
         else:
             made = self._watched(operands)
-        return tree.unflatten(self.out_tree, join_scales(self._placed(made), self.rebuild))
+        if self._typed_places:
+            made = list(map(place_typed, made))
+        return self._put_together(join_scales(made, self.rebuild))
 
-    def _placed(self, made: list[Tensor]) -> list[Tensor]:
-        """Where their types say."""
-        if all(v.aval.type.policy.device is None for v in self.graph.outputs):
-            return made
-        return list(map(place_typed, made))
+    @functools.cached_property
+    def _typed_places(self) -> bool:
+        """Whether types of results say where these lie."""
+        return any(v.aval.type.policy.device is not None for v in self.graph.outputs)
 
+    @functools.cached_property
+    def _put_together(self) -> Callable[[Sequence[Any]], Any]:
+        return unflattener(self.out_tree)
 
     def _watched(self, operands: Sequence[Tensor]) -> list[Tensor]:
         """With sentinels on. The program may be an earlier call's: the line is this one's."""
@@ -88,8 +94,18 @@ class _State(threading.local):
     on_host = False  # a function that makes a tensor from nothing runs, and its result is placed
 
 
+class EagerPrograms(OrderedDict[Any, EagerProgram | None]):
+    """Programs by all that decides about one, those used longest ago first. quick: of calls by
+    position with tensors of one GPU, by what is seen at a glance; with the types, whose ids the
+    keys have."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.quick: dict[tuple, tuple[EagerProgram, list[Any]]] = {}
+
+
 _state = _State()
-_programs: OrderedDict[Any, EagerProgram | None] = OrderedDict()
+_programs = EagerPrograms()
 _lock = threading.Lock()
 
 
@@ -102,6 +118,10 @@ def call(name: str, fn: Callable, args: tuple, kwargs: dict[str, Any]) -> Any:
     """
     if _state.on_host:
         return fn(*args, **kwargs)
+    glance = None if kwargs else _glance(fn, args)
+    if glance is not None and (known := _programs.quick.get(glance)) is not None:
+        return known[0].run([t for a in args if type(a) is Resident or type(a) is float
+                             for t in leaf_tensors(a)])
     leaves, treedef = tree.flatten((args, kwargs))
     leaves = [adopted(x, name) for x in leaves]
     paths = zip(_paths(fn, args, kwargs, treedef), leaves, strict=True)
@@ -119,7 +139,40 @@ def call(name: str, fn: Callable, args: tuple, kwargs: dict[str, Any]) -> Any:
     if program.draws:  # by a key of the program's stream, as on the host
         key = on_gpu(hooks.next_key.get()(), index)
         return call(name, fn, args, {**kwargs, "key": key})
+    floats = sum(type(a) is float for a in args)
+    if glance is not None and len(operands) == floats + sum(type(a) is Resident for a in args):
+        _remember(glance, program, args)
     return program.run(operands)
+
+
+_GLANCED = (int, bool, str, type(None))
+
+
+def _glance(fn: Callable, args: tuple) -> tuple | None:
+    """What is seen at a glance of a call whose arguments are tensors on a GPU, floats, which are
+    data, and attributes; None of any other."""
+    key: list[Any] = [fn, config.device]
+    for a in args:
+        kind = type(a)
+        if kind is Resident:
+            if a.scale is not None or type(a.storage) is OffloadedBuffer or (
+                    a.name is not None and number_type(a) is not None):
+                return None
+            key += (a._shape, id(a.type), a.storage.device.index)
+        elif kind is float:
+            key.append(float)
+        elif kind in _GLANCED:
+            key += (kind, a)
+        else:
+            return None
+    return tuple(key)
+
+
+def _remember(glance: tuple, program: EagerProgram, args: tuple) -> None:
+    quick = _programs.quick
+    if len(quick) >= MOST:
+        quick.clear()
+    quick[glance] = program, [a.type for a in args if type(a) is Resident]
 
 
 def _made(fn: Callable, args: tuple, kwargs: dict[str, Any]) -> Any:

@@ -162,25 +162,35 @@ class CopyKeeper:
 
     def __init__(self, copies: Sequence[NarrowCopy], run: Callable[[Graph], Any]):
         self.copies, self._run = tuple(copies), run
+        self._places = [(c.key, c.arguments, c.results) for c in self.copies]
+        self._empty: list[HeldCopy] = []  # of the call under way: what held the copies that it took
 
     def taken(self, leaves: Sequence[Tensor]) -> list[Tensor]:
         """The copies for a call with these arguments, which have none from here on."""
-        found = [_taken(c.key, [leaves[i] for i in c.arguments]) for c in self.copies]
-        there = [x for x in found if x is not None]
-        if len(there) == len(found):
+        held = [_taken(key, [leaves[i] for i in arguments]) for key, arguments, _ in self._places]
+        self._empty = [h for h in held if h is not None]
+        found = [h.tensor for h in self._empty]
+        for h in self._empty:
+            h.tensor = None
+        there: list[Tensor] = [x for x in found if x is not None]
+        if len(there) == len(held):
             return there
         return self._first.tensors([leaves[i] for c in self.copies for i in c.arguments])
 
     def kept(self, results: Sequence[Tensor]) -> list[Tensor]:
         """The results of the function; the copies stay with those of which they are."""
         count = len(results) - len(self.copies)
-        for c, copy in zip(self.copies, results[count:], strict=True):
+        empty, self._empty = self._empty, []
+        for (key, _, numbers), copy in zip(self._places, results[count:], strict=True):
             assert isinstance(copy, Resident)
-            held = HeldCopy(copy)
-            for place, j in enumerate(c.results):
-                x = results[j]
-                assert isinstance(x, Resident)
-                x.narrow = {**(x.narrow or {}), c.key: (held, place)}
+            held = empty.pop() if empty else HeldCopy(None)
+            held.tensor = copy
+            for place, j in enumerate(numbers):
+                x: Any = results[j]
+                if x.narrow is None:
+                    x.narrow = {key: (held, place)}
+                else:
+                    x.narrow[key] = held, place
         return list(results[:count])
 
     @cached_property
@@ -192,13 +202,17 @@ class CopyKeeper:
                                tuple(g.outputs[0] for g in graphs)))
 
 
-def _taken(key: str, leaves: Sequence[Tensor]) -> Tensor | None:
-    found = [x.narrow.pop(key, None) if isinstance(x, Resident) and x.narrow else None
-             for x in leaves]
-    first = found[0]
-    whole = first is not None and all(f is not None and f[0] is first[0] and f[1] == i
-                                      for i, f in enumerate(found))
-    return first[0].tensor if whole and first is not None else None
+def _taken(key: str, leaves: Sequence[Any]) -> HeldCopy | None:
+    """What holds the copy that is made of these tensors, which have it no more."""
+    first, whole = None, True
+    for place, x in enumerate(leaves):
+        narrow = x.narrow if type(x) is Resident else None
+        held, at = narrow.pop(key, NONE) if narrow else NONE
+        first = held if place == 0 else first
+        whole = whole and held is first and at == place
+    return first if whole else None
 
+
+NONE: tuple[Any, int] = None, -1
 
 __all__ = ["CopyKeeper", "NarrowCopy", "keep_copies"]

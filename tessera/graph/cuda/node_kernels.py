@@ -47,6 +47,7 @@ from ..schedule.loop_axes import extents_of
 from ..simplify import Rewriter, rebuild, remove_dead
 from .kernel_text import KernelText
 from .packed_values import elements_of, stored_array
+from .placed_launch import Place, PlacedLaunch
 
 
 @dataclass(frozen=True, eq=False)
@@ -338,11 +339,11 @@ class NodeLaunch:
                 read(o.name).reshape(-1)[...] = stored_array(flat, o.type.dtype).reshape(-1)
 
     # --- on a GPU -------------------------------------------------------------------------------
-    def steps(self, pointer: Callable[[str], int], key: Callable[[str], tuple[int, int]],
+    def steps(self, place: Callable[[str, int], Place], key: Callable[[str], tuple[int, int]],
               index: int, stream: int) -> list[tuple[str, Callable[[], Any]]]:
         """Copies of what it writes, then the launch, with what each is: fill | copy | kernel.
-        pointer: where a buffer lies in the call under way. key: the words of a buffer that the
-        host filled for it.
+        place: where a buffer lies from a byte on, in the call under way. key: the words of a buffer
+        that the host filled for it.
         """
         found: list[tuple[str, Callable[[], Any]]] = []
         operands, results, fills = self._operands(), self._results(), dict(self.shared.fills)
@@ -352,33 +353,33 @@ class NodeLaunch:
             if not nbytes:
                 continue
             if name not in fills:
-                copy = partial(_copy, pointer, o.name, operands[name].name, nbytes, stream)
+                copy = partial(_copy, place(o.name, 0), place(operands[name].name, 0), nbytes,
+                               stream)
                 found.append(("copy", copy))
             elif (byte := fills[name]) is not None:
-                found.append(("fill", partial(_fill, pointer, o.name, byte, nbytes, stream)))
-        return [*found, ("kernel", self._launch(pointer, key, index, stream))]
+                found.append(("fill", partial(_fill, place(o.name, 0), byte, nbytes, stream)))
+        drawn = partial(key, self.group.reads[-1].name) if self.shared.drawn else None
+        places = [place(b, begin) for b, begin in self._places()]
+        launch = PlacedLaunch(self._finder(index), places, stream, drawn)
+        return [*found, ("kernel", launch)]
 
-    def _launch(self, pointer: Callable[[str], int], key: Callable[[str], tuple[int, int]],
-                index: int, stream: int) -> Callable[[], Any]:
-        buffers = self._places()
+    def _finder(self, index: int) -> Callable[[tuple[int, ...]], Recipe]:
         recipes: dict[tuple[int, ...], Recipe] = {}  # by how the arrays are aligned
-        drawn = self.group.reads[-1].name if self.shared.drawn else ""
 
-        def launch() -> None:
-            values = [pointer(b) + begin for b, begin in buffers]
-            aligned = tuple(v % ALIGN_BYTES for v in values)
+        def find(pointers: tuple[int, ...]) -> Recipe:
+            aligned = tuple(p % ALIGN_BYTES for p in pointers)
             if aligned not in recipes:
-                recipes[aligned] = self._recipe(values, index)
-            recipes[aligned].run(stream, values, (), stream != 0, *([key(drawn)] if drawn else ()))
+                recipes[aligned] = self._recipe(pointers, index)
+            return recipes[aligned]
 
-        return launch
+        return find
 
     def wanted(self, pointer: Callable[[str], int], index: int) -> WantedImage:
         """What its launch has to have compiled."""
         values = [pointer(b) + at for b, at in self._places()]
         return self._wanted(values, index)[0]
 
-    def _wanted(self, values: list[int], index: int
+    def _wanted(self, values: Sequence[int], index: int
                 ) -> tuple[WantedImage, LaunchTarget, tuple[str, ...]]:
         """For arrays that begin there: what is compiled, where it runs, the arrays' names."""
         made, (function, bound) = self.shared, self._laid
@@ -393,7 +394,7 @@ class NodeLaunch:
         request = replace(request, shared=False, watched=watched)
         return WantedImage(function, request, kernel.images), target, tuple(arrays)
 
-    def _recipe(self, values: list[int], index: int) -> Recipe:
+    def _recipe(self, values: Sequence[int], index: int) -> Recipe:
         """How it is launched on arrays that begin there."""
         wanted, target, names = self._wanted(values, index)
         image = image_for(wanted.function, wanted.request, wanted.loaded)
@@ -413,12 +414,12 @@ class NodeLaunch:
         return [(n, buffer, begin[n], shapes[n]) for n, buffer in self.buffers().items()]
 
 
-def _fill(pointer: Callable[[str], int], name: str, byte: int, nbytes: int, stream: int) -> None:
-    fill_bytes(pointer(name), byte, nbytes, stream)
+def _fill(target: Place, byte: int, nbytes: int, stream: int) -> None:
+    fill_bytes(target.pointer, byte, nbytes, stream)
 
 
-def _copy(pointer: Callable[[str], int], name: str, source: str, nbytes: int, stream: int) -> None:
-    copy_bytes(pointer(name), pointer(source), nbytes, stream)
+def _copy(target: Place, source: Place, nbytes: int, stream: int) -> None:
+    copy_bytes(target.pointer, source.pointer, nbytes, stream)
 
 
 __all__ = ["NodeKernel", "NodeLaunch", "drop_overwritten", "kernel_group", "launch_of"]

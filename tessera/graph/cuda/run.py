@@ -13,10 +13,13 @@ from math import prod
 
 import numpy as np
 
+from ...kernels.routine import ForeignArray
 from ...numerics import DType
 from ...runtime.target import DEFAULT_TARGET, Target, parse_target
 from ...tensor import Tensor
 from ...tile.interpreter.launch import Config, lanes_of
+from ...tile.launch.first_call import recipe_for
+from ...tile.launch.recipe import Recipe
 from ..ir import Graph
 from ..schedule.ir import GraphSchedule, PlannedBuffer, ScheduledGroup, Transfer
 from .collective_steps import CollectiveStep
@@ -51,6 +54,10 @@ class GroupLaunch:
     def offsets(self) -> list[int]:
         """The element of its buffer at which each argument begins."""
         return [o.offset for o in (*self.group.reads, *self.group.writes)]
+
+    def recipe(self, arrays: Sequence[ForeignArray], pointers: tuple[int, ...]) -> Recipe:
+        """How it is launched on arrays that begin there."""
+        return recipe_for(self.shared, tuple(arrays))
 
     @property
     def lanes(self) -> int:
@@ -140,11 +147,6 @@ class CudaProgram:
         if not b.of or b.layout is not None or b.type.dtype.packed or raw.size == prod(b.shape):
             return raw
         return run_of(raw, b.type.dtype, b.shape, 0)
-
-    def require_unchanged(self) -> None:
-        """Raises TraceError when a kernel among its steps would not be compiled so any more."""
-        for kernel in self.node_kernels:
-            kernel.require_unchanged()
 
     @functools.cached_property
     def node_kernels(self) -> tuple[NodeKernel, ...]:

@@ -34,8 +34,8 @@ from .kernel_text import hidden_lines
 from .node_kernels import NodeLaunch
 
 if TYPE_CHECKING:
-    from .device import Workspace
     from .run import CudaProgram, GroupLaunch
+    from .workspace import Workspace
 
 
 def run_watched(graph: Graph, space: Workspace, leaves: Sequence[Tensor]) -> list[Tensor]:

@@ -82,7 +82,7 @@ def fold_constants(graph: Graph) -> tuple[dict[Value, np.ndarray], Graph]:
             known[node.outputs[0]] = _filled(node)
             continue
         size = sum(elements(v) for v in node.outputs) * 8
-        if size > FOLD_BYTES:
+        if size > FOLD_BYTES and not _repeats(node, known):
             rest.append(node)
             continue
         with np.errstate(all="ignore"):
@@ -90,6 +90,12 @@ def fold_constants(graph: Graph) -> tuple[dict[Value, np.ndarray], Graph]:
         made = made if node.op.multi else (made,)
         known.update((v, np.asarray(a)) for v, a in zip(node.outputs, made, strict=True))
     return known, Graph(graph.name, graph.inputs, graph.captures, tuple(rest), graph.outputs)
+
+
+def _repeats(node: Node, known: dict[Value, np.ndarray]) -> bool:
+    """Whether it shows one number in another shape, which takes no memory."""
+    return node.op.lies(node.attrs).kind == "view" and all(
+        known[v].size == 1 or not any(known[v].strides) for v in node.inputs)
 
 
 def _filled(node: Node) -> np.ndarray:

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from operator import is_
 from typing import Any
 
 import numpy as np
@@ -37,7 +39,7 @@ from ..ranks.call_numbers import CallSequence, sequence_of
 from ..ranks.envelope import MessageLabel
 from ..ranks.group import make_group
 from ..ranks.ledger import agree, call
-from ..tensor import DistTensor, held_ranks
+from ..tensor import NOTHING, DistTensor, held_ranks
 from ..world import is_here, mesh_rank, patience, simulate, transport
 from . import partitioned_steps
 from .collective_order import issue_early, prefetch
@@ -66,6 +68,7 @@ class ShardedProgram:
         self._local: dict[int, Any] = {}
         self._compared: set[int] = set()  # ranks that have, with the others
         self._numbered: dict[int, list[tuple[CallSequence, int]]] = {}  # a run, by rank
+        self._sources: list[int] = []  # by result, which donated tensor's part it is
 
     @functools.cached_property
     def made(self) -> Propagated:
@@ -103,10 +106,10 @@ class ShardedProgram:
         return "" if found is None else "nccl" if found else "host"
 
     @functools.cached_property
-    def _results(self) -> list[tuple[tuple[int, ...], NumericType, Layout]]:
-        """Shape, type and layout of each result."""
-        return [(extents(v.aval), v.aval.type, layout) for v, layout in zip(
-            self.source.outputs, self.made.results, strict=True)]
+    def _results(self) -> tuple[list[tuple[int, ...]], list[NumericType], list[Layout]]:
+        """Shapes, types and layouts of the results."""
+        avals = [v.aval for v in self.source.outputs]
+        return [*map(extents, avals)], [a.type for a in avals], [*self.made.results]
 
     @functools.cached_property
     def hash(self) -> str:
@@ -132,7 +135,7 @@ class ShardedProgram:
         return self._local.get(mesh_rank(self.mesh)) if here else None
 
     # --- running -----------------------------------------------------------------------------
-    def run(self, leaves: Sequence[Tensor]) -> list[Tensor]:
+    def run(self, leaves: Sequence[Tensor]) -> list[Any]:
         """The results of the graph as distributed tensors."""
         given = [*leaves, *(t for _, t in self.made.graph.captures)]
         if self.random and gpu_of(self.mesh) is None:
@@ -146,23 +149,49 @@ class ShardedProgram:
                 self._agree()
                 for sequence, number in (n for r in ranks for n in self._numbered.get(r, ())):
                     sequence.add(number)
+                if len(ranks) == 1 and gpu_of(self.mesh) is not None:
+                    return self._on_gpu(ranks[0], given)
                 found = {rank: self._run(rank, given) for rank in ranks}
-        make = DistTensor.of_parts
-        if len(ranks) == 1:
-            (rank,) = ranks
-            return [make({rank: part}, *like)
-                    for part, like in zip(found[rank], self._results, strict=True)]
-        return [make({r: found[r][i] for r in ranks}, *like)
-                for i, like in enumerate(self._results)]
+        return DistTensor.of_many([{r: found[r][i] for r in ranks}
+                                   for i in range(len(self.source.outputs))], *self._results)
+
+    def _on_gpu(self, rank: int, given: Sequence[Tensor]) -> list[DistTensor]:
+        """The results where one rank's parts are here, on a GPU. What donated tensors alone have,
+        their parts and what holds these, are those of results: a step has hundreds."""
+        parts = _parts_of(given, rank)
+        donated: list[Any] = [given[i] for i in self._spread]
+        held = [x.held for x in donated]
+        mine = [p[rank] for p in held]
+        # `held` has them, and each a tensor; `mine` and `parts` have them, and each what holds it.
+        ours = _alone(held, 1) and _alone(mine, 2)
+        made = self._launch(rank, parts, ours)
+        if not ours:
+            return DistTensor.of_many([{rank: y} for y in made], *self._results)
+        for x in donated:
+            x.held = NOTHING
+        if not self._sources:  # the first call has new parts
+            numbers = {id(p): k for k, p in enumerate(mine)}
+            found = [numbers.get(id(y), -1) for y in made]
+            self._sources = found if max(found, default=-1) >= 0 else []
+        sources = self._sources or [-1] * len(made)
+        again = [held[k] for k in sources]
+        same = list(map(is_, [mine[k] for k in sources], made))
+        j = -1
+        for _ in range(same.count(False)):
+            j = same.index(False, j + 1)
+            again[j] = {rank: made[j]}
+        return DistTensor.of_many(again, *self._results)
+
+    @functools.cached_property
+    def _spread(self) -> list[int]:
+        """The donated inputs that are distributed."""
+        return [i for i in self.donated if self.layouts[i] is not None]
 
     def _run(self, rank: int, given: Sequence[Tensor]) -> list[Tensor]:
-        parts = [t.held[rank] if isinstance(t, DistTensor) else t for t in given]
-        local = self.local(rank)
+        parts = _parts_of(given, rank)
         if gpu_of(self.mesh) is not None:
-            if self.random and not local.program.lowered.draws.random:
-                next_step()  # a program that draws does so itself
-            made: list[Tensor] = local.tensors(parts)
-            return made
+            return self._launch(rank, parts)
+        local = self.local(rank)
         there = next((t for t in parts if t.place != HOST), None)
         if there is not None:
             raise ArgumentError(
@@ -172,6 +201,13 @@ class ShardedProgram:
         arrays = [t.array for t in parts]
         found = _observed(local.graph, arrays) if _watched() else local.compiled.run(arrays)
         return [Tensor(a, v.aval.type) for a, v in zip(found, self.source.outputs, strict=True)]
+
+    def _launch(self, rank: int, parts: Sequence[Tensor], ours: bool = False) -> list[Tensor]:
+        local = self.local(rank)
+        if self.random and not local.program.lowered.draws.random:
+            next_step()  # a program that draws does so itself
+        made: list[Tensor] = local.tensors(parts, ours=ours)
+        return made
 
     def _agree(self) -> None:
         """All ranks of the mesh run the same program; without collectives it does not matter. What
@@ -199,6 +235,19 @@ class ShardedProgram:
         found = [sequence_of(make_group(self.mesh, axes))
                  for axes in dict.fromkeys(c.axes for c in self._planned) if axes]
         return [(s, s.number_of(label)) for s in found]
+
+
+def _parts_of(given: Sequence[Tensor], rank: int) -> list[Tensor]:
+    """A rank's parts of distributed tensors, and the others."""
+    return [t.held[rank] if type(t) is DistTensor else t for t in given]
+
+
+_IN_LIST = list(map(sys.getrefcount, [object()]))[0]  # of what a list has and nobody else
+
+
+def _alone(held: list[Any], others: int) -> bool:
+    """Whether the elements of a list are held by it and so many others alone."""
+    return bool(held) and max(map(sys.getrefcount, held)) <= _IN_LIST + others
 
 
 def _observed(graph: Graph, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:

@@ -15,6 +15,7 @@ from tessera.runtime.staging import Staging
 from tessera.tensor import Tensor as HostTensor
 from tessera.tile.interpreter.arguments import Bound
 from tessera.tile.interpreter.launch import Config, Specialisation, scalars_in_grid
+from tessera.tile.ir.ir import Function
 from tessera.tile.ir.types import GlobalTensor, Scalar
 from tessera.tile.launch import reports as reports  # makes errors of kernels the interpreter's
 from tessera.tile.launch.machine_code import (
@@ -48,7 +49,6 @@ def call_on_gpu(kernel: Kernel, config: Config, args: tuple, kwargs: dict[str, A
                           settings.numerics)
     request = request_for(kernel, work, bound, arrays, target)
     image = image_for(function, request, kernel.images)
-    names = (*list(kernel.signature.parameters)[:len(args)], *kwargs)
 
     def again(given: dict[str, Any], key: tuple[int, int]) -> Any:
         return kernel.run(config, (), given, target="cpu", key=key)
@@ -56,17 +56,44 @@ def call_on_gpu(kernel: Kernel, config: Config, args: tuple, kwargs: dict[str, A
     if place.staged:
         return _run_staged(image, bound, target, arrays, written, stream, again)
     objects = (*args, *kwargs.values())
+    launcher, recipe = _remembered(kernel, config, args, kwargs, bound, function, arrays, image,
+                                   target, again)
+    at = recipe.current(place.device) if stream is None else stream_pointer(stream)
+    return recipe.run(at, _values(launcher.varying, bound, arrays), objects, stream is not None)
+
+
+def recipe_for(kernel: Kernel, arrays: tuple) -> Recipe:
+    """How a kernel is launched on arrays of a GPU that lie where these do. Nothing runs."""
+    ready = kernel.launchers[Config()].get(form_of(arrays, {}))
+    found = None if ready is None else ready.recipe(*arrays)
+    if found is None:
+        bound = kernel.bind(arrays, {})
+        work, held = kernel.specialised(bound), arrays_of(bound)
+        target = LaunchTarget(bound.place.device, work.grid, _library(held), bool(settings.debug),
+                              settings.numerics)
+        image = image_for(work.function, request_for(kernel, work, bound, held, target),
+                          kernel.images)
+        _, found = _remembered(kernel, Config(), arrays, {}, bound, work.function, held, image,
+                               target, None)
+    return found
+
+
+def _remembered(kernel: Kernel, config: Config, args: tuple, kwargs: dict[str, Any], bound: Bound,
+                function: Function, arrays: dict[str, Array], image: Image, target: LaunchTarget,
+                again: RunAgain | None) -> tuple[Launcher, Recipe]:
+    """The recipe of a call, which calls like it find from here on."""
+    written = written_parameters(function)
+    names = (*list(kernel.signature.parameters)[:len(args)], *kwargs)
     decides = scalars_in_grid(function, bound) if config.groups is None else frozenset()
     launcher = _launcher(kernel, config, args, kwargs, names, bound, decides)
     recipe = Recipe(image, bound, target, launcher.varying, names, again)
-    if written.intersection(arrays) and not request.shared:
+    if written.intersection(arrays) and not image.request.shared:
         recipe.spans = tuple(nbytes(arrays[n]) for n in names if n in arrays)
         recipe.written = tuple(n in written for n in names if n in arrays)
         recipe.reach = max(recipe.spans, default=0) if len(recipe.spans) > 1 else 0
     if kernel.key is None:
-        launcher.add(launcher.key(*objects), recipe)
-    at = recipe.current(place.device) if stream is None else stream_pointer(stream)
-    return recipe.run(at, _values(launcher.varying, bound, arrays), objects, stream is not None)
+        launcher.add(launcher.key(*args, *kwargs.values()), recipe)
+    return launcher, recipe
 
 
 def arrays_of(bound: Bound) -> dict[str, Array]:

@@ -42,6 +42,10 @@ SOURCE = """\
 def key({arguments}):
 {reads}    return ({key},)
 
+def known({arguments}):
+{reads}    recipe = find(({key},))
+    return recipe.at(({pointers})) if recipe is not None and recipe.reach else recipe
+
 def launch({arguments}stream=None):
 {reads}    try:
         recipe = find(({key},))
@@ -75,7 +79,8 @@ FEW = 4  # arrays of which all pairs are compared in line
 
 
 class Launcher:
-    """Launches of one kernel with arguments of these classes.
+    """Launches of one kernel with arguments of these classes. recipe(*arguments): that of a call,
+    where there was one like it.
 
     names: of the arguments that are passed, in order.  varying: of those whose values differ from
     call to call with one recipe.  first: the long way, called when there is no recipe.
@@ -93,7 +98,7 @@ class Launcher:
             writer.argument(i, name, value, bound, in_grid)
         self.varying = tuple(writer.varying)
         exec(writer.source(len(names)), scope)
-        self.key, self.launch = scope["key"], scope["launch"]
+        self.key, self.launch, self.recipe = scope["key"], scope["launch"], scope["known"]
 
     def add(self, key: tuple, recipe: Recipe) -> None:
         if len(self.recipes) >= KEPT:
@@ -165,7 +170,7 @@ class _Writer:
                                for p, q in pairs) or "True"
             apart = APART.format(near=near, pointers=", ".join(pointers), arguments=arguments)
         return SOURCE.format(
-            arguments=arguments, values=values, apart=apart,
+            arguments=arguments, values=values, apart=apart, pointers=", ".join(pointers),
             reads="".join(f"    {line}\n" for line in self.reads),
             key=", ".join([*self.key, "config.debug", "config.device",
                            "config.numerics"]))

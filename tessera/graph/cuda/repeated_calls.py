@@ -1,0 +1,315 @@
+"""Calls of a program on a GPU behind its first: what differs is where its buffers lie.
+
+Arguments and captured tensors are read where they are, results are written where nobody else has
+anything. From these addresses follows what is launched: a program of a launch or two runs step by
+step, its steps told of the addresses that have changed; a longer one is a CUDA graph, of which
+there is one for each set of addresses (placed_graphs.py), and its results are written where earlier
+ones lay that nobody has any more, so that there are few sets.
+"""
+
+from __future__ import annotations
+
+import itertools
+import sys
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ... import config, hooks
+from ...numerics import stored_bytes
+from ...runtime.buffer import Borrowed, DeviceBuffer, PooledBuffer
+from ...runtime.device import Device
+from ...tensor import Tensor
+from ...tile.launch.resident import Resident
+from ..donation import blank
+from .graph_limits import FEWEST_LAUNCHES
+from .placed_graphs import CHEAP_SHARE, PlacedGraphs
+
+if TYPE_CHECKING:
+    from .workspace import Workspace
+
+MOST_SETS = 3  # of places for results
+STEADY_BYTES = 1 << 20  # of an input that is copied where NCCL is to read it
+
+
+class RepeatedCalls:
+    """Those of one program. whole: it is launched as CUDA graphs, where the settings say so."""
+
+    def __init__(self, space: Workspace, whole: bool):
+        self.space, self.whole = space, whole
+        self.short = len(space.program.runs()) < FEWEST_LAUNCHES
+        lowered, self.device = space.program.lowered, space.device
+        self.drawn = bool(lowered.drawn)
+        self.captures = tuple(lowered.captures.items())
+        self.over = [(lowered.inputs.index(n), i in space.donated)
+                     for n, i in lowered.overwritten.items()]
+        own = [r for r in space.results if r.own]
+        written = [r for r in own if r.base not in lowered.overwritten]
+        self.written = sorted(written, key=lambda r: r.given is None)  # in donated memory: first
+        self.given = [r.given for r in self.written if r.given is not None]
+        self.names = [*lowered.inputs, *lowered.captures, *(r.base for r in self.written)]
+        self.at = {name: i for i, name in enumerate(self.names)}
+        self.devices = [self.device] * len(lowered.inputs)
+        self.results = NewResults.of(
+            [(self.at[r.base] if r.own else 0, r.buffer.shape, r.buffer.type)
+             for r in space.results])
+        self.moved = self._moved_arguments()
+        stay = [y for y, i in zip(self.results.each, self.moved, strict=True) if i is None]
+        self.others = NewResults.of(stay)  # than moved arguments
+        numbers = itertools.count(len(lowered.inputs))
+        self.order = [next(numbers) if i is None else i for i in self.moved]
+        self.copied = [(i, r) for i, r in enumerate(space.results) if not r.own]
+        kept = [r.buffer for r in self.written if r.given is None]
+        copied = [space.program.plan.buffer(lowered.inputs[i])
+                  for i, donated in self.over if not donated]
+        self.memory = ResultPlaces(
+            [stored_bytes(b.shape, b.type.dtype) for b in (*kept, *copied)], self.device)
+        self.places: list[int] = []  # that the steps were told
+        # Of the call under way: whether somebody else's memory is among what it reads; and whether
+        # that of donated arguments is theirs and ours.
+        self.lent, self.in_place = False, True
+        self.graphs: PlacedGraphs | None = None  # from the first call on that may be one
+        self.steady: list[tuple[int, str]] = []
+        _all.add(self)
+
+    def run(self, leaves: Sequence[Tensor], ours: bool = False) -> list[Tensor] | None:
+        """The results of a call; None where it has to go the long way, and nothing has run. ours:
+        nobody else has the donated arguments, so those whose memory a result takes may be it."""
+        whole = self.whole and self._as_graph()
+        memories = self._inputs(leaves)
+        if memories is None:
+            return None
+        if self.drawn:
+            self.space.draw()
+        taken = self.memory.fresh() if self.short else self.memory.take()
+        free = self._free(leaves, memories, self.given)
+        written = self._results(leaves, memories, taken, free)  # may change the others
+        held = [*memories, *written]
+        places = [m.pointer for m in held]
+        if whole and self.graphs is not None:
+            self.places = []  # recording tells the steps of others
+            self.graphs.launch(places, held)
+        else:
+            self._step_by_step(places)
+        made = self._made(held, leaves if ours and None not in free else None)
+        if self.lent:
+            for m in memories:
+                m.give_back()
+        return made
+
+    def _as_graph(self) -> bool:
+        if not config.cuda_graphs:
+            return False
+        if self.graphs is None:
+            self.graphs = PlacedGraphs(self.space, self.names)
+            self.steady = self._sent_inputs(self.graphs)
+        return not self.graphs.stopped
+
+    def _step_by_step(self, places: list[int]) -> None:
+        space, before = self.space, self.places
+        if places != before:
+            self.places = []  # until the steps know all of them
+            space.place(self.names, places, before)
+            self.places = places
+        for step in space.steps:
+            step()
+
+    def _sent_inputs(self, graphs: PlacedGraphs) -> list[tuple[int, str]]:
+        """Small inputs that NCCL reads where they lie: those of each call, such as a batch, are
+        copied to one place, since a graph is not changed there."""
+        lowered, plan = self.space.program.lowered, self.space.program.plan
+        taken = {i for i, _ in self.over} | {r.given for r in self.written}
+        read = {plan.base(o.name) for s in graphs.sending.values() for o in s.group.reads}
+        return [(i, name) for i, name in enumerate(lowered.inputs) if name in read
+                and i not in taken and 0 < plan.buffer(name).nbytes <= STEADY_BYTES]
+
+    # --- memory ---------------------------------------------------------------------------------
+    def _inputs(self, leaves: Sequence[Tensor]) -> list[Any] | None:
+        """The memory of arguments and captured tensors; of what lies elsewhere a copy's."""
+        space, lowered = self.space, self.space.program.lowered
+        memories: list[Any] = [x.storage for x in leaves]
+        kinds = {*map(type, memories)}
+        copied: set[int] = set()
+        if not kinds <= HERE or [m.device for m in memories] != self.devices:
+            copied = {i for i, m in enumerate(memories)
+                      if type(m) not in HERE or m.device is not self.device}
+            if any(leaves[i].offloaded for i in copied):
+                return None
+            for i in copied:
+                memories[i] = self._given(lowered.inputs[i], leaves[i])
+        for i, name in self.steady:
+            own = space.own.get(name) or space.own.setdefault(
+                name, DeviceBuffer(memories[i].nbytes, self.device))
+            if memories[i] is not own:
+                own.copy(memories[i])
+                memories[i] = own
+        self.lent = Borrowed in kinds or bool(self.captures) and any(
+            type(x.storage) is Borrowed for _, x in self.captures)
+        self.in_place = not self.lent and copied.isdisjoint(self.given)
+        for name, x in self.captures:
+            if not space._reads(x):
+                space._give_capture(name, x)
+            memories.append(x.storage if space._reads(x) else space.own[name])
+        return memories
+
+    def _given(self, name: str, x: Tensor) -> DeviceBuffer:
+        if self.space._reads(x):
+            return x.storage
+        self.space._give(name, x)
+        return self.space.own[name]
+
+    def _results(self, leaves: Sequence[Tensor], memories: list[Any], taken: list[PooledBuffer],
+                 free: list[Any]) -> list[Any]:
+        """The memory of results that kernels write; arguments that are written over are replaced
+        by copies where they are not donated. free: memory of donated arguments that is free."""
+        if not self.given and not self.over:
+            return taken
+        kept = iter(taken)
+        mine = free if None not in free else [
+            self._new(r.buffer) if m is None else m
+            for r, m in zip(self.written, free, strict=False)]
+        written = [*mine, *itertools.islice(kept, len(self.written) - len(mine))]
+        for i, donated in self.over:
+            if donated and self._free(leaves, memories, [i])[0] is not None:
+                continue
+            copy = self._new(self.space.program.plan.buffer(self.names[i])) if donated \
+                else next(kept)
+            if copy.nbytes:
+                copy.copy(memories[i])
+            if type(memories[i]) is Borrowed:
+                memories[i].give_back()
+            memories[i] = copy
+        return written
+
+    def _free(self, leaves: Sequence[Tensor], memories: list[Any], numbers: Sequence[int]
+              ) -> list[Any]:
+        """The memory of donated arguments; None where somebody has it beside the tensor, see
+        Workspace._free_memory. What is captured is twice among the memories."""
+        if not numbers:
+            return []
+        mine = [memories[i] for i in numbers]
+        counts = list(map(sys.getrefcount, mine))
+        known = ALONE + 2  # `mine`, `memories`, the tensor
+        if max(counts) <= known and self.in_place:
+            return mine
+        return [m if n <= known and type(m) in OURS and leaves[i].storage is m else None
+                for i, m, n in zip(numbers, mine, counts, strict=True)]
+
+    def _new(self, b: Any) -> PooledBuffer:
+        return PooledBuffer(stored_bytes(b.shape, b.type.dtype), self.device)
+
+    def _made(self, held: list[Any], moved: Sequence[Tensor] | None) -> list[Tensor]:
+        """The results. held: the memory of each buffer that has a place of its own at each call.
+        moved: the arguments, where some may be results."""
+        if moved is None:
+            made = self.results.made(held)
+        else:
+            for i in self.given:  # copies of what they were, which another function left
+                moved[i].narrow = None  # type: ignore[attr-defined]
+            each = [*moved, *self.others.made(held)]
+            made = [each[i] for i in self.order]
+        for i, r in self.copied:
+            made[i].storage = copy = self._new(r.buffer)
+            if copy.nbytes:
+                place = self.at.get(r.base)
+                copy.copy(self.space.memory[r.base][1] if place is None else held[place])
+        return made
+
+    def _moved_arguments(self) -> list[int | None]:
+        """By result, the donated argument that is it when it has its memory: of its extents and
+        type."""
+        plan, lowered = self.space.program.plan, self.space.program.lowered
+        found: list[int | None] = []
+        for r in self.space.results:
+            given = plan.buffer(lowered.inputs[r.given]) if r.given is not None else None
+            same = given is not None and (given.shape, given.type) == (r.buffer.shape,
+                                                                       r.buffer.type)
+            found.append(r.given if same else None)
+        return found
+
+    def forget(self) -> None:
+        """Give back the memory of results that nobody has, and the graphs that name it."""
+        if self.graphs is not None:
+            self.graphs.forget()
+        self.memory.sets = []
+
+
+@dataclass(frozen=True)
+class NewResults:
+    """Results that are tensors of their own: where among the buffers of a call each one's memory
+    is, its extents and its type."""
+
+    each: tuple[tuple[int, Any, Any], ...]
+    at: tuple[int, ...]
+    shapes: tuple[Any, ...]
+    types: tuple[Any, ...]
+
+    @staticmethod
+    def of(each: Sequence[tuple[int, Any, Any]]) -> NewResults:
+        at, shapes, types = zip(*each, strict=True) if each else ((), (), ())
+        return NewResults(tuple(each), at, shapes, types)
+
+    def made(self, held: list[Any]) -> list[Any]:
+        """held: the memory of each buffer that has a place of its own at each call."""
+        made = blank(Resident, len(self.at))
+        for y, at, shape, numeric in zip(made, self.at, self.shapes, self.types, strict=True):
+            y.__class__ = Resident
+            y._shape = shape
+            y.type = numeric
+            y.scale = None
+            y.is_param = False
+            y.name = None
+            y.storage = held[at]
+            y.narrow = None
+        return made
+
+
+class ResultPlaces:
+    """Memory of results, used again when nobody has it any more. sizes: in bytes."""
+
+    def __init__(self, sizes: Sequence[int], on: Device):
+        self.sizes, self.device = tuple(sizes), on
+        self.sets: list[list[PooledBuffer]] = []
+
+    def fresh(self) -> list[PooledBuffer]:
+        """A buffer for each result."""
+        return [PooledBuffer(n, self.device) for n in self.sizes]
+
+    def take(self) -> list[PooledBuffer]:
+        """A buffer for each result, which is free: of a set of which most are, or new ones."""
+        if not self.sizes:
+            return []
+        best, least = None, len(self.sizes) + 1
+        for held in self.sets:
+            counts = list(map(sys.getrefcount, held))
+            if max(counts) <= ALONE:
+                return held
+            others = sum(n > ALONE for n in counts)
+            best, least = (held, others) if others < least else (best, least)
+        few = least * CHEAP_SHARE <= len(self.sizes)
+        if best is None or (not few and len(self.sets) < MOST_SETS):
+            best = self.fresh()
+        else:
+            counts = list(map(sys.getrefcount, best))
+            best[:] = [m if n <= ALONE else PooledBuffer(m.nbytes, self.device)
+                       for m, n in zip(tuple(best), counts, strict=True)]
+        self.sets = [*(s for s in self.sets if s is not best), best]
+        return best
+
+
+ALONE = list(map(sys.getrefcount, [object()]))[0]  # of what a list has and nobody else
+OURS = frozenset({PooledBuffer, DeviceBuffer})
+HERE = OURS | {Borrowed}  # memory of a GPU; bytes that are offloaded are elsewhere until then
+_all: weakref.WeakSet[RepeatedCalls] = weakref.WeakSet()
+
+
+def _trim(on: Device) -> None:
+    for calls in [c for c in _all if c.device is on]:
+        calls.forget()
+
+
+hooks.trimmed.append(_trim)
+
+
+__all__ = ["RepeatedCalls"]

@@ -1,0 +1,510 @@
+"""Memory of a program on a GPU, and the kernels and copies of each call."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from functools import cached_property, partial
+from typing import Any
+
+import numpy as np
+
+from ... import config, hooks
+from ...errors import UnsupportedTargetError
+from ...kernels.routine import ForeignArray
+from ...runtime.arrays import HOST
+from ...runtime.buffer import DEFAULT, Borrowed, own_stream
+from ...runtime.buffer import DeviceBuffer as Memory
+from ...runtime.copies import CopyQueue, PinnedMemory, SideStream
+from ...runtime.device import Device, restore
+from ...runtime.graphs import DeviceGraph
+from ...runtime.nvtx import nvtx_range
+from ...runtime.offloaded import CopyEvent, HostBlock, OffloadedBuffer
+from ...runtime.sentinel_words import owned
+from ...runtime.step_times import TimedStep, run_timed
+from ...tensor import Tensor
+from ...tile.launch.resident import Resident
+from ..devices import tell_copied
+from ..schedule.ir import (
+    ByteRange,
+    Transfer,
+)
+from ..schedule.offload import waits
+from .batch_launch import BatchLaunch
+from .collective_steps import CollectiveStep
+from .compile_program import compile_launches
+from .graph_limits import why_no_graph
+from .host_steps import HostCalls, HostStep
+from .host_values import Drawn, HostCopy, block_of
+from .launch_work import GroupBatch, StepLabel
+from .library_steps import LibraryStep, need_cupy
+from .loop_steps import LoopStep
+from .node_kernels import NodeLaunch
+from .overlap import overlapped
+from .placed_launch import Place, PlacedLaunch, Pointed
+from .repeated_calls import RepeatedCalls
+from .result_buffers import ResultBuffer, may_overwrite
+from .run import CudaProgram, GroupLaunch
+from .watched import count_results
+
+
+class Workspace:
+    """Memory of a program: one block for temporaries, and one for each buffer whose memory is not
+    that of an argument or a result; and the arguments of every launch and copy, made once.
+
+    fixed: every buffer has memory of its own, which a recorded graph needs. watched: its kernels
+    count bad elements. alone: each group has a launch of its own.
+    """
+
+    def __init__(self, program: CudaProgram, on: Device, fixed: bool = False,
+                 watched: bool = False, donated: Sequence[int] = (), alone: bool = False):
+        self.program, self.device, self.fixed = program, on, fixed
+        self.alone = alone
+        self.watched, self.owner = watched, object()  # whose the words of its launches are
+        self.words: dict[str, np.ndarray] = {}  # what the host drew for the call under way
+        self.memory: dict[str, tuple[int, Any]] = {}  # pointer and owner of each buffer
+        # of launches, by buffer, and the byte of it at which each begins
+        self.arrays: dict[str, list[tuple[Pointed, int]]] = {}
+        self.own: dict[str, Any] = {}  # memory for what is copied there
+        self.captured: dict[str, HostCopy] = {}
+        self.calls: list[tuple[GroupLaunch, list[ForeignArray]]] = []
+        self.batches: dict[int, BatchLaunch] = {}  # by their first step
+        self.compiled = False
+        self.arguments = [] if fixed else [b.name for b in program.plan.buffers
+                                           if b.kind in ("input", "capture", "result")
+                                           or (b.kind == "host" and
+                                               b.name in program.plan.results)]
+        self.given = frozenset(self.arguments)
+        fetched = {t.source for t in program.plan.transfers if t.kind == "fetch"}
+        self.on_host = fetched & {*program.lowered.inputs}  # inputs, there at each call
+        given = {program.base(n) for n in program.plan.results}
+        self.drawn = Drawn([b for b in program.plan.buffers
+                            if b.kind == "drawn" and b.name not in given], on)
+        if watched:
+            count_results(program)
+        self._place()
+        self.host_calls = HostCalls(on)
+        self.inner: list[Workspace] = []  # of the iterations of its loops
+        self.timed, self.ran = self._steps(DEFAULT), False
+        self.steps = [s.run for s in self.timed]
+        self.donated = frozenset(donated)
+        self.results = self._result_buffers(donated)
+        self.recorded: DeviceGraph | None = None
+        self.repeated: RepeatedCalls | None = None  # from the second call on
+
+    @property
+    def device_bytes(self) -> int:
+        """What was allocated on the device."""
+        owners = {id(owner): owner for _, owner in self.memory.values()}
+        return sum(o.nbytes for o in owners.values() if isinstance(o, Memory))
+
+    def _place(self) -> None:
+        self.block = Memory(self.program.plan.temporary_bytes, self.device)
+        for b in self.program.plan.buffers:
+            if b.kind == "temporary":
+                self.memory[b.name] = self.block.pointer + b.offset, self.block
+            elif b.kind == "host" and b.name in self.program.plan.results:
+                self.memory[b.name] = 0, None
+            elif b.kind == "host":
+                held = PinnedMemory(b.nbytes, self.device)
+                self.memory[b.name] = held.pointer, held
+            elif b.name in self.drawn.places:
+                self.memory[b.name] = self.drawn.at(b.name), self.drawn.memory
+            elif b.kind in ("input", "capture", "result") and not self.fixed:
+                self.memory[b.name] = 0, None  # given at each call
+            elif b.kind != "view":
+                own = Memory(b.nbytes, self.device)
+                self.memory[b.name] = own.pointer, own
+        with self.device.current():
+            for name, array in self.program.lowered.constants.items():
+                self._load(name, array)
+
+    def record(self) -> None:
+        """The steps as one graph of the driver's."""
+        for step in self.program.steps:
+            if isinstance(step, LoopStep):
+                node = step.callee.node
+                raise UnsupportedTargetError(
+                    f"the host launches the iterations of {node.op.name}, which cannot be "
+                    "captured in a CUDA graph", where=node.where,
+                    hint="ts.jit without capture=True")
+            if isinstance(step, CollectiveStep):
+                node = step.callee.node
+                raise UnsupportedTargetError(
+                    f"{node.op.name} sends between ranks, which is not captured in a CUDA graph",
+                    where=node.where, hint="ts.jit without capture=True")
+            if isinstance(step, LibraryStep):
+                raise UnsupportedTargetError(
+                    f"{step.callee.node.op.name} runs in {step.callee.record.name}, which cannot "
+                    "be captured in a CUDA graph", where=step.callee.node.where,
+                    hint="ts.jit without capture=True")
+        with own_stream(self.device) as stream:
+            self.host_calls = HostCalls(self.device)
+            steps = [s.run for s in self._steps(stream)]
+            self.recorded = DeviceGraph.record(self.device, stream, steps)
+
+    def _steps(self, stream: int) -> list[TimedStep]:
+        """What a call does, in order: kernels go to a stream, copies to one beside it."""
+        found: list[TimedStep] = []
+        count = len(self.program.plan.transfers)
+        copies = CopyQueue(self.device, count, stream) if count else None
+        begun, leaving = 0, list[tuple[ByteRange, int]]()  # copies out of memory
+        plan = self.program.plan
+        free = self.program.lowered.released if config.poison else {}
+        program = self.program
+
+        def add(part: str, run: Callable[[], Any], step: Any = None, on: int = stream) -> None:
+            found.append(TimedStep(run, StepLabel(program, step, part), on))
+
+        awaited = waits(plan.steps, plan.region)
+        beside = overlapped(plan.steps, program.collectives(), program.sending_loops(),
+                            plan.region)
+        side = SideStream(self.device, len(beside.numbers), stream, first=True) if beside else None
+        for run in program.runs(not self.alone):
+            step = program.steps[run.start]
+            copy = max((n for k in run if (n := awaited[k]) is not None), default=None)
+            if copies and copy is not None and not isinstance(step, Transfer):
+                add("wait", partial(copies.wait, copy))
+            sent = max((beside.awaited.get(k, -1) for k in run), default=-1) if beside else -1
+            if side and sent >= 0:
+                add("wait", partial(side.wait, sent))
+            if len(run) > 1:
+                batch = self._batch(run)
+                add("kernel", partial(batch, stream), GroupBatch(
+                    tuple(launch.group for launch in batch.launches), batch))
+            elif isinstance(step, GroupLaunch | NodeLaunch):
+                for part, launch in self._launch(step, stream):
+                    add(part, launch, step)
+            elif isinstance(step, LibraryStep):
+                need_cupy(step.callee)
+                add("library", partial(step.launch, lambda name: self._at(name)[0],
+                                       self.device.index, stream), step)
+            elif isinstance(step, CollectiveStep) and beside and side:
+                add("exchange", partial(step.beside, lambda name: self._at(name)[0],
+                                        self.device.index, side, beside.numbers[run.start]), step,
+                    side.stream)
+            elif isinstance(step, CollectiveStep):
+                add("exchange", partial(step.launch, lambda name: self._at(name)[0],
+                                        self.device.index, stream), step)
+            elif isinstance(step, LoopStep):
+                repeat = step.launcher(lambda name: self._at(name)[0],
+                                       self._inside, self.device.index)
+                add("loop", repeat, step)
+            elif isinstance(step, HostStep):
+                for call in self.host_calls.add(step, lambda name: self._at(name)[0], stream):
+                    add("host", call, step)
+            elif copies:
+                add("transfer", self._copy(step, copies, begun), step, copies.stream)
+                leaving.append((plan.region(step.on_device), begun))
+                begun += 1
+            for offset, size in (at for k in run for at in free.get(k, ())):
+                at = ByteRange("temporaries", offset, offset + size)
+                pending = [n for r, n in leaving if r.meets(at)]
+                if copies and pending:
+                    add("wait", partial(copies.wait, max(pending)))
+                if side and beside and (begun_there := [
+                        n for k, n in beside.numbers.items() if k < run.stop]):
+                    add("wait", partial(side.wait, max(begun_there)))
+                add("poison", partial(self.block.fill, 0xFF, offset, size, stream))
+        if copies:  # the next call finds all places free
+            add("wait", partial(copies.wait, count - 1))
+        if side and beside and len(plan.steps) in beside.awaited:
+            add("wait", partial(side.wait, beside.awaited[len(plan.steps)]))
+        return found
+
+    def _inside(self, program: CudaProgram) -> Workspace:
+        """Memory for the iterations of a loop, which are watched as this program is."""
+        made = Workspace(program, self.device, watched=self.watched, alone=self.alone)
+        self.inner.append(made)
+        return made
+
+    def _batch(self, run: range) -> BatchLaunch:
+        """The launch of some steps, made once."""
+        if run.start not in self.batches:
+            launches = [s for s in self.program.steps[run.start:run.stop]
+                        if isinstance(s, GroupLaunch)]
+            first = self.program.launches.index(launches[0])
+            self.batches[run.start] = BatchLaunch(
+                launches, [self._arguments(launch) for launch in launches], self.device.index,
+                range(first, first + len(launches)), self.owner)
+        return self.batches[run.start]
+
+    def _arguments(self, launch: GroupLaunch) -> list[ForeignArray]:
+        return [self._argument(n, shape, at)
+                for (n, shape), at in zip(launch.arguments, launch.offsets, strict=True)]
+
+    def _launch(self, launch: GroupLaunch | NodeLaunch, stream: int
+                ) -> list[tuple[str, Callable[[], Any]]]:
+        steps = self._plain(launch, stream)
+        if not self.watched:
+            return steps
+        number = self.program.launches.index(launch)
+        return [(part, partial(self._owned, number, step)) for part, step in steps]
+
+    def _owned(self, part: int, step: Callable[[], Any]) -> None:
+        """A launch whose sentinels count for this program."""
+        with owned(self.owner, part):
+            step()
+
+    def _plain(self, launch: GroupLaunch | NodeLaunch, stream: int
+               ) -> list[tuple[str, Callable[[], Any]]]:
+        if isinstance(launch, NodeLaunch):
+            return launch.steps(self._placed, self._key, self.device.index, stream)
+        arguments = self._arguments(launch)
+        if not self.compiled:
+            self.calls.append((launch, arguments))
+        find = partial(launch.recipe, arguments)
+        return [("kernel", PlacedLaunch(find, arguments, stream))]
+
+    def _key(self, name: str) -> tuple[int, int]:
+        """The words of a key that this call drew."""
+        words = self.words[name].reshape(-1)
+        return int(words[0]), int(words[1])
+
+    def _copy(self, step: Transfer, copies: CopyQueue, number: int) -> Callable[[], Any]:
+        def run() -> None:
+            held, there = self.memory[step.on_host][1], self._at(step.on_device)[0]
+            block = held if isinstance(held, HostBlock) else None
+            if block is not None and block.last is not None:
+                block.last.hold(copies.stream)
+            if step.kind == "offload":
+                copies.to_host(number, there, held)
+            else:
+                copies.to_device(number, held, there)
+            if block is not None:
+                block.last = CopyEvent(self.device, copies.stream)
+
+        return run
+
+    def _at(self, name: str) -> tuple[int, Any]:
+        return self.memory[self.program.base(name)]
+
+    def _argument(self, name: str, shape: tuple[int, ...], offset: int) -> ForeignArray:
+        """offset: the element of the buffer at which it begins."""
+        base = self.program.base(name)
+        pointer, owner = self.memory[base]
+        owner = None if base in self.given else owner  # of a call alone
+        dtype = self.program.plan.buffer(name).type.dtype
+        at = offset * dtype.numpy.itemsize
+        made = ForeignArray(pointer + at, shape, dtype, self.device.index, owner)
+        self.arrays.setdefault(base, []).append((made, at))
+        return made
+
+    def _placed(self, name: str, at: int) -> Place:
+        """Where a buffer lies from a byte on, in any call."""
+        base = self.program.base(name)
+        made = Place(self.memory[base][0] + at)
+        self.arrays.setdefault(base, []).append((made, at))
+        return made
+
+    def _bind(self, name: str, memory: Memory) -> None:
+        """From here on a buffer lies in this memory."""
+        self.memory[name] = memory.pointer, memory
+        for array, at in self.arrays.get(name, ()):
+            array.pointer = memory.pointer + at
+
+    def place(self, names: Sequence[str], places: Sequence[int], before: Sequence[int]) -> None:
+        """From here on these buffers lie there. before: where they lay, where that is known."""
+        for name, old, new in zip(names, before or (None,) * len(names), places, strict=True):
+            if old != new:
+                self.memory[name] = new, None
+                for array, at in self.arrays.get(name, ()):
+                    array.pointer = new + at
+
+    def _give(self, name: str, x: Tensor | np.ndarray) -> None:
+        """An input for this call: where it lies, else a copy."""
+        if name in self.on_host:
+            self.memory[name] = 0, block_of(x, self.device)
+            return
+        if self._reads(x):
+            self._bind(name, x.storage)  # type: ignore[union-attr]
+            return
+        self._bind_own(name)
+        self._load(name, x)
+
+    def _give_up(self, name: str, x: Tensor, donated: bool) -> None:
+        """An input that is written over: in its own memory where that is donated and nobody else
+        has it, else in a copy."""
+        if donated and self._free_memory(x) is not None:
+            return
+        b, held = self.program.plan.buffer(name), self.memory[name][1]
+        memory = Resident(b.shape, b.type, self.device.index).storage
+        if memory.nbytes:
+            memory.copy(held)
+        self._bind(name, memory)
+
+    def _give_capture(self, name: str, x: Tensor) -> None:
+        """A captured tensor: where it lies, else a copy, which is made again after a write."""
+        if x.place != HOST:
+            return self._give(name, x)
+        self._bind_own(name)
+        held = self.captured.get(name)
+        if held is None:
+            tell_copied(self.program.plan.name, x, self.device.index)
+        if held is None or held.may_differ(x):
+            self._load(name, x)
+            self.captured[name] = HostCopy(x)
+
+    def _reads(self, x: Tensor | np.ndarray) -> bool:
+        """Whether kernels read it where it lies."""
+        return (not self.fixed and isinstance(x, Resident)
+                and x.storage.device is self.device)
+
+    def _bind_own(self, name: str) -> None:
+        """A buffer for what lies elsewhere: made when it is first needed, and kept."""
+        if name not in self.own:
+            self.own[name] = self.memory[name][1] if self.fixed else Memory(
+                self.program.plan.buffer(name).nbytes, self.device)
+        self._bind(name, self.own[name])
+
+    def _load(self, name: str, x: Tensor | np.ndarray) -> None:
+        """Give an input, capture or constant its elements."""
+        memory = self.memory[name][1]
+        if isinstance(x, Resident) and x.storage.device is self.device:
+            if memory.nbytes:
+                memory.copy(x.storage)
+            return
+        held = x.buffer if isinstance(x, Tensor) and x.dtype.packed else x
+        array = np.ascontiguousarray(held.array if isinstance(held, Tensor) else held)
+        if array.size:
+            memory.load(array)
+
+    def run(self, leaves: Sequence[Tensor], ours: bool = False) -> list[Tensor]:
+        """ours: see RepeatedCalls.run."""
+        before = self.device.activate()
+        try:
+            if self.repeated is not None and not (hooks.timed_steps or config.nvtx
+                                                  or config.debug):
+                made = self.repeated.run(leaves, ours)
+                if made is not None:
+                    return made
+            return self._alone(leaves)
+        finally:
+            restore(before)
+
+    def _alone(self, leaves: Sequence[Tensor], inside: bool = False) -> list[Tensor]:
+        """A call like no other: where each buffer lies is found out, and forgotten."""
+        if self.repeated is not None:
+            self.repeated.places = []
+        try:
+            return self._run(leaves, inside)
+        finally:
+            self._forget()
+
+    def iterate(self, leaves: Sequence[Tensor]) -> list[Tensor]:
+        """An iteration of a loop: a run inside of the step of another program."""
+        if self.repeated is None and self.ran and self._repeatable:
+            self.repeated = RepeatedCalls(self, whole=False)
+        made = None if self.repeated is None or config.nvtx or config.debug else \
+            self.repeated.run(leaves)
+        return self._alone(leaves, inside=True) if made is None else made
+
+    @cached_property
+    def _repeatable(self) -> bool:
+        return not why_no_graph(self.program)
+
+    def _run(self, leaves: Sequence[Tensor], inside: bool = False) -> list[Tensor]:
+        self.host_calls.settle()
+        lowered = self.program.lowered
+        self.draw()
+        for name, x in zip(lowered.inputs, leaves, strict=True):
+            self._give(name, x)
+        for name, i in () if self.fixed else lowered.overwritten.items():
+            self._give_up(name, leaves[i], i in self.donated)
+        for name, x in lowered.captures.items():
+            self._give_capture(name, x)
+        made = [self._new_result(r, leaves) for r in self.results]
+        if not self.compiled:
+            self._compile()
+        if hooks.timed_steps and not inside:
+            run_timed(self.device.index, self.timed, not self.ran)
+        elif self.recorded is not None:
+            self.recorded.launch(DEFAULT)
+        elif config.nvtx:
+            for step in self.timed:
+                with nvtx_range(step.what.title):
+                    step.run()
+        else:
+            for run in self.steps:
+                run()
+        self.ran = True
+        self.host_calls.finish(self.recorded is not None)
+        out = [self._finished(r, y) for r, y in zip(self.results, made, strict=True)]
+        for x in (*leaves, *lowered.captures.values()):
+            if x.place != HOST and not x.offloaded:
+                x.storage.give_back()
+        return out
+
+    def draw(self) -> None:
+        """What the host computes for a call, on its way to where kernels read it."""
+        lowered = self.program.lowered
+        self.words = drawn = dict(zip(lowered.drawn, lowered.draws.run(), strict=True))
+        for name, a in drawn.items():
+            if name not in self.drawn.places:
+                self._load(name, a)
+        self.drawn.load(drawn)
+
+    def _compile(self) -> None:
+        """Kernels that no process has compiled yet, side by side; the launches find them."""
+        nodes = [s for s in self.program.steps if isinstance(s, NodeLaunch)]
+        batches = list(self.batches.values())
+        compile_launches(self.calls, batches, nodes, lambda name: self._at(name)[0],
+                         self.device.index)
+        self.compiled, self.calls = True, []
+
+    def _result_buffers(self, donated: Sequence[int]) -> list[ResultBuffer]:
+        """The first result of a buffer that kernels write takes its memory, others are copied."""
+        plan, taken, found = self.program.plan, set[str](), []
+        over = self.program.lowered.overwritten
+        left = [] if self.fixed else [i for i in donated if i not in over.values()]
+        for name in plan.results:
+            b, base = plan.buffer(name), plan.base(name)
+            own = (not self.fixed and (plan.buffer(base).kind == "result" or base in over)
+                   and base not in taken)
+            taken |= {base} if own else set()
+            given = next((i for i in left if own and base not in over and may_overwrite(
+                self.program, self.program.lowered.inputs[i], base)), None)
+            left = [i for i in left if i != given]
+            found.append(ResultBuffer(b, base, own, given))
+        for base in {r.base for r in found} - taken:
+            if not self.fixed and plan.buffer(base).kind == "result":
+                self._bind_own(base)
+        return found
+
+    def _new_result(self, r: ResultBuffer, leaves: Sequence[Tensor]) -> Resident:
+        memory = None if r.given is None else self._free_memory(leaves[r.given])
+        if r.base in self.program.lowered.overwritten and r.own:
+            return Resident(r.buffer.shape, r.buffer.type, self.device.index,
+                            self.memory[r.base][1])
+        if r.buffer.kind == "host":
+            block = HostBlock(r.buffer.nbytes, self.device)
+            self.memory[r.base] = block.pointer, block
+            return Resident(r.buffer.shape, r.buffer.type, self.device.index,
+                            OffloadedBuffer(block, r.buffer.nbytes, self.device))
+        made = Resident(r.buffer.shape, r.buffer.type, self.device.index, memory)
+        if r.own:
+            self._bind(r.base, made.storage)
+        return made
+
+    def _free_memory(self, x: Tensor) -> Memory | None:
+        """The memory of a donated argument, where it is ours and nobody else has it: no other
+        library, no tensor of its bytes, nothing captured."""
+        if not self._reads(x) or isinstance(x.storage, Borrowed):
+            return None
+        captured = any(t.storage is x.storage for t in self.program.lowered.captures.values())
+        # the tensor, the buffer that was bound, and the argument of getrefcount
+        return None if captured or sys.getrefcount(x.storage) > 3 else x.storage
+
+    def _finished(self, r: ResultBuffer, made: Resident) -> Tensor:
+        memory = self.memory[r.base][1]
+        if made.storage.nbytes and not r.own and r.buffer.kind != "host":
+            made.storage.copy(memory)
+        return made
+
+    def _forget(self) -> None:
+        """Whose memory arguments and results are is no business of a workspace after a call."""
+        for name in self.arguments:
+            self.memory[name] = 0, self.own.get(name)
+
+
+__all__ = ["Workspace"]
