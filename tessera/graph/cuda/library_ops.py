@@ -15,13 +15,14 @@ from ...kernels.matmul_blocks import (
     FP8_COLUMNS,
     LARGE,
     USUAL,
+    Card,
     MatmulBlocks,
     MatmulExtents,
     choose_blocks,
     default_block,
     short_sums,
 )
-from ...kernels.matmul_plan import card_for
+from ...kernels.matmul_plan import card_for, tuned_blocks
 from ...numerics import NumericType
 from ...runtime.generations import WarpgroupMatmul
 from ..flops import Shapes
@@ -175,8 +176,21 @@ def blocks_of(node: Node, chip: WarpgroupMatmul | None) -> tuple[MatmulBlocks, b
     *lead, M, N = extents_of(node.outputs[0])
     extents = MatmulExtents(M, N, whole_steps(node), numeric.dtype.bits, out.dtype.bits,
                             prod(lead), short_sums(numeric), lines=row_lines(node))
-    return quickest_blocks(extents, numeric, chip, not lead and out.dtype.kind == "float",
-                           whole_rows(node))
+    split = not lead and out.dtype.kind == "float"
+    found, chosen = quickest_blocks(extents, numeric, chip, split, whole_rows(node))
+    if not chosen or lead or len(node.inputs) > 2:
+        return found, chosen
+    return _measured(found, node, extents, card_for(chip), split), True
+
+
+def _measured(model: MatmulBlocks, node: Node, extents: MatmulExtents, card: Card, split: bool
+              ) -> MatmulBlocks:
+    """What a table has for a product, among blocks that a fused one may have."""
+    layout, a = node.attrs["layout"], extents_of(node.inputs[0])
+    sizes, dtype = BLOCKS if whole_rows(node) else LARGE, node.inputs[0].aval.type.dtype
+    depth = a[-1] if layout[0] == "n" else a[-2]
+    return tuned_blocks(model, replace(extents, K=depth), dtype, layout, card, lambda b: (
+        (b.rows, b.columns) in sizes and not b.swapped and (split or b.parts == 1)))
 
 
 def quickest_blocks(extents: MatmulExtents, numeric: NumericType, chip: WarpgroupMatmul | None,
@@ -205,7 +219,7 @@ def place_blocks(graph: Graph, chip: WarpgroupMatmul | None) -> Graph:
 def _in_blocks(node: Node, chip: WarpgroupMatmul | None) -> list[Node]:
     blocks, chosen = blocks_of(node, chip)
     attrs = node.attrs | ({"block": (blocks.rows, blocks.columns), "cluster": blocks.cluster}
-                          if chosen else {})
+                          if chosen else {}) | ({"tuned": blocks.tuned} if blocks.tuned else {})
     if blocks.parts == 1:
         return [replace(node, attrs=attrs)]
     out = node.outputs[0].aval
