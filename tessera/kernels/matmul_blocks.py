@@ -189,13 +189,15 @@ def choose_either_way(extents: MatmulExtents, blocks: Sequence[tuple[int, int]],
 def rank_either_way(extents: MatmulExtents, blocks: Sequence[tuple[int, int]], layout: str,
                     card: Card = Card(), split: bool = True) -> list[MatmulBlocks]:
     """All of them, the choice first and then from the quickest by the estimate on, with the two
-    best numbers of parts of each block."""
+    best numbers of parts of each block. Of the transposed result narrow blocks for few rows, and
+    those whose columns cannot be read otherwise."""
     x, first = extents, choose_either_way(extents, blocks, layout, card, split)
-    narrow = _readable(blocks, layout[0] == "n", x.bits)
-    turned = rank_blocks(replace(x, M=x.N, N=x.M, lines=x.lines[::-1]),
-                         tuple(b for b in narrow if b[1] < 64), split, card) if x.M < 64 else []
-    found = rank_blocks(x, _readable(blocks, layout[1] == "t", x.bits), split, card)
-    found += [replace(b, rows=b.columns, columns=b.rows, swapped=True) for b in turned]
+    plain = _readable(blocks, layout[1] == "t", x.bits)
+    other = tuple(b for b in _readable(blocks, layout[0] == "n", x.bits)
+                  if b not in plain or x.M < 64 > b[1])
+    found = rank_blocks(x, plain, split, card)
+    found += [replace(b, rows=b.columns, columns=b.rows, swapped=True) for b in rank_blocks(
+        replace(x, M=x.N, N=x.M, lines=x.lines[::-1]), other, split, card)] if other else []
     taken, ranked = Counter[tuple](), [first]
     for b in sorted(found, key=lambda b: b.us):
         block = b.rows, b.columns, b.swapped, b.cluster

@@ -15,14 +15,15 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from ..errors import ArgumentError, UnsupportedTargetError
+from ..kernels.matmul_blocks import Card
 from ..kernels.matmul_plan import card_at
 from ..kernels.tuned_tables import (
     MARGIN,
     TunedEntry,
     TunedTable,
+    TunedTables,
     file_name,
     forget_tables,
-    kernels_hash,
     shipped_table,
     user_table,
 )
@@ -68,9 +69,10 @@ def run(args: argparse.Namespace) -> int:
                                      hint="python -m tessera doctor says what is missing")
     on, end = device(), time.monotonic() + args.seconds
     path = Path(args.out) / file_name(on.name) if args.out else user_table(on.name)
+    _table(path, on).write(path)  # what is wrong with it is said before anything is measured
     for t, problems in work:
-        table = tune(t, problems, on, args.choices, end, _table(path, on))
-        table.write(path)
+        for found in tune(t, problems, on, args.choices, end):
+            _table(path, on).with_entries(t.name, found).write(path)
     forget_tables()
     print(f"written to {path}")
     return 0
@@ -88,20 +90,18 @@ def _table(path: Path, on: Device) -> TunedTable:
     return found
 
 
-def tune(t: Tunable, problems: Sequence[TuningProblem], on: Device, choices: int, end: float,
-         table: TunedTable) -> TunedTable:
-    """The table with what was found, problem by problem as time allows."""
+def tune(t: Tunable, problems: Sequence[TuningProblem], on: Device, choices: int, end: float
+         ) -> Iterator[dict[str, TunedEntry | None]]:
+    """The entries of each problem that is measured, as time allows; None where none is needed."""
     card = card_at(on.index)
-    measurement = Measurement(t, card, on, GraphClock(on), choices)
-    found: dict[str, TunedEntry | None] = {}
+    measurement, done, gained = Measurement(t, card, on, GraphClock(on), choices), 0, 0
     for measured in _measured(measurement, problems, end):
-        key = t.key(measured.problem, card)
-        found[key] = entry_of(measured, today()) if decides(t.name, key, measured, on) else None
+        key, needed = t.key(measured.problem, card), decides(t, measured, card, on)
+        yield {key: TunedEntry(today(), measured.us) if needed else None}
         print(line(measured), flush=True)
-    gained = sum(e is not None for e in found.values())
-    print(f"{t.name}: {len(found)} of {len(problems)} problems measured, in {gained} another "
-          f"choice than the model's is at least {MARGIN:.0%} quicker", flush=True)
-    return table.with_entries(t.name, found)
+        done, gained = done + 1, gained + needed
+    print(f"{t.name}: {done} of {len(problems)} problems measured, in {gained} another choice than "
+          f"the model's is at least {MARGIN:.0%} quicker", flush=True)
 
 
 def _measured(m: Measurement, problems: Sequence[TuningProblem], end: float) -> Iterator[Measured]:
@@ -119,28 +119,13 @@ def _measured(m: Measurement, problems: Sequence[TuningProblem], end: float) -> 
             yield m.measure(p)
 
 
-def entry_of(m: Measured, date: str) -> TunedEntry | None:
-    return TunedEntry(date, m.us) if m.us else None
-
-
-def decides(routine: str, key: str, m: Measured, on: Device) -> bool:
+def decides(t: Tunable, m: Measured, card: Card, on: Device) -> bool:
     """Whether an entry is needed: it chooses otherwise than the model, or than the package's
     table."""
-    entry = entry_of(m, "")
-    if entry is None:
-        return False
-    return entry.best(m.model) is not None or _shipped(routine, key, m.model, on) is not None
-
-
-def _shipped(routine: str, key: str, model: str, on: Device) -> str | None:
-    path = shipped_table(on.name)
-    if not path.exists():
-        return None
-    table = TunedTable.read(path)
-    entry = table.entries.get(routine, {}).get(key)
-    if entry is None or table.kernels[routine] != kernels_hash(routine):
-        return None
-    return entry.best(model)
+    path, key = shipped_table(on.name), t.key(m.problem, card)
+    theirs = TunedTables((TunedTable.read(path),)) if path.exists() else TunedTables(())
+    return bool(m.us) and (TunedEntry("", m.us).best(m.model) is not None
+                           or theirs.find(t.name, key, m.model) is not None)
 
 
 def line(m: Measured) -> str:
