@@ -21,6 +21,7 @@ from ..tile import MODULE as tile
 from ..tile.ir.schedule import Schedule
 from ..tile.kernel.decorator import kernel
 from . import softmax
+from .attention_plan import AttentionBlock, attention_text, tuned_attention
 from .attention_scores import (
     HIGHEST,
     LOG2E,
@@ -35,6 +36,7 @@ from .attention_scores import (
 from .decode_attention import KERNELS as DECODE
 from .decode_attention import decode_plan, few_queries
 from .gemm import SPECIALISED
+from .matmul_plan import card_of
 from .record import Benchmark, CompiledCall, KernelSample
 from .routine import empty_like, generation_of, reshaped, routine, type_of
 
@@ -227,13 +229,18 @@ def flash_attention_2(run: Any, q: Any, k: Any, v: Any, *, causal: bool = False,
     factor = (1.0 / math.sqrt(D) if scale is None else float(scale)) * math.log2(math.e)
     rule: dict[str, Any] = {"window": window or 0, "cap": float(soft_cap or 0)}
     if run.given is None and few_queries(dtype, S, T, max(D, E)):
+        run.note()
         _decode(run, q, k, v, out, factor, (heads // group, group * S), bool(causal), rule)
         return out
-    m, n = attention_block(dtype, S, max(D, E), bool(causal), generation_of(q), **rule)
+    b = run.trial or AttentionBlock(*attention_block(
+        dtype, S, max(D, E), bool(causal), generation_of(q), **rule))
+    if run.trial is None and S == T and D == E and group == 1 and not any(rule.values()):
+        b = tuned_attention(b, attention_text(dtype, heads, S, D, bool(causal)), card_of(q).tuned)
+    run.note(*[b.note] * (not run.has_sizes))
     run.run("attention" if S == T else "cross_attention", reshaped(q, (heads, S, D)),
             reshaped(k, (heads // group, T, D)), reshaped(v, (heads // group, T, E)),
-            reshaped(out, (heads, S, E)), factor, group=group, BM=run.size("m", m),
-            BN=run.size("n", n), causal=bool(causal), **rule)
+            reshaped(out, (heads, S, E)), factor, group=group, BM=run.size("m", b.rows),
+            BN=run.size("n", b.keys), causal=bool(causal), **rule)
     return out
 
 

@@ -6,9 +6,12 @@ from collections.abc import Mapping
 from math import prod
 from typing import Any
 
+from ..kernels.attention import attention_block
+from ..kernels.attention_plan import AttentionBlock, attention_text, blocks_to_measure
 from ..kernels.gemm import LAYOUTS
 from ..kernels.matmul_blocks import Card
 from ..kernels.matmul_plan import ProductPlan, plans_to_measure, product_text
+from ..runtime.device import device
 from .tunable import Tunable, TuningProblem
 
 ROWS = (1, 16, 64, 128, 256)
@@ -55,4 +58,38 @@ def _options(p: TuningProblem) -> dict[str, Any]:
 GEMM = Tunable("gemm", "MxNxK", tuple(LAYOUTS), ("bf16", "bf16->f32", "f16"), PRODUCTS, _key,
                _trials, _shapes, _options, lambda p: 2.0 * prod(p.extents))
 
-__all__ = ["GEMM", "PRODUCTS"]
+# --- attention ------------------------------------------------------------------------------------
+# Heads of all sequences, queries and as many keys, elements of a head.
+ATTENTIONS: dict[str, tuple[tuple[int, int, int], ...]] = {
+    "usual": tuple(((1 << 18) // S, S, D) for D in (64, 128) for S in (512, 1024, 4096, 16384)),
+    "wide": tuple(((1 << 17) // S, S, D) for D in (96, 192, 256) for S in (1024, 8192))}
+
+
+def _is_causal(p: TuningProblem) -> bool:
+    return p.way == "causal"
+
+
+def _attention_key(p: TuningProblem, card: Card) -> str:
+    heads, S, D = p.extents
+    return attention_text(p.dtype, heads, S, D, _is_causal(p))
+
+
+def _attention_trials(p: TuningProblem, card: Card, count: int) -> Mapping[str, AttentionBlock]:
+    """All that fit: there is no model that would rank them."""
+    _, S, D = p.extents
+    generation = device().target.generation
+    model = AttentionBlock(*attention_block(p.dtype, S, D, _is_causal(p), generation))
+    return {b.choice: b for b in blocks_to_measure(model, D, generation.group_shared_bytes)}
+
+
+def _attention_flops(p: TuningProblem) -> float:
+    heads, S, D = p.extents
+    return 4.0 * heads * S * S * D / (2 if _is_causal(p) else 1)
+
+
+ATTENTION = Tunable(
+    "flash_attention_2", "HxSxD", ("full", "causal"), ("bf16", "f16"), ATTENTIONS, _attention_key,
+    _attention_trials, lambda p: (p.extents,) * 3, lambda p: {"causal": _is_causal(p)},
+    _attention_flops)
+
+__all__ = ["ATTENTION", "GEMM", "PRODUCTS"]

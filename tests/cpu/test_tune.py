@@ -17,6 +17,7 @@ from tessera.__main__ import main
 from tessera.errors import ArgumentError
 from tessera.graph.cuda import library_ops
 from tessera.kernels import tuned_tables
+from tessera.kernels.attention_plan import AttentionBlock, blocks_to_measure, tuned_attention
 from tessera.kernels.matmul_blocks import BLOCK_US, Card, MatmulExtents
 from tessera.kernels.matmul_plan import card_at, plan_product, plans_to_measure, read_choice
 from tessera.kernels.routine import find
@@ -338,9 +339,47 @@ def test_operands_are_normal_numbers_that_repeat(gpu, monkeypatch):
     assert 0.8 < x[:1000].std() < 1.2 and abs(x[:1000].mean()) < 0.2
 
 
+def test_attention_takes_the_block_that_was_measured(clock, rng, capsys):
+    clock.us = {"64x96": 7.5}
+    assert main(["tune", "flash_attention_2", "--shapes", "4x70x32", "--types", "f16"]) == 0
+    said = capsys.readouterr().out
+    assert "2 of 2 problems measured, in 2 another" in said and "left out" not in said
+    found = TunedTable.read(user_table("fake")).entries["flash_attention_2"]
+    assert [*found] == ["f16 causal 4x70x32", "f16 full 4x70x32"]
+    q, k, v = (rng.standard_normal((2, 2, 70, 32)).astype(np.float16) for _ in range(3))
+    attention = fresh(stdlib.flash_attention_2)
+    for causal in (False, True):
+        got = attention(Torch(q), Torch(k), Torch(v), causal=causal)
+        assert "blocks of 64 queries and 96 keys: from the table" in attention.inspect_ir(
+            "schedule")
+        wide = (x.astype(np.float64) for x in (q, k, v))
+        assert_close(got.x, attention.record.reference(*wide, causal=causal), "f16", n=70)
+    attention(*(Torch(x[:, :, :40]) for x in (q, k, v)))  # other extents
+    assert "what registers and shared memory hold" in attention.inspect_ir("schedule")
+    attention(Torch(q), Torch(k), Torch(v), window=9)
+    assert "table" not in attention.inspect_ir("schedule")
+    attention(*(Torch(x[:, :, :n]) for x, n in ((q, 1), (k, 70), (v, 70))))  # of one query
+    assert "blocks of" not in attention.inspect_ir("schedule")
+
+
+def test_blocks_of_attention_fit():
+    """Of an H100: 64 KiB of registers, 227 KiB of shared memory."""
+    for D in (64, 128, 256):
+        model, *others = blocks_to_measure(AttentionBlock(128, 64), D, 227 << 10)
+        assert model.choice == "128x64" and model not in others and len(others) > 2
+        for b in others:
+            assert (b.rows + 4 * b.keys) * D * 2 <= 227 << 10
+            warpgroups = b.rows // 64
+            assert warpgroups * 128 * (D // 2 + 3 * b.keys // 4) < 0.8 * (1 << 16)
+    with pytest.raises(ArgumentError, match="is no block of attention"):
+        tuned_attention(AttentionBlock(128, 64), "p", TunedTables((TunedTable(
+            CARD, 132, {"flash_attention_2": kernels_hash("flash_attention_2")},
+            {"flash_attention_2": {"p": TunedEntry("", {"128x64": 2.0, "wide": 1.0})}}),)))
+
+
 # --- what is said ---------------------------------------------------------------------------------
 @pytest.mark.parametrize("args, words", [
-    (["conv"], "nothing to tune named 'conv'; known: gemm"),
+    (["conv"], "nothing to tune named 'conv'; known: gemm, flash_attention_2"),
     (["gemm", "--shapes", "12x3"], "'12x3' is no shape of gemm"),
     (["gemm", "--types", "f64"], "gemm is not tuned for the type 'f64'"),
     (["gemm", "--ways", "xx"], "gemm is not tuned for the way 'xx'"),
