@@ -15,7 +15,7 @@ from fake_gpu import gpu as gpu
 from tessera import bf16, config, stdlib
 from tessera.__main__ import main
 from tessera.errors import ArgumentError
-from tessera.graph.cuda import library_ops
+from tessera.graph.cuda import library_ops, place_blocks
 from tessera.kernels import tuned_tables
 from tessera.kernels.attention_plan import AttentionBlock, blocks_to_measure, tuned_attention
 from tessera.kernels.matmul_blocks import BLOCK_US, Card, MatmulExtents
@@ -409,29 +409,37 @@ def test_every_tunable_is_a_routine():
 
 
 # --- in compiled functions ------------------------------------------------------------------------
-def product(us: dict[str, float] | None, monkeypatch,
-            key: str = "bf16 nt 2048x768x1024 to 32 bits"):
+def product(us: dict[str, float] | None, monkeypatch, key: str, behind):
     """The launch of a product with what follows it."""
     found = None if us is None else TunedTables((table(us, key),))
-    monkeypatch.setattr(library_ops, "card_for", lambda chip: replace(H100, tuned=found))
+    for module in (library_ops, place_blocks):
+        monkeypatch.setattr(module, "card_for", lambda chip: replace(H100, tuned=found))
     x, w, b = (ts.zeros(s, dtype=t) for s, t in (((2048, 1024), "bf16"), ((768, 1024), "bf16"),
                                                  ((768,), "f32")))
-    plan = ts.jit(lambda x, w, b: ts.relu(ts.gemm(x, ts.transpose(w), b))).schedule(
-        x, w, b, target="sm_90a")
+    plan = ts.jit(lambda x, w, b: behind(ts.cast(x, "bf16 @accum(f32)") @ ts.transpose(
+        ts.cast(w, "bf16 @accum(f32)")), b)).schedule(x, w, b, target="sm_90a")
     (launch,) = plan.matmuls
     return launch
 
 
-def test_functions_take_the_quickest_that_a_fused_product_may_have(monkeypatch):
-    """Not a block of its transpose, nor one of 160 columns."""
-    plain = product(None, monkeypatch)
-    (model,) = {b.choice for b in [library_ops.choose_blocks(
-        MatmulExtents(2048, 768, 1024, 16, 32), library_ops.BLOCKS, True, H100)]}
+BEHIND = {"wide": (lambda y, b: ts.relu(ts.cast(y, "f32") + b), " to 32 bits"),
+          "rounded": (lambda y, b: ts.cast(ts.relu(y + b), "bf16"), ""),
+          "both": (lambda y, b: (ts.cast(y, "bf16"), ts.cast(y, "f32") + b), " to 32 bits")}
+
+
+@pytest.mark.parametrize("name", BEHIND)
+def test_functions_take_the_quickest_that_a_fused_product_may_have(name, monkeypatch):
+    """Not a block of its transpose, nor one of 160 columns; of results as they leave."""
+    behind, bits = BEHIND[name]
+    plain = product(None, monkeypatch, "", behind)
+    model = library_ops.choose_blocks(MatmulExtents(2048, 768, 1024, 16, 32),
+                                      library_ops.BLOCKS, True, H100).choice
     us = {"192x160": 9.0, "16x64 swapped": 8.0, "64x64": 11.0, "128x64 cluster=2": 10.5,
           model: 14.0}
-    launch = product(us, monkeypatch)
+    launch = product(us, monkeypatch, "bf16 nt 2048x768x1024" + bits, behind)
     said = "blocks of 128 x 64: from the table, measured on NVIDIA H100 80GB HBM3 on 2026-11-26"
     assert any(said in n and f"the model's {model}" in n for n in launch.notes)
     assert launch.notes != plain.notes and any("in pairs" in n for n in launch.notes)
-    for key in ("bf16 nn 2048x768x1024 to 32 bits", "bf16 nt 2048x768x1024"):
-        assert product(us, monkeypatch, key).notes == plain.notes
+    other = "" if bits else " to 32 bits"
+    for key in ("bf16 nn 2048x768x1024" + bits, "bf16 nt 2048x768x1024" + other):
+        assert product(us, monkeypatch, key, behind).notes == plain.notes
