@@ -434,7 +434,7 @@ def test_functions_take_the_quickest_that_a_fused_product_may_have(name, monkeyp
     plain = product(None, monkeypatch, "", behind)
     model = library_ops.choose_blocks(MatmulExtents(2048, 768, 1024, 16, 32),
                                       library_ops.BLOCKS, True, H100).choice
-    us = {"192x160": 9.0, "16x64 swapped": 8.0, "64x64": 11.0, "128x64 cluster=2": 10.5,
+    us = {"192x160": 9.0, "128x128 swapped": 8.0, "64x64": 11.0, "128x64 cluster=2": 10.5,
           model: 14.0}
     launch = product(us, monkeypatch, "bf16 nt 2048x768x1024" + bits, behind)
     said = "blocks of 128 x 64: from the table, measured on NVIDIA H100 80GB HBM3 on 2026-11-26"
