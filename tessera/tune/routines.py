@@ -27,6 +27,22 @@ PRODUCTS: dict[str, tuple[tuple[int, int, int], ...]] = {
     "models": ((16384, 50304, 768), (16384, 50257, 768), (16384, 768, 50304), (50304, 768, 16384),
                (16384, 3072, 768), (16384, 768, 3072), (4096, 14336, 4096), (8192, 1024, 8192))}
 
+# Of a step of GPT-2 124M and 350M and of a llama, as tessera/bench/models has them: outputs and
+# inputs' gradients of layers, then weights' gradients.
+TRAINING = (
+    *((32768, n, k) for n, k in ((2304, 768), (3072, 768), (768, 3072), (768, 768), (768, 2304),
+                                 (50304, 768), (768, 50304))),
+    *((16384, n, k) for n, k in ((3072, 1024), (4096, 1024), (1024, 4096), (1024, 1024),
+                                 (1024, 3072), (50304, 1024), (1024, 50304))),
+    *((8192, n, k) for n, k in ((2048, 2048), (512, 2048), (8192, 2048), (2048, 8192),
+                                (32768, 2048), (2048, 32768))),
+    *((m, n, 32768) for m, n in ((3072, 768), (768, 2304), (768, 3072), (768, 768),
+                                 (50304, 768))),
+    *((m, n, 16384) for m, n in ((1024, 1024), (1024, 3072), (1024, 4096), (4096, 1024),
+                                 (50304, 1024))),
+    *((m, n, 8192) for m, n in ((2048, 2048), (2048, 3072), (2048, 8192), (32768, 2048),
+                                (8192, 2048))))
+
 
 # --- gemm -----------------------------------------------------------------------------------------
 def _layout(p: TuningProblem) -> str:
@@ -55,8 +71,10 @@ def _options(p: TuningProblem) -> dict[str, Any]:
     return {**LAYOUTS[p.way], "dtype": p.result.name}
 
 
-GEMM = Tunable("gemm", "MxNxK", tuple(LAYOUTS), ("bf16", "bf16->f32", "f16"), PRODUCTS, _key,
-               _trials, _shapes, _options, lambda p: 2.0 * prod(p.extents))
+GEMM = Tunable("gemm", "MxNxK", tuple(LAYOUTS), ("bf16", "bf16->f32", "f16"),
+               PRODUCTS | {"training": TRAINING}, _key, _trials, _shapes, _options,
+               lambda p: 2.0 * prod(p.extents))
+
 
 # --- attention ------------------------------------------------------------------------------------
 # Heads of all sequences, queries and as many keys, elements of a head.

@@ -78,13 +78,13 @@ def tuned_product(model: MatmulBlocks, node: Node, extents: MatmulExtents, graph
 
 
 def leaving_bits(v: Value, graph: Graph, steps: int = MOST_STEPS) -> int:
-    """Of an element of what elementwise ops make of a value: the widest, where it has several
-    readers."""
-    readers = readers_of(graph).get(v, [])
-    if v in graph.outputs or not readers or not steps:
-        return v.aval.dtype.bits
-    return max(leaving_bits(r.outputs[0], graph, steps - 1) if _goes_along(r)
-               else v.aval.dtype.bits for r in readers)
+    """Of an element of a value where it leaves: as narrow as elementwise ops first make it, for the
+    reader that gets the widest."""
+    bits, readers = v.aval.dtype.bits, readers_of(graph).get(v, [])
+    if bits < 32 or v in graph.outputs or not readers or not steps:
+        return bits
+    return max(leaving_bits(r.outputs[0], graph, steps - 1) if _goes_along(r) else bits
+               for r in readers)
 
 
 def _goes_along(node: Node) -> bool:
