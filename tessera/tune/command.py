@@ -71,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
     path = Path(args.out) / file_name(on.name) if args.out else user_table(on.name)
     _table(path, on).write(path)  # what is wrong with it is said before anything is measured
     for t, problems in work:
-        for found in tune(t, problems, on, args.choices, end):
+        for found in tune(t, problems, on, args.choices, end, path):
             _table(path, on).with_entries(t.name, found).write(path)
     forget_tables()
     print(f"written to {path}")
@@ -90,13 +90,14 @@ def _table(path: Path, on: Device) -> TunedTable:
     return found
 
 
-def tune(t: Tunable, problems: Sequence[TuningProblem], on: Device, choices: int, end: float
-         ) -> Iterator[dict[str, TunedEntry | None]]:
-    """The entries of each problem that is measured, as time allows; None where none is needed."""
+def tune(t: Tunable, problems: Sequence[TuningProblem], on: Device, choices: int, end: float,
+         path: Path) -> Iterator[dict[str, TunedEntry | None]]:
+    """The entries of each problem that is measured, as time allows; None where none is needed.
+    path: of the table that gets them."""
     card = card_at(on.index)
     measurement, done, gained = Measurement(t, card, on, GraphClock(on), choices), 0, 0
     for measured in _measured(measurement, problems, end):
-        key, needed = t.key(measured.problem, card), decides(t, measured, card, on)
+        key, needed = t.key(measured.problem, card), decides(t, measured, card, on, path)
         yield {key: TunedEntry(today(), measured.us) if needed else None}
         print(line(measured), flush=True)
         done, gained = done + 1, gained + needed
@@ -119,11 +120,12 @@ def _measured(m: Measurement, problems: Sequence[TuningProblem], end: float) -> 
             yield m.measure(p)
 
 
-def decides(t: Tunable, m: Measured, card: Card, on: Device) -> bool:
-    """Whether an entry is needed: it chooses otherwise than the model, or than the package's
-    table."""
-    path, key = shipped_table(on.name), t.key(m.problem, card)
-    theirs = TunedTables((TunedTable.read(path),)) if path.exists() else TunedTables(())
+def decides(t: Tunable, m: Measured, card: Card, on: Device, path: Path) -> bool:
+    """Whether an entry is needed: it chooses otherwise than the model, or than the package's table,
+    where that is another one."""
+    shipped, key = shipped_table(on.name), t.key(m.problem, card)
+    other = shipped.exists() and shipped.resolve() != path.resolve()
+    theirs = TunedTables((TunedTable.read(shipped),) if other else ())
     return bool(m.us) and (TunedEntry("", m.us).best(m.model) is not None
                            or theirs.find(t.name, key, m.model) is not None)
 

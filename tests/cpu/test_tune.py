@@ -315,6 +315,15 @@ def test_an_entry_for_the_model_goes_before_the_packages(clock, monkeypatch, tmp
     user_table("fake").unlink()
     forget_tables()
     assert card_at(0).tuned.find("gemm", KEY, model).choice == quick
+    assert main([*ARGS, "--out", str(tmp_path / "shipped")]) == 0  # the package's own goes
+    assert entries(tmp_path / "shipped" / "fake.json") == {}
+
+
+def test_results_of_odd_rows_are_tried_transposed():
+    texts = {N: [*plans_to_measure(bf16, 4096, N, 4096, "nn", H100, 12)] for N in (4096, 4097)}
+    assert any("swapped" in t and "x256" not in t for t in texts[4097])
+    assert not any(t.startswith("128x") and "swapped" in t for t in texts[4096])
+    assert any(t.startswith("128x") and "swapped" in t for t in texts[4097])
 
 
 def test_a_choice_with_wrong_results_is_left_out(clock, monkeypatch, capsys):
