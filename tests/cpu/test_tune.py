@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -33,6 +32,7 @@ from tessera.kernels.tuned_tables import (
     user_table,
 )
 from tessera.tile.kernel.kernel import Kernel
+from tessera.tile.tuning.gpus import gpu as gpu_named
 from tessera.tile.tuning.tuned_schedules import TuningCacheWarning
 from tessera.tune import command, measure
 from tessera.tune.tunable import TUNABLES, TuningProblem, tunable
@@ -216,12 +216,22 @@ def test_shipped_tables_are_of_these_kernels(path):
         assert entries and set(entries) <= problems
 
 
-def test_tables_are_in_the_package():
-    import configparser
-
-    setup = configparser.ConfigParser()
-    setup.read(Path(__file__).resolve().parents[2] / "setup.cfg")
-    assert "kernels/tables/*.json" in setup["options.package_data"]["tessera"]
+@pytest.mark.parametrize("path", sorted(SHIPPED.glob("*.json")), ids=lambda p: p.stem)
+@pytest.mark.row("STD-07")
+def test_products_take_what_shipped_tables_say(path):
+    """Where the model still makes a choice that was measured."""
+    found = TunedTable.read(path)
+    card = replace(H100, memory_gbps=gpu_named(found.card).memory_gbps,
+                   tuned=TunedTables((found,)))
+    taken = []
+    for p in TUNABLES["gemm"].problems(types=["bf16"]):
+        entry = found.entries["gemm"].get(TUNABLES["gemm"].key(p, card))
+        model, *_ = TUNABLES["gemm"].trials(p, card, 2)
+        if entry is not None and entry.best(model):
+            plan = TUNABLES["gemm"].trials(p, card, 2)[entry.best(model)]
+            assert f"from the table, measured on {found.card}" in plan.why
+            taken.append(plan)
+    assert taken
 
 
 # --- on a GPU -------------------------------------------------------------------------------------
