@@ -213,6 +213,7 @@ def flash_attention_2(run: Any, q: Any, k: Any, v: Any, *, causal: bool = False,
     16 queries of 16 bits over many keys, which are split: some 264 results of up to 64 rows in f32.
     Raises ShapeError, DTypeError, ArgumentError. Dao 2023, arXiv:2307.08691, algorithm 1.
     """
+    run.note()
     heads, group = _check(run, q, k, v)
     if scale is not None and not scale > 0:
         run.fail(f"scale is {scale}", "a positive number; ts.attention takes any")
@@ -229,18 +230,13 @@ def flash_attention_2(run: Any, q: Any, k: Any, v: Any, *, causal: bool = False,
     factor = (1.0 / math.sqrt(D) if scale is None else float(scale)) * math.log2(math.e)
     rule: dict[str, Any] = {"window": window or 0, "cap": float(soft_cap or 0)}
     if run.given is None and few_queries(dtype, S, T, max(D, E)):
-        run.note()
         _decode(run, q, k, v, out, factor, (heads // group, group * S), bool(causal), rule)
         return out
-    b = run.trial or AttentionBlock(*attention_block(
-        dtype, S, max(D, E), bool(causal), generation_of(q), **rule))
-    if run.trial is None and S == T and D == E and group == 1 and not any(rule.values()):
-        b = tuned_attention(b, attention_text(dtype, heads, S, D, bool(causal)), card_of(q).tuned)
-    run.note(*[b.note] * (not run.has_sizes))
+    m, n = _block(run, q, (heads, S, T, D, E), bool(causal), rule, group == 1)
     run.run("attention" if S == T else "cross_attention", reshaped(q, (heads, S, D)),
             reshaped(k, (heads // group, T, D)), reshaped(v, (heads // group, T, E)),
-            reshaped(out, (heads, S, E)), factor, group=group, BM=run.size("m", b.rows),
-            BN=run.size("n", b.keys), causal=bool(causal), **rule)
+            reshaped(out, (heads, S, E)), factor, group=group, BM=run.size("m", m),
+            BN=run.size("n", n), causal=bool(causal), **rule)
     return out
 
 
@@ -278,6 +274,20 @@ def _check(run: Any, q: Any, k: Any, v: Any) -> tuple[int, int]:
                  DTypeError)
     batch = a[0] if len(a) == 4 else 1
     return batch * a[-3], a[-3] // b[-3] if b[-3] else 1
+
+
+def _block(run: Any, q: Any, extents: tuple[int, ...], causal: bool, rule: dict[str, Any],
+           alone: bool) -> tuple[int, int]:
+    """Queries and keys of a block, by the model below or as measured. extents: heads, queries,
+    keys, and elements of either.  alone: whether each head has keys of its own."""
+    (heads, S, T, D, E), dtype = extents, type_of(q, "q").dtype
+    found = run.trial or AttentionBlock(*attention_block(
+        dtype, S, max(D, E), causal, generation_of(q), **rule))
+    if run.trial is None and alone and S == T and D == E and not any(rule.values()):
+        problem = attention_text(dtype, heads, S, D, causal)
+        found = tuned_attention(found, problem, card_of(q).tuned)
+    run.note(*[found.note] * (not run.has_sizes))
+    return found.rows, found.keys
 
 
 def attention_block(dtype: DType, S: int, width: int, causal: bool, chip: Generation | None,
