@@ -183,12 +183,13 @@ class TunedTables:
 def tables_of(card: str, multiprocessors: int) -> TunedTables | None:
     """The tables of a card, by the driver's name of it; None where there are none, and under
     TESSERA_TUNED=0."""
-    return _tables(card, multiprocessors, user_table(card)) if config.get("tuned") else None
+    return _tables(card, multiprocessors, config.get("cache_dir")) if config.get("tuned") else None
 
 
 @functools.cache
-def _tables(card: str, multiprocessors: int, mine: Path) -> TunedTables | None:
-    read = (_sound(path) for path in (mine, shipped_table(card)))
+def _tables(card: str, multiprocessors: int, folder: Path) -> TunedTables | None:
+    """folder: of the cache, since there are tables in it."""
+    read = (_sound(path) for path in (user_table(card), shipped_table(card)))
     found = tuple(t for t in read if t is not None and (t.card, t.multiprocessors) == (
         card, multiprocessors))
     return TunedTables(found) if found else None
