@@ -2,19 +2,31 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import numpy as np
 import pytest
 
+import tessera as ts
 from gpu_harness import require_gpu
 from tessera import config, stdlib
 from tessera.__main__ import main
-from tessera.kernels.matmul_plan import card_at, plans_to_measure
+from tessera.graph.cuda import place_blocks
+from tessera.kernels.matmul_plan import card_at, plans_to_measure, read_choice
 from tessera.kernels.routine import find
-from tessera.kernels.tuned_tables import TunedTable, forget_tables, kernels_hash, user_table
+from tessera.kernels.tuned_tables import (
+    TunedTable,
+    TunedTables,
+    forget_tables,
+    kernels_hash,
+    user_table,
+)
 from tessera.numerics import bf16
 from tessera.runtime.device import device
 from tessera.tile.launch.compile_images import compile_images
 from tessera.tile.launch.precompile import wanted_image
 from tessera.tune.measure import launches_of
+from tolerance import assert_close
 
 require_gpu()
 torch = pytest.importorskip("torch")
@@ -66,6 +78,31 @@ def test_every_choice_gives_the_product(extents, way, hopper):
         for kernel, args, constants in launches:
             kernel(*args, **constants)
         assert (out.double() - want).norm() <= 2.0**-8 * want.norm(), text
+
+
+@pytest.mark.parametrize("choice", ["128x256 cluster=2", "192x128 cluster=2", "64x128 cluster=2",
+                                    "128x128 parts=3", "128x256 parts=2 cluster=2"])
+@pytest.mark.parametrize("M", [1152, 1536])
+def test_functions_in_blocks_that_a_table_chooses(choice, M, hopper, rng, monkeypatch):
+    """Pairs of blocks too, of which the last may be alone; with a bias and without."""
+    def measured(model, extents, dtype, layout, card, allowed):
+        return replace(read_choice(choice, extents), tuned="it was said so")
+
+    def card_for(chip):
+        return replace(card_at(0), tuned=TunedTables(()))
+
+    monkeypatch.setattr(place_blocks, "tuned_blocks", measured)
+    monkeypatch.setattr(place_blocks, "card_for", card_for)
+    x, w, b = (rng.standard_normal(s).astype(np.float32) for s in ((M, 1024), (1024, 768), (768,)))
+    x, w = (v.astype(bf16.numpy).astype(np.float32) for v in (x, w))
+    dx, dw, db = (ts.tensor(v, t).to("cuda") for v, t in ((x, "bf16"), (w, "bf16"), (b, "f32")))
+    want = x.astype(np.float64) @ w.astype(np.float64)
+    for fn, args, expected in (
+            (lambda x, w, b: ts.relu(ts.gemm(x, w, b)), (dx, dw, db), np.maximum(want + b, 0)),
+            (lambda x, w: ts.cast(x @ w, "f32"), (dx, dw), want)):
+        f = ts.jit(fn)
+        assert_close(f(*args).numpy(), expected, "bf16", scale=1.0)
+        assert any("it was said so" in n for m in f.schedule().matmuls for n in m.notes)
 
 
 def test_a_shipped_table_is_taken():
