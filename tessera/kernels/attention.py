@@ -256,6 +256,20 @@ def _decode(run: Any, q: Any, k: Any, v: Any, out: Any, factor: float, extents: 
                 reshaped(out, (C * R, E)), BP=plan.together)
 
 
+def _block(run: Any, q: Any, extents: tuple[int, ...], causal: bool, rule: dict[str, Any],
+           alone: bool) -> tuple[int, int]:
+    """Queries and keys of a block, by the model or as measured. extents: heads, queries,
+    keys, and elements of either.  alone: whether each head has keys of its own."""
+    (heads, S, T, D, E), dtype = extents, type_of(q, "q").dtype
+    found = run.trial or AttentionBlock(*attention_block(
+        dtype, S, max(D, E), causal, generation_of(q), **rule))
+    if run.trial is None and alone and S == T and D == E and not any(rule.values()):
+        problem = attention_text(dtype, heads, S, D, causal)
+        found = tuned_attention(found, problem, card_of(q).tuned)
+    run.note(*[found.note] * (not run.has_sizes))
+    return found.rows, found.keys
+
+
 def _check(run: Any, q: Any, k: Any, v: Any) -> tuple[int, int]:
     """Query heads in all, and how many of them share a head of keys."""
     a, b, c = (tuple(x.shape) for x in (q, k, v))
@@ -274,20 +288,6 @@ def _check(run: Any, q: Any, k: Any, v: Any) -> tuple[int, int]:
                  DTypeError)
     batch = a[0] if len(a) == 4 else 1
     return batch * a[-3], a[-3] // b[-3] if b[-3] else 1
-
-
-def _block(run: Any, q: Any, extents: tuple[int, ...], causal: bool, rule: dict[str, Any],
-           alone: bool) -> tuple[int, int]:
-    """Queries and keys of a block, by the model below or as measured. extents: heads, queries,
-    keys, and elements of either.  alone: whether each head has keys of its own."""
-    (heads, S, T, D, E), dtype = extents, type_of(q, "q").dtype
-    found = run.trial or AttentionBlock(*attention_block(
-        dtype, S, max(D, E), causal, generation_of(q), **rule))
-    if run.trial is None and alone and S == T and D == E and not any(rule.values()):
-        problem = attention_text(dtype, heads, S, D, causal)
-        found = tuned_attention(found, problem, card_of(q).tuned)
-    run.note(*[found.note] * (not run.has_sizes))
-    return found.rows, found.keys
 
 
 def attention_block(dtype: DType, S: int, width: int, causal: bool, chip: Generation | None,
