@@ -36,20 +36,9 @@ import tessera as ts  # noqa: E402
 from tessera.stdlib import gemm  # noqa: E402
 from tessera.tile.launch.compile_images import compile_images  # noqa: E402
 from tessera.tile.launch.precompile import wanted_image  # noqa: E402
+from tessera.tune.routines import PRODUCTS as SHAPES  # noqa: E402
 
 Shape = tuple[int, int, int]  # M, N, K
-ROWS = (1, 16, 64, 128, 256)
-SHAPES: dict[str, tuple[Shape, ...]] = {
-    "cubes": tuple((n, n, n) for n in (
-        512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192, 16384)),
-    "rows": tuple((m, n, k) for m in ROWS for n, k in ((8192, 8192), (14336, 4096))),
-    "deep K": ((768, 768, 32768), (1024, 1024, 65536), (256, 256, 16384), (2048, 2048, 32768),
-               (512, 4096, 16384)),
-    "odd": ((1000, 1000, 1000), (4000, 4000, 4000), (2632, 9176, 4952), (3000, 1000, 5000),
-            (1001, 1001, 1001), (4097, 4097, 4097), (333, 777, 555)),
-    "models": ((16384, 50304, 768), (16384, 50257, 768), (16384, 768, 50304), (50304, 768, 16384),
-               (16384, 3072, 768), (16384, 768, 3072), (4096, 14336, 4096), (8192, 1024, 8192)),
-}
 GRAPH_US = 1200  # of the launches in one graph
 LAYOUTS = ("nt", "nn", "tn", "tt")
 Runs = dict[str, Callable[[], Any]]

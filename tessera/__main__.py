@@ -36,6 +36,8 @@ Command("inspect", "all levels of a kernel, and what it takes: FILE::KERNEL",
 Command("profile", "runs a program, and shows where the time went: every launch, copy and call",
         "tessera.debug.profile_command")
 Command("bench", "speed of training steps, beside torch.compile", "tessera.bench.command")
+Command("tune", "choices of blocks, measured on this GPU and kept where they beat the model's",
+        "tessera.tune.command")
 Command("plan", "memory, collectives and time of a step on a mesh that need not be here",
         "tessera.debug.planning")
 

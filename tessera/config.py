@@ -351,6 +351,8 @@ Setting("device", "TESSERA_DEVICE", DEVICE, "auto",
         "cuda, cuda:N: new tensors lie on that GPU, what is computed of host arrays runs there; "
         "gpu: as cuda, and as auto on a machine without one; cpu: on the host alone")
 Setting("cache_dir", "TESSERA_CACHE_DIR", PATH, "~/.cache/tessera", "compiled kernels, tuning")
+Setting("tuned", "TESSERA_TUNED", BOOL, True,
+        "blocks that were measured to be quicker on such a GPU go before those of the estimate")
 Setting("num_threads", "TESSERA_NUM_THREADS", integer(1), available_cpus, "threads of a CPU loop")
 Setting("compile_processes", "TESSERA_COMPILE_PROCESSES", integer(1), compile_cpus,
         "processes that compile kernels of a function for a GPU side by side; 1: this one does")

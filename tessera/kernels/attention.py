@@ -21,6 +21,7 @@ from ..tile import MODULE as tile
 from ..tile.ir.schedule import Schedule
 from ..tile.kernel.decorator import kernel
 from . import softmax
+from .attention_plan import AttentionBlock, attention_text, tuned_attention
 from .attention_scores import (
     HIGHEST,
     LOG2E,
@@ -35,6 +36,7 @@ from .attention_scores import (
 from .decode_attention import KERNELS as DECODE
 from .decode_attention import decode_plan, few_queries
 from .gemm import SPECIALISED
+from .matmul_plan import card_of
 from .record import Benchmark, CompiledCall, KernelSample
 from .routine import empty_like, generation_of, reshaped, routine, type_of
 
@@ -211,6 +213,7 @@ def flash_attention_2(run: Any, q: Any, k: Any, v: Any, *, causal: bool = False,
     16 queries of 16 bits over many keys, which are split: some 264 results of up to 64 rows in f32.
     Raises ShapeError, DTypeError, ArgumentError. Dao 2023, arXiv:2307.08691, algorithm 1.
     """
+    run.note()
     heads, group = _check(run, q, k, v)
     if scale is not None and not scale > 0:
         run.fail(f"scale is {scale}", "a positive number; ts.attention takes any")
@@ -229,7 +232,7 @@ def flash_attention_2(run: Any, q: Any, k: Any, v: Any, *, causal: bool = False,
     if run.given is None and few_queries(dtype, S, T, max(D, E)):
         _decode(run, q, k, v, out, factor, (heads // group, group * S), bool(causal), rule)
         return out
-    m, n = attention_block(dtype, S, max(D, E), bool(causal), generation_of(q), **rule)
+    m, n = _block(run, q, (heads, S, T, D, E), bool(causal), rule, group == 1)
     run.run("attention" if S == T else "cross_attention", reshaped(q, (heads, S, D)),
             reshaped(k, (heads // group, T, D)), reshaped(v, (heads // group, T, E)),
             reshaped(out, (heads, S, E)), factor, group=group, BM=run.size("m", m),
@@ -251,6 +254,20 @@ def _decode(run: Any, q: Any, k: Any, v: Any, out: Any, factor: float, extents: 
     if P > 1:
         run.run("combine_parts", reshaped(parts, (P, C * R, E)), reshaped(lse, (P, C * R)),
                 reshaped(out, (C * R, E)), BP=plan.together)
+
+
+def _block(run: Any, q: Any, extents: tuple[int, ...], causal: bool, rule: dict[str, Any],
+           alone: bool) -> tuple[int, int]:
+    """Queries and keys of a block, by the model or as measured. extents: heads, queries,
+    keys, and elements of either.  alone: whether each head has keys of its own."""
+    (heads, S, T, D, E), dtype = extents, type_of(q, "q").dtype
+    found = run.trial or AttentionBlock(*attention_block(
+        dtype, S, max(D, E), causal, generation_of(q), **rule))
+    if run.trial is None and alone and S == T and D == E and not any(rule.values()):
+        problem = attention_text(dtype, heads, S, D, causal)
+        found = tuned_attention(found, problem, card_of(q).tuned)
+    run.note(*[found.note] * (not run.has_sizes))
+    return found.rows, found.keys
 
 
 def _check(run: Any, q: Any, k: Any, v: Any) -> tuple[int, int]:

@@ -179,8 +179,9 @@ def gemm(run: Any, a: Any, b: Any, *, transpose_a: bool = False, transpose_b: bo
         kind, a, b = tf32, *(_as_tf32(run, x, precision, card) for x in (a, b))
     (a, turned_a), (b, turned_b) = (_operand(run, *which, kind, card) for which in (
         (a, transpose_a, False), (b, transpose_b, True)))
-    plan = plan_product(kind, M, N, K, "nt"[turned_a] + "nt"[turned_b], card, result.bits,
-                        not run.has_sizes, bool(run.extra("FAST_SUMS")))
+    plan = run.trial or plan_product(
+        kind, M, N, K, "nt"[turned_a] + "nt"[turned_b], card, result.bits, not run.has_sizes,
+        bool(run.extra("FAST_SUMS")))
     run.note(plan.why)
     ways = (not turned_b, not turned_a) if plan.swapped else (turned_a, turned_b)
     how = {"layout": "nt"[ways[0]] + "nt"[ways[1]], "swapped": plan.swapped,

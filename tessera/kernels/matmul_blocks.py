@@ -12,13 +12,16 @@ each block.
 from __future__ import annotations
 
 import functools
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
 from ..numerics import DType, NumericType
+from .tuned_tables import TunedTables
 
 MOST_PARTS = 16
+PARTS_OF_EACH = 2  # numbers of them, where blocks are ranked
 STEP_BYTES = 128  # of K, that a block takes at once
 USUAL = 128, 256
 FP8_COLUMNS = 128  # most of a block
@@ -69,7 +72,7 @@ class Card:
 
     formats: of operands that its warpgroups multiply; along_k: those of them that may lie along K
     alone.  copies: whether operands lie in its memory, so that they may be copied where TMA cannot
-    read their rows, or wgmma their order.
+    read their rows, or wgmma their order.  tuned: what was measured on such a card.
     """
 
     multiprocessors: int = 132
@@ -77,6 +80,7 @@ class Card:
     formats: frozenset[str] = frozenset()
     along_k: frozenset[str] = frozenset()
     copies: bool = False
+    tuned: TunedTables | None = None
 
 
 @dataclass(frozen=True)
@@ -84,7 +88,7 @@ class MatmulBlocks:
     """rows, columns: of a block.  parts: of K, of `depth` elements each but for the last; 1 and 0
     where it is summed whole.  us: the estimate.  swapped: the operands are, transposed: the columns
     are the rows that tensor cores take 64 at a time.  cluster: blocks of rows that bring their
-    columns for each other."""
+    columns for each other.  tuned: where a table has chosen, why."""
 
     rows: int
     columns: int
@@ -93,6 +97,14 @@ class MatmulBlocks:
     us: float = 0.0
     swapped: bool = False
     cluster: int = 1
+    tuned: str = ""
+
+    @property
+    def choice(self) -> str:
+        """As tables of tuned choices spell it."""
+        words = ["swapped"] * self.swapped + [f"parts={self.parts}"] * (self.parts > 1)
+        return " ".join([f"{self.rows}x{self.columns}", *words,
+                         *[f"cluster={self.cluster}"] * (self.cluster > 1)])
 
 
 @dataclass(frozen=True)
@@ -132,7 +144,13 @@ def short_sums(numeric: NumericType | DType) -> bool:
 @functools.lru_cache(maxsize=4096)  # layers of a model ask for the same
 def choose_blocks(extents: MatmulExtents, blocks: tuple[tuple[int, int], ...], split: bool = False,
                   card: Card = Card()) -> MatmulBlocks:
-    """The quickest of some blocks by the estimate, the first where others are hardly quicker.
+    """The quickest of some blocks by the estimate, the first where others are hardly quicker."""
+    return rank_blocks(extents, blocks, split, card)[0]
+
+
+def rank_blocks(extents: MatmulExtents, blocks: tuple[tuple[int, int], ...], split: bool = False,
+                card: Card = Card()) -> list[MatmulBlocks]:
+    """All choices, from the quickest by the estimate on.
 
     blocks: of BLOCK_US.  split: whether K may be summed in parts.
     """
@@ -146,8 +164,8 @@ def choose_blocks(extents: MatmulExtents, blocks: tuple[tuple[int, int], ...], s
             (extents.M, b.rows), (extents.N, b.columns))) - 1
         return b.us * (1 + other * OTHER_BLOCK + (b.parts > 1) * IN_PARTS + beyond * BEYOND)
 
-    return min((estimate(extents, b, p, card, c) for b, c in (*((b, 1) for b in blocks), *shared)
-                for p in parts), key=cost)
+    return sorted((estimate(extents, b, p, card, c) for b, c in (*((b, 1) for b in blocks), *shared)
+                   for p in parts), key=cost)
 
 
 def choose_either_way(extents: MatmulExtents, blocks: Sequence[tuple[int, int]], layout: str,
@@ -166,6 +184,28 @@ def choose_either_way(extents: MatmulExtents, blocks: Sequence[tuple[int, int]],
     if (1 + OTHER_BLOCK) * plain.us < turned.us:
         return plain
     return replace(turned, rows=turned.columns, columns=turned.rows, swapped=True)
+
+
+def rank_either_way(extents: MatmulExtents, blocks: Sequence[tuple[int, int]], layout: str,
+                    card: Card = Card(), split: bool = True) -> list[MatmulBlocks]:
+    """All of them, the choice first and then from the quickest by the estimate on, with the two
+    best numbers of parts of each block. Of the transposed result narrow blocks for few rows, those
+    whose columns cannot be read otherwise, and all where rows of results begin anywhere: a store of
+    whole rows is slow then (16384 x 50257 x 768 nn: 4.66 -> 2.70 ms, H200, 2026-11-26)."""
+    x, first = extents, choose_either_way(extents, blocks, layout, card, split)
+    plain, anywhere = _readable(blocks, layout[1] == "t", x.bits), x.N * x.result_bits % 128 > 0
+    other = tuple(b for b in _readable(blocks, layout[0] == "n", x.bits)
+                  if b not in plain or x.M < 64 > b[1] or (anywhere and b[1] >= 64))
+    found = rank_blocks(x, plain, split, card)
+    found += [replace(b, rows=b.columns, columns=b.rows, swapped=True) for b in rank_blocks(
+        replace(x, M=x.N, N=x.M, lines=x.lines[::-1]), other, split, card)] if other else []
+    taken, ranked = Counter[tuple](), [first]
+    for b in sorted(found, key=lambda b: b.us):
+        block = b.rows, b.columns, b.swapped, b.cluster
+        if b.choice != first.choice and taken[block] < PARTS_OF_EACH:
+            ranked.append(b)
+        taken[block] += 1
+    return ranked
 
 
 def _readable(blocks: Sequence[tuple[int, int]], along: bool, bits: int
@@ -251,4 +291,5 @@ def default_block(numeric: NumericType | DType, M: int, N: int) -> tuple[int, in
 
 __all__ = ["BLOCKS", "BLOCK_US", "CROWDED", "FP8_BLOCKS", "FP8_COLUMNS", "LARGE", "USUAL", "Card",
            "MatmulBlocks", "MatmulExtents", "ThreadBlock", "choose_blocks", "choose_either_way",
-           "choose_thread_block", "default_block", "estimate", "lines_of", "short_sums"]
+           "choose_thread_block", "default_block", "estimate", "lines_of", "rank_blocks",
+           "rank_either_way", "short_sums"]

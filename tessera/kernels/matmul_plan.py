@@ -1,14 +1,18 @@
 """How a product is launched on a GPU: in which blocks, whether swapped, in how many parts of K.
 
-The estimates are those of matmul_blocks.py; here is what each type of operands may choose from.
+The estimates are those of matmul_blocks.py; here is what each type of operands may choose from, and
+what was measured on a card instead (tuned_tables.py).
 """
 
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any
 
+from ..errors import ArgumentError
 from ..numerics import DType, f32
 from ..runtime.arrays import HOST, place_of
 from ..runtime.device import device, has_gpu
@@ -16,6 +20,7 @@ from ..runtime.generations import WarpgroupMatmul
 from ..tile.tuning.gpus import DEFAULT, Gpu, gpu_of
 from .matmul_blocks import (
     BLOCK_US,
+    CLUSTER,
     FP8_BLOCKS,
     FP8_COLUMNS,
     STEP_BYTES,
@@ -26,15 +31,17 @@ from .matmul_blocks import (
     choose_thread_block,
     default_block,
     lines_of,
+    rank_either_way,
     short_sums,
 )
 from .routine_arrays import RoutineArray
+from .tuned_tables import TunedTables, tables_of
 
 
 def card_of(x: Any) -> Card:
     """Of the GPU on which an array lies; for others, the one that is tuned for."""
     where = x.place if isinstance(x, RoutineArray) else place_of(x)
-    return usual_card() if where is None or where == HOST else _card(where)
+    return usual_card() if where is None or where == HOST else card_at(where)
 
 
 @functools.cache
@@ -43,15 +50,21 @@ def usual_card() -> Card:
     return _made(DEFAULT, False)
 
 
+def card_at(index: int) -> Card:
+    """Of a GPU of this machine, with the tables that there are of it."""
+    on = device(index)
+    return _card(index, tables_of(on.name, on.multiprocessors))
+
+
 @functools.cache
-def _card(index: int) -> Card:
-    return _made(gpu_of(device(index)), True)
+def _card(index: int, tuned: TunedTables | None) -> Card:
+    return replace(_made(gpu_of(device(index)), True), tuned=tuned)
 
 
 def card_for(unit: WarpgroupMatmul | None) -> Card:
     """Of this machine's GPU where it multiplies so, else of those that are tuned for."""
     mine = has_gpu() and device().target.generation.warpgroup_matmul is unit
-    return _card(0) if mine else usual_card()
+    return card_at(0) if mine else usual_card()
 
 
 def _made(gpu: Gpu, copies: bool) -> Card:
@@ -61,6 +74,7 @@ def _made(gpu: Gpu, copies: bool) -> Card:
         n for n, operand in formats.items() if not operand.any_major), copies)
 
 
+PAIRED = 2  # choices that are also measured in pairs
 LINE_BYTES = 128  # of the second-level cache
 # Of products that gain by beginning early: 512^3 3.21 -> 2.79 us, 1024^3 5.94 -> 5.63, but 2048^3
 # 23.66 -> 23.88 and 128 x 8192 x 8192 50.0 -> 51.9 (H100, in CUDA graphs, 2026-11-25).
@@ -106,13 +120,78 @@ def plan_product(dtype: DType, M: int, N: int, K: int, layout: str, card: Card,
     columns = min(columns, FP8_COLUMNS) if short else columns
     if not free or dtype.name not in card.formats:
         return ProductPlan(rows, columns, step, f"blocks of {rows} x {columns} for {dtype}")
-    blocks = FP8_BLOCKS if short else tuple(BLOCK_US)
+    extents, blocks = _product(dtype, M, N, K, layout, result_bits, short)
+    found = tuned_blocks(choose_either_way(extents, blocks, layout, card, dtype.kind == "float"),
+                         extents, dtype, layout, card)
+    return _plan(found, card, step)
+
+
+def _product(dtype: DType, M: int, N: int, K: int, layout: str, result_bits: int, short: bool
+             ) -> tuple[MatmulExtents, tuple[tuple[int, int], ...]]:
+    """The extents, and the blocks that there are."""
     lines = (lines_of((M if layout[0] == "t" else K) * dtype.bits // 8),
              lines_of((K if layout[1] == "t" else N) * dtype.bits // 8))
-    extents = MatmulExtents(M, N, K, dtype.bits, result_bits, short=short, lines=lines)
-    found = choose_either_way(extents, blocks, layout, card, dtype.kind == "float")
-    return ProductPlan(found.rows, found.columns, step, explained(found, card), found.swapped,
-                       found.parts, found.depth, found.cluster, found.us < SHORT_US)
+    return (MatmulExtents(M, N, K, dtype.bits, result_bits, short=short, lines=lines),
+            FP8_BLOCKS if short else tuple(BLOCK_US))
+
+
+def _plan(b: MatmulBlocks, card: Card, step: int) -> ProductPlan:
+    return ProductPlan(b.rows, b.columns, step, explained(b, card), b.swapped, b.parts, b.depth,
+                       b.cluster, b.us < SHORT_US)
+
+
+# --- what is measured -----------------------------------------------------------------------------
+def _problem_text(extents: MatmulExtents, dtype: DType, layout: str) -> str:
+    """As tables of tuned choices name a product."""
+    x = extents
+    words = [dtype.name, layout, f"{x.M}x{x.N}x{x.K}"]
+    words += [f"to {x.result_bits} bits"] * (x.result_bits != x.bits)
+    return " ".join([*words, *["fast"] * (short_sums(dtype) and not x.short)])
+
+
+def product_text(dtype: DType, M: int, N: int, K: int, layout: str, result_bits: int) -> str:
+    """The same of a product by its extents."""
+    return _problem_text(_product(dtype, M, N, K, layout, result_bits, short_sums(dtype))[0], dtype,
+                        layout)
+
+
+CHOICE = re.compile(r"(\d+)x(\d+)( swapped)?(?: parts=(\d+))?(?: cluster=(\d+))?")
+
+
+def read_choice(text: str, extents: MatmulExtents) -> MatmulBlocks:
+    """What `MatmulBlocks.choice` spells. Raises ArgumentError."""
+    found = CHOICE.fullmatch(text)
+    if found is None:
+        raise ArgumentError(f"{text!r} is no choice of blocks", hint="such as '128x256', or "
+                            "'16x64 swapped parts=4 cluster=2'")
+    rows, columns, parts = int(found[1]), int(found[2]), int(found[4] or 1)
+    depth = -(-extents.steps // parts) * 8 * STEP_BYTES // extents.bits if parts > 1 else 0
+    return MatmulBlocks(rows, columns, parts, depth, 0.0, bool(found[3]), int(found[5] or 1))
+
+
+def tuned_blocks(model: MatmulBlocks, extents: MatmulExtents, dtype: DType, layout: str,
+                 card: Card, allowed: Callable[[MatmulBlocks], bool] = lambda b: True
+                 ) -> MatmulBlocks:
+    """What was measured to be quicker than the model's choice, else that."""
+    if card.tuned is None:
+        return model
+    found = card.tuned.find("gemm", _problem_text(extents, dtype, layout), model.choice,
+                            lambda text: allowed(read_choice(text, extents)))
+    if found is None:
+        return model
+    return replace(read_choice(found.choice, extents), us=found.us, tuned=found.why)
+
+
+def plans_to_measure(dtype: DType, M: int, N: int, K: int, layout: str, card: Card, count: int,
+                     result_bits: int = 16) -> dict[str, ProductPlan]:
+    """By choice: the model's, the next best of its estimates, pairs of blocks that share columns
+    for the first of them, and what a table says."""
+    extents, blocks = _product(dtype, M, N, K, layout, result_bits, short_sums(dtype))
+    ranked = rank_either_way(extents, blocks, layout, card, dtype.kind == "float")[:count]
+    paired = [replace(b, cluster=CLUSTER) for b in ranked[:PAIRED]]
+    known = tuned_blocks(ranked[0], extents, dtype, layout, card)
+    step = 8 * STEP_BYTES // dtype.bits
+    return {b.choice: _plan(b, card, step) for b in (*ranked, *paired, known)}
 
 
 def explained(b: MatmulBlocks, card: Card) -> str:
@@ -121,9 +200,12 @@ def explained(b: MatmulBlocks, card: Card) -> str:
     words += ["of the transposed result"] * b.swapped
     words += ["two side by side that share columns"] * (b.cluster > 1)
     words += [f"in {b.parts} parts of K, {b.depth} each"] * (b.parts > 1)
+    if b.tuned:
+        return f"{', '.join(words)}: {b.tuned}"
     return (f"{', '.join(words)}: the quickest by the estimate, {b.us:.1f} us on "
             f"{card.multiprocessors} multiprocessors")
 
 
-__all__ = ["LINE_BYTES", "ProductPlan", "card_for", "card_of", "explained", "plan_product",
+__all__ = ["LINE_BYTES", "ProductPlan", "card_at", "card_for", "card_of", "explained",
+           "plan_product", "plans_to_measure", "product_text", "read_choice", "tuned_blocks",
            "usual_card"]

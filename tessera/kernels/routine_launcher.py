@@ -9,7 +9,12 @@ from ..tile.ir.schedule import ALIASES
 
 
 class RoutineLauncher:
-    """What a routine's function launches with: `run("softmax", x, y)`."""
+    """What a routine's function launches with: `run("softmax", x, y)`.
+
+    trial: the plan that is tried, where choices are measured; else the routine makes its own.
+    """
+
+    trial: Any = None
 
     def __init__(self, routine: Any, groups: Any = None, lanes: int | None = None,
                  stream: Any = None, target: str | None = None):
@@ -55,8 +60,9 @@ class RoutineLauncher:
 class LaunchRecorder(RoutineLauncher):
     """Writes down what a routine's function would launch."""
 
-    def __init__(self, routine: Any):
+    def __init__(self, routine: Any, trial: Any = None):
         super().__init__(routine)
+        self.trial = trial
         self.launches: list[tuple[str, tuple, dict[str, Any]]] = []
 
     def run(self, name: str, *args: Any, warps: int | None = None, **kwargs: Any) -> Any:

@@ -198,7 +198,11 @@ def test_the_python_floor_is_the_same_everywhere():
 
 @pytest.mark.row("CORE-06", "CORE-14")
 def test_only_python_sources():
-    kinds = {p.suffix for p in PACKAGE.rglob("*") if p.is_file() and "__pycache__" not in p.parts}
+    """And tables of what was measured, which the package's data names."""
+    tables = set(PACKAGE.glob("kernels/tables/*.json"))
+    assert tables and "kernels/tables/*.json" in CONFIG["options.package_data"]["tessera"]
+    kinds = {p.suffix for p in PACKAGE.rglob("*") if p.is_file() and "__pycache__" not in p.parts
+             and p not in tables}
     assert kinds <= {".py", ".pyi", ".typed"}, kinds
     for name in ("setup.py", "CMakeLists.txt", ".gitmodules", "MANIFEST.in"):
         assert not (ROOT / name).exists(), name

@@ -28,10 +28,8 @@ from ..flops import Shapes
 from ..ir import Graph, Node, Value, uses
 from ..op import OPS, Aval
 from ..schedule.library_call import LibraryCall, library_call
-from ..schedule.loop_axes import extents_of
 from ..schedule.op_ids import OpLine, id_of
 from ..simplify import Rewriter, rebuild, remove_dead
-from .anchors import row_lines, whole_rows, whole_steps
 from .packed_values import BYTE, BYTES_OF, FROM_BYTES
 
 
@@ -164,21 +162,7 @@ class _Calls:
         return made
 
 
-# --- blocks and parts of long sums --------------------------------------------------------------
-def blocks_of(node: Node, chip: WarpgroupMatmul | None) -> tuple[MatmulBlocks, bool]:
-    """The block of a matmul's result and the parts of K, by the estimate; whether the block is
-    chosen. Extents that only a call knows take no part."""
-    numeric, out = node.inputs[0].aval.type, node.outputs[0].aval
-    if numeric.dtype.bits > 16 or not all(
-            isinstance(n, int) for v in node.inputs for n in v.aval.shape):
-        return MatmulBlocks(0, 0), False
-    *lead, M, N = extents_of(node.outputs[0])
-    extents = MatmulExtents(M, N, whole_steps(node), numeric.dtype.bits, out.dtype.bits,
-                            prod(lead), short_sums(numeric), lines=row_lines(node))
-    return quickest_blocks(extents, numeric, chip, not lead and out.dtype.kind == "float",
-                           whole_rows(node))
-
-
+# --- blocks ---------------------------------------------------------------------------------------
 def quickest_blocks(extents: MatmulExtents, numeric: NumericType, chip: WarpgroupMatmul | None,
                     split: bool = True, whole: bool = True) -> tuple[MatmulBlocks, bool]:
     """The blocks of a matmul, and whether there was a choice: warpgroups have one, but not of codes
@@ -196,28 +180,6 @@ def quickest_blocks(extents: MatmulExtents, numeric: NumericType, chip: Warpgrou
                          split, card_for(chip)), chosen
 
 
-def place_blocks(graph: Graph, chip: WarpgroupMatmul | None) -> Graph:
-    """The graph with the block of each product, and long sums of few blocks in parts."""
-    nodes = [_in_blocks(n, chip) if n.op is PRODUCT else [n] for n in graph.nodes]
-    return replace(graph, nodes=tuple(n for made in nodes for n in made))
-
-
-def _in_blocks(node: Node, chip: WarpgroupMatmul | None) -> list[Node]:
-    blocks, chosen = blocks_of(node, chip)
-    attrs = node.attrs | ({"block": (blocks.rows, blocks.columns), "cluster": blocks.cluster}
-                          if chosen else {})
-    if blocks.parts == 1:
-        return [replace(node, attrs=attrs)]
-    out = node.outputs[0].aval
-    partial = Value(Aval((blocks.parts, *out.shape), out.type))
-    whole = Value(Aval((1, *out.shape), out.type))
-    total = {"axis": (0,), "keepdims": True, "accum": out.dtype}
-    return [replace(node, attrs=attrs | {"parts": blocks.parts, "depth": blocks.depth},
-                    outputs=(partial,)),
-            Node(OPS["reduce_sum"], (partial,), total, (whole,), node.where),
-            Node(OPS["reshape"], (whole,), {"shape": out.shape}, node.outputs, node.where)]
-
-
 def call_products(graph: Graph, chip: WarpgroupMatmul | None) -> Graph:
     """The graph with its matmuls as calls of the library's kernel."""
     calls = _Calls(graph, chip)
@@ -226,5 +188,5 @@ def call_products(graph: Graph, chip: WarpgroupMatmul | None) -> Graph:
     return Graph(graph.name, graph.inputs, graph.captures, tuple(calls.nodes), graph.outputs)
 
 
-__all__ = ["MOST_PAIRS", "PRODUCT", "LibraryCall", "call_products", "joined", "place_blocks",
+__all__ = ["MOST_PAIRS", "PRODUCT", "LibraryCall", "call_products", "joined",
            "quickest_blocks", "reads_rows_alone", "swaps_last", "transpose_operands"]

@@ -61,8 +61,8 @@ def matmul_form(group: FusionGroup, frame: Frame, shared_bytes: int) -> MatmulFo
     schedule = schedule.with_notes(*_operand_notes(anchor, lead, eights), *schedule.notes)
     if anchor.attrs.get("cluster", 1) > 1:
         schedule = schedule.with_cluster(anchor.attrs["cluster"]).with_notes(
-            *schedule.notes, "blocks of rows in pairs, which bring their columns for each other: "
-            "operands' rows are no multiples of 128 bytes")
+            *schedule.notes, "blocks of rows in pairs, which bring their columns for each other"
+            + ": operands' rows are no multiples of 128 bytes" * ("tuned" not in anchor.attrs))
     return MatmulForm(operands, anchor.attrs["layout"], batch, not (lead or eights), schedule,
                       grid_of(extents, schedule.m, schedule.n))
 
@@ -117,7 +117,9 @@ def block_of(group: FusionGroup, frame: Frame | None) -> tuple[tuple[int, int, i
         crowded = bool(pressure) and n > 128
         return (m, 128 if crowded else n, k), [f"128 columns, because {pressure}"] * crowded
     m, n = anchor.attrs["block"]
-    notes = [f"blocks of {m} x {n}: the quickest by the estimate of their time"] * ((m, n) != USUAL)
+    tuned = anchor.attrs.get("tuned", "")
+    notes = [f"blocks of {m} x {n}: {tuned or 'the quickest by the estimate of their time'}"] * (
+        (m, n) != USUAL or bool(tuned))
     if pressure and m * n > prod(CROWDED[0]):
         bits, K = numeric.dtype.bits, whole_steps(anchor)
         found = choose_blocks(MatmulExtents(M, N, K, bits, bits, prod(extents[:-2])), CROWDED)

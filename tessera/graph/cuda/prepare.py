@@ -26,13 +26,14 @@ from .gathers import nothing
 from .host_keys import open_keys
 from .joined_products import join_products
 from .joined_sums import join_sums
-from .library_ops import call_products, place_blocks, transpose_operands
+from .library_ops import call_products, transpose_operands
 from .move_passes import join_parts, narrow_moves, reshape_matmuls, widen_late, widens
 from .narrow_copies import NarrowCopy, keep_copies
 from .node_kernels import drop_overwritten
 from .packed_products import multiply_packed
 from .packed_values import multiply_narrow, open_packed
 from .part_passes import loops_of_parts, slices_of_loops
+from .place_blocks import place_blocks
 from .product_sums import sum_products
 from .result_sums import sum_results
 from .scatters import open_writes

@@ -1,0 +1,94 @@
+"""The block of each matmul of a graph and the parts of its sum, by the estimate or as measured."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import replace
+from math import prod
+
+from ...kernels.matmul_blocks import BLOCKS, LARGE, Card, MatmulBlocks, MatmulExtents, short_sums
+from ...kernels.matmul_plan import card_for, tuned_blocks
+from ...runtime.generations import WarpgroupMatmul
+from ..ir import Graph, Node, Value, readers_of
+from ..op import OPS, Aval
+from ..schedule.loop_axes import extents_of
+from .anchors import row_lines, whole_rows, whole_steps
+from .library_ops import PRODUCT, quickest_blocks
+from .move_passes import is_plain_loop
+
+MOST_STEPS = 8  # of elementwise ops that are followed behind a matmul
+
+
+def place_blocks(graph: Graph, chip: WarpgroupMatmul | None) -> Graph:
+    """The graph with the block of each product, and long sums of few blocks in parts."""
+    nodes = [_in_blocks(n, graph, chip) if n.op is PRODUCT else [n] for n in graph.nodes]
+    return replace(graph, nodes=tuple(n for made in nodes for n in made))
+
+
+def _in_blocks(node: Node, graph: Graph, chip: WarpgroupMatmul | None) -> list[Node]:
+    blocks, chosen = blocks_of(node, graph, chip)
+    attrs = node.attrs | ({"block": (blocks.rows, blocks.columns), "cluster": blocks.cluster}
+                          if chosen else {}) | ({"tuned": blocks.tuned} if blocks.tuned else {})
+    if blocks.parts == 1:
+        return [replace(node, attrs=attrs)]
+    out = node.outputs[0].aval
+    partial = Value(Aval((blocks.parts, *out.shape), out.type))
+    whole = Value(Aval((1, *out.shape), out.type))
+    total = {"axis": (0,), "keepdims": True, "accum": out.dtype}
+    return [replace(node, attrs=attrs | {"parts": blocks.parts, "depth": blocks.depth},
+                    outputs=(partial,)),
+            Node(OPS["reduce_sum"], (partial,), total, (whole,), node.where),
+            Node(OPS["reshape"], (whole,), {"shape": out.shape}, node.outputs, node.where)]
+
+
+def blocks_of(node: Node, graph: Graph, chip: WarpgroupMatmul | None
+              ) -> tuple[MatmulBlocks, bool]:
+    """The block of a matmul's result and the parts of K, by the estimate or as measured; whether
+    the block is chosen. Extents that only a call knows take no part."""
+    numeric, out = node.inputs[0].aval.type, node.outputs[0].aval
+    if numeric.dtype.bits > 16 or not all(
+            isinstance(n, int) for v in node.inputs for n in v.aval.shape):
+        return MatmulBlocks(0, 0), False
+    *lead, M, N = extents_of(node.outputs[0])
+    extents = MatmulExtents(M, N, whole_steps(node), numeric.dtype.bits, out.dtype.bits,
+                            prod(lead), short_sums(numeric), lines=row_lines(node))
+    split, whole = not lead and out.dtype.kind == "float", whole_rows(node)
+    found, chosen = quickest_blocks(extents, numeric, chip, split, whole)
+    if chosen and not lead and len(node.inputs) == 2:
+        found = tuned_product(found, node, extents, graph, BLOCKS if whole else LARGE, split,
+                              card_for(chip))
+    return found, chosen
+
+
+def tuned_product(model: MatmulBlocks, node: Node, extents: MatmulExtents, graph: Graph,
+                  sizes: Collection[tuple[int, int]], split: bool, card: Card) -> MatmulBlocks:
+    """What a table has for a product of one pair of matrices, else the model's choice.
+
+    sizes: of blocks that a product with others fused behind it may have; it may not be swapped.
+    split: whether K may be summed in parts.  A table tells results apart by their bits in memory:
+    here those of what is computed behind the sums.
+    """
+    if card.tuned is None:
+        return model
+    layout, a = node.attrs["layout"], extents_of(node.inputs[0])
+    asked = replace(extents, K=a[-1] if layout[0] == "n" else a[-2],
+                    result_bits=leaving_bits(node.outputs[0], graph))
+    return tuned_blocks(model, asked, node.inputs[0].aval.type.dtype, layout, card, lambda b: (
+        (b.rows, b.columns) in sizes and not b.swapped and (split or b.parts == 1)))
+
+
+def leaving_bits(v: Value, graph: Graph, steps: int = MOST_STEPS) -> int:
+    """Of an element of a value where it leaves: as narrow as elementwise ops first make it, for the
+    reader that gets the widest."""
+    bits, readers = v.aval.dtype.bits, readers_of(graph).get(v, [])
+    if bits < 32 or v in graph.outputs or not readers or not steps:
+        return bits
+    return max(leaving_bits(r.outputs[0], graph, steps - 1) if _goes_along(r) else bits
+               for r in readers)
+
+
+def _goes_along(node: Node) -> bool:
+    return node.op.name == "reshape" or (len(node.outputs) == 1 and is_plain_loop(node))
+
+
+__all__ = ["leaving_bits", "place_blocks"]
