@@ -59,6 +59,7 @@ class Block(Matrices):
     def __init__(self, threads: int, number: int = 0, memory: GlobalMemory | None = None,
                  shared_bytes: int = SHARED_BYTES):
         self.threads, self.number = threads, number
+        self.blocks = 1  # of the launch
         self.memory, self.shared = memory or GlobalMemory({}), SharedMemory(shared_bytes)
         self.t = np.arange(threads, dtype=np.int32)
         self.on = np.ones(threads, bool)  # threads that act
@@ -126,6 +127,8 @@ class Block(Matrices):
             return self.t
         if name == "ctaid_x":
             return np.int32(self.number)
+        if name == "nctaid_x":
+            return np.int32(self.blocks)
         if name.startswith("prefetch"):
             return None  # a line comes to a cache
         if method := _method(name):

@@ -145,6 +145,7 @@ def _blocks(emitted: Any, threads: int, grid: tuple[int, ...], number: int, memo
             values: dict[Any, Any], lockstep: bool) -> list[Block]:
     """One block, executed: as itself, or as its threads."""
     def execute(block: Block) -> None:
+        block.blocks = prod(grid)
         given = [block.builder.register(_value(p, memory, values, grid), p.abi)
                  for p in emitted.parameters]
         block.run(emitted.source, emitted.name, given)

@@ -27,10 +27,12 @@ from ..schedule.loop_axes import Frame, extents_of, merged
 from ..schedule.memory_plan import MemoryPlan, numbers, plan_memory
 from ..schedule.offload import copy_arguments, order_arguments, place_saved
 from ..schedule.op_ids import id_of, line_of, number
+from ..schedule.read_next import make_last_what_is_read_next
 from ..schedule.region_copies import RegionCopy, moves_of
 from . import choose_schedule
 from .anchors import anchor_extents, anchor_frame
 from .batch_key import batch_key, is_flat, parts_that_come, sent_by
+from .cached_reads import turn_around
 from .collective_steps import CollectiveCallee
 from .elements import schedule_elements
 from .extrema import schedule_position
@@ -103,6 +105,7 @@ def lower(graph: Graph, target: Target, donated: Sequence[int] = (),
     rest, draws = split_draws(ready.graph, known, "random" in graph.effects and not inner)
     rest = rest if on_host is None else copy_arguments(rest, on_host)
     groups = order_arguments(place_saved(join_readers(fuse(rest, CUDA)), rest), rest)
+    groups = make_last_what_is_read_next(groups, CUDA)
     plain = numbers(known)
     sent, apart = sent_by(groups), parts_that_come(groups)
     groups = batch_groups(groups, rest, lambda g: batch_key(g, plain, _attrs, sent, apart), CUDA)
@@ -110,7 +113,7 @@ def lower(graph: Graph, target: Target, donated: Sequence[int] = (),
                          [rest.inputs[i] for i in donated])
     builder = _KernelSchedule(rest, groups, memory, draws.values,
                               target.generation)
-    plan = share_chip(builder.build(str(target), numbered, draws.nodes))
+    plan = turn_around(share_chip(builder.build(str(target), numbered, draws.nodes)))
     return LoweredGraph(builder, plan, draws, ready.copies)
 
 

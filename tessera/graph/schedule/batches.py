@@ -20,14 +20,13 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 
-from ..ir import Graph, Value, node_effects, value_bytes
-from ..simplify import KEEP_EFFECTS
+from ..ir import Graph, Value, value_bytes
+from .group_order import group_order
 from .groups import FusionGroup
 from .target import ScheduleTarget
 
 SMALL = 1 << 20  # bytes that all batches of a program may take
 LARGE = 1 << 28  # bytes of a group on average, from which on a launch is no part of its time
-VIEWS = ("view", "saved")  # groups whose result lies where their operand does
 
 
 @dataclass(eq=False)
@@ -43,11 +42,14 @@ class _Batcher:
     def __init__(self, groups: Sequence[FusionGroup], graph: Graph, target: ScheduleTarget):
         self.groups = groups
         self.unit = [_Unit([i]) for i in range(len(groups))]  # of each group
-        self.made: dict[Value, int] = {}
-        self.root: dict[Value, Value] = {}
-        self._connect(target)
+        order = group_order(groups, target)
+        self.root = order.roots
+        for i, before in enumerate(order.before):
+            for b in before:
+                self.unit[b].behind.add(self.unit[i])
+                self.unit[i].before.add(self.unit[b])
         results = {self.root.get(v, v) for v in graph.outputs}
-        self.bytes = {v: value_bytes(v) for v in self.made
+        self.bytes = {v: value_bytes(v) for v in self.root
                       if self.root[v] is v and v not in results}
         over = ([(self.root.get(x, x), y) for x, y in target.overwritten(g)] for g in groups)
         self.over = [[(x, y) for x, y in pairs if x in self.bytes
@@ -57,37 +59,9 @@ class _Batcher:
         self.reads = [self._counted(g.inputs) for g in groups]
         self.limit = self.peak() + SMALL
 
-    def _connect(self, target: ScheduleTarget) -> None:
-        readers: dict[Value, list[int]] = {}
-        last = -1  # with an order of its own: an effect, or a copy beside the kernels
-        for i, group in enumerate(self.groups):
-            for v in group.inputs:
-                if v in self.made:
-                    self._join(self.made[v], i)
-                readers.setdefault(self.root.get(v, v), []).append(i)
-            source = group.inputs[0] if group.inputs else None
-            for v in group.outputs:
-                self.made[v] = i
-                self.root[v] = v if source is None or group.kind not in VIEWS else \
-                    self.root.get(source, source)
-            if target.memory(group).kind == "donated":  # what it is written over is read before
-                for v in group.inputs:
-                    for reader in readers[self.root.get(v, v)]:
-                        self._join(reader, i)
-            if group.kind in ("fetch", "offload", "host", "repeat") or any(
-                    node_effects(n) & KEEP_EFFECTS for n in group.nodes):
-                if last >= 0:
-                    self._join(last, i)
-                last = i
-
     def _counted(self, values: Sequence[Value]) -> list[Value]:
         roots = dict.fromkeys(self.root.get(v, v) for v in values)
         return [v for v in roots if v in self.bytes]
-
-    def _join(self, a: int, b: int) -> None:
-        if a != b:
-            self.unit[a].behind.add(self.unit[b])
-            self.unit[b].before.add(self.unit[a])
 
     # --- order --------------------------------------------------------------------------------
     def order(self) -> list[_Unit]:

@@ -29,6 +29,8 @@ from .target import ScheduleTarget
 class _Entry:
     """A unit while groups grow: its nodes, its neighbours, and as bits all groups before it.
 
+    sums: it does nothing but sum over leading axes.
+
     Only groups have a bit: nothing asks who depends on the others, and a graph of 10^5 of them
     would keep 10^10 bits.
     """
@@ -37,6 +39,7 @@ class _Entry:
     nodes: list[Node]
     shape: tuple[int, ...] | None = None  # iteration space of a group
     bit: int = 0
+    sums: bool = True
     depends: int = 0
     before: set[_Entry] = field(default_factory=set)  # read by it
     behind: set[_Entry] = field(default_factory=set)  # that read it
@@ -87,11 +90,10 @@ class _Fuser:
     def beside(self, node: Node, mine: _Entry) -> list[_Entry]:
         """Entries that read a value of the whole space which a node of `mine` reads too, and of the
         two one that does nothing but sum it over leading axes."""
-        def sums(e: _Entry) -> bool:
-            return all(column_sum_axes(n) is not None for n in e.nodes)
-
+        if len(mine.shape or ()) < 2:  # no axis but the last
+            return []
         found = {id(e): e for v in self.full(node, mine) for e in self.readers[v] if e.nodes}
-        return [e for e in found.values() if sums(e) or sums(mine)]
+        return [e for e in found.values() if e.sums or mine.sums]
 
     def may_join(self, node: Node, e: _Entry, sources: object) -> bool:
         """No other source depends on e: else e would wait for itself."""
@@ -112,6 +114,8 @@ class _Fuser:
                 known.append(e)
         if column_sum_axes(node) is not None:
             self.leaving.update(node.outputs)
+        else:
+            e.sums = False
         new = 0
         for s in sources:
             if s is not e:
@@ -149,7 +153,7 @@ class _Fuser:
         for node in b.nodes:
             for v in node.outputs:
                 self.entry_of[v] = a
-        a.reads, b.nodes = frozenset(reads), []
+        a.reads, a.sums, b.nodes = frozenset(reads), a.sums and b.sums, []
         a.before, a.behind = (a.before | b.before) - {a, b}, (a.behind | b.behind) - {a, b}
         for other in b.before:
             other.behind.discard(b)

@@ -169,6 +169,7 @@ class Emitter:
         self.divergent = 0  # conditions around this op that differ between lanes
         self.shared_bytes, self.notes = 0, []  # type: ignore[var-annotated]
         self.dependent = False  # waits for the kernel in front of it
+        self.last_first = False  # blocks that start first are the last groups
         self.matmul_forms: dict[str, None] = {}
         self.sites: list[tuple[SourceLine | None, str, str, tuple[str, ...]]] = []
         self.where: SourceLine | None = None
@@ -262,7 +263,15 @@ class Emitter:
 
     @property
     def block_number(self) -> str:
-        return self.once("block", self.use("block_number", "use('ctaid_x')") + "()")
+        return self.numbered_block("block")
+
+    def numbered_block(self, hint: str) -> str:
+        """The number of this block, from the last one on where these are to start first."""
+        number = self.use("block_number", "use('ctaid_x')") + "()"
+        if self.last_first:
+            count = self.use("block_count", "use('nctaid_x')")
+            number = f"i32({count}() - 1 - {number})"
+        return self.once(hint, number)
 
     def word(self, row: int, abi: Kind) -> str:
         """A word of this block's call, in a row of the table of a batch."""

@@ -13,7 +13,7 @@ def group_number(e: Emitter) -> str:
     if e.facts.batched:
         first = e.once("first_block", e.word(0, "i32"))
         return e.once("group", f"i32({e.block_number} - {first})")
-    return e.once("group", e.use("block_number", "use('ctaid_x')") + "()")
+    return e.numbered_block("group")
 
 
 def axes_of_grid(e: Emitter) -> int:
