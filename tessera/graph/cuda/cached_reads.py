@@ -4,7 +4,8 @@ Groups of a kernel start one after another, and what the launch in front of it h
 in the second-level cache: with results of 100 MB and a cache of 50 MB a reader that starts with the
 first rows finds none of it there, one that starts with the last rows finds a part. Matmuls go from
 the first row to the last; loops, rows and strips behind them go the other way, and leave their own
-first rows to the matmul behind.
+first rows to the matmul behind. Groups of a cluster keep their order, by which their parts are
+combined.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ def turn_around(plan: GraphSchedule) -> GraphSchedule:
     for s in plan.steps:
         if isinstance(s, ScheduledGroup):
             read = [end_first[b] for b in _large(plan, s.reads) if b in end_first]
-            turned = s.kind in FREE and not s.batch and bool(read) and not any(read)
+            free = s.kind in FREE and not s.batch and dict(s.attrs).get("cluster", 1) == 1
+            turned = free and bool(read) and not any(read)
             if turned:
                 s = replace(s, schedule=s.schedule.with_values({"LAST_FIRST": True}).with_notes(
                     *s.schedule.notes, NOTE))
