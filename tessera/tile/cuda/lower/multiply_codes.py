@@ -47,7 +47,7 @@ from tessera.tile.passes.integer_facts import Knowledge
 
 ROWS, COLUMNS = 16, 8  # of a tensor core's block
 MOST_COLUMNS = 64  # more are better off with wgmma, whose sums are not in parts
-STACKED, STACKED_COLUMNS = 2, 32  # warpgroups, and the fewest columns for which they pay
+STACKED, STACKED_COLUMNS = 2, 16  # warpgroups, and the fewest columns for which they pay
 PIECES, CHUNK_BITS = 2, 128  # of a warpgroup's codes of an iteration; of what a lane reads at once
 GROUP = 4  # codes that end with a byte, whatever their bits
 
