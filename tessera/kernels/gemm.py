@@ -122,6 +122,9 @@ def _in_torch(torch: Any, a: Any, b: Any, transpose_a: bool = False, transpose_b
     return lambda: torch.mm(a, b)
 
 
+# Rows and columns of a result of f32 from which on it is made of operands whose rows lie across K:
+# threads read one k of many rows at once, which leaves registers for what is read ahead.
+ACROSS_FROM = 3072
 SPECIALISED = "matmuls by wgmma, loads by TMA"
 LAYOUTS = {w: {f"transpose_{x}": True for x, way in zip("ab", w, strict=True) if way == "t"}
            for w in ("nn", "nt", "tn", "tt")}
@@ -177,7 +180,8 @@ def gemm(run: Any, a: Any, b: Any, *, transpose_a: bool = False, transpose_b: bo
     out, card, sums = empty_like(a, (M, N), dtype), card_of(a), i32 if whole else kind.compute
     if precision is not None:
         kind, a, b = tf32, *(_as_tf32(run, x, precision, card) for x in (a, b))
-    (a, turned_a), (b, turned_b) = (_operand(run, *which, kind, card) for which in (
+    across = kind is f32 and min(M, N) >= ACROSS_FROM
+    (a, turned_a), (b, turned_b) = (_operand(run, *which, across, kind, card) for which in (
         (a, transpose_a, False), (b, transpose_b, True)))
     plan = run.trial or plan_product(
         kind, M, N, K, "nt"[turned_a] + "nt"[turned_b], card, result.bits, not run.has_sizes,
@@ -229,23 +233,23 @@ def _as_tf32(run: Any, x: Any, precision: str, card: Card) -> Any:
     return tensor(read_array(x, "x").owner, tf32)
 
 
-def _operand(run: Any, x: Any, turned: bool, along: bool, kind: DType, card: Card
+def _operand(run: Any, x: Any, turned: bool, along: bool, across: bool, kind: DType, card: Card
              ) -> tuple[Any, bool]:
-    """An operand as TMA and wgmma read it, and whether it lies transposed: one column as a row, and
-    a copy with rows of whole 128 bytes where they do not begin at 16, or where they have to lie
-    along K and do not.
+    """An operand as what multiplies reads it, and whether it lies transposed: one column as a row,
+    and a copy with rows of whole 128 bytes where they do not begin at 16, or where they have to lie
+    along K, or across, and do not.
 
-    along: whether it lies transposed when its rows lie along K.  kind: the type that is multiplied;
-    TMA rounds f32 to tf32.
+    along: whether it lies transposed when its rows lie along K.  across: whether rows across K pay
+    for a copy.  kind: the type that is multiplied; TMA rounds f32 to tf32.
     """
     rows, columns = x.shape
     if columns == 1:
         x, turned, rows, columns = reshaped(x, (1, rows)), not turned, 1, rows
-    if not card.copies or kind.name not in card.formats or 0 in x.shape:
+    if not card.copies or not (across or kind.name in card.formats) or 0 in x.shape:
         return x, turned
     line, name = 8 * LINE_BYTES // kind.bits, ""
-    if turned != along and kind.name in card.along_k:
-        name, shape, turned = "turned_rows", (columns, -(-rows // line) * line), along
+    if turned == along if across else turned != along and kind.name in card.along_k:
+        name, shape, turned = "turned_rows", (columns, -(-rows // line) * line), not turned
     elif columns * kind.bits % 128:
         name, shape = "aligned_rows", (rows, -(-columns // line) * line)
     if name:

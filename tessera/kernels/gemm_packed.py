@@ -22,6 +22,8 @@ from .routine import empty_like, routine, type_of
 def packed_nt(X: Tensor["M", "K"], W: Tensor["N", "K"], S: Tensor["N", f32] | None,
               D: Tensor["M", "N"], BM=16, BN=64, BK=512):
     """Rows of weights are those of the matmul, rows of x its columns: weights are the many."""
+    tile.grid_dependency_wait()
+    tile.launch_dependents()
     depth = min(BK, K)
     acc = tile.zeros((BN, BM))
     for k in range(0, K, depth):
@@ -50,7 +52,7 @@ def in_ops(F: Any, x: Any, w: Any, scale: Any = None) -> Any:
 TAKES = ("bf16", "f16", "fp8_e4m3")  # of x: all numbers of weights are numbers of these
 GROUPS = 128  # that a GPU should have to read from memory at its speed
 MOST_ROWS = 64  # of x, in a group
-FEW_ROWS = 16  # which warps multiply by themselves; of more warpgroups do, x of 16 bits
+FEW_ROWS = 16  # of 8 bits, which warps multiply by themselves; more become f16 for warpgroups
 
 
 def numbers(rng: Any, shape: tuple[int, ...]) -> np.ndarray:
@@ -75,8 +77,8 @@ def integers(rng: Any, shape: tuple[int, ...]) -> np.ndarray:
         CompiledCall(f"{codes} {x}", ((m, 8192), Draw((8192, 8192), codes, numbers)), x,
                      says=how + codes)
         for codes in ("fp4_e2m1", "fp6_e2m3") for x, m, how in (
-            ("bf16", 16, "by mma.sync: "), ("bf16", 64, "become bf16 in registers: "),
-            ("fp8_e4m3", 16, "by mma.sync: "))),
+            ("bf16", 8, "by mma.sync: "), ("bf16", 16, "become bf16 in registers: "),
+            ("bf16", 64, "become bf16 in registers: "), ("fp8_e4m3", 16, "by mma.sync: "))),
 )
 def gemm_packed(run: Any, x: Any, w: Any, *, scale: Any = None) -> Any:
     """y_mn = s_n sum_k x_mk w_nk, with weights of 4 or 6 bits that are read as they lie packed.

@@ -53,12 +53,12 @@ WORD_US = 2.5  # of 128 x 256 results of 32 bits, more
 SUM_US = 1.0  # of the sum of partial results, besides its bytes
 MEMORY = 0.83  # of the rate in the data sheet, at which bytes come and go
 SHARPNESS = 5.4  # steps and bytes hide each other the less, the nearer their times are
-# Of fp8, whose short sums threads add to others: from 8192 x 8192 x 8192 (H100, 2026-11-25).
-FP8_BLOCK_US = {(128, 128): (0.43, 0.62), (192, 128): (0.595, 0.94), (128, 192): (0.615, 0.94),
-                (64, 128): (0.35, 0.56), (64, 64): (0.235, 0.62)}
+# Of fp8, whose short sums threads add to others: from cubes of 4096 and 8192, where in one run
+# 192 x 128 took 113 and 849 us, 128 x 128 105 and 900, 128 x 192 117 and 894, in pairs that share
+# columns 119 and 875, and widths between them more (H200, 2026-11-26).
+FP8_BLOCK_US = {(128, 128): (0.40, 0.62), (192, 128): (0.56, 0.94), (128, 192): (0.59, 0.94),
+                (64, 128): (0.32, 0.56), (64, 64): (0.235, 0.62)}
 FP8_BLOCKS = tuple(FP8_BLOCK_US)
-# In pairs that share columns, which their copies gain from: the cube above 794 -> 747 us.
-FP8_PAIR_US = {(128, 192): (0.58, 0.94)}
 # Of results that are no strips, and read in whole lines however they lie.
 BLOCKS = tuple(b for b in BLOCK_US if b[1] % 64 == 0)
 LARGE = tuple(b for b in BLOCK_US if min(b) >= 128)
@@ -155,8 +155,7 @@ def rank_blocks(extents: MatmulExtents, blocks: tuple[tuple[int, int], ...], spl
     blocks: of BLOCK_US.  split: whether K may be summed in parts.
     """
     parts = range(1, MOST_PARTS + 1) if split else (1,)
-    shared = [(b, CLUSTER) for b in blocks if max(extents.lines) > 1
-              or (extents.short and b in FP8_PAIR_US)]
+    shared = [(b, CLUSTER) for b in blocks if max(extents.lines) > 1]
 
     def cost(b: MatmulBlocks) -> float:
         other = (b.rows, b.columns) != blocks[0]
@@ -211,9 +210,9 @@ def rank_either_way(extents: MatmulExtents, blocks: Sequence[tuple[int, int]], l
 def _readable(blocks: Sequence[tuple[int, int]], along: bool, bits: int
               ) -> tuple[tuple[int, int], ...]:
     """Those whose columns TMA brings: rows of 32 bytes or more, where they lie along the columns
-    and not along K, and of whole lines where there is more than one."""
+    and not along K, and of whole halves of lines where there is more than one."""
     return tuple(b for b in blocks if along or b[1] * bits >= 256 and (
-        b[1] * bits <= 1024 or b[1] * bits % 1024 == 0))
+        b[1] * bits <= 1024 or b[1] * bits % 512 == 0))
 
 
 def estimate(x: MatmulExtents, block: tuple[int, int], parts: int = 1, card: Card = Card(),
@@ -222,8 +221,6 @@ def estimate(x: MatmulExtents, block: tuple[int, int], parts: int = 1, card: Car
     step is the matmuls', or the copies' where these take longer."""
     (m, n), steps = block, -(-x.steps // parts)
     step, store = FP8_BLOCK_US.get(block, BLOCK_US[block]) if x.short else BLOCK_US[block]
-    if cluster > 1 and x.short:
-        step, store = FP8_PAIR_US.get(block, (step, store))
     if max(x.lines) > 1:
         step = max(step, LINE_US * (m * x.lines[0] + n * x.lines[1] / cluster))
     groups = x.matrices * -(-x.M // (m * cluster)) * cluster * -(-x.N // n) * parts
@@ -247,7 +244,7 @@ def lines_of(row_bytes: int) -> float:
 
 @dataclass(frozen=True)
 class ThreadBlock:
-    """Of a matmul by threads. us: of 16 of K, where `resident` groups share a multiprocessor, for
+    """Of a matmul by threads. us: of 32 of K, where `resident` groups share a multiprocessor, for
     each of them.  begin_us: more, for all together."""
 
     rows: int
@@ -259,10 +256,11 @@ class ThreadBlock:
     begin_us: float
 
 
-# H100, products of f32 of 1024 and 4096 cubed in four layouts, 2026-11-25.
+# Products of f32 of 1024, 2048 and 4096 cubed (H200, 2026-11-26); large ones 16 deep take 3 to 5 %
+# longer, and small ones 32 deep leave shared memory for four groups alone.
 THREAD_BLOCKS = (
-    ThreadBlock(128, 256, 16, 8, 1, 2.95, 0.0), ThreadBlock(128, 128, 16, 4, 2, 1.45, 0.1),
-    ThreadBlock(64, 64, 16, 2, 8, 0.38, 0.25))
+    ThreadBlock(128, 256, 32, 8, 1, 5.6, 0.0), ThreadBlock(128, 128, 32, 4, 2, 2.8, 0.1),
+    ThreadBlock(64, 64, 16, 2, 8, 0.77, 0.3))
 
 
 def choose_thread_block(M: int, N: int, card: Card) -> ThreadBlock:

@@ -12,7 +12,7 @@ from fake_gpu import Torch
 from fake_gpu import driver as driver
 from fake_gpu import gpu as gpu
 from hopper_lowering import lowered, program, run
-from tessera import bf16, f32, fp8_e4m3, stdlib
+from tessera import bf16, f32, fp8_e4m3, stdlib, tile
 from tessera.kernels.gemm import LAYOUTS
 from tessera.kernels.matmul_blocks import BLOCK_US, Card
 from tessera.kernels.matmul_plan import ProductPlan, plan_product
@@ -63,9 +63,11 @@ def test_what_is_chosen_by_the_user_or_has_no_tensor_cores_is_as_usual():
     assert (p.rows, p.columns, p.step, p.parts, p.swapped) == (64, 64, 16, 1, False)
     assert plan_product(bf16, 16, 8192, 8192, "nt", Card(108)).swapped is False
     p = plan_product(fp8_e4m3, 8192, 8192, 8192, "nt", H200)
-    assert (p.rows, p.columns, p.step, p.cluster) == (128, 192, 128, 2)
+    assert (p.rows, p.columns, p.step, p.cluster) == (192, 128, 128, 1)
+    p = plan_product(fp8_e4m3, 4096, 4096, 4096, "nt", H200)
+    assert (p.rows, p.columns, p.step, p.cluster) == (128, 128, 128, 1)
     p = plan_product(f32, 4096, 4096, 4096, "nt", H200)
-    assert (p.rows, p.columns, p.step, p.warps) == (128, 256, 16, 8)
+    assert (p.rows, p.columns, p.step, p.warps) == (128, 256, 32, 8)
 
 
 @pytest.mark.parametrize("extents, layout", [((2632, 9176, 4952), "nt"), ((1000, 1000, 1000), "nn"),
@@ -77,10 +79,10 @@ def test_blocks_share_columns_where_rows_are_two_lines(extents, layout):
     assert plan_product(bf16, *near, layout, H200).cluster == 1
 
 
-def test_blocks_of_96_columns_are_read_along_k():
-    """Else every other one would begin within a line."""
-    assert {w: plan_product(bf16, 1536, 1536, 1536, w, H200).columns % 64 for w in LAYOUTS} == {
-        "nn": 0, "nt": 32, "tn": 0, "tt": 32}
+def test_blocks_of_96_columns_are_read_either_way():
+    """128 of 192 x 96 keep 132 multiprocessors busy."""
+    plans = [plan_product(bf16, 1536, 1536, 1536, w, H200) for w in LAYOUTS]
+    assert {(p.rows, p.columns, p.cluster) for p in plans} == {(192, 96, 1)}
 
 
 def test_short_products_begin_early():
@@ -159,6 +161,24 @@ def test_warpgroups_of_every_plan(layout, swapped, parts, rng):
     assert made.pipeline.tiles == "static" and made.rings[0].slots > 4
 
 
+@pytest.mark.parametrize("columns", [72, 96, 144])
+@pytest.mark.parametrize("layout", ["nn", "tn"])
+def test_columns_of_a_block_may_end_within_what_is_brought(layout, columns, rng):
+    """Rows of b lie across K, and come in pieces of 128 or 64 bytes, half of them by each block."""
+    M, N, K = 264, 200, 136
+    a, b, want = matrices(rng, M, N, K, layout)
+    how = {"layout": layout, "BM": 64, "BN": columns, "CLUSTER": 2}
+    args = (a, b, np.full((M, N), np.nan, bf16.numpy), f32)
+    kernel = stdlib.gemm.kernels["gemm_whole"]
+    made = program(kernel, *args, facts=Facts(), **how)
+    (ring,) = made.rings
+    assert [load.blocks for load in ring.loads] == [1, 2]
+    width = 32 if columns == 96 else 64  # of as wide pieces as bring nothing in vain, or the widest
+    assert ring.loads[1].panels == -(-columns // width)
+    run(kernel, made, (-(-M // 64), -(-N // columns)), *args, blocks=4, **how)
+    assert_close(np.asarray(args[2], np.float64), want, "bf16", n=K)
+
+
 def test_rows_of_16_bytes_are_not_known_without_the_extents_that_show_it(rng):
     a, b, _ = matrices(rng, 136, 88, 328, "nt")
     args = a, b, np.zeros((136, 88), bf16.numpy), f32
@@ -188,3 +208,29 @@ def test_a_kernel_that_starts_early_waits_before_it_reads(dependent, rng):
     assert ("dependents_wait()" in body) == ("dependents_launch()" in body) == dependent
     if dependent:
         assert body.index("sync()") < body.index("dependents_wait()") < body.index("acquire(")
+
+
+@ts.kernel
+def waits_itself(A: ts.Tensor["M", "K"], B: ts.Tensor["K", "N"], D: ts.Tensor["M", "N"],
+                 LATE=False):
+    if LATE:
+        acc = tile.load(A[0:64, 0:64])
+    tile.grid_dependency_wait()
+    tile.launch_dependents()
+    if not LATE:
+        acc = tile.load(A[0:64, 0:64])
+    D[0:64, 0:64] = tile.dot(acc, tile.load(B[0:64, 0:64]))
+
+
+def test_a_wait_at_a_kernel_s_begin_is_that_of_the_form():
+    """Not one behind an access: what reads before it may not be put behind."""
+    x = ts.zeros((64, 64), "bf16")
+    facts = ArgumentFacts(frozenset("MNK"), frozenset("ABD"))
+    made = emit_warp_specialised(waits_itself.lower(x, x, x), None, parse_target("sm_90a"), facts)
+    assert isinstance(made, tuple) and made[1].dependent
+    body = made[1].source.partition("def waits_itself")[2]
+    assert body.count("dependents_wait()") == 1
+    assert body.index("dependents_wait()") < body.index("acquire(")
+    late = emit_warp_specialised(waits_itself.lower(x, x, x, LATE=True), None,
+                                 parse_target("sm_90a"), facts)
+    assert isinstance(late, Refusal) and "grid_dependency_wait" in late.reason

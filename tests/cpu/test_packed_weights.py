@@ -160,7 +160,7 @@ def test_the_form_comes_before_warpgroups_that_specialise(rng):
     from tessera.runtime.target import parse_target
 
     args = arguments(rng, "fp4_e2m1", 16, 64, 128)
-    bound, function, _, _, _, _ = tile_gpu.prepare(product, args, {"BN": 64}, None, 128)
+    bound, function, _, _, _, _ = tile_gpu.prepare(product, args, {"BN": 64, "BM": 8}, None, 128)
     made = emit_kernel(function, 64, parse_target("sm_90a"), tile_gpu.facts_of(function, bound))
     assert "packed weights are multiplied as they lie" in made.refusal.reason
 

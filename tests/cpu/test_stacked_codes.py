@@ -16,6 +16,7 @@ from tessera.tile.cuda.intrinsics import unpacked_codes
 from tessera.tile.cuda.intrinsics.matmul_codes import factor_of
 from tessera.tile.cuda.lower.multiply_codes import stack_codes
 from tessera.tile.cuda.lower.warp_specialised import WarpSpecialisedProgram, lower_warp_specialised
+from tessera.tile.ir.ir import Op, walk
 from tessera.tile.ir.schedule import Schedule
 from tolerance import assert_close
 
@@ -90,6 +91,9 @@ def test_two_warpgroups_sum_a_part_of_k_each(codes, x, rng):
     assert made is not None and made.warpgroups == 2 and made.pipeline.cluster == 2
     assert {load.dtype.name: load.blocks for r in made.rings for load in r.loads} == {
         "f32": 1, "uint8": 1, x: 2}
+    waits = [n.attr["pending"] for n in walk(made.function.body)
+             if isinstance(n, Op) and n.name == "matmul_wait"]
+    assert waits == [1, 1, 0], "both of an iteration run on while the next codes are unpacked"
     run(packed_nt, made, (1, 4), *args, blocks=4, **how)
     rows, weights, scale, out = args
     want = numbers(rows) @ numbers(weights).T * numbers(scale)
@@ -100,7 +104,10 @@ def numbers(t: ts.Tensor) -> np.ndarray:
     return np.asarray(ts.cast(t, "f32").array, np.float64)
 
 
-@pytest.mark.parametrize("how", [{"BM": 16}, {"BN": 32}, {"BK": 64}], ids=str)
-def test_few_columns_and_other_blocks_are_left_to_warps(how, rng):
-    assert program("bf16", "fp4_e2m1", 64, 128, 512, rng,
+@pytest.mark.parametrize("codes, how", [
+    ("fp4_e2m1", {"BM": 8}), ("fp4_e2m1", {"BN": 32}), ("fp4_e2m1", {"BK": 64}),
+    ("fp6_e2m3", {"BK": 128})], ids=str)
+def test_few_columns_and_other_blocks_are_left_to_warps(codes, how, rng):
+    """The last: half of a warpgroup's codes is no multiple of the 16 bytes that a lane reads."""
+    assert program("bf16", codes, 64, 128, 512, rng,
                    **{"BM": 64, "BN": 64, "BK": 256} | how)[0] is None

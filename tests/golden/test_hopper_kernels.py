@@ -24,6 +24,7 @@ from tessera.kernels.conv import (
     conv_forward,
     conv_weights,
 )
+from tessera.kernels.gemm_block_scaled import BLOCKS, block_scaled_nt
 from tessera.runtime.ptxas import find_tool, sass_counts
 from tessera.runtime.target import parse_target
 from tessera.tile.cuda.build import Built, build
@@ -34,8 +35,9 @@ from tessera.tile.ir.schedule import Schedule
 
 require_compiler()
 TARGET = parse_target("sm_90a")
-FACTS = ArgumentFacts(divisible=frozenset("MNKSDBHTEC"), aligned=frozenset("ABCDQKVXWYRG") | {
-    "bias", "lse", "delta", "dQ", "dK", "dV", "sums_q", "sums_k", "sums_v"})
+FACTS = ArgumentFacts(divisible=frozenset([*"MNKSDBHTEC", "ME"]), aligned=frozenset([
+    *"ABCDQKVXWYRG", "SA", "bias", "lse", "delta", "dQ", "dK", "dV", "sums_q", "sums_k",
+    "sums_v"]))
 
 
 @pytest.fixture(autouse=True)
@@ -123,6 +125,21 @@ def test_a_second_loop_into_the_same_sums_costs_its_instructions_alone():
     assert both["HGMMA.64x256x16.F32.BF16"] == 2 * first["HGMMA.64x256x16.F32.BF16"] == 8
     for same in ("STSM", "UTMASTG", "F2FP", "USETMAXREG", "MOV"):
         assert total(both, same) == total(first, same)
+
+
+@pytest.mark.parametrize("block", BLOCKS, ids=str)
+def test_scales_of_blocks_come_with_the_codes(block):
+    """A copy more for each slot, and beside the matmuls a product for two rows of a lane and a
+    multiply-add for each sum."""
+    codes, scales = ts.zeros((512, 512), fp8_e4m3), ones(f32, 4, 512)
+    program, emitted, built = compiled(block_scaled_nt, codes, scales, codes, ones(f32, 4, 4),
+                                       ones(bf16, 512, 512), BM=block[0], BN=block[1])
+    require_fast(built)
+    found = counts(built)
+    assert found[f"QGMMA.64x{block[1]}x32.F32.E4M3.E4M3"] == 4 and total(found, "UTMALDG") == 3
+    assert total(found, "FFMA") == block[1] // 2 and total(found, "FMUL") <= 4
+    (ring,) = program.rings
+    assert [x.tensor for x in ring.loads] == ["A", "B", "SA"] and ring.slots >= 4
 
 
 def test_one_consumer_keeps_a_matmul_in_flight():

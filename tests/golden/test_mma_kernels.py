@@ -87,8 +87,8 @@ def test_styles(style):
     sound(gemm((64, 64, 32), 128, "sm_80", size=128, style=style))
 
 
-def loop_counts(made) -> dict[str, int]:
-    """Opcodes of the loop with the most matmuls."""
+def loop_counts(made, matmul="HMMA") -> dict[str, int]:
+    """Opcodes of the loop with the most matmuls, the innermost of those."""
     if find_tool("nvdisasm") is None:
         pytest.skip("nvdisasm is not installed: pip install nvidia-cuda-nvdisasm")
     labels, lines, loops = {}, [], []
@@ -100,7 +100,8 @@ def loop_counts(made) -> dict[str, int]:
             back = re.search(r"BRA.*?\(\.(L_x_\d+)\)", line)
             if back and back[1] in labels:
                 loops.append("\n".join(lines[labels[back[1]]:]))
-    return max((sass_counts(text) for text in loops), key=lambda c: total(c, "HMMA"))
+    found = [sass_counts(text) for text in loops]
+    return max(found, key=lambda c: (total(c, matmul), -sum(c.values())))
 
 
 def total(counts: dict[str, int], start: str) -> int:
@@ -118,6 +119,16 @@ def test_an_iteration_is_mostly_matmuls(target, orders):
     assert total(counts, "LDS.") == total(counts, "STS") == total(counts, "LDG.") == 0
     xors = 12 * {"NT": 0, "NN": 1, "TN": 2}[orders]  # columns of rows that lie along u, each step
     assert sum(counts.values()) < 128 + 32 + 12 + xors + 95
+
+
+@pytest.mark.parametrize("orders, step", [("TN", 16), ("NT", 8)])
+def test_threads_do_little_but_multiply_and_add(orders, step):
+    """16 x 8 sums of a thread: six reads of 16 bytes for each k. Of rows that lie along k a thread
+    holds four k of all its rows and columns, and takes half as many at once."""
+    made = gemm((128, 256, 32), 256, "sm_90", dtype="f32", orders=orders, stages=3)
+    counts = loop_counts(made, "FFMA")
+    assert counts["FFMA"] == step * 128 and counts["LDS.128"] == step * 6
+    assert sum(counts.values()) < 1.1 * step * 128
 
 
 def test_attention_keeps_p_in_registers():

@@ -12,6 +12,7 @@ from fake_gpu import driver as driver
 from fake_gpu import gpu as gpu
 from library_cases import CALLS, adam, adam_f64
 from tessera import stdlib
+from tessera.kernels.gemm import LAYOUTS, _operand
 from tolerance import assert_close
 
 
@@ -113,6 +114,23 @@ def test_the_same_bytes_are_tf32_on_a_gpu(gpu, driver, rng):
         assert_close(got.x, x.x.astype("f8") @ y.x, "f16", n=64)  # and not in f32
     with pytest.raises(ts.ArgumentError, match="cast the operands to tf32"):
         ts.jit(lambda a: stdlib.gemm(a, a, precision="tf32")).graph(ts.zeros((64, 64)))
+
+
+@pytest.mark.parametrize("layout, turned", [("nt", 2), ("nn", 1), ("tn", 0), ("tt", 1)])
+def test_large_products_of_f32_are_of_rows_across_k(layout, turned, gpu, monkeypatch, rng):
+    """Copies of the operands whose rows lie along K, and of those that no access of 16 bytes
+    reads; small products read them as they lie."""
+    copies = ["turned_rows"] * turned + ["aligned_rows"] * (layout[1] == "n")
+    monkeypatch.setitem(_operand.__globals__, "ACROSS_FROM", 64)
+    gemm = stdlib.gemm.with_schedule(ts.Schedule(stages=2))  # kernels of its own
+    for M, N, K, launched in ((48, 65, 40, []), (72, 65, 40, copies)):
+        a, b = (Torch(rng.standard_normal(s).astype("f4")) for s in (
+            (K, M) if layout[0] == "t" else (M, K), (N, K) if layout[1] == "t" else (K, N)))
+        before = len(gpu.launched)
+        got = gemm(a, b, **LAYOUTS[layout])
+        assert gpu.launched[before:] == [*launched, "gemm_whole"]
+        want = stdlib.gemm.record.reference(a.x.astype("f8"), b.x.astype("f8"), **LAYOUTS[layout])
+        assert_close(got.x, want, "f32", n=K)
 
 
 def test_rotary_keeps_norms_and_takes_positions(rng):

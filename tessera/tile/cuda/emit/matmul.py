@@ -133,7 +133,7 @@ def by_threads(e: Emitter, op: Op) -> str:
     prepare(e, stores)
     tf32 = op.attr["precision"] == "tf32"
     kind = sums_in(made.type.dtype)
-    step = step_of(K)
+    step = step_of(K, 8 if any(x.deep() for x in operands) else 16)
     total, k = e.fresh("sums"), e.fresh("k")
     e.line(f"{total} = {e.name(acc[0]) if acc else full(e, made.type, f'{kind}(0)')}")
     specs, args = [], []
@@ -164,9 +164,9 @@ def sums_in(dtype: DType) -> str:
     return "f64" if dtype is f64 else kind_of(dtype)
 
 
-def step_of(K: int) -> int:
+def step_of(K: int, most: int) -> int:
     """Elements of k that are multiplied at once: they divide K."""
-    return min(8, K & -K) if K else 1
+    return min(most, K & -K) if K else 1
 
 
 def element_source(e: Emitter, x: Operand_, result: RegisterLayout, k: str,

@@ -47,7 +47,8 @@ from tessera.tile.passes.integer_facts import Knowledge
 
 ROWS, COLUMNS = 16, 8  # of a tensor core's block
 MOST_COLUMNS = 64  # more are better off with wgmma, whose sums are not in parts
-STACKED, STACKED_COLUMNS = 2, 32  # warpgroups, and the fewest columns for which they pay
+STACKED, STACKED_COLUMNS = 2, 16  # warpgroups, and the fewest columns for which they pay
+PIECES, CHUNK_BITS = 2, 128  # of a warpgroup's codes of an iteration; of what a lane reads at once
 GROUP = 4  # codes that end with a byte, whatever their bits
 
 
@@ -282,8 +283,10 @@ class _Stacked(_Pass):
         form = self.generation.warpgroup_matmul
         assert form is not None
         rows, columns = sums.shape
+        piece_bits = x.shape[0] // (STACKED * PIECES) * self.tensor(found.view).dtype.bits
         return super().fits(found) and x.dtype.bits == 16 and rows == form.rows and (
-            columns >= STACKED_COLUMNS) and x.shape[0] >= STACKED * UNIT
+            columns >= STACKED_COLUMNS) and piece_bits >= CHUNK_BITS and (
+            piece_bits % CHUNK_BITS == 0)
 
     def shape(self, parts: int, rows: int, columns: int) -> tuple[int, ...]:
         return parts * rows, columns

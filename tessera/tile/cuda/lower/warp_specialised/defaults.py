@@ -50,8 +50,9 @@ def complete(pipeline: PipelineKnobs, function: Function, maker: Maker,
         "stages": form.defaults.stages[1] if crossing else _stages(function, maker, form.defaults),
         "overlap": rotated, "split": True,
         "a_in_registers": fits, "pin": pinned(function, form.defaults) if rotated else 0,
-        # One consumer has nobody beside it: its next matmul is issued before it waits.
-        "in_flight": int(groups == 1),
+        # One consumer has nobody beside it: its next matmul is issued before it waits. And those of
+        # unpacked codes run while the next ones are unpacked.
+        "in_flight": int(groups == 1 or bool(ops_in(function.body, "unpack_codes"))),
         "tiles": "dynamic" if uneven(function) else "static"}
     if rows > form.rows * groups and ops_in(function.body, "pack_operand", "unpack_codes"):
         raise Refused("several blocks of rows for a consumer, and a computed operand")

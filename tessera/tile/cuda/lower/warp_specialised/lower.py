@@ -41,10 +41,13 @@ from tessera.tile.cuda.lower.warp_specialised.split import split_loops
 from tessera.tile.cuda.lower.warp_specialised.sums import defer_sums
 from tessera.tile.cuda.lower.warp_specialised.tidy import base_name, tidy_names
 from tessera.tile.cuda.lower.warp_specialised.waits import place_waits
-from tessera.tile.ir.ir import Function, If, Node
+from tessera.tile.ir.ir import Function, If, Node, Op
+from tessera.tile.ir.op_record import OPS
 from tessera.tile.passes import merge, simplify, verify
 from tessera.tile.passes.integer_facts import Knowledge
 from tessera.tile.passes.single_iterations import inline_single_iterations
+
+WAIT = "grid_dependency_wait"
 
 
 def lower_warp_specialised(function: Function, schedule: Any, facts: Any, generation: Generation,
@@ -89,6 +92,7 @@ def _lower(function: Function, pipeline: PipelineKnobs, facts: Any, generation: 
     form = generation.warpgroup_matmul
     if form is None:
         raise Refused(f"{generation.target} has no wgmma")
+    function, pipeline = _begun_early(function, pipeline)
     qualify(function)
     function = simplify(merge(unify_masks(inline_single_iterations(function))))
     maker = Maker(function)
@@ -115,6 +119,19 @@ def _lower(function: Function, pipeline: PipelineKnobs, facts: Any, generation: 
                                   room // panel_bytes(pipeline.warpgroups))
     return WarpSpecialisedProgram(whole, rings, pipeline, rank_of(function), rows_of(function),
                                   form, _notes(rings, pipeline, buffers), buffers)
+
+
+def _begun_early(function: Function, pipeline: PipelineKnobs) -> tuple[Function, PipelineKnobs]:
+    """A kernel's own wait for the one in front of it, in front of all that touches memory, is that
+    of the form: all threads wait as they begin, and the next kernel may begin then."""
+    names = [n.name if isinstance(n, Op) else "" for n in function.body]
+    before = function.body[:names.index(WAIT)] if WAIT in names else function.body
+    if WAIT not in names or any(not isinstance(n, Op) or OPS[n.name].effect != "pure"
+                                for n in before):
+        return function, pipeline
+    body = tuple(n for n, name in zip(function.body, names, strict=True)
+                 if name not in (WAIT, "launch_dependents"))
+    return replace(function, body=body), replace(pipeline, dependent=True)
 
 
 def _knowledge(function: Function, facts: Any) -> Knowledge:

@@ -13,6 +13,7 @@ from typing import Any
 
 from tessera.numerics import DType
 from tessera.runtime.generations import WarpgroupMatmul
+from tessera.tile.cuda.lower.multiply_codes import PIECES
 from tessera.tile.cuda.lower.warp_specialised.program import Refused
 from tessera.tile.cuda.lower.warp_specialised.qualify import (
     MATMULS,
@@ -39,7 +40,6 @@ from tessera.tile.ir.ir import Operand as Argument
 from tessera.tile.ir.types import GlobalTensor, TileType, View
 from tessera.tile.passes.integer_facts import Knowledge
 
-PIECES = 2  # of the codes of an iteration, in a warpgroup
 UNNAMED = "t"  # what the frontend calls a value without a name
 
 

@@ -38,7 +38,7 @@ class Load:
     tensor, box: what TMA reads, per axis of the tensor   shape: [rows, columns] as stored, or
     [columns]   offset_bytes: of the tile in the slot   blocks: of a cluster that bring it, some
     rows each   windows: of images that it unfolds, and the bytes of channels that a copy brings of
-    a pixel
+    a pixel   part: whether its rows are parts of the tensor's, which go on behind them
     """
 
     name: str
@@ -49,6 +49,7 @@ class Load:
     offset_bytes: int = 0
     blocks: int = 1
     windows: tuple[Windows, int] | None = None
+    part: bool = False
 
     @property
     def row_bytes(self) -> int:
@@ -59,8 +60,8 @@ class Load:
         if self.windows is not None:
             return self.windows[1]
         whole = len(self.shape) == 1 or self.row_bytes in NARROW_BYTES
-        if self.dtype.name == "uint8" and self.row_bytes % PANEL_BYTES == NARROW_BYTES[1]:
-            return NARROW_BYTES[1]  # of codes of 6 bits: nothing is brought in vain
+        if self.part and self.row_bytes % PANEL_BYTES == NARROW_BYTES[1]:
+            return NARROW_BYTES[1]  # nothing is brought in vain
         return self.row_bytes if whole else PANEL_BYTES
 
     @property

@@ -36,7 +36,7 @@ from tessera.tile.cuda.lower.warp_specialised.rewrite import (
 )
 from tessera.tile.cuda.lower.warp_specialised.rotate import held_over
 from tessera.tile.cuda.lower.warp_specialised.tidy import base_name
-from tessera.tile.ir.ir import For, If, Op, SSAValue, While, regions, walk
+from tessera.tile.ir.ir import Const, For, If, Op, SSAValue, While, regions, walk
 from tessera.tile.ir.types import TileType
 
 BARRIER_BYTES = 8
@@ -158,7 +158,8 @@ def describe(load: Op, nodes: Nodes, maker: Maker) -> Load:
     assert isinstance(type, TileType)
     windows = copied_windows(view.attr, type.dtype) if view.name == "windows" else None
     box = type.shape if windows else tuple(view.attr["box"])
-    return Load(out(load).name, view.args[0].name, box, type.shape, type.dtype, windows=windows)
+    return Load(out(load).name, view.args[0].name, box, type.shape, type.dtype, windows=windows,
+                part=not isinstance(view.args[-1], Const))
 
 
 __all__ = ["form_rings", "groups"]

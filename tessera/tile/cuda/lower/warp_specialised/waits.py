@@ -48,12 +48,14 @@ class _Waits:
     def __init__(self, maker: Maker, in_flight: int):
         self.maker, self.in_flight = maker, in_flight
 
-    def block(self, nodes: Nodes, accumulating: list[Op]) -> _State:
+    def block(self, nodes: Nodes, accumulating: list[Op], rolling: bool = False) -> _State:
         state = _State()
         for node in nodes:
             if is_op(node, "async_matmul"):
                 self.matmul(state, node, node in accumulating)
-                if node in accumulating and node == accumulating[-1]:
+                if rolling:
+                    self.roll(state, node)
+                elif node in accumulating and node == accumulating[-1]:
                     self.end_iteration(state, node, len(accumulating))
             elif is_op(node, "matmul_wait"):
                 self.marker(state, node)
@@ -94,6 +96,15 @@ class _Waits:
         if not pending:
             state.loose |= set(state.running) - {result}
             state.running = []
+
+    def roll(self, state: _State, op: Op) -> None:
+        """The wait of a loop whose matmuls follow each other: all but this one are complete, and
+        what they read in registers may be made anew."""
+        made = self.maker.op("matmul_wait", (out(op),), out(op).name, self.maker.type(out(op)),
+                             op.where, pending=1)
+        state.kept.append(made)
+        state.table[out(op)] = out(made)
+        state.running = state.running[-1:]
 
     # --- step two: the waits ------------------------------------------------------------------
     def need(self, state: _State, values: list[SSAValue]) -> None:
@@ -137,6 +148,12 @@ class _Waits:
 
     def loop(self, state: _State, node: For) -> None:
         accumulating = accumulations(node)
+        if self.in_flight and not accumulating and (pieces := succession(node)):
+            inner = self.block(node.body, pieces, True)
+            yields = tuple(_known(inner, x) for x in node.yields)
+            state.kept.append(replace(node, body=tuple(inner.kept), yields=yields))
+            state.running += [d.value for d in node.carried if d.value == pieces[0].args[2]]
+            return
         if not accumulating:
             body, yields = self.ended(node.body, node.yields)
             state.kept.append(replace(node, body=body, yields=yields))
@@ -165,6 +182,23 @@ def accumulations(loop: For) -> list[Op]:
     if used & touched or any(set(p.args[:2]) & touched for p in inside):
         return []
     return inside
+
+
+def succession(loop: For) -> list[Op]:
+    """The matmuls of a loop, several of which each adds to the one before and the first to what the
+    loop carries, with codes that are unpacked into registers; else none."""
+    matmuls = [n for n in loop.body if is_op(n, "async_matmul")]
+    inside = ops_in(loop.body, "async_matmul")
+    if len(inside) < 2 or len(inside) != len(matmuls):
+        return []
+    sums = [matmuls[0].args[2], *map(out, matmuls)] if len(matmuls[0].args) == 3 else []
+    carried = {(d.value, y) for d, y in zip(loop.carried, loop.yields, strict=True)}
+    codes = {out(n) for n in ops_in(loop.body, "unpack_codes")}
+    used = {x for n in loop.body if n not in matmuls for x in reads(n)}
+    follow = [p.args[2:] == (x,) and p.args[0] in codes for p, x in zip(
+        matmuls, sums, strict=False)]
+    plain = sums and all(follow) and (sums[0], sums[-1]) in carried and not used & set(sums)
+    return matmuls if plain else []
 
 
 def _known(state: _State, x: Operand) -> Operand:
