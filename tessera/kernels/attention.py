@@ -33,7 +33,7 @@ from .attention_scores import (
     span_rows,
 )
 from .decode_attention import KERNELS as DECODE
-from .decode_attention import decode_plan, few_queries
+from .decode_attention import LN2, decode_plan, few_queries
 from .gemm import SPECIALISED
 from .record import Benchmark, CompiledCall, KernelSample
 from .routine import empty_like, generation_of, reshaped, routine, type_of
@@ -103,21 +103,29 @@ def attend_sums(Q, K, V, head, group, q0, keys, ahead, scale, BM, BN, causal, sl
 @kernel(grid=lambda S, B, BM: (-(-S // BM), B))
 def attention(Q: Tensor["B", "S", "D"], K: Tensor["C", "S", "D"], V: Tensor["C", "S", "E"],
               out: Tensor["B", "S", "E"], scale: f32,
-              spans: Tensor["Z", 2, "S", i32] | None = None, heads=1, group=1, BM=128, BN=128,
+              spans: Tensor["Z", 2, "S", i32] | None = None,
+              logs: Tensor["B", "S", f32] | None = None, heads=1, group=1, BM=128, BN=128,
               causal=False, window=0, cap=0.0, score=None):
     q0, head = tile.group_id(0) * BM, tile.group_id(1)
-    out[head, q0:q0+BM, :] = attend(Q, K, V, head, group, q0, S, 0, scale, BM, BN, causal, SLACK,
-                                    window, cap, spans, heads, score)
+    o, sums = attend_saved(Q, K, V, head, group, q0, S, 0, scale, BM, BN, causal, SLACK, window,
+                           cap, spans, heads, score)
+    out[head, q0:q0+BM, :] = o
+    if logs is not None:
+        logs[head, q0:q0+BM] = sums * LN2
 
 
 @kernel(grid=lambda S, B, BM: (-(-S // BM), B))
 def cross_attention(Q: Tensor["B", "S", "D"], K: Tensor["C", "T", "D"], V: Tensor["C", "T", "E"],
                     out: Tensor["B", "S", "E"], scale: f32,
-                    spans: Tensor["Z", 2, "S", i32] | None = None, heads=1, group=1, BM=128,
+                    spans: Tensor["Z", 2, "S", i32] | None = None,
+                    logs: Tensor["B", "S", f32] | None = None, heads=1, group=1, BM=128,
                     BN=128, causal=False, window=0, cap=0.0, score=None):
     q0, head = tile.group_id(0) * BM, tile.group_id(1)
-    out[head, q0:q0+BM, :] = attend(Q, K, V, head, group, q0, T, T - S, scale, BM, BN, causal,
-                                    SLACK, window, cap, spans, heads, score)
+    o, sums = attend_saved(Q, K, V, head, group, q0, T, T - S, scale, BM, BN, causal, SLACK,
+                           window, cap, spans, heads, score)
+    out[head, q0:q0+BM, :] = o
+    if logs is not None:
+        logs[head, q0:q0+BM] = sums * LN2
 
 
 def reference(q: np.ndarray, k: np.ndarray, v: np.ndarray, causal: bool = False,
@@ -198,7 +206,7 @@ HEADS = (2, 512, 128)
 )
 def flash_attention_2(run: Any, q: Any, k: Any, v: Any, *, causal: bool = False,
                       scale: float | None = None, window: int | None = None,
-                      soft_cap: float | None = None) -> Any:
+                      soft_cap: float | None = None, return_lse: bool = False) -> Any:
     """y = softmax(scale q k') v, softmax along the keys.
 
     q: [B, H, S, D]   k: [B, Hk, T, D]   v: [B, Hk, T, E]   y: [B, H, S, E], of q's type; or without
@@ -206,6 +214,7 @@ def flash_attention_2(run: Any, q: Any, k: Any, v: Any, *, causal: bool = False,
     scale: positive; 1 / sqrt(D) when None.  causal: query i sees the keys up to i + T - S.
     window: it sees those fewer than as many from i + T - S; blocks of keys that none sees cost
     nothing.  soft_cap: scores s become soft_cap tanh(s / soft_cap).
+    return_lse: (y, lse) in place of y; lse [B, H, S] in f32, the log of the sum of exp(scores).
     All of one float type of up to 32 bits. Scores and sums are f32; weights are rounded to v's
     type before the second product, the result once. Memory beside the result: none, but for up to
     16 queries of 16 bits over many keys, which are split: some 264 results of up to 64 rows in f32.
@@ -222,35 +231,41 @@ def flash_attention_2(run: Any, q: Any, k: Any, v: Any, *, causal: bool = False,
         run.fail(f"a window of {S} queries and {T} keys", "as many keys; ts.attention takes any",
                  ShapeError)
     out, dtype = empty_like(q, (*tuple(q.shape)[:-1], E)), type_of(q, "q").dtype
+    logs = empty_like(q, tuple(q.shape)[:-1], "f32") if return_lse else None
+    if return_lse and not E:
+        run.fail("return_lse of values without elements", "ts.attention", ShapeError)
     if 0 in tuple(out.shape):
-        return out
+        return out if logs is None else (out, logs)
     factor = (1.0 / math.sqrt(D) if scale is None else float(scale)) * math.log2(math.e)
     rule: dict[str, Any] = {"window": window or 0, "cap": float(soft_cap or 0)}
     if run.given is None and few_queries(dtype, S, T, max(D, E)):
-        _decode(run, q, k, v, out, factor, (heads // group, group * S), bool(causal), rule)
-        return out
+        _decode(run, q, k, v, (out, logs), factor, (heads // group, group * S), bool(causal), rule)
+        return out if logs is None else (out, logs)
     m, n = attention_block(dtype, S, max(D, E), bool(causal), generation_of(q), **rule)
     run.run("attention" if S == T else "cross_attention", reshaped(q, (heads, S, D)),
             reshaped(k, (heads // group, T, D)), reshaped(v, (heads // group, T, E)),
             reshaped(out, (heads, S, E)), factor, group=group, BM=run.size("m", m),
-            BN=run.size("n", n), causal=bool(causal), **rule)
-    return out
+            BN=run.size("n", n), causal=bool(causal), **rule,
+            **({} if logs is None else {"logs": reshaped(logs, (heads, S))}))
+    return out if logs is None else (out, logs)
 
 
-def _decode(run: Any, q: Any, k: Any, v: Any, out: Any, factor: float, extents: tuple[int, int],
-            causal: bool, rule: dict[str, Any]) -> None:
-    """Few queries over keys in parts. extents: heads of keys in all, and queries that read one."""
-    (C, R), (S, D), (T, E) = extents, tuple(q.shape)[-2:], tuple(v.shape)[-2:]
+def _decode(run: Any, q: Any, k: Any, v: Any, results: tuple[Any, Any], factor: float,
+            extents: tuple[int, int], causal: bool, rule: dict[str, Any]) -> None:
+    """Few queries over keys in parts. results: out, and where the logs of sums go if they are
+    wanted.  extents: heads of keys in all, and queries that read one."""
+    (C, R), (S, D), (T, E), (out, logs) = extents, tuple(q.shape)[-2:], tuple(v.shape)[-2:], results
     plan = decode_plan(C, R, min(T, rule["window"] + S) if rule["window"] else T, max(D, E))
     P, parts, lse = plan.parts, reshaped(out, (1, C, R, E)), None
-    if P > 1:
+    if P > 1 or logs is not None:
         parts, lse = (empty_like(q, shape, "f32") for shape in ((P, C, R, E), (P, C, R)))
     run.run(plan.kernel, reshaped(q, (C, R, D)), reshaped(k, (C, T, D)), reshaped(v, (C, T, E)),
             None, parts, lse, factor, S=S, BM=plan.rows, BN=plan.keys,
             causal=causal and S > 1, **rule)
-    if P > 1:
+    if lse is not None:
         run.run("combine_parts", reshaped(parts, (P, C * R, E)), reshaped(lse, (P, C * R)),
-                reshaped(out, (C * R, E)), BP=plan.together)
+                reshaped(out, (C * R, E)), None if logs is None else reshaped(logs, (C * R,)),
+                BP=plan.together)
 
 
 def _check(run: Any, q: Any, k: Any, v: Any) -> tuple[int, int]:

@@ -19,6 +19,7 @@ from .attention_scores import HIGHEST, LOG2E, both_kinds, score_value
 
 MOST_QUERIES = 16  # of a head
 WIDEST = 256  # of a head
+LN2 = math.log(2.0)
 SLACK = 8.0  # powers of two by which the running maximum may lag
 # Blocks that are wanted: two of a warp on each of 132 multiprocessors. One query of 32 heads over
 # 8192 keys of 8 takes 16.0 us with 33 parts, with 16, 24 and 49 parts 16.9, 16.1 and 16.4 (H100,
@@ -145,8 +146,9 @@ def decode_many_rows(Q: Tensor["C", "R", "D"], K: Tensor["C", "T", "D"], V: Tens
 
 @kernel(grid=lambda N: (N,))
 def combine_parts(parts: Tensor["P", "N", "E", f32], lse: Tensor["P", "N", f32],
-                  out: Tensor["N", "E"], BP=64):
-    """Rows of a result from those of its parts, each weighed by exp2(lse)."""
+                  out: Tensor["N", "E"], logs: Tensor["N", f32] | None = None, BP=64):
+    """Rows of a result from those of its parts, each weighed by exp2(lse). logs: of the sums of
+    exp(scores) of the whole, -inf where no part has a key."""
     tile.grid_dependency_wait()
     n = tile.group_id(0)
     m, z, o = tile.full((1,), -HIGHEST), tile.zeros((1,)), tile.zeros((1, E))
@@ -159,6 +161,9 @@ def combine_parts(parts: Tensor["P", "N", "E", f32], lse: Tensor["P", "N", f32],
         o = o * alpha + tile.reduce_sum(weights * rows, 0)[None, :]
         m = m_new
     out[n:n+1, :] = o / z[:, None]
+    if logs is not None:
+        whole = (m + tile.log2(z)) * LN2
+        logs[n:n+1] = tile.where(tile.abs(m) < HIGHEST / 2, whole, -math.inf)
 
 
 KERNELS = decode_rows, decode_many_rows, combine_parts

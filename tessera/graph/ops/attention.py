@@ -15,7 +15,7 @@ from ...tensor import Tensor, as_tensor
 from .. import functions as F
 from ..operand import compute_type, convert, public, store, to_compute
 from ..trace import apply
-from .attention_op import ATTENTION, DROPOUT_ATTENTION
+from .attention_op import ATTENTION, ATTENTION_LSE, DROPOUT_ATTENTION
 from .cached_attention import CACHED_ATTENTION
 from .contract import matmul_type, operand_as
 from .elementwise import broadcast_shapes
@@ -33,7 +33,7 @@ HELD: dict[type, Callable[..., Tensor]] = {}
 def attention(q: Any, k: Any, v: Any, *, causal: bool = False, scale: float | None = None,
               mask: Any = None, dropout: float = 0.0, key: Any = None, window: int | None = None,
               soft_cap: float | None = None, segments: Any = None, lengths: Any = None,
-              score: Callable | None = None) -> Tensor:
+              score: Callable | None = None, return_lse: bool = False) -> Any:
     """y = softmax(scale q k' + mask) v, softmax along the keys.
 
     q: [B, H, S, D]   k: [B, Hk, T, D]   v: [B, Hk, T, Dv]   y: [B, H, S, Dv] of the operands'
@@ -52,6 +52,10 @@ def attention(q: Any, k: Any, v: Any, *, causal: bool = False, scale: float | No
     segments [B, S] or [S] integers, where S = T: a query sees the keys of its own run of equal
              numbers, as of documents that lie one behind another
     lengths  [B] integers, or one: only the first lengths[b] keys are seen
+    return_lse  (y, lse) in place of y: lse [B, H, S] is log sum_j exp(s_j) over the scores s that a
+             query sees, in the accumulate type; -inf of one that sees none. It has a derivative,
+             and attentions over parts of the keys add up by it: with l = logaddexp(l1, l2) the
+             whole is exp(l1 - l) y1 + exp(l2 - l) y2. Not beside dropout
     On a GPU blocks of keys that no query sees by causal, window, segments or lengths are left out.
     A query that sees no key gives 0. Computes in the accumulate type and rounds once, at the end;
     with dropout of types of 16 bits, weights too are rounded to the type of the values.
@@ -70,6 +74,12 @@ def attention(q: Any, k: Any, v: Any, *, causal: bool = False, scale: float | No
         attrs["score"] = ScoreFunction(score)
     spans = None if segments is None and lengths is None else key_spans(a, b, segments, lengths)
     xs = [a, b, c, *(x for x in (hidden, spans) if x is not None)]
+    if return_lse:
+        if dropout:
+            raise ArgumentError("return_lse beside dropout", hint="the sums are those of all "
+                                "weights, and would add up parts that have dropped some")
+        y, lse = apply(ATTENTION_LSE, *xs, **attrs)
+        return store(y, numeric), lse
     if not dropout:
         return store(apply(ATTENTION, *xs, **attrs), numeric)
     if not 0 < dropout < 1:
@@ -196,7 +206,7 @@ def flash_attention(q: Any, k: Any, v: Any = None, *, causal: bool | None = None
                     is_causal: bool | None = None, scale: float | None = None, mask: Any = None,
                     dropout: float = 0.0, key: Any = None, window: int | None = None,
                     soft_cap: float | None = None, segments: Any = None, lengths: Any = None,
-                    score: Callable | None = None) -> Tensor:
+                    score: Callable | None = None, return_lse: bool = False) -> Any:
     """Causal attention by default: `flash_attention(q, k, v)`. See `ts.attention` for shapes.
 
     With a cache, `flash_attention(q, cache)`, the queries are the last of its entries, and the
@@ -213,6 +223,9 @@ def flash_attention(q: Any, k: Any, v: Any = None, *, causal: bool | None = None
             raise ArgumentError("segments, lengths and score over a cache",
                                 hint="a cache knows its own length, and holds one sequence of each "
                                 "row; ts.attention(q, cache.K, cache.V) takes them")
+        if return_lse:
+            raise ArgumentError("return_lse over a cache",
+                                hint="ts.attention(q, cache.K, cache.V, return_lse=True)")
         return HELD[type(k)](q, k, causal=chosen, scale=scale, mask=mask, dropout=dropout, key=key,
                              window=window, soft_cap=soft_cap)
     if v is None:
@@ -222,4 +235,4 @@ def flash_attention(q: Any, k: Any, v: Any = None, *, causal: bool | None = None
             "[B, H, S, D]; or a KVCache for both")
     return attention(q, k, v, causal=chosen, scale=scale, mask=mask, dropout=dropout, key=key,
                      window=window, soft_cap=soft_cap, segments=segments, lengths=lengths,
-                     score=score)
+                     score=score, return_lse=return_lse)
