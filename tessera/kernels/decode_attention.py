@@ -56,6 +56,12 @@ def few_queries(dtype: DType, S: int, T: int, width: int) -> bool:
         S == 1 or S <= MOST_QUERIES and T >= MANY_KEYS)
 
 
+def page_step(size: int, width: int) -> int:
+    """Keys of an iteration that pages of so many are multiples of; 0 where none fits."""
+    most = 32 if width <= 128 else 16
+    return next((n for n in (32, 16) if n <= most and size % n == 0), 0)
+
+
 def decode_plan(heads: int, rows: int, T: int, width: int) -> DecodePlan:
     """heads: of keys, in all sequences, as wide.  rows: queries that read one.  T: keys of each,
     those of a window where there is one."""
@@ -68,15 +74,33 @@ def decode_plan(heads: int, rows: int, T: int, width: int) -> DecodePlan:
 
 
 @kernel
+def place_of(table, c, heads, k0, size):
+    """The matrix of keys that key k0 of head c lies in, and its row there.
+
+    table [Z, L]: the pages of sequences that have `heads` heads of keys each, of `size` keys, which
+    lie in matrices one head after another; None: a head has a matrix of its own
+    """
+    if table is None:
+        return c, k0
+    return table[c // heads, k0 // size] * heads + c % heads, k0 % size
+
+
+@kernel
 def attend_part(Q, K, V, count, spans, c, r0, part, parts, scale, S, BM, BN, causal, window, cap,
-                heads, score):
+                heads, score, table=None):
     """Rows [r0:r0+BM] of the result over one part of the keys, and log2 of sums of exp2(scores).
 
     Rows are S queries of each head of a group, one head after another.  count: of the keys, the
     first so many are there; None: all.  spans [Z, 2, 1]: the keys that one query sees, of `heads`
-    heads of keys one after another each.  window, cap: 0 without one; score: None
+    heads of keys one after another each.  window, cap: 0 without one; score: None.  table: the
+    pages that keys lie in, then count [Z] is that of each sequence
     """
-    keys = K.shape[1] if count is None else tile.cast(min(K.shape[1], count[0]), "int32")
+    if count is None:
+        keys = K.shape[1]
+    elif table is None:
+        keys = tile.cast(min(K.shape[1], count[0]), "int32")
+    else:
+        keys = min(K.shape[1] * table.shape[1], count[c // heads])
     first, end = max(0, keys - S - (window - 1)) if window else 0, keys
     if spans is not None:
         first, end = max(first, spans[c // heads, 0, 0]), min(keys, spans[c // heads, 1, 0])
@@ -88,7 +112,8 @@ def attend_part(Q, K, V, count, spans, c, r0, part, parts, scale, S, BM, BN, cau
     q = tile.load(Q[c, r0:r0+BM, :])
     m, z, o = tile.full((BM,), -HIGHEST), tile.zeros((BM,)), tile.zeros((BM, V.shape[-1]))
     for k0 in range(begin + part * span, min(end, begin + part * span + span), BN):
-        k = tile.load(K[c, k0:k0+BN, :])
+        at, row0 = place_of(table, c, heads, k0, K.shape[1])
+        k = tile.load(K[at, row0:row0+BN, :])
         s = tile.dot(q, k.T)
         key = (tile.arange(0, BN) + k0)[None, :]
         if cap or score is not None:
@@ -108,7 +133,7 @@ def attend_part(Q, K, V, count, spans, c, r0, part, parts, scale, S, BM, BN, cau
         alpha = tile.exp2(m - m_new)
         p = tile.exp2(s * factor - m_new)
         z = z * alpha + tile.row_sum(p)
-        v = tile.load(V[c, k0:k0+BN, :])
+        v = tile.load(V[at, row0:row0+BN, :])
         o = tile.dot(p, v, o * alpha)          # p is rounded to v's type
         m = m_new
     return o / z, m + tile.log2(z)
@@ -144,6 +169,31 @@ def decode_many_rows(Q: Tensor["C", "R", "D"], K: Tensor["C", "T", "D"], V: Tens
         lse[part, c, r0:r0+BM] = sums
 
 
+@kernel(grid=lambda P, R, C, BM: (P, -(-R // BM), C), schedule=Schedule(warps=1, stages=3))
+def decode_pages(Q: Tensor["C", "R", "D"], K: Tensor["N", "T", "D"], V: Tensor["N", "T", "E"],
+                 table: Tensor["Z", "L", i32], count: Tensor["Z", i32],
+                 out: Tensor["P", "C", "R", "E"], lse: Tensor["P", "C", "R", f32] | None,
+                 scale: f32, heads=1, S=1, BM=16, BN=32, causal=False, window=0, cap=0.0):
+    """Keys and values in pages of T, of which BN is a divisor: those of a page lie in `heads`
+    matrices one after another, those of a sequence in the pages of its row of the table."""
+    tile.launch_dependents()
+    part, r0, c = tile.group_id(0), tile.group_id(1) * BM, tile.group_id(2)
+    o, sums = attend_part(Q, K, V, count, None, c, r0, part, P, scale, S, BM, BN, causal, window,
+                          cap, heads, None, table)
+    out[part, c, r0:r0+BM, :] = o
+    if lse is not None:
+        lse[part, c, r0:r0+BM] = sums
+
+
+@kernel(grid=lambda M, C: (M, C))
+def append_to_pages(x: Tensor["C", "M", "D"], table: Tensor["Z", "L", i32],
+                    count: Tensor["Z", i32], pool: Tensor["N", "T", "D"], heads=1):
+    """M entries of each head behind the count that its sequence has, as decode_pages reads them."""
+    i, c = tile.group_id(0), tile.group_id(1)
+    at, row = place_of(table, c, heads, count[c // heads] + i, T)
+    pool[at, row, :] = tile.load(x[c, i, :])
+
+
 @kernel(grid=lambda N: (N,))
 def combine_parts(parts: Tensor["P", "N", "E", f32], lse: Tensor["P", "N", f32],
                   out: Tensor["N", "E"], logs: Tensor["N", f32] | None = None, BP=64):
@@ -169,5 +219,5 @@ def combine_parts(parts: Tensor["P", "N", "E", f32], lse: Tensor["P", "N", f32],
 KERNELS = decode_rows, decode_many_rows, combine_parts
 
 
-__all__ = ["KERNELS", "DecodePlan", "combine_parts", "decode_many_rows", "decode_plan",
-           "decode_rows", "few_queries"]
+__all__ = ["KERNELS", "DecodePlan", "append_to_pages", "combine_parts", "decode_many_rows",
+           "decode_pages", "decode_plan", "decode_rows", "few_queries", "page_step"]

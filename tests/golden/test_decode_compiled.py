@@ -9,10 +9,13 @@ import pytest
 import tile_gpu
 from tessera import bf16
 from tessera.kernels.decode_attention import (
+    append_to_pages,
     combine_parts,
     decode_many_rows,
+    decode_pages,
     decode_plan,
     decode_rows,
+    page_step,
 )
 
 C, T, P = 2, 1024, 4
@@ -38,6 +41,23 @@ def test_one_warp_multiplies_16_rows(D, parts):
     step = 32 if D <= 128 else 16
     assert sass.count(" HMMA") == 2 * step * D // 128  # 16 x 8 x 16 each
     assert " LDGSTS" in sass and " STL" not in sass
+
+
+@pytest.mark.parametrize("page", [16, 64])
+@pytest.mark.parametrize("D", [64, 96, 128, 192, 256])
+def test_keys_in_pages_cost_no_more(D, page):
+    """They come ahead as others do, and the table adds few registers."""
+    q, pool = np.zeros((C, 4, D), bf16.numpy), np.zeros((8, page, D), bf16.numpy)
+    out, lse = np.zeros((P, C, 4, D), np.float32), np.zeros((P, C, 4), np.float32)
+    table, count = np.zeros((1, 4), np.int32), np.zeros(1, np.int32)
+    made = tile_gpu.compiled(decode_pages, q, pool, pool, table, count, out, lse, 0.1, heads=2,
+                             BN=page_step(page, D), target="sm_90a")
+    sass = made.built.sass()
+    assert made.threads == 32 and not made.built.resources.spill_store_bytes
+    assert 3 * (made.emitted.shared_bytes + 1024) <= 228 * 1024
+    assert " LDGSTS" in sass and " STL" not in sass and " HMMA" in sass
+    made = tile_gpu.compiled(append_to_pages, q, table, count, pool, heads=2, target="sm_90a")
+    assert not made.built.resources.spill_store_bytes
 
 
 @pytest.mark.parametrize("count", [None, np.zeros(1, np.int64)], ids=["all", "some"])

@@ -21,7 +21,15 @@ from ...kernels.attention_backward import (
     queries_block,
 )
 from ...kernels.attention_scores import LOG2E
-from ...kernels.decode_attention import KERNELS, combine_parts, decode_plan, few_queries
+from ...kernels.decode_attention import (
+    KERNELS,
+    DecodePlan,
+    combine_parts,
+    decode_pages,
+    decode_plan,
+    few_queries,
+    page_step,
+)
 from ...numerics import NumericType, as_type
 from ...runtime.generations import GENERATIONS, Generation
 from ...tensor import Tensor
@@ -40,7 +48,7 @@ from ..ops.attention_op import (
     DROPOUT_ATTENTION,
     DROPOUT_ATTENTION_VJP,
 )
-from ..ops.cached_attention import CACHED_ATTENTION
+from ..ops.cached_attention import CACHED_ATTENTION, PAGED_ATTENTION
 from ..ops.score_function import ScoreFunction
 from ..ops.sort import SEARCHSORTED
 from ..schedule.library_call import library_call
@@ -56,8 +64,10 @@ from .score_code import score_code
 
 F32 = as_type("f32")
 WIDEST = 256  # of a head that the kernels take
+PAGE_ROWS = 16  # of a block, of keys in pages
 NO_KEY = 1e38  # logs of sums are smaller, but for those of queries that see none
 FORWARD = (ATTENTION, ATTENTION_LSE, DROPOUT_ATTENTION)
+CACHED = (CACHED_ATTENTION, PAGED_ATTENTION)
 BACKWARD = (ATTENTION_VJP, ATTENTION_LSE_VJP, DROPOUT_ATTENTION_VJP)
 
 
@@ -130,21 +140,50 @@ def _few_queries(q: Tensor, k: Tensor, v: Tensor, *rest: Tensor, scale: float, c
     for x in (x for x in rest if x.ndim):
         rows = F.reshape(x, (-1, 2, 1))
         spans = {"spans": rows, "heads": C // rows.shape[0]}
-    P, whole = plan.parts, plan.parts == 1 and not sums
-    parts = F.zeros((P, C, R, E), types[0] if whole else F32)
-    lse = None if whole else F.zeros((P, C, R))
+    parts, lse = _parts(plan, (C, R, E), types[0], sums)
     kernel = next(x for x in KERNELS if x.__name__ == plan.kernel)
     kernel(F.reshape(q, (C, R, D)), F.reshape(k, (C, T, D)), F.reshape(v, (C, T, E)),
            count, parts, lse, scale * LOG2E, S=S, BM=plan.rows, BN=plan.keys,
            causal=causal and S > 1, window=window, cap=cap, **spans,
            score=score and score_code(score, q.shape[-3]))
+    return _combined(plan, parts, lse, q, types[0], sums)
+
+
+def _parts(plan: DecodePlan, extents: tuple[int, int, int], numeric: NumericType,
+           sums: bool = False) -> tuple[Tensor, Tensor | None]:
+    """Where parts and the logs of their sums are written. extents: heads of keys, rows, width."""
+    C, R, E = extents
+    if plan.parts == 1 and not sums:
+        return F.zeros((1, C, R, E), numeric), None
+    return F.zeros((plan.parts, C, R, E), F32), F.zeros((plan.parts, C, R))
+
+
+def _combined(plan: DecodePlan, parts: Tensor, lse: Tensor | None, q: Tensor, numeric: NumericType,
+              sums: bool = False) -> tuple[Tensor, ...]:
+    """The result from its parts, and the logs of sums where they are wanted."""
+    P, C, R, E = tuple(parts.shape)
     if lse is None:
         return (F.reshape(parts, (*q.shape[:-1], E)),)
-    out, logs = F.zeros((C * R, E), types[0]), F.zeros((C * R,)) if sums else None
+    out, logs = F.zeros((C * R, E), numeric), F.zeros((C * R,)) if sums else None
     combine_parts(F.reshape(parts, (P, C * R, E)), F.reshape(lse, (P, C * R)), out, logs,
                   BP=plan.together)
     made = (F.reshape(out, (*q.shape[:-1], E)),)
     return made if logs is None else (*made, F.reshape(logs, q.shape[:-1]))
+
+
+def _few_queries_of_pages(q: Tensor, K: Tensor, V: Tensor, table: Tensor, count: Tensor, *,
+                          scale: float, causal: bool, types: tuple[NumericType, ...],
+                          window: int = 0, cap: float = 0.0) -> Tensor:
+    (B, _, S, D), (N, H, T, E), L = tuple(q.shape), tuple(V.shape), table.shape[1]
+    C, R, width = B * H, prod(q.shape[:-1]) // (B * H), max(D, E)
+    most = min(L * T, window + S) if window else L * T
+    plan = decode_plan(C * -(-R // PAGE_ROWS), PAGE_ROWS, most, width)
+    plan = plan._replace(keys=page_step(T, width))
+    parts, lse = _parts(plan, (C, R, E), types[0])
+    decode_pages(F.reshape(q, (C, R, D)), F.reshape(K, (N * H, T, D)), F.reshape(V, (N * H, T, E)),
+                 table, count, parts, lse, scale * LOG2E, heads=H, S=S, BM=PAGE_ROWS,
+                 BN=plan.keys, causal=causal and S > 1, window=window, cap=cap)
+    return _combined(plan, parts, lse, q, types[0])[0]
 
 
 def _flops(ins: Shapes, outs: Shapes, *, causal: bool, window: int = 0, **attrs: Any) -> float:
@@ -161,6 +200,8 @@ FLASH = library_call("flash_attention", flops=_flops, matmul=True, shows=(0, 1, 
 FLASH_SAVED = library_call("flash_attention_saved", multi=True,  # and log2 of the sums of exp2
                            flops=_flops, matmul=True, shows=(0, 1, 2))
 FEW_QUERIES = library_call("attention_of_few_queries", multi=True, expand=_few_queries)
+FEW_QUERIES_OF_PAGES = library_call("attention_of_few_queries_in_pages",
+                                    expand=_few_queries_of_pages)
 NATURAL = library_call("natural_logs", expand=_natural)
 FLASH_GRADIENT = library_call("flash_attention_gradient", multi=True, expand=_gradient,
                               row_blocks=_row_blocks)
@@ -168,7 +209,7 @@ FLASH_GRADIENT = library_call("flash_attention_gradient", multi=True, expand=_gr
 
 def open_cached_attention(graph: Graph) -> Graph:
     """Attention over a part of a cache with a mask, where there are no kernels that stop there."""
-    return expand_by(graph, lambda n: n.op.expand if n.op is CACHED_ATTENTION and not (
+    return expand_by(graph, lambda n: n.op.expand if n.op in CACHED and not (
         _is_known(n) and _is_few(n)) else None)
 
 
@@ -176,7 +217,7 @@ def use_attention_kernels(graph: Graph, chip: Generation) -> Graph:
     """The graph with the attention that the kernels take as their calls, in blocks that suit the
     chip."""
     taken = {n for n in graph.nodes if n.op in (*FORWARD, *BACKWARD) and _is_taken(n)
-             or n.op is CACHED_ATTENTION}
+             or n.op in CACHED}
     wanted = {_key(n) for n in taken if n.op in BACKWARD}
     read = {v for n in graph.nodes for v in n.inputs} | set(graph.outputs)
     rounded = rounded_values(graph, lambda n: n in taken and (
@@ -229,6 +270,8 @@ def rounded_values(graph: Graph, by: Callable[[Node], bool]) -> dict[Value, Valu
 def _result_call(node: Node, outputs: tuple[Value, Value], wanted: bool) -> Node:
     """wanted: the gradient is in the graph too."""
     operands, attrs = _operands(node), _own(node) | {"types": (outputs[0].aval.type,)}
+    if node.op is PAGED_ATTENTION:
+        return Node(FEW_QUERIES_OF_PAGES, operands, attrs, outputs[:1], node.where)
     sums = node.op is ATTENTION_LSE
     if _is_few(node) and not wanted:
         attrs |= {"sums": sums}
@@ -294,7 +337,11 @@ def _is_few(node: Node) -> bool:
     S: Any = q.shape[-2]
     T: Any = v.shape[-2]
     width: Any = max(q.shape[-1], v.shape[-1])
-    if node.op is CACHED_ATTENTION:
+    if node.op is PAGED_ATTENTION:
+        if not page_step(T, width):
+            return False
+        T *= node.inputs[3].aval.shape[1]
+    if node.op in CACHED:
         return node.attrs["scale"] > 0 and few_queries(q.dtype, S, T, width)
     lines = S > 1 and _extras(node).spans is not None  # of several queries each its own
     return _is_plain(node) and not lines and few_queries(q.dtype, S, T, width)

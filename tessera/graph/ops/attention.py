@@ -16,7 +16,7 @@ from .. import functions as F
 from ..operand import compute_type, convert, public, store, to_compute
 from ..trace import apply
 from .attention_op import ATTENTION, ATTENTION_LSE, DROPOUT_ATTENTION
-from .cached_attention import CACHED_ATTENTION
+from .cached_attention import CACHED_ATTENTION, PAGED_ATTENTION, gathered_pages
 from .contract import matmul_type, operand_as
 from .elementwise import broadcast_shapes
 from .random import next_key
@@ -154,6 +154,30 @@ def attention_of_first(q: Any, k: Any, v: Any, count: Tensor, *, causal: bool = 
     _check_operands(a, b, c)
     scale = 1.0 / math.sqrt(a.shape[-1]) if scale is None else float(scale)
     y = apply(CACHED_ATTENTION, a, b, c, count, scale=scale, causal=bool(causal),
+              accum=accumulate_dtype(numeric), **_score_rule(window, soft_cap))
+    return store(y, numeric)
+
+
+def attention_of_pages(q: Any, K: Tensor, V: Tensor, table: Tensor, count: Tensor, *,
+                       causal: bool = False, scale: float | None = None,
+                       window: int | None = None, soft_cap: float | None = None) -> Tensor:
+    """`attention_of_first` of sequences whose keys and values lie in pages of P entries.
+
+    q: [B, H, S, D]   K: [N, Hk, P, D]   V: [N, Hk, P, Dv]   table: [B, L] int32, the pages of each
+    sequence   count: [B] int32, its entries   y: [B, H, S, Dv]
+    """
+    a, _, _, numeric = _operands(q, K[:0], V[:0])
+    if a.ndim != 4 or a.shape[0] != table.shape[0] or a.shape[-1] != K.shape[-1] or (
+            divide(a.shape[1], K.shape[1]) is None):
+        raise ShapeError(f"queries {show_shape(a.shape)} over {table.shape[0]} sequences of "
+                         f"{K.shape[1]} heads of {K.shape[-1]}", hint="[B, H, S, D], H a multiple")
+    scale = 1.0 / math.sqrt(a.shape[-1]) if scale is None else float(scale)
+    if K.dtype is not a.dtype:  # only what the sequences have is made wider
+        K, V = (operand_as(gathered_pages(x, table), a.type) for x in (K, V))
+        B, L, P = *table.shape, K.shape[2] // table.shape[1]
+        K, V = (F.reshape(x, (B, -1, L * P, x.shape[-1])) for x in (K, V))
+        table = F.expand_dims(F.arange(B, dtype="int32"), 1)
+    y = apply(PAGED_ATTENTION, a, K, V, table, count, scale=scale, causal=bool(causal),
               accum=accumulate_dtype(numeric), **_score_rule(window, soft_cap))
     return store(y, numeric)
 

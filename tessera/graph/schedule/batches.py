@@ -70,10 +70,11 @@ class _Batcher:
                 self.made[v] = i
                 self.root[v] = v if source is None or group.kind not in VIEWS else \
                     self.root.get(source, source)
-            if target.memory(group).kind == "donated":  # what it is written over is read before
-                for v in group.inputs:
-                    for reader in readers[self.root.get(v, v)]:
-                        self._join(reader, i)
+            memory = target.memory(group)
+            if memory.kind == "donated":  # what it is written over is read before
+                v = group.inputs[memory.operand]
+                for reader in readers[self.root.get(v, v)]:
+                    self._join(reader, i)
             if group.kind in ("fetch", "offload", "host", "repeat") or any(
                     node_effects(n) & KEEP_EFFECTS for n in group.nodes):
                 if last >= 0:
