@@ -29,7 +29,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.flex_attention import flex_attention
 
 from tessera.kernels.attention_scores import LOG2E
-from tessera.kernels.decode_attention import combine_parts, decode_pages, decode_plan, page_step
+from tessera.kernels.decode_attention import combine_parts, decode_pages, decode_plan
 from tessera.stdlib import flash_attention_2
 
 SHAPES = [(1, 1024), (16, 1024), (64, 1024), (1, 8192), (16, 8192), (64, 4096), (4, 32768),
@@ -75,11 +75,11 @@ class InPages:
     def __call__(self, q: Any, k: Any, v: Any) -> Any:
         (B, H, S, _), (_, C, T, _) = q.shape, k.shape
         R = H // C * S
-        plan = decode_plan(B * C, R, T, D)
+        plan = decode_plan(B * C, R, T, D, page=self.size)
         parts = torch.empty(plan.parts, B * C, R, D, device="cuda", dtype=torch.float32)
         lse, out = torch.empty(parts.shape[:-1], device="cuda"), torch.empty_like(q)
         decode_pages(q.reshape(B * C, R, D), *self._pool(k, v), parts, lse, D**-0.5 * LOG2E,
-                     heads=C, S=S, BN=page_step(self.size, D))
+                     heads=C, S=S, BN=plan.keys)
         combine_parts(parts.reshape(plan.parts, -1, D), lse.reshape(plan.parts, -1),
                       out.reshape(-1, D), BP=plan.together)
         return out

@@ -19,6 +19,8 @@ from .attention_scores import HIGHEST, LOG2E, both_kinds, score_value
 
 MOST_QUERIES = 16  # of a head
 WIDEST = 256  # of a head
+WIDEST_OF_CODES = 192  # of a head, of keys of 8 bits
+LEAST_STEP = 16  # keys of an iteration
 LN2 = math.log(2.0)
 SLACK = 8.0  # powers of two by which the running maximum may lag
 # Blocks that are wanted: two of a warp on each of 132 multiprocessors. One query of 32 heads over
@@ -46,8 +48,16 @@ class DecodePlan(NamedTuple):
         return min(64, 1 << (self.parts - 1).bit_length())
 
 
+def takes_keys(keys: DType, queries: DType, width: int, page: int = 0) -> bool:
+    """Whether these kernels read keys and values of this type: of that of queries, or codes of 8
+    bits, which are made wider in registers. page: keys of one, 0 where they lie in none."""
+    narrow = keys.kind == "float" and keys.bits == 8 and width <= WIDEST_OF_CODES
+    return (keys is queries or narrow) and (not page or page % LEAST_STEP == 0)
+
+
 def few_queries(dtype: DType, S: int, T: int, width: int) -> bool:
-    """Whether these kernels are for so many queries of a head, keys, and heads as wide.
+    """Whether these kernels are for so many queries of a head, keys, and heads as wide. dtype: of
+    queries.
 
     Several queries of a head may have to be moved beside those of others, for which few keys do not
     pay.
@@ -56,21 +66,21 @@ def few_queries(dtype: DType, S: int, T: int, width: int) -> bool:
         S == 1 or S <= MOST_QUERIES and T >= MANY_KEYS)
 
 
-def page_step(size: int, width: int) -> int:
-    """Keys of an iteration that pages of so many are multiples of; 0 where none fits."""
-    most = 32 if width <= 128 else 16
-    return next((n for n in (32, 16) if n <= most and size % n == 0), 0)
-
-
-def decode_plan(heads: int, rows: int, T: int, width: int) -> DecodePlan:
+def decode_plan(heads: int, rows: int, T: int, width: int, *, codes: bool = False, page: int = 0
+                ) -> DecodePlan:
     """heads: of keys, in all sequences, as wide.  rows: queries that read one.  T: keys of each,
-    those of a window where there is one."""
+    those of a window where there is one.  codes: keys of 8 bits.  page: keys of one, or 0. Both are
+    for single warps: 16 rows read a key once, further rows once more."""
+    if page or codes:
+        heads, rows = heads * -(-rows // 16), min(rows, 16)
     name, BM, BN = ("decode_rows", 16, 32) if rows <= 16 else ("decode_many_rows", 64, 64)
     BN = BN if width <= 128 else BN // 2
+    if codes and width not in (32, 64, 128) or page % BN:  # or registers would not do
+        BN = LEAST_STEP
     blocks = heads * -(-rows // BM)
     parts = max(1, min(-(-BLOCKS // blocks), T // LEAST_KEYS))
     span = -(-T // (parts * BN)) * BN
-    return DecodePlan(name, BM, BN, max(1, -(-T // max(1, span))))
+    return DecodePlan("decode_pages" if page else name, BM, BN, max(1, -(-T // max(1, span))))
 
 
 @kernel
@@ -113,7 +123,7 @@ def attend_part(Q, K, V, count, spans, c, r0, part, parts, scale, S, BM, BN, cau
     m, z, o = tile.full((BM,), -HIGHEST), tile.zeros((BM,)), tile.zeros((BM, V.shape[-1]))
     for k0 in range(begin + part * span, min(end, begin + part * span + span), BN):
         at, row0 = place_of(table, c, heads, k0, K.shape[1])
-        k = tile.load(K[at, row0:row0+BN, :])
+        k = tile.cast(tile.load(K[at, row0:row0+BN, :]), Q.dtype)
         s = tile.dot(q, k.T)
         key = (tile.arange(0, BN) + k0)[None, :]
         if cap or score is not None:
@@ -133,8 +143,8 @@ def attend_part(Q, K, V, count, spans, c, r0, part, parts, scale, S, BM, BN, cau
         alpha = tile.exp2(m - m_new)
         p = tile.exp2(s * factor - m_new)
         z = z * alpha + tile.row_sum(p)
-        v = tile.load(V[at, row0:row0+BN, :])
-        o = tile.dot(p, v, o * alpha)          # p is rounded to v's type
+        v = tile.cast(tile.load(V[at, row0:row0+BN, :]), Q.dtype)
+        o = tile.dot(p, v, o * alpha)          # p is rounded to q's type
         m = m_new
     return o / z, m + tile.log2(z)
 
@@ -216,8 +226,8 @@ def combine_parts(parts: Tensor["P", "N", "E", f32], lse: Tensor["P", "N", f32],
         logs[n:n+1] = tile.where(tile.abs(m) < HIGHEST / 2, whole, -math.inf)
 
 
-KERNELS = decode_rows, decode_many_rows, combine_parts
+KERNELS = decode_rows, decode_many_rows, combine_parts  # those of the library's routine
 
 
 __all__ = ["KERNELS", "DecodePlan", "append_to_pages", "combine_parts", "decode_many_rows",
-           "decode_pages", "decode_plan", "decode_rows", "few_queries", "page_step"]
+           "decode_pages", "decode_plan", "decode_rows", "few_queries", "takes_keys"]

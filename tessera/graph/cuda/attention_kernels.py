@@ -28,7 +28,7 @@ from ...kernels.decode_attention import (
     decode_pages,
     decode_plan,
     few_queries,
-    page_step,
+    takes_keys,
 )
 from ...numerics import NumericType, as_type
 from ...runtime.generations import GENERATIONS, Generation
@@ -64,7 +64,6 @@ from .score_code import score_code
 
 F32 = as_type("f32")
 WIDEST = 256  # of a head that the kernels take
-PAGE_ROWS = 16  # of a block, of keys in pages
 NO_KEY = 1e38  # logs of sums are smaller, but for those of queries that see none
 FORWARD = (ATTENTION, ATTENTION_LSE, DROPOUT_ATTENTION)
 CACHED = (CACHED_ATTENTION, PAGED_ATTENTION)
@@ -134,7 +133,8 @@ def _few_queries(q: Tensor, k: Tensor, v: Tensor, *rest: Tensor, scale: float, c
     the spans of one query each. sums: with the logs of their sums."""
     (S, D), (T, E), C = tuple(q.shape[-2:]), tuple(v.shape[-2:]), prod(k.shape[:-2])
     R = prod(q.shape[:-1]) // C
-    plan = decode_plan(C, R, min(T, window + S) if window else T, max(D, E))
+    most = min(T, window + S) if window else T
+    plan = decode_plan(C, R, most, max(D, E), codes=k.dtype is not q.dtype)
     count = next((F.reshape(x, (1,)) for x in rest if x.ndim == 0), None)
     spans: dict[str, Any] = {}
     for x in (x for x in rest if x.ndim):
@@ -177,11 +177,10 @@ def _few_queries_of_pages(q: Tensor, K: Tensor, V: Tensor, table: Tensor, count:
     (B, _, S, D), (N, H, T, E), L = tuple(q.shape), tuple(V.shape), table.shape[1]
     C, R, width = B * H, prod(q.shape[:-1]) // (B * H), max(D, E)
     most = min(L * T, window + S) if window else L * T
-    plan = decode_plan(C * -(-R // PAGE_ROWS), PAGE_ROWS, most, width)
-    plan = plan._replace(keys=page_step(T, width))
+    plan = decode_plan(C, R, most, width, codes=K.dtype is not q.dtype, page=T)
     parts, lse = _parts(plan, (C, R, E), types[0])
     decode_pages(F.reshape(q, (C, R, D)), F.reshape(K, (N * H, T, D)), F.reshape(V, (N * H, T, E)),
-                 table, count, parts, lse, scale * LOG2E, heads=H, S=S, BM=PAGE_ROWS,
+                 table, count, parts, lse, scale * LOG2E, heads=H, S=S, BM=plan.rows,
                  BN=plan.keys, causal=causal and S > 1, window=window, cap=cap)
     return _combined(plan, parts, lse, q, types[0])[0]
 
@@ -337,12 +336,11 @@ def _is_few(node: Node) -> bool:
     S: Any = q.shape[-2]
     T: Any = v.shape[-2]
     width: Any = max(q.shape[-1], v.shape[-1])
-    if node.op is PAGED_ATTENTION:
-        if not page_step(T, width):
-            return False
-        T *= node.inputs[3].aval.shape[1]
     if node.op in CACHED:
-        return node.attrs["scale"] > 0 and few_queries(q.dtype, S, T, width)
+        page = T if node.op is PAGED_ATTENTION else 0
+        keys: Any = node.inputs[3].aval.shape[1] * T if page else T
+        return node.attrs["scale"] > 0 and few_queries(q.dtype, S, keys, width) and (
+            takes_keys(v.dtype, q.dtype, width, page))
     lines = S > 1 and _extras(node).spans is not None  # of several queries each its own
     return _is_plain(node) and not lines and few_queries(q.dtype, S, T, width)
 

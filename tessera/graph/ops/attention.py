@@ -16,7 +16,7 @@ from .. import functions as F
 from ..operand import compute_type, convert, public, store, to_compute
 from ..trace import apply
 from .attention_op import ATTENTION, ATTENTION_LSE, DROPOUT_ATTENTION
-from .cached_attention import CACHED_ATTENTION, PAGED_ATTENTION, gathered_pages
+from .cached_attention import CACHED_ATTENTION, PAGED_ATTENTION
 from .contract import matmul_type, operand_as
 from .elementwise import broadcast_shapes
 from .random import next_key
@@ -150,7 +150,7 @@ def attention_of_first(q: Any, k: Any, v: Any, count: Tensor, *, causal: bool = 
 
     q: [B, H, S, D]   k: [B, Hk, T, D]   v: [B, Hk, T, Dv]   y: [B, H, S, Dv]
     """
-    a, b, c, numeric = _operands(q, k, v)
+    a, b, c, numeric = _over_entries(q, k, v)
     _check_operands(a, b, c)
     scale = 1.0 / math.sqrt(a.shape[-1]) if scale is None else float(scale)
     y = apply(CACHED_ATTENTION, a, b, c, count, scale=scale, causal=bool(causal),
@@ -166,36 +166,47 @@ def attention_of_pages(q: Any, K: Tensor, V: Tensor, table: Tensor, count: Tenso
     q: [B, H, S, D]   K: [N, Hk, P, D]   V: [N, Hk, P, Dv]   table: [B, L] int32, the pages of each
     sequence   count: [B] int32, its entries   y: [B, H, S, Dv]
     """
-    a, _, _, numeric = _operands(q, K[:0], V[:0])
+    a, K, V, numeric = _over_entries(q, K, V)
     if a.ndim != 4 or a.shape[0] != table.shape[0] or a.shape[-1] != K.shape[-1] or (
             divide(a.shape[1], K.shape[1]) is None):
         raise ShapeError(f"queries {show_shape(a.shape)} over {table.shape[0]} sequences of "
                          f"{K.shape[1]} heads of {K.shape[-1]}", hint="[B, H, S, D], H a multiple")
     scale = 1.0 / math.sqrt(a.shape[-1]) if scale is None else float(scale)
-    if K.dtype is not a.dtype:  # only what the sequences have is made wider
-        K, V = (operand_as(gathered_pages(x, table), a.type) for x in (K, V))
-        B, L, P = *table.shape, K.shape[2] // table.shape[1]
-        K, V = (F.reshape(x, (B, -1, L * P, x.shape[-1])) for x in (K, V))
-        table = F.expand_dims(F.arange(B, dtype="int32"), 1)
     y = apply(PAGED_ATTENTION, a, K, V, table, count, scale=scale, causal=bool(causal),
               accum=accumulate_dtype(numeric), **_score_rule(window, soft_cap))
     return store(y, numeric)
 
 
+def _over_entries(q: Any, K: Tensor, V: Tensor) -> tuple[Tensor, Tensor, Tensor, NumericType]:
+    """As _operands, but entries of a cache stay as they are where they are of 8 bits and queries of
+    16: all of them, used or not, would be made wider."""
+    xs = as_tensor(q), K, V
+    operand, numeric = _operand_type(xs)
+    a = operand_as(xs[0], operand)
+    if operand.dtype.bits == 16 and all(x.dtype.bits == 8 and x.scale is None for x in (K, V)):
+        return a, K, V, numeric
+    return a, operand_as(K, operand), operand_as(V, operand), numeric
+
+
 def _operands(*given: Any) -> tuple[Tensor, Tensor, Tensor, NumericType]:
     """Queries, keys and values in one type, as they are stored where matmuls take them so, and the
     type of the result."""
-    xs = [as_tensor(x) for x in given]
+    xs = tuple(as_tensor(x) for x in given)
+    operand, numeric = _operand_type(xs)
+    q, k, v = (operand_as(x, operand) for x in xs)
+    return q, k, v, numeric
+
+
+def _operand_type(xs: tuple[Tensor, ...]) -> tuple[NumericType, NumericType]:
+    """In which queries, keys and values are multiplied, and that of the result."""
     numeric = functools.reduce(result_type, (x.type for x in xs))
     if numeric.dtype.kind != "float":
         raise DTypeError(f"attention needs floats, got {numeric}")
     if numeric.dtype.bits == 64 and wide_arrays.UNSTATED:
         wide_arrays.check_widening(xs)
-    operand = matmul_type(numeric, numeric)[0]
     if any(x.scale is not None for x in xs):
-        operand = compute_type(numeric)
-    q, k, v = (operand_as(x, operand) for x in xs)
-    return q, k, v, numeric
+        return compute_type(numeric), numeric
+    return matmul_type(numeric, numeric)[0], numeric
 
 
 def _check_operands(q: Tensor, k: Tensor, v: Tensor) -> None:

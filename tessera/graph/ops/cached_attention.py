@@ -14,6 +14,7 @@ import numpy as np
 from ...tensor import Tensor
 from .. import functions as F
 from ..op import Arg, Aval, GraphOp, Sample
+from ..operand import convert
 from ..trace import apply
 from .attention_op import ATTENTION, F32
 
@@ -59,6 +60,7 @@ def _spans(count: Tensor, S: Any, T: Any, causal: bool, window: int) -> Tensor:
 def _expand(q: Tensor, k: Tensor, v: Tensor, count: Tensor, *, causal: bool, window: int = 0,
             **attrs: Any) -> Tensor:
     spans = _spans(count, q.shape[-2], k.shape[-2], causal, window)
+    k, v = (convert(x, q.type) for x in (k, v))  # of 8 bits, which few queries read as they are
     return apply(ATTENTION, q, k, v, spans, causal=False, **attrs)
 
 
