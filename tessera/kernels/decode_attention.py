@@ -197,11 +197,11 @@ def decode_pages(Q: Tensor["C", "R", "D"], K: Tensor["N", "T", "D"], V: Tensor["
 
 @kernel(grid=lambda M, C: (M, C))
 def append_to_pages(x: Tensor["C", "M", "D"], table: Tensor["Z", "L", i32],
-                    count: Tensor["Z", i32], pool: Tensor["N", "T", "D"], heads=1):
+                    count: Tensor["Z", i32], pool: Tensor["N", "H", "T", "D"]):
     """M entries of each head behind the count that its sequence has, as decode_pages reads them."""
     i, c = tile.group_id(0), tile.group_id(1)
-    at, row = place_of(table, c, heads, count[c // heads] + i, T)
-    pool[at, row, :] = tile.load(x[c, i, :])
+    at = count[c // H] + i
+    pool[table[c // H, at // T], c % H, at % T, :] = tile.load(x[c, i, :])
 
 
 @kernel(grid=lambda N: (N,))

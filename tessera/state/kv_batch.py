@@ -21,6 +21,7 @@ from ..graph.trace import current_builder
 from ..graph.tree import register_tree
 from ..kernels.decode_attention import append_to_pages
 from ..numerics import NumericType
+from ..runtime.arrays import HOST
 from ..tensor import Tensor, as_tensor
 from .effect import changes
 from .kv_cache import _beside
@@ -99,11 +100,16 @@ class PagedBatch:
                           self.added + more)
 
     def _append_now(self, k: Tensor, v: Tensor, more: int) -> PagedBatch:
-        """Sequence by sequence, in place; the pages of all are there first."""
+        """In place; the pages of all are there first."""
         manager = self._manager()
-        manager.batch(self.sequences, room=max(self.room, more))
-        for i, sequence in enumerate(self.sequences):
-            sequence.append(k[i], v[i])
+        here = manager.batch(self.sequences, room=max(self.room, more))
+        if manager._K.place == HOST:
+            for i, sequence in enumerate(self.sequences):
+                sequence.append(k[i], v[i])
+        else:
+            append_now(here._tensors, k, v)
+            for sequence in self.sequences:
+                sequence.length += more
         return manager.batch(self.sequences, room=self.room)
 
     def _operand(self, x: Any, name: str) -> Tensor:
@@ -180,15 +186,19 @@ def _unflatten(data: tuple, children: Sequence[Any]) -> PagedBatch:
 register_tree(PagedBatch, _flatten, _unflatten)
 
 
+def append_now(t: PagedTensors, k: Tensor, v: Tensor) -> None:
+    """Write entries [B, H, s, D] behind those that are there: into the pools on a GPU, in a trace
+    as the new values of t.K and t.V."""
+    B, H, s, D = k.shape
+    for pool, x in ((t.K, k), (t.V, v)) if s else ():
+        append_to_pages(F.reshape(x, (B * H, s, D)), t.table, t.count, pool)
+
+
 def _written(K: Tensor, V: Tensor, table: Tensor, count: Tensor, k: Tensor, v: Tensor
              ) -> tuple[Tensor, Tensor]:
     """The pools with the entries behind those that are there."""
-    made = []
-    for pool, x in ((K, k), (V, v)):
-        flat = F.reshape(pool, (-1, *pool.shape[2:]))  # a matrix for each head of a page
-        append_to_pages(F.reshape(x, (-1, *x.shape[2:])), table, count, flat, heads=pool.shape[1])
-        made.append(F.reshape(flat, pool.shape))
-    return made[0], made[1]
+    append_now(PagedTensors(K, V, table, count), k, v)
+    return K, V
 
 
 def attend(q: Any, batch: PagedBatch, *, causal: bool, mask: Any, scale: float | None = None,

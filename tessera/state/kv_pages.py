@@ -18,8 +18,9 @@ from ..graph.ops.attention import HELD
 from ..graph.trace import current_builder
 from ..graph.tree import register_tree
 from ..numerics import DType, as_type
+from ..runtime.arrays import HOST
 from ..tensor import OPERATORS, Tensor, as_tensor, tensor
-from .kv_batch import PagedBatch, batch_of
+from .kv_batch import PagedBatch, append_now, batch_of
 from .kv_cache import CacheStorage, KVCache, _beside, attend
 from .kv_type import KVCacheType
 
@@ -168,6 +169,11 @@ class PagedCache:
             raise ShapeError(f"append: k is {show_shape(k.shape)} and v {show_shape(v.shape)}")
         size, end = manager.page_size, self.length + k.shape[1]
         self._pages += manager._take(-(-end // size) - len(self._pages))
+        if manager._K.place != HOST:
+            rows = manager.batch([self])._tensors
+            append_now(rows, F.expand_dims(k, 0), F.expand_dims(v, 0))
+            self.length = end
+            return self
         at = self.length
         while at < end:
             slot, upto = at % size, min(end, (at // size + 1) * size)

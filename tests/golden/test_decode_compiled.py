@@ -62,7 +62,8 @@ def test_keys_in_pages_and_codes_are_read_ahead_too(D, codes, page):
     assert 3 * (made.emitted.shared_bytes + 1024) <= 228 * 1024
     assert " LDGSTS" in sass and " STL" not in sass and " HMMA" in sass
     new = np.zeros((C, 4, D), stored)
-    made = tile_gpu.compiled(append_to_pages, new, table, count, pool, heads=2, target="sm_90a")
+    made = tile_gpu.compiled(append_to_pages, new, table, count, pool.reshape(4, 2, page, D),
+                             target="sm_90a")
     assert not made.built.resources.spill_store_bytes
     if codes:
         plan, keys = decode_plan(C, 4, T, D, codes=True), np.zeros((C, T, D), stored)

@@ -25,6 +25,8 @@ def test_against_f64(rule, D, rng):
     h = ts.tensor(rng.standard_normal((2, 4, S)).astype(np.float32))
     kwargs, mask = rule_of(rule, [q, k], rng)
     want = expected(*(np.asarray(ts.cast(x, "f64")) for x in (q, k, v, g, h)), kwargs, mask)
+    if mask is not None:
+        kwargs["mask"] = ts.tensor(mask).to("cuda")
 
     @ts.jit
     def both(q, k, v, g, h):
