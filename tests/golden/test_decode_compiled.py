@@ -61,6 +61,8 @@ def test_keys_in_pages_and_codes_are_read_ahead_too(D, codes, page):
     assert made.threads == 32 and not made.built.resources.spill_store_bytes
     assert 3 * (made.emitted.shared_bytes + 1024) <= 228 * 1024
     assert " LDGSTS" in sass and " STL" not in sass and " HMMA" in sass
+    ring = 3 * 2 * plan.keys * D * bf16.numpy.itemsize  # three stages, whose places a table says
+    assert codes or made.emitted.shared_bytes >= ring
     new = np.zeros((C, 4, D), stored)
     made = tile_gpu.compiled(append_to_pages, new, table, count, pool.reshape(4, 2, page, D),
                              target="sm_90a")
