@@ -39,6 +39,7 @@ from .record import Benchmark, CompiledCall, KernelSample
 from .routine import empty_like, generation_of, reshaped, routine, type_of
 
 SLACK = 8.0  # powers of two by which the running maximum may lag
+SHORT = 2048  # queries
 LEAST_SUM = 1e-30  # below any sum of weights, of which one was 1
 
 
@@ -244,7 +245,8 @@ def flash_attention_2(run: Any, q: Any, k: Any, v: Any, *, causal: bool = False,
     m, n = attention_block(dtype, S, max(D, E), bool(causal), generation_of(q), **rule)
     run.run("attention" if S == T else "cross_attention", reshaped(q, (heads, S, D)),
             reshaped(k, (heads // group, T, D)), reshaped(v, (heads // group, T, E)),
-            reshaped(out, (heads, S, E)), factor, group=group, BM=run.size("m", m),
+            reshaped(out, (heads, S, E)), factor, static=in_short_turns(S, bool(causal), **rule),
+            group=group, BM=run.size("m", m),
             BN=run.size("n", n), causal=bool(causal), **rule,
             **({} if logs is None else {"logs": reshaped(logs, (heads, S))}))
     return out if logs is None else (out, logs)
@@ -288,6 +290,14 @@ def _check(run: Any, q: Any, k: Any, v: Any) -> tuple[int, int]:
     return batch * a[-3], a[-3] // b[-3] if b[-3] else 1
 
 
+def in_short_turns(S: int, causal: bool, window: int = 0, cap: float = 0.0) -> bool:
+    """Whether blocks of queries, of which a causal mask makes some shorter, are dealt out
+    beforehand: with few of a head it costs more to ask for the next than some wait at the end.
+    With heads of 64 and 512, 1024, 2048 queries 73.8, 111.7, 186.9 us become 68.9, 103.7, 175.1,
+    with 128 and 512 queries 97.5 become 95.2 (H100, 2026-11-26, medians of CUDA graphs)."""
+    return causal and not window and not cap and S <= SHORT
+
+
 def attention_block(dtype: DType, S: int, width: int, causal: bool, chip: Generation | None,
                     window: int = 0, cap: float = 0.0, score: bool = False) -> tuple[int, int]:
     """Queries and keys of a block, by what registers and shared memory hold of heads this wide.
@@ -295,7 +305,8 @@ def attention_block(dtype: DType, S: int, width: int, causal: bool, chip: Genera
     128 queries in two warpgroups, as many keys at a time; half as many for wide heads, and where
     keys and values of two stages do not fit shared memory. Three warpgroups for narrow heads, where
     their blocks waste little on the diagonal: with 64 and 4096 queries 1.17 times as fast, causal
-    1.04 (H200, 2026-11-22), with 96 and 4096 queries 1.09, causal 0.96 (H100, 2026-11-25).
+    1.04 (H200, 2026-11-22), with 64 and 512 queries 1.03 (H100, 2026-11-26), with 96 and 4096
+    queries 1.09, causal 0.96 (H100, 2026-11-25).
     chip: None where it is not known
     """
     if dtype.bits > 16:
@@ -308,7 +319,7 @@ def attention_block(dtype: DType, S: int, width: int, causal: bool, chip: Genera
         if (window or score) and width <= 64:
             return 128, 128
     if chip is not None and chip.warpgroup_matmul is not None:
-        if width in (32, 64) and S >= (4096 if causal else 1024):
+        if width in (32, 64) and S >= (4096 if causal else 512):
             return 192, 96 if causal else 128
         if 64 < width <= 96 and S >= 2048 and not causal:
             return 192, 112

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 from ..errors import ArgumentError, user_line
-from ..tile.ir.schedule import ALIASES
+from ..tile.ir.schedule import ALIASES, Schedule
+from ..tile.kernel.kernel import Kernel
 
 
 class RoutineLauncher:
@@ -33,12 +35,18 @@ class RoutineLauncher:
         """A parameter of the schedule in capitals; None when it does not say."""
         return dict(self.given.extra).get(name) if self.given is not None else None
 
-    def run(self, name: str, *args: Any, warps: int | None = None, **kwargs: Any) -> Any:
-        """A launch. warps: of a group, where neither a schedule nor the call says."""
-        kernel, options = self.routine.kernels[name], self.options | {"lanes": self.lanes(warps)}
+    def run(self, name: str, *args: Any, warps: int | None = None, static: bool = False,
+            **kwargs: Any) -> Any:
+        """A launch. warps: of a group, where neither a schedule nor the call says.  static: blocks
+        do tiles in turn, whatever they take, where no schedule is given."""
+        kernel, options = self.kernel(name, static), self.options | {"lanes": self.lanes(warps)}
         if not any(v is not None for v in options.values()):
             return kernel(*args, **kwargs)
         return kernel.launch(*args, **options, **kwargs)
+
+    def kernel(self, name: str, static: bool) -> Kernel:
+        kernel = self.routine.kernels[name]
+        return in_turn(kernel) if static and self.given is None else kernel
 
     def lanes(self, warps: int | None) -> int | None:
         given = self.options["lanes"]
@@ -52,6 +60,12 @@ class RoutineLauncher:
         raise kind(f"{self.routine.__name__}: {message}", hint=hint, where=user_line())
 
 
+@lru_cache(maxsize=64)
+def in_turn(kernel: Kernel) -> Kernel:
+    """The kernel, whose persistent blocks do tiles b, b + blocks, ... and ask for none."""
+    return kernel.with_schedule(Schedule(TILES="static"))
+
+
 class LaunchRecorder(RoutineLauncher):
     """Writes down what a routine's function would launch."""
 
@@ -59,8 +73,9 @@ class LaunchRecorder(RoutineLauncher):
         super().__init__(routine)
         self.launches: list[tuple[str, tuple, dict[str, Any]]] = []
 
-    def run(self, name: str, *args: Any, warps: int | None = None, **kwargs: Any) -> Any:
+    def run(self, name: str, *args: Any, warps: int | None = None, static: bool = False,
+            **kwargs: Any) -> Any:
         self.launches.append((name, args, kwargs))
 
 
-__all__ = ["LaunchRecorder", "RoutineLauncher"]
+__all__ = ["LaunchRecorder", "RoutineLauncher", "in_turn"]

@@ -95,8 +95,8 @@ def _gradient(g: Tensor, y: Tensor, lse: Tensor, q: Tensor, k: Tensor, v: Tensor
     columns = {i: F.zeros((-(-x.shape[1] // SUMMED_ROWS), x.shape[0], x.shape[2]))
                for i, x in enumerate((Q, K, V)) if i in sums}
     attention_keys(Q, K, V, G, *rows, dK, dV, scale, sums_k=columns.get(1), sums_v=columns.get(2),
-                   **keys_block(*held, keys=T, cap=bool(cap or score), spans=bool(spans)), **rows_k,
-                   **common)
+                   **keys_block(*held, keys=T, cap=bool(cap or score), spans=bool(spans),
+                                causal=causal), **rows_k, **common)
     attention_queries(Q, K, V, G, *rows, dQ, scale, sums_q=columns.get(0),
                       **queries_block(*held, queries=S, causal=causal, spans=bool(spans or score)),
                       **rows_q, **common)
