@@ -148,6 +148,22 @@ def test_of_the_library(S, T, window, rng):
     check(got, want, "f32", T + 32)
 
 
+def test_of_the_library_in_a_graph(rng):
+    """A node, with the derivative of the op."""
+    q, k = (ts.tensor(rng.standard_normal((1, 2, n, 16)).astype(np.float32)) for n in (9, 12))
+
+    def loss(of: Any) -> Any:
+        def f(q, k):
+            y, lse = of(q, k, k, causal=True, return_lse=True)
+            return ts.sum(ts.sin(y)) + ts.sum(ts.cos(lse))
+
+        return ts.jit(ts.value_and_grad(f, argnums=(0, 1)))(q, k)
+
+    (a, da), (b, db) = loss(stdlib.flash_attention_2), loss(ts.attention)
+    for x, y in zip((a, *da), (b, *db), strict=True):
+        assert_close(x.numpy(), y.numpy(), "f32", n=64, scale=np.abs(y.numpy()).max())
+
+
 @pytest.mark.parametrize("run", [lambda f: f, ts.jit], ids=["eager", "jit"])
 def test_parts_add_up(run, rng):
     """What the sums are for: attention over two halves of the keys is that over all."""
