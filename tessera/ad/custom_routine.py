@@ -52,9 +52,9 @@ class GraphArray(RoutineArray):
 class GraphLauncher(RoutineLauncher):
     """Launches become nodes."""
 
-    def run(self, name: str, *args: Any, warps: int | None = None, static: bool = False,
-            **kwargs: Any) -> Any:
-        kernel = self.kernel(name, static)
+    def run(self, name: str, *args: Any, warps: int | None = None,
+            knobs: dict[str, Any] | None = None, **kwargs: Any) -> Any:
+        kernel = self.kernel(name, knobs)
         given = kernel.signature.bind(*args, **kwargs)
         explicit = frozenset(given.arguments)
         given.apply_defaults()

@@ -8,6 +8,7 @@ and the output are relative to the same maximum, and rescaling is mostly avoided
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -243,12 +244,12 @@ def flash_attention_2(run: Any, q: Any, k: Any, v: Any, *, causal: bool = False,
         _decode(run, q, k, v, (out, logs), factor, (heads // group, group * S), bool(causal), rule)
         return out if logs is None else (out, logs)
     m, n = attention_block(dtype, S, max(D, E), bool(causal), generation_of(q), **rule)
+    given = {} if logs is None else {"logs": reshaped(logs, (heads, S))}
     run.run("attention" if S == T else "cross_attention", reshaped(q, (heads, S, D)),
             reshaped(k, (heads // group, T, D)), reshaped(v, (heads // group, T, E)),
-            reshaped(out, (heads, S, E)), factor, static=in_short_turns(S, bool(causal), **rule),
-            group=group, BM=run.size("m", m),
-            BN=run.size("n", n), causal=bool(causal), **rule,
-            **({} if logs is None else {"logs": reshaped(logs, (heads, S))}))
+            reshaped(out, (heads, S, E)), factor, group=group, BM=run.size("m", m),
+            BN=run.size("n", n), causal=bool(causal), **rule, **given,
+            knobs=tile_knobs(S, heads, max(D, E), m, bool(causal), **rule))
     return out if logs is None else (out, logs)
 
 
@@ -290,12 +291,35 @@ def _check(run: Any, q: Any, k: Any, v: Any) -> tuple[int, int]:
     return batch * a[-3], a[-3] // b[-3] if b[-3] else 1
 
 
-def in_short_turns(S: int, causal: bool, window: int = 0, cap: float = 0.0) -> bool:
-    """Whether blocks of queries, of which a causal mask makes some shorter, are dealt out
-    beforehand: with few of a head it costs more to ask for the next than some wait at the end.
-    With heads of 64 and 512, 1024, 2048 queries 73.8, 111.7, 186.9 us become 68.9, 103.7, 175.1,
-    with 128 and 512 queries 97.5 become 95.2 (H100, 2026-11-26, medians of CUDA graphs)."""
-    return causal and not window and not cap and S <= SHORT
+def tile_knobs(S: int, heads: int, width: int, rows: int, causal: bool, window: int = 0,
+               cap: float = 0.0, score: bool = False, spans: bool = False) -> dict[str, Any]:
+    """Knobs of the schedule besides those that the compiler chooses: TILES, "static" where blocks
+    are dealt out beforehand although some take longer. To ask for the next one costs more than some
+    wait at the end where they are short, and as many for each multiprocessor.
+
+    heads: in all.  rows: queries of a block. With heads of 64 and 512, 1024, 2048 queries, causal,
+    262144 rows in all, 73.8, 111.7, 186.9 us become 68.9, 103.7, 175.1; with 128, 192 and 512
+    queries 97.5 and 138.7 become 95.2 and 134.4; with 128 and lengths 2377 become 2066, documents
+    1129 become 1069, with 64 they do not (H100, 2026-11-26, medians of CUDA graphs).
+    """
+    if window or cap or score or not (causal or spans):
+        return {}
+    if spans:
+        return {} if causal or width <= 64 else {"TILES": "static"}
+    if S > SHORT or largest_share(-(-S // rows), heads) > 1.05:
+        return {}
+    return {"TILES": "static"} | ({"PIN": 0} if width > 192 else {})
+
+
+@lru_cache(maxsize=256)
+def largest_share(blocks: int, heads: int) -> float:
+    """What the busiest multiprocessor of 132 has to do, of what it had on average, if the causal
+    blocks of each head are dealt out in the order of persist.py: four heads side by side, the
+    longest first."""
+    strips = [np.repeat(np.arange(blocks, 0, -1), min(4, heads - h)) for h in range(0, heads, 4)]
+    work = np.concatenate(strips) + 1.0
+    whole = np.pad(work, (0, -len(work) % 132)).reshape(-1, 132).sum(0)
+    return float(whole.max() / whole.mean())
 
 
 def attention_block(dtype: DType, S: int, width: int, causal: bool, chip: Generation | None,

@@ -27,6 +27,9 @@ SLACK = 8.0  # powers of two by which the running maximum may lag
 # 8192 keys of 8 takes 16.0 us with 33 parts, with 16, 24 and 49 parts 16.9, 16.1 and 16.4 (H100,
 # 2026-11-25).
 BLOCKS = 264
+# Codes of 8 bits do not come ahead, so that more warps have to wait side by side: 16 queries of 32
+# heads over 8192 keys of 8 take 248 us with as many parts, 166 and 153 with two and four times as
+# many, with bf16 126 (H100, 2026-11-26).
 LEAST_KEYS = 64  # of a part
 MANY_KEYS = 256
 
@@ -78,7 +81,8 @@ def decode_plan(heads: int, rows: int, T: int, width: int, *, codes: bool = Fals
     if codes and width not in (32, 64, 128) or page % BN:  # or registers would not do
         BN = LEAST_STEP
     blocks = heads * -(-rows // BM)
-    parts = max(1, min(-(-BLOCKS // blocks), T // LEAST_KEYS))
+    wanted = BLOCKS * (4 if codes else 1)
+    parts = max(1, min(-(-wanted // blocks), T // LEAST_KEYS))
     span = -(-T // (parts * BN)) * BN
     return DecodePlan("decode_pages" if page else name, BM, BN, max(1, -(-T // max(1, span))))
 

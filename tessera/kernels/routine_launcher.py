@@ -35,18 +35,18 @@ class RoutineLauncher:
         """A parameter of the schedule in capitals; None when it does not say."""
         return dict(self.given.extra).get(name) if self.given is not None else None
 
-    def run(self, name: str, *args: Any, warps: int | None = None, static: bool = False,
-            **kwargs: Any) -> Any:
-        """A launch. warps: of a group, where neither a schedule nor the call says.  static: blocks
-        do tiles in turn, whatever they take, where no schedule is given."""
-        kernel, options = self.kernel(name, static), self.options | {"lanes": self.lanes(warps)}
+    def run(self, name: str, *args: Any, warps: int | None = None,
+            knobs: dict[str, Any] | None = None, **kwargs: Any) -> Any:
+        """A launch. warps: of a group, where neither a schedule nor the call says.  knobs: of the
+        schedule, where none is given."""
+        kernel, options = self.kernel(name, knobs), self.options | {"lanes": self.lanes(warps)}
         if not any(v is not None for v in options.values()):
             return kernel(*args, **kwargs)
         return kernel.launch(*args, **options, **kwargs)
 
-    def kernel(self, name: str, static: bool) -> Kernel:
+    def kernel(self, name: str, knobs: dict[str, Any] | None) -> Kernel:
         kernel = self.routine.kernels[name]
-        return in_turn(kernel) if static and self.given is None else kernel
+        return _tuned(kernel, **knobs) if knobs and self.given is None else kernel
 
     def lanes(self, warps: int | None) -> int | None:
         given = self.options["lanes"]
@@ -61,9 +61,8 @@ class RoutineLauncher:
 
 
 @lru_cache(maxsize=64)
-def in_turn(kernel: Kernel) -> Kernel:
-    """The kernel, whose persistent blocks do tiles b, b + blocks, ... and ask for none."""
-    return kernel.with_schedule(Schedule(TILES="static"))
+def _tuned(kernel: Kernel, **knobs: Any) -> Kernel:
+    return kernel.with_schedule(Schedule(**knobs))
 
 
 class LaunchRecorder(RoutineLauncher):
@@ -73,9 +72,9 @@ class LaunchRecorder(RoutineLauncher):
         super().__init__(routine)
         self.launches: list[tuple[str, tuple, dict[str, Any]]] = []
 
-    def run(self, name: str, *args: Any, warps: int | None = None, static: bool = False,
-            **kwargs: Any) -> Any:
+    def run(self, name: str, *args: Any, warps: int | None = None,
+            knobs: dict[str, Any] | None = None, **kwargs: Any) -> Any:
         self.launches.append((name, args, kwargs))
 
 
-__all__ = ["LaunchRecorder", "RoutineLauncher", "in_turn"]
+__all__ = ["LaunchRecorder", "RoutineLauncher"]
