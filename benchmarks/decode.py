@@ -1,10 +1,11 @@
 """Attention of one query over long caches beside PyTorch's, heads of 128, on one GPU.
 
-    python benchmarks/decode.py [flex]
+    python benchmarks/decode.py [flex] [pages]
 
 Microseconds, the share of a copy's bandwidth in which keys and values are read, and the ratio to
 the quickest peer: the backends of scaled_dot_product_attention and, where it is asked for,
-FlexAttention by torch.compile, which compiles for some seconds for each shape.
+FlexAttention by torch.compile, which compiles for some seconds for each shape. pages: ours over
+pages of 16, 64 and 256 keys too, which lie in a pool in random order.
 Each runs as a CUDA graph of calls in turn over as many caches as L2 does not hold; results are
 checked against f64 first. Needs torch and a GPU. Writes benchmarks/results/decode.json, or
 $OUT/decode.json when OUT is set.
@@ -27,6 +28,8 @@ import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.flex_attention import flex_attention
 
+from tessera.kernels.attention_scores import LOG2E
+from tessera.kernels.decode_attention import combine_parts, decode_pages, decode_plan
 from tessera.stdlib import flash_attention_2
 
 SHAPES = [(1, 1024), (16, 1024), (64, 1024), (1, 8192), (16, 8192), (64, 4096), (4, 32768),
@@ -35,6 +38,8 @@ HEADS, KEY_HEADS, D = 32, 8, 128
 FOOTPRINT = 400 << 20  # bytes of keys and values between two reads of one: eight times an H200's L2
 BACKENDS = {"flash": SDPBackend.FLASH_ATTENTION, "cuDNN": SDPBackend.CUDNN_ATTENTION}
 ROUNDS = 9
+
+PAGES = 16, 64, 256  # keys of one
 
 Attend = Callable[[Any, Any, Any], Any]
 
@@ -45,6 +50,39 @@ def backend(which: SDPBackend) -> Attend:
             return F.scaled_dot_product_attention(q, k, v, enable_gqa=True)
 
     return attend
+
+
+class InPages:
+    """Ours over pages of so many keys, which are copied into a pool when keys are first seen."""
+
+    def __init__(self, size: int):
+        self.size, self.pools = size, dict[int, tuple[Any, ...]]()
+
+    def _pool(self, k: Any, v: Any) -> tuple[Any, ...]:
+        if k.data_ptr() not in self.pools:
+            B, H, T, _ = k.shape
+            order = torch.randperm(B * T // self.size, device="cuda")
+            pools = []
+            for x in (k, v):
+                pages = x.reshape(B, H, -1, self.size, D).transpose(1, 2).reshape(-1, self.size, D)
+                pool = torch.empty_like(pages).reshape(-1, H, self.size, D)
+                pool[order] = pages.reshape(pool.shape)
+                pools.append(pool.reshape(-1, self.size, D))
+            count = torch.full((B,), T, device="cuda", dtype=torch.int32)
+            self.pools[k.data_ptr()] = *pools, order.reshape(B, -1).to(torch.int32), count
+        return self.pools[k.data_ptr()]
+
+    def __call__(self, q: Any, k: Any, v: Any) -> Any:
+        (B, H, S, _), (_, C, T, _) = q.shape, k.shape
+        R = H // C * S
+        plan = decode_plan(B * C, R, T, D, page=self.size)
+        parts = torch.empty(plan.parts, B * C, R, D, device="cuda", dtype=torch.float32)
+        lse, out = torch.empty(parts.shape[:-1], device="cuda"), torch.empty_like(q)
+        decode_pages(q.reshape(B * C, R, D), *self._pool(k, v), parts, lse, D**-0.5 * LOG2E,
+                     heads=C, S=S, BN=plan.keys)
+        combine_parts(parts.reshape(plan.parts, -1, D), lse.reshape(plan.parts, -1),
+                      out.reshape(-1, D), BP=plan.together)
+        return out
 
 
 def peers() -> dict[str, Attend]:
@@ -106,6 +144,8 @@ def measured(B: int, T: int, runs: dict[str, Attend], copy: float) -> dict[str, 
     want, graphs = truth(*part), {}
     for name, run in runs.items():
         try:
+            for x in data:
+                run(*x)
             error = (run(*data[0])[:1].double() - want).norm() / want.norm()
             if not error < 6e-3:
                 raise SystemExit(f"{name}, {B} x {T}: the error is {error:.1e}")
@@ -113,7 +153,7 @@ def measured(B: int, T: int, runs: dict[str, Attend], copy: float) -> dict[str, 
         except RuntimeError as failed:  # a backend that does not take the shape
             print(name, B, T, str(failed)[:100], flush=True)
     us = medians(graphs, calls)
-    best = min(t for name, t in us.items() if name != "tessera")
+    best = min(t for name, t in us.items() if not name.startswith("tessera"))
     return {name: {"us": round(t, 1), "of copy": round(read / t / 1e3 / copy, 3),
                    "of best peer": round(best / t, 3)} for name, t in us.items()}
 
@@ -121,8 +161,9 @@ def measured(B: int, T: int, runs: dict[str, Attend], copy: float) -> dict[str, 
 def main() -> None:
     copy = copy_rate()
     figures: dict[str, Any] = {"device": torch.cuda.get_device_name(), "copy, GB/s": round(copy)}
-    runs = {"tessera": flash_attention_2, **peers()}
     for B, T in SHAPES:
+        paged = {f"tessera, pages of {n}": InPages(n) for n in PAGES if "pages" in sys.argv[1:]}
+        runs = {"tessera": flash_attention_2, **paged, **peers()}
         name = f"B {B}, {T} keys"
         figures[name] = measured(B, T, runs, copy)
         print(name, json.dumps(figures[name]), flush=True)

@@ -52,8 +52,9 @@ class GraphArray(RoutineArray):
 class GraphLauncher(RoutineLauncher):
     """Launches become nodes."""
 
-    def run(self, name: str, *args: Any, warps: int | None = None, **kwargs: Any) -> Any:
-        kernel = self.routine.kernels[name]
+    def run(self, name: str, *args: Any, warps: int | None = None,
+            knobs: dict[str, Any] | None = None, **kwargs: Any) -> Any:
+        kernel = self.kernel(name, knobs)
         given = kernel.signature.bind(*args, **kwargs)
         explicit = frozenset(given.arguments)
         given.apply_defaults()
@@ -139,7 +140,7 @@ def _with_rules(routine: Routine, function: RoutineFunction) -> custom_vjp:
     def bwd(saved: dict[str, Any], g: tuple) -> tuple:
         tensors = tuple(x for x in saved.values() if isinstance(x, Tensor))
         back = vjp(lambda *xs: same(saved, xs), *tensors)[1]
-        found = back(g[0])
+        found = back(tuple(g) if isinstance(function.returned, tuple) else g[0])
         return found if isinstance(found, tuple) else (found,)
 
     def rule(primals: tuple, tangents: tuple) -> tuple:
@@ -148,7 +149,8 @@ def _with_rules(routine: Routine, function: RoutineFunction) -> custom_vjp:
         pairs = [(x, t) for x, t in zip(primals, tangents, strict=True) if isinstance(x, Tensor)]
         moved = [F.zeros(x.shape, x.type) if t is None else t for x, t in pairs]
         tangent = jvp(lambda *xs: same(slots, xs), tuple(x for x, _ in pairs), tuple(moved))[1]
-        return function(*args, **kwargs), (tangent,)
+        made = function(*args, **kwargs)
+        return made, tangent if isinstance(function.returned, tuple) else (tangent,)
 
     made = custom_vjp(function)
     made.follow(_tracing, fwd, bwd, rule)

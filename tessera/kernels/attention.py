@@ -8,6 +8,7 @@ and the output are relative to the same maximum, and rescaling is mostly avoided
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -34,13 +35,14 @@ from .attention_scores import (
     span_rows,
 )
 from .decode_attention import KERNELS as DECODE
-from .decode_attention import decode_plan, few_queries
+from .decode_attention import LN2, decode_plan, few_queries
 from .gemm import SPECIALISED
 from .matmul_plan import card_of
 from .record import Benchmark, CompiledCall, KernelSample
 from .routine import empty_like, generation_of, reshaped, routine, type_of
 
 SLACK = 8.0  # powers of two by which the running maximum may lag
+SHORT = 2048  # queries
 LEAST_SUM = 1e-30  # below any sum of weights, of which one was 1
 
 
@@ -105,21 +107,29 @@ def attend_sums(Q, K, V, head, group, q0, keys, ahead, scale, BM, BN, causal, sl
 @kernel(grid=lambda S, B, BM: (-(-S // BM), B))
 def attention(Q: Tensor["B", "S", "D"], K: Tensor["C", "S", "D"], V: Tensor["C", "S", "E"],
               out: Tensor["B", "S", "E"], scale: f32,
-              spans: Tensor["Z", 2, "S", i32] | None = None, heads=1, group=1, BM=128, BN=128,
+              spans: Tensor["Z", 2, "S", i32] | None = None,
+              logs: Tensor["B", "S", f32] | None = None, heads=1, group=1, BM=128, BN=128,
               causal=False, window=0, cap=0.0, score=None):
     q0, head = tile.group_id(0) * BM, tile.group_id(1)
-    out[head, q0:q0+BM, :] = attend(Q, K, V, head, group, q0, S, 0, scale, BM, BN, causal, SLACK,
-                                    window, cap, spans, heads, score)
+    o, sums = attend_saved(Q, K, V, head, group, q0, S, 0, scale, BM, BN, causal, SLACK, window,
+                           cap, spans, heads, score)
+    out[head, q0:q0+BM, :] = o
+    if logs is not None:
+        logs[head, q0:q0+BM] = sums * LN2
 
 
 @kernel(grid=lambda S, B, BM: (-(-S // BM), B))
 def cross_attention(Q: Tensor["B", "S", "D"], K: Tensor["C", "T", "D"], V: Tensor["C", "T", "E"],
                     out: Tensor["B", "S", "E"], scale: f32,
-                    spans: Tensor["Z", 2, "S", i32] | None = None, heads=1, group=1, BM=128,
+                    spans: Tensor["Z", 2, "S", i32] | None = None,
+                    logs: Tensor["B", "S", f32] | None = None, heads=1, group=1, BM=128,
                     BN=128, causal=False, window=0, cap=0.0, score=None):
     q0, head = tile.group_id(0) * BM, tile.group_id(1)
-    out[head, q0:q0+BM, :] = attend(Q, K, V, head, group, q0, T, T - S, scale, BM, BN, causal,
-                                    SLACK, window, cap, spans, heads, score)
+    o, sums = attend_saved(Q, K, V, head, group, q0, T, T - S, scale, BM, BN, causal, SLACK,
+                           window, cap, spans, heads, score)
+    out[head, q0:q0+BM, :] = o
+    if logs is not None:
+        logs[head, q0:q0+BM] = sums * LN2
 
 
 def reference(q: np.ndarray, k: np.ndarray, v: np.ndarray, causal: bool = False,
@@ -200,7 +210,7 @@ HEADS = (2, 512, 128)
 )
 def flash_attention_2(run: Any, q: Any, k: Any, v: Any, *, causal: bool = False,
                       scale: float | None = None, window: int | None = None,
-                      soft_cap: float | None = None) -> Any:
+                      soft_cap: float | None = None, return_lse: bool = False) -> Any:
     """y = softmax(scale q k') v, softmax along the keys.
 
     q: [B, H, S, D]   k: [B, Hk, T, D]   v: [B, Hk, T, E]   y: [B, H, S, E], of q's type; or without
@@ -208,6 +218,7 @@ def flash_attention_2(run: Any, q: Any, k: Any, v: Any, *, causal: bool = False,
     scale: positive; 1 / sqrt(D) when None.  causal: query i sees the keys up to i + T - S.
     window: it sees those fewer than as many from i + T - S; blocks of keys that none sees cost
     nothing.  soft_cap: scores s become soft_cap tanh(s / soft_cap).
+    return_lse: (y, lse) in place of y; lse [B, H, S] in f32, the log of the sum of exp(scores).
     All of one float type of up to 32 bits. Scores and sums are f32; weights are rounded to v's
     type before the second product, the result once. Memory beside the result: none, but for up to
     16 queries of 16 bits over many keys, which are split: some 264 results of up to 64 rows in f32.
@@ -225,35 +236,42 @@ def flash_attention_2(run: Any, q: Any, k: Any, v: Any, *, causal: bool = False,
         run.fail(f"a window of {S} queries and {T} keys", "as many keys; ts.attention takes any",
                  ShapeError)
     out, dtype = empty_like(q, (*tuple(q.shape)[:-1], E)), type_of(q, "q").dtype
+    logs = empty_like(q, tuple(q.shape)[:-1], "f32") if return_lse else None
+    if return_lse and not E:
+        run.fail("return_lse of values without elements", "ts.attention", ShapeError)
     if 0 in tuple(out.shape):
-        return out
+        return out if logs is None else (out, logs)
     factor = (1.0 / math.sqrt(D) if scale is None else float(scale)) * math.log2(math.e)
     rule: dict[str, Any] = {"window": window or 0, "cap": float(soft_cap or 0)}
     if run.given is None and few_queries(dtype, S, T, max(D, E)):
-        _decode(run, q, k, v, out, factor, (heads // group, group * S), bool(causal), rule)
-        return out
+        _decode(run, q, k, v, (out, logs), factor, (heads // group, group * S), bool(causal), rule)
+        return out if logs is None else (out, logs)
     m, n = _block(run, q, (heads, S, T, D, E), bool(causal), rule, group == 1)
+    given = {} if logs is None else {"logs": reshaped(logs, (heads, S))}
     run.run("attention" if S == T else "cross_attention", reshaped(q, (heads, S, D)),
             reshaped(k, (heads // group, T, D)), reshaped(v, (heads // group, T, E)),
             reshaped(out, (heads, S, E)), factor, group=group, BM=run.size("m", m),
-            BN=run.size("n", n), causal=bool(causal), **rule)
-    return out
+            BN=run.size("n", n), causal=bool(causal), **rule, **given,
+            knobs=tile_knobs(S, heads, max(D, E), m, bool(causal), **rule))
+    return out if logs is None else (out, logs)
 
 
-def _decode(run: Any, q: Any, k: Any, v: Any, out: Any, factor: float, extents: tuple[int, int],
-            causal: bool, rule: dict[str, Any]) -> None:
-    """Few queries over keys in parts. extents: heads of keys in all, and queries that read one."""
-    (C, R), (S, D), (T, E) = extents, tuple(q.shape)[-2:], tuple(v.shape)[-2:]
+def _decode(run: Any, q: Any, k: Any, v: Any, results: tuple[Any, Any], factor: float,
+            extents: tuple[int, int], causal: bool, rule: dict[str, Any]) -> None:
+    """Few queries over keys in parts. results: out, and where the logs of sums go if they are
+    wanted.  extents: heads of keys in all, and queries that read one."""
+    (C, R), (S, D), (T, E), (out, logs) = extents, tuple(q.shape)[-2:], tuple(v.shape)[-2:], results
     plan = decode_plan(C, R, min(T, rule["window"] + S) if rule["window"] else T, max(D, E))
     P, parts, lse = plan.parts, reshaped(out, (1, C, R, E)), None
-    if P > 1:
+    if P > 1 or logs is not None:
         parts, lse = (empty_like(q, shape, "f32") for shape in ((P, C, R, E), (P, C, R)))
     run.run(plan.kernel, reshaped(q, (C, R, D)), reshaped(k, (C, T, D)), reshaped(v, (C, T, E)),
             None, parts, lse, factor, S=S, BM=plan.rows, BN=plan.keys,
             causal=causal and S > 1, **rule)
-    if P > 1:
+    if lse is not None:
         run.run("combine_parts", reshaped(parts, (P, C * R, E)), reshaped(lse, (P, C * R)),
-                reshaped(out, (C * R, E)), BP=plan.together)
+                reshaped(out, (C * R, E)), None if logs is None else reshaped(logs, (C * R,)),
+                BP=plan.together)
 
 
 def _block(run: Any, q: Any, extents: tuple[int, ...], causal: bool, rule: dict[str, Any],
@@ -290,6 +308,37 @@ def _check(run: Any, q: Any, k: Any, v: Any) -> tuple[int, int]:
     return batch * a[-3], a[-3] // b[-3] if b[-3] else 1
 
 
+def tile_knobs(S: int, heads: int, width: int, rows: int, causal: bool, window: int = 0,
+               cap: float = 0.0, score: bool = False, spans: bool = False) -> dict[str, Any]:
+    """Knobs of the schedule besides those that the compiler chooses: TILES, "static" where blocks
+    are dealt out beforehand although some take longer. To ask for the next one costs more than some
+    wait at the end where they are short, and as many for each multiprocessor.
+
+    heads: in all.  rows: queries of a block. With heads of 64 and 512, 1024, 2048 queries, causal,
+    262144 rows in all, 73.8, 111.7, 186.9 us become 68.9, 103.7, 175.1; with 128, 192 and 512
+    queries 97.5 and 138.7 become 95.2 and 134.4; with 128 and lengths 2377 become 2066, documents
+    1129 become 1069, with 64 they do not (H100, 2026-11-26, medians of CUDA graphs).
+    """
+    if window or cap or score or not (causal or spans):
+        return {}
+    if spans:
+        return {} if causal or width <= 64 else {"TILES": "static"}
+    if S > SHORT or largest_share(-(-S // rows), heads) > 1.05:
+        return {}
+    return {"TILES": "static"} | ({"PIN": 0} if width > 192 else {})
+
+
+@lru_cache(maxsize=256)
+def largest_share(blocks: int, heads: int) -> float:
+    """What the busiest multiprocessor of 132 has to do, of what it had on average, if the causal
+    blocks of each head are dealt out in the order of persist.py: four heads side by side, the
+    longest first."""
+    strips = [np.repeat(np.arange(blocks, 0, -1), min(4, heads - h)) for h in range(0, heads, 4)]
+    work = np.concatenate(strips) + 1.0
+    whole = np.pad(work, (0, -len(work) % 132)).reshape(-1, 132).sum(0)
+    return float(whole.max() / whole.mean())
+
+
 def attention_block(dtype: DType, S: int, width: int, causal: bool, chip: Generation | None,
                     window: int = 0, cap: float = 0.0, score: bool = False) -> tuple[int, int]:
     """Queries and keys of a block, by what registers and shared memory hold of heads this wide.
@@ -297,7 +346,8 @@ def attention_block(dtype: DType, S: int, width: int, causal: bool, chip: Genera
     128 queries in two warpgroups, as many keys at a time; half as many for wide heads, and where
     keys and values of two stages do not fit shared memory. Three warpgroups for narrow heads, where
     their blocks waste little on the diagonal: with 64 and 4096 queries 1.17 times as fast, causal
-    1.04 (H200, 2026-11-22), with 96 and 4096 queries 1.09, causal 0.96 (H100, 2026-11-25).
+    1.04 (H200, 2026-11-22), with 64 and 512 queries 1.03 (H100, 2026-11-26), with 96 and 4096
+    queries 1.09, causal 0.96 (H100, 2026-11-25).
     chip: None where it is not known
     """
     if dtype.bits > 16:
@@ -310,7 +360,7 @@ def attention_block(dtype: DType, S: int, width: int, causal: bool, chip: Genera
         if (window or score) and width <= 64:
             return 128, 128
     if chip is not None and chip.warpgroup_matmul is not None:
-        if width in (32, 64) and S >= (4096 if causal else 1024):
+        if width in (32, 64) and S >= (4096 if causal else 512):
             return 192, 96 if causal else 128
         if 64 < width <= 96 and S >= 2048 and not causal:
             return 192, 112

@@ -19,11 +19,17 @@ from .attention_scores import HIGHEST, LOG2E, both_kinds, score_value
 
 MOST_QUERIES = 16  # of a head
 WIDEST = 256  # of a head
+WIDEST_OF_CODES = 192  # of a head, of keys of 8 bits
+LEAST_STEP = 16  # keys of an iteration
+LN2 = math.log(2.0)
 SLACK = 8.0  # powers of two by which the running maximum may lag
 # Blocks that are wanted: two of a warp on each of 132 multiprocessors. One query of 32 heads over
 # 8192 keys of 8 takes 16.0 us with 33 parts, with 16, 24 and 49 parts 16.9, 16.1 and 16.4 (H100,
 # 2026-11-25).
 BLOCKS = 264
+# Codes of 8 bits do not come ahead, so that more warps have to wait side by side: 16 queries of 32
+# heads over 8192 keys of 8 take 248 us with as many parts, 166 and 153 with two and four times as
+# many, with bf16 126 (H100, 2026-11-26).
 LEAST_KEYS = 64  # of a part
 MANY_KEYS = 256
 
@@ -45,8 +51,16 @@ class DecodePlan(NamedTuple):
         return min(64, 1 << (self.parts - 1).bit_length())
 
 
+def takes_keys(keys: DType, queries: DType, width: int, page: int = 0) -> bool:
+    """Whether these kernels read keys and values of this type: of that of queries, or codes of 8
+    bits, which are made wider in registers. page: keys of one, 0 where they lie in none."""
+    narrow = keys.kind == "float" and keys.bits == 8 and width <= WIDEST_OF_CODES
+    return (keys is queries or narrow) and (not page or page % LEAST_STEP == 0)
+
+
 def few_queries(dtype: DType, S: int, T: int, width: int) -> bool:
-    """Whether these kernels are for so many queries of a head, keys, and heads as wide.
+    """Whether these kernels are for so many queries of a head, keys, and heads as wide. dtype: of
+    queries.
 
     Several queries of a head may have to be moved beside those of others, for which few keys do not
     pay.
@@ -55,27 +69,52 @@ def few_queries(dtype: DType, S: int, T: int, width: int) -> bool:
         S == 1 or S <= MOST_QUERIES and T >= MANY_KEYS)
 
 
-def decode_plan(heads: int, rows: int, T: int, width: int) -> DecodePlan:
+def decode_plan(heads: int, rows: int, T: int, width: int, *, codes: bool = False, page: int = 0
+                ) -> DecodePlan:
     """heads: of keys, in all sequences, as wide.  rows: queries that read one.  T: keys of each,
-    those of a window where there is one."""
+    those of a window where there is one.  codes: keys of 8 bits.  page: keys of one, or 0. Both are
+    for single warps: 16 rows read a key once, further rows once more."""
+    if page or codes:
+        heads, rows = heads * -(-rows // 16), min(rows, 16)
     name, BM, BN = ("decode_rows", 16, 32) if rows <= 16 else ("decode_many_rows", 64, 64)
     BN = BN if width <= 128 else BN // 2
+    if codes and width not in (32, 64, 128) or page % BN:  # or registers would not do
+        BN = LEAST_STEP
     blocks = heads * -(-rows // BM)
-    parts = max(1, min(-(-BLOCKS // blocks), T // LEAST_KEYS))
+    wanted = BLOCKS * (4 if codes else 1)
+    parts = max(1, min(-(-wanted // blocks), T // LEAST_KEYS))
     span = -(-T // (parts * BN)) * BN
-    return DecodePlan(name, BM, BN, max(1, -(-T // max(1, span))))
+    return DecodePlan("decode_pages" if page else name, BM, BN, max(1, -(-T // max(1, span))))
+
+
+@kernel
+def place_of(table, c, heads, k0, size):
+    """The matrix of keys that key k0 of head c lies in, and its row there.
+
+    table [Z, L]: the pages of sequences that have `heads` heads of keys each, of `size` keys, which
+    lie in matrices one head after another; None: a head has a matrix of its own
+    """
+    if table is None:
+        return c, k0
+    return table[c // heads, k0 // size] * heads + c % heads, k0 % size
 
 
 @kernel
 def attend_part(Q, K, V, count, spans, c, r0, part, parts, scale, S, BM, BN, causal, window, cap,
-                heads, score):
+                heads, score, table=None):
     """Rows [r0:r0+BM] of the result over one part of the keys, and log2 of sums of exp2(scores).
 
     Rows are S queries of each head of a group, one head after another.  count: of the keys, the
     first so many are there; None: all.  spans [Z, 2, 1]: the keys that one query sees, of `heads`
-    heads of keys one after another each.  window, cap: 0 without one; score: None
+    heads of keys one after another each.  window, cap: 0 without one; score: None.  table: the
+    pages that keys lie in, then count [Z] is that of each sequence
     """
-    keys = K.shape[1] if count is None else tile.cast(min(K.shape[1], count[0]), "int32")
+    if count is None:
+        keys = K.shape[1]
+    elif table is None:
+        keys = tile.cast(min(K.shape[1], count[0]), "int32")
+    else:
+        keys = min(K.shape[1] * table.shape[1], count[c // heads])
     first, end = max(0, keys - S - (window - 1)) if window else 0, keys
     if spans is not None:
         first, end = max(first, spans[c // heads, 0, 0]), min(keys, spans[c // heads, 1, 0])
@@ -87,7 +126,8 @@ def attend_part(Q, K, V, count, spans, c, r0, part, parts, scale, S, BM, BN, cau
     q = tile.load(Q[c, r0:r0+BM, :])
     m, z, o = tile.full((BM,), -HIGHEST), tile.zeros((BM,)), tile.zeros((BM, V.shape[-1]))
     for k0 in range(begin + part * span, min(end, begin + part * span + span), BN):
-        k = tile.load(K[c, k0:k0+BN, :])
+        at, row0 = place_of(table, c, heads, k0, K.shape[1])
+        k = tile.cast(tile.load(K[at, row0:row0+BN, :]), Q.dtype)
         s = tile.dot(q, k.T)
         key = (tile.arange(0, BN) + k0)[None, :]
         if cap or score is not None:
@@ -107,8 +147,8 @@ def attend_part(Q, K, V, count, spans, c, r0, part, parts, scale, S, BM, BN, cau
         alpha = tile.exp2(m - m_new)
         p = tile.exp2(s * factor - m_new)
         z = z * alpha + tile.row_sum(p)
-        v = tile.load(V[c, k0:k0+BN, :])
-        o = tile.dot(p, v, o * alpha)          # p is rounded to v's type
+        v = tile.cast(tile.load(V[at, row0:row0+BN, :]), Q.dtype)
+        o = tile.dot(p, v, o * alpha)          # p is rounded to q's type
         m = m_new
     return o / z, m + tile.log2(z)
 
@@ -143,10 +183,36 @@ def decode_many_rows(Q: Tensor["C", "R", "D"], K: Tensor["C", "T", "D"], V: Tens
         lse[part, c, r0:r0+BM] = sums
 
 
+@kernel(grid=lambda P, R, C, BM: (P, -(-R // BM), C), schedule=Schedule(warps=1, stages=3))
+def decode_pages(Q: Tensor["C", "R", "D"], K: Tensor["N", "T", "D"], V: Tensor["N", "T", "E"],
+                 table: Tensor["Z", "L", i32], count: Tensor["Z", i32],
+                 out: Tensor["P", "C", "R", "E"], lse: Tensor["P", "C", "R", f32] | None,
+                 scale: f32, heads=1, S=1, BM=16, BN=32, causal=False, window=0, cap=0.0):
+    """Keys and values in pages of T, of which BN is a divisor: those of a page lie in `heads`
+    matrices one after another, those of a sequence in the pages of its row of the table."""
+    tile.launch_dependents()
+    part, r0, c = tile.group_id(0), tile.group_id(1) * BM, tile.group_id(2)
+    o, sums = attend_part(Q, K, V, count, None, c, r0, part, P, scale, S, BM, BN, causal, window,
+                          cap, heads, None, table)
+    out[part, c, r0:r0+BM, :] = o
+    if lse is not None:
+        lse[part, c, r0:r0+BM] = sums
+
+
+@kernel(grid=lambda M, C: (M, C))
+def append_to_pages(x: Tensor["C", "M", "D"], table: Tensor["Z", "L", i32],
+                    count: Tensor["Z", i32], pool: Tensor["N", "H", "T", "D"]):
+    """M entries of each head behind the count that its sequence has, as decode_pages reads them."""
+    i, c = tile.group_id(0), tile.group_id(1)
+    at = count[c // H] + i
+    pool[table[c // H, at // T], c % H, at % T, :] = tile.load(x[c, i, :])
+
+
 @kernel(grid=lambda N: (N,))
 def combine_parts(parts: Tensor["P", "N", "E", f32], lse: Tensor["P", "N", f32],
-                  out: Tensor["N", "E"], BP=64):
-    """Rows of a result from those of its parts, each weighed by exp2(lse)."""
+                  out: Tensor["N", "E"], logs: Tensor["N", f32] | None = None, BP=64):
+    """Rows of a result from those of its parts, each weighed by exp2(lse). logs: of the sums of
+    exp(scores) of the whole, -inf where no part has a key."""
     tile.grid_dependency_wait()
     n = tile.group_id(0)
     m, z, o = tile.full((1,), -HIGHEST), tile.zeros((1,)), tile.zeros((1, E))
@@ -159,10 +225,13 @@ def combine_parts(parts: Tensor["P", "N", "E", f32], lse: Tensor["P", "N", f32],
         o = o * alpha + tile.reduce_sum(weights * rows, 0)[None, :]
         m = m_new
     out[n:n+1, :] = o / z[:, None]
+    if logs is not None:
+        whole = (m + tile.log2(z)) * LN2
+        logs[n:n+1] = tile.where(tile.abs(m) < HIGHEST / 2, whole, -math.inf)
 
 
-KERNELS = decode_rows, decode_many_rows, combine_parts
+KERNELS = decode_rows, decode_many_rows, combine_parts  # those of the library's routine
 
 
-__all__ = ["KERNELS", "DecodePlan", "combine_parts", "decode_many_rows", "decode_plan",
-           "decode_rows", "few_queries"]
+__all__ = ["KERNELS", "DecodePlan", "append_to_pages", "combine_parts", "decode_many_rows",
+           "decode_pages", "decode_plan", "decode_rows", "few_queries", "takes_keys"]

@@ -139,8 +139,9 @@ class CallWriter(RoutineLauncher):
         self.lines.append(text.format(i=i))
         return f"v{i}"
 
-    def run(self, name: str, *args: Any, warps: int | None = None, **kwargs: Any) -> Any:
-        i, kernel, lanes = self.count + len(self.lines), self.routine.kernels[name], \
+    def run(self, name: str, *args: Any, warps: int | None = None,
+            knobs: dict[str, Any] | None = None, **kwargs: Any) -> Any:
+        i, kernel, lanes = self.count + len(self.lines), self.kernel(name, knobs), \
             self.lanes(warps)
         launch = kernel if lanes is None else partial(kernel.launch, **self.options | {
             "lanes": lanes})

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 from ..errors import ArgumentError, user_line
-from ..tile.ir.schedule import ALIASES
+from ..tile.ir.schedule import ALIASES, Schedule
+from ..tile.kernel.kernel import Kernel
 
 
 class RoutineLauncher:
@@ -38,12 +40,18 @@ class RoutineLauncher:
         """A parameter of the schedule in capitals; None when it does not say."""
         return dict(self.given.extra).get(name) if self.given is not None else None
 
-    def run(self, name: str, *args: Any, warps: int | None = None, **kwargs: Any) -> Any:
-        """A launch. warps: of a group, where neither a schedule nor the call says."""
-        kernel, options = self.routine.kernels[name], self.options | {"lanes": self.lanes(warps)}
+    def run(self, name: str, *args: Any, warps: int | None = None,
+            knobs: dict[str, Any] | None = None, **kwargs: Any) -> Any:
+        """A launch. warps: of a group, where neither a schedule nor the call says.  knobs: of the
+        schedule, where none is given."""
+        kernel, options = self.kernel(name, knobs), self.options | {"lanes": self.lanes(warps)}
         if not any(v is not None for v in options.values()):
             return kernel(*args, **kwargs)
         return kernel.launch(*args, **options, **kwargs)
+
+    def kernel(self, name: str, knobs: dict[str, Any] | None) -> Kernel:
+        kernel = self.routine.kernels[name]
+        return _tuned(kernel, **knobs) if knobs and self.given is None else kernel
 
     def lanes(self, warps: int | None) -> int | None:
         given = self.options["lanes"]
@@ -57,6 +65,11 @@ class RoutineLauncher:
         raise kind(f"{self.routine.__name__}: {message}", hint=hint, where=user_line())
 
 
+@lru_cache(maxsize=64)
+def _tuned(kernel: Kernel, **knobs: Any) -> Kernel:
+    return kernel.with_schedule(Schedule(**knobs))
+
+
 class LaunchRecorder(RoutineLauncher):
     """Writes down what a routine's function would launch."""
 
@@ -65,7 +78,8 @@ class LaunchRecorder(RoutineLauncher):
         self.trial = trial
         self.launches: list[tuple[str, tuple, dict[str, Any]]] = []
 
-    def run(self, name: str, *args: Any, warps: int | None = None, **kwargs: Any) -> Any:
+    def run(self, name: str, *args: Any, warps: int | None = None,
+            knobs: dict[str, Any] | None = None, **kwargs: Any) -> Any:
         self.launches.append((name, args, kwargs))
 
 

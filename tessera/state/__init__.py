@@ -3,6 +3,7 @@
     kv_type.py    KVCache[dims, dtype] @policies, the type of a cache of keys and values
     kv_cache.py   the cache: append, prune, offload, prefetch; attention over it
     kv_pages.py   caches of many sequences, in pages of one pool
+    kv_batch.py   some of them side by side, for a step of decoding
     movement.py   `with device(gpu), prefetch(cache, into="smem"):`, ts.offload: what lies where
     movement_plan.py   ts.plan(): what has moved, and what is asked for
 

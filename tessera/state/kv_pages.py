@@ -18,7 +18,9 @@ from ..graph.ops.attention import HELD
 from ..graph.trace import current_builder
 from ..graph.tree import register_tree
 from ..numerics import DType, as_type
+from ..runtime.arrays import HOST
 from ..tensor import OPERATORS, Tensor, as_tensor, tensor
+from .kv_batch import PagedBatch, append_now, batch_of
 from .kv_cache import CacheStorage, KVCache, _beside, attend
 from .kv_type import KVCacheType
 
@@ -34,8 +36,9 @@ class KVCacheManager:
         y = ts.flash_attention(q, seq)      # q: [1, Hq, S, D_h]
         manager.free(seq)
 
-    .pages_used, .pages_free, .nbytes, .sequences. Outside of traces only: the pages are updated in
-    place. `OutOfMemoryError` when no page is free; nothing has been written then.
+    .batch(sequences) puts them side by side for a step of decoding, whose attention finds the pages
+    by a table. .pages_used, .pages_free, .nbytes, .sequences. Outside of traces only: the pages are
+    updated in place. `OutOfMemoryError` when no page is free; nothing has been written then.
     """
 
     def __init__(self, *, heads: int, head_size: int, pages: int, page_size: int = 256,
@@ -50,6 +53,7 @@ class KVCacheManager:
         shape = (pages, heads, page_size, head_size)
         self._K, self._V = (F.zeros(shape, numeric) for _ in range(2))
         self._free = list(range(pages - 1, -1, -1))  # taken from the end: page 0 first
+        self._used = set[int]()  # pages that have had entries
         self._sequences: dict[int, PagedCache] = {}  # by id
 
     # --- what there is ------------------------------------------------------------------------
@@ -89,12 +93,22 @@ class KVCacheManager:
         self._free += reversed(sequence._pages)
         sequence._pages, sequence.length = [], 0
 
+    def batch(self, sequences: Sequence[PagedCache], room: int = 0) -> PagedBatch:
+        """The sequences side by side. room: entries of each that a compiled function may append,
+        for which pages are taken now. Raises ArgumentError, OutOfMemoryError. See PagedBatch."""
+        return batch_of(self, sequences, room)
+
     def _take(self, count: int) -> list[int]:
+        """Pages whose values are 0: weights of 0 would not hide a NaN that another has left."""
         if count > len(self._free):
             raise OutOfMemoryError(
                 f"a pool of {self.pages} pages has {self.pages_free} free, {count} are needed",
                 hint="free sequences that have ended, prune some, or make a larger pool")
-        return [self._free.pop() for _ in range(count)]
+        taken = [self._free.pop() for _ in range(count)]
+        for page in self._used.intersection(taken):
+            self._V[page] = 0.0
+        self._used.update(taken)
+        return taken
 
     def __repr__(self) -> str:
         _, H, S, D = self._K.shape
@@ -155,6 +169,11 @@ class PagedCache:
             raise ShapeError(f"append: k is {show_shape(k.shape)} and v {show_shape(v.shape)}")
         size, end = manager.page_size, self.length + k.shape[1]
         self._pages += manager._take(-(-end // size) - len(self._pages))
+        if manager._K.place != HOST:
+            rows = manager.batch([self])._tensors
+            append_now(rows, F.expand_dims(k, 0), F.expand_dims(v, 0))
+            self.length = end
+            return self
         at = self.length
         while at < end:
             slot, upto = at % size, min(end, (at // size + 1) * size)

@@ -9,8 +9,11 @@ import pytest
 
 import tessera as ts
 from attention_cases import attention64, sizes64
+from tessera import Tensor, bf16
 from tessera.graph.cuda import CudaProgram
+from tessera.graph.cuda.levels import program_of
 from tessera.graph.simplify import simplify
+from tessera.kernels.attention import largest_share, tile_knobs
 from tolerance import assert_close
 
 HEADS = {  # extents of queries, of keys, width of values
@@ -86,3 +89,26 @@ def test_both_run_their_common_ops_once(causal):
     graph = ts.jit(both(causal)).graph(*(ts.zeros((2, 8, 4)) for _ in range(4)))
     names = [n.op.name for n in simplify(graph).nodes]
     assert names.count("matmul") == 6 and names.count("exp") == 1
+
+
+# queries, heads of 64, causal; whether the blocks of queries are dealt out beforehand
+DEALT = [(512, 512, True, True), (1024, 256, True, True), (512, 96, True, False),
+         (4096, 256, True, False), (512, 512, False, False)]
+
+
+@pytest.mark.parametrize("S, heads, causal, static", DEALT)
+def test_short_causal_blocks_are_dealt_out_where_that_is_even(S, heads, causal, static):
+    assert (tile_knobs(S, heads, 64, 128, causal) == {"TILES": "static"}) == static
+    x = Tensor[1, heads, S, 64, bf16]
+    made = program_of(ts.jit(lambda q, k, v: ts.attention(q, k, v, causal=causal)).graph(x, x, x),
+                      "sm_90a")
+    (group,) = (g for g in made.plan.groups if g.kind == "attention")
+    assert (dict(group.schedule.extra).get("TILES") == "static") == static
+
+
+def test_blocks_that_are_dealt_out_take_turns():
+    """As the share says that decides it: by the order of a persistent kernel."""
+    assert largest_share(1, 132 * 8) == 1.0 and largest_share(16, 4) > 1.5
+    assert tile_knobs(8192, 64, 128, 128, False, spans=True) == {"TILES": "static"}
+    assert not tile_knobs(8192, 64, 64, 192, False, spans=True)
+    assert not tile_knobs(512, 512, 64, 128, True, window=9)

@@ -190,9 +190,41 @@ def test_over_a_cache_whose_length_is_data(case, rng):
     assert_close(np.asarray(got, np.float64), want, "bf16", n=2, scale=size)
 
 
+@pytest.mark.parametrize("codes", ["fp8_e4m3", "fp8_e5m2"])
+@pytest.mark.parametrize("S, group, dtype", [(1, 4, "bf16"), (4, 8, "f16"), (40, 4, "bf16")])
+def test_codes_of_8_bits_are_made_wider_in_registers(S, group, dtype, codes, rng):
+    """Few queries read the cache as it lies; of more it is made wider first."""
+    q = ts.tensor(rng.standard_normal((2, 2 * group, S, 32)).astype(np.float32), dtype)
+    k, v = (ts.tensor(rng.standard_normal((2, 2, 300, 32)).astype(np.float32), codes) for _ in "kv")
+    cache = ts.kv_cache((2, 2, 640, 32), codes).append(k, v)
+    f = ts.jit(lambda q, c: ts.flash_attention(q, c))
+    made = program_of(f.graph(q, cache), "sm_90a")
+    assert ("call decode_rows" in str(made.plan)) == (S <= 16)
+    assert (f"{dtype}[2, 2, 640, 32]" in str(made.plan)) == (S > 16)
+    wide = q.array, *(np.asarray(ts.cast(x, "f64")) for x in (k, v))
+    want, size = (x.swapaxes(1, 2).reshape(2, S, -1) for x in truth(*wide, True))
+    for got in (made.run([q.array, *(x.array for x in tree.flatten(cache)[0])])[0],
+                f(q, cache).array, ts.flash_attention(q, cache).array):
+        assert_close(np.asarray(got, np.float64), want, dtype, n=2, scale=size)
+
+
+def test_a_chunk_of_a_prompt_leaves_out_what_is_not_filled(rng):
+    """Spans of keys, which the fastest kernels take, and no mask of the whole capacity."""
+    q, k, v = operands(rng, 8, 2, 70, 200, 32, 32)
+    cache = ts.kv_cache((1, 2, 640, 32), bf16).append(k, v)
+    for x in (cache._storage.K, cache._storage.V):
+        x.array[:, :, 200:] = 1e30
+    made = program_of(ts.jit(lambda q, c: ts.flash_attention(q, c)).graph(
+        ts.tensor(q), cache), "sm_90a")
+    assert "attention over" in str(made.plan) and "modified_attention" not in str(made.plan)
+    (got,) = made.run([q, *(x.array for x in tree.flatten(cache)[0])])
+    want, size = (x.swapaxes(1, 2).reshape(got.shape) for x in truth(q, k, v, True))
+    assert_close(np.asarray(got, np.float64), want, "bf16", n=2, scale=size)
+
+
 @pytest.mark.parametrize("S, rolling, dtype, D", [(2, True, "bf16", 32), (17, False, "bf16", 32),
                                                   (1, False, "f32", 32), (1, False, "bf16", 272)])
-def test_other_caches_have_a_mask(S, rolling, dtype, D, rng):
+def test_other_caches_are_attended_by_others(S, rolling, dtype, D, rng):
     cache = ts.kv_cache((1, 2, 64, D), dtype, rolling=rolling)
     made = program_of(ts.jit(lambda q, c: ts.flash_attention(q, c)).graph(
         ts.zeros((1, 4, S, D), dtype), cache), "sm_90a")

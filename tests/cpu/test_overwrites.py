@@ -12,6 +12,7 @@ import pytest
 
 import tessera as ts
 from emulator import run as run_emulated
+from tessera import Tensor, tile
 from tessera.bench.catalogue import MODELS
 from tessera.bench.models.record import StepModel, shapes_of
 from tessera.bench.models.step import first_state, training_step
@@ -305,3 +306,53 @@ def test_batches_take_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(together.runs()) < 0.8 * len(alone.runs())
     most = [max(live_bytes(p.lowered.memory, p.lowered.groups)) for p in (together, alone)]
     assert most[0] <= most[1] + MIB
+
+
+# --- kernels of users ---------------------------------------------------------------------------
+@ts.kernel
+def double_row(x: Tensor["M", "N"], row: ts.int32):
+    x[row, :] = tile.load(x[row, :]) * 2.0
+
+
+def doubled_row(x: ts.Tensor, row: int, later: Any = None) -> Any:
+    """Of x + 1, and what reads that as it was, later."""
+    y = x + 1.0
+    old = y * 1.0  # the same value by another name
+    double_row[1](y, row)
+    return (y * 1.0, later(old, y)) if later else y
+
+
+@pytest.mark.parametrize("read", [False, True], ids=["alone", "read later"])
+def test_a_kernel_writes_where_its_argument_lies_unless_that_is_read_later(read, rng) -> None:
+    x = normal(rng, 64, 64)
+    later = (lambda old, y: old @ y) if read else (lambda old, y: y @ y)
+    made = program(lambda x: doubled_row(x, 3, later), x)
+    (launch,) = (g for g in made.plan.groups if g.kind == "launch")
+    (before,), (after,) = ({made.base(o.name) for o in part} for part in (
+        [o for o in launch.reads if o.shape == (64, 64)], launch.writes))
+    assert (before == after) == (not read)
+    y = x.array.astype(np.float64) + 1
+    new = y.copy()
+    new[3] *= 2
+    got = made.run([x.array])
+    assert_close(got[0], new, "f32")
+    assert_close(got[1], (y if read else new) @ new, "f32", n=64, scale=64.0)
+
+
+@pytest.mark.parametrize("donated", [(), (0,)], ids=["kept", "donated"])
+def test_a_kernel_writes_over_an_argument_that_is_given_up(donated, rng) -> None:
+    x = normal(rng, 32, 16)
+
+    def f(x):
+        x = x * 1.0
+        double_row[1](x, 5)
+        return x
+
+    made = program(f, x, donated=donated)
+    (launch,) = (g for g in made.plan.groups if g.kind == "launch")
+    where = made.base(launch.writes[0].name)
+    assert (where == made.lowered.inputs[0]) == bool(donated)
+    before = x.array.copy()
+    want = before.copy()
+    want[5] *= 2
+    assert (made.run([x.array])[0] == want).all() and (x.array == before).all()

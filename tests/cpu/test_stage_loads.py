@@ -179,6 +179,30 @@ def elsewhere(A: Tensor["M", "K", ts.bf16], B: Tensor["N", "K", ts.bf16],
 """
 
 
+PLACED = """
+@ts.kernel
+def placed(A: Tensor["M", "L", ts.bf16], B: Tensor["N", "K", ts.bf16], at: Tensor["P", ts.int32],
+           C: Tensor["M", "N", ts.f32]):
+    acc = tile.zeros((32, 32))
+    for k in range(0, K, 32):
+        place = at[k // 32]
+        a = tile.load(A[0:32, place:place+32])
+        acc = tile.dot(a, tile.load(B[0:32, k:k+32]).T, acc)
+        {write}
+    C[0:32, 0:32] = acc
+"""
+
+
+@pytest.mark.parametrize("write, ahead", [("pass", 2), ("at[0] = 32", 1)])
+def test_a_table_says_where_what_is_read_ahead_lies(rng, write, ahead):
+    """Only where nothing changes it meanwhile; it is not read behind the last iteration."""
+    args = (array(rng, "bf16", (32, 320)), array(rng, "bf16", (32, 160)),
+            np.array([32, 256, 0, 96, 96], np.int32), array(rng, "f32", (32, 32)))
+    function = staged(make(PLACED.format(write=write), "placed"), args, 1, stages=3,
+                      tolerance=2e-2)
+    assert sum(a.attr["stages"] == 3 for a in ops(function, "allocate")) == ahead
+
+
 def test_what_is_used_otherwise_stays_a_tile(rng):
     args = (*(array(rng, "bf16", (32, 32)) for _ in range(2)), array(rng, "f32", (32, 32)))
     function = staged(make(USED_ELSEWHERE, "elsewhere"), args, 1)

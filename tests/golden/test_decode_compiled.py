@@ -9,11 +9,14 @@ import pytest
 import tile_gpu
 from tessera import bf16
 from tessera.kernels.decode_attention import (
+    append_to_pages,
     combine_parts,
     decode_many_rows,
+    decode_pages,
     decode_plan,
     decode_rows,
 )
+from tessera.numerics import as_type
 
 C, T, P = 2, 1024, 4
 
@@ -38,6 +41,37 @@ def test_one_warp_multiplies_16_rows(D, parts):
     step = 32 if D <= 128 else 16
     assert sass.count(" HMMA") == 2 * step * D // 128  # 16 x 8 x 16 each
     assert " LDGSTS" in sass and " STL" not in sass
+
+
+@pytest.mark.parametrize("page", [16, 64])
+@pytest.mark.parametrize("D, codes", [(64, False), (96, False), (128, False), (192, False),
+                                      (256, False), (64, True), (96, True), (128, True),
+                                      (192, True)])
+def test_keys_in_pages_and_codes_are_read_ahead_too(D, codes, page):
+    """The table adds few registers; codes are made wider on their way."""
+    stored = as_type("fp8_e4m3").dtype.numpy if codes else bf16.numpy
+    q, pool = np.zeros((C, 4, D), bf16.numpy), np.zeros((8, page, D), stored)
+    plan = decode_plan(C, 4, T, D, codes=codes, page=page)
+    assert page % plan.keys == 0 and plan.kernel == "decode_pages"
+    out, lse = np.zeros((P, C, 4, D), np.float32), np.zeros((P, C, 4), np.float32)
+    table, count = np.zeros((1, 4), np.int32), np.zeros(1, np.int32)
+    made = tile_gpu.compiled(decode_pages, q, pool, pool, table, count, out, lse, 0.1, heads=2,
+                             BN=plan.keys, target="sm_90a")
+    sass = made.built.sass()
+    assert made.threads == 32 and not made.built.resources.spill_store_bytes
+    assert 3 * (made.emitted.shared_bytes + 1024) <= 228 * 1024
+    assert " LDGSTS" in sass and " STL" not in sass and " HMMA" in sass
+    ring = 3 * 2 * plan.keys * D * bf16.numpy.itemsize  # three stages, whose places a table says
+    assert codes or made.emitted.shared_bytes >= ring
+    new = np.zeros((C, 4, D), stored)
+    made = tile_gpu.compiled(append_to_pages, new, table, count, pool.reshape(4, 2, page, D),
+                             target="sm_90a")
+    assert not made.built.resources.spill_store_bytes
+    if codes:
+        plan, keys = decode_plan(C, 4, T, D, codes=True), np.zeros((C, T, D), stored)
+        made = tile_gpu.compiled(decode_rows, q, keys, keys, None, out, lse, 0.1, BM=plan.rows,
+                                 BN=plan.keys, target="sm_90a")
+        assert not made.built.resources.spill_store_bytes and " LDGSTS" in made.built.sass()
 
 
 @pytest.mark.parametrize("count", [None, np.zeros(1, np.int64)], ids=["all", "some"])

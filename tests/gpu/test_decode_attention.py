@@ -43,6 +43,21 @@ def test_few_queries(B, H, Hk, S, T, D, rng):
     assert all(np.array_equal(got[0], x) for x in got)
 
 
+@pytest.mark.parametrize("D", [64, 128, 192])
+@pytest.mark.parametrize("codes", ["fp8_e4m3", "fp8_e5m2"])
+@pytest.mark.parametrize("S, n", [(1, 1000), (8, 2050), (70, 1500)])
+def test_a_cache_of_codes(S, n, codes, D, rng):
+    q, k, v = (ts.tensor(rng.standard_normal((2, h, m, D)).astype(np.float32), t)
+               for h, m, t in ((16, S, "bf16"), (4, n, codes), (4, n, codes)))
+    cache = ts.kv_cache((2, 4, 4096, D), codes).append(k, v)
+    f = ts.jit(lambda q, c: ts.flash_attention(q, c), target="cuda")
+    with ts.config.scope(poison=True):
+        got = np.asarray(ts.cast(f(q, cache), "f64"))
+    assert ("call decode_rows" in f.inspect_ir("schedule")) == (S <= 16)
+    want, size = (x.swapaxes(1, 2).reshape(got.shape) for x in truth(q, k, v, True))
+    assert_close(got, want, "bf16", n=2, scale=size)
+
+
 @pytest.mark.parametrize("S, n, causal", [(1, 1000, True), (1, 4096, True), (4, 2050, True),
                                           (3, 77, False), (16, 3000, True)])
 def test_a_cache_whose_length_is_data(S, n, causal, rng):

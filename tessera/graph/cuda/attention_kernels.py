@@ -8,6 +8,7 @@ Operands that the kernels do not take are left to the composition.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from math import prod
 from typing import Any
@@ -20,7 +21,15 @@ from ...kernels.attention_backward import (
     queries_block,
 )
 from ...kernels.attention_scores import LOG2E
-from ...kernels.decode_attention import KERNELS, combine_parts, decode_plan, few_queries
+from ...kernels.decode_attention import (
+    KERNELS,
+    DecodePlan,
+    combine_parts,
+    decode_pages,
+    decode_plan,
+    few_queries,
+    takes_keys,
+)
 from ...numerics import NumericType, as_type
 from ...runtime.generations import GENERATIONS, Generation
 from ...tensor import Tensor
@@ -29,38 +38,49 @@ from ..expand import expand_by
 from ..flops import Shapes
 from ..ir import Graph, Node, Value, readers_of
 from ..op import Aval
-from ..operand import convert, to_compute
+from ..operand import convert, literal
 from ..ops.attention_blocks import Extras
 from ..ops.attention_op import (
     ATTENTION,
+    ATTENTION_LSE,
+    ATTENTION_LSE_VJP,
     ATTENTION_VJP,
     DROPOUT_ATTENTION,
     DROPOUT_ATTENTION_VJP,
 )
-from ..ops.cached_attention import CACHED_ATTENTION
+from ..ops.cached_attention import CACHED_ATTENTION, PAGED_ATTENTION
 from ..ops.score_function import ScoreFunction
 from ..ops.sort import SEARCHSORTED
 from ..schedule.library_call import library_call
 from ..trace import apply
-from .modified_attention_kernels import MODIFIED, MODIFIED_GRADIENT, smallest_kept
+from .modified_attention_kernels import (
+    MODIFIED,
+    MODIFIED_GRADIENT,
+    lowered_sums,
+    smallest_kept,
+)
 from .move_passes import narrows
 from .score_code import score_code
 
 F32 = as_type("f32")
 WIDEST = 256  # of a head that the kernels take
-FORWARD = (ATTENTION, DROPOUT_ATTENTION)
-BACKWARD = (ATTENTION_VJP, DROPOUT_ATTENTION_VJP)
+NO_KEY = 1e38  # logs of sums are smaller, but for those of queries that see none
+FORWARD = (ATTENTION, ATTENTION_LSE, DROPOUT_ATTENTION)
+CACHED = (CACHED_ATTENTION, PAGED_ATTENTION)
+BACKWARD = (ATTENTION_VJP, ATTENTION_LSE_VJP, DROPOUT_ATTENTION_VJP)
 
 
-def _gradient(g: Tensor, y: Tensor, lse: Tensor, q: Tensor, k: Tensor, v: Tensor, *spans: Tensor,
+def _gradient(g: Tensor, y: Tensor, lse: Tensor, q: Tensor, k: Tensor, v: Tensor, *rest: Tensor,
               scale: float, causal: bool, chip: str, types: tuple[NumericType, ...],
               window: int = 0, cap: float = 0.0, score: ScoreFunction | None = None,
-              sums: tuple[int, ...] = ()) -> tuple[Tensor, ...]:
+              sums: tuple[int, ...] = (), of_sums: bool = False) -> tuple[Tensor, ...]:
     """Two kernels. The result's own row sums are taken of it as it is stored. types: those in which
-    the cotangents of q, k and v are written. sums: those of them whose columns are summed."""
+    the cotangents of q, k and v are written. sums: those of them whose columns are summed.
+    of_sums: the last operand is the cotangent of the logs of sums."""
     (S, D), (T, E) = tuple(q.shape[-2:]), tuple(v.shape[-2:])
     heads, keys = prod(q.shape[:-2]), prod(k.shape[:-2])
-    delta = F.sum(to_compute(g) * to_compute(convert(y, q.type)), axis=-1)
+    spans, of_logs = (rest[:-1], rest[-1]) if of_sums else (rest, None)
+    delta = lowered_sums(g, y, q, of_logs)
     G = g if g.dtype is q.dtype else convert(g, q.type)
     Q, G = F.reshape(q, (heads, S, D)), F.reshape(G, (heads, S, E))
     K, V = F.reshape(k, (keys, T, D)), F.reshape(v, (keys, T, E))
@@ -75,14 +95,20 @@ def _gradient(g: Tensor, y: Tensor, lse: Tensor, q: Tensor, k: Tensor, v: Tensor
     columns = {i: F.zeros((-(-x.shape[1] // SUMMED_ROWS), x.shape[0], x.shape[2]))
                for i, x in enumerate((Q, K, V)) if i in sums}
     attention_keys(Q, K, V, G, *rows, dK, dV, scale, sums_k=columns.get(1), sums_v=columns.get(2),
-                   **keys_block(*held, keys=T, cap=bool(cap or score), spans=bool(spans)), **rows_k,
-                   **common)
+                   **keys_block(*held, keys=T, cap=bool(cap or score), spans=bool(spans),
+                                causal=causal), **rows_k, **common)
     attention_queries(Q, K, V, G, *rows, dQ, scale, sums_q=columns.get(0),
                       **queries_block(*held, queries=S, causal=causal, spans=bool(spans or score)),
                       **rows_q, **common)
     made = [F.reshape(x, like.shape) for x, like in zip((dQ, dK, dV), (q, k, v), strict=True)]
     return *made, *(F.reshape(columns[i], (columns[i].shape[0], *x.shape[:-2], x.shape[-1]))
                     for i, x in enumerate((q, k, v)) if i in sums)
+
+
+def _natural(logs: Tensor) -> Tensor:
+    """Logs of sums as a user has them, of those to base 2 that kernels save: -inf where there is no
+    key. They save a number below or above all others there, for the sake of the gradient."""
+    return F.where(F.greater(F.abs(logs), NO_KEY), literal(-math.inf, logs), logs * math.log(2))
 
 
 def _both_spans(spans: Tensor, T: int) -> tuple[Tensor, Tensor]:
@@ -102,31 +128,61 @@ def _row_blocks(node: Node, i: int) -> int:
 
 def _few_queries(q: Tensor, k: Tensor, v: Tensor, *rest: Tensor, scale: float, causal: bool,
                  types: tuple[NumericType, ...], window: int = 0, cap: float = 0.0,
-                 score: ScoreFunction | None = None) -> Tensor:
+                 score: ScoreFunction | None = None, sums: bool = False) -> tuple[Tensor, ...]:
     """The queries of a group side by side, over keys in parts. rest: how many keys are there, or
-    the spans of one query each."""
+    the spans of one query each. sums: with the logs of their sums."""
     (S, D), (T, E), C = tuple(q.shape[-2:]), tuple(v.shape[-2:]), prod(k.shape[:-2])
     R = prod(q.shape[:-1]) // C
-    plan = decode_plan(C, R, min(T, window + S) if window else T, max(D, E))
+    most = min(T, window + S) if window else T
+    plan = decode_plan(C, R, most, max(D, E), codes=k.dtype is not q.dtype)
     count = next((F.reshape(x, (1,)) for x in rest if x.ndim == 0), None)
     spans: dict[str, Any] = {}
     for x in (x for x in rest if x.ndim):
         rows = F.reshape(x, (-1, 2, 1))
         spans = {"spans": rows, "heads": C // rows.shape[0]}
-    P = plan.parts
-    parts = F.zeros((P, C, R, E), types[0] if P == 1 else F32)
-    lse = None if P == 1 else F.zeros((P, C, R))
+    parts, lse = _parts(plan, (C, R, E), types[0], sums)
     kernel = next(x for x in KERNELS if x.__name__ == plan.kernel)
     kernel(F.reshape(q, (C, R, D)), F.reshape(k, (C, T, D)), F.reshape(v, (C, T, E)),
            count, parts, lse, scale * LOG2E, S=S, BM=plan.rows, BN=plan.keys,
            causal=causal and S > 1, window=window, cap=cap, **spans,
            score=score and score_code(score, q.shape[-3]))
+    return _combined(plan, parts, lse, q, types[0], sums)
+
+
+def _parts(plan: DecodePlan, extents: tuple[int, int, int], numeric: NumericType,
+           sums: bool = False) -> tuple[Tensor, Tensor | None]:
+    """Where parts and the logs of their sums are written. extents: heads of keys, rows, width."""
+    C, R, E = extents
+    if plan.parts == 1 and not sums:
+        return F.zeros((1, C, R, E), numeric), None
+    return F.zeros((plan.parts, C, R, E), F32), F.zeros((plan.parts, C, R))
+
+
+def _combined(plan: DecodePlan, parts: Tensor, lse: Tensor | None, q: Tensor, numeric: NumericType,
+              sums: bool = False) -> tuple[Tensor, ...]:
+    """The result from its parts, and the logs of sums where they are wanted."""
+    P, C, R, E = tuple(parts.shape)
     if lse is None:
-        return F.reshape(parts, (*q.shape[:-1], E))
-    out = F.zeros((C * R, E), types[0])
-    combine_parts(F.reshape(parts, (P, C * R, E)), F.reshape(lse, (P, C * R)), out,
+        return (F.reshape(parts, (*q.shape[:-1], E)),)
+    out, logs = F.zeros((C * R, E), numeric), F.zeros((C * R,)) if sums else None
+    combine_parts(F.reshape(parts, (P, C * R, E)), F.reshape(lse, (P, C * R)), out, logs,
                   BP=plan.together)
-    return F.reshape(out, (*q.shape[:-1], E))
+    made = (F.reshape(out, (*q.shape[:-1], E)),)
+    return made if logs is None else (*made, F.reshape(logs, q.shape[:-1]))
+
+
+def _few_queries_of_pages(q: Tensor, K: Tensor, V: Tensor, table: Tensor, count: Tensor, *,
+                          scale: float, causal: bool, types: tuple[NumericType, ...],
+                          window: int = 0, cap: float = 0.0) -> Tensor:
+    (B, _, S, D), (N, H, T, E), L = tuple(q.shape), tuple(V.shape), table.shape[1]
+    C, R, width = B * H, prod(q.shape[:-1]) // (B * H), max(D, E)
+    most = min(L * T, window + S) if window else L * T
+    plan = decode_plan(C, R, most, width, codes=K.dtype is not q.dtype, page=T)
+    parts, lse = _parts(plan, (C, R, E), types[0])
+    decode_pages(F.reshape(q, (C, R, D)), F.reshape(K, (N * H, T, D)), F.reshape(V, (N * H, T, E)),
+                 table, count, parts, lse, scale * LOG2E, heads=H, S=S, BM=plan.rows,
+                 BN=plan.keys, causal=causal and S > 1, window=window, cap=cap)
+    return _combined(plan, parts, lse, q, types[0])[0]
 
 
 def _flops(ins: Shapes, outs: Shapes, *, causal: bool, window: int = 0, **attrs: Any) -> float:
@@ -142,14 +198,17 @@ def _flops(ins: Shapes, outs: Shapes, *, causal: bool, window: int = 0, **attrs:
 FLASH = library_call("flash_attention", flops=_flops, matmul=True, shows=(0, 1, 2))
 FLASH_SAVED = library_call("flash_attention_saved", multi=True,  # and log2 of the sums of exp2
                            flops=_flops, matmul=True, shows=(0, 1, 2))
-FEW_QUERIES = library_call("attention_of_few_queries", expand=_few_queries)
+FEW_QUERIES = library_call("attention_of_few_queries", multi=True, expand=_few_queries)
+FEW_QUERIES_OF_PAGES = library_call("attention_of_few_queries_in_pages",
+                                    expand=_few_queries_of_pages)
+NATURAL = library_call("natural_logs", expand=_natural)
 FLASH_GRADIENT = library_call("flash_attention_gradient", multi=True, expand=_gradient,
                               row_blocks=_row_blocks)
 
 
 def open_cached_attention(graph: Graph) -> Graph:
     """Attention over a part of a cache with a mask, where there are no kernels that stop there."""
-    return expand_by(graph, lambda n: n.op.expand if n.op is CACHED_ATTENTION and not (
+    return expand_by(graph, lambda n: n.op.expand if n.op in CACHED and not (
         _is_known(n) and _is_few(n)) else None)
 
 
@@ -157,11 +216,13 @@ def use_attention_kernels(graph: Graph, chip: Generation) -> Graph:
     """The graph with the attention that the kernels take as their calls, in blocks that suit the
     chip."""
     taken = {n for n in graph.nodes if n.op in (*FORWARD, *BACKWARD) and _is_taken(n)
-             or n.op is CACHED_ATTENTION}
+             or n.op in CACHED}
     wanted = {_key(n) for n in taken if n.op in BACKWARD}
     read = {v for n in graph.nodes for v in n.inputs} | set(graph.outputs)
     rounded = rounded_values(graph, lambda n: n in taken and (
         n.op in BACKWARD or _key(n) not in wanted and _is_few(n) or not _is_plain(n)))
+    logs = {n.outputs[1] for n in taken if n.op is ATTENTION_LSE}  # in f32 always
+    rounded = {v: x for v, x in rounded.items() if v not in logs}
     saved: dict[Any, tuple[Value, Value]] = {}
     nodes: list[Node] = []
     for node in graph.nodes:
@@ -179,7 +240,11 @@ def use_attention_kernels(graph: Graph, chip: Generation) -> Graph:
             if node.op not in BACKWARD:
                 y = rounded.get(node.outputs[0], node.outputs[0])
             saved[key] = y, Value(Aval(q.aval.shape[:-1], F32))
+            if node.op is ATTENTION_LSE and key not in wanted and _is_few(node):
+                saved[key] = y, node.outputs[1]
             nodes.append(_result_call(node, saved[key], key in wanted))
+            if node.op is ATTENTION_LSE and saved[key][1] is not node.outputs[1]:
+                nodes.append(Node(NATURAL, saved[key][1:], {}, node.outputs[1:], node.where))
         if node.op in BACKWARD:
             outputs = tuple(rounded.get(v, v) for v in node.outputs)
             unread = len(outputs) == 4 and node.outputs[3] not in read
@@ -204,15 +269,19 @@ def rounded_values(graph: Graph, by: Callable[[Node], bool]) -> dict[Value, Valu
 def _result_call(node: Node, outputs: tuple[Value, Value], wanted: bool) -> Node:
     """wanted: the gradient is in the graph too."""
     operands, attrs = _operands(node), _own(node) | {"types": (outputs[0].aval.type,)}
+    if node.op is PAGED_ATTENTION:
+        return Node(FEW_QUERIES_OF_PAGES, operands, attrs, outputs[:1], node.where)
+    sums = node.op is ATTENTION_LSE
     if _is_few(node) and not wanted:
-        return Node(FEW_QUERIES, operands, attrs, outputs[:1], node.where)
+        attrs |= {"sums": sums}
+        return Node(FEW_QUERIES, operands, attrs, outputs[:1 + sums], node.where)
     if not _is_plain(node):
         return Node(MODIFIED, operands, attrs, outputs, node.where)
     q, k, *_ = operands
     attrs = {"scale": node.attrs["scale"], "causal": node.attrs["causal"],
              "group": q.aval.shape[-3] // k.aval.shape[-3], "shape": tuple(outputs[0].aval.shape),
              **{n: node.attrs[n] for n in ("window", "cap", "score") if n in node.attrs}}
-    if wanted:
+    if wanted or sums:
         return Node(FLASH_SAVED, operands, attrs, outputs, node.where)
     return Node(FLASH, operands, attrs, outputs[:1], node.where)
 
@@ -225,7 +294,9 @@ def _gradient_call(node: Node, saved: tuple[Value, Value], outputs: tuple[Value,
         attrs |= {"chip": chip.target}
     else:
         op, attrs = MODIFIED_GRADIENT, attrs | {"wanted": not unread}
-    return Node(op, (node.inputs[0], *saved, *_operands(node)), attrs, outputs, node.where)
+    of_sums = node.op is ATTENTION_LSE_VJP
+    inputs = (node.inputs[0], *saved, *_operands(node), *node.inputs[1:1 + of_sums])
+    return Node(op, inputs, attrs | {"of_sums": of_sums}, outputs, node.where)
 
 
 def _own(node: Node) -> dict[str, Any]:
@@ -239,6 +310,8 @@ def _key(node: Node) -> Any:
 
 def _operands(node: Node) -> tuple[Value, ...]:
     """Queries, keys and values, the mask, spans and the key of dropout if there are."""
+    if node.op is ATTENTION_LSE_VJP:
+        return node.inputs[2:]
     return node.inputs[1:] if node.op in BACKWARD else node.inputs
 
 
@@ -263,8 +336,11 @@ def _is_few(node: Node) -> bool:
     S: Any = q.shape[-2]
     T: Any = v.shape[-2]
     width: Any = max(q.shape[-1], v.shape[-1])
-    if node.op is CACHED_ATTENTION:
-        return node.attrs["scale"] > 0 and few_queries(q.dtype, S, T, width)
+    if node.op in CACHED:
+        page = T if node.op is PAGED_ATTENTION else 0
+        keys: Any = node.inputs[3].aval.shape[1] * T if page else T
+        return node.attrs["scale"] > 0 and few_queries(q.dtype, S, keys, width) and (
+            takes_keys(v.dtype, q.dtype, width, page))
     lines = S > 1 and _extras(node).spans is not None  # of several queries each its own
     return _is_plain(node) and not lines and few_queries(q.dtype, S, T, width)
 

@@ -6,7 +6,7 @@ from collections.abc import Collection
 from typing import Any
 
 from ...kernels import row_blocks as blocks_of_rows
-from ...kernels.attention import attention_block
+from ...kernels.attention import attention_block, tile_knobs
 from ...kernels.row_blocks import ALONE, row_blocks
 from ...numerics import NumericType
 from ...runtime.generations import Generation
@@ -90,12 +90,13 @@ def for_columns(extents: tuple[int, ...], ends: bool = False) -> Schedule:
 
 
 def for_attention(numeric: NumericType, S: int, width: int, chip: Generation,
-                  causal: bool, **rule: Any) -> Schedule:
-    """A warp for 16 queries, of three warpgroups two."""
+                  causal: bool, heads: int = 1, spans: bool = False, **rule: Any) -> Schedule:
+    """A warp for 16 queries, of three warpgroups two. spans: queries see keys by them."""
     m, n = attention_block(numeric.dtype, S, width, causal, chip, **rule)
     if numeric.dtype.bits > 16:
         return chosen(m, n, warps=4, stages=1)
-    return chosen(m, n, warps=min(8, m // 16), stages=2)
+    return Schedule(m=m, n=n, warps=min(8, m // 16), stages=2,
+                    **tile_knobs(S, heads, width, m, causal, spans=spans, **rule))
 
 
 def for_move(extents: tuple[int, ...], tiles: tuple[int, ...], why: str = "",

@@ -255,8 +255,8 @@ class _KernelSchedule(ScheduleBuilder):
         rule = {"window": anchor.attrs.get("window", 0), "cap": anchor.attrs.get("cap", 0.0)}
         score = anchor.attrs.get("score")
         s = choose_schedule.for_attention(q.aval.type, S, max(E, extents_of(q)[-1]),
-                                          self.chip, anchor.attrs["causal"], **rule,
-                                          score=score is not None)
+                                          self.chip, anchor.attrs["causal"], heads, bool(spans),
+                                          score=score is not None, **rule)
         scale = anchor.attrs["scale"] * float(np.log2(np.e))
         self._anchored("attention", group, frame, own, s, (choose_schedule.blocks(S, s.m), heads),
                        scale=scale, causal=anchor.attrs["causal"], group=repeats,

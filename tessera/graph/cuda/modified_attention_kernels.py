@@ -98,12 +98,21 @@ def _forward(q: Tensor, k: Tensor, v: Tensor, *rest: Tensor, types: tuple[Numeri
     return F.reshape(out, (*q.shape[:-1], v.shape[-1])), F.reshape(lse, q.shape[:-1])
 
 
-def _gradient(g: Tensor, y: Tensor, lse: Tensor, q: Tensor, k: Tensor, v: Tensor, *rest: Tensor,
-              types: tuple[NumericType, ...], wanted: bool, **attrs: Any) -> tuple[Tensor, ...]:
-    """Two kernels, and one more where the mask's cotangent is wanted. The result's own row sums are
-    taken of it as it is stored."""
-    c = _Call(q, k, v, rest, **attrs)
+def lowered_sums(g: Tensor, y: Tensor, q: Tensor, of_logs: Tensor | None) -> Tensor:
+    """What is subtracted from the cotangent of each weight of a query: the sum of result, as it is
+    stored, times cotangent, less the cotangent of the log of its sum where there is one."""
     delta = F.sum(to_compute(g) * to_compute(convert(y, q.type)), axis=-1)
+    return delta if of_logs is None else delta - of_logs
+
+
+def _gradient(g: Tensor, y: Tensor, lse: Tensor, q: Tensor, k: Tensor, v: Tensor, *rest: Tensor,
+              types: tuple[NumericType, ...], wanted: bool, of_sums: bool = False, **attrs: Any
+              ) -> tuple[Tensor, ...]:
+    """Two kernels, and one more where the mask's cotangent is wanted. of_sums: the last operand is
+    the cotangent of the logs of sums."""
+    rest, of_logs = (rest[:-1], rest[-1]) if of_sums else (rest, None)
+    c = _Call(q, k, v, rest, **attrs)
+    delta = lowered_sums(g, y, q, of_logs)
     G = g if g.dtype is q.dtype else convert(g, q.type)
     common = (*c.operands, F.reshape(G, (*c.rows, v.shape[-1])), F.reshape(lse, c.rows),
               F.reshape(delta, c.rows))
@@ -126,4 +135,4 @@ MODIFIED = library_call("modified_attention", multi=True, expand=_forward)
 MODIFIED_GRADIENT = library_call("modified_attention_gradient", multi=True, expand=_gradient)
 
 
-__all__ = ["MODIFIED", "MODIFIED_GRADIENT", "smallest_kept"]
+__all__ = ["MODIFIED", "MODIFIED_GRADIENT", "lowered_sums", "smallest_kept"]

@@ -38,7 +38,7 @@ from ...tile.passes.graph_arguments import held_in, with_given_results, with_loa
 from ...tile.passes.overwritten_arguments import overwritten_parameters
 from ...tile.passes.random_draws import draws
 from ..ir import Graph, Node, Value
-from ..op import Aval
+from ..op import FRESH, Aval, ResultMemory
 from ..ops.kernel import KERNEL, KernelCall
 from ..schedule.groups import FusionGroup
 from ..schedule.ir import ALIGN_BYTES, GroupOperand, ScheduledGroup
@@ -178,6 +178,15 @@ def kernel_group(node: Node) -> FusionGroup:
     """The group of a kernel's node."""
     return FusionGroup("launch", extents_of(node.outputs[0]), [node], list(node.inputs),
                        list(node.outputs), writes_all=True)
+
+
+def written_operand(node: Node) -> ResultMemory:
+    """Where the result of a kernel's node lies: of one that writes an operand and returns nothing
+    else in that operand's memory, if nobody else reads it."""
+    call = node.attrs["call"]
+    if len(node.outputs) != 1 or not call.written:
+        return FRESH
+    return ResultMemory("donated", call.names.index(call.written[0]))
 
 
 def drop_overwritten(graph: Graph) -> Graph:
@@ -419,7 +428,10 @@ def _fill(target: Place, byte: int, nbytes: int, stream: int) -> None:
 
 
 def _copy(target: Place, source: Place, nbytes: int, stream: int) -> None:
-    copy_bytes(target.pointer, source.pointer, nbytes, stream)
+    """Nothing where the operand's memory is the result's."""
+    if target.pointer != source.pointer:
+        copy_bytes(target.pointer, source.pointer, nbytes, stream)
 
 
-__all__ = ["NodeKernel", "NodeLaunch", "drop_overwritten", "kernel_group", "launch_of"]
+__all__ = ["NodeKernel", "NodeLaunch", "drop_overwritten", "kernel_group", "launch_of",
+           "written_operand"]

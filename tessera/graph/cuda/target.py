@@ -32,7 +32,7 @@ from .host_keys import BITS_AT, CAST
 from .host_steps import host_groups
 from .library_steps import library_group
 from .loop_steps import loop_group
-from .node_kernels import kernel_group
+from .node_kernels import kernel_group, written_operand
 from .packed_values import DECODE, ELEMENTWISE
 from .scans import SCANS
 from .spell import COMBINE, is_light, is_stored, no_kernel, template
@@ -219,6 +219,8 @@ def _reduction(node: Node) -> list[FusionGroup]:
 def _memory(group: FusionGroup) -> ResultMemory:
     """Kernels write buffers of their own, or over an operand that nobody reads again. What moves
     elements is a view where its readers take it as it lies (argument_views.py)."""
+    if group.kind == "launch":
+        return written_operand(group.nodes[0])
     if group.kind == "elements":
         lies = group.nodes[0].op.lies(group.nodes[0].attrs)
         return lies if lies.kind == "donated" else FRESH

@@ -15,8 +15,8 @@ from ...tensor import Tensor, as_tensor
 from .. import functions as F
 from ..operand import compute_type, convert, public, store, to_compute
 from ..trace import apply
-from .attention_op import ATTENTION, DROPOUT_ATTENTION
-from .cached_attention import CACHED_ATTENTION
+from .attention_op import ATTENTION, ATTENTION_LSE, DROPOUT_ATTENTION
+from .cached_attention import CACHED_ATTENTION, PAGED_ATTENTION
 from .contract import matmul_type, operand_as
 from .elementwise import broadcast_shapes
 from .random import next_key
@@ -33,7 +33,7 @@ HELD: dict[type, Callable[..., Tensor]] = {}
 def attention(q: Any, k: Any, v: Any, *, causal: bool = False, scale: float | None = None,
               mask: Any = None, dropout: float = 0.0, key: Any = None, window: int | None = None,
               soft_cap: float | None = None, segments: Any = None, lengths: Any = None,
-              score: Callable | None = None) -> Tensor:
+              score: Callable | None = None, return_lse: bool = False) -> Any:
     """y = softmax(scale q k' + mask) v, softmax along the keys.
 
     q: [B, H, S, D]   k: [B, Hk, T, D]   v: [B, Hk, T, Dv]   y: [B, H, S, Dv] of the operands'
@@ -52,6 +52,10 @@ def attention(q: Any, k: Any, v: Any, *, causal: bool = False, scale: float | No
     segments [B, S] or [S] integers, where S = T: a query sees the keys of its own run of equal
              numbers, as of documents that lie one behind another
     lengths  [B] integers, or one: only the first lengths[b] keys are seen
+    return_lse  (y, lse) in place of y: lse [B, H, S] is log sum_j exp(s_j) over the scores s that a
+             query sees, in the accumulate type; -inf of one that sees none. It has a derivative,
+             and attentions over parts of the keys add up by it: with l = logaddexp(l1, l2) the
+             whole is exp(l1 - l) y1 + exp(l2 - l) y2. Not beside dropout
     On a GPU blocks of keys that no query sees by causal, window, segments or lengths are left out.
     A query that sees no key gives 0. Computes in the accumulate type and rounds once, at the end;
     with dropout of types of 16 bits, weights too are rounded to the type of the values.
@@ -70,6 +74,12 @@ def attention(q: Any, k: Any, v: Any, *, causal: bool = False, scale: float | No
         attrs["score"] = ScoreFunction(score)
     spans = None if segments is None and lengths is None else key_spans(a, b, segments, lengths)
     xs = [a, b, c, *(x for x in (hidden, spans) if x is not None)]
+    if return_lse:
+        if dropout:
+            raise ArgumentError("return_lse beside dropout", hint="the sums are those of all "
+                                "weights, and would add up parts that have dropped some")
+        y, lse = apply(ATTENTION_LSE, *xs, **attrs)
+        return store(y, numeric), lse
     if not dropout:
         return store(apply(ATTENTION, *xs, **attrs), numeric)
     if not 0 < dropout < 1:
@@ -140,7 +150,7 @@ def attention_of_first(q: Any, k: Any, v: Any, count: Tensor, *, causal: bool = 
 
     q: [B, H, S, D]   k: [B, Hk, T, D]   v: [B, Hk, T, Dv]   y: [B, H, S, Dv]
     """
-    a, b, c, numeric = _operands(q, k, v)
+    a, b, c, numeric = _over_entries(q, k, v)
     _check_operands(a, b, c)
     scale = 1.0 / math.sqrt(a.shape[-1]) if scale is None else float(scale)
     y = apply(CACHED_ATTENTION, a, b, c, count, scale=scale, causal=bool(causal),
@@ -148,20 +158,55 @@ def attention_of_first(q: Any, k: Any, v: Any, count: Tensor, *, causal: bool = 
     return store(y, numeric)
 
 
+def attention_of_pages(q: Any, K: Tensor, V: Tensor, table: Tensor, count: Tensor, *,
+                       causal: bool = False, scale: float | None = None,
+                       window: int | None = None, soft_cap: float | None = None) -> Tensor:
+    """`attention_of_first` of sequences whose keys and values lie in pages of P entries.
+
+    q: [B, H, S, D]   K: [N, Hk, P, D]   V: [N, Hk, P, Dv]   table: [B, L] int32, the pages of each
+    sequence   count: [B] int32, its entries   y: [B, H, S, Dv]
+    """
+    a, K, V, numeric = _over_entries(q, K, V)
+    if a.ndim != 4 or a.shape[0] != table.shape[0] or a.shape[-1] != K.shape[-1] or (
+            divide(a.shape[1], K.shape[1]) is None):
+        raise ShapeError(f"queries {show_shape(a.shape)} over {table.shape[0]} sequences of "
+                         f"{K.shape[1]} heads of {K.shape[-1]}", hint="[B, H, S, D], H a multiple")
+    scale = 1.0 / math.sqrt(a.shape[-1]) if scale is None else float(scale)
+    y = apply(PAGED_ATTENTION, a, K, V, table, count, scale=scale, causal=bool(causal),
+              accum=accumulate_dtype(numeric), **_score_rule(window, soft_cap))
+    return store(y, numeric)
+
+
+def _over_entries(q: Any, K: Tensor, V: Tensor) -> tuple[Tensor, Tensor, Tensor, NumericType]:
+    """As _operands, but entries of a cache stay as they are where they are of 8 bits and queries of
+    16: all of them, used or not, would be made wider."""
+    xs = as_tensor(q), K, V
+    operand, numeric = _operand_type(xs)
+    a = operand_as(xs[0], operand)
+    if operand.dtype.bits == 16 and all(x.dtype.bits == 8 and x.scale is None for x in (K, V)):
+        return a, K, V, numeric
+    return a, operand_as(K, operand), operand_as(V, operand), numeric
+
+
 def _operands(*given: Any) -> tuple[Tensor, Tensor, Tensor, NumericType]:
     """Queries, keys and values in one type, as they are stored where matmuls take them so, and the
     type of the result."""
-    xs = [as_tensor(x) for x in given]
+    xs = tuple(as_tensor(x) for x in given)
+    operand, numeric = _operand_type(xs)
+    q, k, v = (operand_as(x, operand) for x in xs)
+    return q, k, v, numeric
+
+
+def _operand_type(xs: tuple[Tensor, ...]) -> tuple[NumericType, NumericType]:
+    """In which queries, keys and values are multiplied, and that of the result."""
     numeric = functools.reduce(result_type, (x.type for x in xs))
     if numeric.dtype.kind != "float":
         raise DTypeError(f"attention needs floats, got {numeric}")
     if numeric.dtype.bits == 64 and wide_arrays.UNSTATED:
         wide_arrays.check_widening(xs)
-    operand = matmul_type(numeric, numeric)[0]
     if any(x.scale is not None for x in xs):
-        operand = compute_type(numeric)
-    q, k, v = (operand_as(x, operand) for x in xs)
-    return q, k, v, numeric
+        return compute_type(numeric), numeric
+    return matmul_type(numeric, numeric)[0], numeric
 
 
 def _check_operands(q: Tensor, k: Tensor, v: Tensor) -> None:
@@ -196,7 +241,7 @@ def flash_attention(q: Any, k: Any, v: Any = None, *, causal: bool | None = None
                     is_causal: bool | None = None, scale: float | None = None, mask: Any = None,
                     dropout: float = 0.0, key: Any = None, window: int | None = None,
                     soft_cap: float | None = None, segments: Any = None, lengths: Any = None,
-                    score: Callable | None = None) -> Tensor:
+                    score: Callable | None = None, return_lse: bool = False) -> Any:
     """Causal attention by default: `flash_attention(q, k, v)`. See `ts.attention` for shapes.
 
     With a cache, `flash_attention(q, cache)`, the queries are the last of its entries, and the
@@ -213,6 +258,9 @@ def flash_attention(q: Any, k: Any, v: Any = None, *, causal: bool | None = None
             raise ArgumentError("segments, lengths and score over a cache",
                                 hint="a cache knows its own length, and holds one sequence of each "
                                 "row; ts.attention(q, cache.K, cache.V) takes them")
+        if return_lse:
+            raise ArgumentError("return_lse over a cache",
+                                hint="ts.attention(q, cache.K, cache.V, return_lse=True)")
         return HELD[type(k)](q, k, causal=chosen, scale=scale, mask=mask, dropout=dropout, key=key,
                              window=window, soft_cap=soft_cap)
     if v is None:
@@ -222,4 +270,4 @@ def flash_attention(q: Any, k: Any, v: Any = None, *, causal: bool | None = None
             "[B, H, S, D]; or a KVCache for both")
     return attention(q, k, v, causal=chosen, scale=scale, mask=mask, dropout=dropout, key=key,
                      window=window, soft_cap=soft_cap, segments=segments, lengths=lengths,
-                     score=score)
+                     score=score, return_lse=return_lse)

@@ -21,7 +21,7 @@ from .contract import matmul_compute, stored_product, widened
 from .elementwise import unbroadcast, where
 from .round_cotangent import ROUND_COTANGENT
 from .score_function import ScoreFunction, with_slope
-from .softmax import row_sum, softmax_compute
+from .softmax import LOGSUMEXP, row_sum, softmax_compute
 
 BLOCK_ROWS = 512  # queries at a time when there are more: the scores are then [..., 512, T]
 
@@ -112,19 +112,36 @@ def _seen(x: Tensor, b: QueryBlock) -> Tensor:
     return x if b.seen == x.shape[-2] and not b.first else x[..., b.first:b.seen, :]
 
 
-def in_blocks(q: Tensor, k: Tensor, v: Tensor, rule: AttentionRule, extras: Extras) -> Tensor:
-    """softmax(capped(scale q k') + mask) v, in the wide type of the operands."""
+def in_blocks(q: Tensor, k: Tensor, v: Tensor, rule: AttentionRule, extras: Extras,
+              sums: bool = False) -> tuple[Tensor, ...]:
+    """softmax(capped(scale q k') + mask) v, in the wide type of the operands; with `sums` the
+    log of the sum of exp of a query's scores too."""
     blocks = list(query_blocks(q.shape[-2], k.shape[-2], rule))
-    parts = []
+    parts, logs = list[Tensor](), list[Tensor]()
     for b, rows in zip(blocks, _rows(q, blocks), strict=True):
         part = extras.of_block(b, len(blocks))
         own = _block_rule(rule, b, blocks)
         heads = _Heads.of(rows, k)
-        p, _ = _block_weights(heads.grouped(rows), _seen(k, b), part, own, b, heads)
-        p = F.dropout(p, own.dropout, key=own.key)
+        s, _, safe = _block_scores(heads.grouped(rows), _seen(k, b), part, own, b, heads)
+        p = F.dropout(_softmax(s, safe, rule), own.dropout, key=own.key)
         y = _weighted(heads.grouped(p), _seen(v, b), rule)
         parts.append(heads.apart(y))
-    return parts[0] if len(parts) == 1 else F.concatenate(parts, axis=-2)
+        if sums:
+            logs.append(F.reshape(_row_logs(s, rule), rows.shape[:-1]))
+    if len(blocks) == 1:
+        return *parts, *logs
+    return F.concatenate(parts, axis=-2), *(F.concatenate(x, axis=-1) for x in [logs] if x)
+
+
+def _softmax(s: Tensor, safe: bool, rule: AttentionRule) -> Tensor:
+    return softmax_compute(s, s.ndim - 1, safe, rule.accum)
+
+
+def _row_logs(s: Tensor, rule: AttentionRule) -> Tensor:
+    """-inf of a row that sees no key."""
+    if s.shape[-1] == 0:
+        return F.full(s.shape[:-1], -math.inf, s.type)
+    return apply(LOGSUMEXP, s, axis=(s.ndim - 1,), keepdims=False, accum=rule.accum)
 
 
 def _block_rule(rule: AttentionRule, b: QueryBlock, blocks: list[QueryBlock]) -> AttentionRule:
@@ -143,13 +160,14 @@ def _weighted(p: Tensor, v: Tensor, rule: AttentionRule) -> Tensor:
 
 
 def gradients_in_blocks(g: Tensor, q: Tensor, k: Tensor, v: Tensor, rule: AttentionRule,
-                        extras: Extras) -> tuple[Tensor, ...]:
+                        extras: Extras, of_sums: Tensor | None = None) -> tuple[Tensor, ...]:
     """The cotangents of q, k and v, from that of the result, in the wide type; of a mask of floats
-    too, at the end.
+    too, at the end. of_sums: the cotangent of the logs of sums, h, which is added to that of each
+    score of a query by its weight.
 
     p = softmax(capped(scale q k') + mask), dv = drop(p)' g, dp = drop(g v'),
-    dmask = p (dp - sum_t p_t dp_t), ds = scale slope dmask with the slope of the cap, dq = ds k,
-    dk = ds' q; drop draws the same both times.
+    dmask = p (dp - sum_t p_t dp_t + h), ds = scale slope dmask with the slope of the cap,
+    dq = ds k, dk = ds' q; drop draws the same both times.
     """
     T, mask = k.shape[-2], extras.mask
     blocks = list(query_blocks(q.shape[-2], T, rule))
@@ -158,10 +176,15 @@ def gradients_in_blocks(g: Tensor, q: Tensor, k: Tensor, v: Tensor, rule: Attent
         heads = _Heads.of(rows, k)
         own_q, own_g, own_k = heads.grouped(rows), heads.grouped(cotangent), _seen(k, b)
         part, own = extras.of_block(b, len(blocks)), _block_rule(rule, b, blocks)
-        p, slope = _block_weights(own_q, own_k, part, own, b, heads)  # [..., S, T]
+        s, slope, safe = _block_scores(own_q, own_k, part, own, b, heads)
+        p = _softmax(s, safe, rule)  # [..., S, T]
         dp = heads.scores(stored_product(own_g, _mT(_seen(v, b)), rule.accum))
         dp = F.dropout(dp, own.dropout, key=own.key)
-        dm = p * (dp - row_sum(dp * p))
+        lower = row_sum(dp * p)
+        if of_sums is not None:
+            own_h = of_sums if len(blocks) == 1 else of_sums[..., b.start:b.stop]
+            lower = lower - F.reshape(own_h, lower.shape)
+        dm = p * (dp - lower)
         if mask is not None and mask.dtype.kind == "float":
             whole = _from_seen(_mT(F.reshape(dm, (*heads.heads, *dm.shape[-2:]))), b, T)
             masks.append(_mT(whole))
@@ -230,10 +253,10 @@ class _Heads:
         return F.reshape(mask, (B, 1, 1, S, T) if H == 1 else (B, *self.lead[1:], S, T))
 
 
-def _block_weights(q: Tensor, k: Tensor, extras: Extras, rule: AttentionRule, b: QueryBlock,
-                   heads: _Heads) -> tuple[Tensor, Tensor | None]:
-    """Softmax of the scaled, capped and masked scores, one chain of elementwise ops and row
-    reductions; and the slope of the cap, None without one."""
+def _block_scores(q: Tensor, k: Tensor, extras: Extras, rule: AttentionRule, b: QueryBlock,
+                  heads: _Heads) -> tuple[Tensor, Tensor | None, bool]:
+    """Scaled, capped and masked scores, in front of their softmax one chain of elementwise ops and
+    row reductions; the slope of the cap, None without one; whether a query may see no key."""
     s, slope = matmul_compute(q, _mT(k), rule.accum), None
     if rule.dropout and q.dtype.bits == 16:
         s = apply(ROUND_COTANGENT, s, to=q.type)
@@ -254,7 +277,7 @@ def _block_weights(q: Tensor, k: Tensor, extras: Extras, rule: AttentionRule, b:
     mask = _both(mask, seen)
     if mask is not None:
         s = where(mask, s, literal(-math.inf, s))
-    return softmax_compute(s, s.ndim - 1, safe, rule.accum), slope
+    return s, slope, safe
 
 
 def _places(s: Tensor, b: QueryBlock) -> tuple[Tensor, ...]:

@@ -20,7 +20,7 @@ import numpy as np
 
 from ... import numerics
 from ...errors import ArgumentError
-from ...numerics import as_type
+from ...numerics import DType, as_type
 from ...tensor import Tensor, as_tensor
 from .. import functions as F
 from ..op import OPS, Arg, Aval, GraphOp, Sample
@@ -36,7 +36,7 @@ from .attention_blocks import (
 )
 from .contract import is_multiplied_as_stored, matmul_ref, wide_type, widened_array
 from .score_function import with_slope
-from .softmax import SOFTMAX
+from .softmax import LOGSUMEXP, SOFTMAX
 
 F32 = as_type("f32").dtype
 ONE = np.ones((), np.float32)
@@ -51,6 +51,11 @@ def _shape(q: Aval, k: Aval, v: Aval, *rest: Aval, **attrs: Any) -> Aval:
     return Aval((*q.shape[:-1], v.shape[-1]), _wide(q))
 
 
+def _lse_shape(*xs: Aval, **attrs: Any) -> tuple[Aval, Aval]:
+    y = _shape(*xs, **attrs)
+    return y, Aval(y.shape[:-1], y.type)
+
+
 def _vjp_shape(g: Aval, q: Aval, k: Aval, v: Aval, *rest: Aval, dropout: float = 0.0, **attrs: Any
                ) -> tuple[Aval, ...]:
     mask = Extras.of(rest, dropout).mask
@@ -59,9 +64,10 @@ def _vjp_shape(g: Aval, q: Aval, k: Aval, v: Aval, *rest: Aval, dropout: float =
 
 
 # --- meaning ----------------------------------------------------------------------------------
-def _weights_ref(q: np.ndarray, k: np.ndarray, extras: Extras, x: QueryBlock, rule: AttentionRule
-                 ) -> tuple[np.ndarray, np.ndarray]:
-    """Of one block, [..., S, T], and the slope of a cap; heads of keys are repeated already."""
+def _scores_ref(q: np.ndarray, k: np.ndarray, extras: Extras, x: QueryBlock, rule: AttentionRule
+                ) -> tuple[np.ndarray, np.ndarray, bool]:
+    """Of one block, [..., S, T], the slope of a cap, and whether a query may see no key; heads of
+    keys are repeated already."""
     s, slope = matmul_ref(q, k.swapaxes(-1, -2), rule.accum) * q.dtype.type(rule.scale), ONE
     mask, spans = extras.mask, extras.spans
     if rule.cap:
@@ -81,9 +87,18 @@ def _weights_ref(q: np.ndarray, k: np.ndarray, extras: Extras, x: QueryBlock, ru
         first, end = spans[..., 0, :, None], spans[..., 1, :, None]
         s = np.where((first <= columns) & (columns < end), s, -np.inf).astype(s.dtype)
     safe = rule.reach is not None or any(x is not None for x in (mask, spans, rule.score))
+    return s, slope, safe
+
+
+def _softmax_ref(s: np.ndarray, safe: bool, accum: DType) -> np.ndarray:
+    return s if s.shape[-1] == 0 else SOFTMAX.ref(s, axis=s.ndim - 1, safe=safe, accum=accum)
+
+
+def _logs_ref(s: np.ndarray, accum: DType) -> np.ndarray:
+    """The log of the sum of exp of each row, [..., S]; -inf of one that sees no key."""
     if s.shape[-1] == 0:
-        return s, slope
-    return SOFTMAX.ref(s, axis=s.ndim - 1, safe=safe, accum=rule.accum), slope
+        return np.full(s.shape[:-1], -np.inf, s.dtype)
+    return LOGSUMEXP.ref(s, axis=(s.ndim - 1,), keepdims=False, accum=accum)
 
 
 def _places_ref(shape: tuple[int, ...], x: QueryBlock) -> tuple[np.ndarray, ...]:
@@ -124,17 +139,29 @@ def _summed_heads(x: np.ndarray, like: np.ndarray) -> np.ndarray:
     return x.reshape(B, like.shape[1], H // like.shape[1], T, D).sum(2)
 
 
-def _ref(q: np.ndarray, k: np.ndarray, v: np.ndarray, *rest: np.ndarray, **attrs: Any
-         ) -> np.ndarray:
-    rule = AttentionRule(**attrs)
+def _ref(*xs: np.ndarray, **attrs: Any) -> np.ndarray:
+    return _attended(*xs, rule=AttentionRule(**attrs))
+
+
+def _lse_ref(*xs: np.ndarray, **attrs: Any) -> tuple[np.ndarray, np.ndarray]:
+    logs = np.empty(xs[0].shape[:-1], widened_array(xs[0]).dtype)
+    return _attended(*xs, rule=AttentionRule(**attrs), logs=logs), logs
+
+
+def _attended(q: np.ndarray, k: np.ndarray, v: np.ndarray, *rest: np.ndarray, rule: AttentionRule,
+              logs: np.ndarray | None = None) -> np.ndarray:
+    """The result. logs [..., S]: where the logs of sums are written, where they are wanted."""
     extras = Extras.of(rest, rule.dropout)
     a, b, c = widened_array(q), _repeated_heads(k, q), _repeated_heads(v, q)
     y = np.empty((*a.shape[:-1], c.shape[-1]), a.dtype)
     blocks = list(query_blocks(a.shape[-2], b.shape[-2], rule))
     for x in blocks:
         rows, seen = slice(x.start, x.stop), slice(x.first, x.seen)
-        p, _ = _weights_ref(a[..., rows, :], b[..., seen, :], extras.of_block(x, len(blocks)), x,
-                            rule)
+        s, _, safe = _scores_ref(a[..., rows, :], b[..., seen, :], extras.of_block(x, len(blocks)),
+                                 x, rule)
+        if logs is not None:
+            logs[..., rows] = _logs_ref(s, rule.accum)
+        p = _softmax_ref(s, safe, rule.accum)
         p = _dropped(p, _kept_ref(extras.key, p.shape, x, len(blocks), rule.dropout), rule.dropout)
         if rule.dropout and v.dtype.itemsize == 2:
             p = p.astype(v.dtype).astype(p.dtype)
@@ -142,8 +169,13 @@ def _ref(q: np.ndarray, k: np.ndarray, v: np.ndarray, *rest: np.ndarray, **attrs
     return y
 
 
-def _vjp_ref(g: np.ndarray, q: np.ndarray, k: np.ndarray, v: np.ndarray, *rest: np.ndarray,
-             **attrs: Any) -> tuple[np.ndarray, ...]:
+def _vjp_ref(g: np.ndarray, *xs: np.ndarray, **attrs: Any) -> tuple[np.ndarray, ...]:
+    return _lse_vjp_ref(g, None, *xs, **attrs)
+
+
+def _lse_vjp_ref(g: np.ndarray, h: np.ndarray | None, q: np.ndarray, k: np.ndarray, v: np.ndarray,
+                 *rest: np.ndarray, **attrs: Any) -> tuple[np.ndarray, ...]:
+    """h: the cotangent of the logs of sums, None without."""
     rule = AttentionRule(**attrs)
     extras, accum, dropout = Extras.of(rest, rule.dropout), rule.accum, rule.dropout
     a, b, c, g = widened_array(q), _repeated_heads(k, q), _repeated_heads(v, q), widened_array(g)
@@ -155,10 +187,12 @@ def _vjp_ref(g: np.ndarray, q: np.ndarray, k: np.ndarray, v: np.ndarray, *rest: 
     for x in blocks:
         rows, seen = slice(x.start, x.stop), slice(x.first, x.seen)
         own, cot, keys = a[..., rows, :], g[..., rows, :], b[..., seen, :]
-        p, slope = _weights_ref(own, keys, extras.of_block(x, len(blocks)), x, rule)
+        s, slope, safe = _scores_ref(own, keys, extras.of_block(x, len(blocks)), x, rule)
+        p = _softmax_ref(s, safe, accum)
         keep = _kept_ref(extras.key, p.shape, x, len(blocks), dropout)
         dp = _dropped(matmul_ref(cot, c[..., seen, :].swapaxes(-1, -2), accum), keep, dropout)
-        part = p * (dp - np.sum(dp * p, -1, keepdims=True))
+        lower = np.sum(dp * p, -1, keepdims=True)
+        part = p * (dp - (lower if h is None else lower - h[..., rows, None]))
         ds = part * slope * a.dtype.type(rule.scale)
         if added:
             dm[..., rows, seen] = part
@@ -175,7 +209,7 @@ def _vjp_ref(g: np.ndarray, q: np.ndarray, k: np.ndarray, v: np.ndarray, *rest: 
 # --- rules ------------------------------------------------------------------------------------
 def _expand(q: Tensor, k: Tensor, v: Tensor, *rest: Tensor, **attrs: Any) -> Tensor:
     extras = Extras.of(rest, attrs.get("dropout", 0.0))
-    return in_blocks(q, k, v, AttentionRule(**attrs, key=extras.key), extras)
+    return in_blocks(q, k, v, AttentionRule(**attrs, key=extras.key), extras)[0]
 
 
 def _vjp_expand(g: Tensor, q: Tensor, k: Tensor, v: Tensor, *rest: Tensor, **attrs: Any
@@ -184,9 +218,20 @@ def _vjp_expand(g: Tensor, q: Tensor, k: Tensor, v: Tensor, *rest: Tensor, **att
     return gradients_in_blocks(g, q, k, v, AttentionRule(**attrs, key=extras.key), extras)
 
 
+def _lse_expand(q: Tensor, k: Tensor, v: Tensor, *rest: Tensor, **attrs: Any
+                ) -> tuple[Tensor, ...]:
+    return in_blocks(q, k, v, AttentionRule(**attrs), Extras.of(rest, 0.0), sums=True)
+
+
+def _lse_vjp_expand(g: Tensor, h: Tensor, q: Tensor, k: Tensor, v: Tensor, *rest: Tensor,
+                    **attrs: Any) -> tuple[Tensor, ...]:
+    return gradients_in_blocks(g, q, k, v, AttentionRule(**attrs), Extras.of(rest, 0.0), h)
+
+
 def _axes(operands: str, results: str) -> Any:
     """Sequences and heads may be split, queries and keys are needed whole. operands, results: a
-    letter of `qkv` for what lies as these; behind them there may be a mask and spans. An axis is
+    letter of `qkv` for what lies as these, `s` for a number of each query; behind operands there
+    may be a mask and spans. An axis is
     whole where its cotangent is a sum along it, of one head of keys or of one mask for all."""
     def rule(*xs: Aval, **attrs: Any) -> str:
         q, k = xs[operands.index("q")], xs[operands.index("k")]
@@ -196,25 +241,46 @@ def _axes(operands: str, results: str) -> Any:
 
         def letters(x: Aval) -> str:
             return "".join("1" if n == 1 != whole and letter != "_" else letter
-                           for letter, n, whole in zip(lead, x.shape, q.shape, strict=False)) + "__"
+                           for letter, n, whole in zip(lead, x.shape, q.shape, strict=False)
+                           ) + "_" * (len(x.shape) - len(lead))
 
-        made = [xs[operands.index(x)] for x in results] + (added if results == "qkv" else [])
+        rows = Aval(q.shape[:-1], q.type)
+        made = [rows if x == "s" else xs[operands.index(x)] for x in results]
+        made += added if results == "qkv" else []
         return f"{','.join(map(letters, xs))}->{','.join(map(letters, made))}"
 
     return rule
 
 
+def _stored_cotangent(g: Tensor, q: Tensor) -> tuple[Tensor, float]:
+    """(z, factor), the cotangent as it is stored where it was rounded to the type of the
+    operands."""
+    z, factor = as_stored(g)
+    return (z, factor) if z.dtype is q.dtype else (g, 1.0)
+
+
 def _vjp(op: str) -> Any:
     def rule(g: Tensor, y: Tensor, *xs: Tensor, **attrs: Any) -> tuple:
-        """The cotangent as it is stored where it was rounded to the type of the operands."""
-        z, factor = as_stored(g)
-        if z.dtype is not xs[0].dtype:
-            z, factor = g, 1.0
+        z, factor = _stored_cotangent(g, xs[0])
         made = apply(OPS[op], z, *xs, **attrs)
         made = made if factor == 1.0 else tuple(x * factor for x in made)
         return (*made, *(None,) * (len(xs) - len(made)))
 
     return rule
+
+
+def _lse_vjp(g: tuple[Tensor | None, ...], y: tuple[Tensor, ...], *xs: Tensor, **attrs: Any
+             ) -> tuple:
+    of_result, of_sums = g
+    if of_sums is None:
+        assert of_result is not None and ATTENTION.vjp is not None
+        return ATTENTION.vjp(of_result, y[0], *xs, **attrs)
+    z = F.zeros(y[0].shape, xs[0].type)
+    if of_result is not None:
+        stored, factor = _stored_cotangent(of_result, xs[0])
+        z = stored if factor == 1.0 else of_result
+    made = apply(ATTENTION_LSE_VJP, z, of_sums, *xs, **attrs)
+    return (*made, *(None,) * (len(xs) - len(made)))
 
 
 def _batch(op: str, values: int) -> Any:
@@ -256,12 +322,12 @@ MASKED_SAMPLES: tuple[tuple[Any, ...], ...] = (
     ((1, 2), (1, 2), 3, 4, Arg((1, 1, 1, 4), "bool", False), False))
 
 
-def _samples(cases: tuple[tuple[Any, ...], ...], dropout: float, backward: bool
-             ) -> tuple[Sample, ...]:
-    """backward: with the result's cotangent in front."""
+def _samples(cases: tuple[tuple[Any, ...], ...], dropout: float, backward: bool,
+             sums: bool = False) -> tuple[Sample, ...]:
+    """backward: with the result's cotangent in front, and that of sums behind it."""
     made = []
     for lead, keys, S, T, mask, causal, *rest in cases:
-        args = [Arg(s) for s in ([(*lead, S, 3)] * backward + [
+        args = [Arg(s) for s in ([(*lead, S, 3)] * backward + [(*lead, S)] * sums + [
             (*lead, S, 2), (*keys, T, 2), (*keys, T, 3)])]
         args += [mask] * (mask is not None) + [Arg((2,), "key", False)] * bool(dropout)
         attrs = {"scale": 0.7, "causal": causal, "accum": F32}
@@ -298,4 +364,18 @@ DROPOUT_ATTENTION, DROPOUT_ATTENTION_VJP = _records(
     "dropout(softmax(cap(scale q k') + mask)) v, its draws by a key and a weight's place",
     batch=False, dropout=0.3)
 
-__all__ = ["ATTENTION", "ATTENTION_VJP", "DROPOUT_ATTENTION", "DROPOUT_ATTENTION_VJP"]
+LSE_CASES = (*PLAIN_SAMPLES[1:], *SCORED_SAMPLES[1:], *MASKED_SAMPLES)
+ATTENTION_LSE = GraphOp(
+    "attention_lse", shape=_lse_shape, ref=_lse_ref, vjp=_lse_vjp, expand=_lse_expand, multi=True,
+    axes=_axes("qkv", "qs"), batch=_batch("attention_lse", 2), drops=(3,), drops_inf=(0, 1),
+    samples=_samples(LSE_CASES, 0.0, False), hint="scores beyond the range of the type",
+    doc="attention, and log sum_j exp(s_j) of each query's scores s; -inf where it sees no key")
+ATTENTION_LSE_VJP = GraphOp(
+    "attention_lse_vjp", shape=lambda g, h, *xs, **a: _vjp_shape(g, *xs, **a), ref=_lse_vjp_ref,
+    expand=_lse_vjp_expand, multi=True, axes=_axes("gsqkv", "qkv"),
+    batch=_batch("attention_lse_vjp", 4), drops=(5,), drops_inf=(2, 3),
+    samples=_samples(LSE_CASES, 0.0, True, sums=True), hint="scores beyond the range of the type",
+    doc="cotangents of q, k, v and a mask of floats, from those of attention_lse's results")
+
+__all__ = ["ATTENTION", "ATTENTION_LSE", "ATTENTION_LSE_VJP", "ATTENTION_VJP",
+           "DROPOUT_ATTENTION", "DROPOUT_ATTENTION_VJP"]

@@ -102,7 +102,7 @@ class _Proof:
     def _own_piece(self, v: Value, group: FusionGroup, i: int) -> None:
         """A part of a value that a later group completes."""
         owner = self.plan.places[v].root
-        if self.plan.target.memory(group).kind != "fresh" or self.plan.places[owner].kind in GIVEN:
+        if self.plan.target.memory(group).kind == "view" or self.plan.places[owner].kind in GIVEN:
             raise self._fault(f"{_name(group)} cannot make its result in {owner}'s memory")
         self.owner[v] = owner
         self.lying.setdefault(owner, []).append(v)
@@ -193,7 +193,9 @@ class _Proof:
                     raise self._fault(f"{_name(group)} reads what {_name(over[v][1])} has written "
                                       "over")
             memory = self.plan.target.memory(group)
-            if memory.kind != "donated" or self.plan.places[group.outputs[0]].kind != "view":
+            y = group.outputs[0] if group.outputs else None
+            if memory.kind != "donated" or y is None or y in self.plan.views.pieces or (
+                    self.plan.places[y].kind != "view"):
                 continue
             x = group.inputs[memory.operand]
             if self.plan.places[self.owner[x]].kind in GIVEN and (

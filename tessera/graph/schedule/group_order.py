@@ -39,9 +39,10 @@ def group_order(groups: Sequence[FusionGroup], target: ScheduleTarget) -> GroupO
         for v in group.outputs:
             made[v] = i
             roots[v] = v if source is None or group.kind not in VIEWS else roots.get(source, source)
-        if target.memory(group).kind == "donated":  # what it is written over is read before
-            for v in group.inputs:
-                before[i].update(readers[roots.get(v, v)])
+        memory = target.memory(group)
+        if memory.kind == "donated":  # what it is written over is read before
+            v = group.inputs[memory.operand]
+            before[i].update(readers[roots.get(v, v)])
         if group.kind in IN_TURN or any(node_effects(n) & KEEP_EFFECTS for n in group.nodes):
             if last >= 0:
                 before[i].add(last)

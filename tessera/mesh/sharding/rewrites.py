@@ -9,7 +9,12 @@ from tessera.graph import functions as F
 from tessera.graph.expand import rule_graph
 from tessera.graph.ir import Graph, Node
 from tessera.graph.op import OPS
-from tessera.graph.ops.attention_op import ATTENTION, ATTENTION_VJP
+from tessera.graph.ops.attention_op import (
+    ATTENTION,
+    ATTENTION_LSE,
+    ATTENTION_LSE_VJP,
+    ATTENTION_VJP,
+)
 from tessera.graph.simplify import simplify
 from tessera.graph.trace import apply, at_line, trace
 from tessera.tensor import Tensor
@@ -19,7 +24,8 @@ from ..layout import Layout
 
 def rewritten(node: Node, given: Sequence[Layout]) -> Graph | None:
     """The graph in place of a node whose operands lie so, None for one that stays."""
-    if is_whole(node) and any(at.axes_of(d) for at in given for d in (at.ndim - 2, at.ndim - 1)):
+    ndim = max((at.ndim for at in given), default=0)  # numbers of queries have an axis less
+    if is_whole(node) and any(at.axes_of(d) for at in given for d in range(ndim - 2, at.ndim)):
         return simplify(rule_graph(node))
     rule = RULES.get(node.op.name)
     if rule is None or not any(given[0].axes_of(d) for d in node.attrs["axis"]):
@@ -35,7 +41,8 @@ def rewritten(node: Node, given: Sequence[Layout]) -> Graph | None:
 def is_whole(node: Node) -> bool:
     """Whether it is attention that parts of sequences and heads can have alone: the cotangent of a
     mask of floats is a sum over them."""
-    return node.op in (ATTENTION, ATTENTION_VJP) and len(node.outputs) < 4
+    return node.op in (ATTENTION, ATTENTION_LSE, ATTENTION_VJP, ATTENTION_LSE_VJP) and (
+        len(node.outputs) < 4)
 
 
 def _arg(extremum: str) -> Callable[..., Tensor]:

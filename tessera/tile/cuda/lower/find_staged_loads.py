@@ -152,8 +152,12 @@ class _Finder:
                       for x in (loop.lo, loop.hi))
         if not uniform or not isinstance(step, Const) or step.value <= 0:
             return False
-        return known_ahead(loop, view) and not any(
-            self.changes(n, tensor) for n in walk(loop.body))
+
+        def steady(x: SSAValue) -> bool:
+            return isinstance(self.types[x], GlobalTensor) and not any(
+                self.changes(n, x) for n in walk(loop.body))
+
+        return known_ahead(loop, view, steady) and steady(tensor)
 
     def changes(self, node: Node, tensor: SSAValue) -> bool:
         """Whether a node may write to a tensor."""

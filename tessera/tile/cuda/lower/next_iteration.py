@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 from tessera.tile.ir.ir import Def, For, Names, Node, Op, Operand, SSAValue
@@ -13,8 +14,10 @@ def made_in(node: For) -> dict[SSAValue, Op]:
     return {d.value: n for n in node.body if isinstance(n, Op) for d in n.outs}
 
 
-def known_ahead(node: For, x: Operand) -> bool:
-    """Whether x follows from the loop variable and what stood before the loop."""
+def known_ahead(node: For, x: Operand, steady: Callable[[SSAValue], bool] | None = None) -> bool:
+    """Whether x follows from the loop variable and what stood before the loop. steady: which
+    tensors the loop does not change, so that it may depend on elements of them, as where a table
+    says where the next tile lies; what is copied then reads these in the iterations that are."""
     carried = {d.value for d in node.carried}
     made = made_in(node)
     inner = {d.value for n in node.body if not isinstance(n, Op)
@@ -25,7 +28,12 @@ def known_ahead(node: For, x: Operand) -> bool:
             return True
         if v in carried or v in inner:
             return False
-        return v not in made or _computable(made[v]) and all(map(known, made[v].args))
+        return v not in made or computable(made[v]) and all(map(known, made[v].args))
+
+    def computable(op: Op) -> bool:
+        if op.name != "load_element":
+            return _computable(op)
+        return steady is not None and isinstance(op.args[0], SSAValue) and steady(op.args[0])
 
     return known(x)
 
