@@ -97,12 +97,22 @@ def test_others_are_the_vendors(n: int, dtype: str, rng: Any) -> None:
 
 
 @pytest.mark.parametrize("norm", ["backward", "ortho", "forward"])
-@pytest.mark.parametrize("n", [4, 8, 16, 64, 256, 512, 4096])
-def test_real_points(n: int, norm: str, rng: Any) -> None:
-    x = rng.standard_normal((5, n)).astype(np.float32)
+@pytest.mark.parametrize(("lines", "n"), [
+    *((5, n) for n in (4, 8, 16, 32, 64, 256, 512, 4096)), (1, 64), (6, 128), (2, 1 << 14)])
+def test_real_points(lines: int, n: int, norm: str, rng: Any) -> None:
+    """Of two lines or more, two at once where a thread has 16 points of both."""
+    x = rng.standard_normal((lines, n)).astype(np.float32)
     made, (a, b) = ran(lambda x: ts.rfft(x, norm=norm), x)
-    assert calls(made) == ["rfft_lines"] and len(made.plan.groups) == 1
+    assert calls(made) == ["rfft_pairs" if lines > 1 and n >= 16 else "rfft_lines"]
+    assert len(made.plan.groups) == 1 and not b[:, 0].any() and not b[:, -1].any()
     check(a + 1j * b, np.fft.rfft(x.astype(np.float64), norm=norm), n)
+
+
+def test_the_longest_real_lines_are_of_half_as_many_complex_points(rng: Any) -> None:
+    x = rng.standard_normal((2, 1 << 15)).astype(np.float32)
+    made, (a, b) = ran(ts.rfft, x)
+    assert calls(made) == ["rfft_lines"]
+    check(a + 1j * b, np.fft.rfft(x.astype(np.float64)), 1 << 15)
 
 
 @pytest.mark.parametrize("norm", ["backward", "ortho", "forward"])
