@@ -48,11 +48,14 @@ class RowLoop:
 
 def write_passes(w: KernelWriter, b: FrameBlock, group: ScheduledGroup, N: int,
                  texts: dict[str, str]) -> None:
-    """Row statistics are held across passes; everything that varies along a row is computed anew
+    """N: columns of a row that this group has: all, or of a cluster its share.
+
+    Row statistics are held across passes; everything that varies along a row is computed anew
     in each pass that needs it. Operands of several passes are brought to shared memory, as much of
     them as has room, all at once; the first pass goes over what has come, while the rest is on its
     way."""
     levels, wide = _levels(b.frame, group.reads, group.steps)
+    together = group.attr("cluster")
     steps = {s.name: s for s in group.steps}
     arriving = _bring(w, b, group, N)
     for r in group.reads:
@@ -68,7 +71,7 @@ def write_passes(w: KernelWriter, b: FrameBlock, group: ScheduledGroup, N: int,
         folds = [Fold.of(s, blocks(N, b.BN)) for s in group.steps
                  if s.reduction and levels[s.name] == level + 1]
         if folds:
-            _fold_pass(w, b, folds, loops, N, level, steps, texts)
+            _fold_pass(w, b, folds, loops, N, level, steps, texts, together)
             back = turns and not back
             loops = _all_blocks(b, group, N, back)
     _write_rows(w, b, group, loops, N, steps, texts)
@@ -101,9 +104,9 @@ def _bring(w: KernelWriter, b: FrameBlock, group: ScheduledGroup, N: int) -> lis
     rest = _rest(b, N, "")
     for name, (o, many) in brought.items():
         kind = w.type(o.type)
-        w.line(f"{name}_s = tile.alloc_shared((1, {b.BN}), {kind}, stages={many})")
+        w.line(f"{name}_s = tile.alloc_shared(({b.BM}, {b.BN}), {kind}, stages={many})")
         if rest is not None and many == N // b.BN:
-            w.line(f"{name}_t = tile.alloc_shared((1, {rest.BN}), {kind})")
+            w.line(f"{name}_t = tile.alloc_shared(({b.BM}, {rest.BN}), {kind})")
             w.line(f"tile.cp_async({name}_t, {rest.place(o)[0]})")
             b.shared[name] = f"{name}_t"
     if not brought:
@@ -129,9 +132,11 @@ def _parts(begin: int, end: int, parts: int) -> list[int]:
 
 
 def _fold_pass(w: KernelWriter, b: FrameBlock, folds: list[Fold], loops: list[RowLoop], N: int,
-               level: int, steps: dict[str, GroupStep], texts: dict[str, str]) -> None:
+               level: int, steps: dict[str, GroupStep], texts: dict[str, str],
+               together: int) -> None:
     """Statistics of one level. Every lane combines what stands in its places of the blocks, and at
-    the end lanes combine what they have, and what the rest of the row gives behind the last."""
+    the end lanes combine what they have, and what the rest of the row gives behind the last; then
+    the groups of a cluster theirs."""
     for f in folds:
         w.line(f"{f.step.name}_a = {start(w, f, f'({b.BM}, {b.BN})')}", f.step)
     for inner in _inside(w, b, loops, f"_p{level}"):
@@ -147,6 +152,8 @@ def _fold_pass(w: KernelWriter, b: FrameBlock, folds: list[Fold], loops: list[Ro
             _needed(w, rest, f.step.args, steps, texts)
             w.line(f"{name} = {combined(w, f, text, fold_rows(w, rest, f))}", f.step)
             text = name
+        if together > 1:
+            text = f"tile.cluster_{f.way}({text}, {together})"
         w.line(f"{f.step.name} = {finished(w, f, text)}", f.step)
         b.held[f.step.name] = KernelValue(f.step.name, True, False)
 
@@ -185,8 +192,9 @@ def _inside(w: KernelWriter, b: FrameBlock, loops: list[RowLoop], suffix: str
 def _rest(b: FrameBlock, N: int, suffix: str) -> FrameBlock | None:
     """What is left of rows behind the last whole block."""
     left = N % b.BN
-    return replace(b, columns=f"{N - left}:{N}", BN=left, held=dict(b.held), suffix=suffix
-                   ) if left else None
+    first = "first+" if b.columns.startswith("first+") else ""
+    return replace(b, columns=f"{first}{N - left}:{first}{N}", BN=left, held=dict(b.held),
+                   suffix=suffix) if left else None
 
 
 def _levels(frame: Frame, reads: Sequence[GroupOperand], steps: Sequence[GroupStep]
