@@ -49,7 +49,7 @@ from .narrow_copies import NarrowCopy
 from .node_kernels import launch_of
 from .overlap import share_chip
 from .prepare import prepare
-from .row_passes import brought_rows, read_again
+from .row_passes import brought_rows, is_for_all_rows, read_again
 from .scans import schedule_scan
 from .scatters import schedule_last
 from .score_code import score_code
@@ -201,9 +201,9 @@ class _KernelSchedule(ScheduleBuilder):
             return
         again = read_again(frame, reads, writes, steps)
         laid, total = any(o.layout for o in (*reads, *writes)), sum(again.values())
-        for_all = any(frame.pattern(r.shape)[-2:] == (False, True) for r in reads)
         (rows, columns), room = frame.extents[-2:], self.chip.group_shared_bytes
-        share = None if laid else row_share(rows, columns, total, for_all, self.chip)
+        share = None if laid else row_share(rows, columns, total, is_for_all_rows(frame, reads),
+                                            self.chip)
         if share is None:
             passes, room = choose_schedule.for_passes(s, columns, total, room, laid)
             self.add("rows", space, reads, writes, steps, passes, grid, axes=frame.members,

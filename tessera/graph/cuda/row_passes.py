@@ -218,6 +218,11 @@ def _along(frame: Frame, operand: GroupOperand) -> Pattern:
     return found
 
 
+def is_for_all_rows(frame: Frame, reads: Sequence[GroupOperand]) -> bool:
+    """Whether something is the same for all rows, and varies along them."""
+    return any(_along(frame, r)[-2:] == (False, True) for r in reads)
+
+
 def read_again(frame: Frame, reads: Sequence[GroupOperand], writes: Sequence[GroupOperand],
                steps: Sequence[GroupStep]) -> dict[int, int]:
     """The numbers of the operands whose rows are read in several passes, and the bytes of a row."""
@@ -275,4 +280,4 @@ def _needed(w: KernelWriter, b: FrameBlock, names: tuple, steps: dict[str, Group
             emit_step(w, b, steps[name], texts[name])
 
 
-__all__ = ["brought_rows", "read_again", "write_passes"]
+__all__ = ["brought_rows", "is_for_all_rows", "read_again", "write_passes"]

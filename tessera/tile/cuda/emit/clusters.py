@@ -4,6 +4,9 @@ what has come, in the order of their numbers.
 Stores are asynchronous and counted by a barrier of the group that gets them (PTX ISA 9.7.9
 st.async). Barriers are made before any group sends: all of a cluster meet for that, behind what the
 kernel asked for before, such as loads.
+
+In a loop two buffers and barriers take turns. Who sends for iteration i + 2 has got what all sent
+for i + 1, before which, by a barrier of the group, all threads there had read what came for i.
 """
 
 from __future__ import annotations
@@ -20,6 +23,8 @@ from tessera.tile.ir.ir import Op
 from tessera.tile.ops.cluster import NAMES
 from tessera.tile.passes.cluster_groups import cluster_of, cluster_ops
 
+BUFFERS = 2
+
 
 @emits(*NAMES)
 def _exchange(e: Emitter, op: Op) -> None:
@@ -27,38 +32,42 @@ def _exchange(e: Emitter, op: Op) -> None:
     layout, shape, size = e.layout(x), e.layout(x).shape, 8 if tag.endswith("64") else 4
     if groups == 1:
         return e.define(op.outs[0], e.name(x))
-    barrier, elements = _barrier(e, op), prod(padded(shape))
-    at, place = e.scratch(size * groups * elements), flat_index(e, layout)
-    if e.loops:  # what the iteration before brought has been read everywhere
-        _meet(e, "cluster_arrive")
+    barrier, elements = _barriers(e, op), prod(padded(shape))
+    bytes_ = size * groups * elements
+    at, place = e.scratch(BUFFERS * bytes_ if e.loops else bytes_), flat_index(e, layout)
+    parity, count = "i32(0)", ""
+    if e.loops:
+        count, turn = e.fresh("exchanges"), e.fresh("turn")
+        e.top.append(EmittedLine(f"{INDENT}{count} = i32(0)"))
+        e.sync()  # what came in the iteration before has been read by all threads
+        e.line(f"{turn} = i32({count} & 1)")
+        barrier, at = f"{barrier} + {BARRIER_BYTES} * {turn}", f"{at} + {bytes_} * {turn}"
+        parity = f"i32({count} >> 1 & 1)"
     expect = e.use("expect", "use('mbarrier_arrive_expect')")
-    e.line(f"if {e.thread} == 0: {expect}({barrier}, i32({sent_bytes(tag, shape, groups)}))")
+    counted = sent_bytes(tag, shape, groups)
+    e.line(f"if {e.thread} == 0: {expect}(i32({barrier}), i32({counted}))")
     rank = e.once("rank", e.use("cluster_rank", "use('cluster_ctarank')") + "()")
     send = e.use("send", intrinsic("clusters.send", tag, layout.text, shape, groups))
-    first = e.owner(layout) or "i32(1)"
-    e.line(f"{send}({e.name(x)}, i32({at} + {size} * ({rank} * {elements} + {place})), {barrier}, "
-           f"{first})")
-    wait, parity = e.use("cluster_await", "use('mbarrier_wait')"), "i32(0)"
-    if e.loops:
-        parity = e.fresh("parity")
-        e.top.append(EmittedLine(f"{INDENT}{parity} = i32(0)"))
-    e.line(f"{wait}({barrier}, {parity})")
-    if e.loops:
-        e.line(f"{parity} = i32({parity} ^ 1)")
+    e.line(f"{send}({e.name(x)}, i32({at} + {size} * ({rank} * {elements} + {place})), "
+           f"i32({barrier}), {e.owner(layout) or 'i32(1)'})")
+    wait = e.use("cluster_await", "use('mbarrier_wait')")
+    e.line(f"{wait}(i32({barrier}), {parity})")
     read = e.use("get_parts", intrinsic("reduce.get", NAMES[op.name], tag, layout.text, shape,
                                         groups))
-    e.define(op.outs[0], f"{read}({at} + {size} * {place})")
+    e.define(op.outs[0], f"{read}(i32({at} + {size} * {place}))")
+    if e.loops:
+        e.line(f"{count} = i32({count} + 1)")
     return None
 
 
-def _barrier(e: Emitter, op: Op) -> str:
-    """The address of this op's barrier. The first op makes those of all, and waits for the cluster
+def _barriers(e: Emitter, op: Op) -> str:
+    """The address of this op's barriers. The first op makes those of all, and waits for the cluster
     to have made them."""
     ops = cluster_ops(e.function)
     if "cluster" not in e.memo:
         e.cluster = cluster_of(e.function)
-        at = e.memo["cluster"] = e.scratch(BARRIER_BYTES * len(ops))
-        init = e.use("cluster_init", intrinsic("clusters.init", len(ops)))
+        at = e.memo["cluster"] = e.scratch(BUFFERS * BARRIER_BYTES * len(ops))
+        init = e.use("cluster_init", intrinsic("clusters.init", BUFFERS * len(ops)))
         fence = e.use("fence_init", "use('fence_mbarrier_init')")
         arrive = e.use("cluster_begin", "use('cluster_arrive_relaxed')")
         e.top += [EmittedLine(INDENT + text) for text in (
@@ -69,9 +78,4 @@ def _barrier(e: Emitter, op: Op) -> str:
         else:
             e.top.append(EmittedLine(INDENT + wait))
     number = [n.outs[0].value for n in ops].index(op.outs[0].value)
-    return f"i32({e.memo['cluster']} + {BARRIER_BYTES * number})"
-
-
-def _meet(e: Emitter, arrive: str) -> None:
-    e.line(e.use(arrive, f"use({arrive!r})") + "()")
-    e.line(e.use("cluster_wait", "use('cluster_wait')") + "()")
+    return f"{e.memo['cluster']} + {BUFFERS * BARRIER_BYTES * number}"
