@@ -107,3 +107,24 @@ def test_rows_of_f32(rng: Any) -> None:
     y = ts.jit(ts.softmax)(ts.tensor(x).to("cuda")).numpy()
     e = np.exp(x.astype(np.float64))
     assert_close(y, e / e.sum(1, keepdims=True), "f32", n=57344)
+
+
+@pytest.mark.parametrize("N", [16384, 32768, 65536, 131072])
+def test_gradients_of_norms_of_long_rows(N: int) -> None:
+    """Against f64, and bit by bit the same each time."""
+    M = (1 << 26) // N
+    x, dy = torch.randn(2, M, N, device="cuda").bfloat16()
+    w, b = torch.randn(2, N, device="cuda").bfloat16()
+    for norm, weights in ((ts.layernorm, (w, b)), (ts.rmsnorm, (w,))):
+        fn = ts.jit(lambda *xs, norm=norm: ts.vjp(norm, *xs[:-1])[1](xs[-1]))
+        given = [ts.from_dlpack(v) for v in (x, *weights, dy)]
+        got = [torch.from_dlpack(v).double() for v in fn(*given)]
+        wide = [v.double().requires_grad_() for v in (x, *weights)]
+        named = torch.nn.functional.layer_norm if norm is ts.layernorm else \
+            lambda x, shape, w: torch.nn.functional.rms_norm(x, shape, w, 1e-6)
+        want = torch.autograd.grad(named(wide[0], (N,), *wide[1:]), wide, dy.double())
+        for y, z in zip(got, want, strict=True):
+            assert float((y - z).norm() / z.norm()) < 4e-3
+        del wide, want
+        again = [torch.from_dlpack(v).double() for v in fn(*given)]
+        assert all(map(torch.equal, got, again))

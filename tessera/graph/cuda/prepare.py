@@ -225,7 +225,7 @@ PIPELINE: list[Callable[..., Any]] = [
 ]
 # These ask what the chip has.
 BY_CHIP: tuple[Callable[..., Graph], ...] = (use_attention_kernels, use_conv_kernels,
-                                             join_products, write_turned)
+                                             join_products, open_column_sums, write_turned)
 
 
 @dataclass(frozen=True)

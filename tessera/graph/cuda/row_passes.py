@@ -54,27 +54,40 @@ def write_passes(w: KernelWriter, b: FrameBlock, group: ScheduledGroup, N: int,
     in each pass that needs it. Operands of several passes are brought to shared memory, as much of
     them as has room, all at once; the first pass goes over what has come, while the rest is on its
     way."""
-    levels, wide = _levels(b.frame, group.reads, group.steps)
-    together = group.attr("cluster")
-    steps = {s.name: s for s in group.steps}
     arriving = _bring(w, b, group, N)
-    for r in group.reads:
-        if r.name not in wide:  # a number for each row, read once
-            user = next(s for s in group.steps if r.name in s.args)
-            value(w, b, r.name, r.type.dtype.kind, user)
-    rows: list[GroupStep] = [s for s in group.steps if not s.reduction and s.name not in wide]
     held = set.intersection(*(set(x.shared) for x in arriving)) if arriving else set()
     turns, back = any(all(b.pattern(r)[-2:]) and r.name not in held for r in group.reads), False
-    loops = arriving or [RowLoop(f"for n in range(0, {N // b.BN * b.BN}, {b.BN}):", {})]
+
+    def pass_loops() -> Iterator[list[RowLoop]]:
+        nonlocal back
+        yield arriving or [RowLoop(f"for n in range(0, {N // b.BN * b.BN}, {b.BN}):", {})]
+        while True:
+            back = turns and not back
+            yield _all_blocks(b, group, N, back)
+
+    loops = pass_loops()
+    write_statistics(w, b, group.reads, group.steps, N, texts, loops, group.attr("cluster"))
+    _write_rows(w, b, group, next(loops), N, {s.name: s for s in group.steps}, texts)
+
+
+def write_statistics(w: KernelWriter, b: FrameBlock, reads: Sequence[GroupOperand],
+                     among: Sequence[GroupStep], N: int, texts: dict[str, str],
+                     loops: Iterator[list[RowLoop]], together: int) -> None:
+    """What is one number for each row, in as many passes as there are levels of it. loops: those of
+    one pass after another"""
+    levels, wide = _levels(b.frame, reads, among)
+    steps = {s.name: s for s in among}
+    for r in reads:
+        if r.name not in wide:  # a number for each row, read once
+            user = next(s for s in among if r.name in s.args)
+            value(w, b, r.name, r.type.dtype.kind, user)
+    rows = [s for s in among if not s.reduction and s.name not in wide]
     for level in range(max(levels.values(), default=0) + 1):
         _narrow(w, b, [s for s in rows if levels[s.name] == level], texts)
-        folds = [Fold.of(s, blocks(N, b.BN)) for s in group.steps
+        folds = [Fold.of(s, blocks(N, b.BN)) for s in among
                  if s.reduction and levels[s.name] == level + 1]
         if folds:
-            _fold_pass(w, b, folds, loops, N, level, steps, texts, together)
-            back = turns and not back
-            loops = _all_blocks(b, group, N, back)
-    _write_rows(w, b, group, loops, N, steps, texts)
+            _fold_pass(w, b, folds, next(loops), N, level, steps, texts, together)
 
 
 def _spans(b: FrameBlock, group: ScheduledGroup, N: int) -> list[tuple[int, int, dict[str, str]]]:
@@ -139,9 +152,9 @@ def _fold_pass(w: KernelWriter, b: FrameBlock, folds: list[Fold], loops: list[Ro
     the groups of a cluster theirs."""
     for f in folds:
         w.line(f"{f.step.name}_a = {start(w, f, f'({b.BM}, {b.BN})')}", f.step)
-    for inner in _inside(w, b, loops, f"_p{level}"):
+    for inner in inside_loops(w, b, loops, f"_p{level}"):
         for f in folds:
-            _needed(w, inner, f.step.args, steps, texts)
+            needed(w, inner, f.step.args, steps, texts)
             name, part = f"{f.step.name}_a", folded(w, inner, f)
             w.line(f"{name} = {combined(w, f, name, part)}", f.step)
     rest = _rest(b, N, f"_q{level}")
@@ -149,7 +162,7 @@ def _fold_pass(w: KernelWriter, b: FrameBlock, folds: list[Fold], loops: list[Ro
         name = f"{f.step.name}_a"
         text = f"tile.row_{f.way}({name})"
         if rest is not None:
-            _needed(w, rest, f.step.args, steps, texts)
+            needed(w, rest, f.step.args, steps, texts)
             w.line(f"{name} = {combined(w, f, text, fold_rows(w, rest, f))}", f.step)
             text = name
         if together > 1:
@@ -167,17 +180,17 @@ def _write_rows(w: KernelWriter, b: FrameBlock, group: ScheduledGroup, loops: li
 
     def write(inner: FrameBlock) -> None:
         for o in full:
-            _needed(w, inner, (o.name,), steps, texts)
+            needed(w, inner, (o.name,), steps, texts)
             store(w, inner, o, steps.get(o.name))
 
     if full:
-        for inner in _inside(w, b, loops, "_w"):
+        for inner in inside_loops(w, b, loops, "_w"):
             write(inner)
         if (rest := _rest(b, N, "_x")) is not None:
             write(rest)
 
 
-def _inside(w: KernelWriter, b: FrameBlock, loops: list[RowLoop], suffix: str
+def inside_loops(w: KernelWriter, b: FrameBlock, loops: list[RowLoop], suffix: str
             ) -> Iterator[FrameBlock]:
     """The same block in each loop of a pass: all of it is inside of the rows."""
     for i, loop in enumerate(loops):
@@ -271,13 +284,14 @@ def _narrow(w: KernelWriter, b: FrameBlock, steps: list[GroupStep], texts: dict[
         emit_step(w, b, s, texts[s.name])
 
 
-def _needed(w: KernelWriter, b: FrameBlock, names: tuple, steps: dict[str, GroupStep],
+def needed(w: KernelWriter, b: FrameBlock, names: tuple, steps: dict[str, GroupStep],
             texts: dict[str, str]) -> None:
     """Whatever of these values is not held yet, operands first."""
     for name in names:
         if isinstance(name, str) and name not in b.held and name in steps:
-            _needed(w, b, steps[name].args, steps, texts)
+            needed(w, b, steps[name].args, steps, texts)
             emit_step(w, b, steps[name], texts[name])
 
 
-__all__ = ["brought_rows", "is_for_all_rows", "read_again", "write_passes"]
+__all__ = ["RowLoop", "brought_rows", "inside_loops", "is_for_all_rows", "needed", "read_again",
+           "write_passes", "write_statistics"]
