@@ -43,6 +43,7 @@ from .spell import COMBINE
 from .strips import open_column_sums, open_maxima
 from .target import indexed_kind
 from .turned_codes import write_turned
+from .weighted_means import divide_last
 from .window_kernels import sink_transposes
 
 Pass = Callable[[Graph], Graph]
@@ -215,6 +216,7 @@ PIPELINE: list[Callable[..., Any]] = [
     open_writes,
     drop_same_casts,
     open_reductions,
+    divide_last,
     split_reductions,
     open_column_sums,
     write_turned,
