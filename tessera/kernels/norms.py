@@ -16,7 +16,7 @@ from ..tile.ir.schedule import Schedule
 from ..tile.kernel.decorator import kernel
 from .record import Benchmark, CompiledCall, KernelSample
 from .routine import empty_like, generation_of, reshaped, routine, type_of
-from .row_blocks import block_of, bring_row, own_part, routine_blocks
+from .row_blocks import block_of, bring_part, bring_row, own_part, routine_blocks
 
 
 @kernel
@@ -36,6 +36,8 @@ def long_layernorm(x: Tensor["M", "N"], gamma: Tensor["N"], beta: Tensor["N"],
     row; centred first: no difference of large numbers. GROUPS: of a cluster, that share rows."""
     m, first = own_part(N, BM, GROUPS)
     P = N // GROUPS
+    scales = bring_part(gamma, first, P, BN) if GROUPS > 1 else gamma
+    shifts = bring_part(beta, first, P, BN) if GROUPS > 1 else beta
     row, last = bring_row(x, m, first, P, BM, BN) if held else x, (P - 1) // BN * BN
     total, spread = tile.zeros((BM, BN)), tile.zeros((BM, BN))
     for k in range(0, P, BN):
@@ -49,8 +51,9 @@ def long_layernorm(x: Tensor["M", "N"], gamma: Tensor["N"], beta: Tensor["N"],
     scale = tile.rsqrt(tile.cluster_sum(tile.row_sum(spread), GROUPS) / N + eps)
     for k in range(0, P, BN):
         centred, at = block_of(x, row, m, k, P, BN, 0, held) - mean, first + k
-        y[m:m+BM, at:at+BN] = (centred * scale * tile.load(gamma[at:at+BN])[None, :]
-                               + tile.load(beta[at:at+BN])[None, :])
+        g = tile.load(scales[k // BN]) if GROUPS > 1 else tile.load(gamma[at:at+BN])
+        b = tile.load(shifts[k // BN]) if GROUPS > 1 else tile.load(beta[at:at+BN])
+        y[m:m+BM, at:at+BN] = centred * scale * g[None, :] + b[None, :]
 
 
 def reference(x: np.ndarray, gamma: np.ndarray, beta: np.ndarray, eps: float = 1e-5) -> np.ndarray:
@@ -99,7 +102,8 @@ def efficient_layernorm(run: Any, x: Any, gamma: Any, beta: Any, *, eps: float =
         return out
     flat = math.prod(shape[:-1]), shape[-1]
     arrays = reshaped(x, flat), gamma, beta, reshaped(out, flat), float(eps)
-    b = routine_blocks(*flat, type_of(x, "x").dtype.bits, generation_of(x), for_all=True)
+    b = routine_blocks(*flat, type_of(x, "x").dtype.bits, generation_of(x),
+                       type_of(gamma, "gamma").dtype.bits + type_of(beta, "beta").dtype.bits)
     if b.columns < shape[-1]:
         run.run("long_layernorm", *arrays, BM=b.rows, BN=run.size("n", b.columns), held=b.held,
                 GROUPS=b.groups, warps=b.warps)

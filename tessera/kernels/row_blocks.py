@@ -10,6 +10,7 @@ L1 cache; layer norm 113 and 126. Of 131072, by L1: 138 and 141.
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 
 from ..runtime.generations import Generation
@@ -26,9 +27,9 @@ STREAMED = 16384  # of one whose rows come from memory: two accesses of 16 bytes
 HELD_BYTES = 96 << 10  # of a row in shared memory: any GPU has them, of a Hopper two groups
 REDUCED_BYTES = 4096  # of shared memory, for reductions
 # Of longer rows each group of a cluster has a part in shared memory, and a multiprocessor has three
-# groups, of which some compute while others wait for memory.
+# groups, of which some compute while others wait for memory; or two.
 SHARE_BYTES, SHARE_ALIGNED = 72 << 10, 64  # of a group's part; what its columns are multiples of
-SHARE_ROWS = 2  # for which what is the same for all rows, such as a norm's weights, is read once
+SHARE_ROWS = 2  # for which what is the same for all rows, such as a norm's weights, comes once
 SHARE_STEP, SHARE_WARPS = 4096, 8  # elements at once, of all of a group's rows
 
 
@@ -68,31 +69,33 @@ class RowShare:
     warps: int
 
 
-def row_share(rows: int, columns: int, row_bytes: int, for_all: bool, chip: Generation
+def row_share(rows: int, columns: int, row_bytes: int, all_bytes: int, chip: Generation
               ) -> RowShare | None:
     """How the groups of a cluster share rows of which several passes read so many bytes; None where
-    two of them have room in a multiprocessor, or parts of them do not have. for_all: something is
-    the same for all rows, and comes from L2 for each group."""
-    if 2 * (row_bytes + REDUCED_BYTES // 2) <= chip.group_shared_bytes:
+    two of them have room in a multiprocessor, or parts of them do not have. all_bytes: of what is
+    the same for all rows, and comes to shared memory as well."""
+    half = chip.group_shared_bytes // 2 - REDUCED_BYTES // 2
+    if row_bytes + all_bytes <= half:
         return None
     sizes = [n for n in (2, 4, 8)
              if n <= chip.cluster_groups and columns % (SHARE_ALIGNED * n) == 0]
-    for many in (SHARE_ROWS, 1) if for_all else (1,):
-        for n in sizes:
-            if rows % many == 0 and many * row_bytes <= n * SHARE_BYTES:
-                return RowShare(n, many, columns // n, SHARE_STEP // many, SHARE_WARPS)
+    for most, many, n in itertools.product((SHARE_BYTES, half), (SHARE_ROWS, 1), sizes):
+        if (many == 1 or all_bytes) and rows % many == 0 and (
+                many * row_bytes + all_bytes <= n * most):
+            return RowShare(n, many, columns // n, SHARE_STEP // many, SHARE_WARPS)
     return None
 
 
 def routine_blocks(rows: int, columns: int, bits: int, chip: Generation | None,
-                   for_all: bool = False) -> RowBlocks:
+                   all_bits: int = 0) -> RowBlocks:
     """As row_blocks, of one operand with elements of so many bits. The longest rows are shared by
     the groups of a cluster, else a group fills a multiprocessor, with a row in its shared memory
-    where that is large enough, else in its L1 cache. chip: None where it is not known. for_all: as
-    in row_share"""
+    where that is large enough, else in its L1 cache. chip: None where it is not known.  all_bits:
+    of a column of what is the same for all rows"""
     if columns <= LONGEST or columns * bits <= 8 * HELD_BYTES:
         return row_blocks(rows, columns)
-    share = chip and row_share(rows, columns, columns * bits // 8, for_all, chip)
+    share = chip and row_share(rows, columns, columns * bits // 8, columns * all_bits // 8,
+                               chip)
     if share and share.columns % share.step == 0:
         return RowBlocks(share.rows, share.step, share.warps, True, share.groups)
     room = HELD_BYTES if chip is None else chip.group_shared_bytes - REDUCED_BYTES
@@ -123,6 +126,15 @@ def bring_row(x, m, first, N, BM, BN):
 
 
 @kernel
+def bring_part(w, first, N, BN):
+    """N elements in shared memory, as bring_row brings those of rows; not waited for."""
+    part = tile.alloc_shared((BN,), w.dtype, stages=(N + BN - 1) // BN)
+    for k in range(0, N, BN):
+        tile.cp_async(part[k // BN], w[first+k:first+k+BN])
+    return part
+
+
+@kernel
 def block_of(x, row, m, k, N, BN, fill, held):
     """Columns [k:k+BN] of row m, or of what was brought, with `fill` behind the end, N."""
     if not held:
@@ -133,5 +145,5 @@ def block_of(x, row, m, k, N, BN, fill, held):
     return s
 
 
-__all__ = ["ALONE", "LONGEST", "STREAMED", "RowBlocks", "RowShare", "block_of", "bring_row",
-           "own_part", "routine_blocks", "row_blocks", "row_share"]
+__all__ = ["ALONE", "LONGEST", "STREAMED", "RowBlocks", "RowShare", "block_of", "bring_part",
+           "bring_row", "own_part", "routine_blocks", "row_blocks", "row_share"]

@@ -110,12 +110,26 @@ def ptx_of(dtype: str, groups: int, loops: int = 1, target: str = "sm_90a") -> s
 
 @pytest.mark.parametrize("dtype", TYPES)
 def test_numbers_are_sent_to_each_group_and_counted(dtype: str) -> None:
+    """Threads side by side have the same number: each sends it to a group."""
     ptx, words = ptx_of(dtype, 4), 2 if dtype == "f64" else 1
-    assert len(re.findall(r"st\.async\.shared::cluster", ptx)) == 4 * words
+    assert len(re.findall(r"st\.async\.shared::cluster", ptx)) == words
     assert len(re.findall(r"barrier\.cluster\.arrive\.relaxed", ptx)) == 1
     assert len(re.findall(r"barrier\.cluster\.wait", ptx)) == 1
     (counted,) = re.findall(r"mbarrier\.arrive\.expect_tx\S+ _, \[%r\d+\], (%r\d+);", ptx)
     assert re.search(rf"mov\.\w+\s+{counted}, {16 * words};", ptx)
+
+
+def test_a_thread_sends_what_it_alone_has_to_all_groups() -> None:
+    @ts.kernel
+    def each(x: ts.Tensor["N", f32], y: ts.Tensor["N", f32]):
+        y[0:32] = ts.tile.cluster_max(ts.tile.load(x[0:32]), 8)
+
+    require_compiler()
+    each[8](np.arange(32, dtype=np.float32), y := np.zeros(32, np.float32))
+    assert np.array_equal(y, np.arange(32))
+    ptx = each.inspect_ir("ptx", target="sm_90a")
+    assert len(re.findall(r"st\.async\.shared::cluster", ptx)) == 8
+    assert len(re.findall(r"mapa\.shared::cluster", ptx)) == 16
 
 
 def test_in_a_loop_groups_wait_for_what_is_sent_alone() -> None:

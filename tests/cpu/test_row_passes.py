@@ -123,18 +123,19 @@ def test_a_gradient_of_rows_that_groups_share(rng: np.random.Generator) -> None:
     assert_close(got, p * (g - (p * g).sum(1, keepdims=True)), "f32", n=32768)
 
 
-@pytest.mark.parametrize("rows, together", [(4, 2), (3, 1)])
-def test_two_rows_share_what_is_the_same_for_all(rows: int, together: int,
+@pytest.mark.parametrize("rows, n, groups, together", [
+    (4, 33280, 8, 2), (3, 33280, 8, 1), (2, 20480, 8, 2), (3, 20480, 4, 1)])
+def test_two_rows_share_what_is_the_same_for_all(rows: int, n: int, groups: int, together: int,
                                                  rng: np.random.Generator) -> None:
-    """A norm's weights are read for both."""
-    x, w, b = _drawn(rng, rows, 33024), _drawn(rng, 33024), _drawn(rng, 33024)
+    """A norm's weights come to shared memory with the rows, for both."""
+    x, w, b = _drawn(rng, rows, n), _drawn(rng, n), _drawn(rng, n)
     (group,) = _groups(ts.layernorm, x, w, b)
-    assert (group.attr("cluster"), group.schedule.m) == (2 * together, together)
-    assert group.grid == (2 * rows,)
+    assert (group.attr("cluster"), group.schedule.m) == (groups, together)
+    assert group.grid == (rows // together * groups,) and len(group.attr("brought")) == 3
     (got,) = CudaProgram(ts.jit(ts.layernorm).graph(x, w, b), TARGET).run([x, w, b])
     z = np.asarray(x, np.float64)
     want = (z - z.mean(1, keepdims=True)) / np.sqrt(z.var(1, keepdims=True) + 1e-5)
-    assert_close(got, want * np.asarray(w) + np.asarray(b), "f32", n=33024)
+    assert_close(got, want * np.asarray(w) + np.asarray(b), "f32", n=n)
 
 
 def test_the_loss_of_rows_that_groups_share(rng: np.random.Generator) -> None:
@@ -165,12 +166,12 @@ def test_the_librarys_kernels_share_rows(groups: int, rng: np.random.Generator) 
     assert_close(y, z / np.sqrt(z.var(1, keepdims=True) + 1e-5) * w + b, "f32", n=4096)
 
 
-@pytest.mark.parametrize("columns, bits, for_all, found", [
-    (65536, 16, False, (1, 2)), (65536, 16, True, (2, 4)), (131072, 32, True, (1, 8)),
-    (60000, 16, False, (1, 1)), (32768, 16, False, (1, 1))])
-def test_how_the_librarys_rows_are_shared(columns: int, bits: int, for_all: bool, found: tuple
+@pytest.mark.parametrize("columns, bits, all_bits, found", [
+    (65536, 16, 0, (1, 2)), (65536, 16, 32, (2, 8)), (131072, 16, 32, (1, 8)),
+    (60000, 16, 0, (1, 1)), (32768, 16, 32, (1, 1))])
+def test_how_the_librarys_rows_are_shared(columns: int, bits: int, all_bits: int, found: tuple
                                           ) -> None:
-    b = row_blocks.routine_blocks(300, columns, bits, TARGET.generation, for_all)
+    b = row_blocks.routine_blocks(300, columns, bits, TARGET.generation, all_bits)
     assert (b.rows, b.groups) == found and b.columns < columns
     assert row_blocks.routine_blocks(300, columns, bits, None).groups == 1
 

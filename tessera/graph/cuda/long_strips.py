@@ -13,6 +13,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
 
 from ...runtime.generations import Generation
 from ...tile.ir.schedule import Schedule
@@ -60,21 +61,27 @@ def long_strips(R: int, C: int, chip: Generation) -> LongStrips | None:
 
 
 def fits_long(space: tuple[int, ...], nodes: Sequence[Node], sums: int, how: LongStrips) -> bool:
-    """Whether rows of a loop's operands have room in shared memory, and its sums in registers."""
+    """Whether a loop's operands have room in shared memory, two rows and what is the same for all,
+    and its sums in registers."""
     made = {v for n in nodes for v in n.outputs}
-    whole = {v for n in nodes for v in n.inputs if v not in made and extents_of(v) == space}
-    bytes_ = sum(v.aval.type.dtype.bits for v in whole) * how.columns // 8
-    return sums * how.columns <= MOST_SUMS * BLOCK and ROWS_UNDER_WAY * bytes_ <= how.room
+    read = {v: extents_of(v) for n in nodes for v in n.inputs if v not in made}
+    rows = sum(v.aval.type.dtype.bits for v, e in read.items() if e == space)
+    for_all = sum(v.aval.type.dtype.bits for v, e in read.items()
+                  if e[-1:] == space[-1:] and prod(e) == space[-1])
+    bytes_ = (ROWS_UNDER_WAY * rows + for_all) * how.columns // 8
+    return sums * how.columns <= MOST_SUMS * BLOCK and bytes_ <= how.room
 
 
 @dataclass(frozen=True)
 class _Strip:
     """What is written of a strip. b: the blocks of the row m.  brought: operands that come through
-    shared memory.  sums: steps, each with the way in which its elements are combined."""
+    shared memory row by row.  for_all: those that are one row.  sums: steps, each with the way in
+    which its elements are combined."""
 
     group: ScheduledGroup
     b: FrameBlock
     brought: tuple[GroupOperand, ...]
+    for_all: tuple[GroupOperand, ...]
     sums: tuple[tuple[GroupStep, str], ...]
     rows: int
     groups: int
@@ -94,14 +101,17 @@ class _Strip:
         """Over columns of the row that has come."""
         BN = self.b.BN
         return RowLoop(f"for n in range({first}, {end}, {BN}):",
-                       {r.name: f"{r.name}_s[now + n // {BN}]" for r in self.brought})
+                       {r.name: f"{r.name}_s[now + n // {BN}]" for r in self.brought}
+                       | {r.name: f"{r.name}_s[n // {BN}]" for r in self.for_all})
 
 
 def _strip_of(group: ScheduledGroup, kept: dict[str, str]) -> _Strip:
     frame, n = Frame(group.space, group.attr("axes")), group.attr("cluster")
     BN, at = group.schedule.n, "first+n" if n > 1 else "n"
     b = FrameBlock(frame, "m:m+1", f"{at}:{at}+{BN}", (), 1, BN, {r.name: r for r in group.reads})
-    return _Strip(group, b, tuple(r for r in group.reads if all(b.pattern(r))),
+    patterns = {r: b.pattern(r) for r in group.reads}
+    return _Strip(group, b, tuple(r for r, p in patterns.items() if all(p)),
+                  tuple(r for r, p in patterns.items() if p == (False, True)),
                   tuple((s, kept[s.op]) for s in group.steps if s.op in kept),
                   group.attr("rows"), n, frame.extents[1] // n)
 
@@ -117,7 +127,8 @@ def long_strips_source(group: ScheduledGroup, kept: dict[str, str]) -> KernelTex
         w.line("strip = tile.group_id(0)")
     _begin(w, strip)
     w.line(f"m = strip * {rows}")
-    _bring(w, strip, "0")
+    _bring(w, strip, strip.for_all, "")
+    _bring(w, strip, strip.brought, "0 + ")
     w.line("tile.cp_commit_group()")
     with w.block(f"for i in range(0, {rows}):"):
         w.line("tile.cp_wait_group(0)")
@@ -126,7 +137,7 @@ def long_strips_source(group: ScheduledGroup, kept: dict[str, str]) -> KernelTex
         w.line(f"next = {half} - now")
         w.line(f"m = strip * {rows} + i + 1")
         with w.block(f"if i + 1 < {rows}:"):
-            _bring(w, strip, "next")
+            _bring(w, strip, strip.brought, "next + ")
         w.line("tile.cp_commit_group()")
         w.line(f"m = strip * {rows} + i")
         texts = templates(group)
@@ -142,16 +153,19 @@ def _begin(w: KernelWriter, strip: _Strip) -> None:
     for r in strip.brought:
         w.line(f"{r.name}_s = tile.alloc_shared((1, {BN}), {w.type(r.type)}, "
                f"stages={ROWS_UNDER_WAY * strip.blocks})")
+    for r in strip.for_all:
+        w.line(f"{r.name}_s = tile.alloc_shared(({BN},), {w.type(r.type)}, stages={strip.blocks})")
     for s, way in strip.sums:
         for k in range(strip.blocks):
             w.line(f"{s.name}_a{k} = tile.full((1, {BN}), {COMBINE[way][1]}, {w.type(s.type)})", s)
 
 
-def _bring(w: KernelWriter, strip: _Strip, to: str) -> None:
-    """Row m into the buffers from number `to` on."""
-    with w.block(f"for n in range(0, {strip.columns}, {strip.b.BN}):"):
-        for r in strip.brought:
-            w.line(f"tile.cp_async({r.name}_s[{to} + n // {strip.b.BN}], {strip.b.place(r)[0]})")
+def _bring(w: KernelWriter, strip: _Strip, operands: Sequence[GroupOperand], to: str) -> None:
+    """Row m of these into their buffers. to: in front of a buffer's number."""
+    if operands:
+        with w.block(f"for n in range(0, {strip.columns}, {strip.b.BN}):"):
+            for r in operands:
+                w.line(f"tile.cp_async({r.name}_s[{to}n // {strip.b.BN}], {strip.b.place(r)[0]})")
 
 
 def _write_row(w: KernelWriter, strip: _Strip, texts: dict[str, str]) -> None:

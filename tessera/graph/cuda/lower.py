@@ -49,7 +49,7 @@ from .narrow_copies import NarrowCopy
 from .node_kernels import launch_of
 from .overlap import share_chip
 from .prepare import prepare
-from .row_passes import brought_rows, is_for_all_rows, read_again
+from .row_passes import brought_rows, read_again, read_for_all
 from .scans import schedule_scan
 from .scatters import schedule_last
 from .score_code import score_code
@@ -202,8 +202,8 @@ class _KernelSchedule(ScheduleBuilder):
         again = read_again(frame, reads, writes, steps)
         laid, total = any(o.layout for o in (*reads, *writes)), sum(again.values())
         (rows, columns), room = frame.extents[-2:], self.chip.group_shared_bytes
-        share = None if laid else row_share(rows, columns, total, is_for_all_rows(frame, reads),
-                                            self.chip)
+        for_all = read_for_all(frame, reads)
+        share = None if laid else row_share(rows, columns, total, sum(for_all.values()), self.chip)
         if share is None:
             passes, room = choose_schedule.for_passes(s, columns, total, room, laid)
             self.add("rows", space, reads, writes, steps, passes, grid, axes=frame.members,
@@ -211,10 +211,11 @@ class _KernelSchedule(ScheduleBuilder):
                      cluster=1)
             return
         passes, room = choose_schedule.for_share(share, room)
-        again = {i: size * share.rows // share.groups for i, size in again.items()}
+        brought = {i: size // share.groups for i, size in for_all.items()} | {
+            i: size * share.rows // share.groups for i, size in again.items()}
         self.add("rows", space, reads, writes, steps, passes,
                  (*grid[:-1], grid[-1] // share.rows * share.groups), axes=frame.members,
-                 alone=False, brought=brought_rows(again, room, share.columns, passes.n),
+                 alone=False, brought=brought_rows(brought, room, share.columns, passes.n),
                  cluster=share.groups)
 
     def _one_reduction(self, group: FusionGroup) -> None:

@@ -116,10 +116,10 @@ def _bring(w: KernelWriter, b: FrameBlock, group: ScheduledGroup, N: int) -> lis
     brought = {group.reads[i].name: (group.reads[i], many) for i, many in group.attr("brought")}
     rest = _rest(b, N, "")
     for name, (o, many) in brought.items():
-        kind = w.type(o.type)
-        w.line(f"{name}_s = tile.alloc_shared(({b.BM}, {b.BN}), {kind}, stages={many})")
+        kind, rows = w.type(o.type), f"{b.BM}, " if b.pattern(o)[-2] else ""
+        w.line(f"{name}_s = tile.alloc_shared(({rows}{b.BN},), {kind}, stages={many})")
         if rest is not None and many == N // b.BN:
-            w.line(f"{name}_t = tile.alloc_shared(({b.BM}, {rest.BN}), {kind})")
+            w.line(f"{name}_t = tile.alloc_shared(({rows}{rest.BN},), {kind})")
             w.line(f"tile.cp_async({name}_t, {rest.place(o)[0]})")
             b.shared[name] = f"{name}_t"
     if not brought:
@@ -231,9 +231,10 @@ def _along(frame: Frame, operand: GroupOperand) -> Pattern:
     return found
 
 
-def is_for_all_rows(frame: Frame, reads: Sequence[GroupOperand]) -> bool:
-    """Whether something is the same for all rows, and varies along them."""
-    return any(_along(frame, r)[-2:] == (False, True) for r in reads)
+def read_for_all(frame: Frame, reads: Sequence[GroupOperand]) -> dict[int, int]:
+    """The numbers of the operands that are one row, the same for all, and its bytes."""
+    return {i: frame.extents[-1] * r.type.dtype.bits // 8 for i, r in enumerate(reads)
+            if _along(frame, r)[-1] and not any(_along(frame, r)[:-1]) and r.layout is None}
 
 
 def read_again(frame: Frame, reads: Sequence[GroupOperand], writes: Sequence[GroupOperand],
@@ -293,5 +294,5 @@ def needed(w: KernelWriter, b: FrameBlock, names: tuple, steps: dict[str, GroupS
             emit_step(w, b, steps[name], texts[name])
 
 
-__all__ = ["RowLoop", "brought_rows", "inside_loops", "is_for_all_rows", "needed", "read_again",
+__all__ = ["RowLoop", "brought_rows", "inside_loops", "needed", "read_again", "read_for_all",
            "write_passes", "write_statistics"]

@@ -20,6 +20,7 @@ from tessera.tile.cuda.emit.warps import tag_of
 from tessera.tile.cuda.intrinsics.clusters import BARRIER_BYTES, sent_bytes
 from tessera.tile.cuda.intrinsics.reduce import padded
 from tessera.tile.ir.ir import Op
+from tessera.tile.ir.register_layout import RegisterLayout
 from tessera.tile.ops.cluster import NAMES
 from tessera.tile.passes.cluster_groups import cluster_of, cluster_ops
 
@@ -47,9 +48,10 @@ def _exchange(e: Emitter, op: Op) -> None:
     counted = sent_bytes(tag, shape, groups)
     e.line(f"if {e.thread} == 0: {expect}(i32({barrier}), i32({counted}))")
     rank = e.once("rank", e.use("cluster_rank", "use('cluster_ctarank')") + "()")
-    send = e.use("send", intrinsic("clusters.send", tag, layout.text, shape, groups))
+    many, to, who = _senders(e, layout, groups)
+    send = e.use("send", intrinsic("clusters.send", tag, layout.text, shape, many))
     e.line(f"{send}({e.name(x)}, i32({at} + {size} * ({rank} * {elements} + {place})), "
-           f"i32({barrier}), {e.owner(layout) or 'i32(1)'})")
+           f"i32({barrier}), {to}, {who})")
     wait = e.use("cluster_await", "use('mbarrier_wait')")
     e.line(f"{wait}(i32({barrier}), {parity})")
     read = e.use("get_parts", intrinsic("reduce.get", NAMES[op.name], tag, layout.text, shape,
@@ -58,6 +60,19 @@ def _exchange(e: Emitter, op: Op) -> None:
     if e.loops:
         e.line(f"{count} = i32({count} + 1)")
     return None
+
+
+def _senders(e: Emitter, layout: RegisterLayout, groups: int) -> tuple[int, str, str]:
+    """(groups that a thread sends to, the first of them, whether it sends): where neighbours have
+    the same elements, each sends to a group."""
+    low = groups - 1
+    if all(1 << i & low == 0 or i in layout.replicas or i >= len(layout.threads)
+           for i in range(low.bit_length())) and e.lanes >= groups:
+        bits = sum(1 << i for i in layout.replicas) | -1 << len(layout.threads)
+        bits &= (1 << (e.lanes - 1).bit_length()) - 1 & ~low
+        return 1, e.once("to_group", f"i32({e.thread} & {low})"), e.once(
+            "sends", f"i32(({e.thread} & {bits}) == 0)")
+    return groups, "i32(0)", e.owner(layout) or "i32(1)"
 
 
 def _barriers(e: Emitter, op: Op) -> str:

@@ -29,15 +29,16 @@ def init(count: int) -> Operation:
 
 @functools.cache
 def send(tag: str, layout: str, shape: tuple[int, ...], groups: int) -> Operation:
-    """(fragment, shared address, barrier, condition): elements to their row-major places behind the
-    address, in each group of the cluster, where the barrier counts their bytes."""
+    """(fragment, shared address, barrier, first group, condition): elements to their row-major
+    places behind the address, in so many groups of the cluster, where the barrier counts their
+    bytes."""
     kind, how = kind_of_tag(tag), RegisterLayout.parse(layout, shape)
     size = 8 if kind[-2:] == "64" else 4
 
-    def body(b: Builder, x: list[Any], at: Any, barrier: Any, condition: Any) -> None:
+    def body(b: Builder, x: list[Any], at: Any, barrier: Any, first: Any, condition: Any) -> None:
         far, store = find_instruction("mapa"), find_instruction("st_async_b32")
         with b.when(b.true(condition)):
-            for rank in map(b.i32, range(groups)):
+            for rank in (b.add(first, b.i32(i)) for i in range(groups)):
                 there, counts = b.call(far, at, rank), b.call(far, barrier, rank)
                 for base, v in zip(how.bases, x, strict=True):
                     place = size * flat(base, padded(shape))
@@ -45,8 +46,9 @@ def send(tag: str, layout: str, shape: tuple[int, ...], groups: int) -> Operatio
                         b.call(store, b.add(there, b.i32(place + 4 * i)), word, counts)
 
     form = InstructionForm((Operand("x", kind, how.count), Operand("at", "i32"),
-                            Operand("barrier", "i32"), Operand("if", "i32")), (), body)
-    return Operation("cluster_send", 4, lambda *_: form)
+                            Operand("barrier", "i32"), Operand("first", "i32"),
+                            Operand("if", "i32")), (), body)
+    return Operation("cluster_send", 5, lambda *_: form)
 
 
 def _words(b: Builder, x: Any, kind: str) -> list[Any]:
