@@ -67,6 +67,15 @@ def test_other_rows_are_read_twice(rows: int, n: int, target: str) -> None:
     assert [g.kind for g in found][:2] == ["rows", "strips"]
 
 
+@pytest.mark.parametrize("R, rows", [(192, 2), (4096, 32), (32768, 128), (3 * 16384, 128),
+                                     (1 << 20, 128), (1 << 21, None),
+                                     (1009, None)])
+def test_strips_are_as_many_as_run_at_once_or_some_times_that(R: int, rows: int | None) -> None:
+    """A sum in f32 has 128 rows at most."""
+    found = long_strips.long_strips(R, 512, TARGET.generation)
+    assert (found and found.rows) == rows
+
+
 def test_operands_that_leave_no_room_are_read_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     x, w = ts.Tensor[192, 512, "f32"], ts.Tensor[512, "f32"]
     monkeypatch.setattr(long_strips, "ROWS_UNDER_WAY", 60)

@@ -30,7 +30,7 @@ from .spell import COMBINE
 BLOCK, WARPS = 4096, 16  # columns at once: eight in each lane
 MOST_BLOCKS = 4  # of a group's columns
 MOST_SUMS = 8  # blocks of sums that lanes have registers for
-GROUPS = 128  # of a launch: about one for each multiprocessor
+GROUPS, MOST_WAVES = 128, 64  # about one for each multiprocessor, at one time
 ROWS_UNDER_WAY = 2
 
 
@@ -54,9 +54,10 @@ def long_strips(R: int, C: int, chip: Generation) -> LongStrips | None:
     for n in (1, 2, 4, 8):
         S = C // n
         if n <= chip.cluster_groups and C % (n * BLOCK) == 0 and S <= MOST_BLOCKS * BLOCK:
-            rows = blocks(R * n, GROUPS)
-            fits = R % rows == 0 and 1 < rows <= CHAIN
-            return LongStrips(rows, n, S, chip.group_shared_bytes - KEPT_BYTES) if fits else None
+            cuts = (blocks(R * n, GROUPS * waves) for waves in range(1, MOST_WAVES + 1))
+            rows = next((r for r in cuts if R % r == 0 and 1 < r <= CHAIN), None)
+            room = chip.group_shared_bytes - KEPT_BYTES
+            return None if rows is None else LongStrips(rows, n, S, room)
     return None
 
 
