@@ -132,6 +132,28 @@ def test_a_thread_sends_what_it_alone_has_to_all_groups() -> None:
     assert len(re.findall(r"mapa\.shared::cluster", ptx)) == 16
 
 
+def test_what_follows_each_other_is_sent_before_any_is_waited_for() -> None:
+    """But not what is made of the result of another."""
+    tile = ts.tile
+
+    @ts.kernel(grid=lambda M: M * 2)
+    def three(x: ts.Tensor["M", "N", f32], y: ts.Tensor["G", f32]):
+        g = tile.group_id(0)
+        m, first = g // 2, g % 2 * 64
+        t = tile.load(x[m:m+1, first:first+64], fill=0)
+        a, b = tile.row_sum(t), tile.row_max(t)
+        c, d = tile.cluster_sum(a, 2), tile.cluster_max(b, 2)
+        y[g:g+1] = tile.cluster_sum(d, 2) + c
+
+    require_compiler()
+    x, y = np.arange(256, dtype=np.float32).reshape(2, 128), np.zeros(4, np.float32)
+    three(x, y)
+    assert np.array_equal(y, np.repeat(2 * x.max(1) + x.sum(1), 2))
+    found = re.findall(r"st\.async|mbarrier\.try_wait", three.inspect_ir("ptx", target="sm_90a"))
+    send, wait = "st.async", "mbarrier.try_wait"
+    assert found == [send, send, wait, wait, send, wait]
+
+
 def test_in_a_loop_groups_wait_for_what_is_sent_alone() -> None:
     """No barrier of the cluster, for which stores to memory would have to end first."""
     ptx = ptx_of("f32", 2, loops=3)

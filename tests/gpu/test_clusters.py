@@ -57,6 +57,33 @@ def test_again_and_again(groups: int) -> None:
         assert np.array_equal(got[i], np.repeat(want + groups * i, groups))
 
 
+def test_several_at_once_and_numbers_of_one_thread() -> None:
+    """Two that are sent together, one of their result; and a tile that lies across a warp."""
+    tile = ts.tile
+
+    @ts.kernel(grid=lambda M: M * 4)
+    def several(x: ts.Tensor["M", "N"], y: ts.Tensor["G"], z: ts.Tensor["G", "L"], loops: int):
+        g = tile.group_id(0)
+        m, first = g // 4, g % 4 * 64
+        t = tile.load(x[m:m+1, first:first+64], fill=0)
+        total = tile.row_sum(t) * 0
+        for i in range(loops):
+            a, b = tile.row_sum(t) + i, tile.row_max(t)
+            c, d = tile.cluster_sum(a, 4), tile.cluster_max(b, 4)
+            total = total + tile.cluster_sum(d, 4) + c
+        y[g:g+1] = total
+        z[g:g+1, 0:64] = tile.cluster_sum(t, 4)
+
+    x = torch.randint(-9, 9, (300, 256), device="cuda").to(torch.int32)
+    y, z = torch.zeros(1200, dtype=torch.int32), torch.zeros(1200, 64, dtype=torch.int32)
+    y, z = y.cuda(), z.cuda()
+    several(x, y, z, 20)
+    want = 20 * (x.sum(1) + 4 * x.amax(1)) + 4 * 190
+    assert torch.equal(y.long(), want.long().repeat_interleave(4))
+    parts = x.view(300, 4, 64).sum(1).repeat_interleave(4, 0)
+    assert torch.equal(z.long(), parts.long())
+
+
 # --- rows -------------------------------------------------------------------------------------
 def _norms(x: Any, w: Any, b: Any) -> Any:
     return ts.layernorm(x, w, b)

@@ -157,16 +157,18 @@ def _fold_pass(w: KernelWriter, b: FrameBlock, folds: list[Fold], loops: list[Ro
             needed(w, inner, f.step.args, steps, texts)
             name, part = f"{f.step.name}_a", folded(w, inner, f)
             w.line(f"{name} = {combined(w, f, name, part)}", f.step)
-    rest = _rest(b, N, f"_q{level}")
+    rest, found = _rest(b, N, f"_q{level}"), list[str]()
     for f in folds:
         name = f"{f.step.name}_a"
         text = f"tile.row_{f.way}({name})"
         if rest is not None:
             needed(w, rest, f.step.args, steps, texts)
-            w.line(f"{name} = {combined(w, f, text, fold_rows(w, rest, f))}", f.step)
+            text = combined(w, f, text, fold_rows(w, rest, f))
+        if rest is not None or together > 1:
+            w.line(f"{name} = {text}", f.step)
             text = name
-        if together > 1:
-            text = f"tile.cluster_{f.way}({text}, {together})"
+        found.append(f"tile.cluster_{f.way}({text}, {together})" if together > 1 else text)
+    for f, text in zip(folds, found, strict=True):
         w.line(f"{f.step.name} = {finished(w, f, text)}", f.step)
         b.held[f.step.name] = KernelValue(f.step.name, True, False)
 

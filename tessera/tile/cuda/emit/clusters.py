@@ -11,6 +11,7 @@ for i + 1, before which, by a barrier of the group, all threads there had read w
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from math import prod
 
 from tessera.tile.cuda.emit.emitter import INDENT, EmittedLine, Emitter, intrinsic
@@ -19,7 +20,7 @@ from tessera.tile.cuda.emit.registry import emits
 from tessera.tile.cuda.emit.warps import tag_of
 from tessera.tile.cuda.intrinsics.clusters import BARRIER_BYTES, sent_bytes
 from tessera.tile.cuda.intrinsics.reduce import padded
-from tessera.tile.ir.ir import Op
+from tessera.tile.ir.ir import Node, Op, SSAValue, regions
 from tessera.tile.ir.register_layout import RegisterLayout
 from tessera.tile.ops.cluster import NAMES
 from tessera.tile.passes.cluster_groups import cluster_of, cluster_ops
@@ -27,12 +28,66 @@ from tessera.tile.passes.cluster_groups import cluster_of, cluster_ops
 BUFFERS = 2
 
 
+@dataclass(frozen=True)
+class ClusterExchange:
+    """What an op waits for, as expressions: its barrier, the parity of the phase that ends, and the
+    result then.  count: the variable of a loop's exchanges, "" outside."""
+
+    op: Op
+    barrier: str
+    parity: str
+    result: str
+    count: str
+
+
 @emits(*NAMES)
 def _exchange(e: Emitter, op: Op) -> None:
+    """All of a run of such ops are sent before the first is waited for."""
+    if op.attr["groups"] == 1:
+        return e.define(op.outs[0], e.name(op.args[0]))
+    run = _runs(e)[op.outs[0].value]
+    if op is not run[0]:
+        return None
+    if e.loops:
+        e.sync()  # what came in the iteration before has been read by all threads
+    for sent in [_send(e, one) for one in run]:
+        wait = e.use("cluster_await", "use('mbarrier_wait')")
+        e.line(f"{wait}(i32({sent.barrier}), {sent.parity})")
+        e.define(sent.op.outs[0], sent.result)
+        if sent.count:
+            e.line(f"{sent.count} = i32({sent.count} + 1)")
+    return None
+
+
+def _runs(e: Emitter) -> dict[SSAValue, list[Op]]:
+    """By result: the ops that follow each other with nothing between, none of another's result."""
+    if "cluster runs" not in e.memo:
+        found: dict[SSAValue, list[Op]] = {}
+        ops = cluster_ops(e.function)
+
+        def look(nodes: tuple[Node, ...]) -> None:
+            run: list[Op] = []
+            for node in nodes:
+                if isinstance(node, Op) and node in ops:
+                    made = {o.outs[0].value for o in run}
+                    run = run if run and not made & set(node.args) else []
+                    run.append(node)
+                    found[node.outs[0].value] = run
+                else:
+                    run = []
+                    for region in regions(node):
+                        look(region)
+
+        look(e.function.body)
+        e.memo["cluster runs"] = found
+    runs = e.memo["cluster runs"]
+    assert isinstance(runs, dict)
+    return runs
+
+
+def _send(e: Emitter, op: Op) -> ClusterExchange:
     (x,), groups, tag = op.args, op.attr["groups"], tag_of(e, op.args[0])
     layout, shape, size = e.layout(x), e.layout(x).shape, 8 if tag.endswith("64") else 4
-    if groups == 1:
-        return e.define(op.outs[0], e.name(x))
     barrier, elements = _barriers(e, op), prod(padded(shape))
     bytes_ = size * groups * elements
     at, place = e.scratch(BUFFERS * bytes_ if e.loops else bytes_), flat_index(e, layout)
@@ -40,7 +95,6 @@ def _exchange(e: Emitter, op: Op) -> None:
     if e.loops:
         count, turn = e.fresh("exchanges"), e.fresh("turn")
         e.top.append(EmittedLine(f"{INDENT}{count} = i32(0)"))
-        e.sync()  # what came in the iteration before has been read by all threads
         e.line(f"{turn} = i32({count} & 1)")
         barrier, at = f"{barrier} + {BARRIER_BYTES} * {turn}", f"{at} + {bytes_} * {turn}"
         parity = f"i32({count} >> 1 & 1)"
@@ -52,14 +106,9 @@ def _exchange(e: Emitter, op: Op) -> None:
     send = e.use("send", intrinsic("clusters.send", tag, layout.text, shape, many))
     e.line(f"{send}({e.name(x)}, i32({at} + {size} * ({rank} * {elements} + {place})), "
            f"i32({barrier}), {to}, {who})")
-    wait = e.use("cluster_await", "use('mbarrier_wait')")
-    e.line(f"{wait}(i32({barrier}), {parity})")
     read = e.use("get_parts", intrinsic("reduce.get", NAMES[op.name], tag, layout.text, shape,
                                         groups))
-    e.define(op.outs[0], f"{read}(i32({at} + {size} * {place}))")
-    if e.loops:
-        e.line(f"{count} = i32({count} + 1)")
-    return None
+    return ClusterExchange(op, barrier, parity, f"{read}(i32({at} + {size} * {place}))", count)
 
 
 def _senders(e: Emitter, layout: RegisterLayout, groups: int) -> tuple[int, str, str]:
