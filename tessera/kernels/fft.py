@@ -463,6 +463,10 @@ def pair_filtered(sr, si, here, back, c, s, k, hr, hi, hr_, hi_):
 # --- blocks --------------------------------------------------------------------------------------
 LANES = 64  # of a group of short lines
 LONGEST = 16384  # points of a line that lies in one piece: 1024 threads
+# Of complex lines two passes are quicker before that: 2^24 points in lines of 8192 and of 16384
+# take 148 and 150 us, in one piece 164 and 183 (H200, 2026-11-26). Real lines of 256 and 1024, two
+# at once 47 and 43 us, one by one 77 and 52; of 4096 and 16384, 54 and 75, one by one 52 and 72.
+LONGEST_WHOLE, LONGEST_PAIR = 4096, 2048
 # Of other lines a group has so many neighbours, 64 or 128 bytes in a row: of 8 lines of 1024 points
 # 2^24 points take 1.3 times as long as of 16, and of 8 lines of 256 points 1.2 times as long as of
 # 32 (H100, 2026-11-25).
@@ -505,6 +509,6 @@ def _resident(kernel: Kernel, groups: int) -> Kernel:
     return kernel.with_schedule(Schedule(RESIDENT=groups))
 
 
-__all__ = ["LONGEST", "LONGEST_ACROSS", "POINTS", "fft_lines", "filter_lines", "irfft_lines",
-           "launcher_of", "lines_of", "mirror_radices", "radices_of", "real_angles", "rfft_lines",
-           "rfft_pairs", "stage_angles"]
+__all__ = ["LONGEST", "LONGEST_ACROSS", "LONGEST_PAIR", "LONGEST_WHOLE", "POINTS", "fft_lines",
+           "filter_lines", "irfft_lines", "launcher_of", "lines_of", "mirror_radices",
+           "radices_of", "real_angles", "rfft_lines", "rfft_pairs", "stage_angles"]

@@ -31,13 +31,15 @@ def layernorm(x: Tensor["M", "N"], gamma: Tensor["N"], beta: Tensor["N"], y: Ten
 
 @kernel(grid=lambda M, BM, GROUPS: M // BM * GROUPS)
 def long_layernorm(x: Tensor["M", "N"], gamma: Tensor["N"], beta: Tensor["N"],
-                   y: Tensor["M", "N"], eps: f32, BM=1, BN=4096, held: bool = True, GROUPS=1):
+                   y: Tensor["M", "N"], eps: f32, BM=1, BN=4096, held: bool = True, GROUPS=1,
+                   brings: bool = False):
     """Each place of the blocks has sums of its own, so that threads wait for each other twice a
-    row; centred first: no difference of large numbers. GROUPS: of a cluster, that share rows."""
+    row; centred first: no difference of large numbers. GROUPS: of a cluster, that share rows.
+    brings: weights come to shared memory with them"""
     m, first = own_part(N, BM, GROUPS)
     P = N // GROUPS
-    scales = bring_part(gamma, first, P, BN) if GROUPS > 1 else gamma
-    shifts = bring_part(beta, first, P, BN) if GROUPS > 1 else beta
+    scales = bring_part(gamma, first, P, BN) if brings else gamma
+    shifts = bring_part(beta, first, P, BN) if brings else beta
     row, last = bring_row(x, m, first, P, BM, BN) if held else x, (P - 1) // BN * BN
     total, spread = tile.zeros((BM, BN)), tile.zeros((BM, BN))
     for k in range(0, P, BN):
@@ -51,8 +53,8 @@ def long_layernorm(x: Tensor["M", "N"], gamma: Tensor["N"], beta: Tensor["N"],
     scale = tile.rsqrt(tile.cluster_sum(tile.row_sum(spread), GROUPS) / N + eps)
     for k in range(0, P, BN):
         centred, at = block_of(x, row, m, k, P, BN, 0, held) - mean, first + k
-        g = tile.load(scales[k // BN]) if GROUPS > 1 else tile.load(gamma[at:at+BN])
-        b = tile.load(shifts[k // BN]) if GROUPS > 1 else tile.load(beta[at:at+BN])
+        g = tile.load(scales[k // BN]) if brings else tile.load(gamma[at:at+BN])
+        b = tile.load(shifts[k // BN]) if brings else tile.load(beta[at:at+BN])
         y[m:m+BM, at:at+BN] = centred * scale * g[None, :] + b[None, :]
 
 
@@ -106,7 +108,7 @@ def efficient_layernorm(run: Any, x: Any, gamma: Any, beta: Any, *, eps: float =
                        type_of(gamma, "gamma").dtype.bits + type_of(beta, "beta").dtype.bits)
     if b.columns < shape[-1]:
         run.run("long_layernorm", *arrays, BM=b.rows, BN=run.size("n", b.columns), held=b.held,
-                GROUPS=b.groups, warps=b.warps)
+                GROUPS=b.groups, brings=b.brings, warps=b.warps)
     else:
         run.run("layernorm", *arrays, BM=run.size("m", b.rows), warps=b.warps)
     return out

@@ -160,10 +160,12 @@ def test_the_librarys_kernels_share_rows(groups: int, rng: np.random.Generator) 
     stdlib.stable_softmax.kernels["long_softmax"](x, y, **how)
     e = np.exp(x.astype(np.float64))
     assert_close(y, e / e.sum(1, keepdims=True), "f32", n=4096)
-    y[:] = np.nan
-    stdlib.efficient_layernorm.kernels["long_layernorm"](x, w, b, y, 1e-5, BM=2, **how)
     z = x - x.mean(1, keepdims=True, dtype=np.float64)
-    assert_close(y, z / np.sqrt(z.var(1, keepdims=True) + 1e-5) * w + b, "f32", n=4096)
+    for rows, brings in ((1, False), (2, True)):
+        y[:] = np.nan
+        stdlib.efficient_layernorm.kernels["long_layernorm"](
+            x, w, b, y, 1e-5, BM=rows, brings=brings, **how)
+        assert_close(y, z / np.sqrt(z.var(1, keepdims=True) + 1e-5) * w + b, "f32", n=4096)
 
 
 @pytest.mark.parametrize("columns, bits, all_bits, found", [

@@ -15,6 +15,8 @@ from typing import Any
 from ...kernels.fft import (
     LONGEST,
     LONGEST_ACROSS,
+    LONGEST_PAIR,
+    LONGEST_WHOLE,
     POINTS,
     fft_lines,
     filter_lines,
@@ -136,7 +138,7 @@ def _fft(re: Tensor, im: Tensor, axis: int, inverse: bool, norm: str) -> tuple[T
     n, inner = int(re.shape[axis]), prod(re.shape[axis + 1:])
     scale = _scale(n, norm, inverse)
     parts = (im, re) if inverse else (re, im)
-    if n <= (LONGEST if inner == 1 else LONGEST_ACROSS):
+    if n <= (LONGEST_WHOLE if inner == 1 else LONGEST_ACROSS):
         made = _lines(parts, n, inner, inner, scale=scale)
     else:
         first = 1 << (n.bit_length() - 1) // 2
@@ -178,11 +180,11 @@ def _scale(n: int, norm: str, inverse: bool) -> float:
 
 # --- of real points ------------------------------------------------------------------------------
 def _rfft(x: Tensor, axis: int, norm: str) -> tuple[Tensor, ...]:
-    """Two lines at once where a group has room for a whole line."""
+    """Short lines two at once."""
     n = int(x.shape[-1])
     count = prod(x.shape) // n
     yr, yi = (F.zeros((count, n // 2 + 1), F32) for _ in "ri")
-    pairs = count > 1 and POINTS <= n <= LONGEST
+    pairs = count > 1 and POINTS <= n <= LONGEST_PAIR
     N, kernel = (n, rfft_pairs) if pairs else (n // 2, rfft_lines)
     lines, lanes = lines_of(N, False)
     radices = mirror_radices(n) if pairs else radices_of(N)

@@ -211,7 +211,7 @@ class _KernelSchedule(ScheduleBuilder):
                      cluster=1)
             return
         passes, room = choose_schedule.for_share(share, room)
-        brought = {i: size // share.groups for i, size in for_all.items()} | {
+        brought = {i: size // share.groups for i, size in for_all.items() if share.brings} | {
             i: size * share.rows // share.groups for i, size in again.items()}
         self.add("rows", space, reads, writes, steps, passes,
                  (*grid[:-1], grid[-1] // share.rows * share.groups), axes=frame.members,
