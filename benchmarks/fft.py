@@ -2,10 +2,11 @@
 
     python benchmarks/fft.py            python benchmarks/fft.py compile PART PARTS
 
-Ours is a jitted function of two arrays, real and imaginary parts; cuFFT's, called by PyTorch, is of
-one array of complex numbers: the same bytes. Each result is compared with f64 first. Times are
-medians of rounds in which both run in turn, five calls at a time behind work that lets the host run
-ahead. Compiling many functions takes a while: `compile` leaves those of one part on the disk.
+Ours is a jitted function of the real and imaginary parts of four arrays; cuFFT's, called by
+PyTorch on four arrays of complex numbers, the same bytes, is a CUDA graph. So what a call costs the
+host is not measured. Of each the result for the first is compared with f64. Times are medians of
+rounds in which both run in turn, behind work that lets the host run ahead. Compiling many functions
+takes a while: `compile` leaves those of one part on the disk.
 """
 
 from __future__ import annotations
@@ -25,8 +26,10 @@ from torch import fft as cufft
 import tessera as ts
 
 POINTS = 1 << 24
-CALLS, ROUNDS, AHEAD_CYCLES = 5, 5, 6_000_000
-Made = tuple[Callable[[], Any], Callable[[], Any], Callable[[], torch.Tensor]]
+MANY = 4  # arrays of a call
+CALLS, ROUNDS, AHEAD_CYCLES = 2, 7, 4_000_000
+# Ours on all arrays, cuFFT's on one of them, and on the first in f64.
+Made = tuple[Callable[[], Any], Callable[[int], torch.Tensor], Callable[[], torch.Tensor]]
 
 
 def joined(y: Any) -> torch.Tensor:
@@ -46,56 +49,60 @@ def wide(z: torch.Tensor) -> torch.Tensor:
     return z.to(torch.complex128 if z.is_complex() else torch.float64)
 
 
-# --- cases: (ours, cuFFT's, in f64) ---------------------------------------------------------------
-def of_pairs(ours: Callable, theirs: Callable, *shape: int) -> Made:
-    re, im = drawn(2, *shape)
-    z, fn, there = torch.complex(re, im), ts.jit(ours), (ts.from_dlpack(re), ts.from_dlpack(im))
-    return lambda: fn(*there), lambda: theirs(z), lambda: theirs(wide(z))
+# --- cases ----------------------------------------------------------------------------------------
+def of_arrays(ours: Callable, theirs: Callable, xs: list[torch.Tensor], *more: Any) -> Made:
+    """ours: of the parts of one of these, and more, which theirs knows."""
+    parts = [[x.real.contiguous(), x.imag.contiguous()] if x.is_complex() else [x] for x in xs]
+    fn = ts.jit(lambda parts, *more: [ours(*part, *more) for part in parts])
+    there = [[ts.from_dlpack(p) for p in part] for part in parts]
+    more = tuple(map(ts.from_dlpack, more))
+    return lambda: fn(there, *more), lambda i: theirs(xs[i]), lambda: theirs(wide(xs[0]))
+
+
+def pairs(*shape: int) -> list[torch.Tensor]:
+    return [torch.complex(*drawn(2, *shape)) for _ in range(MANY)]
 
 
 def lines(n: int) -> Made:
-    return of_pairs(lambda re, im: ts.fft((re, im)), cufft.fft, POINTS // n, n)
+    return of_arrays(lambda re, im: ts.fft((re, im)), cufft.fft, pairs(POINTS // n, n))
 
 
 def planes(n: int) -> Made:
-    return of_pairs(lambda re, im: ts.fft2((re, im)), cufft.fft2, POINTS // n**2, n, n)
+    return of_arrays(lambda re, im: ts.fft2((re, im)), cufft.fft2, pairs(POINTS // n**2, n, n))
 
 
 def volumes(n: int) -> Made:
-    return of_pairs(lambda re, im: ts.fft(ts.fft2((re, im)), axis=-3),
-                    lambda z: cufft.fftn(z, dim=(-3, -2, -1)), POINTS // n**3, n, n, n)
+    return of_arrays(lambda re, im: ts.fft(ts.fft2((re, im)), axis=-3),
+                     lambda z: cufft.fftn(z, dim=(-3, -2, -1)), pairs(POINTS // n**3, n, n, n))
 
 
 def columns(n: int) -> Made:
-    return of_pairs(lambda re, im: ts.fft((re, im), axis=0), lambda z: cufft.fft(z, dim=0), n,
-                    POINTS // n)
+    return of_arrays(lambda re, im: ts.fft((re, im), axis=0), lambda z: cufft.fft(z, dim=0),
+                     pairs(n, POINTS // n))
+
+
+def reals(n: int) -> list[torch.Tensor]:
+    return [drawn(POINTS // n, n) for _ in range(MANY)]
 
 
 def real(n: int) -> Made:
-    x = drawn(POINTS // n, n)
-    fn, there = ts.jit(ts.rfft), ts.from_dlpack(x)
-    return lambda: fn(there), lambda: cufft.rfft(x), lambda: cufft.rfft(wide(x))
+    return of_arrays(ts.rfft, cufft.rfft, reals(n))
 
 
 def real_back(n: int) -> Made:
-    z = cufft.rfft(drawn(POINTS // n, n))
-    parts = [ts.from_dlpack(part.contiguous()) for part in (z.real, z.imag)]
-    fn = ts.jit(lambda re, im: ts.irfft((re, im)))
-    return lambda: fn(*parts), lambda: cufft.irfft(z), lambda: cufft.irfft(wide(z))
+    return of_arrays(lambda re, im: ts.irfft((re, im)), cufft.irfft, [*map(cufft.rfft, reals(n))])
 
 
 def convolution(n: int) -> Made:
     """Of real lines with one filter, whose transform is known."""
-    x, h = drawn(POINTS // n, n), cufft.rfft(drawn(n))
+    h = cufft.rfft(drawn(n))
 
-    @ts.jit
     def ours(x: Any, re: Any, im: Any) -> Any:
         a, b = ts.rfft(x)
         return ts.irfft((a * re - b * im, a * im + b * re))
 
-    there = [ts.from_dlpack(v.contiguous()) for v in (x, h.real, h.imag)]
-    return (lambda: ours(*there), lambda: cufft.irfft(cufft.rfft(x) * h),
-            lambda: cufft.irfft(cufft.rfft(wide(x)) * wide(h)))
+    return of_arrays(ours, lambda x: cufft.irfft(cufft.rfft(x) * h), reals(n),
+                     h.real.contiguous(), h.imag.contiguous())
 
 
 CASES: dict[str, Callable[[], Made]] = {
@@ -111,7 +118,7 @@ CASES: dict[str, Callable[[], Made]] = {
 
 # --- measuring ------------------------------------------------------------------------------------
 def in_turn(*runs: Callable[[], Any]) -> list[float]:
-    """Microseconds of a call of each."""
+    """Microseconds of one array of a call of each."""
     times: list[list[float]] = [[] for _ in runs]
     for r in range(ROUNDS + 1):
         for run, found in zip(runs, times, strict=True):
@@ -123,15 +130,26 @@ def in_turn(*runs: Callable[[], Any]) -> list[float]:
             end.record()
             torch.cuda.synchronize()
             if r:  # the first warms up
-                found.append(1e3 * begin.elapsed_time(end) / CALLS)
+                found.append(1e3 * begin.elapsed_time(end) / (CALLS * MANY))
     return [statistics.median(t) for t in times]
+
+
+def captured(theirs: Callable[[int], Any]) -> Callable[[], None]:
+    theirs(0)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for i in range(MANY):
+            theirs(i)
+    return graph.replay
 
 
 def measured(ours: Callable, theirs: Callable, truth: Callable) -> dict[str, float]:
     want = truth()
-    errors = [float((wide(joined(run())) - want).norm() / want.norm()) for run in (ours, theirs)]
+    errors = [float((wide(joined(y)) - want).norm() / want.norm())
+              for y in (ours()[0], theirs(0))]
     del want
-    us = in_turn(ours, theirs)
+    us = in_turn(ours, captured(theirs))
     return {"us": round(us[0], 1), "cuFFT, us": round(us[1], 1), "ratio": round(us[1] / us[0], 3),
             "error": float(f"{errors[0]:.2g}"), "cuFFT's error": float(f"{errors[1]:.2g}")}
 
@@ -142,11 +160,12 @@ def main() -> None:
         for case in list(CASES.values())[part::parts]:
             case()[0]()
         return torch.cuda.synchronize()
-    source, target = drawn(2, POINTS), torch.empty(2, POINTS, device="cuda")
-    copy, _ = in_turn(lambda: target.copy_(source), lambda: None)
+    source, target = drawn(MANY, 2, POINTS), torch.empty(MANY, 2, POINTS, device="cuda")
+    (copy,) = in_turn(lambda: target.copy_(source))
     figures: dict[str, Any] = {"device": torch.cuda.get_device_name(),
                                "copy, us": round(copy, 1)}
     for name, case in CASES.items():
+        torch.cuda.empty_cache()
         figures[name] = measured(*case())
         print(name, json.dumps(figures[name]), flush=True)
     made = {**record.context(), **figures}

@@ -21,6 +21,7 @@ import numpy as np
 import tessera as ts
 from cpu.test_layers import FLOORS
 from guide_api import API
+from guide_library_tables import LIBRARY, markdown
 from tessera import config, errors, numerics
 from tessera.__main__ import COMMANDS
 from tessera.bench.catalogue import MODELS
@@ -45,11 +46,6 @@ CPU_MODELS = RESULTS / "cpu_models.json"
 DECODE = RESULTS / "decode.json"
 ATTENTION_RULES = RESULTS / "attention_rules.json"
 SOURCES = sorted(PACKAGE.rglob("*.py"))
-
-
-def markdown(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
-    lines = [head, ("---",) * len(head), *rows]
-    return "".join("| " + " | ".join(c.replace("|", "\\|") for c in row) + " |\n" for row in lines)
 
 
 def first_sentence(doc: str | None) -> str:
@@ -581,6 +577,7 @@ TABLES: dict[str, Callable[[], str | None]] = {
     "training": training_table,
     "decode": decode_table,
     "attention_rules": attention_rules_table,
+    **LIBRARY,
     "power": power_table,
     "cpu_models": cpu_models_table,
     "schedule": schedule_table,

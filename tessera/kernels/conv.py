@@ -9,26 +9,18 @@ of a pixel come in accesses of 16 bytes.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import NamedTuple
 
 from ..numerics import f32, i32
 from ..tensor import Tensor
 from ..tile import MODULE as tile
 from ..tile.kernel.decorator import kernel
+from ..tile.ops.windows import Pair, WindowGeometry
 
-Pair = tuple[int, int]
 
+class Geometry(WindowGeometry):
+    """That of a convolution, from which those of its gradients follow."""
 
-class Geometry(NamedTuple):
-    """Of two spatial axes: extents of the window, its steps, what stands before the first pixel,
-    and the extents of images and of results."""
-
-    window: Pair
-    stride: Pair
-    dilation: Pair
-    before: Pair
-    images: Pair
-    results: Pair
+    __slots__ = ()
 
     @property
     def taps(self) -> int:

@@ -165,9 +165,16 @@ def starts(N, R, part):
 
 
 @kernel
-def in_shared(sr, si, base, N, R, part):
+def mirrored(N, part):
+    """Of the last stage, of radix 8: frequency k of the butterfly at one of these points is N - k
+    of that at the other. Of the first thread each is its own mirror."""
+    return [part, tile.where(part == 0, N // POINTS, N // 8 - part)]
+
+
+@kernel
+def in_shared(sr, si, base, us, N, R):
     """The points of a thread's butterflies."""
-    ats = [base + padded(u) for u in starts(N, R, part)]
+    ats = [base + padded(u) for u in us]
     return ([[sr[at + padded(j * (N // R))] for j in ALL[:R]] for at in ats],
             [[si[at + padded(j * (N // R))] for j in ALL[:R]] for at in ats])
 
@@ -191,18 +198,19 @@ def exchange(sr, si, base, y, part, angles, begin, N, R, m):
 
 
 @kernel
-def transformed(xr, xi, sr, si, angles, N, radices, first, rest):
+def transformed(xr, xi, sr, si, angles, N, radices, first, rest, mirror=False):
     """The last stage's results, a pair for each of a thread's butterflies; its butterfly at u has
     the frequencies u + k N / R.
 
     xr, xi: the points of the first stage's.  first, rest: (where a thread's line lies in shared
-    memory, its part) in the first stage and in later ones
+    memory, its part) in the first stage and in later ones.  mirror: see mirrored
     """
     m, begin, base, part = 1, 0, first[0], first[1]
     for R in radices:
         if m > 1:
-            xr, xi = in_shared(sr, si, rest[0], N, R, rest[1])
             base, part = rest[0], rest[1]
+            us = mirrored(N, part) if mirror and m * R == N else starts(N, R, part)
+            xr, xi = in_shared(sr, si, base, us, N, R)
         y = [butterfly(R, xr[b], xi[b]) for b in ALL[:len(xr)]]
         if m * R < N:
             if m > 1:
@@ -323,12 +331,48 @@ def rfft_lines(x: Tensor["A", "E", f32], yr: Tensor["A", "F", f32], yi: Tensor["
             yi[a, N - k] = (d - i + i_) * half
 
 
+@kernel(grid=lambda lines, BM: -(-lines // (2 * BM)), overwrites=("yr", "yi"))
+def rfft_pairs(x: Tensor["A", "E", f32], yr: Tensor["A", "F", f32], yi: Tensor["A", "F", f32],
+               angles: Tensor["T", f32], radices, N: int, lines: int, scale: float, BM=1):
+    """Frequencies 0 .. N / 2 of lines of N real points, of which two are the parts of one of
+    complex points: a_k = (z_k + conj z_(N - k)) / 2, b_k = (z_k - conj z_(N - k)) / 2i."""
+    P = pitch(N, BM)
+    sr, si = tile.alloc_shared((BM * P,), f32), tile.alloc_shared((BM * P,), f32)
+    line, part = spread(tile.local_id(), BM, N // POINTS, False)
+    a = 2 * (tile.group_id(0) * BM + line)
+    here, there, at = min(a, lines - 1), min(a + 1, lines - 1), (line * P, part)
+    us, step = starts(N, radices[0], part), N // radices[0]
+    vr = [[x[here, u + j * step] for j in ALL[:radices[0]]] for u in us]
+    vi = [[x[there, u + j * step] for j in ALL[:radices[0]]] for u in us]
+    (pr, pi), (qr, qi) = transformed(vr, vi, sr, si, angles, N, radices, at, at, True)
+    if a < lines:
+        mirror_sums(yr, yi, a, pr, pi, qr, qi, N, part, 0.5 * scale)
+    if a + 1 < lines:  # -i z has the parts in their other places
+        mirror_sums(yr, yi, a + 1, pi, [-v for v in pr], qi, [-v for v in qr], N, part, 0.5 * scale)
+
+
+@kernel
+def mirror_sums(yr, yi, a, pr, pi, qr, qi, N, part, half):
+    """z_k + conj z_(N - k) of both butterflies of a thread; see mirrored."""
+    u, v = mirrored(N, part)
+    own = part == 0
+    for k in ALL[:4]:
+        at, to = u + k * (N // 8), v + k * (N // 8)
+        yr[a, at] = (pr[k] + tile.where(own, pr[-k], qr[7 - k])) * half
+        yi[a, at] = (pi[k] - tile.where(own, pi[-k], qi[7 - k])) * half
+        yr[a, to] = (qr[k] + tile.where(own, qr[7 - k], pr[7 - k])) * half
+        yi[a, to] = (qi[k] - tile.where(own, qi[7 - k], pi[7 - k])) * half
+    if part == 0:
+        yr[a, N // 2] = 2.0 * pr[4] * half
+        yi[a, N // 2] = 0.0
+
+
 @kernel(grid=lambda lines, BM: -(-lines // BM), overwrites=("y",))
 def irfft_lines(xr: Tensor["A", "E", f32], xi: Tensor["A", "E", f32], y: Tensor["A", "F", f32],
                 angles: Tensor["T", f32], radices, N: int, lines: int, scale: float, BM=1):
     """The 2 N real points of lines of frequencies 0 .. N; of the first and the last no imaginary
     part is read."""
-    each, R = max(1, N // POINTS), radices[-1]
+    each = max(1, N // POINTS)
     lane, P = tile.local_id(), pitch(N, BM)
     sr, si = tile.alloc_shared((BM * P,), f32), tile.alloc_shared((BM * P,), f32)
     line, part = spread(lane, BM, each, False)
@@ -340,11 +384,17 @@ def irfft_lines(xr: Tensor["A", "E", f32], xi: Tensor["A", "E", f32], y: Tensor[
     vr, vi = [[p[1] for p in ps] for ps in z], [[p[0] for p in ps] for ps in z]
     made = transformed(vr, vi, sr, si, angles, N, radices, (base, part), (base, part))
     if number < lines:
-        vs = starts(N, R, part)
-        for n in ALL[:len(vs)]:
-            for k in ALL[:R]:
-                y[a, 2 * vs[n] + 2 * k * (N // R)] = made[n][1][k] * scale
-                y[a, 2 * vs[n] + (2 * k * (N // R) + 1)] = made[n][0][k] * scale
+        real_points(y, a, made, part, N, radices[-1], scale)
+
+
+@kernel
+def real_points(y, a, made, part, N, R, scale):
+    """x[2 n] + i x[2 n + 1] of a line, from a thread's last butterflies of exchanged parts."""
+    vs = starts(N, R, part)
+    for n in ALL[:len(vs)]:
+        for k in ALL[:R]:
+            y[a, 2 * vs[n] + 2 * k * (N // R)] = made[n][1][k] * scale
+            y[a, 2 * vs[n] + (2 * k * (N // R) + 1)] = made[n][0][k] * scale
 
 
 @kernel
@@ -363,7 +413,7 @@ def filter_lines(x: Tensor["A", "E", f32], hr: Tensor["H", "F", f32], hi: Tensor
                  scale: float, BM=1):
     """Lines of 2 N real points, of which each frequency is multiplied: rfft_lines, a product and
     irfft_lines, with nothing written between. Line l has the factors of row l % H."""
-    each, R = max(1, N // POINTS), radices[-1]
+    each = max(1, N // POINTS)
     lane, P = tile.local_id(), pitch(N, BM)
     sr, si = tile.alloc_shared((BM * P,), f32), tile.alloc_shared((BM * P,), f32)
     line, part = spread(lane, BM, each, False)
@@ -387,15 +437,11 @@ def filter_lines(x: Tensor["A", "E", f32], hr: Tensor["H", "F", f32], hi: Tensor
         pair_filtered(sr, si, here, back, angles[T - 2 * N + k], angles[T - N + k], k,
                       hr[h, k], hi[h, k], hr[h, N - k], hi[h, N - k])
     tile.barrier()
-    vr, vi = in_shared(sr, si, base, N, radices[0], part)
+    vr, vi = in_shared(sr, si, base, us, N, radices[0])
     tile.barrier()
     made = transformed(vi, vr, sr, si, angles, N, radices, at, at)
     if number < lines:
-        vs = starts(N, R, part)
-        for n in ALL[:len(vs)]:
-            for k in ALL[:R]:
-                y[a, 2 * vs[n] + 2 * k * (N // R)] = made[n][1][k] * scale
-                y[a, 2 * vs[n] + (2 * k * (N // R) + 1)] = made[n][0][k] * scale
+        real_points(y, a, made, part, N, radices[-1], scale)
 
 
 @kernel
@@ -417,6 +463,10 @@ def pair_filtered(sr, si, here, back, c, s, k, hr, hi, hr_, hi_):
 # --- blocks --------------------------------------------------------------------------------------
 LANES = 64  # of a group of short lines
 LONGEST = 16384  # points of a line that lies in one piece: 1024 threads
+# Of complex lines two passes are quicker before that: 2^24 points in lines of 8192 and of 16384
+# take 148 and 150 us, in one piece 164 and 183 (H200, 2026-11-26). Real lines of 256 and 1024, two
+# at once 47 and 43 us, one by one 77 and 52; of 4096 and 16384, 54 and 75, one by one 52 and 72.
+LONGEST_WHOLE, LONGEST_PAIR = 4096, 2048
 # Of other lines a group has so many neighbours, 64 or 128 bytes in a row: of 8 lines of 1024 points
 # 2^24 points take 1.3 times as long as of 16, and of 8 lines of 256 points 1.2 times as long as of
 # 32 (H100, 2026-11-25).
@@ -430,6 +480,11 @@ def radices_of(N: int) -> tuple[int, ...]:
     rest = (N.bit_length() - 1) % 4
     sixteens = (N.bit_length() - 1) // 4
     return ((1 << rest,) if rest else ()) + (POINTS,) * sixteens
+
+
+def mirror_radices(N: int) -> tuple[int, ...]:
+    """As radices_of from 16 points on, with 8 as the last."""
+    return (*radices_of(N // 8), 8)
 
 
 def lines_of(N: int, across: bool) -> tuple[int, int]:
@@ -454,5 +509,6 @@ def _resident(kernel: Kernel, groups: int) -> Kernel:
     return kernel.with_schedule(Schedule(RESIDENT=groups))
 
 
-__all__ = ["LONGEST", "LONGEST_ACROSS", "fft_lines", "filter_lines", "irfft_lines", "launcher_of",
-           "lines_of", "radices_of", "real_angles", "rfft_lines", "stage_angles"]
+__all__ = ["LONGEST", "LONGEST_ACROSS", "LONGEST_PAIR", "LONGEST_WHOLE", "POINTS", "fft_lines",
+           "filter_lines", "irfft_lines", "launcher_of", "lines_of", "mirror_radices",
+           "radices_of", "real_angles", "rfft_lines", "rfft_pairs", "stage_angles"]

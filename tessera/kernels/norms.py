@@ -16,7 +16,7 @@ from ..tile.ir.schedule import Schedule
 from ..tile.kernel.decorator import kernel
 from .record import Benchmark, CompiledCall, KernelSample
 from .routine import empty_like, generation_of, reshaped, routine, type_of
-from .row_blocks import block_of, bring_row, routine_blocks
+from .row_blocks import block_of, bring_part, bring_row, own_part, routine_blocks
 
 
 @kernel
@@ -29,27 +29,33 @@ def layernorm(x: Tensor["M", "N"], gamma: Tensor["N"], beta: Tensor["N"], y: Ten
                                 + tile.load(beta[0:N])[None, :])
 
 
-@kernel(grid=lambda M: M)
+@kernel(grid=lambda M, BM, GROUPS: M // BM * GROUPS)
 def long_layernorm(x: Tensor["M", "N"], gamma: Tensor["N"], beta: Tensor["N"],
-                   y: Tensor["M", "N"], eps: f32, BN=4096, held: bool = True):
+                   y: Tensor["M", "N"], eps: f32, BM=1, BN=4096, held: bool = True, GROUPS=1,
+                   brings: bool = False):
     """Each place of the blocks has sums of its own, so that threads wait for each other twice a
-    row; centred first: no difference of large numbers."""
-    m, last = tile.group_id(0), (N - 1) // BN * BN
-    row = bring_row(x, m, N, BN) if held else x
-    total, spread = tile.zeros((1, BN)), tile.zeros((1, BN))
-    for k in range(0, N, BN):
-        total = total + block_of(x, row, m, k, N, BN, 0, held)
-    mean = tile.row_sum(total) / N
+    row; centred first: no difference of large numbers. GROUPS: of a cluster, that share rows.
+    brings: weights come to shared memory with them"""
+    m, first = own_part(N, BM, GROUPS)
+    P = N // GROUPS
+    scales = bring_part(gamma, first, P, BN) if brings else gamma
+    shifts = bring_part(beta, first, P, BN) if brings else beta
+    row, last = bring_row(x, m, first, P, BM, BN) if held else x, (P - 1) // BN * BN
+    total, spread = tile.zeros((BM, BN)), tile.zeros((BM, BN))
+    for k in range(0, P, BN):
+        total = total + block_of(x, row, m, k, P, BN, 0, held)
+    mean = tile.cluster_sum(tile.row_sum(total), GROUPS) / N
     for k in range(last, -1, -BN):             # backwards: it begins with what is in cache
-        centred = block_of(x, row, m, k, N, BN, 0, held) - mean
-        if N % BN:
-            centred = tile.where(tile.arange(0, BN)[None, :] < N - k, centred, 0.0)
+        centred = block_of(x, row, m, k, P, BN, 0, held) - mean
+        if P % BN:
+            centred = tile.where(tile.arange(0, BN)[None, :] < P - k, centred, 0.0)
         spread = spread + centred * centred
-    scale = tile.rsqrt(tile.row_sum(spread) / N + eps)
-    for k in range(0, N, BN):
-        centred = block_of(x, row, m, k, N, BN, 0, held) - mean
-        y[m:m+1, k:k+BN] = (centred * scale * tile.load(gamma[k:k+BN])[None, :]
-                            + tile.load(beta[k:k+BN])[None, :])
+    scale = tile.rsqrt(tile.cluster_sum(tile.row_sum(spread), GROUPS) / N + eps)
+    for k in range(0, P, BN):
+        centred, at = block_of(x, row, m, k, P, BN, 0, held) - mean, first + k
+        g = tile.load(scales[k // BN]) if brings else tile.load(gamma[at:at+BN])
+        b = tile.load(shifts[k // BN]) if brings else tile.load(beta[at:at+BN])
+        y[m:m+BM, at:at+BN] = centred * scale * g[None, :] + b[None, :]
 
 
 def reference(x: np.ndarray, gamma: np.ndarray, beta: np.ndarray, eps: float = 1e-5) -> np.ndarray:
@@ -80,7 +86,8 @@ def efficient_layernorm(run: Any, x: Any, gamma: Any, beta: Any, *, eps: float =
 
     x: [..., N] any float of up to 32 bits   gamma, beta: [N], any such float   y: as x
     Mean and variance are kept in f32; the variance is that of the centred row. Rounded once. Rows
-    of up to 96 KB are read once. Raises ShapeError, DTypeError.
+    of up to 96 KB are read once, and longer ones of which the groups of a cluster can have equal
+    parts. Raises ShapeError, DTypeError.
     Ba, Kiros and Hinton 2016, arXiv:1607.06450, eq. 4.
     """
     shape = tuple(x.shape)
@@ -97,9 +104,11 @@ def efficient_layernorm(run: Any, x: Any, gamma: Any, beta: Any, *, eps: float =
         return out
     flat = math.prod(shape[:-1]), shape[-1]
     arrays = reshaped(x, flat), gamma, beta, reshaped(out, flat), float(eps)
-    b = routine_blocks(*flat, type_of(x, "x").dtype.bits, generation_of(x))
+    b = routine_blocks(*flat, type_of(x, "x").dtype.bits, generation_of(x),
+                       type_of(gamma, "gamma").dtype.bits + type_of(beta, "beta").dtype.bits)
     if b.columns < shape[-1]:
-        run.run("long_layernorm", *arrays, BN=run.size("n", b.columns), held=b.held, warps=b.warps)
+        run.run("long_layernorm", *arrays, BM=b.rows, BN=run.size("n", b.columns), held=b.held,
+                GROUPS=b.groups, brings=b.brings, warps=b.warps)
     else:
         run.run("layernorm", *arrays, BM=run.size("m", b.rows), warps=b.warps)
     return out

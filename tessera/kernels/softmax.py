@@ -14,7 +14,7 @@ from ..tile.ir.schedule import Schedule
 from ..tile.kernel.decorator import kernel
 from .record import Benchmark, CompiledCall, KernelSample
 from .routine import empty_like, generation_of, reshaped, routine, type_of
-from .row_blocks import block_of, bring_row, routine_blocks
+from .row_blocks import block_of, bring_row, own_part, routine_blocks
 
 
 @kernel
@@ -32,23 +32,26 @@ def softmax(x: Tensor["M", "N"], y: Tensor["M", "N"], BM=1):
     y[tile_m:tile_m+BM, 0:N] = p * (1.0 / tile.where(total == 0.0, 1.0, total))
 
 
-@kernel(grid=lambda M: M)
-def long_softmax(x: Tensor["M", "N"], y: Tensor["M", "N"], BN=4096, held: bool = True):
+@kernel(grid=lambda M, GROUPS: M * GROUPS)
+def long_softmax(x: Tensor["M", "N"], y: Tensor["M", "N"], BN=4096, held: bool = True, GROUPS=1):
     """Each place of the blocks has a maximum and a sum, so that threads wait for each other twice a
-    row. Without shared memory the second pass goes backwards and begins with what is in cache."""
-    m, rounded, last = tile.group_id(0), y.dtype.bits <= 16, (N - 1) // BN * BN
-    row = bring_row(x, m, N, BN) if held else x
+    row. Without shared memory the second pass goes backwards and begins with what is in cache.
+    GROUPS: of a cluster, that share a row."""
+    m, first = own_part(N, 1, GROUPS)
+    P, rounded = N // GROUPS, y.dtype.bits <= 16
+    row, last = bring_row(x, m, first, P, 1, BN) if held else x, (P - 1) // BN * BN
     most, total = tile.full((1, BN), -math.inf), tile.zeros((1, BN))
-    for k in range(0, N, BN):
-        most = tile.maximum(most, block_of(x, row, m, k, N, BN, -math.inf, held))
-    top = tile.row_max(most)
+    for k in range(0, P, BN):
+        most = tile.maximum(most, block_of(x, row, m, k, P, BN, -math.inf, held))
+    top = tile.cluster_max(tile.row_max(most), GROUPS)
     top = tile.where(top == -math.inf, 0.0, top)
     for k in range(last, -1, -BN):
-        total = total + powers(block_of(x, row, m, k, N, BN, -math.inf, held), top, rounded)
-    whole = tile.row_sum(total)
+        total = total + powers(block_of(x, row, m, k, P, BN, -math.inf, held), top, rounded)
+    whole = tile.cluster_sum(tile.row_sum(total), GROUPS)
     scale = 1.0 / tile.where(whole == 0.0, 1.0, whole)
-    for k in range(0, N, BN):
-        y[m:m+1, k:k+BN] = powers(block_of(x, row, m, k, N, BN, 0, held), top, rounded) * scale
+    for k in range(0, P, BN):
+        p = powers(block_of(x, row, m, k, P, BN, 0, held), top, rounded)
+        y[m:m+1, first+k:first+k+BN] = p * scale
 
 
 def reference(x: np.ndarray) -> np.ndarray:
@@ -78,7 +81,8 @@ def stable_softmax(run: Any, x: Any, *, axis: int = -1) -> Any:
     """y_i = exp(x_i - max x) / sum_j exp(x_j - max x), along the last axis.
 
     x: [..., N] any float of up to 32 bits   y: same shape and type
-    Computed in f32, rounded once. A row of -inf gives zeros. Rows of up to 96 KB are read once.
+    Computed in f32, rounded once. A row of -inf gives zeros. Rows of up to 96 KB are read once, and
+    longer ones of which the groups of a cluster can have equal parts.
     Raises AxisError for another axis than the last, DTypeError.
     Milakov and Gimelshein 2018, arXiv:1805.02867, algorithm 2.
     """
@@ -96,7 +100,8 @@ def stable_softmax(run: Any, x: Any, *, axis: int = -1) -> Any:
     arrays = reshaped(x, flat), reshaped(out, flat)
     b = routine_blocks(*flat, numeric.dtype.bits, generation_of(x))
     if b.columns < shape[-1]:
-        run.run("long_softmax", *arrays, BN=run.size("n", b.columns), held=b.held, warps=b.warps)
+        run.run("long_softmax", *arrays, BN=run.size("n", b.columns), held=b.held, GROUPS=b.groups,
+                warps=b.warps)
     else:
         run.run("softmax", *arrays, BM=run.size("m", b.rows), warps=b.warps)
     return out

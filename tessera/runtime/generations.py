@@ -123,6 +123,7 @@ class Generation:
     ring_stages: of a ring that they fill, at most: more hide no more latency.
     converts: narrow formats that instructions convert.
     dependent_launches: whether a kernel may begin before the one in front of it ends.
+    cluster_groups: groups of a cluster that any such chip runs at one time.
     vector_sums: whether one atomic instruction adds four f32, or two bf16, to neighbours in memory.
     """
 
@@ -139,6 +140,7 @@ class Generation:
     converts: tuple[str, ...] = ()
     dependent_launches: bool = False
     vector_sums: bool = False
+    cluster_groups: int = 1
     registers: int = 65536
     register_unit: int = 256
     thread_registers: int = 255
@@ -181,7 +183,7 @@ _SM89 = register(replace(_SM86, target="sm_89", name="Ada", groups=24, warp_matm
                          converts=_FP8))
 _SM90 = register(replace(_SM80, target="sm_90", name="Hopper", shared_bytes=228 * _KIB,
                          group_shared_bytes=227 * _KIB, warp_matmul=_ADA, converts=_FP8,
-                         dependent_launches=True, vector_sums=True))
+                         dependent_launches=True, vector_sums=True, cluster_groups=8))
 register(replace(_SM90, target="sm_90a", warpgroup_matmul=WarpgroupMatmul(
     operands={
         "bf16": MatmulOperand("bf16", any_major=True, packs=True),

@@ -12,6 +12,7 @@ import pytest
 import tessera as ts
 from emulator import Block, Builder
 from emulator import register as as_register
+from tessera import stdlib
 from tessera.graph.cuda import CudaProgram, row_passes
 from tessera.graph.cuda.generate_kernels import source_of
 from tessera.graph.schedule.ir import ScheduledGroup
@@ -88,6 +89,101 @@ def test_a_group_of_more_warps_has_a_multiprocessor_where_rows_leave_no_room_for
     (got,) = CudaProgram(ts.jit(lambda x: ts.softmax(x)).graph(x), TARGET).run([x])
     e = np.exp(np.asarray(x, np.float64))
     assert_close(got, e / e.sum(1, keepdims=True), "f32", n=n)
+
+
+# --- rows that the groups of a cluster share --------------------------------------------------
+def _softmax_gradient(x: Any, dy: Any) -> Any:
+    return ts.vjp(ts.softmax, x)[1](dy)
+
+
+@pytest.mark.parametrize("debug", [False, True])
+@pytest.mark.parametrize("n, groups", [(57344, 4), (40960, 4), (29952, 2)])
+def test_a_row_is_read_once_by_groups_that_have_parts_of_it(
+        n: int, groups: int, debug: bool, rng: np.random.Generator) -> None:
+    """Also where a part is no whole number of blocks."""
+    x = _drawn(rng, 3, n)
+    (group,) = _groups(lambda x: ts.softmax(x), x)
+    assert (group.attr("cluster"), group.grid) == (groups, (3 * groups,))
+    text, part = source_of(group).text, n // groups
+    assert f"first = tile.group_id(0) % {groups} * {part}" in text
+    assert text.count("V0[m:m+1, first+") == 1 + (part % group.schedule.n > 0)
+    with ts.config.scope(debug=debug):
+        (got,) = CudaProgram(ts.jit(lambda x: ts.softmax(x)).graph(x), TARGET).run([x])
+    e = np.exp(np.asarray(x, np.float64))
+    assert_close(got, e / e.sum(1, keepdims=True), "f32", n=n)
+
+
+def test_a_gradient_of_rows_that_groups_share(rng: np.random.Generator) -> None:
+    x, dy = _drawn(rng, 2, 32768), _drawn(rng, 2, 32768)
+    (group,) = _groups(_softmax_gradient, x, dy)
+    assert group.attr("cluster") == 4 and len(group.attr("brought")) == 2
+    (got,) = CudaProgram(ts.jit(_softmax_gradient).graph(x, dy), TARGET).run([x, dy])
+    p, g = np.exp(np.asarray(x, np.float64)), np.asarray(dy, np.float64)
+    p /= p.sum(1, keepdims=True)
+    assert_close(got, p * (g - (p * g).sum(1, keepdims=True)), "f32", n=32768)
+
+
+@pytest.mark.parametrize("rows, n, groups, together", [
+    (4, 33280, 8, 2), (3, 33280, 8, 1), (2, 20480, 8, 2), (3, 20480, 4, 1)])
+def test_two_rows_share_what_is_the_same_for_all(rows: int, n: int, groups: int, together: int,
+                                                 rng: np.random.Generator) -> None:
+    """A norm's weights come to shared memory with the rows, for both."""
+    x, w, b = _drawn(rng, rows, n), _drawn(rng, n), _drawn(rng, n)
+    (group,) = _groups(ts.layernorm, x, w, b)
+    assert (group.attr("cluster"), group.schedule.m) == (groups, together)
+    assert group.grid == (rows // together * groups,) and len(group.attr("brought")) == 3
+    (got,) = CudaProgram(ts.jit(ts.layernorm).graph(x, w, b), TARGET).run([x, w, b])
+    z = np.asarray(x, np.float64)
+    want = (z - z.mean(1, keepdims=True)) / np.sqrt(z.var(1, keepdims=True) + 1e-5)
+    assert_close(got, want * np.asarray(w) + np.asarray(b), "f32", n=n)
+
+
+def test_the_loss_of_rows_that_groups_share(rng: np.random.Generator) -> None:
+    """Which column is a row's label is told by the column's number in the whole row."""
+    n = 59904
+    x, y = _drawn(rng, 3, n, dtype="bf16"), ts.tensor(rng.integers(0, n, 3).astype(np.int32))
+    program = CudaProgram(ts.jit(_loss).graph(x, y), TARGET)
+    group = next(g for g in program.plan.groups if g.kind == "rows" and g.space[-1] == n)
+    assert group.attr("cluster") == 2
+    loss, dx = program.run([x, y])
+    p, at = np.exp(np.asarray(x, np.float64)), (np.arange(3), np.asarray(y))
+    p /= p.sum(1, keepdims=True)
+    assert_close(loss, -np.log(p[at]).mean(), "f32", n=n)
+    p[at] -= 1
+    assert_close(np.asarray(dx, np.float64), p / 3, "bf16")
+
+
+@pytest.mark.parametrize("groups", [1, 2, 4])
+def test_the_librarys_kernels_share_rows(groups: int, rng: np.random.Generator) -> None:
+    x, w, b = (rng.standard_normal(s).astype(np.float32) for s in ((4, 4096), (4096,), (4096,)))
+    y, how = np.full_like(x, np.nan), {"BN": 512, "GROUPS": groups}
+    stdlib.stable_softmax.kernels["long_softmax"](x, y, **how)
+    e = np.exp(x.astype(np.float64))
+    assert_close(y, e / e.sum(1, keepdims=True), "f32", n=4096)
+    z = x - x.mean(1, keepdims=True, dtype=np.float64)
+    for rows, brings in ((1, False), (2, True)):
+        y[:] = np.nan
+        stdlib.efficient_layernorm.kernels["long_layernorm"](
+            x, w, b, y, 1e-5, BM=rows, brings=brings, **how)
+        assert_close(y, z / np.sqrt(z.var(1, keepdims=True) + 1e-5) * w + b, "f32", n=4096)
+
+
+@pytest.mark.parametrize("columns, bits, all_bits, found", [
+    (65536, 16, 0, (1, 2)), (65536, 16, 32, (2, 8)), (131072, 16, 32, (1, 8)),
+    (60000, 16, 0, (1, 1)), (32768, 16, 32, (1, 1))])
+def test_how_the_librarys_rows_are_shared(columns: int, bits: int, all_bits: int, found: tuple
+                                          ) -> None:
+    b = row_blocks.routine_blocks(300, columns, bits, TARGET.generation, all_bits)
+    assert (b.rows, b.groups) == found and b.columns < columns
+    assert row_blocks.routine_blocks(300, columns, bits, None).groups == 1
+
+
+@pytest.mark.parametrize("n, target", [(57000, "sm_90a"), (57344, "sm_80")])
+def test_rows_are_not_shared_where_parts_would_not_begin_at_accesses_or_there_are_no_clusters(
+        n: int, target: str) -> None:
+    graph = ts.jit(lambda x: ts.softmax(x)).graph(ts.Tensor[600, n, "f32"])
+    (group,) = CudaProgram(graph, parse_target(target)).plan.groups
+    assert group.attr("cluster") == 1
 
 
 def test_every_other_pass_over_memory_goes_backwards() -> None:

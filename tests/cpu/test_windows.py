@@ -3,7 +3,6 @@ multiply them: under the interpreter, in the warp-specialised form, and gathered
 
 from __future__ import annotations
 
-from dataclasses import replace
 from math import prod
 from typing import Any
 
@@ -182,13 +181,14 @@ def test_pixels_of_a_row_are_brought_together(rng: Any) -> None:
     Y = ts.zeros((220, 64), f32)
     made = program(conv_forward, X, W, Y, g, BN=64, facts=FACTS)
     ((windows, width),) = (a.windows for a in made.rings[0].loads if a.windows)
-    assert (windows.channels, windows.window, windows.steps) == (64, (4, 1), (14 * 16, 16))
+    assert (windows.channels, windows.geometry.window) == (64, (4, 1))
+    assert windows.steps == (14 * 16, 16)
     assert width == 128
     everywhere(conv_forward, (2, 1), unfolded(x, g) @ w.T, f32, X, W, None, g, BN=64)
-    plain = Windows.of({"channels": 16, **g._asdict()})
-    for other in (replace(plain, before=(0, 1)), replace(plain, dilation=(1, 2)),
-                  replace(plain, results=(10, 12)), replace(plain, channels=24)):
-        assert other.joined(64) == other
+    for channels, other in ((16, g._replace(before=(0, 1))), (16, g._replace(dilation=(1, 2))),
+                            (16, g._replace(results=(10, 12))), (24, g)):
+        plain = Windows.of({"channels": channels, **other._asdict()})
+        assert plain.joined(64) == plain
 
 
 # --- what they mean ---------------------------------------------------------------------------

@@ -26,6 +26,7 @@ def convolved(x: Any, re: Any, im: Any) -> Any:
 CASES = {
     "lines of 4096": (lambda a, b: ts.fft((a, b)), ((4, 4096), (4, 4096))),
     "two passes": (lambda a, b: ts.fft((a, b)), ((1, 1 << 18), (1, 1 << 18))),
+    "real lines": (ts.rfft, ((4, 2048),)),
     "convolution": (convolved, ((4, 2048), (1025,), (1025,))),
 }
 

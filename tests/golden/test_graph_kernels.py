@@ -162,3 +162,34 @@ def test_codes_in_both_orders_cost_few_registers() -> None:
     found = Counter(re.findall(r"\b(STG|STS|LDS)\b[\w.]*?\.(\w+) ", sass))
     lines = 4 * 2  # 64 columns at a time, in words of four rows
     assert [found[op, "128"] for op in ("STG", "STS", "LDS")] == [lines, lines, 2 * lines]
+
+
+@pytest.mark.parametrize("fn, weights, groups", [(ts.softmax, 0, 2), (ts.layernorm, 2, 8)])
+def test_three_groups_of_a_cluster_have_a_multiprocessor(fn: Callable, weights: int, groups: int
+                                                         ) -> None:
+    x, w = ts.Tensor[64, 65536, "bf16"], ts.Tensor[65536, "bf16"]
+    require_compiler()
+    program = CudaProgram(ts.jit(lambda *xs: fn(*xs)).graph(x, *[w] * weights), TARGET)
+    (group,) = program.plan.groups
+    kernel, _ = kernel_of(group)
+    kernel.inspect_ir("tile")
+    assert (group.attr("cluster"), group.schedule.warps) == (groups, 8)
+    sass = kernel.inspect_ir("sass", target="sm_90a")
+    assert max(int(r) for r in re.findall(r"\bR(\d+)\b", sass)) < 65536 // (3 * 256) - 1
+    counts = _instructions(sass)
+    assert not counts["STL"] and counts["STAS"] == 2 and counts["UCGABAR_WAIT"] == 1
+
+
+@pytest.mark.parametrize("norm, weights, spilled", [(ts.rmsnorm, 1, 0), (ts.layernorm, 2, 1)])
+def test_sums_of_long_rows_stay_in_registers(norm: Callable, weights: int, spilled: int) -> None:
+    """Thirty-two in a lane for each. Of two, one word of a lane is in memory."""
+    x, w = ts.Tensor[4096, 16384, "bf16"], ts.Tensor[16384, "bf16"]
+
+    def gradients(*xs: Any) -> Any:
+        dx, *dws = ts.vjp(norm, *xs[:-1])[1](xs[-1])
+        return ts.cast(dx, "bf16"), *dws
+
+    kernel = _kernel("strips", gradients, x, *[w] * weights, x)
+    sass = kernel.inspect_ir("sass", target="sm_90a")
+    assert max(int(r) for r in re.findall(r"\bR(\d+)\b", sass)) < 128  # and 512 threads
+    assert _instructions(sass)["STL"] <= spilled

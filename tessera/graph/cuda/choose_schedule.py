@@ -7,7 +7,7 @@ from typing import Any
 
 from ...kernels import row_blocks as blocks_of_rows
 from ...kernels.attention import attention_block, tile_knobs
-from ...kernels.row_blocks import ALONE, row_blocks
+from ...kernels.row_blocks import ALONE, RowShare, row_blocks
 from ...numerics import NumericType
 from ...runtime.generations import Generation
 from ...tile.ir.schedule import Schedule
@@ -80,6 +80,12 @@ def for_passes(s: Schedule, columns: int, row_bytes: int, shared_bytes: int, lai
     return chosen(1, min(blocks_of_rows.STREAMED, power(columns) // 2), warps=32), whole
 
 
+def for_share(share: RowShare, shared_bytes: int) -> tuple[Schedule, int]:
+    """As for_passes, of a group that has a part of its rows."""
+    step = min(share.step, power(share.columns) // 2)
+    return chosen(share.rows, step, warps=share.warps), shared_bytes // 2 - KEPT_BYTES
+
+
 def for_columns(extents: tuple[int, ...], ends: bool = False) -> Schedule:
     """Blocks of rows, added up while they stream through; as narrow as the rows are many, so that
     there are groups enough. ends: something lies behind the sums."""
@@ -150,4 +156,5 @@ def grid_of(extents: tuple[int, ...], m: int | None, n: int) -> tuple[int, ...]:
 
 
 __all__ = ["SECTOR", "blocks", "chosen", "dividing", "for_attention", "for_columns", "for_gather",
-           "for_loop", "for_many", "for_move", "for_passes", "for_rows", "for_segments", "grid_of"]
+           "for_loop", "for_many", "for_move", "for_passes", "for_rows", "for_segments",
+           "for_share", "grid_of"]

@@ -12,8 +12,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import prod
 
-from ...kernels.conv import Geometry, Pair, conv_patches
+from ...kernels.conv import Geometry, conv_patches
 from ...tensor import Tensor
+from ...tile.ops.windows import Pair
 from .. import functions as F
 
 PANEL = 64  # elements of 16 bits of a row of a window, that a copy brings

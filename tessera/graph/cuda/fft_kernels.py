@@ -15,14 +15,19 @@ from typing import Any
 from ...kernels.fft import (
     LONGEST,
     LONGEST_ACROSS,
+    LONGEST_PAIR,
+    LONGEST_WHOLE,
+    POINTS,
     fft_lines,
     filter_lines,
     irfft_lines,
     launcher_of,
     lines_of,
+    mirror_radices,
     radices_of,
     real_angles,
     rfft_lines,
+    rfft_pairs,
     stage_angles,
 )
 from ...numerics import as_type
@@ -133,7 +138,7 @@ def _fft(re: Tensor, im: Tensor, axis: int, inverse: bool, norm: str) -> tuple[T
     n, inner = int(re.shape[axis]), prod(re.shape[axis + 1:])
     scale = _scale(n, norm, inverse)
     parts = (im, re) if inverse else (re, im)
-    if n <= (LONGEST if inner == 1 else LONGEST_ACROSS):
+    if n <= (LONGEST_WHOLE if inner == 1 else LONGEST_ACROSS):
         made = _lines(parts, n, inner, inner, scale=scale)
     else:
         first = 1 << (n.bit_length() - 1) // 2
@@ -175,12 +180,17 @@ def _scale(n: int, norm: str, inverse: bool) -> float:
 
 # --- of real points ------------------------------------------------------------------------------
 def _rfft(x: Tensor, axis: int, norm: str) -> tuple[Tensor, ...]:
+    """Short lines two at once."""
     n = int(x.shape[-1])
-    count, (lines, lanes) = prod(x.shape) // n, lines_of(n // 2, False)
+    count = prod(x.shape) // n
     yr, yi = (F.zeros((count, n // 2 + 1), F32) for _ in "ri")
-    launcher_of(rfft_lines, lanes)(
-        F.reshape(x, (count, n)), yr, yi, _real_angles(n // 2), radices_of(n // 2), N=n // 2,
-        lines=count, scale=_scale(n, norm, False), BM=lines)
+    pairs = count > 1 and POINTS <= n <= LONGEST_PAIR
+    N, kernel = (n, rfft_pairs) if pairs else (n // 2, rfft_lines)
+    lines, lanes = lines_of(N, False)
+    radices = mirror_radices(n) if pairs else radices_of(N)
+    angles = Tensor((stage_angles if pairs else real_angles)(N, radices).copy(), F32)
+    launcher_of(kernel, lanes)(F.reshape(x, (count, n)), yr, yi, angles, radices, N=N, lines=count,
+                               scale=_scale(n, norm, False), BM=lines)
     return tuple(F.reshape(y, (*x.shape[:-1], n // 2 + 1)) for y in (yr, yi))
 
 

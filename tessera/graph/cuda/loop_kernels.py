@@ -143,8 +143,12 @@ def rows_source(group: ScheduledGroup) -> KernelText:
     outer = len(frame.members) - 2
     for i in range(outer):
         w.line(f"g{i} = tile.group_id({i})")
-    w.line(f"m = tile.group_id({outer}) * {BM}")
-    index = tuple(f"g{i}" for i in range(outer))
+    index, together = tuple(f"g{i}" for i in range(outer)), dict(group.attrs).get("cluster", 1)
+    if together > 1:
+        w.line(f"m = tile.group_id({outer}) // {together} * {BM}")
+        w.line(f"first = tile.group_id({outer}) % {together} * {N // together}")
+    else:
+        w.line(f"m = tile.group_id({outer}) * {BM}")
     reads = {r.name: r for r in group.reads}
     if BN >= N:
         b = FrameBlock(frame, f"m:m+{BM}", f"0:{N}", index, BM, N, reads)
@@ -152,8 +156,9 @@ def rows_source(group: ScheduledGroup) -> KernelText:
         for o in group.writes:
             store(w, b, o, maker(group, o.name))
     else:
-        b = FrameBlock(frame, f"m:m+{BM}", f"n:n+{BN}", index, BM, BN, reads)
-        write_passes(w, b, group, N, templates(group))
+        at = "first+n" if together > 1 else "n"
+        b = FrameBlock(frame, f"m:m+{BM}", f"{at}:{at}+{BN}", index, BM, BN, reads)
+        write_passes(w, b, group, N // together, templates(group))
     return w.finish(*signature(w, b, group, unique(group)))
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from ...errors import UnsupportedTargetError
+from ...kernels.row_blocks import row_share
 from ...numerics import as_type
 from ...runtime.generations import Generation
 from ...runtime.target import Target
@@ -50,7 +51,7 @@ from .narrow_copies import NarrowCopy
 from .node_kernels import launch_of
 from .overlap import share_chip
 from .prepare import prepare
-from .row_passes import brought_rows, read_again
+from .row_passes import brought_rows, read_again, read_for_all
 from .scans import schedule_scan
 from .scatters import schedule_last
 from .score_code import score_code
@@ -198,16 +199,27 @@ class _KernelSchedule(ScheduleBuilder):
         m = row_block(frame, writes, s.m or 1)
         s = s if m == s.m else choose_schedule.chosen(m, s.n, warps=s.value("warps_"))
         grid = (*frame.extents[:-2], choose_schedule.blocks(frame.extents[-2], s.m))
-        more: dict[str, Any] = {}
-        if s.n < frame.extents[-1]:
-            again = read_again(frame, reads, writes, steps)
-            laid = any(o.layout for o in (*reads, *writes))
-            short = s
-            s, room = choose_schedule.for_passes(s, frame.extents[-1], sum(again.values()),
-                                                 self.chip.group_shared_bytes, laid)
-            more["alone"] = s is not short
-            more["brought"] = brought_rows(again, room, frame.extents[-1], s.n)
-        self.add("rows", space, reads, writes, steps, s, grid, axes=frame.members, **more)
+        if s.n >= frame.extents[-1]:
+            self.add("rows", space, reads, writes, steps, s, grid, axes=frame.members)
+            return
+        again = read_again(frame, reads, writes, steps)
+        laid, total = any(o.layout for o in (*reads, *writes)), sum(again.values())
+        (rows, columns), room = frame.extents[-2:], self.chip.group_shared_bytes
+        for_all = read_for_all(frame, reads)
+        share = None if laid else row_share(rows, columns, total, sum(for_all.values()), self.chip)
+        if share is None:
+            passes, room = choose_schedule.for_passes(s, columns, total, room, laid)
+            self.add("rows", space, reads, writes, steps, passes, grid, axes=frame.members,
+                     alone=passes is not s, brought=brought_rows(again, room, columns, passes.n),
+                     cluster=1)
+            return
+        passes, room = choose_schedule.for_share(share, room)
+        brought = {i: size // share.groups for i, size in for_all.items() if share.brings} | {
+            i: size * share.rows // share.groups for i, size in again.items()}
+        self.add("rows", space, reads, writes, steps, passes,
+                 (*grid[:-1], grid[-1] // share.rows * share.groups), axes=frame.members,
+                 alone=False, brought=brought_rows(brought, room, share.columns, passes.n),
+                 cluster=share.groups)
 
     def _one_reduction(self, group: FusionGroup) -> None:
         """A reduction alone, over the last run of axes: [A, R] -> [A, 1]."""

@@ -44,6 +44,7 @@ from .spell import COMBINE
 from .strips import open_column_sums, open_maxima
 from .target import indexed_kind
 from .turned_codes import write_turned
+from .weighted_means import divide_last
 from .window_kernels import sink_transposes
 
 Pass = Callable[[Graph], Graph]
@@ -216,6 +217,7 @@ PIPELINE: list[Callable[..., Any]] = [
     open_writes,
     drop_same_casts,
     open_reductions,
+    divide_last,
     split_reductions,
     open_column_sums,
     write_turned,
@@ -226,7 +228,7 @@ PIPELINE: list[Callable[..., Any]] = [
 ]
 # These ask what the chip has.
 BY_CHIP: tuple[Callable[..., Graph], ...] = (use_attention_kernels, use_conv_kernels,
-                                             join_products, write_turned)
+                                             join_products, open_column_sums, write_turned)
 
 
 @dataclass(frozen=True)

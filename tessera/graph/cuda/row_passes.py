@@ -48,30 +48,46 @@ class RowLoop:
 
 def write_passes(w: KernelWriter, b: FrameBlock, group: ScheduledGroup, N: int,
                  texts: dict[str, str]) -> None:
-    """Row statistics are held across passes; everything that varies along a row is computed anew
+    """N: columns of a row that this group has: all, or of a cluster its share.
+
+    Row statistics are held across passes; everything that varies along a row is computed anew
     in each pass that needs it. Operands of several passes are brought to shared memory, as much of
     them as has room, all at once; the first pass goes over what has come, while the rest is on its
     way."""
-    levels, wide = _levels(b.frame, group.reads, group.steps)
-    steps = {s.name: s for s in group.steps}
     arriving = _bring(w, b, group, N)
-    for r in group.reads:
-        if r.name not in wide:  # a number for each row, read once
-            user = next(s for s in group.steps if r.name in s.args)
-            value(w, b, r.name, r.type.dtype.kind, user)
-    rows: list[GroupStep] = [s for s in group.steps if not s.reduction and s.name not in wide]
     held = set.intersection(*(set(x.shared) for x in arriving)) if arriving else set()
     turns, back = any(all(b.pattern(r)[-2:]) and r.name not in held for r in group.reads), False
-    loops = arriving or [RowLoop(f"for n in range(0, {N // b.BN * b.BN}, {b.BN}):", {})]
+
+    def pass_loops() -> Iterator[list[RowLoop]]:
+        nonlocal back
+        yield arriving or [RowLoop(f"for n in range(0, {N // b.BN * b.BN}, {b.BN}):", {})]
+        while True:
+            back = turns and not back
+            yield _all_blocks(b, group, N, back)
+
+    loops = pass_loops()
+    write_statistics(w, b, group.reads, group.steps, N, texts, loops, group.attr("cluster"))
+    _write_rows(w, b, group, next(loops), N, {s.name: s for s in group.steps}, texts)
+
+
+def write_statistics(w: KernelWriter, b: FrameBlock, reads: Sequence[GroupOperand],
+                     among: Sequence[GroupStep], N: int, texts: dict[str, str],
+                     loops: Iterator[list[RowLoop]], together: int) -> None:
+    """What is one number for each row, in as many passes as there are levels of it. loops: those of
+    one pass after another"""
+    levels, wide = _levels(b.frame, reads, among)
+    steps = {s.name: s for s in among}
+    for r in reads:
+        if r.name not in wide:  # a number for each row, read once
+            user = next(s for s in among if r.name in s.args)
+            value(w, b, r.name, r.type.dtype.kind, user)
+    rows = [s for s in among if not s.reduction and s.name not in wide]
     for level in range(max(levels.values(), default=0) + 1):
         _narrow(w, b, [s for s in rows if levels[s.name] == level], texts)
-        folds = [Fold.of(s, blocks(N, b.BN)) for s in group.steps
+        folds = [Fold.of(s, blocks(N, b.BN)) for s in among
                  if s.reduction and levels[s.name] == level + 1]
         if folds:
-            _fold_pass(w, b, folds, loops, N, level, steps, texts)
-            back = turns and not back
-            loops = _all_blocks(b, group, N, back)
-    _write_rows(w, b, group, loops, N, steps, texts)
+            _fold_pass(w, b, folds, next(loops), N, level, steps, texts, together)
 
 
 def _spans(b: FrameBlock, group: ScheduledGroup, N: int) -> list[tuple[int, int, dict[str, str]]]:
@@ -100,10 +116,10 @@ def _bring(w: KernelWriter, b: FrameBlock, group: ScheduledGroup, N: int) -> lis
     brought = {group.reads[i].name: (group.reads[i], many) for i, many in group.attr("brought")}
     rest = _rest(b, N, "")
     for name, (o, many) in brought.items():
-        kind = w.type(o.type)
-        w.line(f"{name}_s = tile.alloc_shared((1, {b.BN}), {kind}, stages={many})")
+        kind, rows = w.type(o.type), f"{b.BM}, " if b.pattern(o)[-2] else ""
+        w.line(f"{name}_s = tile.alloc_shared(({rows}{b.BN},), {kind}, stages={many})")
         if rest is not None and many == N // b.BN:
-            w.line(f"{name}_t = tile.alloc_shared((1, {rest.BN}), {kind})")
+            w.line(f"{name}_t = tile.alloc_shared(({rows}{rest.BN},), {kind})")
             w.line(f"tile.cp_async({name}_t, {rest.place(o)[0]})")
             b.shared[name] = f"{name}_t"
     if not brought:
@@ -129,24 +145,30 @@ def _parts(begin: int, end: int, parts: int) -> list[int]:
 
 
 def _fold_pass(w: KernelWriter, b: FrameBlock, folds: list[Fold], loops: list[RowLoop], N: int,
-               level: int, steps: dict[str, GroupStep], texts: dict[str, str]) -> None:
+               level: int, steps: dict[str, GroupStep], texts: dict[str, str],
+               together: int) -> None:
     """Statistics of one level. Every lane combines what stands in its places of the blocks, and at
-    the end lanes combine what they have, and what the rest of the row gives behind the last."""
+    the end lanes combine what they have, and what the rest of the row gives behind the last; then
+    the groups of a cluster theirs."""
     for f in folds:
         w.line(f"{f.step.name}_a = {start(w, f, f'({b.BM}, {b.BN})')}", f.step)
-    for inner in _inside(w, b, loops, f"_p{level}"):
+    for inner in inside_loops(w, b, loops, f"_p{level}"):
         for f in folds:
-            _needed(w, inner, f.step.args, steps, texts)
+            needed(w, inner, f.step.args, steps, texts)
             name, part = f"{f.step.name}_a", folded(w, inner, f)
             w.line(f"{name} = {combined(w, f, name, part)}", f.step)
-    rest = _rest(b, N, f"_q{level}")
+    rest, found = _rest(b, N, f"_q{level}"), list[str]()
     for f in folds:
         name = f"{f.step.name}_a"
         text = f"tile.row_{f.way}({name})"
         if rest is not None:
-            _needed(w, rest, f.step.args, steps, texts)
-            w.line(f"{name} = {combined(w, f, text, fold_rows(w, rest, f))}", f.step)
+            needed(w, rest, f.step.args, steps, texts)
+            text = combined(w, f, text, fold_rows(w, rest, f))
+        if rest is not None or together > 1:
+            w.line(f"{name} = {text}", f.step)
             text = name
+        found.append(f"tile.cluster_{f.way}({text}, {together})" if together > 1 else text)
+    for f, text in zip(folds, found, strict=True):
         w.line(f"{f.step.name} = {finished(w, f, text)}", f.step)
         b.held[f.step.name] = KernelValue(f.step.name, True, False)
 
@@ -160,17 +182,17 @@ def _write_rows(w: KernelWriter, b: FrameBlock, group: ScheduledGroup, loops: li
 
     def write(inner: FrameBlock) -> None:
         for o in full:
-            _needed(w, inner, (o.name,), steps, texts)
+            needed(w, inner, (o.name,), steps, texts)
             store(w, inner, o, steps.get(o.name))
 
     if full:
-        for inner in _inside(w, b, loops, "_w"):
+        for inner in inside_loops(w, b, loops, "_w"):
             write(inner)
         if (rest := _rest(b, N, "_x")) is not None:
             write(rest)
 
 
-def _inside(w: KernelWriter, b: FrameBlock, loops: list[RowLoop], suffix: str
+def inside_loops(w: KernelWriter, b: FrameBlock, loops: list[RowLoop], suffix: str
             ) -> Iterator[FrameBlock]:
     """The same block in each loop of a pass: all of it is inside of the rows."""
     for i, loop in enumerate(loops):
@@ -185,8 +207,9 @@ def _inside(w: KernelWriter, b: FrameBlock, loops: list[RowLoop], suffix: str
 def _rest(b: FrameBlock, N: int, suffix: str) -> FrameBlock | None:
     """What is left of rows behind the last whole block."""
     left = N % b.BN
-    return replace(b, columns=f"{N - left}:{N}", BN=left, held=dict(b.held), suffix=suffix
-                   ) if left else None
+    first = "first+" if b.columns.startswith("first+") else ""
+    return replace(b, columns=f"{first}{N - left}:{first}{N}", BN=left, held=dict(b.held),
+                   suffix=suffix) if left else None
 
 
 def _levels(frame: Frame, reads: Sequence[GroupOperand], steps: Sequence[GroupStep]
@@ -208,6 +231,12 @@ def _along(frame: Frame, operand: GroupOperand) -> Pattern:
     found = frame.pattern(operand.shape)
     assert found is not None, f"{operand} does not lie along {frame}"
     return found
+
+
+def read_for_all(frame: Frame, reads: Sequence[GroupOperand]) -> dict[int, int]:
+    """The numbers of the operands that are one row, the same for all, and its bytes."""
+    return {i: frame.extents[-1] * r.type.dtype.bits // 8 for i, r in enumerate(reads)
+            if _along(frame, r)[-1] and not any(_along(frame, r)[:-1]) and r.layout is None}
 
 
 def read_again(frame: Frame, reads: Sequence[GroupOperand], writes: Sequence[GroupOperand],
@@ -258,13 +287,14 @@ def _narrow(w: KernelWriter, b: FrameBlock, steps: list[GroupStep], texts: dict[
         emit_step(w, b, s, texts[s.name])
 
 
-def _needed(w: KernelWriter, b: FrameBlock, names: tuple, steps: dict[str, GroupStep],
+def needed(w: KernelWriter, b: FrameBlock, names: tuple, steps: dict[str, GroupStep],
             texts: dict[str, str]) -> None:
     """Whatever of these values is not held yet, operands first."""
     for name in names:
         if isinstance(name, str) and name not in b.held and name in steps:
-            _needed(w, b, steps[name].args, steps, texts)
+            needed(w, b, steps[name].args, steps, texts)
             emit_step(w, b, steps[name], texts[name])
 
 
-__all__ = ["brought_rows", "read_again", "write_passes"]
+__all__ = ["RowLoop", "brought_rows", "inside_loops", "needed", "read_again", "read_for_all",
+           "write_passes", "write_statistics"]

@@ -18,8 +18,10 @@ from collections import deque
 from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
 from math import prod
+from typing import Any
 
 from ...numerics import as_type
+from ...runtime.generations import Generation
 from ...tile.ir.schedule import Schedule
 from ..flops import none
 from ..ir import Graph, Node, Value, readers_of
@@ -34,6 +36,7 @@ from ..simplify import Rewriter, rebuild, remove_dead
 from .choose_schedule import blocks, chosen, power
 from .group_statements import CHAIN, FrameBlock, store, value
 from .kernel_text import KernelText, KernelWriter, capital
+from .long_strips import LongStrips, fits_long, long_strips, long_strips_source
 from .loop_kernels import body, maker, signature
 from .spell import COMBINE
 
@@ -73,7 +76,7 @@ STRIPS_OF = (STRIP_SUM, STRIP_MAX, STRIP_TURNED)  # x -> [strips, C], of `rows` 
 TURNED_BYTES, TURNED_COLUMNS, TURNED_STEP = 32768, 128, 64
 
 
-def open_column_sums(graph: Graph) -> Graph:
+def open_column_sums(graph: Graph, chip: Generation) -> Graph:
     """Sums over all axes but the last, where these are long, as sums of strips and a sum of those.
     """
     held = _spaces_towards_largest(graph)
@@ -93,7 +96,8 @@ def open_column_sums(graph: Graph) -> Graph:
         wide = as_type(accum.name)
         if x.aval.dtype is not accum:
             x = rw.emit("cast", x, source=x.aval.type, to=wide)
-        parts = _strips(rw, STRIP_SUM, x, _strip_rows(x, held))
+        how = _long(x, held, chip)
+        parts = _strips(rw, STRIP_SUM, x, how.rows if how else _strip_rows(x, held), how=how)
         made = rw.emit("reduce_sum", parts, axis=(0,), keepdims=True, accum=accum)
         out = node.outputs[0].aval
         if out.dtype is not accum:
@@ -124,11 +128,16 @@ def _strip_rows(x: Value, held: Container[tuple[int, int]]) -> int:
     return rows
 
 
-def _strips(rw: Rewriter, op: GraphOp, x: Value, rows: int) -> Value:
+def _long(x: Value, held: Container[tuple[int, int]], chip: Generation) -> LongStrips | None:
+    R, C = _rows_and_columns(x)
+    return long_strips(R, C, chip) if (R, C) in held and C > WIDE else None
+
+
+def _strips(rw: Rewriter, op: GraphOp, x: Value, rows: int, **more: Any) -> Value:
     R, C = _rows_and_columns(x)
     parts = Value(Aval((blocks(R, rows), C), x.aval.type))
     axis = tuple(range(x.aval.ndim - 1))
-    rw.add(Node(op, (x,), {"axis": axis, "rows": rows}, (parts,), rw.where))
+    rw.add(Node(op, (x,), {"axis": axis, "rows": rows, **more}, (parts,), rw.where))
     return parts
 
 
@@ -274,6 +283,8 @@ def takes_strips(space: tuple[int, ...], nodes: Sequence[Node]) -> bool:
     codes = sum(n.attrs["rows"] for n in strips if n.op is STRIP_TURNED)
     if not has_rows(space, nodes):
         return codes * TURNED_STEP <= TURNED_BYTES
+    if (how := strips[0].attrs.get("how")) is not None:
+        return all(n.op.name in KEPT for n in strips) and fits_long(space, nodes, len(strips), how)
     return space[-1] <= WIDE and row_warps(space, nodes)[1] <= HELD and (
         not codes or codes * space[-1] <= TURNED_BYTES and space[-1] % TURNED_STEP == 0)
 
@@ -326,20 +337,29 @@ def strip_blocks(space: tuple[int, ...], nodes: Sequence[Node]) -> StripBlocks:
 
 
 def schedule_strips(builder: ScheduleBuilder, group: FusionGroup) -> None:
-    sums, b = strips_of(group.nodes), strip_blocks(group.space, group.nodes)
-    (R, C), s = b.frame.extents, b.schedule
+    sums = strips_of(group.nodes)
     kept = {v for n in sums for v in n.outputs}
     reads = [builder.operand(v) for v in builder.reads(group)]
     writes = [builder.operand(v) for v in group.outputs if v not in kept]
-    builder.add("strips", group.space, reads,
-                [*writes, *(builder.operand(v) for v in group.outputs if v in kept)],
-                [builder.step(n) for n in group.nodes], s,
+    writes += [builder.operand(v) for v in group.outputs if v in kept]
+    steps, how = [builder.step(n) for n in group.nodes], sums[0].attrs.get("how")
+    if how is not None and has_rows(group.space, group.nodes):
+        frame = _frame(group.space, group.nodes)
+        builder.add("strips", group.space, reads, writes, steps, how.schedule,
+                    (frame.extents[0] // how.rows * how.groups,), axes=frame.members,
+                    rows=how.rows, cluster=how.groups)
+        return
+    b = strip_blocks(group.space, group.nodes)
+    (R, C), s = b.frame.extents, b.schedule
+    builder.add("strips", group.space, reads, writes, steps, s,
                 (blocks(R, b.rows),) if b.whole else (blocks(R, b.rows), blocks(C, s.n)),
                 axes=b.frame.members, rows=b.rows)
 
 
 def strips_source(group: ScheduledGroup) -> KernelText:
     """Block after block of a strip: load, compute, store, add; then one row of sums."""
+    if "cluster" in dict(group.attrs):
+        return long_strips_source(group, KEPT)
     w, frame = KernelWriter(group), Frame(group.space, group.attr("axes"))
     BM, BN, rows = group.schedule.m or 1, group.schedule.n, group.attr("rows")
     R = frame.extents[0]

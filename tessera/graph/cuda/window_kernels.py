@@ -65,7 +65,7 @@ def unfolds(node: Node, chip: Generation) -> bool:
     windows, copies = Windows.of({"channels": channels, **geometry._asdict()}), unit.copies
     return (channels % STEPS[-1] == 0 and filters % EIGHT == 0
             and windows.reach <= copies.most_corner and windows.offset <= copies.most_offset
-            and max(windows.stride) <= copies.most_stride)
+            and max(windows.geometry.stride) <= copies.most_stride)
 
 
 def has_few_channels(node: Node, chip: Generation) -> bool:

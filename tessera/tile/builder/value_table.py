@@ -80,9 +80,14 @@ class ValueTable:
 
     # --- ranges -------------------------------------------------------------------------------
     def reach(self, value: SSAValue) -> tuple[int, int] | None:
-        """Least and greatest value of a loop counter or grid coordinate with constant bounds."""
+        """Least and greatest value of a loop counter or grid coordinate with constant bounds, or of
+        a remainder."""
         if value in self.coordinates:
             return self.coordinates[value]
+        op = self.defined_by.get(value)
+        if op is not None and op.name == "mod" and isinstance(op.args[1], Const) and (
+                op.args[1].dtype.kind != "float"):
+            return (0, int(op.args[1].value) - 1) if op.args[1].value > 0 else None
         if value not in self.loop_bounds:
             return None
         lo, hi, step = (self.forms.form(x) for x in self.loop_bounds[value])

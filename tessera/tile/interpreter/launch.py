@@ -29,6 +29,7 @@ from tessera.tile.ir.numpy_values import constant
 from tessera.tile.ir.op_record import OPS
 from tessera.tile.ir.schedule import Schedule
 from tessera.tile.ir.types import Buffer, GlobalTensor, Scalar, TileType
+from tessera.tile.passes.cluster_groups import cluster_of
 from tessera.tile.passes.random_draws import draws
 from tessera.tile.passes.thread_guards import Guards, strides
 from tessera.tile.passes.written_arguments import require_writable, written_parameters
@@ -259,10 +260,7 @@ def run_grid(function: Function, bound: Bound, lanes: int, grid: tuple[int, ...]
     if sanitizer is not None:
         aliasing.mark(bound)
     report = report or SanitizerReport(checked=sanitizer is not None)
-    order = np.arange(prod(grid), dtype=np.int64)
-    if sanitizer is not None:
-        order = np.random.default_rng(int(config.seed)).permutation(order)
-    order = order[:most]
+    order = _order(function, grid, sanitizer is not None, most)
     if key is None:
         key = next_launch(bound.kernel or name) if draws(function) else (0, 0)
     with np.errstate(all="ignore"), ExitStack() as watched:
@@ -278,6 +276,19 @@ def run_grid(function: Function, bound: Bound, lanes: int, grid: tuple[int, ...]
             raise_nan=config.numerics == "raise", blame=blame), lanes, name)
     bound.write_back()
     return _result(function, bound, outputs), report
+
+
+def _order(function: Function, grid: tuple[int, ...], shuffled: bool, most: int | None
+           ) -> np.ndarray:
+    """The numbers of the groups, those of a cluster one behind the other."""
+    together = cluster_of(function)
+    if prod(grid) % together:
+        raise ArgumentError(f"{function.name} has clusters of {together} groups, not a grid of "
+                            f"{prod(grid)}", hint="a multiple of that", where=user_line())
+    order = np.arange(prod(grid), dtype=np.int64).reshape(-1, together)
+    if shuffled:
+        order = np.random.default_rng(int(config.seed)).permutation(order)
+    return order[:None if most is None else -(-most // together)].ravel()
 
 
 def _originals(bound: Bound) -> Iterator[tuple[str, bool, str]]:
@@ -343,7 +354,8 @@ def _batches(order: np.ndarray, function: Function, lanes: int) -> list[np.ndarr
         elif isinstance(t, Buffer):
             copies = lanes if t.space == "register" else 1
             sizes.append(copies * t.stages * prod(t.shape))
-    many = max(1, _BUDGET // max(sizes))
+    together = cluster_of(function)
+    many = max(1, _BUDGET // max(sizes) // together) * together
     return [order[i:i + many] for i in range(0, len(order), many)]
 
 

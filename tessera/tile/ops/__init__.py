@@ -6,6 +6,7 @@ from tessera.tile.ir.op_record import OPS, TileOp
 from tessera.tile.ops import (
     atomics,
     attention,
+    cluster,
     create,
     debug,
     dependents,
@@ -24,7 +25,7 @@ from tessera.tile.ops import (
 )
 
 __all__ = [
-    "OPS", "TileOp", "atomics", "attention", "create", "debug", "dependents", "elementwise", "ids",
-    "indexed", "macros", "matmul", "memory", "packed", "random", "reduce", "vector", "warp",
-    "windows",
+    "OPS", "TileOp", "atomics", "attention", "cluster", "create", "debug", "dependents",
+    "elementwise", "ids", "indexed", "macros", "matmul", "memory", "packed", "random", "reduce",
+    "vector", "warp", "windows",
 ]

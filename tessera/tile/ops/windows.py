@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from copy import copy
 from dataclasses import dataclass
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -20,54 +20,70 @@ from tessera.tile.ir.op_record import declare
 from tessera.tile.ir.types import GlobalTensor, View
 
 Pair = tuple[int, int]
-PAIRS = ("window", "stride", "dilation", "before", "images", "results")  # of a geometry
 
 
-@dataclass(frozen=True)
-class Windows:
-    """How images are unfolded (tile.windows): pairs for the two axes of an image.
+class WindowGeometry(NamedTuple):
+    """Of two spatial axes: extents of the window, its steps, what stands before the first pixel,
+    and the extents of images and of results."""
 
-    steps: elements from row to row of an image, and from pixel to pixel
-    """
-
-    channels: int
     window: Pair
     stride: Pair
     dilation: Pair
     before: Pair
     images: Pair
     results: Pair
+
+
+PAIRS = WindowGeometry._fields
+
+
+@dataclass(frozen=True)
+class Windows:
+    """How images are unfolded (tile.windows).
+
+    steps: elements from row to row of an image, and from pixel to pixel
+    """
+
+    channels: int
+    geometry: WindowGeometry
     steps: Pair
 
     @staticmethod
     def of(attr: Mapping[str, Any]) -> Windows:
         steps = attr["images"][1] * attr["channels"], attr["channels"]
-        return Windows(channels=attr["channels"], steps=steps, **{n: attr[n] for n in PAIRS})
+        return Windows(attr["channels"], WindowGeometry(*(attr[n] for n in PAIRS)), steps)
 
     def joined(self, panel: int) -> Windows:
         """With the pixels of a row of a window as the channels of one, where they lie together, no
         window reaches over the side of its image, and panels of so many channels need it."""
-        (KH, KW), (SH, SW), (DH, DW) = self.window, self.stride, self.dilation
-        channels, (IH, IW), (_, OW) = KW * self.channels, self.images, self.results
-        if self.channels % panel == 0 or channels % panel or DW > 1 or self.before[1] or (
+        (KH, KW), (SH, SW), (DH, DW), before, (IH, IW), results = self.geometry
+        channels, OW = KW * self.channels, results[1]
+        if self.channels % panel == 0 or channels % panel or DW > 1 or before[1] or (
                 (OW - 1) * SW + KW > IW):
             return self
-        return Windows(channels, (KH, 1), (SH, 1), (DH, 1), (self.before[0], 0),
-                       (IH, OW), self.results, (self.steps[0], SW * self.steps[1]))
+        rows = WindowGeometry((KH, 1), (SH, 1), (DH, 1), (before[0], 0), (IH, OW), results)
+        return Windows(channels, rows, (self.steps[0], SW * self.steps[1]))
+
+    @property
+    def numbers(self) -> tuple:
+        """Channels, the pairs of the geometry in their order, and steps."""
+        return self.channels, *self.geometry, self.steps
 
     @property
     def corners(self) -> tuple[Pair, Pair]:
         """Of the box in which windows begin: its first pixel, and its last counted from the
         image's."""
-        first = -self.before[0], -self.before[1]
+        g = self.geometry
+        first = -g.before[0], -g.before[1]
         last = tuple(b + s * (n - 1) - (i - 1) for b, s, n, i in zip(
-            first, self.stride, self.results, self.images, strict=True))
+            first, g.stride, g.results, g.images, strict=True))
         return first, last  # type: ignore[return-value]
 
     @property
     def copied(self) -> tuple[tuple[int, ...], ...]:
         """What a descriptor knows of it: extents of an image, first, last, stride, steps."""
-        return ((*self.images, self.channels), *self.corners, self.stride, self.steps)
+        g = self.geometry
+        return ((*g.images, self.channels), *self.corners, g.stride, self.steps)
 
     @property
     def reach(self) -> int:
@@ -77,7 +93,8 @@ class Windows:
     @property
     def offset(self) -> int:
         """Of the last pixel of a window."""
-        return max(d * (k - 1) for d, k in zip(self.dilation, self.window, strict=True))
+        g = self.geometry
+        return max(d * (k - 1) for d, k in zip(g.dilation, g.window, strict=True))
 
 
 @dataclass(frozen=True)

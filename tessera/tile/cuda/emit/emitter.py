@@ -169,6 +169,7 @@ class Emitter:
         self.divergent = 0  # conditions around this op that differ between lanes
         self.shared_bytes, self.notes = 0, []  # type: ignore[var-annotated]
         self.dependent = False  # waits for the kernel in front of it
+        self.cluster = 1  # groups that are launched as one
         self.last_first = False  # blocks that start first are the last groups
         self.matmul_forms: dict[str, None] = {}
         self.sites: list[tuple[SourceLine | None, str, str, tuple[str, ...]]] = []
@@ -457,7 +458,8 @@ class Emitter:
             text.append(f"{INDENT}pass")
         return Emitted(self.function.name, "\n".join([*text, ""]), tuple(self.parameters.values()),
                        self.shared_bytes, lines, tuple(self.notes), tuple(self.sites),
-                       tuple(self.columns.values()), tuple(self.matmul_forms), self.dependent)
+                       tuple(self.columns.values()), tuple(self.matmul_forms), self.dependent,
+                       self.cluster)
 
 
 def literal(value: object, dtype: DType) -> str:

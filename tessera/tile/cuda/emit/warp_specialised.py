@@ -8,7 +8,7 @@ no variable: descriptors are made where matmuls read them.
 
 from __future__ import annotations
 
-from dataclasses import astuple, replace
+from dataclasses import replace
 from typing import Any
 
 from tessera.runtime.target import Target
@@ -292,7 +292,7 @@ def _copy_windows(h: WarpSpecialisedEmitter, ring: BufferRing, load: Load, place
     windows, _ = load.windows
     copy = h.part(f"{base_name(load.name)}_copy", "ring_copy_windows",
                   ring.offset_bytes + load.offset_bytes, ring.slot_bytes, ring.barriers_bytes,
-                  load.panels, load.panel_bytes, load.panel_box[-1], astuple(windows))
+                  load.panels, load.panel_bytes, load.panel_box[-1], windows.numbers)
     map_ = h.param("map", place.name, "i64", box=load.panel_box, windows=windows.copied)
     row, column = (f"i32({h.name(x)})" for x in place.offsets)
     h.line(f"{copy}({at}, {map_}, {row}, {column})")
@@ -556,8 +556,9 @@ def _store_rows(e: Emitter, op: Op) -> None:
 
 def _store_windows(h: WarpSpecialisedEmitter, place: MemoryOperand, layout: RegisterLayout,
                    x: str) -> None:
+    assert place.windows is not None
     make = h.part("store_windows", "store_windows", layout.text, layout.shape, place.dtype.name,
-                  astuple(place.windows))  # type: ignore[arg-type]
+                  place.windows.numbers)
     row, column = (h.name(i) for i in place.offsets)
     quad = h.once("quad", f"i32({h.thread} & 3)")
     h.line(f"{make}({x}, {place.base}, i32({place.extents[0]}), i32({row} + "

@@ -144,7 +144,7 @@ def check_windows(x: SharedOperand, view: Op, known: Any, form: WarpgroupMatmul)
                       f"{windows.channels} channels")
     for name, found, most in (("padding", windows.reach, form.copies.most_corner),
                               ("window", windows.offset, form.copies.most_offset),
-                              ("stride", max(windows.stride), form.copies.most_stride)):
+                              ("stride", max(windows.geometry.stride), form.copies.most_stride)):
         if found > most:
             raise Refused(f"{x.name}: a copy's windows have a {name} of at most {most} pixels, not "
                           f"{found}")

@@ -1,0 +1,145 @@
+"""Reductions over the groups of a cluster: each sends what it has to all of them, and each combines
+what has come, in the order of their numbers.
+
+Stores are asynchronous and counted by a barrier of the group that gets them (PTX ISA 9.7.9
+st.async). Barriers are made before any group sends: all of a cluster meet for that, behind what the
+kernel asked for before, such as loads.
+
+In a loop two buffers and barriers take turns. Who sends for iteration i + 2 has got what all sent
+for i + 1, before which, by a barrier of the group, all threads there had read what came for i.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+
+from tessera.tile.cuda.emit.emitter import INDENT, EmittedLine, Emitter, intrinsic
+from tessera.tile.cuda.emit.reduce import flat_index
+from tessera.tile.cuda.emit.registry import emits
+from tessera.tile.cuda.emit.warps import tag_of
+from tessera.tile.cuda.intrinsics.clusters import BARRIER_BYTES, sent_bytes
+from tessera.tile.cuda.intrinsics.reduce import padded
+from tessera.tile.ir.ir import Node, Op, SSAValue, regions
+from tessera.tile.ir.register_layout import RegisterLayout
+from tessera.tile.ops.cluster import NAMES
+from tessera.tile.passes.cluster_groups import cluster_of, cluster_ops
+
+BUFFERS = 2
+
+
+@dataclass(frozen=True)
+class ClusterExchange:
+    """What an op waits for, as expressions: its barrier, the parity of the phase that ends, and the
+    result then.  count: the variable of a loop's exchanges, "" outside."""
+
+    op: Op
+    barrier: str
+    parity: str
+    result: str
+    count: str
+
+
+@emits(*NAMES)
+def _exchange(e: Emitter, op: Op) -> None:
+    """All of a run of such ops are sent before the first is waited for."""
+    if op.attr["groups"] == 1:
+        return e.define(op.outs[0], e.name(op.args[0]))
+    run = _runs(e)[op.outs[0].value]
+    if op is not run[0]:
+        return None
+    if e.loops:
+        e.sync()  # what came in the iteration before has been read by all threads
+    for sent in [_send(e, one) for one in run]:
+        wait = e.use("cluster_await", "use('mbarrier_wait')")
+        e.line(f"{wait}(i32({sent.barrier}), {sent.parity})")
+        e.define(sent.op.outs[0], sent.result)
+        if sent.count:
+            e.line(f"{sent.count} = i32({sent.count} + 1)")
+    return None
+
+
+def _runs(e: Emitter) -> dict[SSAValue, list[Op]]:
+    """By result: the ops that follow each other with nothing between, none of another's result."""
+    if "cluster runs" not in e.memo:
+        found: dict[SSAValue, list[Op]] = {}
+        ops = cluster_ops(e.function)
+
+        def look(nodes: tuple[Node, ...]) -> None:
+            run: list[Op] = []
+            for node in nodes:
+                if isinstance(node, Op) and node in ops:
+                    made = {o.outs[0].value for o in run}
+                    run = run if run and not made & set(node.args) else []
+                    run.append(node)
+                    found[node.outs[0].value] = run
+                else:
+                    run = []
+                    for region in regions(node):
+                        look(region)
+
+        look(e.function.body)
+        e.memo["cluster runs"] = found
+    runs = e.memo["cluster runs"]
+    assert isinstance(runs, dict)
+    return runs
+
+
+def _send(e: Emitter, op: Op) -> ClusterExchange:
+    (x,), groups, tag = op.args, op.attr["groups"], tag_of(e, op.args[0])
+    layout, shape, size = e.layout(x), e.layout(x).shape, 8 if tag.endswith("64") else 4
+    barrier, elements = _barriers(e, op), prod(padded(shape))
+    bytes_ = size * groups * elements
+    at, place = e.scratch(BUFFERS * bytes_ if e.loops else bytes_), flat_index(e, layout)
+    parity, count = "i32(0)", ""
+    if e.loops:
+        count, turn = e.fresh("exchanges"), e.fresh("turn")
+        e.top.append(EmittedLine(f"{INDENT}{count} = i32(0)"))
+        e.line(f"{turn} = i32({count} & 1)")
+        barrier, at = f"{barrier} + {BARRIER_BYTES} * {turn}", f"{at} + {bytes_} * {turn}"
+        parity = f"i32({count} >> 1 & 1)"
+    expect = e.use("expect", "use('mbarrier_arrive_expect')")
+    counted = sent_bytes(tag, shape, groups)
+    e.line(f"if {e.thread} == 0: {expect}(i32({barrier}), i32({counted}))")
+    rank = e.once("rank", e.use("cluster_rank", "use('cluster_ctarank')") + "()")
+    many, to, who = _senders(e, layout, groups)
+    send = e.use("send", intrinsic("clusters.send", tag, layout.text, shape, many))
+    e.line(f"{send}({e.name(x)}, i32({at} + {size} * ({rank} * {elements} + {place})), "
+           f"i32({barrier}), {to}, {who})")
+    read = e.use("get_parts", intrinsic("reduce.get", NAMES[op.name], tag, layout.text, shape,
+                                        groups))
+    return ClusterExchange(op, barrier, parity, f"{read}(i32({at} + {size} * {place}))", count)
+
+
+def _senders(e: Emitter, layout: RegisterLayout, groups: int) -> tuple[int, str, str]:
+    """(groups that a thread sends to, the first of them, whether it sends): where neighbours have
+    the same elements, each sends to a group."""
+    low = groups - 1
+    if all(1 << i & low == 0 or i in layout.replicas or i >= len(layout.threads)
+           for i in range(low.bit_length())) and e.lanes >= groups:
+        bits = sum(1 << i for i in layout.replicas) | -1 << len(layout.threads)
+        bits &= (1 << (e.lanes - 1).bit_length()) - 1 & ~low
+        return 1, e.once("to_group", f"i32({e.thread} & {low})"), e.once(
+            "sends", f"i32(({e.thread} & {bits}) == 0)")
+    return groups, "i32(0)", e.owner(layout) or "i32(1)"
+
+
+def _barriers(e: Emitter, op: Op) -> str:
+    """The address of this op's barriers. The first op makes those of all, and waits for the cluster
+    to have made them."""
+    ops = cluster_ops(e.function)
+    if "cluster" not in e.memo:
+        e.cluster = cluster_of(e.function)
+        at = e.memo["cluster"] = e.scratch(BUFFERS * BARRIER_BYTES * len(ops))
+        init = e.use("cluster_init", intrinsic("clusters.init", BUFFERS * len(ops)))
+        fence = e.use("fence_init", "use('fence_mbarrier_init')")
+        arrive = e.use("cluster_begin", "use('cluster_arrive_relaxed')")
+        e.top += [EmittedLine(INDENT + text) for text in (
+            f"if {e.thread} == 0: {init}({at})", f"{fence}()", f"{arrive}()")]
+        wait = e.use("cluster_wait", "use('cluster_wait')") + "()"
+        if e.depth == 1:
+            e.line(wait)
+        else:
+            e.top.append(EmittedLine(INDENT + wait))
+    number = [n.outs[0].value for n in ops].index(op.outs[0].value)
+    return f"{e.memo['cluster']} + {BUFFERS * BARRIER_BYTES * number}"

@@ -1,0 +1,65 @@
+"""Intrinsics of exchange between the groups of a cluster, as Operations for `use`."""
+
+from __future__ import annotations
+
+import functools
+from math import prod
+from typing import Any
+
+from tessera.tile.cuda.builder import Builder
+from tessera.tile.cuda.instruction import InstructionForm, Operand, Operation
+from tessera.tile.cuda.instruction_names import find_instruction
+from tessera.tile.cuda.intrinsics.reduce import flat, kind_of_tag, padded
+from tessera.tile.ir.register_layout import RegisterLayout
+
+BARRIER_BYTES = 8
+
+
+@functools.cache
+def init(count: int) -> Operation:
+    """(shared address): barriers of one arrival, and of the bytes that it says."""
+    def body(b: Builder, at: Any) -> None:
+        for i in range(count):
+            b.call(find_instruction("mbarrier_init"), b.add(at, b.i32(BARRIER_BYTES * i)),
+                   b.i32(1))
+
+    form = InstructionForm((Operand("at", "i32"),), (), body)
+    return Operation("cluster_init", 1, lambda *_: form)
+
+
+@functools.cache
+def send(tag: str, layout: str, shape: tuple[int, ...], groups: int) -> Operation:
+    """(fragment, shared address, barrier, first group, condition): elements to their row-major
+    places behind the address, in so many groups of the cluster, where the barrier counts their
+    bytes."""
+    kind, how = kind_of_tag(tag), RegisterLayout.parse(layout, shape)
+    size = 8 if kind[-2:] == "64" else 4
+
+    def body(b: Builder, x: list[Any], at: Any, barrier: Any, first: Any, condition: Any) -> None:
+        far, store = find_instruction("mapa"), find_instruction("st_async_b32")
+        with b.when(b.true(condition)):
+            for rank in (b.add(first, b.i32(i)) for i in range(groups)):
+                there, counts = b.call(far, at, rank), b.call(far, barrier, rank)
+                for base, v in zip(how.bases, x, strict=True):
+                    place = size * flat(base, padded(shape))
+                    for i, word in enumerate(_words(b, v, kind)):
+                        b.call(store, b.add(there, b.i32(place + 4 * i)), word, counts)
+
+    form = InstructionForm((Operand("x", kind, how.count), Operand("at", "i32"),
+                            Operand("barrier", "i32"), Operand("first", "i32"),
+                            Operand("if", "i32")), (), body)
+    return Operation("cluster_send", 5, lambda *_: form)
+
+
+def _words(b: Builder, x: Any, kind: str) -> list[Any]:
+    """A register as words of 32 bits."""
+    whole = "i64" if kind[-2:] == "64" else "i32"
+    bits = b.bitcast(x, whole) if kind[0] == "f" else x
+    if whole == "i32":
+        return [bits]
+    return [b.trunc(bits, "i32"), b.trunc(b.lshr(bits, b.const("i64", 32)), "i32")]
+
+
+def sent_bytes(tag: str, shape: tuple[int, ...], groups: int) -> int:
+    """What all groups send to one."""
+    return (8 if tag[-2:] == "64" else 4) * prod(shape) * groups

@@ -1,0 +1,82 @@
+"""Gradients of norms of rows too long for registers: result and sums in one kernel."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tessera as ts
+from tessera.graph.cuda import CudaProgram, long_strips, strips
+from tessera.runtime.target import parse_target
+from tolerance import assert_close
+
+TARGET = parse_target("sm_90a")
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks of 128 columns, rows of more than 256 are long."""
+    monkeypatch.setattr(long_strips, "BLOCK", 128)
+    monkeypatch.setattr(long_strips, "WARPS", 2)
+    monkeypatch.setattr(strips, "WIDE", 256)
+    monkeypatch.setattr(strips, "LARGE", 1)
+
+
+def _drawn(rng: np.random.Generator, *shape: int, dtype: Any = "f32") -> ts.Tensor:
+    return ts.cast(ts.tensor(rng.standard_normal(shape).astype(np.float32)), dtype)
+
+
+def gradients(x: Any, w: Any, b: Any, dy: Any) -> Any:
+    return ts.vjp(ts.layernorm, x, w, b)[1](dy)
+
+
+def program(fn: Any, *xs: Any, target: Any = TARGET) -> CudaProgram:
+    return CudaProgram(ts.jit(fn).graph(*xs), target)
+
+
+@pytest.mark.parametrize("debug", [False, True])
+@pytest.mark.parametrize("n, groups", [(384, 1), (512, 1), (768, 2), (1024, 2)])
+def test_rows_are_read_once_for_the_result_and_the_sums(
+        n: int, groups: int, debug: bool, rng: np.random.Generator) -> None:
+    x, dy, w, b = (_drawn(rng, *s) for s in ((192, n), (192, n), (n,), (n,)))
+    made = program(gradients, x, w, b, dy)
+    group = made.plan.groups[0]
+    assert [g.kind for g in made.plan.groups] == ["strips", "columns", "columns"]
+    rows = -(-192 * groups // long_strips.GROUPS)
+    assert (group.attr("cluster"), group.attr("rows")) == (groups, rows)
+    with ts.config.scope(debug=debug):
+        dx, dw, db = made.run([x, w, b, dy])
+    x64, d64 = np.asarray(x, np.float64), np.asarray(dy, np.float64)
+    r = 1 / np.sqrt(x64.var(1, keepdims=True) + 1e-5)
+    h = (x64 - x64.mean(1, keepdims=True)) * r
+    assert_close(dw, (d64 * h).sum(0), "f32", n=192)
+    assert_close(db, d64.sum(0), "f32", n=192)
+    dh = d64 * np.asarray(w, np.float64)
+    want = r * (dh - dh.mean(1, keepdims=True) - h * (dh * h).mean(1, keepdims=True))
+    assert_close(dx, want, "f32", n=n)
+
+
+@pytest.mark.parametrize("rows, n, target", [
+    (192, 2048, "sm_90a"), (192, 700, "sm_90a"), (131, 512, "sm_90a"), (192, 1024, "sm_80")])
+def test_other_rows_are_read_twice(rows: int, n: int, target: str) -> None:
+    """Longer ones, no whole blocks, strips of different length, and groups that have no cluster."""
+    x, w = ts.Tensor[rows, n, "f32"], ts.Tensor[n, "f32"]
+    found = program(gradients, x, w, w, x, target=parse_target(target)).plan.groups
+    assert [g.kind for g in found][:2] == ["rows", "strips"]
+
+
+@pytest.mark.parametrize("R, rows", [(192, 2), (4096, 32), (32768, 128), (3 * 16384, 128),
+                                     (1 << 20, 128), (1 << 21, None),
+                                     (1009, None)])
+def test_strips_are_as_many_as_run_at_once_or_some_times_that(R: int, rows: int | None) -> None:
+    """A sum in f32 has 128 rows at most."""
+    found = long_strips.long_strips(R, 512, TARGET.generation)
+    assert (found and found.rows) == rows
+
+
+def test_operands_that_leave_no_room_are_read_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, w = ts.Tensor[192, 512, "f32"], ts.Tensor[512, "f32"]
+    monkeypatch.setattr(long_strips, "ROWS_UNDER_WAY", 60)
+    assert program(gradients, x, w, w, x).plan.groups[0].kind == "rows"
