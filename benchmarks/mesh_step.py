@@ -1,7 +1,7 @@
 """A training step of GPT-2 on several GPUs, data parallel: how its time compares with one GPU's.
 
     mpirun -n 2 python benchmarks/mesh_step.py                  # 124M, 16 windows a GPU, T 1024
-    torchrun --nproc-per-node 4 benchmarks/mesh_step.py --layers 24 --d 1024 --heads 16     # 350M
+    torchrun --nproc-per-node 4 benchmarks/mesh_step.py --layers 24 --width 1024 --heads 16  # 350M
     mpirun -n 2 python benchmarks/mesh_step.py --fsdp           # parameters split over the GPUs
     mpirun -n 2 python benchmarks/mesh_step.py --torch ddp      # PyTorch on them, or fsdp2
 
