@@ -47,6 +47,16 @@ def test_matmuls_run_in_parts_beside_their_collective(tmp_path):
         assert all("parts beside its matmul through NCCL" in plan for plan in said.values()), said
 
 
+@needs_mpi
+@needs_two
+@pytest.mark.row("DIST-38")
+def test_gradients_are_reduced_beside_the_backward_pass(tmp_path, note):
+    for said in run("overlap", tmp_path):
+        note(**said)
+        assert said["sent"] > 1 and said["apart"] and said["same"], said
+        assert said["ahead us"] > 0 and said["both us"] > 0, said
+
+
 @needs_two
 def test_torchrun_s_variables_are_enough(tmp_path):
     made = started_as_by("torchrun", 2, "layouts", tmp_path, battery=PROGRAMS)

@@ -146,3 +146,53 @@ def test_what_is_sent_waits_for_no_other_layer(monkeypatch):
     between = [kind for kind in kinds[first:] if kind in ("exchange", "gemm")]
     assert between.count("exchange") >= 5 and ["exchange"] * 3 not in [
         between[i:i + 3] for i in range(len(between) - 4)], kinds
+
+
+def layers(ws, x):
+    for w in ws:
+        x = ts.gelu(x @ w)
+    return ts.mean(ts.square(x))
+
+
+def programs_of(gpus, rng, monkeypatch, step) -> list[tuple]:
+    """What each of two ranks runs, and the parts of a call in order. step(ws, x): each gradient
+    is a bucket."""
+    X, *W = values(rng, (6, 8), *[(8, 8)] * 4)
+    monkeypatch.setattr(partitioned_steps, "GPU_BUCKET_BYTES", 8 * 8 * 4)
+    want = ts.jit(step)([ts.tensor(w) for w in W], ts.tensor(X))
+
+    def program(mesh):
+        gpus.driver.late = "collectives"
+        f = ts.jit(step)
+        ws, x = [placed(mesh, w, "whole") for w in W], placed(mesh, X, "rows")
+        found = [[w.numpy() for w in f(ws, x)] for _ in range(3)]
+        local = f._last.program.local(ts.dist.rank())
+        return found[-1], local.program, [t.what.part for t in local._workspace.timed]
+
+    made = on_ranks(2, program)
+    for found, *_ in made:
+        for a, b in zip(found, want, strict=True):
+            assert_close(a, b.numpy(), "f32", 48)
+    return [(program, parts) for _, program, parts in made]
+
+
+def test_gradients_are_sent_while_the_backward_pass_goes_on(gpus, nccl, rng, monkeypatch):
+    """Though the caller reads them at its end."""
+    for _, parts in programs_of(gpus, rng, monkeypatch, ts.grad(layers, argnums=0)):
+        sent = [i for i, part in enumerate(parts) if part == "exchange"]
+        assert len(sent) == 4 and all("kernel" in parts[a:b] for a, b in zip(
+            sent, sent[1:], strict=False))
+
+
+def test_what_came_first_is_used_first(gpus, nccl, rng, monkeypatch):
+    """The optimizer begins with the last layer, whose gradient is there, and does what it does to
+    others in launches of their own, while the gradient of the first is on its way."""
+    def update(ws, x):
+        return [w - 0.1 * g for w, g in zip(ws, ts.grad(layers, argnums=0)(ws, x), strict=True)]
+
+    for program, _ in programs_of(gpus, rng, monkeypatch, update):
+        plan = program.plan
+        sent = [k for k, s in enumerate(plan.steps) if s.kind == "exchange"]
+        made = overlapped(plan.steps, sent, (), plan.region)
+        behind = [run for run in program.runs() if run.start > sent[-1]]
+        assert [max(made.awaited.get(k, -1) for k in run) for run in behind] == [0, 1, 2, 3]

@@ -30,6 +30,7 @@ from ..schedule.op_ids import id_of, line_of, number
 from ..schedule.region_copies import RegionCopy, moves_of
 from . import choose_schedule
 from .anchors import anchor_extents, anchor_frame
+from .arrival_order import come_by
 from .batch_key import batch_key, is_flat, parts_that_come, sent_by
 from .collective_steps import CollectiveCallee
 from .elements import schedule_elements
@@ -104,8 +105,9 @@ def lower(graph: Graph, target: Target, donated: Sequence[int] = (),
     rest = rest if on_host is None else copy_arguments(rest, on_host)
     groups = order_arguments(place_saved(join_readers(fuse(rest, CUDA)), rest), rest)
     plain = numbers(known)
-    sent, apart = sent_by(groups), parts_that_come(groups)
-    groups = batch_groups(groups, rest, lambda g: batch_key(g, plain, _attrs, sent, apart), CUDA)
+    sent, come, apart = sent_by(groups), come_by(groups), parts_that_come(groups)
+    groups = batch_groups(
+        groups, rest, lambda g: batch_key(g, plain, _attrs, sent, come, apart), CUDA)
     memory = plan_memory(rest, groups, known, CUDA, draws.values,
                          [rest.inputs[i] for i in donated])
     builder = _KernelSchedule(rest, groups, memory, draws.values,

@@ -19,6 +19,7 @@ from ..ir import Graph, Node, Value
 from ..schedule.loop_axes import extents_of
 from ..schedule.memory_plan import fold_constants
 from ..simplify import Rewriter, canonicalize, merge_common, rebuild, remove_dead
+from .arrival_order import use_as_it_comes
 from .attention_kernels import open_cached_attention, use_attention_kernels
 from .conv_kernels import use_conv_kernels
 from .fft_kernels import use_fft_kernels
@@ -222,6 +223,7 @@ PIPELINE: list[Callable[..., Any]] = [
     split_few_rows,
     narrow_ids,
     transpose_operands,
+    use_as_it_comes,
 ]
 # These ask what the chip has.
 BY_CHIP: tuple[Callable[..., Graph], ...] = (use_attention_kernels, use_conv_kernels,

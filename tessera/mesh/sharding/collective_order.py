@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Container, Iterator, Mapping, Sequence
 from math import prod
 
@@ -9,6 +10,8 @@ from ..collectives.record import COLLECTIVES
 from ..partition import extents, local_shape
 from .overlap import asked
 from .partitioned_steps import BUCKET_BYTES, Held, LayoutHop, PartitionedOp, Step, makes, reads
+
+REDUCTIONS = ("all_reduce", "reduce_scatter")
 
 
 def issue_early(steps: Sequence[Step]) -> list[Step]:
@@ -25,6 +28,31 @@ def issue_early(steps: Sequence[Step]) -> list[Step]:
         elif not COLLECTIVES[step.hop.kind].reduces:
             at = len(out)
         out.insert(at, step)
+    return out
+
+
+def reduce_early(steps: Sequence[Step]) -> list[Step]:
+    """Reductions right behind what makes their operand: a gradient is read at the end of a program
+    by who asked for it, but what it is the sum of is there in the midst of the backward pass."""
+    behind = defaultdict[Held, list[Step]](list)
+    moved = set[Step]()
+    made = {held for step in steps for held in makes(step)}
+    for step in steps:
+        if isinstance(step, LayoutHop) and step.hop.kind in REDUCTIONS and \
+                (step.value, step.hop.source) in made:
+            behind[step.value, step.hop.source].append(step)
+            moved.add(step)
+    out: list[Step] = []
+
+    def emit(step: Step) -> None:
+        out.append(step)
+        for held in makes(step):
+            for move in behind[held]:
+                emit(move)
+
+    for step in steps:
+        if step not in moved:
+            emit(step)
     return out
 
 
@@ -113,4 +141,4 @@ def _made_ahead(held: Held, first: int, steps: Sequence[Step], maker: Mapping[He
     return [*found, at]
 
 
-__all__ = ["issue_early", "prefetch"]
+__all__ = ["REDUCTIONS", "issue_early", "prefetch", "reduce_early"]
