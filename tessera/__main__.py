@@ -38,6 +38,8 @@ Command("profile", "runs a program, and shows where the time went: every launch,
 Command("bench", "speed of training steps, beside torch.compile", "tessera.bench.command")
 Command("plan", "memory, collectives and time of a step on a mesh that need not be here",
         "tessera.debug.planning")
+Command("fabric", "measures what joins the ranks that run it, as a file for plans",
+        "tessera.debug.fabric_command")
 
 
 def usage() -> str:
