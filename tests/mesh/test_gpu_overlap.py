@@ -196,3 +196,33 @@ def test_what_came_first_is_used_first(gpus, nccl, rng, monkeypatch):
         made = overlapped(plan.steps, sent, (), plan.region)
         behind = [run for run in program.runs() if run.start > sent[-1]]
         assert [max(made.awaited.get(k, -1) for k in run) for run in behind] == [0, 1, 2, 3]
+
+
+def test_parameters_of_a_bucket_are_gathered_together_and_their_gradients_reduced(gpus, nccl, rng):
+    """Of layers with weights and vectors of two types."""
+    X, *W = values(rng, (128, 16), *[(16, 16)] * 3)
+    B = values(rng, *[(16,)] * 3)
+    kind = "bf16 @accum(f32)"
+
+    def loss(params, x):
+        for w, b in params:
+            x = ts.gelu(ts.cast(x, kind) @ ts.cast(w, kind) + ts.cast(b, kind))
+            x = ts.cast(x, "f32") * b
+        return ts.mean(ts.square(x))
+
+    want = ts.grad(loss, argnums=0)([(ts.tensor(w), ts.tensor(b)) for w, b in zip(
+        W, B, strict=True)], ts.tensor(X))
+
+    def program(mesh):
+        params = ts.dist.fsdp([(ts.tensor(w), ts.tensor(b)) for w, b in zip(W, B, strict=True)],
+                              "x", mesh)
+        f, x = ts.jit(ts.grad(loss, argnums=0)), placed(mesh, X, "rows")
+        found = [[g.numpy() for pair in f(params, x) for g in pair] for _ in range(3)]
+        plan = f._last.program.local(ts.dist.rank()).program.plan
+        return found[-1], [s.steps[0].op for s in plan.steps if s.kind == "exchange"]
+
+    for found, sent in on_ranks(2, program):
+        for made, g in zip(found, [g for pair in want for g in pair], strict=True):
+            assert_close(made, g.numpy(), "bf16", 128)
+        assert sent.count("mesh_rank_blocks") == 1, sent  # of 14
+        assert sent.count("mesh_scattered_sums") <= 4, sent  # of 9, of two types

@@ -25,6 +25,7 @@ from .conv_kernels import use_conv_kernels
 from .fft_kernels import use_fft_kernels
 from .gathers import nothing
 from .host_keys import open_keys
+from .joined_exchanges import join_exchanges
 from .joined_products import join_products
 from .joined_sums import join_sums
 from .library_ops import call_products, place_blocks, transpose_operands
@@ -192,6 +193,7 @@ PIPELINE: list[Callable[..., Any]] = [
     multiply_packed,
     drop_overwritten,
     expand_for_kernels,
+    join_exchanges,
     canonicalize,
     sink_transposes,
     multiply_narrow,

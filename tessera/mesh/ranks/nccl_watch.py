@@ -92,8 +92,8 @@ def _watch() -> None:
 def look(call: SentCall) -> MeshError | None:
     """Waits until a call has been done by the GPU; what is wrong when it is not in time."""
     with device(call.by.index).current():
-        if call.event is not None:
-            return _reached(call, lambda: call.event.done)
+        if (behind := call.event) is not None:
+            return _reached(call, lambda: behind.done)
         if _is_capturing(call.stream):
             return None  # an event in there would be part of the graph; the next call tells
         event = check(driver().cuEventCreate(libcuda.EVENT_DISABLE_TIMING), "make an event")

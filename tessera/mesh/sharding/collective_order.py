@@ -86,15 +86,17 @@ def prefetch(steps: Sequence[Step], inputs: Sequence[Held]) -> list[Step]:
     gone: set[int] = set()
     before: list[int] = []
     for bucket in _buckets(steps):
-        first = min((_first_use(steps, i) for i in before), default=bucket[0] + 1)
+        first = min((_first_use(steps, i) for i in before), default=bucket[0])
+        ahead, sent = list[int](), list[int]()
         for i in bucket:
             step = steps[i]
             assert isinstance(step, LayoutHop)
             needed = _made_ahead((step.value, step.hop.source), first, steps, maker, given)
-            if i > first and needed is not None:
-                own = [j for j in (*needed, i) if j not in gone]
-                moved.setdefault(first, []).extend(own)
-                gone.update(own)
+            if i >= first and needed is not None:
+                ahead += [j for j in needed if j not in gone and j not in ahead]
+                sent.append(i)
+        moved.setdefault(first, []).extend((*ahead, *sent))
+        gone.update(ahead, sent)
         before = bucket
     return [steps[j] for i in range(len(steps))
             for j in (*moved.get(i, ()), *(() if i in gone else (i,)))]
