@@ -87,10 +87,11 @@ def ours(a: argparse.Namespace, model: StepModel) -> dict[str, Any]:
         ts.dist.barrier()
     mesh = ts.dist.mesh([f"cuda:{r}" for r in range(ranks)], axes="dp")
     made = OurStep(mesh, model.sized(B=ranks * a.B), a.fsdp)
+    predicted = made.predicted_ms()
     with ts.dist.traffic() as sent:
         together = step_times(made.step, a.steps, a.start_file)
     together |= {"plan": [str(c) for c in made.run.plan], "eager_collectives": len(sent),
-                 "predicted_ms": made.predicted_ms()}
+                 "predicted_ms": predicted}
     return {"alone": alone, "together": together, "backend": mesh.backend,
             "weak_scaling": alone and alone["ms"] / together["ms"]}
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from tessera.errors import DeviceError
-from tessera.mesh.ranks import nccl_watch
+from tessera.mesh.ranks import communicator, nccl_watch
 from tessera.mesh.ranks.communicator import Communicator
 from tessera.runtime import libnccl
 
@@ -84,3 +86,9 @@ def test_what_nccl_refuses_is_an_error_in_its_words_and_ends_the_group(made, cal
         call(by)
     names = [c[0] for c in library.calls]
     assert names.count("GroupStart") == names.count("GroupEnd") and not told
+
+
+def test_what_is_asked_of_nccl_is_declared():
+    """No machine without NCCL would notice."""
+    asked = set(re.findall(r"library\.(nccl\w+)", Path(communicator.__file__).read_text()))
+    assert len(asked) > 8 and asked <= set(libnccl._SIGNATURES)

@@ -81,12 +81,15 @@ def prefetch(steps: Sequence[Step], inputs: Sequence[Held]) -> list[Step]:
     is used the next is on its way, so two are whole at a time. inputs: those of the program."""
     maker = {held: i for i, s in enumerate(steps) if isinstance(s, PartitionedOp)
              for held in s.makes}
-    given = set(inputs)
+    given, readers = set(inputs), defaultdict[Held, list[int]](list)
+    for j, step in enumerate(steps):
+        for held in reads(step):
+            readers[held].append(j)
     moved: dict[int, list[int]] = {}  # by the step in front of which they come
     gone: set[int] = set()
     before: list[int] = []
     for bucket in _buckets(steps):
-        first = min((_first_use(steps, i) for i in before), default=bucket[0])
+        first = min((_first_use(steps, i, readers) for i in before), default=bucket[0])
         ahead, sent = list[int](), list[int]()
         for i in bucket:
             step = steps[i]
@@ -119,10 +122,11 @@ def _buckets(steps: Sequence[Step]) -> Iterator[list[int]]:
         yield bucket
 
 
-def _first_use(steps: Sequence[Step], i: int) -> int:
+def _first_use(steps: Sequence[Step], i: int, readers: Mapping[Held, Sequence[int]]) -> int:
     """The first step that reads what a gather brings."""
     (held,) = makes(steps[i])
-    return next((j for j in range(i + 1, len(steps)) if held in reads(steps[j])), len(steps))
+    at = readers.get(held, ())
+    return next((j for j in at if j > i), len(steps))
 
 
 def _made_ahead(held: Held, first: int, steps: Sequence[Step], maker: Mapping[Held, int],
