@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import prod
 from types import SimpleNamespace
 
 import pytest
@@ -226,3 +227,21 @@ def test_parameters_of_a_bucket_are_gathered_together_and_their_gradients_reduce
             assert_close(made, g.numpy(), "bf16", 128)
         assert sent.count("mesh_rank_blocks") == 1, sent  # of 14
         assert sent.count("mesh_scattered_sums") <= 4, sent  # of 9, of two types
+
+
+def test_tiles_are_given_out_where_there_are_more_than_multiprocessors():
+    """Of the matmuls that run while gradients are sent; a counter is cleared for each of them."""
+    mesh, kind = ts.dist.mesh(DEVICES[:2], axes="x"), "bf16 @accum(f32)"
+
+    def there(shape, spec):
+        return ts.dist.stand_ins(ts.Tensor[(*shape, ts.as_type(kind))], lambda *_: spec, mesh)
+
+    whole, rows = ts.ShardSpec(replicate=True), ts.ShardSpec(("row",), ("x",))
+    f = ts.jit(ts.grad(layers, argnums=0))
+    made = f.traced([there((1024, 4096), whole), there((4096, 1024), whole)] * 8,
+                    there((1 << 15, 1024), rows)).program.made
+    steps = CudaProgram(localize(made, 0), "sm_90a").plan.steps
+    first = next(k for k, s in enumerate(steps) if s.kind == "exchange")
+    tiles = {(prod(s.grid) > 132, dict(s.schedule.extra).get("TILES"))
+             for s in steps[first:-1] if s.kind == "gemm"}
+    assert tiles == {(True, "dynamic"), (False, None)}

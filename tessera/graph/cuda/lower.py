@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from ...errors import UnsupportedTargetError
+from ...kernels.matmul_plan import card_for
 from ...numerics import as_type
 from ...runtime.generations import Generation
 from ...runtime.target import Target
@@ -112,7 +113,8 @@ def lower(graph: Graph, target: Target, donated: Sequence[int] = (),
                          [rest.inputs[i] for i in donated])
     builder = _KernelSchedule(rest, groups, memory, draws.values,
                               target.generation)
-    plan = share_chip(builder.build(str(target), numbered, draws.nodes))
+    plan = share_chip(builder.build(str(target), numbered, draws.nodes),
+                      card_for(target.generation.warpgroup_matmul).multiprocessors)
     return LoweredGraph(builder, plan, draws, ready.copies)
 
 
