@@ -29,7 +29,9 @@ def sized(flags: argparse.ArgumentParser, **usual: int) -> tuple[argparse.Namesp
     """GPT-2 124M, or of the extents that flags say. usual: in place of its own."""
     names = ("layers", "d", "heads", "B", "T", "vocabulary")
     for name in names:
-        flags.add_argument(f"--{name}", type=int, default=usual.get(name, getattr(SMALL, name)))
+        longer = ["--width"] * (name == "d")  # torchrun takes --d for one of its own
+        flags.add_argument(f"--{name}", *longer, type=int,
+                           default=usual.get(name, getattr(SMALL, name)))
     a = flags.parse_args()
     return a, SMALL.sized(**{name: getattr(a, name) for name in names})
 

@@ -1,12 +1,13 @@
 """A training step of GPT-2 on several GPUs, data parallel: how its time compares with one GPU's.
 
     mpirun -n 2 python benchmarks/mesh_step.py                  # 124M, 16 windows a GPU, T 1024
-    torchrun --nproc-per-node 4 benchmarks/mesh_step.py --layers 24 --d 1024 --heads 16     # 350M
+    torchrun --nproc-per-node 4 benchmarks/mesh_step.py --layers 24 --width 1024 --heads 16  # 350M
     mpirun -n 2 python benchmarks/mesh_step.py --fsdp           # parameters split over the GPUs
     mpirun -n 2 python benchmarks/mesh_step.py --torch ddp      # PyTorch on them, or fsdp2
 
 Rank 0 trains alone first, with the windows of one GPU, while the others wait; then all together,
-each with as many. The model is that of gpt2_step.py. Weak scaling is the one time by the other.
+each with as many. The model is that of gpt2_step.py. Weak scaling is the one time by the other;
+predicted_ms is what the planner says, by TESSERA_FABRIC where that is set.
 --start-file NAME: all is compiled, and then waits until there is a file NAME: so several of these
 compile side by side, and are timed one after another. NAME.RANK says that a rank is ready.
 """
@@ -51,6 +52,11 @@ class OurStep:
         self.state = OPTIMIZER.init(self.params)
         self.x, self.y = (placed(mesh, t, True) for t in batch(model))
 
+    def predicted_ms(self) -> float:
+        """Of a step, by the model of the planner."""
+        return ts.dist.plan_report(self.run, self.params, self.state, self.x,
+                                   self.y).step_us / 1e3
+
     def step(self) -> ts.Tensor:
         value, self.params, self.state = self.run(self.params, self.state, self.x, self.y)
         return value
@@ -81,9 +87,11 @@ def ours(a: argparse.Namespace, model: StepModel) -> dict[str, Any]:
         ts.dist.barrier()
     mesh = ts.dist.mesh([f"cuda:{r}" for r in range(ranks)], axes="dp")
     made = OurStep(mesh, model.sized(B=ranks * a.B), a.fsdp)
+    predicted = made.predicted_ms()
     with ts.dist.traffic() as sent:
         together = step_times(made.step, a.steps, a.start_file)
-    together |= {"plan": [str(c) for c in made.run.plan], "eager_collectives": len(sent)}
+    together |= {"plan": [str(c) for c in made.run.plan], "eager_collectives": len(sent),
+                 "predicted_ms": predicted}
     return {"alone": alone, "together": together, "backend": mesh.backend,
             "weak_scaling": alone and alone["ms"] / together["ms"]}
 

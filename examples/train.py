@@ -353,7 +353,8 @@ def parse(argv: list[str] | None) -> tuple[argparse.Namespace, dict[str, Any]]:
     parser.add_argument("--resume", nargs="?", type=int, const=-1, default=None, metavar="STEP",
                         help="continue the run in --out, from its newest checkpoint or from STEP")
     for f in fields(Config):
-        parser.add_argument(f"--{dashed(f.name)}", type=type(f.default),
+        names = [f"--{dashed(n)}" for n in (f.name, f.metadata["longer"]) if n]
+        parser.add_argument(*names, type=type(f.default),
                             choices=f.metadata["choices"], help=f"{f.metadata['help']} "
                             f"({f.default})" if f.default != "" else f.metadata["help"])
     given = vars(parser.parse_args(argv))

@@ -20,9 +20,12 @@ import tessera as ts
 from tessera.data import VOCABULARY
 
 
-def flag(default: Any, text: str, *, choices: tuple | None = None, later: bool = False) -> Any:
-    """A setting of the run. `later`: may change when a run is resumed."""
-    return field(default=default, metadata={"help": text, "choices": choices, "later": later})
+def flag(default: Any, text: str, *, choices: tuple | None = None, later: bool = False,
+         longer: str = "") -> Any:
+    """A setting of the run. `later`: may change when a run is resumed. `longer`: another name of
+    its flag, where launchers such as torchrun take the short one for the beginning of theirs."""
+    return field(default=default, metadata={"help": text, "choices": choices, "later": later,
+                                            "longer": longer})
 
 
 def dashed(name: str) -> str:
@@ -48,7 +51,7 @@ def axes_of(text: str) -> dict[str, int]:
 @dataclass(frozen=True)
 class Config:
     data: str = flag("", "text file; none: the source of Python's standard library")
-    d: int = flag(128, "width of the model")
+    d: int = flag(128, "width of the model", longer="width")
     layers: int = flag(4, "blocks")
     heads: int = flag(4, "attention heads; they divide d into even parts")
     norm: str = flag("rmsnorm", "normalisation", choices=("rmsnorm", "layernorm"))

@@ -380,6 +380,9 @@ Setting("comm", "TESSERA_COMM", one_of("auto", "nccl", "mpi"), "auto",
 Setting("comm_check", "TESSERA_COMM_CHECK", one_of("once", "each"), "once",
         "how often ranks compare what goes through NCCL: when a function is compiled, and a "
         "collective on arrays first made with these shapes and types; or at every call")
+Setting("fabric", "TESSERA_FABRIC", Kind("a fabric's name, or FILE.json", str), "",
+        "what joins the ranks, for plans and for what is chosen by them: a declared fabric, or "
+        "what `python -m tessera fabric` measured; by the mesh's devices where it is not said")
 Setting("rank_output", "TESSERA_RANK_OUTPUT", one_of("all", "first"), "all",
         "under mpirun, the ranks whose prints are shown: all, or rank 0 alone")
 Setting("rank_logs", "TESSERA_RANK_LOGS", FOLDER, None,

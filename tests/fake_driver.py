@@ -391,6 +391,8 @@ def driver(monkeypatch):
     for made in kept:
         made.cache_clear()
     monkeypatch.setattr(flags, "_flags", {})
+    monkeypatch.setattr(buffer, "_spare", {})
+    monkeypatch.setattr(buffer, "_streams", {0, 1, 2})
     monkeypatch.setattr(offloaded, "_SPARE_BLOCKS", {})
     monkeypatch.setattr(sentinel_words, "_words", {})
     yield fake

@@ -69,19 +69,21 @@ class FakeCommunicator:
             memory(target, mine.size, dtype)[...] = _total(got, dtype, op)
 
     @asked
-    def reduce_scatter(self, source: int, target: int, count: int, kind: int, op: int,
+    def reduce_scatter(self, arrays: Sequence[tuple[int, int, int]], kind: int, op: int,
                        stream: int) -> None:
         dtype, n = _dtype(kind), self.group.size
-        size = count * dtype.itemsize
-        whole = memory(source, size * n)
-        got = self._swap("reduce_scatter", list(whole.reshape(n, size)), [size] * n)
-        memory(target, size, dtype)[...] = _total(got, dtype, op)
+        for source, target, count in arrays:
+            size = count * dtype.itemsize
+            whole = memory(source, size * n)
+            got = self._swap("reduce_scatter", list(whole.reshape(n, size)), [size] * n)
+            memory(target, size, dtype)[...] = _total(got, dtype, op)
 
     @asked
-    def all_gather(self, source: int, target: int, nbytes: int, stream: int) -> None:
+    def all_gather(self, arrays: Sequence[tuple[int, int, int]], stream: int) -> None:
         n = self.group.size
-        got = self._swap("all_gather", [memory(source, nbytes)] * n, [nbytes] * n)
-        memory(target, n * nbytes)[...] = np.concatenate(got)
+        for source, target, nbytes in arrays:
+            got = self._swap("all_gather", [memory(source, nbytes)] * n, [nbytes] * n)
+            memory(target, n * nbytes)[...] = np.concatenate(got)
 
     def send(self, to: int, place: tuple[int, int], stream: int) -> None:
         """The bytes as they are when the stream has come to it."""

@@ -39,7 +39,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("program", nargs="?", metavar="FILE[::NAME]",
                         help="a program with def plan(mesh), which returns (step, arguments)")
     parser.add_argument("--mesh", required=True, metavar="dp=8,tp=9", help="axes and extents")
-    parser.add_argument("--fabric", metavar="NAME", help=", ".join(FABRICS))
+    parser.add_argument("--fabric", metavar="NAME",
+                        help=", ".join([*FABRICS, "FILE.json"]))
     parser.add_argument("--html", type=Path, metavar="FILE", help="also write the picture there")
     shape = parser.add_argument_group("a transformer, without a file")
     shape.add_argument("--transformer", metavar="NAME", help=", ".join(MODELS))

@@ -242,8 +242,8 @@ def _count_finding(finding: DeviceFinding) -> None:
 @contextmanager
 def observe_run(graph: Graph) -> Iterator[Callable[[list[Tensor]], None]]:
     """A compiled function runs: its suspects count when they are among its results."""
-    config.get("numerics")  # the first op after a change of settings may be in this graph
-    _local.run += 1
+    # The first op after a change of settings may be in this graph, which need not be watched.
+    _local.run += config.get("numerics") != "off"
     frame = SuspectFrame(graph.name)
     _local.frames.append(frame)
     try:

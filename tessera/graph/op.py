@@ -134,12 +134,14 @@ class Exchange:
     route(**attrs): which way that is, "nccl" or "host", "" before it is known; sends nothing
     replayed(index, stream, **attrs): a CUDA graph that has it was launched on a stream
     in_place: whether each result may be written where its operand lies
+    joins: whether the op of several operands is what several of it are, each of some
     """
 
     launch: Callable[..., bool]
     route: Callable[..., str]
     replayed: Callable[..., None]
     in_place: bool = False
+    joins: bool = False
 
 
 @dataclass(frozen=True)

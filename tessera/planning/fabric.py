@@ -19,11 +19,14 @@ bus bandwidth (NVIDIA/nccl-tests doc/PERFORMANCE.md).
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from pathlib import Path
 
+from tessera import config
 from tessera.errors import ArgumentError, did_you_mean
 from tessera.numerics import DType
 from tessera.tile.tuning.gpus import GPUS, Gpu
@@ -274,19 +277,37 @@ def _between(fabric: Fabric) -> Link:
 
 
 def fabric(name: str | Fabric) -> Fabric:
-    """By name. Raises ArgumentError naming those that exist."""
+    """By name, or of a file that `python -m tessera fabric` wrote, FILE.json. Raises ArgumentError
+    naming those that exist."""
     if isinstance(name, Fabric):
         return name
+    if name not in FABRICS and name.endswith(".json"):
+        return read_fabric(name)
     if name not in FABRICS:
         raise ArgumentError(f"there is no fabric {name!r}", hint=did_you_mean(name, list(FABRICS)))
     return FABRICS[name]
 
 
+def read_fabric(path: str) -> Fabric:
+    """The fabric of a file, which keeps its path as its name."""
+    try:
+        data = json.loads(Path(path).read_text())
+        like, inside, rates = fabric(data["like"]), data["inside"], data["rates"]
+        return replace(
+            like, name=path, doc=f"{data.get('device', like.device.name)}, measured; else as "
+            f"{like.name}", inside=replace(like.inside, **inside),
+            device=replace(like.device, **rates))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ArgumentError(f"{path} is no file of a measured fabric: {error}",
+                            hint="mpirun -n 2 python -m tessera fabric --out FILE writes one"
+                            ) from error
+
+
 def fabric_of(mesh: Mesh, name: str | Fabric | None = None) -> Fabric:
-    """The fabric that is asked for, or the mesh's topology; else by its devices: "8xh200" of
-    up to 8 CUDA devices, "infiniband" of more, "cpu" of others."""
-    if name is not None or mesh.topology is not None:
-        return fabric(name if name is not None else mesh.topology or "")
+    """The fabric that is asked for, the mesh's topology, or that of the setting; else by its
+    devices: "8xh200" of up to 8 CUDA devices, "infiniband" of more, "cpu" of others."""
+    if asked := name or mesh.topology or config.get("fabric"):
+        return fabric(asked)
     if not mesh.devices[0].startswith("cuda"):
         return FABRICS["cpu"]
     return FABRICS["8xh200" if mesh.size() <= FABRICS["8xh200"].domain else "infiniband"]
@@ -352,4 +373,4 @@ Fabric("cpu", "the ranks of ts.dist.simulate on the machine the figures were mea
                                  "measured, see the record"), shared=True)
 
 __all__ = ["FABRICS", "CollectiveTime", "DeviceModel", "Fabric", "Link", "bus_factor", "fabric",
-           "fabric_of"]
+           "fabric_of", "read_fabric"]

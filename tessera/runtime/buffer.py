@@ -5,6 +5,7 @@ Copies run on a private stream and are waited for, so they also work while a str
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import weakref
@@ -185,11 +186,31 @@ def _free(pointer: int, index: int) -> None:
         driver().cuMemFree(pointer)  # a lost context has freed it already
 
 
+# Streams that nobody uses any more, by device and priority. A stream is not destroyed but used
+# again: the thread of nccl_watch.py asks about streams, and of one that is gone nobody may ask.
+_spare: dict[tuple[int, int], list[int]] = {}
+_streams = {0, 1, 2}  # all of ours, and the driver's default ones
+
+
 def new_stream(on: Device, priority: int = libcuda.USUAL_PRIORITY) -> int:
-    """A stream that does not wait for the default one."""
+    """A stream that does not wait for the default one; until `spare_stream`."""
+    with contextlib.suppress(KeyError, IndexError):
+        return _spare[on.index, priority].pop()
     with on.current(), outside_capture():
-        return check(driver().cuStreamCreateWithPriority(libcuda.STREAM_NON_BLOCKING, priority),
+        made = check(driver().cuStreamCreateWithPriority(libcuda.STREAM_NON_BLOCKING, priority),
                      "make a stream")
+    _streams.add(made)
+    return made
+
+
+def spare_stream(stream: int, index: int, priority: int = libcuda.USUAL_PRIORITY) -> None:
+    """Nobody asks anything of a stream of ours any more."""
+    _spare.setdefault((index, priority), []).append(stream)
+
+
+def lasts(stream: int) -> bool:
+    """Whether a stream is there as long as the process is."""
+    return stream in _streams
 
 
 @contextmanager
@@ -199,8 +220,7 @@ def own_stream(on: Device) -> Iterator[int]:
     try:
         yield stream
     finally:
-        with on.current(), outside_capture():
-            check(driver().cuStreamDestroy(stream), "free a stream")
+        spare_stream(stream, on.index)
 
 
 @functools.cache

@@ -18,7 +18,7 @@ from math import prod
 import numpy as np
 
 from . import libcuda
-from .buffer import DEFAULT, new_stream
+from .buffer import DEFAULT, new_stream, spare_stream
 from .device import Device, check, device, driver, outside_capture
 
 
@@ -58,7 +58,7 @@ class CopiedOut:
         with on.current(), outside_capture():
             self._done = check(driver().cuEventCreate(libcuda.EVENT_DISABLE_TIMING),
                                "make an event")
-        weakref.finalize(self, _close, 0, (self._done,), on.index).atexit = False
+        weakref.finalize(self, _close, (self._done,), on.index).atexit = False
 
     def begin(self, pointer: int, stream: int) -> None:
         if self.memory.nbytes:
@@ -95,7 +95,7 @@ class StreamEvent:
             self._event = check(driver().cuEventCreate(
                 0 if timed else libcuda.EVENT_DISABLE_TIMING), "make an event")
             check(driver().cuEventRecord(self._event, stream), "record an event")
-        weakref.finalize(self, _close, 0, (self._event,), on.index).atexit = False
+        weakref.finalize(self, _close, (self._event,), on.index).atexit = False
 
     @property
     def done(self) -> bool:
@@ -125,13 +125,14 @@ class SideStream:
 
     def __init__(self, on: Device, count: int, beside: int = 0, first: bool = False):
         self.device, self.beside = on, beside
-        self.stream = new_stream(on, libcuda.FIRST_PRIORITY if first else libcuda.USUAL_PRIORITY)
+        priority = libcuda.FIRST_PRIORITY if first else libcuda.USUAL_PRIORITY
+        self.stream = new_stream(on, priority)
         with on.current(), outside_capture():
             self._kernels, *self._done = (
                 check(driver().cuEventCreate(libcuda.EVENT_DISABLE_TIMING), "make an event")
                 for _ in range(1 + count))
-        weakref.finalize(self, _close, self.stream, (self._kernels, *self._done),
-                         on.index).atexit = False
+        weakref.finalize(self, _close, (self._kernels, *self._done), on.index).atexit = False
+        weakref.finalize(self, spare_stream, self.stream, on.index, priority).atexit = False
 
     def begin(self) -> None:
         """What is asked of the stream from here on comes behind the kernels launched so far."""
@@ -166,12 +167,10 @@ class CopyQueue(SideStream):
         self.end(number)
 
 
-def _close(stream: int, events: tuple[int, ...], index: int) -> None:
+def _close(events: tuple[int, ...], index: int) -> None:
     with device(index).current(), outside_capture():
         for event in events:
             driver().cuEventDestroy(event)
-        if stream != DEFAULT:
-            driver().cuStreamDestroy(stream)
 
 
 __all__ = ["CopiedOut", "CopyQueue", "PinnedMemory", "SideStream", "StreamEvent"]

@@ -13,6 +13,7 @@ import pytest
 
 import tessera as ts
 from tessera import hooks
+from tessera.debug import sentinel
 from tolerance import assert_close
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -497,3 +498,14 @@ def test_attention_scores_of_the_seed():
     np.testing.assert_allclose(out, q.astype(np.float64) @ k.T / sqrt(8), rtol=1e-4, atol=1e-5)
     with pytest.raises(ts.NumericsError):
         attention_scores(ts.tensor(q * 1e3), ts.tensor(k * 1e3))
+
+
+def test_calls_are_numbered_from_the_first_that_is_watched():
+    f, x = ts.jit(lambda x: x + 1), ts.ones((2,))
+    sentinel._switch(None)  # as a program begins: what holds is found out in the first call
+    before = sentinel._local.run
+    f(x)
+    assert sentinel._local.run == before
+    with ts.debug.numerics("flag"):
+        f(x)
+    assert sentinel._local.run == before + 1

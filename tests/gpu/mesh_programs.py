@@ -20,6 +20,7 @@ from transformer import Config, init_params, place_batch, stage_params  # noqa: 
 import tessera as ts  # noqa: E402
 from mesh.parallel import MODEL, TIED, model_batch, model_params, squares  # noqa: E402
 from mesh.test_ring import exact  # noqa: E402
+from tessera.graph.cuda import device  # noqa: E402
 from tessera.mesh.ranks.communicator import communicator, known  # noqa: E402
 from tessera.mesh.ranks.group import Group, make_group  # noqa: E402
 from tessera.mesh.world import transport  # noqa: E402
@@ -95,6 +96,41 @@ def cut(rank: int, ranks: int) -> dict:
             assert_close(y[i, j], want, "bf16", 4096)
         found[out] = str(f.plan)
     return found
+
+
+def overlap(rank: int, ranks: int) -> dict:
+    """Gradients of layers, data parallel: when collectives and kernels ran; and with collectives
+    among the kernels instead."""
+    mesh = ts.dist.mesh([f"cuda:{r}" for r in range(ranks)], axes="x")
+    rng, n, kind = np.random.default_rng(6), 4096, "bf16 @accum(f32)"  # f32 sums of 64 MiB a layer
+    ws = [ts.dist.distribute(ts.tensor(rng.standard_normal((n, n), np.float32) / 64, kind),
+                             SPLIT["whole"], mesh=mesh) for _ in range(6)]
+    x = ts.dist.distribute(ts.tensor(rng.standard_normal((n * ranks, n), np.float32), kind),
+                           SPLIT["rows"], mesh=mesh)
+
+    def loss(ws, x):
+        for w in ws:
+            x = ts.gelu(x @ w)
+        return ts.mean(ts.square(ts.cast(x, "f32")))
+
+    def gradients() -> tuple:
+        step = ts.jit(ts.grad(loss, argnums=0))
+        for _ in range(3):
+            made = step(ws, x)
+        return step, [g.local.numpy().tobytes() for g in made]
+
+    step, made = gradients()
+    with ts.debug.profile() as p:
+        step(ws, x)
+    beside, device.overlapped = device.overlapped, lambda *a: None
+    same = gradients()[1] == made
+    device.overlapped = beside
+    sent = [r.event for r in p.launches.records if r.work.kind == "exchange"]
+    back = [r.event for r in p.launches.records
+            if (r.work.kind, r.work.part) == ("matmul", "backward")]
+    return {"same": same, "sent": len(sent),
+            "ahead us": (max(b.end_ns for b in back) - sent[0].start_ns) / 1e3,
+            "apart": {e.stream for e in sent}.isdisjoint(e.stream for e in back)}
 
 
 def losses(rank: int, ranks: int) -> dict:
@@ -218,8 +254,8 @@ def pipelined(rank: int, ranks: int) -> dict:
 def main() -> None:
     program, folder = sys.argv[1:]
     rank, ranks = ts.dist.rank(), ts.dist.world_size()
-    programs = {f.__name__: f for f in (layouts, split, cut, losses, zeros, stages, experts,
-                                       rings, pipelined)}
+    programs = {f.__name__: f for f in (layouts, split, cut, overlap, losses, zeros, stages,
+                                       experts, rings, pipelined)}
     found = programs[program](rank, ranks)
     (Path(folder) / str(rank)).write_text(json.dumps(found))
 

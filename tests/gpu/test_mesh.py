@@ -47,6 +47,16 @@ def test_matmuls_run_in_parts_beside_their_collective(tmp_path):
         assert all("parts beside its matmul through NCCL" in plan for plan in said.values()), said
 
 
+@needs_mpi
+@needs_two
+@pytest.mark.row("DIST-38")
+def test_gradients_are_reduced_beside_the_backward_pass(tmp_path, note):
+    for said in run("overlap", tmp_path):
+        note(**said)
+        assert said["sent"] > 1 and said["apart"] and said["same"], said
+        assert said["ahead us"] > 0, said  # of the first, before the last matmul ends
+
+
 @needs_two
 def test_torchrun_s_variables_are_enough(tmp_path):
     made = started_as_by("torchrun", 2, "layouts", tmp_path, battery=PROGRAMS)
@@ -92,6 +102,16 @@ def test_rings_of_long_sequences(tmp_path, note):
         assert "permute over sp" in said["plan"] and "through the host" not in said["plan"]
         for kind, errors in said["errors"].items():
             assert max(errors) < (1e-5 if kind.startswith("f32") else 2e-2), (kind, errors)
+
+
+@needs_mpi
+@needs_two
+def test_stages_send_to_each_other_both_ways(tmp_path):
+    meant = reference()
+    for rank, found in enumerate(run("pipelined", tmp_path)):
+        names = {n for n in meant if n == "loss" or int(n[0]) % 2 == rank}
+        for made in found.values():
+            check({n: np.array(v, np.float32) for n, v in made.items()}, meant, names)
 
 
 @needs_mpi

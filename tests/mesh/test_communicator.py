@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from tessera.errors import DeviceError
-from tessera.mesh.ranks import nccl_watch
+from tessera.mesh.ranks import communicator, nccl_watch
 from tessera.mesh.ranks.communicator import Communicator
 from tessera.runtime import libnccl
 
@@ -63,17 +65,20 @@ def test_several_arrays_and_blocks_go_as_a_group(made):
 
 def test_gathers_are_bytes_and_scatters_elements(made):
     by, library, _ = made
-    by.all_gather(1, 2, 48, 0)
-    by.reduce_scatter(3, 4, 12, F32, SUM, 0)
+    by.all_gather([(1, 2, 48)], 0)
+    by.reduce_scatter([(3, 4, 12)], F32, SUM, 0)
+    by.all_gather([(1, 2, 48), (5, 6, 8)], 0)
     assert library.calls == [("AllGather", 1, 2, 48, UINT8, HANDLE, 0),
-                             ("ReduceScatter", 3, 4, 12, F32, SUM, HANDLE, 0)]
+                             ("ReduceScatter", 3, 4, 12, F32, SUM, HANDLE, 0), ("GroupStart",),
+                             ("AllGather", 1, 2, 48, UINT8, HANDLE, 0),
+                             ("AllGather", 5, 6, 8, UINT8, HANDLE, 0), ("GroupEnd",)]
 
 
 @pytest.mark.parametrize("call, failing", [
     (lambda by: by.all_reduce([(1, 2, 3)], F32, SUM, 0), "ncclAllReduce"),
     (lambda by: by.all_reduce([(1, 2, 3)] * 2, F32, SUM, 0), "ncclAllReduce"),
     (lambda by: by.swap({1: (1, 2)}, {}, 0), "ncclGroupEnd"),
-    (lambda by: by.all_gather(1, 2, 3, 0), "ncclAllGather")])
+    (lambda by: by.all_gather([(1, 2, 3)], 0), "ncclAllGather")])
 def test_what_nccl_refuses_is_an_error_in_its_words_and_ends_the_group(made, call, failing):
     by, library, told = made
     library.status[failing] = 5
@@ -81,3 +86,9 @@ def test_what_nccl_refuses_is_an_error_in_its_words_and_ends_the_group(made, cal
         call(by)
     names = [c[0] for c in library.calls]
     assert names.count("GroupStart") == names.count("GroupEnd") and not told
+
+
+def test_what_is_asked_of_nccl_is_declared():
+    """No machine without NCCL would notice."""
+    asked = set(re.findall(r"library\.(nccl\w+)", Path(communicator.__file__).read_text()))
+    assert len(asked) > 8 and asked <= set(libnccl._SIGNATURES)

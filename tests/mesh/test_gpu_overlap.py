@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import prod
 from types import SimpleNamespace
 
 import pytest
@@ -146,3 +147,101 @@ def test_what_is_sent_waits_for_no_other_layer(monkeypatch):
     between = [kind for kind in kinds[first:] if kind in ("exchange", "gemm")]
     assert between.count("exchange") >= 5 and ["exchange"] * 3 not in [
         between[i:i + 3] for i in range(len(between) - 4)], kinds
+
+
+def layers(ws, x):
+    for w in ws:
+        x = ts.gelu(x @ w)
+    return ts.mean(ts.square(x))
+
+
+def programs_of(gpus, rng, monkeypatch, step) -> list[tuple]:
+    """What each of two ranks runs, and the parts of a call in order. step(ws, x): each gradient
+    is a bucket."""
+    X, *W = values(rng, (6, 8), *[(8, 8)] * 4)
+    monkeypatch.setattr(partitioned_steps, "GPU_BUCKET_BYTES", 8 * 8 * 4)
+    want = ts.jit(step)([ts.tensor(w) for w in W], ts.tensor(X))
+
+    def program(mesh):
+        gpus.driver.late = "collectives"
+        f = ts.jit(step)
+        ws, x = [placed(mesh, w, "whole") for w in W], placed(mesh, X, "rows")
+        found = [[w.numpy() for w in f(ws, x)] for _ in range(3)]
+        local = f._last.program.local(ts.dist.rank())
+        return found[-1], local.program, [t.what.part for t in local._workspace.timed]
+
+    made = on_ranks(2, program)
+    for found, *_ in made:
+        for a, b in zip(found, want, strict=True):
+            assert_close(a, b.numpy(), "f32", 48)
+    return [(program, parts) for _, program, parts in made]
+
+
+def test_gradients_are_sent_while_the_backward_pass_goes_on(gpus, nccl, rng, monkeypatch):
+    """Though the caller reads them at its end."""
+    for _, parts in programs_of(gpus, rng, monkeypatch, ts.grad(layers, argnums=0)):
+        sent = [i for i, part in enumerate(parts) if part == "exchange"]
+        assert len(sent) == 4 and all("kernel" in parts[a:b] for a, b in zip(
+            sent, sent[1:], strict=False))
+
+
+def test_what_came_first_is_used_first(gpus, nccl, rng, monkeypatch):
+    """The optimizer begins with the last layer, whose gradient is there, and does what it does to
+    others in launches of their own, while the gradient of the first is on its way."""
+    def update(ws, x):
+        return [w - 0.1 * g for w, g in zip(ws, ts.grad(layers, argnums=0)(ws, x), strict=True)]
+
+    for program, _ in programs_of(gpus, rng, monkeypatch, update):
+        plan = program.plan
+        sent = [k for k, s in enumerate(plan.steps) if s.kind == "exchange"]
+        made = overlapped(plan.steps, sent, (), plan.region)
+        behind = [run for run in program.runs() if run.start > sent[-1]]
+        assert [max(made.awaited.get(k, -1) for k in run) for run in behind] == [0, 1, 2, 3]
+
+
+def test_parameters_of_a_bucket_are_gathered_together_and_their_gradients_reduced(gpus, nccl, rng):
+    """Of layers with weights and vectors of two types."""
+    X, *W = values(rng, (128, 16), *[(16, 16)] * 3)
+    B = values(rng, *[(16,)] * 3)
+    kind = "bf16 @accum(f32)"
+
+    def loss(params, x):
+        for w, b in params:
+            x = ts.gelu(ts.cast(x, kind) @ ts.cast(w, kind) + ts.cast(b, kind))
+            x = ts.cast(x, "f32") * b
+        return ts.mean(ts.square(x))
+
+    want = ts.grad(loss, argnums=0)([(ts.tensor(w), ts.tensor(b)) for w, b in zip(
+        W, B, strict=True)], ts.tensor(X))
+
+    def program(mesh):
+        params = ts.dist.fsdp([(ts.tensor(w), ts.tensor(b)) for w, b in zip(W, B, strict=True)],
+                              "x", mesh)
+        f, x = ts.jit(ts.grad(loss, argnums=0)), placed(mesh, X, "rows")
+        found = [[g.numpy() for pair in f(params, x) for g in pair] for _ in range(3)]
+        plan = f._last.program.local(ts.dist.rank()).program.plan
+        return found[-1], [s.steps[0].op for s in plan.steps if s.kind == "exchange"]
+
+    for found, sent in on_ranks(2, program):
+        for made, g in zip(found, [g for pair in want for g in pair], strict=True):
+            assert_close(made, g.numpy(), "bf16", 128)
+        assert sent.count("mesh_rank_blocks") == 1, sent  # of 14
+        assert sent.count("mesh_scattered_sums") <= 4, sent  # of 9, of two types
+
+
+def test_tiles_are_given_out_where_there_are_more_than_multiprocessors():
+    """Of the matmuls that run while gradients are sent; a counter is cleared for each of them."""
+    mesh, kind = ts.dist.mesh(DEVICES[:2], axes="x"), "bf16 @accum(f32)"
+
+    def there(shape, spec):
+        return ts.dist.stand_ins(ts.Tensor[(*shape, ts.as_type(kind))], lambda *_: spec, mesh)
+
+    whole, rows = ts.ShardSpec(replicate=True), ts.ShardSpec(("row",), ("x",))
+    f = ts.jit(ts.grad(layers, argnums=0))
+    made = f.traced([there((1024, 4096), whole), there((4096, 1024), whole)] * 8,
+                    there((1 << 15, 1024), rows)).program.made
+    steps = CudaProgram(localize(made, 0), "sm_90a").plan.steps
+    first = next(k for k, s in enumerate(steps) if s.kind == "exchange")
+    tiles = {(prod(s.grid) > 132, dict(s.schedule.extra).get("TILES"))
+             for s in steps[first:-1] if s.kind == "gemm"}
+    assert tiles == {(True, "dynamic"), (False, None)}

@@ -8,10 +8,14 @@ from types import SimpleNamespace
 
 import pytest
 
+from fake_driver import driver as driver
 from tessera import config
 from tessera.mesh.errors import MeshError, StalledError
 from tessera.mesh.ranks import nccl_watch
 from tessera.mesh.ranks.nccl_watch import NOT_READY, SentCall
+from tessera.runtime.buffer import lasts, own_stream
+from tessera.runtime.copies import SideStream
+from tessera.runtime.device import device
 
 
 @pytest.fixture
@@ -46,6 +50,7 @@ class Linked:
     """Stands for a communicator."""
 
     name: str
+    index: int = 0
 
 
 def sent(failure: str = "", limit_s: int = 1) -> SentCall:
@@ -87,9 +92,45 @@ def test_a_stream_that_is_gone_is_not_looked_at(events):
     assert nccl_watch.look(sent()) is None
 
 
+def test_a_stream_of_others_may_be_gone_when_it_is_looked_at(events, monkeypatch):
+    """Nothing is asked of it then: the event is behind the call from the beginning."""
+    monkeypatch.setattr(nccl_watch, "_running", True)
+    monkeypatch.setattr(nccl_watch, "_last", {})
+    behind = []
+    monkeypatch.setattr(nccl_watch, "StreamEvent", lambda on, stream: behind.append(stream)
+                        or SimpleNamespace(done=True))
+    by = Linked("one")
+    nccl_watch.sent(by, "all_reduce", 77)
+    monkeypatch.setattr(nccl_watch, "_is_capturing", None)
+    assert behind == [77] and nccl_watch.look(nccl_watch._last[by, 77]) is None
+    assert not events.recorded
+
+
+def test_nothing_is_put_into_a_graph_that_others_record(events, monkeypatch):
+    monkeypatch.setattr(nccl_watch, "_last", {})
+    events.capturing = 1
+    nccl_watch.sent(Linked("one"), "all_reduce", 77)
+    assert not nccl_watch._last
+
+
+def test_streams_of_ours_are_used_again(driver):
+    on = device()
+    with own_stream(on) as one, own_stream(on) as other:
+        assert one != other and lasts(one) and lasts(other)
+    with own_stream(on) as again:
+        assert again in (one, other)
+    side = SideStream(on, 1)
+    stream = side.stream
+    assert stream in (one, other)
+    del side
+    with own_stream(on) as again:
+        assert again == stream
+
+
 def test_the_last_call_of_each_stream_is_noted_with_its_limit(monkeypatch):
     monkeypatch.setattr(nccl_watch, "_running", True)
     monkeypatch.setattr(nccl_watch, "_last", {})
+    monkeypatch.setattr(nccl_watch, "lasts", lambda stream: True)
     one, other = Linked("one"), Linked("other")
     with config.scope(comm_timeout=7):
         nccl_watch.sent(one, "all_gather", 0)

@@ -3,7 +3,9 @@ for what is wrong."""
 
 from __future__ import annotations
 
+import argparse
 import json
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +84,28 @@ def test_what_is_wrong_for_all_ranks_is_said_once(ranks, flags, words, text, tmp
     assert run.status == 1 and not run.results and run.seconds < 40, run.text
     assert run.text.count("error: ") == 1 and words in run.text, run.text
     assert "Traceback" not in run.text and run.text.count("stopping all ranks") == 1, run.text
+
+
+# Of torch.distributed.run, version 2.11, those with two dashes: it matches what begins like one of
+# them before it knows that they are the program's.
+TORCHRUN = """nnodes nproc-per-node rdzv-backend rdzv-endpoint rdzv-id rdzv-conf standalone
+max-restarts monitor-interval start-method event-log-handler role module no-python run-path log-dir
+redirects tee local-ranks-filter node-rank master-addr master-port local-addr logs-specs
+numa-binding signals-to-handle virtual-local-rank duplicate-stdout-filters
+duplicate-stderr-filters""".split()
+
+
+def test_every_flag_gets_through_torchrun():
+    train, transformer = example.modules()[:2]
+    launcher = argparse.ArgumentParser()
+    for name in TORCHRUN:
+        launcher.add_argument(f"--{name}")
+    launcher.add_argument("rest", nargs=argparse.REMAINDER)
+    longest = [f.metadata["longer"] or f.name for f in fields(train.Config)]
+    flags = [w for name in longest for w in (f"--{transformer.dashed(name)}", "1")]
+    given = launcher.parse_args(["--nproc-per-node", "2", "train.py", *flags])
+    assert given.rest == ["train.py", *flags]
+    assert train.parse(["--width", "32"])[1] == {"d": 32}
 
 
 @needs_mpi

@@ -4,7 +4,8 @@ A loop over elements whose operands lie along all of its space, or are one numbe
 any number of elements (`is_flat`), so arrays of all shapes share it. Others have the extents in
 their text, and share a launch where these are the same. Of copies the small ones do: a launch is
 much of their time, and no copy lies in memory for long before it is read. What a collective sends
-shares a launch with what the same one sends: it is not to wait for what comes later.
+shares a launch with what the same one sends: it is not to wait for what comes later. What reads
+what one brings shares it with what waits for the same one.
 """
 
 from __future__ import annotations
@@ -60,10 +61,11 @@ def parts_that_come(groups: Sequence[FusionGroup]) -> set[Value]:
 
 
 def batch_key(group: FusionGroup, numbers: Mapping[Value, Any], attributes: Any,
-              sent: Mapping[Value, int], apart: Container[Value] = ()) -> Hashable | None:
+              sent: Mapping[Value, int], come: Mapping[Value, int],
+              apart: Container[Value] = ()) -> Hashable | None:
     """Equal for groups that do the same; None for one that has a launch of its own: it draws, knows
     where its elements stand, checks an index, or makes one of the values `apart`. attributes: of a
-    node's step. sent: see sent_by.
+    node's step. sent: see sent_by. come: see arrival_order.come_by.
     """
     if group.kind not in KINDS or any(v in apart for v in group.outputs) or any(
             n.op.placed or n.op.makes or n.op.effects or n.op.name == "check_index"
@@ -90,7 +92,7 @@ def batch_key(group: FusionGroup, numbers: Mapping[Value, Any], attributes: Any,
             map(value, n.outputs))
 
     steps = tuple(map(step, group.nodes))
-    senders = tuple(sent.get(v, -1) for v in group.outputs)
+    senders = tuple((sent.get(v, -1), come.get(v, -1)) for v in group.outputs)
     return group.kind, () if flat else group.space, steps, moves, senders, tuple(
         map(value, group.outputs))
 

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from ...errors import UnsupportedTargetError
+from ...kernels.matmul_plan import card_for
 from ...kernels.row_blocks import row_share
 from ...numerics import as_type
 from ...runtime.generations import Generation
@@ -32,6 +33,7 @@ from ..schedule.read_next import make_last_what_is_read_next
 from ..schedule.region_copies import RegionCopy, moves_of
 from . import choose_schedule
 from .anchors import anchor_extents, anchor_frame
+from .arrival_order import come_by
 from .batch_key import batch_key, is_flat, parts_that_come, sent_by
 from .cached_reads import turn_around
 from .collective_steps import CollectiveCallee
@@ -108,13 +110,15 @@ def lower(graph: Graph, target: Target, donated: Sequence[int] = (),
     groups = order_arguments(place_saved(join_readers(fuse(rest, CUDA)), rest), rest)
     groups = make_last_what_is_read_next(groups, CUDA)
     plain = numbers(known)
-    sent, apart = sent_by(groups), parts_that_come(groups)
-    groups = batch_groups(groups, rest, lambda g: batch_key(g, plain, _attrs, sent, apart), CUDA)
+    sent, come, apart = sent_by(groups), come_by(groups), parts_that_come(groups)
+    groups = batch_groups(
+        groups, rest, lambda g: batch_key(g, plain, _attrs, sent, come, apart), CUDA)
     memory = plan_memory(rest, groups, known, CUDA, draws.values,
                          [rest.inputs[i] for i in donated])
     builder = _KernelSchedule(rest, groups, memory, draws.values,
                               target.generation)
-    plan = turn_around(share_chip(builder.build(str(target), numbered, draws.nodes)))
+    plan = turn_around(share_chip(builder.build(str(target), numbered, draws.nodes),
+                                  card_for(target.generation.warpgroup_matmul).multiprocessors))
     return LoweredGraph(builder, plan, draws, ready.copies)
 
 

@@ -60,9 +60,10 @@ def overlapped(steps: Sequence[ScheduledGroup | Transfer], beside: Iterable[int]
     return Overlap(numbers, awaited, frozenset(meanwhile)) if meanwhile else None
 
 
-def share_chip(plan: GraphSchedule) -> GraphSchedule:
+def share_chip(plan: GraphSchedule, multiprocessors: int) -> GraphSchedule:
     """Matmuls that may run while ranks send give out their tiles one by one: NCCL takes some of the
-    multiprocessors, and a block that waits for one to be free would keep its share of tiles."""
+    multiprocessors, and a block that waits for one to be free would keep its share of tiles. Where
+    there is a block for each tile anyway nothing has to be given out, nor a counter be cleared."""
     exchanges = [k for k, s in enumerate(plan.steps) if getattr(s, "kind", "") == "exchange"]
     made = overlapped(plan.steps, exchanges, (), plan.region)
     if made is None:
@@ -70,7 +71,8 @@ def share_chip(plan: GraphSchedule) -> GraphSchedule:
     return replace(plan, steps=tuple(
         replace(s, schedule=s.schedule.with_values({"TILES": "dynamic"}).with_notes(
             *s.schedule.notes, "tiles one by one, because NCCL may have some multiprocessors"))
-        if k in made.meanwhile and isinstance(s, ScheduledGroup) and s.kind == "gemm" else s
+        if k in made.meanwhile and isinstance(s, ScheduledGroup) and s.kind == "gemm" and (
+            prod(s.grid) > multiprocessors) else s
         for k, s in enumerate(plan.steps)))
 
 

@@ -19,11 +19,13 @@ from ..ir import Graph, Node, Value
 from ..schedule.loop_axes import extents_of
 from ..schedule.memory_plan import fold_constants
 from ..simplify import Rewriter, canonicalize, merge_common, rebuild, remove_dead
+from .arrival_order import use_as_it_comes
 from .attention_kernels import open_cached_attention, use_attention_kernels
 from .conv_kernels import use_conv_kernels
 from .fft_kernels import use_fft_kernels
 from .gathers import nothing
 from .host_keys import open_keys
+from .joined_exchanges import join_exchanges
 from .joined_products import join_products
 from .joined_sums import join_sums
 from .library_ops import call_products, transpose_operands
@@ -193,6 +195,7 @@ PIPELINE: list[Callable[..., Any]] = [
     multiply_packed,
     drop_overwritten,
     expand_for_kernels,
+    join_exchanges,
     canonicalize,
     sink_transposes,
     multiply_narrow,
@@ -225,6 +228,7 @@ PIPELINE: list[Callable[..., Any]] = [
     split_few_rows,
     narrow_ids,
     transpose_operands,
+    use_as_it_comes,
 ]
 # These ask what the chip has.
 BY_CHIP: tuple[Callable[..., Graph], ...] = (use_attention_kernels, use_conv_kernels,

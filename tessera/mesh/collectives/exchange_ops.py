@@ -1,8 +1,8 @@
 """What ranks do to each other inside of a program for a GPU: four ops on dense arrays.
 
     mesh_rank_sums       arrays -> their reductions over the ranks of a group
-    mesh_rank_blocks     x -> [members, *x.shape], the x of every member
-    mesh_scattered_sums  x [members, ...] -> this rank's block of the reduction
+    mesh_rank_blocks     arrays x -> [members, *x.shape], the x of every member
+    mesh_scattered_sums  arrays x [members, ...] -> this rank's block of the reduction
     mesh_rank_swap       blocks to some members -> blocks from some
 
 Collectives of a graph are written in these and in ops that have kernels, by their records'
@@ -114,52 +114,62 @@ def _launch_sums(sources: Places, targets: Places, index: int, stream: int, *, m
 
 SUMS = GraphOp(
     "mesh_rank_sums", shape=lambda *xs, **attrs: xs, ref=_sums, multi=True, effects=EFFECT,
-    differentiable=False, exchange=Exchange(_launch_sums, _route, _replayed, in_place=True),
+    differentiable=False, exchange=Exchange(_launch_sums, _route, _replayed, in_place=True,
+                                            joins=True),
     doc="reductions over ranks, on a GPU")
 
 
 # --- blocks of all ------------------------------------------------------------------------------
-def _blocks(x: np.ndarray, members: Shape, axis: str, type: NumericType, what: str) -> np.ndarray:
-    group = _group(members, axis)
-    return np.stack(group.swap([x] * group.size, [x.shape] * group.size, type.dtype,
-                               here_in(what)))
+def _blocks(*xs: np.ndarray, members: Shape, axis: str, what: str) -> tuple[np.ndarray, ...]:
+    group, label, found = _group(members, axis), here_in(what), []
+    for x in xs:
+        raw = np.ascontiguousarray(x).reshape(-1).view(np.uint8)
+        got = group.swap_bytes([raw] * group.size, [raw.size] * group.size, label)
+        found.append(np.concatenate(got).view(x.dtype).reshape(group.size, *x.shape))
+    return tuple(found)
 
 
 def _launch_blocks(sources: Places, targets: Places, index: int, stream: int, *, members: Shape,
-                   axis: str, type: NumericType, what: str) -> bool:
-    by, ((source, nbytes),), ((target, _),) = _by(members, axis, what, index), sources, targets
-    if by is not None and nbytes:
-        by.all_gather(source, target, nbytes, stream)
+                   axis: str, what: str) -> bool:
+    by = _by(members, axis, what, index)
+    arrays = [(a, b, nbytes) for (a, nbytes), (b, _) in zip(sources, targets, strict=True)
+              if nbytes]
+    if by is not None and arrays:
+        by.all_gather(arrays, stream)
     return by is not None
 
 
 BLOCKS = GraphOp(
-    "mesh_rank_blocks", shape=lambda x, members, **attrs: Aval((len(members), *x.shape), x.type),
-    ref=_blocks, effects=EFFECT, differentiable=False,
-    exchange=Exchange(_launch_blocks, _route, _replayed),
+    "mesh_rank_blocks",
+    shape=lambda *xs, members, **attrs: tuple(Aval((len(members), *x.shape), x.type) for x in xs),
+    ref=_blocks, multi=True, effects=EFFECT, differentiable=False,
+    exchange=Exchange(_launch_blocks, _route, _replayed, joins=True),
     doc="the arrays of all ranks of a group, on a GPU")
 
 
-def _scattered(x: np.ndarray, members: Shape, axis: str, op: str, type: NumericType, what: str
-               ) -> np.ndarray:
-    group = _group(members, axis)
-    terms = group.swap(list(x), [x.shape[1:]] * group.size, type.dtype, here_in(what))
-    return round_once(reduce_terms(terms, type, op), type, None, None)
+def _scattered(*xs: np.ndarray, members: Shape, axis: str, op: str, type: NumericType, what: str
+               ) -> tuple[np.ndarray, ...]:
+    group, label = _group(members, axis), here_in(what)
+    terms = (group.swap(list(x), [x.shape[1:]] * group.size, type.dtype, label) for x in xs)
+    return tuple(round_once(reduce_terms(t, type, op), type, None, None) for t in terms)
 
 
 def _launch_scattered(sources: Places, targets: Places, index: int, stream: int, *, members: Shape,
                       axis: str, op: str, type: NumericType, what: str) -> bool:
-    by, ((source, _),), ((target, nbytes),) = _by(members, axis, what, index), sources, targets
-    if by is not None and nbytes:
-        by.reduce_scatter(source, target, nbytes // type.dtype.numpy.itemsize,
-                          libnccl.TYPES[type.dtype.name], libnccl.OPS[op], stream)
+    by, size = _by(members, axis, what, index), type.dtype.numpy.itemsize
+    arrays = [(a, b, nbytes // size) for (a, _), (b, nbytes) in zip(sources, targets, strict=True)
+              if nbytes]
+    if by is not None and arrays:
+        by.reduce_scatter(arrays, libnccl.TYPES[type.dtype.name], libnccl.OPS[op], stream)
     return by is not None
 
 
 SCATTERED = GraphOp(
-    "mesh_scattered_sums", shape=lambda x, **attrs: Aval(x.shape[1:], x.type), ref=_scattered,
-    effects=EFFECT, differentiable=False, exchange=Exchange(_launch_scattered, _route, _replayed),
-    doc="a block of a reduction over ranks, on a GPU")
+    "mesh_scattered_sums",
+    shape=lambda *xs, **attrs: tuple(Aval(x.shape[1:], x.type) for x in xs), ref=_scattered,
+    multi=True, effects=EFFECT, differentiable=False,
+    exchange=Exchange(_launch_scattered, _route, _replayed, joins=True),
+    doc="blocks of reductions over ranks, on a GPU")
 
 
 # --- blocks between some ------------------------------------------------------------------------
@@ -241,7 +251,7 @@ class GpuGroup:
                 (j * size, (j + 1) * size) for j in range(self.n)] and x.size:
             shape = (*x.shape[:dim], self.n, size, *x.shape[dim + 1:])
             blocks = F.moveaxis(F.reshape(x, shape), dim, 0)
-            return apply(SCATTERED, blocks, op=op, **self.attrs)
+            return apply(SCATTERED, blocks, op=op, **self.attrs)[0]
         parts = [cut_along(x, dim, lo, hi) for lo, hi in cuts]
         mine = tuple(parts[self.index].shape)
         return self.total(self.swap(parts, [mine] * self.n), op, to)
@@ -250,7 +260,8 @@ class GpuGroup:
         if self.n == 1:
             return x
         if len({tuple(s) for s in shapes}) == 1 and x.size and not x.dtype.packed:
-            blocks = F.moveaxis(apply(BLOCKS, x, **self.attrs), 0, dim)
+            attrs = {name: value for name, value in self.attrs.items() if name != "type"}
+            blocks = F.moveaxis(apply(BLOCKS, x, **attrs)[0], 0, dim)
             return F.reshape(blocks, (*x.shape[:dim], self.n * x.shape[dim], *x.shape[dim + 1:]))
         return F.concatenate(self.swap([x] * self.n, shapes), axis=dim)
 

@@ -21,13 +21,7 @@ from typing import Any
 import numpy as np
 
 from tessera.dims import show_shape
-from tessera.errors import (
-    ArgumentError,
-    GradError,
-    ShapeError,
-    TraceError,
-    UnsupportedTargetError,
-)
+from tessera.errors import ArgumentError, GradError, ShapeError, TraceError
 from tessera.graph import tree
 from tessera.graph.jit import JitFunction
 from tessera.graph.signature import callable_name
@@ -365,12 +359,6 @@ class _Run:
             from .stage_wires import NcclWire
 
             by = communicator(group, place.gpu)
-            if by is not None and len(pipe.stages) > place.ranks:
-                raise UnsupportedTargetError(
-                    f"a pipeline of {len(pipe.stages)} stages on {place.ranks} GPUs: several "
-                    "stages a rank have not been seen to run through NCCL",
-                    hint="as many stages as ranks; or TESSERA_COMM=mpi, which sends through the "
-                    "host")
             if by is not None:
                 return NcclWire(self.rows, peers, part, by)
         return Wire(transport(), self.rows, peers, part, place.gpu)

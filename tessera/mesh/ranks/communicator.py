@@ -31,6 +31,7 @@ from .transport import Transport
 
 _GPU_BYTES = 16
 Place = tuple[int, int]  # address, bytes
+Arrays = Sequence[tuple[int, int, int]]
 PROCESSES = {"mpi", "tcp"}  # transports whose ranks are processes, which may have a GPU each
 
 
@@ -68,30 +69,31 @@ class Communicator:
         return Communicator(group, self.index, self.library, handle)
 
     # --- what goes through it -------------------------------------------------------------------
-    def all_reduce(self, arrays: Sequence[tuple[int, int, int]], kind: int, op: int, stream: int
-                   ) -> None:
-        """arrays: source, target and count of each. Several go together."""
-        library = self.library
-        if len(arrays) == 1:
-            source, target, count = arrays[0]
-            return self._sent(library.ncclAllReduce(source, target, count, kind, op, self.handle,
-                                                    stream), "all_reduce", stream)
-        library.ncclGroupStart()
-        for source, target, count in arrays:
-            self._good(library.ncclAllReduce(source, target, count, kind, op, self.handle,
-                                             stream), "all_reduce")
-        return self._sent(library.ncclGroupEnd(), "all_reduce", stream)
+    # Arrays: source, target and count of each. Several go together, as one kernel.
+    def all_reduce(self, arrays: Arrays, kind: int, op: int, stream: int) -> None:
+        call = self.library.ncclAllReduce
+        self._together([(call, (a, b, n, kind, op)) for a, b, n in arrays], "all_reduce", stream)
 
-    def reduce_scatter(self, source: int, target: int, count: int, kind: int, op: int,
-                       stream: int) -> None:
-        """count: elements that this rank gets."""
-        self._sent(self.library.ncclReduceScatter(source, target, count, kind, op, self.handle,
-                                                  stream), "reduce_scatter", stream)
+    def reduce_scatter(self, arrays: Arrays, kind: int, op: int, stream: int) -> None:
+        """Counts: of elements that this rank gets."""
+        call = self.library.ncclReduceScatter
+        self._together([(call, (a, b, n, kind, op)) for a, b, n in arrays], "reduce_scatter",
+                       stream)
 
-    def all_gather(self, source: int, target: int, nbytes: int, stream: int) -> None:
-        """nbytes: that this rank gives."""
-        self._sent(self.library.ncclAllGather(source, target, nbytes, libnccl.TYPES["uint8"],
-                                              self.handle, stream), "all_gather", stream)
+    def all_gather(self, arrays: Arrays, stream: int) -> None:
+        """Counts: of bytes that this rank gives."""
+        call, uint8 = self.library.ncclAllGather, libnccl.TYPES["uint8"]
+        self._together([(call, (a, b, n, uint8)) for a, b, n in arrays], "all_gather", stream)
+
+    def _together(self, calls: Sequence[tuple[Any, tuple[int, ...]]], what: str, stream: int
+                  ) -> None:
+        if len(calls) == 1:
+            call, given = calls[0]
+            return self._sent(call(*given, self.handle, stream), what, stream)
+        self.library.ncclGroupStart()
+        for call, given in calls:
+            self._good(call(*given, self.handle, stream), what)
+        return self._sent(self.library.ncclGroupEnd(), what, stream)
 
     def swap(self, sends: Mapping[int, Place], receives: Mapping[int, Place], stream: int) -> None:
         """Bytes to and from members, by their number in the group."""

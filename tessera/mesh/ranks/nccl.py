@@ -252,7 +252,7 @@ def _scattered(by: Communicator, shape: Shape, type: NumericType, op: str, dim: 
     count, kind, number = prod(out), libnccl.TYPES[type.dtype.name], libnccl.OPS[op]
 
     def start(source: int, target: int, stream: int) -> None:
-        by.reduce_scatter(source, target, count, kind, number, stream)
+        by.reduce_scatter(((source, target, count),), kind, number, stream)
 
     return start, out, (n - 1) / n
 
@@ -265,7 +265,7 @@ def _gathered(by: Communicator, shape: Shape, type: NumericType, dim: int,
     nbytes = prod(shape) * type.dtype.numpy.itemsize
 
     def start(source: int, target: int, stream: int) -> None:
-        by.all_gather(source, target, nbytes, stream)
+        by.all_gather(((source, target, nbytes),), stream)
 
     return start, (*shape[:dim], sum(sizes), *shape[dim + 1:]), by.group.size - 1
 

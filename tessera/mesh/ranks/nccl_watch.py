@@ -4,7 +4,8 @@ nothing but a note.
 A rank whose partner has died, hangs or does something else waits on its GPU, where nobody can raise
 an error. So the thread puts an event behind what was sent last on each stream, and when that is not
 reached in config.comm_timeout seconds, or NCCL reports an error, it ends all ranks and says in
-which collective, as the host's messages do (abort.py).
+which collective, as the host's messages do (abort.py). Streams of ours are there for good; behind
+what is sent on another, which may be gone when the thread looks, the event is put at once.
 """
 
 from __future__ import annotations
@@ -12,12 +13,15 @@ from __future__ import annotations
 import itertools
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tessera import config
 from tessera.graph.trace import current_line
 from tessera.runtime import libcuda
+from tessera.runtime.buffer import lasts
+from tessera.runtime.copies import StreamEvent
 from tessera.runtime.device import check, device, driver
 
 from ..errors import MeshError, StalledError
@@ -34,7 +38,7 @@ NOT_READY = 600  # CUDA_ERROR_NOT_READY
 
 @dataclass(slots=True)
 class SentCall:
-    """The last call that went through NCCL."""
+    """The last call that went through NCCL. event: behind it, on a stream that may be gone."""
 
     by: Communicator
     what: str
@@ -42,6 +46,7 @@ class SentCall:
     limit_s: int
     where: Any
     number: int
+    event: StreamEvent | None = None
 
 
 _last: dict[tuple[Communicator, int], SentCall] = {}  # by communicator and stream
@@ -52,8 +57,13 @@ _running = False
 
 def sent(by: Communicator, what: str, stream: int) -> None:
     """Note a call. The first starts the thread."""
+    event = None
+    if not lasts(stream):
+        if _is_capturing(stream):
+            return  # an event would be part of the graph; who launches it is asked for no note
+        event = StreamEvent(device(by.index), stream)
     _last[by, stream] = SentCall(by, what, stream, config.comm_timeout, current_line(),
-                                 next(_numbers))
+                                 next(_numbers), event)
     if not _running:
         _start()
 
@@ -82,21 +92,27 @@ def _watch() -> None:
 def look(call: SentCall) -> MeshError | None:
     """Waits until a call has been done by the GPU; what is wrong when it is not in time."""
     with device(call.by.index).current():
-        status, capturing = driver().cuStreamIsCapturing(call.stream)
-        if status or capturing != libcuda.CAPTURE_STATUS_NONE:
+        if (behind := call.event) is not None:
+            return _reached(call, lambda: behind.done)
+        if _is_capturing(call.stream):
             return None  # an event in there would be part of the graph; the next call tells
         event = check(driver().cuEventCreate(libcuda.EVENT_DISABLE_TIMING), "make an event")
         try:
             if driver().cuEventRecord(event, call.stream)[0] != libcuda.SUCCESS:
-                return None  # its stream is gone
-            return _reached(call, event)
+                return None  # the process ends
+            return _reached(call, lambda: driver().cuEventQuery(event)[0] != NOT_READY)
         finally:
             driver().cuEventDestroy(event)
 
 
-def _reached(call: SentCall, event: int) -> MeshError | None:
+def _is_capturing(stream: int) -> bool:
+    status, capturing = driver().cuStreamIsCapturing(stream)
+    return bool(status) or capturing != libcuda.CAPTURE_STATUS_NONE
+
+
+def _reached(call: SentCall, done: Callable[[], bool]) -> MeshError | None:
     begin = time.monotonic()
-    while driver().cuEventQuery(event)[0] == NOT_READY:
+    while not done():
         group = call.by.group
         others = ranks_text([r for r in group.ranks if r != group.transport.rank])
         text = f"{call.what} over {group.axis!r} through NCCL"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Container, Iterator, Mapping, Sequence
 from math import prod
 
@@ -9,6 +10,8 @@ from ..collectives.record import COLLECTIVES
 from ..partition import extents, local_shape
 from .overlap import asked
 from .partitioned_steps import BUCKET_BYTES, Held, LayoutHop, PartitionedOp, Step, makes, reads
+
+REDUCTIONS = ("all_reduce", "reduce_scatter")
 
 
 def issue_early(steps: Sequence[Step]) -> list[Step]:
@@ -25,6 +28,31 @@ def issue_early(steps: Sequence[Step]) -> list[Step]:
         elif not COLLECTIVES[step.hop.kind].reduces:
             at = len(out)
         out.insert(at, step)
+    return out
+
+
+def reduce_early(steps: Sequence[Step]) -> list[Step]:
+    """Reductions right behind what makes their operand: a gradient is read at the end of a program
+    by who asked for it, but what it is the sum of is there in the midst of the backward pass."""
+    behind = defaultdict[Held, list[Step]](list)
+    moved = set[Step]()
+    made = {held for step in steps for held in makes(step)}
+    for step in steps:
+        if isinstance(step, LayoutHop) and step.hop.kind in REDUCTIONS and \
+                (step.value, step.hop.source) in made:
+            behind[step.value, step.hop.source].append(step)
+            moved.add(step)
+    out: list[Step] = []
+
+    def emit(step: Step) -> None:
+        out.append(step)
+        for held in makes(step):
+            for move in behind[held]:
+                emit(move)
+
+    for step in steps:
+        if step not in moved:
+            emit(step)
     return out
 
 
@@ -53,20 +81,25 @@ def prefetch(steps: Sequence[Step], inputs: Sequence[Held]) -> list[Step]:
     is used the next is on its way, so two are whole at a time. inputs: those of the program."""
     maker = {held: i for i, s in enumerate(steps) if isinstance(s, PartitionedOp)
              for held in s.makes}
-    given = set(inputs)
+    given, readers = set(inputs), defaultdict[Held, list[int]](list)
+    for j, step in enumerate(steps):
+        for held in reads(step):
+            readers[held].append(j)
     moved: dict[int, list[int]] = {}  # by the step in front of which they come
     gone: set[int] = set()
     before: list[int] = []
     for bucket in _buckets(steps):
-        first = min((_first_use(steps, i) for i in before), default=bucket[0] + 1)
+        first = min((_first_use(steps, i, readers) for i in before), default=bucket[0])
+        ahead, sent = list[int](), list[int]()
         for i in bucket:
             step = steps[i]
             assert isinstance(step, LayoutHop)
             needed = _made_ahead((step.value, step.hop.source), first, steps, maker, given)
-            if i > first and needed is not None:
-                own = [j for j in (*needed, i) if j not in gone]
-                moved.setdefault(first, []).extend(own)
-                gone.update(own)
+            if i >= first and needed is not None:
+                ahead += [j for j in needed if j not in gone and j not in ahead]
+                sent.append(i)
+        moved.setdefault(first, []).extend((*ahead, *sent))
+        gone.update(ahead, sent)
         before = bucket
     return [steps[j] for i in range(len(steps))
             for j in (*moved.get(i, ()), *(() if i in gone else (i,)))]
@@ -89,10 +122,11 @@ def _buckets(steps: Sequence[Step]) -> Iterator[list[int]]:
         yield bucket
 
 
-def _first_use(steps: Sequence[Step], i: int) -> int:
+def _first_use(steps: Sequence[Step], i: int, readers: Mapping[Held, Sequence[int]]) -> int:
     """The first step that reads what a gather brings."""
     (held,) = makes(steps[i])
-    return next((j for j in range(i + 1, len(steps)) if held in reads(steps[j])), len(steps))
+    at = readers.get(held, ())
+    return next((j for j in at if j > i), len(steps))
 
 
 def _made_ahead(held: Held, first: int, steps: Sequence[Step], maker: Mapping[Held, int],
@@ -113,4 +147,4 @@ def _made_ahead(held: Held, first: int, steps: Sequence[Step], maker: Mapping[He
     return [*found, at]
 
 
-__all__ = ["issue_early", "prefetch"]
+__all__ = ["REDUCTIONS", "issue_early", "prefetch", "reduce_early"]

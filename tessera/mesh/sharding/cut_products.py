@@ -24,11 +24,11 @@ from tessera.tensor import Tensor
 from ..device_mesh import Mesh
 from ..layout import Layout, Split
 from ..partition import extents, local_shape
+from .collective_order import REDUCTIONS
 from .layout_change_ops import ALL_REDUCE, MOVES
 from .layout_changes import Hop
 from .partitioned_steps import CutProduct, Held, LayoutHop, PartitionedOp, Step, reads
 
-REDUCTIONS = ("all_reduce", "reduce_scatter")
 PARTS = (2, 4, 8)
 ROWS = 128  # a part has a multiple of so many: blocks of matmuls stay whole
 # What a part costs beside its share: launches, a wave of blocks that is not full, a message that is

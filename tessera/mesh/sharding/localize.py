@@ -80,6 +80,9 @@ def _take(step: Step, env: dict[Held, Tensor], rank: int) -> None:
         env.update(zip(step.makes, _run(step, env, rank), strict=True))
     elif isinstance(step, CutProduct):
         env[step.makes[0]] = run_cut(step, env, rank)
+    elif isinstance(step, Together) and step.moves[0].hop.kind != "all_reduce":
+        for move in step.moves:  # a GPU's program joins them: graph/cuda/joined_exchanges.py
+            _take(move, env, rank)
     elif isinstance(step, Together):
         _reduce(step.moves, env, rank)
     elif step.hop.kind == "all_reduce":

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
@@ -76,7 +76,8 @@ class LayoutHop:
 
 @dataclass(frozen=True, eq=False)
 class Together:
-    """Reductions of several values over the same axes, in one exchange."""
+    """Reductions of several values over the same axes, all to one kind of layout, in one exchange.
+    """
 
     moves: tuple[LayoutHop, ...]
 
@@ -256,9 +257,10 @@ class _Bucket:
         return [first, *self.after]
 
 
-def merge_reductions(steps: Sequence[Step], most_bytes: int = BUCKET_BYTES) -> list[Step]:
-    """All-reduces over the same axes in one exchange, as late as their results allow and up to so
-    many bytes together: many small messages cost more than one."""
+def merge_reductions(steps: Sequence[Step], most_bytes: int = BUCKET_BYTES,
+                     kinds: Container[str] = ("all_reduce",)) -> list[Step]:
+    """Reductions of a kind over the same axes in one exchange, as late as their results allow and
+    up to so many bytes together: many small messages cost more than one."""
     out: list[Step] = []
     buckets: dict[tuple, _Bucket] = {}
     where: dict[Held, tuple] = {}  # the bucket that a value waits in
@@ -278,11 +280,12 @@ def merge_reductions(steps: Sequence[Step], most_bytes: int = BUCKET_BYTES) -> l
                 continue
         for key in keys:
             flush(key)
-        if not (isinstance(step, LayoutHop) and step.hop.kind == "all_reduce") or \
+        if not (isinstance(step, LayoutHop) and step.hop.kind in kinds) or \
                 asked(step.where, step.hop):
             out.append(step)
             continue
-        key = (step.hop.axes, step.hop.source.op, str(step.value.aval.type))
+        hop = step.hop
+        key = (hop.kind, hop.axes, hop.source.op, str(step.value.aval.type))
         buckets.setdefault(key, _Bucket()).moves.append(step)
         where[step.value, step.hop.target] = key
         if buckets[key].bytes >= most_bytes:

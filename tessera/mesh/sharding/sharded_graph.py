@@ -42,7 +42,7 @@ from ..ranks.ledger import agree, call
 from ..tensor import NOTHING, DistTensor, held_ranks
 from ..world import is_here, mesh_rank, patience, simulate, transport
 from . import partitioned_steps
-from .collective_order import issue_early, prefetch
+from .collective_order import REDUCTIONS, issue_early, prefetch, reduce_early
 from .control_flow import ready
 from .cut_products import cut_products
 from .defer_readers import defer_readers
@@ -79,7 +79,8 @@ class ShardedProgram:
         found = propagate(graph, layouts, self.mesh)
         steps = issue_early(defer_readers(found.steps))
         if self.mesh.names_gpus:  # what is sent runs beside kernels there
-            steps = merge_reductions(steps, partitioned_steps.GPU_BUCKET_BYTES)
+            steps = merge_reductions(reduce_early(steps), partitioned_steps.GPU_BUCKET_BYTES,
+                                     REDUCTIONS)
             steps = cut_products(prefetch(steps, found.inputs), self.mesh)
         else:
             steps = merge_reductions(steps)

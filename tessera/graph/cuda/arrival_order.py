@@ -1,0 +1,71 @@
+"""The end of a program that sends between ranks: what came first is used first.
+
+    g0, g1 = sums(...), sums(...)          # of buckets of gradients, the last made last
+    w0, w1 = update(w0, g0), update(w1, g1)
+
+When the last that is sent is made, nothing is left beside which it could be on its way but uses of
+what has come before. So collectives begin there at once, and what needs the last of them is last:
+an optimizer in the order of parameters would begin with those of the first layer, whose gradients
+come at the end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from ..ir import Graph, Node, Value, node_effects
+from ..schedule.groups import FusionGroup
+from ..simplify import KEEP_EFFECTS
+
+
+def use_as_it_comes(graph: Graph) -> Graph:
+    """The nodes behind the last that anything sent is made of: first those that send, then others
+    by the last of them that they need."""
+    nodes, begin = graph.nodes, _all_made(graph.nodes)
+    if any(node_effects(n) & KEEP_EFFECTS and not _sends(n) for n in nodes[begin:]):
+        return graph
+    came: dict[Value, int] = {}  # by value, the last collective that it needs
+    keys: dict[Node, tuple[bool, int]] = {}
+    for i, node in enumerate(nodes):
+        last = max((came.get(v, -1) for v in node.inputs), default=-1)
+        keys[node] = (False, i) if _sends(node) else (True, last)
+        came.update(dict.fromkeys(node.outputs, i if _sends(node) else last))
+    return replace(graph, nodes=(*nodes[:begin], *sorted(nodes[begin:], key=keys.__getitem__)))
+
+
+def _sends(node: Node) -> bool:
+    return node.op.exchange is not None
+
+
+def _all_made(nodes: Sequence[Node]) -> int:
+    """Behind the last node that something sent is made of."""
+    sent = set[Value]()
+    for i in reversed(range(len(nodes))):
+        made_of_it = not sent.isdisjoint(nodes[i].outputs)
+        if made_of_it and not _sends(nodes[i]):
+            return i + 1
+        if made_of_it or _sends(nodes[i]):
+            sent.update(nodes[i].inputs)
+    return len(nodes) if not sent else 0
+
+
+def come_by(groups: Sequence[FusionGroup]) -> dict[Value, int]:
+    """The collective, by the number of its group, that groups which read what one brings wait for
+    last, by what they make."""
+    brought = set[Value]()
+    last: dict[Value, int] = {}
+    found: dict[Value, int] = {}
+    for i, group in enumerate(groups):
+        sends, need = group.kind == "exchange", max((last.get(v, -1) for v in group.inputs),
+                                                    default=-1)
+        reads = not brought.isdisjoint(group.inputs)
+        last.update(dict.fromkeys(group.outputs, i if sends else need))
+        if sends or group.kind == "view" and reads:
+            brought.update(group.outputs)
+        elif reads:
+            found.update(dict.fromkeys(group.outputs, need))
+    return found
+
+
+__all__ = ["come_by", "use_as_it_comes"]
