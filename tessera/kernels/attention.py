@@ -317,7 +317,7 @@ def tile_knobs(S: int, heads: int, width: int, rows: int, causal: bool, window: 
     heads: in all.  rows: queries of a block. With heads of 64 and 512, 1024, 2048 queries, causal,
     262144 rows in all, 73.8, 111.7, 186.9 us become 68.9, 103.7, 175.1; with 128, 192 and 512
     queries 97.5 and 138.7 become 95.2 and 134.4; with 128 and lengths 2377 become 2066, documents
-    1129 become 1069, with 64 they do not (H100, 2026-11-26, medians of CUDA graphs).
+    1129 become 1069, with 64 they do not (H200, 2026-11-26, medians of CUDA graphs).
     """
     if window or cap or score or not (causal or spans):
         return {}
@@ -346,7 +346,7 @@ def attention_block(dtype: DType, S: int, width: int, causal: bool, chip: Genera
     128 queries in two warpgroups, as many keys at a time; half as many for wide heads, and where
     keys and values of two stages do not fit shared memory. Three warpgroups for narrow heads, where
     their blocks waste little on the diagonal: with 64 and 4096 queries 1.17 times as fast, causal
-    1.04 (H200, 2026-11-22), with 64 and 512 queries 1.03 (H100, 2026-11-26), with 96 and 4096
+    1.04 (H200, 2026-11-22), with 64 and 512 queries 1.03 (H200, 2026-11-26), with 96 and 4096
     queries 1.09, causal 0.96 (H100, 2026-11-25).
     chip: None where it is not known
     """

@@ -137,7 +137,7 @@ def keys_block(dtype: DType, width: int, chip: Generation, keys: int | None = No
     warpgroups are quicker than two: 1292 us in place of 1635 of 96 heads of 4096 by 64, causal 746
     in place of 814; of 384 heads of 1024, causal, 246 in place of 263 (H100, 2026-11-25, five
     launches in a row, medians of four). Of wide heads 48 queries of an iteration are: 1475 us in
-    place of 1519 of 64 heads of 4096 by 128 (H100, 2026-11-26)."""
+    place of 1519 of 64 heads of 4096 by 128 (H200, 2026-11-26)."""
     if dtype.bits > 16:
         return {"BM": 32, "BN": 32}
     narrow = 32 < width <= 64 and (keys is None or keys > 128)

@@ -29,7 +29,7 @@ SLACK = 8.0  # powers of two by which the running maximum may lag
 BLOCKS = 264
 # Codes of 8 bits do not come ahead, so that more warps have to wait side by side: 16 queries of 32
 # heads over 8192 keys of 8 take 248 us with as many parts, 166 and 153 with two and four times as
-# many, with bf16 126 (H100, 2026-11-26).
+# many, with bf16 126 (H200, 2026-11-26).
 LEAST_KEYS = 64  # of a part
 MANY_KEYS = 256
 
