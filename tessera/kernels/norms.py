@@ -29,19 +29,19 @@ def layernorm(x: Tensor["M", "N"], gamma: Tensor["N"], beta: Tensor["N"], y: Ten
                                 + tile.load(beta[0:N])[None, :])
 
 
-@kernel(grid=lambda M, BM, GROUPS: M // BM * GROUPS)
+@kernel(grid=lambda M, ROWS, GROUPS: M // ROWS * GROUPS)
 def long_layernorm(x: Tensor["M", "N"], gamma: Tensor["N"], beta: Tensor["N"],
-                   y: Tensor["M", "N"], eps: f32, BM=1, BN=4096, held: bool = True, GROUPS=1,
+                   y: Tensor["M", "N"], eps: f32, ROWS=1, BN=4096, held: bool = True, GROUPS=1,
                    brings: bool = False):
     """Each place of the blocks has sums of its own, so that threads wait for each other twice a
     row; centred first: no difference of large numbers. GROUPS: of a cluster, that share rows.
     brings: weights come to shared memory with them"""
-    m, first = own_part(N, BM, GROUPS)
+    m, first = own_part(N, ROWS, GROUPS)
     P = N // GROUPS
     scales = bring_part(gamma, first, P, BN) if brings else gamma
     shifts = bring_part(beta, first, P, BN) if brings else beta
-    row, last = bring_row(x, m, first, P, BM, BN) if held else x, (P - 1) // BN * BN
-    total, spread = tile.zeros((BM, BN)), tile.zeros((BM, BN))
+    row, last = bring_row(x, m, first, P, ROWS, BN) if held else x, (P - 1) // BN * BN
+    total, spread = tile.zeros((ROWS, BN)), tile.zeros((ROWS, BN))
     for k in range(0, P, BN):
         total = total + block_of(x, row, m, k, P, BN, 0, held)
     mean = tile.cluster_sum(tile.row_sum(total), GROUPS) / N
@@ -55,7 +55,7 @@ def long_layernorm(x: Tensor["M", "N"], gamma: Tensor["N"], beta: Tensor["N"],
         centred, at = block_of(x, row, m, k, P, BN, 0, held) - mean, first + k
         g = tile.load(scales[k // BN]) if brings else tile.load(gamma[at:at+BN])
         b = tile.load(shifts[k // BN]) if brings else tile.load(beta[at:at+BN])
-        y[m:m+BM, at:at+BN] = centred * scale * g[None, :] + b[None, :]
+        y[m:m+ROWS, at:at+BN] = centred * scale * g[None, :] + b[None, :]
 
 
 def reference(x: np.ndarray, gamma: np.ndarray, beta: np.ndarray, eps: float = 1e-5) -> np.ndarray:
@@ -107,7 +107,7 @@ def efficient_layernorm(run: Any, x: Any, gamma: Any, beta: Any, *, eps: float =
     b = routine_blocks(*flat, type_of(x, "x").dtype.bits, generation_of(x),
                        type_of(gamma, "gamma").dtype.bits + type_of(beta, "beta").dtype.bits)
     if b.columns < shape[-1]:
-        run.run("long_layernorm", *arrays, BM=b.rows, BN=run.size("n", b.columns), held=b.held,
+        run.run("long_layernorm", *arrays, ROWS=b.rows, BN=run.size("n", b.columns), held=b.held,
                 GROUPS=b.groups, brings=b.brings, warps=b.warps)
     else:
         run.run("layernorm", *arrays, BM=run.size("m", b.rows), warps=b.warps)

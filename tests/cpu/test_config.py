@@ -25,7 +25,7 @@ SAMPLES = {
     "f64_arrays": ("f32", "f32"), "tuned": ("0", False), "seed": ("17", 17),
     "comm_timeout": ("0", 0), "rank_output": ("first", "first"),
     "rank_logs": ("logs", Path("logs")), "comm": ("mpi", "mpi"),
-    "comm_check": ("each", "each"),
+    "comm_check": ("each", "each"), "fabric": ("nvl72", "nvl72"),
     "compile_processes": ("31", 31), "compile_progress": ("off", False),
 }
 REFUSED = {"numerics": "loud", "debug": "2", "device": "cuda:x", "cache_dir": None,
@@ -33,7 +33,7 @@ REFUSED = {"numerics": "loud", "debug": "2", "device": "cuda:x", "cache_dir": No
            "tuned": "maybe",
            "seed": "-1", "nvtx": "nsys", "cuda_graphs": "never",
            "comm_timeout": "soon", "comm": "gloo", "comm_check": "never",
-           "rank_output": "second", "rank_logs": None,
+           "rank_output": "second", "rank_logs": None, "fabric": None,
            "compile_processes": "0", "compile_progress": "bar"}
 
 
@@ -50,6 +50,7 @@ def test_defaults(fresh_config):
         "poison": False, "tuned": True, "nvtx": False, "cuda_graphs": True, "f64_arrays": "warn",
         "seed": 0, "comm_timeout": 45,
         "comm": "auto", "comm_check": "once", "rank_output": "all", "rank_logs": None,
+        "fabric": "",
         "compile_processes": config.compile_cpus(), "compile_progress": True,
     }
 

@@ -21,6 +21,7 @@ from tessera import bf16, f16, f32, fp8_e4m3
 from tessera.errors import UnsupportedTargetError
 from tessera.kernels.attention_backward import attention_keys
 from tessera.kernels.conv import Geometry, conv_forward
+from tessera.kernels.row_blocks import routine_blocks
 from tessera.runtime.generations import GENERATIONS, Generation
 from tessera.runtime.occupancy import occupancy
 from tessera.runtime.target import Target, parse_target, target_of_device
@@ -223,6 +224,10 @@ def held(threads=128, registers=32, shared_bytes=0) -> str:
                          shared_bytes=shared_bytes))
 
 
+def shared_rows() -> int:
+    return routine_blocks(100, 1 << 16, 16, parse_target(PRETENDED).generation).groups
+
+
 def staged(target=PRETENDED) -> str:
     made = emitted(kernels.gemm_nt, *(ones(bf16, 256, 256),) * 3, target=target,
                    schedule=ts.Schedule(warps=4, unit="mma"))
@@ -268,6 +273,8 @@ FIELDS: dict[str, Field] = {
     "converts": Field((), lambda: text(emitted(decoded, ones(fp8_e4m3, 128),
                                                         ones(f32, 128))), "0.0, ''))"),
     "dependent_launches": Field(False, lambda: f"dependent: {waits()}", "dependent: False"),
+    "cluster_groups": Field(1, lambda: f"groups of a cluster: {shared_rows()}",
+                            "groups of a cluster: 1"),
     "vector_sums": Field(False, lambda: text(emitted(summed, ones(f32, 512), ones(f32, 512))),
                          "0, 1, ("),
     "warp_matmul.formats": Field(("f16",), gemm, "by threads", without_wgmma),

@@ -37,14 +37,14 @@ def test_rows_that_do_not_fit_are_gone_through_in_passes(columns: int) -> None:
 
 
 @pytest.mark.parametrize(("columns", "target", "warps"), [
-    (40000, "sm_90a", 8), (65536, "sm_90a", 16), (114688, "sm_90a", 32), (131072, "sm_90a", 32),
-    (65536, "sm_80", 16), (65536, "sm_89", 32)])
+    (40000, "sm_90a", 8), (65536, "sm_90a", 8), (65540, "sm_90a", 16), (114688, "sm_90a", 8),
+    (131072, "sm_90a", 8), (131076, "sm_90a", 32), (65536, "sm_80", 16), (65536, "sm_89", 32)])
 def test_a_row_is_held_where_the_chip_has_shared_memory_for_it(columns: int, target: str,
                                                                warps: int) -> None:
     chip = parse_target(target).generation
     b = routine_blocks(100, columns, 16, chip)
     assert (b.warps, b.held) == (warps, warps < 32)
-    blocks = -(-columns // b.columns)
+    blocks = -(-columns // b.groups // b.columns)
     assert not b.held or 2 * blocks * b.columns < chip.group_shared_bytes
 
 

@@ -74,7 +74,8 @@ OTHERS = {
     "graph/regions/types.py": "privileges of a region",
     "state/effect.py": "names of effects",
     "mesh/sharding/layout_change_ops.py": "kinds of collectives",
-    "mesh/sharding/cut_products.py:REDUCTIONS": "kinds of collectives",
+    "mesh/sharding/collective_order.py:REDUCTIONS": "kinds of collectives",
+    "debug/fabric_command.py:CALLS": "collectives that are timed",
     "graph/cuda/turned_codes.py:_columns_of": "what stands between codes and their columns",
 }
 

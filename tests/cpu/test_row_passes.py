@@ -164,7 +164,7 @@ def test_the_librarys_kernels_share_rows(groups: int, rng: np.random.Generator) 
     for rows, brings in ((1, False), (2, True)):
         y[:] = np.nan
         stdlib.efficient_layernorm.kernels["long_layernorm"](
-            x, w, b, y, 1e-5, BM=rows, brings=brings, **how)
+            x, w, b, y, 1e-5, ROWS=rows, brings=brings, **how)
         assert_close(y, z / np.sqrt(z.var(1, keepdims=True) + 1e-5) * w + b, "f32", n=4096)
 
 
