@@ -76,9 +76,9 @@ class SpentTensors:
         except IndexError:
             return []
         counts = list(map(sys.getrefcount, batch))
-        if max(counts) > _ALONE or any(map(getweakrefcount, batch)):
+        if max(counts) > ALONE or any(map(getweakrefcount, batch)):
             batch = [x for x, n in zip(batch, counts, strict=True)
-                     if n <= _ALONE and not getweakrefcount(x)]
+                     if n <= ALONE and not getweakrefcount(x)]
         return batch[:count]
 
 
@@ -137,7 +137,7 @@ def use_up(leaves: Sequence[Tensor], donated: Sequence[int], function: str) -> N
     _take([leaves[i] for i in donated], (user_line(), function))
 
 
-_ALONE = list(map(sys.getrefcount, [object()]))[0]  # of what a list has and nobody else
+ALONE = list(map(sys.getrefcount, [object()]))[0]  # of what a list has and nobody else
 
 
 def _take(tensors: list[Tensor], call: Call) -> None:
@@ -182,5 +182,5 @@ def _memories(x: Tensor) -> set[int]:
     return {id(p.storage) for p in _parts([x]) if p.storage is not None}
 
 
-__all__ = ["DONATABLE", "Donatable", "DonatedResident", "DonatedTensor", "UsedUp", "blank",
-           "check_donated", "use_up"]
+__all__ = ["ALONE", "DONATABLE", "Donatable", "DonatedResident", "DonatedTensor", "UsedUp",
+           "blank", "check_donated", "use_up"]

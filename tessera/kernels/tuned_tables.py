@@ -17,7 +17,6 @@ import ast
 import functools
 import hashlib
 import json
-import os
 import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -28,7 +27,7 @@ from typing import Any
 from .. import config
 from ..errors import ArgumentError, TesseraError
 from ..tile.kernel.kernel import Kernel
-from ..tile.tuning.tuned_schedules import TuningCacheWarning
+from ..tile.tuning.tuned_schedules import TuningCacheWarning, write_whole
 from .routine import find
 
 SCHEMA, VERSION = "tessera.tuned", 1
@@ -114,9 +113,7 @@ class TunedTable:
     def write(self, path: Path) -> None:
         """As a whole or not at all."""
         path.parent.mkdir(parents=True, exist_ok=True)
-        new = path.with_name(f".new-{os.getpid()}-{path.name}")
-        new.write_text(self.text())
-        os.replace(new, path)
+        write_whole(path, self.text())
 
     def text(self) -> str:
         """The file: an entry in a line, its choices from the quickest on."""

@@ -64,3 +64,15 @@ def test_other_sums_stay(fn: Any, rng: np.random.Generator) -> None:
     assert [s.op for g in program.plan.groups for s in g.steps][-1] == "reduce_sum"
     (got,) = program.run([x, v])
     assert_close(got, np.asarray(fn(x, v), np.float64), "f32", n=50)
+
+
+def test_large_powers_are_divided_before_they_are_weighted() -> None:
+    """exp(80) * 1e5 is no f32, and a weight times 1e5 is one."""
+    x, v = ts.full((2, 50), 80.0), ts.full((2, 50), 1e5)
+
+    def fn(x: Any, v: Any) -> Any:
+        e = ts.exp(x)
+        return ts.sum(v * (e / ts.sum(e, axis=-1, keepdims=True)), axis=-1)
+
+    (got,) = CudaProgram(ts.jit(fn).graph(x, v), TARGET).run([x, v])
+    assert_close(got, np.full(2, 1e5), "f32", n=50)

@@ -22,7 +22,7 @@ from ...runtime.buffer import Borrowed, DeviceBuffer, PooledBuffer
 from ...runtime.device import Device
 from ...tensor import Tensor
 from ...tile.launch.resident import Resident
-from ..donation import blank
+from ..donation import ALONE, blank
 from .graph_limits import FEWEST_LAUNCHES
 from .placed_graphs import CHEAP_SHARE, PlacedGraphs
 
@@ -51,14 +51,14 @@ class RepeatedCalls:
         self.names = [*lowered.inputs, *lowered.captures, *(r.base for r in self.written)]
         self.at = {name: i for i, name in enumerate(self.names)}
         self.devices = [self.device] * len(lowered.inputs)
-        self.results = NewResults.of(
-            [(self.at[r.base] if r.own else 0, r.buffer.shape, r.buffer.type)
-             for r in space.results])
-        self.moved = self._moved_arguments()
-        stay = [y for y, i in zip(self.results.each, self.moved, strict=True) if i is None]
+        each = [(self.at[r.base] if r.own else 0, r.buffer.shape, r.buffer.type)
+                for r in space.results]
+        self.results = NewResults.of(each)
+        moved = self._moved_arguments()
+        stay = [y for y, i in zip(each, moved, strict=True) if i is None]
         self.others = NewResults.of(stay)  # than moved arguments
         numbers = itertools.count(len(lowered.inputs))
-        self.order = [next(numbers) if i is None else i for i in self.moved]
+        self.order = [next(numbers) if i is None else i for i in moved]
         self.copied = [(i, r) for i, r in enumerate(space.results) if not r.own]
         kept = [r.buffer for r in self.written if r.given is None]
         copied = [space.program.plan.buffer(lowered.inputs[i])
@@ -240,7 +240,6 @@ class NewResults:
     """Results that are tensors of their own: where among the buffers of a call each one's memory
     is, its extents and its type."""
 
-    each: tuple[tuple[int, Any, Any], ...]
     at: tuple[int, ...]
     shapes: tuple[Any, ...]
     types: tuple[Any, ...]
@@ -248,7 +247,7 @@ class NewResults:
     @staticmethod
     def of(each: Sequence[tuple[int, Any, Any]]) -> NewResults:
         at, shapes, types = zip(*each, strict=True) if each else ((), (), ())
-        return NewResults(tuple(each), at, shapes, types)
+        return NewResults(at, shapes, types)
 
     def made(self, held: list[Any]) -> list[Any]:
         """held: the memory of each buffer that has a place of its own at each call."""
@@ -298,7 +297,6 @@ class ResultPlaces:
         return best
 
 
-ALONE = list(map(sys.getrefcount, [object()]))[0]  # of what a list has and nobody else
 OURS = frozenset({PooledBuffer, DeviceBuffer})
 HERE = OURS | {Borrowed}  # memory of a GPU; bytes that are offloaded are elsewhere until then
 _all: weakref.WeakSet[RepeatedCalls] = weakref.WeakSet()

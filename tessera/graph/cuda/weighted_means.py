@@ -1,10 +1,10 @@
 """Sums of what a softmax weights, divided once.
 
-    sum_j (e_j / sum_i e_i) v_j        # is (sum_j e_j v_j) / sum_i e_i,   e_j = exp(...)
+    sum_j (e_j / sum_i e_i) v_j        # is (sum_j e_j v_j) / sum_i e_i,   e_j = exp(x_j - max x)
 
 Both sums are made in one pass over a row, where the second would have to wait for the first: that
-of a softmax's gradient. The weights are at most one and e at most as large as its sum, so nothing
-overflows that did not before.
+of a softmax's gradient. No e is above one, so the sum is as large as that of the values at most, as
+in attention. Powers of what has no maximum taken off may be as large as f32 goes: they stay.
 """
 
 from __future__ import annotations
@@ -44,11 +44,19 @@ def _sides(product: Node | None) -> list[tuple[Value, Value]]:
 
 
 def _is_softmax(rw: Rewriter, e: Value, total: Value) -> bool:
-    """Whether they are powers and their sum along the last axis, in one type."""
+    """Whether they are powers, of at most zero, and their sum along the last axis, in one type."""
     summed = rw.made_by(total, "reduce_sum")
     return (summed is not None and summed.inputs == (e,) and is_last_axis_reduction(summed)
-            and bool(summed.attrs["keepdims"]) and rw.made_by(e, "exp") is not None
-            and e.aval.type == total.aval.type)
+            and bool(summed.attrs["keepdims"]) and e.aval.type == total.aval.type
+            and _is_shifted(rw, rw.made_by(e, "exp")))
+
+
+def _is_shifted(rw: Rewriter, power: Node | None) -> bool:
+    """Whether the exponent is x - max x along the last axis."""
+    shifted = None if power is None else rw.made_by(power.inputs[0], "sub")
+    top = None if shifted is None else rw.made_by(shifted.inputs[1], "reduce_max")
+    return (shifted is not None and top is not None and is_last_axis_reduction(top)
+            and top.inputs == shifted.inputs[:1])
 
 
 __all__ = ["divide_last"]

@@ -20,6 +20,7 @@ import numpy as np
 from tessera import config, hooks
 from tessera.dims import show_shape
 from tessera.errors import ArgumentError, user_line
+from tessera.graph.donation import ALONE
 from tessera.graph.interpret import interpret
 from tessera.graph.ir import Graph, Node, Value
 from tessera.graph.op import Aval, GraphOp, infer
@@ -243,12 +244,9 @@ def _parts_of(given: Sequence[Tensor], rank: int) -> list[Tensor]:
     return [t.held[rank] if type(t) is DistTensor else t for t in given]
 
 
-_IN_LIST = list(map(sys.getrefcount, [object()]))[0]  # of what a list has and nobody else
-
-
 def _alone(held: list[Any], others: int) -> bool:
     """Whether the elements of a list are held by it and so many others alone."""
-    return bool(held) and max(map(sys.getrefcount, held)) <= _IN_LIST + others
+    return bool(held) and max(map(sys.getrefcount, held)) <= ALONE + others
 
 
 def _observed(graph: Graph, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:

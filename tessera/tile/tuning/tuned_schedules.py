@@ -154,7 +154,7 @@ class TuningCache:
         cannot be written is a warning: the choice holds in this process."""
         try:
             self._make()
-            write_whole(self.path(entry.key), entry.to_dict())
+            write_whole(self.path(entry.key), _json(entry.to_dict()))
         except OSError as err:
             _warn(f"the tuned schedule of {entry.key['kernel']} cannot be kept: {err}")
 
@@ -229,7 +229,7 @@ def export(path: Any, entries: Iterable[TunedSchedule]) -> int:
     document = {"schema": EXPORT, "version": VERSION,
                 "entries": [e.to_dict() for e in sorted(found, key=lambda e: e.digest)]}
     try:
-        write_whole(target, document)
+        write_whole(target, _json(document))
     except OSError as err:
         raise ArgumentError(f"{target} cannot be written: {err.strerror}",
                             where=user_line()) from None
@@ -252,16 +252,20 @@ def read_export(path: Any) -> list[TunedSchedule]:
             e in enumerate(document["entries"])]
 
 
-def write_whole(path: Path, document: Any) -> None:
-    """JSON that is there as a whole or not at all."""
+def write_whole(path: Path, text: str) -> None:
+    """A file that is there as a whole or not at all."""
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".new-")
     try:
         with os.fdopen(handle, "w") as file:
-            json.dump(document, file, indent=1, sort_keys=True)
+            file.write(text)
         os.replace(temporary, path)
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise
+
+
+def _json(document: Any) -> str:
+    return json.dumps(document, indent=1, sort_keys=True)
 
 
 def _path(path: Any) -> Path:
@@ -282,4 +286,5 @@ def _warn(text: str) -> None:
     warnings.warn(text, TuningCacheWarning, stacklevel=2)
 
 
-__all__ = ["TunedSchedule", "TuningCache", "TuningCacheWarning", "digest", "export", "read_export"]
+__all__ = ["TunedSchedule", "TuningCache", "TuningCacheWarning", "digest", "export",
+           "read_export", "write_whole"]
