@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -33,14 +32,12 @@ def train(out: Path, ranks: int, *flags: Any) -> list[float]:
         made = mpirun(ranks, "run", folder, battery=REHEARSAL,
                       flags=[*map(str, flags), "--out", str(out)])
         assert made.status == 0, made.text
-    return json.loads((out / "result.json").read_text())["losses"]
+    return example.losses_of(out)
 
 
 @pytest.fixture(scope="module")
 def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    file = tmp_path_factory.mktemp("text") / "words.txt"
-    file.write_bytes(example.corpus().train.tobytes() + example.corpus().held_out.tobytes())
-    return file
+    return example.write_text(tmp_path_factory.mktemp("text") / "words.txt")
 
 
 @pytest.fixture(scope="module")

@@ -66,6 +66,18 @@ def corpus() -> ts.data.ByteCorpus:
     return ts.data.ByteCorpus("words", text[:-10_000], text[-10_000:])
 
 
+def write_text(file: Path) -> Path:
+    """The corpus as a file that --data takes."""
+    file.write_bytes(corpus().train.tobytes() + corpus().held_out.tobytes())
+    return file
+
+
+def losses_of(out: Path) -> list[float]:
+    """Those of a run that wrote to this folder."""
+    found: list[float] = json.loads((out / "result.json").read_text())["losses"]
+    return found
+
+
 def alone(name: str, ranks: int, count: int = STEPS) -> list[float]:
     """The same run on no mesh."""
     flags = settings(name, ranks, mesh="", zero=0)

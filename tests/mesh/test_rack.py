@@ -6,7 +6,6 @@ Those of 72 ranks take minutes: TESSERA_SLOW=1 runs them.
 from __future__ import annotations
 
 import functools
-import json
 import os
 import tempfile
 from pathlib import Path
@@ -36,7 +35,7 @@ def alone(*flags: str) -> list[float]:
     """The losses of one process."""
     with tempfile.TemporaryDirectory() as folder:
         assert example.modules()[0].main([*FLAGS, *flags, "--out", f"{folder}/out"]) == 0
-        return json.loads(Path(folder, "out", "result.json").read_text())["losses"]
+        return example.losses_of(Path(folder, "out"))
 
 
 @needs_mpi
@@ -49,7 +48,7 @@ def test_every_rank_trains_and_ends_well(mesh: str, flags: list[str], tmp_path: 
         *FLAGS, *flags, "--mesh", mesh, "--out", str(tmp_path / "out")])
     assert run.status == 0, run.text
     peaks = sorted(int(text) for text in run.results.values())
-    losses = json.loads((tmp_path / "out" / "result.json").read_text())["losses"]
+    losses = example.losses_of(tmp_path / "out")
     print(f"{mesh}: {run.seconds:.0f} s; peak memory of a rank {peaks[0]} to {peaks[-1]} MB; "
           f"losses {losses[0]:.4f} to {losses[-1]:.4f}")
     assert len(peaks) == ranks and run.seconds < 240

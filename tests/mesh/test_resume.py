@@ -3,7 +3,6 @@ one rank fails."""
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import time
@@ -15,6 +14,7 @@ import pytest
 
 import tessera as ts
 from mesh import example
+from mesh.example import losses_of
 from mesh.launch import mpirun, needs_mpi
 
 pytestmark = needs_mpi
@@ -31,15 +31,9 @@ def launch(ranks: int, folder: Path, what: str, *flags: Any) -> Any:
                   timeout_s=150)
 
 
-def result(out: Path) -> list[float]:
-    return json.loads((out / "result.json").read_text())["losses"]
-
-
 @pytest.fixture(scope="module")
 def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    file = tmp_path_factory.mktemp("text") / "words.txt"
-    file.write_bytes(example.corpus().train.tobytes() + example.corpus().held_out.tobytes())
-    return file
+    return example.write_text(tmp_path_factory.mktemp("text") / "words.txt")
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +43,8 @@ def unbroken(text: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     run = launch(4, folder, "run", *FLAGS, "--data", text, "--mesh", "dp=2,tp=2", "--out",
                  folder / "out")
     assert run.status == 0, run.text
-    assert len(run.results) == 4 and result(folder / "out")[-1] < result(folder / "out")[0] - 0.5
+    losses = losses_of(folder / "out")
+    assert len(run.results) == 4 and losses[-1] < losses[0] - 0.5
     return folder / "out"
 
 
@@ -65,9 +60,9 @@ def test_a_run_goes_on_where_it_is_resumed(unbroken: Path, tmp_path: Path, ranks
     else:
         run = launch(ranks, tmp_path / "ranks", "run", *flags)
         assert run.status == 0 and f"step {SAVED_AT} of {STEPS}" in run.text, run.text
-    losses = result(out)
-    assert len(losses) == STEPS and losses[:SAVED_AT] == result(unbroken)[:SAVED_AT]
-    np.testing.assert_allclose(losses, result(unbroken), rtol=1e-5)
+    losses = losses_of(out)
+    assert len(losses) == STEPS and losses[:SAVED_AT] == losses_of(unbroken)[:SAVED_AT]
+    np.testing.assert_allclose(losses, losses_of(unbroken), rtol=1e-5)
     compare(unbroken, out, exact=False)
 
 
@@ -80,7 +75,7 @@ def test_what_stages_have_written_one_process_goes_on_with(
     assert run.status == 0, run.text
     out = copied(out, tmp_path / "copy")
     assert example.modules()[0].main(["--out", str(out), "--resume", "--mesh", ""]) == 0
-    np.testing.assert_allclose(result(out), result(unbroken), rtol=1e-5)
+    np.testing.assert_allclose(losses_of(out), losses_of(unbroken), rtol=1e-5)
     compare(unbroken, out, exact=False)
 
 
@@ -142,7 +137,7 @@ def test_a_rank_is_killed_and_the_run_goes_on_as_if_it_had_not_been(
 
     run = launch(4, tmp_path / "b", "run", "--out", out, "--resume")
     assert run.status == 0 and f"step {SAVED_AT} of {STEPS}" in run.text, run.text
-    assert result(out) == result(unbroken), "the same mesh: bit by bit"
+    assert losses_of(out) == losses_of(unbroken), "the same mesh: bit by bit"
     compare(unbroken, out, exact=True)
 
 

@@ -4,7 +4,6 @@ for what is wrong."""
 from __future__ import annotations
 
 import argparse
-import json
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ import pytest
 
 import tessera as ts
 from mesh import example
+from mesh.example import losses_of
 from mesh.launch import mpirun, needs_mpi
 
 REHEARSAL = Path(__file__).with_name("rehearsal.py")
@@ -25,9 +25,7 @@ for name, value in {**example.SMALL, "steps": STEPS}.items():
 
 @pytest.fixture
 def text(tmp_path: Path) -> Path:
-    file = tmp_path / "words.txt"
-    file.write_bytes(example.corpus().train.tobytes() + example.corpus().held_out.tobytes())
-    return file
+    return example.write_text(tmp_path / "words.txt")
 
 
 def launch(ranks: int, folder: Path, *flags: Any) -> Any:
@@ -37,10 +35,6 @@ def launch(ranks: int, folder: Path, *flags: Any) -> Any:
 
 def main(*flags: Any) -> int:
     return example.modules()[0].main([*FLAGS, *map(str, flags)])
-
-
-def losses(out: Path) -> list[float]:
-    return json.loads((out / "result.json").read_text())["losses"]
 
 
 # --- what is refused ----------------------------------------------------------------------------
@@ -127,7 +121,7 @@ def test_without_a_mesh_ranks_share_the_batch(ranks, text, tmp_path):
     assert run.status == 0 and len(run.results) == ranks, run.text
     assert (f"; on mesh(dp={ranks})" in run.text) == (ranks > 1)
     assert main("--data", text, "--out", tmp_path / "alone") == 0
-    np.testing.assert_allclose(losses(out), losses(tmp_path / "alone"), rtol=1e-5)
+    np.testing.assert_allclose(losses_of(out), losses_of(tmp_path / "alone"), rtol=1e-5)
 
 
 @needs_mpi
@@ -159,4 +153,4 @@ def test_a_run_of_one_mesh_is_resumed_on_what_is_asked_for(text, tmp_path, capsy
     assert main(*resume) == 0
     assert "; on mesh(dp=2)" in capsys.readouterr().out
     assert main("--out", out, "--resume", "--steps", "6", "--mesh", "tp=3", "--zero", "0") == 0
-    assert "step 5 of 6; " in capsys.readouterr().out and len(losses(out)) == 6
+    assert "step 5 of 6; " in capsys.readouterr().out and len(losses_of(out)) == 6
