@@ -5,6 +5,7 @@
     python -m tessera bench step gpt2-124m --ours            without PyTorch
     python -m tessera bench step gpt2-124m-b8 --losses 5     losses, gradients and updates compared
     python -m tessera bench step gpt2-124m-b8 --spellings    ways to write the same model
+    python -m tessera bench step gpt2-350m --products        each product alone, beside cuBLAS
 
 Each model is measured in a process of its own, which finds nothing compiled; starts from the disk
 are of two more processes.
@@ -24,6 +25,7 @@ from typing import Any
 
 from ..errors import ArgumentError, UnsupportedTargetError
 from ..runtime.device import device, has_gpu
+from ..runtime.sustained import SustainedClock
 from .catalogue import MODELS, model_named
 from .differences import differences, first_step_text, losses_text
 from .measure import (
@@ -36,11 +38,13 @@ from .measure import (
     measure_spellings,
     measure_start,
     need_torch,
+    torch_products,
     torch_side,
 )
 from .models.record import StepModel
 from .record import folder, write
-from .report import spellings_text, step_text
+from .report import products_text, spellings_text, step_text
+from .step_products import measure_products
 
 INTERMIXED = True  # options in front of models, too
 # Folders of compiled code: ours, then those of PyTorch's compiler.
@@ -68,6 +72,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                         help="with --losses: print all of them, not of the outer layers alone")
     parser.add_argument("--spellings", action="store_true",
                         help="instead: a GPT-2 in several spellings, ours alone")
+    parser.add_argument("--products", action="store_true",
+                        help="instead: each product of a step as it is launched, in a row under "
+                             "load, beside cuBLAS, with its energy")
     parser.add_argument("--out", metavar="FOLDER",
                         help="for the JSON; benchmarks/results of a checkout, else here")
     parser.add_argument("--part", help=argparse.SUPPRESS)  # what a process of its own measures
@@ -90,6 +97,10 @@ def run(args: argparse.Namespace) -> int:
             figures = started(["--part", "spellings"], model, args, {})
             print(spellings_text(model.name, figures["spellings"]))
             name = "spellings"
+        elif args.products:
+            figures = started(["--part", "products"], model, args, {})
+            print(products_text(model.name, figures["products"]))
+            name = "products"
         else:
             figures = stepped(model, args)
             print(step_text(model.name, figures))
@@ -110,6 +121,9 @@ def check(args: argparse.Namespace, models: Sequence[StepModel]) -> None:
     if args.losses and (args.ours or args.spellings):
         raise ArgumentError("--losses compares with PyTorch, and nothing else",
                             hint="without --ours and --spellings")
+    if args.products and (args.losses or args.spellings):
+        raise ArgumentError("--products measures matmuls alone",
+                            hint="without --losses and --spellings")
     odd = [m.name for m in models if not is_gpt2(m)]
     if args.spellings and odd:
         raise ArgumentError(f"{odd[0]} has one spelling", hint="name a GPT-2: "
@@ -155,6 +169,10 @@ def started(how: list[str], model: StepModel, args: argparse.Namespace, env: dic
         return json.loads(Path(file).read_text())
 
 
+def told(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
 def part(args: argparse.Namespace, model: StepModel) -> dict[str, Any]:
     """What this process measures."""
     kind, _, name = args.part.partition(" ")
@@ -164,10 +182,17 @@ def part(args: argparse.Namespace, model: StepModel) -> dict[str, Any]:
     if kind == "spellings":
         return {"model": model.figures(), "steps": args.steps, "rounds": args.rounds,
                 "spellings": measure_spellings(model, args.steps, args.rounds)}
+    if kind == "products":
+        clock = SustainedClock(device(), rounds=args.rounds)
+        if clock.no_energy:
+            told(f"without energy: {clock.no_energy}")
+        peer = None if args.ours else torch_products().TorchProduct
+        return {"model": model.figures(), "rounds": args.rounds,
+                "products": measure_products(model, clock, peer, told)}
     if kind == "start":
         return {"seconds": measure_start(model, name)}
     found = measure(model, names_of(model, args.ours), args.steps, args.rounds,
-                    not args.no_profile, lambda text: print(text, file=sys.stderr, flush=True))
+                    not args.no_profile, told)
     if not args.ours:
         found["torch"] = torch_side().version()
     return found

@@ -41,6 +41,14 @@ def torch_side() -> Any:
     return made
 
 
+def torch_products() -> Any:
+    """The module with cuBLAS's products. Raises UnsupportedTargetError as torch_side does."""
+    need_torch()
+    from . import torch_products as made
+
+    return made
+
+
 def make_side(name: str, model: StepModel, weights: Any, batch: tuple) -> Any:
     if name in (OURS, PLAIN):
         return OurStep(model if name == OURS else model.plain, weights, batch)
@@ -125,4 +133,4 @@ def is_gpt2(model: StepModel) -> bool:
 
 
 __all__ = ["COMPILED", "EAGER", "OURS", "PLAIN", "is_gpt2", "measure", "measure_spellings",
-           "measure_start", "need_torch", "torch_side"]
+           "measure_start", "need_torch", "torch_products", "torch_side"]

@@ -6,6 +6,7 @@ from typing import Any
 
 from .figures import table
 from .kernel_classes import CLASSES
+from .step_products import OURS, THEIRS
 
 
 def step_text(name: str, figures: dict[str, Any]) -> str:
@@ -54,4 +55,27 @@ def spellings_text(name: str, rows: dict[str, Any]) -> str:
     return table((name, "ms a step", "over the quickest", "launches"), lines)
 
 
-__all__ = ["classes_text", "spellings_text", "step_text"]
+def products_text(name: str, rows: list[dict[str, Any]]) -> str:
+    """Each product of a step under load, what a step loses or gains by it, and their sums."""
+    beside, lines = any(THEIRS in r for r in rows), []
+    total = dict.fromkeys((OURS, THEIRS), 0.0)
+    for r in rows:
+        ours, theirs = r[OURS], r.get(THEIRS)
+        cells = [r["product"], r["how"], r["count"], f"{ours['us']:.1f}", ours["tflops"],
+                 ours.get("watts", "-"), ours.get("mj", "-")]
+        total[OURS] += r["count"] * ours["us"] / 1e3
+        if theirs:
+            total[THEIRS] += r["count"] * theirs["us"] / 1e3
+            cells += [f"{theirs['us']:.1f}", theirs.get("watts", "-"), theirs.get("mj", "-"),
+                      f"{theirs['us'] / ours['us']:.3f}",
+                      f"{r['count'] * (ours['us'] - theirs['us']) / 1e3:+.2f}"]
+        lines.append(cells)
+    lines.append(["all, ms a step", "", sum(r["count"] for r in rows), f"{total[OURS]:.2f}", "", "",
+                  "", *[f"{total[THEIRS]:.2f}", "", "", f"{total[THEIRS] / total[OURS]:.3f}",
+                        f"{total[OURS] - total[THEIRS]:+.2f}"] * beside])
+    head = [name, "block", "n", "us", "TFLOP/s", "W", "mJ",
+            *[THEIRS, "W", "mJ", f"{THEIRS} / ours", "ms a step"] * beside]
+    return table(head, lines)
+
+
+__all__ = ["classes_text", "products_text", "spellings_text", "step_text"]

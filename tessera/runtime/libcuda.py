@@ -24,7 +24,7 @@ from ..errors import ArgumentError
 NAME = "nvcuda.dll" if os.name == "nt" else "libcuda.so.1"
 
 # --- numbers: of CUresult, and members of enumerations by their names without CU_ ---------------
-SUCCESS, OUT_OF_MEMORY = 0, 2
+SUCCESS, OUT_OF_MEMORY, NOT_READY = 0, 2, 600
 NOT_INITIALIZED, INVALID_CONTEXT, INVALID_HANDLE, CONTEXT_IS_DESTROYED = 3, 201, 400, 709
 
 DEVICE_ATTRIBUTES = {

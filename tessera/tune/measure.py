@@ -20,10 +20,11 @@ from ..errors import TesseraError
 from ..kernels.matmul_blocks import Card
 from ..kernels.routine import ForeignArray, Routine, find
 from ..kernels.routine_launcher import LaunchRecorder
-from ..numerics import decode, encode
-from ..runtime.buffer import DEFAULT, DeviceBuffer, copy_bytes, fill_bytes
+from ..numerics import decode
+from ..runtime.buffer import DEFAULT, DeviceBuffer, fill_bytes
 from ..runtime.device import Device, check, driver
 from ..runtime.graphs import DeviceGraph, recording_stream
+from ..runtime.normal_numbers import normal_numbers
 from ..tensor import Tensor
 from ..tile.launch.compile_images import WantedImage, compile_images
 from ..tile.launch.precompile import wanted_image
@@ -32,7 +33,6 @@ from .tunable import Tunable, TuningProblem
 GRAPH_US = 1200.0  # of the launches in one graph
 MOST_LAUNCHES = 100
 ROUNDS = 7
-DRAWN = 1 << 22  # numbers, which operands repeat
 COMPARED = 1 << 16  # elements of a result
 FAR = 2.0**-6  # relative, of results of 16 bits
 
@@ -103,21 +103,8 @@ class Operands:
         found = self.held.get(key)
         if found is None or found.nbytes < count * size:
             self.held.pop(key, None)
-            self.held[key] = found = self._filled(number, count, p)
+            self.held[key] = found = normal_numbers(self.device, number, count, p.dtype)
         return found
-
-    def _filled(self, number: int, count: int, p: TuningProblem) -> DeviceBuffer:
-        drawn = np.random.default_rng(number).standard_normal(min(count, DRAWN)).astype(np.float32)
-        codes = np.ascontiguousarray(encode(drawn, p.dtype))
-        made = DeviceBuffer(count * p.dtype.numpy.itemsize, self.device)
-        made.write(codes)
-        at = codes.nbytes
-        with self.device.current():
-            while at < made.nbytes:  # twice as much each time
-                n = min(at, made.nbytes - at)
-                copy_bytes(made.pointer + at, made.pointer, n, DEFAULT)
-                at += n
-        return made
 
 
 def launches_of(routine: Routine, arrays: Sequence[Any], options: Mapping[str, Any], plan: Any

@@ -46,7 +46,8 @@ LAZY: dict[str, set[str]] = {
         "tile.kernel.autotune", "tile.kernel.whole_array"},
     "planning is for those who plan": {"planning.alpa", "planning.fabric",
                                      "planning.functions"},
-    "it stands on PyTorch, which Tessera does not need": {"bench.torch_side"},
+    "it stands on PyTorch, which Tessera does not need": {
+        "bench.torch_products", "bench.torch_side"},
 }
 
 # Names that public classes of several modules have, with how many when it is more than two. The

@@ -346,9 +346,10 @@ def test_a_choice_with_wrong_results_is_left_out(clock, monkeypatch, capsys):
 
 def test_operands_are_normal_numbers_that_repeat(gpu, monkeypatch):
     from tessera.numerics import decode
+    from tessera.runtime import normal_numbers
     from tessera.runtime.device import device
 
-    monkeypatch.setattr(measure, "DRAWN", 1000)
+    monkeypatch.setattr(normal_numbers, "DRAWN", 1000)
     a, b = measure.Operands(device()).of(tunable("gemm"), TuningProblem("bf16", "nt", (70, 30, 50)))
     assert (a.shape, b.shape) == ((70, 50), (30, 50))
     codes = np.empty(3500, np.uint16)

@@ -23,6 +23,7 @@ from tessera.runtime import libcuda
 from tessera.runtime.buffer import lasts
 from tessera.runtime.copies import StreamEvent
 from tessera.runtime.device import check, device, driver
+from tessera.runtime.libcuda import NOT_READY
 
 from ..errors import MeshError, StalledError
 from . import call_numbers, status_page
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
     from .communicator import Communicator
 
 LOOK_S, POLL_S = 1.0, 0.05
-NOT_READY = 600  # CUDA_ERROR_NOT_READY
 
 
 @dataclass(slots=True)
