@@ -3,6 +3,7 @@
     python -m tessera tune                                       every routine, its usual shapes
     python -m tessera tune gemm --shapes 1536x1536x1536 --ways nn tn
     python -m tessera tune gemm --shapes cubes rows --types f16
+    python -m tessera tune gemm --shapes training --sustained    at the clock of steps in a row
     python -m tessera tune gemm --out tessera/kernels/tables     for the package
 """
 
@@ -28,6 +29,7 @@ from ..kernels.tuned_tables import (
     user_table,
 )
 from ..runtime.device import Device, device, has_gpu
+from ..runtime.sustained import SustainedClock
 from . import routines as routines  # they register themselves
 from .measure import GraphClock, Measured, Measurement
 from .tunable import TUNABLES, Tunable, TuningProblem, tunable
@@ -35,6 +37,7 @@ from .tunable import TUNABLES, Tunable, TuningProblem, tunable
 INTERMIXED = True
 BATCH = 40  # problems whose kernels are compiled together
 CHOICES = 8
+SUSTAINED_ROUNDS = 2
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -52,6 +55,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                             f"{t.name}: {', '.join(t.ways)}" for t in TUNABLES.values()))
     parser.add_argument("--choices", type=int, default=CHOICES, metavar="N",
                         help=f"how many of the model's best are measured ({CHOICES})")
+    parser.add_argument("--sustained", action="store_true",
+                        help="each choice has the GPU for a tenth of a second, so that its power "
+                             "decides the clock, as in a training step; else all take turns within "
+                             "milliseconds")
     parser.add_argument("--seconds", type=float, default=float("inf"), metavar="S",
                         help="no problem is begun after as many")
     parser.add_argument("--out", metavar="FOLDER",
@@ -70,8 +77,10 @@ def run(args: argparse.Namespace) -> int:
     on, end = device(), time.monotonic() + args.seconds
     path = Path(args.out) / file_name(on.name) if args.out else user_table(on.name)
     _table(path, on).write(path)  # what is wrong with it is said before anything is measured
+    clock = SustainedClock(on, rounds=SUSTAINED_ROUNDS) if args.sustained else GraphClock(on)
     for t, problems in work:
-        for found in tune(t, problems, on, args.choices, end, path):
+        measurement = Measurement(t, card_at(on.index), on, clock, args.choices)
+        for found in tune(measurement, problems, end, path):
             _table(path, on).with_entries(t.name, found).write(path)
     forget_tables()
     print(f"written to {path}")
@@ -90,13 +99,12 @@ def _table(path: Path, on: Device) -> TunedTable:
     return found
 
 
-def tune(t: Tunable, problems: Sequence[TuningProblem], on: Device, choices: int, end: float,
-         path: Path) -> Iterator[dict[str, TunedEntry | None]]:
+def tune(m: Measurement, problems: Sequence[TuningProblem], end: float, path: Path
+         ) -> Iterator[dict[str, TunedEntry | None]]:
     """The entries of each problem that is measured, as time allows; None where none is needed.
     path: of the table that gets them."""
-    card = card_at(on.index)
-    measurement, done, gained = Measurement(t, card, on, GraphClock(on), choices), 0, 0
-    for measured in _measured(measurement, problems, end):
+    t, card, on, done, gained = m.tunable, m.card, m.device, 0, 0
+    for measured in _measured(m, problems, end):
         key, needed = t.key(measured.problem, card), decides(t, measured, card, on, path)
         yield {key: TunedEntry(today(), measured.us) if needed else None}
         print(line(measured), flush=True)

@@ -299,6 +299,20 @@ def test_a_tuned_product_is_the_same_product(clock, rng, capsys):
         assert "by the estimate" in gemm.inspect_ir("schedule")
 
 
+def test_each_choice_has_the_gpu_for_a_while_where_that_is_asked(clock, monkeypatch):
+    quick = choices()[1]
+
+    class InARow(FakeClock):
+        us = {quick: 8.0}
+
+        def __init__(self, on, rounds):
+            assert rounds > 1
+
+    monkeypatch.setattr(command, "SustainedClock", InARow)
+    assert main([*ARGS, "--sustained"]) == 0 and entries()[KEY].us[quick] == 8.0
+    assert main(ARGS) == 0 and entries() == {}
+
+
 def test_what_is_not_quicker_is_not_written(clock):
     clock.us = {choices()[1]: 9.9}
     assert main(ARGS) == 0 and entries() == {}
