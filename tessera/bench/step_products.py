@@ -69,7 +69,7 @@ class StepProduct:
     def pairs(self) -> tuple[Pair, ...]:
         """Whose products are added."""
         own, layout = self.group.reads[:len(self.group.steps[0].args)], self.group.attr("layout")
-        return tuple(Pair(*own[i:i + 2], layout[i:i + 2]) for i in range(0, len(own), 2))
+        return tuple(Pair(own[i], own[i + 1], layout[i:i + 2]) for i in range(0, len(own), 2))
 
     @property
     def beside(self) -> tuple[GroupOperand, ...]:
