@@ -85,6 +85,7 @@ class Driver:
         self.graph_launches = 0
         self.pool = {RESERVED: 0, USED: 0, HIGH: 0}  # bytes
         self.trims = 0
+        self.clusters = 1000  # that run at one time
 
     # --- streams and events ----------------------------------------------------------------------
     def _do(self, stream: int, work: Callable[[], Any], late: bool) -> None:
@@ -266,6 +267,9 @@ class Driver:
 
     def cuOccupancyMaxActiveBlocksPerMultiprocessor(self, *_):
         return 0, 4
+
+    def cuOccupancyMaxActiveClusters(self, function, config):
+        return 0, self.clusters
 
     def cuMemAlloc(self, nbytes):
         """Between bytes that nobody may write."""

@@ -53,7 +53,7 @@ class Compiler:
         self.driver, self.requests = driver, []  # type: ignore[var-annotated]
         self.extra: tuple[Parameter, ...] = ()
         self.sites: tuple = ()
-        self.grid = "groups"
+        self.grid, self.cluster = "groups", (1,)
         self.seen: dict[str, Any] = {}  # values of the extra parameters of the last launch
         self.after: Any = None  # called with the values by name, when the kernel has run
         self._programs: dict[str, tuple[Function, tuple[Parameter, ...], int]] = {}
@@ -75,7 +75,7 @@ class Compiler:
         if request.batched:
             parameters = TABLE
         code = Code(b"cubin", name, [p.abi for p in parameters], target=request.target,
-                    threads=request.lanes)
+                    threads=request.lanes, cluster=self.cluster)
         self.driver.formats[name.encode()] = "".join(
             {"i32": "i", "i64": "q", "f32": "f", "f64": "d"}[p.abi] for p in parameters)
         self._programs[name] = (function, columns or parameters, request.lanes)

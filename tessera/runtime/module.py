@@ -55,9 +55,7 @@ class LaunchParameters:
         first = ctypes.addressof(self.memory)
         addresses = (ctypes.c_void_p * count)(*(first + 8 * i for i in slots))
         attributes = kernel.attributes()
-        self._config = LaunchConfig(
-            1, 1, 1, kernel.threads, 1, 1, kernel.shared_bytes, None,
-            ctypes.addressof(attributes) if len(attributes) else None, len(attributes))
+        self._config = kernel.config((1, 1, 1), attributes)
         self._kept = addresses, attributes
         self.call = (ctypes.c_void_p(ctypes.addressof(self._config)), ctypes.c_void_p(function),
                      ctypes.c_void_p(ctypes.addressof(addresses)), None)
@@ -75,7 +73,11 @@ class LaunchParameters:
 
 @dataclass(frozen=True)
 class Loaded:
-    """A kernel on one device: its handle, and what the driver says it takes."""
+    """A kernel on one device: its handle, and what the driver says it takes.
+
+    clusters: that run at one time. Multiprocessors come in groups of some, and a cluster lies in
+    one of these, so not every multiprocessor may have a part of one.
+    """
 
     device: Device
     module: int
@@ -83,6 +85,7 @@ class Loaded:
     registers: int
     local_bytes: int
     blocks_per_multiprocessor: int
+    clusters: int
     free: list[LaunchParameters] = field(default_factory=list,
                                          compare=False)  # append and pop are atomic
 
@@ -147,7 +150,20 @@ class LoadedKernel:
             local = check(library.cuFuncGetAttribute(libcuda.FUNC_LOCAL_SIZE_BYTES, function), what)
             blocks = check(library.cuOccupancyMaxActiveBlocksPerMultiprocessor(
                 function, self.threads, self.shared_bytes), what)
-        return Loaded(on, module, function, registers, local, blocks)
+            clusters = blocks * on.multiprocessors
+            if x * y * z > 1:
+                attributes = self.attributes()
+                config = self.config((x, y, z), attributes)
+                config.attribute_count = 1  # the cluster
+                clusters = check(library.cuOccupancyMaxActiveClusters(
+                    function, ctypes.addressof(config)), what)
+        return Loaded(on, module, function, registers, local, blocks, clusters)
+
+    def config(self, grid: Grid, attributes: ctypes.Array[LaunchAttribute]) -> LaunchConfig:
+        """Of a launch on the default stream. It names the memory of the attributes."""
+        return LaunchConfig(*grid, self.threads, 1, 1, self.shared_bytes, None,
+                            ctypes.addressof(attributes) if len(attributes) else None,
+                            len(attributes))
 
     def attributes(self) -> ctypes.Array[LaunchAttribute]:
         """What a launch says besides its grid."""

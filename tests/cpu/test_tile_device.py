@@ -211,6 +211,16 @@ def test_a_persistent_grid_is_as_large_as_the_device(gpu, driver, rng):
         assert driver.launches[-1].grid == (blocks, 1, 1) and gpu.seen["groups"] == rows
 
 
+def test_a_persistent_grid_has_the_clusters_that_run_at_one_time(gpu, driver, rng):
+    """Of four groups a card may run 32 where it has 132 multiprocessors."""
+    gpu.grid, gpu.cluster = "persistent", (4,)
+    gpu.extra = (Parameter("groups", "groups", "i32"),)
+    for clusters, rows, blocks in ((32, 500, 128), (1000, 500, 132), (32, 60, 60)):
+        driver.clusters = clusters
+        fresh(rows_doubled)(Torch(floats(rng, rows, 64)))
+        assert driver.launches[-1].grid == (blocks, 1, 1) and gpu.seen["groups"] == rows
+
+
 def test_counters_are_zero_and_of_one_stream(gpu, driver, rng):
     gpu.extra = (Parameter("counter", "next", "i64"),)
     seen = []

@@ -152,8 +152,9 @@ class Recipe:
     def _blocks(self, groups: int) -> int:
         blocks = groups
         if self.image.grid == "persistent":
-            together = self.image.code.cluster[0]
-            most = device(self.device).multiprocessors // together
+            together, most = self.image.code.cluster[0], device(self.device).multiprocessors
+            if together > 1:  # one more than run at once would begin when the others are done
+                most = min(most // together, self.image.code.on(self.device).clusters)
             blocks = min(-(-groups // together), most) * together
         if blocks > MOST_BLOCKS:
             raise ArgumentError(f"{self.image.function.name}: {blocks} groups, a launch has at "
