@@ -37,12 +37,13 @@ def gemm(rng, layout, M, N, K, schedule=PAIRS, parts=1):
     return made, np.asarray(args[2], np.float64), want
 
 
+@pytest.mark.parametrize("groups", [2, 4])
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("M", [64, 320, 384])
-def test_an_odd_number_of_tiles_is_one_more(layout, M, rng):
+def test_tiles_are_as_many_as_whole_clusters_have(layout, M, groups, rng):
     """Tiles beyond the last read zeros and write nothing."""
-    made, got, want = gemm(rng, layout, M, 272, 336)
-    assert made.pipeline.cluster == 2
+    made, got, want = gemm(rng, layout, M, 272, 336, PAIRS.with_cluster(groups))
+    assert made.pipeline.cluster == groups
     assert_close(got, want, "bf16", n=336)
 
 

@@ -200,15 +200,16 @@ def test_products_of_other_types(rng, how, extents, layout):
     assert_close(got.numpy(), want, close, n=K)
 
 
+@pytest.mark.parametrize("groups", [2, 4])
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("block", [(128, 256), (192, 128), (64, 128)], ids=str)
 @pytest.mark.parametrize("extents", [(1096, 1320, 328), (64, 2048, 640), (8192, 4096, 264)],
                          ids=str)
-def test_blocks_of_clusters(rng, layout, block, extents):
-    """That bring what they share half each: an odd number of tiles, fewer tiles than blocks, many
-    tiles for each block."""
+def test_blocks_of_clusters(rng, layout, block, extents, groups):
+    """That bring a part each of what they share: tiles that fill no cluster, fewer tiles than
+    blocks, many tiles for each block."""
     M, N, K = extents
-    kernel = stdlib.gemm.kernels["gemm_whole"].with_schedule(ts.Schedule(cluster=2))
+    kernel = stdlib.gemm.kernels["gemm_whole"].with_schedule(ts.Schedule(cluster=groups))
     a, b = (ts.tensor(rng.standard_normal(s).astype("f4"), "bf16") for s in (
         (K, M) if layout[0] == "t" else (M, K), (N, K) if layout[1] == "t" else (K, N)))
     d = ts.to(ts.tensor(np.full((M, N), np.nan, "f4"), "bf16"), "cuda")
