@@ -72,11 +72,11 @@ def of_launch(record: LaunchRecord) -> str:
 def of_groups(groups: Sequence[ScheduledGroup], kind: str, parts: frozenset[str]) -> str:
     """The class of a launch of groups by their sort of work and the lines of their ops.
 
-    parts: buffers with parts of sums of matmuls, whose addition is a matmul's too.
+    parts: buffers with parts of sums of matmuls. A kernel that only adds them is a matmul's too.
     """
     if kind in SORTS:
         return SORTS[kind]
-    if any(o.name in parts for g in groups for o in g.reads):
+    if any(o.name in parts for g in groups if g.kind == "columns" for o in g.reads):
         return "matmul"
     text = "\n".join(dict.fromkeys(s.where.text for g in groups for s in g.steps
                                    if s.where is not None))

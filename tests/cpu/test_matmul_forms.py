@@ -14,8 +14,15 @@ import pytest
 
 import tessera as ts
 from tessera import Tensor
-from tessera.graph.cuda import CudaProgram, library_ops
-from tessera.kernels.matmul_blocks import BLOCKS, CROWDED, LARGE, MatmulExtents, choose_blocks
+from tessera.graph.cuda import CudaProgram, library_ops, place_blocks
+from tessera.kernels.matmul_blocks import (
+    BLOCKS,
+    CROWDED,
+    LARGE,
+    MatmulBlocks,
+    MatmulExtents,
+    choose_blocks,
+)
 from tessera.numerics import as_type
 from tolerance import assert_close
 
@@ -215,6 +222,32 @@ def test_a_long_sum_of_few_blocks_is_taken_in_parts(layout: str, rng: Any) -> No
     want = (x.T if layout[0] == "t" else x) @ (y.T if layout[1] == "t" else y)
     (got,) = program.run([a, b])
     assert_close(got, want, "bf16", n=K)
+
+
+@pytest.mark.parametrize("parts, kinds", [(2, ["gemm", "loop"]), (5, ["gemm", "loop"]),
+                                          (6, ["gemm", "columns", "loop"])])
+def test_few_parts_are_added_where_they_are_read(parts: int, kinds: list, rng: Any,
+                                                 monkeypatch: Any) -> None:
+    """An update reads the parts of its gradient, which is nowhere in memory."""
+    M, K, N = 70, 64 * parts - 3, 40
+    monkeypatch.setattr(place_blocks, "blocks_of",
+                        lambda *args: (MatmulBlocks(64, 64, parts, 64), True))
+
+    def update(p: Tensor, m: Tensor, x: Tensor, g: Tensor) -> tuple:
+        dw = ts.cast(ts.transpose(ts.cast(x, PRODUCTS)) @ ts.cast(g, PRODUCTS), "f32")
+        m = 0.5 * m + dw
+        return p - m * (dw * dw), m
+
+    p, m, x, g = (ts.tensor(rng.standard_normal(s).astype("f4"))
+                  for s in ((M, N), (M, N), (K, M), (K, N)))
+    x, g = (ts.cast(v, "bf16") for v in (x, g))
+    program = CudaProgram(ts.jit(update).graph(p, m, x, g), "sm_90a")
+    assert [s.kind for s in program.plan.groups] == kinds
+    p8, m8, x8, g8 = (np.asarray(v.array, "f8") for v in (p, m, x, g))
+    dw = x8.T @ g8
+    got_p, got_m = program.run([p, m, x, g])
+    assert_close(got_m, 0.5 * m8 + dw, "bf16", n=K)
+    assert_close(got_p, p8 - (0.5 * m8 + dw) * dw * dw, "bf16", n=K)
 
 
 def test_a_result_of_many_blocks_is_summed_at_once() -> None:

@@ -1,12 +1,12 @@
 """Copies of parameters in a narrower type, which live from one call of a step to the next.
 
 A step casts its f32 parameters to bf16 first of all, and ends by writing new ones. Where a donated
-argument is cast whole and a result of its extents and type is made from it, the program takes the
-copy as one more argument and writes that of the result as one more result, beside it: four bytes
-less to read for each parameter. Copies that are read side by side, as weights of joined matmuls
-are, lie side by side. They stay with the tensors that the call returns, and the next call that is
-given these very tensors has them. A tensor that comes from elsewhere, or whose memory somebody was
-given since, is cast first, by a program of its own.
+argument is cast whole, as it is or reshaped, and a result of its extents and type is made from it,
+the program takes the copy as one more argument and writes that of the result as one more result,
+beside it: four bytes less to read for each parameter. Copies that are read side by side, as weights
+of joined matmuls are, lie side by side. They stay with the tensors that the call returns, and the
+next call that is given these very tensors has them. A tensor that comes from elsewhere, or whose
+memory somebody was given since, is cast first, by a program of its own.
 """
 
 from __future__ import annotations
@@ -23,9 +23,12 @@ from ...runtime.device import Device
 from ...tensor import Tensor
 from ...tile.launch.resident import Resident
 from ..ir import Graph, Node, Value
+from ..op import OPS, Aval
 from ..ops.convert import CAST
 from ..ops.join import CONCATENATE
+from ..schedule.loop_axes import extents_of
 
+RESHAPE = OPS["reshape"]
 LEAST = 1 << 16  # elements that are worth a copy: a few are cast where they are read
 
 
@@ -55,9 +58,12 @@ def keep_copies(graph: Graph, donated: Sequence[int]) -> tuple[Graph, tuple[Narr
         x in results for x in found.sources)}
     if not kept:
         return graph, ()
+    parts = _parts_of_joined(graph, kept)
+    rest = (n for n in graph.nodes if not n.outputs or n.outputs[0] not in kept)
+    kept = {v: found for v, found in kept.items() if v not in parts}
     inputs = {v: Value(v.aval) for v in kept}
     nodes = [Node(n.op, tuple(inputs.get(v, v) for v in n.inputs), n.attrs, n.outputs, n.where)
-             for n in graph.nodes if not n.outputs or n.outputs[0] not in kept]
+             for n in (*parts.values(), *rest)]
     outputs, copies = [inputs.get(v, v) for v in graph.outputs], []
     for found in kept.values():
         at = {x: graph.outputs[results[x]] for x in found.sources}
@@ -83,17 +89,48 @@ class _Made:
 
 
 def _made_of_arguments(graph: Graph, donated: dict[Value, int]) -> dict[Value, _Made]:
-    """The values that are casts of donated arguments, and those side by side."""
+    """The values that are casts of donated arguments, also reshaped, and those side by side."""
     made: dict[Value, _Made] = {}
+    reshaped: dict[Value, Value] = {}  # arguments
     for n in graph.nodes:
-        if n.op is CAST and n.inputs[0] in donated and _pays(n):
-            made[n.outputs[0]] = _Made(n.inputs, (n,))
+        if n.op is RESHAPE and (x := reshaped.get(n.inputs[0], n.inputs[0])) in donated:
+            reshaped[n.outputs[0]] = x
+        elif n.op is CAST and (x := reshaped.get(n.inputs[0], n.inputs[0])) in donated and _pays(n):
+            made[n.outputs[0]] = _Made((x,), _cast_first(n, x))
         elif n.op is CONCATENATE and all(v in made for v in n.inputs):
             parts = [made[v] for v in n.inputs]
             sources = tuple(x for p in parts for x in p.sources)
             if len({*sources}) == len(sources):
                 made[n.outputs[0]] = _Made(sources, (*(m for p in parts for m in p.nodes), n))
     return made
+
+
+def _parts_of_joined(graph: Graph, kept: dict[Value, _Made]) -> dict[Value, Node]:
+    """Copies that lie in those of which they are parts: one more of their own would be written."""
+    found: dict[Value, Node] = {}
+    for n in reversed(graph.nodes):
+        if n.op is not CONCATENATE or n.outputs[0] not in kept:
+            continue
+        axis, begin = n.attrs["axis"], 0
+        for v in n.inputs:
+            starts = tuple(begin if a == axis else 0 for a in range(v.aval.ndim))
+            stops = tuple(b + e for b, e in zip(starts, extents_of(v), strict=True))
+            begin = stops[axis]
+            attrs = {"starts": starts, "stops": stops, "steps": (1,) * v.aval.ndim}
+            if v in kept:
+                found.setdefault(v, Node(OPS["slice"], n.outputs, attrs, (v,), n.where))
+    return found
+
+
+def _cast_first(cast: Node, x: Value) -> tuple[Node, ...]:
+    """The cast of a reshaped argument as a reshape of its cast, which the loop that makes a new one
+    takes in."""
+    if cast.inputs[0] is x:
+        return (cast,)
+    y = cast.outputs[0].aval
+    narrow = Value(Aval(x.aval.shape, y.type))
+    return (Node(CAST, (x,), cast.attrs, (narrow,), cast.where),
+            Node(RESHAPE, (narrow,), {"shape": y.shape}, cast.outputs, cast.where))
 
 
 def _pays(cast: Node) -> bool:
