@@ -7,7 +7,7 @@ some rows of tiles side by side; of attention, as many heads as have their keys 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -66,8 +66,10 @@ def rank_of(function: Function) -> int:
     return max(used, default=0) + 1
 
 
-def dependence(function: Function) -> dict[SSAValue, frozenset[int]]:
-    """The grid axes on which each value depends."""
+def dependence(function: Function, but: Collection[SSAValue] = ()
+               ) -> dict[SSAValue, frozenset[int]]:
+    """The grid axes on which each value depends. but: variables of loops taken to depend on none
+    for where their loops begin."""
     found: dict[SSAValue, frozenset[int]] = {}
     for node in walk(function.body):
         used = [found.get(x, frozenset()) for x in operands(node) if isinstance(x, SSAValue)]
@@ -77,16 +79,22 @@ def dependence(function: Function) -> dict[SSAValue, frozenset[int]]:
                 axes = frozenset({node.attr["axis"]})
             found |= {d.value: axes for d in node.outs}
         elif isinstance(node, For):
+            begins = () if node.var.value in but else (node.lo,)
             found[node.var.value] = frozenset().union(
-                *(found.get(x, frozenset()) for x in (node.lo, node.step)
+                *(found.get(x, frozenset()) for x in (*begins, node.step)
                   if isinstance(x, SSAValue)))
     return found
 
 
 def choose_order(function: Function, pipeline: PipelineKnobs,
                  defaults: PipelineDefaults) -> Order:
-    """From what the loads depend on; the pipeline's raster and reversed axis win."""
-    depends, rank = dependence(function), rank_of(function)
+    """From what the loads depend on; the pipeline's raster and reversed axis win.
+
+    Where tiles take different numbers of iterations, what neighbours read overlaps, wherever each
+    of them begins.
+    """
+    ragged = {n.var.value for n in _ragged_loops(function)}
+    depends, rank = dependence(function, ragged), rank_of(function)
     loops = [n for n in walk(function.body) if isinstance(n, For)]
     inner = [load for n in loops for load in ops_in(n.body, "ring_load")] \
         or ops_in(function.body, "ring_load")
@@ -112,11 +120,15 @@ def choose_order(function: Function, pipeline: PipelineKnobs,
 
 def uneven(function: Function) -> bool:
     """Whether some tiles take more iterations than others, but for the last of parts of a sum."""
+    return bool(_ragged_loops(function))
+
+
+def _ragged_loops(function: Function) -> list[For]:
     depends = dependence(function)
     made = {d.value: n for n in walk(function.body) if isinstance(n, Op) for d in n.outs}
-    return any(depends.get(x) for n in walk(function.body)
-               if isinstance(n, For) and not (extent_of(n, made) or _is_part(n, made, depends))
-               for x in (n.lo, n.hi) if isinstance(x, SSAValue))
+    return [n for n in walk(function.body)
+            if isinstance(n, For) and not (extent_of(n, made) or _is_part(n, made, depends))
+            and any(depends.get(x) for x in (n.lo, n.hi) if isinstance(x, SSAValue))]
 
 
 def _is_part(loop: For, made: Mapping[SSAValue, Op], depends: Mapping[SSAValue, frozenset[int]]

@@ -89,17 +89,19 @@ def _pure(node: If) -> bool:
 
 def _split(loop: For, tests: list[Test], maker: Maker) -> list[Node]:
     """The iterations in which early tests hold, those in which none does, those in which others do.
-    Parts take all masks or none; `at` carries where one ends and the next begins."""
-    early = [t for t in tests if t.early]
+    The first part has the early masks alone and ends where another begins; what is left then has
+    all of them. `at` carries where one part ends and the next begins."""
+    early, late = [t for t in tests if t.early], [t for t in tests if not t.early]
     kept: list[Node] = []
+    end = _late_start(loop, late, maker, kept) if late else loop.hi
     if early:
-        first, rest = _until(loop, _taken(loop, tests), _early_end(loop, early, maker, kept), maker)
+        until = _early_end(loop, early, end, maker, kept)
+        only = _without(loop, late)
+        first, rest = _until(loop, _taken(only, _tests(only)), until, maker)
         kept.append(first)
-        loop = replace(_without(loop, early), **rest)
-        tests = _tests(loop)
-        if not tests:
-            return [*kept, loop]
-    end = _late_start(loop, tests, maker, kept)
+        loop = replace(loop, **rest)
+        if not late:
+            return [*kept, _without(loop, early)]
     first, rest = _until(loop, _without(loop, tests), end, maker)
     return [*kept, first, replace(_taken(loop, tests), **rest)]
 
@@ -113,15 +115,16 @@ def _late_start(loop: For, tests: list[Test], maker: Maker, kept: list[Node]) ->
     return end
 
 
-def _early_end(loop: For, tests: list[Test], maker: Maker, kept: list[Node]) -> Operand:
-    """var >= bound - less + reach for all tests from it on."""
+def _early_end(loop: For, tests: list[Test], most: Operand, maker: Maker, kept: list[Node]
+               ) -> Operand:
+    """var >= bound - less + reach for all tests from it on; `most` at most."""
     last: Operand | None = None
     for bound, less, reach in dict.fromkeys((t.bound, t.less, t.reach) for t in tests):
         end = _scalar(loop, maker, kept, "add", bound, number(reach))
         end = end if less is None else _scalar(loop, maker, kept, "sub", end, less)
         last = end if last is None else _scalar(loop, maker, kept, "maximum", last, end)
     assert last is not None
-    return _scalar(loop, maker, kept, "minimum", loop.hi, last)
+    return _scalar(loop, maker, kept, "minimum", most, last)
 
 
 def _scalar(loop: For, maker: Maker, kept: list[Node], name: str, *args: Operand) -> SSAValue:
