@@ -51,6 +51,7 @@ from .layout_change_ops import group_along
 from .localize import localize
 from .partitioned_steps import CollectivePlan, describe, merge_reductions, planned
 from .propagate import Propagated, propagate
+from .rounded_sums import round_before_gather
 
 
 class ShardedProgram:
@@ -82,7 +83,8 @@ class ShardedProgram:
         if self.mesh.names_gpus:  # what is sent runs beside kernels there
             steps = merge_reductions(reduce_early(steps), partitioned_steps.GPU_BUCKET_BYTES,
                                      REDUCTIONS)
-            steps = cut_products(prefetch(steps, found.inputs), self.mesh)
+            steps = prefetch(steps, found.inputs)
+            steps = cut_products(round_before_gather(steps, found.outputs, self.mesh), self.mesh)
         else:
             steps = merge_reductions(steps)
         return replace(found, steps=tuple(steps))
