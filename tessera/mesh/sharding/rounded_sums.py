@@ -15,10 +15,11 @@ from dataclasses import replace
 from math import prod
 
 from tessera import hooks
+from tessera.numerics import DType
 
 from ..device_mesh import Mesh
 from ..partition import extents, local_shape
-from .layout_changes import hops
+from .layout_changes import Hop, hops
 from .partitioned_steps import Held, LayoutHop, PartitionedOp, Step, reads
 
 LEAST_GAIN = 1.1  # by the model of the planner
@@ -44,25 +45,43 @@ def round_before_gather(steps: Sequence[Step], outputs: Collection[Held], mesh: 
 
 
 def _in_halves(move: LayoutHop, cast: PartitionedOp, mesh: Mesh) -> list[Step] | None:
-    """The reduce_scatter, the cast of a part and the all_gather; None where that does not pay, or
-    rows do not divide."""
+    """The reduce_scatter, the cast of a part and the all_gather; None where that does not pay."""
+    found = halves_of(move, cast, mesh)
+    if found is None or halves_us(move, cast, mesh) * LEAST_GAIN > _us(
+            "all_reduce", move, mesh, move.value.aval.dtype):
+        return None
+    scatter, gather = found
+    return [replace(move, hop=scatter), replace(cast, ins=(scatter.target,),
+                                                outs=(scatter.target,)),
+            LayoutHop(cast.node.outputs[0], gather, move.why, move.where)]
+
+
+def halves_of(move: LayoutHop, cast: PartitionedOp, mesh: Mesh) -> tuple[Hop, Hop] | None:
+    """The reduce_scatter and the all_gather of an all_reduce whose result is rounded; None where
+    rows do not divide, or nothing is gained."""
     hop, shape, result = move.hop, extents(move.value.aval), cast.node.outputs[0]
     wide, narrow = move.value.aval.dtype, result.aval.dtype
-    n = mesh.size(hop.axes)
-    if hop.source.op != "sum" or narrow.kind != "float" or not shape or shape[0] % n or (
-            hop.target.axes_of(0)) or cast.outs[0] != hop.target:
+    if hop.source.op != "sum" or narrow.kind != "float" or narrow.bits >= wide.bits or (
+            not shape or shape[0] % mesh.size(hop.axes) or hop.target.axes_of(0)
+            or cast.outs[0] != hop.target):
         return None
     part = hop.target.with_split(0, hop.axes)
-    size, us = prod(local_shape(hop.target, shape, 0, wide)), hooks.step_times.get().collective_us
-    wide_size, narrow_size = (size * t.bits / 8 for t in (wide, narrow))
-    halves = us("reduce_scatter", wide_size, mesh, hop.axes) + us("all_gather", narrow_size, mesh,
-                                                                  hop.axes)
-    if us("all_reduce", wide_size, mesh, hop.axes) < LEAST_GAIN * halves:
-        return None
     (scatter,), (gather,) = hops(hop.source, part, shape, wide), hops(part, hop.target, shape,
                                                                       narrow)
-    return [replace(move, hop=scatter), replace(cast, ins=(part,), outs=(part,)),
-            LayoutHop(result, gather, move.why, move.where)]
+    return scatter, gather
 
 
-__all__ = ["round_before_gather"]
+def halves_us(move: LayoutHop, cast: PartitionedOp, mesh: Mesh, parts: int = 1) -> float:
+    """Microseconds of both, of one of so many parts."""
+    narrow = cast.node.outputs[0].aval.dtype
+    return _us("reduce_scatter", move, mesh, move.value.aval.dtype, parts) + _us(
+        "all_gather", move, mesh, narrow, parts)
+
+
+def _us(op: str, move: LayoutHop, mesh: Mesh, dtype: DType, parts: int = 1) -> float:
+    value = move.value.aval
+    size = prod(local_shape(move.hop.target, extents(value), 0, value.dtype)) * dtype.bits / 8
+    return hooks.step_times.get().collective_us(op, size / parts, mesh, move.hop.axes)
+
+
+__all__ = ["halves_of", "halves_us", "round_before_gather"]

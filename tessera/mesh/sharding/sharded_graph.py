@@ -83,8 +83,8 @@ class ShardedProgram:
         if self.mesh.names_gpus:  # what is sent runs beside kernels there
             steps = merge_reductions(reduce_early(steps), partitioned_steps.GPU_BUCKET_BYTES,
                                      REDUCTIONS)
-            steps = prefetch(steps, found.inputs)
-            steps = cut_products(round_before_gather(steps, found.outputs, self.mesh), self.mesh)
+            steps = cut_products(prefetch(steps, found.inputs), self.mesh)
+            steps = round_before_gather(steps, found.outputs, self.mesh)
         else:
             steps = merge_reductions(steps)
         return replace(found, steps=tuple(steps))
