@@ -9,7 +9,7 @@ from ptx_harness import require_compiler
 from tessera.numerics import dtype_of_numpy
 from tessera.runtime.arrays import Array, dense_strides
 from tessera.runtime.buffer import DeviceBuffer
-from tessera.runtime.device import device, driver, has_gpu
+from tessera.runtime.device import device, device_count, driver, has_gpu
 
 
 def require_gpu() -> None:
@@ -26,6 +26,11 @@ def _is_hopper() -> bool:
 needs_hopper = pytest.mark.skipif(
     not _is_hopper(),
     reason="needs a GPU of compute capability 9.0")
+
+
+def mesh_ranks() -> int:
+    """Of meshes of GPUs in tests: four where there are as many, else two."""
+    return 4 if device_count() >= 4 else 2
 
 
 class Resident:

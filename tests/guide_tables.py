@@ -22,6 +22,7 @@ import tessera as ts
 from cpu.test_layers import FLOORS
 from guide_api import API
 from guide_library_tables import LIBRARY, markdown
+from guide_mesh_tables import MESHES
 from tessera import config, errors, numerics
 from tessera.__main__ import COMMANDS
 from tessera.bench.catalogue import MODELS
@@ -40,7 +41,6 @@ PACKAGE = Path(ts.__file__).parent
 RESULTS = Path(__file__).resolve().parents[1] / "benchmarks" / "results"
 MEASURED, LAUNCHES = RESULTS / "kernels.json", RESULTS / "launch_overhead.json"
 OFFLOAD = RESULTS / "offload.json"
-EXCHANGES = RESULTS / "collectives.json"
 POWER = RESULTS / "power_limit.json"
 CPU_MODELS = RESULTS / "cpu_models.json"
 DECODE = RESULTS / "decode.json"
@@ -378,25 +378,6 @@ def launches_table() -> str | None:
             + markdown(("", *counts), rows))
 
 
-def exchanges_table() -> str | None:
-    """Of benchmarks/collectives.py; None while nothing is measured."""
-    if not EXCHANGES.exists():
-        return None
-    file = json.loads(EXCHANGES.read_text())
-    found: dict[tuple[str, str], dict[str, dict]] = {}
-    for row in file["rows"]:
-        found.setdefault((row["size"], row["op"]), {})[row["call"]] = row
-    rows = [(size, f"`{op}`", *(f"{call['us']:.0f} ({call['bus_gbps']:.0f})" if "KiB" not in size
-                                else f"{call['us']:.0f}" for call in calls.values()),
-             f"{calls['torch']['us'] / calls['ours']['us']:.2f}")
-            for (size, op), calls in found.items()]
-    names = {"ours": "our tensors", "ours, torch array": "ours, of torch's arrays",
-             "torch": "`torch.distributed`"}
-    return (f"{file['device']}, NCCL {file['nccl']}, torch {file['torch']}, {file['date']}, commit "
-            f"{file['commit']}, `{file['command']}`.\n\n" + markdown(
-                ("Bytes", "", *(names[n] for n in next(iter(found.values()))), "Ratio"), rows))
-
-
 def steps_table() -> str | None:
     """Of `python -m tessera bench step`: a file for each model; None while none is measured."""
     files = [json.loads(path.read_text()) for name in MODELS
@@ -571,13 +552,12 @@ TABLES: dict[str, Callable[[], str | None]] = {
     "measured": measured_table,
     "measured in short": measured_in_short,
     "launches": launches_table,
-    "exchanges": exchanges_table,
     "steps": steps_table,
     "offload": offload_table,
     "training": training_table,
     "decode": decode_table,
     "attention_rules": attention_rules_table,
-    **LIBRARY,
+    **LIBRARY, **MESHES,
     "power": power_table,
     "cpu_models": cpu_models_table,
     "schedule": schedule_table,

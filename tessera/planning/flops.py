@@ -150,25 +150,29 @@ def _operations(call: _Call) -> tuple[dict[DType, float], float]:
 
 
 def _opened(call: _Call) -> tuple[dict[DType, float], float]:
-    """Of an op that is a chain of others: the chain's, in proportion to what the rank has of it."""
+    """Of an op that is a chain of others: the chain's, in proportion to what the rank has of it.
+    What is one unit is a kernel, which multiplies in the type of its operands."""
     node = call.node
     inner = count_graph(rule_graph(node))
     part = sum(map(prod, call.outputs)) / max(1, sum(prod(whole(v)) for v in node.outputs))
     matmuls: dict[DType, float] = {}
     for work in inner:
         for dtype, count in work.matmuls:
-            matmuls[dtype] = matmuls.get(dtype, 0.0) + part * count
+            kind = min(dtype, call.operand, key=lambda t: t.bits)
+            matmuls[kind] = matmuls.get(kind, 0.0) + part * count
     return matmuls, part * sum(w.other for w in inner)
 
 
 # --- units ----------------------------------------------------------------------------------------
 def count_graph(graph: Graph, local: Local = whole) -> list[UnitWork]:
     """The work of every loop and library call of a graph, in order; views and constants apart."""
-    found: list[UnitWork] = []
+    return [work for _, works in works_of(graph, local) for work in works]
+
+
+def works_of(graph: Graph, local: Local = whole) -> list[tuple[FusionGroup, list[UnitWork]]]:
+    """All units of a graph, in order, with their work."""
     stored = storage_of(graph)
-    for unit in fuse(graph, CPU):
-        found += _unit_work(unit, local, stored)
-    return found
+    return [(unit, _unit_work(unit, local, stored)) for unit in fuse(graph, CPU)]
 
 
 def _unit_work(unit: FusionGroup, local: Local, stored: StoredTypes) -> list[UnitWork]:
@@ -321,4 +325,4 @@ def work_us(work: UnitWork, device: DeviceModel) -> float:
 
 __all__ = ["PeakBytes", "Local", "StoredTypes", "UnitWork", "bytes_of", "count_graph",
            "peak_memory",
-           "storage_of", "whole", "work_us"]
+           "storage_of", "whole", "work_us", "works_of"]

@@ -30,6 +30,7 @@ from ..mesh.collectives.cost import COSTS
 from ..mesh.device_mesh import Mesh, current_mesh
 from ..mesh.device_mesh import mesh as make_mesh
 from ..mesh.layout import Layout
+from ..mesh.sharding.control_flow import ready
 from ..mesh.sharding.localize import localize
 from ..mesh.tensor import need_mesh, resolve
 from .fabric import Fabric, bus_factor, fabric_of
@@ -110,8 +111,7 @@ def _plan_global(name: str, traced: TracedSignature, roles: Sequence[str],
     """Of distributed tensors: the graph of rank 0, which has the largest part of everything."""
     program = traced.program
     mesh = program.mesh
-    graph = simplify(localize(program.made, 0))
-    model = simplify(traced.graph)
+    graph, model = (ready(g, mesh) for g in (localize(program.made, 0), traced.graph))
     return plan_graph(name, graph, _held(graph, roles), mesh, fabric_of(mesh, fabric),
                       list(program.plan), model)
 

@@ -15,10 +15,12 @@ from typing import Any, Protocol
 
 from tessera.errors import ArgumentError, SourceLine
 from tessera.graph.ir import Graph, Value
+from tessera.graph.schedule.groups import FusionGroup
 
 from ..mesh.device_mesh import Mesh
+from .beside import Streams, exchanges_itself
 from .fabric import DeviceModel, Fabric, bus_factor
-from .flops import PeakBytes, UnitWork, count_graph, peak_memory, work_us
+from .flops import PeakBytes, UnitWork, count_graph, peak_memory, work_us, works_of
 from .html_page import PlanPicture, page
 from .table_text import table
 
@@ -174,21 +176,21 @@ def plan_graph(title: str, graph: Graph, roles: Mapping[Value, str], mesh: Mesh,
     """
     fabric.need(mesh)
     device = fabric.device_of(mesh)
-    works = count_graph(graph)
+    units = works_of(graph)
+    works = [w for _, mine in units for w in mine]
     held: PeakBytes = peak_memory(graph, dict(roles))
     exchanges = exchanges_of(collectives, mesh, fabric)
     matmuls = [w for w in works if w.matmuls]
     compute = sum(work_us(w, device) for w in matmuls)
     rest = sum(work_us(w, device) for w in works if not w.matmuls)
     total = sum(e.total_us for e in exchanges)
+    waits, how = _waits(units, mesh, fabric, compute + rest, total)
     parts = (StepSegment("matmuls", compute, _many(len(matmuls), "call")),
              StepSegment("loops", rest, _many(len(works) - len(matmuls), "loop or copy")),
-             StepSegment("exchanges", total,
+             StepSegment("exchanges", waits,
                          _many(sum(int(e.count) for e in exchanges), "collective")))
     notes = [f"matmuls at {device.matmul_efficiency:g} of the peak, memory at "
-             f"{device.memory_efficiency:g}",
-             "a collective waits for all before it, and all after it for the collective; were "
-             f"every one beside arithmetic, {max(compute + rest, total) / 1e3:.3g} ms",
+             f"{device.memory_efficiency:g}", how,
              "results that have an argument's type are written over it"]
     if held.where is not None:
         notes.append(f"most memory is held at {held.where}")
@@ -196,6 +198,22 @@ def plan_graph(title: str, graph: Graph, roles: Mapping[Value, str], mesh: Mesh,
         ideal_us(count_graph(model), device) / mesh.size())
     return Planned(title, mesh, fabric, device, _in_order(held.bytes), exchanges, parts, ideal,
                    tuple(notes), works=tuple(works))
+
+
+def _waits(units: Sequence[tuple[FusionGroup, Sequence[UnitWork]]], mesh: Mesh, fabric: Fabric,
+           compute: float, exchanges: float) -> tuple[float, str]:
+    """Microseconds in which a rank only waits for collectives, and what that assumes. Ops that
+    exchange by themselves, such as ring attention, are not taken apart."""
+    device = fabric.device_of(mesh)
+    taken_apart = not any(exchanges_itself(unit) for unit, _ in units)
+    if mesh.names_gpus and not fabric.shared and taken_apart:
+        streams = Streams(fabric, mesh)
+        step = streams.run((unit, sum(work_us(w, device) for w in works)) for unit, works in units)
+        return step - compute, ("collectives run beside arithmetic until something reads what they "
+                                f"bring; one after another, {streams.sent / 1e3:.3g} ms")
+    return exchanges, ("a collective waits for all before it, and all after it for the collective; "
+                       "were every one beside arithmetic, "
+                       f"{max(compute, exchanges) / 1e3:.3g} ms")
 
 
 def _many(count: int, what: str) -> str:

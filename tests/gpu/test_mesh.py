@@ -1,4 +1,5 @@
-"""Distributed tensors on two GPUs, under mpirun: the local programs, and what they exchange."""
+"""Distributed tensors on GPUs, under mpirun: the local programs, and what they exchange. On four
+GPUs where there are as many."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gpu_harness import require_gpu
+from gpu_harness import mesh_ranks, require_gpu
 from mesh.launch import mpirun, needs_mpi, started_as_by
 from mesh.test_pipeline import check, reference
 from tessera.runtime.device import device_count
@@ -18,11 +19,12 @@ PROGRAMS = Path(__file__).with_name("mesh_programs.py")
 needs_two = pytest.mark.skipif(device_count() < 2, reason="needs two GPUs")
 
 
-def run(program: str, folder: Path, **env: str) -> list[dict]:
-    made = mpirun(2, program, folder, battery=PROGRAMS, **env)
+def run(program: str, folder: Path, ranks: int = 0, **env: str) -> list[dict]:
+    ranks = ranks or mesh_ranks()
+    made = mpirun(ranks, program, folder, battery=PROGRAMS, **env)
     assert made.status == 0, made.text
     print(made.text)
-    return [json.loads(made.results[r]) for r in range(2)]
+    return [json.loads(made.results[r]) for r in range(ranks)]
 
 
 @needs_mpi
@@ -59,9 +61,9 @@ def test_gradients_are_reduced_beside_the_backward_pass(tmp_path, note):
 
 @needs_two
 def test_torchrun_s_variables_are_enough(tmp_path):
-    made = started_as_by("torchrun", 2, "layouts", tmp_path, battery=PROGRAMS)
+    made = started_as_by("torchrun", mesh_ranks(), "layouts", tmp_path, battery=PROGRAMS)
     assert made.status == 0, made.text
-    for r in range(2):
+    for r in range(mesh_ranks()):
         said = json.loads(made.results[r])
         assert said["place"] == f"cuda:{r}" and said["backend"] == "nccl"
 
@@ -69,18 +71,20 @@ def test_torchrun_s_variables_are_enough(tmp_path):
 @needs_mpi
 @needs_two
 def test_a_communicator_is_split(tmp_path):
-    assert run("split", tmp_path) == [{"sums": [2.0] * 4, "known": True}] * 2
+    n = mesh_ranks()
+    assert run("split", tmp_path) == [{"sums": [float(n)] * 4, "known": True}] * n
 
 
 @needs_mpi
 @needs_two
 @pytest.mark.parametrize("program", ["losses", "zeros", "stages"])
 def test_losses_are_those_of_one_gpu(tmp_path, note, program):
-    first, second = run(program, tmp_path)
+    first, *rest = run(program, tmp_path)
     alone, *others = first.values()
     for axes, made in first.items():
         note(**{f"{axes} ms": made["step ms"]})
-        assert made["losses"] == second[axes]["losses"] or axes.startswith("{}")
+        for other in rest:
+            assert made["losses"] == other[axes]["losses"] or axes.startswith("{}")
     for made in others:
         np.testing.assert_allclose(made["losses"], alone["losses"], rtol=1e-5)
 
@@ -108,7 +112,7 @@ def test_rings_of_long_sequences(tmp_path, note):
 @needs_two
 def test_stages_send_to_each_other_both_ways(tmp_path):
     meant = reference()
-    for rank, found in enumerate(run("pipelined", tmp_path)):
+    for rank, found in enumerate(run("pipelined", tmp_path, 2)):
         names = {n for n in meant if n == "loss" or int(n[0]) % 2 == rank}
         for made in found.values():
             check({n: np.array(v, np.float32) for n, v in made.items()}, meant, names)
@@ -117,6 +121,6 @@ def test_stages_send_to_each_other_both_ways(tmp_path):
 @needs_mpi
 def test_stages_that_share_a_gpu_send_through_the_host(tmp_path):
     meant = reference()
-    for rank, found in enumerate(run("pipelined", tmp_path, CUDA_VISIBLE_DEVICES="0")):
+    for rank, found in enumerate(run("pipelined", tmp_path, 2, CUDA_VISIBLE_DEVICES="0")):
         names = {n for n in meant if n == "loss" or int(n[0]) % 2 == rank}
         check({n: np.array(v, np.float32) for n, v in found["1f1b"].items()}, meant, names)

@@ -6,30 +6,36 @@ from pathlib import Path
 
 import pytest
 
-from gpu_harness import require_gpu
+from gpu_harness import mesh_ranks, require_gpu
 from mesh.launch import mpirun, needs_mpi
 from tessera.runtime.device import device_count
 
 require_gpu()
 PROGRAMS = Path(__file__).with_name("mesh_faults.py")
 
-
-WORDS = {
-    "killed": ("tessera: rank 1 of 2",),
-    "raised": ("tessera: rank 1 of 2 failed", "RuntimeError: on purpose"),
-    "hangs": ("tessera: rank 0 of 2 failed", "has waited 5 s for rank 1"),
-    "another": ("tessera: rank 0 of 2 failed", "has waited 5 s for rank 1"),
-    "mixed": ("ranks 0 and 1 have made different calls over", "# one", "# other"),
-    "memory": ("tessera: rank 1 of 2 failed", "OutOfMemoryError"),
-    "programs": ("the ranks of 'dp' disagree", "  rank 0: ", "  rank 1: "),
-    "overflow": ("tessera: rank 1 of 2 failed", "(exp", "call 7, random step 0, rank 1")}
+def words_of(ranks: int) -> dict[str, tuple[str, ...]]:
+    """What is said where rank ranks // 2 goes wrong."""
+    wrong = ranks // 2
+    failed = f"tessera: rank {wrong} of {ranks} failed"
+    waited = f" of {ranks} has waited 5 s for rank {wrong} in "
+    return {
+        "killed": (f"tessera: rank {wrong} of {ranks}",),
+        "raised": (failed, "RuntimeError: on purpose"),
+        "hangs": (waited,),
+        "another": (waited,),
+        "mixed": ("have made different calls over", f"  rank {wrong}: ", "# one", "# other"),
+        "memory": (failed, "OutOfMemoryError"),
+        "programs": ("the ranks of 'dp' disagree", f"  rank {wrong}: "),
+        "overflow": (failed, "(exp", f"call 7, random step 0, rank {wrong}")}
 
 
 @needs_mpi
 @pytest.mark.skipif(device_count() < 2, reason="needs two GPUs")
-@pytest.mark.parametrize("program", WORDS)
+@pytest.mark.parametrize("program", words_of(2))
 def test_all_ranks_stop_and_it_is_said_why(tmp_path, program):
-    made = mpirun(2, program, tmp_path, battery=PROGRAMS, TESSERA_COMM_TIMEOUT="5", timeout_s=60)
+    ranks = mesh_ranks()
+    made = mpirun(ranks, program, tmp_path, battery=PROGRAMS, TESSERA_COMM_TIMEOUT="5",
+                  timeout_s=60)
     assert made.status != 0
-    for words in WORDS[program]:
+    for words in words_of(ranks)[program]:
         assert words in made.text, made.text

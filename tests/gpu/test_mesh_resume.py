@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gpu_harness import require_gpu
+from gpu_harness import mesh_ranks, require_gpu
 from mesh import example
 from mesh.launch import mpirun, needs_mpi
 from tessera.runtime.device import device_count
@@ -17,7 +17,7 @@ from tessera.runtime.device import device_count
 require_gpu()
 pytestmark = [needs_mpi, pytest.mark.skipif(device_count() < 2, reason="needs two GPUs")]
 REHEARSAL = Path(example.__file__).with_name("rehearsal.py")
-STEPS, SAVED_AT = 10, 5
+N, STEPS, SAVED_AT = mesh_ranks(), 10, 5
 FLAGS = (f"--d 64 --layers 2 --heads 4 --T 64 --B 8 --steps {STEPS} --warmup 4 --lr 0.01 "
          f"--sample 0 --eval-every 100 --checkpoint-every {SAVED_AT}").split()
 
@@ -44,11 +44,11 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def on_gpus(text: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[float]]:
     """A run of data parallel GPUs, and its losses."""
     out = tmp_path_factory.mktemp("on gpus") / "out"
-    return out, train(out, 2, *FLAGS, "--data", text, "--target", "cuda", "--mesh", "dp=2")
+    return out, train(out, N, *FLAGS, "--data", text, "--target", "cuda", "--mesh", f"dp={N}")
 
 
 @pytest.mark.parametrize("mesh, target, ranks", [
-    ("tp=2", "cuda", 2), ("pp=2", "cuda", 2), ("", "cpu", 1)])
+    (f"tp={N}", "cuda", N), ("pp=2" if N == 2 else "pp=2,dp=2", "cuda", N), ("", "cpu", 1)])
 def test_a_run_goes_on_where_it_is_resumed(on_gpus, tmp_path, mesh, target, ranks):
     before, losses = on_gpus
     shutil.copytree(before, tmp_path / "out")
@@ -61,5 +61,6 @@ def test_a_run_goes_on_where_it_is_resumed(on_gpus, tmp_path, mesh, target, rank
 def test_what_a_host_has_begun_goes_on_on_gpus(on_gpus, text, tmp_path):
     losses = train(tmp_path / "out", 1, *FLAGS, "--data", text)
     np.testing.assert_allclose(on_gpus[1], losses, rtol=1e-5)
-    found = train(tmp_path / "out", 2, "--resume", SAVED_AT, "--mesh", "dp=2", "--target", "cuda")
+    found = train(tmp_path / "out", N, "--resume", SAVED_AT, "--mesh", f"dp={N}",
+                  "--target", "cuda")
     np.testing.assert_allclose(found, losses, rtol=1e-5)

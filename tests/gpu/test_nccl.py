@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gpu_harness import require_gpu
+from gpu_harness import mesh_ranks, require_gpu
 from mesh.launch import mpirun, needs_mpi
 from tessera.runtime.device import device_count
 
@@ -49,7 +49,7 @@ def test_the_setting_decides(tmp_path):
 @needs_two
 @pytest.mark.row("DIST-46")
 def test_each_axis_has_a_communicator(tmp_path):
-    ranks = 4 if device_count() >= 4 else 2
+    ranks = mesh_ranks()
     assert run("axes", ranks, tmp_path) == [{"backend": "nccl"}] * ranks
 
 
@@ -57,6 +57,6 @@ def test_each_axis_has_a_communicator(tmp_path):
 @needs_two
 @pytest.mark.row("TILE-81", "PERF-04", "SYS-07")
 def test_all_reduce_speed_is_that_of_nvlink(tmp_path, note):
-    said = run("speed", 2, tmp_path)
+    said = run("speed", mesh_ranks(), tmp_path)
     note(**said[0])
     assert said[0]["all_reduce GB/s"] > 2 * said[0]["to host GB/s"]

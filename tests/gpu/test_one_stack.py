@@ -1,4 +1,4 @@
-"""The file of tests/mesh/test_one_stack.py, unchanged, on one GPU and on two."""
+"""The file of tests/mesh/test_one_stack.py, unchanged, on one GPU and on several."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gpu_harness import require_gpu
+from gpu_harness import mesh_ranks, require_gpu
 from mesh import one_stack
 from mesh.launch import mpirun, needs_mpi
 from tessera.runtime.device import device_count
@@ -28,9 +28,10 @@ def test_on_one_gpu() -> None:
 @needs_mpi
 @pytest.mark.skipif(device_count() < 2, reason="needs two GPUs")
 @pytest.mark.row("CORE-08")
-def test_on_two_gpus(tmp_path: Path) -> None:
+def test_on_gpus(tmp_path: Path) -> None:
     pytest.importorskip("cupy")
-    run = mpirun(2, "run", tmp_path, battery=FILE, TESSERA_DEVICE="cuda")
+    n = mesh_ranks()
+    run = mpirun(n, "run", tmp_path, battery=FILE, TESSERA_DEVICE="cuda")
     assert run.status == 0, run.text
-    assert run.results == {r: f"2 ranks, on cuda:{r}: results on cuda:{r}, equal to NumPy"
-                           for r in range(2)}
+    assert run.results == {r: f"{n} ranks, on cuda:{r}: results on cuda:{r}, equal to NumPy"
+                           for r in range(n)}

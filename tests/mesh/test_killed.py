@@ -162,6 +162,14 @@ def test_ranks_are_listed_by_where_they_are() -> None:
     assert "  and 3 more places\n" in watcher.describe(rank(9), many, 9)
 
 
+def test_ranks_that_wait_on_their_gpu_are_not_late() -> None:
+    found = [rank(0), rank(1, COMPUTES), rank(2, COMPUTES), rank(3, SAID), rank(4, LEFT)]
+    text = b"all_reduce over 'dp'"
+    found[1].page[watcher.GPU:watcher.GPU + len(text)] = text
+    assert watcher._late(found) == "0 2 4"
+    assert found[1].place() == "on its GPU in all_reduce over 'dp'"
+
+
 @pytest.mark.parametrize("status, words", [
     (signal.SIGSEGV, ["was killed by signal 11 (Segmentation fault)", "native code"]),
     (4 << 8, ["has left Python with status 4, by no exception and no sys.exit"]),

@@ -74,6 +74,19 @@ def test_what_does_not_arrive_in_time_names_rank_collective_and_the_others(event
     assert "TESSERA_COMM_TIMEOUT" in error.hint
 
 
+def test_of_the_others_those_are_named_that_do_not_wait_on_their_gpu(events, monkeypatch):
+    """A rank waits with it, the other does not; both pages say so as long as it lasts."""
+    pages = []
+    monkeypatch.setattr(nccl_watch.status_page, "late", lambda: {2, 3})
+    monkeypatch.setattr(nccl_watch.status_page, "wait_on_gpu", pages.append)
+    events.answers = [NOT_READY]
+    assert "has waited 1 s for rank 3 in all_reduce" in str(nccl_watch.look(sent()))
+    assert pages == ["all_reduce over 'dp' through NCCL"]
+    events.answers = [NOT_READY, NOT_READY, 0]
+    assert nccl_watch.look(sent()) is None
+    assert pages[1:] == ["all_reduce over 'dp' through NCCL", ""]
+
+
 def test_what_nccl_reports_is_told_at_once(events):
     events.answers = [NOT_READY]
     error = nccl_watch.look(sent(failure="remote process exited", limit_s=0))

@@ -301,6 +301,39 @@ def test_a_step_of_a_transformer_reduces_twice_a_layer_each_way() -> None:
     assert found == {("all_reduce", ("tp",)): 4 * layers, ("all_reduce", ("dp",)): 1}, step.plan
 
 
+def test_sequences_split_between_products_are_never_whole_sums() -> None:
+    """Where rows lie split in front of and behind a layer, sums of ranks are scattered over them,
+    in the backward pass too, though a cast stands between a sum and what lies so: Korthikanti et
+    al. 2022, arXiv:2205.05198, figure 5."""
+    bf16 = "bf16 @accum(f32)"
+
+    def loss(p, tokens, split=lambda x: x):
+        x = split(ts.embedding(p["table"], tokens))
+        for _ in range(2):
+            h = ts.cast(ts.rmsnorm(x, p["gain"]), bf16)
+            y = ts.gelu(h @ ts.cast(p["up"], bf16)) @ ts.cast(p["down"], bf16)
+            x = split(x + ts.cast(y, "f32"))
+        return ts.mean(ts.square(x))
+
+    def rows_of_tp(x):
+        return ts.shard(x, spec((0, "tp")))
+
+    whole = {"table": numbers(8, 24), "gain": numbers(24), "up": numbers(24, 96) / 5,
+             "down": numbers(96, 24) / 10}
+    params = {n: put(a, *dims) for (n, a), dims in zip(
+        whole.items(), ([], [], [(1, "tp")], [(0, "tp")]), strict=True)}
+    tokens = np.arange(16, dtype=np.int32) % 7
+    step = ts.jit(ts.value_and_grad(lambda p, x: loss(p, x, rows_of_tp), argnums=0))
+    value, grads = step(params, put(tokens))
+    plain, want = ts.value_and_grad(loss, argnums=0)(whole, tokens)
+    assert_close(np.asarray(value.numpy()), plain.numpy(), dtype="bf16", n=96)
+    for n, g in grads.items():
+        assert_close(np.asarray(g.numpy()), want[n].numpy(), dtype="bf16", n=96)
+    large = Counter(c.op for c in step.plan if c.bytes > 200)
+    gathers = 2 * 2 + 1  # and what the gradient of the table is a sum of
+    assert large == {"all_gather": gathers, "reduce_scatter": 2 * 2}, step.plan
+
+
 def test_stacked_layers_stay_split_in_a_loop() -> None:
     """ts.dist.fsdp of weights [layers, ...] in a scan: an iteration gathers one layer, and scatters
     its gradient."""

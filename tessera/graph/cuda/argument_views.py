@@ -42,6 +42,8 @@ def reads(group: FusionGroup, v: Value, layout: StridedLayout) -> str:
 
 def writes(group: FusionGroup, v: Value, layout: StridedLayout) -> str:
     """Why a group cannot make a result where it lies so."""
+    if group.kind == "exchange":  # NCCL writes a run of memory from anywhere on
+        return "" if not v.aval.dtype.packed and layout.from_pointer[1].is_dense else ROWS
     return WRITERS[group.kind](group, v, layout) if group.kind in WRITERS else ROWS
 
 

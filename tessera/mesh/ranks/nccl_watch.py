@@ -111,24 +111,30 @@ def _is_capturing(stream: int) -> bool:
 
 
 def _reached(call: SentCall, done: Callable[[], bool]) -> MeshError | None:
+    if done():
+        return None
+    group = call.by.group
+    text = f"{call.what} over {group.axis!r} through NCCL"
+    status_page.wait_on_gpu(text)
     begin = time.monotonic()
     while not done():
-        group = call.by.group
-        others = ranks_text([r for r in group.ranks if r != group.transport.rank])
-        text = f"{call.what} over {group.axis!r} through NCCL"
+        others = [r for r in group.ranks if r != group.transport.rank]
         if failure := call.by.failure():
-            return MeshError(f"rank {group.transport.rank} has lost {others} in {text}: {failure}",
-                             where=call.where)
+            return MeshError(f"rank {group.transport.rank} has lost {ranks_text(others)} in "
+                             f"{text}: {failure}", where=call.where)
         if (error := call_numbers.exchange()) is not None:
             return error
         if call.limit_s and time.monotonic() - begin > call.limit_s:
+            late = status_page.late()  # of the others, most wait as this one does
             return StalledError(
                 "\n".join([f"rank {group.transport.rank} of {group.transport.size} has waited "
-                           f"{call.limit_s} s for {others} in {text}, or in one before",
-                           *status_page.places()]), where=call.where,
+                           f"{call.limit_s} s for "
+                           f"{ranks_text([r for r in others if r in late] or others)} in {text}, "
+                           "or in one before", *status_page.places()]), where=call.where,
                 hint="that rank hangs, computes for longer, or is in another call. All ranks must "
                 "make this one; TESSERA_COMM_TIMEOUT is the limit in seconds; 0 waits forever")
         time.sleep(POLL_S)
+    status_page.wait_on_gpu("")
     return None
 
 

@@ -25,6 +25,8 @@ from .watcher import (
     CALL,
     CLAIM,
     COMPUTES,
+    GPU,
+    LATE,
     LEFT,
     LENGTH,
     PAGE_BYTES,
@@ -62,6 +64,11 @@ def resume() -> None:
     _page[STATE] = COMPUTES
 
 
+def wait_on_gpu(what: str) -> None:
+    """What was sent there has not arrived so far; "": it has."""
+    _put(GPU, what)
+
+
 def stop_all() -> None:
     """This rank ends all others and says why itself: no news for the watcher."""
     _page[STATE] = SAID
@@ -82,6 +89,11 @@ def _put(start: int, text: str) -> None:
 def places() -> list[str]:
     """A line for each place where other ranks of this machine are; none without a watcher."""
     return (_ask(ASK) or "").splitlines()
+
+
+def late() -> set[int]:
+    """Other ranks of this machine that do not wait on their GPUs; none without a watcher."""
+    return set(map(int, (_ask(LATE) or "").split()))
 
 
 def claim_report(what: str) -> bool | None:

@@ -20,14 +20,14 @@ import socket
 import struct
 import sys
 
-# A rank's page: its state, and two texts that end with a zero.
-STATE, CALL, WHAT, TEXT_BYTES = 0, 512, 1024, 512
-PAGE_BYTES = WHAT + TEXT_BYTES
+# A rank's page: its state, and three texts that end with a zero. GPU: what does not arrive there.
+STATE, CALL, WHAT, GPU, TEXT_BYTES = 0, 512, 1024, 1536, 512
+PAGE_BYTES = GPU + TEXT_BYTES
 COMPUTES, WAITS, LEFT, SAID = range(4)  # LEFT: it ends well. SAID: it stops all, and has said why
 
-# What a rank may ask: where the others are, and whether it is the first that fails. The answer is
-# text, after its length.
-ASK, CLAIM, LENGTH = b"?", b"!", 4
+# What a rank may ask: where the others are, which of them do not wait on their GPU, and whether it
+# is the first that fails. The answer is text, after its length.
+ASK, LATE, CLAIM, LENGTH = b"?", b"<", b"!", 4
 
 _FROM_OUTSIDE = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)  # launchers pass them on to all
 _IN_LIBRARIES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGABRT)
@@ -70,6 +70,8 @@ class Rank:
             return f"has failed: {what}"
         if self.state == LEFT or what == _END:
             return "has ended the program"
+        if gpu := self.text(GPU):
+            return f"on its GPU in {gpu}"
         if self.state != WAITS:
             return f"after {call or what}" if what else "before its first collective"
         return f"in {call if call.startswith(what) else f'{what}, after {call}' if call else what}"
@@ -115,8 +117,10 @@ def find_killed(listener: socket.socket) -> tuple[Rank, list[Rank]] | None:
             question = _question(here[number])
             if question:
                 who = here[number]
-                who.answer(_listed_places([r for r in known if r is not who]) if question == ASK
-                           else "later" if claimed else "first")
+                others = [r for r in known if r is not who]
+                who.answer(_listed_places(others) if question == ASK else
+                           _late(others) if question == LATE else
+                           "later" if claimed else "first")
                 claimed = claimed or question == CLAIM
                 continue
             gone = here.pop(number)
@@ -127,6 +131,11 @@ def find_killed(listener: socket.socket) -> tuple[Rank, list[Rank]] | None:
                 return gone, [r for r in known if r is not gone]
             if not here:
                 return None
+
+
+def _late(others: list[Rank]) -> str:
+    """Those for whom others may wait on their GPUs: they do not wait there themselves."""
+    return " ".join(str(r.rank) for r in others if r.state != SAID and not r.text(GPU))
 
 
 def _question(rank: Rank) -> bytes:

@@ -28,7 +28,9 @@ from .collective_order import REDUCTIONS
 from .layout_change_ops import ALL_REDUCE, MOVES
 from .layout_changes import Hop
 from .partitioned_steps import CutProduct, Held, LayoutHop, PartitionedOp, Step, reads
+from .rounded_sums import halves_of, halves_us
 
+ALL_REDUCED = "all_reduce"
 PARTS = (2, 4, 8)
 ROWS = 128  # a part has a multiple of so many: blocks of matmuls stay whole
 # What a part costs beside its share: launches, a wave of blocks that is not full, a message that is
@@ -88,10 +90,11 @@ def _reduced_in_parts(steps: Sequence[Step], mesh: Mesh) -> list[Step]:
         cast = behind.get(made) if readers[made] == 1 else None
         if _multiplies_before(steps[i + 1:], made if cast is None else cast.makes[0]):
             continue
-        parts = _best_parts(step, move, mesh)
+        parts = _best_parts(step, move, mesh, cast)
         if parts == 1:
             continue
-        found[step] = CutProduct(step, move, parts, () if cast is None else (cast,))
+        found[step] = CutProduct(step, move, parts, () if cast is None else (cast,),
+                                 _halves(step, move, mesh, cast, parts))
         gone.update((move,) if cast is None else (move, cast))
     return [found.get(s, s) for s in steps if s not in gone]
 
@@ -110,22 +113,39 @@ def _is_matmul(step: Step) -> bool:
     return isinstance(step, PartitionedOp) and step.node.op.name == "matmul"
 
 
-def _best_parts(step: PartitionedOp, move: LayoutHop, mesh: Mesh) -> int:
+def _best_parts(step: PartitionedOp, move: LayoutHop, mesh: Mesh, cast: PartitionedOp | None
+                ) -> int:
     """1: as a whole."""
     rows = _rows(step)
     blocks = mesh.size(move.hop.axes) if _scatters_rows(move) else 1
     if blocks > 1 and (move.hop.source.splits[0].axes or not _is_even(move.hop.target, move)):
         return 1
     whole = _product_us(step, mesh)
-    best, least = 1, (whole + _move_us(move, mesh, 1)) / LEAST_GAIN
+    best, least = 1, (whole + _sent_us(step, move, mesh, cast, 1)) / LEAST_GAIN
     for parts in PARTS:
         if rows % (parts * blocks * ROWS):
             continue
-        one, sent = whole / parts, _move_us(move, mesh, parts)
+        one, sent = whole / parts, _sent_us(step, move, mesh, cast, parts)
         us = one + (parts - 1) * max(one, sent) + sent + parts * PART_US
         if us < least:
             best, least = parts, us
     return best
+
+
+def _halves(step: PartitionedOp, move: LayoutHop, mesh: Mesh, cast: PartitionedOp | None,
+            parts: int) -> tuple[Hop, Hop] | None:
+    """Of an all_reduce of parts of rows that is rounded between them."""
+    if cast is None or move.hop.kind != ALL_REDUCED or _rows(step) % (
+            parts * mesh.size(move.hop.axes)):
+        return None
+    return halves_of(move, cast, mesh)
+
+
+def _sent_us(step: PartitionedOp, move: LayoutHop, mesh: Mesh, cast: PartitionedOp | None,
+             parts: int) -> float:
+    if cast is None or _halves(step, move, mesh, cast, parts) is None:
+        return _move_us(move, mesh, parts)
+    return halves_us(move, cast, mesh, parts)
 
 
 def _scatters_rows(move: LayoutHop) -> bool:
@@ -206,19 +226,29 @@ def _in_parts(step: CutProduct, rows: Tensor, weights: Tensor, rank: int) -> Ten
         y = apply(node.op, part, weights, **node.attrs)
         reduced.append(_reduced(step, y, rank, scatters))
         if c:
-            made.append(_behind(step, reduced[c - 1]))
-    return F.concatenate([*made, _behind(step, reduced[-1])])
+            made.append(_behind(step, reduced[c - 1], rank))
+    return F.concatenate([*made, _behind(step, reduced[-1], rank)])
 
 
 def _reduced(step: CutProduct, y: Tensor, rank: int, blocks: bool) -> Tensor:
     """y: [r, ..., N], or with blocks [n, r, ..., N]"""
-    move, hop = step.move, _of_blocks(step.move.hop) if blocks else step.move.hop
-    what = f"part of {hop} of {move.value.aval}" + (f", line {move.where}" if move.where else "")
-    if hop.kind == "all_reduce":
-        return apply(ALL_REDUCE, y, hop=hop, rank=rank, type=y.type, what=what)[0]
-    whole = tuple(d * hop.source.parts(i) for i, d in enumerate(y.shape))
-    made = apply(MOVES[hop.kind], y, hop=hop, rank=rank, shape=whole, type=y.type, what=what)
+    hop = step.halves[0] if step.halves else step.move.hop
+    hop = _of_blocks(hop) if blocks else hop
+    if hop.kind == ALL_REDUCED:
+        return apply(ALL_REDUCE, y, hop=hop, rank=rank, type=y.type, what=_what(step, hop))[0]
+    made = _moved(step, y, hop, rank)
     return F.reshape(made, tuple(made.shape[1:])) if blocks else made
+
+
+def _moved(step: CutProduct, y: Tensor, hop: Hop, rank: int) -> Tensor:
+    whole = tuple(d * hop.source.parts(i) for i, d in enumerate(y.shape))
+    return apply(MOVES[hop.kind], y, hop=hop, rank=rank, shape=whole, type=y.type,
+                 what=_what(step, hop))
+
+
+def _what(step: CutProduct, hop: Hop) -> str:
+    move = step.move
+    return f"part of {hop} of {move.value.aval}" + (f", line {move.where}" if move.where else "")
 
 
 def _of_blocks(hop: Hop) -> Hop:
@@ -230,11 +260,11 @@ def _of_blocks(hop: Hop) -> Hop:
                                                                         Split(hop.axes)))
 
 
-def _behind(step: CutProduct, y: Tensor) -> Tensor:
+def _behind(step: CutProduct, y: Tensor, rank: int) -> Tensor:
     for op in step.behind:
         with at_line(op.node.where):
             y = apply(op.node.op, y, **op.node.attrs)
-    return y
+    return _moved(step, y, step.halves[1], rank) if step.halves else y
 
 
 def _run_of(x: Tensor, lo: int, hi: int) -> Tensor:

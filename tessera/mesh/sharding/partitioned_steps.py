@@ -86,17 +86,27 @@ class Together:
 class CutProduct:
     """A matmul in parts, beside the collective of its first operand, which then is a step of its
     own, or of its result (cut_products.py). behind: ops of the reduced result alone, of each part.
+    halves: of an all_reduce that is rounded between them (rounded_sums.py).
     """
 
     product: PartitionedOp
     move: LayoutHop
     parts: int
     behind: tuple[PartitionedOp, ...]
+    halves: tuple[Hop, Hop] | None = None
 
     @property
     def gathers(self) -> bool:
         """Whether its collective is that of its first operand."""
         return self.move.hop.kind == "all_gather"
+
+    @property
+    def moves(self) -> tuple[LayoutHop, ...]:
+        """What is sent: a move, or its halves."""
+        if self.halves is None:
+            return (self.move,)
+        scatter, gather = (replace(self.move, hop=hop) for hop in self.halves)
+        return scatter, replace(gather, value=self.behind[-1].node.outputs[0])
 
     @property
     def makes(self) -> tuple[Held, ...]:
@@ -168,7 +178,7 @@ def planned(steps: Iterable[Step]) -> CollectivePlan:
     for i, step in enumerate(steps):
         if isinstance(step, CutProduct):
             if not step.gathers:
-                found.append(replace(_planned((step.move,)), parts=step.parts))
+                found += (replace(_planned((move,)), parts=step.parts) for move in step.moves)
             continue
         if isinstance(step, PartitionedOp):
             found += own_exchanges(step)

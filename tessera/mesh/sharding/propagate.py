@@ -217,11 +217,23 @@ class _Walk:
     def _best(self, node: Node) -> Way:
         labels = labels_of(node)
         given = [self._suggests(v, node) for v in node.inputs]
-        wished = [self.hints.get(v) for v in node.outputs]
         sums = [i for i, v in enumerate(node.inputs) if self.now(v).pending]  # go anywhere
+        wished = [self.hints.get(v) or (self._beside(v) if sums else None) for v in node.outputs]
         found = ways(node, labels, given, self.mesh, wished, [*self._loose(node), *sums])
         found += placements(node, given)
         return min(found, key=lambda way: self._cost(node, way)) if len(found) > 1 else found[0]
+
+    def _beside(self, v: Value) -> Layout | None:
+        """How something lies that `v`, behind casts, is joined with element by element."""
+        for reader in self.readers.get(v, ()):
+            if reader.op.name == "cast":
+                if (found := self._beside(reader.outputs[0])) is not None:
+                    return found
+            elif reader.op.loop is not None:
+                for x in reader.inputs:
+                    if x is not v and x in self.at and extents(x.aval) == extents(v.aval):
+                        return self.now(x).settled()
+        return None
 
     def _suggests(self, v: Value, node: Node) -> Layout:
         """How an operand lies; what is gathered for each use, as it will be for this one. Only ops

@@ -51,6 +51,7 @@ from .layout_change_ops import group_along
 from .localize import localize
 from .partitioned_steps import CollectivePlan, describe, merge_reductions, planned
 from .propagate import Propagated, propagate
+from .rounded_sums import round_before_gather
 
 
 class ShardedProgram:
@@ -83,6 +84,7 @@ class ShardedProgram:
             steps = merge_reductions(reduce_early(steps), partitioned_steps.GPU_BUCKET_BYTES,
                                      REDUCTIONS)
             steps = cut_products(prefetch(steps, found.inputs), self.mesh)
+            steps = round_before_gather(steps, found.outputs, self.mesh)
         else:
             steps = merge_reductions(steps)
         return replace(found, steps=tuple(steps))
