@@ -14,47 +14,27 @@ from dataclasses import dataclass, field
 from typing import Any, NoReturn
 from weakref import getweakrefcount
 
-from ..errors import ArgumentError, SourceLine, short_path, user_line
-from ..tensor import Tensor
+from ..errors import ArgumentError, user_line
+from ..tensor import Tensor, UsedBy
 from ..tile.launch.resident import Resident
 
 
-class UsedUp:
-    """What reads the elements of a donated tensor, or asks where they lie, raises ArgumentError."""
+class DonatedTensor(Tensor):
+    """A tensor in host memory that was donated: what reads its elements, or asks where they lie,
+    raises ArgumentError. A class of its own, since host memory is a plain attribute."""
 
     __slots__ = ()
 
-    def raise_used_up(self) -> NoReturn:
-        where, function = _call_of(self)
-        at = f" at {short_path(where.file)}:{where.line}" if where is not None else ""
-        raise ArgumentError(
-            f"a {self.type}{list(self.shape)} is used after it was donated to "  # type: ignore
-            f"{function}{at}: its memory is a result's now", where=user_line(),
-            hint="use what the call returned; or leave the argument out of donate=, or donate a "
-                 "copy: x.copy()")
+    def _raise(self) -> NoReturn:
+        raise _CALL.__get__(self).error(self)
 
-    _buffer = memory = storage = place = device = property(raise_used_up)
+    _buffer = memory = storage = place = device = property(_raise)  # type: ignore[assignment]
 
     def __repr__(self) -> str:
-        where, function = _call_of(self)
-        at = f" at {short_path(where.file)}:{where.line}" if where is not None else ""
-        return (f"Tensor{list(self.shape)} {self.type}, "  # type: ignore[attr-defined]
-                f"donated to {function}{at}")
+        return _CALL.__get__(self).text(self)  # type: ignore[no-any-return]
 
 
-class DonatedTensor(UsedUp, Tensor):
-    """A tensor in host memory that was donated."""
-
-    __slots__ = ()
-
-
-class DonatedResident(UsedUp, Resident):
-    """A tensor on a GPU that was donated."""
-
-    __slots__ = ()
-
-
-Call = tuple[SourceLine | None, str]  # that used a tensor up: its line, and the function
+_CALL: Any = Tensor.__dict__["_buffer"]  # where such a tensor has its UsedBy
 
 
 class SpentTensors:
@@ -70,7 +50,7 @@ class SpentTensors:
             self._last.append(tensors)
 
     def take(self, count: int) -> list[Tensor]:
-        """Up to so many, whose attributes and class are as they were."""
+        """Up to so many, whose attributes are as they were."""
         try:
             batch = self._last.pop()
         except IndexError:
@@ -86,7 +66,7 @@ FEW = 32  # tensors of a call that are worth it
 
 
 def blank(kind: type, count: int) -> list[Any]:
-    """Tensors of which every attribute, and the class, is to be set: quicker than new ones."""
+    """Tensors of which every attribute is to be set: quicker than new ones."""
     new: Any = kind.__new__
     if count < FEW:
         return [new(kind) for _ in range(count)]
@@ -96,13 +76,10 @@ def blank(kind: type, count: int) -> list[Any]:
 
 @dataclass(frozen=True)
 class Donatable:
-    """How tensors of a class are used up. used: the class that they have then.  slot: what held
-    their memory, and holds the call that took it.  take: puts it there, in many tensors at a call.
+    """How tensors of a class are used up. take: puts the call in place of the memory of many.
     parts: of tensors that are made of others."""
 
-    used: type
-    slot: Any
-    take: Callable[[Sequence[Any], Call], None]
+    take: Callable[[Sequence[Any], UsedBy], None]
     parts: Callable[[Sequence[Any]], list[Tensor]] | None = None
     spent: SpentTensors = field(default_factory=SpentTensors)
 
@@ -113,34 +90,25 @@ def _take_host(tensors: Sequence[Tensor], call: Any) -> None:
         x.__class__ = DonatedTensor
 
 
-def _take_resident(tensors: Sequence[Resident], call: Any) -> None:
+def _take_resident(tensors: Sequence[Resident], call: UsedBy) -> None:
     for x in tensors:
-        x.storage = call
+        x._storage = call
         x.narrow = None
-        x.__class__ = DonatedResident
 
 
 DONATABLE: dict[type, Donatable] = {  # mesh/tensor.py adds distributed tensors
-    Tensor: Donatable(DonatedTensor, Tensor.__dict__["_buffer"], _take_host),
-    Resident: Donatable(DonatedResident, Resident.__dict__["storage"], _take_resident)}
-
-
-def _call_of(x: Any) -> Call:
-    """The call that used a tensor up."""
-    slot = next(d.slot for d in DONATABLE.values() if d.used is type(x))
-    call: Call = slot.__get__(x)
-    return call
+    Tensor: Donatable(_take_host), Resident: Donatable(_take_resident)}
 
 
 def use_up(leaves: Sequence[Tensor], donated: Sequence[int], function: str) -> None:
     """Take the memory away from the donated leaves of a call of this function."""
-    _take([leaves[i] for i in donated], (user_line(), function))
+    _take([leaves[i] for i in donated], UsedBy(user_line(), function))
 
 
 ALONE = list(map(sys.getrefcount, [object()]))[0]  # of what a list has and nobody else
 
 
-def _take(tensors: list[Tensor], call: Call) -> None:
+def _take(tensors: list[Tensor], call: UsedBy) -> None:
     kinds = {*map(type, tensors)}
     for kind in kinds & DONATABLE.keys():
         how = DONATABLE[kind]
@@ -154,7 +122,7 @@ def _take(tensors: list[Tensor], call: Call) -> None:
 def check_donated(leaves: Sequence[Tensor], donated: Sequence[int], names: Sequence[str],
                   function: str) -> None:
     """Raise ArgumentError where a donated tensor is given a second time."""
-    memories = [x.storage for x in _parts(leaves)]
+    memories = memories_of(_parts(leaves))
     hosts = memories.count(None)
     if len({*memories}) - bool(hosts) == len(memories) - hosts and (
             len(memories) - hosts >= len(leaves) or len({*leaves}) == len(leaves)):
@@ -166,6 +134,14 @@ def check_donated(leaves: Sequence[Tensor], donated: Sequence[int], names: Seque
                 raise ArgumentError(
                     f"{function}: {names[i]} is donated and is given as {names[j]} too",
                     hint="donate a copy, x.copy(), or give it once", where=user_line())
+
+
+def memories_of(tensors: Sequence[Any]) -> list[Any]:
+    """What each has in place of memory: on a GPU its memory or the call that used it up, else None.
+    """
+    if {*map(type, tensors)} == {Resident}:
+        return [x._storage for x in tensors]
+    return [x._storage if type(x) is Resident else x.storage for x in tensors]
 
 
 def _parts(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
@@ -182,5 +158,5 @@ def _memories(x: Tensor) -> set[int]:
     return {id(p.storage) for p in _parts([x]) if p.storage is not None}
 
 
-__all__ = ["ALONE", "DONATABLE", "Donatable", "DonatedResident", "DonatedTensor", "UsedUp",
-           "blank", "check_donated", "use_up"]
+__all__ = ["ALONE", "DONATABLE", "Donatable", "DonatedTensor", "blank", "check_donated", "memories_of",
+           "use_up"]

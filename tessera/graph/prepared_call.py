@@ -77,7 +77,7 @@ class PreparedCall:
                 or [x.scale for x in mine] != self.scales
                 or [mine[i].layout for i in self.spread] != self.layouts):
             return None
-        memories = [mine[i].storage for i in self.on_gpu]
+        memories = [mine[i]._storage for i in self.on_gpu]
         if not QUICK.issuperset(map(type, memories)) or [
                 m.device for m in memories] != self.devices:
             return None

@@ -22,7 +22,7 @@ from ...runtime.buffer import Borrowed, DeviceBuffer, PooledBuffer
 from ...runtime.device import Device
 from ...tensor import Tensor
 from ...tile.launch.resident import Resident
-from ..donation import ALONE, blank
+from ..donation import ALONE, blank, memories_of
 from .graph_limits import FEWEST_LAUNCHES
 from .placed_graphs import CHEAP_SHARE, PlacedGraphs
 
@@ -128,7 +128,7 @@ class RepeatedCalls:
     def _inputs(self, leaves: Sequence[Tensor]) -> list[Any] | None:
         """The memory of arguments and captured tensors; of what lies elsewhere a copy's."""
         space, lowered = self.space, self.space.program.lowered
-        memories: list[Any] = [x.storage for x in leaves]
+        memories = memories_of(leaves)
         kinds = {*map(type, memories)}
         copied: set[int] = set()
         if not kinds <= HERE or [m.device for m in memories] != self.devices:
@@ -253,13 +253,12 @@ class NewResults:
         """held: the memory of each buffer that has a place of its own at each call."""
         made = blank(Resident, len(self.at))
         for y, at, shape, numeric in zip(made, self.at, self.shapes, self.types, strict=True):
-            y.__class__ = Resident
             y._shape = shape
             y.type = numeric
             y.scale = None
             y.is_param = False
             y.name = None
-            y.storage = held[at]
+            y._storage = held[at]
             y.narrow = None
         return made
 
