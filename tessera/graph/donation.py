@@ -17,6 +17,7 @@ from weakref import getweakrefcount
 from ..errors import ArgumentError, user_line
 from ..tensor import Tensor, UsedBy
 from ..tile.launch.resident import Resident
+from .placed_leaves import PlacedLeaves, memories_of
 
 
 class DonatedTensor(Tensor):
@@ -55,8 +56,9 @@ class SpentTensors:
             batch = self._last.pop()
         except IndexError:
             return []
-        counts = list(map(sys.getrefcount, batch))
-        if max(counts) > ALONE or any(map(getweakrefcount, batch)):
+        if sum(map(sys.getrefcount, batch)) > ALONE * len(batch) or any(
+                map(getweakrefcount, batch)):
+            counts = list(map(sys.getrefcount, batch))
             batch = [x for x, n in zip(batch, counts, strict=True)
                      if n <= ALONE and not getweakrefcount(x)]
         return batch[:count]
@@ -71,7 +73,8 @@ def blank(kind: type, count: int) -> list[Any]:
     if count < FEW:
         return [new(kind) for _ in range(count)]
     made = DONATABLE[kind].spent.take(count)
-    return [*made, *[new(kind) for _ in range(count - len(made))]]
+    made += [new(kind) for _ in range(count - len(made))]
+    return made
 
 
 @dataclass(frozen=True)
@@ -100,9 +103,9 @@ DONATABLE: dict[type, Donatable] = {  # mesh/tensor.py adds distributed tensors
     Tensor: Donatable(_take_host), Resident: Donatable(_take_resident)}
 
 
-def use_up(leaves: Sequence[Tensor], donated: Sequence[int], function: str) -> None:
+def use_up(donated: Sequence[Tensor], function: str) -> None:
     """Take the memory away from the donated leaves of a call of this function."""
-    _take([leaves[i] for i in donated], UsedBy(user_line(), function))
+    _take([*donated], UsedBy(user_line(), function))
 
 
 ALONE = list(map(sys.getrefcount, [object()]))[0]  # of what a list has and nobody else
@@ -136,16 +139,10 @@ def check_donated(leaves: Sequence[Tensor], donated: Sequence[int], names: Seque
                     hint="donate a copy, x.copy(), or give it once", where=user_line())
 
 
-def memories_of(tensors: Sequence[Any]) -> list[Any]:
-    """What each has in place of memory: on a GPU its memory or the call that used it up, else None.
-    """
-    if {*map(type, tensors)} == {Resident}:
-        return [x._storage for x in tensors]
-    return [x._storage if type(x) is Resident else x.storage for x in tensors]
-
-
 def _parts(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
     """What tensors are made of: themselves, or their parts."""
+    if type(tensors) is PlacedLeaves:
+        return tensors
     kinds, found = {*map(type, tensors)}, list[Tensor]()
     for kind in kinds:
         parts = how.parts if (how := DONATABLE.get(kind)) is not None else None
@@ -158,5 +155,4 @@ def _memories(x: Tensor) -> set[int]:
     return {id(p.storage) for p in _parts([x]) if p.storage is not None}
 
 
-__all__ = ["ALONE", "DONATABLE", "Donatable", "DonatedTensor", "blank", "check_donated", "memories_of",
-           "use_up"]
+__all__ = ["ALONE", "DONATABLE", "Donatable", "DonatedTensor", "blank", "check_donated", "use_up"]

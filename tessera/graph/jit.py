@@ -129,7 +129,7 @@ class JitFunction:
             return traced.run(leaves, call)
         check_donated(leaves, traced.donated, traced.leaf_names, self.name)
         out = traced.run(leaves, call)
-        use_up(leaves, traced.donated, self.name)
+        use_up(traced.pick_donated(leaves), self.name)
         return out
 
     def _prepare(self, args: tuple, key: Any, statics: dict, traced: TracedSignature) -> None:

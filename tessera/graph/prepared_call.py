@@ -16,6 +16,7 @@ from .. import config, hooks
 from ..runtime.buffer import DeviceBuffer, PooledBuffer
 from ..tensor import Tensor
 from ..tile.launch.resident import Resident, adopted
+from .placed_leaves import PlacedLeaves
 from .signature import Static, leaf_tensors
 from .traced_signature import TracedSignature
 from .tree import TreeDef
@@ -38,7 +39,7 @@ class PreparedCall:
 
     def __init__(self, structure: TreeDef, leaves: Sequence[Any], names: Sequence[str],
                  statics: dict[int, Static], here: tuple, traced: TracedSignature):
-        self.traced, self.statics, self.here, self.device = traced, statics, here, config.device
+        self.traced, self.statics, self.here, self.setting = traced, statics, here, config.device
         self.flatten = flattener(structure)
         self.kinds = list(map(type, leaves))
         self.there = [i for i, x in enumerate(leaves) if _is_quick(x)]
@@ -51,6 +52,8 @@ class PreparedCall:
         self.layouts = [mine[i].layout for i in self.spread]
         self.on_gpu = [i for i, x in enumerate(mine) if x.layout is None]
         self.devices = [mine[i].storage.device for i in self.on_gpu]
+        alike = len({*self.devices}) == 1 and len(self.on_gpu) == len(leaves)
+        self.device = self.devices[0] if alike else None  # where all lie
         self.keys = {i: _key_of(leaves[i], leaf_tensors(adopted(leaves[i], name)))
                      for i, name in self.others if i not in statics}
 
@@ -77,13 +80,16 @@ class PreparedCall:
                 or [x.scale for x in mine] != self.scales
                 or [mine[i].layout for i in self.spread] != self.layouts):
             return None
-        memories = [mine[i]._storage for i in self.on_gpu]
+        memories = [x._storage for x in (
+            leaves if self.device else [mine[i] for i in self.on_gpu])]
         if not QUICK.issuperset(map(type, memories)) or [
                 m.device for m in memories] != self.devices:
             return None
-        if config.device != self.device or tuple(look() for look in hooks.surroundings) != \
+        if config.device != self.setting or tuple(look() for look in hooks.surroundings) != \
                 self.here:
             return None
+        if self.device is not None:
+            return PlacedLeaves(leaves, memories, self.device)
         return leaves if self.whole else self._with_others(leaves)
 
     def _with_others(self, leaves: list[Any]) -> list[Tensor] | None:

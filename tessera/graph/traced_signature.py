@@ -16,6 +16,7 @@ from .execute import Executable
 from .ir import Graph
 from .op import GraphOp
 from .pause_collection import collection_paused
+from .placed_leaves import picker
 from .regions.call import RegionCall, Update
 from .signature import join_scales, type_of
 from .tree_code import unflattener
@@ -67,6 +68,7 @@ class TracedSignature:
         self.graph, self.out_tree, self.rebuild, self.target = graph, out_tree, rebuild, target
         self.updates, self.layouts, self.capture = updates, layouts, capture
         self.donated, self.offloaded = tuple(donated), tuple(offloaded)
+        self.pick_donated = picker(self.donated)
         self.typed_places = any(v.aval.type.policy.device for v in graph.outputs)
         self.used = 0  # when it was called last; see kept_traces.py
         leaves, self.in_tree = tree.flatten(arguments)

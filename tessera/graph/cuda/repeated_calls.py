@@ -22,7 +22,8 @@ from ...runtime.buffer import Borrowed, DeviceBuffer, PooledBuffer
 from ...runtime.device import Device
 from ...tensor import Tensor
 from ...tile.launch.resident import Resident
-from ..donation import ALONE, blank, memories_of
+from ..donation import ALONE, blank
+from ..placed_leaves import Picker, PlacedLeaves, memories_of, picker
 from .graph_limits import FEWEST_LAUNCHES
 from .placed_graphs import CHEAP_SHARE, PlacedGraphs
 
@@ -48,6 +49,7 @@ class RepeatedCalls:
         written = [r for r in own if r.base not in lowered.overwritten]
         self.written = sorted(written, key=lambda r: r.given is None)  # in donated memory: first
         self.given = [r.given for r in self.written if r.given is not None]
+        self.pick_given = picker(self.given)
         self.names = [*lowered.inputs, *lowered.captures, *(r.base for r in self.written)]
         self.at = {name: i for i, name in enumerate(self.names)}
         self.devices = [self.device] * len(lowered.inputs)
@@ -83,7 +85,7 @@ class RepeatedCalls:
         if self.drawn:
             self.space.draw()
         taken = self.memory.fresh() if self.short else self.memory.take()
-        free = self._free(leaves, memories, self.given)
+        free = self._free(leaves, memories, self.given, self.pick_given)
         written = self._results(leaves, memories, taken, free)  # may change the others
         held = [*memories, *written]
         places = [m.pointer for m in held]
@@ -128,10 +130,11 @@ class RepeatedCalls:
     def _inputs(self, leaves: Sequence[Tensor]) -> list[Any] | None:
         """The memory of arguments and captured tensors; of what lies elsewhere a copy's."""
         space, lowered = self.space, self.space.program.lowered
-        memories = memories_of(leaves)
-        kinds = {*map(type, memories)}
-        copied: set[int] = set()
-        if not kinds <= HERE or [m.device for m in memories] != self.devices:
+        known = type(leaves) is PlacedLeaves
+        memories = leaves.take() if known else memories_of(leaves)  # type: ignore[attr-defined]
+        kinds, copied = OURS if known else {*map(type, memories)}, set[int]()
+        if (leaves.device is not self.device if known  # type: ignore[attr-defined]
+                else not kinds <= HERE or [m.device for m in memories] != self.devices):
             copied = {i for i, m in enumerate(memories)
                       if type(m) not in HERE or m.device is not self.device}
             if any(leaves[i].offloaded for i in copied):
@@ -160,7 +163,7 @@ class RepeatedCalls:
         return self.space.own[name]
 
     def _results(self, leaves: Sequence[Tensor], memories: list[Any], taken: list[PooledBuffer],
-                 free: list[Any]) -> list[Any]:
+                 free: Sequence[Any]) -> list[Any]:
         """The memory of results that kernels write; arguments that are written over are replaced
         by copies where they are not donated. free: memory of donated arguments that is free."""
         if not self.given and not self.over:
@@ -171,7 +174,7 @@ class RepeatedCalls:
             for r, m in zip(self.written, free, strict=False)]
         written = [*mine, *itertools.islice(kept, len(self.written) - len(mine))]
         for i, donated in self.over:
-            if donated and self._free(leaves, memories, [i])[0] is not None:
+            if donated and self._free(leaves, memories, [i], picker([i]))[0] is not None:
                 continue
             copy = self._new(self.space.program.plan.buffer(self.names[i])) if donated \
                 else next(kept)
@@ -182,17 +185,17 @@ class RepeatedCalls:
             memories[i] = copy
         return written
 
-    def _free(self, leaves: Sequence[Tensor], memories: list[Any], numbers: Sequence[int]
-              ) -> list[Any]:
+    def _free(self, leaves: Sequence[Tensor], memories: list[Any], numbers: Sequence[int],
+              pick: Picker) -> Sequence[Any]:
         """The memory of donated arguments; None where somebody has it beside the tensor, see
         Workspace._free_memory. What is captured is twice among the memories."""
         if not numbers:
             return []
-        mine = [memories[i] for i in numbers]
-        counts = list(map(sys.getrefcount, mine))
+        mine = pick(memories)
         known = ALONE + 2  # `mine`, `memories`, the tensor
-        if max(counts) <= known and self.in_place:
+        if sum(map(sys.getrefcount, mine)) <= known * len(mine) and self.in_place:
             return mine
+        counts = list(map(sys.getrefcount, mine))
         return [m if n <= known and type(m) in OURS and leaves[i].storage is m else None
                 for i, m, n in zip(numbers, mine, counts, strict=True)]
 
@@ -237,28 +240,30 @@ class RepeatedCalls:
 
 @dataclass(frozen=True)
 class NewResults:
-    """Results that are tensors of their own: where among the buffers of a call each one's memory
-    is, its extents and its type."""
+    """Results that are tensors of their own. pick: takes the memory of each from that of all
+    buffers of a call."""
 
-    at: tuple[int, ...]
+    count: int
+    pick: Picker
     shapes: tuple[Any, ...]
     types: tuple[Any, ...]
 
     @staticmethod
     def of(each: Sequence[tuple[int, Any, Any]]) -> NewResults:
         at, shapes, types = zip(*each, strict=True) if each else ((), (), ())
-        return NewResults(at, shapes, types)
+        return NewResults(len(at), picker(at), shapes, types)
 
     def made(self, held: list[Any]) -> list[Any]:
         """held: the memory of each buffer that has a place of its own at each call."""
-        made = blank(Resident, len(self.at))
-        for y, at, shape, numeric in zip(made, self.at, self.shapes, self.types, strict=True):
+        made = blank(Resident, self.count)
+        for y, memory, shape, numeric in zip(made, self.pick(held), self.shapes, self.types,
+                                             strict=True):
             y._shape = shape
             y.type = numeric
             y.scale = None
             y.is_param = False
             y.name = None
-            y._storage = held[at]
+            y._storage = memory
             y.narrow = None
         return made
 

@@ -1,0 +1,54 @@
+"""Tensors of a call of which is known where each lies, so that nobody has to look again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from operator import itemgetter
+from typing import Any
+
+from ..runtime.device import Device
+from ..tensor import Tensor
+from ..tile.launch.resident import Resident
+
+
+class PlacedLeaves(list[Any]):
+    """Tensors that all lie on one GPU, in memory that is ours. memories: of each, until somebody
+    takes them: who asks how many have a memory must know of this list."""
+
+    __slots__ = ("memories", "device")
+
+    def __init__(self, tensors: Iterable[Tensor], memories: list[Any], device: Device):
+        super().__init__(tensors)
+        self.memories, self.device = memories, device
+
+    def take(self) -> list[Any]:
+        """The list of memories, which is the caller's from here on."""
+        memories, self.memories = self.memories, []
+        return memories or [x._storage for x in self]
+
+    def add(self, tensors: Sequence[Resident]) -> PlacedLeaves:
+        """These too, which lie there."""
+        self += tensors
+        self.memories += memories_of(tensors)
+        return self
+
+
+def memories_of(tensors: Sequence[Any]) -> list[Any]:
+    """What each has in place of memory: on a GPU its memory, or the call that used it up; None on
+    the host."""
+    if type(tensors) is PlacedLeaves:
+        return tensors.memories
+    return [x._storage if type(x) is Resident else x.storage for x in tensors]
+
+
+Picker = Callable[[Sequence[Any]], Sequence[Any]]
+
+
+def picker(numbers: Sequence[int]) -> Picker:
+    """What picks these of a list, many at once."""
+    if len(numbers) > 1:
+        return itemgetter(*numbers)
+    return lambda values: [values[i] for i in numbers]
+
+
+__all__ = ["Picker", "PlacedLeaves", "memories_of", "picker"]
