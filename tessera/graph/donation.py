@@ -17,7 +17,7 @@ from weakref import getweakrefcount
 from ..errors import ArgumentError, user_line
 from ..tensor import Tensor, UsedBy
 from ..tile.launch.resident import Resident
-from .placed_leaves import PlacedLeaves, memories_of
+from .placed_leaves import PlacedLeaves, memories_of, placed
 
 
 class DonatedTensor(Tensor):
@@ -123,13 +123,15 @@ def _take(tensors: list[Tensor], call: UsedBy) -> None:
 
 
 def check_donated(leaves: Sequence[Tensor], donated: Sequence[int], names: Sequence[str],
-                  function: str) -> None:
-    """Raise ArgumentError where a donated tensor is given a second time."""
-    memories = memories_of(_parts(leaves))
+                  function: str) -> Sequence[Tensor]:
+    """Raise ArgumentError where a donated tensor is given a second time. Returns what the leaves
+    are made of."""
+    parts = _parts(leaves)
+    memories = memories_of(parts)
     hosts = memories.count(None)
     if len({*memories}) - bool(hosts) == len(memories) - hosts and (
             len(memories) - hosts >= len(leaves) or len({*leaves}) == len(leaves)):
-        return
+        return parts
     for i in donated:
         mine = _memories(leaves[i])
         for j, other in enumerate(leaves):
@@ -137,6 +139,7 @@ def check_donated(leaves: Sequence[Tensor], donated: Sequence[int], names: Seque
                 raise ArgumentError(
                     f"{function}: {names[i]} is donated and is given as {names[j]} too",
                     hint="donate a copy, x.copy(), or give it once", where=user_line())
+    return parts
 
 
 def _parts(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
@@ -144,6 +147,8 @@ def _parts(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
     if type(tensors) is PlacedLeaves:
         return tensors
     kinds, found = {*map(type, tensors)}, list[Tensor]()
+    if len(kinds) == 1 and (how := DONATABLE.get(*kinds)) is not None and how.parts is not None:
+        return placed(how.parts(tensors))
     for kind in kinds:
         parts = how.parts if (how := DONATABLE.get(kind)) is not None else None
         mine = tensors if len(kinds) == 1 else [x for x in tensors if type(x) is kind]

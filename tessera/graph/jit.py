@@ -127,8 +127,8 @@ class JitFunction:
         self._last = traced
         if not traced.donated:
             return traced.run(leaves, call)
-        check_donated(leaves, traced.donated, traced.leaf_names, self.name)
-        out = traced.run(leaves, call)
+        parts = check_donated(leaves, traced.donated, traced.leaf_names, self.name)
+        out = traced.run(leaves, call, parts)
         use_up(traced.pick_donated(leaves), self.name)
         return out
 

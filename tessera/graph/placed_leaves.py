@@ -6,9 +6,12 @@ from collections.abc import Callable, Iterable, Sequence
 from operator import itemgetter
 from typing import Any
 
+from ..runtime.buffer import DeviceBuffer, PooledBuffer
 from ..runtime.device import Device
 from ..tensor import Tensor
 from ..tile.launch.resident import Resident
+
+OURS = frozenset({PooledBuffer, DeviceBuffer})  # memory that nobody else gave us
 
 
 class PlacedLeaves(list[Any]):
@@ -17,7 +20,8 @@ class PlacedLeaves(list[Any]):
 
     __slots__ = ("memories", "device")
 
-    def __init__(self, tensors: Iterable[Tensor], memories: list[Any], device: Device):
+    def __init__(self, tensors: Iterable[Tensor], memories: list[Any],
+                 device: Device | None = None):
         super().__init__(tensors)
         self.memories, self.device = memories, device
 
@@ -41,6 +45,17 @@ def memories_of(tensors: Sequence[Any]) -> list[Any]:
     return [x._storage if type(x) is Resident else x.storage for x in tensors]
 
 
+def placed(tensors: list[Tensor]) -> Sequence[Tensor]:
+    """Tensors as PlacedLeaves where they are such, else as they are."""
+    if {*map(type, tensors)} <= {Resident}:
+        memories = [x._storage for x in tensors]  # type: ignore[attr-defined]
+        if {*map(type, memories)} <= OURS:
+            there = [m.device for m in memories]
+            if there.count(there[0] if there else None) == len(there):
+                return PlacedLeaves(tensors, memories, *there[:1])
+    return tensors
+
+
 Picker = Callable[[Sequence[Any]], Sequence[Any]]
 
 
@@ -51,4 +66,4 @@ def picker(numbers: Sequence[int]) -> Picker:
     return lambda values: [values[i] for i in numbers]
 
 
-__all__ = ["Picker", "PlacedLeaves", "memories_of", "picker"]
+__all__ = ["OURS", "Picker", "PlacedLeaves", "memories_of", "picker", "placed"]

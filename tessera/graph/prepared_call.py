@@ -13,10 +13,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from .. import config, hooks
-from ..runtime.buffer import DeviceBuffer, PooledBuffer
 from ..tensor import Tensor
 from ..tile.launch.resident import Resident, adopted
-from .placed_leaves import PlacedLeaves
+from .placed_leaves import OURS, PlacedLeaves
 from .signature import Static, leaf_tensors
 from .traced_signature import TracedSignature
 from .tree import TreeDef
@@ -24,8 +23,6 @@ from .tree_code import flattener
 from .weak_numbers import number_type
 
 KEPT = 4  # calls of one function that are recognised so
-
-QUICK = frozenset({PooledBuffer, DeviceBuffer})
 
 
 def leaf_key(t: Tensor) -> tuple:
@@ -52,8 +49,8 @@ class PreparedCall:
         self.layouts = [mine[i].layout for i in self.spread]
         self.on_gpu = [i for i, x in enumerate(mine) if x.layout is None]
         self.devices = [mine[i].storage.device for i in self.on_gpu]
-        alike = len({*self.devices}) == 1 and len(self.on_gpu) == len(leaves)
-        self.device = self.devices[0] if alike else None  # where all lie
+        first = next(iter(self.devices), None)
+        self.device = first if self.devices.count(first) == len(leaves) else None  # of all of them
         self.keys = {i: _key_of(leaves[i], leaf_tensors(adopted(leaves[i], name)))
                      for i, name in self.others if i not in statics}
 
@@ -64,7 +61,7 @@ class PreparedCall:
         distributed, or it is scaled, offloaded or another library's."""
         there = [x for x in leaves if _is_quick(x)]
         if not there or flattener(structure) is None or any(x.scale is not None or (
-                x.layout is None and type(x.storage) not in QUICK) for x in there):
+                x.layout is None and type(x.storage) not in OURS) for x in there):
             return None
         return PreparedCall(structure, leaves, names, statics, here, traced)
 
@@ -82,7 +79,7 @@ class PreparedCall:
             return None
         memories = [x._storage for x in (
             leaves if self.device else [mine[i] for i in self.on_gpu])]
-        if not QUICK.issuperset(map(type, memories)) or [
+        if not OURS.issuperset(map(type, memories)) or [
                 m.device for m in memories] != self.devices:
             return None
         if config.device != self.setting or tuple(look() for look in hooks.surroundings) != \

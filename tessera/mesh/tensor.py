@@ -9,6 +9,7 @@ the process holds all of them, and runs every rank in turn.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -168,12 +169,16 @@ NOTHING: dict[int, Tensor] = {}  # what a tensor holds whose parts are another's
 
 def held_parts(tensors: Sequence[DistTensor]) -> list[Tensor]:
     """The parts of many tensors that are held here."""
-    held = [x.held for x in tensors]
-    if held.count(NOTHING) == len(held):
+    held = [x._held for x in tensors]
+    kinds = {*map(type, held)}
+    if UsedBy in kinds:
+        held = [x.held for x in tensors]  # raises
+    if held[0] is NOTHING and held.count(NOTHING) == len(held):
         return []
-    (rank, *_) = next(filter(None, held))
-    if sum(map(len, held)) == len(held) and all([rank in parts for parts in held]):
-        return [parts[rank] for parts in held]  # the rule, and quick
+    if set(map(len, held)) == {1}:  # the rule: one rank's parts
+        ((rank, _),) = held[0].items()
+        with contextlib.suppress(KeyError):
+            return [parts[rank] for parts in held]
     return [p for parts in held for p in parts.values()]
 
 

@@ -23,7 +23,7 @@ from ...runtime.device import Device
 from ...tensor import Tensor
 from ...tile.launch.resident import Resident
 from ..donation import ALONE, blank
-from ..placed_leaves import Picker, PlacedLeaves, memories_of, picker
+from ..placed_leaves import OURS, Picker, PlacedLeaves, memories_of, picker
 from .graph_limits import FEWEST_LAUNCHES
 from .placed_graphs import CHEAP_SHARE, PlacedGraphs
 
@@ -301,7 +301,6 @@ class ResultPlaces:
         return best
 
 
-OURS = frozenset({PooledBuffer, DeviceBuffer})
 HERE = OURS | {Borrowed}  # memory of a GPU; bytes that are offloaded are elsewhere until then
 _all: weakref.WeakSet[RepeatedCalls] = weakref.WeakSet()
 
