@@ -146,9 +146,10 @@ def _parts(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
     """What tensors are made of: themselves, or their parts."""
     if type(tensors) is PlacedLeaves:
         return tensors
-    kinds, found = {*map(type, tensors)}, list[Tensor]()
+    kinds = {*map(type, tensors)}
     if len(kinds) == 1 and (how := DONATABLE.get(*kinds)) is not None and how.parts is not None:
         return placed(how.parts(tensors))
+    found: list[Tensor] = []
     for kind in kinds:
         parts = how.parts if (how := DONATABLE.get(kind)) is not None else None
         mine = tensors if len(kinds) == 1 else [x for x in tensors if type(x) is kind]

@@ -6,12 +6,13 @@ from collections.abc import Callable, Iterable, Sequence
 from operator import itemgetter
 from typing import Any
 
-from ..runtime.buffer import DeviceBuffer, PooledBuffer
+from ..runtime.buffer import Borrowed, DeviceBuffer, PooledBuffer
 from ..runtime.device import Device
 from ..tensor import Tensor
 from ..tile.launch.resident import Resident
 
 OURS = frozenset({PooledBuffer, DeviceBuffer})  # memory that nobody else gave us
+HERE = OURS | {Borrowed}  # of a GPU; what is offloaded is elsewhere until it is used
 
 
 class PlacedLeaves(list[Any]):
@@ -66,4 +67,4 @@ def picker(numbers: Sequence[int]) -> Picker:
     return lambda values: [values[i] for i in numbers]
 
 
-__all__ = ["OURS", "Picker", "PlacedLeaves", "memories_of", "picker", "placed"]
+__all__ = ["HERE", "OURS", "Picker", "PlacedLeaves", "memories_of", "picker", "placed"]

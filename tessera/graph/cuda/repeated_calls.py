@@ -23,7 +23,7 @@ from ...runtime.device import Device
 from ...tensor import Tensor
 from ...tile.launch.resident import Resident
 from ..donation import ALONE, blank
-from ..placed_leaves import OURS, Picker, PlacedLeaves, memories_of, picker
+from ..placed_leaves import HERE, OURS, Picker, PlacedLeaves, memories_of, picker
 from .graph_limits import FEWEST_LAUNCHES
 from .placed_graphs import CHEAP_SHARE, PlacedGraphs
 
@@ -132,7 +132,8 @@ class RepeatedCalls:
         space, lowered = self.space, self.space.program.lowered
         known = type(leaves) is PlacedLeaves
         memories = leaves.take() if known else memories_of(leaves)  # type: ignore[attr-defined]
-        kinds, copied = OURS if known else {*map(type, memories)}, set[int]()
+        kinds = OURS if known else {*map(type, memories)}
+        copied: set[int] = set()
         if (leaves.device is not self.device if known  # type: ignore[attr-defined]
                 else not kinds <= HERE or [m.device for m in memories] != self.devices):
             copied = {i for i, m in enumerate(memories)
@@ -301,7 +302,6 @@ class ResultPlaces:
         return best
 
 
-HERE = OURS | {Borrowed}  # memory of a GPU; bytes that are offloaded are elsewhere until then
 _all: weakref.WeakSet[RepeatedCalls] = weakref.WeakSet()
 
 
