@@ -128,7 +128,7 @@ def check_donated(leaves: Sequence[Tensor], donated: Sequence[int], names: Seque
     are made of."""
     parts = _parts(leaves)
     memories = memories_of(parts)
-    hosts = memories.count(None)
+    hosts = 0 if type(parts) is PlacedLeaves else memories.count(None)
     if len({*memories}) - bool(hosts) == len(memories) - hosts and (
             len(memories) - hosts >= len(leaves) or len({*leaves}) == len(leaves)):
         return parts

@@ -170,16 +170,13 @@ NOTHING: dict[int, Tensor] = {}  # what a tensor holds whose parts are another's
 def held_parts(tensors: Sequence[DistTensor]) -> list[Tensor]:
     """The parts of many tensors that are held here."""
     held = [x._held for x in tensors]
-    kinds = {*map(type, held)}
-    if UsedBy in kinds:
-        held = [x.held for x in tensors]  # raises
     if held[0] is NOTHING and held.count(NOTHING) == len(held):
         return []
-    if set(map(len, held)) == {1}:  # the rule: one rank's parts
-        ((rank, _),) = held[0].items()
-        with contextlib.suppress(KeyError):
+    with contextlib.suppress(KeyError, TypeError):  # of other ranks, or used up
+        if {*map(len, held)} == {1}:  # the rule, and quick: parts of one rank
+            (rank,) = held[0]
             return [parts[rank] for parts in held]
-    return [p for parts in held for p in parts.values()]
+    return [p for x in tensors for p in x.held.values()]
 
 
 def _take(tensors: Sequence[DistTensor], call: Any) -> None:

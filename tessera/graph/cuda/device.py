@@ -50,7 +50,8 @@ class DeviceExecutable:
         copies = self.program.lowered.copies
         self.copies = CopyKeeper(copies, partial(DeviceExecutable, index=index))
         self.donated += tuple(range(len(graph.inputs), len(graph.inputs) + len(copies)))
-        self._node_kernels = self.program.node_kernels
+        kernels = self.program.node_kernels
+        self._node_kernels = [*{(k.call.kernel, k.changes): k for k in kernels}.values()]
         self._why = why_no_graph(self.program)
         self._repeats = not capture and not self._why
         count = len(self.program.runs())

@@ -11,7 +11,7 @@ import hashlib
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from operator import is_
 from typing import Any
 
@@ -73,7 +73,7 @@ class ShardedProgram:
         self._copies: dict[int, tuple[HostCopy, Tensor]] = {}  # of captured tensors, by number
         self._compared: set[int] = set()  # ranks that have, with the others
         self._numbered: dict[int, list[tuple[CallSequence, int]]] = {}  # a run, by rank
-        self._sources: list[int] = []  # by result, which donated tensor's part it is
+        self._moved: MovedParts | None = None
 
     @functools.cached_property
     def made(self) -> Propagated:
@@ -192,17 +192,15 @@ class ShardedProgram:
             return DistTensor.of_many([{rank: y} for y in made], *self._results)
         for x in donated:
             x._held = NOTHING
-        if not self._sources:  # the first call has new parts
+        if self._moved is None:  # the first call has new parts
+            self._moved = MovedParts.of(mine, made)
+        again = None if self._moved is None else self._moved.holders(held, mine, made)
+        if again is None:
             numbers = {id(p): k for k, p in enumerate(mine)}
-            found = [numbers.get(id(y), -1) for y in made]
-            self._sources = found if max(found, default=-1) >= 0 else []
-        sources = self._sources or [-1] * len(made)
-        again = [*map(held.__getitem__, sources)]
-        same = list(map(is_, map(mine.__getitem__, sources), made))
-        j = -1
-        for _ in range(same.count(False)):
-            j = same.index(False, j + 1)
-            again[j] = {rank: made[j]}
+            again = [held[numbers[id(y)]] if id(y) in numbers else {rank: y} for y in made]
+        else:
+            for j in self._moved.new:
+                again[j] = {rank: made[j]}
         return DistTensor.of_many(again, *self._results)
 
     @functools.cached_property
@@ -258,6 +256,31 @@ class ShardedProgram:
         found = [sequence_of(make_group(self.mesh, axes))
                  for axes in dict.fromkeys(c.axes for c in self._planned) if axes]
         return [(s, s.number_of(label)) for s in found]
+
+
+@dataclass(frozen=True)
+class MovedParts:
+    """Which results are parts of donated tensors, call after call: pick takes for each result what
+    was its source, of a list with one entry more for the new ones."""
+
+    pick: Picker
+    new: tuple[int, ...]
+
+    @staticmethod
+    def of(mine: Sequence[Tensor], made: Sequence[Tensor]) -> MovedParts | None:
+        """None where none is."""
+        numbers = {id(p): k for k, p in enumerate(mine)}
+        found = [numbers.get(id(y), len(mine)) for y in made]
+        new = tuple(j for j, k in enumerate(found) if k == len(mine))
+        return MovedParts(picker(found), new) if len(new) < len(made) else None
+
+    def holders(self, held: Sequence[dict], mine: Sequence[Tensor], made: Sequence[Tensor]
+                ) -> list[Any] | None:
+        """By result, what held its part; None where other parts are results this time."""
+        expected = [*self.pick([*mine, None])]
+        for j in self.new:
+            expected[j] = made[j]
+        return [*self.pick([*held, None])] if all(map(is_, expected, made)) else None
 
 
 def _parts_of(given: Sequence[Tensor], rank: int) -> list[Tensor]:
