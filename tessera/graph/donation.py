@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 from weakref import getweakrefcount
@@ -103,16 +103,17 @@ DONATABLE: dict[type, Donatable] = {  # mesh/tensor.py adds distributed tensors
     Tensor: Donatable(_take_host), Resident: Donatable(_take_resident)}
 
 
-def use_up(donated: Sequence[Tensor], function: str) -> None:
-    """Take the memory away from the donated leaves of a call of this function."""
-    _take([*donated], UsedBy(user_line(), function))
+def use_up(donated: Sequence[Tensor], function: str, kinds: Collection[type] = ()) -> None:
+    """Take the memory away from the donated leaves of a call of this function. kinds: their
+    classes, where somebody has looked."""
+    _take([*donated], UsedBy(user_line(), function), kinds)
 
 
 ALONE = list(map(sys.getrefcount, [object()]))[0]  # of what a list has and nobody else
 
 
-def _take(tensors: list[Tensor], call: UsedBy) -> None:
-    kinds = {*map(type, tensors)}
+def _take(tensors: list[Tensor], call: UsedBy, kinds: Collection[type] = ()) -> None:
+    kinds = {*kinds} or {*map(type, tensors)}
     for kind in kinds & DONATABLE.keys():
         how = DONATABLE[kind]
         mine = tensors if len(kinds) == 1 else [x for x in tensors if type(x) is kind]

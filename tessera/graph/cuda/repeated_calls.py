@@ -85,8 +85,10 @@ class RepeatedCalls:
         if self.drawn:
             self.space.draw()
         taken = self.memory.fresh() if self.short else self.memory.take()
-        free = self._free(leaves, memories, self.given, self.pick_given)
-        written = self._results(leaves, memories, taken, free)  # may change the others
+        free, whole_free = self._free(leaves, memories, self.given, self.pick_given)
+        written = self._results(leaves, memories, taken, free if whole_free else [
+            self._new(r.buffer) if m is None else m
+            for r, m in zip(self.written, free, strict=False)])  # may change the others
         held = [*memories, *written]
         places = [m.pointer for m in held]
         if whole and self.graphs is not None:
@@ -94,7 +96,7 @@ class RepeatedCalls:
             self.graphs.launch(places, held)
         else:
             self._step_by_step(places)
-        made = self._made(held, leaves if ours and None not in free else None)
+        made = self._made(held, leaves if ours and whole_free else None)
         if self.lent:
             for m in memories:
                 m.give_back()
@@ -164,18 +166,16 @@ class RepeatedCalls:
         return self.space.own[name]
 
     def _results(self, leaves: Sequence[Tensor], memories: list[Any], taken: list[PooledBuffer],
-                 free: Sequence[Any]) -> list[Any]:
+                 mine: Sequence[Any]) -> list[Any]:
         """The memory of results that kernels write; arguments that are written over are replaced
-        by copies where they are not donated. free: memory of donated arguments that is free."""
+        by copies where they are not donated. mine: that of the first results, which donated
+        arguments had where it was free."""
         if not self.given and not self.over:
             return taken
         kept = iter(taken)
-        mine = free if None not in free else [
-            self._new(r.buffer) if m is None else m
-            for r, m in zip(self.written, free, strict=False)]
         written = [*mine, *itertools.islice(kept, len(self.written) - len(mine))]
         for i, donated in self.over:
-            if donated and self._free(leaves, memories, [i], picker([i]))[0] is not None:
+            if donated and self._free(leaves, memories, [i], picker([i]))[1]:
                 continue
             copy = self._new(self.space.program.plan.buffer(self.names[i])) if donated \
                 else next(kept)
@@ -187,18 +187,20 @@ class RepeatedCalls:
         return written
 
     def _free(self, leaves: Sequence[Tensor], memories: list[Any], numbers: Sequence[int],
-              pick: Picker) -> Sequence[Any]:
+              pick: Picker) -> tuple[Sequence[Any], bool]:
         """The memory of donated arguments; None where somebody has it beside the tensor, see
-        Workspace._free_memory. What is captured is twice among the memories."""
+        Workspace._free_memory; and whether nobody has. What is captured is twice among the
+        memories."""
         if not numbers:
-            return []
+            return [], True
         mine = pick(memories)
         known = ALONE + 2  # `mine`, `memories`, the tensor
         if sum(map(sys.getrefcount, mine)) <= known * len(mine) and self.in_place:
-            return mine
+            return mine, True
         counts = list(map(sys.getrefcount, mine))
-        return [m if n <= known and type(m) in OURS and leaves[i].storage is m else None
-                for i, m, n in zip(numbers, mine, counts, strict=True)]
+        found = [m if n <= known and type(m) in OURS and leaves[i].storage is m else None
+                 for i, m, n in zip(numbers, mine, counts, strict=True)]
+        return found, None not in found
 
     def _new(self, b: Any) -> PooledBuffer:
         return PooledBuffer(stored_bytes(b.shape, b.type.dtype), self.device)
