@@ -23,6 +23,7 @@ from tessera.runtime import (
     arrays,
     buffer,
     copies,
+    counter_words,
     device,
     flags,
     graphs,
@@ -391,7 +392,8 @@ def driver(monkeypatch):
                        (copies, "_close"), (offloaded, "_destroy"), (graphs, "_destroy")):
         monkeypatch.setattr(part, name, lambda *_: None)  # it may come when the fake is gone
     kept = (buffer._copies, memory_pools.keep_freed, flags.error_flags, flags.printed_lines,
-            results.numbers, offloaded.copy_streams, graphs.recording_stream)
+            results.numbers, offloaded.copy_streams, graphs.recording_stream,
+            counter_words.counter_words)
     for made in kept:
         made.cache_clear()
     monkeypatch.setattr(flags, "_flags", {})

@@ -9,52 +9,33 @@ from __future__ import annotations
 
 import sys
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 from weakref import getweakrefcount
 
-from ..errors import ArgumentError, SourceLine, short_path, user_line
-from ..tensor import Tensor
+from ..errors import ArgumentError, user_line
+from ..tensor import Tensor, UsedBy
 from ..tile.launch.resident import Resident
+from .placed_leaves import PlacedLeaves, memories_of, placed
 
 
-class UsedUp:
-    """What reads the elements of a donated tensor, or asks where they lie, raises ArgumentError."""
+class DonatedTensor(Tensor):
+    """A tensor in host memory that was donated: what reads its elements, or asks where they lie,
+    raises ArgumentError. A class of its own, since host memory is a plain attribute."""
 
     __slots__ = ()
 
-    def raise_used_up(self) -> NoReturn:
-        where, function = _call_of(self)
-        at = f" at {short_path(where.file)}:{where.line}" if where is not None else ""
-        raise ArgumentError(
-            f"a {self.type}{list(self.shape)} is used after it was donated to "  # type: ignore
-            f"{function}{at}: its memory is a result's now", where=user_line(),
-            hint="use what the call returned; or leave the argument out of donate=, or donate a "
-                 "copy: x.copy()")
+    def _raise(self) -> NoReturn:
+        raise _CALL.__get__(self).error(self)
 
-    _buffer = memory = storage = place = device = property(raise_used_up)
+    _buffer = memory = storage = place = device = property(_raise)  # type: ignore[assignment]
 
     def __repr__(self) -> str:
-        where, function = _call_of(self)
-        at = f" at {short_path(where.file)}:{where.line}" if where is not None else ""
-        return (f"Tensor{list(self.shape)} {self.type}, "  # type: ignore[attr-defined]
-                f"donated to {function}{at}")
+        return _CALL.__get__(self).text(self)  # type: ignore[no-any-return]
 
 
-class DonatedTensor(UsedUp, Tensor):
-    """A tensor in host memory that was donated."""
-
-    __slots__ = ()
-
-
-class DonatedResident(UsedUp, Resident):
-    """A tensor on a GPU that was donated."""
-
-    __slots__ = ()
-
-
-Call = tuple[SourceLine | None, str]  # that used a tensor up: its line, and the function
+_CALL: Any = Tensor.__dict__["_buffer"]  # where such a tensor has its UsedBy
 
 
 class SpentTensors:
@@ -70,13 +51,14 @@ class SpentTensors:
             self._last.append(tensors)
 
     def take(self, count: int) -> list[Tensor]:
-        """Up to so many, whose attributes and class are as they were."""
+        """Up to so many, whose attributes are as they were."""
         try:
             batch = self._last.pop()
         except IndexError:
             return []
-        counts = list(map(sys.getrefcount, batch))
-        if max(counts) > ALONE or any(map(getweakrefcount, batch)):
+        if sum(map(sys.getrefcount, batch)) > ALONE * len(batch) or any(
+                map(getweakrefcount, batch)):
+            counts = list(map(sys.getrefcount, batch))
             batch = [x for x, n in zip(batch, counts, strict=True)
                      if n <= ALONE and not getweakrefcount(x)]
         return batch[:count]
@@ -86,23 +68,21 @@ FEW = 32  # tensors of a call that are worth it
 
 
 def blank(kind: type, count: int) -> list[Any]:
-    """Tensors of which every attribute, and the class, is to be set: quicker than new ones."""
+    """Tensors of which every attribute is to be set: quicker than new ones."""
     new: Any = kind.__new__
     if count < FEW:
         return [new(kind) for _ in range(count)]
     made = DONATABLE[kind].spent.take(count)
-    return [*made, *[new(kind) for _ in range(count - len(made))]]
+    made += [new(kind) for _ in range(count - len(made))]
+    return made
 
 
 @dataclass(frozen=True)
 class Donatable:
-    """How tensors of a class are used up. used: the class that they have then.  slot: what held
-    their memory, and holds the call that took it.  take: puts it there, in many tensors at a call.
+    """How tensors of a class are used up. take: puts the call in place of the memory of many.
     parts: of tensors that are made of others."""
 
-    used: type
-    slot: Any
-    take: Callable[[Sequence[Any], Call], None]
+    take: Callable[[Sequence[Any], UsedBy], None]
     parts: Callable[[Sequence[Any]], list[Tensor]] | None = None
     spent: SpentTensors = field(default_factory=SpentTensors)
 
@@ -113,35 +93,27 @@ def _take_host(tensors: Sequence[Tensor], call: Any) -> None:
         x.__class__ = DonatedTensor
 
 
-def _take_resident(tensors: Sequence[Resident], call: Any) -> None:
+def _take_resident(tensors: Sequence[Resident], call: UsedBy) -> None:
     for x in tensors:
-        x.storage = call
+        x._storage = call
         x.narrow = None
-        x.__class__ = DonatedResident
 
 
 DONATABLE: dict[type, Donatable] = {  # mesh/tensor.py adds distributed tensors
-    Tensor: Donatable(DonatedTensor, Tensor.__dict__["_buffer"], _take_host),
-    Resident: Donatable(DonatedResident, Resident.__dict__["storage"], _take_resident)}
+    Tensor: Donatable(_take_host), Resident: Donatable(_take_resident)}
 
 
-def _call_of(x: Any) -> Call:
-    """The call that used a tensor up."""
-    slot = next(d.slot for d in DONATABLE.values() if d.used is type(x))
-    call: Call = slot.__get__(x)
-    return call
-
-
-def use_up(leaves: Sequence[Tensor], donated: Sequence[int], function: str) -> None:
-    """Take the memory away from the donated leaves of a call of this function."""
-    _take([leaves[i] for i in donated], (user_line(), function))
+def use_up(donated: Sequence[Tensor], function: str, kinds: Collection[type] = ()) -> None:
+    """Take the memory away from the donated leaves of a call of this function. kinds: their
+    classes, where somebody has looked."""
+    _take([*donated], UsedBy(user_line(), function), kinds)
 
 
 ALONE = list(map(sys.getrefcount, [object()]))[0]  # of what a list has and nobody else
 
 
-def _take(tensors: list[Tensor], call: Call) -> None:
-    kinds = {*map(type, tensors)}
+def _take(tensors: list[Tensor], call: UsedBy, kinds: Collection[type] = ()) -> None:
+    kinds = {*kinds} or {*map(type, tensors)}
     for kind in kinds & DONATABLE.keys():
         how = DONATABLE[kind]
         mine = tensors if len(kinds) == 1 else [x for x in tensors if type(x) is kind]
@@ -152,13 +124,15 @@ def _take(tensors: list[Tensor], call: Call) -> None:
 
 
 def check_donated(leaves: Sequence[Tensor], donated: Sequence[int], names: Sequence[str],
-                  function: str) -> None:
-    """Raise ArgumentError where a donated tensor is given a second time."""
-    memories = [x.storage for x in _parts(leaves)]
-    hosts = memories.count(None)
+                  function: str) -> Sequence[Tensor]:
+    """Raise ArgumentError where a donated tensor is given a second time. Returns what the leaves
+    are made of."""
+    parts = _parts(leaves)
+    memories = memories_of(parts)
+    hosts = 0 if type(parts) is PlacedLeaves else memories.count(None)
     if len({*memories}) - bool(hosts) == len(memories) - hosts and (
             len(memories) - hosts >= len(leaves) or len({*leaves}) == len(leaves)):
-        return
+        return parts
     for i in donated:
         mine = _memories(leaves[i])
         for j, other in enumerate(leaves):
@@ -166,11 +140,17 @@ def check_donated(leaves: Sequence[Tensor], donated: Sequence[int], names: Seque
                 raise ArgumentError(
                     f"{function}: {names[i]} is donated and is given as {names[j]} too",
                     hint="donate a copy, x.copy(), or give it once", where=user_line())
+    return parts
 
 
 def _parts(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
     """What tensors are made of: themselves, or their parts."""
-    kinds, found = {*map(type, tensors)}, list[Tensor]()
+    if type(tensors) is PlacedLeaves:
+        return tensors
+    kinds = {*map(type, tensors)}
+    if len(kinds) == 1 and (how := DONATABLE.get(*kinds)) is not None and how.parts is not None:
+        return placed(how.parts(tensors))
+    found: list[Tensor] = []
     for kind in kinds:
         parts = how.parts if (how := DONATABLE.get(kind)) is not None else None
         mine = tensors if len(kinds) == 1 else [x for x in tensors if type(x) is kind]
@@ -182,5 +162,4 @@ def _memories(x: Tensor) -> set[int]:
     return {id(p.storage) for p in _parts([x]) if p.storage is not None}
 
 
-__all__ = ["ALONE", "DONATABLE", "Donatable", "DonatedResident", "DonatedTensor", "UsedUp",
-           "blank", "check_donated", "use_up"]
+__all__ = ["ALONE", "DONATABLE", "Donatable", "DonatedTensor", "blank", "check_donated", "use_up"]

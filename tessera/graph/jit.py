@@ -21,7 +21,6 @@ from ..errors import (
 from ..open_trace import trace_state
 from ..runtime.arrays import HOST
 from ..runtime.device import has_gpu
-from ..runtime.offloaded import OffloadedBuffer
 from ..tensor import Tensor, TensorType
 from ..tile.launch.placement import gpu_number
 from ..tile.launch.resident import Resident, adopted
@@ -34,6 +33,7 @@ from .inspect_levels import launch_plan, level_text, need_level
 from .ir import Graph, subgraphs
 from .kept_traces import Signatures
 from .operand import describe
+from .placed_leaves import HERE, PlacedLeaves
 from .prepared_call import KEPT, PreparedCall, leaf_key
 from .regions.call import RegionCall, check_updates, close_regions, open_regions
 from .regions.types import RegionType, region_annotations
@@ -127,9 +127,10 @@ class JitFunction:
         self._last = traced
         if not traced.donated:
             return traced.run(leaves, call)
-        check_donated(leaves, traced.donated, traced.leaf_names, self.name)
-        out = traced.run(leaves, call)
-        use_up(leaves, traced.donated, self.name)
+        parts = check_donated(leaves, traced.donated, traced.leaf_names, self.name)
+        out = traced.run(leaves, call, parts)
+        use_up(traced.pick_donated(leaves), self.name,
+               (Resident,) if type(leaves) is PlacedLeaves else ())
         return out
 
     def _prepare(self, args: tuple, key: Any, statics: dict, traced: TracedSignature) -> None:
@@ -483,8 +484,8 @@ def _short_key(args: Sequence[Any]) -> tuple | None:
     key: list[Any] = [config.device, *[look() for look in hooks.surroundings]]
     for a in args:
         if type(a) is Resident:
-            memory = a.storage
-            if type(memory) is OffloadedBuffer:
+            memory = a._storage
+            if type(memory) not in HERE:
                 return None
             place = memory.device.index
         elif type(a) is Tensor:

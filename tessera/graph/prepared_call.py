@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from .. import config, hooks
-from ..runtime.buffer import DeviceBuffer, PooledBuffer
 from ..tensor import Tensor
 from ..tile.launch.resident import Resident, adopted
+from .placed_leaves import OURS, PlacedLeaves
 from .signature import Static, leaf_tensors
 from .traced_signature import TracedSignature
 from .tree import TreeDef
@@ -23,8 +23,6 @@ from .tree_code import flattener
 from .weak_numbers import number_type
 
 KEPT = 4  # calls of one function that are recognised so
-
-QUICK = frozenset({PooledBuffer, DeviceBuffer})
 
 
 def leaf_key(t: Tensor) -> tuple:
@@ -38,7 +36,7 @@ class PreparedCall:
 
     def __init__(self, structure: TreeDef, leaves: Sequence[Any], names: Sequence[str],
                  statics: dict[int, Static], here: tuple, traced: TracedSignature):
-        self.traced, self.statics, self.here, self.device = traced, statics, here, config.device
+        self.traced, self.statics, self.here, self.setting = traced, statics, here, config.device
         self.flatten = flattener(structure)
         self.kinds = list(map(type, leaves))
         self.there = [i for i, x in enumerate(leaves) if _is_quick(x)]
@@ -51,6 +49,8 @@ class PreparedCall:
         self.layouts = [mine[i].layout for i in self.spread]
         self.on_gpu = [i for i, x in enumerate(mine) if x.layout is None]
         self.devices = [mine[i].storage.device for i in self.on_gpu]
+        first = next(iter(self.devices), None)
+        self.device = first if self.devices.count(first) == len(leaves) else None  # of all of them
         self.keys = {i: _key_of(leaves[i], leaf_tensors(adopted(leaves[i], name)))
                      for i, name in self.others if i not in statics}
 
@@ -61,7 +61,7 @@ class PreparedCall:
         distributed, or it is scaled, offloaded or another library's."""
         there = [x for x in leaves if _is_quick(x)]
         if not there or flattener(structure) is None or any(x.scale is not None or (
-                x.layout is None and type(x.storage) not in QUICK) for x in there):
+                x.layout is None and type(x.storage) not in OURS) for x in there):
             return None
         return PreparedCall(structure, leaves, names, statics, here, traced)
 
@@ -77,13 +77,16 @@ class PreparedCall:
                 or [x.scale for x in mine] != self.scales
                 or [mine[i].layout for i in self.spread] != self.layouts):
             return None
-        memories = [mine[i].storage for i in self.on_gpu]
-        if not QUICK.issuperset(map(type, memories)) or [
+        memories = [x._storage for x in (
+            leaves if self.device else [mine[i] for i in self.on_gpu])]
+        if not OURS.issuperset(map(type, memories)) or [
                 m.device for m in memories] != self.devices:
             return None
-        if config.device != self.device or tuple(look() for look in hooks.surroundings) != \
+        if config.device != self.setting or tuple(look() for look in hooks.surroundings) != \
                 self.here:
             return None
+        if self.device is not None:
+            return PlacedLeaves(leaves, memories, self.device)
         return leaves if self.whole else self._with_others(leaves)
 
     def _with_others(self, leaves: list[Any]) -> list[Tensor] | None:

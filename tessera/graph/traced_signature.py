@@ -16,6 +16,7 @@ from .execute import Executable
 from .ir import Graph
 from .op import GraphOp
 from .pause_collection import collection_paused
+from .placed_leaves import picker
 from .regions.call import RegionCall, Update
 from .signature import join_scales, type_of
 from .tree_code import unflattener
@@ -67,6 +68,7 @@ class TracedSignature:
         self.graph, self.out_tree, self.rebuild, self.target = graph, out_tree, rebuild, target
         self.updates, self.layouts, self.capture = updates, layouts, capture
         self.donated, self.offloaded = tuple(donated), tuple(offloaded)
+        self.pick_donated = picker(self.donated)
         self.typed_places = any(v.aval.type.policy.device for v in graph.outputs)
         self.used = 0  # when it was called last; see kept_traces.py
         leaves, self.in_tree = tree.flatten(arguments)
@@ -102,20 +104,22 @@ class TracedSignature:
         assert self.layouts is not None
         return hooks.distributed.get().program(self.graph, self.layouts, self.donated)
 
-    def run(self, leaves: Sequence[Tensor], call: RegionCall | None = None) -> Any:
-        """The result of the compiled graph on these tensors; `call` has its regions."""
+    def run(self, leaves: Sequence[Tensor], call: RegionCall | None = None,
+            parts: Sequence[Tensor] | None = None) -> Any:
+        """The result of the compiled graph on these tensors; `call` has its regions. parts: what
+        they are made of, where somebody has looked."""
         if not hooks.runs:
-            return self.result(self._tensors(leaves), call)
+            return self.result(self._tensors(leaves, parts), call)
         with ExitStack() as stack:
             shown = [stack.enter_context(observe(self.graph)) for observe in hooks.runs]
-            flat = self._tensors(leaves)
+            flat = self._tensors(leaves, parts)
             for show in shown:
                 show(flat)
         return self.result(flat, call)
 
-    def _tensors(self, leaves: Sequence[Tensor]) -> list[Tensor]:
+    def _tensors(self, leaves: Sequence[Tensor], parts: Sequence[Tensor] | None) -> list[Tensor]:
         if self.layouts is not None:
-            return self.program.run(leaves)
+            return self.program.run(leaves, parts)
         call = self.executable.tensors if "executable" in vars(self) else self._first
         made = call(leaves)
         return list(map(place_typed, made)) if self.typed_places else made

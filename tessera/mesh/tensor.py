@@ -9,6 +9,7 @@ the process holds all of them, and runs every rank in turn.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -20,11 +21,11 @@ from tessera.dims import show_shape
 from tessera.errors import ArgumentError, DTypeError, ShapeError
 from tessera.graph import functions as F
 from tessera.graph import tree
-from tessera.graph.donation import DONATABLE, Donatable, UsedUp, blank
+from tessera.graph.donation import DONATABLE, Donatable, blank
 from tessera.graph.operand import shape_tuple
 from tessera.graph.ops import random as rng
 from tessera.numerics import NumericType, as_type, encode, random_bits_at
-from tessera.tensor import Tensor, as_tensor, encode_value
+from tessera.tensor import Tensor, UsedBy, as_tensor, encode_value
 from tessera.tile.launch.resident import on_gpu
 
 from .device_mesh import Mesh, current_mesh
@@ -52,7 +53,7 @@ class DistTensor(Tensor):
     parts: the parts that this process holds, by rank of the mesh
     """
 
-    __slots__ = ("layout", "held")
+    __slots__ = ("layout", "_held")
 
     def __init__(self, held: Mapping[int, Tensor], shape: Sequence[int], numeric: NumericType,
                  layout: Layout, *, is_param: bool = False, name: str | None = None):
@@ -67,17 +68,28 @@ class DistTensor(Tensor):
         made: list[DistTensor] = blank(DistTensor, len(held))
         for y, parts, shape, numeric, layout in zip(made, held, shapes, types, layouts,
                                                     strict=True):
-            y.__class__ = DistTensor
             y._shape = shape
             y.type = numeric
             y.layout = layout
-            y.held = parts
+            y._held = parts
             y.scale = None
             y.is_param = False
             y.name = None
         return made
 
     # --- what it is ---------------------------------------------------------------------------
+    @property
+    def held(self) -> dict[int, Tensor]:
+        """The parts that are here, by rank. Raises ArgumentError when it was donated."""
+        held = self._held
+        if held.__class__ is UsedBy:
+            raise held.error(self)
+        return held  # type: ignore[no-any-return]
+
+    @held.setter
+    def held(self, parts: dict[int, Tensor]) -> None:
+        self._held: Any = parts
+
     @property
     def mesh(self) -> Mesh:
         return self.layout.mesh
@@ -144,17 +156,12 @@ class DistTensor(Tensor):
             part[...] = value.held[rank]
 
     def __repr__(self) -> str:
+        if self._held.__class__ is UsedBy:
+            return self._held.text(self)  # type: ignore[no-any-return]
         head = f"DistTensor{list(self.shape)} {self.type}{' param' if self.is_param else ''}"
         held = ", ".join(f"rank {r}: {show_shape(p.shape)}" for r, p in list(self.held.items())[:4])
         more = f", {len(self.held) - 4} more" if len(self.held) > 4 else ""
         return f"{head} {self.layout}\n{held}{more}"
-
-
-class DonatedDistTensor(UsedUp, DistTensor):
-    """A distributed tensor that was donated."""
-
-    __slots__ = ()
-    held = property(UsedUp.raise_used_up)
 
 
 NOTHING: dict[int, Tensor] = {}  # what a tensor holds whose parts are another's now
@@ -162,22 +169,22 @@ NOTHING: dict[int, Tensor] = {}  # what a tensor holds whose parts are another's
 
 def held_parts(tensors: Sequence[DistTensor]) -> list[Tensor]:
     """The parts of many tensors that are held here."""
-    held = [x.held for x in tensors]
-    if held.count(NOTHING) == len(held):
+    held = [x._held for x in tensors]
+    if held[0] is NOTHING and held.count(NOTHING) == len(held):
         return []
-    (rank, *_) = next(filter(None, held))
-    if sum(map(len, held)) == len(held) and all([rank in parts for parts in held]):
-        return [parts[rank] for parts in held]  # the rule, and quick
-    return [p for parts in held for p in parts.values()]
+    with contextlib.suppress(KeyError, TypeError):  # of other ranks, or used up
+        if {*map(len, held)} == {1}:  # the rule, and quick: parts of one rank
+            (rank,) = held[0]
+            return [parts[rank] for parts in held]
+    return [p for x in tensors for p in x.held.values()]
 
 
 def _take(tensors: Sequence[DistTensor], call: Any) -> None:
     for x in tensors:
-        x.held = call
-        x.__class__ = DonatedDistTensor
+        x._held = call
 
 
-DONATABLE[DistTensor] = Donatable(DonatedDistTensor, DistTensor.__dict__["held"], _take, held_parts)
+DONATABLE[DistTensor] = Donatable(_take, held_parts)
 
 
 class _Parts(Mapping[int, Tensor]):

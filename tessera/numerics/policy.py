@@ -69,6 +69,10 @@ class NumericType:
             return self is other or (self.dtype is other.dtype and self.policy == other.policy)
         return same_type(self, other)
 
+    def __hash__(self) -> int:
+        """Each call of a kernel asks for it; few types differ in their policy alone."""
+        return hash(self.dtype)
+
     @property
     def name(self) -> str:
         """Name of the storage format."""

@@ -7,6 +7,7 @@ import pytest
 
 import tessera as ts
 from gpu_harness import require_gpu
+from tessera import stdlib
 from tessera.graph import tree
 
 require_gpu()
@@ -76,6 +77,44 @@ def test_results_that_are_kept_and_torch_on_a_side_stream(rng):
     for y, expected in zip(kept, want, strict=True):
         np.testing.assert_array_equal(y.array, expected)
     assert len({y.memory.pointer for y in kept}) == 8
+
+
+def test_tiles_are_given_out_anew_at_each_launch(rng):
+    """Causal attention counts the tiles that blocks have taken, and nothing clears the counter in
+    front of it: step by step, in graphs of ours, and in two of torch's beside each other."""
+    torch = pytest.importorskip("torch")
+    q, k, v = (torch.randn(2, 8, 1024, 64, device="cuda", dtype=torch.bfloat16) for _ in range(3))
+    want = torch.nn.functional.scaled_dot_product_attention(
+        q.float(), k.float(), v.float(), is_causal=True)
+
+    def right(y, times=1.0):
+        assert (y.float() - times * want).abs().max() < 2e-2 * times
+
+    several = ts.jit(lambda q, k, v: [ts.attention(q, k, n * v, causal=True)
+                                      for n in (1.0, 2.0, 4.0)])
+    for graphs in (False, True, False):
+        with ts.config.scope(cuda_graphs=graphs):
+            for _ in range(6):
+                for n, y in zip((1.0, 2.0, 4.0), several(q, k, v), strict=True):
+                    right(torch.from_dlpack(y), n)
+            assert several.capture.endswith("in one launch") == graphs
+    captured = []
+    for _ in range(2):
+        with torch.cuda.graph(graph := torch.cuda.CUDAGraph()):
+            y = stdlib.attention(q, k, v, causal=True)
+        captured.append((graph, y, torch.cuda.Stream()))
+    for _ in range(5):
+        for _, y, _ in captured:
+            y.fill_(float("nan"))
+        torch.cuda.synchronize()
+        for graph, _, stream in captured:
+            with torch.cuda.stream(stream):
+                for _ in range(4):
+                    graph.replay()
+        right(stdlib.attention(q, k, v, causal=True))
+        torch.cuda.synchronize()
+        for _, y, _ in captured:
+            right(y)
 
 
 @pytest.mark.alone

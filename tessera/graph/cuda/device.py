@@ -14,6 +14,7 @@ from ...tensor import Tensor
 from ...tile.launch.resident import offload
 from ..ir import Graph
 from ..pause_collection import collection_paused
+from ..placed_leaves import PlacedLeaves
 from ..schedule.offload import placed_on_host
 from .compile_program import CompiledBefore
 from .graph_limits import FEWEST_LAUNCHES, why_no_graph
@@ -49,7 +50,8 @@ class DeviceExecutable:
         copies = self.program.lowered.copies
         self.copies = CopyKeeper(copies, partial(DeviceExecutable, index=index))
         self.donated += tuple(range(len(graph.inputs), len(graph.inputs) + len(copies)))
-        self._node_kernels = self.program.node_kernels
+        kernels = self.program.node_kernels
+        self._node_kernels = [*{(k.call.kernel, k.changes): k for k in kernels}.values()]
         self._why = why_no_graph(self.program)
         self._repeats = not capture and not self._why
         count = len(self.program.runs())
@@ -81,7 +83,7 @@ class DeviceExecutable:
         with self._lock:
             space = self._space()
             first = not space.compiled
-            whole = [*leaves, *self.copies.taken(leaves)] if self.copies.copies else leaves
+            whole = self._with_copies(leaves) if self.copies.copies else leaves
             results = run_watched(blamed or self.graph, space, whole) if space.watched \
                 else space.run(whole, ours)
             if self.copies.copies:
@@ -93,6 +95,10 @@ class DeviceExecutable:
             if self._capture and space.recorded is None:
                 space.record()  # when all kernels are loaded
             return results
+
+    def _with_copies(self, leaves: Sequence[Tensor]) -> Sequence[Tensor]:
+        copies = self.copies.taken(leaves)
+        return leaves.add(copies) if type(leaves) is PlacedLeaves else [*leaves, *copies]
 
     def _space(self) -> Workspace:
         """The memory for calls as the settings are now."""

@@ -26,6 +26,7 @@ from ..ir import Graph, Node, Value
 from ..op import OPS, Aval
 from ..ops.convert import CAST
 from ..ops.join import CONCATENATE
+from ..placed_leaves import picker
 from ..schedule.loop_axes import extents_of
 
 RESHAPE = OPS["reshape"]
@@ -199,26 +200,36 @@ class CopyKeeper:
 
     def __init__(self, copies: Sequence[NarrowCopy], run: Callable[[Graph], Any]):
         self.copies, self._run = tuple(copies), run
-        self._places = [(c.key, c.arguments, c.results) for c in self.copies]
+        self._results = [(c.key, c.results) for c in self.copies]
+        # what copies are made of, one after another: the key of each, its place in it, its number
+        self._sources = [(c.key, i) for c in self.copies for i in range(len(c.arguments))]
+        self._pick = picker([i for c in self.copies for i in c.arguments])
         self._empty: list[HeldCopy] = []  # of the call under way: what held the copies that it took
 
     def taken(self, leaves: Sequence[Tensor]) -> list[Tensor]:
         """The copies for a call with these arguments, which have none from here on."""
-        held = [_taken(key, [leaves[i] for i in arguments]) for key, arguments, _ in self._places]
+        held: list[HeldCopy | None] = []
+        for (key, place), x in zip(self._sources, self._pick(leaves), strict=True):
+            narrow = x.narrow if type(x) is Resident else None
+            there, at = narrow.pop(key, NONE) if narrow else NONE
+            if place == 0:
+                held.append(there if at == 0 else None)
+            elif at != place or there is not held[-1]:
+                held[-1] = None
         self._empty = [h for h in held if h is not None]
         found = [h.tensor for h in self._empty]
         for h in self._empty:
             h.tensor = None
-        there: list[Tensor] = [x for x in found if x is not None]
-        if len(there) == len(held):
-            return there
+        copies: list[Tensor] = [x for x in found if x is not None]
+        if len(copies) == len(held):
+            return copies
         return self._first.tensors([leaves[i] for c in self.copies for i in c.arguments])
 
     def kept(self, results: Sequence[Tensor]) -> list[Tensor]:
         """The results of the function; the copies stay with those of which they are."""
         count = len(results) - len(self.copies)
         empty, self._empty = self._empty, []
-        for (key, _, numbers), copy in zip(self._places, results[count:], strict=True):
+        for (key, numbers), copy in zip(self._results, results[count:], strict=True):
             assert isinstance(copy, Resident)
             held = empty.pop() if empty else HeldCopy(None)
             held.tensor = copy
@@ -237,17 +248,6 @@ class CopyKeeper:
         return self._run(Graph("copies", tuple(v for g in graphs for v in g.inputs), (),
                                tuple(n for g in graphs for n in g.nodes),
                                tuple(g.outputs[0] for g in graphs)))
-
-
-def _taken(key: str, leaves: Sequence[Any]) -> HeldCopy | None:
-    """What holds the copy that is made of these tensors, which have it no more."""
-    first, whole = None, True
-    for place, x in enumerate(leaves):
-        narrow = x.narrow if type(x) is Resident else None
-        held, at = narrow.pop(key, NONE) if narrow else NONE
-        first = held if place == 0 else first
-        whole = whole and held is first and at == place
-    return first if whole else None
 
 
 NONE: tuple[Any, int] = None, -1

@@ -23,6 +23,7 @@ from ...runtime.device import Device
 from ...tensor import Tensor
 from ...tile.launch.resident import Resident
 from ..donation import ALONE, blank
+from ..placed_leaves import HERE, OURS, Picker, PlacedLeaves, memories_of, picker
 from .graph_limits import FEWEST_LAUNCHES
 from .placed_graphs import CHEAP_SHARE, PlacedGraphs
 
@@ -48,6 +49,7 @@ class RepeatedCalls:
         written = [r for r in own if r.base not in lowered.overwritten]
         self.written = sorted(written, key=lambda r: r.given is None)  # in donated memory: first
         self.given = [r.given for r in self.written if r.given is not None]
+        self.pick_given = picker(self.given)
         self.names = [*lowered.inputs, *lowered.captures, *(r.base for r in self.written)]
         self.at = {name: i for i, name in enumerate(self.names)}
         self.devices = [self.device] * len(lowered.inputs)
@@ -83,8 +85,10 @@ class RepeatedCalls:
         if self.drawn:
             self.space.draw()
         taken = self.memory.fresh() if self.short else self.memory.take()
-        free = self._free(leaves, memories, self.given)
-        written = self._results(leaves, memories, taken, free)  # may change the others
+        free, whole_free = self._free(leaves, memories, self.given, self.pick_given)
+        written = self._results(leaves, memories, taken, free if whole_free else [
+            self._new(r.buffer) if m is None else m
+            for r, m in zip(self.written, free, strict=False)])  # may change the others
         held = [*memories, *written]
         places = [m.pointer for m in held]
         if whole and self.graphs is not None:
@@ -92,7 +96,7 @@ class RepeatedCalls:
             self.graphs.launch(places, held)
         else:
             self._step_by_step(places)
-        made = self._made(held, leaves if ours and None not in free else None)
+        made = self._made(held, leaves if ours and whole_free else None)
         if self.lent:
             for m in memories:
                 m.give_back()
@@ -128,10 +132,12 @@ class RepeatedCalls:
     def _inputs(self, leaves: Sequence[Tensor]) -> list[Any] | None:
         """The memory of arguments and captured tensors; of what lies elsewhere a copy's."""
         space, lowered = self.space, self.space.program.lowered
-        memories: list[Any] = [x.storage for x in leaves]
-        kinds = {*map(type, memories)}
+        known = type(leaves) is PlacedLeaves
+        memories = leaves.take() if known else memories_of(leaves)  # type: ignore[attr-defined]
+        kinds = OURS if known else {*map(type, memories)}
         copied: set[int] = set()
-        if not kinds <= HERE or [m.device for m in memories] != self.devices:
+        if (leaves.device is not self.device if known  # type: ignore[attr-defined]
+                else not kinds <= HERE or [m.device for m in memories] != self.devices):
             copied = {i for i, m in enumerate(memories)
                       if type(m) not in HERE or m.device is not self.device}
             if any(leaves[i].offloaded for i in copied):
@@ -160,18 +166,16 @@ class RepeatedCalls:
         return self.space.own[name]
 
     def _results(self, leaves: Sequence[Tensor], memories: list[Any], taken: list[PooledBuffer],
-                 free: list[Any]) -> list[Any]:
+                 mine: Sequence[Any]) -> list[Any]:
         """The memory of results that kernels write; arguments that are written over are replaced
-        by copies where they are not donated. free: memory of donated arguments that is free."""
+        by copies where they are not donated. mine: that of the first results, which donated
+        arguments had where it was free."""
         if not self.given and not self.over:
             return taken
         kept = iter(taken)
-        mine = free if None not in free else [
-            self._new(r.buffer) if m is None else m
-            for r, m in zip(self.written, free, strict=False)]
         written = [*mine, *itertools.islice(kept, len(self.written) - len(mine))]
         for i, donated in self.over:
-            if donated and self._free(leaves, memories, [i])[0] is not None:
+            if donated and self._free(leaves, memories, [i], picker([i]))[1]:
                 continue
             copy = self._new(self.space.program.plan.buffer(self.names[i])) if donated \
                 else next(kept)
@@ -182,19 +186,21 @@ class RepeatedCalls:
             memories[i] = copy
         return written
 
-    def _free(self, leaves: Sequence[Tensor], memories: list[Any], numbers: Sequence[int]
-              ) -> list[Any]:
+    def _free(self, leaves: Sequence[Tensor], memories: list[Any], numbers: Sequence[int],
+              pick: Picker) -> tuple[Sequence[Any], bool]:
         """The memory of donated arguments; None where somebody has it beside the tensor, see
-        Workspace._free_memory. What is captured is twice among the memories."""
+        Workspace._free_memory; and whether nobody has. What is captured is twice among the
+        memories."""
         if not numbers:
-            return []
-        mine = [memories[i] for i in numbers]
-        counts = list(map(sys.getrefcount, mine))
+            return [], True
+        mine = pick(memories)
         known = ALONE + 2  # `mine`, `memories`, the tensor
-        if max(counts) <= known and self.in_place:
-            return mine
-        return [m if n <= known and type(m) in OURS and leaves[i].storage is m else None
-                for i, m, n in zip(numbers, mine, counts, strict=True)]
+        if sum(map(sys.getrefcount, mine)) <= known * len(mine) and self.in_place:
+            return mine, True
+        counts = list(map(sys.getrefcount, mine))
+        found = [m if n <= known and type(m) in OURS and leaves[i].storage is m else None
+                 for i, m, n in zip(numbers, mine, counts, strict=True)]
+        return found, None not in found
 
     def _new(self, b: Any) -> PooledBuffer:
         return PooledBuffer(stored_bytes(b.shape, b.type.dtype), self.device)
@@ -237,29 +243,30 @@ class RepeatedCalls:
 
 @dataclass(frozen=True)
 class NewResults:
-    """Results that are tensors of their own: where among the buffers of a call each one's memory
-    is, its extents and its type."""
+    """Results that are tensors of their own. pick: takes the memory of each from that of all
+    buffers of a call."""
 
-    at: tuple[int, ...]
+    count: int
+    pick: Picker
     shapes: tuple[Any, ...]
     types: tuple[Any, ...]
 
     @staticmethod
     def of(each: Sequence[tuple[int, Any, Any]]) -> NewResults:
         at, shapes, types = zip(*each, strict=True) if each else ((), (), ())
-        return NewResults(at, shapes, types)
+        return NewResults(len(at), picker(at), shapes, types)
 
     def made(self, held: list[Any]) -> list[Any]:
         """held: the memory of each buffer that has a place of its own at each call."""
-        made = blank(Resident, len(self.at))
-        for y, at, shape, numeric in zip(made, self.at, self.shapes, self.types, strict=True):
-            y.__class__ = Resident
+        made = blank(Resident, self.count)
+        for y, memory, shape, numeric in zip(made, self.pick(held), self.shapes, self.types,
+                                             strict=True):
             y._shape = shape
             y.type = numeric
             y.scale = None
             y.is_param = False
             y.name = None
-            y.storage = held[at]
+            y._storage = memory
             y.narrow = None
         return made
 
@@ -297,8 +304,6 @@ class ResultPlaces:
         return best
 
 
-OURS = frozenset({PooledBuffer, DeviceBuffer})
-HERE = OURS | {Borrowed}  # memory of a GPU; bytes that are offloaded are elsewhere until then
 _all: weakref.WeakSet[RepeatedCalls] = weakref.WeakSet()
 
 

@@ -25,6 +25,7 @@ from ...runtime.step_times import TimedStep, run_timed
 from ...tensor import Tensor
 from ...tile.launch.resident import Resident
 from ..devices import tell_copied
+from ..placed_leaves import PlacedLeaves
 from ..schedule.ir import (
     ByteRange,
     Transfer,
@@ -386,6 +387,8 @@ class Workspace:
         """A call like no other: where each buffer lies is found out, and forgotten."""
         if self.repeated is not None:
             self.repeated.places = []
+        if type(leaves) is PlacedLeaves:
+            leaves.take()
         try:
             return self._run(leaves, inside)
         finally:

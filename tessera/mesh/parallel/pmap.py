@@ -180,7 +180,7 @@ class _GoneDist(_Gone, DistTensor):
 
 def _give_up(t: Tensor, by: str, line: SourceLine | None) -> None:
     if isinstance(t, Resident):
-        return use_up([t], [0], by)
+        return use_up([t], by)
     if isinstance(t, DistTensor):
         t.held = {}
     t._buffer = (by, line)  # type: ignore[assignment]

@@ -11,7 +11,7 @@ import hashlib
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from operator import is_
 from typing import Any
 
@@ -20,16 +20,19 @@ import numpy as np
 from tessera import config, hooks
 from tessera.dims import show_shape
 from tessera.errors import ArgumentError, user_line
+from tessera.graph.cuda.host_values import HostCopy
 from tessera.graph.donation import ALONE
 from tessera.graph.interpret import interpret
 from tessera.graph.ir import Graph, Node, Value
 from tessera.graph.op import Aval, GraphOp, infer
+from tessera.graph.placed_leaves import Picker, PlacedLeaves, picker, placed
 from tessera.graph.trace import at_line
 from tessera.graph.traced_signature import executor
 from tessera.numerics import NumericType
 from tessera.numerics.random_state import next_step
 from tessera.runtime.arrays import HOST
 from tessera.tensor import Tensor
+from tessera.tile.launch.resident import on_gpu
 
 from ..device_mesh import Mesh
 from ..errors import MeshError
@@ -68,9 +71,10 @@ class ShardedProgram:
         self.layouts, self.donated = tuple(layouts[:len(graph.inputs)]), tuple(donated)
         self.random = "random" in graph.effects
         self._local: dict[int, Any] = {}
+        self._copies: dict[int, tuple[HostCopy, Tensor]] = {}  # of captured tensors, by number
         self._compared: set[int] = set()  # ranks that have, with the others
         self._numbered: dict[int, list[tuple[CallSequence, int]]] = {}  # a run, by rank
-        self._sources: list[int] = []  # by result, which donated tensor's part it is
+        self._moved: MovedParts | None = None
 
     @functools.cached_property
     def made(self) -> Propagated:
@@ -139,8 +143,9 @@ class ShardedProgram:
         return self._local.get(mesh_rank(self.mesh)) if here else None
 
     # --- running -----------------------------------------------------------------------------
-    def run(self, leaves: Sequence[Tensor]) -> list[Any]:
-        """The results of the graph as distributed tensors."""
+    def run(self, leaves: Sequence[Tensor], parts: Sequence[Tensor] | None = None) -> list[Any]:
+        """The results of the graph as distributed tensors. parts: of all leaves, as they lie on a
+        GPU, where somebody has looked."""
         given = [*leaves, *(t for _, t in self.made.graph.captures)]
         if self.random and gpu_of(self.mesh) is None:
             next_step()
@@ -154,42 +159,56 @@ class ShardedProgram:
                 for sequence, number in (n for r in ranks for n in self._numbered.get(r, ())):
                     sequence.add(number)
                 if len(ranks) == 1 and gpu_of(self.mesh) is not None:
-                    return self._on_gpu(ranks[0], given)
+                    return self._on_gpu(ranks[0], given, self._placed(ranks[0], leaves, parts))
                 found = {rank: self._run(rank, given) for rank in ranks}
         return DistTensor.of_many([{r: found[r][i] for r in ranks}
                                    for i in range(len(self.source.outputs))], *self._results)
 
-    def _on_gpu(self, rank: int, given: Sequence[Tensor]) -> list[DistTensor]:
+    def _placed(self, rank: int, leaves: Sequence[Tensor], parts: Sequence[Tensor] | None
+                ) -> Sequence[Tensor]:
+        """What a rank is given on its GPU: parts of the leaves, and what is captured. A captured
+        tensor on the host is copied there once, and again when it was written."""
+        captured = _parts_of([t for _, t in self.made.graph.captures], rank)
+        index = gpu_of(self.mesh)
+        for i, x in enumerate(captured):
+            if x.place == HOST and index is not None:
+                if i not in self._copies or self._copies[i][0].may_differ(x):
+                    self._copies[i] = HostCopy(x), on_gpu(x, index)
+                captured[i] = self._copies[i][1]
+        if type(parts) is PlacedLeaves:
+            if len(parts) == len(leaves) and type(placed(captured)) is PlacedLeaves:
+                return parts.add(captured)  # type: ignore[arg-type]
+            parts.take()
+        return [*_parts_of(leaves, rank), *captured]
+
+    def _on_gpu(self, rank: int, given: Sequence[Tensor], parts: Sequence[Tensor]
+                ) -> list[DistTensor]:
         """The results where one rank's parts are here, on a GPU. What donated tensors alone have,
         their parts and what holds these, are those of results: a step has hundreds."""
-        parts = _parts_of(given, rank)
-        donated: list[Any] = [given[i] for i in self._spread]
-        held = [x.held for x in donated]
-        mine = [p[rank] for p in held]
+        pick, donated = self._spread, self._spread(given)
+        held, mine = [x._held for x in donated], pick(parts)
         # `held` has them, and each a tensor; `mine` and `parts` have them, and each what holds it.
         ours = _alone(held, 1) and _alone(mine, 2)
         made = self._launch(rank, parts, ours)
         if not ours:
             return DistTensor.of_many([{rank: y} for y in made], *self._results)
         for x in donated:
-            x.held = NOTHING
-        if not self._sources:  # the first call has new parts
+            x._held = NOTHING
+        if self._moved is None:  # the first call has new parts
+            self._moved = MovedParts.of(mine, made)
+        again = None if self._moved is None else self._moved.holders(held, mine, made)
+        if again is None:
             numbers = {id(p): k for k, p in enumerate(mine)}
-            found = [numbers.get(id(y), -1) for y in made]
-            self._sources = found if max(found, default=-1) >= 0 else []
-        sources = self._sources or [-1] * len(made)
-        again = [held[k] for k in sources]
-        same = list(map(is_, [mine[k] for k in sources], made))
-        j = -1
-        for _ in range(same.count(False)):
-            j = same.index(False, j + 1)
-            again[j] = {rank: made[j]}
+            again = [held[numbers[id(y)]] if id(y) in numbers else {rank: y} for y in made]
+        else:
+            for j in self._moved.new:
+                again[j] = {rank: made[j]}
         return DistTensor.of_many(again, *self._results)
 
     @functools.cached_property
-    def _spread(self) -> list[int]:
-        """The donated inputs that are distributed."""
-        return [i for i in self.donated if self.layouts[i] is not None]
+    def _spread(self) -> Picker:
+        """Of the inputs, those that are donated and distributed."""
+        return picker([i for i in self.donated if self.layouts[i] is not None])
 
     def _run(self, rank: int, given: Sequence[Tensor]) -> list[Tensor]:
         parts = _parts_of(given, rank)
@@ -241,14 +260,39 @@ class ShardedProgram:
         return [(s, s.number_of(label)) for s in found]
 
 
+@dataclass(frozen=True)
+class MovedParts:
+    """Which results are parts of donated tensors, call after call: pick takes for each result what
+    was its source, of a list with one entry more for the new ones."""
+
+    pick: Picker
+    new: tuple[int, ...]
+
+    @staticmethod
+    def of(mine: Sequence[Tensor], made: Sequence[Tensor]) -> MovedParts | None:
+        """None where none is."""
+        numbers = {id(p): k for k, p in enumerate(mine)}
+        found = [numbers.get(id(y), len(mine)) for y in made]
+        new = tuple(j for j, k in enumerate(found) if k == len(mine))
+        return MovedParts(picker(found), new) if len(new) < len(made) else None
+
+    def holders(self, held: Sequence[dict], mine: Sequence[Tensor], made: Sequence[Tensor]
+                ) -> list[Any] | None:
+        """By result, what held its part; None where other parts are results this time."""
+        expected = [*self.pick([*mine, None])]
+        for j in self.new:
+            expected[j] = made[j]
+        return [*self.pick([*held, None])] if all(map(is_, expected, made)) else None
+
+
 def _parts_of(given: Sequence[Tensor], rank: int) -> list[Tensor]:
     """A rank's parts of distributed tensors, and the others."""
     return [t.held[rank] if type(t) is DistTensor else t for t in given]
 
 
-def _alone(held: list[Any], others: int) -> bool:
-    """Whether the elements of a list are held by it and so many others alone."""
-    return bool(held) and max(map(sys.getrefcount, held)) <= ALONE + others
+def _alone(held: Sequence[Any], others: int) -> bool:
+    """Whether the elements are held by this sequence and so many others alone."""
+    return bool(held) and sum(map(sys.getrefcount, held)) <= (ALONE + others) * len(held)
 
 
 def _observed(graph: Graph, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:

@@ -21,7 +21,8 @@ from tessera.numerics import DType, NumericType
 from tessera.numerics.random_state import next_launch
 from tessera.runtime import flags
 from tessera.runtime.arrays import Array, dense_strides, overlap, stream_of
-from tessera.runtime.buffer import DeviceBuffer
+from tessera.runtime.buffer import lasts
+from tessera.runtime.counter_words import counter_words
 from tessera.runtime.device import check, device, driver
 from tessera.runtime.replays import Replays
 from tessera.runtime.tensormap import ImageWindows, rewritten, tensor_map
@@ -35,9 +36,9 @@ from tessera.tile.launch.sentinels import LaunchSentinels, RunAgain
 from tessera.tile.passes.random_draws import draws
 
 MOST_BLOCKS = 2**31 - 1  # CUDA C++ Programming Guide, table of compute capabilities, x of a grid
-COUNTER_BYTES = 256
 KNOWN = 1024  # values of launches of one recipe whose descriptors are known
-QUICK_KINDS = frozenset({"tensor", "scalar", "dim", "axis", "groups", "map"})  # of parameters
+FOUND = frozenset({"map", "counter"})  # parameters that follow from pointers and stream
+QUICK_KINDS = frozenset({"tensor", "scalar", "dim", "axis", "groups"}) | FOUND
 
 
 @dataclass
@@ -109,8 +110,9 @@ class Recipe:
         self._start = self._prepare(bound, varying)
         plain = self._start and not (self._sources or self._waits or self._prints)
         self.quick = self._start if plain and self._kind in ("none", "param") else None
-        if self._start and "map" in kinds <= QUICK_KINDS and self._kind in ("none", "param"):
-            self.quick = self._with_maps
+        if self._start and kinds & FOUND and kinds <= QUICK_KINDS and self._kind in ("none",
+                                                                                     "param"):
+            self.quick = self._with_found
 
     # --- writing it -----------------------------------------------------------------------------
     def _declare_output(self, bound: Bound) -> NumericType | None:
@@ -196,18 +198,22 @@ class Recipe:
             looked.after(objects, kept, call.key)
         return self._result(call, objects)
 
-    def _with_maps(self, stream: int, *values: Any) -> None:
-        """A launch of which only descriptors have to be found: those of the same values are known,
-        until slots are written anew. The default stream is never captured."""
+    def _with_found(self, *call: Any) -> None:
+        """A launch (stream, *values) of which only descriptors and a counter have to be found:
+        those of the same call are known, until slots are written anew. The default stream is never
+        captured."""
         assert self._start is not None
+        stream = call[0]
         pinned = stream != 0 and is_capturing(stream)
         if self._seen != (now := rewritten(self.device)) or len(self._known) >= KNOWN:
             self._known.clear()
             self._seen = now
-        given = None if pinned else self._known.get(values)
+        given = None if pinned else self._known.get(call)
         if given is None:
-            call = PendingLaunch(stream, values, {}, pinned)
-            given = self._known[values] = [source(call) for source in self._sources]
+            pending = PendingLaunch(stream, call[1:], {}, pinned)
+            given = [source(pending) for source in self._sources]
+            if not pinned:
+                self._known[call] = given
         self._start(stream, *given)
 
     def _is_captured(self, stream: int) -> bool:
@@ -337,29 +343,24 @@ def _replays(recipe: Recipe, slot: Slot, bound: Bound, varying: tuple[str, ...])
 
 @dataclass
 class Counters:
-    """Zeroed device memory for one image, a piece for each stream that runs it.
+    """The words with which the launches of one recipe count: one for each stream of launches, which
+    run one after another.
 
-    A captured launch gets a piece of its own, which stays for the life of the process: its graph
-    may be replayed at any time and beside others.
+    What is recorded on a stream of ours runs on the default one, so it is such a stream too. The
+    graph of somebody else may be replayed at any time and beside others: each of its launches has
+    a word of its own.
     """
 
     index: int
-    pieces: dict[int, DeviceBuffer] = field(default_factory=dict)
+    words: dict[int, int] = field(default_factory=dict)
 
     def take(self, call: PendingLaunch) -> int:
-        piece = None if call.pinned else self.pieces.get(call.stream)
-        if piece is None:
-            piece = DeviceBuffer(COUNTER_BYTES, device(self.index))
-            if call.pinned:
-                _captured.append(piece)
-            else:
-                self.pieces[call.stream] = piece
-        check(driver().cuMemsetD8Async(piece.pointer, 0, COUNTER_BYTES, call.stream),
-              "clear a counter")
-        return piece.pointer
-
-
-_captured: list[DeviceBuffer] = []
+        if call.pinned and not lasts(call.stream):
+            return counter_words(self.index).new()
+        word = self.words.get(call.stream)
+        if word is None:
+            word = self.words[call.stream] = counter_words(self.index).new()
+        return word
 
 
 def _sentinels(recipe: Recipe, slot: Slot, bound: Bound, varying: tuple[str, ...]) -> Source:

@@ -33,18 +33,19 @@ from tessera.runtime.buffer import (
 )
 from tessera.runtime.device import device, driver, outside_capture
 from tessera.runtime.offloaded import OffloadedBuffer, is_offloaded
-from tessera.tensor import PLAIN, Tensor, as_tensor, to_numpy
+from tessera.tensor import PLAIN, Tensor, UsedBy, as_tensor, to_numpy
 
 
 class Resident(Tensor):
     """A tensor whose buffer is device memory. What reads its elements copies them to the host, so
     a copy does not follow later changes.
 
-    storage: where it lies, for those who only read   device: "cuda:0", ...
+    storage: where it lies, for those who only read; raises ArgumentError when it was donated
+    device: "cuda:0", ...
     narrow: copies in other types that a program wrote beside it, by key; see `memory`
     """
 
-    __slots__ = ("storage", "narrow")
+    __slots__ = ("_storage", "narrow")
 
     def __init__(self, shape: tuple[int, ...], numeric: NumericType, index: int,
                  memory: DeviceBuffer | None = None):
@@ -52,6 +53,17 @@ class Resident(Tensor):
         self.scale, self.is_param, self.name = None, False, None
         self.storage = memory or PooledBuffer(stored_bytes(shape, numeric.dtype), device(index))
         self.narrow: dict[str, tuple[Any, int]] | None = None
+
+    @property
+    def storage(self) -> Any:  # type: ignore[override]
+        held = self._storage
+        if held.__class__ is UsedBy:
+            raise held.error(self)
+        return held
+
+    @storage.setter
+    def storage(self, memory: DeviceBuffer | None) -> None:
+        self._storage: Any = memory
 
     @property
     def memory(self) -> DeviceBuffer:
@@ -88,6 +100,10 @@ class Resident(Tensor):
             self.storage.read(out)
         late_checks.settle()
         return out
+
+    def __repr__(self) -> str:
+        used = self._storage
+        return used.text(self) if used.__class__ is UsedBy else super().__repr__()
 
     def copy(self) -> Resident:
         made = Resident(self._shape, self.type, self.storage.device.index)

@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 
 from tessera.errors import DTypeError, user_line
-from tessera.numerics import DType, NumericType, decode
-from tessera.runtime.buffer import MappedMemory
+from tessera.numerics import DType, NumericType, decode, stored_bytes
+from tessera.runtime.buffer import MappedMemory, PooledBuffer
 from tessera.runtime.device import check, device, driver
 
 from .resident import Resident
@@ -58,8 +58,11 @@ def array_maker(library: str, shape: tuple[int, ...], numeric: NumericType, inde
         made = maker(library, shape, numeric, index)(None).array
         return functools.partial(torch.empty, shape, dtype=made.dtype,
                                  device=torch.device("cuda", index))
-    make = maker(library, shape, numeric, index)
-    return lambda: make(None).array
+    if library in MAKERS:
+        make = maker(library, shape, numeric, index)
+        return lambda: make(None).array
+    nbytes, on = stored_bytes(shape, numeric.dtype), device(index)
+    return lambda: Resident(shape, numeric, index, PooledBuffer(nbytes, on))
 
 
 def _torch(shape: tuple[int, ...], dtype: DType, index: int) -> Maker:

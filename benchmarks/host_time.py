@@ -1,0 +1,171 @@
+"""Host time of calls that were made before: single ops beside PyTorch's, and training steps.
+
+    python benchmarks/host_time.py                          # single ops, and a step of GPT-2 350M
+    python benchmarks/host_time.py --step gpt2-124m --profile
+    mpirun -n 2 python benchmarks/host_time.py --mesh       # a step on a mesh of all ranks
+
+A call returns when all is launched; the GPU is idle when it begins, so nothing waits for a place in
+a queue. Microseconds: the least mean of rounds of calls, and the least and the median of steps. The
+rows of single ops take turns. Writes benchmarks/results/host_time.json, or host_time_mesh.json, in
+$OUT when that is set. Needs a GPU, and torch for single ops.
+"""
+
+from __future__ import annotations
+
+import argparse
+import cProfile
+import json
+import os
+import pstats
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import record
+
+import tessera as ts
+from tessera import launched
+from tessera.bench.catalogue import MODELS
+from tessera.bench.models.record import StepModel, batch, weights
+from tessera.bench.models.step import first_state, training_step
+from tessera.graph import tree
+from tessera.runtime.device import device
+
+CALLS, ROUNDS = 200, 15
+WARM = 5  # steps
+Call = Callable[[], Any]
+
+
+# --- single ops ---------------------------------------------------------------------------------
+def single_ops() -> dict[str, Call]:
+    """What is called again and again, by row."""
+    import torch
+
+    from tessera import stdlib
+
+    def drawn(*shape: int, dtype: Any = torch.float32) -> Any:
+        return torch.randn(shape, dtype=dtype, device="cuda")
+
+    x, a, b = drawn(1024), drawn(512, 512, dtype=torch.bfloat16), drawn(512, 512).bfloat16()
+    re, im = drawn(16, 4096), drawn(16, 4096)
+    z = torch.complex(re, im)
+    image, filters = drawn(8, 64, 14, 14).bfloat16(), drawn(64, 64, 1, 1).bfloat16()
+    mine = {k: ts.from_dlpack(t).copy() for k, t in {
+        "x": x, "a": a, "b": b, "image": image, "filters": filters, "re": re, "im": im}.items()}
+    pair = {"w": mine["x"], "b": mine["x"].copy()}
+    scaled = ts.jit(lambda x: x * 2.0 + 1.0)
+    of_dict = ts.jit(lambda p, x: x * p["w"] + p["b"])
+    transform = ts.jit(lambda re, im: ts.fft((re, im)))
+    product = ts.jit(lambda a, b: a @ b)
+    convolved = ts.jit(lambda x, w: ts.conv2d(x, w))
+    return {
+        "ts.jit of x * 2 + 1": lambda: scaled(mine["x"]),
+        "ts.jit of x * 2 + 1, torch's array": lambda: scaled(x),
+        "ts.jit of a dict": lambda: of_dict(pair, mine["x"]),
+        "torch x * 2": lambda: x * 2.0,
+        "x + x": lambda: mine["x"] + mine["x"],
+        "torch x + x": lambda: x + x,
+        "ts.jit of fft, 16 x 4096": lambda: transform(mine["re"], mine["im"]),
+        "torch.fft.fft": lambda: torch.fft.fft(z),
+        "ts.jit of a @ b": lambda: product(mine["a"], mine["b"]),
+        "stdlib.gemm, torch's arrays": lambda: stdlib.gemm(a, b),
+        "stdlib.gemm": lambda: stdlib.gemm(mine["a"], mine["b"]),
+        "torch a @ b": lambda: a @ b,
+        "ts.jit of conv2d, 1 x 1": lambda: convolved(mine["image"], mine["filters"]),
+        "torch conv2d, 1 x 1": lambda: torch.nn.functional.conv2d(image, filters)}
+
+
+def microseconds(calls: dict[str, Call]) -> dict[str, float]:
+    """Of each, the least mean of a round."""
+    for run in calls.values():
+        for _ in range(10):
+            run()
+    least = dict.fromkeys(calls, float("inf"))
+    for _ in range(ROUNDS):
+        for name, run in calls.items():
+            device().synchronize()
+            begin = time.perf_counter()
+            for _ in range(CALLS):
+                run()
+            least[name] = min(least[name], (time.perf_counter() - begin) / CALLS)
+            device().synchronize()
+    return {name: round(1e6 * s, 2) for name, s in least.items()}
+
+
+# --- steps --------------------------------------------------------------------------------------
+class Step:
+    """A training step on one GPU, or on a mesh of all ranks' GPUs."""
+
+    def __init__(self, model: StepModel, mesh: ts.dist.Mesh | None):
+        def there(x: np.ndarray, spec: ts.ShardSpec) -> ts.Tensor:
+            return ts.tensor(x).to("cuda") if mesh is None else \
+                ts.dist.distribute(ts.tensor(x), spec, mesh=mesh)
+
+        drawn = weights(model.sized(layers=1))  # each layer has the same: times do not ask
+        drawn["layers"] *= model.layers
+        self.params = tree.map_tree(lambda w: there(w, ts.ShardSpec(replicate=True)), drawn)
+        self.state = first_state(model, self.params)
+        self.batch = [there(t, ts.ShardSpec(("row",), ("dp",))) for t in batch(model)]
+        self.run = training_step(model, donate=("params", "state"))
+
+    def __call__(self) -> ts.Tensor:
+        value, self.params, self.state = self.run(self.params, self.state, *self.batch)
+        return value
+
+    def figures(self, steps: int) -> dict[str, Any]:
+        host, whole = [], []
+        for _ in range(WARM):
+            self().item()
+        for _ in range(steps):
+            device().synchronize()
+            begin = time.perf_counter()
+            self()
+            host.append(time.perf_counter() - begin)
+            device().synchronize()
+            whole.append(time.perf_counter() - begin)
+        return {"leaves": len(tree.flatten((self.params, self.state))[0]),
+                "least_us": round(1e6 * min(host)),
+                "median_us": round(1e6 * statistics.median(host)),
+                "step_ms": round(1e3 * statistics.median(whole), 2), "launched": self.run.capture}
+
+    def profile(self, steps: int) -> None:
+        """The functions that took the most time themselves."""
+        seen = cProfile.Profile()
+        for _ in range(steps):
+            device().synchronize()
+            seen.runcall(self)
+        pstats.Stats(seen).sort_stats("tottime").print_stats(25)
+
+
+def write(name: str, figures: dict[str, Any]) -> None:
+    figures = {**record.context(), "device": device().name, **figures}
+    print(json.dumps(figures, indent=2), flush=True)
+    folder = Path(os.environ.get("OUT", record.RESULTS))
+    (folder / f"{name}.json").write_text(json.dumps(figures, indent=2) + "\n")
+
+
+def main() -> None:
+    flags = argparse.ArgumentParser(description=__doc__,
+                                    formatter_class=argparse.RawDescriptionHelpFormatter)
+    flags.add_argument("--step", choices=MODELS, default="gpt2-350m", help="the model of the step")
+    flags.add_argument("--steps", type=int, default=40)
+    flags.add_argument("--mesh", action="store_true", help="on a mesh of all ranks, no single ops")
+    flags.add_argument("--profile", action="store_true", help="of the step, function by function")
+    a = flags.parse_args()
+    ranks = launched.launched_size() if a.mesh else 1
+    model = MODELS[a.step].sized(B=2 * ranks)
+    mesh = ts.dist.mesh([f"cuda:{r}" for r in range(ranks)], axes="dp") if a.mesh else None
+    step = Step(model, mesh)
+    figures = {"model": a.step, "ranks": ranks, "step": step.figures(a.steps)}
+    if launched.launched_rank() == 0:
+        single = {} if a.mesh else {"us_per_call": microseconds(single_ops())}
+        write("host_time_mesh" if a.mesh else "host_time", {**single, **figures})
+    if a.profile:
+        step.profile(a.steps)
+
+
+if __name__ == "__main__":
+    main()

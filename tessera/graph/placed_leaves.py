@@ -1,0 +1,70 @@
+"""Tensors of a call of which is known where each lies, so that nobody has to look again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from operator import itemgetter
+from typing import Any
+
+from ..runtime.buffer import Borrowed, DeviceBuffer, PooledBuffer
+from ..runtime.device import Device
+from ..tensor import Tensor
+from ..tile.launch.resident import Resident
+
+OURS = frozenset({PooledBuffer, DeviceBuffer})  # memory that nobody else gave us
+HERE = OURS | {Borrowed}  # of a GPU; what is offloaded is elsewhere until it is used
+
+
+class PlacedLeaves(list[Any]):
+    """Tensors that all lie on one GPU, in memory that is ours. memories: of each, until somebody
+    takes them: who asks how many have a memory must know of this list."""
+
+    __slots__ = ("memories", "device")
+
+    def __init__(self, tensors: Iterable[Tensor], memories: list[Any],
+                 device: Device | None = None):
+        super().__init__(tensors)
+        self.memories, self.device = memories, device
+
+    def take(self) -> list[Any]:
+        """The list of memories, which is the caller's from here on."""
+        memories, self.memories = self.memories, []
+        return memories or [x._storage for x in self]
+
+    def add(self, tensors: Sequence[Resident]) -> PlacedLeaves:
+        """These too, which lie there."""
+        self += tensors
+        self.memories += memories_of(tensors)
+        return self
+
+
+def memories_of(tensors: Sequence[Any]) -> list[Any]:
+    """What each has in place of memory: on a GPU its memory, or the call that used it up; None on
+    the host."""
+    if type(tensors) is PlacedLeaves:
+        return tensors.memories
+    return [x._storage if type(x) is Resident else x.storage for x in tensors]
+
+
+def placed(tensors: list[Tensor]) -> Sequence[Tensor]:
+    """Tensors as PlacedLeaves where they are such, else as they are."""
+    if {*map(type, tensors)} <= {Resident}:
+        memories = [x._storage for x in tensors]  # type: ignore[attr-defined]
+        if {*map(type, memories)} <= OURS:
+            there = [m.device for m in memories]
+            if there.count(there[0] if there else None) == len(there):
+                return PlacedLeaves(tensors, memories, *there[:1])
+    return tensors
+
+
+Picker = Callable[[Sequence[Any]], Sequence[Any]]
+
+
+def picker(numbers: Sequence[int]) -> Picker:
+    """What picks these of a list, many at once."""
+    if len(numbers) > 1:
+        return itemgetter(*numbers)
+    return lambda values: [values[i] for i in numbers]
+
+
+__all__ = ["HERE", "OURS", "Picker", "PlacedLeaves", "memories_of", "picker", "placed"]
