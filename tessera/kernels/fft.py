@@ -158,10 +158,10 @@ def spread(lane, lines, each, across):
 
 
 @kernel
-def starts(N, R, part):
-    """The first points of a thread's butterflies."""
+def starts(N, R):
+    """The first points of a thread's butterflies, from its part of the line on."""
     each = N // min(N, POINTS)
-    return [part + b * each for b in ALL[:min(N, POINTS) // R]]
+    return [b * each for b in ALL[:min(N, POINTS) // R]]
 
 
 @kernel
@@ -172,22 +172,23 @@ def mirrored(N, part):
 
 
 @kernel
-def in_shared(sr, si, base, us, N, R):
-    """The points of a thread's butterflies."""
-    ats = [base + padded(u) for u in us]
+def in_shared(sr, si, ats, N, R):
+    """The points of the butterflies whose first points lie there."""
     return ([[sr[at + padded(j * (N // R))] for j in ALL[:R]] for at in ats],
             [[si[at + padded(j * (N // R))] for j in ALL[:R]] for at in ats])
 
 
 @kernel
 def exchange(sr, si, base, y, part, angles, begin, N, R, m):
-    """A stage's results to shared memory, turned."""
-    L, us = N // (m * R), starts(N, R, part)
+    """A stage's results to shared memory, turned. A butterfly's number shares no bit with the
+    part, so that both have places that are added."""
+    L, us = N // (m * R), starts(N, R)
+    row, first = begin + part // m, base + padded(part % m + part // m * (m * R))
     for b in ALL[:len(us)]:
         p, q = us[b] // m, us[b] % m
-        rows = [(angles[begin + 2 * n * L + p], angles[begin + (2 * n + 1) * L + p])
+        rows = [(angles[row + (2 * n * L + p)], angles[row + ((2 * n + 1) * L + p)])
                 for n in ALL[:len(KEPT[R])]]
-        to = base + padded(q + p * (m * R))
+        to = first + padded(q + p * (m * R))
         sr[to] = y[b][0][0]
         si[to] = y[b][1][0]
         for k in ALL[1:R]:
@@ -209,8 +210,10 @@ def transformed(xr, xi, sr, si, angles, N, radices, first, rest, mirror=False):
     for R in radices:
         if m > 1:
             base, part = rest[0], rest[1]
-            us = mirrored(N, part) if mirror and m * R == N else starts(N, R, part)
-            xr, xi = in_shared(sr, si, base, us, N, R)
+            ats = [base + padded(part) + padded(u) for u in starts(N, R)]
+            if mirror and m * R == N:
+                ats = [base + padded(u) for u in mirrored(N, part)]
+            xr, xi = in_shared(sr, si, ats, N, R)
         y = [butterfly(R, xr[b], xi[b]) for b in ALL[:len(xr)]]
         if m * R < N:
             if m > 1:
@@ -228,11 +231,11 @@ def in_order(sr, si, base, y, part, N, radices):
     R = radices[-1]
     if len(radices) > 1:
         tile.barrier()
-    ats = [base + padded(v) for v in starts(N, R, part)]
-    for n in ALL[:len(ats)]:
+    first, vs = base + padded(part), starts(N, R)
+    for n in ALL[:len(vs)]:
         for k in ALL[:R]:
-            sr[ats[n] + padded(k * (N // R))] = y[n][0][k]
-            si[ats[n] + padded(k * (N // R))] = y[n][1][k]
+            sr[first + padded(vs[n] + k * (N // R))] = y[n][0][k]
+            si[first + padded(vs[n] + k * (N // R))] = y[n][1][k]
     tile.barrier()
 
 
@@ -251,10 +254,10 @@ def fft_lines(xr: Tensor["A", "E", f32], xi: Tensor["A", "E", f32], yr: Tensor["
     line, part = spread(lane, BM, each, inner > 1)
     number = tile.group_id(0) * BM + line
     at = number if lines % BM == 0 else min(number, lines - 1)
-    row, column = at // inner, at % inner
-    us, step = starts(N, radices[0], part), N // radices[0] * inner
-    vr = [[xr[row, column + u * inner + j * step] for j in ALL[:radices[0]]] for u in us]
-    vi = [[xi[row, column + u * inner + j * step] for j in ALL[:radices[0]]] for u in us]
+    row, first = at // inner, at % inner + part * inner
+    us, step = starts(N, radices[0]), N // radices[0]
+    vr = [[xr[row, first + (u + j * step) * inner] for j in ALL[:radices[0]]] for u in us]
+    vi = [[xi[row, first + (u + j * step) * inner] for j in ALL[:radices[0]]] for u in us]
     line_, part_ = line, part
     if len(radices) > 1:
         line_, part_ = spread(lane, BM, each, outer > 1)
@@ -269,10 +272,10 @@ def fft_lines(xr: Tensor["A", "E", f32], xi: Tensor["A", "E", f32], yr: Tensor["
 @kernel
 def frequencies(yr, yi, y, line, part, N, R, outer, whole, apart, scale):
     """Those of a line from a thread's last butterflies, where they belong."""
-    b, d, vs, step = line // outer, line % outer, starts(N, R, part), N // R
-    rows = column_turns(d // apart * step, KEPT[R], whole)
+    b, d, vs, step = line // outer, line % outer, starts(N, R), N // R
+    rows, to = column_turns(d // apart * step, KEPT[R], whole), d + part * outer
     for n in ALL[:len(vs)]:
-        first = column_turns(d // apart * vs[n], (1,), whole)
+        first = column_turns(d // apart * (part + vs[n]), (1,), whole)
         for k in ALL[:R]:
             real, imaginary = y[n][0][k] * scale, y[n][1][k] * scale
             if whole > 1:
@@ -280,8 +283,8 @@ def frequencies(yr, yi, y, line, part, N, R, outer, whole, apart, scale):
                 if k > 0:
                     cosine, sine = turned(cosine, sine, *stage_turn(k, rows))
                 real, imaginary = turned(real, imaginary, cosine, sine)
-            yr[b, d + vs[n] * outer + k * (step * outer)] = real
-            yi[b, d + vs[n] * outer + k * (step * outer)] = imaginary
+            yr[b, to + (vs[n] + k * step) * outer] = real
+            yi[b, to + (vs[n] + k * step) * outer] = imaginary
 
 
 @kernel
@@ -310,25 +313,25 @@ def rfft_lines(x: Tensor["A", "E", f32], yr: Tensor["A", "F", f32], yi: Tensor["
     line, part = spread(lane, BM, each, False)
     number = tile.group_id(0) * BM + line
     a, base = min(number, lines - 1), line * P
-    us, step = starts(N, radices[0], part), N // radices[0]
-    vr = [[x[a, 2 * u + 2 * j * step] for j in ALL[:radices[0]]] for u in us]
-    vi = [[x[a, 2 * u + (2 * j * step + 1)] for j in ALL[:radices[0]]] for u in us]
+    us, step = starts(N, radices[0]), N // radices[0]
+    vr = [[x[a, 2 * part + 2 * (u + j * step)] for j in ALL[:radices[0]]] for u in us]
+    vi = [[x[a, 2 * part + (2 * (u + j * step) + 1)] for j in ALL[:radices[0]]] for u in us]
     y = transformed(vr, vi, sr, si, angles, N, radices, (base, part), (base, part))
     in_order(sr, si, base, y, part, N, radices)
     if number < lines:
         if part == 0:
             yr[a, N // 2] = sr[base + padded(N // 2)] * scale
             yi[a, N // 2] = si[base + padded(N // 2)] * -scale
+        here, turn, half = base + padded(part), T - 2 * N + part, 0.5 * scale
         for n in ALL[:min(N, POINTS) // 2]:
-            k = part + n * each
-            at, back = base + padded(k), base + padded((N - k) & (N - 1))
+            k, k_ = part + n * each, N - part - n * each
+            at, back = here + padded(n * each), base + padded(k_ & (N - 1))
             r, i, r_, i_ = sr[at], si[at], sr[back], si[back]
-            c, d = turned(i + i_, r_ - r, angles[T - 2 * N + k], -angles[T - N + k])
-            half = 0.5 * scale
+            c, d = turned(i + i_, r_ - r, angles[turn + n * each], -angles[turn + (N + n * each)])
             yr[a, k] = (r + r_ + c) * half
             yi[a, k] = (i - i_ + d) * half
-            yr[a, N - k] = (r + r_ - c) * half
-            yi[a, N - k] = (d - i + i_) * half
+            yr[a, k_] = (r + r_ - c) * half
+            yi[a, k_] = (d - i + i_) * half
 
 
 @kernel(grid=lambda lines, BM: -(-lines // (2 * BM)), overwrites=("yr", "yi"))
@@ -341,9 +344,9 @@ def rfft_pairs(x: Tensor["A", "E", f32], yr: Tensor["A", "F", f32], yi: Tensor["
     line, part = spread(tile.local_id(), BM, N // POINTS, False)
     a = 2 * (tile.group_id(0) * BM + line)
     here, there, at = min(a, lines - 1), min(a + 1, lines - 1), (line * P, part)
-    us, step = starts(N, radices[0], part), N // radices[0]
-    vr = [[x[here, u + j * step] for j in ALL[:radices[0]]] for u in us]
-    vi = [[x[there, u + j * step] for j in ALL[:radices[0]]] for u in us]
+    us, step = starts(N, radices[0]), N // radices[0]
+    vr = [[x[here, part + (u + j * step)] for j in ALL[:radices[0]]] for u in us]
+    vi = [[x[there, part + (u + j * step)] for j in ALL[:radices[0]]] for u in us]
     (pr, pi), (qr, qi) = transformed(vr, vi, sr, si, angles, N, radices, at, at, True)
     if a < lines:
         mirror_sums(yr, yi, a, pr, pi, qr, qi, N, part, 0.5 * scale)
@@ -378,8 +381,8 @@ def irfft_lines(xr: Tensor["A", "E", f32], xi: Tensor["A", "E", f32], y: Tensor[
     line, part = spread(lane, BM, each, False)
     number = tile.group_id(0) * BM + line
     a, base = min(number, lines - 1), line * P
-    us, step = starts(N, radices[0], part), N // radices[0]
-    z = [[packed_frequency(xr, xi, angles, a, u + j * step, N) for j in ALL[:radices[0]]]
+    us, step = starts(N, radices[0]), N // radices[0]
+    z = [[packed_frequency(xr, xi, angles, a, part, u + j * step, N) for j in ALL[:radices[0]]]
          for u in us]
     vr, vi = [[p[1] for p in ps] for ps in z], [[p[0] for p in ps] for ps in z]
     made = transformed(vr, vi, sr, si, angles, N, radices, (base, part), (base, part))
@@ -390,20 +393,21 @@ def irfft_lines(xr: Tensor["A", "E", f32], xi: Tensor["A", "E", f32], y: Tensor[
 @kernel
 def real_points(y, a, made, part, N, R, scale):
     """x[2 n] + i x[2 n + 1] of a line, from a thread's last butterflies of exchanged parts."""
-    vs = starts(N, R, part)
+    vs = starts(N, R)
     for n in ALL[:len(vs)]:
         for k in ALL[:R]:
-            y[a, 2 * vs[n] + 2 * k * (N // R)] = made[n][1][k] * scale
-            y[a, 2 * vs[n] + (2 * k * (N // R) + 1)] = made[n][0][k] * scale
+            y[a, 2 * part + 2 * (vs[n] + k * (N // R))] = made[n][1][k] * scale
+            y[a, 2 * part + (2 * (vs[n] + k * (N // R)) + 1)] = made[n][0][k] * scale
 
 
 @kernel
-def packed_frequency(xr, xi, angles, a, k, N):
-    """Twice the frequency k of x[2 n] + i x[2 n + 1]."""
-    r, r_ = xr[a, k], xr[a, N - k]
-    i, i_ = tile.where(k == 0, 0.0, xi[a, k]), tile.where(k == 0, 0.0, xi[a, N - k])
-    size = angles.shape[0]
-    c, d = turned(-(i + i_), r - r_, angles[size - 2 * N + k], angles[size - N + k])
+def packed_frequency(xr, xi, angles, a, part, n, N):
+    """Twice the frequency part + n of x[2 n] + i x[2 n + 1]."""
+    back, first = N - part, angles.shape[0] - 2 * N + part
+    r, r_, i, i_ = xr[a, part + n], xr[a, back - n], xi[a, part + n], xi[a, back - n]
+    if n == 0:
+        i, i_ = tile.where(part == 0, 0.0, i), tile.where(part == 0, 0.0, i_)
+    c, d = turned(-(i + i_), r - r_, angles[first + n], angles[first + (N + n)])
     return r + r_ + c, i - i_ + d
 
 
@@ -419,9 +423,9 @@ def filter_lines(x: Tensor["A", "E", f32], hr: Tensor["H", "F", f32], hi: Tensor
     line, part = spread(lane, BM, each, False)
     number = tile.group_id(0) * BM + line
     a, base = min(number, lines - 1), line * P
-    us, step = starts(N, radices[0], part), N // radices[0]
-    vr = [[x[a, 2 * u + 2 * j * step] for j in ALL[:radices[0]]] for u in us]
-    vi = [[x[a, 2 * u + (2 * j * step + 1)] for j in ALL[:radices[0]]] for u in us]
+    us, step = starts(N, radices[0]), N // radices[0]
+    vr = [[x[a, 2 * part + 2 * (u + j * step)] for j in ALL[:radices[0]]] for u in us]
+    vi = [[x[a, 2 * part + (2 * (u + j * step) + 1)] for j in ALL[:radices[0]]] for u in us]
     at = (base, part)
     made = transformed(vr, vi, sr, si, angles, N, radices, at, at)
     in_order(sr, si, base, made, part, N, radices)
@@ -431,13 +435,14 @@ def filter_lines(x: Tensor["A", "E", f32], hr: Tensor["H", "F", f32], hi: Tensor
         c, d = turned(r, i, hr[h, N // 2], hi[h, N // 2])
         sr[base + padded(N // 2)] = 2.0 * c
         si[base + padded(N // 2)] = -2.0 * d
+    first, turn = base + padded(part), T - 2 * N + part
     for n in ALL[:min(N, POINTS) // 2]:
-        k = part + n * each
-        here, back = base + padded(k), base + padded((N - k) & (N - 1))
-        pair_filtered(sr, si, here, back, angles[T - 2 * N + k], angles[T - N + k], k,
-                      hr[h, k], hi[h, k], hr[h, N - k], hi[h, N - k])
+        k, k_ = part + n * each, N - part - n * each
+        here, back = first + padded(n * each), base + padded(k_ & (N - 1))
+        pair_filtered(sr, si, here, back, angles[turn + n * each], angles[turn + (N + n * each)],
+                      k, hr[h, k], hi[h, k], hr[h, k_], hi[h, k_])
     tile.barrier()
-    vr, vi = in_shared(sr, si, base, us, N, radices[0])
+    vr, vi = in_shared(sr, si, [first + padded(u) for u in us], N, radices[0])
     tile.barrier()
     made = transformed(vi, vr, sr, si, angles, N, radices, at, at)
     if number < lines:
