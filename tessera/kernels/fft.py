@@ -179,46 +179,56 @@ def in_shared(sr, si, ats, N, R):
 
 
 @kernel
-def exchange(sr, si, base, y, part, angles, begin, N, R, m):
-    """A stage's results to shared memory, turned. A butterfly's number shares no bit with the
-    part, so that both have places that are added."""
-    L, us = N // (m * R), starts(N, R)
-    row, first = begin + part // m, base + padded(part % m + part // m * (m * R))
-    for b in ALL[:len(us)]:
-        p, q = us[b] // m, us[b] % m
-        rows = [(angles[row + (2 * n * L + p)], angles[row + ((2 * n + 1) * L + p)])
-                for n in ALL[:len(KEPT[R])]]
-        to = first + padded(q + p * (m * R))
-        sr[to] = y[b][0][0]
-        si[to] = y[b][1][0]
-        for k in ALL[1:R]:
-            c, s = stage_turn(k, rows)
-            real, imaginary = turned(y[b][0][k], y[b][1][k], c, s)
-            sr[to + padded(m * k)] = real
-            si[to + padded(m * k)] = imaginary
+def spots(base, part, begin, N, R, m, mirror=0):
+    """(first angle, later ones' number, place) of a thread's butterflies: where the first of their
+    results goes. A butterfly's number shares no bit with the part, so that places are sums."""
+    if mirror == m:
+        return [(begin + u, 0, base + padded(u * R)) for u in mirrored(N, part)]
+    first = base + padded(part % m + part // m * (m * R))
+    return [(begin + part // m, u // m, first + padded(u % m + u // m * (m * R)))
+            for u in starts(N, R)]
 
 
 @kernel
-def transformed(xr, xi, sr, si, angles, N, radices, first, rest, mirror=False):
+def stage_turned(y, at, angles, N, R, m):
+    """A stage's results, (real, imaginary) of each butterfly, times their angles."""
+    L, made = N // (m * R), []
+    for b in ALL[:len(at)]:
+        first, p = at[b][0], at[b][1]
+        rows = [(angles[first + (2 * n * L + p)], angles[first + ((2 * n + 1) * L + p)])
+                for n in ALL[:len(KEPT[R])]]
+        z = [turned(y[b][0][k], y[b][1][k], *stage_turn(k, rows)) for k in ALL[1:R]]
+        made = made + [([y[b][0][0]] + [v[0] for v in z], [y[b][1][0]] + [v[1] for v in z])]
+    return made
+
+
+@kernel
+def transformed(xr, xi, sr, si, angles, N, radices, first, rest, mirror=0):
     """The last stage's results, a pair for each of a thread's butterflies; its butterfly at u has
     the frequencies u + k N / R.
 
     xr, xi: the points of the first stage's.  first, rest: (where a thread's line lies in shared
-    memory, its part) in the first stage and in later ones.  mirror: see mirrored
+    memory, its part) in the first stage and in later ones.  mirror: points done
+    before the stage, the first or the last and of radix 8, whose butterflies are as in mirrored
     """
     m, begin, base, part = 1, 0, first[0], first[1]
     for R in radices:
         if m > 1:
             base, part = rest[0], rest[1]
             ats = [base + padded(part) + padded(u) for u in starts(N, R)]
-            if mirror and m * R == N:
+            if mirror == m:
                 ats = [base + padded(u) for u in mirrored(N, part)]
             xr, xi = in_shared(sr, si, ats, N, R)
         y = [butterfly(R, xr[b], xi[b]) for b in ALL[:len(xr)]]
         if m * R < N:
             if m > 1:
                 tile.barrier()
-            exchange(sr, si, base, y, part, angles, begin, N, R, m)
+            at = spots(base, part, begin, N, R, m, mirror)
+            z = stage_turned(y, at, angles, N, R, m)
+            for b in ALL[:len(at)]:
+                for k in ALL[:R]:
+                    sr[at[b][2] + padded(m * k)] = z[b][0][k]
+                    si[at[b][2] + padded(m * k)] = z[b][1][k]
             tile.barrier()
         begin = begin + 2 * len(KEPT[R]) * (N // (m * R))
         m = m * R
@@ -237,6 +247,38 @@ def in_order(sr, si, base, y, part, N, radices):
             sr[first + padded(vs[n] + k * (N // R))] = y[n][0][k]
             si[first + padded(vs[n] + k * (N // R))] = y[n][1][k]
     tile.barrier()
+
+
+@kernel
+def transformed_by_parts(xr, xi, s, angles, N, radices, first, rest):
+    """As transformed, with half as much shared memory and twice the barriers: one part goes through
+    it after the other."""
+    m, begin, base, part = 1, 0, first[0], first[1]
+    for n in ALL[:len(radices)]:
+        R = radices[n]
+        y = [butterfly(R, xr[b], xi[b]) for b in ALL[:len(xr)]]
+        if m * R < N:
+            at = spots(base, part, begin, N, R, m)
+            z = stage_turned(y, at, angles, N, R, m)
+            base, part = rest[0], rest[1]
+            here = base + padded(part)
+            xr = exchanged_part(s, at, [v[0] for v in z], here, N, R, m, radices[n + 1])
+            xi = exchanged_part(s, at, [v[1] for v in z], here, N, R, m, radices[n + 1])
+        begin = begin + 2 * len(KEPT[R]) * (N // (m * R))
+        m = m * R
+    return y
+
+
+@kernel
+def exchanged_part(s, at, z, here, N, R, m, R_):
+    """A part of the next stage's points, of radix R_."""
+    for b in ALL[:len(at)]:
+        for k in ALL[:R]:
+            s[at[b][2] + padded(m * k)] = z[b][k]
+    tile.barrier()
+    x = [[s[here + padded(u + j * (N // R_))] for j in ALL[:R_]] for u in starts(N, R_)]
+    tile.barrier()
+    return x
 
 
 # --- kernels -------------------------------------------------------------------------------------
@@ -302,6 +344,51 @@ def one_turn(n, whole):
     return c, -s
 
 
+@kernel(grid=lambda lines, BM, TURNS: -(-lines // (BM * TURNS)), overwrites=("yr", "yi"))
+def fft_blocks(xr: Tensor["A", "E", f32], xi: Tensor["A", "E", f32], yr: Tensor["B", "F", f32],
+               yi: Tensor["B", "F", f32], angles: Tensor["T", f32], radices, N: int, inner: int,
+               outer: int, lines: int, whole: int, apart: int, scale: float, BM=1, TURNS=8):
+    """As fft_lines, of TURNS blocks of BM lines in turn by a group: the next comes to shared memory
+    meanwhile. x has the blocks as they are there: [lines, N], or [lines / inner N, inner]."""
+    each, first, P = N // POINTS, tile.group_id(0) * TURNS, pitch(N, BM)
+    rows, columns = (BM, N) if inner == 1 else (N, BM)
+    nr, ni = tile.alloc_shared((rows, columns), f32), tile.alloc_shared((rows, columns), f32)
+    s = tile.alloc_shared((BM * P,), f32)
+    us, step = starts(N, radices[0]), N // radices[0]
+    bring(nr, ni, xr, xi, first, N, inner, BM)
+    for a in tile.range(first, min(first + TURNS, lines // BM)):
+        lane = tile.shuffle_xor(tile.local_id(), 0)  # or addresses would be kept from block to block
+        line, part = spread(lane, BM, each, inner > 1)
+        line_, part_ = spread(lane, BM, each, outer > 1)
+        tile.cp_wait_group(0)
+        tile.barrier()
+        if inner == 1:
+            vr = [[nr[line, part + (u + j * step)] for j in ALL[:radices[0]]] for u in us]
+            vi = [[ni[line, part + (u + j * step)] for j in ALL[:radices[0]]] for u in us]
+        else:
+            vr = [[nr[part + (u + j * step), line] for j in ALL[:radices[0]]] for u in us]
+            vi = [[ni[part + (u + j * step), line] for j in ALL[:radices[0]]] for u in us]
+        tile.barrier()
+        if a + 1 < min(first + TURNS, lines // BM):
+            bring(nr, ni, xr, xi, a + 1, N, inner, BM)
+        at, at_, to = (line * P, part), (line_ * P, part_), a * BM + line_
+        y = transformed_by_parts(vr, vi, s, angles, N, radices, at, at_)
+        frequencies(yr, yi, y, to, part_, N, radices[-1], outer, whole, apart, scale)
+
+
+@kernel
+def bring(nr, ni, xr, xi, block, N, inner, BM):
+    """Begins to copy a block's points."""
+    row, column = block * BM, 0
+    rows, columns = BM, N
+    if inner > 1:
+        row, column = block * BM // inner * N, block * BM % inner
+        rows, columns = N, BM
+    tile.cp_async(nr, xr[row:row + rows, column:column + columns])
+    tile.cp_async(ni, xi[row:row + rows, column:column + columns])
+    tile.cp_commit_group()
+
+
 @kernel(grid=lambda lines, BM: -(-lines // BM), overwrites=("yr", "yi"))
 def rfft_lines(x: Tensor["A", "E", f32], yr: Tensor["A", "F", f32], yi: Tensor["A", "F", f32],
                angles: Tensor["T", f32], radices, N: int, lines: int, scale: float, BM=1):
@@ -347,7 +434,7 @@ def rfft_pairs(x: Tensor["A", "E", f32], yr: Tensor["A", "F", f32], yi: Tensor["
     us, step = starts(N, radices[0]), N // radices[0]
     vr = [[x[here, part + (u + j * step)] for j in ALL[:radices[0]]] for u in us]
     vi = [[x[there, part + (u + j * step)] for j in ALL[:radices[0]]] for u in us]
-    (pr, pi), (qr, qi) = transformed(vr, vi, sr, si, angles, N, radices, at, at, True)
+    (pr, pi), (qr, qi) = transformed(vr, vi, sr, si, angles, N, radices, at, at, N // 8)
     if a < lines:
         mirror_sums(yr, yi, a, pr, pi, qr, qi, N, part, 0.5 * scale)
     if a + 1 < lines:  # -i z has the parts in their other places
@@ -368,6 +455,58 @@ def mirror_sums(yr, yi, a, pr, pi, qr, qi, N, part, half):
     if part == 0:
         yr[a, N // 2] = 2.0 * pr[4] * half
         yi[a, N // 2] = 0.0
+
+
+@kernel(grid=lambda lines, BM: -(-lines // (2 * BM)), overwrites=("y",))
+def irfft_pairs(xr: Tensor["A", "E", f32], xi: Tensor["A", "E", f32], y: Tensor["A", "F", f32],
+                angles: Tensor["T", f32], radices, N: int, lines: int, scale: float, BM=1):
+    """The N real points of lines of frequencies 0 .. N / 2, of which two are the parts of one of
+    complex points: z_k = a_k + i b_k, z_(N - k) = conj a_k + i conj b_k."""
+    P = pitch(N, BM)
+    sr, si = tile.alloc_shared((BM * P,), f32), tile.alloc_shared((BM * P,), f32)
+    line, part = spread(tile.local_id(), BM, N // POINTS, False)
+    a = 2 * (tile.group_id(0) * BM + line)
+    here, there, at = min(a, lines - 1), min(a + 1, lines - 1), (line * P, part)
+    u, v = mirrored(N, part)
+    own, middle = part == 0, xr.shape[1] - 1
+    near, far = both_frequencies(xr, xi, here, there, u, N, own)
+    near_, far_ = both_frequencies(xr, xi, here, there, v, N, False)
+    mine = [(xr[here, middle], xr[there, middle])] + [far[-k] for k in ALL[1:4]]
+    p = near + [chosen(own, mine[k], far_[3 - k]) for k in ALL[:4]]
+    q = near_ + [chosen(own, far_[3 - k], far[3 - k]) for k in ALL[:4]]
+    vr, vi = [[z[1] for z in p], [z[1] for z in q]], [[z[0] for z in p], [z[0] for z in q]]
+    made = transformed(vr, vi, sr, si, angles, N, radices, at, at, 1)
+    if a < lines:
+        part_points(y, a, [z[1] for z in made], part, N, radices[-1], scale)
+    if a + 1 < lines:
+        part_points(y, a + 1, [z[0] for z in made], part, N, radices[-1], scale)
+
+
+@kernel
+def part_points(y, a, x, part, N, R, scale):
+    """A line's points from a part of a thread's last butterflies."""
+    vs = starts(N, R)
+    for n in ALL[:len(vs)]:
+        for k in ALL[:R]:
+            y[a, part + (vs[n] + k * (N // R))] = x[n][k] * scale
+
+
+@kernel
+def chosen(own, z, z_):
+    return tile.where(own, z[0], z_[0]), tile.where(own, z[1], z_[1])
+
+
+@kernel
+def both_frequencies(xr, xi, a, b, u, N, zero):
+    """z_k of both lines for k = u + j N / 8, j < 4, and z_(N - k).  zero: whether u is 0"""
+    near, far = [], []
+    for j in ALL[:4]:
+        k = u + j * (N // 8)
+        ar, br, ai, bi = xr[a, k], xr[b, k], xi[a, k], xi[b, k]
+        if j == 0:
+            ai, bi = tile.where(zero, 0.0, ai), tile.where(zero, 0.0, bi)
+        near, far = near + [(ar - bi, ai + br)], far + [(ar + bi, br - ai)]
+    return near, far
 
 
 @kernel(grid=lambda lines, BM: -(-lines // BM), overwrites=("y",))
@@ -515,5 +654,6 @@ def _resident(kernel: Kernel, groups: int) -> Kernel:
 
 
 __all__ = ["LONGEST", "LONGEST_ACROSS", "LONGEST_PAIR", "LONGEST_WHOLE", "POINTS", "fft_lines",
-           "filter_lines", "irfft_lines", "launcher_of", "lines_of", "mirror_radices",
+           "fft_blocks",
+           "filter_lines", "irfft_lines", "irfft_pairs", "launcher_of", "lines_of", "mirror_radices",
            "radices_of", "real_angles", "rfft_lines", "rfft_pairs", "stage_angles"]
