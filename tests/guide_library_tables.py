@@ -39,6 +39,17 @@ def convolutions_table() -> str | None:
         ("Layer", "forward: us, cuDNN's, ratio", "gradient of images", "gradient of filters"), rows)
 
 
-LIBRARY = {"convolutions": convolutions_table}
+def fft_table() -> str | None:
+    """Of benchmarks/fft.py; None while nothing is measured."""
+    if (found := measured("fft")) is None:
+        return None
+    file, where = found
+    rows = [(name, f"{c['ours_us']:.0f}", f"{c['cufft_us']:.0f}", f"{c['ratio']:.2f}",
+             f"{c['error']:.1e}", f"{c['cufft_error']:.1e}") for name, c in file["cases"].items()]
+    return f"{where}; a copy of complex points takes {file['copy_us']:.0f} us.\n\n" + markdown(
+        ("Transforms", "us", "cuFFT, us", "Ratio", "error", "cuFFT's"), rows)
+
+
+LIBRARY = {"convolutions": convolutions_table, "fft": fft_table}
 
 __all__ = ["LIBRARY", "markdown"]

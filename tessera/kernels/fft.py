@@ -158,10 +158,10 @@ def spread(lane, lines, each, across):
 
 
 @kernel
-def starts(N, R, part):
-    """The first points of a thread's butterflies."""
+def starts(N, R):
+    """The first points of a thread's butterflies, from its part of the line on."""
     each = N // min(N, POINTS)
-    return [part + b * each for b in ALL[:min(N, POINTS) // R]]
+    return [b * each for b in ALL[:min(N, POINTS) // R]]
 
 
 @kernel
@@ -172,50 +172,63 @@ def mirrored(N, part):
 
 
 @kernel
-def in_shared(sr, si, base, us, N, R):
-    """The points of a thread's butterflies."""
-    ats = [base + padded(u) for u in us]
+def in_shared(sr, si, ats, N, R):
+    """The points of the butterflies whose first points lie there."""
     return ([[sr[at + padded(j * (N // R))] for j in ALL[:R]] for at in ats],
             [[si[at + padded(j * (N // R))] for j in ALL[:R]] for at in ats])
 
 
 @kernel
-def exchange(sr, si, base, y, part, angles, begin, N, R, m):
-    """A stage's results to shared memory, turned."""
-    L, us = N // (m * R), starts(N, R, part)
-    for b in ALL[:len(us)]:
-        p, q = us[b] // m, us[b] % m
-        rows = [(angles[begin + 2 * n * L + p], angles[begin + (2 * n + 1) * L + p])
-                for n in ALL[:len(KEPT[R])]]
-        to = base + padded(q + p * (m * R))
-        sr[to] = y[b][0][0]
-        si[to] = y[b][1][0]
-        for k in ALL[1:R]:
-            c, s = stage_turn(k, rows)
-            real, imaginary = turned(y[b][0][k], y[b][1][k], c, s)
-            sr[to + padded(m * k)] = real
-            si[to + padded(m * k)] = imaginary
+def spots(base, part, begin, N, R, m, mirror=0):
+    """(first angle, later ones' number, place) of a thread's butterflies: where the first of their
+    results goes. A butterfly's number shares no bit with the part, so that places are sums."""
+    if mirror == m:
+        return [(begin + u, 0, base + padded(u * R)) for u in mirrored(N, part)]
+    first = base + padded(part % m + part // m * (m * R))
+    return [(begin + part // m, u // m, first + padded(u % m + u // m * (m * R)))
+            for u in starts(N, R)]
 
 
 @kernel
-def transformed(xr, xi, sr, si, angles, N, radices, first, rest, mirror=False):
+def stage_turned(y, at, angles, N, R, m):
+    """A stage's results, (real, imaginary) of each butterfly, times their angles."""
+    L, made = N // (m * R), []
+    for b in ALL[:len(at)]:
+        first, p = at[b][0], at[b][1]
+        rows = [(angles[first + (2 * n * L + p)], angles[first + ((2 * n + 1) * L + p)])
+                for n in ALL[:len(KEPT[R])]]
+        z = [turned(y[b][0][k], y[b][1][k], *stage_turn(k, rows)) for k in ALL[1:R]]
+        made = made + [([y[b][0][0]] + [v[0] for v in z], [y[b][1][0]] + [v[1] for v in z])]
+    return made
+
+
+@kernel
+def transformed(xr, xi, sr, si, angles, N, radices, first, rest, mirror=0):
     """The last stage's results, a pair for each of a thread's butterflies; its butterfly at u has
     the frequencies u + k N / R.
 
     xr, xi: the points of the first stage's.  first, rest: (where a thread's line lies in shared
-    memory, its part) in the first stage and in later ones.  mirror: see mirrored
+    memory, its part) in the first stage and in later ones.  mirror: points done
+    before the stage, the first or the last and of radix 8, whose butterflies are as in mirrored
     """
     m, begin, base, part = 1, 0, first[0], first[1]
     for R in radices:
         if m > 1:
             base, part = rest[0], rest[1]
-            us = mirrored(N, part) if mirror and m * R == N else starts(N, R, part)
-            xr, xi = in_shared(sr, si, base, us, N, R)
+            ats = [base + padded(part) + padded(u) for u in starts(N, R)]
+            if mirror == m:
+                ats = [base + padded(u) for u in mirrored(N, part)]
+            xr, xi = in_shared(sr, si, ats, N, R)
         y = [butterfly(R, xr[b], xi[b]) for b in ALL[:len(xr)]]
         if m * R < N:
             if m > 1:
                 tile.barrier()
-            exchange(sr, si, base, y, part, angles, begin, N, R, m)
+            at = spots(base, part, begin, N, R, m, mirror)
+            z = stage_turned(y, at, angles, N, R, m)
+            for b in ALL[:len(at)]:
+                for k in ALL[:R]:
+                    sr[at[b][2] + padded(m * k)] = z[b][0][k]
+                    si[at[b][2] + padded(m * k)] = z[b][1][k]
             tile.barrier()
         begin = begin + 2 * len(KEPT[R]) * (N // (m * R))
         m = m * R
@@ -228,12 +241,44 @@ def in_order(sr, si, base, y, part, N, radices):
     R = radices[-1]
     if len(radices) > 1:
         tile.barrier()
-    ats = [base + padded(v) for v in starts(N, R, part)]
-    for n in ALL[:len(ats)]:
+    first, vs = base + padded(part), starts(N, R)
+    for n in ALL[:len(vs)]:
         for k in ALL[:R]:
-            sr[ats[n] + padded(k * (N // R))] = y[n][0][k]
-            si[ats[n] + padded(k * (N // R))] = y[n][1][k]
+            sr[first + padded(vs[n] + k * (N // R))] = y[n][0][k]
+            si[first + padded(vs[n] + k * (N // R))] = y[n][1][k]
     tile.barrier()
+
+
+@kernel
+def transformed_by_parts(xr, xi, s, angles, N, radices, first, rest):
+    """As transformed, with half as much shared memory and twice the barriers: one part goes through
+    it after the other."""
+    m, begin, base, part = 1, 0, first[0], first[1]
+    for n in ALL[:len(radices)]:
+        R = radices[n]
+        y = [butterfly(R, xr[b], xi[b]) for b in ALL[:len(xr)]]
+        if m * R < N:
+            at = spots(base, part, begin, N, R, m)
+            z = stage_turned(y, at, angles, N, R, m)
+            base, part = rest[0], rest[1]
+            here = base + padded(part)
+            xr = exchanged_part(s, at, [v[0] for v in z], here, N, R, m, radices[n + 1])
+            xi = exchanged_part(s, at, [v[1] for v in z], here, N, R, m, radices[n + 1])
+        begin = begin + 2 * len(KEPT[R]) * (N // (m * R))
+        m = m * R
+    return y
+
+
+@kernel
+def exchanged_part(s, at, z, here, N, R, m, R_):
+    """A part of the next stage's points, of radix R_."""
+    for b in ALL[:len(at)]:
+        for k in ALL[:R]:
+            s[at[b][2] + padded(m * k)] = z[b][k]
+    tile.barrier()
+    x = [[s[here + padded(u + j * (N // R_))] for j in ALL[:R_]] for u in starts(N, R_)]
+    tile.barrier()
+    return x
 
 
 # --- kernels -------------------------------------------------------------------------------------
@@ -251,10 +296,10 @@ def fft_lines(xr: Tensor["A", "E", f32], xi: Tensor["A", "E", f32], yr: Tensor["
     line, part = spread(lane, BM, each, inner > 1)
     number = tile.group_id(0) * BM + line
     at = number if lines % BM == 0 else min(number, lines - 1)
-    row, column = at // inner, at % inner
-    us, step = starts(N, radices[0], part), N // radices[0] * inner
-    vr = [[xr[row, column + u * inner + j * step] for j in ALL[:radices[0]]] for u in us]
-    vi = [[xi[row, column + u * inner + j * step] for j in ALL[:radices[0]]] for u in us]
+    row, first = at // inner, at % inner + part * inner
+    us, step = starts(N, radices[0]), N // radices[0]
+    vr = [[xr[row, first + (u + j * step) * inner] for j in ALL[:radices[0]]] for u in us]
+    vi = [[xi[row, first + (u + j * step) * inner] for j in ALL[:radices[0]]] for u in us]
     line_, part_ = line, part
     if len(radices) > 1:
         line_, part_ = spread(lane, BM, each, outer > 1)
@@ -269,10 +314,10 @@ def fft_lines(xr: Tensor["A", "E", f32], xi: Tensor["A", "E", f32], yr: Tensor["
 @kernel
 def frequencies(yr, yi, y, line, part, N, R, outer, whole, apart, scale):
     """Those of a line from a thread's last butterflies, where they belong."""
-    b, d, vs, step = line // outer, line % outer, starts(N, R, part), N // R
-    rows = column_turns(d // apart * step, KEPT[R], whole)
+    b, d, vs, step = line // outer, line % outer, starts(N, R), N // R
+    rows, to = column_turns(d // apart * step, KEPT[R], whole), d + part * outer
     for n in ALL[:len(vs)]:
-        first = column_turns(d // apart * vs[n], (1,), whole)
+        first = column_turns(d // apart * (part + vs[n]), (1,), whole)
         for k in ALL[:R]:
             real, imaginary = y[n][0][k] * scale, y[n][1][k] * scale
             if whole > 1:
@@ -280,8 +325,8 @@ def frequencies(yr, yi, y, line, part, N, R, outer, whole, apart, scale):
                 if k > 0:
                     cosine, sine = turned(cosine, sine, *stage_turn(k, rows))
                 real, imaginary = turned(real, imaginary, cosine, sine)
-            yr[b, d + vs[n] * outer + k * (step * outer)] = real
-            yi[b, d + vs[n] * outer + k * (step * outer)] = imaginary
+            yr[b, to + (vs[n] + k * step) * outer] = real
+            yi[b, to + (vs[n] + k * step) * outer] = imaginary
 
 
 @kernel
@@ -299,6 +344,51 @@ def one_turn(n, whole):
     return c, -s
 
 
+@kernel(grid=lambda lines, BM, TURNS: -(-lines // (BM * TURNS)), overwrites=("yr", "yi"))
+def fft_blocks(xr: Tensor["A", "E", f32], xi: Tensor["A", "E", f32], yr: Tensor["B", "F", f32],
+               yi: Tensor["B", "F", f32], angles: Tensor["T", f32], radices, N: int, inner: int,
+               outer: int, lines: int, whole: int, apart: int, scale: float, BM=1, TURNS=8):
+    """As fft_lines, of TURNS blocks of BM lines in turn by a group: the next comes to shared memory
+    meanwhile. x has the blocks as they are there: [lines, N], or [lines / inner N, inner]."""
+    each, first, P = N // POINTS, tile.group_id(0) * TURNS, pitch(N, BM)
+    rows, columns = (BM, N) if inner == 1 else (N, BM)
+    nr, ni = tile.alloc_shared((rows, columns), f32), tile.alloc_shared((rows, columns), f32)
+    s = tile.alloc_shared((BM * P,), f32)
+    us, step = starts(N, radices[0]), N // radices[0]
+    bring(nr, ni, xr, xi, first, N, inner, BM)
+    for a in tile.range(first, min(first + TURNS, lines // BM)):
+        lane = tile.shuffle_xor(tile.local_id(), 0)  # or addresses would be kept from block to block
+        line, part = spread(lane, BM, each, inner > 1)
+        line_, part_ = spread(lane, BM, each, outer > 1)
+        tile.cp_wait_group(0)
+        tile.barrier()
+        if inner == 1:
+            vr = [[nr[line, part + (u + j * step)] for j in ALL[:radices[0]]] for u in us]
+            vi = [[ni[line, part + (u + j * step)] for j in ALL[:radices[0]]] for u in us]
+        else:
+            vr = [[nr[part + (u + j * step), line] for j in ALL[:radices[0]]] for u in us]
+            vi = [[ni[part + (u + j * step), line] for j in ALL[:radices[0]]] for u in us]
+        tile.barrier()
+        if a + 1 < min(first + TURNS, lines // BM):
+            bring(nr, ni, xr, xi, a + 1, N, inner, BM)
+        at, at_, to = (line * P, part), (line_ * P, part_), a * BM + line_
+        y = transformed_by_parts(vr, vi, s, angles, N, radices, at, at_)
+        frequencies(yr, yi, y, to, part_, N, radices[-1], outer, whole, apart, scale)
+
+
+@kernel
+def bring(nr, ni, xr, xi, block, N, inner, BM):
+    """Begins to copy a block's points."""
+    row, column = block * BM, 0
+    rows, columns = BM, N
+    if inner > 1:
+        row, column = block * BM // inner * N, block * BM % inner
+        rows, columns = N, BM
+    tile.cp_async(nr, xr[row:row + rows, column:column + columns])
+    tile.cp_async(ni, xi[row:row + rows, column:column + columns])
+    tile.cp_commit_group()
+
+
 @kernel(grid=lambda lines, BM: -(-lines // BM), overwrites=("yr", "yi"))
 def rfft_lines(x: Tensor["A", "E", f32], yr: Tensor["A", "F", f32], yi: Tensor["A", "F", f32],
                angles: Tensor["T", f32], radices, N: int, lines: int, scale: float, BM=1):
@@ -310,25 +400,25 @@ def rfft_lines(x: Tensor["A", "E", f32], yr: Tensor["A", "F", f32], yi: Tensor["
     line, part = spread(lane, BM, each, False)
     number = tile.group_id(0) * BM + line
     a, base = min(number, lines - 1), line * P
-    us, step = starts(N, radices[0], part), N // radices[0]
-    vr = [[x[a, 2 * u + 2 * j * step] for j in ALL[:radices[0]]] for u in us]
-    vi = [[x[a, 2 * u + (2 * j * step + 1)] for j in ALL[:radices[0]]] for u in us]
+    us, step = starts(N, radices[0]), N // radices[0]
+    vr = [[x[a, 2 * part + 2 * (u + j * step)] for j in ALL[:radices[0]]] for u in us]
+    vi = [[x[a, 2 * part + (2 * (u + j * step) + 1)] for j in ALL[:radices[0]]] for u in us]
     y = transformed(vr, vi, sr, si, angles, N, radices, (base, part), (base, part))
     in_order(sr, si, base, y, part, N, radices)
     if number < lines:
         if part == 0:
             yr[a, N // 2] = sr[base + padded(N // 2)] * scale
             yi[a, N // 2] = si[base + padded(N // 2)] * -scale
+        here, turn, half = base + padded(part), T - 2 * N + part, 0.5 * scale
         for n in ALL[:min(N, POINTS) // 2]:
-            k = part + n * each
-            at, back = base + padded(k), base + padded((N - k) & (N - 1))
+            k, k_ = part + n * each, N - part - n * each
+            at, back = here + padded(n * each), base + padded(k_ & (N - 1))
             r, i, r_, i_ = sr[at], si[at], sr[back], si[back]
-            c, d = turned(i + i_, r_ - r, angles[T - 2 * N + k], -angles[T - N + k])
-            half = 0.5 * scale
+            c, d = turned(i + i_, r_ - r, angles[turn + n * each], -angles[turn + (N + n * each)])
             yr[a, k] = (r + r_ + c) * half
             yi[a, k] = (i - i_ + d) * half
-            yr[a, N - k] = (r + r_ - c) * half
-            yi[a, N - k] = (d - i + i_) * half
+            yr[a, k_] = (r + r_ - c) * half
+            yi[a, k_] = (d - i + i_) * half
 
 
 @kernel(grid=lambda lines, BM: -(-lines // (2 * BM)), overwrites=("yr", "yi"))
@@ -341,10 +431,10 @@ def rfft_pairs(x: Tensor["A", "E", f32], yr: Tensor["A", "F", f32], yi: Tensor["
     line, part = spread(tile.local_id(), BM, N // POINTS, False)
     a = 2 * (tile.group_id(0) * BM + line)
     here, there, at = min(a, lines - 1), min(a + 1, lines - 1), (line * P, part)
-    us, step = starts(N, radices[0], part), N // radices[0]
-    vr = [[x[here, u + j * step] for j in ALL[:radices[0]]] for u in us]
-    vi = [[x[there, u + j * step] for j in ALL[:radices[0]]] for u in us]
-    (pr, pi), (qr, qi) = transformed(vr, vi, sr, si, angles, N, radices, at, at, True)
+    us, step = starts(N, radices[0]), N // radices[0]
+    vr = [[x[here, part + (u + j * step)] for j in ALL[:radices[0]]] for u in us]
+    vi = [[x[there, part + (u + j * step)] for j in ALL[:radices[0]]] for u in us]
+    (pr, pi), (qr, qi) = transformed(vr, vi, sr, si, angles, N, radices, at, at, N // 8)
     if a < lines:
         mirror_sums(yr, yi, a, pr, pi, qr, qi, N, part, 0.5 * scale)
     if a + 1 < lines:  # -i z has the parts in their other places
@@ -367,6 +457,58 @@ def mirror_sums(yr, yi, a, pr, pi, qr, qi, N, part, half):
         yi[a, N // 2] = 0.0
 
 
+@kernel(grid=lambda lines, BM: -(-lines // (2 * BM)), overwrites=("y",))
+def irfft_pairs(xr: Tensor["A", "E", f32], xi: Tensor["A", "E", f32], y: Tensor["A", "F", f32],
+                angles: Tensor["T", f32], radices, N: int, lines: int, scale: float, BM=1):
+    """The N real points of lines of frequencies 0 .. N / 2, of which two are the parts of one of
+    complex points: z_k = a_k + i b_k, z_(N - k) = conj a_k + i conj b_k."""
+    P = pitch(N, BM)
+    sr, si = tile.alloc_shared((BM * P,), f32), tile.alloc_shared((BM * P,), f32)
+    line, part = spread(tile.local_id(), BM, N // POINTS, False)
+    a = 2 * (tile.group_id(0) * BM + line)
+    here, there, at = min(a, lines - 1), min(a + 1, lines - 1), (line * P, part)
+    u, v = mirrored(N, part)
+    own, middle = part == 0, xr.shape[1] - 1
+    near, far = both_frequencies(xr, xi, here, there, u, N, own)
+    near_, far_ = both_frequencies(xr, xi, here, there, v, N, False)
+    mine = [(xr[here, middle], xr[there, middle])] + [far[-k] for k in ALL[1:4]]
+    p = near + [chosen(own, mine[k], far_[3 - k]) for k in ALL[:4]]
+    q = near_ + [chosen(own, far_[3 - k], far[3 - k]) for k in ALL[:4]]
+    vr, vi = [[z[1] for z in p], [z[1] for z in q]], [[z[0] for z in p], [z[0] for z in q]]
+    made = transformed(vr, vi, sr, si, angles, N, radices, at, at, 1)
+    if a < lines:
+        part_points(y, a, [z[1] for z in made], part, N, radices[-1], scale)
+    if a + 1 < lines:
+        part_points(y, a + 1, [z[0] for z in made], part, N, radices[-1], scale)
+
+
+@kernel
+def part_points(y, a, x, part, N, R, scale):
+    """A line's points from a part of a thread's last butterflies."""
+    vs = starts(N, R)
+    for n in ALL[:len(vs)]:
+        for k in ALL[:R]:
+            y[a, part + (vs[n] + k * (N // R))] = x[n][k] * scale
+
+
+@kernel
+def chosen(own, z, z_):
+    return tile.where(own, z[0], z_[0]), tile.where(own, z[1], z_[1])
+
+
+@kernel
+def both_frequencies(xr, xi, a, b, u, N, zero):
+    """z_k of both lines for k = u + j N / 8, j < 4, and z_(N - k).  zero: whether u is 0"""
+    near, far = [], []
+    for j in ALL[:4]:
+        k = u + j * (N // 8)
+        ar, br, ai, bi = xr[a, k], xr[b, k], xi[a, k], xi[b, k]
+        if j == 0:
+            ai, bi = tile.where(zero, 0.0, ai), tile.where(zero, 0.0, bi)
+        near, far = near + [(ar - bi, ai + br)], far + [(ar + bi, br - ai)]
+    return near, far
+
+
 @kernel(grid=lambda lines, BM: -(-lines // BM), overwrites=("y",))
 def irfft_lines(xr: Tensor["A", "E", f32], xi: Tensor["A", "E", f32], y: Tensor["A", "F", f32],
                 angles: Tensor["T", f32], radices, N: int, lines: int, scale: float, BM=1):
@@ -378,8 +520,8 @@ def irfft_lines(xr: Tensor["A", "E", f32], xi: Tensor["A", "E", f32], y: Tensor[
     line, part = spread(lane, BM, each, False)
     number = tile.group_id(0) * BM + line
     a, base = min(number, lines - 1), line * P
-    us, step = starts(N, radices[0], part), N // radices[0]
-    z = [[packed_frequency(xr, xi, angles, a, u + j * step, N) for j in ALL[:radices[0]]]
+    us, step = starts(N, radices[0]), N // radices[0]
+    z = [[packed_frequency(xr, xi, angles, a, part, u + j * step, N) for j in ALL[:radices[0]]]
          for u in us]
     vr, vi = [[p[1] for p in ps] for ps in z], [[p[0] for p in ps] for ps in z]
     made = transformed(vr, vi, sr, si, angles, N, radices, (base, part), (base, part))
@@ -390,20 +532,21 @@ def irfft_lines(xr: Tensor["A", "E", f32], xi: Tensor["A", "E", f32], y: Tensor[
 @kernel
 def real_points(y, a, made, part, N, R, scale):
     """x[2 n] + i x[2 n + 1] of a line, from a thread's last butterflies of exchanged parts."""
-    vs = starts(N, R, part)
+    vs = starts(N, R)
     for n in ALL[:len(vs)]:
         for k in ALL[:R]:
-            y[a, 2 * vs[n] + 2 * k * (N // R)] = made[n][1][k] * scale
-            y[a, 2 * vs[n] + (2 * k * (N // R) + 1)] = made[n][0][k] * scale
+            y[a, 2 * part + 2 * (vs[n] + k * (N // R))] = made[n][1][k] * scale
+            y[a, 2 * part + (2 * (vs[n] + k * (N // R)) + 1)] = made[n][0][k] * scale
 
 
 @kernel
-def packed_frequency(xr, xi, angles, a, k, N):
-    """Twice the frequency k of x[2 n] + i x[2 n + 1]."""
-    r, r_ = xr[a, k], xr[a, N - k]
-    i, i_ = tile.where(k == 0, 0.0, xi[a, k]), tile.where(k == 0, 0.0, xi[a, N - k])
-    size = angles.shape[0]
-    c, d = turned(-(i + i_), r - r_, angles[size - 2 * N + k], angles[size - N + k])
+def packed_frequency(xr, xi, angles, a, part, n, N):
+    """Twice the frequency part + n of x[2 n] + i x[2 n + 1]."""
+    back, first = N - part, angles.shape[0] - 2 * N + part
+    r, r_, i, i_ = xr[a, part + n], xr[a, back - n], xi[a, part + n], xi[a, back - n]
+    if n == 0:
+        i, i_ = tile.where(part == 0, 0.0, i), tile.where(part == 0, 0.0, i_)
+    c, d = turned(-(i + i_), r - r_, angles[first + n], angles[first + (N + n)])
     return r + r_ + c, i - i_ + d
 
 
@@ -419,9 +562,9 @@ def filter_lines(x: Tensor["A", "E", f32], hr: Tensor["H", "F", f32], hi: Tensor
     line, part = spread(lane, BM, each, False)
     number = tile.group_id(0) * BM + line
     a, base = min(number, lines - 1), line * P
-    us, step = starts(N, radices[0], part), N // radices[0]
-    vr = [[x[a, 2 * u + 2 * j * step] for j in ALL[:radices[0]]] for u in us]
-    vi = [[x[a, 2 * u + (2 * j * step + 1)] for j in ALL[:radices[0]]] for u in us]
+    us, step = starts(N, radices[0]), N // radices[0]
+    vr = [[x[a, 2 * part + 2 * (u + j * step)] for j in ALL[:radices[0]]] for u in us]
+    vi = [[x[a, 2 * part + (2 * (u + j * step) + 1)] for j in ALL[:radices[0]]] for u in us]
     at = (base, part)
     made = transformed(vr, vi, sr, si, angles, N, radices, at, at)
     in_order(sr, si, base, made, part, N, radices)
@@ -431,13 +574,14 @@ def filter_lines(x: Tensor["A", "E", f32], hr: Tensor["H", "F", f32], hi: Tensor
         c, d = turned(r, i, hr[h, N // 2], hi[h, N // 2])
         sr[base + padded(N // 2)] = 2.0 * c
         si[base + padded(N // 2)] = -2.0 * d
+    first, turn = base + padded(part), T - 2 * N + part
     for n in ALL[:min(N, POINTS) // 2]:
-        k = part + n * each
-        here, back = base + padded(k), base + padded((N - k) & (N - 1))
-        pair_filtered(sr, si, here, back, angles[T - 2 * N + k], angles[T - N + k], k,
-                      hr[h, k], hi[h, k], hr[h, N - k], hi[h, N - k])
+        k, k_ = part + n * each, N - part - n * each
+        here, back = first + padded(n * each), base + padded(k_ & (N - 1))
+        pair_filtered(sr, si, here, back, angles[turn + n * each], angles[turn + (N + n * each)],
+                      k, hr[h, k], hi[h, k], hr[h, k_], hi[h, k_])
     tile.barrier()
-    vr, vi = in_shared(sr, si, base, us, N, radices[0])
+    vr, vi = in_shared(sr, si, [first + padded(u) for u in us], N, radices[0])
     tile.barrier()
     made = transformed(vi, vr, sr, si, angles, N, radices, at, at)
     if number < lines:
@@ -510,5 +654,6 @@ def _resident(kernel: Kernel, groups: int) -> Kernel:
 
 
 __all__ = ["LONGEST", "LONGEST_ACROSS", "LONGEST_PAIR", "LONGEST_WHOLE", "POINTS", "fft_lines",
-           "filter_lines", "irfft_lines", "launcher_of", "lines_of", "mirror_radices",
+           "fft_blocks",
+           "filter_lines", "irfft_lines", "irfft_pairs", "launcher_of", "lines_of", "mirror_radices",
            "radices_of", "real_angles", "rfft_lines", "rfft_pairs", "stage_angles"]

@@ -47,6 +47,34 @@ def test_emitted_as_interpreted(name, rng):
             target="sm_90", **c.options)
 
 
+def test_divisions_by_powers_of_two_round_down(rng):
+    source = """
+@kernel
+def k(x: Tensor["n", i32], y: Tensor["n", 4, i32]):
+    i = tile.linear_id()
+    y[i, 0] = x[i] // 8
+    y[i, 1] = x[i] % 8
+    y[i, 2] = x[i] // 1
+    y[i, 3] = x[i] % 1
+"""
+    x = np.append(rng.integers(-100, 100, 92), [0, -1, 2**31 - 1, -2**31]).astype(np.int32)
+    compare(build(source)["k"], x, np.full((96, 4), 77, np.int32), groups=3, lanes=32,
+            target="sm_90")
+
+
+def test_indices_that_end_in_constants(rng):
+    source = """
+@kernel
+def k(x: Tensor[9, 64, f32], y: Tensor[64, f32]):
+    i = tile.local_id()
+    back = 40 - i
+    y[i] = x[(i + 1) % 4 + 3, i + 5 + 20] - x[2, back + 3 - 7] * x[i - 3 + 3, 1]
+    y[i + 8] = x[8, 63 - i]
+"""
+    x = rng.standard_normal((9, 64)).astype(np.float32)
+    compare(build(source)["k"], x, np.zeros(64, np.float32), groups=1, lanes=8, target="sm_90")
+
+
 def test_threads_that_wait_for_each_other_are_told_and_end():
     """One at a barrier, the other at a vote of its warp: a run of tests goes on behind it."""
     team, before = Team(2), threading.active_count()

@@ -31,6 +31,7 @@ from tessera.tile.ir.handles import Handle
 from tessera.tile.ir.ir import Const, Op, SSAValue
 from tessera.tile.ir.schedule import Schedule
 from tessera.tile.ir.types import Scalar, TileType
+from tessera.tile.kernel.decorator import kernel
 
 # Rewritten before the trace (exits.py), or read by the construct that they stand in.
 REWRITTEN = {ast.Return, ast.Break, ast.Continue, ast.FormattedValue}
@@ -108,6 +109,38 @@ def test_the_builder_names_the_line(ir):
     with pytest.raises(TileError, match="barrier needs the whole group") as error:
         ir.emit("barrier", [])
     assert error.value.where.text == "return a + b"
+
+
+@kernel
+def first_and_next(t):
+    return [t, tile.where(t == 0, 3, 9 - t)]
+
+
+@kernel
+def added(x, u):
+    found = []
+    for j in (0, 4):
+        k = u + j
+        found = found + [x[k] + float(u)]
+    return found
+
+
+@kernel
+def named_twice(x: ts.Tensor["n", f32], y: ts.Tensor["n", f32]):
+    t = tile.local_id()
+    both = first_and_next(t + 1)
+    k = both[1]
+    y[t] = added(x, t + 2)[1] + added(x, first_and_next(t)[1])[0] + float(both[1] + k)
+
+
+def test_a_value_keeps_its_name_where_others_know_it(rng):
+    """As an argument, or an element of a list, of which another variable is the same value."""
+    x, y = rng.standard_normal(32).astype(np.float32), np.zeros(32, np.float32)
+    named_twice[1, 4](x, y)
+    t = np.arange(4)
+    after = np.where(t == 0, 3, 9 - t)
+    want = x[t + 6] + (t + 2) + (x[after] + after) + 2 * (8 - t)
+    np.testing.assert_allclose(y[:4], want, rtol=1e-6)
 
 
 def test_a_value_gets_the_name_it_is_assigned(ir):

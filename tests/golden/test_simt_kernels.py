@@ -102,6 +102,29 @@ def k(x: Tensor["n", f32]):
     assert "(i64(i32(1))) * 4, f32(2.0))" in text
 
 
+def test_neighbours_share_an_address():
+    """What is known now of an index is a part of the instruction."""
+    source = """
+@kernel
+def k(x: Tensor["m", "n", f32], y: Tensor["m", f32]):
+    i = tile.local_id()
+    y[i] = x[i, i + 64] + x[i, i + 128] * x[i, i + 64 - 128]
+"""
+    text = made(source, np.zeros((40, 300), np.float32), np.zeros(40, np.float32)).built.sass()
+    assert all(f"+{n}]" in text for n in ("0x100", "0x200", "-0x100")), text
+
+
+def test_divisions_by_powers_of_two_are_shifts():
+    source = """
+@kernel
+def k(x: Tensor["n", i32], y: Tensor["n", i32]):
+    i = tile.linear_id()
+    y[i] = x[i] // 8 + x[i] % 32
+"""
+    found = opcodes(source, np.zeros(300, np.int32), np.zeros(300, np.int32))
+    assert count(found, "shr.s32") == count(found, "and.b32") == 1 and not count(found, "selp")
+
+
 def test_indices_are_tested_in_checked_builds_alone():
     source = """
 @kernel

@@ -19,8 +19,10 @@ from ...kernels.fft import (
     LONGEST_WHOLE,
     POINTS,
     fft_lines,
+    fft_blocks,
     filter_lines,
     irfft_lines,
+    irfft_pairs,
     launcher_of,
     lines_of,
     mirror_radices,
@@ -149,17 +151,23 @@ def _fft(re: Tensor, im: Tensor, axis: int, inverse: bool, norm: str) -> tuple[T
     return (yi, yr) if inverse else (yr, yi)
 
 
+BLOCKS_FROM, TURNS = 1 << 30, 8
+
+
 def _lines(x: tuple[Tensor, Tensor], n: int, inner: int, outer: int, whole: int = 1,
            apart: int = 1, scale: float = 1.0) -> tuple[Tensor, Tensor]:
     """The transforms of lines of n points, see fft_lines."""
     count = prod(x[0].shape) // n
     lines, lanes = lines_of(n, inner > 1 or outer > 1)
-    xr, xi = (F.reshape(part, (-1, n * inner)) for part in x)
+    blocks = lanes * POINTS >= BLOCKS_FROM and not (count if inner == 1 else inner) % lines
+    shape = (-1, n * inner) if not blocks else (count, n) if inner == 1 else (-1, inner)
+    kernel, more = (fft_blocks, {"TURNS": TURNS}) if blocks else (fft_lines, {})
+    xr, xi = (F.reshape(part, shape) for part in x)
     yr, yi = (F.zeros((count // outer, n * outer), F32) for _ in x)
-    launcher_of(fft_lines, lanes)(
+    launcher_of(kernel, lanes)(
         xr, xi, yr, yi, _angles(n), radices_of(n), N=n, inner=inner,
         outer=outer, lines=count, whole=whole, apart=apart, scale=scale,
-        BM=lines)
+        BM=lines, **more)
     return yr, yi
 
 
@@ -195,12 +203,17 @@ def _rfft(x: Tensor, axis: int, norm: str) -> tuple[Tensor, ...]:
 
 
 def _irfft(re: Tensor, im: Tensor, axis: int, n: int, norm: str) -> Tensor:
-    count, (lines, lanes) = prod(re.shape[:-1]), lines_of(n // 2, False)
+    """Short lines two at once."""
+    count = prod(re.shape[:-1])
+    pairs = count > 1 and POINTS <= n <= LONGEST_PAIR
+    N, kernel = (n, irfft_pairs) if pairs else (n // 2, irfft_lines)
+    lines, lanes = lines_of(N, False)
+    radices = mirror_radices(n)[::-1] if pairs else radices_of(N)
+    angles = Tensor((stage_angles if pairs else real_angles)(N, radices).copy(), F32)
     y = F.zeros((count, n), F32)
     xr, xi = (F.reshape(part, (count, n // 2 + 1)) for part in (re, im))
-    launcher_of(irfft_lines, lanes)(
-        xr, xi, y, _real_angles(n // 2), radices_of(n // 2), N=n // 2, lines=count,
-        scale=_scale(n, norm, True), BM=lines)
+    launcher_of(kernel, lanes)(xr, xi, y, angles, radices, N=N, lines=count,
+                               scale=_scale(n, norm, True), BM=lines)
     return F.reshape(y, (*re.shape[:-1], n))
 
 

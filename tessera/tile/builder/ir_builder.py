@@ -100,10 +100,19 @@ class IRBuilder:
                 self.fail("a store to windows that overlap: elements of one tile would meet",
                           "windows of at most their stride")
 
-    def named(self, value: Any, name: str) -> Any:
-        """A fresh value gets the user's name."""
-        last = self.block[-1] if self.block else None
-        if not isinstance(value, Handle) or not isinstance(last, Op) or len(last.outs) != 1:
+    def last(self) -> Any:
+        """What was emitted last here."""
+        return self.block[-1] if self.block else None
+
+    def named(self, value: Any, name: str, before: Any = None) -> Any:
+        """A fresh value gets the user's name.
+
+        before: last(), before the value's expression was evaluated: an older value may be known
+        elsewhere by the name that it has, as an element of a list or another function's argument
+        """
+        last = self.last()
+        if last is before or not isinstance(value, Handle) or not isinstance(last, Op) or (
+                len(last.outs) != 1):
             return value
         made = last.outs[0]
         if made.value != value.value or not made.value.name.startswith("t"):

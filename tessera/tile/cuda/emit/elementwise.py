@@ -89,8 +89,23 @@ def _where(e: Emitter, op: Op) -> None:
     apply(e, op, e.use("where", "use(fragments.where)"))
 
 
+def _by_power(e: Emitter, op: Op) -> bool:
+    """Emits a division that rounds down, or its remainder, by a power of two that is known now."""
+    power = op.args[1] if op.name in ("floordiv", "mod") else None
+    if not isinstance(power, Const) or power.dtype.kind != "int" or power.value < 1 or (
+            int(power.value) & int(power.value) - 1):
+        return False
+    shift = op.name == "floordiv"
+    by = replace(power, value=int(power.value).bit_length() - 1 if shift else power.value - 1)
+    name = "shift_right_signed" if shift else "bit_and"
+    apply(e, replace(op, args=(op.args[0], by)), e.use(name, f"use(fragments.{name})"))
+    return True
+
+
 def _maths(name: str) -> None:
     def emit(e: Emitter, op: Op) -> None:
+        if _by_power(e, op):
+            return
         kind = e.dtype(op.args[0])
         tag = "u" if kind.kind == "uint" else ""
         apply(e, op, e.use(name, f"use(elementwise.operation({name!r}, '{tag}{kind_of(kind)}'))"))

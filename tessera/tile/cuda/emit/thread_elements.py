@@ -117,8 +117,29 @@ def narrow(e: Emitter, x: Operand) -> str:
     return e.name(x) if kind_of(e.dtype(x)) == "i32" else f"i32({e.name(x)})"
 
 
+def before(e: Emitter, x: Operand) -> tuple[Operand, int]:
+    """(y, n) of an index y + n, as far as n is known now."""
+    total = 0
+    while isinstance(x, SSAValue) and e.dtype(x).kind == "int" and e.dtype(x).bits == 32:
+        op = e.made_by.get(x)
+        if op is None or op.name not in ("add", "sub") or not isinstance(op.args[1], Const):
+            break
+        n = int(op.args[1].value)
+        x, total = op.args[0], total + (n if op.name == "add" else -n)
+    return x, total
+
+
 def flat(e: Emitter, extents: tuple[str | int, ...], index: tuple[Operand, ...]) -> str:
-    """Row-major number of an element, 64 bits."""
+    """Row-major number of an element, 64 bits. What is known now of the last index is added last:
+    instructions have room for it beside an address, of which neighbours then need one."""
+    n = 0
+    if index:
+        last, n = before(e, index[-1])
+        index = (*index[:-1], last)
+    return _row_major(e, extents, index) + (f" + {n}" if n else "")
+
+
+def _row_major(e: Emitter, extents: tuple[str | int, ...], index: tuple[Operand, ...]) -> str:
     text = ""
     for n, x in zip(extents, index, strict=True):
         if text:

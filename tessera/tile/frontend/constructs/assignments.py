@@ -22,13 +22,15 @@ def assignment(t: KernelTracer, s: ast.Assign) -> None:
         require_no_argument(t, target, s.value)
     if len(s.targets) == 1 and isinstance(s.targets[0], ast.Tuple) and isinstance(
             s.value, ast.Tuple) and len(s.targets[0].elts) == len(s.value.elts):
-        values = [t.ir.named(t.expr(e), to.id) if isinstance(to, ast.Name) else t.expr(e)
-                  for to, e in zip(s.targets[0].elts, s.value.elts, strict=True)]
-        assign(t, s.targets[0], tuple(values))
+        values = []
+        for to, e in zip(s.targets[0].elts, s.value.elts, strict=True):
+            before, value = t.ir.last(), t.expr(e)
+            values.append(t.ir.named(value, to.id, before) if isinstance(to, ast.Name) else value)
+        assign(t, s.targets[0], tuple(values), t.ir.last())
         return
-    value = t.expr(s.value)
+    before, value = t.ir.last(), t.expr(s.value)
     for target in s.targets:
-        assign(t, target, value)
+        assign(t, target, value, before)
 
 
 @statement(ast.AnnAssign)
@@ -36,10 +38,10 @@ def annotated_assignment(t: KernelTracer, s: ast.AnnAssign) -> None:
     if s.value is None:
         return
     require_no_argument(t, s.target, s.value)
-    value, kind = t.expr(s.value), t.expr(s.annotation)
+    before, value, kind = t.ir.last(), t.expr(s.value), t.expr(s.annotation)
     if isinstance(kind, type) and kind in (int, float, bool):
         kind = {int: i32, float: f32, bool: bool}[kind]
-    assign(t, s.target, t.call_op(OPS["cast"], [value, kind], {}))
+    assign(t, s.target, t.call_op(OPS["cast"], [value, kind], {}), before)
 
 
 def require_no_argument(t: KernelTracer, target: ast.expr, value: ast.expr) -> None:
@@ -61,15 +63,16 @@ def require_no_argument(t: KernelTracer, target: ast.expr, value: ast.expr) -> N
                "own take another name")
 
 
-def assign(t: KernelTracer, target: ast.expr, value: Any) -> None:
+def assign(t: KernelTracer, target: ast.expr, value: Any, before: Any) -> None:
+    """before: what was emitted last before the value's expression was evaluated."""
     if isinstance(target, ast.Name):
-        t.env[target.id] = t.ir.named(value, target.id)
+        t.env[target.id] = t.ir.named(value, target.id, before)
     elif isinstance(target, ast.Tuple | ast.List):
         items = value
         if not isinstance(items, tuple | list) or len(items) != len(target.elts):
             t.fail(f"{describe(value)} cannot be unpacked into {len(target.elts)} names")
         for part, v in zip(target.elts, items, strict=True):
-            assign(t, part, v)
+            assign(t, part, v, before)
     elif isinstance(target, ast.Subscript):
         store(t, target, value)
     else:
@@ -126,7 +129,8 @@ def augmented_assignment(t: KernelTracer, s: ast.AugAssign) -> None:
         if isinstance(old, Handle) and isinstance(old.type, GlobalTensor | Buffer | View):
             update_block(t, old, name, t.expr(s.value))
             return
-        t.env[s.target.id] = t.ir.named(binary(t, name, old, t.expr(s.value)), s.target.id)
+        before = t.ir.last()
+        t.env[s.target.id] = t.ir.named(binary(t, name, old, t.expr(s.value)), s.target.id, before)
     elif isinstance(s.target, ast.Subscript):
         base, parts = assigned_place(t, s.target)
         if tile_index(t, parts):

@@ -37,7 +37,7 @@ def unroll(t: KernelTracer, s: ast.For, items: Any) -> None:
     if getattr(s, "exits", ()):
         t.fail("break in a loop over a tuple", "loop over a range")
     for item in items:
-        assign(t, s.target, item)
+        assign(t, s.target, item, t.ir.last())
         t.statements(resets(s) + s.body)
 
 
