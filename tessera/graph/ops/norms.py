@@ -137,8 +137,10 @@ def _layer_expand(x: Tensor, *weight: Tensor, eps: float, accum: DType) -> Tenso
 
 def _layer_vjp(g: Tensor, y: Tensor, x: Tensor, *weight: Tensor, eps: float,
                accum: DType) -> tuple:
-    """dx = r (h - mean h - c r^2 mean(h c)) with c = x - mean, h = g w;  dw = sum g c r.  The mean of
-    h c is taken beside the variance: it does not wait for r."""
+    """dx = r (h - mean h - c r^2 mean(h c)) with c = x - mean, h = g w;  dw = sum g c r.
+
+    The mean of h c is taken beside the variance: it does not wait for r.
+    """
     _, mean, r = _layer_statistics(x, eps, accum)
     c = x + neg(mean)  # not x - mean, which the forward pass computes: see the module's text
     h = g * weight[0] if weight else g
