@@ -166,14 +166,15 @@ def gpt2() -> Iterator[tuple[str, dict[str, Any]]]:
 def main() -> None:
     torch.manual_seed(0)
     asked = sys.argv[1:] or ["gpt2", "rows"]
-    figures: dict[str, Any] = {"device": torch.cuda.get_device_name()}
-    parts = [gpt2()] if "gpt2" in asked else []
-    parts += [rows.rows(asked[asked.index("rows") + 1:])] if "rows" in asked else []
-    for part in parts:
+    parts = {"memory_bound": gpt2()} if "gpt2" in asked else {}
+    if "rows" in asked:
+        parts["rows"] = rows.rows(asked[asked.index("rows") + 1:])
+    for file, part in parts.items():
+        figures: dict[str, Any] = {"device": torch.cuda.get_device_name()}
         for name, found in part:
             figures[name] = found
             print(name, found, flush=True)
-    record.write("memory_bound", figures, shown=False)
+        record.write(file, figures, shown=False)
 
 
 if __name__ == "__main__":

@@ -3,19 +3,21 @@
     python benchmarks/memory_bound.py rows            2^26 elements of bf16 in rows of 64 to 131072
     python benchmarks/memory_bound.py rows 1024 softmax,layernorm       some lengths, some cases
 
-What PyTorch compiles is what a user would write, for fixed shapes. Both compilers run first, in as
-many processes as there are cores, and leave what they made on the disk. Times are medians of
-rounds in which all run in turn, ten calls at a time behind work that lets the host run ahead. Rates
-are of the bytes that must move. Errors are Frobenius norms against f64.
+What PyTorch compiles is what a user would write, for fixed shapes. Both compilers run in
+several processes, which then measure one after another. Times are medians of rounds in
+which all run in turn, ten calls at a time behind work that lets the host run ahead. Rates are of
+the bytes that must move. Errors are Frobenius norms against f64.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import statistics
 import subprocess
 import sys
 import time
+import types
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,7 +32,8 @@ from tessera import stdlib
 
 ELEMENTS, LENGTHS = 1 << 26, (64, 256, 1024, 4096, 16384, 65536, 131072)
 CALLS, ROUNDS, AHEAD_CYCLES = 10, 5, 3_000_000
-SECONDS = 50.0  # for compilers, in their processes
+PROCESSES, SECONDS = 16, 60.0  # of compilers; for each of them
+READY = "compiled"
 Tensors = tuple[torch.Tensor, ...]
 torch._functorch.config.donated_buffer = False  # backward passes are run again and again
 
@@ -163,11 +166,47 @@ def torch_run(case: Case, fn: Callable[..., torch.Tensor], xs: Tensors) -> Calla
     return lambda: torch.autograd.grad(y, given, last, retain_graph=True)
 
 
-def runs_of(case: Case, xs: Tensors) -> dict[str, Callable[[], Any]]:
-    torch._dynamo.reset()
-    mine, given = case.jitted(), [ts.from_dlpack(x) for x in xs]
-    return {"tessera": lambda: mine(*given), "PyTorch": torch_run(case, case.torchs, xs),
-            "torch.compile": torch_run(case, torch.compile(case.torchs, dynamic=False), xs)}
+@dataclass(frozen=True)
+class Measurement:
+    """A case for rows of N: ours, PyTorch's, and what torch.compile makes of that."""
+
+    case: Case
+    N: int
+    ours: Callable[..., Any]
+    compiled: Callable[..., torch.Tensor]
+
+    @classmethod
+    def of(cls, case: Case, N: int) -> Measurement:
+        fn = case.torchs  # a copy, so that lengths do not share what PyTorch knows of a function
+        copy = types.FunctionType(fn.__code__.replace(), fn.__globals__, fn.__name__)
+        return cls(case, N, case.jitted(), torch.compile(copy, dynamic=False))
+
+    def runs(self, xs: Tensors) -> dict[str, Callable[[], Any]]:
+        given = [ts.from_dlpack(x) for x in xs]
+        return {"tessera": lambda: self.ours(*given),
+                "PyTorch": torch_run(self.case, self.case.torchs, xs),
+                "torch.compile": torch_run(self.case, self.compiled, xs)}
+
+    def compile(self) -> None:
+        for run in self.runs(self.case.arrays(self.N)).values():
+            run()
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+
+    def figures(self) -> dict[str, Any]:
+        xs = self.case.arrays(self.N)
+        runs = self.runs(xs)
+        off = errors(self.case, xs, runs)
+        out = torch.empty_like(xs[0])
+        times = in_turn({**runs, "copy": lambda: out.copy_(xs[0])})
+        rates = {name: (2 if name == "copy" else self.case.moves) * 2 * ELEMENTS / us / 1e3
+                 for name, us in times.items()}
+        ours = rates["tessera"]
+        beside = {name: round(ours / r, 3) for name, r in rates.items() if name != "tessera"}
+        torch.cuda.empty_cache()
+        return {"GB/s": round(ours), **{f"of {k}": v for k, v in beside.items()},
+                "error": float(f"{off['tessera']:.2g}"),
+                "torch's error": float(f"{off['torch.compile']:.2g}")}
 
 
 def errors(case: Case, xs: Tensors, runs: dict[str, Callable[[], Any]]) -> dict[str, float]:
@@ -183,59 +222,52 @@ def _first(made: Any) -> torch.Tensor:
     return first if isinstance(first, torch.Tensor) else torch.from_dlpack(first)
 
 
-def measured(case: Case, N: int) -> dict[str, Any]:
-    xs = case.arrays(N)
-    runs = runs_of(case, xs)
-    off = errors(case, xs, runs)
-    out = torch.empty_like(xs[0])
-    times = in_turn({**runs, "copy": lambda: out.copy_(xs[0])})
-    rates = {name: (2 if name == "copy" else case.moves) * 2 * ELEMENTS / us / 1e3
-             for name, us in times.items()}
-    ours = rates["tessera"]
-    beside = {name: round(ours / r, 3) for name, r in rates.items() if name != "tessera"}
-    return {"GB/s": round(ours), **{f"of {k}": v for k, v in beside.items()},
-            "error": float(f"{off['tessera']:.2g}"),
-            "torch's error": float(f"{off['torch.compile']:.2g}")}
-
-
-# --- compiling --------------------------------------------------------------------------------
+# --- processes --------------------------------------------------------------------------------
 def chosen(asked: list[str]) -> list[tuple[Case, int]]:
     lengths = tuple(int(n) for n in asked[0].split(",")) if asked else LENGTHS
     names = asked[1].split(",") if asked[1:] else list(CASES)
     return [(CASES[name], N) for N in lengths for name in names]
 
 
-def prepare(asked: list[str], part: int, parts: int) -> None:
-    """Compiles every so many-th of what is asked for, and runs it once."""
-    begin = time.perf_counter()
+def work(asked: list[str], part: int, parts: int) -> None:
+    """Compiles every so many-th of what is asked for, says so, and measures it when told to."""
+    begin, made = time.perf_counter(), list[Measurement]()
     for case, N in chosen(asked)[part::parts]:
         if time.perf_counter() - begin > SECONDS:
-            print(f"no time to compile {case.name} of {N}", flush=True)
+            print(f"no time to compile {case.name} of {N}", file=sys.stderr, flush=True)
             continue
-        for run in runs_of(case, case.arrays(N)).values():
-            run()
-    torch.cuda.synchronize()
+        made.append(Measurement.of(case, N))
+        made[-1].compile()
+    print(READY, flush=True)
+    if not sys.stdin.readline():
+        return
+    for one in made:
+        print(json.dumps([f"{one.case.name}, {one.N}", one.figures()]), flush=True)
 
 
-def compiled_before(asked: list[str]) -> None:
-    parts = max(1, len(os.sched_getaffinity(0)) - 2)
-    script = [sys.executable, str(Path(__file__).resolve())]
-    one = {**os.environ, "TORCHINDUCTOR_COMPILE_THREADS": "1", "OMP_NUM_THREADS": "1"}
-    for started in [subprocess.Popen([*script, str(i), str(parts), *asked], env=one)
-                    for i in range(parts)]:
-        started.wait()
+def _is_figures(line: str) -> bool:
+    return line.startswith("[")
 
 
 def rows(asked: list[str]) -> Iterator[tuple[str, dict[str, Any]]]:
-    compiled_before(asked)
+    parts = max(1, min(PROCESSES, len(os.sched_getaffinity(0)) - 2))
+    script = [sys.executable, str(Path(__file__).resolve())]
+    one = {**os.environ, "TORCHINDUCTOR_COMPILE_THREADS": "1", "OMP_NUM_THREADS": "1"}
+    workers = [subprocess.Popen([*script, str(i), str(parts), *asked], env=one, text=True,
+                                stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+               for i in range(parts)]
+    for w in workers:
+        while w.stdout.readline() not in (READY + "\n", ""):
+            pass
     ratios: list[float] = []
-    for case, N in chosen(asked):
-        found = measured(case, N)
-        ratios.append(found["of torch.compile"])
-        yield f"{case.name}, {N}", found
+    for w in workers:
+        for line in filter(_is_figures, w.communicate("now\n")[0].splitlines()):
+            name, found = json.loads(line)
+            ratios.append(found["of torch.compile"])
+            yield name, found
     yield "all of torch.compile", {"geometric mean": round(statistics.geometric_mean(ratios), 3),
                                    "least": min(ratios)}
 
 
 if __name__ == "__main__":
-    prepare(sys.argv[3:], int(sys.argv[1]), int(sys.argv[2]))
+    work(sys.argv[3:], int(sys.argv[1]), int(sys.argv[2]))

@@ -161,6 +161,30 @@ def test_in_a_loop_groups_wait_for_what_is_sent_alone() -> None:
     assert len(re.findall(r"mbarrier\.init", ptx)) == 2 * 2  # two for each exchange
 
 
+@pytest.mark.parametrize("warps, barriers", [(1, 1), (4, 2)])
+def test_a_barrier_that_a_loop_has_anyway_is_enough(warps: int, barriers: int) -> None:
+    """What came in an iteration has been read by all threads before more comes in its place. Of a
+    sum over warps the barriers are there: one before it is written, one before it is read."""
+    tile = ts.tile
+
+    @ts.kernel(grid=lambda M: M * 2)
+    def sums(x: ts.Tensor["M", 256, f32], y: ts.Tensor["G", f32], loops: int):
+        g = tile.group_id(0)
+        m = g // 2
+        t = tile.load(x[m:m+1, 0:256])
+        total = tile.row_sum(t) * 0
+        for i in range(0, loops):
+            total = total + tile.cluster_sum(tile.row_sum(t + i), 2)
+        y[g:g+1] = total
+
+    require_compiler()
+    made = sums.with_schedule(ts.Schedule(warps=warps))
+    made(np.ones((2, 256), np.float32), y := np.zeros(4, np.float32), 3)
+    assert np.array_equal(y, np.full(4, 2 * 256 * (1 + 2 + 3)))
+    text = str(made.inspect_ir("target", target="sm_90a")).split("while ")[1]
+    assert len(re.findall(r"^ +sync\(\)", text, re.M)) == barriers
+
+
 def test_older_targets_have_no_clusters() -> None:
     with pytest.raises(UnsupportedTargetError, match="sm_80"):
         ptx_of("f32", 2, target="sm_80")

@@ -260,6 +260,17 @@ def test_boxes_with_nothing_in_common_need_none():
     assert barriers(lowered(body.format("32:64")), overlapping=True) == 2
 
 
+def test_parts_of_a_groups_own_part_have_nothing_in_common():
+    """Unless the part is another one in each iteration."""
+    body = "    first = tile.group_id(0) * 64\n    for j in range(0, 64, 16):\n" \
+           "        at = first{}\n" \
+           "        X[0:16, at:at+32] = tile.zeros((16, 32))\n" \
+           "        X[0:16, at+{}:at+64] = tile.zeros((16, {}))\n"
+    assert barriers(lowered(body.format("", 32, 32))) == 0
+    assert barriers(lowered(body.format("", 16, 48))) == 2
+    assert barriers(lowered(body.format(" + j", 32, 32))) == 2
+
+
 def test_a_loop_is_looked_at_twice():
     body = "    for j in range(0, 64, 16):\n        x = tile.load(X[j:j+16, 0:64])\n" \
            "        X[0:16, 0:64] = x\n"

@@ -77,6 +77,14 @@ def test_rows_of_one_block_and_a_rest(n: int, rng: np.random.Generator) -> None:
                      "bf16" if fn is ts.softmax else "f32", n=n)
 
 
+@pytest.mark.parametrize("norm, weights, passes", [(ts.layernorm, 2, 2), (ts.rmsnorm, 1, 1)])
+def test_statistics_of_a_norms_gradient_wait_for_nothing_but_the_mean(norm: Any, weights: int,
+                                                                      passes: int) -> None:
+    x, w = ts.Tensor[4, 5000, "bf16"], ts.Tensor[5000, "bf16"]
+    (group,) = _groups(lambda *xs: ts.vjp(norm, *xs[:-1])[1](xs[-1])[0], x, *[w] * weights, x)
+    assert set(re.findall(r"_p(\d)\b", source_of(group).text)) == set(map(str, range(passes)))
+
+
 @pytest.mark.parametrize("n, brought, warps", [
     (20000, ((0, 4),), 8), (30000, ((0, 3),), 16), (57000, ((0, 6),), 16),
     (60000, ((0, 2),), 32)])

@@ -83,16 +83,20 @@ def test_threads_that_wait_for_each_other_are_told_and_end():
     assert threading.active_count() == before
 
 
-@pytest.mark.parametrize("sums", ["b", "b + tile.row_sum(a * a)"])
-def test_reductions_over_warps_in_a_loop_wait_for_the_iteration_before(sums, rng):
-    """Warps run as far ahead of each other as barriers let them. Alone in its loop, and beside
-    another reduction, whose barrier is enough."""
+@pytest.mark.parametrize("more", [
+    "", "b = b + tile.row_sum(a * b)", "c = tile.row_max(squares)\n        b = b + c",
+    "c = tile.row_max(squares)\n        b = b + tile.row_sum(a * b + c)"])
+def test_reductions_over_warps_in_a_loop_wait_for_the_iteration_before(more, rng):
+    """Warps run as far ahead of each other as barriers let them. Alone in its loop; before one
+    whose barrier is enough; beside one, for which warps meet once; and both."""
     source = f"""@kernel
-def k(A: Tensor["M", "N", f32], O: Tensor["M", "N", f32]):
+def k(A: Tensor["M", 256, f32], O: Tensor["M", 256, f32]):
     for m in range(0, M):
         a = tile.load(A[m:m+1, 0:256])
+        squares = a * a
         b = tile.row_sum(a)
-        O[m:m+1, 0:256] = a + {sums}
+        {more}
+        O[m:m+1, 0:256] = squares + b
 """
     a = rng.integers(-9, 9, (5, 256)).astype(np.float32)
     made = build(source)["k"]

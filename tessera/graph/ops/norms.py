@@ -137,12 +137,15 @@ def _layer_expand(x: Tensor, *weight: Tensor, eps: float, accum: DType) -> Tenso
 
 def _layer_vjp(g: Tensor, y: Tensor, x: Tensor, *weight: Tensor, eps: float,
                accum: DType) -> tuple:
-    """dx = r (h - mean h - z mean(h z)) with z = (x - mean) r, h = g w;  dw = sum g z"""
+    """dx = r (h - mean h - c r^2 mean(h c)) with c = x - mean, h = g w;  dw = sum g c r.
+
+    The mean of h c is taken beside the variance: it does not wait for r.
+    """
     _, mean, r = _layer_statistics(x, eps, accum)
-    z = (x + neg(mean)) * r  # not x - mean, which the forward pass computes: see the module's text
+    c = x + neg(mean)  # not x - mean, which the forward pass computes: see the module's text
     h = g * weight[0] if weight else g
-    dx = r * (h - row_mean(h) - z * row_mean(h * z))
-    return (dx, *(unbroadcast(g * z, tuple(w.shape)) for w in weight))
+    dx = r * (h - row_mean(h) - c * (r * r * row_mean(h * c)))
+    return (dx, *(unbroadcast(g * (c * r), tuple(w.shape)) for w in weight))
 
 
 def _layer_jvp(ts: tuple, y: Tensor, x: Tensor, *weight: Tensor, eps: float,

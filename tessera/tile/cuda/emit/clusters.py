@@ -15,12 +15,12 @@ from dataclasses import dataclass
 from math import prod
 
 from tessera.tile.cuda.emit.emitter import INDENT, EmittedLine, Emitter, intrinsic
-from tessera.tile.cuda.emit.reduce import flat_index
+from tessera.tile.cuda.emit.reduce import flat_index, meetings
 from tessera.tile.cuda.emit.registry import emits
 from tessera.tile.cuda.emit.warps import tag_of
 from tessera.tile.cuda.intrinsics.clusters import BARRIER_BYTES, sent_bytes
 from tessera.tile.cuda.intrinsics.reduce import padded
-from tessera.tile.ir.ir import Node, Op, SSAValue, regions
+from tessera.tile.ir.ir import For, Node, Op, SSAValue, regions, walk
 from tessera.tile.ir.register_layout import RegisterLayout
 from tessera.tile.ops.cluster import NAMES
 from tessera.tile.passes.cluster_groups import cluster_of, cluster_ops
@@ -48,7 +48,7 @@ def _exchange(e: Emitter, op: Op) -> None:
     run = _runs(e)[op.outs[0].value]
     if op is not run[0]:
         return None
-    if e.loops:
+    if e.loops and op.outs[0].value not in _behind_barriers(e):
         e.sync()  # what came in the iteration before has been read by all threads
     for sent in [_send(e, one) for one in run]:
         wait = e.use("cluster_await", "use('mbarrier_wait')")
@@ -57,6 +57,22 @@ def _exchange(e: Emitter, op: Op) -> None:
         if sent.count:
             e.line(f"{sent.count} = i32({sent.count} + 1)")
     return None
+
+
+def _behind_barriers(e: Emitter) -> set[SSAValue]:
+    """The ops in whose loop all threads of a group meet anyway, once an iteration."""
+    if "cluster barriers" not in e.memo:
+        found: set[SSAValue] = set()
+        for loop in walk(e.function.body):
+            if isinstance(loop, For):
+                ops = [n for n in loop.body if isinstance(n, Op)]
+                if any(n.name == "barrier" or n.outs and n.outs[0].value in meetings(e)
+                       for n in ops):
+                    found |= {n.outs[0].value for n in ops if n.name in NAMES}
+        e.memo["cluster barriers"] = found
+    made = e.memo["cluster barriers"]
+    assert isinstance(made, set)
+    return made
 
 
 def _runs(e: Emitter) -> dict[SSAValue, list[Op]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from math import prod
 
 from tessera.numerics import DType
@@ -10,30 +11,44 @@ from tessera.tile.cuda.emit.emitter import Emitter
 from tessera.tile.cuda.emit.registry import emits
 from tessera.tile.cuda.intrinsics.formats import kind_of
 from tessera.tile.cuda.intrinsics.reduce import padded
-from tessera.tile.ir.ir import For, Op, SSAValue, walk
+from tessera.tile.ir.ir import For, Node, Op, SSAValue, regions
 from tessera.tile.ir.op_record import OPS
 from tessera.tile.ir.register_layout import RegisterLayout
 
 
 @emits(*(name for name, op in OPS.items() if op.joined_by))
 def _reduction(e: Emitter, op: Op) -> None:
-    (x,), (made,) = op.args, op.outs
-    axis, kind, dtype = op.attr["axis"], kind_of(e.dtype(x)), e.dtype(x)
-    layout, text = e.layout(x), e.name(x)
-    tag = ("u" if dtype.kind == "uint" else "") + kind
+    meeting = meetings(e).get(op.outs[0].value)
+    if meeting is not None:
+        if op is meeting.ops[0]:
+            _meet(e, meeting)
+        return
+    axis, layout, text, tag = op.attr["axis"], e.layout(op.args[0]), _inside(e, op), _tag(e, op)
     axes = range(len(layout.shape)) if axis is None else [axis]
-    for a in axes:
-        if layout.overhangs(a):
-            text = inside_only(e, text, layout, a, kind, neutral(op.name, dtype))
-    apart = made.value in apart_in_loops(e)
     for a in sorted(axes, reverse=True):
-        text = reduced(e, text, layout, a, op.name, tag, apart)
+        text = reduced(e, text, layout, a, op.name, tag)
         layout = layout.drop(a)
-    if axis is None:
-        text = f"{e.use('pick', 'use(fragments.pick(0))')}({text})"
-    elif not layout.shape:
-        text = f"{e.use('pick', 'use(fragments.pick(0))')}({text})"
-    e.define(made, text)
+    _define(e, op, text, layout)
+
+
+def _inside(e: Emitter, op: Op) -> str:
+    """What is combined: with what changes nothing outside of the tile."""
+    axis, layout, text, dtype = op.attr["axis"], e.layout(op.args[0]), e.name(op.args[0]), e.dtype(
+        op.args[0])
+    for a in range(len(layout.shape)) if axis is None else [axis]:
+        if layout.overhangs(a):
+            text = inside_only(e, text, layout, a, kind_of(dtype), neutral(op.name, dtype))
+    return text
+
+
+def _tag(e: Emitter, op: Op) -> str:
+    dtype = e.dtype(op.args[0])
+    return ("u" if dtype.kind == "uint" else "") + kind_of(dtype)
+
+
+def _define(e: Emitter, op: Op, text: str, layout: RegisterLayout) -> None:
+    whole = op.attr["axis"] is None or not layout.shape
+    e.define(op.outs[0], f"{e.use('pick', 'use(fragments.pick(0))')}({text})" if whole else text)
 
 
 def neutral(name: str, dtype: object) -> str:
@@ -54,18 +69,40 @@ def inside_only(e: Emitter, text: str, layout: RegisterLayout, axis: int, kind: 
     return f"{make}({text}, i32({layout.shape[axis]} - {e.index(layout, axis)}))"
 
 
-def apart_in_loops(e: Emitter) -> set[SSAValue]:
-    """The reductions over warps in whose loop there is another one. Its barrier stands between what
-    threads read of one iteration and what they write in the next."""
-    if "reductions apart" not in e.memo:
-        found: set[SSAValue] = set()
-        for loop in walk(e.function.body):
-            if isinstance(loop, For):
-                over = [n.outs[0].value for n in loop.body if isinstance(n, Op) and _meets(e, n)]
-                found.update(over if len(over) > 1 else ())
-        e.memo["reductions apart"] = found
-    made = e.memo["reductions apart"]
-    assert isinstance(made, set)
+@dataclass(frozen=True)
+class Meeting:
+    """Reductions over warps that stand side by side, none of another's result: warps write what
+    they found for all of them, and meet once. apart: in a loop with another one, whose barrier
+    stands between what threads read of one iteration and what they write in the next."""
+
+    ops: tuple[Op, ...]
+    apart: bool
+
+
+def meetings(e: Emitter) -> dict[SSAValue, Meeting]:
+    """By the result of each."""
+    if "meetings" not in e.memo:
+        found: dict[SSAValue, Meeting] = {}
+
+        def look(nodes: tuple[Node, ...], loop: bool) -> None:
+            runs: list[list[Op]] = []
+            for before, node in zip((None, *nodes), nodes, strict=False):
+                if isinstance(node, Op):
+                    if _meets(e, node):
+                        beside = runs and before is runs[-1][-1] and not {
+                            o.outs[0].value for o in runs[-1]} & set(node.args)
+                        runs[-1].append(node) if beside else runs.append([node])
+                else:
+                    for region in regions(node):
+                        look(region, isinstance(node, For))
+            for run in runs:
+                found.update({op.outs[0].value: Meeting(tuple(run), loop and len(runs) > 1)
+                              for op in run})
+
+        look(e.function.body, False)
+        e.memo["meetings"] = found
+    made = e.memo["meetings"]
+    assert isinstance(made, dict)
     return made
 
 
@@ -76,38 +113,59 @@ def _meets(e: Emitter, op: Op) -> bool:
         i >= e.warp_bits for i in e.layout(op.args[0]).thread_bits(axis))
 
 
-def reduced(e: Emitter, text: str, layout: RegisterLayout, axis: int, name: str, tag: str,
-            apart: bool = False) -> str:
-    """A fragment of layout.drop(axis) with the combined values, in all threads. apart: in a loop,
-    what the iteration before read has been read."""
-    lanes = tuple(1 << i for i in layout.thread_bits(axis) if i < e.warp_bits)
-    warps = tuple(i for i in layout.thread_bits(axis) if i >= e.warp_bits)
-    make = e.use(name, f"use(reduce.reduce({name!r}, {tag!r}, {layout.text!r}, {layout.shape}, "
-                 f"{axis}, {lanes}))")
-    if not warps:
+def _meet(e: Emitter, meeting: Meeting) -> None:
+    parts = []
+    for op in meeting.ops:
+        layout, axis = e.layout(op.args[0]), op.attr["axis"]
+        part = e.fresh("part")
+        e.line(f"{part} = {_of_warps(e, layout, axis, op.name, _tag(e, op))}({_inside(e, op)})")
+        parts.append(part)
+    if e.loops and not meeting.apart:
+        e.sync()
+    reads = [_written(e, part, e.layout(op.args[0]), op.attr["axis"], op.name, _tag(e, op))
+             for part, op in zip(parts, meeting.ops, strict=True)]
+    e.sync()
+    for read, op in zip(reads, meeting.ops, strict=True):
+        _define(e, op, read, e.layout(op.args[0]).drop(op.attr["axis"]))
+
+
+def reduced(e: Emitter, text: str, layout: RegisterLayout, axis: int, name: str, tag: str) -> str:
+    """A fragment of layout.drop(axis) with the combined values, in all threads."""
+    make = _of_warps(e, layout, axis, name, tag)
+    if not _warps(e, layout, axis):
         return f"{make}({text})"
     part = e.fresh("part")
     e.line(f"{part} = {make}({text})")
-    return across_warps(e, part, layout, axis, name, tag, warps, apart)
+    if e.loops:
+        e.sync()
+    read = _written(e, part, layout, axis, name, tag)
+    e.sync()
+    return read
 
 
-def across_warps(e: Emitter, part: str, layout: RegisterLayout, axis: int, name: str, tag: str,
-                 warps: tuple[int, ...], apart: bool) -> str:
-    """Each warp writes what it found; after a barrier everybody combines all of them."""
-    rest = layout.drop(axis)
+def _warps(e: Emitter, layout: RegisterLayout, axis: int) -> tuple[int, ...]:
+    return tuple(i for i in layout.thread_bits(axis) if i >= e.warp_bits)
+
+
+def _of_warps(e: Emitter, layout: RegisterLayout, axis: int, name: str, tag: str) -> str:
+    """The function that combines what each warp has."""
+    lanes = tuple(1 << i for i in layout.thread_bits(axis) if i < e.warp_bits)
+    return e.use(name, f"use(reduce.reduce({name!r}, {tag!r}, {layout.text!r}, {layout.shape}, "
+                 f"{axis}, {lanes}))")
+
+
+def _written(e: Emitter, part: str, layout: RegisterLayout, axis: int, name: str, tag: str) -> str:
+    """Each warp writes what it found; what everybody reads after a barrier: all of it, combined."""
+    rest, warps = layout.drop(axis), _warps(e, layout, axis)
     size = 8 if tag[-2:] == "64" else 4
     count, elements = 1 << len(warps), prod(padded(rest.shape))
     at = e.scratch(size * count * elements)
-    if e.loops and not apart:
-        e.sync()
     warp = " | ".join(f"({e.thread} >> {bit} & 1) << {i}" for i, bit in enumerate(warps))
     number_ = e.once("part_of", f"i32({warp})")
     place = flat_index(e, rest)
     write = e.use("put_parts", f"use(reduce.put({tag!r}, {rest.text!r}, {rest.shape}))")
-    first = writer(e, layout, axis)
     e.line(f"{write}({part}, {at} + {size} * ({number_} * {elements} + {place}), "
-           f"{first})")
-    e.sync()
+           f"{writer(e, layout, axis)})")
     read = e.use("get_parts", f"use(reduce.get({name!r}, {tag!r}, {rest.text!r}, "
                  f"{rest.shape}, {count}))")
     return f"{read}({at} + {size} * {place})"

@@ -4,7 +4,7 @@ The language orders tile ops and uniform element accesses of one group on global
 each thread does its part when it comes there, so a barrier is needed where one thread may touch
 what another one wrote, or is still to read. Two accesses need none when every thread touches the
 same elements in both: the same view in the same layout; nor when their boxes have nothing in
-common wherever they are, such as the halves of an axis.
+common wherever they are, such as the halves of an axis, or of a group's part of one.
 """
 
 from __future__ import annotations
@@ -13,14 +13,27 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tessera.tile.ir.ir import Const, For, Function, If, Node, Op, SSAValue, While, definitions
+from tessera.tile.ir.ir import (
+    Const,
+    For,
+    Function,
+    If,
+    Node,
+    Op,
+    Operand,
+    SSAValue,
+    While,
+    definitions,
+    walk,
+)
 from tessera.tile.ir.op_record import OPS
 from tessera.tile.ir.types import GlobalTensor, Scalar, TileType, Type
 
 ANYWHERE = "any thread, any element"  # in no order with itself: the next iteration goes elsewhere
 
 
-Span = tuple[int, int] | None  # of an axis, from and to; None: not known
+# Of an axis: from and to, behind a number that is the same wherever the kernel has it, or 0.
+Span = tuple[SSAValue | None, int, int] | None  # None: not known
 
 
 @dataclass(frozen=True)
@@ -42,7 +55,8 @@ class MemoryAccess:
         """Whether no element is in both."""
         pairs = zip(self.spans, other.spans, strict=False)
         return self.memory == other.memory != "" and any(
-            a is not None and b is not None and (a[1] <= b[0] or b[1] <= a[0]) for a, b in pairs)
+            a is not None and b is not None and a[0] == b[0] and (a[2] <= b[1] or b[2] <= a[1])
+            for a, b in pairs)
 
 
 Pending = frozenset[MemoryAccess]
@@ -62,6 +76,11 @@ class _Orderer:
         self.types = definitions(function)
         self.roots: dict[SSAValue, SSAValue] = {}
         self.spans: dict[SSAValue, tuple[Span, ...]] = {}
+        # Numbers that no loop makes anew, and those a constant behind another one.
+        self.fixed = {o.value for n in function.body if isinstance(n, Op) for o in n.outs}
+        self.sums = {n.outs[0].value: (n.args[0], int(n.args[1].value)) for n in walk(function.body)
+                     if isinstance(n, Op) and n.name == "add" and isinstance(n.args[0], SSAValue)
+                     and isinstance(n.args[1], Const) and n.args[1].dtype.kind == "int"}
 
     def run(self) -> Function:
         body, _ = self.block(self.function.body, frozenset())
@@ -82,9 +101,7 @@ class _Orderer:
         if OPS[op.name].alias and isinstance(op.args[0], SSAValue):
             self.roots[op.outs[0].value] = self.root(op.args[0])
         if op.name == "view" and op.args[0] not in self.roots:
-            self.spans[op.outs[0].value] = tuple(
-                (int(at.value), int(at.value) + n) if isinstance(at, Const) else None
-                for at, n in zip(op.args[1:], op.attr["box"], strict=True))
+            self.spans[op.outs[0].value] = tuple(map(self.span, op.args[1:], op.attr["box"]))
         if op.name == "barrier":
             pending = frozenset()
         access = self.access(op)
@@ -95,6 +112,12 @@ class _Orderer:
             pending |= {access}
         out.append(op)
         return pending
+
+    def span(self, at: Operand, n: int) -> Span:
+        if isinstance(at, Const):
+            return None, int(at.value), int(at.value) + n
+        base, behind = self.sums.get(at, (at, 0))
+        return (base, behind, behind + n) if base in self.fixed else None
 
     def branch(self, node: If, pending: Pending, out: list[Node]) -> Pending:
         if not self.uniform(node.cond):
