@@ -28,6 +28,7 @@ from .graphs import DeviceGraph, recording_stream
 GRAPH_US = 8000.0  # of the launches in one graph
 MOST_LAUNCHES = 200
 POLL_S = 0.002
+METERED_S = 0.5  # without as many between changes of the counter there is no mean power
 
 
 @dataclass(frozen=True)
@@ -46,9 +47,12 @@ class SustainedLoad:
 
 
 class SustainedClock:
-    """settle_ms: that do not count.  window_ms: behind them, that do.  rounds: of each."""
+    """settle_ms: that do not count.  window_ms: behind them, that do.  rounds: of each.
 
-    def __init__(self, on: Device, settle_ms: float = 70, window_ms: float = 130, rounds: int = 3):
+    An H200 counts its energy ten times a second: power needs windows of some of these.
+    """
+
+    def __init__(self, on: Device, settle_ms: float = 100, window_ms: float = 400, rounds: int = 3):
         self.device, self.rounds = on, rounds
         self.settle_ms, self.window_ms = settle_ms, window_ms
         try:
@@ -113,7 +117,7 @@ class SustainedClock:
 
 
 def _load(us: list[float], joules: float, seconds: float) -> SustainedLoad:
-    middle, watts = statistics.median(us), joules / seconds if seconds else None
+    middle, watts = statistics.median(us), joules / seconds if seconds >= METERED_S else None
     return SustainedLoad(middle, (max(us) - min(us)) / middle, watts)
 
 

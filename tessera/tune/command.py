@@ -37,7 +37,7 @@ from .tunable import TUNABLES, Tunable, TuningProblem, tunable
 INTERMIXED = True
 BATCH = 40  # problems whose kernels are compiled together
 CHOICES = 8
-SUSTAINED_ROUNDS = 2
+SETTLE_MS, WINDOW_MS, SUSTAINED_ROUNDS = 45, 90, 2
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -77,7 +77,8 @@ def run(args: argparse.Namespace) -> int:
     on, end = device(), time.monotonic() + args.seconds
     path = Path(args.out) / file_name(on.name) if args.out else user_table(on.name)
     _table(path, on).write(path)  # what is wrong with it is said before anything is measured
-    clock = SustainedClock(on, rounds=SUSTAINED_ROUNDS) if args.sustained else GraphClock(on)
+    clock = (SustainedClock(on, SETTLE_MS, WINDOW_MS, SUSTAINED_ROUNDS) if args.sustained
+             else GraphClock(on))
     for t, problems in work:
         measurement = Measurement(t, card_at(on.index), on, clock, args.choices)
         for found in tune(measurement, problems, end, path):

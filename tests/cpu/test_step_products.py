@@ -192,6 +192,7 @@ def card(driver: Any, monkeypatch: Any) -> Card:
     monkeypatch.setattr(sustained, "driver", lambda: made)
     monkeypatch.setattr(sustained, "DeviceGraph", Graph)
     monkeypatch.setattr(sustained, "EnergyMeter", Meter)
+    monkeypatch.setattr(sustained, "METERED_S", 0.01)
     monkeypatch.setattr(sustained, "time", SimpleNamespace(
         perf_counter=lambda: next(clock), sleep=lambda s: None))
     return made

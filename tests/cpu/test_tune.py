@@ -305,8 +305,8 @@ def test_each_choice_has_the_gpu_for_a_while_where_that_is_asked(clock, monkeypa
     class InARow(FakeClock):
         us = {quick: 8.0}
 
-        def __init__(self, on, rounds):
-            assert rounds > 1
+        def __init__(self, on, settle_ms, window_ms, rounds):
+            assert settle_ms + window_ms > 100 and rounds > 1
 
     monkeypatch.setattr(command, "SustainedClock", InARow)
     assert main([*ARGS, "--sustained"]) == 0 and entries()[KEY].us[quick] == 8.0
