@@ -4,6 +4,7 @@ up as soon as they can be, and no launch of many groups for whose sake more is k
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from math import prod
 from typing import Any
 
@@ -22,6 +23,7 @@ from tessera.graph.cuda import CudaProgram, lower
 from tessera.graph.cuda.launch_forms import request_of
 from tessera.graph.cuda.run import GroupLaunch, run_of
 from tessera.graph.ir import value_bytes
+from tessera.graph.schedule import part_overwrites, place_views
 from tessera.graph.schedule.check_memory_plan import verify_plan
 from tessera.graph.schedule.groups import FusionGroup
 from tessera.graph.schedule.memory_plan import MemoryPlan, aligned_bytes
@@ -356,3 +358,75 @@ def test_a_kernel_writes_over_an_argument_that_is_given_up(donated, rng) -> None
     want = before.copy()
     want[5] *= 2
     assert (made.run([x.array])[0] == want).all() and (x.array == before).all()
+
+
+# --- in the place of a part ---------------------------------------------------------------------
+def heads_of(x: Any, w: Any) -> list:
+    """Queries, keys and values side by side, a head after another.   x: [B, T, d]"""
+    B, T, _ = x.shape
+    parts = ts.reshape(x @ w, (B, T, 2, 3, 64))
+    return [ts.swapaxes(parts[:, :, :, i], 1, 2) for i in range(3)]
+
+
+def rotated_heads(x: Any, w: Any, g: Any) -> Any:
+    """Values stay where they are, and with them the memory of all three."""
+    def rotated(w: Any) -> Any:
+        q, k, v = heads_of(x, w)
+        return ts.attention(ts.rotary_embedding(q), ts.rotary_embedding(k), v, causal=True)
+
+    y, back = ts.vjp(rotated, w)
+    return y, back(g)
+
+
+def rotated_and_read(x: Any, w: Any, g: Any) -> Any:
+    """Queries as they were are read behind the rotation, keys are not."""
+    q, k, v = heads_of(x, w)
+    y = ts.attention(ts.rotary_embedding(q), ts.rotary_embedding(k), v, causal=True)
+    return y, ts.attention(q, y, v) + g
+
+
+def in_place(made: CudaProgram) -> list[bool]:
+    """Of each rotation of an activation by itself, whether it lies in the matmul's result."""
+    whole = next(s.writes[0].name for s in made.plan.groups if s.kind == "gemm")
+    loops = [s for s in made.plan.groups if s.kind == "loop" and len(s.writes) == 2
+             and any(made.base(o.name) == whole for o in s.reads)]
+    return [all(made.base(o.name) == whole for o in s.writes) for s in loops]
+
+
+def heads_given(rng: np.random.Generator) -> list[ts.Tensor]:
+    return [normal(rng, *shape, dtype="bf16")
+            for shape in ((2, 256, 128), (128, 384), (2, 2, 256, 64))]
+
+
+@pytest.mark.parametrize("fn, want", [(rotated_heads, [True, True]),
+                                      (rotated_and_read, [False, True])])
+def test_parts_that_nothing_else_reads_are_written_over(fn: Callable, want: list,
+                                                        rng: np.random.Generator) -> None:
+    xs = heads_given(rng)
+    made = program(fn, *xs)
+    assert in_place(made) == want
+    for got, right in zip(made.run([x.array for x in xs]), ts.jit(fn)(*xs), strict=True):
+        assert_close(got, np.asarray(right.array, np.float64), "bf16", n=512)
+
+
+def test_the_proof_refuses_a_part_that_is_read_later(monkeypatch: pytest.MonkeyPatch,
+                                                     rng: np.random.Generator) -> None:
+    monkeypatch.setattr(part_overwrites, "apart", lambda a, b: True)
+    with pytest.raises(GraphError, match="writes over what .* reads"):
+        program(rotated_and_read, *heads_given(rng))
+
+
+def test_the_proof_refuses_a_loop_that_writes_elsewhere(monkeypatch: pytest.MonkeyPatch,
+                                                        rng: np.random.Generator) -> None:
+    """Than where it reads."""
+    found = part_overwrites.find_part_overwrites
+
+    def shifted(*args: Any) -> dict:
+        places = found(*args)
+        half = min(places, key=lambda v: (prod(v.aval.shape), places[v][1].offset))
+        owner, lies = places[half]
+        return places | {half: (owner, replace(lies, offset=lies.offset + 8))}
+
+    monkeypatch.setattr(place_views, "find_part_overwrites", shifted)
+    with pytest.raises(GraphError, match="cannot write its result over a part"):
+        program(rotated_heads, *heads_given(rng))

@@ -16,7 +16,7 @@ from tessera.graph.cuda.levels import emitted_of, program_of
 from tessera.graph.cuda.run import CudaProgram
 from tessera.graph.schedule import memory_plan
 from tessera.graph.schedule.layouts import StridedLayout
-from tessera.graph.schedule.place_views import ViewPlan
+from tessera.graph.schedule.view_plan import ViewPlan
 from tolerance import assert_close
 
 BF16 = "bf16 @accum(f32)"
@@ -176,7 +176,7 @@ def test_a_copied_part_ends_where_the_next_begins(columns: int, rng: np.random.G
 @pytest.mark.parametrize("wrong, found", [
     ("shifted", "are made in memory of which they are no part"),
     ("beyond", "writes beyond its part"),
-    ("turned", "cannot write a result"), ("lost", "are made in memory of which they are no part")])
+    ("turned", "cannot write a result"), ("lost", "cannot write its result over a part")])
 def test_a_part_that_is_written_elsewhere_is_found(
         wrong: str, found: str, monkeypatch: pytest.MonkeyPatch) -> None:
     right = memory_plan.place_views

@@ -13,8 +13,8 @@ import tessera as ts
 from tessera.graph.cuda.levels import emitted_of, program_of
 from tessera.graph.schedule import memory_plan
 from tessera.graph.schedule.layouts import StridedLayout, argument_layout
-from tessera.graph.schedule.place_views import ViewPlan
 from tessera.graph.schedule.region_copies import RegionCopy
+from tessera.graph.schedule.view_plan import ViewPlan
 from tolerance import assert_close
 
 BF16 = "bf16 @accum(f32)"

@@ -21,8 +21,8 @@ from ...errors import GraphError
 from ..ir import Graph, Value, value_bytes
 from .batches import batch_ends
 from .groups import FusionGroup
-from .layouts import StridedLayout
-from .place_views import dense, is_copy, parts_of, view_layout
+from .layouts import StridedLayout, apart
+from .view_plan import dense, is_copy, parts_of, view_layout
 
 if TYPE_CHECKING:
     from .memory_plan import MemoryPlan
@@ -115,8 +115,9 @@ class _Proof:
         lies: dict[Value, StridedLayout] = {}
         origin: dict[Value, Value] = {}  # of views: the part that they show
         done: set[Value] = set()
+        reads: dict[Value, list[tuple[int, Value]]] = {}  # by owner: what groups read of it
         target, views = self.plan.target, self.plan.views
-        for group in self.groups:
+        for i, group in enumerate(self.groups):
             memory = target.memory(group)
             shown = [v for v in group.outputs if memory.kind == "view"
                      and self.plan.places[v].kind == "view" and v not in views.pieces]
@@ -125,6 +126,8 @@ class _Proof:
                     lies[v], origin[v] = self._piece_layout(v, group), v
             for v in group.inputs:
                 layout = lies.get(v)
+                if not shown:
+                    reads.setdefault(self.owner[v], []).append((i, v))
                 if layout is None or layout.is_dense or shown:
                     continue
                 if is_copy(group) and self._is_there(v, group, lies):
@@ -138,6 +141,7 @@ class _Proof:
                     origin[v] = origin[group.inputs[0]]
             if is_copy(group) and not shown:
                 done |= self._parts(group, lies, origin)
+        done |= self._over_parts(lies, origin, reads)
         if left := views.pieces - done:
             raise self._fault(f"{len(left)} parts are made in memory of which they are no part")
 
@@ -183,6 +187,37 @@ class _Proof:
             elif y in views.pieces:
                 self._require_written(y, lies[y], group)
         return found
+
+    def _over_parts(self, lies: dict[Value, StridedLayout], origin: dict[Value, Value],
+                    reads: dict[Value, list[tuple[int, Value]]]) -> set[Value]:
+        """What is made in memory that was made before: a kernel writes it over a part that it
+        reads, of which, from then on, others read what was written alone."""
+        maker = {v: i for i, group in enumerate(self.groups) for v in group.outputs}
+        late, pieces = len(self.groups), self.plan.views.pieces
+        over = [v for v, i in maker.items()
+                if v in pieces and i > maker.get(self.owner[v], late)]
+        for y in over:
+            i, owner, group = maker[y], self.owner[y], self.groups[maker[y]]
+            if is_copy(group):  # of parts that are there, and are written over what was
+                if not all(self.owner[x] is owner and at == lies.get(x) and x in origin
+                           for x, at in parts_of(group, lies[y])):
+                    raise self._fault(f"{_name(group)} copies to memory that holds something else")
+                continue
+            taken = [x for x in group.inputs if self.owner[x] is owner and x not in origin
+                     and lies.get(x) == lies[y] and self.plan.target.overwrites(group, x, y)]
+            if len(taken) != 1:
+                raise self._fault(f"{_name(group)} cannot write its result over a part")
+            since = bisect_left(self.until, self.until[i])
+            for r, x in reads[owner]:
+                if r < since or r == i and x is taken[0] or apart(
+                        lies.get(x) or dense(x), lies[y]):
+                    continue
+                new = origin.get(x)
+                if new is not y and not (r > i and new is not None and y in (
+                        origin.get(p) for p in self.groups[maker[new]].inputs)):
+                    raise self._fault(f"{_name(group)} writes over what "
+                                      f"{_name(self.groups[r])} reads")
+        return set(over)
 
     def _donations(self) -> None:
         """What is written over is not read afterwards, and was no one else's."""

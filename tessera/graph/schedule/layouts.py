@@ -125,6 +125,23 @@ class StridedLayout:
         return f"at {self.offset} with strides ({strides})"
 
 
+def apart(a: StridedLayout, b: StridedLayout) -> bool:
+    """Whether two layouts in one buffer have no element in common, as far as their strides tell:
+    the parts of rows do where both are rows of the same stride."""
+    strides = {abs(s) for v in (a, b) for axis in v.axes for _, s in axis} - {0}
+    spans = [(_span(a, n), _span(b, n)) for n in strides]
+    spans.append(((a.begin, a.end), (b.begin, b.end)))
+    return any(p and q and (p[1] <= q[0] or q[1] <= p[0]) for p, q in spans)
+
+
+def _span(v: StridedLayout, row: int) -> tuple[int, int] | None:
+    """Where in rows of so many elements all of it lies; None where it goes across them."""
+    inside = [(n, abs(s)) for axis in v.axes for n, s in axis if s % row]
+    begin = v.begin % row
+    end = begin + 1 + sum((n - 1) * s for n, s in inside)
+    return (begin, end) if end <= row else None
+
+
 def _axis(modes: Axis) -> Axis:
     """Without extents of 1, and neighbours joined that are one run."""
     out: list[Mode] = []

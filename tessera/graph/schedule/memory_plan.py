@@ -30,8 +30,9 @@ from .batches import batch_ends
 from .check_memory_plan import verify_plan
 from .groups import FusionGroup
 from .overwrites import find_overwrites
-from .place_views import ViewPlan, place_views
+from .place_views import place_views
 from .target import ScheduleTarget
+from .view_plan import ViewPlan
 
 FOLD_BYTES = 1 << 25  # larger results of constants are computed at each call, not kept
 

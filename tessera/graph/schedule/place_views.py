@@ -7,83 +7,26 @@ lies; what makes a part of a larger value writes it there.
 
 From first to last group: a view stays one where every group that reads it can (`target.reads`).
 Then, from last to first, each copy that is left is asked whether its source can be made in the
-copy's memory at once (`target.writes`); parts of a concatenation are such sources. So nothing is
-recognised: a value lies where the records of the ops say it may, and where both sides can.
+copy's memory at once (`target.writes`); parts of a concatenation are such sources. At last what can
+be written over a part of what it is made of is (part_overwrites.py). So nothing is recognised: a
+value lies where the records of the ops say it may, and where both sides can.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from math import prod
 
-from ...numerics import stored_bytes
 from ..ir import Graph, Value
 from .groups import FusionGroup
 from .layouts import StridedLayout, argument_layout
 from .loop_axes import extents_of
-from .region_copies import MOVES, moves_of
+from .part_overwrites import find_part_overwrites
+from .region_copies import moves_of
 from .target import ScheduleTarget
+from .view_plan import ViewPlan, dense, is_copy, nbytes, parts_of, view_layout
 
 PARTS_ALONE = "its strides do not allow a view"
-
-
-def dense(v: Value) -> StridedLayout:
-    return StridedLayout.dense(extents_of(v))
-
-
-@dataclass
-class ViewPlan:
-    """layouts, owners: of values that lie in another's memory.  pieces: those among them that are
-    made before the value that owns it.  copies: reasons, of the results of ops that could be views.
-    """
-
-    layouts: dict[Value, StridedLayout] = field(default_factory=dict)
-    owners: dict[Value, Value] = field(default_factory=dict)
-    pieces: set[Value] = field(default_factory=set)
-    copies: dict[Value, str] = field(default_factory=dict)
-
-    def layout(self, v: Value) -> StridedLayout:
-        return self.layouts.get(v) or dense(v)
-
-    def owner(self, v: Value) -> Value:
-        return self.owners.get(v, v)
-
-    def is_there(self, part: Value, at: StridedLayout | None, whole: Value) -> bool:
-        """Whether a part of a copy's result lies where it belongs."""
-        return self.owner(part) is self.owner(whole) and at == self.layout(part)
-
-
-def nbytes(v: Value) -> int:
-    return stored_bytes(extents_of(v), v.aval.dtype)
-
-
-def view_layout(group: FusionGroup, flat: bool, source: StridedLayout) -> StridedLayout | None:
-    """How the result of a view lies, by the record of its op; None where it has to be copied."""
-    (node,) = group.nodes
-    if flat:
-        x, y = node.inputs[0].aval, node.outputs[0].aval
-        same = x.dtype.numpy.itemsize == y.dtype.numpy.itemsize
-        return source.reshaped(extents_of(node.outputs[0])) if same else None
-    if node.op.name not in MOVES:
-        return None
-    (_, _, move), *more = moves_of(node)
-    return None if more else move.part_of_source(source)
-
-
-def is_copy(group: FusionGroup) -> bool:
-    """Whether a group does nothing but move elements into one result."""
-    if len(group.nodes) != 1 or len(group.outputs) != 1:  # what the host does gives nothing
-        return False
-    return group.nodes[0].op.name in MOVES and 0 not in extents_of(group.outputs[0])
-
-
-def parts_of(group: FusionGroup,
-             result: StridedLayout) -> list[tuple[Value, StridedLayout | None]]:
-    """What a copy copies, and where that belongs in its result, which lies so."""
-    (node,) = group.nodes
-    return [(node.inputs[i], move.part_of_result(extents_of(node.inputs[i]), result))
-            for i, _, move in moves_of(node)]
 
 
 class _Placer:
@@ -101,17 +44,27 @@ class _Placer:
 
     def run(self) -> ViewPlan:
         self.forward({})
-        pieces = self.backward()
+        self.settle(self.backward())
+        before, pieces = self.plan, self.made_before
+        over = find_part_overwrites(before, self.groups, self.target, self.results)
+        if over:
+            self.settle(pieces | over)
+            if any(v not in self.plan.pieces for v in over) or (
+                    self.plan.copies.keys() - before.copies.keys()):
+                self.forward(pieces)
+        return self.plan
+
+    def settle(self, pieces: dict[Value, tuple[Value, StridedLayout]]) -> None:
+        """Views with those of the pieces that all that reads them can take."""
         while pieces:
             self.forward(pieces)
             # what reads a piece may lie elsewhere itself by now, and not take it so any more
             wrong = {owner for v, (owner, layout) in pieces.items()
                      if self.refused(v, layout, owner)}
             if not wrong:
-                return self.plan
+                return
             pieces = {v: at for v, at in pieces.items() if at[0] not in wrong}
         self.forward({})
-        return self.plan
 
     # --- what is read where it lies ---------------------------------------------------------------
     def forward(self, pieces: dict[Value, tuple[Value, StridedLayout]]) -> None:
@@ -243,4 +196,4 @@ def place_views(graph: Graph, groups: Sequence[FusionGroup], target: ScheduleTar
     return _Placer(graph, groups, target).run()
 
 
-__all__ = ["ViewPlan", "dense", "is_copy", "parts_of", "place_views", "view_layout"]
+__all__ = ["place_views"]
