@@ -191,3 +191,24 @@ def test_a_copy_of_a_parameter_that_is_reshaped_is_written_where_it_is_made(
     loops = [g for g in found.program.plan.groups if g.kind == "loop" and "f32" in {
         o.type.dtype.name for o in g.writes}]
     assert [sorted(o.type.dtype.name for o in g.writes) for g in loops] == [["bf16", "f32"]]
+
+
+def test_a_part_of_joined_copies_has_none_of_its_own(rng: np.random.Generator) -> None:
+    """A gradient reads one of the weights alone, where it lies beside the others."""
+    def step(w: Any, x: Any, g: Any) -> Any:
+        found, new = three(w, x)
+        return (*found, ts.cast(ts.cast(g, HALF) @ ts.cast(w["k"], HALF).T, "bf16")), new
+
+    host = {k: ts.tensor(rng.standard_normal((192, n)).astype(np.float32))
+            for k, n in (("q", 128), ("k", 64), ("v", 64))}
+    x, g = (ts.tensor(rng.standard_normal((256, n)).astype(np.float32)) for n in (192, 64))
+    f, plain = ts.jit(step, donate="w"), ts.jit(step)
+    there = ts.to(host, "cuda")
+    for _ in range(3):
+        got, there = f(there, x.cuda(), g.cuda())
+        want, host = plain(host, x, g)
+        for a, b in zip(got, want, strict=True):
+            assert_close(a.array, b.array, "bf16", 64)
+    found = f._last.executable
+    assert [len(c.arguments) for c in found.copies.copies] == [3]
+    assert not [s.kernel for s in found.program.plan.groups if "concatenate" in s.kernel]

@@ -26,6 +26,7 @@ from ..ir import Graph, Node, Value
 from ..op import OPS, Aval
 from ..ops.convert import CAST
 from ..ops.join import CONCATENATE
+from ..schedule.loop_axes import extents_of
 
 RESHAPE = OPS["reshape"]
 LEAST = 1 << 16  # elements that are worth a copy: a few are cast where they are read
@@ -57,9 +58,12 @@ def keep_copies(graph: Graph, donated: Sequence[int]) -> tuple[Graph, tuple[Narr
         x in results for x in found.sources)}
     if not kept:
         return graph, ()
+    parts = _parts_of_joined(graph, kept)
+    rest = (n for n in graph.nodes if not n.outputs or n.outputs[0] not in kept)
+    kept = {v: found for v, found in kept.items() if v not in parts}
     inputs = {v: Value(v.aval) for v in kept}
     nodes = [Node(n.op, tuple(inputs.get(v, v) for v in n.inputs), n.attrs, n.outputs, n.where)
-             for n in graph.nodes if not n.outputs or n.outputs[0] not in kept]
+             for n in (*parts.values(), *rest)]
     outputs, copies = [inputs.get(v, v) for v in graph.outputs], []
     for found in kept.values():
         at = {x: graph.outputs[results[x]] for x in found.sources}
@@ -99,6 +103,23 @@ def _made_of_arguments(graph: Graph, donated: dict[Value, int]) -> dict[Value, _
             if len({*sources}) == len(sources):
                 made[n.outputs[0]] = _Made(sources, (*(m for p in parts for m in p.nodes), n))
     return made
+
+
+def _parts_of_joined(graph: Graph, kept: dict[Value, _Made]) -> dict[Value, Node]:
+    """Copies that lie in those of which they are parts: one more of their own would be written."""
+    found: dict[Value, Node] = {}
+    for n in reversed(graph.nodes):
+        if n.op is not CONCATENATE or n.outputs[0] not in kept:
+            continue
+        axis, begin = n.attrs["axis"], 0
+        for v in n.inputs:
+            starts = tuple(begin if a == axis else 0 for a in range(v.aval.ndim))
+            stops = tuple(b + e for b, e in zip(starts, extents_of(v), strict=True))
+            begin = stops[axis]
+            attrs = {"starts": starts, "stops": stops, "steps": (1,) * v.aval.ndim}
+            if v in kept:
+                found.setdefault(v, Node(OPS["slice"], n.outputs, attrs, (v,), n.where))
+    return found
 
 
 def _cast_first(cast: Node, x: Value) -> tuple[Node, ...]:

@@ -44,7 +44,7 @@ class _Finder:
         self.readers: dict[Value, list[tuple[int, Value]]] = {}  # of an owner's memory
         self.parts: dict[tuple, list[StridedLayout]] = {}  # of an owner, by their extents
         for i, g in enumerate(groups):
-            if target.memory(g).kind == "view" and g.outputs[0] in plan.owners:
+            if target.memory(g).kind == "view" and all(v in plan.owners for v in g.outputs):
                 continue
             for v in g.inputs:
                 self.readers.setdefault(plan.owner(v), []).append((i, v))
@@ -57,8 +57,11 @@ class _Finder:
         made: Places = {}
         for i, group in enumerate(self.groups):
             for y in group.outputs:
+                if y in self.taken:  # nothing that is written over lies in another's memory
+                    continue
                 for owner, lies, places in self.candidates(i, y):
-                    if all(apart(lies, other) for other in self.taken.get(owner, ())):
+                    if owner not in made and all(
+                            apart(lies, other) for other in self.taken.get(owner, ())):
                         self.taken.setdefault(owner, []).append(lies)
                         made |= places
                         break
