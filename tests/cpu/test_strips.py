@@ -198,7 +198,7 @@ def test_a_nan_is_the_largest_element() -> None:
     assert groups[0].kind == "strips" and np.isnan(top)
 
 
-@pytest.mark.parametrize("rows, strips", [(8192, 256), (16384, 512), (65536, 512)])
+@pytest.mark.parametrize("rows, strips", [(4096, 256), (8192, 512), (16384, 512), (65536, 512)])
 def test_rows_with_statistics_are_summed_in_as_many_strips_as_run_at_once(rows: int,
                                                                           strips: int) -> None:
     """Four warps each; columns alone in long strips."""

@@ -41,7 +41,10 @@ from .loop_kernels import body, maker, signature
 from .spell import COMBINE
 
 ROWS = 128  # of a strip; more where there would be more than STRIPS of them
-FEWEST_ROWS = 32
+# Of rows that are held whole: 8192 rows of 768 columns, layer norm's gradient and three sums, take
+# 33.5 us in 512 strips and 37.2 in 256 (H200, 2026-11-26). Codes that go along transposed are
+# written in lines of a strip's rows, which are not to be shorter.
+FEWEST_ROWS, FEWEST_OF_CODES = 16, 32
 # About the groups of four warps that run at once. Rows that are held whole wait for their own
 # statistics, so that it takes several groups on a multiprocessor to keep its memory busy: 512
 # strips in place of 128 take 74 us in place of 82 (layer norm's gradient of [16384, 1024], H200,
@@ -56,10 +59,11 @@ WIDE, NARROW = 8192, 2048
 BLOCK, WARPS = 2048, 8  # elements of a block: 8 in each lane
 ROW_WARPS, MOST_WARPS = 4, 16  # of blocks of whole rows
 HELD = 100  # numbers of a lane that leave room for four groups of four warps, or two of eight
-# Blocks of whole rows under way where few groups run or each has one row: the next is asked for
-# while the statistics of one are made. Layer norm's gradient of 4096 columns of bf16: 163 us in
-# place of 188; of two rows of 1024 in four warps, with four such groups, 181 in place of 175
-# (2^26 elements, H100, 2026-11-25).
+# Blocks under way where few groups run or each has one row: the next is asked for while the
+# statistics of one are made, or its elements. Layer norm's gradient of 4096 columns of bf16: 163 us
+# in place of 188; of two rows of 1024 in four warps, with four such groups, 181 in place of 175
+# (2^26 elements, H100, 2026-11-25). Gelu's gradient and its sums of [8192, 3072]: 59.3 us in place
+# of 63.7, without sums 55.2 (H200, 2026-11-26).
 AHEAD = 2
 
 STRIP_SUM = library_call("strip_sum", reduction="sum", shows=(0,))
@@ -79,7 +83,9 @@ TURNED_BYTES, TURNED_COLUMNS, TURNED_STEP = 32768, 128, 64
 def open_column_sums(graph: Graph, chip: Generation) -> Graph:
     """Sums over all axes but the last, where these are long, as sums of strips and a sum of those.
     """
-    held = _spaces_towards_largest(graph)
+    held, fewest = _spaces_towards_largest(graph), FEWEST_ROWS
+    if any(v.aval.dtype.name in chip.converts for n in graph.nodes for v in n.outputs):
+        fewest = FEWEST_OF_CODES
 
     def visit(rw: Rewriter, node: Node, inputs: tuple[Value, ...]) -> Value | None:
         axis = column_sum_axes(node)
@@ -97,7 +103,8 @@ def open_column_sums(graph: Graph, chip: Generation) -> Graph:
         if x.aval.dtype is not accum:
             x = rw.emit("cast", x, source=x.aval.type, to=wide)
         how = _long(x, held, chip)
-        parts = _strips(rw, STRIP_SUM, x, how.rows if how else _strip_rows(x, held), how=how)
+        parts = _strips(rw, STRIP_SUM, x, how.rows if how else _strip_rows(x, held, fewest),
+                        how=how)
         made = rw.emit("reduce_sum", parts, axis=(0,), keepdims=True, accum=accum)
         out = node.outputs[0].aval
         if out.dtype is not accum:
@@ -117,10 +124,10 @@ def _rows_and_columns(x: Value) -> tuple[int, int]:
     return prod(extents_of(x)[:-1]), extents_of(x)[-1]
 
 
-def _strip_rows(x: Value, held: Container[tuple[int, int]]) -> int:
+def _strip_rows(x: Value, held: Container[tuple[int, int]], fewest: int) -> int:
     R, C = _rows_and_columns(x)
     whole = (R, C) in held and C <= WIDE
-    rows, most = FEWEST_ROWS if whole else ROWS, STRIPS
+    rows, most = fewest if whole else ROWS, STRIPS
     if whole:  # groups of more warps, of which fewer run at once
         most = STRIPS * NARROW // max(NARROW, power(C))
     while blocks(R, rows) > most:
@@ -238,7 +245,8 @@ class StripLoops:
         rows, (R, C) = self.rows(values), _rows_and_columns(codes)
         if R < LONG:
             return 0
-        rows = rows or (_strip_rows(codes, self.held) if statistics else ROWS)
+        rows = rows or (
+            _strip_rows(codes, self.held, FEWEST_OF_CODES) if statistics else ROWS)
         fits = C <= WIDE and C % TURNED_STEP == 0 if statistics else True
         return rows if fits and rows * (C if statistics else TURNED_STEP) <= TURNED_BYTES else 0
 
@@ -380,7 +388,7 @@ def strips_source(group: ScheduledGroup) -> KernelText:
     ragged = R % rows > 0  # of columns beyond the last no sum is stored
     b = FrameBlock(frame, f"m:m+{BM}", columns, (), BM, BN, {r.name: r for r in group.reads},
                    fill="" if ragged else ", fill=0",
-                   ahead=AHEAD if whole and (BM == 1 or group.schedule.warps > ROW_WARPS) else 1)
+                   ahead=AHEAD if BM == 1 or group.schedule.warps > ROW_WARPS else 1)
     writes = [o for o in group.writes if o.name not in kept]
     with w.block(f"for i in range(0, {rows}, {BM}):"):
         w.line(f"m = strip * {rows} + i")

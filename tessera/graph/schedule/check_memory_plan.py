@@ -193,8 +193,9 @@ class _Proof:
         """What is made in memory that was made before: a kernel writes it over a part that it
         reads, of which, from then on, others read what was written alone."""
         maker = {v: i for i, group in enumerate(self.groups) for v in group.outputs}
-        late = len(self.groups)
-        over = [v for v in self.plan.views.pieces if maker[v] > maker.get(self.owner[v], late)]
+        late, pieces = len(self.groups), self.plan.views.pieces
+        over = [v for v, i in maker.items()
+                if v in pieces and i > maker.get(self.owner[v], late)]
         for y in over:
             i, owner, group = maker[y], self.owner[y], self.groups[maker[y]]
             if is_copy(group):  # of parts that are there, and are written over what was
