@@ -490,6 +490,21 @@ def test_the_order_on_a_gpu_is_the_order(extents):
     np.testing.assert_array_equal(np.stack(made), np.stack(want)[..., 0])
 
 
+@given(lo=st.integers(0, 40), room=st.integers(-20, 200), start=st.integers(0, 200),
+       less=st.integers(-40, 40))
+def test_a_warpgroup_begins_with_the_first_iteration_of_which_it_keeps_a_score(
+        lo, room, start, less):
+    """Of 64 rows each, with steps of 24 and 16 columns."""
+    step, columns, hi = 24, 16, lo + room
+    b = emulator.Builder(emulator.Block(3))
+    found = body_of(warp_specialised.own_start(64, step, columns))(
+        b, *map(b.i32, (lo, hi, start, less)), b.block.t)
+    for group, got in enumerate(np.broadcast_to(found, 3)):
+        kept = [i for i in range(lo, hi, step)
+                if start + 64 * group <= i + less + columns - 1]  # its first row, the last column
+        assert got == (kept[0] if kept else lo + -(-max(0, hi - lo) // step) * step)
+
+
 @pytest.mark.parametrize("rows, columns, left", [(128, 64, (128, 64)), (256, 32, (133, 24))])
 def test_stores_of_sixteen_bytes_reach_their_places(rows, columns, left):
     layout = warpgroups((rows, columns), 2)

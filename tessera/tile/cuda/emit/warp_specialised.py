@@ -211,6 +211,20 @@ def _block_count(e: Emitter, op: Op) -> None:
     e.define(op.outs[0], e.use("block_count", "use('nctaid_x')") + "()")
 
 
+@emits("own_rows")
+def _own_rows(e: Emitter, op: Op) -> None:
+    h = _specialised(e)
+    start, stop = map(e.name, op.args)
+    e.define(op.outs[0], f"i32({start} + {h.group} * {h.form.rows} < {stop})")
+
+
+@emits("own_start")
+def _own_start(e: Emitter, op: Op) -> None:
+    h = _specialised(e)
+    find = h.part("own_start", "own_start", h.form.rows, op.attr["step"], op.attr["columns"])
+    e.define(op.outs[0], f"{find}({', '.join(map(e.name, op.args))}, {h.group})")
+
+
 @emits("next_tile")
 def _next_tile(e: Emitter, op: Op) -> None:
     counter = e.param("counter", "tiles", "i64")
@@ -223,8 +237,8 @@ def _next_tile(e: Emitter, op: Op) -> None:
 def _mail_put(e: Emitter, op: Op) -> None:
     h = _specialised(e)
     at, phase = h.mail
-    put = h.part("mail_put", "mail_put", MAIL_SLOTS, h.program.mailbox_bytes)
-    e.line(f"{put}({at}, {phase}, {e.name(op.args[0])})")
+    put = h.part("mail_put", "mail_put", MAIL_SLOTS, h.program.mailbox_bytes, len(op.args))
+    e.line(f"{put}({at}, {phase}, {', '.join(map(e.name, op.args))})")
     _step(h, MAIL_SLOTS, at, phase)
 
 
@@ -232,9 +246,9 @@ def _mail_put(e: Emitter, op: Op) -> None:
 def _mail_get(e: Emitter, op: Op) -> None:
     h = _specialised(e)
     at, phase = h.mail
-    get = h.part("mail_get", "mail_get", MAIL_SLOTS, h.program.mailbox_bytes)
+    get = h.part("mail_get", "mail_get", MAIL_SLOTS, h.program.mailbox_bytes, len(op.outs))
     lead = e.once("lead", f"i32(({h.all_threads} & 31) == 0)")
-    e.define(op.outs[0], f"{get}({at}, {phase}, {lead})")
+    e.line(f"{', '.join(e.spelled[d.value] for d in op.outs)} = {get}({at}, {phase}, {lead})")
     _step(h, MAIL_SLOTS, at, phase)
 
 

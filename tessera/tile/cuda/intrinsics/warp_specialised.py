@@ -205,38 +205,44 @@ def ring_release_all(slots: int, barriers: int, blocks: int, maybe: bool) -> Ope
     return Operation("ring_release_all", 2, lambda *_: form)
 
 
-# --- the mailbox: a ring whose slots hold a number each ------------------------------------------
-def _letter(b: Builder, slots: int, barriers: int, slot: Any) -> Any:
-    """The address of a slot's number, behind the barriers."""
-    first = barriers + 2 * BARRIER_BYTES * slots
-    return b.add(b.add(b.shared_base(), b.i32(first)), b.shl(slot, b.i32(2)))
+# --- the mailbox: a ring whose slots hold some numbers each --------------------------------------
+def _letter(b: Builder, slots: int, barriers: int, slot: Any, numbers: int) -> list[Any]:
+    """The addresses of a slot's numbers, behind the barriers."""
+    first = b.add(b.add(b.shared_base(), b.i32(barriers + 2 * BARRIER_BYTES * slots)),
+                  b.mul(slot, b.i32(4 * numbers)))
+    return [b.add(first, b.i32(4 * i)) for i in range(numbers)]
 
 
 @functools.cache
-def mail_put(slots: int, barriers: int) -> Operation:
-    """(slot, phase, number): waits until the slot was read, writes and tells."""
-    def body(b: Builder, slot: Any, phase: Any, number: Any) -> None:
+def mail_put(slots: int, barriers: int, numbers: int) -> Operation:
+    """(slot, phase, numbers): waits until the slot was read, writes and tells."""
+    def body(b: Builder, slot: Any, phase: Any, *told: Any) -> None:
         b.call(find_instruction("mbarrier_wait"),
                _barrier(b, barriers + BARRIER_BYTES * slots, slot), phase)
-        b.call(memory.st("shared", "b32"), _letter(b, slots, barriers, slot), number)
+        for at, number in zip(_letter(b, slots, barriers, slot, numbers), told, strict=True):
+            b.call(memory.st("shared", "b32"), at, number)
         b.call(find_instruction("mbarrier_arrive"), _barrier(b, barriers, slot))
 
-    form = InstructionForm(operands(slot="i32", phase="i32", number="i32"), (), body)
-    return Operation("mail_put", 3, lambda *_: form)
+    args = (*operands(slot="i32", phase="i32"), *(Operand(f"n{i}", "i32") for i in range(numbers)))
+    form = InstructionForm(args, (), body)
+    return Operation("mail_put", 2 + numbers, lambda *_: form)
 
 
 @functools.cache
-def mail_get(slots: int, barriers: int) -> Operation:
-    """(slot, phase, lead) -> the number, in all lanes; each warp gives the slot back."""
+def mail_get(slots: int, barriers: int, numbers: int) -> Operation:
+    """(slot, phase, lead) -> the numbers, in all lanes; each warp gives the slot back."""
     def body(b: Builder, slot: Any, phase: Any, lead: Any) -> Any:
         b.call(find_instruction("mbarrier_wait"), _barrier(b, barriers, slot), phase)
-        number = b.call(memory.ld("shared", "b32"), _letter(b, slots, barriers, slot))
+        told = [b.call(memory.ld("shared", "b32"), at)
+                for at in _letter(b, slots, barriers, slot, numbers)]
         b.call(find_instruction("sync_warp"), b.i32(-1))
         b.call(find_instruction("mbarrier_arrive_if"),
                _barrier(b, barriers + BARRIER_BYTES * slots, slot), lead)
-        return b.call(warp.shfl("idx"), number, b.i32(0))  # known to be the same in the warp
+        same = [b.call(warp.shfl("idx"), x, b.i32(0)) for x in told]  # known to be, in the warp
+        return same
 
-    form = InstructionForm(operands(slot="i32", phase="i32", lead="i32"), operands(d="i32"), body)
+    form = InstructionForm(operands(slot="i32", phase="i32", lead="i32"),
+                           tuple(Operand(f"d{i}", "i32") for i in range(numbers)), body)
     return Operation("mail_get", 3, lambda *_: form)
 
 
@@ -257,6 +263,23 @@ def next_tile() -> Operation:
     form = InstructionForm(operands(counter="i64", blocks="i32", tiles="i32"), operands(d="i32"),
                            body)
     return Operation("next_tile", 3, lambda *_: form)
+
+
+@functools.cache
+def own_start(rows: int, step: int, columns: int) -> Operation:
+    """(lo, hi, start, less, warpgroup): see the op. rows: of a warpgroup."""
+    def body(b: Builder, lo: Any, hi: Any, start: Any, less: Any, group: Any) -> Any:
+        first = b.add(start, b.mul(group, b.i32(rows)))
+        masked = b.sub(first, b.add(less, b.i32(columns - 1)))  # iterations before it are, whole
+        end = b.select(b.compare("<", masked, hi), masked, hi)
+        room = b.sub(end, lo)
+        room = b.select(b.compare("<", room, b.i32(0)), b.i32(0), room)
+        many = b.udiv(b.add(room, b.i32(step - 1)), b.i32(step))
+        return b.add(lo, b.mul(many, b.i32(step)))
+
+    form = InstructionForm(operands(lo="i32", hi="i32", start="i32", less="i32", group="i32"),
+                           operands(d="i32"), body)
+    return Operation("own_start", 5, lambda *_: form)
 
 
 # --- operands of matmuls -----------------------------------------------------------------------
