@@ -237,7 +237,7 @@ def _raster(function: Function, order: Order, counts: list[SSAValue], scalar: An
                         hint="strip")
         times = scalar("maximum", scalar("floordiv", number(8), eights, hint="strip"), number(1),
                        hint="strip")
-        return scalar("mul", times, number(order.raster), hint="strip")  # type: ignore[no-any-return]
+        return scalar("mul", times, number(order.raster), hint="strip")
     if not order.reach:
         return number(order.raster)
     constants = dict(function.constants)
@@ -254,7 +254,7 @@ def _raster(function: Function, order: Order, counts: list[SSAValue], scalar: An
     for name in names:
         left = scalar("floordiv", left, name, hint="strip")
     left = scalar("minimum", left, number(defaults.strip), hint="strip")
-    return scalar("maximum", left, number(1), hint="strip")  # type: ignore[no-any-return]
+    return scalar("maximum", left, number(1), hint="strip")
 
 
 def _coordinates(nodes: Nodes, at: list[Def]) -> Nodes:

@@ -94,7 +94,7 @@ def _begun_late(loop: For, maker: Maker) -> list[Node]:
     masked = _masked_first(loop)
     waits = [n for n in loop.body if is_op(n, "ring_wait")]
     released = {n.args[0] for n in loop.body if is_op(n, "ring_release")}
-    if masked is None or not waits or released != {out(n) for n in waits}:  # type: ignore[arg-type]
+    if masked is None or not waits or released != {out(n) for n in waits}:
         return [loop]
     mask, start, less = masked
     step, type = loop.step, mask.outs[0].type
