@@ -319,8 +319,10 @@ def tile_knobs(S: int, heads: int, width: int, rows: int, causal: bool, window: 
     queries 97.5 and 138.7 become 95.2 and 134.4; with 128 and lengths 2377 become 2066, documents
     1129 become 1069, with 64 they do not (H200, 2026-11-26, medians of CUDA graphs).
     """
-    if window or cap or score or not (causal or spans):
+    if window or cap or score:
         return {}
+    if not (causal or spans):
+        return {"SKIP": True} if -S % rows >= 64 else {}
     if spans:
         return {} if causal or width <= 64 else {"TILES": "static"}
     if S > SHORT or largest_share(-(-S // rows), heads) > 1.05:

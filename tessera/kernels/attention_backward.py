@@ -49,6 +49,15 @@ def stored_columns(x, dtype):
     return tile.reduce_sum(parts, axis=1)
 
 
+@kernel
+def row_products(x, y):
+    """sum_j x_ij y_ij, as the diagonal of X Y': where operands of matmuls lie anyway, the rest of
+    it costs less than to read x and y once more."""
+    products = tile.dot(x, y.T)
+    below = tile.causal_mask(products, 0, 0)
+    return tile.row_max(tile.causal_mask(below, 0, 0, keys=0))
+
+
 @kernel(grid=lambda T, C, BM: (-(-T // BM), C))
 def attention_keys(Q: Tensor["B", "S", "D"], K: Tensor["C", "T", "D"], V: Tensor["C", "T", "E"],
                    G: Tensor["B", "S", "E"], lse: Tensor["B", "S", f32],
@@ -58,12 +67,13 @@ def attention_keys(Q: Tensor["B", "S", "D"], K: Tensor["C", "T", "D"], V: Tensor
                    sums_v: Tensor["NV", "C", "E", f32] | None = None,
                    spans: Tensor["Z", 2, "T", i32] | None = None, heads=1,
                    group=1, BM=128, BN=64, causal=False, window=0, cap=0.0,
-                   score=None):
+                   score=None, SKIP=True):
     """dV = P' G and dK = scale dS' Q, where dS = P (G V' - delta), over the queries of a group.
 
     sums_k, sums_v: of the columns of SUMMED_ROWS rows of dK and dV each, where they are wanted
     spans: the queries that see a key, of `heads` heads of keys one after another each
-    BM: keys of a block.  BN: queries of an iteration
+    BM: keys of a block.  BN: queries of an iteration.  SKIP: warpgroups leave out what their keys
+    do not see
     """
     k0, c = tile.group_id(0) * BM, tile.group_id(1)
     k, v = tile.load(K[c, k0:k0+BM, :]), tile.load(V[c, k0:k0+BM, :])
@@ -98,18 +108,26 @@ def attention_queries(Q: Tensor["B", "S", "D"], K: Tensor["C", "T", "D"], V: Ten
                       G: Tensor["B", "S", "E"], lse: Tensor["B", "S", f32],
                       delta: Tensor["B", "S", f32], dQ: Tensor["B", "S", "D"], scale: f32,
                       sums_q: Tensor["NQ", "B", "D", f32] | None = None,
-                      spans: Tensor["Z", 2, "S", i32] | None = None, heads=1,
+                      spans: Tensor["Z", 2, "S", i32] | None = None,
+                      Y: Tensor["B", "S", "E"] | None = None, heads=1,
                       group=1, BM=128, BN=64, causal=False, window=0, cap=0.0,
-                      score=None):
+                      score=None, SKIP=True):
     """dQ = scale dS K, over the keys that a query sees.
 
     sums_q: of the columns of SUMMED_ROWS rows of dQ each, where they are wanted
+    Y: the result, of which delta is made here and written, where it is not there yet
     spans: the keys that a query sees, of `heads` heads one after another each
-    BM: queries of a block.  BN: keys of an iteration
+    BM: queries of a block.  BN: keys of an iteration.  SKIP: warpgroups without a query leave the
+    block out
     """
     q0, h = tile.group_id(0) * BM, tile.group_id(1)
     q, g = tile.load(Q[h, q0:q0+BM, :]), tile.load(G[h, q0:q0+BM, :])
-    sums, own = tile.load(lse[h, q0:q0+BM]), tile.load(delta[h, q0:q0+BM])
+    sums = tile.load(lse[h, q0:q0+BM])
+    if Y is None:
+        own = tile.load(delta[h, q0:q0+BM])
+    else:
+        own = row_products(g, tile.load(Y[h, q0:q0+BM, :]))
+        delta[h, q0:q0+BM] = own
     dq = tile.zeros((BM, D))
     query = None if score is None else places(q0 + (T - S), BM, 0)
     first, end = near_keys(causal, window, q0, BM, S, T)
@@ -171,6 +189,12 @@ def queries_block(dtype: DType, width: int, chip: Generation, queries: int | Non
     return _fitting(((128, 64), (128, 32)) if width <= 128 else ((64, 32),), dtype, width, chip)
 
 
+def sums_products(dtype: DType, width: int, chip: Generation, rows: int) -> bool:
+    """Whether the kernel of queries makes delta itself, of blocks of so many queries: operands of
+    narrow heads are in registers by then, and others would have no room for the next tile's."""
+    return rows == 128 and width <= 64 and dtype.bits == 16 and _by_warpgroups(dtype, width, chip)
+
+
 def _by_warpgroups(dtype: DType, width: int, chip: Generation) -> bool:
     """Whether a chip's warpgroups multiply rows as wide."""
     form = chip.warpgroup_matmul
@@ -186,4 +210,5 @@ def _fitting(blocks: tuple[tuple[int, int], ...], dtype: DType, width: int, chip
     return {"BM": m, "BN": n}
 
 
-__all__ = ["SUMMED_ROWS", "attention_keys", "attention_queries", "keys_block", "queries_block"]
+__all__ = ["SUMMED_ROWS", "attention_keys", "attention_queries", "keys_block", "queries_block",
+           "sums_products"]

@@ -3,6 +3,8 @@ and what their lowering needs besides that of the result."""
 
 from __future__ import annotations
 
+from copy import copy
+
 import numpy as np
 import pytest
 
@@ -18,13 +20,14 @@ from tessera.kernels.attention_backward import (
 from tessera.runtime.generations import GENERATIONS
 from tessera.tile.cuda.lower.warp_specialised.rewrite import ops_in
 from tessera.tile.ir.errors import KernelError
-from tessera.tile.ir.ir import For, walk
+from tessera.tile.ir.ir import For, Op, walk
+from tessera.tile.ir.op_record import OPS
 from tessera.tile.passes.single_iterations import inline_single_iterations
 from tolerance import assert_close
 
 CHIP = GENERATIONS["sm_90a"]
 FACTS = Known(divisible=frozenset("STDEBC"),
-              aligned=frozenset({*"QKVG", "dK", "dV", "dQ", "lse", "delta"}))
+              aligned=frozenset({*"QKVGY", "dK", "dV", "dQ", "lse", "delta"}))
 
 
 def numbers(rng, dtype, *shape):
@@ -117,6 +120,53 @@ def test_columns_of_blocks(D, S, T, group, causal, warp_specialised, rng):
                          scale=np.sqrt(np.stack([(b**2).sum(1) for b in blocks])))
 
 
+@pytest.mark.parametrize("warp_specialised", [True, False], ids=["specialised", "interpreted"])
+@pytest.mark.parametrize("S, T, group", CASES)
+@pytest.mark.parametrize("D", [64, 128])
+def test_delta_is_made_where_queries_are(D, S, T, group, warp_specialised, rng):
+    """Of the result as it is stored, and it is written for the kernel of keys."""
+    *_, (kernel, axes, args, results, constants) = calls(rng, bf16, S, T, group, D, True)
+    q, k, v, g, lse, delta, dq, scale = args
+    y = numbers(rng, bf16, *q.shape)  # of another result, by as much as which dQ is off
+    own = (np.float64(y) * np.float64(g)).sum(-1)
+    made_delta, constants = np.full_like(delta, np.nan), constants | {"BM": 128}
+    args = (q, k, v, g, lse, made_delta, dq, scale)
+    axes = (-(-S // 128), axes[1])
+    if warp_specialised:
+        made = program(kernel, *args, facts=FACTS, Y=y, **constants)
+        run(kernel, made, axes, *args, Y=y, **constants)
+    else:
+        kernel[axes, 128](*args, Y=y, **constants)
+    assert_close(made_delta, own, "f32", n=D, scale=np.sqrt((np.float64(y * g)**2).sum(-1)))
+    kernel[axes, 128](q, k, v, g, lse, own.astype(np.float32), want := np.empty_like(dq), scale,
+                      **constants)
+    assert distance(dq, want) < 6e-3
+
+
+@pytest.mark.parametrize("op", ["own_rows", "own_start"])
+@pytest.mark.parametrize("D", [64, 128])
+def test_what_is_left_out_gives_its_slots_back(D, op, monkeypatch, rng):
+    """Of a tile in which no row counts, and of iterations before a warpgroup's first: a slot that
+    is not waited for, or not given back, is an error of the machine. On it all warpgroups are one,
+    which leaves nothing out: here it does."""
+    def first(m, op, lo, hi, start, less):
+        step = op.attr["step"]
+        return np.array([[lo.item() + -(-max(0, hi.item() - lo.item()) // step) * step]], np.int32)
+
+    run_as = {"own_rows": lambda m, op, start, stop: np.array([[False]]), "own_start": first}[op]
+    record = copy(OPS[op])
+    object.__setattr__(record, "run", run_as)
+    monkeypatch.setitem(OPS, op, record)
+    seen = 0
+    for kernel, axes, args, results, constants in calls(rng, bf16, 328, 328, 1, D, True):
+        made = program(kernel, *args, facts=FACTS, **constants)
+        seen += bool(ops_in(made.function.body, op))
+        run(kernel, made, axes, *args, **constants)
+        for got, _ in results:
+            assert np.isnan(np.float64(got)).all() == (op == "own_rows")
+    assert seen == (2 if op == "own_rows" else D == 64)  # rotated loops leave slots to the next
+
+
 def arguments(S, D, dtype=bf16):
     x, r = ts.ones((2, S, D), dtype), ts.ones((2, S), f32)
     return (*(x,) * 4, *(r,) * 2, x, x, 0.1)
@@ -155,6 +205,17 @@ def test_the_diagonal_and_the_edge_are_parts_of_their_own():
     masks = [sorted({m.name for m in ops_in(n.body, "causal_mask", "edge_mask")})
              for n in consumer]
     assert masks == [["causal_mask"], [], ["causal_mask", "edge_mask"]]
+
+
+def test_what_begins_at_its_own_tile_walks_heads_in_strips():
+    """Of a causal loop over queries, as of one over keys: heads slowest, so that the tiles of some
+    of them read the same at a time; wider where a head has few tiles."""
+    made = program(attention_keys, *arguments(512, 64), facts=FACTS, causal=True)
+    (order,) = ops_in(made.function.body, "tile_order")
+    assert (order.attr["order"], order.attr["outer"]) == ((1, 0), 0)
+    scalars = {d.value: n for n in walk(made.function.body) if isinstance(n, Op) for d in n.outs}
+    strip = scalars[order.args[1]]
+    assert strip.name == "mul" and scalars[strip.args[0]].name == "maximum"
 
 
 @pytest.mark.parametrize("D", [64, 128])

@@ -31,7 +31,7 @@ from hopper_programs import (
 from tessera import Tensor, bf16, f32, fp8_e4m3, int64
 from tessera.numerics import decode, encode, find_dtype
 from tessera.tile.cuda.instruction_names import find_instruction
-from tessera.tile.cuda.intrinsics import warp_specialised
+from tessera.tile.cuda.intrinsics import dealt_tiles, warp_specialised
 from tessera.tile.cuda.intrinsics.shared_memory import swizzle
 from tessera.tile.cuda.lower.warp_specialised import (
     Refusal,
@@ -482,12 +482,27 @@ def test_the_order_on_a_gpu_is_the_order(extents):
     rank, tiles = len(extents), int(np.prod(extents))
     order, outer = (tuple(range(rank))[::-1], 0) if rank == 2 else ((0, 2, 1), 1)
     b = emulator.Builder(emulator.Block(tiles))
-    made = body_of(warp_specialised.tile_order(order, outer, rank - 1))(
+    made = body_of(dealt_tiles.tile_order(order, outer, rank - 1))(
         b, b.block.t, b.i32(2), *map(b.i32, extents))
     want = OPS["tile_order"].numpy(
         b.block.t[:, None], np.array([[2]]), *(np.array([[n]]) for n in extents),
         order=order, outer=outer, reversed=rank - 1)
     np.testing.assert_array_equal(np.stack(made), np.stack(want)[..., 0])
+
+
+@given(lo=st.integers(0, 40), room=st.integers(-20, 200), start=st.integers(0, 200),
+       less=st.integers(-40, 40))
+def test_a_warpgroup_begins_with_the_first_iteration_of_which_it_keeps_a_score(
+        lo, room, start, less):
+    """Of 64 rows each, with steps of 24 and 16 columns."""
+    step, columns, hi = 24, 16, lo + room
+    b = emulator.Builder(emulator.Block(3))
+    found = body_of(dealt_tiles.own_start(64, step, columns))(
+        b, *map(b.i32, (lo, hi, start, less)), b.block.t)
+    for group, got in enumerate(np.broadcast_to(found, 3)):
+        kept = [i for i in range(lo, hi, step)
+                if start + 64 * group <= i + less + columns - 1]  # its first row, the last column
+        assert got == (kept[0] if kept else lo + -(-max(0, hi - lo) // step) * step)
 
 
 @pytest.mark.parametrize("rows, columns, left", [(128, 64, (128, 64)), (256, 32, (133, 24))])

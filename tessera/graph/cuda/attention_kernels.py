@@ -19,6 +19,7 @@ from ...kernels.attention_backward import (
     attention_queries,
     keys_block,
     queries_block,
+    sums_products,
 )
 from ...kernels.attention_scores import LOG2E
 from ...kernels.decode_attention import (
@@ -80,11 +81,9 @@ def _gradient(g: Tensor, y: Tensor, lse: Tensor, q: Tensor, k: Tensor, v: Tensor
     (S, D), (T, E) = tuple(q.shape[-2:]), tuple(v.shape[-2:])
     heads, keys = prod(q.shape[:-2]), prod(k.shape[:-2])
     spans, of_logs = (rest[:-1], rest[-1]) if of_sums else (rest, None)
-    delta = lowered_sums(g, y, q, of_logs)
-    G = g if g.dtype is q.dtype else convert(g, q.type)
-    Q, G = F.reshape(q, (heads, S, D)), F.reshape(G, (heads, S, E))
+    narrow = g if g.dtype is q.dtype else convert(g, q.type)
+    Q, G = F.reshape(q, (heads, S, D)), F.reshape(narrow, (heads, S, E))
     K, V = F.reshape(k, (keys, T, D)), F.reshape(v, (keys, T, E))
-    rows = F.reshape(lse, (heads, S)), F.reshape(delta, (heads, S))
     dQ, dK, dV = (F.zeros(x.shape, t) for x, t in zip((Q, K, V), types, strict=True))
     common: dict[str, Any] = {"group": heads // keys, "causal": causal, "window": window,
                               "cap": cap, "score": score and score_code(score, q.shape[-3])}
@@ -94,12 +93,18 @@ def _gradient(g: Tensor, y: Tensor, lse: Tensor, q: Tensor, k: Tensor, v: Tensor
                       for x, n in ((of_queries, heads), (of_keys, keys)))
     columns = {i: F.zeros((-(-x.shape[1] // SUMMED_ROWS), x.shape[0], x.shape[2]))
                for i, x in enumerate((Q, K, V)) if i in sums}
+    block = queries_block(*held, queries=S, causal=causal, spans=bool(spans or score))
+    plain = narrow is g and of_logs is None and not (spans or window or cap or score)
+    if plain and sums_products(*held, block["BM"]):
+        delta, rows_q["Y"] = F.zeros((heads, S)), F.reshape(convert(y, q.type), (heads, S, E))
+    else:
+        delta = F.reshape(lowered_sums(g, y, q, of_logs), (heads, S))
+    rows = F.reshape(lse, (heads, S)), delta
+    attention_queries(Q, K, V, G, *rows, dQ, scale, sums_q=columns.get(0), **block, **rows_q,
+                      **common)
     attention_keys(Q, K, V, G, *rows, dK, dV, scale, sums_k=columns.get(1), sums_v=columns.get(2),
                    **keys_block(*held, keys=T, cap=bool(cap or score), spans=bool(spans),
                                 causal=causal), **rows_k, **common)
-    attention_queries(Q, K, V, G, *rows, dQ, scale, sums_q=columns.get(0),
-                      **queries_block(*held, queries=S, causal=causal, spans=bool(spans or score)),
-                      **rows_q, **common)
     made = [F.reshape(x, like.shape) for x, like in zip((dQ, dK, dV), (q, k, v), strict=True)]
     return *made, *(F.reshape(columns[i], (columns[i].shape[0], *x.shape[:-2], x.shape[-1]))
                     for i, x in enumerate((q, k, v)) if i in sums)

@@ -122,6 +122,10 @@ class WarpSpecialisedEmitter(Emitter):
         """An intrinsic of intrinsics/warp_specialised, bound in the header."""
         return self.use(hint, f"use(warp_specialised.{name}({', '.join(map(repr, args))}))")
 
+    def deal(self, name: str, *args: object) -> str:
+        """An intrinsic of intrinsics/dealt_tiles."""
+        return self.use(name, f"use(dealt_tiles.{name}({', '.join(map(repr, args))}))")
+
     # --- the start of the kernel --------------------------------------------------------------
     def prologue(self) -> None:
         """Barriers of the rings, and positions: a producer finds all slots empty at phase 1."""
@@ -211,11 +215,25 @@ def _block_count(e: Emitter, op: Op) -> None:
     e.define(op.outs[0], e.use("block_count", "use('nctaid_x')") + "()")
 
 
+@emits("own_rows")
+def _own_rows(e: Emitter, op: Op) -> None:
+    h = _specialised(e)
+    start, stop = map(e.name, op.args)
+    e.define(op.outs[0], f"i32({start} + {h.group} * {h.form.rows} < {stop})")
+
+
+@emits("own_start")
+def _own_start(e: Emitter, op: Op) -> None:
+    h = _specialised(e)
+    find = h.deal("own_start", h.form.rows, op.attr["step"], op.attr["columns"])
+    e.define(op.outs[0], f"{find}({', '.join(map(e.name, op.args))}, {h.group})")
+
+
 @emits("next_tile")
 def _next_tile(e: Emitter, op: Op) -> None:
     counter = e.param("counter", "tiles", "i64")
     count = e.use("block_count", "use('nctaid_x')")
-    take = e.use("next_tile", "use(warp_specialised.next_tile())")
+    take = _specialised(e).deal("next_tile")
     e.define(op.outs[0], f"{take}({counter}, {count}(), {e.name(op.args[1])})")
 
 
@@ -223,8 +241,8 @@ def _next_tile(e: Emitter, op: Op) -> None:
 def _mail_put(e: Emitter, op: Op) -> None:
     h = _specialised(e)
     at, phase = h.mail
-    put = h.part("mail_put", "mail_put", MAIL_SLOTS, h.program.mailbox_bytes)
-    e.line(f"{put}({at}, {phase}, {e.name(op.args[0])})")
+    put = h.deal("mail_put", MAIL_SLOTS, h.program.mailbox_bytes, len(op.args))
+    e.line(f"{put}({at}, {phase}, {', '.join(map(e.name, op.args))})")
     _step(h, MAIL_SLOTS, at, phase)
 
 
@@ -232,17 +250,16 @@ def _mail_put(e: Emitter, op: Op) -> None:
 def _mail_get(e: Emitter, op: Op) -> None:
     h = _specialised(e)
     at, phase = h.mail
-    get = h.part("mail_get", "mail_get", MAIL_SLOTS, h.program.mailbox_bytes)
+    get = h.deal("mail_get", MAIL_SLOTS, h.program.mailbox_bytes, len(op.outs))
     lead = e.once("lead", f"i32(({h.all_threads} & 31) == 0)")
-    e.define(op.outs[0], f"{get}({at}, {phase}, {lead})")
+    e.line(f"{', '.join(e.spelled[d.value] for d in op.outs)} = {get}({at}, {phase}, {lead})")
     _step(h, MAIL_SLOTS, at, phase)
 
 
 @emits("tile_order")
 def _tile_order(e: Emitter, op: Op) -> None:
     attr = op.attr
-    make = _specialised(e).part("tile_order", "tile_order", attr["order"], attr["outer"],
-                           attr["reversed"])
+    make = _specialised(e).deal("tile_order", attr["order"], attr["outer"], attr["reversed"])
     names = ", ".join(e.spelled[d.value] for d in op.outs)
     e.line(f"{names} = {make}({', '.join(map(e.name, op.args))})")
 

@@ -16,7 +16,7 @@ from tessera.tile.cuda.builder import Builder
 from tessera.tile.cuda.instruction import InstructionForm, Kind, Operand, Operation
 from tessera.tile.cuda.instruction_names import find_instruction
 from tessera.tile.cuda.intrinsics.formats import access, decode, encode_half, kind_of
-from tessera.tile.cuda.ptx import atomics, matrix, memory, tma, warp
+from tessera.tile.cuda.ptx import matrix, memory, tma, warp
 from tessera.tile.ir.register_layout import RegisterLayout
 
 FLT_MAX = 3.4028234663852886e38
@@ -29,7 +29,8 @@ def operands(**kinds: Kind) -> tuple[Operand, ...]:
     return tuple(Operand(name, kind) for name, kind in kinds.items())
 
 
-def _barrier(b: Builder, offset: int, slot: Any) -> Any:
+def barrier(b: Builder, offset: int, slot: Any) -> Any:
+    """The address of a slot's barrier."""
     return b.add(b.add(b.shared_base(), b.i32(offset)), b.shl(slot, b.i32(3)))
 
 
@@ -67,8 +68,8 @@ def ring_acquire(slots: int, barriers: int, copied_bytes: int) -> Operation:
     """(slot, phase): waits until the slot is empty and expects its bytes."""
     def body(b: Builder, slot: Any, phase: Any) -> None:
         b.call(find_instruction("mbarrier_wait"),
-               _barrier(b, barriers + BARRIER_BYTES * slots, slot), phase)
-        b.call(find_instruction("mbarrier_arrive_expect"), _barrier(b, barriers, slot),
+               barrier(b, barriers + BARRIER_BYTES * slots, slot), phase)
+        b.call(find_instruction("mbarrier_arrive_expect"), barrier(b, barriers, slot),
                b.i32(copied_bytes))
 
     form = InstructionForm(operands(slot="i32", phase="i32"), (), body)
@@ -81,7 +82,7 @@ def ring_drain(slots: int, barriers: int) -> Operation:
     def body(b: Builder, slot: Any, phase: Any) -> None:
         for _ in range(slots):
             b.call(find_instruction("mbarrier_wait"),
-                   _barrier(b, barriers + BARRIER_BYTES * slots, slot), phase)
+                   barrier(b, barriers + BARRIER_BYTES * slots, slot), phase)
             slot, phase = _next(b, slots, slot, phase)
 
     form = InstructionForm(operands(slot="i32", phase="i32"), (), body)
@@ -104,7 +105,7 @@ def ring_copy_part(rank: int, offset: int, slot_bytes: int, barriers: int, panel
         for p in range(panels):
             b.call(tma.load(rank, multicast=True), b.add(base, b.i32(p * panel_bytes)), map_,
                    b.add(where[0], b.i32(p * panel_columns)), *where[1:],
-                   _barrier(b, barriers, slot), b.i32((1 << blocks) - 1))
+                   barrier(b, barriers, slot), b.i32((1 << blocks) - 1))
 
     args = (Operand("slot", "i32"), Operand("map", "i64"), Operand("which", "i32"),
             *(Operand(f"c{i}", "i32") for i in range(rank)))
@@ -120,7 +121,7 @@ def ring_copy(rank: int, offset: int, slot_bytes: int, barriers: int, panels: in
         base = b.add(b.add(b.shared_base(), b.i32(offset)), b.mul(slot, b.i32(slot_bytes)))
         for p in range(panels):
             b.call(tma.load(rank), b.add(base, b.i32(p * panel_bytes)), map_,
-                   b.add(first, b.i32(p * panel_columns)), *rest, _barrier(b, barriers, slot))
+                   b.add(first, b.i32(p * panel_columns)), *rest, barrier(b, barriers, slot))
 
     args = (Operand("slot", "i32"), Operand("map", "i64"),
             *(Operand(f"c{i}", "i32") for i in range(rank)))
@@ -156,7 +157,7 @@ def ring_copy_windows(offset: int, slot_bytes: int, barriers: int, panels: int, 
             inside = b.compare("<", down, b.i32(window[0]))  # no image has the number -1
             b.call(tma.load_windows(), b.add(base, b.i32(p * panel_bytes)), map_,
                    b.urem(at, b.i32(channels)), w, h, b.select(inside, image, b.i32(-1)),
-                   _barrier(b, barriers, slot),
+                   barrier(b, barriers, slot),
                    b.mul(right, b.i32(dilation[1])), b.mul(down, b.i32(dilation[0])))
 
     def _begin(b: Builder, number: Any, axis: int) -> Any:
@@ -171,7 +172,7 @@ def ring_copy_windows(offset: int, slot_bytes: int, barriers: int, panels: int, 
 def ring_wait(barriers: int) -> Operation:
     """(slot, phase) -> the slot, once it is full."""
     def body(b: Builder, slot: Any, phase: Any) -> Any:
-        b.call(find_instruction("mbarrier_wait"), _barrier(b, barriers, slot), phase)
+        b.call(find_instruction("mbarrier_wait"), barrier(b, barriers, slot), phase)
         return slot
 
     form = InstructionForm(operands(slot="i32", phase="i32"), operands(d="i32"), body)
@@ -185,7 +186,7 @@ def ring_release(slots: int, barriers: int, maybe: bool) -> Operation:
         if maybe:
             lead = b.select(b.compare("<", slot, b.i32(0)), b.i32(0), lead)
         b.call(find_instruction("mbarrier_arrive_if"),
-               _barrier(b, barriers + BARRIER_BYTES * slots, slot), lead)
+               barrier(b, barriers + BARRIER_BYTES * slots, slot), lead)
 
     form = InstructionForm(operands(slot="i32", lead="i32"), (), body)
     return Operation("ring_release", 2, lambda *_: form)
@@ -199,64 +200,10 @@ def ring_release_all(slots: int, barriers: int, blocks: int, maybe: bool) -> Ope
         if maybe:
             on = b.and_(on, b.compare(">=", slot, b.i32(0)))
         b.call(find_instruction("mbarrier_arrive_remote"),
-               _barrier(b, barriers + BARRIER_BYTES * slots, slot), lane, b.to_int(on))
+               barrier(b, barriers + BARRIER_BYTES * slots, slot), lane, b.to_int(on))
 
     form = InstructionForm(operands(slot="i32", lane="i32"), (), body)
     return Operation("ring_release_all", 2, lambda *_: form)
-
-
-# --- the mailbox: a ring whose slots hold a number each ------------------------------------------
-def _letter(b: Builder, slots: int, barriers: int, slot: Any) -> Any:
-    """The address of a slot's number, behind the barriers."""
-    first = barriers + 2 * BARRIER_BYTES * slots
-    return b.add(b.add(b.shared_base(), b.i32(first)), b.shl(slot, b.i32(2)))
-
-
-@functools.cache
-def mail_put(slots: int, barriers: int) -> Operation:
-    """(slot, phase, number): waits until the slot was read, writes and tells."""
-    def body(b: Builder, slot: Any, phase: Any, number: Any) -> None:
-        b.call(find_instruction("mbarrier_wait"),
-               _barrier(b, barriers + BARRIER_BYTES * slots, slot), phase)
-        b.call(memory.st("shared", "b32"), _letter(b, slots, barriers, slot), number)
-        b.call(find_instruction("mbarrier_arrive"), _barrier(b, barriers, slot))
-
-    form = InstructionForm(operands(slot="i32", phase="i32", number="i32"), (), body)
-    return Operation("mail_put", 3, lambda *_: form)
-
-
-@functools.cache
-def mail_get(slots: int, barriers: int) -> Operation:
-    """(slot, phase, lead) -> the number, in all lanes; each warp gives the slot back."""
-    def body(b: Builder, slot: Any, phase: Any, lead: Any) -> Any:
-        b.call(find_instruction("mbarrier_wait"), _barrier(b, barriers, slot), phase)
-        number = b.call(memory.ld("shared", "b32"), _letter(b, slots, barriers, slot))
-        b.call(find_instruction("sync_warp"), b.i32(-1))
-        b.call(find_instruction("mbarrier_arrive_if"),
-               _barrier(b, barriers + BARRIER_BYTES * slots, slot), lead)
-        return b.call(warp.shfl("idx"), number, b.i32(0))  # known to be the same in the warp
-
-    form = InstructionForm(operands(slot="i32", phase="i32", lead="i32"), operands(d="i32"), body)
-    return Operation("mail_get", 3, lambda *_: form)
-
-
-@functools.cache
-def next_tile() -> Operation:
-    """(counter, blocks, tiles) -> the number of a tile that nobody has taken, from `tiles` on none.
-
-    Block b begins with tile b, and each block asks until it gets none: `tiles` times in all. Who
-    asks last sets the counter back to 0, for the next launch.
-    """
-    def body(b: Builder, counter: Any, blocks: Any, tiles: Any) -> Any:
-        taken = b.call(atomics.atom("add", "u32"), counter, b.i32(1))
-        last = b.to_int(b.compare("==", b.add(taken, b.i32(1)), tiles))
-        b.call(memory.st("global", "b32", cache="relaxed.gpu", guarded=True), counter, b.i32(0),
-               last)
-        return b.add(taken, blocks)
-
-    form = InstructionForm(operands(counter="i64", blocks="i32", tiles="i32"), operands(d="i32"),
-                           body)
-    return Operation("next_tile", 3, lambda *_: form)
 
 
 # --- operands of matmuls -----------------------------------------------------------------------
@@ -557,36 +504,3 @@ def store_panels(layout: str, shape: tuple[int, int], dtype: str, rank: int, row
             Operand("thread", "i32"), *(Operand(f"c{i}", "i32") for i in range(rank)))
     form = InstructionForm(args, (), body)
     return Operation("store_panels", len(args), lambda *_: form)
-
-
-# --- tiles ------------------------------------------------------------------------------------
-@functools.cache
-def tile_order(order: tuple[int, ...], outer: int, reversed: int | None) -> Operation:
-    """(tile, raster, extents...) -> coordinates: see the op."""
-    rank = len(order)
-    strip, inner = order[outer], order[outer + 1:]
-
-    def split(b: Builder, x: Any, n: Any) -> tuple[Any, Any]:
-        quotient = b.udiv(x, n)
-        return quotient, b.sub(x, b.mul(quotient, n))
-
-    def body(b: Builder, tile: Any, raster: Any, *extents: Any) -> Any:
-        at: dict[int, Any] = {}
-        many = functools.reduce(b.mul, [extents[a] for a in inner], b.i32(1))
-        rest, inside = split(b, tile, b.mul(extents[strip], many)) if outer else (None, tile)
-        for axis in order[:outer][::-1]:
-            rest, at[axis] = split(b, rest, extents[axis])
-        start = b.mul(b.udiv(inside, b.mul(raster, many)), raster)
-        left = b.sub(extents[strip], start)
-        width = b.select(b.compare("<", left, raster), left, raster)
-        rest, within = split(b, b.sub(inside, b.mul(start, many)), width)
-        at[strip] = b.add(start, within)
-        for axis in inner[::-1]:
-            rest, at[axis] = split(b, rest, extents[axis])
-        if reversed is not None:
-            at[reversed] = b.sub(b.sub(extents[reversed], b.i32(1)), at[reversed])
-        return [at[a] for a in range(rank)] if rank > 1 else at[0]
-
-    args = (*operands(tile="i32", raster="i32"), *(Operand(f"n{a}", "i32") for a in range(rank)))
-    form = InstructionForm(args, tuple(Operand(f"at{a}", "i32") for a in range(rank)), body)
-    return Operation("tile_order", rank + 2, lambda *_: form)

@@ -37,6 +37,7 @@ from tessera.tile.cuda.lower.warp_specialised.rings import form_rings
 from tessera.tile.cuda.lower.warp_specialised.roles import consumer_of, producer_of
 from tessera.tile.cuda.lower.warp_specialised.rotate import overlap
 from tessera.tile.cuda.lower.warp_specialised.sink import sink_loads
+from tessera.tile.cuda.lower.warp_specialised.skip import skip_iterations, skip_rows
 from tessera.tile.cuda.lower.warp_specialised.split import split_loops
 from tessera.tile.cuda.lower.warp_specialised.sums import defer_sums
 from tessera.tile.cuda.lower.warp_specialised.tidy import base_name, tidy_names
@@ -141,7 +142,7 @@ def _knowledge(function: Function, facts: Any) -> Knowledge:
 def _consumer(function: Function, rings: Any, maker: Maker, pipeline: PipelineKnobs,
               known: Knowledge
               ) -> Nodes:
-    nodes = consumer_of(function, rings, maker)
+    nodes = whole = consumer_of(function, rings, maker)
     if pipeline.a_in_registers:
         nodes = hold_operands(nodes, maker)
     nodes = guard_masks(sink_loads(nodes), maker)
@@ -153,10 +154,14 @@ def _consumer(function: Function, rings: Any, maker: Maker, pipeline: PipelineKn
         nodes = split_loops(nodes, maker)
     nodes = place_waits(nodes, maker, pipeline.in_flight or 0)
     nodes = place_releases(nodes, maker)
+    if pipeline.skip:
+        nodes = skip_iterations(nodes, maker)
     check_slots(nodes)
     nodes = defer_sums(nodes, maker)
     if pipeline.pin:
         nodes = place_pins(nodes, maker, pipeline.pin)
+    if pipeline.skip:
+        nodes = skip_rows(nodes, whole, function, maker)
     return nodes
 
 

@@ -53,6 +53,22 @@ def block_count(m: Any, op: Any) -> Any:
     return np.array([[m.blocks]], np.int32)
 
 
+@declare(rule=lambda types, attrs: Scalar(bool_), run=True, public=False)
+def own_rows(m: Any, op: Any, start: Any, stop: Any) -> Any:
+    """Whether the warpgroup that asks has a row below stop, of a tile whose rows begin at start;
+    here, where all of them are one, the tile has."""
+    return np.array([[True]])
+
+
+@declare(rule=lambda types, attrs: INT, attrs=("step", "columns"), run=True, public=False)
+def own_start(m: Any, op: Any, lo: Any, hi: Any, start: Any, less: Any, step: Any = 1,
+              columns: Any = 1) -> Any:
+    """Where a loop from lo to hi begins for the warpgroup that asks: with the first iteration that
+    has a score which a causal mask leaves it, those being masked where start + row > iteration +
+    less + column; here, where all of them are one, at lo."""
+    return np.asarray(lo, np.int32).reshape(1, 1)
+
+
 @declare(rule=lambda types, attrs: INT, run=True, effect="atomic", public=False)
 def next_tile(m: Any, op: Any, tile: Any, tiles: Any) -> Any:
     """The number of a tile that no block has taken yet, `tiles` or more when there is none; here,
@@ -61,14 +77,15 @@ def next_tile(m: Any, op: Any, tile: Any, tiles: Any) -> Any:
 
 
 @declare(rule=lambda types, attrs: (), run=True, effect="sync", public=False)
-def mail_put(m: Any, op: Any, tile: Any) -> Any:
-    """Tells the consumers which tile comes, -1 for none."""
-    m.mail.append(np.array(tile))
+def mail_put(m: Any, op: Any, *numbers: Any) -> Any:
+    """Tells the consumers that a tile comes, 1, and where it lies; 0 and any when none does."""
+    m.mail.append(tuple(np.array(x, np.int32).reshape(1, 1) for x in numbers))
 
 
-@declare(rule=lambda types, attrs: INT, run=True, effect="sync", public=False)
-def mail_get(m: Any, op: Any) -> Any:
-    """The next number that the producer put."""
+@declare(rule=lambda types, attrs: (INT,) * attrs["count"], attrs=("count",), run=True,
+         effect="sync", public=False, least=lambda least: 0)
+def mail_get(m: Any, op: Any, count: Any = 2) -> Any:
+    """The next numbers that the producer put."""
     return m.mail.popleft()
 
 

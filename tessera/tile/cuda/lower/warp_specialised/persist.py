@@ -13,7 +13,11 @@ from typing import Any
 
 from tessera.dims import Dim
 from tessera.runtime.generations import PipelineDefaults
-from tessera.tile.cuda.lower.warp_specialised.program import PipelineKnobs, Refused
+from tessera.tile.cuda.lower.warp_specialised.program import (
+    MAIL_NUMBERS,
+    PipelineKnobs,
+    Refused,
+)
 from tessera.tile.cuda.lower.warp_specialised.rewrite import (
     INT,
     Maker,
@@ -41,19 +45,19 @@ from tessera.tile.ir.ir import (
 from tessera.tile.ir.types import GlobalTensor
 from tessera.tile.passes.single_iterations import extent_of
 
-NO_TILE = -1
-
 
 @dataclass(frozen=True)
 class Order:
     """As the attributes of tile_order; reach: bytes that one index of the strip reads, as factors
-    (numbers and extents), or () when `raster` is known."""
+    (numbers and extents), or () when `raster` is known. widened: the strip is wider where it has
+    few tiles, so that those who come last find short ones."""
 
     order: tuple[int, ...]
     outer: int
     reversed: int | None
     raster: int
     reach: tuple[int | Dim, ...] = ()
+    widened: bool = False
 
 
 def rank_of(function: Function) -> int:
@@ -109,9 +113,10 @@ def choose_order(function: Function, pipeline: PipelineKnobs,
     if shared and not any(a in ax for ax in axes for a in rest):
         # Every tile along `rest` reads the same: keep some of the last shared axis together.
         order = (*shared[:-1], shared[-1], *rest)
-        raster = pipeline.raster or (defaults.strip if uneven(function) else 0)
+        raster = pipeline.raster or (defaults.strip if ragged else 0)
         return Order(order, len(shared) - 1, reversed_axis, raster,
-                     () if raster else _reach(function, inner, depends))
+                     () if raster else _reach(function, inner, depends),
+                     bool(ragged and rest and not pipeline.raster and pipeline.tiles == "dynamic"))
     strip = next((a for a in rest if a in axes[0]), rest[0] if rest else 0)
     order = (*shared, strip, *(a for a in rest if a != strip))
     return Order(order, min(len(shared), rank - 1), reversed_axis,
@@ -166,9 +171,9 @@ def loop_over_tiles(function: Function, nodes: Nodes, order: Order, maker: Maker
                     pipeline: PipelineKnobs, producer: bool, defaults: PipelineDefaults) -> Nodes:
     """The nodes of one role inside the loop over this block's tiles.
 
-    Tiles 'dynamic': the producer takes numbers from a counter and tells them to the consumers by
-    mail. Blocks of a cluster do neighbours of the strip axis, of which there may be some more than
-    the grid has.
+    Tiles 'dynamic': the producer takes numbers from a counter and tells the consumers by mail where
+    those tiles lie: the divisions are its own. Blocks of a cluster do neighbours of the strip axis,
+    of which there may be some more than the grid has.
     """
     rank = len(order.order)
     made: list[Node] = []
@@ -186,7 +191,7 @@ def loop_over_tiles(function: Function, nodes: Nodes, order: Order, maker: Maker
     tiles = counts[0]
     for count in counts[1:]:
         tiles = scalar("mul", tiles, count, hint="tiles")
-    raster = _raster(function, order, scalar, defaults)
+    raster = _raster(function, order, counts, scalar, defaults)
     first = scalar("block_number", hint="block")
     tile = maker.define("tile", INT)
     at = [maker.define(f"group_{a}", INT) for a in range(rank)]
@@ -196,31 +201,43 @@ def loop_over_tiles(function: Function, nodes: Nodes, order: Order, maker: Maker
     if pipeline.tiles != "dynamic":
         step = scalar("block_count", hint="blocks")
         return (*made, For(tile, first, tiles, step, (), (), body, ()))
+    if rank >= MAIL_NUMBERS:
+        raise Refused(f"its grid has {rank} axes, and a producer tells {MAIL_NUMBERS - 1} of the "
+                      "tile that it took")
     if producer:
-        return (*made, *_sending(tile, first, tiles, body, maker))
-    return (*made, _receiving(tile, body, maker))
+        return (*made, *_sending(tile, first, tiles, place, body[1:], maker))
+    return (_receiving(at, body[1:], maker),)
 
 
-def _sending(tile: Def, first: SSAValue, tiles: SSAValue, body: Nodes, maker: Maker) -> list[Node]:
-    """The producer's loop over the numbers that it gets."""
+def _sending(tile: Def, first: SSAValue, tiles: SSAValue, place: Op, body: Nodes, maker: Maker
+             ) -> list[Node]:
+    """The producer's loop over the numbers that it gets. place: where such a tile lies."""
     test = maker.op("lt", (tile.value, tiles), "more")
     step = maker.op("next_tile", (tile.value, tiles), "tile")
-    loop = While((tile,), (first,), (test,), out(test),
-                 (maker.op("mail_put", (tile.value,)), *body, step), (out(step),))
-    return [loop, maker.op("mail_put", (number(NO_TILE),))]
+    told = maker.op("mail_put", [number(1), *(d.value for d in place.outs)])
+    loop = While((tile,), (first,), (test,), out(test), (place, told, *body, step), (out(step),))
+    return [loop, maker.op("mail_put", [number(0)] * (1 + len(place.outs)))]
 
 
-def _receiving(tile: Def, body: Nodes, maker: Maker) -> Node:
+def _receiving(at: list[Def], body: Nodes, maker: Maker) -> Node:
     """The consumers' loop, until there is no tile any more."""
-    get = Op("mail_get", (), (tile,))
-    test = maker.op("ge", (tile.value, number(0)), "more")
+    some = maker.define("some", INT)
+    get = Op("mail_get", (), (some, *at), (("count", 1 + len(at)),))
+    test = maker.op("gt", (some.value, number(0)), "more")
     return While((), (), (get, test), out(test), body, ())
 
 
-def _raster(function: Function, order: Order, scalar: object,
+def _raster(function: Function, order: Order, counts: list[SSAValue], scalar: Any,
             defaults: PipelineDefaults) -> Operand:
     """The width of a strip: a number, or what fits L2, up to defaults.strip: tiles that read the
     same follow each other closely."""
+    if order.widened:  # by 8 of up to 8 tiles, 4 of up to 16, 2 of up to 32
+        many = counts[order.order[order.outer + 1]]
+        eights = scalar("floordiv", scalar("add", many, number(7), hint="strip"), number(8),
+                        hint="strip")
+        times = scalar("maximum", scalar("floordiv", number(8), eights, hint="strip"), number(1),
+                       hint="strip")
+        return scalar("mul", times, number(order.raster), hint="strip")
     if not order.reach:
         return number(order.raster)
     constants = dict(function.constants)
@@ -235,9 +252,9 @@ def _raster(function: Function, order: Order, scalar: object,
             return number(defaults.strip)
     left: Operand = number(max(1, defaults.shared_l2_bytes // size))
     for name in names:
-        left = scalar("floordiv", left, name, hint="strip")  # type: ignore[operator]
-    left = scalar("minimum", left, number(defaults.strip), hint="strip")  # type: ignore[operator]
-    return scalar("maximum", left, number(1), hint="strip")  # type: ignore[operator]
+        left = scalar("floordiv", left, name, hint="strip")
+    left = scalar("minimum", left, number(defaults.strip), hint="strip")
+    return scalar("maximum", left, number(1), hint="strip")
 
 
 def _coordinates(nodes: Nodes, at: list[Def]) -> Nodes:

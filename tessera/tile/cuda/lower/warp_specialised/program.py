@@ -18,7 +18,8 @@ NARROW_BYTES = 32, 64  # rows that have a swizzle of their own
 ALIGNMENT_BYTES = 1024  # of a tile in shared memory: the pattern of that swizzle
 PANEL_ROWS = 16  # of a warp, in an accumulator
 MAIL_SLOTS = 2
-MAIL_BYTES = MAIL_SLOTS * (8 + 8 + 4) + 8
+MAIL_NUMBERS = 4  # of a slot: whether there is a tile, and where on each axis of the grid
+MAIL_BYTES = MAIL_SLOTS * (8 + 8 + 4 * MAIL_NUMBERS) + 8
 
 
 def copied_windows(attr: Mapping[str, Any], dtype: DType) -> tuple[Windows, int]:
@@ -166,6 +167,7 @@ class PipelineKnobs:
     dependent      it starts while the kernel before it ends, and waits there for its results
     cluster        blocks that do neighbouring tiles of the strip axis and share what all of them
                    read (clusters.py)
+    skip           warpgroups leave out tiles and iterations in which none of their rows counts
     """
 
     stages: int | None = None
@@ -183,6 +185,7 @@ class PipelineKnobs:
     registers: tuple[int, int] | None = None
     dependent: bool | None = None
     cluster: int = 1
+    skip: bool = False
 
     def override(self, values: dict[str, Any]) -> PipelineKnobs:
         known = {f.name for f in fields(self)}
@@ -219,7 +222,7 @@ class WarpSpecialisedProgram:
 
     @property
     def mailbox_bytes(self) -> int:
-        """Offset of the mailbox: MAIL_SLOTS times full, empty and number."""
+        """Offset of the mailbox: MAIL_SLOTS times full, empty and coordinates."""
         return barriers_end(self.rings)
 
     @property

@@ -7,23 +7,24 @@ from tessera.tile.cuda.lower.warp_specialised.rewrite import (
     Maker,
     Nodes,
     Table,
+    is_op,
     map_blocks,
     ops_in,
     out,
     reads,
     substituted,
 )
-from tessera.tile.ir.ir import For, Node, Op, SSAValue, While, regions
+from tessera.tile.ir.ir import For, Node, Op, SSAValue, While
 
 
 def hold_operands(nodes: Nodes, maker: Maker) -> Nodes:
-    """slot_tile that the loops after it read only as a K-major first operand -> hold_operand."""
+    """slot_tile that is read only as a K-major first operand, in a loop too -> hold_operand."""
     def block(nodes: Nodes) -> list[Node]:
         table: Table = {}
         kept: list[Node] = []
         for i, node in enumerate(nodes):
             kept += substituted((node,), table)
-            if isinstance(node, Op) and node.name == "slot_tile" and _only_in_loops(
+            if isinstance(node, Op) and node.name == "slot_tile" and _multiplies_in_loops(
                     out(node), nodes[i + 1:]):
                 kept.append(maker.op("hold_operand", (out(node),), out(node).name,
                                      where=node.where))
@@ -33,11 +34,10 @@ def hold_operands(nodes: Nodes, maker: Maker) -> Nodes:
     return map_blocks(nodes, block)
 
 
-def _only_in_loops(x: SSAValue, after: Nodes) -> bool:
+def _multiplies_in_loops(x: SSAValue, after: Nodes) -> bool:
     readers = [n for n in after if x in reads(n)]
-    if not readers or not all(isinstance(n, For | While) for n in readers):
+    if not any(isinstance(n, For | While) for n in readers) or not all(
+            isinstance(n, For | While) or is_op(n, "async_matmul") for n in readers):
         return False
-    matmuls = [p for n in readers for region in regions(n)
-               for p in ops_in(region, "async_matmul") if x in p.args]
-    return bool(matmuls) and all(
-        p.args[0] == x and p.args[1] != x and p.attr["a_major"] == "K" for p in matmuls)
+    matmuls = [p for p in ops_in(tuple(readers), "async_matmul") if x in p.args]
+    return all(p.args[0] == x and p.args[1] != x and p.attr["a_major"] == "K" for p in matmuls)

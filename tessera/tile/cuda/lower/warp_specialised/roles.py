@@ -53,23 +53,27 @@ def producer_of(function: Function, rings: tuple[BufferRing, ...], maker: Maker)
                                      ring=ring.name, loads=tuple(x.name for x in fill)))
         return kept
 
-    body = map_blocks(function.body, block)
-    needed = _needed(body)
-    if any(isinstance(maker.types[v], TileType) for v in needed):
+    sliced = slice_of(map_blocks(function.body, block), "ring_fill")
+    if any(isinstance(maker.types[d.value], TileType) for n in walk(sliced) for d in outs_of(n)):
         raise Refused("what is loaded depends on what was computed from tiles")
-    return _sliced(body, needed)
+    return sliced
 
 
-def _needed(nodes: Nodes) -> set[SSAValue]:
-    """What the fills read, and the control around them, with all that these need."""
+def slice_of(nodes: Nodes, name: str, wanted: frozenset[SSAValue] = frozenset()) -> Nodes:
+    """The ops of this name, the control around them, and what these and `wanted` need."""
+    return _sliced(nodes, _needed(nodes, name, wanted), name)
+
+
+def _needed(nodes: Nodes, name: str, wanted: frozenset[SSAValue]) -> set[SSAValue]:
+    """What the ops read, and the control around them, with all that these need."""
     sources: dict[SSAValue, set[SSAValue]] = {}
-    work: list[SSAValue] = []
+    work: list[SSAValue] = [*wanted]
     for node in walk(nodes):
         for d, values in _made_from(node):
             sources.setdefault(d, set()).update(v for v in values if isinstance(v, SSAValue))
-        if is_op(node, "ring_fill"):
+        if is_op(node, name):
             work += reads(node)
-        elif not isinstance(node, Op) and ops_in((node,), "ring_fill"):
+        elif not isinstance(node, Op) and ops_in((node,), name):
             work += [x for x in _control(node) if isinstance(x, SSAValue)]
     needed: set[SSAValue] = set()
     while work:
@@ -99,16 +103,16 @@ def _made_from(node: Node) -> list[tuple[SSAValue, tuple[Operand, ...]]]:
     return [*made, (node.var.value, control)] if isinstance(node, For) else made
 
 
-def _sliced(nodes: Nodes, needed: set[SSAValue]) -> Nodes:
-    """The nodes that define a needed value or fill a ring."""
+def _sliced(nodes: Nodes, needed: set[SSAValue], name: str) -> Nodes:
+    """The nodes that define a needed value or have the name."""
     kept: list[Node] = []
     for node in nodes:
         wanted = any(d.value in needed for d in outs_of(node))
         if isinstance(node, Op):
-            if wanted or node.name == "ring_fill":
+            if wanted or node.name == name:
                 kept.append(node)
-        elif wanted or ops_in((node,), "ring_fill"):
-            inner = with_regions(node, lambda region: _sliced(region, needed))
+        elif wanted or ops_in((node,), name):
+            inner = with_regions(node, lambda region: _sliced(region, needed, name))
             assert not isinstance(inner, Op)
             kept.append(_trimmed(inner, needed))
     return tuple(kept)
