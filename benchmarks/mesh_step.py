@@ -6,8 +6,8 @@
     mpirun -n 2 python benchmarks/mesh_step.py --torch ddp      # PyTorch on them, or fsdp2
 
 Rank 0 trains alone first, with the windows of one GPU, while the others wait; then all together,
-each with as many. The model is that of gpt2_step.py. Weak scaling is the one time by the other;
-predicted_ms is what the planner says, by TESSERA_FABRIC where that is set.
+each with as many. The model is that of gpt2_step.py. Weak scaling is the one time by the other.
+--predict: also what the planner says, by TESSERA_FABRIC where that is set.
 --start-file NAME: all is compiled, and then waits until there is a file NAME: so several of these
 compile side by side, and are timed one after another. NAME.RANK says that a rank is ready.
 """
@@ -87,7 +87,7 @@ def ours(a: argparse.Namespace, model: StepModel) -> dict[str, Any]:
         ts.dist.barrier()
     mesh = ts.dist.mesh([f"cuda:{r}" for r in range(ranks)], axes="dp")
     made = OurStep(mesh, model.sized(B=ranks * a.B), a.fsdp)
-    predicted = made.predicted_ms()
+    predicted = made.predicted_ms() if a.predict else None
     with ts.dist.traffic() as sent:
         together = step_times(made.step, a.steps, a.start_file)
     together |= {"plan": [str(c) for c in made.run.plan], "eager_collectives": len(sent),
@@ -108,6 +108,7 @@ def main() -> None:
     flags = argparse.ArgumentParser(description=__doc__)
     flags.add_argument("--steps", type=int, default=10)
     flags.add_argument("--fsdp", action="store_true", help="split parameters and their state")
+    flags.add_argument("--predict", action="store_true")
     flags.add_argument("--torch", choices=("ddp", "fsdp2"))
     flags.add_argument("--start-file", type=Path)
     a, model = sized(flags, B=16)

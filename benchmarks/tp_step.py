@@ -6,7 +6,7 @@
 
 Queries, keys, values and the feed-forward part are split by columns, what follows them by rows, the
 vocabulary by words; between matmuls each rank has its part of every sequence.
---start-file NAME: as in mesh_step.py.
+--predict, --start-file NAME: as in mesh_step.py.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def ours(a: argparse.Namespace, model: StepModel) -> dict[str, Any]:
     params = placed(mesh, weights(model))
     state, run = OPTIMIZER.init(params), training_step(model, donate=("params", "state"))
     x, y = (ts.dist.distribute(t, None, mesh=mesh) for t in batch(model))
-    predicted = ts.dist.plan_report(run, params, state, x, y).step_us / 1e3
+    predicted = ts.dist.plan_report(run, params, state, x, y).step_us / 1e3 if a.predict else None
 
     def step() -> ts.Tensor:
         nonlocal params, state
@@ -84,6 +84,7 @@ def main() -> None:
         longer = ["--width"] * (name == "d")  # torchrun takes --d for one of its own
         flags.add_argument(f"--{name}", *longer, type=int, default=usual)
     flags.add_argument("--steps", type=int, default=10)
+    flags.add_argument("--predict", action="store_true")
     flags.add_argument("--whole", action="store_true", help="sequences whole on every rank")
     flags.add_argument("--torch", choices=("dtensor", "async_tp"))
     flags.add_argument("--start-file", type=Path)

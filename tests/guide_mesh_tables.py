@@ -52,7 +52,7 @@ def mesh_steps_table() -> str | None:
         rows.append((f"{m['layers']} layers of {m['d']}, {m['B']} x {m['T']}", split,
                      f"{together['ms']:.1f}", f"{other['ms']:.1f}, {way}",
                      f"{other['ms'] / together['ms']:.2f}", scaling,
-                     f"{together['predicted_ms']:.1f}"))
+                     f"{together['predicted_ms']:.1f}" if together["predicted_ms"] else ""))
     if not rows:
         return None
     when = dict.fromkeys(f"{f['device']}, {f['date']}, commit {f['commit']}, `{f['command']}`"
