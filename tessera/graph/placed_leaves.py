@@ -31,7 +31,7 @@ class PlacedLeaves(list[Any]):
         memories, self.memories = self.memories, []
         return memories or [x._storage for x in self]
 
-    def add(self, tensors: Sequence[Resident]) -> PlacedLeaves:
+    def add(self, tensors: Sequence[Tensor]) -> PlacedLeaves:
         """These too, which lie there."""
         self += tensors
         self.memories += memories_of(tensors)
@@ -49,7 +49,7 @@ def memories_of(tensors: Sequence[Any]) -> list[Any]:
 def placed(tensors: list[Tensor]) -> Sequence[Tensor]:
     """Tensors as PlacedLeaves where they are such, else as they are."""
     if {*map(type, tensors)} <= {Resident}:
-        memories = [x._storage for x in tensors]  # type: ignore[attr-defined]
+        memories: list[Any] = memories_of(tensors)
         if {*map(type, memories)} <= OURS:
             there = [m.device for m in memories]
             if there.count(there[0] if there else None) == len(there):
