@@ -46,10 +46,10 @@ def memories_of(tensors: Sequence[Any]) -> list[Any]:
     return [x._storage if type(x) is Resident else x.storage for x in tensors]
 
 
-def placed(tensors: list[Tensor]) -> Sequence[Tensor]:
+def placed(tensors: list[Any]) -> Sequence[Tensor]:
     """Tensors as PlacedLeaves where they are such, else as they are."""
     if {*map(type, tensors)} <= {Resident}:
-        memories: list[Any] = memories_of(tensors)
+        memories = [x._storage for x in tensors]
         if {*map(type, memories)} <= OURS:
             there = [m.device for m in memories]
             if there.count(there[0] if there else None) == len(there):
