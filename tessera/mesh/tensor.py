@@ -173,7 +173,7 @@ def held_parts(tensors: Sequence[DistTensor]) -> list[Tensor]:
     if held[0] is NOTHING and held.count(NOTHING) == len(held):
         return []
     with contextlib.suppress(KeyError, TypeError):  # of other ranks, or used up
-        if {*map(len, held)} == {1}:  # the rule, and quick: parts of one rank
+        if sum(map(len, held)) == len(held):  # the rule, and quick: parts of one rank
             (rank,) = held[0]
             return [parts[rank] for parts in held]
     return [p for x in tensors for p in x.held.values()]
