@@ -29,10 +29,11 @@ class DonatedTensor(Tensor):
     def _raise(self) -> NoReturn:
         raise _CALL.__get__(self).error(self)
 
-    _buffer = memory = storage = place = device = property(_raise)  # type: ignore[assignment]
+    _buffer = memory = storage = place = device = property(_raise)
 
     def __repr__(self) -> str:
-        return _CALL.__get__(self).text(self)  # type: ignore[no-any-return]
+        text: str = _CALL.__get__(self).text(self)
+        return text
 
 
 _CALL: Any = Tensor.__dict__["_buffer"]  # where such a tensor has its UsedBy
@@ -148,8 +149,9 @@ def _parts(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
     if type(tensors) is PlacedLeaves:
         return tensors
     kinds = {*map(type, tensors)}
-    if len(kinds) == 1 and (how := DONATABLE.get(*kinds)) is not None and how.parts is not None:
-        return placed(how.parts(tensors))
+    alike = DONATABLE.get(next(iter(kinds))) if len(kinds) == 1 else None
+    if alike is not None and alike.parts is not None:
+        return placed(alike.parts(tensors))
     found: list[Tensor] = []
     for kind in kinds:
         parts = how.parts if (how := DONATABLE.get(kind)) is not None else None

@@ -31,7 +31,7 @@ class PlacedLeaves(list[Any]):
         memories, self.memories = self.memories, []
         return memories or [x._storage for x in self]
 
-    def add(self, tensors: Sequence[Resident]) -> PlacedLeaves:
+    def add(self, tensors: Sequence[Tensor]) -> PlacedLeaves:
         """These too, which lie there."""
         self += tensors
         self.memories += memories_of(tensors)
@@ -46,10 +46,10 @@ def memories_of(tensors: Sequence[Any]) -> list[Any]:
     return [x._storage if type(x) is Resident else x.storage for x in tensors]
 
 
-def placed(tensors: list[Tensor]) -> Sequence[Tensor]:
+def placed(tensors: list[Any]) -> Sequence[Tensor]:
     """Tensors as PlacedLeaves where they are such, else as they are."""
     if {*map(type, tensors)} <= {Resident}:
-        memories = [x._storage for x in tensors]  # type: ignore[attr-defined]
+        memories = [x._storage for x in tensors]
         if {*map(type, memories)} <= OURS:
             there = [m.device for m in memories]
             if there.count(there[0] if there else None) == len(there):

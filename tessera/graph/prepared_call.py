@@ -57,10 +57,10 @@ class PreparedCall:
     @staticmethod
     def of(structure: TreeDef, leaves: Sequence[Any], names: Sequence[str],
            statics: dict[int, Static], here: tuple, traced: TracedSignature) -> PreparedCall | None:
-        """None where a call cannot be recognised so: nothing of it lies on a GPU or is
-        distributed, or it is scaled, offloaded or another library's."""
+        """None where a call cannot be recognised so: what lies on a GPU or is distributed is
+        scaled, offloaded or another library's."""
         there = [x for x in leaves if _is_quick(x)]
-        if not there or flattener(structure) is None or any(x.scale is not None or (
+        if flattener(structure) is None or any(x.scale is not None or (
                 x.layout is None and type(x.storage) not in OURS) for x in there):
             return None
         return PreparedCall(structure, leaves, names, statics, here, traced)

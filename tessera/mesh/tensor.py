@@ -84,7 +84,7 @@ class DistTensor(Tensor):
         held = self._held
         if held.__class__ is UsedBy:
             raise held.error(self)
-        return held  # type: ignore[no-any-return]
+        return held
 
     @held.setter
     def held(self, parts: dict[int, Tensor]) -> None:
@@ -157,7 +157,7 @@ class DistTensor(Tensor):
 
     def __repr__(self) -> str:
         if self._held.__class__ is UsedBy:
-            return self._held.text(self)  # type: ignore[no-any-return]
+            return self._held.text(self)
         head = f"DistTensor{list(self.shape)} {self.type}{' param' if self.is_param else ''}"
         held = ", ".join(f"rank {r}: {show_shape(p.shape)}" for r, p in list(self.held.items())[:4])
         more = f", {len(self.held) - 4} more" if len(self.held) > 4 else ""
@@ -173,7 +173,7 @@ def held_parts(tensors: Sequence[DistTensor]) -> list[Tensor]:
     if held[0] is NOTHING and held.count(NOTHING) == len(held):
         return []
     with contextlib.suppress(KeyError, TypeError):  # of other ranks, or used up
-        if {*map(len, held)} == {1}:  # the rule, and quick: parts of one rank
+        if sum(map(len, held)) == len(held):  # the rule, and quick: parts of one rank
             (rank,) = held[0]
             return [parts[rank] for parts in held]
     return [p for x in tensors for p in x.held.values()]

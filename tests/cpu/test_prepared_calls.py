@@ -163,6 +163,19 @@ def test_arrays_of_other_libraries_and_of_the_host(long_way):
     assert len(long_way) == 4
 
 
+def test_arrays_of_other_libraries_alone(long_way):
+    f = ts.jit(lambda x, y: x * 2.0 + y)
+    xs = [Torch(filled(np.arange(k, k + 4).astype(np.float32))) for k in range(5)]
+    for x, y in zip(xs, xs[1:], strict=False):
+        np.testing.assert_array_equal(f(x, y).array, 2 * x.x + y.x)
+    assert len(long_way) == 2
+    short = [Torch(filled(np.ones(3, np.float32)))] * 2
+    assert f(*short).array.tolist() == [3.0] * 3 and f.specializations == 2
+    host = np.ones(4, np.float32)
+    with pytest.raises(ts.ArgumentError, match="several places|lie in|cpu"):
+        f(xs[0], host)
+
+
 def test_settings_are_asked_at_each_call(long_way):
     f = ts.jit(lambda x: x["a"] * 2.0)
     for _ in range(3):

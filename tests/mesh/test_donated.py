@@ -16,6 +16,8 @@ from mesh.test_gpu_programs import SPLIT, on_ranks, placed, values
 from mesh.test_gpu_programs import gpus as gpus
 from tessera.errors import ArgumentError
 from tessera.graph.cuda import narrow_copies
+from tessera.mesh.sharding import sharded_graph
+from tessera.tile.launch.resident import on_gpu
 from tolerance import assert_close
 
 
@@ -80,6 +82,50 @@ def test_copies_of_what_a_part_was_are_not_taken_for_it(gpus, nccl, rng, monkeyp
         return [len(p.narrow) for p in params["w"].held.values()]
 
     assert on_ranks(2, program) == [[1], [1]]
+
+
+def test_parts_whose_memory_others_have_move_to_no_result(gpus, nccl, rng):
+    """Which results are parts of arguments is as at the first call, but where one cannot be."""
+    arrays = [np.rint(9 * x) for x in values(rng, (6, 4), (6, 4), (4, 4))]
+
+    def program(mesh):
+        f = ts.jit(lambda xs: [x + 1.0 for x in xs], donate="xs")
+        xs, made = [placed(mesh, x, "rows") for x in arrays], []
+        for i in range(8):
+            alive = ts.as_bytes(xs[1].local) if i in (4, 6) else None
+            before = None if alive is None else alive.array.copy()
+            xs = f(xs)
+            made.append([x.numpy() for x in xs])
+            assert alive is None or (alive.array == before).all()
+        return made
+
+    for made in on_ranks(2, program):
+        for i, found in enumerate(made):
+            for x, y in zip(arrays, found, strict=True):
+                np.testing.assert_array_equal(y, x + (i + 1))
+
+
+def test_captured_tensors_are_copied_once_and_when_they_are_written(gpus, nccl, rng, monkeypatch):
+    copied = []
+    monkeypatch.setattr(sharded_graph, "on_gpu", lambda x, i: copied.append(i) or on_gpu(x, i))
+    (X,) = values(rng, (6, 4))
+
+    def program(mesh):
+        scale, made = ts.tensor(np.float32([2.0, 3.0, 4.0, 5.0])), []
+        f, x = ts.jit(lambda x: x * scale, donate="x"), placed(mesh, X, "rows")
+        for i in range(6):
+            if i == 3:
+                scale[...] = np.ones(4, np.float32)
+            x = f(x)
+            made.append(x.numpy())
+        return made
+
+    want = [X]
+    for i in range(6):
+        want.append(want[-1] * np.float32([2.0, 3.0, 4.0, 5.0] if i < 3 else 1.0))
+    for made in on_ranks(2, program):
+        np.testing.assert_array_equal(made, want[1:])
+    assert len(copied) == 4  # two on each rank
 
 
 USES = {"op": lambda x: x + 1.0, "numpy": lambda x: x.numpy(), "local": lambda x: x.local,

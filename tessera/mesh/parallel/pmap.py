@@ -173,8 +173,8 @@ class _GoneDist(_Gone, DistTensor):
 
     __slots__ = ()
 
-    @property
-    def held(self) -> dict[int, Tensor]:  # type: ignore[override]
+    @property  # type: ignore[misc]
+    def held(self) -> dict[int, Tensor]:
         self._raise()
 
 

@@ -177,7 +177,7 @@ class ShardedProgram:
                 captured[i] = self._copies[i][1]
         if type(parts) is PlacedLeaves:
             if len(parts) == len(leaves) and type(placed(captured)) is PlacedLeaves:
-                return parts.add(captured)  # type: ignore[arg-type]
+                return parts.add(captured)
             parts.take()
         return [*_parts_of(leaves, rank), *captured]
 
@@ -194,15 +194,11 @@ class ShardedProgram:
             return DistTensor.of_many([{rank: y} for y in made], *self._results)
         for x in donated:
             x._held = NOTHING
-        if self._moved is None:  # the first call has new parts
-            self._moved = MovedParts.of(mine, made)
-        again = None if self._moved is None else self._moved.holders(held, mine, made)
+        self._moved = self._moved or MovedParts.of(mine, made)  # the first call has new parts
+        again = None if self._moved is None else self._moved.holders(rank, held, mine, made)
         if again is None:
             numbers = {id(p): k for k, p in enumerate(mine)}
             again = [held[numbers[id(y)]] if id(y) in numbers else {rank: y} for y in made]
-        else:
-            for j in self._moved.new:
-                again[j] = {rank: made[j]}
         return DistTensor.of_many(again, *self._results)
 
     @functools.cached_property
@@ -276,13 +272,13 @@ class MovedParts:
         new = tuple(j for j, k in enumerate(found) if k == len(mine))
         return MovedParts(picker(found), new) if len(new) < len(made) else None
 
-    def holders(self, held: Sequence[dict], mine: Sequence[Tensor], made: Sequence[Tensor]
-                ) -> list[Any] | None:
-        """By result, what held its part; None where other parts are results this time."""
-        expected = [*self.pick([*mine, None])]
+    def holders(self, rank: int, held: Sequence[dict[int, Tensor]], mine: Sequence[Tensor],
+                made: Sequence[Tensor]) -> list[dict[int, Tensor]] | None:
+        """What holds the part of each result; None where other parts are results this time."""
+        expected, again = [*self.pick([*mine, None])], [*self.pick([*held, None])]
         for j in self.new:
-            expected[j] = made[j]
-        return [*self.pick([*held, None])] if all(map(is_, expected, made)) else None
+            expected[j], again[j] = made[j], {rank: made[j]}
+        return again if all(map(is_, expected, made)) else None
 
 
 def _parts_of(given: Sequence[Tensor], rank: int) -> list[Tensor]:

@@ -55,7 +55,7 @@ class Resident(Tensor):
         self.narrow: dict[str, tuple[Any, int]] | None = None
 
     @property
-    def storage(self) -> Any:  # type: ignore[override]
+    def storage(self) -> Any:
         held = self._storage
         if held.__class__ is UsedBy:
             raise held.error(self)
