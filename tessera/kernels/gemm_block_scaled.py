@@ -8,16 +8,16 @@ import numpy as np
 
 from ..dims import show_shape
 from ..errors import ArgumentError, DTypeError, ShapeError
-from ..numerics import NumericType, bf16, f32
+from ..numerics import NumericType, bf16, f32, i32
 from ..tensor import Tensor
 from ..tile import MODULE as tile
 from ..tile.ir.schedule import Schedule
 from ..tile.kernel.decorator import kernel
-from .gemm import aligned_rows
+from .gemm import aligned_rows, sum_of_parts
 from .matmul_blocks import MatmulExtents, choose_blocks
 from .matmul_plan import card_of, explained
 from .record import CompiledCall, Draw, KernelSample
-from .routine import empty_like, routine, type_of
+from .routine import empty_like, reshaped, routine, type_of
 
 BLOCK = 128  # codes of K that share a scale; of weights, of as many rows
 TAKES = ("fp8_e4m3", "fp8_e5m2")
@@ -27,16 +27,33 @@ BLOCKS = (192, 128), (64, 128), (64, 64)
 
 
 @kernel
+def scaled_sum(A, SA, B, SB, m, n, begin, end, BM, BN, BK):
+    """The block [m:m+BM, n:n+BN] of the sum over K from begin to end. Other kernels call it."""
+    acc = tile.zeros((BM, BN))
+    for k in range(begin, end, BK):
+        scale = SB[n // 128, k // 128]  # asked for before the matmul, behind which it arrives
+        part = tile.dot(tile.load(A[m:m+BM, k:k+BK]), tile.load(B[n:n+BN, k:k+BK]).T)
+        scales = tile.load(SA[k // 128, m:m+BM]) * scale
+        acc = acc + part * scales[:, None]
+    return acc
+
+
+@kernel
 def block_scaled_nt(A: Tensor["M", "K"], SA: Tensor["KB", "ME", f32], B: Tensor["N", "K"],
                     SB: Tensor["NB", "KB", f32], D: Tensor["M", "N"], BM=128, BN=128, BK=128):
-    acc = tile.zeros((BM, BN))
-    for k in range(0, K, BK):
-        scale = SB[tile_n // 128, k // 128]  # asked for before the matmul, behind which it arrives
-        part = tile.dot(tile.load(A[tile_m:tile_m+BM, k:k+BK]),
-                        tile.load(B[tile_n:tile_n+BN, k:k+BK]).T)
-        scales = tile.load(SA[k // 128, tile_m:tile_m+BM]) * scale
-        acc = acc + part * scales[:, None]
-    D[tile_m:tile_m+BM, tile_n:tile_n+BN] = acc
+    D[tile_m:tile_m+BM, tile_n:tile_n+BN] = scaled_sum(
+        A, SA, B, SB, tile_m, tile_n, 0, K, BM, BN, BK)
+
+
+@kernel(grid=lambda M, N, parts, BM, BN: (-(-M // BM), -(-N // BN), parts))
+def block_scaled_parts(A: Tensor["M", "K"], SA: Tensor["KB", "ME", f32], B: Tensor["N", "K"],
+                       SB: Tensor["NB", "KB", f32], P: Tensor["parts", "M", "N", f32], depth: i32,
+                       BM=128, BN=128, BK=128):
+    """The same with the sum over K in parts of `depth` terms: D is the sum of P over its first
+    axis."""
+    m, n, p = tile.group_id(0) * BM, tile.group_id(1) * BN, tile.group_id(2)
+    P[p, m:m+BM, n:n+BN] = scaled_sum(A, SA, B, SB, m, n, p * depth,
+                                      tile.minimum(K, p * depth + depth), BM, BN, BK)
 
 
 def reference(a: np.ndarray, a_scale: np.ndarray, b: np.ndarray, b_scale: np.ndarray,
@@ -68,8 +85,8 @@ def sample(name: str, M: int, N: int, K: int, dtype: str = "fp8_e4m3", **options
 
 
 @routine(
-    block_scaled_nt, aligned_rows, arrays="`[M, K]`, `[K/128, M]`, `[N, K]`, `[N/128, K/128]`",
-    reference=reference, ops=in_ops,
+    block_scaled_nt, block_scaled_parts, sum_of_parts, aligned_rows,
+    arrays="`[M, K]`, `[K/128, M]`, `[N, K]`, `[N/128, K/128]`", reference=reference, ops=in_ops,
     samples=(sample("", 72, 136, 256), sample("ragged", 5, 130, 200, dtype="fp8_e4m3"),
              sample("e5m2", 66, 40, 384, "fp8_e5m2")),
     variant=Schedule(block=(64, 64), warps=4),
@@ -78,8 +95,7 @@ def sample(name: str, M: int, N: int, K: int, dtype: str = "fp8_e4m3", **options
                                Draw((32, 32), "f32", scales)), "fp8_e4m3",
                      schedule=Schedule(block=(64, 128)), says="matmuls by wgmma, loads by TMA"),
         CompiledCall("few rows", ((16, 4096), Draw((32, 16), "f32", scales), (4096, 4096),
-                                  Draw((32, 32), "f32", scales)), "fp8_e4m3",
-                     says="matmuls by wgmma, loads by TMA"),
+                                  Draw((32, 32), "f32", scales)), "fp8_e4m3"),
     ),
 )
 def gemm_block_scaled(run: Any, a: Any, a_scale: Any, b: Any, b_scale: Any, *, dtype: Any = None
@@ -101,14 +117,20 @@ def gemm_block_scaled(run: Any, a: Any, a_scale: Any, b: Any, b_scale: Any, *, d
         a_scale = padded
     extents = MatmulExtents(M, N, K, kind.dtype.bits, type_of(out, "D").dtype.bits, short=True)
     blocks = BLOCKS if kind.dtype.name in card.formats else ((64, 64),)
-    plan = choose_blocks(extents, blocks, False, card)
+    plan = choose_blocks(extents, blocks, not run.has_sizes, card)
     run.note(explained(plan, card))
     columns = run.size("n", plan.columns)
     if BLOCK % columns:
         run.fail(f"a schedule's n={columns}", f"a divisor of {BLOCK}: a group takes one scale of b",
                  ArgumentError)
-    run.run("block_scaled_nt", a, a_scale, b, b_scale, out, BM=run.size("m", plan.rows),
-            BN=columns)
+    how = {"BM": run.size("m", plan.rows), "BN": columns}
+    if plan.parts == 1:
+        run.run("block_scaled_nt", a, a_scale, b, b_scale, out, **how)
+        return out
+    parts = empty_like(a, (plan.parts, M, N), f32)
+    run.run("block_scaled_parts", a, a_scale, b, b_scale, parts, plan.depth, **how)
+    run.run("sum_of_parts", reshaped(parts, (plan.parts, M * N)), reshaped(out, (M * N,)),
+            count=plan.parts)
     return out
 
 

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import ArgumentError, DTypeError, ShapeError
-from ..numerics import DType, dtype_of_numpy, find_dtype
+from ..numerics import DType, dtype_of_numpy, find_dtype, stored_bytes
 from . import dlpack
 
 HOST = -1  # device number of host memory
@@ -47,6 +47,11 @@ class Array:
             return True
         return all(got == dense or extent == 1 for got, dense, extent in
                    zip(self.strides, dense_strides(self.shape), self.shape, strict=True))
+
+    @property
+    def nbytes(self) -> int:
+        """Of its elements; packed ones take whole bytes per row."""
+        return stored_bytes(self.shape, self.dtype)
 
 
 def dense_strides(shape: tuple[int, ...]) -> tuple[int, ...]:

@@ -8,13 +8,13 @@ import pytest
 import tessera as ts
 from hopper_lowering import Known, run
 from tessera import stdlib
-from tessera.kernels.gemm_block_scaled import BLOCKS, block_scaled_nt
+from tessera.kernels.gemm_block_scaled import BLOCKS, block_scaled_nt, block_scaled_parts
 from tessera.runtime.generations import GENERATIONS
 from tessera.tile.cuda.lower.warp_specialised import WarpSpecialisedProgram, lower_warp_specialised
 from tolerance import assert_close
 
 HOPPER = GENERATIONS["sm_90a"]
-FACTS = Known(frozenset({"M", "N", "K", "ME"}), frozenset({"A", "SA", "B", "SB", "D"}))
+FACTS = Known(frozenset({"M", "N", "K", "ME"}), frozenset({"A", "SA", "B", "SB", "D", "P"}))
 
 
 def drawn(M: int, N: int, K: int, rng) -> tuple[ts.Tensor, ...]:
@@ -25,22 +25,45 @@ def drawn(M: int, N: int, K: int, rng) -> tuple[ts.Tensor, ...]:
     return a, s, b, t
 
 
+@pytest.mark.parametrize("parts", [1, 2])
 @pytest.mark.parametrize("block", BLOCKS, ids=str)
-def test_scales_come_with_the_codes_that_they_are_of(block, rng):
+def test_scales_come_with_the_codes_that_they_are_of(block, parts, rng):
     """Two rows of the weights' scales, three of the activations'; rows and columns that end within
-    a block."""
+    a block, and parts of K of which the last is shorter."""
     M, N, K = 208, 176, 320
     given = drawn(M, N, K, rng)
+    kernel, grid = block_scaled_nt, (-(-M // block[0]), -(-N // block[1]))
     args = (*given, ts.tensor(np.full((M, N), np.nan, "f4"), "bf16"))
     how = {"BM": block[0], "BN": block[1]}
-    made = lower_warp_specialised(block_scaled_nt.lower(*args, **how), None, FACTS, HOPPER)
+    if parts > 1:
+        kernel, grid = block_scaled_parts, (*grid, parts)
+        args = (*given, ts.tensor(np.full((parts, M, N), np.nan, "f4")), 256)
+    made = lower_warp_specialised(kernel.lower(*args, **how), None, FACTS, HOPPER)
     assert isinstance(made, WarpSpecialisedProgram), made
     (ring,) = made.rings
     assert [load.tensor for load in ring.loads] == ["A", "B", "SA"]
-    run(block_scaled_nt, made, (-(-M // block[0]), -(-N // block[1])), *args, blocks=4, **how)
+    run(kernel, made, grid, *args, blocks=4, **how)
+    got = np.asarray(ts.cast(args[4], "f32").array, "f8")
     want = stdlib.gemm_block_scaled.record.expected(list(given), {})[0]
-    assert_close(np.asarray(ts.cast(args[4], "f32").array, "f8"), want, "bf16", n=K,
+    assert_close(got if parts == 1 else got.sum(0), want, "bf16", n=K,
                  scale=float(np.abs(want).max()))
+
+
+def test_few_rows_are_summed_in_parts(rng):
+    """Few blocks with a long K leave multiprocessors without work; a user's block is kept whole."""
+    run, given = stdlib.gemm_block_scaled, drawn(16, 256, 4096, rng)
+    names = [name for name, *_ in run.launches(*given)]
+    assert names == ["block_scaled_parts", "sum_of_parts"]
+    chosen = run.with_schedule(ts.Schedule(block=(64, 64)))
+    assert [name for name, *_ in chosen.launches(*given)] == ["block_scaled_nt"]
+    want = run.record.expected(list(given), {})[0]
+    got = np.asarray(ts.cast(run(*given), "f32").array, "f8")
+    assert_close(got, want, "bf16", n=4096, scale=float(np.abs(want).max()))
+
+
+def test_of_nothing_the_sum_is_zero(rng):
+    a, s, b, t = drawn(4, 130, 0, rng)
+    assert not np.asarray(ts.cast(stdlib.gemm_block_scaled(a, s, b, t), "f32").array).any()
 
 
 def test_what_does_not_fit_is_refused_by_name(rng):

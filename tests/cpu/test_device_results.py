@@ -183,6 +183,23 @@ def test_arrays_that_are_only_read_may_overlap(gpu, rng):
 
 
 @ts.kernel
+def unpacked(w: ts.Tensor["N", "K"], y: ts.Tensor["N", "K", ts.f32]):
+    y[tile_n:tile_n+16, 0:64] = ts.tile.cast(ts.tile.load(w[tile_n:tile_n+16, 0:64]), ts.f32)
+
+
+@pytest.mark.parametrize("codes, row_bytes", [("fp4_e2m1", 32), ("fp6_e2m3", 48)])
+def test_packed_arrays_take_the_bytes_that_they_are_stored_in(gpu, codes, row_bytes):
+    """A result right behind them shares none, but does where it begins a byte before their end."""
+    kernel = ts.kernel(unpacked.fn)
+    memory = np.zeros(16 * row_bytes + 16 * 64 * 4, np.uint8)
+    for shift in (0, 4):
+        w = ts.from_bytes(Torch(memory[shift:][:16 * row_bytes].reshape(16, row_bytes)), codes,
+                          (16, 64))
+        kernel(w, Torch(memory[16 * row_bytes:].view(np.float32).reshape(16, 64)))
+    assert [r.shared for r in gpu.requests] == [False, True]
+
+
+@ts.kernel
 def signed(x: ts.Tensor["N", ts.f32], *, c=1.0):
     i = ts.tile.linear_id()
     if i < N:

@@ -21,6 +21,7 @@ import numpy as np
 
 from ... import config
 from ...kernels.routine import ForeignArray
+from ...numerics import stored_bytes
 from ...runtime import flags
 from ...runtime.buffer import DEFAULT, DeviceBuffer, PooledBuffer
 from ...runtime.device import device
@@ -120,7 +121,7 @@ class BatchLaunch:
     @cached_property
     def _bytes(self) -> np.ndarray:
         """Of each tensor of each call: [groups, tensors]."""
-        return np.array([[prod(a.shape) * a.dtype.numpy.itemsize for a in given]
+        return np.array([[stored_bytes(a.shape, a.dtype) for a in given]
                          for given in self.arguments], np.int64)
 
     # --- where arrays lie -----------------------------------------------------------------------

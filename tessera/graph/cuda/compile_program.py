@@ -10,10 +10,10 @@ import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
-from math import prod
 
 from ... import config
 from ...kernels.routine import ForeignArray
+from ...numerics import stored_bytes
 from ...runtime.arrays import overlap
 from ...runtime.cache import CacheEntry, DiskCache, content_name
 from ...runtime.target import Target
@@ -71,7 +71,7 @@ def _of_groups(calls: Sequence[tuple[GroupLaunch, Sequence[ForeignArray]]]
     for launch, arrays in calls:
         kernel, where = launch.shared, launch.group.where
         forms = tuple((a.shape, a.pointer % ALIGNMENT_BYTES) for a in arrays)
-        shared = overlap([(a.pointer, prod(a.shape) * a.dtype.numpy.itemsize) for a in arrays])
+        shared = overlap([(a.pointer, stored_bytes(a.shape, a.dtype)) for a in arrays])
         if (id(kernel), forms, shared) not in seen:
             seen.add((id(kernel), forms, shared))
             with at_line(where):

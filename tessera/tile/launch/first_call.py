@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from math import prod
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -88,7 +87,7 @@ def _remembered(kernel: Kernel, config: Config, args: tuple, kwargs: dict[str, A
     launcher = _launcher(kernel, config, args, kwargs, names, bound, decides)
     recipe = Recipe(image, bound, target, launcher.varying, names, again)
     if written.intersection(arrays) and not image.request.shared:
-        recipe.spans = tuple(nbytes(arrays[n]) for n in names if n in arrays)
+        recipe.spans = tuple(arrays[n].nbytes for n in names if n in arrays)
         recipe.written = tuple(n in written for n in names if n in arrays)
         recipe.reach = max(recipe.spans, default=0) if len(recipe.spans) > 1 else 0
     if kernel.key is None:
@@ -115,7 +114,7 @@ def request_for(kernel: Kernel, work: Specialisation, bound: Bound, arrays: dict
         name for name, array in arrays.items()
         if array.device == HOST or array.pointer % ALIGNMENT_BYTES == 0}
     written = written_parameters(work.function)
-    shared = overlap([(a.pointer, nbytes(a)) for a in arrays.values()],
+    shared = overlap([(a.pointer, a.nbytes) for a in arrays.values()],
                      [n in written for n in arrays])
     watched, held = frozenset[str](), frozenset[tuple[int, str]]()
     if target.numerics != "off":
@@ -123,10 +122,6 @@ def request_for(kernel: Kernel, work: Specialisation, bound: Bound, arrays: dict
     return CompileRequest(work.lanes, work.schedule, device(target.index).target,
                           divisible, frozenset(aligned), shared, target.debug, watched, held,
                           eights=eights)
-
-
-def nbytes(array: Array) -> int:
-    return prod(array.shape) * array.dtype.numpy.itemsize
 
 
 def _library(arrays: dict[str, Array]) -> str:
