@@ -11,6 +11,7 @@ takes a while: `compile` leaves those of one part on the disk.
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import statistics
@@ -41,6 +42,7 @@ def joined(y: Any) -> torch.Tensor:
     return torch.from_dlpack(y)
 
 
+@functools.cache
 def drawn(*shape: int) -> torch.Tensor:
     return torch.randn(*shape, device="cuda", generator=torch.Generator("cuda").manual_seed(1))
 
@@ -59,8 +61,13 @@ def of_arrays(ours: Callable, theirs: Callable, xs: list[torch.Tensor], *more: A
     return lambda: fn(there, *more), lambda i: theirs(xs[i]), lambda: theirs(wide(xs[0]))
 
 
+@functools.cache
+def drawn_pairs() -> torch.Tensor:
+    return torch.complex(*drawn(2, MANY, POINTS))
+
+
 def pairs(*shape: int) -> list[torch.Tensor]:
-    return [torch.complex(*drawn(2, *shape)) for _ in range(MANY)]
+    return [z.view(shape) for z in drawn_pairs()]
 
 
 def lines(n: int) -> Made:
@@ -82,7 +89,7 @@ def columns(n: int) -> Made:
 
 
 def reals(n: int) -> list[torch.Tensor]:
-    return [drawn(POINTS // n, n) for _ in range(MANY)]
+    return [x.view(POINTS // n, n) for x in drawn(2, MANY, POINTS)[0]]
 
 
 def real(n: int) -> Made:
@@ -167,7 +174,6 @@ def main() -> None:
     cases: dict[str, dict] = {}
     figures = {"device": torch.cuda.get_device_name(), "copy_us": round(copy, 1), "cases": cases}
     for name, case in CASES.items():
-        torch.cuda.empty_cache()
         cases[name] = measured(*case())
         print(name, json.dumps(cases[name]), flush=True)
         if out := os.environ.get("OUT"):

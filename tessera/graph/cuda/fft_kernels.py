@@ -16,21 +16,25 @@ from ...kernels.fft import (
     LONGEST,
     LONGEST_ACROSS,
     LONGEST_PAIR,
-    LONGEST_WHOLE,
-    POINTS,
+    LONGEST_PAIR_BACK,
     fft_lines,
-    fft_blocks,
-    filter_lines,
-    irfft_lines,
-    irfft_pairs,
+    form_of,
     launcher_of,
     lines_of,
     mirror_radices,
     radices_of,
+)
+from ...kernels.fft_stages import POINTS, stage_angles
+from ...kernels.real_fft import (
+    filter_lines,
+    irfft_lines,
+    irfft_pairs,
+    lines_to_real,
+    packed_frequencies,
     real_angles,
+    real_frequencies,
     rfft_lines,
     rfft_pairs,
-    stage_angles,
 )
 from ...numerics import as_type
 from ...tensor import Tensor
@@ -64,7 +68,7 @@ def _is_taken(node: Node) -> bool:
     if node.op is FFT:
         return _is_power(x.shape[axis], 2, LONGEST_ACROSS**2)
     real = node.inputs[0] if node.op is RFFT else node.outputs[0]
-    return axis == x.ndim - 1 and _is_power(real.aval.shape[axis], 4, 2 * LONGEST)
+    return axis == x.ndim - 1 and _is_power(real.aval.shape[axis], 4, 2 * LONGEST_ACROSS**2)
 
 
 def _is_power(n: Any, least: int, most: int) -> bool:
@@ -140,40 +144,33 @@ def _fft(re: Tensor, im: Tensor, axis: int, inverse: bool, norm: str) -> tuple[T
     n, inner = int(re.shape[axis]), prod(re.shape[axis + 1:])
     scale = _scale(n, norm, inverse)
     parts = (im, re) if inverse else (re, im)
-    if n <= (LONGEST_WHOLE if inner == 1 else LONGEST_ACROSS):
+    if n <= (LONGEST if inner == 1 else LONGEST_ACROSS):
         made = _lines(parts, n, inner, inner, scale=scale)
     else:
-        first = 1 << (n.bit_length() - 1) // 2
-        rest = n // first
+        first, rest = _two(n)
         made = _lines(_lines(parts, first, rest * inner, rest * inner, n, inner), rest, inner,
                       first * inner, scale=scale)
     yr, yi = (F.reshape(y, re.shape) for y in made)
     return (yi, yr) if inverse else (yr, yi)
 
 
-BLOCKS_FROM, TURNS = 1 << 30, 8
-
-
 def _lines(x: tuple[Tensor, Tensor], n: int, inner: int, outer: int, whole: int = 1,
-           apart: int = 1, scale: float = 1.0) -> tuple[Tensor, Tensor]:
+           apart: int = 1, scale: float = 1.0, every: int = 1) -> tuple[Tensor, Tensor]:
     """The transforms of lines of n points, see fft_lines."""
-    count = prod(x[0].shape) // n
-    lines, lanes = lines_of(n, inner > 1 or outer > 1)
-    blocks = lanes * POINTS >= BLOCKS_FROM and not (count if inner == 1 else inner) % lines
-    shape = (-1, n * inner) if not blocks else (count, n) if inner == 1 else (-1, inner)
-    kernel, more = (fft_blocks, {"TURNS": TURNS}) if blocks else (fft_lines, {})
-    xr, xi = (F.reshape(part, shape) for part in x)
+    count, across = prod(x[0].shape) // (n * every), inner > 1 or outer > 1
+    radices, points = form_of(n, across)
+    lines, lanes = lines_of(n, across, points)
+    xr, xi = (F.reshape(part, (-1, n * inner * every)) for part in x)
     yr, yi = (F.zeros((count // outer, n * outer), F32) for _ in x)
-    launcher_of(kernel, lanes)(
-        xr, xi, yr, yi, _angles(n), radices_of(n), N=n, inner=inner,
-        outer=outer, lines=count, whole=whole, apart=apart, scale=scale,
-        BM=lines, **more)
+    launcher_of(fft_lines, lanes, points)(
+        xr, xi, yr, yi, _angles(n, radices), radices, N=n, inner=inner, outer=outer, lines=count,
+        whole=whole, apart=apart, scale=scale, BM=lines, every=every, points=points)
     return yr, yi
 
 
-def _angles(n: int) -> Tensor:
+def _angles(n: int, radices: tuple[int, ...]) -> Tensor:
     """A copy of its own: what others hold might be written to, and is brought to a GPU anew."""
-    return Tensor(stage_angles(n, radices_of(n)).copy(), F32)
+    return Tensor(stage_angles(n, radices).copy(), F32)
 
 
 def _real_angles(n: int) -> Tensor:
@@ -190,31 +187,64 @@ def _scale(n: int, norm: str, inverse: bool) -> float:
 def _rfft(x: Tensor, axis: int, norm: str) -> tuple[Tensor, ...]:
     """Short lines two at once."""
     n = int(x.shape[-1])
-    count = prod(x.shape) // n
+    count, scale = prod(x.shape) // n, _scale(n, norm, False)
+    x, shape = F.reshape(x, (count, n)), x.shape[:-1]
     yr, yi = (F.zeros((count, n // 2 + 1), F32) for _ in "ri")
+    if n > 2 * LONGEST:
+        N = n // 2
+        first, rest = _two(N)
+        z = _lines(_lines((x, x), first, rest, rest, N, every=2), rest, 1, first)
+        zr, zi = (F.reshape(part, (count, N)) for part in z)
+        real_frequencies.launcher(lanes=LANES_OF_PAIRS)(zr, zi, yr, yi, N=N, lines=count,
+                                                        scale=scale, per=LANES_OF_PAIRS)
+        return tuple(F.reshape(y, (*shape, N + 1)) for y in (yr, yi))
     pairs = count > 1 and POINTS <= n <= LONGEST_PAIR
     N, kernel = (n, rfft_pairs) if pairs else (n // 2, rfft_lines)
     lines, lanes = lines_of(N, False)
     radices = mirror_radices(n) if pairs else radices_of(N)
     angles = Tensor((stage_angles if pairs else real_angles)(N, radices).copy(), F32)
-    launcher_of(kernel, lanes)(F.reshape(x, (count, n)), yr, yi, angles, radices, N=N, lines=count,
-                               scale=_scale(n, norm, False), BM=lines)
-    return tuple(F.reshape(y, (*x.shape[:-1], n // 2 + 1)) for y in (yr, yi))
+    launcher_of(kernel, lanes)(x, yr, yi, angles, radices, N=N, lines=count, scale=scale, BM=lines)
+    return tuple(F.reshape(y, (*shape, n // 2 + 1)) for y in (yr, yi))
 
 
 def _irfft(re: Tensor, im: Tensor, axis: int, n: int, norm: str) -> Tensor:
     """Short lines two at once."""
-    count = prod(re.shape[:-1])
-    pairs = count > 1 and POINTS <= n <= LONGEST_PAIR
+    count, scale = prod(re.shape[:-1]), _scale(n, norm, True)
+    xr, xi = (F.reshape(part, (count, n // 2 + 1)) for part in (re, im))
+    if n > 2 * LONGEST:
+        return F.reshape(_long_irfft(xr, xi, n, scale), (*re.shape[:-1], n))
+    pairs = count > 1 and POINTS <= n <= LONGEST_PAIR_BACK
     N, kernel = (n, irfft_pairs) if pairs else (n // 2, irfft_lines)
     lines, lanes = lines_of(N, False)
     radices = mirror_radices(n)[::-1] if pairs else radices_of(N)
     angles = Tensor((stage_angles if pairs else real_angles)(N, radices).copy(), F32)
     y = F.zeros((count, n), F32)
-    xr, xi = (F.reshape(part, (count, n // 2 + 1)) for part in (re, im))
-    launcher_of(kernel, lanes)(xr, xi, y, angles, radices, N=N, lines=count,
-                               scale=_scale(n, norm, True), BM=lines)
+    launcher_of(kernel, lanes)(xr, xi, y, angles, radices, N=N, lines=count, scale=scale, BM=lines)
     return F.reshape(y, (*re.shape[:-1], n))
+
+
+def _long_irfft(xr: Tensor, xi: Tensor, n: int, scale: float) -> Tensor:
+    count, N = int(xr.shape[0]), n // 2
+    first, rest = _two(N)
+    zr, zi = (F.zeros((count, N), F32) for _ in "ri")
+    packed_frequencies.launcher(lanes=LANES_OF_PAIRS)(xr, xi, zr, zi, N=N, lines=count,
+                                                      per=LANES_OF_PAIRS)
+    parts = (F.reshape(part, (-1, rest)) for part in _lines((zi, zr), first, rest, rest, N))
+    radices, points = form_of(rest, True)
+    lines, lanes = lines_of(rest, True, points)
+    y = F.zeros((count, n), F32)
+    launcher_of(lines_to_real, lanes, points)(
+        *parts, y, _angles(rest, radices), radices, N=rest, outer=first, lines=count * first,
+        scale=scale, BM=lines, points=points)
+    return y
+
+
+LANES_OF_PAIRS = 256
+
+
+def _two(n: int) -> tuple[int, int]:
+    first = 1 << (n.bit_length() - 1) // 2
+    return first, n // first
 
 
 RULES: dict[GraphOp, Rule] = {FFT: _fft, RFFT: _rfft, IRFFT: _irfft, FILTER: _filter}

@@ -1,0 +1,317 @@
+"""Fourier transforms of real f32 points and back, and convolutions by them.
+
+Two lines are the parts of a complex one, or one line's even and odd points: what is said of a
+frequency k and of N - k gives both.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+
+from ..numerics import f32
+from ..tensor import Tensor
+from ..tile import MODULE as tile
+from ..tile.kernel.decorator import kernel
+from .angles import TURN
+from .fft import some_lines
+from .fft_stages import (
+    ALL,
+    POINTS,
+    in_order,
+    in_shared,
+    mirrored,
+    one_turn,
+    padded,
+    pitch,
+    spread,
+    stage_angles,
+    starts,
+    transformed,
+    turned,
+)
+
+
+@functools.cache
+def real_angles(N: int, radices: tuple[int, ...]) -> np.ndarray:
+    """stage_angles, and behind them cosines and sines of the turns k / (2 N), k = 0 .. N - 1."""
+    turns = TURN * np.arange(N) / (2 * N)
+    return np.concatenate([stage_angles(N, radices), np.cos(turns), np.sin(turns)],
+                          dtype=np.float32)
+
+
+@kernel(grid=lambda lines, BM: -(-lines // BM), overwrites=("yr", "yi"))
+def rfft_lines(x: Tensor["A", "E", f32], yr: Tensor["A", "F", f32], yi: Tensor["A", "F", f32],
+               angles: Tensor["T", f32], radices, N: int, lines: int, scale: float, BM=1):
+    """Frequencies 0 .. N of lines of 2 N real points: those of x[2 n] + i x[2 n + 1], of which each
+    pair k, N - k has the parts of even and of odd points."""
+    each = max(1, N // POINTS)
+    lane, P = tile.local_id(), pitch(N, BM)
+    sr, si = tile.alloc_shared((BM * P,), f32), tile.alloc_shared((BM * P,), f32)
+    line, part = spread(lane, BM, each, False)
+    number = tile.group_id(0) * BM + line
+    a, base = min(number, lines - 1), line * P
+    us, step = starts(N, radices[0]), N // radices[0]
+    vr = [[x[a, 2 * part + 2 * (u + j * step)] for j in ALL[:radices[0]]] for u in us]
+    vi = [[x[a, 2 * part + (2 * (u + j * step) + 1)] for j in ALL[:radices[0]]] for u in us]
+    y = transformed(vr, vi, sr, si, angles, N, radices, (base, part), (base, part))
+    in_order(sr, si, base, y, part, N, radices)
+    if number < lines:
+        if part == 0:
+            yr[a, N // 2] = sr[base + padded(N // 2)] * scale
+            yi[a, N // 2] = si[base + padded(N // 2)] * -scale
+        here, turn, half = base + padded(part), T - 2 * N + part, 0.5 * scale
+        for n in ALL[:min(N, POINTS) // 2]:
+            k, k_ = part + n * each, N - part - n * each
+            at, back = here + padded(n * each), base + padded(k_ & (N - 1))
+            r, i, r_, i_ = sr[at], si[at], sr[back], si[back]
+            c, d = turned(i + i_, r_ - r, angles[turn + n * each], -angles[turn + (N + n * each)])
+            yr[a, k] = (r + r_ + c) * half
+            yi[a, k] = (i - i_ + d) * half
+            yr[a, k_] = (r + r_ - c) * half
+            yi[a, k_] = (d - i + i_) * half
+
+
+@kernel(grid=lambda lines, BM: -(-lines // (2 * BM)), overwrites=("yr", "yi"))
+def rfft_pairs(x: Tensor["A", "E", f32], yr: Tensor["A", "F", f32], yi: Tensor["A", "F", f32],
+               angles: Tensor["T", f32], radices, N: int, lines: int, scale: float, BM=1):
+    """Frequencies 0 .. N / 2 of lines of N real points, of which two are the parts of one of
+    complex points: a_k = (z_k + conj z_(N - k)) / 2, b_k = (z_k - conj z_(N - k)) / 2i."""
+    P = pitch(N, BM)
+    sr, si = tile.alloc_shared((BM * P,), f32), tile.alloc_shared((BM * P,), f32)
+    line, part = spread(tile.local_id(), BM, N // POINTS, False)
+    a = 2 * (tile.group_id(0) * BM + line)
+    here, there, at = min(a, lines - 1), min(a + 1, lines - 1), (line * P, part)
+    us, step = starts(N, radices[0]), N // radices[0]
+    vr = [[x[here, part + (u + j * step)] for j in ALL[:radices[0]]] for u in us]
+    vi = [[x[there, part + (u + j * step)] for j in ALL[:radices[0]]] for u in us]
+    (pr, pi), (qr, qi) = transformed(vr, vi, sr, si, angles, N, radices, at, at, N // 8)
+    if a < lines:
+        mirror_sums(yr, yi, a, pr, pi, qr, qi, N, part, 0.5 * scale)
+    if a + 1 < lines:  # -i z has the parts in their other places
+        mirror_sums(yr, yi, a + 1, pi, [-v for v in pr], qi, [-v for v in qr], N, part, 0.5 * scale)
+
+
+@kernel
+def mirror_sums(yr, yi, a, pr, pi, qr, qi, N, part, half):
+    """z_k + conj z_(N - k) of both butterflies of a thread; see mirrored."""
+    u, v = mirrored(N, part)
+    own = part == 0
+    for k in ALL[:4]:
+        at, to = u + k * (N // 8), v + k * (N // 8)
+        yr[a, at] = (pr[k] + tile.where(own, pr[-k], qr[7 - k])) * half
+        yi[a, at] = (pi[k] - tile.where(own, pi[-k], qi[7 - k])) * half
+        yr[a, to] = (qr[k] + tile.where(own, qr[7 - k], pr[7 - k])) * half
+        yi[a, to] = (qi[k] - tile.where(own, qi[7 - k], pi[7 - k])) * half
+    if part == 0:
+        yr[a, N // 2] = 2.0 * pr[4] * half
+        yi[a, N // 2] = 0.0
+
+
+@kernel(grid=lambda lines, BM: -(-lines // (2 * BM)), overwrites=("y",))
+def irfft_pairs(xr: Tensor["A", "E", f32], xi: Tensor["A", "E", f32], y: Tensor["A", "F", f32],
+                angles: Tensor["T", f32], radices, N: int, lines: int, scale: float, BM=1):
+    """The N real points of lines of frequencies 0 .. N / 2, of which two are the parts of one of
+    complex points: z_k = a_k + i b_k, z_(N - k) = conj a_k + i conj b_k."""
+    P = pitch(N, BM)
+    sr, si = tile.alloc_shared((BM * P,), f32), tile.alloc_shared((BM * P,), f32)
+    line, part = spread(tile.local_id(), BM, N // POINTS, False)
+    a = 2 * (tile.group_id(0) * BM + line)
+    here, there, at = min(a, lines - 1), min(a + 1, lines - 1), (line * P, part)
+    u, v = mirrored(N, part)
+    own, middle = part == 0, xr.shape[1] - 1
+    near, far = both_frequencies(xr, xi, here, there, u, N, own)
+    near_, far_ = both_frequencies(xr, xi, here, there, v, N, False)
+    mine = [(xr[here, middle], xr[there, middle])] + [far[-k] for k in ALL[1:4]]
+    p = near + [chosen(own, mine[k], far_[3 - k]) for k in ALL[:4]]
+    q = near_ + [chosen(own, far_[3 - k], far[3 - k]) for k in ALL[:4]]
+    vr, vi = [[z[1] for z in p], [z[1] for z in q]], [[z[0] for z in p], [z[0] for z in q]]
+    made = transformed(vr, vi, sr, si, angles, N, radices, at, at, 1)
+    if a < lines:
+        part_points(y, a, [z[1] for z in made], part, N, radices[-1], scale)
+    if a + 1 < lines:
+        part_points(y, a + 1, [z[0] for z in made], part, N, radices[-1], scale)
+
+
+@kernel
+def part_points(y, a, x, part, N, R, scale):
+    """A line's points from a part of a thread's last butterflies."""
+    vs = starts(N, R)
+    for n in ALL[:len(vs)]:
+        for k in ALL[:R]:
+            y[a, part + (vs[n] + k * (N // R))] = x[n][k] * scale
+
+
+@kernel
+def chosen(own, z, z_):
+    return tile.where(own, z[0], z_[0]), tile.where(own, z[1], z_[1])
+
+
+@kernel
+def both_frequencies(xr, xi, a, b, u, N, zero):
+    """z_k of both lines for k = u + j N / 8, j < 4, and z_(N - k).  zero: whether u is 0"""
+    near, far = [], []
+    for j in ALL[:4]:
+        k = u + j * (N // 8)
+        ar, br, ai, bi = xr[a, k], xr[b, k], xi[a, k], xi[b, k]
+        if j == 0:
+            ai, bi = tile.where(zero, 0.0, ai), tile.where(zero, 0.0, bi)
+        near, far = near + [(ar - bi, ai + br)], far + [(ar + bi, br - ai)]
+    return near, far
+
+
+@kernel(grid=lambda lines, BM: -(-lines // BM), overwrites=("y",))
+def irfft_lines(xr: Tensor["A", "E", f32], xi: Tensor["A", "E", f32], y: Tensor["A", "F", f32],
+                angles: Tensor["T", f32], radices, N: int, lines: int, scale: float, BM=1):
+    """The 2 N real points of lines of frequencies 0 .. N; of the first and the last no imaginary
+    part is read."""
+    each = max(1, N // POINTS)
+    lane, P = tile.local_id(), pitch(N, BM)
+    sr, si = tile.alloc_shared((BM * P,), f32), tile.alloc_shared((BM * P,), f32)
+    line, part = spread(lane, BM, each, False)
+    number = tile.group_id(0) * BM + line
+    a, base = min(number, lines - 1), line * P
+    us, step = starts(N, radices[0]), N // radices[0]
+    z = [[packed_frequency(xr, xi, angles, a, part, u + j * step, N) for j in ALL[:radices[0]]]
+         for u in us]
+    vr, vi = [[p[1] for p in ps] for ps in z], [[p[0] for p in ps] for ps in z]
+    made = transformed(vr, vi, sr, si, angles, N, radices, (base, part), (base, part))
+    if number < lines:
+        real_points(y, a, made, part, N, radices[-1], scale)
+
+
+@kernel(grid=lambda lines, BM: -(-lines // BM), overwrites=("y",))
+def lines_to_real(xr: Tensor["A", "E", f32], xi: Tensor["A", "E", f32], y: Tensor["B", "F", f32],
+                  angles: Tensor["T", f32], radices, N: int, outer: int, lines: int, scale: float,
+                  BM=1, points=POINTS):
+    """As fft_lines of parts that are exchanged, whose results are real points, side by side."""
+    made, to, part = some_lines(xr, xi, angles, radices, N, 1, outer, lines, BM, 1, points)
+    R, vs = radices[-1], starts(N, radices[-1], points)
+    if to < lines:
+        b, first = to // outer, 2 * (to % outer + part * outer)
+        for n in ALL[:len(vs)]:
+            for k in ALL[:R]:
+                at = 2 * outer * (vs[n] + k * (N // R))
+                y[b, first + at] = made[n][1][k] * scale
+                y[b, first + (at + 1)] = made[n][0][k] * scale
+
+
+@kernel(grid=lambda lines, N, per: lines * (N // (2 * per)), overwrites=("yr", "yi"))
+def real_frequencies(zr: Tensor["A", "E", f32], zi: Tensor["A", "E", f32],
+                     yr: Tensor["A", "F", f32], yi: Tensor["A", "F", f32], N: int, lines: int,
+                     scale: float, per: int):
+    """Frequencies 0 .. N of lines of 2 N real points from those of x[2 n] + i x[2 n + 1]."""
+    a = tile.group_id(0) // (N // (2 * per))
+    k = tile.group_id(0) % (N // (2 * per)) * per + tile.local_id()
+    back, half = (N - k) & (N - 1), 0.5 * scale
+    r, i, r_, i_ = zr[a, k], zi[a, k], zr[a, back], zi[a, back]
+    cosine, sine = one_turn(k, 2 * N)
+    c, d = turned(i + i_, r_ - r, cosine, sine)
+    yr[a, k] = (r + r_ + c) * half
+    yi[a, k] = (i - i_ + d) * half
+    yr[a, N - k] = (r + r_ - c) * half
+    yi[a, N - k] = (d - i + i_) * half
+    if k == 0:
+        yr[a, N // 2] = zr[a, N // 2] * scale
+        yi[a, N // 2] = zi[a, N // 2] * -scale
+
+
+@kernel(grid=lambda lines, N, per: lines * (N // (2 * per)), overwrites=("zr", "zi"))
+def packed_frequencies(xr: Tensor["A", "E", f32], xi: Tensor["A", "E", f32],
+                       zr: Tensor["A", "F", f32], zi: Tensor["A", "F", f32], N: int, lines: int,
+                       per: int):
+    """Twice the frequencies of x[2 n] + i x[2 n + 1] from those of lines of 2 N real points."""
+    a = tile.group_id(0) // (N // (2 * per))
+    k = tile.group_id(0) % (N // (2 * per)) * per + tile.local_id()
+    r, r_, i, i_ = xr[a, k], xr[a, N - k], xi[a, k], xi[a, N - k]
+    i, i_ = tile.where(k == 0, 0.0, i), tile.where(k == 0, 0.0, i_)
+    cosine, sine = one_turn(k, 2 * N)
+    c, d = turned(-(i + i_), r - r_, cosine, -sine)
+    zr[a, k] = r + r_ + c
+    zi[a, k] = i - i_ + d
+    if k > 0:
+        zr[a, N - k] = r + r_ - c
+        zi[a, N - k] = i_ - i + d
+    else:
+        zr[a, N // 2] = 2.0 * xr[a, N // 2]
+        zi[a, N // 2] = -2.0 * xi[a, N // 2]
+
+
+@kernel
+def real_points(y, a, made, part, N, R, scale):
+    """x[2 n] + i x[2 n + 1] of a line, from a thread's last butterflies of exchanged parts."""
+    vs = starts(N, R)
+    for n in ALL[:len(vs)]:
+        for k in ALL[:R]:
+            y[a, 2 * part + 2 * (vs[n] + k * (N // R))] = made[n][1][k] * scale
+            y[a, 2 * part + (2 * (vs[n] + k * (N // R)) + 1)] = made[n][0][k] * scale
+
+
+@kernel
+def packed_frequency(xr, xi, angles, a, part, n, N):
+    """Twice the frequency part + n of x[2 n] + i x[2 n + 1]."""
+    back, first = N - part, angles.shape[0] - 2 * N + part
+    r, r_, i, i_ = xr[a, part + n], xr[a, back - n], xi[a, part + n], xi[a, back - n]
+    if n == 0:
+        i, i_ = tile.where(part == 0, 0.0, i), tile.where(part == 0, 0.0, i_)
+    c, d = turned(-(i + i_), r - r_, angles[first + n], angles[first + (N + n)])
+    return r + r_ + c, i - i_ + d
+
+
+@kernel(grid=lambda lines, BM: -(-lines // BM), overwrites=("y",))
+def filter_lines(x: Tensor["A", "E", f32], hr: Tensor["H", "F", f32], hi: Tensor["H", "F", f32],
+                 y: Tensor["A", "E", f32], angles: Tensor["T", f32], radices, N: int, lines: int,
+                 scale: float, BM=1):
+    """Lines of 2 N real points, of which each frequency is multiplied: rfft_lines, a product and
+    irfft_lines, with nothing written between. Line l has the factors of row l % H."""
+    each = max(1, N // POINTS)
+    lane, P = tile.local_id(), pitch(N, BM)
+    sr, si = tile.alloc_shared((BM * P,), f32), tile.alloc_shared((BM * P,), f32)
+    line, part = spread(lane, BM, each, False)
+    number = tile.group_id(0) * BM + line
+    a, base = min(number, lines - 1), line * P
+    us, step = starts(N, radices[0]), N // radices[0]
+    vr = [[x[a, 2 * part + 2 * (u + j * step)] for j in ALL[:radices[0]]] for u in us]
+    vi = [[x[a, 2 * part + (2 * (u + j * step) + 1)] for j in ALL[:radices[0]]] for u in us]
+    at = (base, part)
+    made = transformed(vr, vi, sr, si, angles, N, radices, at, at)
+    in_order(sr, si, base, made, part, N, radices)
+    h = a % hr.shape[0]
+    if part == 0:
+        r, i = sr[base + padded(N // 2)], -si[base + padded(N // 2)]
+        c, d = turned(r, i, hr[h, N // 2], hi[h, N // 2])
+        sr[base + padded(N // 2)] = 2.0 * c
+        si[base + padded(N // 2)] = -2.0 * d
+    first, turn = base + padded(part), T - 2 * N + part
+    for n in ALL[:min(N, POINTS) // 2]:
+        k, k_ = part + n * each, N - part - n * each
+        here, back = first + padded(n * each), base + padded(k_ & (N - 1))
+        pair_filtered(sr, si, here, back, angles[turn + n * each], angles[turn + (N + n * each)],
+                      k, hr[h, k], hi[h, k], hr[h, k_], hi[h, k_])
+    tile.barrier()
+    vr, vi = in_shared(sr, si, [first + padded(u) for u in us], N, radices[0])
+    tile.barrier()
+    made = transformed(vi, vr, sr, si, angles, N, radices, at, at)
+    if number < lines:
+        real_points(y, a, made, part, N, radices[-1], scale)
+
+
+@kernel
+def pair_filtered(sr, si, here, back, c, s, k, hr, hi, hr_, hi_):
+    """Of x[2 n] + i x[2 n + 1] the frequencies k and N - k, where those of x are multiplied."""
+    r, i, r_, i_ = sr[here], si[here], sr[back], si[back]
+    tr, ti = turned(i + i_, r_ - r, c, -s)
+    pr, pi = turned(0.5 * (r + r_ + tr), 0.5 * (i - i_ + ti), hr, hi)          # of k
+    qr, qi = turned(0.5 * (r + r_ - tr), 0.5 * (ti - i + i_), hr_, hi_)        # of N - k
+    pi, qi = tile.where(k == 0, 0.0, pi), tile.where(k == 0, 0.0, qi)
+    tr, ti = turned(-(pi + qi), pr - qr, c, s)
+    if k > 0:
+        sr[back] = pr + qr - tr
+        si[back] = ti - pi + qi
+    sr[here] = pr + qr + tr
+    si[here] = pi - qi + ti
+
+
+__all__ = ["filter_lines", "irfft_lines", "irfft_pairs", "lines_to_real", "packed_frequencies",
+           "real_angles", "real_frequencies", "rfft_lines", "rfft_pairs"]
