@@ -233,8 +233,8 @@ class _KernelSchedule(ScheduleBuilder):
                    steps: list[GroupStep], for_all_bytes: int) -> bool:
         """Rows that clusters share, in strips: what is the same for all comes to shared memory once
         for a strip of them. Whether there is room."""
-        how = long_strips(*frame.extents[-2:], self.chip) if len(frame.members) == 2 else None
-        if how is None:
+        if len(frame.members) != 2 or (how := long_strips(
+                frame.extents[0], frame.extents[1], self.chip)) is None:
             return False
         row = sum(r.type.dtype.bits for r in reads if all(frame.pattern(r.shape) or (False,)))
         room = how.room_for(row * how.columns // 8, for_all_bytes // how.groups)
