@@ -37,14 +37,15 @@ def program(fn: Any, *xs: Any, target: Any = TARGET) -> CudaProgram:
 
 
 @pytest.mark.parametrize("debug", [False, True])
-@pytest.mark.parametrize("n, groups", [(384, 1), (512, 1), (768, 2), (1024, 2)])
+@pytest.mark.parametrize("n, groups", [(384, 1), (512, 1), (768, 2), (1024, 2), (1536, 4),
+                                       (3072, 8)])
 def test_rows_are_read_once_for_the_result_and_the_sums(
         n: int, groups: int, debug: bool, rng: np.random.Generator) -> None:
     x, dy, w, b = (_drawn(rng, *s) for s in ((192, n), (192, n), (n,), (n,)))
     made = program(gradients, x, w, b, dy)
     group = made.plan.groups[0]
     assert [g.kind for g in made.plan.groups] == ["strips", "columns", "columns"]
-    rows = -(-192 * groups // long_strips.GROUPS)
+    rows = -(-192 // long_strips.STRIPS[groups])  # of the last strip fewer
     assert (group.attr("cluster"), group.attr("rows")) == (groups, rows)
     with ts.config.scope(debug=debug):
         dx, dw, db = made.run([x, w, b, dy])
@@ -59,24 +60,34 @@ def test_rows_are_read_once_for_the_result_and_the_sums(
 
 
 @pytest.mark.parametrize("rows, n, target", [
-    (192, 2048, "sm_90a"), (192, 700, "sm_90a"), (131, 512, "sm_90a"), (192, 1024, "sm_80")])
+    (192, 8192, "sm_90a"), (192, 700, "sm_90a"), (131, 512, "sm_90a"), (192, 1024, "sm_80")])
 def test_other_rows_are_read_twice(rows: int, n: int, target: str) -> None:
-    """Longer ones, no whole blocks, strips of different length, and groups that have no cluster."""
+    """Longer ones, no whole blocks, fewer rows than groups, and groups that have no cluster."""
     x, w = ts.Tensor[rows, n, "f32"], ts.Tensor[n, "f32"]
     found = program(gradients, x, w, w, x, target=parse_target(target)).plan.groups
     assert [g.kind for g in found][:2] == ["rows", "strips"]
 
 
-@pytest.mark.parametrize("R, rows", [(192, 2), (4096, 32), (32768, 128), (3 * 16384, 128),
-                                     (1 << 20, 128), (1 << 21, None),
-                                     (1009, None)])
+@pytest.mark.parametrize("R, rows", [(192, 2), (4096, 32), (32768, 125), (1 << 20, 127),
+                                     (1 << 21, 128), (1009, 8), (132, None)])
 def test_strips_are_as_many_as_run_at_once_or_some_times_that(R: int, rows: int | None) -> None:
     """A sum in f32 has 128 rows at most."""
     found = long_strips.long_strips(R, 512, TARGET.generation)
     assert (found and found.rows) == rows
 
 
+def test_rows_come_while_others_are_worked_on() -> None:
+    """Three at a time where groups of a cluster wait for each other twice a row, else two."""
+    how = long_strips.LongStrips(8, 1, 512, 4096 * 3 + 1024)
+    assert [how.room_for(n, 1024) for n in (4096, 4097, 6144, 6145)] == [3, 2, 2, 0]
+    for columns, want in ((512, (2, 2)), (1024, (3, 2))):
+        x, w = ts.Tensor[192, columns, "f32"], ts.Tensor[columns, "f32"]
+        layer, rms = program(gradients, x, w, w, x), program(
+            lambda x, w, dy: ts.vjp(ts.rmsnorm, x, w)[1](dy), x, w, x)
+        assert tuple(p.plan.groups[0].attr("under_way") for p in (layer, rms)) == want
+
+
 def test_operands_that_leave_no_room_are_read_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     x, w = ts.Tensor[192, 512, "f32"], ts.Tensor[512, "f32"]
-    monkeypatch.setattr(long_strips, "ROWS_UNDER_WAY", 60)
+    monkeypatch.setattr(long_strips, "KEPT_BYTES", 222 << 10)
     assert program(gradients, x, w, w, x).plan.groups[0].kind == "rows"

@@ -113,8 +113,10 @@ RUNNING = {
 
 @pytest.fixture(params=["a thread for a line", "a group for a line"])
 def form(request, monkeypatch):
-    """Both forms, on lines that are longer than a block."""
+    """Both forms, on lines that are longer than a block. Sums and products of rows of memory have a
+    third one."""
     monkeypatch.setattr(scans, "BLOCK", 8)
+    monkeypatch.setattr(scans, "ROW_BLOCK", 16)
     if request.param == "a group for a line":
         monkeypatch.setattr(scans, "SHORT", 0)
     return request.param
@@ -125,8 +127,10 @@ def form(request, monkeypatch):
 def test_running(name, shape, axis, form, rng):
     x = rng.standard_normal(shape).astype(np.float32)
     program = CudaProgram(ts.jit(lambda x: RUNNING[name](x, axis)).graph(x))
-    assert [g.attr("walked") for g in program.plan.groups if g.kind == "scan"] == \
-        [form == "a thread for a line"]
+    (scan,) = (g for g in program.plan.groups if g.kind == "scan")
+    rows = name in ("cumsum", "cumprod") and axis == len(shape) - 1
+    assert (scan.attr("walked"), scan.schedule.m is not None) == (
+        form == "a thread for a line" and not rows, rows)
     wide = RUNNING[name](ts.tensor(x.astype(np.float64)), axis).array
     assert_close(program.run([x])[0], wide, "f32", n=30)
 
@@ -138,6 +142,35 @@ def test_running_types(name, kind, form, rng):
     (got,), (want,) = lowered(lambda x: RUNNING[name](x, 1), x)
     assert got.dtype == want.dtype
     assert_close(got, want, kind, n=11)
+
+
+def test_sums_of_stored_rows_are_one_kernel(rng):
+    """Read and written in 16 bits, unless something else reads them in 32, or saturates."""
+    x = ts.cast(ts.tensor(rng.standard_normal((3, 70)).astype(np.float32)), "bf16")
+    (got,), (want,) = lowered(lambda x: ts.cumsum(x, 1), x)
+    assert_close(got, want, "bf16", n=70)
+
+    def kinds(fn):
+        return [g.kind for g in CudaProgram(ts.jit(fn).graph(x)).plan.groups]
+
+    def wide(x):
+        return ts.cumsum(ts.cast(x, "f32"), 1)
+
+    assert kinds(lambda x: ts.cumsum(x, 1)) == kinds(wide) == ["scan"]
+    assert kinds(lambda x: (wide(x), ts.cast(wide(x), "bf16"))) == ["scan", "loop"]
+    assert kinds(lambda x: ts.cast(wide(x), "f16 @saturate")) == ["scan", "loop"]
+    assert kinds(lambda x: ts.cumsum(x, 0)) == ["loop", "scan", "loop"]
+    assert kinds(lambda x: ts.cumprod(x, 1)) == ["loop", "scan"]  # products are made in f32
+
+
+@pytest.mark.parametrize("n", [17, 40])
+def test_running_sums_of_rows_of_several_blocks(n, rng, monkeypatch):
+    monkeypatch.setattr(scans, "ROW_BLOCK", 16)
+    x = rng.standard_normal((5, n))
+    x[1, 3], x[2, 20 % n], x[2, 16] = np.inf, np.nan, -np.inf
+    made, want = lowered(lambda x: (ts.cumsum(x, 1), ts.cumprod(x, 1)), x)
+    for got, w in zip(made, want, strict=True):
+        np.testing.assert_allclose(got, w, rtol=1e-12, atol=1e-12)
 
 
 def test_running_extrema_of_nan_and_ties(form, rng):

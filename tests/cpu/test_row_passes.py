@@ -146,6 +146,19 @@ def test_two_rows_share_what_is_the_same_for_all(rows: int, n: int, groups: int,
     assert_close(got, want * np.asarray(w) + np.asarray(b), "f32", n=n)
 
 
+def test_weights_without_room_beside_a_row_come_once_for_a_strip_of_them(rng: np.random.Generator
+                                                                         ) -> None:
+    n = 131072
+    x, w, b = (_drawn(rng, *s, dtype="bf16") for s in ((19, n), (n,), (n,)))
+    program = CudaProgram(ts.jit(lambda *xs: ts.layernorm(*xs)).graph(x, w, b), TARGET)
+    (group,) = program.plan.groups
+    assert (group.kind, group.attr("cluster"), group.attr("rows")) == ("strips", 8, 2)
+    (got,) = program.run([x, w, b])
+    x64, w64, b64 = (np.asarray(v, np.float64) for v in (x, w, b))
+    z = (x64 - x64.mean(1, keepdims=True)) / np.sqrt(x64.var(1, keepdims=True) + 1e-5)
+    assert_close(np.asarray(got, np.float64), z * w64 + b64, "bf16", n=n)
+
+
 def test_the_loss_of_rows_that_groups_share(rng: np.random.Generator) -> None:
     """Which column is a row's label is told by the column's number in the whole row."""
     n = 59904
@@ -277,7 +290,11 @@ def test_powers_that_are_summed_from_their_maximum_on_are_approximated(
             ts.exp(x - ts.max(x, axis=-1, keepdims=True)), axis=-1)):
         text = _texts(fn, x)
         assert "tile.exp_approx(" in text and "tile.exp(" not in text
-    for fn in (ts.softmax,  # the powers are kept
+    narrow = _texts(lambda x: ts.cast(ts.vjp(ts.softmax, x)[1](x), "bf16"), x)
+    assert "tile.exp_approx(" in narrow and "tile.exp(" not in narrow
+    for fn in (lambda x: ts.vjp(ts.softmax, x)[1](x),  # 32 bits are kept of the weighted sum
+               lambda x: ts.cast(ts.sum(x * ts.exp(x - 1), axis=-1, keepdims=True) * x, "bf16"),
+               ts.softmax,  # the powers are kept
                lambda x: ts.sum(ts.exp(x - ts.min(x, axis=-1, keepdims=True)), axis=-1),
                lambda x: ts.sum(ts.exp(2 * x - ts.max(x, axis=-1, keepdims=True)), axis=-1),
                lambda x: ts.max(ts.exp(x - ts.max(x, axis=-1, keepdims=True)), axis=-1)):

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 from ...runtime.generations import Generation
@@ -24,20 +24,23 @@ from .choose_schedule import KEPT_BYTES, blocks, chosen
 from .group_statements import CHAIN, FrameBlock, store, value
 from .kernel_text import KernelText, KernelWriter, capital
 from .loop_kernels import parameters, templates
-from .row_passes import RowLoop, inside_loops, needed, write_statistics
+from .row_passes import RowLoop, needed, write_statistics
 from .spell import COMBINE
 
 BLOCK, WARPS = 4096, 16  # columns at once: eight in each lane
 MOST_BLOCKS = 4  # of a group's columns
 MOST_SUMS = 8  # blocks of sums that lanes have registers for
-GROUPS, MOST_WAVES = 128, 64  # about one for each multiprocessor, at one time
-ROWS_UNDER_WAY = 2
-# Of a cluster. Each row waits for statistics of all its groups, which takes longer the more there
-# are: layer norm's and rms norm's gradients of 2^26 elements of bf16 have 0.78 and 0.88 of a copy's
-# rate in rows of 16384 (0.48 and 0.57 where the sums are a kernel of their own), 0.67 and 0.88 of
-# 32768 (0.44 and 0.57), but in clusters of eight, rows of 131072, 0.35 and 0.58 (0.43 and 0.52;
-# H200, 2026-11-26).
-MOST_GROUPS = 2
+# Strips, by the groups of a cluster: no more than run at one time, as a second wave takes as long
+# as the first. Each group has a multiprocessor, and a cluster's are neighbours: of an H200's 132,
+# 30 clusters of four run at once and 15 of eight (cuOccupancyMaxActiveClusters); chips differ in
+# which are there. Gradients of rows of 131072 have 0.67 and 0.89 of a copy's rate with 14 strips
+# (layer norm, rms norm), 0.70 and 0.86 with 15, 0.39 and 0.59 with 16 (H200, 2026-11-26).
+STRIPS = {1: 132, 2: 66, 4: 28, 8: 14}
+# Rows in shared memory, of which one is worked on: two, and three where the groups of a cluster
+# wait for each other twice a row. Of rows of 131072 layer norm's gradient has 0.67 of a copy's rate
+# with three and 0.66 with two, of 32768 0.78 and 0.71; rms norm's, which waits once, 0.89 and 0.91,
+# 0.83 and 0.86 (2^26 elements of bf16, H200, 2026-11-26).
+UNDER_WAY, LATE_UNDER_WAY = 2, 3
 
 
 @dataclass(frozen=True)
@@ -50,6 +53,16 @@ class LongStrips:
     columns: int
     room: int
 
+    def room_for(self, row: int, for_all: int) -> int:
+        """Rows that have room at one time, 0 where it is not even two.  row: bytes of a group's
+        part of one; for_all: of what is the same for all."""
+        many = (self.room - for_all) // max(1, row)
+        return 0 if many < UNDER_WAY else many
+
+    def under_way(self, room: int, steps: Sequence[GroupStep]) -> int:
+        late = self.groups > 1 and _waits(steps) > 1
+        return min(room, LATE_UNDER_WAY if late else UNDER_WAY)
+
     @property
     def schedule(self) -> Schedule:
         return chosen(1, BLOCK, warps=WARPS)
@@ -57,26 +70,36 @@ class LongStrips:
 
 def long_strips(R: int, C: int, chip: Generation) -> LongStrips | None:
     """How strips of long rows are cut; None where they are not whole blocks."""
-    for n in (1, MOST_GROUPS):
+    for n, strips in STRIPS.items():
         S = C // n
         if n <= chip.cluster_groups and C % (n * BLOCK) == 0 and S <= MOST_BLOCKS * BLOCK:
-            cuts = (blocks(R * n, GROUPS * waves) for waves in range(1, MOST_WAVES + 1))
-            rows = next((r for r in cuts if R % r == 0 and 1 < r <= CHAIN), None)
+            rows = blocks(R, strips * blocks(R, strips * CHAIN))
             room = chip.group_shared_bytes - KEPT_BYTES
-            return None if rows is None else LongStrips(rows, n, S, room)
+            return LongStrips(rows, n, S, room) if rows > 1 else None
     return None
 
 
-def fits_long(space: tuple[int, ...], nodes: Sequence[Node], sums: int, how: LongStrips) -> bool:
-    """Whether a loop's operands have room in shared memory, two rows and what is the same for all,
-    and its sums in registers."""
+def _waits(steps: Sequence[GroupStep]) -> int:
+    """How many statistics of a row wait for each other."""
+    deep: dict[object, int] = {}
+    for s in steps:
+        below = max((deep.get(a, 0) for a in s.args), default=0)
+        deep[s.name] = below + (bool(s.reduction) and s.shape[-1:] == (1,))
+    return max(deep.values(), default=0)
+
+
+def rows_with_room(space: tuple[int, ...], nodes: Sequence[Node], sums: int, how: LongStrips
+                   ) -> int:
+    """The rows of a loop's operands that have room in shared memory at one time, beside what is the
+    same for all; 0 where two do not, or its sums have none in registers."""
     made = {v for n in nodes for v in n.outputs}
     read = {v: extents_of(v) for n in nodes for v in n.inputs if v not in made}
     rows = sum(v.aval.type.dtype.bits for v, e in read.items() if e == space)
     for_all = sum(v.aval.type.dtype.bits for v, e in read.items()
                   if e[-1:] == space[-1:] and prod(e) == space[-1])
-    bytes_ = (ROWS_UNDER_WAY * rows + for_all) * how.columns // 8
-    return sums * how.columns <= MOST_SUMS * BLOCK and bytes_ <= how.room
+    if sums * how.columns > MOST_SUMS * BLOCK:
+        return 0
+    return how.room_for(rows * how.columns // 8, for_all * how.columns // 8)
 
 
 @dataclass(frozen=True)
@@ -93,6 +116,7 @@ class _Strip:
     rows: int
     groups: int
     columns: int
+    under_way: int
 
     @property
     def blocks(self) -> int:
@@ -104,12 +128,21 @@ class _Strip:
         sums = {s.name for s, _ in self.sums}
         return [s for s in self.group.steps if s.name not in sums]
 
-    def loop(self, first: int, end: int) -> RowLoop:
+    def loop(self) -> RowLoop:
         """Over columns of the row that has come."""
+        return RowLoop(f"for n in range(0, {self.columns}, {self.b.BN}):",
+                       self.places(f"n // {self.b.BN}"))
+
+    def block(self, k: int) -> FrameBlock:
+        """The k-th block of its columns, which stands for itself: no later one touches it."""
         BN = self.b.BN
-        return RowLoop(f"for n in range({first}, {end}, {BN}):",
-                       {r.name: f"{r.name}_s[now + n // {BN}]" for r in self.brought}
-                       | {r.name: f"{r.name}_s[n // {BN}]" for r in self.for_all})
+        first, end = (f"{'first+' * (self.groups > 1)}{i * BN}" for i in (k, k + 1))
+        return replace(self.b, columns=f"{first}:{end}", held=dict(self.b.held), suffix=f"_w{k}",
+                       fill=", fill=0", shared=self.places(str(k)))
+
+    def places(self, block: str) -> dict[str, str]:
+        return {r.name: f"{r.name}_s[now + {block}]" for r in self.brought} | {
+            r.name: f"{r.name}_s" + f"[{block}]" * (self.blocks > 1) for r in self.for_all}
 
 
 def _strip_of(group: ScheduledGroup, kept: dict[str, str]) -> _Strip:
@@ -120,38 +153,44 @@ def _strip_of(group: ScheduledGroup, kept: dict[str, str]) -> _Strip:
     return _Strip(group, b, tuple(r for r, p in patterns.items() if all(p)),
                   tuple(r for r, p in patterns.items() if p == (False, True)),
                   tuple((s, kept[s.op]) for s in group.steps if s.op in kept),
-                  group.attr("rows"), n, frame.extents[1] // n)
+                  group.attr("rows"), n, frame.extents[1] // n, group.attr("under_way"))
 
 
 def long_strips_source(group: ScheduledGroup, kept: dict[str, str]) -> KernelText:
     """Row after row of a strip. kept: of the ops that are sums, how elements are combined."""
     w, strip = KernelWriter(group), _strip_of(group, kept)
-    b, rows, half = strip.b, strip.rows, strip.blocks
+    b, rows, half, under_way = strip.b, strip.rows, strip.blocks, strip.under_way
     if strip.groups > 1:
         w.line(f"strip = tile.group_id(0) // {strip.groups}")
         w.line(f"first = tile.group_id(0) % {strip.groups} * {strip.columns}")
     else:
         w.line("strip = tile.group_id(0)")
     _begin(w, strip)
-    w.line(f"m = strip * {rows}")
-    _bring(w, strip, strip.for_all, "")
-    _bring(w, strip, strip.brought, "0 + ")
-    w.line("tile.cp_commit_group()")
-    with w.block(f"for i in range(0, {rows}):"):
-        w.line("tile.cp_wait_group(0)")
+    w.line(f"own = {_own_rows(strip)}")
+    _bring(w, strip, strip.for_all, "" if half > 1 else None)
+    for i in range(under_way - 1):
+        w.line(f"m = strip * {rows} + {i}")
+        _bring_row(w, strip, str(i), f"{i * half} + ")
+    with w.block("for i in range(0, own):"):
+        w.line(f"tile.cp_wait_group({under_way - 2})")
         w.line("tile.barrier()")  # the row before this one has been read
-        w.line(f"now = i % 2 * {half}")
-        w.line(f"next = {half} - now")
-        w.line(f"m = strip * {rows} + i + 1")
-        with w.block(f"if i + 1 < {rows}:"):
-            _bring(w, strip, strip.brought, "next + ")
-        w.line("tile.cp_commit_group()")
+        w.line(f"now = i % {under_way} * {half}")
+        w.line(f"next = (i + {under_way - 1}) % {under_way} * {half}")
+        w.line(f"m = strip * {rows} + i + {under_way - 1}")
+        _bring_row(w, strip, f"i + {under_way - 1}", "next + ")
         w.line(f"m = strip * {rows} + i")
         texts = templates(group)
         write_statistics(w, b, group.reads, strip.steps, strip.columns, texts,
-                         itertools.repeat([strip.loop(0, strip.columns)]), strip.groups)
+                         itertools.repeat([strip.loop()]), strip.groups)
         _write_row(w, strip, texts)
     return _finish(w, strip)
+
+
+def _own_rows(strip: _Strip) -> str:
+    """How many rows a strip has: the last one may have fewer."""
+    R = strip.b.frame.extents[0]
+    left = R % strip.rows
+    return f"{left} if strip == {R // strip.rows} else {strip.rows}" if left else str(strip.rows)
 
 
 def _begin(w: KernelWriter, strip: _Strip) -> None:
@@ -159,7 +198,7 @@ def _begin(w: KernelWriter, strip: _Strip) -> None:
     BN = strip.b.BN
     for r in strip.brought:
         w.line(f"{r.name}_s = tile.alloc_shared((1, {BN}), {w.type(r.type)}, "
-               f"stages={ROWS_UNDER_WAY * strip.blocks})")
+               f"stages={strip.under_way * strip.blocks})")
     for r in strip.for_all:
         w.line(f"{r.name}_s = tile.alloc_shared(({BN},), {w.type(r.type)}, stages={strip.blocks})")
     for s, way in strip.sums:
@@ -167,12 +206,22 @@ def _begin(w: KernelWriter, strip: _Strip) -> None:
             w.line(f"{s.name}_a{k} = tile.full((1, {BN}), {COMBINE[way][1]}, {w.type(s.type)})", s)
 
 
-def _bring(w: KernelWriter, strip: _Strip, operands: Sequence[GroupOperand], to: str) -> None:
-    """Row m of these into their buffers. to: in front of a buffer's number."""
+def _bring(w: KernelWriter, strip: _Strip, operands: Sequence[GroupOperand], to: str | None
+           ) -> None:
+    """Row m of these into their buffers. to: in front of a buffer's number; None of the only one.
+    """
     if operands:
         with w.block(f"for n in range(0, {strip.columns}, {strip.b.BN}):"):
             for r in operands:
-                w.line(f"tile.cp_async({r.name}_s[{to}n // {strip.b.BN}], {strip.b.place(r)[0]})")
+                at = "" if to is None else f"[{to}n // {strip.b.BN}]"
+                w.line(f"tile.cp_async({r.name}_s{at}, {strip.b.place(r)[0]})")
+
+
+def _bring_row(w: KernelWriter, strip: _Strip, i: str, to: str) -> None:
+    """Row m of the strip, its i-th, if it has so many."""
+    with w.block(f"if {i} < own:"):
+        _bring(w, strip, strip.brought, to)
+    w.line("tile.cp_commit_group()")
 
 
 def _write_row(w: KernelWriter, strip: _Strip, texts: dict[str, str]) -> None:
@@ -182,8 +231,8 @@ def _write_row(w: KernelWriter, strip: _Strip, texts: dict[str, str]) -> None:
     for o in writes:
         if not b.pattern(o)[-1]:
             store(w, b, o, steps[o.name])
-    loops = [strip.loop(k, k + b.BN) for k in range(0, strip.columns, b.BN)]
-    for k, inner in enumerate(inside_loops(w, b, loops, "_w")):
+    for k in range(strip.blocks):
+        inner = strip.block(k)
         for o in writes:
             if b.pattern(o)[-1]:
                 needed(w, inner, (o.name,), steps, texts)
@@ -212,4 +261,4 @@ def _finish(w: KernelWriter, strip: _Strip) -> KernelText:
     return w.finish(texts, f"(grid={group.grid})", [*shapes, *(o.shape for o in partial)])
 
 
-__all__ = ["LongStrips", "fits_long", "long_strips", "long_strips_source"]
+__all__ = ["LongStrips", "long_strips", "long_strips_source", "rows_with_room"]

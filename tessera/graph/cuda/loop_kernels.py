@@ -40,11 +40,14 @@ def narrow_steps(group: ScheduledGroup) -> set[str]:
 
     So are the powers of a row that are only summed, with what follows from the row's maximum: of
     p_i = e^-d_i / sum_j e^-d_j the mean of d_i is the entropy less the sum's logarithm, at most
-    log n, so the sum is within (1.4 log n + 4) 2^-24: five last places for rows of 2^17."""
+    log n, so the sum is within (1.4 log n + 4) 2^-24: five last places for rows of 2^17. And those
+    that weight what is summed, where nothing but 16 bits is kept of that sum: it is off by as much
+    as the sum of sizes would be."""
     wide, steps = {o.name for o in group.writes}, {s.name: s for s in group.steps}
     for s in reversed(group.steps):
         rounds = s.type.dtype.kind == "float" and s.type.dtype.bits <= 16
-        if not rounds and not _sums_powers(s, steps) and (
+        sums = _sums_powers(s, steps) or s.name not in wide and _sums_weighted(s, steps)
+        if not rounds and not sums and (
                 s.name in wide or s.reduction or s.type.dtype.name != "f32"):
             wide.update(a for a in s.args if isinstance(a, str))
     return {s.name for s in group.steps if s.name not in wide and s.type.dtype.name == "f32"}
@@ -52,18 +55,31 @@ def narrow_steps(group: ScheduledGroup) -> set[str]:
 
 def _sums_powers(step: GroupStep, steps: dict[str, GroupStep]) -> bool:
     """Whether it is a row's sum of e^(x - max x)."""
-    def text(s: GroupStep) -> str:
-        return str(dict(s.attrs).get("text", ""))
+    return step.reduction == "sum" and _is_power(step.args[0], steps)
 
-    def made(arg: object) -> GroupStep | None:
-        return steps.get(arg) if isinstance(arg, str) else None
 
-    power = made(step.args[0]) if step.reduction == "sum" else None
-    shifted = made(power.args[0]) if power and POWER.fullmatch(text(power)) else None
-    if shifted is None or text(shifted) != "{0} - {1}":
+def _sums_weighted(step: GroupStep, steps: dict[str, GroupStep]) -> bool:
+    """Whether it is a row's sum of v e^(x - max x)."""
+    product = _made(step.args[0], steps) if step.reduction == "sum" else None
+    return product is not None and _text(product) == "{0} * {1}" and any(
+        _is_power(a, steps) for a in product.args)
+
+
+def _is_power(arg: object, steps: dict[str, GroupStep]) -> bool:
+    power = _made(arg, steps)
+    shifted = _made(power.args[0], steps) if power and POWER.fullmatch(_text(power)) else None
+    if shifted is None or _text(shifted) != "{0} - {1}":
         return False
-    top = made(shifted.args[1])
+    top = _made(shifted.args[1], steps)
     return top is not None and top.reduction == "max" and top.args[0] == shifted.args[0]
+
+
+def _made(arg: object, steps: dict[str, GroupStep]) -> GroupStep | None:
+    return steps.get(arg) if isinstance(arg, str) else None
+
+
+def _text(step: GroupStep) -> str:
+    return str(dict(step.attrs).get("text", ""))
 
 
 def _frame(group: ScheduledGroup) -> Frame:

@@ -46,6 +46,7 @@ from .group_statements import COLUMNS
 from .host_keys import Draws, split_draws
 from .host_steps import HostCallee
 from .library_steps import LibraryCallee
+from .long_strips import long_strips
 from .loop_blocks import loop_blocks, loop_grid, region_ends, row_block
 from .loop_steps import LoopCallee
 from .matmul_form import matmul_form
@@ -211,6 +212,9 @@ class _KernelSchedule(ScheduleBuilder):
         (rows, columns), room = frame.extents[-2:], self.chip.group_shared_bytes
         for_all = read_for_all(frame, reads)
         share = None if laid else row_share(rows, columns, total, sum(for_all.values()), self.chip)
+        if share is not None and for_all and not share.brings and self._in_strips(
+                frame, reads, writes, steps, sum(for_all.values())):
+            return
         if share is None:
             passes, room = choose_schedule.for_passes(s, columns, total, room, laid)
             self.add("rows", space, reads, writes, steps, passes, grid, axes=frame.members,
@@ -224,6 +228,22 @@ class _KernelSchedule(ScheduleBuilder):
                  (*grid[:-1], grid[-1] // share.rows * share.groups), axes=frame.members,
                  alone=False, brought=brought_rows(brought, room, share.columns, passes.n),
                  cluster=share.groups)
+
+    def _in_strips(self, frame: Frame, reads: list[GroupOperand], writes: list[GroupOperand],
+                   steps: list[GroupStep], for_all_bytes: int) -> bool:
+        """Rows that clusters share, in strips: what is the same for all comes to shared memory once
+        for a strip of them. Whether there is room."""
+        if len(frame.members) != 2 or (how := long_strips(
+                frame.extents[0], frame.extents[1], self.chip)) is None:
+            return False
+        row = sum(r.type.dtype.bits for r in reads if all(frame.pattern(r.shape) or (False,)))
+        room = how.room_for(row * how.columns // 8, for_all_bytes // how.groups)
+        if room:
+            self.add("strips", frame.space, reads, writes, steps, how.schedule,
+                     (choose_schedule.blocks(frame.extents[0], how.rows) * how.groups,),
+                     axes=frame.members, rows=how.rows, cluster=how.groups,
+                     under_way=how.under_way(room, steps))
+        return room > 0
 
     def _one_reduction(self, group: FusionGroup) -> None:
         """A reduction alone, over the last run of axes: [A, R] -> [A, 1]."""

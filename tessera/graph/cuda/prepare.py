@@ -43,6 +43,7 @@ from .sorted_segments import sort_segments
 from .sorting import long_sums, open_sorts
 from .sparse_kernels import use_sparse_kernels
 from .spell import COMBINE
+from .stored_scans import scans_of_stored
 from .strips import open_column_sums, open_maxima
 from .target import indexed_kind
 from .turned_codes import write_turned
@@ -219,6 +220,7 @@ PIPELINE: list[Callable[..., Any]] = [
     open_sorts,
     open_writes,
     drop_same_casts,
+    scans_of_stored,
     open_reductions,
     divide_last,
     split_reductions,

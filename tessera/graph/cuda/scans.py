@@ -3,7 +3,8 @@
 A tensor is seen as [A, T, C] around the axis; it has A C lines of T elements. Where there are many
 lines a thread walks down each, in the order of the CPU. A long line among few has a group of its
 own, which combines a block at a time in log2(block) rounds and carries the last of it on; the order
-is then another, and the same at each run.
+is then another, and the same at each run. So it is of sums and products of lines that are rows of
+memory, of which a group has a block and carries its total on.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ...numerics import DType, as_type
+from ..ir import Node
 from ..schedule.build_schedule import ScheduleBuilder
 from ..schedule.groups import FusionGroup
 from ..schedule.ir import ScheduledGroup
@@ -26,6 +28,8 @@ from .spell import literal, stored_as
 LINES = 2048  # from so many on each is a thread's
 SHORT = 256  # elements of a line that a thread walks down in any case
 BLOCK = 1024  # elements of a line that a group combines at once
+# Of rows of memory: elements of a group, eight in each lane; in longer rows more of them.
+ROW_BLOCK, LONG_ROW, LONG_BLOCK = 1024, 4096, 4096
 
 State = list[str]
 F64, INT32 = as_type("f64").dtype, as_type("int32").dtype
@@ -36,7 +40,9 @@ class Scan:
     """kept: types of the parts of a state.  none: the state of nothing.  combine: of a part of the
     line and the one behind it.  lift: the state of one element, from operands and place.  part:
     which of the parts is the result.  next: of a part that begins the line and one element, where
-    that is another text.  alone: elements whose blocks are walked one element after another."""
+    that is another text.  alone: elements whose blocks are walked one element after another.  rows:
+    the tile ops of a block and of its total, and what joins them.
+    """
 
     kept: Callable[[DType], tuple[DType, ...]]
     none: Callable[[DType], State]
@@ -45,6 +51,7 @@ class Scan:
     part: int = 0
     next: Callable[[DType, State, State], State] | None = None
     alone: Callable[[State], str] | None = None
+    rows: tuple[str, str, str] | None = None
 
 
 def _wide(dtype: DType) -> DType:
@@ -101,10 +108,12 @@ def _place(way: str) -> Scan:
 SCANS: dict[str, Scan] = {
     "running sum": Scan(
         kept=lambda d: (_wide(d),), none=lambda d: [literal(0, d.kind)],
-        combine=lambda d, a, b: [f"({a[0]} + {b[0]})"], lift=_widened),
+        combine=lambda d, a, b: [f"({a[0]} + {b[0]})"], lift=_widened,
+        rows=("cumsum", "row_sum", "+")),
     "running prod": Scan(
         kept=lambda d: (d,), none=lambda d: [literal(1, d.kind)],
-        combine=lambda d, a, b: [f"({a[0]} * {b[0]})"], lift=_plain),
+        combine=lambda d, a, b: [f"({a[0]} * {b[0]})"], lift=_plain,
+        rows=("cumprod", "row_prod", "*")),
     "running logsumexp": Scan(
         kept=lambda d: (F64,), none=lambda d: ["-inf"], combine=_add_exponentials, lift=_in_f64),
     "running recurrence": Scan(
@@ -119,6 +128,9 @@ SCANS: dict[str, Scan] = {
 def schedule_scan(builder: ScheduleBuilder, group: FusionGroup) -> None:
     (node,) = group.nodes
     A, T, C = around(extents_of(node.inputs[0]), node.attrs["axis"])
+    if are_rows(node.op.lines, node.inputs[0].aval.dtype, C):
+        _schedule_rows(builder, node, A, T)
+        return
     walked = A * C >= LINES or T <= SHORT
     n = min(power(A * C), 128) if walked else min(power(T), BLOCK)
     s = chosen(None, n, warps=max(1, n // (32 if walked else 128)))
@@ -129,7 +141,25 @@ def schedule_scan(builder: ScheduleBuilder, group: FusionGroup) -> None:
                 (blocks(A * C, n) if walked else A * C,), scan=node.op.lines, walked=walked)
 
 
+def are_rows(lines: str, dtype: DType, C: int) -> bool:
+    """Whether lines are rows of memory, and states numbers of a type that tiles add as they are."""
+    scan = SCANS[lines]
+    return C == 1 and scan.rows is not None and all(
+        d.compute is d and d.bits >= 32 for d in scan.kept(dtype))
+
+
+def _schedule_rows(builder: ScheduleBuilder, node: Node, A: int, T: int) -> None:
+    n = min(power(T), LONG_BLOCK if T >= LONG_ROW else ROW_BLOCK)
+    m = min(power(A), max(1, ROW_BLOCK // n))
+    s = chosen(m, n, warps=max(1, m * n // (256 if n <= ROW_BLOCK else 512)))
+    builder.add("scan", (A, T, 1), [builder.operand(node.inputs[0], (A, T))],
+                [builder.operand(node.outputs[0], (A, T))], [builder.step(node, shape=(A, T))], s,
+                (blocks(A, m),), scan=node.op.lines, walked=False)
+
+
 def scan_source(group: ScheduledGroup) -> KernelText:
+    if group.schedule.m is not None:
+        return _scan_rows(group)
     w, (A, T, C) = KernelWriter(group), group.space
     kind = w.type(as_type("int64" if A * T * C >= LONG else "int32"))
     (_walk if group.attr("walked") else _combine_blocks)(w, group, kind)
@@ -257,6 +287,26 @@ def _walk_block(s: _Writer, own: State, carry: State, shared: State, BN: int) ->
     s.w.line("tile.barrier()", s.step)
 
 
+def _scan_rows(group: ScheduledGroup) -> KernelText:
+    """Blocks of rows, one after another along them; what all before have made is carried on."""
+    w, (A, T, _), s = KernelWriter(group), group.space, SCANS[group.attr("scan")]
+    (step,), (x,), (y,), BM, BN = (group.steps, group.reads, group.writes, group.schedule.m,
+                                   group.schedule.n)
+    assert s.rows is not None
+    (kept,), (none,), (scan, total, join) = s.kept(x.type.dtype), s.none(x.type.dtype), s.rows
+    kind = w.type(as_type(kept.name))
+    w.line(f"m = tile.group_id(0) * {BM}")
+    w.line(f"carry = tile.full(({BM}, 1), {none}, {kind})")
+    with w.block(f"for n in range(0, {T}, {BN}):"):
+        w.line(f"x = tile.cast(tile.load({capital(x.name)}[m:m+{BM}, n:n+{BN}], fill={none}), "
+               f"{kind})", step)
+        w.line(f"{capital(y.name)}[m:m+{BM}, n:n+{BN}] = "
+               f"tile.cast(carry {join} tile.{scan}(x), {w.type(y.type)})", step)
+        w.line(f"carry = carry {join} tile.{total}(x)", step)
+    texts = [f"{capital(o.name)}: {w.annotation(o, (A, T))}" for o in (x, y)]
+    return w.finish(texts, f"(grid={group.grid})", [(A, T)] * 2)
+
+
 def _exchange(s: _Writer, own: State, other: State, shared: State, at: str) -> None:
     """What other lanes have."""
     for m, o in zip(shared, own, strict=True):
@@ -267,4 +317,4 @@ def _exchange(s: _Writer, own: State, other: State, shared: State, at: str) -> N
     s.w.line("tile.barrier()", s.step)
 
 
-__all__ = ["SCANS", "scan_source", "schedule_scan"]
+__all__ = ["SCANS", "are_rows", "scan_source", "schedule_scan"]

@@ -1,0 +1,59 @@
+"""Running sums of rows of 16 bits read them as they are stored, and write what is stored of them.
+
+    cast(cumsum(cast(x, f32)), bf16)    # is one kernel, which reads and writes bf16
+
+Their terms are kept in f64 in any case. As casts around it, the sums were written and read in f32
+between three kernels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..ir import Graph, Node, Value, readers_of
+from ..schedule.loop_axes import extents_of
+from ..simplify import Rewriter, rebuild, remove_dead
+from .gathers import around
+from .move_passes import is_plain, widens
+from .scans import SCANS, are_rows
+
+
+def scans_of_stored(graph: Graph) -> Graph:
+    readers, results = readers_of(graph), set(graph.outputs)
+
+    def visit(rw: Rewriter, node: Node, inputs: Sequence[Value]) -> Value | None:
+        if node.op.lines in SCANS:
+            wide = rw.made_by(inputs[0], "cast")
+            if wide is None or not widens(wide) or not _reads_rows(node, wide.inputs[0]):
+                return None
+            return _scan(rw, node, wide.inputs[0], node.outputs[0])
+        if node.op.name != "cast" or not _narrows(node):
+            return None
+        scan, scanned = rw.producer.get(inputs[0]), node.inputs[0]
+        if (scan is None or scan.op.lines not in SCANS or scanned in results
+                or readers[scanned] != [node] or not _reads_rows(scan, scan.inputs[0])):
+            return None
+        return _scan(rw, scan, scan.inputs[0], node.outputs[0])
+
+    return remove_dead(rebuild(graph, visit))
+
+
+def _reads_rows(scan: Node, x: Value) -> bool:
+    _, _, C = around(extents_of(x), scan.attrs["axis"])
+    return are_rows(scan.op.lines, x.aval.dtype, C)
+
+
+def _narrows(cast: Node) -> bool:
+    source, to = cast.attrs["source"], cast.attrs["to"]
+    return source.dtype.kind == to.dtype.kind == "float" and (
+        to.dtype.bits == 16 < source.dtype.bits and is_plain(source) and is_plain(to)
+        and not to.policy.saturate)
+
+
+def _scan(rw: Rewriter, scan: Node, x: Value, out: Value) -> Value:
+    made = Value(out.aval)
+    rw.add(Node(scan.op, (x,), scan.attrs, (made,), scan.where))
+    return made
+
+
+__all__ = ["scans_of_stored"]
