@@ -29,6 +29,7 @@ FP8_COLUMNS = 128  # most of a block
 # take memory and a launch. And of what a block has beyond the result, for each time the result:
 # where bytes decide, a block of 64 rows for 16 takes up to 9 % longer than one of 16.
 OTHER_BLOCK, IN_PARTS, BEYOND = 0.015, 0.03, 0.01
+PAIRED = 1e-4  # where nothing else decides, blocks in pairs go first
 
 # Microseconds of a step of K, and of the store of 16-bit results, which overlaps with nothing, by
 # rows and columns of a block. Of large blocks: H200, products of GPT-2's extents, 2026-11-23; of
@@ -155,16 +156,24 @@ def rank_blocks(extents: MatmulExtents, blocks: tuple[tuple[int, int], ...], spl
     blocks: of BLOCK_US.  split: whether K may be summed in parts.
     """
     parts = range(1, MOST_PARTS + 1) if split else (1,)
-    shared = [(b, CLUSTER) for b in blocks if max(extents.lines) > 1]
+    shared = [(b, CLUSTER) for b in blocks if max(extents.lines) > 1 or _in_pairs(extents, b)]
 
     def cost(b: MatmulBlocks) -> float:
         other = (b.rows, b.columns) != blocks[0]
         beyond = prod(-(-n // size) * size / max(n, 1) for n, size in (
             (extents.M, b.rows), (extents.N, b.columns))) - 1
-        return b.us * (1 + other * OTHER_BLOCK + (b.parts > 1) * IN_PARTS + beyond * BEYOND)
+        return b.us * (1 + other * OTHER_BLOCK + (b.parts > 1) * IN_PARTS + beyond * BEYOND
+                       - (b.cluster > 1) * PAIRED)
 
     return sorted((estimate(extents, b, p, card, c) for b, c in (*((b, 1) for b in blocks), *shared)
                    for p in parts), key=cost)
+
+
+def _in_pairs(x: MatmulExtents, block: tuple[int, int]) -> bool:
+    """Whether pairs of blocks bring their columns for each other although each could read its own,
+    which takes power off the second-level cache: steps of training take 1 % less (H200, 2026-11-26,
+    docs/internals/graph.md)."""
+    return block == USUAL and x.bits == 16 and -(-x.M // block[0]) % CLUSTER == 0
 
 
 def choose_either_way(extents: MatmulExtents, blocks: Sequence[tuple[int, int]], layout: str,

@@ -76,7 +76,16 @@ def test_blocks_share_columns_where_rows_are_two_lines(extents, layout):
     p = plan_product(bf16, *extents, layout, H200)
     assert p.cluster == 2 and "share columns" in p.why
     near = [n // 64 * 64 for n in extents]
-    assert plan_product(bf16, *near, layout, H200).cluster == 1
+    p = plan_product(bf16, *near, layout, H200)
+    assert p.cluster == 1 or (p.rows, p.columns) == (128, 256)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_large_blocks_are_in_pairs_where_rows_have_an_even_number(layout):
+    for M, cluster in ((16384, 2), (16384 - 128, 1), (16384 - 64, 2)):
+        p = plan_product(bf16, M, 4096, 4096, layout, H200)
+        assert (p.rows, p.columns, p.cluster) == (128, 256, cluster), (M, p)
+    assert plan_product(bf16, 128, 8192, 8192, layout, H200).cluster == 1
 
 
 def test_blocks_of_96_columns_are_read_either_way():

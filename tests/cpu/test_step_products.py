@@ -43,9 +43,9 @@ def test_products_are_those_of_the_model() -> None:
     """Each kind once, as often as the layers have it; a sum in parts with what adds the parts."""
     found = products_of(step_program(MODELS["gpt2-350m"].sized(layers=2)))
     titles = {p.title: (p.count, p.how, len(p.launches)) for p in found}
-    assert titles["nn 16384x4096x1024 + f32[4096]"] == (2, "128x256", 1)
+    assert titles["nn 16384x4096x1024 + f32[4096]"] == (2, "128x256 cluster=2", 1)
     assert titles["nt 16384x50304x1024"][0] == 1
-    assert titles["tn 1024x1024x16384"] == (2, "128x256 parts=4", 2)
+    assert titles["tn 1024x1024x16384"] == (2, "128x256 parts=4 cluster=2", 2)
     assert len(found) == 15 and sum(p.count for p in found) == 3 + 2 * 12
     d, tokens = 1024, 16384
     assert sum(p.count * p.flops for p in found) == pytest.approx(

@@ -21,7 +21,7 @@ from ...tile.ir.schedule import Schedule
 from ..ir import Node
 from ..schedule.groups import FusionGroup
 from ..schedule.loop_axes import Frame, extents_of
-from .anchors import anchor_extents, whole_rows, whole_steps
+from .anchors import anchor_extents, row_lines, whole_rows, whole_steps
 from .choose_schedule import chosen, grid_of
 from .spell import is_light
 
@@ -60,9 +60,10 @@ def matmul_form(group: FusionGroup, frame: Frame, shared_bytes: int) -> MatmulFo
     eights = _rows_of_eight(anchor, operands)
     schedule = schedule.with_notes(*_operand_notes(anchor, lead, eights), *schedule.notes)
     if anchor.attrs.get("cluster", 1) > 1:
+        apart = "tuned" not in anchor.attrs and max(row_lines(anchor)) > 1
         schedule = schedule.with_cluster(anchor.attrs["cluster"]).with_notes(
             *schedule.notes, "blocks of rows in pairs, which bring their columns for each other"
-            + ": operands' rows are no multiples of 128 bytes" * ("tuned" not in anchor.attrs))
+            + ": operands' rows are no multiples of 128 bytes" * apart)
     return MatmulForm(operands, anchor.attrs["layout"], batch, not (lead or eights), schedule,
                       grid_of(extents, schedule.m, schedule.n))
 
