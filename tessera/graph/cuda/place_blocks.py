@@ -41,9 +41,8 @@ def _in_blocks(node: Node, graph: Graph, chip: WarpgroupMatmul | None) -> list[N
 
 
 def _added(node: Node, partial: Value) -> list[Node]:
-    """The sum of the parts of a product: of few, in the loop that reads it. Sums of the parts
-    of 36 gradients took 231 us of a step of 15.2 ms, in front of the updates that read them (GPT-2
-    124M, B 8, H200, 2026-11-26)."""
+    """The sum of the parts of a product: of few, in the loop that reads it. For the updates of 36
+    weights that are 133 us less of a step of 14.9 ms (GPT-2 124M, B 8, H200, 2026-11-26)."""
     parts, *shape = extents_of(partial)
     out = node.outputs[0].aval
 
