@@ -12,6 +12,7 @@ import tile_gpu
 from matmul_kernels import ATTENTION, Gemm, array, make
 from ptx_harness import require_compiler
 from tessera import config
+from tessera.kernels.gemm_packed import packed_nt
 from tessera.runtime.ptxas import find_tool, sass_counts
 from tessera.tile.cuda.compile import compile_function
 
@@ -132,6 +133,19 @@ def test_threads_do_little_but_multiply_and_add(orders, step):
     whole = orders == "TN"  # the loop is an iteration, not a step of one
     assert (total(counts, "LDGSTS"), total(counts, "BAR")) == ((12, 1) if whole else (0, 0))
     assert sum(counts.values()) < counts["FFMA"] + counts["LDS.128"] + (100 if whole else 60)
+
+
+@pytest.mark.parametrize("codes, most", [("fp4_e2m1", 4), ("int4", 4.5)])
+def test_a_register_of_unpacked_codes_takes_few_instructions(codes, most):
+    """64 registers of two numbers in an iteration of 512 codes of 64 rows: of floats a mask, a
+    product that shifts twice, a mask, and the product of the exponent."""
+    x, w = ts.zeros((8, 1024), "bf16"), ts.zeros((64, 1024), codes)
+    made = compiled(packed_nt, (x, w, None, ts.zeros((8, 64), "bf16")), None, 256, "sm_90a",
+                    BM=8, BN=64, BK=512)
+    sound(made)
+    counts = loop_counts(made)
+    assert total(counts, "HMMA") == 16 and total(counts, "LDGSTS") == 6
+    assert sum(counts.values()) < 64 * most + 120
 
 
 def test_attention_keeps_p_in_registers():
