@@ -112,7 +112,7 @@ def gemm_packed(run: Any, x: Any, w: Any, *, scale: Any = None) -> Any:
         halves = empty_like(x, (M, K), f16)
         run.run("as_halves", x, halves)
         x = halves
-    use = blocks(M, N, K)
+    use = blocks(M, N, K, kinds[1].dtype.bits)
     run.run("packed_nt", x, w, scale, out, BM=run.size("m", use.rows),
             BN=run.size("n", use.columns), BK=run.size("k", use.depth))
     return out
@@ -137,16 +137,18 @@ class PackedBlocks:
     depth: int
 
 
-def blocks(M: int, N: int, K: int) -> PackedBlocks:
+def blocks(M: int, N: int, K: int, bits: int) -> PackedBlocks:
     """A group has all rows of x, up to 64, and as many rows of weights as leave enough groups: each
     of them reads x.
 
     A step is 512 deep, 64 for each of eight warps, or half where many rows of x would not leave
-    room for copies under way. Of 64 rows groups with twice the weights and half of K, and a sum of
-    both behind them, were slower by a third (H100, 2026-11-25, 64 x 8192 x 8192).
+    room for copies under way; of 4 bits and few rows twice as deep, with half of the barriers (1 x
+    8192 x 8192 fp4: 13.9 -> 13.2 us, H200, 2026-11-26). Of 64 rows groups with twice the weights
+    and half of K, and a sum of both behind them, were slower by a third (H100, 2026-11-25).
     """
     rows, most = min(MOST_ROWS, max(8, 1 << (M - 1).bit_length())), 1 << K.bit_length() - 1
     columns = 64
     while columns > 16 and -(-N // columns) * -(-M // rows) < GROUPS:
         columns //= 2
-    return PackedBlocks(rows, columns, min(512 if rows <= 32 else 256, most))
+    depth = 1024 if rows <= 8 and bits == 4 else 512 if rows <= 32 else 256
+    return PackedBlocks(rows, columns, min(depth, most))

@@ -12,6 +12,7 @@ import tile_gpu
 from matmul_kernels import ATTENTION, Gemm, array, make
 from ptx_harness import require_compiler
 from tessera import config
+from tessera.kernels.gemm_packed import packed_nt
 from tessera.runtime.ptxas import find_tool, sass_counts
 from tessera.tile.cuda.compile import compile_function
 
@@ -121,14 +122,30 @@ def test_an_iteration_is_mostly_matmuls(target, orders):
     assert sum(counts.values()) < 128 + 32 + 12 + xors + 95
 
 
-@pytest.mark.parametrize("orders, step", [("TN", 16), ("NT", 8)])
+@pytest.mark.parametrize("orders, step", [("TN", 32), ("NT", 8)])
 def test_threads_do_little_but_multiply_and_add(orders, step):
-    """16 x 8 sums of a thread: six reads of 16 bytes for each k. Of rows that lie along k a thread
-    holds four k of all its rows and columns, and takes half as many at once."""
+    """16 x 8 sums of a thread: six reads of 16 bytes for each k. Where rows lie across k an address
+    is a register and a constant, and copies stand between two halves of an iteration. Of rows along
+    k a thread holds four k of all its rows and columns, and takes fewer at once."""
     made = gemm((128, 256, 32), 256, "sm_90", dtype="f32", orders=orders, stages=3)
     counts = loop_counts(made, "FFMA")
     assert counts["FFMA"] == step * 128 and counts["LDS.128"] == step * 6
-    assert sum(counts.values()) < 1.1 * step * 128
+    whole = orders == "TN"  # the loop is an iteration, not a step of one
+    assert (total(counts, "LDGSTS"), total(counts, "BAR")) == ((12, 1) if whole else (0, 0))
+    assert sum(counts.values()) < counts["FFMA"] + counts["LDS.128"] + (100 if whole else 60)
+
+
+@pytest.mark.parametrize("codes, most", [("fp4_e2m1", 4), ("int4", 4.5)])
+def test_a_register_of_unpacked_codes_takes_few_instructions(codes, most):
+    """64 registers of two numbers in an iteration of 512 codes of 64 rows: of floats a mask, a
+    product that shifts twice, a mask, and the product of the exponent."""
+    x, w = ts.zeros((8, 1024), "bf16"), ts.zeros((64, 1024), codes)
+    made = compiled(packed_nt, (x, w, None, ts.zeros((8, 64), "bf16")), None, 256, "sm_90a",
+                    BM=8, BN=64, BK=512)
+    sound(made)
+    counts = loop_counts(made)
+    assert total(counts, "HMMA") == 16 and total(counts, "LDGSTS") == 6
+    assert sum(counts.values()) < 64 * most + 120
 
 
 def test_attention_keeps_p_in_registers():

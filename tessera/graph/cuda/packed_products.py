@@ -59,7 +59,7 @@ def multiply_packed(graph: Graph) -> Graph:
 def _launch(rw: Rewriter, x: Value, weights: PackedWeights, out: Aval) -> Value:
     """What the kernel leaves in its parameter D."""
     (M, N), K = map(int, out.shape), int(x.aval.shape[1])
-    use, scale = blocks(M, N, K), weights.scale
+    use, scale = blocks(M, N, K, weights.w.aval.type.dtype.bits), weights.scale
     if widened(x.aval.type, M):
         x = rw.emit("cast", x, source=x.aval.type, to=as_type("f16"))
     constants: dict[str, Any] = {"BM": use.rows, "BN": use.columns, "BK": use.depth}

@@ -194,7 +194,7 @@ def emit(function: Function, lanes: int, target: Target, facts: ArgumentFacts,
         emitted, used = emitter.finish(), ring_stages(lowered)
         if emitted.shared_bytes <= most:
             return lowered, emitted
-        if asked is not None or used < 2:
+        if asked is not None or used < 2 or stages is not None and used > stages:  # the user's own
             raise too_much_shared(lowered, emitted.shared_bytes, target, most)
         stages = used - 1
 

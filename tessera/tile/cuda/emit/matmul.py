@@ -10,6 +10,7 @@ from tessera.tile.cuda.emit.registry import emits
 from tessera.tile.cuda.emit.shared_tiles import spot_of, width_of_run
 from tessera.tile.cuda.intrinsics.formats import kind_of
 from tessera.tile.cuda.intrinsics.matmul import STEP_BYTES, STORED, bytes_of, taken
+from tessera.tile.cuda.intrinsics.thread_matmul import STEP
 from tessera.tile.cuda.lower.choose_matmul_unit import format_of
 from tessera.tile.ir.ir import Op
 from tessera.tile.ir.register_layout import WARP_BITS, RegisterLayout
@@ -133,7 +134,7 @@ def by_threads(e: Emitter, op: Op) -> str:
     prepare(e, stores)
     tf32 = op.attr["precision"] == "tf32"
     kind = sums_in(made.type.dtype)
-    step = step_of(K, 8 if any(x.deep() for x in operands) else 16)
+    step = step_of(K, STEP // 2 if any(x.deep() for x in operands) else STEP)
     total, k = e.fresh("sums"), e.fresh("k")
     e.line(f"{total} = {e.name(acc[0]) if acc else full(e, made.type, f'{kind}(0)')}")
     specs, args = [], []

@@ -50,8 +50,29 @@ def factor_of(codes: DType, target: str) -> float:
 # --- codes ----------------------------------------------------------------------------------------
 def pairs(b: Builder, codes: DType, words: list[LLVM], group: int, target: str) -> list[LLVM]:
     """Registers (k_r, k_r+4), r = 0 .. 3, of a group of eight of the 16 codes in a lane's words."""
+    if codes.bits == 4 and codes.kind == "float" and _apart(codes, target):
+        return _twice(b, codes, words[group], target)
     place = place_floats if codes.kind == "float" else place_integers
     return [place(b, codes, word, at, target) for word, at in _halves(b, codes.bits, words, group)]
+
+
+def _apart(codes: DType, target: str) -> bool:
+    """Whether a code's bits, moved once for its rest and once for its sign, do not meet."""
+    return TARGETS[target].man - SOURCES[codes.name].man + codes.bits <= 16 - codes.bits
+
+
+def _twice(b: Builder, codes: DType, word: LLVM, target: str) -> list[LLVM]:
+    """A code that stands alone in its half, times the sum of two powers of two, has its rest and
+    its sign where they belong: one product, which is not the unit's that masks."""
+    up, made = TARGETS[target].man - SOURCES[codes.name].man, []
+    for r in range(4):
+        if r == 2:
+            word = b.lshr(word, b.i32(2 * codes.bits))
+        low = codes.bits * (r & 1)
+        alone = b.and_(word, b.i32(0x000F000F << low))
+        both = b.mul(alone, b.i32((1 << up - low) + (1 << 16 - codes.bits - low)))
+        made.append(_masked(b, codes, both, both, target))
+    return made
 
 
 def _halves(b: Builder, bits: int, words: list[LLVM], group: int) -> list[tuple[LLVM, int]]:
@@ -68,7 +89,12 @@ def _halves(b: Builder, bits: int, words: list[LLVM], group: int) -> list[tuple[
 def place_floats(b: Builder, codes: DType, word: LLVM, at: int, target: str) -> LLVM:
     narrow, wide = SOURCES[codes.name], TARGETS[target]
     sign = _moved(b, word, 15 - (at + narrow.bits - 1))
-    rest = _moved(b, word, wide.man - narrow.man - at)
+    return _masked(b, codes, sign, _moved(b, word, wide.man - narrow.man - at), target)
+
+
+def _masked(b: Builder, codes: DType, sign: LLVM, rest: LLVM, target: str) -> LLVM:
+    """The numbers of codes whose signs and rests stand where they belong."""
+    narrow, wide = SOURCES[codes.name], TARGETS[target]
     size = ((1 << narrow.bits - 1) - 1) << wide.man - narrow.man
     placed = b.or_(b.and_(sign, b.i32(0x80008000)), b.and_(rest, b.i32(size | size << 16)))
     if target != "bf16":

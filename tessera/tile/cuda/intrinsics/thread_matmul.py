@@ -17,6 +17,7 @@ from tessera.tile.cuda.ptx import memory
 from tessera.tile.ir.register_layout import RegisterLayout
 
 LLVM = Any
+STEP = 16  # of k at once, at most
 
 
 class _Side:

@@ -31,6 +31,8 @@ class Feed:
     """A load for matmuls. view: the box as memory has it; turned: the tile is its transpose.
 
     ahead: whether the loop around it may copy it iterations ahead.  users: id() of the matmuls.
+    swizzle: of its buffer; None where threads read neighbours of a row, which needs none and spares
+    them the exclusive ors.
     """
 
     value: SSAValue
@@ -41,6 +43,7 @@ class Feed:
     shape: tuple[int, ...]
     ahead: bool
     users: frozenset[int]
+    swizzle: str | None = "chunks"
 
     @property
     def bytes(self) -> int:
@@ -95,8 +98,16 @@ class _Finder:
         if len(t.shape) != 2 or not all(
                 self.readable(p, i, flip ^ turned) for p, i, flip in matmuls):
             return None
+        along = any(self.deep(p, i, flip ^ turned) for p, i, flip in matmuls)
         return Feed(value, tensor, view, turned, t.dtype, t.shape, self.ahead(op, view, tensor),
-                    frozenset(id(p) for p, _, _ in matmuls))
+                    frozenset(id(p) for p, _, _ in matmuls), "chunks" if along else None)
+
+    def deep(self, matmul: Op, operand: int, turned: bool) -> bool:
+        """Whether what multiplies reads a column of what lies in memory."""
+        a, b = (self.types[x].dtype for x in matmul.args[:2])  # type: ignore[index]
+        threads = matmul.name == "matmul" and format_of(
+            a, b, matmul.attr, self.generation) is None
+        return not threads or (operand == 0) ^ turned
 
     def matmuls(self, x: SSAValue, flip: bool) -> list[tuple[Op, int, bool]] | None:
         """(matmul, operand, transposed) of all uses; None when there are others."""

@@ -26,6 +26,7 @@ from tessera.errors import SourceLine
 from tessera.numerics import DType, as_type, bool_, i32
 from tessera.runtime.generations import Generation
 from tessera.tile.cuda.intrinsics.matmul import STEP_BYTES
+from tessera.tile.cuda.intrinsics.thread_matmul import STEP as THREAD_STEP
 from tessera.tile.cuda.lower.carry_fragments import Carrier, plan
 from tessera.tile.cuda.lower.choose_matmul_unit import format_of
 from tessera.tile.cuda.lower.find_staged_loads import Feed, find_feeds
@@ -83,7 +84,7 @@ def stage_matmul_loads(function: Function, generation: Generation, room: Room,
 def ring_stages(function: Function) -> int:
     """Stages of the rings that this pass made; 1 where there are none."""
     made = [n.attr for n in walk(function.body) if isinstance(n, Op) and n.name == "allocate"]
-    return max((a["stages"] for a in made if a["swizzle"] == "chunks"), default=1)
+    return max((a["stages"] for a in made if a["alignment"] == ALIGNMENT), default=1)
 
 
 class _Stager:
@@ -133,10 +134,10 @@ class _Stager:
         out.append(Op(name, args, (), tuple(sorted(attrs.items())), self.where))
 
     def buffer(self, feed: Feed, stages: int) -> SSAValue:
-        made = Buffer(feed.dtype, feed.shape, "shared", stages, "chunks", ALIGNMENT)
+        made = self.types_of(feed, stages)
         return self.op(self.buffers, "allocate", (), f"{feed.tensor.name}_shared", made,
                        dtype=feed.dtype, shape=feed.shape, space="shared", stages=stages,
-                       swizzle="chunks", alignment=ALIGNMENT)
+                       swizzle=feed.swizzle, alignment=ALIGNMENT)
 
     # --- walking ------------------------------------------------------------------------------
     def block(self, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
@@ -212,10 +213,13 @@ class _Stager:
             return 0
         x, y = self.types[a], self.types[b]
         assert isinstance(x, TileType) and isinstance(y, TileType)
-        half = x.shape[1] // 2
-        whole = half * x.dtype.bits % (8 * STEP_BYTES) == 0 and half * 2 == x.shape[1]
-        units = format_of(x.dtype, y.dtype, op.attr, self.generation)
-        return half if units and whole and op.attr["dtype"].bits >= 32 else 0
+        half, rest = divmod(x.shape[1], 2)
+        if format_of(x.dtype, y.dtype, op.attr, self.generation) is None:
+            across = all(self.staged[self.ready[v][0]].swizzle is None for v in (a, b))
+            whole = across and half % THREAD_STEP == 0  # of others halves took 3 % longer
+        else:
+            whole = half * x.dtype.bits % (8 * STEP_BYTES) == 0 and op.attr["dtype"].bits >= 32
+        return half if whole and not rest else 0
 
     def read(self, x: Operand, out: list[Node], axis: int = 0, start: int = 0,
              count: int = 0) -> Operand:
@@ -272,7 +276,7 @@ class _Stager:
 
     def hold(self, feed: Feed, place: SSAValue) -> None:
         self.ready[feed.value] = (place, feed.turned)
-        self.staged[place] = Buffer(feed.dtype, feed.shape, "shared", 1, "chunks", ALIGNMENT)
+        self.staged[place] = self.types_of(feed)
 
     def read_in_ring(self, feed: Feed, after: tuple[Node, ...]) -> bool:
         """Whether only a ring of the same block reads it: that one's first wait is for it too."""
@@ -311,9 +315,8 @@ class _Stager:
         self.act(body, "cp_wait_group", pending=self.stages - 2)
         self.act(body, "barrier")
         for f in feeds:
-            one = replace(self.types_of(buffers[f.value], f), stages=1)
             self.hold(f, self.op(body, "stage", (buffers[f.value], slot.value),
-                                 f.tensor.name, one))
+                                 f.tensor.name, self.types_of(f)))
 
         def ahead(out: list[Node]) -> None:
             at = self.moved(out, node.var.value, node.step, self.stages - 1)
@@ -330,8 +333,8 @@ class _Stager:
             inits=(*node.inits, Const(0, i32), Const(self.stages - 1, i32)),
             yields=(*node.yields, *yields)))
 
-    def types_of(self, buffer: SSAValue, feed: Feed) -> Buffer:
-        return Buffer(feed.dtype, feed.shape, "shared", self.stages, "chunks", ALIGNMENT)
+    def types_of(self, feed: Feed, stages: int = 1) -> Buffer:
+        return Buffer(feed.dtype, feed.shape, "shared", stages, feed.swizzle, ALIGNMENT)
 
     def rest(self, node: For, feeds: list[Feed], body: list[Node]) -> None:
         """What the loop does besides its staged loads."""
@@ -360,7 +363,7 @@ class _Stager:
         ahead = Ahead(node, at, self.names)
         for f in feeds:
             target = self.op(out, "stage", (buffers[f.value], slot), f.tensor.name,
-                             replace(self.types_of(buffers[f.value], f), stages=1))
+                             self.types_of(f))
             source = ahead.copy(f.view, out)
             if inside is None:
                 self.act(out, "cp_async", target, source)
