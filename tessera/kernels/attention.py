@@ -42,7 +42,7 @@ from .record import Benchmark, CompiledCall, KernelSample
 from .routine import empty_like, generation_of, reshaped, routine, type_of
 
 SLACK = 8.0  # powers of two by which the running maximum may lag
-SHORT = 2048  # queries
+SHORT = 512  # queries
 LEAST_SUM = 1e-30  # below any sum of weights, of which one was 1
 
 
@@ -314,15 +314,13 @@ def tile_knobs(S: int, heads: int, width: int, rows: int, causal: bool, window: 
     are dealt out beforehand although some take longer. To ask for the next one costs more than some
     wait at the end where they are short, and as many for each multiprocessor.
 
-    heads: in all.  rows: queries of a block. With heads of 64 and 512, 1024, 2048 queries, causal,
-    262144 rows in all, 73.8, 111.7, 186.9 us become 68.9, 103.7, 175.1; with 128, 192 and 512
-    queries 97.5 and 138.7 become 95.2 and 134.4; with 128 and lengths 2377 become 2066, documents
-    1129 become 1069, with 64 they do not (H200, 2026-11-26, medians of CUDA graphs).
+    heads: in all.  rows: queries of a block. With heads of 64 and 512 queries, causal, 262144 rows
+    in all, 73.8 us become 68.9; with 128, 192 and 512 queries 97.5 and 138.7 become 95.2 and 134.4;
+    with 128 and lengths 2377 become 2066, documents 1129 become 1069, with 64 they do not. With 64
+    and 1024 queries 105.2 become 108.4 (H200, 2026-11-26, medians of CUDA graphs).
     """
-    if window or cap or score:
+    if window or cap or score or not (causal or spans):
         return {}
-    if not (causal or spans):
-        return {"SKIP": True} if -S % rows >= 64 else {}
     if spans:
         return {} if causal or width <= 64 else {"TILES": "static"}
     if S > SHORT or largest_share(-(-S // rows), heads) > 1.05:

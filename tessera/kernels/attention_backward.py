@@ -67,13 +67,13 @@ def attention_keys(Q: Tensor["B", "S", "D"], K: Tensor["C", "T", "D"], V: Tensor
                    sums_v: Tensor["NV", "C", "E", f32] | None = None,
                    spans: Tensor["Z", 2, "T", i32] | None = None, heads=1,
                    group=1, BM=128, BN=64, causal=False, window=0, cap=0.0,
-                   score=None, SKIP=True):
+                   score=None, SKIP=True, STAGES=2):
     """dV = P' G and dK = scale dS' Q, where dS = P (G V' - delta), over the queries of a group.
 
     sums_k, sums_v: of the columns of SUMMED_ROWS rows of dK and dV each, where they are wanted
     spans: the queries that see a key, of `heads` heads of keys one after another each
     BM: keys of a block.  BN: queries of an iteration.  SKIP: warpgroups leave out what their keys
-    do not see
+    do not see.  STAGES: iterations whose operands are brought ahead
     """
     k0, c = tile.group_id(0) * BM, tile.group_id(1)
     k, v = tile.load(K[c, k0:k0+BM, :]), tile.load(V[c, k0:k0+BM, :])
@@ -111,14 +111,14 @@ def attention_queries(Q: Tensor["B", "S", "D"], K: Tensor["C", "T", "D"], V: Ten
                       spans: Tensor["Z", 2, "S", i32] | None = None,
                       Y: Tensor["B", "S", "E"] | None = None, heads=1,
                       group=1, BM=128, BN=64, causal=False, window=0, cap=0.0,
-                      score=None, SKIP=True):
+                      score=None, SKIP=True, STAGES=2):
     """dQ = scale dS K, over the keys that a query sees.
 
     sums_q: of the columns of SUMMED_ROWS rows of dQ each, where they are wanted
     Y: the result, of which delta is made here and written, where it is not there yet
     spans: the keys that a query sees, of `heads` heads one after another each
     BM: queries of a block.  BN: keys of an iteration.  SKIP: warpgroups without a query leave the
-    block out
+    block out.  STAGES: iterations whose operands are brought ahead
     """
     q0, h = tile.group_id(0) * BM, tile.group_id(1)
     q, g = tile.load(Q[h, q0:q0+BM, :]), tile.load(G[h, q0:q0+BM, :])
@@ -155,14 +155,18 @@ def keys_block(dtype: DType, width: int, chip: Generation, keys: int | None = No
     warpgroups are quicker than two: 1292 us in place of 1635 of 96 heads of 4096 by 64, causal 746
     in place of 814; of 384 heads of 1024, causal, 246 in place of 263 (H100, 2026-11-25, five
     launches in a row, medians of four). Of wide heads 48 queries of an iteration are: 1475 us in
-    place of 1519 of 64 heads of 4096 by 128 (H200, 2026-11-26)."""
+    place of 1519 of 64 heads of 4096 by 128 (H200, 2026-11-26). Under a causal mask warpgroups of
+    narrow heads begin apart, and three stages are quicker: 136.6 us in place of 141.9 of 256 heads
+    of 1024; without one slower, 879.6 in place of 871.0 of 64 of 4096 (H200, 2026-11-26, medians of
+    seven CUDA graphs in turn)."""
     if dtype.bits > 16:
         return {"BM": 32, "BN": 32}
     narrow = 32 < width <= 64 and (keys is None or keys > 128)
     if _by_warpgroups(dtype, width, chip) and (narrow or 64 < width <= 128 and (cap or spans)):
         if spans and not cap:
             return {"BM": 128, "BN": 64 if narrow else 48}
-        return {"BM": 192 if narrow else 128, "BN": 32 if cap else 64}
+        block = {"BM": 192 if narrow else 128, "BN": 32 if cap else 64}
+        return block | ({"STAGES": 3} if narrow and causal and not cap else {})
     if _by_warpgroups(dtype, width, chip) and 64 < width <= 128 and not causal:
         return {"BM": 128, "BN": 48}
     if width > 128:
@@ -176,7 +180,9 @@ def queries_block(dtype: DType, width: int, chip: Generation, queries: int | Non
     """Queries of a block and keys of an iteration: one sum in registers. Of narrow heads three
     warpgroups hide more of each other's waits than two with larger tiles; of few queries under a
     causal mask their blocks compute too much beyond the diagonal: 180 us in place of 188 of 384
-    heads of 1024 (H100, 2026-11-25, five launches in a row, medians of four)."""
+    heads of 1024 (H100, 2026-11-25, five launches in a row, medians of four). Three stages:
+    122.9 us in place of 127.4 of 256 heads of 1024, causal, 670.4 in place of 677.2 of 64 of 4096
+    (H200, 2026-11-26, medians of seven CUDA graphs in turn)."""
     if dtype.bits > 16:
         return {"BM": 32, "BN": 32}
     if _by_warpgroups(dtype, width, chip):
@@ -184,7 +190,7 @@ def queries_block(dtype: DType, width: int, chip: Generation, queries: int | Non
             if spans:
                 return {"BM": 128, "BN": 64}
             return {"BM": 128 if causal and queries is not None and queries <= SHORT else 192,
-                    "BN": 80}
+                    "BN": 80, "STAGES": 3}
         return {"BM": 128, "BN": 64 if width <= 128 else 32}
     return _fitting(((128, 64), (128, 32)) if width <= 128 else ((64, 32),), dtype, width, chip)
 

@@ -29,7 +29,9 @@ SLACK = 8.0  # powers of two by which the running maximum may lag
 BLOCKS = 264
 # Codes of 8 bits do not come ahead, so that more warps have to wait side by side: 16 queries of 32
 # heads over 8192 keys of 8 take 248 us with as many parts, 166 and 153 with two and four times as
-# many, with bf16 126 (H200, 2026-11-26).
+# many, with bf16 126 (H200, 2026-11-26). Of four times as many, eight fit a multiprocessor, and one
+# more part than fits waits for the others: one query of 32 heads of 16 sequences takes 135.8 us
+# with 8 parts, 183.3 with 9, 136.0 and 139.2 with 16 and 33, with bf16 127.4 (H200, 2026-11-26).
 LEAST_KEYS = 64  # of a part
 MANY_KEYS = 256
 
@@ -81,8 +83,8 @@ def decode_plan(heads: int, rows: int, T: int, width: int, *, codes: bool = Fals
     if codes and width not in (32, 64, 128) or page % BN:  # or registers would not do
         BN = LEAST_STEP
     blocks = heads * -(-rows // BM)
-    wanted = BLOCKS * (4 if codes else 1)
-    parts = max(1, min(-(-wanted // blocks), T // LEAST_KEYS))
+    wanted = 4 * BLOCKS // blocks if codes else -(-BLOCKS // blocks)
+    parts = max(1, min(wanted, T // LEAST_KEYS))
     span = -(-T // (parts * BN)) * BN
     return DecodePlan("decode_pages" if page else name, BM, BN, max(1, -(-T // max(1, span))))
 

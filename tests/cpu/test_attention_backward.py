@@ -196,6 +196,19 @@ def test_rows_come_with_the_operands_whose_result_they_meet():
     assert ops_in(made.function.body, "load_tile")  # rows of 510 numbers begin anywhere
 
 
+@pytest.mark.parametrize("BN", [32, 48, 64, 80])
+@pytest.mark.parametrize("D", [64, 96, 128])
+def test_each_copy_lies_at_a_multiple_of_128_bytes(D, BN):
+    """TMA writes nowhere else; a row of 48 numbers is no multiple of that."""
+    made = program(attention_keys, *arguments(480, D), facts=FACTS, BN=BN)
+    for ring in made.rings:
+        for x in ring.loads:
+            places = [ring.offset_bytes + slot * ring.slot_bytes + x.offset_bytes
+                      + panel * x.panel_bytes
+                      for slot in range(ring.slots) for panel in range(x.panels)]
+            assert not any(at % 128 for at in places), (x.name, places)
+
+
 def test_the_diagonal_and_the_edge_are_parts_of_their_own():
     """Of a causal loop: blocks that the diagonal crosses, those that all see, the last one, which
     the diagonal may cross too."""

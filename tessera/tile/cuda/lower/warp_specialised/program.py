@@ -60,8 +60,9 @@ class Load:
     def width_bytes(self) -> int:
         if self.windows is not None:
             return self.windows[1]
-        whole = len(self.shape) == 1 or self.row_bytes in NARROW_BYTES
-        if self.part and self.row_bytes % PANEL_BYTES == NARROW_BYTES[1]:
+        single = len(self.shape) == 1
+        whole = single or self.row_bytes in NARROW_BYTES
+        if self.part and not single and self.row_bytes % PANEL_BYTES == NARROW_BYTES[1]:
             return NARROW_BYTES[1]  # nothing is brought in vain
         return self.row_bytes if whole else PANEL_BYTES
 
