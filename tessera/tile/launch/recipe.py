@@ -151,9 +151,10 @@ class Recipe:
 
     def _blocks(self, groups: int) -> int:
         blocks = groups
-        if self.image.grid == "persistent":
+        form, _, spare = self.image.grid.partition("-")
+        if form == "persistent":
             together = self.image.code.cluster[0]
-            most = device(self.device).multiprocessors // together
+            most = (device(self.device).multiprocessors - int(spare or 0)) // together
             blocks = min(-(-groups // together), most) * together
         if blocks > MOST_BLOCKS:
             raise ArgumentError(f"{self.image.function.name}: {blocks} groups, a launch has at "
