@@ -154,7 +154,7 @@ class Recipe:
         form, _, spare = self.image.grid.partition("-")
         if form == "persistent":
             together = self.image.code.cluster[0]
-            most = (device(self.device).multiprocessors - int(spare or 0)) // together
+            most = max((device(self.device).multiprocessors - int(spare or 0)) // together, 1)
             blocks = min(-(-groups // together), most) * together
         if blocks > MOST_BLOCKS:
             raise ArgumentError(f"{self.image.function.name}: {blocks} groups, a launch has at "
