@@ -46,33 +46,18 @@ def mesh_steps_table() -> str | None:
             continue
         ours, other = (json.loads(path.read_text()) for path in paths)
         files += [ours, other]
-        together, alone = ours.get("together", ours), ours.get("alone")
-        scaling = f"{alone['ms'] / together['ms']:.2f}" if alone else ""
+        together = ours.get("together", ours)
         m = ours["model"]
         rows.append((f"{m['layers']} layers of {m['d']}, {m['B']} x {m['T']}", split,
                      f"{together['ms']:.1f}", f"{other['ms']:.1f}, {way}",
-                     f"{other['ms'] / together['ms']:.2f}", scaling,
+                     f"{other['ms'] / together['ms']:.2f}",
                      f"{together['predicted_ms']:.1f}" if together["predicted_ms"] else ""))
     if not rows:
         return None
     when = dict.fromkeys(f"{f['device']}, {f['date']}, commit {f['commit']}, `{f['command']}`"
                          for f in files)
-    return markdown(("Model", "Split", "ours, ms", "PyTorch, ms", "Ratio", "Of one GPU alone",
+    return markdown(("Model", "Split", "ours, ms", "PyTorch, ms", "Ratio",
                      "Predicted, ms"), rows) + "\n" + "; ".join(when) + "."
 
 
-def split_matmuls_table() -> str | None:
-    """Of benchmarks/tp_matmul.py; None while nothing is measured."""
-    if not (path := RESULTS / "tp_matmul.json").exists():
-        return None
-    file = json.loads(path.read_text())
-    rows = [(f"`{name}`", f"{case['ms']['after']:.2f}", f"{case['ms']['beside']:.2f}",
-             f"{case['gain']:.2f}") for name, case in file["cases"].items()]
-    m = file["extents"]
-    return (f"[{m['rows']}, {m['inner']}] x [{m['inner']}, {m['columns']}], {file['device']}, "
-            f"{file['date']}, commit {file['commit']}, `{file['command']}`.\n\n" + markdown(
-                ("", "one after the other, ms", "in parts, ms", "Ratio"), rows))
-
-
-MESHES = {"exchanges": exchanges_table, "mesh steps": mesh_steps_table,
-          "split matmuls": split_matmuls_table}
+MESHES = {"exchanges": exchanges_table, "mesh steps": mesh_steps_table}

@@ -203,10 +203,12 @@ def test_the_grid(gpu, driver, rng):
     assert len(where.images) == 2  # 128 lanes and 64
 
 
-def test_a_persistent_grid_is_as_large_as_the_device(gpu, driver, rng):
-    gpu.grid = "persistent"
+@pytest.mark.parametrize("grid, most", [("persistent", 132), ("persistent-24", 108),
+                                        ("persistent-200", 1)])
+def test_a_persistent_grid_is_as_large_as_the_device(gpu, driver, rng, grid, most):
+    gpu.grid = grid
     gpu.extra = (Parameter("groups", "groups", "i32"),)
-    for rows, blocks in ((5, 5), (500, 132)):
+    for rows, blocks in ((5, min(5, most)), (500, most)):
         fresh(rows_doubled)(Torch(floats(rng, rows, 64)))
         assert driver.launches[-1].grid == (blocks, 1, 1) and gpu.seen["groups"] == rows
 

@@ -111,3 +111,27 @@ def test_parts_are_read_and_written_where_they_lie(name):
     for number, k in enumerate(sent[:len(sent) - late]):
         until = min(step for step, last in awaited.items() if last >= number)
         assert "gemm" in kinds[k + 1:until], (number, kinds, awaited)
+
+
+@pytest.mark.parametrize("name", ["gather", "reduce", "scatter rows"])
+def test_matmuls_leave_multiprocessors_to_a_collective_that_takes_as_long(name):
+    left, right, out, _, _ = PRODUCTS[name]
+    made = program_of(left, right, out, 8192, ts.dist.mesh(DEVICES[:4], axes="x"))
+    plan = CudaProgram(localize(made.made, 0), "sm_90a").plan
+    spare = [dict(s.schedule.extra).get("SPARE") for s in plan.steps if s.kind == "gemm"]
+    assert spare == ([24, None] if name == "gather" else [None, 24, 24, 24])
+    assert "24 multiprocessors are left to NCCL" in str(plan)
+
+
+def test_long_ones_take_the_whole_chip():
+    """A short message beside a long product."""
+    mesh = ts.dist.mesh(DEVICES[:4], axes="x")
+
+    def f(g, x, w):
+        return ts.sum(g), x @ w
+
+    g, x, w = (ts.dist.stand_in((n, n), SPLIT[how], mesh, "bf16 @accum(f32)")
+               for n, how in ((512, "rows"), (8192, "rows"), (8192, "whole")))
+    made = ts.jit(f).traced(g, x, w).program
+    steps = CudaProgram(localize(made.made, 0), "sm_90a").plan.steps
+    assert [dict(s.schedule.extra) for s in steps if s.kind == "gemm"] == [{"TILES": "dynamic"}]

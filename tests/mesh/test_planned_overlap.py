@@ -51,7 +51,9 @@ def test_what_is_read_at_once_is_waited_for():
         return ts.shard(a @ b, WHOLE) @ d
 
     plan = ts.dist.plan_report(f, *operands(GPUS))
-    assert parts_of(plan)["exchanges"] == pytest.approx(sum_us())
+    halves = [fabric("8xh200").time(op, size * N * N, GPUS, "tp").us
+              for op, size in (("reduce_scatter", 4), ("all_gather", 2))]  # it is rounded between
+    assert parts_of(plan)["exchanges"] == pytest.approx(sum(halves))
 
 
 def test_on_hosts_one_waits_for_the_other():

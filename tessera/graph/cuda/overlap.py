@@ -13,9 +13,13 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
+from typing import Any
 
 from ..schedule.ir import ByteRange, GraphSchedule, GroupOperand, ScheduledGroup, Transfer
 
+SPARE = 24  # multiprocessors that NCCL 2.28 takes on four GPUs joined by NVLink
+# Of matmuls while NVLink carries a byte of an operand: 600 TFLOP/s, 150 GB/s.
+FLOPS_PER_BYTE = 4000.0
 RangeOf = Callable[[str], ByteRange]
 Regions = tuple[list[ByteRange], list[ByteRange]]  # read, written
 
@@ -63,17 +67,46 @@ def overlapped(steps: Sequence[ScheduledGroup | Transfer], beside: Iterable[int]
 def share_chip(plan: GraphSchedule, multiprocessors: int) -> GraphSchedule:
     """Matmuls that may run while ranks send give out their tiles one by one: NCCL takes some of the
     multiprocessors, and a block that waits for one to be free would keep its share of tiles. Where
-    there is a block for each tile anyway nothing has to be given out, nor a counter be cleared."""
+    there is a block for each tile anyway nothing has to be given out, nor a counter be cleared.
+    Those beside a collective that takes as long as they do leave it some: it begins with them, and
+    would wait for their end."""
     exchanges = [k for k, s in enumerate(plan.steps) if getattr(s, "kind", "") == "exchange"]
     made = overlapped(plan.steps, exchanges, (), plan.region)
     if made is None:
         return plan
+    full = _full_of_messages(plan.steps, made)
     return replace(plan, steps=tuple(
-        replace(s, schedule=s.schedule.with_values({"TILES": "dynamic"}).with_notes(
-            *s.schedule.notes, "tiles one by one, because NCCL may have some multiprocessors"))
-        if k in made.meanwhile and isinstance(s, ScheduledGroup) and s.kind == "gemm" and (
-            prod(s.grid) > multiprocessors) else s
+        _shared(s, k in full) if k in made.meanwhile and isinstance(s, ScheduledGroup)
+        and s.kind == "gemm" and prod(s.grid) > multiprocessors else s
         for k, s in enumerate(plan.steps)))
+
+
+def _shared(group: ScheduledGroup, full: bool) -> ScheduledGroup:
+    values: dict[str, Any] = {"TILES": "dynamic"}
+    note = "tiles one by one, because NCCL may have some multiprocessors"
+    if full:
+        values["SPARE"] = SPARE
+        note = f"tiles one by one; {SPARE} multiprocessors are left to NCCL"
+    return replace(group, schedule=group.schedule.with_values(values).with_notes(
+        *group.schedule.notes, note))
+
+
+def _full_of_messages(steps: Sequence[ScheduledGroup | Transfer], made: Overlap) -> set[int]:
+    """Matmuls beside a collective that takes about as long as all that run beside it."""
+    found: set[int] = set()
+    for k, number in made.numbers.items():
+        until = min((j for j, n in made.awaited.items() if j > k and n >= number),
+                    default=len(steps))
+        sent = steps[k]
+        assert isinstance(sent, ScheduledGroup)
+        products = {j: s for j, s in enumerate(steps[k + 1:until], k + 1)
+                    if isinstance(s, ScheduledGroup) and s.kind == "gemm"}
+        nbytes = max(sum(prod(o.shape) * o.type.dtype.bits / 8 for o in operands)
+                     for operands in (sent.reads, sent.writes))
+        flops = sum(step.flops for s in products.values() for step in s.steps)
+        if flops < nbytes * FLOPS_PER_BYTE:
+            found |= products.keys()
+    return found
 
 
 def _regions(step: ScheduledGroup | Transfer, region_of: RangeOf) -> Regions:

@@ -32,7 +32,8 @@ class CompiledKernel:
     """A kernel for one set of types, facts, lanes and target.
 
     function: Tile IR after lowering.  parameters: what a launch passes, in order.
-    grid: 'groups', one block per group, or 'persistent', as many blocks as the device holds.
+    grid: 'groups', one block per group, or 'persistent', as many blocks as the device holds;
+        'persistent-24', but for 24 multiprocessors.
     notes: what the compiler decided and why.
     """
 
@@ -124,7 +125,9 @@ def emit_kernel(function: Function, lanes: int, target: Target, facts: ArgumentF
         made = emit_warp_specialised(function, schedule, target, facts)
     if not isinstance(made, Refusal):
         program, emitted = made
-        return EmittedKernel(program.function, emitted, program.threads, "persistent")
+        spare = program.pipeline.spare
+        return EmittedKernel(program.function, emitted, program.threads,
+                             f"persistent-{spare}" if spare else "persistent")
     lowered, emitted = emit(function, lanes, target, facts, checked, schedule)
     emitted = replace(emitted, notes=(*emitted.notes, f"not warp-specialised: {made.reason}"))
     resident = dict(schedule.extra).get("RESIDENT", 1) if schedule is not None else 1

@@ -153,10 +153,12 @@ class Recipe:
 
     def _blocks(self, groups: int) -> int:
         blocks = groups
-        if self.image.grid == "persistent":
-            together, most = self.image.code.cluster[0], device(self.device).multiprocessors
+        form, _, spare = self.image.grid.partition("-")
+        if form == "persistent":
+            together = self.image.code.cluster[0]
+            most = max((device(self.device).multiprocessors - int(spare or 0)) // together, 1)
             if together > 1:  # one more than run at once would begin when the others are done
-                most = min(most // together, self.image.code.on(self.device).clusters)
+                most = min(most, self.image.code.on(self.device).clusters)
             blocks = min(-(-groups // together), most) * together
         if blocks > MOST_BLOCKS:
             raise ArgumentError(f"{self.image.function.name}: {blocks} groups, a launch has at "

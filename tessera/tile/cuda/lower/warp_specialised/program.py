@@ -161,6 +161,7 @@ class PipelineKnobs:
     guard_rescale  accumulator * factor is left out where a warp's factors are all 1
     fast_sums      fp8 matmuls are summed in the tensor cores, with their few bits
     tiles          'static': block b does b, b + blocks, ...; 'dynamic': who is free takes the next
+    spare          multiprocessors that it leaves to what runs beside it
     raster         groups of the strip axis that run side by side (tile_order); 0: from the extents
     reversed       grid axis that runs from its end: long tiles first
     warpgroups     consumers
@@ -180,6 +181,7 @@ class PipelineKnobs:
     guard_rescale: bool = True
     fast_sums: bool = False
     tiles: str | None = None
+    spare: int | None = None
     raster: int | None = None
     reversed: int | None = None
     warpgroups: int | None = None
