@@ -19,11 +19,8 @@ from .errors import (
     AxisError,
     DTypeError,
     ShapeError,
-    SourceLine,
     UnknownNameError,
     UnsupportedTargetError,
-    short_path,
-    user_line,
 )
 from .foreign import METHODS
 from .numerics import (
@@ -106,29 +103,6 @@ class TensorType:
         return text + " | None" if self.optional else text
 
     __repr__ = __str__
-
-
-@dataclass(frozen=True, slots=True)
-class UsedBy:
-    """The call that used a donated tensor up; what the tensor holds in place of its memory."""
-
-    where: SourceLine | None
-    function: str
-
-    def __str__(self) -> str:
-        at = f" at {short_path(self.where.file)}:{self.where.line}" if self.where else ""
-        return f"donated to {self.function}{at}"
-
-    def error(self, x: Tensor) -> ArgumentError:
-        """Of what asks for the memory."""
-        return ArgumentError(
-            f"a {x.type}{list(x.shape)} is used after it was {self}: its memory is a result's now",
-            where=user_line(), hint="use what the call returned; or leave the argument out of "
-            "donate=, or donate a copy: x.copy()")
-
-    def text(self, x: Tensor) -> str:
-        """The repr of such a tensor."""
-        return f"Tensor{list(x.shape)} {x.type}, {self}"
 
 
 class Tensor:

@@ -15,8 +15,9 @@ from typing import Any, NoReturn
 from weakref import getweakrefcount
 
 from ..errors import ArgumentError, user_line
-from ..tensor import Tensor, UsedBy
+from ..tensor import Tensor
 from ..tile.launch.resident import Resident
+from ..tile.launch.used_by import UsedBy
 from .placed_leaves import PlacedLeaves, memories_of, placed
 
 

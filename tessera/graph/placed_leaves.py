@@ -64,7 +64,10 @@ def picker(numbers: Sequence[int]) -> Picker:
     """What picks these of a list, many at once."""
     if len(numbers) > 1:
         return itemgetter(*numbers)
-    return lambda values: [values[i] for i in numbers]
+    if not numbers:
+        return lambda values: ()
+    (only,) = numbers
+    return lambda values: (values[only],)
 
 
 __all__ = ["HERE", "OURS", "Picker", "PlacedLeaves", "memories_of", "picker", "placed"]

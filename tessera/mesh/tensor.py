@@ -25,8 +25,9 @@ from tessera.graph.donation import DONATABLE, Donatable, blank
 from tessera.graph.operand import shape_tuple
 from tessera.graph.ops import random as rng
 from tessera.numerics import NumericType, as_type, encode, random_bits_at
-from tessera.tensor import Tensor, UsedBy, as_tensor, encode_value
+from tessera.tensor import Tensor, as_tensor, encode_value
 from tessera.tile.launch.resident import on_gpu
+from tessera.tile.launch.used_by import UsedBy
 
 from .device_mesh import Mesh, current_mesh
 from .errors import DisagreementError, MeshError, PolicyMismatch

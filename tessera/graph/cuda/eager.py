@@ -21,7 +21,6 @@ import numpy as np
 from ... import config, hooks
 from ...errors import ArgumentError, TraceError, UnsupportedTargetError, user_line
 from ...runtime.arrays import HOST
-from ...runtime.offloaded import OffloadedBuffer
 from ...tensor import Tensor, as_tensor
 from ...tile.launch.placement import chosen_gpu, gpu_number
 from ...tile.launch.resident import Resident, adopted, on_gpu
@@ -29,6 +28,7 @@ from .. import tree
 from ..devices import place_typed, target_of
 from ..ir import Graph, Node
 from ..op import GraphOp
+from ..placed_leaves import HERE
 from ..signature import Static, join_scales, leaf_tensors, split_result
 from ..trace import apply, aval_of, trace
 from ..tree_code import unflattener
@@ -155,10 +155,11 @@ def _glance(fn: Callable, args: tuple) -> tuple | None:
     for a in args:
         kind = type(a)
         if kind is Resident:
-            if a.scale is not None or type(a.storage) is OffloadedBuffer or (
+            memory = a._storage
+            if a.scale is not None or type(memory) not in HERE or (
                     a.name is not None and number_type(a) is not None):
                 return None
-            key += (a._shape, id(a.type), a.storage.device.index)
+            key += (a._shape, id(a.type), memory.device.index)
         elif kind is float:
             key.append(float)
         elif kind in _GLANCED:

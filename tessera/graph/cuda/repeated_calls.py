@@ -23,7 +23,7 @@ from ...runtime.device import Device
 from ...tensor import Tensor
 from ...tile.launch.resident import Resident
 from ..donation import ALONE, blank
-from ..placed_leaves import HERE, OURS, Picker, PlacedLeaves, memories_of, picker
+from ..placed_leaves import HERE, OURS, Picker, PlacedLeaves, picker
 from .graph_limits import FEWEST_LAUNCHES
 from .placed_graphs import CHEAP_SHARE, PlacedGraphs
 
@@ -133,7 +133,8 @@ class RepeatedCalls:
         """The memory of arguments and captured tensors; of what lies elsewhere a copy's."""
         space, lowered = self.space, self.space.program.lowered
         known = type(leaves) is PlacedLeaves
-        memories = leaves.take() if known else memories_of(leaves)  # type: ignore[attr-defined]
+        memories: list[Any] = leaves.take() if known else [  # type: ignore[attr-defined]
+            x._storage if type(x) is Resident else x.storage for x in leaves]
         kinds = OURS if known else {*map(type, memories)}
         copied: set[int] = set()
         if (leaves.device is not self.device if known  # type: ignore[attr-defined]

@@ -33,7 +33,8 @@ from tessera.runtime.buffer import (
 )
 from tessera.runtime.device import device, driver, outside_capture
 from tessera.runtime.offloaded import OffloadedBuffer, is_offloaded
-from tessera.tensor import PLAIN, Tensor, UsedBy, as_tensor, to_numpy
+from tessera.tensor import PLAIN, Tensor, as_tensor, to_numpy
+from tessera.tile.launch.used_by import UsedBy
 
 
 class Resident(Tensor):
