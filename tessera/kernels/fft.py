@@ -100,14 +100,16 @@ def column_turns(n, factors, whole):
 # --- blocks --------------------------------------------------------------------------------------
 LANES = 64  # of a group of short lines
 LONGEST = 16384  # points of a line that lies in one piece
-LONGEST_PAIR, LONGEST_PAIR_BACK = 2048, 2048
+LONGEST_PAIR, LONGEST_PAIR_BACK = 2048, 2048  # of real lines, two at once
 LONGEST_ACROSS = 1024
 # Neighbours in memory that a group has where they are of other lines: 64 or 128 bytes in a row.
 LINES_ACROSS = {512: 16, 1024: 16}
 MOST_LINES_ACROSS = 32
 # Lines of so many points (as a power of two) with 32 points in a thread: a stage and its exchange
-# less.
-WIDE = {9: (32, 16), 10: (32, 32), 12: (32, 16, 8), 13: (32, 16, 16), 14: (32, 32, 16)}
+# less. 2^24 points in lines of 2^13 and 2^14 take 79 and 103 us so, with 16 points 92 and 119; in
+# two passes of 2^18 and 2^20 152 and 188 for 169 and 212; of 2^9, 2^10, 2^12 in one piece 70, 69
+# and 73 for 68, 68 and 72 (H200, 2026-11-26).
+WIDE = {13: (32, 16, 16), 14: (32, 32, 16)}
 WIDE_ACROSS = {9: (32, 16), 10: (32, 32)}
 # (threads, points of each): groups that share a multiprocessor's registers.
 RESIDENT = {(512, POINTS): 2, (256, MOST_POINTS): 2, (128, MOST_POINTS): 4}
