@@ -296,8 +296,9 @@ def _streamed(space: tuple[int, ...], nodes: Sequence[Node]) -> int:
     they are held whole."""
     strips = strips_of(nodes)
     how = strips[0].attrs.get("how")
-    kept = how is not None and has_rows(space, nodes) and all(n.op.name in KEPT for n in strips)
-    return rows_with_room(space, nodes, len(strips), how) if kept else 0
+    if how is None or not has_rows(space, nodes) or any(n.op.name not in KEPT for n in strips):
+        return 0
+    return rows_with_room(space, nodes, len(strips), how)
 
 
 def row_warps(space: tuple[int, ...], nodes: Sequence[Node]) -> tuple[int, int]:
