@@ -1,7 +1,7 @@
 """Rows of every length, forward and backward, beside torch.compile, PyTorch's kernels and a copy.
 
     python benchmarks/memory_bound.py rows            2^26 elements of bf16 in rows of 64 to 131072
-    python benchmarks/memory_bound.py rows 1024 softmax,layernorm       some lengths, some cases
+    python benchmarks/memory_bound.py rows 1024 "softmax,top 8"         some lengths, some cases
 
 What PyTorch compiles is what a user would write, for fixed shapes. Both compilers run in
 several processes, which then measure one after another. Times are medians of rounds in
@@ -131,6 +131,15 @@ CASES = {c.name: c for c in (
     Case("rms norm's gradient", 3, "xwy", _norm_gradients(ts.rmsnorm), _rms_norm),
     Case("cross entropy and its gradient", 2, "xl", _loss_and_gradient, _torch_loss),
 )}
+OTHERS = {c.name: c for c in (
+    Case("sum", 1, "x", lambda x: ts.sum(x, axis=-1), lambda x: x.sum(-1)),
+    Case("sum of columns", 1, "x", lambda x: ts.sum(x, axis=0), lambda x: x.sum(0)),
+    Case("largest", 1, "x", lambda x: ts.max(x, axis=-1), lambda x: x.amax(-1)),
+    Case("transpose", 2, "x", ts.transpose, lambda x: x.t().contiguous()),
+    Case("cumulative sum", 2, "x", lambda x: ts.cumsum(x, axis=-1), lambda x: x.cumsum(-1)),
+    Case("sort", 2, "x", lambda x: ts.sort(x, axis=-1), lambda x: x.sort(-1).values),
+    Case("top 8", 1, "x", lambda x: ts.top_k(x, 8)[0], lambda x: x.topk(8).values),
+)}
 
 
 # --- measuring --------------------------------------------------------------------------------
@@ -225,8 +234,8 @@ def _first(made: Any) -> torch.Tensor:
 # --- processes --------------------------------------------------------------------------------
 def chosen(asked: list[str]) -> list[tuple[Case, int]]:
     lengths = tuple(int(n) for n in asked[0].split(",")) if asked else LENGTHS
-    names = asked[1].split(",") if asked[1:] else list(CASES)
-    return [(CASES[name], N) for N in lengths for name in names]
+    known, names = {**CASES, **OTHERS}, asked[1].split(",") if asked[1:] else list(CASES)
+    return [(known[name], N) for N in lengths for name in names]
 
 
 def work(asked: list[str], part: int, parts: int) -> None:

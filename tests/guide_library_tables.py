@@ -50,6 +50,25 @@ def fft_table() -> str | None:
         ("Transforms", "us", "cuFFT, us", "Ratio", "error", "cuFFT's"), rows)
 
 
-LIBRARY = {"convolutions": convolutions_table, "fft": fft_table}
+def rows_table() -> str | None:
+    """Of benchmarks/rows.py: a case in a line, lengths of rows side by side."""
+    if (found := measured("rows")) is None:
+        return None
+    file, where = found
+    cells: dict[str, dict[int, str]] = {}
+    for name, x in file.items():
+        if "of copy" in x:
+            case, columns = name.rsplit(", ", 1)
+            cells.setdefault(case, {})[int(columns)] = (
+                f"{x['of copy']:.2f}, {x['of torch.compile']:.2f}")
+    lengths = sorted({n for row in cells.values() for n in row})
+    lines = [(case, *(row.get(n, "") for n in lengths)) for case, row in sorted(cells.items())]
+    ratio = file["all of torch.compile"]
+    return (f"{where}. Ratios to `torch.compile`: geometric mean {ratio['geometric mean']:.2f}, "
+            f"the least {ratio['least']:.2f}.\n\n"
+            + markdown(("Rows of", *map(str, lengths)), lines))
+
+
+LIBRARY = {"convolutions": convolutions_table, "fft": fft_table, "rows": rows_table}
 
 __all__ = ["LIBRARY", "markdown"]

@@ -20,6 +20,8 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks of 128 columns, rows of more than 256 are long."""
     monkeypatch.setattr(long_strips, "BLOCK", 128)
     monkeypatch.setattr(long_strips, "WARPS", 2)
+    monkeypatch.setattr(long_strips, "SHARED", 256)
+    monkeypatch.setattr(strips, "LEAST", 256)
     monkeypatch.setattr(strips, "WIDE", 256)
     monkeypatch.setattr(strips, "LARGE", 1)
 
@@ -85,6 +87,27 @@ def test_rows_come_while_others_are_worked_on() -> None:
         layer, rms = program(gradients, x, w, w, x), program(
             lambda x, w, dy: ts.vjp(ts.rmsnorm, x, w)[1](dy), x, w, x)
         assert tuple(p.plan.groups[0].attr("under_way") for p in (layer, rms)) == want
+
+
+@pytest.mark.parametrize("kept_kib, form", [(2, {"cluster": 1, "rows": 2, "under_way": 2}),
+                                            (108, {"rows": 2})])
+def test_two_groups_have_a_multiprocessor_or_rows_are_held_whole(
+        kept_kib: int, form: dict[str, int], rng: np.random.Generator,
+        monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (("SHARED", 512), ("SHARED_BLOCK", 128), ("SHARED_WARPS", 2),
+                        ("KEPT_BYTES", kept_kib << 10)):
+        monkeypatch.setattr(long_strips, name, value)
+    monkeypatch.setattr(strips, "WIDE", 512)
+    x, dy, w, b = (_drawn(rng, *s) for s in ((301, 512), (301, 512), (512,), (512,)))
+    made = program(gradients, x, w, b, dy)
+    group = made.plan.groups[0]
+    assert group.kind == "strips" and dict(group.attrs).items() >= form.items()
+    assert ("under_way" in dict(group.attrs)) == ("under_way" in form)
+    _, dw, db = made.run([x, w, b, dy])
+    x64, d64 = np.asarray(x, np.float64), np.asarray(dy, np.float64)
+    h = (x64 - x64.mean(1, keepdims=True)) / np.sqrt(x64.var(1, keepdims=True) + 1e-5)
+    assert_close(dw, (d64 * h).sum(0), "f32", n=301)
+    assert_close(db, d64.sum(0), "f32", n=301)
 
 
 def test_operands_that_leave_no_room_are_read_twice(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -126,9 +126,10 @@ def test_a_block_of_one_row_is_asked_for_ahead(columns: int, ahead: bool,
 
 
 @pytest.mark.parametrize("columns, warps, groups", [
-    (768, 4, 512), (4096, 8, 256), (8192, 16, 128)])
+    (768, 4, 512), (4096, 8, 256), (8000, 16, 128), (8192, 8, 261)])
 def test_wide_rows_are_held_by_more_warps_and_fewer_groups(columns: int, warps: int, groups: int
                                                            ) -> None:
+    """Or go through shared memory, where they are whole blocks."""
     def fn(x: Any, w: Any, dy: Any) -> Any:
         return ts.vjp(lambda x, w: ts.rmsnorm(x, w), x, w)[1](dy)
 

@@ -29,6 +29,11 @@ from .spell import COMBINE
 
 BLOCK, WARPS = 4096, 16  # columns at once: eight in each lane
 MOST_BLOCKS = 4  # of a group's columns
+# Rows of up to so many columns have two groups of a multiprocessor, of which one computes while
+# the other waits, in narrower blocks: layer norm's gradient of rows of 8192 takes 122 us in place
+# of 148 with rows held whole, rms norm's 114 and 119; of 4096 columns the latter is quicker (2^26
+# elements of bf16, H200, 2026-11-26).
+LEAST, SHARED, SHARED_BLOCK, SHARED_WARPS, SHARED_STRIPS = 4096, 8192, 2048, 8, 264
 MOST_SUMS = 8  # blocks of sums that lanes have registers for
 # Strips, by the groups of a cluster: no more than run at one time, as a second wave takes as long
 # as the first. Each group has a multiprocessor, and a cluster's are neighbours: of an H200's 132,
@@ -46,12 +51,13 @@ UNDER_WAY, LATE_UNDER_WAY = 2, 3
 @dataclass(frozen=True)
 class LongStrips:
     """rows: of a strip.  groups: of a cluster, of which each has so many columns.  room: bytes of
-    shared memory of a group."""
+    shared memory of a group.  beside: groups of a multiprocessor."""
 
     rows: int
     groups: int
     columns: int
     room: int
+    beside: int = 1
 
     def room_for(self, row: int, for_all: int) -> int:
         """Rows that have room at one time, 0 where it is not even two.  row: bytes of a group's
@@ -64,19 +70,33 @@ class LongStrips:
         return min(room, LATE_UNDER_WAY if late else UNDER_WAY)
 
     @property
+    def block(self) -> int:
+        return BLOCK if self.beside == 1 else SHARED_BLOCK
+
+    @property
     def schedule(self) -> Schedule:
-        return chosen(1, BLOCK, warps=WARPS)
+        if self.beside == 1:
+            return chosen(1, BLOCK, warps=WARPS)
+        return Schedule(m=1, n=SHARED_BLOCK, warps=SHARED_WARPS, RESIDENT=self.beside)
 
 
 def long_strips(R: int, C: int, chip: Generation) -> LongStrips | None:
     """How strips of long rows are cut; None where they are not whole blocks."""
+    whole = chip.group_shared_bytes
+    if C <= SHARED:
+        if C % SHARED_BLOCK or (rows := _rows(R, SHARED_STRIPS)) < 2:
+            return None
+        return LongStrips(rows, 1, C, whole // 2 - KEPT_BYTES, 2)
     for n, strips in STRIPS.items():
         S = C // n
         if n <= chip.cluster_groups and C % (n * BLOCK) == 0 and S <= MOST_BLOCKS * BLOCK:
-            rows = blocks(R, strips * blocks(R, strips * CHAIN))
-            room = chip.group_shared_bytes - KEPT_BYTES
-            return LongStrips(rows, n, S, room) if rows > 1 else None
+            rows = _rows(R, strips)
+            return LongStrips(rows, n, S, whole - KEPT_BYTES) if rows > 1 else None
     return None
+
+
+def _rows(R: int, strips: int) -> int:
+    return blocks(R, strips * blocks(R, strips * CHAIN))
 
 
 def _waits(steps: Sequence[GroupStep]) -> int:
@@ -97,7 +117,7 @@ def rows_with_room(space: tuple[int, ...], nodes: Sequence[Node], sums: int, how
     rows = sum(v.aval.type.dtype.bits for v, e in read.items() if e == space)
     for_all = sum(v.aval.type.dtype.bits for v, e in read.items()
                   if e[-1:] == space[-1:] and prod(e) == space[-1])
-    if sums * how.columns > MOST_SUMS * BLOCK:
+    if sums * how.columns > MOST_SUMS * how.block:
         return 0
     return how.room_for(rows * how.columns // 8, for_all * how.columns // 8)
 

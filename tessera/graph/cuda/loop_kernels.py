@@ -127,39 +127,13 @@ def loop_source(group: ScheduledGroup) -> KernelText:
 
 def body(w: KernelWriter, b: FrameBlock, group: ScheduledGroup, steps: list[GroupStep]) -> None:
     texts = templates(group)
-    for step in _statistics_side_by_side(steps):
+    for step in steps:
         if step.reduction:
             fold = Fold.of(step)
             w.line(f"{step.name} = {finished(w, fold, fold_rows(w, b, fold))}", step)
             b.held[step.name] = _column(step.name)
         elif step.name not in b.held:
             emit_step(w, b, step, texts[step.name])
-
-
-def _statistics_side_by_side(steps: list[GroupStep]) -> list[GroupStep]:
-    """In an order in which those that wait for as many others stand together: warps meet once for
-    them."""
-    made, deep = {s.name: s for s in steps}, dict[str, int]()
-    for s in steps:
-        below = [made[a] for a in s.args if a in made]
-        deep[s.name] = max((deep[b.name] + bool(b.reduction) for b in below), default=0)
-    order: dict[str, GroupStep] = {}
-
-    def put(s: GroupStep) -> None:
-        for a in s.args:
-            if a in made and a not in order:
-                put(made[a])
-        order[s.name] = s
-
-    for s in steps:
-        if s.reduction and s.name not in order:
-            level = [r for r in steps if r.reduction and deep[r.name] == deep[s.name]]
-            for a in (a for r in level for a in r.args if a in made and a not in order):
-                put(made[a])
-            order |= {r.name: r for r in level}
-        elif s.name not in order:
-            put(s)
-    return list(order.values())
 
 
 def _column(name: str) -> KernelValue:

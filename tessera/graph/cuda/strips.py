@@ -36,7 +36,7 @@ from ..simplify import Rewriter, rebuild, remove_dead
 from .choose_schedule import blocks, chosen, power
 from .group_statements import CHAIN, FrameBlock, store, value
 from .kernel_text import KernelText, KernelWriter, capital
-from .long_strips import LongStrips, long_strips, long_strips_source, rows_with_room
+from .long_strips import LEAST, LongStrips, long_strips, long_strips_source, rows_with_room
 from .loop_kernels import body, maker, signature
 from .spell import COMBINE
 
@@ -141,7 +141,7 @@ def _strip_rows(x: Value, held: Container[tuple[int, int]], fewest: int) -> int:
 
 def _long(x: Value, held: Container[tuple[int, int]], chip: Generation) -> LongStrips | None:
     R, C = _rows_and_columns(x)
-    return long_strips(R, C, chip) if (R, C) in held and C > WIDE else None
+    return long_strips(R, C, chip) if (R, C) in held and C > LEAST else None
 
 
 def _strips(rw: Rewriter, op: GraphOp, x: Value, rows: int, **more: Any) -> Value:
@@ -295,11 +295,19 @@ def takes_strips(space: tuple[int, ...], nodes: Sequence[Node]) -> bool:
     codes = sum(n.attrs["rows"] for n in strips if n.op is STRIP_TURNED)
     if not has_rows(space, nodes):
         return codes * TURNED_STEP <= TURNED_BYTES
-    if (how := strips[0].attrs.get("how")) is not None:
-        return all(n.op.name in KEPT for n in strips) and rows_with_room(
-            space, nodes, len(strips), how) > 0
-    return space[-1] <= WIDE and row_warps(space, nodes)[1] <= HELD and (
-        not codes or codes * space[-1] <= TURNED_BYTES and space[-1] % TURNED_STEP == 0)
+    return _streamed(space, nodes) > 0 or (
+        space[-1] <= WIDE and row_warps(space, nodes)[1] <= HELD and (
+            not codes or codes * space[-1] <= TURNED_BYTES and space[-1] % TURNED_STEP == 0))
+
+
+def _streamed(space: tuple[int, ...], nodes: Sequence[Node]) -> int:
+    """The rows that have room in shared memory where rows go through it one after another; else
+    they are held whole."""
+    strips = strips_of(nodes)
+    how = strips[0].attrs.get("how")
+    if how is None or not has_rows(space, nodes) or any(n.op.name not in KEPT for n in strips):
+        return 0
+    return rows_with_room(space, nodes, len(strips), how)
 
 
 def row_warps(space: tuple[int, ...], nodes: Sequence[Node]) -> tuple[int, int]:
@@ -356,9 +364,8 @@ def schedule_strips(builder: ScheduleBuilder, group: FusionGroup) -> None:
     writes = [builder.operand(v) for v in group.outputs if v not in kept]
     writes += [builder.operand(v) for v in group.outputs if v in kept]
     steps, how = [builder.step(n) for n in group.nodes], sums[0].attrs.get("how")
-    if how is not None and has_rows(group.space, group.nodes):
+    if how is not None and (room := _streamed(group.space, group.nodes)):
         frame = _frame(group.space, group.nodes)
-        room = rows_with_room(group.space, group.nodes, len(sums), how)
         builder.add("strips", group.space, reads, writes, steps, how.schedule,
                     (blocks(frame.extents[0], how.rows) * how.groups,), axes=frame.members,
                     rows=how.rows, cluster=how.groups,
