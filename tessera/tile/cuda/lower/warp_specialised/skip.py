@@ -34,14 +34,13 @@ def skip_rows(nodes: Nodes, whole: Nodes, function: Function, maker: Maker) -> N
     place = _rows(function)
     if place is None:
         return nodes
-    sliced = slice_of(whole, "ring_wait", frozenset(x for x in place if isinstance(x, SSAValue)))
-    drained, names = maker.copy(map_blocks(sliced, lambda block: _given_back(block, maker)), {})
-    scalars = tuple(n for n in drained if isinstance(n, Op) and not is_op(
-        n, "ring_wait", "ring_release"))
-    drains = tuple(n for n in drained if n not in scalars)
+    asked, names = maker.copy(slice_of(function.body, "", frozenset(
+        x for x in place if isinstance(x, SSAValue))), {})
+    drains, _ = maker.copy(map_blocks(slice_of(whole, "ring_wait"),
+                                      lambda block: _given_back(block, maker)), {})
     start, stop = (names.get(x, x) if isinstance(x, SSAValue) else x for x in place)
     test = maker.op("own_rows", (start, stop), "own", Scalar(bool_))
-    return (*scalars, test, If(out(test), nodes, drains, (), (), ()))
+    return (*asked, test, If(out(test), nodes, drains, (), (), ()))
 
 
 def _rows(function: Function) -> tuple[Operand, Operand] | None:
@@ -50,7 +49,7 @@ def _rows(function: Function) -> tuple[Operand, Operand] | None:
     views = {out(n): n for n in walk(function.body) if is_part(n)}
     types = {p.value: p.type for p in function.params}
     loads = {out(n): n for n in function.body if is_op(n, "ring_load")}
-    found = set()
+    found: dict[Operand, Operand] = {}
     for matmul in ops_in(function.body, "async_matmul"):
         load = loads.get(matmul.args[0])  # type: ignore[arg-type]
         if load is None or matmul.attr["a_major"] != "K":
@@ -58,10 +57,11 @@ def _rows(function: Function) -> tuple[Operand, Operand] | None:
         view = views[load.args[0]]  # type: ignore[index]
         tensor = types.get(view.args[0])  # type: ignore[arg-type]
         if isinstance(tensor, GlobalTensor):
-            extent = str(tensor.dims[-2])
+            rows = view.attr["kept"][0]  # where the memory has heads between rows and columns, too
+            extent = str(tensor.dims[rows])
             stop: Operand = number(int(extent)) if extent.isdigit() else SSAValue(extent)
-            found.add((view.args[-2], stop))
-    return found.pop() if len(found) == 1 else None
+            found.setdefault(view.args[1 + rows], stop)  # one end is as good as another
+    return next(iter(found.items())) if len(found) == 1 else None
 
 
 def _given_back(nodes: Nodes, maker: Maker) -> list[Node]:
