@@ -115,6 +115,7 @@ KERNEL_RULES = {
     "tile/passes/operation_counts.py:follow": "numbers of the group in the middle",
     "tile/passes/operation_counts.py:ring_bytes": "what stands between a load and its matmul",
     "tile/passes/thread_guards.py:": "guards solved for the number of the thread, op by op",
+    "tile/cuda/emit/thread_elements.py:before": "sums with a number, which an address ends in",
 }
 KERNEL_OTHERS = {
     "__all__": "names that a module gives",
