@@ -19,7 +19,7 @@ from mesh.launch import mpirun, needs_mpi
 REHEARSAL = Path(__file__).with_name("rehearsal.py")
 STEPS = 5
 SLOW = pytest.mark.skipif(not os.environ.get("TESSERA_SLOW"), reason="minutes: TESSERA_SLOW=1")
-COMPILER_MB = 100  # Numba and LLVM, in the one rank that compiles while the cache is cold
+COMPILER_MB = 100  # Numba and LLVM, in the one rank of a stage that compiles for a cold cache
 FLAGS = ["--steps", str(STEPS), "--sample", "0"]
 SMALL = [f"--{name}={value}" for name, value in {**example.SMALL, "steps": STEPS}.items()]
 MESHES = [
@@ -42,7 +42,8 @@ def alone(*flags: str) -> list[float]:
 @pytest.mark.row("DIST-45", "CORE-21")
 @pytest.mark.parametrize("mesh, flags", MESHES)
 def test_every_rank_trains_and_ends_well(mesh: str, flags: list[str], tmp_path: Path) -> None:
-    ranks = int(np.prod([int(part.split("=")[1]) for part in mesh.split(",")]))
+    axes = {name: int(size) for name, size in (part.split("=") for part in mesh.split(","))}
+    ranks, stages = int(np.prod(list(axes.values()))), axes.get("pp", 1)
     (tmp_path / "ranks").mkdir()
     run = mpirun(ranks, "run", tmp_path / "ranks", battery=REHEARSAL, timeout_s=400, flags=[
         *FLAGS, *flags, "--mesh", mesh, "--out", str(tmp_path / "out")])
@@ -52,6 +53,6 @@ def test_every_rank_trains_and_ends_well(mesh: str, flags: list[str], tmp_path: 
     print(f"{mesh}: {run.seconds:.0f} s; peak memory of a rank {peaks[0]} to {peaks[-1]} MB; "
           f"losses {losses[0]:.4f} to {losses[-1]:.4f}")
     assert len(peaks) == ranks and run.seconds < 240
-    assert peaks[-2] < 220 and peaks[-1] < 220 + COMPILER_MB
+    assert peaks[-1 - stages] < 220 and peaks[-1] < 220 + COMPILER_MB
     assert len(losses) == STEPS and losses[-1] < losses[0]
     np.testing.assert_allclose(losses, alone(*flags), rtol=1e-5)
