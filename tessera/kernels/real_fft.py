@@ -52,9 +52,7 @@ def rfft_lines(x: Tensor["A", "E", f32], yr: Tensor["A", "F", f32], yi: Tensor["
     line, part = spread(lane, BM, each, False)
     number = tile.group_id(0) * BM + line
     a, base = min(number, lines - 1), line * P
-    us, step = starts(N, radices[0]), N // radices[0]
-    vr = [[x[a, 2 * part + 2 * (u + j * step)] for j in ALL[:radices[0]]] for u in us]
-    vi = [[x[a, 2 * part + (2 * (u + j * step) + 1)] for j in ALL[:radices[0]]] for u in us]
+    vr, vi = complex_points(x, a, part, N, radices[0])
     y = transformed(vr, vi, sr, si, angles, N, radices, (base, part), (base, part))
     in_order(sr, si, base, y, part, N, radices)
     if number < lines:
@@ -239,6 +237,14 @@ def packed_frequencies(xr: Tensor["A", "E", f32], xi: Tensor["A", "E", f32],
 
 
 @kernel
+def complex_points(x, a, part, N: int, R: int):
+    """x[2 n] + i x[2 n + 1] of a line, for a thread's first butterflies."""
+    us, step = starts(N, R), N // R
+    return ([[x[a, 2 * part + 2 * (u + j * step)] for j in ALL[:R]] for u in us],
+            [[x[a, 2 * part + (2 * (u + j * step) + 1)] for j in ALL[:R]] for u in us])
+
+
+@kernel
 def real_points(y, a, made, part, N, R, scale):
     """x[2 n] + i x[2 n + 1] of a line, from a thread's last butterflies of exchanged parts."""
     vs = starts(N, R)
@@ -271,9 +277,7 @@ def filter_lines(x: Tensor["A", "E", f32], hr: Tensor["H", "F", f32], hi: Tensor
     line, part = spread(lane, BM, each, False)
     number = tile.group_id(0) * BM + line
     a, base = min(number, lines - 1), line * P
-    us, step = starts(N, radices[0]), N // radices[0]
-    vr = [[x[a, 2 * part + 2 * (u + j * step)] for j in ALL[:radices[0]]] for u in us]
-    vi = [[x[a, 2 * part + (2 * (u + j * step) + 1)] for j in ALL[:radices[0]]] for u in us]
+    vr, vi = complex_points(x, a, part, N, radices[0])
     at = (base, part)
     made = transformed(vr, vi, sr, si, angles, N, radices, at, at)
     in_order(sr, si, base, made, part, N, radices)
@@ -290,7 +294,8 @@ def filter_lines(x: Tensor["A", "E", f32], hr: Tensor["H", "F", f32], hi: Tensor
         pair_filtered(sr, si, here, back, angles[turn + n * each], angles[turn + (N + n * each)],
                       k, hr[h, k], hi[h, k], hr[h, k_], hi[h, k_])
     tile.barrier()
-    vr, vi = in_shared(sr, si, [first + padded(u) for u in us], N, radices[0])
+    places = [first + padded(u) for u in starts(N, radices[0])]
+    vr, vi = in_shared(sr, si, places, N, radices[0])
     tile.barrier()
     made = transformed(vi, vr, sr, si, angles, N, radices, at, at)
     if number < lines:

@@ -18,6 +18,7 @@ from math import prod
 from ...runtime.generations import Generation
 from ...tile.ir.schedule import Schedule
 from ..ir import Node
+from ..schedule.build_schedule import ScheduleBuilder
 from ..schedule.ir import GroupOperand, GroupStep, ScheduledGroup
 from ..schedule.loop_axes import Frame, extents_of
 from .choose_schedule import KEPT_BYTES, blocks, chosen
@@ -106,6 +107,15 @@ def _waits(steps: Sequence[GroupStep]) -> int:
         below = max((deep.get(a, 0) for a in s.args), default=0)
         deep[s.name] = below + (bool(s.reduction) and s.shape[-1:] == (1,))
     return max(deep.values(), default=0)
+
+
+def add_long_strips(builder: ScheduleBuilder, space: tuple[int, ...], frame: Frame,
+                    reads: list[GroupOperand], writes: list[GroupOperand], steps: list[GroupStep],
+                    how: LongStrips, room: int) -> None:
+    """A kernel whose rows go through shared memory, which has room for so many."""
+    builder.add("strips", space, reads, writes, steps, how.schedule,
+                (blocks(frame.extents[0], how.rows) * how.groups,), axes=frame.members,
+                rows=how.rows, cluster=how.groups, under_way=how.under_way(room, steps))
 
 
 def rows_with_room(space: tuple[int, ...], nodes: Sequence[Node], sums: int, how: LongStrips
@@ -281,4 +291,4 @@ def _finish(w: KernelWriter, strip: _Strip) -> KernelText:
     return w.finish(texts, f"(grid={group.grid})", [*shapes, *(o.shape for o in partial)])
 
 
-__all__ = ["LongStrips", "long_strips", "long_strips_source", "rows_with_room"]
+__all__ = ["LongStrips", "add_long_strips", "long_strips", "long_strips_source", "rows_with_room"]

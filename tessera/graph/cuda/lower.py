@@ -46,7 +46,7 @@ from .group_statements import COLUMNS
 from .host_keys import Draws, split_draws
 from .host_steps import HostCallee
 from .library_steps import LibraryCallee
-from .long_strips import long_strips
+from .long_strips import add_long_strips, long_strips
 from .loop_blocks import loop_blocks, loop_grid, region_ends, row_block
 from .loop_steps import LoopCallee
 from .matmul_form import matmul_form
@@ -239,10 +239,7 @@ class _KernelSchedule(ScheduleBuilder):
         row = sum(r.type.dtype.bits for r in reads if all(frame.pattern(r.shape) or (False,)))
         room = how.room_for(row * how.columns // 8, for_all_bytes // how.groups)
         if room:
-            self.add("strips", frame.space, reads, writes, steps, how.schedule,
-                     (choose_schedule.blocks(frame.extents[0], how.rows) * how.groups,),
-                     axes=frame.members, rows=how.rows, cluster=how.groups,
-                     under_way=how.under_way(room, steps))
+            add_long_strips(self, frame.space, frame, reads, writes, steps, how, room)
         return room > 0
 
     def _one_reduction(self, group: FusionGroup) -> None:

@@ -36,7 +36,14 @@ from ..simplify import Rewriter, rebuild, remove_dead
 from .choose_schedule import blocks, chosen, power
 from .group_statements import CHAIN, FrameBlock, store, value
 from .kernel_text import KernelText, KernelWriter, capital
-from .long_strips import LEAST, LongStrips, long_strips, long_strips_source, rows_with_room
+from .long_strips import (
+    LEAST,
+    LongStrips,
+    add_long_strips,
+    long_strips,
+    long_strips_source,
+    rows_with_room,
+)
 from .loop_kernels import body, maker, signature
 from .spell import COMBINE
 
@@ -366,10 +373,7 @@ def schedule_strips(builder: ScheduleBuilder, group: FusionGroup) -> None:
     steps, how = [builder.step(n) for n in group.nodes], sums[0].attrs.get("how")
     if how is not None and (room := _streamed(group.space, group.nodes)):
         frame = _frame(group.space, group.nodes)
-        builder.add("strips", group.space, reads, writes, steps, how.schedule,
-                    (blocks(frame.extents[0], how.rows) * how.groups,), axes=frame.members,
-                    rows=how.rows, cluster=how.groups,
-                    under_way=how.under_way(room, steps))
+        add_long_strips(builder, group.space, frame, reads, writes, steps, how, room)
         return
     b = strip_blocks(group.space, group.nodes)
     (R, C), s = b.frame.extents, b.schedule

@@ -59,21 +59,22 @@ def producer_of(function: Function, rings: tuple[BufferRing, ...], maker: Maker)
     return sliced
 
 
-def slice_of(nodes: Nodes, name: str, wanted: frozenset[SSAValue] = frozenset()) -> Nodes:
-    """The ops of this name, the control around them, and what these and `wanted` need."""
-    return _sliced(nodes, _needed(nodes, name, wanted), name)
+def slice_of(nodes: Nodes, *names: str, wanted: frozenset[SSAValue] = frozenset()) -> Nodes:
+    """The ops of these names, the control around them, and what these and `wanted` need."""
+    return _sliced(nodes, _needed(nodes, names, wanted), names)
 
 
-def _needed(nodes: Nodes, name: str, wanted: frozenset[SSAValue]) -> set[SSAValue]:
+def _needed(nodes: Nodes, names: tuple[str, ...], wanted: frozenset[SSAValue]
+            ) -> set[SSAValue]:
     """What the ops read, and the control around them, with all that these need."""
     sources: dict[SSAValue, set[SSAValue]] = {}
     work: list[SSAValue] = [*wanted]
     for node in walk(nodes):
         for d, values in _made_from(node):
             sources.setdefault(d, set()).update(v for v in values if isinstance(v, SSAValue))
-        if is_op(node, name):
+        if is_op(node, *names):
             work += reads(node)
-        elif not isinstance(node, Op) and ops_in((node,), name):
+        elif not isinstance(node, Op) and ops_in((node,), *names):
             work += [x for x in _control(node) if isinstance(x, SSAValue)]
     needed: set[SSAValue] = set()
     while work:
@@ -103,16 +104,16 @@ def _made_from(node: Node) -> list[tuple[SSAValue, tuple[Operand, ...]]]:
     return [*made, (node.var.value, control)] if isinstance(node, For) else made
 
 
-def _sliced(nodes: Nodes, needed: set[SSAValue], name: str) -> Nodes:
-    """The nodes that define a needed value or have the name."""
+def _sliced(nodes: Nodes, needed: set[SSAValue], names: tuple[str, ...]) -> Nodes:
+    """The nodes that define a needed value or have one of the names."""
     kept: list[Node] = []
     for node in nodes:
         wanted = any(d.value in needed for d in outs_of(node))
         if isinstance(node, Op):
-            if wanted or node.name == name:
+            if wanted or node.name in names:
                 kept.append(node)
-        elif wanted or ops_in((node,), name):
-            inner = with_regions(node, lambda region: _sliced(region, needed, name))
+        elif wanted or ops_in((node,), *names):
+            inner = with_regions(node, lambda region: _sliced(region, needed, names))
             assert not isinstance(inner, Op)
             kept.append(_trimmed(inner, needed))
     return tuple(kept)

@@ -34,8 +34,8 @@ def skip_rows(nodes: Nodes, whole: Nodes, function: Function, maker: Maker) -> N
     place = _rows(function)
     if place is None:
         return nodes
-    asked, names = maker.copy(slice_of(function.body, "", frozenset(
-        x for x in place if isinstance(x, SSAValue))), {})
+    values = frozenset(x for x in place if isinstance(x, SSAValue))
+    asked, names = maker.copy(slice_of(function.body, wanted=values), {})
     drains, _ = maker.copy(map_blocks(slice_of(whole, "ring_wait"),
                                       lambda block: _given_back(block, maker)), {})
     start, stop = (names.get(x, x) if isinstance(x, SSAValue) else x for x in place)
