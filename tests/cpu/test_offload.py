@@ -69,6 +69,20 @@ def test_offloading_plans_less_device_memory(rng: np.random.Generator) -> None:
     assert not plans["remat"].transfers and not plans["nothing"].transfers
 
 
+def test_batches_take_no_memory_that_was_offloaded() -> None:
+    """What lies on the host is no memory of the GPU, so none that products of several layers, side
+    by side in one launch, may take: alone they need 5 values at a time."""
+    x = ts.zeros((2048, 2048), "bf16")
+
+    def loss(x: Tensor, w: Tensor) -> Tensor:
+        for _ in range(16):
+            x = ts.remat(offload=True)(layer)(x, w)
+        return ts.sum(ts.cast(x, "f32"))
+
+    plan = CudaProgram(ts.grad(loss).graph(x, x)).plan
+    assert plan.temporary_bytes <= 5 * 2 * 2048**2
+
+
 def test_remat_computes_again_and_saving_everything_does_not(rng: np.random.Generator) -> None:
     x, ws = arguments(rng)
     products = {name: sum(g.kind == "gemm" for g in CudaProgram(graph_of(wrap, x, ws)).plan.groups)

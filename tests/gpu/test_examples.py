@@ -22,11 +22,12 @@ LADDER = sorted((ROOT / "examples").glob("[0-9][0-9]_*.py"))
 MOST_GIB = 16  # what a GPU has on which all examples run
 # Runs a file as it is, and says last how much memory it needed.
 MEASURED = """
-import runpy, sys
+import os, runpy, sys
 from tessera.runtime import memory_pools
 from tessera.runtime.device import device
 memory_pools.reset_peak(device())
 sys.argv = sys.argv[1:]
+sys.path[0] = os.path.dirname(sys.argv[0])  # as of a file that Python runs
 try:
     runpy.run_path(sys.argv[0], run_name="__main__")
 finally:

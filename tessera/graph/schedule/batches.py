@@ -48,9 +48,10 @@ class _Batcher:
             for b in before:
                 self.unit[b].behind.add(self.unit[i])
                 self.unit[i].before.add(self.unit[b])
-        results = {self.root.get(v, v) for v in graph.outputs}
+        elsewhere = {self.root.get(v, v) for v in graph.outputs}
+        elsewhere |= {v for g in groups if target.buffer(g) == "host" for v in g.outputs}
         self.bytes = {v: value_bytes(v) for v in self.root
-                      if self.root[v] is v and v not in results}
+                      if self.root[v] is v and v not in elsewhere}
         over = ([(self.root.get(x, x), y) for x, y in target.overwritten(g)] for g in groups)
         self.over = [[(x, y) for x, y in pairs if x in self.bytes
                       and self.bytes[x] == self.bytes.get(y)] for pairs in over]
