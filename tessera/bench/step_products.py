@@ -185,7 +185,8 @@ def measure_products(model: StepModel, clock: SustainedClock,
     for i, (p, run) in enumerate(zip(products, ours, strict=True)):
         runs = {OURS: run} | ({THEIRS: peers[i]} if peers else {})
         rows.append(row(p, clock.loads(runs, p.flops / FLOPS_PER_US)))
-        told(f"{model.name}: {p.title}: {p.how}")
+        times = ", ".join(f"{name} {rows[-1][name]['us']:.1f} us" for name in runs)
+        told(f"{model.name}: {p.title}: {p.how}: {times}")
     names = [{"kernels": theirs.kernels()} for theirs in peers]  # a profiler slows what follows
     return [r | o | n for r, o, n in zip(rows, off, names, strict=True)] if peers else rows
 

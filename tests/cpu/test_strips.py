@@ -125,15 +125,16 @@ def test_a_block_of_one_row_is_asked_for_ahead(columns: int, ahead: bool,
         ahead and "m:m" in line for line in loads]
 
 
-@pytest.mark.parametrize("columns, warps, groups", [
-    (768, 4, 512), (4096, 8, 256), (8000, 16, 128), (8192, 8, 261)])
-def test_wide_rows_are_held_by_more_warps_and_fewer_groups(columns: int, warps: int, groups: int
-                                                           ) -> None:
+@pytest.mark.parametrize("rows, columns, warps, groups", [
+    (1 << 14, 768, 4, 512), (1 << 14, 4096, 8, 256), (1 << 14, 8000, 16, 128),
+    (1 << 14, 8192, 8, 261), (1 << 13, 768, 4, 512), (1 << 13, 2048, 4, 256)])
+def test_wide_rows_are_held_by_more_warps_and_fewer_groups(rows: int, columns: int, warps: int,
+                                                           groups: int) -> None:
     """Or go through shared memory, where they are whole blocks."""
     def fn(x: Any, w: Any, dy: Any) -> Any:
         return ts.vjp(lambda x, w: ts.rmsnorm(x, w), x, w)[1](dy)
 
-    x = ts.zeros((1 << 14, columns), "bf16")
+    x = ts.zeros((rows, columns), "bf16")
     program = CudaProgram(ts.jit(fn).graph(x, ts.zeros((columns,)), x), TARGET)
     group = next(g for g in program.plan.groups if g.kind == "strips")
     assert group.schedule.warps == warps and group.grid == (groups,)

@@ -50,9 +50,11 @@ from .spell import COMBINE
 ROWS = 128  # of a strip; more where there would be more than STRIPS of them
 # Of rows that are held whole. Of 8192 rows of 768 columns 512 strips in place of 256: layer norms'
 # gradients take 714 us of a step in place of 833, sums over all strips 84 in place of 70 (GPT-2
-# 124M, B 8, H200, 2026-11-26). Codes that go along transposed are written in lines of a strip's
+# 124M, B 8, H200, 2026-11-26). Of wide rows a group has more under way: rms norm's gradient of 8192
+# rows of 2048 columns of f32, with a residual, takes 71 us in 256 strips and 77 in 512 (H200,
+# 2026-11-26, in turn under load). Codes that go along transposed are written in lines of a strip's
 # rows, which are not to be shorter.
-FEWEST_ROWS, FEWEST_OF_CODES = 16, 32
+FEWEST_ROWS, FEWEST_OF_WIDE, FEWEST_OF_CODES = 16, 32, 32
 # About the groups of four warps that run at once. Rows that are held whole wait for their own
 # statistics, so that it takes several groups on a multiprocessor to keep its memory busy: 512
 # strips in place of 128 take 74 us in place of 82 (layer norm's gradient of [16384, 1024], H200,
@@ -138,8 +140,9 @@ def _rows_and_columns(x: Value) -> tuple[int, int]:
 def _strip_rows(x: Value, held: Container[tuple[int, int]], fewest: int) -> int:
     R, C = _rows_and_columns(x)
     whole = (R, C) in held and C <= WIDE
-    rows, most = fewest if whole else ROWS, STRIPS
+    rows, most = ROWS, STRIPS
     if whole:  # groups of more warps, of which fewer run at once; of short rows more do
+        rows = fewest if C < NARROW else max(fewest, FEWEST_OF_WIDE)
         most = STRIPS * NARROW // max(NARROW, power(C)) * (2 if C <= SHORT else 1)
     while blocks(R, rows) > most:
         rows *= 2
