@@ -21,8 +21,7 @@ from ..simplify import KEEP_EFFECTS
 
 def use_as_it_comes(graph: Graph) -> Graph:
     """The nodes behind the last that anything sent is made of: first those that send, then others
-    by the last of them that they need. What others read alone comes with the first of these: loops
-    are fused, and one begins where its first node stands."""
+    by the last of them that they need."""
     nodes, begin = graph.nodes, _all_made(graph.nodes)
     if any(node_effects(n) & KEEP_EFFECTS and not _sends(n) for n in nodes[begin:]):
         return graph
@@ -32,13 +31,6 @@ def use_as_it_comes(graph: Graph) -> Graph:
         last = max((came.get(v, -1) for v in node.inputs), default=-1)
         keys[node] = (False, i) if _sends(node) else (True, last)
         came.update(dict.fromkeys(node.outputs, i if _sends(node) else last))
-    wanted: dict[Value, tuple[bool, int]] = {}  # by value, the least key of its readers
-    for node in reversed(nodes[begin:]):
-        read = [wanted[v] for v in node.outputs if v in wanted]
-        if not _sends(node) and read:
-            keys[node] = max(keys[node], min(read))
-        for v in node.inputs:
-            wanted[v] = min(wanted.get(v, keys[node]), keys[node])
     return replace(graph, nodes=(*nodes[:begin], *sorted(nodes[begin:], key=keys.__getitem__)))
 
 

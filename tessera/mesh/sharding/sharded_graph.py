@@ -46,7 +46,6 @@ from ..ranks.ledger import agree, call
 from ..tensor import NOTHING, DistTensor, held_ranks
 from ..world import is_here, mesh_rank, patience, simulate, transport
 from . import partitioned_steps
-from .add_behind_sums import add_behind_sums
 from .collective_order import REDUCTIONS, issue_early, prefetch, reduce_early
 from .control_flow import ready
 from .cut_products import cut_products
@@ -84,7 +83,7 @@ class ShardedProgram:
         held = [*self.layouts, *(t.layout for _, t in graph.captures)]
         layouts = {v: at for v, at in zip(values, held, strict=True) if at is not None}
         found = propagate(graph, layouts, self.mesh)
-        steps = issue_early(defer_readers(add_behind_sums(found.steps, found.outputs)))
+        steps = issue_early(defer_readers(found.steps))
         if self.mesh.names_gpus:  # what is sent runs beside kernels there
             steps = merge_reductions(reduce_early(steps), partitioned_steps.GPU_BUCKET_BYTES,
                                      REDUCTIONS)
