@@ -126,10 +126,18 @@ def profile(step: Callable[[], ts.Tensor]) -> StepProfile:
         found = json.loads(path.read_text())["traceEvents"]
     events = sorted((e for e in found if e.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset")),
                     key=lambda e: e["ts"])
-    each = (len(events) - 1) // PROFILED  # the loss that is read stands behind the last step
-    mine = events[-1 - 2 * each:-1 - each]
-    sent = [e for e in mine if e["name"].startswith("nccl")]
-    return StepProfile([e for e in mine if e not in sent], sent)
+    return one_of(events[:-1])  # the loss that is read stands behind the last step
+
+
+def one_of(events: Sequence[Event]) -> StepProfile:
+    """The last of some steps but one. What was under way when they began stands in front."""
+    kernels = [e for e in events if not e["name"].startswith("nccl")]
+    names = [e["name"] for e in kernels]
+    each = next(n for n in range(len(names) // (PROFILED + 1), len(names) // 2 + 1)
+                if names[-n:] == names[-2 * n:-n])
+    begin, end = kernels[-2 * each]["ts"], kernels[-each]["ts"]
+    return StepProfile(kernels[-2 * each:-each], [
+        e for e in events if e["name"].startswith("nccl") and begin <= e["ts"] < end])
 
 
 def table(made: dict[str, StepProfile]) -> list[dict[str, Any]]:
