@@ -32,11 +32,12 @@ from tessera.graph import tree
 from tessera.runtime.device import device
 
 WARM = 4  # steps
+ROWS = 3  # of steps, the median of which counts
 
 
 def placed(mesh: ts.dist.Mesh | None, x: np.ndarray, split: bool) -> ts.Tensor:
     if mesh is None:
-        return ts.tensor(x).to("cuda")
+        return ts.tensor(x).to(f"cuda:{launched.launched_local_rank()}")
     spec = ts.ShardSpec(("row",), ("dp",)) if split else ts.ShardSpec(replicate=True)
     return ts.dist.distribute(ts.tensor(x), spec, mesh=mesh)
 
@@ -63,20 +64,36 @@ class OurStep:
 
 
 def step_times(step: Callable[[], Any], steps: int, start: Path | None) -> dict[str, Any]:
-    """Milliseconds of a step until its loss is on the host, and of its call; the losses."""
+    """Milliseconds of a step in a row of them, whose last loss is waited for, as in training; of
+    one whose loss is read before the next begins; and of its call. The losses that were read."""
     losses, times, host = [], [], []
-    for i in range(WARM + steps):
-        if start is not None and i == WARM:
-            start.with_name(f"{start.name}.{launched.launched_rank()}").touch()
-            while not start.exists():
-                time.sleep(0.01)
+
+    def read() -> None:
         begin = time.perf_counter()
         value = step()
         host.append(time.perf_counter() - begin)
         losses.append(float(value.item()))
         times.append(time.perf_counter() - begin)
-    return {"ms": 1e3 * float(np.median(times[WARM:])),
-            "host_ms": 1e3 * float(np.median(host[WARM:])), "first_call_s": times[0],
+
+    for _ in range(WARM):
+        read()
+    if start is not None:
+        start.with_name(f"{start.name}.{launched.launched_rank()}").touch()
+        while not start.exists():
+            time.sleep(0.01)
+    rows = []
+    for _ in range(ROWS):
+        read()
+        begin = time.perf_counter()
+        for _ in range(steps):
+            value = step()
+        losses.append(float(value.item()))
+        rows.append((time.perf_counter() - begin) / steps)
+    for _ in range(steps):
+        read()
+    return {"ms": 1e3 * float(np.median(rows)),
+            "read_ms": 1e3 * float(np.median(times[-steps:])),
+            "host_ms": 1e3 * float(np.median(host[-steps:])), "first_call_s": times[0],
             "losses": losses}
 
 

@@ -38,7 +38,7 @@ MESH_STEPS = (("windows", "mesh_step", "mesh_step_ddp", "DDP"),
 
 
 def mesh_steps_table() -> str | None:
-    """Steps on several GPUs; None while none is measured."""
+    """Steps on several GPUs, in a row and with each loss read; None while none is measured."""
     rows, files = [], []
     for split, mine, theirs, way in MESH_STEPS:
         paths = [RESULTS / f"{name}.json" for name in (mine, theirs)]
@@ -47,17 +47,28 @@ def mesh_steps_table() -> str | None:
         ours, other = (json.loads(path.read_text()) for path in paths)
         files += [ours, other]
         together = ours.get("together", ours)
-        m = ours["model"]
-        rows.append((f"{m['layers']} layers of {m['d']}, {m['B']} x {m['T']}", split,
-                     f"{together['ms']:.1f}", f"{other['ms']:.1f}, {way}",
-                     f"{other['ms'] / together['ms']:.2f}",
-                     f"{together['predicted_ms']:.1f}" if together["predicted_ms"] else ""))
+        m, predicted = ours["model"], together["predicted_ms"]
+        both = [_times(together), _times(other)]
+        rows.append((f"{m['layers']} layers of {m['d']}, {m['B']} x {m['T']}", split, way,
+                     *(cell for pair in zip(*both, strict=True) for cell in _beside(*pair)),
+                     f"{predicted:.1f}" if predicted else ""))
     if not rows:
         return None
     when = dict.fromkeys(f"{f['device']}, {f['date']}, commit {f['commit']}, `{f['command']}`"
                          for f in files)
-    return markdown(("Model", "Split", "ours, ms", "PyTorch, ms", "Ratio",
-                     "Predicted, ms"), rows) + "\n" + "; ".join(when) + "."
+    return markdown(("Model", "Split", "PyTorch's way", "in a row: ours", "PyTorch", "Ratio",
+                     "read: ours", "PyTorch", "Ratio", "Predicted"), rows
+                    ) + "\n" + "; ".join(when) + "."
+
+
+def _times(figures: dict) -> tuple[float | None, float]:
+    """Of a step in a row of them, None where only steps whose loss was read were timed; of such."""
+    return (figures["ms"], figures["read_ms"]) if "read_ms" in figures else (None, figures["ms"])
+
+
+def _beside(ours: float | None, other: float | None) -> tuple[str, str, str]:
+    cells = tuple("" if ms is None else f"{ms:.1f}" for ms in (ours, other))
+    return (*cells, f"{other / ours:.2f}" if ours and other else "")
 
 
 MESHES = {"exchanges": exchanges_table, "mesh steps": mesh_steps_table}

@@ -65,6 +65,24 @@ def layouts(rank: int, ranks: int) -> dict:
             "graph": local.captured, "no graph": local.no_graph}
 
 
+def runs(rank: int, ranks: int) -> dict:
+    """Parts of sequences gathered, and sums of ranks scattered to them, to the bit: integers."""
+    mesh, inner = ts.dist.mesh([f"cuda:{r}" for r in range(ranks)], axes="x"), \
+        ts.ShardSpec((1,), ("x",))
+    rng = np.random.default_rng(7)
+    X, A, W = (rng.integers(-4, 5, s).astype(np.float32) for s in (
+        (2, 1024 * ranks, 512), (2, 1024 * ranks, 512 * ranks), (512 * ranks, 512)))
+    f = ts.jit(lambda x, a, w: (ts.shard(x * 2.0, SPLIT["whole"]), ts.shard(a @ w, inner)))
+    args = [ts.dist.distribute(ts.tensor(x), spec, mesh=mesh)
+            for x, spec in ((X, inner), (A, ts.ShardSpec((2,), ("x",))), (W, SPLIT["rows"]))]
+    for _ in range(3):  # step by step, recorded, as a graph
+        whole, parts = f(*args)
+        np.testing.assert_array_equal(whole.local.numpy(), 2 * X)
+        np.testing.assert_array_equal(parts.numpy(), A @ W)
+    steps = f._last.program.local(rank).program.plan.steps
+    return {"kinds": [s.kind for s in steps], "plan": str(f.plan)}
+
+
 def split(rank: int, ranks: int) -> dict:
     """A communicator that is a part of another."""
     mesh = ts.dist.mesh([f"cuda:{r}" for r in range(ranks)], axes=("a", "b"), shape=(1, ranks))
@@ -257,7 +275,7 @@ def main() -> None:
     program, folder = sys.argv[1:]
     rank, ranks = ts.dist.rank(), ts.dist.world_size()
     programs = {f.__name__: f for f in (layouts, split, cut, overlap, losses, zeros, stages,
-                                       experts, rings, pipelined)}
+                                       experts, rings, pipelined, runs)}
     found = programs[program](rank, ranks)
     (Path(folder) / str(rank)).write_text(json.dumps(found))
 

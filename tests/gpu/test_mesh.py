@@ -51,6 +51,14 @@ def test_matmuls_run_in_parts_beside_their_collective(tmp_path):
 
 @needs_mpi
 @needs_two
+def test_sequences_go_side_by_side_and_are_not_transposed(tmp_path):
+    for said in run("runs", tmp_path):
+        assert "move" not in said["kinds"] and said["kinds"].count("exchange") == 2, said
+        assert "through the host" not in said["plan"]
+
+
+@needs_mpi
+@needs_two
 @pytest.mark.row("DIST-38")
 def test_gradients_are_reduced_beside_the_backward_pass(tmp_path, note):
     for said in run("overlap", tmp_path):

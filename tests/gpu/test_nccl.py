@@ -26,14 +26,14 @@ def run(program: str, ranks: int, folder: Path, **env: str) -> list[dict]:
 
 @needs_mpi
 @needs_two
-@pytest.mark.row("DIST-37", "DIST-46")
+@pytest.mark.row("DIST-37", "DIST-46", "RT-07")
 def test_gpus_of_their_own_give_the_bits_of_the_host_through_nccl(tmp_path):
     said = run("values", 2, tmp_path)
     assert said == [{"backend": "nccl", "disagreed": True}] * 2
 
 
 @needs_mpi
-@pytest.mark.row("DIST-37")
+@pytest.mark.row("DIST-37", "RT-07")
 def test_a_shared_gpu_goes_through_the_host(tmp_path):
     said = run("values", 2, tmp_path, CUDA_VISIBLE_DEVICES="0")
     assert said == [{"backend": "mpi", "disagreed": True}] * 2
@@ -55,6 +55,7 @@ def test_each_axis_has_a_communicator(tmp_path):
 
 @needs_mpi
 @needs_two
+@pytest.mark.alone
 @pytest.mark.row("TILE-81", "PERF-04", "SYS-07")
 def test_all_reduce_speed_is_that_of_nvlink(tmp_path, note):
     said = run("speed", mesh_ranks(), tmp_path)

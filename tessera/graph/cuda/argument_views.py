@@ -264,7 +264,8 @@ def _launch_writes(group: FusionGroup, v: Value, layout: StridedLayout) -> str:
     return _launch_refuses(node, name, v, layout)
 
 
-RUNS = frozenset({"gather", "segments"})  # kinds that take a run of elements from anywhere on
+# Kinds that take a run of elements from anywhere on.
+RUNS = frozenset({"gather", "segments", "exchange"})
 Rule = Callable[[FusionGroup, Value, StridedLayout], str]
 READERS: dict[str, Rule] = {
     "attention": _anchor_reads, "gemm": _anchor_reads, "move": _move_reads, "launch": _launch_reads,

@@ -17,7 +17,8 @@ MOVED = ("transpose", "reshape", "concatenate")  # the result has each element o
 
 def narrow_moves(graph: Graph) -> Graph:
     """What is transposed or joined and then rounded is rounded first: by what makes it, and half as
-    many bytes move. What was widened before, from the same type, is moved as it was."""
+    many bytes move. What was widened before, from the same type, is moved as it was. What other
+    ranks send and is joined moves nowhere: it is written in its place."""
     count = uses(graph)
 
     def cast(rw: Rewriter, v: Value, to: NumericType) -> Value:
@@ -40,7 +41,7 @@ def narrow_moves(graph: Graph) -> Graph:
         if made is None or made.op.name not in MOVED or count.get(v, 1) > 1:
             return False
         if made.op.name != "reshape":
-            return True
+            return not all(_arrives(rw, x) for x in made.inputs)
         before = rw.producer.get(made.inputs[0])
         return before is not None and before.op.name != "matmul" and (
             before.op.name not in MOVED or turns(rw, made.inputs[0]))
@@ -138,6 +139,14 @@ def is_plain_loop(node: Node) -> bool:
     """An op of each element by itself."""
     return loop_space(node) is not None and not (node.op.reduction or node.op.placed
                                                  or node.op.makes or node.op.effects)
+
+
+def _arrives(rw: Rewriter, v: Value) -> bool:
+    """Whether other ranks send it: it is written where it belongs, and moved by nothing."""
+    made = rw.producer.get(v)
+    while made is not None and made.op.name == "reshape":
+        made = rw.producer.get(made.inputs[0])
+    return made is not None and made.op.exchange is not None
 
 
 def _fills(x: Value, v: Value) -> bool:

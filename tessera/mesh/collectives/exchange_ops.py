@@ -23,7 +23,7 @@ from tessera.errors import UnsupportedTargetError
 from tessera.graph import functions as F
 from tessera.graph.op import OPS, Aval, Exchange, GraphOp
 from tessera.graph.trace import apply
-from tessera.numerics import NumericType, as_type
+from tessera.numerics import NumericType, as_type, stored_bytes
 from tessera.runtime import libnccl
 from tessera.tensor import Tensor
 
@@ -249,9 +249,12 @@ class GpuGroup:
         to, size = to or self.type, x.shape[dim] // self.n
         if self.n > 1 and adds_as_told(op, self.type, to, self.n) and list(cuts) == [
                 (j * size, (j + 1) * size) for j in range(self.n)] and x.size:
+            if runs := _in_runs(x, dim):
+                blocks = [F.reshape(r, (self.n, size, *x.shape[dim + 1:])) for r in runs]
+                return _joined(apply(SCATTERED, *blocks, op=op, **self.attrs), x.shape[:dim])
             shape = (*x.shape[:dim], self.n, size, *x.shape[dim + 1:])
-            blocks = F.moveaxis(F.reshape(x, shape), dim, 0)
-            return apply(SCATTERED, blocks, op=op, **self.attrs)[0]
+            moved = F.moveaxis(F.reshape(x, shape), dim, 0)
+            return apply(SCATTERED, moved, op=op, **self.attrs)[0]
         parts = [cut_along(x, dim, lo, hi) for lo, hi in cuts]
         mine = tuple(parts[self.index].shape)
         return self.total(self.swap(parts, [mine] * self.n), op, to)
@@ -261,6 +264,10 @@ class GpuGroup:
             return x
         if len({tuple(s) for s in shapes}) == 1 and x.size and not x.dtype.packed:
             attrs = {name: value for name, value in self.attrs.items() if name != "type"}
+            if runs := _in_runs(x, dim):
+                each = (self.n * x.shape[dim], *x.shape[dim + 1:])
+                return _joined([F.reshape(y, each) for y in apply(BLOCKS, *runs, **attrs)],
+                               x.shape[:dim])
             blocks = F.moveaxis(apply(BLOCKS, x, **attrs)[0], 0, dim)
             return F.reshape(blocks, (*x.shape[:dim], self.n * x.shape[dim], *x.shape[dim + 1:]))
         return F.concatenate(self.swap([x] * self.n, shapes), axis=dim)
@@ -275,6 +282,26 @@ class GpuGroup:
             wide = pairs + wide[2 * len(pairs):]
         made = wide[0] / float(self.n) if op == "mean" else wide[0]
         return made if made.type == to else F.cast(made, to)
+
+
+MOST_RUNS, RUN_BYTES = 16, 1 << 20
+
+
+def _in_runs(x: Tensor, dim: int) -> list[Tensor]:
+    """x[i] for each i along what stands in front of `dim`, where these are few and each long, such
+    as sequences: ranks send them side by side, each from where it lies to where it belongs, and
+    nothing is transposed before or behind. Else none."""
+    count = prod(x.shape[:dim])
+    if not 1 < count <= MOST_RUNS or count * RUN_BYTES > stored_bytes(tuple(x.shape), x.dtype):
+        return []
+    flat = F.reshape(x, (count, *x.shape[dim:]))
+    return [F.reshape(cut_along(flat, 0, i, i + 1), tuple(x.shape[dim:])) for i in range(count)]
+
+
+def _joined(runs: Sequence[Tensor], front: Shape) -> Tensor:
+    """front: the extents that the runs are along"""
+    made = F.concatenate([F.reshape(y, (1, *y.shape)) for y in runs])
+    return F.reshape(made, (*front, *runs[0].shape)) if len(front) > 1 else made
 
 
 @dataclass(frozen=True)
