@@ -347,7 +347,8 @@ def attention_block(dtype: DType, S: int, width: int, causal: bool, chip: Genera
     keys and values of two stages do not fit shared memory. Three warpgroups for narrow heads, where
     their blocks waste little on the diagonal: with 64 and 4096 queries 1.17 times as fast, causal
     1.04 (H200, 2026-11-22), with 64 and 512 queries 1.03 (H200, 2026-11-26), with 96 and 4096
-    queries 1.09, causal 0.96 (H100, 2026-11-25).
+    queries 1.09, causal 0.96 (H100, 2026-11-25). With ALiBi and 8192 queries, causal, they take
+    1510 us in place of 1747 of 64 heads of 64 (H200, 2026-11-26, medians of calls in turn).
     chip: None where it is not known
     """
     if dtype.bits > 16:
@@ -357,6 +358,8 @@ def attention_block(dtype: DType, S: int, width: int, causal: bool, chip: Genera
             return 192, 64
         if cap and width <= 64:
             return 128 if causal else 192, 96
+        if score and not window and width in (32, 64, 128) and S >= (4096 if causal else 512):
+            return 192, 112 if width <= 64 else 64
         if (window or score) and width <= 64:
             return 128, 128
     if chip is not None and chip.warpgroup_matmul is not None:
