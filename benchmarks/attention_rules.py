@@ -171,7 +171,8 @@ def measured(D: int, name: str, S: int, wait: Any) -> dict[str, Any]:
 
 
 class Turn:
-    """Waits until `count` processes have come here, 30 seconds at most, then one by one."""
+    """Waits until `count` processes have come here, 90 seconds at most, then one by one: what still
+    compiles runs on the GPU too."""
 
     def __init__(self, folder: str, count: int):
         self.folder, self.count = Path(folder), count
@@ -179,7 +180,7 @@ class Turn:
 
     def __enter__(self) -> None:
         (self.folder / f"{time.time_ns()}.ready").touch()
-        end = time.time() + 30
+        end = time.time() + 90
         while len(list(self.folder.glob("*.ready"))) < self.count and time.time() < end:
             time.sleep(0.1)
         self.lock = open(self.folder / "lock", "w")

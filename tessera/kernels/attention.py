@@ -43,6 +43,7 @@ from .routine import empty_like, generation_of, reshaped, routine, type_of
 
 SLACK = 8.0  # powers of two by which the running maximum may lag
 SHORT = 512  # queries
+LONG = 16384
 LEAST_SUM = 1e-30  # below any sum of weights, of which one was 1
 
 
@@ -312,15 +313,19 @@ def tile_knobs(S: int, heads: int, width: int, rows: int, causal: bool, window: 
                cap: float = 0.0, score: bool = False, spans: bool = False) -> dict[str, Any]:
     """Knobs of the schedule besides those that the compiler chooses: TILES, "static" where blocks
     are dealt out beforehand although some take longer. To ask for the next one costs more than some
-    wait at the end where they are short, and as many for each multiprocessor.
+    wait at the end where they are short, and as many for each multiprocessor. CLUSTER: pairs of
+    blocks of many queries of narrow heads bring keys and values for each other; with those of the
+    gradient 8.19 ms in place of 8.26 (H200, 2026-11-26, medians of rounds in turn).
 
     heads: in all.  rows: queries of a block. With heads of 64 and 512 queries, causal, 262144 rows
     in all, 73.8 us become 68.9; with 128, 192 and 512 queries 97.5 and 138.7 become 95.2 and 134.4;
     with 128 and lengths 2377 become 2066, documents 1129 become 1069, with 64 they do not. With 64
     and 1024 queries 105.2 become 108.4 (H200, 2026-11-26, medians of CUDA graphs).
     """
-    if window or cap or score or not (causal or spans):
+    if window or cap or score:
         return {}
+    if not (causal or spans):
+        return {"CLUSTER": 2} if rows == 192 and width <= 64 and S >= LONG else {}
     if spans:
         return {} if causal or width <= 64 else {"TILES": "static"}
     if S > SHORT or largest_share(-(-S // rows), heads) > 1.05:
@@ -347,7 +352,8 @@ def attention_block(dtype: DType, S: int, width: int, causal: bool, chip: Genera
     keys and values of two stages do not fit shared memory. Three warpgroups for narrow heads, where
     their blocks waste little on the diagonal: with 64 and 4096 queries 1.17 times as fast, causal
     1.04 (H200, 2026-11-22), with 64 and 512 queries 1.03 (H200, 2026-11-26), with 96 and 4096
-    queries 1.09, causal 0.96 (H100, 2026-11-25).
+    queries 1.09, causal 0.96 (H100, 2026-11-25). With ALiBi and 8192 queries, causal, they take
+    1510 us in place of 1747 of 64 heads of 64 (H200, 2026-11-26, medians of calls in turn).
     chip: None where it is not known
     """
     if dtype.bits > 16:
@@ -357,6 +363,8 @@ def attention_block(dtype: DType, S: int, width: int, causal: bool, chip: Genera
             return 192, 64
         if cap and width <= 64:
             return 128 if causal else 192, 96
+        if score and not window and width in (32, 64, 128) and S >= (4096 if causal else 512):
+            return 192, 112 if width <= 64 else 64
         if (window or score) and width <= 64:
             return 128, 128
     if chip is not None and chip.warpgroup_matmul is not None:

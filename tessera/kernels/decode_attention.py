@@ -8,6 +8,7 @@ second kernel weighs the parts, in a fixed order. Dao et al. 2023, Flash-Decodin
 from __future__ import annotations
 
 import math
+from functools import cache
 from typing import NamedTuple
 
 from ..numerics import DType, f32, i32, int64
@@ -15,6 +16,7 @@ from ..tensor import Tensor
 from ..tile import MODULE as tile
 from ..tile.ir.schedule import Schedule
 from ..tile.kernel.decorator import kernel
+from ..tile.kernel.kernel import Kernel
 from .attention_scores import HIGHEST, LOG2E, both_kinds, score_value
 
 MOST_QUERIES = 16  # of a head
@@ -32,6 +34,9 @@ BLOCKS = 264
 # many, with bf16 126 (H200, 2026-11-26). Of four times as many, eight fit a multiprocessor, and one
 # more part than fits waits for the others: one query of 32 heads of 16 sequences takes 135.8 us
 # with 8 parts, 183.3 with 9, 136.0 and 139.2 with 16 and 33, with bf16 127.4 (H200, 2026-11-26).
+# Of half as many keys an iteration and with as few registers as let sixteen run, it takes 122.4 us
+# with 16 parts, in the same run as 135.9, and 124.8 with bf16 (H200, 2026-11-26).
+CLOSE = 16  # such blocks of a multiprocessor: of codes of heads of 128, one query of a head
 LEAST_KEYS = 64  # of a part
 MANY_KEYS = 256
 
@@ -39,13 +44,15 @@ MANY_KEYS = 256
 class DecodePlan(NamedTuple):
     """How few queries are attended.
 
-    kernel: its name.  rows, keys: of a block and of an iteration.  parts: of the keys
+    kernel: its name.  rows, keys: of a block and of an iteration.  parts: of the keys.  close: how
+    many blocks a multiprocessor has to have registers for, 0: as many as they leave
     """
 
     kernel: str
     rows: int
     keys: int
     parts: int
+    close: int = 0
 
     @property
     def together(self) -> int:
@@ -71,22 +78,24 @@ def few_queries(dtype: DType, S: int, T: int, width: int) -> bool:
         S == 1 or S <= MOST_QUERIES and T >= MANY_KEYS)
 
 
-def decode_plan(heads: int, rows: int, T: int, width: int, *, codes: bool = False, page: int = 0
-                ) -> DecodePlan:
+def decode_plan(heads: int, rows: int, T: int, width: int, *, codes: bool = False, page: int = 0,
+                queries: int = 1) -> DecodePlan:
     """heads: of keys, in all sequences, as wide.  rows: queries that read one.  T: keys of each,
     those of a window where there is one.  codes: keys of 8 bits.  page: keys of one, or 0. Both are
-    for single warps: 16 rows read a key once, further rows once more."""
+    for single warps: 16 rows read a key once, further rows once more.  queries: of a head."""
     if page or codes:
         heads, rows = heads * -(-rows // 16), min(rows, 16)
     name, BM, BN = ("decode_rows", 16, 32) if rows <= 16 else ("decode_many_rows", 64, 64)
     BN = BN if width <= 128 else BN // 2
-    if codes and width not in (32, 64, 128) or page % BN:  # or registers would not do
+    close = CLOSE if codes and width == 128 and queries == 1 else 0
+    if close or codes and width not in (32, 64, 128) or page % BN:  # or registers would not do
         BN = LEAST_STEP
     blocks = heads * -(-rows // BM)
-    wanted = 4 * BLOCKS // blocks if codes else -(-BLOCKS // blocks)
+    wanted = BLOCKS // 2 * (close or 8) // blocks if codes else -(-BLOCKS // blocks)
     parts = max(1, min(wanted, T // LEAST_KEYS))
     span = -(-T // (parts * BN)) * BN
-    return DecodePlan("decode_pages" if page else name, BM, BN, max(1, -(-T // max(1, span))))
+    return DecodePlan("decode_pages" if page else name, BM, BN, max(1, -(-T // max(1, span))),
+                      close)
 
 
 @kernel
@@ -235,5 +244,11 @@ def combine_parts(parts: Tensor["P", "N", "E", f32], lse: Tensor["P", "N", f32],
 KERNELS = decode_rows, decode_many_rows, combine_parts  # those of the library's routine
 
 
+@cache
+def planned(kernel: Kernel, close: int) -> Kernel:
+    """The kernel of a plan, with registers for so many of its blocks on a multiprocessor."""
+    return kernel.with_schedule(Schedule(warps=1, stages=3, RESIDENT=close)) if close else kernel
+
+
 __all__ = ["KERNELS", "DecodePlan", "append_to_pages", "combine_parts", "decode_many_rows",
-           "decode_pages", "decode_plan", "decode_rows", "few_queries", "takes_keys"]
+           "decode_pages", "decode_plan", "decode_rows", "few_queries", "planned", "takes_keys"]

@@ -285,3 +285,18 @@ def test_a_loop_of_one_iteration_is_none():
 def test_tiles_that_no_thread_can_hold_are_refused():
     refused = lowered(attention_keys, *arguments(512, 256), facts=FACTS, BM=128)
     assert "its tiles take 320 registers of a thread, there is room for 212" in refused.reason
+
+
+@pytest.mark.parametrize("S, T, group", [(200, 200, 1), (72, 328, 2), (390, 256, 1)])
+@pytest.mark.parametrize("D", [64, 128])
+def test_pairs_of_blocks_bring_what_both_read(D, S, T, group, rng):
+    """Neighbours of a head; of an odd number of blocks the last has one that writes nothing."""
+    *_, (kernel, axes, args, results, constants) = calls(rng, bf16, S, T, group, D, False)
+    constants |= {"CLUSTER": 2}
+    made = program(kernel, *args, facts=FACTS, **constants)
+    assert made.pipeline.cluster == 2 and sum(r.blocks == 2 for r in made.rings) == 2
+    run(kernel, made, axes, *args, blocks=4, **constants)
+    for got, want in results:
+        assert distance(got, want) < 6e-3
+    assert queries_block(bf16, 64, CHIP, 16384)["CLUSTER"] == 2
+    assert queries_block(bf16, 64, CHIP, 16384, causal=True)["CLUSTER"] == 1

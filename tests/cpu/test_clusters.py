@@ -12,6 +12,7 @@ import tessera as ts
 from hopper_lowering import Known, program, run
 from tessera import bf16, f32, stdlib
 from tessera.kernels.gemm import LAYOUTS
+from tessera.tile.cuda.lower.warp_specialised.tidy import base_name
 from tessera.tile.ir.ir import Op, walk
 from tolerance import assert_close
 
@@ -66,8 +67,9 @@ def test_blocks_bring_a_share_of_what_does_not_depend_on_the_rows(layout, rng):
 
 
 @pytest.mark.parametrize("causal", [False, True])
-def test_what_shares_nothing_or_takes_different_iterations_is_done_alone(causal):
-    """Tiles of a strip of attention are heads; under a mask they take numbers from a counter."""
+def test_blocks_of_a_head_share_its_keys(causal):
+    """Where tiles take as many iterations: under a mask they take numbers from a counter."""
     q = np.zeros((1, 256, 64), bf16.numpy)
     made = program(kernels.attention, q, q, q, q, 1.0, causal=causal, schedule=PAIRS)
-    assert made.pipeline.cluster == 1 and all(r.blocks == 1 for r in made.rings)
+    shared = {base_name(x.name) for r in made.rings for x in r.loads if x.blocks == 2}
+    assert (made.pipeline.cluster, shared) == ((1, set()) if causal else (2, {"k", "v"}))

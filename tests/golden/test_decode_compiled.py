@@ -15,6 +15,7 @@ from tessera.kernels.decode_attention import (
     decode_pages,
     decode_plan,
     decode_rows,
+    planned,
 )
 from tessera.numerics import as_type
 
@@ -55,8 +56,8 @@ def test_keys_in_pages_and_codes_are_read_ahead_too(D, codes, page):
     assert page % plan.keys == 0 and plan.kernel == "decode_pages"
     out, lse = np.zeros((P, C, 4, D), np.float32), np.zeros((P, C, 4), np.float32)
     table, count = np.zeros((1, 4), np.int32), np.zeros(1, np.int32)
-    made = tile_gpu.compiled(decode_pages, q, pool, pool, table, count, out, lse, 0.1, heads=2,
-                             BN=plan.keys, target="sm_90a")
+    made = tile_gpu.compiled(planned(decode_pages, plan.close), q, pool, pool, table, count, out,
+                             lse, 0.1, heads=2, BN=plan.keys, target="sm_90a")
     sass = made.built.sass()
     assert made.threads == 32 and not made.built.resources.spill_store_bytes
     assert 3 * (made.emitted.shared_bytes + 1024) <= 228 * 1024
@@ -69,9 +70,27 @@ def test_keys_in_pages_and_codes_are_read_ahead_too(D, codes, page):
     assert not made.built.resources.spill_store_bytes
     if codes:
         plan, keys = decode_plan(C, 4, T, D, codes=True), np.zeros((C, T, D), stored)
-        made = tile_gpu.compiled(decode_rows, q, keys, keys, None, out, lse, 0.1, BM=plan.rows,
-                                 BN=plan.keys, target="sm_90a")
+        made = tile_gpu.compiled(planned(decode_rows, plan.close), q, keys, keys, None, out, lse,
+                                 0.1, BM=plan.rows, BN=plan.keys, target="sm_90a")
         assert not made.built.resources.spill_store_bytes and " LDGSTS" in made.built.sass()
+
+
+@pytest.mark.parametrize("rule", [{}, {"cap": 30.0}, {"count": np.zeros(1, np.int64)},
+                                  {"spans": np.zeros((1, 2, 1), np.int32), "heads": C}])
+@pytest.mark.parametrize("stored", ["fp8_e4m3", "fp8_e5m2"])
+def test_sixteen_blocks_of_codes_have_registers(stored, rule):
+    """Of heads of 128, one query of each: what hides that codes are not brought ahead."""
+    plan = decode_plan(C, 4, T, 128, codes=True)
+    keys = np.zeros((C, T, 128), as_type(stored).dtype.numpy)
+    q, lse = np.zeros((C, 4, 128), bf16.numpy), np.zeros((P, C, 4), np.float32)
+    out, rule = np.zeros((P, C, 4, 128), np.float32), dict(rule)
+    made = tile_gpu.compiled(planned(decode_rows, plan.close), q, keys, keys,
+                             rule.pop("count", None), out, lse, 0.1, BM=plan.rows, BN=plan.keys,
+                             target="sm_90a", **rule)
+    used = made.built.resources
+    assert plan.close * 32 * used.registers <= 65536 and not used.spill_store_bytes
+    assert plan.close * (made.emitted.shared_bytes + 1024) <= 228 * 1024
+    assert decode_plan(C, 8, T, 128, codes=True, queries=2).close == 0
 
 
 @pytest.mark.parametrize("count", [None, np.zeros(1, np.int64)], ids=["all", "some"])

@@ -78,6 +78,27 @@ def test_a_result_that_keeps_its_sums():
     assert not compiled_of(launch, made.target).built.resources.spills
 
 
+@pytest.mark.parametrize("gradient", [False, True])
+@pytest.mark.parametrize("D, keys", [(64, 112), (128, 64)])
+@pytest.mark.parametrize("causal", [False, True])
+def test_a_score_function_takes_three_warpgroups(causal, D, keys, gradient):
+    X = Tensor[1, 8, 4096, D, bf16]
+
+    def result(q, k, v):
+        return ts.attention(q, k, v, causal=causal,
+                            score=lambda s, b, h, i, j: s + ts.exp2(-h - 1.0) * (j - i))
+
+    def both(q, k, v):
+        y, pull = ts.vjp(result, q, k, v)
+        return y, *pull(y)
+
+    made = CudaProgram(ts.jit(both if gradient else result).graph(X, X, X), "sm_90a")
+    (launch,) = (x for x in made.launches if x.group.kind == "attention")
+    assert (launch.group.schedule.m, launch.group.schedule.n) == (192, keys)
+    built = compiled_of(launch, made.target).built
+    assert not built.resources.spills and not [w for w in built.warnings if "C751" in w]
+
+
 @pytest.mark.parametrize("rule, D", [("causal cap", 64), ("cap and window", 128), ("spans", 64),
                                      ("causal spans", 128)])
 def test_cotangents_of_queries(rule, D):

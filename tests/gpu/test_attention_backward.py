@@ -9,7 +9,9 @@ import tessera as ts
 import tile_gpu
 from library_cases import attention as attention_in_f64
 from tessera import bf16
+from tessera.graph.cuda import attention_kernels
 from tessera.kernels.attention_backward import (
+    LONG,
     attention_keys,
     attention_queries,
     keys_block,
@@ -66,6 +68,23 @@ def test_gradients_of_functions(rng, D, S, cotangent, causal):
     assert distance(y, attention_in_f64(a, b, c, causal=causal)) < 6e-3
     for x, z, w in zip(found, again, want, strict=True):
         assert distance(x, w) < 8e-3 and np.array_equal(x.numpy(), z.numpy())
+
+
+@pytest.mark.parametrize("S", [777, 2048])
+def test_pairs_of_blocks_give_the_same_bits(rng, S, monkeypatch):
+    """Blocks that bring keys and values for each other; of an odd number of them one has no
+    queries."""
+    given = [ts.tensor(numbers(rng, 1, 3, S, 64), "bf16").to("cuda") for _ in "qkvg"]
+    found = []
+    for queries in (S, LONG):
+        def block(dtype, width, chip, many=queries, **rules):
+            return queries_block(dtype, width, chip, many)
+
+        monkeypatch.setattr(attention_kernels, "queries_block", block)
+        both = ts.jit(lambda q, k, v, g: ts.vjp(ts.attention, q, k, v)[1](ts.cast(g, "f32")))
+        found.append([x.numpy() for x in both(*given)])
+    for alone, pairs in zip(*found, strict=True):
+        assert np.array_equal(alone, pairs)
 
 
 def gradients(q, k, v, g, causal):

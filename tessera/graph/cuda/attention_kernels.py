@@ -29,6 +29,7 @@ from ...kernels.decode_attention import (
     decode_pages,
     decode_plan,
     few_queries,
+    planned,
     takes_keys,
 )
 from ...numerics import NumericType, as_type
@@ -139,14 +140,14 @@ def _few_queries(q: Tensor, k: Tensor, v: Tensor, *rest: Tensor, scale: float, c
     (S, D), (T, E), C = tuple(q.shape[-2:]), tuple(v.shape[-2:]), prod(k.shape[:-2])
     R = prod(q.shape[:-1]) // C
     most = min(T, window + S) if window else T
-    plan = decode_plan(C, R, most, max(D, E), codes=k.dtype is not q.dtype)
+    plan = decode_plan(C, R, most, max(D, E), codes=k.dtype is not q.dtype, queries=S)
     count = next((F.reshape(x, (1,)) for x in rest if x.ndim == 0), None)
     spans: dict[str, Any] = {}
     for x in (x for x in rest if x.ndim):
         rows = F.reshape(x, (-1, 2, 1))
         spans = {"spans": rows, "heads": C // rows.shape[0]}
     parts, lse = _parts(plan, (C, R, E), types[0], sums)
-    kernel = next(x for x in KERNELS if x.__name__ == plan.kernel)
+    kernel = planned(next(x for x in KERNELS if x.__name__ == plan.kernel), plan.close)
     kernel(F.reshape(q, (C, R, D)), F.reshape(k, (C, T, D)), F.reshape(v, (C, T, E)),
            count, parts, lse, scale * LOG2E, S=S, BM=plan.rows, BN=plan.keys,
            causal=causal and S > 1, window=window, cap=cap, **spans,
@@ -182,11 +183,12 @@ def _few_queries_of_pages(q: Tensor, K: Tensor, V: Tensor, table: Tensor, count:
     (B, _, S, D), (N, H, T, E), L = tuple(q.shape), tuple(V.shape), table.shape[1]
     C, R, width = B * H, prod(q.shape[:-1]) // (B * H), max(D, E)
     most = min(L * T, window + S) if window else L * T
-    plan = decode_plan(C, R, most, width, codes=K.dtype is not q.dtype, page=T)
+    plan = decode_plan(C, R, most, width, codes=K.dtype is not q.dtype, page=T, queries=S)
     parts, lse = _parts(plan, (C, R, E), types[0])
-    decode_pages(F.reshape(q, (C, R, D)), F.reshape(K, (N * H, T, D)), F.reshape(V, (N * H, T, E)),
-                 table, count, parts, lse, scale * LOG2E, heads=H, S=S, BM=plan.rows,
-                 BN=plan.keys, causal=causal and S > 1, window=window, cap=cap)
+    kernel = planned(decode_pages, plan.close)
+    kernel(F.reshape(q, (C, R, D)), F.reshape(K, (N * H, T, D)), F.reshape(V, (N * H, T, E)),
+           table, count, parts, lse, scale * LOG2E, heads=H, S=S, BM=plan.rows, BN=plan.keys,
+           causal=causal and S > 1, window=window, cap=cap)
     return _combined(plan, parts, lse, q, types[0])[0]
 
 

@@ -110,7 +110,12 @@ def choose_order(function: Function, pipeline: PipelineKnobs,
         bounds = [a for n in loops if isinstance(n.hi, SSAValue)
                   for a in depends.get(n.hi, frozenset())]
         reversed_axis = min((a for a in bounds if a in rest), default=None)
-    if shared and not any(a in ax for ax in axes for a in rest):
+    alike = shared and not any(a in ax for ax in axes for a in rest)
+    if alike and rest and pipeline.cluster > 1 and not ragged:
+        # Blocks of a cluster are neighbours on an axis along which every tile reads the same.
+        return Order((*shared, *rest), len(shared), reversed_axis,
+                     pipeline.raster or pipeline.cluster)
+    if alike:
         # Every tile along `rest` reads the same: keep some of the last shared axis together.
         order = (*shared[:-1], shared[-1], *rest)
         raster = pipeline.raster or (defaults.strip if ragged else 0)
