@@ -69,6 +69,33 @@ def rows_table() -> str | None:
             + markdown(("Rows of", *map(str, lengths)), lines))
 
 
-LIBRARY = {"convolutions": convolutions_table, "fft": fft_table, "rows": rows_table}
+def packed_table() -> str | None:
+    """Of benchmarks/packed_weights.py: rows in a line, types of weights and rows side by side."""
+    if (found := measured("packed_weights")) is None:
+        return None
+    file, where = found
+    kinds = [k for k in next(iter(file["rows"].values())) if k != "cuBLAS"]
+    lines = [(rows, f"{x['cuBLAS']['us']:.1f}", *(f"{x[k]['us']:.1f}, {x[k]['ratio']:.2f}"
+                                                 for k in kinds)) for rows, x in
+             file["rows"].items()]
+    return f"{where}.\n\n" + markdown(
+        ("Rows", "cuBLAS, us", *(k.replace(" ", ", ") for k in kinds)), lines)
+
+
+def types_table() -> str | None:
+    """Of benchmarks/matmuls.py --types: a type and an extent in a line, layouts side by side."""
+    if (found := measured("matmuls")) is None:
+        return None
+    file, where = found
+    kinds = {k: x for k, x in file.items() if isinstance(x, dict) and "products" in x}
+    layouts = ("nt", "nn", "tn", "tt")
+    lines = [(kind, shape, *(f"{by[w]['tessera']:.0f}, {by[w]['ratio']:.2f}" if w in by else ""
+                             for w in layouts))
+             for kind, x in kinds.items() for shape, by in x["products"].items()]
+    return f"{where}.\n\n" + markdown(("Operands", "M x N x K", *layouts), lines)
+
+
+LIBRARY = {"convolutions": convolutions_table, "fft": fft_table, "packed": packed_table,
+           "rows": rows_table, "types": types_table}
 
 __all__ = ["LIBRARY", "markdown"]

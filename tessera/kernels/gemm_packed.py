@@ -78,15 +78,18 @@ def integers(rng: Any, shape: tuple[int, ...]) -> np.ndarray:
                      says=how + codes)
         for codes in ("fp4_e2m1", "fp6_e2m3") for x, m, how in (
             ("bf16", 8, "by mma.sync: "), ("bf16", 16, "become bf16 in registers: "),
-            ("bf16", 64, "become bf16 in registers: "), ("fp8_e4m3", 16, "by mma.sync: "))),
+            ("bf16", 64, "become bf16 in registers: "),
+            ("fp8_e4m3", 16, "become fp8_e4m3 in registers: "),
+            ("fp8_e4m3", 64, "become fp8_e4m3 in registers: "))),
 )
 def gemm_packed(run: Any, x: Any, w: Any, *, scale: Any = None) -> Any:
     """y_mn = s_n sum_k x_mk w_nk, with weights of 4 or 6 bits that are read as they lie packed.
 
     x: [M, K] bf16, f16 or fp8_e4m3   w: [N, K] of a packed type: fp4_e2m1, fp6_e2m3, int4, ...
     scale: [N] f32, one for each row of w; None: ones   y: [M, N] of x's type, bf16 for fp8
-    For few rows of x: up to 16, the time is nearly that of reading w. Weights are made bf16 (f16
-    for other x) in registers, exactly, sums are kept in f32 and rounded once.
+    For few rows of x: up to 16, the time is nearly that of reading w. Weights are made bf16 in
+    registers, exactly, f16 for an x of f16, and beside fp8 floats fp8 where tensor cores multiply
+    that. Sums are kept in f32, of fp8 those of 256 or 512 products in 14 bits, and rounded once.
     Raises ShapeError, DTypeError.
     """
     kinds = type_of(x, "x"), type_of(w, "w")
@@ -108,20 +111,24 @@ def gemm_packed(run: Any, x: Any, w: Any, *, scale: Any = None) -> Any:
     if scale is not None and type_of(scale, "scale").dtype is not f32:
         run.fail(f"scale is {type_of(scale, 'scale')}", "f32", DTypeError)
     out = empty_like(x, (M, N), result_type(kinds[0]))
-    if widened(kinds[0], M):
+    if widened(kinds[0], kinds[1], M):
         halves = empty_like(x, (M, K), f16)
         run.run("as_halves", x, halves)
         x = halves
-    use = blocks(M, N, K, kinds[1].dtype.bits)
+    use = blocks(M, N, K, type_of(x, "x"), kinds[1])
     run.run("packed_nt", x, w, scale, out, BM=run.size("m", use.rows),
             BN=run.size("n", use.columns), BK=run.size("k", use.depth))
     return out
 
 
-def widened(x: NumericType, rows: int) -> bool:
-    """Whether x is multiplied as f16, which holds all its numbers: codes become numbers of x's type
-    in registers, and of 8 bits in warps alone."""
-    return x.dtype.bits == 8 and rows > FEW_ROWS
+def meet(x: NumericType, w: NumericType) -> bool:
+    """Whether weights become fp8 in registers, beside an x of that."""
+    return x.dtype.bits == 8 and w.dtype.kind == "float"
+
+
+def widened(x: NumericType, w: NumericType, rows: int) -> bool:
+    """Whether x is multiplied as f16, which holds all its numbers: integers become f16."""
+    return x.dtype.bits == 8 and not meet(x, w) and rows > FEW_ROWS
 
 
 def result_type(x: NumericType) -> NumericType:
@@ -137,7 +144,7 @@ class PackedBlocks:
     depth: int
 
 
-def blocks(M: int, N: int, K: int, bits: int) -> PackedBlocks:
+def blocks(M: int, N: int, K: int, x: NumericType, w: NumericType) -> PackedBlocks:
     """A group has all rows of x, up to 64, and as many rows of weights as leave enough groups: each
     of them reads x.
 
@@ -150,5 +157,5 @@ def blocks(M: int, N: int, K: int, bits: int) -> PackedBlocks:
     columns = 64
     while columns > 16 and -(-N // columns) * -(-M // rows) < GROUPS:
         columns //= 2
-    depth = 1024 if rows <= 8 and bits == 4 else 512 if rows <= 32 else 256
+    depth = 1024 if rows <= 8 and w.dtype.bits == 4 else 512 if rows <= 32 or meet(x, w) else 256
     return PackedBlocks(rows, columns, min(depth, most))

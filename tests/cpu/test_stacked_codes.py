@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 import tessera as ts
+from cpu.test_packed_weights import arguments, product
 from emulator import Block, Builder
 from emulator import register as as_register
-from hopper_lowering import Known, run
+from hopper_lowering import Known, distance, run
 from tessera.kernels.gemm_packed import packed_nt
 from tessera.numerics import decode, find_dtype, unpack
 from tessera.runtime.generations import GENERATIONS
@@ -16,7 +17,8 @@ from tessera.tile.cuda.intrinsics import unpacked_codes
 from tessera.tile.cuda.intrinsics.matmul_codes import factor_of
 from tessera.tile.cuda.lower.multiply_codes import stack_codes
 from tessera.tile.cuda.lower.warp_specialised import WarpSpecialisedProgram, lower_warp_specialised
-from tessera.tile.ir.ir import Op, walk
+from tessera.tile.cuda.lower.warp_specialised.rewrite import is_op
+from tessera.tile.ir.ir import For, Op, walk
 from tessera.tile.ir.schedule import Schedule
 from tolerance import assert_close
 
@@ -111,3 +113,37 @@ def test_few_columns_and_other_blocks_are_left_to_warps(codes, how, rng):
     """The last: half of a warpgroup's codes is no multiple of the 16 bytes that a lane reads."""
     assert program("bf16", codes, 64, 128, 512, rng,
                    **{"BM": 64, "BN": 64, "BK": 256} | how)[0] is None
+
+
+# --- beside fp8 -------------------------------------------------------------------------------
+def stacked(args, **how):
+    function = product.lower(*args, **how)
+    made = stack_codes(function, HOPPER, Known().divisible)
+    return None if made is function else made
+
+
+@pytest.mark.parametrize("kind", ["fp8_e4m3", "bf16"])
+@pytest.mark.parametrize("codes, M", [("fp4_e2m1", 16), ("fp6_e3m2", 64)])
+def test_what_warpgroups_make_of_it_is_the_product(rng, codes, M, kind):
+    """Sums of fp8, of which tensor cores keep few bits, are added outside of them."""
+    args, how = arguments(rng, codes, M, 128, 1536, kind), {"BN": 64, "BM": M, "BK": 512}
+    made = lower_warp_specialised(stacked(args, **how), None, Known(), HOPPER)
+    assert isinstance(made, WarpSpecialisedProgram), made
+    loop = next(n for n in walk(made.function.body) if isinstance(n, For)
+                and any(is_op(m, "async_matmul") for m in n.body))
+    names = [n.name for n in loop.body if isinstance(n, Op) and n.name in (
+        "unpack_codes", "async_matmul", "matmul_wait", "add")]
+    each = ["unpack_codes", "async_matmul"]
+    assert names == ([*each, *each, "matmul_wait", "add"] if kind == "fp8_e4m3"
+                     else [*each, "matmul_wait"] * 2)
+    run(product, made, (1, 2), *args, **how)
+    assert distance(args[2], numbers(args[1]) @ numbers(args[0]).T) < 1e-5
+
+
+@pytest.mark.parametrize("codes, kind, BK, taken", [
+    ("fp4_e2m1", "fp8_e4m3", 256, True), ("fp4_e2m1", "fp8_e4m3", 128, False),
+    ("int4", "fp8_e4m3", 512, False), ("fp4_e2m1", "fp8_e5m2", 512, False),
+    ("int4", "bf16", 512, True)])
+def test_what_becomes_the_first_operand_in_registers(rng, codes, kind, BK, taken):
+    args = arguments(rng, codes, 16, 64, 1024, kind)
+    assert (stacked(args, BN=64, BM=16, BK=BK) is not None) == taken

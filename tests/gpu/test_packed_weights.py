@@ -27,7 +27,10 @@ def test_results(rng, codes, x, M, N, K):
     terms = np.abs(numbers(rows)) @ np.abs(numbers(w)).T * s
     got, want = numbers(y.to("cpu")), numbers(rows) @ numbers(w).T * s
     eps = 2.0 ** -(11 if x == "f16" else 8)
-    assert (np.abs(got - want) <= eps * np.abs(want) + 2e-6 * terms).all()
+    # Of sums of fp8 tensor cores keep 14 bits: of fp6, 512 products and 16,384 sums 4e-5 of the
+    # terms, by a model of them that aligns 32 products and their sum, and cuts off.
+    kept = 2.0**-13 if x == "fp8_e4m3" and codes != "int4" else 2e-6
+    assert (np.abs(got - want) <= eps * np.abs(want) + kept * terms).all()
 
 
 @pytest.mark.parametrize("lanes, BN, BM, BK", [(32, 16, 8, 64), (256, 64, 64, 256),

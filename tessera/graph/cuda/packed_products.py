@@ -59,9 +59,10 @@ def multiply_packed(graph: Graph) -> Graph:
 def _launch(rw: Rewriter, x: Value, weights: PackedWeights, out: Aval) -> Value:
     """What the kernel leaves in its parameter D."""
     (M, N), K = map(int, out.shape), int(x.aval.shape[1])
-    use, scale = blocks(M, N, K, weights.w.aval.type.dtype.bits), weights.scale
-    if widened(x.aval.type, M):
+    codes, scale = weights.w.aval.type, weights.scale
+    if widened(x.aval.type, codes, M):
         x = rw.emit("cast", x, source=x.aval.type, to=as_type("f16"))
+    use = blocks(M, N, K, x.aval.type, codes)
     constants: dict[str, Any] = {"BM": use.rows, "BN": use.columns, "BK": use.depth}
     given = {"X": x, "W": weights.w}
     if scale is None:

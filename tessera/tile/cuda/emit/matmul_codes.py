@@ -10,9 +10,13 @@ from tessera.tile.cuda.emit.matmul_operands import Stores
 from tessera.tile.cuda.emit.memory_operands import ZERO, MemoryOperand, place_of
 from tessera.tile.cuda.emit.registry import emits
 from tessera.tile.cuda.emit.shared_tiles import spot_of, store_buffer
+from tessera.tile.cuda.emit.warp_specialised import CONSUMERS_BARRIER, WarpSpecialisedEmitter
+from tessera.tile.cuda.intrinsics import dealt_codes
 from tessera.tile.cuda.intrinsics.matmul_codes import EACH, part_words
 from tessera.tile.cuda.intrinsics.swizzle import ALIGNMENT, stage_bytes
-from tessera.tile.ir.ir import Op, Operand
+from tessera.tile.cuda.lower.warp_specialised.program import PANEL_BYTES, WARPGROUP
+from tessera.tile.cuda.lower.warp_specialised.tidy import base_name
+from tessera.tile.ir.ir import Op, Operand, SSAValue
 from tessera.tile.ir.register_layout import RegisterLayout
 from tessera.tile.ir.types import Buffer, GlobalTensor, TileType
 
@@ -92,3 +96,46 @@ def _sum_parts(e: Emitter, op: Op) -> None:
                   f"{count}))")
     e.define(made, f"{total}(i32({at} + 4 * ({e.index(result, 1)} * {pitch} + "
              f"{e.index(result, 0)})))")
+
+
+# --- in the registers of warpgroups ---------------------------------------------------------------
+@emits("unpack_codes")
+def _unpack_codes(e: Emitter, op: Op) -> None:
+    h, attr = e, op.attr
+    assert isinstance(h, WarpSpecialisedEmitter)
+    codes, *beside = op.args
+    assert isinstance(codes, SSAValue)
+    ring, load, slot = h.slots[codes]
+    where = (ring.offset_bytes + load.offset_bytes, ring.slot_bytes, load.panel_bytes,
+             load.width_bytes, load.row_bytes // attr["parts"], attr["codes"].name)
+    piece = attr["piece"], attr["pieces"]
+    first = bool(beside) and attr["piece"] == 0
+    if first:
+        _deal(h, op)
+    how = f"dealt_codes.unpack{(*where, *piece)}" if beside else (
+        f"unpacked_codes.unpack{(*where, attr['dtype'].name, *piece)}")
+    make = e.use(f"unpack_{base_name(load.name)}", f"use({how})")
+    e.note(f"codes become {attr['dtype']} in registers: {attr['codes']} as they lie, in "
+           f"{attr['parts']} parts of k")
+    e.define(op.outs[0], f"{make}({slot}, {h.thread})")
+    if first:
+        e.line(e.use("fence_async", "use('fence_async_shared')") + "()")
+        barrier = e.use("bar_sync", "use('bar_sync')")
+        e.line(f"{barrier}({CONSUMERS_BARRIER + 1} + {h.group}, {WARPGROUP})")
+
+
+def _deal(h: WarpSpecialisedEmitter, op: Op) -> None:
+    """Brings what a warpgroup has of the second operand's rows into the order of its codes."""
+    x = op.args[1]
+    assert isinstance(x, SSAValue)
+    ring, load, slot = h.slots[x]
+    rows, part = load.shape[0], load.row_bytes // op.attr["parts"]
+    assert load.width_bytes == PANEL_BYTES
+    left = dealt_codes.deals(rows, part)
+    for number in range(-(-left // WARPGROUP)):
+        where = (ring.offset_bytes + load.offset_bytes, ring.slot_bytes, load.panel_bytes, rows,
+                 part, op.attr["codes"].name, number)
+        make = h.use(f"deal_{base_name(load.name)}", f"use(dealt_codes.deal{where})")
+        some = f"if ({h.thread} & {WARPGROUP - 1}) < {left}: " if left < WARPGROUP else ""
+        h.line(f"{some}{make}({slot}, {h.thread})")
+        left -= WARPGROUP

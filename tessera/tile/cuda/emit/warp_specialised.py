@@ -449,20 +449,6 @@ def _hold_operand(e: Emitter, op: Op) -> None:
     e.define(op.outs[0], f"{make}({slot}, {h.thread})")
 
 
-@emits("unpack_codes")
-def _unpack_codes(e: Emitter, op: Op) -> None:
-    h, attr = _specialised(e), op.attr
-    assert isinstance(op.args[0], SSAValue)
-    ring, load, slot = h.slots[op.args[0]]
-    make = e.use(f"unpack_{base_name(load.name)}", "use(unpacked_codes.unpack("
-                 f"{ring.offset_bytes + load.offset_bytes}, {ring.slot_bytes}, {load.panel_bytes}, "
-                 f"{load.width_bytes}, {load.row_bytes // attr['parts']}, {attr['codes'].name!r}, "
-                 f"{attr['dtype'].name!r}, {attr['piece']}, {attr['pieces']}))")
-    e.note(f"codes become {attr['dtype']} in registers: {attr['codes']} as they lie, in "
-           f"{attr['parts']} parts of k")
-    e.define(op.outs[0], f"{make}({slot}, {h.thread})")
-
-
 @emits("read_row")
 def _read_row(e: Emitter, op: Op) -> None:
     h = _specialised(e)

@@ -203,6 +203,10 @@ class _Pass:
         return rows >= ROWS * beside and COLUMNS <= columns <= MOST_COLUMNS and \
             sums.dtype is f32 and attr["precision"] is None
 
+    def target(self, x: DType) -> str:
+        """The format in which codes are multiplied."""
+        return target_of(x)
+
     def parts(self, depth: int) -> int:
         """Into how many an iteration's k is cut: one for each warp where there is enough."""
         return min(self.warps, depth // UNIT)
@@ -212,7 +216,7 @@ class _Pass:
         op, i = found.op, found.number
         kind, x, codes = op.outs[0].type, self.types[found.b], self.tensor(found.view).dtype
         assert isinstance(kind, TileType) and isinstance(x, TileType)
-        factor = factor_of(codes, target_of(x.dtype))
+        factor = factor_of(codes, self.target(x.dtype))
         many = TileType(f32, self.shape(self.parts(x.shape[0]), *kind.shape))
         first = self.op(out, "full", (), many, op, shape=many.shape, value=0.0, dtype=f32)
         sums, made = (Def(self.names.fresh("parts"), many) for _ in range(2))
@@ -282,11 +286,17 @@ class _Stacked(_Pass):
         assert isinstance(x, TileType) and isinstance(sums, TileType)
         form = self.generation.warpgroup_matmul
         assert form is not None
-        rows, columns = sums.shape
-        piece_bits = x.shape[0] // (STACKED * PIECES) * self.tensor(found.view).dtype.bits
-        return super().fits(found) and x.dtype.bits == 16 and rows == form.rows and (
-            columns >= STACKED_COLUMNS) and piece_bits >= CHUNK_BITS and (
-            piece_bits % CHUNK_BITS == 0)
+        (rows, columns), codes = sums.shape, self.tensor(found.view).dtype
+        piece = x.shape[0] // (STACKED * PIECES)
+        if not super().fits(found) or rows != form.rows or piece == 0:
+            return False
+        if is_dealt(x.dtype):
+            return codes.kind == "float" and piece % UNIT == 0
+        return x.dtype.bits == 16 and columns >= STACKED_COLUMNS and (
+            piece * codes.bits % CHUNK_BITS == 0)
+
+    def target(self, x: DType) -> str:
+        return x.name
 
     def shape(self, parts: int, rows: int, columns: int) -> tuple[int, ...]:
         return parts * rows, columns
@@ -295,6 +305,12 @@ class _Stacked(_Pass):
         parts = sums.type.shape[0] // kind.shape[0]  # type: ignore[union-attr]
         many = (parts, *kind.shape)
         return self.op(out, "reshape", (sums.value,), TileType(f32, many), at, shape=many)
+
+
+def is_dealt(x: DType) -> bool:
+    """Whether warpgroups multiply codes in the order of k in which lanes read them, and bring the
+    other operand into it."""
+    return x.name == "fp8_e4m3"
 
 
 @functools.cache
@@ -313,4 +329,4 @@ def put(values: tuple, at: int, x: Any) -> tuple:
     return (*values[:at], x, *values[at + 1:])
 
 
-__all__ = ["multiply_codes", "stack_codes"]
+__all__ = ["is_dealt", "multiply_codes", "stack_codes"]

@@ -13,7 +13,7 @@ from typing import Any
 
 from tessera.numerics import DType
 from tessera.runtime.generations import WarpgroupMatmul
-from tessera.tile.cuda.lower.multiply_codes import PIECES
+from tessera.tile.cuda.lower.multiply_codes import PIECES, is_dealt
 from tessera.tile.cuda.lower.warp_specialised.program import Refused
 from tessera.tile.cuda.lower.warp_specialised.qualify import (
     MATMULS,
@@ -196,16 +196,21 @@ class _Placing:
         load, right = self.loaded(a, "a", x.dtype)[0], self.loaded(b, "b")[0]
         parts = made.type.shape[0] // self.maker.type(a).shape[0]  # type: ignore[union-attr]
         placed: list[Node] = []
+        beside = (right,) if is_dealt(x.dtype) else ()
+        short = self.form.operands[x.dtype.name].short_sums and not self.fast_sums
+        last = self.maker.define(made.value.name, made.type) if short else made
+        before: tuple[Any, ...] = () if short else (sums,)
         for piece in range(PIECES):
             of: dict[str, Any] = {"parts": parts, "piece": piece, "pieces": PIECES}
-            codes = self.maker.op("unpack_codes", (load,), "codes", where=op.where, dtype=x.dtype,
-                                  codes=op.attr["codes"], factor=op.attr["factor"], **of)
-            last = made if piece == PIECES - 1 else self.maker.define(made.value.name, made.type)
+            codes = self.maker.op("unpack_codes", (load, *beside), "codes",
+                                  where=op.where, dtype=x.dtype, codes=op.attr["codes"],
+                                  factor=op.attr["factor"], **of)
+            result = last if piece == PIECES - 1 else self.maker.define(made.value.name, made.type)
             attrs = {"a_major": "K", "b_major": "K", "dtype": made.type.dtype, **of}
-            placed += [codes, Op("async_matmul", (out(codes), right, sums), (last,),
+            placed += [codes, Op("async_matmul", (out(codes), right, *before), (result,),
                                  tuple(sorted(attrs.items())), op.where)]
-            sums = last.value
-        return placed
+            before = (result.value,)
+        return [*placed, Op("add", (sums, *before), (made,), (), op.where)] if short else placed
 
     def loaded(self, x: Argument, side: str, dtype: DType | None = None) -> tuple[SSAValue, str]:
         """The ring_load of an operand, and which axis of it is contiguous. dtype: that is

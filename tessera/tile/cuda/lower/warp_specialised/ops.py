@@ -266,10 +266,14 @@ def _codes_rule(types: Any, attrs: Any) -> TileType:
 
 @declare(rule=_codes_rule, attrs=("parts", "piece", "pieces", "codes", "factor", "dtype"), run=True,
          effect="read", group=True, public=False, layouts="any")
-def unpack_codes(m: Any, op: Any, x: Any, parts: int = 1, piece: int = 0, pieces: int = 1,
-                 codes: Any = None, factor: float = 1.0, dtype: Any = None) -> Any:
+def unpack_codes(m: Any, op: Any, x: Any, beside: Any = None, parts: int = 1, piece: int = 0,
+                 pieces: int = 1, codes: Any = None, factor: float = 1.0, dtype: Any = None) -> Any:
     """The numbers of packed codes in shared memory times `factor`, in the form of a matmul's first
-    operand: of each part of their columns a piece, one below the other."""
+    operand: of each part of their columns a piece, one below the other.
+
+    beside: the second operand, where k has an order in registers that is not that of memory. The
+    first piece brings its rows into that order, which no other op sees.
+    """
     attr = op.attr
     whole = stacked(np.asarray(x), attr["codes"], attr["parts"]) * np.float32(attr["factor"])
     return convert(np.split(whole, attr["pieces"], axis=2)[attr["piece"]], attr["dtype"])

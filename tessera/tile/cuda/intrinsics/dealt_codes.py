@@ -1,0 +1,173 @@
+"""Codes of 4 and 6 bits as the first operand of wgmma of fp8, beside one that is dealt like them.
+
+The order of k is free as long as both operands have the same. Of every 64 codes of a row each of
+four lanes reads 16 that lie together, and makes a register of those that stand at one place of
+bytes: shifts and masks move four at once, and none is fetched from another lane.
+
+    fp4      of 8 codes in a word those at even places, and those at odd ones
+    fp6      of 16 codes every fourth, from the first, second, third and fourth on
+
+A register of four lanes is a chunk of 16 bytes of the other operand. So the four chunks of 64
+numbers of its rows are made anew where they lie, each by one thread.
+
+Lane 4 g + t of a warp has rows g and g + 8, and codes 16 t on (PTX ISA 9.7.15).
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from tessera.numerics import DType, find_dtype
+from tessera.tile.cuda.builder import Builder
+from tessera.tile.cuda.instruction import InstructionForm, Operand, Operation
+from tessera.tile.cuda.instruction_names import find_instruction
+from tessera.tile.cuda.intrinsics.matmul_codes import UNIT
+from tessera.tile.cuda.intrinsics.packed_codes import SOURCES, TARGETS
+from tessera.tile.cuda.ptx import memory
+
+LLVM = Any
+CHUNK, LANES, WIDTH = 16, 4, 128  # bytes; lanes of a row; bytes of a panel's row
+WARPGROUP, ROWS = 128, 64  # threads; of codes
+STEPS = UNIT // 32  # matmul instructions of 64 codes
+EVERY = 0x01010101  # byte of a word
+TARGET = TARGETS["fp8_e4m3"]
+
+
+# --- codes ----------------------------------------------------------------------------------------
+@functools.cache
+def unpack(offset: int, slot_bytes: int, panel_bytes: int, width: int, part_bytes: int, codes: str,
+           piece: int, pieces: int) -> Operation:
+    """(slot, thread) -> the registers of 64 rows of e4m3 numbers, times 1 / factor.
+
+    The arguments are those of unpacked_codes.unpack.
+    """
+    kind, across = find_dtype(codes), width // CHUNK
+    unit = UNIT * kind.bits // 8  # bytes that four lanes read
+    units, each = part_bytes // pieces // unit, unit // LANES
+    shift = {128: 0, 64: 1, 32: 2}[width]  # rows of 128 bytes
+    vector = 2 if kind.bits == 4 else 1  # words of a load: 8 bytes, or 4 of 12
+
+    def body(b: Builder, slot: LLVM, thread: LLVM) -> list[LLVM]:
+        lane = b.and_(thread, b.i32(31))
+        row = b.or_(b.and_(b.lshr(thread, b.i32(1)), b.i32(0x30)), b.lshr(lane, b.i32(2)))
+        base = b.add(b.add(b.shared_base(), b.i32(offset)), b.mul(slot, b.i32(slot_bytes)))
+        base = b.add(base, b.mul(row, b.i32(width)))
+        line = b.shl(b.and_(b.lshr(row, b.i32(shift)), b.i32(across - 1)), b.i32(4))
+        mine = b.add(b.mul(b.lshr(thread, b.i32(7)), b.i32(part_bytes)),
+                     b.mul(b.and_(lane, b.i32(3)), b.i32(each)))
+        out: list[LLVM] = []
+        for first in range(piece * units * unit, (piece + 1) * units * unit, unit):
+            rows: tuple[list[LLVM], list[LLVM]] = [], []
+            for at in range(0, each, 4 * vector):
+                column = b.add(mine, b.i32(first + at))
+                panel = b.mul(b.lshr(column, b.i32(width.bit_length() - 1)), b.i32(panel_bytes))
+                place = b.add(b.add(base, panel), b.xor(b.and_(column, b.i32(width - 1)), line))
+                for below, words in enumerate(rows):  # eight rows further down
+                    got = b.call(memory.ld("shared", "b32", vector),
+                                 b.add(place, b.i32(8 * width * below)))
+                    words += got if vector > 1 else [got]
+            upper, lower = (registers(b, kind, words) for words in rows)
+            for step in range(STEPS):
+                out += [half[2 * step + i] for i in (0, 1) for half in (upper, lower)]
+        return out
+
+    form = InstructionForm((Operand("slot", "i32"), Operand("thread", "i32")),
+                           (Operand("d", "i32", 4 * STEPS * units),), body)
+    return Operation("unpack_dealt", 2, lambda *_: form)
+
+
+def registers(b: Builder, codes: DType, words: list[LLVM]) -> list[LLVM]:
+    """The numbers of 16 codes that lie together, as e4m3 times 1 / factor."""
+    if codes.bits == 4:
+        return [_numbers(b, [(word, at, 4)], codes) for word in words for at in (0, 4)]
+    first, second, third = (_every_third(b, words, byte) for byte in range(3))
+    return [_numbers(b, parts, codes) for parts in (
+        [(first, 0, 6)], [(first, 6, 2), (second, 0, 4)], [(second, 4, 4), (third, 0, 2)],
+        [(third, 2, 6)])]
+
+
+def _every_third(b: Builder, words: list[LLVM], byte: int) -> LLVM:
+    """Of twelve bytes that one, and each third behind it."""
+    prmt = find_instruction("prmt")
+    places = range(byte, 12, 3)
+    early = [at for at in places if at < 8]
+    late = [*range(len(early)), *(at - 4 for at in places if at >= 8)]
+    return b.call(prmt, b.call(prmt, *words[:2], b.i32(_selector(early))), words[2],
+                  b.i32(_selector(late)))
+
+
+def _selector(places: list[int]) -> int:
+    return sum(at << 4 * i for i, at in enumerate(places))
+
+
+def _numbers(b: Builder, parts: list[tuple[LLVM, int, int]], codes: DType) -> LLVM:
+    """A number in each byte, of bits of a code that lie in parts: (word, first bit, bits) from the
+    lowest on."""
+    narrow = SOURCES[codes.name]
+    above, placed, done = TARGET.man - narrow.man, [], 0
+    for word, at, bits in parts:
+        rest = min(bits, narrow.bits - 1 - done)
+        if rest:
+            mask = (1 << rest) - 1 << above + done
+            placed.append(b.and_(_moved(b, word, above + done - at), b.i32(mask * EVERY)))
+        if rest < bits:
+            placed.append(b.and_(_moved(b, word, 7 - at - rest), b.i32(0x80 * EVERY)))
+        done += bits
+    return functools.reduce(b.or_, placed)
+
+
+def _moved(b: Builder, word: LLVM, up: int) -> LLVM:
+    if up == 0:
+        return word
+    return b.shl(word, b.i32(up)) if up > 0 else b.lshr(word, b.i32(-up))
+
+
+# --- the other operand ----------------------------------------------------------------------------
+def deals(rows: int, part_bytes: int) -> int:
+    """Those of so many rows and bytes of each."""
+    return rows * part_bytes // UNIT
+
+
+@functools.cache
+def deal(offset: int, slot_bytes: int, panel_bytes: int, rows: int, part_bytes: int, codes: str,
+         number: int) -> Operation:
+    """(slot, thread): 64 numbers of a row are put into the order of codes.
+
+    Rows of panels of 128 bytes, swizzled as wide; warpgroup i has part_bytes of each. number: of
+    the deals that its threads did before.
+    """
+    kind = find_dtype(codes)
+
+    def body(b: Builder, slot: LLVM, thread: LLVM) -> None:
+        task = b.add(b.and_(thread, b.i32(WARPGROUP - 1)), b.i32(number * WARPGROUP))
+        row, four = b.and_(task, b.i32(rows - 1)), b.lshr(task, b.i32(rows.bit_length() - 1))
+        column = b.add(b.mul(b.lshr(thread, b.i32(7)), b.i32(part_bytes)),
+                       b.mul(four, b.i32(UNIT)))
+        base = b.add(b.add(b.shared_base(), b.i32(offset)), b.mul(slot, b.i32(slot_bytes)))
+        panel = b.mul(b.lshr(column, b.i32(7)), b.i32(panel_bytes))
+        base = b.add(b.add(base, panel), b.mul(row, b.i32(WIDTH)))
+        line = b.xor(b.and_(column, b.i32(WIDTH - 1)), b.shl(b.and_(row, b.i32(7)), b.i32(4)))
+        places = [b.add(base, b.xor(line, b.i32(CHUNK * t))) for t in range(LANES)]
+        found = [b.call(memory.ld("shared", "b32", 4), place) for place in places]
+        made = [dealt(b, kind, words) for words in found]
+        for i, place in enumerate(places):
+            b.call(memory.st("shared", "b32", 4), place, *(words[i] for words in made))
+
+    form = InstructionForm((Operand("slot", "i32"), Operand("thread", "i32")), (), body)
+    return Operation("deal", 2, lambda *_: form)
+
+
+def dealt(b: Builder, codes: DType, words: list[LLVM]) -> list[LLVM]:
+    """Of 16 numbers of a row those that meet each register of a lane's codes."""
+    prmt = find_instruction("prmt")
+    if codes.bits == 4:
+        return [b.call(prmt, *words[i:i + 2], b.i32(selector)) for i in (0, 2)
+                for selector in (0x6420, 0x7531)]
+    low, high = ([b.call(prmt, *words[i:i + 2], b.i32(selector)) for i in (0, 2)]
+                 for selector in (0x5140, 0x7362))
+    return [b.call(prmt, *two, b.i32(selector)) for two in (low, high)
+            for selector in (0x5410, 0x7632)]
+
+
+__all__ = ["deal", "deals", "dealt", "registers", "unpack"]

@@ -1,0 +1,111 @@
+"""Codes and the operand that is dealt like them, in registers and shared memory, run on arrays of
+ints: one element a thread."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from golden.test_ptx_packed import Ints
+from tessera.numerics import decode, find_dtype, unpack
+from tessera.tile.cuda import ptx  # noqa: F401  registers the instructions
+from tessera.tile.cuda.intrinsics import dealt_codes, packed_codes
+
+WIDTH, ROWS = 128, 64  # bytes of a panel's row; of codes
+
+
+CODES = ("fp4_e2m1", "fp4_e3m0", "fp6_e2m3", "fp6_e3m2")
+X = find_dtype("fp8_e4m3")
+
+
+@pytest.mark.parametrize("codes", CODES)
+def test_registers_of_codes_meet_the_numbers_dealt_to_them(codes, rng):
+    """Of rows of 16 codes, and of as many numbers: what one lane has of a row of four."""
+    kind = find_dtype(codes)
+    raw = rng.integers(0, 256, (512, 2 * kind.bits), dtype=np.uint8)
+    numbers = rng.standard_normal((512, 16)).astype(X.numpy)
+    left = dealt_codes.registers(Ints(), kind, list(raw.view(np.uint32).T))
+    right = dealt_codes.dealt(Ints(), kind, list(numbers.view(np.uint32).T))
+    left, right = (np.stack(side, 1).view(X.numpy).astype(np.float64) for side in (left, right))
+    left *= packed_codes.factor(codes, X.name)
+    want = decode(unpack(raw, kind, 16), kind).astype(np.float64) * numbers.astype(np.float64)
+    np.testing.assert_array_equal(np.sort(left * right, 1), np.sort(want, 1))
+
+
+class Threads(Ints):
+    """With shared memory, in which each thread has an address of its own."""
+
+    def __init__(self, memory):
+        self.memory = memory
+
+    def shared_base(self):
+        return np.uint32(0)
+
+    def add(self, x, y):
+        return x + y
+
+    def mul(self, x, y):
+        return x * y
+
+    def xor(self, x, y):
+        return x ^ y
+
+    def call(self, instruction, x, *more):
+        if not instruction.name.startswith(("ld_shared", "st_shared")):
+            return super().call(instruction, x, *more)
+        words = self.memory.view(np.uint32)
+        if more:
+            for i, word in enumerate(more):
+                words[(x >> 2) + i] = word
+            return None
+        count = int(instruction.name[-1]) if "_x" in instruction.name else 1
+        found = [words[(x >> 2) + i] for i in range(count)]
+        return found if count > 1 else found[0]
+
+
+def in_panels(raw):
+    """[rows, bytes] -> the bytes of its panels, chunks of 16 swizzled as TMA does (128 bytes)."""
+    rows, width = raw.shape
+    chunks = raw.reshape(rows, width // WIDTH, WIDTH // 16, 16).swapaxes(0, 1)
+    order = np.arange(WIDTH // 16) ^ (np.arange(rows)[:, None] & 7)
+    return np.take_along_axis(chunks, order[None, :, :, None], 2).reshape(-1)
+
+
+def fragments(registers):
+    """[threads of a warpgroup, registers] -> [64, k] of the first operand (PTX ISA 9.7.15)."""
+    numbers = registers.view(X.numpy).astype(np.float64)
+    parts = numbers.reshape(4, 8, 4, -1, 2, 2, 4)  # warp, g, t, step, half of k, half of rows, i
+    return parts.transpose(0, 5, 1, 3, 4, 2, 6).reshape(ROWS, -1)
+
+
+@pytest.mark.parametrize("rows", [8, 16, 64])
+@pytest.mark.parametrize("codes", CODES)
+def test_two_warpgroups_multiply_all_of_k(codes, rows, rng):
+    kind, K, codes_at = find_dtype(codes), 512, 4096
+    raw = rng.integers(0, 256, (ROWS, K * kind.bits // 8), dtype=np.uint8)
+    numbers = rng.standard_normal((rows, K)).astype(X.numpy)
+    x_at = codes_at + raw.size
+    memory = np.concatenate([np.zeros(codes_at, np.uint8), in_panels(raw),
+                             in_panels(numbers.view(np.uint8))])
+    threads, machine = np.arange(256, dtype=np.uint32), Threads(memory)
+    slot, left = np.zeros(256, np.uint32), dealt_codes.deals(rows, K // 2)
+    for number in range(-(-left // 128)):
+        some = threads[threads % 128 < left - 128 * number]
+        deal = dealt_codes.deal(x_at, 0, rows * WIDTH, rows, K // 2, codes, number)
+        deal.rule(None).body(machine, slot[:some.size], some)
+    held = memory[x_at:].reshape(-1, rows, WIDTH // 16, 16)
+    swizzle = np.arange(WIDTH // 16) ^ (np.arange(rows)[:, None] & 7)
+    right = np.take_along_axis(held, swizzle[None, :, :, None], 2).swapaxes(0, 1)
+    right = np.ascontiguousarray(right).reshape(rows, -1).view(X.numpy).astype(np.float64)
+    total = 0.0
+    for piece in range(2):
+        made = np.stack(dealt_codes.unpack(
+            codes_at, 0, ROWS * WIDTH, WIDTH, raw.shape[1] // 2, codes, piece, 2).rule(None).body(
+                machine, slot, threads), 1)
+        for group in (0, 1):
+            first = (2 * group + piece) * K // 4
+            a = fragments(made[128 * group:128 * group + 128].copy())
+            total += a @ right[:, first:first + K // 4].T
+    want = decode(unpack(raw, kind, K), kind).astype(np.float64) @ numbers.astype(np.float64).T
+    np.testing.assert_allclose(total * packed_codes.factor(codes, X.name), want, rtol=1e-12,
+                               atol=1e-9)
