@@ -172,6 +172,9 @@ def scans_and_sorts() -> None:
     _smallest("f32", (1, 3000), (5, 100), 256)
     _smallest("i32", (32, 128), (8, 1), 128)
     _smallest("i64", (2, 700), (8,), 128)
+    for t in ("f32", "i32", "i64", "u32"):
+        for shape, lanes in (((5, 64), 128), ((1, 1), 32), ((2, 1024), 256)):
+            _merged(t, shape, lanes)
     _sorted("f32", (2, 1024), 128)
     _sorted("f32", (1, 3000), 256)
     _sorted("i64", (3, 700), 128)
@@ -192,6 +195,25 @@ def _sorted(t: str, shape: tuple[int, int], lanes: int) -> None:
         return values(rng, t, shape), out, np.zeros((2, *shape), np.int32)
 
     case(f"sort_{t}_{m}x{n}", source, args, lanes=lanes, atol=0, rtol=0)
+
+
+def _merged(t: str, shape: tuple[int, int], lanes: int) -> None:
+    m, n = shape
+    source = (f"@kernel\ndef k(A: Tensor['M', 'N', ts.{t}], O: Tensor['K', 'M', 'N', ts.{t}]):\n"
+              f"    x = tile.load(A[0:{m}, 0:{n}])\n" + "".join(
+                  f"    O[{i}, 0:{m}, 0:{n}] = tile.sort(x, descending={d}, bitonic=True)\n"
+                  for i, d in enumerate((False, True))))
+
+    def args(rng: np.random.Generator) -> tuple:
+        x = np.sort(values(rng, t, shape), -1)
+        x = np.where(np.isnan(x), np.inf, x) if t[0] == "f" else x
+        for row in x:
+            at = rng.integers(0, n + 1)
+            row[:] = np.concatenate([np.sort(row[::2][:at]), np.sort(np.concatenate(
+                [row[1::2], row[::2][at:]]))[::-1]])
+        return x, np.zeros((2, *shape), x.dtype)
+
+    case(f"merged_{t}_{m}x{n}", source, args, lanes=lanes, atol=0, rtol=0)
 
 
 def _smallest(t: str, shape: tuple[int, int], ks: tuple[int, ...], lanes: int) -> None:

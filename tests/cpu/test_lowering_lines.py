@@ -48,12 +48,16 @@ def test_order_with_ties_and_nan(kind, descending, rng):
     assert_same(*lowered(lambda x: (ts.argsort(x, -1, descending), ts.sort(x, 0, descending)), x))
 
 
-@pytest.mark.parametrize("n", [1, 4, 5, 8, 9, 31, 33])
-@pytest.mark.parametrize("kind", ["f32", "int64"])
-def test_long_lines_are_runs_that_are_merged(n, kind, rng, monkeypatch):
+@pytest.mark.parametrize("n", [1, 4, 5, 8, 9, 31, 33, 70])
+@pytest.mark.parametrize("kind, few, merged", [("f32", 16, 4), ("f32", 0, 16), ("int8", 0, 8),
+                                               ("int64", 0, 0)])
+def test_long_lines_are_runs_that_are_merged(n, kind, few, merged, rng, monkeypatch):
     monkeypatch.setattr(sorting, "RUN", 4)
     monkeypatch.setattr(row_order, "RUN_WORDS", 8)
     monkeypatch.setattr(row_order, "FIRST_WORDS", 16)
+    monkeypatch.setattr(row_order, "SORTED_RUN", 4)
+    monkeypatch.setattr(row_order, "MOST_FIRST", few)
+    monkeypatch.setattr(row_order, "MERGED", merged)
     x = line_of(kind, (3, n), rng)
     made, want = lowered(lambda x: (ts.argsort(x), ts.argsort(x, 1, True), ts.sort(x),
                                     *ts.top_k(x, min(n, 3)), *ts.top_k(x, 1, largest=False)), x)
@@ -70,8 +74,9 @@ def test_a_long_line_takes_a_merge_for_each_doubling():
     assert kinds(ts.bf16, 16384, ts.sort) == ["order"]
 
 
-@pytest.mark.parametrize("n, k, groups", [(100, 8, 1), (4096, 64, 1), (4097, 8, 2),
-                                          (1 << 22, 8, 3), (100, 100, 1), (1 << 17, 50, 2)])
+@pytest.mark.parametrize("n, k, groups", [(100, 8, 1), (2048, 64, 1), (4096, 64, 2),
+                                          (4097, 8, 2), (1 << 22, 8, 3), (100, 100, 1),
+                                          (1 << 17, 50, 3)])
 def test_the_first_of_a_line_are_taken_from_runs(n, k, groups):
     """And what they are comes along: nothing is picked afterwards."""
     program = CudaProgram(ts.jit(lambda x: ts.top_k(x, k)).graph(ts.Tensor[3, n, ts.bf16]))

@@ -21,7 +21,7 @@ from ..schedule.groups import FusionGroup
 from ..schedule.ir import GroupStep, ScheduledGroup
 from ..schedule.library_call import library_call
 from ..schedule.loop_axes import extents_of
-from .choose_schedule import blocks, chosen, for_loop, power
+from .choose_schedule import blocks, chosen, power
 from .kernel_text import KernelText, KernelWriter, capital
 from .searches import LONG, count_before
 
@@ -30,11 +30,13 @@ ORDER_ROWS = library_call("order_rows")
 MERGE_KEYS = library_call("merge_keys")  # keys -> of pairs of runs of `width`; or what they say
 KINDS: dict[GraphOp, str] = {ORDER_ROWS: "order", MERGE_KEYS: "merge_keys"}
 
-THREAD_WORDS = 32  # of keys, which a thread holds
+THREAD_WORDS, FIRST_THREAD_WORDS = 32, 64  # of keys that a thread sorts, or takes the first of
 BLOCK_WORDS = 4096  # of a group of short rows
 RUN_WORDS = 16384  # of a run that is sorted
-FIRST_WORDS = 4096  # of a run of which a few are taken
-MOST_FIRST = 64  # words of the first elements, all of which each thread holds
+FIRST_WORDS = 4096  # of a run of which a few are taken without sorting it
+MOST_FIRST = 16  # words of these few, all of which each thread holds
+SORTED_RUN = 1024  # elements of a run that is sorted, of which more are taken
+MERGED = 4096  # keys of two runs that a group merges
 NEGATIVE = -(1 << 31)
 
 
@@ -136,14 +138,17 @@ def first_lengths(f: KeyFormat, N: int, k: int) -> list[int] | None:
     """Elements of the runs whose first k a group takes, of the row and of the keys that were left
     before; the last is all. None where k are too many for that."""
     lengths, words = list[int](), KeyFormat(f.dtype, min(N, FIRST_WORDS), f.descending).words
-    while N > (run := FIRST_WORDS // words) and takes_few(k, run, words):
+    while True:
+        few = takes_few(k, words)
+        run = FIRST_WORDS // words if few else SORTED_RUN
+        if N <= (run if few else 2 * run) or 4 * k > run:
+            return [*lengths, N] if N * words <= RUN_WORDS else None
         lengths.append(run)
         N, words = -(-N // run) * k, f.words
-    return [*lengths, N] if N * words <= RUN_WORDS else None
 
 
-def takes_few(k: int, width: int, words: int) -> bool:
-    return 2 * k <= width and power(k) * words <= MOST_FIRST
+def takes_few(k: int, words: int) -> bool:
+    return power(k) * words <= MOST_FIRST
 
 
 def schedule_order(builder: ScheduleBuilder, group: FusionGroup) -> None:
@@ -154,8 +159,9 @@ def schedule_order(builder: ScheduleBuilder, group: FusionGroup) -> None:
     runs = blocks(space[1], width)
     f = KeyFormat.of(attrs["format"])
     words = f.words if attrs["of_keys"] else KeyFormat(f.dtype, width, f.descending).words
+    held = FIRST_THREAD_WORDS if takes_few(attrs["kept"], words) else THREAD_WORDS
     m = min(power(space[0]), max(1, BLOCK_WORDS // (power(width) * words)))
-    warps = max(1, min(16, m * power(width) * words // (32 * THREAD_WORDS)))
+    warps = max(1, min(16, m * power(width) * words // (32 * held)))
     builder.add("order", space, [builder.operand(x, space)],
                 [builder.operand(y, (space[0], extents_of(y)[-1])) for y in node.outputs],
                 [builder.step(node, shape=space)], chosen(m, width, warps=warps),
@@ -174,19 +180,34 @@ def order_source(group: ScheduledGroup) -> KernelText:
     else:
         position = f"tile.arange(0, {W}, {w.type(as_type('int32'))})[None, :]"
         part.keys(w, step, "x", position)
-    few = takes_few(kept, W, part.words)
+    few = kept < W and takes_few(kept, part.words)
     w.line(f"key = {f'tile.smallest(key, {kept})' if few else 'tile.sort(key)'}", step)
-    block = f"[m:m+{BM}, r:r+{kept if few else W}]"
     w.line(f"r = tile.group_id(1) * {kept}")
     if group.attr("gives") == ("keys",) and part is not f:
         part.rebased(w, step, f, "n")
         part = f
     texts = _results(w, step, part, group)
+    picked = not few and kept < W and group.grid[1] > 1
+    if picked:
+        _first_places(w, step, group)
     for y, text in zip(group.writes, texts, strict=True):
-        w.line(f"{capital(y.name)}{block} = {text}", step)
-    shapes = [o.shape for o in (x, *group.writes)]
-    given = [f"{capital(o.name)}: {w.annotation(o, o.shape)}" for o in (x, *group.writes)]
+        w.line(f"tile.scatter({capital(y.name)}, place, {text})" if picked else
+               f"{capital(y.name)}[m:m+{BM}, r:r+{kept if few else W}] = {text}", step)
+    shapes = [x.shape, *((prod(y.shape),) if picked else y.shape for y in group.writes)]
+    given = [f"{capital(o.name)}: {w.annotation(o, d)}"
+             for o, d in zip((x, *group.writes), shapes, strict=True)]
     return w.finish(given, f"(grid={group.grid})", shapes)
+
+
+def _first_places(w: KernelWriter, step: GroupStep, group: ScheduledGroup) -> None:
+    """place = ... of the first elements of runs in the result, -1 of the others."""
+    (y, *_), BM, W = group.writes, group.schedule.m, group.schedule.n
+    M, C = y.shape
+    kind = w.type(as_type("int64" if M * C >= LONG else "int32"))
+    w.line(f"row = tile.arange(0, {BM}, {kind})[:, None] + m", step)
+    w.line(f"at = tile.arange(0, {W}, {kind})[None, :]", step)
+    w.line(f"place = tile.where((row < {M}) & (at < {group.attr('kept')}), row * {C} + r + at, -1)",
+           step)
 
 
 def _results(w: KernelWriter, step: GroupStep, f: KeyFormat, group: ScheduledGroup) -> list[str]:
@@ -200,37 +221,55 @@ def _results(w: KernelWriter, step: GroupStep, f: KeyFormat, group: ScheduledGro
 def schedule_merge_keys(builder: ScheduleBuilder, group: FusionGroup) -> None:
     (node,) = group.nodes
     shape = extents_of(node.inputs[0])
-    s = for_loop((prod(shape),), 64)
-    builder.add("merge_keys", shape, [builder.operand(node.inputs[0])],
-                [builder.operand(y) for y in node.outputs], [builder.step(node)], s,
-                (blocks(prod(shape), s.n),), **node.attrs)
+    space = (prod(shape[:-1]), shape[-1])
+    n = min(MERGED, 2 * power(node.attrs["width"]))
+    words = KeyFormat.of(node.attrs["format"]).words
+    warps = max(1, min(16, n * words // (32 * THREAD_WORDS)))
+    builder.add("merge_keys", space, [builder.operand(node.inputs[0], space)],
+                [builder.operand(y, space) for y in node.outputs],
+                [builder.step(node, shape=space)], chosen(None, n, warps=warps),
+                (space[0], blocks(space[1], n)), **node.attrs)
 
 
 def merge_keys_source(group: ScheduledGroup) -> KernelText:
-    """Element i of a run goes to i + how many of the other run stand before it."""
-    w, (step,), (x,), BN = KernelWriter(group), group.steps, group.reads, group.schedule.n
-    N, total, W = x.shape[-1], prod(x.shape), group.attr("width")
-    kind, X = w.type(as_type("int64" if total >= LONG else "int32")), capital(x.name)
-    w.line(f"n = tile.group_id(0) * {BN}")
-    w.line(f"p = tile.arange(0, {BN}, {kind}) + n")
-    w.line(f"line = p // {N} * {N}", step)
-    w.line("i = p - line", step)
-    w.line(f"key = tile.load({X}[n:n+{BN}])", step)
-    w.line(f"pair = i // {2 * W} * {2 * W}", step)
-    w.line(f"right = i // {W} % 2", step)
-    w.line(f"other = pair + (1 - right) * {W}", step)
-    w.line(f"length = tile.maximum(tile.minimum({N} - other, {W}), 0)", step)
-    found = count_before(w, step, min(W, N), "length",
-                         lambda at: f"tile.gather({X}, line + other + {at})",
-                         lambda e: f"({e} < key)")
-    w.line(f"place = line + pair + (i - pair - right * {W}) + {found}", step)
-    w.line(f"place = tile.where(p < {total}, place, -1)", step)
+    """A group writes so many keys of a pair of runs. How many of the left run stand before its
+    first and before its end is found by a search (Odeh et al., Merge Path, 2012); these keys rise,
+    those of the right run fall behind them, and one merge of a bitonic network sorts them."""
+    w, (step,), (x,), n = KernelWriter(group), group.steps, group.reads, group.schedule.n
+    (M, N), W = x.shape, group.attr("width")
+    kind = w.type(as_type("int64" if M * N >= LONG else "int32"))
+    X, i32 = capital(x.name), w.type(as_type("int32"))
+    w.line(f"line = tile.cast(tile.group_id(0), {kind}) * {N}", step)
+    w.line(f"first = tile.group_id(1) * {n}", step)
+    w.line(f"pair = first // {2 * W} * {2 * W}", step)
+    w.line(f"left = tile.minimum({N} - pair, {W})", step)
+    w.line(f"right = tile.minimum({N} - pair - left, {W})", step)
+    w.line(f"p = tile.minimum(first - pair + tile.arange(0, 2, {i32}) * {n}, left + right)", step)
+    begin = "line + pair"
+    key = f"tile.gather({X}, {begin} + next - 1)"
+    other = f"tile.gather({X}, {begin} + left + tile.minimum(p - next, right - 1))"
+    found = count_before(w, step, min(W, N), "tile.minimum(p, left)",
+                         lambda at: f"({key} < {other}) | (p - next >= right)", lambda e: e)
+    for name, side in (("a", 0), ("b", 1)):
+        w.line(f"{name} = tile.reduce_sum(tile.where(tile.arange(0, 2, {i32}) == {side}, {found}, "
+               "0))", step)
+        w.line(f"{name}p = tile.reduce_sum(tile.where(tile.arange(0, 2, {i32}) == {side}, p, 0))",
+               step)
+    w.line(f"at = tile.arange(0, {n}, {i32})", step)
+    w.line("rises = at < b - a", step)
+    w.line(f"falls = at >= {n} - (bp - b - ap + a)", step)
+    w.line(f"place = tile.where(rises, a + at, left + ap - a + {n - 1} - at)", step)
+    most = (1 << 32 * KeyFormat.of(group.attr("format")).words - 1) - 1
+    w.line(f"there = tile.where(rises | falls, {begin} + place, -1)", step)
+    w.line(f"key = tile.where(rises | falls, tile.gather({X}, there), {most})", step)
+    w.line("key = tile.sort(key, bitonic=True)", step)
+    w.line("place = tile.where(at < bp - ap, line + first + at, -1)", step)
     texts = _results(w, step, KeyFormat.of(group.attr("format")), group)
     for y, text in zip(group.writes, texts, strict=True):
         w.line(f"tile.scatter({capital(y.name)}, place, {text})", step)
-    operands = (x, *group.writes)
-    given = [f"{capital(o.name)}: {w.annotation(o, (total,))}" for o in operands]
-    return w.finish(given, f"(grid={group.grid})", [(total,)] * len(operands))
+    operands, total = (x, *group.writes), (M * N,)
+    given = [f"{capital(o.name)}: {w.annotation(o, total)}" for o in operands]
+    return w.finish(given, f"(grid={group.grid})", [total] * len(operands))
 
 
 __all__ = ["KINDS", "MERGE_KEYS", "ORDER_ROWS", "KeyFormat", "first_lengths", "has_keys",

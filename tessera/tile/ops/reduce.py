@@ -237,7 +237,11 @@ _scan("cumprod", 1.0, "Products of the elements up to each.",
 
 
 def _sort_rule(types: Any, attrs: dict[str, Any]) -> TileType:
-    return rules.require_tile(types[0], None, "a sort")
+    t = rules.require_tile(types[0], None, "a sort")
+    if attrs.get("bitonic") and t.shape[-1] & (t.shape[-1] - 1):
+        raise RuleError(f"a merge of rows of {t}, whose length is no power of two",
+                        "sort them without bitonic=True")
+    return t
 
 
 def _ordered(types: Any, attrs: dict[str, Any]) -> list[Along]:
@@ -246,11 +250,16 @@ def _ordered(types: Any, attrs: dict[str, Any]) -> list[Along]:
     return [Along(0, len(types[0].shape) - 1, fill, ordered=True)]
 
 
-@declare(rule=_sort_rule, attrs=("descending",), edges=edge_rules.same, combines=_ordered,
-         lower=lambda t, x, descending=False: t.ir.emit(
-             "sort", [t.ir.value_of(x)], descending=descending), layouts="rows")
-def sort(x: Any, descending: Any = False) -> Any:
-    """Each row in ascending (or descending) order; NaN last (first)."""
+@declare(rule=_sort_rule, attrs=("descending", "bitonic"), edges=edge_rules.same,
+         combines=_ordered, layouts="rows",
+         lower=lambda t, x, descending=False, bitonic=False: t.ir.emit(
+             "sort", [t.ir.value_of(x)], descending=descending, bitonic=bitonic))
+def sort(x: Any, descending: Any = False, bitonic: Any = False) -> Any:
+    """Each row in ascending (or descending) order; NaN last (first).
+
+    bitonic: rows are a power of two long and rise before they fall, so that one merge puts them in
+    order; others come out in any.
+    """
     out = np.sort(x, axis=-1)
     return out[..., ::-1] if descending else out
 

@@ -35,15 +35,19 @@ def _sort(e: Emitter, op: Op) -> None:
     how = f"{op.name!r}, {tag!r}, {bool(op.attr['descending'])}"
     words = sum(2 if k == "i64" else 1 for k in kinds_of(op.name, tag))
     if whole(layout).count * words <= REGISTERS and e.warp_bits:
-        rows = by_cost(layout)
-        done = _in_registers(e, op.name, how, e.name(x), layout, rows, tag)
-        e.define(made, convert_layout(e, done, rows, layout, made.type.dtype))
+        rows, text = by_cost(layout), e.name(x)
+        if op.attr.get("bitonic"):  # what stands where counts
+            text = convert_layout(e, text, layout, rows, dtype)
+            layout = rows
+        done = _in_registers(e, op.name, how, text, layout, rows, tag,
+                             bool(op.attr.get("bitonic")))
+        e.define(made, convert_layout(e, done, rows, e.layout(x), made.type.dtype))
         return
     e.define(made, _in_memory(e, op.name, how, e.name(x), layout, dtype, tag))
 
 
 def _in_registers(e: Emitter, name: str, how: str, text: str, layout: RegisterLayout,
-                  rows: RegisterLayout, tag: str) -> str:
+                  rows: RegisterLayout, tag: str, bitonic: bool) -> str:
     """The network by comparisons in a thread, between lanes, and between warps, which meet in
     shared memory for each."""
     last, full = len(rows.shape) - 1, whole(rows)
@@ -59,7 +63,10 @@ def _in_registers(e: Emitter, name: str, how: str, text: str, layout: RegisterLa
         e.line(f"{', '.join(found)} = {call}({', '.join([*keys, *args])})")
         keys[:] = found
 
-    for meets, run in itertools.groupby(steps_of(rows), key=lambda flips: bool(warps & {*flips})):
+    def between_warps(flips: tuple[int, ...]) -> bool:
+        return bool(warps & {*flips})
+
+    for meets, run in itertools.groupby(steps_of(rows, bitonic), key=between_warps):
         steps = tuple(run)
         if not meets:
             done(e.use("sort_steps", f"use(sort.in_warp({head}, {steps}))"), e.thread)

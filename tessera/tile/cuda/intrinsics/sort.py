@@ -121,8 +121,11 @@ def whole(layout: RegisterLayout) -> RegisterLayout:
                           layout.threads)
 
 
-def steps_of(layout: RegisterLayout) -> list[tuple[int, ...]]:
-    """The bits of the position in which compared elements differ, step by step."""
+def steps_of(layout: RegisterLayout, bitonic: bool = False) -> list[tuple[int, ...]]:
+    """The bits of the position in which compared elements differ, step by step; bitonic: of the
+    last merge alone."""
+    if bitonic:
+        return [(bit,) for bit in reversed(range(bits_of(layout.shape[-1])))]
     return [flips for top in range(bits_of(layout.shape[-1]))
             for flips in (tuple(range(top + 1)), *((bit,) for bit in reversed(range(top))))]
 
