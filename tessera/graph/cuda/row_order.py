@@ -124,8 +124,9 @@ class KeyFormat:
         return f"tile.cast({low}, {w.type(to)})"
 
 
-def has_keys(dtype: DType) -> bool:
-    return dtype.bits <= 32
+def has_keys(dtype: DType, N: int) -> bool:
+    """Whether a number and a position among N fit into 64 bits, and twice the latter into 32."""
+    return dtype.bits <= 32 and N < LONG
 
 
 # --- runs -------------------------------------------------------------------------------------

@@ -1,8 +1,9 @@
 """Order along a line: argsort and the first of it.
 
-Lines of up to RUN elements are sorted by one group each. Of longer ones runs are sorted, then pairs
-of runs are merged: every element finds its place by a search in the other run of the pair. Equal
-elements keep their order, NaN is the largest, so the result is the one of the CPU.
+Lines become rows, and rows are put in order by keys (row_order.py). Numbers of 64 bits have none:
+rows of up to RUN of them are sorted by one group each, and of longer ones runs, of which pairs are
+merged: every element finds its place by a search in the other run of the pair. Equal elements keep
+their order, NaN is the largest, so the result is the one of the CPU.
 """
 
 from __future__ import annotations
@@ -72,8 +73,9 @@ def open_sorts(graph: Graph) -> Graph:
         if axis != last:
             x = rw.emit("transpose", x, axes=turned)
         down, (order,) = node.attrs["largest" if top else "descending"], node.outputs
-        gives = picks.gives(order) if has_keys(x.aval.dtype) else ("positions",)
-        found = _by_keys(rw, x, k, down, gives) if has_keys(x.aval.dtype) else [
+        keyed = has_keys(x.aval.dtype, extents_of(x)[-1])
+        gives = picks.gives(order) if keyed else ("positions",)
+        found = _by_keys(rw, x, k, down, gives) if keyed else [
             _first(rw, _order(rw, x, down), k)]
         made = dict(zip(gives, (v if axis == last else rw.emit("transpose", v, axes=back)
                                 for v in found), strict=True))
