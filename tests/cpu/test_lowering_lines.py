@@ -57,6 +57,7 @@ def test_long_lines_are_runs_that_are_merged(n, kind, few, merged, rng, monkeypa
     monkeypatch.setattr(row_order, "FIRST_WORDS", 16)
     monkeypatch.setattr(row_order, "SORTED_RUN", 4)
     monkeypatch.setattr(row_order, "MOST_FIRST", few)
+    monkeypatch.setattr(row_order, "MOST_OF_RUN", few)
     monkeypatch.setattr(row_order, "MERGED", merged)
     x = line_of(kind, (3, n), rng)
     made, want = lowered(lambda x: (ts.argsort(x), ts.argsort(x, 1, True), ts.sort(x),

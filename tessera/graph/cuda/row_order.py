@@ -30,13 +30,19 @@ ORDER_ROWS = library_call("order_rows")
 MERGE_KEYS = library_call("merge_keys")  # keys -> of pairs of runs of `width`; or what they say
 KINDS: dict[GraphOp, str] = {ORDER_ROWS: "order", MERGE_KEYS: "merge_keys"}
 
-THREAD_WORDS, FIRST_THREAD_WORDS = 32, 64  # of keys that a thread sorts, or takes the first of
+# Of 2^26 elements of bf16 (H200, 2026-11-26): rows of 4096 sorted in 612 us with 16 words of keys a
+# thread, 624 with 32 and 1002 with 64; their first eight taken in 207, 135 and 118.
+THREAD_WORDS, FIRST_THREAD_WORDS = 32, 64
 BLOCK_WORDS = 4096  # of a group of short rows
 RUN_WORDS = 16384  # of a run that is sorted
 FIRST_WORDS = 4096  # of a run of which a few are taken without sorting it
-MOST_FIRST = 16  # words of these few, all of which each thread holds
+# Words of these few, all of which each thread holds: the first 16 of rows of 4096 take 155 us, and
+# 364 from runs that are sorted; the first 32 take 247 and 368, the first 50 800 and 624. In rows
+# shorter than a run more than MOST_FIRST were slower: of 256 columns the first 50 take 2776 us, a
+# sort 388.
+MOST_FIRST, MOST_OF_RUN = 16, 32
 SORTED_RUN = 1024  # elements of a run that is sorted, of which more are taken
-MERGED = 4096  # keys of two runs that a group merges
+MERGED = 2048  # keys of two runs that a group merges: rows of 65536 take 2.3 ms, 3.1 with 8192
 NEGATIVE = -(1 << 31)
 
 
@@ -140,7 +146,7 @@ def first_lengths(f: KeyFormat, N: int, k: int) -> list[int] | None:
     before; the last is all. None where k are too many for that."""
     lengths, words = list[int](), KeyFormat(f.dtype, min(N, FIRST_WORDS), f.descending).words
     while True:
-        few = takes_few(k, words)
+        few = takes_few(k, min(N, FIRST_WORDS // words), words)
         run = FIRST_WORDS // words if few else SORTED_RUN
         if N <= (run if few else 2 * run) or 4 * k > run:
             return [*lengths, N] if N * words <= RUN_WORDS else None
@@ -148,8 +154,10 @@ def first_lengths(f: KeyFormat, N: int, k: int) -> list[int] | None:
         N, words = -(-N // run) * k, f.words
 
 
-def takes_few(k: int, words: int) -> bool:
-    return power(k) * words <= MOST_FIRST
+def takes_few(k: int, width: int, words: int) -> bool:
+    """Whether the first k of rows or runs are taken without sorting these."""
+    most = MOST_OF_RUN if width * words >= FIRST_WORDS else MOST_FIRST
+    return k < width and power(k) * words <= most
 
 
 def schedule_order(builder: ScheduleBuilder, group: FusionGroup) -> None:
@@ -160,7 +168,7 @@ def schedule_order(builder: ScheduleBuilder, group: FusionGroup) -> None:
     runs = blocks(space[1], width)
     f = KeyFormat.of(attrs["format"])
     words = f.words if attrs["of_keys"] else KeyFormat(f.dtype, width, f.descending).words
-    held = FIRST_THREAD_WORDS if takes_few(attrs["kept"], words) else THREAD_WORDS
+    held = FIRST_THREAD_WORDS if takes_few(attrs["kept"], width, words) else THREAD_WORDS
     m = min(power(space[0]), max(1, BLOCK_WORDS // (power(width) * words)))
     warps = max(1, min(16, m * power(width) * words // (32 * held)))
     builder.add("order", space, [builder.operand(x, space)],
@@ -181,7 +189,7 @@ def order_source(group: ScheduledGroup) -> KernelText:
     else:
         position = f"tile.arange(0, {W}, {w.type(as_type('int32'))})[None, :]"
         part.keys(w, step, "x", position)
-    few = kept < W and takes_few(kept, part.words)
+    few = takes_few(kept, W, part.words)
     w.line(f"key = {f'tile.smallest(key, {kept})' if few else 'tile.sort(key)'}", step)
     w.line(f"r = tile.group_id(1) * {kept}")
     if group.attr("gives") == ("keys",) and part is not f:

@@ -55,35 +55,44 @@ def open_sorts(graph: Graph) -> Graph:
     values: dict[Value, Value] = {}  # by the old order: x in it
 
     def visit(rw: Rewriter, node: Node, inputs: tuple[Value, ...]) -> Value | None:
-        if node in picks.taken and (made := values.get(node.inputs[1])) is not None:
-            return made
+        if node in picks.taken and node.inputs[1] in values:
+            return values[node.inputs[1]]
         if node.op.lines not in ("order", "top") or not all(
                 isinstance(d, int) for d in inputs[0].aval.shape) or 0 in inputs[0].aval.shape:
             return None
-        top = node.op.lines == "top"
-        x, last = inputs[0], inputs[0].aval.ndim - 1
-        if (wide := rw.made_by(x, "cast")) is not None and widens(wide):
-            x = wide.inputs[0]  # in the same order
-        axis = last if top else node.attrs["axis"]
-        k = node.attrs["k"] if top else x.aval.shape[axis]
-        if not k:
+        (order,), gives = node.outputs, picks.gives(node.outputs[0])
+        found = _sorted(rw, node, inputs[0], gives)
+        if found is None:
             return None
-        turned = tuple(a for a in range(last + 1) if a != axis) + (axis,)
-        back = tuple(turned.index(a) for a in range(last + 1))
-        if axis != last:
-            x = rw.emit("transpose", x, axes=turned)
-        down, (order,) = node.attrs["largest" if top else "descending"], node.outputs
-        keyed = has_keys(x.aval.dtype, extents_of(x)[-1])
-        gives = picks.gives(order) if keyed else ("positions",)
-        found = _by_keys(rw, x, k, down, gives) if keyed else [
-            _first(rw, _order(rw, x, down), k)]
-        made = dict(zip(gives, (v if axis == last else rw.emit("transpose", v, axes=back)
-                                for v in found), strict=True))
-        if "values" in made:
-            values[order] = made["values"]
-        return made.get("positions")
+        if "values" in found:
+            values[order] = found["values"]
+        return found.get("positions")
 
     return rebuild(graph, visit)
+
+
+def _sorted(rw: Rewriter, node: Node, x: Value, gives: tuple[str, ...]
+            ) -> dict[str, Value] | None:
+    """What a sort of lines gives, by rows; of numbers without keys positions alone. None where
+    nothing is asked for."""
+    last, top = x.aval.ndim - 1, node.op.lines == "top"
+    if (wide := rw.made_by(x, "cast")) is not None and widens(wide):
+        x = wide.inputs[0]  # in the same order
+    axis = last if top else node.attrs["axis"]
+    k = node.attrs["k"] if top else extents_of(x)[axis]
+    if not k:
+        return None
+    turned = tuple(a for a in range(last + 1) if a != axis) + (axis,)
+    back = tuple(turned.index(a) for a in range(last + 1))
+    if axis != last:
+        x = rw.emit("transpose", x, axes=turned)
+    down = node.attrs["largest" if top else "descending"]
+    if has_keys(x.aval.dtype, extents_of(x)[-1]):
+        found = _by_keys(rw, x, k, down, gives)
+    else:
+        found, gives = [_first(rw, _order(rw, x, down), k)], ("positions",)
+    return dict(zip(gives, (v if axis == last else rw.emit("transpose", v, axes=back)
+                            for v in found), strict=True))
 
 
 @dataclass(frozen=True)

@@ -172,7 +172,7 @@ def values(name: str, tag: str, descending: bool, layout: str, shape: tuple[int,
         return [value_of(b, name, tag, descending, key[base]) for base in how.bases]
 
     given = _words(name, tag, full.count)
-    result = Operand("d", "i32" if name == "argsort" else kind, how.count)  # type: ignore[arg-type]
+    result = Operand("d", "i32" if name == "argsort" else kind, how.count)
     return Operation("sorted_values", len(given), lambda *_: InstructionForm(given, (result,),
                                                                             body))
 
