@@ -1,8 +1,9 @@
 """What moves memory and little else, beside torch.compile on one GPU.
 
-    python benchmarks/memory_bound.py [gpt2] [rows [LENGTH,... [CASE,...]]]
+    python benchmarks/memory_bound.py [gpt2] [orders] [rows [LENGTH,... [CASE,...]]]
 
 rows: softmax, norms and losses of rows of every length, forward and backward; see rows.py.
+orders: sorts and the largest elements of such rows.
 gpt2: what a GPT-2 step does beside its matmuls, one part at a time. Cross entropy with its
 gradient, gelu and its gradient, layer norm's gradient, and the gradient of an embedding whose ids
 are uniform, drawn by Zipf's law, or all equal: B 32, T 1024, d 768, 50304 tokens. Ours: the sum of
@@ -169,6 +170,8 @@ def main() -> None:
     parts = {"memory_bound": gpt2()} if "gpt2" in asked else {}
     if "rows" in asked:
         parts["rows"] = rows.rows(asked[asked.index("rows") + 1:])
+    if "orders" in asked:
+        parts["orders"] = rows.orders()
     for file, part in parts.items():
         figures: dict[str, Any] = {"device": torch.cuda.get_device_name()}
         for name, found in part:

@@ -2,6 +2,7 @@
 
     python benchmarks/memory_bound.py rows            2^26 elements of bf16 in rows of 64 to 131072
     python benchmarks/memory_bound.py rows 1024 "softmax,top 8"         some lengths, some cases
+    python benchmarks/memory_bound.py orders        sorts and the largest of rows of all lengths
 
 What PyTorch compiles is what a user would write, for fixed shapes. Both compilers run in
 several processes, which then measure one after another. Times are medians of rounds in
@@ -41,13 +42,15 @@ torch._functorch.config.donated_buffer = False  # backward passes are run again 
 @dataclass(frozen=True)
 class Case:
     """moves: how often all elements are read or written.  inputs: x rows, w and b weights, l
-    labels, y rows of what a gradient begins with.  torchs: the function itself, forward."""
+    labels, y rows of what a gradient begins with.  torchs: the function itself, forward.  calls:
+    in a round."""
 
     name: str
     moves: int
     inputs: str
     ours: Callable[..., Any]
     torchs: Callable[..., torch.Tensor]
+    calls: int = CALLS
 
     def arrays(self, N: int) -> Tensors:
         generator = torch.Generator("cuda").manual_seed(N)
@@ -137,13 +140,17 @@ OTHERS = {c.name: c for c in (
     Case("largest", 1, "x", lambda x: ts.max(x, axis=-1), lambda x: x.amax(-1)),
     Case("transpose", 2, "x", ts.transpose, lambda x: x.t().contiguous()),
     Case("cumulative sum", 2, "x", lambda x: ts.cumsum(x, axis=-1), lambda x: x.cumsum(-1)),
-    Case("sort", 2, "x", lambda x: ts.sort(x, axis=-1), lambda x: x.sort(-1).values),
-    Case("top 8", 1, "x", lambda x: ts.top_k(x, 8)[0], lambda x: x.topk(8).values),
+)}
+ORDERS = {c.name: c for c in (
+    Case("sort", 2, "x", lambda x: ts.sort(x, axis=-1), lambda x: x.sort(-1).values, 3),
+    Case("argsort", 5, "x", ts.argsort, lambda x: x.argsort(stable=True), 3),
+    Case("top 8", 1, "x", lambda x: ts.top_k(x, 8), lambda x: x.topk(8).values, 3),
+    Case("top 50", 1, "x", lambda x: ts.top_k(x, 50), lambda x: x.topk(50).values, 3),
 )}
 
 
 # --- measuring --------------------------------------------------------------------------------
-def in_turn(runs: dict[str, Callable[[], Any]]) -> dict[str, float]:
+def in_turn(runs: dict[str, Callable[[], Any]], calls: int = CALLS) -> dict[str, float]:
     """Microseconds of a call of each."""
     times: dict[str, list[float]] = {name: [] for name in runs}
     for r in range(ROUNDS + 1):
@@ -152,13 +159,13 @@ def in_turn(runs: dict[str, Callable[[], Any]]) -> dict[str, float]:
             begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
             torch.cuda._sleep(AHEAD_CYCLES)
             begin.record()
-            for _ in range(CALLS):
+            for _ in range(calls):
                 runs[name]()
             end.record()
             events.append((name, begin, end))
         torch.cuda.synchronize()
         for name, begin, end in events if r else ():  # the first round warms up
-            times[name].append(1e3 * begin.elapsed_time(end) / CALLS)
+            times[name].append(1e3 * begin.elapsed_time(end) / calls)
     return {name: statistics.median(t) for name, t in times.items()}
 
 
@@ -207,13 +214,14 @@ class Measurement:
         runs = self.runs(xs)
         off = errors(self.case, xs, runs)
         out = torch.empty_like(xs[0])
-        times = in_turn({**runs, "copy": lambda: out.copy_(xs[0])})
+        times = in_turn({**runs, "copy": lambda: out.copy_(xs[0])}, self.case.calls)
         rates = {name: (2 if name == "copy" else self.case.moves) * 2 * ELEMENTS / us / 1e3
                  for name, us in times.items()}
         ours = rates["tessera"]
         beside = {name: round(ours / r, 3) for name, r in rates.items() if name != "tessera"}
         torch.cuda.empty_cache()
-        return {"GB/s": round(ours), **{f"of {k}": v for k, v in beside.items()},
+        return {"us": round(times["tessera"], 1), "GB/s": round(ours),
+                **{f"of {k}": v for k, v in beside.items()},
                 "error": float(f"{off['tessera']:.2g}"),
                 "torch's error": float(f"{off['torch.compile']:.2g}")}
 
@@ -234,7 +242,7 @@ def _first(made: Any) -> torch.Tensor:
 # --- processes --------------------------------------------------------------------------------
 def chosen(asked: list[str]) -> list[tuple[Case, int]]:
     lengths = tuple(int(n) for n in asked[0].split(",")) if asked else LENGTHS
-    known, names = {**CASES, **OTHERS}, asked[1].split(",") if asked[1:] else list(CASES)
+    known, names = {**CASES, **OTHERS, **ORDERS}, asked[1].split(",") if asked[1:] else list(CASES)
     return [(known[name], N) for N in lengths for name in names]
 
 
@@ -276,6 +284,10 @@ def rows(asked: list[str]) -> Iterator[tuple[str, dict[str, Any]]]:
             yield name, found
     yield "all of torch.compile", {"geometric mean": round(statistics.geometric_mean(ratios), 3),
                                    "least": min(ratios)}
+
+
+def orders() -> Iterator[tuple[str, dict[str, Any]]]:
+    return rows([",".join(map(str, LENGTHS)), ",".join(ORDERS)])
 
 
 if __name__ == "__main__":

@@ -165,6 +165,16 @@ def scans_and_sorts() -> None:
     for t in ("f32", "f64", "i32", "i64", "u32", "u64", "i8", "bool_", "f16", "bf16"):
         for shape, lanes in (((5, 100), 128), ((9, 32), 64), ((1, 3), 32)):
             _sorted(t, shape, lanes)
+    for t in ("f32", "f64", "i32", "i64", "u32", "u64", "i8", "bool_", "f16", "bf16"):
+        for shape, ks, lanes in (((5, 100), (1, 8, 13), 128), ((16, 32), (2, 32), 64),
+                                 ((1, 3), (1, 3), 32)):
+            _smallest(t, shape, ks, lanes)
+    _smallest("f32", (1, 3000), (5, 100), 256)
+    _smallest("i32", (32, 128), (8, 1), 128)
+    _smallest("i64", (2, 700), (8,), 128)
+    for t in ("f32", "i32", "i64", "u32"):
+        for shape, lanes in (((5, 64), 128), ((1, 1), 32), ((2, 1024), 256)):
+            _merged(t, shape, lanes)
     _sorted("f32", (2, 1024), 128)
     _sorted("f32", (1, 3000), 256)
     _sorted("i64", (3, 700), 128)
@@ -185,6 +195,44 @@ def _sorted(t: str, shape: tuple[int, int], lanes: int) -> None:
         return values(rng, t, shape), out, np.zeros((2, *shape), np.int32)
 
     case(f"sort_{t}_{m}x{n}", source, args, lanes=lanes, atol=0, rtol=0)
+
+
+def _merged(t: str, shape: tuple[int, int], lanes: int) -> None:
+    m, n = shape
+    source = (f"@kernel\ndef k(A: Tensor['M', 'N', ts.{t}], O: Tensor['K', 'M', 'N', ts.{t}]):\n"
+              f"    x = tile.load(A[0:{m}, 0:{n}])\n" + "".join(
+                  f"    O[{i}, 0:{m}, 0:{n}] = tile.sort(x, descending={d}, bitonic=True)\n"
+                  for i, d in enumerate((False, True))))
+
+    def args(rng: np.random.Generator) -> tuple:
+        x = np.sort(values(rng, t, shape), -1)
+        x = np.where(np.isnan(x), np.inf, x) if t[0] == "f" else x
+        for row in x:
+            at = rng.integers(0, n + 1)
+            row[:] = np.concatenate([np.sort(row[::2][:at]), np.sort(np.concatenate(
+                [row[1::2], row[::2][at:]]))[::-1]])
+        return x, np.zeros((2, *shape), x.dtype)
+
+    case(f"merged_{t}_{m}x{n}", source, args, lanes=lanes, atol=0, rtol=0)
+
+
+def _smallest(t: str, shape: tuple[int, int], ks: tuple[int, ...], lanes: int) -> None:
+    """Of whole tiles and of some that reach over the edges of the tensor, in a loop too."""
+    m, n = shape
+    params = "".join(f", O{k}: Tensor['C', 'M', {k}, ts.{t}]" for k in ks)
+    lines = "".join(
+        f"    for i in range(2):\n"
+        f"        O{k}[0, 0:{m}, 0:{k}] = tile.smallest(tile.load(A[0:{m}, 0:{n}]), {k})\n"
+        f"    part = tile.load(A[{m // 2}:{m // 2 + m}, 1:{n + 1}])\n"
+        f"    O{k}[1, 0:{m}, 0:{k}] = tile.smallest(part, {k})\n" for k in ks)
+    source = f"@kernel\ndef k(A: Tensor['M', 'N', ts.{t}]{params}):\n{lines}"
+
+    def args(rng: np.random.Generator) -> tuple:
+        outs = (np.zeros((2, m, k), np.float32) for k in ks)
+        return values(rng, t, shape), *(
+            x.astype(NUMPY[t]) if t in NUMPY else ts.tensor(x, t) for x in outs)
+
+    case(f"smallest_{t}_{m}x{n}", source, args, lanes=lanes, atol=0, rtol=0)
 
 
 def shapes_of_tiles() -> None:

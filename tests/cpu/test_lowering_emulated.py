@@ -10,7 +10,7 @@ import pytest
 import tessera as ts
 from emulator import compare
 from kernels.build import build
-from tessera.graph.cuda import CudaProgram, sorted_segments, strips
+from tessera.graph.cuda import CudaProgram, row_order, sorted_segments, strips
 from tessera.graph.cuda.run import run_of
 from tessera.kernels import row_blocks
 from tolerance import assert_close
@@ -68,6 +68,20 @@ def test_sums_of_sorted_segments(C, often, monkeypatch, rng):
     want = np.zeros((V, C))
     np.add.at(want, ids % V, np.asarray(u, np.float64))
     assert_close(program.run([u, i])[0], want, "f32", n=8)
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "f32", "int8"])
+@pytest.mark.parametrize("M, N", [(1, 33), (70, 7), (3, 64), (2, 300)])
+def test_rows_in_order(M, N, dtype, monkeypatch, rng):
+    """Rows in one warp and in several, runs and their merges, the first of runs."""
+    x = ts.tensor(rng.integers(-3, 3, (M, N)).astype(np.float32))
+    x = ts.cast(x, dtype)
+    for words in (row_order.RUN_WORDS, 64):
+        monkeypatch.setattr(row_order, "RUN_WORDS", words)
+        monkeypatch.setattr(row_order, "FIRST_WORDS", words)
+        emulate(lambda x: (ts.sort(x), ts.argsort(x, -1, True), *ts.top_k(x, 3)), x, kind="order")
+    if N == 300:
+        emulate(lambda x: ts.sort(x), x, kind="merge_keys")
 
 
 @pytest.mark.parametrize("shape", [(300,), (7, 36), (7, 33), (3, 5, 8)])

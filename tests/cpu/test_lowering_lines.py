@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import tessera as ts
-from tessera.graph.cuda import CudaProgram, scans, sorting
+from tessera.graph.cuda import CudaProgram, row_order, scans, sorting
 from tessera.graph.op import OPS
 from tessera.graph.trace import apply
 from tolerance import assert_close
@@ -48,19 +48,61 @@ def test_order_with_ties_and_nan(kind, descending, rng):
     assert_same(*lowered(lambda x: (ts.argsort(x, -1, descending), ts.sort(x, 0, descending)), x))
 
 
-@pytest.mark.parametrize("n", [1, 4, 5, 8, 9, 31, 33])
-@pytest.mark.parametrize("kind", ["f32", "int64"])
-def test_long_lines_are_runs_that_are_merged(n, kind, rng, monkeypatch):
+@pytest.mark.parametrize("n", [1, 4, 5, 8, 9, 31, 33, 70])
+@pytest.mark.parametrize("kind, few, merged", [("f32", 16, 4), ("f32", 0, 16), ("int8", 0, 8),
+                                               ("int64", 0, 0)])
+def test_long_lines_are_runs_that_are_merged(n, kind, few, merged, rng, monkeypatch):
     monkeypatch.setattr(sorting, "RUN", 4)
+    monkeypatch.setattr(row_order, "RUN_WORDS", 8)
+    monkeypatch.setattr(row_order, "FIRST_WORDS", 16)
+    monkeypatch.setattr(row_order, "SORTED_RUN", 4)
+    monkeypatch.setattr(row_order, "MOST_FIRST", few)
+    monkeypatch.setattr(row_order, "MOST_OF_RUN", few)
+    monkeypatch.setattr(row_order, "MERGED", merged)
     x = line_of(kind, (3, n), rng)
-    made, want = lowered(lambda x: (ts.argsort(x), ts.argsort(x, 1, True),
-                                    ts.top_k(x, min(n, 3))[1]), x)
+    made, want = lowered(lambda x: (ts.argsort(x), ts.argsort(x, 1, True), ts.sort(x),
+                                    *ts.top_k(x, min(n, 3)), *ts.top_k(x, 1, largest=False)), x)
     assert_same(made, want)
 
 
 def test_a_long_line_takes_a_merge_for_each_doubling():
-    program = CudaProgram(ts.jit(lambda x: ts.argsort(x)).graph(ts.Tensor[20000, ts.f32]))
-    assert [g.kind for g in program.plan.groups] == ["sort", "merge", "merge", "merge"]
+    def kinds(dtype, n, fn=ts.argsort):
+        program = CudaProgram(ts.jit(fn).graph(ts.Tensor[n, dtype]))
+        return [g.kind for g in program.plan.groups]
+
+    assert kinds(ts.f64, 20000) == ["sort", "merge", "merge", "merge"]
+    assert kinds(ts.f32, 20000) == ["order", "merge_keys", "merge_keys"]
+    assert kinds(ts.bf16, 16384, ts.sort) == ["order"]
+
+
+@pytest.mark.parametrize("n, k, groups", [(100, 8, 1), (2048, 64, 1), (4096, 64, 2),
+                                          (4097, 8, 2), (1 << 22, 8, 3), (100, 100, 1),
+                                          (1 << 17, 50, 3)])
+def test_the_first_of_a_line_are_taken_from_runs(n, k, groups):
+    """And what they are comes along: nothing is picked afterwards."""
+    program = CudaProgram(ts.jit(lambda x: ts.top_k(x, k)).graph(ts.Tensor[3, n, ts.bf16]))
+    assert [g.kind for g in program.plan.groups] == ["order"] * groups
+
+
+KEYED = [*KINDS, "f16", "fp8_e4m3", "fp8_e5m2", "int8", "int16", "uint16", "uint32"]
+
+
+@pytest.mark.parametrize("kind", KEYED)
+@pytest.mark.parametrize("descending", [False, True])
+def test_sorted_elements_are_those_that_were_there(kind, descending, rng):
+    """Zeros keep their sign and places, extremes their number."""
+    x = line_of(kind, (4, 37), rng)
+    dtype = x.dtype
+    if dtype.kind in ("int", "uint"):
+        ends = np.array([dtype.min, dtype.max])[rng.integers(0, 2, x.shape)]
+        x = ts.tensor(np.where(rng.random(x.shape) < 0.2, ends, x.array).astype(x.array.dtype))
+    made, want = lowered(lambda x: (ts.sort(x, -1, descending), *ts.top_k(x, 5, -1, descending),
+                                    ts.argsort(x, 0, descending), ts.sort(x, 0, descending)), x)
+    assert_same(made, want)
+    for got, w in ((made[0], want[0]), (made[4], want[4])):
+        if dtype.kind == "float":
+            got, w = got.astype(np.float64), w.astype(np.float64)
+            np.testing.assert_array_equal(np.signbit(got)[got == 0], np.signbit(w)[w == 0])
 
 
 @pytest.mark.parametrize("shape", [(0,), (0, 4), (4, 0)])

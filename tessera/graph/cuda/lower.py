@@ -54,6 +54,7 @@ from .narrow_copies import NarrowCopy
 from .node_kernels import launch_of
 from .overlap import share_chip
 from .prepare import prepare
+from .row_order import schedule_merge_keys, schedule_order
 from .row_passes import brought_rows, read_again, read_for_all
 from .scans import schedule_scan
 from .scatters import schedule_last
@@ -485,7 +486,8 @@ MAKERS: dict[str, Callable[[Any, FusionGroup], None]] = {
                                              "exchange",
                                              "repeat")}
 MAKERS |= {"elements": schedule_elements, "search": schedule_search, "sort": schedule_sort,
-           "merge": schedule_merge, "position": schedule_position, "scan": schedule_scan,
+           "merge": schedule_merge, "order": schedule_order,
+           "merge_keys": schedule_merge_keys, "position": schedule_position, "scan": schedule_scan,
            "last": schedule_last, "key": schedule_key, "strips": schedule_strips,
            "parts": schedule_runs, "runs": schedule_runs}
 MAKERS |= dict.fromkeys(("view", "empty"), _KernelSchedule.nothing)

@@ -1,21 +1,24 @@
 """Order along a line: argsort and the first of it.
 
-Lines of up to RUN elements are sorted by one group each. Of longer ones runs are sorted, then pairs
-of runs are merged: every element finds its place by a search in the other run of the pair. Equal
-elements keep their order, NaN is the largest, so the result is the one of the CPU.
+Lines become rows, and rows are put in order by keys (row_order.py). Numbers of 64 bits have none:
+rows of up to RUN of them are sorted by one group each, and of longer ones runs, of which pairs are
+merged: every element finds its place by a search in the other run of the pair. Equal elements keep
+their order, NaN is the largest, so the result is the one of the CPU.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from math import prod
+from typing import Any
 
 from ...numerics import as_type
 from ...tensor import Tensor
 from .. import functions as F
 from ..ir import Graph, Node, Value
 from ..op import Aval, GraphOp
-from ..ops.gather import CHECK_INDEX
+from ..ops.gather import CHECK_INDEX, TAKE_ALONG
 from ..ops.sort import SEARCHSORTED
 from ..schedule.build_schedule import ScheduleBuilder
 from ..schedule.groups import FusionGroup
@@ -27,6 +30,15 @@ from ..trace import apply
 from .choose_schedule import blocks, chosen, for_loop, power
 from .extrema import compared
 from .kernel_text import KernelText, KernelWriter, capital
+from .move_passes import widens
+from .row_order import (
+    MERGE_KEYS,
+    ORDER_ROWS,
+    KeyFormat,
+    first_lengths,
+    has_keys,
+    run_length,
+)
 from .searches import LONG, count_before, less
 
 RUN = 4096  # elements that a group sorts in shared memory
@@ -37,29 +49,111 @@ MERGE_RUNS = library_call("merge_runs")  # x, positions -> of pairs of runs of `
 
 
 def open_sorts(graph: Graph) -> Graph:
-    """Sorts of lines along any axis as sorts of runs along the last one."""
+    """Sorts of lines along any axis as sorts of runs along the last one. What is picked by the
+    order of a line's own elements comes out of its sort."""
+    picks = _picks_of_orders(graph)
+    values: dict[Value, Value] = {}  # by the old order: x in it
 
     def visit(rw: Rewriter, node: Node, inputs: tuple[Value, ...]) -> Value | None:
+        if node in picks.taken and node.inputs[1] in values:
+            return values[node.inputs[1]]
         if node.op.lines not in ("order", "top") or not all(
-                isinstance(d, int) for d in inputs[0].aval.shape):
+                isinstance(d, int) for d in inputs[0].aval.shape) or 0 in inputs[0].aval.shape:
             return None
-        top = node.op.lines == "top"
-        (x,), last = inputs, inputs[0].aval.ndim - 1
-        axis = last if top else node.attrs["axis"]
-        turned = tuple(a for a in range(last + 1) if a != axis) + (axis,)
-        if axis != last:
-            x = rw.emit("transpose", x, axes=turned)
-        if 0 in x.aval.shape:
+        (order,), gives = node.outputs, picks.gives(node.outputs[0])
+        found = _sorted(rw, node, inputs[0], gives)
+        if found is None:
             return None
-        order = _order(rw, x, node.attrs["largest" if top else "descending"])
-        if top:
-            shape = (*x.aval.shape[:-1], node.attrs["k"])
-            return rw.emit("slice", order, starts=(0,) * len(shape), stops=shape,
-                           steps=(1,) * len(shape))
-        back = tuple(turned.index(a) for a in range(last + 1))
-        return order if axis == last else rw.emit("transpose", order, axes=back)
+        if "values" in found:
+            values[order] = found["values"]
+        return found.get("positions")
 
     return rebuild(graph, visit)
+
+
+def _sorted(rw: Rewriter, node: Node, x: Value, gives: tuple[str, ...]
+            ) -> dict[str, Value] | None:
+    """What a sort of lines gives, by rows; of numbers without keys positions alone. None where
+    nothing is asked for."""
+    last, top = x.aval.ndim - 1, node.op.lines == "top"
+    if (wide := rw.made_by(x, "cast")) is not None and widens(wide):
+        x = wide.inputs[0]  # in the same order
+    axis = last if top else node.attrs["axis"]
+    k = node.attrs["k"] if top else extents_of(x)[axis]
+    if not k:
+        return None
+    turned = tuple(a for a in range(last + 1) if a != axis) + (axis,)
+    back = tuple(turned.index(a) for a in range(last + 1))
+    if axis != last:
+        x = rw.emit("transpose", x, axes=turned)
+    down = node.attrs["largest" if top else "descending"]
+    if has_keys(x.aval.dtype, extents_of(x)[-1]):
+        found = _by_keys(rw, x, k, down, gives)
+    else:
+        found, gives = [_first(rw, _order(rw, x, down), k)], ("positions",)
+    return dict(zip(gives, (v if axis == last else rw.emit("transpose", v, axes=back)
+                            for v in found), strict=True))
+
+
+@dataclass(frozen=True)
+class _Picks:
+    """taken: nodes that pick elements of a line by the order of its own.  orders: of which they
+    are.  others: what something else reads."""
+
+    taken: frozenset[Node]
+    orders: frozenset[Value]
+    others: frozenset[Value]
+
+    def gives(self, order: Value) -> tuple[str, ...]:
+        """What the sort of a line is for."""
+        values = ("values",) if order in self.orders else ()
+        return (*values, "positions") if order in self.others or not values else values
+
+
+def _picks_of_orders(graph: Graph) -> _Picks:
+    made = {n.outputs[0]: n for n in graph.nodes if n.op.lines in ("order", "top")}
+    narrow = {n.outputs[0]: n.inputs[0] for n in graph.nodes if n.op.name == "cast" and widens(n)}
+
+    def own(node: Node) -> bool:
+        """Whether what is picked from is what was put in order, along the same axis."""
+        if node.op is not TAKE_ALONG or (sort := made.get(node.inputs[1])) is None:
+            return False
+        x, given = node.inputs[0], sort.inputs[0]
+        return narrow.get(given, given) is x and (
+            node.attrs["axis"] == sort.attrs.get("axis", x.aval.ndim - 1))
+
+    taken = frozenset(filter(own, graph.nodes))
+    others = {v for n in graph.nodes if n not in taken for v in n.inputs} | {*graph.outputs}
+    return _Picks(taken, frozenset(n.inputs[1] for n in taken), frozenset(others & {*made}))
+
+
+def _by_keys(rw: Rewriter, x: Value, k: int, descending: bool, gives: tuple[str, ...]
+             ) -> list[Value]:
+    """Values and positions, or those that are asked for: of one group's rows, else of runs: of few
+    elements those that their runs begin with, in turns, else all, by merges."""
+    N = extents_of(x)[-1]
+    f = KeyFormat(x.aval.dtype, N, descending)
+    types = {"values": x.aval.type, "positions": INT64, "keys": f.type}
+
+    def call(op: GraphOp, source: Value, n: int, gives: tuple[str, ...], **attrs: Any
+             ) -> list[Value]:
+        made = tuple(Value(Aval((*x.aval.shape[:-1], n), types[g])) for g in gives)
+        attrs |= {"format": f.attribute, "gives": gives}
+        rw.add(Node(op, (source,), attrs, made, rw.where))
+        return list(made)
+
+    lengths, width = first_lengths(f, N, k), run_length(f, N)
+    if lengths is None and width < N:
+        (keys,) = call(ORDER_ROWS, x, N, ("keys",), width=width, kept=width, of_keys=False)
+        while 2 * width < N:
+            (keys,) = call(MERGE_KEYS, keys, N, ("keys",), width=width)
+            width *= 2
+        return [_first(rw, v, k) for v in call(MERGE_KEYS, keys, N, gives, width=width)]
+    *runs, last = lengths or [N]
+    for i, width in enumerate(runs):
+        N = -(-N // width) * k
+        (x,) = call(ORDER_ROWS, x, N, ("keys",), width=width, kept=k, of_keys=i > 0)
+    return call(ORDER_ROWS, x, k, gives, width=last, kept=k, of_keys=bool(runs))
 
 
 # --- sums at places of long lines -------------------------------------------------------------
@@ -91,6 +185,12 @@ def _sums_of_runs(u: Tensor, ids: Tensor, axis: int, extent: int) -> Tensor:
 
 
 # --- sorts ------------------------------------------------------------------------------------
+def _first(rw: Rewriter, order: Value, k: int) -> Value:
+    shape = (*order.aval.shape[:-1], k)
+    return order if shape == order.aval.shape else rw.emit(
+        "slice", order, starts=(0,) * len(shape), stops=shape, steps=(1,) * len(shape))
+
+
 def _order(rw: Rewriter, x: Value, descending: bool) -> Value:
     def call(op: GraphOp, *inputs: Value, **attrs: int) -> Value:
         made = Value(Aval(x.aval.shape, INT64))

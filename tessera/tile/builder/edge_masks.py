@@ -48,10 +48,10 @@ class Along:
 
 def fill_of(fill: float, dtype: Any) -> Any:
     """A neutral number in a type: the largest integer for infinity."""
-    if dtype is bool_:
-        return bool(fill > 0)
     if fill != fill and dtype.kind != "float":
         fill = np.inf  # the last in ascending order, where there is no NaN
+    if dtype is bool_:
+        return bool(fill > 0)
     if dtype.kind in ("int", "uint") and fill in (np.inf, -np.inf):
         return dtype.max if fill > 0 else dtype.min
     return fill

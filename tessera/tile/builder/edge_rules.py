@@ -167,6 +167,11 @@ def reduced(c: Carry) -> Iterable[Axis]:
     return rest if c.op.name == "reduce_sum" else [forget_zero(a) for a in rest]
 
 
+def firsts(c: Carry) -> Iterable[Axis]:
+    """Of what is ordered along the last axis the first ones, which all exist."""
+    return [*map(forget_zero, c.facts[0].axes[:-1]), None]
+
+
 def matmul(c: Carry) -> Iterable[Axis]:
     """Rows as a's, columns as b's, and as the accumulator's."""
     a, b, *rest = c.facts
@@ -249,5 +254,5 @@ def grouped(a: tuple[int, ...], b: tuple[int, ...]) -> list[tuple[list[int], lis
     return out
 
 
-__all__ = ["Carry", "both", "broadcast", "chosen", "elementwise", "gives_zero", "kept", "masked",
-           "matmul", "new_axis", "reduced", "reshaped", "reversed_axes", "same"]
+__all__ = ["Carry", "both", "broadcast", "chosen", "elementwise", "firsts", "gives_zero", "kept",
+           "masked", "matmul", "new_axis", "reduced", "reshaped", "reversed_axes", "same"]

@@ -18,7 +18,7 @@ from tessera.errors import TraceError
 
 OPS: dict[str, TileOp] = {}
 EFFECTS = ("pure", "read", "write", "atomic", "alloc", "async", "sync", "report")
-LAYOUTS = ("", "same", "any", "reduced")
+LAYOUTS = ("", "same", "rows", "any", "reduced", "first")
 ACCESSES = ("", "tile", "scattered", "element", "vector", "copy")
 ASYNC_COPIES = ("", "issue", "commit", "wait")
 
@@ -47,8 +47,10 @@ class TileOp:
     least      (least values of the operands, None: not known) -> the least value of the result
     samples    functions of a generator that give arguments, for tests and docs
     layouts    'same': its tile operands and its result have one layout, as in the family
-               elementwise; 'any': it takes a tile in any layout; 'reduced': in any, and the
-               result has what is left of it; '': a rule of its own in assign_layouts
+               elementwise; 'rows': so, and warps have whole rows where there are many; 'any': it
+               takes a tile in any layout; 'reduced': in any, and the result has what is left of
+               it; 'first': so, and each thread has all of the result's last axis; '': a rule of
+               its own in assign_layouts
     positions  the operand that is a tile of positions
     joined_by  of a reduction: the op that makes one of two partial results; "": none does
     neutral    of a reduction: the element that changes nothing; None: this is no reduction

@@ -111,6 +111,13 @@ class RegisterLayout:
                               tuple(down(b) for b in self.registers if b[0] != axis),
                               tuple(down(b) if b and b[0] != axis else None for b in self.threads))
 
+    def first(self, k: int) -> RegisterLayout:
+        """With k elements along the last axis, all of them in each thread that shares a row."""
+        last = len(self.shape) - 1
+        rows = self.drop(last)
+        along = tuple((last, i) for i in range(bits_of(k)))
+        return RegisterLayout((*rows.shape, k), (*along, *rows.registers), rows.threads)
+
     def insert(self, axis: int) -> RegisterLayout:
         """With a new axis of extent 1."""
         def up(bit: Bit) -> Bit:

@@ -188,6 +188,15 @@ def _by_words(t: OpTracer, x: Any, numeric: NumericType, bits: Any) -> Any:
 
 
 @macro()
+def bitcast(t: OpTracer, x: Any, dtype: Any) -> Any:
+    """The numbers of another type of 32 or 64 bits that have the bits of x."""
+    x = t.ir.value_of(x)
+    if not isinstance(x, Handle) or not isinstance(x.type, Scalar | TileType):
+        t.fail(f"bitcast of {describe(x)}", "it takes a tile or a number of a kernel")
+    return t.ir.emit("with_bits", [x], t.ir.hint(x), dtype=_numeric(t, dtype, "bitcast").dtype)
+
+
+@macro()
 def bytes_of(t: OpTracer, x: Any) -> Any:
     """The codes of numbers of a type of 8 bits, such as fp8_e4m3, as uint8: what lies in memory of
     them, to be moved as it is."""

@@ -224,6 +224,21 @@ def encode_bytes(x: Any, dtype: Any) -> Any:
     return encode(x, dtype).view(np.uint8)
 
 
+def _bits_rule(types: Any, attrs: dict[str, Any]) -> Any:
+    rules.require_numbers(types, "a bitcast")
+    if {types[0].dtype.bits, attrs["dtype"].bits} not in ({32}, {64}):
+        raise RuleError(f"a bitcast of {types[0]} to {attrs['dtype']}: it is between types of 32 "
+                        "bits, or of 64", "cast to ts.f32 or ts.i32 first")
+    return _cast_rule(types, attrs)
+
+
+@declare(rule=_bits_rule, attrs=("dtype",), public=False, total=True,
+         edges=edge_rules.elementwise)
+def with_bits(x: Any, dtype: Any) -> Any:
+    """The numbers of a type of 32 or 64 bits that have the bits of those of another."""
+    return np.ascontiguousarray(x).view(dtype.numpy)
+
+
 def _random_rule(types: Any, attrs: dict[str, Any]) -> Any:
     rules.require_numbers(types, "a cast")
     x, words = types

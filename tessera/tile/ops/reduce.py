@@ -237,7 +237,11 @@ _scan("cumprod", 1.0, "Products of the elements up to each.",
 
 
 def _sort_rule(types: Any, attrs: dict[str, Any]) -> TileType:
-    return rules.require_tile(types[0], None, "a sort")
+    t = rules.require_tile(types[0], None, "a sort")
+    if attrs.get("bitonic") and t.shape[-1] & (t.shape[-1] - 1):
+        raise RuleError(f"a merge of rows of {t}, whose length is no power of two",
+                        "sort them without bitonic=True")
+    return t
 
 
 def _ordered(types: Any, attrs: dict[str, Any]) -> list[Along]:
@@ -246,11 +250,16 @@ def _ordered(types: Any, attrs: dict[str, Any]) -> list[Along]:
     return [Along(0, len(types[0].shape) - 1, fill, ordered=True)]
 
 
-@declare(rule=_sort_rule, attrs=("descending",), edges=edge_rules.same, combines=_ordered,
-         lower=lambda t, x, descending=False: t.ir.emit(
-             "sort", [t.ir.value_of(x)], descending=descending), layouts="same")
-def sort(x: Any, descending: Any = False) -> Any:
-    """Each row in ascending (or descending) order; NaN last (first)."""
+@declare(rule=_sort_rule, attrs=("descending", "bitonic"), edges=edge_rules.same,
+         combines=_ordered, layouts="rows",
+         lower=lambda t, x, descending=False, bitonic=False: t.ir.emit(
+             "sort", [t.ir.value_of(x)], descending=descending, bitonic=bitonic))
+def sort(x: Any, descending: Any = False, bitonic: Any = False) -> Any:
+    """Each row in ascending (or descending) order; NaN last (first).
+
+    bitonic: rows are a power of two long and rise before they fall, so that one merge puts them in
+    order; others come out in any.
+    """
     out = np.sort(x, axis=-1)
     return out[..., ::-1] if descending else out
 
@@ -258,7 +267,7 @@ def sort(x: Any, descending: Any = False) -> Any:
 @declare(rule=lambda types, attrs: replace(_sort_rule(types, attrs), dtype=i32),
          attrs=("descending",), edges=edge_rules.same, combines=_ordered,
          lower=lambda t, x, descending=False: t.ir.emit(
-             "argsort", [t.ir.value_of(x)], descending=descending), layouts="same")
+             "argsort", [t.ir.value_of(x)], descending=descending), layouts="rows")
 def argsort(x: Any, descending: Any = False) -> Any:
     """The positions that sort each row; equal elements keep their order."""
     if descending:
@@ -266,6 +275,25 @@ def argsort(x: Any, descending: Any = False) -> Any:
         back = np.argsort(x[..., ::-1], axis=-1, kind="stable")
         return (n - 1 - back)[..., ::-1]
     return np.argsort(x, axis=-1, kind="stable")
+
+
+def _first_rule(types: Any, attrs: dict[str, Any]) -> TileType:
+    t = rules.require_tile(types[0], None, "the smallest of rows")
+    if not isinstance(attrs["k"], int) or not 1 <= attrs["k"] <= t.shape[-1]:
+        raise RuleError(f"the {attrs['k']} smallest of rows of {t}",
+                        f"1 to {t.shape[-1]}, known when the kernel is traced")
+    return replace(t, shape=(*t.shape[:-1], attrs["k"]))
+
+
+def _smallest(t: OpTracer, x: Any, k: Any) -> Any:
+    return t.ir.emit("smallest", [t.ir.value_of(x)], k=t.ir.constant_int(k, "k"))
+
+
+@declare(rule=_first_rule, attrs=("k",), edges=edge_rules.firsts, lower=_smallest,
+         combines=lambda types, attrs: _ordered(types, {"descending": False}), layouts="first")
+def smallest(x: Any, k: Any) -> Any:
+    """The k smallest elements of each row in ascending order, NaN last: (M, N) -> (M, k)."""
+    return np.sort(x, axis=-1)[..., :k]
 
 
 __all__ = ["array_dtype", "is_number", "reduce"]

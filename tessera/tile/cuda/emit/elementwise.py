@@ -138,6 +138,12 @@ def _convert(e: Emitter, op: Op) -> None:
     apply(e, op, e.use(f"to_{to}", made))
 
 
+@emits("with_bits")
+def _with_bits(e: Emitter, op: Op) -> None:
+    kinds = [kind_of(d) for d in (e.dtype(op.args[0]), op.outs[0].type.dtype)]
+    apply(e, op, e.use("with_bits", f"use(elementwise.with_bits({kinds[0]!r}, {kinds[1]!r}))"))
+
+
 @emits("encode_bytes")
 def _encode_bytes(e: Emitter, op: Op) -> None:
     """Of what a cast rounds, by the rounding alone: the codes need not become numbers before."""

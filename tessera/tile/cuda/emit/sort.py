@@ -5,13 +5,14 @@ keys are inverted. For argsort the position is part of the key, so equal element
 A merge of 2^s elements begins by comparing mirrored positions (all lower bits flipped) and goes on
 with single bits; the smaller key always goes down (Batcher 1968, with Knuth's mirrored first step).
 
-Rows that fit into a warp are sorted in registers and by shuffles; longer ones in shared memory.
+Rows that fit into the registers of their threads stay there: elements are exchanged in a thread, by
+shuffles, and through shared memory between warps. Longer ones are sorted in shared memory.
 """
 
 from __future__ import annotations
 
+import itertools
 from math import prod
-from typing import Any
 
 from tessera.numerics import DType
 from tessera.tile.cuda.emit.emitter import Emitter
@@ -19,14 +20,11 @@ from tessera.tile.cuda.emit.layout_conversion import convert_layout, indices, po
 from tessera.tile.cuda.emit.registry import emits
 from tessera.tile.cuda.intrinsics.formats import kind_of
 from tessera.tile.cuda.intrinsics.reduce import padded
-from tessera.tile.cuda.intrinsics.sort import kinds_of
+from tessera.tile.cuda.intrinsics.sort import by_cost, kinds_of, steps_of, whole
 from tessera.tile.ir.ir import Op
-from tessera.tile.ir.register_layout import WARP_BITS, Bit, RegisterLayout, bits_of
+from tessera.tile.ir.register_layout import RegisterLayout
 
-LLVM = Any
-Key = tuple[LLVM, ...]  # one word, or a 64-bit number and a position
-IN_WARP = 1024  # the longest row sorted by a warp
-REGISTERS = 64  # most of them, of 32 bits, that it may take
+REGISTERS = 64  # most of them, of 32 bits, that the keys of a thread may take
 
 
 @emits("sort", "argsort")
@@ -35,38 +33,58 @@ def _sort(e: Emitter, op: Op) -> None:
     layout, dtype = e.layout(x), e.dtype(x)
     tag = ("u" if dtype.kind == "uint" else "") + kind_of(dtype)
     how = f"{op.name!r}, {tag!r}, {bool(op.attr['descending'])}"
-    rows = in_warps(layout)
     words = sum(2 if k == "i64" else 1 for k in kinds_of(op.name, tag))
-    short = 1 << bits_of(layout.shape[-1]) <= IN_WARP and rows.count * words <= REGISTERS
-    if short and e.warp_bits:
-        text = e.fresh("rows")
-        e.line(f"{text} = {convert_layout(e, e.name(x), layout, rows, dtype)}")
-        at = e.index(rows, len(rows.shape) - 1)
-        sort = e.use(op.name, f"use(sort.in_warp({how}, {rows.text!r}, {rows.shape}))")
-        done = e.fresh("sorted")
-        e.line(f"{done} = {sort}({text}, {at}, {e.thread})")
-        e.define(made, convert_layout(e, done, rows, layout, made.type.dtype))
+    if whole(layout).count * words <= REGISTERS and e.warp_bits:
+        rows, text = by_cost(layout), e.name(x)
+        if op.attr.get("bitonic"):  # what stands where counts
+            text = convert_layout(e, text, layout, rows, dtype)
+            layout = rows
+        done = _in_registers(e, op.name, how, text, layout, rows, tag,
+                             bool(op.attr.get("bitonic")))
+        e.define(made, convert_layout(e, done, rows, e.layout(x), made.type.dtype))
         return
     e.define(made, _in_memory(e, op.name, how, e.name(x), layout, dtype, tag))
 
 
-def in_warps(layout: RegisterLayout) -> RegisterLayout:
-    """A layout whose rows lie in one warp each: as it is if they do, else the low bits of the
-    position in registers, the next in lanes, and other axes first over the warps."""
-    last = len(layout.shape) - 1
-    if all(i < WARP_BITS for i in layout.thread_bits(last)):
-        return layout
-    along: list[Bit] = [(last, i) for i in range(bits_of(layout.shape[last]))]
-    other: list[Bit] = [(a, i) for a in range(last) for i in range(bits_of(layout.shape[a]))]
-    warps = max(0, len(layout.threads) - WARP_BITS)
-    lanes = min(WARP_BITS, len(layout.threads))
-    over = other[:warps]
-    inner = [*along[max(0, len(along) - lanes):]]
-    inner += other[len(over):len(over) + lanes - len(inner)]
-    used = {*over, *inner}
-    spread = [*inner, *([None] * (lanes - len(inner))), *over, *([None] * (warps - len(over)))]
-    return RegisterLayout(layout.shape, tuple(b for b in (*along, *other) if b not in used),
-                          tuple(spread))
+def _in_registers(e: Emitter, name: str, how: str, text: str, layout: RegisterLayout,
+                  rows: RegisterLayout, tag: str, bitonic: bool) -> str:
+    """The network by comparisons in a thread, between lanes, and between warps, which meet in
+    shared memory for each."""
+    last, full = len(rows.shape) - 1, whole(rows)
+    kinds, count, threads = kinds_of(name, tag), full.count, 1 << len(rows.threads)
+    make = e.use("sort_keys", f"use(sort.keys({how}, {layout.text!r}, {layout.shape}))")
+    keys = [e.fresh("key") for _ in kinds]
+    e.line(f"{', '.join(keys)} = {make}({text}, {e.index(layout, last)})")
+    warps = {bit[1] for bit in rows.threads[e.warp_bits:] if bit and bit[0] == last}
+    head = f"{name!r}, {tag!r}, {rows.text!r}, {rows.shape}"
+
+    def done(call: str, *args: str) -> None:
+        found = [e.fresh("key") for _ in kinds]
+        e.line(f"{', '.join(found)} = {call}({', '.join([*keys, *args])})")
+        keys[:] = found
+
+    def between_warps(flips: tuple[int, ...]) -> bool:
+        return bool(warps & {*flips})
+
+    for meets, run in itertools.groupby(steps_of(rows, bitonic), key=between_warps):
+        steps = tuple(run)
+        if not meets:
+            done(e.use("sort_steps", f"use(sort.in_warp({head}, {steps}))"), e.thread)
+            continue
+        size = threads * count * sum(8 if k == "i64" else 4 for k in kinds)
+        for flips in steps:
+            at, used = pool(e, size)
+            if used:
+                e.sync()
+            put = e.use("put_keys", f"use(sort.put_keys({name!r}, {tag!r}, {count}, {threads}))")
+            e.line(f"{put}({', '.join([*keys, at, e.thread])})")
+            e.sync()
+            done(e.use("sort_across", f"use(sort.across({head}, {flips}, {threads}))"), at,
+                 e.thread)
+    get = e.use("sorted_values", f"use(sort.values({how}, {rows.text!r}, {rows.shape}))")
+    made = e.fresh("sorted")
+    e.line(f"{made} = {get}({', '.join(keys)})")
+    return made
 
 
 def _in_memory(e: Emitter, name: str, how: str, text: str, layout: RegisterLayout, dtype: DType,

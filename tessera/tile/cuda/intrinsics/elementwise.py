@@ -213,6 +213,15 @@ def _div_or_zero(b: Builder, x: Any, y: Any) -> Any:
 
 
 @functools.cache
+def with_bits(kind: str, to: str) -> Operation:
+    """The bits of a number as one of another kind of the same width."""
+    def body(b: Builder, x: Any) -> Any:
+        return x if kind == to else b.bitcast(x, to)
+
+    return fragments.elementwise("with_bits", 1, body, to)  # type: ignore[arg-type]
+
+
+@functools.cache
 def running_max(slack: float, kind: str) -> Operation:
     """(m, x) -> x where x > m + slack, else m"""
     def body(b: Builder, m: Any, x: Any) -> Any:

@@ -11,12 +11,10 @@ from tessera.tile.cuda.builder import Builder
 from tessera.tile.cuda.instruction import InstructionForm, Operand, Operation
 from tessera.tile.cuda.intrinsics.reduce import exchanged, kind_of_tag, padded
 from tessera.tile.cuda.ptx import memory
-from tessera.tile.ir.register_layout import RegisterLayout, bits_of
+from tessera.tile.ir.register_layout import Bit, RegisterLayout, bits_of
 
 LLVM = Any
 Key = tuple[LLVM, ...]  # one word, or a 64-bit number and a position
-IN_WARP = 1024  # the longest row sorted by a warp
-REGISTERS = 64  # most of them, of 32 bits, that it may take
 
 
 # --- keys ---------------------------------------------------------------------------------------
@@ -103,65 +101,208 @@ def _with_pads(b: Builder, name: str, tag: str, descending: bool, x: LLVM, posit
     return _chosen(b, inside, key, last_key(b, name, tag, position))
 
 
-# --- in a warp ----------------------------------------------------------------------------------
+# --- in registers -------------------------------------------------------------------------------
+def by_cost(layout: RegisterLayout) -> RegisterLayout:
+    """The threads and registers of a layout, numbered along the last axis anew: what is exchanged
+    for less has the lower bits of the position, since those are compared more often. Keys may begin
+    anywhere; they end here."""
+    last, count = len(layout.shape) - 1, iter(range(bits_of(layout.shape[-1])))
+
+    def numbered(bits: tuple[Bit | None, ...]) -> tuple[Bit | None, ...]:
+        return tuple((last, next(count)) if b and b[0] == last else b for b in bits)
+
+    registers = numbered(layout.registers)
+    return RegisterLayout(layout.shape, registers, numbered(layout.threads))  # type: ignore
+
+
+def whole(layout: RegisterLayout) -> RegisterLayout:
+    """With the registers that lie outside of rows that are no power of two long."""
+    return RegisterLayout((*layout.shape[:-1], padded(layout.shape)[-1]), layout.registers,
+                          layout.threads)
+
+
+def steps_of(layout: RegisterLayout, bitonic: bool = False) -> list[tuple[int, ...]]:
+    """The bits of the position in which compared elements differ, step by step; bitonic: of the
+    last merge alone."""
+    if bitonic:
+        return [(bit,) for bit in reversed(range(bits_of(layout.shape[-1])))]
+    return [flips for top in range(bits_of(layout.shape[-1]))
+            for flips in (tuple(range(top + 1)), *((bit,) for bit in reversed(range(top))))]
+
+
+def _words(name: str, tag: str, count: int) -> tuple[Operand, ...]:
+    return tuple(Operand(f"w{i}", kind, count)  # type: ignore[arg-type]
+                 for i, kind in enumerate(kinds_of(name, tag)))
+
+
+def _result(words: list[list[LLVM]]) -> Any:
+    return words if len(words) > 1 else words[0]
+
+
 @functools.cache
-def in_warp(name: str, tag: str, descending: bool, layout: str, shape: tuple[int, ...]
-            ) -> Operation:
-    """(fragment, thread part of the position, thread) -> sorted fragment, or positions"""
-    how, kind = RegisterLayout.parse(layout, shape), kind_of_tag(tag)
-    last = len(shape) - 1
-    full = RegisterLayout((*shape[:-1], padded(shape)[-1]), how.registers, how.threads)
-    lane = {bit[1]: i for i, bit in enumerate(how.threads) if bit and bit[0] == last}
+def keys(name: str, tag: str, descending: bool, layout: str, shape: tuple[int, ...]) -> Operation:
+    """(fragment, thread part of the position) -> keys, those of places beyond the rows too"""
+    how = RegisterLayout.parse(layout, shape)
+    full, kind, last = whole(how), kind_of_tag(tag), len(shape) - 1
     sure = shape[-1] == full.shape[-1]
 
-    def body(b: Builder, x: list[LLVM], at: LLVM, thread: LLVM) -> list[LLVM]:
-        keys = {}
+    def body(b: Builder, x: list[LLVM], at: LLVM) -> Any:
+        out = []
         for base in full.bases:
             position = b.add(at, b.i32(base[last]))
             there = how.number.get(base)
-            keys[base] = last_key(b, name, tag, position) if there is None else _with_pads(
-                b, name, tag, descending, x[there], position, shape[-1], sure)
-        upper = functools.cache(lambda bit: b.true(b.and_(thread, b.i32(1 << lane[bit]))))
-        for top in range(bits_of(shape[-1])):
-            for flips in (tuple(range(top + 1)), *((bit,) for bit in reversed(range(top)))):
-                keys = _compared(b, keys, flips, lane, upper)
-        return [value_of(b, name, tag, descending, keys[base]) for base in how.bases]
+            out.append(last_key(b, name, tag, position) if there is None else _with_pads(
+                b, name, tag, descending, x[there], position, shape[-1], sure))
+        return _result([list(words) for words in zip(*out, strict=True)])
 
-    result = "i32" if name == "argsort" else kind
-    form = InstructionForm((Operand("x", kind, how.count), Operand("at", "i32"),
-                            Operand("thread", "i32")),
-                           (Operand("d", result, how.count),), body)  # type: ignore[arg-type]
-    return Operation(name, 3, lambda *_: form)
+    form = InstructionForm((Operand("x", kind, how.count), Operand("at", "i32")),
+                           _words(name, tag, full.count), body)
+    return Operation("sort_keys", 2, lambda *_: form)
+
+
+@functools.cache
+def values(name: str, tag: str, descending: bool, layout: str, shape: tuple[int, ...]
+           ) -> Operation:
+    """(keys) -> fragment of what they stand for"""
+    how, kind = RegisterLayout.parse(layout, shape), kind_of_tag(tag)
+    full = whole(how)
+
+    def body(b: Builder, *words: list[LLVM]) -> list[LLVM]:
+        key = dict(zip(full.bases, zip(*words, strict=True), strict=True))
+        return [value_of(b, name, tag, descending, key[base]) for base in how.bases]
+
+    given = _words(name, tag, full.count)
+    result = Operand("d", "i32" if name == "argsort" else kind, how.count)
+    return Operation("sorted_values", len(given), lambda *_: InstructionForm(given, (result,),
+                                                                            body))
+
+
+@functools.cache
+def in_warp(name: str, tag: str, layout: str, shape: tuple[int, ...],
+            steps: tuple[tuple[int, ...], ...]) -> Operation:
+    """(keys, thread) -> keys after some steps between lanes of a warp"""
+    full = whole(RegisterLayout.parse(layout, shape))
+    last = len(shape) - 1
+    lane = {bit[1]: i for i, bit in enumerate(full.threads) if bit and bit[0] == last}
+
+    def body(b: Builder, *given: Any) -> Any:
+        *words, thread = given
+        keys = dict(zip(full.bases, zip(*words, strict=True), strict=True))
+        upper = functools.cache(lambda bit: b.true(b.and_(thread, b.i32(1 << lane[bit]))))
+        for flips in steps:
+            keys = _compared(b, keys, flips, lane, upper)
+        return _result([list(words) for words in zip(*keys.values(), strict=True)])
+
+    out = _words(name, tag, full.count)
+    form = InstructionForm((*out, Operand("thread", "i32")), out, body)
+    return Operation("sort_steps", len(out) + 1, lambda *_: form)
 
 
 def _compared(b: Builder, keys: dict[tuple[int, ...], Key], flips: Sequence[int],
               lane: dict[int, int], upper: Callable[[int], LLVM]) -> dict[tuple[int, ...], Key]:
     """One step: positions that differ in the bits `flips`; the highest of them tells which keeps
     the smaller key."""
-    decides = max(flips)
     mask = sum(1 << lane[bit] for bit in flips if bit in lane)
-    registers = sum(1 << bit for bit in flips if bit not in lane)
+    if mask:
+        def partner(key: Key) -> Key:
+            return tuple(exchanged(b, "i64" if b.bits(k) == 64 else "i32", k, mask) for k in key)
+
+        return _kept(b, keys, {base: partner(keys[_partner(base, flips, lane)]) for base in keys},
+                     max(flips), lane, upper)
     out: dict[tuple[int, ...], Key] = {}
-    for base, mine in keys.items():
-        partner = (*base[:-1], base[-1] ^ registers)
-        if not mask:
-            if base in out:
-                continue
-            low, high = (base, partner) if not base[-1] >> decides & 1 else (partner, base)
-            swap = less(b, keys[high], keys[low])
-            out[low] = _chosen(b, swap, keys[high], keys[low])
-            out[high] = _chosen(b, swap, keys[low], keys[high])
+    for base in keys:
+        if base in out:
             continue
-        other = tuple(exchanged(b, "i64" if b.bits(k) == 64 else "i32", k, mask)
-                      for k in keys[partner])
-        if decides in lane:  # equal keys are equal in every part, or they are the same
-            take = b.xor(less(b, other, mine), upper(decides))
-        else:
-            take = less(b, other, mine)
-            if base[-1] >> decides & 1:
-                take = b.xor(take, b.compare("==", b.i32(0), b.i32(0)))
-        out[base] = _chosen(b, take, other, mine)
+        other = _partner(base, flips, lane)
+        low, high = (base, other) if not base[-1] >> max(flips) & 1 else (other, base)
+        swap = less(b, keys[high], keys[low])
+        out[low] = _chosen(b, swap, keys[high], keys[low])
+        out[high] = _chosen(b, swap, keys[low], keys[high])
     return {base: out[base] for base in keys}
+
+
+def _partner(base: tuple[int, ...], flips: Sequence[int], thread: dict[int, int]
+             ) -> tuple[int, ...]:
+    """The register that is compared with one, in this thread or in another."""
+    return (*base[:-1], base[-1] ^ sum(1 << bit for bit in flips if bit not in thread))
+
+
+def _kept(b: Builder, keys: dict[tuple[int, ...], Key], others: dict[tuple[int, ...], Key],
+          decides: int, thread: dict[int, int], upper: Callable[[int], LLVM]
+          ) -> dict[tuple[int, ...], Key]:
+    """Of each key and another thread's the one that belongs here."""
+    out = {}
+    for base, mine in keys.items():
+        other = others[base]
+        take = less(b, other, mine)
+        if decides in thread:  # equal keys are equal in every part, or they are the same
+            take = b.xor(take, upper(decides))
+        elif base[-1] >> decides & 1:
+            take = b.xor(take, b.compare("==", b.i32(0), b.i32(0)))
+        out[base] = _chosen(b, take, other, mine)
+    return out
+
+
+# --- across warps -------------------------------------------------------------------------------
+def _slots(name: str, tag: str, count: int, threads: int) -> list[list[tuple[str, int]]]:
+    """(element, byte) of each word of a thread's keys: words of all threads side by side."""
+    out, start = [], 0
+    for kind in kinds_of(name, tag):
+        size = 8 if kind == "i64" else 4
+        out.append([("b64" if size == 8 else "b32", start + size * threads * i)
+                    for i in range(count)])
+        start += size * threads * count
+    return out
+
+
+@functools.cache
+def put_keys(name: str, tag: str, count: int, threads: int) -> Operation:
+    """(keys, address, thread)"""
+    given = _words(name, tag, count)
+
+    def body(b: Builder, *args: Any) -> None:
+        *words, at, thread = args
+        for word, slots in zip(words, _slots(name, tag, count, threads), strict=True):
+            for x, (element, start) in zip(word, slots, strict=True):
+                size = 8 if element == "b64" else 4
+                place = b.add(b.add(at, b.i32(start)), b.mul(thread, b.i32(size)))
+                b.call(memory.st("shared", element), place, x)
+
+    form = InstructionForm((*given, Operand("at", "i32"), Operand("thread", "i32")), (), body)
+    return Operation("put_keys", len(given) + 2, lambda *_: form)
+
+
+@functools.cache
+def across(name: str, tag: str, layout: str, shape: tuple[int, ...], flips: tuple[int, ...],
+           threads: int) -> Operation:
+    """(keys, address, thread) -> keys after a step between warps, which have put theirs there"""
+    full = whole(RegisterLayout.parse(layout, shape))
+    last = len(shape) - 1
+    bit_of = {bit[1]: i for i, bit in enumerate(full.threads) if bit and bit[0] == last}
+    mask = sum(1 << bit_of[bit] for bit in flips if bit in bit_of)
+    given = _words(name, tag, full.count)
+
+    def body(b: Builder, *args: Any) -> Any:
+        *words, at, thread = args
+        keys = dict(zip(full.bases, zip(*words, strict=True), strict=True))
+        there, slots = b.xor(thread, b.i32(mask)), _slots(name, tag, full.count, threads)
+
+        def read(register: int) -> Key:
+            out = []
+            for word in slots:
+                element, start = word[register]
+                place = b.add(b.add(at, b.i32(start)),
+                              b.mul(there, b.i32(8 if element == "b64" else 4)))
+                out.append(b.call(memory.ld("shared", element), place))
+            return tuple(out)
+
+        upper = functools.cache(lambda bit: b.true(b.and_(thread, b.i32(1 << bit_of[bit]))))
+        others = {base: read(full.number[_partner(base, flips, bit_of)]) for base in keys}
+        kept = _kept(b, keys, others, max(flips), bit_of, upper)
+        return _result([list(words) for words in zip(*kept.values(), strict=True)])
+
+    form = InstructionForm((*given, Operand("at", "i32"), Operand("thread", "i32")), given, body)
+    return Operation("sort_across", len(given) + 2, lambda *_: form)
 
 
 # --- in shared memory ---------------------------------------------------------------------------

@@ -227,7 +227,7 @@ class _Chooser:
                 t = self.tile(n.args[1] if OPS[n.name].writes else n.outs[0].value)
                 if t is not None and t.shape in shapes:
                     bits[t.shape] = min(bits[t.shape], self.types[n.args[0]].dtype.bits)  # type: ignore[index]
-        reduced = any(OPS[n.name].layouts == "reduced" for n in nodes)
+        reduced = any(OPS[n.name].layouts in ("reduced", "first") for n in nodes)
         return {shape: b for shape, b in bits.items() if b <= 8 or not reduced}
 
     def stores(self) -> dict[SSAValue, RegisterLayout]:
@@ -246,13 +246,14 @@ class _Chooser:
 
     @functools.cached_property
     def reduced_rows(self) -> frozenset[tuple[int, ...]]:
-        """The shapes of tiles of which rows are reduced; none where accumulators decide."""
+        """The shapes of tiles of which rows are reduced or put in order; none where accumulators
+        decide."""
         nodes = [n for n in walk(self.function.body) if isinstance(n, Op)]
         if any(n.name == "matmul" for n in nodes):
             return frozenset()
-        tiles = [t for n in nodes if OPS[n.name].layouts == "reduced" and
+        tiles = [t for n in nodes if OPS[n.name].layouts in ("reduced", "first", "rows") and
                  (t := self.tile(n.args[0])) is not None and len(t.shape) == 2
-                 and n.attr["axis"] == 1]
+                 and n.attr.get("axis", 1) == 1]
         return frozenset(t.shape for t in tiles)
 
 
@@ -296,6 +297,8 @@ def _relations(node: Node, types: dict) -> Iterator[tuple[SSAValue, SSAValue, Re
     if OPS[node.name].layouts == "reduced":
         axis = node.attr["axis"]
         yield ins[0], out, lambda layout: layout.drop(axis), None  # type: ignore[misc]
+    elif OPS[node.name].layouts == "first":
+        yield ins[0], out, lambda layout: layout.first(shape[-1]), None  # type: ignore[misc]
     elif node.name == "expand_dims":
         axis = node.attr["axis"]
         yield (ins[0], out, lambda layout: layout.insert(axis),  # type: ignore[misc]
@@ -326,7 +329,7 @@ def _relations(node: Node, types: dict) -> Iterator[tuple[SSAValue, SSAValue, Re
 def is_elementwise(op: Op) -> bool:
     """Whether an op maps registers to registers: operands in the result's layout."""
     record = OPS[op.name]
-    return record.family == "elementwise" or record.layouts == "same"
+    return record.family == "elementwise" or record.layouts in ("same", "rows")
 
 
 def index_layout(op: Op, layout: RegisterLayout, index: tuple[int, ...]) -> RegisterLayout:
@@ -417,9 +420,11 @@ class _Rewriter:
 
     def natural(self, op: Op) -> RegisterLayout | None:
         """The layout that a reduction's result has by itself; None for ops that follow theirs."""
-        if OPS[op.name].layouts != "reduced" or op.outs[0].value not in self.chosen:
+        how = OPS[op.name].layouts
+        if how not in ("reduced", "first") or op.outs[0].value not in self.chosen:
             return None
-        return self.chosen[op.args[0]].drop(op.attr["axis"])  # type: ignore[index]
+        given = self.chosen[op.args[0]]  # type: ignore[index]
+        return given.first(op.attr["k"]) if how == "first" else given.drop(op.attr["axis"])
 
     def wanted(self, op: Op, x: Operand) -> RegisterLayout | None:
         """The layout that an op reads x in; None when any is right."""
@@ -436,7 +441,7 @@ class _Rewriter:
             return index_layout(op, tile, self.types[x].shape)
         if op.name == "matmul":
             return result if len(op.args) == 3 and x == op.args[2] else None
-        if record.layouts in ("any", "reduced") or result is None:
+        if record.layouts in ("any", "reduced", "first") or result is None:
             return None
         shape = self.types[x].shape
         if op.name == "expand_dims":
