@@ -22,7 +22,8 @@ from typing import Any
 import numpy as np
 
 from . import pool
-from .kernel import obtain, run_units, unit_source
+from .kernel import run_units, unit_source
+from .machine_code import obtain
 
 Ints = tuple[int, ...]
 Pairs = tuple[tuple[int, int], ...]
