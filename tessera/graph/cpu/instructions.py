@@ -172,6 +172,18 @@ def look_again(builder: ir.IRBuilder, base: ir.Value, index: ir.Value) -> ir.Val
     return shared(builder, base, index)
 
 
+@instruction("clock_ns", types.int64)
+def clock_ns(builder: ir.IRBuilder) -> ir.Value:
+    """The time of CLOCK_MONOTONIC."""
+    module, name = builder.module, "clock_gettime"
+    read = module.globals.get(name) or ir.Function(
+        module, ir.FunctionType(I32, [I32, I64.as_pointer()]), name)
+    time = cgutils.alloca_once(builder, I64, I64(2))
+    builder.call(read, [I32(1), time])
+    seconds, rest = builder.load(time), builder.load(builder.gep(time, [I64(1)]))
+    return builder.add(builder.mul(seconds, I64(10**9)), rest)
+
+
 @instruction("await_word", types.void, types.int64, types.int64, types.int64)
 def await_word(builder: ir.IRBuilder, base: ir.Value, index: ir.Value, value: ir.Value) -> None:
     """Until another thread has set a shared word to this. (A thread that gives its core away at
