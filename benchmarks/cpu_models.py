@@ -4,8 +4,9 @@
     PYTHONPATH=tests python benchmarks/cpu_models.py unet --ours      # without PyTorch
 
 The models of tests/models, at extents of work: gradient descent in one compiled function, and the
-same in PyTorch. Both take all cores, in turn, one step of each; medians. PyTorch is no dependency
-of Tessera: run this with an interpreter that has both.
+same in PyTorch. Both take all cores, in turn, one step of each; medians. Each begins after a pause:
+OpenMP's threads look for more work for some milliseconds, on the cores that the other side is to
+have. PyTorch is no dependency of Tessera: run this with an interpreter that has both.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ MODELS: dict[str, tuple[str, dict[str, int], dict[str, int]]] = {
                 {"d": 128, "experts": EXPERTS, "width": 512}, {"tokens": TOKENS, "d": 128}),
 }
 RATE = 1e-3
+PAUSE = 0.02  # seconds
 
 
 def routed(torch: Any, p: Any, x: Any, y: Any) -> Any:
@@ -100,6 +102,7 @@ def measured(name: str, steps: int, alone: bool) -> dict[str, Any]:
     losses: dict[str, float] = {}
     for i in range(steps + 3):
         for side, run in sides.items():
+            time.sleep(PAUSE)
             begin = time.perf_counter()
             losses[side] = run()
             if i >= 3:

@@ -108,8 +108,9 @@ MOST_LINES_ACROSS = 32
 # Lines of so many points (as a power of two) with 32 points in a thread: a stage and its exchange
 # less. 2^24 points in lines of 2^13 and 2^14 take 79 and 103 us so, with 16 points 92 and 119; in
 # two passes of 2^18 and 2^20 152 and 188 for 169 and 212; of 2^9, 2^10, 2^12 in one piece 70, 69
-# and 73 for 68, 68 and 72 (H200, 2026-11-26).
-WIDE = {13: (32, 16, 16), 14: (32, 32, 16)}
+# and 73 for 68, 68 and 72 (H200, 2026-11-26). Of 2^13 (16, 32, 16) takes 75.2 us where (32, 16, 16)
+# takes 78.4 and (16, 16, 32) 79.8, in turn.
+WIDE = {13: (16, 32, 16), 14: (32, 32, 16)}
 WIDE_ACROSS = {9: (32, 16), 10: (32, 32)}
 # (threads, points of each): groups that share a multiprocessor's registers.
 RESIDENT = {(512, POINTS): 2, (256, MOST_POINTS): 2, (128, MOST_POINTS): 4}

@@ -24,6 +24,8 @@ from tessera.graph.cpu import (
     pool,
 )
 from tessera.graph.cpu import kernel as kernels
+from tessera.graph.cpu.machine_code import obtain
+from tessera.graph.cpu.shared_launch import sharing
 from tessera.runtime.cache import CacheWarning
 
 ADD = LoopProgram(
@@ -52,41 +54,55 @@ def test_results_do_not_depend_on_the_number_of_threads(shape, rng: np.random.Ge
     np.testing.assert_allclose(results[0][1], want[1], rtol=2e-5)
 
 
-class FakeQueue:
-    """Stands for a worker; `put` gets the job the moment a real worker would be told of it."""
-
-    def __init__(self, act) -> None:
-        self.put = act
-
-
-def test_a_worker_that_comes_first_or_late_changes_nothing(
+def test_a_worker_that_does_not_come_is_not_waited_for(
     monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator
 ) -> None:
+    """Told of a launch, it wakes when that is over: what it was told is gone."""
     x = rng.normal(size=(4000, 512)).astype(np.float32)
     want = compile_loops(NORMALISE)(x)
-    jobs = []
+    late: list = []
+    monkeypatch.setattr(pool, "POOL", pool.Pool())
+    (worker,) = pool.POOL.helpers(1)
+    monkeypatch.setattr(worker, "_tell", late.append)
+    with config.scope(num_threads=2):
+        got = compile_loops(NORMALISE)(x)
+    for a, b in zip(got, want, strict=True):
+        np.testing.assert_array_equal(a, b)
+    (serve,) = late
+    got[0][:] = 7
+    assert worker.words[pool.STATE] == pool.IDLE
+    serve()
+    assert worker.words[pool.STATE] == pool.ASLEEP
+    assert (got[0] == 7).all()
 
-    for act in (lambda job: job(), jobs.append):
-        monkeypatch.setattr(pool.POOL, "helpers", lambda count, act=act: [FakeQueue(act)] * count)
-        with config.scope(num_threads=2):
-            got = compile_loops(NORMALISE)(x)
-        for late in jobs:
-            got[0][:] = 7
-            late()  # every chunk is taken: nothing is written
-            assert (got[0] == 7).all()
-        if not jobs:
-            for a, b in zip(got, want, strict=True):
-                np.testing.assert_array_equal(a, b)
-    assert jobs
+
+def test_a_worker_takes_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Here each of two units waits for the other's thread, so that both have to come."""
+    monkeypatch.setattr(pool, "POOL", pool.Pool())
+    meet = obtain(kernels.unit_source("    units = word(layout, 0)\n", """\
+        claim(call, 3)
+        looks = 0
+        while look_again(call, 3) < 2 and looks < 1000000000:
+            looks += 1
+        if looks == 1000000000:
+            claim(call, 4)
+"""))
+    words = np.array([2], np.int64)
+    share = sharing(meet, words, 2)
+    for _ in range(50):
+        call = bytes(5 * 8)
+        share(call)
+        assert np.frombuffer(call, np.int64).tolist() == [4, 2, 1, 2, 0]
 
 
-def test_workers_take_part(rng: np.random.Generator) -> None:
-    """A real worker is woken and does the job it is given."""
+def test_a_job_of_python_recalls_a_worker_that_looks_at_its_mailbox() -> None:
+    (worker,) = pool.Pool().helpers(1)
     seen = threading.Event()
-
-    (queue,) = pool.Pool().helpers(1)
-    queue.put(seen.set)
-    assert seen.wait(10)
+    for _ in range(20):
+        worker.wake()
+        worker.put(seen.set)
+        assert seen.wait(10)
+        seen.clear()
 
 
 def test_launches_from_many_python_threads(rng: np.random.Generator) -> None:

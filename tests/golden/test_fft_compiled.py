@@ -23,6 +23,7 @@ def convolved(x: Any, re: Any, im: Any) -> Any:
 
 CASES = {
     "lines of 4096": (lambda a, b: ts.fft((a, b)), ((4, 4096), (4, 4096))),
+    "lines of 8192": (lambda a, b: ts.fft((a, b)), ((4, 8192), (4, 8192))),
     "lines of 16384": (lambda a, b: ts.fft((a, b)), ((4, 16384), (4, 16384))),
     "two passes": (lambda a, b: ts.fft((a, b)), ((1, 1 << 18), (1, 1 << 18))),
     "longer columns": (lambda a, b: ts.fft((a, b)), ((1, 1 << 20), (1, 1 << 20))),

@@ -14,6 +14,7 @@ elements.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from math import prod
@@ -22,14 +23,15 @@ from typing import Any
 import numpy as np
 
 from . import pool
-from .kernel import obtain, run_units, unit_source
+from .dealt_images import Dealing, Ints, Pairs, channel_source, deal, joined
+from .kernel import run_units, unit_source
+from .machine_code import obtain
 
-Ints = tuple[int, ...]
-Pairs = tuple[tuple[int, int], ...]
 LEAST = 1 << 20  # multiply-adds that are worth machine code, whose first use of all takes a second
 THREADED = 1 << 22  # that are worth waking a thread for
 FEW_PRODUCTS, FEW_ROWS = 16, 4  # of which unfolding is as fast
 DEPTH = 4096  # products that are added one after another, at most: as for matmuls (blas.py)
+UNITS_A_THREAD = 2  # images, from which on a thread takes whole ones
 STEPS = 64  # vectors of positions that dots add in f32: their rows stay in the first cache
 UNITS = 16  # of the gradient of filters, at least: threads claim them
 
@@ -55,16 +57,36 @@ def tile_shape() -> TileShape:
 
 
 IMAGES = unit_source('''\
-    units, blocks, groups = word(layout, 0), word(layout, 1), word(layout, 2)
+    units, splits, blocks, groups = (
+        word(layout, 0), word(layout, 1), word(layout, 2), word(layout, 3))
+    channels, plane, F, OH, OW = (
+        word(layout, 4), word(layout, 5), word(layout, 6), word(layout, 7), word(layout, 8))
+    count, depth, row = word(layout, 9), word(layout, 10), word(layout, 11)
+    made, deal, held = scratch + word(layout, 12), layout + 8 * {table}, -1
 ''', '''\
-        image = unit // blocks  # of a group
-        x = data(call, 3) + image * word(layout, 3)
-        offsets = data(call, 4)
-        w = data(call, 5) + (image % groups * blocks + unit % blocks) * word(layout, 4)
-        y = data(call, 6) + unit * word(layout, 5)
-        for p in range(0, word(layout, 6), {step}):
-            {tile}(x + p, offsets, w, y + p, word(layout, 7), word(layout, 8))
+        image, split = unit // splits, unit % splits
+        n, g = image // groups, image % groups
+        if image != held:
+            held = image
+            for c in range(channels):
+                x = data(call, 3) + n * word(layout, 13) + g * word(layout, 14) + (
+                    c * word(layout, 15))
+                y = scratch + c * plane
+{channel}        for block in range(split * blocks // splits, (split + 1) * blocks // splits):
+            w = data(call, 5) + (g * blocks + block) * {rows} * 4 * depth
+            for p in range(0, count, {step}):
+                {tile}(scratch + p, data(call, 4), w, made + p, depth, count)
+            first = block * {rows}
+            y = data(call, 6) + n * word(layout, 16) + g * word(layout, 17) + (
+                first * word(layout, 18))
+            for o in range(where_i64(F - first < {rows}, F - first, {rows})):
+                for i in range(OH):
+                    here = made + o * count + i * row
+                    to = y + o * word(layout, 18) + i * word(layout, 19)
+                    for j in range(OW):
+                        store_f32_out0(to, {at}, {kept})
 ''')
+WORDS = 21  # of IMAGES, in front of those of dealing
 FILTERS = unit_source('''\
     units, rows, ranges, parts = (
         word(layout, 0), word(layout, 1), word(layout, 2), word(layout, 3))
@@ -89,71 +111,13 @@ def takes(a: np.ndarray, b: np.ndarray, work: int, depth: int, rows: int) -> boo
         depth >= FEW_PRODUCTS and rows >= FEW_ROWS)
 
 
-# --- images, padded and dealt -----------------------------------------------------------------
-@dataclass(frozen=True)
-class DealtImages:
-    """x: f32, and room for a vector behind.
-
-    [N, channels, parts of a stride, rows, columns], or joined with the axis of N behind the parts.
-    pitch: columns of a row; plane: elements of a channel, of all images where these are joined
-    """
-
-    x: np.ndarray
-    channels: int
-    pitch: int
-    plane: int
-    stride: Ints
-
-    def offsets(self, channels: int, i: np.ndarray, j: np.ndarray) -> np.ndarray:
-        """Bytes to element (c, i, j) of the padded image, for all c, i and j: int64."""
-        (s, t), i = self.stride, i[:, None]
-        part = (i % s) * t + j % t
-        place = (i // s) * self.pitch + j // t + part * (self.plane // (s * t))
-        return 4 * (np.arange(channels)[:, None, None] * self.plane + place).reshape(-1)
-
-
-def _dealt(x: np.ndarray, padding: Pairs, stride: Ints, room: int, joined: bool = False
-           ) -> DealtImages:
-    """A negative padding cuts."""
-    n, c = x.shape[:2]
-    rows, columns = (-(-max(1, m + sum(p)) // s)
-                     for m, p, s in zip(x.shape[2:], padding, stride, strict=True))
-    s, t = stride
-    flat = _zeros(n * c * s * t * rows * columns + room)
-    made = flat[:flat.size - room]
-    made = made.reshape(c, s, t, n, rows, columns).transpose(3, 0, 1, 2, 4, 5) if joined else (
-        made.reshape(n, c, s, t, rows, columns))
-    for i in range(s):
-        above = _there(x.shape[2], rows, i - padding[0][0], s)
-        for j in range(t):
-            left = _there(x.shape[3], columns, j - padding[1][0], t)
-            made[:, :, i, j, above[0], left[0]] = x[:, :, above[1], left[1]]
-    return DealtImages(flat, c, columns, s * t * rows * columns * (n if joined else 1), stride)
-
-
-def _zeros(count: int) -> np.ndarray:
-    """f32, beginning at a cache line."""
-    raw = np.zeros(count + 15, np.float32)
-    begin = -raw.ctypes.data // 4 % 16
-    return raw[begin:begin + count]
-
-
-def _there(n: int, count: int, at: int, step: int) -> tuple[slice, slice]:
-    """Of places at, at + step ...: which of the first `count` are in 0..n-1, and which these are.
-    """
-    first = max(0, -(at // step))
-    last = max(first, min(count, (n - 1 - at) // step + 1))
-    begin = at + first * step
-    return slice(first, last), slice(begin, begin + max(0, (last - first - 1) * step + 1), step)
-
-
 # --- the three products -----------------------------------------------------------------------
 def images(x: np.ndarray, w: np.ndarray, out: np.ndarray, stride: Ints, padding: Pairs,
            dilation: Ints) -> None:
     """x: [N, groups C, H, W]   w: [groups, F, C, KH, KW]   out: [N, groups, F, OH, OW]"""
-    dealt = _dealt(x, padding, stride, _room())
+    dealing = Dealing(x.shape[2:], padding, stride)
     places = [d * np.arange(k) for d, k in zip(dilation, w.shape[3:], strict=True)]
-    _product(dealt, dealt.offsets(w.shape[2], *places), w.reshape(*w.shape[:2], -1), out)
+    _product(x, dealing, places, w, out)
 
 
 def adjoint_images(g: np.ndarray, w: np.ndarray, out: np.ndarray, stride: Ints, padding: Pairs,
@@ -170,7 +134,7 @@ def adjoint_images(g: np.ndarray, w: np.ndarray, out: np.ndarray, stride: Ints, 
         (max(0, *(-m.places.min() for m in axis if m.places.size)),
          max(0, *(m.places.max() + m.count - n for m in axis if m.places.size)))
         for n, axis in zip(g.shape[2:], axes, strict=True))
-    dealt = _dealt(g, pads, (1, 1), _room())
+    dealing = Dealing(g.shape[2:], pads, (1, 1))
     for above in axes[0]:
         for left in axes[1]:
             part = out[:, :, :, above.there, left.there]
@@ -178,9 +142,8 @@ def adjoint_images(g: np.ndarray, w: np.ndarray, out: np.ndarray, stride: Ints, 
             if not some.size:
                 part[...] = 0
             elif part.size:
-                offsets = dealt.offsets(w.shape[1], above.places + pads[0][0],
-                                        left.places + pads[1][0])
-                _product(dealt, offsets, some.reshape(*some.shape[:2], -1), part)
+                places = [m.places + pad[0] for m, pad in zip((above, left), pads, strict=True)]
+                _product(g, dealing, places, some, part)
 
 
 @dataclass(frozen=True)
@@ -204,38 +167,52 @@ def _met(n: int, window: int, stride: int, dilation: int, pad: int, rest: int) -
                        (first + pad - dilation * i) // stride)
 
 
-def _product(dealt: DealtImages, offsets: np.ndarray, w: np.ndarray, out: np.ndarray) -> None:
-    """out[n, g, o, p] = sum_k w[g, o, k] x[n, g, offsets[k] + p]
+def _product(x: np.ndarray, dealing: Dealing, places: Sequence[np.ndarray], w: np.ndarray,
+             out: np.ndarray) -> None:
+    """out[n, g, o, p] = sum_k w[g, o, k] x[n, g, offsets[k] + p], of x as it is dealt
 
-    w: [groups, F, K]   out: [N, groups, F, OH, OW], of any strides
+    x: [N, groups C, H, W]   places: of elements of a filter in the padded image
+    w: [groups, F, C, KH, KW]   out: [N, groups, F, OH, OW], of any strides
     """
+    (N, groups), C = out.shape[:2], w.shape[2]
+    x = x.reshape(N, groups, C, *x.shape[2:])
+    offsets = dealing.offsets(C, prod(dealing.stride) * dealing.rows * dealing.columns, *places)
+    w = w.reshape(*w.shape[:2], -1)
     for k in range(0, offsets.size, DEPTH):
-        made = _part(dealt, offsets[k:k + DEPTH], w[..., k:k + DEPTH], out.shape)
-        np.add(out, made, out=out) if k else np.copyto(out, made)
+        _part(x, dealing, offsets[k:k + DEPTH], w[..., k:k + DEPTH], out, k > 0)
 
 
-def _part(dealt: DealtImages, offsets: np.ndarray, w: np.ndarray, shape: Ints) -> np.ndarray:
-    t, (N, groups, F, OH, OW) = tile_shape(), shape
+def _part(x: np.ndarray, dealing: Dealing, offsets: np.ndarray, w: np.ndarray, out: np.ndarray,
+          more: bool) -> None:
+    """more: it is added to what stands there"""
+    t, (N, groups, F, OH, OW) = tile_shape(), out.shape
     blocks, step, K = -(-F // t.rows), t.lanes * t.vectors, offsets.size
     if F % t.rows or not w.flags.c_contiguous:
         whole = np.zeros((groups, blocks * t.rows, K), np.float32)
         whole[:, :F] = w
         w = whole
-    count = -(-((OH - 1) * dealt.pitch + OW) // step) * step
-    pitch = max(count, OH * dealt.pitch)
-    made = np.empty((N, groups, blocks * t.rows, pitch), np.float32)
-    source = IMAGES.format(step=4 * step, tile=f"tile_{t.lanes}_{t.rows}_{t.vectors}")
-    channels = dealt.channels // groups
-    _run(source, prod(shape) * K, N * groups * blocks, [
-        blocks, groups, 4 * channels * dealt.plane, 4 * t.rows * K, 4 * t.rows * pitch, 4 * count,
-        K, 4 * pitch], dealt.x, offsets, w, made)
-    kept = made[:, :, :F, :OH * dealt.pitch].reshape(N, groups, F, OH, dealt.pitch)
-    return kept[..., :OW]
+    part, pitch = 4 * dealing.rows * dealing.columns, dealing.columns
+    plane = part * prod(dealing.stride)
+    count = 4 * -(-((OH - 1) * pitch + OW) // step) * step
+    # Behind the last channel a tile may read what is never kept.
+    behind = -(-(x.shape[2] * plane + 4 * step) // 64) * 64
+    source = _image_source(t, x.strides[4] // 4 * dealing.stride[1] == 1, out.strides[4] == 4, more)
+    splits = 1 if N * groups >= UNITS_A_THREAD * pool.threads_wanted() else blocks
+    _run(source, out.size * K, N * groups * splits, [
+        splits, blocks, groups, x.shape[2], plane, F, OH, OW, count, K, 4 * pitch, behind,
+        *x.strides[:3], *out.strides[:4], out.strides[4] // 4,
+        *dealing.words(x.strides[3], x.strides[4] // 4, (part * dealing.stride[1], part, 4 * pitch))
+        ], x, offsets, w, out, scratch=behind + t.rows * count)
 
 
-def _room() -> int:
-    """Elements that a tile may read beyond the last."""
-    return tile_shape().lanes * tile_shape().vectors
+@cache
+def _image_source(t: TileShape, runs: bool, side_by_side: bool, more: bool) -> str:
+    at = "j" if side_by_side else "j * word(layout, 20)"
+    made = "load_f32(here, j)"
+    return IMAGES.format(
+        step=4 * t.lanes * t.vectors, tile=f"tile_{t.lanes}_{t.rows}_{t.vectors}", rows=t.rows,
+        at=at, kept=f"load_f32_out0(to, {at}) + {made}" if more else made, table=WORDS,
+        channel=channel_source(runs, 16))
 
 
 def filters(x: np.ndarray, g: np.ndarray, out: np.ndarray, stride: Ints, padding: Pairs,
@@ -245,32 +222,37 @@ def filters(x: np.ndarray, g: np.ndarray, out: np.ndarray, stride: Ints, padding
     False where an infinity or NaN may have met a position that is not kept.
     """
     t, (N, _, OH, OW), (groups, F, C) = tile_shape(), g.shape, out.shape[:3]
-    dealt = _dealt(x, padding, stride, t.lanes, joined=True)
+    dealing = Dealing(x.shape[2:], padding, stride)
+    images, plane = joined(x, dealing, t.lanes)
     K = C * prod(out.shape[3:])
     rows, parts = -(-F // t.dot_rows), -(-K // t.dots)
     offsets = np.zeros(parts * t.dots, np.int64)
-    offsets[:K] = dealt.offsets(C, *(d * np.arange(k) for d, k in zip(
+    offsets[:K] = dealing.offsets(C, plane, *(d * np.arange(k) for d, k in zip(
         dilation, out.shape[3:], strict=True)))
-    positions = dealt.plane // prod(stride)  # of all images
+    positions = plane // prod(stride)  # of all images
     pitch = -(-positions // t.lanes) * t.lanes + t.lanes
-    given = _zeros(groups * rows * t.dot_rows * pitch).reshape(groups, -1, pitch)
-    given[:, :F, :positions].reshape(groups, F, N, -1, dealt.pitch)[..., :OH, :OW] = g.reshape(
-        N, groups, F, OH, OW).transpose(1, 2, 0, 3, 4)
+    given = pool.kept("cotangents", groups * rows * t.dot_rows * pitch).reshape(groups, -1, pitch)
+    given[:, F:], given[:, :, positions:] = 0, 0
+    rest = tuple((0, n - m) for n, m in zip((dealing.rows, dealing.columns), (OH, OW), strict=True))
+    deal(g.reshape(N, groups, F, OH, OW), given[:, :F, :positions].reshape(
+        groups, F, N, dealing.rows, dealing.columns).transpose(2, 0, 1, 3, 4)[:, :, :, None, None],
+        Dealing((OH, OW), rest, (1, 1)))
     sums = np.zeros((groups, rows * t.dot_rows, parts * t.dots))
     source = FILTERS.format(
         dots=t.dots, dot_rows=t.dot_rows, chunk=4 * t.lanes * STEPS, bytes=4 * t.lanes, steps=STEPS,
         tile=f"dots_{t.lanes}_{t.dot_rows}_{t.dots}")
     ranges = min(parts, -(-UNITS // (groups * rows)))
     _run(source, out.size * positions, groups * rows * ranges, [
-        rows, ranges, parts, 4 * C * dealt.plane, 4 * pitch, 8 * parts * t.dots, 4 * positions],
-        dealt.x, offsets, given, sums)
+        rows, ranges, parts, 4 * C * plane, 4 * pitch, 8 * parts * t.dots, 4 * positions],
+        images, offsets, given, sums)
     out.reshape(groups, F, K)[...] = sums[:, :F, :K]
     return bool(np.isfinite(out).all())
 
 
-def _run(source: str, work: int, units: int, words: list[int], *arrays: np.ndarray) -> None:
+def _run(source: str, work: int, units: int, words: list[int], *arrays: np.ndarray,
+         scratch: int = 0) -> None:
     threads = pool.threads_wanted() if work >= THREADED else 1
-    run_units(_function(source), units, words, threads, *arrays)
+    run_units(_function(source), units, words, threads, *arrays, scratch=scratch)
 
 
 @cache

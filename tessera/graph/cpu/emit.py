@@ -134,8 +134,7 @@ class _Emitter:
             w(f"deposit({self._data(s)}, {s.name}_count)")
         self._finish()
         w.depth = 1
-        w("while pending(call, 2):")
-        w("    pass")
+        w("await_word(call, 2, 1)")
         return "\n".join(w.lines) + "\n"
 
     def _data(self, s: Stream) -> str:

@@ -15,6 +15,7 @@ Three facts decide the form (Numba 0.68, LLVM 22):
 
 from __future__ import annotations
 
+import platform
 import re
 from collections.abc import Callable
 from functools import cache
@@ -23,6 +24,7 @@ from typing import Any
 
 from llvmlite import ir
 from numba import types
+from numba.core import cgutils
 from numba.extending import intrinsic
 
 from ...numerics import dtype_names, find_dtype
@@ -141,17 +143,100 @@ def deposit(builder: ir.IRBuilder, base: ir.Value, count: ir.Value) -> None:
     builder.atomic_rmw("add", _element(builder, base, I64(0), 64), count, "seq_cst")
 
 
-@instruction("pending", types.boolean, types.int64, types.int64)
-def pending(builder: ir.IRBuilder, base: ir.Value, index: ir.Value) -> ir.Value:
-    """True while a shared word is zero; gives the core to another thread before it answers."""
-    value = builder.load_atomic(_element(builder, base, index, 64), "acquire", 8)
-    name = "sched_yield"
+# ---- words that threads hand to each other ----------------------------------------------------
+
+
+LOOKS = 4096  # at a word that another thread will change, before this one sleeps
+DOZE_US = 20
+HINTS = {"x86_64": ("llvm.x86.sse2.pause",), "aarch64": ("llvm.aarch64.hint", 1)}
+
+
+def shared(builder: ir.IRBuilder, base: ir.Value, index: ir.Value) -> ir.Value:
+    return builder.load_atomic(_element(builder, base, index, 64), "acquire", 8)
+
+
+def hold(builder: ir.IRBuilder) -> None:
+    """A few dozen cycles in which a core that waits leaves its neighbour alone."""
+    machine, module = platform.machine(), builder.module
+    if machine in HINTS:
+        name, *args = HINTS[machine]
+        kind = ir.FunctionType(ir.VoidType(), [I32] * len(args))
+        builder.call(module.globals.get(name) or ir.Function(module, kind, name),
+                     [I32(a) for a in args])
+
+
+@instruction("look_again", types.int64, types.int64, types.int64)
+def look_again(builder: ir.IRBuilder, base: ir.Value, index: ir.Value) -> ir.Value:
+    """A shared word, a little later."""
+    hold(builder)
+    return shared(builder, base, index)
+
+
+@instruction("clock_ns", types.int64)
+def clock_ns(builder: ir.IRBuilder) -> ir.Value:
+    """The time of CLOCK_MONOTONIC."""
+    module, name = builder.module, "clock_gettime"
+    read = module.globals.get(name) or ir.Function(
+        module, ir.FunctionType(I32, [I32, I64.as_pointer()]), name)
+    time = cgutils.alloca_once(builder, I64, I64(2))
+    builder.call(read, [I32(1), time])
+    seconds, rest = builder.load(time), builder.load(builder.gep(time, [I64(1)]))
+    return builder.add(builder.mul(seconds, I64(10**9)), rest)
+
+
+@instruction("await_word", types.void, types.int64, types.int64, types.int64)
+def await_word(builder: ir.IRBuilder, base: ir.Value, index: ir.Value, value: ir.Value) -> None:
+    """Until another thread has set a shared word to this. (A thread that gives its core away at
+    each look, by sched_yield, has its next slices taken from it: EEVDF of Linux.)"""
     module = builder.module
-    call = module.globals.get(name) or ir.Function(module, ir.FunctionType(I32, []), name)
-    empty = builder.icmp_signed("==", value, I64(0))
-    with builder.if_then(empty):
-        builder.call(call, [])
-    return empty
+    usleep = module.globals.get("usleep") or ir.Function(
+        module, ir.FunctionType(I32, [I32]), "usleep")
+    look, wait, doze, done = (
+        builder.append_basic_block(name) for name in ("look", "wait", "doze", "done"))
+    begin = builder.block
+    builder.branch(look)
+    builder.position_at_end(look)
+    looks = builder.phi(I64)
+    looks.add_incoming(I64(0), begin)
+    builder.cbranch(builder.icmp_signed("==", shared(builder, base, index), value), done, wait)
+    builder.position_at_end(wait)
+    hold(builder)
+    more = builder.add(looks, I64(1))
+    looks.add_incoming(more, wait)
+    builder.cbranch(builder.icmp_signed("<", more, I64(LOOKS)), look, doze)
+    builder.position_at_end(doze)
+    builder.call(usleep, [I32(DOZE_US)])
+    looks.add_incoming(more, doze)
+    builder.branch(look)
+    builder.position_at_end(done)
+
+
+@instruction("set_word", types.void, types.int64, types.int64, types.int64)
+def set_word(builder: ir.IRBuilder, base: ir.Value, index: ir.Value, value: ir.Value) -> None:
+    builder.store(value, _element(builder, base, index, 64))
+
+
+@instruction("publish", types.void, types.int64, types.int64, types.int64)
+def publish(builder: ir.IRBuilder, base: ir.Value, index: ir.Value, value: ir.Value) -> None:
+    """Set a shared word behind everything that this thread has written."""
+    builder.store_atomic(value, _element(builder, base, index, 64), "release", 8)
+
+
+@instruction("exchanged", types.boolean, types.int64, types.int64, types.int64, types.int64)
+def exchanged(builder: ir.IRBuilder, base: ir.Value, index: ir.Value, old: ir.Value, new: ir.Value
+              ) -> ir.Value:
+    """Whether a shared word was `old`, and is `new` now."""
+    place = _element(builder, base, index, 64)
+    return builder.extract_value(builder.cmpxchg(place, old, new, "seq_cst", "seq_cst"), 1)
+
+
+@instruction("invoke", types.void, types.int64, types.int64, types.int64, types.int64)
+def invoke(builder: ir.IRBuilder, function: ir.Value, *args: ir.Value) -> None:
+    """Run a loop at this address: layout, call, scratch. Its result and exception slots stay."""
+    slot = cgutils.alloca_once(builder, I64)
+    slots = [builder.bitcast(slot, I8.as_pointer())] * 2
+    kind = ir.FunctionType(I32, [I8.as_pointer()] * 2 + [I64] * 3)
+    builder.call(builder.inttoptr(function, kind.as_pointer()), [*slots, *args])
 
 
 # ---- arithmetic of single instructions --------------------------------------------------------

@@ -14,12 +14,15 @@ from ..schedule.loop_dtypes import numpy_of
 from . import pool
 from .emit import CALL_WORDS, Stream, emit, streams
 from .layout import LoopAxis, LoopLayout, element_strides, lay_out
+from .machine_code import obtain
 from .passes import work_per_element
 from .program import REDUCTIONS, LoopProgram
+from .shared_launch import sharing
 
 # f32 additions below which waking a worker costs more than it saves: about 80 us of one thread.
 # Measured on 2 cores of an EPYC 9005 (softmax and add, 8 Ki to 256 Ki elements).
 THREAD_WORK = 1 << 22
+SHARED_WORK = 1 << 19  # that are worth sharing with a worker that is awake
 Launch = Callable[[Sequence[np.ndarray], Sequence[np.ndarray]], None]
 
 _kernels: dict[str, LoopKernel] = {}
@@ -136,31 +139,21 @@ class LoopKernel:
     def _launcher(self, layout: LoopLayout, function: Any) -> Launch:
         """The hot path, closed over everything that is fixed."""
         slots = self.slots if self._keeps() else 0
-        scratch_bytes = slots * int(layout.words[7])
-        words, slot = layout.words, np.zeros(1, np.int64)
-        table, dummy = words.ctypes.data, slot.ctypes.data
         columns = sum(s.kind == "column_sum" for s in self.streams)
         partial = max(1, 2 * columns * layout.chunks * layout.width)
         arrays = len(self.program.inputs) + len(self.program.outputs)
         pack = struct.Struct(f"{CALL_WORDS + arrays}q").pack
-        scratch = pool.scratch
-        most = min(pool.threads_wanted(), layout.chunks)
-        if layout.count * self.work < THREAD_WORK:
-            most = 1
+        work = layout.count * self.work
+        threads = min(pool.threads_wanted(), layout.chunks) if work >= SHARED_WORK else 1
+        share = sharing(function, layout.words, threads, slots * int(layout.words[7]),
+                        wake=work >= THREAD_WORK)
 
         def launch(inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray]) -> None:
             # A fresh bytes object that only this launch knows: its first words are the counters
             # the threads share.
             sums = np.empty(partial, np.int64) if columns else None
             at = sums.ctypes.data if sums is not None else 0
-            call = pack(0, 0, 0, at, *map(id, inputs), *map(id, outputs))
-            if most > 1:
-                def job(keep: Any = (words, slot, sums)) -> None:
-                    function(dummy, dummy, table, call, scratch(scratch_bytes))
-
-                for queue in pool.POOL.helpers(most - 1):
-                    queue.put(job)
-            function(dummy, dummy, table, call, scratch(scratch_bytes) if scratch_bytes else 0)
+            share(pack(0, 0, 0, at, *map(id, inputs), *map(id, outputs)))
 
         return launch
 
@@ -195,22 +188,6 @@ def _nothing(inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray]) -> Non
     """The launch of an iteration space with nothing to write."""
 
 
-def obtain(source: str) -> Any:
-    """Machine code of a source: from the disk cache, else compiled and stored there."""
-    from . import disk
-    from .load import load_object
-
-    name = disk.entry_name(source)
-
-    def compiled() -> tuple[str, bytes]:
-        from .compile import compile_source
-
-        return compile_source(source, f"loops_{name[:12]}")
-
-    symbol, code = disk.obtain(name, compiled)
-    return load_object(code, symbol)
-
-
 def unit_source(words: str, body: str) -> str:
     """The source of such a function. words: lines that read the table, `units` among them.  body:
     what is done for `unit`, indented as in a loop"""
@@ -221,23 +198,15 @@ def unit_source(words: str, body: str) -> str:
             break
 {body}        if claim(call, 1) == units - 1:
             claim(call, 2)
-    while pending(call, 2):
-        pass
+    await_word(call, 2, 1)
 """
 
 
-def run_units(function: Any, units: int, words: Sequence[int], threads: int, *arrays: np.ndarray
-              ) -> None:
+def run_units(function: Any, units: int, words: Sequence[int], threads: int, *arrays: np.ndarray,
+              scratch: int = 0) -> None:
     """A function of units that threads claim, written by hand: word 0 of its table is their number,
-    `words` are behind it; of its call the first three are shared by the threads, arrays follow."""
-    layout, slot = np.array([units, *words], np.int64), np.zeros(1, np.int64)
-    call = struct.pack(f"{3 + len(arrays)}q", 0, 0, 0, *map(id, arrays))
-    table, dummy = layout.ctypes.data, slot.ctypes.data
-
-    def job(keep: Any = (layout, slot)) -> None:
-        function(dummy, dummy, table, call, 0)
-
-    for queue in pool.POOL.helpers(max(0, min(threads, units) - 1)):
-        queue.put(job)
+    `words` are behind it; of its call the first three are shared by the threads, arrays follow.
+    scratch: bytes of each thread"""
     if units:
-        job()
+        share = sharing(function, np.array([units, *words], np.int64), min(threads, units), scratch)
+        share(struct.pack(f"{3 + len(arrays)}q", 0, 0, 0, *map(id, arrays)))

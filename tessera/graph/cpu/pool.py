@@ -1,40 +1,82 @@
 """Worker threads of CPU loops and products: they help with work that is already running.
 
-A job is a function of no arguments. That of a launch is a ctypes call that claims chunks until none
-is left, then waits until all are done. The launching thread starts at once; workers that are told
-of the launch claim chunks too. A worker that wakes late finds nothing to claim and touches nothing,
-so a launch never waits for a thread that did not start. Workers are daemon threads made at first
-use, one fewer than `config.num_threads`, and block in a queue: they cost nothing while idle.
+A worker takes jobs, functions of no arguments, from a queue. One job is to serve the launches of
+loops, which machine code tells it of through its mailbox (shared_launch.py). Workers are daemon
+threads, one fewer than `config.num_threads`, made at first use: they cost nothing while idle.
 """
 
 from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Callable
+from functools import partial
 from queue import SimpleQueue
+from typing import Any
 
 import numpy as np
 
 from ... import config
 
+# The first word of a mailbox. The second is set where a job waits in the queue.
+STATES = ("asleep", "idle", "filled", "posted", "taken", "done")
+STATE, RECALL, WORDS = 0, 1, 16
+ASLEEP, IDLE = STATES.index("asleep"), STATES.index("idle")
+LINE = 64  # bytes of a cache line, which no other mailbox shares
+
+
+class Worker:
+    """A thread that is there from the first job on, its queue and its mailbox."""
+
+    serve: Callable[[int], Any]  # of the address of a mailbox
+
+    def __init__(self, name: str) -> None:
+        self.name, self.lock = name, threading.Lock()
+        raw = np.zeros(WORDS + LINE // 8, np.int64)
+        begin = -raw.ctypes.data % LINE // 8
+        mailbox = raw[begin:begin + WORDS]
+        self.address, self.words = mailbox.ctypes.data, mailbox.data
+        self.forget()
+
+    def forget(self) -> None:
+        """Threads do not survive fork: a child starts its own. Its launches know the mailboxes."""
+        self.queue: SimpleQueue = SimpleQueue()
+        self.runs, self.words[STATE] = False, ASLEEP
+
+    def put(self, job: Callable[[], Any]) -> None:
+        """A job that comes before any launch whose loop is not begun."""
+        self.words[RECALL] = 1
+        with self.lock:
+            self._tell(job)
+
+    def wake(self) -> None:
+        """Have it look at its mailbox."""
+        if self.words[STATE] == ASLEEP:
+            with self.lock:
+                if self.words[STATE] == ASLEEP:
+                    self.words[RECALL], self.words[STATE] = 0, IDLE
+                    self._tell(partial(self.serve, self.address))
+
+    def _tell(self, job: Callable[[], Any]) -> None:
+        if not self.runs:
+            self.runs = True
+            threading.Thread(target=_work, args=(self.queue,), name=self.name, daemon=True).start()
+        self.queue.put(job)
+
 
 class Pool:
-    """Queues and threads, grown to the number asked for."""
+    """Workers, grown to the number asked for."""
 
     def __init__(self) -> None:
-        self.queues: list[SimpleQueue] = []
+        self.workers: list[Worker] = []
         self.lock = threading.Lock()
 
-    def helpers(self, count: int) -> list[SimpleQueue]:
-        """At least `count` running workers' queues (the first `count` of them)."""
-        if len(self.queues) < count:
-            with self.lock:
-                while len(self.queues) < count:
-                    queue: SimpleQueue = SimpleQueue()
-                    name = f"tessera-loops-{len(self.queues)}"
-                    threading.Thread(target=_work, args=(queue,), name=name, daemon=True).start()
-                    self.queues.append(queue)
-        return self.queues[:count]
+    def helpers(self, count: int) -> list[Worker]:
+        """The first `count` workers."""
+        with self.lock:
+            while len(self.workers) < count:
+                self.workers.append(Worker(f"tessera-loops-{len(self.workers)}"))
+        return self.workers[:max(0, count)]
 
 
 def _work(queue: SimpleQueue) -> None:
@@ -65,15 +107,24 @@ def scratch(size: int) -> int:
     return _scratch.address
 
 
+def kept(what: str, count: int) -> np.ndarray:
+    """f32 of this thread, beginning at a cache line; not set, and the same memory at each call."""
+    found = getattr(_scratch, what, None)
+    if found is None or found.size < count:
+        raw = np.empty(count + 15, np.float32)
+        found = raw[-raw.ctypes.data // 4 % 16:]
+        setattr(_scratch, what, found)
+    return found[:count]
+
+
 def threads_wanted() -> int:
     """Threads a large launch may use, this one included."""
     return config.num_threads
 
 
 def _forget_workers() -> None:
-    """Threads do not survive fork: a child starts its own."""
-    global POOL
-    POOL = Pool()
+    for worker in POOL.workers:
+        worker.forget()
 
 
 os.register_at_fork(after_in_child=_forget_workers)

@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 
 from . import pool
-from .kernel import obtain, run_units, unit_source
+from .kernel import run_units, unit_source
+from .machine_code import obtain
 
 LEAST = 1 << 14  # elements that are worth machine code, whose first use of all takes a second
 COLUMNS = 32  # of a thread, at least
