@@ -204,14 +204,50 @@ class CopyKeeper:
         # what copies are made of, one after another: the key of each, its place in it, its number
         self._sources = [(c.key, i) for c in self.copies for i in range(len(c.arguments))]
         self._pick = picker([i for c in self.copies for i in c.arguments])
+        self._pick_results = picker([j for c in self.copies for j in c.results])
         self._empty: list[HeldCopy] = []  # of the call under way: what held the copies that it took
+        # Of the last call: `narrow` of each result that has copies, and what these hold. A call
+        # with these results puts it as it is on its own.
+        self._notes: list[Any] = []
+        self._held: list[HeldCopy] = []
+        self._again = False
 
     def taken(self, leaves: Sequence[Tensor]) -> list[Tensor]:
         """The copies for a call with these arguments, which have none from here on."""
+        sources: Sequence[Any] = self._pick(leaves)
+        self._again, found = False, list[Resident | None]()
+        if self._notes and RESIDENT.issuperset(map(type, sources)) and [
+                x.narrow for x in sources] == self._notes:
+            found = [h.tensor for h in self._held]
+            self._again = RESIDENT.issuperset(map(type, found))  # none was needed for memory
+        return self._of_results(sources, found) if self._again else self._of_any(leaves, sources)
+
+    def kept(self, results: list[Tensor]) -> list[Tensor]:
+        """The results of the function; the copies stay with those of which they are."""
+        count = len(results) - len(self.copies)
+        copies: list[Any] = results[count:]
+        if self._again:
+            for y, note in zip(self._pick_results(results), self._notes, strict=True):
+                y.narrow = note
+            for held, copy in zip(self._held, copies, strict=True):
+                held.tensor = copy
+        else:
+            self._note(results, copies)
+        return results[:count]
+
+    def _of_results(self, sources: Sequence[Any], copies: list[Any]) -> list[Tensor]:
+        for x in sources:
+            x.narrow = None
+        for held in self._held:
+            held.tensor = None
+        return copies
+
+    def _of_any(self, leaves: Sequence[Tensor], sources: Sequence[Any]) -> list[Tensor]:
+        """Arguments that have copies from anywhere, or none."""
+        self._notes = []  # until this call has left some
         held: list[HeldCopy | None] = []
-        for (key, place), x in zip(self._sources, self._pick(leaves), strict=True):
-            narrow = x.narrow if type(x) is Resident else None
-            there, at = narrow.pop(key, NONE) if narrow else NONE
+        for (key, place), x in zip(self._sources, sources, strict=True):
+            there, at = _out_of(x, key)
             if place == 0:
                 held.append(there if at == 0 else None)
             elif at != place or there is not held[-1]:
@@ -225,21 +261,15 @@ class CopyKeeper:
             return copies
         return self._first.tensors([leaves[i] for c in self.copies for i in c.arguments])
 
-    def kept(self, results: Sequence[Tensor]) -> list[Tensor]:
-        """The results of the function; the copies stay with those of which they are."""
-        count = len(results) - len(self.copies)
-        empty, self._empty = self._empty, []
-        for (key, numbers), copy in zip(self._results, results[count:], strict=True):
-            assert isinstance(copy, Resident)
+    def _note(self, results: Sequence[Any], copies: Sequence[Any]) -> None:
+        empty, self._empty, self._held = self._empty, [], []
+        for (key, numbers), copy in zip(self._results, copies, strict=True):
             held = empty.pop() if empty else HeldCopy(None)
             held.tensor = copy
+            self._held.append(held)
             for place, j in enumerate(numbers):
-                x: Any = results[j]
-                if x.narrow is None:
-                    x.narrow = {key: (held, place)}
-                else:
-                    x.narrow[key] = held, place
-        return list(results[:count])
+                results[j].narrow = {**(results[j].narrow or {}), key: (held, place)}
+        self._notes = [y.narrow for y in self._pick_results(results)]
 
     @cached_property
     def _first(self) -> Any:
@@ -250,6 +280,16 @@ class CopyKeeper:
                                tuple(g.outputs[0] for g in graphs)))
 
 
-NONE: tuple[Any, int] = None, -1
+def _out_of(x: Any, key: str) -> tuple[Any, int]:
+    """What a tensor has under a key, which it has no more. What it had is left as it is: it may be
+    that of the results of a call."""
+    narrow = x.narrow if type(x) is Resident else None
+    if not narrow or key not in narrow:
+        return None, -1
+    x.narrow = {k: held for k, held in narrow.items() if k != key}
+    return narrow[key]
+
+
+RESIDENT = frozenset({Resident})
 
 __all__ = ["CopyKeeper", "NarrowCopy", "keep_copies"]
