@@ -92,11 +92,27 @@ Picker = Callable[[Sequence[Any]], Sequence[Any]]
 
 
 def picker(numbers: Sequence[int]) -> Picker:
-    """What picks these of a list, many at once; a run of them quicker still."""
+    """What picks these of a list, many at once; runs of them quicker still."""
     if not numbers:
         return lambda values: ()
-    run = range(numbers[0], numbers[0] + len(numbers))
-    return itemgetter(slice(run.start, run.stop)) if [*numbers] == [*run] else itemgetter(*numbers)
+    runs = [slice(numbers[0], numbers[0])]
+    for i in numbers:
+        if i != runs[-1].stop:
+            runs.append(slice(i, i))
+        runs[-1] = slice(runs[-1].start, i + 1)
+    if len(runs) == 1:
+        return itemgetter(*runs)
+    return _of_runs(itemgetter(*runs)) if 8 * len(runs) <= len(numbers) else itemgetter(*numbers)
+
+
+def _of_runs(take: Callable[[Any], tuple[Sequence[Any], ...]]) -> Picker:
+    def pick(values: Sequence[Any]) -> list[Any]:
+        picked: list[Any] = []
+        for run in take(values):
+            picked += run
+        return picked
+
+    return pick
 
 
 __all__ = ["FEW", "HERE", "OURS", "Picker", "PlacedLeaves", "SpreadLeaves", "memories_of",
