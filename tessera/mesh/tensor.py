@@ -84,12 +84,11 @@ class DistTensor(Tensor):
     # --- what it is ---------------------------------------------------------------------------
     @property
     def held(self) -> dict[int, Tensor]:
-        """The parts that are here, by rank. Raises ArgumentError when it was donated. Whoever is
-        told may put them elsewhere, so `origin` is forgotten."""
+        """The parts that are here, by rank. Raises ArgumentError when it was donated."""
         held = self._held
         if held.__class__ is UsedBy:
             raise held.error(self)
-        self.origin = None
+        self.origin = None  # whoever is told may put them elsewhere
         return held
 
     @held.setter

@@ -126,6 +126,29 @@ def test_two_trainings_of_one_function(gpus: Any) -> None:
     second.check()
 
 
+def test_two_functions_of_other_extents(alone: None) -> None:
+    """Tensors that one used up are none of the other's."""
+    for there in (on_gpu, on_mesh):
+        first, second = Training(there), Training(there, 1)
+        second.host = {k: np.ones((2, 4), np.float32) for k in reversed(second.host)}
+        second.p = {k: there(v) for k, v in second.host.items()}
+        for _ in range(8):
+            first.steps(1)
+            second.steps(1)
+        for t, shape in ((first, (4,)), (second, (2, 4))):
+            t.check()
+            assert {v.shape for v in t.p.values()} == {shape}
+
+
+def test_a_parameter_is_another_signature(training: Training) -> None:
+    training.steps(5)
+    training.p["w6"].is_param = True
+    training.steps(1)
+    assert training.step.specializations == 2
+    training.steps(4)
+    training.check()
+
+
 def test_parameters_are_parameters_again(gpus: Any) -> None:
     t = Training(on_gpu)
     t.p = {k: ts.param(v) if i % 2 else v for i, (k, v) in enumerate(t.p.items())}
@@ -231,10 +254,6 @@ def drop(t: Training) -> None:
     del t.p["w6"], t.host["w6"]
 
 
-def become_a_parameter(t: Training) -> None:
-    t.p["w6"] = ts.param(t.p["w6"])
-
-
 def extents(t: Training) -> None:
     t.host["w6"] = np.ones((3, 4), np.float32)
     t.p["w6"] = t.there(t.host["w6"])
@@ -245,7 +264,7 @@ def look(t: Training) -> None:
 
 
 @pytest.mark.parametrize("change", [swap, replace, write, rename, reorder, drop,
-                                    become_a_parameter, extents, look])
+                                    extents, look])
 def test_what_is_changed_between_calls(training: Training, change: Any) -> None:
     for _ in range(3):
         training.steps(4)

@@ -267,10 +267,11 @@ class ResultTensors:
         """ours: how many of the last arguments nobody else has."""
         space = calls.space
         first, donated = len(space.program.lowered.inputs) - ours, sorted(space.donated)
-        moved = calls.moved_arguments()
-        own = [j for j, i in enumerate(moved) if i is not None and i >= first]
-        turned = [j for j, i in enumerate(moved) if i is not None and i < first]
-        rest = [j for j, i in enumerate(moved) if i is None]
+        arguments = calls.moved_arguments()
+        moved = {j: i for j, i in enumerate(arguments) if i is not None}
+        own = [j for j, i in moved.items() if i >= first]
+        turned = [j for j, i in moved.items() if i < first]
+        rest = [j for j in range(len(arguments)) if j not in moved]
         self.turned, self.rest = (NewTensors(
             [calls.at[space.results[j].base] if space.results[j].own else 0 for j in found],
             [space.results[j].buffer for j in found]) for found in (turned, rest))

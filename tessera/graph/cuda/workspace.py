@@ -349,11 +349,11 @@ class Workspace:
     def captured_memory(self, name: str, x: Tensor) -> Memory:
         """Where a captured tensor is read in a call: its own, or that of a copy as it is now."""
         if self._reads(x):
-            return x.storage  # type: ignore[no-any-return]
+            return x.storage
         held = self.captured.get(name)
         if held is None or x.place != HOST or held.may_differ(x):
             self._give_capture(name, x)
-        return self.own[name]  # type: ignore[no-any-return]
+        return self.own[name]
 
     def _reads(self, x: Tensor | np.ndarray) -> bool:
         """Whether kernels read it where it lies."""

@@ -284,8 +284,9 @@ class ResultKinds:
 
     def of(self, numbers: Sequence[int]) -> ResultKinds:
         """Of some of the results."""
-        return ResultKinds(*([x[j] for j in numbers] if x else x for x in (
-            self.shapes, self.types, self.layouts, self.origins)))
+        return ResultKinds([self.shapes[j] for j in numbers], [self.types[j] for j in numbers],
+                           [self.layouts[j] for j in numbers],
+                           [self.origins[j] for j in numbers] if self.origins else ())
 
 
 @dataclass(frozen=True)
