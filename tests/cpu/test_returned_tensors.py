@@ -266,14 +266,11 @@ def look(t: Training) -> None:
 @pytest.mark.parametrize("change", [swap, replace, write, rename, reorder, drop,
                                     extents, look])
 def test_what_is_changed_between_calls(training: Training, change: Any) -> None:
-    for _ in range(3):
-        training.steps(4)
-        if not (change in (rename, drop) and "w4" not in training.p | {"w6": 0}
-                or change is drop and "w6" not in training.p):
-            change(training)
+    training.steps(5)
+    change(training)
     training.steps(1)
     training.check()
-    training.steps(3)
+    training.steps(4)
     training.check()
 
 
@@ -287,19 +284,14 @@ def test_a_tensor_that_was_offloaded(gpus: Any) -> None:
     t.check()
 
 
-def test_a_part_that_somebody_was_given(alone: None) -> None:
+def test_a_part_that_was_offloaded(alone: None) -> None:
     t = Training(on_mesh)
     t.steps(5)
-    part = t.p["w3"].local
-    was = part.numpy().copy()
-    other = on_gpu(np.full(4, 3.0, np.float32))
-    part.storage = other.storage  # it lies elsewhere now, in memory that another has too
-    t.host["w3"] = np.full(4, 3.0, np.float32)
+    offload(t.p["w3"].local)
+    t.steps(1)
     t.check()
-    del part
-    t.steps(3)
+    t.steps(4)
     t.check()
-    assert other.numpy().tolist() == [3.0] * 4 and was.any()
 
 
 def test_attributes_are_those_of_a_new_tensor(training: Training) -> None:
