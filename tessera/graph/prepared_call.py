@@ -146,10 +146,9 @@ class ReturnedLeaves:
 
     @staticmethod
     def of(leaves: Sequence[Any]) -> ReturnedLeaves | None:
-        """None where few are, or one is twice."""
+        """None where few are."""
         at = [i for i, x in enumerate(leaves) if x.origin is not None]
-        apart = len({leaves[i].origin for i in at}) == len(at)
-        return ReturnedLeaves(leaves, at) if apart and len(at) >= FEW else None
+        return ReturnedLeaves(leaves, at) if len(at) >= FEW else None
 
     def are(self, leaves: Sequence[Any]) -> bool:
         """Whether leaves are these results of these programs, and the others as they were."""

@@ -195,6 +195,12 @@ def _trim(on: Device) -> None:
 hooks.trimmed.append(_trim)
 
 
+class Note(dict[str, tuple[HeldCopy, int]]):
+    """`narrow` of a tensor. It is not changed; one with other entries takes its place."""
+
+    __slots__ = ("__weakref__",)
+
+
 class CopyKeeper:
     """Gives the copies of a program to its calls. run: makes what runs a graph."""
 
@@ -206,41 +212,49 @@ class CopyKeeper:
         self._pick = picker([i for c in self.copies for i in c.arguments])
         self._pick_results = picker([j for c in self.copies for j in c.results])
         self._empty: list[HeldCopy] = []  # of the call under way: what held the copies that it took
-        # Of the last call: `narrow` of each result that has copies, and what these hold. A call
-        # with these results puts it as it is on its own.
-        self._notes: list[Any] = []
-        self._held: list[HeldCopy] = []
-        self._again = False
+        # Of the last call: `narrow` of each result that has copies, and what these hold. They live
+        # as long as the results do.
+        self._notes: list[weakref.ref[Note]] = []
+        self._held: list[weakref.ref[HeldCopy]] = []
+        self._turn: tuple[list[Note], list[HeldCopy]] | None = None  # those, of the call under way
 
     def taken(self, leaves: Sequence[Tensor]) -> list[Tensor]:
         """The copies for a call with these arguments, which have none from here on."""
         sources: Sequence[Any] = self._pick(leaves)
-        self._again, found = False, list[Resident | None]()
-        if self._notes and RESIDENT.issuperset(map(type, sources)) and [
-                x.narrow for x in sources] == self._notes:
-            found = [h.tensor for h in self._held]
-            self._again = RESIDENT.issuperset(map(type, found))  # none was needed for memory
-        return self._of_results(sources, found) if self._again else self._of_any(leaves, sources)
+        self._turn = self._of_last_call(sources)
+        if self._turn is None:
+            return self._of_any(leaves, sources)
+        copies: list[Any] = [held.tensor for held in self._turn[1]]
+        for x in sources:
+            x.narrow = None
+        for held in self._turn[1]:
+            held.tensor = None
+        return copies
 
     def kept(self, results: list[Tensor]) -> list[Tensor]:
         """The results of the function; the copies stay with those of which they are."""
         count = len(results) - len(self.copies)
         copies: list[Any] = results[count:]
-        if self._again:
-            for y, note in zip(self._pick_results(results), self._notes, strict=True):
-                y.narrow = note
-            for held, copy in zip(self._held, copies, strict=True):
-                held.tensor = copy
-        else:
+        turn, self._turn = self._turn, None
+        if turn is None:
             self._note(results, copies)
+        else:
+            for y, note in zip(self._pick_results(results), turn[0], strict=True):
+                y.narrow = note  # type: ignore[attr-defined]
+            for held, copy in zip(turn[1], copies, strict=True):
+                held.tensor = copy
         return results[:count]
 
-    def _of_results(self, sources: Sequence[Any], copies: list[Any]) -> list[Tensor]:
-        for x in sources:
-            x.narrow = None
-        for held in self._held:
-            held.tensor = None
-        return copies
+    def _of_last_call(self, sources: Sequence[Any]
+                      ) -> tuple[list[Note], list[HeldCopy]] | None:
+        """What the results of the last call have, where they are the arguments and have it yet."""
+        notes = [note for ref in self._notes if (note := ref()) is not None]
+        if not notes or not RESIDENT.issuperset(map(type, sources)) or [
+                x.narrow for x in sources] != notes:
+            return None
+        held = [h for ref in self._held if (h := ref()) is not None]
+        there = sum(h.tensor is not None for h in held)  # what is not was needed for memory
+        return (notes, held) if there == len(self.copies) else None
 
     def _of_any(self, leaves: Sequence[Tensor], sources: Sequence[Any]) -> list[Tensor]:
         """Arguments that have copies from anywhere, or none."""
@@ -266,10 +280,10 @@ class CopyKeeper:
         for (key, numbers), copy in zip(self._results, copies, strict=True):
             held = empty.pop() if empty else HeldCopy(None)
             held.tensor = copy
-            self._held.append(held)
+            self._held.append(weakref.ref(held))
             for place, j in enumerate(numbers):
-                results[j].narrow = {**(results[j].narrow or {}), key: (held, place)}
-        self._notes = [y.narrow for y in self._pick_results(results)]
+                results[j].narrow = Note({**(results[j].narrow or {}), key: (held, place)})
+        self._notes = [weakref.ref(y.narrow) for y in self._pick_results(results)]  # type: ignore[attr-defined]
 
     @cached_property
     def _first(self) -> Any:
@@ -281,12 +295,11 @@ class CopyKeeper:
 
 
 def _out_of(x: Any, key: str) -> tuple[Any, int]:
-    """What a tensor has under a key, which it has no more. What it had is left as it is: it may be
-    that of the results of a call."""
+    """What a tensor has under a key, which it has no more."""
     narrow = x.narrow if type(x) is Resident else None
     if not narrow or key not in narrow:
         return None, -1
-    x.narrow = {k: held for k, held in narrow.items() if k != key}
+    x.narrow = Note({k: held for k, held in narrow.items() if k != key})
     return narrow[key]
 
 
