@@ -120,6 +120,7 @@ class Tensor:
     storage: Any = None  # the same, to read
     place = HOST  # the number of that GPU
     offloaded = False  # a GPU's, in host memory until it is used
+    origin: Any = None  # which result of a program it is, while it lies where that put it
 
     def __init__(self, array: np.ndarray,
                  type: NumericType = None,  # type: ignore[assignment]  # absent only by mistake

@@ -18,7 +18,7 @@ from ..errors import ArgumentError, user_line
 from ..tensor import Tensor
 from ..tile.launch.resident import Resident
 from ..tile.launch.used_by import UsedBy
-from .placed_leaves import PlacedLeaves, memories_of, placed
+from .placed_leaves import FEW, PlacedLeaves, SpreadLeaves, memories_of, placed
 
 
 class DonatedTensor(Tensor):
@@ -46,27 +46,42 @@ class SpentTensors:
     for circles at each step."""
 
     def __init__(self) -> None:
-        self._last: deque[list[Tensor]] = deque(maxlen=1)  # of the last call; pop is atomic
+        # of the last call, and what its arguments were like; pop is atomic
+        self._last: deque[tuple[list[Any], object]] = deque(maxlen=1)
 
-    def keep(self, tensors: list[Tensor]) -> None:
+    def keep(self, tensors: list[Any], like: object = None) -> None:
         if len(tensors) >= FEW:
-            self._last.append(tensors)
+            self._last.append((tensors, like))
 
-    def take(self, count: int) -> list[Tensor]:
+    def take(self, count: int) -> list[Any]:
         """Up to so many, whose attributes are as they were."""
         try:
-            batch = self._last.pop()
+            batch, _ = self._last.pop()
         except IndexError:
             return []
-        if sum(map(sys.getrefcount, batch)) > ALONE * len(batch) or any(
-                map(getweakrefcount, batch)):
+        if not _alone(batch):
             counts = list(map(sys.getrefcount, batch))
             batch = [x for x, n in zip(batch, counts, strict=True)
                      if n <= ALONE and not getweakrefcount(x)]
         return batch[:count]
 
+    def take_alike(self, like: object) -> list[Any] | None:
+        """Those of a call like the one under way, in the place of each argument one of its class,
+        extents and type: None where there are none, or somebody has one."""
+        try:
+            batch, of = self._last.pop()
+        except IndexError:
+            return None
+        if of is like and like is not None and _alone(batch):
+            return batch
+        self._last.append((batch, of))
+        return None
 
-FEW = 32  # tensors of a call that are worth it
+
+def _alone(batch: list[Any]) -> bool:
+    """Whether nobody has any of these but the list."""
+    return sum(map(sys.getrefcount, batch)) <= ALONE * len(batch) and not sum(
+        map(getweakrefcount, batch))
 
 
 def blank(kind: type, count: int) -> list[Any]:
@@ -98,23 +113,26 @@ def _take_host(tensors: Sequence[Tensor], call: Any) -> None:
 def _take_resident(tensors: Sequence[Resident], call: UsedBy) -> None:
     for x in tensors:
         x._storage = call
-        x.narrow = None
+        x.narrow = x.origin = None
 
 
 DONATABLE: dict[type, Donatable] = {  # mesh/tensor.py adds distributed tensors
     Tensor: Donatable(_take_host), Resident: Donatable(_take_resident)}
 
 
-def use_up(donated: Sequence[Tensor], function: str, kinds: Collection[type] = ()) -> None:
-    """Take the memory away from the donated leaves of a call of this function. kinds: their
-    classes, where somebody has looked."""
-    _take([*donated], UsedBy(user_line(), function), kinds)
+def use_up(donated: Sequence[Tensor], function: str, leaves: Sequence[Tensor] = ()) -> None:
+    """Take the memory away from the donated ones of the leaves of a call of this function."""
+    told = type(leaves) in (PlacedLeaves, SpreadLeaves)
+    kinds = (type(leaves[0]),) if told else ()
+    _take([*donated], UsedBy(user_line(), function), kinds, getattr(leaves, "like", None))
 
 
 ALONE = list(map(sys.getrefcount, [object()]))[0]  # of what a list has and nobody else
 
 
-def _take(tensors: list[Tensor], call: UsedBy, kinds: Collection[type] = ()) -> None:
+def _take(tensors: list[Tensor], call: UsedBy, kinds: Collection[type] = (), like: object = None
+          ) -> None:
+    """kinds: their classes, where somebody has looked."""
     kinds = {*kinds} or {*map(type, tensors)}
     for kind in kinds & DONATABLE.keys():
         how = DONATABLE[kind]
@@ -122,7 +140,7 @@ def _take(tensors: list[Tensor], call: UsedBy, kinds: Collection[type] = ()) -> 
         if how.parts is not None:
             _take(how.parts(mine), call)
         how.take(mine, call)
-        how.spent.keep(mine)
+        how.spent.keep(mine, like)
 
 
 def check_donated(leaves: Sequence[Tensor], donated: Sequence[int], names: Sequence[str],
@@ -149,10 +167,11 @@ def _parts(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
     """What tensors are made of: themselves, or their parts."""
     if type(tensors) is PlacedLeaves:
         return tensors
-    kinds = {*map(type, tensors)}
+    kinds = {type(tensors[0])} if type(tensors) is SpreadLeaves else {*map(type, tensors)}
     alike = DONATABLE.get(next(iter(kinds))) if len(kinds) == 1 else None
     if alike is not None and alike.parts is not None:
-        return placed(alike.parts(tensors))
+        return tensors.parts(alike.parts) if type(tensors) is SpreadLeaves else placed(
+            alike.parts(tensors))
     found: list[Tensor] = []
     for kind in kinds:
         parts = how.parts if (how := DONATABLE.get(kind)) is not None else None

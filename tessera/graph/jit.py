@@ -33,7 +33,7 @@ from .inspect_levels import launch_plan, level_text, need_level
 from .ir import Graph, subgraphs
 from .kept_traces import Signatures
 from .operand import describe
-from .placed_leaves import HERE, PlacedLeaves
+from .placed_leaves import HERE
 from .prepared_call import KEPT, PreparedCall, leaf_key
 from .regions.call import RegionCall, check_updates, close_regions, open_regions
 from .regions.types import RegionType, region_annotations
@@ -129,8 +129,7 @@ class JitFunction:
             return traced.run(leaves, call)
         parts = check_donated(leaves, traced.donated, traced.leaf_names, self.name)
         out = traced.run(leaves, call, parts)
-        use_up(traced.pick_donated(leaves), self.name,
-               (Resident,) if type(leaves) is PlacedLeaves else ())
+        use_up(traced.pick_donated(leaves), self.name, leaves)
         return out
 
     def _prepare(self, args: tuple, key: Any, statics: dict, traced: TracedSignature) -> None:

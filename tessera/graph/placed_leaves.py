@@ -17,14 +17,15 @@ HERE = OURS | {Borrowed}  # of a GPU; what is offloaded is elsewhere until it is
 
 class PlacedLeaves(list[Any]):
     """Tensors that all lie on one GPU, in memory that is ours. memories: of each, until somebody
-    takes them: who asks how many have a memory must know of this list."""
+    takes them: who asks how many have a memory must know of this list. like: the same object for
+    calls whose tensors are alike, where that is known."""
 
-    __slots__ = ("memories", "device")
+    __slots__ = ("memories", "device", "like")
 
     def __init__(self, tensors: Iterable[Tensor], memories: list[Any],
-                 device: Device | None = None):
+                 device: Device | None = None, like: object = None):
         super().__init__(tensors)
-        self.memories, self.device = memories, device
+        self.memories, self.device, self.like = memories, device, like
 
     def take(self) -> list[Any]:
         """The list of memories, which is the caller's from here on."""
@@ -36,6 +37,28 @@ class PlacedLeaves(list[Any]):
         self += tensors
         self.memories += memories_of(tensors)
         return self
+
+
+class SpreadLeaves(list[Any]):
+    """Distributed tensors that programs returned, so that their parts lie where those put them.
+    rest: those of which that is not known.  like: as of PlacedLeaves."""
+
+    __slots__ = ("rest", "like")
+
+    def __init__(self, tensors: Iterable[Tensor], rest: Sequence[Tensor], like: object):
+        super().__init__(tensors)
+        self.rest, self.like = rest, like
+
+    def parts(self, of: Callable[[Sequence[Any]], list[Tensor]]) -> Sequence[Tensor]:
+        """The parts of all. of: takes them of some."""
+        parts: list[Any] = of(self)
+        memories = [x._storage for x in parts]
+        on = memories[0].device
+        if self.rest:
+            rest = placed(of(self.rest))
+            if type(rest) is not PlacedLeaves or rest.device is not on:
+                return parts
+        return PlacedLeaves(parts, memories, on)
 
 
 def memories_of(tensors: Sequence[Any]) -> list[Any]:
@@ -57,17 +80,40 @@ def placed(tensors: list[Any]) -> Sequence[Tensor]:
     return tensors
 
 
+FEW = 32  # tensors of a call for which what is done for many at once pays
+
+
+def origins(count: int) -> tuple[Any, ...]:
+    """What tells apart the results of a program; nothing where they are few."""
+    return tuple(object() if count >= FEW else None for _ in range(count))
+
+
 Picker = Callable[[Sequence[Any]], Sequence[Any]]
 
 
 def picker(numbers: Sequence[int]) -> Picker:
-    """What picks these of a list, many at once."""
-    if len(numbers) > 1:
-        return itemgetter(*numbers)
+    """What picks these of a list, many at once; runs of them quicker still."""
     if not numbers:
         return lambda values: ()
-    (only,) = numbers
-    return lambda values: (values[only],)
+    runs = [slice(numbers[0], numbers[0])]
+    for i in numbers:
+        if i != runs[-1].stop:
+            runs.append(slice(i, i))
+        runs[-1] = slice(runs[-1].start, i + 1)
+    if len(runs) == 1:
+        return itemgetter(*runs)
+    return _of_runs(itemgetter(*runs)) if 8 * len(runs) <= len(numbers) else itemgetter(*numbers)
 
 
-__all__ = ["HERE", "OURS", "Picker", "PlacedLeaves", "memories_of", "picker", "placed"]
+def _of_runs(take: Callable[[Any], tuple[Sequence[Any], ...]]) -> Picker:
+    def pick(values: Sequence[Any]) -> list[Any]:
+        picked: list[Any] = []
+        for run in take(values):
+            picked += run
+        return picked
+
+    return pick
+
+
+__all__ = ["FEW", "HERE", "OURS", "Picker", "PlacedLeaves", "SpreadLeaves", "memories_of",
+           "origins", "picker", "placed"]

@@ -16,7 +16,7 @@ from .execute import Executable
 from .ir import Graph
 from .op import GraphOp
 from .pause_collection import collection_paused
-from .placed_leaves import picker
+from .placed_leaves import Picker, picker
 from .regions.call import RegionCall, Update
 from .signature import join_scales, type_of
 from .tree_code import unflattener
@@ -86,8 +86,8 @@ class TracedSignature:
         return all(how in ("tensor", "param") for how in self.rebuild)
 
     @functools.cached_property
-    def _params_out(self) -> list[int]:
-        return [i for i, how in enumerate(self.rebuild) if how == "param"]
+    def _params_out(self) -> Picker:
+        return picker([i for i, how in enumerate(self.rebuild) if how == "param"])
 
     @property
     def types(self) -> dict[str, Any]:
@@ -133,8 +133,8 @@ class TracedSignature:
 
     def result(self, flat: Sequence[Tensor], call: RegionCall | None = None) -> Any:
         if self._plain:
-            for i in self._params_out:
-                flat[i].is_param = True
+            for y in self._params_out(flat):
+                y.is_param = True
             leaves: Sequence[Any] = flat[:len(self.rebuild)] if self.updates else flat
         else:
             leaves = join_scales(flat, self.rebuild)

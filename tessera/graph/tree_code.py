@@ -72,12 +72,24 @@ class _Flattening:
         if kind is type(None):
             self.need(f"{name} is None")
             return
-        parts = [next(self.names) for _ in structure.children]
         self.need(f"type({name}) is {self.known(kind)}")
+        if kind in (dict, tuple, list) and all(c.kind is None for c in structure.children):
+            self.of_leaves(name, structure)
+            return
+        parts = [next(self.names) for _ in structure.children]
         for line in self.taken_apart(name, structure, len(parts)):
             self.lines.append(line.replace("<parts>", "".join(f"{p}, " for p in parts)))
         for part, child in zip(parts, structure.children, strict=True):
             self.node(part, child)
+
+    def of_leaves(self, name: str, structure: TreeDef) -> None:
+        """The lines for a container that has nothing but leaves."""
+        if structure.kind is dict:
+            self.need(f"tuple({name}) == {self.known(structure.data)}")
+            self.leaves.append(f"*{name}.values()")
+        else:
+            self.need(f"len({name}) == {len(structure.children)}")
+            self.leaves.append(f"*{name}")
 
     def taken_apart(self, name: str, structure: TreeDef, count: int) -> Iterator[str]:
         kind, given = structure.kind, name

@@ -54,7 +54,7 @@ class DistTensor(Tensor):
     parts: the parts that this process holds, by rank of the mesh
     """
 
-    __slots__ = ("layout", "_held")
+    __slots__ = ("layout", "_held", "origin")
 
     def __init__(self, held: Mapping[int, Tensor], shape: Sequence[int], numeric: NumericType,
                  layout: Layout, *, is_param: bool = False, name: str | None = None):
@@ -64,15 +64,18 @@ class DistTensor(Tensor):
 
     @staticmethod
     def of_many(held: Sequence[dict[int, Tensor]], shapes: Sequence[tuple[int, ...]],
-                types: Sequence[NumericType], layouts: Sequence[Layout]) -> list[DistTensor]:
+                types: Sequence[NumericType], layouts: Sequence[Layout],
+                origins: Sequence[Any] = ()) -> list[DistTensor]:
         """What a program gives, of parts that lie where they are to."""
         made: list[DistTensor] = blank(DistTensor, len(held))
-        for y, parts, shape, numeric, layout in zip(made, held, shapes, types, layouts,
-                                                    strict=True):
+        for y, parts, shape, numeric, layout, origin in zip(made, held, shapes, types, layouts,
+                                                            origins or (None,) * len(made),
+                                                            strict=True):
             y._shape = shape
             y.type = numeric
             y.layout = layout
             y._held = parts
+            y.origin = origin
             y.scale = None
             y.is_param = False
             y.name = None
@@ -85,11 +88,13 @@ class DistTensor(Tensor):
         held = self._held
         if held.__class__ is UsedBy:
             raise held.error(self)
+        self.origin = None  # whoever is told may put them elsewhere
         return held
 
     @held.setter
     def held(self, parts: dict[int, Tensor]) -> None:
         self._held: Any = parts
+        self.origin = None
 
     @property
     def mesh(self) -> Mesh:
@@ -183,6 +188,7 @@ def held_parts(tensors: Sequence[DistTensor]) -> list[Tensor]:
 def _take(tensors: Sequence[DistTensor], call: Any) -> None:
     for x in tensors:
         x._held = call
+        x.origin = None
 
 
 DONATABLE[DistTensor] = Donatable(_take, held_parts)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from typing import Any
 
 import numpy as np
@@ -131,6 +132,15 @@ def test_memory_that_is_needed_is_given_back(training: Training) -> None:
     ((held, _),) = training.w.narrow.values()
     assert held.tensor is None
     training.steps(2)
+
+
+def test_copies_die_with_the_parameters(training: Training) -> None:
+    """The function has them no longer than the tensors that it returned."""
+    training.steps(5)
+    assert sum(h.tensor is not None for h in narrow_copies._all) == 1
+    training.there = ()
+    gc.collect()
+    assert not any(h.tensor is not None for h in narrow_copies._all)
 
 
 def test_only_what_is_given_back_has_a_copy(rng: np.random.Generator) -> None:

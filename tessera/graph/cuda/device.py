@@ -77,7 +77,7 @@ class DeviceExecutable:
     def tensors(self, leaves: Sequence[Tensor], blamed: Graph | None = None,
                 ours: bool = False) -> list[Tensor]:
         """blamed: the graph whose lines a sentinel names, where it is not this one's. ours: nobody
-        else has the donated leaves, so they may be results."""
+        else has the donated leaves, so they may be results, as the copies that it keeps may."""
         for kernel in self._node_kernels:
             kernel.require_unchanged()
         with self._lock:
@@ -85,7 +85,7 @@ class DeviceExecutable:
             first = not space.compiled
             whole = self._with_copies(leaves) if self.copies.copies else leaves
             results = run_watched(blamed or self.graph, space, whole) if space.watched \
-                else space.run(whole, ours)
+                else space.run(whole, len(whole) if ours else len(self.copies.copies))
             if self.copies.copies:
                 results = self.copies.kept(results)
             if first:

@@ -195,6 +195,12 @@ def _trim(on: Device) -> None:
 hooks.trimmed.append(_trim)
 
 
+class Note(dict[str, tuple[HeldCopy, int]]):
+    """`narrow` of a tensor. It is not changed; one with other entries takes its place."""
+
+    __slots__ = ("__weakref__",)
+
+
 class CopyKeeper:
     """Gives the copies of a program to its calls. run: makes what runs a graph."""
 
@@ -204,14 +210,58 @@ class CopyKeeper:
         # what copies are made of, one after another: the key of each, its place in it, its number
         self._sources = [(c.key, i) for c in self.copies for i in range(len(c.arguments))]
         self._pick = picker([i for c in self.copies for i in c.arguments])
+        self._pick_results = picker([j for c in self.copies for j in c.results])
         self._empty: list[HeldCopy] = []  # of the call under way: what held the copies that it took
+        # Of the last call: `narrow` of each result that has copies, and what these hold. They live
+        # as long as the results do.
+        self._notes: list[weakref.ref[Note]] = []
+        self._held: list[weakref.ref[HeldCopy]] = []
+        self._turn: tuple[list[Note], list[HeldCopy]] | None = None  # those, of the call under way
 
     def taken(self, leaves: Sequence[Tensor]) -> list[Tensor]:
         """The copies for a call with these arguments, which have none from here on."""
+        sources: Sequence[Any] = self._pick(leaves)
+        self._turn = self._of_last_call(sources)
+        if self._turn is None:
+            return self._of_any(leaves, sources)
+        copies: list[Any] = [held.tensor for held in self._turn[1]]
+        for x in sources:
+            x.narrow = None
+        for held in self._turn[1]:
+            held.tensor = None
+        return copies
+
+    def kept(self, results: list[Tensor]) -> list[Tensor]:
+        """The results of the function; the copies stay with those of which they are."""
+        count = len(results) - len(self.copies)
+        copies: list[Any] = results[count:]
+        turn, self._turn = self._turn, None
+        if turn is None:
+            self._note(results, copies)
+        else:
+            for y, note in zip(self._pick_results(results), turn[0], strict=True):
+                y.narrow = note  # type: ignore[attr-defined]
+            for held, copy in zip(turn[1], copies, strict=True):
+                held.tensor = copy
+        return results[:count]
+
+    def _of_last_call(self, sources: Sequence[Any]
+                      ) -> tuple[list[Note], list[HeldCopy]] | None:
+        """What the results of the last call have, where they are the arguments and have it yet."""
+        notes = [note for ref in self._notes if (note := ref()) is not None]
+        if not notes or not RESIDENT.issuperset(map(type, sources)) or [
+                x.narrow for x in sources] != notes:
+            return None
+        held = [h for ref in self._held if (h := ref()) is not None]
+        there = sum(h.tensor is not None for h in held)  # what is not was needed for memory
+        return (notes, held) if there == len(self.copies) else None
+
+    def _of_any(self, leaves: Sequence[Tensor], sources: Sequence[Any]) -> list[Tensor]:
+        """Arguments that have copies from anywhere, or none."""
+        self._notes = []  # until this call has left some
         held: list[HeldCopy | None] = []
-        for (key, place), x in zip(self._sources, self._pick(leaves), strict=True):
-            narrow = x.narrow if type(x) is Resident else None
-            there, at = narrow.pop(key, NONE) if narrow else NONE
+        for (key, place), x in zip(self._sources, sources, strict=True):
+            there, at = _out_of(x, key)
             if place == 0:
                 held.append(there if at == 0 else None)
             elif at != place or there is not held[-1]:
@@ -225,21 +275,15 @@ class CopyKeeper:
             return copies
         return self._first.tensors([leaves[i] for c in self.copies for i in c.arguments])
 
-    def kept(self, results: Sequence[Tensor]) -> list[Tensor]:
-        """The results of the function; the copies stay with those of which they are."""
-        count = len(results) - len(self.copies)
-        empty, self._empty = self._empty, []
-        for (key, numbers), copy in zip(self._results, results[count:], strict=True):
-            assert isinstance(copy, Resident)
+    def _note(self, results: Sequence[Any], copies: Sequence[Any]) -> None:
+        empty, self._empty, self._held = self._empty, [], []
+        for (key, numbers), copy in zip(self._results, copies, strict=True):
             held = empty.pop() if empty else HeldCopy(None)
             held.tensor = copy
+            self._held.append(weakref.ref(held))
             for place, j in enumerate(numbers):
-                x: Any = results[j]
-                if x.narrow is None:
-                    x.narrow = {key: (held, place)}
-                else:
-                    x.narrow[key] = held, place
-        return list(results[:count])
+                results[j].narrow = Note({**(results[j].narrow or {}), key: (held, place)})
+        self._notes = [weakref.ref(y.narrow) for y in self._pick_results(results)]  # type: ignore[attr-defined]
 
     @cached_property
     def _first(self) -> Any:
@@ -250,6 +294,15 @@ class CopyKeeper:
                                tuple(g.outputs[0] for g in graphs)))
 
 
-NONE: tuple[Any, int] = None, -1
+def _out_of(x: Any, key: str) -> tuple[Any, int]:
+    """What a tensor has under a key, which it has no more."""
+    narrow = x.narrow if type(x) is Resident else None
+    if not narrow or key not in narrow:
+        return None, -1
+    x.narrow = Note({k: held for k, held in narrow.items() if k != key})
+    return narrow[key]
+
+
+RESIDENT = frozenset({Resident})
 
 __all__ = ["CopyKeeper", "NarrowCopy", "keep_copies"]

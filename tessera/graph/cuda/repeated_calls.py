@@ -13,7 +13,6 @@ import itertools
 import sys
 import weakref
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ... import config, hooks
@@ -22,8 +21,8 @@ from ...runtime.buffer import Borrowed, DeviceBuffer, PooledBuffer
 from ...runtime.device import Device
 from ...tensor import Tensor
 from ...tile.launch.resident import Resident
-from ..donation import ALONE, blank
-from ..placed_leaves import HERE, OURS, Picker, PlacedLeaves, picker
+from ..donation import ALONE, DONATABLE, blank
+from ..placed_leaves import FEW, HERE, OURS, Picker, PlacedLeaves, origins, picker
 from .graph_limits import FEWEST_LAUNCHES
 from .placed_graphs import CHEAP_SHARE, PlacedGraphs
 
@@ -53,14 +52,7 @@ class RepeatedCalls:
         self.names = [*lowered.inputs, *lowered.captures, *(r.base for r in self.written)]
         self.at = {name: i for i, name in enumerate(self.names)}
         self.devices = [self.device] * len(lowered.inputs)
-        each = [(self.at[r.base] if r.own else 0, r.buffer.shape, r.buffer.type)
-                for r in space.results]
-        self.results = NewResults.of(each)
-        moved = self._moved_arguments()
-        stay = [y for y, i in zip(each, moved, strict=True) if i is None]
-        self.others = NewResults.of(stay)  # than moved arguments
-        numbers = itertools.count(len(lowered.inputs))
-        self.order = [next(numbers) if i is None else i for i in moved]
+        self.tensors: dict[int, ResultTensors] = {}  # by how many arguments may be results
         self.copied = [(i, r) for i, r in enumerate(space.results) if not r.own]
         kept = [r.buffer for r in self.written if r.given is None]
         copied = [space.program.plan.buffer(lowered.inputs[i])
@@ -75,9 +67,9 @@ class RepeatedCalls:
         self.steady: list[tuple[int, str]] = []
         _all.add(self)
 
-    def run(self, leaves: Sequence[Tensor], ours: bool = False) -> list[Tensor] | None:
+    def run(self, leaves: Sequence[Tensor], ours: int = 0) -> list[Tensor] | None:
         """The results of a call; None where it has to go the long way, and nothing has run. ours:
-        nobody else has the donated arguments, so those whose memory a result takes may be it."""
+        nobody else has so many arguments, the last ones: whose memory a result takes may be it."""
         whole = self.whole and self._as_graph()
         memories = self._inputs(leaves)
         if memories is None:
@@ -96,7 +88,7 @@ class RepeatedCalls:
             self.graphs.launch(places, held)
         else:
             self._step_by_step(places)
-        made = self._made(held, leaves if ours and whole_free else None)
+        made = self._made(held, leaves, ours if whole_free else 0)
         if self.lent:
             for m in memories:
                 m.give_back()
@@ -153,11 +145,8 @@ class RepeatedCalls:
                 memories[i] = own
         self.lent = Borrowed in kinds or bool(self.captures) and any(
             type(x.storage) is Borrowed for _, x in self.captures)
-        self.in_place = not self.lent and copied.isdisjoint(self.given)
-        for name, x in self.captures:
-            if not space._reads(x):
-                space._give_capture(name, x)
-            memories.append(x.storage if space._reads(x) else space.own[name])
+        self.in_place = not self.lent and not (copied and copied & {*self.given})
+        memories += [space.captured_memory(name, x) for name, x in self.captures]
         return memories
 
     def _given(self, name: str, x: Tensor) -> DeviceBuffer:
@@ -206,16 +195,11 @@ class RepeatedCalls:
     def _new(self, b: Any) -> PooledBuffer:
         return PooledBuffer(stored_bytes(b.shape, b.type.dtype), self.device)
 
-    def _made(self, held: list[Any], moved: Sequence[Tensor] | None) -> list[Tensor]:
-        """The results. held: the memory of each buffer that has a place of its own at each call.
-        moved: the arguments, where some may be results."""
-        if moved is None:
-            made = self.results.made(held)
-        else:
-            for i in self.given:  # copies of what they were, which another function left
-                moved[i].narrow = None  # type: ignore[attr-defined]
-            each = [*moved, *self.others.made(held)]
-            made = [each[i] for i in self.order]
+    def _made(self, held: list[Any], leaves: Sequence[Tensor], ours: int) -> list[Tensor]:
+        """The results. held: the memory of each buffer that has a place of its own at each call."""
+        if ours not in self.tensors:
+            self.tensors[ours] = ResultTensors(self, ours)
+        made = self.tensors[ours].made(held, leaves)
         for i, r in self.copied:
             made[i].storage = copy = self._new(r.buffer)
             if copy.nbytes:
@@ -223,7 +207,7 @@ class RepeatedCalls:
                 copy.copy(self.space.memory[r.base][1] if place is None else held[place])
         return made
 
-    def _moved_arguments(self) -> list[int | None]:
+    def moved_arguments(self) -> list[int | None]:
         """By result, the donated argument that is it when it has its memory: of its extents and
         type."""
         plan, lowered = self.space.program.plan, self.space.program.lowered
@@ -242,34 +226,73 @@ class RepeatedCalls:
         self.memory.sets = []
 
 
-@dataclass(frozen=True)
-class NewResults:
-    """Results that are tensors of their own. pick: takes the memory of each from that of all
-    buffers of a call."""
+class NewTensors:
+    """Results that are tensors of their own. at: of each, its memory among that of all buffers."""
 
-    count: int
-    pick: Picker
-    shapes: tuple[Any, ...]
-    types: tuple[Any, ...]
-
-    @staticmethod
-    def of(each: Sequence[tuple[int, Any, Any]]) -> NewResults:
-        at, shapes, types = zip(*each, strict=True) if each else ((), (), ())
-        return NewResults(len(at), picker(at), shapes, types)
+    def __init__(self, at: Sequence[int], buffers: Sequence[Any]):
+        self.count, self.pick, self.origins = len(at), picker(at), origins(len(at))
+        self.shapes, self.types = [b.shape for b in buffers], [b.type for b in buffers]
 
     def made(self, held: list[Any]) -> list[Any]:
         """held: the memory of each buffer that has a place of its own at each call."""
         made = blank(Resident, self.count)
-        for y, memory, shape, numeric in zip(made, self.pick(held), self.shapes, self.types,
-                                             strict=True):
+        for y, memory, shape, numeric, origin in zip(
+                made, self.pick(held), self.shapes, self.types, self.origins, strict=True):
             y._shape = shape
             y.type = numeric
             y.scale = None
             y.is_param = False
             y.name = None
             y._storage = memory
+            y.origin = origin
             y.narrow = None
         return made
+
+    def again(self, spent: Sequence[Any], held: list[Any]) -> list[Any]:
+        """Tensors that were such results, and were used up since."""
+        for y, memory, origin in zip(spent, self.pick(held), self.origins, strict=True):
+            y.scale = None
+            y.is_param = False
+            y.name = None
+            y._storage = memory
+            y.origin = origin
+        return [*spent]
+
+
+class ResultTensors:
+    """The tensors that a call returns: arguments that nobody else has, and new ones, of which those
+    that take the place of an argument take turns with what was the argument two calls before."""
+
+    def __init__(self, calls: RepeatedCalls, ours: int):
+        """ours: how many of the last arguments nobody else has."""
+        space = calls.space
+        first, donated = len(space.program.lowered.inputs) - ours, sorted(space.donated)
+        arguments = calls.moved_arguments()
+        moved = {j: i for j, i in enumerate(arguments) if i is not None}
+        own = [j for j, i in moved.items() if i >= first]
+        turned = [j for j, i in moved.items() if i < first]
+        rest = [j for j in range(len(arguments)) if j not in moved]
+        self.turned, self.rest = (NewTensors(
+            [calls.at[space.results[j].base] if space.results[j].own else 0 for j in found],
+            [space.results[j].buffer for j in found]) for found in (turned, rest))
+        self.pick_spent = picker([donated.index(moved[j]) for j in turned])
+        self.pick_own = picker([moved[j] for j in own])
+        self.all_new = not turned and not own
+        each = [*turned, *rest, *own]
+        self.order = picker([each.index(j) for j in range(len(each))])
+
+    def made(self, held: list[Any], leaves: Sequence[Tensor]) -> list[Any]:
+        """held: see NewTensors.made."""
+        if self.all_new:
+            return self.rest.made(held)
+        own: Sequence[Any] = self.pick_own(leaves)
+        for x in own:
+            x.narrow = None  # copies of what it was, which another function left
+        spent = None if self.turned.count < FEW else DONATABLE[Resident].spent.take_alike(
+            getattr(leaves, "like", None))
+        made = self.turned.made(held) if spent is None else \
+            self.turned.again(self.pick_spent(spent), held)
+        return list(self.order([*made, *self.rest.made(held), *own]))
 
 
 class ResultPlaces:

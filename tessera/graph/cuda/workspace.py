@@ -346,6 +346,15 @@ class Workspace:
             self._load(name, x)
             self.captured[name] = HostCopy(x)
 
+    def captured_memory(self, name: str, x: Tensor) -> Memory:
+        """Where a captured tensor is read in a call: its own, or that of a copy as it is now."""
+        if self._reads(x):
+            return x.storage
+        held = self.captured.get(name)
+        if held is None or x.place != HOST or held.may_differ(x):
+            self._give_capture(name, x)
+        return self.own[name]
+
     def _reads(self, x: Tensor | np.ndarray) -> bool:
         """Whether kernels read it where it lies."""
         return (not self.fixed and isinstance(x, Resident)
@@ -370,7 +379,7 @@ class Workspace:
         if array.size:
             memory.load(array)
 
-    def run(self, leaves: Sequence[Tensor], ours: bool = False) -> list[Tensor]:
+    def run(self, leaves: Sequence[Tensor], ours: int = 0) -> list[Tensor]:
         """ours: see RepeatedCalls.run."""
         before = self.device.activate()
         try:

@@ -21,11 +21,11 @@ from tessera import config, hooks
 from tessera.dims import show_shape
 from tessera.errors import ArgumentError, user_line
 from tessera.graph.cuda.host_values import HostCopy
-from tessera.graph.donation import ALONE
+from tessera.graph.donation import ALONE, DONATABLE
 from tessera.graph.interpret import interpret
 from tessera.graph.ir import Graph, Node, Value
 from tessera.graph.op import Aval, GraphOp, infer
-from tessera.graph.placed_leaves import Picker, PlacedLeaves, picker, placed
+from tessera.graph.placed_leaves import Picker, PlacedLeaves, origins, picker, placed
 from tessera.graph.trace import at_line
 from tessera.graph.traced_signature import executor
 from tessera.numerics import NumericType
@@ -114,10 +114,16 @@ class ShardedProgram:
         return "" if found is None else "nccl" if found else "host"
 
     @functools.cached_property
-    def _results(self) -> tuple[list[tuple[int, ...]], list[NumericType], list[Layout]]:
-        """Shapes, types and layouts of the results."""
+    def _results(self) -> ResultKinds:
         avals = [v.aval for v in self.source.outputs]
-        return [*map(extents, avals)], [a.type for a in avals], [*self.made.results]
+        return ResultKinds([*map(extents, avals)], [a.type for a in avals], [*self.made.results])
+
+    @functools.cached_property
+    def _on_gpu_results(self) -> ResultKinds:
+        """With origins, where parts lie in the memory of this rank's GPU."""
+        plan = self.on_gpu.program.plan
+        there = all(plan.buffer(n).kind != "host" for n in plan.results)
+        return self._results.with_origins() if there else self._results
 
     @functools.cached_property
     def hash(self) -> str:
@@ -159,10 +165,11 @@ class ShardedProgram:
                 for sequence, number in (n for r in ranks for n in self._numbered.get(r, ())):
                     sequence.add(number)
                 if len(ranks) == 1 and gpu_of(self.mesh) is not None:
-                    return self._on_gpu(ranks[0], given, self._placed(ranks[0], leaves, parts))
+                    return self._on_gpu(ranks[0], given, self._placed(ranks[0], leaves, parts),
+                                        getattr(leaves, "like", None))
                 found = {rank: self._run(rank, given) for rank in ranks}
-        return DistTensor.of_many([{r: found[r][i] for r in ranks}
-                                   for i in range(len(self.source.outputs))], *self._results)
+        return self._results.tensors([{r: found[r][i] for r in ranks}
+                                      for i in range(len(self.source.outputs))])
 
     def _placed(self, rank: int, leaves: Sequence[Tensor], parts: Sequence[Tensor] | None
                 ) -> Sequence[Tensor]:
@@ -181,25 +188,28 @@ class ShardedProgram:
             parts.take()
         return [*_parts_of(leaves, rank), *captured]
 
-    def _on_gpu(self, rank: int, given: Sequence[Tensor], parts: Sequence[Tensor]
+    def _on_gpu(self, rank: int, given: Sequence[Tensor], parts: Sequence[Tensor], like: object
                 ) -> list[DistTensor]:
         """The results where one rank's parts are here, on a GPU. What donated tensors alone have,
-        their parts and what holds these, are those of results: a step has hundreds."""
+        their parts and what holds these, are those of results: a step has hundreds. like: see
+        PlacedLeaves."""
         pick, donated = self._spread, self._spread(given)
         held, mine = [x._held for x in donated], pick(parts)
         # `held` has them, and each a tensor; `mine` and `parts` have them, and each what holds it.
         ours = _alone(held, 1) and _alone(mine, 2)
         made = self._launch(rank, parts, ours)
         if not ours:
-            return DistTensor.of_many([{rank: y} for y in made], *self._results)
+            return self._on_gpu_results.tensors([{rank: y} for y in made])
         for x in donated:
             x._held = NOTHING
-        self._moved = self._moved or MovedParts.of(mine, made)  # the first call has new parts
-        again = None if self._moved is None else self._moved.holders(rank, held, mine, made)
-        if again is None:
+        if self._moved is None:  # the first call has new parts
+            self._moved = MovedParts.of(mine, made, donated, self._on_gpu_results)
+        found = self._moved.tensors(rank, held, mine, made, like) if self._moved else None
+        if found is None:
             numbers = {id(p): k for k, p in enumerate(mine)}
-            again = [held[numbers[id(y)]] if id(y) in numbers else {rank: y} for y in made]
-        return DistTensor.of_many(again, *self._results)
+            found = self._on_gpu_results.tensors([
+                held[numbers[id(y)]] if id(y) in numbers else {rank: y} for y in made])
+        return found
 
     @functools.cached_property
     def _spread(self) -> Picker:
@@ -257,28 +267,80 @@ class ShardedProgram:
 
 
 @dataclass(frozen=True)
-class MovedParts:
-    """Which results are parts of donated tensors, call after call: pick takes for each result what
-    was its source, of a list with one entry more for the new ones."""
+class ResultKinds:
+    """What is known of the results of a program before it has run."""
 
-    pick: Picker
-    new: tuple[int, ...]
+    shapes: Sequence[tuple[int, ...]]
+    types: Sequence[NumericType]
+    layouts: Sequence[Layout]
+    origins: Sequence[Any] = ()  # none without
+
+    def with_origins(self) -> ResultKinds:
+        return replace(self, origins=origins(len(self.shapes)))
+
+    def tensors(self, held: Sequence[dict[int, Tensor]]) -> list[DistTensor]:
+        """The results of which these are the parts."""
+        return DistTensor.of_many(held, self.shapes, self.types, self.layouts, self.origins)
+
+    def of(self, numbers: Sequence[int]) -> ResultKinds:
+        """Of some of the results."""
+        return ResultKinds([self.shapes[j] for j in numbers], [self.types[j] for j in numbers],
+                           [self.layouts[j] for j in numbers],
+                           [self.origins[j] for j in numbers] if self.origins else ())
+
+
+@dataclass(frozen=True)
+class MovedParts:
+    """Which results have the part, the extents, the type and the layout of a donated tensor, call
+    after call. Such a result takes turns with what was the donated one two calls before.
+
+    turned: picks them of the results.  spent: their sources of the donated tensors.  rest: the
+    numbers of the other results.  order: of all, those of turned first, that of the results.
+    """
+
+    turned: Picker
+    spent: Picker
+    rest: tuple[int, ...]
+    order: Picker
+    kinds: ResultKinds  # of those that are turned
+    rest_kinds: ResultKinds
 
     @staticmethod
-    def of(mine: Sequence[Tensor], made: Sequence[Tensor]) -> MovedParts | None:
+    def of(mine: Sequence[Tensor], made: Sequence[Tensor], donated: Sequence[Tensor],
+           kinds: ResultKinds) -> MovedParts | None:
         """None where none is."""
         numbers = {id(p): k for k, p in enumerate(mine)}
-        found = [numbers.get(id(y), len(mine)) for y in made]
-        new = tuple(j for j, k in enumerate(found) if k == len(mine))
-        return MovedParts(picker(found), new) if len(new) < len(made) else None
+        found = {j: numbers[id(y)] for j, y in enumerate(made) if id(y) in numbers}
+        turned = [j for j, k in found.items() if (
+            donated[k].shape, donated[k].type, donated[k].layout) == (
+            kinds.shapes[j], kinds.types[j], kinds.layouts[j])]
+        if not turned or not kinds.origins:
+            return None
+        rest = tuple(j for j in range(len(made)) if j not in {*turned})
+        place = {j: at for at, j in enumerate([*turned, *rest])}
+        return MovedParts(picker(turned), picker([found[j] for j in turned]), rest,
+                          picker([place[j] for j in range(len(made))]), kinds.of(turned),
+                          kinds.of(rest))
 
-    def holders(self, rank: int, held: Sequence[dict[int, Tensor]], mine: Sequence[Tensor],
-                made: Sequence[Tensor]) -> list[dict[int, Tensor]] | None:
-        """What holds the part of each result; None where other parts are results this time."""
-        expected, again = [*self.pick([*mine, None])], [*self.pick([*held, None])]
-        for j in self.new:
-            expected[j], again[j] = made[j], {rank: made[j]}
-        return again if all(map(is_, expected, made)) else None
+    def tensors(self, rank: int, held: Sequence[dict[int, Tensor]], mine: Sequence[Tensor],
+                made: Sequence[Tensor], like: object) -> list[DistTensor] | None:
+        """The results. held, mine: what holds the part of each donated tensor, and these parts.
+        None where other parts are results this time."""
+        if not all(map(is_, self.spent(mine), self.turned(made))):
+            return None
+        spent = DONATABLE[DistTensor].spent.take_alike(like)
+        if spent is None:
+            turned = self.kinds.tensors(self.spent(held))
+        else:
+            turned = [*self.spent(spent)]
+            for y, parts, origin in zip(turned, self.spent(held), self.kinds.origins, strict=True):
+                y._held = parts
+                y.origin = origin
+                y.scale = None
+                y.is_param = False
+                y.name = None
+        return list(self.order([
+            *turned, *self.rest_kinds.tensors([{rank: made[j]} for j in self.rest])]))
 
 
 def _parts_of(given: Sequence[Tensor], rank: int) -> list[Tensor]:

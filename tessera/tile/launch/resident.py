@@ -44,9 +44,11 @@ class Resident(Tensor):
     storage: where it lies, for those who only read; raises ArgumentError when it was donated
     device: "cuda:0", ...
     narrow: copies in other types that a program wrote beside it, by key; see `memory`
+    origin: which result of a program it is, while it has the memory that this gave it: so what is
+    equal of all that it was, extents, type and place, is known at a glance
     """
 
-    __slots__ = ("_storage", "narrow")
+    __slots__ = ("_storage", "narrow", "origin")
 
     def __init__(self, shape: tuple[int, ...], numeric: NumericType, index: int,
                  memory: DeviceBuffer | None = None):
@@ -65,6 +67,7 @@ class Resident(Tensor):
     @storage.setter
     def storage(self, memory: DeviceBuffer | None) -> None:
         self._storage: Any = memory
+        self.origin = None
 
     @property
     def memory(self) -> DeviceBuffer:
