@@ -240,7 +240,7 @@ class CopyKeeper:
             self._note(results, copies)
         else:
             for y, note in zip(self._pick_results(results), turn[0], strict=True):
-                y.narrow = note  # type: ignore[attr-defined]
+                y.narrow = note
             for held, copy in zip(turn[1], copies, strict=True):
                 held.tensor = copy
         return results[:count]
@@ -283,7 +283,7 @@ class CopyKeeper:
             self._held.append(weakref.ref(held))
             for place, j in enumerate(numbers):
                 results[j].narrow = Note({**(results[j].narrow or {}), key: (held, place)})
-        self._notes = [weakref.ref(y.narrow) for y in self._pick_results(results)]  # type: ignore[attr-defined]
+        self._notes = [weakref.ref(y.narrow) for y in self._pick_results(results)]
 
     @cached_property
     def _first(self) -> Any:
