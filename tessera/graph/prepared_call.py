@@ -127,7 +127,7 @@ class LeafFacts:
                 or [x.scale for x in mine] != self.scales
                 or [mine[i].layout for i in self.spread] != self.layouts):
             return False
-        memories = [x._storage for x in (mine[i] for i in self.on_gpu)]
+        memories = [mine[i]._storage for i in self.on_gpu]
         return OURS.issuperset(map(type, memories)) and [
             m.device for m in memories] == self.devices
 

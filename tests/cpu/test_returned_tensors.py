@@ -15,6 +15,7 @@ import pytest
 
 import tessera as ts
 from fake_driver import driver as driver
+from fake_gpu import Torch, filled
 from fake_gpu import gpu as gpu
 from lowering_cases import apart as apart
 from mesh.test_gpu_programs import gpus as gpus
@@ -274,6 +275,29 @@ def test_what_is_changed_between_calls(training: Training, change: Any) -> None:
     training.check()
 
 
+def test_other_arguments_are_asked_all(training: Training) -> None:
+    training.steps(5)
+    x = np.arange(8, dtype=np.float32).reshape(2, 4)
+    _, p = training.step(training.p, training.there(x))
+    for k, v in training.host.items():
+        np.testing.assert_allclose(p[k].numpy(), v * np.float32(0.5) + x, rtol=1e-6)
+    with pytest.raises(ArgumentError, match="after it was donated"):
+        training.p["w1"].numpy()
+
+
+def test_tensors_of_other_extents_are_swapped(training: Training) -> None:
+    extents(training)
+    training.steps(5)
+    a, b = training.p["w5"], training.p["w6"]
+    assert a.shape != b.shape
+    training.p |= {"w5": b, "w6": a}
+    training.host |= {"w5": training.host["w6"], "w6": training.host["w5"]}
+    training.steps(1)
+    training.check()
+    training.steps(4)
+    training.check()
+
+
 def test_a_tensor_that_was_offloaded(gpus: Any) -> None:
     t = Training(on_gpu)
     t.steps(5)
@@ -294,10 +318,23 @@ def test_a_part_that_was_offloaded(alone: None) -> None:
     t.check()
 
 
+def test_a_part_in_memory_of_another_library(alone: None) -> None:
+    """It is not written over, whoever put it there."""
+    t = Training(on_mesh)
+    t.steps(5)
+    array = filled(np.full(4, 3.0, np.float32))
+    t.p["w3"].local.storage = ts.from_dlpack(Torch(array)).storage
+    t.host["w3"] = np.full(4, 3.0, np.float32)
+    t.steps(1)
+    t.check()
+    t.steps(4)
+    t.check()
+    assert array.tolist() == [3.0] * 4
+
+
 def test_attributes_are_those_of_a_new_tensor(training: Training) -> None:
     training.steps(5)
-    for p in (training.p["w1"],):
-        p.name = "mine"
+    training.p["w1"].name = "mine"
     training.steps(2)
     assert all(v.name is None and v.scale is None and not v.is_param for v in training.p.values())
 
