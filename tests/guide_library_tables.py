@@ -95,23 +95,7 @@ def types_table() -> str | None:
     return f"{where}.\n\n" + markdown(("Operands", "M x N x K", *layouts), lines)
 
 
-def orders_table() -> str | None:
-    """Of benchmarks/rows.py, its sorts; None while nothing is measured."""
-    if (found := measured("orders")) is None:
-        return None
-    file, where = found
-    cells: dict[str, dict[int, str]] = {}
-    for name, x in file.items():
-        if "of copy" in x:
-            case, columns = name.rsplit(", ", 1)
-            cells.setdefault(case, {})[int(columns)] = (
-                f"{x['us']:.0f}, {x['of PyTorch']:.2f}, {x['of torch.compile']:.2f}")
-    lengths = sorted({n for row in cells.values() for n in row})
-    lines = [(case, *(row.get(n, "") for n in lengths)) for case, row in sorted(cells.items())]
-    return f"{where}.\n\n" + markdown(("Rows of", *map(str, lengths)), lines)
-
-
-LIBRARY = {"convolutions": convolutions_table, "fft": fft_table, "orders": orders_table,
-           "packed": packed_table, "rows": rows_table, "types": types_table}
+LIBRARY = {"convolutions": convolutions_table, "fft": fft_table, "packed": packed_table,
+           "rows": rows_table, "types": types_table}
 
 __all__ = ["LIBRARY", "markdown"]

@@ -30,8 +30,9 @@ ORDER_ROWS = library_call("order_rows")
 MERGE_KEYS = library_call("merge_keys")  # keys -> of pairs of runs of `width`; or what they say
 KINDS: dict[GraphOp, str] = {ORDER_ROWS: "order", MERGE_KEYS: "merge_keys"}
 
-# Of 2^26 elements of bf16 (H200, 2026-11-26): rows of 4096 sorted in 612 us with 16 words of keys a
-# thread, 624 with 32 and 1002 with 64; their first eight taken in 207, 135 and 118.
+# Of 2^26 elements of bf16 (NVIDIA H200, 2026-11-26, by programs around benchmarks/rows.py): rows of
+# 4096 sorted in 612 us with 16 words of keys a thread, 624 with 32 and 1002 with 64; their first
+# eight taken in 207, 135 and 118.
 THREAD_WORDS, FIRST_THREAD_WORDS = 32, 64
 BLOCK_WORDS = 4096  # of a group of short rows
 RUN_WORDS = 16384  # of a run that is sorted
