@@ -27,7 +27,7 @@ from ..errors import ArgumentError, UnsupportedTargetError
 from ..runtime.device import device, has_gpu
 from ..runtime.sustained import SustainedClock
 from .catalogue import MODELS, model_named
-from .differences import differences, first_step_text, losses_text
+from .differences import differences, first_step_text, losses_text, offsets_text
 from .measure import (
     COMPILED,
     EAGER,
@@ -68,6 +68,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--losses", type=int, default=0, metavar="N",
                         help="instead: losses of N steps, the first step's gradients and updates, "
                              "of ours and of PyTorch in bf16, against PyTorch in f32")
+    parser.add_argument("--orders", type=int, default=1, metavar="N",
+                        help="with --losses: N runs of each in bf16, of the same rows in other "
+                             "orders, which lie as far apart as rounding alone brings them (1)")
     parser.add_argument("--every-parameter", action="store_true",
                         help="with --losses: print all of them, not of the outer layers alone")
     parser.add_argument("--spellings", action="store_true",
@@ -91,7 +94,8 @@ def run(args: argparse.Namespace) -> int:
     for model in models:
         if args.losses:
             figures = started(["--part", "losses"], model, args, {})
-            print(losses_text(figures), first_step_text(figures, args.every_parameter), sep="\n\n")
+            print(losses_text(figures), offsets_text(figures),
+                  first_step_text(figures, args.every_parameter), sep="\n\n")
             name = "losses"
         elif args.spellings:
             figures = started(["--part", "spellings"], model, args, {})
@@ -113,7 +117,7 @@ def run(args: argparse.Namespace) -> int:
 
 def check(args: argparse.Namespace, models: Sequence[StepModel]) -> None:
     """Raises what is wrong before anything is measured."""
-    for name in ("steps", "rounds"):
+    for name in ("steps", "rounds", "orders"):
         if getattr(args, name) < 1:
             raise ArgumentError(f"--{name} is {getattr(args, name)}", hint="at least 1")
     if args.losses < 0:
@@ -159,7 +163,7 @@ def started(how: list[str], model: StepModel, args: argparse.Namespace, env: dic
     us."""
     with tempfile.TemporaryDirectory() as there:
         file = os.path.join(there, "figures.json")
-        flags = [f"--{n}={getattr(args, n)}" for n in ("steps", "rounds", "losses")]
+        flags = [f"--{n}={getattr(args, n)}" for n in ("steps", "rounds", "losses", "orders")]
         flags += [f"--{n}" for n in ("ours", "no-profile", "spellings")
                   if getattr(args, n.replace("-", "_"))]
         done = subprocess.run([sys.executable, "-m", "tessera", "bench", "step", model.name, *flags,
@@ -177,8 +181,8 @@ def part(args: argparse.Namespace, model: StepModel) -> dict[str, Any]:
     """What this process measures."""
     kind, _, name = args.part.partition(" ")
     if kind == "losses":
-        return {"model": model.figures(), **differences(model, args.losses,
-                                                        torch_side().TorchStep)}
+        return {"model": model.figures(), **differences(
+            model, args.losses, torch_side().TorchStep, orders=args.orders)}
     if kind == "spellings":
         return {"model": model.figures(), "steps": args.steps, "rounds": args.rounds,
                 "spellings": measure_spellings(model, args.steps, args.rounds)}

@@ -35,17 +35,25 @@ def traced(side: Any, start: dict[str, np.ndarray], steps: int) -> TrainingTrace
     losses = [side.read(side.step())]
     grads = {path: m / np.float32(1 - OPTIMIZER.b1) for path, m in side.moments().items()}
     changes = {path: w - start[path] for path, w in side.weights().items()}
-    losses += [side.read(side.step()) for _ in range(steps - 1)]
+    losses += losses_of(side, steps - 1)
     return TrainingTrace(losses, grads, changes)
 
 
-def differences(model: StepModel, steps: int, torch_step: Any, where: str = "cuda"
-                ) -> dict[str, Any]:
-    """The figures. torch_step: the class of torch_side.py."""
+def losses_of(side: Any, steps: int) -> list[float]:
+    return [side.read(side.step()) for _ in range(steps)]
+
+
+def differences(model: StepModel, steps: int, torch_step: Any, where: str = "cuda",
+                orders: int = 1) -> dict[str, Any]:
+    """The figures. torch_step: the class of torch_side.py.
+
+    orders: runs of each side in 16 bits. Those after the first have the rows of the batch in
+    another order, which is the same step but for the order of sums: how far such runs lie apart is
+    what rounding alone does."""
     start = weights(model)
     leaves, structure = tree.flatten(start)
     before = dict(zip(tree.paths(structure), leaves, strict=True))
-    given = batch(model)
+    given: tuple[np.ndarray, ...] = batch(model)
     sides: dict[str, Callable[[], Any]] = {
         "torch f32": lambda: torch_step(model, start, given, False, "float32", where),
         "torch bf16": lambda: torch_step(model, start, given, False, "bfloat16", where),
@@ -57,7 +65,15 @@ def differences(model: StepModel, steps: int, torch_step: Any, where: str = "cud
         found[name] = traced(make(), before, steps)
         if where == "cuda":
             torch_step.free()
-    return compared(found)
+    made = compared(found)
+    for number in range(2, orders + 1):
+        order = np.random.default_rng(number).permutation(model.B)
+        given = tuple(t[order] for t in batch(model))
+        for name in ("torch bf16", "ours"):  # which read what is given when they are made
+            made["losses"][f"{name}, order {number}"] = losses_of(sides[name](), steps)
+            if where == "cuda":
+                torch_step.free()
+    return made
 
 
 def compared(found: dict[str, TrainingTrace], reference: str = "torch f32") -> dict[str, Any]:
@@ -85,11 +101,24 @@ def losses_text(figures: dict[str, Any]) -> str:
     """Losses side by side, and how far each is from the reference."""
     losses = figures["losses"]
     reference = losses["torch f32"]
-    others = [n for n in losses if n != "torch f32"]
+    others = [n for n in losses if n != "torch f32" and ", order" not in n]
     rows = [(i, f"{want:.5f}", *(f"{losses[n][i]:.5f}" for n in others),
              *(f"{losses[n][i] - want:+.1e}" for n in others))
             for i, want in enumerate(reference)]
     return table(("step", "torch f32", *others, *(f"{n} - f32" for n in others)), rows)
+
+
+def offsets_text(figures: dict[str, Any]) -> str:
+    """How far the losses of each run are from the reference, over all steps."""
+    losses = figures["losses"]
+    want = np.array(losses["torch f32"])
+    rows = []
+    for name, run in losses.items():
+        if name != "torch f32":
+            off = np.array(run) - want
+            rows.append((name, f"{off.mean():+.1e}", f"{np.sqrt((off * off).mean()):.1e}",
+                         f"{np.abs(off).max():.1e}"))
+    return table(("losses - f32", "mean", "rms", "largest"), rows)
 
 
 def first_step_text(figures: dict[str, Any], everything: bool = False) -> str:
@@ -130,4 +159,5 @@ def _layer(path: str) -> int | None:
     return next((int(p) for p in path.split(".") if p.isdecimal()), None)
 
 
-__all__ = ["TrainingTrace", "compared", "differences", "first_step_text", "losses_text"]
+__all__ = ["TrainingTrace", "compared", "differences", "first_step_text", "losses_text",
+           "offsets_text"]

@@ -22,7 +22,15 @@ from lowering_cases import apart as apart
 from tessera.__main__ import main
 from tessera.bench import command, measure
 from tessera.bench.catalogue import FAMILIES, MODELS
-from tessera.bench.differences import TrainingTrace, compared, first_step_text, losses_text, traced
+from tessera.bench.differences import (
+    TrainingTrace,
+    compared,
+    differences,
+    first_step_text,
+    losses_text,
+    offsets_text,
+    traced,
+)
 from tessera.bench.figures import distance, rate, slope, spread, table
 from tessera.bench.kernel_classes import CLASSES, of_groups, of_torch, parts_of_matmuls
 from tessera.bench.models.gpt2 import BF16, SPELLINGS, Spelling, linear
@@ -379,6 +387,12 @@ def test_differences_are_those_of_the_reference() -> None:
     assert row["torch bf16"]["gradient"] == pytest.approx(0.5)
     text = losses_text(made)
     assert "+2.5e-01" in text and "1.25000" in text and len(text.splitlines()) == 3
+    made["losses"]["ours, order 2"] = [2.0, 0.5]
+    assert losses_text(made) == text  # the table of steps has the first order
+    assert [line.split() for line in offsets_text(made).splitlines()[1:]] == [
+        ["torch", "bf16", "+2.5e-01", "3.5e-01", "5.0e-01"],
+        ["ours", "+1.2e-01", "1.8e-01", "2.5e-01"],
+        ["ours,", "order", "2", "-2.5e-01", "3.5e-01", "5.0e-01"]]
     text = first_step_text(made)
     assert "layers.1.w" not in text and "layers.2.w" in text
     assert "update of ours: median 0.7071, worst 0.7071 of table" in text
@@ -392,16 +406,39 @@ def test_pytorch_computes_the_same_models() -> None:
 
     Of fp8 models too, whose gradients keep three bits or two."""
     pytest.importorskip("torch")
-    from tessera.bench.differences import differences
     from tessera.bench.torch_side import TorchStep
 
     for name in EXTENTS:
-        made = differences(small(name), 2, TorchStep, "cpu")
+        made = differences(small(name), 2, TorchStep, "cpu", orders=2)
         for a, b in zip(made["losses"]["ours"], made["losses"]["torch f32"], strict=True):
+            assert a == pytest.approx(b, abs=2e-3), name
+        for a, b in zip(made["losses"]["ours, order 2"], made["losses"]["ours"], strict=True):
             assert a == pytest.approx(b, abs=2e-3), name
         allowed = 0.35 if name.endswith("fp8") else 0.03
         assert all(r["ours"]["gradient"] < allowed for r in made["first_step"]
                    if r["gradient_norm"] > 1e-4), name
+
+
+def test_other_orders_of_the_rows_are_the_same_step() -> None:
+    """With a second side of ours where PyTorch would stand."""
+    given = []
+
+    class OtherStep(OurStep):
+        def __init__(self, model: Any, weights: Any, batch: Any, compiled: bool, half: str,
+                     where: str):
+            super().__init__(model, weights, batch, where)
+            given.append((half, batch[0]))
+
+    model = small("gpt2-124m").sized(B=3)
+    losses = differences(model, 2, OtherStep, "cpu", orders=3)["losses"]
+    assert [half for half, _ in given] == ["float32"] + 3 * ["bfloat16"]
+    first, *others = (x for half, x in given if half == "bfloat16")
+    for x in others:
+        assert not np.array_equal(x, first)
+        assert np.array_equal(np.sort(x, axis=None), np.sort(first, axis=None))
+    assert len(losses) == 7
+    for run in losses.values():
+        assert run == pytest.approx(losses["ours"], abs=2e-3)
 
 
 # --- the command ------------------------------------------------------------------------------
