@@ -404,17 +404,16 @@ def test_products_of_one_column_are_rounded_once(a, b, rng):
     assert got.dtype == np.float32 and np.array_equal(got, want)
 
 
-def test_blas_threads_are_restored(rng):
-    from threadpoolctl import threadpool_info
+def test_blas_threads_are_restored():
+    from threadpoolctl import threadpool_info, threadpool_limits
 
     def threads():
-        return [x["num_threads"] for x in threadpool_info() if x["user_api"] == "blas"]
+        return {x["num_threads"] for x in threadpool_info() if x["user_api"] == "blas"}
 
-    before = threads()
-    seen = []
-    with blas.single_thread, blas.single_thread:
-        seen += threads()
-    assert set(seen) == {1} and threads() == before
+    with threadpool_limits(2, "blas"):
+        with blas.single_thread, blas.single_thread:
+            seen = threads()
+        assert seen == {1} and threads() == {2}
 
 
 def test_a_compiled_product_equals_the_eager_one(rng):
