@@ -117,6 +117,14 @@ def rng(request: pytest.FixtureRequest) -> np.random.Generator:
     return np.random.default_rng([run, name])
 
 
+@pytest.fixture(autouse=True, scope="module")
+def young_heap() -> None:
+    """What files before keep, in the end more than a million objects, is not gone through again at
+    each collection, which would take more than a second."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(autouse=True)
 def random_state(request: pytest.FixtureRequest) -> None:
     """What draws without a generator does not depend on the tests that ran before."""
