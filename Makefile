@@ -21,10 +21,10 @@ train: $(VENV)/run.stamp  ## train a small transformer: make train ARGS="--help"
 	$(BIN)/python examples/train.py $(ARGS)
 
 test: check  ## ruff, mypy and every test this machine can run: ARGS="-k name" selects
-	$(BIN)/python -m pytest -q -n $(JOBS) $(ARGS)
+	$(BIN)/python -m pytest -q -n $(JOBS) --dist loadfile $(ARGS)
 
 test-all: check  ## and the slow ones: 72 ranks, exhaustive walks, hundreds of faults; hours
-	TESSERA_SLOW=1 $(BIN)/python -m pytest -q -n $(JOBS) $(ARGS)
+	TESSERA_SLOW=1 $(BIN)/python -m pytest -q -n $(JOBS) --dist loadfile $(ARGS)
 
 check: $(VENV)/test.stamp  ## ruff and mypy only
 	$(BIN)/ruff check $(SOURCES)

@@ -22,6 +22,7 @@ from hypothesis import HealthCheck, settings
 
 import tessera as ts
 from tessera import config as tessera_config
+from tessera.tile.cuda.compile_processes import SERIAL_MATHS
 
 # No deadline: the first example compiles, and the machine may be shared. The examples follow from
 # --seed, so no database of failures is kept: a failure is replayed by the seed it prints.
@@ -54,6 +55,11 @@ def pytest_configure(config: pytest.Config) -> None:
     if config.option.hypothesis_seed is None:
         config.option.hypothesis_seed = str(config.option.seed)
     settings.load_profile("tessera")
+    # A BLAS that runs its own threads spins while it waits for them: beside other test processes
+    # that took half of the time of some files. It reads these when a worker imports NumPy.
+    if config.getoption("numprocesses", None):
+        for name, value in SERIAL_MATHS.items():
+            os.environ.setdefault(name, value)
     # Memory that nothing should read is NaN in every graph that a test compiles.
     os.environ.setdefault("TESSERA_POISON", "1")
 
@@ -109,6 +115,14 @@ def rng(request: pytest.FixtureRequest) -> np.random.Generator:
     run, name = seed_words(request)
     print(f"rng of this test: rerun with --seed {run}")  # pytest shows it when the test fails
     return np.random.default_rng([run, name])
+
+
+@pytest.fixture(autouse=True, scope="module")
+def young_heap() -> None:
+    """What files before keep, in the end more than a million objects, is not gone through again at
+    each collection, which would take more than a second."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

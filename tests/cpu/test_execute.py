@@ -21,6 +21,7 @@ from tessera.graph.schedule.fuse import fuse
 from tessera.graph.schedule.memory_plan import aligned_bytes, fold_constants, plan_memory
 from tessera.graph.schedule.op_ids import id_of, number
 from tessera.graph.simplify import PIPELINE, simplify
+from tessera.runtime.blas_threads import single_thread
 from tessera.tensor import Tensor
 from tolerance import assert_close
 
@@ -389,7 +390,7 @@ def test_products_are_cut_into_pieces(a, b, transposed, rng):
         out = np.full(want.shape, np.nan, np.float32)
         compute = blas.product(x, y, out)
         assert compute is not blas.whole
-        with config.scope(num_threads=threads), blas.single_thread:
+        with config.scope(num_threads=threads), single_thread:
             compute(x, y, out)
         assert_close(out, want, n=a[-1], scale=a[-1] ** 0.5)
         results.append(out)
@@ -404,23 +405,47 @@ def test_products_of_one_column_are_rounded_once(a, b, rng):
     assert got.dtype == np.float32 and np.array_equal(got, want)
 
 
-def test_blas_threads_are_restored(rng):
-    from threadpoolctl import threadpool_info
+def test_blas_threads_are_restored():
+    from threadpoolctl import threadpool_info, threadpool_limits
 
     def threads():
-        return [x["num_threads"] for x in threadpool_info() if x["user_api"] == "blas"]
+        return {x["num_threads"] for x in threadpool_info() if x["user_api"] == "blas"}
 
-    before = threads()
-    seen = []
-    with blas.single_thread, blas.single_thread:
-        seen += threads()
-    assert set(seen) == {1} and threads() == before
+    with threadpool_limits(2, "blas"):
+        with single_thread, single_thread:
+            seen = threads()
+        assert seen == {1} and threads() == {2}
+
+
+@ts.kernel
+def interpreted(a: ts.Tensor["M", "K", ts.f32]) -> ts.Tensor["M", "M", ts.f32]:
+    rows = ts.tile.load(a[tile_m:tile_m + 120, 0:K])
+    return ts.tile.dot(rows, ts.tile.load(a[0:M, 0:K]).T)
+
+
+@pytest.mark.parametrize("n", [120, 200])  # the larger is cut into pieces
+@pytest.mark.parametrize("f", [lambda x: x @ x.T, ts.jit(lambda x: ts.sin(x) @ x), interpreted],
+                         ids=["eager", "compiled", "interpreted"])
+def test_products_leave_blas_one_thread(f, n, monkeypatch, rng):
+    from threadpoolctl import threadpool_info, threadpool_limits
+
+    def spy(*args, **options):
+        seen.extend(x["num_threads"] for x in threadpool_info() if x["user_api"] == "blas")
+        return matmul(*args, **options)
+
+    seen, matmul = [], np.matmul
+    with threadpool_limits(2, "blas"):
+        x = normal(rng, n, n)
+        f(x)
+        monkeypatch.setattr(np, "matmul", spy)
+        f(x)
+    assert set(seen) == {1}
 
 
 def test_a_compiled_product_equals_the_eager_one(rng):
     x = normal(rng, 300, 260)
     f = ts.jit(lambda x: ts.tanh(x) @ x.T)
     f(x)
-    assert f._last.executable.compiled.splits
+    assert f._last.executable.compiled.multiplies
     want = np.tanh(x.numpy().astype(np.float64)) @ x.numpy().T.astype(np.float64)
     assert_close(f(x).numpy(), want, n=260, scale=16.0)

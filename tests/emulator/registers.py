@@ -30,6 +30,8 @@ class Register(np.ndarray):
 
 def register(x: Any, kind: str | None = None) -> Any:
     """x as the register of a kind, by default of its own."""
+    if isinstance(x, Register) and (kind is None or x.dtype == KINDS[kind]):
+        return x
     a = np.asarray(x)
     return (a if kind is None else a.astype(KINDS[kind])).view(Register)
 

@@ -32,6 +32,8 @@ UPDATES: dict[str, Callable[..., Any]] = {
 
 def _plain(x: Any, kind: str | None = None) -> Any:
     """A register of one thread needs no array of its own kind."""
+    if isinstance(x, np.generic) and (kind is None or x.dtype == KINDS[kind]):
+        return x
     return np.asarray(x)[()] if kind is None else np.asarray(x).astype(KINDS[kind])[()]
 
 

@@ -25,7 +25,7 @@ def compile_case(name: str, target: str):
 
 @pytest.mark.parametrize("name", [
     "unary_f32", "binary_f32", "integer_u32", "compare_bf16", "reduce_f32_8x512",
-    "argmax_f32_48x100", "scan_f32_8x512", "sort_f32_5x100", "sort_f64_9x32", "sort_f32_2x1024",
+    "argmax_f32_48x100", "scan_f32_8x512", "sort_f32_5x100", "sort_f64_9x32",
     "smallest_f32_5x100", "smallest_i64_2x700", "smallest_i32_32x128",
     "shapes_96", "blocks_50x100", "packed_fp4_e2m1_16x128_0", "packed_fp6_e3m2_20x100_5",
     "store_fp8_e5m2_saturate_13x77"])
@@ -34,6 +34,20 @@ def test_nothing_spills(name):
         made = compile_case(name, target).built
         assert made.resources.spill_store_bytes == 0, f"{name} for {target}: {made.resources}"
         assert not made.warnings
+
+
+def test_nothing_of_a_long_sort_spills():
+    """One sort of two: the cases' four of each kernel take 17 s to compile for these targets."""
+    from tile_gpu import compiled
+
+    kernel = build("""@kernel
+def k(A: Tensor["M", "N", f32], P: Tensor["M", "N", i32]):
+    tile.store(P[0:2, 0:1024], tile.argsort(tile.load(A[0:2, 0:1024])))
+""")["k"]
+    for target in TARGETS:
+        made = compiled(kernel, np.zeros((2, 1024), np.float32), np.zeros((2, 1024), np.int32),
+                        lanes=128, target=target).built
+        assert made.resources.spill_store_bytes == 0 and not made.warnings
 
 
 CAST = """@kernel

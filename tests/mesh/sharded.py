@@ -11,12 +11,12 @@ from __future__ import annotations
 import hashlib
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 import tessera as ts
+from mesh.processes import run_programs
 from mesh.saving import elements
 from tolerance import assert_close
 
@@ -238,6 +238,7 @@ def loops() -> str:
     return "reduced once"
 
 
+COMPARED = "products,guide_step,low_precision,drawn,vocabulary,loops"
+
 if __name__ == "__main__":
-    text = globals()[sys.argv[1]]()
-    (Path(sys.argv[2]) / str(ts.dist.rank())).write_text(text)
+    run_programs(globals(), sys.argv[1], sys.argv[2])

@@ -3,9 +3,10 @@
 A BLAS that runs its own threads spins while it waits for them: on a machine with other work to do
 that costs an order of magnitude (2 cores of AMD EPYC under a load of 3.5, 2026-11-21,
 `python examples/train.py`: 13,700 tokens/s with one BLAS thread, with two at most one step in
-12 s). Here a large product is cut into pieces that threads claim, so a thread that is not scheduled
-delays only the piece it holds. The pieces depend on the shapes alone: results are the same for any
-number of threads.
+12 s; under a load of 8, 2026-11-26, an eager product of 300 x 300 takes 0.6 ms of CPU time with
+one, 7 with two). Here a large product is cut into pieces that threads claim, so a thread that is
+not scheduled delays only the piece it holds. The pieces depend on the shapes alone: results are the
+same for any number of threads.
 """
 
 from __future__ import annotations
@@ -16,10 +17,12 @@ from typing import Any
 
 import numpy as np
 
+from ...runtime.blas_threads import single_thread
 from . import pool
 
 PIECES = 4
 SPLIT_FLOPS = 1 << 22
+THREADED_FLOPS = 1 << 20  # from twice as many on OpenBLAS would use threads of its own
 DEPTH = 4096  # products of f32 that BLAS adds one after another, at most
 BLOCKS = 128  # sums of DEPTH products that are added in f32; more of them in f64
 
@@ -59,15 +62,22 @@ def whole(a: np.ndarray, b: np.ndarray, out: np.ndarray) -> None:
 
 
 def multiply(a: np.ndarray, b: np.ndarray) -> Any:
-    """a @ b of matrices in one type, as `whole` computes it. [..., M, K] x [..., K, N]"""
+    """a @ b of matrices in one type, large ones over our threads. [..., M, K] x [..., K, N]"""
     if a.shape[-1] == b.shape[-2] == 1 and a.ndim > 1:
         return np.multiply(a, b)  # BLAS takes twice the time for one product an element
-    if a.shape[-1] <= DEPTH:
-        return np.matmul(a, b)
     lead = np.broadcast_shapes(a.shape[:-2], b.shape[:-2])
     out = np.empty((*lead, a.shape[-2], b.shape[-1]), a.dtype)
-    whole(a, b, out)
+    if not is_threaded(a, out):
+        whole(a, b, out)
+        return out
+    with single_thread:
+        product(a, b, out)(a, b, out)
     return out
+
+
+def is_threaded(a: np.ndarray, out: np.ndarray) -> bool:
+    """Whether BLAS could use threads of its own for out = a @ b."""
+    return 2 * out.size * a.shape[-1] >= THREADED_FLOPS
 
 
 def _cuts(a: np.ndarray, b: np.ndarray, out: np.ndarray) -> list[tuple]:
@@ -112,35 +122,3 @@ def run_pieces(pieces: Sequence[tuple[np.ndarray, np.ndarray, np.ndarray]], thre
     work()
     for _ in pieces:
         finished.acquire()
-
-
-class _SingleThread:
-    """While active, BLAS uses one thread. Nested and concurrent uses count; the last restores."""
-
-    def __init__(self) -> None:
-        self.lock, self.depth = threading.Lock(), 0
-        self.before: list[int] = []
-        self.libraries: list[Any] | None = None
-
-    def __enter__(self) -> None:
-        with self.lock:
-            if self.libraries is None:
-                from threadpoolctl import ThreadpoolController
-
-                found = ThreadpoolController().lib_controllers
-                self.libraries = [x for x in found if x.user_api == "blas"]
-            if self.depth == 0:
-                self.before = [x.get_num_threads() for x in self.libraries]
-                for x in self.libraries:
-                    x.set_num_threads(1)
-            self.depth += 1
-
-    def __exit__(self, *exc: object) -> None:
-        with self.lock:
-            self.depth -= 1
-            if self.depth == 0:
-                for x, n in zip(self.libraries or (), self.before, strict=True):
-                    x.set_num_threads(n)
-
-
-single_thread = _SingleThread()

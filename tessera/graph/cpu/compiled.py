@@ -16,6 +16,7 @@ import numpy as np
 
 from ... import config, hooks
 from ...errors import OutOfMemoryError
+from ...runtime.blas_threads import single_thread
 from ..interpret import call_node, located
 from ..ir import Graph, Node, Value, elements
 from ..schedule.describe import describe
@@ -56,7 +57,7 @@ class CompiledGraph:
         self.captures = [(self._slot(v), t) for v, t in graph.captures]
         self.numbers = numbers(self.known)
         self.steps: list[Step] = []
-        self.splits = False  # whether products run over our threads, with BLAS on one
+        self.multiplies = False  # whether BLAS, that has large products, must keep to one thread
         self.poison = config.poison
         self.spans: list[tuple[int, int]] = []  # of each unit, the first step and that behind it
         ends = by_last_use(self.plan)
@@ -202,7 +203,7 @@ class CompiledGraph:
         target = self._slot(node.outputs[0])
         x, y = (self._slot(v) for v in node.inputs)
         compute = blas.product(a, b, self.plan.shadows[node.outputs[0]])
-        self.splits |= compute is not blas.whole
+        self.multiplies |= blas.is_threaded(a, self.plan.shadows[node.outputs[0]])
         return lambda env: compute(env[x], env[y], env[target])
 
     def _library(self, node: Node) -> Step:
@@ -271,7 +272,7 @@ class CompiledGraph:
             env[s] = a if a.flags.c_contiguous else a.copy()
         for s, shape, dtype in self.fresh:
             env[s] = np.empty(shape, dtype) if not self.poison else poisoned(shape, dtype)
-        with np.errstate(all="ignore"), blas.single_thread if self.splits else NO_LIMIT:
+        with np.errstate(all="ignore"), single_thread if self.multiplies else NO_LIMIT:
             if hooks.timed_groups:
                 self._run_timed(env)
             else:

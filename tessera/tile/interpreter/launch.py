@@ -16,6 +16,7 @@ from tessera.dims import Dim
 from tessera.errors import ArgumentError, user_line
 from tessera.numerics import i64
 from tessera.numerics.random_state import next_launch
+from tessera.runtime.blas_threads import single_thread
 from tessera.runtime.generations import GENERATIONS
 from tessera.tensor import Tensor as Array
 from tessera.tile.interpreter import aliasing
@@ -263,7 +264,7 @@ def run_grid(function: Function, bound: Bound, lanes: int, grid: tuple[int, ...]
     order = _order(function, grid, sanitizer is not None, most)
     if key is None:
         key = next_launch(bound.kernel or name) if draws(function) else (0, 0)
-    with np.errstate(all="ignore"), ExitStack() as watched:
+    with np.errstate(all="ignore"), single_thread, ExitStack() as watched:
         for watch in hooks.kernel_runs:
             watched.enter_context(watch(name))
         blame = None
