@@ -191,7 +191,14 @@ def _take(tensors: Sequence[DistTensor], call: Any) -> None:
         x.origin = None
 
 
-DONATABLE[DistTensor] = Donatable(_take, held_parts)
+def _hand_over(of: Sequence[DistTensor], to: Sequence[DistTensor], call: Any) -> None:
+    for x, y in zip(of, to, strict=True):
+        y._held = x._held
+        y.scale = y.name = None
+        x._held = call
+
+
+DONATABLE[DistTensor] = Donatable(_take, _hand_over, held_parts)
 
 
 class _Parts(Mapping[int, Tensor]):
