@@ -8,6 +8,7 @@ import sys
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -269,8 +270,8 @@ def test_python_that_runs_for_each_tensor(place: Place, driver: Any) -> None:
         driver.run, run = (lambda launch: None), driver.run  # kernels are Python here
         box = [p]
         del p
-        counts.append(min(opcodes(lambda box=box, f=f, x=x: box.append(f(box.pop(), x)[1]))
-                          for _ in range(3)))
+        counts.append(median(opcodes(lambda box=box, f=f, x=x: box.append(f(box.pop(), x)[1]))
+                             for _ in range(3)))  # Python 3.12 sees none of the first
         driver.run = run
     each = (counts[1] - counts[0]) / (many - few)
     assert each <= OPCODES, f"{each} for each tensor: a pass over all of them is new"

@@ -175,10 +175,13 @@ class ShardedProgram:
         tensor on the host is copied there once, and again when it was written."""
         captured = _parts_of([t for _, t in self.made.graph.captures], rank)
         for i, x in enumerate(captured):
-            if x.place == HOST and (index := gpu_of(self.mesh)) is not None:
-                if i not in self._copies or self._copies[i][0].may_differ(x):
-                    self._copies[i] = HostCopy(x), on_gpu(x, index)
-                captured[i] = self._copies[i][1]
+            if x.place != HOST:
+                continue
+            if i not in self._copies or self._copies[i][0].may_differ(x):
+                index = gpu_of(self.mesh)
+                assert index is not None
+                self._copies[i] = HostCopy(x), on_gpu(x, index)
+            captured[i] = self._copies[i][1]
         if type(parts) is PlacedLeaves:
             if len(parts) == len(leaves) and type(placed(captured)) is PlacedLeaves:
                 return parts.add(captured)
