@@ -157,10 +157,7 @@ def check_donated(leaves: Sequence[Tensor], donated: Sequence[int], names: Seque
     """Raise ArgumentError where a donated tensor is given a second time. Returns what the leaves
     are made of."""
     parts = _parts(leaves)
-    memories = memories_of(parts)
-    hosts = 0 if type(parts) is PlacedLeaves else memories.count(None)
-    if len({*memories}) - bool(hosts) == len(memories) - hosts and (
-            len(memories) - hosts >= len(leaves) or len({*leaves}) == len(leaves)):
+    if are_apart(leaves, parts):
         return parts
     for i in donated:
         mine = _memories(leaves[i])
@@ -170,6 +167,15 @@ def check_donated(leaves: Sequence[Tensor], donated: Sequence[int], names: Seque
                     f"{function}: {names[i]} is donated and is given as {names[j]} too",
                     hint="donate a copy, x.copy(), or give it once", where=user_line())
     return parts
+
+
+def are_apart(leaves: Sequence[Tensor], parts: Sequence[Tensor] | None = None) -> bool:
+    """Whether no two leaves have one memory. parts: what they are made of, where that is known."""
+    parts = _parts(leaves) if parts is None else parts
+    memories = memories_of(parts)
+    hosts = 0 if type(parts) is PlacedLeaves else memories.count(None)
+    return len({*memories}) - bool(hosts) == len(memories) - hosts and (
+        len(memories) - hosts >= len(leaves) or len({*leaves}) == len(leaves))
 
 
 def _parts(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
@@ -193,5 +199,5 @@ def _memories(x: Tensor) -> set[int]:
     return {id(p.storage) for p in _parts([x]) if p.storage is not None}
 
 
-__all__ = ["ALONE", "DONATABLE", "Donatable", "DonatedTensor", "alone", "blank", "check_donated",
-           "forget_origins", "unseen", "use_up"]
+__all__ = ["ALONE", "DONATABLE", "Donatable", "DonatedTensor", "alone", "are_apart", "blank",
+           "check_donated", "forget_origins", "unseen", "use_up"]

@@ -20,7 +20,7 @@ from .. import hooks
 from ..errors import user_line
 from ..tensor import Tensor
 from ..tile.launch.used_by import UsedBy
-from .donation import DONATABLE, unseen, use_up
+from .donation import DONATABLE, are_apart, unseen, use_up
 from .placed_leaves import FEW, ResultOrigin, picker
 from .tree_code import flattener
 
@@ -51,7 +51,7 @@ class StepForm:
                  moved: Sequence[int | None]):
         """numbers: the leaf that each argument of the program is."""
         pairs = sorted((numbers[i], j) for j, i in enumerate(moved) if i is not None)
-        self.traced, mine = traced, [k for k, _ in pairs]
+        self.traced, self.moved, mine = traced, moved, [k for k, _ in pairs]
         self.first = mine[0]
         rest = sorted({*range(len(pattern.kinds))} - {*mine})
         self.pick, self.pick_rest, self.rest = picker(mine), picker(rest), pattern.part(rest)
@@ -71,7 +71,7 @@ class SteadyStep:
 
     def __init__(self, form: StepForm, run: SteadyRun, mine: Sequence[Any], spent: Sequence[Any]):
         """mine: what a call returned.  spent: what it used up, in the same order."""
-        self.form, self.run, self.kind, self.used = form, run.run, type(mine[0]), 0
+        self.form, self.run, self.kind = form, run.run, type(mine[0])
         self.mark = object()  # of its origins: no more than this lives as long as the tensors
         results = [object() if x.origin is None else x.origin.result for x in mine]
         self.live, self.next = ([ResultOrigin(r, self.mark) for r in results] for _ in range(2))
@@ -97,7 +97,8 @@ class SteadyStep:
             return None
         rest = form.rest.tensors(form.pick_rest(leaves))
         if rest is None or any(map(self._is_mine, rest)) or not unseen(spent) or [
-                x.is_param for x in mine] != form.params:
+                x.is_param for x in mine] != form.params or (
+                form.more_donated and not are_apart(rest)):
             return None
         made = self.run(rest)
         if made is None:
@@ -109,7 +110,6 @@ class SteadyStep:
         if form.more_donated:
             use_up(form.pick_donated(rest), name)
         self.spent, self.live, self.next = [*mine], self.next, self.live
-        self.used += 1
         return form.traced.result(form.order([*spent, *made]))
 
     def _is_mine(self, x: Tensor) -> bool:
@@ -158,8 +158,10 @@ class SteadySteps:
         run = None if made is None else self.traced.steady(made)
         if run is None:
             return
-        if self.form is None:
+        if self.form is None or self.form.moved != run.moved:
             number = {id(x): k for k, x in enumerate(leaves)}
+            if any(i is not None and id(tensors[i]) not in number for i in run.moved):
+                return
             self.form = StepForm(self.pattern, [number.get(id(x), -1) for x in tensors],
                                  self.traced, run.moved)
         mine, spent = list(self.form.pick_results(made)), list(self.form.pick(leaves))

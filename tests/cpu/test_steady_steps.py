@@ -184,6 +184,26 @@ def test_a_tensor_of_the_set_is_given_twice(place: Place) -> None:
     np.testing.assert_allclose(p["w0"].numpy(), after(7))
 
 
+def test_other_donated_tensors_are_given_once(place: Place, long_way: list[str]) -> None:
+    """Those whose place no result takes."""
+    f = ts.jit(lambda p, x, y: {k: v * 0.5 + x[:4] + y[:4] for k, v in p.items()},
+               donate=("p", "x", "y"))
+    p, more = weights(place), [place(np.ones(6, np.float32)) for _ in range(18)]
+    for i in range(8):
+        if i == 5:
+            long_way.clear()
+        p = f(p, more.pop(), more.pop())
+    assert not long_way
+    x, y = more
+    with pytest.raises(ArgumentError, match="x is donated and is given as y too"):
+        f(p, x, x)
+    p = f(p, x, y)
+    np.testing.assert_allclose(p["w0"].numpy(), after(9, x=2.0))
+    for used in (x, y):
+        with pytest.raises(ArgumentError, match="after it was donated"):
+            used.numpy()
+
+
 def test_an_observer_sees_each_step(place: Place, monkeypatch: Any) -> None:
     f, p, seen = ts.jit(step, donate="p"), weights(place), list[str]()
 
