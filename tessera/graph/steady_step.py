@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 KEPT = 4  # sets of tensors of one function, as of several models that it trains
 MOST_UNUSED = 8  # sets on end that never came back: of later ones, each `AGAIN`-th is kept
-AGAIN = 64
+AGAIN = 16
 
 
 @dataclass(frozen=True)

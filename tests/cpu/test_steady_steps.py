@@ -153,6 +153,21 @@ def test_parameters_of_two_calls_are_held(place: Place) -> None:
             old["w1"].numpy()
 
 
+def test_tensors_are_read_and_used_between_steps(place: Place, long_way: list[str]) -> None:
+    """By who keeps nothing of theirs."""
+    f, norm, p = ts.jit(step, donate="p"), ts.jit(lambda p: sum(ts.sum(v) for v in p.values())), \
+        weights(place)
+    for i in range(12):
+        if i == 4:
+            long_way.clear()
+        _, p = f(p, ones(place))
+        total = norm(p).item()
+        np.testing.assert_allclose(p["w9"].numpy(), after(i + 1, 9.0))
+        np.testing.assert_allclose(total, sum(4 * after(i + 1, float(k)) for k in range(FEW)), 1e-5)
+        assert str(p["w1"])
+    assert long_way == ["<lambda>"] * 8
+
+
 # --- what changes between steps ------------------------------------------------------------------
 def test_a_function_that_failed_leaves_its_arguments_as_they_come(place: Place, driver: Any,
                                                                   long_way: list[str]) -> None:
