@@ -134,7 +134,7 @@ def forget_origins(donated: Sequence[Tensor]) -> None:
     """Of tensors of a call that failed: it may have taken what lies beside them."""
     for x in donated:
         if type(x) in DONATABLE and type(x) is not Tensor:
-            x.origin = None  # type: ignore[attr-defined]
+            x.origin = None
 
 
 ALONE = list(map(sys.getrefcount, [object()]))[0]  # of what a list has and nobody else

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from .. import config, hooks
 from ..numerics import NumericType
@@ -27,6 +27,7 @@ from .tree import TreeDef
 from .tree_code import flattener
 from .weak_numbers import number_type
 
+T = TypeVar("T")
 KEPT = 4  # calls of one function that are recognised so
 
 
@@ -55,9 +56,8 @@ class LeafPattern:
 
     def part(self, numbers: Sequence[int]) -> LeafPattern:
         """Of these leaves alone."""
-        facts, others = ({k: all_[i] for k, i in enumerate(numbers) if i in all_}
-                         for all_ in (self.by_number, self.others))
-        return LeafPattern([self.kinds[i] for i in numbers], facts, others)
+        return LeafPattern([self.kinds[i] for i in numbers], _part(self.by_number, numbers),
+                           _part(self.others, numbers))
 
     def is_param(self, number: int) -> bool:
         """Of a leaf that lies on a GPU or on a mesh."""
@@ -88,6 +88,10 @@ class LeafPattern:
             if _key_of(leaves[i], made[i]) != known:
                 return None
         return [t for i, x in enumerate(leaves) for t in (made[i] if i in made else (x,))]
+
+
+def _part(of: Mapping[int, T], numbers: Sequence[int]) -> dict[int, T]:
+    return {k: of[i] for k, i in enumerate(numbers) if i in of}
 
 
 class PreparedCall:

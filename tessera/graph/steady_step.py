@@ -155,8 +155,7 @@ class SteadySteps:
             return
         flatten = flattener(self.traced.out_tree)
         made = None if flatten is None else flatten(out)
-        run = None if made is None else self.traced.steady(made)
-        if run is None:
+        if made is None or (run := self.traced.steady(made)) is None:
             return
         if self.form is None or self.form.moved != run.moved:
             number = {id(x): k for k, x in enumerate(leaves)}
