@@ -116,6 +116,7 @@ def _hand_over_resident(of: Sequence[Resident], to: Sequence[Resident], call: Us
     for x, y in zip(of, to, strict=True):
         y._storage = x._storage
         y.scale = y.name = None
+        y.is_param = False
         x._storage = call
 
 

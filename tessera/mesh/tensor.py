@@ -203,6 +203,7 @@ def _hand_over(of: Sequence[DistTensor], to: Sequence[DistTensor], call: Any) ->
     for x, y in zip(of, to, strict=True):
         y._held = x._held
         y.scale = y.name = None
+        y.is_param = False
         x._held = call
 
 

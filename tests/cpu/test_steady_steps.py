@@ -29,7 +29,7 @@ from tessera.mesh import placement
 from tessera.runtime import libcuda
 from tessera.tensor import Tensor
 
-OPCODES = 36  # of Python for each further tensor of a step: a pass over all takes 5 or more
+OPCODES = 39  # of Python for each further tensor of a step: a pass over all takes 5 or more
 Place = Callable[[np.ndarray], Tensor]
 
 
@@ -262,6 +262,18 @@ def test_sets_that_never_come_back_are_not_kept(place: Place, monkeypatch: Any) 
     for _ in range(2 * steady_step.AGAIN):
         _, p = f(p, ones(place))
     assert len(made) <= steady_step.MOST_UNUSED + 2  # it came back
+
+
+def test_attributes_are_those_of_new_tensors(place: Place) -> None:
+    """Also where somebody set those of one that was used up."""
+    f, p = ts.jit(step, donate="p"), weights(place)
+    for i in range(10):
+        old = p
+        _, p = f(p, ones(place))
+        if i == 6:
+            old["w3"].name, old["w4"].is_param = "mine", True
+    assert all(v.name is None and not v.is_param and v.scale is None for v in p.values())
+    assert f.specializations == 1
 
 
 # --- how much runs -------------------------------------------------------------------------------
