@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from .. import hooks
-from ..errors import user_line
+from ..errors import source_line, user_frame
 from ..tensor import Tensor
 from ..tile.launch.used_by import UsedBy
 from .donation import DONATABLE, are_apart, unseen, use_up
@@ -76,6 +76,8 @@ class SteadyStep:
         results = [object() if x.origin is None else x.origin.result for x in mine]
         self.live, self.next = ([ResultOrigin(r, self.mark) for r in results] for _ in range(2))
         self.spent: list[Any] = [*spent]
+        self.at: tuple[str, int] | None = None  # the line of the last call
+        self.used_by: UsedBy | None = None
         self.copied = picker([k for k, x in enumerate(mine)
                               if getattr(x, "narrow", None) is not None])
         for tensors, tokens in ((mine, self.live), (spent, self.next)):
@@ -91,26 +93,35 @@ class SteadyStep:
         form, how = self.form, DONATABLE[self.kind]
         mine, spent = form.pick(leaves), self.spent
         try:
-            if [x.origin for x in mine] != self.live:
+            if [x.origin for x in mine if not x.is_param] != self.live and (
+                    [x.is_param for x in mine] != form.params
+                    or [x.origin for x in mine] != self.live):
                 return None
         except AttributeError:  # a number, say
             return None
         rest = form.rest.tensors(form.pick_rest(leaves))
-        if rest is None or any(map(self._is_mine, rest)) or not unseen(spent) or [
-                x.is_param for x in mine] != form.params or (
+        if rest is None or any(map(self._is_mine, rest)) or not unseen(spent) or (
                 form.more_donated and not are_apart(rest)):
             return None
         made = self.run(rest)
         if made is None:
             return None
         assert how.hand_over is not None
-        how.hand_over(mine, spent, UsedBy(user_line(), name))
+        how.hand_over(mine, spent, self._used_by(name))
         for x, y in zip(self.copied(mine), self.copied(spent), strict=True):
             y.narrow, x.narrow = x.narrow, None
         if form.more_donated:
             use_up(form.pick_donated(rest), name)
         self.spent, self.live, self.next = [*mine], self.next, self.live
         return form.traced.result(form.order([*spent, *made]))
+
+    def _used_by(self, name: str) -> UsedBy:
+        """The call under way, which most likely is at the line of the one before."""
+        frame = user_frame()
+        at = None if frame is None else (frame.f_code.co_filename, frame.f_lineno)
+        if self.at != at or self.used_by is None:
+            self.at, self.used_by = at, UsedBy(None if at is None else source_line(*at), name)
+        return self.used_by
 
     def _is_mine(self, x: Tensor) -> bool:
         origin = getattr(x, "origin", None)

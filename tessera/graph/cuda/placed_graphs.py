@@ -70,13 +70,26 @@ class PlacedGraphs:
                 found.setdefault(plan.base(o.name), set()).add(i)
         return found
 
-    def launch(self, places: list[int]) -> None:
-        """A call whose buffers lie there."""
+    def launch(self, places: list[int]) -> PlacedGraph:
+        """A call whose buffers lie there; the graph."""
         graph = next((g for g in self.graphs if g.places == places), None)
         if graph is None:
             graph = self._placed(places)
+            self.start(graph)
         else:
-            self.misses = 0
+            self.again(graph)
+        return graph
+
+    def has(self, graph: PlacedGraph, places: list[int]) -> bool:
+        """Whether a graph is there, and still has the places that it had."""
+        return graph.places is places and graph in self.graphs
+
+    def again(self, graph: PlacedGraph) -> None:
+        """A call whose buffers lie where this graph has them."""
+        self.misses = 0
+        self.start(graph)
+
+    def start(self, graph: PlacedGraph) -> None:
         if self.flags.words[0]:
             self.flags.check()
         graph.graph.launch(DEFAULT)
@@ -156,4 +169,4 @@ class PlacedGraph:
         self.graph, self.places, self.tables = graph, places, tables
 
 
-__all__ = ["CHEAP_SHARE", "PlacedGraphs"]
+__all__ = ["CHEAP_SHARE", "PlacedGraph", "PlacedGraphs"]

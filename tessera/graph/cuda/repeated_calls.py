@@ -24,7 +24,7 @@ from ...tile.launch.resident import Resident
 from ..donation import ALONE, blank
 from ..placed_leaves import HERE, OURS, Picker, PlacedLeaves, origins, picker
 from .graph_limits import FEWEST_LAUNCHES
-from .placed_graphs import CHEAP_SHARE, PlacedGraphs
+from .placed_graphs import CHEAP_SHARE, PlacedGraph, PlacedGraphs
 
 if TYPE_CHECKING:
     from .result_buffers import ResultBuffer
@@ -99,14 +99,14 @@ class RepeatedCalls:
             self.steady = self._sent_inputs(self.graphs)
         return not self.graphs.stopped
 
-    def launch(self, places: list[int], whole: bool) -> None:
-        """What a call launches whose buffers lie there. whole: as a graph."""
+    def launch(self, places: list[int], whole: bool) -> PlacedGraph | None:
+        """What a call launches whose buffers lie there. whole: as a graph, which is given back."""
         if whole and self.graphs is not None:
-            self.graphs.launch(places)
-        else:
-            self._tell(places)
-            for step in self.space.steps:
-                step()
+            return self.graphs.launch(places)
+        self._tell(places)
+        for step in self.space.steps:
+            step()
+        return None
 
     def _tell(self, places: list[int]) -> None:
         """Let the steps know where the buffers of a call lie."""
