@@ -46,42 +46,37 @@ class SpentTensors:
     for circles at each step."""
 
     def __init__(self) -> None:
-        # of the last call, and what its arguments were like; pop is atomic
-        self._last: deque[tuple[list[Any], object]] = deque(maxlen=1)
+        self._last: deque[list[Any]] = deque(maxlen=1)  # of the last call; pop is atomic
 
-    def keep(self, tensors: list[Any], like: object = None) -> None:
+    def keep(self, tensors: list[Any]) -> None:
         if len(tensors) >= FEW:
-            self._last.append((tensors, like))
+            self._last.append(tensors)
+
+    def forget(self) -> None:
+        """Somebody else has them."""
+        self._last.clear()
 
     def take(self, count: int) -> list[Any]:
         """Up to so many, whose attributes are as they were."""
         try:
-            batch, _ = self._last.pop()
+            batch = self._last.pop()
         except IndexError:
             return []
-        if not _alone(batch):
+        if not unseen(batch):
             counts = list(map(sys.getrefcount, batch))
             batch = [x for x, n in zip(batch, counts, strict=True)
                      if n <= ALONE and not getweakrefcount(x)]
         return batch[:count]
 
-    def take_alike(self, like: object) -> list[Any] | None:
-        """Those of a call like the one under way, in the place of each argument one of its class,
-        extents and type: None where there are none, or somebody has one."""
-        try:
-            batch, of = self._last.pop()
-        except IndexError:
-            return None
-        if of is like and like is not None and _alone(batch):
-            return batch
-        self._last.append((batch, of))
-        return None
+
+def alone(batch: Sequence[Any], others: int = 0) -> bool:
+    """Whether nobody has any of these but the sequence and so many others."""
+    return sum(map(sys.getrefcount, batch)) <= (ALONE + others) * len(batch)
 
 
-def _alone(batch: list[Any]) -> bool:
-    """Whether nobody has any of these but the list."""
-    return sum(map(sys.getrefcount, batch)) <= ALONE * len(batch) and not sum(
-        map(getweakrefcount, batch))
+def unseen(batch: Sequence[Any]) -> bool:
+    """Whether nobody has any of these but the sequence, not even by a weak reference."""
+    return alone(batch) and not sum(map(getweakrefcount, batch))
 
 
 def blank(kind: type, count: int) -> list[Any]:
@@ -97,9 +92,10 @@ def blank(kind: type, count: int) -> list[Any]:
 @dataclass(frozen=True)
 class Donatable:
     """How tensors of a class are used up. take: puts the call in place of the memory of many.
-    parts: of tensors that are made of others."""
+    hand_over: gives it to as many others first.  parts: of tensors that are made of others."""
 
     take: Callable[[Sequence[Any], UsedBy], None]
+    hand_over: Callable[[Sequence[Any], Sequence[Any], UsedBy], None] | None = None
     parts: Callable[[Sequence[Any]], list[Tensor]] | None = None
     spent: SpentTensors = field(default_factory=SpentTensors)
 
@@ -116,22 +112,36 @@ def _take_resident(tensors: Sequence[Resident], call: UsedBy) -> None:
         x.narrow = x.origin = None
 
 
+def _hand_over_resident(of: Sequence[Resident], to: Sequence[Resident], call: UsedBy) -> None:
+    for x, y in zip(of, to, strict=True):
+        y._storage = x._storage
+        y.scale = y.name = None
+        y.is_param = False
+        x._storage = call
+
+
 DONATABLE: dict[type, Donatable] = {  # mesh/tensor.py adds distributed tensors
-    Tensor: Donatable(_take_host), Resident: Donatable(_take_resident)}
+    Tensor: Donatable(_take_host), Resident: Donatable(_take_resident, _hand_over_resident)}
 
 
 def use_up(donated: Sequence[Tensor], function: str, leaves: Sequence[Tensor] = ()) -> None:
     """Take the memory away from the donated ones of the leaves of a call of this function."""
     told = type(leaves) in (PlacedLeaves, SpreadLeaves)
     kinds = (type(leaves[0]),) if told else ()
-    _take([*donated], UsedBy(user_line(), function), kinds, getattr(leaves, "like", None))
+    _take([*donated], UsedBy(user_line(), function), kinds)
+
+
+def forget_origins(donated: Sequence[Tensor]) -> None:
+    """Of tensors of a call that failed: it may have taken what lies beside them."""
+    for x in donated:
+        if type(x) in DONATABLE and type(x) is not Tensor:
+            x.origin = None
 
 
 ALONE = list(map(sys.getrefcount, [object()]))[0]  # of what a list has and nobody else
 
 
-def _take(tensors: list[Tensor], call: UsedBy, kinds: Collection[type] = (), like: object = None
-          ) -> None:
+def _take(tensors: list[Tensor], call: UsedBy, kinds: Collection[type] = ()) -> None:
     """kinds: their classes, where somebody has looked."""
     kinds = {*kinds} or {*map(type, tensors)}
     for kind in kinds & DONATABLE.keys():
@@ -140,7 +150,7 @@ def _take(tensors: list[Tensor], call: UsedBy, kinds: Collection[type] = (), lik
         if how.parts is not None:
             _take(how.parts(mine), call)
         how.take(mine, call)
-        how.spent.keep(mine, like)
+        how.spent.keep(mine)
 
 
 def check_donated(leaves: Sequence[Tensor], donated: Sequence[int], names: Sequence[str],
@@ -148,10 +158,7 @@ def check_donated(leaves: Sequence[Tensor], donated: Sequence[int], names: Seque
     """Raise ArgumentError where a donated tensor is given a second time. Returns what the leaves
     are made of."""
     parts = _parts(leaves)
-    memories = memories_of(parts)
-    hosts = 0 if type(parts) is PlacedLeaves else memories.count(None)
-    if len({*memories}) - bool(hosts) == len(memories) - hosts and (
-            len(memories) - hosts >= len(leaves) or len({*leaves}) == len(leaves)):
+    if are_apart(leaves, parts):
         return parts
     for i in donated:
         mine = _memories(leaves[i])
@@ -161,6 +168,15 @@ def check_donated(leaves: Sequence[Tensor], donated: Sequence[int], names: Seque
                     f"{function}: {names[i]} is donated and is given as {names[j]} too",
                     hint="donate a copy, x.copy(), or give it once", where=user_line())
     return parts
+
+
+def are_apart(leaves: Sequence[Tensor], parts: Sequence[Tensor] | None = None) -> bool:
+    """Whether no two leaves have one memory. parts: what they are made of, where that is known."""
+    parts = _parts(leaves) if parts is None else parts
+    memories = memories_of(parts)
+    hosts = 0 if type(parts) is PlacedLeaves else memories.count(None)
+    return len({*memories}) - bool(hosts) == len(memories) - hosts and (
+        len(memories) - hosts >= len(leaves) or len({*leaves}) == len(leaves))
 
 
 def _parts(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
@@ -184,4 +200,5 @@ def _memories(x: Tensor) -> set[int]:
     return {id(p.storage) for p in _parts([x]) if p.storage is not None}
 
 
-__all__ = ["ALONE", "DONATABLE", "Donatable", "DonatedTensor", "blank", "check_donated", "use_up"]
+__all__ = ["ALONE", "DONATABLE", "Donatable", "DonatedTensor", "alone", "are_apart", "blank",
+           "check_donated", "forget_origins", "unseen", "use_up"]

@@ -28,7 +28,7 @@ from . import tree
 from .annotate import fit_argument, fit_result, placements, tensor_annotations
 from .decorator import Decorator
 from .devices import place_arguments, target_of
-from .donation import check_donated, use_up
+from .donation import check_donated, forget_origins, use_up
 from .inspect_levels import launch_plan, level_text, need_level
 from .ir import Graph, subgraphs
 from .kept_traces import Signatures
@@ -98,10 +98,20 @@ class JitFunction:
             if fast is not None:
                 return fast
             for ready in () if self._groups else self._ready:
-                leaves = ready.tensors(args)
-                if leaves is not None:
+                leaves = ready.leaves(args)
+                if leaves is None:
+                    continue
+                out = ready.steady.call(leaves, self.name)
+                if out is not None:
+                    self._last = ready.traced
                     self._cache.used(ready.traced)
-                    return self._run(ready.traced, leaves)
+                    return out
+                tensors = ready.tensors(leaves)
+                if tensors is not None:
+                    self._cache.used(ready.traced)
+                    out = self._run(ready.traced, tensors)
+                    ready.steady.keep(leaves, tensors, out)
+                    return out
         bound, call = self.bind(args, kwargs), None
         bound = (place_arguments(bound[0], self.placements, self.name), bound[1])
         if self.regions:
@@ -128,7 +138,11 @@ class JitFunction:
         if not traced.donated:
             return traced.run(leaves, call)
         parts = check_donated(leaves, traced.donated, traced.leaf_names, self.name)
-        out = traced.run(leaves, call, parts)
+        try:
+            out = traced.run(leaves, call, parts)
+        except BaseException:
+            forget_origins(traced.pick_donated(leaves))
+            raise
         use_up(traced.pick_donated(leaves), self.name, leaves)
         return out
 
@@ -139,7 +153,7 @@ class JitFunction:
         if self._names is None or len(args) != len(self._names) or self._groups or self.placements:
             return
         flat, structure = tree.flatten(args)
-        if any(r.traced is traced and r.kinds == [*map(type, flat)] for r in self._ready):
+        if any(r.traced is traced and r.pattern.kinds == [*map(type, flat)] for r in self._ready):
             return
         made = PreparedCall.of(structure, flat, leaf_names(key[0]), statics, key[3], traced)
         if made is not None:

@@ -132,14 +132,15 @@ class Exchange:
     on GPU `index`, behind what the stream has; False where ranks have no way between their GPUs.
     Then ref does it on the host, of copies
     route(**attrs): which way that is, "nccl" or "host", "" before it is known; sends nothing
-    replayed(index, stream, **attrs): a CUDA graph that has it was launched on a stream
+    replayed(index, stream, where, **attrs): what is called each time a CUDA graph that has it was
+    launched on a stream
     in_place: whether each result may be written where its operand lies
     joins: whether the op of several operands is what several of it are, each of some
     """
 
     launch: Callable[..., bool]
     route: Callable[..., str]
-    replayed: Callable[..., None]
+    replayed: Callable[..., Callable[[], None]]
     in_place: bool = False
     joins: bool = False
 

@@ -17,15 +17,14 @@ HERE = OURS | {Borrowed}  # of a GPU; what is offloaded is elsewhere until it is
 
 class PlacedLeaves(list[Any]):
     """Tensors that all lie on one GPU, in memory that is ours. memories: of each, until somebody
-    takes them: who asks how many have a memory must know of this list. like: the same object for
-    calls whose tensors are alike, where that is known."""
+    takes them: who asks how many have a memory must know of this list."""
 
-    __slots__ = ("memories", "device", "like")
+    __slots__ = ("memories", "device")
 
     def __init__(self, tensors: Iterable[Tensor], memories: list[Any],
-                 device: Device | None = None, like: object = None):
+                 device: Device | None = None):
         super().__init__(tensors)
-        self.memories, self.device, self.like = memories, device, like
+        self.memories, self.device = memories, device
 
     def take(self) -> list[Any]:
         """The list of memories, which is the caller's from here on."""
@@ -41,13 +40,13 @@ class PlacedLeaves(list[Any]):
 
 class SpreadLeaves(list[Any]):
     """Distributed tensors that programs returned, so that their parts lie where those put them.
-    rest: those of which that is not known.  like: as of PlacedLeaves."""
+    rest: those of which that is not known."""
 
-    __slots__ = ("rest", "like")
+    __slots__ = ("rest",)
 
-    def __init__(self, tensors: Iterable[Tensor], rest: Sequence[Tensor], like: object):
+    def __init__(self, tensors: Iterable[Tensor], rest: Sequence[Tensor]):
         super().__init__(tensors)
-        self.rest, self.like = rest, like
+        self.rest = rest
 
     def parts(self, of: Callable[[Sequence[Any]], list[Tensor]]) -> Sequence[Tensor]:
         """The parts of all. of: takes them of some."""
@@ -83,9 +82,19 @@ def placed(tensors: list[Any]) -> Sequence[Tensor]:
 FEW = 32  # tensors of a call for which what is done for many at once pays
 
 
+class ResultOrigin:
+    """Which result of a program a tensor is. result: the same for all that are this result.
+    owner: whose tensor it is besides, where it is one of a SteadyStep."""
+
+    __slots__ = ("result", "owner")
+
+    def __init__(self, result: object, owner: object = None):
+        self.result, self.owner = result, owner
+
+
 def origins(count: int) -> tuple[Any, ...]:
     """What tells apart the results of a program; nothing where they are few."""
-    return tuple(object() if count >= FEW else None for _ in range(count))
+    return tuple(ResultOrigin(object()) if count >= FEW else None for _ in range(count))
 
 
 Picker = Callable[[Sequence[Any]], Sequence[Any]]
@@ -115,5 +124,5 @@ def _of_runs(take: Callable[[Any], tuple[Sequence[Any], ...]]) -> Picker:
     return pick
 
 
-__all__ = ["FEW", "HERE", "OURS", "Picker", "PlacedLeaves", "SpreadLeaves", "memories_of",
-           "origins", "picker", "placed"]
+__all__ = ["FEW", "HERE", "OURS", "Picker", "PlacedLeaves", "ResultOrigin", "SpreadLeaves",
+           "memories_of", "origins", "picker", "placed"]

@@ -10,19 +10,24 @@ way, which raises what there is to raise.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 from .. import config, hooks
+from ..numerics import NumericType
+from ..runtime.device import Device
 from ..tensor import Tensor
 from ..tile.launch.resident import Resident, adopted
 from .placed_leaves import FEW, OURS, PlacedLeaves, SpreadLeaves, picker
 from .signature import Static, leaf_tensors
+from .steady_step import SteadySteps
 from .traced_signature import TracedSignature
 from .tree import TreeDef
 from .tree_code import flattener
 from .weak_numbers import number_type
 
+T = TypeVar("T")
 KEPT = 4  # calls of one function that are recognised so
 
 
@@ -31,26 +36,79 @@ def leaf_key(t: Tensor) -> tuple:
     return tuple(t.shape), t.type, t.layout, number_type(t), t.offloaded
 
 
+class LeafPattern:
+    """Leaves of a call. kinds: their classes.  facts: of those that lie on a GPU or on a mesh, by
+    number.  others: of the rest, the parameter and what is the same at each call: a constant of the
+    trace, or the key of its tensors."""
+
+    def __init__(self, kinds: Sequence[type], facts: Mapping[int, LeafFact],
+                 others: Mapping[int, tuple[str, Any]]):
+        self.kinds, self.others, self.by_number = [*kinds], others, facts
+        self.there, self.whole = [*facts], not others
+        self.facts = LeafFacts([*facts.values()])
+
+    @staticmethod
+    def of(leaves: Sequence[Any], names: Sequence[str], statics: dict[int, Static]) -> LeafPattern:
+        facts = {i: LeafFact.of(x) for i, x in enumerate(leaves) if _is_quick(x)}
+        others = {i: (names[i], statics[i] if i in statics else _key_of(
+            x, leaf_tensors(adopted(x, names[i])))) for i, x in enumerate(leaves) if i not in facts}
+        return LeafPattern([*map(type, leaves)], facts, others)
+
+    def part(self, numbers: Sequence[int]) -> LeafPattern:
+        """Of these leaves alone."""
+        return LeafPattern([self.kinds[i] for i in numbers], _part(self.by_number, numbers),
+                           _part(self.others, numbers))
+
+    def is_param(self, number: int) -> bool:
+        """Of a leaf that lies on a GPU or on a mesh."""
+        return self.by_number[number].is_param
+
+    def hold(self, leaves: Sequence[Any]) -> bool:
+        """Whether others are so too, but for those that are neither on a GPU nor distributed."""
+        if list(map(type, leaves)) != self.kinds:
+            return False
+        return self.facts.hold(leaves if self.whole else [leaves[i] for i in self.there])
+
+    def tensors(self, leaves: Sequence[Any]) -> Sequence[Tensor] | None:
+        """The tensors of leaves like these; None of others."""
+        if not self.hold(leaves):
+            return None
+        return leaves if self.whole else self.with_others(leaves)
+
+    def with_others(self, leaves: Sequence[Any]) -> list[Tensor] | None:
+        """The tensors of leaves that hold; None where the others are not as they were."""
+        made = dict[int, list[Tensor]]()
+        for i, (name, known) in self.others.items():
+            if type(known) is Static:
+                if Static(leaves[i]) != known:
+                    return None
+                made[i] = []
+                continue
+            made[i] = leaf_tensors(adopted(leaves[i], name))
+            if _key_of(leaves[i], made[i]) != known:
+                return None
+        return [t for i, x in enumerate(leaves) for t in (made[i] if i in made else (x,))]
+
+
+def _part(of: Mapping[int, T], numbers: Sequence[int]) -> dict[int, T]:
+    return {k: of[i] for k, i in enumerate(numbers) if i in of}
+
+
 class PreparedCall:
     """A call by position. leaves: the arguments' leaves.  names: their parameters.  statics: those
     that are constants of the trace, by number.  here: of the surroundings."""
 
     def __init__(self, structure: TreeDef, leaves: Sequence[Any], names: Sequence[str],
                  statics: dict[int, Static], here: tuple, traced: TracedSignature):
-        self.traced, self.statics, self.here, self.setting = traced, statics, here, config.device
+        self.traced, self.here, self.setting = traced, here, config.device
         self.flatten = flattener(structure)
-        self.kinds = list(map(type, leaves))
-        self.there = [i for i, x in enumerate(leaves) if _is_quick(x)]
-        self.whole = len(self.there) == len(leaves)
-        self.others = [(i, names[i]) for i in range(len(leaves)) if i not in {*self.there}]
-        mine = [leaves[i] for i in self.there]
-        self.facts = LeafFacts(mine)
+        self.pattern = LeafPattern.of(leaves, names, statics)
         self.returned: ReturnedLeaves | None = None
-        devices = {x.storage.device if x.layout is None else None for x in mine}
-        self.device = devices.pop() if self.whole and len(devices) == 1 else None  # of all of them
-        self.spread = self.whole and all(x.layout is not None for x in leaves)
-        self.keys = {i: _key_of(leaves[i], leaf_tensors(adopted(leaves[i], name)))
-                     for i, name in self.others if i not in statics}
+        devices = {fact.device for fact in self.pattern.by_number.values()}
+        # of all of them
+        self.device = devices.pop() if self.pattern.whole and len(devices) == 1 else None
+        self.spread = self.pattern.whole and all(x.layout is not None for x in leaves)
+        self.steady = SteadySteps(self.pattern, traced)
 
     @staticmethod
     def of(structure: TreeDef, leaves: Sequence[Any], names: Sequence[str],
@@ -63,62 +121,62 @@ class PreparedCall:
             return None
         return PreparedCall(structure, leaves, names, statics, here, traced)
 
-    def tensors(self, args: tuple) -> list[Tensor] | None:
-        """The tensors of a call like this one; None where it is not."""
+    def leaves(self, args: tuple) -> list[Any] | None:
+        """Of the arguments of a call that is of this structure, in surroundings like these."""
         assert self.flatten is not None
-        leaves = self.flatten(args)
-        if leaves is None:
+        if config.device != self.setting or tuple(look() for look in hooks.surroundings) != \
+                self.here:
             return None
+        return self.flatten(args)
+
+    def tensors(self, leaves: list[Any]) -> Sequence[Tensor] | None:
+        """The tensors of a call with these leaves; None where it is not one like this."""
         like = self.returned
         if like is None or not like.are(leaves):
             like = None
             if not self._are_alike(leaves):
                 return None
-        if config.device != self.setting or tuple(look() for look in hooks.surroundings) != \
-                self.here:
-            return None
         if self.device is not None:
-            return PlacedLeaves(leaves, [x._storage for x in leaves], self.device, like)
+            return PlacedLeaves(leaves, [x._storage for x in leaves], self.device)
         if like is not None and self.spread:
-            return SpreadLeaves(leaves, like.pick_rest(leaves), like)
-        return leaves if self.whole else self._with_others(leaves)
+            return SpreadLeaves(leaves, like.pick_rest(leaves))
+        return leaves if self.pattern.whole else self.pattern.with_others(leaves)
 
     def _are_alike(self, leaves: list[Any]) -> bool:
         """Whether leaves are as those were, looking at all that is asked of each."""
-        if list(map(type, leaves)) != self.kinds:
+        if not self.pattern.hold(leaves):
             return False
-        mine = leaves if self.whole else [leaves[i] for i in self.there]
-        if not self.facts.hold(mine):
-            return False
-        if self.whole and len(leaves) >= FEW:
+        if self.pattern.whole and len(leaves) >= FEW:
             self.returned = ReturnedLeaves.of(leaves)
         return True
 
-    def _with_others(self, leaves: list[Any]) -> list[Tensor] | None:
-        made = dict[int, list[Tensor]]()
-        for i, name in self.others:
-            if i in self.statics:
-                if Static(leaves[i]) != self.statics[i]:
-                    return None
-                made[i] = []
-                continue
-            made[i] = leaf_tensors(adopted(leaves[i], name))
-            if _key_of(leaves[i], made[i]) != self.keys[i]:
-                return None
-        return [t for i, x in enumerate(leaves) for t in (made[i] if i in made else (x,))]
+
+@dataclass(frozen=True)
+class LeafFact:
+    """What is asked of a tensor that lies on a GPU or on a mesh. device: of its memory there."""
+
+    shape: tuple[int, ...]
+    type: NumericType
+    is_param: bool
+    layout: Any
+    device: Device | None
+
+    @staticmethod
+    def of(x: Any) -> LeafFact:
+        return LeafFact(x._shape, x.type, x.is_param, x.layout,
+                        x.storage.device if x.layout is None else None)
 
 
 class LeafFacts:
-    """What is asked of tensors that lie on a GPU or on a mesh, and their memory."""
+    """Those of many, list by list."""
 
-    def __init__(self, mine: Sequence[Any]):
-        self.kinds = list(map(type, mine))
-        self.shapes, self.types = [x._shape for x in mine], [x.type for x in mine]
-        self.params, self.scales = [x.is_param for x in mine], [None] * len(mine)
-        self.spread = [i for i, x in enumerate(mine) if x.layout is not None]
-        self.layouts = [mine[i].layout for i in self.spread]
-        self.on_gpu = [i for i, x in enumerate(mine) if x.layout is None]
-        self.devices = [mine[i].storage.device for i in self.on_gpu]
+    def __init__(self, facts: Sequence[LeafFact]):
+        self.shapes, self.types = [x.shape for x in facts], [x.type for x in facts]
+        self.params, self.scales = [x.is_param for x in facts], [None] * len(facts)
+        self.spread = [i for i, x in enumerate(facts) if x.layout is not None]
+        self.layouts = [facts[i].layout for i in self.spread]
+        self.on_gpu = [i for i, x in enumerate(facts) if x.layout is None]
+        self.devices = [facts[i].device for i in self.on_gpu]
 
     def hold(self, mine: Sequence[Any]) -> bool:
         """Whether others of these classes are so too."""
@@ -139,10 +197,11 @@ class ReturnedLeaves:
     def __init__(self, leaves: Sequence[Any], at: Sequence[int]):
         self.pick = picker(at)
         mine = self.pick(leaves)
-        self.origins, self.params = [x.origin for x in mine], [x.is_param for x in mine]
+        self.origins, self.params = [x.origin.result for x in mine], [x.is_param for x in mine]
         rest = {*range(len(leaves))} - {*at}
         self.pick_rest = picker(sorted(rest))
-        self.rest = LeafFacts(self.pick_rest(leaves))
+        others = self.pick_rest(leaves)
+        self.kinds, self.rest = [*map(type, others)], LeafFacts([*map(LeafFact.of, others)])
 
     @staticmethod
     def of(leaves: Sequence[Any]) -> ReturnedLeaves | None:
@@ -154,12 +213,12 @@ class ReturnedLeaves:
         """Whether leaves are these results of these programs, and the others as they were."""
         mine, rest = self.pick(leaves), self.pick_rest(leaves)
         try:
-            if [x.origin for x in mine] != self.origins:
+            if [x.origin.result for x in mine] != self.origins:
                 return False
-        except AttributeError:  # a number, say
+        except AttributeError:  # a number, say, or no result any more
             return False
         return ([x.is_param for x in mine] == self.params
-                and list(map(type, rest)) == self.rest.kinds and self.rest.hold(rest))
+                and list(map(type, rest)) == self.kinds and self.rest.hold(rest))
 
 
 def _is_quick(leaf: Any) -> bool:
@@ -172,4 +231,4 @@ def _key_of(leaf: Any, tensors: Sequence[Tensor]) -> tuple:
             leaf.is_param if isinstance(leaf, Tensor) else None)
 
 
-__all__ = ["KEPT", "PreparedCall", "leaf_key"]
+__all__ = ["KEPT", "LeafPattern", "PreparedCall", "leaf_key"]

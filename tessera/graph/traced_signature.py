@@ -19,6 +19,7 @@ from .pause_collection import collection_paused
 from .placed_leaves import Picker, picker
 from .regions.call import RegionCall, Update
 from .signature import join_scales, type_of
+from .steady_step import SteadyRun
 from .tree_code import unflattener
 
 
@@ -123,6 +124,16 @@ class TracedSignature:
         call = self.executable.tensors if "executable" in vars(self) else self._first
         made = call(leaves)
         return list(map(place_typed, made)) if self.typed_places else made
+
+    def steady(self, results: Sequence[Any]) -> SteadyRun | None:
+        """What runs calls whose donated arguments are these leaves of the last result; None where
+        they need not be, or where a result is more than what the program gives."""
+        if not self._plain or self.updates or self.typed_places or (
+                self.target == "cpu" and self.layouts is None):
+            return None
+        runs = self.executable if self.layouts is None else self.program
+        found: SteadyRun | None = runs.steady(results)
+        return found
 
     def _first(self, leaves: Sequence[Tensor]) -> list[Tensor]:
         """A call, with all that is made for it."""

@@ -85,9 +85,7 @@ class DistTensor(Tensor):
     @property
     def held(self) -> dict[int, Tensor]:
         """The parts that are here, by rank. Raises ArgumentError when it was donated."""
-        held = self._held
-        if held.__class__ is UsedBy:
-            raise held.error(self)
+        held = self.read_parts
         self.origin = None  # whoever is told may put them elsewhere
         return held
 
@@ -95,6 +93,15 @@ class DistTensor(Tensor):
     def held(self, parts: dict[int, Tensor]) -> None:
         self._held: Any = parts
         self.origin = None
+
+    @property
+    def read_parts(self) -> dict[int, Tensor]:
+        """As `held`, for those who only read and keep none."""
+        held: Any = self._held
+        if held.__class__ is UsedBy:
+            raise held.error(self)
+        parts: dict[int, Tensor] = held
+        return parts
 
     @property
     def mesh(self) -> Mesh:
@@ -120,7 +127,7 @@ class DistTensor(Tensor):
     @property
     def nbytes(self) -> int:
         """Bytes of the parts that this process holds."""
-        return sum(part.nbytes for part in self.held.values())
+        return sum(part.nbytes for part in self.read_parts.values())
 
     @property
     def buffer(self) -> np.ndarray:
@@ -165,8 +172,9 @@ class DistTensor(Tensor):
         if self._held.__class__ is UsedBy:
             return self._held.text(self)
         head = f"DistTensor{list(self.shape)} {self.type}{' param' if self.is_param else ''}"
-        held = ", ".join(f"rank {r}: {show_shape(p.shape)}" for r, p in list(self.held.items())[:4])
-        more = f", {len(self.held) - 4} more" if len(self.held) > 4 else ""
+        parts = list(self.read_parts.items())
+        held = ", ".join(f"rank {r}: {show_shape(p.shape)}" for r, p in parts[:4])
+        more = f", {len(parts) - 4} more" if len(parts) > 4 else ""
         return f"{head} {self.layout}\n{held}{more}"
 
 
@@ -191,7 +199,15 @@ def _take(tensors: Sequence[DistTensor], call: Any) -> None:
         x.origin = None
 
 
-DONATABLE[DistTensor] = Donatable(_take, held_parts)
+def _hand_over(of: Sequence[DistTensor], to: Sequence[DistTensor], call: Any) -> None:
+    for x, y in zip(of, to, strict=True):
+        y._held = x._held
+        y.scale = y.name = None
+        y.is_param = False
+        x._held = call
+
+
+DONATABLE[DistTensor] = Donatable(_take, _hand_over, held_parts)
 
 
 class _Parts(Mapping[int, Tensor]):
@@ -422,11 +438,11 @@ def _relay(x: DistTensor, layout: Layout, numeric: NumericType) -> DistTensor:
 
 def _held_whole(x: DistTensor) -> np.ndarray | None:
     """The elements of the whole tensor when this process has them."""
-    layout = x.layout
-    if layout.is_replicated and x.held:
-        return next(iter(x.held.values())).array
-    if len(x.held) == layout.mesh.size():
-        return assemble([x.held[r].array for r in sorted(x.held)], layout, x.shape, x.dtype)
+    layout, held = x.layout, x.read_parts
+    if layout.is_replicated and held:
+        return next(iter(held.values())).array
+    if len(held) == layout.mesh.size():
+        return assemble([held[r].array for r in sorted(held)], layout, x.shape, x.dtype)
     return None
 
 

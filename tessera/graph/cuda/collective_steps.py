@@ -99,11 +99,10 @@ class CollectiveStep:
         self.launch(pointer, index, side.stream)
         side.end(number)
 
-    def replayed(self, index: int, stream: int) -> None:
-        """A CUDA graph that has it was launched."""
+    def replayed(self, index: int, stream: int) -> Callable[[], None]:
+        """What is called each time a CUDA graph that has it was launched."""
         node = self.callee.node
-        with at_line(node.where):
-            self.callee.record.replayed(index, stream, **node.attrs)
+        return self.callee.record.replayed(index, stream, node.where, **node.attrs)
 
     def _through_host(self, sources: Sequence[int], targets: Sequence[int], stream: int) -> None:
         library, given = driver(), [_empty(o) for o in self.group.reads]

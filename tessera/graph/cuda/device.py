@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -12,17 +13,20 @@ from ... import config
 from ...runtime.device import device
 from ...tensor import Tensor
 from ...tile.launch.resident import offload
+from ..donation import alone
 from ..ir import Graph
 from ..pause_collection import collection_paused
-from ..placed_leaves import PlacedLeaves
+from ..placed_leaves import OURS, PlacedLeaves
 from ..schedule.offload import placed_on_host
+from ..steady_step import SteadyRun
 from .compile_program import CompiledBefore
 from .graph_limits import FEWEST_LAUNCHES, why_no_graph
 from .launch_plan import annotated
-from .narrow_copies import CopyKeeper
+from .narrow_copies import RESIDENT, CopyKeeper, copies_of
 from .placed_graphs import PlacedGraphs
 from .repeated_calls import RepeatedCalls
 from .run import CudaProgram
+from .steady_calls import SteadyCalls
 from .watched import run_watched
 from .workspace import Workspace
 
@@ -99,6 +103,36 @@ class DeviceExecutable:
     def _with_copies(self, leaves: Sequence[Tensor]) -> Sequence[Tensor]:
         copies = self.copies.taken(leaves)
         return leaves.add(copies) if type(leaves) is PlacedLeaves else [*leaves, *copies]
+
+    def steady(self, results: Sequence[Any]) -> SteadyRun | None:
+        """What runs calls whose donated arguments are these results of the last one, or lie where
+        they do; None where results take no argument's place, or somebody has their memory."""
+        with self._lock:
+            space, count = self._space(), len(self.graph.inputs)
+            if space.repeated is None or not RESIDENT.issuperset(map(type, results)):
+                return None
+            moved = space.repeated.moved_arguments()[:len(results)]
+            kept = {i: y._storage for y, i in zip(results, moved, strict=True) if i is not None}
+            held = self.copies.beside(results) if self.copies.copies else []
+            copies = None if held is None else copies_of(held)
+            if not kept or held is None or copies is None or not OURS.issuperset(
+                    map(type, kept.values())):
+                return None
+            ours = alone([*kept.values()], 2)  # the tensors have them, and `kept`
+            kept |= {count + k: copy.storage for k, copy in enumerate(copies)}
+            calls = SteadyCalls.of(space.repeated, kept) if ours else None
+        return None if calls is None else SteadyRun(moved, partial(self._again, calls, held))
+
+    def _again(self, calls: SteadyCalls, held: Sequence[Any], leaves: Sequence[Tensor]
+               ) -> list[Any] | None:
+        """A call as SteadyRun.run. held: what has the copies that it reads."""
+        for kernel in self._node_kernels:
+            kernel.require_unchanged()
+        with self._lock:
+            space, copies = self._space(), copies_of(held)
+            if space.repeated is not calls.calls or copies is None:
+                return None
+            return space.again(calls, leaves)
 
     def _space(self) -> Workspace:
         """The memory for calls as the settings are now."""

@@ -201,6 +201,12 @@ class Note(dict[str, tuple[HeldCopy, int]]):
     __slots__ = ("__weakref__",)
 
 
+def copies_of(held: Sequence[weakref.ref[HeldCopy]]) -> list[Resident] | None:
+    """The copies that these hold; None where one has none any more."""
+    copies = [h.tensor for ref in held if (h := ref()) is not None and h.tensor is not None]
+    return copies if len(copies) == len(held) else None
+
+
 class CopyKeeper:
     """Gives the copies of a program to its calls. run: makes what runs a graph."""
 
@@ -226,7 +232,7 @@ class CopyKeeper:
             return self._of_any(leaves, sources)
         copies: list[Any] = [held.tensor for held in self._turn[1]]
         for x in sources:
-            x.narrow = None
+            x.narrow = x.origin = None
         for held in self._turn[1]:
             held.tensor = None
         return copies
@@ -255,6 +261,11 @@ class CopyKeeper:
         held = [h for ref in self._held if (h := ref()) is not None]
         there = sum(h.tensor is not None for h in held)  # what is not was needed for memory
         return (notes, held) if there == len(self.copies) else None
+
+    def beside(self, results: Sequence[Tensor]) -> list[weakref.ref[HeldCopy]] | None:
+        """What holds the copies that the last call left beside its results; None where these are
+        not its."""
+        return [*self._held] if self._of_last_call(self._pick_results(results)) else None
 
     def _of_any(self, leaves: Sequence[Tensor], sources: Sequence[Any]) -> list[Tensor]:
         """Arguments that have copies from anywhere, or none."""
@@ -299,10 +310,10 @@ def _out_of(x: Any, key: str) -> tuple[Any, int]:
     narrow = x.narrow if type(x) is Resident else None
     if not narrow or key not in narrow:
         return None, -1
-    x.narrow = Note({k: held for k, held in narrow.items() if k != key})
+    x.narrow, x.origin = Note({k: held for k, held in narrow.items() if k != key}), None
     return narrow[key]
 
 
 RESIDENT = frozenset({Resident})
 
-__all__ = ["CopyKeeper", "NarrowCopy", "keep_copies"]
+__all__ = ["CopyKeeper", "NarrowCopy", "copies_of", "keep_copies"]

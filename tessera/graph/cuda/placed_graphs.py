@@ -9,8 +9,11 @@ that somebody keeps), the kernels that read or write there are changed in the gr
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from itertools import compress
+from operator import ne
+from typing import TYPE_CHECKING
 
 from ...runtime.buffer import DEFAULT
 from ...runtime.flags import error_flags
@@ -31,13 +34,15 @@ MOST_MISSES = 8  # calls on end that were not cheap: the places never come again
 
 
 class PlacedGraphs:
-    """The graphs of a program, by where its buffers lie. names: of these.
+    """The graphs of a program, by where its buffers lie. names: of these.  tell: lets the steps
+    know where they lie.
 
     stopped: why its calls are not recorded any more, "" while they are.
     """
 
-    def __init__(self, space: Workspace, names: Sequence[str]):
-        self.space, self.names, self.stopped = space, tuple(names), ""
+    def __init__(self, space: Workspace, names: Sequence[str],
+                 tell: Callable[[list[int]], None]):
+        self.space, self.names, self.tell, self.stopped = space, tuple(names), tell, ""
         self.device, self.flags = space.device, error_flags(space.device.index)
         self.stream = recording_stream(self.device.index)
         steps = space._steps(self.stream)
@@ -65,32 +70,46 @@ class PlacedGraphs:
                 found.setdefault(plan.base(o.name), set()).add(i)
         return found
 
-    def launch(self, places: list[int], memories: Sequence[Any]) -> None:
-        """A call whose buffers lie there."""
+    def launch(self, places: list[int]) -> PlacedGraph:
+        """A call whose buffers lie there; the graph."""
         graph = next((g for g in self.graphs if g.places == places), None)
         if graph is None:
-            graph = self._placed(places, memories)
+            graph = self._placed(places)
+            self.start(graph)
         else:
-            self.misses = 0
+            self.again(graph)
+        return graph
+
+    def has(self, graph: PlacedGraph, places: list[int]) -> bool:
+        """Whether a graph is there, and still has the places that it had."""
+        return graph.places is places and graph in self.graphs
+
+    def again(self, graph: PlacedGraph) -> None:
+        """A call whose buffers lie where this graph has them."""
+        self.misses = 0
+        self.start(graph)
+
+    def start(self, graph: PlacedGraph) -> None:
         if self.flags.words[0]:
             self.flags.check()
         graph.graph.launch(DEFAULT)
         if self.last is not None:
-            self.last.replayed(self.device.index, DEFAULT)
+            self.replayed()
 
-    def _placed(self, places: list[int], memories: Sequence[Any]) -> PlacedGraph:
+    @cached_property
+    def replayed(self) -> Callable[[], None]:
+        """Tells of the last thing that a launch sends."""
+        assert self.last is not None
+        return self.last.replayed(self.device.index, DEFAULT)
+
+    def _placed(self, places: list[int]) -> PlacedGraph:
         """A graph for new places: one that is changed, or recorded now."""
-        space = self.space
         try:
-            for name, memory in zip(self.names, memories, strict=True):
-                space._bind(name, memory)
-            graph = self._changed(places) or self._recorded(places)
+            self.tell(places)
+            return self._changed(places) or self._recorded(places)
         except BaseException:
             self.forget()  # what was begun is no graph of these places
             raise
-        finally:
-            space._forget()
-        return graph
 
     def _changed(self, places: list[int]) -> PlacedGraph | None:
         """The graph that is cheapest to change, where that is cheap or there are many. Places that
@@ -120,9 +139,8 @@ class PlacedGraphs:
     def _steps_of(self, graph: PlacedGraph, places: list[int]) -> set[int]:
         """The steps that are given another address than they have in a graph."""
         found = set[int]()
-        for name, old, new in zip(self.names, graph.places, places, strict=True):
-            if old != new:
-                found |= self.touching.get(name, set())
+        for name in compress(self.names, map(ne, graph.places, places)):
+            found |= self.touching.get(name, set())
         return found
 
     def _recorded(self, places: list[int]) -> PlacedGraph:
@@ -151,4 +169,4 @@ class PlacedGraph:
         self.graph, self.places, self.tables = graph, places, tables
 
 
-__all__ = ["CHEAP_SHARE", "PlacedGraphs"]
+__all__ = ["CHEAP_SHARE", "PlacedGraph", "PlacedGraphs"]

@@ -21,12 +21,13 @@ from ...runtime.buffer import Borrowed, DeviceBuffer, PooledBuffer
 from ...runtime.device import Device
 from ...tensor import Tensor
 from ...tile.launch.resident import Resident
-from ..donation import ALONE, DONATABLE, blank
-from ..placed_leaves import FEW, HERE, OURS, Picker, PlacedLeaves, origins, picker
+from ..donation import ALONE, blank
+from ..placed_leaves import HERE, OURS, Picker, PlacedLeaves, origins, picker
 from .graph_limits import FEWEST_LAUNCHES
-from .placed_graphs import CHEAP_SHARE, PlacedGraphs
+from .placed_graphs import CHEAP_SHARE, PlacedGraph, PlacedGraphs
 
 if TYPE_CHECKING:
+    from .result_buffers import ResultBuffer
     from .workspace import Workspace
 
 MOST_SETS = 3  # of places for results
@@ -83,11 +84,7 @@ class RepeatedCalls:
             for r, m in zip(self.written, free, strict=False)])  # may change the others
         held = [*memories, *written]
         places = [m.pointer for m in held]
-        if whole and self.graphs is not None:
-            self.places = []  # recording tells the steps of others
-            self.graphs.launch(places, held)
-        else:
-            self._step_by_step(places)
+        self.launch(places, whole)
         made = self._made(held, leaves, ours if whole_free else 0)
         if self.lent:
             for m in memories:
@@ -98,18 +95,26 @@ class RepeatedCalls:
         if not config.cuda_graphs:
             return False
         if self.graphs is None:
-            self.graphs = PlacedGraphs(self.space, self.names)
+            self.graphs = PlacedGraphs(self.space, self.names, self._tell)
             self.steady = self._sent_inputs(self.graphs)
         return not self.graphs.stopped
 
-    def _step_by_step(self, places: list[int]) -> None:
-        space, before = self.space, self.places
+    def launch(self, places: list[int], whole: bool) -> PlacedGraph | None:
+        """What a call launches whose buffers lie there. whole: as a graph, which is given back."""
+        if whole and self.graphs is not None:
+            return self.graphs.launch(places)
+        self._tell(places)
+        for step in self.space.steps:
+            step()
+        return None
+
+    def _tell(self, places: list[int]) -> None:
+        """Let the steps know where the buffers of a call lie."""
+        before = self.places
         if places != before:
             self.places = []  # until the steps know all of them
-            space.place(self.names, places, before)
+            self.space.place(self.names, places, before)
             self.places = places
-        for step in space.steps:
-            step()
 
     def _sent_inputs(self, graphs: PlacedGraphs) -> list[tuple[int, str]]:
         """Small inputs that NCCL reads where they lie: those of each call, such as a batch, are
@@ -136,24 +141,22 @@ class RepeatedCalls:
             if any(leaves[i].offloaded for i in copied):
                 return None
             for i in copied:
-                memories[i] = self._given(lowered.inputs[i], leaves[i])
+                memories[i] = space.given_memory(lowered.inputs[i], leaves[i])
         for i, name in self.steady:
-            own = space.own.get(name) or space.own.setdefault(
-                name, DeviceBuffer(memories[i].nbytes, self.device))
-            if memories[i] is not own:
-                own.copy(memories[i])
-                memories[i] = own
+            memories[i] = self.sent(name, memories[i])
         self.lent = Borrowed in kinds or bool(self.captures) and any(
             type(x.storage) is Borrowed for _, x in self.captures)
         self.in_place = not self.lent and not (copied and copied & {*self.given})
         memories += [space.captured_memory(name, x) for name, x in self.captures]
         return memories
 
-    def _given(self, name: str, x: Tensor) -> DeviceBuffer:
-        if self.space._reads(x):
-            return x.storage
-        self.space._give(name, x)
-        return self.space.own[name]
+    def sent(self, name: str, memory: Any) -> DeviceBuffer:
+        """The one place from which NCCL reads an input; it is copied there."""
+        own: DeviceBuffer = self.space.own.get(name) or self.space.own.setdefault(
+            name, DeviceBuffer(memory.nbytes, self.device))
+        if memory is not own:
+            own.copy(memory)
+        return own
 
     def _results(self, leaves: Sequence[Tensor], memories: list[Any], taken: list[PooledBuffer],
                  mine: Sequence[Any]) -> list[Any]:
@@ -201,11 +204,16 @@ class RepeatedCalls:
             self.tensors[ours] = ResultTensors(self, ours)
         made = self.tensors[ours].made(held, leaves)
         for i, r in self.copied:
-            made[i].storage = copy = self._new(r.buffer)
-            if copy.nbytes:
-                place = self.at.get(r.base)
-                copy.copy(self.space.memory[r.base][1] if place is None else held[place])
+            place = self.at.get(r.base)
+            self.copy_result(made[i], r, None if place is None else held[place])
         return made
+
+    def copy_result(self, y: Any, r: ResultBuffer, memory: Any) -> None:
+        """A result that is copied from where others have it too: from there, or from memory of the
+        program."""
+        y.storage = copy = self._new(r.buffer)
+        if copy.nbytes:
+            copy.copy(self.space.memory[r.base][1] if memory is None else memory)
 
     def moved_arguments(self) -> list[int | None]:
         """By result, the donated argument that is it when it has its memory: of its extents and
@@ -248,51 +256,30 @@ class NewTensors:
             y.narrow = None
         return made
 
-    def again(self, spent: Sequence[Any], held: list[Any]) -> list[Any]:
-        """Tensors that were such results, and were used up since."""
-        for y, memory, origin in zip(spent, self.pick(held), self.origins, strict=True):
-            y.scale = None
-            y.is_param = False
-            y.name = None
-            y._storage = memory
-            y.origin = origin
-        return [*spent]
-
 
 class ResultTensors:
-    """The tensors that a call returns: arguments that nobody else has, and new ones, of which those
-    that take the place of an argument take turns with what was the argument two calls before."""
+    """The tensors that a call returns: arguments that nobody else has, and new ones."""
 
     def __init__(self, calls: RepeatedCalls, ours: int):
         """ours: how many of the last arguments nobody else has."""
-        space = calls.space
-        first, donated = len(space.program.lowered.inputs) - ours, sorted(space.donated)
-        arguments = calls.moved_arguments()
-        moved = {j: i for j, i in enumerate(arguments) if i is not None}
-        own = [j for j, i in moved.items() if i >= first]
-        turned = [j for j, i in moved.items() if i < first]
-        rest = [j for j in range(len(arguments)) if j not in moved]
-        self.turned, self.rest = (NewTensors(
-            [calls.at[space.results[j].base] if space.results[j].own else 0 for j in found],
-            [space.results[j].buffer for j in found]) for found in (turned, rest))
-        self.pick_spent = picker([donated.index(moved[j]) for j in turned])
-        self.pick_own = picker([moved[j] for j in own])
-        self.all_new = not turned and not own
-        each = [*turned, *rest, *own]
-        self.order = picker([each.index(j) for j in range(len(each))])
+        space, first = calls.space, len(calls.space.program.lowered.inputs) - ours
+        own = {j: i for j, i in enumerate(calls.moved_arguments()) if i is not None and i >= first}
+        new = [j for j in range(len(space.results)) if j not in own]
+        self.new = NewTensors(
+            [calls.at[space.results[j].base] if space.results[j].own else 0 for j in new],
+            [space.results[j].buffer for j in new])
+        self.pick_own, self.all_new = picker([*own.values()]), not own
+        place = {j: k for k, j in enumerate([*new, *own])}
+        self.order = picker([place[j] for j in range(len(place))])
 
     def made(self, held: list[Any], leaves: Sequence[Tensor]) -> list[Any]:
         """held: see NewTensors.made."""
         if self.all_new:
-            return self.rest.made(held)
+            return self.new.made(held)
         own: Sequence[Any] = self.pick_own(leaves)
         for x in own:
             x.narrow = None  # copies of what it was, which another function left
-        spent = None if self.turned.count < FEW else DONATABLE[Resident].spent.take_alike(
-            getattr(leaves, "like", None))
-        made = self.turned.made(held) if spent is None else \
-            self.turned.again(self.pick_spent(spent), held)
-        return list(self.order([*made, *self.rest.made(held), *own]))
+        return list(self.order([*self.new.made(held), *own]))
 
 
 class ResultPlaces:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from functools import cached_property, partial
+from itertools import compress
+from operator import ne
 from typing import Any
 
 import numpy as np
@@ -46,6 +48,7 @@ from .placed_launch import Place, PlacedLaunch, Pointed
 from .repeated_calls import RepeatedCalls
 from .result_buffers import ResultBuffer, may_overwrite
 from .run import CudaProgram, GroupLaunch
+from .steady_calls import SteadyCalls
 from .watched import count_results
 
 
@@ -306,11 +309,11 @@ class Workspace:
 
     def place(self, names: Sequence[str], places: Sequence[int], before: Sequence[int]) -> None:
         """From here on these buffers lie there. before: where they lay, where that is known."""
-        for name, old, new in zip(names, before or (None,) * len(names), places, strict=True):
-            if old != new:
-                self.memory[name] = new, None
-                for array, at in self.arrays.get(name, ()):
-                    array.pointer = new + at
+        moved = zip(names, places, strict=True)
+        for name, new in compress(moved, map(ne, before, places)) if before else moved:
+            self.memory[name] = new, None
+            for array, at in self.arrays.get(name, ()):
+                array.pointer = new + at
 
     def _give(self, name: str, x: Tensor | np.ndarray) -> None:
         """An input for this call: where it lies, else a copy."""
@@ -360,16 +363,29 @@ class Workspace:
         return (not self.fixed and isinstance(x, Resident)
                 and x.storage.device is self.device)
 
-    def _bind_own(self, name: str) -> None:
+    def _own(self, name: str) -> Memory:
         """A buffer for what lies elsewhere: made when it is first needed, and kept."""
         if name not in self.own:
             self.own[name] = self.memory[name][1] if self.fixed else Memory(
                 self.program.plan.buffer(name).nbytes, self.device)
-        self._bind(name, self.own[name])
+        return self.own[name]
+
+    def _bind_own(self, name: str) -> None:
+        self._bind(name, self._own(name))
+
+    def given_memory(self, name: str, x: Tensor) -> Memory:
+        """Where an input is read in a call: where it lies, else a copy."""
+        if self._reads(x):
+            return x.storage
+        own = self._own(name)
+        self._fill(own, x)
+        return own
 
     def _load(self, name: str, x: Tensor | np.ndarray) -> None:
         """Give an input, capture or constant its elements."""
-        memory = self.memory[name][1]
+        self._fill(self.memory[name][1], x)
+
+    def _fill(self, memory: Memory, x: Tensor | np.ndarray) -> None:
         if isinstance(x, Resident) and x.storage.device is self.device:
             if memory.nbytes:
                 memory.copy(x.storage)
@@ -379,12 +395,26 @@ class Workspace:
         if array.size:
             memory.load(array)
 
+    def again(self, calls: SteadyCalls, leaves: Sequence[Tensor]) -> list[Any] | None:
+        """See SteadyCalls.run."""
+        if self._told_apart:
+            return None
+        before = self.device.activate()
+        try:
+            return calls.run(leaves)
+        finally:
+            restore(before)
+
+    @property
+    def _told_apart(self) -> bool:
+        """Whether the settings want to see each launch."""
+        return bool(hooks.timed_steps or config.nvtx or config.debug)
+
     def run(self, leaves: Sequence[Tensor], ours: int = 0) -> list[Tensor]:
         """ours: see RepeatedCalls.run."""
         before = self.device.activate()
         try:
-            if self.repeated is not None and not (hooks.timed_steps or config.nvtx
-                                                  or config.debug):
+            if self.repeated is not None and not self._told_apart:
                 made = self.repeated.run(leaves, ours)
                 if made is not None:
                     return made

@@ -14,12 +14,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import prod
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tessera.errors import UnsupportedTargetError
+from tessera.errors import SourceLine, UnsupportedTargetError
 from tessera.graph import functions as F
 from tessera.graph.op import OPS, Aval, Exchange, GraphOp
 from tessera.graph.trace import apply
@@ -61,13 +62,12 @@ def _by(members: Shape, axis: str, what: str, index: int) -> Communicator | None
     return communicator(_group(members, axis), index, what)
 
 
-def _replayed(index: int, stream: int, *, members: Shape, axis: str, what: str, **attrs: Any
-              ) -> None:
+def _replayed(index: int, stream: int, where: SourceLine | None, *, members: Shape, axis: str,
+              what: str, **attrs: Any) -> Callable[[], None]:
     from ..ranks import nccl_watch
 
     by = _by(members, axis, what, index)
-    if by is not None:
-        nccl_watch.sent(by, "a CUDA graph", stream)
+    return (lambda: None) if by is None else partial(nccl_watch.replayed, by, what, stream, where)
 
 
 # --- reductions over all ------------------------------------------------------------------------

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tessera import config
+from tessera.errors import SourceLine
 from tessera.graph.trace import current_line
 from tessera.runtime import libcuda
 from tessera.runtime.buffer import lasts
@@ -55,17 +56,23 @@ _started = threading.Lock()
 _running = False
 
 
-def sent(by: Communicator, what: str, stream: int) -> None:
-    """Note a call. The first starts the thread."""
+def sent(by: Communicator, what: str, stream: int, where: SourceLine | None = None) -> None:
+    """Note a call. The first starts the thread. where: not at the line that runs now."""
     event = None
     if not lasts(stream):
         if _is_capturing(stream):
             return  # an event would be part of the graph; who launches it is asked for no note
         event = StreamEvent(device(by.index), stream)
-    _last[by, stream] = SentCall(by, what, stream, config.comm_timeout, current_line(),
+    _last[by, stream] = SentCall(by, what, stream, config.comm_timeout, where or current_line(),
                                  next(_numbers), event)
     if not _running:
         _start()
+
+
+def replayed(by: Communicator, what: str, stream: int, where: SourceLine | None) -> None:
+    """Note the launch of a CUDA graph. what: the last call in it."""
+    status_page.note(what)
+    sent(by, "a CUDA graph", stream, where)
 
 
 def _start() -> None:

@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from operator import is_
 from typing import Any
 
 import numpy as np
@@ -21,11 +19,12 @@ from tessera import config, hooks
 from tessera.dims import show_shape
 from tessera.errors import ArgumentError, user_line
 from tessera.graph.cuda.host_values import HostCopy
-from tessera.graph.donation import ALONE, DONATABLE
+from tessera.graph.donation import alone
 from tessera.graph.interpret import interpret
 from tessera.graph.ir import Graph, Node, Value
 from tessera.graph.op import Aval, GraphOp, infer
 from tessera.graph.placed_leaves import Picker, PlacedLeaves, origins, picker, placed
+from tessera.graph.steady_step import SteadyRun
 from tessera.graph.trace import at_line
 from tessera.graph.traced_signature import executor
 from tessera.numerics import NumericType
@@ -43,6 +42,7 @@ from ..ranks.call_numbers import CallSequence, sequence_of
 from ..ranks.envelope import MessageLabel
 from ..ranks.group import make_group
 from ..ranks.ledger import agree, call
+from ..ranks.transport import Transport
 from ..tensor import NOTHING, DistTensor, held_ranks
 from ..world import is_here, mesh_rank, patience, simulate, transport
 from . import partitioned_steps
@@ -72,9 +72,8 @@ class ShardedProgram:
         self.random = "random" in graph.effects
         self._local: dict[int, Any] = {}
         self._copies: dict[int, tuple[HostCopy, Tensor]] = {}  # of captured tensors, by number
-        self._compared: set[int] = set()  # ranks that have, with the others
-        self._numbered: dict[int, list[tuple[CallSequence, int]]] = {}  # a run, by rank
-        self._moved: MovedParts | None = None
+        # A run, by rank, of those that have compared it with the others and send through NCCL.
+        self._numbered: dict[int, list[tuple[CallSequence, int]]] = {}
 
     @functools.cached_property
     def made(self) -> Propagated:
@@ -165,8 +164,7 @@ class ShardedProgram:
                 for sequence, number in (n for r in ranks for n in self._numbered.get(r, ())):
                     sequence.add(number)
                 if len(ranks) == 1 and gpu_of(self.mesh) is not None:
-                    return self._on_gpu(ranks[0], given, self._placed(ranks[0], leaves, parts),
-                                        getattr(leaves, "like", None))
+                    return self._on_gpu(ranks[0], given, self._placed(ranks[0], leaves, parts))
                 found = {rank: self._run(rank, given) for rank in ranks}
         return self._results.tensors([{r: found[r][i] for r in ranks}
                                       for i in range(len(self.source.outputs))])
@@ -176,40 +174,69 @@ class ShardedProgram:
         """What a rank is given on its GPU: parts of the leaves, and what is captured. A captured
         tensor on the host is copied there once, and again when it was written."""
         captured = _parts_of([t for _, t in self.made.graph.captures], rank)
-        index = gpu_of(self.mesh)
         for i, x in enumerate(captured):
-            if x.place == HOST and index is not None:
-                if i not in self._copies or self._copies[i][0].may_differ(x):
-                    self._copies[i] = HostCopy(x), on_gpu(x, index)
-                captured[i] = self._copies[i][1]
+            if x.place != HOST:
+                continue
+            if i not in self._copies or self._copies[i][0].may_differ(x):
+                index = gpu_of(self.mesh)
+                assert index is not None
+                self._copies[i] = HostCopy(x), on_gpu(x, index)
+            captured[i] = self._copies[i][1]
         if type(parts) is PlacedLeaves:
             if len(parts) == len(leaves) and type(placed(captured)) is PlacedLeaves:
                 return parts.add(captured)
             parts.take()
         return [*_parts_of(leaves, rank), *captured]
 
-    def _on_gpu(self, rank: int, given: Sequence[Tensor], parts: Sequence[Tensor], like: object
+    def _on_gpu(self, rank: int, given: Sequence[Tensor], parts: Sequence[Tensor]
                 ) -> list[DistTensor]:
         """The results where one rank's parts are here, on a GPU. What donated tensors alone have,
-        their parts and what holds these, are those of results: a step has hundreds. like: see
-        PlacedLeaves."""
+        their parts and what holds these, are those of results: a step has hundreds."""
         pick, donated = self._spread, self._spread(given)
         held, mine = [x._held for x in donated], pick(parts)
         # `held` has them, and each a tensor; `mine` and `parts` have them, and each what holds it.
-        ours = _alone(held, 1) and _alone(mine, 2)
+        ours = bool(mine) and alone(held, 1) and alone(mine, 2)
         made = self._launch(rank, parts, ours)
         if not ours:
             return self._on_gpu_results.tensors([{rank: y} for y in made])
         for x in donated:
             x._held = NOTHING
-        if self._moved is None:  # the first call has new parts
-            self._moved = MovedParts.of(mine, made, donated, self._on_gpu_results)
-        found = self._moved.tensors(rank, held, mine, made, like) if self._moved else None
-        if found is None:
-            numbers = {id(p): k for k, p in enumerate(mine)}
-            found = self._on_gpu_results.tensors([
-                held[numbers[id(y)]] if id(y) in numbers else {rank: y} for y in made])
-        return found
+        numbers = {id(p): k for k, p in enumerate(mine)}
+        return self._on_gpu_results.tensors([
+            held[numbers[id(y)]] if id(y) in numbers else {rank: y} for y in made])
+
+    def steady(self, results: Sequence[Any]) -> SteadyRun | None:
+        """See DeviceExecutable.steady; of one rank's parts, on a GPU."""
+        local, here = self.on_gpu, transport()
+        if local is None or (self.random and not local.program.lowered.draws.random):
+            return None
+        held = [x._held for x in results]
+        parts = [one for x in held for one in x.values()]
+        if not (alone(held, 1) and alone(parts, 1)):
+            return None
+        found: SteadyRun | None = local.steady(parts)
+        kinds, avals = self._on_gpu_results, [v.aval for v in self.source.inputs]
+        if found is None or any(i is not None and (
+                extents(avals[i]), avals[i].type, self.layouts[i]) != (
+                kinds.shapes[j], kinds.types[j], kinds.layouts[j])
+                for j, i in enumerate(found.moved)):
+            return None
+        rest = kinds.of([j for j, i in enumerate(found.moved) if i is None])
+        return SteadyRun(found.moved, functools.partial(
+            self._again, here, mesh_rank(self.mesh), found.run, rest))
+
+    def _again(self, here: Transport, rank: int,
+               run: Callable[[Sequence[Tensor]], list[Any] | None], kinds: ResultKinds,
+               leaves: Sequence[Tensor]) -> list[DistTensor] | None:
+        """A call as SteadyRun.run, of a rank `here`. kinds: of its results."""
+        if transport() is not here or self._compares(rank):
+            return None
+        made = run(self._placed(rank, leaves, None))
+        if made is None:
+            return None
+        for sequence, number in self._numbered.get(rank, ()):
+            sequence.add(number)
+        return kinds.tensors([{rank: y} for y in made])
 
     @functools.cached_property
     def _spread(self) -> Picker:
@@ -244,10 +271,7 @@ class ShardedProgram:
 
         Before its first run the first rank compiles, while the others wait for it: then they find
         its loops in the disk cache."""
-        if not self._planned or transport().size == 1 or not is_here(self.mesh):
-            return
-        me = mesh_rank(self.mesh)
-        if me in self._compared and self._by == "nccl" and config.comm_check == "once":
+        if not is_here(self.mesh) or not self._compares(me := mesh_rank(self.mesh)):
             return
         if not self._local and mesh_rank(self.mesh) == 0 and not _watched():
             self.local(0).compiled  # noqa: B018  made by being asked for
@@ -257,7 +281,12 @@ class ShardedProgram:
             agree(group, mine)
         if self._by == "nccl":
             self._numbered[me] = self._numbers(mine.label(group))
-        self._compared.add(me)
+
+    def _compares(self, me: int) -> bool:
+        """Whether a call of this rank compares the program with that of the others."""
+        if not self._planned or transport().size == 1:
+            return False
+        return me not in self._numbered or config.comm_check != "once"
 
     def _numbers(self, label: MessageLabel) -> list[tuple[CallSequence, int]]:
         """The sequences of the groups that its collectives belong to, and what it is in them."""
@@ -289,68 +318,9 @@ class ResultKinds:
                            [self.origins[j] for j in numbers] if self.origins else ())
 
 
-@dataclass(frozen=True)
-class MovedParts:
-    """Which results have the part, the extents, the type and the layout of a donated tensor, call
-    after call. Such a result takes turns with what was the donated one two calls before.
-
-    turned: picks them of the results.  spent: their sources of the donated tensors.  rest: the
-    numbers of the other results.  order: of all, those of turned first, that of the results.
-    """
-
-    turned: Picker
-    spent: Picker
-    rest: tuple[int, ...]
-    order: Picker
-    kinds: ResultKinds  # of those that are turned
-    rest_kinds: ResultKinds
-
-    @staticmethod
-    def of(mine: Sequence[Tensor], made: Sequence[Tensor], donated: Sequence[Tensor],
-           kinds: ResultKinds) -> MovedParts | None:
-        """None where none is."""
-        numbers = {id(p): k for k, p in enumerate(mine)}
-        found = {j: numbers[id(y)] for j, y in enumerate(made) if id(y) in numbers}
-        turned = [j for j, k in found.items() if (
-            donated[k].shape, donated[k].type, donated[k].layout) == (
-            kinds.shapes[j], kinds.types[j], kinds.layouts[j])]
-        if not turned or not kinds.origins:
-            return None
-        rest = tuple(j for j in range(len(made)) if j not in {*turned})
-        place = {j: at for at, j in enumerate([*turned, *rest])}
-        return MovedParts(picker(turned), picker([found[j] for j in turned]), rest,
-                          picker([place[j] for j in range(len(made))]), kinds.of(turned),
-                          kinds.of(rest))
-
-    def tensors(self, rank: int, held: Sequence[dict[int, Tensor]], mine: Sequence[Tensor],
-                made: Sequence[Tensor], like: object) -> list[DistTensor] | None:
-        """The results. held, mine: what holds the part of each donated tensor, and these parts.
-        None where other parts are results this time."""
-        if not all(map(is_, self.spent(mine), self.turned(made))):
-            return None
-        spent = DONATABLE[DistTensor].spent.take_alike(like)
-        if spent is None:
-            turned = self.kinds.tensors(self.spent(held))
-        else:
-            turned = [*self.spent(spent)]
-            for y, parts, origin in zip(turned, self.spent(held), self.kinds.origins, strict=True):
-                y._held = parts
-                y.origin = origin
-                y.scale = None
-                y.is_param = False
-                y.name = None
-        return list(self.order([
-            *turned, *self.rest_kinds.tensors([{rank: made[j]} for j in self.rest])]))
-
-
 def _parts_of(given: Sequence[Tensor], rank: int) -> list[Tensor]:
     """A rank's parts of distributed tensors, and the others."""
-    return [t.held[rank] if type(t) is DistTensor else t for t in given]
-
-
-def _alone(held: Sequence[Any], others: int) -> bool:
-    """Whether the elements are held by this sequence and so many others alone."""
-    return bool(held) and sum(map(sys.getrefcount, held)) <= (ALONE + others) * len(held)
+    return [t.read_parts[rank] if type(t) is DistTensor else t for t in given]
 
 
 def _observed(graph: Graph, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:

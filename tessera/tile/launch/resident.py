@@ -44,8 +44,8 @@ class Resident(Tensor):
     storage: where it lies, for those who only read; raises ArgumentError when it was donated
     device: "cuda:0", ...
     narrow: copies in other types that a program wrote beside it, by key; see `memory`
-    origin: which result of a program it is, while it has the memory that this gave it: so what is
-    equal of all that it was, extents, type and place, is known at a glance
+    origin: which result of a program it is, while it has the memory that this gave it and nobody
+    was told: so what is equal of all that it was, extents, type and place, is known at a glance
     """
 
     __slots__ = ("_storage", "narrow", "origin")
@@ -71,8 +71,9 @@ class Resident(Tensor):
 
     @property
     def memory(self) -> DeviceBuffer:
-        """Where it lies. Whoever is told may write there, so `narrow` is forgotten."""
-        self.narrow = None
+        """Where it lies. Whoever is told may write there and keep it, so `narrow` and `origin` are
+        forgotten."""
+        self.narrow = self.origin = None
         return self.storage
 
     @memory.setter

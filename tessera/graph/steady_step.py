@@ -1,0 +1,186 @@
+"""Steps whose donated arguments are what the step before returned: a training loop.
+
+    params, state = step(params, state, batch)
+
+What follows from hundreds of tensors is the same step after step: they lie where they lay, nobody
+else has their memory, results take their places. So a call asks of each of them one thing, its
+origin, which it loses when anybody sets, moves or is told its memory. Its memory passes to the
+tensor that takes its place: two sets of tensors take turns, one that was used up and one that is
+there. What does not match goes the long way, which raises what there is to raise.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from .. import hooks
+from ..errors import source_line, user_frame
+from ..tensor import Tensor
+from ..tile.launch.used_by import UsedBy
+from .donation import DONATABLE, are_apart, unseen, use_up
+from .placed_leaves import FEW, ResultOrigin, picker
+from .tree_code import flattener
+
+if TYPE_CHECKING:
+    from .prepared_call import LeafPattern
+    from .traced_signature import TracedSignature
+
+KEPT = 4  # sets of tensors of one function, as of several models that it trains
+MOST_UNUSED = 8  # sets on end that never came back: of later ones, each `AGAIN`-th is kept
+AGAIN = 16
+
+
+@dataclass(frozen=True)
+class SteadyRun:
+    """A program whose results are arguments of its next call. moved: by result, the number of the
+    argument whose place it takes.  run: gives the other results, of the other arguments; None where
+    it has to go the long way, and nothing has run."""
+
+    moved: Sequence[int | None]
+    run: Callable[[Sequence[Tensor]], list[Any] | None]
+
+
+class StepForm:
+    """What is the same of all sets of tensors of a signature: which leaves of the arguments and
+    which results are of the set."""
+
+    def __init__(self, pattern: LeafPattern, numbers: Sequence[int], traced: TracedSignature,
+                 moved: Sequence[int | None]):
+        """numbers: the leaf that each argument of the program is."""
+        pairs = sorted((numbers[i], j) for j, i in enumerate(moved) if i is not None)
+        self.traced, self.moved, mine = traced, moved, [k for k, _ in pairs]
+        self.first = mine[0]
+        rest = sorted({*range(len(pattern.kinds))} - {*mine})
+        self.pick, self.pick_rest, self.rest = picker(mine), picker(rest), pattern.part(rest)
+        self.params = [pattern.is_param(k) for k in mine]
+        self.pick_results = picker([j for _, j in pairs])
+        others = [j for j, i in enumerate(moved) if i is None]
+        place = {j: k for k, j in enumerate([*(j for _, j in pairs), *others])}
+        self.order = picker([place[j] for j in range(len(moved))])
+        there = {i for i in moved if i is not None}
+        left = [i for i in range(len(numbers)) if i not in there]
+        more = [left.index(i) for i in traced.donated if i not in there]
+        self.more_donated, self.pick_donated = bool(more), picker(more)
+
+
+class SteadyStep:
+    """Two sets of tensors that take turns. live: the origins of the one that is there."""
+
+    def __init__(self, form: StepForm, run: SteadyRun, mine: Sequence[Any], spent: Sequence[Any]):
+        """mine: what a call returned.  spent: what it used up, in the same order."""
+        self.form, self.run, self.kind = form, run.run, type(mine[0])
+        self.mark = object()  # of its origins: no more than this lives as long as the tensors
+        results = [object() if x.origin is None else x.origin.result for x in mine]
+        self.live, self.next = ([ResultOrigin(r, self.mark) for r in results] for _ in range(2))
+        self.spent: list[Any] = [*spent]
+        self.at: tuple[str, int] | None = None  # the line of the last call
+        self.used_by: UsedBy | None = None
+        self.copied = picker([k for k, x in enumerate(mine)
+                              if getattr(x, "narrow", None) is not None])
+        for tensors, tokens in ((mine, self.live), (spent, self.next)):
+            for x, origin in zip(tensors, tokens, strict=True):
+                x.origin = origin
+
+    def is_of(self, leaves: Sequence[Any]) -> bool:
+        """Whether the first of these leaves is one of its own."""
+        return getattr(leaves[self.form.first], "origin", None) is self.live[0]
+
+    def call(self, leaves: Sequence[Any], name: str) -> Any:
+        """The result of the function; None where nothing has run. leaves: of its arguments."""
+        form, how = self.form, DONATABLE[self.kind]
+        mine, spent = form.pick(leaves), self.spent
+        try:
+            if [x.origin for x in mine if not x.is_param] != self.live and (
+                    [x.is_param for x in mine] != form.params
+                    or [x.origin for x in mine] != self.live):
+                return None
+        except AttributeError:  # a number, say
+            return None
+        rest = form.rest.tensors(form.pick_rest(leaves))
+        if rest is None or any(map(self._is_mine, rest)) or not unseen(spent) or (
+                form.more_donated and not are_apart(rest)):
+            return None
+        made = self.run(rest)
+        if made is None:
+            return None
+        assert how.hand_over is not None
+        how.hand_over(mine, spent, self._used_by(name))
+        for x, y in zip(self.copied(mine), self.copied(spent), strict=True):
+            y.narrow, x.narrow = x.narrow, None
+        if form.more_donated:
+            use_up(form.pick_donated(rest), name)
+        self.spent, self.live, self.next = [*mine], self.next, self.live
+        return form.traced.result(form.order([*spent, *made]))
+
+    def _used_by(self, name: str) -> UsedBy:
+        """The call under way, which most likely is at the line of the one before."""
+        frame = user_frame()
+        at = None if frame is None else (frame.f_code.co_filename, frame.f_lineno)
+        if self.at != at or self.used_by is None:
+            self.at, self.used_by = at, UsedBy(None if at is None else source_line(*at), name)
+        return self.used_by
+
+    def _is_mine(self, x: Tensor) -> bool:
+        origin = getattr(x, "origin", None)
+        return origin is not None and origin.owner is self.mark
+
+
+class SteadySteps:
+    """Those of a signature."""
+
+    def __init__(self, pattern: LeafPattern, traced: TracedSignature):
+        self.pattern, self.traced = pattern, traced
+        self.steps: deque[SteadyStep] = deque(maxlen=KEPT)  # the one used last is the last
+        self.unused = 0
+        self.form: StepForm | None = None
+
+    def call(self, leaves: Sequence[Any], name: str) -> Any:
+        """The result of the function; None where nothing has run."""
+        if hooks.runs:
+            return None
+        for _ in range(len(self.steps)):
+            try:
+                step = self.steps.pop()  # no other thread has it
+            except IndexError:
+                return None
+            if not step.is_of(leaves):
+                self.steps.appendleft(step)
+                continue
+            made = step.call(leaves, name)
+            if made is not None:
+                self.steps.append(step)
+                self.unused = 0
+            return made
+        return None
+
+    def keep(self, leaves: Sequence[Any], tensors: Sequence[Tensor], out: Any) -> None:
+        """Know the tensors again that a call returned. leaves: of its arguments; tensors: what the
+        program was given of them."""
+        if not self.traced.donated or len(self.traced.donated) < FEW:
+            return
+        self.unused += 1
+        if self.unused > MOST_UNUSED and self.unused % AGAIN:
+            return
+        flatten = flattener(self.traced.out_tree)
+        made = None if flatten is None else flatten(out)
+        if made is None or (run := self.traced.steady(made)) is None:
+            return
+        if self.form is None or self.form.moved != run.moved:
+            number = {id(x): k for k, x in enumerate(leaves)}
+            if any(i is not None and id(tensors[i]) not in number for i in run.moved):
+                return
+            self.form = StepForm(self.pattern, [number.get(id(x), -1) for x in tensors],
+                                 self.traced, run.moved)
+        mine, spent = list(self.form.pick_results(made)), list(self.form.pick(leaves))
+        how = DONATABLE.get(type(mine[0]))
+        if how is None or how.hand_over is None or {*map(type, (*mine, *spent))} != {type(mine[0])}:
+            return
+        if [x.is_param for x in mine] == self.form.params:
+            how.spent.forget()
+            self.steps.append(SteadyStep(self.form, run, mine, spent))
+
+
+__all__ = ["SteadyRun", "SteadySteps"]

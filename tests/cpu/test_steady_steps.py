@@ -1,0 +1,325 @@
+"""A training loop: what a step asks of each tensor that the step before returned is one thing, its
+origin. How much Python runs for each of them is counted, so that it does not creep back."""
+
+from __future__ import annotations
+
+import gc
+import sys
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from statistics import median
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tessera as ts
+from fake_driver import driver as driver
+from fake_gpu import Torch, filled
+from fake_gpu import gpu as gpu
+from lowering_cases import apart as apart
+from mesh.test_gpu_programs import gpus as gpus
+from tessera import hooks
+from tessera.errors import ArgumentError, DeviceError
+from tessera.graph import steady_step
+from tessera.graph.placed_leaves import FEW
+from tessera.graph.prepared_call import PreparedCall
+from tessera.mesh import placement
+from tessera.runtime import libcuda
+from tessera.tensor import Tensor
+
+OPCODES = 39  # of Python for each further tensor of a step: a pass over all takes 5 or more
+Place = Callable[[np.ndarray], Tensor]
+
+
+def on_gpu(x: np.ndarray) -> Tensor:
+    return ts.tensor(x).to("cuda")
+
+
+def on_mesh(x: np.ndarray) -> Tensor:
+    mesh = ts.dist.mesh(["cuda:0"], axes="dp")
+    return ts.dist.distribute(ts.tensor(x), ts.ShardSpec(replicate=True), mesh=mesh)
+
+
+@pytest.fixture(params=[on_gpu, on_mesh])
+def place(request: Any, gpus: Any, monkeypatch: Any) -> Iterator[Place]:
+    monkeypatch.setattr(placement, "REAL", {"single"})
+    yield request.param
+    gc.collect()  # memory goes while there is a driver to give it back to
+
+
+@pytest.fixture
+def long_way(monkeypatch: Any) -> list[str]:
+    """Counts the calls of prepared functions that look at each leaf."""
+    ask, seen = PreparedCall.tensors, list[str]()
+    monkeypatch.setattr(PreparedCall, "tensors",
+                        lambda s, leaves: seen.append(s.traced.graph.name) or ask(s, leaves))
+    return seen
+
+
+def weights(place: Place, count: int = FEW) -> dict[str, Tensor]:
+    return {f"w{i}": place(np.full(4, i, np.float32)) for i in range(count)}
+
+
+def step(p: Any, x: Any) -> Any:
+    loss = ts.sum(x)
+    return loss, {k: v * 0.5 + x for k, v in p.items()}
+
+
+def after(steps: int, first: float = 0.0, x: float = 1.0) -> float:
+    """An element of w0 after so many steps of this x."""
+    for _ in range(steps):
+        first = first * 0.5 + x
+    return first
+
+
+def ones(place: Place) -> Tensor:
+    return place(np.ones(4, np.float32))
+
+
+# --- what is a step like the one before ----------------------------------------------------------
+def test_each_step_with_a_batch_of_its_own(place: Place, long_way: list[str]) -> None:
+    f, p = ts.jit(step, donate="p"), weights(place)
+    for i in range(12):
+        if i == 4:
+            long_way.clear()
+        value, p = f(p, ones(place))
+    assert not long_way and value.item() == 4.0
+    np.testing.assert_allclose(p["w0"].numpy(), after(12))
+    np.testing.assert_allclose(p["w9"].numpy(), after(12, 9.0))
+
+
+def test_losses_that_are_kept(place: Place, long_way: list[str]) -> None:
+    f, p, losses = ts.jit(step, donate="p"), weights(place), []
+    for i in range(12):
+        if i == 4:
+            long_way.clear()
+        value, p = f(p, place(np.full(4, i, np.float32)))
+        losses.append(value)
+    assert not long_way and [x.item() for x in losses] == [4.0 * i for i in range(12)]
+
+
+def test_numbers_constants_and_arrays_of_others(place: Place, long_way: list[str]) -> None:
+    """Leaves that are looked at as in any call: they are few."""
+    @ts.jit(donate="p", static=("how",))
+    def f(p: Any, x: Any, rate: float, how: str) -> Any:
+        return {k: v * rate + x if how == "add" else v * rate - x for k, v in p.items()}
+
+    p, want = weights(place), 0.0
+    array = filled(np.ones(4, np.float32)) if place is on_gpu else None
+    for i in range(14):
+        how, rate = ("sub" if i % 7 == 6 else "add"), 0.5 + i
+        if i == 4:
+            long_way.clear()
+        p = f(p, ones(place) if array is None else Torch(array), rate, how)
+        want = want * rate + (1.0 if how == "add" else -1.0)
+        if i == 5:
+            assert not long_way
+    np.testing.assert_allclose(p["w0"].numpy(), want, rtol=1e-5)
+
+
+def test_models_that_share_a_function(place: Place, long_way: list[str]) -> None:
+    f, models = ts.jit(step, donate="p"), [weights(place) for _ in range(3)]
+    for i in range(12):
+        if i == 5:
+            long_way.clear()
+        models = [f(p, ones(place))[1] for p in models]
+    assert not long_way
+    for p in models:
+        np.testing.assert_allclose(p["w0"].numpy(), after(12))
+
+
+def test_without_cuda_graphs(place: Place, long_way: list[str]) -> None:
+    f, p = ts.jit(step, donate="p"), weights(place)
+    with ts.config.scope(cuda_graphs=False):
+        for i in range(12):
+            if i == 4:
+                long_way.clear()
+            _, p = f(p, ones(place))
+    assert not long_way
+    np.testing.assert_allclose(p["w0"].numpy(), after(12))
+
+
+def test_parameters_of_two_calls_are_held(place: Place) -> None:
+    """Used up, but somebody has them: no result is one of these."""
+    f, p, held = ts.jit(step, donate="p"), weights(place), list[Any]()
+    for i in range(12):
+        held = [*held[-(i % 4):], p]
+        _, p = f(p, ones(place))
+    np.testing.assert_allclose(p["w0"].numpy(), after(12))
+    for old in held:
+        with pytest.raises(ArgumentError, match="after it was donated"):
+            old["w1"].numpy()
+
+
+def test_tensors_are_read_and_used_between_steps(place: Place, long_way: list[str]) -> None:
+    """By who keeps nothing of theirs."""
+    f, norm, p = ts.jit(step, donate="p"), ts.jit(lambda p: sum(ts.sum(v) for v in p.values())), \
+        weights(place)
+    for i in range(12):
+        if i == 4:
+            long_way.clear()
+        _, p = f(p, ones(place))
+        total = norm(p).item()
+        np.testing.assert_allclose(p["w9"].numpy(), after(i + 1, 9.0))
+        np.testing.assert_allclose(total, sum(4 * after(i + 1, float(k)) for k in range(FEW)), 1e-5)
+        assert str(p["w1"])
+    assert long_way == ["<lambda>"] * 8
+
+
+# --- what changes between steps ------------------------------------------------------------------
+def test_a_function_that_failed_leaves_its_arguments_as_they_come(place: Place, driver: Any,
+                                                                  long_way: list[str]) -> None:
+    """It may have taken copies that lay beside them."""
+    f, g, p = ts.jit(step, donate="p"), ts.jit(lambda p: {k: v + 1.0 for k, v in p.items()},
+                                               donate="p"), weights(place)
+    for _ in range(6):
+        _, p = f(p, ones(place))
+    assert all(v.origin is not None for v in p.values())
+    driver.status = libcuda.OUT_OF_MEMORY + 700
+    with ts.config.scope(cuda_graphs=False), pytest.raises(DeviceError):
+        g(p)
+    driver.status = 0
+    assert all(v.origin is None for v in p.values())
+    long_way.clear()
+    for _ in range(4):
+        _, p = f(p, ones(place))
+    assert long_way == ["step"]
+    np.testing.assert_allclose(p["w0"].numpy(), after(10))
+
+
+def test_a_tensor_of_the_set_is_given_twice(place: Place) -> None:
+    f, p = ts.jit(step, donate="p"), weights(place)
+    for _ in range(6):
+        _, p = f(p, ones(place))
+    with pytest.raises(ArgumentError, match=r"p\.w3 is donated and is given as x too"):
+        f(p, p["w3"])
+    _, p = f(p, ones(place))
+    np.testing.assert_allclose(p["w0"].numpy(), after(7))
+
+
+def test_other_donated_tensors_are_given_once(place: Place, long_way: list[str]) -> None:
+    """Those whose place no result takes."""
+    f = ts.jit(lambda p, x, y: {k: v * 0.5 + x[:4] + y[:4] for k, v in p.items()},
+               donate=("p", "x", "y"))
+    p, more = weights(place), [place(np.ones(6, np.float32)) for _ in range(18)]
+    for i in range(8):
+        if i == 5:
+            long_way.clear()
+        p = f(p, more.pop(), more.pop())
+    assert not long_way
+    x, y = more
+    with pytest.raises(ArgumentError, match="x is donated and is given as y too"):
+        f(p, x, x)
+    p = f(p, x, y)
+    np.testing.assert_allclose(p["w0"].numpy(), after(9, x=2.0))
+    for used in (x, y):
+        with pytest.raises(ArgumentError, match="after it was donated"):
+            used.numpy()
+
+
+def test_an_observer_sees_each_step(place: Place, monkeypatch: Any) -> None:
+    f, p, seen = ts.jit(step, donate="p"), weights(place), list[str]()
+
+    @contextmanager
+    def observe(graph: Any) -> Iterator[Any]:
+        seen.append(graph.name)
+        yield lambda results: None
+
+    for i in range(9):
+        if i == 6:
+            monkeypatch.setattr(hooks, "runs", [observe])
+        _, p = f(p, ones(place))
+    assert seen == ["step"] * 3
+    np.testing.assert_allclose(p["w0"].numpy(), after(9))
+
+
+def test_memory_goes_with_the_tensors(place: Place) -> None:
+    """The function knows them again, and has nothing of theirs."""
+    f, p = ts.jit(step, donate="p"), weights(place)
+    for _ in range(6):
+        _, p = f(p, ones(place))
+    parts = [v if v.layout is None else v._held[0] for v in p.values()]
+    memories = [weakref.ref(v._storage) for v in parts]
+    del parts
+    kept = p["w3"]
+    p = {}
+    alive = [i for i, r in enumerate(memories) if r() is not None]
+    assert alive == [3]
+    np.testing.assert_allclose(kept.numpy(), after(6, 3.0))
+
+
+def test_sets_that_never_come_back_are_not_kept(place: Place, monkeypatch: Any) -> None:
+    made, new = list[Any](), steady_step.SteadyStep.__init__
+    monkeypatch.setattr(steady_step.SteadyStep, "__init__",
+                        lambda s, *a: made.append(1) or new(s, *a))
+    f = ts.jit(step, donate="p")
+    for _ in range(steady_step.AGAIN + 4):
+        p = weights(place)
+        _, p = f(p, ones(place))
+    assert len(made) <= steady_step.MOST_UNUSED + 1
+    for _ in range(2 * steady_step.AGAIN):
+        _, p = f(p, ones(place))
+    assert len(made) <= steady_step.MOST_UNUSED + 2  # it came back
+
+
+def test_attributes_are_those_of_new_tensors(place: Place) -> None:
+    """Also where somebody set those of one that was used up."""
+    f, p = ts.jit(step, donate="p"), weights(place)
+    for i in range(10):
+        old = p
+        _, p = f(p, ones(place))
+        if i == 6:
+            old["w3"].name, old["w4"].is_param = "mine", True
+    assert all(v.name is None and not v.is_param and v.scale is None for v in p.values())
+    assert f.specializations == 1
+
+
+# --- how much runs -------------------------------------------------------------------------------
+def opcodes(call: Callable[[], Any]) -> int:
+    """Of Python, that a call runs."""
+    count = 0
+
+    def trace(frame: Any, event: str, _: Any) -> Any:
+        nonlocal count
+        frame.f_trace_opcodes, frame.f_trace_lines = True, False
+        count += event == "opcode"
+        return trace
+
+    before = sys.gettrace()
+    gc.disable()
+    sys.settrace(trace)
+    try:
+        call()
+    finally:
+        sys.settrace(before)
+        gc.enable()
+    return count
+
+
+def long_step(p: Any, x: Any) -> Any:
+    """One that is launched as a graph."""
+    y = x
+    for _ in range(3):
+        y = ts.sort(y) + ts.sum(y)
+    return ts.sum(y), step(p, x)[1]
+
+
+def test_python_that_runs_for_each_tensor(place: Place, driver: Any) -> None:
+    few, many = FEW, 3 * FEW
+    counts = []
+    for count in (few, many):
+        f, p, x = ts.jit(long_step, donate="p"), weights(place, count), ones(place)
+        for _ in range(8):
+            _, p = f(p, x)
+        assert f.capture.endswith("in one launch")
+        driver.run, run = (lambda launch: None), driver.run  # kernels are Python here
+        box = [p]
+        del p
+        counts.append(median(opcodes(lambda box=box, f=f, x=x: box.append(f(box.pop(), x)[1]))
+                             for _ in range(3)))  # Python 3.12 sees none of the first
+        driver.run = run
+    each = (counts[1] - counts[0]) / (many - few)
+    assert each <= OPCODES, f"{each} for each tensor: a pass over all of them is new"
+    assert counts[0] - few * each < 4000, f"{counts[0]} of a step with few tensors"
