@@ -72,14 +72,16 @@ class Card:
     """What products ask of a GPU.
 
     formats: of operands that its warpgroups multiply; along_k: those of them that may lie along K
-    alone.  copies: whether operands lie in its memory, so that they may be copied where TMA cannot
-    read their rows, or wgmma their order.  tuned: what was measured on such a card.
+    alone; by_columns: those of which a first operand may lie otherwise.  copies: whether operands
+    lie in its memory, so that they may be copied where TMA cannot read their rows, or wgmma their
+    order.  tuned: what was measured on such a card.
     """
 
     multiprocessors: int = 132
     memory_gbps: float = 4800
     formats: frozenset[str] = frozenset()
     along_k: frozenset[str] = frozenset()
+    by_columns: frozenset[str] = frozenset()
     copies: bool = False
     tuned: TunedTables | None = None
 

@@ -71,7 +71,8 @@ def _made(gpu: Gpu, copies: bool) -> Card:
     unit = gpu.generation.warpgroup_matmul
     formats = {} if unit is None else unit.operands
     return Card(gpu.multiprocessors, gpu.memory_gbps, frozenset(formats), frozenset(
-        n for n, operand in formats.items() if not operand.any_major), copies)
+        n for n, operand in formats.items() if not operand.any_major), frozenset(
+        n for n, operand in formats.items() if operand.by_columns), copies)
 
 
 PAIRED = 2  # choices that are also measured in pairs
@@ -116,6 +117,9 @@ def plan_product(dtype: DType, M: int, N: int, K: int, layout: str, card: Card,
         b = choose_thread_block(M, N, card)
         return ProductPlan(b.rows, b.columns, b.depth, f"blocks of {b.rows} x {b.columns} by "
                            f"{b.warps} warps: the quickest by the estimate", warps=b.warps)
+    if free and dtype.name in card.by_columns and layout == "nn":  # B' is its first operand
+        p = plan_product(dtype, N, M, K, "tt", card, result_bits)
+        return replace(p, rows=p.columns, columns=p.rows, swapped=not p.swapped)
     short = short_sums(dtype) and not fast_sums
     columns = min(columns, FP8_COLUMNS) if short else columns
     if not free or dtype.name not in card.formats:

@@ -13,13 +13,13 @@ from typing import Any
 import numpy as np
 
 from tessera.errors import SourceLine
+from tessera.tile.cuda.lower.warp_specialised.layouts import fragments
 from tessera.tile.cuda.lower.warp_specialised.ops import NO_SLOT
 from tessera.tile.cuda.lower.warp_specialised.program import WarpSpecialisedProgram
 from tessera.tile.interpreter.machine import Machine
 from tessera.tile.interpreter.memory import MemoryBox
 from tessera.tile.ir.errors import KernelError
 from tessera.tile.ir.ir import Op, SSAValue, definitions
-from tessera.tile.ir.register_layout import warpgroups
 from tessera.tile.ir.types import TileType
 
 
@@ -132,7 +132,7 @@ class PipelineMachine(Machine):
         for x in (*op.args, op.outs[0].value):
             t = self.types.get(x) if isinstance(x, SSAValue) else None
             if isinstance(t, TileType) and t.layout != (
-                    wanted := warpgroups(t.shape, self.warpgroups).text):
+                    wanted := fragments(op, t.shape, self.warpgroups).text):
                 raise PipelineError(f"{op.name} takes {t.dtype}{list(t.shape)} as {wanted}, and it "
                                     f"lies as {t.layout}", where=op.where)
 
