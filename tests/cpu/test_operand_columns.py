@@ -13,7 +13,8 @@ from hopper_lowering import Known, distance, lowered, run
 from tessera import f32, tf32
 from tessera.kernels.gemm import gemm_whole
 from tessera.tile.cuda.intrinsics import operand_columns
-from tessera.tile.cuda.lower.warp_specialised import Refusal, WarpSpecialisedProgram
+from tessera.tile.cuda.lower.warp_specialised import Refusal, WarpSpecialisedProgram, operands
+from tessera.tile.cuda.lower.warp_specialised.machine import PipelineError
 from tessera.tile.ir.ir import Op, walk
 from tessera.tile.ir.register_layout import warpgroup_columns
 from tolerance import assert_close
@@ -74,6 +75,17 @@ def test_what_is_not_read_so(layout, depth, why, rng):
     made = lowered(gemm_whole, x, x, ts.zeros((256, 256)), f32, facts=FACTS, layout=layout,
                    result=f32, BM=128, BN=128, BK=depth)
     assert isinstance(made, Refusal) and why in made.reason, made
+
+
+def test_registers_that_a_matmul_reads_are_not_written(monkeypatch, rng):
+    """With one piece an iteration's registers are those of the iteration before, whose matmul runs
+    on: such a kernel was wrong on a GPU."""
+    monkeypatch.setattr(operands, "PIECES", 1)
+    x = ts.tensor(rng.standard_normal((128, 128)).astype("f4"), tf32)
+    args, how = (x, x, ts.zeros((128, 128)), f32), {"layout": "tt", "result": f32, "BK": 32}
+    made = lowered(gemm_whole, *args, facts=FACTS, BM=128, BN=128, **how)
+    with pytest.raises(PipelineError, match="read_columns writes registers that a running"):
+        run(gemm_whole, made, (1, 1), *args, BM=128, BN=128, **how)
 
 
 def test_the_interpreter_says_the_same(rng):
