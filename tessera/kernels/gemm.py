@@ -125,6 +125,8 @@ def _in_torch(torch: Any, a: Any, b: Any, transpose_a: bool = False, transpose_b
 # Rows and columns of a result of f32 from which on it is made of operands whose rows lie across K:
 # threads read one k of many rows at once, which leaves registers for what is read ahead.
 ACROSS_FROM = 3072
+# Rows of an operand, and of K, from which on wgmma takes its columns from registers.
+COLUMNS_FROM = 64
 SPECIALISED = "matmuls by wgmma, loads by TMA"
 LAYOUTS = {w: {f"transpose_{x}": True for x, way in zip("ab", w, strict=True) if way == "t"}
            for w in ("nn", "nt", "tn", "tt")}
@@ -181,8 +183,9 @@ def gemm(run: Any, a: Any, b: Any, *, transpose_a: bool = False, transpose_b: bo
     if precision is not None:
         kind, a, b = tf32, *(_as_tf32(run, x, precision, card) for x in (a, b))
     across = kind is f32 and min(M, N) >= ACROSS_FROM
-    (a, turned_a), (b, turned_b) = (_operand(run, *which, across, kind, card) for which in (
-        (a, transpose_a, False), (b, transpose_b, True)))
+    (a, turned_a), (b, turned_b) = (_operand(run, *which, across, kind, card) for which in zip(
+        (a, b), (transpose_a, transpose_b), (False, True), _by_columns(
+            run, (transpose_a, not transpose_b), M, N, K, kind, card), strict=True))
     plan = run.trial or plan_product(
         kind, M, N, K, "nt"[turned_a] + "nt"[turned_b], card, result.bits, not run.has_sizes,
         bool(run.extra("FAST_SUMS")))
@@ -233,14 +236,28 @@ def _as_tf32(run: Any, x: Any, precision: str, card: Card) -> Any:
     return tensor(read_array(x, "x").owner, tf32)
 
 
-def _operand(run: Any, x: Any, turned: bool, along: bool, across: bool, kind: DType, card: Card
-             ) -> tuple[Any, bool]:
+def _by_columns(run: Any, across: tuple[bool, bool], M: int, N: int, K: int, kind: DType,
+                card: Card) -> tuple[bool, bool]:
+    """Which operand is read as it lies though it lies across K: one of them, the larger, as the
+    first operand of the product or of its transpose. A small one is copied sooner.
+
+    across: which of them lie so.
+    """
+    if kind.name not in card.by_columns or run.has_sizes or K < COLUMNS_FROM:
+        return False, False
+    a, b = (lies and n >= COLUMNS_FROM for lies, n in zip(across, (M, N), strict=True))
+    return a and not (b and N > M), b and not (a and N <= M)
+
+
+def _operand(run: Any, x: Any, turned: bool, along: bool, by_columns: bool, across: bool,
+             kind: DType, card: Card) -> tuple[Any, bool]:
     """An operand as what multiplies reads it, and whether it lies transposed: one column as a row,
     and a copy with rows of whole 128 bytes where they do not begin at 16, or where they have to lie
     along K, or across, and do not.
 
-    along: whether it lies transposed when its rows lie along K.  across: whether rows across K pay
-    for a copy.  kind: the type that is multiplied; TMA rounds f32 to tf32.
+    along: whether it lies transposed when its rows lie along K.  by_columns: whether it may lie
+    otherwise.  across: whether rows across K pay for a copy.  kind: the type that is multiplied;
+    TMA rounds f32 to tf32.
     """
     rows, columns = x.shape
     if columns == 1:
@@ -248,7 +265,8 @@ def _operand(run: Any, x: Any, turned: bool, along: bool, across: bool, kind: DT
     if not card.copies or not (across or kind.name in card.formats) or 0 in x.shape:
         return x, turned
     line, name = 8 * LINE_BYTES // kind.bits, ""
-    if turned == along if across else turned != along and kind.name in card.along_k:
+    if turned == along if across else (
+            turned != along and kind.name in card.along_k and not by_columns):
         name, shape, turned = "turned_rows", (columns, -(-rows // line) * line), not turned
     elif columns * kind.bits % 128:
         name, shape = "aligned_rows", (rows, -(-columns // line) * line)

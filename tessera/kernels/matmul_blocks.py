@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from math import prod
 
 from ..numerics import DType, NumericType
+from ..tile.ir.schedule import shares_rows
 from .tuned_tables import TunedTables
 
 MOST_PARTS = 16
@@ -48,7 +49,7 @@ BLOCK_US: Mapping[tuple[int, int], tuple[float, float]] = {
 # lines half of the time, and so on: by what the distance of rows is a multiple of, in bytes.
 LINE_US = 1.45e-3
 LINES: Mapping[int, float] = {128: 1.0, 64: 1.3, 32: 1.75, 16: 1.875}
-CLUSTER = 2  # blocks of rows that share columns
+CLUSTER = 2  # blocks that share columns, or rows where these are more (shares_rows)
 BEGIN_US = 1.33  # of a kernel
 WORD_US = 2.5  # of 128 x 256 results of 32 bits, more
 SUM_US = 1.0  # of the sum of partial results, besides its bytes
@@ -72,14 +73,16 @@ class Card:
     """What products ask of a GPU.
 
     formats: of operands that its warpgroups multiply; along_k: those of them that may lie along K
-    alone.  copies: whether operands lie in its memory, so that they may be copied where TMA cannot
-    read their rows, or wgmma their order.  tuned: what was measured on such a card.
+    alone; by_columns: those of which a first operand may lie otherwise.  copies: whether operands
+    lie in its memory, so that they may be copied where TMA cannot read their rows, or wgmma their
+    order.  tuned: what was measured on such a card.
     """
 
     multiprocessors: int = 132
     memory_gbps: float = 4800
     formats: frozenset[str] = frozenset()
     along_k: frozenset[str] = frozenset()
+    by_columns: frozenset[str] = frozenset()
     copies: bool = False
     tuned: TunedTables | None = None
 
@@ -88,8 +91,8 @@ class Card:
 class MatmulBlocks:
     """rows, columns: of a block.  parts: of K, of `depth` elements each but for the last; 1 and 0
     where it is summed whole.  us: the estimate.  swapped: the operands are, transposed: the columns
-    are the rows that tensor cores take 64 at a time.  cluster: blocks of rows that bring their
-    columns for each other.  tuned: where a table has chosen, why."""
+    are the rows that tensor cores take 64 at a time.  cluster: blocks that bring for each other
+    what they share.  tuned: where a table has chosen, why."""
 
     rows: int
     columns: int
@@ -230,9 +233,10 @@ def estimate(x: MatmulExtents, block: tuple[int, int], parts: int = 1, card: Car
     step is the matmuls', or the copies' where these take longer."""
     (m, n), steps = block, -(-x.steps // parts)
     step, store = FP8_BLOCK_US.get(block, BLOCK_US[block]) if x.short else BLOCK_US[block]
+    down, across = (1, cluster) if shares_rows(block) else (cluster, 1)  # blocks of a cluster
     if max(x.lines) > 1:
-        step = max(step, LINE_US * (m * x.lines[0] + n * x.lines[1] / cluster))
-    groups = x.matrices * -(-x.M // (m * cluster)) * cluster * -(-x.N // n) * parts
+        step = max(step, LINE_US * (m * x.lines[0] / across + n * x.lines[1] / down))
+    groups = x.matrices * -(-x.M // (m * down)) * down * -(-x.N // (n * across)) * across * parts
     bits = x.result_bits if parts == 1 else 32
     word = WORD_US * (bits > 16) * m * n / (128 * 256)
     waves = -(-groups // card.multiprocessors) * (steps * step + store + word)

@@ -17,6 +17,7 @@ from ..numerics import DType, f32
 from ..runtime.arrays import HOST, place_of
 from ..runtime.device import device, has_gpu
 from ..runtime.generations import WarpgroupMatmul
+from ..tile.ir.schedule import shares_rows
 from ..tile.tuning.gpus import DEFAULT, Gpu, gpu_of
 from .matmul_blocks import (
     BLOCK_US,
@@ -71,7 +72,8 @@ def _made(gpu: Gpu, copies: bool) -> Card:
     unit = gpu.generation.warpgroup_matmul
     formats = {} if unit is None else unit.operands
     return Card(gpu.multiprocessors, gpu.memory_gbps, frozenset(formats), frozenset(
-        n for n, operand in formats.items() if not operand.any_major), copies)
+        n for n, operand in formats.items() if not operand.any_major), frozenset(
+        n for n, operand in formats.items() if operand.by_columns), copies)
 
 
 PAIRED = 2  # choices that are also measured in pairs
@@ -116,6 +118,9 @@ def plan_product(dtype: DType, M: int, N: int, K: int, layout: str, card: Card,
         b = choose_thread_block(M, N, card)
         return ProductPlan(b.rows, b.columns, b.depth, f"blocks of {b.rows} x {b.columns} by "
                            f"{b.warps} warps: the quickest by the estimate", warps=b.warps)
+    if free and dtype.name in card.by_columns and layout == "nn":  # B' is its first operand
+        p = plan_product(dtype, N, M, K, "tt", card, result_bits)
+        return replace(p, rows=p.columns, columns=p.rows, swapped=not p.swapped)
     short = short_sums(dtype) and not fast_sums
     columns = min(columns, FP8_COLUMNS) if short else columns
     if not free or dtype.name not in card.formats:
@@ -184,8 +189,8 @@ def tuned_blocks(model: MatmulBlocks, extents: MatmulExtents, dtype: DType, layo
 
 def plans_to_measure(dtype: DType, M: int, N: int, K: int, layout: str, card: Card, count: int,
                      result_bits: int = 16) -> dict[str, ProductPlan]:
-    """By choice: the model's, the next best of its estimates, pairs of blocks that share columns
-    for the first of them, and what a table says."""
+    """By choice: the model's, the next best of its estimates, pairs of blocks for the first of
+    them, and what a table says."""
     extents, blocks = _product(dtype, M, N, K, layout, result_bits, short_sums(dtype))
     ranked = rank_either_way(extents, blocks, layout, card, dtype.kind == "float")[:count]
     paired = [replace(b, cluster=CLUSTER) for b in ranked[:PAIRED]]
@@ -198,7 +203,9 @@ def explained(b: MatmulBlocks, card: Card) -> str:
     """In a line, for the notes of a schedule."""
     words = [f"blocks of {b.rows} x {b.columns}"]
     words += ["of the transposed result"] * b.swapped
-    words += ["two side by side that share columns"] * (b.cluster > 1)
+    block = (b.columns, b.rows) if b.swapped else (b.rows, b.columns)
+    shared = "rows" if shares_rows(block) != b.swapped else "columns"
+    words += [f"two side by side that share {shared}"] * (b.cluster > 1)
     words += [f"in {b.parts} parts of K, {b.depth} each"] * (b.parts > 1)
     if b.tuned:
         return f"{', '.join(words)}: {b.tuned}"

@@ -37,6 +37,8 @@ class MatmulOperand:
 
     name: in the instruction.  any_major: whether the axis that is not contracted may be contiguous.
     packs: whether a computed first operand stays in registers, rounded to it.
+    by_columns: whether a first operand that lies across the contracted axis is read from shared
+    memory into registers.
     short_sums: whether sums have few bits in the tensor cores, so that blocks of them are added
     outside.
     """
@@ -44,6 +46,7 @@ class MatmulOperand:
     name: str
     any_major: bool = False
     packs: bool = False
+    by_columns: bool = False
     short_sums: bool = False
 
 
@@ -188,7 +191,7 @@ register(replace(_SM90, target="sm_90a", warpgroup_matmul=WarpgroupMatmul(
     operands={
         "bf16": MatmulOperand("bf16", any_major=True, packs=True),
         "f16": MatmulOperand("f16", any_major=True, packs=True),
-        "tf32": MatmulOperand("tf32"),
+        "tf32": MatmulOperand("tf32", by_columns=True),
         # About 14 bits below the largest summand (DeepSeek-AI 2024, arXiv:2412.19437, 3.3.2).
         "fp8_e4m3": MatmulOperand("e4m3", short_sums=True),
         "fp8_e5m2": MatmulOperand("e5m2", short_sums=True),

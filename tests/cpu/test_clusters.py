@@ -20,12 +20,12 @@ PAIRS = ts.Schedule(cluster=2)
 FACTS = Known(frozenset({"A0", "A1", "B0", "B1", "M", "N"}), frozenset("ABDP"))
 
 
-def gemm(rng, layout, M, N, K, schedule=PAIRS, parts=1):
+def gemm(rng, layout, M, N, K, schedule=PAIRS, parts=1, block=(64, 128)):
     """The program, what it wrote, and the product in f64."""
     shapes = (M, K) if layout[0] == "n" else (K, M), (K, N) if layout[1] == "n" else (N, K)
     a, b = (rng.standard_normal(s).astype(bf16.numpy) for s in shapes)
-    how = {"layout": layout, "BM": 64, "BN": 128}
-    grid = (-(-M // 64), -(-N // 128))
+    how = {"layout": layout, "BM": block[0], "BN": block[1]}
+    grid = (-(-M // block[0]), -(-N // block[1]))
     if parts == 1:
         kernel, args = stdlib.gemm.kernels["gemm_whole"], (
             a, b, np.full((M, N), np.nan, bf16.numpy), f32)
@@ -64,6 +64,25 @@ def test_blocks_bring_a_share_of_what_does_not_depend_on_the_rows(layout, rng):
     assert prod(b.panel_box) * 2 * 2 == b.panel_bytes and b.panel_box[b.row_axis] == b.shape[0] // 2
     drains = [n for n in walk(made.function.body) if isinstance(n, Op) and n.name == "ring_drain"]
     assert [n.attr["ring"] for n in drains] == [ring.name]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("groups", [2, 4])
+@pytest.mark.parametrize("N", [128, 272, 328])
+def test_tiles_of_more_rows_than_columns_share_their_rows(N, groups, layout, rng):
+    """Clusters lie along the columns of tiles, and there may be some beyond the last."""
+    made, got, want = gemm(rng, layout, 200, N, 136, PAIRS.with_cluster(groups), block=(192, 128))
+    (ring,) = made.rings
+    a, b = ring.loads
+    assert made.pipeline.cluster == groups and (a.blocks, b.blocks) == (groups, 1)
+    assert_close(got, want, "bf16", n=136)
+
+
+@pytest.mark.parametrize("block, shared", [
+    ((192, 128), "A"), ((128, 128), "B"), ((192, 192), "B"), ((192, 64), "B"), ((64, 128), "B")])
+def test_which_operand_is_shared(block, shared, rng):
+    made, _, _ = gemm(rng, "nt", 64, 64, 64, block=block)
+    assert [x.tensor for r in made.rings for x in r.loads if x.blocks == 2] == [shared]
 
 
 @pytest.mark.parametrize("causal", [False, True])

@@ -309,6 +309,8 @@ FIELDS: dict[str, Field] = {
     f"{FORM}.operands.bf16.any_major": Field(
         False, lambda: gemm(kernels.gemm_nn), "wgmma reads bf16 only along the contracted axis"),
     f"{FORM}.operands.bf16.packs": Field(False, attention, "a computed operand of bf16"),
+    f"{FORM}.operands.bf16.by_columns": Field(
+        True, lambda: gemm(kernels.gemm_tn), "operand_columns.read("),
     f"{FORM}.operands.bf16.short_sums": Field(True, gemm, "accumulate='no'"),
 }
 

@@ -70,11 +70,13 @@ def test_what_is_chosen_by_the_user_or_has_no_tensor_cores_is_as_usual():
     assert (p.rows, p.columns, p.step, p.warps) == (128, 256, 32, 8)
 
 
-@pytest.mark.parametrize("extents, layout", [((2632, 9176, 4952), "nt"), ((1000, 1000, 1000), "nn"),
-                                             ((3000, 1000, 5000), "tn")])
-def test_blocks_share_columns_where_rows_are_two_lines(extents, layout):
+@pytest.mark.parametrize("extents, layout, shared", [
+    ((2632, 9176, 4952), "nt", "columns"), ((1000, 1000, 1000), "nn", "columns"),
+    ((3000, 1000, 5000), "tn", "rows")])
+def test_blocks_share_the_larger_operand_where_rows_are_two_lines(extents, layout, shared):
     p = plan_product(bf16, *extents, layout, H200)
-    assert p.cluster == 2 and "share columns" in p.why
+    assert p.cluster == 2 and f"share {shared}" in p.why
+    assert (p.rows > p.columns) == (shared == "rows")
     near = [n // 64 * 64 for n in extents]
     p = plan_product(bf16, *near, layout, H200)
     assert p.cluster == 1 or (p.rows, p.columns) == (128, 256)

@@ -94,6 +94,7 @@ KERNEL_RULES = {
     "tile/cuda/lower/warp_specialised/pressure.py:IN_MEMORY": "ops of the form that hold nothing",
     "tile/cuda/lower/warp_specialised/qualify.py:ALLOWED": "accesses that the form has code for",
     "tile/cuda/lower/warp_specialised/qualify.py:MATMULS": "matmuls that the form has code for",
+    "tile/cuda/lower/warp_specialised/rewrite.py:READ_IN_PIECES": "operands of registers",
     "tile/cuda/lower/assign_layouts.py:turned": "transpositions of tiles and of views",
     "tile/cuda/lower/assign_layouts.py:op": "what a tile of codes comes from",
     "tile/cuda/lower/warp_specialised/sink.py:LIGHT": "the chain that is moved to its reader",
@@ -218,8 +219,9 @@ def test_accesses_say_what_they_reach() -> None:
     silent = {op.name for op in TILE_OPS.values()
               if op.effect in ("read", "write", "atomic") and not op.access}
     assert silent == {"matmul", "matmul_codes", "matmul_codes_stacked", "unpack_codes",
-                      "take_operand", "hold_operand", "read_row", "ring_load", "store_rows",
-                      "store_panels", "next_tile"}, "of tiles in shared memory, and of rings"
+                      "take_operand", "hold_operand", "read_columns", "read_row", "ring_load",
+                      "store_rows", "store_panels", "next_tile"}, (
+        "of tiles in shared memory, and of rings")
     assert TILE_OPS["cp_async"].reads and not TILE_OPS["cp_async"].writes
     assert all(TILE_OPS[n].writes for n in ("store_tile", "atomic", "compare_exchange"))
 

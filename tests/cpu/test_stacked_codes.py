@@ -17,7 +17,7 @@ from tessera.tile.cuda.intrinsics import unpacked_codes
 from tessera.tile.cuda.intrinsics.matmul_codes import factor_of
 from tessera.tile.cuda.lower.multiply_codes import stack_codes
 from tessera.tile.cuda.lower.warp_specialised import WarpSpecialisedProgram, lower_warp_specialised
-from tessera.tile.cuda.lower.warp_specialised.rewrite import is_op
+from tessera.tile.cuda.lower.warp_specialised.rewrite import is_op, ops_in
 from tessera.tile.ir.ir import For, Op, walk
 from tessera.tile.ir.schedule import Schedule
 from tolerance import assert_close
@@ -123,9 +123,11 @@ def stacked(args, **how):
 
 
 @pytest.mark.parametrize("kind", ["fp8_e4m3", "bf16"])
-@pytest.mark.parametrize("codes, M", [("fp4_e2m1", 16), ("fp6_e3m2", 64)])
+@pytest.mark.parametrize("codes", ["fp4_e2m1", "fp6_e3m2"])
+@pytest.mark.parametrize("M", [16, 32, 64])
 def test_what_warpgroups_make_of_it_is_the_product(rng, codes, M, kind):
-    """Sums of fp8, of which tensor cores keep few bits, are added outside of them."""
+    """Sums of fp8, of which tensor cores keep few bits, are added outside of them. Few rows of it
+    are brought into the order of the codes."""
     args, how = arguments(rng, codes, M, 128, 1536, kind), {"BN": 64, "BM": M, "BK": 512}
     made = lower_warp_specialised(stacked(args, **how), None, Known(), HOPPER)
     assert isinstance(made, WarpSpecialisedProgram), made
@@ -136,6 +138,8 @@ def test_what_warpgroups_make_of_it_is_the_product(rng, codes, M, kind):
     each = ["unpack_codes", "async_matmul"]
     assert names == ([*each, *each, "matmul_wait", "add"] if kind == "fp8_e4m3"
                      else [*each, "matmul_wait"] * 2)
+    unpacks = ops_in(loop.body, "unpack_codes")
+    assert {len(n.args) == 2 for n in unpacks} == {kind == "fp8_e4m3" and M < 32}
     run(product, made, (1, 2), *args, **how)
     assert distance(args[2], numbers(args[1]) @ numbers(args[0]).T) < 1e-5
 

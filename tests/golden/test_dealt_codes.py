@@ -6,10 +6,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from cpu.test_stacked_codes import swizzled
 from golden.test_ptx_packed import Ints
 from tessera.numerics import decode, find_dtype, unpack
 from tessera.tile.cuda import ptx  # noqa: F401  registers the instructions
-from tessera.tile.cuda.intrinsics import dealt_codes, packed_codes
+from tessera.tile.cuda.intrinsics import dealt_codes, packed_codes, unpacked_codes
 
 WIDTH, ROWS = 128, 64  # bytes of a panel's row; of codes
 
@@ -79,17 +80,19 @@ def fragments(registers):
 
 
 @pytest.mark.parametrize("rows", [8, 16, 64])
+@pytest.mark.parametrize("K", [256, 512])  # 192 bytes of fp6 are panels of 64
+@pytest.mark.parametrize("dealt", [True, False])
 @pytest.mark.parametrize("codes", CODES)
-def test_two_warpgroups_multiply_all_of_k(codes, rows, rng):
-    kind, K, codes_at = find_dtype(codes), 512, 4096
+def test_two_warpgroups_multiply_all_of_k(codes, dealt, K, rows, rng):
+    kind, codes_at = find_dtype(codes), 4096
     raw = rng.integers(0, 256, (ROWS, K * kind.bits // 8), dtype=np.uint8)
     numbers = rng.standard_normal((rows, K)).astype(X.numpy)
-    x_at = codes_at + raw.size
-    memory = np.concatenate([np.zeros(codes_at, np.uint8), in_panels(raw),
+    x_at, width = codes_at + raw.size, WIDTH if raw.shape[1] % WIDTH == 0 else WIDTH // 2
+    memory = np.concatenate([np.zeros(codes_at, np.uint8), swizzled(raw, width),
                              in_panels(numbers.view(np.uint8))])
     threads, machine = np.arange(256, dtype=np.uint32), Threads(memory)
     slot, left = np.zeros(256, np.uint32), dealt_codes.deals(rows, K // 2)
-    for number in range(-(-left // 128)):
+    for number in range(-(-left // 128) if dealt else 0):
         some = threads[threads % 128 < left - 128 * number]
         deal = dealt_codes.deal(x_at, 0, rows * WIDTH, rows, K // 2, codes, number)
         deal.rule(None).body(machine, slot[:some.size], some)
@@ -99,8 +102,9 @@ def test_two_warpgroups_multiply_all_of_k(codes, rows, rng):
     right = np.ascontiguousarray(right).reshape(rows, -1).view(X.numpy).astype(np.float64)
     total = 0.0
     for piece in range(2):
-        made = np.stack(dealt_codes.unpack(
-            codes_at, 0, ROWS * WIDTH, WIDTH, raw.shape[1] // 2, codes, piece, 2).rule(None).body(
+        unpack_piece = dealt_codes.unpack if dealt else unpacked_codes.unpack_bytes
+        made = np.stack(unpack_piece(
+            codes_at, 0, ROWS * width, width, raw.shape[1] // 2, codes, piece, 2).rule(None).body(
                 machine, slot, threads), 1)
         for group in (0, 1):
             first = (2 * group + piece) * K // 4

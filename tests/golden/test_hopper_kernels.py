@@ -24,6 +24,7 @@ from tessera.kernels.conv import (
     conv_forward,
     conv_weights,
 )
+from tessera.kernels.gemm import gemm_whole
 from tessera.kernels.gemm_block_scaled import BLOCKS, block_scaled_nt
 from tessera.runtime.ptxas import find_tool, sass_counts
 from tessera.runtime.target import parse_target
@@ -35,9 +36,10 @@ from tessera.tile.ir.schedule import Schedule
 
 require_compiler()
 TARGET = parse_target("sm_90a")
-FACTS = ArgumentFacts(divisible=frozenset([*"MNKSDBHTEC", "ME"]), aligned=frozenset([
-    *"ABCDQKVXWYRG", "SA", "bias", "lse", "delta", "dQ", "dK", "dV", "sums_q", "sums_k",
-    "sums_v"]))
+FACTS = ArgumentFacts(
+    divisible=frozenset([*"MNKSDBHTEC", "ME", "A0", "A1", "B0", "B1"]), aligned=frozenset([
+        *"ABCDQKVXWYRG", "SA", "bias", "lse", "delta", "dQ", "dK", "dV", "sums_q", "sums_k",
+        "sums_v"]))
 
 
 @pytest.fixture(autouse=True)
@@ -251,6 +253,21 @@ def test_types_and_depths(dtype, out, depth, name):
     require_fast(built)
     steps = depth * dtype.bits // 256
     assert total(counts(built), name) == 2 * steps  # before the loop and in it
+
+
+@pytest.mark.parametrize("swapped", [False, True], ids=["tt", "nn"])
+@pytest.mark.parametrize("rows, columns, registers", [(128, 256, 168), (192, 128, 128)])
+def test_an_operand_of_tf32_that_lies_across_k(rows, columns, registers, swapped):
+    """Two reads of eight bytes for each instruction, and the result in stores of eight bytes."""
+    BM, BN = (columns, rows) if swapped else (rows, columns)
+    _, _, built = compiled(gemm_whole, ones(tf32, 512, 768), ones(tf32, 768, 512),
+                           ones(f32, 768, 768), f32, layout="tt", swapped=swapped, result=f32,
+                           BM=BM, BN=BN, BK=32)
+    require_fast(built)
+    assert built.resources.registers == registers
+    found = counts(built)
+    assert found[f"HGMMA.64x{columns}x8.F32.TF32"] == 4 and found["LDS.64"] == 8
+    assert total(found, "LDS") == 8 and found["STG.E.64"] == columns // 4 == total(found, "STG")
 
 
 @pytest.mark.parametrize("kernel, sizes, chain", [

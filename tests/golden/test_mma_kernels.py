@@ -148,6 +148,20 @@ def test_a_register_of_unpacked_codes_takes_few_instructions(codes, most):
     assert sum(counts.values()) < 64 * most + 120
 
 
+@pytest.mark.parametrize("codes, most", [("fp4_e2m1", 2), ("fp6_e2m3", 3.2)])
+def test_codes_beside_many_rows_of_fp8_come_in_the_order_of_memory(codes, most):
+    """64 registers of four numbers in an iteration of a warpgroup: two masks and permutations each,
+    three of fp6. Nothing is written to shared memory."""
+    x, w = ts.zeros((64, 1024), "fp8_e4m3"), ts.zeros((64, 1024), codes)
+    made = compiled(packed_nt, (x, w, None, ts.zeros((64, 64), "bf16")), None, 256, "sm_90a",
+                    BM=64, BN=64, BK=512)
+    sound(made)
+    counts = loop_counts(made, "QGMMA")
+    assert total(counts, "QGMMA") == 8 and total(counts, "STS") == 0
+    assert counts["PRMT"] + total(counts, "LOP3") <= 64 * most
+    assert total(counts, "LDS") == (32 if codes == "fp4_e2m1" else 24)
+
+
 def test_attention_keeps_p_in_registers():
     counts = loop_counts(attention("sm_80", 256, BM=128, BN=128))
     assert total(counts, "HMMA") == 256 and total(counts, "STS") == 0

@@ -36,7 +36,8 @@ class Ints:
         both = y.astype(np.uint64) << np.uint64(32) | x
         out = np.zeros_like(x)
         for i in range(4):
-            byte = both >> np.uint64(8 * (int(selector) >> 4 * i & 7)) & np.uint64(0xFF)
+            at = np.asarray(selector >> 4 * i & 7, np.uint64)
+            byte = both >> np.uint64(8) * at & np.uint64(0xFF)
             out |= byte.astype(np.uint32) << np.uint32(8 * i)
         return out
 

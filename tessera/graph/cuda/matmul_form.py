@@ -17,7 +17,7 @@ from ...kernels.matmul_blocks import (
     default_block,
     short_sums,
 )
-from ...tile.ir.schedule import Schedule
+from ...tile.ir.schedule import Schedule, shares_rows
 from ..ir import Node
 from ..schedule.groups import FusionGroup
 from ..schedule.loop_axes import Frame, extents_of
@@ -61,8 +61,10 @@ def matmul_form(group: FusionGroup, frame: Frame, shared_bytes: int) -> MatmulFo
     schedule = schedule.with_notes(*_operand_notes(anchor, lead, eights), *schedule.notes)
     if anchor.attrs.get("cluster", 1) > 1:
         apart = "tuned" not in anchor.attrs and max(row_lines(anchor)) > 1
+        one, other = ("columns", "rows") if shares_rows((schedule.m, schedule.n)) else (
+            "rows", "columns")
         schedule = schedule.with_cluster(anchor.attrs["cluster"]).with_notes(
-            *schedule.notes, "blocks of rows in pairs, which bring their columns for each other"
+            *schedule.notes, f"blocks of {one} in pairs, which bring their {other} for each other"
             + ": operands' rows are no multiples of 128 bytes" * apart)
     return MatmulForm(operands, anchor.attrs["layout"], batch, not (lead or eights), schedule,
                       grid_of(extents, schedule.m, schedule.n))

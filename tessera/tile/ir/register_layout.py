@@ -292,5 +292,20 @@ def warpgroups(shape: tuple[int, int], groups: int) -> RegisterLayout:
     return accumulator(shape, tuple(bits))
 
 
+@functools.cache
+def warpgroup_columns(shape: tuple[int, int], groups: int) -> RegisterLayout:
+    """The same of a first operand that warpgroups read by its columns, which lie in rows of shared
+    memory: lanes have rows of the result so that these reads meet no bank twice
+    (intrinsics/operand_columns.py)."""
+    place = {0: 1, 1: 4, 2: 2, 3: 0, 4: 3}  # bits of a row, of an instruction and of the result
+    plain = warpgroups(shape, groups)
+
+    def dealt(bit: Bit | None) -> Bit | None:
+        return (0, place.get(bit[1], bit[1])) if bit is not None and bit[0] == 0 else bit
+
+    return RegisterLayout(shape, tuple(map(dealt, plain.registers)),  # type: ignore[arg-type]
+                          tuple(map(dealt, plain.threads)))
+
+
 __all__ = ["Bit", "RegisterLayout", "accumulator", "bits_of", "blocked", "dealt", "in_parts",
-           "warpgroups", "warps_over"]
+           "warpgroup_columns", "warpgroups", "warps_over"]

@@ -28,6 +28,13 @@ SWIZZLES = (None, "none", "xor")
 UNITS = (None, "wgmma", "mma")
 
 
+def shares_rows(block: tuple[int, ...]) -> bool:
+    """Whether groups of a cluster do blocks of a matmul with the same rows, and not with the same
+    columns: where blocks have more rows. Of narrow ones there may be one beside the other alone."""
+    rows, columns = block
+    return rows > columns >= 96
+
+
 @dataclass(frozen=True, init=False)
 class Schedule:
     """Knobs of a kernel; None means: not chosen, the default or the compiler decides.

@@ -112,8 +112,10 @@ def _unpack_codes(e: Emitter, op: Op) -> None:
     first = bool(beside) and attr["piece"] == 0
     if first:
         _deal(h, op)
-    how = f"dealt_codes.unpack{(*where, *piece)}" if beside else (
-        f"unpacked_codes.unpack{(*where, attr['dtype'].name, *piece)}")
+    wide = attr["dtype"].bits > 8
+    how = f"unpacked_codes.unpack{(*where, attr['dtype'].name, *piece)}" if wide else (
+        f"dealt_codes.unpack{(*where, *piece)}" if beside else
+        f"unpacked_codes.unpack_bytes{(*where, *piece)}")
     make = e.use(f"unpack_{base_name(load.name)}", f"use({how})")
     e.note(f"codes become {attr['dtype']} in registers: {attr['codes']} as they lie, in "
            f"{attr['parts']} parts of k")

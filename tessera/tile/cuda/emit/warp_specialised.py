@@ -460,6 +460,18 @@ def _read_row(e: Emitter, op: Op) -> None:
     e.define(op.outs[0], f"{make}({slot}, {e.index(layout, 0)})")
 
 
+@emits("read_columns")
+def _read_columns(e: Emitter, op: Op) -> None:
+    h = _specialised(e)
+    assert isinstance(op.args[0], SSAValue)
+    ring, load, slot = h.slots[op.args[0]]
+    assert load.width_bytes == PANEL_BYTES
+    where = (ring.offset_bytes + load.offset_bytes, ring.slot_bytes, load.panel_bytes,
+             load.shape[0], op.attr["piece"], op.attr["pieces"])
+    make = h.use(f"columns_{base_name(load.name)}", f"use(operand_columns.read{where})")
+    e.define(op.outs[0], f"{make}({slot}, {h.thread})")
+
+
 @emits("pack_operand")
 def _pack_operand(e: Emitter, op: Op) -> None:
     kind = _specialised(e).form.operands[op.attr["dtype"].name].name

@@ -80,9 +80,9 @@ def unpack(offset: int, slot_bytes: int, panel_bytes: int, width: int, part_byte
 def registers(b: Builder, codes: DType, words: list[LLVM]) -> list[LLVM]:
     """The numbers of 16 codes that lie together, as e4m3 times 1 / factor."""
     if codes.bits == 4:
-        return [_numbers(b, [(word, at, 4)], codes) for word in words for at in (0, 4)]
+        return [numbers_of(b, [(word, at, 4)], codes) for word in words for at in (0, 4)]
     first, second, third = (_every_third(b, words, byte) for byte in range(3))
-    return [_numbers(b, parts, codes) for parts in (
+    return [numbers_of(b, parts, codes) for parts in (
         [(first, 0, 6)], [(first, 6, 2), (second, 0, 4)], [(second, 4, 4), (third, 0, 2)],
         [(third, 2, 6)])]
 
@@ -101,7 +101,7 @@ def _selector(places: list[int]) -> int:
     return sum(at << 4 * i for i, at in enumerate(places))
 
 
-def _numbers(b: Builder, parts: list[tuple[LLVM, int, int]], codes: DType) -> LLVM:
+def numbers_of(b: Builder, parts: list[tuple[LLVM, int, int]], codes: DType) -> LLVM:
     """A number in each byte, of bits of a code that lie in parts: (word, first bit, bits) from the
     lowest on."""
     narrow = SOURCES[codes.name]
@@ -170,4 +170,4 @@ def dealt(b: Builder, codes: DType, words: list[LLVM]) -> list[LLVM]:
             for selector in (0x5410, 0x7632)]
 
 
-__all__ = ["deal", "deals", "dealt", "registers", "unpack"]
+__all__ = ["deal", "deals", "dealt", "numbers_of", "registers", "unpack"]

@@ -49,6 +49,7 @@ ROWS, COLUMNS = 16, 8  # of a tensor core's block
 MOST_COLUMNS = 64  # more are better off with wgmma, whose sums are not in parts
 STACKED, STACKED_COLUMNS = 2, 16  # warpgroups, and the fewest columns for which they pay
 PIECES, CHUNK_BITS = 2, 128  # of a warpgroup's codes of an iteration; of what a lane reads at once
+PLAIN_COLUMNS = 32  # from which on codes come in the order of memory beside fp8
 GROUP = 4  # codes that end with a byte, whatever their bits
 
 
@@ -290,8 +291,8 @@ class _Stacked(_Pass):
         piece = x.shape[0] // (STACKED * PIECES)
         if not super().fits(found) or rows != form.rows or piece == 0:
             return False
-        if is_dealt(x.dtype):
-            return codes.kind == "float" and piece % UNIT == 0
+        if x.dtype.bits == 8:
+            return x.dtype.name == "fp8_e4m3" and codes.kind == "float" and piece % UNIT == 0
         return x.dtype.bits == 16 and columns >= STACKED_COLUMNS and (
             piece * codes.bits % CHUNK_BITS == 0)
 
@@ -307,10 +308,11 @@ class _Stacked(_Pass):
         return self.op(out, "reshape", (sums.value,), TileType(f32, many), at, shape=many)
 
 
-def is_dealt(x: DType) -> bool:
+def is_dealt(x: DType, columns: int) -> bool:
     """Whether warpgroups multiply codes in the order of k in which lanes read them, and bring the
-    other operand into it."""
-    return x.name == "fp8_e4m3"
+    other operand into it. With many columns that takes longer than to bring codes into the order
+    of memory."""
+    return x.bits == 8 and columns < PLAIN_COLUMNS
 
 
 @functools.cache

@@ -1,9 +1,10 @@
 """Blocks of a cluster share what all of them read.
 
 Blocks that are neighbours in a cluster do tiles that are neighbours on the strip axis (persist.py):
-of a matmul, blocks of rows with the same columns; of attention without a mask, blocks of queries of
-a head. What does not depend on that axis, the columns of B or keys and values, each block would
-read: so each brings some rows of it, and they land in all of them.
+of a matmul, blocks of rows with the same columns, or of columns with the same rows where tiles have
+more of these; of attention without a mask, blocks of queries of a head. What does not depend on
+that axis, one operand or keys and values, each block would read: so each brings some rows of it,
+and they land in all of them.
 That leaves the second-level cache, and the unit that copies, half of the work. A slot is filled
 anew when the consumers of all blocks have read it, and a block does not end before that was said.
 """

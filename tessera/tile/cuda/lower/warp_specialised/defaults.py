@@ -11,7 +11,14 @@ from tessera.runtime.generations import PipelineDefaults, WarpgroupMatmul
 from tessera.tile.cuda.lower.warp_specialised.persist import uneven
 from tessera.tile.cuda.lower.warp_specialised.pressure import pressure
 from tessera.tile.cuda.lower.warp_specialised.program import WARPGROUP, PipelineKnobs, Refused
-from tessera.tile.cuda.lower.warp_specialised.rewrite import Maker, is_op, is_part, ops_in, out
+from tessera.tile.cuda.lower.warp_specialised.rewrite import (
+    READ_IN_PIECES,
+    Maker,
+    is_op,
+    is_part,
+    ops_in,
+    out,
+)
 from tessera.tile.cuda.lower.warp_specialised.rotate import last_matmuls
 from tessera.tile.cuda.lower.warp_specialised.sink import sink_loads
 from tessera.tile.ir.ir import Const, For, Function, Op, Operand, SSAValue, walk
@@ -51,10 +58,10 @@ def complete(pipeline: PipelineKnobs, function: Function, maker: Maker,
         "overlap": rotated, "split": True,
         "a_in_registers": fits, "pin": pinned(function, form.defaults) if rotated else 0,
         # One consumer has nobody beside it: its next matmul is issued before it waits. And those of
-        # unpacked codes run while the next ones are unpacked.
-        "in_flight": int(groups == 1 or bool(ops_in(function.body, "unpack_codes"))),
+        # operands that are read into registers run while the next ones are read.
+        "in_flight": int(groups == 1 or bool(ops_in(function.body, *READ_IN_PIECES))),
         "tiles": "dynamic" if uneven(function) else "static"}
-    if rows > form.rows * groups and ops_in(function.body, "pack_operand", "unpack_codes"):
+    if rows > form.rows * groups and ops_in(function.body, "pack_operand", *READ_IN_PIECES):
         raise Refused("several blocks of rows for a consumer, and a computed operand")
     return replace(pipeline, **{k: v for k, v in chosen.items()
                                 if getattr(pipeline, k) is None})
@@ -108,7 +115,7 @@ def operand_registers(function: Function, maker: Maker,
                       form: WarpgroupMatmul) -> tuple[int, list[int]]:
     """Registers of a lane: of first operands that may be held, and of the computed ones of the last
     matmuls of a loop that may be rotated, in order."""
-    packs = {out(p) for p in ops_in(function.body, "pack_operand", "unpack_codes")}
+    packs = {out(p) for p in ops_in(function.body, "pack_operand", *READ_IN_PIECES)}
 
     def words(matmul: Op) -> int:
         type = maker.type(matmul.args[0])

@@ -7,9 +7,15 @@ from tessera.tile.cuda.lower.assign_layouts import Hint, assign_layouts
 from tessera.tile.cuda.lower.insert_barriers import order
 from tessera.tile.cuda.lower.warp_specialised.program import WARPGROUP
 from tessera.tile.cuda.lower.warp_specialised.rewrite import ops_in
-from tessera.tile.ir.ir import Function, SSAValue, definitions
-from tessera.tile.ir.register_layout import RegisterLayout, warpgroups
+from tessera.tile.ir.ir import Function, Op, SSAValue, definitions
+from tessera.tile.ir.register_layout import RegisterLayout, warpgroup_columns, warpgroups
 from tessera.tile.ir.types import TileType
+
+
+def fragments(op: Op, shape: tuple[int, ...], groups: int) -> RegisterLayout:
+    """Of the operands in registers and of the result of an async_matmul or a pack_operand."""
+    layout = warpgroup_columns if op.attr.get("columns") else warpgroups
+    return layout(shape, groups)  # type: ignore[arg-type]
 
 
 def place_tiles(function: Function, groups: int, overlapping: bool,
@@ -21,7 +27,7 @@ def place_tiles(function: Function, groups: int, overlapping: bool,
         for x in (op.outs[0].value, *(op.args if op.name == "async_matmul" else ())):
             t = types.get(x)  # type: ignore[arg-type]
             if isinstance(t, TileType):
-                given[x] = warpgroups(t.shape, groups)  # type: ignore[index]
+                given[x] = fragments(op, t.shape, groups)  # type: ignore[index]
     threads = 1 << (WARPGROUP * groups).bit_length() - 1
     hint = Hint(threads, generation, down_only=True)
     return order(assign_layouts(function, hint, given), overlapping)

@@ -2,7 +2,8 @@
 
 Rings keep what the producer would have brought, and where it would be waiting. A consumer that
 waits for what cannot arrive, a slot that goes back while a matmul reads it, a result that is read
-while its matmul runs, and a matmul of registers that do not lie as it takes them are errors.
+while its matmul runs, registers that a loop makes anew while a matmul reads them, and a matmul of
+registers that do not lie as it takes them are errors.
 """
 
 from __future__ import annotations
@@ -13,13 +14,14 @@ from typing import Any
 import numpy as np
 
 from tessera.errors import SourceLine
+from tessera.tile.cuda.lower.warp_specialised.layouts import fragments
 from tessera.tile.cuda.lower.warp_specialised.ops import NO_SLOT
 from tessera.tile.cuda.lower.warp_specialised.program import WarpSpecialisedProgram
+from tessera.tile.cuda.lower.warp_specialised.rewrite import READ_IN_PIECES
 from tessera.tile.interpreter.machine import Machine
 from tessera.tile.interpreter.memory import MemoryBox
 from tessera.tile.ir.errors import KernelError
 from tessera.tile.ir.ir import Op, SSAValue, definitions
-from tessera.tile.ir.register_layout import warpgroups
 from tessera.tile.ir.types import TileType
 
 
@@ -40,7 +42,8 @@ class Rings:
         self.waited: dict[str, int] = defaultdict(int)  # waits so far
         self.held: dict[str, dict[int, dict[str, np.ndarray]]] = defaultdict(dict)
         self.source: dict[int, tuple[np.ndarray, str, int]] = {}  # array -> its slot
-        self.running: list[tuple[np.ndarray, list[tuple[str, int]]]] = []
+        # Of matmuls: results, the slots that they read, their operands.
+        self.running: list[tuple[np.ndarray, list[tuple[str, int]], tuple[Any, ...]]] = []
 
     # --- the producer -------------------------------------------------------------------------
     def fill(self, ring: str, views: dict[str, MemoryBox], machine: Any) -> None:
@@ -84,7 +87,7 @@ class Rings:
     def release(self, ring: str, slot: int, where: SourceLine | None) -> None:
         if slot == NO_SLOT:
             return
-        if any((ring, slot) in slots for _, slots in self.running):
+        if any((ring, slot) in slots for _, slots, _ in self.running):
             raise PipelineError(f"slot {slot} of ring {ring} is released while a matmul reads it",
                                 where=where)
         if slot not in self.held[ring]:
@@ -97,14 +100,21 @@ class Rings:
         for x in operands:
             self.require_ready(x, "the operand of a matmul", where)
         slots = [self.source[id(x)][1:] for x in operands if id(x) in self.source]
-        self.running.append((made, slots))
+        self.running.append((made, slots, operands))
 
     def settle(self, pending: int) -> None:
         self.running = self.running[len(self.running) - pending:] if pending else []
 
     def require_ready(self, x: Any, what: str, where: SourceLine | None) -> None:
-        if any(made is x for made, _ in self.running):
+        if any(made is x for made, _, _ in self.running):
             raise PipelineError(f"{what} is read before its matmul is complete", where=where)
+
+    def require_unread(self, x: Any, op: Op) -> None:
+        """x: what an operand's registers hold from the iteration before. The assembler gives it
+        the same ones, and does not see over a loop's end that a matmul still reads them."""
+        if any(x is operand for _, _, operands in self.running for operand in operands):
+            raise PipelineError(f"{op.name} writes registers that a running matmul reads",
+                                where=op.where)
 
 
 class PipelineMachine(Machine):
@@ -122,6 +132,8 @@ class PipelineMachine(Machine):
     def op(self, op: Op) -> None:
         if op.name in ("async_matmul", "pack_operand"):
             self.require_fragments(op)
+        if op.name in READ_IN_PIECES:
+            self.rings.require_unread(self.env.get(op.outs[0].value), op)
         if op.name not in ("async_matmul", "matmul_wait"):
             for x in op.args:
                 self.rings.require_ready(self.get(x), f"an operand of {op.name}", op.where)
@@ -132,7 +144,7 @@ class PipelineMachine(Machine):
         for x in (*op.args, op.outs[0].value):
             t = self.types.get(x) if isinstance(x, SSAValue) else None
             if isinstance(t, TileType) and t.layout != (
-                    wanted := warpgroups(t.shape, self.warpgroups).text):
+                    wanted := fragments(op, t.shape, self.warpgroups).text):
                 raise PipelineError(f"{op.name} takes {t.dtype}{list(t.shape)} as {wanted}, and it "
                                     f"lies as {t.layout}", where=op.where)
 

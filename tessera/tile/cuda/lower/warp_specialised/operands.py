@@ -173,7 +173,9 @@ class _Placing:
         (m, k), (_, n) = (t.shape for t in types)  # type: ignore[union-attr]
         check_shape((m, n), k, types[0].dtype.bits, self.form)
         right, b_major = self.loaded(b, "b")
-        load, _ = self.source(a)
+        load, flipped = self.source(a)
+        if load is not None and flipped and self.form.operands[types[0].dtype.name].by_columns:
+            return self.matmul_columns(op, k, right, b_major)
         before: list[Node] = []
         if load is not None:
             left, a_major = self.loaded(a, "a")
@@ -187,6 +189,25 @@ class _Placing:
         return [*before, Op("async_matmul", (left, right), (part,), attrs, op.where),
                 Op("add", (*rest, part.value), (made,), (), op.where)]
 
+    def matmul_columns(self, op: Op, depth: int, right: SSAValue, b_major: str) -> list[Node]:
+        """The first operand is read by its columns, a piece of them while the matmul of the one
+        before runs."""
+        a, _, *before = op.args
+        if depth * self.maker.type(a).dtype.bits % (8 * PIECES * self.form.step_bytes):  # type: ignore[union-attr]
+            raise Refused(f"a matmul sums over {depth}, which is no two steps")
+        left, made = self.loaded(a, "a")[0], op.outs[0]
+        placed: list[Node] = []
+        for piece in range(PIECES):
+            columns = self.maker.op("read_columns", (left,), "columns", where=op.where,
+                                    piece=piece, pieces=PIECES)
+            result = made if piece == PIECES - 1 else self.maker.define(made.value.name, made.type)
+            attrs = {"a_major": "K", "b_major": b_major, "dtype": op.attr["dtype"],
+                     "columns": True, "piece": piece, "pieces": PIECES}
+            placed += [columns, Op("async_matmul", (out(columns), right, *before), (result,),
+                                   tuple(sorted(attrs.items())), op.where)]
+            before = [result.value]
+        return placed
+
     def matmul_codes(self, op: Op) -> list[Node]:
         """Codes come as bytes, and become the first operand in registers, a piece of them while
         the matmul of the one before runs."""
@@ -196,7 +217,7 @@ class _Placing:
         load, right = self.loaded(a, "a", x.dtype)[0], self.loaded(b, "b")[0]
         parts = made.type.shape[0] // self.maker.type(a).shape[0]  # type: ignore[union-attr]
         placed: list[Node] = []
-        beside = (right,) if is_dealt(x.dtype) else ()
+        beside = (right,) if is_dealt(x.dtype, x.shape[1]) else ()
         short = self.form.operands[x.dtype.name].short_sums and not self.fast_sums
         last = self.maker.define(made.value.name, made.type) if short else made
         before: tuple[Any, ...] = () if short else (sums,)

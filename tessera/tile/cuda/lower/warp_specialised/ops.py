@@ -189,23 +189,25 @@ def _matmul_rule(types: Any, attrs: Any) -> TileType:
     return made
 
 
-@declare(rule=_matmul_rule, attrs=("a_major", "b_major", "dtype", "parts", "piece", "pieces"),
+@declare(rule=_matmul_rule,
+         attrs=("a_major", "b_major", "dtype", "parts", "piece", "pieces", "columns"),
          run=True, effect="async", group=True, public=False, layouts="any")
 def async_matmul(m: Any, op: Any, a: Any, b: Any, accumulator: Any = None, a_major: Any = "K",
                  b_major: Any = "M", dtype: Any = None, parts: int = 1, piece: int = 0,
-                 pieces: int = 1) -> Any:
+                 pieces: int = 1, columns: bool = False) -> Any:
     """accumulator + a @ b by wgmma; the result may be read after a `matmul_wait` for it.
 
     a_major, b_major: "K" when the contracted axis is contiguous, "M" when the other one is; an
     operand in shared memory is as the tensor has it, [M, K] or [K, M], [N, K] or [K, N].
     parts: a is as many matrices, one below the other, each for its part of the rows of b, of which
     it takes one of several pieces.
+    columns: a was read by read_columns, so lanes have other rows (warpgroup_columns).
     """
     x = a.swapaxes(1, 2) if op.attr["a_major"] == "M" else a
     y = b.swapaxes(1, 2) if op.attr["b_major"] == "K" else b
     wide = np.float32 if op.attr["dtype"].kind == "float" else np.int64
     if (pieces := op.attr.get("pieces", 1)) > 1:
-        cut = np.split(y, op.attr["parts"] * pieces, axis=1)
+        cut = np.split(y, op.attr.get("parts", 1) * pieces, axis=1)
         y = np.concatenate(cut[op.attr["piece"]::pieces], axis=1)
     made = convert(product_of_parts(x.astype(wide), y.astype(wide), op.attr.get("parts", 1)),
                    op.attr["dtype"])
@@ -277,6 +279,19 @@ def unpack_codes(m: Any, op: Any, x: Any, beside: Any = None, parts: int = 1, pi
     attr = op.attr
     whole = stacked(np.asarray(x), attr["codes"], attr["parts"]) * np.float32(attr["factor"])
     return convert(np.split(whole, attr["pieces"], axis=2)[attr["piece"]], attr["dtype"])
+
+
+def _columns_rule(types: Any, attrs: Any) -> TileType:
+    depth, rows = types[0].shape
+    return TileType(types[0].dtype, (rows, depth // attrs["pieces"]))
+
+
+@declare(rule=_columns_rule, attrs=("piece", "pieces"), run=True, effect="read", group=True,
+         public=False, layouts="any")
+def read_columns(m: Any, op: Any, x: Any, piece: int = 0, pieces: int = 1) -> Any:
+    """A piece of the columns of a tile [K, M] in shared memory transposed, in the form of a
+    matmul's first operand."""
+    return np.split(np.asarray(x).swapaxes(1, 2), op.attr["pieces"], axis=2)[op.attr["piece"]]
 
 
 # --- statistics of rows -----------------------------------------------------------------------

@@ -42,6 +42,7 @@ from tessera.tile.ir.ir import (
     operands,
     walk,
 )
+from tessera.tile.ir.schedule import shares_rows
 from tessera.tile.ir.types import GlobalTensor
 from tessera.tile.passes.single_iterations import extent_of
 
@@ -122,7 +123,8 @@ def choose_order(function: Function, pipeline: PipelineKnobs,
         return Order(order, len(shared) - 1, reversed_axis, raster,
                      () if raster else _reach(function, inner, depends),
                      bool(ragged and rest and not pipeline.raster and pipeline.tiles == "dynamic"))
-    strip = next((a for a in rest if a in axes[0]), rest[0] if rest else 0)
+    strip = next((a for a in rest if (a in axes[0]) != _rows_shared(function, pipeline)),
+                 rest[0] if rest else 0)
     order = (*shared, strip, *(a for a in rest if a != strip))
     return Order(order, min(len(shared), rank - 1), reversed_axis,
                  pipeline.raster or _strip(function, defaults))
@@ -151,6 +153,13 @@ def _is_part(loop: For, made: Mapping[SSAValue, Op], depends: Mapping[SSAValue, 
     sums = [made[x] for x in end.args if isinstance(x, SSAValue) and is_op(made.get(x), "add")]
     return any(op.args[0] == loop.lo and not (isinstance(op.args[1], SSAValue) and depends.get(
         op.args[1])) for op in sums)
+
+
+def _rows_shared(function: Function, pipeline: PipelineKnobs) -> bool:
+    """Whether blocks of a cluster do tiles of the same rows, and not of the same columns."""
+    matmuls = ops_in(function.body, "async_matmul")
+    return pipeline.cluster > 1 and all(
+        shares_rows(n.outs[0].type.shape) for n in matmuls)  # type: ignore[union-attr]
 
 
 def _strip(function: Function, defaults: PipelineDefaults) -> int:

@@ -111,7 +111,8 @@ def check_operand(x: SharedOperand, load: Op, view: Op, known: Any, aligned: fro
                   form: WarpgroupMatmul) -> None:
     """Whether TMA can bring this operand, and wgmma read it there. known: divisors of extents."""
     tensor, dtype, copies = x.tensor, x.tensor.dtype, form.copies
-    if x.major != "K" and not form.operands[x.dtype.name].any_major:
+    operand = form.operands[x.dtype.name]
+    if x.major != "K" and not (operand.any_major or operand.by_columns and x.side == "a"):
         raise Refused(f"{x.name}: wgmma reads {x.dtype} only along the contracted axis")
     if load.attr["fill"] != 0:
         raise Refused(f"{x.name} is filled with {load.attr['fill']} outside")

@@ -34,6 +34,8 @@ from tessera.tile.ir.types import Scalar, Type
 Nodes = tuple[Node, ...]
 Table = dict[SSAValue, Operand]
 INT = Scalar(i32)
+# That make a first operand in registers of shared memory, while a matmul of the piece before runs.
+READ_IN_PIECES = "unpack_codes", "read_columns"
 
 
 class Maker:

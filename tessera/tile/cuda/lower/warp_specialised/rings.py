@@ -25,6 +25,7 @@ from tessera.tile.cuda.lower.warp_specialised.program import (
     copied_windows,
 )
 from tessera.tile.cuda.lower.warp_specialised.rewrite import (
+    READ_IN_PIECES,
     Maker,
     Nodes,
     is_op,
@@ -90,10 +91,10 @@ def ring_name(made: list[BufferRing], loads: tuple[Load, ...]) -> str:
 def groups(nodes: Nodes) -> Iterator[tuple[bool, list[list[Op]]]]:
     """(whether in a loop, the loads of each fill) of each ring, in the order of the program."""
     first: dict[SSAValue, int] = {}
-    codes = {out(n): n.args[0] for n in ops_in(nodes, "unpack_codes")}
+    pieces = {out(n): n.args[0] for n in ops_in(nodes, *READ_IN_PIECES)}
     for i, matmul in enumerate(ops_in(nodes, "async_matmul")):
         for x in matmul.args[:2]:
-            x = codes.get(x, x) if isinstance(x, SSAValue) else x
+            x = pieces.get(x, x) if isinstance(x, SSAValue) else x
             if isinstance(x, SSAValue):
                 first.setdefault(x, i)
     first |= _meetings(nodes)

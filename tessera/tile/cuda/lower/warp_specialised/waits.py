@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from tessera.tile.cuda.lower.warp_specialised.rewrite import (
+    READ_IN_PIECES,
     Maker,
     Nodes,
     Table,
@@ -186,16 +187,16 @@ def accumulations(loop: For) -> list[Op]:
 
 def succession(loop: For) -> list[Op]:
     """The matmuls of a loop, several of which each adds to the one before and the first to what the
-    loop carries, with codes that are unpacked into registers; else none."""
+    loop carries, with operands that are read into registers in pieces; else none."""
     matmuls = [n for n in loop.body if is_op(n, "async_matmul")]
     inside = ops_in(loop.body, "async_matmul")
     if len(inside) < 2 or len(inside) != len(matmuls):
         return []
     sums = [matmuls[0].args[2], *map(out, matmuls)] if len(matmuls[0].args) == 3 else []
     carried = {(d.value, y) for d, y in zip(loop.carried, loop.yields, strict=True)}
-    codes = {out(n) for n in ops_in(loop.body, "unpack_codes")}
+    pieces = {out(n) for n in ops_in(loop.body, *READ_IN_PIECES)}
     used = {x for n in loop.body if n not in matmuls for x in reads(n)}
-    follow = [p.args[2:] == (x,) and p.args[0] in codes for p, x in zip(
+    follow = [p.args[2:] == (x,) and p.args[0] in pieces for p, x in zip(
         matmuls, sums, strict=False)]
     plain = sums and all(follow) and (sums[0], sums[-1]) in carried and not used & set(sums)
     return matmuls if plain else []
