@@ -15,7 +15,7 @@ from tessera.tile.ir.types import TileType
 def fragments(op: Op, shape: tuple[int, ...], groups: int) -> RegisterLayout:
     """Of the operands in registers and of the result of an async_matmul or a pack_operand."""
     layout = warpgroup_columns if op.attr.get("columns") else warpgroups
-    return layout(shape, groups)  # type: ignore[arg-type]
+    return layout(shape, groups)
 
 
 def place_tiles(function: Function, groups: int, overlapping: bool,

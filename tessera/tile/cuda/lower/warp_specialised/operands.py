@@ -193,7 +193,7 @@ class _Placing:
         """The first operand is read by its columns, a piece of them while the matmul of the one
         before runs."""
         a, _, *before = op.args
-        if depth * self.maker.type(a).dtype.bits % (8 * PIECES * self.form.step_bytes):  # type: ignore[union-attr]
+        if depth * self.maker.type(a).dtype.bits % (8 * PIECES * self.form.step_bytes):
             raise Refused(f"a matmul sums over {depth}, which is no two steps")
         left, made = self.loaded(a, "a")[0], op.outs[0]
         placed: list[Node] = []
