@@ -67,6 +67,14 @@ def step(p: Any, x: Any) -> Any:
     return loss, {k: v * 0.5 + x for k, v in p.items()}
 
 
+def long_step(p: Any, x: Any) -> Any:
+    """One that is launched as a graph."""
+    y = x
+    for _ in range(3):
+        y = ts.sort(y) + ts.sum(y)
+    return ts.sum(y), step(p, x)[1]
+
+
 def after(steps: int, first: float = 0.0, x: float = 1.0) -> float:
     """An element of w0 after so many steps of this x."""
     for _ in range(steps):
@@ -166,6 +174,23 @@ def test_tensors_are_read_and_used_between_steps(place: Place, long_way: list[st
         np.testing.assert_allclose(total, sum(4 * after(i + 1, float(k)) for k in range(FEW)), 1e-5)
         assert str(p["w1"])
     assert long_way == ["<lambda>"] * 8
+
+
+def test_graphs_whose_places_change(place: Place, long_way: list[str]) -> None:
+    """Losses are kept for a while, so that their memory is another's and then this one's again."""
+    f, p, kept = ts.jit(long_step, donate="p"), weights(place), list[Any]()
+    for i in range(40):
+        if i == 6:
+            long_way.clear()
+        x = np.arange(4, dtype=np.float32) * i
+        loss, p = f(p, place(x))
+        want = x
+        for _ in range(3):
+            want = np.sort(want) + want.sum()
+        kept = [*kept[-(i * 7 % 5):], (loss, want.sum())]
+        for got, wanted in kept:
+            np.testing.assert_allclose(got.item(), wanted, 1e-5)
+    assert not long_way and f.capture.endswith("in one launch")
 
 
 # --- what changes between steps ------------------------------------------------------------------
@@ -296,14 +321,6 @@ def opcodes(call: Callable[[], Any]) -> int:
         sys.settrace(before)
         gc.enable()
     return count
-
-
-def long_step(p: Any, x: Any) -> Any:
-    """One that is launched as a graph."""
-    y = x
-    for _ in range(3):
-        y = ts.sort(y) + ts.sum(y)
-    return ts.sum(y), step(p, x)[1]
 
 
 def test_python_that_runs_for_each_tensor(place: Place, driver: Any) -> None:
