@@ -67,6 +67,14 @@ def step(p: Any, x: Any) -> Any:
     return loss, {k: v * 0.5 + x for k, v in p.items()}
 
 
+def long_step(p: Any, x: Any) -> Any:
+    """One that is launched as a graph."""
+    y = x
+    for _ in range(3):
+        y = ts.sort(y) + ts.sum(y)
+    return ts.sum(y) + ts.sum(p["w9"]), step(p, x)[1]
+
+
 def after(steps: int, first: float = 0.0, x: float = 1.0) -> float:
     """An element of w0 after so many steps of this x."""
     for _ in range(steps):
@@ -130,6 +138,23 @@ def test_models_that_share_a_function(place: Place, long_way: list[str]) -> None
         np.testing.assert_allclose(p["w0"].numpy(), after(12))
 
 
+def test_a_graph_that_was_changed_is_not_found(place: Place) -> None:
+    f, p = ts.jit(long_step, donate="p"), weights(place)
+    for _ in range(8):
+        loss, p = f(p, ones(place))
+    runs = f._last.executable if place is on_gpu else f._last.program.on_gpu
+    graphs = runs._workspace.repeated.graphs
+    known = {g.key: g.places for g in graphs.graphs if g.key is not None}
+    pointer = (loss if place is on_gpu else loss.local).memory.pointer
+    places = next(places for places in known.values() if pointer in places)
+    others = [on_gpu(np.ones(1, np.float32)).memory for _ in range(12)]
+    for memory in others:
+        graphs.launch([memory.pointer if at == pointer else at for at in places])
+    left = {key: g for key in known if (g := graphs.known(key)) is not None}
+    assert len(left) < len(known)
+    assert all(g.places is known[key] for key, g in left.items())
+
+
 def test_without_cuda_graphs(place: Place, long_way: list[str]) -> None:
     f, p = ts.jit(step, donate="p"), weights(place)
     with ts.config.scope(cuda_graphs=False):
@@ -166,6 +191,23 @@ def test_tensors_are_read_and_used_between_steps(place: Place, long_way: list[st
         np.testing.assert_allclose(total, sum(4 * after(i + 1, float(k)) for k in range(FEW)), 1e-5)
         assert str(p["w1"])
     assert long_way == ["<lambda>"] * 8
+
+
+@pytest.mark.parametrize("told", [False, True])
+def test_graphs_whose_places_change(told: bool, place: Place, long_way: list[str]) -> None:
+    """Losses are kept for a while, so that their memory is another's and then this one's again.
+    told: calls that go the long way launch and change these graphs, too."""
+    f, p, x, kept = ts.jit(long_step, donate="p"), weights(place), ones(place), list[Any]()
+    for i in range(80):
+        if i == 6:
+            long_way.clear()
+        if told and i % 3 == 0:
+            assert (p["w1"] if p["w1"].layout is None else p["w1"].local).memory is not None
+        loss, p = f(p, x)
+        kept = [*kept[-(i * i % 11):], (loss, 500.0 + 4 * after(i, 9.0))]
+        for got, want in kept:
+            np.testing.assert_allclose(got.item(), want, 1e-6)
+    assert bool(long_way) is told and f.capture.endswith("in one launch")
 
 
 # --- what changes between steps ------------------------------------------------------------------
@@ -296,14 +338,6 @@ def opcodes(call: Callable[[], Any]) -> int:
         sys.settrace(before)
         gc.enable()
     return count
-
-
-def long_step(p: Any, x: Any) -> Any:
-    """One that is launched as a graph."""
-    y = x
-    for _ in range(3):
-        y = ts.sort(y) + ts.sum(y)
-    return ts.sum(y), step(p, x)[1]
 
 
 def test_python_that_runs_for_each_tensor(place: Place, driver: Any) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from functools import cached_property
 from itertools import compress
 from operator import ne
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ...runtime.buffer import DEFAULT
 from ...runtime.flags import error_flags
@@ -80,9 +80,9 @@ class PlacedGraphs:
             self.again(graph)
         return graph
 
-    def has(self, graph: PlacedGraph, places: list[int]) -> bool:
-        """Whether a graph is there, and still has the places that it had."""
-        return graph.places is places and graph in self.graphs
+    def known(self, key: tuple[Any, ...]) -> PlacedGraph | None:
+        """The graph that was launched for this."""
+        return next((g for g in self.graphs if g.key == key), None)
 
     def again(self, graph: PlacedGraph) -> None:
         """A call whose buffers lie where this graph has them."""
@@ -131,7 +131,7 @@ class PlacedGraphs:
         if not graph.graph.update(self.stream, steps):
             return None
         self._count(cheap)
-        graph.places = places
+        graph.places, graph.key = places, None
         graph.tables |= tables
         self.graphs.append(graph)
         return graph
@@ -161,12 +161,14 @@ class PlacedGraphs:
 
 
 class PlacedGraph:
-    """A graph, and where the buffers lie that it names. tables: of its batches, by step."""
+    """A graph, and where the buffers lie that it names. tables: of its batches, by step.  key: by
+    which who launched it last finds it, while it has these places."""
 
-    __slots__ = ("graph", "places", "tables")
+    __slots__ = ("graph", "places", "tables", "key")
 
     def __init__(self, graph: DeviceGraph, places: list[int], tables: dict[int, BatchTable]):
         self.graph, self.places, self.tables = graph, places, tables
+        self.key: tuple[Any, ...] | None = None
 
 
 __all__ = ["CHEAP_SHARE", "PlacedGraph", "PlacedGraphs"]

@@ -17,11 +17,7 @@ from ..placed_leaves import HERE
 from .repeated_calls import NewTensors
 
 if TYPE_CHECKING:
-    from .placed_graphs import PlacedGraph
     from .repeated_calls import RepeatedCalls
-
-
-MOST_KNOWN = 16  # of graphs, by what they were launched for
 
 
 class SteadyCalls:
@@ -40,7 +36,7 @@ class SteadyCalls:
         rest = [space.results[j] for j, i in enumerate(calls.moved_arguments()) if i is None]
         self.copied = [(k, r, number.get(calls.at.get(r.base, -1))) for k, r in enumerate(rest)
                        if not r.own]
-        self.known: dict[tuple[int, ...], tuple[PlacedGraph, list[int]]] = {}  # by those pointers
+        self.mark = object()  # of its graphs
         self.results = NewTensors([number[calls.at[r.base]] if r.own else 0 for r in rest],
                                   [r.buffer for r in rest])
 
@@ -84,17 +80,15 @@ class SteadyCalls:
 
     def _launch(self, pointers: tuple[int, ...], whole: bool) -> None:
         """pointers: of the buffers that change."""
-        graphs, known = self.calls.graphs, self.known.get(pointers)
-        if whole and known is not None and graphs is not None and graphs.has(*known):
-            return graphs.again(known[0])
+        key, graphs = (self.mark, pointers), self.calls.graphs
+        if whole and graphs is not None and (graph := graphs.known(key)) is not None:
+            return graphs.again(graph)
         places = self.places.copy()
         for at, pointer in zip(self.changing, pointers, strict=True):
             places[at] = pointer
         graph = self.calls.launch(places, whole)
         if graph is not None:
-            if len(self.known) >= MOST_KNOWN:
-                self.known.clear()
-            self.known[pointers] = graph, graph.places
+            graph.key = key
 
     def _memories(self, tensors: Sequence[Any]) -> list[Any] | None:
         """The memory of the arguments, of what lies elsewhere a copy's."""
