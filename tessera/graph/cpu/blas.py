@@ -1,12 +1,12 @@
 """Matrix products over our own threads, BLAS on one.
 
 A BLAS that runs its own threads spins while it waits for them: on a machine with other work to do
-that costs an order of magnitude (2 cores of AMD EPYC under a load of 3.5, 2026-11-21,
-`python examples/train.py`: 13,700 tokens/s with one BLAS thread, with two at most one step in
-12 s; under a load of 8, 2026-11-26, an eager product of 300 x 300 takes 0.6 ms of CPU time with
-one, 7 with two). Here a large product is cut into pieces that threads claim, so a thread that is
-not scheduled delays only the piece it holds. The pieces depend on the shapes alone: results are the
-same for any number of threads.
+that costs an order of magnitude (2 cores of AMD EPYC under a load of 3.5, 2026-11-21, `python
+examples/train.py`: 13,700 tokens/s with one BLAS thread, with two at most one step in 12 s; under a
+load of 8, 2026-11-26, a step of the GRU of benchmarks/cpu_models.py takes 25 ms of CPU time with
+one, 500 with two where its products are small). Here a large product is cut into pieces that
+threads claim, so a thread that is not scheduled delays only the piece it holds. The pieces depend
+on the shapes alone: results are the same for any number of threads.
 """
 
 from __future__ import annotations

@@ -156,7 +156,7 @@ def _one_forward_one_backward(rank: int, ranks: int, chunks: int, microbatches: 
     """Some forward steps ahead, as many as a microbatch has stages before it on its way from here
     to the end; then a forward and a backward step in turn. With chunks, Narayanan et al. go up to
     ranks - 1 steps further ahead: that keeps more residuals and shortens nothing, whatever a
-    backward step costs (tests/mesh/test_pipeline.py)."""
+    backward step costs (tests/mesh/test_schedules.py)."""
     ahead = chunks * ranks - 1 - rank
     forward = _passes(Forward, rank, ranks, chunks, microbatches)
     backward = _passes(Backward, rank, ranks, chunks, microbatches)
