@@ -155,3 +155,29 @@ def test_gradients_of_norms_of_long_rows(N: int) -> None:
         del wide, want
         again = [torch.from_dlpack(v).double() for v in fn(*given)]
         assert all(map(torch.equal, got, again))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int32"])
+@pytest.mark.parametrize("groups", [1, 2, 4, 8])
+def test_groups_write_to_each_others_shared_memory(groups: int, dtype: str) -> None:
+    """Each gives what it has to the next one of its cluster, 50 times; none overtakes another."""
+    tile, lanes, loops = ts.tile, 128, 50
+
+    @ts.kernel(grid=lambda G: G)
+    def around(x: ts.Tensor["G", "L"], y: ts.Tensor["G", "L"]):
+        g, lane = tile.group_id(0), tile.local_id()
+        s = tile.alloc_shared((lanes,), x.dtype)
+        number = x[g, lane]
+        there = tile.cluster_shared(s, (g % groups + 1) % groups, groups)
+        for _ in range(loops):
+            there[lanes - 1 - lane] = number
+            tile.cluster_barrier(groups)
+            number = s[lane]
+            tile.cluster_barrier(groups)
+        y[g, lane] = number
+
+    x = torch.arange(600 * 8 * lanes, device="cuda").to(getattr(torch, dtype)).view(-1, lanes)
+    y = torch.zeros_like(x)
+    around.launcher(lanes=lanes)(x, y)
+    want = x.view(-1, groups, lanes).roll(loops, 1)
+    assert torch.equal(y.view(want.shape), want)

@@ -28,7 +28,7 @@ from tessera.tile.ir.handles import (
 from tessera.tile.ir.ir import Const, Def, Names, Node, Op, Operand, SSAValue
 from tessera.tile.ir.numpy_values import rounded
 from tessera.tile.ir.op_record import OPS, TileOp
-from tessera.tile.ir.types import Buffer, GlobalTensor, Scalar, TileType, Type, View
+from tessera.tile.ir.types import PEER, Buffer, GlobalTensor, Scalar, TileType, Type, View
 
 FOLD: dict[str, Callable] = {
     "add": operator.add, "sub": operator.sub, "mul": operator.mul, "div": operator.truediv,
@@ -68,6 +68,7 @@ class IRBuilder:
                       "move it out, or make the condition the same for all lanes",
                       code="E_DIVERGENCE")
         self._require_boxes(record, given)
+        self._require_own(record, types)
         assert record.rule is not None
         try:
             made = record.rule(types, attrs)
@@ -99,6 +100,14 @@ class IRBuilder:
             if record.effect == "write" and any(d * (k - 1) >= s for k, d, s in reach):
                 self.fail("a store to windows that overlap: elements of one tile would meet",
                           "windows of at most their stride")
+
+    def _require_own(self, record: TileOp, types: Sequence[Type]) -> None:
+        """Of another group's shared memory elements are written, and nothing is read."""
+        if any(isinstance(t, Buffer) and t.space == PEER for t in types) and (
+                record.access != "element" or record.effect != "write"):
+            self.fail(f"{record.name} of another group's shared memory, of which elements are "
+                      "written and nothing is read",
+                      "let it write to yours, then ts.tile.cluster_barrier(...)")
 
     def last(self) -> Any:
         """What was emitted last here."""

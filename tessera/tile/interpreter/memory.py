@@ -104,7 +104,8 @@ class Local(Memory):
 class MemoryBox:
     """A box of a memory: per axis of the memory an offset ([1|G, 1|L] or int) and an extent.
 
-    kept: the axes that the view shows, in its order; the others are single indices.
+    kept: the axes that the view shows, in its order; the others are single indices.  peer: (its
+    number [G, 1], how many) of the group of each cluster whose copy it is; None: one's own.
     """
 
     memory: Memory
@@ -112,6 +113,7 @@ class MemoryBox:
     box: tuple[int, ...]
     kept: tuple[int, ...]
     stage: Any = 0
+    peer: tuple[np.ndarray, int] | None = None
 
     @staticmethod
     def whole(memory: Memory, stage: Any = 0) -> MemoryBox:
@@ -125,6 +127,10 @@ class MemoryBox:
     def base(self, groups: np.ndarray, lanes: int) -> np.ndarray | int:
         """Address of the first element of this group's copy and stage."""
         base = self.memory.base(groups, lanes)
+        if self.peer is not None:
+            rank, many = self.peer
+            own = np.arange(len(groups))[:, None]
+            base = np.asarray(base)[own - own % many + rank, 0]
         if self.memory.stages > 1:
             base = base + np.asarray(self.stage, np.int64) * self.memory.size
         return base

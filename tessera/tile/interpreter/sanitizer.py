@@ -27,6 +27,7 @@ from tessera.tile.ir.errors import KernelError, RaceError, UninitialisedError
 
 GROUP, MANY = -1, -2  # pseudo lanes: ordered statements of the group; unordered lanes of it
 ANY_GROUP = -2
+CLUSTER_EPOCH = 1 << 16  # epochs from a barrier of a cluster to the next, of its groups
 
 
 class Shadow:
@@ -192,6 +193,8 @@ class Sanitizer:
             return np.zeros(seen.shape, bool)
         other_group = old[1] != a.group
         same_epoch = (old[3] == a.epoch) & ~other_group
+        if isinstance(a.memory, Local):  # of another group of the cluster, whose barriers order
+            other_group &= old[3] // CLUSTER_EPOCH == a.epoch // CLUSTER_EPOCH
         lanes = (old[2] != a.lane) | (old[2] == MANY)
         itself = (old[0] == a.site) & (old[2] == MANY) & (a.lane == MANY)
         return seen & (other_group | (same_epoch & lanes & ~itself))
@@ -244,10 +247,15 @@ class Sanitizer:
         before = self.sites[site]
         across = group != a.group[i]
         who = _who(group, lane) if group != ANY_GROUP else "other groups"
-        order = ("in the same launch: nothing orders groups" if across
-                 else "with no barrier in between")
-        hint = ("give each group its own elements, or use ts.tile.atomic_add" if across
-                else _between(before, self.sites[a.site], {int(site), a.site} <= self.looped))
+        if not across:
+            order = "with no barrier in between"
+            hint = _between(before, self.sites[a.site], {int(site), a.site} <= self.looped)
+        elif isinstance(a.memory, Local):
+            order = "with no barrier of the cluster in between"
+            hint = "put ts.tile.cluster_barrier(...) between the two accesses"
+        else:
+            order = "in the same launch: nothing orders groups"
+            hint = "give each group its own elements, or use ts.tile.atomic_add"
         self.report(RaceError(
             f"race on {_element(a, i)}: {_who(a.group[i], a.lane[i])} {_verb(verb, a, i)} it, and "
             f"{who} {did} it "

@@ -49,6 +49,9 @@ class GlobalTensor:
         return "tensor<" + " x ".join([*map(str, self.dims), str(self.numeric)]) + ">"
 
 
+PEER = "shared_of_group"  # of another group of the cluster
+
+
 @dataclass(frozen=True)
 class Buffer:
     """Memory of the group (shared) or of each lane (register), with static extents.

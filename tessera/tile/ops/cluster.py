@@ -1,20 +1,22 @@
-"""Reductions over the groups of a cluster.
+"""Reductions over the groups of a cluster, and their shared memory.
 
 A cluster is so many groups that follow each other in the launch. They run at one time, so that each
-can hold a part of what is reduced, and exchange what they found.
+can hold a part of what is reduced, or of a line that is transformed, and exchange what they found.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from tessera.tile.builder import edge_rules
 from tessera.tile.builder.op_tracer import OpTracer
-from tessera.tile.ir.errors import DivergenceError, KernelError, RuleError
+from tessera.tile.interpreter.sanitizer import CLUSTER_EPOCH
+from tessera.tile.ir.errors import BoundsError, DivergenceError, KernelError, RuleError
 from tessera.tile.ir.op_record import declare
-from tessera.tile.ir.types import TileType
+from tessera.tile.ir.types import PEER, Buffer, Scalar, TileType
 
 KINDS = {"sum": np.add, "max": np.maximum, "min": np.minimum, "prod": np.multiply}
 SIZES = (1, 2, 4, 8)  # more groups are not portable between GPUs
@@ -25,9 +27,13 @@ def _rule(types: Any, attrs: dict[str, Any]) -> TileType:
     if not isinstance(types[0], TileType):
         raise RuleError(f"a cluster reduces tiles, got {types[0]}",
                         "of each group's rows: ts.tile.row_sum(x)")
-    if attrs["groups"] not in SIZES:
-        raise RuleError(f"a cluster of {attrs['groups']} groups: there are {SIZES}")
+    _require_size(attrs["groups"])
     return types[0]
+
+
+def _require_size(groups: int) -> None:
+    if groups not in SIZES:
+        raise RuleError(f"a cluster of {groups} groups: there are {SIZES}")
 
 
 def _require_whole(m: Any, op: Any, groups: int) -> None:
@@ -61,6 +67,54 @@ def _reduction(kind: str, word: str) -> None:
 for _kind, _word in (("sum", "sum"), ("max", "largest"), ("min", "smallest"),
                      ("prod", "product")):
     _reduction(_kind, _word)
+
+
+# --- shared memory ------------------------------------------------------------------------------
+def _peer_rule(types: Any, attrs: Any) -> Buffer:
+    buffer, rank = types
+    if not isinstance(buffer, Buffer) or buffer.space != "shared":
+        raise RuleError(f"{buffer} is no shared buffer of a group", "ts.tile.alloc_shared(...)")
+    if not isinstance(rank, Scalar) or not rank.uniform:
+        raise RuleError("the group of a cluster must be the same for all lanes",
+                        "if lane: ... of one group's, else: ... of another's")
+    if buffer.dtype.bits != 32:
+        raise RuleError(f"elements of {buffer.dtype} in another group's shared memory",
+                        "ones of 32 bits")
+    _require_size(attrs["groups"])
+    return replace(buffer, space=PEER)
+
+
+@declare(rule=_peer_rule, attrs=("groups",), run=True, alias=True,
+         lower=lambda t, buffer, rank, groups: t.ir.emit(
+             "cluster_shared", [buffer, rank], groups=t.ir.constant_int(groups, "groups")))
+def cluster_shared(m: Any, op: Any, buffer: Any, rank: Any, groups: Any = 2) -> Any:
+    """The shared buffer as the group `rank` of the cluster of `groups` has it: to write elements
+    of, which that group reads behind a cluster_barrier."""
+    many = op.attr["groups"]
+    active = m.active((m.count, rank.shape[1]))
+    ranks = np.broadcast_to(rank, active.shape)
+    bad = active & ((ranks < 0) | (ranks >= many))
+    if bad.any():
+        raise BoundsError(f"group {int(ranks[bad][0])} of a cluster of {many}", where=op.where)
+    return replace(buffer, peer=(np.clip(ranks, 0, many - 1), many))
+
+
+def _barrier_rule(types: Any, attrs: Any) -> Any:
+    _require_size(attrs["groups"])
+    return ()
+
+
+@declare(rule=_barrier_rule, attrs=("groups",), run=True, effect="sync", group=True, by_thread=True,
+         lower=lambda t, groups: t.ir.emit("cluster_barrier", [], groups=t.ir.constant_int(
+             groups, "groups")))
+def cluster_barrier(m: Any, op: Any, groups: Any = 2) -> None:
+    """All lanes of the `groups` groups of a cluster wait for each other; what they wrote before, in
+    each other's shared memory too, is visible after it."""
+    many = op.attr["groups"]
+    _require_whole(m, op, many)
+    latest = np.repeat(m.epoch.reshape(-1, many).max(axis=1), many)
+    on = m.active_groups()
+    m.epoch[on] = (latest[on] // CLUSTER_EPOCH + 1) * CLUSTER_EPOCH
 
 
 __all__ = ["NAMES", "SIZES"]

@@ -1,5 +1,5 @@
 """Reductions over the groups of a cluster: each sends what it has to all of them, and each combines
-what has come, in the order of their numbers.
+what has come, in the order of their numbers. Shared memory that the others write.
 
 Stores are asynchronous and counted by a barrier of the group that gets them (PTX ISA 9.7.9
 st.async). Barriers are made before any group sends: all of a cluster meet for that, behind what the
@@ -11,12 +11,14 @@ for i + 1, before which, by a barrier of the group, all threads there had read w
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 from tessera.tile.cuda.emit.emitter import INDENT, EmittedLine, Emitter, intrinsic
+from tessera.tile.cuda.emit.memory_operands import FAR, place_of
 from tessera.tile.cuda.emit.reduce import flat_index, meetings
 from tessera.tile.cuda.emit.registry import emits
+from tessera.tile.cuda.emit.thread_elements import narrow
 from tessera.tile.cuda.emit.warps import tag_of
 from tessera.tile.cuda.intrinsics.clusters import BARRIER_BYTES, sent_bytes
 from tessera.tile.cuda.intrinsics.reduce import padded
@@ -79,7 +81,7 @@ def _runs(e: Emitter) -> dict[SSAValue, list[Op]]:
     """By result: the ops that follow each other with nothing between, none of another's result."""
     if "cluster runs" not in e.memo:
         found: dict[SSAValue, list[Op]] = {}
-        ops = cluster_ops(e.function)
+        ops = _exchanges(e)
 
         def look(nodes: tuple[Node, ...]) -> None:
             run: list[Op] = []
@@ -140,22 +142,61 @@ def _senders(e: Emitter, layout: RegisterLayout, groups: int) -> tuple[int, str,
     return groups, "i32(0)", e.owner(layout) or "i32(1)"
 
 
+def _exchanges(e: Emitter) -> list[Op]:
+    """The reductions of the kernel."""
+    return [op for op in cluster_ops(e.function) if op.name in NAMES]
+
+
+def _begin(e: Emitter) -> None:
+    """All groups of a cluster have begun behind this, with what stands at the top of the kernel."""
+    e.cluster = cluster_of(e.function)
+    arrive = e.use("cluster_begin", "use('cluster_arrive_relaxed')")
+    e.top.append(EmittedLine(f"{INDENT}{arrive}()"))
+    wait = e.use("cluster_wait", "use('cluster_wait')") + "()"
+    if e.depth == 1:
+        e.line(wait)
+    else:
+        e.top.append(EmittedLine(INDENT + wait))
+
+
 def _barriers(e: Emitter, op: Op) -> str:
     """The address of this op's barriers. The first op makes those of all, and waits for the cluster
     to have made them."""
-    ops = cluster_ops(e.function)
+    ops = _exchanges(e)
     if "cluster" not in e.memo:
-        e.cluster = cluster_of(e.function)
         at = e.memo["cluster"] = e.scratch(BUFFERS * BARRIER_BYTES * len(ops))
         init = e.use("cluster_init", intrinsic("clusters.init", BUFFERS * len(ops)))
         fence = e.use("fence_init", "use('fence_mbarrier_init')")
-        arrive = e.use("cluster_begin", "use('cluster_arrive_relaxed')")
         e.top += [EmittedLine(INDENT + text) for text in (
-            f"if {e.thread} == 0: {init}({at})", f"{fence}()", f"{arrive}()")]
-        wait = e.use("cluster_wait", "use('cluster_wait')") + "()"
-        if e.depth == 1:
-            e.line(wait)
-        else:
-            e.top.append(EmittedLine(INDENT + wait))
+            f"if {e.thread} == 0: {init}({at})", f"{fence}()")]
+        _begin(e)
     number = [n.outs[0].value for n in ops].index(op.outs[0].value)
     return f"{e.memo['cluster']} + {BUFFERS * BARRIER_BYTES * number}"
+
+
+# --- shared memory --------------------------------------------------------------------------------
+@emits("cluster_shared")
+def _peer(e: Emitter, op: Op) -> None:
+    """Its address for the group that has it. Nobody writes to a group that has not begun."""
+    buffer, rank = op.args
+    place, made = place_of(e, buffer), e.fresh("far")
+    if op.attr["groups"] == 1:
+        e.places[op.outs[0].value] = place
+        return
+    if "cluster begun" not in e.memo:
+        e.memo["cluster begun"] = True
+        if not _exchanges(e):
+            _begin(e)
+    far = e.use("far_address", "use('mapa')")
+    e.line(f"{made} = {far}(i32({place.base}), {narrow(e, rank)})")
+    e.places[op.outs[0].value] = replace(place, space=FAR, base=made)
+
+
+@emits("cluster_barrier")
+def _barrier(e: Emitter, op: Op) -> None:
+    if op.attr["groups"] == 1:
+        return e.sync()
+    e.cluster = cluster_of(e.function)
+    for name in ("cluster_arrive", "cluster_wait"):
+        e.line(e.use(name, f"use({name!r})") + "()")
+    return None

@@ -17,6 +17,7 @@ from tessera.tile.ops.windows import Windows
 from tessera.tile.passes.integer_facts import divisor_of
 
 ZERO = Const(0, i32)
+FAR = "shared::cluster"  # space of what lies in another group's shared memory
 
 
 @dataclass(frozen=True)

@@ -181,7 +181,7 @@ def stage_base(e: Emitter, place: MemoryOperand) -> str:
 def address(e: Emitter, place: MemoryOperand, index: tuple[Operand, ...]) -> str:
     """The arguments that say where: an address; of packed types that of the row and the element."""
     dtype = place.dtype
-    if place.space == "shared":
+    if place.buffer is not None:
         return _shared(e, place, index)
     if dtype.packed:
         row = flat(e, place.extents[:-1], index[:-1])
@@ -258,7 +258,7 @@ def hardware(e: Emitter, dtype: DType) -> bool:
 def rounding(e: Emitter, place: MemoryOperand, index: tuple[Operand, ...]) -> tuple[dict, str]:
     """(options of the intrinsic that rounds as the tensor's policy says, its random word)."""
     policy, dtype = place.numeric.policy, place.dtype
-    if place.space == "shared" or dtype.kind != "float" or dtype.bits >= 32:
+    if place.buffer is not None or dtype.kind != "float" or dtype.bits >= 32:
         return {}, ""
     options = {"hardware": hardware(e, dtype), "saturate": policy.saturate}
     if policy.rounding == "nearest_even":

@@ -15,7 +15,7 @@ from tessera.tile.cuda.intrinsics.swizzle import Panel
 from tessera.tile.cuda.ptx import atomics, memory
 
 LLVM = Any
-ADDRESS: dict[str, Kind] = {"global": "i64", "shared": "i32"}
+ADDRESS: dict[str, Kind] = {"global": "i64", "shared": "i32", "shared::cluster": "i32"}
 IF, RANDOM = Operand("if", "i32"), Operand("random", "i32")
 
 
