@@ -65,6 +65,17 @@ def test_two_groups_that_sort_long_rows_share_a_multiprocessor(kind: str, column
     assert not _instructions(sass)["STL"] and not _instructions(sass)["LDL"]
 
 
+def test_rows_ask_for_all_they_read_before_their_first_statistic() -> None:
+    """The assembler would load the cotangent behind it, where the row's registers are free."""
+    def gradient(x: Any, dy: Any) -> Any:
+        return ts.cast(ts.vjp(ts.softmax, x)[1](dy), "bf16")
+
+    x = _zeros(256, 1024, dtype="bf16")
+    sass = _kernel("rows", gradient, x, x).inspect_ir("sass", target="sm_90a")
+    order = re.findall(r"\b(LDG|SHFL)\b", sass)
+    assert order[:5] == ["LDG"] * 4 + ["SHFL"] and order.count("LDG") == 4
+
+
 def test_what_all_groups_read_stays_in_the_nearest_cache_and_rows_pass_it() -> None:
     w = _zeros(1024, dtype="bf16")
     kernel = _kernel("rows", ts.layernorm, _zeros(64, 1024, dtype="bf16"), w, w)
