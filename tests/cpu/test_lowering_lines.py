@@ -67,10 +67,12 @@ def test_long_lines_are_runs_that_are_merged(n, kind, few, merged, rng, monkeypa
 
 
 @pytest.mark.parametrize("descending", [False, True])
-def test_keys_of_runs_are_shorter_than_those_of_lines(descending, rng, monkeypatch):
+@pytest.mark.parametrize("n", [5000, 9000])
+def test_keys_of_runs_become_those_of_lines(n, descending, rng, monkeypatch):
+    """Of 32 bits, of which only zeros have one for a sign, or longer than those of runs."""
     monkeypatch.setattr(row_order, "RUN_WORDS", 1024)
     monkeypatch.setattr(row_order, "FIRST_WORDS", 1024)
-    x = line_of("f16", (2, 9000), rng)
+    x = line_of("f16", (2, n), rng)
     made, want = lowered(lambda x: (ts.argsort(x, -1, descending), ts.sort(x, -1, descending),
                                     *ts.top_k(x, 3, -1, descending)), x)
     assert_same(made, want)
@@ -84,7 +86,7 @@ def test_keys_of_runs_are_shorter_than_those_of_lines(descending, rng, monkeypat
     ("f32", (1 << 21) + 1, False, 2), ("f32", 1, True, 1), ("int32", 1 << 27, False, 1),
     ("uint32", 2, True, 2), ("int8", 1 << 24, True, 1), ("int8", (1 << 24) + 1, True, 2)])
 def test_keys_of_32_bits(kind, n, placed, words):
-    """Of sorted values only zeros have a position."""
+    """Where it takes that, only zeros have a sign, and of sorted values a position."""
     f = KeyFormat(getattr(ts, kind), n, False, placed)
     assert f.words == words
 

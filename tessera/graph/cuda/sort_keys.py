@@ -1,15 +1,20 @@
 """Keys of elements: integers in whose order rows are sorted.
 
-A key is the element's number, in bits that compare as numbers do (NaN above all, 0 as -0), and its
-position in the row where that is asked for, or where the number is 0: of both zeros the one in
-front stays there. So any network sorts stably, and value and position come out of the key again:
+A key is the element's number, in bits that compare as numbers do (NaN above all, 0 as -0), its
+position in the row, and of floats the sign, for 0. So any network sorts stably, and value and
+position come out of the key again:
+
+    key = v * 2 * positions + 2 * position + sign
+
+Where that takes more than 32 bits and less is enough, only zeros have a sign, and others a position
+only if that is asked for (placed): of both zeros the one in front stays there.
 
     key = v * span + (2 * position + sign   of v = 0,
                       position              of v < 0,
                       position + zeros      of v > 0)
 
-v is the number, span the number of positions, or 1 without them, and zeros = 2 * span', with span'
-for all positions, less the span: what zeros take more than other numbers do.
+v is the number, span the number of positions, or 1 without them, and zeros = 2 * positions - span
+is what zeros take more than other numbers do.
 """
 
 from __future__ import annotations
@@ -52,21 +57,29 @@ class KeyFormat:
         return 1 if self.dtype.kind == "bool" else (1 << self.dtype.bits - 1) - 1
 
     @property
-    def place_bits(self) -> int:
-        return bits_of(self.extent) if self.placed else 0
+    def zero_keys(self) -> int:
+        return 2 << bits_of(self.extent)
 
     @property
-    def zero_keys(self) -> int:
-        return 2 << bits_of(self.extent) if self.floats else 0
+    def tight(self) -> bool:
+        """Whether only zeros have a sign, so that a key has 32 bits."""
+        span = 1 << bits_of(self.extent) * self.placed
+        return self.floats and (self.most + 1) * self.zero_keys > 1 << 31 and (
+            (self.most + 1) * span + self.zero_keys - span <= 1 << 31)
+
+    @property
+    def place_bits(self) -> int:
+        """Of a key, below v."""
+        bits = bits_of(self.extent)
+        return bits * self.placed if self.tight or not self.floats else bits + 1
 
     @property
     def zeros(self) -> int:
-        return max(0, self.zero_keys - (1 << self.place_bits))
+        return self.zero_keys - (1 << self.place_bits)
 
     @property
     def words(self) -> int:
-        last = (self.most + 1 << self.place_bits) + self.zeros - 1
-        return 1 + (last >= 1 << 31)
+        return 1 if self.tight else 1 + ((self.most + 1) << self.place_bits > 1 << 31)
 
     @property
     def type(self) -> NumericType:
@@ -105,25 +118,28 @@ class KeyFormat:
 
     def _joined(self, w: KernelWriter, step: GroupStep, position: str) -> None:
         """key = ... of v, sign and positions."""
-        key = w.type(self.type)
-        w.line(f"key = tile.cast(v, {key})" + (f" << {self.place_bits}" if self.placed else ""),
-               step)
-        if self.floats:
+        key, P = w.type(self.type), self.place_bits
+        w.line(f"key = tile.cast(v, {key})" + (f" << {P}" if P else ""), step)
+        if self.tight:
             w.line(f"position = {position}", step)
             there = "position" if self.placed else "0"
             w.line(f"low = tile.where(v == 0, position * 2 + sign, {there} + tile.where(v > 0, "
                    f"{self.zeros}, 0))", step)
             w.line(f"key = key + tile.cast(low, {key})", step)
-        elif self.placed:
-            w.line(f"key = key | tile.cast({position}, {key})", step)
+        elif P:
+            low = f"({position}) * 2 + sign" if self.floats else position
+            w.line(f"key = key | tile.cast({low}, {key})", step)
 
     def _parted(self, w: KernelWriter, step: GroupStep) -> None:
-        """v, sign, position = ... of keys; only of zeros have keys without positions one."""
+        """v, sign, position = ... of keys, as far as they have these. The sign is that of a 0."""
         i32 = w.type(as_type("int32"))
         wide = i32 if self.dtype.name != "uint32" else w.type(as_type("int64"))
-        if not self.floats:
+        if not self.tight:
             w.line(f"v = tile.cast(key >> {self.place_bits}, {wide})", step)
-            w.line(f"position = tile.cast(key & {(1 << self.place_bits) - 1}, {i32})", step)
+            w.line(f"position = tile.cast(key & {(1 << self.place_bits) - 1}, {i32})"
+                   + " >> 1" * self.floats, step)
+            if self.floats:
+                w.line(f"sign = tile.cast(key & 1, {i32})", step)
             return
         w.line(f"zero = (key >= 0) & (key < {self.zero_keys})", step)
         w.line(f"rest = tile.where(key < 0, key, key - {self.zeros})", step)
@@ -155,7 +171,8 @@ class KeyFormat:
         ahead = ">" if self.descending else "<"
         w.line("size = tile.abs(v)", step)
         w.line(f"bits = tile.where(size < {self.most}, size << {self.shift}, {NAN})", step)
-        w.line(f"bits = tile.where((v {ahead} 0) | (sign != 0), bits | {NEGATIVE}, bits)", step)
+        w.line(f"minus = (v {ahead} 0) | ((v == 0) & (sign != 0))", step)
+        w.line(f"bits = tile.where(minus, bits | {NEGATIVE}, bits)", step)
         return f"tile.cast(tile.bitcast(bits, {w.type(as_type('f32'))}), {w.type(to)})"
 
 
