@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 import tessera as ts
-from tessera.graph.cuda import CudaProgram, row_order, scans, sorting
+from tessera.graph.cuda import CudaProgram, key_merges, row_order, scans, sorting
+from tessera.graph.cuda.sort_keys import KeyFormat
 from tessera.graph.op import OPS
 from tessera.graph.trace import apply
 from tolerance import assert_close
@@ -58,11 +59,36 @@ def test_long_lines_are_runs_that_are_merged(n, kind, few, merged, rng, monkeypa
     monkeypatch.setattr(row_order, "SORTED_RUN", 4)
     monkeypatch.setattr(row_order, "MOST_FIRST", few)
     monkeypatch.setattr(row_order, "MOST_OF_RUN", few)
-    monkeypatch.setattr(row_order, "MERGED", merged)
+    monkeypatch.setattr(key_merges, "MERGED", merged)
     x = line_of(kind, (3, n), rng)
     made, want = lowered(lambda x: (ts.argsort(x), ts.argsort(x, 1, True), ts.sort(x),
                                     *ts.top_k(x, min(n, 3)), *ts.top_k(x, 1, largest=False)), x)
     assert_same(made, want)
+
+
+@pytest.mark.parametrize("descending", [False, True])
+@pytest.mark.parametrize("n", [5000, 9000])
+def test_keys_of_runs_become_those_of_lines(n, descending, rng, monkeypatch):
+    """Of 32 bits, of which only zeros have one for a sign, or longer than those of runs."""
+    monkeypatch.setattr(row_order, "RUN_WORDS", 1024)
+    monkeypatch.setattr(row_order, "FIRST_WORDS", 1024)
+    x = line_of("f16", (2, n), rng)
+    made, want = lowered(lambda x: (ts.argsort(x, -1, descending), ts.sort(x, -1, descending),
+                                    *ts.top_k(x, 3, -1, descending)), x)
+    assert_same(made, want)
+    signs = [np.signbit(y.astype(np.float64))[y == 0] for y in (made[1], want[1])]
+    np.testing.assert_array_equal(*signs)
+
+
+@pytest.mark.parametrize("kind, n, placed, words", [
+    ("bf16", 65536, True, 1), ("bf16", 65537, True, 2), ("bf16", 1 << 27, False, 1),
+    ("f16", 8192, True, 1), ("f16", 8193, True, 2), ("f32", 1 << 21, False, 1),
+    ("f32", (1 << 21) + 1, False, 2), ("f32", 1, True, 1), ("int32", 1 << 27, False, 1),
+    ("uint32", 2, True, 2), ("int8", 1 << 24, True, 1), ("int8", (1 << 24) + 1, True, 2)])
+def test_keys_of_32_bits(kind, n, placed, words):
+    """Where it takes that, only zeros have a sign, and of sorted values a position."""
+    f = KeyFormat(getattr(ts, kind), n, False, placed)
+    assert f.words == words
 
 
 def test_a_long_line_takes_a_merge_for_each_doubling():
@@ -71,7 +97,7 @@ def test_a_long_line_takes_a_merge_for_each_doubling():
         return [g.kind for g in program.plan.groups]
 
     assert kinds(ts.f64, 20000) == ["sort", "merge", "merge", "merge"]
-    assert kinds(ts.f32, 20000) == ["order", "merge_keys", "merge_keys"]
+    assert kinds(ts.f32, 20000) == ["order", "merge_cuts", "merge_keys", "merge_cuts", "merge_keys"]
     assert kinds(ts.bf16, 16384, ts.sort) == ["order"]
 
 

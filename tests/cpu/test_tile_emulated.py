@@ -31,7 +31,8 @@ SMALL = (
     "reduce_f32_48x100", "reduce_u32_64x16", "reduce_i64_3x1", "argmax_f32_48x100",
     "argmax_u64_48x100",
     "argmax_bool__8x512", "scan_f32_8x512", "scan_i64_48x100", "sort_f32_5x100", "sort_f64_9x32",
-    "sort_u32_5x100", "sort_bf16_1x3", "sort_i64_3x700", "shapes_32", "shapes_96", "shapes_256",
+    "sort_u32_5x100", "sort_bf16_1x3", "sort_i64_3x700", "sort_f32_2x1024", "merged_i32_2x1024",
+    "merged_f32_5x64", "shapes_32", "shapes_96", "shapes_256",
     "blocks_33x65", "packed_fp4_e2m1_13x77_0", "packed_int4_20x100_5", "packed_fp6_e3m2_16x128_0",
     "packed_fp6_e2m3_20x100_5", "store_fp8_e4m3_stochastic_round_13x77",
     "store_f16_rounding_13x77", "store_fp6_e3m2_stochastic_round_13x77",
@@ -45,6 +46,27 @@ def test_emitted_as_interpreted(name, rng):
     c = CASES[name]
     compare(build(c.source)["k"], *c.args(rng), lanes=c.lanes, rtol=c.rtol, atol=c.atol,
             target="sm_90", **c.options)
+
+
+@pytest.mark.parametrize("sort, made", [("sort", "f32"), ("argsort", "i32")])
+@pytest.mark.parametrize("m, n, lanes", [(64, 64, 128), (16, 128, 128), (2, 512, 512),
+                                         (1, 256, 256)])
+def test_sorts_of_sums(m, n, lanes, sort, made, rng):
+    """Bits of the position lie apart in the numbers of threads, or more warps than registers share
+    a row, or each thread has one element."""
+    x = f"tile.dot(tile.load(A[0:{m}, 0:16]), tile.load(B[0:16, 0:{n}]))"
+    if lanes > 128:
+        x = f"tile.load(C[0:{m}, 0:{n}])"
+    source = f"""
+@kernel
+def k(A: Tensor["M", "K", f16], B: Tensor["K", "N", f16], C: Tensor["M", "N", f32],
+      O: Tensor["M", "N", {made}]):
+    tile.store(O[0:{m}, 0:{n}], tile.{sort}({x}))
+"""
+    a, b = (rng.integers(-3, 4, shape).astype(np.float16) for shape in ((m, 16), (16, n)))
+    c, out = rng.integers(-9, 9, (m, n)).astype(np.float32), np.zeros((m, n), made.replace(
+        "f", "float").replace("i", "int"))
+    compare(build(source)["k"], a, b, c, out, lanes=lanes, rtol=0, atol=0, target="sm_80")
 
 
 def test_divisions_by_powers_of_two_round_down(rng):

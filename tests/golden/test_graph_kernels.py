@@ -55,6 +55,27 @@ def test_four_groups_of_a_norm_and_its_sums_run_at_once() -> None:
     assert _instructions(sass)["BAR"] == 4 + 2
 
 
+@pytest.mark.parametrize("kind, columns, fn", [
+    ("bf16", 16384, ts.sort), ("f32", 16384, ts.sort)])
+def test_two_groups_that_sort_long_rows_share_a_multiprocessor(kind: str, columns: int,
+                                                               fn: Callable) -> None:
+    kernel = _kernel("order", fn, ts.Tensor[64, columns, getattr(ts, kind)])
+    sass = kernel.inspect_ir("sass", target="sm_90a")
+    assert max(int(r) for r in re.findall(r"\bR(\d+)\b", sass)) < 64  # and 512 threads
+    assert not _instructions(sass)["STL"] and not _instructions(sass)["LDL"]
+
+
+def test_rows_ask_for_all_they_read_before_their_first_statistic() -> None:
+    """The assembler would load the cotangent behind it, where the row's registers are free."""
+    def gradient(x: Any, dy: Any) -> Any:
+        return ts.cast(ts.vjp(ts.softmax, x)[1](dy), "bf16")
+
+    x = _zeros(256, 1024, dtype="bf16")
+    sass = _kernel("rows", gradient, x, x).inspect_ir("sass", target="sm_90a")
+    order = re.findall(r"\b(LDG|SHFL)\b", sass)
+    assert order[:5] == ["LDG"] * 4 + ["SHFL"] and order.count("LDG") == 4
+
+
 def test_what_all_groups_read_stays_in_the_nearest_cache_and_rows_pass_it() -> None:
     w = _zeros(1024, dtype="bf16")
     kernel = _kernel("rows", ts.layernorm, _zeros(64, 1024, dtype="bf16"), w, w)

@@ -21,9 +21,10 @@ from .extrema import position_source
 from .fold_keys import key_source
 from .gathers import gather_source, segments_source
 from .kernel_text import GroupKernel, KernelText, compiled
+from .key_merges import merge_cuts_source, merge_keys_source
 from .library_kernels import attention_source, gemm_source
 from .loop_kernels import columns_source, loop_source, rows_source
-from .row_order import merge_keys_source, order_source
+from .row_order import order_source
 from .scans import scan_source
 from .scatters import last_source
 from .searches import search_source
@@ -37,8 +38,8 @@ WRITERS: dict[str, Callable[[ScheduledGroup], KernelText]] = {
     "segments": segments_source, "elements": element_source,
     "update": update_source,
     "search": search_source, "sort": sort_source, "merge": merge_source,
-    "order": order_source, "merge_keys": merge_keys_source,
-    "position": position_source, "scan": scan_source,
+    "order": order_source, "merge_cuts": merge_cuts_source,
+    "merge_keys": merge_keys_source, "position": position_source, "scan": scan_source,
     "last": last_source, "key": key_source, "strips": strips_source,
     "parts": parts_source, "runs": runs_source,
 }

@@ -45,6 +45,7 @@ from .generate_kernels import kernel_of
 from .group_statements import COLUMNS
 from .host_keys import Draws, split_draws
 from .host_steps import HostCallee
+from .key_merges import schedule_merge_cuts, schedule_merge_keys
 from .library_steps import LibraryCallee
 from .long_strips import add_long_strips, long_strips
 from .loop_blocks import loop_blocks, loop_grid, region_ends, row_block
@@ -54,7 +55,7 @@ from .narrow_copies import NarrowCopy
 from .node_kernels import launch_of
 from .overlap import share_chip
 from .prepare import prepare
-from .row_order import schedule_merge_keys, schedule_order
+from .row_order import schedule_order
 from .row_passes import brought_rows, read_again, read_for_all
 from .scans import schedule_scan
 from .scatters import schedule_last
@@ -486,7 +487,7 @@ MAKERS: dict[str, Callable[[Any, FusionGroup], None]] = {
                                              "exchange",
                                              "repeat")}
 MAKERS |= {"elements": schedule_elements, "search": schedule_search, "sort": schedule_sort,
-           "merge": schedule_merge, "order": schedule_order,
+           "merge": schedule_merge, "order": schedule_order, "merge_cuts": schedule_merge_cuts,
            "merge_keys": schedule_merge_keys, "position": schedule_position, "scan": schedule_scan,
            "last": schedule_last, "key": schedule_key, "strips": schedule_strips,
            "parts": schedule_runs, "runs": schedule_runs}

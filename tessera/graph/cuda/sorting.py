@@ -30,16 +30,11 @@ from ..trace import apply
 from .choose_schedule import blocks, chosen, for_loop, power
 from .extrema import compared
 from .kernel_text import KernelText, KernelWriter, capital
+from .key_merges import merged
 from .move_passes import widens
-from .row_order import (
-    MERGE_KEYS,
-    ORDER_ROWS,
-    KeyFormat,
-    first_lengths,
-    has_keys,
-    run_length,
-)
+from .row_order import ORDER_ROWS, first_lengths, run_length
 from .searches import LONG, count_before, less
+from .sort_keys import KeyFormat, has_keys
 
 RUN = 4096  # elements that a group sorts in shared memory
 LONG_LINE = 1024  # elements that each element of a sum at places looks through
@@ -132,28 +127,28 @@ def _by_keys(rw: Rewriter, x: Value, k: int, descending: bool, gives: tuple[str,
     """Values and positions, or those that are asked for: of one group's rows, else of runs: of few
     elements those that their runs begin with, in turns, else all, by merges."""
     N = extents_of(x)[-1]
-    f = KeyFormat(x.aval.dtype, N, descending)
+    f = KeyFormat(x.aval.dtype, N, descending, "positions" in gives)
     types = {"values": x.aval.type, "positions": INT64, "keys": f.type}
 
-    def call(op: GraphOp, source: Value, n: int, gives: tuple[str, ...], **attrs: Any
-             ) -> list[Value]:
+    def runs_of(source: Value, n: int, gives: tuple[str, ...], **attrs: Any) -> list[Value]:
         made = tuple(Value(Aval((*x.aval.shape[:-1], n), types[g])) for g in gives)
         attrs |= {"format": f.attribute, "gives": gives}
-        rw.add(Node(op, (source,), attrs, made, rw.where))
+        rw.add(Node(ORDER_ROWS, (source,), attrs, made, rw.where))
         return list(made)
 
     lengths, width = first_lengths(f, N, k), run_length(f, N)
     if lengths is None and width < N:
-        (keys,) = call(ORDER_ROWS, x, N, ("keys",), width=width, kept=width, of_keys=False)
+        (keys,) = runs_of(x, N, ("keys",), width=width, kept=width, of_keys=False)
         while 2 * width < N:
-            (keys,) = call(MERGE_KEYS, keys, N, ("keys",), width=width)
+            (keys,) = merged(rw, keys, types, format=f.attribute, gives=("keys",), width=width)
             width *= 2
-        return [_first(rw, v, k) for v in call(MERGE_KEYS, keys, N, gives, width=width)]
+        made = merged(rw, keys, types, format=f.attribute, gives=gives, width=width)
+        return [_first(rw, v, k) for v in made]
     *runs, last = lengths or [N]
     for i, width in enumerate(runs):
         N = -(-N // width) * k
-        (x,) = call(ORDER_ROWS, x, N, ("keys",), width=width, kept=k, of_keys=i > 0)
-    return call(ORDER_ROWS, x, k, gives, width=last, kept=k, of_keys=bool(runs))
+        (x,) = runs_of(x, N, ("keys",), width=width, kept=k, of_keys=i > 0)
+    return runs_of(x, k, gives, width=last, kept=k, of_keys=bool(runs))
 
 
 # --- sums at places of long lines -------------------------------------------------------------

@@ -1,7 +1,8 @@
 """What fusion and memory planning know of GPUs: which ops have a kernel, and of which kind.
 
     loop | rows | columns | gemm | attention | move | gather | segments | elements | update | sort |
-    merge | order | merge_keys | search | position | scan | last | key | strips    a kernel
+    merge | order | merge_cuts | merge_keys | search | position | scan | last | key | strips
+              a kernel
     view      no kernel: the value lies where its operand does; a move whose readers take it as it
               lies is none either
     saved     a copy to the host and one back, or a view (schedule/offload.py)
@@ -25,7 +26,7 @@ from ..schedule.loop_ops import column_sum_axes, is_last_axis_reduction, loop_sp
 from ..schedule.offload import FETCH, OFFLOAD
 from ..schedule.region_copies import MOVES
 from ..schedule.target import ScheduleTarget, Space
-from . import argument_views, row_order, scatters, sorted_segments, sorting
+from . import argument_views, key_merges, row_order, scatters, sorted_segments, sorting
 from .anchors import anchor_frame
 from .collective_steps import collective_group
 from .host_keys import BITS_AT, CAST
@@ -45,7 +46,7 @@ ANCHORS = {"product": "gemm", "flash_attention": "attention",  # the kind of eac
 LINES = {"search": "search", "largest": "position", "smallest": "position",
          **dict.fromkeys(SCANS, "scan")}
 # Of ops that passes put into a graph.
-OWN = sorting.KINDS | row_order.KINDS | scatters.KINDS | sorted_segments.KINDS
+OWN = sorting.KINDS | key_merges.KINDS | row_order.KINDS | scatters.KINDS | sorted_segments.KINDS
 
 
 # --- loops ----------------------------------------------------------------------------------------

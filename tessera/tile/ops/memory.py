@@ -252,6 +252,11 @@ def prefetch_box(m: Any, op: Any, source: Any) -> None:
     """Asks for a box of a tensor to be brought near; has no meaning otherwise."""
 
 
+@declare(rule=lambda types, attrs: (), run=True, effect="sync", public=False, layouts="any")
+def arrive(m: Any, op: Any, x: Any) -> None:
+    """Waits until the elements of a tile that was loaded are there; has no meaning otherwise."""
+
+
 # --- asynchronous copies and barriers ---------------------------------------------------------
 def _copy_rule(types: Any, attrs: Any) -> Any:
     target, source = types

@@ -1,4 +1,5 @@
-"""prefetch_box: the cache lines of a box, one instruction each, shared by the threads."""
+"""prefetch_box: the cache lines of a box, one instruction each, shared by the threads. arrive: what
+was loaded is there."""
 
 from __future__ import annotations
 
@@ -44,3 +45,11 @@ def _prefetch(e: Emitter, op: Op) -> None:
     text = (f"use(prefetch.box({layout.text!r}, {layout.shape}, {axis}, {guards}, "
             f"{owner is not None}))")
     e.line(f"{e.use(f'prefetch_{place.name}', text)}({', '.join(args)})")
+
+
+@emits("arrive")
+def _arrive(e: Emitter, op: Op) -> None:
+    layout, dtype = e.layout(op.args[0]), e.dtype(op.args[0])
+    make = e.use("arrive", f"use(prefetch.arrive({layout.text!r}, {layout.shape}, "
+                 f"{dtype.name!r}))")
+    e.line(f"{make}({e.name(op.args[0])}, {e.scratch(4)})")

@@ -5,14 +5,18 @@ from __future__ import annotations
 import functools
 from typing import Any
 
+from tessera.numerics import find_dtype
 from tessera.tile.cuda.instruction import Operand, Operation
 from tessera.tile.cuda.instruction_names import find_instruction
+from tessera.tile.cuda.intrinsics.formats import kind_of
 from tessera.tile.cuda.intrinsics.thread_elements import operation
 from tessera.tile.cuda.intrinsics.tiles import _Access
+from tessera.tile.cuda.ptx import memory
 from tessera.tile.ir.register_layout import RegisterLayout
 
 LINE_BYTES = 128
 FAR = 1 << 30  # an extent that no box reaches
+ACCESS_BITS, NEVER = 128, 0x7FC10000
 
 
 @functools.cache
@@ -34,3 +38,20 @@ def box(layout: str, shape: tuple[int, ...], axis: int, guards: tuple[str, ...],
                 b.call(record, at)
 
     return operation("prefetch_box", args, (), body)
+
+
+@functools.cache
+def arrive(layout: str, shape: tuple[int, ...], dtype: str) -> Operation:
+    """(fragment, address): a store of the first element of each access that never happens, as the
+    assembler cannot know, and would not matter."""
+    how, element = RegisterLayout.parse(layout, shape), find_dtype(dtype)
+    kind = kind_of(element)
+    each = min(how.run(len(shape) - 1), max(1, ACCESS_BITS // element.bits))
+
+    def body(b: Any, x: list[Any], at: Any) -> None:
+        words = [b.bitcast(v, "i32") if kind == "f32" else v for v in x[::each]]
+        total = functools.reduce(b.xor, words)
+        b.call(memory.st("shared", "b32", guarded=True), at, total,
+               b.to_int(b.compare("==", total, b.i32(NEVER))))
+
+    return operation("arrive", (Operand("x", kind, how.count), Operand("at", "i32")), (), body)

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from math import prod
 from typing import Any
 
 from tessera.tile.cuda.builder import Builder
 from tessera.tile.cuda.instruction import InstructionForm, Operand, Operation
-from tessera.tile.cuda.intrinsics.reduce import exchanged, kind_of_tag, padded
+from tessera.tile.cuda.intrinsics.reduce import kind_of_tag, padded, shuffled
 from tessera.tile.cuda.ptx import memory
 from tessera.tile.ir.register_layout import Bit, RegisterLayout, bits_of
 
 LLVM = Any
 Key = tuple[LLVM, ...]  # one word, or a 64-bit number and a position
+Base = tuple[int, ...]  # the index of a register's element, without its thread's part
+MOVED_BITS = 4  # of the position, that are brought into registers in place of shuffles
 
 
 # --- keys ---------------------------------------------------------------------------------------
@@ -102,32 +105,158 @@ def _with_pads(b: Builder, name: str, tag: str, descending: bool, x: LLVM, posit
 
 
 # --- in registers -------------------------------------------------------------------------------
-def by_cost(layout: RegisterLayout) -> RegisterLayout:
-    """The threads and registers of a layout, numbered along the last axis anew: what is exchanged
-    for less has the lower bits of the position, since those are compared more often. Keys may begin
-    anywhere; they end here."""
+def in_order(layout: RegisterLayout) -> RegisterLayout:
+    """A layout of whole rows whose thread bits along the last axis lie together, with the bits of
+    the position numbered anew: registers have the lowest, then lanes, then warps, as lower bits are
+    compared more often. Keys may begin anywhere; they end here."""
     last, count = len(layout.shape) - 1, iter(range(bits_of(layout.shape[-1])))
+    along = layout.thread_bits(last)
+    threads = list(layout.threads)
+    if along and along[-1] - along[0] >= len(along):
+        threads.sort(key=lambda b: (b is None, b is not None and b[0] != last))
 
-    def numbered(bits: tuple[Bit | None, ...]) -> tuple[Bit | None, ...]:
+    def numbered(bits: Sequence[Bit | None]) -> tuple[Bit | None, ...]:
         return tuple((last, next(count)) if b and b[0] == last else b for b in bits)
 
     registers = numbered(layout.registers)
-    return RegisterLayout(layout.shape, registers, numbered(layout.threads))  # type: ignore
+    return RegisterLayout(padded_rows(layout), registers, numbered(threads))  # type: ignore
+
+
+def padded_rows(layout: RegisterLayout) -> tuple[int, ...]:
+    return (*layout.shape[:-1], padded(layout.shape)[-1])
 
 
 def whole(layout: RegisterLayout) -> RegisterLayout:
     """With the registers that lie outside of rows that are no power of two long."""
-    return RegisterLayout((*layout.shape[:-1], padded(layout.shape)[-1]), layout.registers,
-                          layout.threads)
+    return RegisterLayout(padded_rows(layout), layout.registers, layout.threads)
 
 
-def steps_of(layout: RegisterLayout, bitonic: bool = False) -> list[tuple[int, ...]]:
-    """The bits of the position in which compared elements differ, step by step; bitonic: of the
-    last merge alone."""
-    if bitonic:
-        return [(bit,) for bit in reversed(range(bits_of(layout.shape[-1])))]
-    return [flips for top in range(bits_of(layout.shape[-1]))
-            for flips in (tuple(range(top + 1)), *((bit,) for bit in reversed(range(top))))]
+def with_registers(layout: RegisterLayout, low: int) -> RegisterLayout:
+    """The layout with the bits of the position from `low` on in the registers that its lowest have,
+    and the others in threads, in order."""
+    last = len(layout.shape) - 1
+    count = sum(axis == last for axis, _ in layout.registers)
+    here = iter(range(low, low + count))
+    rest = iter([i for i in range(bits_of(layout.shape[-1])) if not low <= i < low + count])
+    registers = tuple((last, next(here)) if b[0] == last else b for b in layout.registers)
+    threads = tuple((last, next(rest)) if b and b[0] == last else b for b in layout.threads)
+    return RegisterLayout(layout.shape, registers, threads)
+
+
+@dataclass(frozen=True)
+class Network:
+    """How rows of a layout are merged: registers, lanes and all, how many bits of the position are
+    those of registers, of these and lanes, and all.  parts: (lowest, end) of those that come into
+    registers on the way, highest first; the rest below them is compared between lanes."""
+
+    registers: int
+    lanes: int
+    all: int
+    first_thread_bit: int
+
+    @staticmethod
+    def of(layout: RegisterLayout, warp_bits: int) -> Network:
+        last = len(layout.shape) - 1
+        along = layout.thread_bits(last)
+        registers = sum(axis == last for axis, _ in layout.registers)
+        lanes = registers + sum(i < warp_bits for i in along)
+        return Network(registers, lanes, registers + len(along), along[0] if along else 0)
+
+    @property
+    def fits(self) -> bool:
+        """Whether what warps exchange has registers to come to."""
+        return self.registers > 0 or self.lanes == self.all
+
+    @property
+    def parts(self) -> tuple[tuple[int, int], ...]:
+        out, end = [], self.all
+        while self.lanes < self.all and (
+                end > self.lanes or min(end - self.registers, self.registers) >= MOVED_BITS):
+            low = max(self.registers, end - self.registers)
+            out.append((low, end))
+            end = low
+        return tuple(out)
+
+
+@dataclass(frozen=True)
+class SharedKeys:
+    """Words of keys of a layout in shared memory, between layouts: a word is left out behind every
+    32 of 4 bytes and every 16 of 8, so that neighbouring lanes meet no bank twice, whether they
+    have neighbours or as many elements each as they are lanes apart."""
+
+    layout: RegisterLayout
+    size: int  # bytes of a word
+
+    def _at(self, bit: Bit | None, row: int) -> int:
+        """Bytes that a bit of the position moves a word by, or any other of a number `row`."""
+        bank, width = (5 if self.size == 4 else 4), self.layout.shape[-1]
+        if bit is not None and bit[0] == len(self.layout.shape) - 1:
+            return self.size * ((1 << bit[1]) + (1 << bit[1] >> bank))
+        return self.size * (width + (width >> bank)) << row
+
+    @functools.cached_property
+    def _flips(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Bytes of each bit of a register's number and of a thread's; of threads that have the same
+        keys each has a place of its own."""
+        last, out = len(self.layout.shape) - 1, []
+        others = sorted({b for b in (*self.layout.registers, *self.layout.threads)
+                         if b and b[0] != last})
+        rows = {b: i for i, b in enumerate(others)}
+        replicas = iter(range(len(others), 99))
+        for side in (self.layout.registers, self.layout.threads):
+            out.append(tuple(self._at(b, rows[b] if b in rows else 0) if b else
+                             self._at(None, next(replicas)) for b in side))
+        return out[0], out[1]
+
+    @property
+    def bytes(self) -> int:
+        return self.size + sum(map(sum, self._flips))
+
+    def register_parts(self) -> list[int]:
+        """Of each register of the fragment that exists."""
+        flips, number = self._flips[0], self.layout._base
+        every = {number(r): sum(f for i, f in enumerate(flips) if r >> i & 1)
+                 for r in range(1 << len(flips))}
+        return [every[base] for base in self.layout.bases]
+
+    def thread_part(self, thread: str) -> str:
+        """As an expression of the thread's number."""
+        flips, terms, i = self._flips[1], [], 0
+        while i < len(flips):
+            n = 1
+            while i + n < len(flips) and flips[i + n] == flips[i] << n:
+                n += 1
+            terms.append(f"({thread} >> {i} & {(1 << n) - 1}) * {flips[i]}")
+            i += n
+        return " + ".join(terms)
+
+
+@functools.cache
+def put(layout: str, shape: tuple[int, ...], kind: Any) -> Operation:
+    """(words, address): to shared memory"""
+    how = RegisterLayout.parse(layout, shape)
+    held = SharedKeys(how, 8 if kind == "i64" else 4)
+
+    def body(b: Builder, words: list[LLVM], at: LLVM) -> None:
+        for word, part in zip(words, held.register_parts(), strict=True):
+            b.call(memory.st("shared", f"b{8 * held.size}"), b.add(at, b.i32(part)), word)
+
+    form = InstructionForm((Operand("x", kind, how.count), Operand("at", "i32")), (), body)
+    return Operation("put_keys", 2, lambda *_: form)
+
+
+@functools.cache
+def get(layout: str, shape: tuple[int, ...], kind: Any) -> Operation:
+    """(address) -> words"""
+    how = RegisterLayout.parse(layout, shape)
+    held = SharedKeys(how, 8 if kind == "i64" else 4)
+
+    def body(b: Builder, at: LLVM) -> list[LLVM]:
+        return [b.call(memory.ld("shared", f"b{8 * held.size}"), b.add(at, b.i32(part)))
+                for part in held.register_parts()]
+
+    form = InstructionForm((Operand("at", "i32"),), (Operand("d", kind, how.count),), body)
+    return Operation("get_keys", 1, lambda *_: form)
 
 
 def _words(name: str, tag: str, count: int) -> tuple[Operand, ...]:
@@ -135,8 +264,23 @@ def _words(name: str, tag: str, count: int) -> tuple[Operand, ...]:
                  for i, kind in enumerate(kinds_of(name, tag)))
 
 
-def _result(words: list[list[LLVM]]) -> Any:
-    return words if len(words) > 1 else words[0]
+def _result(words: Sequence[Sequence[LLVM]]) -> Any:
+    lists = [list(w) for w in words]
+    return lists if len(lists) > 1 else lists[0]
+
+
+def _on_keys(label: str, name: str, tag: str, full: RegisterLayout, more: tuple[str, ...],
+             step: Callable[..., dict[Base, Key]]) -> Operation:
+    """(keys, more...) -> keys; step: (builder, keys by registers, more...) -> keys."""
+    given = _words(name, tag, full.count)
+
+    def body(b: Builder, *args: Any) -> Any:
+        words, rest = args[:len(given)], args[len(given):]
+        found = step(b, dict(zip(full.bases, zip(*words, strict=True), strict=True)), *rest)
+        return _result(list(zip(*(found[base] for base in full.bases), strict=True)))
+
+    form = InstructionForm((*given, *(Operand(m, "i32") for m in more)), given, body)
+    return Operation(label, len(given) + len(more), lambda *_: form)
 
 
 @functools.cache
@@ -153,7 +297,7 @@ def keys(name: str, tag: str, descending: bool, layout: str, shape: tuple[int, .
             there = how.number.get(base)
             out.append(last_key(b, name, tag, position) if there is None else _with_pads(
                 b, name, tag, descending, x[there], position, shape[-1], sure))
-        return _result([list(words) for words in zip(*out, strict=True)])
+        return _result(list(zip(*out, strict=True)))
 
     form = InstructionForm((Operand("x", kind, how.count), Operand("at", "i32")),
                            _words(name, tag, full.count), body)
@@ -178,131 +322,88 @@ def values(name: str, tag: str, descending: bool, layout: str, shape: tuple[int,
 
 
 @functools.cache
-def in_warp(name: str, tag: str, layout: str, shape: tuple[int, ...],
-            steps: tuple[tuple[int, ...], ...]) -> Operation:
-    """(keys, thread) -> keys after some steps between lanes of a warp"""
-    full = whole(RegisterLayout.parse(layout, shape))
-    last = len(shape) - 1
-    lane = {bit[1]: i for i, bit in enumerate(full.threads) if bit and bit[0] == last}
+def runs(name: str, tag: str, layout: str, shape: tuple[int, ...], bits: int) -> Operation:
+    """(keys) -> keys of each thread in runs of so many bits of the position"""
+    def step(b: Builder, keys: dict[Base, Key]) -> dict[Base, Key]:
+        for top in range(bits):
+            keys = _merged(b, keys, top, (2 << top) - 1)
+            for bit in reversed(range(top)):
+                keys = _merged(b, keys, bit, 1 << bit)
+        return keys
 
-    def body(b: Builder, *given: Any) -> Any:
-        *words, thread = given
-        keys = dict(zip(full.bases, zip(*words, strict=True), strict=True))
-        upper = functools.cache(lambda bit: b.true(b.and_(thread, b.i32(1 << lane[bit]))))
-        for flips in steps:
-            keys = _compared(b, keys, flips, lane, upper)
-        return _result([list(words) for words in zip(*keys.values(), strict=True)])
-
-    out = _words(name, tag, full.count)
-    form = InstructionForm((*out, Operand("thread", "i32")), out, body)
-    return Operation("sort_steps", len(out) + 1, lambda *_: form)
+    return _on_keys("sort_runs", name, tag, RegisterLayout.parse(layout, shape), (), step)
 
 
-def _compared(b: Builder, keys: dict[tuple[int, ...], Key], flips: Sequence[int],
-              lane: dict[int, int], upper: Callable[[int], LLVM]) -> dict[tuple[int, ...], Key]:
-    """One step: positions that differ in the bits `flips`; the highest of them tells which keeps
-    the smaller key."""
-    mask = sum(1 << lane[bit] for bit in flips if bit in lane)
-    if mask:
-        def partner(key: Key) -> Key:
-            return tuple(exchanged(b, "i64" if b.bits(k) == 64 else "i32", k, mask) for k in key)
+@functools.cache
+def merge(name: str, tag: str, layout: str, shape: tuple[int, ...], low: int, end: int
+          ) -> Operation:
+    """(keys) -> keys after the steps of a merge by bits of the position that registers have"""
+    def step(b: Builder, keys: dict[Base, Key]) -> dict[Base, Key]:
+        for bit in reversed(range(low, end)):
+            keys = _merged(b, keys, bit, 1 << bit)
+        return keys
 
-        return _kept(b, keys, {base: partner(keys[_partner(base, flips, lane)]) for base in keys},
-                     max(flips), lane, upper)
-    out: dict[tuple[int, ...], Key] = {}
-    for base in keys:
-        if base in out:
-            continue
-        other = _partner(base, flips, lane)
-        low, high = (base, other) if not base[-1] >> max(flips) & 1 else (other, base)
-        swap = less(b, keys[high], keys[low])
-        out[low] = _chosen(b, swap, keys[high], keys[low])
-        out[high] = _chosen(b, swap, keys[low], keys[high])
-    return {base: out[base] for base in keys}
+    return _on_keys("merge_registers", name, tag, RegisterLayout.parse(layout, shape), (), step)
 
 
-def _partner(base: tuple[int, ...], flips: Sequence[int], thread: dict[int, int]
-             ) -> tuple[int, ...]:
-    """The register that is compared with one, in this thread or in another."""
-    return (*base[:-1], base[-1] ^ sum(1 << bit for bit in flips if bit not in thread))
-
-
-def _kept(b: Builder, keys: dict[tuple[int, ...], Key], others: dict[tuple[int, ...], Key],
-          decides: int, thread: dict[int, int], upper: Callable[[int], LLVM]
-          ) -> dict[tuple[int, ...], Key]:
-    """Of each key and another thread's the one that belongs here."""
+def _merged(b: Builder, keys: dict[Base, Key], bit: int, flips: int) -> dict[Base, Key]:
+    """A step between registers whose positions differ in the bits `flips`, of which `bit` is the
+    highest."""
     out = {}
-    for base, mine in keys.items():
-        other = others[base]
-        take = less(b, other, mine)
-        if decides in thread:  # equal keys are equal in every part, or they are the same
-            take = b.xor(take, upper(decides))
-        elif base[-1] >> decides & 1:
-            take = b.xor(take, b.compare("==", b.i32(0), b.i32(0)))
-        out[base] = _chosen(b, take, other, mine)
-    return out
-
-
-# --- across warps -------------------------------------------------------------------------------
-def _slots(name: str, tag: str, count: int, threads: int) -> list[list[tuple[str, int]]]:
-    """(element, byte) of each word of a thread's keys: words of all threads side by side."""
-    out, start = [], 0
-    for kind in kinds_of(name, tag):
-        size = 8 if kind == "i64" else 4
-        out.append([("b64" if size == 8 else "b32", start + size * threads * i)
-                    for i in range(count)])
-        start += size * threads * count
+    for low in keys:
+        if not low[-1] >> bit & 1:
+            high = (*low[:-1], low[-1] ^ flips)
+            swap = less(b, keys[high], keys[low])
+            out[low] = _chosen(b, swap, keys[high], keys[low])
+            out[high] = _chosen(b, swap, keys[low], keys[high])
     return out
 
 
 @functools.cache
-def put_keys(name: str, tag: str, count: int, threads: int) -> Operation:
-    """(keys, address, thread)"""
-    given = _words(name, tag, count)
+def turned(name: str, tag: str, layout: str, shape: tuple[int, ...]) -> Operation:
+    """(keys, changes, i) -> keys, all of them inverted where bit i of `changes` is set: runs that
+    should fall are those of inverted keys that rise, so that all threads compare alike"""
+    def step(b: Builder, keys: dict[Base, Key], changes: LLVM, i: LLVM) -> dict[Base, Key]:
+        mask = b.sub(b.i32(0), b.and_(b.lshr(changes, i), b.i32(1)))
 
-    def body(b: Builder, *args: Any) -> None:
-        *words, at, thread = args
-        for word, slots in zip(words, _slots(name, tag, count, threads), strict=True):
-            for x, (element, start) in zip(word, slots, strict=True):
-                size = 8 if element == "b64" else 4
-                place = b.add(b.add(at, b.i32(start)), b.mul(thread, b.i32(size)))
-                b.call(memory.st("shared", element), place, x)
+        def inverted(word: LLVM) -> LLVM:
+            return b.xor(word, mask if b.bits(word) == 32 else b.sext(mask, "i64"))
 
-    form = InstructionForm((*given, Operand("at", "i32"), Operand("thread", "i32")), (), body)
-    return Operation("put_keys", len(given) + 2, lambda *_: form)
+        return {base: tuple(map(inverted, key)) for base, key in keys.items()}
+
+    return _on_keys("turned_keys", name, tag, RegisterLayout.parse(layout, shape),
+                    ("changes", "i"), step)
 
 
 @functools.cache
-def across(name: str, tag: str, layout: str, shape: tuple[int, ...], flips: tuple[int, ...],
-           threads: int) -> Operation:
-    """(keys, address, thread) -> keys after a step between warps, which have put theirs there"""
-    full = whole(RegisterLayout.parse(layout, shape))
+def across(name: str, tag: str, layout: str, shape: tuple[int, ...], first: int, mirrored: int
+           ) -> Operation:
+    """(keys, part, i) -> keys after a step between lanes whose part of the row differs in bit i;
+    mirrored: in all bits of the position up to that
+
+    first: the bit of a thread's number that bit 0 of its part is.
+    """
+    how = RegisterLayout.parse(layout, shape)
     last = len(shape) - 1
-    bit_of = {bit[1]: i for i, bit in enumerate(full.threads) if bit and bit[0] == last}
-    mask = sum(1 << bit_of[bit] for bit in flips if bit in bit_of)
-    given = _words(name, tag, full.count)
+    flips = sum(1 << bit for axis, bit in how.registers if axis == last) if mirrored else 0
 
-    def body(b: Builder, *args: Any) -> Any:
-        *words, at, thread = args
-        keys = dict(zip(full.bases, zip(*words, strict=True), strict=True))
-        there, slots = b.xor(thread, b.i32(mask)), _slots(name, tag, full.count, threads)
+    def step(b: Builder, keys: dict[Base, Key], part: LLVM, i: LLVM) -> dict[Base, Key]:
+        mask = b.shl(b.i32((1 + mirrored) << first), i)
+        if mirrored:
+            mask = b.sub(mask, b.i32(1 << first))
+        upper = b.true(b.and_(b.lshr(part, i), b.i32(1)))
+        out = {}
+        # registers that are compared with each other's stand together, so that few live twice
+        for base in sorted(keys, key=lambda base: (*base[:-1], min(base[-1], base[-1] ^ flips))):
+            mine = keys[base]
+            other = tuple(shuffled(b, "i64" if b.bits(k) == 64 else "i32", k, "bfly", mask)
+                          for k in keys[*base[:-1], base[-1] ^ flips])
+            # equal keys are equal in every part, or they are the same
+            take = b.xor(less(b, other, mine), upper)
+            out[base] = _chosen(b, take, other, mine)
+        return out
 
-        def read(register: int) -> Key:
-            out = []
-            for word in slots:
-                element, start = word[register]
-                place = b.add(b.add(at, b.i32(start)),
-                              b.mul(there, b.i32(8 if element == "b64" else 4)))
-                out.append(b.call(memory.ld("shared", element), place))
-            return tuple(out)
-
-        upper = functools.cache(lambda bit: b.true(b.and_(thread, b.i32(1 << bit_of[bit]))))
-        others = {base: read(full.number[_partner(base, flips, bit_of)]) for base in keys}
-        kept = _kept(b, keys, others, max(flips), bit_of, upper)
-        return _result([list(words) for words in zip(*kept.values(), strict=True)])
-
-    form = InstructionForm((*given, Operand("at", "i32"), Operand("thread", "i32")), given, body)
-    return Operation("sort_across", len(given) + 2, lambda *_: form)
+    return _on_keys("sort_across", name, tag, how, ("part", "i"), step)
 
 
 # --- in shared memory ---------------------------------------------------------------------------
@@ -363,7 +464,8 @@ def _rows_form(how: RegisterLayout, kind: str, first: bool) -> tuple[Operand, ..
 
 
 @functools.cache
-def put(name: str, tag: str, descending: bool, layout: str, shape: tuple[int, ...]) -> Operation:
+def put_rows(name: str, tag: str, descending: bool, layout: str, shape: tuple[int, ...]
+             ) -> Operation:
     """(fragment, address, thread part of each axis' index...)"""
     how, kind = RegisterLayout.parse(layout, shape), kind_of_tag(tag)
     held = _Memory(name, tag, prod(shape[:-1]) * padded(shape)[-1])
@@ -377,7 +479,8 @@ def put(name: str, tag: str, descending: bool, layout: str, shape: tuple[int, ..
 
 
 @functools.cache
-def get(name: str, tag: str, descending: bool, layout: str, shape: tuple[int, ...]) -> Operation:
+def get_rows(name: str, tag: str, descending: bool, layout: str, shape: tuple[int, ...]
+             ) -> Operation:
     """(address, thread part of each axis' index...) -> fragment"""
     how, kind = RegisterLayout.parse(layout, shape), kind_of_tag(tag)
     held = _Memory(name, tag, prod(shape[:-1]) * padded(shape)[-1])
