@@ -1,10 +1,10 @@
 """Matmuls of tensor parallelism with their collective, in parts beside it and one after the other.
 
     mpirun -n 4 python benchmarks/tp_matmul.py                # [8192, 8192] x [8192, 28672], bf16
-    torchrun --nproc-per-node 2 benchmarks/tp_matmul.py --rows 4096 --parts 2 4 8
+    torchrun --nproc-per-node 2 benchmarks/tp_matmul.py --rows 4096 --parts 1:1:1:1 1:3:4
 
 Of all_gather(x) @ w, reduce_scatter(x @ w) and all_reduce(x @ w): milliseconds of a call in a row
-of them, all ways in turn. Results are compared with f64 in some places. --parts: also in so many.
+of them, all ways in turn. Results are compared with f64 in some places. --parts: also in such.
 """
 
 from __future__ import annotations
@@ -25,23 +25,24 @@ ROWS, COLUMNS = ts.ShardSpec(("row",), ("tp",)), ts.ShardSpec(("col",), ("tp",))
 WHOLE = ts.ShardSpec(replicate=True)
 CASES = {"all_gather": (ROWS, COLUMNS, COLUMNS), "reduce_scatter": (COLUMNS, ROWS, ROWS),
          "all_reduce": (COLUMNS, ROWS, WHOLE)}
-CALLS = 10
+CALLS, WHOLE_PRODUCT = 10, "1"
 
 
-def function(out: Any, parts: int | None) -> Any:
-    """x @ w in a layout, compiled with the matmul in so many parts; None: as many as pay."""
-    plain, usual = sharded_graph.cut_products, (cut_products.PARTS, cut_products.PART_US)
+def function(out: Any, parts: str | None) -> Any:
+    """x @ w in a layout, compiled with the matmul in parts "1:3:4"; None: in those that pay."""
+    plain, usual = sharded_graph.cut_products, (cut_products.PARTS, cut_products.LEAST_GAIN)
 
     def called(x: ts.Tensor, w: ts.Tensor) -> ts.Tensor:
-        if parts == 1:
+        if parts == WHOLE_PRODUCT:
             sharded_graph.cut_products = lambda steps, mesh: list(steps)
         elif parts is not None:
-            cut_products.PARTS, cut_products.PART_US = (parts,), -1e6
+            shares = tuple(map(int, parts.split(":")))
+            cut_products.PARTS, cut_products.LEAST_GAIN = (shares,), 1e-6
         try:
             return made(x, w)
         finally:
             sharded_graph.cut_products = plain
-            cut_products.PARTS, cut_products.PART_US = usual
+            cut_products.PARTS, cut_products.LEAST_GAIN = usual
 
     made = ts.jit(lambda x, w: ts.shard(x @ w, out))
     called.plan = lambda: str(made.plan).partition(", ")[0]  # type: ignore[attr-defined]
@@ -76,7 +77,7 @@ def main() -> None:
     flags = argparse.ArgumentParser(description=__doc__)
     for name, usual in (("rows", 8192), ("inner", 8192), ("columns", 28672), ("rounds", 5)):
         flags.add_argument(f"--{name}", type=int, default=usual)
-    flags.add_argument("--parts", type=int, nargs="*", default=[])
+    flags.add_argument("--parts", nargs="*", default=[])
     a = flags.parse_args()
     rank, ranks = ts.dist.rank(), ts.dist.world_size()
     mesh = ts.dist.mesh([f"cuda:{r}" for r in range(ranks)], axes="tp")
@@ -86,9 +87,9 @@ def main() -> None:
     found: dict[str, Any] = {}
     for name, (left, right, out) in CASES.items():
         x, w = ts.dist.distribute(X, left, mesh=mesh), ts.dist.distribute(W, right, mesh=mesh)
-        ways = {"beside": function(out, None), "after": function(out, 1)}
+        ways = {"beside": function(out, None), "after": function(out, WHOLE_PRODUCT)}
         if name != "all_gather":
-            ways |= {f"in {n}": function(out, n) for n in a.parts}
+            ways |= {f"in {parts}": function(out, parts) for parts in a.parts}
         wrong = {way: error(f(x, w), X.numpy(), W.numpy(), out) for way, f in ways.items()}
         times: dict[str, list[float]] = {way: [] for way in ways}
         for _ in range(a.rounds):

@@ -52,6 +52,9 @@ class FakeCommunicator:
     def __init__(self, group: Group, index: int):
         self.group, self.index = group, index
 
+    def of_blocks(self, count: int) -> FakeCommunicator:
+        return self
+
     def split(self, group: Group, color: int) -> FakeCommunicator:
         return FakeCommunicator(group, self.index)
 

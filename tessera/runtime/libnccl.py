@@ -26,12 +26,29 @@ TYPES = {"int8": 0, "uint8": 1, "int32": 2, "uint32": 3, "int64": 4, "uint64": 5
          "f32": 7, "f64": 8, "bf16": 9}
 OPS = {"sum": 0, "max": 2, "min": 3}
 LEAST_VERSION = 21800
+_CONFIG_MAGIC, _UNDEFINED = 0xcafebeef, -(1 << 31)
 
 
 class UniqueId(ctypes.Structure):
     """ncclUniqueId, which is passed by value."""
 
     _fields_ = (("internal", ctypes.c_char * ID_BYTES),)
+
+
+class CommunicatorConfig(ctypes.Structure):
+    """ncclConfig_t: what a communicator has of its own. Later versions take a shorter one."""
+
+    _fields_ = (("size", ctypes.c_size_t), ("magic", ctypes.c_uint), ("version", ctypes.c_uint),
+                ("blocking", ctypes.c_int), ("cga_size", ctypes.c_int),
+                ("least_blocks", ctypes.c_int), ("most_blocks", ctypes.c_int),
+                ("net_name", ctypes.c_char_p), ("split_share", ctypes.c_int))
+
+    @staticmethod
+    def of_blocks(count: int) -> CommunicatorConfig:
+        """That of a communicator whose kernels have so many blocks."""
+        return CommunicatorConfig(
+            ctypes.sizeof(CommunicatorConfig), _CONFIG_MAGIC, LEAST_VERSION, _UNDEFINED, _UNDEFINED,
+            count, count, None, _UNDEFINED)
 
 
 _P, _I, _S = ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import re
 from pathlib import Path
 from types import SimpleNamespace
@@ -72,6 +74,19 @@ def test_gathers_are_bytes_and_scatters_elements(made):
                              ("ReduceScatter", 3, 4, 12, F32, SUM, HANDLE, 0), ("GroupStart",),
                              ("AllGather", 1, 2, 48, UINT8, HANDLE, 0),
                              ("AllGather", 5, 6, 8, UINT8, HANDLE, 0), ("GroupEnd",)]
+
+
+def test_one_of_so_many_blocks_is_made_once_of_the_same_ranks(made, monkeypatch):
+    by, library, _ = made
+    place = SimpleNamespace(synchronize=lambda: library.calls.append(("wait",)),
+                            current=contextlib.nullcontext)
+    monkeypatch.setattr(communicator, "device", lambda index: place)
+    other = by.of_blocks(32)
+    assert other.group is by.group and by.of_blocks(32) is other is not by
+    waited, (name, parent, color, key, _, config) = library.calls
+    assert waited == ("wait",) and (name, parent, color, key) == ("CommSplit", HANDLE, 0, 0)
+    assert (config._obj.least_blocks, config._obj.most_blocks) == (32, 32)
+    assert config._obj.size == ctypes.sizeof(config._obj) == 48  # that of NCCL 2.18
 
 
 @pytest.mark.parametrize("call, failing", [

@@ -3,7 +3,8 @@
 A collective begins behind the kernels that stand before it. The first step that reads or writes
 what it writes, or writes what it reads, waits for it: until then kernels run meanwhile. The memory
 plan gives memory on as if steps ran one after another, but for what a collective reads, which stays
-until the next one; so its byte ranges are what is compared.
+until the next one of its kind, or until its results are read; so its byte ranges are what is
+compared.
 Where no step comes between a collective and the one that waits for it, nothing can run meanwhile;
 then all of a program stay in the stream of the kernels.
 """
@@ -76,24 +77,25 @@ def share_chip(plan: GraphSchedule, multiprocessors: int) -> GraphSchedule:
         return plan
     full = _full_of_messages(plan.steps, made)
     return replace(plan, steps=tuple(
-        _shared(s, k in full) if k in made.meanwhile and isinstance(s, ScheduledGroup)
+        _shared(s, full.get(k, 0)) if k in made.meanwhile and isinstance(s, ScheduledGroup)
         and s.kind == "gemm" and prod(s.grid) > multiprocessors else s
         for k, s in enumerate(plan.steps)))
 
 
-def _shared(group: ScheduledGroup, full: bool) -> ScheduledGroup:
+def _shared(group: ScheduledGroup, spare: int) -> ScheduledGroup:
     values: dict[str, Any] = {"TILES": "dynamic"}
     note = "tiles one by one, because NCCL may have some multiprocessors"
-    if full:
-        values["SPARE"] = SPARE
-        note = f"tiles one by one; {SPARE} multiprocessors are left to NCCL"
+    if spare:
+        values["SPARE"] = spare
+        note = f"tiles one by one; {spare} multiprocessors are left to NCCL"
     return replace(group, schedule=group.schedule.with_values(values).with_notes(
         *group.schedule.notes, note))
 
 
-def _full_of_messages(steps: Sequence[ScheduledGroup | Transfer], made: Overlap) -> set[int]:
-    """Matmuls beside a collective that takes about as long as all that run beside it."""
-    found: set[int] = set()
+def _full_of_messages(steps: Sequence[ScheduledGroup | Transfer], made: Overlap) -> dict[int, int]:
+    """Matmuls beside a collective that takes about as long as all that run beside it, and how many
+    multiprocessors it has."""
+    found: dict[int, int] = {}
     for k, number in made.numbers.items():
         until = min((j for j, n in made.awaited.items() if j > k and n >= number),
                     default=len(steps))
@@ -105,7 +107,8 @@ def _full_of_messages(steps: Sequence[ScheduledGroup | Transfer], made: Overlap)
                      for operands in (sent.reads, sent.writes))
         flops = sum(step.flops for s in products.values() for step in s.steps)
         if flops < nbytes * FLOPS_PER_BYTE:
-            found |= products.keys()
+            blocks = sent.attr("calls").node.attrs.get("blocks", 0) or SPARE
+            found.update(dict.fromkeys(products, blocks))
     return found
 
 

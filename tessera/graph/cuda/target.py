@@ -261,11 +261,15 @@ def _buffer(group: FusionGroup) -> str:
     return "host" if group.kind == "offload" else "arena"
 
 
+def _lasts(group: FusionGroup) -> str:
+    return group.nodes[0].op.name if group.kind == "exchange" else ""
+
+
 CUDA = ScheduleTarget(
     name="cuda", loop_space=_loop_space, from_loop=_from_loop, from_node=_from_node, memory=_memory,
     buffer=_buffer, align_bytes=ALIGN_BYTES, strides=False, reads=argument_views.reads,
     writes=argument_views.writes, epilogue=anchor_frame, light=is_light,
     recomputed=lambda node: node.op.name == "cast" or node.op is DECODE, repeatable=_repeatable,
-    takes=_takes, overwrites=_overwrites, lasts=lambda group: group.kind == "exchange")
+    takes=_takes, overwrites=_overwrites, lasts=_lasts)
 
 __all__ = ["CUDA", "indexed_kind"]

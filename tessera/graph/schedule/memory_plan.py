@@ -18,8 +18,7 @@ the groups alone.
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -222,13 +221,22 @@ def _note_uses(plan: MemoryPlan, graph: Graph, groups: Sequence[FusionGroup]) ->
     for i, group in zip(batch_ends(groups), groups, strict=True):
         for v in (*group.inputs, *group.outputs):
             plan.last_use[plan.places[v].root] = i
-    lasting = [(i, group) for i, group in zip(batch_ends(groups), groups, strict=True)
-               if plan.target.lasts(group)]
-    for (_, group), (until, _) in itertools.pairwise(lasting):
-        for root in (plan.places[v].root for v in group.inputs):
-            plan.last_use[root] = max(plan.last_use[root], until)
+    sent: dict[str, FusionGroup] = {}  # that last, by kind
+    for i, group in zip(batch_ends(groups), groups, strict=True):
+        kind = plan.target.lasts(group)
+        read = _roots(plan, group.inputs) if group.kind != "view" else set()
+        for other, before in list(sent.items()):
+            if other == kind or read & _roots(plan, before.outputs):
+                for root in _roots(plan, sent.pop(other).inputs):
+                    plan.last_use[root] = max(plan.last_use[root], i)
+        if kind:
+            sent[kind] = group
     for v in graph.outputs:
         plan.last_use[plan.places[v].root] = len(groups)
+
+
+def _roots(plan: MemoryPlan, values: Iterable[Value]) -> set[Value]:
+    return {plan.places[v].root for v in values}
 
 
 def _escape(plan: MemoryPlan, graph: Graph) -> None:

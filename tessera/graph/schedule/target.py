@@ -63,8 +63,8 @@ class ScheduleTarget:
     memory       where the results of a group lie
     overwrites   whether a group can write a result where an operand lies that nobody reads
                  afterwards: its kernel reads each element of it before it writes there
-    lasts        whether what a group reads stays as it is until the next such group: it may run
-                 beside those behind it
+    lasts        "" | what kind of group it is, whose operands stay as they are until the next of
+                 its kind, or until its results are read: it may run beside those behind it
     strides      whether a view has the strides that NumPy gives it, and is copied where its
                  operand's do not allow them: a target whose calls take all strides
     reads        of another target: why a group cannot read an operand that lies so; "" where it can
@@ -90,7 +90,7 @@ class ScheduleTarget:
     repeatable: Callable[[Node], bool] = never
     takes: Callable[[FusionGroup], bool] = takes_nothing
     overwrites: Callable[[FusionGroup, Value, Value], bool] = beside_operands
-    lasts: Callable[[FusionGroup], bool] = takes_nothing
+    lasts: Callable[[FusionGroup], str] = lambda group: ""
 
     def overwritten(self, group: FusionGroup) -> list[tuple[Value, Value]]:
         """The operands that it can write over, each with a result."""

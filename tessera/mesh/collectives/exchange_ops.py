@@ -55,18 +55,21 @@ def _route(members: Shape, axis: str, **attrs: Any) -> str:
     return "" if found is None else "nccl" if found else "host"
 
 
-def _by(members: Shape, axis: str, what: str, index: int) -> Communicator | None:
-    """The way between GPUs, where there is one; and a note of what happens, for who is asked."""
+def _by(members: Shape, axis: str, what: str, index: int, blocks: int = 0
+        ) -> Communicator | None:
+    """The way between GPUs, where there is one; and a note of what happens, for who is asked.
+    blocks: how many of NCCL's, of which each takes a multiprocessor; 0: as many as it likes"""
     from ..ranks.communicator import communicator
 
-    return communicator(_group(members, axis), index, what)
+    found = communicator(_group(members, axis), index, what)
+    return found.of_blocks(blocks) if blocks and found is not None else found
 
 
 def _replayed(index: int, stream: int, where: SourceLine | None, *, members: Shape, axis: str,
-              what: str, **attrs: Any) -> Callable[[], None]:
+              what: str, blocks: int = 0, **attrs: Any) -> Callable[[], None]:
     from ..ranks import nccl_watch
 
-    by = _by(members, axis, what, index)
+    by = _by(members, axis, what, index, blocks)
     return (lambda: None) if by is None else partial(nccl_watch.replayed, by, what, stream, where)
 
 
@@ -95,14 +98,14 @@ def reduce_together(group: Group, arrays: Sequence[np.ndarray], type: NumericTyp
 ONE_EXCHANGE_BYTES = 1 << 15
 
 
-def _sums(*arrays: np.ndarray, members: Shape, axis: str, op: str, type: NumericType, what: str
-          ) -> tuple[np.ndarray, ...]:
+def _sums(*arrays: np.ndarray, members: Shape, axis: str, op: str, type: NumericType, what: str,
+          blocks: int = 0) -> tuple[np.ndarray, ...]:
     return reduce_together(_group(members, axis), arrays, type, op, what)
 
 
 def _launch_sums(sources: Places, targets: Places, index: int, stream: int, *, members: Shape,
-                 axis: str, op: str, type: NumericType, what: str) -> bool:
-    by = _by(members, axis, what, index)
+                 axis: str, op: str, type: NumericType, what: str, blocks: int = 0) -> bool:
+    by = _by(members, axis, what, index, blocks)
     if by is None:
         return False
     size = type.dtype.numpy.itemsize
@@ -120,7 +123,8 @@ SUMS = GraphOp(
 
 
 # --- blocks of all ------------------------------------------------------------------------------
-def _blocks(*xs: np.ndarray, members: Shape, axis: str, what: str) -> tuple[np.ndarray, ...]:
+def _blocks(*xs: np.ndarray, members: Shape, axis: str, what: str, blocks: int = 0
+            ) -> tuple[np.ndarray, ...]:
     group, label, found = _group(members, axis), here_in(what), []
     for x in xs:
         raw = np.ascontiguousarray(x).reshape(-1).view(np.uint8)
@@ -130,8 +134,8 @@ def _blocks(*xs: np.ndarray, members: Shape, axis: str, what: str) -> tuple[np.n
 
 
 def _launch_blocks(sources: Places, targets: Places, index: int, stream: int, *, members: Shape,
-                   axis: str, what: str) -> bool:
-    by = _by(members, axis, what, index)
+                   axis: str, what: str, blocks: int = 0) -> bool:
+    by = _by(members, axis, what, index, blocks)
     arrays = [(a, b, nbytes) for (a, nbytes), (b, _) in zip(sources, targets, strict=True)
               if nbytes]
     if by is not None and arrays:
@@ -147,16 +151,17 @@ BLOCKS = GraphOp(
     doc="the arrays of all ranks of a group, on a GPU")
 
 
-def _scattered(*xs: np.ndarray, members: Shape, axis: str, op: str, type: NumericType, what: str
-               ) -> tuple[np.ndarray, ...]:
+def _scattered(*xs: np.ndarray, members: Shape, axis: str, op: str, type: NumericType, what: str,
+               blocks: int = 0) -> tuple[np.ndarray, ...]:
     group, label = _group(members, axis), here_in(what)
     terms = (group.swap(list(x), [x.shape[1:]] * group.size, type.dtype, label) for x in xs)
     return tuple(round_once(reduce_terms(t, type, op), type, None, None) for t in terms)
 
 
 def _launch_scattered(sources: Places, targets: Places, index: int, stream: int, *, members: Shape,
-                      axis: str, op: str, type: NumericType, what: str) -> bool:
-    by, size = _by(members, axis, what, index), type.dtype.numpy.itemsize
+                      axis: str, op: str, type: NumericType, what: str, blocks: int = 0
+                      ) -> bool:
+    by, size = _by(members, axis, what, index, blocks), type.dtype.numpy.itemsize
     arrays = [(a, b, nbytes // size) for (a, _), (b, nbytes) in zip(sources, targets, strict=True)
               if nbytes]
     if by is not None and arrays:
@@ -173,11 +178,11 @@ SCATTERED = GraphOp(
 
 
 # --- blocks between some ------------------------------------------------------------------------
-def _swap(*blocks: np.ndarray, members: Shape, axis: str, to: Shape,
-          come: tuple[tuple[int, Shape], ...], type: NumericType, what: str
+def _swap(*xs: np.ndarray, members: Shape, axis: str, to: Shape,
+          come: tuple[tuple[int, Shape], ...], type: NumericType, what: str, blocks: int = 0
           ) -> tuple[np.ndarray, ...]:
     group, empty = _group(members, axis), np.empty(0, type.dtype.numpy)
-    given, coming = dict(zip(to, blocks, strict=True)), dict(come)
+    given, coming = dict(zip(to, xs, strict=True)), dict(come)
     n = group.size
     shapes = [coming.get(j, (0,)) for j in range(n)]
     got = group.swap([given.get(j, empty) for j in range(n)], shapes, type.dtype, here_in(what))
@@ -186,8 +191,8 @@ def _swap(*blocks: np.ndarray, members: Shape, axis: str, to: Shape,
 
 def _launch_swap(sources: Places, targets: Places, index: int, stream: int, *, members: Shape,
                  axis: str, to: Shape, come: tuple[tuple[int, Shape], ...], type: NumericType,
-                 what: str) -> bool:
-    by = _by(members, axis, what, index)
+                 what: str, blocks: int = 0) -> bool:
+    by = _by(members, axis, what, index, blocks)
     if by is not None:
         by.swap(dict(zip(to, sources, strict=True)),
                 dict(zip((j for j, _ in come), targets, strict=True)), stream)
@@ -203,11 +208,15 @@ SWAP = GraphOp(
 
 # --- collectives in these -----------------------------------------------------------------------
 class GpuGroup:
-    """The ranks of a collective, seen from one of them, while a rule for GPUs is traced."""
+    """The ranks of a collective, seen from one of them, while a rule for GPUs is traced.
+    blocks: of NCCL's, for which matmuls beside it leave multiprocessors (cut_products.py)"""
 
-    def __init__(self, members: Shape, axis: str, index: int, type: NumericType, what: str):
+    def __init__(self, members: Shape, axis: str, index: int, type: NumericType, what: str,
+                 blocks: int = 0):
         self.n, self.index, self.type = len(members), index, type
         self.attrs: dict[str, Any] = {"members": members, "axis": axis, "type": type, "what": what}
+        if blocks:
+            self.attrs["blocks"] = blocks
 
     def swap(self, blocks: Sequence[Tensor | None], shapes: Sequence[Shape]) -> list[Tensor]:
         """blocks[j] to member j, and an array of shapes[j] from it; its own block stays."""

@@ -40,6 +40,7 @@ class Communicator:
 
     def __init__(self, group: Group, index: int, library: Any, handle: Any):
         self.group, self.index, self.library, self.handle = group, index, library, handle
+        self._of_blocks: dict[int, Communicator] = {}
 
     @staticmethod
     def by_id(group: Group, index: int) -> Communicator:
@@ -67,6 +68,19 @@ class Communicator:
                 self.handle, color if inside else libnccl.NO_COLOR, group.index if inside else 0,
                 ctypes.byref(handle), None), f"join the ranks of {group.axis!r}")
         return Communicator(group, self.index, self.library, handle)
+
+    def of_blocks(self, count: int) -> Communicator:
+        """One of the same ranks, whose kernels have so many blocks. All members call it; the first
+        call makes it, when nothing is on its way."""
+        if count not in self._of_blocks:
+            handle, config = ctypes.c_void_p(), libnccl.CommunicatorConfig.of_blocks(count)
+            device(self.index).synchronize()
+            with device(self.index).current():
+                libnccl.check(self.library.ncclCommSplit(
+                    self.handle, 0, self.group.index, ctypes.byref(handle), ctypes.byref(config)),
+                    f"join the ranks of {self.group.axis!r}")
+            self._of_blocks[count] = Communicator(self.group, self.index, self.library, handle)
+        return self._of_blocks[count]
 
     # --- what goes through it -------------------------------------------------------------------
     # Arrays: source, target and count of each. Several go together, as one kernel.

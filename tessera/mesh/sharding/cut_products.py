@@ -13,14 +13,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import accumulate, pairwise
 from math import prod
 
 from tessera import hooks
 from tessera.graph import functions as F
-from tessera.graph.op import OPS
 from tessera.graph.trace import apply, at_line
 from tessera.tensor import Tensor
 
+from ..collectives.exchange_ops import cut_along
 from ..device_mesh import Mesh
 from ..layout import Layout, Split
 from ..partition import extents, local_shape
@@ -30,13 +31,17 @@ from .layout_changes import Hop
 from .partitioned_steps import CutProduct, Held, LayoutHop, PartitionedOp, Step, reads
 from .rounded_sums import halves_of, halves_us
 
+Shares = tuple[int, ...]
 ALL_REDUCED = "all_reduce"
-PARTS = (2, 4, 8)
+# How large parts are beside each other. A small one first: nothing is beside its matmul.
+PARTS = ((1, 1), (1, 1, 1, 1), (1,) * 8, (1, 1, 2, 4), (1, 2, 2, 3))
+BLOCKS = 32  # of NCCL's kernels, for which matmuls leave multiprocessors
 ROWS = 128  # a part has a multiple of so many: blocks of matmuls stay whole
-# What a part costs beside its share: launches, a wave of blocks that is not full, a message that is
-# too short for all of the bandwidth. With 10 us it would be 8 parts, in which all_reduce(x @ w) of
-# benchmarks/tp_matmul.py gained 1.24 and reduce_scatter(x @ w) 1.02 on two H100s, 2026-11-25.
-PART_US = 100.0
+# What a part's message costs beside its share: launches, bandwidth that it is too short for; and
+# how much longer a matmul takes beside it. See "Inside a program for a GPU" in
+# docs/internals/ranks.md for what was measured.
+MESSAGE_US = 20.0
+BESIDE = 1.3
 ROWS_US = 20.0  # of a matmul in two or three, with one message
 LEAST_GAIN = 1.05  # below, the model is no better than that
 
@@ -57,8 +62,11 @@ def _own_rows_first(steps: Sequence[Step], mesh: Mesh) -> list[Step]:
         elif isinstance(step, PartitionedOp) and _is_product(step):
             move = gathered.get((step.node.inputs[0], step.ins[0]))
             if move is not None and _gather_pays(step, move, mesh):
-                step = CutProduct(step, move, mesh.size(move.hop.axes), ())
-            gathered = {held: m for held, m in gathered.items() if m is move}
+                if not move.blocks:
+                    at = out.index(move)
+                    out[at] = move = replace(move, blocks=BLOCKS)
+                step = CutProduct(step, move, (1,) * mesh.size(move.hop.axes), ())
+            gathered = {} if move is None else {(move.value, move.hop.target): move}
         out.append(step)
     return out
 
@@ -90,11 +98,11 @@ def _reduced_in_parts(steps: Sequence[Step], mesh: Mesh) -> list[Step]:
         cast = behind.get(made) if readers[made] == 1 else None
         if _multiplies_before(steps[i + 1:], made if cast is None else cast.makes[0]):
             continue
-        parts = _best_parts(step, move, mesh, cast)
-        if parts == 1:
+        shares = _best_shares(step, move, mesh, cast)
+        if shares == (1,):
             continue
-        found[step] = CutProduct(step, move, parts, () if cast is None else (cast,),
-                                 _halves(step, move, mesh, cast, parts))
+        found[step] = CutProduct(step, move, shares, () if cast is None else (cast,),
+                                 _halves(step, move, mesh, cast, shares))
         gone.update((move,) if cast is None else (move, cast))
     return [found.get(s, s) for s in steps if s not in gone]
 
@@ -113,39 +121,53 @@ def _is_matmul(step: Step) -> bool:
     return isinstance(step, PartitionedOp) and step.node.op.name == "matmul"
 
 
-def _best_parts(step: PartitionedOp, move: LayoutHop, mesh: Mesh, cast: PartitionedOp | None
-                ) -> int:
-    """1: as a whole."""
+def _best_shares(step: PartitionedOp, move: LayoutHop, mesh: Mesh, cast: PartitionedOp | None
+                 ) -> Shares:
+    """(1,): as a whole."""
     rows = _rows(step)
     blocks = mesh.size(move.hop.axes) if _scatters_rows(move) else 1
     if blocks > 1 and (move.hop.source.splits[0].axes or not _is_even(move.hop.target, move)):
-        return 1
+        return (1,)
     whole = _product_us(step, mesh)
-    best, least = 1, (whole + _sent_us(step, move, mesh, cast, 1)) / LEAST_GAIN
-    for parts in PARTS:
-        if rows % (parts * blocks * ROWS):
+    best: Shares = (1,)
+    least = (whole + _sent_us(step, move, mesh, cast, (1,), 1)) / LEAST_GAIN
+    for shares in PARTS:
+        if rows % (sum(shares) * blocks * ROWS):
             continue
-        one, sent = whole / parts, _sent_us(step, move, mesh, cast, parts)
-        us = one + (parts - 1) * max(one, sent) + sent + parts * PART_US
+        us = in_parts_us(shares, whole, [_sent_us(step, move, mesh, cast, shares, share)
+                                         for share in shares])
         if us < least:
-            best, least = parts, us
+            best, least = shares, us
     return best
 
 
+def in_parts_us(shares: Shares, whole: float, sent: Sequence[float]) -> float:
+    """Of a matmul of `whole` in parts. Each is sent when it is multiplied and the one before it was
+    sent, and multiplied when the last but one was: that is read in between."""
+    multiplied = done = before = 0.0
+    for c, (share, us) in enumerate(zip(shares, sent, strict=True)):
+        part = whole * share / sum(shares)
+        multiplied = max(multiplied, before) + (part * BESIDE if c else part)
+        before, done = done, max(done, multiplied) + us
+    return done
+
+
 def _halves(step: PartitionedOp, move: LayoutHop, mesh: Mesh, cast: PartitionedOp | None,
-            parts: int) -> tuple[Hop, Hop] | None:
+            shares: Shares) -> tuple[Hop, Hop] | None:
     """Of an all_reduce of parts of rows that is rounded between them."""
     if cast is None or move.hop.kind != ALL_REDUCED or _rows(step) % (
-            parts * mesh.size(move.hop.axes)):
+            sum(shares) * mesh.size(move.hop.axes)):
         return None
     return halves_of(move, cast, mesh)
 
 
 def _sent_us(step: PartitionedOp, move: LayoutHop, mesh: Mesh, cast: PartitionedOp | None,
-             parts: int) -> float:
-    if cast is None or _halves(step, move, mesh, cast, parts) is None:
-        return _move_us(move, mesh, parts)
-    return halves_us(move, cast, mesh, parts)
+             shares: Shares, share: int) -> float:
+    """Of the collective of one part."""
+    parts, message = sum(shares) / share, MESSAGE_US if len(shares) > 1 else 0.0
+    if cast is None or _halves(step, move, mesh, cast, shares) is None:
+        return _move_us(move, mesh, parts) + message
+    return halves_us(move, cast, mesh, parts) + 2 * message
 
 
 def _scatters_rows(move: LayoutHop) -> bool:
@@ -181,7 +203,7 @@ def _product_us(step: PartitionedOp, mesh: Mesh) -> float:
     return hooks.step_times.get().matmul_us(2.0 * out * inner, a.aval.dtype, mesh)
 
 
-def _move_us(move: LayoutHop, mesh: Mesh, parts: int) -> float:
+def _move_us(move: LayoutHop, mesh: Mesh, parts: float) -> float:
     """Of one of so many parts of a collective. Its size is that of what is whole."""
     whole = move.hop.target if move.hop.kind == "all_gather" else move.hop.source
     shape, dtype = extents(move.value.aval), move.value.aval.dtype
@@ -207,22 +229,21 @@ def _own_first(step: CutProduct, own: Tensor, rows: Tensor, weights: Tensor, ran
     made = {at: apply(node.op, own, weights, **node.attrs)}
     for lo, hi in ((0, at), (at + R, rows.shape[0])):
         if lo < hi:
-            made[lo] = apply(node.op, _run_of(rows, lo, hi), weights, **node.attrs)
+            made[lo] = apply(node.op, cut_along(rows, 0, lo, hi), weights, **node.attrs)
     return F.concatenate([made[lo] for lo in sorted(made)])
 
 
 def _in_parts(step: CutProduct, rows: Tensor, weights: Tensor, rank: int) -> Tensor:
     """rows: [M, ..., K]   weights: [K, N]. A part is read when the next one is multiplied, so that
     its collective has ended by then."""
-    node, C, hop = step.product.node, step.parts, step.move.hop
+    node, hop = step.product.node, step.move.hop
     scatters = _scatters_rows(step.move)
     n = hop.source.mesh.size(hop.axes) if scatters else 1
-    r = rows.shape[0] // (n * C)
-    blocks = F.reshape(rows, (n, C, r, *rows.shape[1:]))
+    blocks = F.reshape(rows, (n, rows.shape[0] // n, *rows.shape[1:]))
     reduced: list[Tensor] = []
     made: list[Tensor] = []
-    for c in range(C):
-        part = blocks[:, c] if scatters else _run_of(rows, c * r, (c + 1) * r)
+    for c, (lo, hi) in enumerate(_cuts(blocks.shape[1], step.shares)):
+        part = cut_along(blocks, 1, lo, hi) if scatters else cut_along(rows, 0, lo, hi)
         y = apply(node.op, part, weights, **node.attrs)
         reduced.append(_reduced(step, y, rank, scatters))
         if c:
@@ -230,12 +251,19 @@ def _in_parts(step: CutProduct, rows: Tensor, weights: Tensor, rank: int) -> Ten
     return F.concatenate([*made, _behind(step, reduced[-1], rank)])
 
 
+def _cuts(rows: int, shares: Shares) -> list[tuple[int, int]]:
+    """Where each part begins and ends."""
+    ends = [rows * n // sum(shares) for n in accumulate(shares)]
+    return list(pairwise([0, *ends]))
+
+
 def _reduced(step: CutProduct, y: Tensor, rank: int, blocks: bool) -> Tensor:
     """y: [r, ..., N], or with blocks [n, r, ..., N]"""
     hop = step.halves[0] if step.halves else step.move.hop
     hop = _of_blocks(hop) if blocks else hop
     if hop.kind == ALL_REDUCED:
-        return apply(ALL_REDUCE, y, hop=hop, rank=rank, type=y.type, what=_what(step, hop))[0]
+        return apply(ALL_REDUCE, y, hop=hop, rank=rank, type=y.type, what=_what(step, hop),
+                     blocks=BLOCKS)[0]
     made = _moved(step, y, hop, rank)
     return F.reshape(made, tuple(made.shape[1:])) if blocks else made
 
@@ -243,7 +271,7 @@ def _reduced(step: CutProduct, y: Tensor, rank: int, blocks: bool) -> Tensor:
 def _moved(step: CutProduct, y: Tensor, hop: Hop, rank: int) -> Tensor:
     whole = tuple(d * hop.source.parts(i) for i, d in enumerate(y.shape))
     return apply(MOVES[hop.kind], y, hop=hop, rank=rank, shape=whole, type=y.type,
-                 what=_what(step, hop))
+                 what=_what(step, hop), blocks=BLOCKS)
 
 
 def _what(step: CutProduct, hop: Hop) -> str:
@@ -265,12 +293,6 @@ def _behind(step: CutProduct, y: Tensor, rank: int) -> Tensor:
         with at_line(op.node.where):
             y = apply(op.node.op, y, **op.node.attrs)
     return _moved(step, y, step.halves[1], rank) if step.halves else y
-
-
-def _run_of(x: Tensor, lo: int, hi: int) -> Tensor:
-    ndim = len(x.shape)
-    return apply(OPS["slice"], x, starts=(lo, *[0] * (ndim - 1)), stops=(hi, *x.shape[1:]),
-                 steps=(1,) * ndim)
 
 
 __all__ = ["cut_products", "run_cut"]

@@ -57,45 +57,46 @@ def _members(layout: Layout, rank: int, axes: Sequence[str]) -> tuple[int, ...]:
 
 
 # --- all_reduce: several values in one exchange --------------------------------------------------
-def _all_reduce(*arrays: np.ndarray, hop: Hop, rank: int, type: NumericType, what: str) -> tuple:
+def _all_reduce(*arrays: np.ndarray, hop: Hop, rank: int, type: NumericType, what: str,
+                blocks: int = 0) -> tuple:
     assert hop.source.op is not None
     return reduce_together(_group(hop.source, rank, hop.axes), arrays, type, hop.source.op, what)
 
 
-def _all_reduce_on_gpu(*xs: Tensor, hop: Hop, rank: int, type: NumericType, what: str
-                       ) -> tuple[Tensor, ...]:
+def _all_reduce_on_gpu(*xs: Tensor, hop: Hop, rank: int, type: NumericType, what: str,
+                       blocks: int = 0) -> tuple[Tensor, ...]:
     assert hop.source.op is not None
-    return _gpu_group(hop, rank, type, what).all_reduce(xs, hop.source.op)
+    return _gpu_group(hop, rank, type, what, blocks).all_reduce(xs, hop.source.op)
 
 
-def _gpu_group(hop: Hop, rank: int, type: NumericType, what: str) -> GpuGroup:
+def _gpu_group(hop: Hop, rank: int, type: NumericType, what: str, blocks: int = 0) -> GpuGroup:
     group = _group(hop.source, rank, hop.axes)
-    return GpuGroup(group.ranks, group.axis, group.index, type, what)
+    return GpuGroup(group.ranks, group.axis, group.index, type, what, blocks)
 
 
 # --- the others: one value -----------------------------------------------------------------------
-def _reduce_scatter(x: np.ndarray, hop: Hop, rank: int, shape: Shape, type: NumericType, what: str
-                    ) -> np.ndarray:
+def _reduce_scatter(x: np.ndarray, hop: Hop, rank: int, shape: Shape, type: NumericType, what: str,
+                    blocks: int = 0) -> np.ndarray:
     group, d = _group(hop.source, rank, hop.axes), hop.dim
-    blocks = [_along(d, *block(hop.target, r, d, shape, type.dtype))
-              for r in _members(hop.source, rank, hop.axes)]
-    mine = x[blocks[group.index]]
-    terms = group.swap([x[b] for b in blocks], [mine.shape] * group.size, type.dtype,
+    cuts = [_along(d, *block(hop.target, r, d, shape, type.dtype))
+            for r in _members(hop.source, rank, hop.axes)]
+    mine = x[cuts[group.index]]
+    terms = group.swap([x[c] for c in cuts], [mine.shape] * group.size, type.dtype,
                        here_in(what))
     assert hop.source.op is not None
     return round_once(reduce_terms(terms, type, hop.source.op), type, None, None)
 
 
 def _reduce_scatter_on_gpu(x: Tensor, hop: Hop, rank: int, shape: Shape, type: NumericType,
-                           what: str) -> Tensor:
+                           what: str, blocks: int = 0) -> Tensor:
     cuts = [block(hop.target, r, hop.dim, shape, type.dtype)
             for r in _members(hop.source, rank, hop.axes)]
     assert hop.source.op is not None
-    return _gpu_group(hop, rank, type, what).reduce_scatter(x, hop.dim, cuts, hop.source.op)
+    return _gpu_group(hop, rank, type, what, blocks).reduce_scatter(x, hop.dim, cuts, hop.source.op)
 
 
-def _all_gather(x: np.ndarray, hop: Hop, rank: int, shape: Shape, type: NumericType, what: str
-                ) -> np.ndarray:
+def _all_gather(x: np.ndarray, hop: Hop, rank: int, shape: Shape, type: NumericType, what: str,
+                blocks: int = 0) -> np.ndarray:
     group = _group(hop.source, rank, hop.axes)
     shapes = [local_shape(hop.source, shape, r, type.dtype)
               for r in _members(hop.source, rank, hop.axes)]
@@ -103,11 +104,11 @@ def _all_gather(x: np.ndarray, hop: Hop, rank: int, shape: Shape, type: NumericT
     return np.concatenate(got, axis=hop.dim)
 
 
-def _all_gather_on_gpu(x: Tensor, hop: Hop, rank: int, shape: Shape, type: NumericType, what: str
-                       ) -> Tensor:
+def _all_gather_on_gpu(x: Tensor, hop: Hop, rank: int, shape: Shape, type: NumericType, what: str,
+                       blocks: int = 0) -> Tensor:
     shapes = [local_shape(hop.source, shape, r, type.dtype)
               for r in _members(hop.source, rank, hop.axes)]
-    return _gpu_group(hop, rank, type, what).all_gather(x, hop.dim, shapes)
+    return _gpu_group(hop, rank, type, what, blocks).all_gather(x, hop.dim, shapes)
 
 
 def _all_to_all(x: np.ndarray, hop: Hop, rank: int, shape: Shape, type: NumericType, what: str
@@ -162,7 +163,8 @@ def _along(dim: int, lo: int, hi: int) -> tuple[slice, ...]:
     return (*[slice(None)] * dim, slice(lo, hi))
 
 
-def _local_aval(x: Aval, hop: Hop, rank: int, shape: Shape, type: NumericType, what: str) -> Aval:
+def _local_aval(x: Aval, hop: Hop, rank: int, shape: Shape, type: NumericType, what: str,
+                blocks: int = 0) -> Aval:
     return Aval(local_shape(hop.target, shape, rank, type.dtype), x.type)
 
 

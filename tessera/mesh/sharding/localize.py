@@ -107,8 +107,9 @@ def _move(step: LayoutHop, x: Tensor, rank: int) -> Tensor:
         return x if first else F.zeros(tuple(x.shape), x.type)
     if hop.kind == "slice":
         return _slice(x, hop, shape, rank)
+    blocks = {"blocks": step.blocks} if step.blocks else {}
     return apply(MOVES[hop.kind], x, hop=hop, rank=rank, shape=shape, type=x.type,
-                 what=_what(step))
+                 what=_what(step), **blocks)
 
 
 def _what(step: LayoutHop) -> str:

@@ -65,13 +65,16 @@ class PartitionedOp:
 
 @dataclass(frozen=True, eq=False)
 class LayoutHop:
-    """One hop of a value. anew: it is gathered for each use, as a parameter of ts.dist.fsdp."""
+    """One hop of a value. anew: it is gathered for each use, as a parameter of ts.dist.fsdp.
+    blocks: of NCCL's, for which a matmul that begins with it leaves multiprocessors; 0: none does.
+    """
 
     value: Value
     hop: Hop
     why: str
     where: SourceLine | None
     anew: bool = False
+    blocks: int = 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,13 +88,14 @@ class Together:
 @dataclass(frozen=True, eq=False)
 class CutProduct:
     """A matmul in parts, beside the collective of its first operand, which then is a step of its
-    own, or of its result (cut_products.py). behind: ops of the reduced result alone, of each part.
+    own, or of its result (cut_products.py). shares: how large parts are, beside each other.
+    behind: ops of the reduced result alone, of each part.
     halves: of an all_reduce that is rounded between them (rounded_sums.py).
     """
 
     product: PartitionedOp
     move: LayoutHop
-    parts: int
+    shares: tuple[int, ...]
     behind: tuple[PartitionedOp, ...]
     halves: tuple[Hop, Hop] | None = None
 
@@ -99,6 +103,11 @@ class CutProduct:
     def gathers(self) -> bool:
         """Whether its collective is that of its first operand."""
         return self.move.hop.kind == "all_gather"
+
+    def __str__(self) -> str:
+        even = len(set(self.shares)) == 1
+        return f"{len(self.shares)} parts" + (
+            "" if even else f" ({':'.join(map(str, self.shares))})")
 
     @property
     def moves(self) -> tuple[LayoutHop, ...]:
@@ -130,7 +139,7 @@ class PlannedCollective:
     elements: of the whole values   bytes: that a rank receives from others, on average
     times: in a scan, how many iterations do it   beside: with `ts.overlap`, how many ops of the
     program lie between its beginning and the first that waits for it; None without
-    parts: in how many it goes beside the matmul whose result it is, or its rows are multiplied
+    parts: in which it goes beside the matmul whose result it is, or its rows are multiplied
     by: between GPUs, "nccl", or "host", of copies there; "" between hosts, and before it is known
     """
 
@@ -144,14 +153,14 @@ class PlannedCollective:
     times: int = 1
     beside: int | None = None
     by: str = ""
-    parts: int = 1
+    parts: str = ""
 
     def __str__(self) -> str:
         line = f"    # {self.where}" if self.where else ""
         often = f", {self.times} times" if self.times != 1 else ""
         beside = f" beside {self.beside} ops" if self.beside is not None else ""
         by = {"nccl": " through NCCL", "host": " through the host"}.get(self.by, "")
-        parts = f" in {self.parts} parts beside its matmul" if self.parts > 1 else ""
+        parts = f" in {self.parts} beside its matmul" if self.parts else ""
         return (f"{self.op} over {', '.join(self.axes)}: {self.bytes} bytes{often}{parts}{beside}"
                 f"{by}, "
                 f"{self.why}{line}")
@@ -174,11 +183,11 @@ def planned(steps: Iterable[Step]) -> CollectivePlan:
     """The collectives among steps, in held graphs too; a slice sends nothing."""
     found: list[PlannedCollective] = []
     steps = list(steps)
-    beside_own = {s.move: s.parts for s in steps if isinstance(s, CutProduct) and s.gathers}
+    beside_own = {s.move: str(s) for s in steps if isinstance(s, CutProduct) and s.gathers}
     for i, step in enumerate(steps):
         if isinstance(step, CutProduct):
             if not step.gathers:
-                found += (replace(_planned((move,)), parts=step.parts) for move in step.moves)
+                found += (replace(_planned((move,)), parts=str(step)) for move in step.moves)
             continue
         if isinstance(step, PartitionedOp):
             found += own_exchanges(step)
@@ -192,7 +201,7 @@ def planned(steps: Iterable[Step]) -> CollectivePlan:
         if moves and moves[0].hop.kind not in ("slice", "term"):
             early = isinstance(step, LayoutHop) and asked(step.where, step.hop)
             found.append(replace(_planned(moves), beside=_beside(steps, i) if early else None,
-                                 parts=beside_own.get(moves[0], 1)))
+                                 parts=beside_own.get(moves[0], "")))
     return CollectivePlan(found)
 
 
@@ -346,7 +355,7 @@ def describe(graph: Graph, steps: Sequence[Step], inputs: Sequence[Held], output
         if isinstance(step, CutProduct):
             args = ", ".join(name(v, at) for v, at in step.reads)
             lines.append(f"{indent}{name(*step.makes[0])} = {step.move.hop} beside "
-                         f"matmul({args}) in {step.parts} parts    # {step.move.why}")
+                         f"matmul({args}) in {step}    # {step.move.why}")
             continue
         for m in step.moves if isinstance(step, Together) else (step,):
             lines.append(f"{indent}{name(m.value, m.hop.target)} = {m.hop}"

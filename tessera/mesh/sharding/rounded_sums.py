@@ -71,14 +71,14 @@ def halves_of(move: LayoutHop, cast: PartitionedOp, mesh: Mesh) -> tuple[Hop, Ho
     return scatter, gather
 
 
-def halves_us(move: LayoutHop, cast: PartitionedOp, mesh: Mesh, parts: int = 1) -> float:
+def halves_us(move: LayoutHop, cast: PartitionedOp, mesh: Mesh, parts: float = 1) -> float:
     """Microseconds of both, of one of so many parts."""
     narrow = cast.node.outputs[0].aval.dtype
     return _us("reduce_scatter", move, mesh, move.value.aval.dtype, parts) + _us(
         "all_gather", move, mesh, narrow, parts)
 
 
-def _us(op: str, move: LayoutHop, mesh: Mesh, dtype: DType, parts: int = 1) -> float:
+def _us(op: str, move: LayoutHop, mesh: Mesh, dtype: DType, parts: float = 1) -> float:
     value = move.value.aval
     size = prod(local_shape(move.hop.target, extents(value), 0, value.dtype)) * dtype.bits / 8
     return hooks.step_times.get().collective_us(op, size / parts, mesh, move.hop.axes)
