@@ -3,6 +3,7 @@
     mpirun -n 2 python benchmarks/mesh_step.py                  # 124M, 16 windows a GPU, T 1024
     torchrun --nproc-per-node 4 benchmarks/mesh_step.py --layers 24 --width 1024 --heads 16  # 350M
     mpirun -n 2 python benchmarks/mesh_step.py --fsdp           # parameters split over the GPUs
+    mpirun -n 2 python benchmarks/mesh_step.py --zero 2         # states and gradients are
     mpirun -n 2 python benchmarks/mesh_step.py --torch ddp      # PyTorch on them, or fsdp2
 
 Rank 0 trains alone first, with the windows of one GPU, while the others wait; then all together,
@@ -43,14 +44,17 @@ def placed(mesh: ts.dist.Mesh | None, x: np.ndarray, split: bool) -> ts.Tensor:
 
 
 class OurStep:
-    """On one GPU, or on the mesh. fsdp: parameters and state are split over it."""
+    """On one GPU, or on the mesh. fsdp: parameters and state are split over it; zero: as that
+    stage of ZeRO says."""
 
-    def __init__(self, mesh: ts.dist.Mesh | None, model: StepModel, fsdp: bool = False):
+    def __init__(self, mesh: ts.dist.Mesh | None, model: StepModel, fsdp: bool = False,
+                 zero: int = 0):
+        optimizer = ts.dist.zero(OPTIMIZER, zero, "dp") if zero else OPTIMIZER
         drawn = weights(model)
         self.params = ts.dist.fsdp(tree.map_tree(ts.tensor, drawn), "dp", mesh) if fsdp else \
             tree.map_tree(lambda w: placed(mesh, w, False), drawn)
-        self.run = training_step(model, donate=("params", "state"))
-        self.state = OPTIMIZER.init(self.params)
+        self.run = training_step(model, optimizer, donate=("params", "state"))
+        self.state = optimizer.init(self.params)
         self.x, self.y = (placed(mesh, t, True) for t in batch(model))
 
     def predicted_ms(self) -> float:
@@ -103,7 +107,7 @@ def ours(a: argparse.Namespace, model: StepModel) -> dict[str, Any]:
     with config.scope(comm_timeout=0):  # it compiles first
         ts.dist.barrier()
     mesh = ts.dist.mesh([f"cuda:{r}" for r in range(ranks)], axes="dp")
-    made = OurStep(mesh, model.sized(B=ranks * a.B), a.fsdp)
+    made = OurStep(mesh, model.sized(B=ranks * a.B), a.fsdp, a.zero)
     predicted = made.predicted_ms() if a.predict else None
     with ts.dist.traffic() as sent:
         together = step_times(made.step, a.steps, a.start_file)
@@ -125,13 +129,14 @@ def main() -> None:
     flags = argparse.ArgumentParser(description=__doc__)
     flags.add_argument("--steps", type=int, default=10)
     flags.add_argument("--fsdp", action="store_true", help="split parameters and their state")
+    flags.add_argument("--zero", type=int, default=0, choices=(0, 1, 2), help="a stage")
     flags.add_argument("--predict", action="store_true")
     flags.add_argument("--torch", choices=("ddp", "fsdp2"))
     flags.add_argument("--start-file", type=Path)
     a, model = sized(flags, B=16)
     figures = torchs(a, model) if a.torch else ours(a, model)
     if launched.launched_rank() == 0:
-        name = a.torch or ("fsdp" if a.fsdp else "")
+        name = a.torch or ("fsdp" if a.fsdp else f"zero{a.zero}" if a.zero else "")
         record.write("mesh_step" + f"_{name}" * bool(name), {
             "device": f"{launched.launched_size()} x {device().name}", "model": model.figures(),
             "ranks": launched.launched_size(), **figures})

@@ -93,11 +93,11 @@ def program_of(left: str, right: str, out: str | None, rows: int, mesh: Any) -> 
 @pytest.mark.parametrize("n", [2, 4])
 @pytest.mark.parametrize("name", ["gather", "reduce", "scatter rows"])
 def test_large_ones_are_cut_on_gpus_and_on_no_hosts(name, n):
-    """In the parts that were quickest on four GPUs."""
+    """In parts that were within 3 % of the quickest on four GPUs."""
     left, right, out, _, _ = PRODUCTS[name]
     gpus, hosts = ts.dist.mesh(DEVICES[:n], axes="x"), ts.dist.mesh(axes="x", shape=(n,))
     plan = str(program_of(left, right, out, 8192, gpus).plan)
-    parts = {"gather": "4 parts", "reduce": "4 parts (1:2:2:3)", "scatter rows": "8 parts"}
+    parts = {"gather": "4 parts", "reduce": "4 parts (1:2:2:3)", "scatter rows": "4 parts"}
     assert f" in {parts[name]} beside its matmul" in plan or n == 2 and "beside its matmul" in plan
     assert "parts" not in str(program_of(left, right, out, 8192, hosts).plan)
     assert "parts" not in str(program_of(left, right, out, 64 * n, gpus).plan)

@@ -18,7 +18,7 @@ def first_state(model: StepModel, params: Any) -> dict[str, Any]:
     return state if history is None else {**state, "fp8": history}
 
 
-def training_step(model: StepModel, **how: Any) -> Any:
+def training_step(model: StepModel, optimizer: Any = OPTIMIZER, **how: Any) -> Any:
     """The compiled step (params, state, x, y) -> (loss, params, state). how: for ts.jit."""
     @ts.jit(**how)
     def step(params: Any, state: Any, x: Any, y: Any) -> Any:
@@ -27,7 +27,7 @@ def training_step(model: StepModel, **how: Any) -> Any:
             lambda p, h: model.loss(p, x, y, h), argnums=(0, 1))(params, history)
         if model.clip:
             grads, _ = ts.optim.clip_by_global_norm(grads, model.clip)
-        params, new = OPTIMIZER.update(params, grads, state, RATE)
+        params, new = optimizer.update(params, grads, state, RATE)
         if history is not None:
             new["fp8"] = model.spelling.scaling.update(history, amax, state["step"])
         return value, params, new

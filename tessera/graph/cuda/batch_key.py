@@ -34,15 +34,15 @@ def is_flat(group: FusionGroup, numbers: Mapping[Value, Any]) -> bool:
 
 
 def sent_by(groups: Sequence[FusionGroup]) -> dict[Value, int]:
-    """The collective, by the number of its group, that sends each value, or what is made of it and
-    sent alone."""
+    """The collective, by the number of its group, that sends each value, or something that is made
+    of it."""
     found: dict[Value, int] = {}
     for i, group in reversed(list(enumerate(groups))):
         if group.kind == "exchange":
             found.update(dict.fromkeys(group.inputs, i))
-        elif group.kind in ("view", *KINDS) and group.outputs and all(
-                v in found for v in group.outputs):
-            found.update(dict.fromkeys(group.inputs, min(found[v] for v in group.outputs)))
+        elif group.kind in ("view", *KINDS) and (of := [
+                found[v] for v in group.outputs if v in found]):
+            found.update(dict.fromkeys(group.inputs, min(of)))
     return found
 
 

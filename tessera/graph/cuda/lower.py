@@ -66,6 +66,7 @@ from .sorting import schedule_merge, schedule_sort
 from .spell import COMBINE, template
 from .strips import STRIPS_OF, schedule_strips
 from .target import CUDA
+from .whole_waves import keep_waves_whole
 
 
 class LoweredGraph:
@@ -116,12 +117,13 @@ def lower(graph: Graph, target: Target, donated: Sequence[int] = (),
     sent, come, apart = sent_by(groups), come_by(groups), parts_that_come(groups)
     groups = batch_groups(
         groups, rest, lambda g: batch_key(g, plain, _attrs, sent, come, apart), CUDA)
+    chip = card_for(target.generation.warpgroup_matmul).multiprocessors
+    groups = keep_waves_whole(groups, CUDA, chip, target.generation.group_shared_bytes)
     memory = plan_memory(rest, groups, known, CUDA, draws.values,
                          [rest.inputs[i] for i in donated])
     builder = _KernelSchedule(rest, groups, memory, draws.values,
                               target.generation)
-    plan = turn_around(share_chip(builder.build(str(target), numbered, draws.nodes),
-                                  card_for(target.generation.warpgroup_matmul).multiprocessors))
+    plan = turn_around(share_chip(builder.build(str(target), numbered, draws.nodes), chip))
     return LoweredGraph(builder, plan, draws, ready.copies)
 
 

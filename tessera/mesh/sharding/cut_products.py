@@ -40,7 +40,7 @@ ROWS = 128  # a part has a multiple of so many: blocks of matmuls stay whole
 # What a part's message costs beside its share: launches, bandwidth that it is too short for; and
 # how much longer a matmul takes beside it. See "Inside a program for a GPU" in
 # docs/internals/ranks.md for what was measured.
-MESSAGE_US = 20.0
+MESSAGE_US = 60.0
 BESIDE = 1.3
 ROWS_US = 20.0  # of a matmul in two or three, with one message
 LEAST_GAIN = 1.05  # below, the model is no better than that

@@ -55,6 +55,7 @@ from .localize import localize
 from .partitioned_steps import CollectivePlan, describe, merge_reductions, planned
 from .propagate import Propagated, propagate
 from .rounded_sums import round_before_gather
+from .update_early import update_early
 
 
 class ShardedProgram:
@@ -86,6 +87,7 @@ class ShardedProgram:
         if self.mesh.names_gpus:  # what is sent runs beside kernels there
             steps = merge_reductions(reduce_early(steps), partitioned_steps.GPU_BUCKET_BYTES,
                                      REDUCTIONS)
+            steps = update_early(steps)
             steps = cut_products(prefetch(steps, found.inputs), self.mesh)
             steps = round_before_gather(steps, found.outputs, self.mesh)
         else:
