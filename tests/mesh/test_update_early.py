@@ -12,9 +12,12 @@ from fake_driver import driver as driver
 from fake_gpu import gpu as gpu
 from fake_nccl import nccl as nccl
 from lowering_cases import apart as apart
-from mesh.test_gpu_programs import SPLIT, on_ranks, placed, values
+from mesh.test_gpu_programs import DEVICES, SPLIT, on_ranks, placed, values
 from mesh.test_gpu_programs import gpus as gpus
+from tessera.graph.cuda.overlap import overlapped
+from tessera.graph.cuda.run import CudaProgram
 from tessera.mesh.sharding import partitioned_steps
+from tessera.mesh.sharding.localize import localize
 from tolerance import assert_close
 
 LETTERS = {"mesh_scattered_sums": "s", "mesh_rank_blocks": "g"}
@@ -85,6 +88,27 @@ def letter(step: Any) -> str:
 def test_gathers_come_behind_the_bucket_that_follows(ran, late):
     order = ran(late=late)
     assert order.lstrip("m") == "smmsuugmmsuugmsuuguug", order
+
+
+def test_no_matmul_waits_for_what_was_sent_last(monkeypatch):
+    """Memory that a sum reads stays until a message behind other matmuls, though the gather of the
+    bucket before is sent at once: who is given it would wait for the sum."""
+    monkeypatch.setattr(partitioned_steps, "GPU_BUCKET_BYTES", 1 << 24)
+    mesh = ts.dist.mesh(DEVICES[:2], axes="x")
+
+    def there(how: str, *shape: int) -> Any:
+        return ts.dist.stand_ins(ts.Tensor[(*shape, ts.f32)], lambda *_: SPLIT[how], mesh)
+
+    params, parts = ([(there(how, 2048, 2048), there(how, 2048))] * 6 for how in ("whole", "rows"))
+    step = step_of(ts.dist.zero(ts.optim.AdamW(), 2, "x"))
+    made = step.traced(params, ts.optim.AdamW().init(parts), there("rows", 4096, 2048)).program.made
+    plan = CudaProgram(localize(made, 0), "sm_90a").plan
+    sent = [k for k, s in enumerate(plan.steps) if s.kind == "exchange"]
+    matmuls = [k for k, s in enumerate(plan.steps) if s.kind == "gemm"]
+    found = overlapped(plan.steps, sent, (), plan.region)
+    assert found is not None
+    waits = {k: sent[n] for k, n in found.awaited.items() if k < matmuls[-1]}
+    assert waits and all(any(n < m < k for m in matmuls) for k, n in waits.items()), waits
 
 
 def test_what_is_made_of_the_last_bucket_is_updated_last(gpus, nccl, rng, monkeypatch):

@@ -18,8 +18,7 @@ the groups alone.
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -222,13 +221,26 @@ def _note_uses(plan: MemoryPlan, graph: Graph, groups: Sequence[FusionGroup]) ->
     for i, group in zip(batch_ends(groups), groups, strict=True):
         for v in (*group.inputs, *group.outputs):
             plan.last_use[plan.places[v].root] = i
-    lasting = [(i, group) for i, group in zip(batch_ends(groups), groups, strict=True)
-               if plan.target.lasts(group)]
-    for (_, group), (until, _) in itertools.pairwise(lasting):
+    for group, until in _lasting(plan, groups):
         for root in (plan.places[v].root for v in group.inputs):
             plan.last_use[root] = max(plan.last_use[root], until)
     for v in graph.outputs:
         plan.last_use[plan.places[v].root] = len(groups)
+
+
+def _lasting(plan: MemoryPlan, groups: Sequence[FusionGroup]) -> Iterator[tuple[FusionGroup, int]]:
+    """Groups that last beside others, and how long what they read stays: until the next of them
+    that stands behind a matmul, since those before go one after the other; else until the next."""
+    following: int | None = None
+    behind: int | None = None
+    for i, group in reversed(list(zip(batch_ends(groups), groups, strict=True))):
+        if plan.target.lasts(group):
+            until = following if behind is None else behind
+            if until is not None:
+                yield group, until
+            following = i
+        elif group.anchor is not None and following is not None:
+            behind = following
 
 
 def _escape(plan: MemoryPlan, graph: Graph) -> None:

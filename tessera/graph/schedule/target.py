@@ -63,8 +63,8 @@ class ScheduleTarget:
     memory       where the results of a group lie
     overwrites   whether a group can write a result where an operand lies that nobody reads
                  afterwards: its kernel reads each element of it before it writes there
-    lasts        whether what a group reads stays as it is until the next such group: it may run
-                 beside those behind it
+    lasts        whether what a group reads stays as it is until the next such group behind a
+                 matmul: it may run beside those behind it
     strides      whether a view has the strides that NumPy gives it, and is copied where its
                  operand's do not allow them: a target whose calls take all strides
     reads        of another target: why a group cannot read an operand that lies so; "" where it can
