@@ -77,14 +77,15 @@ def test_a_worker_that_does_not_come_is_not_waited_for(
 
 
 def test_a_worker_takes_part(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Here each of two units waits for the other's thread, so that both have to come."""
+    """Here each of two units waits for the other's thread, so that both have to come, in ten
+    seconds or more: a busy machine may leave either without a core for one."""
     monkeypatch.setattr(pool, "POOL", pool.Pool())
     meet = obtain(kernels.unit_source("    units = word(layout, 0)\n", """\
         claim(call, 3)
         looks = 0
-        while look_again(call, 3) < 2 and looks < 1000000000:
+        while look_again(call, 3) < 2 and looks < 10000000000:
             looks += 1
-        if looks == 1000000000:
+        if looks == 10000000000:
             claim(call, 4)
 """))
     words = np.array([2], np.int64)
