@@ -125,6 +125,12 @@ def young_heap() -> None:
     gc.freeze()
 
 
+@pytest.fixture(autouse=True, scope="module")
+def own_flags() -> None:
+    """Bad values that files before have counted, and nobody read, are not found by this one."""
+    ts.debug.flags()
+
+
 @pytest.fixture(autouse=True)
 def random_state(request: pytest.FixtureRequest) -> None:
     """What draws without a generator does not depend on the tests that ran before."""
