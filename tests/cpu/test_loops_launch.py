@@ -22,6 +22,7 @@ from tessera.graph.cpu import (
     disk,
     interpret,
     pool,
+    shared_launch,
 )
 from tessera.graph.cpu import kernel as kernels
 from tessera.graph.cpu.machine_code import obtain
@@ -77,8 +78,9 @@ def test_a_worker_that_does_not_come_is_not_waited_for(
 
 
 def test_a_worker_takes_part(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Here each of two units waits for the other's thread, so that both have to come, in ten
-    seconds or more: a busy machine may leave either without a core for one."""
+    """Here each of two units waits for the other's thread, so that both have to come. The worker
+    looks for launches as long as it takes: one that goes to sleep between being told and the launch
+    leaves that to the launching thread alone, as it should."""
     monkeypatch.setattr(pool, "POOL", pool.Pool())
     meet = obtain(kernels.unit_source("    units = word(layout, 0)\n", """\
         claim(call, 3)
@@ -90,10 +92,18 @@ def test_a_worker_takes_part(monkeypatch: pytest.MonkeyPatch) -> None:
 """))
     words = np.array([2], np.int64)
     share = sharing(meet, words, 2)
-    for _ in range(50):
-        call = bytes(5 * 8)
-        share(call)
-        assert np.frombuffer(call, np.int64).tolist() == [4, 2, 1, 2, 0]
+    monkeypatch.setattr(shared_launch, "LOOKING_NS", 60_000_000_000)
+    monkeypatch.setattr(pool.Worker, "serve", pool.Worker.serve)  # put back behind the test
+    shared_launch._compiled.__wrapped__()
+    (worker,), gone = pool.POOL.helpers(1), threading.Event()
+    try:
+        for _ in range(50):
+            call = bytes(5 * 8)
+            share(call)
+            assert np.frombuffer(call, np.int64).tolist() == [4, 2, 1, 2, 0]
+    finally:
+        worker.put(gone.set)
+        assert gone.wait(10)
 
 
 def test_a_job_of_python_recalls_a_worker_that_looks_at_its_mailbox() -> None:
