@@ -116,6 +116,36 @@ def test_a_job_of_python_recalls_a_worker_that_looks_at_its_mailbox() -> None:
         seen.clear()
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="asks Linux for cores")
+def test_a_worker_keeps_off_the_core_of_the_thread_that_tells_it(
+    monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cores = os.sched_getaffinity(0)
+    (worker,) = pool.Pool().helpers(1)
+
+    def told_on(core: int) -> set[int]:
+        """The cores of a worker that is told of work by a thread that is on this one."""
+        monkeypatch.setattr(pool, "_core", lambda: core)
+        done = threading.Event()
+        worker.put(done.set)
+        assert done.wait(10) and worker.thread is not None
+        return os.sched_getaffinity(worker.thread.native_id)
+
+    for core in sorted(cores)[:2]:
+        assert told_on(core) == (cores - {core} or cores)
+    alone, seen = max(cores), []
+
+    def pinned() -> None:
+        """It may be on one core only: the worker shares that."""
+        os.sched_setaffinity(0, {alone})
+        seen.append((pool._find_core()(), told_on(-2), told_on(alone)))
+
+    thread = threading.Thread(target=pinned)
+    thread.start()
+    thread.join(10)
+    assert seen == [(alone, {alone}, {alone})]
+
+
 def test_launches_from_many_python_threads(rng: np.random.Generator) -> None:
     x = rng.normal(size=(2000, 300)).astype(np.float32)
     want = compile_loops(NORMALISE)(x)

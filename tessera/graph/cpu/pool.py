@@ -3,11 +3,18 @@
 A worker takes jobs, functions of no arguments, from a queue. One job is to serve the launches of
 loops, which machine code tells it of through its mailbox (shared_launch.py). Workers are daemon
 threads, one fewer than `config.num_threads`, made at first use: they cost nothing while idle.
+
+A worker runs on the cores of the thread that tells it of work, without the one that this is on.
+Left alone, a system may wake it there, where the two take turns: it looks at how busy cores were
+(2 cores of AMD EPYC, Linux 6.18, a step of the U-Net of benchmarks/cpu_models.py that begins after
+a pause of 20 or 50 ms, 2026-11-26: 20 ms in most steps, and 14 of each with this).
 """
 
 from __future__ import annotations
 
+import ctypes
 import os
+import sys
 import threading
 from collections.abc import Callable
 from functools import partial
@@ -41,7 +48,8 @@ class Worker:
     def forget(self) -> None:
         """Threads do not survive fork: a child starts its own. Its launches know the mailboxes."""
         self.queue: SimpleQueue = SimpleQueue()
-        self.runs, self.words[STATE] = False, ASLEEP
+        self.thread: threading.Thread | None = None
+        self.avoids, self.words[STATE] = -1, ASLEEP
 
     def put(self, job: Callable[[], Any]) -> None:
         """A job that comes before any launch whose loop is not begun."""
@@ -58,9 +66,14 @@ class Worker:
                     self._tell(partial(self.serve, self.address))
 
     def _tell(self, job: Callable[[], Any]) -> None:
-        if not self.runs:
-            self.runs = True
-            threading.Thread(target=_work, args=(self.queue,), name=self.name, daemon=True).start()
+        if self.thread is None:
+            self.thread = threading.Thread(
+                target=_work, args=(self.queue,), name=self.name, daemon=True)
+            self.thread.start()
+        here = _core()
+        if here != self.avoids:
+            self.avoids, cores = here, os.sched_getaffinity(0)
+            os.sched_setaffinity(self.thread.native_id, cores - {here} or cores)
         self.queue.put(job)
 
 
@@ -77,6 +90,14 @@ class Pool:
             while len(self.workers) < count:
                 self.workers.append(Worker(f"tessera-loops-{len(self.workers)}"))
         return self.workers[:max(0, count)]
+
+
+def _find_core() -> Callable[[], int]:
+    """What tells the core of the calling thread: -1 where a thread cannot be kept off a core."""
+    return ctypes.PyDLL(None).sched_getcpu if sys.platform == "linux" else lambda: -1
+
+
+_core = _find_core()
 
 
 def _work(queue: SimpleQueue) -> None:
