@@ -10,6 +10,7 @@ import pytest
 import tessera as ts
 from tessera import config
 from tessera.graph.cpu import conv as direct
+from tessera.graph.cpu import pool
 from tessera.graph.cpu.conv import TileShape
 from tessera.graph.ops.conv_products import CONV, CONV_FILTER, CONV_INPUT
 from tessera.numerics import as_type
@@ -20,7 +21,7 @@ SHAPES = {"512 bits": TileShape(16, 8, 3, 4, 6), "256 bits": TileShape(8, 4, 3, 
 
 @pytest.fixture(autouse=True)
 def every_size(monkeypatch):
-    for name in ("LEAST", "THREADED", "FEW_PRODUCTS", "FEW_ROWS"):
+    for name in ("LEAST", "THREADED", "FEW_PRODUCTS", "FEW_ROWS", "FEW_ELEMENTS"):
         monkeypatch.setattr(direct, name, 0)
 
 
@@ -118,6 +119,15 @@ def test_a_result_is_the_same_for_any_number_of_threads(monkeypatch, rng):
         found.append(products(*given, F32, **how))
     for name in found[0]:
         assert (found[0][name] == found[1][name]).all()
+
+
+def test_what_earlier_products_left_in_memory_is_not_met(rng):
+    """Of NaN behind the last channel the sums would be NaN, and computed again from windows."""
+    pool.kept("images", 1 << 16)[:] = np.nan
+    pool.kept("cotangents", 1 << 16)[:] = np.nan
+    x, g = (rng.standard_normal(s).astype(np.float32) for s in ((2, 3, 9, 10), (2, 4, 9, 10)))
+    out = np.empty((1, 4, 3, 3, 3), np.float32)
+    assert direct.filters(x, g, out, (1, 1), ((1, 1), (1, 1)), (1, 1))
 
 
 def test_infinities_stay_where_they_are(rng):

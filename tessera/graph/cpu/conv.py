@@ -14,9 +14,9 @@ elements.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cache
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cache, lru_cache
 from math import prod
 from typing import Any
 
@@ -24,15 +24,18 @@ import numpy as np
 
 from . import pool
 from .dealt_images import Dealing, Ints, Pairs, channel_source, deal, joined
-from .kernel import run_units, unit_source
+from .kernel import bind_units, unit_source
 from .machine_code import obtain
 
+Places = tuple[Ints, Ints]  # of rows and columns
 LEAST = 1 << 20  # multiply-adds that are worth machine code, whose first use of all takes a second
 THREADED = 1 << 22  # that are worth waking a thread for
-FEW_PRODUCTS, FEW_ROWS = 16, 4  # of which unfolding is as fast
+FEW_PRODUCTS, FEW_ROWS = 9, 4  # fewer of which unfolding computes as fast
+FEW_ELEMENTS, MANY_FILTERS = 16, 17  # whose gradient it does: it copies no cotangents
 DEPTH = 4096  # products that are added one after another, at most: as for matmuls (blas.py)
 UNITS_A_THREAD = 2  # images, from which on a thread takes whole ones
 STEPS = 64  # vectors of positions that dots add in f32: their rows stay in the first cache
+PLANS = 512  # launches that are kept, with their tables of offsets
 UNITS = 16  # of the gradient of filters, at least: threads claim them
 
 
@@ -111,13 +114,22 @@ def takes(a: np.ndarray, b: np.ndarray, work: int, depth: int, rows: int) -> boo
         depth >= FEW_PRODUCTS and rows >= FEW_ROWS)
 
 
+def takes_filters(depth: int, rows: int) -> bool:
+    """Of those, whether the gradient of so many filters of so many elements is."""
+    return depth >= FEW_ELEMENTS or rows < MANY_FILTERS
+
+
 # --- the three products -----------------------------------------------------------------------
 def images(x: np.ndarray, w: np.ndarray, out: np.ndarray, stride: Ints, padding: Pairs,
            dilation: Ints) -> None:
     """x: [N, groups C, H, W]   w: [groups, F, C, KH, KW]   out: [N, groups, F, OH, OW]"""
     dealing = Dealing(x.shape[2:], padding, stride)
-    places = [d * np.arange(k) for d, k in zip(dilation, w.shape[3:], strict=True)]
-    _product(x, dealing, places, w, out)
+    _product(x, dealing, _places(dilation, w.shape[3:]), w, out)
+
+
+def _places(dilation: Ints, window: Ints) -> Places:
+    rows, columns = (tuple(range(0, d * k, d)) for d, k in zip(dilation, window, strict=True))
+    return rows, columns
 
 
 def adjoint_images(g: np.ndarray, w: np.ndarray, out: np.ndarray, stride: Ints, padding: Pairs,
@@ -128,13 +140,8 @@ def adjoint_images(g: np.ndarray, w: np.ndarray, out: np.ndarray, stride: Ints, 
     a filter for which h + pad - dilation i is a multiple of the stride.
     """
     swapped = np.ascontiguousarray(w.swapaxes(1, 2))
-    axes = [[_met(n, k, s, d, pad[0], r) for r in range(s)] for n, k, s, d, pad in zip(
-        out.shape[3:], w.shape[3:], stride, dilation, padding, strict=True)]
-    pads = tuple(
-        (max(0, *(-m.places.min() for m in axis if m.places.size)),
-         max(0, *(m.places.max() + m.count - n for m in axis if m.places.size)))
-        for n, axis in zip(g.shape[2:], axes, strict=True))
-    dealing = Dealing(g.shape[2:], pads, (1, 1))
+    dealing, axes = _adjoint(
+        g.shape[2:], w.shape[3:], out.shape[3:], stride, padding, dilation)
     for above in axes[0]:
         for left in axes[1]:
             part = out[:, :, :, above.there, left.there]
@@ -142,20 +149,34 @@ def adjoint_images(g: np.ndarray, w: np.ndarray, out: np.ndarray, stride: Ints, 
             if not some.size:
                 part[...] = 0
             elif part.size:
-                places = [m.places + pad[0] for m, pad in zip((above, left), pads, strict=True)]
-                _product(g, dealing, places, some, part)
+                _product(g, dealing, (above.places, left.places), some, part)
 
 
 @dataclass(frozen=True)
 class MetElements:
     """there: the elements of a result, every stride-th; count: how many these are
-    elements: of a filter, that meet them; places: of the cotangent's element that each of these
-    multiplies for the first of the result"""
+    elements: of a filter, that meet them; places: of the padded cotangent's element that each of
+    these multiplies for the first of the result"""
 
     there: slice
     count: int
     elements: slice | np.ndarray
-    places: np.ndarray
+    places: Ints
+
+
+@lru_cache(maxsize=PLANS)
+def _adjoint(places: Ints, window: Ints, spatial: Ints, stride: Ints, padding: Pairs, dilation: Ints
+             ) -> tuple[Dealing, tuple[list[MetElements], ...]]:
+    """How the cotangent is padded, and the parts of each axis of the result."""
+    axes = [[_met(n, k, s, d, pad[0], r) for r in range(s)] for n, k, s, d, pad in zip(
+        spatial, window, stride, dilation, padding, strict=True)]
+    pads = tuple(
+        (max(0, *(-min(m.places) for m in axis if m.places)),
+         max(0, *(max(m.places) + m.count - n for m in axis if m.places)))
+        for n, axis in zip(places, axes, strict=True))
+    return Dealing(places, pads, (1, 1)), tuple(
+        [replace(m, places=tuple(p + pad[0] for p in m.places)) for m in axis]
+        for pad, axis in zip(pads, axes, strict=True))
 
 
 def _met(n: int, window: int, stride: int, dilation: int, pad: int, rest: int) -> MetElements:
@@ -164,45 +185,59 @@ def _met(n: int, window: int, stride: int, dilation: int, pad: int, rest: int) -
     i = i[(first + pad - dilation * i) % stride == 0]
     every = slice(None) if i.size == window else i
     return MetElements(slice(first, n, stride), len(range(first, n, stride)), every,
-                       (first + pad - dilation * i) // stride)
+                       tuple(((first + pad - dilation * i) // stride).tolist()))
 
 
-def _product(x: np.ndarray, dealing: Dealing, places: Sequence[np.ndarray], w: np.ndarray,
-             out: np.ndarray) -> None:
+def _product(x: np.ndarray, dealing: Dealing, places: Places, w: np.ndarray, out: np.ndarray
+             ) -> None:
     """out[n, g, o, p] = sum_k w[g, o, k] x[n, g, offsets[k] + p], of x as it is dealt
 
     x: [N, groups C, H, W]   places: of elements of a filter in the padded image
     w: [groups, F, C, KH, KW]   out: [N, groups, F, OH, OW], of any strides
     """
-    (N, groups), C = out.shape[:2], w.shape[2]
+    t, (N, groups), C = tile_shape(), out.shape[:2], w.shape[2]
     x = x.reshape(N, groups, C, *x.shape[2:])
-    offsets = dealing.offsets(C, prod(dealing.stride) * dealing.rows * dealing.columns, *places)
     w = w.reshape(*w.shape[:2], -1)
-    for k in range(0, offsets.size, DEPTH):
-        _part(x, dealing, offsets[k:k + DEPTH], w[..., k:k + DEPTH], out, k > 0)
+    for k in range(0, w.shape[2], DEPTH):
+        some = w[..., k:k + DEPTH]
+        _part(t, dealing, places, k, some.shape[2], C, x.strides, out.shape, out.strides,
+              _threads(out.size * some.shape[2]))(x, _in_blocks(some, t.rows), out)
 
 
-def _part(x: np.ndarray, dealing: Dealing, offsets: np.ndarray, w: np.ndarray, out: np.ndarray,
-          more: bool) -> None:
-    """more: it is added to what stands there"""
-    t, (N, groups, F, OH, OW) = tile_shape(), out.shape
-    blocks, step, K = -(-F // t.rows), t.lanes * t.vectors, offsets.size
-    if F % t.rows or not w.flags.c_contiguous:
-        whole = np.zeros((groups, blocks * t.rows, K), np.float32)
-        whole[:, :F] = w
-        w = whole
+def _in_blocks(w: np.ndarray, rows: int) -> np.ndarray:
+    """[groups, F, K], with rows of zeros behind F to a multiple of `rows`."""
+    if w.shape[1] % rows == 0:
+        return np.ascontiguousarray(w)
+    whole = np.zeros((w.shape[0], -(-w.shape[1] // rows) * rows, w.shape[2]), np.float32)
+    whole[:, :w.shape[1]] = w
+    return whole
+
+
+@lru_cache(maxsize=PLANS)
+def _part(t: TileShape, dealing: Dealing, places: Places, k: int, K: int, C: int, x_strides: Ints,
+          shape: Ints, strides: Ints, threads: int) -> Callable[..., None]:
+    """The launch for products k to k + K of C channels, that takes x, w in blocks and `out`; to
+    what stands there it adds unless k is 0.
+
+    x_strides: of [N, groups, C, H, W]   shape, strides: of out
+    """
+    (N, groups, F, OH, OW), blocks, step = shape, -(-shape[2] // t.rows), t.lanes * t.vectors
     part, pitch = 4 * dealing.rows * dealing.columns, dealing.columns
     plane = part * prod(dealing.stride)
+    offsets = dealing.offsets(C, plane // 4, *places)[k:k + K].copy()
     count = 4 * -(-((OH - 1) * pitch + OW) // step) * step
     # Behind the last channel a tile may read what is never kept.
-    behind = -(-(x.shape[2] * plane + 4 * step) // 64) * 64
-    source = _image_source(t, x.strides[4] // 4 * dealing.stride[1] == 1, out.strides[4] == 4, more)
+    behind = -(-(C * plane + 4 * step) // 64) * 64
+    apart = x_strides[4] // 4
     splits = 1 if N * groups >= UNITS_A_THREAD * pool.threads_wanted() else blocks
-    _run(source, out.size * K, N * groups * splits, [
-        splits, blocks, groups, x.shape[2], plane, F, OH, OW, count, K, 4 * pitch, behind,
-        *x.strides[:3], *out.strides[:4], out.strides[4] // 4,
-        *dealing.words(x.strides[3], x.strides[4] // 4, (part * dealing.stride[1], part, 4 * pitch))
-        ], x, offsets, w, out, scratch=behind + t.rows * count)
+    launch = bind_units(
+        _function(_image_source(t, apart * dealing.stride[1] == 1, strides[4] == 4, k > 0)),
+        N * groups * splits, (
+            splits, blocks, groups, C, plane, F, OH, OW, count, K, 4 * pitch, behind,
+            *x_strides[:3], *strides[:4], strides[4] // 4,
+            *dealing.words(x_strides[3], apart, (part * dealing.stride[1], part, 4 * pitch))),
+        threads, behind + t.rows * count)
+    return lambda x, w, out: launch(x, offsets, w, out)
 
 
 @cache
@@ -223,13 +258,9 @@ def filters(x: np.ndarray, g: np.ndarray, out: np.ndarray, stride: Ints, padding
     """
     t, (N, _, OH, OW), (groups, F, C) = tile_shape(), g.shape, out.shape[:3]
     dealing = Dealing(x.shape[2:], padding, stride)
-    images, plane = joined(x, dealing, t.lanes)
-    K = C * prod(out.shape[3:])
-    rows, parts = -(-F // t.dot_rows), -(-K // t.dots)
-    offsets = np.zeros(parts * t.dots, np.int64)
-    offsets[:K] = dealing.offsets(C, plane, *(d * np.arange(k) for d, k in zip(
-        dilation, out.shape[3:], strict=True)))
-    positions = plane // prod(stride)  # of all images
+    places, K = _places(dilation, out.shape[3:]), C * prod(out.shape[3:])
+    images, plane = joined(x, dealing, _reach(dealing, places) + t.lanes)
+    rows, positions = -(-F // t.dot_rows), plane // prod(stride)  # of all images
     pitch = -(-positions // t.lanes) * t.lanes + t.lanes
     given = pool.kept("cotangents", groups * rows * t.dot_rows * pitch).reshape(groups, -1, pitch)
     given[:, F:], given[:, :, positions:] = 0, 0
@@ -237,22 +268,39 @@ def filters(x: np.ndarray, g: np.ndarray, out: np.ndarray, stride: Ints, padding
     deal(g.reshape(N, groups, F, OH, OW), given[:, :F, :positions].reshape(
         groups, F, N, dealing.rows, dealing.columns).transpose(2, 0, 1, 3, 4)[:, :, :, None, None],
         Dealing((OH, OW), rest, (1, 1)))
-    sums = np.zeros((groups, rows * t.dot_rows, parts * t.dots))
-    source = FILTERS.format(
-        dots=t.dots, dot_rows=t.dot_rows, chunk=4 * t.lanes * STEPS, bytes=4 * t.lanes, steps=STEPS,
-        tile=f"dots_{t.lanes}_{t.dot_rows}_{t.dots}")
-    ranges = min(parts, -(-UNITS // (groups * rows)))
-    _run(source, out.size * positions, groups * rows * ranges, [
-        rows, ranges, parts, 4 * C * plane, 4 * pitch, 8 * parts * t.dots, 4 * positions],
-        images, offsets, given, sums)
+    sums = np.zeros((groups, rows * t.dot_rows, -(-K // t.dots) * t.dots))
+    _dots(t, dealing, places, C, plane, pitch, groups, rows, _threads(out.size * positions))(
+        images, given, sums)
     out.reshape(groups, F, K)[...] = sums[:, :F, :K]
     return bool(np.isfinite(out).all())
 
 
-def _run(source: str, work: int, units: int, words: list[int], *arrays: np.ndarray,
-         scratch: int = 0) -> None:
-    threads = pool.threads_wanted() if work >= THREADED else 1
-    run_units(_function(source), units, words, threads, *arrays, scratch=scratch)
+@lru_cache(maxsize=PLANS)
+def _reach(dealing: Dealing, places: Places) -> int:
+    """Elements behind the images that the last of a filter's meet, times zeros."""
+    return int(dealing.offsets(1, 0, *places).max()) // 4
+
+
+@lru_cache(maxsize=PLANS)
+def _dots(t: TileShape, dealing: Dealing, places: Places, C: int, plane: int, pitch: int,
+          groups: int, rows: int, threads: int) -> Callable[..., None]:
+    """The launch that takes images, cotangents and sums, these in rows of t.dot_rows each."""
+    found = dealing.offsets(C, plane, *places)
+    parts = -(-found.size // t.dots)
+    offsets = np.zeros(parts * t.dots, np.int64)
+    offsets[:found.size] = found
+    source = FILTERS.format(
+        dots=t.dots, dot_rows=t.dot_rows, chunk=4 * t.lanes * STEPS, bytes=4 * t.lanes, steps=STEPS,
+        tile=f"dots_{t.lanes}_{t.dot_rows}_{t.dots}")
+    ranges = min(parts, -(-UNITS // (groups * rows)))
+    launch = bind_units(_function(source), groups * rows * ranges, (
+        rows, ranges, parts, 4 * C * plane, 4 * pitch, 8 * parts * t.dots,
+        4 * plane // prod(dealing.stride)), threads)
+    return lambda images, given, sums: launch(images, offsets, given, sums)
+
+
+def _threads(work: int) -> int:
+    return pool.threads_wanted() if work >= THREADED else 1
 
 
 @cache
@@ -260,4 +308,4 @@ def _function(source: str) -> Any:
     return obtain(source)
 
 
-__all__ = ["adjoint_images", "filters", "images", "takes"]
+__all__ = ["adjoint_images", "filters", "images", "takes", "takes_filters"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from math import prod
 from textwrap import indent
 from typing import Any
@@ -12,12 +12,13 @@ from typing import Any
 import numpy as np
 
 from . import pool
-from .kernel import run_units, unit_source
+from .kernel import bind_units, unit_source
 from .machine_code import obtain
 
 Ints = tuple[int, ...]
 Pairs = tuple[tuple[int, int], ...]
 THREADED = 1 << 18  # elements that are worth waking a thread for
+LAUNCHES = 512  # that are kept
 TABLE = 11  # words in front of those of columns
 
 # A channel at x is dealt to y, by the words at `deal`.
@@ -70,17 +71,18 @@ class Dealing:
     def _extent(self, axis: int) -> int:
         return -(-max(1, self.shape[axis] + sum(self.padding[axis])) // self.stride[axis])
 
-    def offsets(self, channels: int, plane: int, i: np.ndarray, j: np.ndarray) -> np.ndarray:
-        """Bytes to element (c, i, j) of the padded image, for all c, i and j: int64.
+    def offsets(self, channels: int, plane: int, rows: Ints, columns: Ints) -> np.ndarray:
+        """Bytes to element (c, i, j) of the padded image, for all c, i of `rows` and j of
+        `columns`: int64.
 
         plane: elements from channel to channel, of all images where these lie side by side
         """
-        (s, t), i = self.stride, i[:, None]
+        (s, t), i, j = self.stride, np.array(rows, np.int64)[:, None], np.array(columns, np.int64)
         part = (i % s) * t + j % t
         place = (i // s) * self.columns + j // t + part * (plane // (s * t))
         return 4 * (np.arange(channels)[:, None, None] * plane + place).reshape(-1)
 
-    def words(self, x_row: int, apart: int, strides: Ints) -> list[int]:
+    def words(self, x_row: int, apart: int, strides: Ints) -> Ints:
         """The table of CHANNEL. x_row: bytes between rows of x; apart: elements between its columns
         strides: bytes between parts, down and across, and between rows of what is made"""
         s, t = self.stride
@@ -88,7 +90,7 @@ class Dealing:
                  *strides]
         for j in range(t):
             words += _there(self.shape[1], self.columns, j - self.padding[1][0], t)
-        return words
+        return tuple(words)
 
 
 def channel_source(runs: bool, depth: int) -> str:
@@ -112,11 +114,17 @@ def joined(x: np.ndarray, dealing: Dealing, room: int) -> tuple[np.ndarray, int]
 def deal(x: np.ndarray, made: np.ndarray, dealing: Dealing) -> None:
     """x: [N, groups, channels, height, width], of any strides
     made: [N, groups, channels, s, t, rows, columns], with columns side by side"""
-    lead, apart = made.shape[:3], x.strides[4] // x.itemsize
-    words = [*lead[1:], *x.strides[:3], *made.strides[:3],
-             *dealing.words(x.strides[3], apart, made.strides[3:6])]
     threads = pool.threads_wanted() if made.size >= THREADED else 1
-    run_units(_function(dealing.stride[1] * apart == 1), prod(lead), words, threads, x, made)
+    _launch(dealing, made.shape[:3], x.strides, made.strides, threads)(x, made)
+
+
+@lru_cache(maxsize=LAUNCHES)
+def _launch(dealing: Dealing, lead: Ints, x_strides: Ints, strides: Ints, threads: int
+            ) -> Callable[..., None]:
+    apart = x_strides[4] // 4
+    return bind_units(_function(dealing.stride[1] * apart == 1), prod(lead), (
+        *lead[1:], *x_strides[:3], *strides[:3],
+        *dealing.words(x_strides[3], apart, strides[3:6])), threads)
 
 
 @cache

@@ -202,11 +202,18 @@ def unit_source(words: str, body: str) -> str:
 """
 
 
-def run_units(function: Any, units: int, words: Sequence[int], threads: int, *arrays: np.ndarray,
-              scratch: int = 0) -> None:
-    """A function of units that threads claim, written by hand: word 0 of its table is their number,
-    `words` are behind it; of its call the first three are shared by the threads, arrays follow.
-    scratch: bytes of each thread"""
-    if units:
-        share = sharing(function, np.array([units, *words], np.int64), min(threads, units), scratch)
+def bind_units(function: Any, units: int, words: Sequence[int], threads: int, scratch: int = 0
+               ) -> Callable[..., None]:
+    """The launch of a function of units that threads claim, written by hand: it takes arrays.
+
+    Word 0 of its table is their number, `words` are behind it; of its call the first three words
+    are shared by the threads, the arrays follow. scratch: bytes of each thread
+    """
+    if not units:
+        return lambda *arrays: None
+    share = sharing(function, np.array([units, *words], np.int64), min(threads, units), scratch)
+
+    def launch(*arrays: np.ndarray) -> None:
         share(struct.pack(f"{3 + len(arrays)}q", 0, 0, 0, *map(id, arrays)))
+
+    return launch

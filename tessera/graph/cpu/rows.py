@@ -8,18 +8,20 @@ added side by side, where each addition alone would wait for the one before it.
 
 from __future__ import annotations
 
-from functools import cache
+from collections.abc import Callable
+from functools import cache, lru_cache
 from typing import Any
 
 import numpy as np
 
 from . import pool
-from .kernel import run_units, unit_source
+from .kernel import bind_units, unit_source
 from .machine_code import obtain
 
 LEAST = 1 << 14  # elements that are worth machine code, whose first use of all takes a second
 COLUMNS = 32  # of a thread, at least
 PARTED = 1 << 17  # elements that are worth waking a thread for
+LAUNCHES = 512  # that are kept
 COMBINE = {"sum": "{here} + {there}", "max": "maximum_{t}({here}, {there})",
            "min": "minimum_{t}({here}, {there})"}
 SOURCE = unit_source('''\
@@ -73,9 +75,16 @@ def combine(way: str, out: np.ndarray, ids: np.ndarray, rows: np.ndarray, slots:
     else:
         parts = max(1, min(threads, D // COLUMNS)) if A < threads else 1
     arrays, size = (rows, out, sums), rows.itemsize
-    run_units(_function(way, "f32" if size == 4 else "f64", alone), len(rows) * parts, [
-        T, rows.shape[2], parts, *(a.strides[0] for a in arrays), *(a.strides[1] for a in arrays),
-        *(a.strides[2] // a.itemsize for a in arrays)], threads, ids, rows, out, slots, sums)
+    words = (T, rows.shape[2], parts, *(a.strides[0] for a in arrays),
+             *(a.strides[1] for a in arrays), *(a.strides[2] // a.itemsize for a in arrays))
+    _launch(way, "f32" if size == 4 else "f64", alone, len(rows) * parts, words, threads)(
+        ids, rows, out, slots, sums)
+
+
+@lru_cache(maxsize=LAUNCHES)
+def _launch(way: str, t: str, alone: bool, units: int, words: tuple[int, ...], threads: int
+            ) -> Callable[..., None]:
+    return bind_units(_function(way, t, alone), units, words, threads)
 
 
 @cache

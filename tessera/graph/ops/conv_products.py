@@ -136,7 +136,9 @@ def _filter_ref(x: np.ndarray, g: np.ndarray, window: Ints, stride: Ints, paddin
                 ) -> np.ndarray:
     x, g = widened_array(x), widened_array(g)
     shape = (g.shape[1], x.shape[1] // groups, *window)
-    if _in_registers(x, g, shape, g.shape[2:], accum, shape[0] // groups):
+    depth, rows = prod(shape[1:]), shape[0] // groups
+    if direct.takes_filters(depth, rows) and _in_registers(
+            x, g, shape, g.shape[2:], accum, rows):
         made = np.empty(shape, x.dtype) if out is None else out
         if direct.filters(_flat(x), _flat(g), _by_group(made, groups), *_flat_axes(
                 stride, padding, dilation)):
