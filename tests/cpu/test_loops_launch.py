@@ -78,9 +78,9 @@ def test_a_worker_that_does_not_come_is_not_waited_for(
 
 
 def test_a_worker_takes_part(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Here each of two units waits for the other's thread, so that both have to come. The worker
-    looks for launches as long as it takes: one that goes to sleep between being told and the launch
-    leaves that to the launching thread alone, as it should."""
+    """Here each of two units waits for the other's thread, so that both have to come, one from
+    either end. The worker looks for launches as long as it takes: one that goes to sleep between
+    being told and the launch leaves that to the launching thread alone, as it should."""
     monkeypatch.setattr(pool, "POOL", pool.Pool())
     meet = obtain(kernels.unit_source("    units = word(layout, 0)\n", """\
         claim(call, 3)
@@ -100,7 +100,8 @@ def test_a_worker_takes_part(monkeypatch: pytest.MonkeyPatch) -> None:
         for _ in range(50):
             call = bytes(5 * 8)
             share(call)
-            assert np.frombuffer(call, np.int64).tolist() == [4, 2, 1, 2, 0]
+            # each took one, and asked for another
+            assert np.frombuffer(call, np.int64).tolist() == [2 + (2 << 32), 2, 1, 2, 0]
     finally:
         worker.put(gone.set)
         assert gone.wait(10)

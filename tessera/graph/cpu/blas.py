@@ -12,7 +12,9 @@ on the shapes alone: results are the same for any number of threads.
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -107,18 +109,23 @@ def _parts(extent: int, count: int, multiple: int) -> list[slice]:
 
 
 def run_pieces(pieces: Sequence[tuple[np.ndarray, np.ndarray, np.ndarray]], threads: int) -> None:
-    """The product of every piece; workers claim pieces beside this thread."""
-    claims = iter(pieces)  # next() on a list iterator is atomic
+    """The product of every piece; workers claim pieces beside this thread, from the last one back:
+    as those of loops do (shared_launch.py)."""
+    left = deque(pieces)
     finished = threading.Semaphore(0)
 
-    def work() -> None:
-        for a, b, out in claims:
-            whole(a, b, out)
+    def work(claim: Callable[[], tuple[np.ndarray, np.ndarray, np.ndarray]]) -> None:
+        while True:
+            try:
+                piece = claim()
+            except IndexError:  # none is left
+                break
+            whole(*piece)
             finished.release()
 
     if threads > 1:
-        for queue in pool.POOL.helpers(min(threads, len(pieces)) - 1):
-            queue.put(work)
-    work()
+        for worker in pool.POOL.helpers(min(threads, len(pieces)) - 1):
+            worker.put(partial(work, left.pop))
+    work(left.popleft)
     for _ in pieces:
         finished.acquire()

@@ -3,7 +3,7 @@
 The generated function handles every shape and stride: extents and strides are words of a table
 (`layout.py`). Its form:
 
-    while a chunk of rows can be claimed:             threads share the chunks
+    while a chunk of rows can be claimed:             threads share the chunks, from both ends
         for each line of rows in the chunk:           a line: rows one leading stride apart
             for each row of the line:
                 row values known from the start
@@ -32,7 +32,7 @@ from .spell import cast, number, spell, strip
 # row (several lanes take them in turns), rows of a column sum.
 BLOCK, ROWS = 512, 128
 HEADER = ("chunks", "chunk_rows", "rows", "width", "count", "line_rows", "rank", "keep_bytes")
-CALL_WORDS = 4  # next chunk, chunks done, finished, address of the partial column sums
+CALL_WORDS = 4  # chunks taken, chunks done, finished, address of the partial column sums
 RANDOM_SCOPE = 15
 PLACELESS = ("column_sum", "count", "row_count")  # outputs that no row has a part of
 
@@ -106,6 +106,8 @@ class _Emitter:
         w(f'"""Strides {"".join(self.inner.values())}:\n')
         w.lines += ["    " + line for line in str(self.program).splitlines()]
         w('"""')
+        w("side = scratch & 1")
+        w("scratch -= side")
         for i, s in enumerate(self.streams):
             if self.inner[s.name] == "s":
                 w(f"{s.name}_col = column_stride(layout, {i})")
@@ -115,8 +117,8 @@ class _Emitter:
             w(f"keep{slot} = keep(layout, scratch, {slot})")
         w("while True:")
         w.depth = 2
-        w("chunk = claim(call, 0)")
-        w("if chunk >= chunk_count(layout):")
+        w("chunk = claim_unit(call, chunk_count(layout), side)")
+        w("if chunk < 0:")
         w("    break")
         self._zero_columns()
         for s in self.counts:

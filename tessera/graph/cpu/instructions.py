@@ -137,6 +137,21 @@ def claim(builder: ir.IRBuilder, base: ir.Value, index: ir.Value) -> ir.Value:
     return builder.atomic_rmw("add", _element(builder, base, index, 64), I64(1), "seq_cst")
 
 
+@instruction("claim_unit", types.int64, types.int64, types.int64, types.int64)
+def claim_unit(builder: ir.IRBuilder, base: ir.Value, units: ir.Value, side: ir.Value) -> ir.Value:
+    """A unit that no other thread has: the first of those left, on side 1 the last; -1 if none is.
+
+    The first shared word counts those taken from the front, and above its 32 bits from the back.
+    """
+    back = builder.icmp_signed("!=", side, I64(0))
+    step = builder.select(back, I64(1 << 32), I64(1))
+    before = builder.atomic_rmw("add", _element(builder, base, I64(0), 64), step, "seq_cst")
+    front, behind = builder.and_(before, I64((1 << 32) - 1)), builder.lshr(before, I64(32))
+    unit = builder.select(back, builder.sub(builder.sub(units, I64(1)), behind), front)
+    left = builder.icmp_signed("<", builder.add(front, behind), units)
+    return builder.select(left, unit, I64(-1))
+
+
 @instruction("deposit", types.void, types.int64, types.int64)
 def deposit(builder: ir.IRBuilder, base: ir.Value, count: ir.Value) -> None:
     """Add to a shared word."""

@@ -192,9 +192,11 @@ def unit_source(words: str, body: str) -> str:
     """The source of such a function. words: lines that read the table, `units` among them.  body:
     what is done for `unit`, indented as in a loop"""
     return f"""def loops(layout, call, scratch):
+    side = scratch & 1
+    scratch -= side
 {words}    while True:
-        unit = claim(call, 0)
-        if unit >= units:
+        unit = claim_unit(call, units, side)
+        if unit < 0:
             break
 {body}        if claim(call, 1) == units - 1:
             claim(call, 2)

@@ -14,6 +14,11 @@ is words that only change hands by one exchange:
 
 So a launch never waits for a worker that has not begun, and a worker touches nothing of a launch
 that is over.
+
+The launching thread claims units from the first one on, its first helper from the last one back, so
+in each loop they meet about the middle: what one of them has written, and the next loop reads at
+the same place, lies in the caches of its own core. The lowest bit of the scratch memory's address
+is the end that a thread begins at; of more helpers every second one is on either side.
 """
 
 from __future__ import annotations
@@ -62,7 +67,7 @@ SHARE = """def loops(layout, call, scratch):
             set_word(box, 2, word(layout, 0))
             set_word(box, 3, word(layout, 1))
             set_word(box, 4, call)
-            set_word(box, 5, scratch + (k + 1) * word(layout, 3))
+            set_word(box, 5, scratch + (k + 1) * word(layout, 3) + 1 - k % 2)
             publish(box, 0, {posted})
             posted |= 1 << k
     invoke(word(layout, 0), word(layout, 1), call, scratch)
