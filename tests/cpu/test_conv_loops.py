@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from typing import Any
 
 import numpy as np
@@ -122,11 +123,11 @@ def test_a_result_is_the_same_for_any_number_of_threads(monkeypatch, rng):
 
 
 def test_what_earlier_products_left_in_memory_is_not_met(rng):
-    """Of NaN behind the last channel the sums would be NaN, and computed again from windows."""
-    pool.kept("images", 1 << 16)[:] = np.nan
-    pool.kept("cotangents", 1 << 16)[:] = np.nan
-    x, g = (rng.standard_normal(s).astype(np.float32) for s in ((2, 3, 9, 10), (2, 4, 9, 10)))
-    out = np.empty((1, 4, 3, 3, 3), np.float32)
+    """Of NaN behind a channel or the last filter sums would be NaN, and computed from windows."""
+    memory = (ctypes.c_float * (1 << 18)).from_address(pool.scratch(1 << 20))
+    np.frombuffer(memory, np.float32)[:] = np.nan
+    x, g = (rng.standard_normal(s).astype(np.float32) for s in ((2, 3, 24, 25), (2, 5, 24, 25)))
+    out = np.empty((1, 5, 3, 3, 3), np.float32)
     assert direct.filters(x, g, out, (1, 1), ((1, 1), (1, 1)), (1, 1))
 
 

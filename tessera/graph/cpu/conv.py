@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from . import pool
-from .dealt_images import Dealing, Ints, Pairs, channel_source, deal, joined
+from .dealt_images import Dealing, Ints, Pairs, channel_source
 from .kernel import bind_units, unit_source
 from .machine_code import obtain
 
@@ -33,10 +33,12 @@ THREADED = 1 << 22  # that are worth waking a thread for
 FEW_PRODUCTS, FEW_ROWS = 9, 4  # fewer of which unfolding computes as fast
 FEW_ELEMENTS, MANY_FILTERS = 16, 17  # whose gradient it does: it copies no cotangents
 DEPTH = 4096  # products that are added one after another, at most: as for matmuls (blas.py)
-UNITS_A_THREAD = 2  # images, from which on a thread takes whole ones
+UNITS_A_THREAD = 2  # at least: images that a thread takes whole, parts of them for filters
 STEPS = 64  # vectors of positions that dots add in f32: their rows stay in the first cache
 PLANS = 512  # launches that are kept, with their tables of offsets
-UNITS = 16  # of the gradient of filters, at least: threads claim them
+# Of the images, for the gradient of filters: how many at most, positions of one and bytes of the
+# sums at least and at most.
+PARTS, PART_AREA, PART_BYTES = 16, 512, 1 << 21
 
 
 @dataclass(frozen=True)
@@ -90,23 +92,52 @@ IMAGES = unit_source('''\
                         store_f32_out0(to, {at}, {kept})
 ''')
 WORDS = 21  # of IMAGES, in front of those of dealing
+# Of a part of the images and a range of channels: `most` images at once are dealt side by side,
+# cotangents in front, into the thread's own memory.
 FILTERS = unit_source('''\
-    units, rows, ranges, parts = (
+    units, ranges, groups, parts = (
         word(layout, 0), word(layout, 1), word(layout, 2), word(layout, 3))
+    N, F, C, most, size = (
+        word(layout, 4), word(layout, 5), word(layout, 6), word(layout, 7), word(layout, 8))
+    pitch, plane, behind = word(layout, 9), word(layout, 10), word(layout, 11)
+    blocks, depth, row_bytes = word(layout, 12), word(layout, 13), word(layout, 14)
+    images, held = scratch + word(layout, 15), -1
 ''', '''\
-        row, some = unit // ranges, unit % ranges
-        x = data(call, 3) + row // rows * word(layout, 4)
-        g = data(call, 5) + row * {dot_rows} * word(layout, 5)
-        sums = data(call, 6) + row * {dot_rows} * word(layout, 6)
-        for p in range(0, word(layout, 7), {chunk}):
-            left = (word(layout, 7) - p + {bytes} - 1) // {bytes}
-            steps = where_i64(left < {steps}, left, {steps})
-            for part in range(some * parts // ranges, (some + 1) * parts // ranges):
-                {tile}(x + p, data(call, 4) + part * {dots} * 8, g + p, word(layout, 5),
-                       sums + part * {dots} * 8, word(layout, 6), steps)
+        some, g, share = unit % ranges, unit // ranges % groups, unit // ranges // groups
+        sums, until = data(call, 6) + unit * blocks * {dot_rows} * row_bytes, (
+            (share + 1) * N // parts)
+        for n in range(share * N // parts, until, most):
+            count = where_i64(until - n < most, until - n, most)
+            if held != n * groups + g:
+                held, deal = n * groups + g, layout + 8 * word(layout, 22)
+                for f in range(F):
+                    for m in range(count):
+                        x = data(call, 5) + (n + m) * word(layout, 19) + g * word(layout, 20) + (
+                            f * word(layout, 21))
+                        y = scratch + f * pitch + m * size
+{cotangent}                    for p in range({lanes}):
+                        store_f32_out0(scratch + f * pitch + count * size, p, f32(0.0))
+            deal = layout + 8 * {table}
+            for c in range(C):
+                for m in range(count):
+                    x = data(call, 3) + (n + m) * word(layout, 16) + g * word(layout, 17) + (
+                        (some * C + c) * word(layout, 18))
+                    y = images + c * plane * {strided} + m * size
+{channel}                for i in range({strided}):
+                    for p in range(behind):
+                        store_f32_out0(
+                            images + (c * {strided} + i) * plane + count * size, p, f32(0.0))
+            for block in range(blocks):
+                for at in range(0, count * size, {chunk}):
+                    left = (count * size - at + {bytes} - 1) // {bytes}
+                    steps = where_i64(left < {steps}, left, {steps})
+                    for k in range(depth):
+                        {tile}(images + at, data(call, 4) + k * {dots} * 8,
+                               scratch + block * {dot_rows} * pitch + at, pitch,
+                               sums + block * {dot_rows} * row_bytes + k * {dots} * 8,
+                               row_bytes, steps)
 ''')
-
-
+FILTER_WORDS = 23  # of FILTERS, in front of those of dealing
 def takes(a: np.ndarray, b: np.ndarray, work: int, depth: int, rows: int) -> bool:
     """Whether images in 1-D or 2-D, and filters, are multiplied here. work: multiply-adds of the
     whole   depth: of an element of the convolution   rows: of a tile that are used"""
@@ -256,47 +287,73 @@ def filters(x: np.ndarray, g: np.ndarray, out: np.ndarray, stride: Ints, padding
 
     False where an infinity or NaN may have met a position that is not kept.
     """
-    t, (N, _, OH, OW), (groups, F, C) = tile_shape(), g.shape, out.shape[:3]
-    dealing = Dealing(x.shape[2:], padding, stride)
-    places, K = _places(dilation, out.shape[3:]), C * prod(out.shape[3:])
-    images, plane = joined(x, dealing, _reach(dealing, places) + t.lanes)
-    rows, positions = -(-F // t.dot_rows), plane // prod(stride)  # of all images
-    pitch = -(-positions // t.lanes) * t.lanes + t.lanes
-    given = pool.kept("cotangents", groups * rows * t.dot_rows * pitch).reshape(groups, -1, pitch)
-    given[:, F:], given[:, :, positions:] = 0, 0
-    rest = tuple((0, n - m) for n, m in zip((dealing.rows, dealing.columns), (OH, OW), strict=True))
-    deal(g.reshape(N, groups, F, OH, OW), given[:, :F, :positions].reshape(
-        groups, F, N, dealing.rows, dealing.columns).transpose(2, 0, 1, 3, 4)[:, :, :, None, None],
-        Dealing((OH, OW), rest, (1, 1)))
-    sums = np.zeros((groups, rows * t.dot_rows, -(-K // t.dots) * t.dots))
-    _dots(t, dealing, places, C, plane, pitch, groups, rows, _threads(out.size * positions))(
-        images, given, sums)
-    out.reshape(groups, F, K)[...] = sums[:, :F, :K]
+    t, N, (groups, F, C) = tile_shape(), len(x), out.shape[:3]
+    dealing, window = Dealing(x.shape[2:], padding, stride), out.shape[3:]
+    x, g = (a.reshape(N, groups, -1, *a.shape[2:]) for a in (x, g))
+    shape, launch = _filter_sums(t, dealing, _places(dilation, window), N, C, x.strides, g.shape,
+                                 g.strides, _threads(g.size * C * prod(window)))
+    sums = np.zeros(shape)
+    launch(x, g, sums)
+    ranges, K = shape[2], C // shape[2] * prod(window)
+    total, *others = sums[:, :, :, :F, :K]  # what is beyond is sums of anything
+    for more in others:
+        total += more
+    out.reshape(groups, F, ranges, K)[...] = total.swapaxes(1, 2)
     return bool(np.isfinite(out).all())
 
 
 @lru_cache(maxsize=PLANS)
-def _reach(dealing: Dealing, places: Places) -> int:
-    """Elements behind the images that the last of a filter's meet, times zeros."""
-    return int(dealing.offsets(1, 0, *places).max()) // 4
+def _filter_sums(t: TileShape, dealing: Dealing, places: Places, N: int, C: int, x_strides: Ints,
+                 shape: Ints, strides: Ints, threads: int) -> tuple[Ints, Callable[..., None]]:
+    """The shape of sums, [parts of the images, groups, ranges of channels, rows of filters, their
+    elements], and the launch that takes images, cotangents and sums.
 
-
-@lru_cache(maxsize=PLANS)
-def _dots(t: TileShape, dealing: Dealing, places: Places, C: int, plane: int, pitch: int,
-          groups: int, rows: int, threads: int) -> Callable[..., None]:
-    """The launch that takes images, cotangents and sums, these in rows of t.dot_rows each."""
-    found = dealing.offsets(C, plane, *places)
-    parts = -(-found.size // t.dots)
-    offsets = np.zeros(parts * t.dots, np.int64)
+    Parts are so few that their sums take little memory, and depend on no number of threads: they
+    are added up. x_strides: of [N, groups, C, H, W]   shape, strides: of cotangents like these
+    """
+    (_, groups, F, OH, OW), kinds = shape, prod(dealing.stride)
+    area, window = dealing.rows * dealing.columns, prod(map(len, places))
+    blocks = -(-F // t.dot_rows)
+    parts = max(1, min(
+        N, PARTS, N * area // PART_AREA, PART_BYTES // (8 * groups * F * C * window)))
+    ranges = next(r for r in range(1, C + 1) if C % r == 0 and (
+        r == C or _shared_evenly(parts * groups * r, threads)))
+    most = min(-(-N // parts), -(-4 * PART_AREA // area))  # images at once
+    behind = int(dealing.offsets(1, 0, *places).max()) // 4 + t.lanes  # elements that meet zeros
+    pitch, plane = (-(-4 * (most * area + more) // 64) * 64 for more in (t.lanes, behind))
+    found = dealing.offsets(C // ranges, kinds * plane // 4, *places)
+    depth = -(-found.size // t.dots)
+    offsets = np.zeros(depth * t.dots, np.int64)
     offsets[:found.size] = found
-    source = FILTERS.format(
+    of_images = dealing.words(x_strides[3], x_strides[4] // 4, (
+        plane * dealing.stride[1], plane, 4 * dealing.columns))
+    rest = ((0, dealing.rows - OH), (0, dealing.columns - OW))
+    of_cotangents = Dealing((OH, OW), rest, (1, 1)).words(
+        strides[3], strides[4] // 4, (0, 0, 4 * dealing.columns))
+    images = blocks * t.dot_rows * pitch
+    launch = bind_units(
+        _function(_filter_source(t, kinds, x_strides[4] // 4 * dealing.stride[1] == 1,
+                                 strides[4] == 4)),
+        parts * groups * ranges, (
+            ranges, groups, parts, N, F, C // ranges, most, 4 * area, pitch, plane, behind, blocks,
+            depth, 8 * depth * t.dots, images, *x_strides[:3], *strides[:3],
+            FILTER_WORDS + len(of_images), *of_images, *of_cotangents),
+        threads, images + C // ranges * kinds * plane)
+    return (parts, groups, ranges, blocks * t.dot_rows, depth * t.dots), (
+        lambda x, g, sums: launch(x, offsets, g, sums))
+
+
+def _shared_evenly(units: int, threads: int) -> bool:
+    return threads == 1 or units % (2 * threads) == 0 or units >= 8 * threads
+
+
+@cache
+def _filter_source(t: TileShape, kinds: int, runs: bool, cotangents_run: bool) -> str:
+    return FILTERS.format(
         dots=t.dots, dot_rows=t.dot_rows, chunk=4 * t.lanes * STEPS, bytes=4 * t.lanes, steps=STEPS,
-        tile=f"dots_{t.lanes}_{t.dot_rows}_{t.dots}")
-    ranges = min(parts, -(-UNITS // (groups * rows)))
-    launch = bind_units(_function(source), groups * rows * ranges, (
-        rows, ranges, parts, 4 * C * plane, 4 * pitch, 8 * parts * t.dots,
-        4 * plane // prod(dealing.stride)), threads)
-    return lambda images, given, sums: launch(images, offsets, given, sums)
+        tile=f"dots_{t.lanes}_{t.dot_rows}_{t.dots}", lanes=t.lanes, strided=kinds,
+        table=FILTER_WORDS, channel=channel_source(runs, 20),
+        cotangent=channel_source(cotangents_run, 24))
 
 
 def _threads(work: int) -> int:

@@ -2,23 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache, lru_cache
-from math import prod
 from textwrap import indent
-from typing import Any
 
 import numpy as np
 
-from . import pool
-from .kernel import bind_units, unit_source
-from .machine_code import obtain
-
 Ints = tuple[int, ...]
 Pairs = tuple[tuple[int, int], ...]
-THREADED = 1 << 18  # elements that are worth waking a thread for
-LAUNCHES = 512  # that are kept
 TABLE = 11  # words in front of those of columns
 
 # A channel at x is dealt to y, by the words at `deal`.
@@ -42,14 +32,6 @@ for i in range(down):
             for p in range(stop, columns):
                 store_f32_out0(to, p, f32(0.0))
 '''
-DEAL = unit_source('''\
-    units, groups, channels = word(layout, 0), word(layout, 1), word(layout, 2)
-    deal = layout + 72
-''', '''\
-        c, g, n = unit % channels, unit // channels % groups, unit // channels // groups
-        x = data(call, 3) + n * word(layout, 3) + g * word(layout, 4) + c * word(layout, 5)
-        y = data(call, 4) + n * word(layout, 6) + g * word(layout, 7) + c * word(layout, 8)
-{channel}''')
 
 
 @dataclass(frozen=True)
@@ -99,39 +81,6 @@ def channel_source(runs: bool, depth: int) -> str:
     return indent(CHANNEL.format(table=TABLE, at=at), " " * depth)
 
 
-def joined(x: np.ndarray, dealing: Dealing, room: int) -> tuple[np.ndarray, int]:
-    """x: [N, channels, height, width] dealt as [channels, s, t, N, rows, columns], `room` zeros
-    behind; and the elements of a channel."""
-    (n, c), (s, t), size = x.shape[:2], dealing.stride, dealing.rows * dealing.columns
-    plane = s * t * n * size
-    flat = pool.kept("images", c * plane + room)
-    flat[c * plane:] = 0
-    made = flat[:c * plane].reshape(c, s, t, n, dealing.rows, dealing.columns)
-    deal(x[:, None], made.transpose(3, 0, 1, 2, 4, 5)[:, None], dealing)
-    return flat, plane
-
-
-def deal(x: np.ndarray, made: np.ndarray, dealing: Dealing) -> None:
-    """x: [N, groups, channels, height, width], of any strides
-    made: [N, groups, channels, s, t, rows, columns], with columns side by side"""
-    threads = pool.threads_wanted() if made.size >= THREADED else 1
-    _launch(dealing, made.shape[:3], x.strides, made.strides, threads)(x, made)
-
-
-@lru_cache(maxsize=LAUNCHES)
-def _launch(dealing: Dealing, lead: Ints, x_strides: Ints, strides: Ints, threads: int
-            ) -> Callable[..., None]:
-    apart = x_strides[4] // 4
-    return bind_units(_function(dealing.stride[1] * apart == 1), prod(lead), (
-        *lead[1:], *x_strides[:3], *strides[:3],
-        *dealing.words(x_strides[3], apart, strides[3:6])), threads)
-
-
-@cache
-def _function(runs: bool) -> Callable[..., Any]:
-    return obtain(DEAL.format(channel=channel_source(runs, 8)))
-
-
 def _there(n: int, count: int, at: int, step: int) -> Ints:
     """Of places at, at + step ...: the first and the end of those of the first `count` that are in
     0..n-1, and which the first is."""
@@ -139,4 +88,4 @@ def _there(n: int, count: int, at: int, step: int) -> Ints:
     return first, max(first, min(count, (n - 1 - at) // step + 1)), at + first * step
 
 
-__all__ = ["Dealing", "channel_source", "deal", "joined"]
+__all__ = ["Dealing", "channel_source"]

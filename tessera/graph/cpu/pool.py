@@ -128,16 +128,6 @@ def scratch(size: int) -> int:
     return _scratch.address
 
 
-def kept(what: str, count: int) -> np.ndarray:
-    """f32 of this thread, beginning at a cache line; not set, and the same memory at each call."""
-    found = getattr(_scratch, what, None)
-    if found is None or found.size < count:
-        raw = np.empty(count + 15, np.float32)
-        found = raw[-raw.ctypes.data // 4 % 16:]
-        setattr(_scratch, what, found)
-    return found[:count]
-
-
 def threads_wanted() -> int:
     """Threads a large launch may use, this one included."""
     return config.num_threads
