@@ -70,10 +70,10 @@ class Worker:
             self.thread = threading.Thread(
                 target=_work, args=(self.queue,), name=self.name, daemon=True)
             self.thread.start()
-        here = _core()
-        if here != self.avoids:
+        here, helper = _core(), self.thread.native_id
+        if here != self.avoids and helper is not None:
             self.avoids, cores = here, os.sched_getaffinity(0)
-            os.sched_setaffinity(self.thread.native_id, cores - {here} or cores)
+            os.sched_setaffinity(helper, cores - {here} or cores)
         self.queue.put(job)
 
 
