@@ -27,20 +27,14 @@ import numpy as np
 import record
 import torch
 from gpt2_step import sized
-from mesh_step import OurStep
+from mesh_step import OurStep, meet
 
 import tessera as ts
-from tessera import config
 from tessera.mesh.ranks.communicator import Communicator
 from tessera.runtime.device import device
 
 STEPS, PROFILED = 10, 4
 Event = dict[str, Any]
-
-
-def meet() -> None:
-    with config.scope(comm_timeout=0):  # one of them compiles
-        ts.dist.barrier()
 
 
 def row_ms(made: OurStep) -> float:

@@ -6,8 +6,9 @@
     mpirun -n 2 python benchmarks/mesh_step.py --zero 2         # states and gradients are
     mpirun -n 2 python benchmarks/mesh_step.py --torch ddp      # PyTorch on them, or fsdp2
 
-Rank 0 trains alone first, with the windows of one GPU, while the others wait; then all together,
-each with as many. The model is that of gpt2_step.py. Weak scaling is the one time by the other.
+Rank 0 trains alone first, with the windows of one GPU, while the others wait; then each alone, all
+at once, since GPUs that share a host's power are slower then; then all together, each with as many.
+The model is that of gpt2_step.py. Weak scaling is the first time, or the second, by the last.
 --predict: also what the planner says, by TESSERA_FABRIC where that is set.
 --start-file NAME: all is compiled, and then waits until there is a file NAME: so several of these
 compile side by side, and are timed one after another. NAME.RANK says that a rank is ready.
@@ -67,54 +68,99 @@ class OurStep:
         return value
 
 
-def step_times(step: Callable[[], Any], steps: int, start: Path | None) -> dict[str, Any]:
-    """Milliseconds of a step in a row of them, whose last loss is waited for, as in training; of
-    one whose loss is read before the next begins; and of its call. The losses that were read."""
-    losses, times, host = [], [], []
+class StepClock:
+    """Of a step that has been taken a few times, so that all is compiled."""
 
-    def read() -> None:
+    def __init__(self, step: Callable[[], Any]):
+        self.step = step
+        self.losses: list[float] = []
+        self.times: list[float] = []
+        self.host: list[float] = []
+        for _ in range(WARM):
+            self._read()
+
+    def _read(self) -> None:
         begin = time.perf_counter()
-        value = step()
-        host.append(time.perf_counter() - begin)
-        losses.append(float(value.item()))
-        times.append(time.perf_counter() - begin)
+        value = self.step()
+        self.host.append(time.perf_counter() - begin)
+        self.losses.append(float(value.item()))
+        self.times.append(time.perf_counter() - begin)
 
-    for _ in range(WARM):
-        read()
+    def figures(self, steps: int) -> dict[str, Any]:
+        """Milliseconds of a step in a row of them, whose last loss is waited for, as in training;
+        of one whose loss is read before the next begins; and of its call. The losses that were
+        read."""
+        rows = []
+        for _ in range(ROWS):
+            self._read()
+            begin = time.perf_counter()
+            for _ in range(steps):
+                value = self.step()
+            self.losses.append(float(value.item()))
+            rows.append((time.perf_counter() - begin) / steps)
+        for _ in range(steps):
+            self._read()
+        return {"ms": 1e3 * float(np.median(rows)),
+                "read_ms": 1e3 * float(np.median(self.times[-steps:])),
+                "host_ms": 1e3 * float(np.median(self.host[-steps:])),
+                "first_call_s": self.times[0], "losses": self.losses}
+
+
+def wait_for(start: Path | None) -> None:
+    """All is compiled here: until there is such a file."""
     if start is not None:
         start.with_name(f"{start.name}.{launched.launched_rank()}").touch()
         while not start.exists():
             time.sleep(0.01)
-    rows = []
-    for _ in range(ROWS):
-        read()
-        begin = time.perf_counter()
-        for _ in range(steps):
-            value = step()
-        losses.append(float(value.item()))
-        rows.append((time.perf_counter() - begin) / steps)
-    for _ in range(steps):
-        read()
-    return {"ms": 1e3 * float(np.median(rows)),
-            "read_ms": 1e3 * float(np.median(times[-steps:])),
-            "host_ms": 1e3 * float(np.median(host[-steps:])), "first_call_s": times[0],
-            "losses": losses}
+
+
+def step_times(step: Callable[[], Any], steps: int, start: Path | None) -> dict[str, Any]:
+    clock = StepClock(step)
+    wait_for(start)
+    return clock.figures(steps)
+
+
+def meet() -> None:
+    with config.scope(comm_timeout=0):  # one of them compiles, or trains alone
+        ts.dist.barrier()
+
+
+def of_one_gpu(model: StepModel) -> StepClock:
+    """The first rank compiles, and the others find its kernels."""
+    if ts.dist.rank():
+        meet()
+    made = StepClock(OurStep(None, model).step)
+    if not ts.dist.rank():
+        meet()
+    return made
+
+
+def of_one_and_of_each(one: StepClock, steps: int) -> dict[str, Any]:
+    """Rank 0's figures while the others wait, and then milliseconds of each rank, all at once."""
+    alone = one.figures(steps) if ts.dist.rank() == 0 else None
+    meet()
+    mine = ts.tensor(np.array([one.figures(steps)["ms"]], np.float32))
+    return {"alone": alone, "at_once_ms": ts.dist.all_gather(mine).numpy().reshape(-1).tolist()}
 
 
 def ours(a: argparse.Namespace, model: StepModel) -> dict[str, Any]:
-    rank, ranks = ts.dist.rank(), ts.dist.world_size()
-    alone = step_times(OurStep(None, model).step, a.steps, None) if rank == 0 else None
-    with config.scope(comm_timeout=0):  # it compiles first
-        ts.dist.barrier()
+    ranks = ts.dist.world_size()
+    one = None if a.together else of_one_gpu(model)
     mesh = ts.dist.mesh([f"cuda:{r}" for r in range(ranks)], axes="dp")
     made = OurStep(mesh, model.sized(B=ranks * a.B), a.fsdp, a.zero)
     predicted = made.predicted_ms() if a.predict else None
+    with config.scope(comm_timeout=0):
+        all_of_them = StepClock(made.step)
+    wait_for(a.start_file)
+    found = {} if one is None else of_one_and_of_each(one, a.steps)
     with ts.dist.traffic() as sent:
-        together = step_times(made.step, a.steps, a.start_file)
+        together = all_of_them.figures(a.steps)
     together |= {"plan": [str(c) for c in made.run.plan], "eager_collectives": len(sent),
                  "predicted_ms": predicted}
-    return {"alone": alone, "together": together, "backend": mesh.backend,
-            "weak_scaling": alone and alone["ms"] / together["ms"]}
+    if found.get("alone"):
+        found["weak_scaling"] = found["alone"]["ms"] / together["ms"]
+        found["weak_scaling_at_once"] = max(found["at_once_ms"]) / together["ms"]
+    return {"alone": None, **found, "together": together, "backend": mesh.backend}
 
 
 def torchs(a: argparse.Namespace, model: StepModel) -> dict[str, Any]:
@@ -130,6 +176,7 @@ def main() -> None:
     flags.add_argument("--steps", type=int, default=10)
     flags.add_argument("--fsdp", action="store_true", help="split parameters and their state")
     flags.add_argument("--zero", type=int, default=0, choices=(0, 1, 2), help="a stage")
+    flags.add_argument("--together", action="store_true", help="no step of one GPU")
     flags.add_argument("--predict", action="store_true")
     flags.add_argument("--torch", choices=("ddp", "fsdp2"))
     flags.add_argument("--start-file", type=Path)

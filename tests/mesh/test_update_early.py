@@ -165,3 +165,30 @@ def test_what_computes_with_a_gather_stays_behind_it(gpus, nccl, rng, monkeypatc
     for made in on_ranks(2, program):
         for a, b in zip(made, want, strict=True):
             assert_close(a, b, "f32", 64)
+
+
+def test_a_sum_that_a_rank_does_not_read_waits_for_nobody(monkeypatch):
+    """Of a table that is both ends of a model the first sum is the term of one rank in the second;
+    others are done with it at once, and would give its memory to the next kernel."""
+    monkeypatch.setattr(partitioned_steps, "GPU_BUCKET_BYTES", 1 << 22)
+    mesh, kind = ts.dist.mesh(DEVICES[:2], axes="x"), "bf16 @accum(f32)"
+
+    def tied(table, ws, tokens):
+        h = ts.embedding(table, tokens)
+        for w in ws:
+            h = h + ts.cast(ts.gelu(ts.cast(h, kind) @ ts.cast(w, kind)), "f32")
+        y = ts.cast(h, kind) @ ts.transpose(ts.cast(table, kind))
+        return ts.mean(ts.square(ts.cast(y, "f32")))
+
+    def there(how: str, *shape: int, kind: str = "f32") -> Any:
+        return ts.dist.stand_in(shape, SPLIT[how], mesh, kind)
+
+    made = ts.jit(ts.grad(tied, argnums=(0, 1))).traced(
+        there("whole", 8192, 256), [there("whole", 256, 256)] * 24,
+        there("rows", 32768, kind="int32")).program.made
+    for rank in range(2):
+        plan = CudaProgram(localize(made, rank), "sm_90a").plan
+        sent = [k for k, s in enumerate(plan.steps) if s.kind == "exchange"]
+        found = overlapped(plan.steps, sent, (), plan.region)
+        assert found is not None and len(sent) == 3
+        assert min(found.awaited) > sent[1], (rank, found.awaited, sent)

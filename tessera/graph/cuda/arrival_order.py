@@ -34,6 +34,31 @@ def use_as_it_comes(graph: Graph) -> Graph:
     return replace(graph, nodes=(*nodes[:begin], *sorted(nodes[begin:], key=keys.__getitem__)))
 
 
+def cut_where_read(graph: Graph) -> Graph:
+    """Parts of what is sent stand in front of the first node that reads them, and those that are
+    results at the end: one that has to be copied would wait right behind the collective."""
+    held: dict[Value, Node] = {}
+    brought, out = set[Value](), list[Node]()
+
+    def emit(node: Node) -> None:
+        for v in node.inputs:
+            if v in held:
+                emit(held.pop(v))
+        out.append(node)
+
+    for node in graph.nodes:
+        cuts = node.op.name in ("slice", "reshape") and not brought.isdisjoint(node.inputs)
+        if _sends(node) or cuts:
+            brought.update(node.outputs)
+        if cuts:
+            held[node.outputs[0]] = node
+        else:
+            emit(node)
+    while held:
+        emit(held.pop(next(iter(held))))
+    return replace(graph, nodes=tuple(out))
+
+
 def _sends(node: Node) -> bool:
     return node.op.exchange is not None
 
@@ -68,4 +93,4 @@ def come_by(groups: Sequence[FusionGroup]) -> dict[Value, int]:
     return found
 
 
-__all__ = ["come_by", "use_as_it_comes"]
+__all__ = ["come_by", "cut_where_read", "use_as_it_comes"]

@@ -2,9 +2,9 @@
 
 A collective begins behind the kernels that stand before it. The first step that reads or writes
 what it writes, or writes what it reads, waits for it: until then kernels run meanwhile. The memory
-plan gives memory on as if steps ran one after another, but for what a collective reads, which stays
-until the next one of its kind, or until its results are read; so its byte ranges are what is
-compared.
+plan gives memory on as if steps ran one after another, but for what a collective reads or brings,
+which stays until the next one of its kind, or until its results are read; so its byte ranges are
+what is compared.
 Where no step comes between a collective and the one that waits for it, nothing can run meanwhile;
 then all of a program stay in the stream of the kernels.
 """

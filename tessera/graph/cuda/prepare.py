@@ -19,7 +19,7 @@ from ..ir import Graph, Node, Value
 from ..schedule.loop_axes import extents_of
 from ..schedule.memory_plan import fold_constants
 from ..simplify import Rewriter, canonicalize, merge_common, rebuild, remove_dead
-from .arrival_order import use_as_it_comes
+from .arrival_order import cut_where_read, use_as_it_comes
 from .attention_kernels import open_cached_attention, use_attention_kernels
 from .conv_kernels import use_conv_kernels
 from .fft_kernels import use_fft_kernels
@@ -196,6 +196,7 @@ PIPELINE: list[Callable[..., Any]] = [
     multiply_packed,
     drop_overwritten,
     expand_for_kernels,
+    cut_where_read,
     join_exchanges,
     canonicalize,
     sink_transposes,

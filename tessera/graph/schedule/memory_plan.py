@@ -224,15 +224,23 @@ def _note_uses(plan: MemoryPlan, graph: Graph, groups: Sequence[FusionGroup]) ->
     sent: dict[str, FusionGroup] = {}  # that last, by kind
     for i, group in zip(batch_ends(groups), groups, strict=True):
         kind = plan.target.lasts(group)
-        read = _roots(plan, group.inputs) if group.kind != "view" else set()
+        read = set() if _is_view(plan, group) else _roots(plan, group.inputs)
         for other, before in list(sent.items()):
             if other == kind or read & _roots(plan, before.outputs):
-                for root in _roots(plan, sent.pop(other).inputs):
+                del sent[other]
+                for root in _roots(plan, (*before.inputs, *before.outputs)):
                     plan.last_use[root] = max(plan.last_use[root], i)
         if kind:
             sent[kind] = group
     for v in graph.outputs:
         plan.last_use[plan.places[v].root] = len(groups)
+
+
+def _is_view(plan: MemoryPlan, group: FusionGroup) -> bool:
+    """Whether a group does nothing: its results lie where its operands do."""
+    views = plan.views
+    return group.kind == "view" or bool(group.outputs) and all(
+        v in views.owners and v not in views.pieces for v in group.outputs)
 
 
 def _roots(plan: MemoryPlan, values: Iterable[Value]) -> set[Value]:

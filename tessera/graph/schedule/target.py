@@ -63,8 +63,8 @@ class ScheduleTarget:
     memory       where the results of a group lie
     overwrites   whether a group can write a result where an operand lies that nobody reads
                  afterwards: its kernel reads each element of it before it writes there
-    lasts        "" | what kind of group it is, whose operands stay as they are until the next of
-                 its kind, or until its results are read: it may run beside those behind it
+    lasts        "" | what kind of group it is, whose operands and results stay as they are until
+                 the next of its kind, or until results are read: it may run beside those behind it
     strides      whether a view has the strides that NumPy gives it, and is copied where its
                  operand's do not allow them: a target whose calls take all strides
     reads        of another target: why a group cannot read an operand that lies so; "" where it can

@@ -237,7 +237,7 @@ class GpuGroup:
         if self.n == 1:
             return tuple(self.total([x], op, to) for x in xs)
         if adds_as_told(op, self.type, to, self.n):
-            return tuple(apply(SUMS, *xs, op=op, **self.attrs))
+            return self._sums(xs, op)
         flat = [F.reshape(x, (prod(x.shape),)) for x in xs]
         whole = F.concatenate(flat) if len(flat) > 1 else flat[0]
         cuts = balanced(whole.shape[0], self.n)
@@ -251,6 +251,24 @@ class GpuGroup:
             found.append(F.reshape(cut_along(made, 0, at, at + prod(x.shape)), tuple(x.shape)))
             at += prod(x.shape)
         return tuple(found)
+
+    def _sums(self, xs: Sequence[Tensor], op: str) -> tuple[Tensor, ...]:
+        """Short ones side by side in one array: what makes them writes there, and its parts are
+        read where they lie. NCCL takes a while for each array of a message, however short it is."""
+        short = [i for i, x in enumerate(xs) if x.shape and 0 < stored_bytes(
+            tuple(x.shape), x.dtype) <= SHORT_BYTES]
+        if len(short) < 2:
+            return tuple(apply(SUMS, *xs, op=op, **self.attrs))
+        short.sort(key=lambda i: -xs[i].size)  # so that parts begin where vectors of them do
+        long = [i for i in range(len(xs)) if i not in set(short)]
+        flat = [F.reshape(xs[i], (xs[i].size,)) for i in short]
+        *made, whole = apply(SUMS, *(xs[i] for i in long), F.concatenate(flat), op=op,
+                             **self.attrs)
+        found, at = dict(zip(long, made, strict=True)), 0
+        for i, x in zip(short, flat, strict=True):
+            found[i] = F.reshape(cut_along(whole, 0, at, at + x.size), tuple(xs[i].shape))
+            at += x.size
+        return tuple(found[i] for i in range(len(xs)))
 
     def reduce_scatter(self, x: Tensor, dim: int, cuts: Sequence[tuple[int, int]], op: str,
                        to: NumericType | None = None) -> Tensor:
@@ -293,6 +311,7 @@ class GpuGroup:
         return made if made.type == to else F.cast(made, to)
 
 
+SHORT_BYTES = 1 << 17
 MOST_RUNS, RUN_BYTES = 16, 1 << 20
 
 
