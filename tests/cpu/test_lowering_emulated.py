@@ -207,3 +207,10 @@ def test_transpositions(shape, dtype, rng):
     x = ts.tensor(rng.integers(-100, 100, shape), "int64")
     x = ts.cast(ts.abs(x) if dtype == "uint8" else x, dtype)
     emulate(lambda x: ts.swapaxes(x, -1, -2), x, lockstep=False)
+
+
+@pytest.mark.parametrize("kind", ["int8", "uint8", "int16", "uint16"])
+def test_narrow_integers_wrap(kind, rng):
+    ends = np.iinfo(kind)
+    a, b = (ts.tensor(rng.integers(ends.min, ends.max, 40, kind, endpoint=True)) for _ in range(2))
+    assert emulate(lambda a, b: (a * b + a, -a, (a - b) * 3), a, b, lockstep=False)
