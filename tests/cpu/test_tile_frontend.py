@@ -234,3 +234,15 @@ def test_several_results_are_told_of_arguments():
     with pytest.raises(TileError, match="returns 2 values, which are not all arguments") as err:
         two(np.ones(4, np.float32))
     assert "store the others into arguments" in err.value.hint
+
+
+def test_a_name_that_annotations_as_text_do_not_see_is_told():
+    from tessera import Tensor as Local
+
+    @kernel
+    def k(x: Local["N", f32]):
+        x[0] = 1.0
+
+    with pytest.raises(ts.TesseraError, match="k: its annotation .* the name 'Local'") as e:
+        k(np.ones(4, np.float32))
+    assert "from __future__ import annotations" in e.value.hint
