@@ -61,3 +61,20 @@ def test_sums_of_matmuls_wrap(kind: str, bits: int, rng: np.random.Generator) ->
     assert (x @ y).type == kind
     for got in ((x @ y).numpy(), ts.jit(lambda x, y: x @ y)(x, y).numpy()):
         assert np.array_equal(got, a @ b)
+
+
+@pytest.mark.parametrize("policy", ["", " @stochastic_round"])
+@pytest.mark.parametrize("kind", ["int8", "uint8", "int16"])
+def test_casts_keep_the_nearest_end_and_sums_of_them_wrap(kind: str, policy: str,
+                                                          rng: np.random.Generator) -> None:
+    x = ts.tensor(np.float32([1e6, -1e6, 3.0, -7.0, 0.0, 100.0]))
+
+    def f(x: Any) -> Any:
+        low = ts.cast(x, kind + policy)
+        return low, low + low
+
+    low, twice = CudaProgram(ts.jit(f).graph(x), "sm_90a").run([x.array])
+    want = np.clip(x.numpy(), np.iinfo(kind).min, np.iinfo(kind).max).astype(kind)
+    with np.errstate(over="ignore"):
+        assert np.array_equal(low, want) and np.array_equal(twice, want + want)
+    assert np.array_equal(f(x)[1].numpy(), twice)

@@ -163,8 +163,8 @@ def emit_step(w: KernelWriter, b: FrameBlock, step: GroupStep, template: str) ->
         known["to"] = w.type(step.type)
     text = template.format(*map(_bracketed, texts), **known)
     dtype = step.type.dtype
-    if step.op != "cast" and dtype.kind in ("int", "uint") and dtype.bits < 32:
-        text = stored_as(text, dtype, w.type(step.type))  # tiles compute it in 32 bits
+    if dtype.kind in ("int", "uint") and dtype.bits < 32 and "{to}" not in template:
+        text = stored_as(text, dtype, w.type(as_type(dtype)))  # tiles compute it in 32 bits
     name = step.name + b.suffix
     w.line(f"{name} = {text}", step)
     b.held[step.name] = KernelValue(name, m, n)
