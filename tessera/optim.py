@@ -18,14 +18,15 @@ arguments, so that the next step runs the same compiled program. `ts.dist.zero` 
 from __future__ import annotations
 
 import functools
+import inspect
 import math
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 from .dims import show_shape
-from .errors import ArgumentError, DTypeError, ShapeError, UnknownNameError
+from .errors import ArgumentError, DTypeError, ShapeError, UnknownNameError, user_line
 from .foreign import OPTIM
 from .graph import functions as F
 from .graph import tree
@@ -36,6 +37,7 @@ from .mesh.parallel.matching_layouts import counter, lie_as, zeros_as
 from .numerics import as_type
 from .tensor import Tensor, as_tensor
 
+T = TypeVar("T")
 TOGETHER = 8  # sums of squares that are added one after another
 
 
@@ -59,6 +61,26 @@ def named_params(params: Any) -> dict[str, Tensor]:
     return named
 
 
+def _checked(cls: type[T]) -> type[T]:
+    """An optimizer that says what it takes, and where parameters and the rate go."""
+    signature, made = inspect.signature(cls), cls.__init__
+
+    @functools.wraps(made)
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        try:
+            signature.bind(*args, **kwargs)
+        except TypeError as err:
+            raise ArgumentError(
+                f"{cls.__name__}: {err}", where=user_line(),
+                hint=f"{', '.join(signature.parameters)}; parameters and the rate are given later: "
+                "state = opt.init(params), opt.update(params, grads, state, lr)") from None
+        made(self, *args, **kwargs)
+
+    cls.__init__ = init  # type: ignore[method-assign,assignment]
+    return cls
+
+
+@_checked
 @dataclass(frozen=True)
 class AdamW:
     """Adam with decoupled weight decay.
@@ -112,6 +134,7 @@ class AdamW:
         return w - lr * (change + w * decay if decay else change), (m, v)
 
 
+@_checked
 @dataclass(frozen=True)
 class SGD:
     """Gradient descent, with momentum if that is not 0, and decoupled weight decay.

@@ -558,8 +558,11 @@ def to_numpy(data: Any) -> np.ndarray:
         raise ArgumentError(f"not a rectangular array: {err}") from err
     if array.dtype == object or array.dtype.kind in "USMm":
         raise DTypeError(
+            "a tensor holds numbers, got None" if data is None else
             f"a tensor holds numbers, got {type(data).__name__} of {_KINDS[array.dtype.kind]}",
-            hint="nested lists of numbers, a NumPy array, or an object with __dlpack__",
+            hint="None is what a function without a return gives, and a kernel that only writes "
+            "its arguments: use what it wrote" if data is None else
+            "nested lists of numbers, a NumPy array, or an object with __dlpack__",
         )
     return array
 

@@ -5,23 +5,69 @@ from __future__ import annotations
 import functools
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ..errors import ArgumentError, GradError
+from ..graph import functions as F
 from ..graph import tree
-from ..graph.ir import Graph
-from ..graph.op import Aval, GraphOp
+from ..graph.expand import inline
+from ..graph.interpret import own
+from ..graph.ir import Graph, Node
+from ..graph.op import Arg, Aval, GraphOp, Sample
+from ..graph.ops.random import LoopKeys
 from ..graph.signature import callable_name
-from ..graph.trace import apply, current_builder, current_line
+from ..graph.trace import apply, aval_of, current_builder, current_line
+from ..numerics import as_type
 from ..tensor import Tensor
 from .batching import batch_graph, stretch
-from .subgraphs import Packed, Result, close_together, trace_body
+from .subgraphs import Packed, Result, check_inputs, close_together, run_graph, trace_body
 from .transform import bind_slots, call_slots, need_function, signature_of
 
 
+@dataclass(frozen=True, eq=False)
+class Rules:
+    """The rules of one call, by which calls of the same function in them are known.
+
+    op: what such a call is when the rules are differentiated in their turn.
+    """
+
+    name: str
+    op: GraphOp
+    n_args: int
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+@dataclass(frozen=True)
+class RuleCall:
+    """The call whose rules are being traced. draws: whether the function draws random numbers: in a
+    rule it draws those of the call, by its place there."""
+
+    fn: Callable
+    packed: Packed
+    rules: Rules
+    draws: bool
+
+    def again(self, fn: Callable, packed: Packed) -> bool:
+        """Whether a call in a rule has the arguments of this one, but for the tensors' elements."""
+        mine = self.packed
+        if self.draws or fn != self.fn:
+            return False
+        if packed.treedef != mine.treedef or packed.places != mine.places:
+            return False
+        tensors = {*mine.places}
+        return all(t.scale is None and aval_of(t) == aval_of(own)
+                   for t, own in zip(packed.tensors, mine.tensors, strict=True)) and all(
+            type(x) is type(own) and x == own for i, (x, own) in enumerate(
+                zip(packed.flat, mine.flat, strict=True)) if i not in tensors)
+
+
 class Custom(ABC):
-    """A function with a derivative of its own. While its rules are traced it runs without them."""
+    """A function with a derivative of its own. In its rules it runs without them: a call there is a
+    node, which has the rules when what they compute is differentiated."""
 
     kind = ""
     hint = ""  # how to give the rule; {0} is the function's name
@@ -37,7 +83,7 @@ class Custom(ABC):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if self._plain():
-            return self.fn(*args, **kwargs)
+            return self._call_in_rule(args, kwargs)
         if not self.ready:
             name = callable_name(self.fn)
             raise GradError(f"{self.kind} {name} has no rule yet", hint=self.hint.format(name))
@@ -67,12 +113,35 @@ class Custom(ABC):
     def _plain(self) -> bool:
         return getattr(self._local, "inside", False)
 
-    def without_rule(self, call: Callable, *args: Any) -> Any:
-        before, self._local.inside = self._plain(), True
+    def without_rule(self, call: Callable, of: RuleCall | None = None) -> Any:
+        """call(), in which the function runs without its rules. of: whose rule `call` is."""
+        before = self._plain(), getattr(self._local, "of", None)
+        self._local.inside, self._local.of = True, of
         try:
-            return call(*args)
+            return call()
         finally:
-            self._local.inside = before
+            self._local.inside, self._local.of = before
+
+    def _rule_call(self, packed: Packed, op: GraphOp, keys: LoopKeys) -> RuleCall:
+        """Of a call whose function was traced with `keys`."""
+        rules = Rules(callable_name(self.fn), op, len(packed.tensors))
+        return RuleCall(self.fn, packed, rules, keys.count > 0)
+
+    def _call_in_rule(self, args: tuple, kwargs: dict) -> Any:
+        of: RuleCall | None = self._local.of
+        builder = current_builder()
+        if of is None or builder is None:
+            return self.fn(*args, **kwargs)
+        name = callable_name(self.fn)
+        packed = Packed(bind_slots(self.__signature__, args, kwargs, name), numbers=False)
+        if not of.again(self.fn, packed):
+            return self.fn(*args, **kwargs)
+        values: list[Result] = []
+        primal = trace_body(self._primal(packed, values), [aval_of(x) for x in packed.tensors],
+                            name, keys=builder.rng)
+        (primal,), captured = close_together(primal)
+        out = apply(CUSTOM_FUNCTION, *packed.tensors, *captured, primal=primal, rules=of.rules)
+        return values[0].build(out)
 
     def _arguments(self, args: tuple, kwargs: dict) -> Packed:
         """Arguments by name; Python numbers and other objects stay constants."""
@@ -90,6 +159,20 @@ class Custom(ABC):
             return box[0].tensors
 
         return primal
+
+
+def with_rules(graph: Graph, attrs: Mapping[str, Any]) -> Graph:
+    """The graph of a rule, in which calls of its function have the rules `attrs` that it is of."""
+    rules: Rules = attrs["rules"]
+    captured = graph.inputs[len(graph.inputs) - len(attrs["primal"].inputs) + rules.n_args:]
+
+    def tied(node: Node) -> Node:
+        if node.op is not CUSTOM_FUNCTION or node.attrs["rules"] is not rules:
+            return node
+        inputs = (*node.inputs[:rules.n_args], *captured)
+        return Node(rules.op, inputs, dict(attrs), node.outputs, node.where)
+
+    return replace(graph, nodes=tuple(map(tied, graph.nodes)))
 
 
 def _tensors_only(value: Any, name: str) -> Result:
@@ -143,3 +226,22 @@ def batch_graphs(op: GraphOp, names: tuple[str, ...]) -> Callable:
             True
 
     return rule
+
+
+def _samples() -> tuple[Sample, ...]:
+    x = Aval((3,), as_type("f32"))
+    primal = trace_body(lambda x: [F.sin(x)], [x], "f")
+    return (Sample((Arg((3,)),), {"primal": primal, "rules": None}),)
+
+
+CUSTOM_FUNCTION = GraphOp(
+    "custom_function",
+    shape=lambda *xs, primal, rules: check_inputs(primal, xs),
+    ref=lambda *arrays, primal, rules: own(run_graph(primal, arrays), arrays),
+    expand=lambda *xs, primal, rules: inline(primal, xs),
+    batch=lambda *a, **k: batch_graphs(CUSTOM_FUNCTION, ("primal",))(*a, **k),
+    multi=True,
+    graph_attrs=("primal",),
+    samples=_samples(),
+    doc="a function with rules of the user's, called in one of them",
+)

@@ -8,14 +8,13 @@ from typing import Any
 from ..graph import functions as F
 from ..graph.expand import inline
 from ..graph.interpret import own
-from ..graph.ir import Graph
 from ..graph.op import Arg, Aval, GraphOp, Sample
 from ..graph.ops.random import LoopKeys
 from ..graph.signature import callable_name
 from ..graph.trace import apply, aval_of, current_builder
 from ..numerics import as_type
 from ..tensor import Tensor
-from .custom import Custom, batch_graphs, refuse_closed
+from .custom import CUSTOM_FUNCTION, Custom, Rules, batch_graphs, refuse_closed, with_rules
 from .custom_tangents import push, rule_inputs, trace_tangents
 from .reverse import backward, forward
 from .subgraphs import (
@@ -38,7 +37,8 @@ class custom_jvp(Custom):
 
     rule(primals, tangents) -> (value, tangent), linear in the tangents; both are tuples with one
     entry per argument, tangents None where an argument has no derivative. Reverse mode transposes
-    the rule. Inside the rule f runs without it. Arguments as in ts.custom_vjp.
+    the rule. Inside the rule f runs without it; further derivatives of what the rule computes have
+    the rule there again. Arguments as in ts.custom_vjp.
     """
 
     kind = "custom_jvp"
@@ -60,19 +60,22 @@ class custom_jvp(Custom):
         values: list[Result] = []
         keys = LoopKeys(current_builder())
         primal = trace_body(self._primal(packed, values), avals, name, keys=keys)
-        rule = trace_tangents(self, self.rule, packed, values[0], primal, keys)
+        op = self.op or CUSTOM_JVP
+        of = self._rule_call(packed, op, keys)
+        rule = trace_tangents(self, self.rule, of, values[0], primal, keys)
         # the captured tensors stand after the arguments and, in the rule, after the tangents
         n_closed = len(primal.captures)
         (primal, rule), captured = close_together(primal, rule)
-        out = apply(self.op or CUSTOM_JVP, *packed.tensors, *captured, primal=primal, rule=rule,
-                    n_args=len(avals), n_closed=n_closed)
+        out = apply(op, *packed.tensors, *captured, primal=primal, rule=rule, n_closed=n_closed,
+                    rules=of.rules)
         return values[0].build(out)
 
 
-def _jvp_vjp(gs: tuple, ys: tuple, *xs: Tensor, wanted: tuple, primal: Graph, rule: Graph,
-             n_args: int, n_closed: int) -> tuple:
+def _jvp_vjp(gs: tuple, ys: tuple, *xs: Tensor, wanted: tuple, **attrs: Any) -> tuple:
     """The tangent is linear in the tangents, so its reverse derivative is its transpose."""
-    refuse_closed(primal, wanted[n_args: n_args + n_closed])
+    primal, n_args = attrs["primal"], attrs["rules"].n_args
+    rule = with_rules(attrs["rule"], attrs)
+    refuse_closed(primal, wanted[n_args: n_args + attrs["n_closed"]])
     floats = [i for i in range(n_args) if is_float(xs[i])]
     tape = forward(rule, rule_inputs(xs, [None] * n_args, n_args))
     cts = [None] * len(primal.outputs) + [g for g, v in zip(gs, primal.outputs, strict=True)
@@ -88,7 +91,8 @@ def _jvp_samples() -> tuple[Sample, ...]:
     x = Aval((3,), as_type("f32"))
     primal = trace_body(lambda x: [F.sin(x)], [x], "f")
     rule = trace_body(lambda x, t: [F.sin(x), t * F.cos(x)], [x, x], "f_jvp")
-    return (Sample((Arg((3,)),), {"primal": primal, "rule": rule, "n_args": 1, "n_closed": 0}),)
+    return (Sample((Arg((3,)),), {"primal": primal, "rule": rule, "n_closed": 0,
+                                  "rules": Rules("f", CUSTOM_FUNCTION, 1)}),)
 
 
 CUSTOM_JVP = GraphOp(

@@ -35,6 +35,13 @@ class KernelFunction:
         self.__signature__ = kernel.signature
         self.results: KernelResults | None = None
 
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, KernelFunction) and (
+            self.kernel, self.config, self.explicit) == (other.kernel, other.config, other.explicit)
+
+    def __hash__(self) -> int:
+        return hash((self.kernel, self.explicit))
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         given = self.kernel.signature.bind(*args, **kwargs).arguments
         self.results = record(self.kernel, self.config, given, self.explicit)
@@ -44,15 +51,11 @@ class KernelFunction:
 class KernelRule:
     """A kernel's derivative: reverse, the two functions of `defvjp`, and forward, that of `defjvp`.
 
-    inside: whether a rule of this kernel is being traced; calls in it run without.
+    local: whether a rule of this kernel is being traced, and of which call.
     """
 
     def __init__(self, reverse: tuple[Callable, ...] = (), forward: tuple[Callable, ...] = ()):
         self.reverse, self.forward, self.local = reverse, forward, threading.local()
-
-    @property
-    def inside(self) -> bool:
-        return getattr(self.local, "inside", False)
 
     def record(self, kernel: Kernel, config: Config, arguments: dict[str, Any],
                explicit: frozenset[str]) -> KernelResults:
@@ -68,7 +71,7 @@ def call(kernel: Kernel, config: Config, arguments: dict[str, Any], explicit: fr
          ) -> Any:
     """What the kernel returns; each tensor that it writes stands for the new value from here on."""
     rule: KernelRule | None = kernel.rule
-    if rule is None or rule.inside or trace_state.builder is None:
+    if rule is None or trace_state.builder is None:
         made = record(kernel, config, arguments, explicit)
     else:
         made = rule.record(kernel, config, arguments, explicit)

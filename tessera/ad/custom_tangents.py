@@ -14,25 +14,25 @@ from ..graph.ops.random import LoopKeys
 from ..graph.signature import callable_name
 from ..graph.trace import aval_of, current_builder, evaluate
 from ..tensor import Tensor, as_tensor
-from .custom import Custom, leaves_or_none, refuse_closed
+from .custom import Custom, RuleCall, leaves_or_none, refuse_closed, with_rules
 from .reverse import materialize
-from .subgraphs import Packed, Result, is_float, tangent_aval, trace_body, zero_tangent
+from .subgraphs import Result, is_float, tangent_aval, trace_body, zero_tangent
 
 
-def trace_tangents(custom: Custom, rule: Callable, packed: Packed, value: Result, primal: Graph,
+def trace_tangents(custom: Custom, rule: Callable, of: RuleCall, value: Result, primal: Graph,
                    keys: LoopKeys) -> Graph:
     """Arguments and tangents of the floating ones -> values and tangents of the floating ones.
 
     keys: of the primal's draws, which the rule repeats.
     """
-    n = len(packed.tensors)
+    packed, n = of.packed, of.rules.n_args
 
     def body(*tracers: Tensor) -> list[Tensor]:
         it = iter(tracers[n:])
         moving = [next(it) if is_float(x) else None for x in packed.tensors]
         primals, tangents = packed.build(tracers[:n]), packed.replaced(moving)
         made = custom.without_rule(
-            lambda: rule(tuple(primals.values()), tuple(tangents.values())))
+            lambda: rule(tuple(primals.values()), tuple(tangents.values())), of)
         return _value_and_tangent(made, value, primal, callable_name(rule))
 
     avals = [aval_of(x) for x in packed.tensors]
@@ -68,12 +68,12 @@ def rule_inputs(xs: Sequence[Tensor], ts: Sequence[Tensor | None], n_args: int) 
     return [*xs[:n_args], *moving, *xs[n_args:]]
 
 
-def push(ts: tuple, *xs: Tensor, primal: Graph, rule: Graph, n_args: int, n_closed: int,
-         **attrs: Any) -> tuple[tuple, tuple]:
-    """(values, tangents) of a call. n_args: of its tensors, the captured ones follow; n_closed: of
-    those, how many the primal captured."""
-    refuse_closed(primal, [t is not None for t in ts[n_args: n_args + n_closed]])
-    out = evaluate(rule, rule_inputs(xs, ts, n_args))
+def push(ts: tuple, *xs: Tensor, **attrs: Any) -> tuple[tuple, tuple]:
+    """(values, tangents) of a call: its arguments, then what it captured; n_closed: how much of
+    that the primal captured."""
+    primal, n_args = attrs["primal"], attrs["rules"].n_args
+    refuse_closed(primal, [t is not None for t in ts[n_args: n_args + attrs["n_closed"]]])
+    out = evaluate(with_rules(attrs["rule"], attrs), rule_inputs(xs, ts, n_args))
     n = len(primal.outputs)
     moved = iter(out[n:])
     return tuple(out[:n]), tuple(next(moved) if is_float(v) else None for v in primal.outputs)

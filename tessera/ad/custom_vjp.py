@@ -19,9 +19,18 @@ from ..graph.signature import callable_name, is_data
 from ..graph.trace import apply, aval_of, current_builder, evaluate
 from ..numerics import as_type
 from ..tensor import Tensor, as_tensor
-from .custom import Custom, batch_graphs, leaves_or_none, refuse_closed
+from .custom import (
+    CUSTOM_FUNCTION,
+    Custom,
+    RuleCall,
+    Rules,
+    batch_graphs,
+    leaves_or_none,
+    refuse_closed,
+    with_rules,
+)
 from .custom_tangents import push, trace_tangents
-from .reverse import materialize
+from .reverse import backward, forward, materialize
 from .subgraphs import (
     Packed,
     Result,
@@ -31,6 +40,7 @@ from .subgraphs import (
     run_graph,
     tangent_aval,
     trace_body,
+    zero_tangent,
 )
 from .transform import call_slots, need_function
 
@@ -47,6 +57,9 @@ class custom_vjp(Custom):
     none, or the bare cotangent of the only tensor argument. Arguments may be nested; Python
     numbers, strings and other objects are constants. Forward mode raises GradError, unless
     f.defjvp(rule) gives a rule for it too.
+
+    A second derivative differentiates what fwd and bwd compute. Calls of f in them, with arguments
+    of the same shapes and types, have the rule then; forward mode over it transposes bwd.
     """
 
     kind = "custom_vjp"
@@ -78,30 +91,31 @@ class custom_vjp(Custom):
         values: list[Result] = []
         keys = LoopKeys(current_builder())
         primal = trace_body(self._primal(packed, values), avals, name, keys=keys)
+        one = self.op or (CUSTOM_VJP if self.rule is None else CUSTOM_RULES)
+        of = self._rule_call(packed, CUSTOM_VJP_AGAIN if self.rule is None else one, keys)
         saved: list[Packed] = []
-        fwd = trace_body(self._forward_rule(packed, values[0], saved), avals, f"{name}_fwd",
+        fwd = trace_body(self._forward_rule(of, values[0], saved), avals, f"{name}_fwd",
                          keys=LoopKeys(current_builder(), like=keys))
         self._check_forward(primal, fwd)
         n = len(primal.outputs)
         back = [*(v.aval for v in fwd.outputs[n:]), *(tangent_aval(v.aval) for v in primal.outputs)]
         places: list[int] = []
-        bwd = trace_body(self._backward_rule(packed, values[0], saved[0], places), back,
+        bwd = trace_body(self._backward_rule(of, values[0], saved[0], places), back,
                          f"{name}_bwd")
-        attrs: dict[str, Any] = {"places": tuple(places), "n_closed": len(primal.captures)}
+        attrs: dict[str, Any] = {"places": tuple(places), "n_closed": len(primal.captures),
+                                 "rules": of.rules}
         graphs = {"primal": primal, "fwd": fwd, "bwd": bwd}
-        op = CUSTOM_VJP if self.rule is None else CUSTOM_RULES
         if self.rule is not None:
-            attrs["n_args"] = len(avals)
-            graphs["rule"] = trace_tangents(self, self.rule, packed, values[0], primal, keys)
+            graphs["rule"] = trace_tangents(self, self.rule, of, values[0], primal, keys)
         closed, captured = close_together(*graphs.values())
         attrs |= zip(graphs, closed, strict=True)
-        out = apply(self.op or op, *packed.tensors, *captured, **attrs)
+        out = apply(one, *packed.tensors, *captured, **attrs)
         return values[0].build(out)
 
-    def _forward_rule(self, packed: Packed, value: Result, box: list[Packed]) -> Callable:
+    def _forward_rule(self, of: RuleCall, value: Result, box: list[Packed]) -> Callable:
         def fwd(*tracers: Tensor) -> list[Tensor]:
-            args, kwargs = call_slots(self.__signature__, packed.build(tracers))
-            made = self.without_rule(lambda: self.fwd(*args, **kwargs))
+            args, kwargs = call_slots(self.__signature__, of.packed.build(tracers))
+            made = self.without_rule(lambda: self.fwd(*args, **kwargs), of)
             if not (isinstance(made, tuple) and len(made) == 2):
                 raise GradError(f"{callable_name(self.fwd)} must return (value, saved), it returns "
                                 f"{type(made).__name__}")
@@ -118,13 +132,13 @@ class custom_vjp(Custom):
                 raise GradError(f"{callable_name(self.fwd)} returns {b.aval} as value {i}, "
                                 f"{callable_name(self.fn)} returns {a.aval}")
 
-    def _backward_rule(self, packed: Packed, value: Result, saved: Packed, places: list[int]
+    def _backward_rule(self, of: RuleCall, value: Result, saved: Packed, places: list[int]
                        ) -> Callable:
         def bwd(*tracers: Tensor) -> list[Tensor]:
             k = len(saved.tensors)
             kept = saved.build(tracers[:k])
             g = tree.unflatten(value.treedef, tracers[k:])
-            found = _cotangents(self.without_rule(lambda: self.bwd(kept, g)), packed,
+            found = _cotangents(self.without_rule(lambda: self.bwd(kept, g), of), of.packed,
                                 callable_name(self.bwd))
             places[:] = list(found)
             return list(found.values())
@@ -182,37 +196,44 @@ def _checked(ct: Any, like: Tensor, label: str, rule: str) -> Tensor:
     return convert(g, tangent_aval(like).type)
 
 
-def _vjp_residual(*xs: Tensor, primal: Graph, fwd: Graph, **attrs: Any) -> tuple[tuple, tuple]:
-    out = evaluate(fwd, xs)
-    n = len(primal.outputs)
+def _vjp_residual(*xs: Tensor, **attrs: Any) -> tuple[tuple, tuple]:
+    out = evaluate(with_rules(attrs["fwd"], attrs), xs)
+    n = len(attrs["primal"].outputs)
     return tuple(out[:n]), tuple(out[n:])
 
 
-def _vjp_vjp(gs: tuple, ys: tuple, *xs: Tensor, saved: tuple, wanted: tuple, primal: Graph,
-             bwd: Graph, places: tuple, n_closed: int, **attrs: Any) -> tuple:
-    captured = _captured(primal, bwd, len(saved) + len(ys))
-    first = len(xs) - captured
-    refuse_closed(primal, wanted[first: first + n_closed])
+def _vjp_vjp(gs: tuple, ys: tuple, *xs: Tensor, saved: tuple, wanted: tuple, **attrs: Any) -> tuple:
+    first = attrs["rules"].n_args
+    refuse_closed(attrs["primal"], wanted[first: first + attrs["n_closed"]])
     cts = [materialize(g, y) for g, y in zip(gs, ys, strict=True)]
-    found = evaluate(bwd, [*saved, *cts, *xs[first:]])
+    found = evaluate(with_rules(attrs["bwd"], attrs), [*saved, *cts, *xs[first:]])
     grads: list[Tensor | None] = [None] * len(xs)
-    for i, g in zip(places, found, strict=True):
+    for i, g in zip(attrs["places"], found, strict=True):
         grads[i] = g
     return tuple(grads)
 
 
-def _captured(primal: Graph, bwd: Graph, n_given: int) -> int:
-    return len(bwd.inputs) - n_given
+def _vjp_transposed(ts: tuple, ys: tuple, *xs: Tensor, **attrs: Any) -> tuple:
+    """bwd is linear in the cotangents, so the forward derivative is its transpose."""
+    primal, first = attrs["primal"], attrs["rules"].n_args
+    refuse_closed(primal, [t is not None for t in ts[first: first + attrs["n_closed"]]])
+    saved = _vjp_residual(*xs, **attrs)[1]
+    rule = with_rules(attrs["bwd"], attrs)
+    tape = forward(rule, [*saved, *(zero_tangent(v.aval) for v in primal.outputs), *xs[first:]])
+    back = backward(tape, [materialize(ts[i], xs[i]) for i in attrs["places"]],
+                    rule.inputs[len(saved): len(saved) + len(primal.outputs)])
+    return tuple(t if is_float(v) else None for t, v in zip(back, primal.outputs, strict=True))
 
 
-def _vjp_samples() -> tuple[Sample, ...]:
+def _vjp_samples(diff: bool = False) -> tuple[Sample, ...]:
     f32 = as_type("f32")
     x = Aval((3,), f32)
     primal = trace_body(lambda x: [F.sin(x)], [x], "f")
     fwd = trace_body(lambda x: [F.sin(x), x], [x], "f_fwd")
     bwd = trace_body(lambda x, g: [g * F.cos(x)], [x, x], "f_bwd")
-    attrs = {"primal": primal, "fwd": fwd, "bwd": bwd, "places": (0,), "n_closed": 0}
-    return (Sample((Arg((3,), "normal", False),), attrs),)
+    attrs = {"primal": primal, "fwd": fwd, "bwd": bwd, "places": (0,), "n_closed": 0,
+             "rules": Rules("f", CUSTOM_FUNCTION, 1)}
+    return (Sample((Arg((3,), "normal", diff),), attrs),)
 
 
 CUSTOM_VJP = GraphOp(
@@ -234,11 +255,27 @@ CUSTOM_VJP = GraphOp(
 )
 
 
+CUSTOM_VJP_AGAIN = GraphOp(
+    "custom_vjp_again",
+    shape=CUSTOM_VJP.shape,
+    ref=CUSTOM_VJP.ref,
+    expand=CUSTOM_VJP.expand,
+    vjp=_vjp_vjp,
+    jvp=_vjp_transposed,
+    batch=lambda *a, **k: batch_graphs(CUSTOM_VJP_AGAIN, ("primal", "fwd", "bwd"))(*a, **k),
+    residual=_vjp_residual,
+    multi=True,
+    graph_attrs=("primal", "fwd", "bwd"),
+    samples=_vjp_samples(diff=True),
+    doc="a function with a reverse-mode rule of the user's, called in that rule",
+)
+
+
 def _rules_samples() -> tuple[Sample, ...]:
     (one,) = _vjp_samples()
     x = Aval((3,), as_type("f32"))
     rule = trace_body(lambda x, t: [F.sin(x), t * F.cos(x)], [x, x], "f_jvp")
-    return (Sample((Arg((3,)),), {**one.attrs, "rule": rule, "n_args": 1}),)
+    return (Sample((Arg((3,)),), {**one.attrs, "rule": rule}),)
 
 
 CUSTOM_RULES = GraphOp(

@@ -35,7 +35,10 @@ class Number(Tracer):
 
 def number_leaf(value: Any) -> Tensor:
     """A Python or NumPy number as the array that is passed for it."""
-    own = as_type(value.dtype) if isinstance(value, np.generic) else as_tensor(value).type
+    if isinstance(value, np.generic):
+        own = as_type(value.dtype)
+    else:
+        own = F32 if isinstance(value, float) else as_tensor(value).type
     wide = F64 if own.dtype.kind == "float" else INT64
     return Tensor(np.array(value, wide.dtype.numpy), wide, name=f"{NUMBER}{own}")
 

@@ -1,8 +1,8 @@
 """encode and decode: casts between NumPy arrays of numbers and arrays of a format's elements.
 
-round_bits.py, on bit patterns, is the definition for every format and rounding. The two casts that
-compiled code does several times faster with the same bits (f32 -> bf16 and f64 -> f32, to nearest)
-go there; a test compares both ways.
+round_bits.py, on bit patterns, is the definition for every format and rounding. The casts that
+compiled code does several times faster with the same bits (f32 -> bf16, f64 -> f32, and integers to
+f32 and f64, to nearest) go there; a test compares both ways.
 """
 
 from __future__ import annotations
@@ -176,11 +176,13 @@ def _as_numbers(x: Any) -> np.ndarray:
 def _has_fast_path(x: np.ndarray, dtype: DType, rounding: str, counts: CastCounts | None) -> bool:
     if rounding != "nearest_even" or counts is not None:
         return False
+    if x.dtype.kind in "iu":  # an integer is converted by the processor, which rounds once
+        return dtype is f32 or dtype is f64
     return (x.dtype, dtype) in ((np.float32, bf16), (np.float64, f32))
 
 
 def _encode_fast(x: np.ndarray, dtype: DType, saturate: bool) -> np.ndarray:
-    if saturate:  # NaN passes through clip; +-max are values of x's type
+    if saturate and x.dtype.kind == "f":  # NaN passes through clip; +-max are values of x's type
         x = np.clip(x, dtype.min, dtype.max)
     return x.astype(dtype.numpy)
 

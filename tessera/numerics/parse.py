@@ -8,6 +8,7 @@ A cursor over the text, no eval. A malformed string raises PolicyError with posi
 
 from __future__ import annotations
 
+import functools
 import re
 from dataclasses import dataclass
 from typing import Any, NoReturn
@@ -66,8 +67,12 @@ class _Cursor:
         return self.at == len(self.text)
 
 
+@functools.cache
 def parse(text: str) -> NumericType:
-    """The numeric type that `text` names. PolicyError with position and caret when malformed."""
+    """The numeric type that `text` names. PolicyError with position and caret when malformed.
+
+    A text is read once, until a new policy class changes what names mean.
+    """
     cursor = _Cursor(text)
     base = _parse_head(cursor)
     policy = _parse_modifiers(cursor, base.policy)

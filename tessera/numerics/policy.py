@@ -323,8 +323,11 @@ def precision_policy(cls: type) -> type:
                 hint="define quantize(self, x) -> (values, scale) and dequantize(self, values, "
                 "scale) -> x",
             )
+    from tessera.numerics.parse import parse
+
     _CUSTOM[cls.__name__] = cls
     _CUSTOM_CLASSES.add(cls)
+    parse.cache_clear()
     return cls
 
 

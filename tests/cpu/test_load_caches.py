@@ -52,3 +52,22 @@ def test_what_every_group_reads_and_none_writes() -> None:
     assert caches(body) == {"w": {""}, "x": {"L1::no_allocate"}}
     written = body + "    w[0:64] = tile.zeros((64,))\n"
     assert caches(written)["w"] == {"L1::no_allocate"}
+
+
+@pytest.mark.parametrize("body", [
+    "    O[m:m+1, 0:64] = tile.load(x[m:m+1, 0:64]) + tile.load(x[m+1:m+2, 0:64])\n",  # no overlap
+    "    O[m:m+1, 0:64] = tile.load(x[m:m+1, 0:64]) + tile.load(x[m:m+1, 64:128])\n"])
+def test_neighbours_that_share_nothing(body: str) -> None:
+    assert caches(body) == {"x": {"L1::no_allocate"}}
+
+
+@pytest.mark.parametrize("body", [
+    "    O[m:m+1, 0:64] = tile.load(x[m:m+1, 0:64]) + tile.load(x[m:m+1, 1:65])\n",
+    "    O[m:m+2, 0:64] = tile.load(x[m:m+2, 0:64]) - tile.load(x[m-1:m+1, 0:64])\n",
+    "    for k in range(5):\n        a += tile.load(x[m:m+1, 2*k:2*k+64], fill=0)\n"
+    "    O[m:m+1, 0:64] = a\n",
+    # a column: its neighbours come with it
+    "    for k in range(5):\n        O[m:m+1, k] = tile.load(x[m:m+1, k])\n"])
+def test_loads_that_overlap(body: str) -> None:
+    assert caches(body) == {"x": {""}}
+    assert caches(body, shared=True) == {"x": {"L1::no_allocate"}}

@@ -207,3 +207,25 @@ def test_transpositions(shape, dtype, rng):
     x = ts.tensor(rng.integers(-100, 100, shape), "int64")
     x = ts.cast(ts.abs(x) if dtype == "uint8" else x, dtype)
     emulate(lambda x: ts.swapaxes(x, -1, -2), x, lockstep=False)
+
+
+@pytest.mark.parametrize("kind", ["int8", "uint8", "int16", "uint16"])
+def test_narrow_integers_wrap(kind, rng):
+    ends = np.iinfo(kind)
+    a, b = (ts.tensor(rng.integers(ends.min, ends.max, 40, kind, endpoint=True)) for _ in range(2))
+    assert emulate(lambda a, b: (a * b + a, -a, (a - b) * 3), a, b, lockstep=False)
+
+
+@pytest.mark.parametrize("kind", ["f32", "f64"])
+def test_floor_divide_is_of_the_exact_quotient(kind, rng):
+    """1.0 // 0.1 is 9.0, though 1.0 / 0.1 rounds to 10."""
+    edges = np.array([0.0, -0.0, 1.0, -1.0, 0.1, -0.1, 7.0, -2.5, 1e-4, np.inf, -np.inf, np.nan])
+    x, y = (np.r_[a.ravel(), rng.standard_normal(40)] for a in np.meshgrid(edges, edges))
+    a, b = (ts.tensor(v.astype("float" + kind[1:])) for v in (x, y))
+    with np.errstate(all="ignore"):
+        want = np.floor_divide(a.array, b.array)
+    assert emulate(lambda a, b: a // b, a, b, lockstep=False)
+    program = CudaProgram(ts.jit(lambda a, b: a // b).graph(a, b), "sm_80")
+    for got in (program.run([a, b])[0], (a // b).numpy()):
+        assert np.array_equal(got, want, equal_nan=True)
+        assert np.array_equal(np.signbit(got[want == 0]), np.signbit(want[want == 0]))

@@ -229,6 +229,21 @@ def test_f32_to_bf16_shortcut_has_the_generic_bits(rng):
     assert np.array_equal(*saturated)
 
 
+@pytest.mark.parametrize("source", ["int8", "uint8", "int16", "int32", "uint32", "int64", "uint64"])
+@pytest.mark.parametrize("target", [tn.f32, tn.f64], ids=str)
+def test_shortcut_of_integers_has_the_generic_bits(source, target, rng):
+    """Random integers, and those around the ties of each power of two."""
+    kind = np.iinfo(source)
+    near = [2**k + half + d for k in range(kind.bits) for half in (0, 2**k >> 24, 2**k >> 53)
+            for d in (-1, 0, 1)]
+    whole = [v for n in near for v in (n, -n) if kind.min <= v <= kind.max]
+    x = np.array([*whole, kind.min, kind.max], source)
+    x = np.concatenate([x, rng.integers(kind.min, kind.max, 100_000, source, endpoint=True)])
+    for saturate in (False, True):
+        quick = tn.encode(x, target, saturate=saturate)
+        assert_same_bits(quick, generic(x, target, saturate=saturate), x)
+
+
 def test_tf32_keeps_ten_mantissa_bits(rng):
     x = random_patterns(rng, 1_000_000)
     x = x[np.isfinite(x)]

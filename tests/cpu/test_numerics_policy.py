@@ -308,6 +308,8 @@ def test_other_mistakes_in_a_policy_class():
 
 
 def test_a_redefined_class_takes_the_name_and_the_old_one_keeps_working():
-    old, new = tn.precision_policy(policy_class()), tn.precision_policy(policy_class())
+    old = tn.precision_policy(policy_class())
+    assert tn.parse("Quantized").policy.custom is old
+    new = tn.precision_policy(policy_class())
     assert tn.parse("Quantized").policy.custom is new
     assert tn.as_type(old).policy.custom is old

@@ -374,3 +374,20 @@ def test_diagonal_errors() -> None:
         ts.diag(ts.zeros((2, 2, 2)))
     with pytest.raises(ShapeError, match="two axes"):
         ts.tril(ts.zeros((2,)))
+
+
+@pytest.mark.parametrize("cut", [lambda x, i: x[i:], lambda x, i: x[:i], lambda x, i: x[::i],
+                                 lambda x, i: x[i:i + 2]])
+def test_a_slice_with_traced_bounds_is_told_of_dynamic_slice(cut):
+    x, i = ts.ones((4, 3)), ts.tensor(1)
+    with pytest.raises(ts.TraceError, match="where Python needs an integer") as err:
+        ts.jit(cut)(x, i)
+    assert "ts.dynamic_slice" in err.value.hint
+    assert cut(x, i).shape == cut(np.ones((4, 3)), 1).shape
+
+
+def test_none_in_place_of_a_tensor_is_told_of_functions_without_a_return():
+    for call in (lambda: ts.sum(None), lambda: ts.ones(3) + None, lambda: ts.tensor(None)):
+        with pytest.raises(ts.DTypeError, match="a tensor holds numbers, got None") as err:
+            call()
+        assert "without a return" in err.value.hint

@@ -107,6 +107,16 @@ def test_arrays_in_place_of_parameters_are_told_of_param():
         assert "ts.param" not in info.value.hint
 
 
+@pytest.mark.parametrize("wrong", [{"lr": 0.1}, {"params": []}])
+def test_what_an_optimizer_does_not_take_is_told_of_where_it_goes(wrong):
+    for kind in (AdamW, SGD):
+        told = f"{kind.__name__}: .*'{next(iter(wrong))}'"
+        with pytest.raises(ts.ArgumentError, match=told) as e:
+            kind(**wrong)
+        assert "opt.update(params, grads, state, lr)" in e.value.hint
+        assert "weight_decay, decays; " in e.value.hint
+
+
 def test_state_has_the_shapes_of_the_parameters_and_params_stay_params(rng):
     params, optimizer = make_params(rng), AdamW()
     state = optimizer.init(params)

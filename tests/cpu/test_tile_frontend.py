@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import tessera as ts
-from tessera import tile
+from tessera import Tensor, tile
 from tessera.numerics import f32, i32
 from tessera.tile.builder.edge_facts import EdgeFacts
 from tessera.tile.builder.ir_builder import IRBuilder
@@ -205,3 +205,44 @@ def test_a_value_made_anew_knows_nothing(ir):
     ir.facts.redefine(value)
     assert not any(value in table for table in (
         ir.values.loop_bounds, ir.values.coordinates, ir.facts.of_value, ir.facts.implied))
+
+
+# --- results --------------------------------------------------------------------------------------
+def test_a_result_without_a_type_has_that_of_the_tile(rng):
+    @kernel
+    def doubled(x: Tensor["N"]) -> Tensor["N"]:
+        t = tile.load(x[tile_n:tile_n + 4])
+        return t + t
+
+    @kernel
+    def same(x: Tensor["N"]) -> Tensor["N"]:
+        return tile.load(x[tile_n:tile_n + 4])
+
+    for dtype in (np.float32, np.float64):
+        x = rng.standard_normal(7).astype(dtype)
+        assert doubled(x).dtype == dtype and np.array_equal(doubled(x), 2 * x)
+    x = ts.ones(3, "bf16")
+    assert same(x).type == "bf16" and ts.jit(same)(x).type == "bf16"
+
+
+def test_several_results_are_told_of_arguments():
+    @kernel
+    def two(x: Tensor["N", f32]) -> Tensor["N", f32]:
+        t = tile.load(x[tile_n:tile_n + 4])
+        return t, t
+
+    with pytest.raises(TileError, match="returns 2 values, which are not all arguments") as err:
+        two(np.ones(4, np.float32))
+    assert "store the others into arguments" in err.value.hint
+
+
+def test_a_name_that_annotations_as_text_do_not_see_is_told():
+    from tessera import Tensor as Local
+
+    @kernel
+    def k(x: Local["N", f32]):
+        x[0] = 1.0
+
+    with pytest.raises(ts.TesseraError, match="k: its annotation .* the name 'Local'") as e:
+        k(np.ones(4, np.float32))
+    assert "from __future__ import annotations" in e.value.hint

@@ -29,6 +29,18 @@ def test_stochastic_casts(kind, rng):
     assert np.array_equal(*made) and not np.array_equal(made[0][0], made[0][1])
 
 
+@pytest.mark.parametrize("kind", ["int8", "uint8", "int16", "uint16", "int32"])
+def test_integers_wrap(kind, rng):
+    ends = np.iinfo(kind)
+    a, b = (rng.integers(ends.min, ends.max, 3001, kind, endpoint=True) for _ in range(2))
+    f = ts.jit(lambda a, b: (a * b + a, -a, ~a, (a + b) // 2, (a - b) > a))
+    with np.errstate(over="ignore"):
+        want = (a * b + a, -a, ~a, (a + b) // 2, (a - b) > a)
+    x, y = ts.tensor(a).to("cuda"), ts.tensor(b).to("cuda")
+    for got, made in zip((*f(x, y), x + y), (*want, a + b), strict=True):
+        assert np.array_equal(got.numpy(), made)
+
+
 # --- less than a byte -----------------------------------------------------------------------------
 PACKED = ["fp4_e2m1", "fp6_e2m3", "fp6_e3m2", "int4"]
 

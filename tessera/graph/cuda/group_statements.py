@@ -14,7 +14,7 @@ from ...numerics import DType, as_type
 from ..schedule.ir import HIDDEN, GroupOperand, GroupStep
 from ..schedule.loop_axes import Frame, Pattern
 from .kernel_text import KernelWriter, capital
-from .spell import COMBINE, literal
+from .spell import COMBINE, literal, stored_as
 
 COLUMNS = "{columns}"  # the text of a step that gives the numbers of the columns
 
@@ -162,6 +162,9 @@ def emit_step(w: KernelWriter, b: FrameBlock, step: GroupStep, template: str) ->
     if "{to}" in template:
         known["to"] = w.type(step.type)
     text = template.format(*map(_bracketed, texts), **known)
+    dtype = step.type.dtype
+    if dtype.kind in ("int", "uint") and dtype.bits < 32 and "{to}" not in template:
+        text = stored_as(text, dtype, w.type(as_type(dtype)))  # tiles compute it in 32 bits
     name = step.name + b.suffix
     w.line(f"{name} = {text}", step)
     b.held[step.name] = KernelValue(name, m, n)

@@ -109,12 +109,14 @@ def widened(x: Tensor) -> Tensor:
 
 
 def _integer_matmul(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Through f64 BLAS when every partial sum is an exact f64 integer, else in integers."""
+    """Through f64 BLAS when every partial sum is an exact f64 integer, else in integers. What does
+    not fit into the type wraps either way."""
     bound = float(np.abs(a, dtype=np.float64).max(initial=0)) * float(
         np.abs(b, dtype=np.float64).max(initial=0)
     )
     if bound * a.shape[-1] < 2.0**53:
-        return np.matmul(a.astype(np.float64), b.astype(np.float64)).astype(a.dtype)
+        exact = np.matmul(a.astype(np.float64), b.astype(np.float64))
+        return exact.astype(np.int64).astype(a.dtype)
     return np.matmul(a, b)
 
 

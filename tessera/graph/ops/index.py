@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 import numpy as np
@@ -143,9 +144,9 @@ def _apply_slice(item: slice, axis: int, x: Tensor, starts: list, stops: list,
                  steps: list) -> list[int]:
     """Write the slice of one axis; returns the axis when it is to be flipped."""
     extent = x.shape[axis]
-    if item == slice(None):
-        return []
-    if item.step == 0:
+    if item.start is None and item.stop is None and item.step is None:
+        return []  # not by ==, which compares bounds that are traced
+    if item.step is not None and operator.index(item.step) == 0:
         raise AxisError("a slice cannot have a step of 0")
     if not isinstance(extent, int):
         starts[axis], stops[axis], steps[axis] = _symbolic_slice(item, extent)

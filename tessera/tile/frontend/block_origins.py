@@ -106,23 +106,16 @@ def _first_use(body: list[ast.stmt], name: str) -> Any:
 
 
 def block_size(t: KernelTracer, body: list[ast.stmt], name: str) -> int:
-    """The extent of the blocks: c of x : x + c, or the bound of the range added to x."""
-    sizes: dict[int | None, Any] = {}
-    loops = {n.target.id: n for s in body for n in ast.walk(s)
-             if isinstance(n, ast.For) and isinstance(n.target, ast.Name)}
-    for s in body:
-        for n in ast.walk(s):
-            if isinstance(n, ast.Slice) and isinstance(n.lower, ast.Name) and n.lower.id == name:
-                if isinstance(n.upper, ast.BinOp) and isinstance(n.upper.op, ast.Add):
-                    sizes[_constant(t, _other(n.upper, name))] = n
-            elif isinstance(n, ast.BinOp) and isinstance(n.op, ast.Add):
-                other = _other(n, name)
-                if isinstance(other, ast.Name) and other.id in loops:
-                    call = loops[other.id].iter
-                    if isinstance(call, ast.Call) and call.args:
-                        bound = call.args[1 if len(call.args) > 1 else 0]
-                        sizes[_constant(t, bound)] = n
-    sizes.pop(None, None)
+    """The extent of the blocks: c of x : x + c, or the bound of the range added to x; 1 where x
+    alone is an index of what is written, or of all that is read."""
+    sizes: dict[int | None, Any] = _sliced(t, body, name)
+    if not sizes:
+        sizes = _added_ranges(t, body, name)
+        stored = {id(n) for s in body for n in ast.walk(s)
+                  if isinstance(n, ast.Subscript) and isinstance(n.ctx, ast.Store)}
+        for n in _indexed(body, name):
+            if not sizes or id(n) in stored:
+                sizes[1] = n
     if len(sizes) > 1:
         t.position.node = list(sizes.values())[-1]
         t.fail(f"blocks of {' and '.join(map(str, sizes))} begin at {name}",
@@ -133,6 +126,55 @@ def block_size(t: KernelTracer, body: list[ast.stmt], name: str) -> int:
     (size,) = sizes
     assert size is not None
     return size
+
+
+def _sliced(t: KernelTracer, body: list[ast.stmt], name: str) -> dict[int | None, Any]:
+    """The slices of x : x + c by c, and of x + i : x + i + c."""
+    sizes: dict[int | None, Any] = {}
+    for n in _slices(body):
+        if n.lower is None or not isinstance(n.upper, ast.BinOp) or not isinstance(
+                n.upper.op, ast.Add):
+            continue
+        if isinstance(n.lower, ast.Name) and n.lower.id == name:
+            sizes[_constant(t, _other(n.upper, name))] = n
+        elif _names(n.lower, name) and ast.dump(n.upper.left) == ast.dump(n.lower):
+            sizes[_constant(t, n.upper.right)] = n
+    sizes.pop(None, None)
+    return sizes
+
+
+def _added_ranges(t: KernelTracer, body: list[ast.stmt], name: str) -> dict[int | None, Any]:
+    """The sums x + i by the bound of i's range, but for those in slices."""
+    sizes: dict[int | None, Any] = {}
+    loops = {n.target.id: n for s in body for n in ast.walk(s)
+             if isinstance(n, ast.For) and isinstance(n.target, ast.Name)}
+    sliced = {id(n) for part in _slices(body) for n in ast.walk(part)}
+    for s in body:
+        for n in ast.walk(s):
+            if not isinstance(n, ast.BinOp) or not isinstance(n.op, ast.Add) or id(n) in sliced:
+                continue
+            other = _other(n, name)
+            loop = loops.get(other.id) if isinstance(other, ast.Name) else None
+            call = None if loop is None else loop.iter
+            if isinstance(call, ast.Call) and call.args:
+                sizes[_constant(t, call.args[1 if len(call.args) > 1 else 0])] = n
+    sizes.pop(None, None)
+    return sizes
+
+
+def _indexed(body: list[ast.stmt], name: str) -> list[ast.Subscript]:
+    """Where x alone is an index."""
+    return [n for s in body for n in ast.walk(s) if isinstance(n, ast.Subscript) and any(
+        isinstance(at, ast.Name) and at.id == name
+        for at in (n.slice.elts if isinstance(n.slice, ast.Tuple) else [n.slice]))]
+
+
+def _slices(body: list[ast.stmt]) -> list[ast.Slice]:
+    return [n for s in body for n in ast.walk(s) if isinstance(n, ast.Slice)]
+
+
+def _names(e: ast.expr, name: str) -> bool:
+    return any(isinstance(n, ast.Name) and n.id == name for n in ast.walk(e))
 
 
 def _other(n: ast.BinOp, name: str) -> ast.expr | None:

@@ -52,8 +52,7 @@ def declare(t: KernelTracer, hidden_axes: HiddenAxes = composite_axes) -> None:
         t.env[name] = replace(t.env[name], hidden=hidden_axes(t, kind))
     for name, fields in t.spec.records:
         t.env[name] = RecordFields({f: t.env[f"{name}_{f}"] for f in fields})
-    if isinstance(t.spec.result, TensorType):
-        assert t.spec.result.type is not None
+    if isinstance(t.spec.result, TensorType) and t.spec.result.type is not None:
         out = GlobalTensor(t.spec.result.type, t.spec.result.shape)
         t.output = replace(parameter(t, "result", out, "output"), hidden=hidden_axes(t, out))
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from tessera.numerics import NumericType, as_type
+from tessera.tensor import TensorType
 from tessera.tile.frontend.exits import RETURN
 from tessera.tile.frontend.parameters import composite_axes, parameter
 from tessera.tile.frontend.tracer import KernelTracer
@@ -31,9 +32,13 @@ def finish(t: KernelTracer) -> None:
     if all(isinstance(v, Handle) and isinstance(v.type, GlobalTensor) for v in items):
         t.result = ("param", *(v.value.name for v in items))
         return
+    if isinstance(value, tuple):
+        t.fail(f"the kernel returns {len(value)} values, which are not all arguments of it",
+               "it returns one tile, one number, or arguments: store the others into arguments, "
+               "S[tile_m:tile_m+8] = s")
     if t.output is None and t.spec.result is None and isinstance(value, Handle):
         t.output = like_the_rows(t, value)
-    if t.output is not None:
+    if t.output is not None or isinstance(t.spec.result, TensorType):
         return_tile(t, value)
     else:
         return_number(t, value)
@@ -61,7 +66,9 @@ def return_tile(t: KernelTracer, value: Any) -> None:
     if not isinstance(value, Handle) or not isinstance(value.type, TileType):
         t.fail(f"the kernel returns {describe(value)}, its annotation says "
                f"{t.spec.result}", "return a tile, or a parameter")
-    assert t.output is not None
+    if t.output is None:  # annotated without a type: that of the tile
+        out = GlobalTensor(NumericType(value.type.dtype), t.spec.result.shape)
+        t.output = replace(parameter(t, "result", out, "output"), hidden=composite_axes(t, out))
     store_tile(t, t.memory.own_block(t.output, value.type.shape), value)
     t.result = ("tensor", t.output.value.name)
 

@@ -240,7 +240,16 @@ class Kernel(Kernel_):
         for _ in range(2):
             if isinstance(annotation, str):
                 self._captured.expression(self.fn, annotation, scope)
-                annotation = eval(annotation, scope)  # noqa: S307
+                try:
+                    annotation = eval(annotation, scope)  # noqa: S307
+                except NameError as err:
+                    raise TileError(
+                        f"{self.__name__}: its annotation {annotation} has the name {err.name!r}, "
+                        "which is not known where the kernel is defined",
+                        code="E_UNDEFINED_NAME", where=user_line(),
+                        hint="import or define it in the module: annotations that are text, as "
+                        "under `from __future__ import annotations`, do not see what is local to a "
+                        "function around the kernel") from None
         return annotation
 
     # --- calls --------------------------------------------------------------------------------
@@ -365,8 +374,9 @@ class Kernel(Kernel_):
         return frozenset((*list(self.signature.parameters)[:len(args)], *kwargs))
 
     def _arguments(self, args: tuple, kwargs: dict[str, Any]) -> dict[str, Any]:
+        signature = self.signature
         try:
-            given = self.signature.bind(*args, **kwargs)
+            given = signature.bind(*args, **kwargs)
         except TypeError as err:
             raise ArgumentError(f"{self.__name__}: {err}", hint=f"{self.__name__}{self.given}",
                                 where=user_line()) from None

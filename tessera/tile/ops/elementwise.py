@@ -73,15 +73,12 @@ def _smaller(least: list[int | None]) -> int | None:
     return min(known) if len(known) == len(least) else None
 
 
-def _floor_divide(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    return np.floor(x / y) if x.dtype.kind == "f" else np.floor_divide(x, y)
-
-
 _binary("add", "x + y", lambda x, y: x + y, total=True, zero="keeps", least=_sum)
 _binary("sub", "x - y", lambda x, y: x - y, total=True, zero="keeps")
 _binary("mul", "x * y", lambda x, y: x * y, total=True, zero="wins", least=_not_negative)
 _binary("div", "x / y of floats", lambda x, y: x / y, rules.floats, special=True)
-_binary("floordiv", "floor(x / y), as in Python", _floor_divide, samples=(_ints,),
+_binary("floordiv", "floor(x / y) of the exact quotient, as in Python: 1.0 // 0.1 is 9.0",
+        np.floor_divide, samples=(_ints,),
         least=_not_negative)
 _binary("mod", "x - floor(x / y) * y, as in Python", np.mod, samples=(_ints,),
         least=_remainder)

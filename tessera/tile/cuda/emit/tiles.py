@@ -30,6 +30,7 @@ from tessera.tile.ir.ir import Op, Operand, SSAValue, walk
 from tessera.tile.ir.op_record import OPS
 from tessera.tile.ir.register_layout import WARP_BITS, RegisterLayout, bits_of, blocked
 from tessera.tile.ir.types import TileType
+from tessera.tile.passes.overlapping_reads import overlapping_reads
 from tessera.tile.passes.written_arguments import written_parameters
 
 LEAST = 16  # bytes, half a sector
@@ -63,12 +64,17 @@ def _load(e: Emitter, op: Op) -> None:
 
 
 def is_read_again(e: Emitter, op: Op, place: MemoryOperand) -> bool:
-    """Whether all groups read a tile, or this one does in another loop over the same places; of a
-    tensor that nobody writes, as the L1 cache does not hear of what other multiprocessors do."""
+    """Whether all groups read a tile, or this one does in another loop over the same places, or by
+    loads that overlap; of a tensor that nobody writes, as the L1 cache does not hear of what other
+    multiprocessors do."""
     if "written" not in e.memo:
         e.memo["written"] = written_parameters(e.function)
     if e.facts.shared or place.name in e.memo["written"]:  # type: ignore[operator]
         return False
+    if "overlapping" not in e.memo:
+        e.memo["overlapping"] = overlapping_reads(e.function)
+    if op.outs[0].value in e.memo["overlapping"]:  # type: ignore[operator]
+        return True
     return all(map(e.known.in_all_groups, place.offsets)) or passes(e)[_places(e, op)] > 1
 
 

@@ -130,16 +130,30 @@ def _umod(b: Builder, x: Any, y: Any) -> Any:
 
 @body_of("floordiv", 2, *FLOATS)
 def _float_floordiv(b: Builder, x: Any, y: Any) -> Any:
-    return library("floor")(b, b.fdiv(x, y))
+    """Of the exact quotient, step by step as NumPy's: 1.0 // 0.1 is 9.0."""
+    rest = library("fmod")(b, x, y)
+    exact = b.fdiv(b.fadd(x, b.fneg(rest)), y)
+    quotient = b.select(_crosses(b, rest, x, y), b.fadd(exact, b.like(x, -1.0)), exact)
+    below = library("floor")(b, quotient)
+    far = b.compare(">", b.fadd(quotient, b.fneg(below)), b.like(x, 0.5))
+    nearest = b.select(far, b.fadd(below, b.like(x, 1.0)), below)
+    plain = b.fdiv(x, y)
+    signed = library("copysign")(b, b.zero(x), plain)
+    nearest = b.select(b.compare("==", quotient, b.zero(x)), signed, nearest)
+    return b.select(b.compare("==", y, b.zero(y)), plain, nearest)
+
+
+def _crosses(b: Builder, rest: Any, x: Any, y: Any) -> Any:
+    """Whether the quotient of a division that leaves `rest` is below 0 and not whole."""
+    differ = b.xor(b.compare("<", rest, b.zero(x)), b.compare("<", y, b.zero(y)))
+    return b.and_(b.compare("!=", rest, b.zero(rest)), differ)
 
 
 @body_of("mod", 2, *FLOATS)
 def _float_mod(b: Builder, x: Any, y: Any) -> Any:
     """Of the sign of y, as Python's."""
     rest = library("fmod")(b, x, y)
-    nonzero = b.compare("!=", rest, b.zero(rest))
-    differ = b.xor(b.compare("<", rest, b.zero(x)), b.compare("<", y, b.zero(y)))
-    moved = b.select(b.and_(nonzero, differ), b.fadd(rest, y), rest)
+    moved = b.select(_crosses(b, rest, x, y), b.fadd(rest, y), rest)
     return b.select(b.compare("==", rest, b.zero(rest)), library("copysign")(b, rest, y), moved)
 
 

@@ -1,0 +1,80 @@
+"""Integers of any width wrap as NumPy's do: at once, in compiled functions, in kernels for GPUs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tessera as ts
+from tessera.graph.cuda import CudaProgram
+
+KINDS = ["int8", "uint8", "int16", "uint16", "int32", "uint32", "int64"]
+WRAPPING: dict[str, Callable] = {
+    "add": lambda a, b: a + b,
+    "subtract": lambda a, b: a - b,
+    "multiply": lambda a, b: a * b,
+    "negative": lambda a, b: -a,
+    "not": lambda a, b: ~a,
+    "quotient": lambda a, b: a // b,
+    "square": lambda a, b: a * a,
+    "number": lambda a, b: a + 100,
+    "a further op on what wrapped": lambda a, b: (a + b) // 2,
+    "comparison of what wrapped": lambda a, b: (a + b) > a,
+    "widened behind": lambda a, b: (a * b).astype("float64" if a.dtype == "int64" else "int64"),
+}
+
+
+def operands(kind: str, rng: np.random.Generator, n: int = 300) -> tuple[np.ndarray, np.ndarray]:
+    """Of the whole range, the ends of it among them; the second without zeros."""
+    ends = np.iinfo(kind)
+    a, b = (rng.integers(ends.min, ends.max, n, kind, endpoint=True) for _ in range(2))
+    a[:4], b[:4] = (ends.min, ends.max, ends.min, ends.max), (1, ends.max, ends.max, 2)
+    if ends.min:
+        b[0] = -1
+    return a, np.where(b == 0, np.array(1, kind), b)
+
+
+@pytest.mark.parametrize("name", WRAPPING)
+@pytest.mark.parametrize("kind", KINDS)
+def test_elementwise_integers_wrap(kind: str, name: str, rng: np.random.Generator) -> None:
+    fn, (a, b) = WRAPPING[name], operands(kind, rng)
+    with np.errstate(over="ignore"):
+        want = np.asarray(fn(a, b))
+    x, y = ts.tensor(a), ts.tensor(b)
+    program = CudaProgram(ts.jit(fn).graph(x, y), "sm_90a")
+    for got in (fn(x, y).numpy(), ts.jit(fn)(x, y).numpy(), program.run([a, b])[0]):
+        assert np.array_equal(got, want)
+
+
+@pytest.mark.parametrize("kind", ["int16", "uint16", "int32", "uint32", "int64"])
+@pytest.mark.parametrize("bits", [10, 15, 20])
+def test_sums_of_matmuls_wrap(kind: str, bits: int, rng: np.random.Generator) -> None:
+    """Of numbers whose sums are exact in f64, and of those where they are not."""
+    ends: Any = np.iinfo(kind)
+    low, high = max(ends.min, -1 << bits), min(ends.max, 1 << bits)
+    a, b = (rng.integers(low, high, s, kind) for s in ((5, 20), (20, 6)))
+    a[0], b[:, 0] = high, high
+    x, y = ts.tensor(a), ts.tensor(b)
+    assert (x @ y).type == kind
+    for got in ((x @ y).numpy(), ts.jit(lambda x, y: x @ y)(x, y).numpy()):
+        assert np.array_equal(got, a @ b)
+
+
+@pytest.mark.parametrize("policy", ["", " @stochastic_round"])
+@pytest.mark.parametrize("kind", ["int8", "uint8", "int16"])
+def test_casts_keep_the_nearest_end_and_sums_of_them_wrap(kind: str, policy: str,
+                                                          rng: np.random.Generator) -> None:
+    x = ts.tensor(np.float32([1e6, -1e6, 3.0, -7.0, 0.0, 100.0]))
+
+    def f(x: Any) -> Any:
+        low = ts.cast(x, kind + policy)
+        return low, low + low
+
+    low, twice = CudaProgram(ts.jit(f).graph(x), "sm_90a").run([x.array])
+    want = np.clip(x.numpy(), np.iinfo(kind).min, np.iinfo(kind).max).astype(kind)
+    with np.errstate(over="ignore"):
+        assert np.array_equal(low, want) and np.array_equal(twice, want + want)
+    assert np.array_equal(f(x)[1].numpy(), twice)
