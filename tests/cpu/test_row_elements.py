@@ -65,3 +65,18 @@ def test_a_sum_of_what_is_chosen_otherwise_is_a_sum(rng: np.random.Generator) ->
     assert "tile.gather(" in texts(program)
     want = np.asarray(x)[np.arange(5), np.asarray(label)[:, 0]]
     assert np.array_equal(np.asarray(program.run([x, y, label])[0]), want)
+
+
+@pytest.mark.parametrize("columns, rows", [(512, 4), (1024, 4), (2048, 1)])
+def test_a_warp_holds_a_row_of_which_two_statistics_alone_are_kept(columns: int, rows: int) -> None:
+    """Where 16 elements a lane take two warps. What is written along the row, or one statistic, has
+    its blocks as ever."""
+    x, label = ts.Tensor[4096, columns, "f32"], ts.Tensor[4096, "int32"]
+
+    def blocks(fn: Any, *types: Any) -> tuple[int, int]:
+        s = CudaProgram(ts.jit(fn).graph(*types), "sm_90a").launches[0].group.schedule
+        return s.m, s.warps
+
+    other = max(1, 2048 // columns), 4
+    assert blocks(ts.cross_entropy, x, label) == (rows, 4)
+    assert blocks(loss_and_gradient, x, label) == blocks(lambda x: ts.sum(x, -1), x) == other
