@@ -61,8 +61,7 @@ class _Fuser:
         for node in self.graph.nodes:
             self.place(node)
         for entry in self.entries:
-            if entry.nodes and entry.shape is not None:
-                self.join_rows(entry)
+            self.join_rows(entry)
         return [e for e in self.entries if e.nodes]
 
     def place(self, node: Node) -> None:
@@ -181,9 +180,10 @@ class _Fuser:
         makes some of their operands, or is all that reads them."""
         for a in sorted((*e.before, *(e.behind if len(e.behind) == 1 else ())),
                         key=lambda a: a.index):
-            if e.nodes and a.nodes and a.shape not in (None, e.shape) and any(
+            wide = a.shape if a.nodes and a.shape != e.shape else None
+            if wide is not None and e.shape is not None and e.nodes and any(
                     map(is_last_axis_reduction, a.nodes)) and all(
-                    _fits(n, e.shape, a.shape) for n in e.nodes):
+                    _fits(n, e.shape, wide) for n in e.nodes):
                 self.merge(a, e)
 
     @property
