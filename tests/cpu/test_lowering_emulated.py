@@ -155,6 +155,21 @@ def test_a_norm_with_the_sums_of_its_gradient(short_strips, rng):
             normal(rng, 36), dy, lockstep=False, rtol=1e-5, atol=1e-5)
 
 
+def test_a_norm_whose_next_rows_come_into_registers(short_strips, monkeypatch, rng):
+    """Layer norm's gradient of two rows at a time; a strip ends where another begins."""
+    monkeypatch.setattr(strips, "SHORT_ROWS", 16)
+    x, dy = (normal(rng, 64, 128, dtype="bf16") for _ in range(2))
+
+    def backward(x, g, b, dy):
+        dx, *sums = ts.vjp(ts.layernorm, x, g, b)[1](dy)
+        return ts.cast(dx, "bf16"), *sums
+
+    program = CudaProgram(ts.jit(backward).graph(x, x[0], x[0], dy), "sm_90a")
+    assert dict(program.plan.groups[0].attrs)["carried"]
+    emulate(backward, x, normal(rng, 128), normal(rng, 128), dy, target="sm_90a", lockstep=False,
+            rtol=2.0**-7, atol=1e-5)
+
+
 @pytest.mark.parametrize("norm", [False, True])
 def test_codes_of_strips_in_both_orders(norm, short_strips, monkeypatch, rng):
     """Of an activation and of a norm, both with the cotangents that follow."""

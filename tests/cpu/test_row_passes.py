@@ -52,7 +52,8 @@ def test_the_loss_and_its_gradient_read_a_row_once(n: int, parts: int, rng: np.r
     (name,) = re.findall(r"(V\w+): Tensor\[3, \d+, \w+\]", text)[:1]
     reads = re.findall(rf"{name}\[m:m\+1, (.*?)\]", text)  # of parts, and of what is left over
     step = group.schedule.n
-    assert reads == [f"{n // step * step}:{n}"] * (n % step > 0) + [f"n:n+{step}"] * parts
+    rest = [f"{n // step * step}:{n}"] * (n % step > 0)
+    assert reads == [*rest, *[f"n:n+{step}"] * parts, f"0:{n}"]  # at last the label's element
     spans = [tuple(map(int, span)) for span in re.findall(r"in range\((\d+), (\d+), ", text)]
     coming, first = spans[:parts], spans[parts:2 * parts]
     assert coming == first and all(a[1] == b[0] for a, b in pairwise(coming))

@@ -55,6 +55,31 @@ def test_a_norm_and_its_sums_are_one_kernel(rng: np.random.Generator) -> None:
     assert_close(dx.reshape(-1, 72), want, "f32", n=72)
 
 
+@pytest.mark.parametrize("rows, columns, carried", [
+    (1024, 768, True), (1024, 1024, True), (1040, 1024, True), (1025, 1024, False),
+    (1024, 512, False), (1024, 1032, False)])  # ragged; short; a row in each block
+def test_the_next_rows_come_into_registers(rows: int, columns: int, carried: bool,
+                                           rng: np.random.Generator) -> None:
+    """Of the last block of a strip none: what stands behind it is another strip's."""
+    def backward(x: Any, g: Any, dy: Any) -> Any:
+        dx, dg = ts.vjp(ts.rmsnorm, x, g)[1](dy)
+        return ts.cast(dx, "bf16"), dg
+
+    x, dy = (_drawn(rng, rows, columns, dtype="bf16") for _ in range(2))
+    g = _drawn(rng, columns)
+    (dx, dg), groups = _run(backward, x, g, dy)
+    assert dict(groups[0].attrs).get("carried", False) is carried
+    text = source_of(groups[0]).text
+    assert text.count("tile.load(V") == (5 if carried else 3)
+    assert (dict(groups[0].schedule.extra) == {"RESIDENT": 4}) is carried
+    x64, d64 = (np.asarray(t, np.float64) for t in (x, dy))
+    r = 1 / np.sqrt((x64 * x64).mean(1, keepdims=True) + 1e-6)
+    assert_close(dg, (d64 * x64 * r).sum(0), "f32", n=rows)
+    dh = d64 * np.asarray(g, np.float64)
+    want = r * (dh - x64 * r * r * (dh * x64).mean(1, keepdims=True))
+    assert_close(np.asarray(dx, np.float64), want, "bf16", n=2)
+
+
 @pytest.mark.parametrize("rows", [(1600,), (40, 8, 5)])
 def test_rows_cut_anew_end_no_loop(rows: tuple[int, ...], rng: np.random.Generator) -> None:
     """The sum of what a loop makes is taken in it, however its rows are written for the sum."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -79,6 +80,16 @@ FUNCTIONS = {
 }
 
 
+ACCESS = re.compile(r"\b(?:LDG?|STG?|ATOMG?|REDG?|LDGSTS|CCTL|UTMA\w+|UBLK\w+)\b")
+
+
+def accesses_before_the_wait(sass: str) -> list[str]:
+    """Of a kernel that may begin while the one in front of it runs: to global memory."""
+    before, wait, _ = sass.partition("ACQBULK")
+    assert wait
+    return ACCESS.findall(before)
+
+
 @pytest.mark.parametrize("target", ["sm_80", "sm_90a"])
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_kernels_of_graph_functions(name, target):
@@ -87,6 +98,8 @@ def test_kernels_of_graph_functions(name, target):
     for launch in program.launches:
         made = program_compiled(launch, program.target)
         assert made.built.resources.spill_store_bytes == 0, (name, launch.group.kernel, made.notes)
+        if made.emitted.dependent:
+            assert accesses_before_the_wait(made.built.sass()) == []
 
 
 @pytest.mark.parametrize("name, kernels", [("mlp", 2), ("attention", 1), ("batch", 1)])

@@ -56,9 +56,13 @@ def dividing(extent: int, most: int, bits: int) -> int:
     return next(n for n in range(min(extent, most), 0, -1) if extent % n == 0)
 
 
-def for_rows(extents: tuple[int, ...]) -> Schedule:
-    """Short rows share a group, long ones are gone through in passes; see kernels/row_blocks.py."""
-    b = row_blocks(*extents[-2:])
+def for_rows(extents: tuple[int, ...], statistics: int = 0) -> Schedule:
+    """Short rows share a group, long ones are gone through in passes; see kernels/row_blocks.py.
+    statistics: how many there are, where nothing else is kept."""
+    share = blocks_of_rows.SHARE
+    if statistics > 1 and 32 * share < extents[-1] <= 32 * blocks_of_rows.STATISTICS_SHARE:
+        share = blocks_of_rows.STATISTICS_SHARE
+    b = row_blocks(*extents[-2:], share)
     return chosen(b.rows, b.columns, warps=b.warps)
 
 

@@ -19,6 +19,7 @@ from .group_statements import (
     store,
 )
 from .kernel_text import KernelText, KernelWriter, capital
+from .row_elements import read_elements
 from .row_passes import write_passes
 
 POWER = re.compile(r"tile\.exp\(\{0\}( \* 1\.0)?\)")
@@ -168,12 +169,14 @@ def rows_source(group: ScheduledGroup) -> KernelText:
     reads = {r.name: r for r in group.reads}
     if BN >= N:
         b = FrameBlock(frame, f"m:m+{BM}", f"0:{N}", index, BM, N, reads)
+        group = read_elements(b, group, N)
         body(w, b, group, list(group.steps))
         for o in group.writes:
             store(w, b, o, maker(group, o.name))
     else:
         at = "first+n" if together > 1 else "n"
         b = FrameBlock(frame, f"m:m+{BM}", f"{at}:{at}+{BN}", index, BM, BN, reads)
+        group = read_elements(b, group, N)
         write_passes(w, b, group, N // together, templates(group))
     return w.finish(*signature(w, b, group, unique(group)))
 

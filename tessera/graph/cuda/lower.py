@@ -204,7 +204,9 @@ class _KernelSchedule(ScheduleBuilder):
         frame = operand_frame(space, (*reads, *writes), True)
         if len(frame.members) == 1:
             frame = Frame(space, ((), *frame.members))
-        s = choose_schedule.for_rows(frame.extents)
+        numbers = not any(frame.pattern(o.shape)[-1] for o in writes)  # type: ignore[index]
+        s = choose_schedule.for_rows(frame.extents, numbers * sum(
+            bool(step.reduction) for step in steps))
         m = row_block(frame, writes, s.m or 1)
         s = s if m == s.m else choose_schedule.chosen(m, s.n, warps=s.value("warps_"))
         grid = (*frame.extents[:-2], choose_schedule.blocks(frame.extents[-2], s.m))

@@ -17,6 +17,7 @@ from ...runtime.generations import Generation
 from ..expand import expand_by, expand_control
 from ..ir import Graph, Node, Value
 from ..schedule.loop_axes import extents_of
+from ..schedule.loop_ops import loop_space
 from ..schedule.memory_plan import fold_constants
 from ..simplify import Rewriter, canonicalize, merge_common, rebuild, remove_dead
 from .arrival_order import cut_where_read, use_as_it_comes
@@ -42,7 +43,7 @@ from .scatters import open_writes
 from .sorted_segments import sort_segments
 from .sorting import long_sums, open_sorts
 from .sparse_kernels import use_sparse_kernels
-from .spell import COMBINE
+from .spell import COMBINE, template
 from .stored_scans import scans_of_stored
 from .strips import open_column_sums, open_maxima
 from .target import indexed_kind
@@ -93,9 +94,35 @@ def split_few_rows(graph: Graph) -> Graph:
             return None
         rest = {k: v for k, v in node.attrs.items() if k not in ("axis", "keepdims")}
         out = rw.emit("reshape", x, shape=(*outer, parts, length // parts))
-        for a in (len(outer) + 1, len(outer)):
-            out = rw.emit(node.op.name, out, axis=(a,), keepdims=True, **rest)
+        out = rw.emit(node.op.name, out, axis=(len(outer) + 1,), keepdims=True, **rest)
+        out = rw.emit("reshape", out, shape=(*outer, parts))
+        out = rw.emit(node.op.name, out, axis=(len(outer),), keepdims=True, **rest)
         return rw.emit("reshape", out, shape=node.outputs[0].aval.shape)
+
+    return rebuild(graph, visit)
+
+
+def finish_numbers(graph: Graph) -> Graph:
+    """What is computed of one number and constants, such as a mean of its sum, stands in front of
+    the reshape that takes the axes of a reduction away: its kernel does it."""
+
+    def reduced(rw: Rewriter, v: Value) -> Value:
+        """What it is a reshape of, where that is one number of a reduction; else itself."""
+        x = v
+        while (made := rw.producer.get(x)) is not None and made.op.name == "reshape":
+            (x,) = made.inputs
+        return x if made is not None and made.op.reduction and set(x.aval.shape) == {1} else v
+
+    def visit(rw: Rewriter, node: Node, inputs: tuple[Value, ...]) -> Value | None:
+        if [v.aval.shape for v in node.outputs] != [()] or loop_space(node) is None or (
+                node.op.reduction or template(node) is None):
+            return None
+        known = [(m := rw.producer.get(v)) is not None and m.op.name == "constant" for v in inputs]
+        moved = tuple(v if k else reduced(rw, v) for v, k in zip(inputs, known, strict=True))
+        if known.count(False) != 1 or moved == inputs:
+            return None
+        out = rw.emit(node.op.name, *moved, **node.attrs)
+        return rw.emit("reshape", out, shape=())
 
     return rebuild(graph, visit)
 
@@ -229,6 +256,7 @@ PIPELINE: list[Callable[..., Any]] = [
     write_turned,
     open_maxima,
     split_few_rows,
+    finish_numbers,
     narrow_ids,
     transpose_operands,
     use_as_it_comes,

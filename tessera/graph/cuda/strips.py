@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Container, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
@@ -34,7 +34,7 @@ from ..schedule.loop_axes import Frame, extents_of, merged
 from ..schedule.loop_ops import column_sum_axes, is_last_axis_reduction, loop_space
 from ..simplify import Rewriter, rebuild, remove_dead
 from .choose_schedule import blocks, chosen, power
-from .group_statements import CHAIN, FrameBlock, store, value
+from .group_statements import CHAIN, FrameBlock, KernelValue, store, value
 from .kernel_text import KernelText, KernelWriter, capital
 from .long_strips import (
     LEAST,
@@ -60,7 +60,7 @@ FEWEST_ROWS, FEWEST_OF_WIDE, FEWEST_OF_CODES = 16, 32, 32
 # strips in place of 128 take 74 us in place of 82 (layer norm's gradient of [16384, 1024], H200,
 # 2026-11-23, `tessera bench step gpt2-350m`).
 # Columns alone are quicker in long strips: 116 us in place of 138 (gelu's of [16384, 4096]).
-STRIPS = 512
+STRIPS, MULTIPROCESSORS = 512, 128
 # Rows that are worth a second kernel. Of fewer, down to FEWEST, so many elements: they would be
 # written in f32 and read again. Layer norm's gradient of [512, 131072] took 705 us on an H100.
 LONG, FEWEST, LARGE = 1024, 64, 1 << 24
@@ -78,6 +78,13 @@ HELD = 100  # numbers of a lane that leave room for four groups of four warps, o
 # (2^26 elements, H100, 2026-11-25). Gelu's gradient and its sums in steps: of [16384, 4096] 110.9
 # us in place of 113.9, of [8192, 3072] 48.9 in place of 49.4 (H200, 2026-11-26).
 AHEAD = 2
+# Of two rows and more of over SHORT_ROWS columns the next block's elements come into registers
+# meanwhile, where lanes have room for so many bits of them, and no more registers than leave room
+# for all groups that run at once: gradients of rows of 1024, 2^26 elements of bf16, of layer norm
+# 116.4 us in place of 122.3, of RMS norm 110.4 and 117.3; with more registers and so a second wave
+# 164.8 (H200, 2026-11-26); 151.0 and 154.2, 148.9 and 151.6 (H100, 2026-11-26). Of 64 to 512
+# columns it gains nothing on an H100.
+CARRIED_BITS, SHORT_ROWS = 512, 512
 
 STRIP_SUM = library_call("strip_sum", reduction="sum", shows=(0,))
 STRIP_MAX = library_call("strip_max", reduction="max", shows=(0,))
@@ -339,19 +346,21 @@ def _frame(space: tuple[int, ...], nodes: Sequence[Node]) -> Frame:
 
 @dataclass(frozen=True)
 class StripBlocks:
-    """frame: of two axes.  rows: of a strip.  whole: whether blocks have whole rows."""
+    """frame: of two axes.  rows: of a strip.  whole: whether blocks have whole rows.  carried:
+    whether the next block's elements come into registers meanwhile."""
 
     frame: Frame
     rows: int
     whole: bool
     schedule: Schedule
+    carried: bool = False
 
 
 def strip_blocks(space: tuple[int, ...], nodes: Sequence[Node]) -> StripBlocks:
     """The blocks of a loop with such sums."""
     sums = strips_of(nodes)
     frame = _frame(space, nodes)
-    (_, C), rows = frame.extents, sums[0].attrs["rows"]
+    (R, C), rows = frame.extents, sums[0].attrs["rows"]
     whole = has_rows(space, nodes)
     if not whole and (turned := [n for n in sums if n.op is STRIP_TURNED]):
         n = min(power(C), TURNED_COLUMNS, TURNED_BYTES // (rows * len(turned)))
@@ -364,7 +373,19 @@ def strip_blocks(space: tuple[int, ...], nodes: Sequence[Node]) -> StripBlocks:
     m = max(1, 8 * 32 * warps // power(C))
     while m < warps and 2 * m * numbers <= HELD:
         m *= 2  # a row for each warp, so that no statistic waits for other warps
-    return StripBlocks(frame, rows, True, chosen(min(rows, m), C, warps=warps))
+    m = min(rows, m)
+    if m == 1 or C <= SHORT_ROWS or warps > ROW_WARPS or R % rows or rows % m or (
+            _bits_read(space, nodes) * m * C > CARRIED_BITS * 32 * warps):
+        return StripBlocks(frame, rows, True, chosen(m, C, warps=warps))
+    close = STRIPS // MULTIPROCESSORS
+    return StripBlocks(frame, rows, True, Schedule(m=m, n=C, warps=warps, RESIDENT=close), True)
+
+
+def _bits_read(space: tuple[int, ...], nodes: Sequence[Node]) -> int:
+    """Of one element of each operand that lies along the whole space."""
+    inside = {v for n in nodes for v in n.outputs}
+    return sum(v.aval.type.dtype.bits for v in {v for n in nodes for v in n.inputs} - inside
+               if extents_of(v) == space)
 
 
 def schedule_strips(builder: ScheduleBuilder, group: FusionGroup) -> None:
@@ -382,7 +403,7 @@ def schedule_strips(builder: ScheduleBuilder, group: FusionGroup) -> None:
     (R, C), s = b.frame.extents, b.schedule
     builder.add("strips", group.space, reads, writes, steps, s,
                 (blocks(R, b.rows),) if b.whole else (blocks(R, b.rows), blocks(C, s.n)),
-                axes=b.frame.members, rows=b.rows)
+                axes=b.frame.members, rows=b.rows, **{"carried": True} if b.carried else {})
 
 
 def strips_source(group: ScheduledGroup) -> KernelText:
@@ -411,8 +432,13 @@ def strips_source(group: ScheduledGroup) -> KernelText:
                    fill="" if ragged else ", fill=0",
                    ahead=AHEAD if BM == 1 or group.schedule.warps > ROW_WARPS else 1)
     writes = [o for o in group.writes if o.name not in kept]
+    carried = dict(group.attrs).get("carried", False)
+    if carried:
+        _carry(w, b, group, f"strip * {rows}")
     with w.block(f"for i in range(0, {rows}, {BM}):"):
         w.line(f"m = strip * {rows} + i")
+        if carried:
+            _carry(w, b, group, f"strip * {rows} + min(i + {BM}, {rows - BM})", held=True)
         _load_ahead(w, b, group)
         body(w, b, group, [s for s in group.steps if s.name not in kept])
         for o in writes:
@@ -437,6 +463,20 @@ def _sums_type(w: KernelWriter, step: GroupStep, many: int) -> str:
     """Of sums that so many blocks are added to, one after another."""
     wide = step.op == STRIP_SUM.name and step.type.dtype.name == "f32" and many > CHAIN
     return w.type(as_type("f64") if wide else step.type)
+
+
+def _carry(w: KernelWriter, b: FrameBlock, group: ScheduledGroup, at: str, held: bool = False
+           ) -> None:
+    """Asks for the rows from `at` on. held: what was asked for before is this block's."""
+    w.line(f"a = {at}")
+    rows = replace(b, rows=f"a:a+{b.BM}")
+    for r in group.reads:
+        if all(b.pattern(r)):
+            step = next(s for s in group.steps if r.name in s.args)
+            if held:
+                w.line(f"{r.name} = {r.name}_c", step)
+                b.held[r.name] = KernelValue(r.name, True, True)
+            w.line(f"{r.name}_c = tile.load({rows.place(r)[0]}{b.fill})", step)
 
 
 def _load_ahead(w: KernelWriter, b: FrameBlock, group: ScheduledGroup) -> None:

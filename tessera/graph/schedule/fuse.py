@@ -8,6 +8,7 @@ over all leading axes, which leave as outputs. Nodes join the groups of their pr
 over leading axes those that read the same value, as long as
 no path leaves the group and comes back, and the group reads few enough full values: all of these
 lie in memory until the last is made, so a long sum, of a weight's gradients say, is taken in parts.
+Elementwise ops on numbers of rows join a group that reduces such rows, before or behind them.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from ..simplify import KEEP_EFFECTS
 from .boundaries import narrow_boundaries
 from .epilogues import join_epilogues, recompute_small
 from .groups import MAX_OPS, MAX_READS, FusionGroup
-from .loop_ops import column_sum_axes
+from .loop_ops import column_sum_axes, is_last_axis_reduction
 from .target import ScheduleTarget
 
 
@@ -59,6 +60,8 @@ class _Fuser:
     def run(self) -> list[_Entry]:
         for node in self.graph.nodes:
             self.place(node)
+        for entry in self.entries:
+            self.join_rows(entry)
         return [e for e in self.entries if e.nodes]
 
     def place(self, node: Node) -> None:
@@ -140,8 +143,10 @@ class _Fuser:
                 changed += e.behind
 
     def merge(self, a: _Entry, b: _Entry) -> None:
-        """Make b part of a unless a path between them runs through a third entry."""
-        reads = {v for v in a.reads | b.reads if self.entry_of.get(v) not in (a, b)}
+        """Make b part of a, in whose space its nodes fit, unless a path between them runs through a
+        third entry."""
+        whole = a.reads | b.reads if a.shape == b.shape else a.reads
+        reads = {v for v in whole if self.entry_of.get(v) not in (a, b)}
         if len(a.nodes) + len(b.nodes) > MAX_OPS or len(reads) > MAX_READS:
             return
         if any(self.waits(n, b) for n in a.nodes) or any(self.waits(n, a) for n in b.nodes):
@@ -169,6 +174,17 @@ class _Fuser:
         a.depends = deps
         for other in a.behind:
             self._extend(other, deps | a.bit)
+
+    def join_rows(self, e: _Entry) -> None:
+        """Elementwise ops on numbers of rows become part of a group that reduces such rows and
+        makes some of their operands, or is all that reads them."""
+        for a in sorted((*e.before, *(e.behind if len(e.behind) == 1 else ())),
+                        key=lambda a: a.index):
+            wide = a.shape if a.nodes and a.shape != e.shape else None
+            if wide is not None and e.shape is not None and e.nodes and any(
+                    map(is_last_axis_reduction, a.nodes)) and all(
+                    _fits(n, e.shape, wide) for n in e.nodes):
+                self.merge(a, e)
 
     @property
     def order(self) -> dict[Node, int]:

@@ -13,6 +13,7 @@ from tessera.tile.cuda.emit.warp_specialised import emit_warp_specialised
 from tessera.tile.cuda.intrinsics.matmul import STEP_BYTES
 from tessera.tile.cuda.intrinsics.swizzle import stage_bytes
 from tessera.tile.cuda.lower.assign_layouts import Hint, assign_layouts
+from tessera.tile.cuda.lower.begin_early import begin_early
 from tessera.tile.cuda.lower.gather_windows import gather_windows
 from tessera.tile.cuda.lower.insert_barriers import order
 from tessera.tile.cuda.lower.load_early import load_early
@@ -154,7 +155,7 @@ def lower(function: Function, lanes: int, facts: ArgumentFacts, target: Target,
                 lanes % 32 == 0 and chip.warp_matmul.step_bytes == STEP_BYTES)
     function = gather_windows(with_codes(function, lanes, facts, target))
     function = stage_matmul_loads(function, chip, room, facts.shared)
-    function = load_early(prefetch_boxes(function), threads)
+    function = begin_early(load_early(prefetch_boxes(function), threads), chip)
     function = assign_layouts(function, Hint(threads, chip, chained(function), vector))
     return order(function, facts.shared)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tessera.tile.cuda.emit.emitter import Emitter
+from tessera.tile.cuda.emit.emitter import INDENT, EmittedLine, Emitter
 from tessera.tile.cuda.emit.registry import emits
 from tessera.tile.ir.ir import Op
 
@@ -15,6 +15,13 @@ def _launch_dependents(e: Emitter, op: Op) -> None:
 
 @emits("grid_dependency_wait")
 def _grid_dependency_wait(e: Emitter, op: Op) -> None:
-    if e.generation.dependent_launches and not e.facts.batched:  # a batch reads its table first
-        e.line(e.use("dependency_wait", "use('dependents_wait')") + "()")
-        e.dependent = True
+    """In front of all else where it stands first. Elsewhere a batch has none, as it has read its
+    table."""
+    if not e.generation.dependent_launches or e.lines and e.facts.batched:
+        return
+    wait = e.use("dependency_wait", "use('dependents_wait')") + "()"
+    e.dependent = True
+    if e.lines:
+        e.line(wait)
+    else:
+        e.top.insert(0, EmittedLine(INDENT + wait, op.where))
