@@ -250,6 +250,6 @@ def in_order(sr, si, base, y, part, N, radices):
     tile.barrier()
 
 
-__all__ = ["ALL", "KEPT", "MOST_POINTS", "POINTS", "in_order", "in_shared", "mirrored", "one_turn",
-           "padded", "pitch", "spread", "stage_angles", "stage_turn", "starts", "transformed",
-           "turned"]
+__all__ = ["ALL", "BANKS", "KEPT", "MOST_POINTS", "POINTS", "in_order", "in_shared", "mirrored",
+           "one_turn", "padded", "pitch", "spread", "stage_angles", "stage_turn", "starts",
+           "transformed", "turned"]
