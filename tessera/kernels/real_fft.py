@@ -30,6 +30,7 @@ from .fft_stages import (
     starts,
     transformed,
     turned,
+    turned_by,
 )
 
 
@@ -43,28 +44,34 @@ def real_angles(N: int, radices: tuple[int, ...]) -> np.ndarray:
 
 @kernel(grid=lambda lines, BM: -(-lines // BM), overwrites=("yr", "yi"))
 def rfft_lines(x: Tensor["A", "E", f32], yr: Tensor["A", "F", f32], yi: Tensor["A", "F", f32],
-               angles: Tensor["T", f32], radices, N: int, lines: int, scale: float, BM=1):
+               angles: Tensor["T", f32], radices, N: int, lines: int, scale: float, BM=1,
+               points=POINTS):
     """Frequencies 0 .. N of lines of 2 N real points: those of x[2 n] + i x[2 n + 1], of which each
     pair k, N - k has the parts of even and of odd points."""
-    each = max(1, N // POINTS)
+    each = max(1, N // points)
     lane, P = tile.local_id(), pitch(N, BM)
     sr, si = tile.alloc_shared((BM * P,), f32), tile.alloc_shared((BM * P,), f32)
     line, part = spread(lane, BM, each, False)
     number = tile.group_id(0) * BM + line
     a, base = min(number, lines - 1), line * P
-    vr, vi = complex_points(x, a, part, N, radices[0])
-    y = transformed(vr, vi, sr, si, angles, N, radices, (base, part), (base, part))
-    in_order(sr, si, base, y, part, N, radices)
+    vr, vi = complex_points(x, a, part, N, radices[0], points)
+    y = transformed(vr, vi, sr, si, angles, N, radices, (base, part), (base, part), 0,
+                    points)
+    in_order(sr, si, base, y, part, N, radices, points)
     if number < lines:
         if part == 0:
             yr[a, N // 2] = sr[base + padded(N // 2)] * scale
             yi[a, N // 2] = si[base + padded(N // 2)] * -scale
         here, turn, half = base + padded(part), T - 2 * N + part, 0.5 * scale
-        for n in ALL[:min(N, POINTS) // 2]:
+        first = [(angles[turn + n * each], -angles[turn + (N + n * each)])
+                 for n in ALL[:max(1, points // POINTS)]]
+        for n in ALL[:min(N, points) // 2]:
             k, k_ = part + n * each, N - part - n * each
             at, back = here + padded(n * each), base + padded(k_ & (N - 1))
             r, i, r_, i_ = sr[at], si[at], sr[back], si[back]
-            c, d = turned(i + i_, r_ - r, angles[turn + n * each], -angles[turn + (N + n * each)])
+            cosine, sine = first[n % len(first)]
+            cosine, sine = turned_by(cosine, sine, n // len(first) * (POINTS // min(N, POINTS)))
+            c, d = turned(i + i_, r_ - r, cosine, sine)
             yr[a, k] = (r + r_ + c) * half
             yi[a, k] = (i - i_ + d) * half
             yr[a, k_] = (r + r_ - c) * half
@@ -243,9 +250,9 @@ def packed_frequencies(xr: Tensor["A", "E", f32], xi: Tensor["A", "E", f32],
 
 
 @kernel
-def complex_points(x, a, part, N: int, R: int):
+def complex_points(x, a, part, N, R, points=POINTS):
     """x[2 n] + i x[2 n + 1] of a line, for a thread's first butterflies."""
-    us, step = starts(N, R), N // R
+    us, step = starts(N, R, points), N // R
     return ([[x[a, 2 * part + 2 * (u + j * step)] for j in ALL[:R]] for u in us],
             [[x[a, 2 * part + (2 * (u + j * step) + 1)] for j in ALL[:R]] for u in us])
 

@@ -67,7 +67,7 @@ def _is_taken(node: Node) -> bool:
     if node.op is FILTER:
         return _is_power(x.shape[-1], 4, 2 * LONGEST) and node.inputs[1].aval.dtype is x.dtype
     if node.op is FFT_PLANES:
-        return True
+        return all(n in RADICES for n in x.shape[-2:])
     axis = node.attrs["axis"]
     if node.op is FFT:
         return _is_power(x.shape[axis], 2, LONGEST_ACROSS**2)
@@ -100,7 +100,8 @@ def _is_plane(a: Node, b: Node) -> bool:
     re = b.outputs[0].aval
     return (b.inputs == a.outputs and re.dtype is F32.dtype
             and {a.attrs["axis"], b.attrs["axis"]} == {re.ndim - 2, re.ndim - 1}
-            and all(n in RADICES for n in re.shape[-2:]) and prod(re.shape) < MOST
+            and all(n in RADICES for n in re.shape[-2:])
+            and all(isinstance(n, int) for n in re.shape) and 0 < prod(re.shape) < MOST
             and all(a.attrs[k] == b.attrs[k] for k in ("inverse", "norm")))
 
 
@@ -249,12 +250,17 @@ def _rfft(x: Tensor, axis: int, norm: str) -> tuple[Tensor, ...]:
         real_frequencies.launcher(lanes=LANES_OF_PAIRS)(zr, zi, yr, yi, N=N, lines=count,
                                                         scale=scale, per=LANES_OF_PAIRS)
         return tuple(F.reshape(y, (*shape, n // 2 + 1)) for y in (yr, yi))
-    pairs = count > 1 and POINTS <= n <= LONGEST_PAIR
-    N, kernel = (n, rfft_pairs) if pairs else (n // 2, rfft_lines)
-    lines, lanes = lines_of(N, False)
-    radices = mirror_radices(n) if pairs else radices_of(N)
-    angles = Tensor((stage_angles if pairs else real_angles)(N, radices).copy(), F32)
-    launcher_of(kernel, lanes)(x, yr, yi, angles, radices, N=N, lines=count, scale=scale, BM=lines)
+    if count > 1 and POINTS <= n <= LONGEST_PAIR:
+        (lines, lanes), radices = lines_of(n, False), mirror_radices(n)
+        launcher_of(rfft_pairs, lanes)(x, yr, yi, _angles(n, radices), radices, N=n, lines=count,
+                                       scale=scale, BM=lines)
+    else:
+        N = n // 2
+        radices, points = form_of(N, False)
+        lines, lanes = lines_of(N, False, points)
+        angles = Tensor(real_angles(N, radices).copy(), F32)
+        launcher_of(rfft_lines, lanes, points)(x, yr, yi, angles, radices, N=N, lines=count,
+                                               scale=scale, BM=lines, points=points)
     return tuple(F.reshape(y, (*shape, n // 2 + 1)) for y in (yr, yi))
 
 
