@@ -46,7 +46,7 @@ def fft_passes(xr: Tensor["A", "E", f32], xi: Tensor["A", "E", f32], yr: Tensor[
             rows = (1, N_) if along else (N, 1)
             some_lines(xr, xi, yr, yi, step, (block - second) * BM, sr, si, angles, radices, N,
                        rows, (N, 1), N * N_ if along else 1, 1.0, BM, every, points)
-            count(done, step)
+            tile.atomic_add(done, step, 1, release=True)
     elif step >= LAG:
         wait_for(done, step - LAG, first)
         some_lines(yr, yi, yr, yi, step - LAG, block * BM_, sr, si, angles_, radices_, N_,
@@ -63,13 +63,6 @@ def pitch_of(N, lines, R, before, behind, points):
     else:
         apart = max(1, each * R // BANKS)
     return least + (apart - least) % BANKS
-
-
-@kernel
-def count(done, n):
-    """One more group has written what is its."""
-    while tile.group_max(tile.atomic_add(done, n, 1)) < 0:  # one whose result is read releases
-        pass
 
 
 @kernel
