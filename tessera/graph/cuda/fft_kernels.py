@@ -39,6 +39,7 @@ from ...kernels.real_fft import (
 )
 from ...numerics import as_type
 from ...tensor import Tensor
+from ...tile.kernel.kernel import Kernel
 from .. import functions as F
 from ..expand import Rule, expand_by
 from ..ir import Graph, Node, Value
@@ -255,12 +256,8 @@ def _rfft(x: Tensor, axis: int, norm: str) -> tuple[Tensor, ...]:
         launcher_of(rfft_pairs, lanes)(x, yr, yi, _angles(n, radices), radices, N=n, lines=count,
                                        scale=scale, BM=lines)
     else:
-        N = n // 2
-        radices, points = form_of(N, False)
-        lines, lanes = lines_of(N, False, points)
-        angles = Tensor(real_angles(N, radices).copy(), F32)
-        launcher_of(rfft_lines, lanes, points)(x, yr, yi, angles, radices, N=N, lines=count,
-                                               scale=scale, BM=lines, points=points)
+        given, launcher = _half(rfft_lines, n)
+        launcher(x, yr, yi, lines=count, scale=scale, **given)
     return tuple(F.reshape(y, (*shape, n // 2 + 1)) for y in (yr, yi))
 
 
@@ -270,14 +267,24 @@ def _irfft(re: Tensor, im: Tensor, axis: int, n: int, norm: str) -> Tensor:
     xr, xi = (F.reshape(part, (count, n // 2 + 1)) for part in (re, im))
     if n > 2 * LONGEST:
         return F.reshape(_long_irfft(xr, xi, n, scale), (*re.shape[:-1], n))
-    pairs = count > 1 and POINTS <= n <= LONGEST_PAIR_BACK
-    N, kernel = (n, irfft_pairs) if pairs else (n // 2, irfft_lines)
-    lines, lanes = lines_of(N, False)
-    radices = mirror_radices(n)[::-1] if pairs else radices_of(N)
-    angles = Tensor((stage_angles if pairs else real_angles)(N, radices).copy(), F32)
     y = F.zeros((count, n), F32)
-    launcher_of(kernel, lanes)(xr, xi, y, angles, radices, N=N, lines=count, scale=scale, BM=lines)
+    if count > 1 and POINTS <= n <= LONGEST_PAIR_BACK:
+        (lines, lanes), radices = lines_of(n, False), mirror_radices(n)[::-1]
+        launcher_of(irfft_pairs, lanes)(xr, xi, y, _angles(n, radices), radices, N=n, lines=count,
+                                        scale=scale, BM=lines)
+    else:
+        given, launcher = _half(irfft_lines, n)
+        launcher(xr, xi, y, lines=count, scale=scale, **given)
     return F.reshape(y, (*re.shape[:-1], n))
+
+
+def _half(kernel: Kernel, n: int) -> tuple[dict[str, Any], Any]:
+    """What a kernel is given that has n real points as half as many complex ones, its launcher."""
+    radices, points = form_of(n // 2, False)
+    lines, lanes = lines_of(n // 2, False, points)
+    angles = Tensor(real_angles(n // 2, radices).copy(), F32)
+    return {"angles": angles, "radices": radices, "N": n // 2, "BM": lines,
+            "points": points}, launcher_of(kernel, lanes, points)
 
 
 def _long_irfft(xr: Tensor, xi: Tensor, n: int, scale: float) -> Tensor:
