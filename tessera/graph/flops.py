@@ -41,6 +41,11 @@ def fft(scale: float) -> Flops:
     return rule
 
 
+def fft_planes(ins: Shapes, outs: Shapes, **attrs: Any) -> float:
+    """As fft, of the points of a plane."""
+    return 5.0 * prod(outs[0]) * log2(max(prod(outs[0][-2:]), 2))
+
+
 def cubic(factor: float) -> Flops:
     """factor n^3 for each matrix: Golub and Van Loan, Matrix Computations, 4th ed. 2013."""
     return lambda ins, outs, **attrs: factor * prod(ins[0][:-2]) * float(ins[0][-1]) ** 3

@@ -34,16 +34,13 @@ from .fft_stages import (
 @kernel(grid=lambda lines, BM: -(-lines // BM), overwrites=("yr", "yi"))
 def fft_lines(xr: Tensor["A", "E", f32], xi: Tensor["A", "E", f32], yr: Tensor["B", "F", f32],
               yi: Tensor["B", "F", f32], angles: Tensor["T", f32], radices, N: int, inner: int,
-              outer: int, lines: int, whole: int, apart: int, scale: float, BM=1, every=1,
-              points=POINTS):
+              outer: int, lines: int, whole: int, apart: int, scale: float, BM=1, points=POINTS):
     """The transforms of `lines` lines of N points. Of line l, point n is
     x[l // inner, n inner + l % inner], frequency k y[l // outer, k outer + l % outer].
 
     whole: frequency k of column c of y is turned by -(c // apart) k / whole, where that is not 1
-    every: 2 where points lie with their parts side by side; xr and xi are both the same then
     """
-    y, to, part = some_lines(xr, xi, angles, radices, N, inner, outer, lines, BM, every,
-                             points)
+    y, to, part = some_lines(xr, xi, angles, radices, N, inner, outer, lines, BM, points)
     if lines % BM == 0:
         frequencies(yr, yi, y, to, part, N, radices[-1], outer, whole, apart, scale, points)
     elif to < lines:
@@ -51,42 +48,60 @@ def fft_lines(xr: Tensor["A", "E", f32], xi: Tensor["A", "E", f32], yr: Tensor["
 
 
 @kernel
-def some_lines(xr, xi, angles, radices, N, inner, outer, lines, BM, every, points):
+def some_lines(xr, xi, angles, radices, N, inner, outer, lines, BM, points):
     """(the last stage's results, the line, its part) of a thread; see fft_lines."""
     each, lane, P = max(1, N // points), tile.local_id(), pitch(N, BM)
     sr, si = tile.alloc_shared((BM * P,), f32), tile.alloc_shared((BM * P,), f32)
     line, part = spread(lane, BM, each, inner > 1)
     number = tile.group_id(0) * BM + line
     at = number if lines % BM == 0 else min(number, lines - 1)
-    row, first = at // inner, (at % inner + part * inner) * every
-    us, step, odd = starts(N, radices[0], points), N // radices[0], every - 1
-    vr = [[xr[row, first + (u + j * step) * inner * every] for j in ALL[:radices[0]]] for u in us]
-    vi = [[xi[row, first + ((u + j * step) * inner * every + odd)] for j in ALL[:radices[0]]]
-          for u in us]
+    row, first = at // inner, at % inner + part * inner
     line_, part_ = line, part
     if len(radices) > 1:
         line_, part_ = spread(lane, BM, each, outer > 1)
     here, there = (line * P, part), (line_ * P, part_)
-    y = transformed(vr, vi, sr, si, angles, N, radices, here, there, 0, points)
+    y = points_transformed(xr, xi, row, first, inner, 1, sr, si, angles, N, radices, here,
+                           there, points)
     return y, tile.group_id(0) * BM + line_, part_
+
+
+@kernel
+def points_transformed(xr, xi, row, first, apart, every, sr, si, angles, N, radices, here, there,
+                       points):
+    """The last stage's results of a thread whose points of a row lie from `first` on.
+
+    every: 2 where parts of points lie side by side; xr and xi are both the same then
+    """
+    R, us, step, odd = radices[0], starts(N, radices[0], points), N // radices[0], every - 1
+    vr = [[xr[row, first + (u + j * step) * apart * every] for j in ALL[:R]] for u in us]
+    vi = [[xi[row, first + ((u + j * step) * apart * every + odd)] for j in ALL[:R]] for u in us]
+    return transformed(vr, vi, sr, si, angles, N, radices, here, there, 0, points)
 
 
 @kernel
 def frequencies(yr, yi, y, line, part, N, R, outer, whole, apart, scale, points):
     """Those of a line from a thread's last butterflies, where they belong."""
-    b, d, vs, step = line // outer, line % outer, starts(N, R, points), N // R
-    rows, to = column_turns(d // apart * step, KEPT[R], whole), d + part * outer
+    b, d = line // outer, line % outer
+    store_frequencies(yr, yi, y, b, d + part * outer, outer, d // apart, part, N, R, whole, scale,
+                      points)
+
+
+@kernel
+def store_frequencies(yr, yi, y, row, first, apart, column, part, N, R, whole, scale, points):
+    """Those of a thread's last butterflies to a row, from `first` on."""
+    vs, step = starts(N, R, points), N // R
+    rows = column_turns(column * step, KEPT[R], whole)
     for n in ALL[:len(vs)]:
-        first = column_turns(d // apart * (part + vs[n]), (1,), whole)
+        turn = column_turns(column * (part + vs[n]), (1,), whole)
         for k in ALL[:R]:
             real, imaginary = y[n][0][k] * scale, y[n][1][k] * scale
             if whole > 1:
-                cosine, sine = first[0]
+                cosine, sine = turn[0]
                 if k > 0:
                     cosine, sine = turned(cosine, sine, *stage_turn(k, rows))
                 real, imaginary = turned(real, imaginary, cosine, sine)
-            yr[b, to + (vs[n] + k * step) * outer] = real
-            yi[b, to + (vs[n] + k * step) * outer] = imaginary
+            yr[row, first + (vs[n] + k * step) * apart] = real
+            yi[row, first + (vs[n] + k * step) * apart] = imaginary
 
 
 @kernel

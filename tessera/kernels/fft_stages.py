@@ -237,12 +237,12 @@ def transformed(xr, xi, sr, si, angles, N, radices, first, rest, mirror=0,
 
 
 @kernel
-def in_order(sr, si, base, y, part, N, radices):
+def in_order(sr, si, base, y, part, N, radices, points=POINTS):
     """The last stage's results to shared memory."""
     R = radices[-1]
     if len(radices) > 1:
         tile.barrier()
-    first, vs = base + padded(part), starts(N, R)
+    first, vs = base + padded(part), starts(N, R, points)
     for n in ALL[:len(vs)]:
         for k in ALL[:R]:
             sr[first + padded(vs[n] + k * (N // R))] = y[n][0][k]
@@ -250,6 +250,6 @@ def in_order(sr, si, base, y, part, N, radices):
     tile.barrier()
 
 
-__all__ = ["ALL", "KEPT", "MOST_POINTS", "POINTS", "in_order", "in_shared", "mirrored", "one_turn",
-           "padded", "pitch", "spread", "stage_angles", "stage_turn", "starts", "transformed",
-           "turned"]
+__all__ = ["ALL", "BANKS", "KEPT", "MOST_POINTS", "POINTS", "in_order", "in_shared", "mirrored",
+           "one_turn", "padded", "pitch", "spread", "stage_angles", "stage_turn", "starts",
+           "transformed", "turned", "turned_by"]

@@ -30,6 +30,7 @@ from .fft_stages import (
     starts,
     transformed,
     turned,
+    turned_by,
 )
 
 
@@ -43,32 +44,51 @@ def real_angles(N: int, radices: tuple[int, ...]) -> np.ndarray:
 
 @kernel(grid=lambda lines, BM: -(-lines // BM), overwrites=("yr", "yi"))
 def rfft_lines(x: Tensor["A", "E", f32], yr: Tensor["A", "F", f32], yi: Tensor["A", "F", f32],
-               angles: Tensor["T", f32], radices, N: int, lines: int, scale: float, BM=1):
+               angles: Tensor["T", f32], radices, N: int, lines: int, scale: float, BM=1,
+               points=POINTS):
     """Frequencies 0 .. N of lines of 2 N real points: those of x[2 n] + i x[2 n + 1], of which each
     pair k, N - k has the parts of even and of odd points."""
-    each = max(1, N // POINTS)
+    each = max(1, N // points)
     lane, P = tile.local_id(), pitch(N, BM)
     sr, si = tile.alloc_shared((BM * P,), f32), tile.alloc_shared((BM * P,), f32)
     line, part = spread(lane, BM, each, False)
     number = tile.group_id(0) * BM + line
     a, base = min(number, lines - 1), line * P
-    vr, vi = complex_points(x, a, part, N, radices[0])
-    y = transformed(vr, vi, sr, si, angles, N, radices, (base, part), (base, part))
-    in_order(sr, si, base, y, part, N, radices)
+    vr, vi = complex_points(x, a, part, N, radices[0], points)
+    y = transformed(vr, vi, sr, si, angles, N, radices, (base, part), (base, part), 0,
+                    points)
+    in_order(sr, si, base, y, part, N, radices, points)
     if number < lines:
         if part == 0:
             yr[a, N // 2] = sr[base + padded(N // 2)] * scale
             yi[a, N // 2] = si[base + padded(N // 2)] * -scale
         here, turn, half = base + padded(part), T - 2 * N + part, 0.5 * scale
-        for n in ALL[:min(N, POINTS) // 2]:
+        first = pair_turns(angles, turn, N, points)
+        for n in ALL[:min(N, points) // 2]:
             k, k_ = part + n * each, N - part - n * each
             at, back = here + padded(n * each), base + padded(k_ & (N - 1))
             r, i, r_, i_ = sr[at], si[at], sr[back], si[back]
-            c, d = turned(i + i_, r_ - r, angles[turn + n * each], -angles[turn + (N + n * each)])
+            c, d = turned(i + i_, r_ - r, *pair_turn(first, n, N))
             yr[a, k] = (r + r_ + c) * half
             yi[a, k] = (i - i_ + d) * half
             yr[a, k_] = (r + r_ - c) * half
             yi[a, k_] = (d - i + i_) * half
+
+
+@kernel
+def pair_turns(angles, turn, N, points):
+    """(cosine, sine) of the turns -k / 2 N of as few of a thread's frequencies as give all others
+    by turns that are known now; the table of real_angles has the thread's own at `turn`."""
+    each = max(1, N // points)
+    return [(angles[turn + n * each], -angles[turn + (N + n * each)])
+            for n in ALL[:max(1, points // POINTS)]]
+
+
+@kernel
+def pair_turn(first, n, N):
+    """That of a thread's frequency part + n each."""
+    cosine, sine = first[n % len(first)]
+    return turned_by(cosine, sine, n // len(first) * (POINTS // min(N, POINTS)))
 
 
 @kernel(grid=lambda lines, BM: -(-lines // (2 * BM)), overwrites=("yr", "yi"))
@@ -161,22 +181,24 @@ def both_frequencies(xr, xi, a, b, u, N, zero):
 
 @kernel(grid=lambda lines, BM: -(-lines // BM), overwrites=("y",))
 def irfft_lines(xr: Tensor["A", "E", f32], xi: Tensor["A", "E", f32], y: Tensor["A", "F", f32],
-                angles: Tensor["T", f32], radices, N: int, lines: int, scale: float, BM=1):
+                angles: Tensor["T", f32], radices, N: int, lines: int, scale: float, BM=1,
+                points=POINTS):
     """The 2 N real points of lines of frequencies 0 .. N; of the first and the last no imaginary
     part is read."""
-    each = max(1, N // POINTS)
+    each = max(1, N // points)
     lane, P = tile.local_id(), pitch(N, BM)
     sr, si = tile.alloc_shared((BM * P,), f32), tile.alloc_shared((BM * P,), f32)
     line, part = spread(lane, BM, each, False)
     number = tile.group_id(0) * BM + line
     a, base = min(number, lines - 1), line * P
-    us, step = starts(N, radices[0]), N // radices[0]
-    z = [[packed_frequency(xr, xi, angles, a, part, u + j * step, N) for j in ALL[:radices[0]]]
-         for u in us]
+    us, step = starts(N, radices[0], points), N // radices[0]
+    turns = pair_turns(angles, T - 2 * N + part, N, points)
+    z = [[packed_frequency(xr, xi, turns, a, part, u + j * step, each, N)
+          for j in ALL[:radices[0]]] for u in us]
     vr, vi = [[p[1] for p in ps] for ps in z], [[p[0] for p in ps] for ps in z]
-    made = transformed(vr, vi, sr, si, angles, N, radices, (base, part), (base, part))
+    made = transformed(vr, vi, sr, si, angles, N, radices, (base, part), (base, part), 0, points)
     if number < lines:
-        real_points(y, a, made, part, N, radices[-1], scale)
+        real_points(y, a, made, part, N, radices[-1], scale, points)
 
 
 @kernel(grid=lambda lines, BM: -(-lines // BM), overwrites=("y",))
@@ -184,7 +206,7 @@ def lines_to_real(xr: Tensor["A", "E", f32], xi: Tensor["A", "E", f32], y: Tenso
                   angles: Tensor["T", f32], radices, N: int, outer: int, lines: int, scale: float,
                   BM=1, points=POINTS):
     """As fft_lines of parts that are exchanged, whose results are real points, side by side."""
-    made, to, part = some_lines(xr, xi, angles, radices, N, 1, outer, lines, BM, 1, points)
+    made, to, part = some_lines(xr, xi, angles, radices, N, 1, outer, lines, BM, points)
     R, vs = radices[-1], starts(N, radices[-1], points)
     if to < lines:
         b, first = to // outer, 2 * (to % outer + part * outer)
@@ -202,6 +224,12 @@ def real_frequencies(zr: Tensor["A", "E", f32], zi: Tensor["A", "E", f32],
     """Frequencies 0 .. N of lines of 2 N real points from those of x[2 n] + i x[2 n + 1]."""
     a = tile.group_id(0) // (N // (2 * per))
     k = tile.group_id(0) % (N // (2 * per)) * per + tile.local_id()
+    pair_frequencies(zr, zi, yr, yi, a, k, N, scale)
+
+
+@kernel
+def pair_frequencies(zr, zi, yr, yi, a, k, N, scale):
+    """Frequencies k and N - k of 2 N real points; N / 2, too, where k is 0."""
     back, half = (N - k) & (N - 1), 0.5 * scale
     r, i, r_, i_ = zr[a, k], zi[a, k], zr[a, back], zi[a, back]
     cosine, sine = one_turn(k, 2 * N)
@@ -237,17 +265,17 @@ def packed_frequencies(xr: Tensor["A", "E", f32], xi: Tensor["A", "E", f32],
 
 
 @kernel
-def complex_points(x, a, part, N: int, R: int):
+def complex_points(x, a, part, N, R, points=POINTS):
     """x[2 n] + i x[2 n + 1] of a line, for a thread's first butterflies."""
-    us, step = starts(N, R), N // R
+    us, step = starts(N, R, points), N // R
     return ([[x[a, 2 * part + 2 * (u + j * step)] for j in ALL[:R]] for u in us],
             [[x[a, 2 * part + (2 * (u + j * step) + 1)] for j in ALL[:R]] for u in us])
 
 
 @kernel
-def real_points(y, a, made, part, N, R, scale):
+def real_points(y, a, made, part, N, R, scale, points=POINTS):
     """x[2 n] + i x[2 n + 1] of a line, from a thread's last butterflies of exchanged parts."""
-    vs = starts(N, R)
+    vs = starts(N, R, points)
     for n in ALL[:len(vs)]:
         for k in ALL[:R]:
             y[a, 2 * part + 2 * (vs[n] + k * (N // R))] = made[n][1][k] * scale
@@ -255,13 +283,14 @@ def real_points(y, a, made, part, N, R, scale):
 
 
 @kernel
-def packed_frequency(xr, xi, angles, a, part, n, N):
+def packed_frequency(xr, xi, turns, a, part, n, each, N):
     """Twice the frequency part + n of x[2 n] + i x[2 n + 1]."""
-    back, first = N - part, angles.shape[0] - 2 * N + part
+    back = N - part
     r, r_, i, i_ = xr[a, part + n], xr[a, back - n], xi[a, part + n], xi[a, back - n]
     if n == 0:
         i, i_ = tile.where(part == 0, 0.0, i), tile.where(part == 0, 0.0, i_)
-    c, d = turned(-(i + i_), r - r_, angles[first + n], angles[first + (N + n)])
+    cosine, sine = pair_turn(turns, n // each, N)
+    c, d = turned(-(i + i_), r - r_, cosine, -sine)
     return r + r_ + c, i - i_ + d
 
 
@@ -287,12 +316,13 @@ def filter_lines(x: Tensor["A", "E", f32], hr: Tensor["H", "F", f32], hi: Tensor
         c, d = turned(r, i, hr[h, N // 2], hi[h, N // 2])
         sr[base + padded(N // 2)] = 2.0 * c
         si[base + padded(N // 2)] = -2.0 * d
-    first, turn = base + padded(part), T - 2 * N + part
+    first, turns = base + padded(part), pair_turns(angles, T - 2 * N + part, N, POINTS)
     for n in ALL[:min(N, POINTS) // 2]:
         k, k_ = part + n * each, N - part - n * each
         here, back = first + padded(n * each), base + padded(k_ & (N - 1))
-        pair_filtered(sr, si, here, back, angles[turn + n * each], angles[turn + (N + n * each)],
-                      k, hr[h, k], hi[h, k], hr[h, k_], hi[h, k_])
+        cosine, sine = pair_turn(turns, n, N)
+        pair_filtered(sr, si, here, back, cosine, -sine, k, hr[h, k], hi[h, k], hr[h, k_],
+                      hi[h, k_])
     tile.barrier()
     places = [first + padded(u) for u in starts(N, radices[0])]
     vr, vi = in_shared(sr, si, places, N, radices[0])
@@ -319,4 +349,4 @@ def pair_filtered(sr, si, here, back, c, s, k, hr, hi, hr_, hi_):
 
 
 __all__ = ["filter_lines", "irfft_lines", "irfft_pairs", "lines_to_real", "packed_frequencies",
-           "real_angles", "real_frequencies", "rfft_lines", "rfft_pairs"]
+           "pair_frequencies", "real_angles", "real_frequencies", "rfft_lines", "rfft_pairs"]

@@ -72,20 +72,56 @@ def test_other_axes(shape: tuple, axis: int, rng: Any) -> None:
     check(a + 1j * b, np.fft.fft(z, axis=axis), shape[axis])
 
 
-@pytest.mark.parametrize(("shape", "axis"), [((2, 1 << 15), 1), ((3, 1 << 16), 1),
-                                             ((1, 1 << 18), 1), ((1 << 12, 3), 0)])
-def test_long_lines_are_two_passes(shape: tuple, axis: int, rng: Any) -> None:
-    re, im, z = pair(rng, *shape)
-    made, (a, b) = ran(lambda re, im: ts.fft((re, im), axis=axis), re, im)
+@pytest.mark.parametrize("norm", ["backward", "forward"])
+@pytest.mark.parametrize(("lines", "n"), [(3, 1 << 15), (40, 1 << 15), (2, 1 << 16), (1, 1 << 18),
+                                          (2, 1 << 20)])
+def test_long_lines_are_two_passes_in_one_launch(lines: int, n: int, norm: str, rng: Any) -> None:
+    """Of fewer lines than lie between the passes, and of more."""
+    re, im, z = pair(rng, lines, n)
+    made, (a, b) = ran(lambda re, im: ts.fft((re, im), norm=norm), re, im)
+    assert calls(made) == ["fft_passes"] and len(made.plan.groups) == 1
+    check(a + 1j * b, np.fft.fft(z, norm=norm), n)
+    made, (a, b) = ran(lambda re, im: ts.ifft((re, im), norm=norm), re, im)
+    assert calls(made) == ["fft_passes"]
+    check(a + 1j * b, np.fft.ifft(z, norm=norm), n)
+
+
+def test_long_columns_are_two_launches(rng: Any) -> None:
+    re, im, z = pair(rng, 1 << 12, 3)
+    made, (a, b) = ran(lambda re, im: ts.fft((re, im), axis=0), re, im)
     assert calls(made) == ["fft_lines"] * 2 and len(made.plan.groups) == 2
-    check(a + 1j * b, np.fft.fft(z, axis=axis), shape[axis])
+    check(a + 1j * b, np.fft.fft(z, axis=0), 1 << 12)
 
 
-def test_two_axes_are_two_launches(rng: Any) -> None:
-    re, im, z = pair(rng, 2, 16, 64)
-    made, (a, b) = ran(lambda re, im: ts.fft2((re, im)), re, im)
+@pytest.mark.parametrize("axes", [(-2, -1), (-1, -2)])
+@pytest.mark.parametrize("shape", [(2, 128, 128), (3, 2, 256, 128), (1024, 256), (70, 128, 256)])
+def test_planes_are_one_launch(shape: tuple, axes: tuple, rng: Any) -> None:
+    re, im, z = pair(rng, *shape)
+    made, (a, b) = ran(lambda re, im: ts.fft2((re, im), axes), re, im)
+    assert calls(made) == ["fft_passes"] and len(made.plan.groups) == 1
+    check(a + 1j * b, np.fft.fft2(z), shape[-1] * shape[-2])
+
+
+def test_planes_back(rng: Any) -> None:
+    re, im, z = pair(rng, 3, 128, 256)
+    made, (a, b) = ran(lambda re, im: ts.ifft2((re, im), norm="ortho"), re, im)
+    assert calls(made) == ["fft_passes"]
+    check(a + 1j * b, np.fft.ifft2(z, norm="ortho"), 1 << 15)
+
+
+@pytest.mark.parametrize(("shape", "fn"), [
+    ((2, 16, 64), lambda re, im: ts.fft2((re, im))),                          # small ones
+    ((128, 3, 128), lambda re, im: ts.fft2((re, im), (0, 2))),                # not side by side
+    ((128, 128), lambda re, im: ts.ifft(ts.fft((re, im)), axis=0)),           # one there, one back
+    ((128, 128), lambda re, im: ts.fft(ts.fft((re, im))[::-1], axis=0)),      # parts exchanged
+    ((128, 128), lambda re, im: (lambda y: (*ts.fft(y, axis=0), y[1]))(ts.fft((re, im)))),
+])
+def test_what_is_no_plane_is_two_launches(shape: tuple, fn: Any, rng: Any) -> None:
+    re, im, _ = pair(rng, *shape)
+    made, got = ran(fn, re, im)
     assert calls(made) == ["fft_lines"] * 2
-    check(a + 1j * b, np.fft.fft2(z), 1024)
+    for y, want in zip(got, ts.jit(fn)(re, im), strict=True):
+        check(y, np.asarray(want, np.float64), 1 << 14)
 
 
 def test_gradients_are_transforms(rng: Any) -> None:
@@ -128,12 +164,12 @@ def test_the_longest_real_lines_are_of_half_as_many_complex_points(rng: Any) -> 
 
 
 @pytest.mark.parametrize("norm", ["backward", "ortho"])
-def test_longer_real_lines_are_two_passes_and_one_over_pairs(norm: str, rng: Any) -> None:
+def test_longer_real_lines_are_two_launches_and_three_back(norm: str, rng: Any) -> None:
     n = 1 << 16
     x = rng.standard_normal((2, n)).astype(np.float32)
     made, (a, b) = ran(lambda x: ts.rfft(x, norm=norm), x)
-    assert calls(made) == ["fft_lines", "fft_lines", "real_frequencies"]
-    assert len(made.plan.groups) == 3 and not b[:, 0].any() and not b[:, -1].any()
+    assert calls(made) == ["fft_passes", "real_frequencies"] and len(made.plan.groups) == 2
+    assert not b[:, 0].any() and not b[:, -1].any()
     check(a + 1j * b, np.fft.rfft(x.astype(np.float64), norm=norm), n)
     b[:, 0], b[:, -1] = np.nan, np.inf
     made, (y,) = ran(lambda a, b: (ts.irfft((a, b), norm=norm),), a, b)
@@ -168,7 +204,7 @@ def test_angles_are_brought_to_a_gpu_once(rng: Any) -> None:
 def test_more_elements_than_the_kernels_count_to_are_the_vendors(lines: int, ours: bool) -> None:
     x = ts.Tensor[lines, 1 << 20, "f32"]
     made = CudaProgram(ts.jit(lambda re, im: ts.fft((re, im))).graph(x, x), "sm_90a")
-    assert calls(made) == ["fft_lines"] * 2 * ours
+    assert calls(made) == ["fft_passes"] * ours
 
 
 def convolved(x: Any, h: Any, order: str = "ab") -> Any:

@@ -15,6 +15,7 @@ from ptx_harness import require_compiler
 from tessera.errors import UnsupportedTargetError
 from tessera.tile.cuda.compile import compile_function
 from tessera.tile.cuda.ptx_text import opcode_counts
+from tessera.tile.ir.errors import TileError
 from tessera.tile.kernel.kernel import Kernel
 from tile_gpu import facts_of, prepare
 
@@ -218,6 +219,33 @@ def k(c: Tensor["m", i32], out: Tensor["n", i32]):
     found = opcode_counts(built.built.ptx)
     assert found["atom.acq_rel.gpu.global.add.u32"] == 1
     assert found["red.relaxed.gpu.global.add.u32"] == 1 and found["bar.sync"] >= 2
+
+
+@pytest.mark.parametrize("index, dtype, wanted, barriers", [
+    ("1", "i32", "red.release.gpu.global.add.u32", 1),
+    ("tile.local_id()", "i32", "red.release.gpu.global.add.u32", 0),
+    ("1", "bf16", "atom.release.gpu.global.cas.b16", 1)])
+def test_an_update_that_releases(index, dtype, wanted, barriers):
+    """What all threads wrote comes before that of the group's one."""
+    source = f"""
+@kernel
+def k(c: Tensor["m", {dtype}], out: Tensor["n", i32]):
+    out[tile.linear_id()] = 1
+    tile.atomic_add(c, {index}, 1, release=True)
+"""
+    found = opcodes(source, ts.zeros((300,), dtype), np.zeros(300, np.int32))
+    assert found.get(wanted) == 1 and count(found, "bar.sync") == barriers
+
+
+@pytest.mark.parametrize("call", ["c, 0, 1, scope='group'", "c[0:16], tile.zeros((16,), i32)"])
+def test_what_cannot_release(call):
+    source = f"""
+@kernel
+def k(c: Tensor["m", i32]):
+    tile.atomic_add({call}, release=True)
+"""
+    with pytest.raises(TileError, match="is of one element, for other groups"):
+        build(source)["k"].lower(np.zeros(300, np.int32))
 
 
 def test_atomic_tiles_add_four_at_a_time_on_hopper():

@@ -1,5 +1,5 @@
 """Fourier transforms by the library's kernels, on the parts as they lie: one pass over the points,
-or two for long lines.
+or two for long lines and for planes, in one launch.
 
 Powers of two in f32. Others are cuFFT's, whose arrays hold both parts of a number side by side: it
 takes two copies to reach it.
@@ -24,6 +24,7 @@ from ...kernels.fft import (
     mirror_radices,
     radices_of,
 )
+from ...kernels.fft_passes import RADICES, blocks_of, fft_passes
 from ...kernels.fft_stages import POINTS, stage_angles
 from ...kernels.real_fft import (
     filter_lines,
@@ -38,20 +39,22 @@ from ...kernels.real_fft import (
 )
 from ...numerics import as_type
 from ...tensor import Tensor
+from ...tile.kernel.kernel import Kernel
 from .. import functions as F
 from ..expand import Rule, expand_by
 from ..ir import Graph, Node, Value
 from ..op import GraphOp
-from ..ops.spectral import FFT, FILTER, IRFFT, RFFT
+from ..ops.spectral import FFT, FFT_PLANES, FILTER, IRFFT, RFFT
 from ..simplify import Rewriter, rebuild, remove_dead
 
-F32 = as_type("f32")
+F32, I32 = as_type("f32"), as_type("i32")
 MOST = 1 << 31  # elements that the kernels do not count to
 
 
 def use_fft_kernels(graph: Graph) -> Graph:
     """The graph with the transforms that the kernels take as their launches."""
-    return expand_by(_filtered(graph), lambda node: RULES[node.op] if _is_taken(node) else None)
+    return expand_by(_planes(_filtered(graph)),
+                     lambda node: RULES[node.op] if _is_taken(node) else None)
 
 
 def _is_taken(node: Node) -> bool:
@@ -64,6 +67,8 @@ def _is_taken(node: Node) -> bool:
         return False
     if node.op is FILTER:
         return _is_power(x.shape[-1], 4, 2 * LONGEST) and node.inputs[1].aval.dtype is x.dtype
+    if node.op is FFT_PLANES:
+        return all(n in RADICES for n in x.shape[-2:])
     axis = node.attrs["axis"]
     if node.op is FFT:
         return _is_power(x.shape[axis], 2, LONGEST_ACROSS**2)
@@ -73,6 +78,32 @@ def _is_taken(node: Node) -> bool:
 
 def _is_power(n: Any, least: int, most: int) -> bool:
     return n & n - 1 == 0 and least <= n <= most
+
+
+# --- planes --------------------------------------------------------------------------------------
+def _planes(graph: Graph) -> Graph:
+    """Transforms along one of the last two axes and then along the other as one op, where nothing
+    else reads what is between."""
+    count = Counter(v for n in graph.nodes for v in n.inputs) + Counter(graph.outputs)
+    made_by = {v: n for n in graph.nodes if n.op is FFT for v in n.outputs}
+    first = {n: made_by[n.inputs[0]] for n in graph.nodes
+             if n.op is FFT and n.inputs[0] in made_by and _is_plane(made_by[n.inputs[0]], n)
+             and all(count[v] == 1 for v in n.inputs)}
+    if not first:
+        return graph
+    nodes = tuple(n if n not in first else Node(
+        FFT_PLANES, first[n].inputs, {k: n.attrs[k] for k in ("inverse", "norm")}, n.outputs,
+        n.where) for n in graph.nodes)
+    return remove_dead(Graph(graph.name, graph.inputs, graph.captures, nodes, graph.outputs))
+
+
+def _is_plane(a: Node, b: Node) -> bool:
+    re = b.outputs[0].aval
+    return (b.inputs == a.outputs and re.dtype is F32.dtype
+            and {a.attrs["axis"], b.attrs["axis"]} == {re.ndim - 2, re.ndim - 1}
+            and all(n in RADICES for n in re.shape[-2:])
+            and all(isinstance(n, int) for n in re.shape) and 0 < prod(re.shape) < MOST
+            and all(a.attrs[k] == b.attrs[k] for k in ("inverse", "norm")))
 
 
 # --- products of frequencies ---------------------------------------------------------------------
@@ -146,6 +177,8 @@ def _fft(re: Tensor, im: Tensor, axis: int, inverse: bool, norm: str) -> tuple[T
     parts = (im, re) if inverse else (re, im)
     if n <= (LONGEST if inner == 1 else LONGEST_ACROSS):
         made = _lines(parts, n, inner, inner, scale=scale)
+    elif inner == 1:
+        made = _passes(parts, *_two(n), True, scale)
     else:
         first, rest = _two(n)
         made = _lines(_lines(parts, first, rest * inner, rest * inner, n, inner), rest, inner,
@@ -154,17 +187,39 @@ def _fft(re: Tensor, im: Tensor, axis: int, inverse: bool, norm: str) -> tuple[T
     return (yi, yr) if inverse else (yr, yi)
 
 
+def _fft_planes(re: Tensor, im: Tensor, inverse: bool, norm: str) -> tuple[Tensor, Tensor]:
+    rows, columns = int(re.shape[-1]), int(re.shape[-2])
+    scale = _scale(rows, norm, inverse) * _scale(columns, norm, inverse)
+    made = _passes((im, re) if inverse else (re, im), rows, columns, False, scale)
+    yr, yi = (F.reshape(y, re.shape) for y in made)
+    return (yi, yr) if inverse else (yr, yi)
+
+
+def _passes(x: tuple[Tensor, Tensor], n: int, rest: int, along: bool, scale: float,
+            every: int = 1) -> tuple[Tensor, ...]:
+    """Both passes over arrays of `rest` lines of n points; see fft_passes."""
+    size = n * rest
+    count = prod(x[0].shape) // (size * every)
+    lanes, given = blocks_of(n, rest, count)
+    xr, xi = (F.reshape(part, (count, size * every)) for part in x)
+    yr, yi = (F.zeros((count, size), F32) for _ in x)
+    launcher_of(fft_passes, lanes, given["points"])(
+        xr, xi, yr, yi, F.zeros((count,), I32), _angles(n, given["radices"]),
+        _angles(rest, given["radices_"]), along=along, scale=scale, every=every, **given)
+    return yr, yi
+
+
 def _lines(x: tuple[Tensor, Tensor], n: int, inner: int, outer: int, whole: int = 1,
-           apart: int = 1, scale: float = 1.0, every: int = 1) -> tuple[Tensor, Tensor]:
+           apart: int = 1, scale: float = 1.0) -> tuple[Tensor, Tensor]:
     """The transforms of lines of n points, see fft_lines."""
-    count, across = prod(x[0].shape) // (n * every), inner > 1 or outer > 1
+    count, across = prod(x[0].shape) // n, inner > 1 or outer > 1
     radices, points = form_of(n, across)
     lines, lanes = lines_of(n, across, points)
-    xr, xi = (F.reshape(part, (-1, n * inner * every)) for part in x)
+    xr, xi = (F.reshape(part, (-1, n * inner)) for part in x)
     yr, yi = (F.zeros((count // outer, n * outer), F32) for _ in x)
     launcher_of(fft_lines, lanes, points)(
         xr, xi, yr, yi, _angles(n, radices), radices, N=n, inner=inner, outer=outer, lines=count,
-        whole=whole, apart=apart, scale=scale, BM=lines, every=every, points=points)
+        whole=whole, apart=apart, scale=scale, BM=lines, points=points)
     return yr, yi
 
 
@@ -192,18 +247,17 @@ def _rfft(x: Tensor, axis: int, norm: str) -> tuple[Tensor, ...]:
     yr, yi = (F.zeros((count, n // 2 + 1), F32) for _ in "ri")
     if n > 2 * LONGEST:
         N = n // 2
-        first, rest = _two(N)
-        z = _lines(_lines((x, x), first, rest, rest, N, every=2), rest, 1, first)
-        zr, zi = (F.reshape(part, (count, N)) for part in z)
+        zr, zi = _passes((x, x), *_two(N), True, 1.0, every=2)
         real_frequencies.launcher(lanes=LANES_OF_PAIRS)(zr, zi, yr, yi, N=N, lines=count,
                                                         scale=scale, per=LANES_OF_PAIRS)
-        return tuple(F.reshape(y, (*shape, N + 1)) for y in (yr, yi))
-    pairs = count > 1 and POINTS <= n <= LONGEST_PAIR
-    N, kernel = (n, rfft_pairs) if pairs else (n // 2, rfft_lines)
-    lines, lanes = lines_of(N, False)
-    radices = mirror_radices(n) if pairs else radices_of(N)
-    angles = Tensor((stage_angles if pairs else real_angles)(N, radices).copy(), F32)
-    launcher_of(kernel, lanes)(x, yr, yi, angles, radices, N=N, lines=count, scale=scale, BM=lines)
+        return tuple(F.reshape(y, (*shape, n // 2 + 1)) for y in (yr, yi))
+    if count > 1 and POINTS <= n <= LONGEST_PAIR:
+        (lines, lanes), radices = lines_of(n, False), mirror_radices(n)
+        launcher_of(rfft_pairs, lanes)(x, yr, yi, _angles(n, radices), radices, N=n, lines=count,
+                                       scale=scale, BM=lines)
+    else:
+        given, launcher = _half(rfft_lines, n)
+        launcher(x, yr, yi, lines=count, scale=scale, **given)
     return tuple(F.reshape(y, (*shape, n // 2 + 1)) for y in (yr, yi))
 
 
@@ -213,14 +267,24 @@ def _irfft(re: Tensor, im: Tensor, axis: int, n: int, norm: str) -> Tensor:
     xr, xi = (F.reshape(part, (count, n // 2 + 1)) for part in (re, im))
     if n > 2 * LONGEST:
         return F.reshape(_long_irfft(xr, xi, n, scale), (*re.shape[:-1], n))
-    pairs = count > 1 and POINTS <= n <= LONGEST_PAIR_BACK
-    N, kernel = (n, irfft_pairs) if pairs else (n // 2, irfft_lines)
-    lines, lanes = lines_of(N, False)
-    radices = mirror_radices(n)[::-1] if pairs else radices_of(N)
-    angles = Tensor((stage_angles if pairs else real_angles)(N, radices).copy(), F32)
     y = F.zeros((count, n), F32)
-    launcher_of(kernel, lanes)(xr, xi, y, angles, radices, N=N, lines=count, scale=scale, BM=lines)
+    if count > 1 and POINTS <= n <= LONGEST_PAIR_BACK:
+        (lines, lanes), radices = lines_of(n, False), mirror_radices(n)[::-1]
+        launcher_of(irfft_pairs, lanes)(xr, xi, y, _angles(n, radices), radices, N=n, lines=count,
+                                        scale=scale, BM=lines)
+    else:
+        given, launcher = _half(irfft_lines, n)
+        launcher(xr, xi, y, lines=count, scale=scale, **given)
     return F.reshape(y, (*re.shape[:-1], n))
+
+
+def _half(kernel: Kernel, n: int) -> tuple[dict[str, Any], Any]:
+    """What a kernel is given that has n real points as half as many complex ones, its launcher."""
+    radices, points = form_of(n // 2, False)
+    lines, lanes = lines_of(n // 2, False, points)
+    angles = Tensor(real_angles(n // 2, radices).copy(), F32)
+    return {"angles": angles, "radices": radices, "N": n // 2, "BM": lines,
+            "points": points}, launcher_of(kernel, lanes, points)
 
 
 def _long_irfft(xr: Tensor, xi: Tensor, n: int, scale: float) -> Tensor:
@@ -247,6 +311,7 @@ def _two(n: int) -> tuple[int, int]:
     return first, n // first
 
 
-RULES: dict[GraphOp, Rule] = {FFT: _fft, RFFT: _rfft, IRFFT: _irfft, FILTER: _filter}
+RULES: dict[GraphOp, Rule] = {FFT: _fft, FFT_PLANES: _fft_planes, RFFT: _rfft, IRFFT: _irfft,
+                              FILTER: _filter}
 
 __all__ = ["use_fft_kernels"]

@@ -239,6 +239,38 @@ FILTER = GraphOp(
 )
 
 
+# --- two axes as one op -----------------------------------------------------------------------
+def _planes_shape(re: Aval, im: Aval, inverse: bool, norm: str) -> tuple[Aval, Aval]:
+    _need_pair(re, im)
+    need_points(re, -2)
+    need_points(re, -1)
+    return re, im
+
+
+def _planes_ref(re: np.ndarray, im: np.ndarray, inverse: bool, norm: str) -> tuple:
+    run = np.fft.ifft2 if inverse else np.fft.fft2
+    return _parts(run(_complex(re, im), norm=norm))  # type: ignore[arg-type]
+
+
+def _planes_expand(re: Tensor, im: Tensor, inverse: bool, norm: str) -> tuple[Tensor, Tensor]:
+    for axis in (re.ndim - 1, re.ndim - 2):
+        re, im = apply(FFT, re, im, axis=axis, inverse=inverse, norm=norm)
+    return re, im
+
+
+FFT_PLANES = GraphOp(
+    "fft_planes",
+    shape=_planes_shape,
+    ref=_planes_ref,
+    expand=_planes_expand,
+    multi=True,
+    samples=(sample((3, 4), (3, 4), inverse=False, norm="backward"),
+             sample((2, 3, 5), (2, 3, 5), inverse=True, norm="ortho")),
+    flops=flops.fft_planes,
+    doc="fft along the last two axes; real and imaginary parts apart",
+)
+
+
 # --- public functions: Fourier ----------------------------------------------------------------
 def _operand(x: Any) -> tuple[Tensor, Tensor | None, NumericType]:
     """(real part, imaginary part or None, type of the result) of a tensor or a pair."""

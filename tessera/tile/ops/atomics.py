@@ -44,10 +44,11 @@ def _each(m: Any, memory: Any, address: np.ndarray, values: np.ndarray, f: Any) 
     return old
 
 
-@declare(rule=_rule, attrs=("kind", "scope"), run=True, effect="atomic", public=False,
+@declare(rule=_rule, attrs=("kind", "scope", "release"), run=True, effect="atomic", public=False,
          access="element")
-def atomic(m: Any, op: Any, place: Any, value: Any, *index: Any) -> Any:
-    """memory[index] = f(memory[index], value) as one step; the result is what was there."""
+def atomic(m: Any, op: Any, place: Any, value: Any, *index: Any, release: Any = False) -> Any:
+    """memory[index] = f(memory[index], value) as one step; the result is what was there. release:
+    whoever sees that sees what the group has written before."""
     return _update(m, op, place, index, value, KINDS[op.attr["kind"]])
 
 
@@ -162,8 +163,12 @@ def _scope(t: OpTracer, scope: Any) -> str:
 
 def _declare_kind(kind: str, doc: str, name: str) -> None:
     def lower(t: OpTracer, target: Any, index: Any = None, value: Any = None, *,
-              scope: Any = "device") -> Any:
+              scope: Any = "device", release: Any = False) -> Any:
         scope = _scope(t, scope)
+        if release and (scope == "group" or isinstance(target, Handle)
+                        and isinstance(target.type, View)):
+            t.fail(f"{name}(release=True) is of one element, for other groups",
+                   "barrier() orders what a group writes for itself")
         if isinstance(target, Handle) and isinstance(target.type, View):
             tile = index if value is None else value
             if not isinstance(tile, Handle) or not isinstance(tile.type, TileType):
@@ -174,9 +179,10 @@ def _declare_kind(kind: str, doc: str, name: str) -> None:
             t.fail(f"{name} needs an index and a value", f"ts.tile.{name}(x, index, value)")
         base, items = _element(t, target, index, name)
         return t.ir.emit("atomic", [base, t.memory.stored(value, base), *items], t.ir.hint(base),
-                         kind=kind, scope=scope)
+                         kind=kind, scope=scope, **({"release": True} if release else {}))
 
-    lower.__doc__ = doc
+    lower.__doc__ = (f"{doc} release: whoever sees the update, by one whose result is read, sees "
+                     "what the group wrote before; what the lane did, where each updates.")
     macro(name=name)(lower)
 
 

@@ -1,7 +1,8 @@
 """Atomic updates by lanes, by a group as one, and of whole tiles.
 
 What all lanes do alike happens once per group: its first thread acts, and the others learn what was
-there before. An update whose result is read orders what the group wrote before it and reads after.
+there before. An update whose result is read orders what the group wrote before it and reads after,
+one that releases what it wrote before.
 """
 
 from __future__ import annotations
@@ -45,7 +46,9 @@ def _emit(e: Emitter, op: Op, name: str, values: tuple[Operand, ...], index: tup
     alone = once_per_group(e, *values, *index)
     read = bool(e.readers.get(made.value))
     ok = guard(e, place, index)
-    order = "acq_rel" if alone and read and op.attr["scope"] != "group" else "relaxed"
+    release, order = op.attr.get("release"), "relaxed"
+    if op.attr["scope"] != "group" and (release or alone and read):
+        order = "acq_rel" if read else "release"
     kind = options.get("kind")
     what = [kind] if kind else []
     text = intrinsic(f"atomics.{name}", *what, place.space, place.dtype.name,
@@ -57,7 +60,7 @@ def _emit(e: Emitter, op: Op, name: str, values: tuple[Operand, ...], index: tup
         watch_element(e, place, address(e, place, index), values[0],
                       conditions(e, first_lane(e), ok) if alone else ok)
     if alone:
-        _once(e, made, update, read, ok)
+        _once(e, made, update, read, ok, order)
         return
     if ok is None:
         e.define(made, update) if read else e.line(update)
@@ -95,14 +98,15 @@ def _atomic_tile(e: Emitter, op: Op) -> None:
     e.line(f"{e.use('atomic_' + attr['kind'], text)}({', '.join(args)})")
 
 
-def _once(e: Emitter, made: Def, update: str, read: bool, ok: str | None) -> None:
+def _once(e: Emitter, made: Def, update: str, read: bool, ok: str | None, order: str) -> None:
     """By the first thread; its result goes to all."""
     condition = f"{first_lane(e)} != 0" + (f" and {ok} != 0" if ok else "")
+    if order != "relaxed" or read:
+        e.sync()  # what the others wrote comes before
     if not read:
         with e.block(f"if {condition}"):
             e.line(update)
         return
-    e.sync()  # what the others wrote comes before
     e.define(made, literal(0, made.type.dtype))
     with e.block(f"if {condition}"):
         e.define(made, update)
