@@ -19,6 +19,9 @@ from . import numerics as numerics
 from . import optim as optim
 from . import shape as shape
 from .ad import *  # noqa: F403
+from .bundles import LoadedFunction as LoadedFunction
+from .bundles import export as export
+from .bundles import load as load
 from .debug import inspect_ir as inspect_ir
 from .debug import verify as verify
 from .dims import Dim as Dim

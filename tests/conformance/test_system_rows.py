@@ -229,10 +229,13 @@ CHAPTERS = {
                ["swizzle=", "stages"]),
     "DOC-08": (["guide/stdlib", "reference/ops"], ["gemm", "spmm", "ts.fft", "ts.uniform"],
                ["stdlib"]),
+    "DOC-10": (["guide/deployment"], ["workflow", "best practices", "server", "laptop"],
+               ["ts.export", "ts.load"]),
 }
 
 
-@pytest.mark.row("DOC-01", "DOC-02", "DOC-03", "DOC-04", "DOC-05", "DOC-07", "DOC-08")
+@pytest.mark.row("DOC-01", "DOC-02", "DOC-03", "DOC-04", "DOC-05", "DOC-07", "DOC-08",
+                 "DOC-10")
 @pytest.mark.parametrize("row", CHAPTERS)
 def test_a_chapter(row):
     """That its examples run and print what it shows is tested in cpu/test_docs.py."""

@@ -35,7 +35,7 @@ UNKNOWN = math.nan  # of a rank that has run the program before
 
 
 @dataclass(frozen=True)
-class Operand:
+class GivenPart:
     """A rank's part of an operand. along: the axes over which others hold the same."""
 
     name: str
@@ -44,17 +44,17 @@ class Operand:
 
 
 def operands_of(mesh: Mesh, parts: Sequence[Tensor], layouts: Sequence[Layout | None]
-                ) -> list[Operand]:
+                ) -> list[GivenPart]:
     """A rank's parts of what a program is given. layouts: None for a tensor that each rank has
     whole."""
-    return [Operand(f"operand {i}, {part.type}{show_shape(part.shape)}"
+    return [GivenPart(f"operand {i}, {part.type}{show_shape(part.shape)}"
                     f"{f' of {at.describe()}' if at else ''}", part,
                     mesh.axes if at is None else at.repeated)
             for i, (part, at) in enumerate(zip(parts, layouts, strict=True))]
 
 
 def agree_on_program(group: Group, mine: CollectiveCall, mesh: Mesh, digest: str,
-                     text: Callable[[], str], given: Callable[[], Sequence[Operand]],
+                     text: Callable[[], str], given: Callable[[], Sequence[GivenPart]],
                      first: bool) -> None:
     """Return when all ranks of a mesh run the same program, and are given what fits together.
 
@@ -149,7 +149,7 @@ def _number(x: Tensor) -> float:
     return float(weights @ found) / size + 7 * math.log2(size) if size else 0.0
 
 
-def _number_along(operands: Sequence[Operand], axis: str) -> float:
+def _number_along(operands: Sequence[GivenPart], axis: str) -> float:
     """Of all operands of which the ranks along an axis hold the same."""
     return sum(_number(x.part) * (1 + i * 0.618034 % 1)
                for i, x in enumerate(operands) if axis in x.along)
@@ -166,7 +166,7 @@ def _differing_axis(mesh: Mesh, told: Sequence[Sequence[float]], count: int) -> 
 
 
 def _values_differ(group: Group, mine: CollectiveCall, mesh: Mesh, axis: str,
-                   operands: Sequence[Operand]) -> PolicyMismatch:
+                   operands: Sequence[GivenPart]) -> PolicyMismatch:
     """The error that shows the first operand of which ranks along an axis hold different values."""
     found = operands[-1]
     for found in operands:
@@ -184,4 +184,4 @@ def _values_differ(group: Group, mine: CollectiveCall, mesh: Mesh, axis: str,
         "ts.dist.broadcast")
 
 
-__all__ = ["Operand", "agree_on_program", "operands_of"]
+__all__ = ["GivenPart", "agree_on_program", "operands_of"]
