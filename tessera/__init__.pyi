@@ -20,6 +20,7 @@ from .ad import *  # noqa: F403
 from .bundles import LoadedFunction as LoadedFunction
 from .bundles import export as export
 from .bundles import load as load
+from .debug import arch_report as arch_report
 from .debug import inspect_ir as inspect_ir
 from .debug import verify as verify
 from .dims import Dim as Dim

@@ -9,6 +9,7 @@
     with ts.debug.range("attention"): ...      a name for a part of the program
     ts.debug.race_check(kernel, a, b)          and bank_conflicts, coalescing, register_pressure,
                                                roofline, lowering: what a kernel does, and the fix
+    ts.debug.arch_report()                     which kernels use wgmma, TMA, clusters, ...
     ts.debug.show_sharding(spec, shape, mesh)  which rank holds which part of a tensor
     ts.debug.enable()                          all checks, as with TESSERA_DEBUG=1
 """
@@ -16,6 +17,8 @@
 from __future__ import annotations
 
 from . import verify as verify
+from .arch_report import ArchReport as ArchReport
+from .arch_report import arch_report as arch_report
 from .findings import BadValue as BadValue
 from .findings import Flags as Flags
 from .inspect import inspect_ir as inspect_ir

@@ -160,6 +160,45 @@ def test_a_matmul_for_every_generation(target):
     assert ("cp.async" in text) == (parse_target(target).cc >= (8, 0))
 
 
+@ts.kernel
+def staged(x: ts.Tensor["M", 64, ts.f32], y: ts.Tensor["M", 64, ts.f32]):
+    s = ts.tile.alloc_shared((16, 64), ts.f32)
+    ts.tile.cp_async(s, x[tile_m:tile_m+16, 0:64])
+    ts.tile.barrier()
+    y[tile_m:tile_m+16, 0:64] = ts.tile.load(s)
+
+
+@pytest.mark.row("SYS-11")
+@pytest.mark.parametrize("target", ["sm_80", "sm_86"])
+def test_asynchronous_copies_of_ampere(target):
+    """Asked for, and in the pipeline of a matmul; the page says what of Ampere is not used."""
+    x, h = np.zeros((32, 64), np.float32), np.zeros((128, 128), np.float16)
+    for text in (ptx(staged, x, x, target=target),
+                 ptx(product, h, h, np.zeros((128, 128), np.float32), target=target)):
+        assert re.search(r"cp\.async\.c[ag]\.shared\.global", text) and "cp.async.bulk" not in text
+    assert "Structured sparsity" in (DOCS / "reference/status.md").read_text()
+
+
+@pytest.mark.row("SYS-12")
+def test_which_features_of_a_chip_kernels_use_is_reported():
+    """Of kernels that are compiled here; tests/gpu has those that are launched."""
+    h, c = np.zeros((128, 128), np.float16), np.zeros((128, 128), np.float32)
+    for target, uses, lacks in (
+            ("sm_80", {"mma.sync", "cp.async", "ldmatrix"}, {"wgmma", "TMA", "setmaxnreg"}),
+            ("sm_90a", {"wgmma", "TMA"}, {"mma.sync"})):
+        text = ptx(product, h, h, c, target=target)
+        report = ts.arch_report(product, target=target)
+        (found,) = report.kernels
+        assert (found.name, found.target) == ("product", target)
+        assert uses <= found.features and not lacks & found.features
+        assert ("cp.async.bulk.tensor" in text) == ("TMA" in found.features)
+        assert ("clusters" in found.features) == (found.clusters > 1)
+        assert {f for f, n in report.used[target].items() if n} == found.features
+        assert str(report).startswith(f"{target}: 1 kernel; ") and f"product ({target})" in \
+            str(report)
+    assert "TMA" in ts.arch_report(ts.kernel(product.fn)).kernels[0].features  # never called
+
+
 @pytest.mark.row("SYS-01", "SYS-09")
 def test_volta_is_refused_with_what_there_is_instead():
     with pytest.raises(UnsupportedTargetError, match="there is no target 'sm_70'") as e:

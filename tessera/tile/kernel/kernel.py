@@ -496,10 +496,14 @@ class Kernel(Kernel_):
                                 hint=f"levels: {', '.join(LEVELS)}")
         if level == "schedule":
             return self.schedule.explained()
-        function = self.last if self.last is not None and not sizes else self._from_types(sizes)
+        function = self.inspected(**sizes)
         if level == "tile":
             return print_ir(function)
         return TARGET_LEVELS[level](self, function, target)
+
+    def inspected(self, **sizes: int) -> Function:
+        """The Tile IR that inspect_ir shows."""
+        return self.last if self.last is not None and not sizes else self._from_types(sizes)
 
     def _from_types(self, sizes: dict[str, int]) -> Function:
         """Compiles from the annotations alone: one dummy argument for each parameter."""
