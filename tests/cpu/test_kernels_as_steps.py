@@ -210,3 +210,24 @@ def test_memory_that_a_kernel_overwrites_is_not_filled_before(said):
 def test_what_is_overwritten_is_a_parameter():
     with pytest.raises(ArgumentError, match="has no parameter 'z' to overwrite"):
         ts.kernel(doubled_in_steps, overwrites=("z",))
+
+
+# --- kernels that report --------------------------------------------------------------------------
+@ts.kernel
+def tells(x: Tensor["N", f32], y: Tensor["N", f32]):
+    if tile.linear_id() == 0:
+        print("first", x[0])
+    y[tile_n:tile_n + 16] = tile.load(x[tile_n:tile_n + 16])
+
+
+def test_a_kernel_that_prints_is_a_step_though_nobody_reads_what_it_writes(x, capsys):
+    @ts.jit
+    def f(x):
+        y = x * 2.0
+        tells(y, ts.zeros_like(y))
+        return ts.sum(y)
+
+    program = CudaProgram(f.graph(x))
+    (total,) = program.run([x.array])
+    np.testing.assert_allclose(total, 2 * x.numpy().sum(dtype=np.float64), rtol=1e-6)
+    assert capsys.readouterr().out == f"first {2 * x.numpy()[0]!s}\n"

@@ -303,3 +303,53 @@ def test_an_index_that_is_data():
         return y
 
     assert f(x, ts.tensor(3, "int32")).tolist() == [3, 4, 5, 6, 0, 1, 2]
+
+
+# --- what kernels say -----------------------------------------------------------------------------
+@ts.kernel
+def below(x: Tensor["N", f32], limit: f32):
+    i = tile.linear_id()
+    if i < N:
+        assert x[i] < limit, f"x is {x[i]}"
+
+
+@ts.kernel
+def told(x: Tensor["N", f32], y: Tensor["N", f32]):
+    if tile.linear_id() == 0:
+        print("first", x[0])
+    y[tile_n:tile_n + 16] = tile.load(x[tile_n:tile_n + 16])
+
+
+def test_a_kernel_that_reports_runs_though_nobody_reads_what_it_writes(x, capsys):
+    @ts.jit
+    def f(x, limit):
+        y = x * 1.0
+        below(y, limit)
+        for _ in range(2):  # each says it
+            told(y, ts.zeros_like(y))
+        return ts.sum(y)
+
+    assert f(x, 9.0).item() == pytest.approx(x.numpy().sum(dtype=np.float64))
+    assert capsys.readouterr().out == 2 * f"first {x.numpy()[0]!s}\n"
+    assert f.effects == {"io"} and f.inspect_ir("graph").count("!io") == 3
+    with pytest.raises(ts.EffectError, match="io"):
+        ts.jit(ts.pure(lambda x: f(x, 9.0)))(x)
+    assert ts.jit(written).graph(x).effects == frozenset()
+    silent = ts.jit(lambda x: (written(x), x)[1])
+    silent(x)
+    assert "kernel(" not in silent.inspect_ir("schedule")
+
+
+def test_an_error_in_a_kernel_names_its_line_and_the_call(x):
+    @ts.jit
+    def f(x):
+        y = x * 1.0
+        below(y, 0.25)
+        return y
+
+    with pytest.raises(ts.TesseraError, match=r"assertion failed in lane 0 of group 0: x is") as e:
+        f(x)
+    assert "assert x[i] < limit" in e.value.where.text
+    ((role, where),) = e.value.also
+    assert role == "called" and where.text == "below(y, 0.25)"
+    assert "\n  called: " in str(e.value)
