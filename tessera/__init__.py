@@ -78,6 +78,8 @@ from .tile.kernel.decorator import kernel as kernel
 from .tile.launch.resident import as_bytes as as_bytes
 from .tile.launch.resident import from_bytes as from_bytes
 from .tile.launch.resident import from_dlpack as from_dlpack
+from .tile.passes.registered import register_pass as register_pass
+from .tile.passes.registered import unregister_pass as unregister_pass
 
 allreduce = all_reduce
 from .graph.functions import *  # noqa: E402, F403  after all that declare some

@@ -35,7 +35,7 @@ from tessera.tile.launch.first_call import call_on_gpu, form_of
 from tessera.tile.launch.machine_code import Image
 from tessera.tile.launch.placement import place_call, reader_for
 from tessera.tile.launch.sentinels import watched_tensors
-from tessera.tile.passes import PIPELINE
+from tessera.tile.passes import run_passes
 from tessera.tile.tuning.default_schedule import propose
 from tessera.tile.tuning.legality import require_shared
 from tessera.tile.tuning.measure import gpu_of_call
@@ -471,9 +471,7 @@ class Kernel(Kernel_):
 
     def compile(self, spec: KernelSpec, sizes: dict[str, int]) -> Function:
         """Traces and runs the passes; nothing is cached."""
-        function = trace(self.source, self.fn, spec, sizes)
-        for run_pass in PIPELINE:
-            function = run_pass(function)
+        function = run_passes(trace(self.source, self.fn, spec, sizes))
         require_shared(function)
         return function
 
