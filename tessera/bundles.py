@@ -59,25 +59,35 @@ def export(fn: Any, path: str | os.PathLike, *args: Any, targets: Sequence[str] 
     for other trees, for captured distributed tensors, and where the file cannot be written.
     """
     compiled = fn if isinstance(fn, JitFunction) else jit(fn)
-    traced = compiled.traced(*args, **kwargs)
-    manifest = _described(compiled.name, traced)
-    files = {GRAPH: print_graph(traced.graph).encode()}
-    for i, (_, t) in enumerate(traced.graph.captures):
-        files[f"tensors/{i}"] = np.ascontiguousarray(t.buffer).tobytes()
+    manifest, files = contents(compiled, args, kwargs)
     for target in targets:
         text = compiled.inspect_ir("schedule", *args,
                                    target=None if target == "cpu" else target, **kwargs)
         files[f"schedules/{target}.txt"] = text.encode()
-    manifest["files"] = {name: _digest(data) for name, data in files.items()}
-    files[MANIFEST] = json.dumps(manifest, indent=1).encode()
     made = Path(path)
     if manifest["mesh"] is None or transport().size == 1:
-        _write(made, files)
+        write(made, manifest, files)
     else:
         with raised_on_all(BundleError):
             if transport().rank == 0:
-                _write(made, files)
+                write(made, manifest, files)
     return made
+
+
+def contents(compiled: JitFunction, args: tuple, kwargs: dict[str, Any]
+             ) -> tuple[dict[str, Any], dict[str, bytes]]:
+    """What the file of a function says, and its entries by name."""
+    traced = compiled.traced(*args, **kwargs)
+    manifest = _described(compiled.name, traced)
+    files = {GRAPH: print_graph(traced.graph).encode()}
+    for i, (_, t) in enumerate(traced.graph.captures):
+        files[f"tensors/{i}"] = tensor_bytes(t)
+    return manifest, files
+
+
+def tensor_bytes(t: Tensor) -> bytes:
+    """Its elements, packed types in their packed rows."""
+    return np.ascontiguousarray(t.buffer).tobytes()
 
 
 def load(path: str | os.PathLike) -> LoadedFunction:
@@ -86,9 +96,13 @@ def load(path: str | os.PathLike) -> LoadedFunction:
     Raises BundleError for a file that is damaged or of a newer version, GraphError for ops that are
     not registered here, MeshError where this program runs on other ranks than it was exported for.
     """
-    files = _read(Path(path))
+    return function_of(read(Path(path)))
+
+
+def function_of(files: Mapping[str, bytes]) -> LoadedFunction:
+    """The function that the entries of a file hold."""
     manifest = json.loads(files[MANIFEST])
-    captures = [_tensor(files[f"tensors/{i}"], about)
+    captures = [tensor_of(files[f"tensors/{i}"], about)
                 for i, about in enumerate(manifest["captures"])]
     if manifest["mesh"] is not None:
         _need_ranks(manifest)
@@ -119,7 +133,11 @@ class LoadedFunction:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """As the exported function. Raises ArgumentError, ShapeError and DTypeError where the
         arguments are not such as it was exported for."""
-        made = self.compiled(*self._leaves(args, kwargs))
+        return self.on_leaves(self.leaves(args, kwargs))
+
+    def on_leaves(self, leaves: Sequence[Tensor]) -> Any:
+        """The result on the tensors of a call, in order."""
+        made = self.compiled(*leaves)
         for y, param in zip(made, self._params, strict=True):
             y.is_param = param
         return tree.unflatten(self._out, made)
@@ -130,7 +148,8 @@ class LoadedFunction:
         on = f" on {_shown(self.manifest['mesh'])}" if self.manifest["mesh"] else ""
         return f"LoadedFunction {self.name}({names}){on}"
 
-    def _leaves(self, args: tuple, kwargs: dict[str, Any]) -> list[Tensor]:
+    def leaves(self, args: tuple, kwargs: dict[str, Any]) -> list[Tensor]:
+        """The tensors of a call, which are such as it was exported for."""
         names, wanted = self.manifest["parameters"], self.manifest["leaves"]
         bound = dict(zip(names, args, strict=False)) | kwargs
         if len(args) > len(names) or len(args) + len(kwargs) != len(bound) or \
@@ -247,14 +266,15 @@ def _tree_of(text: Any) -> tree.TreeDef:
                         tuple(map(_tree_of, children)))
 
 
-def _tensor(data: bytes, about: Mapping[str, Any]) -> Tensor:
+def tensor_of(data: bytes, about: Mapping[str, Any]) -> Tensor:
+    """The tensor of tensor_bytes. about: its type, shape, whether it is a param, and its name"""
     kind, shape = as_type(about["type"]), tuple(about["shape"])
     if kind.dtype.packed:
         codes = np.frombuffer(data, np.uint8).reshape(stored_as(kind, shape)[1])
         array = unpack(codes, kind.dtype, shape[-1] if shape else 1).reshape(shape)
     else:
         array = np.frombuffer(data, kind.dtype.numpy).reshape(shape).copy()
-    return Tensor(array, kind, is_param=about["param"], name=about["name"])
+    return Tensor(array, kind, is_param=about.get("param", False), name=about.get("name"))
 
 
 def _mesh_text(mesh: Mesh) -> list[list[Any]]:
@@ -278,8 +298,10 @@ def _digest(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def _write(path: Path, files: Mapping[str, bytes]) -> None:
-    """Beside its place, then renamed: a reader sees a whole file."""
+def write(path: Path, manifest: dict[str, Any], files: Mapping[str, bytes]) -> None:
+    """The file with its manifest, beside its place, then renamed: a reader sees a whole one."""
+    manifest = manifest | {"files": {name: _digest(data) for name, data in files.items()}}
+    files = {MANIFEST: json.dumps(manifest, indent=1).encode(), **files}
     beside = path.with_name(f".{path.name}-{secrets.token_hex(4)}")
     try:
         with zipfile.ZipFile(beside, "x", zipfile.ZIP_STORED) as archive:
@@ -291,7 +313,8 @@ def _write(path: Path, files: Mapping[str, bytes]) -> None:
         raise BundleError(f"{path} is not written: {err}") from err
 
 
-def _read(path: Path) -> dict[str, bytes]:
+def read(path: Path) -> dict[str, bytes]:
+    """The entries of a file, each compared with its SHA-256. Raises BundleError."""
     try:
         with zipfile.ZipFile(path) as archive:
             files = {name: archive.read(name) for name in archive.namelist()}
