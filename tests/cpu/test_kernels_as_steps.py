@@ -231,3 +231,29 @@ def test_a_kernel_that_prints_is_a_step_though_nobody_reads_what_it_writes(x, ca
     (total,) = program.run([x.array])
     np.testing.assert_allclose(total, 2 * x.numpy().sum(dtype=np.float64), rtol=1e-6)
     assert capsys.readouterr().out == f"first {2 * x.numpy()[0]!s}\n"
+
+
+@ts.kernel
+def below(x: Tensor["N", f32], limit: f32):
+    i = tile.linear_id()
+    if i < N:
+        assert x[i] < limit, f"x is {x[i]}"
+
+
+def test_a_kernel_that_gives_nothing_is_a_step(x, gpu, driver):
+    @ts.jit
+    def f(x, limit):
+        y = x * 2.0
+        below(y, limit)
+        return ts.sum(y), y
+
+    graph, want = f.graph(x, 9.0), 2 * x.numpy().astype(np.float64)
+    for made in (CudaProgram(graph), executable := DeviceExecutable(graph), executable):
+        total, y = made.run([x.array, np.float64(9.0)])
+        np.testing.assert_allclose(total, want.sum(), rtol=1e-6)
+        np.testing.assert_allclose(y, want, rtol=1e-6)
+    with pytest.raises(ts.TesseraError, match="assertion failed in lane .*x is"):
+        CudaProgram(graph).run([x.array, np.float64(0.0)])
+    text = f.inspect_ir("schedule", x, 9.0, target="sm_90a")
+    assert "call below" in text[text.index("launch over [20]"):]
+    assert "g2_kernel" in {p.work.name for p in f.schedule(x, 9.0, target="sm_90a").launches}
