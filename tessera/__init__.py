@@ -19,6 +19,10 @@ from . import numerics as numerics
 from . import optim as optim
 from . import shape as shape
 from .ad import *  # noqa: F403
+from .bundles import LoadedFunction as LoadedFunction
+from .bundles import export as export
+from .bundles import load as load
+from .debug import arch_report as arch_report
 from .debug import inspect_ir as inspect_ir
 from .debug import verify as verify
 from .dims import Dim as Dim
@@ -74,6 +78,8 @@ from .tile.kernel.decorator import kernel as kernel
 from .tile.launch.resident import as_bytes as as_bytes
 from .tile.launch.resident import from_bytes as from_bytes
 from .tile.launch.resident import from_dlpack as from_dlpack
+from .tile.passes.registered import register_pass as register_pass
+from .tile.passes.registered import unregister_pass as unregister_pass
 
 allreduce = all_reduce
 from .graph.functions import *  # noqa: E402, F403  after all that declare some

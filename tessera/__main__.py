@@ -40,6 +40,8 @@ Command("tune", "choices of blocks, measured on this GPU and kept where they bea
         "tessera.tune.command")
 Command("plan", "memory, collectives and time of a step on a mesh that need not be here",
         "tessera.debug.planning")
+Command("cache", "what the cache folder holds: compiled code, tuned schedules",
+        "tessera.debug.cache_command")
 Command("fabric", "measures what joins the ranks that run it, as a file for plans",
         "tessera.debug.fabric_command")
 

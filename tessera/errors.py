@@ -245,6 +245,12 @@ class CheckpointError(TesseraError, OSError):
     default_code = "E_CHECKPOINT"
 
 
+class BundleError(TesseraError, OSError):
+    """A function as a file that cannot be written, is damaged, or of a newer version."""
+
+    default_code = "E_BUNDLE"
+
+
 class DataError(TesseraError, OSError):
     """Input data that cannot be read or holds too little."""
 
@@ -266,8 +272,8 @@ def did_you_mean(word: str, known: Sequence[str]) -> str:
 
 
 __all__ = [
-    "ArgumentError", "AxisError", "CheckpointError", "CompileError", "DTypeError", "DataError",
-    "DeviceError", "EffectError", "GradError", "GraphError", "NumericsError", "OutOfMemoryError",
-    "PolicyError", "PrivilegeError", "ShapeError", "SourceLine", "TesseraError", "TraceError",
-    "UnknownNameError", "UnsupportedTargetError",
+    "ArgumentError", "AxisError", "BundleError", "CheckpointError", "CompileError", "DTypeError",
+    "DataError", "DeviceError", "EffectError", "GradError", "GraphError", "NumericsError",
+    "OutOfMemoryError", "PolicyError", "PrivilegeError", "ShapeError", "SourceLine",
+    "TesseraError", "TraceError", "UnknownNameError", "UnsupportedTargetError",
 ]

@@ -3,12 +3,14 @@
     with ts.debug.numerics("raise"): ...       the first NaN or infinity, with op, line and operands
     ts.debug.flags()                           what was counted in flag mode
     ts.debug.replay(error)                     the op or kernel of a report, run again
+    ts.debug.record(f, path, *args)            a call as a file; replay(path) makes it again
     ts.debug.print("x = {}", x)                values inside compiled functions
     with ts.debug.trace() as program: ...      every op that ran, with shapes
     with ts.debug.profile() as p: ...          p.launches.table(), p.html(path), p.chrome_trace()
     with ts.debug.range("attention"): ...      a name for a part of the program
     ts.debug.race_check(kernel, a, b)          and bank_conflicts, coalescing, register_pressure,
                                                roofline, lowering: what a kernel does, and the fix
+    ts.debug.arch_report()                     which kernels use wgmma, TMA, clusters, ...
     ts.debug.show_sharding(spec, shape, mesh)  which rank holds which part of a tensor
     ts.debug.enable()                          all checks, as with TESSERA_DEBUG=1
 """
@@ -16,6 +18,8 @@
 from __future__ import annotations
 
 from . import verify as verify
+from .arch_report import ArchReport as ArchReport
+from .arch_report import arch_report as arch_report
 from .findings import BadValue as BadValue
 from .findings import Flags as Flags
 from .inspect import inspect_ir as inspect_ir
@@ -37,6 +41,8 @@ from .profiling import named_range as range
 from .profiling import profile as profile
 from .record import Record as Record
 from .record import program_trace as trace
+from .recording import RecordedRun as RecordedRun
+from .recording import record as record
 from .replaying import Replay as Replay
 from .replaying import replay as replay
 from .resources import Pressure as Pressure
@@ -51,10 +57,10 @@ from .switches import bounds as bounds
 from .switches import enable as enable
 
 __all__ = [
-    "BadValue", "BankReport", "Flags", "FunctionLowering", "LaunchTable", "Lowering",
-    "MemoryTimeline", "Picture", "Pressure", "Profile", "RaceReport", "Record", "Replay",
-    "Roofline", "SectorReport", "bank_conflicts", "bounds", "coalescing", "enable", "flags",
-    "inspect_ir", "lowering", "memory_timeline", "numerics", "print", "profile",
-    "race_check", "range", "register_pressure", "replay", "roofline", "show_sharding",
-    "trace", "verify",
+    "ArchReport", "BadValue", "BankReport", "Flags", "FunctionLowering", "LaunchTable",
+    "Lowering", "MemoryTimeline", "Picture", "Pressure", "Profile", "RaceReport", "Record",
+    "RecordedRun", "Replay", "Roofline", "SectorReport", "arch_report", "bank_conflicts",
+    "bounds", "coalescing", "enable", "flags", "inspect_ir", "lowering", "memory_timeline",
+    "numerics", "print", "profile", "race_check", "range", "record", "register_pressure",
+    "replay", "roofline", "show_sharding", "trace", "verify",
 ]

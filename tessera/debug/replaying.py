@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 
 from .. import config
 from ..errors import ArgumentError, NumericsError, user_line
 from ..tensor import Tensor
 from .findings import BadValue, Flags
+from .recording import RecordedRun, replay_run
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,14 +27,18 @@ class Replay:
         return "\n".join([self.name, *given, *made])
 
 
-def replay(report: BadValue | NumericsError | Flags) -> Replay:
+def replay(report: BadValue | NumericsError | Flags | str | os.PathLike) -> Replay | RecordedRun:
     """The op or kernel of a report run again under the interpreter, from what it was given then.
+    Of a path: the call that `ts.debug.record` wrote there, made again, as a RecordedRun: `.same`
+    says whether every byte of the results is that of the record, `.differing` which are not.
 
     report: ts.debug.flags(), its .first, or a NumericsError. Sentinels are off meanwhile; prints,
     breakpoints and the sanitizer of a kernel work. Writes nothing but copies of its own.
     Raises ArgumentError for a report without inputs: a kernel that was launched on a GPU in the
     mode "flag" keeps none.
     """
+    if isinstance(report, str | os.PathLike):
+        return replay_run(report)
     finding = report.first if isinstance(report, Flags) else \
         report.finding if isinstance(report, NumericsError) else report
     if not isinstance(finding, BadValue):

@@ -10,6 +10,7 @@ import numpy as np
 from .. import hooks
 from ..errors import TesseraError
 from ..runtime.host_memory import memory_id
+from ..tile.ir.errors import KernelError, Site
 from .ir import Graph, Node, Value
 from .trace import at_line
 
@@ -47,12 +48,17 @@ def own(results: Iterable[np.ndarray], others: Iterable[np.ndarray]) -> tuple[np
 
 @contextmanager
 def located(node: Node) -> Iterator[None]:
-    """An error of a node is one at its line."""
+    """An error of a node is one at its line; one in a kernel has a line there, and says from where
+    the kernel was called."""
     try:
         yield
     except TesseraError as err:
         if not err.located:  # the innermost node knows best: a scan's body, not the scan
-            err.where, err.located = node.where or err.where, True
+            if isinstance(err, KernelError) and isinstance(err.where, Site):
+                err.also += (("called", node.where),) if node.where is not None else ()
+            else:
+                err.where = node.where or err.where
+            err.located = True
         raise
 
 

@@ -58,7 +58,7 @@ class Node:
     def meaning(self) -> tuple | None:
         """What it does to its inputs, as a key: equal for nodes that give the same of the same.
         None where it has an effect, holds a graph, or its attributes cannot be compared."""
-        if self.op.effects or self.op.graph_attrs:
+        if self.op.graph_attrs or node_effects(self):
             return None
         items = tuple(sorted((k, _frozen(v)) for k, v in self.attrs.items()))
         try:
@@ -114,9 +114,10 @@ def subgraphs(node: Node) -> Iterator[Graph]:
 
 def node_effects(node: Node) -> frozenset[str]:
     """The effects of a node and of the graphs it holds."""
+    own = node.op.effects | node.op.also(node.attrs) if node.op.also else node.op.effects
     if not node.op.graph_attrs:
-        return node.op.effects
-    return node.op.effects.union(*(g.effects for g in subgraphs(node)))
+        return own
+    return own.union(*(g.effects for g in subgraphs(node)))
 
 
 def uses(graph: Graph) -> Counter[Value]:
@@ -191,8 +192,9 @@ def _node_lines(node: Node, name: Any, canonical: bool, indent: str) -> list[str
     attrs = "".join(f" {k}={show_attr(v, canonical)}" for k, v in sorted(plain.items()))
     outs = ", ".join(f"{name(v)}: {v.aval}" for v in node.outputs)
     line = f"{indent}{outs}{' = ' if outs else ''}{node.op.name}({args}){attrs}"
-    if node.op.effects:
-        line += f" !{','.join(sorted(node.op.effects))}"
+    own = node_effects(node) if node.op.also else node.op.effects
+    if own:
+        line += f" !{','.join(sorted(own))}"
     if node.where is not None and not canonical:
         hints = f"  [{'; '.join(node.where.hints)}]" if node.where.hints else ""
         line += f"    # {node.where}{hints}"

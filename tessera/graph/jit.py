@@ -30,7 +30,7 @@ from .decorator import Decorator
 from .devices import place_arguments, target_of
 from .donation import check_donated, forget_origins, use_up
 from .inspect_levels import launch_plan, level_text, need_level
-from .ir import Graph, subgraphs
+from .ir import Graph, node_effects
 from .kept_traces import Signatures
 from .operand import describe
 from .placed_leaves import HERE
@@ -543,8 +543,7 @@ def check_effects(graph: Graph, allowed: frozenset[str] | None) -> None:
     if allowed is None or graph.effects <= allowed:
         return
     for node in graph.nodes:
-        inner = frozenset[str]().union(*(g.effects for g in subgraphs(node)))
-        extra = sorted((node.op.effects | inner) - allowed)
+        extra = sorted(node_effects(node) - allowed)
         if extra:
             raise EffectError(
                 f"{graph.name} has the effect {', '.join(extra)}: {node.op.name}",

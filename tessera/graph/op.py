@@ -233,6 +233,7 @@ class GraphOp:
     host    ref runs on the host wherever the operands lie, of copies: "now", before the call that
             it is part of returns, or "later", when that call is waited for, of what only raises
     hint    what to do about a NaN or an infinity that it made
+    also    (attrs) -> effects of a node with these attributes, beside `effects`
     memory  where the results lie: a ResultMemory, or a rule(**attrs) -> ResultMemory. Who owns a
             buffer follows from it alone; graph/schedule/check_memory_plan.py proves it of every
             plan
@@ -262,6 +263,7 @@ class GraphOp:
     local: Callable[..., dict[str, Any]] | None = None
     multi: bool = False
     effects: frozenset[str] = frozenset()
+    also: Callable[[dict[str, Any]], frozenset[str]] | None = None
     loop: str | None = None
     tile: str | Callable[..., str | None] | None = None
     loop_kinds: tuple[str, ...] = ("float", "int", "uint", "bool")  # of operands, for which a loop

@@ -18,7 +18,8 @@ class DisagreementError(MeshError):
 
 
 class PolicyMismatch(DisagreementError):
-    """Ranks that make a distributed tensor of different types, shapes or layouts."""
+    """Ranks that make a distributed tensor of different types, shapes or layouts, or that hold
+    different values of what they are to hold alike."""
 
     default_code = "E_MESH_POLICY"
 

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from tessera.errors import ArgumentError, AxisError
+from tessera.graph.graph_text import RECORDS
 
 from .device_mesh import Mesh
 
@@ -142,6 +143,9 @@ class Layout:
 
     def __str__(self) -> str:
         return f"{self._text()} on {self.mesh}"
+
+
+RECORDS |= {"Mesh": Mesh, "Layout": Layout, "Split": Split}  # ops have them as attributes
 
 
 def replicated(mesh: Mesh, ndim: int) -> Layout:

@@ -409,6 +409,8 @@ def distribute(x: Any, layout: Any, dtype: Any = None, mesh: Mesh | None = None,
     """A tensor that every rank has whole, or a distributed one, in a layout.
 
     x: array or tensor, the same on all ranks   layout, mesh, dims: as `ts.dist.tensor`
+    What several ranks are to hold alike is compared by the first function that reads it and
+    exchanges something.
     A distributed x is moved: only what a rank lacks is sent. Then it communicates: all ranks of
     the mesh call it, and of another mesh all of both.
     """

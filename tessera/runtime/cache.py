@@ -166,6 +166,12 @@ class DiskCache:
                 _unlink(folder, name)
         return len(names)
 
+    def names(self) -> list[str]:
+        """Of all entries, the one used last first."""
+        with self._opened() as folder:
+            found = sorted(_listing(folder), reverse=True)
+        return [name for _, name, _ in found if not name.startswith((NEW, LOCK))]
+
     def size_bytes(self) -> int:
         with self._opened() as folder:
             return sum(size for _, _, size in _listing(folder))

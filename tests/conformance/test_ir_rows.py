@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+from dataclasses import replace
 
+import numpy as np
 import pytest
 
 import tessera as ts
@@ -14,6 +16,8 @@ from tessera.tile.ir.ir import Function, Op, definitions, walk
 from tessera.tile.ir.parsing import parse_ir
 from tessera.tile.ir.printing import print_ir
 from tessera.tile.kernel.kernel import Kernel
+from tessera.tile.passes import map_ops
+from tessera.tile.passes.registered import REGISTERED
 
 PROGRAMS = [*read("correct"), *read("racy")]
 
@@ -84,3 +88,74 @@ def test_together_the_corpora_use_every_construct(pytestconfig):
     types = {type(t).__name__ for f in found for t in definitions(f).values()}
     assert types >= {"Scalar", "GlobalTensor", "Buffer", "View", "TileType"}
     assert len({n.name for n in nodes if isinstance(n, Op)}) > 40
+
+
+# --- passes of users ----------------------------------------------------------------------------
+@pytest.fixture
+def registered():
+    """What a test registers goes with it."""
+    before = list(REGISTERED)
+    yield REGISTERED
+    REGISTERED[:] = before
+
+
+def kernels_of_a_pass():
+    @ts.kernel
+    def scaled(x: ts.Tensor["N", ts.f32], y: ts.Tensor["N", ts.f32]):
+        for i in ts.tile.range(0, N, 16):  # noqa: F821
+            y[i:i + 16] = ts.tile.exp(ts.tile.load(x[i:i + 16])) * 3.0
+
+    return scaled
+
+
+@pytest.mark.row("RT-03")
+class TestPassesOfUsers:
+    def test_one_is_called_for_kernels_that_are_traced_from_there_on(self, registered, rng):
+        seen = []
+
+        @ts.register_pass
+        def note(function):
+            seen.append((function.name, [n.name for n in walk(function.body)
+                                         if isinstance(n, Op)]))
+            return function
+
+        x, y = rng.standard_normal(32).astype(np.float32), np.zeros(32, np.float32)
+        kernel = kernels_of_a_pass()
+        kernel(x, y)
+        kernel(x, y)  # traced once
+        ((name, ops),) = seen
+        assert name == "scaled" and "exp" in ops and "mul" in ops
+        graph = ts.jit(lambda x: ts.exp(x) + 1.0)
+        text = graph.inspect_ir("tile", x, target="sm_90a")  # the kernel of a fused group
+        assert len(seen) == 2 and seen[1][0] in text
+        ts.unregister_pass(note)
+        kernels_of_a_pass()(x, y)
+        assert len(seen) == 2
+        with pytest.raises(ts.ArgumentError, match="is not registered"):
+            ts.unregister_pass(note)
+
+    def test_it_may_rewrite_for_every_target(self, registered, rng):
+        @ts.register_pass
+        def exp_is_sin(function):
+            return map_ops(function, lambda op: replace(op, name="sin") if op.name == "exp"
+                           else op)
+
+        x, y = rng.standard_normal(32).astype(np.float32), np.zeros(32, np.float32)
+        kernel = kernels_of_a_pass()
+        kernel(x, y)
+        np.testing.assert_allclose(y, 3 * np.sin(x.astype(np.float64)), rtol=1e-5, atol=1e-6)
+        for level in ("tile", "target"):
+            text = kernel.inspect_ir(level, **({} if level == "tile" else {"target": "sm_80"}))
+            assert "= sin(" in text and "= exp(" not in text
+        with pytest.raises(ts.ArgumentError, match="is registered already"):
+            ts.register_pass(exp_is_sin)
+
+    @pytest.mark.parametrize(("made", "says"), [
+        (lambda f: None, "the pass .* gave NoneType for kernel scaled"),
+        (lambda f: replace(f, body=f.body[1:]), "made ill-formed Tile IR of kernel scaled: ")])
+    def test_what_it_makes_is_checked(self, registered, made, says):
+        ts.register_pass(made)
+        with pytest.raises(ts.TesseraError, match=says):
+            kernels_of_a_pass()(np.zeros(16, np.float32), np.zeros(16, np.float32))
+        with pytest.raises(ts.ArgumentError, match="cannot be called"):
+            ts.register_pass(3)

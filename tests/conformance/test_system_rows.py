@@ -18,11 +18,16 @@ import tessera as ts
 from conformance.test_core_rows import fresh
 from kernels.build import build
 from ptx_harness import require_compiler
+from tessera import config
+from tessera.__main__ import COMMANDS, run_command
 from tessera.errors import UnsupportedTargetError
 from tessera.runtime.generations import GENERATIONS
 from tessera.runtime.target import parse_target, target_of_device
 from tessera.tile.cuda import emit
 from tessera.tile.ir.op_record import OPS
+from tessera.tile.launch import machine_code
+from tessera.tile.launch.machine_code import IMAGES
+from tessera.tile.tuning.tuned_schedules import TunedSchedule, TuningCache
 from tolerance import assert_close
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -160,6 +165,83 @@ def test_a_matmul_for_every_generation(target):
     assert ("cp.async" in text) == (parse_target(target).cc >= (8, 0))
 
 
+@ts.kernel
+def staged(x: ts.Tensor["M", 64, ts.f32], y: ts.Tensor["M", 64, ts.f32]):
+    s = ts.tile.alloc_shared((16, 64), ts.f32)
+    ts.tile.cp_async(s, x[tile_m:tile_m+16, 0:64])
+    ts.tile.barrier()
+    y[tile_m:tile_m+16, 0:64] = ts.tile.load(s)
+
+
+@pytest.mark.row("SYS-11")
+@pytest.mark.parametrize("target", ["sm_80", "sm_86"])
+def test_asynchronous_copies_of_ampere(target):
+    """Asked for, and in the pipeline of a matmul; the page says what of Ampere is not used."""
+    x, h = np.zeros((32, 64), np.float32), np.zeros((128, 128), np.float16)
+    for text in (ptx(staged, x, x, target=target),
+                 ptx(product, h, h, np.zeros((128, 128), np.float32), target=target)):
+        assert re.search(r"cp\.async\.c[ag]\.shared\.global", text) and "cp.async.bulk" not in text
+    assert "Structured sparsity" in (DOCS / "reference/status.md").read_text()
+
+
+@pytest.mark.row("SYS-12")
+def test_which_features_of_a_chip_kernels_use_is_reported():
+    """Of kernels that are compiled here; tests/gpu has those that are launched."""
+    h, c = np.zeros((128, 128), np.float16), np.zeros((128, 128), np.float32)
+    for target, uses, lacks in (
+            ("sm_80", {"mma.sync", "cp.async", "ldmatrix"}, {"wgmma", "TMA", "setmaxnreg"}),
+            ("sm_90a", {"wgmma", "TMA"}, {"mma.sync"})):
+        text = ptx(product, h, h, c, target=target)
+        report = ts.arch_report(product, target=target)
+        (found,) = report.kernels
+        assert (found.name, found.target) == ("product", target)
+        assert uses <= found.features and not lacks & found.features
+        assert ("cp.async.bulk.tensor" in text) == ("TMA" in found.features)
+        assert ("clusters" in found.features) == (found.clusters > 1)
+        assert {f for f, n in report.used[target].items() if n} == found.features
+        assert str(report).startswith(f"{target}: 1 kernel; ") and f"product ({target})" in \
+            str(report)
+    assert "TMA" in ts.arch_report(ts.kernel(product.fn)).kernels[0].features  # never called
+
+
+@pytest.mark.row("RT-10")
+def test_binaries_and_schedules_are_kept_by_hash(tmp_path, capsys):
+    """Put, get, list; what two kernels have alike is kept once, and found by another process."""
+    require_compiler()
+    h, c = np.zeros((128, 128), np.float16), np.zeros((128, 128), np.float32)
+
+    def compiled(target):
+        kernel = ts.kernel(product.fn)
+        kernel.lower(h, h, c)
+        kernel.inspect_ir("ptx", target=target)
+
+    with config.scope(cache_dir=tmp_path):
+        for target in ("sm_80", "sm_90a", "sm_80"):
+            compiled(target)
+        names = IMAGES.names()
+        assert len(names) == 2 and all(re.fullmatch("[0-9a-f]{64}", n) for n in names)
+        found = {e.meta["target"]: e for e in map(IMAGES.read, names)}
+        assert found.keys() == {"sm_80", "sm_90a"}
+        assert all(e.meta["name"] == "product" and e.parts["cubin"][:4] == b"\x7fELF"
+                   for e in found.values())
+        with pytest.MonkeyPatch.context() as patch:  # nothing is compiled again
+            patch.setattr(machine_code, "to_entry", lambda made: pytest.fail("compiled again"))
+            compiled("sm_80")
+        assert IMAGES.read("0" * 64) is None
+        tuned = TuningCache.of(None)
+        tuned.store(TunedSchedule({"kernel": "product", "hash": "1", "shapes": {}, "types": {},
+                                   "constants": {}, "space": "s", "arch": "sm_90a", "gpu": "H200",
+                                   "metric": "ms", "bench": "b", "user": ""},
+                                  ts.Schedule(stages=3), 0.5))
+        assert [t.schedule.stages for t in tuned.entries()] == [3]
+        assert run_command(COMMANDS["cache"], ["--list"]) == 0
+        text = capsys.readouterr().out
+        assert re.search(r"images +2 entries", text) and re.search(r"tuned +1 entries", text)
+        assert text.count("product for sm_") == 2 and "product on H200: " in text
+        assert run_command(COMMANDS["cache"], ["--clear"]) == 0
+        assert IMAGES.names() == [] and len(tuned.entries()) == 1
+
+
 @pytest.mark.row("SYS-01", "SYS-09")
 def test_volta_is_refused_with_what_there_is_instead():
     with pytest.raises(UnsupportedTargetError, match="there is no target 'sm_70'") as e:
@@ -229,10 +311,13 @@ CHAPTERS = {
                ["swizzle=", "stages"]),
     "DOC-08": (["guide/stdlib", "reference/ops"], ["gemm", "spmm", "ts.fft", "ts.uniform"],
                ["stdlib"]),
+    "DOC-10": (["guide/deployment"], ["workflow", "best practices", "server", "laptop"],
+               ["ts.export", "ts.load"]),
 }
 
 
-@pytest.mark.row("DOC-01", "DOC-02", "DOC-03", "DOC-04", "DOC-05", "DOC-07", "DOC-08")
+@pytest.mark.row("DOC-01", "DOC-02", "DOC-03", "DOC-04", "DOC-05", "DOC-07", "DOC-08",
+                 "DOC-10")
 @pytest.mark.parametrize("row", CHAPTERS)
 def test_a_chapter(row):
     """That its examples run and print what it shows is tested in cpu/test_docs.py."""

@@ -2,52 +2,21 @@
 
 from __future__ import annotations
 
-import struct
-
 import numpy as np
 import pytest
 
 import tessera as ts
-from counting import python_calls
-from fake_gpu import Cupy, Foreign, Parameter, Torch, aligned, filled, memory
+from device_kernels import CAPTURING, double, floats, fresh, long_ways, rows_doubled
+from fake_gpu import Cupy, Foreign, Parameter, Torch, aligned, memory
 from fake_gpu import driver as driver
 from fake_gpu import gpu as gpu
 from kernels import seeds
 from tessera import config
 from tessera.runtime import device as devices
-from tessera.runtime import flags, tensormap
-from tessera.runtime.flags import ReportSite
-from tessera.tile.ir.errors import BoundsError, KernelAssertionError
+from tessera.runtime import tensormap
 from tessera.tile.kernel import kernel as kernel_module
-from tessera.tile.passes.written_arguments import written_parameters
 from tessera.tile.tuning.gpus import DEFAULT, gpu_of
 from tolerance import assert_close
-
-CAPTURING = 1  # CU_STREAM_CAPTURE_STATUS_ACTIVE
-
-
-def fresh(kernel):
-    """The same kernel, never called."""
-    return ts.kernel(kernel.fn)
-
-
-def floats(rng, *shape, offset=0):
-    return filled(rng.standard_normal(shape).astype(np.float32), offset)
-
-
-@ts.kernel
-def double(x: ts.Tensor["N", ts.f32]) -> ts.Tensor["N", ts.f32]:
-    i = ts.tile.linear_id()
-    if i < N:
-        x[i] = 2.0 * x[i]
-    return x
-
-
-@ts.kernel
-def rows_doubled(x: ts.Tensor["M", "N", ts.f32]) -> ts.Tensor["M", "N", ts.f32]:
-    for row in ts.tile.range(0, M, 1):
-        y = 2.0 * ts.tile.load(x[row:row + 1, 0:64])
-    return y
 
 
 @ts.kernel
@@ -280,124 +249,6 @@ def test_descriptors(gpu, driver, monkeypatch, rng):
         store.rewritten += 1
 
 
-# --- the same call again -----------------------------------------------------------------------
-
-
-def long_ways(kernel, monkeypatch):
-    """How often the kernel was called the long way."""
-    counted = []
-    real = type(kernel).run
-    monkeypatch.setattr(kernel, "run", lambda *a: counted.append(a) or real(kernel, *a),
-                        raising=False)
-    return counted
-
-
-def test_equal_facts_take_the_short_way(gpu, monkeypatch, rng):
-    kernel = fresh(seeds.saxpy)
-    counted = long_ways(kernel, monkeypatch)
-
-    def run(n, offset=0, alpha=2.0, cls=Torch):
-        x, y = floats(rng, n, offset=offset), floats(rng, n, offset=offset)
-        want = np.float32(alpha) * x + y
-        kernel(cls(x), cls(y), alpha)
-        np.testing.assert_array_equal(y, want)
-        return len(counted)
-
-    assert [run(160), run(160), run(160, alpha=3.5)] == [1, 1, 1]
-    assert [run(161), run(161), run(160)] == [2, 2, 2]  # another shape
-    assert [run(160, 1), run(160, 1)] == [3, 3]  # another alignment
-    assert [run(160, cls=Cupy), run(160, cls=Cupy)] == [4, 4]  # another library
-    assert [run(160, alpha=2), run(160, alpha=7)] == [5, 5]  # another class of number
-    with config.scope(debug=True):
-        assert [run(160), run(160)] == [6, 6]
-    assert run(160) == 6
-    facts = [(set(r.divisible), set(r.aligned), r.checked) for r in gpu.requests]
-    assert facts == [({"n"}, {"x", "y"}, False), (set(), {"x", "y"}, False), ({"n"}, set(), False),
-                     ({"n"}, {"x", "y"}, True)]
-
-
-FACTOR = 2.0
-
-
-@ts.kernel
-def by_a_global(x: ts.Tensor["N", ts.f32]):
-    i = ts.tile.linear_id()
-    if i < N:
-        x[i] = FACTOR * x[i]
-
-
-def test_the_short_way_sees_a_changed_global(gpu, monkeypatch, rng):
-    kernel = fresh(by_a_global)
-    counted = long_ways(kernel, monkeypatch)
-    for factor, ways in ((2.0, 1), (2.0, 1), (3.0, 2), (3.0, 2), (2.0, 3)):
-        monkeypatch.setitem(globals(), "FACTOR", factor)
-        for call in (kernel, kernel[1]):
-            x = floats(rng, 100)
-            want = np.float32(factor) * x
-            call(Torch(x))
-            np.testing.assert_array_equal(x, want)
-        assert len(counted) == 2 * ways  # once for each form of the launch
-
-
-@pytest.mark.row("KERN-03", "KERN-05")
-def test_wrong_arguments_are_refused_each_time(gpu, driver, rng):
-    kernel = fresh(seeds.saxpy)
-    x, y = Torch(floats(rng, 100)), Torch(floats(rng, 100))
-    strided = Torch(floats(rng, 200)[::2])
-    wrong = [
-        ((x, Torch(floats(rng, 99)), 1.0), ts.ShapeError, r"y: axis 0 \(n\) is 99, but x axis 0"),
-        ((x, Torch(floats(rng, 10, 10)), 1.0), ts.ShapeError, "argument y has 2 axes"),
-        ((x, Torch(aligned((100,), np.float64)), 1.0), ts.DTypeError, "argument y is f64"),
-        ((x, strided, 1.0), ts.ArgumentError, r"argument y has shape \(100,\) and strides \(2,\)"),
-        ((x, y, "2"), ts.DTypeError, "argument alpha must be a number"),
-        ((x, y), ts.ArgumentError, "missing a required argument: 'alpha'"),
-        ((x, Torch(aligned((401,), np.uint8)[1:].view(np.float32)), 1.0), ts.ArgumentError,
-         "which is not aligned to its elements of 4 bytes"),
-    ]
-    for _ in range(2):
-        for args, error, says in wrong:
-            with pytest.raises(error, match=says):
-                kernel(*args)
-        kernel(x, y, 1.0)
-    assert len(driver.launches) == 2
-    with pytest.raises(ts.ArgumentError) as info:
-        kernel(x, strided, 1.0)
-    assert "x.contiguous()" in info.value.hint
-
-
-def test_an_axis_of_one_may_have_any_stride(gpu, rng):
-    x = np.lib.stride_tricks.as_strided(floats(rng, 64), (1, 64), (12, 4))
-    np.testing.assert_array_equal(fresh(rows_doubled)(Cupy(x)).x, 2 * x)
-
-
-def test_read_only_arrays_are_not_written(gpu):
-    class ReadOnly(Foreign):
-        @property
-        def __cuda_array_interface__(self):
-            facts = super().__cuda_array_interface__
-            return facts | {"data": (facts["data"][0], True)}
-
-    x, y = aligned((8,), np.float32), aligned((8,), np.float32)
-    kernel = fresh(seeds.saxpy)
-    assert kernel(ReadOnly(x), Foreign(y), 1.0) is not None
-    for _ in range(2):
-        with pytest.raises(ts.ArgumentError, match="saxpy: argument y is read-only"):
-            kernel(Foreign(x), ReadOnly(y), 1.0)
-
-
-def test_what_a_kernel_writes():
-    @ts.kernel
-    def writes(a: ts.Tensor["M", "N", ts.f32], b: ts.Tensor["M", "N", ts.f32],
-               c: ts.Tensor["N", ts.f32], d: ts.Tensor["N", ts.f32]):
-        t = ts.tile.load(a[0:16, 0:16])
-        b[0:16, 0:16] = t
-        ts.tile.atomic_add(c, 0, d[0])
-
-    x, v = np.zeros((16, 16), np.float32), np.zeros(16, np.float32)
-    assert written_parameters(writes.lower(x, x, v, v)) == {"b", "c"}
-    assert written_parameters(double.lower(v)) == {"x"}
-
-
 # --- where it runs -----------------------------------------------------------------------------
 
 
@@ -473,7 +324,6 @@ def test_the_schedule_is_for_the_gpu_that_runs_the_call(gpu, driver, rng, monkey
     assert asked == [here, here, DEFAULT]
 
 
-
 # --- streams and graphs ------------------------------------------------------------------------
 
 
@@ -515,109 +365,6 @@ def test_a_number_cannot_be_captured(gpu, driver, rng):
     assert len(driver.launches) == 1
 
 
-# --- reports -----------------------------------------------------------------------------------
-
-REPORT = (Parameter("claim", "claim", "i64"), Parameter("report", "report", "i64"),
-          Parameter("kernel", "kernel", "i32"))
-
-
-def reporting(gpu, *sites, words=()):
-    """The fake kernels fail with the first site: (group, lane, values...)."""
-    gpu.sites, gpu.extra = sites, REPORT
-
-    def after(values):
-        if words and not memory(gpu.seen["claim"], (1,), np.int32)[0]:
-            memory(gpu.seen["claim"], (1,), np.int32)[0] = 1
-            report = memory(gpu.seen["report"], (8,), np.int64)
-            report[:] = [1, gpu.seen["kernel"], *words, *[0] * (6 - len(words))]
-
-    gpu.after = after
-
-
-@ts.kernel
-def asserted(x: ts.Tensor["N", ts.f32]):
-    i = ts.tile.linear_id()
-    ts.tile.device_assert(x[i] < 0.5, f"x is {x[i]}")  # pytest rewrites `assert`
-
-
-def site_of(kernel, kind, message, *formats):
-    line = next(n.where for n in kernel.lower(np.zeros(128, np.float32)).body
-                if n.name in ("device_assert", "load_element"))
-    return ReportSite(line, message, kind, formats)
-
-
-@pytest.mark.row("TILE-60")
-def test_asserts_are_those_of_the_interpreter(gpu, driver, rng):
-    x = np.zeros(128, np.float32)
-    x[7] = 0.7
-    with pytest.raises(KernelAssertionError) as wanted:
-        asserted(x)
-    bits = struct.unpack("<i", struct.pack("<f", 0.7))[0]
-    site = site_of(asserted, "assert", "x is {}", "f32")
-    reporting(gpu, site, words=(0, 7, bits))
-    kernel, a = fresh(asserted), Torch(aligned((128,), np.float32))  # only the fake reports
-    kernel(a)  # it fails, and nobody has waited
-    with pytest.raises(KernelAssertionError) as found:
-        kernel(a)
-    assert found.value.message == wanted.value.message
-    assert found.value.where.text == wanted.value.where.text
-    assert found.value.code == "E_KERNEL_ASSERT"
-    assert len(driver.launches) == 1
-    kernel(a)
-    with pytest.raises(KernelAssertionError):
-        devices.device(0).synchronize()
-    with config.scope(debug=True), pytest.raises(KernelAssertionError):
-        kernel(a)  # at once
-    driver.capturing = CAPTURING
-    with config.scope(debug=True):
-        kernel(a)  # a captured launch is not waited for
-    driver.capturing = 0
-    with pytest.raises(KernelAssertionError):
-        fresh(double)(a)  # the next launch of any kernel
-
-
-def test_bounds_errors_are_those_of_the_interpreter(gpu, rng):
-    with pytest.raises(BoundsError) as wanted:
-        asserted[2](np.zeros(200, np.float32))
-    message = "index {} is outside of 'x': axis 0 has extent {}"
-    reporting(gpu, site_of(asserted, "bounds", message), words=(1, 72, 200, 200))
-    with config.scope(debug=True), pytest.raises(BoundsError) as found:
-        fresh(asserted)[2](Torch(aligned((200,), np.float32)))
-    assert found.value.message == wanted.value.message and found.value.hint == wanted.value.hint
-    assert found.value.where.line == wanted.value.where.line
-
-
-def test_reports_of_the_group_and_of_the_runtime(gpu, rng):
-    reporting(gpu, ReportSite(None, "value {1} of {0}", formats=("i64", "f64")), words=(
-        3, flags.WHOLE_GROUP, 5, struct.unpack("<q", struct.pack("<d", 2.25))[0]))
-    with config.scope(debug=True), pytest.raises(ts.TesseraError) as info:
-        fresh(double)(Torch(floats(rng, 4)))
-    assert info.value.message == "kernel double, group 3: value 2.25 of 5"
-
-
-def test_printed_lines(gpu, driver, rng, capsys):
-    site = ReportSite(None, "lane {} has {}", "print", ("i64", "f32"))
-    gpu.sites = (site,)
-    gpu.extra = (Parameter("count", "count", "i64"), Parameter("lines", "lines", "i64"),
-                 Parameter("kernel", "kernel", "i32"))
-
-    def after(values):
-        lines = memory(gpu.seen["lines"], (flags.LINES, 8), np.int64)
-        for at, (group, lane) in enumerate([(1, 0), (0, 3), (0, 2)]):
-            bits = struct.unpack("<i", struct.pack("<f", group + 0.5))[0]
-            lines[at] = [1, gpu.seen["kernel"], group, lane, lane, bits, 0, 0]
-        memory(gpu.seen["count"], (1,), np.int64)[0] = 3
-
-    gpu.after = after
-    kernel = fresh(double)
-    for _ in range(2):
-        kernel(Torch(floats(rng, 4)))
-        assert capsys.readouterr().out == "lane 2 has 0.5\nlane 3 has 0.5\nlane 0 has 1.5\n"
-    gpu.after = lambda values: after(values) or memory(gpu.seen["count"], (1,), np.int64).fill(2000)
-    kernel(Torch(floats(rng, 4)))
-    assert capsys.readouterr().out.endswith("\n...\n")
-
-
 # --- machine code ------------------------------------------------------------------------------
 
 
@@ -656,23 +403,3 @@ def test_the_levels_below_tile_ir(gpu, rng):
     assert kernel.inspect_ir("ptx") == "the ptx" and kernel.inspect_ir("sass") == "the sass"
     assert kernel.resources.registers == 32 and len(kernel.compiled) == 1
     assert len(gpu.requests) == count  # what ran, not compiled again
-
-
-# --- host time ---------------------------------------------------------------------------------
-
-
-def test_a_repeated_call_runs_little_python(gpu, driver, monkeypatch, rng):
-    """A GPU test has the time. Binding anew makes hundreds of calls."""
-    @ts.kernel
-    def three(x: ts.Tensor["N", ts.f32], y: ts.Tensor["N", ts.f32], z: ts.Tensor["N", ts.f32],
-              a: ts.f32):
-        i = ts.tile.linear_id()
-        if i < N:
-            z[i] = a * x[i] + y[i]
-
-    x, y, z = (Torch(floats(rng, 256)) for _ in range(3))
-    monkeypatch.setattr(driver, "launch", lambda *_: 0)
-    three(x, y, z, 2.0)
-    calls = python_calls(lambda: three(x, y, z, 2.0))
-    print(f"a call with 3 arrays makes {calls} calls of Python, without the driver's")
-    assert calls <= 80

@@ -8,6 +8,8 @@ import pytest
 import tessera as ts
 from gpu_harness import require_gpu
 from tessera import Tensor, bf16, f32, i32, stdlib
+from tessera.runtime.device import device
+from tolerance import assert_close
 
 require_gpu()
 tile = ts.tile
@@ -168,3 +170,26 @@ def test_rows_draw_by_their_own_keys():
         f = ts.jit(lambda x: ts.vmap(lambda x: into_zeros(dropped, x))(x), target=target)
         made.append([f(x).numpy() for _ in range(2)])
     assert np.array_equal(*made) and len({r.tobytes() for r in made[0][0]}) == 5
+
+
+@ts.kernel
+def below(x: Tensor["N", f32], limit: f32):
+    i = tile.linear_id()
+    if i < N:
+        assert x[i] < limit, f"x is {x[i]}"
+
+
+def test_a_kernel_that_asserts_runs_though_it_gives_nothing(rng):
+    x = ts.tensor(rng.uniform(0, 1, 300).astype(np.float32)).to("cuda")
+
+    @ts.jit
+    def f(x, limit):
+        y = x * 1.0
+        below(y, limit)
+        return ts.sum(y)
+
+    for _ in range(3):
+        assert_close(f(x, 2.0).numpy(), x.numpy().astype(np.float64).sum(), "f32", 300)
+    with pytest.raises(ts.TesseraError, match="assertion failed .*x is"):
+        f(x, -1.0).numpy()
+        device().synchronize()

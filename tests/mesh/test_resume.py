@@ -127,7 +127,7 @@ def test_a_rank_is_killed_and_the_run_goes_on_as_if_it_had_not_been(
     said = next(line for line in run.text.splitlines() if "was killed" in line)
     assert "tessera: rank 2 of 4 (pid " in said and " after share() at " in said, said
     assert "train.py:" in said and "stop = ts.dist.share(" in said, said
-    assert "in step(program=" in run.text and " over dp*tp at " in run.text, run.text
+    assert "in step() over dp*tp at" in run.text, run.text
     assert "checkpoints that were complete are whole" in run.text
     deadline = time.monotonic() + 10
     while processes_of(tmp_path) and time.monotonic() < deadline:

@@ -398,8 +398,9 @@ class _KernelSchedule(ScheduleBuilder):
         filled = {made.operands.index(n) for n, _ in made.fills}
         reads = [self.operand(v) for i, v in enumerate(node.inputs) if i not in filled]
         writes = [self.operand(v) for v in node.outputs]
-        step = self.step(node, tuple(self.numbers.get(v, "-") if i in filled else
-                                     self.buffer_name(v) for i, v in enumerate(node.inputs)))
+        names = tuple(self.numbers.get(v, "-") if i in filled else self.buffer_name(v)
+                      for i, v in enumerate(node.inputs))
+        step = self.step(node, names) if writes else _without_result(node, names)
         self.add("launch", group.space, reads, writes, [step], made.work.schedule, made.work.grid,
                  call=made)
 
@@ -414,8 +415,7 @@ class _KernelSchedule(ScheduleBuilder):
     def host(self, group: FusionGroup) -> None:
         (node,) = group.nodes
         reads = [self.operand(v) for v in node.inputs]
-        step = GroupStep("", node.op.name, tuple(o.name for o in reads), (), (), as_type("bool_"),
-                         tuple(id_of(node).split()), line_of(node.where))
+        step = _without_result(node, tuple(o.name for o in reads))
         self.add("host", (), reads, (), [step], Schedule(), (1,), calls=HostCallee(node))
 
     def exchange(self, group: FusionGroup) -> None:
@@ -423,9 +423,7 @@ class _KernelSchedule(ScheduleBuilder):
         reads = [self.operand(v) for v in node.inputs]
         writes = [self.operand(v) for v in node.outputs]
         names = tuple(o.name for o in reads)
-        step = self.step(node, names) if writes else GroupStep(
-            "", node.op.name, names, (), (), as_type("bool_"), tuple(id_of(node).split()),
-            line_of(node.where))
+        step = self.step(node, names) if writes else _without_result(node, names)
         self.add("exchange", group.space, reads, writes, [step], Schedule(), (1,),
                  calls=CollectiveCallee(node))
 
@@ -439,6 +437,12 @@ class _KernelSchedule(ScheduleBuilder):
 
     def nothing(self, group: FusionGroup) -> None:
         """No kernel: a view lies where its operand does, and no elements are nowhere."""
+
+
+def _without_result(node: Node, names: tuple[Any, ...]) -> GroupStep:
+    """The step of a node that gives nothing. names: its operands"""
+    return GroupStep("", node.op.name, names, (), (), as_type("bool_"),
+                     tuple(id_of(node).split()), line_of(node.where))
 
 
 def operand_frame(space: tuple[int, ...], operands: Sequence[GroupOperand], rows: bool) -> Frame:

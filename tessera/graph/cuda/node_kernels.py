@@ -175,9 +175,10 @@ def _require_no_rounding(function: Function) -> None:
 
 # --- as a group -----------------------------------------------------------------------------------
 def kernel_group(node: Node) -> FusionGroup:
-    """The group of a kernel's node."""
-    return FusionGroup("launch", extents_of(node.outputs[0]), [node], list(node.inputs),
-                       list(node.outputs), writes_all=True)
+    """The group of a kernel's node. One that only reports gives nothing."""
+    space = next((extents_of(v) for v in (*node.outputs, *node.inputs)), (1,))
+    return FusionGroup("launch", space, [node], list(node.inputs), list(node.outputs),
+                       writes_all=True)
 
 
 def written_operand(node: Node) -> ResultMemory:
@@ -194,7 +195,7 @@ def drop_overwritten(graph: Graph) -> Graph:
     fills in."""
 
     def visit(rw: Rewriter, node: Node, inputs: tuple[Value, ...]) -> Any:
-        if node.op is not KERNEL:
+        if node.op is not KERNEL or not node.outputs:
             return None
         call = node.attrs["call"]
         bound = call.bound([v.aval for v in node.inputs])

@@ -23,6 +23,8 @@ from ...kernels.softmax import softmax
 from ...numerics import NumericType, as_type
 from ...tensor import Tensor, as_tensor
 from ...tile.interpreter.launch import Config, extent
+from ...tile.ir.ir import Op, walk
+from ...tile.ir.op_record import OPS as TILE_OPS
 from ...tile.ir.types import GlobalTensor
 from ...tile.passes.random_draws import draws
 from ...tile.passes.written_arguments import written_parameters
@@ -43,7 +45,7 @@ class KernelCall:
     names: the parameters that hold the tensors, in the order of the node's inputs; types: of them
     constants: the other arguments    explicit: the parameters that the call itself gave
     returned, written: the node's results, first what the kernel returns, then what it writes
-    drawn: a last input is the key by which it draws
+    drawn: a last input is the key by which it draws   reports: it prints, or asserts
     batch: extents in front of every result, the outermost first; batched: for each of them which
     inputs have it
     """
@@ -57,6 +59,7 @@ class KernelCall:
     returned: tuple[str, ...] = ()
     written: tuple[str, ...] = ()
     drawn: bool = False
+    reports: bool = False
     batch: tuple[int, ...] = ()
     batched: tuple[tuple[bool, ...], ...] = ()
 
@@ -198,6 +201,7 @@ def _samples() -> tuple[Sample, ...]:
                    {"call": call}),)
 
 
+IO, NONE = frozenset({"io"}), frozenset[str]()
 KERNEL = GraphOp(
     "kernel",
     shape=_shape,
@@ -209,6 +213,7 @@ KERNEL = GraphOp(
     multi=True,
     smooth=False,
     samples=_samples(),
+    also=lambda attrs: IO if attrs["call"].reports else NONE,  # it runs though nobody reads it
     doc="a tile kernel: what it returns, then what it writes",
 )
 
@@ -262,7 +267,9 @@ def _completed(call: KernelCall, avals: list[Aval]) -> tuple[Function, KernelCal
     function = call.kernel.typed(call.bound(avals))
     written = written_parameters(function)
     returned = tuple(p.value.name for p in function.params if p.role == "output")
-    return function, replace(call, returned=returned, drawn=draws(function),
+    reports = any(isinstance(n, Op) and TILE_OPS[n.name].effect == "report"
+                  for n in walk(function.body))
+    return function, replace(call, returned=returned, drawn=draws(function), reports=reports,
                              written=tuple(n for n in call.names if n in written))
 
 

@@ -41,12 +41,13 @@ from ..placement import computes_on_gpus, gpu_of
 from ..ranks.call_numbers import CallSequence, sequence_of
 from ..ranks.envelope import MessageLabel
 from ..ranks.group import make_group
-from ..ranks.ledger import agree, call
+from ..ranks.ledger import call
 from ..ranks.transport import Transport
 from ..tensor import NOTHING, DistTensor, held_ranks
 from ..world import is_here, mesh_rank, patience, simulate, transport
 from . import partitioned_steps
 from .collective_order import REDUCTIONS, issue_early, prefetch, reduce_early
+from .compare_programs import agree_on_program, operands_of
 from .control_flow import ready
 from .cut_products import cut_products
 from .defer_readers import defer_readers
@@ -75,6 +76,7 @@ class ShardedProgram:
         self._copies: dict[int, tuple[HostCopy, Tensor]] = {}  # of captured tensors, by number
         # A run, by rank, of those that have compared it with the others and send through NCCL.
         self._numbered: dict[int, list[tuple[CallSequence, int]]] = {}
+        self._compared: set[int] = set()  # ranks that have compared their operands too
 
     @functools.cached_property
     def made(self) -> Propagated:
@@ -162,7 +164,7 @@ class ShardedProgram:
                 lambda: self._run(mesh_rank(self.mesh), given), self.mesh)))
         else:
             with patience(first=not self._local):
-                self._agree()
+                self._agree(given)
                 for sequence, number in (n for r in ranks for n in self._numbered.get(r, ())):
                     sequence.add(number)
                 if len(ranks) == 1 and gpu_of(self.mesh) is not None:
@@ -267,7 +269,7 @@ class ShardedProgram:
         made: list[Tensor] = local.tensors(parts, ours=ours)
         return made
 
-    def _agree(self) -> None:
+    def _agree(self, given: Sequence[Tensor]) -> None:
         """All ranks of the mesh run the same program; without collectives it does not matter. What
         goes through NCCL is compared once: the hash is that of the whole sequence.
 
@@ -275,14 +277,19 @@ class ShardedProgram:
         its loops in the disk cache."""
         if not is_here(self.mesh) or not self._compares(me := mesh_rank(self.mesh)):
             return
-        if not self._local and mesh_rank(self.mesh) == 0 and not _watched():
+        if not self._local and me == 0 and not _watched():
             self.local(0).compiled  # noqa: B018  made by being asked for
-        group = group_along(self.mesh, mesh_rank(self.mesh), self.mesh.axes)
+        group = group_along(self.mesh, me, self.mesh.axes)
         with at_line(user_line()):
-            mine = call(group, self.source.name, (), None, {"program": self.hash})
-            agree(group, mine)
+            mine = call(group, self.source.name, (), None, {})
+            agree_on_program(
+                group, mine, self.mesh, self.hash, self.__str__, lambda: operands_of(
+                    self.mesh, _parts_of(given, me), [t.layout for t in given]),
+                first=me not in self._compared)
+        self._compared.add(me)
         if self._by == "nccl":
-            self._numbered[me] = self._numbers(mine.label(group))
+            label = replace(mine, attrs=(("program", self.hash),)).label(group)
+            self._numbered[me] = self._numbers(label)
 
     def _compares(self, me: int) -> bool:
         """Whether a call of this rank compares the program with that of the others."""

@@ -35,7 +35,7 @@ from tessera.tile.launch.first_call import call_on_gpu, form_of
 from tessera.tile.launch.machine_code import Image
 from tessera.tile.launch.placement import place_call, reader_for
 from tessera.tile.launch.sentinels import watched_tensors
-from tessera.tile.passes import PIPELINE
+from tessera.tile.passes import run_passes
 from tessera.tile.tuning.default_schedule import propose
 from tessera.tile.tuning.legality import require_shared
 from tessera.tile.tuning.measure import gpu_of_call
@@ -481,9 +481,7 @@ class Kernel(Kernel_):
 
     def compile(self, spec: KernelSpec, sizes: dict[str, int]) -> Function:
         """Traces and runs the passes; nothing is cached."""
-        function = trace(self.source, self.fn, spec, sizes)
-        for run_pass in PIPELINE:
-            function = run_pass(function)
+        function = run_passes(trace(self.source, self.fn, spec, sizes))
         require_shared(function)
         return function
 
@@ -506,10 +504,14 @@ class Kernel(Kernel_):
                                 hint=f"levels: {', '.join(LEVELS)}")
         if level == "schedule":
             return self.schedule.explained()
-        function = self.last if self.last is not None and not sizes else self._from_types(sizes)
+        function = self.inspected(**sizes)
         if level == "tile":
             return print_ir(function)
         return TARGET_LEVELS[level](self, function, target)
+
+    def inspected(self, **sizes: int) -> Function:
+        """The Tile IR that inspect_ir shows."""
+        return self.last if self.last is not None and not sizes else self._from_types(sizes)
 
     def _from_types(self, sizes: dict[str, int]) -> Function:
         """Compiles from the annotations alone: one dummy argument for each parameter."""

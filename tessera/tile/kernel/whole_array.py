@@ -22,7 +22,7 @@ from tessera.tile.ir.ir import Function
 from tessera.tile.ir.schedule import Schedule
 from tessera.tile.ir.types import GlobalTensor
 from tessera.tile.kernel.kernel import Kernel
-from tessera.tile.passes import PIPELINE
+from tessera.tile.passes import run_passes
 from tessera.tile.passes.operation_counts import largest_tile, register_bytes
 from tessera.tile.tuning.cost import Estimate, explain
 from tessera.tile.tuning.gpus import Gpu
@@ -108,10 +108,8 @@ class AutoKernel(Kernel):
         """The kernel of one block; extents are constants of it."""
         _check_parameters(self, spec)
         fixed = _fixed(spec, sizes)
-        function = trace_block(self.source, self.fn, fixed, self._dag(fixed), spec.schedule)
-        for run_pass in PIPELINE:
-            function = run_pass(function)
-        return function
+        return run_passes(trace_block(self.source, self.fn, fixed, self._dag(fixed),
+                                      spec.schedule))
 
     def _dag(self, spec: KernelSpec) -> WholeArrayTrace:
         key = KernelSpec(spec.params, spec.constants, None, Schedule(), fixed_dims=spec.fixed_dims)

@@ -8,6 +8,7 @@ neither Numba nor the emitter. One process compiles for all that ask at once.
 from __future__ import annotations
 
 import functools
+import weakref
 from collections.abc import Mapping
 from dataclasses import asdict, astuple, dataclass
 from pathlib import Path
@@ -27,6 +28,7 @@ from tessera.tile.ir.schedule import Schedule
 
 IMAGES = DiskCache("images")
 HASHES = DiskCache("hashes")
+LIVE: weakref.WeakSet[Image] = weakref.WeakSet()  # all that this process holds
 FLOORS = ("tile", "numerics", "runtime")  # whose code decides what is emitted
 
 
@@ -205,9 +207,11 @@ def from_entry(entry: CacheEntry, function: Function, request: CompileRequest,
                 target=parse_target(meta["target"]), threads=meta["threads"],
                 shared_bytes=meta["shared_bytes"], cluster=tuple(meta["cluster"]),
                 dependent=meta["dependent"])
-    return Image(function, request, code, slots, meta["grid"], sites,
-                 Resources(**meta["resources"]), tuple(meta["warnings"]),
-                 entry.parts["ptx"].decode(), meta["file"], cached, columns)
+    image = Image(function, request, code, slots, meta["grid"], sites,
+                  Resources(**meta["resources"]), tuple(meta["warnings"]),
+                  entry.parts["ptx"].decode(), meta["file"], cached, columns)
+    LIVE.add(image)
+    return image
 
 
 @functools.cache

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-from tessera.tile.ir.ir import Function
 from tessera.tile.passes.merge import merge
+from tessera.tile.passes.registered import (
+    PIPELINE,
+    map_ops,
+    register_pass,
+    run_passes,
+    unregister_pass,
+)
 from tessera.tile.passes.simplify import simplify
 from tessera.tile.passes.verify import verify
 
-PIPELINE: tuple[Callable[[Function], Function], ...] = (simplify, merge, simplify, verify)
-
-__all__ = ["PIPELINE", "merge", "simplify", "verify"]
+__all__ = ["PIPELINE", "map_ops", "merge", "register_pass", "run_passes", "simplify",
+           "unregister_pass", "verify"]

@@ -1,0 +1,187 @@
+"""Before a program runs, its ranks compare what it is; before its first run, what they give it too.
+
+One message says both: its header, which each rank sends to each other, carries a digest of the
+program, and one number for each axis of the mesh. That is made of the first elements of all
+operands of which the ranks along the axis hold the same block: parameters that every rank drew
+with a seed of its own would else train on, each rank its own model.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import struct
+import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from tessera.dims import show_shape
+from tessera.runtime.arrays import HOST
+from tessera.tensor import Tensor
+
+from ..device_mesh import Mesh
+from ..errors import DisagreementError, PolicyMismatch
+from ..layout import Layout
+from ..ranks.envelope import MessageLabel, ranks_text
+from ..ranks.group import Group
+from ..ranks.ledger import CollectiveCall, agree
+
+SAMPLE = 4096  # elements of an operand that are looked at
+# Ranks on machines of two kinds may round differently what each computes for itself.
+TOLERANCE = 1e-5
+UNKNOWN = math.nan  # of a rank that has run the program before
+
+
+@dataclass(frozen=True)
+class GivenPart:
+    """A rank's part of an operand. along: the axes over which others hold the same."""
+
+    name: str
+    part: Tensor
+    along: tuple[str, ...]
+
+
+def operands_of(mesh: Mesh, parts: Sequence[Tensor], layouts: Sequence[Layout | None]
+                ) -> list[GivenPart]:
+    """A rank's parts of what a program is given. layouts: None for a tensor that each rank has
+    whole."""
+    return [GivenPart(f"operand {i}, {part.type}{show_shape(part.shape)}"
+                    f"{f' of {at.describe()}' if at else ''}", part,
+                    mesh.axes if at is None else at.repeated)
+            for i, (part, at) in enumerate(zip(parts, layouts, strict=True))]
+
+
+def agree_on_program(group: Group, mine: CollectiveCall, mesh: Mesh, digest: str,
+                     text: Callable[[], str], given: Callable[[], Sequence[GivenPart]],
+                     first: bool) -> None:
+    """Return when all ranks of a mesh run the same program, and are given what fits together.
+
+    group: all ranks of the mesh   digest: of the program, in hexadecimal   text: the program
+    given: what this rank gives it   first: whether it runs for the first time; that is looked at
+    then
+    Raises DisagreementError with the first line in which programs differ, PolicyMismatch with the
+    first operand of which ranks hold different values; on all ranks.
+    """
+    operands = given() if first else ()
+    numbers = [_number_along(operands, a) if first else UNKNOWN for a in mesh.axes]
+    told = _tell(group, mine, [int(digest[:15], 16), *map(_bits, numbers)])
+    if told.count(told[0]) == len(told):
+        return
+    if len({t[0] for t in told}) > 1:
+        raise _programs_differ(group, mine, text().splitlines())
+    operands = given()
+    axis = _differing_axis(mesh, [[*map(_float, t[1:])] for t in told], len(operands))
+    if axis is not None:
+        raise _values_differ(group, mine, mesh, axis, operands)
+
+
+# --- what ranks tell each other ------------------------------------------------------------------
+def _tell(group: Group, mine: CollectiveCall, numbers: Sequence[int]) -> list[tuple[int, ...]]:
+    """The numbers of all ranks. They go where extents go that may vary."""
+    return agree(group, replace(mine, shape=tuple(numbers)), range(len(numbers)))
+
+
+def _texts(group: Group, mine: CollectiveCall, text: str) -> str:
+    """A line for each text that a rank has, with the ranks."""
+    label = MessageLabel(text, None, mine.key(group, ()))
+    me = group.transport.rank
+    got = group.transport.meet((r for r in group.ranks if r != me), label)
+    by_text: dict[str, list[int]] = {}
+    for r in group.ranks:
+        by_text.setdefault(got[r].text if r in got else text, []).append(r)
+    return "\n".join(f"  {ranks_text(ranks)}: {line}" for line, ranks in by_text.items())
+
+
+def _bits(x: float) -> int:
+    return int(struct.unpack("<q", struct.pack("<d", x))[0])
+
+
+def _float(bits: int) -> float:
+    return float(struct.unpack("<d", struct.pack("<q", bits))[0])
+
+
+# --- programs ------------------------------------------------------------------------------------
+def _programs_differ(group: Group, mine: CollectiveCall, lines: Sequence[str]
+                     ) -> DisagreementError:
+    """The error that shows the first line that is not the same, found by bisection."""
+    least = min(n for (n,) in _tell(group, mine, [len(lines)]))
+    low, high = 0, least  # the first `low` lines are the same
+    while low < high:
+        middle = (low + high + 1) // 2
+        told = _tell(group, mine, [zlib.crc32("\n".join(lines[:middle]).encode())])
+        low, high = (middle, high) if len(set(told)) == 1 else (low, middle - 1)
+    rest = [*lines[low:], "(nothing further)"]  # a constant has no line of the user's
+    mapped = next((line for line in rest if re.search(r"# \S+:\d+  ", line)), rest[0])
+    shown = _texts(group, mine, mapped.strip())
+    return DisagreementError(
+        f"the ranks of {group.axis!r} have traced {mine.op} differently:\n{shown}"
+        if "\n" in shown else f"the ranks of {group.axis!r} have traced {mine.op} with different "
+        "constants", where=mine.where,
+        hint="it must be one function on all ranks, of operands of one type and shape; look for a "
+        "branch that depends on the rank")
+
+
+# --- values --------------------------------------------------------------------------------------
+def _sample(x: Tensor) -> np.ndarray:
+    """The first elements of a tensor as f64, 0 where they are not finite; bytes of a packed one."""
+    if x.place == HOST:
+        array = x.buffer if x.dtype.packed else x.array
+        found = array.flat[:SAMPLE]
+    elif x.offloaded:
+        return np.zeros(0)
+    else:
+        kind = np.dtype(np.uint8) if x.dtype.packed else x.dtype.numpy
+        found = np.empty(min(SAMPLE, x.storage.nbytes // kind.itemsize), kind)
+        if found.size:
+            x.storage.device.synchronize()
+            x.storage.read(found)
+    found = found.astype(np.float64)
+    return np.where(np.isfinite(found), found, 0.0)
+
+
+def _number(x: Tensor) -> float:
+    """A number that other elements, another order and other sizes of them change."""
+    found = _sample(x)
+    size = float(np.abs(found).sum())
+    weights = np.cos(np.arange(found.size) ** 2 * 0.1 + 1.0)
+    return float(weights @ found) / size + 7 * math.log2(size) if size else 0.0
+
+
+def _number_along(operands: Sequence[GivenPart], axis: str) -> float:
+    """Of all operands of which the ranks along an axis hold the same."""
+    return sum(_number(x.part) * (1 + i * 0.618034 % 1)
+               for i, x in enumerate(operands) if axis in x.along)
+
+
+def _differing_axis(mesh: Mesh, told: Sequence[Sequence[float]], count: int) -> str | None:
+    """The first axis along which numbers differ. told: by rank and axis"""
+    for i, axis in enumerate(mesh.axes):
+        for group in mesh.groups(axis):
+            known = [told[r][i] for r in group if not math.isnan(told[r][i])]
+            if known and max(known) - min(known) > TOLERANCE * count:
+                return axis
+    return None
+
+
+def _values_differ(group: Group, mine: CollectiveCall, mesh: Mesh, axis: str,
+                   operands: Sequence[GivenPart]) -> PolicyMismatch:
+    """The error that shows the first operand of which ranks along an axis hold different values."""
+    found = operands[-1]
+    for found in operands:
+        number = _number(found.part) if axis in found.along else 0.0
+        told = _tell(group, mine, [_bits(number if a == axis else 0.0) for a in mesh.axes])
+        if _differing_axis(mesh, [[*map(_float, t)] for t in told], 1):
+            break
+    values = _sample(found.part)
+    shown = _texts(group, mine, "bytes " * found.part.dtype.packed
+                   + ", ".join([*(f"{v:.6g}" for v in values[:4]), *["..."] * (len(values) > 4)]))
+    return PolicyMismatch(
+        f"the ranks along {axis!r} give {mine.op} different values of what they hold alike, "
+        f"{found.name}:\n{shown}", where=mine.where,
+        hint="give all ranks the same seed, or one rank's values: ts.dist.share, "
+        "ts.dist.broadcast")
+
+
+__all__ = ["GivenPart", "agree_on_program", "operands_of"]

@@ -1,0 +1,98 @@
+"""Graph IR as text that reads back: the graph of each op of the registry, and of programs."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import tessera as ts
+from cpu.test_ops_registry import CASES, Draws
+from tessera.errors import GraphError
+from tessera.graph.graph_text import parse_graph, print_graph
+from tessera.graph.interpret import interpret
+from tessera.graph.ir import VERSION, Graph
+from tessera.graph.op import Aval
+from tessera.graph.trace import apply, trace
+
+
+def read_again(graph: Graph) -> Graph:
+    text = print_graph(graph)
+    again = parse_graph(text, [t for _, t in graph.captures])
+    assert print_graph(again) == text and text.startswith(f"graph {graph.name!r} v{VERSION}\n")
+    assert again.hash == graph.hash and str(again) == str(graph)
+    return again
+
+
+def several(made):
+    return [*made] if isinstance(made, tuple | list) else [made]
+
+
+@pytest.mark.parametrize("op, s", CASES)
+def test_the_graph_of_every_op_reads_back(op, s, rng):
+    avals = [Aval(x.shape, x.type) for x in map(Draws(rng), s.args)]
+    graph = trace(lambda *xs: several(apply(op, *xs, **s.attrs)), avals, op.name)
+    if any(callable(v) for v in s.attrs.values()) or op.name == "kernel":
+        with pytest.raises(GraphError, match=f"{op.name} has .*which the text of a graph cannot"):
+            print_graph(graph)
+    else:
+        read_again(graph)
+
+
+def test_a_program_with_loops_branches_rules_and_captures(rng):
+    w = ts.param(rng.standard_normal((4, 4)), "f32")
+    w.name = 'a "quoted" 50% name'
+    table = ts.tensor(rng.standard_normal(4), "bf16")
+
+    @ts.jit
+    def f(x):
+        def body(c, row):
+            c = ts.where(c > np.inf, -np.inf, ts.tanh(c @ w + row))
+            return c, ts.sum(c)
+
+        c, sums = ts.scan(body, x[0], x)
+        c = ts.cond(ts.sum(c) > 0.0, lambda c: c * 2.0, lambda c: -c, c)
+        return ts.sum(c + ts.cast(table, "f32")) + ts.mean(ts.maximum(sums, 0.0))
+
+    x = ts.tensor(rng.standard_normal((3, 4)), "f32")
+    for graph in (f.graph(x), ts.jit(ts.grad(f)).graph(x)):
+        again = read_again(graph)
+        for a, b in zip(interpret(again, [x.array]), interpret(graph, [x.array]), strict=True):
+            assert a.tobytes() == b.tobytes()
+
+
+GOOD = """graph 'f' v1
+  %0: 'f32'[3] = input
+  %1: 'f32'[3] = exp(%0) {} loc('a.py', 3, 'y = {x} # (1', (), '')
+  return %1
+"""
+
+
+def test_a_text_by_hand():
+    graph = parse_graph(GOOD)
+    assert print_graph(graph) == GOOD
+    assert str(graph.nodes[0].where) == "a.py:3  y = {x} # (1"
+    (y,) = interpret(graph, [np.zeros(3, np.float32)])
+    assert (y == 1).all()
+
+
+@pytest.mark.parametrize(("old", "new", "says"), [
+    (" v1", " v2", r"the graph is of version 2, this Tessera reads up to version 1"),
+    ("exp", "exq", r"an op 'exq', which is not registered here[\s\S]*exp"),
+    ("return %1", "return %2", "line 4 is no Graph IR"),
+    ("exp(%0)", "exp(%7)", "line 3 is no Graph IR"),
+    ("{}", "{axis=__import__('os')}", "line 3 is no Graph IR"),
+    ("{}", "{axis=1 + 1}", "line 3 is no Graph IR"),
+    ("  return %1\n", "", "is no Graph IR"),
+    ("return %1\n", "return %1\nmore\n", "line 5 stands behind the end"),
+    ("'f32'[3] = exp", "'f32'[4] = exp", "its node says"),
+    ("  %1", "   %1", "line 3 is no Graph IR")])
+def test_other_texts_are_refused(old, new, says):
+    assert old in GOOD
+    with pytest.raises(GraphError, match=says):
+        parse_graph(GOOD.replace(old, new))
+
+
+def test_what_has_no_text():
+    f = ts.jit(lambda x: x + 1.0)
+    with pytest.raises(GraphError, match="extents that are names"):
+        print_graph(f.graph(ts.Tensor["N", ts.f32]))

@@ -1,0 +1,178 @@
+"""Ranks compare the program that they are about to run, and at first what they give it."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+
+import tessera as ts
+from fake_driver import driver as driver
+from fake_gpu import gpu as gpu
+from fake_nccl import nccl as nccl
+from lowering_cases import apart as apart
+from mesh.test_gpu_programs import gpus as gpus
+
+ROWS, COLUMNS = ts.ShardSpec(("row",), ("dp",)), ts.ShardSpec(("col",), ("tp",))
+
+
+def simulated(program, mesh):
+    return ts.dist.simulate(lambda: program(ts.dist.rank()), mesh)
+
+
+def refused(program, mesh, kind=ts.dist.PolicyMismatch) -> ts.dist.MeshError:
+    with pytest.raises(kind) as info:
+        simulated(program, mesh)
+    assert type(info.value) is kind and info.value.hint
+    return info.value
+
+
+# --- programs -------------------------------------------------------------------------------------
+def branch(x):
+    y = x * 2.0
+    if ts.dist.rank() == 1:
+        y = y + 1.0
+    return ts.sum(y)
+
+
+def prints(x):
+    total = ts.sum(x)
+    if ts.dist.rank() == 1:
+        ts.debug.print("{}", total)
+    return total * 2.0
+
+
+def longer(x):
+    return (ts.sum(x), ts.max(x)) if ts.dist.rank() == 1 else ts.sum(x)
+
+
+@pytest.mark.parametrize(("f", "one", "others"), [
+    (branch, "y = y . 1.0", r"return ts.sum\(y\)"),
+    (prints, r'ts.debug.print\("{}", total\)', r"return total \* 2.0"),
+    (longer, "return .ts.sum", "")])
+def test_the_first_line_in_which_programs_differ_is_shown(f, one, others):
+    mesh = ts.dist.mesh(axes="dp", shape=3)
+    step = ts.jit(f)
+
+    def program(rank):
+        return step(ts.dist.tensor((6, 4), ROWS, mesh, init=1.0))
+
+    error = refused(program, mesh, ts.dist.DisagreementError)
+    assert f"have traced {f.__name__} differently:\n" in error.message
+    assert re.search(rf"\n  rank 1: .*test_compare_programs.py:\d+  .*{one}", error.message)
+    assert re.search(rf"\n  ranks 0, 2: .*{others}", error.message)
+    assert "return step(" in str(error.where) and "depends on the rank" in error.hint
+
+
+# --- values ---------------------------------------------------------------------------------------
+def loss(w, x, scale=1.0):
+    return ts.mean(ts.square(x @ w)) * scale
+
+
+def weights(rank, shape=(4, 3)):
+    """Of a generator whose seed is not the same on all ranks."""
+    return np.random.default_rng(rank).standard_normal(shape).astype(np.float32)
+
+
+@pytest.mark.parametrize("kind", ["f32", "bf16", "int8", "fp4_e2m1"])
+def test_parameters_drawn_by_each_rank_are_refused(kind):
+    mesh = ts.dist.mesh(axes="dp", shape=3)
+    step = ts.jit(lambda w, x: loss(ts.cast(w, "f32"), x))
+
+    def program(rank):
+        given = ts.tensor(np.rint(3 * weights(int(rank == 2))), kind)
+        w = ts.dist.distribute(given, None, mesh=mesh)
+        return step(w, ts.dist.tensor((6, 4), ROWS, mesh, init=1.0))
+
+    error = refused(program, mesh)
+    assert f"the ranks along 'dp' give <lambda> different values of what they hold alike, " \
+        f"operand 0, {kind}[4, 3] of (-, -):" in error.message
+    assert re.search(r"\n  ranks 0, 1: .*, \.\.\.\n  rank 2: .*, \.\.\.$", error.message)
+    assert "seed" in error.hint and "return step(" in str(error.where)
+
+
+@pytest.mark.parametrize("change", [lambda w: w[::-1].copy(), lambda w: w * 1.01, lambda w: -w])
+def test_another_order_size_or_sign_is_seen(change):
+    mesh = ts.dist.mesh(axes="dp", shape=2)
+    w = weights(0, (40, 30))
+
+    def program(rank):
+        given = ts.dist.distribute(change(w) if rank else w, None, mesh=mesh)
+        return ts.jit(loss)(given, ts.dist.tensor((6, 40), ROWS, mesh, init=1.0))
+
+    refused(program, mesh)
+
+
+def test_what_differs_by_roundings_is_let_through():
+    """Machines of two kinds may round what each computes for itself in two ways."""
+    mesh = ts.dist.mesh(axes="dp", shape=2)
+    w = weights(0, (70, 90))
+
+    def program(rank):
+        given = ts.dist.distribute(np.nextafter(w, np.float32(2 * rank - 1)), None, mesh=mesh)
+        return float(ts.jit(loss)(given, ts.dist.tensor((6, 70), ROWS, mesh, init=1.0)))
+
+    assert simulated(program, mesh)[0] > 0
+
+
+def test_plain_tensors_and_numbers_count_too():
+    mesh = ts.dist.mesh(axes="dp", shape=2)
+
+    def program(rank, given):
+        w, x = ts.dist.tensor((4, 3), None, mesh, init=1.0), ts.dist.tensor((6, 4), ROWS, mesh,
+                                                                             init=1.0)
+        return ts.jit(lambda w, x, a: loss(w + a, x))(w, x, given(rank))
+
+    for given, says in (
+            (lambda r: 0.1 * (r + 1), r"operand 2, \S*\[\]:\n  rank 0: 0.1\n  rank 1: 0.2"),
+            (lambda r: ts.tensor(weights(r)), r"operand 2, f32\[4, 3\]:\n")):
+        assert re.search(says, refused(lambda r, g=given: program(r, g), mesh).message)
+
+
+def test_blocks_that_are_repeated_over_one_axis_are_compared_along_it():
+    """A batch is split over dp: those of tp who share rows must have the same ones."""
+    mesh = ts.dist.mesh(axes=("dp", "tp"), shape=(2, 2))
+
+    def program(rank, seed):
+        step = ts.jit(loss)
+        w = ts.dist.tensor((4, 6), COLUMNS, mesh, init="normal", seed=1)
+        return step(w, ts.dist.distribute(weights(seed(rank), (8, 4)), ROWS, mesh=mesh)).numpy()
+
+    by_rows = simulated(lambda rank: program(rank, lambda r: r // 2), mesh)  # each its own half
+    assert len({float(y) for y in by_rows}) == 1
+    error = refused(lambda rank: program(rank, lambda r: int(r == 3)), mesh)
+    assert "the ranks along 'tp'" in error.message and "operand 1, f32[4, 4] of (dp, -)" in \
+        error.message
+
+
+def test_it_is_looked_at_in_the_first_call_only():
+    mesh = ts.dist.mesh(axes="dp", shape=2)
+    step = ts.jit(loss)
+
+    def program(rank):
+        w, x = ts.dist.tensor((4, 3), None, mesh, init=1.0), ts.dist.tensor((6, 4), ROWS, mesh,
+                                                                             init=1.0)
+        return [float(step(w, x, a)) for a in (1.0, 1.0 + rank)]
+
+    (a, b), (c, d) = simulated(program, mesh)
+    assert a == c == 16 and b == d == 24  # half of it from either
+
+
+@pytest.mark.parametrize("route", ["nccl", "host"])
+def test_parts_on_gpus_are_compared(gpus, request, route):
+    if route == "nccl":
+        request.getfixturevalue("nccl")
+    mesh = ts.dist.mesh(["cuda:0", "cuda:1"], axes="dp")
+
+    def program(rank, seed):
+        step = ts.jit(loss)
+        w = ts.dist.distribute(weights(seed(rank)), None, mesh=mesh)
+        assert w.local.device == "cuda:0"
+        return float(step(w, ts.dist.tensor((6, 4), ROWS, mesh, init=1.0)))
+
+    same = simulated(lambda rank: program(rank, lambda r: 7), mesh)
+    assert same[0] == same[1] > 0
+    error = refused(lambda rank: program(rank, lambda r: r), mesh)
+    assert "operand 0, f32[4, 3] of (-, -):\n  rank 0: " in error.message
+    assert f"{weights(1).ravel()[0]:.6g}" in error.message
