@@ -412,6 +412,32 @@ def test_blocks_of_attention_fit():
             {"flash_attention_2": {"p": TunedEntry("", {"128x64": 2.0, "wide": 1.0})}}),)))
 
 
+# --- tables of several GPUs -----------------------------------------------------------------------
+def test_tables_of_several_gpus_become_one(tmp_path, capsys, monkeypatch):
+    """Of a card each; what a later file says goes before. No GPU is asked for."""
+    monkeypatch.setattr(command, "has_gpu", lambda: pytest.fail("asked"))
+    parts = {"a": table({MODEL: 14.0, "64x64": 9.0}), "b": table({MODEL: 3.0}, "bf16 nt 64x64x64"),
+             "c": table({MODEL: 15.0, "64x64": 8.0}), "d": table({MODEL: 7.0}, card="another")}
+    for name, part in parts.items():
+        part.write(tmp_path / f"{name}.json")
+    files = [str(tmp_path / f"{name}.json") for name in parts]
+    assert main(["tune", "--merge", *files, "--out", str(tmp_path / "out")]) == 0
+    assert capsys.readouterr().out.count("1 entries written") == 4
+    assert entries(tmp_path / "out" / file_name(CARD)) == {
+        "bf16 nt 64x64x64": parts["b"].entries["gemm"]["bf16 nt 64x64x64"],
+        CUBE: parts["c"].entries["gemm"][CUBE]}
+    assert entries(tmp_path / "out" / "another.json")[CUBE].us == {MODEL: 7.0}
+    assert main(["tune", "--merge", files[0]]) == 0
+    assert tables_of(CARD, 132).find("gemm", CUBE, MODEL).choice == "64x64"
+
+
+def test_entries_of_other_kernels_are_not_merged(tmp_path, capsys):
+    table({MODEL: 14.0}, kernels="0" * 16).write(tmp_path / "old.json")
+    assert main(["tune", "--merge", str(tmp_path / "old.json")]) == 1
+    assert "was measured with other kernels of gemm than these" in capsys.readouterr().err
+    assert not user_table(CARD).exists()
+
+
 # --- what is said ---------------------------------------------------------------------------------
 @pytest.mark.parametrize("args, words", [
     (["conv"], "nothing to tune named 'conv'; known: gemm, flash_attention_2"),
@@ -420,6 +446,7 @@ def test_blocks_of_attention_fit():
     (["gemm", "--ways", "xx"], "gemm is not tuned for the way 'xx'"),
     (["gemm", "--choices", "1"], "--choices is 1"),
     (["gemm"], "there is none here"),
+    (["--merge", "none.json"], "there is no file none.json"),
 ])
 def test_what_is_wrong_is_said(args, words, capsys, monkeypatch):
     monkeypatch.setattr(command, "has_gpu", lambda: False)
