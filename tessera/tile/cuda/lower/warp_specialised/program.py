@@ -202,7 +202,7 @@ class WarpSpecialisedProgram:
     function: `if is_producer() { fills rings } else { computes }`, each with the loop over tiles.
     rank: axes of the launch grid that it counts   rows: of the matmuls' tiles
     form: how its matmuls are multiplied   panel_buffers: of each consumer warp, for results that
-    leave by TMA
+    leave by TMA   strip: the axis of the grid on which blocks of a cluster are neighbours
     """
 
     function: Function
@@ -213,6 +213,7 @@ class WarpSpecialisedProgram:
     form: WarpgroupMatmul
     notes: tuple[str, ...] = field(default=())
     panel_buffers: int = 0
+    strip: int = 0
 
     @property
     def warpgroups(self) -> int:
