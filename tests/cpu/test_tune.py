@@ -17,7 +17,7 @@ from tessera.errors import ArgumentError
 from tessera.graph.cuda import library_ops, place_blocks
 from tessera.kernels import tuned_tables
 from tessera.kernels.attention_plan import AttentionBlock, blocks_to_measure, tuned_attention
-from tessera.kernels.matmul_blocks import BLOCK_US, Card, MatmulExtents
+from tessera.kernels.matmul_blocks import BLOCK_US, TRANSPOSED_US, Card, MatmulExtents
 from tessera.kernels.matmul_plan import card_at, plan_product, plans_to_measure, read_choice
 from tessera.kernels.routine import find
 from tessera.kernels.tuned_tables import (
@@ -191,7 +191,8 @@ def test_plans_begin_with_the_models_and_are_spelled(extents, layout):
         b = read_choice(text, MatmulExtents(*extents, 16, 16))
         assert b.choice == text and (b.rows, b.columns, b.parts, b.depth, b.swapped, b.cluster) == (
             p.rows, p.columns, p.parts, p.depth, p.swapped, p.cluster)
-        assert ((p.columns, p.rows) if p.swapped else (p.rows, p.columns)) in BLOCK_US
+        known = {**BLOCK_US, **(TRANSPOSED_US if p.swapped else {})}
+        assert ((p.columns, p.rows) if p.swapped else (p.rows, p.columns)) in known
         assert (p.parts - 1) * p.depth < extents[2]
 
 
@@ -500,8 +501,10 @@ def test_functions_take_the_quickest_that_a_fused_product_may_have(name, monkeyp
     """Not a block of its transpose, nor one of 160 columns; of results as they leave."""
     behind, bits = BEHIND[name]
     plain = product(None, monkeypatch, "", behind)
-    model = library_ops.choose_blocks(MatmulExtents(2048, 768, 1024, 16, 32),
-                                      library_ops.BLOCKS, True, H100).choice
+    extents = MatmulExtents(2048, 768, 1024, 16, 32)
+    model = place_blocks.or_transposed(
+        library_ops.choose_blocks(extents, library_ops.BLOCKS, True, H100), extents, "nn", H100,
+        32 if bits else 16).choice
     us = {"192x160": 9.0, "128x128 swapped": 8.0, "64x64": 11.0, "128x64 cluster=2": 10.5,
           model: 14.0}
     launch = product(us, monkeypatch, "bf16 nn 2048x768x1024" + bits, behind)

@@ -144,6 +144,12 @@ def panel_bytes(warpgroups: int) -> int:
     return WARPGROUP // 32 * warpgroups * PANEL_ROWS * PANEL_BYTES
 
 
+def turned_panel(shape: tuple[int, ...]) -> tuple[int, int]:
+    """Rows and columns of a panel of an accumulator's transpose, of 16 bits: as many columns as a
+    warp has rows of the accumulator. No rows where none fit."""
+    return next((n for n in (64, 32) if shape[0] % n == 0), 0), PANEL_ROWS
+
+
 def aligned(size: int) -> int:
     return -(-size // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
 
