@@ -89,10 +89,17 @@ def types_table() -> str | None:
     file, where = found
     kinds = {k: x for k, x in file.items() if isinstance(x, dict) and "products" in x}
     layouts = ("nt", "nn", "tn", "tt")
-    lines = [(kind, shape, *(f"{by[w]['tessera']:.0f}, {by[w]['ratio']:.2f}" if w in by else ""
-                             for w in layouts))
+    lines = [(kind, shape, *(_time_and_ratio(by[w]) if w in by else "" for w in layouts))
              for kind, x in kinds.items() for shape, by in x["products"].items()]
-    return f"{where}.\n\n" + markdown(("Operands", "M x N x K", *layouts), lines)
+    means = "; ".join(f"{kind} {x['total']['geometric mean']:.2f}, {x['total']['least']:.2f}"
+                      for kind, x in kinds.items())
+    return (f"{where}. Geometric means of the ratios, and the least: {means}.\n\n"
+            + markdown(("Operands", "M x N x K", *layouts), lines))
+
+
+def _time_and_ratio(f: dict[str, Any]) -> str:
+    us = f["tessera"]
+    return f"{us:.{0 if us >= 100 else 1}f}, {f['ratio']:.2f}"
 
 
 LIBRARY = {"convolutions": convolutions_table, "fft": fft_table, "packed": packed_table,

@@ -20,6 +20,11 @@ from .record import Benchmark, CompiledCall, KernelSample
 from .routine import RoutineArray, empty_like, reshaped, routine, type_of, viewed
 
 
+def of_transposed(layout: str) -> str:
+    """Of B' and A', whose product is the transposed one."""
+    return layout[::-1].translate(str.maketrans("nt", "tn"))
+
+
 @kernel
 def product(A, B, m, n, batch, layout, sums, BM, BN, BK, part=None, acc=None):
     """The block [m:m+BM, n:n+BN] of A B, kept in the type `sums`. Other kernels call it.
@@ -190,8 +195,8 @@ def gemm(run: Any, a: Any, b: Any, *, transpose_a: bool = False, transpose_b: bo
         kind, M, N, K, "nt"[turned_a] + "nt"[turned_b], card, result.bits, not run.has_sizes,
         bool(run.extra("FAST_SUMS")))
     run.note(plan.why)
-    ways = (not turned_b, not turned_a) if plan.swapped else (turned_a, turned_b)
-    how = {"layout": "nt"[ways[0]] + "nt"[ways[1]], "swapped": plan.swapped,
+    layout = "nt"[turned_a] + "nt"[turned_b]
+    how = {"layout": of_transposed(layout) if plan.swapped else layout, "swapped": plan.swapped,
            "BM": run.size("m", plan.rows), "BN": run.size("n", plan.columns),
            "BK": run.size("k", plan.step), "CLUSTER": plan.cluster}
     if plan.parts == 1:

@@ -44,6 +44,13 @@ BLOCK_US: Mapping[tuple[int, int], tuple[float, float]] = {
     (64, 128): (0.225, 0.56), (128, 64): (0.268, 0.25), (64, 64): (0.144, 0.62),
     (64, 32): (0.108, 1.1), (64, 16): (0.108, 0.75), (64, 8): (0.108, 0.75),
     (192, 160): (0.65, 1.2), (192, 96): (0.41, 0.7)}
+# Of blocks of the transposed result where that is no narrow one: 512 x 3136 from 2048 are 132 of
+# these, one for each multiprocessor, and 98 of 64 x 256. Of 18 products eleven have a first operand
+# along K, 2048 of K or less and two waves or one: ten of them took 0.74 to 0.96 of the time of the
+# other choice, one 1.06, and the seven others 0.99 to 1.28 (H100, operands that L2 does not hold,
+# 2026-11-26).
+TRANSPOSED_US: Mapping[tuple[int, int], tuple[float, float]] = {(128, 96): (0.31, 0.6)}
+TRANSPOSED_STEPS, TRANSPOSED_WAVES = 32, 2  # most of them
 # Of a row of 128 bytes that is brought, if it is one line of L2: 1.3 to 1.55 ns in 30 products
 # whose rows lie otherwise (H100, 2026-11-25). Rows that begin at odd multiples of 64 bytes are two
 # lines half of the time, and so on: by what the distance of rows is a multiple of, in bytes.
@@ -186,7 +193,8 @@ def choose_either_way(extents: MatmulExtents, blocks: Sequence[tuple[int, int]],
     layout: of the operands, as of kernels.gemm.product.
     """
     x = extents
-    plain = choose_blocks(x, _readable(blocks, layout[1] == "t", x.bits), split, card)
+    plain = or_transposed(choose_blocks(x, _readable(blocks, layout[1] == "t", x.bits), split,
+                                        card), x, layout, card, x.result_bits)
     narrow = [b for b in _readable(blocks, layout[0] == "n", x.bits) if x.M <= b[1] < 64]
     if not narrow:
         return plain
@@ -195,6 +203,25 @@ def choose_either_way(extents: MatmulExtents, blocks: Sequence[tuple[int, int]],
     if (1 + OTHER_BLOCK) * plain.us < turned.us:
         return plain
     return replace(turned, rows=turned.columns, columns=turned.rows, swapped=True)
+
+
+def or_transposed(plain: MatmulBlocks, x: MatmulExtents, layout: str, card: Card,
+                  stored_bits: int) -> MatmulBlocks:
+    """The choice, or one of TRANSPOSED_US where that is quicker. stored_bits: of a result where it
+    leaves: of 16, in rows that TMA writes, panels of the transposed one leave as others do."""
+    if x.bits != 16 or stored_bits != 16 or x.N % 16 or layout[0] == "t" or (
+            x.steps > TRANSPOSED_STEPS):
+        return plain
+    other = _transposed(x, layout, card)[0]
+    blocks = -(-x.M // other.rows) * -(-x.N // other.columns)
+    many = blocks > TRANSPOSED_WAVES * card.multiprocessors
+    return plain if many or (1 - OTHER_BLOCK) * plain.us < other.us else other
+
+
+def _transposed(x: MatmulExtents, layout: str, card: Card) -> list[MatmulBlocks]:
+    found = rank_blocks(replace(x, M=x.N, N=x.M, lines=x.lines[::-1]), _readable(
+        tuple(TRANSPOSED_US), layout[0] == "n", x.bits), False, card)
+    return [replace(b, rows=b.columns, columns=b.rows, swapped=True) for b in found]
 
 
 def rank_either_way(extents: MatmulExtents, blocks: Sequence[tuple[int, int]], layout: str,
@@ -210,6 +237,8 @@ def rank_either_way(extents: MatmulExtents, blocks: Sequence[tuple[int, int]], l
     found = rank_blocks(x, plain, split, card)
     found += [replace(b, rows=b.columns, columns=b.rows, swapped=True) for b in rank_blocks(
         replace(x, M=x.N, N=x.M, lines=x.lines[::-1]), other, split, card)] if other else []
+    if x.bits == x.result_bits == 16 and x.N % 16 == 0:
+        found += _transposed(x, layout, card)
     taken, ranked = Counter[tuple](), [first]
     for b in sorted(found, key=lambda b: b.us):
         block = b.rows, b.columns, b.swapped, b.cluster
@@ -232,7 +261,8 @@ def estimate(x: MatmulExtents, block: tuple[int, int], parts: int = 1, card: Car
     """What a choice takes: steps of all waves of groups beside the bytes, then the sum of parts. A
     step is the matmuls', or the copies' where these take longer."""
     (m, n), steps = block, -(-x.steps // parts)
-    step, store = FP8_BLOCK_US.get(block, BLOCK_US[block]) if x.short else BLOCK_US[block]
+    own = TRANSPOSED_US if block in TRANSPOSED_US else BLOCK_US
+    step, store = FP8_BLOCK_US.get(block, own[block]) if x.short else own[block]
     down, across = (1, cluster) if shares_rows(block) else (cluster, 1)  # blocks of a cluster
     if max(x.lines) > 1:
         step = max(step, LINE_US * (m * x.lines[0] / across + n * x.lines[1] / down))
@@ -301,6 +331,7 @@ def default_block(numeric: NumericType | DType, M: int, N: int) -> tuple[int, in
 
 
 __all__ = ["BLOCKS", "BLOCK_US", "CROWDED", "FP8_BLOCKS", "FP8_COLUMNS", "LARGE", "USUAL", "Card",
-           "MatmulBlocks", "MatmulExtents", "ThreadBlock", "choose_blocks", "choose_either_way",
-           "choose_thread_block", "default_block", "estimate", "lines_of", "rank_blocks",
+           "TRANSPOSED_US", "MatmulBlocks", "MatmulExtents", "ThreadBlock", "choose_blocks",
+           "choose_either_way", "choose_thread_block", "default_block", "estimate", "lines_of",
+           "or_transposed", "rank_blocks",
            "rank_either_way", "short_sums"]

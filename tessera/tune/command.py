@@ -5,6 +5,7 @@
     python -m tessera tune gemm --shapes cubes rows --types f16
     python -m tessera tune gemm --shapes training --sustained    at the clock of steps in a row
     python -m tessera tune gemm --out tessera/kernels/tables     for the package
+    python -m tessera tune --merge a/*.json b/*.json             of several GPUs side by side
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from ..kernels.tuned_tables import (
     TunedTables,
     file_name,
     forget_tables,
+    kernels_hash,
     shipped_table,
     user_table,
 )
@@ -63,9 +65,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                         help="no problem is begun after as many")
     parser.add_argument("--out", metavar="FOLDER",
                         help="for the table; else `tuned` below TESSERA_CACHE_DIR")
+    parser.add_argument("--merge", nargs="+", default=[], metavar="FILE",
+                        help="tables whose entries go into that of their GPU, those of a later "
+                             "file before others; nothing is measured")
 
 
 def run(args: argparse.Namespace) -> int:
+    if args.merge:
+        return merge(args.merge, args.out)
     chosen = [tunable(name) for name in args.routines or TUNABLES]
     work = [(t, t.problems(args.shapes, args.types, args.ways)) for t in chosen]
     if args.choices < 2:
@@ -75,27 +82,52 @@ def run(args: argparse.Namespace) -> int:
         raise UnsupportedTargetError("choices are measured on a GPU, and there is none here",
                                      hint="python -m tessera doctor says what is missing")
     on, end = device(), time.monotonic() + args.seconds
-    path = Path(args.out) / file_name(on.name) if args.out else user_table(on.name)
-    _table(path, on).write(path)  # what is wrong with it is said before anything is measured
+    path = _path(on.name, args.out)
+    # What is wrong with the file is said before anything is measured.
+    _table(path, on.name, on.multiprocessors).write(path)
     clock = (SustainedClock(on, SETTLE_MS, WINDOW_MS, SUSTAINED_ROUNDS) if args.sustained
              else GraphClock(on))
     for t, problems in work:
         measurement = Measurement(t, card_at(on.index), on, clock, args.choices)
         for found in tune(measurement, problems, end, path):
-            _table(path, on).with_entries(t.name, found).write(path)
+            table = _table(path, on.name, on.multiprocessors)
+            table.with_entries(t.name, found).write(path)
     forget_tables()
     print(f"written to {path}")
     return 0
 
 
-def _table(path: Path, on: Device) -> TunedTable:
+def merge(files: Sequence[str], out: str | None) -> int:
+    """The entries of tables, each in that of its GPU. No GPU is needed."""
+    for file in files:
+        if not Path(file).exists():
+            raise ArgumentError(f"there is no file {file}", hint="tables that `tune --out` wrote")
+        found = TunedTable.read(Path(file))
+        path = _path(found.card, out)
+        table = _table(path, found.card, found.multiprocessors)
+        for name, entries in found.entries.items():
+            if found.kernels[name] != kernels_hash(name):
+                raise ArgumentError(f"{file} was measured with other kernels of {name} than these",
+                                    hint="tune again with these")
+            table = table.with_entries(name, entries)
+        table.write(path)
+        print(f"{file}: {sum(map(len, found.entries.values()))} entries written to {path}")
+    forget_tables()
+    return 0
+
+
+def _path(card: str, out: str | None) -> Path:
+    return Path(out) / file_name(card) if out else user_table(card)
+
+
+def _table(path: Path, card: str, multiprocessors: int) -> TunedTable:
     """What the file holds, of this card; a file of another is an error, for it would be lost."""
     if not path.exists():
-        return TunedTable(on.name, on.multiprocessors)
+        return TunedTable(card, multiprocessors)
     found = TunedTable.read(path)
-    if (found.card, found.multiprocessors) != (on.name, on.multiprocessors):
+    if (found.card, found.multiprocessors) != (card, multiprocessors):
         raise ArgumentError(f"{path} is of {found.card} with {found.multiprocessors} "
-                            f"multiprocessors, this is {on.name} with {on.multiprocessors}",
+                            f"multiprocessors, this is {card} with {multiprocessors}",
                             hint="--out names another folder")
     return found
 

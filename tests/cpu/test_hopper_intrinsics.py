@@ -127,6 +127,33 @@ def test_panels_leave_by_tma(rows, columns, groups, buffers, shape, corner, rng)
     assert "conflicts of stmatrix" not in block.counts
 
 
+@pytest.mark.parametrize("rows, columns, groups, buffers, shape, corner", [
+    (96, 128, 2, 2, (300, 512), (96, 128)), (128, 256, 2, 3, (200, 296), (128, 0)),
+    (64, 64, 1, 1, (3, 100, 72), (1, 64, 0)), (32, 192, 3, 2, (31, 200), (0, 0))], ids=str)
+def test_panels_of_a_transpose_leave_by_tma(rows, columns, groups, buffers, shape, corner, rng):
+    """The same of warps that lie side by side, each with 16 columns at a time."""
+    layout, rank = warpgroups((columns, rows), groups).permuted((1, 0)), len(shape)
+    tile = rng.integers(0, 0x7F80, (rows, columns)).astype(np.uint16)
+    x, found = decode(tile.view(ml_dtypes.bfloat16), "bf16"), np.full(shape, 0xFFFF, np.uint16)
+    block = emulator.Block(128 * groups, memory=emulator.GlobalMemory({"found": found}))
+    t, each = block.t, 64 if rows % 64 == 0 else 32
+    row, column = (t & 3) * 2, (t >> 2 & 7) | (t >> 5) << 4
+    held = [x[row + base[0], column + base[1]] for base in layout.bases]
+    block.bulk.maps[77] = Descriptor(block.memory.pointers["found"], shape, found.strides,
+                                     (*[1] * (rank - 2), each, 16))
+    operation = warp_specialised.store_turned_panels(
+        layout.text, layout.shape, "bf16", rank, 1, 2048, buffers, each)
+    for _ in range(2):
+        block.operate(operation, held, 77, t, *reversed(corner))
+    block.operate(find_instruction("bulk_wait_read_0"))
+    block.memory.copy_back()
+    want = np.full(shape, 0xFFFF, np.uint16)
+    part = want[corner[:-2]][corner[-2]:corner[-2] + rows, corner[-1]:corner[-1] + columns]
+    part[:] = tile[:part.shape[0], :part.shape[1]]
+    np.testing.assert_array_equal(found, want)
+    assert "conflicts of stmatrix" not in block.counts
+
+
 @pytest.mark.parametrize("columns", [16, 32, 48, 64, 96, 128])
 def test_held_operands_are_those_that_tma_wrote(columns, rng):
     """Panels of up to 64 columns, swizzled, to A's registers: rows 16 w + l / 4 and 8 on."""

@@ -282,6 +282,38 @@ def test_every_block_gives_the_product(block: tuple, rng: Any, monkeypatch: Any)
         assert_close(got, want, "bf16", n=n)
 
 
+BIAS, TILE = (144,), (200, 144)
+
+
+@pytest.mark.parametrize("beside, swapped", [(BIAS, True), (TILE, False)], ids=["bias", "tile"])
+@pytest.mark.parametrize("wide", [False, True])
+@pytest.mark.parametrize("layout", ["nn", "nt", "tn"])
+def test_blocks_of_the_transposed_result(layout: str, wide: bool, beside: tuple, swapped: bool,
+                                         rng: Any, monkeypatch: Any) -> None:
+    """Where nothing that follows reads or writes elements of it one by one."""
+    monkeypatch.setattr(place_blocks, "or_transposed",
+                        lambda *args: MatmulBlocks(96, 128, swapped=True))
+    (M, N), K = TILE, 264
+    x, w, b = (ts.tensor(rng.standard_normal(s).astype("f4")) for s in ((M, K), (K, N), beside))
+    x, w = (ts.cast(v, "bf16") for v in (x, w))
+    xs, ws, bs = (np.asarray(v.array, "f8") for v in (x, w, b))
+    given = [ts.cast(ts.tensor(np.asarray(v.array, "f4").T.copy()), "bf16") if way == "t" else v
+             for v, way in zip((x, w), layout, strict=True)]
+
+    def layer(x: Any, w: Any, b: Any) -> Any:
+        x, w = (ts.cast(v.T if way == "t" else v, PRODUCTS)
+                for v, way in zip((x, w), layout, strict=True))
+        y = ts.relu(ts.cast(x @ w, "f32") + b)
+        return (ts.cast(y, "bf16"), y) if wide else ts.cast(y, "bf16")
+
+    program = CudaProgram(ts.jit(layer).graph(*given, b), "sm_90a")
+    (group,) = program.plan.groups
+    said = any("96 x 128 of the transposed result" in n for n in group.schedule.notes)
+    assert said == (swapped and not wide)
+    for got in program.run([*given, b]):
+        assert_close(got, np.maximum(xs @ ws + bs, 0), "bf16", n=K)
+
+
 @pytest.mark.parametrize("extents, split, block, parts", [
     ((8192, 768, 3072), False, (128, 192), 1),  # 256 blocks in two waves, for 192 in two
     ((32768, 3072, 768), False, (192, 192), 1),

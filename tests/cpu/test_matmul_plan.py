@@ -49,6 +49,18 @@ def test_few_rows_are_the_columns_of_a_block():
     assert "transposed result" in plan_product(bf16, 1, 8192, 8192, "nn", H200).why
 
 
+@pytest.mark.parametrize("layout", ["nn", "nt"])
+def test_blocks_of_the_transposed_result_may_be_one_for_each_multiprocessor(layout):
+    """4 x 33 of 128 x 96, where 64 x 256 are 98. Results leave as rows of 16 bits."""
+    p = plan_product(bf16, 3136, 512, 2048, layout, H200)
+    assert (p.rows, p.columns, p.swapped, p.parts) == (96, 128, True, 1)
+    assert groups(p, 3136, 512) == 132 and "of the transposed result" in p.why
+    assert not plan_product(bf16, 3136, 512, 2048, layout, H200, result_bits=32).swapped
+    for other in ((3136, 504, 2048), (3136, 512, 4096), (3136, 1536, 2048)):
+        assert not plan_product(bf16, *other, layout, H200).swapped
+    assert not plan_product(bf16, 3136, 512, 2048, "t" + layout[1], H200).swapped
+
+
 def test_a_smaller_card_has_other_waves():
     """2048^3 is 128 of the usual blocks: one wave of 132 multiprocessors, two of 114."""
     large, small = (plan_product(bf16, 2048, 2048, 2048, "nt", replace(H200, multiprocessors=n))

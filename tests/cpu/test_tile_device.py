@@ -184,12 +184,29 @@ def test_a_persistent_grid_is_as_large_as_the_device(gpu, driver, rng, grid, mos
 
 def test_a_persistent_grid_has_the_clusters_that_run_at_one_time(gpu, driver, rng):
     """Of four groups a card may run 32 where it has 132 multiprocessors."""
-    gpu.grid, gpu.cluster = "persistent", (4,)
+    gpu.grid, gpu.cluster = "persistent-0-0", (4,)
     gpu.extra = (Parameter("groups", "groups", "i32"),)
     for clusters, rows, blocks in ((32, 500, 128), (1000, 500, 132), (32, 60, 60)):
         driver.clusters = clusters
         fresh(rows_doubled)(Torch(floats(rng, rows, 64)))
         assert driver.launches[-1].grid == (blocks, 1, 1) and gpu.seen["groups"] == rows
+
+
+@pytest.mark.parametrize("axis, blocks", [(0, 12), (1, 10)])
+def test_clusters_that_have_a_group_begin_together(gpu, driver, rng, axis, blocks):
+    """Of five groups side by side the last has a cluster of two, in which it is alone."""
+    gpu.grid, gpu.cluster, driver.clusters = f"persistent-0-{axis}", (2,), 66
+    gpu.extra = (Parameter("groups", "groups", "i32"),)
+
+    @ts.kernel(grid=lambda N: (N // 4, 2))
+    def twice(x: ts.Tensor["N", ts.f32], y: ts.Tensor["N", ts.f32]):
+        n = ts.tile.group_id(0) * 4 + ts.tile.group_id(1) * 2
+        y[n:n+2] = ts.tile.load(x[n:n+2]) * 2
+
+    x, y = floats(rng, 20), floats(rng, 20)
+    twice(Torch(x), Torch(y))
+    np.testing.assert_array_equal(y, 2 * x)
+    assert driver.launches[-1].grid == (blocks, 1, 1)
 
 
 def test_counters_are_zero_and_of_one_stream(gpu, driver, rng, monkeypatch):

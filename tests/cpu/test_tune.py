@@ -17,7 +17,7 @@ from tessera.errors import ArgumentError
 from tessera.graph.cuda import library_ops, place_blocks
 from tessera.kernels import tuned_tables
 from tessera.kernels.attention_plan import AttentionBlock, blocks_to_measure, tuned_attention
-from tessera.kernels.matmul_blocks import BLOCK_US, Card, MatmulExtents
+from tessera.kernels.matmul_blocks import BLOCK_US, TRANSPOSED_US, Card, MatmulExtents
 from tessera.kernels.matmul_plan import card_at, plan_product, plans_to_measure, read_choice
 from tessera.kernels.routine import find
 from tessera.kernels.tuned_tables import (
@@ -191,7 +191,8 @@ def test_plans_begin_with_the_models_and_are_spelled(extents, layout):
         b = read_choice(text, MatmulExtents(*extents, 16, 16))
         assert b.choice == text and (b.rows, b.columns, b.parts, b.depth, b.swapped, b.cluster) == (
             p.rows, p.columns, p.parts, p.depth, p.swapped, p.cluster)
-        assert ((p.columns, p.rows) if p.swapped else (p.rows, p.columns)) in BLOCK_US
+        known = {**BLOCK_US, **(TRANSPOSED_US if p.swapped else {})}
+        assert ((p.columns, p.rows) if p.swapped else (p.rows, p.columns)) in known
         assert (p.parts - 1) * p.depth < extents[2]
 
 
@@ -412,6 +413,32 @@ def test_blocks_of_attention_fit():
             {"flash_attention_2": {"p": TunedEntry("", {"128x64": 2.0, "wide": 1.0})}}),)))
 
 
+# --- tables of several GPUs -----------------------------------------------------------------------
+def test_tables_of_several_gpus_become_one(tmp_path, capsys, monkeypatch):
+    """Of a card each; what a later file says goes before. No GPU is asked for."""
+    monkeypatch.setattr(command, "has_gpu", lambda: pytest.fail("asked"))
+    parts = {"a": table({MODEL: 14.0, "64x64": 9.0}), "b": table({MODEL: 3.0}, "bf16 nt 64x64x64"),
+             "c": table({MODEL: 15.0, "64x64": 8.0}), "d": table({MODEL: 7.0}, card="another")}
+    for name, part in parts.items():
+        part.write(tmp_path / f"{name}.json")
+    files = [str(tmp_path / f"{name}.json") for name in parts]
+    assert main(["tune", "--merge", *files, "--out", str(tmp_path / "out")]) == 0
+    assert capsys.readouterr().out.count("1 entries written") == 4
+    assert entries(tmp_path / "out" / file_name(CARD)) == {
+        "bf16 nt 64x64x64": parts["b"].entries["gemm"]["bf16 nt 64x64x64"],
+        CUBE: parts["c"].entries["gemm"][CUBE]}
+    assert entries(tmp_path / "out" / "another.json")[CUBE].us == {MODEL: 7.0}
+    assert main(["tune", "--merge", files[0]]) == 0
+    assert tables_of(CARD, 132).find("gemm", CUBE, MODEL).choice == "64x64"
+
+
+def test_entries_of_other_kernels_are_not_merged(tmp_path, capsys):
+    table({MODEL: 14.0}, kernels="0" * 16).write(tmp_path / "old.json")
+    assert main(["tune", "--merge", str(tmp_path / "old.json")]) == 1
+    assert "was measured with other kernels of gemm than these" in capsys.readouterr().err
+    assert not user_table(CARD).exists()
+
+
 # --- what is said ---------------------------------------------------------------------------------
 @pytest.mark.parametrize("args, words", [
     (["conv"], "nothing to tune named 'conv'; known: gemm, flash_attention_2"),
@@ -420,6 +447,7 @@ def test_blocks_of_attention_fit():
     (["gemm", "--ways", "xx"], "gemm is not tuned for the way 'xx'"),
     (["gemm", "--choices", "1"], "--choices is 1"),
     (["gemm"], "there is none here"),
+    (["--merge", "none.json"], "there is no file none.json"),
 ])
 def test_what_is_wrong_is_said(args, words, capsys, monkeypatch):
     monkeypatch.setattr(command, "has_gpu", lambda: False)
@@ -473,8 +501,10 @@ def test_functions_take_the_quickest_that_a_fused_product_may_have(name, monkeyp
     """Not a block of its transpose, nor one of 160 columns; of results as they leave."""
     behind, bits = BEHIND[name]
     plain = product(None, monkeypatch, "", behind)
-    model = library_ops.choose_blocks(MatmulExtents(2048, 768, 1024, 16, 32),
-                                      library_ops.BLOCKS, True, H100).choice
+    extents = MatmulExtents(2048, 768, 1024, 16, 32)
+    model = place_blocks.or_transposed(
+        library_ops.choose_blocks(extents, library_ops.BLOCKS, True, H100), extents, "nn", H100,
+        32 if bits else 16).choice
     us = {"192x160": 9.0, "128x128 swapped": 8.0, "64x64": 11.0, "128x64 cluster=2": 10.5,
           model: 14.0}
     launch = product(us, monkeypatch, "bf16 nn 2048x768x1024" + bits, behind)

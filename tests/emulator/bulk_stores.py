@@ -10,7 +10,7 @@ import numpy as np
 
 from tessera.tile.cuda.instruction import Instruction
 
-ROW_BYTES = 128  # of a box, with the swizzle as wide
+ROW_BYTES = 128  # after which the pattern of a swizzle changes
 
 
 @dataclass(frozen=True)
@@ -58,11 +58,12 @@ class BulkStores:
 
     def _run(self, what: Descriptor, corner: tuple[int, ...], at: int) -> None:
         assert at % 1024 == 0, "the pattern of the swizzle begins at multiples of 1024 bytes"
+        width = 2 * what.box[-1]  # bytes of a row, with the swizzle as wide
         for number, index in enumerate(np.ndindex(what.box)):
             place = tuple(c + i for c, i in zip(corner, index, strict=True))
             if all(0 <= p < n for p, n in zip(place, what.shape, strict=True)):
                 byte = 2 * number
-                byte ^= (byte // ROW_BYTES & 7) << 4
+                byte ^= (byte // ROW_BYTES & width // 16 - 1) << 4
                 to = what.pointer + sum(p * s for p, s in zip(place, what.strides_bytes,
                                                               strict=True))
                 source = self.block.shared.bytes[at + byte:at + byte + 2]

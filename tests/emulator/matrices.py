@@ -39,13 +39,15 @@ class Matrices:
 
     def stmatrix(self, instruction: Instruction, at: Any, x: Any) -> None:
         count = int(instruction.name.split("_x")[1][0])
-        assert "trans" not in instruction.name, "the emulator has no stmatrix with trans"
         address = self.bytes_at(at, 16).reshape(-1, 32, 16)[:, :8 * count]
         self.count_conflicts("stmatrix", address[..., 0].reshape(-1, 8), np.ones((), bool))
         lanes = self.t.reshape(-1, 32)[:, :8 * count].reshape(-1)
         words = np.stack([self.spread(r) for r in (x if isinstance(x, list) else [x])], 0)
         tiles = words.reshape(count, -1, 8, 4).swapaxes(0, 1)  # [W, tile, row, word]
-        raw = np.ascontiguousarray(tiles).view(np.uint8).reshape(-1, 16)
+        tiles = np.ascontiguousarray(tiles).view(np.uint16)  # [W, tile, row, column]
+        if "trans" in instruction.name:
+            tiles = np.ascontiguousarray(tiles.swapaxes(2, 3))
+        raw = tiles.view(np.uint8).reshape(-1, 16)
         self.shared.write(address.reshape(-1, 16), lanes, raw)
         self.bulk.unfenced[:] = True
 

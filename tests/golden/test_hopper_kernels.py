@@ -113,6 +113,19 @@ def test_blocks_of_a_cluster_bring_half_of_what_they_share(kernel, a, b, copies)
     assert total(found, "UCGABAR") == 2, "arrives, waits"
 
 
+@pytest.mark.parametrize("layout, b", [("nt", (512, 320)), ("tt", (320, 512))])
+def test_a_transposed_result_leaves_in_panels(layout, b):
+    """Each warp has 16 columns of it, of which TMA writes 32 rows at a time."""
+    _, emitted, built = compiled(gemm_whole, ones(bf16, 3136, 320), ones(bf16, *b),
+                                 ones(bf16, 3136, 512), f32, layout=layout, swapped=True, BM=96,
+                                 BN=128)
+    require_fast(built)
+    found = counts(built)
+    assert found["HGMMA.64x96x16.F32.BF16"] == 4 and not total(found, "STG")
+    assert found["STSM.16.MT88.4"] == 6 and total(found, "UTMASTG") == 3
+    assert ("D", (32, 16)) in [(p.name, p.box) for p in emitted.parameters if p.kind == "map"]
+
+
 def test_a_second_loop_into_the_same_sums_costs_its_instructions_alone():
     """Beside one loop: as many registers, as much shared memory, and no move of a sum."""
     one = compiled(kernels.gemm_nt, ones(bf16, 512, 320), ones(bf16, 768, 320),

@@ -11,7 +11,7 @@ from cpu.test_matmul_forms import gradients
 from matmul_kernels import ATTENTION, CHAIN, NESTED, Gemm, array, make
 from tessera import stdlib
 from tessera.graph.cuda import library_ops
-from tessera.kernels.gemm import LAYOUTS
+from tessera.kernels.gemm import LAYOUTS, of_transposed
 from tessera.kernels.matmul_blocks import BLOCKS
 from tolerance import assert_close
 
@@ -218,6 +218,48 @@ def test_blocks_of_clusters(rng, layout, block, extents, groups):
     want = stdlib.gemm.record.reference(*(np.asarray(x.numpy(), "f8") for x in (a, b)),
                                         **LAYOUTS[layout])
     assert_close(d.numpy(), want, "bf16", n=K)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("extents", [(3136, 512, 2048), (104, 144, 64), (4008, 1360, 200)], ids=str)
+@pytest.mark.parametrize("dtype", ["bf16", "f16"])
+def test_panels_of_transposed_results(rng, dtype, extents, layout):
+    """Blocks of 96 x 128 whose rows TMA writes: as many as multiprocessors, one, many for each."""
+    (M, N, K), result = extents, getattr(ts, dtype)
+    kernel = stdlib.gemm.kernels["gemm_whole"]
+    a, b = (ts.tensor(rng.standard_normal(s).astype("f4"), dtype) for s in (
+        (K, M) if layout[0] == "t" else (M, K), (N, K) if layout[1] == "t" else (K, N)))
+    d = ts.to(ts.tensor(np.full((M, N), np.nan, "f4"), dtype), "cuda")
+    for _ in range(3):
+        kernel(*ts.to((a, b), "cuda"), d, ts.f32, layout=of_transposed(layout), swapped=True,
+               result=result, BM=96, BN=128)
+    assert "results leave by TMA" in kernel.inspect_ir("target")
+    want = stdlib.gemm.record.reference(*(np.asarray(x.numpy(), "f8") for x in (a, b)),
+                                        **LAYOUTS[layout])
+    assert_close(d.numpy(), want, dtype, n=K)
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+def test_graphs_take_blocks_of_the_transposed_result(rng, transposed):
+    """With a bias and a function behind, as rows of 16 bits; where f32 is written, too, others."""
+    M, K, N = 3130, 2048, 512
+    x, w, b = (ts.tensor(rng.standard_normal(s).astype("f4")) for s in ((M, K), (K, N), (N,)))
+    x, w = (ts.cast(v, "bf16") for v in (x, w))
+    xs, ws, bs = (np.asarray(v.numpy(), "f8") for v in (x, w, b))
+    wt = ts.tensor(np.ascontiguousarray(ws.T, "f4"), "bf16")
+    given = ts.to((x, wt if transposed else w, b), "cuda")
+
+    def layer(x, w, b):
+        return ts.relu(ts.gemm(x, w.T if transposed else w, b))
+
+    narrow = ts.jit(lambda x, w, b: ts.cast(layer(x, w, b), "bf16"))
+    both = ts.jit(lambda x, w, b: (layer(x, w, b), ts.cast(layer(x, w, b), "bf16")))
+    want = np.maximum(xs @ ws + bs, 0)
+    assert_close(narrow(*given).numpy(), want, "bf16", n=K)
+    assert "of the transposed result" in narrow.inspect_ir("schedule")
+    for y in both(*given):
+        assert_close(y.numpy(), want, "bf16", n=K)
+    assert "of the transposed result" not in both.inspect_ir("schedule")
 
 
 def test_products_that_begin_early_wait_for_what_they_read(rng):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ...kernels.attention import SLACK, attend, attend_saved
-from ...kernels.gemm import product
+from ...kernels.gemm import of_transposed, product
 from ..schedule.ir import GroupStep, ScheduledGroup
 from ..schedule.loop_axes import Frame
 from .group_statements import FrameBlock, KernelValue, store
@@ -53,14 +53,20 @@ def gemm_source(group: ScheduledGroup) -> KernelText:
     m, n = ("tile_m", "tile_n") if open_ else ("m", "n")
     b = FrameBlock(frame, f"{m}:{m}+{s.m}", f"{n}:{n}+{s.n}", ("z",) if batch else (), s.m, s.n,
                    {r.name: r for r in group.reads[len(own):]})
-    sums, depth = w.type(anchor.type), dict(group.attrs).get("depth", 0)
+    attrs = dict(group.attrs)
+    sums, depth, swapped = w.type(anchor.type), attrs.get("depth", 0), attrs.get("swapped", False)
     texts, calls, before = list[str](), list[str](), 0
     for i in range(0, len(own), 2):
         names = [f"{name}{i // 2 or ''}" for name in "ABK"]
         indices = ", ".join(batch[i:i + 2] or ("None", "None"))
         part = f", (z, {depth}, {before})" if depth else ""
-        calls.append(f"product({names[0]}, {names[1]}, {m}, {n}, ({indices}), {layout[i:i + 2]!r}, "
-                     f"{sums}, {s.m}, {s.n}, {s.k_}{part}{', acc=acc' if i else ''})")
+        if swapped:
+            calls.append(f"product({names[1]}, {names[0]}, {n}, {m}, ({indices}), "
+                         f"{of_transposed(layout)!r}, {sums}, {s.n}, {s.m}, {s.k_}).T")
+        else:
+            calls.append(f"product({names[0]}, {names[1]}, {m}, {n}, ({indices}), "
+                         f"{layout[i:i + 2]!r}, {sums}, {s.m}, {s.n}, {s.k_}{part}"
+                         f"{', acc=acc' if i else ''})")
         for name, o, way, dims in zip(names[:2], own[i:i + 2], layout[i:i + 2],
                                       (("M", names[2]), (names[2], "N")), strict=True):
             along = dims if way == "n" else dims[::-1]

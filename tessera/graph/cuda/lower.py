@@ -277,6 +277,7 @@ class _KernelSchedule(ScheduleBuilder):
                                                            strict=True)]
         laid = any(self.operand(v).layout for v in (*anchor.inputs, *group.outputs))
         part = {"depth": anchor.attrs["depth"]} if "parts" in anchor.attrs else {}
+        part |= {"swapped": True} if form.swapped else {}
         self._anchored("gemm", group, frame, own, form.schedule, form.grid, layout=form.layout,
                        batch=form.batch, open=form.open and not laid, **part)
 

@@ -18,7 +18,7 @@ from ...kernels.matmul_blocks import (
     short_sums,
 )
 from ...tile.ir.schedule import Schedule, shares_rows
-from ..ir import Node
+from ..ir import Node, Value
 from ..schedule.groups import FusionGroup
 from ..schedule.loop_axes import Frame, extents_of
 from .anchors import anchor_extents, row_lines, whole_rows, whole_steps
@@ -38,6 +38,7 @@ class MatmulForm:
     batch: of each operand, which matrix belongs to matrix z of the result; empty where there is
     one matrix.
     open: whether the kernel takes the extents at each call; else they are constants of it.
+    swapped: whether it multiplies B' A', and has the result as the transpose of that.
     """
 
     operands: tuple[Extents, ...]
@@ -46,6 +47,7 @@ class MatmulForm:
     open: bool
     schedule: Schedule  # its notes say why
     grid: Extents
+    swapped: bool = False
 
 
 def matmul_form(group: FusionGroup, frame: Frame, shared_bytes: int) -> MatmulForm:
@@ -67,7 +69,15 @@ def matmul_form(group: FusionGroup, frame: Frame, shared_bytes: int) -> MatmulFo
             *schedule.notes, f"blocks of {one} in pairs, which bring their {other} for each other"
             + ": operands' rows are no multiples of 128 bytes" * apart)
     return MatmulForm(operands, anchor.attrs["layout"], batch, not (lead or eights), schedule,
-                      grid_of(extents, schedule.m, schedule.n))
+                      grid_of(extents, schedule.m, schedule.n), is_swapped(group, frame))
+
+
+def is_swapped(group: FusionGroup, frame: Frame | None) -> bool:
+    """Whether blocks of the transposed result are chosen, and nothing follows that would read or
+    write elements of it one by one: a tile of the same extents, results that are no 16 bits."""
+    assert group.anchor is not None
+    return "swapped" in group.anchor.attrs and (frame is None or not _beside(group, frame)) and all(
+        v.aval.dtype.bits == 16 for v in group.outputs)
 
 
 def _rows_of_eight(anchor: Node, operands: tuple[Extents, ...]) -> bool:
@@ -120,10 +130,14 @@ def block_of(group: FusionGroup, frame: Frame | None) -> tuple[tuple[int, int, i
         crowded = bool(pressure) and n > 128
         return (m, 128 if crowded else n, k), [f"128 columns, because {pressure}"] * crowded
     m, n = anchor.attrs["block"]
+    swapped = is_swapped(group, frame)
+    if "swapped" in anchor.attrs and not swapped:
+        pressure = "what follows is not transposed"
     tuned = anchor.attrs.get("tuned", "")
-    notes = [f"blocks of {m} x {n}: {tuned or 'the quickest by the estimate of their time'}"] * (
+    notes = [f"blocks of {m} x {n}{' of the transposed result' * swapped}: "
+             f"{tuned or 'the quickest by the estimate of their time'}"] * (
         (m, n) != USUAL or bool(tuned))
-    if pressure and m * n > prod(CROWDED[0]):
+    if pressure and (m * n > prod(CROWDED[0]) or "swapped" in anchor.attrs) and not swapped:
         bits, K = numeric.dtype.bits, whole_steps(anchor)
         found = choose_blocks(MatmulExtents(M, N, K, bits, bits, prod(extents[:-2])), CROWDED)
         m, n = found.rows, found.columns
@@ -153,13 +167,21 @@ def _schedule(anchor: Node, shared_bytes: int, block: tuple[int, int, int],
 
 def _pressure(group: FusionGroup, frame: Frame) -> str:
     """What behind a matmul needs many registers: a tile beside its own, or a function; or ""."""
-    behind = [n for n in group.nodes if n is not group.anchor and n.op.name != "reshape"]
-    full = [v for v in group.inputs if any(v in n.inputs for n in behind)
-            and all(frame.pattern(extents_of(v)) or ())]
-    if full:
+    behind = _behind(group)
+    if _beside(group, frame):
         return "what follows reads a tile of the same extents"
     heavy = next((n.op.name for n in behind if not is_light(n)), "")
     return f"{heavy} behind it needs registers" if heavy else ""
+
+
+def _behind(group: FusionGroup) -> list[Node]:
+    return [n for n in group.nodes if n is not group.anchor and n.op.name != "reshape"]
+
+
+def _beside(group: FusionGroup, frame: Frame) -> list[Value]:
+    """What is read behind the matmul that has its result's extents."""
+    return [v for v in group.inputs if any(v in n.inputs for n in _behind(group))
+            and all(frame.pattern(extents_of(v)) or ())]
 
 
 def _matrix_index(lead: Extents, own: Extents) -> str:

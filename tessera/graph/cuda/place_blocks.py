@@ -7,7 +7,16 @@ from dataclasses import replace
 from math import prod
 from typing import Any
 
-from ...kernels.matmul_blocks import BLOCKS, LARGE, Card, MatmulBlocks, MatmulExtents, short_sums
+from ...kernels.matmul_blocks import (
+    BLOCKS,
+    LARGE,
+    TRANSPOSED_US,
+    Card,
+    MatmulBlocks,
+    MatmulExtents,
+    or_transposed,
+    short_sums,
+)
 from ...kernels.matmul_plan import card_for, tuned_blocks
 from ...runtime.generations import WarpgroupMatmul
 from ..ir import Graph, Node, Value, readers_of
@@ -29,8 +38,10 @@ def place_blocks(graph: Graph, chip: WarpgroupMatmul | None) -> Graph:
 
 def _in_blocks(node: Node, graph: Graph, chip: WarpgroupMatmul | None) -> list[Node]:
     blocks, chosen = blocks_of(node, graph, chip)
-    attrs = node.attrs | ({"block": (blocks.rows, blocks.columns), "cluster": blocks.cluster}
-                          if chosen else {}) | ({"tuned": blocks.tuned} if blocks.tuned else {})
+    attrs = dict(node.attrs)
+    if chosen:
+        attrs |= {"block": (blocks.rows, blocks.columns), "cluster": blocks.cluster}
+    attrs |= {n: x for n in ("swapped", "tuned") if (x := getattr(blocks, n))}
     if blocks.parts == 1:
         return [replace(node, attrs=attrs)]
     out = node.outputs[0].aval
@@ -83,6 +94,9 @@ def blocks_of(node: Node, graph: Graph, chip: WarpgroupMatmul | None
     split, whole = not lead and out.dtype.kind == "float", whole_rows(node)
     found, chosen = quickest_blocks(extents, numeric, chip, split, whole)
     if chosen and not lead and len(node.inputs) == 2:
+        if whole:
+            found = or_transposed(found, extents, node.attrs["layout"], card_for(chip),
+                                  leaving_bits(node.outputs[0], graph))
         found = tuned_product(found, node, extents, graph, BLOCKS if whole else LARGE, split,
                               card_for(chip))
     return found, chosen
@@ -92,7 +106,8 @@ def tuned_product(model: MatmulBlocks, node: Node, extents: MatmulExtents, graph
                   sizes: Collection[tuple[int, int]], split: bool, card: Card) -> MatmulBlocks:
     """What a table has for a product of one pair of matrices, else the model's choice.
 
-    sizes: of blocks that a product with others fused behind it may have; it may not be swapped.
+    sizes: of blocks that a product with others fused behind it may have. Of transposed results
+    those may be that leave in panels.
     split: whether K may be summed in parts.  A table tells results apart by their bits in memory:
     here those of what is computed behind the sums.
     """
@@ -102,7 +117,13 @@ def tuned_product(model: MatmulBlocks, node: Node, extents: MatmulExtents, graph
     asked = replace(extents, K=a[-1] if layout[0] == "n" else a[-2],
                     result_bits=leaving_bits(node.outputs[0], graph))
     return tuned_blocks(model, asked, node.inputs[0].aval.type.dtype, layout, card, lambda b: (
-        (b.rows, b.columns) in sizes and not b.swapped and (split or b.parts == 1)))
+        whole_rows(node) and _leaves_in_panels(b, asked) if b.swapped else
+        (b.rows, b.columns) in sizes and (split or b.parts == 1)))
+
+
+def _leaves_in_panels(b: MatmulBlocks, asked: MatmulExtents) -> bool:
+    return ((b.columns, b.rows) in TRANSPOSED_US and asked.result_bits == 16
+            and asked.N % 16 == 0 and b.parts == b.cluster == 1)
 
 
 def leaving_bits(v: Value, graph: Graph, steps: int = MOST_STEPS) -> int:

@@ -20,7 +20,7 @@ from tessera.tile.cuda.lower.load_early import load_early
 from tessera.tile.cuda.lower.multiply_codes import multiply_codes, stack_codes
 from tessera.tile.cuda.lower.prefetch import prefetch_boxes
 from tessera.tile.cuda.lower.stage_loads import Room, ring_stages, stage_matmul_loads
-from tessera.tile.cuda.lower.warp_specialised import Refusal
+from tessera.tile.cuda.lower.warp_specialised import Refusal, WarpSpecialisedProgram
 from tessera.tile.ir.ir import Function, Op, SSAValue, walk
 from tessera.tile.ir.schedule import Schedule
 from tessera.tile.ir.types import Buffer
@@ -35,7 +35,8 @@ class CompiledKernel:
 
     function: Tile IR after lowering.  parameters: what a launch passes, in order.
     grid: 'groups', one block per group, or 'persistent', as many blocks as the device holds;
-        'persistent-24', but for 24 multiprocessors.
+        'persistent-24', but for 24 multiprocessors; 'persistent-0-1', in clusters whose blocks
+        are neighbours on axis 1 of the grid.
     notes: what the compiler decided and why.
     """
 
@@ -127,13 +128,19 @@ def emit_kernel(function: Function, lanes: int, target: Target, facts: ArgumentF
         made = emit_warp_specialised(function, schedule, target, facts)
     if not isinstance(made, Refusal):
         program, emitted = made
-        spare = program.pipeline.spare
-        return EmittedKernel(program.function, emitted, program.threads,
-                             f"persistent-{spare}" if spare else "persistent")
+        return EmittedKernel(program.function, emitted, program.threads, _persistent(program))
     lowered, emitted = emit(function, lanes, target, facts, checked, schedule)
     emitted = replace(emitted, notes=(*emitted.notes, f"not warp-specialised: {made.reason}"))
     resident = dict(schedule.extra).get("RESIDENT", 1) if schedule is not None else 1
     return EmittedKernel(lowered, emitted, lanes, "groups", made, resident)
+
+
+def _persistent(program: WarpSpecialisedProgram) -> str:
+    """As CompiledKernel.grid says it."""
+    spare = program.pipeline.spare
+    if program.pipeline.cluster > 1:
+        return f"persistent-{spare or 0}-{program.strip}"
+    return f"persistent-{spare}" if spare else "persistent"
 
 
 def _target(target: Target | str | None) -> Target:

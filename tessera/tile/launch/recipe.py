@@ -153,13 +153,15 @@ class Recipe:
 
     def _blocks(self, groups: int) -> int:
         blocks = groups
-        form, _, spare = self.image.grid.partition("-")
+        form, spare, strip = (*self.image.grid.split("-"), "", "")[:3]
         if form == "persistent":
             together = self.image.code.cluster[0]
             most = max((device(self.device).multiprocessors - int(spare or 0)) // together, 1)
             if together > 1:  # one more than run at once would begin when the others are done
                 most = min(most, self.image.code.on(self.device).clusters)
-            blocks = min(-(-groups // together), most) * together
+                side_by_side = self.target.grid[int(strip)]  # a cluster may be over their end
+                groups = groups // side_by_side * -(-side_by_side // together) * together
+            blocks = min(groups // together, most) * together
         if blocks > MOST_BLOCKS:
             raise ArgumentError(f"{self.image.function.name}: {blocks} groups, a launch has at "
                                 f"most {MOST_BLOCKS}", hint="give each group more to do",

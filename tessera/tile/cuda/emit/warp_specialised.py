@@ -35,6 +35,7 @@ from tessera.tile.cuda.lower.warp_specialised.program import (
     BufferRing,
     Load,
     WarpSpecialisedProgram,
+    turned_panel,
 )
 from tessera.tile.cuda.lower.warp_specialised.tidy import base_name
 from tessera.tile.ir.ir import Const, Function, Op, SSAValue, regions, walk
@@ -535,10 +536,13 @@ def _store_panels(e: Emitter, op: Op) -> None:
     h = _specialised(e)
     place, layout, x = _watched(e, op)
     rank, (row_axis, column_axis) = len(place.extents), place.axes
-    box = tuple({row_axis: PANEL_ROWS, column_axis: PANEL_BYTES * 8 // place.dtype.bits}.get(i, 1)
-                for i in range(rank))
-    make = h.part("store_panels", "store_panels", layout.text, layout.shape, place.dtype.name, rank,
-                  rank - 1 - row_axis, h.program.panels_bytes, h.program.panel_buffers)
+    turned = (0, 4) not in layout.threads  # warps lie side by side and not one below the other
+    rows, columns = turned_panel(layout.shape) if turned else (
+        PANEL_ROWS, PANEL_BYTES * 8 // place.dtype.bits)
+    box = tuple({row_axis: rows, column_axis: columns}.get(i, 1) for i in range(rank))
+    args = (layout.text, layout.shape, place.dtype.name, rank, rank - 1 - row_axis,
+            h.program.panels_bytes, h.program.panel_buffers, *[rows] * turned)
+    make = h.part("store_panels", f"store_{'turned_' * turned}panels", *args)
     at = [f"i32({e.name(i)})" for i in reversed(place.offsets)]
     map_ = e.param("map", place.name, "i64", box=box)
     e.line(f"{make}({', '.join([x, map_, h.thread, *at])})")

@@ -504,3 +504,46 @@ def store_panels(layout: str, shape: tuple[int, int], dtype: str, rank: int, row
             Operand("thread", "i32"), *(Operand(f"c{i}", "i32") for i in range(rank)))
     form = InstructionForm(args, (), body)
     return Operation("store_panels", len(args), lambda *_: form)
+
+
+@functools.cache
+def store_turned_panels(layout: str, shape: tuple[int, int], dtype: str, rank: int, row_axis: int,
+                        offset: int, buffers: int, rows: int) -> Operation:
+    """The same of an accumulator's transpose: a warp has 16 columns of the tile, which leave `rows`
+    rows at a time. A panel has rows of 32 bytes, swizzled so."""
+    whole = RegisterLayout.parse(layout, shape)
+    number, size = whole.number, 16 * 128
+    blocks = sorted({base[1] for base in whole.bases if not base[1] & 8})
+
+    def body(b: Builder, x: list[Any], map_: Any, thread: Any, *at: Any) -> None:
+        mine = b.call(warp.shfl("idx"), b.lshr(thread, b.i32(5)), b.i32(0))  # this warp
+        lane = b.and_(thread, b.i32(31))
+        base = b.add(b.add(b.shared_base(), b.i32(offset)), b.mul(mine, b.i32(buffers * size)))
+        seventh, eight = b.and_(lane, b.i32(7)), b.lshr(lane, b.i32(3))  # row of a matrix, which
+        line = b.or_(b.shl(b.lshr(eight, b.i32(1)), b.i32(3)), seventh)
+        half = b.and_(b.xor(eight, b.lshr(seventh, b.i32(2))), b.i32(1))
+        place = b.add(base, b.or_(b.shl(line, b.i32(5)), b.shl(half, b.i32(4))))
+        first = b.add(at[0], b.shl(mine, b.i32(4)))
+        panels = [(row, column) for column in blocks for row in range(0, shape[0], rows)]
+        for n, (row, column) in enumerate(panels):
+            buffer = n % buffers * size
+            b.call(tma.bulk_wait(min(n, buffers - 1), read=True))
+            b.call(find_instruction("sync_warp"), b.i32(-1))
+            for down in range(0, rows, 16):
+                corners = [(row + down + below, column + right) for below in (0, 8)
+                           for right in (0, 8)]
+                found = [x[number[r + j, c]] for r, c in corners for j in (0, 1)]
+                b.call(matrix.stmatrix(4, trans=True), b.add(place, b.i32(buffer + 32 * down)),
+                       encode_half(b, dtype, found))
+            b.call(find_instruction("fence_async_shared"))
+            b.call(find_instruction("sync_warp"), b.i32(-1))
+            where = [b.add(first, b.i32(column)), *at[1:]]
+            where[row_axis] = b.add(at[row_axis], b.i32(row))
+            with b.when(b.compare("==", lane, b.i32(0))):
+                b.call(tma.store(rank), map_, *where, b.add(base, b.i32(buffer)))
+                b.call(find_instruction("bulk_commit"))
+
+    args = (Operand("x", "f32", whole.count), Operand("map", "i64"),
+            Operand("thread", "i32"), *(Operand(f"c{i}", "i32") for i in range(rank)))
+    form = InstructionForm(args, (), body)
+    return Operation("store_turned_panels", len(args), lambda *_: form)

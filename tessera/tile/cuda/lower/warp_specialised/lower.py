@@ -119,7 +119,8 @@ def _lower(function: Function, pipeline: PipelineKnobs, facts: Any, generation: 
     whole, buffers = widen_stores(whole, pipeline.warpgroups, _knowledge(whole, facts), facts,
                                   room // panel_bytes(pipeline.warpgroups))
     return WarpSpecialisedProgram(whole, rings, pipeline, rank_of(function), rows_of(function),
-                                  form, _notes(rings, pipeline, buffers), buffers)
+                                  form, _notes(rings, pipeline, buffers), buffers,
+                                  order.order[order.outer])
 
 
 def _begun_early(function: Function, pipeline: PipelineKnobs) -> tuple[Function, PipelineKnobs]:

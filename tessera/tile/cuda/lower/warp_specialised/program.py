@@ -144,6 +144,12 @@ def panel_bytes(warpgroups: int) -> int:
     return WARPGROUP // 32 * warpgroups * PANEL_ROWS * PANEL_BYTES
 
 
+def turned_panel(shape: tuple[int, ...]) -> tuple[int, int]:
+    """Rows and columns of a panel of an accumulator's transpose, of 16 bits: as many columns as a
+    warp has rows of the accumulator. No rows where none fit."""
+    return next((n for n in (64, 32) if shape[0] % n == 0), 0), PANEL_ROWS
+
+
 def aligned(size: int) -> int:
     return -(-size // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
 
@@ -202,7 +208,7 @@ class WarpSpecialisedProgram:
     function: `if is_producer() { fills rings } else { computes }`, each with the loop over tiles.
     rank: axes of the launch grid that it counts   rows: of the matmuls' tiles
     form: how its matmuls are multiplied   panel_buffers: of each consumer warp, for results that
-    leave by TMA
+    leave by TMA   strip: the axis of the grid on which blocks of a cluster are neighbours
     """
 
     function: Function
@@ -213,6 +219,7 @@ class WarpSpecialisedProgram:
     form: WarpgroupMatmul
     notes: tuple[str, ...] = field(default=())
     panel_buffers: int = 0
+    strip: int = 0
 
     @property
     def warpgroups(self) -> int:

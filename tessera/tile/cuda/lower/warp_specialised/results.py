@@ -8,7 +8,11 @@ from collections import Counter
 from dataclasses import replace
 from typing import Any
 
-from tessera.tile.cuda.lower.warp_specialised.program import PANEL_BYTES, Refused
+from tessera.tile.cuda.lower.warp_specialised.program import (
+    PANEL_BYTES,
+    Refused,
+    turned_panel,
+)
 from tessera.tile.cuda.lower.warp_specialised.rewrite import (
     Nodes,
     is_op,
@@ -112,12 +116,16 @@ class _Stores:
         if not self.wide(store):
             return "store_tile"
         if not self.alone(store):
-            return "store_rows"
+            return "store_tile" if self.turned(self.types[store.args[1]]) else "store_rows"  # type: ignore[index]
         tile = self.types[store.args[1]]  # type: ignore[index]
         rows, columns = tile.shape  # type: ignore[union-attr]
-        panels = rows // (64 * self.groups) * (columns // PANEL)
-        if columns % PANEL or min(self.room, panels) < min(2, panels):
-            return "store_rows"
+        if turned := self.turned(tile):
+            each = turned_panel(tile.shape)[0]  # type: ignore[union-attr]
+            panels = columns // (64 * self.groups) * (rows // each) if each else 0
+        else:
+            panels = rows // (64 * self.groups) * (columns // PANEL) if columns % PANEL == 0 else 0
+        if not panels or min(self.room, panels) < min(2, panels):
+            return "store_tile" if turned else "store_rows"
         self.buffers = max(self.buffers, min(self.room, panels))
         return "store_panels"
 
@@ -147,6 +155,12 @@ class _Stores:
             and view.args[0].name not in self.watched  # type: ignore[union-attr]
             and id(store) not in self.read_later)
 
+    def turned(self, tile: Any) -> bool:
+        """Whether a tile is an accumulator's transpose, with columns for all consumers."""
+        plain = warpgroups(tile.shape[::-1], self.groups)
+        return tile.shape[1] % (64 * self.groups) == 0 and RegisterLayout.parse(
+            tile.layout, tile.shape) == plain.permuted((1, 0))
+
     def wide(self, store: Op) -> bool:
         if id(store) in self.read_later:
             return False
@@ -165,7 +179,8 @@ class _Stores:
                 "f32", tensor.dtype.name) or (
                 len(kept) != 2 or kept[1] != rank - 1 or kept[0] > kept[1]):
             return False
-        if RegisterLayout.parse(tile.layout, tile.shape) != warpgroups(tile.shape, self.groups):
+        if not self.turned(tile) and RegisterLayout.parse(
+                tile.layout, tile.shape) != warpgroups(tile.shape, self.groups):
             return False
         fits = tile.shape[1] % (4 * COLUMNS) == 0 and view.args[0].name in self.aligned  # type: ignore[union-attr]
         rows = self.known.extent(str(tensor.dims[-1])) % COLUMNS == 0
