@@ -76,7 +76,7 @@ def _checked(cls: type[T]) -> type[T]:
                 "state = opt.init(params), opt.update(params, grads, state, lr)") from None
         made(self, *args, **kwargs)
 
-    cls.__init__ = init  # type: ignore[method-assign,assignment]
+    cls.__init__ = init  # type: ignore[method-assign]
     return cls
 
 

@@ -128,7 +128,7 @@ def _with_rules(routine: Routine, function: RoutineFunction) -> custom_vjp:
     assert ops is not None
 
     def fwd(*args: Any, **kwargs: Any) -> Any:
-        return function(*args, **kwargs), signature.bind(*args, **kwargs).arguments
+        return made(*args, **kwargs), signature.bind(*args, **kwargs).arguments
 
     def same(saved: dict[str, Any], tensors: tuple) -> Any:
         """The routine in ops, of its tensors."""
@@ -149,10 +149,10 @@ def _with_rules(routine: Routine, function: RoutineFunction) -> custom_vjp:
         pairs = [(x, t) for x, t in zip(primals, tangents, strict=True) if isinstance(x, Tensor)]
         moved = [F.zeros(x.shape, x.type) if t is None else t for x, t in pairs]
         tangent = jvp(lambda *xs: same(slots, xs), tuple(x for x, _ in pairs), tuple(moved))[1]
-        made = function(*args, **kwargs)
-        return made, tangent if isinstance(function.returned, tuple) else (tangent,)
+        value = made(*args, **kwargs)
+        return value, tangent if isinstance(function.returned, tuple) else (tangent,)
 
-    made = custom_vjp(function)
+    made = custom_vjp(function)  # in its rules it is a node that has them again
     made.follow(_tracing, fwd, bwd, rule)
     return made
 

@@ -147,3 +147,25 @@ def test_a_call_in_a_rule_with_other_shapes_runs_without_it() -> None:
 def test_forward_mode_of_a_reverse_rule_is_refused_outside_of_rules() -> None:
     with pytest.raises(GradError, match="no forward-mode derivative: the rule of f"):
         ts.jvp(with_vjp(False), (1.0,), (1.0,))
+
+
+@pytest.mark.parametrize("name, ops", [
+    ("stable_softmax", ts.softmax),
+    ("flash_attention_2", lambda x: ts.attention(x, x, x))])
+def test_a_second_derivative_through_a_routine(name: str, ops: Callable, rng: Any) -> None:
+    """In both modes, with that of the same in ops."""
+    routine = getattr(ts.stdlib, name)
+    attention = name == "flash_attention_2"
+    x = rng.standard_normal((2, 8, 16) if attention else (3, 8))
+    call = (lambda v: routine(v, v, v)) if attention else routine
+
+    def second(f: Callable, v: Any) -> Any:
+        def loss(v: Any) -> Any:
+            return ts.sum(ts.sin(3.0 * f(v)))
+
+        twice = ts.grad(lambda v: ts.sum(ts.grad(loss)(v) ** 2))
+        return twice(v), ts.hvp(loss, (v,), (v,))
+
+    found, wanted = second(call, ts.tensor(x, "f32")), second(ops, ts.tensor(x, f64))
+    for got, want in zip(found, wanted, strict=True):
+        assert_close(got, want.numpy(), n=64, scale=np.abs(want.numpy()).max())

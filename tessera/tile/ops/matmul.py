@@ -29,9 +29,10 @@ def _dot_rule(types: Any, attrs: dict[str, Any]) -> TileType:
     a, b, *rest = types
     for t in (a, b):
         if isinstance(t, Scalar) or len(t.shape) != 2:
-            hint = "an index takes an axis away: x[b, m:m+64, k:k+32], where b may be tile_b"
+            deep = not isinstance(t, Scalar) and len(t.shape) > 2
             raise RuleError(f"dot multiplies two matrices, got {a} and {b}",
-                            None if isinstance(t, Scalar) or len(t.shape) < 3 else hint)
+                            "an index takes an axis away: x[b, m:m+64, k:k+32], where b may be "
+                            "tile_b" if deep else None)
         if isinstance(t, View) and t.space == "global":
             raise RuleError(f"dot of {t}: a matmul reads tiles or shared memory",
                             "load it: ts.tile.load(...), or copy it to shared memory")
