@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -50,23 +51,38 @@ def fft_table() -> str | None:
         ("Transforms", "us", "cuFFT, us", "Ratio", "error", "cuFFT's"), rows)
 
 
-def rows_table() -> str | None:
-    """Of benchmarks/rows.py: a case in a line, lengths of rows side by side."""
-    if (found := measured("rows")) is None:
+def by_length(kind: str, cell: Callable[[dict[str, Any]], str]) -> tuple[dict, str, str] | None:
+    """Of benchmarks/rows.py: the file, where it was measured, and a table with a case in a line and
+    lengths of rows side by side."""
+    if (found := measured(kind)) is None:
         return None
     file, where = found
     cells: dict[str, dict[int, str]] = {}
     for name, x in file.items():
         if "of copy" in x:
             case, columns = name.rsplit(", ", 1)
-            cells.setdefault(case, {})[int(columns)] = (
-                f"{x['of copy']:.2f}, {x['of torch.compile']:.2f}")
+            cells.setdefault(case, {})[int(columns)] = cell(x)
     lengths = sorted({n for row in cells.values() for n in row})
     lines = [(case, *(row.get(n, "") for n in lengths)) for case, row in sorted(cells.items())]
+    return file, where, markdown(("Rows of", *map(str, lengths)), lines)
+
+
+def rows_table() -> str | None:
+    """Shares of a copy's rate, and ratios to torch.compile."""
+    found = by_length("rows", lambda x: f"{x['of copy']:.2f}, {x['of torch.compile']:.2f}")
+    if found is None:
+        return None
+    file, where, table = found
     ratio = file["all of torch.compile"]
     return (f"{where}. Ratios to `torch.compile`: geometric mean {ratio['geometric mean']:.2f}, "
-            f"the least {ratio['least']:.2f}.\n\n"
-            + markdown(("Rows of", *map(str, lengths)), lines))
+            f"the least {ratio['least']:.2f}.\n\n{table}")
+
+
+def orders_table() -> str | None:
+    """Of sorts."""
+    found = by_length("orders", lambda x: f"{x['us']:.0f}, {x['of PyTorch']:.2f}, "
+                      f"{x['of torch.compile']:.2f}")
+    return None if found is None else f"{found[1]}.\n\n{found[2]}"
 
 
 def packed_table() -> str | None:
@@ -102,7 +118,7 @@ def _time_and_ratio(f: dict[str, Any]) -> str:
     return f"{us:.{0 if us >= 100 else 1}f}, {f['ratio']:.2f}"
 
 
-LIBRARY = {"convolutions": convolutions_table, "fft": fft_table, "packed": packed_table,
-           "rows": rows_table, "types": types_table}
+LIBRARY = {"convolutions": convolutions_table, "fft": fft_table, "orders": orders_table,
+           "packed": packed_table, "rows": rows_table, "types": types_table}
 
 __all__ = ["LIBRARY", "markdown"]

@@ -59,10 +59,10 @@ def dividing(extent: int, most: int, bits: int) -> int:
 def for_rows(extents: tuple[int, ...], statistics: int = 0) -> Schedule:
     """Short rows share a group, long ones are gone through in passes; see kernels/row_blocks.py.
     statistics: how many there are, where nothing else is kept."""
-    share = blocks_of_rows.SHARE
-    if statistics > 1 and 32 * share < extents[-1] <= 32 * blocks_of_rows.STATISTICS_SHARE:
+    (rows, columns), share = extents[-2:], blocks_of_rows.SHARE
+    if statistics > 1 and 32 * share < columns <= 32 * blocks_of_rows.STATISTICS_SHARE:
         share = blocks_of_rows.STATISTICS_SHARE
-    b = row_blocks(*extents[-2:], share)
+    b = row_blocks(rows, columns, share)
     return chosen(b.rows, b.columns, warps=b.warps)
 
 

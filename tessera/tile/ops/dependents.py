@@ -21,5 +21,6 @@ def grid_dependency_wait(m: Any, op: Any) -> None:
     """Waits until the kernels in front of this one have ended, and what they wrote is visible.
 
     Stands before everything that reads or writes tensors: a kernel that has it may be begun while
-    the one before runs. PTX ISA, griddepcontrol.wait; before sm_90 a kernel begins no earlier.
+    the one before runs. Kernels of threads that say neither this nor `launch_dependents` have both
+    where they begin. PTX ISA, griddepcontrol.wait; before sm_90 a kernel begins no earlier.
     """
