@@ -97,7 +97,7 @@ def some_lines(xr, xi, yr, yi, array, begin, sr, si, angles, radices, N, here, t
 GROUP_POINTS = 8192  # two groups share a multiprocessor
 # Groups between the passes over an array; 264 run at once on an H200. Lines of 2^15 points take
 # 136, 127 and 125 us with 160, 264 and 400, of 2^16 134 and 126 with 160 and 272 (2026-11-26).
-AHEAD = 400
+AHEAD = 384
 SHORT = 256  # points of lines of which a thread has 16
 RADICES = {128: (8, 16), 256: (16, 16), 512: (32, 16), 1024: (32, 32)}
 

@@ -73,8 +73,7 @@ def test_other_axes(shape: tuple, axis: int, rng: Any) -> None:
 
 
 @pytest.mark.parametrize("norm", ["backward", "forward"])
-@pytest.mark.parametrize(("lines", "n"), [(3, 1 << 15), (40, 1 << 15), (2, 1 << 16), (1, 1 << 18),
-                                          (2, 1 << 20)])
+@pytest.mark.parametrize(("lines", "n"), [(3, 1 << 15), (2, 1 << 16), (1, 1 << 18), (3, 1 << 20)])
 def test_long_lines_are_two_passes_in_one_launch(lines: int, n: int, norm: str, rng: Any) -> None:
     """Of fewer lines than lie between the passes, and of more."""
     re, im, z = pair(rng, lines, n)

@@ -12,6 +12,7 @@ from ptx_harness import require_compiler
 from tessera.graph.cuda import CudaProgram
 from tessera.runtime.target import parse_target
 from tessera.tile.cuda.compile import compile_function
+from tessera.tile.cuda.ptx_text import opcode_counts
 
 require_compiler()
 
@@ -25,6 +26,7 @@ CASES = {
     "lines of 4096": (lambda a, b: ts.fft((a, b)), ((4, 4096), (4, 4096))),
     "lines of 8192": (lambda a, b: ts.fft((a, b)), ((4, 8192), (4, 8192))),
     "lines of 16384": (lambda a, b: ts.fft((a, b)), ((4, 16384), (4, 16384))),
+    "lines of 2^15": (lambda a, b: ts.fft((a, b)), ((3, 1 << 15),) * 2),
     "two passes": (lambda a, b: ts.fft((a, b)), ((1, 1 << 18), (1, 1 << 18))),
     "longer columns": (lambda a, b: ts.fft((a, b)), ((1, 1 << 20), (1, 1 << 20))),
     "planes": (lambda a, b: ts.fft2((a, b)), ((2, 256, 1024),) * 2),
@@ -39,15 +41,27 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_registers(name: str) -> None:
+def compiled(name: str) -> list[tuple[Any, Any, Any]]:
+    """What is compiled for each launch, its threads and its schedule."""
     fn, shapes = CASES[name]
     xs = [ts.tensor(np.zeros(s, np.float32)) for s in shapes]
-    program = CudaProgram(ts.jit(fn).graph(*xs), "sm_90a")
-    for group in program.plan.groups:
-        work = group.attr("call").work
-        schedule = group.attr("call").call.kernel.schedule
-        made = compile_function(work.function, work.lanes, target="sm_90a", schedule=schedule)
+    calls = [g.attr("call") for g in CudaProgram(ts.jit(fn).graph(*xs), "sm_90a").plan.groups]
+    return [(compile_function(c.work.function, c.work.lanes, target="sm_90a",
+                              schedule=c.call.kernel.schedule), c.work, c.call.kernel.schedule)
+            for c in calls]
+
+
+def test_a_pass_that_is_counted_and_one_that_waits() -> None:
+    """What the first wrote is released, and the second acquires it."""
+    ((made, _, _),) = compiled("lines of 2^15")
+    found = opcode_counts(made.built.ptx)
+    assert found["red.release.gpu.global.add.u32"] == 1
+    assert found["atom.acq_rel.gpu.global.add.u32"] == 1
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_registers(name: str) -> None:
+    for made, work, schedule in compiled(name):
         r = made.built.resources
         many = dict(schedule.extra).get("RESIDENT", 1) if schedule else 1
         assert not r.spill_store_bytes, made.notes

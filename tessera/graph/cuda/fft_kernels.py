@@ -196,7 +196,7 @@ def _fft_planes(re: Tensor, im: Tensor, inverse: bool, norm: str) -> tuple[Tenso
 
 
 def _passes(x: tuple[Tensor, Tensor], n: int, rest: int, along: bool, scale: float,
-            every: int = 1) -> tuple[Tensor, ...]:
+            every: int = 1) -> tuple[Tensor, Tensor]:
     """Both passes over arrays of `rest` lines of n points; see fft_passes."""
     size = n * rest
     count = prod(x[0].shape) // (size * every)

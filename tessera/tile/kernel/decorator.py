@@ -24,7 +24,7 @@ class KernelDecorator:
         axes: index letters of its tensors and of what it gives (what it returns, then what it
         writes), by which distributed tensors are sharded: "mk,kn,mn->mn". A letter stands where
         each shard along it can be computed alone; "_" is an axis that is needed whole
-        overwrites: tensors of which each launch writes every element and reads none, where the
+        overwrites: tensors of which each launch writes every element, before any is read, where the
         compiler cannot tell: a graph then gives it memory that nothing was written to
         """
         if fn is None:
