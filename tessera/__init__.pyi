@@ -55,6 +55,9 @@ from .mesh.parallel.index_launch import index_launch as index_launch
 from .mesh.parallel.pipeline import pipeline as pipeline
 from .mesh.parallel.pmap import pmap as pmap
 from .numerics.public import *  # noqa: F403
+from .optimizer_state import OptimizerState as OptimizerState
+from .optimizer_state import checkpointable as checkpointable
+from .optimizer_state import fp32_master as fp32_master
 from .state import KVCache as KVCache
 from .state import KVCacheManager as KVCacheManager
 from .state import kv_cache as kv_cache

@@ -191,9 +191,11 @@ def _leaves(tensors: Any) -> dict[str, Tensor]:
     for path, x in zip(paths, leaves, strict=True):
         if not isinstance(x, Tensor) or not _can_be_named(x.type):
             kind = x.type if isinstance(x, Tensor) else type(x).__name__
+            drawn = isinstance(x, random.RandomState)
             raise CheckpointError(
                 f"{path or 'the value'} is {kind}, which a checkpoint cannot hold",
-                hint="a tensor of a type that a string can name (ts.tensor, ts.dequantize); "
+                hint="leave it out: every checkpoint has it, as saved.random" if drawn else
+                "a tensor of a type that a string can name (ts.tensor, ts.dequantize); "
                 "numbers and text belong into meta",
             )
         if path in found:

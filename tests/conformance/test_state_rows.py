@@ -466,3 +466,91 @@ def test_compiled_decoding_is_traced_once_and_equals_eager(rng, rolling):
     if not rolling:
         with pytest.raises(ts.ArgumentError, match="a cache of 8 entries holds 8: 1 more"):
             step(q, k, v, compiled)
+
+
+# --- the state of an optimizer ------------------------------------------------------------------
+@pytest.mark.row("STATE-10")
+@pytest.mark.parametrize("optimizer", [ts.optim.AdamW(), ts.optim.SGD(momentum=0.9)])
+def test_a_type_of_moments_for_parameters(optimizer, rng):
+    for params in (ts.param(rng.standard_normal((3, 5)), "f32"),
+                   [ts.param(rng.standard_normal(n), "bf16") for n in (4, 7)],
+                   {"a": ts.param(np.ones(2), "f32"),
+                    "b": {"c": ts.param(np.ones((2, 3)), "bf16")}}):
+        named = ts.optim.named_params(params)
+        state = ts.OptimizerState[params](optimizer)
+        for moment in state.keys() - {"step", "master"}:
+            assert {p: t.shape for p, t in state[moment].items()} == {
+                p: t.shape for p, t in named.items()}
+            assert all(not t.numpy().any() and t.type.dtype is f32
+                       for t in state[moment].values())
+        assert int(state["step"]) == 0 and state["master"] == {}
+        grads = ts.grad(lambda p: sum(ts.sum(ts.cast(t, f32) ** 2)
+                                      for t in ts.optim.named_params(p).values()))(params)
+        after, state = optimizer.update(params, grads, state, 0.1)
+        assert int(state["step"]) == 1
+        for path, p in ts.optim.named_params(after).items():
+            assert p.type == named[path].type and (f64(p) < f64(named[path])).any()
+    with pytest.raises(ts.DTypeError, match="an optimizer needs float tensors"):
+        ts.OptimizerState[{"i": ts.tensor([1, 2])}]
+    with pytest.raises(ts.PolicyError, match="has no policy @rolling_window"):
+        ts.OptimizerState[params] @ rolling_window
+
+
+@pytest.mark.row("STATE-11")
+def test_updates_add_up_in_a_master_copy(rng):
+    """1000 updates of 1e-4 each on 1.0 in bf16, whose numbers there are 2^-8 apart below it."""
+    start = ts.param(np.ones(5), "bf16")
+    optimizer, ends = ts.optim.SGD(), {}
+    step = ts.jit(lambda p, g, s: optimizer.update(p, g, s, 1e-4))
+    for name, kind in (("with", ts.OptimizerState[start] @ ts.fp32_master),
+                       ("without", ts.OptimizerState[start])):
+        p, state = start, kind(optimizer)
+        for _ in range(1000):
+            p, state = step(p, ts.ones(5), state)
+        ends[name] = f64(p), {k: f64(t) for k, t in state["master"].items()}
+    assert (ends["without"][0] == 1.0).all() and ends["without"][1] == {}
+    (master,) = ends["with"][1].values()
+    assert np.abs(master - 0.9).max() < 1000 * 2**-25  # half an ulp of f32 in each
+    assert (ends["with"][0] == master.astype(ml_dtypes.bfloat16).astype(np.float64)).all()
+    rounded = ts.param(np.ones(5), ts.as_type("bf16") @ ts.stochastic_round)
+    made = (ts.OptimizerState[rounded] @ ts.fp32_master)(optimizer)
+    assert [t.type.dtype for t in made["master"].values()] == [f32]
+
+
+@pytest.mark.row("STATE-13")
+def test_a_run_that_is_saved_and_loaded_goes_on_to_the_bit(rng, tmp_path):
+    params = {"w": ts.param(rng.standard_normal((6, 4)), "bf16"), "b": ts.param(np.ones(4), "f32")}
+    x = ts.tensor(rng.standard_normal((8, 6)), "f32")
+    optimizer = ts.optim.AdamW()
+    kind = ts.OptimizerState[params] @ ts.fp32_master @ ts.checkpointable
+
+    @ts.jit
+    def step(params, state):
+        def loss(p):
+            return ts.mean(ts.dropout(x @ ts.cast(p["w"], f32) + p["b"], 0.5) ** 2)
+
+        value, grads = ts.value_and_grad(loss)(params)
+        return *optimizer.update(params, grads, state, 0.01), value
+
+    def run(p, state, steps):
+        values = []
+        for _ in range(steps):
+            p, state, value = step(p, state)
+            values.append(value.item())
+        return p, state, values
+
+    ts.random.seed(3)
+    p, state, _ = run(params, kind(optimizer), 3)
+    kind.save(tmp_path / "run", p, state, step=3)
+    whole = run(p, state, 4)
+    ts.random.seed(99)
+    p, state, done = kind.load(tmp_path / "run")
+    assert done == 3 == int(state["step"])
+    again = run(p, state, 4)
+    assert again[2] == whole[2]
+    for a, b in zip(*(ts.graph.tree.flatten(r[:2])[0] for r in (again, whole)), strict=True):
+        assert a.numpy().tobytes() == b.numpy().tobytes() and a.type == b.type
+    with pytest.raises(ts.ArgumentError, match="does not save"):
+        ts.OptimizerState[params].save(tmp_path / "run", p, state)
+    with pytest.raises(ts.CheckpointError, match="state.m.b is in it, but not asked for"):
+        (ts.OptimizerState[{"w": params["w"]}] @ ts.checkpointable).load(tmp_path / "run")

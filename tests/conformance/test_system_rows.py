@@ -204,6 +204,22 @@ def test_which_features_of_a_chip_kernels_use_is_reported():
     assert "TMA" in ts.arch_report(ts.kernel(product.fn)).kernels[0].features  # never called
 
 
+@pytest.mark.row("SYS-08")
+def test_what_the_page_says_of_the_memory_of_large_models():
+    """Of an optimizer's own state, not of what is written there."""
+    params = {"w": ts.param(np.ones((64, 32)), "bf16")}
+    grads = ts.grad(lambda p: ts.sum(ts.square(ts.cast(p["w"], "f32"))))(params)
+    state = ts.optim.AdamW().init(params)
+    held = [x.nbytes / (64 * 32) for x in (params["w"], grads["w"], *(
+        state[k]["w"] for k in ("m", "v", "master")))]
+    text = (DOCS / "guide/installing.md").read_text()
+    said = re.search(r"takes (\d+) bytes for each bf16 parameter: (\d+) for itself, (\d+) for its "
+                     r"gradient, (\d+) for moments and master copy. So 80 GB hold (\d+) billion",
+                     text)
+    assert [*map(int, said.groups())] == [
+        sum(held), held[0], held[1], sum(held[2:]), 80 // sum(held)]
+
+
 @pytest.mark.row("RT-10")
 def test_binaries_and_schedules_are_kept_by_hash(tmp_path, capsys):
     """Put, get, list; what two kernels have alike is kept once, and found by another process."""

@@ -574,3 +574,14 @@ def test_bytes_reach_the_disk_before_the_name_that_commits_them(tmp_path, rng, m
         ("write", "tensors"), ("fsync", "tensors"), ("write", "manifest"), ("fsync", "manifest"),
         ("fsync", "c"), ("replace", "manifest.json"), ("fsync", "c"), ("unlink", "tensors"),
     ]
+
+
+def test_the_state_of_random_numbers_is_in_every_checkpoint(tmp_path):
+    with pytest.raises(ts.CheckpointError, match="rng is RandomState") as caught:
+        ts.checkpoints.save(tmp_path / "c", {"w": ts.ones(2), "rng": ts.random.get_state()})
+    assert "saved.random" in caught.value.hint
+    ts.random.seed(4)
+    ts.checkpoints.save(tmp_path / "c", {"w": ts.ones(2)})
+    drawn = ts.normal((3,)).tolist()
+    ts.random.set_state(ts.checkpoints.load(tmp_path / "c").random)
+    assert ts.normal((3,)).tolist() == drawn

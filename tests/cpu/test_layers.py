@@ -33,7 +33,7 @@ FLOORS: list[list[str]] = [
     ["mesh"],
     ["planning"],
     ["checkpoints", "data", "dynamic_scale", "fp8_scaling", "optim", "state"],
-    ["bundles"],
+    ["bundles", "optimizer_state"],
     ["debug"],
     ["array", "dist", "effects", "shape", "stdlib"],
     ["doctor"],
