@@ -20,8 +20,9 @@ from .routine import empty_like, routine, type_of
 
 @kernel
 def packed_nt(X: Tensor["M", "K"], W: Tensor["N", "K"], S: Tensor["N", f32] | None,
-              D: Tensor["M", "N"], BM=16, BN=64, BK=512):
-    """Rows of weights are those of the matmul, rows of x its columns: weights are the many."""
+              D: Tensor["M", "N"], BM=16, BN=64, BK=512, RESIDENT=1):
+    """Rows of weights are those of the matmul, rows of x its columns: weights are the many.
+    RESIDENT: of the form of warpgroups that specialise."""
     tile.grid_dependency_wait()
     tile.launch_dependents()
     depth = min(BK, K)
@@ -52,6 +53,7 @@ def in_ops(F: Any, x: Any, w: Any, scale: Any = None) -> Any:
 TAKES = ("bf16", "f16", "fp8_e4m3")  # of x: all numbers of weights are numbers of these
 GROUPS = 128  # that a GPU should have to read from memory at its speed
 MOST_ROWS = 64  # of x, in a group
+RESIDENT_ROWS = 16  # of x of 8 bits, up to which two groups share a multiprocessor
 FEW_ROWS = 16  # of 8 bits, which warps multiply by themselves; more become f16 for warpgroups
 
 
@@ -117,7 +119,7 @@ def gemm_packed(run: Any, x: Any, w: Any, *, scale: Any = None) -> Any:
         x = halves
     use = blocks(M, N, K, type_of(x, "x"), kinds[1])
     run.run("packed_nt", x, w, scale, out, BM=run.size("m", use.rows),
-            BN=run.size("n", use.columns), BK=run.size("k", use.depth))
+            BN=run.size("n", use.columns), BK=run.size("k", use.depth), RESIDENT=use.resident)
     return out
 
 
@@ -137,11 +139,13 @@ def result_type(x: NumericType) -> NumericType:
 
 @dataclass(frozen=True)
 class PackedBlocks:
-    """Of a group: rows of x, rows of weights, depth of a step."""
+    """Of a group: rows of x, rows of weights, depth of a step. resident: groups for which there is
+    room on a multiprocessor, so that those of the next launch are there when this one ends."""
 
     rows: int
     columns: int
     depth: int
+    resident: int = 1
 
 
 def blocks(M: int, N: int, K: int, x: NumericType, w: NumericType) -> PackedBlocks:
@@ -157,5 +161,7 @@ def blocks(M: int, N: int, K: int, x: NumericType, w: NumericType) -> PackedBloc
     columns = 64
     while columns > 16 and -(-N // columns) * -(-M // rows) < GROUPS:
         columns //= 2
-    depth = 1024 if rows <= 8 and w.dtype.bits == 4 else 512 if rows <= 32 or meet(x, w) else 256
-    return PackedBlocks(rows, columns, min(depth, most))
+    few = rows <= 8 and w.dtype.bits == 4 and not meet(x, w)
+    depth = 1024 if few else 512 if rows <= 32 or meet(x, w) else 256
+    resident = 2 if meet(x, w) and rows <= RESIDENT_ROWS else 1
+    return PackedBlocks(rows, columns, min(depth, most), resident)

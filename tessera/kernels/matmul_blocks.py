@@ -45,10 +45,11 @@ BLOCK_US: Mapping[tuple[int, int], tuple[float, float]] = {
     (64, 32): (0.108, 1.1), (64, 16): (0.108, 0.75), (64, 8): (0.108, 0.75),
     (192, 160): (0.65, 1.2), (192, 96): (0.41, 0.7)}
 # Of blocks of the transposed result where that is no narrow one: 512 x 3136 from 2048 are 132 of
-# these, one for each multiprocessor, and 98 of 64 x 256. Of 18 products eleven have a first operand
-# along K, 2048 of K or less and two waves or one: ten of them took 0.74 to 0.96 of the time of the
-# other choice, one 1.06, and the seven others 0.99 to 1.28 (H100, operands that L2 does not hold,
-# 2026-11-26).
+# these, one for each multiprocessor, and 98 of 64 x 256. 17 products with as many rows as columns
+# or more, a first operand along K, 2048 of K or less and two waves or one took 0.66 to 0.92 of the
+# time of the other choice. Of seven with more columns three took 1.06 to 1.09, and of seven with
+# 4096 of K, three waves or a first operand across K six took 1.02 to 1.28 (H100, two runs, operands
+# that L2 does not hold, 2026-11-26).
 TRANSPOSED_US: Mapping[tuple[int, int], tuple[float, float]] = {(128, 96): (0.31, 0.6)}
 TRANSPOSED_STEPS, TRANSPOSED_WAVES = 32, 2  # most of them
 # Of a row of 128 bytes that is brought, if it is one line of L2: 1.3 to 1.55 ns in 30 products
@@ -209,7 +210,7 @@ def or_transposed(plain: MatmulBlocks, x: MatmulExtents, layout: str, card: Card
                   stored_bits: int) -> MatmulBlocks:
     """The choice, or one of TRANSPOSED_US where that is quicker. stored_bits: of a result where it
     leaves: of 16, in rows that TMA writes, panels of the transposed one leave as others do."""
-    if x.bits != 16 or stored_bits != 16 or x.N % 16 or layout[0] == "t" or (
+    if x.bits != 16 or stored_bits != 16 or x.N % 16 or x.M < x.N or layout[0] == "t" or (
             x.steps > TRANSPOSED_STEPS):
         return plain
     other = _transposed(x, layout, card)[0]

@@ -56,7 +56,7 @@ def test_blocks_of_the_transposed_result_may_be_one_for_each_multiprocessor(layo
     assert (p.rows, p.columns, p.swapped, p.parts) == (96, 128, True, 1)
     assert groups(p, 3136, 512) == 132 and "of the transposed result" in p.why
     assert not plan_product(bf16, 3136, 512, 2048, layout, H200, result_bits=32).swapped
-    for other in ((3136, 504, 2048), (3136, 512, 4096), (3136, 1536, 2048)):
+    for other in ((3136, 504, 2048), (3136, 512, 4096), (3136, 1536, 2048), (768, 2048, 2048)):
         assert not plan_product(bf16, *other, layout, H200).swapped
     assert not plan_product(bf16, 3136, 512, 2048, "t" + layout[1], H200).swapped
 

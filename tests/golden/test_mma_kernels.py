@@ -12,7 +12,8 @@ import tile_gpu
 from matmul_kernels import ATTENTION, Gemm, array, make
 from ptx_harness import require_compiler
 from tessera import config
-from tessera.kernels.gemm_packed import packed_nt
+from tessera.kernels.gemm_packed import blocks, packed_nt
+from tessera.numerics import as_type
 from tessera.runtime.ptxas import find_tool, sass_counts
 from tessera.tile.cuda.compile import compile_function
 
@@ -146,6 +147,21 @@ def test_a_register_of_unpacked_codes_takes_few_instructions(codes, most):
     counts = loop_counts(made)
     assert total(counts, "HMMA") == 16 and total(counts, "LDGSTS") == 6
     assert sum(counts.values()) < 64 * most + 120
+
+
+@pytest.mark.parametrize("codes", ["fp4_e2m1", "fp6_e2m3"])
+@pytest.mark.parametrize("rows", [1, 16])
+def test_two_groups_of_few_rows_of_fp8_share_a_multiprocessor(codes, rows):
+    """Registers, and shared memory with what the driver keeps for each group."""
+    x, w = ts.zeros((rows, 8192), "fp8_e4m3"), ts.zeros((64, 8192), codes)
+    use = blocks(rows, 8192, 8192, as_type("fp8_e4m3"), as_type(codes))
+    assert use.resident == 2
+    made = compiled(packed_nt, (x, w, None, ts.zeros((rows, 64), "bf16")), None, 256, "sm_90a",
+                    BM=use.rows, BN=64, BK=use.depth, RESIDENT=2)
+    sound(made)
+    assert made.grid == "persistent" and made.threads == 384
+    assert 2 * 384 * made.built.resources.registers <= 1 << 16
+    assert 2 * (made.emitted.shared_bytes + 1024) <= 228 << 10
 
 
 @pytest.mark.parametrize("codes, most", [("fp4_e2m1", 2), ("fp6_e2m3", 3.2)])

@@ -128,7 +128,8 @@ def emit_kernel(function: Function, lanes: int, target: Target, facts: ArgumentF
         made = emit_warp_specialised(function, schedule, target, facts)
     if not isinstance(made, Refusal):
         program, emitted = made
-        return EmittedKernel(program.function, emitted, program.threads, _persistent(program))
+        return EmittedKernel(program.function, emitted, program.threads, _persistent(program),
+                             resident=program.pipeline.resident)
     lowered, emitted = emit(function, lanes, target, facts, checked, schedule)
     emitted = replace(emitted, notes=(*emitted.notes, f"not warp-specialised: {made.reason}"))
     resident = dict(schedule.extra).get("RESIDENT", 1) if schedule is not None else 1

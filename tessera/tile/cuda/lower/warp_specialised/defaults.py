@@ -7,7 +7,7 @@ from dataclasses import replace
 from math import prod
 from typing import Any
 
-from tessera.runtime.generations import PipelineDefaults, WarpgroupMatmul
+from tessera.runtime.generations import Generation, PipelineDefaults, WarpgroupMatmul
 from tessera.tile.cuda.lower.warp_specialised.persist import uneven
 from tessera.tile.cuda.lower.warp_specialised.pressure import pressure
 from tessera.tile.cuda.lower.warp_specialised.program import WARPGROUP, PipelineKnobs, Refused
@@ -26,12 +26,14 @@ from tessera.tile.ir.types import GlobalTensor, TileType
 from tessera.tile.passes.integer_facts import Knowledge
 
 MOST_STAGES = 16  # of slots that are small
+FEWEST_REGISTERS = 24  # of a lane that only copies (setmaxnreg)
 
 
 def complete(pipeline: PipelineKnobs, function: Function, maker: Maker,
-             form: WarpgroupMatmul) -> PipelineKnobs:
+             generation: Generation) -> PipelineKnobs:
     """The pipeline with every knob set, except raster and reversed. Raises Refused."""
-    rows = rows_of(function)
+    rows, form = rows_of(function), generation.warpgroup_matmul
+    assert form is not None
     groups = pipeline.warpgroups or 0
     if groups not in form.registers or rows % (form.rows * groups):  # a wish that cannot be met
         groups = consumers(rows, form)
@@ -50,11 +52,15 @@ def complete(pipeline: PipelineKnobs, function: Function, maker: Maker,
     if tiles > max(room, most):
         raise Refused(f"its tiles take {tiles} registers of a thread, there is room for "
                       f"{max(room, most)}")
-    if pipeline.registers is None:
+    if pipeline.registers is None and pipeline.resident > 1:
+        pipeline = replace(pipeline, registers=registers_beside(groups, pipeline.resident,
+                                                                generation))
+    elif pipeline.registers is None:
         pipeline = replace(pipeline, registers=few if tiles <= room or few is None else many)
     fits = tiles + held <= room and rows == form.rows * groups
     chosen: dict[str, Any] = {
-        "stages": form.defaults.stages[1] if crossing else _stages(function, maker, form.defaults),
+        "stages": form.defaults.stages[1] if crossing else _stages(
+            function, maker, form.defaults, pipeline.resident),
         "overlap": rotated, "split": True,
         "a_in_registers": fits, "pin": pinned(function, form.defaults) if rotated else 0,
         # One consumer has nobody beside it: its next matmul is issued before it waits. And those of
@@ -67,7 +73,13 @@ def complete(pipeline: PipelineKnobs, function: Function, maker: Maker,
                                 if getattr(pipeline, k) is None})
 
 
-def _stages(function: Function, maker: Maker, defaults: PipelineDefaults) -> int:
+def registers_beside(groups: int, blocks: int, generation: Generation) -> tuple[int, int]:
+    """Of a lane of the producer and of a consumer, where so many blocks share a multiprocessor."""
+    launched = generation.registers // (blocks * WARPGROUP * (groups + 1)) // 8 * 8
+    return FEWEST_REGISTERS, (launched * (groups + 1) - FEWEST_REGISTERS) // groups // 8 * 8
+
+
+def _stages(function: Function, maker: Maker, defaults: PipelineDefaults, resident: int) -> int:
     """Slots of a ring in a loop with one matmul: more where they are small, so that enough bytes
     are under way."""
     most = 0
@@ -76,7 +88,7 @@ def _stages(function: Function, maker: Maker, defaults: PipelineDefaults) -> int
             types = [maker.type(out(n)) for n in loop.body if is_op(n, "ring_load")]
             most = max(most, sum(prod(t.shape) * t.dtype.bits // 8 for t in types
                                  if isinstance(t, TileType)))
-    wanted = defaults.ring_bytes // most if most else 0
+    wanted = defaults.ring_bytes // resident // most if most else 0
     return max(defaults.stages[0], min(wanted, MOST_STAGES))
 
 

@@ -49,6 +49,7 @@ from tessera.tile.passes.integer_facts import Knowledge
 from tessera.tile.passes.single_iterations import inline_single_iterations
 
 WAIT = "grid_dependency_wait"
+RESERVED_BYTES = 1 << 10  # of shared memory, by the driver for each block
 
 
 def lower_warp_specialised(function: Function, schedule: Any, facts: Any, generation: Generation,
@@ -101,8 +102,9 @@ def _lower(function: Function, pipeline: PipelineKnobs, facts: Any, generation: 
     function = simplify(place_operands(function, maker, known, facts.aligned, form,
                                        pipeline.fast_sums))
     check_memory(function, getattr(facts, "shared", False))
-    pipeline = complete(pipeline, function, maker, form)
-    rings = form_rings(function.body, maker, pipeline, generation.group_shared_bytes - reserved)
+    pipeline = complete(pipeline, function, maker, generation)
+    whole_bytes = room_of(generation, pipeline.resident)
+    rings = form_rings(function.body, maker, pipeline, whole_bytes - reserved)
     order = choose_order(function, pipeline, form.defaults)
     pipeline, order, rings = share_loads(function, pipeline, order, rings)
     producer = producer_of(function, rings, maker)
@@ -115,12 +117,18 @@ def _lower(function: Function, pipeline: PipelineKnobs, facts: Any, generation: 
     whole = verify(tidy_names(simplify(whole)))
     assert pipeline.warpgroups is not None
     whole = place_tiles(whole, pipeline.warpgroups, getattr(facts, "shared", False), generation)
-    room = generation.group_shared_bytes - reserved - panels_offset(rings, pipeline)
+    room = whole_bytes - reserved - panels_offset(rings, pipeline)
     whole, buffers = widen_stores(whole, pipeline.warpgroups, _knowledge(whole, facts), facts,
                                   room // panel_bytes(pipeline.warpgroups))
     return WarpSpecialisedProgram(whole, rings, pipeline, rank_of(function), rows_of(function),
                                   form, _notes(rings, pipeline, buffers), buffers,
                                   order.order[order.outer])
+
+
+def room_of(generation: Generation, blocks: int) -> int:
+    """Bytes of shared memory that each of some blocks may have."""
+    shared = generation.shared_bytes // blocks - RESERVED_BYTES
+    return min(generation.group_shared_bytes, shared)
 
 
 def _begun_early(function: Function, pipeline: PipelineKnobs) -> tuple[Function, PipelineKnobs]:

@@ -175,6 +175,7 @@ class PipelineKnobs:
     dependent      it starts while the kernel before it ends, and waits there for its results
     cluster        blocks that do neighbouring tiles of the strip axis and share what all of them
                    read (clusters.py)
+    resident       blocks that share a multiprocessor: the next launch's are there when this ends
     skip           warpgroups leave out tiles and iterations in which none of their rows counts
     """
 
@@ -194,6 +195,7 @@ class PipelineKnobs:
     registers: tuple[int, int] | None = None
     dependent: bool | None = None
     cluster: int = 1
+    resident: int = 1
     skip: bool = False
 
     def override(self, values: dict[str, Any]) -> PipelineKnobs:
