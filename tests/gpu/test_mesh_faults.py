@@ -25,7 +25,7 @@ def words_of(ranks: int) -> dict[str, tuple[str, ...]]:
         "another": (waited,),
         "mixed": ("have made different calls over", f"  rank {wrong}: ", "# one", "# other"),
         "memory": (failed, "OutOfMemoryError"),
-        "programs": ("the ranks of 'dp' disagree", f"  rank {wrong}: "),
+        "programs": ("the ranks of 'dp' have traced", f"  rank {wrong}: "),
         "overflow": (failed, "(exp", f"call 7, random step 0, rank {wrong}")}
 
 

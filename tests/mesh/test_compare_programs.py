@@ -65,6 +65,15 @@ def test_the_first_line_in_which_programs_differ_is_shown(f, one, others):
     assert "return step(" in str(error.where) and "depends on the rank" in error.hint
 
 
+def test_constants_that_differ_are_shown_with_the_line_that_has_them():
+    mesh = ts.dist.mesh(axes="dp", shape=3)
+    step = ts.jit(lambda x: ts.sum(x * (3.0 + (ts.dist.rank() == 2))))
+    error = refused(lambda rank: step(ts.dist.tensor((6, 4), ROWS, mesh, init=1.0)), mesh,
+                    ts.dist.DisagreementError)
+    assert re.search(r"\n  ranks 0, 1: .*3\.0\n  rank 2: .*4\.0\n  in .*ts.sum\(x \* ",
+                     error.message)
+
+
 # --- values ---------------------------------------------------------------------------------------
 def loss(w, x, scale=1.0):
     return ts.mean(ts.square(x @ w)) * scale

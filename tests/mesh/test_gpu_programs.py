@@ -16,7 +16,7 @@ from fake_nccl import nccl as nccl
 from lowering_cases import apart as apart
 from tessera import config
 from tessera.mesh import placement
-from tessera.mesh.sharding import sharded_graph
+from tessera.mesh.sharding import compare_programs, sharded_graph
 from tessera.runtime import device as devices
 from tolerance import assert_close
 
@@ -153,8 +153,8 @@ def test_changes_of_layout_inside_a_program(gpus, nccl, rng, n, kind):
 
 
 def test_ranks_compare_a_program_once(gpus, nccl, rng, monkeypatch):
-    compared, agree = [], sharded_graph.agree
-    monkeypatch.setattr(sharded_graph, "agree", lambda *a: compared.append(1) or agree(*a))
+    compared, agree = [], compare_programs.agree
+    monkeypatch.setattr(compare_programs, "agree", lambda *a: compared.append(1) or agree(*a))
     (X,) = values(rng, (4, 6))
 
     def program(mesh):

@@ -112,13 +112,14 @@ def _programs_differ(group: Group, mine: CollectiveCall, lines: Sequence[str]
         middle = (low + high + 1) // 2
         told = _tell(group, mine, [zlib.crc32("\n".join(lines[:middle]).encode())])
         low, high = (middle, high) if len(set(told)) == 1 else (low, middle - 1)
-    rest = [*lines[low:], "(nothing further)"]  # a constant has no line of the user's
-    mapped = next((line for line in rest if re.search(r"# \S+:\d+  ", line)), rest[0])
-    shown = _texts(group, mine, mapped.strip())
+    rest = [*lines[low:], "(nothing further)"]
+    mapped = next((line for line in rest if re.search(r"# \S+:\d+  ", line)), rest[0]).strip()
+    shown = _texts(group, mine, mapped)
+    if "\n" not in shown:  # a constant has no line of the user's: shown with the first that has one
+        shown = f"{_texts(group, mine, rest[0].strip())}\n  in {mapped}"
     return DisagreementError(
-        f"the ranks of {group.axis!r} have traced {mine.op} differently:\n{shown}"
-        if "\n" in shown else f"the ranks of {group.axis!r} have traced {mine.op} with different "
-        "constants", where=mine.where,
+        f"the ranks of {group.axis!r} have traced {mine.op} differently:\n{shown}",
+        where=mine.where,
         hint="it must be one function on all ranks, of operands of one type and shape; look for a "
         "branch that depends on the rank")
 

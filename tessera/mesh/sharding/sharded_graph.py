@@ -283,13 +283,18 @@ class ShardedProgram:
         with at_line(user_line()):
             mine = call(group, self.source.name, (), None, {})
             agree_on_program(
-                group, mine, self.mesh, self.hash, self.__str__, lambda: operands_of(
+                group, mine, self.mesh, self.hash, self._listing, lambda: operands_of(
                     self.mesh, _parts_of(given, me), [t.layout for t in given]),
                 first=me not in self._compared)
         self._compared.add(me)
         if self._by == "nccl":
             label = replace(mine, attrs=(("program", self.hash),)).label(group)
             self._numbered[me] = self._numbers(label)
+
+    def _listing(self) -> str:
+        """All that the hash is of: the graph with its constants, without its heading; the steps."""
+        _, _, nodes = str(self.source).partition("\n")
+        return f"{nodes}\n{self}"
 
     def _compares(self, me: int) -> bool:
         """Whether a call of this rank compares the program with that of the others."""
