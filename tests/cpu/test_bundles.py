@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 import tessera as ts
+from cpu.test_rules_again import KINDS
 from tessera import bundles
 from tessera.errors import BundleError, GraphError
 from tessera.graph.ir import VERSION
@@ -153,6 +154,25 @@ def test_a_training_step_with_random_numbers(rng, tmp_path):
         assert p["w"].is_param
         ends.append((p["w"].numpy().tobytes(), float(value), int(state["step"])))
     assert ends[0] == ends[1]
+
+
+@pytest.mark.parametrize(("kind", "second"), [("vjp", 16.0), ("vjp, called in bwd", 24.0),
+                                              ("jvp", 16.0)])
+def test_rules_of_the_users_hold_in_the_loaded_function(kind, second, tmp_path):
+    """f' is 2, where that of the body is 1: with h = f(x) f(2x), h' is 2 f(2x) + 4 f(x), h'' 16;
+    where the rule is 2 f(x) / x, whose derivative is 2 / x, 8 more."""
+    f = KINDS[kind]()
+    x = ts.tensor(np.array([0.5, 2.0]), "f64")
+    again = ts.load(ts.export(lambda x: f(x) * f(2.0 * x), tmp_path / "f.tsf", x))
+
+    def derivatives(h):
+        first = ts.grad(lambda x: ts.sum(h(x)))
+        return h(x).numpy(), first(x).numpy(), ts.grad(lambda x: ts.sum(first(x)))(x).numpy()
+
+    for got, want in zip(derivatives(again), derivatives(lambda x: f(x) * f(2.0 * x)),
+                         strict=True):
+        assert (got == want).all()
+    assert (derivatives(again)[2] == second).all()
 
 
 def test_packed_tensors_are_captured(tmp_path, rng):
