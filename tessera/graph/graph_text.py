@@ -74,10 +74,11 @@ def _lines(graph: Graph, indent: str, shared: list[Any]) -> Iterator[str]:
 
 
 def _aval_text(aval: Aval) -> str:
-    if not all(isinstance(n, int) for n in aval.shape):
+    shape = [n for n in aval.shape if isinstance(n, int)]
+    if len(shape) < len(aval.shape):
         raise GraphError(f"{aval} has extents that are names, which the text of a graph has not",
                          hint="trace the function for numbers")
-    return extents_text(aval.type, aval.shape)
+    return extents_text(aval.type, shape)
 
 
 def _attr_text(value: Any, node: Node, key: str, shared: list[Any]) -> str:

@@ -18,6 +18,7 @@ import pytest
 
 import tessera as ts
 from cpu.test_rules_again import KINDS
+from ptx_harness import require_compiler
 from tessera import bundles
 from tessera.errors import BundleError, GraphError
 from tessera.graph.ir import VERSION
@@ -266,6 +267,7 @@ def test_an_older_file_stays_when_the_new_one_cannot_be_written(model, tmp_path,
 
 
 def test_the_schedules_are_in_the_file(model, tmp_path):
+    require_compiler()
     predict, params, x, _ = model
     again = ts.load(ts.export(predict, tmp_path / "f.tsf", params, x, targets=("cpu", "sm_90a")))
     assert list(again.schedules) == ["cpu", "sm_90a"]
