@@ -31,6 +31,7 @@ from tessera.tile.launch.machine_code import compiling_for
 from tolerance import assert_close
 
 ROOT = Path(__file__).resolve().parents[2]
+PATHS = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
 TARGETS = ("sm_80", "sm_90a")
 
 
@@ -119,7 +120,7 @@ assert "numba" not in sys.modules
 """
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, text=True,
                           capture_output=True, env={
-                              **os.environ, "PYTHONPATH": str(ROOT),
+                              **os.environ, "PYTHONPATH": PATHS,
                               "TESSERA_CACHE_DIR": str(tmp_path / "empty")})
     assert done.returncode == 0, done.stderr
     assert "flash_attention" in done.stdout and "product" in done.stdout

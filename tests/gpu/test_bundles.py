@@ -16,6 +16,7 @@ from tolerance import assert_close
 
 require_gpu()
 ROOT = Path(__file__).resolve().parents[2]
+PATHS = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
 
 
 @pytest.mark.row("CORE-22", "DEP-03")
@@ -100,7 +101,7 @@ def test_a_file_made_without_a_gpu_starts_without_compiling(rng, tmp_path):
 
     def run(code, cache, *args, **env):
         done = subprocess.run([sys.executable, "-c", code, *args], text=True, capture_output=True,
-                              cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT), **env,
+                              cwd=tmp_path, env={**os.environ, "PYTHONPATH": PATHS, **env,
                                                  "TESSERA_CACHE_DIR": str(tmp_path / cache)})
         assert done.returncode == 0, done.stderr
         return done.stdout

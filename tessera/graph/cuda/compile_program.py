@@ -32,8 +32,8 @@ FEW = 8  # nodes: a graph of fewer has a kernel or two
 
 
 class CompiledBefore:
-    """Whether some process compiled all kernels of a graph: then they are on the disk. Otherwise
-    the processes that compile start now, while the graph is lowered."""
+    """Whether some process compiled all kernels of a graph: then they are on the disk, or a file
+    brought them. Otherwise the processes that compile start now, while the graph is lowered."""
 
     def __init__(self, graph: Graph, target: Target, donated: Sequence[int]):
         self._graph, self._target, self._donated = graph, target, donated
