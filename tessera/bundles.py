@@ -6,9 +6,11 @@
 
 A file is a zip archive: `manifest.json` with the arguments, the results, the mesh and the SHA-256
 of every other entry; `graph.txt`, the Graph IR; `tensors/N`, the bytes of the tensors that the
-function captures; `schedules/TARGET.txt`, the Schedule IR, for people. Nothing in it is executed:
-the graph is compiled when it is called first, so it runs where its arguments lie, on a mesh by
-their layouts, under ts.grad and ts.vmap, as the function did that it was.
+function captures; `schedules/TARGET.txt`, the Schedule IR, for people; `binaries/TARGET/NAME`, PTX
+and machine code of each kernel of a GPU target. The loader takes those of this machine's GPUs, and
+such a call compiles nothing. What else is asked of the function is compiled from the graph, so it
+runs where its arguments lie, on a mesh by their layouts, under ts.grad and ts.vmap, as the function
+did that it was.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ import hashlib
 import json
 import os
 import secrets
+import warnings
 import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -38,7 +41,11 @@ from .mesh.errors import MeshError
 from .mesh.ranks.messages import raised_on_all
 from .mesh.world import transport
 from .numerics import NumericType, as_type, unpack
+from .runtime.cache import CacheEntry
+from .runtime.device import device, device_count, has_gpu
+from .runtime.target import parse_target
 from .tensor import Tensor, TensorType, as_tensor
+from .tile.launch.machine_code import GIVEN, compiler_hash
 
 FORMAT, VERSION = "tessera-function", 1
 MANIFEST, GRAPH = "manifest.json", "graph.txt"
@@ -51,12 +58,15 @@ def export(fn: Any, path: str | os.PathLike, *args: Any, targets: Sequence[str] 
 
     fn: a function under ts.jit, or one that can be. args: tensors, arrays, numbers or tensor types
     of the extents and types that it is to be called with, in tuples, lists and dicts; strings,
-    bools and None among them are fixed. targets: whose Schedule IR the file shows, such as "cpu"
-    and "sm_90a". Tensors that fn captures go with it as they are now. Of distributed arguments the
-    layouts and the mesh are written, and all ranks call it.
+    bools and None among them are fixed. targets: whose Schedule IR the file shows, "cpu" and GPUs
+    such as "sm_80" and "sm_90a"; of these it has the machine code of every kernel as well, for
+    which no GPU is needed, but the compilers are. Tensors that fn captures go with it as they are
+    now. Of distributed arguments the layouts and the mesh are written, and no machine code, since
+    each rank has a program of its own; all ranks call it.
 
-    Raises GraphError where fn calls kernels or Python functions of the user's as nodes, BundleError
-    for other trees, for captured distributed tensors, and where the file cannot be written.
+    Raises UnsupportedTargetError for a target that there is not, and without the compilers,
+    GraphError where fn calls kernels or Python functions of the user's as nodes, BundleError for
+    other trees, for captured distributed tensors, and where the file cannot be written.
     """
     compiled = fn if isinstance(fn, JitFunction) else jit(fn)
     manifest, files = contents(compiled, args, kwargs)
@@ -64,6 +74,9 @@ def export(fn: Any, path: str | os.PathLike, *args: Any, targets: Sequence[str] 
         text = compiled.inspect_ir("schedule", *args,
                                    target=None if target == "cpu" else target, **kwargs)
         files[f"schedules/{target}.txt"] = text.encode()
+    gpus = [t for t in targets if t != "cpu"]
+    if gpus and manifest["mesh"] is None:
+        _add_binaries(manifest, files, gpus)
     made = Path(path)
     if manifest["mesh"] is None or transport().size == 1:
         write(made, manifest, files)
@@ -85,6 +98,19 @@ def contents(compiled: JitFunction, args: tuple, kwargs: dict[str, Any]
     return manifest, files
 
 
+def _add_binaries(manifest: dict[str, Any], files: dict[str, bytes], targets: Sequence[str]
+                  ) -> None:
+    """Machine code of what the file's function launches when it is called."""
+    from .graph.cuda.compile_ahead import compile_ahead  # loads what lowers for GPUs
+
+    again = function_of({MANIFEST: json.dumps(manifest).encode(), **files})
+    graph = again.traced()
+    manifest["compiler"] = compiler_hash()
+    for target in map(parse_target, targets):
+        for key, entry in compile_ahead(graph, target).items():
+            files[f"binaries/{target}/{key}"] = entry.to_bytes(key)
+
+
 def tensor_bytes(t: Tensor) -> bytes:
     """Its elements, packed types in their packed rows."""
     return np.ascontiguousarray(t.buffer).tobytes()
@@ -92,6 +118,9 @@ def tensor_bytes(t: Tensor) -> bytes:
 
 def load(path: str | os.PathLike) -> LoadedFunction:
     """The function of a file that `ts.export` wrote.
+
+    Where it has machine code for a GPU of this machine, a call there compiles nothing. That code
+    runs on the GPU as it is: load files of those whose programs you would run.
 
     Raises BundleError for a file that is damaged or of a newer version, GraphError for ops that are
     not registered here, MeshError where this program runs on other ranks than it was exported for.
@@ -108,7 +137,27 @@ def function_of(files: Mapping[str, bytes]) -> LoadedFunction:
         _need_ranks(manifest)
     return LoadedFunction(manifest, parse_graph(files[GRAPH].decode(), captures),
                           {name[10:-4]: data.decode() for name, data in files.items()
-                           if name.startswith("schedules/")})
+                           if name.startswith("schedules/")}, variants(files))
+
+
+def variants(files: Mapping[str, bytes]) -> dict[str, dict[str, bytes]]:
+    """The machine code in a file: by target, by the portable key of each kernel."""
+    found: dict[str, dict[str, bytes]] = {}
+    for name, data in files.items():
+        if name.startswith("binaries/"):
+            _, target, key = name.split("/")
+            found.setdefault(target, {})[key] = data
+    return found
+
+
+def local_targets() -> list[str]:
+    """What code for the GPUs of this machine is compiled for."""
+    count = device_count() if has_gpu() else 0
+    return list(dict.fromkeys(str(device(i).target) for i in range(count)))
+
+
+class BundleWarning(RuntimeWarning):
+    """Machine code of a file is not used."""
 
 
 class LoadedFunction:
@@ -116,9 +165,12 @@ class LoadedFunction:
 
     name, graph: of the function   schedules: the Schedule IR by target, as it was written
     manifest: what the file says of itself: arguments, results, mesh, layouts
+    variants: how many kernels the file has as machine code, by target
+    chosen: the targets among them that are those of this machine's GPUs: there nothing is compiled
     """
 
-    def __init__(self, manifest: Mapping[str, Any], graph: Graph, schedules: Mapping[str, str]):
+    def __init__(self, manifest: Mapping[str, Any], graph: Graph, schedules: Mapping[str, str],
+                 binaries: Mapping[str, Mapping[str, bytes]]):
         self.name, self.graph, self.manifest = manifest["name"], graph, manifest
         self.schedules = dict(schedules)
         self._in, self._out = _tree_of(manifest["arguments"]), _tree_of(manifest["results"])
@@ -129,6 +181,33 @@ class LoadedFunction:
 
         run.__name__ = run.__qualname__ = self.name
         self.compiled = jit(run)
+        self.variants = {target: len(kernels) for target, kernels in binaries.items()}
+        self.chosen = tuple(t for t in local_targets() if t in binaries) if binaries else ()
+        if self.chosen and manifest["compiler"] != compiler_hash():
+            warnings.warn(f"{self.name}: the machine code in the file was made by another version "
+                          "of Tessera, so its kernels are compiled again. Export it anew",
+                          BundleWarning, stacklevel=4)
+            self.chosen = ()
+        for target in self.chosen:
+            self._take(target, binaries[target])
+
+    def traced(self) -> Graph:
+        """The graph that is compiled for a call, on one device."""
+        leaves = self.manifest["leaves"]
+        return self.compiled.graph(*(TensorType(tuple(about["shape"]), as_type(about["type"]))
+                                     for about in leaves if "type" in about))
+
+    def _take(self, target: str, kernels: Mapping[str, bytes]) -> None:
+        """Machine code for launches of this process to find."""
+        from .graph.cuda.compile_program import GIVEN as PROGRAMS_GIVEN
+
+        for key, data in kernels.items():
+            entry = CacheEntry.from_bytes(data, key)
+            if entry is None:
+                raise BundleError(f"{self.name}: the machine code {key[:12]} for {target} is no "
+                                  "entry that ts.export wrote")
+            GIVEN[key] = entry
+        PROGRAMS_GIVEN.add((self.traced().hash, target))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """As the exported function. Raises ArgumentError, ShapeError and DTypeError where the
@@ -336,4 +415,4 @@ def read(path: Path) -> dict[str, bytes]:
     return files
 
 
-__all__ = ["LoadedFunction", "export", "load"]
+__all__ = ["BundleWarning", "LoadedFunction", "export", "load"]

@@ -18,6 +18,7 @@ from ..graph.ir import Graph, Node
 from ..graph.op import Arg, Aval, GraphOp, Sample
 from ..graph.ops.random import LoopKeys
 from ..graph.signature import callable_name
+from ..graph.text_values import RECORDS
 from ..graph.trace import apply, aval_of, current_builder, current_line
 from ..numerics import as_type
 from ..tensor import Tensor
@@ -39,6 +40,9 @@ class Rules:
 
     def __repr__(self) -> str:
         return self.name
+
+
+RECORDS["Rules"] = Rules  # ops have them as attributes
 
 
 @dataclass(frozen=True)

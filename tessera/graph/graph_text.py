@@ -9,30 +9,34 @@
 
 `str(graph)` is for people: it shortens arrays and paths. This text has all that decides results,
 and the lines. A graph that an op holds stands behind its node, further in; the attribute says
-`graph`. Values of attributes are Python literals and calls of the few names below, which a reader
-of its own evaluates: nothing is executed.
+`graph`. Values of attributes are those of text_values.py: nothing is executed.
 """
 
 from __future__ import annotations
 
 import ast
-import base64
 import re
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import fields
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-import numpy as np
-
-from ..errors import GraphError, SourceLine, did_you_mean
-from ..numerics import DType, NumericType, as_type, find_dtype
+from ..errors import GraphError, did_you_mean
+from ..numerics import as_type
 from ..tensor import Tensor
 from .ir import VERSION, Graph, Node, Value, subgraphs, verify
 from .op import OPS, Aval
+from .text_values import (
+    extents_text,
+    keywords_text,
+    lift_strings,
+    read_extents,
+    read_keywords,
+    read_where,
+    restore_strings,
+    value_of,
+    value_text,
+    where_text,
+)
 
-# Frozen dataclasses of plain data that attributes may hold, by name; upper floors put theirs here.
-RECORDS: dict[str, Any] = {}
-_STRING = re.compile(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"")
 _VALUE = re.compile(r"%(\d+)")
 _NODE = re.compile(r"(?:(?P<outs>%[^=]*) = )?(?P<op>\w+)\((?P<args>[^)]*)\) \{(?P<attrs>.*?)\}"
                    r"(?: loc\((?P<where>.*)\))?")
@@ -42,10 +46,10 @@ _NODE = re.compile(r"(?:(?P<outs>%[^=]*) = )?(?P<op>\w+)\((?P<args>[^)]*)\) \{(?
 def print_graph(graph: Graph) -> str:
     """The text. Raises GraphError, at the op's line, for what has no text: extents that are names,
     kernels and Python functions among attributes."""
-    return "\n".join([*_lines(graph, ""), ""])
+    return "\n".join([*_lines(graph, "", []), ""])
 
 
-def _lines(graph: Graph, indent: str) -> Iterator[str]:
+def _lines(graph: Graph, indent: str, shared: list[Any]) -> Iterator[str]:
     names: dict[Value, str] = {}
 
     def made(values: Sequence[Value]) -> str:
@@ -61,54 +65,31 @@ def _lines(graph: Graph, indent: str) -> Iterator[str]:
     for node in graph.nodes:
         args = ", ".join(names[v] for v in node.inputs)
         outs = f"{made(node.outputs)} = " if node.outputs else ""
-        attrs = ", ".join(f"{k}={_attr_text(v, node, k)}" for k, v in sorted(node.attrs.items()))
-        yield f"{indent}  {outs}{node.op.name}({args}) {{{attrs}}}{_where_text(node.where)}"
+        attrs = keywords_text({k: _attr_text(v, node, k, shared)
+                               for k, v in sorted(node.attrs.items())})
+        yield f"{indent}  {outs}{node.op.name}({args}) {attrs}{where_text(node.where)}"
         for inner in subgraphs(node):
-            yield from _lines(inner, indent + "    ")
+            yield from _lines(inner, indent + "    ", shared)
     yield f"{indent}  return " + ", ".join(names[v] for v in graph.outputs)
 
 
 def _aval_text(aval: Aval) -> str:
-    if not all(isinstance(n, int) for n in aval.shape):
+    shape = [n for n in aval.shape if isinstance(n, int)]
+    if len(shape) < len(aval.shape):
         raise GraphError(f"{aval} has extents that are names, which the text of a graph has not",
                          hint="trace the function for numbers")
-    return f"{str(aval.type)!r}[{', '.join(map(str, aval.shape)) or '()'}]"
+    return extents_text(aval.type, shape)
 
 
-def _where_text(where: SourceLine | None) -> str:
-    if where is None:
-        return ""
-    return f" loc({where.file!r}, {where.line}, {where.text!r}, {where.hints!r}, {where.part!r})"
+def _attr_text(value: Any, node: Node, key: str, shared: list[Any]) -> str:
+    def other(x: Any) -> str:
+        if isinstance(x, Graph):
+            return "graph"
+        raise GraphError(f"{node.op.name} has {key}={x!r}, which the text of a graph cannot hold",
+                         where=node.where, hint="a kernel or a Python function is code of its "
+                         "program: write this part in ts.* ops")
 
-
-def _attr_text(value: Any, node: Node, key: str) -> str:
-    def text(x: Any) -> str:
-        return _attr_text(x, node, key)
-
-    if isinstance(value, Graph):
-        return "graph"
-    if value is None or isinstance(value, bool | int | str):
-        return repr(value)
-    if isinstance(value, float):
-        return repr(value) if np.isfinite(value) else f"number({str(value)!r})"
-    if isinstance(value, tuple | list):
-        inner = ", ".join(map(text, value))
-        return f"[{inner}]" if isinstance(value, list) else f"({inner}{',' * (len(value) == 1)})"
-    if isinstance(value, DType):
-        return f"dtype({value.name!r})"
-    if isinstance(value, NumericType):
-        return f"type({str(value)!r})"
-    if isinstance(value, np.ndarray | np.generic):
-        array = np.asarray(value)
-        data = base64.b64encode(array.tobytes()).decode()
-        return f"array({array.dtype.name!r}, {array.shape!r}, {data!r})"
-    name = type(value).__name__
-    if RECORDS.get(name) is type(value):
-        values = (getattr(value, f.name) for f in fields(RECORDS[name]))
-        return f"{name}({', '.join(map(text, values))})"
-    raise GraphError(f"{node.op.name} has {key}={value!r}, which the text of a graph cannot hold",
-                     where=node.where, hint="a kernel or a Python function is code of its program: "
-                     "write this part in ts.* ops")
+    return value_text(value, other, shared)
 
 
 # --- reading -------------------------------------------------------------------------------------
@@ -134,6 +115,7 @@ def parse_graph(text: str, captures: Sequence[Tensor] = ()) -> Graph:
 class _Reader:
     def __init__(self, lines: Sequence[str], captures: list[Tensor]):
         self.lines, self.at, self.captures = lines, 0, captures
+        self.shared: dict[int, Any] = {}
 
     def _next(self, indent: str) -> tuple[str, list[str]]:
         """A line without its indent, its strings taken out: _s0_, _s1_, ... stand there"""
@@ -141,13 +123,7 @@ class _Reader:
         self.at += 1
         if not line.startswith(indent) or line[len(indent):].startswith(" "):
             raise ValueError("indented otherwise")
-        held: list[str] = []
-
-        def lift(found: re.Match[str]) -> str:
-            held.append(found[0])
-            return f"_s{len(held) - 1}_"
-
-        return _STRING.sub(lift, line[len(indent):]), held
+        return lift_strings(line[len(indent):])
 
     def graph(self, indent: str) -> Graph:
         line, held = self._next(indent)
@@ -183,71 +159,30 @@ class _Reader:
                              hint=did_you_mean(found["op"], sorted(OPS)))
         op, where = OPS[found["op"]], None
         if found["where"] is not None:
-            file, number, text, hints, part = _evaluate(_restored(f"({found['where']})", held))
-            where = SourceLine(file, number, text, hints, part)
+            where = read_where(restore_strings(found["where"], held))
 
         def inner() -> Graph:
             return self.graph(indent + "    ")
 
-        attrs = _attributes(_restored(f"f({found['attrs']})", held), op.graph_attrs, inner)
+        given = read_keywords(restore_strings(found["attrs"], held))
+        attrs = {name: value_of(at, self.shared) for name, at in given.items()
+                 if name not in op.graph_attrs}
+        for name in op.graph_attrs:  # they follow in the order of the op's record
+            at = given[name]
+            attrs[name] = tuple(inner() for _ in at.elts) if isinstance(at, ast.Tuple) else inner()
         inputs = tuple(values[v] for v in _VALUE.findall(found["args"]))
         outputs = _define(found["outs"] or "", held, values)
         return Node(op, inputs, attrs, tuple(outputs), where)
-
-
-def _restored(text: str, held: Sequence[str]) -> str:
-    return re.sub(r"_s(\d+)_", lambda m: held[int(m[1])], text)
 
 
 def _define(text: str, held: Sequence[str], values: dict[str, Value]) -> list[Value]:
     """The values of `%0: "f32"[4, 3], %1: ...`."""
     made = []
     for number, kind, shape in re.findall(r"%(\d+): _s(\d+)_\[([^]]*)\]", text):
-        extents = tuple(int(n) for n in shape.split(",")) if shape != "()" else ()
-        values[number] = Value(Aval(extents, as_type(ast.literal_eval(held[int(kind)]))))
+        aval = Aval(read_extents(shape), as_type(ast.literal_eval(held[int(kind)])))
+        values[number] = Value(aval)
         made.append(values[number])
     return made
 
 
-def _attributes(text: str, graph_attrs: Sequence[str], inner: Callable[[], Graph]
-                ) -> dict[str, Any]:
-    """Of `f(axis=1, to=dtype("f32"))`. Graphs follow in the order of the op's record."""
-    call = ast.parse(text, mode="eval").body
-    assert isinstance(call, ast.Call)
-    given = {str(k.arg): k.value for k in call.keywords}
-    attrs = {name: _value(node) for name, node in given.items() if name not in graph_attrs}
-    for name in graph_attrs:
-        node = given[name]
-        attrs[name] = tuple(inner() for _ in node.elts) if isinstance(node, ast.Tuple) else inner()
-    return attrs
-
-
-def _evaluate(text: str) -> Any:
-    return _value(ast.parse(text, mode="eval").body)
-
-
-def _value(node: ast.AST) -> Any:
-    match node:
-        case ast.Constant(value=value):
-            return value
-        case ast.UnaryOp(op=ast.USub(), operand=operand):
-            return -_value(operand)
-        case ast.Tuple(elts=elements):
-            return tuple(map(_value, elements))
-        case ast.List(elts=elements):
-            return [*map(_value, elements)]
-        case ast.Call(func=ast.Name(id=name), args=args):
-            made = [*map(_value, args)]
-            return RECORDS[name](*made) if name in RECORDS else _CALLS[name](*made)
-    raise ValueError(ast.dump(node))
-
-
-def _array(dtype: str, shape: tuple[int, ...], data: str) -> np.ndarray:
-    kind = find_dtype(dtype).numpy if dtype not in np.sctypeDict else np.dtype(dtype)
-    return np.frombuffer(base64.b64decode(data), kind).reshape(shape).copy()
-
-
-_CALLS: dict[str, Callable[..., Any]] = {
-    "number": float, "dtype": find_dtype, "type": as_type, "array": _array}
-
-__all__ = ["RECORDS", "parse_graph", "print_graph"]
+__all__ = ["parse_graph", "print_graph"]

@@ -8,17 +8,20 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import Any
 
 from ..errors import ArgumentError
 from ..numerics import DType, f32
 from ..runtime.arrays import HOST, place_of
-from ..runtime.device import device, has_gpu
+from ..runtime.device import device, device_count, has_gpu
 from ..runtime.generations import WarpgroupMatmul
+from ..runtime.target import Target
 from ..tile.ir.schedule import shares_rows
-from ..tile.tuning.gpus import DEFAULT, Gpu, gpu_of
+from ..tile.tuning.gpus import DEFAULT, GPUS, Gpu, gpu, gpu_of
 from .matmul_blocks import (
     BLOCK_US,
     CLUSTER,
@@ -62,8 +65,34 @@ def _card(index: int, tuned: TunedTables | None) -> Card:
     return replace(_made(gpu_of(device(index)), True), tuned=tuned)
 
 
+_planned: ContextVar[Card | None] = ContextVar("planned", default=None)
+
+
+@contextmanager
+def planning_for(card: Card) -> Iterator[None]:
+    """Products are planned for this card meanwhile, whichever GPU is here."""
+    before = _planned.set(card)
+    try:
+        yield
+    finally:
+        _planned.reset(before)
+
+
+def known_cards(target: Target) -> list[Card]:
+    """Of GPUs of a target: those whose figures are known, with the tables that there are of them,
+    and those of this machine. Products may be planned otherwise for each."""
+    known = [g for g in GPUS.values() if g.target == str(target)] or [gpu(str(target))]
+    cards = [replace(_made(g, True), tuned=tables_of(f"NVIDIA {g.name}", g.multiprocessors))
+             for g in known]
+    count = device_count() if has_gpu() else 0
+    return list(dict.fromkeys([*cards, *(card_at(i) for i in range(count)
+                                         if device(i).target == target)]))
+
+
 def card_for(unit: WarpgroupMatmul | None) -> Card:
     """Of this machine's GPU where it multiplies so, else of those that are tuned for."""
+    if (planned := _planned.get()) is not None:
+        return planned
     mine = has_gpu() and device().target.generation.warpgroup_matmul is unit
     return card_at(0) if mine else usual_card()
 

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from tessera.errors import ArgumentError, AxisError
-from tessera.graph.graph_text import RECORDS
+from tessera.graph.text_values import RECORDS
 
 from .device_mesh import Mesh
 

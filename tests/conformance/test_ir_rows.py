@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -12,6 +13,10 @@ import tessera as ts
 from corpus import Program
 from kernels.corpus import read
 from tessera import config, hooks
+from tessera.graph.cuda import CudaProgram
+from tessera.graph.graph_text import parse_graph, print_graph
+from tessera.graph.ir import Graph
+from tessera.graph.schedule.schedule_text import callees, parse_schedule, print_schedule
 from tessera.tile.ir.ir import Function, Op, definitions, walk
 from tessera.tile.ir.parsing import parse_ir
 from tessera.tile.ir.printing import print_ir
@@ -53,6 +58,52 @@ class TestGraph:
         assert "tanh" in backward and backward != loss.inspect_ir("graph")
 
 
+LEVELS = {
+    "gemm": (ts.gemm, (ts.Tensor[64, 32, ts.f32], ts.Tensor[32, 48, ts.f32])),
+    "softmax": (ts.softmax, (ts.Tensor[8, 96, ts.f32],)),
+    "attention": (lambda q, k, v: ts.attention(q, k, v, causal=True),
+                  (ts.Tensor[1, 2, 64, 32, ts.bf16],) * 3),
+    "a gradient": (ts.grad(lambda x: ts.sum(ts.tanh(x) * x)), (ts.Tensor[7, 5, ts.f32],)),
+}
+
+
+@pytest.mark.row("IR-06", "IR-07")
+@pytest.mark.parametrize("name", LEVELS)
+class TestTextsReadBack:
+    """Graph, Schedule and Tile IR: one op a line, `%3: type = op(%1) {...}`, and a version."""
+
+    def levels(self, name):
+        fn, types = LEVELS[name]
+        graph = ts.jit(fn).graph(*types)
+        program = CudaProgram(graph)
+        yield graph, print_graph(graph), parse_graph, [n.op.name for n in graph.nodes]
+        yield (program.plan, print_schedule(program.plan),
+               lambda text: parse_schedule(text, callees(program.plan)),
+               [s.op for g in program.plan.groups for s in g.steps])
+        for launch in program.launches:
+            function = launch.kernel.function()
+            yield (function, print_ir(function), parse_ir,
+                   [n.name for n in walk(function.body) if isinstance(n, Op)])
+
+    def test_what_was_printed_is_read(self, name):
+        for ir, text, parse, ops in self.levels(name):
+            again = parse(text)
+            if isinstance(ir, Graph):  # whose values are objects: their numbers and uses count
+                assert again.hash == ir.hash and print_graph(again) == text
+            else:
+                assert again == ir
+            assert ops and all(re.search(rf"\b{op}\(", text) for op in ops)
+            assert re.search(r"^ +%[\w.-]+: .* = \w+\(%", text, re.M)
+
+    def test_the_version_stands_in_the_text_and_a_newer_one_is_refused(self, name):
+        for _, text, parse, _ in self.levels(name):
+            found = re.search(r"(?<= v)1\b|(?<=^  version )1$", text, re.M)
+            assert found, text
+            newer = text[:found.start()] + "2" + text[found.end():]
+            with pytest.raises(ts.TesseraError, match="version 2"):
+                parse(newer)
+
+
 def functions(program: Program, seed: int) -> list[Function]:
     """The Tile IR of every specialisation that a program makes, be it until it fails."""
     found: list[Function] = []
@@ -69,6 +120,7 @@ def functions(program: Program, seed: int) -> list[Function]:
     return found
 
 
+@pytest.mark.row("IR-06", "IR-07")
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda p: f"{p.file}-{p.name}".replace(" ", "-"))
 def test_the_text_of_every_kernel_reads_back(program, pytestconfig):
     found = functions(program, pytestconfig.option.seed)

@@ -17,6 +17,8 @@ import numpy as np
 import pytest
 
 import tessera as ts
+from cpu.test_rules_again import KINDS
+from ptx_harness import require_compiler
 from tessera import bundles
 from tessera.errors import BundleError, GraphError
 from tessera.graph.ir import VERSION
@@ -155,6 +157,25 @@ def test_a_training_step_with_random_numbers(rng, tmp_path):
     assert ends[0] == ends[1]
 
 
+@pytest.mark.parametrize(("kind", "second"), [("vjp", 16.0), ("vjp, called in bwd", 24.0),
+                                              ("jvp", 16.0)])
+def test_rules_of_the_users_hold_in_the_loaded_function(kind, second, tmp_path):
+    """f' is 2, where that of the body is 1: with h = f(x) f(2x), h' is 2 f(2x) + 4 f(x), h'' 16;
+    where the rule is 2 f(x) / x, whose derivative is 2 / x, 8 more."""
+    f = KINDS[kind]()
+    x = ts.tensor(np.array([0.5, 2.0]), "f64")
+    again = ts.load(ts.export(lambda x: f(x) * f(2.0 * x), tmp_path / "f.tsf", x))
+
+    def derivatives(h):
+        first = ts.grad(lambda x: ts.sum(h(x)))
+        return h(x).numpy(), first(x).numpy(), ts.grad(lambda x: ts.sum(first(x)))(x).numpy()
+
+    for got, want in zip(derivatives(again), derivatives(lambda x: f(x) * f(2.0 * x)),
+                         strict=True):
+        assert (got == want).all()
+    assert (derivatives(again)[2] == second).all()
+
+
 def test_packed_tensors_are_captured(tmp_path, rng):
     w = ts.tensor(rng.standard_normal((3, 5)), "fp6_e3m2")
     add = ts.jit(lambda x: x + ts.cast(w, "f32"))
@@ -246,6 +267,7 @@ def test_an_older_file_stays_when_the_new_one_cannot_be_written(model, tmp_path,
 
 
 def test_the_schedules_are_in_the_file(model, tmp_path):
+    require_compiler()
     predict, params, x, _ = model
     again = ts.load(ts.export(predict, tmp_path / "f.tsf", params, x, targets=("cpu", "sm_90a")))
     assert list(again.schedules) == ["cpu", "sm_90a"]

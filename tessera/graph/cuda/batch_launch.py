@@ -30,7 +30,7 @@ from ...tile.interpreter.arguments import Bound
 from ...tile.interpreter.launch import Specialisation, extent
 from ...tile.ir.types import GlobalTensor
 from ...tile.launch.compile_images import WantedImage, at_line
-from ...tile.launch.machine_code import CompileRequest, Image, Slot, image_for
+from ...tile.launch.machine_code import CompileRequest, Image, Slot, image_for, target_at
 from ...tile.launch.repeated_call import ALIGNMENT_BYTES
 from ...tile.launch.sentinels import LaunchSentinels
 from ...tile.passes.written_arguments import written_parameters
@@ -72,7 +72,6 @@ class BatchLaunch:
         self._pointers: list[int] = []
         self._forms: dict[tuple, _Form] = {}
         self._table: BatchTable | None = None
-        self._flags = flags.error_flags(index)
 
     def __call__(self, stream: int = DEFAULT) -> None:
         pointers = [a.pointer for a in self._arrays]
@@ -89,6 +88,11 @@ class BatchLaunch:
         self._place([a.pointer for a in self._arrays], alone=True)
         assert self._table is not None
         return self._table
+
+    @cached_property
+    def _flags(self) -> flags.ErrorFlags:
+        """Of its device, which compiling needs not."""
+        return flags.error_flags(self.index)
 
     # --- what does not change -------------------------------------------------------------------
     @cached_property
@@ -145,7 +149,7 @@ class BatchLaunch:
         watched, held = frozenset[str](), frozenset[tuple[int, str]]()
         if config.numerics != "off":
             watched, held = self.kernel.watched_tensors(work.function), self.kernel.held_lines
-        return CompileRequest(work.lanes, work.schedule, device(self.index).target, divisible,
+        return CompileRequest(work.lanes, work.schedule, target_at(self.index), divisible,
                               aligned, shared, False, watched, held, True)
 
     def _array(self, pointers: Sequence[int]) -> np.ndarray:

@@ -27,17 +27,19 @@ from .node_kernels import NodeLaunch
 from .run import GroupLaunch
 
 PROGRAMS = DiskCache("programs")
+GIVEN: set[tuple[str, str]] = set()  # graph and target of programs whose code a file brought
 FEW = 8  # nodes: a graph of fewer has a kernel or two
 
 
 class CompiledBefore:
-    """Whether some process compiled all kernels of a graph: then they are on the disk. Otherwise
-    the processes that compile start now, while the graph is lowered."""
+    """Whether some process compiled all kernels of a graph: then they are on the disk, or a file
+    brought them. Otherwise the processes that compile start now, while the graph is lowered."""
 
     def __init__(self, graph: Graph, target: Target, donated: Sequence[int]):
         self._graph, self._target, self._donated = graph, target, donated
         self._kept = True
-        if len(graph.nodes) >= FEW and config.compile_processes > 1:
+        brought = (graph.hash, str(target)) in GIVEN
+        if len(graph.nodes) >= FEW and config.compile_processes > 1 and not brought:
             self._kept = PROGRAMS.read(self._name) is not None
         if not self._kept:
             from ...tile.cuda import compile_processes
@@ -62,11 +64,12 @@ def compile_launches(calls: Sequence[tuple[GroupLaunch, Sequence[ForeignArray]]]
     """Compiles, side by side, what these calls, batches and nodes on a GPU will launch. pointer:
     where a buffer lies in the call under way."""
     compile_images(itertools.chain((n.wanted(pointer, index) for n in nodes),
-                                   (b.wanted() for b in batches), _of_groups(calls)))
+                                   (b.wanted() for b in batches), groups_wanted(calls)))
 
 
-def _of_groups(calls: Sequence[tuple[GroupLaunch, Sequence[ForeignArray]]]
-               ) -> Iterator[WantedImage]:
+def groups_wanted(calls: Sequence[tuple[GroupLaunch, Sequence[ForeignArray]]]
+                  ) -> Iterator[WantedImage]:
+    """What these calls have to have compiled."""
     seen = set()
     for launch, arrays in calls:
         kernel, where = launch.shared, launch.group.where
@@ -79,4 +82,4 @@ def _of_groups(calls: Sequence[tuple[GroupLaunch, Sequence[ForeignArray]]]
             yield replace(found, where=where)
 
 
-__all__ = ["CompiledBefore", "compile_launches"]
+__all__ = ["GIVEN", "CompiledBefore", "compile_launches", "groups_wanted"]

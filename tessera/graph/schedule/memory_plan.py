@@ -18,6 +18,7 @@ the groups alone.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -105,12 +106,14 @@ def _filled(node: Node) -> np.ndarray:
 
 
 def numbers(known: dict[Value, np.ndarray]) -> dict[Value, Any]:
-    """Known values that are one number repeated, for use inside loops."""
+    """Known values that are one number repeated, for use inside loops. Those that are NaN are one
+    object: groups that have it are equal."""
     out: dict[Value, Any] = {}
     for v, a in known.items():
         repeated = a.size == 1 or (a.size > 0 and not any(a.strides))
         if repeated and a.dtype.kind in "biuf" and a.dtype != np.float16:
-            out[v] = a.reshape(-1)[0].item() if a.size == 1 else a[(0,) * a.ndim].item()
+            x = a.reshape(-1)[0].item() if a.size == 1 else a[(0,) * a.ndim].item()
+            out[v] = x if x == x else math.nan
     return out
 
 

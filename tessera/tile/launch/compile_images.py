@@ -20,7 +20,7 @@ from tessera.runtime.cache import CacheEntry
 from tessera.tile.ir.ir import Function, Op, walk
 from tessera.tile.launch import machine_code
 from tessera.tile.launch.compile_progress import CompileProgress
-from tessera.tile.launch.machine_code import IMAGES, CompileRequest, Image, from_entry
+from tessera.tile.launch.machine_code import IMAGES, CompileRequest, Image, from_entry, given_entry
 
 if TYPE_CHECKING:
     from tessera.tile.cuda.compile_processes import CompileProcesses
@@ -125,7 +125,7 @@ def _missing(wanted: Iterable[WantedImage]) -> Iterator[_Missing]:
         name = w.request.key(w.function)
         if name in missing:
             missing[name].add(w)
-        elif (entry := IMAGES.read(name)) is not None:
+        elif (entry := given_entry(w.function, w.request) or IMAGES.read(name)) is not None:
             w.loaded[w.key] = from_entry(entry, w.function, w.request, True)
         else:
             missing[name] = _Missing(name, [w])

@@ -9,7 +9,6 @@ import numpy as np
 from tessera import config as settings
 from tessera.runtime.arrays import HOST, Array, overlap, read_array
 from tessera.runtime.buffer import stream_pointer
-from tessera.runtime.device import device
 from tessera.runtime.staging import Staging
 from tessera.tensor import Tensor as HostTensor
 from tessera.tile.interpreter.arguments import Bound
@@ -22,6 +21,7 @@ from tessera.tile.launch.machine_code import (
     Image,
     divisible_extents,
     image_for,
+    target_at,
 )
 from tessera.tile.launch.recipe import LaunchTarget, Recipe, as_signed
 from tessera.tile.launch.repeated_call import ALIGNMENT_BYTES, Launcher, grid_names
@@ -119,7 +119,7 @@ def request_for(kernel: Kernel, work: Specialisation, bound: Bound, arrays: dict
     watched, held = frozenset[str](), frozenset[tuple[int, str]]()
     if target.numerics != "off":
         watched, held = kernel.watched_tensors(work.function), kernel.held_lines
-    return CompileRequest(work.lanes, work.schedule, device(target.index).target,
+    return CompileRequest(work.lanes, work.schedule, target_at(target.index),
                           divisible, frozenset(aligned), shared, target.debug, watched, held,
                           eights=eights)
 

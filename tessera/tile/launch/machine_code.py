@@ -8,8 +8,11 @@ neither Numba nor the emitter. One process compiles for all that ask at once.
 from __future__ import annotations
 
 import functools
+import os
 import weakref
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import asdict, astuple, dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +20,7 @@ from typing import Any
 from tessera.errors import SourceLine
 from tessera.runtime import flags
 from tessera.runtime.cache import CacheEntry, DiskCache, content_name
+from tessera.runtime.device import device
 from tessera.runtime.module import LoadedKernel as Code
 from tessera.runtime.ptxas import Resources
 from tessera.runtime.target import Target, parse_target
@@ -28,6 +32,8 @@ from tessera.tile.ir.schedule import Schedule
 
 IMAGES = DiskCache("images")
 HASHES = DiskCache("hashes")
+GIVEN: dict[str, CacheEntry] = {}  # of exported files that were loaded, by portable key
+_ahead: ContextVar[Target | None] = ContextVar("ahead", default=None)
 LIVE: weakref.WeakSet[Image] = weakref.WeakSet()  # all that this process holds
 FLOORS = ("tile", "numerics", "runtime")  # whose code decides what is emitted
 
@@ -50,12 +56,39 @@ class CompileRequest:
 
     def key(self, function: Function) -> str:
         """The name of the entry in the disk cache: the same in every process."""
-        return content_name(
-            print_ir(function, lines=False), _places(function), str(self.lanes),
+        return content_name(*self._parts(function), _places(function), fingerprint())
+
+    def portable_key(self, function: Function) -> str:
+        """Its name in an exported file: the same on every machine with this version's sources."""
+        return content_name(*self._parts(function), _places(function, whole=False))
+
+    def _parts(self, function: Function) -> list[str]:
+        return [
+            print_ir(function, lines=False), str(self.lanes),
             self.schedule.text(), f"{self.target} {self.target.generation}",
             " ".join(sorted(self.divisible)), " ".join(sorted(self.aligned)),
             f"{self.shared} {self.checked} {self.batched}", " ".join(sorted(self.watched)),
-            " ".join(map(str, sorted(self.held))), " ".join(sorted(self.eights)), fingerprint())
+            " ".join(map(str, sorted(self.held))), " ".join(sorted(self.eights))]
+
+
+@contextmanager
+def compiling_for(target: Target) -> Iterator[None]:
+    """What is asked for meanwhile is for a GPU of this target, which need not be here."""
+    before = _ahead.set(target)
+    try:
+        yield
+    finally:
+        _ahead.reset(before)
+
+
+def target_at(index: int) -> Target:
+    """What code for a GPU is compiled for. Raises UnsupportedTargetError without one."""
+    return _ahead.get() or device(index).target
+
+
+def given_entry(function: Function, request: CompileRequest) -> CacheEntry | None:
+    """The machine code that an exported file brought."""
+    return GIVEN.get(request.portable_key(function)) if GIVEN else None
 
 
 def divisible_extents(sizes: Mapping[str, int]) -> tuple[frozenset[str], frozenset[str]]:
@@ -65,10 +98,14 @@ def divisible_extents(sizes: Mapping[str, int]) -> tuple[frozenset[str], frozens
             frozenset(n for n, size in sizes.items() if size % 16 == 8))
 
 
-def _places(function: Function) -> str:
+def _places(function: Function, whole: bool = True) -> str:
     """Where each op stands, by whole paths: the text of the IR has them from the working directory
-    on, and a program that is started in another one finds what it compiled."""
-    return "\n".join(f"{node.where.file}:{node.where.line}" if node.where is not None else ""
+    on, and a program that is started in another one finds what it compiled. whole=False: by the
+    names of files alone."""
+    def place(where: SourceLine) -> str:
+        return f"{where.file if whole else os.path.basename(where.file)}:{where.line}"
+
+    return "\n".join(place(node.where) if node.where is not None else ""
                      for node in walk(function.body))
 
 
@@ -132,6 +169,8 @@ def image_for(function: Function, request: CompileRequest,
 
 
 def _from_disk(function: Function, request: CompileRequest) -> Image:
+    if (given := given_entry(function, request)) is not None:
+        return from_entry(given, function, request, True)
     made: list[Any] = []
 
     def make() -> CacheEntry:
@@ -216,12 +255,18 @@ def from_entry(entry: CacheEntry, function: Function, request: CompileRequest,
 
 @functools.cache
 def fingerprint() -> str:
-    """Of everything but the Tile IR that decides the code: the compiler's own sources and tools.
+    """Of everything but the Tile IR that decides the code: the compiler's own sources and tools."""
+    return f"{compiler_hash()}\n{toolchain()}"
 
-    The sources are read only when one of them has another time stamp than before.
+
+@functools.cache
+def compiler_hash() -> str:
+    """Of the compiler's own sources.
+
+    They are read only when one of them has another time stamp than before.
     """
     package = Path(__file__).parents[2]
     folders, without = [package / floor for floor in FLOORS], ("launch",)
     entry, _ = HASHES.made(content_name(*(stamps(f, without) for f in folders)),
                            lambda: CacheEntry({"hash": [sources(f, without) for f in folders]}))
-    return "\n".join([*entry.meta["hash"], toolchain()])
+    return "\n".join(entry.meta["hash"])
