@@ -14,6 +14,7 @@ from . import dist as dist
 from . import graph as graph
 from . import mesh as mesh
 from . import numerics as numerics
+from . import onnx as onnx
 from . import optim as optim
 from . import shape as shape
 from .ad import *  # noqa: F403

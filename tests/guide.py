@@ -4,6 +4,7 @@
     ```python nan.py     is written to that file instead
     ```python compiler   runs where the GPU compiler is installed, and is left out elsewhere
     ```python gpu        runs where a GPU, the compiler and PyTorch are, and is left out elsewhere
+    ```python onnx       runs where the onnx package is, and is left out elsewhere
     ```sh run            runs in the folder of those files
     ```sh mpi            the same where mpirun and mpi4py are, and is left out elsewhere
     ```text              right behind one of these: what it prints, compared. `...` stands for any
@@ -40,7 +41,7 @@ TABLE = re.compile(r"(<!-- table: (?P<name>[\w -]+) -->\n)(?P<text>.*?)(<!-- end
 HEADING = re.compile(r"^(#+) (.+)$", re.M)
 LINK = re.compile(r"(?<!!)\[[^\]\n]+\]\(([^)\s]+)\)")
 COMPILER, GPU = ("python", "compiler"), ("python", "gpu")
-MPI = ("sh", "mpi")
+MPI, ONNX = ("sh", "mpi"), ("python", "onnx")
 EXAMPLE = "example.py"  # the file that the blocks of a page are lines of, in messages
 
 
@@ -63,7 +64,8 @@ class Block:
         """Whether it prints something here: Python that is not written to a file, or a command."""
         return self.words in (("python",), ("sh", "run")) or (
             self.words == COMPILER and has_compiler()) or (self.words == GPU and has_gpu()) or (
-            self.words == MPI and has_mpi())
+            self.words == MPI and has_mpi()) or (
+            self.words == ONNX and importlib.util.find_spec("onnx") is not None)
 
 
 @dataclass(frozen=True)

@@ -146,7 +146,8 @@ def library() -> str:
     return "\n" + "\n".join(called(n, x) for n, x in found if isinstance(x, Routine)) + "\n"
 
 
-OTHERS = ("checkpoints", "config", "data", "domain", "optim", "random", "shape", "sparse", "verify")
+OTHERS = ("checkpoints", "config", "data", "domain", "onnx", "optim", "random", "shape", "sparse",
+          "verify")
 
 
 def others() -> str:

@@ -23,6 +23,7 @@ from cpu.test_layers import FLOORS
 from guide_api import API
 from guide_library_tables import LIBRARY, markdown
 from guide_mesh_tables import MESHES
+from guide_onnx_tables import ONNX
 from tessera import config, errors, numerics
 from tessera.__main__ import COMMANDS
 from tessera.bench.catalogue import MODELS
@@ -574,7 +575,7 @@ TABLES: dict[str, Callable[[], str | None]] = {
     "training": training_table,
     "decode": decode_table,
     "attention_rules": attention_rules_table,
-    **LIBRARY, **MESHES,
+    **LIBRARY, **MESHES, **ONNX,
     "power": power_table,
     "cpu_models": cpu_models_table,
     "schedule": schedule_table,

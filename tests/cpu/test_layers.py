@@ -35,7 +35,7 @@ FLOORS: list[list[str]] = [
     ["checkpoints", "data", "dynamic_scale", "fp8_scaling", "optim", "state"],
     ["bundles", "optimizer_state"],
     ["debug"],
-    ["array", "dist", "effects", "shape", "stdlib"],
+    ["array", "dist", "effects", "onnx", "shape", "stdlib"],
     ["doctor"],
     ["__init__"],
     ["bench", "tune"],

@@ -59,10 +59,10 @@ IMPORT_NAMES: dict[str, list[str]] = {
     "matplotlib": ["matplotlib"], "numba-cuda": ["numba"], "cupy-cuda12x": ["cupy", "cupyx"],
     "cupy-cuda13x": ["cupy", "cupyx"], "nvidia-nccl-cu12": [], "nvidia-nccl-cu13": [],
     "nvidia-cuda-nvcc": [], "cuda-core": ["cuda"], "cuda-bindings": ["cuda"],
-    "mpi4py": ["mpi4py"], "mpich": [],
+    "mpi4py": ["mpi4py"], "mpich": [], "onnx": ["onnx"],
 }
 # Used where the user has them, required by nothing: named here so that no other slips in.
-OPTIONAL = {"onnx", "nvtx", "nvmath", "torch"}
+OPTIONAL = {"nvtx", "nvmath", "torch"}
 
 
 def requirement_lines(text: str) -> list[str]:
