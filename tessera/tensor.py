@@ -206,8 +206,7 @@ class Tensor:
         if self.size != 1:
             raise ArgumentError(
                 f"item() needs a tensor with one element, this has shape {show_shape(self.shape)}",
-                hint="index it first, or use .tolist()",
-            )
+                hint="index it first, or use .tolist()")
         return self._plain().reshape(()).item()
 
     def tolist(self) -> Any:
@@ -550,20 +549,18 @@ def to_numpy(data: Any) -> np.ndarray:
         except (BufferError, RuntimeError, TypeError) as err:
             raise DTypeError(
                 f"{type(data).__module__}.{type(data).__name__} does not pass DLPack: {err}",
-                hint="move it to the host, for example x.cpu(), or detach() it",
-            ) from err
+                hint="move it to the host, for example x.cpu(), or detach() it") from err
     try:
         array = np.asarray(data)
     except ValueError as err:
         raise ArgumentError(f"not a rectangular array: {err}") from err
+    if data is None:
+        raise DTypeError("a tensor holds numbers, got None", hint="None is what a function without "
+                         "a return gives, and a kernel that only writes: use what it wrote")
     if array.dtype == object or array.dtype.kind in "USMm":
         raise DTypeError(
-            "a tensor holds numbers, got None" if data is None else
             f"a tensor holds numbers, got {type(data).__name__} of {_KINDS[array.dtype.kind]}",
-            hint="None is what a function without a return gives, and a kernel that only writes "
-            "its arguments: use what it wrote" if data is None else
-            "nested lists of numbers, a NumPy array, or an object with __dlpack__",
-        )
+            hint="nested lists of numbers, a NumPy array, or an object with __dlpack__")
     return array
 
 

@@ -13,6 +13,7 @@ from tessera.kernels import ROUTINES
 from tessera.mesh.collectives.cost import COSTS
 from tessera.mesh.collectives.record import COLLECTIVES
 from tessera.numerics import dtypes
+from tessera.numerics.parse import parse
 from tessera.runtime.generations import GENERATIONS
 from tessera.tensor import OPERATORS
 from tessera.tile.cuda.emit.registry import load_all
@@ -38,4 +39,5 @@ def restored() -> Iterator[None]:
         for registry, old in zip(REGISTRIES, before, strict=True):
             registry.clear()
             registry.update(old)
+        parse.cache_clear()  # of names of types
         functions.__all__[:] = names

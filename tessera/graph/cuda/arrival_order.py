@@ -47,7 +47,7 @@ def cut_where_read(graph: Graph) -> Graph:
         out.append(node)
 
     for node in graph.nodes:
-        cuts = node.op.name in ("slice", "reshape") and not brought.isdisjoint(node.inputs)
+        cuts = node.op.view and not brought.isdisjoint(node.inputs)
         if _sends(node) or cuts:
             brought.update(node.outputs)
         if cuts:
