@@ -128,7 +128,7 @@ remat = Decorator(_checkpoint, "remat")
 
 
 def _record(fn: Callable, args: tuple, kwargs: dict, policy: Policy, place: str) -> Any:
-    packed, box = Packed([list(args), kwargs], numbers=False), list[Result]()
+    packed, box = Packed([list(args), kwargs], numbers="constants"), list[Result]()
 
     def body(*tracers: Tensor) -> list[Tensor]:
         a, k = packed.build(tracers)

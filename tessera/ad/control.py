@@ -47,7 +47,7 @@ def cond(pred: Any, true_fn: Callable, false_fn: Callable, *operands: Any) -> An
     need_function(true_fn, "cond")
     need_function(false_fn, "cond")
     p = need_predicate(as_tensor(pred), "cond: pred")
-    packed = Packed(list(operands))
+    packed = Packed(list(operands), numbers="constants")
     packed.need_unscaled("cond: operand")
     graphs: list[Graph] = []
     results: list[Result] = []

@@ -137,7 +137,7 @@ class Custom(ABC):
         if of is None or builder is None:
             return self.fn(*args, **kwargs)
         name = callable_name(self.fn)
-        packed = Packed(bind_slots(self.__signature__, args, kwargs, name), numbers=False)
+        packed = Packed(bind_slots(self.__signature__, args, kwargs, name), numbers="constants")
         if not of.again(self.fn, packed):
             return self.fn(*args, **kwargs)
         values: list[Result] = []
@@ -150,7 +150,7 @@ class Custom(ABC):
     def _arguments(self, args: tuple, kwargs: dict) -> Packed:
         """Arguments by name; Python numbers and other objects stay constants."""
         slots = bind_slots(self.__signature__, args, kwargs, callable_name(self.fn))
-        packed = Packed(slots, numbers=False)
+        packed = Packed(slots, numbers="constants")
         packed.need_unscaled(f"{self.kind} {callable_name(self.fn)}: argument")
         return packed
 

@@ -13,6 +13,7 @@ from ..graph.operand import convert
 from ..graph.ops.random import LoopKeys
 from ..graph.signature import callable_name
 from ..graph.trace import aval_of, current_builder, evaluate
+from ..graph.weak_numbers import standing_for
 from ..tensor import Tensor, as_tensor
 from .custom import Custom, RuleCall, leaves_or_none, refuse_closed, with_rules
 from .reverse import materialize
@@ -29,7 +30,7 @@ def trace_tangents(custom: Custom, rule: Callable, of: RuleCall, value: Result, 
 
     def body(*tracers: Tensor) -> list[Tensor]:
         it = iter(tracers[n:])
-        moving = [next(it) if is_float(x) else None for x in packed.tensors]
+        moving = [standing_for(x, next(it)) if is_float(x) else None for x in packed.tensors]
         primals, tangents = packed.build(tracers[:n]), packed.replaced(moving)
         made = custom.without_rule(
             lambda: rule(tuple(primals.values()), tuple(tangents.values())), of)

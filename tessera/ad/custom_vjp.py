@@ -121,7 +121,7 @@ class custom_vjp(Custom):
                                 f"{type(made).__name__}")
             leaves = tree.leaves_like(made[0], value.treedef,
                                       f"the value of {callable_name(self.fwd)}")
-            box.append(Packed(made[1], numbers=False))
+            box.append(Packed(made[1], numbers="constants"))
             return [*map(as_tensor, leaves), *box[0].tensors]
 
         return fwd
@@ -161,7 +161,7 @@ def _cotangents(made: Any, packed: Packed, rule: str) -> dict[int, Tensor]:
     at = 0
     by_name = dict(zip(owners, given, strict=True))
     for name in names:
-        own = Packed(slots[name], numbers=False)
+        own = Packed(slots[name], numbers="constants")
         for label, like, ct in _per_leaf(name, own, by_name.get(name), rule):
             if ct is not None and is_float(like):
                 found[at] = _checked(ct, like, label, rule)

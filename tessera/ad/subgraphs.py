@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -23,6 +23,7 @@ from ..graph.operand import compute_type
 from ..graph.ops.random import LoopKeys
 from ..graph.signature import is_data, join_scales, split_result
 from ..graph.trace import aval_of, current_builder, trace
+from ..graph.weak_numbers import leaf_of, standing_for
 from ..tensor import Tensor, as_tensor
 from .reverse import Tape, forward
 
@@ -151,24 +152,26 @@ def _keeper_of_nested(body: Graph, values: tuple[Value, ...], places: list[int])
 class Packed:
     """A nested value as a list of tensors, and how to rebuild it around others.
 
-    Strings, bools and other Python objects stay as they are; with `numbers=False` Python numbers
-    do so too.
+    Strings, bools and other Python objects stay as they are. Numbers are tensors, which have
+    derivatives, or "weak": data that takes the type of the tensors beside it, as numbers do. As
+    "constants" the known ones stay as they are, and the traced ones are weak.
     """
 
-    def __init__(self, value: Any, numbers: bool = True):
+    def __init__(self, value: Any, numbers: Literal["tensors", "weak", "constants"] = "tensors"):
         self.flat, self.treedef = tree.flatten(value)
-        fixed = (bool,) if numbers else (bool, int, float)
+        fixed = (bool, int, float) if numbers == "constants" else (bool,)
         self.places = [
             i for i, x in enumerate(self.flat) if is_data(x) and not isinstance(x, fixed)
         ]
-        self.tensors = [as_tensor(self.flat[i]) for i in self.places]
+        made = as_tensor if numbers == "tensors" else leaf_of
+        self.tensors = [made(self.flat[i]) for i in self.places]
 
     def build(self, tensors: Sequence[Tensor]) -> Any:
         """The value with fresh tracers in the place of its tensors, marked as those are."""
         flat = list(self.flat)
         for i, like, t in zip(self.places, self.tensors, tensors, strict=True):
             t.is_param, t.scale = like.is_param, like.scale
-            flat[i] = t
+            flat[i] = standing_for(like, t)
         return tree.unflatten(self.treedef, flat)
 
     def replaced(self, leaves: Sequence[Any], rest: Any = None) -> Any:

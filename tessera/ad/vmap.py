@@ -30,7 +30,7 @@ def vmap(fn: Callable, in_axes: Any = 0, out_axes: Any = 0) -> Transform:
     need_function(fn, "vmap")
 
     def rule(*args: Any, **kwargs: Any) -> Any:
-        packed = Packed(list(args))
+        packed = Packed(list(args), numbers="weak")
         prefix = list(in_axes) if isinstance(in_axes, tuple | list) else [in_axes] * len(args)
         if len(prefix) != len(args):
             raise ArgumentError(f"in_axes has {len(prefix)} entries for {len(args)} arguments")

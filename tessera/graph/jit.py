@@ -54,7 +54,7 @@ from .signature import (
 from .trace import Tracer, aval_of, current_builder, evaluate, trace
 from .traced_signature import TracedSignature
 from .value_type import ValueType
-from .weak_numbers import number_of, number_type
+from .weak_numbers import standing_for
 
 if TYPE_CHECKING:
     from .cuda.launch_plan import LaunchPlan
@@ -271,8 +271,7 @@ class JitFunction:
             for t, leaf in zip(tracers, leaves, strict=True):
                 t.is_param, t.layout = leaf.is_param, leaf.layout
                 wide_arrays.inherit(t, (leaf,))
-            it = (t if (own := number_type(leaf)) is None else number_of(t, own)
-                  for t, leaf in zip(tracers, leaves, strict=True))
+            it = map(standing_for, leaves, tracers)
             values: list[Any] = []
             for i, scale in enumerate(leaf_slots(treedef, statics, leaves)):
                 if i in statics:

@@ -257,6 +257,15 @@ def promote(*xs: Any) -> tuple[list[Tensor], NumericType]:
     return out, common
 
 
+def countable(x: Tensor) -> Tensor:
+    """x in a type whose sums do not wrap at once: bools as int64, narrow integers as int32."""
+    if x.dtype.kind == "bool":
+        return convert(x, as_type("int64"))
+    if x.scale is None and x.dtype.kind in ("int", "uint") and x.dtype.bits < 32:
+        return convert(x, as_type("int32"))
+    return x
+
+
 def floating(x: Any) -> tuple[Tensor, NumericType]:
     """x in its floating compute type (integers and bools become f32), and the result's type."""
     x = as_tensor(x)

@@ -16,7 +16,7 @@ from . import tree
 from .op import Aval
 from .trace import Tracer
 from .value_type import ValueType
-from .weak_numbers import Number, carried, is_number, number_leaf
+from .weak_numbers import leaf_of
 
 F32 = as_type("f32")
 
@@ -94,9 +94,7 @@ def hashable(static: Static, fn: str, name: str) -> Static:
 
 def leaf_tensors(leaf: Any) -> list[Tensor]:
     """A data leaf as tensors: itself, and its scale when it has one; numbers are weak."""
-    if isinstance(leaf, Number):  # of a trace around this one
-        return [carried(leaf)]
-    t = number_leaf(leaf) if is_number(leaf) else as_tensor(leaf)
+    t = leaf_of(leaf)
     return [t] if t.scale is None else [t, t.scale]
 
 

@@ -80,14 +80,16 @@ class DataclassFields:
     fixed: tuple[tuple[str, Any], ...]
 
     def __hash__(self) -> int:
-        return hash((self.parts, tuple((name, type(v), v) for name, v in self.fixed)))
+        return hash(self._key)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, DataclassFields) and self._key == other._key
 
     @property
     def _key(self) -> tuple:
-        return self.parts, tuple((name, type(v), v) for name, v in self.fixed)
+        """By value, 0.0 apart from -0.0."""
+        return self.parts, tuple((name, type(v), repr(v) if isinstance(v, float) else v)
+                                 for name, v in self.fixed)
 
 
 _PLAIN = (int, float, complex, bool, str, bytes, type(None), type, Callable, Ellipsis)
@@ -103,8 +105,9 @@ def _sorted_fields(kind: type, around: frozenset[type]) -> tuple | None:
 
     Fixed are those whose annotation says a plain Python value, such as `heads: int`; a field's
     metadata {"static": True or False} decides otherwise. A class all of whose fields are fixed is
-    a leaf, compared by value: a configuration, and an annotation of it is plain too. So are the
-    classes of this package. around: the classes whose fields are being looked at.
+    a configuration, compared by value: a leaf, and an annotation of it is plain too. So are the
+    classes of this package. Where it has no hash, as it may change, it is a node without parts.
+    around: the classes whose fields are being looked at.
     """
     if not dataclasses.is_dataclass(kind) or kind.__module__.partition(".")[0] == "tessera":
         return None
@@ -117,7 +120,7 @@ def _sorted_fields(kind: type, around: frozenset[type]) -> tuple | None:
     for f in dataclasses.fields(kind):
         plain = f.metadata.get("static", _is_plain(hints.get(f.name, f.type), around | {kind}))
         (fixed if plain else parts).append(f.name)
-    return (tuple(parts), tuple(fixed)) if parts else None
+    return (tuple(parts), tuple(fixed)) if parts or kind.__hash__ is None else None
 
 
 def _is_plain(annotation: Any, around: frozenset[type]) -> bool:

@@ -63,6 +63,19 @@ def number_of(wide: Any, own: NumericType | None = None) -> Number:
     return Number(wide, OPERATORS["astype"](wide, own))
 
 
+def leaf_of(value: Any) -> Tensor:
+    """What is passed for a number, known or traced, or for other data."""
+    if isinstance(value, Number):
+        return carried(value)
+    return number_leaf(value) if is_number(value) else as_tensor(value)
+
+
+def standing_for(leaf: Tensor, t: Tensor) -> Tensor:
+    """A tensor in the place of a leaf: a number again where the leaf stands for one."""
+    own = number_type(leaf)
+    return t if own is None else number_of(t, own)
+
+
 def is_number(x: Any) -> bool:
     """Whether x is a Python or NumPy number, known or traced: one that takes others' types."""
     return isinstance(x, bool | int | float | Number) or (
@@ -141,5 +154,5 @@ for _name in ("lt", "le", "gt", "ge", "eq", "ne"):
 Number.__neg__, Number.__abs__ = _unary("__neg__"), _unary("__abs__")  # type: ignore
 Number.__hash__ = Tensor.__hash__  # type: ignore[method-assign]
 
-__all__ = ["NUMBER", "Number", "carried", "fitting", "is_number", "number_leaf", "number_of",
-           "number_type", "weak_type"]
+__all__ = ["NUMBER", "Number", "fitting", "is_number", "leaf_of", "number_of", "number_type",
+           "standing_for", "weak_type"]

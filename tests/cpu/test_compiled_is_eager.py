@@ -221,6 +221,70 @@ def test_a_traced_number_is_data() -> None:
                 g(ts.ones(1, "int8"), wrong)
 
 
+def _with_rule(kind: Any) -> Callable[[Any, Any], Any]:
+    f = kind(lambda x, s: x * s)
+    if kind is ts.custom_vjp:
+        f.defvjp(lambda x, s: (f(x, s), (x, s)), lambda saved, g: (g * saved[1], None))
+    else:
+        f.defjvp(lambda xs, moved: (f(*xs), None if moved[0] is None else moved[0] * xs[1]))
+    return f
+
+
+HOLDERS: dict[str, Callable[[Any, Any], Any]] = {
+    "vmap": lambda x, s: ts.vmap(lambda x, s: x * s, in_axes=(0, None))(x, s),
+    "cond": lambda x, s: ts.cond(ts.max(x) > 0, lambda x, s: x * s, lambda x, s: x + s, x, s),
+    "checkpoint": lambda x, s: ts.checkpoint(lambda x, s: x * (s * 2 - s))(x, s),
+    "custom_vjp": _with_rule(ts.custom_vjp), "custom_jvp": _with_rule(ts.custom_jvp),
+}
+
+
+@pytest.mark.parametrize("numeric", ["bf16", "f32", "f64", "int32", "uint8"])
+@pytest.mark.parametrize("holder", HOLDERS)
+def test_numbers_are_weak_in_functions_that_ops_hold(holder: str, numeric: str) -> None:
+    """Of which the transforms make graphs of their own; a NumPy number is no exception."""
+    x = ts.tensor([1, 2, 4], numeric)
+    for s in (2.0, 0.1, 3, np.float32(0.1), np.float64(0.1), np.int32(3)):
+        want = x * s
+        for f in (HOLDERS[holder], ts.jit(HOLDERS[holder])):
+            got = f(x, s)
+            assert got.type == want.type, s
+            np.testing.assert_allclose(got.numpy().astype(np.float64),
+                                       want.numpy().astype(np.float64), rtol=1e-5)
+
+
+@pytest.mark.parametrize("holder", HOLDERS)
+def test_derivatives_beside_numbers_that_ops_hold(holder: str) -> None:
+    f, x = HOLDERS[holder], ts.tensor([1.0, 2.0], "bf16")
+    slope = ts.jit(ts.grad(lambda x, s: ts.sum(f(x, s))))
+    assert [slope(x, s).tolist() for s in (0.5, 3.0)] == [[0.5, 0.5], [3.0, 3.0]]
+    assert slope.specializations == 1
+    value, back = ts.vjp(lambda x: f(x, 0.5), x)
+    assert value.type == "bf16" and back(ts.ones(2)).tolist() == [0.5, 0.5]
+
+
+def test_the_tangent_of_a_number_is_a_number() -> None:
+    """A rule that multiplies by it stays in the tensor's type."""
+    f = ts.custom_jvp(lambda x, s: x * s)
+    seen: list[Any] = []
+
+    @f.defjvp
+    def rule(xs: Any, moved: Any) -> Any:
+        seen.append((xs[0] * moved[1]).type)
+        return f(*xs), moved[0] * xs[1] + xs[0] * moved[1]
+
+    ts.jit(lambda x, s: f(x, s))(ts.ones(2, "bf16"), 0.5)
+    assert seen == ["bf16"]
+
+
+@pytest.mark.parametrize("holder", ["vmap", "cond", "checkpoint"])
+def test_numbers_that_ops_hold_on_a_gpu(holder: str, gpu: Any, apart: Any) -> None:
+    f = ts.jit(lambda x, s: HOLDERS[holder](x, s), target="cuda")
+    x = ts.tensor([1.0, 2.0], "bf16")
+    got, want = f(x, 0.25), x * 0.25
+    assert got.type == want.type
+    np.testing.assert_array_equal(got.array, want.array)
+
+
 def test_gradients_of_traced_numbers() -> None:
     assert ts.grad(lambda s: s * s * 3.0)(2.0).item() == 12.0
     assert ts.grad(lambda x, s: ts.sum(x * s))(ts.ones(2, "bf16"), 3.0).tolist() == [3.0, 3.0]

@@ -106,6 +106,42 @@ def test_a_configuration_is_compared_by_value() -> None:
 
 
 @dataclass
+class Sizes:
+    width: int = 3
+    scale: float = 1.0
+
+
+@dataclass
+class Sized:
+    w: ts.Tensor
+    sizes: Sizes = field(default_factory=Sizes)
+
+
+def test_a_configuration_that_may_change_is_read_at_each_call() -> None:
+    f = ts.jit(lambda c, x: x * c.width)
+    sizes = Sizes()
+    assert f(sizes, 2.0).item() == 6.0
+    sizes.width = 4
+    assert f(sizes, 2.0).item() == 8.0
+    sizes.width = 3
+    assert f(sizes, 2.0).item() == 6.0 and f(Sizes(4), 2.0).item() == 8.0
+    assert f.specializations == 2
+    layer = Sized(ts.param(ts.ones(2)))
+    slope = ts.jit(ts.grad(lambda m: ts.sum(m.w * m.sizes.width)))
+    assert slope(layer).w.tolist() == [3.0, 3.0] and slope(layer).sizes == Sizes()
+    layer.sizes.width = 5
+    assert slope(layer).w.tolist() == [5.0, 5.0]
+
+
+def test_fixed_zeros_of_both_signs_are_two_values() -> None:
+    f = ts.jit(lambda m: m.w * m.sizes.scale)
+    for scale in (0.0, -0.0, 0.0):
+        made = f(Sized(ts.ones(2), Sizes(3, scale)))
+        assert np.signbit(made.numpy()).all() == np.signbit(scale)
+    assert f.specializations == 2
+
+
+@dataclass
 class Node:
     value: ts.Tensor
     next: Node | None = None

@@ -136,6 +136,13 @@ def test_sums_of_narrow_integers_do_not_wrap(name, top):
     y = ts.sum(ts.tensor(np.full(300, top), name))
     assert y.item() == 300 * top and y.dtype is ts.int32
     assert ts.prod(ts.tensor(np.full(4, 7), name)).item() == 7**4
+    x = ts.tensor(np.full((2, 300), top), name)
+    for f in (lambda x: ts.einsum("ij->i", x), lambda x: ts.einsum("i...->...", x.T),
+              lambda x: ts.cumsum(x, axis=1)[:, -1]):
+        for g in (f, ts.jit(f)):
+            assert g(x).tolist() == [300 * top] * 2 and g(x).dtype is ts.int32
+    assert ts.cumprod(ts.tensor(np.full(4, 7), name)).tolist() == [7, 49, 343, 2401]
+    assert ts.einsum("ij->ji", x).type == name and ts.einsum("ij->i", x > 0).type == "bool_"
 
 
 # --- loss scale -------------------------------------------------------------------------------

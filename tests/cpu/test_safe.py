@@ -102,10 +102,15 @@ def test_plain_softmax_gives_nan_there():
     assert np.isnan(ts.softmax(x).numpy()).all()
 
 
-def test_infinities_and_nan_of_logsumexp():
+@RUNS
+def test_infinities_and_nan_of_logsumexp(run):
     x = ts.tensor(np.float32([[np.inf, 1.0], [np.nan, 1.0], [np.inf, -np.inf]]))
-    got = ts.logsumexp(x).numpy()
+    got = run(ts.logsumexp)(x).numpy()
     assert got[0] == np.inf and np.isnan(got[1]) and got[2] == np.inf
+    g = run(ts.grad(lambda v: ts.sum(ts.logsumexp(v))))(x).numpy()
+    np.testing.assert_array_equal(g, [[np.nan, 0.0], [np.nan, np.nan], [np.nan, 0.0]])
+    _, t = run(lambda v: ts.jvp(ts.logsumexp, (v,), (ts.ones((3, 2)),)))(x)
+    assert np.isnan(t.numpy()).all()
 
 
 @given(x=hnp.arrays(np.float32, hnp.array_shapes(max_dims=2, max_side=9), elements=st.floats(

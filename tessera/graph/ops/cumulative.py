@@ -10,11 +10,11 @@ import numpy as np
 from ...dims import show_shape
 from ...errors import DTypeError, ShapeError
 from ...numerics import as_type
-from ...tensor import OPERATORS, Tensor
+from ...tensor import OPERATORS, Tensor, as_tensor
 from .. import flops
 from .. import functions as F
 from ..op import OPS, Aval, GraphOp, sample
-from ..operand import axis_index, floating, literal, promote, public, scalar_line, store
+from ..operand import axis_index, countable, floating, literal, promote, public, scalar_line, store
 from ..trace import apply
 from .shape import PAD
 
@@ -194,10 +194,12 @@ def linear_recurrence(a: Any, b: Any, axis: int = 0) -> Tensor:
 @public
 @scalar_line
 def cumprod(x: Any, axis: int = 0) -> Tensor:
-    """Running products along an axis. The gradient is exact where elements are 0."""
-    (c,), numeric = promote(x)
-    if numeric.dtype.kind == "bool":
+    """Running products along an axis; narrow integers as in `ts.sum`. The gradient is exact where
+    elements are 0."""
+    x = as_tensor(x)
+    if x.dtype.kind == "bool":
         raise DTypeError("cumprod of bools", hint="cast to int64 first")
+    (c,), numeric = promote(countable(x))
     return store(apply(CUMPROD, c, axis=axis_index(axis, c.ndim)), numeric)
 
 

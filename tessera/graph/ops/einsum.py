@@ -18,7 +18,7 @@ from ...errors import ArgumentError, AxisError, ShapeError
 from ...numerics import DType, NumericType, as_type
 from ...tensor import Tensor, as_tensor
 from .. import functions as F
-from ..operand import axis_index, plain, promote, public, store, to_compute
+from ..operand import axis_index, countable, plain, promote, public, store, to_compute
 from ..trace import apply
 from .contract import matmul_compute, matmul_type, operand_as, widened
 from .index import DIAGONAL
@@ -184,16 +184,16 @@ def contraction_path(spec: EinsumSpec, sizes: dict[str, Any],
     return [tuple(p) for p in path]
 
 
-def _operands(tensors: Sequence[Any]) -> tuple[list[Tensor], NumericType, DType]:
+def _operands(xs: list[Tensor], parsed: EinsumSpec) -> tuple[list[Tensor], NumericType, DType]:
     """Operands in one type, as matmul takes them, the result's type and the accumulate type."""
-    xs = [as_tensor(t) for t in tensors]
     if len(xs) == 2 and multiplies_scaled(*xs):
         wide = as_type("f32")
         return xs, wide, wide.dtype
     if any(x.scale is not None for x in xs):
         xs = [to_compute(x) for x in xs]
     if len(xs) == 1:
-        (c,), numeric = promote(xs[0])
+        summed = set(parsed.inputs[0]) - set(parsed.output) and xs[0].dtype.kind != "bool"
+        (c,), numeric = promote(countable(xs[0]) if summed else xs[0])
         return [c], numeric, numeric.policy.accum or c.dtype
     compute, result, accum = matmul_type(xs[0].type, xs[1].type)
     for x in xs[2:]:
@@ -208,16 +208,18 @@ def einsum(spec: str, *tensors: Any, optimize: str = "auto") -> Tensor:
     A letter that stands twice in an operand takes the diagonal; '...' stands for axes that
     broadcast; without '->' the result has the letters that stand once, in alphabetical order.
     optimize: how opt_einsum orders three or more operands ("auto", "greedy", "optimal", ...)
-    Computes in the accumulate type and rounds once to the operands' common type; int8 gives int32.
-    Raises ArgumentError for a malformed expression, ShapeError when extents disagree.
+    Computes in the accumulate type and rounds once to the operands' common type; int8 gives
+    int32, and so do sums of narrow integers. Raises ArgumentError for a malformed expression,
+    ShapeError when extents disagree.
     """
     if not isinstance(spec, str):
         raise ArgumentError(f"einsum's first argument is the expression, got {type(spec).__name__}",
                             hint='ts.einsum("ij,jk->ik", a, b)')
     if not tensors:
         raise ArgumentError(f"einsum {spec!r} needs operands")
-    xs, result, accum = _operands(tensors)
-    parsed = parse_spec(spec, [x.ndim for x in xs])
+    given = [as_tensor(t) for t in tensors]
+    parsed = parse_spec(spec, [x.ndim for x in given])
+    xs, result, accum = _operands(given, parsed)
     sizes = _bind_extents(parsed, xs, spec)
     path = contraction_path(parsed, sizes, optimize)
     held = [_prepare(x, t, sizes) for x, t in zip(xs, parsed.inputs, strict=True)]

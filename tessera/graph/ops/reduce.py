@@ -18,7 +18,7 @@ from ..operand import (
     axes_tuple,
     axis_index,
     compute_type,
-    convert,
+    countable,
     floating,
     promote,
     public,
@@ -250,15 +250,6 @@ def accumulate_dtype(numeric: NumericType) -> DType:
     return numeric.policy.accum or compute_type(numeric).dtype
 
 
-def countable(x: Tensor) -> Tensor:
-    """x in a type whose sums do not wrap at once: bools as int64, narrow integers as int32."""
-    if x.dtype.kind == "bool":
-        return convert(x, INT64)
-    if x.scale is None and x.dtype.kind in ("int", "uint") and x.dtype.bits < 32:
-        return convert(x, as_type("int32"))
-    return x
-
-
 @public
 def sum(x: Any, axis: Any = None, keepdims: bool = False) -> Tensor:
     """Sum along axes (all when None), in the accumulate type, in a fixed order.
@@ -382,10 +373,12 @@ all_ = _public_logical("all", ALL, "Whether all elements along axes (all when No
 @public
 @scalar_line
 def cumsum(x: Any, axis: int = 0) -> Tensor:
-    """Running sums along an axis, added in f64 and rounded to the compute type."""
-    (c,), numeric = promote(x)
-    if numeric.dtype.kind == "bool":
+    """Running sums along an axis, added in f64 and rounded to the compute type. Narrow integers as
+    in `ts.sum`."""
+    x = as_tensor(x)
+    if x.dtype.kind == "bool":
         raise ArgumentError("cumsum of bools", hint="cast to int64 first")
+    (c,), numeric = promote(countable(x))
     return store(apply(CUMSUM, c, axis=axis_index(axis, c.ndim)), numeric)
 
 

@@ -154,9 +154,10 @@ def _lse_expand(x: Tensor, axis: tuple, keepdims: bool, accum: DType) -> Tensor:
 
 
 def _lse_weights(y: Tensor, x: Tensor, axis: tuple) -> Tensor:
-    """exp(x - y): the softmax, zeros where all of a row is -inf."""
+    """exp(x - y): the softmax, zeros where all of a row is -inf. Of a row
+    that holds +inf it is NaN at these and 0 elsewhere, of one that holds NaN it is NaN."""
     y = _kept(y, x, axis)
-    return exp(x - where(F.isfinite(y), y, literal(0.0, y)))
+    return exp(x - where(F.equal(y, float("-inf")), literal(0.0, y), y))
 
 
 def _kept(v: Tensor, x: Tensor, axis: tuple) -> Tensor:
@@ -193,8 +194,8 @@ LOGSUMEXP = GraphOp(
 def logsumexp(x: Any, axis: Any = -1, keepdims: bool = False) -> Tensor:
     """max + log sum exp(x - max) along axes (all when None), rounded once to x's type.
 
-    A row of -inf gives -inf and a gradient of zeros, one that holds +inf gives +inf. Raises
-    AxisError, and ShapeError on an axis of extent 0.
+    A row of -inf gives -inf and a gradient of zeros, one that holds +inf gives +inf, and NaN as the
+    gradient of that element. Raises AxisError, and ShapeError on an axis of extent 0.
     """
     c, numeric = floating(x)
     axes = axes_tuple(axis, c.ndim)
