@@ -411,6 +411,18 @@ class Tensor:
     def __rxor__(self, other: Any) -> Tensor:
         return OPERATORS["__rxor__"](self, other)
 
+    def __lshift__(self, other: Any) -> Tensor:
+        return OPERATORS["__lshift__"](self, other)
+
+    def __rlshift__(self, other: Any) -> Tensor:
+        return OPERATORS["__rlshift__"](self, other)
+
+    def __rshift__(self, other: Any) -> Tensor:
+        return OPERATORS["__rshift__"](self, other)
+
+    def __rrshift__(self, other: Any) -> Tensor:
+        return OPERATORS["__rrshift__"](self, other)
+
     def __lt__(self, other: Any) -> Tensor:
         return OPERATORS["__lt__"](self, other)
 

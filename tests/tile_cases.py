@@ -30,7 +30,8 @@ BINARY = ("x + y", "x - y", "x * y", "x / y", "x // y", "x % y", "tile.maximum(x
           "tile.abs(x) ** 1.5", "x / tile.row_sum(tile.abs(y))", "tile.exp(x - tile.row_max(x))",
           "tile.exp(x - tile.row_max(x)[:, None])", "x + tile.col_min(y)[None, :]")
 INTEGER = ("x + y", "x - y", "x * y", "x // y", "x % y", "x & y", "x | y", "x ^ y", "~x", "-x",
-           "x << (y & 7)", "x >> (y & 7)", "tile.maximum(x, y)", "tile.minimum(x, y)",
+           "x << (y & 7)", "x >> (y & 7)", "x << y", "x >> y",
+           "tile.maximum(x, y)", "tile.minimum(x, y)",
            "tile.where(x < y, x, y)", "tile.where(x >= y, x, y)", "tile.abs(x)")
 REDUCTIONS = ("sum", "max", "min", "prod")
 

@@ -22,8 +22,7 @@ from tessera.tile.ir.register_layout import RegisterLayout
 from tessera.tile.ir.types import TileType
 
 PLAIN = {"add": "add", "sub": "sub", "mul": "mul", "neg": "neg", "bitand": "bit_and",
-         "bitor": "bit_or", "bitxor": "bit_xor", "shl": "shift_left", "and": "bit_and",
-         "or": "bit_or"}
+         "bitor": "bit_or", "bitxor": "bit_xor", "and": "bit_and", "or": "bit_or"}
 DIVISIONS = frozenset({"div", "div_or_zero"})  # emitted in divide.py
 COMPARE = {"lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "==", "ne": "!="}
 
