@@ -24,7 +24,7 @@ FLOORS: list[list[str]] = [
     ["config"],
     ["numerics"],
     ["runtime"],
-    ["dims", "wide_arrays"],
+    ["dims", "tensor_operators", "wide_arrays"],
     ["tensor"],
     ["tile"],
     ["kernels"],
