@@ -20,7 +20,7 @@ PACKAGE = Path(__file__).resolve().parents[2] / "tessera"
 FLOORS: list[list[str]] = [
     ["foreign", "launched"],
     ["errors"],
-    ["hooks", "open_trace"],
+    ["call_errors", "hooks", "open_trace"],
     ["config"],
     ["numerics"],
     ["runtime"],
