@@ -141,14 +141,15 @@ def reductions() -> None:
 def _positions(t: str, shape: tuple[int, int], box: tuple[int, int], lanes: int) -> None:
     m, n = box
     source = (f"@kernel\ndef k(A: Tensor['M', 'N', ts.{t}], R: Tensor['K', 'M', ts.i32], "
-              f"C: Tensor['K', 'N', ts.i32]):\n    x = tile.load(A[0:{m}, 0:{n}])\n"
+              f"C: Tensor['L', 'N', ts.i32]):\n    x = tile.load(A[0:{m}, 0:{n}])\n"
               f"    for i in range(2):\n"
               f"        tile.store(R[0, 0:{m}], tile.row_argmax(x))\n"
               f"    tile.store(R[1, 0:{m}], tile.row_argmin(x))\n"
               f"    tile.store(C[0, 0:{n}], tile.row_argmax(x.T))\n"
-              f"    tile.store(C[1, 0:{n}], tile.row_argmin(x.T))\n")
+              f"    tile.store(C[1, 0:{n}], tile.argmin(x, axis=0))\n"
+              f"    R[2, 0] = tile.argmax(x, axis=None)\n")
     case(f"argmax_{t}_{m}x{n}", source, lambda rng: (
-        values(rng, t, shape), np.zeros((2, shape[0]), np.int32),
+        values(rng, t, shape), np.zeros((3, shape[0]), np.int32),
         np.zeros((2, shape[1]), np.int32)), lanes=lanes)
 
 

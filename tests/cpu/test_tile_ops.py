@@ -105,6 +105,26 @@ def k(x: Tensor["M", "N", f32], out: Tensor["{dim}", {kind}]):
     assert_close(out, want, dtype=None if kind == "i32" else "f32", n=13)
 
 
+@pytest.mark.parametrize("name", ["argmax", "argmin"])
+def test_positions_along_any_axis(name, rng):
+    k = build(f"""@kernel
+def k(x: Tensor["L", "M", "N", f32], a: Tensor["M", "N", i32], b: Tensor["L", "N", i32],
+      c: Tensor["L", "M", i32], d: Tensor["K", i32]):
+    t = tile.load(x[0:4, 0:4, 0:8])
+    a[0:4, 0:8] = tile.{name}(t, axis=0)
+    b[0:4, 0:8] = tile.{name}(t, axis=1)
+    c[0:4, 0:4] = tile.{name}(t)
+    d[0] = tile.{name}(t, axis=None)
+""")["k"]
+    x = rng.integers(-9, 9, (3, 4, 7)).astype(np.float32)  # the first one of several
+    x[1, 2, 3] = np.nan
+    out = [np.full(s, -1, np.int32) for s in ((4, 7), (3, 7), (3, 4), (1,))]
+    k(x, *out)
+    for axis, got in enumerate(out[:3]):
+        assert np.array_equal(got, getattr(np, name)(x, axis))
+    assert out[3][0] == np.ravel_multi_index((1, 2, 3), (4, 4, 8))  # the position in the tile
+
+
 WHOLE = {"reduce_sum": np.sum, "reduce_max": np.max, "reduce_min": np.min, "reduce_prod": np.prod}
 
 
