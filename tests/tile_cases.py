@@ -153,6 +153,23 @@ def _positions(t: str, shape: tuple[int, int], box: tuple[int, int], lanes: int)
         np.zeros((2, shape[1]), np.int32)), lanes=lanes)
 
 
+def permutations() -> None:
+    """Of tiles with edges, whose elements are then summed along what was another axis."""
+    for t, axes in (("f32", (1, 2, 0)), ("f32", (2, 0, 1)), ("f32", (0, 2, 1)), ("i8", (2, 1, 0))):
+        names, box = [f"'{'ABC'[a]}'" for a in axes], [(4, 8, 16)[a] for a in axes]
+        slices = ", ".join(f"0:{n}" for n in box)
+        shape = tuple((3, 7, 13)[a] for a in axes)
+        number, less = NUMPY[t], " - 100.0" if t == "f32" else ""
+        case("permute_{}_{}{}{}".format(t, *axes), (
+            f"@kernel\ndef k(x: Tensor['A', 'B', 'C', ts.{t}], "
+            f"y: Tensor[{', '.join(names)}, ts.{t}], s: Tensor[{', '.join(names[:2])}, ts.{t}]):\n"
+            f"    u = tile.transpose(tile.load(x[0:4, 0:8, 0:16]), {axes})\n"
+            f"    y[{slices}] = u\n"
+            f"    s[0:{box[0]}, 0:{box[1]}] = tile.reduce_max(u{less}, axis=2)\n"),
+            lambda rng, t=t, shape=shape, number=number: (
+                values(rng, t, (3, 7, 13)), np.zeros(shape, number), np.zeros(shape[:2], number)))
+
+
 def scans_and_sorts() -> None:
     for t in ("f32", "f64", "i32", "i64", "u32", "u64"):
         for shape, box, lanes in (((33, 70), (48, 100), 128), ((5, 300), (8, 512), 256),
@@ -362,8 +379,8 @@ def k(A: Tensor["M", "N", f32], O: Tensor["K", "M", "N", f32], low: Tensor["M", 
             np.full(64, np.nan, np.float32)))
 
 
-for _make in (elementwise, statistics_of_rows, reductions, scans_and_sorts, shapes_of_tiles, packed,
-              roundings, groups_of_no_whole_warps):
+for _make in (elementwise, statistics_of_rows, reductions, scans_and_sorts, permutations,
+              shapes_of_tiles, packed, roundings, groups_of_no_whole_warps):
     _make()
 
 

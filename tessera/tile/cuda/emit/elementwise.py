@@ -216,12 +216,13 @@ def _arange(e: Emitter, op: Op) -> None:
     e.define(made, text)
 
 
-@emits("expand_dims", "transpose")
+@emits("expand_dims", "transpose", "permute")
 def _relabelled(e: Emitter, op: Op) -> None:
     """The registers stay; their order in the fragment follows the new labels."""
     (made,), (x,) = op.outs, op.args
     before, after = e.layout(x), e.layout(made.value)
-    back = before.insert(op.attr["axis"]) if op.name == "expand_dims" else before.permuted((1, 0))
+    back = before.insert(op.attr["axis"]) if op.name == "expand_dims" else \
+        before.permuted(op.attr.get("axes", (1, 0)))
     assert back.threads == after.threads, f"{op.name}: {before.text} to {after.text}"
     e.define(made, reordered(e, e.name(x), back, after))
 
