@@ -109,6 +109,8 @@ if TYPE_CHECKING:
     from .ops.gather import segment_sum as segment_sum
     from .ops.gather import take as take
     from .ops.gather import take_along_axis as take_along_axis
+    from .ops.histogram import bincount as bincount
+    from .ops.histogram import histogram as histogram
     from .ops.index import diag as diag
     from .ops.index import diagonal as diagonal
     from .ops.index import trace as trace
