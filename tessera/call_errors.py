@@ -66,14 +66,18 @@ def refuse_wrong_calls(module: ModuleType, prefix: str) -> None:
     listed = getattr(module, "__all__", None)
     for name, fn in list(vars(module).items()):
         offered = name in listed if listed else name[0] != "_"
-        if offered and type(fn) is FunctionType and fn.__module__.startswith(f"{__package__}.") \
-                and not hasattr(fn, MARK):
-            if fn not in _made:
-                _made[fn] = refusing(f"{prefix}.{name}", fn)
-                declared = sys.modules[fn.__module__]  # pickle finds a function there
-                if getattr(declared, fn.__name__, None) is fn:
-                    setattr(declared, fn.__name__, _made[fn])
-            setattr(module, name, _made[fn])
+        if offered and isinstance(fn, FunctionType) and not hasattr(fn, MARK) and \
+                fn.__module__.startswith(f"{__package__}."):
+            setattr(module, name, _refusing(f"{prefix}.{name}", fn))
+
+
+def _refusing(name: str, fn: FunctionType) -> Callable:
+    if fn not in _made:
+        _made[fn] = refusing(name, fn)
+        declared = sys.modules[fn.__module__]  # pickle finds a function there
+        if getattr(declared, fn.__name__, None) is fn:
+            setattr(declared, fn.__name__, _made[fn])
+    return _made[fn]
 
 
 def refusing(name: str, fn: Function) -> Function:
