@@ -345,6 +345,9 @@ class Tensor(Operators):
             return op(self)
         return lambda *args, **kwargs: op(self, *args, **kwargs)
 
+    def __getitem__(self, index: Any) -> Tensor:
+        return OPERATORS["__getitem__"](self, index)
+
     # --- how it looks -------------------------------------------------------------------------
     def __repr__(self) -> str:
         head = f"Tensor{list(self.shape)} {self.type}"

@@ -118,9 +118,6 @@ class Operators:
     def __invert__(self) -> Self:
         return OPERATORS["__invert__"](self)
 
-    def __getitem__(self, index: Any) -> Self:
-        return OPERATORS["__getitem__"](self, index)
-
     # --- made of the others --------------------------------------------------------------------
     def __divmod__(self, other: Any) -> tuple[Self, Self]:
         return self // other, self % other
