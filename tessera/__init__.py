@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins as _builtins
+import sys as _sys
 from math import inf as inf
 from math import pi as pi
 from typing import Any as _Any
@@ -23,6 +24,7 @@ from .ad import *  # noqa: F403
 from .bundles import LoadedFunction as LoadedFunction
 from .bundles import export as export
 from .bundles import load as load
+from .call_errors import refuse_wrong_calls as _refuse_wrong_calls
 from .debug import arch_report as arch_report
 from .debug import inspect_ir as inspect_ir
 from .debug import verify as verify
@@ -88,6 +90,13 @@ from .tile.passes.registered import unregister_pass as unregister_pass
 allreduce = all_reduce
 from .graph.functions import *  # noqa: E402, F403  after all that declare some
 from .tile import MODULE as tile  # noqa: E402  after the ops, one of which is called tile
+
+for _module, _name in ((_sys.modules[__name__], "ts"), *((m, f"ts.{n}") for n, m in {
+        "array": array, "checkpoints": checkpoints, "config": config, "data": data,
+        "debug": debug, "dist": dist, "domain": domain, "mesh": mesh, "numerics": numerics,
+        "optim": optim, "random": random, "shape": shape, "sparse": sparse,
+        "verify": verify}.items())):
+    _refuse_wrong_calls(_module, _name)
 
 tile.repeat, KTile = _functions.tile, Tensor
 dropout_in_kernel = tile.dropout_in_kernel

@@ -43,7 +43,7 @@ FUNCTIONS: Mapping[str, str] = {
     "fmod": "ts.remainder(a, b), with the sign of b", "vdot": "ts.sum(a * b)",
     "rot90": "ts.flip(ts.swapaxes(x, 0, 1), 0)", "heaviside": "ts.where(x < 0, 0, 1)",
     "hardtanh": "ts.clip(x, -1, 1)", "rad2deg": "x * (180 / ts.pi)", "kthvalue":
-    "ts.sort(x)[..., k]", "bincount": "ts.segment_sum(ts.ones(n), ids, num_segments)",
+    "ts.sort(x)[..., k]", "histc": "ts.histogram(x, bins, (low, high))",
     "gammaln": "ts.lgamma(x)", "loggamma": "ts.lgamma(x)", "psi": "ts.digamma(x)",
     "erf_inv": "ts.erfinv(x)", "compile": "ts.jit(f)", "no_grad": "ts.stop_gradient(x)",
     "detach": "ts.stop_gradient(x)", "function": "ts.jit(f)",
@@ -146,7 +146,8 @@ KEYWORDS: Mapping[str, Sequence[str]] = {
     "split_size_or_sections": ("sections",), "kernel_size": ("window",),
     "is_causal": ("causal",), "attn_mask": ("mask",),
     "dropout_p": ("dropout",), "query": ("q",), "value": ("v", "x"), "approximate": ("exact",),
-    "negative_slope": ("slope",), "fill_value": ("value",), "train": ("training",),
+    "negative_slope": ("slope",), "fill_value": ("value",), "minlength": ("length",),
+    "train": ("training",),
     "deterministic": ("training",), "rng": ("key",), "seed": ("key",),
 }
 

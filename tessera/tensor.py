@@ -37,8 +37,9 @@ from .numerics.parse import is_type
 from .runtime import dlpack
 from .runtime.arrays import HOST
 from .runtime.host_memory import before_write
+from .tensor_operators import OPERATORS as OPERATORS
+from .tensor_operators import Operators
 
-OPERATORS: dict[str, Callable] = {}  # method name -> function; filled by the graph layer
 FUNCTIONS: dict[str, Callable] = {}  # every public op function, ts.<name>; filled there too
 PLAIN: set[type] = set()  # Tensor and subclasses that differ in where their buffer lies
 DEVICES: set[str] = {"cpu"}  # where this process can place a tensor; a device's runtime adds it
@@ -105,7 +106,7 @@ class TensorType:
     __repr__ = __str__
 
 
-class Tensor:
+class Tensor(Operators):
     """An array with a numeric type. Make one with `ts.tensor`, `ts.zeros`, `ts.param`, ...
 
     x.shape x.ndim x.size x.dtype x.policy x.type x.nbytes, x.numpy(), np.asarray(x), x.item().
@@ -342,100 +343,6 @@ class Tensor:
         if name in PROPERTIES:
             return op(self)
         return lambda *args, **kwargs: op(self, *args, **kwargs)
-
-    # --- operators: the graph layer's ops ----------------------------------------------------
-    def __add__(self, other: Any) -> Tensor:
-        return OPERATORS["__add__"](self, other)
-
-    def __radd__(self, other: Any) -> Tensor:
-        return OPERATORS["__radd__"](self, other)
-
-    def __sub__(self, other: Any) -> Tensor:
-        return OPERATORS["__sub__"](self, other)
-
-    def __rsub__(self, other: Any) -> Tensor:
-        return OPERATORS["__rsub__"](self, other)
-
-    def __mul__(self, other: Any) -> Tensor:
-        return OPERATORS["__mul__"](self, other)
-
-    def __rmul__(self, other: Any) -> Tensor:
-        return OPERATORS["__rmul__"](self, other)
-
-    def __truediv__(self, other: Any) -> Tensor:
-        return OPERATORS["__truediv__"](self, other)
-
-    def __rtruediv__(self, other: Any) -> Tensor:
-        return OPERATORS["__rtruediv__"](self, other)
-
-    def __floordiv__(self, other: Any) -> Tensor:
-        return OPERATORS["__floordiv__"](self, other)
-
-    def __rfloordiv__(self, other: Any) -> Tensor:
-        return OPERATORS["__rfloordiv__"](self, other)
-
-    def __mod__(self, other: Any) -> Tensor:
-        return OPERATORS["__mod__"](self, other)
-
-    def __rmod__(self, other: Any) -> Tensor:
-        return OPERATORS["__rmod__"](self, other)
-
-    def __pow__(self, other: Any) -> Tensor:
-        return OPERATORS["__pow__"](self, other)
-
-    def __rpow__(self, other: Any) -> Tensor:
-        return OPERATORS["__rpow__"](self, other)
-
-    def __matmul__(self, other: Any) -> Tensor:
-        return OPERATORS["__matmul__"](self, other)
-
-    def __rmatmul__(self, other: Any) -> Tensor:
-        return OPERATORS["__rmatmul__"](self, other)
-
-    def __and__(self, other: Any) -> Tensor:
-        return OPERATORS["__and__"](self, other)
-
-    def __rand__(self, other: Any) -> Tensor:
-        return OPERATORS["__rand__"](self, other)
-
-    def __or__(self, other: Any) -> Tensor:
-        return OPERATORS["__or__"](self, other)
-
-    def __ror__(self, other: Any) -> Tensor:
-        return OPERATORS["__ror__"](self, other)
-
-    def __xor__(self, other: Any) -> Tensor:
-        return OPERATORS["__xor__"](self, other)
-
-    def __rxor__(self, other: Any) -> Tensor:
-        return OPERATORS["__rxor__"](self, other)
-
-    def __lt__(self, other: Any) -> Tensor:
-        return OPERATORS["__lt__"](self, other)
-
-    def __le__(self, other: Any) -> Tensor:
-        return OPERATORS["__le__"](self, other)
-
-    def __gt__(self, other: Any) -> Tensor:
-        return OPERATORS["__gt__"](self, other)
-
-    def __ge__(self, other: Any) -> Tensor:
-        return OPERATORS["__ge__"](self, other)
-
-    def __eq__(self, other: Any) -> Tensor:  # type: ignore[override]
-        return OPERATORS["__eq__"](self, other)
-
-    def __ne__(self, other: Any) -> Tensor:  # type: ignore[override]
-        return OPERATORS["__ne__"](self, other)
-
-    def __neg__(self) -> Tensor:
-        return OPERATORS["__neg__"](self)
-
-    def __abs__(self) -> Tensor:
-        return OPERATORS["__abs__"](self)
-
-    def __invert__(self) -> Tensor:
-        return OPERATORS["__invert__"](self)
 
     def __getitem__(self, index: Any) -> Tensor:
         return OPERATORS["__getitem__"](self, index)

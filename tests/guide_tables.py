@@ -28,9 +28,9 @@ from tessera import config, errors, numerics
 from tessera.__main__ import COMMANDS
 from tessera.bench.catalogue import MODELS
 from tessera.bench.kernel_classes import CLASSES
+from tessera.call_errors import show_call
 from tessera.graph.op import OPS, GraphOp
 from tessera.graph.operand import PUBLIC
-from tessera.graph.signature import show_call
 from tessera.kernels import ROUTINES
 from tessera.mesh.collectives.record import COLLECTIVES, Collective
 from tessera.tile.cuda.lower.warp_specialised.program import PipelineKnobs

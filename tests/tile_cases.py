@@ -30,7 +30,8 @@ BINARY = ("x + y", "x - y", "x * y", "x / y", "x // y", "x % y", "tile.maximum(x
           "tile.abs(x) ** 1.5", "x / tile.row_sum(tile.abs(y))", "tile.exp(x - tile.row_max(x))",
           "tile.exp(x - tile.row_max(x)[:, None])", "x + tile.col_min(y)[None, :]")
 INTEGER = ("x + y", "x - y", "x * y", "x // y", "x % y", "x & y", "x | y", "x ^ y", "~x", "-x",
-           "x << (y & 7)", "x >> (y & 7)", "tile.maximum(x, y)", "tile.minimum(x, y)",
+           "x << (y & 7)", "x >> (y & 7)", "x << y", "x >> y",
+           "tile.maximum(x, y)", "tile.minimum(x, y)",
            "tile.where(x < y, x, y)", "tile.where(x >= y, x, y)", "tile.abs(x)")
 REDUCTIONS = ("sum", "max", "min", "prod")
 
@@ -140,15 +141,33 @@ def reductions() -> None:
 def _positions(t: str, shape: tuple[int, int], box: tuple[int, int], lanes: int) -> None:
     m, n = box
     source = (f"@kernel\ndef k(A: Tensor['M', 'N', ts.{t}], R: Tensor['K', 'M', ts.i32], "
-              f"C: Tensor['K', 'N', ts.i32]):\n    x = tile.load(A[0:{m}, 0:{n}])\n"
+              f"C: Tensor['L', 'N', ts.i32]):\n    x = tile.load(A[0:{m}, 0:{n}])\n"
               f"    for i in range(2):\n"
               f"        tile.store(R[0, 0:{m}], tile.row_argmax(x))\n"
               f"    tile.store(R[1, 0:{m}], tile.row_argmin(x))\n"
               f"    tile.store(C[0, 0:{n}], tile.row_argmax(x.T))\n"
-              f"    tile.store(C[1, 0:{n}], tile.row_argmin(x.T))\n")
+              f"    tile.store(C[1, 0:{n}], tile.argmin(x, axis=0))\n"
+              f"    R[2, 0] = tile.argmax(x, axis=None)\n")
     case(f"argmax_{t}_{m}x{n}", source, lambda rng: (
-        values(rng, t, shape), np.zeros((2, shape[0]), np.int32),
+        values(rng, t, shape), np.zeros((3, shape[0]), np.int32),
         np.zeros((2, shape[1]), np.int32)), lanes=lanes)
+
+
+def permutations() -> None:
+    """Of tiles with edges, whose elements are then summed along what was another axis."""
+    for t, axes in (("f32", (1, 2, 0)), ("f32", (2, 0, 1)), ("f32", (0, 2, 1)), ("i8", (2, 1, 0))):
+        names, box = [f"'{'ABC'[a]}'" for a in axes], [(4, 8, 16)[a] for a in axes]
+        slices = ", ".join(f"0:{n}" for n in box)
+        shape = tuple((3, 7, 13)[a] for a in axes)
+        number, less = NUMPY[t], " - 100.0" if t == "f32" else ""
+        case("permute_{}_{}{}{}".format(t, *axes), (
+            f"@kernel\ndef k(x: Tensor['A', 'B', 'C', ts.{t}], "
+            f"y: Tensor[{', '.join(names)}, ts.{t}], s: Tensor[{', '.join(names[:2])}, ts.{t}]):\n"
+            f"    u = tile.transpose(tile.load(x[0:4, 0:8, 0:16]), {axes})\n"
+            f"    y[{slices}] = u\n"
+            f"    s[0:{box[0]}, 0:{box[1]}] = tile.reduce_max(u{less}, axis=2)\n"),
+            lambda rng, t=t, shape=shape, number=number: (
+                values(rng, t, (3, 7, 13)), np.zeros(shape, number), np.zeros(shape[:2], number)))
 
 
 def scans_and_sorts() -> None:
@@ -360,8 +379,8 @@ def k(A: Tensor["M", "N", f32], O: Tensor["K", "M", "N", f32], low: Tensor["M", 
             np.full(64, np.nan, np.float32)))
 
 
-for _make in (elementwise, statistics_of_rows, reductions, scans_and_sorts, shapes_of_tiles, packed,
-              roundings, groups_of_no_whole_warps):
+for _make in (elementwise, statistics_of_rows, reductions, scans_and_sorts, permutations,
+              shapes_of_tiles, packed, roundings, groups_of_no_whole_warps):
     _make()
 
 

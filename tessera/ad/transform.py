@@ -6,11 +6,12 @@ import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from ..call_errors import call_error
 from ..errors import ArgumentError
 from ..graph.ir import Graph
 from ..graph.jit import JitFunction
 from ..graph.op import Aval
-from ..graph.signature import callable_name, show_call
+from ..graph.signature import callable_name
 from ..graph.trace import aval_of, current_builder, trace
 from ..tensor import Tensor
 from .subgraphs import Packed, Result
@@ -110,7 +111,7 @@ def given_signature(signature: inspect.Signature, args: tuple, kwargs: dict, nam
     try:
         signature.bind(*args, **kwargs)
     except TypeError as err:
-        raise ArgumentError(f"{name}: {err}", hint=show_call(name, signature)) from err
+        raise call_error(name, signature, kwargs, err) from err
     known = signature.parameters
     names = [n for n, p in known.items() if p.kind in POSITIONAL][: len(args)]
     extra = next((n for n, p in known.items() if p.kind is VAR_POSITIONAL), "args")
@@ -146,7 +147,7 @@ def bind_slots(signature: inspect.Signature, args: tuple, kwargs: dict, fn: str)
     try:
         bound = signature.bind(*args, **kwargs)
     except TypeError as err:
-        raise ArgumentError(f"{fn}: {err}", hint=show_call(fn, signature)) from err
+        raise call_error(fn, signature, kwargs, err) from err
     bound.apply_defaults()
     slots: dict[str, Any] = {}
     for name, value in bound.arguments.items():

@@ -40,8 +40,9 @@ def kind_of(memory: Memory) -> str | None:
 
 @contextmanager
 def follow(function: Function, bound: Bound, outputs: dict[str, Memory], count: Any,
-           run: int, again: Callable[[Bound], Any]) -> Iterator[Blame]:
-    """Around a run: what it wrote is looked at when it has ended. count(BadValue): a finding."""
+           graph: str | None, run: int, again: Callable[[Bound], Any]) -> Iterator[Blame]:
+    """Around a run: what it wrote is looked at when it has ended. count(BadValue): a finding.
+    graph: the compiled function that launched it."""
     given = {n: m for n, m in bound.values.items() if isinstance(m, Memory)}
     saved = _saved(function, bound, given, again)
     before = {n: kind_of(m) for n, m in given.items()}
@@ -55,10 +56,11 @@ def follow(function: Function, bound: Bound, outputs: dict[str, Memory], count: 
             continue
         source = blame.by.get(memory)
         if source is not None:
-            count(replace(_made(function, source, run), saved=saved))
+            count(replace(_made(function, source, graph, run), saved=saved))
             return
         if kind == "nan" and "nan" in before.values() and before.get(name) != "nan":
-            count(replace(_came_in(function, memory, given, run), saved=saved))
+            count(replace(_came_in(function, memory, given, graph, run),
+                          saved=saved))
             return
 
 
@@ -79,10 +81,14 @@ def _saved(function: Function, bound: Bound, given: dict[str, Memory],
     return SavedCall(f"kernel {function.name}", tensors, run)
 
 
-def _made(function: Function, source: BlamedOp, run: int) -> BadValue:
+def _made(function: Function, source: BlamedOp, graph: str | None, run: int) -> BadValue:
     """A finding of what an op of the kernel made."""
     op, out = source.op, next(d for d in source.op.outs)
     mask = np.isnan(source.value) if source.kind == "nan" else np.isinf(source.value)
+    if source.exists is not None and (mask & source.exists).any():
+        mask, size = mask & source.exists, int(source.exists.sum())
+    else:
+        size = mask.size
     at = tuple(int(i) for i in np.unravel_index(int(np.argmax(mask)), mask.shape))
     group = int(source.groups[at[0]]) if len(source.groups) > at[0] else 0
     args = [_tile(a, at[0]) for a in source.args if isinstance(a, np.ndarray)]
@@ -90,9 +96,9 @@ def _made(function: Function, source: BlamedOp, run: int) -> BadValue:
     return BadValue(
         op=f"{op.name} in kernel {function.name}", where=op.where or user_line(),
         kind=source.kind, value=float(source.value[at]), index=at[1:], count=int(mask.sum()),
-        size=mask.size, result=f"{dtype}{show_shape(shape)} of group {group}",
+        size=size, result=f"{dtype}{show_shape(shape)} of group {group}",
         operands=describe_operands([(a, _dtype(a)) for a in args], at[1:], shape), origin=True,
-        graph=None, run=run, step=get_state().step)
+        graph=graph, run=run, step=get_state().step)
 
 
 def _tile(a: np.ndarray, group: int) -> np.ndarray:
@@ -104,7 +110,8 @@ def _dtype(a: np.ndarray) -> Any:
     return dtype_of_numpy(a.dtype)
 
 
-def _came_in(function: Function, memory: Memory, given: dict[str, Memory], run: int) -> BadValue:
+def _came_in(function: Function, memory: Memory, given: dict[str, Memory], graph: str | None,
+             run: int) -> BadValue:
     values = decode(memory.flat, memory.numeric.dtype).reshape(memory.shape)
     mask = np.isnan(values)
     index = tuple(int(i) for i in np.unravel_index(int(np.argmax(mask)), mask.shape))
@@ -114,8 +121,8 @@ def _came_in(function: Function, memory: Memory, given: dict[str, Memory], run: 
         op=f"kernel {function.name}", where=user_line(), kind="nan", value=float("nan"),
         index=index, count=int(mask.sum()), size=mask.size,
         result=f"{memory.numeric.dtype}{show_shape(mask.shape)}",
-        operands=describe_operands(operands, index, mask.shape), origin=False, graph=None, run=run,
-        step=get_state().step)
+        operands=describe_operands(operands, index, mask.shape), origin=False, graph=graph,
+        run=run, step=get_state().step)
 
 
 __all__ = ["follow"]

@@ -216,7 +216,8 @@ def observe_kernel(function: Function, bound: Bound, outputs: dict[str, Memory],
         if bad.origin or not _first:
             _count(bad)
 
-    with follow(function, bound, outputs, counts, _local.run, again) as blame:
+    with follow(function, bound, outputs, counts, _local.frames[-1].graph, _local.run,
+                again) as blame:
         yield blame
 
 

@@ -6,6 +6,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+from ..call_errors import refusing
 from .signature import callable_name
 
 
@@ -17,7 +18,8 @@ class Decorator:
 
     def __init__(self, wrap: Callable, name: str | None = None):
         functools.update_wrapper(self, wrap, updated=())
-        self.wrap, self.__name__ = wrap, name or callable_name(wrap)
+        self.__name__ = name or callable_name(wrap)
+        self.wrap = refusing(f"ts.{self.__name__}", wrap)
 
     def __call__(self, *args: Any, **options: Any) -> Any:
         return self.wrap(*args, **options)

@@ -109,6 +109,8 @@ if TYPE_CHECKING:
     from .ops.gather import segment_sum as segment_sum
     from .ops.gather import take as take
     from .ops.gather import take_along_axis as take_along_axis
+    from .ops.histogram import bincount as bincount
+    from .ops.histogram import histogram as histogram
     from .ops.index import diag as diag
     from .ops.index import diagonal as diagonal
     from .ops.index import trace as trace
@@ -134,10 +136,12 @@ if TYPE_CHECKING:
     from .ops.logic import bitwise_not as bitwise_not
     from .ops.logic import bitwise_or as bitwise_or
     from .ops.logic import bitwise_xor as bitwise_xor
+    from .ops.logic import left_shift as left_shift
     from .ops.logic import logical_and as logical_and
     from .ops.logic import logical_not as logical_not
     from .ops.logic import logical_or as logical_or
     from .ops.logic import logical_xor as logical_xor
+    from .ops.logic import right_shift as right_shift
     from .ops.loss import binary_cross_entropy_with_logits as binary_cross_entropy_with_logits
     from .ops.loss import cross_entropy as cross_entropy
     from .ops.loss import mse as mse

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .. import config, hooks, wide_arrays
+from ..call_errors import call_error
 from ..dims import Dim
 from ..errors import (
     ArgumentError,
@@ -47,7 +48,6 @@ from .signature import (
     leaf_slots,
     leaf_tensors,
     positional_names,
-    show_call,
     split_result,
     stand_in,
 )
@@ -200,8 +200,7 @@ class JitFunction:
         try:
             bound = self.signature.bind(*args, **kwargs)
         except TypeError as err:
-            hint = show_call(self.name, self.signature)
-            raise ArgumentError(f"{self.name}: {err}", hint=hint) from err
+            raise call_error(self.name, self.signature, kwargs, err) from err
         defaulted = self.signature.parameters.keys() - bound.arguments
         bound.apply_defaults()
         return dict(bound.arguments), defaulted

@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 
+from ..call_errors import show_call
 from ..errors import ArgumentError, TraceError
 from ..tensor import OPERATORS, Tensor
 from . import functions as F
 from .operand import PUBLIC
-from .signature import show_call
 
 # NumPy's name -> ours; arguments go through as they are given.
 _SAME = {

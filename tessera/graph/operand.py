@@ -15,16 +15,15 @@ from typing import Any, TypeVar
 import numpy as np
 
 from .. import config, hooks, wide_arrays
+from ..call_errors import binding_problem, call_error, refuses, show_call
 from ..dims import Dim, show_shape
 from ..errors import ArgumentError, AxisError, DTypeError, TesseraError
-from ..foreign import keyword_instead
 from ..numerics import NumericType, as_type, result_type
 from ..open_trace import trace_state
 from ..runtime.arrays import HOST
 from ..tensor import FUNCTIONS, Tensor, as_tensor
 from . import functions as F
 from .op import name_operands
-from .signature import show_call
 from .trace import LITERAL, Tracer, apply, current_builder
 from .weak_numbers import Number, fitting, is_number, weak_type
 
@@ -46,11 +45,11 @@ def public(fn: Function) -> Function:
             name_operands(err, f"ts.{fn.__name__}", _tensor_arguments(signature, args, kwargs))
             raise
         except TypeError as err:
-            problem = _binding_problem(signature, args, kwargs)
+            problem, name = binding_problem(signature, args, kwargs), f"ts.{fn.__name__}"
             if problem is None:
                 raise
-            hint = _binding_hint(f"ts.{fn.__name__}", signature, args, kwargs)
-            raise ArgumentError(f"ts.{fn.__name__}: {problem}", hint=hint) from err
+            raise call_error(name, signature, kwargs, problem,
+                             _how_to_call(name, signature, args)) from err
         if wide_arrays.UNSTATED and not states_type:
             wide_arrays.inherit(out, (*args, *kwargs.values()))
         for leave in hooks.exits:
@@ -60,7 +59,7 @@ def public(fn: Function) -> Function:
     if fn.__name__ in PUBLIC:
         raise ArgumentError(f"a public function named {fn.__name__!r} exists already")
     PUBLIC[fn.__name__] = call
-    setattr(F, fn.__name__, call)
+    setattr(F, fn.__name__, refuses(call))
     F.__all__.append(fn.__name__)
     return call  # type: ignore[return-value]
 
@@ -111,26 +110,13 @@ def named(name: str) -> Callable[[Function], Function]:
     return decorate
 
 
-def _binding_problem(signature: inspect.Signature, args: tuple, kwargs: dict) -> str | None:
-    try:
-        signature.bind(*args, **kwargs)
-    except TypeError as err:
-        return str(err)
-    return None
-
-
-def _binding_hint(name: str, signature: inspect.Signature, args: tuple, kwargs: dict) -> str:
-    """How the function is called: the extents as one shape, another library's word in ours."""
-    call = show_call(name, signature)
+def _how_to_call(name: str, signature: inspect.Signature, args: tuple) -> str | None:
+    """Where extents were given one by one: as one shape."""
     if next(iter(signature.parameters), "") == "shape" and len(args) > 1 and all(
         isinstance(a, int) and not isinstance(a, bool) for a in args
     ):
-        return f"{name}({args}): the extents are one argument; {call}"
-    for word in kwargs:
-        if word not in signature.parameters:
-            ours = keyword_instead(word, list(signature.parameters))
-            return f"{ours}= instead of {word}=; {call}" if ours else call
-    return call
+        return f"{name}({args}): the extents are one argument; {show_call(name, signature)}"
+    return None
 
 
 def _tensor_arguments(signature: inspect.Signature, args: tuple, kwargs: dict) -> dict[str, str]:

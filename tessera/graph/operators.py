@@ -13,6 +13,7 @@ _BINARY = {
     "add": "add", "sub": "subtract", "mul": "multiply", "truediv": "divide",
     "floordiv": "floor_divide", "mod": "remainder", "pow": "power",
     "and": "bitwise_and", "or": "bitwise_or", "xor": "bitwise_xor",
+    "lshift": "left_shift", "rshift": "right_shift",
 }
 _COMPARE = {
     "lt": "less", "le": "less_equal", "gt": "greater", "ge": "greater_equal", "eq": "equal",
@@ -25,7 +26,7 @@ _METHODS = (
 ).split()
 _UFUNCS = {  # beside those that are the meaning of an elementwise op: see ops/elementwise.py
     **{n: n for n in "power square logical_and logical_or logical_xor logical_not matmul "
-                     "bitwise_and bitwise_or bitwise_xor".split()},
+                     "bitwise_and bitwise_or bitwise_xor left_shift right_shift".split()},
     "rint": "round", "invert": "bitwise_not",
 }
 

@@ -67,14 +67,6 @@ def positional_names(signature: inspect.Signature | None) -> tuple[str, ...] | N
     return tuple(signature.parameters)
 
 
-def show_call(name: str, signature: inspect.Signature | None) -> str:
-    """`softmax(x, axis=-1)`: how a function is called, without annotations."""
-    if signature is None:
-        return f"{name}(...)"
-    bare = [p.replace(annotation=p.empty) for p in signature.parameters.values()]
-    return name + str(inspect.Signature(bare))
-
-
 def is_data(value: Any) -> bool:
     return isinstance(value, Tensor | np.ndarray | int | float | np.generic) or hasattr(
         value, "__dlpack__") or hasattr(type(value), "__cuda_array_interface__")

@@ -414,6 +414,9 @@ def distribute(x: Any, layout: Any, dtype: Any = None, mesh: Mesh | None = None,
     A distributed x is moved: only what a rank lacks is sent. Then it communicates: all ranks of
     the mesh call it, and of another mesh all of both.
     """
+    if isinstance(dtype, Mesh):
+        raise ArgumentError("distribute(x, layout, mesh): its third argument is a type, dtype=",
+                            hint="give the mesh by name: ts.dist.distribute(x, layout, mesh=mesh)")
     x = as_tensor(x)
     numeric = need_plain(x.type if dtype is None else as_type(dtype))
     if isinstance(layout, Layout):

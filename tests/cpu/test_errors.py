@@ -5,14 +5,19 @@ from __future__ import annotations
 import functools
 import inspect
 import linecache
+import pickle
 import re
+from types import FunctionType
+from typing import Any
 
 import pytest
 
+import guide_api
 import tessera as ts
 from corpus import Program
 from errors.corpus import PROGRAMS
 from tessera import errors
+from tessera.graph.decorator import Decorator
 
 FILE = "/programs/wrong.py"
 
@@ -113,6 +118,42 @@ def test_a_guess_is_near_or_is_not_made():
         with pytest.raises(ts.UnknownNameError) as info:
             getattr(ts, word)
         assert info.value.hint is None, info.value.hint
+
+
+def offered() -> list[tuple[str, Any]]:
+    """The functions of ts and of its modules, and the decorators, as users write them."""
+    found = [(f"ts.{n}", getattr(ts, n)) for n in guide_api.names_of(ts)]
+    for module in ("dist", "debug", "mesh", *guide_api.OTHERS):
+        inside = getattr(ts, module)
+        found += [(f"ts.{module}.{n}", getattr(inside, n)) for n in guide_api.names_of(inside)]
+    return [(name, f) for name, f in found if isinstance(f, FunctionType | Decorator)
+            and f.__module__.startswith("tessera.")]
+
+
+@pytest.mark.parametrize("name", dict(offered()))
+def test_a_keyword_that_does_not_exist_is_an_error_of_the_line(name):
+    f = dict(offered())[name]
+    if any(p.kind is p.VAR_KEYWORD for p in inspect.signature(f).parameters.values()):
+        pytest.skip("it takes any keyword: a setting, an argument of another function")
+    with pytest.raises(ts.ArgumentError, match="unexpected keyword argument 'quiver'") as info:
+        f(quiver=1)
+    assert info.value.where.text == "f(quiver=1)"
+    for parameter in inspect.signature(f).parameters:
+        assert parameter in info.value.hint
+
+
+@pytest.mark.parametrize("f", [ts.grad, ts.scan, ts.dist.all_reduce, ts.debug.profile])
+def test_functions_with_such_errors_are_pickled_by_name(f):
+    assert pickle.loads(pickle.dumps(f)) is f
+
+
+def test_what_a_function_raises_itself_stays():
+    def body(carry, x):
+        return len(3), x
+
+    with pytest.raises(TypeError, match="has no len") as info:
+        ts.scan(body, 0.0, ts.ones((3,)))
+    assert not isinstance(info.value, ts.TesseraError)
 
 
 def test_hints_show_calls_without_annotations():

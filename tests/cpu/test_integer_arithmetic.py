@@ -49,6 +49,28 @@ def test_elementwise_integers_wrap(kind: str, name: str, rng: np.random.Generato
         assert np.array_equal(got, want)
 
 
+@pytest.mark.parametrize("kind", [*KINDS, "uint64"])
+def test_shifts_are_numpys(kind: str, rng: np.random.Generator) -> None:
+    """By less than nothing and by more bits than there are, too."""
+    a, _ = operands(kind, rng)
+    b = rng.integers(-3 if np.iinfo(kind).min else 0, 70, a.size).astype(kind)
+    b[:3] = 0, np.iinfo(kind).bits - 1, np.iinfo(kind).bits
+    def fn(a: Any, b: Any) -> tuple:
+        return a << b, a >> b, 1 << b, 5 >> b, a << 3, a >> 3
+    x, y = ts.tensor(a), ts.tensor(b)
+    program = CudaProgram(ts.jit(fn).graph(x, y), "sm_90a")
+    for found in (fn(x, y), ts.jit(fn)(x, y), program.run([a, b])):
+        for got, want in zip(found, fn(a, b), strict=True):
+            assert np.asarray(got).dtype == kind and np.array_equal(got, want)
+    assert np.array_equal(np.right_shift(x, y), a >> b)
+
+
+def test_shifts_of_what_has_no_bits() -> None:
+    for x in (ts.ones((2,)), ts.tensor([True, False])):
+        with pytest.raises(ts.DTypeError, match="<< needs integers"):
+            x << x
+
+
 @pytest.mark.parametrize("kind", ["int16", "uint16", "int32", "uint32", "int64"])
 @pytest.mark.parametrize("bits", [10, 15, 20])
 def test_sums_of_matmuls_wrap(kind: str, bits: int, rng: np.random.Generator) -> None:

@@ -20,11 +20,11 @@ PACKAGE = Path(__file__).resolve().parents[2] / "tessera"
 FLOORS: list[list[str]] = [
     ["foreign", "launched"],
     ["errors"],
-    ["hooks", "open_trace"],
+    ["call_errors", "hooks", "open_trace"],
     ["config"],
     ["numerics"],
     ["runtime"],
-    ["dims", "wide_arrays"],
+    ["dims", "tensor_operators", "wide_arrays"],
     ["tensor"],
     ["tile"],
     ["kernels"],

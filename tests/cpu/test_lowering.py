@@ -269,3 +269,11 @@ def test_iterations_of_a_loop_share_their_kernels(rng):
     w = ts.tensor(rng.standard_normal((8, 8)).astype(np.float32))
     made = program(lambda w, xs: recurrent(w, xs, ts.zeros((4, 8)))[0], w, xs)
     assert len({launch.shared for launch in made.launches}) < 20 < 60 < len(made.launches)
+
+
+def test_the_sign_of_zeros_and_of_nan():
+    """That of -0 is 0, as NumPy has it, on every target."""
+    x = np.array([-0.0, 0.0, np.nan, -2.0, 3.0, np.inf], np.float32)
+    (got,) = CudaProgram(ts.jit(ts.sign).graph(ts.tensor(x)), "sm_90a").run([x])
+    for y in (got, ts.sign(ts.tensor(x)).numpy(), ts.jit(ts.sign)(ts.tensor(x)).numpy()):
+        assert np.array_equal(y, np.sign(x), equal_nan=True) and not np.signbit(y[0])

@@ -164,3 +164,42 @@ def test_blocks_of_two_threads_overlap():
     one.start()
     two.join()
     assert seen == ["raise"] and ts.config.numerics == "off" and not ts.config.chosen("numerics")
+
+
+@ts.kernel
+def roots(x: Tensor["M", "N", f32]) -> Tensor["M", "N", f32]:
+    return tile.sqrt(tile.load(x[tile_m:tile_m + 4, tile_n:tile_n + 4]) - 1.0)  # noqa: F821
+
+
+@ts.kernel
+def sums_of_roots(x: Tensor["M", "N", f32], y: Tensor["M", f32]):
+    y[tile_m:tile_m + 4] = tile.row_sum(  # noqa: F821
+        tile.sqrt(tile.load(x[tile_m:tile_m + 4, 0:4]) - 1.0))  # noqa: F821
+
+
+@ts.kernel
+def spaced(y: Tensor["N", f32]):
+    y[0:8] = tile.sqrt(2.5 - tile.arange(8))
+
+
+def test_what_lies_beyond_an_edge_is_not_counted():
+    """Nor is it the first bad element: of -1 there the root is NaN too."""
+    x = np.full((3, 2), 4.0, np.float32)
+    x[1, 1] = 0.0
+    calls = {"of 6": (lambda: roots(x), "[1, 1], 1"),
+             "of 6 ": (lambda: sums_of_roots(x, np.zeros(3, np.float32)), "[1, 1], 1"),
+             "of 5": (lambda: spaced(np.zeros(5, np.float32)), "[3], 2")}
+    for size, (call, at) in calls.items():
+        with ts.debug.numerics("raise"), pytest.raises(ts.NumericsError) as e:
+            call()
+        assert f"at {at} {size.strip()} elements" in str(e.value)
+
+
+def test_the_finding_of_a_kernel_names_the_function_that_launched_it():
+    x = ts.tensor([[4.0, 0.0]])
+    step = ts.jit(lambda x: roots(x) * 2.0, name="step")
+    with ts.debug.numerics("raise"):
+        with pytest.raises(ts.NumericsError, match="in step, call"):
+            step(x)
+        with pytest.raises(ts.NumericsError, match="outside compiled functions"):
+            roots(x)

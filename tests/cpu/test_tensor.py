@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 
 import numpy as np
@@ -137,3 +138,19 @@ def test_types_equal_their_names():
             with pytest.raises(ts.DTypeError, match="unknown dtype") as info:
                 t == word  # noqa: B015
             assert hint in info.value.hint
+
+
+def test_operators_made_of_others():
+    x = ts.tensor([[1.5, -2.5], [3.25, 0.0]])
+    assert 3.25 in x and 4.0 not in x and 0 in x and [3.25, 0.0] in x and math.nan not in x
+    assert 1 in ts.tensor([1, 2]) and 1.5 not in ts.tensor([1, 2])
+    assert 1.0 not in ts.zeros((0, 3))
+    assert round(x).tolist() == [[2, -2], [3, 0]] and round(x, 1).tolist() == np.round(
+        x.numpy(), 1).tolist()
+    for a, b in ((ts.tensor([7, -7, 7]), 2), (7, ts.tensor([2, -3])), (x, ts.tensor([2.0, -0.7]))):
+        got, want = divmod(a, b), np.divmod(np.asarray(a), np.asarray(b))
+        assert all(np.array_equal(np.asarray(g), w) for g, w in zip(got, want, strict=True))
+    with pytest.raises(ts.TraceError, match="traced"):
+        ts.jit(lambda x: 1.0 in x)(x)
+    slopes = ts.grad(lambda x: ts.sum(divmod(x, 0.75)[1]))(x)
+    assert slopes.tolist() == [[1.0, 1.0], [1.0, 1.0]]

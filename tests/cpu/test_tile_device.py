@@ -275,6 +275,10 @@ def test_arrays_in_several_places(gpu, driver, rng):
     with pytest.raises(ts.ArgumentError) as info:
         kernel(Torch(x), y, 1.0)
     assert "x lies on cuda:0, y lies in host memory" in info.value.message
+    assert "the device that is set" not in info.value.hint
+    with ts.device("cuda"), pytest.raises(ts.ArgumentError) as info:
+        kernel(Torch(x), y, 1.0)
+    assert "only where all of a kernel's arrays lie on the host" in info.value.hint
     with pytest.raises(ts.ArgumentError, match="x lies on cuda:0, y lies on cuda:1"):
         kernel(Torch(x), Torch(y, 1), 1.0)
     kernel(Torch(x, 1), Torch(y, 1), 1.0)

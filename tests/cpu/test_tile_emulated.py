@@ -38,7 +38,7 @@ SMALL = (
     "store_f16_rounding_13x77", "store_fp6_e3m2_stochastic_round_13x77",
     "store_fp8_e5m2_rounding_13x77", "store_fp4_e2m1_saturate_13x77",
     *(name for name in CASES if name.endswith("_lanes")
-      or name.startswith(("statistics_", "sample_"))))
+      or name.startswith(("statistics_", "sample_", "permute_"))))
 
 
 @pytest.mark.parametrize("name", SMALL)

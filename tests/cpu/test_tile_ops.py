@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -103,6 +105,50 @@ def k(x: Tensor["M", "N", f32], out: Tensor["{dim}", {kind}]):
     k(x, out)
     want = oracle(x if "arg" in name else x.astype(np.float64), axis=axis)
     assert_close(out, want, dtype=None if kind == "i32" else "f32", n=13)
+
+
+@pytest.mark.parametrize("name", ["argmax", "argmin"])
+def test_positions_along_any_axis(name, rng):
+    k = build(f"""@kernel
+def k(x: Tensor["L", "M", "N", f32], a: Tensor["M", "N", i32], b: Tensor["L", "N", i32],
+      c: Tensor["L", "M", i32], d: Tensor["K", i32]):
+    t = tile.load(x[0:4, 0:4, 0:8])
+    a[0:4, 0:8] = tile.{name}(t, axis=0)
+    b[0:4, 0:8] = tile.{name}(t, axis=1)
+    c[0:4, 0:4] = tile.{name}(t)
+    d[0] = tile.{name}(t, axis=None)
+""")["k"]
+    x = rng.integers(-9, 9, (3, 4, 7)).astype(np.float32)  # the first one of several
+    x[1, 2, 3] = np.nan
+    out = [np.full(s, -1, np.int32) for s in ((4, 7), (3, 7), (3, 4), (1,))]
+    k(x, *out)
+    for axis, got in enumerate(out[:3]):
+        assert np.array_equal(got, getattr(np, name)(x, axis))
+    assert out[3][0] == np.ravel_multi_index((1, 2, 3), (4, 4, 8))  # the position in the tile
+
+
+@pytest.mark.parametrize("axes", [*itertools.permutations(range(3)), (-1, 0, 1), None])
+def test_axes_in_any_order(axes, rng):
+    """And what does not exist stays out of a sum behind it, through a reshape too."""
+    order = (2, 1, 0) if axes is None else tuple(a % 3 for a in axes)
+    names, box = ", ".join(f"'{'ABC'[a]}'" for a in order), [(2, 4, 8)[a] for a in order]
+    slices = ", ".join(f"0:{n}" for n in box)
+    k = build(f"""@kernel
+def k(x: Tensor["A", "B", "C", f32], y: Tensor[{names}, f32], s: Tensor["K", f32],
+      r: Tensor["P", "Q", f32]):
+    u = tile.transpose(tile.load(x[0:2, 0:4, 0:8]), {axes})
+    y[{slices}] = u
+    r[0:{box[0]}, 0:{box[1]}] = tile.reduce_sum(tile.exp(u), axis=2)
+    v = tile.transpose(tile.reshape(tile.load(x[0:2, 0:4, 0:8]), (4, 2, 8)), {axes})
+    s[0] = tile.reduce_sum(tile.exp(v))
+""")["k"]
+    x = rng.standard_normal((2, 3, 7)).astype(np.float32)
+    y, s = np.zeros([x.shape[a] for a in order], np.float32), np.zeros(1, np.float32)
+    r = np.zeros(y.shape[:2], np.float32)
+    k(x, y, s, r)
+    assert np.array_equal(y, x.transpose(order))
+    assert_close(r, np.exp(x.astype(np.float64)).transpose(order).sum(2), dtype="f32", n=8)
+    assert_close(s[0], np.exp(x.astype(np.float64)).sum(), dtype="f32", n=64)
 
 
 WHOLE = {"reduce_sum": np.sum, "reduce_max": np.max, "reduce_min": np.min, "reduce_prod": np.prod}

@@ -126,6 +126,18 @@ def k(x: Tensor["n", i32], y: Tensor["n", i32]):
     assert count(found, "shr.s32") == count(found, "and.b32") == 1 and not count(found, "selp")
 
 
+def test_shifts_by_what_is_known_are_one_instruction():
+    source = """
+@kernel
+def k(x: Tensor["n", i32], y: Tensor["n", i32]):
+    i = tile.linear_id()
+    y[i] = (x[i] << 3) ^ (x[i] >> 5)
+"""
+    found = opcodes(source, np.zeros(300, np.int32), np.zeros(300, np.int32))
+    assert count(found, "shr.s32") == 1 and count(found, "shl.b32") == 2  # one of linear_id
+    assert not count(found, "selp")
+
+
 def test_indices_are_tested_in_checked_builds_alone():
     source = """
 @kernel

@@ -103,7 +103,7 @@ function("sqrt", 1, np.sqrt, "float", 6)
 function("rsqrt", 1, _rsqrt, "float", 10)
 function("abs", 1, np.abs, numbers="any")
 function("sign", 1, np.sign, "same", 2,
-         tile="tile.where({0} > 0.0, 1.0, tile.where({0} < 0.0, -1.0, {0}))",
+         tile="tile.where({0} > 0.0, 1.0, tile.where({0} < 0.0, -1.0, {0} + 0.0))",
          whole=("tile.maximum(tile.minimum({0}, 1), -1)", "tile.minimum({0}, 1)"))
 function("floor", 1, np.floor, "float")
 function("ceil", 1, np.ceil, "float")

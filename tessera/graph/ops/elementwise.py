@@ -319,6 +319,14 @@ XOR = elementwise("bitwise_xor", np.bitwise_xor, "{0} ^ {1}", None, arity=2, sam
 NOT = elementwise("bitwise_not", np.invert, "~{0}", None,
                   samples=(sample(((2, 3), "int")), sample(((2,), "bool"))),
                   doc="~x of integers, not x of bools")
+_SHIFT = (sample(((2, 3), "int"), ((3,), "int")),)
+SHIFT_LEFT = elementwise("left_shift", np.left_shift, "{0} << {1}", None, arity=2,
+                         samples=_SHIFT,
+                         doc="a << b, of integers; 0 where b is outside of 0..bits - 1")
+SHIFT_RIGHT = elementwise("right_shift", np.right_shift, "{0} >> {1}", None, arity=2,
+                          samples=_SHIFT,
+                          doc="a >> b, of integers, floor(a / 2^b); 0 or -1, the sign, where b is "
+                              "outside of 0..bits - 1")
 
 
 def _where_ref(c: np.ndarray, a: np.ndarray, b: np.ndarray) -> np.ndarray:

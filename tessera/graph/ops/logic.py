@@ -11,7 +11,7 @@ from ...tensor import Tensor, as_tensor
 from ..op import OPS, GraphOp
 from ..operand import literal, promote, public, store, to_compute
 from ..trace import apply
-from .elementwise import AND, NOT, OR, XOR
+from .elementwise import AND, NOT, OR, SHIFT_LEFT, SHIFT_RIGHT, XOR
 
 
 def _bitwise(name: str, op: GraphOp, sign: str) -> Callable:
@@ -33,6 +33,20 @@ def _need_bits(numeric: NumericType, sign: str, name: str) -> None:
                          hint=f"compare first, x != 0, or ts.{logical}(...), which does")
 
 
+def _shift(name: str, op: GraphOp, sign: str, outside: str) -> Callable:
+    def fn(a: Any, b: Any) -> Tensor:
+        (x, y), numeric = promote(a, b)
+        if numeric.dtype.kind not in ("int", "uint"):
+            raise DTypeError(f"{sign} needs integers, got {numeric}",
+                             hint=f"ts.cast(x, 'int32') {sign} n, or x * 2.0**n of floats")
+        return store(apply(op, x, y), numeric)
+
+    fn.__name__ = fn.__qualname__ = name
+    fn.__doc__ = (f"a {sign} b of integers, elementwise, as NumPy has it: {outside} where b is "
+                  "outside of 0..bits - 1. Raises DTypeError on floats and bools.")
+    return public(fn)
+
+
 def _logical(name: str, op: GraphOp, doc: str) -> Callable:
     def fn(a: Any, b: Any) -> Tensor:
         return apply(op, truth(a), truth(b))
@@ -52,6 +66,8 @@ NOT_EQUAL = OPS["not_equal"]
 bitwise_and = _bitwise("bitwise_and", AND, "&")
 bitwise_or = _bitwise("bitwise_or", OR, "|")
 bitwise_xor = _bitwise("bitwise_xor", XOR, "^")
+left_shift = _shift("left_shift", SHIFT_LEFT, "<<", "0")
+right_shift = _shift("right_shift", SHIFT_RIGHT, ">>", "all bits the sign")
 logical_and = _logical("logical_and", AND, "a and b")
 logical_or = _logical("logical_or", OR, "a or b")
 logical_xor = _logical("logical_xor", XOR, "exclusive or")

@@ -18,6 +18,7 @@ from typing import Any, NoReturn, TypeVar
 import numpy as np
 
 from ... import hooks, numerics
+from ...call_errors import show_call
 from ...dims import show_shape, size_of
 from ...errors import ArgumentError, DTypeError, ShapeError, UnknownNameError
 from ...foreign import RANDOM
@@ -46,7 +47,6 @@ from ..operand import (
     store,
     to_compute,
 )
-from ..signature import show_call
 from ..trace import apply
 from ..weak_numbers import is_number
 

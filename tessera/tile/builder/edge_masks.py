@@ -12,6 +12,7 @@ from tessera.numerics import bool_, i32
 from tessera.tile.ir.edges import NOTHING, Edge, Listed, Mixed, TileEdges, lines_of, open_
 from tessera.tile.ir.handles import Handle
 from tessera.tile.ir.ir import Const
+from tessera.tile.ir.op_record import OPS
 from tessera.tile.ir.types import TileType, space_of
 
 if TYPE_CHECKING:
@@ -68,8 +69,7 @@ def list_of(b: IRBuilder, listed: Listed) -> Handle:
             out = b.emit("reduce_max", [b.cast(out, i32)], axis=value)
             out = b.emit("ne", [out, Const(0, i32)])
         else:
-            out = b.emit(name, [out], **{} if value is None else {
-                "shape" if name == "reshape" else "axis": value})
+            out = b.emit(name, [out], **{attr: value for attr in OPS[name].attrs})
     b.facts.declare(out.value, NOTHING)
     b.facts.implied[out.value] = TileEdges((listed,) * len(out.type.shape))
     return out

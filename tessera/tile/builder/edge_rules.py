@@ -144,6 +144,11 @@ def reversed_axes(c: Carry) -> Iterable[Axis]:
     return (then(a, "transpose") for a in reversed(c.facts[0].axes))
 
 
+def permuted(c: Carry) -> Iterable[Axis]:
+    axes = c.op.attr["axes"]
+    return (then(c.facts[0].axes[a], "permute", axes) for a in axes)
+
+
 def then(a: Axis, name: str, value: Any = None) -> Axis:
     return a.then(name, value) if isinstance(a, Listed) else a
 
@@ -255,4 +260,5 @@ def grouped(a: tuple[int, ...], b: tuple[int, ...]) -> list[tuple[list[int], lis
 
 
 __all__ = ["Carry", "both", "broadcast", "chosen", "elementwise", "firsts", "gives_zero", "kept",
-           "masked", "matmul", "new_axis", "reduced", "reshaped", "reversed_axes", "same"]
+           "masked", "matmul", "new_axis", "permuted", "reduced", "reshaped", "reversed_axes",
+           "same"]

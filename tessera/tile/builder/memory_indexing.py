@@ -156,7 +156,10 @@ class MemoryIndexing:
                          "write x[a:a+64]; elements outside of it read as 0 and are not written")
         extent = form.get(None, 0)
         if extent <= 0:
-            self.ir.fail(f"the slice {p.text} has extent {extent}", "extents are positive")
+            self.ir.fail(f"the slice {p.text} has extent {extent}", "extents are positive" if extent
+                         else "no tile is empty: leave the call out where the tensor has no "
+                         "elements, or read it by a fixed width in a loop, "
+                         "for j in range(0, N, 64), which does nothing where N is 0")
         if isinstance(size, int) and isinstance(lo, int) and isinstance(base.type, Buffer) and (
                 lo < 0 or lo + extent > size):
             self.ir.fail(f"the slice {p.text} lies outside of {describe(base)}, extent {size}",

@@ -8,7 +8,7 @@ infinity that was written down, or read, is deliberate.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,13 +22,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class BlamedOp:
-    """An op that made bad values. value: [groups, ...], `groups` their numbers; args: likewise."""
+    """An op that made bad values. value: [groups, ...], `groups` their numbers; args: likewise.
+    exists: which elements lie inside of the tensors that they were read from or are stored to, of
+    value's shape; None: all."""
 
     op: Op
     kind: str  # "nan" | "inf"
     value: np.ndarray
     args: tuple[Any, ...]
     groups: np.ndarray
+    exists: np.ndarray | None = None
 
 
 class Blame:
@@ -36,23 +39,38 @@ class Blame:
 
     def __init__(self) -> None:
         self.by: dict[Any, BlamedOp] = {}
+        self._exists: dict[Any, np.ndarray] = {}  # by values of the IR: as BlamedOp.exists
 
     def op(self, machine: Machine, op: Op, args: Sequence[Any], pure: bool) -> None:
         """An op has run."""
         found = next((s for s in map(self._of, op.args, args) if s is not None), None)
         for made in op.outs:
             value = machine.env[made.value]
-            kind = kind_of(machine, value)
+            kind, exists = kind_of(machine, value), self._inside(machine, op, args, value)
+            if exists is not None:
+                self._exists[made.value] = exists
             if kind is None:
                 self.by.pop(made.value, None)
             elif found is not None:
                 self.by[made.value] = found
             elif pure and not any(k == "nan" or k == kind for k in map(_worst, args)):
-                self.by[made.value] = BlamedOp(op, kind, value, tuple(args), machine.groups[:, 0])
+                self.by[made.value] = BlamedOp(op, kind, value, tuple(args), machine.groups[:, 0],
+                                               exists)
         if found is not None and not pure:
             for a in args:  # where it may have been stored
                 if isinstance(a, MemoryBox) and a.memory.written:
-                    self.by.setdefault(a.memory, found)
+                    inside = _both(found.exists, a.addresses(machine.groups)[1], found.value)
+                    self.by.setdefault(a.memory, replace(found, exists=inside))
+
+    def _inside(self, machine: Machine, op: Op, args: Sequence[Any], value: Any
+                ) -> np.ndarray | None:
+        """Which elements of a result exist: of a tile that was read, of what was made of it."""
+        found: np.ndarray | None = None
+        for operand, a in zip(op.args, args, strict=True):
+            known = a.addresses(machine.groups)[1] if isinstance(a, MemoryBox) else \
+                self._exists.get(operand)
+            found = found if known is None else _both(found, known, value)
+        return found
 
     def _of(self, operand: Any, value: Any) -> BlamedOp | None:
         if isinstance(value, MemoryBox):
@@ -64,6 +82,13 @@ class Blame:
         found = next((s for o in operands if (s := self.by.get(o)) is not None), None)
         if found is not None:
             self.by[value] = found
+
+
+def _both(found: np.ndarray | None, known: np.ndarray, value: Any) -> np.ndarray | None:
+    """Of two masks; one of another shape than the value's says nothing of its elements."""
+    if known.shape != np.shape(value):
+        return found
+    return known if found is None else found & known
 
 
 def kind_of(machine: Machine, value: Any) -> str | None:

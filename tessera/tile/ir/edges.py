@@ -68,7 +68,8 @@ class Mixed:
 @dataclass(frozen=True)
 class Listed:
     """Of every axis of a tile alike: a tile of `shape` with these edges went through `steps`:
-    ('reshape', shape), ('transpose', None), ('expand_dims', axis), ('any', reduced axis)."""
+    ('reshape', shape), ('transpose', None), ('permute', axes), ('expand_dims', axis), ('any',
+    reduced axis)."""
 
     edges: tuple[Edge | None, ...]
     shape: tuple[int, ...]

@@ -9,6 +9,7 @@ from typing import Any
 
 from tessera import config as settings
 from tessera import hooks
+from tessera.call_errors import call_error
 from tessera.errors import PACKAGE_DIR, ArgumentError, did_you_mean, trimmed, user_line
 from tessera.numerics import DType, NumericType, as_type, i64
 from tessera.open_trace import trace_state
@@ -378,8 +379,8 @@ class Kernel(Kernel_):
         try:
             given = signature.bind(*args, **kwargs)
         except TypeError as err:
-            raise ArgumentError(f"{self.__name__}: {err}", hint=f"{self.__name__}{self.given}",
-                                where=user_line()) from None
+            raise call_error(self.__name__, signature, kwargs, err,
+                             f"{self.__name__}{self.given}") from None
         given.apply_defaults()
         return given.arguments
 

@@ -40,6 +40,11 @@ def chosen_gpu() -> int | None:
     return gpu_number(wanted)
 
 
+# A kernel writes into its arguments, and of a copy on the GPU alone nobody would see it.
+HOST_BESIDE_GPU = "; the device that is set gets copies of host arrays only where all of a " \
+                  "kernel's arrays lie on the host: ts.to(x, 'cuda') makes one, once"
+
+
 def place_call(kernel: str, arguments: Mapping[str, Any], target: str | None = None) -> Placement:
     """Where a call with these arguments runs. Raises ArgumentError for arrays in several places."""
     wanted = config.device if target is None else _target(target)
@@ -51,8 +56,10 @@ def place_call(kernel: str, arguments: Mapping[str, Any], target: str | None = N
     if len(found) > 1:
         raise ArgumentError(
             f"{kernel}: {listing(places)}: a kernel runs where all its arrays are",
+            where=user_line(),
             hint="move them to one place: x.cuda() and cupy.asarray(x) go to the GPU, x.cpu() and "
-                 "x.get() to the host", where=user_line())
+                 "x.get() to the host"
+                 + HOST_BESIDE_GPU * (HOST in found and wanted.startswith("cuda")))
     where = found.pop() if found else HOST
     if where != HOST and wanted == "cpu":
         raise ArgumentError(

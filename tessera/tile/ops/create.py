@@ -246,20 +246,48 @@ def expand_dims(m: Any, op: Any, x: Any) -> Any:
     return np.expand_dims(x, op.attr["axis"] + 1)
 
 
-def _transpose_lower(t: OpTracer, x: Any) -> Any:
+def _transpose_lower(t: OpTracer, x: Any, axes: Any = None) -> Any:
     if isinstance(x, TensorRow):
         x = t.memory.view_of_row(x)
-    if isinstance(x, Handle) and isinstance(x.type, View | Buffer):
-        return t.ir.emit("view_transpose", [x], t.ir.hint(x))
-    return t.ir.emit("transpose", [x])
+    rank = len(x.type.shape) if isinstance(x, Handle) and isinstance(
+        x.type, View | Buffer | TileType) else 2
+    order = tuple(range(rank))[::-1] if axes is None else _order(t, axes, rank)
+    if order == (1, 0):
+        if isinstance(x, Handle) and isinstance(x.type, View | Buffer):
+            return t.ir.emit("view_transpose", [x], t.ir.hint(x))
+        return t.ir.emit("transpose", [x])
+    return t.ir.emit("permute", [t.ir.value_of(x)], axes=order)
+
+
+def _order(t: OpTracer, axes: Any, rank: int) -> tuple[int, ...]:
+    found = tuple(t.ir.constant_int(a, "an axis") for a in axes) if isinstance(
+        axes, tuple | list) else ()
+    order = tuple(a + rank if a < 0 else a for a in found)
+    if sorted(order) != list(range(rank)):
+        t.fail(f"axes={found or axes} of a tile of {rank} axes",
+               f"each of 0..{rank - 1} once: axes={tuple(range(rank))[::-1]}")
+    return order
 
 
 @declare(rule=lambda types, attrs: _transposed(types[0]), lower=_transpose_lower,
          edges=edge_rules.reversed_axes, moves=True,
          samples=(lambda rng: (rng.standard_normal((6, 5)),),))
-def transpose(x: Any) -> Any:
-    """The tile with rows and columns exchanged."""
+def transpose(x: Any, axes: Any = None) -> Any:
+    """The tile with its axes in another order, reversed unless told otherwise: axis i of the result
+    is axis axes[i]. Of a matrix rows and columns change places."""
     return np.swapaxes(x, 1, 2)
+
+
+def _permuted(types: Any, attrs: dict[str, Any]) -> TileType:
+    tile = rules.require_tile(types[0], None, "transpose")
+    return TileType(tile.dtype, tuple(tile.shape[a] for a in attrs["axes"]))
+
+
+@declare(rule=_permuted, attrs=("axes",), run=True, public=False, edges=edge_rules.permuted,
+         moves=True)
+def permute(m: Any, op: Any, x: Any) -> Any:
+    """The tile with axis axes[i] as axis i."""
+    return np.transpose(x, (0, *(a + 1 for a in op.attr["axes"])))
 
 
 def _transposed(t: Any) -> TileType:

@@ -83,12 +83,16 @@ def _along(name: str, op: str, axis: int, doc: str) -> None:
 def _position(name: str, word: str, neutral: float, f: Any) -> None:
     """The op argmax or argmin, and its name by rows."""
     def meaning(x: Any, axis: Any = None) -> Any:
-        return f(x, axis=axis + 1).reshape((-1, 1) if x.ndim == 2 else (x.shape[0], -1))
+        if axis is None:
+            return f(x.reshape(len(x), -1), axis=1).reshape(-1, 1)
+        return _flat(x, f(x, axis=axis + 1))
 
-    meaning.__doc__ = doc = f"The first position of the {word} of each row."
+    doc = f"The first position of the {word} of each row."
+    meaning.__doc__ = (f"The first position of the {word} along an axis, the last unless told "
+                       "otherwise; None: in the whole tile, row by row. NaN is beyond all numbers.")
     declare(rule=_extreme, name=name, attrs=("axis",), edges=edge_rules.reduced, neutral=neutral,
             combines=_meeting(neutral, name), layouts="reduced",
-            lower=lambda t, x: reduce(t, name, x, 1))(meaning)
+            lower=lambda t, x, axis=-1: reduce(t, name, x, axis))(meaning)
     _along(f"row_{name}", name, 1, doc)
 
 

@@ -22,8 +22,7 @@ from tessera.tile.ir.register_layout import RegisterLayout
 from tessera.tile.ir.types import TileType
 
 PLAIN = {"add": "add", "sub": "sub", "mul": "mul", "neg": "neg", "bitand": "bit_and",
-         "bitor": "bit_or", "bitxor": "bit_xor", "shl": "shift_left", "and": "bit_and",
-         "or": "bit_or"}
+         "bitor": "bit_or", "bitxor": "bit_xor", "and": "bit_and", "or": "bit_or"}
 DIVISIONS = frozenset({"div", "div_or_zero"})  # emitted in divide.py
 COMPARE = {"lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "==", "ne": "!="}
 
@@ -217,12 +216,13 @@ def _arange(e: Emitter, op: Op) -> None:
     e.define(made, text)
 
 
-@emits("expand_dims", "transpose")
+@emits("expand_dims", "transpose", "permute")
 def _relabelled(e: Emitter, op: Op) -> None:
     """The registers stay; their order in the fragment follows the new labels."""
     (made,), (x,) = op.outs, op.args
     before, after = e.layout(x), e.layout(made.value)
-    back = before.insert(op.attr["axis"]) if op.name == "expand_dims" else before.permuted((1, 0))
+    back = before.insert(op.attr["axis"]) if op.name == "expand_dims" else \
+        before.permuted(op.attr.get("axes", (1, 0)))
     assert back.threads == after.threads, f"{op.name}: {before.text} to {after.text}"
     e.define(made, reordered(e, e.name(x), back, after))
 

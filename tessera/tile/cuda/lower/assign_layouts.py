@@ -306,6 +306,10 @@ def _relations(node: Node, types: dict) -> Iterator[tuple[SSAValue, SSAValue, Re
     elif node.name == "transpose":
         yield (ins[0], out, lambda layout: layout.permuted((1, 0)),  # type: ignore[misc]
                lambda layout: layout.permuted((1, 0)))
+    elif node.name == "permute":
+        axes = node.attr["axes"]
+        yield (ins[0], out, lambda layout: layout.permuted(axes),  # type: ignore[misc]
+               lambda layout: layout.permuted(inverse(axes)))
     elif node.name == "reshape":
         before = types[ins[0]].shape
         yield (ins[0], out, lambda layout: layout.reshaped(shape),  # type: ignore[misc]
@@ -324,6 +328,11 @@ def _relations(node: Node, types: dict) -> Iterator[tuple[SSAValue, SSAValue, Re
             else:
                 yield (x, out, None,  # type: ignore[misc]
                        functools.partial(_shrunk, small))
+
+
+def inverse(axes: tuple[int, ...]) -> tuple[int, ...]:
+    """The permutation that undoes one."""
+    return tuple(axes.index(i) for i in range(len(axes)))
 
 
 def is_elementwise(op: Op) -> bool:
@@ -448,6 +457,8 @@ class _Rewriter:
             return result.drop(op.attr["axis"])
         if op.name == "transpose":
             return result.permuted((1, 0))
+        if op.name == "permute":
+            return result.permuted(inverse(op.attr["axes"]))
         if op.name == "reshape":
             return result.reshaped(shape)
         return result if shape == result.shape else result.shrunk(shape)

@@ -1,0 +1,99 @@
+"""How often values occur: bincount, histogram. Counts are sums of integers, exact in any order."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ...dims import size_of
+from ...errors import ArgumentError, DTypeError, ShapeError, TraceError
+from ...tensor import Tensor, as_tensor
+from .. import functions as F
+from ..operand import floating, plain, public
+from ..trace import Tracer
+
+
+@public
+def bincount(x: Any, weights: Any = None, *, length: int | None = None) -> Tensor:
+    """y[c] = how often c occurs, or the sum of the weights where x is c: np.bincount.
+
+    x: integers >= 0, any shape; taken flat   weights: x's shape   y: [length], int64, or of the
+    weights' type. length: None: the largest of x and one more, which needs values.
+    Raises AxisError for a number outside of 0..length-1, TraceError without length where x is
+    traced, by jit, grad or vmap.
+    """
+    x = plain(x)
+    if x.dtype.kind not in ("int", "uint"):
+        raise DTypeError(f"bincount of {x.type}", hint="of integers; ts.histogram counts floats")
+    if length is None:
+        length = _extent(x)
+    elif isinstance(length, bool) or not isinstance(length, int | np.integer) or length < 0:
+        raise ArgumentError(f"length={length!r} is not a number of elements")
+    if weights is None:
+        values = F.ones((size_of(x.shape),), "int64")
+    else:
+        weights = as_tensor(weights)
+        if weights.shape != x.shape:
+            raise ShapeError(f"weights of shape {list(weights.shape)} for x of {list(x.shape)}")
+        values = F.flatten(weights)
+    return F.segment_sum(values, F.cast(F.flatten(x), "int64"), int(length))
+
+
+def _extent(x: Tensor) -> int:
+    if isinstance(x, Tracer):
+        raise TraceError("bincount of a traced tensor: how many numbers there are is not known",
+                         hint="ts.bincount(x, length=n) counts those of 0..n-1")
+    return int(x.numpy().max()) + 1 if size_of(x.shape) else 0
+
+
+@public
+def histogram(x: Any, bins: Any = 10, range: tuple[float, float] | None = None,
+              weights: Any = None, *, density: bool = False) -> tuple[Tensor, Tensor]:
+    """How many elements lie in each bin, edges[i] <= x < edges[i + 1], the last one with its upper
+    edge: np.histogram.
+
+    x: any shape; integers become f32   bins: how many of one width, or their edges [N + 1], rising
+    range: (low, high) of the bins; None: the smallest and the largest of x. What lies outside, and
+    NaN, is not counted.   weights: x's shape: their sums in place of counts
+    density: divided so that the integral over the bins is 1
+    y: (int64 [N], or of the weights' type, f32 for density; edges [N + 1] of x's type)
+    """
+    line, numeric = floating(plain(x))
+    line = F.flatten(line)
+    edges = _edges(line, bins, range)
+    count = edges.shape[0] - 1
+    place = F.searchsorted(edges, line, "right") - 1
+    place = F.where(F.equal(line, edges[-1]), count - 1, place)
+    inside = F.logical_and(F.greater_equal(line, edges[0]), F.less_equal(line, edges[-1]))
+    place = F.where(inside, place, count)  # what is not counted gets a bin of its own
+    weights = None if weights is None else F.flatten(as_tensor(weights))
+    y = bincount(place, weights, length=count + 1)[:-1]
+    if density:
+        y = y / F.sum(y) / (edges[1:] - edges[:-1])
+    return y, F.cast(edges, numeric)
+
+
+def _edges(line: Tensor, bins: Any, limits: tuple[float, float] | None) -> Tensor:
+    if isinstance(bins, bool) or not isinstance(bins, int | np.integer):
+        edges = F.cast(plain(bins), line.type)
+        if edges.ndim != 1 or edges.shape[0] < 2:
+            raise ShapeError(f"edges of bins of shape {list(edges.shape)}: at least two in a line")
+        return edges
+    if bins < 1:
+        raise ArgumentError(f"bins={bins!r}: at least one")
+    if limits is not None:
+        low, high = (F.full((), float(v), line.type) for v in limits)
+        if limits[0] > limits[1]:
+            raise ArgumentError(f"range={limits!r}: its low end lies above the high one")
+    elif size_of(line.shape) == 0:
+        low, high = F.zeros((), line.type), F.ones((), line.type)
+    else:
+        low, high = F.min(line), F.max(line)
+    half = F.where(F.equal(low, high), 0.5, 0.0)  # of one value a bin of width 1 around it
+    low, high = low - half, high + half
+    part = F.arange(bins + 1, dtype=line.type) / float(bins)
+    return F.where(F.equal(part, 1.0), high, low + (high - low) * part)
+
+
+__all__ = ["bincount", "histogram"]
