@@ -3,6 +3,7 @@ and expands into a chain that runs as one loop over the rows."""
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -154,9 +155,9 @@ def _lse_expand(x: Tensor, axis: tuple, keepdims: bool, accum: DType) -> Tensor:
 
 
 def _lse_weights(y: Tensor, x: Tensor, axis: tuple) -> Tensor:
-    """exp(x - y): the softmax, zeros where all of a row is -inf."""
+    """exp(x - y): the softmax, zeros where all of a row is -inf, NaN where it has none."""
     y = _kept(y, x, axis)
-    return exp(x - where(F.isfinite(y), y, literal(0.0, y)))
+    return exp(x - where(F.equal(y, -math.inf), literal(0.0, y), y))
 
 
 def _kept(v: Tensor, x: Tensor, axis: tuple) -> Tensor:
