@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import tessera as ts
-from tessera import Tensor, f32, hooks, stdlib
+from tessera import Tensor, f16, f32, fp8_e4m3, hooks, saturate, stdlib
 
 tile = ts.tile
 MODES = pytest.mark.parametrize("debug", [False, True], ids=["plain", "checked"])
@@ -60,6 +60,35 @@ def masked(x: Tensor["N", f32], y: Tensor["N", f32]):
     y[0:16] = tile.where(t > 0.0, tile.log(t) + p, 0.0)
 
 
+@ts.kernel
+def returns_half(a: Tensor["M", "N", f32]) -> Tensor["M", "N", f16]:
+    t = tile.load(a[tile_m:tile_m + 4, 0:N])  # noqa: F821
+    return t * 2.0  # bad
+
+
+@ts.kernel
+def stores_half(a: Tensor["M", "N", f32], y: Tensor["M", "N", f16]):
+    t = tile.load(a[tile_m:tile_m + 4, 0:N])  # noqa: F821
+    y[tile_m:tile_m + 4, 0:N] = tile.where(t < 0.0, -float("inf"), t * 2.0)  # noqa: F821  # bad
+
+
+@ts.kernel
+def stores_elements(a: Tensor["M", "N", f32], y: Tensor["M", "N", f16]):
+    i = tile.linear_id()
+    if i < M:  # noqa: F821
+        y[i, 0] = 2.0 * a[i, 0]  # bad
+
+
+@ts.kernel
+def returns_fp8(a: Tensor["M", "N", f32]) -> Tensor["M", "N", fp8_e4m3]:
+    return tile.load(a[tile_m:tile_m + 4, 0:N]) * 2.0  # noqa: F821  # bad
+
+
+@ts.kernel
+def returns_saturated(a: Tensor["M", "N", f32]) -> Tensor["M", "N", fp8_e4m3 @ saturate]:
+    return tile.load(a[tile_m:tile_m + 4, 0:N]) * 2.0  # noqa: F821
+
+
 def bad_line(kernel) -> int:
     lines, first = inspect.getsourcelines(kernel.fn)
     return first + next(i for i, line in enumerate(lines) if "# bad" in line)
@@ -102,6 +131,30 @@ def test_flag_counts_infinities_of_what_a_kernel_returns(debug):
     assert (found.inf, found.nan) == (2, 0)
     assert [op for op, _ in found.counts] == ["exp in kernel overflows"]
     assert found.first.origin and found.first.where.line == bad_line(overflows)
+
+
+@MODES
+@pytest.mark.parametrize("kernel, op, kind", [
+    (returns_half, "store_tile", "inf"), (stores_half, "store_tile", "inf"),
+    (stores_elements, "store_element", "inf"), (returns_fp8, "store_tile", "nan")])
+def test_a_store_beyond_the_range_of_the_type_is_a_finding(kernel, op, kind, debug):
+    a = ts.tensor([[1.0], [40000.0], [-3.0], [2.0]])  # twice as much is beyond f16 and fp8
+    given = [a, ts.zeros((4, 1), f16)][:len(inspect.signature(kernel.fn).parameters)]
+    with ts.config.scope(debug=debug, numerics="flag"):
+        kernel(*given)
+        found = ts.debug.flags()
+    assert [name for name, _ in found.counts] == [f"{op} in kernel {kernel.__name__}"]
+    assert (found.inf, found.nan) == ((1, 0) if kind == "inf" else (0, 1))
+    assert found.first.origin and found.first.where.line == bad_line(kernel)
+    assert "there 80000" in str(found)
+    given[0] = ts.tensor([[1.0], [100.0], [-3.0], [2.0]])  # the -inf of stores_half is deliberate
+    with ts.config.scope(debug=debug, numerics="raise"):
+        kernel(*given)
+
+
+def test_a_store_that_saturates_is_no_finding():
+    with ts.debug.numerics("raise"):
+        assert returns_saturated(ts.full((4, 1), 1e6)).tolist() == [[448.0]] * 4
 
 
 def test_what_a_kernel_made_is_not_said_to_have_come_in():

@@ -1,8 +1,9 @@
 """Which op of a kernel made the NaN or infinity that lies in a value or a memory.
 
 Followed while a kernel is interpreted with sentinels on: an op that makes a bad value out of
-finite ones is its source, and whatever is computed, stored or carried on from there keeps it. An
-infinity that was written down, or read, is deliberate.
+finite ones is its source, and whatever is computed, stored or carried on from there keeps it. So
+is a store of finite values that the type of the memory does not hold. An infinity that was written
+down, or read, is deliberate.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tessera.tile.interpreter.memory import MemoryBox
+from tessera.numerics import DType, Policy, decode, encode
+from tessera.tile.interpreter.memory import Memory, MemoryBox
 from tessera.tile.ir.ir import Op
 
 if TYPE_CHECKING:
@@ -22,9 +24,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class BlamedOp:
-    """An op that made bad values. value: [groups, ...], `groups` their numbers; args: likewise."""
+    """An op that made bad values. value: [groups, ...], `groups` their numbers; args: likewise;
+    dtype: of the value."""
 
     op: Op
+    dtype: DType
     kind: str  # "nan" | "inf"
     value: np.ndarray
     args: tuple[Any, ...]
@@ -48,11 +52,15 @@ class Blame:
             elif found is not None:
                 self.by[made.value] = found
             elif pure and not any(k == "nan" or k == kind for k in map(_worst, args)):
-                self.by[made.value] = BlamedOp(op, kind, value, tuple(args), machine.groups[:, 0])
-        if found is not None and not pure:
-            for a in args:  # where it may have been stored
-                if isinstance(a, MemoryBox) and a.memory.written:
-                    self.by.setdefault(a.memory, found)
+                self.by[made.value] = BlamedOp(op, made.type.dtype, kind, value, tuple(args),
+                                               machine.groups[:, 0])
+        if pure:
+            return
+        for a in args:  # where it may have been stored
+            if isinstance(a, MemoryBox) and a.memory.written and a.memory not in self.by:
+                source = found or _overflow(machine, op, args, a.memory)
+                if source is not None:
+                    self.by[a.memory] = source
 
     def _of(self, operand: Any, value: Any) -> BlamedOp | None:
         if isinstance(value, MemoryBox):
@@ -64,6 +72,29 @@ class Blame:
         found = next((s for o in operands if (s := self.by.get(o)) is not None), None)
         if found is not None:
             self.by[value] = found
+
+
+def _overflow(machine: Machine, op: Op, args: Sequence[Any], memory: Memory) -> BlamedOp | None:
+    """The op, where one of its finite values is beyond the range of the memory it is stored in."""
+    dtype, policy = memory.numeric.dtype, memory.numeric.policy
+    if dtype.kind != "float" or dtype.special == "none" or policy.saturate:
+        return None
+    for value in args:
+        if not isinstance(value, np.ndarray) or value.dtype.kind != "f":
+            continue
+        if not (np.abs(value) > dtype.max).any():
+            continue
+        stored = decode(encode(value, dtype, rounding=_rounding(policy)), dtype)
+        lost = np.where(np.isfinite(value), stored, stored.dtype.type(0))
+        kind = kind_of(machine, lost)
+        if kind is not None:
+            return BlamedOp(op, dtype, kind, lost, (value,), machine.groups[:, 0])
+    return None
+
+
+def _rounding(policy: Policy) -> str:
+    """That of a policy; what is to be drawn is as beyond the range as what is nearest to it."""
+    return "nearest_even" if policy.rounding == "stochastic" else policy.rounding
 
 
 def kind_of(machine: Machine, value: Any) -> str | None:
