@@ -137,3 +137,20 @@ def test_types_equal_their_names():
             with pytest.raises(ts.DTypeError, match="unknown dtype") as info:
                 t == word  # noqa: B015
             assert hint in info.value.hint
+
+
+@pytest.mark.parametrize("values", [
+    [2**63 - 1, 2**64 - 1], [1, 2**63 + 1], [[0, 2**53 + 1], [2**63, 3]], (2**64 - 1, 0)])
+def test_lists_of_great_integers_keep_their_digits(values):
+    for x in (ts.tensor(values, "uint64"), ts.tensor(values)):
+        assert x.dtype == "uint64" and x.tolist() == np.array(values, object).tolist()
+    assert ts.tensor([1.0, 2.0**63]).dtype == "f32"
+
+
+def test_data_is_cut_off_where_the_type_says_so():
+    t = ts.as_type('bf16 @rounding("toward_zero")')
+    data = [1.0062, -1.0062, 3.0]  # to the nearest: 1.0078125
+    assert ts.tensor(data, t).tolist() == ts.cast(ts.tensor(data), t).tolist() == [1.0, -1.0, 3.0]
+    x = ts.zeros(3, t)
+    x[:] = data
+    assert x.tolist() == [1.0, -1.0, 3.0]
