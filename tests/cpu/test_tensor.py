@@ -154,3 +154,5 @@ def test_data_is_cut_off_where_the_type_says_so():
     x = ts.zeros(3, t)
     x[:] = data
     assert x.tolist() == [1.0, -1.0, 3.0]
+    for run in (lambda f: f, ts.jit):
+        assert run(lambda: ts.full((2,), 1.0062, t))().tolist() == [1.0, 1.0]
