@@ -3,7 +3,7 @@
 Followed while a kernel is interpreted with sentinels on: an op that makes a bad value out of
 finite ones is its source, and whatever is computed, stored or carried on from there keeps it. So
 is a store of finite values that the type of the memory does not hold. An infinity that was written
-down, or read, is deliberate.
+down (by an op without operands, too: `tile.full`), or read, is deliberate.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import numpy as np
 from tessera.numerics import DType, Policy, decode, encode
 from tessera.tile.interpreter.memory import Memory, MemoryBox
 from tessera.tile.ir.ir import Op
+from tessera.tile.ir.op_record import OPS
 
 if TYPE_CHECKING:
     from tessera.tile.interpreter.machine import Machine
@@ -41,8 +42,10 @@ class Blame:
     def __init__(self) -> None:
         self.by: dict[Any, BlamedOp] = {}
 
-    def op(self, machine: Machine, op: Op, args: Sequence[Any], pure: bool) -> None:
+    def op(self, machine: Machine, op: Op, args: Sequence[Any]) -> None:
         """An op has run."""
+        record = OPS[op.name]
+        computes = not (record.reads or record.writes)
         found = next((s for s in map(self._of, op.args, args) if s is not None), None)
         for made in op.outs:
             value = machine.env[made.value]
@@ -51,10 +54,10 @@ class Blame:
                 self.by.pop(made.value, None)
             elif found is not None:
                 self.by[made.value] = found
-            elif pure and not any(k == "nan" or k == kind for k in map(_worst, args)):
+            elif computes and args and not any(k in ("nan", kind) for k in map(_held, args)):
                 self.by[made.value] = BlamedOp(op, made.type.dtype, kind, value, tuple(args),
                                                machine.groups[:, 0])
-        if pure:
+        if computes:
             return
         for a in args:  # where it may have been stored
             if isinstance(a, MemoryBox) and a.memory.written and a.memory not in self.by:
@@ -102,6 +105,14 @@ def kind_of(machine: Machine, value: Any) -> str | None:
     if _worst(value) is None or machine.mask is None:
         return _worst(value)
     return _worst(np.where(machine.wide_mask(value), value, value.dtype.type(0)))
+
+
+def _held(operand: Any) -> str | None:
+    """The worse of what an operand holds, or the memory that it is a place in."""
+    if not isinstance(operand, MemoryBox):
+        return _worst(operand)
+    memory = operand.memory
+    return _worst(decode(memory.flat, memory.numeric.dtype))
 
 
 def _worst(value: Any) -> str | None:
