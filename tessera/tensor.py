@@ -574,11 +574,10 @@ def to_numpy(data: Any) -> np.ndarray:
 def _integers(data: Any, array: np.ndarray) -> np.ndarray:
     """The array of a list of Python integers, some of 2^63 and more: NumPy makes f64 of it where
     others are smaller, and loses their last digits."""
-    if array.dtype != np.float64 or not isinstance(data, list | tuple) or not (array >= 2**63).any():
-        return array
-    exact = np.array(data, object)
-    if all(type(i) is int and 0 <= i < 2**64 for i in exact.flat):
-        return exact.astype(np.uint64)
+    if array.dtype == np.float64 and isinstance(data, list | tuple) and (array >= 2**63).any():
+        exact = np.array(data, object)
+        if all(type(i) is int and 0 <= i < 2**64 for i in exact.flat):
+            return exact.astype(np.uint64)
     return array
 
 
