@@ -156,3 +156,13 @@ def test_data_is_cut_off_where_the_type_says_so():
     assert x.tolist() == [1.0, -1.0, 3.0]
     for run in (lambda f: f, ts.jit):
         assert run(lambda: ts.full((2,), 1.0062, t))().tolist() == [1.0, 1.0]
+
+
+@pytest.mark.parametrize("run", [lambda f: f, ts.jit], ids=["eager", "jit"])
+def test_new_tensors_hold_numbers_of_their_type(run):
+    x = ts.zeros(100_000, "tf32")
+    for made in (run(lambda: ts.full((3,), 1.0001, "tf32"))(),
+                 run(lambda x: x + ts.full(x.shape, 1.0001, "tf32"))(x)):
+        assert set(made.tolist()) == {1.0}  # 10 bits: 1.0001 lies between 1 and 1.001
+    thirds = run(lambda: ts.linspace(0, 1, 4, "tf32"))()
+    assert thirds.tolist() == ts.cast(ts.tensor([0.0, 1 / 3, 2 / 3, 1.0]), "tf32").tolist()

@@ -19,7 +19,7 @@ from ..trace import apply
 def _elements(value: Any, numeric: NumericType) -> np.ndarray:
     array = np.asarray(value)
     kind: np.dtype = numeric.dtype.numpy
-    if array.dtype == kind or (kind.kind == "f" and kind.itemsize >= 4):
+    if numeric.dtype.has_own_numpy and (array.dtype == kind or kind in (np.float32, np.float64)):
         return array.astype(kind)
     if array.dtype == object:  # integers that NumPy has no type for
         array = np.asarray(np.clip(array, -(2**63), 2**64 - 1))
