@@ -286,7 +286,7 @@ def clip_by_global_norm(grads: Any, limit: float, norm: Any = None) -> tuple[Any
         raise ArgumentError(f"clip_by_global_norm: the limit must be positive, got {limit}")
     norm = global_norm(grads) if norm is None else as_tensor(norm)
     with in_part("optimizer"):
-        scale = F.where(norm > limit, limit / norm, 1.0)
+        scale = limit / F.maximum(norm, limit) + 0.0 * norm  # NaN of a norm that is not finite
         return tree.map_tree(lambda g: g * scale, grads), norm
 
 

@@ -404,7 +404,9 @@ def encode_value(value: Any, numeric: NumericType) -> np.ndarray:
     policy = numeric.policy
     if source.kind == "float" and source.numpy.itemsize < 4:
         array = decode(array, source)
-    return encode(array, numeric.dtype, saturate=policy.saturate)
+    cut = policy.rounding == "toward_zero"
+    return encode(array, numeric.dtype, saturate=policy.saturate,
+                  rounding="toward_zero" if cut else "nearest_even")
 
 
 def _plain_index(index: Any) -> Any:
@@ -416,9 +418,11 @@ def _plain_index(index: Any) -> Any:
 def tensor(data: Any, dtype: Any = None, *, name: str | None = None) -> Tensor:
     """A tensor from nested lists, numbers, NumPy, anything with DLPack or `__array__`.
 
-    Python floats become f32, integers int64 and bools bool_ unless `dtype` says otherwise; arrays
-    keep their type (f64 ones as the setting f64_arrays says). The buffer is a copy, on the device
-    that the setting `device` chooses; that of a tensor on a GPU stays there.
+    Python floats become f32, integers int64 (those beyond it uint64) and bools bool_ unless `dtype`
+    says otherwise; arrays keep their type (f64 ones as the setting f64_arrays says). Numbers are
+    rounded as `dtype` says, but to the nearest where it rounds stochastically: `ts.cast` draws. The
+    buffer is a copy, on the device that the setting `device` chooses; that of a tensor on a GPU
+    stays there.
     Raises DTypeError for element types without a numeric type, ArgumentError for ragged lists.
     """
     data = data if isinstance(data, Tensor | np.ndarray) else hooks.adopt.get()(data, "data")
@@ -468,6 +472,16 @@ def to_numpy(data: Any) -> np.ndarray:
         raise DTypeError(
             f"a tensor holds numbers, got {type(data).__name__} of {_KINDS[array.dtype.kind]}",
             hint="nested lists of numbers, a NumPy array, or an object with __dlpack__")
+    return _integers(data, array)
+
+
+def _integers(data: Any, array: np.ndarray) -> np.ndarray:
+    """The array of a list of Python integers, some of 2^63 and more: NumPy makes f64 of it where
+    others are smaller, and loses their last digits."""
+    if array.dtype == np.float64 and isinstance(data, list | tuple) and (array >= 2**63).any():
+        exact = np.array(data, object)
+        if all(type(i) is int and 0 <= i < 2**64 for i in exact.flat):
+            return exact.astype(np.uint64)
     return array
 
 

@@ -22,6 +22,7 @@ from ..graph.op import Aval
 from ..graph.operand import compute_type
 from ..graph.ops.random import LoopKeys
 from ..graph.signature import is_data, join_scales, split_result
+from ..graph.simplify import merge_common
 from ..graph.trace import aval_of, current_builder, trace
 from ..graph.weak_numbers import leaf_of, standing_for
 from ..tensor import Tensor, as_tensor
@@ -33,7 +34,8 @@ ONCE = frozenset({"io", "state"})  # effects that must not happen again in a rec
 def trace_body(fn: Callable, avals: Sequence[Aval], name: str, index: int | None = None,
                keys: LoopKeys | None = None) -> Graph:
     """The graph of fn, to be held by an op. index: the input that counts iterations. keys: of its
-    draws, where others share them."""
+    draws, where others share them. What is computed twice is one value, as in any graph that
+    reverse mode goes through, so that a cast rounds one cotangent."""
     outer = current_builder()
 
     def body(*tracers: Tensor) -> Sequence[Tensor]:
@@ -42,7 +44,7 @@ def trace_body(fn: Callable, avals: Sequence[Aval], name: str, index: int | None
         builder.rng = keys or LoopKeys(outer, None if index is None else tracers[index])
         return fn(*tracers)
 
-    return trace(body, avals, name)
+    return merge_common(trace(body, avals, name))
 
 
 def close_together(*graphs: Graph) -> tuple[list[Graph], list[Tensor]]:

@@ -83,7 +83,7 @@ def _saved(function: Function, bound: Bound, given: dict[str, Memory],
 
 def _made(function: Function, source: BlamedOp, graph: str | None, run: int) -> BadValue:
     """A finding of what an op of the kernel made."""
-    op, out = source.op, next(d for d in source.op.outs)
+    op = source.op
     mask = np.isnan(source.value) if source.kind == "nan" else np.isinf(source.value)
     if source.exists is not None and (mask & source.exists).any():
         mask, size = mask & source.exists, int(source.exists.sum())
@@ -92,11 +92,11 @@ def _made(function: Function, source: BlamedOp, graph: str | None, run: int) -> 
     at = tuple(int(i) for i in np.unravel_index(int(np.argmax(mask)), mask.shape))
     group = int(source.groups[at[0]]) if len(source.groups) > at[0] else 0
     args = [_tile(a, at[0]) for a in source.args if isinstance(a, np.ndarray)]
-    dtype, shape = out.type.dtype, source.value.shape[1:]
+    shape = source.value.shape[1:]
     return BadValue(
         op=f"{op.name} in kernel {function.name}", where=op.where or user_line(),
         kind=source.kind, value=float(source.value[at]), index=at[1:], count=int(mask.sum()),
-        size=size, result=f"{dtype}{show_shape(shape)} of group {group}",
+        size=size, result=f"{source.dtype}{show_shape(shape)} of group {group}",
         operands=describe_operands([(a, _dtype(a)) for a in args], at[1:], shape), origin=True,
         graph=graph, run=run, step=get_state().step)
 

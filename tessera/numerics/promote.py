@@ -35,8 +35,9 @@ def result_type(a: Any, b: Any) -> Any:
 
     Storage: equal gives the same; bool gives way to anything; an integer to any float; two integers
     follow NumPy (int4 counts as int8); of two floats the wider; bf16 with f16, and tf32 with f32,
-    give f32. Two formats of one width (fp8_e4m3 with fp8_e5m2) raise DTypeError: neither holds the
-    other, so the user says which.
+    give f32. Two formats of one width (fp8_e4m3 with fp8_e5m2), and a wider one with fewer digits
+    or less range (fp8_e5m2 with fp6_e2m3), raise DTypeError: neither holds the other, so the user
+    says which.
     Policy: that of the operand that gave the storage, its gaps filled from the other; of two
     accumulate types the wider. A @precision_policy operand counts as its `compute` type.
     """
@@ -83,7 +84,19 @@ def _wider_float(a: DType, b: DType) -> DType:
             f"{a} and {b} are different formats of one width; neither holds the other's values",
             hint=f"cast one of them: x.astype({a}) or y.astype({b})",
         )
-    return a if a.bits > b.bits else b
+    wide, narrow = (a, b) if a.bits > b.bits else (b, a)
+    if not _holds(wide, narrow):
+        raise DTypeError(
+            f"{wide} is wider than {narrow} and does not hold all of its values",
+            hint=f"cast one of them: x.astype({a}) or y.astype({b}), or both to bf16",
+        )
+    return wide
+
+
+def _holds(wide: DType, narrow: DType) -> bool:
+    """Whether each number of a float format is one of another: its digits and its range."""
+    least = [t.value_of(1) for t in (wide, narrow)]
+    return wide.man >= narrow.man and wide.max >= narrow.max and least[0] <= least[1]
 
 
 def merge_policies(first: NumericType, second: NumericType, dtype: DType) -> Policy:

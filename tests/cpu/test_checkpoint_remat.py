@@ -32,6 +32,22 @@ def block(x: Tensor, w: Tensor) -> Tensor:
     return ts.sin(ts.tanh(x @ w) * x)
 
 
+@pytest.mark.parametrize("wrap", [
+    ts.checkpoint, lambda f: lambda x: ts.map(f, x),
+    lambda f: lambda x: ts.cond(ts.sum(x) > 0, f, f, x),
+    lambda f: lambda x: ts.scan(lambda c, row: (c, f(row)), 0.0, x)[1],
+], ids=["checkpoint", "map", "cond", "scan"])
+@pytest.mark.parametrize("run", [lambda f: f, ts.jit], ids=["eager", "jit"])
+def test_a_cast_written_twice_rounds_one_cotangent_in_held_graphs_too(run, wrap) -> None:
+    def f(x: Tensor) -> Tensor:
+        return ts.cast(ts.cast(x, ts.fp4) * ts.cast(x, ts.fp4), ts.f32)
+
+    x = ts.tensor([5.0, 100.0, -3.3, 0.4])  # 2 * cast(x) rounded: fp4 ends at 6
+    want = [6.0, 6.0, -6.0, 1.0]
+    assert run(ts.grad(lambda x: ts.sum(f(x))))(x).tolist() == want
+    assert run(ts.grad(lambda x: ts.sum(wrap(f)(x))))(x).tolist() == want
+
+
 @pytest.mark.row("AD-20")
 def test_same_gradients_bit_for_bit(rng: np.random.Generator) -> None:
     x, w = (ts.tensor(rng.standard_normal((8, 8)).astype(np.float32)) for _ in range(2))

@@ -122,6 +122,20 @@ def test_logsumexp_over_several_axes_and_kept(rng):
             assert_close(got, scipy.special.logsumexp(f64(x), axis=axis, keepdims=keep), n=24)
 
 
+@pytest.mark.parametrize("run", [lambda f: f, ts.jit], ids=["eager", "jit"])
+@pytest.mark.parametrize("row, want", [
+    ([np.inf, 0.0, 1.0], [np.nan, 0.0, 0.0]),
+    ([np.nan, 0.0, 1.0], [np.nan, np.nan, np.nan]),
+    ([-np.inf, 0.0, 0.0], [0.0, 0.5, 0.5]),
+    ([-np.inf, -np.inf, -np.inf], [0.0, 0.0, 0.0]),
+])
+def test_logsumexp_has_no_finite_slope_where_its_result_is_not_finite(row, want, run):
+    slope = run(ts.grad(ts.logsumexp))(ts.tensor(row))
+    np.testing.assert_array_equal(slope.numpy(), np.float32(want))
+    push = run(lambda x, t: ts.jvp(ts.logsumexp, (x,), (t,))[1])(ts.tensor(row), ts.ones(3))
+    assert np.isnan(push.item()) == np.isnan(want).any()
+
+
 def test_log_softmax_keeps_its_precision_far_from_zero(rng):
     x = normal(rng, 5, 9).astype(np.float64) + 1e4
     x = x.astype(np.float32)

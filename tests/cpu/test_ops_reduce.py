@@ -175,3 +175,22 @@ def test_errors(call: Any, error: type, text: str) -> None:
     with pytest.raises(error) as err:
         call()
     assert text in str(err.value)
+
+
+@pytest.mark.parametrize("run", RUNS)
+@pytest.mark.parametrize("dtype", ["bf16", "f16", "f32"])
+def test_a_standard_deviation_is_rounded_once(dtype: str, run: Any, rng: np.random.Generator):
+    x = ts.tensor(1000.0 * rng.standard_normal((64, 30)), dtype)  # variances f16 does not hold
+    want = ts.tensor(np.std(x.numpy().astype(np.float64), axis=1), dtype)
+    got = run(lambda x: ts.std(x, axis=1))(x)
+    assert got.dtype == dtype
+    if dtype == "f32":
+        assert_close(got, want, n=30)
+    else:
+        np.testing.assert_array_equal(got.numpy(), want.numpy())
+
+
+@pytest.mark.parametrize("run", RUNS)
+def test_the_gradient_of_a_standard_deviation_of_equal_elements_is_0(run: Any) -> None:
+    slope = run(ts.grad(lambda x: ts.sum(ts.std(x, axis=1))))(ts.tensor([[2.0, 2.0], [1.0, 5.0]]))
+    assert slope.tolist() == [[0.0, 0.0], [-0.5, 0.5]]

@@ -152,3 +152,10 @@ def test_cumulative_errors() -> None:
         ts.cumprod([True, False])
     with pytest.raises(ShapeError, match="differ"):
         ts.linear_recurrence(ts.zeros((2,)), ts.zeros((3,)))
+
+
+@pytest.mark.parametrize("shape", [(0,), (3, 0), (0, 3), (0, 0)])
+@pytest.mark.parametrize("run", [lambda f: f, ts.jit], ids=["eager", "jit"])
+def test_the_largest_0_of_nothing(run, shape):
+    values, places = run(lambda x: ts.top_k(x, 0))(ts.zeros(shape))
+    assert values.shape == places.shape == (*shape[:-1], 0)

@@ -247,11 +247,13 @@ def test_clipping_scales_all_leaves_by_one_factor(rng, jit):
             assert_close(got.numpy(), g * np.float64(factor), "f32", n=18)
 
 
-@pytest.mark.parametrize("bad", [np.nan, np.inf])
-def test_clipping_does_not_hide_a_gradient_that_is_not_finite(bad):
-    out, norm = clip_by_global_norm({"a": ts.tensor([1.0, bad])}, 1.0)
+@pytest.mark.parametrize("jit", [False, True])
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf, 1e30])  # the square of 1e30 is infinite
+def test_a_norm_that_is_not_finite_makes_every_gradient_nan(bad, jit):
+    clip = ts.jit(clip_by_global_norm, static=["limit"]) if jit else clip_by_global_norm
+    out, norm = clip({"a": ts.tensor([1.0, bad]), "b": ts.tensor([2.0])}, 1.0)
     assert not np.isfinite(norm.item())
-    assert np.isnan(out["a"].numpy()).any()
+    assert np.isnan(out["a"].numpy()).all() and np.isnan(out["b"].numpy()).all()
 
 
 def test_the_norm_of_narrow_gradients_is_computed_wide():

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import tessera as ts
-from tessera import Tensor, f32, hooks, stdlib
+from tessera import Tensor, f16, f32, fp8_e4m3, hooks, saturate, stdlib
 
 tile = ts.tile
 MODES = pytest.mark.parametrize("debug", [False, True], ids=["plain", "checked"])
@@ -60,6 +60,69 @@ def masked(x: Tensor["N", f32], y: Tensor["N", f32]):
     y[0:16] = tile.where(t > 0.0, tile.log(t) + p, 0.0)
 
 
+@ts.kernel
+def largest(a: Tensor["M", "N", f32]) -> Tensor["M", f32]:
+    m = tile.full((4,), -float("inf"))
+    for k in range(0, N, 4):  # noqa: F821
+        m = tile.maximum(m, tile.row_max(tile.load(a[tile_m:tile_m + 4, k:k + 4])))  # noqa: F821
+    return m
+
+
+@ts.kernel
+def products(a: Tensor["M", "N", f32]) -> Tensor["M", "M", f32]:
+    acc = tile.zeros((4, 4))
+    for k in range(0, N, 4):  # noqa: F821
+        rows = tile.load(a[tile_m:tile_m + 4, k:k + 4])  # noqa: F821
+        acc = tile.dot(rows, rows.T, acc)  # bad
+    return acc
+
+
+@ts.kernel
+def shared_products(a: Tensor["M", "N", f32]) -> Tensor["M", "M", f32]:
+    held = tile.alloc_shared((4, 8), f32)
+    held[0:4, 0:8] = tile.load(a[0:4, 0:8])
+    tile.barrier()
+    return tile.dot(held, tile.transpose(held))  # bad
+
+
+@ts.kernel
+def weights(a: Tensor["M", "N", f32]) -> Tensor["M", "N", f32]:
+    m = tile.full((4,), -float("inf"))
+    s = tile.load(a[tile_m:tile_m + 4, 0:N])  # noqa: F821
+    s = s * s  # bad
+    m = tile.maximum(m, tile.row_max(s))
+    return tile.exp(s - m[:, None])
+
+
+@ts.kernel
+def returns_half(a: Tensor["M", "N", f32]) -> Tensor["M", "N", f16]:
+    t = tile.load(a[tile_m:tile_m + 4, 0:N])  # noqa: F821
+    return t * 2.0  # bad
+
+
+@ts.kernel
+def stores_half(a: Tensor["M", "N", f32], y: Tensor["M", "N", f16]):
+    t = tile.load(a[tile_m:tile_m + 4, 0:N])  # noqa: F821
+    y[tile_m:tile_m + 4, 0:N] = tile.where(t < 0.0, -float("inf"), t * 2.0)  # noqa: F821  # bad
+
+
+@ts.kernel
+def stores_elements(a: Tensor["M", "N", f32], y: Tensor["M", "N", f16]):
+    i = tile.linear_id()
+    if i < M:  # noqa: F821
+        y[i, 0] = 2.0 * a[i, 0]  # bad
+
+
+@ts.kernel
+def returns_fp8(a: Tensor["M", "N", f32]) -> Tensor["M", "N", fp8_e4m3]:
+    return tile.load(a[tile_m:tile_m + 4, 0:N]) * 2.0  # noqa: F821  # bad
+
+
+@ts.kernel
+def returns_saturated(a: Tensor["M", "N", f32]) -> Tensor["M", "N", fp8_e4m3 @ saturate]:
+    return tile.load(a[tile_m:tile_m + 4, 0:N]) * 2.0  # noqa: F821
+
+
 def bad_line(kernel) -> int:
     lines, first = inspect.getsourcelines(kernel.fn)
     return first + next(i for i, line in enumerate(lines) if "# bad" in line)
@@ -104,6 +167,44 @@ def test_flag_counts_infinities_of_what_a_kernel_returns(debug):
     assert found.first.origin and found.first.where.line == bad_line(overflows)
 
 
+@MODES
+@pytest.mark.parametrize("kernel, op, kind", [
+    (returns_half, "store_tile", "inf"), (stores_half, "store_tile", "inf"),
+    (stores_elements, "store_element", "inf"), (returns_fp8, "store_tile", "nan")])
+def test_a_store_beyond_the_range_of_the_type_is_a_finding(kernel, op, kind, debug):
+    a = ts.tensor([[1.0], [40000.0], [-3.0], [2.0]])  # twice as much is beyond f16 and fp8
+    given = [a, ts.zeros((4, 1), f16)][:len(inspect.signature(kernel.fn).parameters)]
+    with ts.config.scope(debug=debug, numerics="flag"):
+        kernel(*given)
+        found = ts.debug.flags()
+    assert [name for name, _ in found.counts] == [f"{op} in kernel {kernel.__name__}"]
+    assert (found.inf, found.nan) == ((1, 0) if kind == "inf" else (0, 1))
+    assert found.first.origin and found.first.where.line == bad_line(kernel)
+    assert "there 80000" in str(found)
+    given[0] = ts.tensor([[1.0], [100.0], [-3.0], [2.0]])  # the -inf of stores_half is deliberate
+    with ts.config.scope(debug=debug, numerics="raise"):
+        kernel(*given)
+
+
+@MODES
+@pytest.mark.parametrize("kernel", [products, shared_products])
+def test_an_overflow_of_a_matmul_is_a_finding(kernel, debug):
+    a = ts.ones((4, 8))
+    with ts.config.scope(debug=debug, numerics="raise"):
+        assert kernel(a).tolist() == [[8.0] * 4] * 4
+        with pytest.raises(ts.NumericsError, match=f"matmul in kernel {kernel.__name__}") as info:
+            kernel(a * 1e20)
+    assert info.value.where.line == bad_line(kernel)
+    given = ts.where(ts.eye(4, 8) > 0, ts.inf, a)  # an infinity in the data is none of the kernel's
+    with ts.config.scope(debug=debug, numerics="raise"):
+        assert ts.all(ts.isinf(ts.max(kernel(given), axis=1)))
+
+
+def test_a_store_that_saturates_is_no_finding():
+    with ts.debug.numerics("raise"):
+        assert returns_saturated(ts.full((4, 1), 1e6)).tolist() == [[448.0]] * 4
+
+
 def test_what_a_kernel_made_is_not_said_to_have_come_in():
     with ts.debug.numerics("flag"):
         y = ts.tensor(call(logs, -1.0))
@@ -126,6 +227,17 @@ def test_masks_and_values_that_stay_inside_are_no_finding():
     with ts.debug.numerics("raise"):
         y = call(masked, -3.0)
     assert y[5] == 0 and np.isfinite(y).all()
+
+
+@MODES
+def test_an_infinity_that_fills_a_tile_is_deliberate(debug):
+    with ts.config.scope(debug=debug, numerics="raise"):
+        assert largest(ts.full((4, 8), -ts.inf)).tolist() == [-ts.inf] * 4
+        assert weights(ts.ones((4, 8))).tolist() == [[1.0] * 8] * 4
+    with ts.debug.numerics("raise"):
+        with pytest.raises(ts.NumericsError, match="mul in kernel weights") as info:
+            weights(ts.full((4, 8), 1e30))  # inf - inf: not of the -inf that the maximum began with
+    assert info.value.where.line == bad_line(weights)
 
 
 def test_attention_of_the_library_with_masked_rows(rng):

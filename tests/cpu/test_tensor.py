@@ -154,3 +154,32 @@ def test_operators_made_of_others():
         ts.jit(lambda x: 1.0 in x)(x)
     slopes = ts.grad(lambda x: ts.sum(divmod(x, 0.75)[1]))(x)
     assert slopes.tolist() == [[1.0, 1.0], [1.0, 1.0]]
+
+
+@pytest.mark.parametrize("values", [
+    [2**63 - 1, 2**64 - 1], [1, 2**63 + 1], [[0, 2**53 + 1], [2**63, 3]], (2**64 - 1, 0)])
+def test_lists_of_great_integers_keep_their_digits(values):
+    for x in (ts.tensor(values, "uint64"), ts.tensor(values)):
+        assert x.dtype == "uint64" and x.tolist() == np.array(values, object).tolist()
+    assert ts.tensor([1.0, 2.0**63]).dtype == "f32"
+
+
+def test_data_is_cut_off_where_the_type_says_so():
+    t = ts.as_type('bf16 @rounding("toward_zero")')
+    data = [1.0062, -1.0062, 3.0]  # to the nearest: 1.0078125
+    assert ts.tensor(data, t).tolist() == ts.cast(ts.tensor(data), t).tolist() == [1.0, -1.0, 3.0]
+    x = ts.zeros(3, t)
+    x[:] = data
+    assert x.tolist() == [1.0, -1.0, 3.0]
+    for run in (lambda f: f, ts.jit):
+        assert run(lambda: ts.full((2,), 1.0062, t))().tolist() == [1.0, 1.0]
+
+
+@pytest.mark.parametrize("run", [lambda f: f, ts.jit], ids=["eager", "jit"])
+def test_new_tensors_hold_numbers_of_their_type(run):
+    x = ts.zeros(100_000, "tf32")
+    for made in (run(lambda: ts.full((3,), 1.0001, "tf32"))(),
+                 run(lambda x: x + ts.full(x.shape, 1.0001, "tf32"))(x)):
+        assert set(made.tolist()) == {1.0}  # 10 bits: 1.0001 lies between 1 and 1.001
+    thirds = run(lambda: ts.linspace(0, 1, 4, "tf32"))()
+    assert thirds.tolist() == ts.cast(ts.tensor([0.0, 1 / 3, 2 / 3, 1.0]), "tf32").tolist()

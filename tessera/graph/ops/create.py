@@ -9,8 +9,8 @@ import numpy as np
 from ... import hooks
 from ...dims import Dim
 from ...errors import ArgumentError
-from ...numerics import NumericType, as_type, encode
-from ...tensor import Tensor, TensorType, as_tensor
+from ...numerics import NumericType, as_type
+from ...tensor import Tensor, TensorType, as_tensor, encode_value
 from ..op import Aval, GraphOp, sample
 from ..operand import public, shape_tuple
 from ..trace import apply
@@ -19,12 +19,12 @@ from ..trace import apply
 def _elements(value: Any, numeric: NumericType) -> np.ndarray:
     array = np.asarray(value)
     kind: np.dtype = numeric.dtype.numpy
-    if array.dtype == kind or (kind.kind == "f" and kind.itemsize >= 4):
+    if numeric.dtype.has_own_numpy and (array.dtype == kind or kind in (np.float32, np.float64)):
         return array.astype(kind)
     if array.dtype == object:  # integers that NumPy has no type for
         array = np.asarray(np.clip(array, -(2**63), 2**64 - 1))
         array = array.astype(np.uint64 if (array >= 2**63).any() else np.int64)
-    return encode(array, numeric.dtype, saturate=numeric.policy.saturate)
+    return encode_value(array, numeric)
 
 
 CONSTANT_OP = GraphOp(

@@ -11,6 +11,7 @@ from ...tensor import Tensor
 from .. import functions as F
 from ..operand import axes_tuple, public, store
 from .linalg import floats
+from .reduce import root_at_zero
 
 
 @public
@@ -65,11 +66,7 @@ def _norm_axes(axis: Any, ndim: int) -> tuple[int, ...]:
 
 
 def _euclidean(x: Tensor, axes: tuple[int, ...], keepdims: bool) -> Tensor:
-    """sqrt(sum x^2), with derivative 0 at 0, where the root has none."""
-    total = F.sum(x * x, axis=axes, keepdims=keepdims)
-    zero = F.equal(total, 0.0)
-    root = F.sqrt(F.where(zero, 1.0, total))
-    return F.where(zero, 0.0, root)
+    return root_at_zero(F.sum(x * x, axis=axes, keepdims=keepdims))
 
 
 def _vector_norm(x: Tensor, ord: Any, axes: tuple[int, ...], keepdims: bool) -> Tensor:

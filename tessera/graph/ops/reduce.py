@@ -291,21 +291,32 @@ def apply_count(count: Any, like: Tensor) -> Tensor:
 def var(x: Any, axis: Any = None, keepdims: bool = False, *, ddof: int = 0) -> Tensor:
     """mean((x - mean x)^2) along axes, in two passes; divides by n - ddof."""
     c, numeric = floating(x)
+    return store(_variance(c, axis, keepdims, ddof), numeric)
+
+
+def _variance(c: Tensor, axis: Any, keepdims: bool, ddof: int) -> Tensor:
     axes = axes_tuple(axis, c.ndim)
     count = size_of([c.shape[a] for a in axes])
     centred = c - mean(c, axis=axes, keepdims=True)
     out = mean(centred * centred, axis=axes, keepdims=keepdims)
     if not ddof:
-        return store(out, numeric)
+        return out
     if not isinstance(count, int):
         raise ShapeError(f"ddof needs a known number of elements, got {count}")
-    return store(out * (count / (count - ddof)), numeric)
+    return out * (count / (count - ddof))
 
 
 @public
 def std(x: Any, axis: Any = None, keepdims: bool = False, *, ddof: int = 0) -> Tensor:
-    """sqrt(var(x))."""
-    return F.sqrt(var(x, axis, keepdims, ddof=ddof))
+    """sqrt(var(x)), rounded once to x's type. The gradient is 0 where all elements are equal."""
+    c, numeric = floating(x)
+    return store(root_at_zero(_variance(c, axis, keepdims, ddof)), numeric)
+
+
+def root_at_zero(x: Tensor) -> Tensor:
+    """sqrt(x) of a sum of squares: with derivative 0 at 0, where the root has none."""
+    zero = F.equal(x, 0.0)
+    return F.where(zero, 0.0, F.sqrt(F.where(zero, 1.0, x)))
 
 
 @public

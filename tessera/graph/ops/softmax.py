@@ -3,6 +3,7 @@ and expands into a chain that runs as one loop over the rows."""
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -157,7 +158,7 @@ def _lse_weights(y: Tensor, x: Tensor, axis: tuple) -> Tensor:
     """exp(x - y): the softmax, zeros where all of a row is -inf. Of a row
     that holds +inf it is NaN at these and 0 elsewhere, of one that holds NaN it is NaN."""
     y = _kept(y, x, axis)
-    return exp(x - where(F.equal(y, float("-inf")), literal(0.0, y), y))
+    return exp(x - where(F.equal(y, -math.inf), literal(0.0, y), y))
 
 
 def _kept(v: Tensor, x: Tensor, axis: tuple) -> Tensor:

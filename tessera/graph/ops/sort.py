@@ -5,6 +5,7 @@ The permutation is an integer tensor; values are gathered by it, which is also h
 
 from __future__ import annotations
 
+import math
 from typing import Any, Literal
 
 import numpy as np
@@ -62,7 +63,7 @@ def _top_shape(x: Aval, k: int, largest: bool) -> Aval:
 
 def _top_ref(x: np.ndarray, k: int, largest: bool) -> np.ndarray:
     n = x.shape[-1]
-    lines = x.reshape(-1, n)
+    lines = x.reshape(math.prod(x.shape[:-1]), n)
     small = n < 512 or 4 * k > n or (x.dtype.kind == "f" and np.isnan(x).any())
     if small or not k:
         picked = _argsort_ref(lines, 1, largest)[:, :k]

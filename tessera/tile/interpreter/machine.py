@@ -102,14 +102,14 @@ class Machine:
             result = self.pure(record.numpy, op, args)
         if not op.outs:
             if self.blame is not None:
-                self.blame.op(self, op, args, False)
+                self.blame.op(self, op, args)
             return
         for made, value in zip(op.outs, result if len(op.outs) > 1 else (result,), strict=True):
             self.env[made.value] = self.spread(made.type, value)
         if self.sanitizer is not None and record.run is None:
             self.watch_nan(op, args)
         if self.blame is not None:
-            self.blame.op(self, op, args, record.run is None)
+            self.blame.op(self, op, args)
 
     def spread(self, type: Any, value: Any) -> Any:
         """A lane scalar has a value for each lane, also where all are equal: whether something
