@@ -94,7 +94,7 @@ from .tile import MODULE as tile  # noqa: E402  after the ops, one of which is c
 for _module, _name in ((_sys.modules[__name__], "ts"), *((m, f"ts.{n}") for n, m in {
         "array": array, "checkpoints": checkpoints, "config": config, "data": data,
         "debug": debug, "dist": dist, "domain": domain, "mesh": mesh, "numerics": numerics,
-        "optim": optim, "random": random, "shape": shape, "sparse": sparse,
+        "onnx": onnx, "optim": optim, "random": random, "shape": shape, "sparse": sparse,
         "verify": verify}.items())):
     _refuse_wrong_calls(_module, _name)
 

@@ -19,7 +19,6 @@ import hashlib
 import json
 import os
 import secrets
-import warnings
 import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -28,7 +27,7 @@ from typing import Any
 import numpy as np
 
 from .checkpoints.layout import stored_as
-from .errors import ArgumentError, BundleError, DTypeError, ShapeError
+from .errors import ArgumentError, BundleError, DTypeError, ShapeError, warn_user
 from .graph import tree
 from .graph.graph_text import parse_graph, print_graph
 from .graph.ir import Graph
@@ -184,9 +183,8 @@ class LoadedFunction:
         self.variants = {target: len(kernels) for target, kernels in binaries.items()}
         self.chosen = tuple(t for t in local_targets() if t in binaries) if binaries else ()
         if self.chosen and manifest["compiler"] != compiler_hash():
-            warnings.warn(f"{self.name}: the machine code in the file was made by another version "
-                          "of Tessera, so its kernels are compiled again. Export it anew",
-                          BundleWarning, stacklevel=4)
+            warn_user(f"{self.name}: the machine code in the file was made by another version of "
+                      "Tessera, so its kernels are compiled again. Export it anew", BundleWarning)
             self.chosen = ()
         for target in self.chosen:
             self._take(target, binaries[target])

@@ -12,6 +12,7 @@ import functools
 import linecache
 import os
 import sys
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import FrameType
@@ -76,6 +77,16 @@ def user_line(start: FrameType | None = None) -> SourceLine | None:
     if frame is None:
         return None
     return source_line(frame.f_code.co_filename, frame.f_lineno)
+
+
+def warn_user(text: str, category: type[Warning] = UserWarning) -> None:
+    """A warning that stands on the user's line, however many of our frames are in front of it."""
+    frame = user_frame(sys._getframe(1))
+    if frame is None:
+        return warnings.warn(text, category, stacklevel=2)
+    warnings.warn_explicit(text, category, frame.f_code.co_filename, frame.f_lineno,
+                           frame.f_globals.get("__name__"),
+                           frame.f_globals.setdefault("__warningregistry__", {}))
 
 
 def source_line(file: str, line: int) -> SourceLine:

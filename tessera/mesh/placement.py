@@ -9,9 +9,8 @@ whatever the mesh names.
 from __future__ import annotations
 
 import functools
-import warnings
 
-from tessera.errors import UnsupportedTargetError
+from tessera.errors import UnsupportedTargetError, warn_user
 from tessera.launched import launched_local_rank
 
 from .device_mesh import Mesh
@@ -76,8 +75,8 @@ def warn_of_play(mesh: Mesh) -> None:
 
 @functools.lru_cache(maxsize=256)  # once for a mesh
 def _warn_of_play(mesh: Mesh) -> None:
-    warnings.warn(f"{mesh} names GPUs; this process plays its {mesh.world_size} ranks on the host: "
-                  f"mpirun -n {mesh.world_size} gives each a process and a GPU", stacklevel=3)
+    warn_user(f"{mesh} names GPUs; this process plays its {mesh.world_size} ranks on the host: "
+              f"mpirun -n {mesh.world_size} gives each a process and a GPU")
 
 
 def join(mesh: Mesh) -> None:

@@ -381,6 +381,7 @@ REFUSED: dict[str, str] = {
     "scan": "a long loop",
     "while_loop": "a loop whose length is data",
     "searchsorted": "ONNX has no search",
+    **dict.fromkeys(("left_shift", "right_shift"), "ONNX shifts no integers with a sign"),
 }
 
 

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import functools
 import sys
-import warnings
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -29,7 +28,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tessera import config, hooks
-from tessera.errors import ArgumentError, DTypeError, TraceError, user_frame, user_line
+from tessera.errors import (
+    ArgumentError,
+    DTypeError,
+    TraceError,
+    user_frame,
+    user_line,
+    warn_user,
+)
 from tessera.graph.trace import current_builder
 from tessera.numerics import NumericType, as_type
 from tessera.runtime import libnccl
@@ -369,8 +375,8 @@ def _need_plain(op: str, numeric: NumericType, to: NumericType, how: str) -> Non
 @functools.cache  # once
 def _warn_of_host(group: Group) -> None:
     if group.transport.rank == 0:
-        warnings.warn(f"collectives over {group.axis!r} of arrays on GPUs go through host memory: "
-                      "its ranks share a GPU, or have no NCCL", stacklevel=6)
+        warn_user(f"collectives over {group.axis!r} of arrays on GPUs go through host memory: its "
+                  "ranks share a GPU, or have no NCCL")
 
 
 def _through_host(on_host: Callable[..., Tensor], which: Collective, array: Array, axis: Any,
