@@ -135,7 +135,7 @@ def function_of(files: Mapping[str, bytes]) -> LoadedFunction:
     if manifest["mesh"] is not None:
         _need_ranks(manifest)
     return LoadedFunction(manifest, parse_graph(files[GRAPH].decode(), captures),
-                          {name[10:-4]: data.decode() for name, data in files.items()
+                          {Path(name).stem: data.decode() for name, data in files.items()
                            if name.startswith("schedules/")}, variants(files))
 
 

@@ -25,8 +25,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn, TypeVar
 
+from .call_errors import binding_problem, call_error
 from .dims import show_shape
-from .errors import ArgumentError, DTypeError, ShapeError, UnknownNameError, user_line
+from .errors import ArgumentError, DTypeError, ShapeError, UnknownNameError
 from .foreign import OPTIM
 from .graph import functions as F
 from .graph import tree
@@ -67,12 +68,10 @@ def _checked(cls: type[T]) -> type[T]:
 
     @functools.wraps(made)
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
-        try:
-            signature.bind(*args, **kwargs)
-        except TypeError as err:
-            raise ArgumentError(
-                f"{cls.__name__}: {err}", where=user_line(),
-                hint=f"{', '.join(signature.parameters)}; parameters and the rate are given later: "
+        if (problem := binding_problem(signature, args, kwargs)) is not None:
+            raise call_error(
+                cls.__name__, signature, kwargs, problem,
+                f"{', '.join(signature.parameters)}; parameters and the rate are given later: "
                 "state = opt.init(params), opt.update(params, grads, state, lr)") from None
         made(self, *args, **kwargs)
 

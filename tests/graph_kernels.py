@@ -69,6 +69,20 @@ def with_rule(kernel):
     return kernel.with_schedule(ts.Schedule(warps=4))
 
 
+def loss_of_cubes():
+    """sum((x -> 4 x^3)^2) through a kernel with a rule."""
+    k = with_rule(cube)
+    k.defvjp(lambda x, y, a: ((k(x, y, a), y)[1], (x, a)),
+             lambda saved, g: (g * 3.0 * saved[0] * saved[0] * saved[1], None))
+
+    def loss(x):
+        y = ts.zeros(x.shape)
+        k(x * 2.0, y, a=0.5)
+        return ts.sum(y * y)
+
+    return loss
+
+
 def sums_of(x):
     s = ts.zeros(x.shape[:-1])
     row_sums(x, s)

@@ -25,9 +25,9 @@ from ..tensor import Tensor
 from .ir import VERSION, Graph, Node, Value, subgraphs, verify
 from .op import OPS, Aval
 from .text_values import (
+    TextLines,
     extents_text,
     keywords_text,
-    lift_strings,
     read_extents,
     read_keywords,
     read_where,
@@ -112,21 +112,13 @@ def parse_graph(text: str, captures: Sequence[Tensor] = ()) -> Graph:
     return graph
 
 
-class _Reader:
+class _Reader(TextLines):
     def __init__(self, lines: Sequence[str], captures: list[Tensor]):
-        self.lines, self.at, self.captures = lines, 0, captures
-        self.shared: dict[int, Any] = {}
-
-    def _next(self, indent: str) -> tuple[str, list[str]]:
-        """A line without its indent, its strings taken out: _s0_, _s1_, ... stand there"""
-        line = self.lines[self.at]
-        self.at += 1
-        if not line.startswith(indent) or line[len(indent):].startswith(" "):
-            raise ValueError("indented otherwise")
-        return lift_strings(line[len(indent):])
+        super().__init__(lines)
+        self.captures, self.shared = captures, dict[int, Any]()
 
     def graph(self, indent: str) -> Graph:
-        line, held = self._next(indent)
+        line, held = self.next(indent)
         found = re.fullmatch(r"graph _s0_ v(\d+)", line)
         if found is None:
             raise ValueError(line)
@@ -138,7 +130,7 @@ class _Reader:
         inputs, captured, nodes = list[Value](), list[tuple[Value, Tensor]](), list[Node]()
         name = ast.literal_eval(held[0])
         while True:
-            line, held = self._next(indent + "  ")
+            line, held = self.next(indent + "  ")
             if line.startswith("return"):
                 outputs = tuple(values[v] for v in _VALUE.findall(line))
                 return Graph(name, tuple(inputs), tuple(captured), tuple(nodes), outputs)

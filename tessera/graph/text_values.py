@@ -81,6 +81,22 @@ def where_text(where: SourceLine | None) -> str:
 
 
 # --- reading -------------------------------------------------------------------------------------
+class TextLines:
+    """The lines of a text, one after another. at: how many were read."""
+
+    def __init__(self, lines: Sequence[str]):
+        self.lines, self.at = lines, 0
+
+    def next(self, indent: str) -> tuple[str, list[str]]:
+        """The next line without its indent, its strings taken out. Raises ValueError where it has
+        another one."""
+        line = self.lines[self.at]
+        self.at += 1
+        if not line.startswith(indent) or line[len(indent):].startswith(" "):
+            raise ValueError("indented otherwise")
+        return lift_strings(line[len(indent):])
+
+
 def lift_strings(line: str) -> tuple[str, list[str]]:
     """A line with its strings taken out: _s0_, _s1_, ... stand there."""
     held: list[str] = []
@@ -152,6 +168,6 @@ _CALLS: dict[str, Callable[..., Any]] = {
     "number": _number, "dtype": find_dtype, "type": as_type, "array": _array,
     "op": OPS.__getitem__}
 
-__all__ = ["RECORDS", "extents_text", "keywords_text", "lift_strings", "read_extents",
+__all__ = ["RECORDS", "TextLines", "extents_text", "keywords_text", "lift_strings", "read_extents",
            "read_keywords", "read_value", "read_where", "restore_strings", "value_of", "value_text",
            "where_text"]

@@ -44,13 +44,13 @@ def fft_passes(xr: Tensor["A", "E", f32], xi: Tensor["A", "E", f32], yr: Tensor[
     if block >= second:
         if step < arrays:
             rows = (1, N_) if along else (N, 1)
-            some_lines(xr, xi, yr, yi, step, (block - second) * BM, sr, si, angles, radices, N,
-                       rows, (N, 1), N * N_ if along else 1, 1.0, BM, every, points)
+            array_lines(xr, xi, yr, yi, step, (block - second) * BM, sr, si, angles, radices, N,
+                        rows, (N, 1), N * N_ if along else 1, 1.0, BM, every, points)
             tile.atomic_add(done, step, 1, release=True)
     elif step >= LAG:
         wait_for(done, step - LAG, first)
-        some_lines(yr, yi, yr, yi, step - LAG, block * BM_, sr, si, angles_, radices_, N_,
-                   (1, N), (1, N), 1, scale, BM_, 1, points)
+        array_lines(yr, yi, yr, yi, step - LAG, block * BM_, sr, si, angles_, radices_, N_,
+                    (1, N), (1, N), 1, scale, BM_, 1, points)
 
 
 @kernel
@@ -72,8 +72,8 @@ def wait_for(done, n, groups):
 
 
 @kernel
-def some_lines(xr, xi, yr, yi, array, begin, sr, si, angles, radices, N, here, there, whole, scale,
-               BM, every, points):
+def array_lines(xr, xi, yr, yi, array, begin, sr, si, angles, radices, N, here, there, whole,
+                scale, BM, every, points):
     """The transforms of BM lines of an array from `begin` on.
 
     here, there: how far lines lie apart and their points, before and behind

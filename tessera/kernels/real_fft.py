@@ -224,12 +224,6 @@ def real_frequencies(zr: Tensor["A", "E", f32], zi: Tensor["A", "E", f32],
     """Frequencies 0 .. N of lines of 2 N real points from those of x[2 n] + i x[2 n + 1]."""
     a = tile.group_id(0) // (N // (2 * per))
     k = tile.group_id(0) % (N // (2 * per)) * per + tile.local_id()
-    pair_frequencies(zr, zi, yr, yi, a, k, N, scale)
-
-
-@kernel
-def pair_frequencies(zr, zi, yr, yi, a, k, N, scale):
-    """Frequencies k and N - k of 2 N real points; N / 2, too, where k is 0."""
     back, half = (N - k) & (N - 1), 0.5 * scale
     r, i, r_, i_ = zr[a, k], zi[a, k], zr[a, back], zi[a, back]
     cosine, sine = one_turn(k, 2 * N)
@@ -349,4 +343,4 @@ def pair_filtered(sr, si, here, back, c, s, k, hr, hi, hr_, hi_):
 
 
 __all__ = ["filter_lines", "irfft_lines", "irfft_pairs", "lines_to_real", "packed_frequencies",
-           "pair_frequencies", "real_angles", "real_frequencies", "rfft_lines", "rfft_pairs"]
+           "real_angles", "real_frequencies", "rfft_lines", "rfft_pairs"]

@@ -7,7 +7,18 @@ import numpy as np
 import pytest
 
 import tessera as ts
-from graph_kernels import add_one, cube, cubed, doubled, dropped, sums_of, two, with_rule, written
+from graph_kernels import (
+    add_one,
+    cube,
+    cubed,
+    doubled,
+    dropped,
+    loss_of_cubes,
+    sums_of,
+    two,
+    with_rule,
+    written,
+)
 from graph_kernels import x as x
 from tessera import Tensor, bf16, f32, i32
 from tessera.errors import ArgumentError, GradError, TraceError
@@ -112,15 +123,7 @@ def test_narrow_and_packed_types(x):
 
 # --- derivatives --------------------------------------------------------------------------------
 def test_a_kernel_with_a_rule_in_a_loss(x):
-    k = with_rule(cube)
-    k.defvjp(lambda x, y, a: ((k(x, y, a), y)[1], (x, a)),
-             lambda saved, g: (g * 3.0 * saved[0] * saved[0] * saved[1], None))
-
-    def loss(x):
-        y = ts.zeros(x.shape)
-        k(x * 2.0, y, a=0.5)
-        return ts.sum(y * y)
-
+    loss = loss_of_cubes()
     t = x.numpy().astype(np.float64)
     value, slope = ts.value_and_grad(ts.jit(loss))(x)
     np.testing.assert_allclose(value.item(), np.sum((4 * t**3) ** 2), rtol=1e-5)

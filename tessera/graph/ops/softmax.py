@@ -155,8 +155,8 @@ def _lse_expand(x: Tensor, axis: tuple, keepdims: bool, accum: DType) -> Tensor:
 
 
 def _lse_weights(y: Tensor, x: Tensor, axis: tuple) -> Tensor:
-    """exp(x - y): the softmax, zeros where all of a row is -inf. Of a row
-    that holds +inf it is NaN at these and 0 elsewhere, of one that holds NaN it is NaN."""
+    """exp(x - y): the softmax, zeros where all of a row is -inf. Of a row that holds +inf it is NaN
+    at these and 0 elsewhere, of one that holds NaN it is NaN."""
     y = _kept(y, x, axis)
     return exp(x - where(F.equal(y, -math.inf), literal(0.0, y), y))
 

@@ -29,9 +29,9 @@ from ...numerics import NumericType, as_type
 from ...tile.ir.schedule import Schedule
 from ..text_values import (
     RECORDS,
+    TextLines,
     extents_text,
     keywords_text,
-    lift_strings,
     read_extents,
     read_keywords,
     read_value,
@@ -170,18 +170,14 @@ def _need_names(plan: GraphSchedule) -> None:
             raise GraphError(f"{who} %{name}, which is no buffer of the schedule")
 
 
-class _Reader:
+class _Reader(TextLines):
     def __init__(self, lines: Sequence[str], called: Sequence[Any]):
-        self.lines, self.called, self.at = lines, called, 0
-        self.held: list[str] = []
+        super().__init__(lines)
+        self.called, self.held = called, list[str]()
 
     def _next(self, indent: str) -> str:
-        """A line without its indent, and without its strings, which are held."""
-        line = self.lines[self.at]
-        self.at += 1
-        if not line.startswith(indent) or line[len(indent):].startswith(" "):
-            raise ValueError("indented otherwise")
-        bare, self.held = lift_strings(line[len(indent):])
+        """The next line, whose strings are held."""
+        bare, self.held = self.next(indent)
         return bare
 
     def plan(self) -> GraphSchedule:

@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import Any
 
 from tessera.runtime.generations import Generation
+from tessera.tile.cuda.lower.begin_early import NEXT, WAIT
 from tessera.tile.cuda.lower.warp_specialised import ops  # noqa: F401  registers them
 from tessera.tile.cuda.lower.warp_specialised.check import check_slots
 from tessera.tile.cuda.lower.warp_specialised.clusters import drains, share_loads
@@ -48,7 +49,6 @@ from tessera.tile.passes import merge, simplify, verify
 from tessera.tile.passes.integer_facts import Knowledge
 from tessera.tile.passes.single_iterations import inline_single_iterations
 
-WAIT = "grid_dependency_wait"
 RESERVED_BYTES = 1 << 10  # of shared memory, by the driver for each block
 
 
@@ -140,7 +140,7 @@ def _begun_early(function: Function, pipeline: PipelineKnobs) -> tuple[Function,
                                 for n in before):
         return function, pipeline
     body = tuple(n for n, name in zip(function.body, names, strict=True)
-                 if name not in (WAIT, "launch_dependents"))
+                 if name not in (WAIT, NEXT))
     return replace(function, body=body), replace(pipeline, dependent=True)
 
 
