@@ -35,6 +35,7 @@ class SourceLine:
 
     hints: what the program asked for around this line (ts.overlap); not part of the text
     part: of a step, that the line is in: "backward", "optimizer"; "" of what the program computes
+    of: the op on this line whose gradient the node is part of; "" of nodes outside a gradient
     """
 
     file: str
@@ -42,6 +43,7 @@ class SourceLine:
     text: str = ""
     hints: tuple[str, ...] = field(default=(), compare=False)
     part: str = field(default="", compare=False)
+    of: str = field(default="", compare=False)
 
     def __str__(self) -> str:
         where = f"{short_path(self.file)}:{self.line}"

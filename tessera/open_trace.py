@@ -17,13 +17,15 @@ if TYPE_CHECKING:
 
 class TraceState(threading.local):
     """builder: of the open trace. where: set while a graph is evaluated again: the original line.
-    hints: of the open `with` blocks, noted on the lines within.  part: of a step, see SourceLine.
+    hints: of the open `with` blocks, noted on the lines within.  part, of: of a step, see
+    SourceLine.
     """
 
     builder: GraphBuilder | None = None
     where: SourceLine | None = None
     hints: tuple[str, ...] = ()
     part: str = ""
+    of: str = ""
 
 
 trace_state = TraceState()

@@ -108,7 +108,8 @@ def backward(
         if all(g is None for g in grads) or not any(v in active for v in node.inputs):
             continue
         wanted = tuple(v in active for v in node.inputs)
-        with at_line(node.where), in_part("backward"):
+        of = "" if node.op.graph_attrs else node.op.name  # the ops in its graph are told apart
+        with at_line(node.where), in_part("backward", of=of):
             for v, g in zip(node.inputs, _pull_back(node, grads, tape, wanted), strict=True):
                 if g is not None and v in active:
                     _accumulate(ct, v, g)

@@ -65,13 +65,20 @@ class BadValue:
     saved: SavedCall | None = field(default=None, repr=False, compare=False)
 
     @property
+    def name(self) -> str:
+        """The op, and the one whose gradient it is part of: that one stands on the user's line."""
+        of = self.where.of if self.where is not None else ""
+        return f"{self.op} in the gradient of {of}" if of else self.op
+
+    @property
     def label(self) -> str:
         """The op when it made the value, "data into op" when an operand brought it."""
         return self.op if self.origin else f"data into {self.op}"
 
     def __str__(self) -> str:
         at = f" at {list(self.index)}" if self.index else ""
-        head = f"{self.op}: {self.value} in {self.result}{at}, {self.count} of {self.size} elements"
+        head = (f"{self.name}: {self.value} in {self.result}{at}, "
+                f"{self.count} of {self.size} elements")
         cause = "an operand held it already: it came in with the data"
         if self.origin:
             cause = "no operand held nan" if self.kind == "nan" else "all operands were finite"
@@ -97,14 +104,20 @@ def describe_operand(name: str, array: np.ndarray, dtype: DType, index: tuple[in
         return text
     finite = values[np.isfinite(values)]
     if finite.size:
-        text += f", {float(finite.min()):.6g} to {float(finite.max()):.6g}"
+        text += f", {_number(finite.min())} to {_number(finite.max())}"
     for word, count in (("nan", int(np.isnan(values).sum())), ("inf", int(np.isinf(values).sum()))):
         text += f", {count} {word}" if count else ""
     try:
         there = np.broadcast_to(values, shape)[index]
     except ValueError:
         return text
-    return f"{text}, there {float(there):.6g}"
+    return f"{text}, there {_number(there)}"
+
+
+def _number(x: np.floating) -> str:
+    """Six digits; all where six would show an integer that it is not: acos(1.0000001) is NaN."""
+    text = f"{x:.6g}"
+    return text if "." in text or "e" in text or float(text) == x else f"{x!s}"
 
 
 def describe_operands(operands: Sequence[tuple[np.ndarray, DType]], index: tuple[int, ...],

@@ -74,10 +74,11 @@ def keywords_text(given: Mapping[str, str]) -> str:
 
 
 def where_text(where: SourceLine | None) -> str:
-    """` loc('model.py', 3, 'return x + w', (), '')`"""
+    """` loc('model.py', 3, 'return x + w', (), '', '')`"""
     if where is None:
         return ""
-    return f" loc({where.file!r}, {where.line}, {where.text!r}, {where.hints!r}, {where.part!r})"
+    return (f" loc({where.file!r}, {where.line}, {where.text!r}, {where.hints!r}, {where.part!r}, "
+            f"{where.of!r})")
 
 
 # --- reading -------------------------------------------------------------------------------------
@@ -118,8 +119,7 @@ def read_extents(text: str) -> tuple[int, ...]:
 
 def read_where(text: str) -> SourceLine:
     """Of what stands in `loc(...)`."""
-    file, line, source, hints, part = read_value(f"({text})")
-    return SourceLine(file, line, source, hints, part)
+    return SourceLine(*read_value(f"({text})"))
 
 
 def read_value(text: str) -> Any:

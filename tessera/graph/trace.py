@@ -161,7 +161,7 @@ class GraphBuilder:
         if trace_state.hints and where is not None and not where.hints:
             where = replace(where, hints=trace_state.hints)
         if trace_state.part and where is not None and not where.part:
-            where = replace(where, part=trace_state.part)
+            where = replace(where, part=trace_state.part, of=trace_state.of)
         self.nodes.append(Node(op, inputs, attrs, outputs, where))
         self.makers.update(dict.fromkeys(outputs, self.nodes[-1]))
         made = tuple(Tracer(self, v) for v in outputs)
@@ -331,17 +331,18 @@ def current_hints() -> tuple[str, ...]:
 
 class in_part:
     """While active, the lines of recorded nodes say of which part of a step they are, where they do
-    not yet: "backward", "optimizer"."""
+    not yet: "backward", "optimizer". of: the op whose gradient that is."""
 
-    def __init__(self, part: str):
-        self.part = part
+    def __init__(self, part: str, of: str = ""):
+        self.said = part, of
 
     def __enter__(self) -> None:
-        self.before = trace_state.part
-        trace_state.part = self.before or self.part
+        self.before = trace_state.part, trace_state.of
+        part, of = self.before
+        trace_state.part, trace_state.of = part or self.said[0], of or self.said[1]
 
     def __exit__(self, *exc: object) -> None:
-        trace_state.part = self.before
+        trace_state.part, trace_state.of = self.before
 
 
 class at_line:

@@ -62,7 +62,7 @@ def test_a_program_with_loops_branches_rules_and_captures(rng):
 
 GOOD = """graph 'f' v1
   %0: 'f32'[3] = input
-  %1: 'f32'[3] = exp(%0) {} loc('a.py', 3, 'y = {x} # (1', (), '')
+  %1: 'f32'[3] = exp(%0) {} loc('a.py', 3, 'y = {x} # (1', (), '', '')
   return %1
 """
 

@@ -87,7 +87,7 @@ GOOD = """schedule 'f' v1 target='sm_90a'
   group g0 rows over (4, 3) grid (1,) {}
     schedule {m=4, n=16, warps=1, source='auto'}
     read %v0: 'f32'[4, 3] {}
-    %v1: 'f32'[4, 3] = exp(%v0) {} of {ops=('%1',), flops=12.0} loc('a.py', 3, 'y = {%x (1', (), '')
+    %v1: 'f32'[4, 3] = exp(%v0) {} of {ops=('%1',), flops=12.0} loc('a.py', 3, '{%x (', (), '', '')
     %v2: 'f32'[4] = reduce_sum(%v1) {axis=(1,)} of {ops=('%2',)}
     write %v2: 'f32'[4] {}
   fate '%1' 'g0'
@@ -100,7 +100,7 @@ def test_a_text_by_hand():
     assert print_schedule(plan) == GOOD
     (group,) = plan.groups
     assert (group.schedule.m, group.schedule.warps, group.schedule.source) == (4, 1, "auto")
-    assert group.ops == ("%1", "%2") and str(group.where) == "a.py:3  y = {%x (1"
+    assert group.ops == ("%1", "%2") and str(group.where) == "a.py:3  {%x ("
     assert plan.buffer("v2").shape == (4,) and plan.results == ("v2",)
 
 

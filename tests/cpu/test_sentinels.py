@@ -234,6 +234,18 @@ class TestEverywhere:
         error = caught(ts.grad(loss), ts.tensor([0.0, 1.0]))
         assert error.where.line == line_of(loss, "ts.abs")
         assert "in grad(loss)" in str(error)
+        assert "div in the gradient of sqrt: inf" in str(error)
+
+    def test_backward_of_a_body_names_its_op_not_the_loop(self):
+        def loss(x):
+            return ts.sum(ts.checkpoint(lambda v: ts.exp(v) * ts.exp(v))(x))
+
+        assert "mul in the gradient of exp: inf" in str(caught(ts.grad(loss), ts.tensor([80.0])))
+
+    def test_six_digits_do_not_hide_what_is_beyond_an_integer(self):
+        error = caught(lambda x: ts.acos(x), ts.tensor([0.5, 1.0000001]))
+        assert "0.5 to 1.0000001, there 1.0000001" in str(error)
+        assert "from -1 to 1" in error.hint
 
     def test_vmap(self):
         def row(x):

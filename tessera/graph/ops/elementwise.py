@@ -274,8 +274,10 @@ SIGN = elementwise("sign", np.sign, "sign({0})", lambda y, x: (None,), draw="apa
 SIN = _unary("sin", np.sin, "sin({0})", lambda y, x: cos(x))
 COS = _unary("cos", np.cos, "cos({0})", lambda y, x: -sin(x))
 TAN = _unary("tan", np.tan, "tan({0})", lambda y, x: 1.0 + y * y, draw="unit")
-ASIN = _unary("asin", np.arcsin, "asin({0})", lambda y, x: rsqrt(1.0 - x * x), draw="unit")
-ACOS = _unary("acos", np.arccos, "acos({0})", lambda y, x: -rsqrt(1.0 - x * x), draw="unit")
+ASIN = _unary("asin", np.arcsin, "asin({0})", lambda y, x: rsqrt(1.0 - x * x), draw="unit",
+              hint="asin needs operands from -1 to 1: ts.clip them first")
+ACOS = _unary("acos", np.arccos, "acos({0})", lambda y, x: -rsqrt(1.0 - x * x), draw="unit",
+              hint="acos needs operands from -1 to 1: ts.clip them first")
 ATAN = _unary("atan", np.arctan, "atan({0})", lambda y, x: 1.0 / (1.0 + x * x), drops_inf=(0,))
 SINH = _unary("sinh", np.sinh, "sinh({0})", lambda y, x: cosh(x))
 COSH = _unary("cosh", np.cosh, "cosh({0})", lambda y, x: sinh(x))
