@@ -6,6 +6,7 @@ import builtins as _builtins
 import sys as _sys
 from math import inf as inf
 from math import pi as pi
+from types import ModuleType as _ModuleType
 from typing import Any as _Any
 
 from . import array as array
@@ -20,6 +21,7 @@ from . import numerics as numerics
 from . import onnx as onnx
 from . import optim as optim
 from . import shape as shape
+from . import state as state
 from .ad import *  # noqa: F403
 from .bundles import LoadedFunction as LoadedFunction
 from .bundles import export as export
@@ -91,19 +93,24 @@ allreduce = all_reduce
 from .graph.functions import *  # noqa: E402, F403  after all that declare some
 from .tile import MODULE as tile  # noqa: E402  after the ops, one of which is called tile
 
-for _module, _name in ((_sys.modules[__name__], "ts"), *((m, f"ts.{n}") for n, m in {
-        "array": array, "checkpoints": checkpoints, "config": config, "data": data,
-        "debug": debug, "dist": dist, "domain": domain, "mesh": mesh, "numerics": numerics,
-        "onnx": onnx, "optim": optim, "random": random, "shape": shape, "sparse": sparse,
-        "verify": verify}.items())):
+# The modules that programs use.
+_MODULES = {
+    "array": array, "checkpoints": checkpoints, "config": config, "data": data, "debug": debug,
+    "dist": dist, "domain": domain, "mesh": mesh, "numerics": numerics, "onnx": onnx,
+    "optim": optim, "random": random, "shape": shape, "sparse": sparse, "state": state,
+    "verify": verify}
+for _name, _module in {"ts": _sys.modules[__name__],
+                       **{f"ts.{n}": m for n, m in _MODULES.items()}}.items():
     _refuse_wrong_calls(_module, _name)
 
 tile.repeat, KTile = _functions.tile, Tensor
 dropout_in_kernel = tile.dropout_in_kernel
 INF = inf
 __version__ = "0.1.0"
+_OFFERED = [n for n, x in globals().items() if n[0] != "_" and n != "annotations"
+            and (n in {*_MODULES, "graph", "tile"} or not isinstance(x, _ModuleType))]
 # What a star-import binds: no name of a Python builtin (ts.max stays ts.max).
-__all__ = [n for n in globals() if n[0] != "_" and n != "annotations" and not hasattr(_builtins, n)]
+__all__ = [n for n in _OFFERED if not hasattr(_builtins, n)]
 
 
 def __getattr__(name: str) -> _Any:
@@ -114,3 +121,8 @@ def __getattr__(name: str) -> _Any:
         return format_
     known = lambda: sorted(__all__)  # noqa: E731
     raise _UnknownNameError(f"tessera has no name {name!r}", name, known, _FOREIGN)
+
+
+def __dir__() -> list[str]:
+    return sorted([*_OFFERED, "__version__"])
+

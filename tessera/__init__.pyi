@@ -17,6 +17,7 @@ from . import numerics as numerics
 from . import onnx as onnx
 from . import optim as optim
 from . import shape as shape
+from . import state as state
 from .ad import *  # noqa: F403
 from .bundles import LoadedFunction as LoadedFunction
 from .bundles import export as export

@@ -62,8 +62,10 @@ def call_error(name: str, signature: inspect.Signature, kwargs: dict[str, Any],
 
 def refuse_wrong_calls(module: ModuleType, prefix: str) -> None:
     """Of each function that a module offers, in the module and where it was declared: arguments
-    that do not fit are an error of the user's line."""
+    that do not fit are an error of the user's line. dir(module) lists what it offers."""
     listed = getattr(module, "__all__", None)
+    if listed and "__dir__" not in vars(module):
+        module.__dir__ = lambda: sorted(listed)  # type: ignore[method-assign]
     for name, fn in list(vars(module).items()):
         offered = name in listed if listed else name[0] != "_"
         if offered and isinstance(fn, FunctionType) and not hasattr(fn, MARK) and \

@@ -152,3 +152,6 @@ def _source_files(root: Path) -> list[Path]:
         found += [Path(folder, name) for name in files if name.endswith(".py")]
     return sorted(found, key=lambda f: hashlib.sha1(f.relative_to(root).as_posix().encode(),
                                                     usedforsecurity=False).digest())
+
+
+__all__ = ["ByteCorpus", "from_file", "python_library"]

@@ -21,3 +21,5 @@ from .history import History as History
 from .read import Checkpoint as Checkpoint
 from .read import load as load
 from .write import save as save
+
+__all__ = ["Checkpoint", "History", "load", "save"]

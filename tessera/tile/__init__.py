@@ -42,4 +42,4 @@ def public_names() -> list[str]:
 
 
 def __dir__() -> list[str]:
-    return [*globals(), *public_names()]
+    return public_names()

@@ -284,8 +284,17 @@ def test_ts_has_no_internals():
     ("config", "scope set get reset", "Kind one_of Setting Path"),
     ("dist", "mesh ShardSpec all_reduce simulate rank", "np Transport transport Tensor"),
     ("domain", "Rect", "prod Sequence dataclass"),
+    ("data", "from_file", "os np"),
+    ("checkpoints", "History load", "manifest locking"),
 ])
 def test_modules_of_ts_declare_their_names(module, inside, outside):
     names = set(getattr(tessera, module).__all__)
     assert set(inside.split()) <= names and not set(outside.split()) & names
     assert all(hasattr(getattr(tessera, module), n) for n in names)
+    assert set(dir(getattr(tessera, module))) == names  # what a shell completes
+
+
+def test_dir_lists_what_programs_write():
+    assert {"softmax", "max", "tile", "optim", "Tensor"} <= set(dir(tessera))
+    assert not {"annotations", "hooks", "open_trace", "wide_arrays", "sys"} & set(dir(tessera))
+    assert {"load", "row_sum"} <= set(dir(tessera.tile)) and "frontend" not in dir(tessera.tile)
