@@ -15,10 +15,14 @@ from collections.abc import Callable
 from types import FunctionType, ModuleType
 from typing import Any, TypeVar
 
-from .errors import ArgumentError
+from .argument_kinds import wrong_argument
+from .errors import ArgumentError, TesseraError
 from .foreign import keyword_instead
 
 Function = TypeVar("Function", bound=Callable[..., Any])
+Class = TypeVar("Class")
+# What a call with a wrong argument fails with, where nothing has looked at the argument before.
+FAILURES = (TypeError, ValueError, AttributeError, LookupError)
 
 
 def show_call(name: str, signature: inspect.Signature | None) -> str:
@@ -60,6 +64,18 @@ def call_error(name: str, signature: inspect.Signature, kwargs: dict[str, Any],
                          hint=f"{ours}= instead of {word}=; {hint}" if ours else hint)
 
 
+def call_refusal(name: str, fn: Callable, signature: inspect.Signature, args: tuple,
+                 kwargs: dict[str, Any], call: str | None = None) -> ArgumentError | None:
+    """The error of a call that failed for its arguments: they cannot be bound, or one is not what
+    is annotated. None of a call that failed for something else."""
+    if (problem := binding_problem(signature, args, kwargs)) is not None:
+        return call_error(name, signature, kwargs, problem, call)
+    wrong = wrong_argument(fn, signature, args, kwargs)
+    if wrong is None:
+        return None
+    return ArgumentError(f"{name}: {wrong}", hint=call or show_call(name, signature))
+
+
 def refuse_wrong_calls(module: ModuleType, prefix: str) -> None:
     """Of each function that a module offers, in the module and where it was declared: arguments
     that do not fit are an error of the user's line. dir(module) lists what it offers."""
@@ -83,20 +99,42 @@ def _refusing(name: str, fn: FunctionType) -> Callable:
 
 
 def refusing(name: str, fn: Function) -> Function:
-    """The function, whose arguments, where they do not fit, are an error that says `name`."""
+    """The function, whose arguments, where they do not fit, are an error that says `name`: those
+    of a call that cannot be, and those that are not what is annotated, when it failed of them."""
 
     @functools.wraps(fn)
     def call(*args: Any, **kwargs: Any) -> Any:
         try:
             return fn(*args, **kwargs)
-        except TypeError as err:
-            signature = inspect.signature(fn)
-            problem = binding_problem(signature, args, kwargs)
-            if problem is None:
+        except TesseraError:
+            raise
+        except FAILURES as err:
+            refusal = call_refusal(name, fn, inspect.signature(fn), args, kwargs)
+            if refusal is None:
                 raise
-            raise call_error(name, signature, kwargs, problem) from err
+            raise refusal from err
 
     return refuses(call)  # type: ignore[return-value]
+
+
+def refuse_wrong_init(cls: type[Class]) -> type[Class]:
+    """Decorator of a class: arguments that do not fit it are an error of the user's line."""
+    made, signature = cls.__init__, inspect.signature(cls)
+
+    @functools.wraps(made)
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        try:
+            made(self, *args, **kwargs)
+        except TesseraError:
+            raise
+        except FAILURES as err:
+            refusal = call_refusal(cls.__name__, made, signature, args, kwargs)
+            if refusal is None:
+                raise
+            raise refusal from err
+
+    cls.__init__ = init  # type: ignore[method-assign]
+    return cls
 
 
 def refuses(fn: Function) -> Function:

@@ -7,14 +7,29 @@ equality is structural: `B*H == H*B`, while `B == S` is false because nothing pr
 from __future__ import annotations
 
 import ast
+import operator
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
 from operator import mul
+from typing import Any
 
-from .errors import ArgumentError, ShapeError, TraceError
+from .errors import ArgumentError, ShapeError, TesseraError, TraceError
 
 Monomial = tuple[str, ...]  # sorted names with repetition: ("B", "H"); () is the constant term
+
+
+def as_index(value: Any) -> int | None:
+    """An integer of Python, NumPy or a tensor of no axes; None for anything else, bools too."""
+    array = getattr(value, "shape", ()) != ()  # it has __index__, whatever its shape
+    if isinstance(value, bool) or array or not hasattr(value, "__index__"):
+        return None
+    try:
+        return operator.index(value)
+    except TypeError as err:  # an array of no axes that holds no integer
+        if isinstance(err, TesseraError):
+            raise
+        return None
 
 
 @dataclass(frozen=True)
@@ -30,12 +45,13 @@ class Dim:
             return value
         if isinstance(value, str):
             return _parse(value)
-        if isinstance(value, bool) or not hasattr(value, "__index__"):
+        index = as_index(value)
+        if index is None:
             raise ArgumentError(
                 f"an extent is an integer, a name or a product of names, got {value!r}",
                 hint='write Tensor["B", 64, f32] or Tensor["B*H", "S", f32]',
             )
-        return value.__index__()
+        return index
 
     @property
     def names(self) -> frozenset[str]:

@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from .call_errors import refuse_wrong_init
 from .errors import ArgumentError
 from .graph import tree
 from .tensor import as_tensor
@@ -25,6 +26,7 @@ from .tensor import as_tensor
 T = TypeVar("T")
 
 
+@refuse_wrong_init
 @dataclass(frozen=True)
 class DynamicLossScale:
     """The factor, and how many steps since it last changed had finite gradients.

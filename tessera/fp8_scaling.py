@@ -27,6 +27,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Any
 
+from .call_errors import refuse_wrong_init
 from .errors import ArgumentError, ShapeError
 from .graph import functions as F
 from .graph import tree
@@ -42,6 +43,7 @@ FORMATS = {"hybrid": ("fp8_e4m3", "fp8_e5m2"), "e4m3": ("fp8_e4m3", "fp8_e4m3")}
 HISTORIES = ("x", "w", "cotangent")
 
 
+@refuse_wrong_init
 @dataclass(frozen=True)
 class CurrentScaling:
     """Products of fp8 with the scales of the tensors that are multiplied.
@@ -85,6 +87,7 @@ class CurrentScaling:
         return None, None, None
 
 
+@refuse_wrong_init
 @dataclass(frozen=True)
 class DelayedScaling(CurrentScaling):
     """Products of fp8 with scales from the largest numbers of the last steps.

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..call_errors import refuse_wrong_init
 from ..errors import ArgumentError, CheckpointError
 from ..mesh.ranks.messages import raised_on_all, share, together
 from ..mesh.world import patience, transport
@@ -21,6 +22,7 @@ from .write import save_to
 STEP_FOLDER = re.compile(r"step-([0-9]{8}|[1-9][0-9]{8,})")
 
 
+@refuse_wrong_init
 @dataclass(frozen=True)
 class History:
     """The checkpoints of one run: folder/step-00000100, folder/step-00000200, ...
@@ -29,7 +31,7 @@ class History:
     how: how the caller's user asks for a certain step, for messages
     """
 
-    folder: Path
+    folder: str | os.PathLike
     keep: int = 2
     how: str = "load(step={step})"
 

@@ -15,8 +15,8 @@ from typing import Any, TypeVar
 import numpy as np
 
 from .. import config, hooks, wide_arrays
-from ..call_errors import binding_problem, call_error, refuses, show_call
-from ..dims import Dim, show_shape
+from ..call_errors import FAILURES, call_refusal, refuses, show_call
+from ..dims import Dim, as_index, show_shape
 from ..errors import ArgumentError, AxisError, DTypeError, TesseraError
 from ..numerics import NumericType, as_type, result_type
 from ..open_trace import trace_state
@@ -44,12 +44,13 @@ def public(fn: Function) -> Function:
         except TesseraError as err:
             name_operands(err, f"ts.{fn.__name__}", _tensor_arguments(signature, args, kwargs))
             raise
-        except TypeError as err:
-            problem, name = binding_problem(signature, args, kwargs), f"ts.{fn.__name__}"
-            if problem is None:
+        except FAILURES as err:
+            name = f"ts.{fn.__name__}"
+            refusal = call_refusal(name, fn, signature, args, kwargs,
+                                   _how_to_call(name, signature, args))
+            if refusal is None:
                 raise
-            raise call_error(name, signature, kwargs, problem,
-                             _how_to_call(name, signature, args)) from err
+            raise refusal from err
         if wide_arrays.UNSTATED and not states_type:
             wide_arrays.inherit(out, (*args, *kwargs.values()))
         for leave in hooks.exits:
@@ -304,9 +305,9 @@ def need_float(x: Tensor, what: str) -> None:
 # --- axes -------------------------------------------------------------------------------------
 def axis_index(axis: Any, ndim: int) -> int:
     """A Python axis as 0..ndim-1. Raises AxisError."""
-    if isinstance(axis, bool) or not hasattr(axis, "__index__"):
+    i = as_index(axis)
+    if i is None:
         raise ArgumentError(f"axis must be an integer, got {axis!r}")
-    i = axis.__index__()
     if not -ndim <= i < ndim:
         raise AxisError(
             f"axis {i} is outside a tensor of {ndim} axes",
@@ -345,7 +346,7 @@ def scalar_line(fn: Function) -> Function:
             return fn(x, *args, **kwargs)
         bound = signature.bind(x, *args, **kwargs)
         axis = bound.arguments.get("axis", 0)
-        if axis is None or axis == () or _is_line(axis):
+        if axis is None or (isinstance(axis, tuple) and not axis) or _is_line(axis):
             line = F.reshape(plain(x), (1,))
             out = fn(**{**bound.arguments, "x": line, "axis": 0})
             back = [F.reshape(y, ()) if tuple(y.shape) == (1,) else y
@@ -358,7 +359,9 @@ def scalar_line(fn: Function) -> Function:
 
 def shape_tuple(shape: Any) -> tuple[int | Dim, ...]:
     """A shape given as int, str, Dim or a sequence of them. Raises ArgumentError."""
-    items: Sequence = shape if isinstance(shape, tuple | list) else (shape,)
+    items: Sequence = shape if isinstance(shape, tuple | list | range) else (shape,)
+    if isinstance(shape, np.ndarray) and shape.ndim == 1:
+        items = shape.tolist()
     dims = tuple(Dim.of(d) for d in items)
     for d in dims:
         if isinstance(d, int) and d < 0:

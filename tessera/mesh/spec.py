@@ -5,10 +5,11 @@ Each resolves to a Layout for a tensor of known dimensions on a mesh.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from tessera.call_errors import refuse_wrong_init
 from tessera.errors import ArgumentError, AxisError, did_you_mean
 
 from .device_mesh import Mesh
@@ -23,6 +24,7 @@ class Distribution(Protocol):
     def resolve(self, mesh: Mesh, ndim: int, names: Sequence[str] | None = None) -> Layout: ...
 
 
+@refuse_wrong_init
 @dataclass(frozen=True)
 class ShardSpec:
     """Which dimensions of a tensor are split, and over which axes of a mesh.
@@ -78,6 +80,7 @@ class ShardSpec:
         return Layout(mesh, tuple(splits), pending, self.reduce)
 
 
+@refuse_wrong_init
 @dataclass(frozen=True)
 class Block:
     """The first dimensions in balanced blocks, one mesh axis each: `Block(mesh_axes=("dp",))`."""
@@ -91,6 +94,7 @@ class Block:
         return Layout(mesh, _leading(self, mesh, ndim, 0))
 
 
+@refuse_wrong_init
 @dataclass(frozen=True)
 class Cyclic:
     """The first dimensions dealt out in runs of `run` elements: rank r of n has the runs r, r+n,
@@ -124,7 +128,13 @@ def _leading(what: Block | Cyclic, mesh: Mesh, ndim: int, cyclic: int) -> tuple[
 
 
 def _tuple(value: Any) -> tuple:
-    return (value,) if isinstance(value, str | int) else tuple(value)
+    if isinstance(value, str | int):
+        return (value,)
+    if not isinstance(value, Iterable):
+        raise ArgumentError(f"a name or a sequence of names is expected, got {value!r}",
+                            hint='dimensions, then the axes that split them: ShardSpec(("row",), '
+                            '("dp",)); ShardSpec(replicate=True) splits nothing')
+    return tuple(value)
 
 
 def find_dim(which: str | int, ndim: int, names: Sequence[str] | None = None) -> int:

@@ -283,6 +283,9 @@ def tensor(shape: Any, layout: Any = None, mesh: Mesh | None = None, dtype: Any 
     in the whole, so they do not depend on the mesh; `seed` names their stream.
     Raises ArgumentError, AxisError for a layout that does not fit, DTypeError for a scaled type.
     """
+    if isinstance(shape, Tensor | np.ndarray) and shape.ndim != 1:
+        raise ArgumentError("ts.dist.tensor takes a shape, got the values themselves",
+                            hint="ts.dist.tensor(x.shape, layout, mesh, x.dtype, init=x)")
     mesh = need_mesh(mesh)
     extents = _numbers(shape)
     numeric = need_plain(as_type(dtype))

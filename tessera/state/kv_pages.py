@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from ..call_errors import refuse_wrong_init
 from ..dims import show_shape
 from ..errors import ArgumentError, OutOfMemoryError, ShapeError, TraceError
 from ..graph import functions as F
@@ -25,6 +26,7 @@ from .kv_cache import CacheStorage, KVCache, _beside, attend
 from .kv_type import KVCacheType
 
 
+@refuse_wrong_init
 class KVCacheManager:
     """A pool of pages that caches of sequences are allocated from.
 

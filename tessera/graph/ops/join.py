@@ -151,7 +151,7 @@ SPLIT = GraphOp(
 
 
 @public
-def split(x: Any, sections: Any, axis: int = 0) -> list[Tensor]:
+def split(x: Any, sections: int | Sequence[int], axis: int = 0) -> list[Tensor]:
     """x cut along an axis into `sections` equal parts, or into parts of these extents.
 
     Raises ShapeError when the extent does not divide or the parts do not add up.

@@ -18,7 +18,7 @@ from typing import Any, NoReturn, TypeVar
 import numpy as np
 
 from ... import hooks, numerics
-from ...call_errors import show_call
+from ...call_errors import refuse_wrong_init, show_call
 from ...dims import show_shape, size_of
 from ...errors import ArgumentError, DTypeError, ShapeError, UnknownNameError
 from ...foreign import RANDOM
@@ -181,6 +181,7 @@ BITS = GraphOp(
 )
 
 
+@refuse_wrong_init
 class philox:
     """A generator with a seed of its own: `ts.random.uniform((4,), generator=philox(seed=42))`.
 
@@ -202,6 +203,9 @@ def _key(key: Any, generator: philox | None) -> Tensor:
         raise ArgumentError("give a key or a generator, not both")
     if key is not None:
         return as_tensor(key)
+    if generator is not None and not isinstance(generator, philox):
+        raise ArgumentError(f"a generator is a ts.random.philox, got {generator!r}",
+                            hint="generator=ts.random.philox(seed=0)")
     return generator.next_key() if generator is not None else next_key()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -303,7 +304,7 @@ def _variance(c: Tensor, axis: Any, keepdims: bool, ddof: int) -> Tensor:
         return out
     if not isinstance(count, int):
         raise ShapeError(f"ddof needs a known number of elements, got {count}")
-    return out * (count / (count - ddof))
+    return out * (count / (count - ddof) if count > ddof else math.inf)  # 0 / 0 of one element: NaN
 
 
 @public

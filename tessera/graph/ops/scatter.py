@@ -393,6 +393,8 @@ def _starts(starts: Any, ndim: int) -> Tensor:
     """Starts given as one integer tensor or a sequence of integers and scalar tensors."""
     if isinstance(starts, Tensor | np.ndarray):
         t = index_operand(starts, "starts")
+    elif not isinstance(starts, Sequence):
+        raise ArgumentError(f"starts are one integer per axis, got {starts!r}")
     else:
         parts = [index_operand(s, "starts") for s in starts]
         if any(p.ndim for p in parts) or not parts:

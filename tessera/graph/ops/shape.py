@@ -456,7 +456,7 @@ PAD_MODES = ("constant", "edge", "reflect", "symmetric", "wrap")
 
 
 @public
-def pad(x: Any, width: Any, value: Any = 0.0, mode: str = "constant") -> Tensor:
+def pad(x: Any, width: int | Sequence[Any], value: Any = 0.0, mode: str = "constant") -> Tensor:
     """x surrounded by `value`, or by its own elements. width: n, (before, after), or a pair per
     axis, the first axis first (PyTorch's flat widths begin with the last).
 

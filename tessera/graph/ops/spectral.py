@@ -7,7 +7,7 @@ are linear, and each one's adjoint is another of them.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -387,7 +387,7 @@ def irfft(x: Any, n: int | None = None, axis: int = -1, norm: str = "backward") 
 
 # --- public functions: order ------------------------------------------------------------------
 @public
-def roll(x: Any, shift: Any, axis: Any = None) -> Tensor:
+def roll(x: Any, shift: int | Sequence[int], axis: Any = None) -> Tensor:
     """Elements moved by `shift` places along an axis, those beyond the end entering at its start.
 
     shift: an integer or one per axis   axis: None rolls the flat x, as np.roll
