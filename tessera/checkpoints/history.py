@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..call_errors import refuse_wrong_init
 from ..errors import ArgumentError, CheckpointError
 from ..mesh.ranks.messages import raised_on_all, share, together
 from ..mesh.world import patience, transport
@@ -22,7 +21,6 @@ from .write import save_to
 STEP_FOLDER = re.compile(r"step-([0-9]{8}|[1-9][0-9]{8,})")
 
 
-@refuse_wrong_init
 @dataclass(frozen=True)
 class History:
     """The checkpoints of one run: folder/step-00000100, folder/step-00000200, ...
@@ -31,11 +29,13 @@ class History:
     how: how the caller's user asks for a certain step, for messages
     """
 
-    folder: str | os.PathLike
+    folder: Path
     keep: int = 2
     how: str = "load(step={step})"
 
     def __post_init__(self) -> None:
+        if not isinstance(self.folder, str | os.PathLike):
+            raise ArgumentError(f"a history lies in a folder, got {self.folder!r}")
         object.__setattr__(self, "folder", Path(self.folder))
         if self.keep < 2:
             raise ArgumentError(f"a history keeps at least 2 checkpoints, got keep={self.keep}",

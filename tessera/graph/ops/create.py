@@ -163,7 +163,8 @@ def arange(start: Any, stop: Any = None, step: Any = 1, *, dtype: Any = None) ->
 def eye(n: int, m: int | None = None, dtype: Any = "f32") -> Tensor:
     """The n x m matrix with ones on its diagonal; m = n when absent."""
     numeric = as_type(dtype)
-    return Tensor(_elements(np.eye(n, n if m is None else m), numeric), numeric)
+    shape: Any = shape_tuple((n, n if m is None else m))
+    return Tensor(_elements(np.eye(*shape), numeric), numeric)
 
 
 @public

@@ -168,7 +168,7 @@ def _split_sizes(extent: Any, sections: Any, axis: int) -> list:
             raise ShapeError(f"axis {axis} of extent {extent} does not split into {sections}",
                              hint="give the extents of the parts as a list")
         return [size] * sections
-    if sum(sections[1:], start=sections[0]) != extent:
+    if not sections or sum(sections[1:], start=sections[0]) != extent:
         raise ShapeError(f"parts {list(sections)} do not add up to extent {extent} of axis {axis}")
     return list(sections)
 

@@ -244,7 +244,7 @@ def _soft_rows(x: Tensor, t: Tensor, smoothing: float, weight: Tensor | None) ->
 def _check_labels(x: Tensor, t: Tensor, ignore_index: int | None) -> None:
     if t.dtype.kind not in ("int", "uint"):
         raise DTypeError(f"labels are integers (or probabilities, floats), got {t.type}")
-    if tuple(t.shape) != tuple(x.shape[:-1]):
+    if not x.ndim or tuple(t.shape) != tuple(x.shape[:-1]):
         raise ShapeError(f"labels {show_shape(t.shape)} for logits {show_shape(x.shape)}: one "
                          "integer per row is needed")
     if isinstance(t, Tracer):

@@ -161,7 +161,7 @@ def transpose(x: Any, axes: Any = None, *more: int) -> Tensor:
         if axes in ((0, 1), (-2, -1)) and x.ndim == 2:
             raise AxisError("transpose(x, 0, 1) of a matrix changes nothing",
                             hint="x.T, or x.swapaxes(0, 1), exchanges the two axes")
-    elif _is_one_axis(axes):
+    elif axes is not None and not isinstance(axes, Sequence | np.ndarray):
         axes = (axes,)
     order = tuple(reversed(range(x.ndim))) if axes is None else tuple(
         axis_index(a, x.ndim) for a in axes
@@ -172,10 +172,6 @@ def transpose(x: Any, axes: Any = None, *more: int) -> Tensor:
             hint=f"x.swapaxes({axes[0]}, {axes[1]}) exchanges two of them" if len(axes) == 2
             else f"each of 0..{x.ndim - 1} once")
     return x if order == tuple(range(x.ndim)) else keep_scale(apply(TRANSPOSE, x, axes=order), x)
-
-
-def _is_one_axis(axes: Any) -> bool:
-    return isinstance(axes, int | np.integer) and not isinstance(axes, bool)
 
 
 @public
