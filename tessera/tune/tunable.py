@@ -97,8 +97,8 @@ class Tunable:
 def tunable(name: str) -> Tunable:
     """Raises ArgumentError naming those that there are."""
     if name not in TUNABLES:
-        raise ArgumentError(f"there is nothing to tune named {name!r}; known: "
-                            f"{', '.join(TUNABLES)}", hint=did_you_mean(name, sorted(TUNABLES)))
+        raise ArgumentError(f"there is nothing to tune named {name!r}",
+                            hint=did_you_mean(name, list(TUNABLES)))
     return TUNABLES[name]
 
 

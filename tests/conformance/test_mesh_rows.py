@@ -121,7 +121,7 @@ class TestThePlanOfTheExample:
     @pytest.mark.row("DIST-47")
     def test_it_has_the_exchanges_of_a_step(self, monkeypatch):
         train, transformer = example.modules()
-        c = transformer.Config(d=32, layers=2, heads=4, T=16, B=8, mesh="dp=2,tp=2")
+        c = transformer.Config(d=32, layers=1, heads=4, T=16, B=8, mesh="dp=2,tp=2")
         mesh = c.grid
         monkeypatch.setattr(train, "PLANNED", c)
         f, arguments = train.plan(mesh)

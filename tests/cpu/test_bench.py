@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import sys
@@ -210,6 +211,7 @@ def test_kernels_of_pytorch_have_a_class(kernel: str, name: str) -> None:
     assert of_torch(kernel) == name
 
 
+@functools.cache
 def launches(model: StepModel) -> tuple[Counter, Any]:
     """(class, part, form) -> launches of a step on sm_90a, and the plan of it."""
     params = shapes_of(model, ts.zeros)
@@ -226,10 +228,14 @@ def launches(model: StepModel) -> tuple[Counter, Any]:
                    for x in plan.launches), plan
 
 
+def narrow(name: str) -> StepModel:
+    return MODELS[name].sized(B=2, T=128, layers=2, d=256, heads=4, vocabulary=512)
+
+
 @pytest.mark.parametrize("name", ["gpt2-350m-fp8", "gpt2-350m-fp8-current"])
 def test_products_of_fp8_layers_are_wgmma_of_codes(name: str) -> None:
     """Four weights a layer, three products each; of the rest of the model none is of f32."""
-    model = MODELS[name].sized(B=2, T=128, layers=2, d=256, heads=4, vocabulary=512)
+    model = narrow(name)
     plan = launches(model)[1]
     found = Counter((x.operands[0].split()[0], x.operands[1].split()[0], x.form)
                     for x in plan.matmuls if x.work.kind == "matmul")
@@ -244,7 +250,7 @@ def test_delayed_scales_cost_fewer_launches_and_bytes() -> None:
     """Scales that are known do not wait for a reduction; those are one launch for all layers."""
     plans = {}
     for name in ("gpt2-350m-fp8", "gpt2-350m-fp8-current"):
-        plans[name] = launches(MODELS[name].sized(layers=2))[1]
+        plans[name] = launches(narrow(name))[1]
     delayed, current = plans.values()
     assert len(delayed.launches) < len(current.launches)
     assert sum(x.work.bytes for x in delayed.launches) < sum(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import re
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -22,10 +23,23 @@ KERNELS = [(path.stem, name) for path in LADDER
 LINES = {"softmax": 15, "rms_norm": 15, "gemm_nt": 15, "gemm_nn": 15, "attention": 35}
 
 
-def run(path: Path, *options: str, debug: bool = False) -> subprocess.CompletedProcess:
-    env = os.environ | {"PYTHONPATH": str(ROOT), "TESSERA_DEBUG": str(int(debug))}
-    return subprocess.run([sys.executable, str(path), *options], env=env, cwd=ROOT, text=True,
-                          capture_output=True, timeout=120)
+def agree(printed: str) -> None:
+    verdicts = re.findall(r"error \d\.\de[+-]\d\d  (\w+)$", printed, re.M)
+    assert verdicts and set(verdicts) == {"ok"}
+
+
+@pytest.fixture
+def run(monkeypatch, capsys, pytestconfig):
+    """What an example prints that runs as a program, in this process: a new one would spend its
+    time on imports."""
+    def printed(path: Path) -> str:
+        monkeypatch.syspath_prepend(path.parent)
+        monkeypatch.setattr(sys, "argv", [str(path), "--seed", str(pytestconfig.option.seed)])
+        capsys.readouterr()
+        runpy.run_path(str(path), run_name="__main__")
+        return capsys.readouterr().out
+
+    return printed
 
 
 def test_the_ladder_is_complete():
@@ -38,18 +52,24 @@ def test_the_ladder_is_complete():
 @pytest.mark.row("CORE-24")
 @pytest.mark.parametrize("debug", [False, True], ids=["plain", "checked"])
 @pytest.mark.parametrize("path", LADDER, ids=lambda p: p.stem)
-def test_an_example_runs(path, debug, pytestconfig):
-    done = run(path, "--seed", str(pytestconfig.option.seed), debug=debug)
+def test_an_example_runs(path, debug, run):
+    with ts.config.scope(debug=debug):
+        agree(run(path))
+
+
+@pytest.mark.row("CORE-24")
+def test_an_example_is_a_program():
+    done = subprocess.run([sys.executable, str(LADDER[2])], env=os.environ | {"PYTHONPATH": str(
+        ROOT)}, cwd=ROOT, text=True, capture_output=True, timeout=120)
     assert done.returncode == 0, done.stdout + done.stderr
-    verdicts = re.findall(r"error \d\.\de[+-]\d\d  (\w+)$", done.stdout, re.M)
-    assert verdicts and set(verdicts) == {"ok"}
+    agree(done.stdout)
 
 
-def test_the_race_is_reported_with_both_lines():
+def test_the_race_is_reported_with_both_lines(run):
     text = (ROOT / "examples/08_debugging_a_race.py").read_text()
     copy, dot = (text[:text.index(s)].count("\n") + 1
                  for s in ("ts.tile.cp_async(", "acc = ts.tile.dot("))
-    out = run(ROOT / "examples/08_debugging_a_race.py").stdout
+    out = run(ROOT / "examples/08_debugging_a_race.py")
     assert f":{copy}  ts.tile.cp_async(panel, A[0:64, k:k+BK])" in out
     assert f":{dot}  acc = ts.tile.dot(panel, panel.T, acc)" in out
     assert f"behind line {dot}, before the loop comes back to line {copy}" in out

@@ -9,7 +9,7 @@ import pytest
 
 import tessera as ts
 from tessera.graph.cuda import CudaProgram
-from tessera.graph.cuda.host_values import HostCopy
+from tessera.graph.host_copy import HostCopy
 
 EPS = 2.0**-24
 

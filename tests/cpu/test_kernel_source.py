@@ -12,6 +12,8 @@ from _pytest.assertion.rewrite import rewrite_asserts
 
 import tessera as ts
 from tessera import Tensor, f32
+from tessera.tile.frontend import source
+from tessera.tile.frontend.source import capture
 from tessera.tile.ir.errors import KernelAssertionError, TileError
 
 LIMIT = 8.0
@@ -68,3 +70,28 @@ def test_a_rewritten_function_that_changed_is_seen(old, new):
     assert ts.kernel(rewritten(TEXT, TEXT, "same")) is not None
     with pytest.raises(TileError, match="changed after it was imported"):
         ts.kernel(rewritten(TEXT, TEXT.replace(old, new), "other"))
+
+
+def step(a):
+    return a + 1.0
+
+
+@ts.kernel
+def stepped(x: Tensor["N", f32]):
+    x[0:N] = step(step(ts.tile.load(x[0:N])))
+
+
+def test_a_helper_is_read_once_and_again_when_it_was_reloaded(monkeypatch):
+    read = []
+    monkeypatch.setattr(source, "capture", lambda f: read.append(f) or capture(f))
+    x, y = np.zeros(4, np.float32), np.zeros(5, np.float32)
+    stepped(x)
+    stepped(y)  # of another extent: traced anew
+    assert read == [step] and (x == 2).all() and (y == 2).all()
+    text = "def step(a):\n    return a + 8.0\n"
+    linecache.cache["/kernels/reloaded.py"] = (len(text), None, text.splitlines(True), "")
+    scope: dict = {}
+    exec(compile(text, "/kernels/reloaded.py", "exec"), scope)
+    monkeypatch.setattr(step, "__code__", scope["step"].__code__)
+    ts.kernel(stepped.fn)(x)
+    assert read == [step, step] and (x == 18).all()

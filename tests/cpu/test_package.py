@@ -113,6 +113,9 @@ class TestImport:
         loaded = {name.split(".")[0] for name in imported[0][2]}
         assert "tessera" in loaded and not loaded & HEAVY
 
+    def test_it_loads_nothing_that_runs_functions_on_gpus(self, imported):
+        assert not [name for name in imported[0][2] if name.startswith("tessera.graph.cuda")]
+
 
 @pytest.mark.row("CORE-03")
 def test_version_is_that_of_the_metadata():

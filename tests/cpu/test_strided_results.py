@@ -99,10 +99,10 @@ def test_a_strip_of_rows_is_written_where_it_belongs(
         dx, dg, db = ts.vjp(lambda x, g, b: ts.layernorm(x, g, b), x, g, b)[1](dy)
         return ts.concatenate([dx, ts.exp(dy)], -1) * 2.0, dg, db
 
-    for rows in (64, 70):
+    for rows in (32, 35):
         args = normal(rng, rows, 32), normal(rng, 32), normal(rng, 32), normal(rng, rows, 32)
         made = program(fn, *args)
-        assert strips.LONG == 64 and "strips" in laid(made)
+        assert strips.LONG == 32 and "strips" in laid(made)
         wide = fn(*(ts.tensor(a.array.astype(np.float64)) for a in args))
         for got, w in zip(made.run([a.array for a in args]), wide, strict=True):
             assert_close(got, w.array, "f32", n=rows, scale=float(np.abs(w.array).max()))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -56,6 +57,7 @@ LAZY: dict[str, set[str]] = {
 REPEATED = ""
 
 
+@functools.cache
 def imports_of(package: Path) -> dict[str, set[str]]:
     """The modules that each module imports when it or one of its functions runs."""
     files = {".".join(module_parts(f, package)): f for f in sorted(package.rglob("*.py"))}
@@ -208,13 +210,15 @@ SETS_FROZEN = {
 def hidden_writes(package: Path) -> Iterator[str]:
     """Writes into a module's or a function's globals, and past a frozen record."""
     for file in sorted(package.rglob("*.py")):
-        for function in (n for n in ast.walk(ast.parse(file.read_text()))
+        if not re.search(r"globals|object.__setattr__", text := file.read_text()):
+            continue
+        for function in (n for n in ast.walk(ast.parse(text))
                          if isinstance(n, ast.FunctionDef | ast.Module)):
             name = getattr(function, "name", "the module")
             for node in _own_calls(function):
-                text = ast.unparse(node.func)
-                into_globals = text == "globals().update" or text.endswith("__globals__.update")
-                past = text == "object.__setattr__" and name not in ("__init__", "__post_init__")
+                call = ast.unparse(node.func)
+                into_globals = call == "globals().update" or call.endswith("__globals__.update")
+                past = call == "object.__setattr__" and name not in ("__init__", "__post_init__")
                 if into_globals or past:
                     yield f"{file.relative_to(package)} {name}"
 

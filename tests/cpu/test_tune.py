@@ -441,7 +441,9 @@ def test_entries_of_other_kernels_are_not_merged(tmp_path, capsys):
 
 # --- what is said ---------------------------------------------------------------------------------
 @pytest.mark.parametrize("args, words", [
-    (["conv"], "nothing to tune named 'conv'; known: gemm, flash_attention_2"),
+    (["conv"], "there is nothing to tune named 'conv'"),
+    (["conv"], "hint: known: gemm, flash_attention_2"),
+    (["gem"], "did you mean 'gemm'?"),
     (["gemm", "--shapes", "12x3"], "'12x3' is no shape of gemm"),
     (["gemm", "--types", "f64"], "gemm is not tuned for the type 'f64'"),
     (["gemm", "--ways", "xx"], "gemm is not tuned for the way 'xx'"),

@@ -201,9 +201,9 @@ def test_three_groups_of_a_cluster_have_a_multiprocessor(fn: Callable, weights: 
     assert not counts["STL"] and counts["STAS"] == 2 and counts["UCGABAR_WAIT"] == 1
 
 
-@pytest.mark.parametrize("columns, groups", [(8192, 1), (16384, 1), (65536, 4),
-                                             (131072, 8)])
-@pytest.mark.parametrize("norm, weights", [(ts.rmsnorm, 1), (ts.layernorm, 2)])
+@pytest.mark.parametrize("norm, weights, columns, groups", [
+    (ts.rmsnorm, 1, 8192, 1), (ts.layernorm, 2, 16384, 1), (ts.rmsnorm, 1, 65536, 4),
+    (ts.layernorm, 2, 65536, 4), (ts.layernorm, 2, 131072, 8)])
 def test_sums_of_long_rows_stay_in_registers(norm: Callable, weights: int, columns: int,
                                              groups: int) -> None:
     """Thirty-two in a lane for each. No block that is written waits for the one before it."""

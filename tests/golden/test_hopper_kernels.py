@@ -182,9 +182,8 @@ def exponentials_beside_the_matmul(sass: str) -> list[int]:
     return found
 
 
-@pytest.mark.parametrize("sums", [False, True], ids=["", "sums"])
-@pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
-@pytest.mark.parametrize("D", [64, 128])
+@pytest.mark.parametrize("D, causal, sums", [(64, False, True), (64, True, False),
+                                             (128, False, False), (128, True, True)])
 @pytest.mark.parametrize("kernel, results, matmuls", [(attention_keys, 2, 4),
                                                       (attention_queries, 1, 3)],
                          ids=["keys", "queries"])
@@ -224,7 +223,7 @@ def test_attention_overlaps(causal):
     assert any(p.kind == "counter" for p in emitted.parameters) == causal
 
 
-@pytest.mark.parametrize("D", [48, 80, 96, 112, 160, 224])
+@pytest.mark.parametrize("D", [48, 96, 112, 224])
 def test_no_matmul_reads_the_rest_of_a_panel(D):
     x = ones(bf16, 4, 512, D)
     _, _, built = compiled(kernels.attention, x, x, x, x, 0.1, BN=64)

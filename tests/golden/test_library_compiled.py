@@ -23,10 +23,15 @@ COMPILED = compiled_of(*ROUTINES.values())
 CASES: list[tuple[str, str, list[Any], dict[str, Any]]] = [c[:4] for c in COMPILED]
 
 
-@pytest.mark.parametrize("target", ["sm_80", "sm_90a"])
-@pytest.mark.parametrize("case", CASES, ids=[f"{c[1]}{i}" for i, c in enumerate(CASES)])
+# Each for Hopper, and the first of each kernel and of each type for the generation before.
+FIRST = {(c[1], str(c[4].dtype)): i for i, c in reversed([*enumerate(COMPILED)])}.values()
+ON_TARGETS = [("sm_90a", i) for i in range(len(CASES))] + [("sm_80", i) for i in sorted(FIRST)]
+
+
+@pytest.mark.parametrize("target, case", ON_TARGETS,
+                         ids=[f"{CASES[i][1]}{i}-{target}" for target, i in ON_TARGETS])
 def test_library_kernels(case, target):
-    routine, name, arguments, constants = case
+    routine, name, arguments, constants = CASES[case]
     kernel = ROUTINES[routine].kernels[name]
     pressure = ts.debug.register_pressure(kernel, *arguments, target=target, **constants)
     assert not pressure.spills and not pressure.stack_bytes, str(pressure)

@@ -66,13 +66,18 @@ def test_attention_does_not_spill(target, block, causal):
     sound(attention(target, 256, BM=block[0], BN=block[1], causal=causal))
 
 
-@pytest.mark.parametrize("gemm_type", [
+TYPES = [
     dict(dtype="f16"), dict(dtype="f32"), dict(dtype="f32", precision="tf32"), dict(dtype="f64",
     sums="f64", result="f64"), dict(dtype="int8", sums="int32", result="int32"),
     dict(dtype="int32", sums="int64", result="int64"), dict(dtype="fp8_e4m3"),
-    dict(dtype="fp4_e2m1"), dict(dtype="int4", sums="int32", result="int32")],
-    ids=lambda d: "-".join(d.values()))
-@pytest.mark.parametrize("target", TARGETS)
+    dict(dtype="fp4_e2m1"), dict(dtype="int4", sums="int32", result="int32")]
+
+
+@pytest.mark.parametrize("target, gemm_type", [
+    *(("sm_80", t) for t in TYPES),
+    *(("sm_89", t) for t in TYPES if t["dtype"] in ("f16", "int8", "fp8_e4m3")),  # instructions
+    *(("sm_90", t) for t in TYPES if t["dtype"] in ("f16", "f64", "fp8_e4m3"))],  # that are new
+    ids=lambda x: x if isinstance(x, str) else "-".join(x.values()))
 def test_types_on_every_target(target, gemm_type):
     sound(gemm((64, 64, 32), 128, target, size=64, **gemm_type))
 

@@ -59,18 +59,19 @@ def test_what_one_mesh_has_written_others_read(tmp_path, writer):
 
 
 @needs_mpi
-@pytest.mark.parametrize("ranks, others", [(2, 4), (4, 2)])
-def test_under_mpirun(tmp_path, ranks, others):
-    assert launch(ranks, "write", tmp_path).status == 0
-    digest = saving.read(tmp_path)
-    assert set(ts.dist.simulate(saving.read, 3, tmp_path)) == {digest}
-    for count in (others, ranks):
-        run = launch(count, "read", tmp_path)
+def test_under_mpirun(tmp_path):
+    """Written by two, four and three, read by more, fewer and one."""
+    digests = set()
+    for writes, reads in ((2, 4), (4, 2)):
+        assert launch(writes, "write", tmp_path).status == 0
+        run = launch(reads, "read", tmp_path)
         assert run.status == 0, run.text
-        assert [run.results[r] for r in range(count)] == [digest] * count
+        digests |= {saving.read(tmp_path), *(run.results[r] for r in range(reads)),
+                    *ts.dist.simulate(saving.read, 3, tmp_path)}
     ts.dist.simulate(saving.write, 3, tmp_path)
-    again = launch(others, "read", tmp_path)
-    assert again.status == 0 and set(again.results.values()) == {digest}, again.text
+    again = launch(2, "read", tmp_path)
+    assert again.status == 0, again.text
+    assert len(digests | {again.results[r] for r in range(2)}) == 1
 
 
 @settings(max_examples=40)

@@ -1,15 +1,13 @@
-"""What the host gives a program on a GPU at its calls: arguments there, captured tensors, draws."""
+"""What the host gives a program on a GPU at its calls: arguments there, and draws."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 
 import numpy as np
 
 from ...runtime.buffer import DeviceBuffer as Memory
 from ...runtime.device import Device
-from ...runtime.host_memory import keep
 from ...runtime.offloaded import HostBlock, OffloadedBuffer
 from ...tensor import Tensor
 from ...tile.launch.resident import Resident
@@ -27,30 +25,6 @@ def block_of(x: Tensor | np.ndarray, on: Device) -> HostBlock:
         block.last.wait()
     block.memory.array(array.shape, array.dtype)[...] = array
     return block
-
-
-class HostCopy:
-    """What a captured tensor held on the host when it was copied to the GPU."""
-
-    __slots__ = ("_buffer", "__weakref__")
-
-    def __init__(self, x: Tensor):
-        self._buffer = x._buffer
-        keep(self)  # what is written into x from here on gives this one a copy of its own
-
-    def may_differ(self, x: Tensor) -> bool:
-        """Whether x was written since, or may be: somebody else has its memory as an array."""
-        return self._buffer is not x._buffer or _shared(self._buffer)
-
-
-def _shared(array: np.ndarray) -> bool:
-    """Whether anybody has an array beside a tensor and its HostCopy, or what it is a view of."""
-    known = 4  # the tensor, the copy, the parameter here, that of getrefcount
-    while isinstance(array, np.ndarray):
-        if sys.getrefcount(array) > known:
-            return True
-        array, known = array.base, 3  # type: ignore[assignment]  # the view, `array`, getrefcount
-    return array is not None
 
 
 class Drawn:
@@ -75,4 +49,4 @@ class Drawn:
         self.memory.load(self.bytes)
 
 
-__all__ = ["Drawn", "HostCopy", "block_of"]
+__all__ = ["Drawn", "block_of"]

@@ -27,6 +27,7 @@ from ...runtime.step_times import TimedStep, run_timed
 from ...tensor import Tensor
 from ...tile.launch.resident import Resident
 from ..devices import tell_copied
+from ..host_copy import HostCopy
 from ..placed_leaves import PlacedLeaves
 from ..schedule.ir import (
     ByteRange,
@@ -38,7 +39,7 @@ from .collective_steps import CollectiveStep
 from .compile_program import compile_launches
 from .graph_limits import why_no_graph
 from .host_steps import HostCalls, HostStep
-from .host_values import Drawn, HostCopy, block_of
+from .host_values import Drawn, block_of
 from .launch_work import GroupBatch, StepLabel
 from .library_steps import LibraryStep, need_cupy
 from .loop_steps import LoopStep

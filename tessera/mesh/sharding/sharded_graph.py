@@ -18,8 +18,8 @@ import numpy as np
 from tessera import config, hooks
 from tessera.dims import show_shape
 from tessera.errors import ArgumentError, user_line
-from tessera.graph.cuda.host_values import HostCopy
 from tessera.graph.donation import alone
+from tessera.graph.host_copy import HostCopy
 from tessera.graph.interpret import interpret
 from tessera.graph.ir import Graph, Node, Value
 from tessera.graph.op import Aval, GraphOp, infer

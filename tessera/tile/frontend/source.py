@@ -7,6 +7,7 @@ that was edited after it was imported is noticed: its text no longer compiles to
 from __future__ import annotations
 
 import ast
+import functools
 import inspect
 import linecache
 import re
@@ -15,9 +16,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from types import CodeType, FunctionType
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from tessera.errors import source_line
 from tessera.tile.frontend.captured import Captured
+from tessera.tile.frontend.exits import Exits
 from tessera.tile.ir.errors import Site, TileError
 
 # What pytest's rewritten asserts call and hold (seen with 9.2).
@@ -37,6 +40,11 @@ class KernelSource:
     indent: int
     lines: tuple[str, ...]
     captured: Captured
+
+    @functools.cached_property
+    def exits(self) -> Exits:
+        """The body as it is traced, which no trace changes."""
+        return Exits(self.tree)
 
     def site(self, node: Any) -> Site:
         """The place of an AST node in the user's file."""
@@ -82,6 +90,18 @@ def capture(fn: Callable, captured: Captured | None = None) -> KernelSource:
     _require_unchanged(tree, fn)
     return KernelSource(tree, file, first, indent, tuple(lines),
                         Captured() if captured is None else captured)
+
+
+_HELPERS: WeakKeyDictionary[FunctionType, tuple[CodeType, KernelSource]] = WeakKeyDictionary()
+
+
+def capture_helper(fn: FunctionType) -> KernelSource:
+    """`capture` of what kernels call, which is read again only when the function has other code, as
+    after a reload in a notebook."""
+    found = _HELPERS.get(fn)
+    if found is None or found[0] is not fn.__code__:
+        found = _HELPERS[fn] = fn.__code__, capture(fn)
+    return found[1]
 
 
 def _definition(text: str, fn: Callable) -> ast.FunctionDef:

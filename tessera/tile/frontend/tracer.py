@@ -21,7 +21,6 @@ from tessera.tile.builder.launch_grid import LaunchGrid
 from tessera.tile.builder.memory_indexing import MemoryIndexing
 from tessera.tile.builder.source_position import SourcePosition
 from tessera.tile.builder.value_table import ValueTable
-from tessera.tile.frontend.exits import Exits
 from tessera.tile.frontend.op_calls import emit_call
 from tessera.tile.frontend.source import KernelSource, closure_of
 from tessera.tile.ir.handles import Handle
@@ -91,7 +90,7 @@ class KernelTracer:
         self.grid = LaunchGrid(self.ir, spec)
         self.memory = MemoryIndexing(self.ir, self.grid)
         self.captured = source.captured  # of the kernel, also while a helper is traced
-        self.exits = Exits(source.tree)
+        self.exits = source.exits
         self.env: dict[str, Any] = {}  # local names
         self.globals: dict[str, Any] = closure_of(fn)  # type: ignore[arg-type]
         self.argument_names = frozenset(n for n, _ in spec.params)

@@ -16,8 +16,8 @@ from tessera.tile.builder.kernel_spec import Kernel_
 from tessera.tile.frontend.constructs.names import ValueMethod
 from tessera.tile.frontend.constructs.operators import binary
 from tessera.tile.frontend.constructs.subscripts import region_of
-from tessera.tile.frontend.exits import RETURN, Exits
-from tessera.tile.frontend.source import capture, closure_of
+from tessera.tile.frontend.exits import RETURN
+from tessera.tile.frontend.source import capture_helper, closure_of
 from tessera.tile.frontend.tracer import KernelTracer, expression
 from tessera.tile.ir.handles import (
     UNSET,
@@ -131,8 +131,8 @@ def inline(t: KernelTracer, f: FunctionType, args: list[Any], kwargs: dict[str, 
     except TypeError as err:
         t.fail(f"{f.__name__}: {err}")
     bound.apply_defaults()
-    source, site = capture(f), t.position.where()
-    exits = Exits(source.tree)
+    source, site = capture_helper(f), t.position.where()
+    exits = source.exits
     saved = t.env, t.globals, t.position.source, t.position.node, t.argument_names
     t.env = dict(bound.arguments) | {RETURN: UNSET if exits.flags else None}
     t.env |= dict.fromkeys(exits.flags, False)

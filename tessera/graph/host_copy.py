@@ -1,0 +1,37 @@
+"""What captured tensors held when they were copied to a GPU: whether they were written since."""
+
+from __future__ import annotations
+
+import sys
+
+import numpy as np
+
+from ..runtime.host_memory import keep
+from ..tensor import Tensor
+
+
+class HostCopy:
+    """What a captured tensor held on the host when it was copied to the GPU."""
+
+    __slots__ = ("_buffer", "__weakref__")
+
+    def __init__(self, x: Tensor):
+        self._buffer = x._buffer
+        keep(self)  # what is written into x from here on gives this one a copy of its own
+
+    def may_differ(self, x: Tensor) -> bool:
+        """Whether x was written since, or may be: somebody else has its memory as an array."""
+        return self._buffer is not x._buffer or _shared(self._buffer)
+
+
+def _shared(array: np.ndarray) -> bool:
+    """Whether anybody has an array beside a tensor and its HostCopy, or what it is a view of."""
+    known = 4  # the tensor, the copy, the parameter here, that of getrefcount
+    while isinstance(array, np.ndarray):
+        if sys.getrefcount(array) > known:
+            return True
+        array, known = array.base, 3  # type: ignore[assignment]  # the view, `array`, getrefcount
+    return array is not None
+
+
+__all__ = ["HostCopy"]
