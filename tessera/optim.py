@@ -11,6 +11,9 @@ it passes through `ts.jit` and is saved beside the parameters.
         params, state = optimizer.update(params, grads, state, lr)
         return params, state, loss, norm
 
+What is trained of a tree are its `ts.param`s; its other leaves, such as running statistics, stay as
+they are. Of a tree without any all leaves are trained.
+
 Of distributed parameters the states lie as the parameters do, and a step's results lie as its
 arguments, so that the next step runs the same compiled program. `ts.dist.zero` splits the states.
 """
@@ -48,17 +51,19 @@ def decays_matrices(path: str, param: Tensor) -> bool:
 
 
 def named_params(params: Any) -> dict[str, Tensor]:
-    """{"blocks.0.qkv": tensor}: the leaves of a tree. Raises DTypeError for one that is no float
-    tensor."""
+    """{"blocks.0.qkv": tensor}: what is trained of a tree, its `ts.param`s, or all leaves where
+    none is one. Raises DTypeError for one that is no float tensor."""
     leaves, structure = tree.flatten(params)
-    named = dict(zip(tree.paths(structure), leaves, strict=True))
+    every = dict(zip(tree.paths(structure), leaves, strict=True))
+    named = {path: x for path, x in every.items() if isinstance(x, Tensor) and x.is_param} or every
     for path, p in named.items():
         if not isinstance(p, Tensor) or p.dtype.kind != "float" or p.scale is not None:
             kind = p.type if isinstance(p, Tensor) else type(p).__name__
             data = not isinstance(p, Tensor) and is_data(p)
             raise DTypeError(f"parameter {path!r} is {kind}, an optimizer needs float tensors",
-                             hint="make it a parameter: ts.param(x)" if data
-                             else "keep what is not trained in a tree of its own")
+                             hint="make it a parameter: ts.param(x)" if data else
+                             "mark what is trained, ts.param(x): an optimizer leaves what is "
+                             "beside it as it is")
     return named
 
 
@@ -202,13 +207,17 @@ def _step(optimizer: AdamW | SGD, params: Any, grads: Any, state: dict[str, Any]
           moments: Sequence[str], rates: Callable[[Tensor], tuple[Tensor, ...]]
           ) -> tuple[Any, dict[str, Any]]:
     named = named_params(params)
-    slopes = _matching_grads(named, grads)
+    slopes = _matching_grads(named, params, grads)
     _check_state(type(optimizer).__name__, named, state, moments)
     step = state["step"] + 1
     now = rates(step)
     new: dict[str, Any] = {"step": step, **{m: {} for m in moments}, "master": {}}
     out = []
-    for path, p in named.items():
+    leaves, structure = tree.flatten(params)
+    for path, p in zip(tree.paths(structure), leaves, strict=True):
+        if path not in named:
+            out.append(p)
+            continue
         w = state["master"].get(path)
         w = convert(p, compute_type(p.type)) if w is None else w
         held = tuple(state[m][path] for m in moments)
@@ -220,7 +229,7 @@ def _step(optimizer: AdamW | SGD, params: Any, grads: Any, state: dict[str, Any]
         if path in state["master"]:
             new["master"][path] = lie_as(w, state["master"][path])
         out.append(_like_param(w, p))
-    return tree.unflatten(tree.flatten(params)[1], out), new
+    return tree.unflatten(structure, out), new
 
 
 def _unbias(b: float, t: Tensor) -> Tensor:
@@ -236,9 +245,12 @@ def _like_param(w: Tensor, p: Tensor) -> Tensor:
     return out
 
 
-def _matching_grads(named: dict[str, Tensor], grads: Any) -> dict[str, Tensor]:
+def _matching_grads(named: dict[str, Tensor], params: Any, grads: Any) -> dict[str, Tensor]:
+    """The gradients of what is trained. Of what is not there may be some, which are not read."""
     leaves, structure = tree.flatten(grads)
     found = dict(zip(tree.paths(structure), leaves, strict=True))
+    beside = set(tree.paths(tree.flatten(params)[1])) - named.keys()
+    found = {path: g for path, g in found.items() if path not in beside}
     if list(found) != list(named):
         odd = sorted(found.keys() ^ named.keys())
         raise ArgumentError(f"gradients and parameters differ in {', '.join(odd) or 'order'}",
@@ -257,12 +269,13 @@ def _check_state(kind: str, named: dict[str, Tensor], state: Any, moments: Seque
         if state[m].keys() != named.keys():
             odd = sorted(state[m].keys() ^ named.keys())
             raise ArgumentError(f"optimizer state and parameters differ in {', '.join(odd)}",
-                                hint="state = optimizer.init(params) of these parameters")
+                                hint="state = optimizer.init(params) of these parameters; what is "
+                                "trained are the ts.params, and arithmetic gives plain tensors")
 
 
 def global_norm(grads: Any) -> Tensor:
-    """sqrt(sum of all squares) over the leaves of a tree, in f32."""
-    leaves = [as_tensor(g) for g in tree.flatten(grads)[0]]
+    """sqrt(sum of all squares) over the floating leaves of a tree, in f32."""
+    leaves = [g for g in map(as_tensor, tree.flatten(grads)[0]) if _is_float(g)]
     if not leaves:
         raise ArgumentError("the norm of a tree without tensors")
     with in_part("optimizer"):
@@ -286,7 +299,11 @@ def clip_by_global_norm(grads: Any, limit: float, norm: Any = None) -> tuple[Any
     norm = global_norm(grads) if norm is None else as_tensor(norm)
     with in_part("optimizer"):
         scale = limit / F.maximum(norm, limit) + 0.0 * norm  # NaN of a norm that is not finite
-        return tree.map_tree(lambda g: g * scale, grads), norm
+        return tree.map_tree(lambda g: g * scale if _is_float(g) else g, grads), norm
+
+
+def _is_float(x: Any) -> bool:
+    return as_tensor(x).dtype.kind == "float"
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ import dataclasses
 import functools
 import types
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -202,15 +202,32 @@ def _unflatten(treedef: TreeDef, leaves: Any) -> Any:
 
 
 def map_tree(f: Callable, tree: Any, *rest: Any) -> Any:
-    """Apply f to the leaves of trees of one structure."""
+    """f of each leaf, in a tree of the same form: `ts.map_tree(lambda p, g: p - lr * g, p, g)`.
+
+    rest: trees of the same form, whose leaves f gets too. None in the place of a leaf is given as
+    it is: gradients have it where a leaf is no parameter. Raises ArgumentError where forms differ.
+    """
     leaves, treedef = flatten(tree)
-    others = []
+    others: list[list] = []
     for other in rest:
         more, structure = flatten(other)
-        if structure != treedef:
+        others.append([])
+        if not _pair_up(treedef, structure, iter(more), others[-1]):
             raise ArgumentError(f"structures differ: {treedef} and {structure}")
-        others.append(more)
     return unflatten(treedef, [f(*xs) for xs in zip(leaves, *others, strict=True)])
+
+
+def _pair_up(treedef: TreeDef, other: TreeDef, leaves: Iterator, found: list) -> bool:
+    """Whether another structure is this one, but for None in the place of leaves; found gets its
+    leaf or None for each leaf of this one."""
+    if treedef.kind is None:
+        if other.kind in (None, type(None)):
+            found.append(next(leaves) if other.kind is None else None)
+        return other.kind in (None, type(None))
+    return (treedef.kind, treedef.data, len(treedef.children)) == (
+        other.kind, other.data, len(other.children)) and all(
+            _pair_up(a, b, leaves, found)
+            for a, b in zip(treedef.children, other.children, strict=True))
 
 
 def paths(treedef: TreeDef, prefix: str = "") -> list[str]:
