@@ -20,6 +20,7 @@ from . import numerics as numerics
 from . import onnx as onnx
 from . import optim as optim
 from . import shape as shape
+from . import stdlib as stdlib
 from .ad import *  # noqa: F403
 from .bundles import LoadedFunction as LoadedFunction
 from .bundles import export as export

@@ -6,7 +6,6 @@ evaluation is inlined there; outside it is compiled once per signature, as `ts.j
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -86,8 +85,9 @@ def value_and_grad(fn: Callable, argnums: int | Sequence[int] | None = None, *, 
         one = F.full((), start, compute_type(loss.type))
         wanted = [v for v, on in zip(graph.inputs, moves, strict=True) if on]
         found = iter(backward(tape, [one] + [None] * (len(tape.outputs) - 1), wanted))
-        grads = [materialize(next(found), x) if on else beside
-                 for x, on, beside in zip(packed.tensors, moves, held_integers(packed), strict=True)]
+        beside = held_integers(packed)
+        grads = [materialize(next(found), x) if on else held
+                 for x, on, held in zip(packed.tensors, moves, beside, strict=True)]
         per_arg = list(packed.replaced(grads).values())
         return out, per_arg[0] if len(chosen) == 1 else tuple(per_arg)
 

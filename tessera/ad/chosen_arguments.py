@@ -1,7 +1,7 @@
 """Which arguments grad differentiates, and which leaves of them.
 
-Arguments: those that are asked for, else those that hold `ts.param`s, else argument 0. Leaves: of an
-argument that holds params these, of others all.
+Arguments: those that are asked for, else those that hold `ts.param`s, else argument 0. Leaves: of
+an argument that holds params these, of others all.
 """
 
 from __future__ import annotations

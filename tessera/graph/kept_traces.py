@@ -8,12 +8,13 @@ from collections.abc import Iterable
 from typing import Any
 
 from ..dims import show_shape
-from ..errors import user_line
+from ..errors import user_line, warn_user
 from ..tensor import TensorType
 from . import tree
 
 MOST = 256  # traces of one function; each holds its graph, its steps and its memory
 TELL_AFTER = 32
+REBOUND_OFTEN = 3
 
 
 class RetracingWarning(RuntimeWarning):
@@ -25,7 +26,7 @@ class Signatures:
     calls to the same traces."""
 
     def __init__(self, name: str):
-        self.name, self.told, self.clock, self.made = name, False, 0, 0
+        self.name, self.told, self.clock, self.made, self.rebound = name, False, 0, 0, 0
         self.kept: dict[Any, Any] = {}
         self.fast: dict[Any, Any] = {}
         self.types: dict[Any, list] = {}  # of a short key: keeps the ids in it alive
@@ -40,6 +41,21 @@ class Signatures:
             self.used(traced)
         return traced
 
+    def drop(self, traced: Any, name: str) -> None:
+        """A trace of a tensor that is no longer what this name of the user's program holds."""
+        self.kept = {k: t for k, t in self.kept.items() if t is not traced}
+        self._drop_short(traced)
+        self.made -= 1
+        self.rebound += 1
+        if self.rebound == REBOUND_OFTEN:
+            warn_user(f"{self.name} has been traced and compiled anew {self.rebound} times, as "
+                      f"{name!r}, which it reads from outside, was bound to another tensor: give "
+                      "it as an argument, which is read at each call", RetracingWarning)
+
+    def _drop_short(self, traced: Any) -> None:
+        for short in [s for s, t in self.fast.items() if t is traced]:
+            del self.fast[short], self.types[short]
+
     def keep(self, key: Any, traced: Any) -> None:
         """A new trace; the one used longest ago goes when there are too many."""
         self.made += 1
@@ -50,9 +66,7 @@ class Signatures:
             self._warn()
         if len(self.kept) > MOST:
             old = min(self.kept, key=lambda k: self.kept[k].used)
-            gone = self.kept.pop(old)
-            for short in [s for s, t in self.fast.items() if t is gone]:
-                del self.fast[short], self.types[short]
+            self._drop_short(self.kept.pop(old))
 
     def remember(self, short: Any, types: list, traced: Any) -> None:
         if len(self.fast) >= MOST:  # types that are equal, but others at each call

@@ -44,6 +44,10 @@ def register_tree(cls: type, flatten: Callable, unflatten: Callable) -> type:
     return cls
 
 
+def is_registered(cls: type) -> bool:
+    return cls in _REGISTERED
+
+
 def flatten(tree: Any) -> tuple[list, TreeDef]:
     """(leaves, structure) of a nested value. None has no leaves."""
     leaves: list = []

@@ -108,8 +108,8 @@ def test_arrays_in_place_of_parameters_are_told_of_param():
 
 
 def with_buffers(rng: np.random.Generator) -> dict:
-    return {"w": ts.param(rng.normal(size=(3, 2)), "f32"), "mean": ts.tensor(rng.normal(size=2), "f32"),
-            "seen": ts.tensor(3), "kind": "relu", "none": None}
+    return {"w": ts.param(rng.normal(size=(3, 2)), "f32"), "seen": ts.tensor(3), "kind": "relu",
+            "mean": ts.tensor(rng.normal(size=2), "f32"), "none": None}
 
 
 def shifted(params: dict, x: np.ndarray) -> ts.Tensor:

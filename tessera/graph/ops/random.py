@@ -403,8 +403,8 @@ CHECK_PROBABILITIES = GraphOp(
     differentiable=False,
     host="now",
     samples=(Sample((Arg((2, 3), "positive", False),), {"slack": math.inf}),),
-    doc="probabilities along the last axis; an ArgumentError where one is none, or their sum is off "
-    "1 by more than the slack",
+    doc="probabilities along the last axis; an ArgumentError where one is none, or their sum "
+    "differs from 1 by more than the slack",
 )
 
 
