@@ -102,6 +102,7 @@ RANDOM: Mapping[str, str] = {
 OPTIM: Mapping[str, str] = {
     "Adam": "ts.optim.AdamW(weight_decay=0.0)", "adam": "ts.optim.AdamW(weight_decay=0.0)",
     "adamw": "ts.optim.AdamW()", "sgd": "ts.optim.SGD()", "Momentum": "ts.optim.SGD(momentum=0.9)",
+    "lion": "ts.optim.Lion()", "adafactor": "ts.optim.Adafactor()", "muon": "ts.optim.Muon()",
     "clip_grad_norm_": "ts.optim.clip_by_global_norm(grads, limit)",
     "clip_grad_norm": "ts.optim.clip_by_global_norm(grads, limit)",
     "cosine_decay_schedule": "ts.optim.CosineSchedule(peak, steps, warmup)",
