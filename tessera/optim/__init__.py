@@ -24,10 +24,10 @@ from typing import NoReturn
 
 from ..errors import UnknownNameError
 from ..foreign import OPTIM
-from .adafactor import Adafactor
 from .clipping import clip_by_global_norm, global_norm
+from .factored_moments import Adafactor
 from .first_order import SGD, AdamW, Lion
-from .muon import Muon, hidden_matrices
+from .orthogonal_steps import Muon, hidden_matrices
 from .record import OPTIMIZERS, OptimizerRecord
 from .schedules import CosineSchedule
 from .trained import decays_matrices, named_params

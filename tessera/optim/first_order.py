@@ -14,7 +14,7 @@ from .record import OptimizerRecord, check, optimizer
 from .trained import decays_matrices
 
 if TYPE_CHECKING:
-    from .muon import Muon
+    from .orthogonal_steps import Muon
 
 
 def after(step: Tensor) -> Tensor:

@@ -104,7 +104,7 @@ def test_errors() -> None:
         (lambda: ts.random.categorical(ts.ones((2, 3)), (4,)), ShapeError, "the last extents"),
         (lambda: ts.random.normall, UnknownNameError, "did you mean 'normal'"),
         (lambda: ts.random.randn, UnknownNameError, r"ts.random.normal\(shape\)"),
-        (lambda: ts.optim.Adam, UnknownNameError, r"AdamW\(weight_decay=0.0\)"),
+        (lambda: ts.optim.Adam, UnknownNameError, r"AdamW\(b2=0.999, weight_decay=0.0\)"),
     ):
         with pytest.raises(kind, match=words):
             call()
