@@ -39,21 +39,23 @@ def _extreme(name: str, extremum: np.ufunc, word: str, segment: GraphOp) -> Grap
     def ties(y: Tensor, x: Tensor, ids: Tensor, u: Tensor, axis: int
              ) -> tuple[Tensor, Tensor, Tensor]:
         """Where x and updates are what stays, and how many there are at each place."""
-        mine = F.cast(F.equal(y, x), x.type)
-        theirs = F.cast(F.equal(u, apply(TAKE, y, ids, axis=axis)), u.type)
-        return mine, theirs, mine + apply(SEGMENT_SUM, theirs, ids, axis=axis, extent=x.shape[axis])
+        mine, theirs = F.equal(y, x), F.equal(u, apply(TAKE, y, ids, axis=axis))
+        met = apply(SEGMENT_SUM, F.cast(theirs, u.type), ids, axis=axis, extent=x.shape[axis])
+        return mine, theirs, F.cast(mine, x.type) + met
 
     def vjp(g: Tensor, y: Tensor, x: Tensor, ids: Tensor, u: Tensor, axis: int) -> tuple:
         mine, theirs, count = ties(y, x, ids, u, axis)
-        share = g / count
-        return share * mine, None, apply(TAKE, share, ids, axis=axis) * theirs
+        share, none = g / count, 0.0 / count  # NaN where y is
+        return F.where(mine, share, none), None, F.where(
+            theirs, *(apply(TAKE, t, ids, axis=axis) for t in (share, none)))
 
     def jvp(ts: tuple, y: Tensor, x: Tensor, ids: Tensor, u: Tensor, axis: int) -> Tensor:
         mine, theirs, count = ties(y, x, ids, u, axis)
-        moved = None if ts[2] is None else apply(SEGMENT_SUM, ts[2] * theirs, ids, axis=axis,
-                                                 extent=x.shape[axis])
-        parts = [t for t in (None if ts[0] is None else ts[0] * mine, moved) if t is not None]
-        return (parts[0] + parts[1] if len(parts) == 2 else parts[0]) / count
+        moved = [] if ts[0] is None else [F.where(mine, ts[0], 0.0)]
+        if ts[2] is not None:
+            moved += [apply(SEGMENT_SUM, F.where(theirs, ts[2], 0.0), ids, axis=axis,
+                            extent=x.shape[axis])]
+        return (moved[0] if len(moved) == 1 else moved[0] + moved[1]) / count
 
     def steps(x: Tensor, ids: Tensor, u: Tensor, axis: int) -> Tensor:
         found = apply(segment, u, ids, axis=axis, extent=x.shape[axis])
