@@ -84,8 +84,10 @@ class _Search:
     def look(self, value: Any, depth: int) -> bool:
         """Whether a captured tensor is reached through a value, or an array, which is captured as
         a tensor that is made of it; the links to it are kept."""
-        if isinstance(value, Tensor | np.ndarray):
-            return type(value) is np.ndarray or id(value) in self.ids or id(value.scale) in self.ids
+        if isinstance(value, Tensor):
+            return id(value) in self.ids or id(value.scale) in self.ids
+        if isinstance(value, np.ndarray):
+            return True
         if isinstance(value, PLAIN) or depth > DEEPEST or len(self.seen) > MOST:
             return False
         if id(value) not in self.seen:

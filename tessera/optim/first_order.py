@@ -29,9 +29,10 @@ def unbias(b: float, t: Tensor) -> Tensor:
     return 1.0 / -F.expm1(t * math.log(b))
 
 
-def adam_change(g: Tensor, m: Tensor, v: Tensor, unbias1: Tensor, unbias2: Tensor,
-                settings: AdamW | Muon) -> tuple[Tensor, dict[str, Tensor]]:
+def adam_change(settings: AdamW | Muon, g: Tensor, held: dict[str, Tensor], unbias1: Tensor,
+                unbias2: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
     """The direction of a step of Adam, and the moments after it."""
+    m, v = held["m"], held["v"]
     m = m * settings.b1 + g * (1 - settings.b1)
     v = v * settings.b2 + (g * g) * (1 - settings.b2)
     return (m * unbias1) / (F.sqrt(v * unbias2) + settings.eps), {"m": m, "v": v}
@@ -98,7 +99,7 @@ class AdamW(OptimizerRecord):
     def moved(self, w: Tensor, g: Tensor, held: dict[str, Tensor], rates: tuple[Tensor, ...],
               decay: float) -> tuple[Tensor, dict[str, Tensor]]:
         lr, *unbiases = rates
-        change, made = adam_change(g, held["m"], held["v"], *unbiases, self)
+        change, made = adam_change(self, g, held, *unbiases)
         return w - lr * (change + w * decay if decay else change), made
 
 

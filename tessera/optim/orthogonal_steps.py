@@ -74,7 +74,7 @@ class Muon(OptimizerRecord):
               decay: float) -> tuple[Tensor, dict[str, Tensor]]:
         lr, *unbiases = rates
         if "v" in held:
-            change, made = adam_change(g, held["m"], held["v"], *unbiases, self)
+            change, made = adam_change(self, g, held, *unbiases)
         else:
             m = held["m"] * self.momentum + g * (1 - self.momentum)
             u = m * self.momentum + g * (1 - self.momentum) if self.nesterov else m

@@ -87,8 +87,24 @@ def optimizer(cls: type[T]) -> type[T]:
         made(self, *args, **kwargs)
 
     cls.__init__ = init  # type: ignore[method-assign]
+    for name in ("init", "update"):
+        setattr(cls, name, _told(f"{cls.__name__}.{name}", getattr(cls, name)))
     OPTIMIZERS[cls.__name__] = cls  # type: ignore[assignment]
     return cls
+
+
+def _told(name: str, method: Callable) -> Callable:
+    """A method whose arguments, where they do not fit, are an error that says the record's name."""
+    signature = inspect.signature(method)
+    signature = signature.replace(parameters=list(signature.parameters.values())[1:])
+
+    @functools.wraps(method)
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if (problem := binding_problem(signature, args, kwargs)) is not None:
+            raise call_error(name, signature, kwargs, problem) from None
+        return method(self, *args, **kwargs)
+
+    return call
 
 
 def _how(signature: inspect.Signature) -> str:
@@ -151,9 +167,8 @@ def _matching_grads(named: dict[str, Tensor], params: Any, grads: Any) -> dict[s
     found = dict(zip(tree.paths(structure), map(as_tensor, leaves), strict=True))
     beside = set(tree.paths(tree.flatten(params)[1])) - named.keys()
     found = {path: g for path, g in found.items() if path not in beside}
-    if list(found) != list(named):
-        odd = sorted(found.keys() ^ named.keys())
-        raise ArgumentError(f"gradients and parameters differ in {', '.join(odd) or 'order'}",
+    if odd := sorted(found.keys() ^ named.keys()):
+        raise ArgumentError(f"gradients and parameters differ in {', '.join(map(repr, odd))}",
                             hint="pass the gradient that ts.grad returned for these parameters")
     for path, p in named.items():
         if tuple(found[path].shape) != tuple(p.shape):

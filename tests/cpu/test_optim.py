@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -170,6 +171,26 @@ def test_choices_and_loops_keep_the_mark():
               ts.fori_loop(0, 2, lambda i, w: w * 2, w)):
         assert x.is_param
     assert not ts.cond(ts.sum(w) > 0, lambda w: w * 0.5, lambda w: w * 2, w).is_param
+
+
+def test_trees_are_walked_together():
+    """Dicts in any order, None in the place of a leaf; where they differ is said by path."""
+    @dataclass
+    class Layer:
+        w: ts.Tensor
+        kind: str = "a"
+
+    first = {"a": 1, "b": [Layer(2), (3, None)]}
+    other = {"b": [Layer(None), (30, None)], "a": 10}
+    seen = ts.map_tree(lambda x, y: (x, y), first, other)
+    assert seen == {"a": (1, 10), "b": [Layer((2, None)), ((3, 30), None)]}
+    optimizer, params = SGD(), {"x": ts.param(1.0), "y": ts.param(2.0)}
+    new, _ = optimizer.update(params, {"y": 1.0, "x": 3.0}, optimizer.init(params), 1.0)
+    assert [new["x"].item(), new["y"].item()] == [-2.0, 1.0]
+    for wrong, words in (({"a": 1, "b": []}, "trees differ in b.0.w, b.1.0"),
+                         ({"a": 1, "b": [Layer(2, "z"), (3, None)]}, "structures differ")):
+        with pytest.raises(ts.ArgumentError, match=words):
+            ts.map_tree(lambda x, y: x, first, wrong)
 
 
 @pytest.mark.parametrize("wrong", [{"lr": 0.1}, {"params": []}])
@@ -373,11 +394,14 @@ def test_bad_settings_are_named(make, words):
 def test_trees_that_do_not_belong_together_are_named(rng):
     params, optimizer = make_params(rng), AdamW()
     state = optimizer.init(params)
-    with pytest.raises(ts.ArgumentError, match="differ in blocks.0.gain, blocks.0.w"):
+    with pytest.raises(ts.ArgumentError, match="differ in 'blocks.0.gain', 'blocks.0.w'"):
         optimizer.update(params, {"embedding": params["embedding"]}, state, 0.1)
     grads = tree.map_tree(lambda p: p, params) | {"embedding": ts.zeros((4, 7))}
     with pytest.raises(ts.ShapeError, match=r"gradient of 'embedding' .*\[4, 7\].*\[7, 4\]"):
         optimizer.update(params, grads, state, 0.1)
+    with pytest.raises(ts.ArgumentError, match=r"AdamW.update: missing .*'lr'") as info:
+        optimizer.update(params, params, state)
+    assert info.value.hint == "AdamW.update(params, grads, state, lr)"
     with pytest.raises(ts.ArgumentError, match="no AdamW state"):
         optimizer.update(params, params, {}, 0.1)
     with pytest.raises(ts.ArgumentError, match="no SGD state"):
