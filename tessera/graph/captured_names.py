@@ -1,14 +1,17 @@
-"""By which names a traced function reached the tensors that it captured, so that a name bound to
-another tensor since is seen.
+"""By which names a traced function reached what it read from outside, so that a name bound to
+something else since is seen: of tensors, and of numbers, strings and bools that objects hold.
 
 A trace holds tensors, Python holds names: `w = w - 0.1 * g` makes a new tensor, which a trace of
-`lambda x: x * w` does not know. Looked through are closures, globals that the code names, functions
-that it calls so, and lists, dicts and attributes of objects in them. What a function computes to
-find a tensor is not followed. A call of a function that captured none looks at nothing.
+`lambda x: x * w` does not know; `model.training = False` is another constant of `model(x)`. Looked
+through are closures, globals that the code names, functions and methods that it calls so, and
+lists, dicts and attributes of objects in them. What a function computes to find a tensor is not
+followed. A call of a function that captured no tensor, and has no object as an argument, looks at
+nothing.
 """
 
 from __future__ import annotations
 
+import dis
 import functools
 import types
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -45,6 +48,10 @@ class NameLink(NamedTuple):
         return getattr(self.holder, self.key, self)
 
 
+def _same(now: Any, value: Any) -> bool:
+    return now is value or (isinstance(value, PLAIN) and type(now) is type(value) and now == value)
+
+
 def _filled(cell: types.CellType) -> bool:
     try:
         cell.cell_contents  # noqa: B018
@@ -53,8 +60,15 @@ def _filled(cell: types.CellType) -> bool:
     return True
 
 
+class Rebound(NamedTuple):
+    """A name of the user's program. setting: whether it held a number, string or bool."""
+
+    name: str
+    setting: bool
+
+
 class CapturedNames:
-    """The links that lead to captured tensors."""
+    """The links that lead to captured tensors and to settings of objects."""
 
     def __init__(self, roots: Iterable[Any], captures: Iterable[Tensor]):
         search = _Search(captures)
@@ -65,18 +79,23 @@ class CapturedNames:
         self._others = [k for k in found if type(k.holder) is not dict]
         self._names = {(id(k.holder), k.key): k.name for k in found}
 
-    def rebound(self) -> str | None:
+    def rebound(self) -> Rebound | None:
         """A name that holds something else than when the function was traced."""
         for holder, key, value in self._items:  # the way of most, of whole models
-            if holder.get(key) is not value:
-                return self._names[id(holder), key]
-        return next((k.name for k in self._others if k.now is not k.value), None)
+            if holder.get(key) is not value and not _same(holder.get(key), value):
+                return Rebound(self._names[id(holder), key], isinstance(value, PLAIN))
+        other = next((k for k in self._others if not _same(k.now, k.value)), None)
+        return None if other is None else Rebound(other.name, isinstance(other.value, PLAIN))
+
+    def __bool__(self) -> bool:
+        return bool(self._items or self._others)
 
 
 class _Search:
     def __init__(self, captures: Iterable[Tensor]):
         self.ids = {id(t) for t in captures}
         self.names: set[str] = set()  # in the code of the functions so far
+        self.written: set[str] = set()  # attributes that it writes, such as counters of its traces
         self.seen: dict[int, bool] = {}
         self.alive: list[Any] = []  # what `seen` knows by id
         self.links: list[NameLink] = []
@@ -94,11 +113,19 @@ class _Search:
             self.seen[id(value)] = False
             self.alive.append(value)
             self.names |= _names_of(value)
+            self.written |= _written_by(value)
             for link, child in _parts(value, self.names):
-                if self.look(child, depth + 1):
+                if self.look(child, depth + 1) or (link and self._is_setting(value, link)):
                     self.seen[id(value)] = True
                     self.links += [] if link is None else [link]
         return self.seen[id(value)]
+
+
+    def _is_setting(self, value: Any, link: NameLink) -> bool:
+        """Whether it is a number, string or bool that an object has under a name of the code."""
+        mine = link.holder is value or link.holder is getattr(value, "__dict__", None)
+        return (mine and isinstance(link.value, PLAIN) and link.key in self.names - self.written
+                and not isinstance(value, types.ModuleType | dict | list))
 
 
 def _parts(value: Any, names: set[str]) -> Iterator[tuple[NameLink | None, Any]]:
@@ -109,6 +136,8 @@ def _parts(value: Any, names: set[str]) -> Iterator[tuple[NameLink | None, Any]]
         yield from ((None, x) for x in (value.__func__, value.__self__))
     elif isinstance(value, functools.partial):
         yield from ((None, x) for x in (value.func, *value.args, *value.keywords.values()))
+    elif isinstance(value, dict | list | tuple | set | frozenset) and len(value) > MOST:
+        return
     elif isinstance(value, dict):
         yield from _items(value, value)
     elif isinstance(value, list):
@@ -121,10 +150,20 @@ def _parts(value: Any, names: set[str]) -> Iterator[tuple[NameLink | None, Any]]
     elif type(value).__module__.partition(".")[0] == OURS:
         yield from ((None, x) for x in _of_ours(value))
     else:
+        yield from ((None, method) for method in _methods(type(value), names))
         yield from _items(getattr(value, "__dict__", {}), getattr(value, "__dict__", {}))
         slots = [n for kind in type(value).__mro__ for n in _slots(kind)]
         yield from ((NameLink(value, n, getattr(value, n), n), getattr(value, n))
                     for n in slots if hasattr(value, n))
+
+
+def _methods(kind: type, names: set[str]) -> Iterator[Any]:
+    """Those that the code names; what these name may be further ones."""
+    done: set[str] = set()
+    while more := ({"__call__"} | names) - done:
+        done |= more
+        found = (vars(k)[n] for k in kind.__mro__ for n in sorted(more) if n in vars(k))
+        yield from [m for m in found if isinstance(m, types.FunctionType) or hasattr(m, "fn")]
 
 
 def _slots(kind: type) -> Sequence[str]:
@@ -161,10 +200,24 @@ def _names_of(value: Any) -> frozenset[str]:
     return frozenset() if code is None else _names_in(code)
 
 
+def _written_by(value: Any) -> frozenset[str]:
+    code = getattr(value, "__code__", None)
+    return frozenset() if code is None else _written_in(code)
+
+
 @functools.lru_cache(maxsize=256)
 def _names_in(code: types.CodeType) -> frozenset[str]:
-    inner = [c for c in code.co_consts if isinstance(c, types.CodeType)]
-    return frozenset(code.co_names).union(*map(_names_in, inner))
+    return frozenset(code.co_names).union(*map(_names_in, _codes_in(code)))
 
 
-__all__ = ["CapturedNames"]
+@functools.lru_cache(maxsize=256)
+def _written_in(code: types.CodeType) -> frozenset[str]:
+    own = (i.argval for i in dis.get_instructions(code) if i.opname == "STORE_ATTR")
+    return frozenset(own).union(*map(_written_in, _codes_in(code)))
+
+
+def _codes_in(code: types.CodeType) -> list[types.CodeType]:
+    return [c for c in code.co_consts if isinstance(c, types.CodeType)]
+
+
+__all__ = ["PLAIN", "CapturedNames"]

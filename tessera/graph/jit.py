@@ -252,15 +252,17 @@ class JitFunction:
 
     def _cached(self, key: Any) -> TracedSignature | None:
         traced = self._cache.get(key)
-        return None if traced is None or self._outdated(traced) else traced
+        if traced is None or self._outdated(traced):
+            return self._cache.back(key)
+        return traced
 
     def _outdated(self, traced: TracedSignature) -> bool:
-        """Whether a name by which a trace captured a tensor holds another one now: then it is
-        forgotten."""
-        name = None if traced.captured is None else traced.captured.rebound()
-        if name is None:
+        """Whether a name by which a trace read something holds something else now: then it is
+        forgotten, or put aside."""
+        moved = None if traced.captured is None else traced.captured.rebound()
+        if moved is None:
             return False
-        self._cache.drop(traced, name)
+        self._cache.drop(traced, *moved)
         self._ready = [r for r in self._ready if r.traced is not traced]
         return True
 

@@ -149,6 +149,44 @@ def test_a_name_bound_to_another_tensor_is_seen(way: str, request: pytest.Fixtur
         assert f.specializations == 1, "a trace of a tensor that is gone was kept"
 
 
+class Net:
+    """Settings of an object, as PyTorch's modules have."""
+
+    def __init__(self) -> None:
+        self.w, self.training, self.scale = ts.ones(3), True, 2.0
+        self.traces = 0
+
+    def factor(self) -> float:
+        return self.scale if self.training else 10.0
+
+    @ts.jit
+    def method(self, x: Any) -> Any:
+        self.traces += 1
+        return x * self.w * self.factor()
+
+    def __call__(self, x: Any) -> Any:
+        self.traces += 1
+        return x * self.w * self.factor()
+
+
+@pytest.mark.parametrize("way", ["method", "closure"])
+def test_a_setting_of_an_object_is_seen_and_its_trace_kept_for_later(way: str) -> None:
+    net, x = Net(), ts.ones(3)
+    f = net.method if way == "method" else ts.jit(lambda x: net(x))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for k in range(6):
+            net.training = k % 2 == 0
+            assert f(x).tolist() == f(x).tolist() == [2.0 if net.training else 10.0] * 3
+        assert net.traces == 2
+        net.training, net.scale = True, 3.0
+        assert f(x).tolist() == [3.0] * 3 and net.traces == 3
+        net.w = net.w * 2.0
+        assert f(x).tolist() == [6.0] * 3
+        net.training = False
+        assert f(x).tolist() == [20.0] * 3
+
+
 TABLE = ts.ones(3)
 
 
