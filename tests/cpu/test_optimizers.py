@@ -180,6 +180,23 @@ def test_what_adafactor_and_muon_hold(rng):
         Adafactor().update(params, params, state, 0.1)
 
 
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_adafactor_factors_the_two_largest_axes(place, rng):
+    """Stacked matrices, along any axis: each as it is alone, where nothing is of all of them."""
+    record = Adafactor(min_dim_size_to_factor=5, clipping_threshold=1e9, weight_decay=DECAY,
+                       multiply_by_parameter_scale=False)
+    w, gs = draws(rng, 3, 6, 9), [draws(rng, 3, 6, 9) for _ in range(2)]
+    params = {"w": ts.param(np.moveaxis(w, 0, place))}
+    state = record.init(params)
+    for g in gs:
+        grads = {"w": ts.tensor(np.moveaxis(g, 0, place))}
+        params, state = record.update(params, grads, state, LR)
+    got = np.moveaxis(params["w"].numpy(), place, 0)
+    for i in range(3):
+        want = adafactor(w[i].astype(np.float64), [g[i].astype(np.float64) for g in gs], record)
+        assert_close(got[i], want, "f32", n=40)
+
+
 def test_muon_moves_matrices_by_about_one_size(rng):
     """In bf16, as by default: singular values between 0.7 and 1.2 (the blog's figure), and zeros
     stay zeros."""
