@@ -22,6 +22,7 @@ from . import onnx as onnx
 from . import optim as optim
 from . import shape as shape
 from . import state as state
+from . import stdlib as stdlib
 from .ad import *  # noqa: F403
 from .bundles import LoadedFunction as LoadedFunction
 from .bundles import export as export
@@ -59,6 +60,7 @@ from .graph.regions import reduce_max as reduce_max
 from .graph.regions import reduce_min as reduce_min
 from .graph.regions import reduce_sum as reduce_sum
 from .graph.regions import write as write
+from .graph.tree import map_tree as map_tree
 from .graph.tree import register_tree as register_tree
 from .mesh import domain as domain
 from .mesh.logical_names import on as on
@@ -108,7 +110,7 @@ dropout_in_kernel = tile.dropout_in_kernel
 INF = inf
 __version__ = "0.1.0"
 _OFFERED = [n for n, x in globals().items() if n[0] != "_" and n != "annotations"
-            and (n in {*_MODULES, "graph", "tile"} or not isinstance(x, _ModuleType))]
+            and (n in {*_MODULES, "graph", "stdlib", "tile"} or not isinstance(x, _ModuleType))]
 # What a star-import binds: no name of a Python builtin (ts.max stays ts.max).
 __all__ = [n for n in _OFFERED if not hasattr(_builtins, n)]
 

@@ -18,6 +18,7 @@ from . import onnx as onnx
 from . import optim as optim
 from . import shape as shape
 from . import state as state
+from . import stdlib as stdlib
 from .ad import *  # noqa: F403
 from .bundles import LoadedFunction as LoadedFunction
 from .bundles import export as export
@@ -50,6 +51,7 @@ from .graph.regions import reduce_max as reduce_max
 from .graph.regions import reduce_min as reduce_min
 from .graph.regions import reduce_sum as reduce_sum
 from .graph.regions import write as write
+from .graph.tree import map_tree as map_tree
 from .graph.tree import register_tree as register_tree
 from .mesh import domain as domain
 from .mesh.logical_names import on as on

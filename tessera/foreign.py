@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
+ADAM = "ts.optim.AdamW(b2=0.999, weight_decay=0.0)"
+
 # ts.<word>
 FUNCTIONS: Mapping[str, str] = {
     "asarray": "ts.tensor(data)", "as_tensor": "ts.tensor(data)",
@@ -39,7 +41,8 @@ FUNCTIONS: Mapping[str, str] = {
     "positive": "x itself", "size": "x.size", "narrow": "x[start:stop]", "select": "x[:, i]",
     "unbind": "list(x)", "unstack": "list(x)", "repeat_interleave": "ts.repeat(x, n, axis)",
     "masked_select": "x[mask], or ts.where(mask, x, 0)", "ptp": "ts.max(x) - ts.min(x)",
-    "logaddexp": "ts.logsumexp(ts.stack([a, b]), axis=0)", "nansum": "ts.sum(ts.nan_to_num(x))",
+    "logaddexp": "ts.logsumexp(ts.stack([a, b]), axis=0)",
+    "nansum": "ts.sum(ts.where(ts.isnan(x), 0, x))",
     "fmod": "ts.remainder(a, b), with the sign of b", "vdot": "ts.sum(a * b)",
     "rot90": "ts.flip(ts.swapaxes(x, 0, 1), 0)", "heaviside": "ts.where(x < 0, 0, 1)",
     "hardtanh": "ts.clip(x, -1, 1)", "rad2deg": "x * (180 / ts.pi)", "kthvalue":
@@ -49,9 +52,34 @@ FUNCTIONS: Mapping[str, str] = {
     "detach": "ts.stop_gradient(x)", "function": "ts.jit(f)",
     "lax": "ts.scan, ts.while_loop, ts.cond",
     "SGD": "ts.optim.SGD()", "sgd": "ts.optim.SGD()", "AdamW": "ts.optim.AdamW()",
-    "Adam": "ts.optim.AdamW(weight_decay=0.0)", "adam": "ts.optim.AdamW(weight_decay=0.0)",
+    "Adam": ADAM, "adam": ADAM,
     "adamw": "ts.optim.AdamW()", "half": "ts.f16", "double": "ts.f64", "long": "ts.int64",
     "bool": "ts.bool_",
+    "tree_map": "ts.map_tree(f, tree)", "tree": "ts.map_tree(f, tree)",
+    "scatter_reduce": 'ts.put_along_axis(x, ids, values, axis, "max")',
+    "solve_triangular": "ts.triangular_solve(a, b, lower=True)", "logdet": "ts.slogdet(a)[1]",
+    "cdist": "ts.norm(a[:, None] - b[None], axis=-1)",
+    "normalize": "x / ts.norm(x, axis=-1, keepdims=True)", "cosine_similarity":
+    "ts.sum(a * b, -1) / (ts.norm(a, axis=-1) * ts.norm(b, axis=-1))",
+    "binary_cross_entropy": "ts.binary_cross_entropy_with_logits(logits, target)",
+    "log_sigmoid": "-ts.softplus(-x)", "logsigmoid": "-ts.softplus(-x)",
+    "softmin": "ts.softmax(-x)", "softsign": "x / (1 + ts.abs(x))",
+    "mish": "x * ts.tanh(ts.softplus(x))", "relu6": "ts.clip(x, 0, 6)",
+    "prelu": "ts.where(x > 0, x, a * x)", "selu": "1.0507009873554805 * ts.elu(x, "
+    "1.6732632423543772)", "celu": "a * ts.elu(x / a)",
+    "hardsigmoid": "ts.clip(x / 6 + 0.5, 0, 1)", "hard_sigmoid": "ts.clip(x / 6 + 0.5, 0, 1)",
+    "hardswish": "x * ts.clip(x / 6 + 0.5, 0, 1)", "expit": "ts.sigmoid(x)",
+    "glu": "a * ts.sigmoid(b) of a, b = ts.split(x, 2, axis=-1)",
+    "logit": "ts.log(p) - ts.log1p(-p)", "xlogy": "x * ts.log(ts.where(x == 0, 1, y))",
+    "instance_norm": "ts.group_norm(x, x.shape[1], gamma, beta)",
+    "adaptive_avg_pool2d": "ts.mean(x, axis=(2, 3), keepdims=True), for one element",
+    "nanmean": "ts.mean of what is not NaN: m = ~ts.isnan(x); ts.sum(ts.where(m, x, 0)) / "
+    "ts.sum(m)", "percentile": "ts.quantile(x, q / 100)",
+    "average": "ts.mean(x), or ts.sum(w * x) / ts.sum(w)", "inner": "ts.sum(a * b)",
+    "count_nonzero": "ts.sum(x != 0)", "custom_gradient": "ts.custom_vjp",
+    "lstm": "a cell, under ts.scan(cell, state, xs)", "gru": "a cell, under ts.scan(cell, state, "
+    "xs)", "Module": "a dict, list or dataclass that holds ts.param(data), and functions",
+    "Linear": "ts.linear(x, w, b), with w = ts.param(data)",
 }
 
 # ts.tile.<word>: what CUDA, Triton and CuTe call it
@@ -100,8 +128,9 @@ RANDOM: Mapping[str, str] = {
 
 # ts.optim.<word>
 OPTIM: Mapping[str, str] = {
-    "Adam": "ts.optim.AdamW(weight_decay=0.0)", "adam": "ts.optim.AdamW(weight_decay=0.0)",
+    "Adam": ADAM, "adam": ADAM,
     "adamw": "ts.optim.AdamW()", "sgd": "ts.optim.SGD()", "Momentum": "ts.optim.SGD(momentum=0.9)",
+    "lion": "ts.optim.Lion()", "adafactor": "ts.optim.Adafactor()", "muon": "ts.optim.Muon()",
     "clip_grad_norm_": "ts.optim.clip_by_global_norm(grads, limit)",
     "clip_grad_norm": "ts.optim.clip_by_global_norm(grads, limit)",
     "cosine_decay_schedule": "ts.optim.CosineSchedule(peak, steps, warmup)",
@@ -109,6 +138,12 @@ OPTIM: Mapping[str, str] = {
     "CosineAnnealingLR": "ts.optim.CosineSchedule(peak, steps, warmup)",
     "lr_scheduler": "ts.optim.CosineSchedule(peak, steps, warmup)",
     "apply_updates": "optimizer.update(params, grads, state, lr)",
+    "RMSprop": "ts.optim.AdamW(b1=0.0, b2=0.99, weight_decay=0.0), which corrects the bias too",
+    "clip_grad_value_": "ts.map_tree(lambda g: ts.clip(g, -limit, limit), grads)",
+    "ema": "ts.map_tree(lambda a, p: d * a + (1 - d) * p, average, params)",
+    "EMA": "ts.map_tree(lambda a, p: d * a + (1 - d) * p, average, params)",
+    **dict.fromkeys(("StepLR", "ExponentialLR", "LinearLR", "OneCycleLR", "LinearSchedule"),
+                    "a function of the step: the rate is an argument of optimizer.update"),
 }
 
 # x.<word> of a tensor
@@ -127,6 +162,7 @@ METHODS: Mapping[str, str] = {
     "add_": "x = x + y", "mul_": "x = x * y", "sub_": "x = x - y", "zero_": "ts.zeros_like(x)",
     "fill_": "ts.full_like(x, value)", "clamp": "x.clip(low, high)", "amax": "x.max(axis)",
     "amin": "x.min(axis)", "numel": "x.size", "dim": "x.ndim", "at": "ts.scatter(x, ids, updates)",
+    "scatter_reduce": 'ts.put_along_axis(x, ids, values, axis, "max")',
     "masked_fill": "ts.where(condition, value, x)", "topk": "ts.top_k(x, k)",
     "gather": "ts.take_along_axis(x, ids, axis)", "itemsize": "x.dtype.bits // 8",
 }

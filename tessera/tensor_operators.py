@@ -112,6 +112,9 @@ class Operators:
     def __neg__(self) -> Self:
         return OPERATORS["__neg__"](self)
 
+    def __pos__(self) -> Self:
+        return self
+
     def __abs__(self) -> Self:
         return OPERATORS["__abs__"](self)
 

@@ -24,6 +24,7 @@ from guide_api import API
 from guide_library_tables import LIBRARY, markdown
 from guide_mesh_tables import MESHES
 from guide_onnx_tables import ONNX
+from guide_optimizer_tables import OPTIMIZER
 from tessera import config, errors, numerics
 from tessera.__main__ import COMMANDS
 from tessera.bench.catalogue import MODELS
@@ -575,7 +576,7 @@ TABLES: dict[str, Callable[[], str | None]] = {
     "training": training_table,
     "decode": decode_table,
     "attention_rules": attention_rules_table,
-    **LIBRARY, **MESHES, **ONNX,
+    **LIBRARY, **MESHES, **ONNX, **OPTIMIZER,
     "power": power_table,
     "cpu_models": cpu_models_table,
     "schedule": schedule_table,

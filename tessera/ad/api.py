@@ -6,14 +6,12 @@ evaluation is inlined there; outside it is compiled once per signature, as `ts.j
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
-from weakref import WeakKeyDictionary
 
 from .. import hooks
 from ..dims import show_shape
-from ..errors import ArgumentError, GradError, ShapeError, did_you_mean
+from ..errors import ArgumentError, GradError, ShapeError
 from ..graph import functions as F
 from ..graph import tree
 from ..graph.decorator import Decorator
@@ -24,6 +22,7 @@ from ..graph.simplify import merge_common
 from ..graph.trace import current_builder
 from ..numerics import as_type
 from ..tensor import Tensor, as_tensor
+from .chosen_arguments import choose_arguments, held_integers, marks_of, moving_tensors
 from .forward import push_forward
 from .reverse import backward, forward, is_differentiable, kept, materialize
 from .subgraphs import Packed, Result
@@ -45,7 +44,9 @@ def grad(fn: Callable, argnums: int | Sequence[int] | None = None, *, wrt: Any =
     Which arguments: `argnums=` (positions) or `wrt=` (names) if given; else those that are
     `ts.param`s (or hold some); else distributed tensors; else argument 0. One gradient comes bare,
     several as a tuple in signature order; an argument that is a dict or list gives one like it, and
-    one of a registered class too, with its integers as they are.
+    one of a registered class too, with its integers as they are. Of an argument that holds
+    `ts.param`s these alone are differentiated: its gradient has None for its other leaves, such as
+    running statistics and counters. A leaf that was one in an earlier call is warned of.
     Gradients are f32 (f64 for f64). `has_aux`: fn returns (loss, aux), and so does the transform:
     (gradient, aux). Raises GradError when the loss is not a float scalar, and when argument 0 would
     be taken though another was a param in an earlier call: arithmetic (w - lr * g) loses the mark.
@@ -64,13 +65,13 @@ def value_and_grad(fn: Callable, argnums: int | Sequence[int] | None = None, *, 
                    has_aux: bool = False) -> Transform:
     """(loss, gradient) in one pass; with `has_aux` ((loss, aux), gradient). See `ts.grad`."""
     need_function(fn, "value_and_grad")
-    signature, name, marked = signature_of(fn), callable_name(fn), _marked_of(fn)
+    signature, name, marked = signature_of(fn), callable_name(fn), marks_of(fn)
 
     def rule(*args: Any, **kwargs: Any) -> Any:
         slots = bind_slots(signature, args, kwargs, name)
         chosen = choose_arguments(slots, signature, argnums, wrt, name, marked)
         packed = Packed({n: slots[n] for n in chosen})
-        _check_differentiable(packed, name, argnums is None and wrt is None)
+        moves = moving_tensors(packed, name, marked, argnums is None and wrt is None)
 
         def call(values: dict[str, Any]) -> Any:
             positional, named = call_slots(signature, slots | values)
@@ -82,114 +83,15 @@ def value_and_grad(fn: Callable, argnums: int | Sequence[int] | None = None, *, 
         loss = _loss_of(out, name, has_aux)
         start = hooks.seed.get()(graph, graph.outputs[0])
         one = F.full((), start, compute_type(loss.type))
-        found = backward(tape, [one] + [None] * (len(tape.outputs) - 1), graph.inputs)
-        fixed = _stays(packed)
-        grads = [x if stays else materialize(g, x)
-                 for g, x, stays in zip(found, packed.tensors, fixed, strict=True)]
+        wanted = [v for v, on in zip(graph.inputs, moves, strict=True) if on]
+        found = iter(backward(tape, [one] + [None] * (len(tape.outputs) - 1), wanted))
+        beside = held_integers(packed)
+        grads = [materialize(next(found), x) if on else held
+                 for x, on, held in zip(packed.tensors, moves, beside, strict=True)]
         per_arg = list(packed.replaced(grads).values())
         return out, per_arg[0] if len(chosen) == 1 else tuple(per_arg)
 
     return Transform(fn, rule, "value_and_grad")
-
-
-# By function: which arguments were params in the latest call that had some.
-_MARKED: WeakKeyDictionary[Callable, set[str]] = WeakKeyDictionary()
-
-
-def _marked_of(fn: Callable) -> set[str]:
-    try:
-        return _MARKED.setdefault(fn, set())
-    except TypeError:  # neither hashable nor weakly referenced: remembered by this transform alone
-        return set()
-
-
-def choose_arguments(slots: dict[str, Any], signature: inspect.Signature, argnums: Any, wrt: Any,
-                     fn: str, marked: set[str]) -> list[str]:
-    """Names of the arguments to differentiate, in signature order. `marked` are those that were
-    params in an earlier call; it is brought up to date."""
-    names = list(slots)
-    if argnums is not None and wrt is not None:
-        raise ArgumentError("give argnums or wrt, not both")
-    if argnums is not None:
-        picked = {names[p] for p in _positions(argnums, len(names), fn)}
-    elif wrt is not None:
-        picked = _named(wrt, names, signature, fn)
-    else:
-        picked = {n for n in names if _holds(slots[n], lambda x: x.is_param)}
-        if picked:
-            marked.clear()
-            marked |= picked
-        picked = picked or {n for n in names if _holds(slots[n], _is_distributed)}
-        picked = picked or _first_argument(names, fn, marked)
-    if not picked:
-        raise GradError(f"{fn} has no argument to differentiate")
-    return [n for n in names if n in picked]
-
-
-def _first_argument(names: list[str], fn: str, marked: set[str]) -> set[str]:
-    """Argument 0, where nothing else tells. Raises GradError when params have been lost."""
-    lost = [n for n in names if n in marked]
-    if lost and lost != names[:1]:
-        raise GradError(
-            f"grad of {fn}: no argument is a ts.param any more, {' and '.join(lost)} "
-            f"{'were' if len(lost) > 1 else 'was'} in an earlier call",
-            hint="arithmetic gives plain tensors: w = ts.param(w - lr * dw), or ts.optim; or say "
-                 f"which with wrt={tuple(lost) if len(lost) > 1 else lost[0]!r}",
-        )
-    return set(names[:1])
-
-
-def _positions(argnums: Any, count: int, fn: str) -> list[int]:
-    places = argnums if isinstance(argnums, tuple | list) else (argnums,)
-    for p in places:
-        if isinstance(p, bool) or not isinstance(p, int) or not -count <= p < count:
-            raise ArgumentError(f"argnums {p!r}: {fn} has {count} arguments")
-    return list(places)
-
-
-def _named(wrt: Any, names: list[str], signature: inspect.Signature, fn: str) -> set[str]:
-    asked = set(wrt if isinstance(wrt, tuple | list | set) else (wrt,))
-    several = {n for n, p in signature.parameters.items() if p.kind is p.VAR_POSITIONAL}
-    for n in asked - set(names) - several:
-        raise ArgumentError(f"wrt {n!r} is not an argument of {fn}",
-                            hint=did_you_mean(str(n), names))
-    return {n for n in names if n in asked or n.split("[")[0] in asked & several}
-
-
-def _holds(value: Any, test: Callable[[Tensor], bool]) -> bool:
-    return any(isinstance(x, Tensor) and test(x) for x in tree.flatten(value)[0])
-
-
-def _is_distributed(x: Tensor) -> bool:
-    return x.layout is not None
-
-
-def _check_differentiable(packed: Packed, fn: str, by_default: bool) -> None:
-    how = "choose the arguments with argnums= or wrt="
-    if by_default and not any(x.is_param for x in packed.tensors):
-        how = "no argument is a ts.param, so it is argument 0: mark the parameters, or " + how
-    if not packed.tensors:
-        names = ", ".join(packed.treedef.data)
-        raise GradError(f"grad of {fn} with respect to {names}: it holds no tensor",
-                        hint=how)
-    for name, x, stays in zip(packed.names(), packed.tensors, _stays(packed), strict=True):
-        if x.scale is not None:
-            raise GradError(f"grad of {fn} with respect to {name}, a scaled tensor {x.type}",
-                            hint="differentiate ts.dequantize(x), or keep an f32 master")
-        if not is_differentiable(x) and not stays:
-            raise GradError(
-                f"grad of {fn} with respect to {name}: a {x.type}{show_shape(x.shape)} "
-                "has no derivative",
-                hint=how + ", or pass a floating type",
-            )
-
-
-def _stays(packed: Packed) -> list[bool]:
-    """Per tensor, whether it is a constant beside what is differentiated: integers that a
-    registered class holds, as a sparse matrix its indices. The gradient has them as they are."""
-    moves = [is_differentiable(x) for x in packed.tensors]
-    held = tree.held_by_class(packed.treedef)
-    return [any(moves) and held[i] and not m for i, m in zip(packed.places, moves, strict=True)]
 
 
 def _loss_of(out: Any, name: str, has_aux: bool) -> Tensor:

@@ -58,7 +58,15 @@ def cond(pred: Any, true_fn: Callable, false_fn: Callable, *operands: Any) -> An
     _check_branches(true_fn, false_fn, graphs, results)
     (on_true, on_false), captured = close_together(*graphs)
     out = apply(COND, p, *packed.tensors, *captured, on_true=on_true, on_false=on_false)
+    for t, *kinds in zip(out, *(_tensor_kinds(r) for r in results), strict=False):
+        t.is_param = "param" in kinds
     return results[0].build(out)
+
+
+def _tensor_kinds(result: Result) -> list[str]:
+    """Per tensor of a branch's result "tensor", "param", or those of a scaled one."""
+    return [kind for how in result.rebuild if isinstance(how, str)
+            for kind in ((how, "scale") if how == "scaled" else (how,))]
 
 
 def need_predicate(p: Tensor, what: str) -> Tensor:
@@ -89,7 +97,8 @@ def _check_branches(true_fn: Callable, false_fn: Callable, graphs: Sequence[Grap
                     results: Sequence[Result]) -> None:
     a, b = results
     names = f"{callable_name(true_fn)} (true) and {callable_name(false_fn)} (false)"
-    if a.rebuild != b.rebuild:
+    plain = [["tensor" if how == "param" else how for how in r.rebuild] for r in results]
+    if plain[0] != plain[1]:
         raise ArgumentError(f"cond: {names} return different Python objects",
                             hint="what a branch returns must be tensors, or equal in both")
     labels = tree.paths(a.treedef, "result")

@@ -10,7 +10,7 @@ from ..graph.ir import Graph, Node, Value
 from ..graph.op import NoRule
 from ..graph.trace import at_line, replay
 from ..tensor import Tensor
-from .reverse import no_derivative, opens
+from .reverse import moving, no_derivative, opens
 
 
 def push_forward(
@@ -41,9 +41,8 @@ def _push_node(node: Node, env: dict[Value, Tensor], tan: dict[Value, Any]) -> N
     env.update(zip(node.outputs, outs, strict=True))
     if made is None:
         return
-    for v, t in zip(node.outputs, made if op.multi else (made,), strict=True):
-        if t is not None and v.aval.dtype.kind == "float":
-            tan[v] = t
+    found = dict(zip(node.outputs, made if op.multi else (made,), strict=True))
+    tan.update((v, found[v]) for v in moving(node, ts[0] is not None) if found[v] is not None)
 
 
 def _tangents(node: Node, ts: tuple, out: Any, inputs: list) -> Any:

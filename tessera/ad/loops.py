@@ -47,7 +47,7 @@ def scan(f: Callable, init: Any, xs: Any = None, length: int | None = None,
     final = list(start)
     for i, c in zip(moving, out, strict=False):
         final[i] = c
-    return carry.replaced(final), results.build(out[len(moving):])
+    return carry.after(final), results.build(out[len(moving):])
 
 
 def _length(seqs: Packed, length: int | None) -> Any:

@@ -117,14 +117,19 @@ def backward(
 
 
 def _reached_from(graph: Graph, wrt: Sequence[Value]) -> set[Value]:
-    """Floating values that depend on `wrt`."""
+    """Floating values that depend on `wrt`, and integers that are codes of such."""
     reached = {v for v in wrt if v.aval.dtype.kind == "float"}
     for node in graph.nodes:
         if node.op.differentiable and any(v in reached for v in node.inputs):
-            reached.update(v for v in node.outputs if v.aval.dtype.kind == "float")
-            if any(v.aval.type.policy.custom is not None for v in node.outputs):
-                reached.update(node.outputs)
+            reached.update(moving(node, node.inputs[0] in reached))
     return reached
+
+
+def moving(node: Node, first: bool) -> list[Value]:
+    """The results of a node that have derivatives: floating ones, and integers that are codes of
+    such. first: whether operand 0 has one."""
+    codes = node.op.codes or node.op.view and first
+    return [v for v in node.outputs if codes or v.aval.dtype.kind == "float"]
 
 
 def _accumulate(ct: dict[Value, Tensor], v: Value, g: Tensor) -> None:

@@ -183,6 +183,13 @@ class Packed:
             flat[i] = x
         return tree.unflatten(self.treedef, flat)
 
+    def after(self, leaves: Sequence[Tensor]) -> Any:
+        """The value behind a loop that carries it: params stay params, as in each iteration."""
+        for x, like in zip(leaves, self.tensors, strict=True):
+            if x is not like:
+                x.is_param = like.is_param
+        return self.replaced(leaves)
+
     def names(self, prefix: str = "") -> list[str]:
         """A name per tensor."""
         every = tree.paths(self.treedef, prefix)

@@ -51,7 +51,7 @@ def while_loop(cond_fn: Callable, body_fn: Callable, init: Any) -> Any:
     graphs = [trace_body(fn, avals, callable_name(named), index=0)
               for fn, named in ((test, cond_fn), (step, body_fn))]
     check_carry("while_loop", carry, [v.aval for v in graphs[1].outputs])
-    return carry.replaced(_run_while(graphs, carry.tensors, ()))
+    return carry.after(_run_while(graphs, carry.tensors, ()))
 
 
 def _run_while(graphs: Sequence[Graph], carry: Sequence[Tensor], consts: Sequence[Tensor]

@@ -99,7 +99,7 @@ class JitFunction:
                 return fast
             for ready in () if self._groups else self._ready:
                 leaves = ready.leaves(args)
-                if leaves is None:
+                if leaves is None or self._outdated(ready.traced):
                     continue
                 out = ready.steady.call(leaves, self.name)
                 if out is not None:
@@ -118,7 +118,7 @@ class JitFunction:
             call = RegionCall(self.name, self.regions, bound[0])
             bound = call.lend(bound[0]), bound[1]
         leaves, statics, key = self._split(*bound)
-        traced = self._cache.get(key)
+        traced = self._cached(key)
         if traced is None:
             traced = self._new(leaves, statics, key)
             if not kwargs and not statics and call is None:
@@ -165,7 +165,7 @@ class JitFunction:
             return None
         key = _short_key(args)
         traced = None if key is None else self._cache.fast.get(key)
-        if traced is None:
+        if traced is None or self._outdated(traced):
             return None
         self._last = traced
         self._cache.used(traced)
@@ -250,6 +250,22 @@ class JitFunction:
         known = self._groups.get(here)
         return (*here, hooks.together.get().extents(known, leaves, self.name)) if known else here
 
+    def _cached(self, key: Any) -> TracedSignature | None:
+        traced = self._cache.get(key)
+        if traced is None or self._outdated(traced):
+            return self._cache.back(key)
+        return traced
+
+    def _outdated(self, traced: TracedSignature) -> bool:
+        """Whether a name by which a trace read something holds something else now: then it is
+        forgotten, or put aside."""
+        moved = None if traced.captured is None else traced.captured.rebound()
+        if moved is None:
+            return False
+        self._cache.drop(traced, *moved)
+        self._ready = [r for r in self._ready if r.traced is not traced]
+        return True
+
     def _new(self, leaves: list[Tensor], statics: dict, key: Any) -> TracedSignature:
         """A new trace, under the key by which it is found again."""
         traced = self._trace(leaves, statics, key)
@@ -308,7 +324,8 @@ class JitFunction:
                                box["updates"], layouts, self.capture_graph, donated,
                                [i for i, x in enumerate(leaves)
                                 if x.offloaded and not x.dtype.packed],
-                               [n for n, _ in named])
+                               [n for n, _ in named],
+                               [self.fn, *(x.value for x in statics.values())])
 
     def _with_captures(self, graph: Graph, where: str, named: list[tuple[str, Tensor]]) -> str:
         """Where a trace runs: its captured tensors on GPUs have a say too. Those on the host are
@@ -379,7 +396,7 @@ class JitFunction:
         leaves, statics, key = self._split(*self.bind(
             tuple(stand_in(a) for a in args), {k: stand_in(v) for k, v in kwargs.items()}
         ))
-        self._last = self._cache.get(key) or self._new(leaves, statics, key)
+        self._last = self._cached(key) or self._new(leaves, statics, key)
         return self._last
 
     def graph(self, *args: Any, **kwargs: Any) -> Graph:

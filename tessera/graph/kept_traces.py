@@ -8,12 +8,14 @@ from collections.abc import Iterable
 from typing import Any
 
 from ..dims import show_shape
-from ..errors import user_line
+from ..errors import user_line, warn_user
 from ..tensor import TensorType
 from . import tree
 
 MOST = 256  # traces of one function; each holds its graph, its steps and its memory
 TELL_AFTER = 32
+REBOUND_OFTEN = 3
+ASIDE = 3  # traces for other settings, of one key
 
 
 class RetracingWarning(RuntimeWarning):
@@ -25,8 +27,9 @@ class Signatures:
     calls to the same traces."""
 
     def __init__(self, name: str):
-        self.name, self.told, self.clock, self.made = name, False, 0, 0
+        self.name, self.told, self.clock, self.made, self.rebound = name, False, 0, 0, 0
         self.kept: dict[Any, Any] = {}
+        self.aside: dict[Any, list] = {}  # by key, for other settings of objects
         self.fast: dict[Any, Any] = {}
         self.types: dict[Any, list] = {}  # of a short key: keeps the ids in it alive
 
@@ -40,6 +43,39 @@ class Signatures:
             self.used(traced)
         return traced
 
+    def drop(self, traced: Any, name: str, setting: bool) -> None:
+        """A trace of something that is no longer what this name of the user's program holds. Where
+        it was a setting of an object, such as `training`, it may soon be so again."""
+        for key in [k for k, t in self.kept.items() if t is traced]:
+            del self.kept[key]
+            if setting:
+                self.aside[key] = [*self.aside.get(key, ()), traced][-ASIDE:]
+        self._drop_short(traced)
+        self.made -= 1
+        if setting:
+            return
+        self.rebound += 1
+        if self.rebound == REBOUND_OFTEN:
+            warn_user(f"{self.name} has been traced and compiled anew {self.rebound} times, as "
+                      f"{name!r}, which it reads from outside, was bound to another tensor: give "
+                      "it as an argument, which is read at each call", RetracingWarning)
+
+    def back(self, key: Any) -> Any:
+        """A trace that was put aside, whose names hold again what they did."""
+        found = None
+        for t in self.aside.pop(key, ()):
+            moved = t.captured.rebound()
+            if moved is None and found is None:
+                found = self.kept[key] = t
+                self.used(t)
+            elif moved is not None and moved.setting:
+                self.aside.setdefault(key, []).append(t)
+        return found
+
+    def _drop_short(self, traced: Any) -> None:
+        for short in [s for s, t in self.fast.items() if t is traced]:
+            del self.fast[short], self.types[short]
+
     def keep(self, key: Any, traced: Any) -> None:
         """A new trace; the one used longest ago goes when there are too many."""
         self.made += 1
@@ -50,9 +86,7 @@ class Signatures:
             self._warn()
         if len(self.kept) > MOST:
             old = min(self.kept, key=lambda k: self.kept[k].used)
-            gone = self.kept.pop(old)
-            for short in [s for s, t in self.fast.items() if t is gone]:
-                del self.fast[short], self.types[short]
+            self._drop_short(self.kept.pop(old))
 
     def remember(self, short: Any, types: list, traced: Any) -> None:
         if len(self.fast) >= MOST:  # types that are equal, but others at each call

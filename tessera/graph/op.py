@@ -221,6 +221,7 @@ class GraphOp:
             is deliberate) | "range" | "key" | "bits"
             | "bits_at", those of the indices that operand 0 holds
     converts  between numeric types, attributes source and to: what it loses is counted
+    codes   its result stands for the values of operand 0, and has their cotangent, integers too
     indexed  which operand is indexed by which, of takes and sums at places
     meets   of an op that writes slices at places that operand 1 holds, what stays of those that go
             to one place: the "max" | "min" | "last"
@@ -280,6 +281,7 @@ class GraphOp:
     reduction: str = ""
     makes: str = ""
     converts: bool = False
+    codes: bool = False
     indexed: Indexed | None = None
     meets: str = ""
     picks: bool = False

@@ -11,6 +11,7 @@ from .. import hooks
 from ..tensor import Tensor
 from ..tile.launch.placement import gpu_number
 from . import tree
+from .captured_names import PLAIN, CapturedNames
 from .devices import place_typed
 from .execute import Executable
 from .ir import Graph
@@ -64,7 +65,11 @@ class TracedSignature:
                  target: str, arguments: dict[str, Any], updates: Sequence[Update] = (),
                  layouts: tuple | None = None, capture: bool | None = None,
                  donated: Sequence[int] = (), offloaded: Sequence[int] = (),
-                 leaf_names: Sequence[str] = ()):
+                 leaf_names: Sequence[str] = (), roots: Sequence[Any] = ()):
+        """roots: the function and other objects through which it may have captured tensors."""
+        held = [t for _, t in graph.captures]
+        given = [x for x in roots[1:] if not isinstance(x, PLAIN)]
+        self.captured = CapturedNames(roots, held) or None if held or given else None
         self.leaf_names = tuple(leaf_names)  # "params.layers.0.up", by input
         self.graph, self.out_tree, self.rebuild, self.target = graph, out_tree, rebuild, target
         self.updates, self.layouts, self.capture = updates, layouts, capture

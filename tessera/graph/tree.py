@@ -7,7 +7,7 @@ import dataclasses
 import functools
 import types
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,6 +42,10 @@ def register_tree(cls: type, flatten: Callable, unflatten: Callable) -> type:
         raise ArgumentError(f"{cls.__name__} is registered already")
     _REGISTERED[cls] = (flatten, unflatten)
     return cls
+
+
+def is_registered(cls: type) -> bool:
+    return cls in _REGISTERED
 
 
 def flatten(tree: Any) -> tuple[list, TreeDef]:
@@ -202,15 +206,25 @@ def _unflatten(treedef: TreeDef, leaves: Any) -> Any:
 
 
 def map_tree(f: Callable, tree: Any, *rest: Any) -> Any:
-    """Apply f to the leaves of trees of one structure."""
+    """f of each leaf, in a tree of the same form: `ts.map_tree(lambda p, g: p - lr * g, p, g)`.
+
+    rest: trees of the same form, whose leaves f gets too. None in the place of a leaf is given as
+    it is: gradients have it where a leaf is no parameter. Raises ArgumentError where forms differ.
+    """
     leaves, treedef = flatten(tree)
-    others = []
+    others: list[list] = []
     for other in rest:
-        more, structure = flatten(other)
-        if structure != treedef:
-            raise ArgumentError(f"structures differ: {treedef} and {structure}")
-        others.append(more)
+        others.append([])
+        if not _collect_like(other, treedef, others[-1], gaps=True):
+            raise ArgumentError(f"map_tree: {_difference(treedef, flatten(other)[1])}")
     return unflatten(treedef, [f(*xs) for xs in zip(leaves, *others, strict=True)])
+
+
+def _difference(a: TreeDef, b: TreeDef) -> str:
+    """Where two structures differ, by the paths of leaves that one alone has."""
+    odd = sorted(set(paths(a)) ^ set(paths(b)))
+    shown = ", ".join(odd[:8]) + ", ..." * (len(odd) > 8)
+    return f"trees differ in {shown}" if odd else f"structures differ: {a} and {b}"
 
 
 def paths(treedef: TreeDef, prefix: str = "") -> list[str]:
@@ -247,19 +261,31 @@ def leaves_like(value: Any, treedef: TreeDef, what: str) -> list:
     return leaves
 
 
-def _collect_like(value: Any, treedef: TreeDef, leaves: list) -> bool:
+def _collect_like(value: Any, treedef: TreeDef, leaves: list, gaps: bool = False) -> bool:
+    """Whether a value has a structure, dicts in any order; leaves gets its leaves. gaps: None may
+    stand in the place of a leaf."""
+    if treedef.kind is None:
+        found = [None] if gaps and value is None else flatten(value)[0]
+        leaves.extend(found)
+        return len(found) == 1 and (found[0] is value)
+    if type(value) is not treedef.kind:
+        return False
     if treedef.kind is dict:
-        return (
-            type(value) is dict and set(value) == set(treedef.data)
-            and all(_collect_like(value[k], c, leaves)
-                    for k, c in zip(treedef.data, treedef.children, strict=True))
-        )
-    if treedef.kind in (tuple, list):
-        return (
-            type(value) is treedef.kind and len(value) == len(treedef.children)
-            and all(_collect_like(x, c, leaves)
-                    for x, c in zip(value, treedef.children, strict=True))
-        )
-    found, structure = flatten(value)
-    leaves.extend(found)
-    return structure == treedef
+        if set(value) != set(treedef.data):
+            return False
+        children: Sequence[Any] = [value[k] for k in treedef.data]
+    else:
+        children, data = _children(value)
+        if data != treedef.data or len(children) != len(treedef.children):
+            return False
+    return all(_collect_like(x, c, leaves, gaps)
+               for x, c in zip(children, treedef.children, strict=True))
+
+
+def _children(value: Any) -> tuple[Sequence[Any], Any]:
+    """The parts of a node that is no dict, and what is fixed of it."""
+    if value is None or type(value) in (tuple, list):
+        return value or (), None
+    if (data := fields_data(value)) is not None and type(value) not in _REGISTERED:
+        return [getattr(value, n) for n in data.parts], data
+    return parts_of(value)

@@ -357,8 +357,9 @@ _MATRICES = "it is a factorization, and ONNX has none of matrices"
 _WRITES = "it writes, or adds, at places that are data"
 _WAVES = "it is a transform of frequencies with numbers as two arrays"
 REFUSED: dict[str, str] = {
-    **dict.fromkeys(("add_along", "scatter_set", "segment_sum", "segment_max", "segment_min",
-                     "dynamic_update_slice", "fill_slots", "fold"), _WRITES),
+    **dict.fromkeys(("add_along", "scatter_set", "scatter_max", "scatter_min", "segment_sum",
+                     "segment_max", "segment_min", "dynamic_update_slice", "fill_slots", "fold"),
+                    _WRITES),
     **dict.fromkeys(("cholesky", "cofactor", "eig", "eigh", "inv", "lu", "matrix_exp", "pinv", "qr",
                      "slogdet", "solve", "svd", "triangular_solve"), _MATRICES),
     **dict.fromkeys(("dct", "fft", "irfft", "rfft"), _WAVES),

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import functools
+import types
+import warnings
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -12,6 +16,7 @@ import tessera as ts
 from fake_gpu import driver as driver
 from fake_gpu import gpu as gpu
 from lowering_cases import apart as apart
+from tessera.graph.kept_traces import RetracingWarning
 from tolerance import assert_close
 
 TYPES = ["f32", "f64", "bf16", "f16", "fp8_e4m3", "fp8_e5m2", "fp4_e2m1", "int8", "int32", "int4",
@@ -77,3 +82,136 @@ def test_what_nobody_can_change_is_computed_once() -> None:
     calls = [u for u in f.inspect_ir("schedule").splitlines() if "call" in u]
     assert len(calls) == 1 and "add" in calls[0]
     np.testing.assert_allclose(f(ts.zeros(4)).numpy(), np.exp(np.arange(4) * 0.5), rtol=1e-6)
+
+
+# --- names that are bound to another tensor ---------------------------------------------------
+@dataclass(slots=True)
+class Slots:
+    w: Any
+
+
+class Module:
+    """Holds what a test binds anew, as a user's model does."""
+
+    def __init__(self, w: Any):
+        self.w, self.parts, self.slots = w, {"inner": [w]}, Slots(w)
+
+    def bind(self, w: Any) -> None:
+        self.w, self.parts["inner"][0], self.slots.w = w, w, w
+
+    def __call__(self, x: Any) -> Any:
+        return x * self.w
+
+    @ts.jit
+    def method(self, x: Any) -> Any:
+        return x * self.w
+
+
+NAMES: dict[str, Callable[[Module], Callable]] = {
+    "attribute": lambda m: ts.jit(lambda x: x * m.w),
+    "called": lambda m: ts.jit(lambda x: m(x)),
+    "object": lambda m: ts.jit(m),
+    "method": lambda m: m.method,
+    "slots": lambda m: ts.jit(lambda x: x * m.slots.w),
+    "containers": lambda m: ts.jit(lambda x: x * m.parts["inner"][0]),
+    "module": lambda m: ts.jit(functools.partial(_of_module, _holding(m))),
+    "compiled": lambda m: (lambda inner: ts.jit(lambda x: inner(x)))(ts.jit(lambda x: x * m.w)),
+    "grad": lambda m: ts.grad(lambda x: ts.sum(x * m.w)),
+    "array": lambda m: ts.jit(lambda x: x * ts.tensor(m.w)),
+    "scan": lambda m: ts.jit(lambda x: ts.scan(lambda c, _: (c * m.w, None), x, length=1)[0]),
+    "gpu": lambda m: ts.jit(lambda x: x * m.w, target="cuda"),
+}
+
+
+def _holding(m: Module) -> types.ModuleType:
+    made = types.ModuleType("holding")
+    made.model = m
+    return made
+
+
+def _of_module(module: Any, x: Any) -> Any:
+    return x * module.model.w
+
+
+@pytest.mark.parametrize("way", NAMES)
+def test_a_name_bound_to_another_tensor_is_seen(way: str, request: pytest.FixtureRequest,
+                                                rng: np.random.Generator) -> None:
+    if way == "gpu":
+        request.getfixturevalue("gpu")
+    make = np.asarray if way == "array" else ts.tensor
+    m = Module(make(rng.standard_normal(3).astype(np.float32)))
+    f, x = NAMES[way](m), ts.ones(3)
+    for _ in range(2):
+        for _ in range(3):  # traced, called by its short key
+            np.testing.assert_array_equal(f(x).numpy(), np.asarray(m.w))
+        m.bind(make(rng.standard_normal(3).astype(np.float32)))
+    if way not in ("grad", "method"):
+        assert f.specializations == 1, "a trace of a tensor that is gone was kept"
+
+
+class Net:
+    """Settings of an object, as PyTorch's modules have."""
+
+    def __init__(self) -> None:
+        self.w, self.training, self.scale = ts.ones(3), True, 2.0
+        self.traces = 0
+
+    def factor(self) -> float:
+        return self.scale if self.training else 10.0
+
+    @ts.jit
+    def method(self, x: Any) -> Any:
+        self.traces += 1
+        return x * self.w * self.factor()
+
+    def __call__(self, x: Any) -> Any:
+        self.traces += 1
+        return x * self.w * self.factor()
+
+
+@pytest.mark.parametrize("way", ["method", "closure"])
+def test_a_setting_of_an_object_is_seen_and_its_trace_kept_for_later(way: str) -> None:
+    net, x = Net(), ts.ones(3)
+    f = net.method if way == "method" else ts.jit(lambda x: net(x))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for k in range(6):
+            net.training = k % 2 == 0
+            assert f(x).tolist() == f(x).tolist() == [2.0 if net.training else 10.0] * 3
+        assert net.traces == 2
+        net.training, net.scale = True, 3.0
+        assert f(x).tolist() == [3.0] * 3 and net.traces == 3
+        net.w = net.w * 2.0
+        assert f(x).tolist() == [6.0] * 3
+        net.training = False
+        assert f(x).tolist() == [20.0] * 3
+
+
+TABLE = ts.ones(3)
+
+
+def test_globals_and_variables_of_functions_around_are_names(rng: np.random.Generator) -> None:
+    global TABLE
+    w, x = ts.ones(3), ts.ones(3)
+    inside, outside = ts.jit(lambda x: x * w), ts.jit(lambda x: (lambda y: y * TABLE)(x))
+    for k in (1.0, 2.0):
+        w = TABLE = ts.full((3,), k)
+        assert inside(x).tolist() == outside(x).tolist() == [k] * 3
+
+
+def test_a_function_that_is_traced_again_and_again_says_why() -> None:
+    m = Module(ts.ones(3))
+    f = ts.jit(lambda x: x * m.w, name="scaled")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in range(3):
+            f(ts.ones(3))
+            m.bind(m.w * 2.0)
+    with pytest.warns(RetracingWarning, match="scaled .* 3 times, as 'w'.*give it as an argument"):
+        assert f(ts.ones(3)).tolist() == [8.0] * 3
+
+
+def test_what_is_passed_costs_no_look_at_names() -> None:
+    f = ts.jit(lambda x, w: x * w + ts.arange(3))
+    f(ts.ones(3), ts.ones(3))
+    assert f.traced(ts.ones(3), ts.ones(3)).captured is None

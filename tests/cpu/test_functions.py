@@ -289,7 +289,7 @@ X = ts.ones((2, 4, 3))
     (lambda: ts.index_put(X, (ROWS,) * 4, 0.0), ShapeError, "4 index tensors for the 3 axes"),
     (lambda: ts.index_put(X, ([9],), 0.0), AxisError, "index 9"),
     (lambda: ts.put_along_axis(X, [[0]], 0.0, 1), ShapeError, "do not fit"),
-    (lambda: ts.put_along_axis(X[0], [[0, 0, 0]], 0.0, 0, "max"), ArgumentError, "mode 'max'"),
+    (lambda: ts.put_along_axis(X[0], [[0, 0, 0]], 0.0, 0, "mul"), ArgumentError, "mode 'mul'"),
 ])
 def test_errors(call: Any, kind: type, words: str) -> None:
     with pytest.raises(kind, match=words):

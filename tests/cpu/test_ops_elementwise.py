@@ -273,6 +273,18 @@ def test_where_inside_guards_a_singular_branch() -> None:
     assert ts.grad(safe)(x).tolist() == [0.0, 0.0, 0.5]
 
 
+@pytest.mark.parametrize("chosen", [
+    ts.relu, lambda x: ts.maximum(x, 0.0), lambda x: ts.clip(x, 0.0, 9.0),
+    lambda x: ts.max(ts.stack([x, ts.zeros_like(x)]), axis=0), lambda x: -ts.minimum(-x, 0.0)])
+def test_an_infinite_cotangent_stays_with_what_was_chosen(chosen: Any) -> None:
+    """The root of what is cut off at 0: torch.relu(x).sqrt() has these gradients too."""
+    for run in (ts.grad, lambda f: ts.jit(ts.grad(f))):
+        g = run(lambda x: ts.sum(ts.sqrt(chosen(x))))(ts.tensor([-1.0, 0.25, -2.0]))
+        assert g.tolist() == [0.0, 1.0, 0.0]
+    _, t = ts.jvp(chosen, (ts.tensor([-1.0, 2.0]),), (ts.full((2,), ts.inf),))
+    assert t.tolist() == [0.0, ts.inf]
+
+
 def test_ties_of_maximum_share_the_gradient() -> None:
     a, b = np.array([1.0, 2.0, 3.0]), np.array([3.0, 2.0, 1.0])
     da, db = ts.grad(lambda a, b: ts.sum(ts.maximum(a, b)), argnums=(0, 1))(a, b)

@@ -226,6 +226,38 @@ def test_scatter_gradients(rng: np.random.Generator) -> None:
     same(gu, w[ids])
 
 
+@pytest.mark.parametrize("jit", [False, True])
+@pytest.mark.parametrize("along", [False, True])
+@pytest.mark.parametrize("mode", ["max", "min"])
+def test_scatter_keeps_the_largest_or_smallest(mode: str, along: bool, jit: bool,
+                                               rng: np.random.Generator) -> None:
+    """Those that tie share the gradient, x's element among them."""
+    x, u = rng.integers(0, 4, (5, 3)).astype(np.float32), rng.integers(0, 4, (9, 3)).astype("f4")
+    ids = rng.integers(-5, 5, (9, 3) if along else 9)
+    w = rng.standard_normal((5, 3)).astype(np.float32)
+    places = (ids if along else ids[:, None], np.arange(3))
+    want, extremum = x.copy(), np.maximum if mode == "max" else np.minimum
+    extremum.at(want, places, u)
+    mine, theirs = x == want, u == want[places]
+    count = mine.astype(np.float64)
+    np.add.at(count, places, theirs)
+
+    def f(x: Any, u: Any) -> Any:
+        return (ts.put_along_axis(x, ids, u, 0, mode) if along else
+                ts.scatter(x, ids, u, mode=mode))
+
+    run = ts.jit(f) if jit else f
+    same(run(x, u), want)
+    gx, gu = ts.grad(lambda x, u: ts.sum(run(x, u) * w), argnums=(0, 1))(x, u)
+    assert_close(gx, w / count * mine, dtype="f32", n=4)
+    assert_close(gu, (w / count)[places] * theirs, dtype="f32", n=4)
+    _, t = ts.jvp(lambda x: run(x, u), (x,), (w,))
+    assert_close(t, w / count * mine, dtype="f32", n=4)
+    ints = run(x.astype(np.int32), u.astype(np.int32))
+    same(ints, want.astype(np.int32))
+    assert np.isnan(run(np.full((5, 3), np.nan, np.float32), u).numpy()).all()
+
+
 @pytest.mark.parametrize("width", [1, 3, 200])
 def test_segment_sum_of_narrow_and_wide_rows(width: int, rng: np.random.Generator) -> None:
     ids, v = rng.integers(0, 7, 300), rng.standard_normal((300, width)).astype(np.float32)

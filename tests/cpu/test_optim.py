@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -104,7 +105,92 @@ def test_arrays_in_place_of_parameters_are_told_of_param():
             assert "ts.param(x)" in info.value.hint
         with pytest.raises(ts.DTypeError) as info:
             optimizer.init({"w": "text"})
-        assert "ts.param" not in info.value.hint
+        assert "make it a parameter" not in info.value.hint
+
+
+def with_buffers(rng: np.random.Generator) -> dict:
+    return {"w": ts.param(rng.normal(size=(3, 2)), "f32"), "seen": ts.tensor(3), "kind": "relu",
+            "mean": ts.tensor(rng.normal(size=2), "f32"), "none": None}
+
+
+def shifted(params: dict, x: np.ndarray) -> ts.Tensor:
+    assert params["kind"] == "relu"
+    return ts.mean((x @ params["w"] - params["mean"]) ** 2)
+
+
+@pytest.mark.parametrize("form", ["eager", "jit", "scan", "argnums"])
+@pytest.mark.parametrize("optimizer", [AdamW(weight_decay=0.1), SGD(momentum=0.9)])
+def test_beside_parameters_nothing_is_trained(optimizer, form, rng):
+    """Buffers, counters and settings stay as they are, and have no part in the norm."""
+    params, x = with_buffers(rng), rng.normal(size=(5, 3)).astype(np.float32)
+    alone = {"w": params["w"]}
+    grad = ts.grad(shifted, argnums=0) if form == "argnums" else ts.grad(shifted)
+
+    def step(params, state):
+        grads, norm = clip_by_global_norm(grad(params, x), 0.5)
+        assert grads["mean"] is None and grads["seen"] is None
+        return *optimizer.update(params, grads, state, 0.1), norm
+
+    state = optimizer.init(params)
+    assert state["m"].keys() == {"w"}
+    held = {k: v for k, v in params.items() if k != "kind"}  # what a loop carries are tensors
+    run = ts.jit(step) if form == "jit" else step
+    if form == "scan":
+        (held, state), norm = ts.scan(
+            lambda c, _: (lambda p, s, n: (({k: p[k] for k in c[0]}, s), n))(
+                *step(c[0] | {"kind": "relu"}, c[1])), (held, state), length=1)
+        new, norm = held | {"kind": "relu"}, norm[0]
+    else:
+        new, state, norm = run(params, state)
+    g = ts.grad(lambda p: shifted(params | p, x))(alone)
+    assert_close(norm.numpy(), np.linalg.norm(g["w"].numpy().astype(np.float64)), "f32", n=6)
+    want, _ = optimizer.update(alone, clip_by_global_norm(g, 0.5)[0], optimizer.init(alone), 0.1)
+    assert_close(new["w"].numpy(), want["w"].numpy(), "f32", n=8)
+    assert new["w"].is_param and not new["mean"].is_param and new["kind"] == "relu"
+    np.testing.assert_array_equal(new["mean"].numpy(), params["mean"].numpy())
+    assert new["seen"].item() == 3 and new["none"] is None
+
+
+def test_a_leaf_that_lost_its_mark_is_told_of(rng):
+    params, x = with_buffers(rng) | {"b": ts.param(1.0)}, np.ones((5, 3), np.float32)
+    grad, optimizer = ts.grad(shifted), AdamW()
+    grads, state = grad(params, x), optimizer.init(params)
+    moved = params | {"w": params["w"] - 0.1 * grads["w"]}
+    with pytest.warns(UserWarning, match=r"params.w is no ts.param any more.*ts.param\(w - lr"):
+        assert grad(moved, x)["w"] is None
+    with pytest.raises(ts.ArgumentError, match="differ in w") as info:
+        optimizer.update(moved, grads, state, 0.1)
+    assert "arithmetic gives plain tensors" in info.value.hint
+
+
+def test_choices_and_loops_keep_the_mark():
+    w = ts.param([1.0, 2.0])
+    for x in (ts.cond(ts.sum(w) > 0, lambda w: w * 0.5, lambda w: w, w),
+              ts.cond(ts.sum(w) < 0, lambda w: w * 0.5, lambda w: w, w),
+              ts.while_loop(lambda w: ts.sum(w) < 9, lambda w: w * 2, w),
+              ts.fori_loop(0, 2, lambda i, w: w * 2, w)):
+        assert x.is_param
+    assert not ts.cond(ts.sum(w) > 0, lambda w: w * 0.5, lambda w: w * 2, w).is_param
+
+
+def test_trees_are_walked_together():
+    """Dicts in any order, None in the place of a leaf; where they differ is said by path."""
+    @dataclass
+    class Layer:
+        w: ts.Tensor
+        kind: str = "a"
+
+    first = {"a": 1, "b": [Layer(2), (3, None)]}
+    other = {"b": [Layer(None), (30, None)], "a": 10}
+    seen = ts.map_tree(lambda x, y: (x, y), first, other)
+    assert seen == {"a": (1, 10), "b": [Layer((2, None)), ((3, 30), None)]}
+    optimizer, params = SGD(), {"x": ts.param(1.0), "y": ts.param(2.0)}
+    new, _ = optimizer.update(params, {"y": 1.0, "x": 3.0}, optimizer.init(params), 1.0)
+    assert [new["x"].item(), new["y"].item()] == [-2.0, 1.0]
+    for wrong, words in (({"a": 1, "b": []}, "trees differ in b.0.w, b.1.0"),
+                         ({"a": 1, "b": [Layer(2, "z"), (3, None)]}, "structures differ")):
+        with pytest.raises(ts.ArgumentError, match=words):
+            ts.map_tree(lambda x, y: x, first, wrong)
 
 
 @pytest.mark.parametrize("wrong", [{"lr": 0.1}, {"params": []}])
@@ -308,11 +394,14 @@ def test_bad_settings_are_named(make, words):
 def test_trees_that_do_not_belong_together_are_named(rng):
     params, optimizer = make_params(rng), AdamW()
     state = optimizer.init(params)
-    with pytest.raises(ts.ArgumentError, match="differ in blocks.0.gain, blocks.0.w"):
+    with pytest.raises(ts.ArgumentError, match="differ in 'blocks.0.gain', 'blocks.0.w'"):
         optimizer.update(params, {"embedding": params["embedding"]}, state, 0.1)
     grads = tree.map_tree(lambda p: p, params) | {"embedding": ts.zeros((4, 7))}
     with pytest.raises(ts.ShapeError, match=r"gradient of 'embedding' .*\[4, 7\].*\[7, 4\]"):
         optimizer.update(params, grads, state, 0.1)
+    with pytest.raises(ts.ArgumentError, match=r"AdamW.update: missing .*'lr'") as info:
+        optimizer.update(params, params, state)
+    assert info.value.hint == "AdamW.update(params, grads, state, lr)"
     with pytest.raises(ts.ArgumentError, match="no AdamW state"):
         optimizer.update(params, params, {}, 0.1)
     with pytest.raises(ts.ArgumentError, match="no SGD state"):

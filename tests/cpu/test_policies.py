@@ -267,15 +267,22 @@ def test_a_class_quantizes_under_jit_and_in_gradients(rng):
     np.testing.assert_array_equal(g.numpy(), w.numpy())
 
 
+def test_a_class_has_a_code_for_each_element():
+    kind = policy_class("Pairs", quantize=lambda self, x: (ts.round(x[:2]), ts.tensor(1.0)))
+    with pytest.raises(ts.ShapeError, match="codes of .* have the shape of the values"):
+        ts.cast(ts.ones(4), kind)
+
+
 @pytest.mark.parametrize("dtype", [
     'fp8_e4m3 @scaled("amax")', "fp8_e5m2 @scaled(amax)", "fp8_e4m3 @per_channel(0)",
-    "fp8_e4m3 @scaled(amax) @loss_scale(8)"])
+    "fp8_e4m3 @scaled(amax) @loss_scale(8)", "int8 @scaled(amax)", "int4 @per_channel(1)", "class"])
 def test_a_scaled_cast_is_the_identity_of_derivatives(dtype, rng):
     """Cotangents pass as they are: none is rounded, and none is taken of the scale."""
     w, g = (ts.tensor(draw(rng, 8, 4) * k) for k in (1.0, 1e-30))
+    dtype = policy_class() if dtype == "class" else dtype
 
     def f(w):
-        return ts.sum(ts.dequantize(ts.quantize(w, dtype)) * g)
+        return ts.sum(ts.dequantize(ts.transpose(ts.quantize(w, dtype))) * ts.transpose(g))
 
     np.testing.assert_array_equal(ts.grad(f)(w), g)
     np.testing.assert_array_equal(ts.jit(ts.grad(f))(w), g)

@@ -65,6 +65,19 @@ def test_choice_with_weights(rng: np.random.Generator) -> None:
     assert sorted(once.tolist()) == [0, 2, 3]
 
 
+@pytest.mark.parametrize("replace", [True, False])
+@pytest.mark.parametrize("p, words", [
+    ([0.5, -0.25, 0.75], r"p\[1\] = -0.25 is no probability"), ([np.nan, 0.5, 0.5], "nan is no"),
+    ([0.5, 0.25, 0.125], "adds up to 0.875, not to 1"), ([0.0, 0.0, 0.0], "adds up to 0")])
+def test_what_is_no_probability_is_an_error(replace: bool, p: list, words: str) -> None:
+    key, compiled = ts.random.key(0), ts.jit(lambda p: ts.random.choice(3, 2, replace, p, key=key))
+    for call in (lambda: compiled(ts.tensor(p)), lambda: ts.random.choice(3, 2, replace, p)):
+        with pytest.raises(ArgumentError, match=words):
+            call()
+    third = ts.full((3,), 1 / 3, "bf16")  # their sum is 1.00195
+    assert compiled(third).shape == ts.random.choice(3, 2, replace, third).shape == (2,)
+
+
 def test_pairs_without_replacement_follow_the_weights(rng: np.random.Generator) -> None:
     """P(first, second) = p_i p_j / (1 - p_i), as of one draw after the other."""
     p = np.array([0.2, 0.5, 0.3])
@@ -91,7 +104,7 @@ def test_errors() -> None:
         (lambda: ts.random.categorical(ts.ones((2, 3)), (4,)), ShapeError, "the last extents"),
         (lambda: ts.random.normall, UnknownNameError, "did you mean 'normal'"),
         (lambda: ts.random.randn, UnknownNameError, r"ts.random.normal\(shape\)"),
-        (lambda: ts.optim.Adam, UnknownNameError, r"AdamW\(weight_decay=0.0\)"),
+        (lambda: ts.optim.Adam, UnknownNameError, r"AdamW\(b2=0.999, weight_decay=0.0\)"),
     ):
         with pytest.raises(kind, match=words):
             call()

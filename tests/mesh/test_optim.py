@@ -45,8 +45,8 @@ def test_column_and_row_parallel_layers_equal_the_dense_ones():
 
 
 @pytest.mark.parametrize("jit", [False, True])
-@pytest.mark.parametrize("optimizer", [ts.optim.AdamW(**ADAM), ts.optim.SGD(0.9, 0.2)],
-                         ids=["adamw", "sgd"])
+@pytest.mark.parametrize("optimizer", [
+    ts.optim.AdamW(**ADAM), ts.optim.SGD(momentum=0.9, weight_decay=0.2)], ids=["adamw", "sgd"])
 def test_narrow_parameters_have_masters_that_lie_as_they_do(rng, optimizer, jit):
     mesh = mesh_of(dp=2, tp=2)
     values = {"a": rng.normal(size=(5, 7)), "b": rng.normal(size=(7,))}
@@ -72,7 +72,7 @@ def test_narrow_parameters_have_masters_that_lie_as_they_do(rng, optimizer, jit)
 def test_gradients_in_another_layout_change_no_layout(rng, jit):
     mesh = mesh_of(dp=3)
     values, g = rng.normal(size=(2, 6, 4)).astype(np.float32)
-    optimizer = ts.optim.SGD(0.9)
+    optimizer = ts.optim.SGD(momentum=0.9)
     params = [ts.dist.distribute(ts.param(values), None, mesh=mesh)]
     state = optimizer.init(params)
     update = ts.jit(optimizer.update) if jit else optimizer.update

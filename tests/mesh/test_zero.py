@@ -121,7 +121,7 @@ def test_errors():
         ts.dist.zero(ts.optim.SGD(), 4)
     with pytest.raises(ts.ArgumentError, match="zero wraps an optimizer, got 'adam'"):
         ts.dist.zero("adam", 1)
-    optimizer = ts.dist.zero(ts.optim.SGD(0.9), 1, axis="tp")
+    optimizer = ts.dist.zero(ts.optim.SGD(momentum=0.9), 1, axis="tp")
     with pytest.raises(ts.ArgumentError, match=r"parameter 'w' is f32\[3\], which lies on no mesh"):
         optimizer.init({"w": ts.ones(3)})
     with pytest.raises(ts.AxisError, match="has no axis 'tp'"):

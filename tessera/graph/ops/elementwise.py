@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -87,8 +88,7 @@ def _jvp(partials: Partials) -> Callable[..., Any]:
         for t, p in zip(ts, partials(y, *xs, **attrs), strict=True):
             if t is None or p is None:
                 continue
-            term = t if p is ONE else neg(t) if p is MINUS else t * p()
-            total = term if total is None else total + term
+            total = _times(t, p) if total is None else total + _times(t, p)
         return None if total is None else F.broadcast_to(total, y.shape)
 
     return rule
@@ -96,11 +96,8 @@ def _jvp(partials: Partials) -> Callable[..., Any]:
 
 def _vjp(partials: Partials) -> Callable[..., Any]:
     def rule(g: Tensor, y: Tensor, *xs: Tensor, **attrs: Any) -> tuple:
-        out = []
-        for x, p in zip(xs, partials(y, *xs, **attrs), strict=True):
-            term = None if p is None else g if p is ONE else neg(g) if p is MINUS else g * p()
-            out.append(None if term is None else unbroadcast(term, x.shape))
-        return tuple(out)
+        return tuple(None if p is None else unbroadcast(_times(g, p), x.shape)
+                     for x, p in zip(xs, partials(y, *xs, **attrs), strict=True))
 
     return rule
 
@@ -127,6 +124,19 @@ def pad_batch_axes(x: Tensor, ndim: int) -> Tensor:
 ONE, MINUS = object(), object()  # the partials 1 and -1
 
 
+@dataclass(frozen=True)
+class Choosing:
+    """A partial as a rule of the cotangent: where an operand is not chosen not even inf passes."""
+
+    rule: Callable[[Tensor], Tensor]
+
+
+def _times(g: Tensor, partial: Any) -> Tensor:
+    if isinstance(partial, Choosing):
+        return partial.rule(g)
+    return g if partial is ONE else neg(g) if partial is MINUS else g * partial()
+
+
 def elementwise(
     name: str,
     ref: Callable[..., Any],
@@ -147,7 +157,7 @@ def elementwise(
     hint: str = "",
 ) -> GraphOp:
     """Register an elementwise op. `partials(y, *xs)` gives per operand a function of no arguments,
-    ONE, MINUS or None (no derivative). `expand` instead of `loop`: it in other ops."""
+    ONE, MINUS, a Choosing or None (no derivative). `expand` instead of `loop`: it in other ops."""
     if samples is None:
         shapes = [((2, 3), draw), ((3,), draw)][:arity] if arity < 3 else [((2, 3), draw)] * 3
         samples = (sample(*shapes), sample(*[((4,), draw)] * arity))
@@ -215,13 +225,13 @@ POW = elementwise(
 )
 MAXIMUM = elementwise(
     "maximum", np.maximum, "maximum({0}, {1})",
-    lambda y, a, b: (lambda: _share(a, b, y), lambda: _share(b, a, y)), arity=2, draw="apart",
+    lambda y, a, b: (_where_chosen(a, b, y), _where_chosen(b, a, y)), arity=2, draw="apart",
     smooth=False, drops_inf=(0, 1),
     doc="max(a, b); NaN propagates; equal operands share the gradient",
 )
 MINIMUM = elementwise(
     "minimum", np.minimum, "minimum({0}, {1})",
-    lambda y, a, b: (lambda: _share(a, b, y), lambda: _share(b, a, y)), arity=2, draw="apart",
+    lambda y, a, b: (_where_chosen(a, b, y), _where_chosen(b, a, y)), arity=2, draw="apart",
     smooth=False, drops_inf=(0, 1),
     doc="min(a, b); NaN propagates; equal operands share the gradient",
 )
@@ -232,10 +242,9 @@ REMAINDER = elementwise("remainder", np.remainder, "mod({0}, {1})",
                         smooth=False, doc="a - b * floor(a / b)")
 
 
-def _share(a: Tensor, b: Tensor, y: Tensor) -> Tensor:
-    """1 where a alone gives y, 0.5 where both do, 0 elsewhere."""
-    return where(equal(a, y), where(equal(b, y), literal(0.5, y), literal(1.0, y)),
-                 literal(0.0, y))
+def _where_chosen(a: Tensor, b: Tensor, y: Tensor) -> Choosing:
+    """The cotangent where a alone gives y, half of it where both do, 0 elsewhere."""
+    return Choosing(lambda g: where(equal(a, y), where(equal(b, y), g * 0.5, g), literal(0.0, g)))
 
 
 # --- maths of one operand ---------------------------------------------------------------------
@@ -286,9 +295,9 @@ SIGMOID = _unary("sigmoid", _sigmoid_ref, "sigmoid({0})", lambda y, x: y * (1.0 
                  drops_inf=(0,), doc="1 / (1 + exp(-x))")
 ERF = _unary("erf", _erf_ref, "erf({0})",
              lambda y, x: (2.0 / math.sqrt(math.pi)) * exp(-(x * x)), drops_inf=(0,))
-RELU = _unary("relu", lambda x: np.maximum(x, 0), "maximum({0}, 0)",
-              lambda y, x: F.cast(x > 0.0, x.type), draw="apart", smooth=False,
-              drops_inf=(0,), doc="max(x, 0); gradient 0 at 0")
+RELU = elementwise("relu", lambda x: np.maximum(x, 0), "maximum({0}, 0)",
+                   lambda y, x: (Choosing(lambda g: where(x > 0.0, g, literal(0.0, g))),),
+                   draw="apart", smooth=False, drops_inf=(0,), doc="max(x, 0); gradient 0 at 0")
 FLOOR = elementwise("floor", np.floor, "floor({0})", lambda y, x: (None,), smooth=False)
 CEIL = elementwise("ceil", np.ceil, "ceil({0})", lambda y, x: (None,), smooth=False)
 ROUND = elementwise("round", np.rint, "rint({0})", lambda y, x: (None,), smooth=False,

@@ -383,14 +383,44 @@ def categorical(logits: Any, shape: Any = None, axis: int = -1, *, key: Any = No
     return F.argmax(convert(rows, F32) - F.log(noise), axis=-1)
 
 
+def _check_probabilities_ref(p: np.ndarray, slack: float) -> np.ndarray:
+    wide = p.astype(np.float64)
+    bad = ~((wide >= 0) & (wide < np.inf))
+    if bad.any():
+        at = np.unravel_index(int(np.argmax(bad)), p.shape)
+        raise ArgumentError(f"choice: p[{int(at[-1])}] = {float(wide[at]):g} is no probability",
+                            hint="exp(logits) cannot be negative: ts.random.categorical(logits)")
+    sums = wide.sum(-1)
+    off = np.abs(sums - 1.0) > slack
+    if off.any():
+        raise ArgumentError(f"choice: p adds up to {float(sums[off].flat[0]):g}, not to 1",
+                            hint="p / ts.sum(p); ts.random.categorical(ts.log(p)) takes weights")
+    return p.copy()
+
+
+CHECK_PROBABILITIES = GraphOp(
+    "check_probabilities",
+    shape=lambda p, slack: p,
+    ref=_check_probabilities_ref,
+    batch=lambda size, batched, p, slack: (apply(CHECK_PROBABILITIES, p, slack=slack), True),
+    axes="..._->..._",
+    differentiable=False,
+    host="now",
+    samples=(Sample((Arg((2, 3), "positive", False),), {"slack": math.inf}),),
+    doc="probabilities along the last axis; an ArgumentError where one is none, or their sum "
+    "differs from 1 by more than the slack",
+)
+
+
 @public
 def choice(a: Any, shape: Any = (), replace: bool = True, p: Any = None, axis: int = 0, *,
            key: Any = None, generator: Any = None) -> Tensor:
     """Slices of `a` along an axis, drawn at random: of shape `shape` in place of that axis.
 
-    a: a tensor, or an integer n for 0..n-1   p: [n] probabilities, equal when None; they are
-    divided by their sum   replace=False: no slice twice
-    np.random.choice and jax.random.choice. Raises ArgumentError, ShapeError.
+    a: a tensor, or an integer n for 0..n-1   p: [n] probabilities, equal when None
+    replace=False: no slice twice
+    np.random.choice and jax.random.choice. Raises ShapeError, and ArgumentError, when it runs, for
+    p that is negative, not finite, or does not add up to 1 (within the square root of its epsilon).
     """
     values = F.arange(a) if isinstance(a, int) and not isinstance(a, bool) else as_tensor(a)
     if values.ndim == 0:
@@ -400,9 +430,12 @@ def choice(a: Any, shape: Any = (), replace: bool = True, p: Any = None, axis: i
     count = size_of(dims)
     if n == 0 or (not replace and count > n):
         raise ArgumentError(f"{count} different elements of {n}", hint="replace=True")
-    weights = None if p is None else floating(p)[0]
+    weights, kind = (None, None) if p is None else floating(p)
     if weights is not None and tuple(weights.shape) != (n,):
         raise ShapeError(f"probabilities {show_shape(weights.shape)} for {n} elements")
+    if weights is not None and kind is not None:
+        slack = math.sqrt(float(kind.dtype.eps))
+        weights = apply(CHECK_PROBABILITIES, weights, slack=slack)
     made = _key(key, generator)
     if weights is None and replace:
         ids = randint(0, n, dims, key=made)

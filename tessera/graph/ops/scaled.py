@@ -22,6 +22,7 @@ from ..operand import axis_index, compute_type, convert, public, to_compute
 from ..trace import apply
 from .convert import CAST, CAST_STOCHASTIC, RETYPE, cast_ref, with_scale
 from .elementwise import broadcast_shapes, pad_batch_axes
+from .gather import stretch
 from .stop_gradient import STOP_GRADIENT
 
 F32 = as_type("f32")
@@ -88,6 +89,7 @@ QUANTIZE = GraphOp(
     batch=_quantize_batch,
     expand=_quantize_steps,
     axes="...,...->...",
+    codes=True,
     samples=(
         Sample((Arg((2, 3), "normal", False), FIRST), {"to": as_type("fp8_e4m3 @saturate")}),
         Sample((Arg((2, 3), "normal", False), Arg((2, 1), "positive", False)),
@@ -119,6 +121,28 @@ DEQUANTIZE = GraphOp(
         Sample((Arg((2, 3), "type:int8", False), Arg((2, 1), "positive", False)), {}),
     ),
     doc="codes times their scale; to derivatives the identity",
+)
+
+
+def _same_shape(x: Aval, y: Aval) -> Aval:
+    if tuple(x.shape) != tuple(y.shape):
+        raise ShapeError(f"the codes of {x} have the shape of the values, got {y}")
+    return y
+
+
+STRAIGHT_THROUGH = GraphOp(
+    "straight_through",
+    shape=_same_shape,
+    ref=lambda x, y: y.copy(),
+    vjp=lambda g, z, x, y: (g, None),
+    jvp=lambda ts, z, x, y: ts[0],
+    batch=lambda size, batched, x, y: (
+        apply(STRAIGHT_THROUGH, stretch(x, size, batched[0]), stretch(y, size, batched[1])), True),
+    expand=lambda x, y: y,
+    axes="...,...->...",
+    codes=True,
+    samples=(Sample((Arg((2, 3), "normal", False), Arg((2, 3), "int", False))),),
+    doc="y, what a policy class makes of x; to derivatives x",
 )
 
 
@@ -162,14 +186,16 @@ def quantize(x: Any, dtype: Any, scale: Any = None) -> Tensor:
     own quantize(). A scale of 0 is stored as 1.
     scale: one for the whole tensor, instead; what is beyond the range then saturates.
     To derivatives it is the identity: cotangents pass as they are, and a scale is a constant.
+    Raises ShapeError where a class's codes are not one for each element.
     """
     x, numeric = as_tensor(x), as_type(dtype)
     wide = convert(to_compute(x), F32)
     if numeric.policy.custom is not None:
         if scale is not None:
             raise DTypeError(f"{numeric} finds its scale itself", hint="leave scale= out")
-        codes, scale = numeric.policy.custom().quantize(wide)
+        codes, scale = numeric.policy.custom().quantize(apply(STOP_GRADIENT, wide))
         codes, scale = convert(as_tensor(codes), as_type(numeric.dtype)), as_tensor(scale)
+        codes = apply(STRAIGHT_THROUGH, wide, codes)
         return with_scale(codes, F.where(F.equal(scale, 0.0), 1.0, scale), numeric)
     if scale is None:
         scale = scale_of(finite_amax(wide, numeric.policy.per_channel), numeric)
@@ -197,7 +223,8 @@ def dequantize(x: Tensor) -> Tensor:
         return to_compute(x)
     plain = stored_codes(x)
     if x.policy.custom is not None:
-        return x.policy.custom().dequantize(plain, x.scale)
+        values = as_tensor(x.policy.custom().dequantize(apply(STOP_GRADIENT, plain), x.scale))
+        return apply(STRAIGHT_THROUGH, plain, values)
     assert compute_type(x.type) == F32
     return apply(DEQUANTIZE, plain, x.scale)
 

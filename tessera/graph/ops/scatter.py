@@ -45,34 +45,16 @@ from .gather import (
     merge_batch,
     offset_rows,
     split_batch,
-    split_names,
     stretch,
 )
+from .scatter_extremes import EXTREMES, scatter_axes, scatter_shape
 
 
 # --- scatter ----------------------------------------------------------------------------------
-def _scatter_axes(x: Aval, ids: Aval, u: Aval, axis: int) -> str:
-    pre, post, _ = split_names(x, ids, axis, 1)
-    whole = "_" * len(ids.shape)
-    return f"{pre}_{post},{whole},{pre}{whole}{post}->{pre}_{post}"
-
-
 def _block_names(shape: tuple, sizes: tuple) -> str:
     """Letters for the axes of which a block takes everything."""
     return "".join(c if n == m else "_" for c, n, m in zip(letters(shape), shape, sizes,
                                                             strict=True))
-
-
-def _scatter_shape(x: Aval, ids: Aval, u: Aval, axis: int) -> Aval:
-    want = x.shape[:axis] + ids.shape + x.shape[axis + 1:]
-    if u.shape != want:
-        raise ShapeError(
-            f"updates {show_shape(u.shape)} for ids {show_shape(ids.shape)} along axis {axis} of "
-            f"{show_shape(x.shape)} should be {show_shape(want)}"
-        )
-    if x.dtype is not u.dtype:
-        raise DTypeError(f"operands of one type needed, got {x.type} and {u.type}")
-    return x
 
 
 def _scatter_ref(x: np.ndarray, ids: np.ndarray, u: np.ndarray, axis: int) -> np.ndarray:
@@ -129,7 +111,7 @@ def _or_zeros(t: Tensor | None, like: Tensor, numeric: NumericType) -> Tensor:
 
 SCATTER_SET = GraphOp(
     "scatter_set",
-    shape=_scatter_shape,
+    shape=scatter_shape,
     ref=_scatter_ref,
     vjp=_scatter_vjp,
     jvp=lambda ts, y, x, ids, u, axis: apply(
@@ -137,7 +119,7 @@ SCATTER_SET = GraphOp(
         _or_zeros(ts[2], u, compute_type(u.type)), axis=axis,
     ),
     batch=_scatter_batch,
-    axes=_scatter_axes,
+    axes=scatter_axes,
     drops=(0, 2),
     samples=(
         sample((5, 3), ((4,), "index:5"), (4, 3), axis=0),
@@ -155,20 +137,23 @@ def scatter(x: Any, ids: Any, updates: Any, axis: int = 0, mode: str = "set") ->
     """x with slices at ids replaced by updates, or updates added to them.
 
     x: [pre, n, post]   ids: any shape, -n..n-1   updates: [pre, *ids.shape, post], broadcast
-    mode "set": of repeated ids the last one stays   "add": all of them add up
+    mode "set": of repeated ids the last one stays   "add": all of them add up   "max", "min": the
+    largest or smallest of them and x stays; those that tie share the gradient, NaN propagates
     Returns a new tensor of x's type. Raises ShapeError, ArgumentError, and AxisError when it runs.
     """
-    add = _is_add(mode)
+    need_mode(mode)
     x, rows = plain(x), index_operand(ids)
     a = axis_index(axis, x.ndim)
     want = (*x.shape[:a], *rows.shape, *x.shape[a + 1:])
-    if not add:
+    if mode == "set":
         u = F.broadcast_to(_as_type_of(updates, x.type), want)
         return apply(SCATTER_SET, x, rows, u, axis=a)
     if x.dtype.kind == "bool":
-        raise DTypeError("adding to bools", hint="cast to an integer type first")
+        raise DTypeError(f"scatter of bools by {mode}", hint="cast to an integer type first")
     wide = to_compute(x)
     u = F.broadcast_to(_as_type_of(updates, wide.type), want)
+    if mode in EXTREMES:
+        return store(apply(EXTREMES[mode], wide, rows, u, axis=a), x.type)
     return store(wide + apply(SEGMENT_SUM, u, rows, axis=a, extent=x.shape[a]), x.type)
 
 
@@ -198,6 +183,10 @@ def index_put(x: Any, indices: Any, values: Any, accumulate: bool = False) -> Te
     values: broadcast to x[indices]   accumulate: of repeated places all add up, else the last stays
     Returns a new tensor of x's type. Raises ShapeError, and AxisError when it runs.
     """
+    return _put(x, indices, values, "add" if accumulate else "set")
+
+
+def _put(x: Any, indices: Any, values: Any, mode: str) -> Tensor:
     x = plain(x)
     ids = [index_operand(i) for i in (indices if isinstance(indices, tuple | list) else (indices,))]
     if not 0 < len(ids) <= x.ndim:
@@ -206,7 +195,7 @@ def index_put(x: Any, indices: Any, values: Any, accumulate: bool = False) -> Te
     extents = tuple(x.shape[:len(ids)])
     places = linear_index([F.broadcast_to(i, shape) for i in ids], extents)
     flat = F.reshape(x, (size_of(extents), *x.shape[len(ids):]))
-    out = scatter(flat, places, values, 0, "add" if accumulate else "set")
+    out = scatter(flat, places, values, 0, mode)
     return F.reshape(out, x.shape)
 
 
@@ -215,9 +204,11 @@ def put_along_axis(x: Any, ids: Any, values: Any, axis: int, mode: str = "set") 
     """x with y[i, ids[i, j]] = values[i, j] along an axis: np.put_along_axis, torch.scatter.
 
     ids: integers, of x's extents but that of the axis   values: broadcast to the shape of ids
-    mode "add" adds instead (torch.scatter_add); "set" keeps the last of repeated ids
+    mode "set": of repeated ids the last stays   "add": all add up (torch.scatter_add)   "max",
+    "min": the largest or smallest of them and x (torch.scatter_reduce, "amax" and "amin")
     Returns a new tensor of x's type. Raises ShapeError, and AxisError when it runs.
     """
+    need_mode(mode)
     x, rows = plain(x), index_operand(ids)
     a = axis_index(axis, x.ndim)
     others = [n for d, n in enumerate(x.shape) if d != a]
@@ -229,13 +220,15 @@ def put_along_axis(x: Any, ids: Any, values: Any, axis: int, mode: str = "set") 
         for d, n in enumerate(rows.shape)
     ]
     grid[a] = rows
-    return index_put(x, tuple(grid), values, _is_add(mode))
+    return _put(x, tuple(grid), values, mode)
 
 
-def _is_add(mode: str) -> bool:
-    if mode not in ("set", "add"):
-        raise ArgumentError(f"scatter mode {mode!r}", hint='"set" or "add"')
-    return mode == "add"
+MODES = ("set", "add", *EXTREMES)
+
+
+def need_mode(mode: str) -> None:
+    if mode not in MODES:
+        raise ArgumentError(f"scatter mode {mode!r}", hint=", ".join(f'"{m}"' for m in MODES))
 
 
 # --- dynamic slices ---------------------------------------------------------------------------

@@ -50,19 +50,20 @@ def _identity(dtype: np.dtype, largest: bool) -> Any:
     return np.iinfo(dtype).min if largest else np.iinfo(dtype).max
 
 
-def _shares(y: Tensor, u: Tensor, ids: Tensor, axis: int) -> Tensor:
-    """How much of its segment's gradient each element gets: those that tie share it."""
-    hit = F.cast(F.equal(u, apply(TAKE, y, ids, axis=axis)), u.type)
-    count = apply(SEGMENT_SUM, hit, ids, axis=axis, extent=y.shape[axis])
-    return hit / apply(TAKE, count, ids, axis=axis)
+def _shared(t: Tensor, y: Tensor, u: Tensor, ids: Tensor, axis: int) -> Tensor:
+    """What each element has of t: those that tie share it, the others have none."""
+    hit = F.equal(u, apply(TAKE, y, ids, axis=axis))
+    count = apply(SEGMENT_SUM, F.cast(hit, u.type), ids, axis=axis, extent=y.shape[axis])
+    count = apply(TAKE, count, ids, axis=axis)
+    return F.where(hit, t / count, 0.0 / count)  # NaN where y is
 
 
 def _segment(name: str, extremum: np.ufunc, word: str) -> GraphOp:
     def vjp(g: Tensor, y: Tensor, u: Tensor, ids: Tensor, axis: int, extent: Any) -> tuple:
-        return apply(TAKE, g, ids, axis=axis) * _shares(y, u, ids, axis), None
+        return _shared(apply(TAKE, g, ids, axis=axis), y, u, ids, axis), None
 
     def jvp(ts: tuple, y: Tensor, u: Tensor, ids: Tensor, axis: int, extent: Any) -> Tensor:
-        return apply(SEGMENT_SUM, ts[0] * _shares(y, u, ids, axis), ids, axis=axis, extent=extent)
+        return apply(SEGMENT_SUM, _shared(ts[0], y, u, ids, axis), ids, axis=axis, extent=extent)
 
     def batch(size: Any, batched: tuple, u: Tensor, ids: Tensor, axis: int, extent: Any) -> tuple:
         if not batched[1]:

@@ -90,7 +90,7 @@ class Zero:
         reduce_scatter; gradients that were made before have been all-reduced by then.
         """
         if self.stage > 1:
-            grads = tree.map_tree(self._split, grads, params)
+            grads = tree.map_tree(lambda p, g: g if g is None else self._split(g, p), params, grads)
         new, made = self.optimizer.update(params, grads, state, lr)
         return _as_before(new, params), _as_before(made, state)
 

@@ -1,0 +1,156 @@
+"""Which arguments grad differentiates, and which leaves of them.
+
+Arguments: those that are asked for, else those that hold `ts.param`s, else argument 0. Leaves: of
+an argument that holds params these, of others all.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from ..dims import show_shape
+from ..errors import ArgumentError, GradError, did_you_mean, warn_user
+from ..graph import tree
+from ..tensor import Tensor
+from .reverse import is_differentiable
+from .subgraphs import Packed
+
+
+@dataclass
+class Marks:
+    """What was a `ts.param` in an earlier call of a function: arguments that held some in the
+    latest call that had any, and leaves of arguments."""
+
+    arguments: set[str] = field(default_factory=set)
+    leaves: set[str] = field(default_factory=set)
+
+
+_MARKS: WeakKeyDictionary[Callable, Marks] = WeakKeyDictionary()
+
+
+def marks_of(fn: Callable) -> Marks:
+    try:
+        return _MARKS.setdefault(fn, Marks())
+    except TypeError:  # neither hashable nor weakly referenced: remembered by this transform alone
+        return Marks()
+
+
+def choose_arguments(slots: dict[str, Any], signature: inspect.Signature, argnums: Any, wrt: Any,
+                     fn: str, marked: Marks) -> list[str]:
+    """Names of the arguments to differentiate, in signature order. `marked` is brought up to
+    date."""
+    names = list(slots)
+    if argnums is not None and wrt is not None:
+        raise ArgumentError("give argnums or wrt, not both")
+    if argnums is not None:
+        picked = {names[p] for p in _positions(argnums, len(names), fn)}
+    elif wrt is not None:
+        picked = _named(wrt, names, signature, fn)
+    else:
+        picked = {n for n in names if _holds(slots[n], lambda x: x.is_param)}
+        if picked:
+            marked.arguments = picked
+        picked = picked or {n for n in names if _holds(slots[n], _is_distributed)}
+        picked = picked or _first_argument(names, fn, marked.arguments)
+    if not picked:
+        raise GradError(f"{fn} has no argument to differentiate")
+    return [n for n in names if n in picked]
+
+
+def _first_argument(names: list[str], fn: str, marked: set[str]) -> set[str]:
+    """Argument 0, where nothing else tells. Raises GradError when params have been lost."""
+    lost = [n for n in names if n in marked]
+    if lost and lost != names[:1]:
+        raise GradError(
+            f"grad of {fn}: no argument is a ts.param any more, {' and '.join(lost)} "
+            f"{'were' if len(lost) > 1 else 'was'} in an earlier call",
+            hint="arithmetic gives plain tensors: w = ts.param(w - lr * dw), or ts.optim; or say "
+                 f"which with wrt={tuple(lost) if len(lost) > 1 else lost[0]!r}",
+        )
+    return set(names[:1])
+
+
+def _positions(argnums: Any, count: int, fn: str) -> list[int]:
+    places = argnums if isinstance(argnums, tuple | list) else (argnums,)
+    for p in places:
+        if isinstance(p, bool) or not isinstance(p, int) or not -count <= p < count:
+            raise ArgumentError(f"argnums {p!r}: {fn} has {count} arguments")
+    return list(places)
+
+
+def _named(wrt: Any, names: list[str], signature: inspect.Signature, fn: str) -> set[str]:
+    asked = set(wrt if isinstance(wrt, tuple | list | set) else (wrt,))
+    several = {n for n, p in signature.parameters.items() if p.kind is p.VAR_POSITIONAL}
+    for n in asked - set(names) - several:
+        raise ArgumentError(f"wrt {n!r} is not an argument of {fn}",
+                            hint=did_you_mean(str(n), names))
+    return {n for n in names if n in asked or n.split("[")[0] in asked & several}
+
+
+def _holds(value: Any, test: Callable[[Tensor], bool]) -> bool:
+    return any(isinstance(x, Tensor) and test(x) for x in tree.flatten(value)[0])
+
+
+def _is_distributed(x: Tensor) -> bool:
+    return x.layout is not None
+
+
+# --- leaves ---------------------------------------------------------------------------------------
+def moving_tensors(packed: Packed, fn: str, marked: Marks, by_default: bool) -> list[bool]:
+    """Per tensor of the chosen arguments, whether it is differentiated. Raises GradError for one
+    that is to be and cannot be; warns of one that was a param in an earlier call, beside others
+    that still are."""
+    names = packed.names()
+    marks = {n for n, x in zip(names, packed.tensors, strict=True) if x.is_param}
+    holders = {_argument_of(n) for n in marks}
+    held = [x is not None for x in held_integers(packed)]
+    moves = [not stays and (n in marks or _argument_of(n) not in holders)
+             for n, stays in zip(names, held, strict=True)]
+    lost = [n for n, x, on in zip(names, packed.tensors, moves, strict=True)
+            if not on and n in marked.leaves and is_differentiable(x)]
+    if lost:
+        warn_user(f"grad of {fn}: {', '.join(lost)} is no ts.param any more, and has no gradient; "
+                  "arithmetic gives plain tensors: mark what it gives, ts.param(w - lr * g), or "
+                  "train by ts.optim")
+    marked.leaves = marked.leaves - set(lost) | marks
+    chosen = [(n, x) for n, x, on in zip(names, packed.tensors, moves, strict=True) if on]
+    _check_differentiable(packed, chosen, fn, by_default)
+    return moves
+
+
+def _argument_of(name: str) -> str:
+    return name.partition(".")[0]
+
+
+def _check_differentiable(packed: Packed, chosen: list[tuple[str, Tensor]], fn: str,
+                          by_default: bool) -> None:
+    how = "choose the arguments with argnums= or wrt="
+    if by_default and not any(x.is_param for _, x in chosen):
+        how = "no argument is a ts.param, so it is argument 0: mark the parameters, or " + how
+    if not chosen:
+        names = ", ".join(packed.treedef.data)
+        raise GradError(f"grad of {fn} with respect to {names}: it holds no tensor",
+                        hint=how)
+    for name, x in chosen:
+        if x.scale is not None:
+            raise GradError(f"grad of {fn} with respect to {name}, a scaled tensor {x.type}",
+                            hint="differentiate ts.dequantize(x), or keep an f32 master")
+        if not is_differentiable(x):
+            raise GradError(
+                f"grad of {fn} with respect to {name}: a {x.type}{show_shape(x.shape)} "
+                "has no derivative",
+                hint=how + (", or pass a floating type" if "." not in name else
+                            "; beside leaves that are ts.params it is a constant"))
+
+
+def held_integers(packed: Packed) -> list[Tensor | None]:
+    """Per tensor, itself where a gradient has it as it is: integers that a registered class holds
+    beside what is differentiated, as a sparse matrix its indices."""
+    moves = [is_differentiable(x) for x in packed.tensors]
+    held = tree.held_by_class(packed.treedef)
+    return [x if any(moves) and held[i] and not on else None
+            for i, x, on in zip(packed.places, packed.tensors, moves, strict=True)]

@@ -1,0 +1,47 @@
+"""Optimizers: frozen records of hyper-parameters. Their state is a tree of tensors like any other:
+it passes through `ts.jit` and is saved beside the parameters.
+
+    optimizer = ts.optim.AdamW(weight_decay=0.1)
+    state = optimizer.init(params)
+
+    @ts.jit
+    def step(params, state, x, y, lr):
+        loss, grads = ts.value_and_grad(loss_fn)(params, x, y)
+        grads, norm = ts.optim.clip_by_global_norm(grads, 1.0)
+        params, state = optimizer.update(params, grads, state, lr)
+        return params, state, loss, norm
+
+What is trained of a tree are its `ts.param`s; its other leaves, such as running statistics, stay as
+they are. Of a tree without any all leaves are trained.
+
+Of distributed parameters the states lie as the parameters do, and a step's results lie as its
+arguments, so that the next step runs the same compiled program. `ts.dist.zero` splits the states.
+"""
+
+from __future__ import annotations
+
+from typing import NoReturn
+
+from ..errors import UnknownNameError
+from ..foreign import OPTIM
+from .clipping import clip_by_global_norm, global_norm
+from .factored_moments import Adafactor
+from .first_order import SGD, AdamW, Lion
+from .orthogonal_steps import Muon, hidden_matrices
+from .record import OPTIMIZERS, OptimizerRecord
+from .schedules import CosineSchedule
+from .trained import decays_matrices, named_params
+
+
+def __getattr__(name: str) -> NoReturn:
+    """A name that ts.optim does not have: the error says which is near."""
+    if name.startswith("__"):
+        raise AttributeError(name)
+    raise UnknownNameError(f"tessera.optim has no name {name!r}", name, lambda: sorted(__all__),
+                           OPTIM)
+
+
+__all__ = [
+    "OPTIMIZERS", "Adafactor", "AdamW", "CosineSchedule", "Lion", "Muon", "OptimizerRecord", "SGD",
+    "clip_by_global_norm", "decays_matrices", "global_norm", "hidden_matrices", "named_params",
+]

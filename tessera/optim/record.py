@@ -1,0 +1,190 @@
+"""What an optimizer is: a record of its settings, the state that it holds of a parameter, and how
+a parameter moves. Walking the tree, master copies, layouts and checks are the same for all.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any, ClassVar, TypeVar
+
+from ..call_errors import binding_problem, call_error
+from ..dims import show_shape
+from ..errors import ArgumentError, ShapeError
+from ..graph import functions as F
+from ..graph import tree
+from ..graph.operand import compute_type, convert
+from ..graph.trace import in_part
+from ..mesh.parallel.matching_layouts import counter, lie_as, zeros_as
+from ..tensor import Tensor, as_tensor
+from .trained import named_params
+
+T = TypeVar("T")
+State = dict[str, Any]
+OPTIMIZERS: dict[str, type[OptimizerRecord]] = {}
+
+
+class OptimizerRecord:
+    """The base of all: `init` makes a state, `update` a step. A record is a frozen dataclass under
+    `@optimizer`, which has weight_decay and decays among its fields, and gives
+
+    holds   names of what the state holds, each a dict by the path of the parameter
+    axes_of(path, p)  the axes of p that each of them has, for those that it holds of p
+    rates(lr, step)   numbers of a step, as tensors
+    moved(w, g, held, rates, decay)  the parameter and what is held, after the step
+    """
+
+    holds: ClassVar[tuple[str, ...]] = ()
+    weight_decay: float
+    decays: Callable[[str, Tensor], bool]
+
+    def axes_of(self, path: str, p: Tensor) -> dict[str, tuple[int, ...]]:
+        return dict.fromkeys(self.holds, tuple(range(p.ndim)))
+
+    def rates(self, lr: Tensor, step: Tensor) -> tuple[Tensor, ...]:
+        return (lr,)
+
+    def moved(self, w: Tensor, g: Tensor, held: dict[str, Tensor], rates: tuple[Tensor, ...],
+              decay: float) -> tuple[Tensor, dict[str, Tensor]]:
+        raise NotImplementedError
+
+    def init(self, params: Any) -> State:
+        """The state before the first step: its number, what is held by the path of the parameter,
+        and wide master copies of narrow parameters."""
+        named = named_params(params)
+        wide = {path: compute_type(p.type) for path, p in named.items()}
+        state: State = {"step": counter(list(named.values())), **{m: {} for m in self.holds}}
+        for path, p in named.items():
+            for m, axes in self.axes_of(path, p).items():
+                zeros, gone = zeros_as(p, wide[path]), set(range(p.ndim)) - set(axes)
+                state[m][path] = F.max(zeros, axis=tuple(gone)) if gone else zeros
+        masters = {path: convert(p, wide[path]) for path, p in named.items()
+                   if p.dtype is not wide[path].dtype and p.policy.rounding != "stochastic"}
+        return state | {"master": masters}
+
+    def update(self, params: Any, grads: Any, state: State, lr: Any) -> tuple[Any, State]:
+        """(params, state) after one step. lr: a number or a scalar tensor.
+
+        Raises ArgumentError when grads or state do not belong to params.
+        """
+        with in_part("optimizer"):
+            return _step(self, params, grads, state, as_tensor(lr))
+
+
+def optimizer(cls: type[T]) -> type[T]:
+    """Registers a record. Its settings are given by name; an error says what there are, and where
+    parameters and the rate go."""
+    signature, made = inspect.signature(cls), cls.__init__
+
+    @functools.wraps(made)
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        if args:
+            raise ArgumentError(f"{cls.__name__} takes its settings by name, got "
+                                f"{', '.join(map(repr, args))[:60]}", hint=_how(signature))
+        if (problem := binding_problem(signature, args, kwargs)) is not None:
+            raise call_error(cls.__name__, signature, kwargs, problem, _how(signature)) from None
+        made(self, *args, **kwargs)
+
+    cls.__init__ = init  # type: ignore[method-assign]
+    for name in ("init", "update"):
+        setattr(cls, name, _told(f"{cls.__name__}.{name}", getattr(cls, name)))
+    OPTIMIZERS[cls.__name__] = cls  # type: ignore[assignment]
+    return cls
+
+
+def _told(name: str, method: Callable) -> Callable:
+    """A method whose arguments, where they do not fit, are an error that says the record's name."""
+    signature = inspect.signature(method)
+    signature = signature.replace(parameters=list(signature.parameters.values())[1:])
+
+    @functools.wraps(method)
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if (problem := binding_problem(signature, args, kwargs)) is not None:
+            raise call_error(name, signature, kwargs, problem) from None
+        return method(self, *args, **kwargs)
+
+    return call
+
+
+def _how(signature: inspect.Signature) -> str:
+    return (f"{', '.join(signature.parameters)}; parameters and the rate are given later: "
+            "state = opt.init(params), opt.update(params, grads, state, lr)")
+
+
+def check(record: Any, fractions: tuple[str, ...] = (), positive: tuple[str, ...] = ()) -> None:
+    """Raise ArgumentError unless these settings are in [0, 1) and above 0, and the weight decay is
+    not negative."""
+    kind = type(record).__name__
+    for name in fractions:
+        if not 0 <= getattr(record, name) < 1:
+            raise ArgumentError(f"{kind}: {name} must be in [0, 1), got {getattr(record, name)}")
+    for name in positive:
+        if not getattr(record, name) > 0:
+            raise ArgumentError(f"{kind}: {name} must be positive, got {getattr(record, name)}")
+    if not record.weight_decay >= 0:
+        raise ArgumentError(f"{kind}: weight_decay cannot be negative, got {record.weight_decay}")
+
+
+# --- a step ---------------------------------------------------------------------------------------
+def _step(record: OptimizerRecord, params: Any, grads: Any, state: State, lr: Tensor
+          ) -> tuple[Any, State]:
+    named = named_params(params)
+    slopes = _matching_grads(named, params, grads)
+    held = {path: record.axes_of(path, p) for path, p in named.items()}
+    _check_state(record, held, state)
+    step = state["step"] + 1
+    now = record.rates(lr, step)
+    new: State = {"step": step, **{m: {} for m in record.holds}, "master": {}}
+    leaves, structure = tree.flatten(params)
+    out = []
+    for path, p in zip(tree.paths(structure), leaves, strict=True):
+        if path not in named:
+            out.append(p)
+            continue
+        w = state["master"].get(path)
+        w = convert(p, compute_type(p.type)) if w is None else w
+        decay = record.weight_decay if record.decays(path, p) else 0.0
+        mine = {m: state[m][path] for m in held[path]}
+        w, made = record.moved(w, slopes[path], mine, tuple(convert(r, w.type) for r in now), decay)
+        for m, x in made.items():
+            new[m][path] = lie_as(x, state[m][path])
+        if path in state["master"]:
+            new["master"][path] = lie_as(w, state["master"][path])
+        out.append(_like_param(w, p))
+    return tree.unflatten(structure, out), new
+
+
+def _like_param(w: Tensor, p: Tensor) -> Tensor:
+    out = lie_as(convert(w, p.type), p)
+    out.is_param = p.is_param
+    return out
+
+
+def _matching_grads(named: dict[str, Tensor], params: Any, grads: Any) -> dict[str, Tensor]:
+    """The gradients of what is trained. Of what is not there may be some, which are not read."""
+    leaves, structure = tree.flatten(grads)
+    found = dict(zip(tree.paths(structure), map(as_tensor, leaves), strict=True))
+    beside = set(tree.paths(tree.flatten(params)[1])) - named.keys()
+    found = {path: g for path, g in found.items() if path not in beside}
+    if odd := sorted(found.keys() ^ named.keys()):
+        raise ArgumentError(f"gradients and parameters differ in {', '.join(map(repr, odd))}",
+                            hint="pass the gradient that ts.grad returned for these parameters")
+    for path, p in named.items():
+        if tuple(found[path].shape) != tuple(p.shape):
+            raise ShapeError(f"the gradient of {path!r} has shape {show_shape(found[path].shape)}, "
+                             f"the parameter {show_shape(p.shape)}")
+    return {path: convert(g, compute_type(g.type)) for path, g in found.items()}
+
+
+def _check_state(record: OptimizerRecord, held: dict[str, dict], state: Any) -> None:
+    if not isinstance(state, dict) or not {"step", *record.holds, "master"} <= state.keys():
+        raise ArgumentError(f"this is no {type(record).__name__} state",
+                            hint="state = optimizer.init(params)")
+    for m in record.holds:
+        want = {path for path, mine in held.items() if m in mine}
+        if state[m].keys() != want:
+            odd = sorted(state[m].keys() ^ want)
+            raise ArgumentError(f"optimizer state and parameters differ in {', '.join(odd)}",
+                                hint="state = optimizer.init(params) of these parameters; what is "
+                                "trained are the ts.params, and arithmetic gives plain tensors")
