@@ -204,3 +204,46 @@ def test_pairs_on_a_gpu(gpu, driver):
         for _ in range(2):
             kernel[4, 2](Torch(y))
         assert driver.launches[-1].grid[0] == groups and driver.launches[-1].threads == lanes
+
+
+def number_before(x: Tensor["M", "N", f32], y: Tensor["M", "N", f32]):
+    g = tile.group_id()
+    for j in tile.range(0, N, 32):
+        y[g, j:j+32] = tile.load(x[g, j:j+32]) * 2.0
+
+
+def coordinate(x: Tensor["M", "N", f32], y: Tensor["M", "N", f32]):
+    g = tile.group_id(0)
+    for j in tile.range(0, N, 32):
+        y[g, j:j+32] = tile.load(x[g, j:j+32]) * 2.0
+
+
+def number_inside(x: Tensor["M", "N", f32], y: Tensor["M", "N", f32]):
+    for j in tile.range(0, N, 32):
+        y[tile.group_id(), j:j+32] = tile.load(x[tile.group_id(), j:j+32]) * 2.0
+
+
+def number_behind(x: Tensor["M", "N", f32], y: Tensor["M", "N", f32]):
+    for j in tile.range(0, N, 32):
+        y[0, j:j+32] = tile.load(x[0, j:j+32]) * 2.0
+    i = tile.linear_id()
+    if N <= i and i < M * N:
+        y[i // N, i % N] = 2.0 * x[i // N, i % N]
+
+
+@pytest.mark.parametrize("body", [number_before, coordinate, number_inside, number_behind])
+def test_a_kernel_that_numbers_its_groups_has_no_range_as_its_grid(body, rng):
+    x = rng.standard_normal((4, 128), np.float32)  # as many rows as blocks of a row
+    y = np.full_like(x, np.nan)
+    ts.kernel(body)[4](x, y)
+    assert np.array_equal(y, 2 * x)
+
+
+def test_an_axis_that_the_grid_of_blocks_lacks(rng):
+    @ts.kernel
+    def k(x: Tensor["M", "N", f32]):
+        x[tile_m:tile_m + 4, tile.group_id(1)] = tile.zeros((4,))
+
+    with pytest.raises(ts.TesseraError, match=r"group_id\(1\): the grid of this kernel is that of "
+                       "its blocks along M"):
+        k(rng.standard_normal((8, 3), np.float32))

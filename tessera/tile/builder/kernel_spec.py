@@ -22,6 +22,7 @@ class KernelSpec:
     given_grid: bool = False
     fixed_dims: tuple[tuple[str, int], ...] = ()
     wide_dims: frozenset[str] = field(default=frozenset())
+    numbered: bool = False  # it asks for the number of its group
     records: tuple[tuple[str, tuple[str, ...]], ...] = ()  # parameters with several arrays
     spelled: tuple[str, ...] = field(init=False, repr=False)  # constants: 1, 1.0 and True differ
 

@@ -99,6 +99,11 @@ class NeedConstants(Exception):
         self.names = names
 
 
+class NeedGroupNumbers(Exception):
+    """The kernel asks for the number of its group behind a range that was spread over groups: it is
+    traced again, and the range is a loop of each group."""
+
+
 Number = int | float | bool
 
 
