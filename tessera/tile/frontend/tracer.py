@@ -101,7 +101,7 @@ class KernelTracer:
         self.loop_env: list[dict[str, Any]] = []  # local names before each loop
         self.params: list[Param] = []
         self.result: tuple[str, ...] = ("none",)
-        self.output: Handle | None = None
+        self.outputs: dict[int, Handle] = {}  # new tensors among what the kernel returns
 
     def fail(self, message: str, hint: str | None = None, **kw: Any) -> NoReturn:
         self.position.fail(message, hint, **kw)

@@ -386,12 +386,15 @@ def _result(function: Function, bound: Bound, outputs: dict[str, Memory]) -> Any
         return None
     if kind == "param":
         found = tuple(bound.given[n] for n in names)
-        return found[0] if len(found) == 1 else found
-    memory = outputs[names[0]]
-    if kind == "scalar":
-        return memory.read(np.array([0]))[0].item()
+    elif kind == "scalar":
+        found = tuple(outputs[n].read(np.array([0]))[0].item() for n in names)
+    else:
+        tensors = any(isinstance(v, Array) for v in bound.given.values())
+        found = tuple(_tensor(outputs[n], tensors) for n in names)
+    return found[0] if len(found) == 1 else found
+
+
+def _tensor(memory: Memory, as_tensor: bool) -> Any:
+    """A new tensor that the kernel returns, as our own or as an array of NumPy."""
     array = memory.flat.reshape(memory.shape)
-    tensors = any(isinstance(v, Array) for v in bound.given.values())
-    if tensors or memory.numeric.dtype.packed:
-        return Array(array, memory.numeric)
-    return array
+    return Array(array, memory.numeric) if as_tensor or memory.numeric.dtype.packed else array

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable
-from typing import Any
+from typing import Any, get_args, get_origin
 
 from tessera import config as settings
 from tessera import hooks
@@ -215,6 +215,8 @@ class Kernel(Kernel_):
         """Annotations as objects, also under `from __future__ import annotations`; a record's
         arrays one by one; a seed is an int64."""
         found = composite_parameters.flat_annotations(self._written_annotations())
+        if get_origin(found.get("return")) is tuple:
+            found["return"] = get_args(found["return"])
         return found | dict.fromkeys(self._seeds(found), i64)
 
     def _seeds(self, annotations: dict[str, Any]) -> frozenset[str]:

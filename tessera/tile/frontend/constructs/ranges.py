@@ -147,11 +147,10 @@ def dim_name(t: KernelTracer, x: Any) -> str | None:
 
 def output_dim(t: KernelTracer, r: LoopRange) -> str | None:
     """The extent of the returned tensor whose blocks this outermost range enumerates (Q51)."""
-    if t.output is None or t.depth or not r.has_step or not is_zero(r.lo):
+    if t.depth or not r.has_step or not is_zero(r.lo):
         return None
     name = dim_name(t, r.hi)
-    out = t.spec.result.shape
-    known = {str(d) for d in out}
+    known = {str(d) for out in t.outputs.values() for d in out.type.dims}
     return name if name in known else None
 
 
