@@ -274,7 +274,7 @@ def run_grid(function: Function, bound: Bound, lanes: int, grid: tuple[int, ...]
                 lambda other: run_grid(function, other, lanes, grid, name, key=key)[0]))
         run_groups(function, order, env, functools.partial(
             Machine, lanes=lanes, axes=grid, sanitizer=sanitizer, report=report, key=key,
-            raise_nan=config.numerics == "raise", blame=blame), lanes, name)
+            raise_nan=config.numerics == "raise", blame=blame), lanes, name, sanitizer)
     bound.write_back()
     return _result(function, bound, outputs), report
 
@@ -303,7 +303,8 @@ def _originals(bound: Bound) -> Iterator[tuple[str, bool, str]]:
 
 
 def run_groups(function: Function, order: np.ndarray, env: dict[Any, Any],
-               machine: Callable[..., Machine], lanes: int, name: str) -> None:
+               machine: Callable[..., Machine], lanes: int, name: str,
+               sanitizer: Sanitizer | None = None) -> None:
     """All groups, in batches that run in lockstep; each on its own where they wait for each other.
 
     Raises KernelError for a loop in which nothing can change, KeyboardInterrupt with the line.
@@ -316,6 +317,8 @@ def run_groups(function: Function, order: np.ndarray, env: dict[Any, Any],
         memory.changes = changes
     before = [(m, m.flat.copy(), m.written) for m in memories] if may_wait else []
     running: list[Machine] = []
+    if sanitizer is not None:
+        sanitizer.begin(function, int(order.max(initial=-1)) + 1)
 
     def batch(part: np.ndarray, turns: Turn | None = None) -> None:
         running[:] = [machine(part, env=env, changes=changes, turns=turns, may_wait=may_wait)]
@@ -338,6 +341,8 @@ def run_groups(function: Function, order: np.ndarray, env: dict[Any, Any],
                 memory.flat[...], memory.written, memory.shadow = flat, written, None
                 if memory.alias is not None:
                     memory.alias.shared.shadow = None
+            if sanitizer is not None:
+                sanitizer.begin(function, int(order.max(initial=-1)) + 1)
             assert changes is not None
             take_turns(order, changes, lambda turn: batch(np.array([turn.number]), turn))
     except KeyboardInterrupt:
