@@ -13,7 +13,7 @@ from tessera.tile.frontend.tracer import KernelTracer, statement
 from tessera.tile.ir.handles import Handle, LoopRange, describe, is_number
 from tessera.tile.ir.ir import For, Op, walk
 from tessera.tile.ir.op_record import OPS
-from tessera.tile.ir.types import Buffer, TileType
+from tessera.tile.ir.types import Buffer, GlobalTensor, TileType
 from tessera.tile.passes.independent_iterations import why_dependent
 
 
@@ -150,7 +150,8 @@ def output_dim(t: KernelTracer, r: LoopRange) -> str | None:
     if t.depth or not r.has_step or not is_zero(r.lo):
         return None
     name = dim_name(t, r.hi)
-    known = {str(d) for out in t.outputs.values() for d in out.type.dims}
+    known = {str(d) for out in t.outputs.values() if isinstance(out.type, GlobalTensor)
+             for d in out.type.dims}
     return name if name in known else None
 
 
