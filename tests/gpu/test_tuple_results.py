@@ -1,4 +1,5 @@
-"""Several results of a kernel on the GPU, and tuples through branches, loops and early returns."""
+"""Several results of a kernel on the GPU, tuples through branches, loops and early returns, and
+reductions and scans by functions of tuples."""
 
 from __future__ import annotations
 
@@ -78,3 +79,37 @@ def test_several_results_in_a_graph(rng):
     with ts.config.scope(device="cuda"):
         largest, rest = ts.jit(lambda x: moments(2.0 * x))(ts.tensor(x))
         assert np.array_equal(largest.numpy(), 2 * x.max(1)) and rest.shape == (37, 100)
+
+
+# --- reductions and scans by functions -----------------------------------------------------------
+def linear(a, b):
+    return a[0] * b[0], a[1] * b[0] + b[1]
+
+
+def later(a, b):
+    more = b[0] > a[0]
+    return tile.where(more, b[0], a[0]), tile.where(more, b[1], a[1])
+
+
+@ts.kernel
+def recurrence(g: Tensor["M", "N", f32], x: Tensor["M", "N", f32], y: Tensor["M", "N", f32],
+               end: Tensor["M", f32], top: Tensor["M", int32]):
+    gates, t = tile.load(g[tile_m:tile_m + 2, 0:N]), tile.load(x[tile_m:tile_m + 2, 0:N])
+    _, y[tile_m:tile_m + 2, 0:N] = tile.scan((gates, t), linear)
+    _, end[tile_m:tile_m + 2] = tile.reduce((gates, t), linear)
+    _, top[tile_m:tile_m + 2] = tile.reduce(
+        (t, tile.broadcast(tile.arange(0, N)[None, :], (2, N))), later)
+
+
+@pytest.mark.parametrize("lanes", [32, 128, 512])
+@pytest.mark.parametrize("n", [3, 128, 1000])
+def test_combinations_as_interpreted(n, lanes, rng):
+    g, x = rng.uniform(0.5, 1.0, (5, n)).astype(np.float32), rng.standard_normal((5, n), np.float32)
+    y, end = np.full_like(x, np.nan), np.zeros(5, np.float32)
+    ran = tile_gpu.compare(recurrence, g, x, y, end, np.zeros(5, np.int32), lanes=lanes, rtol=1e-4,
+                           atol=1e-4)
+    assert np.array_equal(ran.arrays["top"], x.argmax(1))
+    want = np.zeros(5)
+    for i in range(n):
+        want = want * g[:, i].astype(np.float64) + x[:, i]
+    assert np.allclose(ran.arrays["end"], want, rtol=1e-4, atol=1e-4)

@@ -17,6 +17,7 @@ from tessera.tile.frontend.source import KernelSource
 from tessera.tile.frontend.tracer import KernelTracer
 from tessera.tile.ir.handles import NeedConstants, NeedGroupNumbers
 from tessera.tile.ir.ir import Function
+from tessera.tile.ir.op_record import OPS
 
 
 def trace(source: KernelSource, fn: Callable, spec: KernelSpec, sizes: dict[str, int]) -> Function:
@@ -74,7 +75,7 @@ def launch_of(t: KernelTracer) -> str:
 def require_axes(t: KernelTracer) -> None:
     """The kernel asks for no axis that the grid of its own blocks lacks."""
     for n in walk_ops(t.ir.block):
-        if n.name in ("group_id", "num_groups") and (n.attr["axis"] or 0) >= len(t.grid.axes):
+        if OPS[n.name].family == "ids" and (n.attr.get("axis") or 0) >= len(t.grid.axes):
             t.position.line = n.where
             t.fail(f"{n.name}({n.attr['axis']}): the grid of this kernel is that of its blocks "
                    f"along {', '.join(a.dim for a in t.grid.axes)}",

@@ -141,6 +141,17 @@ class KernelTracer:
             self.fail(f"{op.name}: {err}", f"ts.tile.{op.signature}")
         return op.lower(self, *args, **kwargs)
 
+    def call_function(self, f: Any, *args: Any) -> Any:
+        """A function of the user's called with traced values, as if it stood in the source here."""
+        held = {f"__called{i}": x for i, x in enumerate((f, *args))}
+        first, *rest = (ast.Name(n, ast.Load()) for n in held)
+        call = ast.copy_location(ast.Call(first, list(rest), []), self.position.node)
+        self.env |= held
+        made = self.expr(ast.fix_missing_locations(call))
+        for name in held:
+            del self.env[name]
+        return made
+
 
 @functools.cache
 def _signature(lower: Callable[..., Any]) -> inspect.Signature:

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from tessera.tile.ir.ir import Function, Node, Op, SSAValue, uses, walk
+from tessera.tile.ir.op_record import OPS
 from tessera.tile.passes.written_arguments import written_parameters
 
 ALL = -3  # pseudo lane: every lane of a group
@@ -49,11 +50,14 @@ class Publication:
 
 
 def _orders(node: Node, read: Mapping[SSAValue, int]) -> bool:
-    """Whether a node may order what groups do."""
-    if not isinstance(node, Op) or node.name not in ("atomic", "compare_exchange"):
-        return isinstance(node, Op) and node.name == "cluster_barrier"
-    return node.attr["scope"] != "group" and bool(
-        node.attr.get("release") or node.outs[0].value in read)
+    """Whether a node may order what groups do: a barrier of clusters, or an atomic update of an
+    element that releases or whose result is read."""
+    if not isinstance(node, Op):
+        return False
+    if OPS[node.name].effect == "sync":
+        return "groups" in node.attr
+    return OPS[node.name].effect == "atomic" and node.attr.get("scope") != "group" and bool(
+        node.attr.get("release") or any(d.value in read for d in node.outs))
 
 
 class Clocks:
