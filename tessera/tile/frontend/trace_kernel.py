@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from types import FunctionType
 from typing import Any
 
 from tessera.tile.builder.edge_check import check_edges
@@ -85,6 +86,8 @@ def require_axes(t: KernelTracer) -> None:
 
 def plain(v: Any) -> Any:
     """A constant for the record of a specialisation."""
+    if isinstance(v, FunctionType):
+        return f"{v.__module__}.{v.__qualname__}"
     return v if v is None or isinstance(v, int | float | str) else str(v)
 
 
