@@ -136,8 +136,8 @@ def some_arguments(x: Tensor["M", "N", f32]) -> tuple[Tensor["M", f32], Tensor["
     return tile.row_sum(tile.load(x[tile_m:tile_m + 4, 0:20])), x
 
 
-def tile_and_number(x: Tensor["M", "N", f32]) -> tuple[Tensor["M", f32], f32]:
-    return tile.row_sum(tile.load(x[tile_m:tile_m + 4, 0:20])), 1.0
+def tile_and_number(x: Tensor["M", "N", f32]) -> tuple[f32, Tensor["M", f32]]:
+    return 1.0, tile.row_sum(tile.load(x[0:M, 0:20]))
 
 
 def one_too_many(x: Tensor["M", "N", f32]) -> tuple[f32, f32, f32]:

@@ -97,12 +97,17 @@ def require_own_blocks(t: KernelTracer, out: Handle) -> None:
     """Groups that differ along an axis of the grid write different blocks of a result."""
     assert isinstance(out.type, GlobalTensor)
     along = {str(d) for d in out.type.dims}
-    for name in t.grid.origins:
-        if name not in along and any(a.dim == name for a in t.grid.axes):
+    for name in block_axes(t):
+        if name not in along:
             t.fail(f"the result {out.type} has no axis {name}, along which each group has its own "
                    f"block: all groups would write the same elements",
                    f"say in the annotation what the result's extents are, "
                    f'ts.Tensor["{name}", ...], or add up: ts.tile.atomic_add into an argument')
+
+
+def block_axes(t: KernelTracer) -> list[str]:
+    """The extents along which each group has a block of its own, or a matrix of a stack."""
+    return [a.dim for a in t.grid.axes if not a.stride]
 
 
 def return_number(t: KernelTracer, i: int, value: Any) -> tuple[str, str]:
@@ -115,6 +120,11 @@ def return_number(t: KernelTracer, i: int, value: Any) -> tuple[str, str]:
         t.fail("the kernel returns a number and has no annotation for it",
                "annotate it: def kernel(...) -> ts.f32, or -> tuple[ts.f32, ts.f32] for two")
     numeric = kind if isinstance(kind, NumericType) else as_type(kind)
+    if axes := block_axes(t):
+        t.fail(f"the kernel returns a number, and each group has its own block along "
+               f"{' and '.join(axes)}: each would return another one",
+               f"one group does all: for i in range(0, {axes[0]}, 64); or add up what groups have, "
+               "ts.tile.atomic_add into an argument")
     out = output(t, i, GlobalTensor(numeric, (1,)), ())
     if not t.ir.is_uniform(value) or t.ir.divergent:
         t.fail("the returned number differs between lanes",

@@ -162,15 +162,16 @@ def scalars_in_grid(function: Function, bound: Bound) -> frozenset[str]:
 
 def _require_lanes(function: Function, bound: Bound, lanes: int) -> None:
     """One group does all: its lanes reach as far as its guards go, or a loop goes on from them."""
-    if strides(function, "local_id"):
-        return
-    for asked in _guards(function, bound, "local_id"):
-        if asked.lanes > lanes:
-            raise ArgumentError(
-                f"{function.name} is launched as one group of {lanes} lanes, and this asks for "
-                f"{asked.lanes}: the rest would not be done", where=asked.where or user_line(),
-                hint="number the lanes of the whole launch, ts.tile.linear_id(), or let each go "
-                "on: for i in range(ts.tile.local_id(), N, ts.tile.group_size())")
+    for base in ("local_id", "linear_id"):
+        for asked in () if strides(function, base) else _guards(function, bound, base):
+            if asked.lanes > lanes:
+                more = "" if function.result[0] == "scalar" else \
+                    "number the lanes of the whole launch, ts.tile.linear_id(), or "
+                raise ArgumentError(
+                    f"{function.name} is launched as one group of {lanes} lanes, and this asks for "
+                    f"{asked.lanes}: the rest would not be done", where=asked.where or user_line(),
+                    hint=f"{more}let each go on: for i in range(ts.tile.local_id(), N, "
+                    "ts.tile.group_size())")
 
 
 def _require_axes(function: Function, grid: tuple[int, ...]) -> None:
