@@ -32,7 +32,7 @@ from tessera.tile.ir.schedule import Schedule
 from tessera.tile.ir.types import Buffer, GlobalTensor, Scalar, TileType
 from tessera.tile.passes.cluster_groups import cluster_of
 from tessera.tile.passes.random_draws import draws
-from tessera.tile.passes.thread_guards import Guards, strides
+from tessera.tile.passes.thread_guards import Asked, Guards, strides
 from tessera.tile.passes.written_arguments import require_writable, written_parameters
 
 _BUDGET = 1 << 21  # elements of the largest value that a batch of groups may hold
@@ -83,6 +83,9 @@ def grid_of(function: Function, bound: Bound, config_: Config, lanes: int) -> tu
     """Extents of the launch grid (Q41 to Q43)."""
     config_ = config_.of(function)
     grid = _grid_of(function, bound, config_, lanes)
+    said = config_.lanes or function.lanes or function.launch == "one" and config_.groups
+    if not said:
+        _require_lanes(function, bound, lanes, None if config_.groups else prod(grid))
     if prod(grid) * lanes > MOST_LANES:
         _require_no_numbers(function, prod(grid), lanes)
     return grid
@@ -116,8 +119,6 @@ def _grid_of(function: Function, bound: Bound, config_: Config, lanes: int) -> t
                 raise ArgumentError(f"{function.name} returns a number: it runs as one group, not "
                                     f"{prod(given)}", where=user_line())
             return given
-        if given is None and config_.lanes is None:
-            _require_lanes(function, bound, lanes)
         return (1,)
     if function.launch == "elements":
         return given or (-(-_elements(function, bound, lanes) // lanes),)
@@ -160,18 +161,47 @@ def scalars_in_grid(function: Function, bound: Bound) -> frozenset[str]:
     return frozenset(found)
 
 
-def _require_lanes(function: Function, bound: Bound, lanes: int) -> None:
-    """One group does all: its lanes reach as far as its guards go, or a loop goes on from them."""
-    for base in ("local_id", "linear_id"):
+def _require_lanes(function: Function, bound: Bound, lanes: int, groups: int | None) -> None:
+    """The lanes reach as far as the guards on their numbers go, or a loop goes on from them.
+
+    groups: how many there are, where the call does not say it; None: it does.
+    """
+    there = {"local_id": lanes}
+    if groups is not None and function.launch in ("one", "axes"):
+        there["linear_id"] = groups * lanes
+    for base, count in there.items():
         for asked in () if strides(function, base) else _guards(function, bound, base):
-            if asked.lanes > lanes:
-                more = "" if function.result[0] == "scalar" else \
-                    "number the lanes of the whole launch, ts.tile.linear_id(), or "
-                raise ArgumentError(
-                    f"{function.name} is launched as one group of {lanes} lanes, and this asks for "
-                    f"{asked.lanes}: the rest would not be done", where=asked.where or user_line(),
-                    hint=f"{more}let each go on: for i in range(ts.tile.local_id(), N, "
-                    "ts.tile.group_size())")
+            if asked.lanes > count:
+                raise _too_few_lanes(function, lanes, groups, base, asked)
+    strip = _guards(function, bound, "group_id").strip()
+    if strip is not None and strip.lanes > lanes:
+        raise ArgumentError(
+            f"{function.name} numbers {strip.lanes} elements for each group and is launched in "
+            f"groups of {lanes} lanes: the rest would not be done",
+            where=strip.where or user_line(), hint=f"say how many lanes, {function.name}[groups, "
+            f"{strip.lanes}](...), or number them by ts.tile.linear_id()")
+
+
+def _too_few_lanes(function: Function, lanes: int, groups: int | None, base: str, asked: Asked
+                   ) -> ArgumentError:
+    name, hints = function.name, []
+    how = f"in groups of {lanes} lanes"
+    if function.launch == "one":
+        how = f"as one group of {lanes} lanes"
+    elif base == "linear_id":
+        along = " and ".join(a.dim for a in function.grid)
+        how = f"as {groups} groups of {lanes} lanes, one for each block along {along}"
+    elif function.launch != "axes" and asked.lanes <= MAX_LANES:
+        hints.append(f"say how many lanes, {name}[groups, {asked.lanes}](...)")
+    if function.launch == "one" and function.result[0] != "scalar":
+        hints.append("number the lanes of the whole launch, ts.tile.linear_id()")
+    first, step = "local_id()", "ts.tile.group_size()"
+    if base == "linear_id" and function.launch == "axes":
+        first, step = "linear_id()", "ts.tile.num_groups() * ts.tile.group_size()"
+    hints.append(f"let each go on: for i in range(ts.tile.{first}, N, {step})")
+    return ArgumentError(
+        f"{name} is launched {how}, and this asks for {asked.lanes}: the rest would not be done",
+        where=asked.where or user_line(), hint=", or ".join(hints))
 
 
 def _require_axes(function: Function, grid: tuple[int, ...]) -> None:

@@ -6,6 +6,9 @@ that are known at the launch, with a bound that is; the index of a lane's store 
 
     i < B        B lanes          i // c < B     B * c
     i + c < B    B - c            i * c < B      ceil(B / c)
+
+Of the number of a group plus that of a thread in it, group_id() * 4 + warp_id(), the thread's may
+be 0.
 """
 
 from __future__ import annotations
@@ -85,6 +88,12 @@ class Guards:
             if op.name not in INVERSE:
                 return
             first, second = (self.number(a) for a in op.args)
+            if op.name == "add" and first is second is None:
+                rest = [a for a in op.args if not self.of_thread(a)]
+                if self.base != "group_id" or len(rest) != 1:
+                    return
+                x = rest[0]
+                continue
             if second is not None:
                 x, c = op.args[0], second
             elif first is not None and op.name in ("add", "mul"):
@@ -93,6 +102,48 @@ class Guards:
                 return
             bound = INVERSE[op.name](bound, c)
         yield Asked(max(0, bound), where)
+
+    def strip(self) -> Asked | None:
+        """How many elements each group numbers, where a guard on group_id() * c + local_id() says
+        it and no other one is on what follows from that."""
+        compared = {x: op.where for op in walk(self.function.body)
+                    if isinstance(op, Op) and op.name in MIRRORED for x in op.args
+                    if isinstance(x, SSAValue)}
+        found = {x: n for x in compared if (n := self._elements_of_a_group(x)) is not None}
+        if len(found) != 1 or strides(self.function, "group_id") or strides(self.function,
+                                                                            "local_id"):
+            return None
+        ((number, n),) = found.items()
+        more = any(x is not number and self._follows(x, number) for x in compared)
+        return None if more else Asked(n, compared[number])
+
+    def _elements_of_a_group(self, x: SSAValue) -> int | None:
+        """c of group_id() * c + local_id()."""
+        op = self.made.get(x)
+        if op is None or op.name != "add":
+            return None
+        parts = [self.made.get(a) for a in op.args if isinstance(a, SSAValue)]
+        products = [p for p in parts if p is not None and p.name == "mul"]
+        if len(products) != 1 or not any(p is not None and p.name == "local_id" for p in parts):
+            return None
+        made = [self.made.get(a) for a in products[0].args if isinstance(a, SSAValue)]
+        numbers = [n for a in products[0].args if (n := self.number(a)) is not None]
+        return numbers[0] if numbers and [m.name for m in made if m] == ["group_id"] else None
+
+    def _follows(self, x: Operand, number: SSAValue) -> bool:
+        op = self.made.get(x) if isinstance(x, SSAValue) else None
+        return op is not None and (number in op.args or any(
+            self._follows(a, number) for a in op.args))
+
+    def of_thread(self, x: Operand) -> bool:
+        """The number of a thread in its group, or what is made from it by known numbers."""
+        op = self.made.get(x) if isinstance(x, SSAValue) else None
+        if op is None:
+            return False
+        if OPS[op.name].family == "ids":
+            return bool(OPS[op.name].by_thread) and op.name != "linear_id"
+        return op.name in INVERSE and all(
+            self.of_thread(a) or (self.number(a) or -1) >= 0 for a in op.args)
 
     def is_base(self, x: Operand) -> bool:
         """linear_id(), also written out: group_id() * group_size() + local_id()."""
