@@ -88,9 +88,31 @@ def return_tile(t: KernelTracer, i: int, value: Any) -> tuple[str, str]:
     if i not in t.outputs:  # annotated without a type: that of the tile
         out = GlobalTensor(NumericType(value.type.dtype), t.spec.results[i].shape)
         output(t, i, out, composite_axes(t, out))
-    store_tile(t, t.memory.own_block(t.outputs[i], value.type.shape), value)
     require_own_blocks(t, t.outputs[i])
+    require_place(t, t.outputs[i], value)
+    store_tile(t, t.memory.own_block(t.outputs[i], value.type.shape), value)
     return "tensor", t.outputs[i].value.name
+
+
+def require_place(t: KernelTracer, out: Handle, value: Handle) -> None:
+    """A tile that is one of several blocks of a result comes from where the block is."""
+    assert isinstance(out.type, GlobalTensor) and isinstance(value.type, TileType)
+    own = out.type.dims[len(out.hidden):]
+    made = t.values.defined_by.get(value.value)
+    if len(own) != len(value.type.shape) or t.grid.numbered or made and made.name == "full":
+        return
+    for dim, size in zip(own, value.type.shape, strict=True):
+        if str(dim) in t.grid.origins:
+            continue
+        extent = t.grid.dim_value(dim)
+        if isinstance(extent, Handle):
+            t.ir.need_dims(t.values.forms.form(extent.value))
+        if not isinstance(extent, int) or extent > size:
+            name = f"tile_{dim}".lower() if str(dim).isidentifier() else "i"
+            t.fail(f"the kernel returns {value.type} for {out.type}: {size} of {extent} along "
+                   f"{dim}, and nothing says which, so that every block would be the same",
+                   f"load the group's own block, x[{name}:{name}+{size}]"
+                   if str(dim).isidentifier() else "return a tile of that extent")
 
 
 def require_own_blocks(t: KernelTracer, out: Handle) -> None:
