@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -27,6 +27,11 @@ from tessera.tile.ir.types import Buffer, TileType, View
 from tessera.tile.ops.reduce import reduce
 
 Tiles = tuple[Handle, ...]
+
+
+def _type(x: Handle) -> TileType:
+    assert isinstance(x.type, TileType)
+    return x.type
 
 
 # --- the one op -----------------------------------------------------------------------------------
@@ -65,23 +70,24 @@ class Combination:
 
     @property
     def extent(self) -> int:
-        return self.tiles[0].type.shape[self.axis]
+        return _type(self.tiles[0]).shape[self.axis]
 
     def of(self, x: Tiles, y: Tiles) -> Tiles:
         """The user's function, its results in the types of the tiles."""
         given = (x[0], y[0]) if self.single else (x, y)
         made = self.t.call_function(self.combine, *given)
         results = (made,) if self.single else made
-        wanted = [h.type for h in self.tiles]
+        wanted = [_type(h) for h in self.tiles]
         if not isinstance(results, tuple) or len(results) != len(wanted):
             self.fail(describe(made), wanted)
         for r, want in zip(results, wanted, strict=True):
-            ours = isinstance(r, Handle) and isinstance(r.type, TileType)
-            if not ours or r.type.shape != want.shape or r.type.dtype.kind != want.dtype.kind:
+            made_of = r.type if isinstance(r, Handle) and isinstance(r.type, TileType) else None
+            if made_of is None or made_of.shape != want.shape or (
+                    made_of.dtype.kind != want.dtype.kind):
                 self.fail(", ".join(map(describe, results)), wanted)
         return tuple(self.t.ir.cast(r, w.dtype) for r, w in zip(results, wanted, strict=True))
 
-    def fail(self, got: str, wanted: list[Any]) -> None:
+    def fail(self, got: str, wanted: list[Any]) -> NoReturn:
         self.t.fail(f"{self.name}: the combination of two elements gives {got}, its operands are "
                     f"{', '.join(map(str, wanted))}",
                     "combine(a, b) gives what a and b are: of a tuple of tiles a tuple of as many")
@@ -90,14 +96,14 @@ class Combination:
         return tuple(self._exchanged(x, bit) for x in xs)
 
     def _exchanged(self, x: Handle, bit: int) -> Handle:
-        flags = x.type.dtype is bool_
+        flags = _type(x).dtype is bool_
         moved = self.t.ir.emit("exchange", [self.t.ir.cast(x, i32) if flags else x],
                                axis=self.axis, bit=bit)
         return self.t.ir.arithmetic("ne", (moved, 0)) if flags else moved
 
     def numbers(self) -> Handle:
         """The number of each element along the axis, with extents of 1 along the others."""
-        shape = [1] * len(self.tiles[0].type.shape)
+        shape = [1] * len(_type(self.tiles[0]).shape)
         shape[self.axis] = self.extent
         at = self.t.call_op(OPS["arange"], [0, self.extent], {})
         return self.t.call_op(OPS["reshape"], [at, tuple(shape)], {})
@@ -127,13 +133,13 @@ class Combination:
         return tuple(self._picked(x, where) for x in xs)
 
     def _picked(self, x: Handle, where: Handle) -> Handle:
-        ir, dtype = self.t.ir, x.type.dtype
+        ir, dtype = self.t.ir, _type(x).dtype
         bits = {32: i32, 64: i64}[dtype.bits] if dtype.kind == "float" else None
         if bits is not None:
             x = ir.emit("with_bits", [x], dtype=bits)
         elif dtype is bool_:
             x = ir.cast(x, i32)
-        zero = ir.emit("full", [], shape=x.type.shape, value=0, dtype=x.type.dtype)
+        zero = ir.emit("full", [], shape=_type(x).shape, value=0, dtype=_type(x).dtype)
         found = reduce(self.t, "reduce_sum", ir.arithmetic("where", (where, x, zero)), self.axis)
         if bits is not None:
             return ir.emit("with_bits", [found], dtype=dtype)
@@ -144,11 +150,11 @@ def _combination(t: OpTracer, name: str, x: Any, combine: Any, axis: Any, identi
                  ) -> Combination:
     single = not isinstance(x, tuple | list)
     tiles = tuple(_tile(t, name, item) for item in ((x,) if single else x))
-    shapes = {h.type.shape for h in tiles}
+    shapes = {_type(h).shape for h in tiles}
     if len(shapes) != 1:
         t.fail(f"{name} of {', '.join(str(h.type) for h in tiles)}: they go together, element by "
                "element", "load parts of one shape")
-    rank = len(tiles[0].type.shape)
+    rank = len(_type(tiles[0]).shape)
     along = t.ir.constant_int(axis, "axis")
     if not -rank <= along < rank:
         t.fail(f"{name} along axis {along} of {tiles[0].type}", f"-{rank} to {rank - 1}")
@@ -185,7 +191,7 @@ def _existing(t: OpTracer, name: str, x: Handle, axis: int, identity: Any) -> Ha
                "tuple of tiles a tuple of numbers", code="E_EDGE")
     assert isinstance(edge, Edge | Listed)
     there = t.call_op(OPS["inside"], [x], {})
-    return t.ir.cast(t.ir.arithmetic("where", (there, x, identity)), x.type.dtype)
+    return t.ir.cast(t.ir.arithmetic("where", (there, x, identity)), _type(x).dtype)
 
 
 @macro()

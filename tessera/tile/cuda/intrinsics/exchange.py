@@ -6,7 +6,7 @@ import functools
 from typing import Any
 
 from tessera.tile.cuda.builder import Builder
-from tessera.tile.cuda.instruction import InstructionForm, Operand, Operation
+from tessera.tile.cuda.instruction import InstructionForm, Kind, Operand, Operation
 from tessera.tile.cuda.intrinsics.reduce import element_of, exchanged
 from tessera.tile.cuda.ptx import memory
 from tessera.tile.ir.register_layout import RegisterLayout
@@ -24,7 +24,7 @@ def registers(layout: RegisterLayout, axis: int, bit: int) -> tuple[int, ...]:
 
 
 @functools.cache
-def lanes(kind: str, count: int, mask: int) -> Operation:
+def lanes(kind: Kind, count: int, mask: int) -> Operation:
     """(fragment) -> that of the lane whose number differs in `mask`."""
     def body(b: Builder, values: list[LLVM]) -> list[LLVM]:
         return [exchanged(b, kind, v, mask) for v in values]
@@ -34,7 +34,7 @@ def lanes(kind: str, count: int, mask: int) -> Operation:
 
 
 @functools.cache
-def put(kind: str, count: int, threads: int) -> Operation:
+def put(kind: Kind, count: int, threads: int) -> Operation:
     """(fragment, shared address, thread): each thread writes its own; none that repeats others."""
     size = 8 if kind[-2:] == "64" else 4
 
@@ -50,7 +50,7 @@ def put(kind: str, count: int, threads: int) -> Operation:
 
 
 @functools.cache
-def get(kind: str, count: int, threads: int, mask: int) -> Operation:
+def get(kind: Kind, count: int, threads: int, mask: int) -> Operation:
     """(shared address, thread) -> the fragment of the thread whose number differs in `mask`."""
     size = 8 if kind[-2:] == "64" else 4
 
