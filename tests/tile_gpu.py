@@ -92,7 +92,8 @@ def on_gpu(kernel, *args, groups=None, lanes=None, target=None, facts=None, chec
         made.built.kernel.launch((blocks,), values)
     device().synchronize()
     arrays = {n: _download(memories[n], b) for n, b in buffers.items() if n in memories}
-    result = arrays[function.result[1]] if function.result[0] in ("tensor", "scalar") else None
+    made = function.result[0] in ("tensor", "scalar")
+    result = tuple(arrays[n] for n in function.result[1:]) if made else None
     return Ran(result, arrays)
 
 
@@ -189,9 +190,11 @@ def compare(kernel, *args, groups=None, lanes=None, rtol=1e-5, atol=1e-5, target
             wanted = decode(memory.flat, memory.numeric.dtype).reshape(memory.shape)
             same(got.arrays[name], wanted, rtol, atol, f"argument {name}")
     if function.result[0] in ("tensor", "scalar"):
-        wanted = np.asarray(result.numpy() if isinstance(result, Array) else result)
-        same(np.asarray(got.result).reshape(wanted.shape),
-             wanted.astype(np.asarray(got.result).dtype), rtol, atol, "result")
+        every = result if isinstance(result, tuple) else (result,)
+        for name, one, made in zip(function.result[1:], every, got.result, strict=True):
+            wanted = np.asarray(one.numpy() if isinstance(one, Array) else one)
+            same(np.asarray(made).reshape(wanted.shape), wanted.astype(made.dtype), rtol, atol,
+                 name)
     return got
 
 

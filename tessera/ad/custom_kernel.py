@@ -77,10 +77,8 @@ def call(kernel: Kernel, config: Config, arguments: dict[str, Any], explicit: fr
         made = rule.record(kernel, config, arguments, explicit)
     for name, value in made.written.items():
         become(arguments[name], value)
-    if made.same:
-        same = tuple(arguments[n] for n in made.same)
-        return same[0] if len(same) == 1 else same
-    return made.new
+    given = tuple(arguments[n] for n in made.same) or made.new
+    return given[0] if len(given) == 1 else given or None
 
 
 def become(x: Any, value: Tensor) -> None:

@@ -74,7 +74,9 @@ def _saved(function: Function, bound: Bound, given: dict[str, Memory],
         made = {n: Tensor(m.flat.reshape(m.shape), m.numeric) for n, m in memories.items()
                 if m.written}
         if function.result[0] == "tensor":
-            made["result"] = out if isinstance(out, Tensor) else Tensor(out, as_type(out.dtype))
+            every = out if isinstance(out, tuple) else (out,)
+            made |= {n: x if isinstance(x, Tensor) else Tensor(x, as_type(x.dtype))
+                     for n, x in zip(function.result[1:], every, strict=True)}
         return made
 
     tensors = {n: Tensor(m.flat.reshape(m.shape).copy(), m.numeric) for n, m in given.items()}

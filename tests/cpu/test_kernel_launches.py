@@ -204,3 +204,113 @@ def test_pairs_on_a_gpu(gpu, driver):
         for _ in range(2):
             kernel[4, 2](Torch(y))
         assert driver.launches[-1].grid[0] == groups and driver.launches[-1].threads == lanes
+
+
+def number_before(x: Tensor["M", "N", f32], y: Tensor["M", "N", f32]):
+    g = tile.group_id()
+    for j in tile.range(0, N, 32):
+        y[g, j:j+32] = tile.load(x[g, j:j+32]) * 2.0
+
+
+def coordinate(x: Tensor["M", "N", f32], y: Tensor["M", "N", f32]):
+    g = tile.group_id(0)
+    for j in tile.range(0, N, 32):
+        y[g, j:j+32] = tile.load(x[g, j:j+32]) * 2.0
+
+
+def number_inside(x: Tensor["M", "N", f32], y: Tensor["M", "N", f32]):
+    for j in tile.range(0, N, 32):
+        y[tile.group_id(), j:j+32] = tile.load(x[tile.group_id(), j:j+32]) * 2.0
+
+
+def number_behind(x: Tensor["M", "N", f32], y: Tensor["M", "N", f32]):
+    for j in tile.range(0, N, 32):
+        y[0, j:j+32] = tile.load(x[0, j:j+32]) * 2.0
+    i = tile.linear_id()
+    if N <= i and i < M * N:
+        y[i // N, i % N] = 2.0 * x[i // N, i % N]
+
+
+@pytest.mark.parametrize("body", [number_before, coordinate, number_inside, number_behind])
+def test_a_kernel_that_numbers_its_groups_has_no_range_as_its_grid(body, rng):
+    x = rng.standard_normal((4, 128), np.float32)  # as many rows as blocks of a row
+    y = np.full_like(x, np.nan)
+    ts.kernel(body)[4](x, y)
+    assert np.array_equal(y, 2 * x)
+
+
+def test_an_axis_that_the_grid_of_blocks_lacks(rng):
+    @ts.kernel
+    def k(x: Tensor["M", "N", f32]):
+        x[tile_m:tile_m + 4, tile.group_id(1)] = tile.zeros((4,))
+
+    with pytest.raises(ts.TesseraError, match=r"group_id\(1\): the grid of this kernel is that of "
+                       "its blocks along M"):
+        k(rng.standard_normal((8, 3), np.float32))
+
+
+# --- lanes that nobody counted --------------------------------------------------------------------
+def a_row_each(x: Tensor["M", "N", f32], y: Tensor["M", "N", f32]):
+    m, lane = tile.group_id(0), tile.local_id()
+    if lane < N:
+        y[m, lane] = 2.0 * x[m, lane]
+
+
+def a_block_each(x: Tensor["M", "N", f32], y: Tensor["M", "N", f32]):
+    lane = tile.local_id()
+    if lane < N:
+        y[tile_m, lane] = 2.0 * x[tile_m, lane]
+
+
+def beside_blocks(x: Tensor["M", "N", f32], y: Tensor["M", "N", f32]):
+    x[tile_m:tile_m + 1, 0:N] = tile.load(x[tile_m:tile_m + 1, 0:N])
+    i = tile.linear_id()
+    if i < M * N:
+        y[i // N, i % N] = 2.0 * x[i // N, i % N]
+
+
+def blocks_of_256(x: Tensor["M", "N", f32], y: Tensor["M", "N", f32]):
+    i = tile.group_id() * 256 + tile.local_id()
+    if i < M * N:
+        y[i // N, i % N] = 2.0 * x[i // N, i % N]
+
+
+@pytest.mark.parametrize("body, groups, said, lanes", [
+    (a_row_each, 3, "in groups of 128 lanes, and this asks for 700", 700),
+    (a_block_each, None, "in groups of 128 lanes, and this asks for 700", None),
+    (beside_blocks, None, "as 3 groups of 128 lanes, one for each block along M", None),
+    (blocks_of_256, None, "numbers 256 elements for each group and is launched in groups of 128 "
+                          "lanes", 256)])
+def test_lanes_that_would_leave_elements_undone(body, groups, said, lanes, rng):
+    x = rng.standard_normal((3, 700), np.float32)
+    k = ts.kernel(body)
+    with pytest.raises(ArgumentError, match="the rest would not be done") as err:
+        (k if groups is None else k[groups])(x, np.empty_like(x))
+    assert said in str(err.value) and err.value.where.text.startswith("if "), str(err.value)
+    if lanes:
+        y = np.full_like(x, np.nan)
+        k[groups or -(-x.size // 256), lanes](x, y)
+        assert np.array_equal(y, 2 * x)
+
+
+def a_warp_each(x: Tensor["M", "N", f32], y: Tensor["M", "N", f32]):
+    m = tile.group_id() * 4 + tile.warp_id()
+    if m < M:
+        for j in range(tile.lane_id(), N, 32):
+            y[m, j] = 2.0 * x[m, j]
+
+
+def two_each(x: Tensor["M", "N", f32], y: Tensor["M", "N", f32]):
+    i = tile.group_id() * 256 + tile.local_id()
+    if i < M * N:
+        y[i // N, i % N] = 2.0 * x[i // N, i % N]
+    if i + 128 < M * N:
+        y[(i + 128) // N, (i + 128) % N] = 2.0 * x[(i + 128) // N, (i + 128) % N]
+
+
+@pytest.mark.parametrize("body", [a_warp_each, two_each])
+def test_groups_for_what_threads_add_to_their_numbers(body, rng):
+    x = rng.standard_normal((50, 77), np.float32)
+    y = np.full_like(x, np.nan)
+    ts.kernel(body)(x, y)
+    assert np.array_equal(y, 2 * x)

@@ -48,7 +48,7 @@ def scan(x: Tensor["N", f32], y: Tensor["N", f32], total: Tensor["G", f32],
         before = total[g - 1]
     y[g * 32:g * 32 + 32] = own + before
     total[g] = before + tile.reduce_sum(tile.load(x[g * 32:g * 32 + 32]))
-    tile.atomic_add(state, g, 1)
+    tile.atomic_add(state, g, 1, release=True)
 
 
 @pytest.mark.parametrize("debug", [False, True])

@@ -225,15 +225,15 @@ def test_a_result_without_a_type_has_that_of_the_tile(rng):
     assert same(x).type == "bf16" and ts.jit(same)(x).type == "bf16"
 
 
-def test_several_results_are_told_of_arguments():
+def test_a_result_without_an_annotation_beside_one_that_has_it():
     @kernel
     def two(x: Tensor["N", f32]) -> Tensor["N", f32]:
         t = tile.load(x[tile_n:tile_n + 4])
         return t, t
 
-    with pytest.raises(TileError, match="returns 2 values, which are not all arguments") as err:
+    with pytest.raises(TileError, match="returns 2 values, its annotation names 1") as err:
         two(np.ones(4, np.float32))
-    assert "store the others into arguments" in err.value.hint
+    assert "annotate each: -> tuple[" in err.value.hint
 
 
 def test_a_name_that_annotations_as_text_do_not_see_is_told():

@@ -14,6 +14,7 @@ from tessera.numerics import decode, pack, unpack
 from tessera.runtime.flags import LINES, WORDS, Failure, ReportSite
 from tessera.runtime.sentinel_words import CLEAN, SITE_WORDS, BadElements, WatchedLaunch
 from tessera.runtime.target import parse_target
+from tessera.tensor import Tensor
 from tessera.tile.cuda.compile import emit
 from tessera.tile.interpreter.arguments import allocate
 from tessera.tile.interpreter.launch import extent
@@ -69,6 +70,8 @@ def compare(kernel: Any, *args: Any, groups: Any = None, lanes: int | None = Non
     counts = run(call.emitted, call.threads, call.grid, call.arrays, call.values, lockstep)
     result, _ = interpret(call.function, call.bound, call.config, call.threads, kernel.__name__,
                           key=tile_gpu.LAUNCH_KEY)
+    returned = dict(zip(call.function.result[1:], result if isinstance(result, tuple) else (
+        result,), strict=False))
     for name, memory in call.memories.items():
         dtype, got = memory.numeric.dtype, call.arrays[name]
         if dtype.packed:
@@ -79,9 +82,13 @@ def compare(kernel: Any, *args: Any, groups: Any = None, lanes: int | None = Non
             continue
         numbers = decode(got, dtype).reshape(memory.shape)
         want = decode(wanted, dtype).reshape(memory.shape) if name in call.bound.values \
-            else np.asarray(result.numpy()).astype(numbers.dtype)
+            else _numbers(returned[name]).astype(numbers.dtype).reshape(numbers.shape)
         tile_gpu.same(numbers, want, rtol, atol, name)
     return Emulated(counts, call.emitted, call.lowered)
+
+
+def _numbers(x: Any) -> np.ndarray:
+    return np.asarray(x.numpy() if isinstance(x, Tensor) else x)
 
 
 def _same_codes(got: np.ndarray, wanted: np.ndarray, name: str) -> None:

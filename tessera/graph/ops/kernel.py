@@ -109,9 +109,9 @@ class KernelCall:
         """One launch under the interpreter: its results as arrays."""
         given, key = self.arguments(arrays)
         made = self.kernel.run(self.config, (), given, target="cpu", key=key)
-        returned = [made.array if isinstance(made, Tensor) else made] if self.returned else []
+        every = made if isinstance(made, tuple) else (made,)
+        returned = [x.array if isinstance(x, Tensor) else x for x in every] if self.returned else []
         return returned + [given[n].array for n in self.written]
-
 
     def run_rows(self, arrays: Sequence[np.ndarray]) -> tuple[np.ndarray, ...]:
         """One launch for each row of the batch."""
@@ -221,24 +221,24 @@ KERNEL = GraphOp(
 # --- a call --------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class KernelResults:
-    """What a recorded call gave. new: a tensor that the kernel returns, None where it returns none;
-    same: the parameters that it returns; written: what they stand for now, by parameter."""
+    """What a recorded call gave. new: the tensors that the kernel makes and returns; same: the
+    parameters that it returns; written: what they stand for now, by parameter."""
 
-    new: Tensor | None
+    new: tuple[Tensor, ...]
     same: tuple[str, ...]
     written: dict[str, Tensor]
 
     @property
     def value(self) -> Any:
         """All of them: bare when it is one, else a tuple, what is new first."""
-        every = ([] if self.new is None else [self.new]) + list(self.written.values())
+        every = [*self.new, *self.written.values()]
         return every[0] if len(every) == 1 else tuple(every)
 
     def with_value(self, value: Any) -> KernelResults:
         """These results as others compute them."""
-        every = list(value) if isinstance(value, tuple) else [value]
-        new = None if self.new is None else every.pop(0)
-        return KernelResults(new, self.same, dict(zip(self.written, every, strict=True)))
+        every = value if isinstance(value, tuple) else (value,)
+        n = len(self.new)
+        return KernelResults(every[:n], self.same, dict(zip(self.written, every[n:], strict=True)))
 
 
 def record(kernel: Kernel, config: Config, arguments: dict[str, Any], explicit: frozenset[str]
@@ -258,7 +258,7 @@ def record(kernel: Kernel, config: Config, arguments: dict[str, Any], explicit: 
     made = apply(KERNEL, *tensors.values(), *keys, call=call)
     n = len(call.returned)
     same = function.result[1:] if function.result[0] == "param" else ()
-    return KernelResults(made[0] if n else None, tuple(same),
+    return KernelResults(tuple(made[:n]), tuple(same),
                          dict(zip(call.written, made[n:], strict=True)))
 
 

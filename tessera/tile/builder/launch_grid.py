@@ -8,7 +8,7 @@ from tessera.dims import Dim
 from tessera.tile.builder.context import Context
 from tessera.tile.builder.ir_builder import IRBuilder
 from tessera.tile.builder.kernel_spec import DimInt, KernelSpec
-from tessera.tile.ir.handles import Handle
+from tessera.tile.ir.handles import Handle, NeedGroupNumbers
 from tessera.tile.ir.ir import GridAxis
 from tessera.tile.ir.types import GlobalTensor
 
@@ -23,6 +23,14 @@ class LaunchGrid:
         self.fixed = {n: DimInt(v) for n, v in spec.fixed_dims}
         self.loaded_dims: dict[str, Handle] = {}
         self.key_extent: Any = None  # of the last range_n
+        self.numbered = spec.numbered  # the kernel asks for the number of its group
+        self.ranges_spread = False  # over groups, though the kernel did not say so
+
+    def number_groups(self) -> None:
+        """The kernel asks which group it is, so its groups are no iterations of a range."""
+        self.numbered = True
+        if self.ranges_spread:
+            raise NeedGroupNumbers
 
     def axis(self, dim: str, block: int, lo: str = "0", stride: bool = False) -> int:
         """The number of a grid axis; the same one for the same extent and block."""

@@ -30,5 +30,7 @@ class OpTracer(Protocol):
 
     def call_op(self, op: TileOp, args: list[Any], kwargs: dict[str, Any]) -> Any: ...
 
+    def call_function(self, f: Any, *args: Any) -> Any: ...
+
 
 __all__ = ["OpTracer"]

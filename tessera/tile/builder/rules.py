@@ -107,6 +107,9 @@ def floats(types: Sequence[Type], attrs: dict[str, Any]) -> Type:
 
 def misfit(*shapes: tuple[int, ...]) -> str:
     """What to do about tiles whose extents differ."""
+    columns = [s for s in shapes if len(s) == 2 and s[1] == 1]
+    if len(shapes) == 2 and len(columns) == 1 and any(s[-1] == columns[0][0] for s in shapes):
+        return "a tile of rank 1 is a column: write w[None, :] for a row"
     if len(shapes) == 2 and shapes[0] == shapes[1][::-1]:
         return "is a .T missing?"
     if len(shapes) == 2 and prod(shapes[0]) == prod(shapes[1]):

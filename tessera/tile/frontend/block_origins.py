@@ -229,6 +229,7 @@ def _serial(t: KernelTracer, body: list[ast.stmt], name: str, dim: str,
             last = max(last, i)
             touched |= _changes(s)
     inner = body[first:last + 1]
+    _require_sums(t, body[:first], inner, name, dim, touched)
     barrier = ast.Expr(ast.Call(ast.Name("__barrier", ast.Load()), [], []))
     call = ast.Call(ast.Name("range", ast.Load()),
                     [ast.Constant(0), ast.Name(dim, ast.Load()), ast.Constant(size)], [])
@@ -241,11 +242,31 @@ def _serial(t: KernelTracer, body: list[ast.stmt], name: str, dim: str,
     return [*copy.copy(body[:first]), loop, *body[last + 1:]]
 
 
+def _require_sums(t: KernelTracer, before: list[ast.stmt], inner: list[ast.stmt], name: str,
+                  dim: str, touched: set[str]) -> None:
+    """What the loop over blocks stores at one place goes on from block to block: a value that has
+    nothing of the blocks before would leave the last one's."""
+    kept = set().union(*map(_changes, before)) & set().union(*map(_changes, inner))
+    kept |= {s.target.id for s in inner if isinstance(s, ast.AugAssign)
+             and isinstance(s.target, ast.Name)}
+    for s in inner:
+        if _reads(s, kept):
+            kept |= _changes(s)
+        if not isinstance(s, ast.Assign) or not isinstance(s.targets[0], ast.Subscript):
+            continue
+        place = s.targets[0].slice
+        if _reads(s.value, touched) and not _reads(s.value, kept) and not _reads(place, touched):
+            t.position.node = s
+            t.fail(f"{name} is a loop here, since nothing is written along {dim}, and each block "
+                   f"writes the same elements: the last one's would stay",
+                   f"add up, acc += ... with acc from before, or read the whole axis, 0:{dim}")
+
+
 def _is_result(s: ast.Assign) -> bool:
     return isinstance(s.targets[0], ast.Name) and s.targets[0].id.startswith("__result")
 
 
-def _reads(s: ast.stmt, names: set[str]) -> bool:
+def _reads(s: ast.AST, names: set[str]) -> bool:
     return any(isinstance(n, ast.Name) and n.id in names for n in ast.walk(s))
 
 

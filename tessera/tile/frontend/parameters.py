@@ -52,9 +52,17 @@ def declare(t: KernelTracer, hidden_axes: HiddenAxes = composite_axes) -> None:
         t.env[name] = replace(t.env[name], hidden=hidden_axes(t, kind))
     for name, fields in t.spec.records:
         t.env[name] = RecordFields({f: t.env[f"{name}_{f}"] for f in fields})
-    if isinstance(t.spec.result, TensorType) and t.spec.result.type is not None:
-        out = GlobalTensor(t.spec.result.type, t.spec.result.shape)
-        t.output = replace(parameter(t, "result", out, "output"), hidden=hidden_axes(t, out))
+    for i, kind in enumerate(t.spec.results):
+        if isinstance(kind, TensorType) and kind.type is not None:
+            output(t, i, GlobalTensor(kind.type, kind.shape), hidden_axes(t, GlobalTensor(
+                kind.type, kind.shape)))
+
+
+def output(t: KernelTracer, i: int, kind: GlobalTensor, hidden: tuple[int, ...]) -> Handle:
+    """Declares the tensor that is result i of the kernel."""
+    name = f"result_{i}" if len(t.spec.results) > 1 or i else "result"
+    t.outputs[i] = replace(parameter(t, name, kind, "output"), hidden=hidden)
+    return t.outputs[i]
 
 
 def parameter(t: KernelTracer, name: str, kind: Type, role: str) -> Handle:

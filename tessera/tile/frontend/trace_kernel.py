@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from types import FunctionType
 from typing import Any
 
 from tessera.tile.builder.edge_check import check_edges
@@ -15,8 +16,9 @@ from tessera.tile.frontend.parameters import declare
 from tessera.tile.frontend.results import finish
 from tessera.tile.frontend.source import KernelSource
 from tessera.tile.frontend.tracer import KernelTracer
-from tessera.tile.ir.handles import NeedConstants
+from tessera.tile.ir.handles import NeedConstants, NeedGroupNumbers
 from tessera.tile.ir.ir import Function
+from tessera.tile.ir.op_record import OPS
 
 
 def trace(source: KernelSource, fn: Callable, spec: KernelSpec, sizes: dict[str, int]) -> Function:
@@ -24,13 +26,16 @@ def trace(source: KernelSource, fn: Callable, spec: KernelSpec, sizes: dict[str,
     fixed = dict(spec.fixed_dims)
     while True:
         try:
-            t = KernelTracer(source, fn, replace(spec, fixed_dims=tuple(sorted(fixed.items()))))
+            spec = replace(spec, fixed_dims=tuple(sorted(fixed.items())))
+            t = KernelTracer(source, fn, spec)
             declare(t)
             trace_body(t)
             finish(t)
             return function_of(t)
         except NeedConstants as need:
             fixed |= {n: sizes[n] for n in need.names}
+        except NeedGroupNumbers:
+            spec = replace(spec, numbered=True)
 
 
 def trace_body(t: KernelTracer) -> None:
@@ -56,6 +61,7 @@ def launch_of(t: KernelTracer) -> str:
     if t.spec.given_grid:
         return "given"
     if t.grid.axes:
+        require_axes(t)
         return "axes"
     if t.result[0] == "scalar":
         return "one"
@@ -67,8 +73,21 @@ def launch_of(t: KernelTracer) -> str:
     return "elements" if named else "one"
 
 
+def require_axes(t: KernelTracer) -> None:
+    """The kernel asks for no axis that the grid of its own blocks lacks."""
+    for n in walk_ops(t.ir.block):
+        if OPS[n.name].family == "ids" and (n.attr.get("axis") or 0) >= len(t.grid.axes):
+            t.position.line = n.where
+            t.fail(f"{n.name}({n.attr['axis']}): the grid of this kernel is that of its blocks "
+                   f"along {', '.join(a.dim for a in t.grid.axes)}",
+                   "number all groups yourself, without tile_<extent>, or give the other axis a "
+                   "named block too: tile_n")
+
+
 def plain(v: Any) -> Any:
     """A constant for the record of a specialisation."""
+    if isinstance(v, FunctionType):
+        return f"{v.__module__}.{v.__qualname__}"
     return v if v is None or isinstance(v, int | float | str) else str(v)
 
 

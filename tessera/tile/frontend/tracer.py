@@ -100,7 +100,7 @@ class KernelTracer:
         self.loop_env: list[dict[str, Any]] = []  # local names before each loop
         self.params: list[Param] = []
         self.result: tuple[str, ...] = ("none",)
-        self.output: Handle | None = None
+        self.outputs: dict[int, Handle] = {}  # new tensors among what the kernel returns
 
     def fail(self, message: str, hint: str | None = None, **kw: Any) -> NoReturn:
         self.position.fail(message, hint, **kw)
@@ -139,6 +139,17 @@ class KernelTracer:
         except TypeError as err:
             self.fail(f"{op.name}: {err}", f"ts.tile.{op.signature}")
         return op.lower(self, *args, **kwargs)
+
+    def call_function(self, f: Any, *args: Any) -> Any:
+        """A function of the user's called with traced values, as if it stood in the source here."""
+        held = {f"__called{i}": x for i, x in enumerate((f, *args))}
+        first, *rest = (ast.Name(n, ast.Load()) for n in held)
+        call = ast.copy_location(ast.Call(first, list(rest), []), self.position.node)
+        self.env |= held
+        made = self.expr(ast.fix_missing_locations(call))
+        for name in held:
+            del self.env[name]
+        return made
 
 
 @functools.cache

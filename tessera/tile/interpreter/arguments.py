@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from types import FunctionType
 from typing import Any
 
 import numpy as np
@@ -98,11 +99,11 @@ def bind(fn_name: str, parameters: dict[str, Any], annotations: dict[str, Any],
 
 
 def _is_number(x: Any) -> bool:
-    return isinstance(x, int | float | str | bool | tuple | DType) or x is None
+    return isinstance(x, int | float | str | bool | tuple | DType | FunctionType) or x is None
 
 
 def _constant(value: Any, annotation: Any, what: str, default: Any) -> Any:
-    """A compile-time argument: a Python number, text, dtype or tuple of them."""
+    """A compile-time argument: a Python number, text, dtype, function or tuple of them."""
     if isinstance(value, np.generic) or (isinstance(value, np.ndarray) and value.ndim == 0):
         value = value.item()
     if annotation is bool and not isinstance(value, bool):
@@ -122,8 +123,8 @@ def _constant(value: Any, annotation: Any, what: str, default: Any) -> Any:
         raise DTypeError(f"{what} must be {said}, got {value!r}", where=user_line(),
                          hint=_number_in(value))
     if not _is_number(value):
-        raise DTypeError(f"{what} is a compile-time parameter: a number, text or dtype, got "
-                         f"{type(value).__name__}", where=user_line())
+        raise DTypeError(f"{what} is a compile-time parameter: a number, text, dtype or function, "
+                         f"got {type(value).__name__}", where=user_line())
     return value
 
 

@@ -32,7 +32,7 @@ from tessera.tile.ir.schedule import Schedule
 from tessera.tile.ir.types import Buffer, GlobalTensor, Scalar, TileType
 from tessera.tile.passes.cluster_groups import cluster_of
 from tessera.tile.passes.random_draws import draws
-from tessera.tile.passes.thread_guards import Guards, strides
+from tessera.tile.passes.thread_guards import Asked, Guards, strides
 from tessera.tile.passes.written_arguments import require_writable, written_parameters
 
 _BUDGET = 1 << 21  # elements of the largest value that a batch of groups may hold
@@ -83,6 +83,9 @@ def grid_of(function: Function, bound: Bound, config_: Config, lanes: int) -> tu
     """Extents of the launch grid (Q41 to Q43)."""
     config_ = config_.of(function)
     grid = _grid_of(function, bound, config_, lanes)
+    said = config_.lanes or function.lanes or function.launch == "one" and config_.groups
+    if not said:
+        _require_lanes(function, bound, lanes, None if config_.groups else prod(grid))
     if prod(grid) * lanes > MOST_LANES:
         _require_no_numbers(function, prod(grid), lanes)
     return grid
@@ -116,8 +119,6 @@ def _grid_of(function: Function, bound: Bound, config_: Config, lanes: int) -> t
                 raise ArgumentError(f"{function.name} returns a number: it runs as one group, not "
                                     f"{prod(given)}", where=user_line())
             return given
-        if given is None and config_.lanes is None:
-            _require_lanes(function, bound, lanes)
         return (1,)
     if function.launch == "elements":
         return given or (-(-_elements(function, bound, lanes) // lanes),)
@@ -160,17 +161,47 @@ def scalars_in_grid(function: Function, bound: Bound) -> frozenset[str]:
     return frozenset(found)
 
 
-def _require_lanes(function: Function, bound: Bound, lanes: int) -> None:
-    """One group does all: its lanes reach as far as its guards go, or a loop goes on from them."""
-    if strides(function, "local_id"):
-        return
-    for asked in _guards(function, bound, "local_id"):
-        if asked.lanes > lanes:
-            raise ArgumentError(
-                f"{function.name} is launched as one group of {lanes} lanes, and this asks for "
-                f"{asked.lanes}: the rest would not be done", where=asked.where or user_line(),
-                hint="number the lanes of the whole launch, ts.tile.linear_id(), or let each go "
-                "on: for i in range(ts.tile.local_id(), N, ts.tile.group_size())")
+def _require_lanes(function: Function, bound: Bound, lanes: int, groups: int | None) -> None:
+    """The lanes reach as far as the guards on their numbers go, or a loop goes on from them.
+
+    groups: how many there are, where the call does not say it; None: it does.
+    """
+    there = {"local_id": lanes}
+    if groups is not None and function.launch in ("one", "axes"):
+        there["linear_id"] = groups * lanes
+    for base, count in there.items():
+        for asked in () if strides(function, base) else _guards(function, bound, base):
+            if asked.lanes > count:
+                raise _too_few_lanes(function, lanes, groups, base, asked)
+    strip = _guards(function, bound, "group_id").strip()
+    if strip is not None and strip.lanes > lanes:
+        raise ArgumentError(
+            f"{function.name} numbers {strip.lanes} elements for each group and is launched in "
+            f"groups of {lanes} lanes: the rest would not be done",
+            where=strip.where or user_line(), hint=f"say how many lanes, {function.name}[groups, "
+            f"{strip.lanes}](...), or number them by ts.tile.linear_id()")
+
+
+def _too_few_lanes(function: Function, lanes: int, groups: int | None, base: str, asked: Asked
+                   ) -> ArgumentError:
+    name, hints = function.name, []
+    how = f"in groups of {lanes} lanes"
+    if function.launch == "one":
+        how = f"as one group of {lanes} lanes"
+    elif base == "linear_id":
+        along = " and ".join(a.dim for a in function.grid)
+        how = f"as {groups} groups of {lanes} lanes, one for each block along {along}"
+    elif function.launch != "axes" and asked.lanes <= MAX_LANES:
+        hints.append(f"say how many lanes, {name}[groups, {asked.lanes}](...)")
+    if function.launch == "one" and function.result[0] != "scalar":
+        hints.append("number the lanes of the whole launch, ts.tile.linear_id()")
+    first, step = "local_id()", "ts.tile.group_size()"
+    if base == "linear_id" and function.launch == "axes":
+        first, step = "linear_id()", "ts.tile.num_groups() * ts.tile.group_size()"
+    hints.append(f"let each go on: for i in range(ts.tile.{first}, N, {step})")
+    return ArgumentError(
+        f"{name} is launched {how}, and this asks for {asked.lanes}: the rest would not be done",
+        where=asked.where or user_line(), hint=", or ".join(hints))
 
 
 def _require_axes(function: Function, grid: tuple[int, ...]) -> None:
@@ -274,7 +305,7 @@ def run_grid(function: Function, bound: Bound, lanes: int, grid: tuple[int, ...]
                 lambda other: run_grid(function, other, lanes, grid, name, key=key)[0]))
         run_groups(function, order, env, functools.partial(
             Machine, lanes=lanes, axes=grid, sanitizer=sanitizer, report=report, key=key,
-            raise_nan=config.numerics == "raise", blame=blame), lanes, name)
+            raise_nan=config.numerics == "raise", blame=blame), lanes, name, sanitizer)
     bound.write_back()
     return _result(function, bound, outputs), report
 
@@ -303,7 +334,8 @@ def _originals(bound: Bound) -> Iterator[tuple[str, bool, str]]:
 
 
 def run_groups(function: Function, order: np.ndarray, env: dict[Any, Any],
-               machine: Callable[..., Machine], lanes: int, name: str) -> None:
+               machine: Callable[..., Machine], lanes: int, name: str,
+               sanitizer: Sanitizer | None = None) -> None:
     """All groups, in batches that run in lockstep; each on its own where they wait for each other.
 
     Raises KernelError for a loop in which nothing can change, KeyboardInterrupt with the line.
@@ -316,6 +348,8 @@ def run_groups(function: Function, order: np.ndarray, env: dict[Any, Any],
         memory.changes = changes
     before = [(m, m.flat.copy(), m.written) for m in memories] if may_wait else []
     running: list[Machine] = []
+    if sanitizer is not None:
+        sanitizer.begin(function, int(order.max(initial=-1)) + 1)
 
     def batch(part: np.ndarray, turns: Turn | None = None) -> None:
         running[:] = [machine(part, env=env, changes=changes, turns=turns, may_wait=may_wait)]
@@ -338,6 +372,8 @@ def run_groups(function: Function, order: np.ndarray, env: dict[Any, Any],
                 memory.flat[...], memory.written, memory.shadow = flat, written, None
                 if memory.alias is not None:
                     memory.alias.shared.shadow = None
+            if sanitizer is not None:
+                sanitizer.begin(function, int(order.max(initial=-1)) + 1)
             assert changes is not None
             take_turns(order, changes, lambda turn: batch(np.array([turn.number]), turn))
     except KeyboardInterrupt:
@@ -386,12 +422,15 @@ def _result(function: Function, bound: Bound, outputs: dict[str, Memory]) -> Any
         return None
     if kind == "param":
         found = tuple(bound.given[n] for n in names)
-        return found[0] if len(found) == 1 else found
-    memory = outputs[names[0]]
-    if kind == "scalar":
-        return memory.read(np.array([0]))[0].item()
+    elif kind == "scalar":
+        found = tuple(outputs[n].read(np.array([0]))[0].item() for n in names)
+    else:
+        tensors = any(isinstance(v, Array) for v in bound.given.values())
+        found = tuple(_tensor(outputs[n], tensors) for n in names)
+    return found[0] if len(found) == 1 else found
+
+
+def _tensor(memory: Memory, as_tensor: bool) -> Any:
+    """A new tensor that the kernel returns, as our own or as an array of NumPy."""
     array = memory.flat.reshape(memory.shape)
-    tensors = any(isinstance(v, Array) for v in bound.given.values())
-    if tensors or memory.numeric.dtype.packed:
-        return Array(array, memory.numeric)
-    return array
+    return Array(array, memory.numeric) if as_tensor or memory.numeric.dtype.packed else array

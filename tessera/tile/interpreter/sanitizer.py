@@ -1,15 +1,12 @@
 """Races, missing barriers and uninitialised reads: one record per address of every memory.
 
 Within a group only a barrier orders lanes, so the vector clock of a lane is the number of barriers
-its group has passed (the epoch). Nothing orders two groups of a launch. Two accesses to one
-address, one of them a write, are a race when they come from different groups, or from different
-lanes of a
-group in the same epoch. Whole-group statements on global memory are ordered among
-themselves
-(`GROUP`: the compiler keeps their order); tile ops on shared memory are not (`MANY`:
-each lane
-touches elements that the others touched), which is why the explicit style needs its
-barriers.
+its group has passed (the epoch). Two groups of a launch are ordered by what one releases and the
+other acquires, with atomics (`happens_before.py`), else by nothing. Two accesses to one address,
+one of them a write, are a race when nothing orders them: between groups, or between lanes of a
+group in the same epoch. Whole-group statements on global memory are ordered among themselves
+(`GROUP`: the compiler keeps their order); tile ops on shared memory are not (`MANY`: each lane
+touches elements that the others touched), which is why the explicit style needs its barriers.
 
 A conflict between accesses of one statement of one lane set is none: each lane keeps its elements.
 """
@@ -22,8 +19,10 @@ from typing import Any
 import numpy as np
 
 from tessera.errors import SourceLine
+from tessera.tile.interpreter.happens_before import ALL, Clocks, Publication
 from tessera.tile.interpreter.memory import Local, Memory
 from tessera.tile.ir.errors import KernelError, RaceError, UninitialisedError
+from tessera.tile.ir.ir import Function
 
 GROUP, MANY = -1, -2  # pseudo lanes: ordered statements of the group; unordered lanes of it
 ANY_GROUP = -2
@@ -31,11 +30,18 @@ CLUSTER_EPOCH = 1 << 16  # epochs from a barrier of a cluster to the next, of it
 
 
 class Shadow:
-    """Who last wrote and read each address: site (0 never), group, lane, epoch."""
+    """Who last wrote and read each address: site (0 never), group, lane, epoch, time of the group.
+
+    published: what a release made known at an address. read_log, update_log: all reads, and all
+    atomic updates, of which the records keep the last: (address, group, lane, time) of each.
+    """
 
     def __init__(self, size: int):
-        self.write = np.zeros((4, size), np.int32)
-        self.reads = np.zeros((4, size), np.int32)
+        self.write = np.zeros((5, size), np.int32)
+        self.reads = np.zeros((5, size), np.int32)
+        self.published: dict[int, Publication] = {}
+        self.read_log: list[np.ndarray] = []
+        self.update_log: list[np.ndarray] = []
         self.atomic = np.zeros(size, bool)
         self.pending = np.zeros(size, np.int32)  # site of an async copy that has not arrived
 
@@ -95,6 +101,11 @@ class Sanitizer:
         self.sites: list[SourceLine] = [SourceLine("", 0)]
         self.numbers: dict[Any, int] = {}
         self.looped: set[int] = set()  # sites inside of loops
+        self.clocks = Clocks()
+
+    def begin(self, function: Function, groups: int) -> None:
+        """A launch begins, whose groups nothing has ordered yet."""
+        self.clocks = Clocks(function, groups)
 
     def report(self, error: KernelError) -> None:
         """Raises it, or keeps the first of its kind and lines."""
@@ -133,9 +144,10 @@ class Sanitizer:
         self._arrived(s, a, "reads")
         if isinstance(a.memory, Local):
             self._initialised(s, a)
-        bad = self._conflict(s.write[:, a.address], a)
+        bad = self._unordered(s, self._conflict(s.write[:, a.address], a), a, s.write)
         if bad.any():
             self._race(a, bad, s.write, "reads", "wrote")
+        self._log(s.read_log, a)
         old = s.reads[:, a.address]
         lane, group = a.lane.copy(), a.group.copy()
         seen = old[0] > 0
@@ -144,6 +156,7 @@ class Sanitizer:
         mixed = seen & ~other & (old[3] == a.epoch) & (old[2] != a.lane)
         lane[mixed] = MANY
         s.reads[0, a.address], s.reads[3, a.address] = a.site, a.epoch
+        s.reads[4, a.address] = self.clocks.times[a.group]
         s.reads[1, a.address], s.reads[2, a.address] = group, lane
         # Two readers in one access: the second hides the first, so mark what differs.
         lost = s.reads[2, a.address] != lane
@@ -159,15 +172,37 @@ class Sanitizer:
         bad = self._conflict(s.write[:, a.address], a)
         if atomic:
             bad &= ~s.atomic[a.address]
+        bad = self._unordered(s, bad, a, s.write)
         if bad.any():
             self._race(a, bad, s.write, "writes", "wrote")
-        bad = self._conflict(s.reads[:, a.address], a)
+        bad = self._unordered(s, self._conflict(s.reads[:, a.address], a), a, s.reads)
         if bad.any():
             self._race(a, bad, s.reads, "writes", "read")
-        if not atomic:
-            self._same_statement(a, values)
+        if atomic:
+            self._mark_update(s, a)
+            return
+        self._same_statement(a, values)
+        for at in map(int, a.address) if s.published else ():
+            s.published.pop(at, None)  # a plain store releases nothing
         self._mark(s, a)
-        s.atomic[a.address] = atomic
+        s.atomic[a.address] = False
+
+    def updated(self, a: AccessBatch, changed: np.ndarray, order: str, read: bool) -> None:
+        """Atomic updates one after the other, by an order: what they make other groups see.
+
+        changed: those that changed what was there; one that did not cannot be told from none.
+        """
+        a, more = a.placed(changed)
+        assert more is not None
+        s = self.shadow(a.memory)
+        for at, g, one, new in zip(*(x.tolist() for x in (a.address, a.group, a.lane, more)),
+                                   strict=True):
+            lane = ALL if one == GROUP else one
+            before = s.published.get(at)
+            if read and order == "acq_rel":
+                self.clocks.acquire(g, lane, before)
+            if new:
+                s.published[at] = self.clocks.release(g, lane, before)
 
     def in_flight(self, a: AccessBatch) -> None:
         """An async copy that will write these addresses some time later."""
@@ -182,10 +217,48 @@ class Sanitizer:
         s.pending[a.address] = 0
         self._mark(s, a)
 
-    @staticmethod
-    def _mark(s: Shadow, a: AccessBatch) -> None:
+    def _mark(self, s: Shadow, a: AccessBatch) -> None:
         s.write[0, a.address], s.write[1, a.address] = a.site, a.group
         s.write[2, a.address], s.write[3, a.address] = a.lane, a.epoch
+        s.write[4, a.address] = self.clocks.times[a.group]
+
+    def _mark_update(self, s: Shadow, a: AccessBatch) -> None:
+        """An atomic update: of those of several groups the record is of ANY_GROUP."""
+        self._log(s.update_log, a)
+        earlier, before = s.atomic[a.address], s.write[1, a.address]
+        self._mark(s, a)
+        s.atomic[a.address] = True
+        if a.memory.space == "global":
+            others = (earlier & (before != a.group)) | (s.write[1, a.address] != a.group)
+            s.write[1, a.address[others]] = ANY_GROUP
+
+    def _log(self, log: list[np.ndarray], a: AccessBatch) -> None:
+        """Keeps an access, where atomics may order it and the kernel writes the tensor."""
+        if self.clocks.active and a.memory.space == "global" and (
+                a.memory.alias is not None or a.memory.name in self.clocks.written):
+            log.append(np.stack([a.address, a.group, a.lane, self.clocks.times[a.group]]))
+
+    def _unordered(self, s: Shadow, bad: np.ndarray, a: AccessBatch, records: np.ndarray
+                   ) -> np.ndarray:
+        """Of conflicts with what the records say, those that no atomic orders."""
+        if not self.clocks.active or a.memory.space != "global" or not bad.any():
+            return bad
+        out, old = bad.copy(), records[:, a.address]
+        many = s.atomic[a.address] if records is s.write else old[1] == ANY_GROUP
+        one = bad & ~many & (old[1] != a.group)
+        out[one] = self.clocks.unordered(a.group[one], a.lane[one], *old[[1, 2, 4]][:, one])
+        log = s.update_log if records is s.write else s.read_log
+        if not (bad & many).any() or not log:
+            return out
+        log[:] = [np.concatenate(log, axis=1)]
+        for g in np.unique(a.group[bad & many]):
+            for lane in np.unique(a.lane[bad & many & (a.group == g)]):
+                mine = bad & many & (a.group == g) & (a.lane == lane)
+                others = log[0][:, np.isin(log[0][0], a.address[mine]) & (log[0][1] != g)]
+                n = others.shape[1]
+                left = self.clocks.unordered(np.full(n, g), np.full(n, lane), *others[1:])
+                out[mine] = np.isin(a.address[mine], others[0][left])
+        return out
 
     def _conflict(self, old: np.ndarray, a: AccessBatch) -> np.ndarray:
         seen = old[0] > 0
@@ -243,7 +316,7 @@ class Sanitizer:
 
     def _race(self, a: AccessBatch, bad: np.ndarray, old: np.ndarray, verb: str, did: str) -> None:
         i = int(np.argmax(bad))
-        site, group, lane, _ = old[:, a.address[i]]
+        site, group, lane = old[:3, a.address[i]]
         before = self.sites[site]
         across = group != a.group[i]
         who = _who(group, lane) if group != ANY_GROUP else "other groups"
@@ -253,6 +326,12 @@ class Sanitizer:
         elif isinstance(a.memory, Local):
             order = "with no barrier of the cluster in between"
             hint = "put ts.tile.cluster_barrier(...) between the two accesses"
+        elif self.clocks.active:
+            order = "in the same launch: no atomic orders the two"
+            hint = ("give each group its own elements, or order them: the first one releases what "
+                    "it did, ts.tile.atomic_add(flag, i, 1, release=True), and the other, all "
+                    "lanes of it, waits until an atomic of its own, ts.tile.atomic_add(flag, i, "
+                    "0), sees that")
         else:
             order = "in the same launch: nothing orders groups"
             hint = "give each group its own elements, or use ts.tile.atomic_add"

@@ -99,6 +99,11 @@ class NeedConstants(Exception):
         self.names = names
 
 
+class NeedGroupNumbers(Exception):
+    """The kernel asks for the number of its group behind a range that was spread over groups: it is
+    traced again, and the range is a loop of each group."""
+
+
 Number = int | float | bool
 
 
@@ -124,6 +129,8 @@ def describe(x: Any) -> str:
         return str(x.type)
     if isinstance(x, TensorRow | TensorSlice):
         return f"a part of {x.base.type}"
-    if is_number(x) or isinstance(x, str):
+    if is_number(x) or isinstance(x, str) or x is None:
         return repr(x)
+    if isinstance(x, tuple):
+        return f"a tuple of {len(x)}"
     return f"a {type(x).__name__}"

@@ -161,7 +161,7 @@ class Function:
     params: tuple[Param, ...]
     grid: tuple[GridAxis, ...]
     launch: str  # how groups are counted: 'axes' | 'elements' | 'one' | 'given'
-    result: tuple[str, ...]  # ('none',) | ('param', name..) | ('scalar', name) | ('tensor', name)
+    result: tuple[str, ...]  # ('none',), or ('param' | 'scalar' | 'tensor', name, ...)
     constants: tuple[tuple[str, Any], ...]
     body: tuple[Node, ...]
     lanes: int | None = None  # the group size that the kernel needs, if it needs one

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable
-from typing import Any
+from typing import Any, get_args, get_origin
 
 from tessera import config as settings
 from tessera import hooks
@@ -215,6 +215,8 @@ class Kernel(Kernel_):
         """Annotations as objects, also under `from __future__ import annotations`; a record's
         arrays one by one; a seed is an int64."""
         found = composite_parameters.flat_annotations(self._written_annotations())
+        if get_origin(found.get("return")) is tuple:
+            found["return"] = get_args(found["return"])
         return found | dict.fromkeys(self._seeds(found), i64)
 
     def _seeds(self, annotations: dict[str, Any]) -> frozenset[str]:
@@ -389,6 +391,7 @@ class Kernel(Kernel_):
         if not self._captured.unchanged():
             self.forget()
         annotations = self.annotations
+        arguments = {n: v.fn if isinstance(v, Kernel_) else v for n, v in arguments.items()}
         bound = bind(self.__name__, dict(self.signature.parameters), annotations, arguments,
                      lambda n: self._is_constant(n, annotations), read or reader_for(place))
         bound.explicit, bound.place = explicit, place
@@ -407,14 +410,17 @@ class Kernel(Kernel_):
         return found
 
     def _is_constant(self, name: str, annotations: dict[str, Any]) -> bool:
-        """Keyword-only parameters and those typed or defaulted by Python numbers specialise."""
+        """Keyword-only parameters and those typed or defaulted by Python numbers, and functions,
+        specialise."""
         p, annotation = self.signature.parameters[name], annotations.get(name)
         if isinstance(annotation, TensorType) or annotation is Tile:
             return False
         if annotation is i64 and name in self._seed_names:
             return False
+        # ts.f32 equals float, and is no Python type
         python = isinstance(annotation, type) and annotation in (bool, int, float, str)
-        if p.kind is p.KEYWORD_ONLY or python:  # ts.f32 equals float, and is no Python type
+        function = Callable in (annotation, get_origin(annotation))
+        if p.kind is p.KEYWORD_ONLY or python or function:
             return True
         return annotation is None and p.default is not p.empty
 

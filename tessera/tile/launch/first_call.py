@@ -191,5 +191,7 @@ def _run_staged(image: Image, bound: Bound, target: LaunchTarget, arrays: dict[s
     if image.function.result[0] != "tensor":
         return result
     tensors = any(isinstance(v, HostTensor) for v in bound.given.values())
+    if isinstance(result, tuple):
+        return tuple(one.to_host(tensors) for one in result)
     return result.to_host(tensors)
 

@@ -97,7 +97,7 @@ class Recipe:
         self._known: dict[tuple, list[Any]] = {}  # parameters by values
         self._seen = 0
         self._numbers = numbers(target.index)
-        self._numeric = self._declare_output(bound)
+        self._numerics = self._declare_outputs(bound)
         self._sources: list[Source] = []
         kinds = {s.kind for s in image.slots}
         self._waits = target.debug and "claim" in kinds
@@ -115,7 +115,8 @@ class Recipe:
             self.quick = self._with_found
 
     # --- writing it -----------------------------------------------------------------------------
-    def _declare_output(self, bound: Bound) -> NumericType | None:
+    def _declare_outputs(self, bound: Bound) -> dict[str, NumericType]:
+        found: dict[str, NumericType] = {}
         for p in self.image.function.params:
             if p.role == "output":
                 assert isinstance(p.type, GlobalTensor)
@@ -123,8 +124,8 @@ class Recipe:
                     shape = tuple(extent(str(d), bound) for d in p.type.dims)
                     self._makers[p.value.name] = maker(self.target.library, shape, p.type.numeric,
                                                        self.device)
-                return p.type.numeric
-        return None
+                found[p.value.name] = p.type.numeric
+        return found
 
     def _prepare(self, bound: Bound, varying: tuple[str, ...]) -> Callable[..., None] | None:
         """The prepared launch, and the sources of its values; None when there are no groups."""
@@ -231,12 +232,12 @@ class Recipe:
 
     def _outputs(self, stream: int, foreign: bool, captured: bool) -> dict[str, Any]:
         if self._kind == "scalar":
-            return {self._results[0]: self._numbers.take()}
+            return {name: self._numbers.take() for name in self._results}
         made = {name: make(stream if foreign else None) for name, make in self._makers.items()}
-        for output in made.values():
+        for name, output in made.items():
             if self._start is None:
                 output.fill(0, stream)
-            elif self.target.debug and self._numeric and self._numeric.dtype.kind == "float":
+            elif self.target.debug and self._numerics[name].dtype.kind == "float":
                 output.fill(NAN_BYTE, stream)
         return made
 
@@ -250,12 +251,11 @@ class Recipe:
                 print(line)
 
     def _result(self, call: PendingLaunch, objects: Sequence[Any]) -> Any:
-        if self._kind == "scalar":
-            assert self._numeric is not None
-            return self._numbers.give(call.outputs[self._results[0]], self._numeric.dtype)
-        if self._kind == "tensor":
-            return call.outputs[self._results[0]].array
-        return self.returned(objects)
+        if self._kind not in ("scalar", "tensor"):
+            return self.returned(objects)
+        found = tuple(self._numbers.give(call.outputs[n], self._numerics[n].dtype)
+                      if self._kind == "scalar" else call.outputs[n].array for n in self._results)
+        return found[0] if len(found) == 1 else found
 
     def returned(self, objects: Sequence[Any]) -> Any:
         """The arguments that the kernel returns: one bare, several as a tuple, or None."""

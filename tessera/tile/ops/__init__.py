@@ -7,6 +7,7 @@ from tessera.tile.ops import (
     atomics,
     attention,
     cluster,
+    combines,
     create,
     debug,
     dependents,
@@ -25,7 +26,7 @@ from tessera.tile.ops import (
 )
 
 __all__ = [
-    "OPS", "TileOp", "atomics", "attention", "cluster", "create", "debug", "dependents",
-    "elementwise", "ids", "indexed", "macros", "matmul", "memory", "packed", "random", "reduce",
-    "vector", "warp", "windows",
+    "OPS", "TileOp", "atomics", "attention", "cluster", "combines", "create", "debug",
+    "dependents", "elementwise", "ids", "indexed", "macros", "matmul", "memory", "packed",
+    "random", "reduce", "vector", "warp", "windows",
 ]

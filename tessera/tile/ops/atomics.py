@@ -13,7 +13,7 @@ from tessera.tile.interpreter.async_copies import wide
 from tessera.tile.interpreter.sanitizer import GROUP
 from tessera.tile.ir.errors import RuleError
 from tessera.tile.ir.handles import Handle, TensorRow, describe, is_number
-from tessera.tile.ir.numpy_values import convert
+from tessera.tile.ir.numpy_values import array_dtype, convert
 from tessera.tile.ir.op_record import declare, macro
 from tessera.tile.ir.types import Buffer, GlobalTensor, Scalar, TileType, View
 from tessera.tile.ops.memory import addresses, touch
@@ -34,14 +34,42 @@ def _rule(types: Any, attrs: Any) -> Any:
     return Scalar(place.dtype, False)
 
 
-def _each(m: Any, memory: Any, address: np.ndarray, values: np.ndarray, f: Any) -> np.ndarray:
-    """One after the other, in order of the lanes; returns what each saw before."""
-    old = np.empty(values.shape, values.dtype)
-    for i, at in enumerate(address):
+def memory_order(op: Any, alone: bool, read: bool) -> str:
+    """What an update orders: relaxed | release | acq_rel. alone: once for the group; read: whether
+    something reads its result."""
+    if op.attr["scope"] == "group" or not (op.attr.get("release") or alone and read):
+        return "relaxed"
+    return "acq_rel" if read else "release"
+
+
+def _each(m: Any, op: Any, memory: Any, active: np.ndarray, address: np.ndarray, new: Any
+          ) -> np.ndarray:
+    """One after the other, in order of the lanes; returns what each saw before. new: (i, what was
+    there [1]) -> what is there then, None where nothing is written."""
+    old, changed = np.empty(len(address), array_dtype(memory.numeric.dtype)), []
+    for i in range(len(address)):
         now = memory.read(address[i:i + 1])
         old[i] = now[0]
-        memory.write(np.array([at]), convert(f(now, values[i:i + 1]), memory.numeric.dtype))
+        made = new(i, now)
+        if made is not None:
+            memory.write(address[i:i + 1], made)
+        changed.append(made is not None and bool(made[0] != now[0]))
+    _publish(m, op, memory, active, address, np.array(changed, bool))
     return old
+
+
+def _publish(m: Any, op: Any, memory: Any, active: np.ndarray, address: np.ndarray,
+             changed: np.ndarray) -> None:
+    """Tells the sanitizer what the updates order."""
+    if m.sanitizer is None or memory.space != "global":
+        return
+    alone = active.shape[1] == 1
+    read = op.outs[0].value in m.sanitizer.clocks.observed
+    order = memory_order(op, alone, read)
+    if order != "relaxed":
+        rows, lanes = np.nonzero(active)
+        lane = np.full(len(rows), GROUP, np.int32) if alone else lanes.astype(np.int32)
+        m.sanitizer.updated(m.access(memory, address, rows, lane, op.where), changed, order, read)
 
 
 @declare(rule=_rule, attrs=("kind", "scope", "release"), run=True, effect="atomic", public=False,
@@ -64,7 +92,9 @@ def _update(m: Any, op: Any, place: Any, index: Any, value: Any, f: Any,
     full = np.broadcast_to(address, active.shape)
     touch(m, op, memory, full, True, "atomic")
     values = np.broadcast_to(value, active.shape)[active]
-    out[active] = _each(m, memory, full[active], values, f)
+    dtype = memory.numeric.dtype
+    out[active] = _each(m, op, memory, active, full[active],
+                        lambda i, now: convert(f(now, values[i:i + 1]), dtype))
     return out
 
 
@@ -82,13 +112,8 @@ def compare_exchange(m: Any, op: Any, place: Any, expected: Any, value: Any, *in
     touch(m, op, place.memory, full, True, "atomic")
     old = np.broadcast_to(expected, active.shape)[active]
     new = np.broadcast_to(value, active.shape)[active]
-    seen = np.empty(old.shape, value.dtype)
-    for i, at in enumerate(full[active]):
-        now = place.memory.read(np.array([at]))
-        seen[i] = now[0]
-        if now[0] == old[i]:
-            place.memory.write(np.array([at]), new[i:i + 1])
-    out[active] = seen
+    out[active] = _each(m, op, place.memory, active, full[active],
+                        lambda i, now: new[i:i + 1] if now[0] == old[i] else None)
     return out
 
 
@@ -181,8 +206,9 @@ def _declare_kind(kind: str, doc: str, name: str) -> None:
         return t.ir.emit("atomic", [base, t.memory.stored(value, base), *items], t.ir.hint(base),
                          kind=kind, scope=scope, **({"release": True} if release else {}))
 
-    lower.__doc__ = (f"{doc} release: whoever sees the update, by one whose result is read, sees "
-                     "what the group wrote before; what the lane did, where each updates.")
+    lower.__doc__ = (f"{doc} release: whoever sees the update sees what the group wrote before; "
+                     "what the lane did, where each updates. One sees by an update whose result is "
+                     "read and which is the whole group's or releases itself.")
     macro(name=name)(lower)
 
 

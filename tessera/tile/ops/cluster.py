@@ -115,6 +115,9 @@ def cluster_barrier(m: Any, op: Any, groups: Any = 2) -> None:
     latest = np.repeat(m.epoch.reshape(-1, many).max(axis=1), many)
     on = m.active_groups()
     m.epoch[on] = (latest[on] // CLUSTER_EPOCH + 1) * CLUSTER_EPOCH
+    if m.sanitizer is not None:
+        for cluster in m.groups[on, 0].reshape(-1, many):
+            m.sanitizer.clocks.cluster_barrier(cluster)
 
 
 __all__ = ["NAMES", "SIZES"]

@@ -325,3 +325,5 @@ def barrier(m: Any, op: Any) -> Any:
     on = m.active_groups()
     m.copies.finish_uncommitted(on)
     m.epoch[on] += 1
+    if m.sanitizer is not None:
+        m.sanitizer.clocks.barrier(m.groups[on, 0])

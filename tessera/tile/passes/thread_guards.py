@@ -6,6 +6,9 @@ that are known at the launch, with a bound that is; the index of a lane's store 
 
     i < B        B lanes          i // c < B     B * c
     i + c < B    B - c            i * c < B      ceil(B / c)
+
+Of the number of a group plus that of a thread in it, group_id() * 4 + warp_id(), the thread's may
+be 0.
 """
 
 from __future__ import annotations
@@ -51,10 +54,13 @@ class Guards:
         self.kinds = {p.value: p.type for p in function.params}
         self.arguments = {p.value for p in function.params if p.role == "argument"}
         self.made = {d.value: n for n in walk(function.body) if isinstance(n, Op) for d in n.outs}
+        self.numbers: dict[SSAValue, int | None] = {}
 
     def __iter__(self) -> Iterator[Asked]:
+        if not any(op.name in (self.base, "group_id") for op in self.made.values()):
+            return
         for op in walk(self.function.body):
-            if not isinstance(op, Op):
+            if not isinstance(op, Op) or op.outs and not isinstance(op.outs[0].type, Scalar):
                 continue
             if op.name in MIRRORED:
                 x, y = op.args
@@ -85,6 +91,12 @@ class Guards:
             if op.name not in INVERSE:
                 return
             first, second = (self.number(a) for a in op.args)
+            if op.name == "add" and first is second is None:
+                rest = [a for a in op.args if not self.of_thread(a)]
+                if self.base != "group_id" or len(rest) != 1:
+                    return
+                x = rest[0]
+                continue
             if second is not None:
                 x, c = op.args[0], second
             elif first is not None and op.name in ("add", "mul"):
@@ -93,6 +105,46 @@ class Guards:
                 return
             bound = INVERSE[op.name](bound, c)
         yield Asked(max(0, bound), where)
+
+    def strip(self) -> Asked | None:
+        """How many elements each group numbers, where a guard on group_id() * c + local_id() says
+        it and no other one is on what follows from that."""
+        compared = {x: op.where for op in self.made.values() if op.name in MIRRORED
+                    and isinstance(op.outs[0].type, Scalar) for x in op.args
+                    if isinstance(x, SSAValue)}
+        found = {x: n for x in compared if (n := self._elements_of_a_group(x)) is not None}
+        if len(found) != 1 or strides(self.function, "group_id") or strides(self.function,
+                                                                            "local_id"):
+            return None
+        ((number, n),) = found.items()
+        follow = {number}
+        for x, op in self.made.items():  # in the order of the program
+            if follow.intersection(op.args):
+                follow.add(x)
+        return None if len(follow.intersection(compared)) > 1 else Asked(n, compared[number])
+
+    def _elements_of_a_group(self, x: SSAValue) -> int | None:
+        """c of group_id() * c + local_id()."""
+        op = self.made.get(x)
+        if op is None or op.name != "add":
+            return None
+        parts = [self.made.get(a) for a in op.args if isinstance(a, SSAValue)]
+        products = [p for p in parts if p is not None and p.name == "mul"]
+        if len(products) != 1 or not any(p is not None and p.name == "local_id" for p in parts):
+            return None
+        made = [self.made.get(a) for a in products[0].args if isinstance(a, SSAValue)]
+        numbers = [n for a in products[0].args if (n := self.number(a)) is not None]
+        return numbers[0] if numbers and [m.name for m in made if m] == ["group_id"] else None
+
+    def of_thread(self, x: Operand) -> bool:
+        """The number of a thread in its group, or what is made from it by known numbers."""
+        op = self.made.get(x) if isinstance(x, SSAValue) else None
+        if op is None:
+            return False
+        if OPS[op.name].family == "ids":
+            return bool(OPS[op.name].by_thread) and op.name != "linear_id"
+        return op.name in INVERSE and all(
+            self.of_thread(a) or (self.number(a) or -1) >= 0 for a in op.args)
 
     def is_base(self, x: Operand) -> bool:
         """linear_id(), also written out: group_id() * group_size() + local_id()."""
@@ -120,11 +172,15 @@ class Guards:
             if x in self.arguments:
                 self.scalars.add(x.name)
             return self.known[x]
+        if x not in self.numbers:
+            self.numbers[x] = self._number(x)
+        return self.numbers[x]
+
+    def _number(self, x: SSAValue) -> int | None:
         op = self.made.get(x)
-        if op is None:
+        if op is None or not isinstance(op.outs[0].type, Scalar):
             return None
-        if op.name == "convert" and isinstance(op.outs[0].type, Scalar) and \
-                op.outs[0].type.dtype.kind in ("int", "uint"):
+        if op.name == "convert" and op.outs[0].type.dtype.kind in ("int", "uint"):
             return self.number(op.args[0])
         values = [self.number(a) for a in op.args]
         known = None if None in values else OPS[op.name].value_of(*values)  # type: ignore[arg-type]
@@ -134,13 +190,12 @@ class Guards:
 def strides(function: Function, base: str) -> bool:
     """Whether a loop goes on from the id, so that no lane stands for one element alone."""
     made = {d.value: n for n in walk(function.body) if isinstance(n, Op) for d in n.outs}
-
-    def reaches(x: Operand) -> bool:
-        op = made.get(x) if isinstance(x, SSAValue) else None
-        return op is not None and (op.name == base or any(map(reaches, op.args)))
-
+    follow: set[Operand] = set()
+    for x, op in made.items():  # in the order of the program
+        if op.name == base or follow.intersection(op.args):
+            follow.add(x)
     loops = [n for n in walk(function.body) if isinstance(n, For | While)]
-    return any(reaches(x) for n in loops
+    return any(x in follow for n in loops
                for x in ((n.lo, *n.inits) if isinstance(n, For) else n.inits))
 
 

@@ -25,6 +25,7 @@ from tessera.tile.cuda.emit.tile_access import guards_of
 from tessera.tile.cuda.intrinsics.atomics import neighbours
 from tessera.tile.cuda.intrinsics.formats import kind_of
 from tessera.tile.ir.ir import Def, Op, Operand
+from tessera.tile.ops.atomics import memory_order
 from tessera.tile.ops.ids import WARP
 
 
@@ -46,9 +47,7 @@ def _emit(e: Emitter, op: Op, name: str, values: tuple[Operand, ...], index: tup
     alone = once_per_group(e, *values, *index)
     read = bool(e.readers.get(made.value))
     ok = guard(e, place, index)
-    release, order = op.attr.get("release"), "relaxed"
-    if op.attr["scope"] != "group" and (release or alone and read):
-        order = "acq_rel" if read else "release"
+    order = memory_order(op, alone, read)
     kind = options.get("kind")
     what = [kind] if kind else []
     text = intrinsic(f"atomics.{name}", *what, place.space, place.dtype.name,

@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 from tessera.tile.builder.rules import promote
+from tessera.tile.frontend.exits import RETURN
 from tessera.tile.frontend.tracer import KernelTracer
 from tessera.tile.ir.edges import join_facts
 from tessera.tile.ir.handles import Handle, Undefined, Unset, describe, is_number
@@ -66,6 +67,30 @@ def merge(t: KernelTracer, test: Handle, lane: bool, then: tuple, orelse: tuple,
     outs: list[Def] = []
     thens: list[Operand] = []
     elses: list[Operand] = []
+
+    def merged(name: str, a: Any, b: Any) -> Any:
+        """One value for two, of tuples item by item."""
+        if same(a, b):
+            return a
+        if (pairs := items_of(a, b)) is not None:
+            return tuple(merged(f"{name}[{i}]", *pair) for i, pair in enumerate(pairs))
+        type_ = join(t, name, a, b, "the branches of this if give it", lane)
+        x = converted(t, a, type_, then_nodes)
+        y = converted(t, b, type_, else_nodes)
+        made = Def(t.ir.names.fresh(as_name(name)), type_)
+        outs.append(made)
+        thens.append(x)
+        elses.append(y)
+        value = Handle(made.value, type_)
+        note_type(t, value)
+        if isinstance(type_, TileType):
+            known = [t.facts.outlived(t.facts.of(v), taken, edge_in_branch(t)) for v in (a, b)]
+            t.facts.sources[made.value] = (a.value, b.value) if isinstance(
+                a, Handle) and isinstance(b, Handle) else ()
+            t.facts.state(made.value, join_facts(known[0], known[1], len(type_.shape),
+                                                 "in two branches", t.position.where()))
+        return value
+
     for name in {**then_env, **else_env}:
         a, b = then_env.get(name), else_env.get(name)
         if name in then_env and name in else_env and same(a, b):
@@ -76,24 +101,28 @@ def merge(t: KernelTracer, test: Handle, lane: bool, then: tuple, orelse: tuple,
             new[name] = Undefined(f"{name!r} has a value only in one branch of the if at line "
                                   f"{t.position.where().line}", t.position.where())
             continue
-        type_ = join(t, name, a, b, "the branches of this if give it", lane)
-        x = converted(t, a, type_, then_nodes)
-        y = converted(t, b, type_, else_nodes)
-        made = Def(t.ir.names.fresh(name.strip("_") or name), type_)
-        outs.append(made)
-        thens.append(x)
-        elses.append(y)
-        new[name] = Handle(made.value, type_)
-        note_type(t, new[name])
-        if isinstance(type_, TileType):
-            known = [t.facts.outlived(t.facts.of(v), taken, edge_in_branch(t)) for v in (a, b)]
-            t.facts.sources[made.value] = (a.value, b.value) if isinstance(
-                a, Handle) and isinstance(b, Handle) else ()
-            t.facts.state(made.value, join_facts(known[0], known[1], len(type_.shape),
-                                                 "in two branches", t.position.where()))
+        new[name] = merged(name, a, b)
     t.ir.block.append(If(test.value, tuple(then_nodes), tuple(else_nodes), tuple(outs),
                          tuple(thens), tuple(elses), t.position.where()))
     t.env |= new
+
+
+def items_of(a: Any, b: Any) -> list[tuple[Any, Any]] | None:
+    """The items of two tuples side by side; a function that has not returned yet has as many as
+    the other. None where they are no such tuples."""
+    if isinstance(a, Unset) and isinstance(b, tuple):
+        a = (a,) * len(b)
+    if isinstance(b, Unset) and isinstance(a, tuple):
+        b = (b,) * len(a)
+    if not (isinstance(a, tuple) and isinstance(b, tuple) and len(a) == len(b)):
+        return None
+    return list(zip(a, b, strict=True))
+
+
+def as_name(spelled: str) -> str:
+    """The name in the IR of what the program calls p[1], or of a result."""
+    name = spelled.replace("[", "_").replace("]", "")
+    return name.strip("_") or name
 
 
 def note_type(t: KernelTracer, h: Handle) -> None:
@@ -108,7 +137,8 @@ def join(t: KernelTracer, name: str, a: Any, b: Any, said: str, lane: bool) -> T
     for x in (a, b):
         if not isinstance(x, Handle | Unset) and not is_number(x):
             t.fail(f"{spelled(t, name)}: {said} {describe(a)} and {describe(b)}",
-                   "only numbers, scalars and tiles may differ at run time")
+                   "only numbers, scalars and tiles, and tuples of as many of them, may differ at "
+                   "run time")
     if isinstance(a, Unset) or isinstance(b, Unset):
         known = b if isinstance(a, Unset) else a
         return laned(t, t.ir.type_of(known), lane)
@@ -140,7 +170,10 @@ def laned(t: KernelTracer, kind: Type, lane: bool, name: str = "") -> Type:
 
 def spelled(t: KernelTracer, name: str) -> str:
     """A name for a message; what a ternary, `and` or `or` gives has its text."""
-    return repr(ast.unparse(t.position.node) if name == CHOICE else name)
+    root, bracket, item = name.partition("[")
+    if root == RETURN:
+        return f"the result{bracket}{item}"
+    return repr((ast.unparse(t.position.node) if root == CHOICE else root) + bracket + item)
 
 
 def made_at(t: KernelTracer, x: Any) -> Any:

@@ -102,6 +102,10 @@ def refuse_call(t: KernelTracer, f: Any) -> None:
         t.fail(f"{f} is a type, not a function", f"ts.tile.cast(x, ts.{f})")
     if not callable(f):
         t.fail(f"{describe(f)} is not a function")
+    if isinstance(f, BuiltinMethodType) and isinstance(f.__self__, list):
+        t.fail(f"{name} of a list: what a kernel has made does not change",
+               "make it at once, [x[i] for i in range(4)], or have an array of each lane, "
+               "ts.tile.alloc_register((4,), ts.f32)")
     if isinstance(f, type) and issubclass(f, np.generic):
         t.fail(f"np.{f.__name__} of a run-time value", "a cast is written "
                f"ts.tile.cast(x, ts.{dtype_of_numpy(np.dtype(f)).name})")

@@ -8,28 +8,67 @@ from dataclasses import dataclass
 from typing import Any
 
 from tessera.tile.builder.rules import promote
-from tessera.tile.frontend.constructs.branches import converted, join, note_type, same
+from tessera.tile.frontend.constructs.branches import (
+    as_name,
+    converted,
+    join,
+    note_type,
+    same,
+)
 from tessera.tile.frontend.constructs.conditions import condition
 from tessera.tile.frontend.exits import RETURN
 from tessera.tile.frontend.tracer import KernelTracer, statement
 from tessera.tile.ir.affine import Forms
 from tessera.tile.ir.edges import NOTHING, TileEdges, join_facts
-from tessera.tile.ir.handles import Handle, TensorRow, Undefined, Unset, describe, is_number
+from tessera.tile.ir.handles import UNSET, Handle, Undefined, Unset, describe, is_number
 from tessera.tile.ir.ir import Def, For, SSAValue, While
 from tessera.tile.ir.types import Buffer, GlobalTensor, Scalar, TileType, Type, View
 
 
 @dataclass(frozen=True, eq=False)
 class Carried:
-    """A name that a loop changes, the type it is carried in, and what it is before the loop.
+    """A name that a loop changes, or an item of a tuple of that name, the type it is carried in,
+    and what it is before the loop.
 
-    facts: of its edges, before each iteration.
+    path: the indices of the item, () of a name. whole: what the name is before the loop. facts: of
+    its edges, before each iteration.
     """
 
     name: str
+    path: tuple[int, ...]
+    whole: Any
     type: Type
     init: Any
     facts: TileEdges = NOTHING
+
+    @property
+    def spelled(self) -> str:
+        return self.name + "".join(f"[{i}]" for i in self.path)
+
+    def of(self, env: dict[str, Any]) -> Any:
+        """What it is now."""
+        value = env[self.name]
+        for i in () if isinstance(value, Undefined) else self.path:
+            value = value[i]
+        return value
+
+    def become(self, env: dict[str, Any], value: Any) -> None:
+        env[self.name] = with_item(env[self.name], self.path, value)
+
+
+def with_item(x: Any, path: tuple[int, ...], value: Any) -> Any:
+    """x, a tuple, with another item at a path."""
+    if not path:
+        return value
+    at, *rest = path
+    return (*x[:at], with_item(x[at], tuple(rest), value), *x[at + 1:])
+
+
+def items_in(x: Any, path: tuple[int, ...] = ()) -> list[tuple[tuple[int, ...], Any]]:
+    """The items of a tuple, of tuples in it too, with their paths; of anything else itself."""
+    if not isinstance(x, tuple):
+        return [(path, x)]
+    return [found for i, y in enumerate(x) for found in items_in(y, (*path, i))]
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,7 +95,7 @@ class TraceSnapshot:
     origins: dict[str, Any]
 
 
-Tried = dict[str, tuple[Type, TileEdges]]
+Tried = dict[tuple[str, tuple[int, ...]], tuple[Type, TileEdges]]
 
 ATTEMPTS = 16  # a type changes once or twice, what is known of edges a few times
 
@@ -97,7 +136,7 @@ def while_loop(t: KernelTracer, s: Any, test: ast.expr, body: list[ast.stmt]) ->
         tried, contents = again
         rewind(t, begin)
         t.facts.contents = contents
-    yields = tuple(converted(t, t.env[c.name], c.type, nodes) for c in carried)
+    yields = tuple(converted(t, c.of(t.env), c.type, nodes) for c in carried)
     t.loop_env.append(begin.env)
     leave(t, carried, defs, start, lambda: t.ir.block.append(While(
         defs, tuple(inits), tuple(tested), t.ir.operand(cond), tuple(nodes), yields,
@@ -131,24 +170,34 @@ def rewind(t: KernelTracer, to: TraceSnapshot) -> None:
 def carried_names(t: KernelTracer, names: list[str], tried: Tried) -> list[Carried]:
     out = []
     for name in names:
-        init = t.env[name]
-        if isinstance(init, Undefined | tuple | list | str | TensorRow) or init is None or not (
-                isinstance(init, Handle | Unset) or is_number(init)):
-            continue
-        if isinstance(init, Handle) and isinstance(init.type, Buffer | View | GlobalTensor):
-            continue
-        if isinstance(init, Unset) and name not in tried:
-            continue
-        kind, facts = tried.get(name) or (t.ir.type_of(init), t.facts.of(init))
-        out.append(Carried(name, kind, init, facts))
+        if isinstance(t.env[name], Unset):  # a tuple, when an iteration returns one
+            paths = [p for n, p in tried if n == name]
+            t.env[name] = unset_items(paths)
+        for path, init in items_in(t.env[name]):
+            if not isinstance(init, Handle | Unset) and not is_number(init):
+                continue
+            if isinstance(init, Handle) and isinstance(init.type, Buffer | View | GlobalTensor):
+                continue
+            if isinstance(init, Unset) and (name, path) not in tried:
+                continue
+            kind, facts = tried.get((name, path)) or (t.ir.type_of(init), t.facts.of(init))
+            out.append(Carried(name, path, t.env[name], kind, init, facts))
     return out
 
 
+def unset_items(paths: list[tuple[int, ...]]) -> Any:
+    """UNSET, or a tuple of it that has items at these paths."""
+    if not any(paths):
+        return UNSET
+    return tuple(unset_items([p[1:] for p in paths if p[0] == i])
+                 for i in range(1 + max(p[0] for p in paths)))
+
+
 def enter(t: KernelTracer, carried: list[Carried]) -> tuple[Def, ...]:
-    defs = tuple(Def(t.ir.names.fresh(c.name.strip("_") or c.name), c.type) for c in carried)
+    defs = tuple(Def(t.ir.names.fresh(as_name(c.spelled)), c.type) for c in carried)
     for c, d in zip(carried, defs, strict=True):
-        t.env[c.name] = Handle(d.value, d.type)
-        note_type(t, t.env[c.name])
+        c.become(t.env, Handle(d.value, d.type))
+        note_type(t, c.of(t.env))
         t.facts.state(d.value, c.facts)
     return defs
 
@@ -161,27 +210,40 @@ def close(t: KernelTracer, carried: list[Carried], defs: tuple[Def, ...], lane: 
     changed = False
     edges = t.facts.edges_seen != start.edges_seen
     for c, d in zip(carried, defs, strict=True):
-        after = t.env[c.name]
+        require_items(t, c, carried)
+        after = c.of(t.env)
         if isinstance(after, Undefined):
             t.fail(after.why, "give it a value in both branches")
         before: Any = c.init if not isinstance(c.init, Handle) else Handle(c.init.value, c.type)
         said = f"before the loop at line {t.position.where().line} and after one iteration it is"
-        joined = join(t, c.name, before, after, said, lane)
+        joined = join(t, c.spelled, before, after, said, lane)
         if isinstance(c.type, Scalar) and not c.type.uniform and isinstance(joined, Scalar):
             joined = Scalar(joined.dtype, uniform=False)
         facts = around(t, c, d.value, start)
-        tried[c.name] = joined, facts
+        tried[c.name, c.path] = joined, facts
         changed |= joined != c.type or facts.axes != c.facts.axes or edges and facts != c.facts
-    for name, value in t.env.items():
-        if name == RETURN and name not in tried and (isinstance(value, Handle)
-                                                     or is_number(value)):
-            tried[name], changed = (t.ir.type_of(value), t.facts.of(value)), True
+    for path, value in items_in(t.env.get(RETURN)):
+        if (RETURN, path) not in tried and (isinstance(value, Handle) or is_number(value)):
+            tried[RETURN, path], changed = (t.ir.type_of(value), t.facts.of(value)), True
     contents = t.facts.joined_contents(start.contents, t.facts.contents, start.taken,
                                        each_iteration(t), "before and in a loop")
     for root in {**contents, **start.contents}:
         a, b = contents.get(root, NOTHING), start.contents.get(root, NOTHING)
         changed |= a.axes != b.axes or edges and a != b
     return (tried, contents) if changed else None
+
+
+def require_items(t: KernelTracer, c: Carried, carried: list[Carried]) -> None:
+    """A tuple has as many items after an iteration, and those that are not carried are the same."""
+    now = t.env[c.name]
+    if not c.path or isinstance(now, Undefined):
+        return
+    items, after = dict(items_in(c.whole)), dict(items_in(now))
+    carries = {o.path for o in carried if o.name == c.name}
+    if [*items] != [*after] or not all(same(items[p], after[p]) for p in items.keys() - carries):
+        t.fail(f"{c.name!r} changes in a loop from {describe(c.whole)} to {describe(now)}",
+               "a tuple that a loop changes keeps the number of its items, and only numbers, "
+               "scalars and tiles among them change")
 
 
 def each_iteration(t: KernelTracer) -> str:
@@ -192,7 +254,7 @@ def around(t: KernelTracer, c: Carried, value: SSAValue, start: Start) -> TileEd
     """Of a carried tile before any iteration: what it was, or what it is after one."""
     if not isinstance(c.type, TileType):
         return NOTHING
-    last = t.env[c.name]
+    last = c.of(t.env)
     after = t.facts.outlived(t.facts.of(last), start.taken, each_iteration(t))
     found = join_facts(c.facts, after, len(c.type.shape), "before and in a loop",
                        t.position.where())
@@ -214,7 +276,7 @@ def leave(t: KernelTracer, carried: list[Carried], defs: tuple[Def, ...], start:
     before = t.loop_env[-1] if t.loop_env else {}
     t.facts.contents = {b: f if zeros else TileEdges(f.axes) for b, f in start.contents.items()}
     for c, d in zip(carried, defs, strict=True):
-        t.env[c.name] = Handle(d.value, d.type)
+        c.become(t.env, Handle(d.value, d.type))
         t.values.types[d.value] = d.type
         t.facts.state(d.value, c.facts if zeros else TileEdges(c.facts.axes))
     known = {c.name for c in carried}
@@ -264,7 +326,7 @@ def for_loop(t: KernelTracer, s: Any, lo: Any, hi: Any, step: Any, over: str,
         tried, contents = again
         rewind(t, again_from)
         t.facts.contents = contents
-    yields = tuple(converted(t, t.env[c.name], c.type, nodes) for c in carried)
+    yields = tuple(converted(t, c.of(t.env), c.type, nodes) for c in carried)
     node = For(var, first, last, by, defs, tuple(inits), tuple(nodes), yields, over,
                t.position.where())
     t.loop_env.append(begin.env)

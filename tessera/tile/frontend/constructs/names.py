@@ -11,6 +11,7 @@ from types import ModuleType
 from typing import Any
 
 from tessera.foreign import TILE, instead
+from tessera.tile.frontend.block_origins import PREFIXES
 from tessera.tile.frontend.tracer import KernelTracer, expression
 from tessera.tile.ir.errors import TileError
 from tessera.tile.ir.handles import Handle, TensorRow, Undefined, plain_number
@@ -43,9 +44,24 @@ def lookup(t: KernelTracer, name: str) -> Any:
     if name in vars(builtins):
         return vars(builtins)[name]
     known = [n for n in (*t.env, *t.globals) if not n.startswith("_")]
-    near = [] if len(name) < 3 else get_close_matches(name, known, n=1, cutoff=0.7)
+    near = [n for n in known if n.lower() == name.lower()]
+    if name.startswith(PREFIXES):
+        t.fail(f"{name!r} is not defined", unknown_origin(t, name), code="E_UNDEFINED_NAME")
+    if not near and len(name) >= 3:
+        near = get_close_matches(name, known, n=1, cutoff=0.7)
     hint = f"did you mean {near[0]!r}?" if near else unknown_name(name)
     t.fail(f"{name!r} is not defined", hint, code="E_UNDEFINED_NAME")
+
+
+def unknown_origin(t: KernelTracer, name: str) -> str:
+    """What to do about the block of an extent that no annotation names."""
+    arguments = {n for n, _ in t.spec.params}  # x_0 is an extent of x that has no name
+    dims = [d for d in (*t.grid.fixed, *t.grid.loaded_dims) if d[:-2] not in arguments]
+    prefix, _, dim = name.partition("_")
+    if not dims:
+        return f'name the extents of the arguments: x: ts.Tensor["{dim.upper()}", ts.f32]'
+    return (f"no extent is called {dim.upper()}; the group has a block along a named one: "
+            + ", ".join(f"{prefix}_{d.lower()}" for d in dims))
 
 
 def unknown_name(name: str) -> str:

@@ -13,7 +13,7 @@ from tessera.tile.frontend.tracer import KernelTracer, statement
 from tessera.tile.ir.handles import Handle, LoopRange, describe, is_number
 from tessera.tile.ir.ir import For, Op, walk
 from tessera.tile.ir.op_record import OPS
-from tessera.tile.ir.types import Buffer, TileType
+from tessera.tile.ir.types import Buffer, GlobalTensor, TileType
 from tessera.tile.passes.independent_iterations import why_dependent
 
 
@@ -70,7 +70,7 @@ def natural_spread(t: KernelTracer, r: LoopRange, dim: str | None) -> str | None
     """How a range with no over= may be spread, when its iterations are independent."""
     if not r.has_step:
         return "lanes"
-    if t.depth == 0 and is_zero(r.lo) and dim_name(t, r.hi) is not None:
+    if t.depth == 0 and is_zero(r.lo) and dim_name(t, r.hi) is not None and not t.grid.numbered:
         return "groups"
     return None
 
@@ -84,6 +84,8 @@ def spread_loop(t: KernelTracer, s: Any, r: LoopRange, over: str, body: list[ast
         why = "it has ops of the whole group"
     if why is None and over == "groups" and t.depth:
         why = "it stands inside another loop"
+    if why is None and over == "groups" and r.over is None and t.grid.numbered:
+        why = "it asks for the number of the group"
     if why is not None:
         if r.over is not None:
             t.fail(f"over={over!r}: the iterations of this loop are not independent: {why}",
@@ -100,6 +102,7 @@ def spread_loop(t: KernelTracer, s: Any, r: LoopRange, over: str, body: list[ast
         t.values.loop_bounds[node.var.value] = bounds
         order_lanes(t, node)
         return
+    t.grid.ranges_spread |= r.over is None
     step = t.ir.constant_int(r.step, "the step of a range spread over groups")
     name = dim_name(t, r.hi) or extent_text(t, r.hi)
     axis = t.grid.axis(name, step, extent_text(t, r.lo), stride=True)
@@ -144,11 +147,11 @@ def dim_name(t: KernelTracer, x: Any) -> str | None:
 
 def output_dim(t: KernelTracer, r: LoopRange) -> str | None:
     """The extent of the returned tensor whose blocks this outermost range enumerates (Q51)."""
-    if t.output is None or t.depth or not r.has_step or not is_zero(r.lo):
+    if t.depth or not r.has_step or not is_zero(r.lo):
         return None
     name = dim_name(t, r.hi)
-    out = t.spec.result.shape
-    known = {str(d) for d in out}
+    known = {str(d) for out in t.outputs.values() if isinstance(out.type, GlobalTensor)
+             for d in out.type.dims}
     return name if name in known else None
 
 

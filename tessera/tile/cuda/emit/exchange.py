@@ -1,0 +1,35 @@
+"""Elements of a tile that ask a neighbour along an axis, whose number differs in one bit: another
+register of the thread, another lane's by a shuffle, or another warp's through shared memory."""
+
+from __future__ import annotations
+
+from tessera.tile.cuda.emit.emitter import Emitter
+from tessera.tile.cuda.emit.layout_conversion import pool
+from tessera.tile.cuda.emit.registry import emits
+from tessera.tile.cuda.intrinsics.exchange import registers
+from tessera.tile.cuda.intrinsics.formats import kind_of
+from tessera.tile.ir.ir import Op
+
+
+@emits("exchange")
+def _exchange(e: Emitter, op: Op) -> None:
+    (x,), (made,), bit = op.args, op.outs, (op.attr["axis"], op.attr["bit"])
+    layout, kind, text = e.layout(x), kind_of(e.dtype(x)), e.name(x)
+    if bit not in layout.threads:
+        pick = e.use("pick", f"use(fragments.pick({registers(layout, *bit)}))")
+        e.define(made, f"{pick}({text})")
+        return
+    at, head = layout.threads.index(bit), f"{kind!r}, {layout.count}"
+    if at < e.warp_bits:
+        lanes = e.use("neighbours", f"use(exchange.lanes({head}, {1 << at}))")
+        e.define(made, f"{lanes}({text})")
+        return
+    threads = 1 << len(layout.threads)
+    place, used = pool(e, (8 if kind[-2:] == "64" else 4) * layout.count * threads)
+    if used:
+        e.sync()
+    put = e.use("put_exchange", f"use(exchange.put({head}, {threads}))")
+    e.line(f"{put}({text}, {place}, {e.thread})")
+    e.sync()
+    get = e.use("get_exchange", f"use(exchange.get({head}, {threads}, {1 << at}))")
+    e.define(made, f"{get}({place}, {e.thread})")

@@ -1,0 +1,219 @@
+"""Reductions and scans of tiles by a function of the user's, also of several tiles as one.
+
+Each element keeps what its block of 2^k neighbours along the axis comes to, and what precedes it in
+the block and itself. A step asks the neighbouring block, whose elements' numbers differ in one bit:
+the upper of the two puts the lower's before its own. The function is called with whole tiles, so it
+is traced a few times and needs no form of its own on any target. It has to be associative; it need
+not commute.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import numpy as np
+
+from tessera.numerics import DType, bool_, i32, i64
+from tessera.tile.builder import edge_masks, rules
+from tessera.tile.builder.edge_rules import Carry
+from tessera.tile.builder.op_tracer import OpTracer
+from tessera.tile.ir.edges import Axis, Edge, Listed, Mixed, open_
+from tessera.tile.ir.errors import RuleError
+from tessera.tile.ir.handles import Handle, TensorRow, describe
+from tessera.tile.ir.op_record import OPS, declare, macro
+from tessera.tile.ir.types import Buffer, TileType, View
+from tessera.tile.ops.reduce import reduce
+
+Tiles = tuple[Handle, ...]
+
+
+def _type(x: Handle) -> TileType:
+    assert isinstance(x.type, TileType)
+    return x.type
+
+
+# --- the one op -----------------------------------------------------------------------------------
+def _exchange_rule(types: Any, attrs: Any) -> TileType:
+    t = rules.require_tile(types[0], None, "an exchange of neighbours")
+    if not 0 <= attrs["axis"] < len(t.shape) or t.dtype is bool_:
+        raise RuleError(f"neighbours along axis {attrs['axis']} of {t}")
+    return t
+
+
+def _exchange_edges(c: Carry) -> Iterable[Axis]:
+    """The other axes'; along this one somebody else says what exists."""
+    return [None if i == c.op.attr["axis"] else a for i, a in enumerate(c.facts[0].axes)]
+
+
+@declare(rule=_exchange_rule, attrs=("axis", "bit"), public=False, edges=_exchange_edges,
+         layouts="same", samples=(lambda rng: (rng.standard_normal((8, 16)),)))
+def exchange(x: Any, axis: Any = 1, bit: Any = 1) -> Any:
+    """x at the place whose number along an axis differs in a bit; anything beyond the tile."""
+    n = x.shape[axis + 1]
+    other = np.arange(n) ^ 1 << bit
+    return np.take(x, np.where(other < n, other, np.arange(n)), axis=axis + 1)
+
+
+# --- calls ----------------------------------------------------------------------------------------
+@dataclass
+class Combination:
+    """A call: the tiles along an axis, and the user's function. single: it takes no tuples."""
+
+    t: OpTracer
+    name: str
+    tiles: Tiles
+    combine: Any
+    axis: int
+    single: bool
+
+    @property
+    def extent(self) -> int:
+        return _type(self.tiles[0]).shape[self.axis]
+
+    def of(self, x: Tiles, y: Tiles) -> Tiles:
+        """The user's function, its results in the types of the tiles."""
+        given = (x[0], y[0]) if self.single else (x, y)
+        made = self.t.call_function(self.combine, *given)
+        results = (made,) if self.single else made
+        wanted = [_type(h) for h in self.tiles]
+        if not isinstance(results, tuple) or len(results) != len(wanted):
+            self.fail(describe(made), wanted)
+        for r, want in zip(results, wanted, strict=True):
+            made_of = r.type if isinstance(r, Handle) and isinstance(r.type, TileType) else None
+            if made_of is None or made_of.shape != want.shape or (
+                    made_of.dtype.kind != want.dtype.kind):
+                self.fail(", ".join(map(describe, results)), wanted)
+        return tuple(self.t.ir.cast(r, w.dtype) for r, w in zip(results, wanted, strict=True))
+
+    def fail(self, got: str, wanted: list[Any]) -> NoReturn:
+        self.t.fail(f"{self.name}: the combination of two elements gives {got}, its operands are "
+                    f"{', '.join(map(str, wanted))}",
+                    "combine(a, b) gives what a and b are: of a tuple of tiles a tuple of as many")
+
+    def neighbours(self, xs: Tiles, bit: int) -> Tiles:
+        return tuple(self._exchanged(x, bit) for x in xs)
+
+    def _exchanged(self, x: Handle, bit: int) -> Handle:
+        flags = _type(x).dtype is bool_
+        moved = self.t.ir.emit("exchange", [self.t.ir.cast(x, i32) if flags else x],
+                               axis=self.axis, bit=bit)
+        return self.t.ir.arithmetic("ne", (moved, 0)) if flags else moved
+
+    def numbers(self) -> Handle:
+        """The number of each element along the axis, with extents of 1 along the others."""
+        shape = [1] * len(_type(self.tiles[0]).shape)
+        shape[self.axis] = self.extent
+        at = self.t.call_op(OPS["arange"], [0, self.extent], {})
+        return self.t.call_op(OPS["reshape"], [at, tuple(shape)], {})
+
+    def chosen(self, where: Handle, xs: Tiles, ys: Tiles) -> Tiles:
+        return tuple(self.t.ir.arithmetic("where", (where, x, y))
+                     for x, y in zip(xs, ys, strict=True))
+
+    def scanned(self) -> Tiles:
+        """What the elements up to each come to."""
+        ir, at, before, block = self.t.ir, self.numbers(), self.tiles, self.tiles
+        bits = (self.extent - 1).bit_length()
+        for bit in range(bits):
+            upper = ir.arithmetic("ne", (ir.arithmetic("bitand", (at, 1 << bit)), 0))
+            other = self.neighbours(block, bit)
+            before = self.chosen(upper, self.of(other, before), before)
+            if bit + 1 == bits:
+                break
+            both = self.of(self.chosen(upper, other, block), self.chosen(upper, block, other))
+            there = ir.arithmetic("lt", (ir.arithmetic("bitxor", (at, 1 << bit)), self.extent))
+            block = self.chosen(there, both, block)
+        return before
+
+    def last(self, xs: Tiles) -> Tiles:
+        """The last element of each along the axis, by its bits: a sum in which all others are 0."""
+        where = self.t.ir.arithmetic("eq", (self.numbers(), self.extent - 1))
+        return tuple(self._picked(x, where) for x in xs)
+
+    def _picked(self, x: Handle, where: Handle) -> Handle:
+        ir, dtype = self.t.ir, _type(x).dtype
+        bits = {32: i32, 64: i64}[dtype.bits] if dtype.kind == "float" else None
+        if bits is not None:
+            x = ir.emit("with_bits", [x], dtype=bits)
+        elif dtype is bool_:
+            x = ir.cast(x, i32)
+        zero = ir.emit("full", [], shape=_type(x).shape, value=0, dtype=_type(x).dtype)
+        found = reduce(self.t, "reduce_sum", ir.arithmetic("where", (where, x, zero)), self.axis)
+        if bits is not None:
+            return ir.emit("with_bits", [found], dtype=dtype)
+        return ir.arithmetic("ne", (found, 0)) if dtype is bool_ else found
+
+
+def _combination(t: OpTracer, name: str, x: Any, combine: Any, axis: Any, identity: Any
+                 ) -> Combination:
+    single = not isinstance(x, tuple | list)
+    tiles = tuple(_tile(t, name, item) for item in ((x,) if single else x))
+    shapes = {_type(h).shape for h in tiles}
+    if len(shapes) != 1:
+        t.fail(f"{name} of {', '.join(str(h.type) for h in tiles)}: they go together, element by "
+               "element", "load parts of one shape")
+    rank = len(_type(tiles[0]).shape)
+    along = t.ir.constant_int(axis, "axis")
+    if not -rank <= along < rank:
+        t.fail(f"{name} along axis {along} of {tiles[0].type}", f"-{rank} to {rank - 1}")
+    along %= rank
+    neutral = (None,) * len(tiles) if identity is None else (identity,) if single else identity
+    if len(neutral) != len(tiles):
+        t.fail(f"{name}: an identity of {len(neutral)} for {len(tiles)} tiles", "one for each")
+    ready = tuple(_existing(t, name, h, along, n) for h, n in zip(tiles, neutral, strict=True))
+    return Combination(t, name, ready, combine, along, single)
+
+
+def _tile(t: OpTracer, name: str, x: Any) -> Handle:
+    """A tile in the type in which it is computed."""
+    if isinstance(x, TensorRow):
+        x = t.memory.view_of_row(x)
+    if not isinstance(x, Handle) or not isinstance(x.type, TileType):
+        places = isinstance(x, Handle) and isinstance(x.type, View | Buffer)
+        t.fail(f"{name} of {describe(x)}: it needs a tile, or a tuple of tiles",
+               "load it first: ts.tile.load(x[a:a+64])" if places else None)
+    dtype: DType = x.type.dtype
+    return x if dtype is bool_ else t.ir.cast(x, rules.compute_dtype(dtype))
+
+
+def _existing(t: OpTracer, name: str, x: Handle, axis: int, identity: Any) -> Handle:
+    """The tile with what changes nothing where elements do not exist along the axis."""
+    edge = t.facts.of(x).at(axis)
+    if isinstance(edge, Mixed):
+        edge_masks.refuse(t.ir, name, edge)
+    if not open_(edge) or (name == "scan" and isinstance(edge, Edge) and not edge.low):
+        return x  # what lies behind the last element is behind all that count
+    if identity is None:
+        t.fail(f"{name} goes over the edge of a tensor, and its function does not tell what "
+               "changes nothing there", f"say it: ts.tile.{name}(x, combine, identity=0.0), for a "
+               "tuple of tiles a tuple of numbers", code="E_EDGE")
+    assert isinstance(edge, Edge | Listed)
+    there = t.call_op(OPS["inside"], [x], {})
+    return t.ir.cast(t.ir.arithmetic("where", (there, x, identity)), _type(x).dtype)
+
+
+@macro()
+def scan(t: OpTracer, x: Any, combine: Any, axis: Any = -1, *, identity: Any = None) -> Any:
+    """What the elements up to each come to by combine(a, b), a function that is associative: a
+    before b along the axis. x may be a tuple of tiles of one shape: then a, b and the result are
+    tuples. identity: a number, or one for each, that changes nothing, where a tile begins before
+    its tensor."""
+    c = _combination(t, "scan", x, combine, axis, identity)
+    made = c.scanned()
+    return made[0] if c.single else made
+
+
+@macro(name="reduce")
+def reduce_by(t: OpTracer, x: Any, combine: Any, axis: Any = -1, *, identity: Any = None) -> Any:
+    """What all elements along the axis come to, in their order, by combine(a, b), a function that
+    is associative. x may be a tuple of tiles of one shape: then a, b and the result are tuples.
+    identity: a number, or one for each, that changes nothing, where tiles go beyond their
+    tensors."""
+    c = _combination(t, "reduce", x, combine, axis, identity)
+    made = c.last(c.scanned())
+    return made[0] if c.single else made
+
+
+__all__ = ["exchange"]
