@@ -6,7 +6,8 @@
 When the last that is sent is made, nothing is left beside which it could be on its way but uses of
 what has come before. So collectives begin there at once, and what needs the last of them is last:
 an optimizer in the order of parameters would begin with those of the first layer, whose gradients
-come at the end.
+come at the end. What others read alone comes with the first of them, since loops are fused, and one
+begins where its first op stands.
 """
 
 from __future__ import annotations
@@ -31,6 +32,13 @@ def use_as_it_comes(graph: Graph) -> Graph:
         last = max((came.get(v, -1) for v in node.inputs), default=-1)
         keys[node] = (False, i) if _sends(node) else (True, last)
         came.update(dict.fromkeys(node.outputs, i if _sends(node) else last))
+    read: dict[Value, tuple[bool, int]] = {}  # by value, where it is read first
+    for node in reversed(nodes[begin:]):
+        if not _sends(node):
+            keys[node] = max(keys[node], min((read[v] for v in node.outputs if v in read),
+                                             default=keys[node]))
+        for v in node.inputs:
+            read[v] = min(read.get(v, keys[node]), keys[node])
     return replace(graph, nodes=(*nodes[:begin], *sorted(nodes[begin:], key=keys.__getitem__)))
 
 
