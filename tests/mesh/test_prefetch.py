@@ -56,6 +56,34 @@ def test_a_bucket_is_gathered_while_the_one_before_is_used(monkeypatch, bucket, 
     assert found[True] == "g0 m0 g1 m1 g2 m2 g3 m3".split()  # hosts send one after the other
 
 
+def test_the_first_two_buckets_are_small(monkeypatch):
+    """Nothing runs beside the first, and beside the second what the first brings."""
+    monkeypatch.setattr(collective_order, "BEGIN_BYTES", 1)
+    mesh = ts.dist.mesh(DEVICES[:2], axes="x")
+    ws = ts.dist.fsdp([ts.zeros((64, 64)) for _ in range(5)], axis="x", mesh=mesh)
+    x = ts.dist.stand_ins(ts.Tensor[1024, 64, ts.f32],
+                          lambda *_: ts.ShardSpec(("row",), ("x",)), mesh)
+    made = order(str(ts.jit(loss).traced(ws, x).program))
+    assert made == "g0 g1 m0 g2 g3 g4 m1 m2 m3 m4".split()
+
+
+def test_a_full_bucket_takes_a_bias_along(monkeypatch):
+    """Which is read with the weight in front of it."""
+    monkeypatch.setattr(collective_order, "BUCKET_BYTES", 1)
+    mesh = ts.dist.mesh(DEVICES[:2], axes="x")
+    ws = ts.dist.fsdp([(ts.zeros((64, 64)), ts.zeros(64)) for _ in range(3)], axis="x", mesh=mesh)
+    x = ts.dist.stand_ins(ts.Tensor[1024, 64, ts.f32],
+                          lambda *_: ts.ShardSpec(("row",), ("x",)), mesh)
+
+    def loss(ws, x):
+        for w, b in ws:
+            x = ts.gelu(x @ w + b)
+        return ts.mean(x)
+
+    made = re.findall("(all_gather) over|(matmul)[(]", str(ts.jit(loss).traced(ws, x).program))
+    assert "".join(a[:1] or b[:1] for a, b in made) == "aaaamaamm"
+
+
 def gathers(kept: int, monkeypatch: pytest.MonkeyPatch) -> str:
     """The order of a gradient of three layers whose weights, 8 KiB in bf16, may be kept so far."""
     monkeypatch.setattr(collective_order, "KEPT_BYTES", kept)

@@ -13,6 +13,8 @@ from .partitioned_steps import BUCKET_BYTES, Held, LayoutHop, PartitionedOp, Ste
 
 REDUCTIONS = ("all_reduce", "reduce_scatter")
 KEPT_BYTES = 4 << 30  # of gathered parameters, on a GPU: a twentieth of what an H100 has
+BEGIN_BYTES = 8 << 20  # of the first two buckets of parameters: little runs beside them
+SHORT = 64  # times as long is a bucket
 
 
 def issue_early(steps: Sequence[Step]) -> list[Step]:
@@ -134,16 +136,19 @@ def prefetch(steps: Sequence[Step], inputs: Sequence[Held]) -> list[Step]:
 
 
 def _buckets(steps: Sequence[Step]) -> Iterator[list[int]]:
-    """The gathers of parameters, by number, up to BUCKET_BYTES together."""
-    bucket, nbytes = list[int](), 0.0
+    """The gathers of parameters, by number, up to BUCKET_BYTES together; of the first two up to
+    BEGIN_BYTES. A full one takes along what is short beside it, as a bias behind its weight."""
+    bucket, nbytes, begun = list[int](), 0.0, 0
     for i, step in enumerate(steps):
         if not isinstance(step, LayoutHop) or not step.anew or step.hop.kind != "all_gather":
             continue
-        bucket.append(i)
-        nbytes += _whole_bytes((step.value, step.hop.target))
-        if nbytes >= BUCKET_BYTES:
+        own = _whole_bytes((step.value, step.hop.target))
+        full = nbytes >= (BUCKET_BYTES if begun == 2 else min(BEGIN_BYTES, BUCKET_BYTES))
+        if full and own > nbytes / SHORT:
             yield bucket
-            bucket, nbytes = [], 0.0
+            bucket, nbytes, begun = [], 0.0, min(begun + 1, 2)
+        bucket.append(i)
+        nbytes += own
     if bucket:
         yield bucket
 
