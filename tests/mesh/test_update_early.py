@@ -138,30 +138,31 @@ def test_what_is_made_of_the_last_bucket_is_updated_last(gpus, nccl, rng, monkey
         assert order.lstrip("m") == "smmssugug", order
 
 
-def test_a_table_whose_second_gradient_comes_last_is_updated_last(monkeypatch):
-    """Though the rounding of its first one could come before all."""
+@pytest.mark.parametrize("tokens", [4096, 1024])  # sums of the table are sent, or rows of x
+def test_a_table_whose_second_gradient_comes_last_is_updated_last(monkeypatch, tokens):
+    """Though the rounding of its first one could come before all, and though the rows that the
+    other is made of are there before the last message."""
     monkeypatch.setattr(partitioned_steps, "GPU_BUCKET_BYTES", 1 << 20)
     mesh, kind = ts.dist.mesh(DEVICES[:2], axes="x"), "bf16 @accum(f32)"
 
     def tied(params, tokens):
-        h = ts.embedding(params["table"], tokens)
+        h = ts.embedding(params["table"], tokens) + params["shift"]
         for w in params["ws"]:
             h = h + ts.cast(ts.gelu(ts.cast(h, kind) @ ts.cast(w, kind)), "f32")
         y = ts.cast(h, kind) @ ts.transpose(ts.cast(params["table"], kind))
         return ts.mean(ts.square(ts.cast(y, "f32")))
 
-    def there(how: str, *shape: int, kind: str = "f32") -> Any:
-        return ts.dist.stand_in(shape, SPLIT[how], mesh, kind)
-
-    params = {"table": there("rows", 4096, 256), "ws": [there("rows", 256, 256)] * 8}
+    params = ts.dist.fsdp({"table": ts.zeros((4096, 256)), "ws": [ts.zeros((256, 256))] * 8,
+                           "shift": ts.zeros(256)}, axis="x", mesh=mesh)
     step = ts.jit(lambda params, state, x: ts.optim.AdamW().update(
         params, ts.grad(tied, argnums=0)(params, x), state, 0.1))
     made = step.traced(params, ts.optim.AdamW().init(params),
-                       there("rows", 4096, kind="int32")).program.made
+                       ts.dist.stand_in((tokens,), SPLIT["rows"], mesh, "int32")).program.made
     plan = CudaProgram(localize(made, 0), "sm_90a").plan
     sent = [k for k, s in enumerate(plan.steps) if s.kind == "exchange"]
-    updates = [s.space for s in plan.steps[sent[-1] + 1:] if s.kind == "loop" and len(s.space) == 2]
-    assert updates == [(128, 256)] * 8 + [(2048, 256)], updates
+    loops = [s.space for s in plan.steps[sent[-2]:] if s.kind == "loop" and s.space[1:] == (256,)]
+    rows = [(1024, 256)] * (tokens == 1024)
+    assert loops == [*[(128, 256)] * 8, *rows, (2048, 256)], loops
 
 
 def test_what_needs_all_gradients_stays_behind_them(ran):

@@ -23,7 +23,7 @@ from ..simplify import KEEP_EFFECTS
 def use_as_it_comes(graph: Graph) -> Graph:
     """The nodes behind the last that anything sent is made of: first those that send, then others
     by the last of them that they need."""
-    nodes, begin = graph.nodes, _all_made(graph.nodes)
+    nodes, begin = _made_first(graph.nodes)
     if any(node_effects(n) & KEEP_EFFECTS and not _sends(n) for n in nodes[begin:]):
         return graph
     came: dict[Value, int] = {}  # by value, the last collective that it needs
@@ -81,6 +81,26 @@ def _all_made(nodes: Sequence[Node]) -> int:
         if made_of_it or _sends(nodes[i]):
             sent.update(nodes[i].inputs)
     return len(nodes) if not sent else 0
+
+
+def _made_first(nodes: Sequence[Node]) -> tuple[Sequence[Node], int]:
+    """The nodes, with those that wait for the last but one that sends behind what the last sends is
+    made of, unless it is made of them; and where that ends."""
+    end = _all_made(nodes)
+    begin = next((i + 1 for i in reversed(range(end)) if _sends(nodes[i])), end)
+    needed = {v for n in nodes[end:] if _sends(n) for v in n.inputs}
+    for node in reversed(nodes[begin:end]):
+        if not needed.isdisjoint(node.outputs):
+            needed.update(node.inputs)
+    brought, late = {v for n in nodes[begin - 1:begin] for v in n.outputs}, set[Node]()
+    for node in nodes[begin:end]:
+        if not brought.isdisjoint(node.inputs):
+            brought.update(node.outputs)
+            if needed.isdisjoint(node.outputs):
+                late.add(node)
+    first = [n for n in nodes[begin:end] if n not in late]
+    rest = [n for n in nodes[begin:end] if n in late]
+    return (*nodes[:begin], *first, *rest, *nodes[end:]), begin + len(first)
 
 
 def come_by(groups: Sequence[FusionGroup]) -> dict[Value, int]:
