@@ -245,3 +245,29 @@ def test_tiles_are_given_out_where_there_are_more_than_multiprocessors():
     tiles = {(prod(s.grid) > 132, dict(s.schedule.extra).get("TILES"))
              for s in steps[first:-1] if s.kind == "gemm"}
     assert tiles == {(True, "dynamic"), (False, None)}
+
+
+def test_what_waits_for_more_does_not_wait_for_something_long(monkeypatch):
+    """Gradients of layers that fill no bucket are sent behind the last of them, not with that of
+    the table, which is longer than a bucket and is made at the end."""
+    monkeypatch.setattr(partitioned_steps, "GPU_BUCKET_BYTES", 1 << 20)
+    mesh = ts.dist.mesh(DEVICES[:2], axes="x")
+
+    def made(rows: int) -> str:
+        params = [ts.dist.stand_in(shape, whole, mesh) for shape in
+                  ((rows, 256), *[(256, 256)] * 3)]
+        tokens = ts.dist.stand_in((4096,), ts.ShardSpec(("row",), ("x",)), mesh, "int32")
+        steps = ts.jit(ts.grad(loss, argnums=0)).traced(params, tokens).program.made.steps
+        return "".join(letter(s) for s in steps if letter(s))
+
+    def loss(params, tokens):
+        return layers(params[1:], ts.embedding(params[0], tokens))
+
+    def letter(step) -> str:
+        if hasattr(step, "node"):
+            return {"matmul": "m", "segment_sum": "t"}.get(step.node.op.name, "")
+        return str(len(getattr(step, "moves", (step,))))
+
+    whole = ts.ShardSpec(replicate=True)
+    assert made(512).endswith("mt4")  # half a bucket, with the rest in one message
+    assert made(2048).endswith("m3t1")

@@ -1,4 +1,5 @@
-"""Parameters of ts.dist.fsdp are on their way while others are used, on meshes of GPUs."""
+"""Parameters of ts.dist.fsdp are on their way while others are used, and kept for their next use,
+on meshes of GPUs."""
 
 from __future__ import annotations
 
@@ -55,9 +56,58 @@ def test_a_bucket_is_gathered_while_the_one_before_is_used(monkeypatch, bucket, 
     assert found[True] == "g0 m0 g1 m1 g2 m2 g3 m3".split()  # hosts send one after the other
 
 
-@pytest.mark.parametrize("late", ["", "collectives"])
-def test_gradients_are_those_of_one_gpu(gpus, nccl, rng, monkeypatch, late):
+def test_the_first_two_buckets_are_small(monkeypatch):
+    """Nothing runs beside the first, and beside the second what the first brings."""
+    monkeypatch.setattr(collective_order, "BEGIN_BYTES", 1)
+    mesh = ts.dist.mesh(DEVICES[:2], axes="x")
+    ws = ts.dist.fsdp([ts.zeros((64, 64)) for _ in range(5)], axis="x", mesh=mesh)
+    x = ts.dist.stand_ins(ts.Tensor[1024, 64, ts.f32],
+                          lambda *_: ts.ShardSpec(("row",), ("x",)), mesh)
+    made = order(str(ts.jit(loss).traced(ws, x).program))
+    assert made == "g0 g1 m0 g2 g3 g4 m1 m2 m3 m4".split()
+
+
+def test_a_full_bucket_takes_a_bias_along(monkeypatch):
+    """Which is read with the weight in front of it."""
     monkeypatch.setattr(collective_order, "BUCKET_BYTES", 1)
+    mesh = ts.dist.mesh(DEVICES[:2], axes="x")
+    ws = ts.dist.fsdp([(ts.zeros((64, 64)), ts.zeros(64)) for _ in range(3)], axis="x", mesh=mesh)
+    x = ts.dist.stand_ins(ts.Tensor[1024, 64, ts.f32],
+                          lambda *_: ts.ShardSpec(("row",), ("x",)), mesh)
+
+    def loss(ws, x):
+        for w, b in ws:
+            x = ts.gelu(x @ w + b)
+        return ts.mean(x)
+
+    made = re.findall("(all_gather) over|(matmul)[(]", str(ts.jit(loss).traced(ws, x).program))
+    assert "".join(a[:1] or b[:1] for a, b in made) == "aaaamaamm"
+
+
+def gathers(kept: int, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The order of a gradient of three layers whose weights, 8 KiB in bf16, may be kept so far."""
+    monkeypatch.setattr(collective_order, "KEPT_BYTES", kept)
+    monkeypatch.setattr(collective_order, "BUCKET_BYTES", 1)
+    mesh = ts.dist.mesh(DEVICES[:2], axes="x")
+    ws = ts.dist.fsdp([ts.zeros((64, 64)) for _ in range(3)], axis="x", mesh=mesh)
+    x = ts.dist.stand_ins(ts.Tensor[1024, 64, ts.f32],
+                          lambda *_: ts.ShardSpec(("row",), ("x",)), mesh)
+    made = order(str(ts.jit(ts.grad(loss, argnums=0)).traced(ws, x).program))
+    return " ".join(step for step in made if step[0] == "g")
+
+
+def test_what_is_needed_again_soonest_is_kept_while_there_is_room(monkeypatch):
+    size = 64 * 64 * 2
+    assert gathers(0, monkeypatch) == "g0 g1 g2 g2 g1"  # x needs no gradient, so g0 is used once
+    assert gathers(size, monkeypatch) == gathers(2 * size - 1, monkeypatch) == "g0 g1 g2 g1"
+    assert gathers(2 * size, monkeypatch) == gathers(1 << 30, monkeypatch) == "g0 g1 g2"
+
+
+@pytest.mark.parametrize("kept", [0, 1 << 30])
+@pytest.mark.parametrize("late", ["", "collectives"])
+def test_gradients_are_those_of_one_gpu(gpus, nccl, rng, monkeypatch, late, kept):
+    monkeypatch.setattr(collective_order, "BUCKET_BYTES", 1)
+    monkeypatch.setattr(collective_order, "KEPT_BYTES", kept)
     X, *W = values(rng, (64, 16), *[(16, 16)] * 3)
     want = ts.grad(loss, argnums=0)([ts.tensor(w) for w in W], ts.tensor(X))
 
@@ -71,6 +121,7 @@ def test_gradients_are_those_of_one_gpu(gpus, nccl, rng, monkeypatch, late):
 
     for made, plan in on_ranks(2, program):
         assert "reduce_scatter" in plan and "all_reduce" not in plan
+        assert plan.count("all_gather") == (3 if kept else 5)
         for grads in made:
             for g, w in zip(grads, want, strict=True):
                 assert_close(g, np.asarray(w.numpy(), "f8"), "bf16", 64, scale=0.1)

@@ -6,7 +6,8 @@
 When the last that is sent is made, nothing is left beside which it could be on its way but uses of
 what has come before. So collectives begin there at once, and what needs the last of them is last:
 an optimizer in the order of parameters would begin with those of the first layer, whose gradients
-come at the end.
+come at the end. What others read alone comes with the first of them, since loops are fused, and one
+begins where its first op stands.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from ..simplify import KEEP_EFFECTS
 def use_as_it_comes(graph: Graph) -> Graph:
     """The nodes behind the last that anything sent is made of: first those that send, then others
     by the last of them that they need."""
-    nodes, begin = graph.nodes, _all_made(graph.nodes)
+    nodes, begin = _made_first(graph.nodes)
     if any(node_effects(n) & KEEP_EFFECTS and not _sends(n) for n in nodes[begin:]):
         return graph
     came: dict[Value, int] = {}  # by value, the last collective that it needs
@@ -31,6 +32,13 @@ def use_as_it_comes(graph: Graph) -> Graph:
         last = max((came.get(v, -1) for v in node.inputs), default=-1)
         keys[node] = (False, i) if _sends(node) else (True, last)
         came.update(dict.fromkeys(node.outputs, i if _sends(node) else last))
+    read: dict[Value, tuple[bool, int]] = {}  # by value, where it is read first
+    for node in reversed(nodes[begin:]):
+        if not _sends(node):
+            keys[node] = max(keys[node], min((read[v] for v in node.outputs if v in read),
+                                             default=keys[node]))
+        for v in node.inputs:
+            read[v] = min(read.get(v, keys[node]), keys[node])
     return replace(graph, nodes=(*nodes[:begin], *sorted(nodes[begin:], key=keys.__getitem__)))
 
 
@@ -73,6 +81,26 @@ def _all_made(nodes: Sequence[Node]) -> int:
         if made_of_it or _sends(nodes[i]):
             sent.update(nodes[i].inputs)
     return len(nodes) if not sent else 0
+
+
+def _made_first(nodes: Sequence[Node]) -> tuple[Sequence[Node], int]:
+    """The nodes, with those that wait for the last but one that sends behind what the last sends is
+    made of, unless it is made of them; and where that ends."""
+    end = _all_made(nodes)
+    begin = next((i + 1 for i in reversed(range(end)) if _sends(nodes[i])), end)
+    needed = {v for n in nodes[end:] if _sends(n) for v in n.inputs}
+    for node in reversed(nodes[begin:end]):
+        if not needed.isdisjoint(node.outputs):
+            needed.update(node.inputs)
+    brought, late = {v for n in nodes[begin - 1:begin] for v in n.outputs}, set[Node]()
+    for node in nodes[begin:end]:
+        if not brought.isdisjoint(node.inputs):
+            brought.update(node.outputs)
+            if needed.isdisjoint(node.outputs):
+                late.add(node)
+    first = [n for n in nodes[begin:end] if n not in late]
+    rest = [n for n in nodes[begin:end] if n in late]
+    return (*nodes[:begin], *first, *rest, *nodes[end:]), begin + len(first)
 
 
 def come_by(groups: Sequence[FusionGroup]) -> dict[Value, int]:

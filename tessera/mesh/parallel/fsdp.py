@@ -3,7 +3,8 @@
     params = ts.dist.fsdp(params, axis="dp", mesh=mesh)
 
 Each use of a parameter gathers it and frees it again, in the backward pass too, and its gradient
-comes as a part. The mark is in the layout of the tensor, so it passes through ts.jit and ts.grad.
+comes as a part. On GPUs some stay from one use to the next (sharding/collective_order.py). The mark
+is in the layout of the tensor, so it passes through ts.jit and ts.grad.
 Zhao et al. 2023, arXiv:2304.11277, sections 3.2 and 3.3.
 """
 
@@ -29,7 +30,9 @@ def fsdp(params: Any, axis: str = "dp", mesh: Mesh | None = None) -> Any:
     (default: that of the distributed ones, or the open one)
     A parameter is split along its first dimension that is not split yet and has as many elements
     as the axis has ranks; one without such a dimension stays whole.
-    Sends per step P (n - 1)/n bytes forward, the same backward, and that of the gradients.
+    On GPUs up to 4 GiB of what was gathered stay until the next use in a step.
+    Sends per step P (n - 1)/n bytes forward, the same backward but for what has stayed, and that of
+    the gradients.
     Raises AxisError for an axis that the mesh does not have.
     """
     leaves, structure = tree.flatten(params)

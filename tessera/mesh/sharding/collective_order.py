@@ -12,6 +12,9 @@ from .overlap import asked
 from .partitioned_steps import BUCKET_BYTES, Held, LayoutHop, PartitionedOp, Step, makes, reads
 
 REDUCTIONS = ("all_reduce", "reduce_scatter")
+KEPT_BYTES = 4 << 30  # of gathered parameters, on a GPU: a twentieth of what an H100 has
+BEGIN_BYTES = 8 << 20  # of the first two buckets of parameters: little runs beside them
+SHORT = 64  # times as long is a bucket
 
 
 def issue_early(steps: Sequence[Step]) -> list[Step]:
@@ -76,6 +79,33 @@ def _is_gather(step: Step, axes: tuple[str, ...]) -> bool:
 
 
 # --- parameters that are gathered for each use ---------------------------------------------------
+def keep_gathered(steps: Sequence[Step]) -> list[Step]:
+    """Parameters that are gathered anew stay whole between two uses, such as those forward and
+    backward, as far as KEPT_BYTES hold them: those that are needed again soonest first."""
+    last: dict[Held, int] = {}  # where it was gathered
+    again: list[tuple[int, int, Held]] = []  # the ops between, where, what
+    for i, step in enumerate(steps):
+        if isinstance(step, LayoutHop) and step.anew and step.hop.kind == "all_gather":
+            (held,) = makes(step)
+            if held in last:
+                again.append((i - last[held], i, held))
+            last[held] = i
+    kept, gone, room = set[Held](), set[int](), float(KEPT_BYTES)
+    for _, i, held in sorted(again, key=lambda found: found[:2]):
+        nbytes = 0.0 if held in kept else _whole_bytes(held)
+        if nbytes <= room:
+            room -= nbytes
+            kept.add(held)
+            gone.add(i)
+    return [step for i, step in enumerate(steps) if i not in gone]
+
+
+def _whole_bytes(held: Held) -> float:
+    """Of a rank's part."""
+    (value, layout), dtype = held, held[0].aval.dtype
+    return prod(local_shape(layout, extents(value.aval), 0, dtype)) * dtype.bits / 8
+
+
 def prefetch(steps: Sequence[Step], inputs: Sequence[Held]) -> list[Step]:
     """Parameters that are gathered anew come a bucket ahead: while what one bucket of them brings
     is used the next is on its way, so two are whole at a time. inputs: those of the program."""
@@ -106,18 +136,19 @@ def prefetch(steps: Sequence[Step], inputs: Sequence[Held]) -> list[Step]:
 
 
 def _buckets(steps: Sequence[Step]) -> Iterator[list[int]]:
-    """The gathers of parameters, by number, up to BUCKET_BYTES together."""
-    bucket, nbytes = list[int](), 0.0
+    """The gathers of parameters, by number, up to BUCKET_BYTES together; of the first two up to
+    BEGIN_BYTES. A full one takes along what is short beside it, as a bias behind its weight."""
+    bucket, nbytes, begun = list[int](), 0.0, 0
     for i, step in enumerate(steps):
         if not isinstance(step, LayoutHop) or not step.anew or step.hop.kind != "all_gather":
             continue
-        dtype = step.value.aval.dtype
-        bucket.append(i)
-        nbytes += prod(local_shape(step.hop.target, extents(step.value.aval), 0,
-                                   dtype)) * dtype.bits / 8
-        if nbytes >= BUCKET_BYTES:
+        own = _whole_bytes((step.value, step.hop.target))
+        full = nbytes >= (BUCKET_BYTES if begun == 2 else min(BEGIN_BYTES, BUCKET_BYTES))
+        if full and own > nbytes / SHORT:
             yield bucket
-            bucket, nbytes = [], 0.0
+            bucket, nbytes, begun = [], 0.0, min(begun + 1, 2)
+        bucket.append(i)
+        nbytes += own
     if bucket:
         yield bucket
 
@@ -147,4 +178,4 @@ def _made_ahead(held: Held, first: int, steps: Sequence[Step], maker: Mapping[He
     return [*found, at]
 
 
-__all__ = ["REDUCTIONS", "issue_early", "prefetch", "reduce_early"]
+__all__ = ["REDUCTIONS", "issue_early", "keep_gathered", "prefetch", "reduce_early"]

@@ -260,16 +260,17 @@ GPU_BUCKET_BYTES = 128 << 20
 
 
 class _Bucket:
-    """Reductions that wait for more of their kind, and the constraints on their results."""
+    """Reductions that wait for more of their kind, and the constraints on their results.
+    place: where they go, behind the last of them."""
 
     def __init__(self) -> None:
         self.moves: list[LayoutHop] = []
         self.after: list[PartitionedOp] = []
+        self.place: list[Step] = []
 
     @property
     def bytes(self) -> int:
-        return sum(prod(extents(m.value.aval)) * m.value.aval.dtype.bits // 8
-                   for m in self.moves)
+        return sum(map(_bytes, self.moves))
 
     def steps(self) -> list[Step]:
         first: Step = self.moves[0] if len(self.moves) == 1 else Together(tuple(self.moves))
@@ -279,39 +280,53 @@ class _Bucket:
 def merge_reductions(steps: Sequence[Step], most_bytes: int = BUCKET_BYTES,
                      kinds: Container[str] = ("all_reduce",)) -> list[Step]:
     """Reductions of a kind over the same axes in one exchange, as late as their results allow and
-    up to so many bytes together: many small messages cost more than one."""
-    out: list[Step] = []
+    up to so many bytes together: many small messages cost more than one. What has as many alone
+    takes along what is less than a quarter of it; more does not wait for it."""
+    out: list[list[Step]] = []
     buckets: dict[tuple, _Bucket] = {}
     where: dict[Held, tuple] = {}  # the bucket that a value waits in
 
     def flush(key: tuple) -> None:
-        out.extend(buckets.pop(key).steps())
+        bucket = buckets.pop(key)
+        bucket.place += bucket.steps()
         for held in [h for h, k in where.items() if k == key]:
             del where[held]
+
+    def stay(key: tuple) -> _Bucket:
+        bucket = buckets.setdefault(key, _Bucket())
+        bucket.place = []
+        out.append(bucket.place)
+        return bucket
 
     for step in steps:
         keys = list(dict.fromkeys(where[held] for held in reads(step) if held in where))
         if isinstance(step, PartitionedOp) and step.node.op.name in CONSTRAINTS and keys:
             first = where.get((step.node.inputs[0], step.ins[0]))
             if first is not None and keys == [first]:
-                buckets[first].after.append(step)
+                stay(first).after.append(step)
                 where[step.node.outputs[0], step.outs[0]] = first
                 continue
         for key in keys:
             flush(key)
         if not (isinstance(step, LayoutHop) and step.hop.kind in kinds) or \
                 asked(step.where, step.hop):
-            out.append(step)
+            out.append([step])
             continue
         hop = step.hop
         key = (hop.kind, hop.axes, hop.source.op, str(step.value.aval.type))
-        buckets.setdefault(key, _Bucket()).moves.append(step)
+        if key in buckets and most_bytes <= _bytes(step) <= 4 * buckets[key].bytes:
+            flush(key)
+        stay(key).moves.append(step)
         where[step.value, step.hop.target] = key
         if buckets[key].bytes >= most_bytes:
             flush(key)
     for key in list(buckets):
         flush(key)
-    return out
+    return [step for place in out for step in place]
+
+
+def _bytes(move: LayoutHop) -> int:
+    return prod(extents(move.value.aval)) * move.value.aval.dtype.bits // 8
 
 
 def makes(step: Step) -> Sequence[Held]:

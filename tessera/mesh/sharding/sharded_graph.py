@@ -46,7 +46,13 @@ from ..ranks.transport import Transport
 from ..tensor import NOTHING, DistTensor, held_ranks
 from ..world import is_here, mesh_rank, patience, simulate, transport
 from . import partitioned_steps
-from .collective_order import REDUCTIONS, issue_early, prefetch, reduce_early
+from .collective_order import (
+    REDUCTIONS,
+    issue_early,
+    keep_gathered,
+    prefetch,
+    reduce_early,
+)
 from .compare_programs import agree_on_program, operands_of
 from .control_flow import ready
 from .cut_products import cut_products
@@ -89,7 +95,7 @@ class ShardedProgram:
         if self.mesh.names_gpus:  # what is sent runs beside kernels there
             steps = merge_reductions(reduce_early(steps), partitioned_steps.GPU_BUCKET_BYTES,
                                      REDUCTIONS)
-            steps = update_early(steps)
+            steps = keep_gathered(update_early(steps))
             steps = cut_products(prefetch(steps, found.inputs), self.mesh)
             steps = round_before_gather(steps, found.outputs, self.mesh)
         else:
