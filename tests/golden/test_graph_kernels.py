@@ -217,4 +217,5 @@ def test_sums_of_long_rows_stay_in_registers(norm: Callable, weights: int, colum
     sass = kernel.inspect_ir("sass", target="sm_90a")
     assert max(int(r) for r in re.findall(r"\bR(\d+)\b", sass)) < 128  # of 512 threads
     counts = _instructions(sass)
-    assert not counts["STL"] and counts["BAR"] == 3 + (groups > 1)
+    behind = norm is ts.layernorm and columns == 16384  # a row is written while the next is read
+    assert not counts["STL"] and counts["BAR"] == (7 if behind else 3 + (groups > 1))

@@ -4,8 +4,9 @@ statistics and one for what is written.
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -72,11 +73,13 @@ def write_passes(w: KernelWriter, b: FrameBlock, group: ScheduledGroup, N: int,
 
 def write_statistics(w: KernelWriter, b: FrameBlock, reads: Sequence[GroupOperand],
                      among: Sequence[GroupStep], N: int, texts: dict[str, str],
-                     loops: Iterator[list[RowLoop]], together: int) -> None:
+                     loops: Iterator[list[RowLoop]], together: int,
+                     meanwhile: Iterable[Callable[[], None]] = ()) -> None:
     """What is one number for each row, in as many passes as there are levels of it. loops: those of
-    one pass after another"""
+    one pass after another.  meanwhile: of each, writes what is done before its numbers are read
+    """
     levels, wide = _levels(b.frame, reads, among)
-    steps = {s.name: s for s in among}
+    steps, others = {s.name: s for s in among}, iter(meanwhile)
     for r in reads:
         if r.name not in wide:  # a number for each row, read once
             user = next(s for s in among if r.name in s.args)
@@ -88,6 +91,8 @@ def write_statistics(w: KernelWriter, b: FrameBlock, reads: Sequence[GroupOperan
                  if s.reduction and levels[s.name] == level + 1]
         if folds:
             _fold_pass(w, b, folds, next(loops), N, level, steps, texts, together)
+            for write in itertools.islice(others, 1):
+                write()
 
 
 def _spans(b: FrameBlock, group: ScheduledGroup, N: int) -> list[tuple[int, int, dict[str, str]]]:
