@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -259,6 +259,14 @@ def read_again(frame: Frame, reads: Sequence[GroupOperand], writes: Sequence[Gro
             if counts[r.name] > 1 and all(_along(frame, r)[-2:]) and r.layout is None}
 
 
+def several_narrow(reads: Sequence[GroupOperand], steps: Sequence[GroupStep],
+                   again: Collection[int]) -> bool:
+    """Whether several passes need several operands, of 16 bits and fewer; and no draws, which each
+    would make again."""
+    narrow = all(reads[i].type.dtype.bits <= 16 for i in again)
+    return len(again) > 1 and narrow and not any(map(placed, steps))
+
+
 def brought_rows(sizes: dict[int, int], room: int, columns: int, step: int
                  ) -> tuple[tuple[int, int], ...]:
     """As many of these operands as have room in so many bytes of shared memory, with the number of
@@ -302,4 +310,4 @@ def needed(w: KernelWriter, b: FrameBlock, names: tuple, steps: dict[str, GroupS
 
 
 __all__ = ["RowLoop", "brought_rows", "inside_loops", "needed", "read_again", "read_for_all",
-           "write_passes", "write_statistics"]
+           "several_narrow", "write_passes", "write_statistics"]
