@@ -267,27 +267,38 @@ def _is_figures(line: str) -> bool:
     return line.startswith("[")
 
 
-def rows(asked: list[str]) -> Iterator[tuple[str, dict[str, Any]]]:
+@dataclass(frozen=True)
+class Rows:
+    """Processes that compile from the start, and measure one after another when asked to."""
+
+    workers: list[subprocess.Popen[str]]
+
+    def compiled(self) -> None:
+        for w in self.workers:
+            while w.stdout.readline() not in (READY + "\n", ""):
+                pass
+
+    def __iter__(self) -> Iterator[tuple[str, dict[str, Any]]]:
+        ratios: list[float] = []
+        for w in self.workers:
+            for line in filter(_is_figures, w.communicate("now\n")[0].splitlines()):
+                name, found = json.loads(line)
+                ratios.append(found["of torch.compile"])
+                yield name, found
+        yield "all of torch.compile", {"geometric mean": round(statistics.geometric_mean(ratios),
+                                                               3), "least": min(ratios)}
+
+
+def rows(asked: list[str]) -> Rows:
     parts = max(1, min(PROCESSES, len(os.sched_getaffinity(0)) - 2))
     script = [sys.executable, str(Path(__file__).resolve())]
     one = {**os.environ, "TORCHINDUCTOR_COMPILE_THREADS": "1", "OMP_NUM_THREADS": "1"}
-    workers = [subprocess.Popen([*script, str(i), str(parts), *asked], env=one, text=True,
-                                stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-               for i in range(parts)]
-    for w in workers:
-        while w.stdout.readline() not in (READY + "\n", ""):
-            pass
-    ratios: list[float] = []
-    for w in workers:
-        for line in filter(_is_figures, w.communicate("now\n")[0].splitlines()):
-            name, found = json.loads(line)
-            ratios.append(found["of torch.compile"])
-            yield name, found
-    yield "all of torch.compile", {"geometric mean": round(statistics.geometric_mean(ratios), 3),
-                                   "least": min(ratios)}
+    return Rows([subprocess.Popen([*script, str(i), str(parts), *asked], env=one, text=True,
+                                  stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+                 for i in range(parts)])
 
 
-def orders() -> Iterator[tuple[str, dict[str, Any]]]:
+def orders() -> Rows:
     return rows([",".join(map(str, ORDER_LENGTHS)), ",".join(ORDERS)])
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 
 import tessera as ts
 from tessera.graph.cuda import CudaProgram, long_strips, strips
+from tessera.graph.cuda.generate_kernels import source_of
 from tessera.runtime.target import parse_target
 from tolerance import assert_close
 
@@ -43,19 +45,19 @@ def program(fn: Any, *xs: Any, target: Any = TARGET) -> CudaProgram:
                                        (3072, 8)])
 def test_rows_are_read_once_for_the_result_and_the_sums(
         n: int, groups: int, debug: bool, rng: np.random.Generator) -> None:
-    x, dy, w, b = (_drawn(rng, *s) for s in ((192, n), (192, n), (n,), (n,)))
+    x, dy, w, b = (_drawn(rng, *s) for s in ((201, n), (201, n), (n,), (n,)))
     made = program(gradients, x, w, b, dy)
     group = made.plan.groups[0]
     assert [g.kind for g in made.plan.groups] == ["strips", "columns", "columns"]
-    rows = -(-192 // long_strips.STRIPS[groups])  # of the last strip fewer
+    rows = -(-201 // long_strips.STRIPS[groups])  # of some strips one less
     assert (group.attr("cluster"), group.attr("rows")) == (groups, rows)
     with ts.config.scope(debug=debug):
         dx, dw, db = made.run([x, w, b, dy])
     x64, d64 = np.asarray(x, np.float64), np.asarray(dy, np.float64)
     r = 1 / np.sqrt(x64.var(1, keepdims=True) + 1e-5)
     h = (x64 - x64.mean(1, keepdims=True)) * r
-    assert_close(dw, (d64 * h).sum(0), "f32", n=192)
-    assert_close(db, d64.sum(0), "f32", n=192)
+    assert_close(dw, (d64 * h).sum(0), "f32", n=201)
+    assert_close(db, d64.sum(0), "f32", n=201)
     dh = d64 * np.asarray(w, np.float64)
     want = r * (dh - dh.mean(1, keepdims=True) - h * (dh * h).mean(1, keepdims=True))
     assert_close(dx, want, "f32", n=n)
@@ -79,14 +81,25 @@ def test_strips_are_as_many_as_run_at_once_or_some_times_that(R: int, rows: int 
 
 
 def test_rows_come_while_others_are_worked_on() -> None:
-    """Three at a time where groups of a cluster wait for each other twice a row, else two."""
+    """Three at a time where a group waits twice a row and none runs beside it, else two."""
     how = long_strips.LongStrips(8, 1, 512, 4096 * 3 + 1024)
     assert [how.room_for(n, 1024) for n in (4096, 4097, 6144, 6145)] == [3, 2, 2, 0]
-    for columns, want in ((512, (2, 2)), (1024, (3, 2))):
+    for columns, want in ((512, (3, 2)), (1024, (3, 2))):
         x, w = ts.Tensor[192, columns, "f32"], ts.Tensor[columns, "f32"]
         layer, rms = program(gradients, x, w, w, x), program(
             lambda x, w, dy: ts.vjp(ts.rmsnorm, x, w)[1](dy), x, w, x)
         assert tuple(p.plan.groups[0].attr("under_way") for p in (layer, rms)) == want
+
+
+def test_a_row_is_written_between_the_statistics_of_the_next() -> None:
+    """Where a group has a multiprocessor to itself: half of it behind each of two."""
+    x, w = ts.Tensor[192, 512, "f32"], ts.Tensor[512, "f32"]
+    text = source_of(program(gradients, x, w, w, x).plan.groups[0]).text
+    loop = text[text.index("for i in range"):]
+    found = re.findall(r"tile\.row_sum|V\d+\[m:m\+1, \d+:\d+\] =|tile\.barrier|cp_async\(v0", loop)
+    kinds = [re.sub(r"V.*", "store", f) for f in found]
+    one = ["tile.row_sum"] * 2 + ["store"] * 2
+    assert kinds == ["tile.barrier", *one, *one, "tile.barrier", "cp_async(v0"]
 
 
 @pytest.mark.parametrize("kept_kib, form", [(2, {"cluster": 1, "rows": 2, "under_way": 2}),

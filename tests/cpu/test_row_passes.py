@@ -39,6 +39,23 @@ def _loss(x: Any, labels: Any) -> Any:
 
 
 # --- rows in shared memory --------------------------------------------------------------------
+def test_rows_of_two_operands_come_in_halves(rng: np.random.Generator) -> None:
+    def gradient(x: Any, dy: Any) -> Any:
+        return ts.cast(ts.vjp(ts.softmax, x)[1](dy), "bf16")
+
+    x, dy = (_drawn(rng, 5, 1024, dtype="bf16") for _ in range(2))
+    program = CudaProgram(ts.jit(gradient).graph(x, dy), TARGET)
+    (group,) = program.plan.groups
+    assert (group.schedule.n, group.attr("brought")) == (512, ((0, 2), (1, 2)))
+    with ts.config.scope(debug=True):
+        (dx,) = program.run([x, dy])
+    x64, d64 = (np.asarray(t, np.float64) for t in (x, dy))
+    y = np.exp(x64 - x64.max(1, keepdims=True))
+    y /= y.sum(1, keepdims=True)
+    want = y * (d64 - (y * d64).sum(1, keepdims=True))
+    assert_close(np.asarray(dx, np.float64), want, "bf16", n=2)
+
+
 @pytest.mark.parametrize("n, parts", [
     (17000, 1), (20480, 1), (50304, 1), (60000, row_passes.PARTS)])
 def test_the_loss_and_its_gradient_read_a_row_once(n: int, parts: int, rng: np.random.Generator

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -60,7 +61,7 @@ def test_a_norm_and_its_sums_are_one_kernel(rng: np.random.Generator) -> None:
     (1024, 512, False), (1024, 1032, False)])  # ragged; short; a row in each block
 def test_the_next_rows_come_into_registers(rows: int, columns: int, carried: bool,
                                            rng: np.random.Generator) -> None:
-    """Of the last block of a strip none: what stands behind it is another strip's."""
+    """Of the last block of a strip none. What strips work on at one time lies together."""
     def backward(x: Any, g: Any, dy: Any) -> Any:
         dx, dg = ts.vjp(ts.rmsnorm, x, g)[1](dy)
         return ts.cast(dx, "bf16"), dg
@@ -71,6 +72,7 @@ def test_the_next_rows_come_into_registers(rows: int, columns: int, carried: boo
     assert dict(groups[0].attrs).get("carried", False) is carried
     text = source_of(groups[0]).text
     assert text.count("tile.load(V") == (5 if carried else 3)
+    assert re.search(rf"m = strip \* {groups[0].schedule.m} \+ i \* {groups[0].grid[0]}\b", text)
     assert (dict(groups[0].schedule.extra) == {"RESIDENT": 4}) is carried
     x64, d64 = (np.asarray(t, np.float64) for t in (x, dy))
     r = 1 / np.sqrt((x64 * x64).mean(1, keepdims=True) + 1e-6)

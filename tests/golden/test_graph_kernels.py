@@ -70,10 +70,24 @@ def test_rows_ask_for_all_they_read_before_their_first_statistic() -> None:
     def gradient(x: Any, dy: Any) -> Any:
         return ts.cast(ts.vjp(ts.softmax, x)[1](dy), "bf16")
 
-    x = _zeros(256, 1024, dtype="bf16")
+    x = _zeros(256, 1024)
     sass = _kernel("rows", gradient, x, x).inspect_ir("sass", target="sm_90a")
     order = re.findall(r"\b(LDG|SHFL)\b", sass)
-    assert order[:5] == ["LDG"] * 4 + ["SHFL"] and order.count("LDG") == 4
+    assert order[:9] == ["LDG"] * 8 + ["SHFL"] and order.count("LDG") == 8
+
+
+def test_rows_that_several_passes_need_with_another_come_in_halves() -> None:
+    """To shared memory, two warps for a row; of one operand they stay in registers."""
+    def gradient(x: Any, dy: Any) -> Any:
+        return ts.cast(ts.vjp(ts.softmax, x)[1](dy), "bf16")
+
+    x = _zeros(256, 1024, dtype="bf16")
+    counts = _instructions(_kernel("rows", gradient, x, x).inspect_ir("sass", target="sm_90a"))
+    assert (counts["LDGSTS"], counts["LDG"], counts["STL"]) == (4, 0, 0)
+    wide = _instructions(_kernel("rows", gradient, x, _zeros(256, 1024)).inspect_ir(
+        "sass", target="sm_90a"))
+    one = _instructions(_kernel("rows", ts.softmax, x).inspect_ir("sass", target="sm_90a"))
+    assert not wide["LDGSTS"] and not one["LDGSTS"]
 
 
 def test_what_all_groups_read_stays_in_the_nearest_cache_and_rows_pass_it() -> None:
@@ -217,4 +231,5 @@ def test_sums_of_long_rows_stay_in_registers(norm: Callable, weights: int, colum
     sass = kernel.inspect_ir("sass", target="sm_90a")
     assert max(int(r) for r in re.findall(r"\bR(\d+)\b", sass)) < 128  # of 512 threads
     counts = _instructions(sass)
-    assert not counts["STL"] and counts["BAR"] == 3 + (groups > 1)
+    behind = norm is ts.layernorm and columns == 16384  # a row is written while the next is read
+    assert not counts["STL"] and counts["BAR"] == (7 if behind else 3 + (groups > 1))

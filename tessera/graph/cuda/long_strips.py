@@ -2,16 +2,17 @@
 
     g, x -> dx of a norm, and sum(g), sum(g * x) over all rows
 
-A group takes one row of its strip after another through shared memory, where the next is on its
-way meanwhile, and keeps the sums of its columns in registers, block by block. Where a row is too
-long for one group, the groups of a cluster share it and their statistics. So operands are read
-once for the result and the sums.
+A group takes one row of its strip, which has every so many-th, after another through shared memory,
+where the next is on its way meanwhile, and keeps the sums of its columns in registers, block by
+block. Where a row is too long for one group, the groups of a cluster share it and their statistics.
+So operands are read once for the result and the sums.
 """
 
 from __future__ import annotations
 
+import functools
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
@@ -22,7 +23,7 @@ from ..schedule.build_schedule import ScheduleBuilder
 from ..schedule.ir import GroupOperand, GroupStep, ScheduledGroup
 from ..schedule.loop_axes import Frame, extents_of
 from .choose_schedule import KEPT_BYTES, blocks, chosen
-from .group_statements import CHAIN, FrameBlock, store, value
+from .group_statements import CHAIN, FrameBlock, KernelValue, store, value
 from .kernel_text import KernelText, KernelWriter, capital
 from .loop_kernels import parameters, templates
 from .row_passes import RowLoop, needed, write_statistics
@@ -43,9 +44,11 @@ MOST_SUMS = 8  # blocks of sums that lanes have registers for
 # (layer norm, rms norm), 0.70 and 0.86 with 15, 0.39 and 0.59 with 16 (H200, 2026-11-26).
 STRIPS = {1: 132, 2: 66, 4: 28, 8: 14}
 # Rows in shared memory, of which one is worked on: two, and three where the groups of a cluster
-# wait for each other twice a row. Of rows of 131072 layer norm's gradient has 0.67 of a copy's rate
-# with three and 0.66 with two, of 32768 0.78 and 0.71; rms norm's, which waits once, 0.89 and 0.91,
-# 0.83 and 0.86 (2^26 elements of bf16, H200, 2026-11-26).
+# wait for each other twice a row, or a group that is alone on a multiprocessor does, which then
+# writes one while it makes the statistics of the next: layer norm's gradient of rows of 16384 takes
+# 156 us in place of 163 (2^26 elements of bf16, H100, 2026-11-26). Of rows of 131072 layer norm's
+# gradient has 0.67 of a copy's rate with three and 0.66 with two, of 32768 0.78 and 0.71; rms
+# norm's, which waits once, 0.89 and 0.91, 0.83 and 0.86 (the same elements, H200, 2026-11-26).
 UNDER_WAY, LATE_UNDER_WAY = 2, 3
 
 
@@ -67,7 +70,7 @@ class LongStrips:
         return 0 if many < UNDER_WAY else many
 
     def under_way(self, room: int, steps: Sequence[GroupStep]) -> int:
-        late = self.groups > 1 and _waits(steps) > 1
+        late = self.beside == 1 and _waits(steps) > 1
         return min(room, LATE_UNDER_WAY if late else UNDER_WAY)
 
     @property
@@ -147,10 +150,16 @@ class _Strip:
     groups: int
     columns: int
     under_way: int
+    slot: str = "now"  # the first buffer of the row that is read
 
     @property
     def blocks(self) -> int:
         return self.columns // self.b.BN
+
+    @property
+    def many(self) -> int:
+        """Strips: each has every so many-th row."""
+        return blocks(self.b.frame.extents[0], self.rows)
 
     @property
     def steps(self) -> list[GroupStep]:
@@ -171,7 +180,7 @@ class _Strip:
                        fill=", fill=0", shared=self.places(str(k)))
 
     def places(self, block: str) -> dict[str, str]:
-        return {r.name: f"{r.name}_s[now + {block}]" for r in self.brought} | {
+        return {r.name: f"{r.name}_s[{self.slot} + {block}]" for r in self.brought} | {
             r.name: f"{r.name}_s" + f"[{block}]" * (self.blocks > 1) for r in self.for_all}
 
 
@@ -189,7 +198,7 @@ def _strip_of(group: ScheduledGroup, kept: dict[str, str]) -> _Strip:
 def long_strips_source(group: ScheduledGroup, kept: dict[str, str]) -> KernelText:
     """Row after row of a strip. kept: of the ops that are sums, how elements are combined."""
     w, strip = KernelWriter(group), _strip_of(group, kept)
-    b, rows, half, under_way = strip.b, strip.rows, strip.blocks, strip.under_way
+    b, many, half, under_way = strip.b, strip.many, strip.blocks, strip.under_way
     if strip.groups > 1:
         w.line(f"strip = tile.group_id(0) // {strip.groups}")
         w.line(f"first = tile.group_id(0) % {strip.groups} * {strip.columns}")
@@ -198,29 +207,76 @@ def long_strips_source(group: ScheduledGroup, kept: dict[str, str]) -> KernelTex
     _begin(w, strip)
     w.line(f"own = {_own_rows(strip)}")
     _bring(w, strip, strip.for_all, "" if half > 1 else None)
+    if strip.groups == 1 and under_way > UNDER_WAY:
+        _write_behind(w, strip)
+        return _finish(w, strip)
     for i in range(under_way - 1):
-        w.line(f"m = strip * {rows} + {i}")
+        w.line(f"m = strip + {i * many}")
         _bring_row(w, strip, str(i), f"{i * half} + ")
     with w.block("for i in range(0, own):"):
         w.line(f"tile.cp_wait_group({under_way - 2})")
         w.line("tile.barrier()")  # the row before this one has been read
         w.line(f"now = i % {under_way} * {half}")
         w.line(f"next = (i + {under_way - 1}) % {under_way} * {half}")
-        w.line(f"m = strip * {rows} + i + {under_way - 1}")
+        w.line(f"m = strip + (i + {under_way - 1}) * {many}")
         _bring_row(w, strip, f"i + {under_way - 1}", "next + ")
-        w.line(f"m = strip * {rows} + i")
+        w.line(f"m = strip + i * {many}")
         texts = templates(group)
         write_statistics(w, b, group.reads, strip.steps, strip.columns, texts,
                          itertools.repeat([strip.loop()]), strip.groups)
-        _write_row(w, strip, texts)
+        _write_row(w, strip, texts, range(half))
     return _finish(w, strip)
 
 
+def _write_behind(w: KernelWriter, strip: _Strip) -> None:
+    """Row after row, each written while the statistics of the next are made, some of its blocks
+    behind each of these: lanes that wait for others of their group have something to do."""
+    b, many, half, under_way, texts = (strip.b, strip.many, strip.blocks, strip.under_way,
+                                       templates(strip.group))
+    ahead, waits = replace(strip, slot="then"), _waits(strip.steps)
+
+    def statistics(*meanwhile: Callable[[], None]) -> dict[str, KernelValue]:
+        """Of the row m; those that are numbers of it."""
+        found = replace(b, held=dict(b.held))
+        write_statistics(w, found, strip.group.reads, strip.steps, strip.columns, texts,
+                         itertools.repeat([ahead.loop()]), strip.groups, meanwhile)
+        return {name: v for name, v in found.held.items() if v.m and not v.n}
+
+    for i in range(under_way):  # a row again where there are fewer, for statistics nobody reads
+        w.line(f"m = strip + min({i}, own - 1) * {many}")
+        _bring(w, strip, strip.brought, f"{i * half} + ")
+        w.line("tile.cp_commit_group()")
+    w.line(f"tile.cp_wait_group({under_way - 1})")
+    w.line("tile.barrier()")
+    w.line("m = strip")
+    w.line("then = 0")
+    made = statistics()
+    with w.block("for i in range(0, own):"):
+        held = {name: replace(v, text=f"{name}_h") for name, v in made.items()}
+        for name, v in held.items():
+            w.line(f"{v.text} = {made[name].text}")
+        w.line(f"tile.cp_wait_group({under_way - 2})")
+        w.line("tile.barrier()")
+        w.line(f"now = i % {under_way} * {half}")
+        w.line(f"then = (i + 1) % {under_way} * {half}")
+        w.line(f"m = strip + (i + 1) * {many}")
+
+        def write(first: int, end: int) -> None:
+            w.line(f"m = strip + i * {many}")
+            _write_row(w, replace(strip, b=replace(b, held=held)), texts, range(first, end))
+
+        ends = [half * k // waits for k in range(waits + 1)]
+        statistics(*(functools.partial(write, *span) for span in itertools.pairwise(ends)))
+        w.line("tile.barrier()")  # the row has been read: another one comes in its place
+        w.line(f"m = strip + (i + {under_way}) * {many}")
+        _bring_row(w, strip, f"i + {under_way}", "now + ")
+
+
 def _own_rows(strip: _Strip) -> str:
-    """How many rows a strip has: the last one may have fewer."""
-    R = strip.b.frame.extents[0]
-    left = R % strip.rows
-    return f"{left} if strip == {R // strip.rows} else {strip.rows}" if left else str(strip.rows)
+    """How many rows a strip has: the last ones may have one less."""
+    R, many = strip.b.frame.extents[0], strip.many
+    left = R % many
+    return f"{R // many + 1} if strip < {left} else {R // many}" if left else str(R // many)
 
 
 def _begin(w: KernelWriter, strip: _Strip) -> None:
@@ -254,14 +310,15 @@ def _bring_row(w: KernelWriter, strip: _Strip, i: str, to: str) -> None:
     w.line("tile.cp_commit_group()")
 
 
-def _write_row(w: KernelWriter, strip: _Strip, texts: dict[str, str]) -> None:
-    """What is stored of a row, and its elements to the sums: each block of columns has its own."""
+def _write_row(w: KernelWriter, strip: _Strip, texts: dict[str, str], among: range) -> None:
+    """What is stored of these blocks of a row, numbers of the row with the first of them, and their
+    elements to the sums: each block of columns has its own."""
     b, steps = strip.b, {s.name: s for s in strip.steps}
     writes = [o for o in strip.group.writes if o.name in steps]
     for o in writes:
-        if not b.pattern(o)[-1]:
+        if 0 in among and not b.pattern(o)[-1]:
             store(w, b, o, steps[o.name])
-    for k in range(strip.blocks):
+    for k in among:
         inner = strip.block(k)
         for o in writes:
             if b.pattern(o)[-1]:

@@ -56,7 +56,7 @@ from .node_kernels import launch_of
 from .overlap import share_chip
 from .prepare import prepare
 from .row_order import schedule_order
-from .row_passes import brought_rows, read_again, read_for_all
+from .row_passes import brought_rows, read_again, read_for_all, several_narrow
 from .scans import schedule_scan
 from .scatters import schedule_last
 from .score_code import score_code
@@ -205,15 +205,15 @@ class _KernelSchedule(ScheduleBuilder):
         if len(frame.members) == 1:
             frame = Frame(space, ((), *frame.members))
         numbers = not any(frame.pattern(o.shape)[-1] for o in writes)  # type: ignore[index]
+        again = read_again(frame, reads, writes, steps)
         s = choose_schedule.for_rows(frame.extents, numbers * sum(
-            bool(step.reduction) for step in steps))
+            bool(step.reduction) for step in steps), several_narrow(reads, steps, again))
         m = row_block(frame, writes, s.m or 1)
         s = s if m == s.m else choose_schedule.chosen(m, s.n, warps=s.value("warps_"))
         grid = (*frame.extents[:-2], choose_schedule.blocks(frame.extents[-2], s.m))
         if s.n >= frame.extents[-1]:
             self.add("rows", space, reads, writes, steps, s, grid, axes=frame.members)
             return
-        again = read_again(frame, reads, writes, steps)
         laid, total = any(o.layout for o in (*reads, *writes)), sum(again.values())
         (rows, columns), room = frame.extents[-2:], self.chip.group_shared_bytes
         for_all = read_for_all(frame, reads)

@@ -4,8 +4,9 @@ statistics and one for what is written.
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -72,11 +73,13 @@ def write_passes(w: KernelWriter, b: FrameBlock, group: ScheduledGroup, N: int,
 
 def write_statistics(w: KernelWriter, b: FrameBlock, reads: Sequence[GroupOperand],
                      among: Sequence[GroupStep], N: int, texts: dict[str, str],
-                     loops: Iterator[list[RowLoop]], together: int) -> None:
+                     loops: Iterator[list[RowLoop]], together: int,
+                     meanwhile: Iterable[Callable[[], None]] = ()) -> None:
     """What is one number for each row, in as many passes as there are levels of it. loops: those of
-    one pass after another"""
+    one pass after another.  meanwhile: of each, writes what is done before its numbers are read
+    """
     levels, wide = _levels(b.frame, reads, among)
-    steps = {s.name: s for s in among}
+    steps, others = {s.name: s for s in among}, iter(meanwhile)
     for r in reads:
         if r.name not in wide:  # a number for each row, read once
             user = next(s for s in among if r.name in s.args)
@@ -88,6 +91,8 @@ def write_statistics(w: KernelWriter, b: FrameBlock, reads: Sequence[GroupOperan
                  if s.reduction and levels[s.name] == level + 1]
         if folds:
             _fold_pass(w, b, folds, next(loops), N, level, steps, texts, together)
+            for write in itertools.islice(others, 1):
+                write()
 
 
 def _spans(b: FrameBlock, group: ScheduledGroup, N: int) -> list[tuple[int, int, dict[str, str]]]:
@@ -254,6 +259,14 @@ def read_again(frame: Frame, reads: Sequence[GroupOperand], writes: Sequence[Gro
             if counts[r.name] > 1 and all(_along(frame, r)[-2:]) and r.layout is None}
 
 
+def several_narrow(reads: Sequence[GroupOperand], steps: Sequence[GroupStep],
+                   again: Collection[int]) -> bool:
+    """Whether several passes need several operands, of 16 bits and fewer; and no draws, which each
+    would make again."""
+    narrow = all(reads[i].type.dtype.bits <= 16 for i in again)
+    return len(again) > 1 and narrow and not any(map(placed, steps))
+
+
 def brought_rows(sizes: dict[int, int], room: int, columns: int, step: int
                  ) -> tuple[tuple[int, int], ...]:
     """As many of these operands as have room in so many bytes of shared memory, with the number of
@@ -297,4 +310,4 @@ def needed(w: KernelWriter, b: FrameBlock, names: tuple, steps: dict[str, GroupS
 
 
 __all__ = ["RowLoop", "brought_rows", "inside_loops", "needed", "read_again", "read_for_all",
-           "write_passes", "write_statistics"]
+           "several_narrow", "write_passes", "write_statistics"]

@@ -7,6 +7,11 @@ writes one row for each strip; a reduction over these rows follows. The elements
 memory, and there are groups enough for a GPU however few columns there are. The order of additions
 follows from the extents alone, so two runs give the same bits.
 
+Blocks of whole rows are dealt out, each strip has every so many-th: what all groups read at one
+time lies together. Gradients of norms of 2^26 elements of bf16, for strips of neighbours: of layer
+norm in rows of 64 147.6 us in place of 151.7, of 256 149.8 and 154.3, of 1024 147.0 and 152.3, of
+4096 147.4 and 151.0, of RMS norm of 1024 144.5 and 148.5 (H100, 2026-11-26).
+
 The largest of all elements goes along as that of each column, where a loop has such sums: one of
 each row would wait for other lanes, and wide rows for other warps. Codes of 8 bits go along
 transposed, where a matmul reads them so (turned_codes.py).
@@ -433,12 +438,15 @@ def strips_source(group: ScheduledGroup) -> KernelText:
                    ahead=AHEAD if BM == 1 or group.schedule.warps > ROW_WARPS else 1)
     writes = [o for o in group.writes if o.name not in kept]
     carried = dict(group.attrs).get("carried", False)
+    at = f"strip * {BM} + {{}} * {group.grid[0]}"
+    if turned or not whole:  # neighbours
+        at = f"strip * {rows} + {{}}"
     if carried:
-        _carry(w, b, group, f"strip * {rows}")
+        _carry(w, b, group, at.format(0))
     with w.block(f"for i in range(0, {rows}, {BM}):"):
-        w.line(f"m = strip * {rows} + i")
+        w.line(f"m = {at.format('i')}")
         if carried:
-            _carry(w, b, group, f"strip * {rows} + min(i + {BM}, {rows - BM})", held=True)
+            _carry(w, b, group, at.format(f"min(i + {BM}, {rows - BM})"), held=True)
         _load_ahead(w, b, group)
         body(w, b, group, [s for s in group.steps if s.name not in kept])
         for o in writes:
