@@ -21,6 +21,7 @@ from hopper_programs import (
     gemm_nt,
     gemm_tn,
     matmul,
+    normalised,
     swiglu,
     two_gemms,
     window,
@@ -119,6 +120,25 @@ def test_two_matmuls_of_one_load(extra, rng):
     made = compared(swiglu, (2, 3), args, 5, schedule=Schedule(**extra))
     assert sorted(len(r.loads) for r in made.rings) == [1, 1, 2]
     assert len(ops_in(made.function.body, "load_tile")) == 1
+
+
+@pytest.mark.parametrize("extra", [{}, dict(IN_FLIGHT=0), dict(stages=2), dict(warps=4, BM=64)],
+                         ids=str)
+@pytest.mark.parametrize("shape", [(200, 136, 328), (128, 256, 64)], ids=str)
+def test_what_a_first_operand_is_computed_of_comes_by_tma(shape, extra, rng):
+    """Its rows' statistics too: nothing is loaded by consumers. One consumer or two, its registers
+    are not made anew while a matmul reads them, which the machine would not let pass."""
+    M, N, K = shape
+    rows = extra.get("BM", 128)
+    schedule = Schedule(**{n: x for n, x in extra.items() if n != "BM"})
+    args = [random(rng, M, K), random(rng, K), random(rng, K, N), poisoned(M, N)]
+    made = program(normalised, *args, schedule=schedule, BM=rows)
+    assert not ops_in(made.function.body, "load_tile") and len(made.rings) == 1
+    assert made.pipeline.in_flight == extra.get("IN_FLIGHT", 1)
+    run(normalised, made, (-(-M // rows), -(-N // 256)), *args, BM=rows)
+    x, gain, w = (np.asarray(a, np.float64) for a in args[:3])
+    x = np.asarray(x / np.sqrt((x * x).mean(1, keepdims=True) + 1e-5) * gain, bf16.numpy)
+    assert distance(args[3], np.asarray(x, np.float64) @ w) < 4e-3
 
 
 @ts.kernel

@@ -53,6 +53,15 @@ def test_matmuls(rng, kernel, shape, block):
     compare(kernel, (a, b / bf16.numpy.type(K ** 0.5), poisoned(M, N)), groups, BM=BM, BN=BN)
 
 
+@pytest.mark.parametrize("shape", [(128, 256, 64), (336, 528, 208), (1024, 768, 512)], ids=str)
+@pytest.mark.parametrize("BM, BK", [(128, 64), (64, 64), (128, 16), (128, 32), (192, 64)], ids=str)
+def test_a_first_operand_that_is_computed(rng, shape, BM, BK):
+    M, N, K = shape
+    args = (random(rng, M, K), random(rng, K), random(rng, K, N) / bf16.numpy.type(K ** 0.5),
+            poisoned(M, N))
+    compare(kernels.normalised, args, (-(-M // BM), -(-N // 128)), BM=BM, BN=128, BK=BK)
+
+
 @pytest.mark.parametrize("depth", [16, 32, 48, 64, 80, 128])
 def test_narrow_rows(rng, depth):
     """Rows of 32 and 64 bytes have swizzles of their own; of others the last panel is not full."""

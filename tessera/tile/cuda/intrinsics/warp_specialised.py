@@ -223,30 +223,49 @@ def describe(offset: int, slot_bytes: int, group_bytes: int, bits: int) -> Opera
     return Operation("describe", 2, lambda *_: form)
 
 
+def _fragments(b: Builder, base: Any, thread: Any, panel_bytes: int, width: int, row_bytes: int
+               ) -> list[Any]:
+    """A's registers of the warp's 16 rows, by ldmatrix from panels of rows of `width` bytes,
+    swizzled as wide. All lanes have read when it ends: the slot may go back."""
+    steps, shift = width // 32, {128: 0, 64: 1, 32: 2}[width]  # of a panel; rows of 128 bytes
+    lane = b.and_(thread, b.i32(31))
+    row = b.or_(b.shl(b.lshr(thread, b.i32(5)), b.i32(4)), b.and_(lane, b.i32(15)))
+    base = b.add(base, b.shl(row, b.i32(7 - shift)))
+    half = b.lshr(lane, b.i32(4))
+    line = b.and_(b.lshr(lane, b.i32(shift)), b.i32(width // 16 - 1))
+    out: list[Any] = []
+    for step in range(row_bytes // 32):
+        chunk = b.xor(b.or_(half, b.i32(2 * (step % steps))), line)
+        at = b.add(b.add(base, b.shl(chunk, b.i32(4))), b.i32(step // steps * panel_bytes))
+        out += b.call(matrix.ldmatrix(4), at)
+    b.call(find_instruction("sync_warp"), b.i32(-1))
+    return out
+
+
 @functools.cache
 def hold(offset: int, slot_bytes: int, panel_bytes: int, width: int, row_bytes: int) -> Operation:
-    """(slot, thread) -> A's registers of the warp's 16 rows, by ldmatrix from panels of rows of
-    `width` bytes, swizzled as wide. All lanes have read when it ends: the slot may go back."""
-    steps, shift = width // 32, {128: 0, 64: 1, 32: 2}[width]  # of a panel; rows of 128 bytes
-
+    """(slot, thread) -> A's registers of the warp's 16 rows."""
     def body(b: Builder, slot: Any, thread: Any) -> list[Any]:
-        lane = b.and_(thread, b.i32(31))
-        row = b.or_(b.shl(b.lshr(thread, b.i32(5)), b.i32(4)), b.and_(lane, b.i32(15)))
         base = b.add(b.add(b.shared_base(), b.i32(offset)), b.mul(slot, b.i32(slot_bytes)))
-        base = b.add(base, b.shl(row, b.i32(7 - shift)))
-        half = b.lshr(lane, b.i32(4))
-        line = b.and_(b.lshr(lane, b.i32(shift)), b.i32(width // 16 - 1))
-        out: list[Any] = []
-        for step in range(row_bytes // 32):
-            chunk = b.xor(b.or_(half, b.i32(2 * (step % steps))), line)
-            at = b.add(b.add(base, b.shl(chunk, b.i32(4))), b.i32(step // steps * panel_bytes))
-            out += b.call(matrix.ldmatrix(4), at)
-        b.call(find_instruction("sync_warp"), b.i32(-1))
-        return out
+        return _fragments(b, base, thread, panel_bytes, width, row_bytes)
 
     form = InstructionForm(operands(slot="i32", thread="i32"),
                            (Operand("d", "i32", row_bytes // 8),), body)
     return Operation("hold", 2, lambda *_: form)
+
+
+@functools.cache
+def read_tile(offset: int, slot_bytes: int, panel_bytes: int, width: int, row_bytes: int,
+              dtype: str) -> Operation:
+    """(slot, thread) -> the numbers of those registers, of 16 bits each."""
+    def body(b: Builder, slot: Any, thread: Any) -> list[Any]:
+        base = b.add(b.add(b.shared_base(), b.i32(offset)), b.mul(slot, b.i32(slot_bytes)))
+        words = _fragments(b, base, thread, panel_bytes, width, row_bytes)
+        return decode(b, find_dtype(dtype), words, 2 * len(words))
+
+    form = InstructionForm(operands(slot="i32", thread="i32"),
+                           (Operand("d", "f32", row_bytes // 4),), body)
+    return Operation("read_tile", 2, lambda *_: form)
 
 
 @functools.cache

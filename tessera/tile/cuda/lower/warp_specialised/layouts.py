@@ -13,7 +13,8 @@ from tessera.tile.ir.types import TileType
 
 
 def fragments(op: Op, shape: tuple[int, ...], groups: int) -> RegisterLayout:
-    """Of the operands in registers and of the result of an async_matmul or a pack_operand."""
+    """Of the operands in registers and of the result of an async_matmul, a pack_operand or a
+    read_tile."""
     layout = warpgroup_columns if op.attr.get("columns") else warpgroups
     return layout(shape, groups)
 
@@ -23,7 +24,7 @@ def place_tiles(function: Function, groups: int, overlapping: bool,
     """The function with layouts, conversions between them and barriers of the consumers."""
     types = definitions(function)
     given: dict[SSAValue, RegisterLayout] = {}
-    for op in ops_in(function.body, "async_matmul", "pack_operand"):
+    for op in ops_in(function.body, "async_matmul", "pack_operand", "read_tile"):
         for x in (op.outs[0].value, *(op.args if op.name == "async_matmul" else ())):
             t = types.get(x)  # type: ignore[arg-type]
             if isinstance(t, TileType):

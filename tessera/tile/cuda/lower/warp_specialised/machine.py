@@ -130,9 +130,9 @@ class PipelineMachine(Machine):
         self.mail: deque[np.ndarray] = deque()
 
     def op(self, op: Op) -> None:
-        if op.name in ("async_matmul", "pack_operand"):
+        if op.name in ("async_matmul", "pack_operand", "read_tile"):
             self.require_fragments(op)
-        if op.name in READ_IN_PIECES:
+        if op.name in ("pack_operand", *READ_IN_PIECES):
             self.rings.require_unread(self.env.get(op.outs[0].value), op)
         if op.name not in ("async_matmul", "matmul_wait"):
             for x in op.args:

@@ -156,6 +156,20 @@ def check_windows(x: SharedOperand, view: Op, known: Any, form: WarpgroupMatmul)
                       "bytes apart")
 
 
+def comes_as_tile(x: SharedOperand, load: Op, view: Op, known: Any, aligned: frozenset[str],
+                  form: WarpgroupMatmul) -> bool:
+    """Whether TMA can bring a matrix of 16-bit floats that consumers read into registers."""
+    operand = form.operands.get(x.dtype.name)
+    if operand is None or not operand.packs or len(x.shape) != 2 or (
+            x.shape[0] % form.rows or x.shape[1] * x.dtype.bits % (8 * form.step_bytes)):
+        return False
+    try:
+        check_operand(x, load, view, known, aligned, form)
+    except Refused:
+        return False
+    return True
+
+
 def comes_as_row(tensor: GlobalTensor, tile: TileType, load: Op, view: Op, known: Any,
                  aligned: frozenset[str], form: WarpgroupMatmul) -> bool:
     """Whether TMA can bring a row of numbers of 16 or 32 bits, contiguous in memory."""
@@ -172,4 +186,4 @@ def comes_as_row(tensor: GlobalTensor, tile: TileType, load: Op, view: Op, known
 
 
 __all__ = ["MATMULS", "SharedOperand", "check_formats", "check_memory", "check_operand",
-           "check_shape", "comes_as_row", "qualify"]
+           "check_shape", "comes_as_row", "comes_as_tile", "qualify"]

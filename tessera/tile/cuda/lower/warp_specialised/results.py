@@ -8,6 +8,7 @@ from collections import Counter
 from dataclasses import replace
 from typing import Any
 
+from tessera.tile.cuda.lower.warp_specialised.computed import is_chained
 from tessera.tile.cuda.lower.warp_specialised.program import (
     PANEL_BYTES,
     Refused,
@@ -18,7 +19,6 @@ from tessera.tile.cuda.lower.warp_specialised.rewrite import (
     is_op,
     is_part,
     map_blocks,
-    ops_in,
 )
 from tessera.tile.ir.ir import (
     For,
@@ -66,8 +66,8 @@ class _Stores:
         self.quotients: set[SSAValue] = set()
         self.read_later = self._read_later()
         # Where a matmul feeds another, registers are full in a long loop, and addresses spill.
-        chain = ops_in(function.body, "pack_operand")
-        self.room, self.buffers = 0 if chain else min(room, MOST_BUFFERS), 0
+        chained = is_chained(function.body)
+        self.room, self.buffers = 0 if chained else min(room, MOST_BUFFERS), 0
         self.accesses = self._accesses()
         self.repeated = {id(n) for n in _inner_loops(function.body)}
 
