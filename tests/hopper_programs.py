@@ -56,7 +56,7 @@ def two_gemms(A: Tensor["M", "K", bf16], B: Tensor["N", "K", bf16], X: Tensor["S
 
 
 @ts.kernel
-def normalised(X: Tensor["M", "K", bf16], V: Tensor["K", bf16], W: Tensor["K", "N", bf16],
+def normalised(X: Tensor["M", "K"], V: Tensor["K", bf16], W: Tensor["K", "N", bf16],
                Y: Tensor["M", "N", bf16], BM=128, BN=256, BK=64):
     """Rows divided by their root mean square and multiplied by a gain, times a matrix."""
     m, n = ts.tile.group_id(0) * BM, ts.tile.group_id(1) * BN

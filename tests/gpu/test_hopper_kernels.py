@@ -7,7 +7,7 @@ import pytest
 
 import hopper_programs as kernels
 import tile_gpu
-from tessera import bf16, fp8_e4m3
+from tessera import bf16, f32, fp8_e4m3
 from tessera.runtime.device import device
 from tessera.tile.ir.schedule import Schedule
 
@@ -54,11 +54,13 @@ def test_matmuls(rng, kernel, shape, block):
 
 
 @pytest.mark.parametrize("shape", [(128, 256, 64), (336, 528, 208), (1024, 768, 512)], ids=str)
-@pytest.mark.parametrize("BM, BK", [(128, 64), (64, 64), (128, 16), (128, 32), (192, 64)], ids=str)
-def test_a_first_operand_that_is_computed(rng, shape, BM, BK):
+@pytest.mark.parametrize("BM, BK, dtype", [
+    (128, 64, bf16), (64, 64, bf16), (128, 16, bf16), (192, 32, bf16), (128, 64, f32),
+    (64, 16, f32), (192, 32, f32)], ids=str)
+def test_a_first_operand_that_is_computed(rng, shape, BM, BK, dtype):
     M, N, K = shape
-    args = (random(rng, M, K), random(rng, K), random(rng, K, N) / bf16.numpy.type(K ** 0.5),
-            poisoned(M, N))
+    x, gain, w = random(rng, M, K, dtype=dtype), random(rng, K), random(rng, K, N)
+    args = x, gain, w / bf16.numpy.type(K ** 0.5), poisoned(M, N)
     compare(kernels.normalised, args, (-(-M // BM), -(-N // 128)), BM=BM, BN=128, BK=BK)
 
 
