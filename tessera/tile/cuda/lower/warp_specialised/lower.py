@@ -190,7 +190,7 @@ def _roles(producer: Nodes, consumer: Nodes, pipeline: PipelineKnobs, maker: Mak
 
 def _notes(rings: Any, pipeline: PipelineKnobs, buffers: int) -> tuple[str, ...]:
     held = [f"ring {r.name}: {r.slots} x {r.slot_bytes} bytes of "
-            f"{', '.join(base_name(x.name) for x in r.loads)}" for r in rings]
+            f"{', '.join(dict.fromkeys(base_name(x.name) for x in r.loads))}" for r in rings]
     if buffers:
         held.append(f"results leave by TMA: {buffers} x {PANEL_ROWS * PANEL_BYTES} bytes a warp")
     knobs = ", ".join(f"{k}={v}" for k, v in vars(pipeline).items() if v is not None)
