@@ -32,7 +32,7 @@ from tessera.tile.cuda.lower.warp_specialised import (
     WarpSpecialisedProgram,
 )
 from tessera.tile.cuda.lower.warp_specialised.check import check_slots
-from tessera.tile.cuda.lower.warp_specialised.machine import PipelineError
+from tessera.tile.cuda.lower.warp_specialised.machine import PipelineError, Rings
 from tessera.tile.cuda.lower.warp_specialised.rewrite import map_blocks, ops_in, with_attrs
 from tessera.tile.ir.errors import TileIRError
 from tessera.tile.ir.ir import For, If, Op, While, walk
@@ -140,6 +140,26 @@ def test_what_a_first_operand_is_computed_of_comes_by_tma(shape, dtype, extra, r
     x, gain, w = (np.asarray(a, np.float64) for a in args[:3])
     x = np.asarray(x / np.sqrt((x * x).mean(1, keepdims=True) + 1e-5) * gain, bf16.numpy)
     assert distance(args[3], np.asarray(x, np.float64) @ w) < 4e-3
+
+
+@pytest.mark.parametrize("shape, blocks, statistics", [
+    ((256, 1000), 2, 2), ((256, 1000), 3, 4), ((128, 100), 2, 1), ((0, 100), 2, 0),
+    ((384, 1152), 3, 6)], ids=str)
+def test_tiles_of_the_same_rows_share_their_statistics(shape, blocks, statistics, rng, monkeypatch):
+    """Several are done one after another: as many as a block has, eight at most, but none where
+    that would let other blocks wait."""
+    (M, N), K = shape, 136
+    args = [random(rng, M, K), random(rng, K), random(rng, K, N), poisoned(M, N)]
+    made, fills = program(normalised, *args, BN=128), []
+    plain = Rings.fill
+    monkeypatch.setattr(Rings, "fill", lambda self, ring, views, m: (
+        fills.append(len(views)), plain(self, ring, views, m)))
+    tiles = -(-M // 128), -(-N // 128)
+    run(normalised, made, tiles, *args, blocks=blocks, BN=128)
+    assert fills.count(3) == 3 * tiles[0] * tiles[1] and fills.count(1) == 3 * statistics
+    x, gain, w = (np.asarray(a, np.float64) for a in args[:3])
+    x = np.asarray(x / np.sqrt((x * x).mean(1, keepdims=True) + 1e-5) * gain, bf16.numpy)
+    assert not M or distance(args[3], np.asarray(x, np.float64) @ w) < 4e-3
 
 
 @ts.kernel
