@@ -142,6 +142,16 @@ def test_what_a_first_operand_is_computed_of_comes_by_tma(shape, dtype, extra, r
     assert distance(args[3], np.asarray(x, np.float64) @ w) < 4e-3
 
 
+def test_sums_of_rows_that_consumers_load_are_those_of_four_lanes(rng):
+    """What may not come by TMA is loaded as an operand lies, for the sums of its rows stay summands
+    of the lanes that share a row there."""
+    M, N, K = 200, 136, 328
+    args = [random(rng, M, K), random(rng, K), random(rng, K, N), poisoned(M, N)]
+    made = program(normalised, *args, facts=Known(aligned=frozenset("VWY")))
+    assert ops_in(made.function.body, "load_tile") and ops_in(made.function.body, "lane_sum")
+    run(normalised, made, (2, 1), *args)  # stops at a lane_sum of what lies otherwise
+
+
 @pytest.mark.parametrize("shape, blocks, statistics", [
     ((256, 1000), 2, 2), ((256, 1000), 3, 4), ((128, 100), 2, 1), ((0, 100), 2, 0),
     ((384, 1152), 3, 6)], ids=str)

@@ -174,7 +174,7 @@ def _consumer(function: Function, rings: Any, maker: Maker, pipeline: PipelineKn
     if pipeline.skip:
         nodes = skip_iterations(nodes, maker)
     check_slots(nodes)
-    nodes = defer_sums(nodes, maker)
+    nodes = defer_sums(nodes, maker, rows_of(function))
     if pipeline.pin:
         nodes = place_pins(nodes, maker, pipeline.pin)
     if pipeline.skip:
