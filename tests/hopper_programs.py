@@ -56,6 +56,23 @@ def two_gemms(A: Tensor["M", "K", bf16], B: Tensor["N", "K", bf16], X: Tensor["S
 
 
 @ts.kernel
+def normalised(X: Tensor["M", "K"], V: Tensor["K", bf16], W: Tensor["K", "N", bf16],
+               Y: Tensor["M", "N", bf16], BM=128, BN=256, BK=64):
+    """Rows divided by their root mean square and multiplied by a gain, times a matrix."""
+    m, n = ts.tile.group_id(0) * BM, ts.tile.group_id(1) * BN
+    squares, acc = ts.tile.zeros((BM,)), ts.tile.zeros((BM, BN))
+    for k in range(0, K, BK):
+        x = ts.tile.cast(ts.tile.load(X[m:m + BM, k:k + BK]), f32)
+        squares += ts.tile.row_sum(x * x)
+    scale = ts.tile.rsqrt(squares / K + 1e-5)
+    for k in range(0, K, BK):
+        x = ts.tile.load(X[m:m + BM, k:k + BK]) * scale[:, None]
+        x = x * ts.tile.load(V[k:k + BK])[None, :]
+        acc += ts.tile.cast(x, bf16) @ ts.tile.load(W[k:k + BK, n:n + BN])
+    Y[m:m + BM, n:n + BN] = acc
+
+
+@ts.kernel
 def swiglu(X: Tensor["M", "K", bf16], W: Tensor["N", "K", bf16], V: Tensor["N", "K", bf16],
            bias: Tensor["N", f32], R: Tensor["M", "N", bf16], Y: Tensor["M", "N", bf16],
            BM=128, BN=64, BK=64):

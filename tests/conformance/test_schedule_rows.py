@@ -573,6 +573,19 @@ def test_attention_score(shape, rng):
         names["attention_score"](np.full((8, 64), 1e3, np.float32), np.ones((8, 64), np.float32))
 
 
+@pytest.mark.parametrize("dtype, sums", [(ml_dtypes.bfloat16, 128 * 256), (np.float32, 64 * 128)],
+                         ids=["bf16", "f32"])
+def test_products_get_the_blocks_that_warpgroups_sum(dtype, sums):
+    """128 x 256 sums of two warpgroups are 128 registers of a thread, one more than half of them;
+    what threads multiply keeps to half."""
+    product = build("""@kernel.auto
+def product(x: Tensor["M", "K"], w: Tensor["K", "N"]):
+    return x @ w
+""")["product"]
+    product.lower(np.zeros((4096, 1024), dtype), np.zeros((1024, 4096), dtype))
+    assert product.schedule.m * product.schedule.n == sums
+
+
 def test_attention_score_of_a_batch_and_in_bf16(rng):
     score = build(SCORES)["attention_score"]
     q, k = halves(rng, 2, 3, 40, 64), halves(rng, 2, 3, 20, 64)

@@ -154,19 +154,24 @@ def test_panels_of_a_transpose_leave_by_tma(rows, columns, groups, buffers, shap
     assert "conflicts of stmatrix" not in block.counts
 
 
+def in_panels(tile, load) -> emulator.Block:
+    """A block of 256 threads with a tile in shared memory, in panels as TMA writes them."""
+    size, wide = load.dtype.bits // 8, load.panel_box[-1]
+    memory = np.full(load.bytes, 0xFF, np.uint8)
+    for (r, c), x in np.ndenumerate(tile):
+        at = c // wide * load.panel_bytes + swizzle(r, c % wide * size, load.width_bytes)
+        memory[at:at + size] = np.frombuffer(x.tobytes(), np.uint8)
+    block = emulator.Block(256, shared_bytes=memory.size)
+    block.shared.bytes[:] = memory
+    return block
+
+
 @pytest.mark.parametrize("columns", [16, 32, 48, 64, 96, 128])
 def test_held_operands_are_those_that_tma_wrote(columns, rng):
     """Panels of up to 64 columns, swizzled, to A's registers: rows 16 w + l / 4 and 8 on."""
     load = Load("q", "Q", (128, columns), (128, columns), find_dtype("bf16"))
-    wide = load.panel_box[-1]
     tile = rng.integers(0, 1 << 16, (128, columns)).astype(np.uint16)
-    memory = np.full(load.bytes, 0xFF, np.uint8)
-    for r in range(128):
-        for c in range(columns):
-            at = c // wide * 256 * wide + swizzle(r, c % wide * 2, 2 * wide)
-            memory[at:at + 2] = np.frombuffer(tile[r, c].tobytes(), np.uint8)
-    block = emulator.Block(256, shared_bytes=memory.size)
-    block.shared.bytes[:] = memory
+    block = in_panels(tile, load)
     hold = body_of(warp_specialised.hold(0, 1 << 20, load.panel_bytes, load.width_bytes,
                                          load.row_bytes))
     found = hold(emulator.Builder(block), np.int32(0), block.t)
@@ -176,6 +181,20 @@ def test_held_operands_are_those_that_tma_wrote(columns, rng):
         at = row + 8 * (i % 2), column + 16 * (i // 4) + 8 * (i // 2 % 2)
         want = np.stack([tile[at], tile[at[0], at[1] + 1]], 1)
         np.testing.assert_array_equal(np.asarray(word), want.view(np.int32)[:, 0])
+
+
+@pytest.mark.parametrize("dtype, columns", [
+    ("bf16", 16), ("f16", 96), ("bf16", 128), ("f32", 8), ("f32", 16), ("f32", 32), ("f32", 64)])
+def test_tiles_are_read_as_a_first_operand_lies(dtype, columns, rng):
+    d, layout = find_dtype(dtype), warpgroups((128, columns), 2)
+    load = Load("x", "X", (128, columns), (128, columns), d)
+    codes = encode(rng.standard_normal((128, columns)).astype(np.float32), d)
+    block, numbers = in_panels(np.asarray(codes), load), np.asarray(decode(codes, d), np.float32)
+    found = block.operate(warp_specialised.read_tile(
+        0, 1 << 20, load.panel_bytes, load.width_bytes, load.row_bytes, dtype), 0, block.t)
+    row, column = (block.t >> 5) * 16 + (block.t & 31) // 4, block.t % 4 * 2
+    for base, x in zip(layout.bases, found, strict=True):
+        np.testing.assert_array_equal(np.asarray(x), numbers[row + base[0], column + base[1]])
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "f16", "f32", "int32"])

@@ -220,8 +220,8 @@ def test_accesses_say_what_they_reach() -> None:
     silent = {op.name for op in TILE_OPS.values()
               if op.effect in ("read", "write", "atomic") and not op.access}
     assert silent == {"matmul", "matmul_codes", "matmul_codes_stacked", "unpack_codes",
-                      "take_operand", "hold_operand", "read_columns", "read_row", "ring_load",
-                      "store_rows", "store_panels", "next_tile"}, (
+                      "take_operand", "hold_operand", "read_columns", "read_row", "read_tile",
+                      "ring_load", "store_rows", "store_panels", "next_tile"}, (
         "of tiles in shared memory, and of rings")
     assert TILE_OPS["cp_async"].reads and not TILE_OPS["cp_async"].writes
     assert all(TILE_OPS[n].writes for n in ("store_tile", "atomic", "compare_exchange"))

@@ -21,6 +21,7 @@ from hopper_programs import (
     gemm_nt,
     gemm_tn,
     matmul,
+    normalised,
     swiglu,
     two_gemms,
     window,
@@ -31,7 +32,7 @@ from tessera.tile.cuda.lower.warp_specialised import (
     WarpSpecialisedProgram,
 )
 from tessera.tile.cuda.lower.warp_specialised.check import check_slots
-from tessera.tile.cuda.lower.warp_specialised.machine import PipelineError
+from tessera.tile.cuda.lower.warp_specialised.machine import PipelineError, Rings
 from tessera.tile.cuda.lower.warp_specialised.rewrite import map_blocks, ops_in, with_attrs
 from tessera.tile.ir.errors import TileIRError
 from tessera.tile.ir.ir import For, If, Op, While, walk
@@ -119,6 +120,56 @@ def test_two_matmuls_of_one_load(extra, rng):
     made = compared(swiglu, (2, 3), args, 5, schedule=Schedule(**extra))
     assert sorted(len(r.loads) for r in made.rings) == [1, 1, 2]
     assert len(ops_in(made.function.body, "load_tile")) == 1
+
+
+@pytest.mark.parametrize("extra", [{}, dict(IN_FLIGHT=0), dict(stages=2), dict(warps=4, BM=64)],
+                         ids=str)
+@pytest.mark.parametrize("shape, dtype", [((200, 136, 328), bf16), ((128, 256, 64), f32)], ids=str)
+def test_what_a_first_operand_is_computed_of_comes_by_tma(shape, dtype, extra, rng):
+    """Its rows' statistics too: nothing is loaded by consumers. One consumer or two, its registers
+    are not made anew while a matmul reads them, which the machine would not let pass."""
+    M, N, K = shape
+    rows = extra.get("BM", 128)
+    schedule = Schedule(**{n: x for n, x in extra.items() if n != "BM"})
+    args = [rng.standard_normal((M, K)).astype(dtype.numpy), random(rng, K), random(rng, K, N),
+            poisoned(M, N)]
+    made = program(normalised, *args, schedule=schedule, BM=rows)
+    assert not ops_in(made.function.body, "load_tile") and len(made.rings) == 1
+    assert made.pipeline.in_flight == extra.get("IN_FLIGHT", 1)
+    run(normalised, made, (-(-M // rows), -(-N // 256)), *args, BM=rows)
+    x, gain, w = (np.asarray(a, np.float64) for a in args[:3])
+    x = np.asarray(x / np.sqrt((x * x).mean(1, keepdims=True) + 1e-5) * gain, bf16.numpy)
+    assert distance(args[3], np.asarray(x, np.float64) @ w) < 4e-3
+
+
+def test_sums_of_rows_that_consumers_load_are_those_of_four_lanes(rng):
+    """What may not come by TMA is loaded as an operand lies, for the sums of its rows stay summands
+    of the lanes that share a row there."""
+    M, N, K = 200, 136, 328
+    args = [random(rng, M, K), random(rng, K), random(rng, K, N), poisoned(M, N)]
+    made = program(normalised, *args, facts=Known(aligned=frozenset("VWY")))
+    assert ops_in(made.function.body, "load_tile") and ops_in(made.function.body, "lane_sum")
+    run(normalised, made, (2, 1), *args)  # stops at a lane_sum of what lies otherwise
+
+
+@pytest.mark.parametrize("shape, blocks, statistics", [
+    ((256, 1000), 2, 2), ((256, 1000), 3, 4), ((128, 100), 2, 1), ((0, 100), 2, 0),
+    ((384, 1152), 3, 6)], ids=str)
+def test_tiles_of_the_same_rows_share_their_statistics(shape, blocks, statistics, rng, monkeypatch):
+    """Several are done one after another: as many as a block has, eight at most, but none where
+    that would let other blocks wait."""
+    (M, N), K = shape, 136
+    args = [random(rng, M, K), random(rng, K), random(rng, K, N), poisoned(M, N)]
+    made, fills = program(normalised, *args, BN=128), []
+    plain = Rings.fill
+    monkeypatch.setattr(Rings, "fill", lambda self, ring, views, m: (
+        fills.append(len(views)), plain(self, ring, views, m)))
+    tiles = -(-M // 128), -(-N // 128)
+    run(normalised, made, tiles, *args, blocks=blocks, BN=128)
+    assert fills.count(3) == 3 * tiles[0] * tiles[1] and fills.count(1) == 3 * statistics
+    x, gain, w = (np.asarray(a, np.float64) for a in args[:3])
+    x = np.asarray(x / np.sqrt((x * x).mean(1, keepdims=True) + 1e-5) * gain, bf16.numpy)
+    assert not M or distance(args[3], np.asarray(x, np.float64) @ w) < 4e-3
 
 
 @ts.kernel

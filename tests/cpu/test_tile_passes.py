@@ -18,6 +18,7 @@ from tessera.tile.ir.ir import For, If, Op, definitions, walk
 from tessera.tile.ir.parsing import parse_ir
 from tessera.tile.ir.printing import print_ir
 from tessera.tile.passes import PIPELINE, merge, simplify, verify
+from tessera.tile.passes.accumulate import accumulate
 
 NAMES = ("a", "b", "c")
 HEAD = """@kernel
@@ -50,6 +51,7 @@ value = st.one_of(
 )
 tile_value = st.sampled_from([
     "p * 0.5", "p + q", "tile.tanh(p)", "tile.dot(p, q)", "tile.dot(p, p.T, q)", "q - 1.0",
+    "q + tile.dot(p, q)", "tile.dot(q, p) + tile.dot(p, q)",
     "tile.where(p > 0.0, p, q)", "p - tile.row_max(p)", "q / (1.0 + tile.row_sum(tile.abs(p)))",
     "tile.exp(p - tile.row_max(p))", "tile.cumsum(tile.tanh(q))",
 ])
@@ -165,6 +167,25 @@ def test_merge_keeps_one_of_equal_ops():
 def test_merge_does_not_reach_out_of_branches():
     function = traced("    if a < b:\n        a = tile.tanh(b)\n    c = tile.tanh(b)\n")
     assert ops(merge(function)).count("tanh") == 2
+
+
+@pytest.mark.parametrize("body, matmuls, gone", [
+    ("    q = q + tile.dot(p, q)\n", [3], 1),
+    ("    for j in range(3):\n        q += p @ q\n", [3], 1),
+    ("    q = tile.dot(q, p) + tile.dot(p, q)\n", [2, 3], 1),
+    ("    q = tile.dot(p, q) + tile.dot(p, q, q)\n", [3, 3], 1),
+    ("    z = tile.dot(p, q)\n    q = q + z + tile.tanh(z)\n", [2], 0),  # z is read twice
+    ("    q = tile.dot(p, q) + tile.row_sum(q)\n", [2], 0),  # a column is spread over it
+    ("    z = tile.dot(p, q)\n    tile.barrier()\n    q = q + z\n", [2], 0),
+    ("    q = tile.dot(p, q, f16) + tile.cast(q, f16)\n", [2], 0)], ids=str)
+def test_a_product_that_is_added_adds_itself(body, matmuls, gone):
+    """Where nothing else reads it, no op stands between that writes or waits, and sums are not
+    rounded."""
+    before = traced(body)
+    after = accumulate(before)
+    assert [len(n.args) for n in walk(after.body) if isinstance(n, Op) and n.name == "matmul"
+            ] == matmuls
+    assert ops(before).count("add") - ops(after).count("add") == gone
 
 
 def test_verify_refuses_ill_formed_ir():

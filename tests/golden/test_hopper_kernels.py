@@ -165,6 +165,21 @@ def test_one_consumer_keeps_a_matmul_in_flight():
     assert total(counts(built), "USETMAXREG") == 0  # 255 registers as launched
 
 
+@pytest.mark.parametrize("rows, registers", [(128, 168), (64, 255)])
+def test_a_first_operand_is_computed_while_the_matmul_before_runs(rows, registers):
+    """Its tiles come by TMA and are read from shared memory in front of the wait, behind which only
+    the operand is packed."""
+    program, _, built = compiled(kernels.normalised, ones(bf16, 512, 320), ones(bf16, 320),
+                                 ones(bf16, 320, 768), ones(bf16, 512, 768), BM=rows)
+    require_fast(built)
+    assert built.resources.registers <= registers and program.threads == 2 * rows + 128
+    found = counts(built)
+    assert total(found, "LDSM") == 16 and total(found, "LDG") == 0  # two loops, with masks and not
+    order = re.findall("LDSM|HGMMA|gsb0, 0x0", built.sass())
+    assert "LDSM LDSM LDSM LDSM gsb0, 0x0 HGMMA HGMMA HGMMA HGMMA" in " ".join(
+        x for x in order if x)
+
+
 EX2_BETWEEN_WAITS = range(20, 50)  # of 64, beside the running matmul
 
 

@@ -7,7 +7,7 @@ import pytest
 
 import hopper_programs as kernels
 import tile_gpu
-from tessera import bf16, fp8_e4m3
+from tessera import bf16, f32, fp8_e4m3
 from tessera.runtime.device import device
 from tessera.tile.ir.schedule import Schedule
 
@@ -51,6 +51,17 @@ def test_matmuls(rng, kernel, shape, block):
     b = random(rng, N, K) if kernel is kernels.gemm_nt else random(rng, K, N)
     groups = (-(-M // BM), -(-N // BN))
     compare(kernel, (a, b / bf16.numpy.type(K ** 0.5), poisoned(M, N)), groups, BM=BM, BN=BN)
+
+
+@pytest.mark.parametrize("shape", [(128, 256, 64), (336, 528, 204), (1024, 768, 512)], ids=str)
+@pytest.mark.parametrize("BM, BK, dtype", [
+    (128, 64, bf16), (64, 64, bf16), (128, 16, bf16), (192, 32, bf16), (128, 64, f32),
+    (64, 16, f32), (192, 32, f32)], ids=str)
+def test_a_first_operand_that_is_computed(rng, shape, BM, BK, dtype):
+    M, N, K = shape
+    x, gain, w = random(rng, M, K, dtype=dtype), random(rng, K), random(rng, K, N)
+    args = x, gain, w / bf16.numpy.type(K ** 0.5), poisoned(M, N)
+    compare(kernels.normalised, args, (-(-M // BM), -(-N // 128)), BM=BM, BN=128, BK=BK)
 
 
 @pytest.mark.parametrize("depth", [16, 32, 48, 64, 80, 128])

@@ -9,13 +9,14 @@ from typing import TypeVar
 from tessera.errors import ArgumentError, TesseraError, user_line
 from tessera.tile.ir.errors import TileError
 from tessera.tile.ir.ir import For, Function, If, Node, Op, While
+from tessera.tile.passes.accumulate import accumulate
 from tessera.tile.passes.merge import merge
 from tessera.tile.passes.simplify import simplify
 from tessera.tile.passes.verify import verify
 
 Pass = Callable[[Function], Function]
 P = TypeVar("P", bound=Pass)
-PIPELINE: tuple[Pass, ...] = (simplify, merge, simplify, verify)
+PIPELINE: tuple[Pass, ...] = (simplify, merge, accumulate, simplify, verify)
 REGISTERED: list[Pass] = []
 
 

@@ -442,12 +442,20 @@ def _matmul_wait(e: Emitter, op: Op) -> None:
 
 @emits("hold_operand")
 def _hold_operand(e: Emitter, op: Op) -> None:
-    h = _specialised(e)
+    _read_fragments(_specialised(e), op, "hold")
+
+
+@emits("read_tile")
+def _read_tile(e: Emitter, op: Op) -> None:
+    _read_fragments(_specialised(e), op, "read_tile", e.dtype(op.outs[0].value).name)
+
+
+def _read_fragments(h: WarpSpecialisedEmitter, op: Op, name: str, *how: object) -> None:
     assert isinstance(op.args[0], SSAValue)
     ring, load, slot = h.slots[op.args[0]]
-    make = h.part(f"hold_{base_name(load.name)}", "hold", ring.offset_bytes + load.offset_bytes,
-                  ring.slot_bytes, load.panel_bytes, load.width_bytes, load.row_bytes)
-    e.define(op.outs[0], f"{make}({slot}, {h.thread})")
+    make = h.part(f"{name}_{base_name(load.name)}", name, ring.offset_bytes + load.offset_bytes,
+                  ring.slot_bytes, load.panel_bytes, load.width_bytes, load.row_bytes, *how)
+    h.define(op.outs[0], f"{make}({slot}, {h.thread})")
 
 
 @emits("read_row")

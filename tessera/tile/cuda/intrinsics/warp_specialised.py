@@ -223,30 +223,75 @@ def describe(offset: int, slot_bytes: int, group_bytes: int, bits: int) -> Opera
     return Operation("describe", 2, lambda *_: form)
 
 
+def _fragments(b: Builder, base: Any, thread: Any, panel_bytes: int, width: int, row_bytes: int
+               ) -> list[Any]:
+    """A's registers of the warp's 16 rows, by ldmatrix from panels of rows of `width` bytes,
+    swizzled as wide. All lanes have read when it ends: the slot may go back."""
+    steps, shift = width // 32, {128: 0, 64: 1, 32: 2}[width]  # of a panel; rows of 128 bytes
+    lane = b.and_(thread, b.i32(31))
+    row = b.or_(b.shl(b.lshr(thread, b.i32(5)), b.i32(4)), b.and_(lane, b.i32(15)))
+    base = b.add(base, b.shl(row, b.i32(7 - shift)))
+    half = b.lshr(lane, b.i32(4))
+    line = b.and_(b.lshr(lane, b.i32(shift)), b.i32(width // 16 - 1))
+    out: list[Any] = []
+    for step in range(row_bytes // 32):
+        chunk = b.xor(b.or_(half, b.i32(2 * (step % steps))), line)
+        at = b.add(b.add(base, b.shl(chunk, b.i32(4))), b.i32(step // steps * panel_bytes))
+        out += b.call(matrix.ldmatrix(4), at)
+    b.call(find_instruction("sync_warp"), b.i32(-1))
+    return out
+
+
+def _pairs(b: Builder, base: Any, thread: Any, panel_bytes: int, width: int, row_bytes: int
+           ) -> list[Any]:
+    """The same of f32, two neighbours at a time: of each eight columns, rows l / 4 and 8 below."""
+    shift = {128: 0, 64: 1, 32: 2}[width]
+    lane = b.and_(thread, b.i32(31))
+    row, pair = b.lshr(lane, b.i32(2)), b.and_(lane, b.i32(3))
+    line = b.or_(b.shl(b.lshr(thread, b.i32(5)), b.i32(4)), row)
+    base = b.add(b.add(base, b.shl(line, b.i32(7 - shift))),
+                 b.shl(b.and_(pair, b.i32(1)), b.i32(3)))
+    turn = b.and_(b.lshr(row, b.i32(shift)), b.i32(width // 16 - 1))
+    first = b.xor(b.lshr(pair, b.i32(1)), turn)
+    out: list[Any] = []
+    for byte in range(0, row_bytes, 32):
+        chunk = b.shl(b.xor(first, b.i32(byte % width // 16)), b.i32(4))
+        for down in (0, 8):
+            at = b.add(b.add(base, chunk), b.i32(byte // width * panel_bytes + down * width))
+            out += b.call(memory.ld("shared", "f32", 2), at)
+    b.call(find_instruction("sync_warp"), b.i32(-1))
+    return out
+
+
 @functools.cache
 def hold(offset: int, slot_bytes: int, panel_bytes: int, width: int, row_bytes: int) -> Operation:
-    """(slot, thread) -> A's registers of the warp's 16 rows, by ldmatrix from panels of rows of
-    `width` bytes, swizzled as wide. All lanes have read when it ends: the slot may go back."""
-    steps, shift = width // 32, {128: 0, 64: 1, 32: 2}[width]  # of a panel; rows of 128 bytes
-
+    """(slot, thread) -> A's registers of the warp's 16 rows."""
     def body(b: Builder, slot: Any, thread: Any) -> list[Any]:
-        lane = b.and_(thread, b.i32(31))
-        row = b.or_(b.shl(b.lshr(thread, b.i32(5)), b.i32(4)), b.and_(lane, b.i32(15)))
         base = b.add(b.add(b.shared_base(), b.i32(offset)), b.mul(slot, b.i32(slot_bytes)))
-        base = b.add(base, b.shl(row, b.i32(7 - shift)))
-        half = b.lshr(lane, b.i32(4))
-        line = b.and_(b.lshr(lane, b.i32(shift)), b.i32(width // 16 - 1))
-        out: list[Any] = []
-        for step in range(row_bytes // 32):
-            chunk = b.xor(b.or_(half, b.i32(2 * (step % steps))), line)
-            at = b.add(b.add(base, b.shl(chunk, b.i32(4))), b.i32(step // steps * panel_bytes))
-            out += b.call(matrix.ldmatrix(4), at)
-        b.call(find_instruction("sync_warp"), b.i32(-1))
-        return out
+        return _fragments(b, base, thread, panel_bytes, width, row_bytes)
 
     form = InstructionForm(operands(slot="i32", thread="i32"),
                            (Operand("d", "i32", row_bytes // 8),), body)
     return Operation("hold", 2, lambda *_: form)
+
+
+@functools.cache
+def read_tile(offset: int, slot_bytes: int, panel_bytes: int, width: int, row_bytes: int,
+              dtype: str) -> Operation:
+    """(slot, thread) -> the numbers that A's registers have two of each, of 16 or 32 bits in
+    memory."""
+    d = find_dtype(dtype)
+
+    def body(b: Builder, slot: Any, thread: Any) -> list[Any]:
+        base = b.add(b.add(b.shared_base(), b.i32(offset)), b.mul(slot, b.i32(slot_bytes)))
+        if d.bits == 32:
+            return _pairs(b, base, thread, panel_bytes, width, row_bytes)
+        words = _fragments(b, base, thread, panel_bytes, width, row_bytes)
+        return decode(b, d, words, 2 * len(words))
+
+    form = InstructionForm(operands(slot="i32", thread="i32"),
+                           (Operand("d", "f32", 4 * row_bytes // d.bits),), body)
+    return Operation("read_tile", 2, lambda *_: form)
 
 
 @functools.cache

@@ -19,7 +19,7 @@ from tessera.tile.cuda.lower.warp_specialised.rewrite import (
     ops_in,
     out,
 )
-from tessera.tile.cuda.lower.warp_specialised.rotate import last_matmuls
+from tessera.tile.cuda.lower.warp_specialised.rotate import ends
 from tessera.tile.cuda.lower.warp_specialised.sink import sink_loads
 from tessera.tile.ir.ir import Const, For, Function, Op, Operand, SSAValue, walk
 from tessera.tile.ir.types import GlobalTensor, TileType
@@ -64,8 +64,11 @@ def complete(pipeline: PipelineKnobs, function: Function, maker: Maker,
         "overlap": rotated, "split": True,
         "a_in_registers": fits, "pin": pinned(function, form.defaults) if rotated else 0,
         # One consumer has nobody beside it: its next matmul is issued before it waits. And those of
-        # operands that are read into registers run while the next ones are read.
-        "in_flight": int(groups == 1 or bool(ops_in(function.body, *READ_IN_PIECES))),
+        # operands that are read into registers run while the next ones are read, or computed: one
+        # of them, for two leave no registers for that.
+        "in_flight": int(groups == 1 or bool(ops_in(function.body, *READ_IN_PIECES)) or (
+            bool(ops_in(function.body, "read_tile"))
+            and len(ops_in(function.body, "async_matmul")) == 1)),
         "tiles": "dynamic" if uneven(function) else "static"}
     if rows > form.rows * groups and ops_in(function.body, "pack_operand", *READ_IN_PIECES):
         raise Refused("several blocks of rows for a consumer, and a computed operand")
@@ -119,8 +122,8 @@ def consumers(rows: int, form: WarpgroupMatmul) -> int:
 
 def is_chain(loop: For) -> bool:
     """Whether a matmul of an iteration feeds another: worth rotating."""
-    matmuls = [n for n in loop.body if is_op(n, "async_matmul")]
-    return len(matmuls) > 1 and any(is_op(n, "pack_operand") for n in loop.body)
+    first, last = ends(loop)
+    return len(last) > 0 and first != last and any(is_op(n, "pack_operand") for n in loop.body)
 
 
 def operand_registers(function: Function, maker: Maker,
@@ -136,7 +139,7 @@ def operand_registers(function: Function, maker: Maker,
 
     held = sum(words(m) for m in ops_in(function.body, "async_matmul")
                if m.args[0] not in packs and _invariant(m, function))
-    found = [[words(m) if m.args[0] in packs else 0 for m in last_matmuls(n)]
+    found = [[words(m) if m.args[0] in packs else 0 for m in ends(n)[1]]
              for n in walk(function.body) if isinstance(n, For) and is_chain(n)]
     return held, max(found, key=sum, default=[])
 

@@ -17,7 +17,12 @@ from tessera.tile.cuda.lower.warp_specialised.guards import guard_masks, guard_r
 from tessera.tile.cuda.lower.warp_specialised.layouts import place_tiles
 from tessera.tile.cuda.lower.warp_specialised.masks import unify_masks
 from tessera.tile.cuda.lower.warp_specialised.operands import place_operands
-from tessera.tile.cuda.lower.warp_specialised.persist import choose_order, loop_over_tiles, rank_of
+from tessera.tile.cuda.lower.warp_specialised.persist import (
+    choose_order,
+    loop_over_tiles,
+    rank_of,
+    runs_of,
+)
 from tessera.tile.cuda.lower.warp_specialised.pins import place_pins
 from tessera.tile.cuda.lower.warp_specialised.program import (
     PANEL_BYTES,
@@ -109,8 +114,10 @@ def _lower(function: Function, pipeline: PipelineKnobs, facts: Any, generation: 
     pipeline, order, rings = share_loads(function, pipeline, order, rings)
     producer = producer_of(function, rings, maker)
     consumer = _consumer(function, rings, maker, pipeline, known)
-    consumer = loop_over_tiles(function, consumer, order, maker, pipeline, False, form.defaults)
-    producer = loop_over_tiles(function, producer, order, maker, pipeline, True, form.defaults)
+    runs = runs_of(function, pipeline)
+    consumer, producer = (loop_over_tiles(function, nodes, order, maker, pipeline, is_producer,
+                                          form.defaults, runs)
+                          for nodes, is_producer in ((consumer, False), (producer, True)))
     producer = (*producer, *drains(rings, maker))
     producer, _ = maker.copy(producer, {})
     whole = replace(function, body=_roles(producer, consumer, pipeline, maker))
@@ -119,7 +126,8 @@ def _lower(function: Function, pipeline: PipelineKnobs, facts: Any, generation: 
     whole = place_tiles(whole, pipeline.warpgroups, getattr(facts, "shared", False), generation)
     room = whole_bytes - reserved - panels_offset(rings, pipeline)
     whole, buffers = widen_stores(whole, pipeline.warpgroups, _knowledge(whole, facts), facts,
-                                  room // panel_bytes(pipeline.warpgroups))
+                                  room // panel_bytes(pipeline.warpgroups),
+                                  1 if runs is None else 2)
     return WarpSpecialisedProgram(whole, rings, pipeline, rank_of(function), rows_of(function),
                                   form, _notes(rings, pipeline, buffers), buffers,
                                   order.order[order.outer])
@@ -166,7 +174,7 @@ def _consumer(function: Function, rings: Any, maker: Maker, pipeline: PipelineKn
     if pipeline.skip:
         nodes = skip_iterations(nodes, maker)
     check_slots(nodes)
-    nodes = defer_sums(nodes, maker)
+    nodes = defer_sums(nodes, maker, rows_of(function))
     if pipeline.pin:
         nodes = place_pins(nodes, maker, pipeline.pin)
     if pipeline.skip:
@@ -190,7 +198,7 @@ def _roles(producer: Nodes, consumer: Nodes, pipeline: PipelineKnobs, maker: Mak
 
 def _notes(rings: Any, pipeline: PipelineKnobs, buffers: int) -> tuple[str, ...]:
     held = [f"ring {r.name}: {r.slots} x {r.slot_bytes} bytes of "
-            f"{', '.join(base_name(x.name) for x in r.loads)}" for r in rings]
+            f"{', '.join(dict.fromkeys(base_name(x.name) for x in r.loads))}" for r in rings]
     if buffers:
         held.append(f"results leave by TMA: {buffers} x {PANEL_ROWS * PANEL_BYTES} bytes a warp")
     knobs = ", ".join(f"{k}={v}" for k, v in vars(pipeline).items() if v is not None)

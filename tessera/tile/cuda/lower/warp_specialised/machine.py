@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from tessera.errors import SourceLine
-from tessera.tile.cuda.lower.warp_specialised.layouts import fragments
+from tessera.tile.cuda.lower.warp_specialised.layouts import PLACED, fragments, in_fragments
 from tessera.tile.cuda.lower.warp_specialised.ops import NO_SLOT
 from tessera.tile.cuda.lower.warp_specialised.program import WarpSpecialisedProgram
 from tessera.tile.cuda.lower.warp_specialised.rewrite import READ_IN_PIECES
@@ -130,9 +130,9 @@ class PipelineMachine(Machine):
         self.mail: deque[np.ndarray] = deque()
 
     def op(self, op: Op) -> None:
-        if op.name in ("async_matmul", "pack_operand"):
+        if op.name in PLACED:
             self.require_fragments(op)
-        if op.name in READ_IN_PIECES:
+        if op.name in ("pack_operand", *READ_IN_PIECES):
             self.rings.require_unread(self.env.get(op.outs[0].value), op)
         if op.name not in ("async_matmul", "matmul_wait"):
             for x in op.args:
@@ -141,7 +141,7 @@ class PipelineMachine(Machine):
 
     def require_fragments(self, op: Op) -> None:
         """Instructions of matmuls say in which thread's register an element lies."""
-        for x in (*op.args, op.outs[0].value):
+        for x in in_fragments(op):
             t = self.types.get(x) if isinstance(x, SSAValue) else None
             if isinstance(t, TileType) and t.layout != (
                     wanted := fragments(op, t.shape, self.warpgroups).text):

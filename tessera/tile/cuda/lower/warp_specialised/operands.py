@@ -14,6 +14,7 @@ from typing import Any
 from tessera.numerics import DType
 from tessera.runtime.generations import WarpgroupMatmul
 from tessera.tile.cuda.lower.multiply_codes import PIECES, is_dealt
+from tessera.tile.cuda.lower.warp_specialised.computed import loads_behind, loads_beside
 from tessera.tile.cuda.lower.warp_specialised.program import Refused
 from tessera.tile.cuda.lower.warp_specialised.qualify import (
     MATMULS,
@@ -22,6 +23,7 @@ from tessera.tile.cuda.lower.warp_specialised.qualify import (
     check_operand,
     check_shape,
     comes_as_row,
+    comes_as_tile,
 )
 from tessera.tile.cuda.lower.warp_specialised.rewrite import (
     Maker,
@@ -63,8 +65,10 @@ class _Placing:
                                          if isinstance(n, Op) for d in n.outs}
         self.rings: dict[SSAValue, Op] = {}  # load -> ring_load
         self.rows: set[SSAValue] = set()  # loads of rows beside those of operands
+        self.tiles: set[SSAValue] = set()  # loads of which a first operand is computed
         for matmul in ops_in(function.body, *MATMULS):
             self.find(matmul)
+        self.find_tiles(function)
         for loop in walk(function.body):
             if isinstance(loop, For):
                 self.find_rows(loop)
@@ -74,12 +78,39 @@ class _Placing:
     def find(self, matmul: Op) -> None:
         for side, x in zip("ab", matmul.args[:2], strict=True):
             load, _ = self.source(x)
-            if load is not None and out(load) not in self.rings:
-                self.rings[out(load)] = self.maker.op(
-                    "ring_load", load.args, self.label(load), self.maker.type(out(load)),
-                    load.where)
+            if load is not None:
+                self.bring(load)
             elif load is None and side == "b":
                 raise Refused("the second operand of a matmul is computed; it must be loaded")
+
+    def bring(self, load: Op) -> None:
+        if out(load) not in self.rings:
+            self.rings[out(load)] = self.maker.op(
+                "ring_load", load.args, self.label(load), self.maker.type(out(load)), load.where)
+
+    def find_tiles(self, function: Function) -> None:
+        """Of what first operands are computed in loops; and, where there is such, what loops beside
+        read of the same rows."""
+        inside = {out(n) for loop in walk(function.body) if isinstance(loop, For)
+                  for n in ops_in(loop.body, "load_tile")}
+        computed = [m.args[0] for m in ops_in(function.body, "matmul")
+                    if self.source(m.args[0])[0] is None]
+        found = [n for x in computed for n in loads_behind(x, self.made, self.maker) or ()
+                 if out(n) in inside and self.is_tile(n)]
+        rows = {n.outs[0].type.shape[0] for n in found}  # type: ignore[union-attr]
+        beside = [n for m in rows for n in loads_beside(function, m) if self.is_tile(n)]
+        for load in (*found, *beside):
+            self.bring(load)
+            self.tiles.add(out(load))
+
+    def is_tile(self, load: Op) -> bool:
+        tile = self.maker.type(out(load))
+        view = self.made.get(load.args[0])  # type: ignore[arg-type]
+        if not is_part(view) or not isinstance(tile, TileType):
+            return False
+        operand = self.shared(load, view, "a", "K")
+        return operand is not None and comes_as_tile(operand, load, view, self.known, self.aligned,
+                                                     self.form)
 
     def label(self, load: Op) -> str:
         """The user's name of a load, or that of its tensor in small letters."""
@@ -158,6 +189,10 @@ class _Placing:
                 made = self.maker.op("ring_load", node.args, self.label(node),
                                      self.maker.type(out(node)), node.where)
                 placed += [made, Op("read_row", (out(made),), node.outs, (), node.where)]
+                continue
+            if is_op(node, "load_tile") and out(node) in self.tiles:
+                ring = self.rings[out(node)]
+                placed += [ring, Op("read_tile", (out(ring),), node.outs, (), node.where)]
                 continue
             placed.append(node)
             if is_op(node, "load_tile") and out(node) in self.rings:
@@ -240,18 +275,25 @@ class _Placing:
         assert load is not None
         major = ("M" if flipped else "K") if side == "a" else ("K" if flipped else "M")
         view = self.made[load.args[0]]  # type: ignore[index]
+        operand = self.shared(load, view, side, major, dtype)
+        if operand is None:
+            raise Refused(f"{view.name} of an operand")
+        check_operand(operand, load, view, self.known, self.aligned, self.form)
+        return out(self.rings[out(load)]), major
+
+    def shared(self, load: Op, view: Op, side: str, major: str, dtype: DType | None = None
+               ) -> SharedOperand | None:
+        """What a load brings to shared memory; None where that is no part of a tensor."""
         tensor = self.maker.type(view.args[0])
         if not is_part(view) or not isinstance(tensor, GlobalTensor):
-            raise Refused(f"{view.name} of an operand")
+            return None
         stored = self.maker.type(out(load))
         assert isinstance(stored, TileType) and isinstance(view.args[0], SSAValue)
         source = self.made.get(view.args[0])  # the bytes of a packed tensor are its own
         owner = source.args[0] if source is not None else view.args[0]
         assert isinstance(owner, SSAValue)
-        operand = SharedOperand(side, major, stored.shape, tensor, owner.name,  # type: ignore
-                                dtype or tensor.dtype)
-        check_operand(operand, load, view, self.known, self.aligned, self.form)
-        return out(self.rings[out(load)]), major
+        return SharedOperand(side, major, stored.shape, tensor, owner.name,  # type: ignore
+                             dtype or tensor.dtype)
 
     def packed(self, x: Argument, op: Op, before: list[Node]) -> SSAValue:
         """A computed first operand in registers, rounded once."""

@@ -252,6 +252,13 @@ def read_row(m: Any, op: Any, x: Any) -> Any:
     return np.array(x)
 
 
+@declare(rule=_view_tile, run=True, effect="read", group=True, public=False, layouts="any")
+def read_tile(m: Any, op: Any, x: Any) -> Any:
+    """A tile of shared memory as numbers in registers, where a matmul's first operand has them that
+    is computed of it."""
+    return np.array(x)
+
+
 @declare(rule=lambda types, attrs: TileType(attrs["dtype"], types[0].shape), attrs=("dtype",),
          public=False, layouts="same")
 def pack_operand(x: Any, dtype: Any) -> Any:

@@ -30,6 +30,7 @@ from tessera.tile.cuda.lower.warp_specialised.rewrite import (
     out,
     substituted,
 )
+from tessera.tile.cuda.lower.warp_specialised.runs import Runs, apart, find_runs, run_length
 from tessera.tile.ir.ir import (
     Def,
     For,
@@ -181,8 +182,14 @@ def _reach(function: Function, loads: list[Op], depends: dict[SSAValue, frozense
     return (len(loads) * max(1, tensor.dtype.bits // 8), *free)
 
 
+def runs_of(function: Function, pipeline: PipelineKnobs) -> Runs | None:
+    """Of the tiles of a function with ring_loads."""
+    return find_runs(function, dependence(function), rank_of(function), pipeline)
+
+
 def loop_over_tiles(function: Function, nodes: Nodes, order: Order, maker: Maker,
-                    pipeline: PipelineKnobs, producer: bool, defaults: PipelineDefaults) -> Nodes:
+                    pipeline: PipelineKnobs, producer: bool, defaults: PipelineDefaults,
+                    runs: Runs | None = None) -> Nodes:
     """The nodes of one role inside the loop over this block's tiles.
 
     Tiles 'dynamic': the producer takes numbers from a counter and tells the consumers by mail where
@@ -205,12 +212,20 @@ def loop_over_tiles(function: Function, nodes: Nodes, order: Order, maker: Maker
     tiles = counts[0]
     for count in counts[1:]:
         tiles = scalar("mul", tiles, count, hint="tiles")
+    if runs is not None:
+        whole, blocks = counts[runs.axis], scalar("block_count", hint="blocks")
+        length, counts[runs.axis] = run_length(tiles, blocks, counts, runs.axis, scalar)
+        tiles = counts[0]
+        for count in counts[1:]:
+            tiles = scalar("mul", tiles, count, hint="runs")
     raster = _raster(function, order, counts, scalar, defaults)
     first = scalar("block_number", hint="block")
     tile = maker.define("tile", INT)
     at = [maker.define(f"group_{a}", INT) for a in range(rank)]
     place = Op("tile_order", (tile.value, raster, *counts), tuple(at),
                (("order", order.order), ("outer", order.outer), ("reversed", order.reversed)))
+    if runs is not None:
+        nodes = _run(nodes, runs, at, length, whole, maker)
     body = (place, *_coordinates(nodes, at))
     if pipeline.tiles != "dynamic":
         step = scalar("block_count", hint="blocks")
@@ -221,6 +236,20 @@ def loop_over_tiles(function: Function, nodes: Nodes, order: Order, maker: Maker
     if producer:
         return (*made, *_sending(tile, first, tiles, place, body[1:], maker))
     return (_receiving(at, body[1:], maker),)
+
+
+def _run(nodes: Nodes, runs: Runs, at: list[Def], length: SSAValue, count: SSAValue, maker: Maker
+         ) -> Nodes:
+    """What the tiles of a run do once, and a loop over them."""
+    once, each = apart(nodes, runs)
+    begin = maker.op("mul", (at[runs.axis].value, length), "begin")
+    end = maker.op("add", (out(begin), length), "end")
+    last = maker.op("minimum", (out(end), count), "end")
+    tile = maker.define(f"group_{runs.axis}", INT)
+    inner = [*at]
+    inner[runs.axis] = tile
+    loop = For(tile, out(begin), out(last), number(1), (), (), tuple(_coordinates(each, inner)), ())
+    return (*once, begin, end, last, loop)
 
 
 def _sending(tile: Def, first: SSAValue, tiles: SSAValue, place: Op, body: Nodes, maker: Maker

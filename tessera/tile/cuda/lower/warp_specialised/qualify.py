@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tessera.numerics import DType
-from tessera.runtime.generations import WarpgroupMatmul
+from tessera.runtime.generations import MatmulOperand, WarpgroupMatmul
 from tessera.tile.cuda.lower.warp_specialised.program import Refused, copied_windows
 from tessera.tile.cuda.lower.warp_specialised.rewrite import is_part, ops_in
 from tessera.tile.ir.ir import Const, For, Function, Op, SSAValue, definitions, walk
@@ -16,6 +16,7 @@ from tessera.tile.ir.types import GlobalTensor, Scalar, TileType
 
 # Besides pure ops: what a consumer or the producer does for its whole tile.
 MATMULS = "matmul", "matmul_codes_stacked"
+READ_AS_TILES = "bf16", "f16", "f32"  # by consumers
 ALLOWED = frozenset({"load_tile", "store_tile", "load_element", *MATMULS})
 
 
@@ -111,8 +112,7 @@ def check_operand(x: SharedOperand, load: Op, view: Op, known: Any, aligned: fro
                   form: WarpgroupMatmul) -> None:
     """Whether TMA can bring this operand, and wgmma read it there. known: divisors of extents."""
     tensor, dtype, copies = x.tensor, x.tensor.dtype, form.copies
-    operand = form.operands[x.dtype.name]
-    if x.major != "K" and not (operand.any_major or operand.by_columns and x.side == "a"):
+    if x.major != "K" and not _any_major(form.operands[x.dtype.name], x.side):
         raise Refused(f"{x.name}: wgmma reads {x.dtype} only along the contracted axis")
     if load.attr["fill"] != 0:
         raise Refused(f"{x.name} is filled with {load.attr['fill']} outside")
@@ -127,6 +127,10 @@ def check_operand(x: SharedOperand, load: Op, view: Op, known: Any, aligned: fro
                       str(tensor.dims[-1]))
     if x.shape[0] > copies.most_box:
         raise Refused(f"a tile of {x.name} has {x.shape[0]} rows; a copy brings {copies.most_box}")
+
+
+def _any_major(operand: MatmulOperand, side: str) -> bool:
+    return operand.any_major or operand.by_columns and side == "a"
 
 
 def check_box(x: SharedOperand, view: Op) -> None:
@@ -156,6 +160,20 @@ def check_windows(x: SharedOperand, view: Op, known: Any, form: WarpgroupMatmul)
                       "bytes apart")
 
 
+def comes_as_tile(x: SharedOperand, load: Op, view: Op, known: Any, aligned: frozenset[str],
+                  form: WarpgroupMatmul) -> bool:
+    """Whether TMA can bring a matrix of floats that consumers read into registers."""
+    dtype = x.tensor.dtype
+    if dtype.name not in READ_AS_TILES or len(x.shape) != 2 or (
+            x.shape[0] % form.rows or x.shape[1] * dtype.bits % (8 * form.step_bytes)):
+        return False
+    try:
+        check_operand(x, load, view, known, aligned, form)
+    except Refused:
+        return False
+    return True
+
+
 def comes_as_row(tensor: GlobalTensor, tile: TileType, load: Op, view: Op, known: Any,
                  aligned: frozenset[str], form: WarpgroupMatmul) -> bool:
     """Whether TMA can bring a row of numbers of 16 or 32 bits, contiguous in memory."""
@@ -172,4 +190,4 @@ def comes_as_row(tensor: GlobalTensor, tile: TileType, load: Op, view: Op, known
 
 
 __all__ = ["MATMULS", "SharedOperand", "check_formats", "check_memory", "check_operand",
-           "check_shape", "comes_as_row", "qualify"]
+           "check_shape", "comes_as_row", "comes_as_tile", "qualify"]

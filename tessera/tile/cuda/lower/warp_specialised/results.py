@@ -8,6 +8,7 @@ from collections import Counter
 from dataclasses import replace
 from typing import Any
 
+from tessera.tile.cuda.lower.warp_specialised.computed import is_chained
 from tessera.tile.cuda.lower.warp_specialised.program import (
     PANEL_BYTES,
     Refused,
@@ -18,7 +19,6 @@ from tessera.tile.cuda.lower.warp_specialised.rewrite import (
     is_op,
     is_part,
     map_blocks,
-    ops_in,
 )
 from tessera.tile.ir.ir import (
     For,
@@ -46,16 +46,17 @@ MOST_BUFFERS = 4  # of a warp; two already run one beside the other
 MOST_AXES = 5  # of a TMA descriptor
 
 
-def widen_stores(function: Function, groups: int, known: Knowledge, facts: Any, room: int
-                 ) -> tuple[Function, int]:
+def widen_stores(function: Function, groups: int, known: Knowledge, facts: Any, room: int,
+                 loops: int = 1) -> tuple[Function, int]:
     """store_tile -> store_panels where TMA can bring the tile to its place, store_rows where 16
     bytes at once are surely aligned. Layouts are there. room: panels that each warp may have.
-    Returns the panels that each warp takes, too."""
-    return _Stores(function, groups, known, facts, room).run()
+    loops: over tiles, one in another. Returns the panels that each warp takes, too."""
+    return _Stores(function, groups, known, facts, room, loops).run()
 
 
 class _Stores:
-    def __init__(self, function: Function, groups: int, known: Knowledge, facts: Any, room: int):
+    def __init__(self, function: Function, groups: int, known: Knowledge, facts: Any, room: int,
+                 loops: int):
         self.function, self.groups, self.known = function, groups, known
         self.aligned, self.shared = facts.aligned, getattr(facts, "shared", False)
         self.watched: frozenset[str] = getattr(facts, "watched", frozenset())
@@ -66,10 +67,10 @@ class _Stores:
         self.quotients: set[SSAValue] = set()
         self.read_later = self._read_later()
         # Where a matmul feeds another, registers are full in a long loop, and addresses spill.
-        chain = ops_in(function.body, "pack_operand")
-        self.room, self.buffers = 0 if chain else min(room, MOST_BUFFERS), 0
+        chained = is_chained(function.body)
+        self.room, self.buffers = 0 if chained else min(room, MOST_BUFFERS), 0
         self.accesses = self._accesses()
-        self.repeated = {id(n) for n in _inner_loops(function.body)}
+        self.repeated = {id(n) for n in _inner_loops(function.body, loops)}
 
     def run(self) -> tuple[Function, int]:
         body = map_blocks(self.function.body, self.stores)
@@ -198,15 +199,14 @@ class _Stores:
                 and n.outs[0].value in self.quotients else n for n in nodes]
 
 
-def _inner_loops(nodes: Nodes, depth: int = 0) -> list[Node]:
-    """What lies in a loop inside of the loop over tiles."""
+def _inner_loops(nodes: Nodes, over_tiles: int) -> list[Node]:
+    """What lies in a loop inside of the loops over tiles."""
     found: list[Node] = []
     for node in nodes:
-        if depth > 1:
+        if over_tiles < 0:
             found.append(node)
-        inside = depth + isinstance(node, For | While)
         for region in regions(node):
-            found += _inner_loops(region, inside)
+            found += _inner_loops(region, over_tiles - isinstance(node, For | While))
     return found
 
 

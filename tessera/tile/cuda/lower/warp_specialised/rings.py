@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import zip_longest
 
+from tessera.tile.cuda.lower.warp_specialised.computed import fed
 from tessera.tile.cuda.lower.warp_specialised.program import (
     MAIL_BYTES,
     BufferRing,
@@ -97,7 +98,8 @@ def groups(nodes: Nodes) -> Iterator[tuple[bool, list[list[Op]]]]:
             x = pieces.get(x, x) if isinstance(x, SSAValue) else x
             if isinstance(x, SSAValue):
                 first.setdefault(x, i)
-    first |= _meetings(nodes)
+    first |= fed(nodes)
+    first |= _meetings(nodes, first)
 
     def block(nodes: Nodes, in_loop: bool) -> Iterator[tuple[bool, list[list[Op]]]]:
         found: dict[int, list[Op]] = {}
@@ -123,8 +125,8 @@ def _turns(inside: list[list[list[list[Op]]]]) -> Iterator[list[list[list[Op]]]]
         yield [fills for fills in some if fills]
 
 
-def _meetings(nodes: Nodes) -> dict[SSAValue, int]:
-    """The load of a row -> the number of the matmul whose result it meets first."""
+def _meetings(nodes: Nodes, first: dict[SSAValue, int]) -> dict[SSAValue, int]:
+    """The load of a row -> the number of the matmul whose result it meets first; else as it was."""
     number = {out(m): i for i, m in enumerate(ops_in(nodes, "async_matmul"))}
     source: dict[SSAValue, SSAValue] = {}  # value -> the row that it is made of alone
     latest: dict[SSAValue, int] = {}  # value -> the last matmul that it is made of
@@ -148,7 +150,7 @@ def _meetings(nodes: Nodes) -> dict[SSAValue, int]:
             elif len(node.outs) == 1:
                 source[out(node)] = row
     rows = [x for n in ops_in(nodes, "read_row") for x in n.args if isinstance(x, SSAValue)]
-    return {row: found.get(row, 0) for row in rows}
+    return {row: found.get(row, first.get(row, 0)) for row in rows}
 
 
 def describe(load: Op, nodes: Nodes, maker: Maker) -> Load:

@@ -113,9 +113,9 @@ def _ends(body: Nodes, matmuls: list[Op]) -> tuple[list[Op], list[Op]]:
             [m for m in matmuls if out(m) not in used])
 
 
-def last_matmuls(loop: For) -> list[Op]:
-    """The matmuls of an iteration that no other needs."""
-    return _ends(loop.body, [n for n in loop.body if is_op(n, "async_matmul")])[1]
+def ends(loop: For) -> tuple[list[Op], list[Op]]:
+    """The matmuls of an iteration that need no other, and those that no other needs."""
+    return _ends(loop.body, [n for n in loop.body if is_op(n, "async_matmul")])
 
 
 def held_over(nodes: Nodes, most: int) -> set[SSAValue]:
@@ -261,4 +261,4 @@ def _guarded(loop: For, rotated: list[Node], maker: Maker) -> list[Node]:
                      loop.where)]
 
 
-__all__ = ["MARK", "held_over", "last_matmuls", "overlap"]
+__all__ = ["MARK", "ends", "held_over", "overlap"]

@@ -16,10 +16,11 @@ from tessera.tile.ir.types import TileType
 Sources = dict[SSAValue, list[Operand]]
 
 
-def defer_sums(nodes: Nodes, maker: Maker) -> Nodes:
-    """The greatest set of values that may stay summands, made so."""
+def defer_sums(nodes: Nodes, maker: Maker, rows: int) -> Nodes:
+    """The greatest set of values that may stay summands, made so. rows: of accumulators; tiles with
+    others do not lie as these, with four lanes to a row."""
     made, joined = _definitions(nodes)
-    partial = set(made) | set(joined)
+    partial = {v for v in (*made, *joined) if v not in made or _shares(made[v], maker, rows)}
     for linear in (any, _one):  # a factor leaves the set before products of two are judged
         while bad := {v for v in partial if not _may(v, made, joined, partial, linear)}:
             partial -= bad
@@ -47,6 +48,11 @@ def _definitions(nodes: Nodes) -> tuple[dict[SSAValue, Op], Sources]:
 
 def _is_row(type: object) -> bool:
     return isinstance(type, TileType) and len(type.shape) == 1 and type.dtype.name == "f32"
+
+
+def _shares(op: Op, maker: Maker, rows: int) -> bool:
+    """Whether a row sum, if it is one, is of a tile with so many rows."""
+    return op.name != "reduce_sum" or maker.type(op.args[0]).shape[0] == rows  # type: ignore[union-attr]
 
 
 def _one(inside: list[bool]) -> bool:

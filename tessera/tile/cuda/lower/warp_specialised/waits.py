@@ -3,11 +3,14 @@
 Step one says where a matmul must be complete: in front of the first reader of its result, except a
 matmul that adds to it, which is in order on the same registers. Step two puts a `matmul_wait`
 there, with the number of later matmuls that may still run. A loop that only accumulates waits once
-an iteration, behind its last matmul, so that its slots come free.
+an iteration, behind its last matmul, so that its slots come free. With matmuls in flight and a
+computed first operand it waits before that operand is packed, on the registers of the iteration
+before: all else that the operand takes is computed while these run.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 from tessera.tile.cuda.lower.warp_specialised.rewrite import (
@@ -49,8 +52,10 @@ class _Waits:
     def __init__(self, maker: Maker, in_flight: int):
         self.maker, self.in_flight = maker, in_flight
 
-    def block(self, nodes: Nodes, accumulating: list[Op], rolling: bool = False) -> _State:
-        state = _State()
+    def block(self, nodes: Nodes, accumulating: list[Op], rolling: bool = False,
+              running: Iterable[SSAValue] = ()) -> _State:
+        """running: what the iteration before left running, by the names that this one reads."""
+        state = _State(list(running))
         for node in nodes:
             if is_op(node, "async_matmul"):
                 self.matmul(state, node, node in accumulating)
@@ -159,11 +164,14 @@ class _Waits:
             body, yields = self.ended(node.body, node.yields)
             state.kept.append(replace(node, body=body, yields=yields))
             return
-        inner = self.block(node.body, accumulating)
-        yields = tuple(_known(inner, x) for x in node.yields)
-        state.kept.append(replace(node, body=tuple(inner.kept), yields=yields))
         names = [next(d.value for d, y in zip(node.carried, node.yields, strict=True)
                       if y == out(p)) for p in accumulating]
+        if self.in_flight and any(is_op(n, "pack_operand") for n in node.body):
+            inner = self.block(node.body, [], running=names)
+        else:
+            inner = self.block(node.body, accumulating)
+        yields = tuple(_known(inner, x) for x in node.yields)
+        state.kept.append(replace(node, body=tuple(inner.kept), yields=yields))
         if self.in_flight:
             state.running += names
         else:
