@@ -12,7 +12,7 @@ from ..errors import SourceLine
 from .expand import expand
 from .ir import Graph, Node, Value, node_effects
 from .op import OPS, Aval, infer
-from .ops.elementwise import broadcast_shapes
+from .ops.broadcasting import broadcast_shapes
 
 KEEP_EFFECTS = frozenset({"io", "state", "collective"})
 

@@ -90,6 +90,7 @@ KERNEL_RULES = {
     "tile/cuda/intrinsics/warps.py:REDUX": "the instruction of a reduction",
     "tile/cuda/lower/warp_specialised/check.py:_op": "what gives a slot back",
     "tile/cuda/lower/warp_specialised/defaults.py:positive": "the sign of arithmetic",
+    "tile/cuda/lower/warp_specialised/layouts.py:PLACED": "ops whose tiles lie as wgmma has them",
     "tile/cuda/lower/warp_specialised/machine.py:op": "the two ops that may see a running matmul",
     "tile/cuda/lower/warp_specialised/masks.py:": "what -inf and 0 become in a softmax",
     "tile/cuda/lower/warp_specialised/pressure.py:IN_MEMORY": "ops of the form that hold nothing",

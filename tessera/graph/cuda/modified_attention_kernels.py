@@ -26,7 +26,7 @@ from ...tensor import Tensor
 from .. import functions as F
 from ..operand import convert, to_compute
 from ..ops.attention_blocks import BLOCK_ROWS, Extras
-from ..ops.elementwise import unbroadcast
+from ..ops.broadcasting import unbroadcast
 from ..ops.score_function import ScoreFunction
 from ..schedule.library_call import library_call
 from .score_code import score_code

@@ -16,9 +16,9 @@ from .. import functions as F
 from ..operand import compute_type, convert, public, store, to_compute
 from ..trace import apply
 from .attention_op import ATTENTION, ATTENTION_LSE, DROPOUT_ATTENTION
+from .broadcasting import broadcast_shapes
 from .cached_attention import CACHED_ATTENTION, PAGED_ATTENTION
 from .contract import matmul_type, operand_as
-from .elementwise import broadcast_shapes
 from .random import next_key
 from .reduce import accumulate_dtype
 from .score_function import ScoreFunction

@@ -17,8 +17,9 @@ from ...tensor import Tensor
 from .. import functions as F
 from ..operand import convert, literal
 from ..trace import apply
+from .broadcasting import unbroadcast
 from .contract import matmul_compute, stored_product, widened
-from .elementwise import unbroadcast, where
+from .elementwise import where
 from .round_cotangent import ROUND_COTANGENT
 from .score_function import ScoreFunction, with_slope
 from .softmax import LOGSUMEXP, row_sum, softmax_compute

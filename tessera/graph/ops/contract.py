@@ -27,7 +27,7 @@ from ..cpu import blas
 from ..op import Arg, Aval, GraphOp, Sample, sample
 from ..operand import as_stored, compute_type, convert, to_compute
 from ..trace import apply
-from .elementwise import broadcast_shapes, pad_batch_axes, unbroadcast
+from .broadcasting import broadcast_shapes, pad_batch_axes, unbroadcast
 
 F64 = as_type("f64").dtype
 

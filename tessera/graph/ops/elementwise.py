@@ -13,50 +13,20 @@ from typing import Any
 
 import numpy as np
 
-from ...dims import show_shape
-from ...errors import ArgumentError, DTypeError, ShapeError
+from ...errors import ArgumentError, DTypeError
 from ...numerics import NumericType, as_type
 from ...tensor import OPERATORS, Tensor, as_tensor
 from .. import functions as F
 from ..op import OPS, Aval, GraphOp, Sample, sample
 from ..operand import convert, floating, literal, promote, public, store, to_compute
 from ..trace import apply
+from .broadcasting import broadcast_shapes, pad_batch_axes, unbroadcast
 
 BOOL = as_type("bool_")
 Partials = Callable[..., tuple[Any, ...]]
 
 
 # --- the family -------------------------------------------------------------------------------
-def broadcast_shapes(*shapes: tuple) -> tuple:
-    """NumPy's rule: align at the end, extents equal or 1. Raises ShapeError."""
-    ndim = max(map(len, shapes))
-    out = []
-    for axis in range(ndim):
-        extent: Any = 1
-        for shape in shapes:
-            i = axis - ndim + len(shape)
-            if i < 0 or shape[i] == 1 or shape[i] == extent:
-                continue
-            if extent != 1:
-                raise ShapeError(
-                    "the shapes do not broadcast: " + " and ".join(map(show_shape, shapes))
-                    + f" disagree at axis {axis - ndim}: {extent} and {shape[i]}",
-                    hint=_broadcast_hint(shapes),
-                )
-            extent = shape[i]
-        out.append(extent)
-    return tuple(out)
-
-
-def _broadcast_hint(shapes: tuple[tuple, ...]) -> str:
-    if len(shapes) == 2 and len(shapes[0]) == len(shapes[1]) == 2 and shapes[0] == shapes[1][::-1]:
-        return "one operand is the transpose of the other's shape: use .T"
-    long, short = sorted(shapes[:2], key=len, reverse=True)
-    if len(short) == 1 and short[0] in long[:-1]:
-        return "to align with an earlier axis add axes at the end: x[:, None]"
-    return "axes align at the end; an extent of 1 stretches"
-
-
 def _shape(result: str | None) -> Callable[..., Aval]:
     def rule(*xs: Aval, **attrs: Any) -> Aval:
         shape = broadcast_shapes(*(x.shape for x in xs)) if len(xs) > 1 else xs[0].shape
@@ -67,19 +37,6 @@ def _shape(result: str | None) -> Callable[..., Aval]:
         return Aval(shape, BOOL if result == "bool" else operand.type)
 
     return rule
-
-
-def unbroadcast(g: Tensor, shape: tuple) -> Tensor:
-    """Sum a cotangent over the axes along which an operand of `shape` was stretched."""
-    if g.shape == shape:
-        return g
-    extra = g.ndim - len(shape)
-    axes = tuple(range(extra)) + tuple(
-        i + extra
-        for i, (a, b) in enumerate(zip(g.shape[extra:], shape, strict=True))
-        if a != b
-    )
-    return F.reshape(F.sum(g, axis=axes), shape)
 
 
 def _jvp(partials: Partials) -> Callable[..., Any]:
@@ -111,14 +68,6 @@ def _batch(op_name: str) -> Callable[..., Any]:
         return apply(OPS[op_name], *aligned, **attrs), True
 
     return rule
-
-
-def pad_batch_axes(x: Tensor, ndim: int) -> Tensor:
-    """A batched [N, ...] operand with 1s after N, so that it has ndim axes after N."""
-    missing = ndim + 1 - x.ndim
-    if missing == 0:
-        return x
-    return F.reshape(x, (x.shape[0],) + (1,) * missing + tuple(x.shape[1:]))
 
 
 ONE, MINUS = object(), object()  # the partials 1 and -1

@@ -22,7 +22,7 @@ from .. import functions as F
 from ..op import OPS, Aval, GraphOp, VendorLibrary, sample
 from ..operand import convert, promote, public, store
 from ..trace import apply
-from .elementwise import broadcast_shapes, pad_batch_axes, unbroadcast
+from .broadcasting import broadcast_shapes, pad_batch_axes, unbroadcast
 
 LINE = 16  # rows that a substitution solves one by one; more are halved around a product
 

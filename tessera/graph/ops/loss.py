@@ -14,7 +14,8 @@ from .. import functions as F
 from ..op import Aval, GraphOp, sample
 from ..operand import convert, floating, literal, promote, public, store, to_compute
 from ..trace import Tracer, apply
-from .elementwise import broadcast_shapes, exp, log, neg, where
+from .broadcasting import broadcast_shapes
+from .elementwise import exp, log, neg, where
 from .norms import row_mean
 from .reduce import MAX, SUM, accumulate_dtype, sum_ref
 from .softmax import row_max, row_sum

@@ -16,18 +16,8 @@ from .. import functions as F
 from ..op import Aval, GraphOp, sample
 from ..operand import convert, floating, literal, public, store, to_compute
 from ..trace import apply
-from .elementwise import (
-    broadcast_shapes,
-    cos,
-    elementwise,
-    erf,
-    expm1,
-    pad_batch_axes,
-    sigmoid,
-    sin,
-    unbroadcast,
-    where,
-)
+from .broadcasting import broadcast_shapes, pad_batch_axes, unbroadcast
+from .elementwise import cos, elementwise, erf, expm1, sigmoid, sin, where
 
 # --- activations ------------------------------------------------------------------------------
 GELU_SLOPE = 2.0 * 0.79788456  # 0.5 (1 + tanh u) = sigmoid(2 u)

@@ -19,7 +19,8 @@ from .. import functions as F
 from ..op import OPS, Aval, GraphOp, sample
 from ..operand import convert, floating, public, store, to_compute
 from ..trace import apply
-from .elementwise import broadcast_shapes, neg, pad_batch_axes, rsqrt, unbroadcast
+from .broadcasting import broadcast_shapes, pad_batch_axes, unbroadcast
+from .elementwise import neg, rsqrt
 from .reduce import accumulate_dtype, apply_count, sum_ref
 from .softmax import row_sum
 

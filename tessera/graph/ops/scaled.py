@@ -20,8 +20,8 @@ from .. import functions as F
 from ..op import Arg, Aval, GraphOp, Sample
 from ..operand import axis_index, compute_type, convert, public, to_compute
 from ..trace import apply
+from .broadcasting import broadcast_shapes, pad_batch_axes
 from .convert import CAST, CAST_STOCHASTIC, RETYPE, cast_ref, with_scale
-from .elementwise import broadcast_shapes, pad_batch_axes
 from .gather import stretch
 from .stop_gradient import STOP_GRADIENT
 

@@ -18,13 +18,13 @@ from .. import flops
 from .. import functions as F
 from ..op import Arg, Aval, GraphOp, Sample
 from ..trace import apply
+from .broadcasting import broadcast_shapes, pad_batch_axes, unbroadcast
 from .contract import (
     MATMUL,
     as_one_matrix,
     matmul_ref,
     multiply_together,
 )
-from .elementwise import broadcast_shapes, pad_batch_axes, unbroadcast
 from .scaled import DEQUANTIZE, codes_of, finite_amax, scale_of, stored_codes
 
 F32 = as_type("f32")

@@ -30,7 +30,7 @@ from ..operand import (
     to_compute,
 )
 from ..trace import apply
-from .elementwise import broadcast_shapes
+from .broadcasting import broadcast_shapes
 from .gather import (
     CHECK_INDEX,
     INT64,

@@ -21,7 +21,7 @@ from ..expand import expand_by
 from ..ir import Graph
 from ..op import Aval
 from ..trace import aval_of, run_nodes, trace
-from .elementwise import broadcast_shapes
+from .broadcasting import broadcast_shapes
 
 PLACES = ("b", "h", "i", "j")
 SHOULD = ("it makes a score of each score s by elementwise functions of it and the numbers of its "

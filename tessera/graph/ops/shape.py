@@ -28,7 +28,7 @@ from ..operand import (
     with_one_scale,
 )
 from ..trace import apply
-from .elementwise import pad_batch_axes, unbroadcast
+from .broadcasting import pad_batch_axes, unbroadcast
 
 
 # --- reshape ----------------------------------------------------------------------------------
