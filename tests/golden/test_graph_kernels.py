@@ -76,8 +76,8 @@ def test_rows_ask_for_all_they_read_before_their_first_statistic() -> None:
     assert order[:9] == ["LDG"] * 8 + ["SHFL"] and order.count("LDG") == 8
 
 
-def test_rows_that_several_passes_need_with_another_come_in_halves() -> None:
-    """To shared memory, two warps for a row; of one operand they stay in registers."""
+def test_rows_of_two_narrow_operands_come_to_shared_memory() -> None:
+    """Of one, or of 32 bits, they come to registers."""
     def gradient(x: Any, dy: Any) -> Any:
         return ts.cast(ts.vjp(ts.softmax, x)[1](dy), "bf16")
 

@@ -19,10 +19,6 @@ IDS = 4096  # that a group looks through at once
 AHEAD = 8  # slices that are read before the first of them is added
 KEPT_BYTES = 2048  # of shared memory: what the driver takes of each group, and reductions
 GROUPS = 1024  # enough for every GPU: eight for each of 128 multiprocessors
-# Columns of a row of which several operands of 16 bits are needed again: they come to shared memory
-# in halves, two warps for a row. Gradients of softmax and log softmax take 133.8 and 133.9 us in
-# place of 136.5 and 136.6 (2^26 elements of bf16, H100, 2026-11-26).
-HALVED = (1024,)
 COPIED = "a copy, because kernels take elements in row-major order"
 
 
@@ -60,13 +56,10 @@ def dividing(extent: int, most: int, bits: int) -> int:
     return next(n for n in range(min(extent, most), 0, -1) if extent % n == 0)
 
 
-def for_rows(extents: tuple[int, ...], statistics: int = 0, several: bool = False) -> Schedule:
+def for_rows(extents: tuple[int, ...], statistics: int = 0) -> Schedule:
     """Short rows share a group, long ones are gone through in passes; see kernels/row_blocks.py.
-    statistics: how many there are, where nothing else is kept.  several: whether several passes
-    would need several operands of few bits."""
+    statistics: how many there are, where nothing else is kept."""
     (rows, columns), share = extents[-2:], blocks_of_rows.SHARE
-    if several and columns in HALVED:
-        return chosen(1, columns // 2, warps=columns // 512)
     if statistics > 1 and 32 * share < columns <= 32 * blocks_of_rows.STATISTICS_SHARE:
         share = blocks_of_rows.STATISTICS_SHARE
     b = row_blocks(rows, columns, share)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 from ..schedule.ir import GroupOperand, GroupStep, ScheduledGroup
 from ..schedule.loop_axes import Frame
@@ -169,6 +170,7 @@ def rows_source(group: ScheduledGroup) -> KernelText:
     reads = {r.name: r for r in group.reads}
     if BN >= N:
         b = FrameBlock(frame, f"m:m+{BM}", f"0:{N}", index, BM, N, reads)
+        _stage(w, b, [group.reads[i] for i in dict(group.attrs).get("staged", ())])
         group = read_elements(b, group, N)
         body(w, b, group, list(group.steps))
         for o in group.writes:
@@ -179,6 +181,18 @@ def rows_source(group: ScheduledGroup) -> KernelText:
         group = read_elements(b, group, N)
         write_passes(w, b, group, N // together, templates(group))
     return w.finish(*signature(w, b, group, unique(group)))
+
+
+def _stage(w: KernelWriter, b: FrameBlock, operands: Sequence[GroupOperand]) -> None:
+    """Brings these to shared memory, all at once."""
+    for r in operands:
+        w.line(f"{r.name}_s = tile.alloc_shared({b.shape}, {w.type(r.type)})")
+        w.line(f"tile.cp_async({r.name}_s, {b.place(r)[0]})")
+        b.shared[r.name] = f"{r.name}_s"
+    if operands:
+        w.line("tile.cp_commit_group()")
+        w.line("tile.cp_wait_group(0)")
+        w.line("tile.barrier()")
 
 
 # --- columns ----------------------------------------------------------------------------------

@@ -56,7 +56,7 @@ from .node_kernels import launch_of
 from .overlap import share_chip
 from .prepare import prepare
 from .row_order import schedule_order
-from .row_passes import brought_rows, read_again, read_for_all, several_narrow
+from .row_passes import brought_rows, read_again, read_for_all, staged_rows
 from .scans import schedule_scan
 from .scatters import schedule_last
 from .score_code import score_code
@@ -207,12 +207,14 @@ class _KernelSchedule(ScheduleBuilder):
         numbers = not any(frame.pattern(o.shape)[-1] for o in writes)  # type: ignore[index]
         again = read_again(frame, reads, writes, steps)
         s = choose_schedule.for_rows(frame.extents, numbers * sum(
-            bool(step.reduction) for step in steps), several_narrow(reads, steps, again))
+            bool(step.reduction) for step in steps))
         m = row_block(frame, writes, s.m or 1)
         s = s if m == s.m else choose_schedule.chosen(m, s.n, warps=s.value("warps_"))
         grid = (*frame.extents[:-2], choose_schedule.blocks(frame.extents[-2], s.m))
         if s.n >= frame.extents[-1]:
-            self.add("rows", space, reads, writes, steps, s, grid, axes=frame.members)
+            staged = staged_rows(reads, again, s.m or 1)
+            self.add("rows", space, reads, writes, steps, s, grid, axes=frame.members,
+                     **{"staged": staged} if staged else {})
             return
         laid, total = any(o.layout for o in (*reads, *writes)), sum(again.values())
         (rows, columns), room = frame.extents[-2:], self.chip.group_shared_bytes
