@@ -1,34 +1,40 @@
 """Fourier transforms of 2^24 f32 points beside cuFFT, on one GPU.
 
-    python benchmarks/fft.py            python benchmarks/fft.py compile PART PARTS
+    python benchmarks/fft.py
 
-Ours is a jitted function of the real and imaginary parts of four arrays; cuFFT's, called by
-PyTorch on four arrays of complex numbers, the same bytes, is a CUDA graph. So what a call costs the
-host is not measured. Of each the result for the first is compared with f64. Times are medians of
-rounds in which both run in turn, behind work that lets the host run ahead. Compiling many functions
-takes a while: `compile` leaves those of one part on the disk.
+Ours is a jitted function of the real and imaginary parts of two arrays; cuFFT's, called by
+PyTorch on two arrays of complex numbers, the same bytes, is a CUDA graph. Back to real points it
+is called by CuPy: it writes over what it reads, of which PyTorch makes a copy before, as it has a
+pass for the scale behind. So what a call costs the host is not measured. Of each the result for the
+first is compared with f64. Times are medians of rounds in which both run in turn, behind work that
+lets the host run ahead. Compiling many functions takes a while: processes make what is measured
+side by side, and measure one after the other.
 """
 
 from __future__ import annotations
 
 import functools
 import json
+import math
+import multiprocessing
 import os
 import statistics
-import sys
 from collections.abc import Callable
-from pathlib import Path
+from multiprocessing.connection import Connection
 from typing import Any
 
+import cupy
 import record
 import torch
+from cupy.cuda.cufft import CUFFT_C2R, CUFFT_INVERSE, Plan1d
 from torch import fft as cufft
 
 import tessera as ts
 
 POINTS = 1 << 24
-MANY = 4  # arrays of a call
-CALLS, ROUNDS, AHEAD_CYCLES = 2, 7, 4_000_000
+MANY = 2  # arrays of a call
+CALLS, ROUNDS, AHEAD_CYCLES = 4, 7, 4_000_000
+PROCESSES = min(12, len(os.sched_getaffinity(0)))
 # Ours on all arrays, cuFFT's on one of them, and on the first in f64.
 Made = tuple[Callable[[], Any], Callable[[int], torch.Tensor], Callable[[], torch.Tensor]]
 
@@ -67,7 +73,7 @@ def drawn_pairs() -> torch.Tensor:
 
 
 def pairs(*shape: int) -> list[torch.Tensor]:
-    return [z.view(shape) for z in drawn_pairs()]
+    return [z[:math.prod(shape)].view(shape) for z in drawn_pairs()]
 
 
 def lines(n: int) -> Made:
@@ -89,7 +95,7 @@ def columns(n: int) -> Made:
 
 
 def reals(n: int) -> list[torch.Tensor]:
-    return [x.view(POINTS // n, n) for x in drawn(2, MANY, POINTS)[0]]
+    return [x[:POINTS // n * n].view(-1, n) for x in drawn(2, MANY, POINTS)[0]]
 
 
 def real(n: int) -> Made:
@@ -97,7 +103,24 @@ def real(n: int) -> Made:
 
 
 def real_back(n: int) -> Made:
-    return of_arrays(lambda re, im: ts.irfft((re, im)), cufft.irfft, [*map(cufft.rfft, reals(n))])
+    return of_arrays(lambda re, im: ts.irfft((re, im), norm="forward"), back_alone,
+                     [*map(cufft.rfft, reals(n))])
+
+
+def back_alone(z: torch.Tensor) -> torch.Tensor:
+    """The real points of z, which are not those of z any more, by cuFFT and nothing else."""
+    lines, n = z.shape[0], 2 * (z.shape[1] - 1)
+    if z.dtype == torch.complex128:
+        return cufft.irfft(z, norm="forward")
+    y = torch.empty(lines, n, device="cuda")
+    with cupy.cuda.ExternalStream(torch.cuda.current_stream().cuda_stream):
+        plan_back(n, lines).fft(cupy.from_dlpack(z), cupy.from_dlpack(y), CUFFT_INVERSE)
+    return y
+
+
+@functools.cache
+def plan_back(n: int, lines: int) -> Any:
+    return Plan1d(n, CUFFT_C2R, lines)
 
 
 def convolution(n: int) -> Made:
@@ -112,11 +135,15 @@ def convolution(n: int) -> Made:
                      h.real.contiguous(), h.imag.contiguous())
 
 
+MIXED = (360, 1000, 1536, 3000, 6144)
 REAL = (8, 9, 10, 11, 12, 13, 14, 15, 16, 18, 20)
 CASES: dict[str, Callable[[], Made]] = {
     **{f"lines of 2^{a}": lambda a=a: lines(1 << a) for a in range(8, 21)},
     **{f"real lines of 2^{a}": lambda a=a: real(1 << a) for a in REAL},
     **{f"back to real lines of 2^{a}": lambda a=a: real_back(1 << a) for a in REAL},
+    **{f"lines of {n}": lambda n=n: lines(n) for n in MIXED},
+    **{f"real lines of {n}": lambda n=n: real(n) for n in (400,)},
+    **{f"back to real lines of {n}": lambda n=n: real_back(n) for n in (400,)},
     **{f"planes of 2^{a} x 2^{a}": lambda a=a: planes(1 << a) for a in (8, 9, 10, 11, 12)},
     **{f"volumes of 2^{a} x 2^{a} x 2^{a}": lambda a=a: volumes(1 << a) for a in (6, 7, 8)},
     **{f"columns of 2^{a}": lambda a=a: columns(1 << a) for a in (8, 10)},
@@ -149,38 +176,59 @@ def captured(theirs: Callable[[int], Any]) -> Callable[[], None]:
     with torch.cuda.graph(graph):
         for i in range(MANY):
             theirs(i)
-    return graph.replay
+
+    def replay(kept: Callable = theirs) -> None:  # what it reads must not be freed
+        graph.replay()
+
+    return replay
 
 
-def measured(ours: Callable, theirs: Callable, truth: Callable) -> dict[str, float]:
+def prepared(ours: Callable, theirs: Callable, truth: Callable) -> tuple[list, list[float]]:
+    """(what is measured, its errors)."""
     want = truth()
     errors = [float((wide(joined(y)) - want).norm() / want.norm())
               for y in (ours()[0], theirs(0))]
     del want
-    us = in_turn(ours, captured(theirs))
+    runs = [ours, captured(theirs)]
+    torch.cuda.empty_cache()  # others have a share of the memory
+    return runs, errors
+
+
+def measured(runs: list, errors: list[float]) -> dict[str, float]:
+    us = in_turn(*runs)
     return {"ours_us": round(us[0], 1), "cufft_us": round(us[1], 1),
             "ratio": round(us[1] / us[0], 3), "error": float(f"{errors[0]:.2g}"),
             "cufft_error": float(f"{errors[1]:.2g}")}
 
 
+def work(names: list[str], pipe: Connection) -> None:
+    """Makes all of these ready, then measures each that is asked for."""
+    made = {name: prepared(*CASES[name]()) for name in names}
+    torch.cuda.synchronize()
+    pipe.send(len(made))
+    while name := pipe.recv():
+        pipe.send(measured(*made[name]))
+
+
 def main() -> None:
-    if sys.argv[1:2] == ["compile"]:
-        part, parts = map(int, sys.argv[2:])
-        for case in list(CASES.values())[part::parts]:
-            case()[0]()
-        return torch.cuda.synchronize()
     source, target = drawn(MANY, 2, POINTS), torch.empty(MANY, 2, POINTS, device="cuda")
     (copy,) = in_turn(lambda: target.copy_(source))
     cases: dict[str, dict] = {}
     figures = {"device": torch.cuda.get_device_name(), "copy_us": round(copy, 1), "cases": cases}
-    for name, case in CASES.items():
-        cases[name] = measured(*case())
+    names, spawn, pipes = list(CASES), multiprocessing.get_context("spawn"), {}
+    for i in range(PROCESSES):
+        here, there = spawn.Pipe()
+        spawn.Process(target=work, args=(names[i::PROCESSES], there), daemon=True).start()
+        pipes |= dict.fromkeys(names[i::PROCESSES], here)
+    for pipe in set(pipes.values()):
+        pipe.recv()
+    for name, pipe in pipes.items():
+        pipe.send(name)
+        cases[name] = pipe.recv()
+    cases = figures["cases"] = {name: cases[name] for name in names}
+    for name in names:
         print(name, json.dumps(cases[name]), flush=True)
-        if out := os.environ.get("OUT"):
-            text = json.dumps({**record.context(), **figures}, indent=2)
-            (Path(out) / "fft.json").write_text(text + "\n")
-    if not out:
-        record.write("fft", figures, shown=False)
+    record.write("fft", figures, shown=False)
 
 
 if __name__ == "__main__":

@@ -40,16 +40,6 @@ def fft_lines(xr: Tensor["A", "E", f32], xi: Tensor["A", "E", f32], yr: Tensor["
 
     whole: frequency k of column c of y is turned by -(c // apart) k / whole, where that is not 1
     """
-    y, to, part = some_lines(xr, xi, angles, radices, N, inner, outer, lines, BM, points)
-    if lines % BM == 0:
-        frequencies(yr, yi, y, to, part, N, radices[-1], outer, whole, apart, scale, points)
-    elif to < lines:
-        frequencies(yr, yi, y, to, part, N, radices[-1], outer, whole, apart, scale, points)
-
-
-@kernel
-def some_lines(xr, xi, angles, radices, N, inner, outer, lines, BM, points):
-    """(the last stage's results, the line, its part) of a thread; see fft_lines."""
     each, lane, P = max(1, N // points), tile.local_id(), pitch(N, BM)
     sr, si = tile.alloc_shared((BM * P,), f32), tile.alloc_shared((BM * P,), f32)
     line, part = spread(lane, BM, each, inner > 1)
@@ -62,7 +52,11 @@ def some_lines(xr, xi, angles, radices, N, inner, outer, lines, BM, points):
     here, there = (line * P, part), (line_ * P, part_)
     y = points_transformed(xr, xi, row, first, inner, 1, sr, si, angles, N, radices, here,
                            there, points)
-    return y, tile.group_id(0) * BM + line_, part_
+    to = tile.group_id(0) * BM + line_
+    if lines % BM == 0:
+        frequencies(yr, yi, y, to, part_, N, radices[-1], outer, whole, apart, scale, points)
+    elif to < lines:
+        frequencies(yr, yi, y, to, part_, N, radices[-1], outer, whole, apart, scale, points)
 
 
 @kernel
@@ -72,10 +66,23 @@ def points_transformed(xr, xi, row, first, apart, every, sr, si, angles, N, radi
 
     every: 2 where parts of points lie side by side; xr and xi are both the same then
     """
-    R, us, step, odd = radices[0], starts(N, radices[0], points), N // radices[0], every - 1
-    vr = [[xr[row, first + (u + j * step) * apart * every] for j in ALL[:R]] for u in us]
-    vi = [[xi[row, first + ((u + j * step) * apart * every + odd)] for j in ALL[:R]] for u in us]
-    return transformed(vr, vi, sr, si, angles, N, radices, here, there, 0, points)
+    R, us, step = radices[0], starts(N, radices[0], points), N // radices[0]
+    if every == 2:
+        numbers = [[(u + j * step) * apart for j in ALL[:R]] for u in us]
+        vr, vi = side_by_side(xr, row, first, numbers)
+    else:
+        vr = [[xr[row, first + (u + j * step) * apart] for j in ALL[:R]] for u in us]
+        vi = [[xi[row, first + (u + j * step) * apart] for j in ALL[:R]] for u in us]
+    return transformed(vr, vi, sr, si, angles, N, radices, here, there,
+                       points=points)
+
+
+@kernel
+def side_by_side(x, row, first, numbers):
+    """(real, imaginary) parts of points, from `first` on. Those of one are read one after the
+    other: it is in the first-level cache for that long."""
+    z = [[(x[row, first + 2 * n], x[row, first + (2 * n + 1)]) for n in of] for of in numbers]
+    return [[p[0] for p in ps] for ps in z], [[p[1] for p in ps] for ps in z]
 
 
 @kernel
@@ -87,8 +94,12 @@ def frequencies(yr, yi, y, line, part, N, R, outer, whole, apart, scale, points)
 
 
 @kernel
-def store_frequencies(yr, yi, y, row, first, apart, column, part, N, R, whole, scale, points):
-    """Those of a thread's last butterflies to a row, from `first` on."""
+def store_frequencies(yr, yi, y, row, first, apart, column, part, N, R, whole, scale, points,
+                      every=1):
+    """Those of a thread's last butterflies to a row, from `first` on.
+
+    every: 2 where parts lie side by side; yr and yi are both the same then
+    """
     vs, step = starts(N, R, points), N // R
     rows = column_turns(column * step, KEPT[R], whole)
     for n in ALL[:len(vs)]:
@@ -100,8 +111,9 @@ def store_frequencies(yr, yi, y, row, first, apart, column, part, N, R, whole, s
                 if k > 0:
                     cosine, sine = turned(cosine, sine, *stage_turn(k, rows))
                 real, imaginary = turned(real, imaginary, cosine, sine)
-            yr[row, first + (vs[n] + k * step) * apart] = real
-            yi[row, first + (vs[n] + k * step) * apart] = imaginary
+            at = (vs[n] + k * step) * apart * every
+            yr[row, first + at] = real
+            yi[row, first + (at + every - 1)] = imaginary
 
 
 @kernel
@@ -115,7 +127,7 @@ def column_turns(n, factors, whole):
 # --- blocks --------------------------------------------------------------------------------------
 LANES = 64  # of a group of short lines
 LONGEST = 16384  # points of a line that lies in one piece
-LONGEST_PAIR, LONGEST_PAIR_BACK = 2048, 2048  # of real lines, two at once
+LONGEST_PAIR = 2048  # of real lines, two at once
 LONGEST_ACROSS = 1024
 # Neighbours in memory that a group has where they are of other lines: 64 or 128 bytes in a row.
 LINES_ACROSS = {512: 16, 1024: 16}
@@ -168,5 +180,5 @@ def _resident(kernel: Kernel, groups: int) -> Kernel:
     return kernel.with_schedule(Schedule(RESIDENT=groups))
 
 
-__all__ = ["LONGEST", "LONGEST_ACROSS", "LONGEST_PAIR", "LONGEST_PAIR_BACK", "fft_lines", "form_of",
-           "launcher_of", "lines_of", "mirror_radices", "radices_of", "some_lines"]
+__all__ = ["LONGEST", "LONGEST_ACROSS", "LONGEST_PAIR", "fft_lines", "form_of",
+           "launcher_of", "lines_of", "mirror_radices", "radices_of", "side_by_side"]

@@ -29,7 +29,7 @@ from .fft_stages import BANKS, MOST_POINTS, POINTS, spread
 def fft_passes(xr: Tensor["A", "E", f32], xi: Tensor["A", "E", f32], yr: Tensor["A", "F", f32],
                yi: Tensor["A", "F", f32], done: Tensor["A", i32], angles: Tensor["T", f32],
                angles_: Tensor["U", f32], radices, radices_, N: int, N_: int, arrays: int,
-               along: bool, scale: float, LAG: int, BM=1, BM_=1, every=1, points=16):
+               along: bool, scale: float, LAG: int, BM=1, BM_=1, points=16):
     """The transforms of arrays of N_ N points: of their rows of N points and then of columns of N_,
     or, along, of all points in a row: of columns of N points, whose frequencies become rows, turned
     by the whole's angles, and then of columns of N_.
@@ -45,7 +45,7 @@ def fft_passes(xr: Tensor["A", "E", f32], xi: Tensor["A", "E", f32], yr: Tensor[
         if step < arrays:
             rows = (1, N_) if along else (N, 1)
             array_lines(xr, xi, yr, yi, step, (block - second) * BM, sr, si, angles, radices, N,
-                        rows, (N, 1), N * N_ if along else 1, 1.0, BM, every, points)
+                        rows, (N, 1), N * N_ if along else 1, 1.0, BM, 1, points)
             tile.atomic_add(done, step, 1, release=True)
     elif step >= LAG:
         wait_for(done, step - LAG, first)
@@ -79,6 +79,15 @@ def array_lines(xr, xi, yr, yi, array, begin, sr, si, angles, radices, N, here, 
     here, there: how far lines lie apart and their points, before and behind
     whole: frequency k of line c is turned by -c k / whole, where that is not 1
     """
+    y, line, part = array_points(xr, xi, array, begin, sr, si, angles, radices, N, here, there, BM,
+                                 every, points)
+    store_frequencies(yr, yi, y, array, (begin + line) * there[0] + part * there[1], there[1],
+                      begin + line, part, N, radices[-1], whole, scale, points)
+
+
+@kernel
+def array_points(xr, xi, array, begin, sr, si, angles, radices, N, here, there, BM, every, points):
+    """(the last stage's results, the line from `begin` on, its part) of a thread."""
     each, lane, before, behind = N // points, tile.local_id(), here[0] == 1, there[0] == 1
     P = pitch_of(N, BM, radices[0], before, behind, points)
     line, part = spread(lane, BM, each, before)
@@ -88,9 +97,7 @@ def array_lines(xr, xi, yr, yi, array, begin, sr, si, angles, radices, N, here, 
     at = ((begin + line) * here[0] + part * here[1]) * every
     y = points_transformed(xr, xi, array, at, here[1], every, sr, si, angles, N, radices,
                            (line * P, part), (line_ * P, part_), points)
-    column = begin + line_
-    store_frequencies(yr, yi, y, array, column * there[0] + part_ * there[1], there[1], column,
-                      part_, N, radices[-1], whole, scale, points)
+    return y, line_, part_
 
 
 # --- blocks --------------------------------------------------------------------------------------
@@ -105,11 +112,16 @@ RADICES = {128: (8, 16), 256: (16, 16), 512: (32, 16), 1024: (32, 32)}
 def blocks_of(N: int, N_: int, arrays: int) -> tuple[int, dict[str, Any]]:
     """Threads of a group, and what kernels of two passes are given."""
     points = POINTS if max(N, N_) <= SHORT else MOST_POINTS
-    groups = N * N_ // GROUP_POINTS
     return GROUP_POINTS // points, {
         "radices": RADICES[N], "radices_": RADICES[N_], "N": N, "N_": N_, "arrays": arrays,
         "BM": GROUP_POINTS // N, "BM_": GROUP_POINTS // N_, "points": points,
-        "LAG": min(arrays, -(-AHEAD // (2 * groups)))}
+        "LAG": lag_of(N * N_, arrays)}
 
 
-__all__ = ["RADICES", "blocks_of", "fft_passes"]
+def lag_of(size: int, arrays: int) -> int:
+    """Arrays of so many points between the passes over one."""
+    return min(arrays, -(-AHEAD // (2 * (size // GROUP_POINTS))))
+
+
+__all__ = ["GROUP_POINTS", "RADICES", "array_lines", "array_points", "blocks_of", "fft_passes",
+           "lag_of", "pitch_of", "wait_for"]

@@ -166,8 +166,8 @@ def starts(N, R, points=POINTS):
 
 @kernel
 def mirrored(N, part):
-    """Of the last stage, of radix 8: frequency k of the butterfly at one of these points is N - k
-    of that at the other. Of the first thread each is its own mirror."""
+    """Of a stage of radix 8: point k of the butterfly at one of these points is N - k of that at
+    the other. Of the first thread each is its own mirror."""
     return [part, tile.where(part == 0, N // POINTS, N // 8 - part)]
 
 
@@ -182,8 +182,8 @@ def in_shared(sr, si, ats, N, R):
 def spots(base, part, begin, N, R, m, points, mirror):
     """(first angle, later ones' number, place) of a thread's butterflies: where the first of their
     results goes. A butterfly's number shares no bit with the part, so that places are sums."""
-    if mirror == m:
-        return [(begin + u, 0, base + padded(u * R)) for u in mirrored(N, part)]
+    if mirror[0] == m:
+        return [(begin + b[1], 0, b[0] + padded(b[1] * R)) for b in mirror[1]]
     first = base + padded(part % m + part // m * (m * R))
     return [(begin + part // m, u // m, first + padded(u % m + u // m * (m * R)))
             for u in starts(N, R, points)]
@@ -203,22 +203,22 @@ def stage_turned(y, at, angles, N, R, m):
 
 
 @kernel
-def transformed(xr, xi, sr, si, angles, N, radices, first, rest, mirror=0,
+def transformed(xr, xi, sr, si, angles, N, radices, first, rest, mirror=(0, ()),
                 points=POINTS):
     """The last stage's results, a pair for each of a thread's butterflies; its butterfly at u has
     the frequencies u + k N / R.
 
     xr, xi: the points of the first stage's.  first, rest: (where a thread's line lies in shared
     memory, its part) in the first stage and in later ones.  mirror: points done
-    before the stage, the first or the last and of radix 8, whose butterflies are as in mirrored
+    before the stage, the first or the last, whose butterflies are (where a line lies, number)
     """
     m, begin, base, part = 1, 0, first[0], first[1]
     for R in radices:
         if m > 1:
             base, part = rest[0], rest[1]
             ats = [base + padded(part) + padded(u) for u in starts(N, R, points)]
-            if mirror == m:
-                ats = [base + padded(u) for u in mirrored(N, part)]
+            if mirror[0] == m:
+                ats = [b[0] + padded(b[1]) for b in mirror[1]]
             xr, xi = in_shared(sr, si, ats, N, R)
         y = [butterfly(R, xr[b], xi[b]) for b in ALL[:len(xr)]]
         if m * R < N:

@@ -15,14 +15,13 @@ from ..tensor import Tensor
 from ..tile import MODULE as tile
 from ..tile.kernel.decorator import kernel
 from .angles import TURN
-from .fft import some_lines
+from .fft import side_by_side
 from .fft_stages import (
     ALL,
     POINTS,
     in_order,
     in_shared,
     mirrored,
-    one_turn,
     padded,
     pitch,
     spread,
@@ -55,8 +54,8 @@ def rfft_lines(x: Tensor["A", "E", f32], yr: Tensor["A", "F", f32], yi: Tensor["
     number = tile.group_id(0) * BM + line
     a, base = min(number, lines - 1), line * P
     vr, vi = complex_points(x, a, part, N, radices[0], points)
-    y = transformed(vr, vi, sr, si, angles, N, radices, (base, part), (base, part), 0,
-                    points)
+    y = transformed(vr, vi, sr, si, angles, N, radices, (base, part), (base, part),
+                    points=points)
     in_order(sr, si, base, y, part, N, radices, points)
     if number < lines:
         if part == 0:
@@ -104,7 +103,8 @@ def rfft_pairs(x: Tensor["A", "E", f32], yr: Tensor["A", "F", f32], yi: Tensor["
     us, step = starts(N, radices[0]), N // radices[0]
     vr = [[x[here, part + (u + j * step)] for j in ALL[:radices[0]]] for u in us]
     vi = [[x[there, part + (u + j * step)] for j in ALL[:radices[0]]] for u in us]
-    (pr, pi), (qr, qi) = transformed(vr, vi, sr, si, angles, N, radices, at, at, N // 8)
+    (pr, pi), (qr, qi) = transformed(vr, vi, sr, si, angles, N, radices, at, at,
+                                     (N // 8, [(line * P, u) for u in mirrored(N, part)]))
     if a < lines:
         mirror_sums(yr, yi, a, pr, pi, qr, qi, N, part, 0.5 * scale)
     if a + 1 < lines:  # -i z has the parts in their other places
@@ -145,7 +145,8 @@ def irfft_pairs(xr: Tensor["A", "E", f32], xi: Tensor["A", "E", f32], y: Tensor[
     p = near + [chosen(own, mine[k], far_[3 - k]) for k in ALL[:4]]
     q = near_ + [chosen(own, far_[3 - k], far[3 - k]) for k in ALL[:4]]
     vr, vi = [[z[1] for z in p], [z[1] for z in q]], [[z[0] for z in p], [z[0] for z in q]]
-    made = transformed(vr, vi, sr, si, angles, N, radices, at, at, 1)
+    made = transformed(vr, vi, sr, si, angles, N, radices, at, at,
+                       (1, [(line * P, u), (line * P, v)]))
     if a < lines:
         part_points(y, a, [z[1] for z in made], part, N, radices[-1], scale)
     if a + 1 < lines:
@@ -196,74 +197,17 @@ def irfft_lines(xr: Tensor["A", "E", f32], xi: Tensor["A", "E", f32], y: Tensor[
     z = [[packed_frequency(xr, xi, turns, a, part, u + j * step, each, N)
           for j in ALL[:radices[0]]] for u in us]
     vr, vi = [[p[1] for p in ps] for ps in z], [[p[0] for p in ps] for ps in z]
-    made = transformed(vr, vi, sr, si, angles, N, radices, (base, part), (base, part), 0, points)
+    made = transformed(vr, vi, sr, si, angles, N, radices, (base, part), (base, part),
+                       points=points)
     if number < lines:
         real_points(y, a, made, part, N, radices[-1], scale, points)
-
-
-@kernel(grid=lambda lines, BM: -(-lines // BM), overwrites=("y",))
-def lines_to_real(xr: Tensor["A", "E", f32], xi: Tensor["A", "E", f32], y: Tensor["B", "F", f32],
-                  angles: Tensor["T", f32], radices, N: int, outer: int, lines: int, scale: float,
-                  BM=1, points=POINTS):
-    """As fft_lines of parts that are exchanged, whose results are real points, side by side."""
-    made, to, part = some_lines(xr, xi, angles, radices, N, 1, outer, lines, BM, points)
-    R, vs = radices[-1], starts(N, radices[-1], points)
-    if to < lines:
-        b, first = to // outer, 2 * (to % outer + part * outer)
-        for n in ALL[:len(vs)]:
-            for k in ALL[:R]:
-                at = 2 * outer * (vs[n] + k * (N // R))
-                y[b, first + at] = made[n][1][k] * scale
-                y[b, first + (at + 1)] = made[n][0][k] * scale
-
-
-@kernel(grid=lambda lines, N, per: lines * (N // (2 * per)), overwrites=("yr", "yi"))
-def real_frequencies(zr: Tensor["A", "E", f32], zi: Tensor["A", "E", f32],
-                     yr: Tensor["A", "F", f32], yi: Tensor["A", "F", f32], N: int, lines: int,
-                     scale: float, per: int):
-    """Frequencies 0 .. N of lines of 2 N real points from those of x[2 n] + i x[2 n + 1]."""
-    a = tile.group_id(0) // (N // (2 * per))
-    k = tile.group_id(0) % (N // (2 * per)) * per + tile.local_id()
-    back, half = (N - k) & (N - 1), 0.5 * scale
-    r, i, r_, i_ = zr[a, k], zi[a, k], zr[a, back], zi[a, back]
-    cosine, sine = one_turn(k, 2 * N)
-    c, d = turned(i + i_, r_ - r, cosine, sine)
-    yr[a, k] = (r + r_ + c) * half
-    yi[a, k] = (i - i_ + d) * half
-    yr[a, N - k] = (r + r_ - c) * half
-    yi[a, N - k] = (d - i + i_) * half
-    if k == 0:
-        yr[a, N // 2] = zr[a, N // 2] * scale
-        yi[a, N // 2] = zi[a, N // 2] * -scale
-
-
-@kernel(grid=lambda lines, N, per: lines * (N // (2 * per)), overwrites=("zr", "zi"))
-def packed_frequencies(xr: Tensor["A", "E", f32], xi: Tensor["A", "E", f32],
-                       zr: Tensor["A", "F", f32], zi: Tensor["A", "F", f32], N: int, lines: int,
-                       per: int):
-    """Twice the frequencies of x[2 n] + i x[2 n + 1] from those of lines of 2 N real points."""
-    a = tile.group_id(0) // (N // (2 * per))
-    k = tile.group_id(0) % (N // (2 * per)) * per + tile.local_id()
-    r, r_, i, i_ = xr[a, k], xr[a, N - k], xi[a, k], xi[a, N - k]
-    i, i_ = tile.where(k == 0, 0.0, i), tile.where(k == 0, 0.0, i_)
-    cosine, sine = one_turn(k, 2 * N)
-    c, d = turned(-(i + i_), r - r_, cosine, -sine)
-    zr[a, k] = r + r_ + c
-    zi[a, k] = i - i_ + d
-    if k > 0:
-        zr[a, N - k] = r + r_ - c
-        zi[a, N - k] = i_ - i + d
-    else:
-        zr[a, N // 2] = 2.0 * xr[a, N // 2]
-        zi[a, N // 2] = -2.0 * xi[a, N // 2]
 
 
 @kernel
 def complex_points(x, a, part, N, R, points=POINTS):
     """x[2 n] + i x[2 n + 1] of a line, for a thread's first butterflies."""
     us, step = starts(N, R, points), N // R
-    return ([[x[a, 2 * part + 2 * (u + j * step)] for j in ALL[:R]] for u in us],
-            [[x[a, 2 * part + (2 * (u + j * step) + 1)] for j in ALL[:R]] for u in us])
+    return side_by_side(x, a, 2 * part, [[u + j * step for j in ALL[:R]] for u in us])
 
 
 @kernel
@@ -342,5 +286,5 @@ def pair_filtered(sr, si, here, back, c, s, k, hr, hi, hr_, hi_):
     si[here] = pi - qi + ti
 
 
-__all__ = ["filter_lines", "irfft_lines", "irfft_pairs", "lines_to_real", "packed_frequencies",
-           "real_angles", "real_frequencies", "rfft_lines", "rfft_pairs"]
+__all__ = ["chosen", "complex_points", "filter_lines", "irfft_lines", "irfft_pairs", "real_angles",
+           "real_points", "rfft_lines", "rfft_pairs"]

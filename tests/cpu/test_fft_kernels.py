@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,8 @@ import pytest
 import tessera as ts
 from tessera.graph.cuda import CudaProgram
 from tessera.graph.host_copy import HostCopy
+from tessera.kernels import fft_passes
+from tessera.kernels.mixed_fft import LONGEST_MIXED, MOST_STAGES, mixed_form
 
 EPS = 2.0**-24
 
@@ -72,8 +75,9 @@ def test_other_axes(shape: tuple, axis: int, rng: Any) -> None:
     check(a + 1j * b, np.fft.fft(z, axis=axis), shape[axis])
 
 
-@pytest.mark.parametrize("norm", ["backward", "forward"])
-@pytest.mark.parametrize(("lines", "n"), [(3, 1 << 15), (2, 1 << 16), (1, 1 << 18), (3, 1 << 20)])
+@pytest.mark.parametrize(("lines", "n", "norm"), [
+    (3, 1 << 15, "backward"), (2, 1 << 16, "forward"), (1, 1 << 18, "backward"),
+    (3, 1 << 20, "forward")])
 def test_long_lines_are_two_passes_in_one_launch(lines: int, n: int, norm: str, rng: Any) -> None:
     """Of fewer lines than lie between the passes, and of more."""
     re, im, z = pair(rng, lines, n)
@@ -134,7 +138,39 @@ def test_gradients_are_transforms(rng: Any) -> None:
     check(a + 1j * b, np.fft.ifft(z, norm="forward"), 64)
 
 
-@pytest.mark.parametrize(("n", "dtype"), [(60, "f32"), (64, "f64"), (1, "f32")])
+@pytest.mark.parametrize(("lines", "n"), [(9, 12), (7, 60), (4, 100), (1, 144), (3, 225),
+                                          (2, 1000)])
+def test_lines_of_factors_3_and_5(lines: int, n: int, rng: Any) -> None:
+    """Of one to three stages; of groups with fewer lines than they have threads for, and more."""
+    re, im, z = pair(rng, lines, n)
+    made, (a, b) = ran(lambda re, im: ts.ifft((re, im), norm="ortho"), re, im)
+    assert calls(made) == ["mixed_lines"] and len(made.plan.groups) == 1
+    check(a + 1j * b, np.fft.ifft(z, norm="ortho"), n)
+
+
+@pytest.mark.parametrize(("lines", "n"), [(9, 12), (4, 15), (5, 60), (1, 225), (2, 400)])
+def test_real_lines_of_factors_3_and_5(lines: int, n: int, rng: Any) -> None:
+    """Two lines at once; no imaginary part that has to be 0 is read."""
+    x = rng.standard_normal((lines, n)).astype(np.float32)
+    made, (a, b) = ran(ts.rfft, x)
+    assert calls(made) == ["mixed_real"] and len(made.plan.groups) == 1
+    alone = [0] if n % 2 else [0, -1]
+    assert not b[:, alone].any()
+    check(a + 1j * b, np.fft.rfft(x.astype(np.float64)), n)
+    b[:, alone] = np.nan
+    made, (y,) = ran(lambda a, b: (ts.irfft((a, b), n),), a, b)
+    assert calls(made) == ["mixed_real_back"] and len(made.plan.groups) == 1
+    check(y, x.astype(np.float64), n * n)
+
+
+def test_radices_are_products_of_the_points() -> None:
+    for n in range(1, LONGEST_MIXED + 1):
+        if (form := mixed_form(n)) is not None:
+            assert math.prod(form[1]) == n and len(form[1]) <= MOST_STAGES
+            assert n % form[0] == 0 and all(form[0] % r == 0 for r in form[1])
+
+
+@pytest.mark.parametrize(("n", "dtype"), [(56, "f32"), (7680, "f32"), (64, "f64"), (1, "f32")])
 def test_others_are_the_vendors(n: int, dtype: str, rng: Any) -> None:
     re, im, z = pair(rng, 3, n)
     wide = {"f32": np.float32, "f64": np.float64}[dtype]
@@ -162,18 +198,20 @@ def test_the_longest_real_lines_are_of_half_as_many_complex_points(rng: Any) -> 
     check(a + 1j * b, np.fft.rfft(x.astype(np.float64)), 1 << 15)
 
 
-@pytest.mark.parametrize("norm", ["backward", "ortho"])
-def test_longer_real_lines_are_two_launches_and_three_back(norm: str, rng: Any) -> None:
-    n = 1 << 16
-    x = rng.standard_normal((2, n)).astype(np.float32)
+@pytest.mark.parametrize(("lines", "n", "norm"), [
+    (2, 1 << 16, "ortho"), (1, 1 << 21, "backward")])
+def test_longer_real_lines_are_one_launch_there_and_one_back(lines: int, n: int, norm: str,
+                                                             rng: Any, monkeypatch: Any) -> None:
+    """Of as many lines as lie between the passes, and of more; of three stages in a pass."""
+    monkeypatch.setattr(fft_passes, "AHEAD", 8)
+    x = rng.standard_normal((lines, n)).astype(np.float32)
     made, (a, b) = ran(lambda x: ts.rfft(x, norm=norm), x)
-    assert calls(made) == ["fft_passes", "real_frequencies"] and len(made.plan.groups) == 2
+    assert calls(made) == ["rfft_passes"] and len(made.plan.groups) == 1
     assert not b[:, 0].any() and not b[:, -1].any()
     check(a + 1j * b, np.fft.rfft(x.astype(np.float64), norm=norm), n)
     b[:, 0], b[:, -1] = np.nan, np.inf
     made, (y,) = ran(lambda a, b: (ts.irfft((a, b), norm=norm),), a, b)
-    assert calls(made) == ["packed_frequencies", "fft_lines", "lines_to_real"]
-    assert len(made.plan.groups) == 3
+    assert calls(made) == ["irfft_passes"] and len(made.plan.groups) == 1
     check(y, x.astype(np.float64), n * n)
 
 
@@ -222,6 +260,23 @@ def test_a_convolution_is_one_launch(shape: tuple, factors: tuple, order: str, r
     made, (y,) = ran(lambda x, re, im: (convolved(x, (re, im), order),), x, re, im)
     assert calls(made) == ["filter_lines"] and len(made.plan.groups) == 1
     check(y, np.fft.irfft(np.fft.rfft(x.astype(np.float64)) * h, n), n * n)
+
+
+def test_back_to_the_longest_lines_in_one_piece(rng: Any) -> None:
+    """Pairs are made where frequencies are read, each of them once."""
+    re, im, z = pair(rng, 3, (1 << 13) + 1)
+    im[:, 0], im[:, -1] = np.nan, np.inf
+    made, (y,) = ran(lambda re, im: (ts.irfft((re, im)),), re, im)
+    assert calls(made) == ["irfft_whole"] and len(made.plan.groups) == 1
+    check(y, np.fft.irfft(z), 1 << 14)
+
+
+def test_longer_convolutions_are_transforms_and_a_loop() -> None:
+    n = 1 << 16
+    kinds = ts.Tensor[3, n, ts.f32], *[ts.Tensor[n // 2 + 1, ts.f32]] * 2
+    fn = ts.jit(lambda x, re, im: (convolved(x, (re, im)),))
+    made = CudaProgram(fn.graph(*kinds), "sm_90a")
+    assert [g.kind for g in made.plan.groups] == ["launch", "loop", "launch"]
 
 
 @pytest.mark.parametrize("fn", [

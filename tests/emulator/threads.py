@@ -149,8 +149,7 @@ def _taken() -> Any:
 
 class Team:
     """The threads of a block, and who of them holds the baton: a lock for each, free while it is
-    handed over. Locks, of which one hands to the next: semaphores by way of `run` take five times
-    as long."""
+    handed over."""
 
     def __init__(self, threads: int):
         self.threads = threads

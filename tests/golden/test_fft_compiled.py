@@ -35,6 +35,8 @@ CASES = {
     "real lines of 32768": (ts.rfft, ((4, 32768),)),
     "long real lines": (ts.rfft, ((2, 1 << 18),)),
     "back to long real lines": (lambda a, b: ts.irfft((a, b)), ((2, (1 << 17) + 1),) * 2),
+    "lines of 1000": (lambda a, b: ts.fft((a, b)), ((4, 1000),) * 2),
+    "back to real lines of 400": (lambda a, b: ts.irfft((a, b)), ((4, 201),) * 2),
     "convolution": (convolved, ((4, 2048), (1025,), (1025,))),
 }
 

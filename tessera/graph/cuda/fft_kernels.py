@@ -16,7 +16,6 @@ from ...kernels.fft import (
     LONGEST,
     LONGEST_ACROSS,
     LONGEST_PAIR,
-    LONGEST_PAIR_BACK,
     fft_lines,
     form_of,
     launcher_of,
@@ -25,18 +24,25 @@ from ...kernels.fft import (
     radices_of,
 )
 from ...kernels.fft_passes import RADICES, blocks_of, fft_passes
-from ...kernels.fft_stages import POINTS, stage_angles
+from ...kernels.fft_stages import MOST_POINTS, POINTS, stage_angles
+from ...kernels.mixed_fft import (
+    mixed_angles,
+    mixed_block,
+    mixed_form,
+    mixed_lines,
+    mixed_real,
+    mixed_real_back,
+)
 from ...kernels.real_fft import (
     filter_lines,
     irfft_lines,
     irfft_pairs,
-    lines_to_real,
-    packed_frequencies,
     real_angles,
-    real_frequencies,
     rfft_lines,
     rfft_pairs,
 )
+from ...kernels.real_passes import WHOLE, irfft_passes, irfft_whole, rfft_passes
+from ...kernels.real_passes import blocks_of as real_blocks_of
 from ...numerics import as_type
 from ...tensor import Tensor
 from ...tile.kernel.kernel import Kernel
@@ -70,10 +76,15 @@ def _is_taken(node: Node) -> bool:
     if node.op is FFT_PLANES:
         return all(n in RADICES for n in x.shape[-2:])
     axis = node.attrs["axis"]
+    along = axis == x.ndim - 1
     if node.op is FFT:
-        return _is_power(x.shape[axis], 2, LONGEST_ACROSS**2)
-    real = node.inputs[0] if node.op is RFFT else node.outputs[0]
-    return axis == x.ndim - 1 and _is_power(real.aval.shape[axis], 4, 2 * LONGEST_ACROSS**2)
+        return _is_power(x.shape[axis], 2, LONGEST_ACROSS**2) or along and _is_mixed(x.shape[axis])
+    n = (node.inputs[0] if node.op is RFFT else node.outputs[0]).aval.shape[axis]
+    return along and (_is_power(n, 4, 2 * LONGEST_ACROSS**2) or _is_mixed(n))
+
+
+def _is_mixed(n: Any) -> bool:
+    return mixed_form(n) is not None
 
 
 def _is_power(n: Any, least: int, most: int) -> bool:
@@ -152,7 +163,8 @@ def _as_filter(rw: Rewriter, source: Node, node: Node, h: tuple[Value, Value]) -
     x, n = source.inputs[0], node.attrs["n"]
     half = source.outputs[0].aval.shape
     shape = h[0].aval.shape
-    fits = shape == h[1].aval.shape and shape == half[len(half) - len(shape):] and shape
+    fits = shape == h[1].aval.shape and shape == half[len(half) - len(shape):] and shape and (
+        _is_power(n, 4, 2 * LONGEST))
     if not fits or x.aval.shape[-1] != n or source.attrs["axis"] != x.aval.ndim - 1 or (
             node.attrs["axis"] != x.aval.ndim - 1):
         return None
@@ -175,7 +187,9 @@ def _fft(re: Tensor, im: Tensor, axis: int, inverse: bool, norm: str) -> tuple[T
     n, inner = int(re.shape[axis]), prod(re.shape[axis + 1:])
     scale = _scale(n, norm, inverse)
     parts = (im, re) if inverse else (re, im)
-    if n <= (LONGEST if inner == 1 else LONGEST_ACROSS):
+    if n & n - 1:
+        made = _mixed(parts, n, scale)
+    elif n <= (LONGEST if inner == 1 else LONGEST_ACROSS):
         made = _lines(parts, n, inner, inner, scale=scale)
     elif inner == 1:
         made = _passes(parts, *_two(n), True, scale)
@@ -195,17 +209,17 @@ def _fft_planes(re: Tensor, im: Tensor, inverse: bool, norm: str) -> tuple[Tenso
     return (yi, yr) if inverse else (yr, yi)
 
 
-def _passes(x: tuple[Tensor, Tensor], n: int, rest: int, along: bool, scale: float,
-            every: int = 1) -> tuple[Tensor, Tensor]:
+def _passes(x: tuple[Tensor, Tensor], n: int, rest: int, along: bool,
+            scale: float) -> tuple[Tensor, Tensor]:
     """Both passes over arrays of `rest` lines of n points; see fft_passes."""
     size = n * rest
-    count = prod(x[0].shape) // (size * every)
+    count = prod(x[0].shape) // size
     lanes, given = blocks_of(n, rest, count)
-    xr, xi = (F.reshape(part, (count, size * every)) for part in x)
+    xr, xi = (F.reshape(part, (count, size)) for part in x)
     yr, yi = (F.zeros((count, size), F32) for _ in x)
     launcher_of(fft_passes, lanes, given["points"])(
         xr, xi, yr, yi, F.zeros((count,), I32), _angles(n, given["radices"]),
-        _angles(rest, given["radices_"]), along=along, scale=scale, every=every, **given)
+        _angles(rest, given["radices_"]), along=along, scale=scale, **given)
     return yr, yi
 
 
@@ -221,6 +235,25 @@ def _lines(x: tuple[Tensor, Tensor], n: int, inner: int, outer: int, whole: int 
         xr, xi, yr, yi, _angles(n, radices), radices, N=n, inner=inner, outer=outer, lines=count,
         whole=whole, apart=apart, scale=scale, BM=lines, points=points)
     return yr, yi
+
+
+def _mixed(x: tuple[Tensor, Tensor], n: int, scale: float) -> tuple[Tensor, Tensor]:
+    count = prod(x[0].shape) // n
+    given, launcher = _mixed_block(mixed_lines, n, count)
+    yr, yi = (F.zeros((count, n), F32) for _ in x)
+    launcher(*(F.reshape(part, (count, n)) for part in x), yr, yi, scale=scale, **given)
+    return yr, yi
+
+
+def _mixed_block(kernel: Kernel, n: int, count: int) -> tuple[dict[str, Any], Any]:
+    """What a kernel is given whose lines have factors 3 and 5, its launcher."""
+    form = mixed_form(n)
+    assert form is not None
+    points, radices = form
+    lines, lanes = mixed_block(n, points)
+    angles = Tensor(mixed_angles(n, radices).copy(), F32)
+    return {"angles": angles, "radices": radices, "N": n, "lines": count, "BM": lines,
+            "points": points}, launcher_of(kernel, lanes, points)
 
 
 def _angles(n: int, radices: tuple[int, ...]) -> Tensor:
@@ -240,70 +273,52 @@ def _scale(n: int, norm: str, inverse: bool) -> float:
 
 # --- of real points ------------------------------------------------------------------------------
 def _rfft(x: Tensor, axis: int, norm: str) -> tuple[Tensor, ...]:
-    """Short lines two at once."""
     n = int(x.shape[-1])
-    count, scale = prod(x.shape) // n, _scale(n, norm, False)
-    x, shape = F.reshape(x, (count, n)), x.shape[:-1]
+    count, shape = prod(x.shape) // n, (*x.shape[:-1], n // 2 + 1)
     yr, yi = (F.zeros((count, n // 2 + 1), F32) for _ in "ri")
-    if n > 2 * LONGEST:
-        N = n // 2
-        zr, zi = _passes((x, x), *_two(N), True, 1.0, every=2)
-        real_frequencies.launcher(lanes=LANES_OF_PAIRS)(zr, zi, yr, yi, N=N, lines=count,
-                                                        scale=scale, per=LANES_OF_PAIRS)
-        return tuple(F.reshape(y, (*shape, n // 2 + 1)) for y in (yr, yi))
-    if count > 1 and POINTS <= n <= LONGEST_PAIR:
-        (lines, lanes), radices = lines_of(n, False), mirror_radices(n)
-        launcher_of(rfft_pairs, lanes)(x, yr, yi, _angles(n, radices), radices, N=n, lines=count,
-                                       scale=scale, BM=lines)
-    else:
-        given, launcher = _half(rfft_lines, n)
-        launcher(x, yr, yi, lines=count, scale=scale, **given)
-    return tuple(F.reshape(y, (*shape, n // 2 + 1)) for y in (yr, yi))
+    given, launcher = _real_block(n, count, False)
+    launcher(F.reshape(x, (count, n)), yr, yi, scale=_scale(n, norm, False), **given)
+    return tuple(F.reshape(y, shape) for y in (yr, yi))
 
 
 def _irfft(re: Tensor, im: Tensor, axis: int, n: int, norm: str) -> Tensor:
-    """Short lines two at once."""
-    count, scale = prod(re.shape[:-1]), _scale(n, norm, True)
-    xr, xi = (F.reshape(part, (count, n // 2 + 1)) for part in (re, im))
-    if n > 2 * LONGEST:
-        return F.reshape(_long_irfft(xr, xi, n, scale), (*re.shape[:-1], n))
-    y = F.zeros((count, n), F32)
-    if count > 1 and POINTS <= n <= LONGEST_PAIR_BACK:
-        (lines, lanes), radices = lines_of(n, False), mirror_radices(n)[::-1]
-        launcher_of(irfft_pairs, lanes)(xr, xi, y, _angles(n, radices), radices, N=n, lines=count,
-                                        scale=scale, BM=lines)
-    else:
-        given, launcher = _half(irfft_lines, n)
-        launcher(xr, xi, y, lines=count, scale=scale, **given)
+    count, y = prod(re.shape[:-1]), F.zeros((prod(re.shape[:-1]), n), F32)
+    given, launcher = _real_block(n, count, True)
+    launcher(*(F.reshape(part, (count, n // 2 + 1)) for part in (re, im)), y,
+             scale=_scale(n, norm, True), **given)
     return F.reshape(y, (*re.shape[:-1], n))
 
 
-def _half(kernel: Kernel, n: int) -> tuple[dict[str, Any], Any]:
-    """What a kernel is given that has n real points as half as many complex ones, its launcher."""
-    radices, points = form_of(n // 2, False)
+def _real_block(n: int, count: int, back: bool) -> tuple[dict[str, Any], Any]:
+    """What the kernel is given of `count` lines of n real points, and its launcher. Two lines are
+    the parts of a complex one where they are short, else half of a line's points each."""
+    if n & n - 1:
+        return _mixed_block(mixed_real_back if back else mixed_real, n, count)
+    if n > 2 * LONGEST:
+        return _real_passes(n // 2, count, back)
+    if count > 1 and POINTS <= n <= LONGEST_PAIR:
+        (lines, lanes), radices = lines_of(n, False), mirror_radices(n)
+        radices = radices[::-1] if back else radices
+        given = {"angles": _angles(n, radices), "radices": radices, "N": n, "lines": count,
+                 "BM": lines}
+        return given, launcher_of(irfft_pairs if back else rfft_pairs, lanes)
+    if back and n // 2 in WHOLE:
+        kernel, points, radices = irfft_whole, MOST_POINTS, WHOLE[n // 2]
+        angles = _angles(n // 2, radices)
+    else:
+        kernel = irfft_lines if back else rfft_lines
+        radices, points = form_of(n // 2, False)
+        angles = Tensor(real_angles(n // 2, radices).copy(), F32)
     lines, lanes = lines_of(n // 2, False, points)
-    angles = Tensor(real_angles(n // 2, radices).copy(), F32)
-    return {"angles": angles, "radices": radices, "N": n // 2, "BM": lines,
+    return {"angles": angles, "radices": radices, "N": n // 2, "lines": count, "BM": lines,
             "points": points}, launcher_of(kernel, lanes, points)
 
 
-def _long_irfft(xr: Tensor, xi: Tensor, n: int, scale: float) -> Tensor:
-    count, N = int(xr.shape[0]), n // 2
-    first, rest = _two(N)
-    zr, zi = (F.zeros((count, N), F32) for _ in "ri")
-    packed_frequencies.launcher(lanes=LANES_OF_PAIRS)(xr, xi, zr, zi, N=N, lines=count,
-                                                      per=LANES_OF_PAIRS)
-    parts = (F.reshape(part, (-1, rest)) for part in _lines((zi, zr), first, rest, rest, N))
-    radices, points = form_of(rest, True)
-    lines, lanes = lines_of(rest, True, points)
-    y = F.zeros((count, n), F32)
-    launcher_of(lines_to_real, lanes, points)(
-        *parts, y, _angles(rest, radices), radices, N=rest, outer=first, lines=count * first,
-        scale=scale, BM=lines, points=points)
-    return y
-
-
-LANES_OF_PAIRS = 256
+def _real_passes(size: int, count: int, back: bool) -> tuple[dict[str, Any], Any]:
+    lanes, given = real_blocks_of(size, count, back)
+    given |= {"done": F.zeros((count,), I32), "angles": _angles(given["N"], given["radices"]),
+              "angles_": _angles(given["N_"], given["radices_"])}
+    return given, launcher_of(irfft_passes if back else rfft_passes, lanes, given["points"])
 
 
 def _two(n: int) -> tuple[int, int]:
