@@ -99,7 +99,8 @@ class TorchProduct:
 
     def kernels(self) -> str:
         """Names of what a call launches."""
-        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as p:
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA],
+                                    acc_events=True) as p:
             self._call(torch.cuda.default_stream(), 0)
             torch.cuda.synchronize()
         return " ".join(e.key for e in p.key_averages() if of_torch(e.key) == "matmul")

@@ -28,4 +28,5 @@ def test_products_of_a_step_beside_cublas(name, extents):
     for r in rows:
         assert r["ours"]["us"] > 1 and r["cuBLAS"]["us"] > 1 and r["kernels"], r
         assert r["off"] is None or r["off"] < 2.0**-7, r
-    assert sum(r["off"] is not None for r in rows) >= len(rows) - 1
+    apart = [r["product"] for r in rows if r["off"] is None]  # "ntnt 64x32x16 + 16": parts of one
+    assert len(apart) <= 2 and all(len(p.split()[0]) > 2 for p in apart)  # array, not compared
