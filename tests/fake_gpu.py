@@ -226,6 +226,7 @@ def gpu(driver, monkeypatch, tmp_path):
     made = Compiler(driver)
     monkeypatch.setattr(machine_code, "compile_request", made.compile)
     monkeypatch.setattr(machine_code, "fingerprint", lambda: "of the fake compiler")
+    monkeypatch.setattr(machine_code, "GIVEN", {})  # real code, of files that a test has loaded
     monkeypatch.setattr(arrays, "_by_class", {})
     monkeypatch.setitem(sys.modules, "torch", fake_torch())
     monkeypatch.setitem(sys.modules, "cupy", fake_cupy())

@@ -8,9 +8,10 @@ import pytest
 
 from hopper_lowering import Known, distance, program, run
 from tessera import bf16
-from tessera.tile.cuda.lower import assign_layouts
+from tessera.tile.cuda.lower.warp_specialised import machine
 from tessera.tile.cuda.lower.warp_specialised.machine import PipelineError
 from tessera.tile.cuda.lower.warp_specialised.rewrite import ops_in
+from tessera.tile.ir.register_layout import warpgroup_columns
 from transposed_kernels import SPELLINGS, spelled
 
 FACTS = Known(divisible=frozenset("DE"), aligned=frozenset("ABCQKVG"))
@@ -31,11 +32,10 @@ def test_every_spelling_of_a_transpose(how, S, rng):
 
 
 def test_registers_that_lie_otherwise_are_an_error(rng, monkeypatch):
-    """Of a compiler that forgets the conversion."""
+    """Of an instruction that wants columns where the compiler placed rows."""
     a, k, b = (rng.standard_normal(s).astype(bf16.numpy) for s in ((64, 64), (64, 64), (64, 64)))
     kernel = spelled("rounded")
-    monkeypatch.setattr(assign_layouts._Rewriter, "wanted", lambda self, op, x: None)
     made = program(kernel, a, k, b, np.zeros((64, 64), np.float32), facts=FACTS)
-    said = r"pack_operand takes f32\[64, 64\] as 1.0 0.3 .* lies as"
-    with pytest.raises(PipelineError, match=said):
+    monkeypatch.setattr(machine, "fragments", lambda op, shape, n: warpgroup_columns(shape, n))
+    with pytest.raises(PipelineError, match=r"async_matmul takes f32\[64, 64\] as .* lies as"):
         run(kernel, made, (1,), a, k, b, np.zeros((64, 64), np.float32))
