@@ -30,6 +30,7 @@ class Signatures:
         self.name, self.told, self.clock, self.made, self.rebound = name, False, 0, 0, 0
         self.kept: dict[Any, Any] = {}
         self.aside: dict[Any, list] = {}  # by key, for other settings of objects
+        self.setting = ""  # the name of the last one that changed
         self.fast: dict[Any, Any] = {}
         self.types: dict[Any, list] = {}  # of a short key: keeps the ids in it alive
 
@@ -51,9 +52,12 @@ class Signatures:
             if setting:
                 self.aside[key] = [*self.aside.get(key, ()), traced][-ASIDE:]
         self._drop_short(traced)
-        self.made -= 1
         if setting:
+            self.setting = name
+            if len(self.aside) > MOST:
+                del self.aside[next(iter(self.aside))]
             return
+        self.made -= 1
         self.rebound += 1
         if self.rebound == REBOUND_OFTEN:
             warn_user(f"{self.name} has been traced and compiled anew {self.rebound} times, as "
@@ -99,7 +103,7 @@ class Signatures:
         place = (where.file, where.line) if where is not None else ("", 0)
         text = "\n".join([
             f"{self.name} has been traced and compiled {self.made} times, each time for other "
-            "arguments:",
+            "arguments" + f", or another value of {self.setting!r}" * bool(self.setting) + ":",
             *(f"  {line}" for line in changes([t.types for t in self.kept.values()])),
             f"  each takes time and memory, and {MOST} are kept. Pad what changes its extents to "
             "a few sizes (powers of two), and give numbers that change as tensors: "
