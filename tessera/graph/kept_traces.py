@@ -47,15 +47,14 @@ class Signatures:
     def drop(self, traced: Any, name: str, setting: bool) -> None:
         """A trace of something that is no longer what this name of the user's program holds. Where
         it was a setting of an object, such as `training`, it may soon be so again."""
-        for key in [k for k, t in self.kept.items() if t is traced]:
-            del self.kept[key]
-            if setting:
+        for key in [k for k, t in list(self.kept.items()) if t is traced]:
+            if self.kept.pop(key, None) is traced and setting:  # another thread may have done it
                 self.aside[key] = [*self.aside.get(key, ()), traced][-ASIDE:]
         self._drop_short(traced)
         if setting:
             self.setting = name
             if len(self.aside) > MOST:
-                del self.aside[next(iter(self.aside))]
+                self.aside.pop(next(iter(self.aside)), None)
             return
         self.made -= 1
         self.rebound += 1
@@ -77,8 +76,9 @@ class Signatures:
         return found
 
     def _drop_short(self, traced: Any) -> None:
-        for short in [s for s, t in self.fast.items() if t is traced]:
-            del self.fast[short], self.types[short]
+        for short in [s for s, t in list(self.fast.items()) if t is traced]:
+            self.fast.pop(short, None)
+            self.types.pop(short, None)
 
     def keep(self, key: Any, traced: Any) -> None:
         """A new trace; the one used longest ago goes when there are too many."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import sys
+import threading
 import types
 import warnings
 from collections.abc import Callable
@@ -253,6 +255,38 @@ def test_a_setting_that_changes_at_each_call_is_told() -> None:
         for k in range(40):
             net.scale = float(k)
             assert f(ts.ones(3)).tolist() == [float(k)] * 3
+
+
+@pytest.mark.filterwarnings("ignore::tessera.graph.kept_traces.RetracingWarning")
+def test_threads_that_see_a_name_bound_anew_at_once() -> None:
+    """Each forgets the trace, or puts it aside, which another one may have done."""
+    net, wrong, threads = Net(), [], 4
+    f, meet = ts.jit(lambda x: x * net.w * net.scale), threading.Barrier(threads)
+    before = sys.getswitchinterval()
+
+    def bind() -> None:
+        net.w, net.scale = net.w + 1.0, 3.0 - net.scale
+
+    def call() -> None:
+        try:
+            for k in range(40):
+                if meet.wait() == 0:
+                    bind()
+                meet.wait()
+                if f(ts.ones(3)).tolist() != [(k + 2.0) * net.scale] * 3:
+                    wrong.append(k)
+        except Exception as error:
+            wrong.append(error)
+            meet.abort()
+
+    sys.setswitchinterval(1e-6)
+    try:
+        workers = [threading.Thread(target=call) for _ in range(threads)]
+        for step in (threading.Thread.start, threading.Thread.join):
+            [step(w) for w in workers]
+    finally:
+        sys.setswitchinterval(before)
+    assert not wrong
 
 
 TABLE = ts.ones(3)
