@@ -161,7 +161,7 @@ def _like_param(w: Tensor, p: Tensor) -> Tensor:
 
 
 def _matching_grads(named: dict[str, Tensor], params: Any, grads: Any) -> dict[str, Tensor]:
-    """The gradients of what is trained. Of what is not there may be some, which are not read."""
+    """The gradients of what is trained, by path. Those of other leaves are not read."""
     leaves, structure = tree.flatten(grads)
     found = dict(zip(tree.paths(structure), map(as_tensor, leaves), strict=True))
     beside = set(tree.paths(tree.flatten(params)[1])) - named.keys()
