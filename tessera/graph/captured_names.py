@@ -12,6 +12,7 @@ captured no tensor, and has no object as an argument, looks at nothing.
 from __future__ import annotations
 
 import dis
+import enum
 import functools
 import types
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -25,7 +26,7 @@ from . import tree
 DEEPEST = 8  # containers in containers
 MOST = 20_000  # objects looked at
 OURS = __name__.partition(".")[0]
-PLAIN = (str, bytes, int, float, complex, bool, type(None), np.generic)
+PLAIN = (str, bytes, int, float, complex, bool, type(None), np.generic, enum.Enum)
 
 
 class NameLink(NamedTuple):
@@ -61,7 +62,7 @@ def _filled(cell: types.CellType) -> bool:
 
 
 class Rebound(NamedTuple):
-    """A name of the user's program. setting: whether it held a number, string or bool."""
+    """A name of the user's program. setting: whether it held a number, string, bool or enum."""
 
     name: str
     setting: bool
@@ -123,16 +124,19 @@ class _Search:
             self.names |= _names_of(value)
             self.written |= _written_by(value)
             for link, child in _parts(value, self.names):
-                own = link is not None and _is_attribute(value, link)
-                if own and isinstance(child, (*PLAIN, np.ndarray)):  # who tells which are read?
-                    reached = link.key in self.names and (
-                        isinstance(child, np.ndarray) or link.key not in self.written)
-                else:
-                    reached = self.look(child, depth + 1)
-                if reached:
+                if self._leads(value, link, child, depth):
                     self.seen[id(value)] = True
                     self.links += [] if link is None else [link]
         return self.seen[id(value)]
+
+    def _leads(self, value: Any, link: NameLink | None, child: Any, depth: int) -> bool:
+        """Whether a captured tensor is reached through a part of a value, or it is an attribute
+        that the code names: an array, since nothing tells which are captured, or a setting."""
+        if link is None or not isinstance(child, (*PLAIN, np.ndarray)) or not _is_attribute(
+                value, link):
+            return self.look(child, depth + 1)
+        return link.key in self.names and (
+            isinstance(child, np.ndarray) or link.key not in self.written)
 
 
 def _is_attribute(value: Any, link: NameLink) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import functools
 import sys
 import threading
@@ -189,10 +190,14 @@ def test_a_setting_of_an_object_is_seen_and_its_trace_kept_for_later(way: str) -
         assert f(x).tolist() == [20.0] * 3
 
 
+class Sign(enum.Enum):
+    PLUS, MINUS = 1, -1
+
+
 class Defaults:
     """What is read by the class of an object, by a property, and by a static method."""
 
-    w, training, inner, other = ts.ones(3), True, 2.0, 5.0
+    w, training, inner, other, sign = ts.ones(3), True, 2.0, 5.0, Sign.PLUS
 
     @property
     def scale(self) -> float:
@@ -207,7 +212,8 @@ class Defaults:
         return x * cls.w
 
     def __call__(self, x: Any) -> Any:
-        return x * self.w * self.scale * self.factor(self) + float(self.training)
+        y = x * self.w * self.scale * self.factor(self) + float(self.training)
+        return y if self.sign is Sign.PLUS else -y
 
 
 @pytest.mark.parametrize("of", ["object", "class"])
@@ -217,7 +223,7 @@ def test_what_an_object_has_by_its_class_is_seen(of: str, monkeypatch: pytest.Mo
     assert f(x).tolist() == [11.0] * 3 and by_name(x).tolist() == [2.0] * 3
     holder = net if of == "object" else Defaults
     for name, value, want in [("training", False, 10.0), ("inner", 3.0, 15.0), ("other", 2.0, 6.0),
-                              ("w", ts.full((3,), 4.0), 24.0)]:
+                              ("w", ts.full((3,), 4.0), 24.0), ("sign", Sign.MINUS, -24.0)]:
         monkeypatch.setattr(holder, name, value, raising=False)
         assert f(x).tolist() == f(x).tolist() == [want] * 3, name
     assert by_name(x).tolist() == [2.0 if of == "object" else 12.0] * 3
