@@ -47,17 +47,22 @@ def fits(value: Any, kind: Any) -> bool:
     origin, inner = typing.get_origin(kind), typing.get_args(kind)
     if origin in (typing.Union, types.UnionType):
         return any(fits(value, k) for k in inner)
+    if kind is inspect.Parameter.empty or not isinstance(origin or kind, type):
+        return True
     if kind in NUMBERS:
         index = hasattr(value, "__index__") and not hasattr(value, "shape")  # an extent by name
         return isinstance(value, NUMBERS[kind]) or index or getattr(value, "shape", None) == ()
     if kind is str:
         return isinstance(value, str)
+    if origin is tuple and inner[1:] not in ((), (...,)):
+        return isinstance(value, tuple | list) and len(value) == len(inner) and all(
+            map(fits, value, inner))
     if origin is not None and issubclass(origin, Sequence | Collection) \
             and not issubclass(origin, Mapping):
         return isinstance(value, Iterable) and not isinstance(value, str) and all(
             fits(x, inner[0]) for x in (value if isinstance(value, list | tuple) and inner else ()))
     kind = origin or kind
-    judged = isinstance(kind, type) and kind is not Any and not getattr(kind, "_is_protocol", False)
+    judged = kind is not Any and not getattr(kind, "_is_protocol", False)
     return not judged or isinstance(value, kind)
 
 

@@ -117,8 +117,9 @@ def refusing(name: str, fn: Function) -> Function:
     return refuses(call)  # type: ignore[return-value]
 
 
-def refuse_wrong_init(cls: type[Class]) -> type[Class]:
-    """Decorator of a class: arguments that do not fit it are an error of the user's line."""
+def refuse_wrong_init(cls: type[Class], how: str | None = None) -> type[Class]:
+    """Decorator of a class: arguments that do not fit it are an error of the user's line. how: it
+    is called, where its signature does not say."""
     made, signature = cls.__init__, inspect.signature(cls)
 
     @functools.wraps(made)
@@ -128,7 +129,7 @@ def refuse_wrong_init(cls: type[Class]) -> type[Class]:
         except TesseraError:
             raise
         except FAILURES as err:
-            refusal = call_refusal(cls.__name__, made, signature, args, kwargs)
+            refusal = call_refusal(cls.__name__, made, signature, args, kwargs, how)
             if refusal is None:
                 raise
             raise refusal from err

@@ -33,7 +33,7 @@ def written_table() -> str:
 def refused_table() -> str:
     reasons: dict[str, list[str]] = {}
     for op in ours():
-        if (why := why_refused(op)) is not None and not op.expand:
+        if (why := why_refused(op)) is not None:
             reasons.setdefault(why, []).append(op.name)
     some = {n for n in RULES if why_refused(OPS[n]) is not None}
     return markdown(("Why", "Ops"), [

@@ -3,15 +3,16 @@ something else since is seen: of tensors, and of numbers, strings and bools that
 
 A trace holds tensors, Python holds names: `w = w - 0.1 * g` makes a new tensor, which a trace of
 `lambda x: x * w` does not know; `model.training = False` is another constant of `model(x)`. Looked
-through are closures, globals that the code names, functions and methods that it calls so, and
-lists, dicts and attributes of objects in them. What a function computes to find a tensor is not
-followed. A call of a function that captured no tensor, and has no object as an argument, looks at
-nothing.
+through are closures, globals that the code names, functions, methods and properties that it calls
+so, and lists, dicts and attributes of objects and of their classes in them. What a function
+computes to find a tensor is not followed, nor how long a list or dict is. A call of a function that
+captured no tensor, and has no object as an argument, looks at nothing.
 """
 
 from __future__ import annotations
 
 import dis
+import enum
 import functools
 import types
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -25,7 +26,7 @@ from . import tree
 DEEPEST = 8  # containers in containers
 MOST = 20_000  # objects looked at
 OURS = __name__.partition(".")[0]
-PLAIN = (str, bytes, int, float, complex, bool, type(None), np.generic)
+PLAIN = (str, bytes, int, float, complex, bool, type(None), np.generic, enum.Enum)
 
 
 class NameLink(NamedTuple):
@@ -61,7 +62,7 @@ def _filled(cell: types.CellType) -> bool:
 
 
 class Rebound(NamedTuple):
-    """A name of the user's program. setting: whether it held a number, string or bool."""
+    """A name of the user's program. setting: whether it held a number, string, bool or enum."""
 
     name: str
     setting: bool
@@ -71,10 +72,7 @@ class CapturedNames:
     """The links that lead to captured tensors and to settings of objects."""
 
     def __init__(self, roots: Iterable[Any], captures: Iterable[Tensor]):
-        search = _Search(captures)
-        for root in roots:
-            search.look(root, 0)
-        found = search.links
+        found = _Search(captures).links_from(list(roots))
         self._items = [(k.holder, k.key, k.value) for k in found if type(k.holder) is dict]
         self._others = [k for k in found if type(k.holder) is not dict]
         self._names = {(id(k.holder), k.key): k.name for k in found}
@@ -100,6 +98,17 @@ class _Search:
         self.alive: list[Any] = []  # what `seen` knows by id
         self.links: list[NameLink] = []
 
+    def links_from(self, roots: Sequence[Any]) -> list[NameLink]:
+        """Looked for until no function is found that names more: a module or an object may have
+        been looked through before it."""
+        known = -1
+        while known < len(self.names) + len(self.written):
+            known = len(self.names) + len(self.written)
+            self.seen, self.links = {}, []
+            for root in roots:
+                self.look(root, 0)
+        return self.links
+
     def look(self, value: Any, depth: int) -> bool:
         """Whether a captured tensor is reached through a value, or an array, which is captured as
         a tensor that is made of it; the links to it are kept."""
@@ -115,17 +124,26 @@ class _Search:
             self.names |= _names_of(value)
             self.written |= _written_by(value)
             for link, child in _parts(value, self.names):
-                if self.look(child, depth + 1) or (link and self._is_setting(value, link)):
+                if self._leads(value, link, child, depth):
                     self.seen[id(value)] = True
                     self.links += [] if link is None else [link]
         return self.seen[id(value)]
 
+    def _leads(self, value: Any, link: NameLink | None, child: Any, depth: int) -> bool:
+        """Whether a captured tensor is reached through a part of a value, or it is an attribute
+        that the code names: an array, since nothing tells which are captured, or a setting."""
+        if link is None or not isinstance(child, (*PLAIN, np.ndarray)) or not _is_attribute(
+                value, link):
+            return self.look(child, depth + 1)
+        return link.key in self.names and (
+            isinstance(child, np.ndarray) or link.key not in self.written)
 
-    def _is_setting(self, value: Any, link: NameLink) -> bool:
-        """Whether it is a number, string or bool that an object has under a name of the code."""
-        mine = link.holder is value or link.holder is getattr(value, "__dict__", None)
-        return (mine and isinstance(link.value, PLAIN) and link.key in self.names - self.written
-                and not isinstance(value, types.ModuleType | dict | list))
+
+def _is_attribute(value: Any, link: NameLink) -> bool:
+    """Whether a link is to what an object, or a class, has as an attribute."""
+    mine = link.holder is value or link.holder is getattr(value, "__dict__", None) or isinstance(
+        link.holder, types.MappingProxyType)
+    return mine and not isinstance(value, types.ModuleType | dict | list)
 
 
 def _parts(value: Any, names: set[str]) -> Iterator[tuple[NameLink | None, Any]]:
@@ -144,9 +162,12 @@ def _parts(value: Any, names: set[str]) -> Iterator[tuple[NameLink | None, Any]]
         yield from ((NameLink(value, i, x, f"[{i}]"), x) for i, x in enumerate(value))
     elif isinstance(value, tuple | set | frozenset):
         yield from ((None, x) for x in value)
-    elif isinstance(value, types.ModuleType | type):  # those names alone that the code has
+    elif isinstance(value, types.ModuleType):  # those names alone that the code has
         if value.__name__.partition(".")[0] not in (OURS, "numpy"):
             yield from _items(vars(value), names)
+    elif isinstance(value, type):
+        for kind in _classes(value):
+            yield from _items(vars(kind), names)
     elif type(value).__module__.partition(".")[0] == OURS:
         yield from ((None, x) for x in _of_ours(value))
     else:
@@ -155,15 +176,41 @@ def _parts(value: Any, names: set[str]) -> Iterator[tuple[NameLink | None, Any]]
         slots = [n for kind in type(value).__mro__ for n in _slots(kind)]
         yield from ((NameLink(value, n, getattr(value, n), n), getattr(value, n))
                     for n in slots if hasattr(value, n))
+        yield from _of_class(value, names)
+
+
+def _of_class(value: Any, names: set[str]) -> Iterator[tuple[NameLink, Any]]:
+    """What an object has by its class, under names of the code: not methods and properties."""
+    own = getattr(value, "__dict__", {})
+    for kind in _classes(type(value)):
+        for n in (vars(kind).keys() & names) - own.keys():
+            if not hasattr(vars(kind)[n], "__get__"):
+                yield NameLink(value, n, getattr(value, n), n), getattr(value, n)
+
+
+def _classes(kind: type) -> list[type]:
+    """A class and its bases, those of the user's and of other packages."""
+    return [k for k in kind.__mro__
+            if k is not object and k.__module__.partition(".")[0] not in (OURS, "numpy")]
 
 
 def _methods(kind: type, names: set[str]) -> Iterator[Any]:
-    """Those that the code names; what these name may be further ones."""
+    """Those that the code names, properties too; what these name may be further ones."""
     done: set[str] = set()
     while more := ({"__call__"} | names) - done:
         done |= more
-        found = (vars(k)[n] for k in kind.__mro__ for n in sorted(more) if n in vars(k))
+        found = (_function_of(vars(k)[n]) for k in kind.__mro__ for n in sorted(more)
+                 if n in vars(k))
         yield from [m for m in found if isinstance(m, types.FunctionType) or hasattr(m, "fn")]
+
+
+def _function_of(member: Any) -> Any:
+    """Of what a class has, the function that is called."""
+    if isinstance(member, property):
+        return member.fget
+    if isinstance(member, staticmethod | classmethod):
+        return member.__func__
+    return member.func if isinstance(member, functools.cached_property) else member
 
 
 def _slots(kind: type) -> Sequence[str]:

@@ -30,6 +30,7 @@ class Signatures:
         self.name, self.told, self.clock, self.made, self.rebound = name, False, 0, 0, 0
         self.kept: dict[Any, Any] = {}
         self.aside: dict[Any, list] = {}  # by key, for other settings of objects
+        self.setting = ""  # the name of the last one that changed
         self.fast: dict[Any, Any] = {}
         self.types: dict[Any, list] = {}  # of a short key: keeps the ids in it alive
 
@@ -46,14 +47,16 @@ class Signatures:
     def drop(self, traced: Any, name: str, setting: bool) -> None:
         """A trace of something that is no longer what this name of the user's program holds. Where
         it was a setting of an object, such as `training`, it may soon be so again."""
-        for key in [k for k, t in self.kept.items() if t is traced]:
-            del self.kept[key]
-            if setting:
+        for key in [k for k, t in list(self.kept.items()) if t is traced]:
+            if self.kept.pop(key, None) is traced and setting:  # another thread may have done it
                 self.aside[key] = [*self.aside.get(key, ()), traced][-ASIDE:]
         self._drop_short(traced)
-        self.made -= 1
         if setting:
+            self.setting = name
+            if len(self.aside) > MOST:
+                self.aside.pop(next(iter(self.aside)), None)
             return
+        self.made -= 1
         self.rebound += 1
         if self.rebound == REBOUND_OFTEN:
             warn_user(f"{self.name} has been traced and compiled anew {self.rebound} times, as "
@@ -73,8 +76,9 @@ class Signatures:
         return found
 
     def _drop_short(self, traced: Any) -> None:
-        for short in [s for s, t in self.fast.items() if t is traced]:
-            del self.fast[short], self.types[short]
+        for short in [s for s, t in list(self.fast.items()) if t is traced]:
+            self.fast.pop(short, None)
+            self.types.pop(short, None)
 
     def keep(self, key: Any, traced: Any) -> None:
         """A new trace; the one used longest ago goes when there are too many."""
@@ -99,7 +103,7 @@ class Signatures:
         place = (where.file, where.line) if where is not None else ("", 0)
         text = "\n".join([
             f"{self.name} has been traced and compiled {self.made} times, each time for other "
-            "arguments:",
+            "arguments" + f", or another value of {self.setting!r}" * bool(self.setting) + ":",
             *(f"  {line}" for line in changes([t.types for t in self.kept.values()])),
             f"  each takes time and memory, and {MOST} are kept. Pad what changes its extents to "
             "a few sizes (powers of two), and give numbers that change as tensors: "

@@ -104,7 +104,7 @@ def _smaller(node: Node) -> Rule | None:
     op = node.op
     if rule_of(node) is not None or op.repeats is not None and op.repeats(**node.attrs).is_long:
         return None
-    return op.expand or op.unroll
+    return op.unroll or (op.expand if why_refused(op) is None else None)
 
 
 def _input_names(traced: TracedSignature, leaves: list[Any], graph: Graph) -> dict[Value, str]:

@@ -19,8 +19,8 @@ from .trained import decays_matrices
 
 def hidden_matrices(path: str, param: Tensor) -> bool:
     """What Muon is meant for: matrices, or layers of them stacked, that are neither embeddings nor
-    the last layer."""
-    return param.ndim in (2, 3) and not any(word in path for word in ("embed", "head", "unembed"))
+    the last layer: neither "embed" nor "head" is in the path."""
+    return param.ndim in (2, 3) and not any(word in path for word in ("embed", "head"))
 
 
 @optimizer

@@ -9,7 +9,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any, ClassVar, TypeVar
 
-from ..call_errors import binding_problem, call_error
+from ..call_errors import binding_problem, call_error, refuse_wrong_init
 from ..dims import show_shape
 from ..errors import ArgumentError, ShapeError
 from ..graph import functions as F
@@ -75,16 +75,15 @@ class OptimizerRecord:
 def optimizer(cls: type[T]) -> type[T]:
     """Registers a record. Its settings are given by name; an error says what there are, and where
     parameters and the rate go."""
-    signature, made = inspect.signature(cls), cls.__init__
+    signature = inspect.signature(cls)
+    made = refuse_wrong_init(cls, _how(signature)).__init__
 
     @functools.wraps(made)
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
         if args:
             raise ArgumentError(f"{cls.__name__} takes its settings by name, got "
                                 f"{', '.join(map(repr, args))[:60]}", hint=_how(signature))
-        if (problem := binding_problem(signature, args, kwargs)) is not None:
-            raise call_error(cls.__name__, signature, kwargs, problem, _how(signature)) from None
-        made(self, *args, **kwargs)
+        made(self, **kwargs)
 
     cls.__init__ = init  # type: ignore[method-assign]
     for name in ("init", "update"):
@@ -162,7 +161,7 @@ def _like_param(w: Tensor, p: Tensor) -> Tensor:
 
 
 def _matching_grads(named: dict[str, Tensor], params: Any, grads: Any) -> dict[str, Tensor]:
-    """The gradients of what is trained. Of what is not there may be some, which are not read."""
+    """The gradients of what is trained, by path. Those of other leaves are not read."""
     leaves, structure = tree.flatten(grads)
     found = dict(zip(tree.paths(structure), map(as_tensor, leaves), strict=True))
     beside = set(tree.paths(tree.flatten(params)[1])) - named.keys()

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+from ..call_errors import refuse_wrong_init
 from ..errors import ArgumentError
 from ..graph import functions as F
 from ..graph.operand import convert
@@ -13,6 +14,7 @@ from ..numerics import as_type
 from ..tensor import Tensor
 
 
+@refuse_wrong_init
 @dataclass(frozen=True)
 class CosineSchedule:
     """Learning rate per step: linear from 0 to `peak` over `warmup` steps, then half a cosine down

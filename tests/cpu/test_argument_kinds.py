@@ -26,6 +26,9 @@ WRONG = {int: ({"a": 1}, "x", None), float: ({"a": 1}, "x"), str: ({"a": 1}, np.
     ((1, 2), int | Sequence[int], True), (np.arange(2), Sequence[int], True),
     (len, Callable, True), (5, Callable[[int], int], False), ({}, dict[str, int], True),
     (object(), Any, True), (object(), typing.TypeVar("T"), True), (ts.sym("B"), int, True),
+    ((1, "a"), tuple[int, str], True), ((1, 2), tuple[int, str], False),
+    ((1, 2, 3), tuple[int, ...], True), ((1, "a"), tuple[int, ...], False),
+    ("a", typing.Literal["b"], True), (3, inspect.Parameter.empty, True),
 ])
 def test_what_fits_an_annotation(value, kind, right):
     assert fits(value, kind) is right

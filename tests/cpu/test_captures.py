@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import enum
 import functools
+import sys
+import threading
 import types
 import warnings
 from collections.abc import Callable
@@ -185,6 +188,111 @@ def test_a_setting_of_an_object_is_seen_and_its_trace_kept_for_later(way: str) -
         assert f(x).tolist() == [6.0] * 3
         net.training = False
         assert f(x).tolist() == [20.0] * 3
+
+
+class Sign(enum.Enum):
+    PLUS, MINUS = 1, -1
+
+
+class Defaults:
+    """What is read by the class of an object, by a property, and by a static method."""
+
+    w, training, inner, other, sign = ts.ones(3), True, 2.0, 5.0, Sign.PLUS
+
+    @property
+    def scale(self) -> float:
+        return self.inner
+
+    @staticmethod
+    def factor(model: Any) -> float:
+        return model.other
+
+    @classmethod
+    def product(cls, x: Any) -> Any:
+        return x * cls.w
+
+    def __call__(self, x: Any) -> Any:
+        y = x * self.w * self.scale * self.factor(self) + float(self.training)
+        return y if self.sign is Sign.PLUS else -y
+
+
+@pytest.mark.parametrize("of", ["object", "class"])
+def test_what_an_object_has_by_its_class_is_seen(of: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    net, x = Defaults(), ts.ones(3)
+    f, by_name = ts.jit(lambda x: net(x)), ts.jit(lambda x: Defaults.product(x) * Defaults.inner)
+    assert f(x).tolist() == [11.0] * 3 and by_name(x).tolist() == [2.0] * 3
+    holder = net if of == "object" else Defaults
+    for name, value, want in [("training", False, 10.0), ("inner", 3.0, 15.0), ("other", 2.0, 6.0),
+                              ("w", ts.full((3,), 4.0), 24.0), ("sign", Sign.MINUS, -24.0)]:
+        monkeypatch.setattr(holder, name, value, raising=False)
+        assert f(x).tolist() == f(x).tolist() == [want] * 3, name
+    assert by_name(x).tolist() == [2.0 if of == "object" else 12.0] * 3
+
+
+def test_names_that_a_function_met_later_has_are_looked_for() -> None:
+    """Whatever the order in which the globals of a function are looked through."""
+    module = types.ModuleType("module")
+    module.w, module.v, x = ts.ones(3), 1.0, ts.ones(3)
+    for outer in ("module.v + helper(x)", "helper(x) + module.v"):
+        for helper in ("helper", "a", "q", "zz"):  # the order is that of their hashes
+            names: dict[str, Any] = {"module": module, "__name__": "user"}
+            exec(f"def {helper}(x): return x * module.w\n"
+                 f"def f(x): return {outer.replace('helper', helper)}", names)
+            f = ts.jit(names["f"])
+            for k in (1.0, 5.0):
+                module.w = ts.full((3,), k)
+                assert f(x).tolist() == [k + 1.0] * 3
+
+
+def test_arrays_that_the_code_does_not_name_are_not_looked_at() -> None:
+    net, traces = Net(), []
+    net.batch = np.ones(3)
+    f = ts.jit(lambda x: (traces.append(1), x * net.w)[1])
+    for _ in range(4):
+        net.batch = np.ones(3)
+        f(ts.ones(3))
+    assert len(traces) == 1
+
+
+def test_a_setting_that_changes_at_each_call_is_told() -> None:
+    net = Net()
+    f = ts.jit(lambda x: x * net.w * net.scale, name="scaled")
+    with pytest.warns(RetracingWarning, match="33 times, .*or another value of 'scale'"):
+        for k in range(40):
+            net.scale = float(k)
+            assert f(ts.ones(3)).tolist() == [float(k)] * 3
+
+
+@pytest.mark.filterwarnings("ignore::tessera.graph.kept_traces.RetracingWarning")
+def test_threads_that_see_a_name_bound_anew_at_once() -> None:
+    """Each forgets the trace, or puts it aside, which another one may have done."""
+    net, wrong, threads = Net(), [], 4
+    f, meet = ts.jit(lambda x: x * net.w * net.scale), threading.Barrier(threads)
+    before = sys.getswitchinterval()
+
+    def bind() -> None:
+        net.w, net.scale = net.w + 1.0, 3.0 - net.scale
+
+    def call() -> None:
+        try:
+            for k in range(40):
+                if meet.wait() == 0:
+                    bind()
+                meet.wait()
+                if f(ts.ones(3)).tolist() != [(k + 2.0) * net.scale] * 3:
+                    wrong.append(k)
+        except Exception as error:
+            wrong.append(error)
+            meet.abort()
+
+    sys.setswitchinterval(1e-6)
+    try:
+        workers = [threading.Thread(target=call) for _ in range(threads)]
+        for step in (threading.Thread.start, threading.Thread.join):
+            [step(w) for w in workers]
+    finally:
+        sys.setswitchinterval(before)
+    assert not wrong
 
 
 TABLE = ts.ones(3)

@@ -57,6 +57,12 @@ def test_every_op_has_a_form_is_made_of_smaller_ones_or_is_refused():
     assert REFUSED.keys() | RULES.keys() <= OPS.keys()
 
 
+def test_an_op_is_refused_by_its_own_name_though_smaller_ones_make_it(tmp_path):
+    with pytest.raises(TesseraError, match="no form for it: scatter_max: it writes, or adds, at"):
+        ts.onnx.export(lambda x: ts.scatter(x, [0, 1], 1.0, mode="max"), tmp_path / "f.onnx",
+                       ts.ones(3))
+
+
 @pytest.mark.parametrize(("op", "sample"), CASES)
 def test_what_an_op_is_in_onnx(op, sample, rng, tmp_path, request):
     """By ONNX's evaluator, and read again, it gives what the op gives."""

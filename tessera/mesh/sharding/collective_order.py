@@ -101,7 +101,7 @@ def keep_gathered(steps: Sequence[Step]) -> list[Step]:
 
 
 def _whole_bytes(held: Held) -> float:
-    """Of a rank's part."""
+    """What a rank holds of a value in this layout."""
     (value, layout), dtype = held, held[0].aval.dtype
     return prod(local_shape(layout, extents(value.aval), 0, dtype)) * dtype.bits / 8
 

@@ -279,9 +279,10 @@ class _Bucket:
 
 def merge_reductions(steps: Sequence[Step], most_bytes: int = BUCKET_BYTES,
                      kinds: Container[str] = ("all_reduce",)) -> list[Step]:
-    """Reductions of a kind over the same axes in one exchange, as late as their results allow and
-    up to so many bytes together: many small messages cost more than one. What has as many alone
-    takes along what is less than a quarter of it; more does not wait for it."""
+    """Reductions of a kind over the same axes in one exchange, behind the last of them: those that
+    come before a result is read, up to so many bytes together. Many small messages cost more than
+    one. What has as many alone takes along what is less than a quarter of it; more does not wait
+    for it."""
     out: list[list[Step]] = []
     buckets: dict[tuple, _Bucket] = {}
     where: dict[Held, tuple] = {}  # the bucket that a value waits in
