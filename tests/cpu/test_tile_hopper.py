@@ -152,6 +152,29 @@ def test_sums_of_rows_that_consumers_load_are_those_of_four_lanes(rng):
     run(normalised, made, (2, 1), *args)  # stops at a lane_sum of what lies otherwise
 
 
+@ts.kernel
+def scaled_in_place(X: Tensor["M", "K", bf16], V: Tensor["K", bf16], W: Tensor["K", "N", bf16],
+                    Y: Tensor["M", "N", bf16], BM=128, BK=64):
+    m, acc = ts.tile.group_id(0) * BM, ts.tile.zeros((BM, 256))
+    for k in range(0, K, BK):
+        x = ts.tile.load(X[m:m + BM, k:k + BK]) * ts.tile.load(V[k:k + BK])[None, :]
+        X[m:m + BM, k:k + BK] = x
+        acc += ts.tile.cast(x, bf16) @ ts.tile.load(W[k:k + BK, 0:256])
+    Y[m:m + BM, 0:256] = acc
+
+
+def test_what_the_kernel_writes_too_is_loaded_by_consumers(rng):
+    """Nothing of it is read ahead, and matmuls are those of warpgroups."""
+    x, gain, w = random(rng, 256, 136), random(rng, 136), random(rng, 136, 256)
+    args = [x.copy(), gain, w, poisoned(256, 256)]
+    made = program(scaled_in_place, *args)
+    assert len(ops_in(made.function.body, "load_tile")) == 1
+    run(scaled_in_place, made, (2,), *args)
+    want = np.asarray(x * gain, np.float64)
+    assert np.array_equal(args[0], want)
+    assert distance(args[3], want @ np.asarray(w, np.float64)) < 4e-3
+
+
 @pytest.mark.parametrize("shape, blocks, statistics", [
     ((256, 1000), 2, 2), ((256, 1000), 3, 4), ((128, 100), 2, 1), ((0, 100), 2, 0),
     ((384, 1152), 3, 6)], ids=str)

@@ -24,6 +24,7 @@ from tessera.tile.cuda.lower.warp_specialised.qualify import (
     check_shape,
     comes_as_row,
     comes_as_tile,
+    tensors_of,
 )
 from tessera.tile.cuda.lower.warp_specialised.rewrite import (
     Maker,
@@ -66,6 +67,7 @@ class _Placing:
         self.rings: dict[SSAValue, Op] = {}  # load -> ring_load
         self.rows: set[SSAValue] = set()  # loads of rows beside those of operands
         self.tiles: set[SSAValue] = set()  # loads of which a first operand is computed
+        self.written = tensors_of(function, "store_tile")
         for matmul in ops_in(function.body, *MATMULS):
             self.find(matmul)
         self.find_tiles(function)
@@ -80,7 +82,7 @@ class _Placing:
             load, _ = self.source(x)
             if load is not None:
                 self.bring(load)
-            elif load is None and side == "b":
+            elif side == "b":
                 raise Refused("the second operand of a matmul is computed; it must be loaded")
 
     def bring(self, load: Op) -> None:
@@ -106,7 +108,7 @@ class _Placing:
     def is_tile(self, load: Op) -> bool:
         tile = self.maker.type(out(load))
         view = self.made.get(load.args[0])  # type: ignore[arg-type]
-        if not is_part(view) or not isinstance(tile, TileType):
+        if not is_part(view) or not isinstance(tile, TileType) or view.args[0] in self.written:
             return False
         operand = self.shared(load, view, "a", "K")
         return operand is not None and comes_as_tile(operand, load, view, self.known, self.aligned,
