@@ -16,7 +16,7 @@ from ..tensor import Tensor
 from ..tile import MODULE as tile
 from ..tile.kernel.decorator import kernel
 from .angles import TURN
-from .fft_stages import ALL, BANKS, dft2, dft4, padded, turned
+from .fft_stages import ALL, BANKS, dft, padded, turned
 
 # Radices of more than one factor: the first of its factors, and the rest.
 FACTORS = {6: (2, 3), 8: (2, 4), 9: (3, 3), 10: (2, 5), 12: (4, 3), 15: (3, 5),
@@ -48,26 +48,24 @@ def dft5(r, i):
 
 
 @kernel
-def prime(R, r, i):
-    if R == 2:
-        return dft2(r, i)
+def short_dft(R, r, i):
     if R == 3:
         return dft3(r, i)
-    if R == 4:
-        return dft4(r, i)
-    return dft5(r, i)
+    if R == 5:
+        return dft5(r, i)
+    return dft(R, r, i)
 
 
 @kernel
 def mixed_butterfly(R, r, i):
     """Of points x[a B + b]: over a, turned by b k / R, then over b."""
     if R <= 5:
-        return prime(R, r, i)
+        return short_dft(R, r, i)
     A, B = FACTORS[R]
-    p = [prime(A, [r[b + a * B] for a in ALL[:A]], [i[b + a * B] for a in ALL[:A]])
+    p = [short_dft(A, [r[b + a * B] for a in ALL[:A]], [i[b + a * B] for a in ALL[:A]])
          for b in ALL[:B]]
     q = [[fixed_turn(p[b][0][k], p[b][1][k], b * k, R) for b in ALL[:B]] for k in ALL[:A]]
-    y = [prime(B, [x[0] for x in q[k]], [x[1] for x in q[k]]) for k in ALL[:A]]
+    y = [short_dft(B, [x[0] for x in q[k]], [x[1] for x in q[k]]) for k in ALL[:A]]
     return [y[k % A][0][k // A] for k in ALL[:R]], [y[k % A][1][k // A] for k in ALL[:R]]
 
 
