@@ -97,13 +97,14 @@ def mixed_lines(xr: Tensor["A", "E", f32], xi: Tensor["A", "E", f32], yr: Tensor
                 yi: Tensor["A", "E", f32], angles: Tensor["T", f32], radices, N: int, lines: int,
                 scale: float, BM: int, points: int):
     """The transforms of lines of N points; see fft_lines."""
-    sr, si = tile.alloc_shared((BM * room(N),), f32), tile.alloc_shared((BM * room(N),), f32)
+    P, R = line_pitch(N), radices[-1]
+    sr, si = tile.alloc_shared((BM * P,), f32), tile.alloc_shared((BM * P,), f32)
     line, part, takes = own_part(N, BM, points)
-    number, R, us = tile.group_id(0) * BM + line, radices[-1], numbers(part, N, radices[0], points)
+    number, us = tile.group_id(0) * BM + line, numbers(part, N, radices[0], points)
     a, step = min(number, lines - 1), N // radices[0]
     vr = [[xr[a, u + j * step] for j in ALL[:radices[0]]] for u in us]
     vi = [[xi[a, u + j * step] for j in ALL[:radices[0]]] for u in us]
-    y = mixed_stages(vr, vi, sr, si, line * room(N), part, takes, angles, radices, N, points)
+    y = mixed_stages(vr, vi, sr, si, line * P, part, takes, angles, radices, N, points)
     us = numbers(part, N, R, points)
     if takes and number < lines:
         for b in ALL[:len(us)]:
@@ -113,8 +114,8 @@ def mixed_lines(xr: Tensor["A", "E", f32], xi: Tensor["A", "E", f32], yr: Tensor
 
 
 @kernel
-def room(N):
-    """Numbers of shared memory for a line."""
+def line_pitch(N):
+    """Floats of shared memory from a line to the next."""
     return N + N // BANKS + 1
 
 
@@ -171,7 +172,7 @@ def mixed_real(x: Tensor["A", "E", f32], yr: Tensor["A", "F", f32], yi: Tensor["
                angles: Tensor["T", f32], radices, N: int, lines: int, scale: float, BM: int,
                points: int):
     """Frequencies 0 .. N // 2 of lines of N real points, two at once; see rfft_pairs."""
-    each, P, R, step = N // points, room(N), radices[-1], N // radices[0]
+    each, P, R, step = N // points, line_pitch(N), radices[-1], N // radices[0]
     sr, si = tile.alloc_shared((BM * P,), f32), tile.alloc_shared((BM * P,), f32)
     line, part, takes = own_part(N, BM, points)
     a, base = 2 * (tile.group_id(0) * BM + line), line * P
@@ -205,7 +206,7 @@ def mixed_real_back(xr: Tensor["A", "E", f32], xi: Tensor["A", "E", f32], y: Ten
                     angles: Tensor["T", f32], radices, N: int, lines: int, scale: float, BM: int,
                     points: int):
     """The N real points of lines of frequencies 0 .. N // 2, two at once; see irfft_pairs."""
-    P, R, step = room(N), radices[-1], N // radices[0]
+    P, R, step = line_pitch(N), radices[-1], N // radices[0]
     sr, si = tile.alloc_shared((BM * P,), f32), tile.alloc_shared((BM * P,), f32)
     line, part, takes = own_part(N, BM, points)
     a, us = 2 * (tile.group_id(0) * BM + line), numbers(part, N, radices[0], points)
