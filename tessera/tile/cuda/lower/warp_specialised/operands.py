@@ -37,6 +37,7 @@ from tessera.tile.cuda.lower.warp_specialised.rewrite import (
     out,
     reads,
 )
+from tessera.tile.cuda.lower.warp_specialised.roles import loads_ahead
 from tessera.tile.cuda.lower.warp_specialised.tidy import base_name
 from tessera.tile.ir.ir import For, Function, Node, Op, SSAValue, walk
 from tessera.tile.ir.ir import Operand as Argument
@@ -97,10 +98,12 @@ class _Placing:
                   for n in ops_in(loop.body, "load_tile")}
         computed = [m.args[0] for m in ops_in(function.body, "matmul")
                     if self.source(m.args[0])[0] is None]
+        ahead = {out(n) for n in loads_ahead(function, self.maker)} if computed else set()
         found = [n for x in computed for n in loads_behind(x, self.made, self.maker) or ()
-                 if out(n) in inside and self.is_tile(n)]
+                 if out(n) in inside & ahead and self.is_tile(n)]
         rows = {n.outs[0].type.shape[0] for n in found}  # type: ignore[union-attr]
-        beside = [n for m in rows for n in loads_beside(function, m) if self.is_tile(n)]
+        beside = [n for m in rows for n in loads_beside(function, m)
+                  if out(n) in ahead and self.is_tile(n)]
         for load in (*found, *beside):
             self.bring(load)
             self.tiles.add(out(load))
