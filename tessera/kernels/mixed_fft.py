@@ -16,7 +16,7 @@ from ..tensor import Tensor
 from ..tile import MODULE as tile
 from ..tile.kernel.decorator import kernel
 from .angles import TURN
-from .fft_stages import ALL, BANKS, dft2, dft4, padded, turned
+from .fft_stages import ALL, BANKS, dft, padded, turned
 
 # Radices of more than one factor: the first of its factors, and the rest.
 FACTORS = {6: (2, 3), 8: (2, 4), 9: (3, 3), 10: (2, 5), 12: (4, 3), 15: (3, 5),
@@ -48,26 +48,24 @@ def dft5(r, i):
 
 
 @kernel
-def prime(R, r, i):
-    if R == 2:
-        return dft2(r, i)
+def short_dft(R, r, i):
     if R == 3:
         return dft3(r, i)
-    if R == 4:
-        return dft4(r, i)
-    return dft5(r, i)
+    if R == 5:
+        return dft5(r, i)
+    return dft(R, r, i)
 
 
 @kernel
 def mixed_butterfly(R, r, i):
     """Of points x[a B + b]: over a, turned by b k / R, then over b."""
     if R <= 5:
-        return prime(R, r, i)
+        return short_dft(R, r, i)
     A, B = FACTORS[R]
-    p = [prime(A, [r[b + a * B] for a in ALL[:A]], [i[b + a * B] for a in ALL[:A]])
+    p = [short_dft(A, [r[b + a * B] for a in ALL[:A]], [i[b + a * B] for a in ALL[:A]])
          for b in ALL[:B]]
     q = [[fixed_turn(p[b][0][k], p[b][1][k], b * k, R) for b in ALL[:B]] for k in ALL[:A]]
-    y = [prime(B, [x[0] for x in q[k]], [x[1] for x in q[k]]) for k in ALL[:A]]
+    y = [short_dft(B, [x[0] for x in q[k]], [x[1] for x in q[k]]) for k in ALL[:A]]
     return [y[k % A][0][k // A] for k in ALL[:R]], [y[k % A][1][k // A] for k in ALL[:R]]
 
 
@@ -99,13 +97,14 @@ def mixed_lines(xr: Tensor["A", "E", f32], xi: Tensor["A", "E", f32], yr: Tensor
                 yi: Tensor["A", "E", f32], angles: Tensor["T", f32], radices, N: int, lines: int,
                 scale: float, BM: int, points: int):
     """The transforms of lines of N points; see fft_lines."""
-    sr, si = tile.alloc_shared((BM * room(N),), f32), tile.alloc_shared((BM * room(N),), f32)
+    P, R = line_pitch(N), radices[-1]
+    sr, si = tile.alloc_shared((BM * P,), f32), tile.alloc_shared((BM * P,), f32)
     line, part, takes = own_part(N, BM, points)
-    number, R, us = tile.group_id(0) * BM + line, radices[-1], numbers(part, N, radices[0], points)
+    number, us = tile.group_id(0) * BM + line, numbers(part, N, radices[0], points)
     a, step = min(number, lines - 1), N // radices[0]
     vr = [[xr[a, u + j * step] for j in ALL[:radices[0]]] for u in us]
     vi = [[xi[a, u + j * step] for j in ALL[:radices[0]]] for u in us]
-    y = mixed_stages(vr, vi, sr, si, line * room(N), part, takes, angles, radices, N, points)
+    y = mixed_stages(vr, vi, sr, si, line * P, part, takes, angles, radices, N, points)
     us = numbers(part, N, R, points)
     if takes and number < lines:
         for b in ALL[:len(us)]:
@@ -115,8 +114,8 @@ def mixed_lines(xr: Tensor["A", "E", f32], xi: Tensor["A", "E", f32], yr: Tensor
 
 
 @kernel
-def room(N):
-    """Numbers of shared memory for a line."""
+def line_pitch(N):
+    """Floats of shared memory from a line to the next."""
     return N + N // BANKS + 1
 
 
@@ -173,7 +172,7 @@ def mixed_real(x: Tensor["A", "E", f32], yr: Tensor["A", "F", f32], yi: Tensor["
                angles: Tensor["T", f32], radices, N: int, lines: int, scale: float, BM: int,
                points: int):
     """Frequencies 0 .. N // 2 of lines of N real points, two at once; see rfft_pairs."""
-    each, P, R, step = N // points, room(N), radices[-1], N // radices[0]
+    each, P, R, step = N // points, line_pitch(N), radices[-1], N // radices[0]
     sr, si = tile.alloc_shared((BM * P,), f32), tile.alloc_shared((BM * P,), f32)
     line, part, takes = own_part(N, BM, points)
     a, base = 2 * (tile.group_id(0) * BM + line), line * P
@@ -207,7 +206,7 @@ def mixed_real_back(xr: Tensor["A", "E", f32], xi: Tensor["A", "E", f32], y: Ten
                     angles: Tensor["T", f32], radices, N: int, lines: int, scale: float, BM: int,
                     points: int):
     """The N real points of lines of frequencies 0 .. N // 2, two at once; see irfft_pairs."""
-    P, R, step = room(N), radices[-1], N // radices[0]
+    P, R, step = line_pitch(N), radices[-1], N // radices[0]
     sr, si = tile.alloc_shared((BM * P,), f32), tile.alloc_shared((BM * P,), f32)
     line, part, takes = own_part(N, BM, points)
     a, us = 2 * (tile.group_id(0) * BM + line), numbers(part, N, radices[0], points)

@@ -142,6 +142,19 @@ def no_tile(x: Tensor["N", f32]):
     x[0] = tile.reduce(x[0:8], add)
 
 
+def no_tiles(x: Tensor["N", f32]):
+    x[0:8] = tile.scan((), linear)
+
+
+def one_identity(x: Tensor["N", f32]):
+    t = tile.load(x[0:16])
+    x[0] = tile.reduce((t, t), linear, identity=0.0)[0]
+
+
+def many_identities(x: Tensor["N", f32]):
+    x[0] = tile.reduce(tile.load(x[0:16]), add, identity=(0.0,))
+
+
 def no_function(x: Tensor["N", f32]):
     x[0:8] = tile.scan(tile.load(x[0:8]), 1.0)
 
@@ -162,6 +175,9 @@ def compared(a, b):
     (other_type, "the combination of two elements gives tile<8 x bool_>"),
     (two_shapes, "reduce of tile<8 x f32>, tile<4 x f32>: they go together"),
     (no_tile, "reduce of view<8 x f32 in global>: it needs a tile"),
+    (no_tiles, "scan of a tuple of 0: it needs a tile, or a tuple of tiles"),
+    (one_identity, "reduce of a tuple of 2 with the identity 0.0"),
+    (many_identities, "reduce of tile<16 x f32> with the identity a tuple of 1"),
     (no_function, "1.0 is not a function"),
 ])
 def test_what_cannot_be_combined_is_told_at_its_line(body, said):

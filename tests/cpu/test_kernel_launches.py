@@ -314,3 +314,18 @@ def test_groups_for_what_threads_add_to_their_numbers(body, rng):
     y = np.full_like(x, np.nan)
     ts.kernel(body)(x, y)
     assert np.array_equal(y, 2 * x)
+
+
+@ts.kernel
+def from_a_thread_on(x: Tensor["M", f32], y: Tensor["M", f32], first: int32):
+    i = tile.group_id() * 4 + (tile.warp_id() + first)
+    if 0 <= i and i < M:
+        y[i] = 2.0 * x[i]
+
+
+@pytest.mark.parametrize("first", [0, -1, -3])
+def test_groups_for_threads_that_begin_at_a_number_of_the_call(first, rng):
+    x = rng.standard_normal(12, np.float32)
+    y = np.full_like(x, np.nan)
+    from_a_thread_on(x, y, first)
+    assert np.array_equal(y, 2 * x)

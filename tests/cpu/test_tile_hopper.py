@@ -152,6 +152,56 @@ def test_sums_of_rows_that_consumers_load_are_those_of_four_lanes(rng):
     run(normalised, made, (2, 1), *args)  # stops at a lane_sum of what lies otherwise
 
 
+@ts.kernel
+def scaled_in_place(X: Tensor["M", "K", bf16], V: Tensor["K", bf16], W: Tensor["K", "N", bf16],
+                    Y: Tensor["M", "N", bf16], BM=128, BK=64):
+    m, acc = ts.tile.group_id(0) * BM, ts.tile.zeros((BM, 256))
+    for k in range(0, K, BK):
+        x = ts.tile.load(X[m:m + BM, k:k + BK]) * ts.tile.load(V[k:k + BK])[None, :]
+        X[m:m + BM, k:k + BK] = x
+        acc += ts.tile.cast(x, bf16) @ ts.tile.load(W[k:k + BK, 0:256])
+    Y[m:m + BM, 0:256] = acc
+
+
+def test_what_the_kernel_writes_too_is_loaded_by_consumers(rng):
+    """Nothing of it is read ahead, and matmuls are those of warpgroups."""
+    x, gain, w = random(rng, 256, 136), random(rng, 136), random(rng, 136, 256)
+    args = [x.copy(), gain, w, poisoned(256, 256)]
+    made = program(scaled_in_place, *args)
+    assert len(ops_in(made.function.body, "load_tile")) == 1
+    run(scaled_in_place, made, (2,), *args)
+    want = np.asarray(x * gain, np.float64)
+    assert np.array_equal(args[0], want)
+    assert distance(args[3], want @ np.asarray(w, np.float64)) < 4e-3
+
+
+@ts.kernel
+def where_a_tile_says(X: Tensor["M", "K", bf16], V: Tensor["P", ts.int32],
+                      W: Tensor["K", "N", bf16], Y: Tensor["R", "N", bf16]):
+    acc, sums, last = ts.tile.zeros((128, 256)), ts.tile.zeros((128,)), ts.tile.reduce_max(
+        ts.tile.load(V[0:4]))
+    for k in range(0, last, 64):
+        sums += ts.tile.row_sum(ts.tile.cast(ts.tile.load(X[0:128, k:k + 64]), f32))
+    for k in range(0, K, 64):
+        x = ts.tile.load(X[0:128, k:k + 64]) + ts.tile.load(X[last:last + 128, k:k + 64])
+        acc += ts.tile.cast(x, bf16) @ ts.tile.load(W[k:k + 64, 0:256])
+    Y[0:128, 0:256] = acc + sums[:, None]
+
+
+def test_what_lies_or_ends_where_a_tile_says_is_loaded_by_consumers(rng):
+    """The producer has no tiles. What else the operand is computed of is brought all the same."""
+    x, w = random(rng, 256, 136), random(rng, 136, 256)
+    args = [x, np.array([3, 100, 7, 0], np.int32), w, poisoned(128, 256)]
+    made = program(where_a_tile_says, *args)
+    found = {n.name for n in ops_in(made.function.body, "load_tile", "read_tile")
+             if n.outs[0].type.shape == (128, 64)}
+    assert found == {"load_tile", "read_tile"} and [len(r.loads) for r in made.rings] == [2]
+    run(where_a_tile_says, made, (1,), *args)
+    wide = np.asarray(x, np.float64)
+    want = np.asarray(x[:128] + x[100:228], np.float64) @ np.asarray(w, np.float64)
+    assert distance(args[3], want + wide[:128, :128].sum(1, keepdims=True)) < 4e-3
+
+
 @pytest.mark.parametrize("shape, blocks, statistics", [
     ((256, 1000), 2, 2), ((256, 1000), 3, 4), ((128, 100), 2, 1), ((0, 100), 2, 0),
     ((384, 1152), 3, 6)], ids=str)

@@ -19,6 +19,7 @@ from tessera.tile.ir.parsing import parse_ir
 from tessera.tile.ir.printing import print_ir
 from tessera.tile.passes import PIPELINE, merge, simplify, verify
 from tessera.tile.passes.accumulate import accumulate
+from tessera.tile.passes.single_iterations import inline_single_iterations
 
 NAMES = ("a", "b", "c")
 HEAD = """@kernel
@@ -186,6 +187,15 @@ def test_a_product_that_is_added_adds_itself(body, matmuls, gone):
     assert [len(n.args) for n in walk(after.body) if isinstance(n, Op) and n.name == "matmul"
             ] == matmuls
     assert ops(before).count("add") - ops(after).count("add") == gone
+
+
+@pytest.mark.parametrize("outer", ["for j in range(3):", "if n > 3:"])
+def test_what_a_single_iteration_makes_leaves_what_is_around_it(outer):
+    before = traced(f"    j = n\n    {outer}\n        for k in range(j, j + 1):\n"
+                    "            a = a + 1.0\n")
+    after = verify(inline_single_iterations(simplify(before)))
+    loops = [sum(isinstance(n, For) for n in walk(f.body)) for f in (before, after)]
+    assert loops == ([2, 1] if outer[:3] == "for" else [1, 0])
 
 
 def test_verify_refuses_ill_formed_ir():

@@ -176,8 +176,7 @@ def test_a_first_operand_is_computed_while_the_matmul_before_runs(rows, register
     found = counts(built)
     assert total(found, "LDSM") == 16 and total(found, "LDG") == 0  # two loops, with masks and not
     order = re.findall("LDSM|HGMMA|gsb0, 0x0", built.sass())
-    assert "LDSM LDSM LDSM LDSM gsb0, 0x0 HGMMA HGMMA HGMMA HGMMA" in " ".join(
-        x for x in order if x)
+    assert "LDSM LDSM LDSM LDSM gsb0, 0x0 HGMMA HGMMA HGMMA HGMMA" in " ".join(order)
 
 
 EX2_BETWEEN_WAITS = range(20, 50)  # of 64, beside the running matmul

@@ -282,7 +282,8 @@ def _rfft(x: Tensor, axis: int, norm: str) -> tuple[Tensor, ...]:
 
 
 def _irfft(re: Tensor, im: Tensor, axis: int, n: int, norm: str) -> Tensor:
-    count, y = prod(re.shape[:-1]), F.zeros((prod(re.shape[:-1]), n), F32)
+    count = prod(re.shape[:-1])
+    y = F.zeros((count, n), F32)
     given, launcher = _real_block(n, count, True)
     launcher(*(F.reshape(part, (count, n // 2 + 1)) for part in (re, im)), y,
              scale=_scale(n, norm, True), **given)

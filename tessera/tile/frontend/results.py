@@ -108,11 +108,12 @@ def require_place(t: KernelTracer, out: Handle, value: Handle) -> None:
         if isinstance(extent, Handle):
             t.ir.need_dims(t.values.forms.form(extent.value))
         if not isinstance(extent, int) or extent > size:
-            name = f"tile_{dim}".lower() if str(dim).isidentifier() else "i"
+            hint = "return a tile of that extent"
+            if str(dim).isidentifier():
+                begin = f"tile_{dim}".lower()
+                hint = f"load the group's own block, x[{begin}:{begin}+{size}]"
             t.fail(f"the kernel returns {value.type} for {out.type}: {size} of {extent} along "
-                   f"{dim}, and nothing says which, so that every block would be the same",
-                   f"load the group's own block, x[{name}:{name}+{size}]"
-                   if str(dim).isidentifier() else "return a tile of that extent")
+                   f"{dim}, and nothing says which, so that every block would be the same", hint)
 
 
 def require_own_blocks(t: KernelTracer, out: Handle) -> None:

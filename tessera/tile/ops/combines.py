@@ -149,6 +149,8 @@ class Combination:
 def _combination(t: OpTracer, name: str, x: Any, combine: Any, axis: Any, identity: Any
                  ) -> Combination:
     single = not isinstance(x, tuple | list)
+    if not single and not x:
+        t.fail(f"{name} of {describe(x)}: it needs a tile, or a tuple of tiles")
     tiles = tuple(_tile(t, name, item) for item in ((x,) if single else x))
     shapes = {_type(h).shape for h in tiles}
     if len(shapes) != 1:
@@ -159,9 +161,11 @@ def _combination(t: OpTracer, name: str, x: Any, combine: Any, axis: Any, identi
     if not -rank <= along < rank:
         t.fail(f"{name} along axis {along} of {tiles[0].type}", f"-{rank} to {rank - 1}")
     along %= rank
-    neutral = (None,) * len(tiles) if identity is None else (identity,) if single else identity
-    if len(neutral) != len(tiles):
-        t.fail(f"{name}: an identity of {len(neutral)} for {len(tiles)} tiles", "one for each")
+    if identity is not None and (
+            isinstance(identity, tuple | list) == single or not single and len(identity) != len(x)):
+        t.fail(f"{name} of {describe(x)} with the identity {describe(identity)}",
+               "a number for a tile, and for a tuple of tiles a tuple of as many")
+    neutral = (identity,) * len(tiles) if single or identity is None else identity
     ready = tuple(_existing(t, name, h, along, n) for h, n in zip(tiles, neutral, strict=True))
     return Combination(t, name, ready, combine, along, single)
 

@@ -41,7 +41,8 @@ def inline_single_iterations(function: Function) -> Function:
                 table.update({d.value: follow(y) for d, y in zip(
                     node.carried, node.yields, strict=True)})
             else:
-                kept.append(with_regions(node, block))
+                node = with_regions(node, block)
+                kept.append(map_operands(node, follow))  # what it yields may come from such a loop
         return tuple(kept)
 
     return replace(function, body=block(function.body))

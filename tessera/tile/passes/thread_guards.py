@@ -7,8 +7,8 @@ that are known at the launch, with a bound that is; the index of a lane's store 
     i < B        B lanes          i // c < B     B * c
     i + c < B    B - c            i * c < B      ceil(B / c)
 
-Of the number of a group plus that of a thread in it, group_id() * 4 + warp_id(), the thread's may
-be 0.
+Of the number of a group plus that of a thread in it, group_id() * 4 + warp_id(), the thread's is
+that of the first, or 0 where that is more.
 """
 
 from __future__ import annotations
@@ -92,10 +92,12 @@ class Guards:
                 return
             first, second = (self.number(a) for a in op.args)
             if op.name == "add" and first is second is None:
-                rest = [a for a in op.args if not self.of_thread(a)]
+                least = {a: self.of_first_thread(a) for a in op.args}
+                rest = [a for a, n in least.items() if n is None]
                 if self.base != "group_id" or len(rest) != 1:
                     return
                 x = rest[0]
+                bound -= min(0, *(n for n in least.values() if n is not None))
                 continue
             if second is not None:
                 x, c = op.args[0], second
@@ -136,15 +138,20 @@ class Guards:
         numbers = [n for a in products[0].args if (n := self.number(a)) is not None]
         return numbers[0] if numbers and [m.name for m in made if m] == ["group_id"] else None
 
-    def of_thread(self, x: Operand) -> bool:
-        """The number of a thread in its group, or what is made from it by known numbers."""
+    def of_first_thread(self, x: Operand) -> int | None:
+        """What a number that is made from the thread's in its group, by known numbers, is for the
+        first; None of others."""
         op = self.made.get(x) if isinstance(x, SSAValue) else None
         if op is None:
-            return False
-        if OPS[op.name].family == "ids":
-            return bool(OPS[op.name].by_thread) and op.name != "linear_id"
-        return op.name in INVERSE and all(
-            self.of_thread(a) or (self.number(a) or -1) >= 0 for a in op.args)
+            return None
+        record = OPS[op.name]
+        if record.family == "ids":
+            return 0 if record.by_thread and op.name != "linear_id" else None
+        if op.name not in INVERSE:
+            return None
+        values = [self.of_first_thread(a) if (n := self.number(a)) is None else n for a in op.args]
+        known = None if None in values else record.value_of(*values)  # type: ignore[arg-type]
+        return None if known is None else int(known)
 
     def is_base(self, x: Operand) -> bool:
         """linear_id(), also written out: group_id() * group_size() + local_id()."""

@@ -24,6 +24,7 @@ from tessera.tile.cuda.lower.warp_specialised.qualify import (
     check_shape,
     comes_as_row,
     comes_as_tile,
+    tensors_of,
 )
 from tessera.tile.cuda.lower.warp_specialised.rewrite import (
     Maker,
@@ -36,6 +37,7 @@ from tessera.tile.cuda.lower.warp_specialised.rewrite import (
     out,
     reads,
 )
+from tessera.tile.cuda.lower.warp_specialised.roles import loads_ahead
 from tessera.tile.cuda.lower.warp_specialised.tidy import base_name
 from tessera.tile.ir.ir import For, Function, Node, Op, SSAValue, walk
 from tessera.tile.ir.ir import Operand as Argument
@@ -66,6 +68,7 @@ class _Placing:
         self.rings: dict[SSAValue, Op] = {}  # load -> ring_load
         self.rows: set[SSAValue] = set()  # loads of rows beside those of operands
         self.tiles: set[SSAValue] = set()  # loads of which a first operand is computed
+        self.written = tensors_of(function, "store_tile")
         for matmul in ops_in(function.body, *MATMULS):
             self.find(matmul)
         self.find_tiles(function)
@@ -80,7 +83,7 @@ class _Placing:
             load, _ = self.source(x)
             if load is not None:
                 self.bring(load)
-            elif load is None and side == "b":
+            elif side == "b":
                 raise Refused("the second operand of a matmul is computed; it must be loaded")
 
     def bring(self, load: Op) -> None:
@@ -95,10 +98,12 @@ class _Placing:
                   for n in ops_in(loop.body, "load_tile")}
         computed = [m.args[0] for m in ops_in(function.body, "matmul")
                     if self.source(m.args[0])[0] is None]
+        ahead = {out(n) for n in loads_ahead(function, self.maker)} if computed else set()
         found = [n for x in computed for n in loads_behind(x, self.made, self.maker) or ()
-                 if out(n) in inside and self.is_tile(n)]
+                 if out(n) in inside & ahead and self.is_tile(n)]
         rows = {n.outs[0].type.shape[0] for n in found}  # type: ignore[union-attr]
-        beside = [n for m in rows for n in loads_beside(function, m) if self.is_tile(n)]
+        beside = [n for m in rows for n in loads_beside(function, m)
+                  if out(n) in ahead and self.is_tile(n)]
         for load in (*found, *beside):
             self.bring(load)
             self.tiles.add(out(load))
@@ -106,7 +111,7 @@ class _Placing:
     def is_tile(self, load: Op) -> bool:
         tile = self.maker.type(out(load))
         view = self.made.get(load.args[0])  # type: ignore[arg-type]
-        if not is_part(view) or not isinstance(tile, TileType):
+        if not is_part(view) or not isinstance(tile, TileType) or view.args[0] in self.written:
             return False
         operand = self.shared(load, view, "a", "K")
         return operand is not None and comes_as_tile(operand, load, view, self.known, self.aligned,

@@ -69,17 +69,19 @@ def check_memory(function: Function, overlapping: bool) -> None:
 
     overlapping: an argument is given twice, so any two parameters may be the same memory.
     """
-    made = {d.value: n for n in walk(function.body) if isinstance(n, Op) for d in n.outs}
-
-    def tensor(view: Any) -> SSAValue:
-        return made[view].args[0] if view in made else view  # type: ignore[return-value]
-
-    written = {tensor(n.args[0]) for n in ops_in(function.body, "store_tile")}
+    written = tensors_of(function, "store_tile")
     if overlapping and written:
         raise Refused("an argument is given twice, and one of the two may be written")
-    for load in ops_in(function.body, "ring_load", "load_element"):
-        if tensor(load.args[0]) in written:
-            raise Refused(f"{tensor(load.args[0]).name} is read ahead and written")
+    for tensor in tensors_of(function, "ring_load", "load_element"):
+        if tensor in written:
+            raise Refused(f"{tensor.name} is read ahead and written")
+
+
+def tensors_of(function: Function, *names: str) -> dict[SSAValue, None]:
+    """The tensors that ops of these names read or write parts of, in the order of the program."""
+    made = {d.value: n for n in walk(function.body) if isinstance(n, Op) for d in n.outs}
+    places = [n.args[0] for n in ops_in(function.body, *names)]
+    return dict.fromkeys(made[x].args[0] if x in made else x for x in places)  # type: ignore
 
 
 def check_formats(op: Op, form: WarpgroupMatmul, a: Any, b: Any) -> None:
@@ -190,4 +192,4 @@ def comes_as_row(tensor: GlobalTensor, tile: TileType, load: Op, view: Op, known
 
 
 __all__ = ["MATMULS", "SharedOperand", "check_formats", "check_memory", "check_operand",
-           "check_shape", "comes_as_row", "comes_as_tile", "qualify"]
+           "check_shape", "comes_as_row", "comes_as_tile", "qualify", "tensors_of"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 from tessera.tile.cuda.lower.warp_specialised.program import BufferRing, Load, Refused
@@ -26,6 +27,7 @@ from tessera.tile.ir.ir import (
     SSAValue,
     While,
     outs_of,
+    regions,
     walk,
     with_regions,
 )
@@ -83,6 +85,28 @@ def _needed(nodes: Nodes, names: tuple[str, ...], wanted: frozenset[SSAValue]
             needed.add(v)
             work += sources.get(v, set())
     return needed
+
+
+def loads_ahead(function: Function, maker: Maker) -> Iterator[Op]:
+    """The loads of tiles that a producer can bring: nothing that is computed from tiles decides
+    where they lie, or whether they are done."""
+    sources = [made for node in walk(function.body) for made in _made_from(node)]
+    late, before = set[SSAValue](), -1
+    while len(late) > before:
+        before = len(late)
+        late |= {d for d, values in sources if any(
+            v in late or isinstance(maker.type(v), TileType) for v in values)}
+
+    def block(nodes: Nodes) -> Iterator[Op]:
+        for node in nodes:
+            if isinstance(node, Op):
+                if node.name == "load_tile" and late.isdisjoint(node.args):
+                    yield node
+            elif late.isdisjoint(_control(node)):
+                for region in regions(node):
+                    yield from block(region)
+
+    return block(function.body)
 
 
 def _control(node: Node) -> tuple[Operand, ...]:
