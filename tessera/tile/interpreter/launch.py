@@ -86,6 +86,7 @@ def grid_of(function: Function, bound: Bound, config_: Config, lanes: int) -> tu
     said = config_.lanes or function.lanes or function.launch == "one" and config_.groups
     if not said:
         _require_lanes(function, bound, lanes, None if config_.groups else prod(grid))
+    _require_once(function, bound, lanes, prod(grid))
     if prod(grid) * lanes > MOST_LANES:
         _require_no_numbers(function, prod(grid), lanes)
     return grid
@@ -180,6 +181,17 @@ def _require_lanes(function: Function, bound: Bound, lanes: int, groups: int | N
             f"groups of {lanes} lanes: the rest would not be done",
             where=strip.where or user_line(), hint=f"say how many lanes, {function.name}[groups, "
             f"{strip.lanes}](...), or number them by ts.tile.linear_id()")
+
+
+def _require_once(function: Function, bound: Bound, lanes: int, groups: int) -> None:
+    """What the lanes add to memory is not added again by the next group."""
+    again = _guards(function, bound, "group_id").added_again(lanes) if groups > 1 else None
+    if again is not None:
+        raise ArgumentError(
+            f"{function.name} numbers {again.lanes} elements for each group and is launched in "
+            f"groups of {lanes} lanes: this would be added twice, also by the next group",
+            where=again.where or user_line(), hint=f"say how many lanes, {function.name}[groups, "
+            f"{again.lanes}](...), or number them by ts.tile.linear_id()")
 
 
 def _too_few_lanes(function: Function, lanes: int, groups: int | None, base: str, asked: Asked
