@@ -149,7 +149,8 @@ class IRBuilder:
         if isinstance(x, Const):
             return x
         if is_number(x):
-            return self.literal(x)
+            made = self.literal(x)
+            return replace(made, value=self.position.told(made.value, made.dtype))
         if isinstance(x, Undefined):
             self.fail(x.why)
         self.fail(f"{describe(x)} is no value that an op can take")
@@ -280,6 +281,7 @@ class IRBuilder:
         if isinstance(x, Handle):
             return self.cast(x, dtype)
         if dtype.kind == "float":
+            x = self.position.told(x, dtype)
             return Const(float(x) if dtype.bits >= 32 else rounded(x, dtype), dtype)
         if dtype.kind == "bool":
             return Const(bool(x), dtype)

@@ -18,7 +18,18 @@ from dataclasses import dataclass
 from typing import Any
 
 from tessera.errors import SourceLine
-from tessera.tile.ir.ir import Const, For, Function, If, Op, Operand, SSAValue, While, operands, walk
+from tessera.tile.ir.ir import (
+    Const,
+    For,
+    Function,
+    If,
+    Op,
+    Operand,
+    SSAValue,
+    While,
+    operands,
+    walk,
+)
 from tessera.tile.ir.op_record import OPS
 from tessera.tile.ir.types import GlobalTensor, Scalar
 
