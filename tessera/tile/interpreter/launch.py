@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ import numpy as np
 
 from tessera import config, hooks
 from tessera.dims import Dim
-from tessera.errors import ArgumentError, user_line
+from tessera.errors import ArgumentError, SourceLine, user_line
 from tessera.numerics import i64
 from tessera.numerics.random_state import next_launch
 from tessera.runtime.blas_threads import single_thread
@@ -32,6 +33,7 @@ from tessera.tile.ir.schedule import Schedule
 from tessera.tile.ir.types import Buffer, GlobalTensor, Scalar, TileType
 from tessera.tile.passes.cluster_groups import cluster_of
 from tessera.tile.passes.random_draws import draws
+from tessera.tile.passes.store_extents import stores_by_other_extents
 from tessera.tile.passes.thread_guards import Asked, Guards, strides
 from tessera.tile.passes.written_arguments import require_writable, written_parameters
 
@@ -303,6 +305,7 @@ def run_grid(function: Function, bound: Bound, lanes: int, grid: tuple[int, ...]
         aliasing.require_views(name, bound, written)
     if sanitizer is not None:
         aliasing.mark(bound)
+        _tell_other_extents(function, bound)
     report = report or SanitizerReport(checked=sanitizer is not None)
     order = _order(function, grid, sanitizer is not None, most)
     if key is None:
@@ -320,6 +323,21 @@ def run_grid(function: Function, bound: Bound, lanes: int, grid: tuple[int, ...]
             raise_nan=config.numerics == "raise", blame=blame), lanes, name, sanitizer)
     bound.write_back()
     return _result(function, bound, outputs), report
+
+
+def _tell_other_extents(function: Function, bound: Bound) -> None:
+    """Stores by blocks of another extent, where the two differ."""
+    for s in stores_by_other_extents(function):
+        have, reached = extent(s.dim, bound), extent(s.of, bound)
+        if have == reached:
+            continue
+        what = (f"the last {have - reached} are left as they were" if have > reached else
+                f"the last {reached - have} of those have no place and are dropped")
+        where = s.where or SourceLine("", 0)
+        warnings.warn_explicit(
+            f"{s.tensor} has {have} elements along axis {s.axis}, {s.dim}, and is stored by blocks "
+            f"of {s.of} = {reached}: {what}. Let both have one name, {s.of}, or go along {s.dim}, "
+            f"unless a part is meant", RuntimeWarning, where.file, where.line)
 
 
 def _order(function: Function, grid: tuple[int, ...], shuffled: bool, most: int | None
