@@ -366,3 +366,15 @@ def test_groups_that_overlap_and_know_it(rng):
     for g, frame in enumerate(frames):
         want[g * 64:g * 64 + 128] += frame
     assert np.array_equal(y, want)
+
+
+@pytest.mark.parametrize("call, said", [
+    ("k[()](c)", "groups of a launch are numbers"), ("k[1, 2**31](c)", "at most 2147483647"),
+    ("ts.jit(lambda x: k(x))(None)", "must be an array"),
+    ("k.inspect_ir(c)", "no level")])
+def test_launches_of_what_is_none(call, said):
+    """Errors of Python's own, from inside, before."""
+    names = {"k": ts.kernel(axes2), "ts": ts, "c": np.zeros((8, 6), np.int32)}
+    with pytest.raises(ArgumentError, match=said) as err:
+        eval(call, names)
+    assert err.value.where is not None

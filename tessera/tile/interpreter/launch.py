@@ -39,6 +39,7 @@ from tessera.tile.passes.written_arguments import require_writable, written_para
 
 _BUDGET = 1 << 21  # elements of the largest value that a batch of groups may hold
 MAX_LANES = max(g.group_threads for g in GENERATIONS.values())  # of a CUDA block
+MOST_GROUPS = 2**31  # of a grid of CUDA's
 MOST_LANES = 2**31  # of a launch whose lanes are numbered
 
 
@@ -89,6 +90,9 @@ def grid_of(function: Function, bound: Bound, config_: Config, lanes: int) -> tu
     if not said:
         _require_lanes(function, bound, lanes, None if config_.groups else prod(grid))
     _require_once(function, bound, lanes, prod(grid))
+    if prod(grid) >= MOST_GROUPS:
+        raise ArgumentError(f"{function.name} is launched in {prod(grid)} groups, a launch has at "
+                            f"most {MOST_GROUPS - 1}", where=user_line())
     if prod(grid) * lanes > MOST_LANES:
         _require_no_numbers(function, prod(grid), lanes)
     return grid
