@@ -17,8 +17,9 @@ import numpy as np
 from .. import config, hooks, wide_arrays
 from ..call_errors import FAILURES, call_refusal, refuses, show_call
 from ..dims import Dim, as_index, show_shape
-from ..errors import ArgumentError, AxisError, DTypeError, TesseraError
+from ..errors import ArgumentError, AxisError, DTypeError, TesseraError, warn_user
 from ..numerics import NumericType, as_type, result_type
+from ..numerics.promote import overflow
 from ..open_trace import trace_state
 from ..runtime.arrays import HOST
 from ..tensor import FUNCTIONS, Tensor, as_tensor
@@ -156,8 +157,12 @@ def literal(value: Any, like: Tensor | NumericType) -> Tensor:
         if numeric.dtype.kind in ("int", "uint") and fraction:
             raise DTypeError(f"{value!r} is not an element of {numeric.dtype}",
                              hint="cast the tensor to a floating type first")
+        lost = overflow(value, numeric.dtype)
+        if lost is not None:
+            warn_user(lost, RuntimeWarning)
+            value = np.inf if value > 0 else -np.inf
         made = Tensor(np.array(value, numeric.dtype.numpy), numeric, name=LITERAL)
-        if len(_literals) < 4096:
+        if lost is None and len(_literals) < 4096:
             _literals[key] = made
     return made
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import reprlib
 from dataclasses import replace
 from typing import Any, overload
 
@@ -144,3 +145,18 @@ def weak_result(dtype: DType, value: bool | int | float) -> DType:
             hint="cast the tensor to a wider integer first",
         )
     return dtype
+
+def overflow(value: Any, dtype: DType) -> str | None:
+    """What to say of a number of the program's text that is finite, and infinite in a type."""
+    if dtype.kind != "float" or dtype.bits < 16 or not dtype.max < abs(value) or value in (
+            np.inf, -np.inf):
+        return None
+    try:
+        with np.errstate(over="ignore"):
+            held = np.asarray(float(value)).astype(dtype.numpy)
+    except OverflowError:  # an integer beyond f64
+        held = np.asarray(np.inf if value > 0 else -np.inf)
+    if np.isfinite(held):  # rounded down
+        return None
+    return (f"{reprlib.repr(value)} is beyond the largest number of {dtype}, {dtype.max:.4g}: it "
+            f"is {held}. Write it so if that is meant")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import linecache
+import warnings
 from dataclasses import dataclass, field
 from html.parser import HTMLParser
 from types import SimpleNamespace
@@ -555,3 +557,41 @@ class TestSwitches:
         for name, value in env.items():
             fresh_config.setenv(name, value)
         assert config.numerics == numerics and config.debug == (env.get("TESSERA_DEBUG") == "1")
+
+
+BY_ROWS_OF_X = """
+@kernel
+def alone(x: Tensor["M", f32], y: Tensor["N", f32], z: Tensor["M", f32]):
+    y[tile_m:tile_m + 64] = tile.load(x[tile_m:tile_m + 64])
+@kernel
+def beside(x: Tensor["M", f32], y: Tensor["N", f32], z: Tensor["M", f32]):
+    z[tile_m:tile_m + 64] = tile.load(x[tile_m:tile_m + 64])
+    y[tile_m:tile_m + 64] = tile.load(x[tile_m:tile_m + 64])
+@kernel
+def joined(x: Tensor["M", f32], y: Tensor["N", f32]):
+    y[tile_m:tile_m + 64] = tile.load(x[tile_m:tile_m + 64])
+    y[M + tile_m:M + tile_m + 64] = tile.load(x[tile_m:tile_m + 64])
+"""
+
+
+@pytest.mark.parametrize("name", ["alone", "beside"])
+@pytest.mark.parametrize("n, said", [(300, "100 are left as they were"), (200, None),
+                                     (120, "80 of those have no place and are dropped")])
+def test_a_store_by_blocks_of_another_extent_is_told(name, n, said):
+    kernel = build(BY_ROWS_OF_X)[name]
+    x, y, z = np.ones(200, np.float32), np.zeros(n, np.float32), np.zeros(200, np.float32)
+    with warnings.catch_warnings(record=True) as told, config.scope(debug=True):
+        warnings.simplefilter("always")
+        kernel(x, y, z)
+    assert y.sum() == min(n, 200) and len(told) == (said is not None)
+    for warning in told:
+        line = linecache.getline(warning.filename, warning.lineno).strip()
+        assert line.startswith("y[tile_m") and said in str(warning.message)
+    kernel(x, y, z)  # without the checks nothing is said
+
+
+def test_a_tensor_that_is_stored_in_parts_is_not_judged():
+    y = np.zeros(512, np.float32)
+    with config.scope(debug=True):
+        build(BY_ROWS_OF_X)["joined"](np.ones(256, np.float32), y)
+    assert y.sum() == 512

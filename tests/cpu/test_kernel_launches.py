@@ -329,3 +329,67 @@ def test_groups_for_threads_that_begin_at_a_number_of_the_call(first, rng):
     y = np.full_like(x, np.nan)
     from_a_thread_on(x, y, first)
     assert np.array_equal(y, 2 * x)
+
+
+def counted(x: Tensor["N", f32], c: Tensor[1, int32]):
+    i = tile.group_id() * 64 + tile.local_id()
+    if i < N:
+        if x[i] > 0:
+            tile.atomic_add(c, 0, 1)
+
+
+def counted_or_left(x: Tensor["N", f32], c: Tensor[1, int32]):
+    i = tile.group_id() * 64 + tile.local_id()
+    if N <= i:
+        return
+    tile.atomic_add(c, 0, 1)
+
+
+def counted_inside(x: Tensor["N", f32], c: Tensor[1, int32]):
+    i = tile.group_id() * 64 + tile.local_id()
+    if i < N:
+        if tile.local_id() < 64:
+            tile.atomic_add(c, 0, 1)
+
+
+@pytest.mark.parametrize("body", [counted, counted_or_left])
+def test_lanes_that_would_add_elements_twice(body):
+    k, c = ts.kernel(body), np.zeros(1, np.int32)
+    for launch in (k, k[4], k[4, 96]):
+        with pytest.raises(ArgumentError, match="numbers 64 elements .* added twice") as err:
+            launch(np.ones(200, np.float32), c)
+        assert err.value.where.text == "tile.atomic_add(c, 0, 1)" and c[0] == 0
+    for launch, n in ((k[4, 64], 200), (k[1, 128], 100), (k[2], 64)):
+        c[:] = 0
+        launch(np.ones(n, np.float32), c)
+        assert c[0] == n
+
+
+def overlapped(x: Tensor["F", 128, f32], y: Tensor["N", f32]):
+    i = tile.group_id() * 64 + tile.local_id()
+    if i < N:
+        tile.atomic_add(y, i, x[tile.group_id(), tile.local_id()])
+
+
+def test_groups_that_overlap_and_know_it(rng):
+    c, y = np.zeros(1, np.int32), np.zeros(320, np.float32)
+    ts.kernel(counted_inside)[4, 128](np.ones(200, np.float32), c)
+    assert c[0] == 200
+    frames = rng.integers(0, 9, (4, 128)).astype(np.float32)
+    ts.kernel(overlapped)[4, 128](frames, y)
+    want = np.zeros_like(y)
+    for g, frame in enumerate(frames):
+        want[g * 64:g * 64 + 128] += frame
+    assert np.array_equal(y, want)
+
+
+@pytest.mark.parametrize("call, said", [
+    ("k[()](c)", "groups of a launch are numbers"), ("k[1, 2**31](c)", "at most 2147483647"),
+    ("ts.jit(lambda x: k(x))(None)", "must be an array"),
+    ("k.inspect_ir(c)", "no level")])
+def test_launches_of_what_is_none(call, said):
+    """Errors of Python's own, from inside, before."""
+    names = {"k": ts.kernel(axes2), "ts": ts, "c": np.zeros((8, 6), np.int32)}
+    with pytest.raises(ArgumentError, match=said) as err:
+        eval(call, names)
+    assert err.value.where is not None

@@ -290,7 +290,17 @@ def test_ties_of_maximum_share_the_gradient() -> None:
     da, db = ts.grad(lambda a, b: ts.sum(ts.maximum(a, b)), argnums=(0, 1))(a, b)
     assert da.tolist() == [0.0, 0.5, 1.0] and db.tolist() == [1.0, 0.5, 0.0]
     assert ts.grad(lambda x: ts.sum(ts.clip(x, 1.5, 2.5)))(a).tolist() == [0.0, 1.0, 0.0]
+    bounds = ts.grad(lambda x, b: ts.sum(ts.clip(x, b, 2.0)), argnums=(0, 1))(a, np.ones(3))
+    assert [g.tolist() for g in bounds] == [[1.0, 1.0, 0.0], [0.0, 0.0, 0.0]]
+    assert np.isnan(ts.clip(np.array([np.nan, 1.0]), 0.0, np.nan).numpy()).all()
     assert ts.grad(lambda x: ts.sum(ts.abs(x)))(np.array([-2.0, 0.0])).tolist() == [-1.0, 0.0]
+
+
+def test_the_origin_has_no_angle_to_change() -> None:
+    a, b = np.array([0.0, 0.0, 3.0]), np.array([0.0, -2.0, 4.0])
+    da, db = ts.grad(lambda a, b: ts.sum(ts.atan2(a, b)), argnums=(0, 1))(a, b)
+    assert_close(da, np.array([0.0, -0.5, 0.16]), dtype=np.float64)
+    assert_close(db, np.array([0.0, 0.0, -0.12]), dtype=np.float64)
 
 
 # --- errors -----------------------------------------------------------------------------------

@@ -254,9 +254,16 @@ ROUND = elementwise("round", np.rint, "rint({0})", lambda y, x: (None,), smooth=
 TRUNC = elementwise("trunc", np.trunc, "trunc({0})", lambda y, x: (None,), smooth=False)
 ATAN2 = elementwise(
     "atan2", np.arctan2, "atan2({0}, {1})",
-    lambda y, a, b: (lambda: b / (a * a + b * b), lambda: -a / (a * a + b * b)), arity=2,
-    draw="positive", drops_inf=(0, 1),
+    lambda y, a, b: (lambda: _over_square(b, a, b), lambda: _over_square(-a, a, b)), arity=2,
+    draw="positive", drops_inf=(0, 1), doc="the angle of the point (b, a); gradient 0 at (0, 0)",
 )
+
+
+def _over_square(x: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    """x / (a^2 + b^2), and 0 at the origin, which has no angle."""
+    origin = equal(maximum(abs_(a), abs_(b)), 0.0)
+    return where(origin, literal(0.0, x), x / where(origin, literal(1.0, x), a * a + b * b))
+
 
 # --- comparison, logic, selection -------------------------------------------------------------
 _COMPARE = {
@@ -502,10 +509,16 @@ POW_CONSTANT = GraphOp(
 
 @public
 def clip(x: Any, low: Any = None, high: Any = None) -> Tensor:
-    """min(max(x, low), high); a bound of None is absent."""
+    """min(max(x, low), high); a bound of None is absent. x has the gradient also at a bound."""
     out = as_tensor(x)
-    out = out if low is None else maximum(out, low)
-    return out if high is None else minimum(out, high)
+    moves = out.dtype.kind == "float"  # else no derivative asks which of two equals was chosen
+    if low is not None:
+        most = maximum(out, low)
+        out = where(greater_equal(out, low), out, most) if moves else most
+    if high is not None:
+        least = minimum(out, high)
+        out = where(less_equal(out, high), out, least) if moves else least
+    return out
 
 
 @public

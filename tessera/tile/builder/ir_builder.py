@@ -57,9 +57,6 @@ class IRBuilder:
     def emit(self, name: str, args: Sequence[Any], hint: str = "t", **attrs: Any) -> Any:
         """Appends an op; its result as a Handle (None, or a tuple of several)."""
         record = OPS[name]
-        facts = [self.facts.of(a) for a in args]
-        if record.combines is not None and any(f.axes for f in facts):
-            args = within(self, record, list(args), attrs)
         given = tuple(self.operand(a) for a in args)
         types = [self.type_of(a) for a in args]
         if record.group and self.divergent:
@@ -74,6 +71,11 @@ class IRBuilder:
             made = record.rule(types, attrs)
         except RuleError as err:
             self.fail(err.message, err.hint)
+        facts = [self.facts.of(a) for a in args]
+        if record.combines is not None and any(f.axes for f in facts):  # known to be right by now
+            args = within(self, record, list(args), attrs)
+            given = tuple(self.operand(a) for a in args)
+            types = [self.type_of(a) for a in args]
         kinds: tuple[Type, ...] = made if isinstance(made, tuple) else (made,)
         outs = tuple(Def(self.names.fresh(hint), k) for k in kinds)
         op = Op(name, given, outs, tuple(sorted(attrs.items())), self.position.where())
@@ -147,7 +149,8 @@ class IRBuilder:
         if isinstance(x, Const):
             return x
         if is_number(x):
-            return self.literal(x)
+            made = self.literal(x)
+            return replace(made, value=self.position.told(made.value, made.dtype))
         if isinstance(x, Undefined):
             self.fail(x.why)
         self.fail(f"{describe(x)} is no value that an op can take")
@@ -278,6 +281,7 @@ class IRBuilder:
         if isinstance(x, Handle):
             return self.cast(x, dtype)
         if dtype.kind == "float":
+            x = self.position.told(x, dtype)
             return Const(float(x) if dtype.bits >= 32 else rounded(x, dtype), dtype)
         if dtype.kind == "bool":
             return Const(bool(x), dtype)

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import ast
+import math
+import warnings
 from typing import Any, NoReturn, Protocol
 
 from tessera.errors import SourceLine
+from tessera.numerics.dtypes import DType
+from tessera.numerics.promote import overflow
 from tessera.tile.ir.errors import Site, TileError
+
+_told: dict[str, dict] = {}  # by file: what warnings keep of those that were shown
 
 
 class Source(Protocol):
@@ -29,6 +35,16 @@ class SourcePosition:
 
     def where(self) -> Any:
         return self.line or self.source.site(self.node)
+
+    def told(self, x: Any, dtype: DType) -> Any:
+        """A literal as it is in a type; of one that becomes infinite the user hears here."""
+        lost = overflow(x, dtype)
+        if lost is None:
+            return x
+        at = self.where()
+        warnings.warn_explicit(lost, RuntimeWarning, at.file, at.line,
+                               registry=_told.setdefault(at.file, {}))
+        return math.inf if x > 0 else -math.inf
 
     def fail(self, message: str, hint: str | None = None, **kw: Any) -> NoReturn:
         also: tuple = tuple(("called from", site) for site in reversed(self.sites))

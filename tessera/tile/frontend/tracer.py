@@ -14,6 +14,8 @@ import inspect
 from collections.abc import Callable
 from typing import Any, NoReturn
 
+from tessera.call_errors import FAILURES
+from tessera.errors import TesseraError
 from tessera.tile.builder.edge_facts import EdgeFacts
 from tessera.tile.builder.ir_builder import IRBuilder
 from tessera.tile.builder.kernel_spec import KernelSpec
@@ -23,7 +25,8 @@ from tessera.tile.builder.source_position import SourcePosition
 from tessera.tile.builder.value_table import ValueTable
 from tessera.tile.frontend.op_calls import emit_call
 from tessera.tile.frontend.source import KernelSource, closure_of
-from tessera.tile.ir.handles import Handle
+from tessera.tile.ir.errors import KernelError
+from tessera.tile.ir.handles import Handle, describe
 from tessera.tile.ir.ir import Param
 from tessera.tile.ir.op_record import TileOp
 
@@ -131,14 +134,23 @@ class KernelTracer:
             self.position.node = outer
 
     def call_op(self, op: TileOp, args: list[Any], kwargs: dict[str, Any]) -> Any:
-        """A call of an op: what its record lowers it to, or one op of the IR."""
-        if op.lower is None:
-            return emit_call(self.ir, self.memory, op, args, kwargs)
+        """A call of an op: what its record lowers it to, or one op of the IR. What fails for its
+        arguments is an error of the line of the call, whoever noticed it."""
         try:
-            _signature(op.lower).bind(self, *args, **kwargs)
-        except TypeError as err:
-            self.fail(f"{op.name}: {err}", f"ts.tile.{op.signature}")
-        return op.lower(self, *args, **kwargs)
+            if op.lower is None:
+                return emit_call(self.ir, self.memory, op, args, kwargs)
+            try:
+                _signature(op.lower).bind(self, *args, **kwargs)
+            except TypeError as err:
+                self.fail(f"{op.name}: {err}", f"ts.tile.{op.signature}")
+            return op.lower(self, *args, **kwargs)
+        except KernelError:
+            raise
+        except TesseraError as err:  # of a part that kernels share with graphs: a type by its name
+            self.fail(err.message, err.hint, code=err.code)
+        except FAILURES as err:
+            given = ", ".join(map(describe, (*args, *kwargs.values())))
+            self.fail(f"{op.name}({given}): {err}", f"ts.tile.{op.signature}")
 
     def call_function(self, f: Any, *args: Any) -> Any:
         """A function of the user's called with traced values, as if it stood in the source here."""

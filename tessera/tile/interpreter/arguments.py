@@ -208,7 +208,12 @@ def _array(value: Any, what: str) -> tuple[np.ndarray, NumericType]:
                              hint="the interpreter reads host memory: x.cpu()",
                              where=user_line()) from err
         return array, as_type(array.dtype)
-    raise ArgumentError(f"{what} must be an array, got {type(value).__name__}",
+    raise no_array(value, what)
+
+
+def no_array(value: Any, what: str) -> ArgumentError:
+    """The error of an argument where a tensor is annotated."""
+    return ArgumentError(f"{what} must be an array, got {type(value).__name__}",
                         hint="a ts.Tensor, a NumPy array, or anything with __dlpack__",
                         where=user_line())
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ import numpy as np
 
 from tessera import config, hooks
 from tessera.dims import Dim
-from tessera.errors import ArgumentError, user_line
+from tessera.errors import ArgumentError, SourceLine, user_line
 from tessera.numerics import i64
 from tessera.numerics.random_state import next_launch
 from tessera.runtime.blas_threads import single_thread
@@ -32,11 +33,13 @@ from tessera.tile.ir.schedule import Schedule
 from tessera.tile.ir.types import Buffer, GlobalTensor, Scalar, TileType
 from tessera.tile.passes.cluster_groups import cluster_of
 from tessera.tile.passes.random_draws import draws
+from tessera.tile.passes.store_extents import stores_by_other_extents
 from tessera.tile.passes.thread_guards import Asked, Guards, strides
 from tessera.tile.passes.written_arguments import require_writable, written_parameters
 
 _BUDGET = 1 << 21  # elements of the largest value that a batch of groups may hold
 MAX_LANES = max(g.group_threads for g in GENERATIONS.values())  # of a CUDA block
+MOST_GROUPS = 2**31  # of a grid of CUDA's
 MOST_LANES = 2**31  # of a launch whose lanes are numbered
 
 
@@ -86,6 +89,10 @@ def grid_of(function: Function, bound: Bound, config_: Config, lanes: int) -> tu
     said = config_.lanes or function.lanes or function.launch == "one" and config_.groups
     if not said:
         _require_lanes(function, bound, lanes, None if config_.groups else prod(grid))
+    _require_once(function, bound, lanes, prod(grid))
+    if prod(grid) >= MOST_GROUPS:
+        raise ArgumentError(f"{function.name} is launched in {prod(grid)} groups, a launch has at "
+                            f"most {MOST_GROUPS - 1}", where=user_line())
     if prod(grid) * lanes > MOST_LANES:
         _require_no_numbers(function, prod(grid), lanes)
     return grid
@@ -180,6 +187,17 @@ def _require_lanes(function: Function, bound: Bound, lanes: int, groups: int | N
             f"groups of {lanes} lanes: the rest would not be done",
             where=strip.where or user_line(), hint=f"say how many lanes, {function.name}[groups, "
             f"{strip.lanes}](...), or number them by ts.tile.linear_id()")
+
+
+def _require_once(function: Function, bound: Bound, lanes: int, groups: int) -> None:
+    """What the lanes add to memory is not added again by the next group."""
+    again = _guards(function, bound, "group_id").added_again(lanes) if groups > 1 else None
+    if again is not None:
+        raise ArgumentError(
+            f"{function.name} numbers {again.lanes} elements for each group and is launched in "
+            f"groups of {lanes} lanes: this would be added twice, also by the next group",
+            where=again.where or user_line(), hint=f"say how many lanes, {function.name}[groups, "
+            f"{again.lanes}](...), or number them by ts.tile.linear_id()")
 
 
 def _too_few_lanes(function: Function, lanes: int, groups: int | None, base: str, asked: Asked
@@ -291,6 +309,7 @@ def run_grid(function: Function, bound: Bound, lanes: int, grid: tuple[int, ...]
         aliasing.require_views(name, bound, written)
     if sanitizer is not None:
         aliasing.mark(bound)
+        _tell_other_extents(function, bound)
     report = report or SanitizerReport(checked=sanitizer is not None)
     order = _order(function, grid, sanitizer is not None, most)
     if key is None:
@@ -308,6 +327,21 @@ def run_grid(function: Function, bound: Bound, lanes: int, grid: tuple[int, ...]
             raise_nan=config.numerics == "raise", blame=blame), lanes, name, sanitizer)
     bound.write_back()
     return _result(function, bound, outputs), report
+
+
+def _tell_other_extents(function: Function, bound: Bound) -> None:
+    """Stores by blocks of another extent, where the two differ."""
+    for s in stores_by_other_extents(function):
+        have, reached = extent(s.dim, bound), extent(s.of, bound)
+        if have == reached:
+            continue
+        what = (f"the last {have - reached} are left as they were" if have > reached else
+                f"the last {reached - have} of those have no place and are dropped")
+        where = s.where or SourceLine("", 0)
+        warnings.warn_explicit(
+            f"{s.tensor} has {have} elements along axis {s.axis}, {s.dim}, and is stored by blocks "
+            f"of {s.of} = {reached}: {what}. Let both have one name, {s.of}, or go along {s.dim}, "
+            f"unless a part is meant", RuntimeWarning, where.file, where.line)
 
 
 def _order(function: Function, grid: tuple[int, ...], shuffled: bool, most: int | None

@@ -22,7 +22,7 @@ from tessera.tile.frontend.captured import Captured
 from tessera.tile.frontend.seed_parameters import seed_parameters
 from tessera.tile.frontend.source import KernelSource, capture, closure_of
 from tessera.tile.frontend.trace_kernel import trace
-from tessera.tile.interpreter.arguments import Bound, Placement, Tile, bind
+from tessera.tile.interpreter.arguments import Bound, Placement, Tile, bind, no_array
 from tessera.tile.interpreter.launch import Config, Specialisation, grid_of, lanes_of, run_grid
 from tessera.tile.interpreter.machine import SanitizerReport
 from tessera.tile.ir.errors import TileError
@@ -200,7 +200,13 @@ class Kernel(Kernel_):
                     "known when the kernel runs")
         scalars = [n for n, a in annotations.items() if isinstance(a, DType | NumericType)]
         held = {n: 1 if n in scalars and hasattr(v, "shape") else v for n, v in arguments.items()}
-        return self._bind(held, Placement(), explicit, lambda x, what: (x, x.type))
+
+        def read(x: Any, what: str) -> tuple[Any, NumericType]:
+            if not hasattr(x, "shape"):
+                raise no_array(x, what)
+            return x, x.type
+
+        return self._bind(held, Placement(), explicit, read)
 
     @property
     def signature(self) -> inspect.Signature:
@@ -506,7 +512,7 @@ class Kernel(Kernel_):
         and `sizes` gives the named extents that must be constants. target: 'sm_80', 'sm_90a', ...
         for the last three; by default this machine's GPU, else sm_90a. They need no GPU.
         """
-        if level not in LEVELS:
+        if not isinstance(level, str) or level not in LEVELS:
             raise ArgumentError(f"a kernel has no level {level!r}", code="E_LEVEL",
                                 hint=f"levels: {', '.join(LEVELS)}")
         if level == "schedule":

@@ -49,7 +49,8 @@ def config_of(name: str, given: Any) -> Config:
         raise ArgumentError(f"{name}[{', '.join(map(str, items))}]: a launch is [groups] or "
                             "[groups, lanes]", where=user_line(),
                             hint="a grid of several axes is a tuple: k[(gx, gy), lanes](...)")
-    return Config(groups_of(items[0]), lanes_given(items[1]) if len(items) > 1 else None)
+    return Config(groups_of(items[0] if items else ()),
+                  lanes_given(items[1]) if len(items) > 1 else None)
 
 
 def groups_of(groups: Any) -> tuple[int, ...] | None:

@@ -27,11 +27,16 @@ def _rule(types: Any, attrs: Any) -> Any:
     place, value, *index = types
     if place.space == "register":
         raise RuleError(f"an atomic on {place}: registers belong to one lane", "write r[i] += x")
-    if attrs["kind"] in ("and", "or", "xor") and place.dtype.kind not in ("int", "uint"):
-        raise RuleError(f"atomic_{attrs['kind']} works on integers, got {place}")
+    _require_kind(place, attrs["kind"])
+    return Scalar(place.dtype, False)
+
+
+def _require_kind(place: Any, kind: str) -> None:
+    """Memory whose elements can be updated so."""
+    if kind in ("and", "or", "xor") and place.dtype.kind not in ("int", "uint"):
+        raise RuleError(f"atomic_{kind} works on integers, got {place}")
     if place.dtype.packed:
         raise RuleError(f"an atomic on {place}: elements of less than a byte share a word")
-    return Scalar(place.dtype, False)
 
 
 def memory_order(op: Any, alone: bool, read: bool) -> str:
@@ -137,7 +142,7 @@ def _added(types: Any, attrs: Any) -> list[Along]:
             for i in range(len(types[1].shape))]
 
 
-@declare(rule=lambda types, attrs: _tile_rule(types), attrs=("kind", "scope"), run=True,
+@declare(rule=lambda types, attrs: _tile_rule(types, attrs), attrs=("kind", "scope"), run=True,
          effect="atomic", group=True, public=False, combines=_added, layouts="any", access="tile")
 def atomic_tile(m: Any, op: Any, target: Any, value: Any) -> Any:
     """Each element of a tile into a box; elements outside are left out."""
@@ -153,10 +158,11 @@ def atomic_tile(m: Any, op: Any, target: Any, value: Any) -> Any:
         memory.write(at, convert(f(memory.read(at), full[g][on[g]]), memory.numeric.dtype))
 
 
-def _tile_rule(types: Any) -> Any:
+def _tile_rule(types: Any, attrs: Any) -> Any:
     target, value = types
     if not isinstance(target, View | Buffer) or not isinstance(value, TileType):
         raise RuleError(f"an atomic of {value} into {target}")
+    _require_kind(target, attrs["kind"])
     if target.shape != value.shape:
         raise RuleError(f"an atomic of {value} into {target}: the extents differ",
                         rules.misfit(target.shape, value.shape))

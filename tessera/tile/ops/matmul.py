@@ -20,7 +20,7 @@ from tessera.tile.ir.errors import RuleError
 from tessera.tile.ir.handles import Handle, TensorRow, describe
 from tessera.tile.ir.numpy_values import array_dtype, convert
 from tessera.tile.ir.op_record import OPS, declare, macro
-from tessera.tile.ir.types import Buffer, Scalar, TileType, View
+from tessera.tile.ir.types import Buffer, GlobalTensor, Scalar, TileType, View
 
 PRECISIONS = (None, "tf32", "f32")
 
@@ -28,8 +28,9 @@ PRECISIONS = (None, "tf32", "f32")
 def _dot_rule(types: Any, attrs: dict[str, Any]) -> TileType:
     a, b, *rest = types
     for t in (a, b):
-        if isinstance(t, Scalar) or len(t.shape) != 2:
-            deep = not isinstance(t, Scalar) and len(t.shape) > 2
+        placed = not isinstance(t, Scalar | GlobalTensor)
+        if not placed or len(t.shape) != 2:
+            deep = placed and len(t.shape) > 2
             raise RuleError(f"dot multiplies two matrices, got {a} and {b}",
                             "an index takes an axis away: x[b, m:m+64, k:k+32], where b may be "
                             "tile_b" if deep else None)

@@ -14,6 +14,7 @@ from tessera.tile.interpreter.async_copies import wide
 from tessera.tile.interpreter.memory import Local, MemoryBox
 from tessera.tile.interpreter.sanitizer import GROUP, MANY
 from tessera.tile.ir.errors import BoundsError, RuleError
+from tessera.tile.ir.handles import describe
 from tessera.tile.ir.numpy_values import array_dtype
 from tessera.tile.ir.op_record import declare
 from tessera.tile.ir.types import Buffer, GlobalTensor, Scalar, TileType, View
@@ -308,11 +309,19 @@ def cp_commit_group(m: Any, op: Any) -> Any:
     m.copies.commit(m.active_groups())
 
 
-@declare(rule=lambda types, attrs: (), attrs=("pending",), run=True, effect="async", group=True,
-         async_copy="wait")
+@declare(rule=lambda types, attrs: _groups_rule(attrs), attrs=("pending",), run=True,
+         effect="async", group=True, async_copy="wait")
 def cp_wait_group(m: Any, op: Any, pending: Any = 0) -> Any:
     """Waits until at most `pending` commit groups are under way; commits what is not committed."""
     m.copies.wait(m.active_groups(), op.attr["pending"])
+
+
+def _groups_rule(attrs: Any) -> tuple:
+    pending = attrs["pending"]
+    if isinstance(pending, bool) or not isinstance(pending, int) or pending < 0:
+        raise RuleError(f"cp_wait_group waits for a number of groups of copies, got "
+                        f"{describe(pending)}", "ts.tile.cp_wait_group(0)")
+    return ()
 
 
 @declare(rule=lambda types, attrs: (), run=True, effect="sync", group=True,

@@ -18,7 +18,18 @@ from dataclasses import dataclass
 from typing import Any
 
 from tessera.errors import SourceLine
-from tessera.tile.ir.ir import Const, For, Function, Op, Operand, SSAValue, While, walk
+from tessera.tile.ir.ir import (
+    Const,
+    For,
+    Function,
+    If,
+    Op,
+    Operand,
+    SSAValue,
+    While,
+    operands,
+    walk,
+)
 from tessera.tile.ir.op_record import OPS
 from tessera.tile.ir.types import GlobalTensor, Scalar
 
@@ -30,6 +41,7 @@ INVERSE: dict[str, Callable[[int, int], int]] = {
     "shl": lambda bound, c: -(-bound // (1 << c)) if 0 <= c < 63 else 0,
     "shr": lambda bound, c: bound << c if 0 <= c < 32 else 0}
 MIRRORED = {"lt": "gt", "le": "ge", "gt": "lt", "ge": "le"}
+COMPARISONS = (*MIRRORED, "eq", "ne")
 
 
 @dataclass(frozen=True)
@@ -137,6 +149,53 @@ class Guards:
         made = [self.made.get(a) for a in products[0].args if isinstance(a, SSAValue)]
         numbers = [n for a in products[0].args if (n := self.number(a)) is not None]
         return numbers[0] if numbers and [m.name for m in made if m] == ["group_id"] else None
+
+    def added_again(self, lanes: int) -> Asked | None:
+        """How many elements each group numbers, where lanes beyond them add to memory below the
+        only guard on threads, group_id() * c + local_id() < B, and nothing else depends on who
+        adds: the next group adds the same. What overlaps on purpose uses an id for itself."""
+        found = {x: n for x in self.made if (n := self._elements_of_a_group(x)) is not None}
+        guards = [op for op in self._made_of_threads() if op.name in COMPARISONS]
+        if len(found) != 1 or len(guards) != 1 or strides(self.function, "group_id") or strides(
+                self.function, "local_id"):
+            return None
+        ((number, n),), (guard,) = found.items(), guards
+        if not self._ids_are_for(number):
+            return None
+        below = guard.name if guard.args[0] == number else MIRRORED.get(guard.name)
+        bound = self.number(guard.args[1] if guard.args[0] == number else guard.args[0])
+        if number not in guard.args or below not in MIRRORED or bound is None:
+            return None
+        if n >= lanes or bound + (below in ("le", "gt")) <= n:
+            return None
+        for node in walk(self.function.body):
+            if isinstance(node, If) and node.cond == guard.outs[0].value:
+                for op in walk(node.then if below in ("lt", "le") else node.orelse):
+                    if isinstance(op, Op) and op.name == "atomic" and op.attr["kind"] in (
+                            "add", "xor"):
+                        return Asked(n, op.where)
+        return None
+
+    def _ids_are_for(self, number: SSAValue) -> bool:
+        """Whether this number alone is made from the numbers of groups and threads."""
+        top = self.made[number]
+        makes = {top, *(op for a in top.args if isinstance(a, SSAValue) and (op := self.made.get(a))
+                        and op.name == "mul")}
+        ids = {d.value for op in self.made.values() for d in op.outs
+               if op.name == "group_id" or OPS[op.name].family == "ids" and OPS[op.name].by_thread}
+        ids |= {d.value for op in makes - {top} for d in op.outs}
+        return all(n in makes or not ids.intersection(operands(n))
+                   for n in walk(self.function.body))
+
+    def _made_of_threads(self) -> list[Op]:
+        """What is computed from the number of a thread, in the order of the program."""
+        follow: set[Operand] = set()
+        for op in self.made.values():
+            record = OPS[op.name]
+            if record.family == "ids" and record.by_thread or (
+                    record.effect == "pure" and follow.intersection(op.args)):
+                follow.update(d.value for d in op.outs)
+        return [op for op in self.made.values() if op.outs[0].value in follow]
 
     def of_first_thread(self, x: Operand) -> int | None:
         """What a number that is made from the thread's in its group, by known numbers, is for the

@@ -1,0 +1,80 @@
+"""Stores that go along one extent by blocks of another: y of "N" written at tile_m.
+
+That is right where the two are equal, and where a part is meant, so that only a run that is
+checked says it, when the extents differ.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from tessera.errors import SourceLine
+from tessera.tile.ir.ir import Const, For, Function, Op, Operand, SSAValue, walk
+from tessera.tile.ir.op_record import OPS
+from tessera.tile.ir.types import GlobalTensor
+from tessera.tile.passes.written_arguments import read_parameters
+
+
+@dataclass(frozen=True)
+class OtherExtent:
+    """A store to `tensor` along `axis`, of extent `dim`, at blocks of the extent `of`."""
+
+    tensor: str
+    axis: int
+    dim: str
+    of: str
+    where: SourceLine | None
+
+
+def stores_by_other_extents(function: Function) -> Iterator[OtherExtent]:
+    """Of tensors that one store alone touches: what others leave, or need, is not known here."""
+    made = {d.value: n for n in walk(function.body) if isinstance(n, Op) for d in n.outs}
+    tensors = {p.value: p.type for p in function.params if isinstance(p.type, GlobalTensor)}
+    blocks, read = _blocks(function, made), read_parameters(function)
+    stores: dict[Operand, list[Op]] = {}
+    for op in walk(function.body):
+        if isinstance(op, Op) and OPS[op.name].writes:
+            stores.setdefault(_place(made, op.args[OPS[op.name].place]), []).append(op)
+    for place, kind in tensors.items():
+        if len(stores.get(place, ())) != 1 or place.name in read:
+            continue
+        (op,) = stores[place]
+        view = made.get(op.args[0]) if isinstance(op.args[0], SSAValue) else None
+        if op.name != "store_tile" or view is None or view.name != "view" or view.args[0] != place:
+            continue
+        for axis, (at, dim) in enumerate(zip(view.args[1:], kind.dims, strict=False)):
+            of = blocks.get(at)
+            if of is not None and of != str(dim):
+                yield OtherExtent(place.name, axis, str(dim), of, op.where)
+
+
+def _place(made: dict[SSAValue, Op], x: Operand) -> Operand:
+    """The tensor or buffer of which x is a part."""
+    while isinstance(x, SSAValue) and x in made and OPS[made[x].name].alias:
+        x = made[x].args[0]
+    return x
+
+
+def _blocks(function: Function, made: dict[SSAValue, Op]) -> dict[Operand, str]:
+    """Where blocks of an extent begin: the number of the group by their size, or a loop's."""
+    dims = {p.value: p.value.name for p in function.params if p.role == "dim"}
+    found: dict[Operand, str] = {}
+    for value, op in made.items():
+        number = made.get(op.args[0]) if op.name == "mul" and isinstance(
+            op.args[0], SSAValue) else None
+        axis = number.attr["axis"] if number is not None and number.name == "group_id" else None
+        if axis is None or axis >= len(function.grid):
+            continue
+        grid = function.grid[axis]
+        size = op.args[1]
+        if isinstance(size, Const) and size.value == grid.block and (grid.lo, grid.stride) == (
+                "0", False):
+            found[value] = grid.dim
+    for loop in walk(function.body):
+        if isinstance(loop, For) and loop.hi in dims and isinstance(loop.hi, SSAValue):
+            found[loop.var.value] = dims[loop.hi]
+    return found
+
+
+__all__ = ["OtherExtent", "stores_by_other_extents"]
