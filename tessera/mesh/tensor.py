@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from types import EllipsisType
 from typing import Any
 
 import numpy as np
@@ -152,17 +153,22 @@ class DistTensor(Tensor):
         communicates: all ranks of the mesh call it, from one line. Raises DisagreementError when
         one of them does something else instead, StalledError when it does not come in time.
         """
-        return Tensor(whole(self), self.type).numpy()
+        found = Tensor(whole(self), self.type).numpy()
+        # A copy of what this rank holds: who writes into it would change one rank of several.
+        return found.copy() if self.layout.is_replicated else found
 
     def copy(self) -> DistTensor:
         return DistTensor({r: p.copy() for r, p in self.held.items()}, self._shape, self.type,
                           self.layout, is_param=self.is_param, name=self.name)
 
     def __setitem__(self, index: Any, value: Any) -> None:
-        """Overwrite the whole: `x[:] = value`, a tensor of the same layout, or an array."""
-        if index not in (Ellipsis, slice(None)):
+        """Overwrite the whole: `x[:] = value`, a tensor, an array or a number that broadcasts."""
+        if not isinstance(index, slice | EllipsisType) or index not in (Ellipsis, slice(None)):
             raise ArgumentError("a part of a distributed tensor cannot be assigned to",
                                 hint="x[:] = value sets the whole; x.local[...] this rank's part")
+        value = as_tensor(value)
+        if value.shape != self.shape:
+            value = F.broadcast_to(value, self.shape)
         if not isinstance(value, DistTensor) or value.layout != self.layout:
             value = distribute(value, self.layout, self.type)
         for rank, part in self.held.items():
@@ -341,7 +347,7 @@ def resolve(layout: Any, mesh: Mesh, shape: Sequence[int], numeric: NumericType,
             raise ArgumentError("a layout dict needs the names of the dimensions",
                                 hint='dims=("batch", "d_model")')
         found = spec_of(layout, dims, mesh).resolve(mesh, len(shape), dims)
-    elif hasattr(layout, "resolve"):
+    elif hasattr(layout, "resolve") and not isinstance(layout, type):
         spec: Distribution = layout
         found = spec.resolve(mesh, len(shape), dims)
     else:
