@@ -305,8 +305,16 @@ def tensor(shape: Any, layout: Any = None, mesh: Mesh | None = None, dtype: Any 
         made.is_param, made.name = param, name
         return made
     fill = _filler(init, numeric, seed)
-    held = {r: Tensor(fill(resolved, extents, r), numeric) for r in held_ranks(mesh)}
+    held = {r: Tensor(_as_term(fill(resolved, extents, r), resolved, r), numeric)
+            for r in held_ranks(mesh)}
     return DistTensor(held, extents, numeric, resolved, is_param=param, name=name)
+
+
+def _as_term(part: np.ndarray, layout: Layout, rank: int) -> np.ndarray:
+    """What a rank holds of known values: of a pending sum they are the first rank's term, and the
+    others' are zeros."""
+    added = layout.op == "sum" and layout.mesh.index(rank, layout.pending) > 0
+    return np.zeros_like(part) if added else part
 
 
 def _numbers(shape: Any) -> tuple[int, ...]:
@@ -438,7 +446,7 @@ def distribute(x: Any, layout: Any, dtype: Any = None, mesh: Mesh | None = None,
         return _relay(x, resolved, numeric)
     array = whole(x) if isinstance(x, DistTensor) else x.array
     array = encode_value(Tensor(array, x.type), numeric)
-    held = {r: Tensor(take(array, resolved, r, numeric.dtype), numeric)
+    held = {r: Tensor(_as_term(take(array, resolved, r, numeric.dtype), resolved, r), numeric)
             for r in held_ranks(resolved.mesh)}
     return DistTensor(held, x.shape, numeric, resolved, is_param=x.is_param, name=x.name)
 

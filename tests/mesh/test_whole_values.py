@@ -40,6 +40,24 @@ def test_a_value_of_another_shape_is_refused_although_its_parts_would_broadcast(
     assert (x.numpy() == 4.0).all()
 
 
+@pytest.mark.parametrize("reduce", ["sum", "max", "mean"])
+def test_terms_of_values_that_are_given_make_those_values(reduce, rng):
+    spec, square = ts.ShardSpec(reduce=reduce), ts.dist.mesh(axes=("dp", "tp"), shape=(2, 2))
+    given = rng.standard_normal((4, 3)).astype(np.float32)
+    rows = ts.dist.distribute(given, ROWS, mesh=MESH)
+    later = ts.dist.tensor((4, 3), spec, square)
+    later[:] = given
+    for terms in (ts.dist.distribute(given, spec, mesh=square), later,
+                  ts.dist.distribute(rows, spec, mesh=square),
+                  ts.dist.distribute(given, ts.ShardSpec(("row",), ("dp",), reduce=reduce),
+                                     mesh=square)):
+        assert terms.layout.op == reduce
+        np.testing.assert_array_equal((terms * 1.0).numpy(), given)
+    drawn = (ts.dist.tensor((4, 3), at, square, init="normal", seed=1) * 1.0
+             for at in (spec, None))
+    np.testing.assert_array_equal(*(x.numpy() for x in drawn))
+
+
 def whole():
     return ts.dist.tensor((4, 3), ROWS, MESH)
 
