@@ -299,9 +299,10 @@ def tensor(shape: Any, layout: Any = None, mesh: Mesh | None = None, dtype: Any 
     agree_on(extents, numeric, resolved)
     join(mesh)
     if isinstance(init, np.ndarray | Tensor | list | tuple):
+        init = as_tensor(init)
+        if init.shape != extents:
+            raise ShapeError(f"init has {show_shape(init.shape)}, the tensor {show_shape(extents)}")
         made = distribute(init, resolved, numeric)
-        if made.shape != extents:
-            raise ShapeError(f"init has {show_shape(made.shape)}, the tensor {show_shape(extents)}")
         made.is_param, made.name = param, name
         return made
     fill = _filler(init, numeric, seed)
@@ -386,13 +387,14 @@ Filler = Callable[[Layout, tuple[int, ...], int], np.ndarray]
 def _filler(init: Any, numeric: NumericType, seed: int | None) -> Filler:
     """How a rank makes its part: a function of layout, global shape and rank."""
     dtype = numeric.dtype
-    if init is None or isinstance(init, int | float):
+    if init is None or isinstance(init, int | float | np.number):
         value = encode(np.float32(init or 0), dtype) if dtype.kind == "float" else init or 0
         return lambda layout, shape, rank: np.full(
             local_shape(layout, shape, rank, dtype), value, dtype.numpy)
     if callable(init):
         return lambda layout, shape, rank: encode_value(
-            np.asarray(init(*_coordinates(layout, shape, rank, dtype))), numeric)
+            _filled(init(*_coordinates(layout, shape, rank, dtype)),
+                    local_shape(layout, shape, rank, dtype)), numeric)
     if init in ("normal", "uniform"):
         key = rng.key_of(seed) if seed is not None else F.next_key().array
         draw = _normal if init == "normal" else _uniform
@@ -400,6 +402,17 @@ def _filler(init: Any, numeric: NumericType, seed: int | None) -> Filler:
             draw(key, indices(layout, shape, rank, dtype)), numeric)
     raise ArgumentError(f"init={init!r}", hint='None, a number, "normal", "uniform", an array, or '
                         "a function of index arrays")
+
+
+def _filled(values: Any, shape: tuple[int, ...]) -> np.ndarray:
+    """What a function of indices gave for a part of this shape: one value for all will do."""
+    values = np.asarray(values)
+    try:
+        return values if values.shape == shape else np.broadcast_to(values, shape).copy()
+    except ValueError:
+        raise ShapeError(f"init gave {show_shape(values.shape)} for a part {show_shape(shape)}",
+                         hint="its arguments are arrays of indices, one for each dimension, and "
+                         "its result has their shape: init=lambda i, j: i + j") from None
 
 
 def _coordinates(layout: Layout, shape: tuple[int, ...], rank: int, dtype: Any) -> list[np.ndarray]:

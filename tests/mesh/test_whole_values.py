@@ -58,6 +58,22 @@ def test_terms_of_values_that_are_given_make_those_values(reduce, rng):
     np.testing.assert_array_equal(*(x.numpy() for x in drawn))
 
 
+@pytest.mark.parametrize("init, meant", [
+    (lambda i, j: 1.5, 1.5), (lambda i, j: np.arange(3), np.arange(3)), (np.float32(2), 2.0),
+    (lambda i, j: i[:, :1], [[0], [1], [2], [3]])])
+def test_an_init_that_broadcasts_fills_each_part(init, meant):
+    x = ts.dist.tensor((4, 3), ROWS, MESH, init=init)
+    np.testing.assert_array_equal(x.numpy(), np.broadcast_to(meant, (4, 3)))
+    assert [part.shape for part in x.parts.values()] == [(2, 3), (2, 3)]
+
+
+def test_a_checkpoint_is_not_read_into_terms_of_a_sum(tmp_path):
+    ts.checkpoints.save(tmp_path / "saved", {"x": whole()})
+    like = {"x": ts.dist.tensor((4, 3), ts.ShardSpec(reduce="sum"), MESH)}
+    with pytest.raises(ts.CheckpointError, match="each rank has a term of it"):
+        ts.checkpoints.load(tmp_path / "saved").tree(like)
+
+
 def whole():
     return ts.dist.tensor((4, 3), ROWS, MESH)
 
@@ -73,6 +89,10 @@ def whole():
     (lambda x: ts.dist.distribute(x, ts.dist.Replicated), ts.ArgumentError, "is no layout"),
     (lambda x: ts.shard(x, ts.ShardSpec), ts.ArgumentError, "is no layout"),
     (lambda x: ts.dist.distribute(1.0, ROWS, mesh=MESH), ts.AxisError, "a scalar cannot be split"),
+    (lambda x: ts.dist.tensor((4, 3), ROWS, MESH, init=lambda i, j: np.ones((7, 7))),
+     ts.ShapeError, "init gave [7, 7] for a part [2, 3]"),
+    (lambda x: ts.dist.tensor((4, 3), ROWS, MESH, init=np.ones(3)), ts.ShapeError,
+     "init has [3], the tensor [4, 3]"),
     (lambda x: ts.dist.mesh({"dp": 2, "tp": 3}), ts.ArgumentError,
      "ts.dist.mesh(axes=('dp', 'tp'), shape=(2, 3))"),
     (lambda x: ts.dist.zero(ts.optim.AdamW, 1), ts.ArgumentError, "ts.optim.AdamW()"),
