@@ -74,6 +74,14 @@ def test_a_checkpoint_is_not_read_into_terms_of_a_sum(tmp_path):
         ts.checkpoints.load(tmp_path / "saved").tree(like)
 
 
+def test_an_op_that_ran_before_fails_at_its_own_line():
+    x = ts.dist.tensor((4, 3), ROWS, MESH)
+    ts.take(x, ts.tensor([1]), axis=0)
+    with pytest.raises(ts.AxisError) as info:
+        ts.take(x, ts.tensor([9]), axis=0)
+    assert "[9]" in info.value.where.text
+
+
 def whole():
     return ts.dist.tensor((4, 3), ROWS, MESH)
 
