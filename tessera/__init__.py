@@ -45,6 +45,7 @@ from .effects import effects as effects
 from .effects import pure as pure
 from .errors import *  # noqa: F403
 from .errors import UnknownNameError as _UnknownNameError
+from .foreign import DIST as _DIST
 from .foreign import FUNCTIONS as _FOREIGN
 from .fp8_scaling import CurrentScaling as CurrentScaling
 from .fp8_scaling import DelayedScaling as DelayedScaling
@@ -122,7 +123,7 @@ def __getattr__(name: str) -> _Any:
     if name in numerics.dtype_names() and str(format_ := numerics.find_dtype(name)) == name:
         return format_
     known = lambda: sorted(__all__)  # noqa: E731
-    raise _UnknownNameError(f"tessera has no name {name!r}", name, known, _FOREIGN)
+    raise _UnknownNameError(f"tessera has no name {name!r}", name, known, {**_DIST, **_FOREIGN})
 
 
 def __dir__() -> list[str]:

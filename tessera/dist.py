@@ -12,7 +12,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from .errors import did_you_mean
+from .errors import UnknownNameError
+from .foreign import DIST
 from .mesh.collectives.functions import (
     all_gather,
     all_reduce,
@@ -55,7 +56,9 @@ def __getattr__(name: str) -> Callable[..., Any]:
     """A collective whose record has no function here: call(x, axis, mesh=, and its attributes)."""
     if name in COLLECTIVES:
         return partial(call_of, COLLECTIVES[name])
-    raise AttributeError(f"ts.dist has no {name!r}; {did_you_mean(name, __all__)}", name=name)
+    if name.startswith("__"):
+        raise AttributeError(name)
+    raise UnknownNameError(f"ts.dist has no name {name!r}", name, lambda: sorted(__all__), DIST)
 
 
 __all__ = [

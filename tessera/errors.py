@@ -12,6 +12,7 @@ import functools
 import linecache
 import os
 import sys
+import threading
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -24,8 +25,9 @@ from tessera.foreign import instead
 
 PACKAGE_DIR = os.path.dirname(os.path.abspath(__file__)) + os.sep
 _PROGRAMS = os.path.join(PACKAGE_DIR, "bench", "models", "")  # written as users write theirs
-# Frames of these stand between a `with` block, a partial or a NumPy function and the user's line.
-_BETWEEN = frozenset({contextlib.__file__, functools.__file__})
+# Frames of these stand between a `with` block, a partial, a thread or a NumPy function and the
+# user's line.
+_BETWEEN = frozenset({contextlib.__file__, functools.__file__, threading.__file__})
 _NUMPY_DIR = os.path.dirname(os.path.abspath(np.__file__)) + os.sep
 
 

@@ -167,6 +167,37 @@ METHODS: Mapping[str, str] = {
     "gather": "ts.take_along_axis(x, ids, axis)", "itemsize": "x.dtype.bits // 8",
 }
 
+# ts.dist.<word>, and ts.<word> where FUNCTIONS has none
+DIST: Mapping[str, str] = {
+    "PartitionSpec": 'ts.ShardSpec(("row",), ("dp",)): dimensions, then the axes that split them',
+    "NamedSharding": 'ts.ShardSpec(("row",), ("dp",)), and mesh= where a tensor is made',
+    "Shard": 'ts.ShardSpec((0,), ("dp",)): dimensions, then the axes that split them',
+    "Replicate": "ts.ShardSpec(replicate=True), or None", "Partial": 'ts.ShardSpec(reduce="sum")',
+    "DTensor": "ts.dist.tensor(shape, spec, mesh)",
+    "distribute_tensor": "ts.dist.distribute(x, spec, mesh=mesh)",
+    "redistribute": "ts.shard(x, spec)", "with_sharding_constraint": "ts.shard(x, spec)",
+    "device_put": "ts.dist.distribute(x, spec, mesh=mesh)",
+    "DeviceMesh": 'ts.dist.mesh(axes=("dp", "tp"), shape=(4, 2))',
+    "init_device_mesh": 'ts.dist.mesh(axes=("dp", "tp"), shape=(4, 2))',
+    "make_mesh": 'ts.dist.mesh(axes=("dp", "tp"), shape=(4, 2))',
+    "init_process_group": "nothing: the first use of ts.dist starts it",
+    "destroy_process_group": "nothing: a program that ends leaves it",
+    "new_group": "mesh.sub(pp=0), a part of a mesh", "get_rank": "ts.dist.rank()",
+    "process_index": "ts.dist.rank()", "get_world_size": "ts.dist.world_size()",
+    "process_count": "ts.dist.world_size()", "device_count": "ts.dist.world_size()",
+    "psum": "ts.all_reduce(x, axis)", "pmean": 'ts.all_reduce(x, axis, op="mean")',
+    "pmax": 'ts.all_reduce(x, axis, op="max")', "ppermute": "ts.dist.permute(x, axis, pairs=)",
+    "axis_index": "ts.dist.rank() and mesh.coords", "allreduce": "ts.all_reduce(x, axis)",
+    "all_gather_into_tensor": "ts.all_gather(x, axis, dim=0)",
+    "reduce_scatter_tensor": "ts.reduce_scatter(x, axis, dim=0)",
+    "broadcast_object_list": "ts.dist.share(message)",
+    "shard_map": "a function of each rank's own tensors, which calls ts.all_reduce(x, axis)",
+    "pjit": "ts.jit, of distributed tensors", "fully_shard": "ts.dist.fsdp(params)",
+    "FullyShardedDataParallel": "ts.dist.fsdp(params)",
+    "DistributedDataParallel": "ts.jit(step) with the batch split, ts.ShardSpec((0,), (\"dp\",))",
+    "ZeroRedundancyOptimizer": "ts.dist.zero(optimizer, stage)",
+}
+
 # f(<word>=): the names it may have here; the first that the function has is meant.
 KEYWORDS: Mapping[str, Sequence[str]] = {
     "dim": ("axis", "axes"), "dims": ("axes", "axis"), "axes": ("axis",), "axis": ("axes",),

@@ -36,7 +36,7 @@ from .layout import (
     stored_as,
 )
 from .manifest import SCALE, DataFile, Manifest, TensorPiece, damaged, parse
-from .shards import fill_part
+from .shards import fill_part, need_settled
 
 _MISSING = (errno.ENOENT, errno.ENOTDIR)
 Content = dict[str, dict[str, Any]]  # of a data file: {name: {dtype, shape, data}}
@@ -128,6 +128,7 @@ class Tensors(Mapping[str, Tensor]):
 
     def parts(self, path: str, like: DistTensor) -> DistTensor:
         """The parts of a tensor that lies as `like` which this process holds."""
+        need_settled(path, like)
         entry = self.entries[path]
         if path in self._made:
             boxes = [(Rect(entry.shape), lambda: self._made[path].array)]

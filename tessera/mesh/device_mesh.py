@@ -195,6 +195,10 @@ def mesh(
     {"batch": "shard", "params": "replicate"}
     Raises ShapeError when the shape and the number of devices differ, ArgumentError otherwise.
     """
+    if isinstance(devices, Mapping):
+        raise ArgumentError(f"devices are names, got {devices!r}",
+                            hint=f"ts.dist.mesh(axes={tuple(devices)}, "
+                            f"shape={tuple(devices.values())})")
     names = ("devices",) if axes is None else _names(axes)
     extents = _extents(shape, devices, names)
     need_few(extents)

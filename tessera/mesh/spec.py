@@ -149,8 +149,8 @@ def find_dim(which: str | int, ndim: int, names: Sequence[str] | None = None) ->
     known = [*(names or ()), "row", "col"]
     raise AxisError(
         f"a tensor of {ndim} dimensions{f' {tuple(names)}' if names else ''} has no dimension "
-        f"{which!r}", hint=did_you_mean(which, known) if isinstance(which, str) else
-        f"numbers go from {-ndim} to {ndim - 1}" if ndim else "a scalar cannot be split")
+        f"{which!r}", hint="a scalar cannot be split" if not ndim else did_you_mean(which, known)
+        if isinstance(which, str) else f"numbers go from {-ndim} to {ndim - 1}")
 
 
 # --- dicts of logical names ----------------------------------------------------------------------

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from types import EllipsisType
 from typing import Any
 
 import numpy as np
@@ -152,17 +153,22 @@ class DistTensor(Tensor):
         communicates: all ranks of the mesh call it, from one line. Raises DisagreementError when
         one of them does something else instead, StalledError when it does not come in time.
         """
-        return Tensor(whole(self), self.type).numpy()
+        found = Tensor(whole(self), self.type).numpy()
+        # A copy of what this rank holds: who writes into it would change one rank of several.
+        return found.copy() if self.layout.is_replicated else found
 
     def copy(self) -> DistTensor:
         return DistTensor({r: p.copy() for r, p in self.held.items()}, self._shape, self.type,
                           self.layout, is_param=self.is_param, name=self.name)
 
     def __setitem__(self, index: Any, value: Any) -> None:
-        """Overwrite the whole: `x[:] = value`, a tensor of the same layout, or an array."""
-        if index not in (Ellipsis, slice(None)):
+        """Overwrite the whole: `x[:] = value`, a tensor, an array or a number that broadcasts."""
+        if not isinstance(index, slice | EllipsisType) or index not in (Ellipsis, slice(None)):
             raise ArgumentError("a part of a distributed tensor cannot be assigned to",
                                 hint="x[:] = value sets the whole; x.local[...] this rank's part")
+        value = as_tensor(value)
+        if value.shape != self.shape:
+            value = F.broadcast_to(value, self.shape)
         if not isinstance(value, DistTensor) or value.layout != self.layout:
             value = distribute(value, self.layout, self.type)
         for rank, part in self.held.items():
@@ -293,14 +299,23 @@ def tensor(shape: Any, layout: Any = None, mesh: Mesh | None = None, dtype: Any 
     agree_on(extents, numeric, resolved)
     join(mesh)
     if isinstance(init, np.ndarray | Tensor | list | tuple):
+        init = as_tensor(init)
+        if init.shape != extents:
+            raise ShapeError(f"init has {show_shape(init.shape)}, the tensor {show_shape(extents)}")
         made = distribute(init, resolved, numeric)
-        if made.shape != extents:
-            raise ShapeError(f"init has {show_shape(made.shape)}, the tensor {show_shape(extents)}")
         made.is_param, made.name = param, name
         return made
     fill = _filler(init, numeric, seed)
-    held = {r: Tensor(fill(resolved, extents, r), numeric) for r in held_ranks(mesh)}
+    held = {r: Tensor(_as_term(fill(resolved, extents, r), resolved, r), numeric)
+            for r in held_ranks(mesh)}
     return DistTensor(held, extents, numeric, resolved, is_param=param, name=name)
+
+
+def _as_term(part: np.ndarray, layout: Layout, rank: int) -> np.ndarray:
+    """What a rank holds of known values: of a pending sum they are the first rank's term, and the
+    others' are zeros."""
+    added = layout.op == "sum" and layout.mesh.index(rank, layout.pending) > 0
+    return np.zeros_like(part) if added else part
 
 
 def _numbers(shape: Any) -> tuple[int, ...]:
@@ -341,7 +356,7 @@ def resolve(layout: Any, mesh: Mesh, shape: Sequence[int], numeric: NumericType,
             raise ArgumentError("a layout dict needs the names of the dimensions",
                                 hint='dims=("batch", "d_model")')
         found = spec_of(layout, dims, mesh).resolve(mesh, len(shape), dims)
-    elif hasattr(layout, "resolve"):
+    elif hasattr(layout, "resolve") and not isinstance(layout, type):
         spec: Distribution = layout
         found = spec.resolve(mesh, len(shape), dims)
     else:
@@ -372,13 +387,14 @@ Filler = Callable[[Layout, tuple[int, ...], int], np.ndarray]
 def _filler(init: Any, numeric: NumericType, seed: int | None) -> Filler:
     """How a rank makes its part: a function of layout, global shape and rank."""
     dtype = numeric.dtype
-    if init is None or isinstance(init, int | float):
+    if init is None or isinstance(init, int | float | np.number):
         value = encode(np.float32(init or 0), dtype) if dtype.kind == "float" else init or 0
         return lambda layout, shape, rank: np.full(
             local_shape(layout, shape, rank, dtype), value, dtype.numpy)
     if callable(init):
         return lambda layout, shape, rank: encode_value(
-            np.asarray(init(*_coordinates(layout, shape, rank, dtype))), numeric)
+            _filled(init(*_coordinates(layout, shape, rank, dtype)),
+                    local_shape(layout, shape, rank, dtype)), numeric)
     if init in ("normal", "uniform"):
         key = rng.key_of(seed) if seed is not None else F.next_key().array
         draw = _normal if init == "normal" else _uniform
@@ -386,6 +402,17 @@ def _filler(init: Any, numeric: NumericType, seed: int | None) -> Filler:
             draw(key, indices(layout, shape, rank, dtype)), numeric)
     raise ArgumentError(f"init={init!r}", hint='None, a number, "normal", "uniform", an array, or '
                         "a function of index arrays")
+
+
+def _filled(values: Any, shape: tuple[int, ...]) -> np.ndarray:
+    """What a function of indices gave for a part of this shape: one value for all will do."""
+    values = np.asarray(values)
+    try:
+        return values if values.shape == shape else np.broadcast_to(values, shape).copy()
+    except ValueError:
+        raise ShapeError(f"init gave {show_shape(values.shape)} for a part {show_shape(shape)}",
+                         hint="its arguments are arrays of indices, one for each dimension, and "
+                         "its result has their shape: init=lambda i, j: i + j") from None
 
 
 def _coordinates(layout: Layout, shape: tuple[int, ...], rank: int, dtype: Any) -> list[np.ndarray]:
@@ -432,7 +459,7 @@ def distribute(x: Any, layout: Any, dtype: Any = None, mesh: Mesh | None = None,
         return _relay(x, resolved, numeric)
     array = whole(x) if isinstance(x, DistTensor) else x.array
     array = encode_value(Tensor(array, x.type), numeric)
-    held = {r: Tensor(take(array, resolved, r, numeric.dtype), numeric)
+    held = {r: Tensor(_as_term(take(array, resolved, r, numeric.dtype), resolved, r), numeric)
             for r in held_ranks(resolved.mesh)}
     return DistTensor(held, x.shape, numeric, resolved, is_param=x.is_param, name=x.name)
 

@@ -94,7 +94,7 @@ def test_the_words_of_other_libraries_lead_to_names_that_exist():
     x = ts.ones((2, 2))
     for words, owner in ((foreign.FUNCTIONS, ts), (foreign.METHODS, x),
                          (foreign.RANDOM, ts.random), (foreign.OPTIM, ts.optim),
-                         (foreign.TILE, ts.tile)):
+                         (foreign.TILE, ts.tile), (foreign.DIST, ts.dist)):
         for word, instead in words.items():
             assert not hasattr(owner, word), f"{word} exists: no other word is needed"
             with pytest.raises(ts.UnknownNameError) as info:

@@ -67,7 +67,8 @@ class Zero:
             raise ArgumentError(f"zero has stages 1, 2 and 3, got {self.stage!r}",
                                 hint="1: states, 2: gradients too, 3: parameters too")
         for name in ("init", "update"):
-            if not callable(getattr(self.optimizer, name, None)):
+            if isinstance(self.optimizer, type) or not callable(
+                    getattr(self.optimizer, name, None)):
                 raise ArgumentError(f"zero wraps an optimizer, got {self.optimizer!r}",
                                     hint='ts.dist.zero(ts.optim.AdamW(), stage=2, axis="dp")')
 

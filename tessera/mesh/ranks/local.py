@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from tessera import config
-from tessera.errors import SourceLine, user_line
+from tessera.errors import SourceLine, TesseraError, user_line
 
 from ..errors import StalledError, StoppedError
 from .envelope import Header, MessageLabel, disagreement
@@ -231,6 +231,8 @@ def run_ranks(size: int, program: Callable[[Transport], Any]) -> list[Any]:
         thread.join()
     if world.failure is not None:
         who, error = world.failure
+        if isinstance(error, TesseraError) and error.where is None:
+            error.where = user_line()  # its thread had frames of ours alone
         if who is not None:
             error.add_note(f"raised on rank {who} of {size}; the other ranks were stopped")
         raise error

@@ -162,6 +162,10 @@ def _in_global_view(which: Collective, x: Tensor, axis: Any, mesh: Any, /, *, dt
     axes = known.axes if axis is None else (axis,) if isinstance(axis, str) else tuple(axis)
     for name in axes:
         known.position(name)
+    given = {"dim": dim, "op": op, "split": split, "concat": concat, **attrs}
+    if which.on_whole is not None:
+        which.check(tuple(x.shape), known.size(axes),
+                    **{name: given[name] for name in which.samples[0].attrs})
     at = split if "split" in which.dims else dim
     y = constrain(which.name, x, axes, dim=at, concat=concat)
     return y if dtype is None else F.cast(y, dtype)

@@ -17,7 +17,7 @@ import numpy as np
 
 from tessera import config, hooks
 from tessera.dims import show_shape
-from tessera.errors import ArgumentError, user_line
+from tessera.errors import ArgumentError, TesseraError, user_line
 from tessera.graph.donation import alone
 from tessera.graph.host_copy import HostCopy
 from tessera.graph.interpret import interpret
@@ -392,7 +392,12 @@ def run_op(op: GraphOp, args: Sequence[Tensor], attrs: dict[str, Any]) -> Any:
             if len(_PROGRAMS) >= _MOST:
                 _PROGRAMS.clear()
             _PROGRAMS[key] = found
-    made = tuple(found.run(args))
+    try:
+        made = tuple(found.run(args))
+    except TesseraError as err:
+        if err.where == found.source.nodes[0].where:  # that of the call that made the program
+            err.where = user_line()
+        raise
     return made if op.multi else made[0]
 
 
