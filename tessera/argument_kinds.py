@@ -1,6 +1,6 @@
 """Which argument of a call that failed is not what its annotation says.
 
-    wrong_argument(fn, signature, args, kwargs)      # "eps is a float, got the str '1e-5'", or None
+    wrong_argument(fn, signature, args, kwargs)  # "eps takes float, got the str '1e-5'", or None
 
 Annotations are read when a call has failed, never before: a call that succeeds pays nothing, and
 what an annotation does not say (Any) is not judged.

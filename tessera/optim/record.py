@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, ClassVar, TypeVar
 
@@ -25,7 +26,7 @@ State = dict[str, Any]
 OPTIMIZERS: dict[str, type[OptimizerRecord]] = {}
 
 
-class OptimizerRecord:
+class OptimizerRecord(ABC):
     """The base of all: `init` makes a state, `update` a step. A record is a frozen dataclass under
     `@optimizer`, which has weight_decay and decays among its fields, and gives
 
@@ -45,9 +46,9 @@ class OptimizerRecord:
     def rates(self, lr: Tensor, step: Tensor) -> tuple[Tensor, ...]:
         return (lr,)
 
+    @abstractmethod
     def moved(self, w: Tensor, g: Tensor, held: dict[str, Tensor], rates: tuple[Tensor, ...],
-              decay: float) -> tuple[Tensor, dict[str, Tensor]]:
-        raise NotImplementedError
+              decay: float) -> tuple[Tensor, dict[str, Tensor]]: ...
 
     def init(self, params: Any) -> State:
         """The state before the first step: its number, what is held by the path of the parameter,

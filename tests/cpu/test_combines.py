@@ -6,20 +6,12 @@ import numpy as np
 import pytest
 
 import tessera as ts
+from combinations import later, linear
 from emulator import compare
 from tessera import Tensor, bf16, f32, int32
 from tolerance import assert_close
 
 tile = ts.tile
-
-
-def linear(a, b):
-    return a[0] * b[0], a[1] * b[0] + b[1]
-
-
-def later(a, b):
-    more = b[0] > a[0]
-    return tile.where(more, b[0], a[0]), tile.where(more, b[1], a[1])
 
 
 @ts.kernel

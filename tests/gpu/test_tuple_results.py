@@ -8,6 +8,7 @@ import pytest
 
 import tessera as ts
 import tile_gpu
+from combinations import later, linear
 from gpu_harness import require_gpu
 from tessera import Tensor, f32, int32
 
@@ -82,15 +83,6 @@ def test_several_results_in_a_graph(rng):
 
 
 # --- reductions and scans by functions -----------------------------------------------------------
-def linear(a, b):
-    return a[0] * b[0], a[1] * b[0] + b[1]
-
-
-def later(a, b):
-    more = b[0] > a[0]
-    return tile.where(more, b[0], a[0]), tile.where(more, b[1], a[1])
-
-
 @ts.kernel
 def recurrence(g: Tensor["M", "N", f32], x: Tensor["M", "N", f32], y: Tensor["M", "N", f32],
                end: Tensor["M", f32], top: Tensor["M", int32]):

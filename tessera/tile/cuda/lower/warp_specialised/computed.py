@@ -70,7 +70,7 @@ def fed(nodes: Nodes) -> dict[SSAValue, int]:
     return dict.fromkeys(tiles, 0) | found
 
 
-def is_chained(nodes: Nodes) -> bool:
+def packs_a_product(nodes: Nodes) -> bool:
     """Whether a matmul's first operand is computed of another matmul."""
     reached: set[SSAValue] = set()
     while True:
@@ -89,4 +89,4 @@ def is_chained(nodes: Nodes) -> bool:
             return False
 
 
-__all__ = ["fed", "is_chained", "loads_behind", "loads_beside"]
+__all__ = ["fed", "loads_behind", "loads_beside", "packs_a_product"]

@@ -8,7 +8,7 @@ from collections import Counter
 from dataclasses import replace
 from typing import Any
 
-from tessera.tile.cuda.lower.warp_specialised.computed import is_chained
+from tessera.tile.cuda.lower.warp_specialised.computed import packs_a_product
 from tessera.tile.cuda.lower.warp_specialised.program import (
     PANEL_BYTES,
     Refused,
@@ -67,7 +67,7 @@ class _Stores:
         self.quotients: set[SSAValue] = set()
         self.read_later = self._read_later()
         # Where a matmul feeds another, registers are full in a long loop, and addresses spill.
-        chained = is_chained(function.body)
+        chained = packs_a_product(function.body)
         self.room, self.buffers = 0 if chained else min(room, MOST_BUFFERS), 0
         self.accesses = self._accesses()
         self.repeated = {id(n) for n in _inner_loops(function.body, loops)}
