@@ -386,7 +386,7 @@ def driver(monkeypatch):
     one = device.Device(0, "fake", (9, 0), 1 << 30, 132, 1 << 20, 232448, 65536, CONTEXT)
     two = device.Device(1, "fake", (9, 0), 1 << 30, 132, 1 << 20, 232448, 65536, CONTEXT + 1)
     monkeypatch.setattr(device, "_devices", {0: one, 1: two})
-    for table in (memory_pools.SPARE, memory_pools.LIVE):
+    for table in (memory_pools.SPARE, memory_pools.LIVE, memory_pools._large):
         table.clear()
     for part, name in ((buffer, "_free"), (buffer, "_to_pool"), (copies, "_free_host"),
                        (copies, "_close"), (offloaded, "_destroy"), (graphs, "_destroy")):

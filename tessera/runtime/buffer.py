@@ -20,7 +20,16 @@ from ..errors import ArgumentError
 from . import libcuda
 from .copy_times import begin_copy, end_copy
 from .device import Device, check, device, driver, outside_capture
-from .memory_pools import LIVE, SPARE, allocate, keep_freed
+from .memory_pools import (
+    LARGE_BYTES,
+    LIVE,
+    SPARE,
+    allocate,
+    free_large,
+    keep_freed,
+    keep_large,
+    take_large,
+)
 
 DEFAULT = 0  # the stream on which kernels run that were given none
 DEFAULT_STREAMS = (0, 1)  # CU_STREAM_LEGACY is the same one
@@ -33,6 +42,7 @@ class DeviceBuffer:
     stream, waits = DEFAULT, False  # see Borrowed
 
     def __init__(self, nbytes: int, on: Device):
+        free_large(on)
         made = allocate(nbytes, on, lambda: driver().cuMemAlloc(max(nbytes, 1)))
         self.pointer, self.nbytes, self.device = made, nbytes, on
         LIVE[on.index, made] = nbytes
@@ -109,7 +119,7 @@ def fill_bytes(target: int, byte: int, nbytes: int, stream: int) -> None:
 
 class PooledBuffer(DeviceBuffer):
     """Memory of the driver's pool, which keeps what is freed: quick to make, often. A few small
-    ones of each size are kept here, which is quicker still.
+    ones of each size are kept here, and two of up to 64 MiB, which is quicker still.
 
     For work on the default stream: what is freed may be taken again behind what was launched there.
     stream: another one, on which it is written first; the default stream has to wait for that.
@@ -123,6 +133,8 @@ class PooledBuffer(DeviceBuffer):
         try:
             self.pointer = self._spare.pop() if stream == DEFAULT else _from_pool(nbytes, on,
                                                                                  stream)
+            if nbytes > _SMALL_BYTES:
+                take_large(nbytes, on.index)
         except IndexError:
             self.pointer = _from_pool(nbytes, on)
 
@@ -131,6 +143,9 @@ class PooledBuffer(DeviceBuffer):
             return
         if self.nbytes <= _SMALL_BYTES and len(self._spare) < _MOST_SPARE:
             self._spare.append(self.pointer)
+        elif _SMALL_BYTES < self.nbytes <= LARGE_BYTES:
+            for pointer in keep_large(self.pointer, self.nbytes, self.device.index):
+                _to_pool(pointer, self.device.index)
         else:
             _to_pool(self.pointer, self.device.index)
 

@@ -6,10 +6,12 @@ tessera freed, and those of CuPy and torch. Other processes on the GPU cannot us
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import gc
 import sys
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -21,6 +23,40 @@ from .device import Device, check, driver, outside_capture
 LIVE: dict[tuple[int, int], int] = {}  # bytes by device and pointer, of memory not of the pool
 SPARE: dict[tuple[int, int], list[int]] = {}  # freed pointers of the pool, by device and bytes
 DEFAULT = 0
+LARGE_BYTES, MOST_LARGE = 64 << 20, 2
+_large: dict[int, deque[int]] = {}  # sizes of larger spare blocks by device, the oldest first
+
+
+def keep_large(pointer: int, nbytes: int, index: int) -> list[int]:
+    """Keeps a freed block of up to LARGE_BYTES for the next array of its size, for which the
+    driver's pool takes several microseconds of the stream. Returns what is to be freed for it."""
+    kept = _large.setdefault(index, deque())
+    kept.append(nbytes)
+    SPARE.setdefault((index, nbytes), []).append(pointer)
+    return _drop_large(index, MOST_LARGE)
+
+
+def _drop_large(index: int, most: int) -> list[int]:
+    """Pointers that are not spare any more, so that as many blocks stay."""
+    kept, dropped = _large.get(index, deque()), []
+    while len(kept) > most:
+        with contextlib.suppress(IndexError):  # it was taken meanwhile
+            dropped.append(SPARE[index, kept.popleft()].pop(0))
+    return dropped
+
+
+def take_large(nbytes: int, index: int) -> None:
+    """A larger spare block has been taken."""
+    with contextlib.suppress(KeyError, ValueError):
+        _large[index].remove(nbytes)
+
+
+def free_large(on: Device) -> None:
+    """Frees larger spare blocks: memory for a compiled function is asked for, which stays."""
+    if dropped := _drop_large(on.index, 0):
+        with on.current(), outside_capture():
+            for pointer in dropped:
+                driver().cuMemFreeAsync(pointer, DEFAULT)
 
 
 def allocate(nbytes: int, on: Device, call: Callable[[], tuple]) -> int:

@@ -10,7 +10,7 @@ import pytest
 
 from fake_driver import driver as driver
 from tessera.errors import OutOfMemoryError
-from tessera.runtime import libcuda, memory_pools
+from tessera.runtime import buffer, libcuda, memory_pools
 from tessera.runtime.buffer import DeviceBuffer, PooledBuffer
 from tessera.runtime.buffer import _free as free  # the driver stands in for it in other tests
 from tessera.runtime.device import device
@@ -61,6 +61,24 @@ def test_spare_buffers_are_given_back_too(driver, without_libraries, monkeypatch
     other = memory_pools.SPARE.setdefault((1, 4096), [5])
     memory_pools.trim(device())
     assert set(freed) == pointers and other == [5], "those of other devices stay"
+
+
+def test_two_larger_blocks_stay_for_the_next_of_their_size(driver, monkeypatch):
+    pooled, freed = [], []
+    monkeypatch.setattr(buffer, "_to_pool", lambda pointer, index: pooled.append(pointer))
+    monkeypatch.setattr(driver, "cuMemFreeAsync", lambda p, stream: freed.append(p) or (0,),
+                        raising=False)
+    sizes = 8 << 20, 16 << 20, 64 << 20
+    first, second, third = [PooledBuffer(n, device()).pointer for n in sizes]  # dropped at once
+    assert pooled == [first], "the oldest of three"
+    assert PooledBuffer(sizes[2], device()).pointer == third
+    assert PooledBuffer(sizes[0], device()).pointer not in (first, second, third)
+    assert pooled == [first, second], "a block that was taken and freed is younger"
+    PooledBuffer((64 << 20) + 1, device())
+    assert len(pooled) == 3 and third not in pooled, "a larger one is not kept"
+    DeviceBuffer(1 << 20, device())
+    assert third in freed and len(freed) == 2, "memory that stays for a function comes first"
+    assert PooledBuffer(sizes[2], device()).pointer != third
 
 
 def test_the_error_says_who_holds_what(driver, monkeypatch, libraries):
