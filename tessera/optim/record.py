@@ -10,6 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, ClassVar, TypeVar
 
+from ..argument_kinds import wrong_argument
 from ..call_errors import binding_problem, call_error, refuse_wrong_init
 from ..dims import show_shape
 from ..errors import ArgumentError, ShapeError
@@ -85,6 +86,9 @@ def optimizer(cls: type[T]) -> type[T]:
             raise ArgumentError(f"{cls.__name__} takes its settings by name, got "
                                 f"{', '.join(map(repr, args))[:60]}", hint=_how(signature))
         made(self, **kwargs)
+        wrong = wrong_argument(made, signature, (), kwargs)  # would fail at a step, or never
+        if wrong is not None:
+            raise ArgumentError(f"{cls.__name__}: {wrong}", hint=_how(signature))
 
     cls.__init__ = init  # type: ignore[method-assign]
     for name in ("init", "update"):

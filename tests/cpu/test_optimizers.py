@@ -161,6 +161,9 @@ def test_settings_are_given_by_name():
 @pytest.mark.parametrize("make, words", [
     (lambda: Lion(b2=1.0), "Lion: b2 must be in"), (lambda: Adafactor(decay_rate=0), "decay_rate"),
     (lambda: Muon(momentum=-1), "Muon: momentum"), (lambda: Muon(weight_decay=-1), "negative"),
+    (lambda: Muon(ns_steps=2.5), "Muon: ns_steps takes int, got the float 2.5"),
+    (lambda: Muon(ns_coeffs=(1.0, 2.0)), "ns_coeffs takes tuple"),
+    (lambda: Muon(muon="w"), "Muon: muon takes Callable"),
     (lambda: AdamW(b1="0.9"), "AdamW: b1 takes float, got the str '0.9'"),
     (lambda: ts.optim.CosineSchedule("1", 3), "CosineSchedule: peak takes float"),
     (lambda: Muon(muon=lambda path, p: True).init({"b": ts.param(1.0)}), "'b' has 0 axes")])
