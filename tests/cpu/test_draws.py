@@ -23,6 +23,19 @@ def test_uniform_never_draws_its_end(dtype: str, low: float, high: float) -> Non
     assert abs(x.mean() - (low + high) / 2) < 6 * spread + 2 * eps
 
 
+@pytest.mark.parametrize("run", [lambda f: f, ts.jit], ids=["eager", "jit"])
+def test_draws_of_f64_lie_as_close_as_those_of_0_and_1(run: Any) -> None:
+    """Beside 1e8 f32 holds every eighth integer."""
+    key = ts.random.key(3)
+    for draw, name in ((lambda **more: ts.normal((500,), key=key, **more), "mean"),
+                       (lambda **more: ts.uniform((500,), key=key, **more), "low")):
+        near = {name: 1e8} | ({"high": 1e8 + 1} if name == "low" else {"std": 0.5})
+        x, unit = run(lambda f=draw, n=near: f(dtype="f64", **n))().numpy(), draw().numpy()
+        want = np.float64(unit) * near.get("std", 1.0) + 1e8
+        np.testing.assert_allclose(x, want, rtol=2**-52)
+        assert len({*x}) > 490
+
+
 def test_randint_has_no_favourites() -> None:
     """Of 3 * 2^30 numbers, those of the first third were twice as likely from 32 bits alone."""
     n = 3 * 2**30
