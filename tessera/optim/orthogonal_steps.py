@@ -67,7 +67,7 @@ class Muon(OptimizerRecord):
         return {"m": every}
 
     def rates(self, lr: Tensor, step: Tensor) -> tuple[Tensor, ...]:
-        t = after(step)
+        t = after(step, lr)
         return lr, unbias(self.b1, t), unbias(self.b2, t)
 
     def moved(self, w: Tensor, g: Tensor, held: dict[str, Tensor], rates: tuple[Tensor, ...],

@@ -107,6 +107,11 @@ def test_steps_are_those_of_the_recurrence_in_f64(recurrence, name, settings, sh
     # the products of Muon multiply what f32 has rounded by its coefficients, ns_steps times
     assert_close(params["w"].numpy(), want, "f32", n=3000 if name == "Muon" else 40)
     assert update.specializations == 1
+    if settings.get("ns_type") is None:  # parameters of f64: the rate and the count, too, are f64
+        params, wide = {"w": ts.param(w, "f64")}, record.init({"w": ts.param(w, "f64")})
+        for g in gs:
+            params, wide = update(params, {"w": ts.tensor(g, "f64")}, wide, LR)
+        assert_close(params["w"].numpy(), want, "f64", n=40)
 
 
 def test_every_record_has_a_recurrence():
