@@ -92,6 +92,20 @@ def test_a_key_that_is_passed_draws_alike_and_keys_draw_apart() -> None:
     assert len({row.tobytes() for row in rounded}) > 1
 
 
+def test_a_generator_draws_on_or_says_why_not() -> None:
+    """A key of it would be a constant of the trace: the same draws in each call."""
+    outside = ts.random.philox(seed=3)
+    own = ts.jit(lambda: ts.normal((4,), generator=ts.random.philox(seed=3)))
+    first, second = (ts.normal((4,), generator=outside).tolist() for _ in range(2))
+    assert own().tolist() == own().tolist() == first != second
+    for f in (ts.jit(lambda: ts.normal((4,), generator=outside)),
+              lambda: ts.vmap(lambda x: x + ts.uniform((), generator=outside))(ts.ones(3)),
+              lambda: ts.scan(lambda c, _: (c + ts.normal((), generator=outside), None),
+                              ts.zeros(()), length=3)):
+        with pytest.raises(ts.TraceError, match="a generator from outside of a traced function"):
+            f()
+
+
 def test_rounding_to_integers_is_right_in_the_mean() -> None:
     n = 40_000
     for x in (2.3, -2.3, 0.5, 7.9):

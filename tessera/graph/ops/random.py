@@ -20,7 +20,7 @@ import numpy as np
 from ... import hooks, numerics
 from ...call_errors import refuse_wrong_init, show_call
 from ...dims import show_shape, size_of
-from ...errors import ArgumentError, DTypeError, ShapeError, UnknownNameError
+from ...errors import ArgumentError, DTypeError, ShapeError, TraceError, UnknownNameError
 from ...foreign import RANDOM
 from ...numerics import NumericType, as_type
 from ...numerics.random_state import (
@@ -186,14 +186,22 @@ BITS = GraphOp(
 class philox:
     """A generator with a seed of its own: `ts.random.uniform((4,), generator=philox(seed=42))`.
 
-    Each draw takes the next key; equal seeds give equal sequences on every machine.
+    Each draw takes the next key; equal seeds give equal sequences on every machine. A compiled
+    function draws with a generator that it makes, or with keys that it is given, key=.
     """
 
     def __init__(self, seed: int = 0):
+        self._made_in = tracing.current_builder()
         self.root = np.array([seed & 0xFFFFFFFF, (seed >> 32) & 0xFFFFFFFF], np.uint32)
         self.count = 0
 
     def next_key(self) -> Tensor:
+        """Raises TraceError in a traced function, all calls of which would have this one's key."""
+        builder = tracing.current_builder()
+        if builder is not None and builder is not self._made_in:
+            raise TraceError("a generator from outside of a traced function: each call, or "
+                             "iteration, would draw the same", hint="give a key, key=..., as an "
+                             "argument; draws without one go on with ts.random.seed's numbers")
         key = numerics.fold_in(self.root, self.count)
         self.count += 1
         return Tensor(key, U32)
