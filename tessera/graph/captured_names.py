@@ -16,6 +16,7 @@ import enum
 import functools
 import sys
 import types
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from operator import is_
 from typing import Any, NamedTuple
@@ -70,6 +71,27 @@ class LengthLink(NamedTuple):
         return len(self.holder)
 
 
+class ContentLink(NamedTuple):
+    """What a set or deque has in it."""
+
+    holder: set | deque
+    value: frozenset | tuple
+    name: str
+    key: str = "its content"
+
+    @staticmethod
+    def of(holder: set | deque, name: str) -> ContentLink:
+        held = frozenset(holder) if isinstance(holder, set) else tuple(holder)
+        return ContentLink(holder, held, name)
+
+    @property
+    def now(self) -> frozenset | tuple:
+        return ContentLink.of(self.holder, self.name).value
+
+
+Link = NameLink | LengthLink | ContentLink
+
+
 def _same(now: Any, value: Any) -> bool:
     """Whether two values are the same constant of a trace."""
     if now is value:
@@ -78,6 +100,8 @@ def _same(now: Any, value: Any) -> bool:
         return False
     if isinstance(value, tuple):
         return len(now) == len(value) and all(map(_same, now, value))
+    if isinstance(value, frozenset):
+        return bool(now == value)
     if isinstance(value, types.FunctionType):
         return _is_made_again(now, value)
     return (isinstance(value, (*PLAIN, types.MethodType)) or _is_numeric(value)) and \
@@ -115,9 +139,9 @@ class CapturedNames:
     def __init__(self, roots: Iterable[Any], captures: Iterable[Tensor]):
         found = _Search(captures).links_from(list(roots))
         self._items = [(k.holder, k.key, k.value) for k in found
-                       if isinstance(k, NameLink) and type(k.holder) is dict]
+                       if isinstance(k, NameLink) and isinstance(k.holder, dict)]
         self._others = [k for k in found
-                        if isinstance(k, LengthLink) or type(k.holder) is not dict]
+                        if not (isinstance(k, NameLink) and isinstance(k.holder, dict))]
         self._names = {(id(k.holder), k.key): k.name for k in found}
 
     def rebound(self) -> Rebound | None:
@@ -141,9 +165,9 @@ class _Search:
         self.constants: set[str] = set()  # strings, which may be keys
         self.seen: dict[tuple[int, bool], bool] = {}
         self.alive: list[Any] = []  # what `seen` knows by id
-        self.links: dict[tuple[int, Any], NameLink | LengthLink] = {}
+        self.links: dict[tuple[int, Any], Link] = {}
 
-    def links_from(self, roots: Sequence[Any]) -> Sequence[NameLink | LengthLink]:
+    def links_from(self, roots: Sequence[Any]) -> Sequence[Link]:
         """Looked for until no function is found that names more: a module or an object may have
         been looked through before it."""
         known = -1
@@ -177,10 +201,10 @@ class _Search:
             self.constants |= code.constants
             self.seen[at] = any([self._leads(value, link, child, depth, read)
                                  for link, child in _parts(value, self.names, name)])
-            if read and _is_gone_through(value, self.constants):
+            more = _content(value, name, self.constants) if read else None
+            if more is not None:
                 self.seen[at] = True
-                length = LengthLink(value, len(value), f"len({name})")
-                self.links[id(value), length.key] = length
+                self.links[id(value), more.key] = more
         return self.seen[at]
 
     def _leads(self, value: Any, link: NameLink | None, child: Any, depth: int,
@@ -200,7 +224,7 @@ class _Search:
         """Whether the code reads a part by its name, and does not write it itself."""
         if isinstance(value, list):
             return read
-        if type(value) is dict:
+        if isinstance(value, dict):
             return read and (link.key in self.constants or _is_gone_through(value, self.constants))
         name = link.name if link.key is None else link.key
         return name not in self.written and (
@@ -225,9 +249,17 @@ def _is_ours(value: Any) -> bool:
     return type(value).__module__.partition(".")[0] == OURS
 
 
+def _content(value: Any, name: str, constants: set[str]) -> LengthLink | ContentLink | None:
+    """What is compared of a container beside its entries."""
+    if isinstance(value, set | deque) and len(value) <= MOST_PLAIN:
+        return ContentLink.of(value, name)
+    return LengthLink(value, len(value), f"len({name})") if _is_gone_through(
+        value, constants) else None
+
+
 def _is_gone_through(value: Any, constants: set[str]) -> bool:
     """Whether code may read all entries: a list's, or a dict's of which it has no key."""
-    return isinstance(value, list) or (type(value) is dict and constants.isdisjoint(value))
+    return isinstance(value, list) or (isinstance(value, dict) and constants.isdisjoint(value))
 
 
 def _may_be_set(value: Any, link: NameLink, child: Any) -> bool:

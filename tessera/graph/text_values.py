@@ -173,5 +173,5 @@ _CALLS: dict[str, Callable[..., Any]] = {
     "op": OPS.__getitem__, "function": FUNCTIONS.__getitem__}
 
 __all__ = ["FUNCTIONS", "RECORDS", "TextLines", "extents_text", "keywords_text", "lift_strings",
-           "read_extents", "read_keywords", "read_value", "read_where", "restore_strings", "value_of",
-           "value_text", "where_text"]
+           "read_extents", "read_keywords", "read_value", "read_where", "restore_strings",
+           "value_of", "value_text", "where_text"]

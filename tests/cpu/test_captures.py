@@ -8,6 +8,7 @@ import sys
 import threading
 import types
 import warnings
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -368,6 +369,17 @@ def test_python_values_of_other_scopes_are_seen(wrap: Callable) -> None:
     assert values()[3] == 9.0
     del factors[1]
     assert values()[3] == 3.0
+
+
+def test_sets_queues_and_dicts_of_other_classes_are_seen() -> None:
+    kept, queue, counts, names = {1}, deque([2.0]), Counter(a=2), defaultdict(float, a=2.0)
+    x = ts.ones(2)
+    fs = [ts.jit(f) for f in (lambda x: x * (5.0 if 3 in kept else 2.0), lambda x: x * queue[0],
+                              lambda x: x * counts["a"], lambda x: x * names["a"])]
+    for k in (2.0, 5.0):
+        assert [f(x).tolist() for f in fs] == [f(x).tolist() for f in fs] == [[k] * 2] * 4
+        kept.add(3)
+        queue[0], counts["a"], names["a"] = 5.0, 5, 5.0
 
 
 def test_signed_zeros_and_types_of_numbers_are_other_constants() -> None:
