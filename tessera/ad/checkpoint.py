@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,7 @@ from ..graph.ir import Graph, Node
 from ..graph.op import OPS, VIEW, Arg, Aval, GraphOp, Sample, sample
 from ..graph.ops.scaled_matmul import SCALED_MATMUL
 from ..graph.signature import callable_name
+from ..graph.text_values import FUNCTIONS, RECORDS
 from ..graph.trace import apply, aval_of, current_builder
 from ..numerics import as_type
 from ..tensor import Tensor
@@ -44,6 +46,16 @@ from .subgraphs import (
 from .transform import need_function, signature_of
 
 Policy = Callable[[Node], bool]
+
+
+@dataclass(frozen=True)
+class SaveOps:
+    """Whether a node is one of these ops."""
+
+    names: tuple[str, ...]
+
+    def __call__(self, node: Node) -> bool:
+        return node.op.name in self.names
 
 
 class remat_policies:
@@ -71,11 +83,13 @@ class remat_policies:
             if name not in OPS:
                 raise ArgumentError(f"no op is named {name!r}", hint=did_you_mean(name, list(OPS)))
 
-        def save(node: Node) -> bool:
-            return node.op.name in names
+        return SaveOps(names)
 
-        save.__qualname__ = f"save_ops({', '.join(names)})"
-        return save
+
+RECORDS["SaveOps"] = SaveOps
+FUNCTIONS |= {f.__qualname__: f for f in (remat_policies.save_nothing,
+                                          remat_policies.save_everything,
+                                          remat_policies.save_matmuls)}
 
 
 def _named_policy(policy: Any) -> Policy:

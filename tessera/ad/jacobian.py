@@ -19,17 +19,17 @@ from .vmap import vmap
 def jacrev(fn: Callable, argnums: int | Sequence[int] = 0) -> Transform:
     """The Jacobian by reverse mode: shape of the result, then shape of argument `argnums`.
 
-    A nested result gives a nested Jacobian; several argnums give a tuple in each place.
+    A nested result gives a nested Jacobian, with one like the argument in each place where that is
+    nested too; several argnums give a tuple in each place.
     """
     need_function(fn, "jacrev")
 
     def rule(*args: Any, **kwargs: Any) -> Any:
-        places, bare = _places(argnums, args)
-        xs = [as_tensor(args[p]) for p in places]
-        value, pull = vjp(_of_arguments(fn, args, kwargs, places), *xs)
+        chosen = _Chosen(argnums, args)
+        value, pull = vjp(chosen.function(fn, args, kwargs), *chosen.leaves)
         leaves, structure = tree.flatten(value)
-        rows = [_rows(pull, leaves, i, structure, xs) for i in range(len(leaves))]
-        return tree.unflatten(structure, [r[0] if bare else r for r in rows])
+        rows = [_rows(pull, leaves, i, structure, chosen.leaves) for i in range(len(leaves))]
+        return tree.unflatten(structure, [chosen.like_arguments(r) for r in rows])
 
     return Transform(fn, rule, "jacrev")
 
@@ -52,18 +52,16 @@ def _rows(pull: Callable, leaves: list[Tensor], i: int, structure: Any, xs: list
 def jacfwd(fn: Callable, argnums: int | Sequence[int] = 0) -> Transform:
     """The Jacobian by forward mode: shape of the result, then shape of argument `argnums`.
 
-    A nested result gives a nested Jacobian; several argnums give a tuple in each place.
+    A nested result gives a nested Jacobian, with one like the argument in each place where that is
+    nested too; several argnums give a tuple in each place.
     """
     need_function(fn, "jacfwd")
 
     def rule(*args: Any, **kwargs: Any) -> Any:
-        places, bare = _places(argnums, args)
-        xs = [as_tensor(args[p]) for p in places]
-        one = _of_arguments(fn, args, kwargs, places)
+        chosen = _Chosen(argnums, args)
+        one, xs = chosen.function(fn, args, kwargs), chosen.leaves
         per_x = [_columns(one, xs, i) for i in range(len(xs))]
-        if bare:
-            return per_x[0]
-        return tree.map_tree(lambda *c: tuple(c), *per_x)
+        return tree.map_tree(lambda *c: chosen.like_arguments(c), *per_x)
 
     return Transform(fn, rule, "jacfwd")
 
@@ -84,7 +82,7 @@ def _columns(fn: Callable, xs: list[Tensor], i: int) -> Any:
 def hessian(fn: Callable, argnums: int | Sequence[int] = 0) -> Transform:
     """The matrix of second derivatives, forward over reverse: the shape of the argument twice.
 
-    With several argnums entry [i][j] is d2 f / d x_i d x_j.
+    With several argnums entry [i][j] is d2 f / d x_i d x_j, and so is [a][b] of a dict's entries.
     """
     return jacfwd(jacrev(fn, argnums), argnums)
 
@@ -104,14 +102,34 @@ def _places(argnums: Any, args: tuple) -> tuple[list[int], bool]:
     return [p % len(args) for p in places], bare
 
 
-def _of_arguments(fn: Callable, args: tuple, kwargs: dict, places: list[int]) -> Callable:
-    def one(*xs: Tensor) -> Any:
-        full = list(args)
-        for p, x in zip(places, xs, strict=True):
-            full[p] = x
-        return fn(*full, **kwargs)
+class _Chosen:
+    """The arguments that are differentiated, as a list of their leaves."""
 
-    return one
+    def __init__(self, argnums: Any, args: tuple):
+        self.places, self.bare = _places(argnums, args)
+        flat = [tree.flatten(args[p]) for p in self.places]
+        self.structures = [structure for _, structure in flat]
+        self.counts = [len(leaves) for leaves, _ in flat]
+        self.leaves = [as_tensor(x) for leaves, _ in flat for x in leaves]
+        if not self.leaves:
+            raise ArgumentError(f"argnums {argnums!r}: there is no tensor in it")
+
+    def like_arguments(self, values: Sequence[Any]) -> Any:
+        """One value for each leaf, put together like the arguments."""
+        it = iter(values)
+        made = [tree.unflatten(structure, [next(it) for _ in range(n)])
+                for structure, n in zip(self.structures, self.counts, strict=True)]
+        return made[0] if self.bare else tuple(made)
+
+    def function(self, fn: Callable, args: tuple, kwargs: dict) -> Callable:
+        """fn of the leaves."""
+        def one(*xs: Tensor) -> Any:
+            full, mine = list(args), self.like_arguments(xs)
+            for p, x in zip(self.places, (mine,) if self.bare else mine, strict=True):
+                full[p] = x
+            return fn(*full, **kwargs)
+
+        return one
 
 
 def _basis(x: Tensor) -> Tensor:

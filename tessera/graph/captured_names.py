@@ -1,32 +1,41 @@
 """By which names a traced function reached what it read from outside, so that a name bound to
-something else since is seen: of tensors, and of numbers, strings and bools that objects hold.
+something else since is seen: of tensors and of Python values, such as numbers and functions.
 
 A trace holds tensors, Python holds names: `w = w - 0.1 * g` makes a new tensor, which a trace of
-`lambda x: x * w` does not know; `model.training = False` is another constant of `model(x)`. Looked
-through are closures, globals that the code names, functions, methods and properties that it calls
-so, and lists, dicts and attributes of objects and of their classes in them. What a function
-computes to find a tensor is not followed, nor how long a list or dict is. A call of a function that
-captured no tensor, and has no object as an argument, looks at nothing.
+`lambda x: x * w` does not know; `rate = 0.1` and `model.training = False` are other constants of
+what reads them. Looked through are closures, globals that the code reads, functions, methods and
+properties that it calls so, and lists, dicts and attributes of objects and of their classes in
+them. What a function computes to find a value is not followed, and what it writes itself, such as a
+counter of its traces, is nothing that it waits for. A call of a function that reads no such name
+looks at nothing.
 """
 
 from __future__ import annotations
 
-import dis
 import enum
 import functools
+import sys
 import types
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from operator import is_
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from ..tensor import Tensor
 from . import tree
+from .code_names import code_names
+from .signature import Static
 
 DEEPEST = 8  # containers in containers
 MOST = 20_000  # objects looked at
+MOST_PLAIN = 1000  # entries of a list or dict whose plain values are compared
 OURS = __name__.partition(".")[0]
-PLAIN = (str, bytes, int, float, complex, bool, type(None), np.generic, enum.Enum)
+PLAIN = (str, bytes, int, float, complex, bool, type(None), np.generic, enum.Enum, np.dtype, range)
+# Compared by which it is, where a name holds it.
+CALLED = (types.FunctionType, types.BuiltinFunctionType, types.MethodType, functools.partial, type,
+          np.ufunc)
 
 
 class NameLink(NamedTuple):
@@ -49,8 +58,63 @@ class NameLink(NamedTuple):
         return getattr(self.holder, self.key, self)
 
 
+class LengthLink(NamedTuple):
+    """How many entries a list or dict has that a function goes through."""
+
+    holder: list | dict
+    value: int
+    name: str
+    key: str = "its length"  # no key of a list, and not among those of a dict that is gone through
+
+    @property
+    def now(self) -> int:
+        return len(self.holder)
+
+
+class ContentLink(NamedTuple):
+    """What a set or deque has in it."""
+
+    holder: set | deque
+    value: frozenset | tuple
+    name: str
+    key: str = "its content"
+
+    @staticmethod
+    def of(holder: set | deque, name: str) -> ContentLink:
+        held = frozenset(holder) if isinstance(holder, set) else tuple(holder)
+        return ContentLink(holder, held, name)
+
+    @property
+    def now(self) -> frozenset | tuple:
+        return ContentLink.of(self.holder, self.name).value
+
+
+Link = NameLink | LengthLink | ContentLink
+
+
 def _same(now: Any, value: Any) -> bool:
-    return now is value or (isinstance(value, PLAIN) and type(now) is type(value) and now == value)
+    """Whether two values are the same constant of a trace."""
+    if now is value:
+        return True
+    if type(now) is not type(value):
+        return False
+    if isinstance(value, tuple):
+        return len(now) == len(value) and all(map(_same, now, value))
+    if isinstance(value, frozenset):
+        return bool(now == value)
+    if isinstance(value, types.FunctionType):
+        return _is_made_again(now, value)
+    return (isinstance(value, (*PLAIN, types.MethodType)) or _is_numeric(value)) and \
+        Static(now) == Static(value)
+
+
+def _is_made_again(now: types.FunctionType, value: types.FunctionType) -> bool:
+    """Whether two functions are of one line and see the same, as one that a loop makes."""
+    cells, own = now.__closure__ or (), value.__closure__ or ()
+    return now.__code__ is value.__code__ and now.__globals__ is value.__globals__ and (
+        now.__defaults__ is value.__defaults__ and now.__kwdefaults__ is value.__kwdefaults__
+        and all(map(_filled, (*cells, *own)))
+        and all(map(is_, (c.cell_contents for c in cells), (c.cell_contents for c in own))))
 
 
 def _filled(cell: types.CellType) -> bool:
@@ -62,28 +126,32 @@ def _filled(cell: types.CellType) -> bool:
 
 
 class Rebound(NamedTuple):
-    """A name of the user's program. setting: whether it held a number, string, bool or enum."""
+    """A name of the user's program. setting: whether it held a number, string, bool or enum, a
+    tuple of such, or a function."""
 
     name: str
     setting: bool
 
 
 class CapturedNames:
-    """The links that lead to captured tensors and to settings of objects."""
+    """The links that lead to captured tensors and to settings."""
 
     def __init__(self, roots: Iterable[Any], captures: Iterable[Tensor]):
         found = _Search(captures).links_from(list(roots))
-        self._items = [(k.holder, k.key, k.value) for k in found if type(k.holder) is dict]
-        self._others = [k for k in found if type(k.holder) is not dict]
+        self._items = [(k.holder, k.key, k.value) for k in found
+                       if isinstance(k, NameLink) and isinstance(k.holder, dict)]
+        self._others = [k for k in found
+                        if not (isinstance(k, NameLink) and isinstance(k.holder, dict))]
         self._names = {(id(k.holder), k.key): k.name for k in found}
 
     def rebound(self) -> Rebound | None:
         """A name that holds something else than when the function was traced."""
         for holder, key, value in self._items:  # the way of most, of whole models
             if holder.get(key) is not value and not _same(holder.get(key), value):
-                return Rebound(self._names[id(holder), key], isinstance(value, PLAIN))
+                return Rebound(self._names[id(holder), key], _is_setting(value))
         other = next((k for k in self._others if not _same(k.now, k.value)), None)
-        return None if other is None else Rebound(other.name, isinstance(other.value, PLAIN))
+        return None if other is None else Rebound(
+            other.name, isinstance(other, NameLink) and _is_setting(other.value))
 
     def __bool__(self) -> bool:
         return bool(self._items or self._others)
@@ -93,50 +161,114 @@ class _Search:
     def __init__(self, captures: Iterable[Tensor]):
         self.ids = {id(t) for t in captures}
         self.names: set[str] = set()  # in the code of the functions so far
-        self.written: set[str] = set()  # attributes that it writes, such as counters of its traces
-        self.seen: dict[int, bool] = {}
+        self.written: set[str] = set()  # what it writes, such as counters of its traces
+        self.constants: set[str] = set()  # strings, which may be keys
+        self.seen: dict[tuple[int, bool], bool] = {}
         self.alive: list[Any] = []  # what `seen` knows by id
-        self.links: list[NameLink] = []
+        self.links: dict[tuple[int, Any], Link] = {}
 
-    def links_from(self, roots: Sequence[Any]) -> list[NameLink]:
+    def links_from(self, roots: Sequence[Any]) -> Sequence[Link]:
         """Looked for until no function is found that names more: a module or an object may have
         been looked through before it."""
         known = -1
-        while known < len(self.names) + len(self.written):
-            known = len(self.names) + len(self.written)
-            self.seen, self.links = {}, []
+        while known < self._known():
+            known = self._known()
+            self.seen, self.links = {}, {}
             for root in roots:
-                self.look(root, 0)
-        return self.links
+                self.look(root, 0, True)
+        return [*self.links.values()]
 
-    def look(self, value: Any, depth: int) -> bool:
-        """Whether a captured tensor is reached through a value, or an array, which is captured as
-        a tensor that is made of it; the links to it are kept."""
+    def _known(self) -> int:
+        return len(self.names) + len(self.written) + len(self.constants)
+
+    def look(self, value: Any, depth: int, read: bool, name: str = "...") -> bool:
+        """Whether a captured tensor or a setting is reached through a value, or an array, which is
+        captured as a tensor that is made of it; the links to it are kept. read: whether a name of
+        the code leads to the value, so that the settings in a list or dict count."""
         if isinstance(value, Tensor):
             return id(value) in self.ids or id(value.scale) in self.ids
         if isinstance(value, np.ndarray):
             return True
         if isinstance(value, PLAIN) or depth > DEEPEST or len(self.seen) > MOST:
             return False
-        if id(value) not in self.seen:
-            self.seen[id(value)] = False
+        at = id(value), read
+        if at not in self.seen:
+            self.seen[at] = False
             self.alive.append(value)
-            self.names |= _names_of(value)
-            self.written |= _written_by(value)
-            for link, child in _parts(value, self.names):
-                if self._leads(value, link, child, depth):
-                    self.seen[id(value)] = True
-                    self.links += [] if link is None else [link]
-        return self.seen[id(value)]
+            code = code_names(value)
+            self.names |= code.names
+            self.written |= code.written
+            self.constants |= code.constants
+            self.seen[at] = any([self._leads(value, link, child, depth, read)
+                                 for link, child in _parts(value, self.names, name)])
+            more = _content(value, name, self.constants) if read else None
+            if more is not None:
+                self.seen[at] = True
+                self.links[id(value), more.key] = more
+        return self.seen[at]
 
-    def _leads(self, value: Any, link: NameLink | None, child: Any, depth: int) -> bool:
-        """Whether a captured tensor is reached through a part of a value, or it is an attribute
-        that the code names: an array, since nothing tells which are captured, or a setting."""
-        if link is None or not isinstance(child, (*PLAIN, np.ndarray)) or not _is_attribute(
-                value, link):
-            return self.look(child, depth + 1)
-        return link.key in self.names and (
-            isinstance(child, np.ndarray) or link.key not in self.written)
+    def _leads(self, value: Any, link: NameLink | None, child: Any, depth: int,
+               read: bool) -> bool:
+        """Whether a captured tensor or a setting is reached through a part of a value."""
+        if link is None:
+            return self.look(child, depth + 1, read)
+        named = self._is_read(value, link, read)
+        leads = named if isinstance(child, np.ndarray) and _is_attribute(value, link) else \
+            self.look(child, depth + 1, named, link.name)
+        if leads or (named and _is_setting(child) and _may_be_set(value, link, child)):
+            self.links.setdefault((id(link.holder), link.key), link)
+            return True
+        return False
+
+    def _is_read(self, value: Any, link: NameLink, read: bool) -> bool:
+        """Whether the code reads a part by its name, and does not write it itself."""
+        if isinstance(value, list):
+            return read
+        if isinstance(value, dict):
+            return read and (link.key in self.constants or _is_gone_through(value, self.constants))
+        name = link.name if link.key is None else link.key
+        return name not in self.written and (
+            isinstance(value, types.FunctionType) or name in self.names)
+
+
+def _is_setting(value: Any) -> bool:
+    """Whether a value is compared where a name holds it: no tensor, and nothing with parts that
+    change."""
+    if isinstance(value, tuple):
+        return all(map(_is_setting, value))
+    return isinstance(value, (*PLAIN, *CALLED)) or _is_numeric(value) or (
+        _is_ours(value) and callable(value))
+
+
+def _is_numeric(value: Any) -> bool:
+    """A dtype, policy or type."""
+    return type(value).__module__.startswith(f"{OURS}.numerics.")
+
+
+def _is_ours(value: Any) -> bool:
+    return type(value).__module__.partition(".")[0] == OURS
+
+
+def _content(value: Any, name: str, constants: set[str]) -> LengthLink | ContentLink | None:
+    """What is compared of a container beside its entries."""
+    if isinstance(value, set | deque) and len(value) <= MOST_PLAIN:
+        return ContentLink.of(value, name)
+    return LengthLink(value, len(value), f"len({name})") if _is_gone_through(
+        value, constants) else None
+
+
+def _is_gone_through(value: Any, constants: set[str]) -> bool:
+    """Whether code may read all entries: a list's, or a dict's of which it has no key."""
+    return isinstance(value, list) or (isinstance(value, dict) and constants.isdisjoint(value))
+
+
+def _may_be_set(value: Any, link: NameLink, child: Any) -> bool:
+    """Whether somebody may bind a setting anew: not in the standard library, nor a method."""
+    if isinstance(value, types.ModuleType):
+        return value.__name__.partition(".")[0] not in sys.stdlib_module_names
+    if isinstance(value, list | dict):
+        return len(value) <= MOST_PLAIN
+    return not (isinstance(link.holder, types.MappingProxyType) and isinstance(child, CALLED))
 
 
 def _is_attribute(value: Any, link: NameLink) -> bool:
@@ -146,8 +278,8 @@ def _is_attribute(value: Any, link: NameLink) -> bool:
     return mine and not isinstance(value, types.ModuleType | dict | list)
 
 
-def _parts(value: Any, names: set[str]) -> Iterator[tuple[NameLink | None, Any]]:
-    """What is reached through a value: links, or None for what cannot be bound anew."""
+def _parts(value: Any, names: set[str], name: str) -> Iterator[tuple[NameLink | None, Any]]:
+    """What is reached through a value: links, or None for what cannot be bound anew. name: its."""
     if isinstance(value, types.FunctionType):
         yield from _of_function(value)
     elif isinstance(value, types.MethodType):
@@ -157,9 +289,9 @@ def _parts(value: Any, names: set[str]) -> Iterator[tuple[NameLink | None, Any]]
     elif isinstance(value, dict | list | tuple | set | frozenset) and len(value) > MOST:
         return
     elif isinstance(value, dict):
-        yield from _items(value, value)
+        yield from ((NameLink(value, k, x, f"{name}[{k!r}]"), x) for k, x in value.items())
     elif isinstance(value, list):
-        yield from ((NameLink(value, i, x, f"[{i}]"), x) for i, x in enumerate(value))
+        yield from ((NameLink(value, i, x, f"{name}[{i}]"), x) for i, x in enumerate(value))
     elif isinstance(value, tuple | set | frozenset):
         yield from ((None, x) for x in value)
     elif isinstance(value, types.ModuleType):  # those names alone that the code has
@@ -168,7 +300,7 @@ def _parts(value: Any, names: set[str]) -> Iterator[tuple[NameLink | None, Any]]
     elif isinstance(value, type):
         for kind in _classes(value):
             yield from _items(vars(kind), names)
-    elif type(value).__module__.partition(".")[0] == OURS:
+    elif _is_ours(value):
         yield from ((None, x) for x in _of_ours(value))
     else:
         yield from ((None, method) for method in _methods(type(value), names))
@@ -224,47 +356,26 @@ def _items(holder: Mapping, keys: Iterable) -> Iterator[tuple[NameLink, Any]]:
 
 
 def _of_ours(value: Any) -> Sequence[Any]:
-    """The user's function in a compiled or derived one, the parts of a state object."""
-    inner = getattr(value, "__dict__", {}).get("fn")
-    return [inner] if inner is not None else tree.parts_of(value)[0] if tree.is_registered(
-        type(value)) else ()
+    """The user's functions in a compiled or derived one, the parts of a state object."""
+    held = getattr(value, "__dict__", {})
+    if "fn" in held:
+        return [held["fn"], *(x for x in held.values() if isinstance(x, types.FunctionType))]
+    return tree.parts_of(value)[0] if tree.is_registered(type(value)) else ()
 
 
 def _of_function(fn: types.FunctionType) -> Iterator[tuple[NameLink | None, Any]]:
+    root = (fn.__module__ or "").partition(".")[0]
+    if root in sys.stdlib_module_names:
+        return
     for name, cell in zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=True):
         if _filled(cell):
-            yield NameLink(cell, None, cell.cell_contents, name), cell.cell_contents
-    if fn.__module__ is None or fn.__module__.partition(".")[0] != OURS:
-        yield from _items(fn.__globals__, _names_of(fn))
+            link = NameLink(cell, None, cell.cell_contents, name)
+            yield None if root == OURS else link, cell.cell_contents
+    if root != OURS:
+        yield from _items(fn.__globals__, sorted(code_names(fn).read))
     yield from ((None, x) for x in (*(fn.__defaults__ or ()), *(fn.__kwdefaults__ or {}).values()))
     if hasattr(fn, "__wrapped__"):
         yield None, fn.__wrapped__
 
 
-def _names_of(value: Any) -> frozenset[str]:
-    """The names of globals and attributes in the code of a function, and of those inside of it."""
-    code = getattr(value, "__code__", None)
-    return frozenset() if code is None else _names_in(code)
-
-
-def _written_by(value: Any) -> frozenset[str]:
-    code = getattr(value, "__code__", None)
-    return frozenset() if code is None else _written_in(code)
-
-
-@functools.lru_cache(maxsize=256)
-def _names_in(code: types.CodeType) -> frozenset[str]:
-    return frozenset(code.co_names).union(*map(_names_in, _codes_in(code)))
-
-
-@functools.lru_cache(maxsize=256)
-def _written_in(code: types.CodeType) -> frozenset[str]:
-    own = (i.argval for i in dis.get_instructions(code) if i.opname == "STORE_ATTR")
-    return frozenset(own).union(*map(_written_in, _codes_in(code)))
-
-
-def _codes_in(code: types.CodeType) -> list[types.CodeType]:
-    return [c for c in code.co_consts if isinstance(c, types.CodeType)]
-
-
-__all__ = ["PLAIN", "CapturedNames"]
+__all__ = ["CapturedNames"]

@@ -29,7 +29,7 @@ class Signatures:
     def __init__(self, name: str):
         self.name, self.told, self.clock, self.made, self.rebound = name, False, 0, 0, 0
         self.kept: dict[Any, Any] = {}
-        self.aside: dict[Any, list] = {}  # by key, for other settings of objects
+        self.aside: dict[Any, list] = {}  # by key, for other settings
         self.setting = ""  # the name of the last one that changed
         self.fast: dict[Any, Any] = {}
         self.types: dict[Any, list] = {}  # of a short key: keeps the ids in it alive
@@ -46,7 +46,7 @@ class Signatures:
 
     def drop(self, traced: Any, name: str, setting: bool) -> None:
         """A trace of something that is no longer what this name of the user's program holds. Where
-        it was a setting of an object, such as `training`, it may soon be so again."""
+        it was a setting, such as `training` of an object, it may soon be so again."""
         for key in [k for k, t in list(self.kept.items()) if t is traced]:
             if self.kept.pop(key, None) is traced and setting:  # another thread may have done it
                 self.aside[key] = [*self.aside.get(key, ()), traced][-ASIDE:]
@@ -60,7 +60,7 @@ class Signatures:
         self.rebound += 1
         if self.rebound == REBOUND_OFTEN:
             warn_user(f"{self.name} has been traced and compiled anew {self.rebound} times, as "
-                      f"{name!r}, which it reads from outside, was bound to another tensor: give "
+                      f"{name!r}, which it reads from outside, was bound to something else: give "
                       "it as an argument, which is read at each call", RetracingWarning)
 
     def back(self, key: Any) -> Any:

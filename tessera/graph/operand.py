@@ -239,14 +239,20 @@ def promote(*xs: Any) -> tuple[list[Tensor], NumericType]:
     numeric = compute_type(common)
     out = []
     for x, t in zip(xs, given, strict=True):
-        if isinstance(x, Number):
-            out.append(convert(fitting(x, numeric.dtype), numeric))
-        elif is_number(x):
-            out.append(literal(x if not isinstance(x, np.generic) else x.item(), numeric))
+        if t is None:
+            out.append(number_in(x, numeric))
+        elif numeric.dtype is F64 and isinstance(x, list | tuple) and t.dtype.kind == "float":
+            out.append(Tensor(np.asarray(x, np.float64), numeric))  # as_tensor has rounded it
         else:
-            assert t is not None
             out.append(convert(to_compute(t), numeric))
     return out, common
+
+
+def number_in(x: Any, numeric: NumericType) -> Tensor:
+    """A Python or NumPy number, known or traced, in a type in which ops compute."""
+    if isinstance(x, Number):
+        return convert(fitting(x, numeric.dtype), numeric)
+    return literal(x.item() if isinstance(x, np.generic) else x, numeric)
 
 
 def countable(x: Tensor) -> Tensor:

@@ -17,6 +17,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from keyword import iskeyword
+from types import FunctionType
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,7 @@ from .op import OPS, GraphOp
 
 # Frozen dataclasses of plain data that attributes may hold, by name; upper floors put theirs here.
 RECORDS: dict[str, Any] = {}
+FUNCTIONS: dict[str, Callable] = {}  # of this library, which attributes may hold, by qualified name
 _STRING = re.compile(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"")
 
 
@@ -60,6 +62,8 @@ def value_text(value: Any, other: Callable[[Any], str], shared: list[Any]) -> st
         return f"same({next(i for i, x in enumerate(shared) if x is value)}, {text})"
     if isinstance(value, GraphOp) and OPS.get(value.name) is value:
         return f"op({value.name!r})"
+    if isinstance(value, FunctionType) and FUNCTIONS.get(value.__qualname__) is value:
+        return f"function({value.__qualname__!r})"
     return other(value)
 
 
@@ -166,8 +170,8 @@ def _number(text: str) -> float:
 
 _CALLS: dict[str, Callable[..., Any]] = {
     "number": _number, "dtype": find_dtype, "type": as_type, "array": _array,
-    "op": OPS.__getitem__}
+    "op": OPS.__getitem__, "function": FUNCTIONS.__getitem__}
 
-__all__ = ["RECORDS", "TextLines", "extents_text", "keywords_text", "lift_strings", "read_extents",
-           "read_keywords", "read_value", "read_where", "restore_strings", "value_of", "value_text",
-           "where_text"]
+__all__ = ["FUNCTIONS", "RECORDS", "TextLines", "extents_text", "keywords_text", "lift_strings",
+           "read_extents", "read_keywords", "read_value", "read_where", "restore_strings",
+           "value_of", "value_text", "where_text"]

@@ -11,7 +11,7 @@ from .. import hooks
 from ..tensor import Tensor
 from ..tile.launch.placement import gpu_number
 from . import tree
-from .captured_names import PLAIN, CapturedNames
+from .captured_names import CapturedNames
 from .devices import place_typed
 from .execute import Executable
 from .ir import Graph
@@ -66,10 +66,8 @@ class TracedSignature:
                  layouts: tuple | None = None, capture: bool | None = None,
                  donated: Sequence[int] = (), offloaded: Sequence[int] = (),
                  leaf_names: Sequence[str] = (), roots: Sequence[Any] = ()):
-        """roots: the function and other objects through which it may have captured tensors."""
-        held = [t for _, t in graph.captures]
-        given = [x for x in roots[1:] if not isinstance(x, PLAIN)]
-        self.captured = CapturedNames(roots, held) or None if held or given else None
+        """roots: the function and other objects through which it may have read what it did."""
+        self.captured = CapturedNames(roots, [t for _, t in graph.captures]) or None
         self.leaf_names = tuple(leaf_names)  # "params.layers.0.up", by input
         self.graph, self.out_tree, self.rebuild, self.target = graph, out_tree, rebuild, target
         self.updates, self.layouts, self.capture = updates, layouts, capture

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from ..graph import functions as F
 from ..graph.operand import compute_type, convert
-from ..tensor import Tensor, as_tensor
+from ..tensor import Tensor
 from .record import OptimizerRecord, check, optimizer
 from .trained import decays_matrices
 
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from .orthogonal_steps import Muon
 
 
-def after(step: Tensor) -> Tensor:
-    """The number of a step in f32."""
-    return convert(step, compute_type(as_tensor(1.0).type))
+def after(step: Tensor, lr: Tensor) -> Tensor:
+    """The number of a step in the type of its rate."""
+    return convert(step, compute_type(lr.type))
 
 
 def unbias(b: float, t: Tensor) -> Tensor:
@@ -93,7 +93,7 @@ class AdamW(OptimizerRecord):
         check(self, fractions=("b1", "b2"), positive=("eps",))
 
     def rates(self, lr: Tensor, step: Tensor) -> tuple[Tensor, ...]:
-        t = after(step)
+        t = after(step, lr)
         return lr, unbias(self.b1, t), unbias(self.b2, t)
 
     def moved(self, w: Tensor, g: Tensor, held: dict[str, Tensor], rates: tuple[Tensor, ...],

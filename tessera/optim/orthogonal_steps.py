@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from ..errors import ArgumentError
 from ..graph import functions as F
@@ -45,7 +45,7 @@ class Muon(OptimizerRecord):
     nesterov: bool = True
     ns_steps: int = 5
     ns_coeffs: tuple[float, float, float] = (3.4445, -4.7750, 2.0315)
-    ns_type: str = "bf16"
+    ns_type: Any = "bf16"
     consistent_rms: float | None = 0.2
     b1: float = 0.9
     b2: float = 0.95
@@ -67,7 +67,7 @@ class Muon(OptimizerRecord):
         return {"m": every}
 
     def rates(self, lr: Tensor, step: Tensor) -> tuple[Tensor, ...]:
-        t = after(step)
+        t = after(step, lr)
         return lr, unbias(self.b1, t), unbias(self.b2, t)
 
     def moved(self, w: Tensor, g: Tensor, held: dict[str, Tensor], rates: tuple[Tensor, ...],

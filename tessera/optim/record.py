@@ -10,18 +10,22 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, ClassVar, TypeVar
 
+from ..argument_kinds import wrong_argument
 from ..call_errors import binding_problem, call_error, refuse_wrong_init
 from ..dims import show_shape
 from ..errors import ArgumentError, ShapeError
 from ..graph import functions as F
 from ..graph import tree
-from ..graph.operand import compute_type, convert
+from ..graph.operand import compute_type, convert, number_in
 from ..graph.trace import in_part
+from ..graph.weak_numbers import is_number
 from ..mesh.parallel.matching_layouts import counter, lie_as, zeros_as
+from ..numerics import as_type
 from ..tensor import Tensor, as_tensor
 from .trained import named_params
 
 T = TypeVar("T")
+F64 = as_type("f64")
 State = dict[str, Any]
 OPTIMIZERS: dict[str, type[OptimizerRecord]] = {}
 
@@ -70,7 +74,7 @@ class OptimizerRecord(ABC):
         Raises ArgumentError when grads or state do not belong to params.
         """
         with in_part("optimizer"):
-            return _step(self, params, grads, state, as_tensor(lr))
+            return _step(self, params, grads, state, lr)
 
 
 def optimizer(cls: type[T]) -> type[T]:
@@ -85,6 +89,9 @@ def optimizer(cls: type[T]) -> type[T]:
             raise ArgumentError(f"{cls.__name__} takes its settings by name, got "
                                 f"{', '.join(map(repr, args))[:60]}", hint=_how(signature))
         made(self, **kwargs)
+        wrong = wrong_argument(made, signature, (), kwargs)  # would fail at a step, or never
+        if wrong is not None:
+            raise ArgumentError(f"{cls.__name__}: {wrong}", hint=_how(signature))
 
     cls.__init__ = init  # type: ignore[method-assign]
     for name in ("init", "update"):
@@ -127,14 +134,14 @@ def check(record: Any, fractions: tuple[str, ...] = (), positive: tuple[str, ...
 
 
 # --- a step ---------------------------------------------------------------------------------------
-def _step(record: OptimizerRecord, params: Any, grads: Any, state: State, lr: Tensor
+def _step(record: OptimizerRecord, params: Any, grads: Any, state: State, lr: Any
           ) -> tuple[Any, State]:
     named = named_params(params)
     slopes = _matching_grads(named, params, grads)
     held = {path: record.axes_of(path, p) for path, p in named.items()}
     _check_state(record, held, state)
     step = state["step"] + 1
-    now = record.rates(lr, step)
+    now = record.rates(_rate(lr, [*named.values()]), step)
     new: State = {"step": step, **{m: {} for m in record.holds}, "master": {}}
     leaves, structure = tree.flatten(params)
     out = []
@@ -153,6 +160,12 @@ def _step(record: OptimizerRecord, params: Any, grads: Any, state: State, lr: Te
             new["master"][path] = lie_as(w, state["master"][path])
         out.append(_like_param(w, p))
     return tree.unflatten(structure, out), new
+
+
+def _rate(lr: Any, params: list[Tensor]) -> Tensor:
+    """The rate as a tensor: a number is one of f64 beside parameters of f64."""
+    wide = is_number(lr) and any(p.dtype is F64.dtype for p in params)
+    return number_in(lr, F64) if wide else as_tensor(lr)
 
 
 def _like_param(w: Tensor, p: Tensor) -> Tensor:

@@ -8,6 +8,7 @@ import sys
 import threading
 import types
 import warnings
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -317,6 +318,103 @@ def test_a_function_that_is_traced_again_and_again_says_why() -> None:
             m.bind(m.w * 2.0)
     with pytest.warns(RetracingWarning, match="scaled .* 3 times, as 'w'.*give it as an argument"):
         assert f(ts.ones(3)).tolist() == [8.0] * 3
+
+
+# --- Python values: numbers, functions, lists and dicts ----------------------------------------
+RATE, ACT, KIND, SHAPE, CONFIG = 2.0, ts.relu, ts.f32, (2, 3), {"rate": 2.0, "step": 0}
+COUNT, SEEN = 0, []
+
+
+def _through(helper: Callable) -> Any:
+    return lambda x: helper(x)
+
+
+def _counts(x: Any) -> Any:
+    global COUNT
+    COUNT += 1
+    SEEN.append(x.shape)
+    CONFIG["traces"] = COUNT
+    return x * CONFIG["rate"]
+
+
+@pytest.mark.filterwarnings("ignore::tessera.graph.kept_traces.RetracingWarning")
+@pytest.mark.parametrize("wrap", [ts.jit, ts.vmap, lambda f: ts.jit(ts.jit(f))],
+                         ids=["jit", "vmap", "jit of jit"])
+def test_python_values_of_other_scopes_are_seen(wrap: Callable) -> None:
+    global RATE, ACT, KIND, SHAPE
+    x, rate, factors, table = ts.ones(6), 2.0, [], {"a": 3.0}
+    module = types.ModuleType("settings")
+    module.rate = 2.0
+    RATE, ACT, KIND, SHAPE, CONFIG["rate"] = 2.0, ts.relu, ts.f32, (2, 3), 2.0
+    inside, of_global = wrap(lambda x: x * rate), wrap(lambda x: ACT(x) * RATE)
+    typed, of_module = wrap(lambda x: ts.cast(x, KIND)), wrap(lambda x: x * module.rate)
+    of_list = wrap(lambda x: functools.reduce(lambda y, k: y * k, factors, x))
+    of_dict, of_key = wrap(lambda x: x * sum(table.values())), wrap(lambda x: x * CONFIG["rate"])
+
+    def values() -> list:
+        return [float(f(x)[0]) for f in (inside, of_global, of_module, of_list, of_dict, of_key)]
+
+    shaped = ts.jit(lambda x: ts.reshape(x, SHAPE))
+    assert values() == values() == [2.0, 2.0, 2.0, 1.0, 3.0, 2.0]
+    assert typed(x).dtype is ts.f32 and shaped(x).shape == (2, 3)
+    rate = RATE = module.rate = CONFIG["rate"] = 4.0
+    factors.append(5.0)
+    table["b"] = 4.0
+    assert values() == values() == [4.0, 4.0, 4.0, 5.0, 7.0, 4.0]
+    factors.append(ts.full((), 2.0))
+    ACT, KIND, SHAPE = (lambda x: -x), ts.f16, (3, 2)
+    assert values() == [4.0, -4.0, 4.0, 10.0, 7.0, 4.0]
+    assert typed(x).dtype is ts.f16 and shaped(x).shape == (3, 2)
+    factors[0], factors[1] = 3.0, ts.full((), 3.0)
+    assert values()[3] == 9.0
+    del factors[1]
+    assert values()[3] == 3.0
+
+
+def test_sets_queues_and_dicts_of_other_classes_are_seen() -> None:
+    kept, queue, counts, names = {1}, deque([2.0]), Counter(a=2), defaultdict(float, a=2.0)
+    x = ts.ones(2)
+    fs = [ts.jit(f) for f in (lambda x: x * (5.0 if 3 in kept else 2.0), lambda x: x * queue[0],
+                              lambda x: x * counts["a"], lambda x: x * names["a"])]
+    for k in (2.0, 5.0):
+        assert [f(x).tolist() for f in fs] == [f(x).tolist() for f in fs] == [[k] * 2] * 4
+        kept.add(3)
+        queue[0], counts["a"], names["a"] = 5.0, 5, 5.0
+
+
+def test_signed_zeros_and_types_of_numbers_are_other_constants() -> None:
+    zero: Any = 0.0
+    f = ts.jit(lambda x: ts.atan2(x * 0.0 + zero, -x) if isinstance(zero, float) else x)
+    assert f(ts.ones(())).item() == pytest.approx(np.pi)
+    zero = 0
+    assert f(ts.ones(())).item() == 1.0
+
+
+def test_what_a_function_writes_itself_and_equal_functions_cause_no_trace() -> None:
+    f, x = ts.jit(_counts), ts.ones(2)
+    SEEN.clear()
+    for _ in range(3):
+        for k in (2, 3, 2):
+            f(ts.ones(k))
+            CONFIG["step"] += 1  # which f does not read
+    assert len(SEEN) == 2
+    traces: list = []
+    helper = _through(ts.exp)
+    g = ts.jit(lambda x: (traces.append(1), helper(x))[1])
+    for _ in range(3):
+        helper = _through(ts.exp)
+        g(x)
+    assert len(traces) == 1
+
+
+def test_many_plain_values_are_not_compared() -> None:
+    vocabulary = {f"word {k}": k for k in range(5000)}
+    f, x = ts.jit(lambda x: x * len(vocabulary)), ts.ones(2)
+    assert f(x).tolist() == [5000.0] * 2
+    captured = f.traced(x).captured
+    assert len(captured._items) + len(captured._others) == 2  # the name, and how many there are
+    vocabulary["another"] = 5000
+    assert f(x).tolist() == [5001.0] * 2
 
 
 def test_what_is_passed_costs_no_look_at_names() -> None:

@@ -331,3 +331,30 @@ def test_numbers_must_fit_at_every_call() -> None:
     for s in (5, 7, 256):
         with pytest.raises(ts.ArgumentError, match="is outside int8") if s > 255 else nullcontext():
             np.testing.assert_array_equal(f(x, s).array, np.arange(4) + (s + 1) // 2)
+
+
+@pytest.mark.parametrize("passed", [False, True], ids=["constant", "argument"])
+def test_numbers_take_the_type_of_what_they_are_put_into(passed: bool) -> None:
+    """0.1 is 0.1 in f64, not what f32 makes of it."""
+    x, at = ts.tensor([0.3, 0.2, 0.1], "f64"), ts.tensor([0])
+
+    def run(f: Any) -> list:
+        out = ts.jit(f)(x, 0.1) if passed else f(x, 0.1)
+        return out.tolist()
+
+    assert run(lambda x, k: ts.stack([x[1], k, x[0]])) == [0.2, 0.1, 0.3]
+    assert run(lambda x, k: ts.index_put(x, (at,), k)) == [0.1, 0.2, 0.1]
+    assert run(lambda x, k: ts.scatter(x, at, k)) == [0.1, 0.2, 0.1]
+    assert run(lambda x, k: ts.scatter_add(x, at, k)) == [0.3 + 0.1, 0.2, 0.1]
+    assert run(lambda x, k: ts.put_along_axis(x, at, k, 0)) == [0.1, 0.2, 0.1]
+    assert run(lambda x, k: ts.isin(x, k)) == [False, False, True]
+    half = ts.ones((), "bf16")
+    assert ts.stack([half, 0.5]).dtype is ts.bf16
+    assert ts.stack([ts.ones((), "int32"), 5]).dtype is ts.int32
+
+
+def test_lists_of_numbers_are_exact_beside_f64() -> None:
+    x = ts.tensor([0.3, 0.2, 0.1], "f64")
+    assert (x == [0.3, 0.2, 0.1]).tolist() == ts.isin(x, [0.1, 0.2, 0.3]).tolist() == [True] * 3
+    assert (x + [0.1, 0.1, 0.1]).tolist() == [0.3 + 0.1, 0.2 + 0.1, 0.1 + 0.1]
+    assert (ts.ones(2, "bf16") + [0.5, 0.25]).dtype is ts.f32

@@ -23,6 +23,19 @@ def test_uniform_never_draws_its_end(dtype: str, low: float, high: float) -> Non
     assert abs(x.mean() - (low + high) / 2) < 6 * spread + 2 * eps
 
 
+@pytest.mark.parametrize("run", [lambda f: f, ts.jit], ids=["eager", "jit"])
+def test_draws_of_f64_lie_as_close_as_those_of_0_and_1(run: Any) -> None:
+    """Beside 1e8 f32 holds every eighth integer."""
+    key = ts.random.key(3)
+    for draw, name in ((lambda **more: ts.normal((500,), key=key, **more), "mean"),
+                       (lambda **more: ts.uniform((500,), key=key, **more), "low")):
+        near = {name: 1e8} | ({"high": 1e8 + 1} if name == "low" else {"std": 0.5})
+        x, unit = run(lambda f=draw, n=near: f(dtype="f64", **n))().numpy(), draw().numpy()
+        want = np.float64(unit) * near.get("std", 1.0) + 1e8
+        np.testing.assert_allclose(x, want, rtol=2**-52)
+        assert len({*x}) > 490
+
+
 def test_randint_has_no_favourites() -> None:
     """Of 3 * 2^30 numbers, those of the first third were twice as likely from 32 bits alone."""
     n = 3 * 2**30
@@ -77,6 +90,20 @@ def test_a_key_that_is_passed_draws_alike_and_keys_draw_apart() -> None:
     np.testing.assert_array_equal(apart, want)
     rounded = ts.vmap(lambda k: ts.random.bernoulli(0.5, (8,), key=k))(keys).numpy()
     assert len({row.tobytes() for row in rounded}) > 1
+
+
+def test_a_generator_draws_on_or_says_why_not() -> None:
+    """A key of it would be a constant of the trace: the same draws in each call."""
+    outside = ts.random.philox(seed=3)
+    own = ts.jit(lambda: ts.normal((4,), generator=ts.random.philox(seed=3)))
+    first, second = (ts.normal((4,), generator=outside).tolist() for _ in range(2))
+    assert own().tolist() == own().tolist() == first != second
+    for f in (ts.jit(lambda: ts.normal((4,), generator=outside)),
+              lambda: ts.vmap(lambda x: x + ts.uniform((), generator=outside))(ts.ones(3)),
+              lambda: ts.scan(lambda c, _: (c + ts.normal((), generator=outside), None),
+                              ts.zeros(()), length=3)):
+        with pytest.raises(ts.TraceError, match="a generator from outside of a traced function"):
+            f()
 
 
 def test_rounding_to_integers_is_right_in_the_mean() -> None:

@@ -31,7 +31,7 @@ def labels(rng, shape, classes):
 
 # --- elementwise ------------------------------------------------------------------------------
 def gelu64(x):
-    return 0.5 * x * (1 + np.tanh(0.79788456 * (x + 0.044715 * x**3)))
+    return 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
 
 
 ACTIVATIONS = {
@@ -51,6 +51,8 @@ def test_activation_is_its_formula(name, run, rng):
     fn, formula = ACTIVATIONS[name]
     x = np.concatenate([normal(rng, 500, scale=3), np.float32([0, -0.0, 12, -12])])
     assert_close(run(fn)(ts.tensor(x)).numpy(), formula(f64(x)), n=16)
+    wide = rng.standard_normal(500) * 3  # constants, too, are those of the type
+    assert_close(run(fn)(ts.tensor(wide)).numpy(), formula(wide), "f64", n=16)
 
 
 @pytest.mark.parametrize("name", ACTIVATIONS)

@@ -90,6 +90,9 @@ def test_arg_extrema(name: str, rng: np.random.Generator) -> None:
         for run in RUNS:
             got = run(lambda x, i=axis: getattr(ts, name)(x, i))(a)
             np.testing.assert_array_equal(got, getattr(np, name)(a, axis))
+            kept = run(lambda x, i=axis: getattr(ts, name)(x, i, keepdims=True))(a)
+            np.testing.assert_array_equal(kept, getattr(np, name)(a, axis, keepdims=True),
+                                          strict=True)
     a[1, 2, 3] = np.nan
     assert getattr(ts, name)(a).item() == 30 + 10 + 3
 

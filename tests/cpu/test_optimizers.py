@@ -107,6 +107,11 @@ def test_steps_are_those_of_the_recurrence_in_f64(recurrence, name, settings, sh
     # the products of Muon multiply what f32 has rounded by its coefficients, ns_steps times
     assert_close(params["w"].numpy(), want, "f32", n=3000 if name == "Muon" else 40)
     assert update.specializations == 1
+    if settings.get("ns_type") is None:  # parameters of f64: the rate and the count, too, are f64
+        params, wide = {"w": ts.param(w, "f64")}, record.init({"w": ts.param(w, "f64")})
+        for g in gs:
+            params, wide = update(params, {"w": ts.tensor(g, "f64")}, wide, LR)
+        assert_close(params["w"].numpy(), want, "f64", n=40)
 
 
 def test_every_record_has_a_recurrence():
@@ -161,6 +166,9 @@ def test_settings_are_given_by_name():
 @pytest.mark.parametrize("make, words", [
     (lambda: Lion(b2=1.0), "Lion: b2 must be in"), (lambda: Adafactor(decay_rate=0), "decay_rate"),
     (lambda: Muon(momentum=-1), "Muon: momentum"), (lambda: Muon(weight_decay=-1), "negative"),
+    (lambda: Muon(ns_steps=2.5), "Muon: ns_steps takes int, got the float 2.5"),
+    (lambda: Muon(ns_coeffs=(1.0, 2.0)), "ns_coeffs takes tuple"),
+    (lambda: Muon(muon="w"), "Muon: muon takes Callable"),
     (lambda: AdamW(b1="0.9"), "AdamW: b1 takes float, got the str '0.9'"),
     (lambda: ts.optim.CosineSchedule("1", 3), "CosineSchedule: peak takes float"),
     (lambda: Muon(muon=lambda path, p: True).init({"b": ts.param(1.0)}), "'b' has 0 axes")])

@@ -45,10 +45,13 @@ def k(x: Tensor["N", f32], y: Tensor["N", f32]):
     y[tile_n:tile_n + 8] = tile.maximum(tile.load(x[tile_n:tile_n + 8]), {number})
 def whole(x):
     return ts.maximum(x, {number})
+def filled(x):
+    return ts.full(x.shape, {number}) + ts.zeros_like(x)
 """)
     x, y = np.full(8, -np.inf, np.float32), np.zeros(8, np.float32)
     for start, run in (("y[", lambda: scope["k"](x, y) or y),
-                       ("return ts.", lambda: scope["whole"](ts.tensor(x)).numpy())):
+                       ("return ts.", lambda: scope["whole"](ts.tensor(x)).numpy()),
+                       ("return ts.", lambda: scope["filled"](ts.tensor(x)).numpy())):
         with warnings.catch_warnings(record=True) as told:
             warnings.simplefilter("always")
             out = run()

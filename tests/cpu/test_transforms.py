@@ -367,6 +367,27 @@ def test_hessian_and_hvp(rng: np.random.Generator) -> None:
     assert_close(ts.hvp(lambda u: ts.sum(u**3), (f64(x),), (f64(t),)).numpy(), 6 * x * t)
 
 
+def test_jacobians_of_nested_arguments(rng: np.random.Generator) -> None:
+    a, b = rng.standard_normal((2, 3))
+    params = {"a": f64(a), "more": [f64(b), f64(2.0)]}
+
+    def f(p: dict, x: Tensor) -> Tensor:
+        return ts.sum(ts.sin(p["a"]) * p["more"][0] ** 2) * p["more"][1] * x
+
+    h = ts.hessian(f)(params, f64(0.5))
+    assert_close(h["a"]["a"].numpy(), np.diag(-np.sin(a) * b * b))
+    assert_close(h["a"]["more"][0].numpy(), np.diag(np.cos(a) * 2 * b))
+    assert_close(h["more"][0]["more"][0].numpy(), np.diag(2 * np.sin(a)))
+    assert_close(h["more"][1]["a"].numpy(), np.cos(a) * b * b / 2)
+    for jac in (ts.jacrev, ts.jacfwd):
+        out = jac(lambda p, x: {"y": p["a"] * x}, argnums=(0, 1))(params, f64(b))["y"]
+        assert_close(out[0]["a"].numpy(), np.diag(b))
+        assert out[0]["more"][0].shape == (3, 3) and not out[0]["more"][0].numpy().any()
+        assert_close(out[1].numpy(), np.diag(a))
+        with pytest.raises(ArgumentError, match="no tensor"):
+            jac(lambda p: p)([])
+
+
 # --- nesting ----------------------------------------------------------------------------------
 def mix(x: Tensor) -> Tensor:
     return ts.sum(ts.sin(x) * ts.exp(-x * x)) + ts.mean(x) ** 3

@@ -8,8 +8,9 @@ import numpy as np
 
 from ... import hooks
 from ...dims import Dim
-from ...errors import ArgumentError
+from ...errors import ArgumentError, warn_user
 from ...numerics import NumericType, as_type
+from ...numerics.promote import overflow
 from ...tensor import Tensor, TensorType, as_tensor, encode_value
 from ..op import Aval, GraphOp, sample
 from ..operand import public, shape_tuple
@@ -86,8 +87,15 @@ def full(shape: Any, value: float, dtype: Any = "f32") -> Tensor:
     if not isinstance(value, bool | int | float | np.generic):
         raise ArgumentError(f"full needs a number, got {type(value).__name__}",
                             hint="ts.broadcast_to(x, shape) stretches a tensor")
-    return apply(FULL, shape=shape_tuple(shape), value=value,
-                 type=_type_of(dtype, "full", shape, value))
+    return _filled(shape_tuple(shape), value, _type_of(dtype, "full", shape, value))
+
+
+def _filled(shape: tuple, value: float, numeric: NumericType) -> Tensor:
+    lost = None if numeric.policy.saturate else overflow(value, numeric.dtype)
+    if lost is not None:
+        warn_user(lost, RuntimeWarning)
+        value = np.inf if value > 0 else -np.inf
+    return apply(FULL, shape=shape, value=value, type=numeric)
 
 
 @public
@@ -120,7 +128,7 @@ def ones_like(x: Any) -> Tensor:
 def full_like(x: Any, value: float) -> Tensor:
     """A fill with the shape and numeric type of x."""
     x = as_tensor(x)
-    return apply(FULL, shape=tuple(x.shape), value=value, type=x.type)
+    return _filled(tuple(x.shape), value, x.type)
 
 
 @public

@@ -15,6 +15,7 @@ from .. import functions as F
 from ..op import Aval, GraphOp, sample
 from ..operand import axis_index, compute_type, plain, promote, public, store
 from ..trace import apply
+from ..weak_numbers import is_number
 from .shape import SLICE, broadcast_to, expand_dims, reshape, slices_of, whole_axes
 
 
@@ -93,7 +94,10 @@ def stack(tensors: Sequence[Any], axis: int = 0) -> Tensor:
     """Tensors of one shape joined along a new axis. Raises ShapeError."""
     if not isinstance(tensors, tuple | list) or not tensors:
         raise ArgumentError("stack needs a non-empty list of tensors")
-    xs = [plain(t) for t in tensors]
+    xs = [t if is_number(t) else plain(t) for t in tensors]
+    if any(map(is_number, xs)):
+        wide, numeric = promote(*xs)
+        xs = [store(x, numeric) for x in wide]
     place = axis_index(axis, xs[0].ndim + 1)
     for i, x in enumerate(xs):
         if x.shape != xs[0].shape:

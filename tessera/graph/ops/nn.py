@@ -20,7 +20,7 @@ from .broadcasting import broadcast_shapes, pad_batch_axes, unbroadcast
 from .elementwise import cos, elementwise, erf, expm1, sigmoid, sin, where
 
 # --- activations ------------------------------------------------------------------------------
-GELU_SLOPE = 2.0 * 0.79788456  # 0.5 (1 + tanh u) = sigmoid(2 u)
+GELU_SLOPE = 2.0 * math.sqrt(2.0 / math.pi)  # 0.5 (1 + tanh u) = sigmoid(2 u)
 GELU_CUBIC = 0.044715
 
 
@@ -65,7 +65,8 @@ def _softplus_ref(x: np.ndarray) -> np.ndarray:
 GELU = elementwise(
     "gelu", _gelu_ref,
     f"{{0}} * sigmoid({GELU_SLOPE!r} * ({{0}} * (1 + {GELU_CUBIC!r} * ({{0}} * {{0}}))))",
-    lambda y, x: (lambda: _gelu_partial(x),), doc="0.5 x (1 + tanh(0.79788456 (x + 0.044715 x^3)))",
+    lambda y, x: (lambda: _gelu_partial(x),),
+    doc="0.5 x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3)))",
 )
 SILU = elementwise("silu", _silu_ref, "{0} * sigmoid({0})",
                    lambda y, x: (lambda: _silu_partial(x),), doc="x sigmoid(x)")
@@ -75,7 +76,7 @@ SOFTPLUS = elementwise("softplus", _softplus_ref, "softplus({0})",
 
 @public
 def gelu(x: Any, *, exact: bool = False) -> Tensor:
-    """0.5 x (1 + tanh(0.79788456 (x + 0.044715 x^3))), or x Phi(x) by erf when `exact`.
+    """0.5 x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))), or x Phi(x) by erf when `exact`.
 
     Elementwise, rounded once to x's type. The two differ by at most 5e-4.
     Hendrycks and Gimpel 2016, arXiv:1606.08415, section 2.

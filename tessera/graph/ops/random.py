@@ -20,9 +20,9 @@ import numpy as np
 from ... import hooks, numerics
 from ...call_errors import refuse_wrong_init, show_call
 from ...dims import show_shape, size_of
-from ...errors import ArgumentError, DTypeError, ShapeError, UnknownNameError
+from ...errors import ArgumentError, DTypeError, ShapeError, TraceError, UnknownNameError
 from ...foreign import RANDOM
-from ...numerics import as_type
+from ...numerics import NumericType, as_type
 from ...numerics.random_state import (
     RandomState,
     get_state,
@@ -38,6 +38,7 @@ from .. import trace as tracing
 from ..op import Arg, Aval, GraphOp, Sample, sample
 from ..operand import (
     axis_index,
+    compute_type,
     convert,
     floating,
     literal,
@@ -185,14 +186,22 @@ BITS = GraphOp(
 class philox:
     """A generator with a seed of its own: `ts.random.uniform((4,), generator=philox(seed=42))`.
 
-    Each draw takes the next key; equal seeds give equal sequences on every machine.
+    Each draw takes the next key; equal seeds give equal sequences on every machine. A compiled
+    function draws with a generator that it makes, or with keys that it is given, key=.
     """
 
     def __init__(self, seed: int = 0):
+        self._made_in = tracing.current_builder()
         self.root = np.array([seed & 0xFFFFFFFF, (seed >> 32) & 0xFFFFFFFF], np.uint32)
         self.count = 0
 
     def next_key(self) -> Tensor:
+        """Raises TraceError in a traced function, all calls of which would have this one's key."""
+        builder = tracing.current_builder()
+        if builder is not None and builder is not self._made_in:
+            raise TraceError("a generator from outside of a traced function: each call, or "
+                             "iteration, would draw the same", hint="give a key, key=..., as an "
+                             "argument; draws without one go on with ts.random.seed's numbers")
         key = numerics.fold_in(self.root, self.count)
         self.count += 1
         return Tensor(key, U32)
@@ -249,9 +258,15 @@ def uniform(shape: Any, low: float = 0.0, high: float = 1.0, dtype: Any = "f32",
     What the type rounds to `high`, which is outside, is the number below it.
     """
     numeric = as_type(dtype)
-    unit = _unit(random_bits(shape, key=key, generator=generator))
+    unit = _in_range(_unit(random_bits(shape, key=key, generator=generator)), numeric)
     out = store(unit * (high - low) + low, numeric)
     return store(F.where(out >= high, _below(high, low, out), out), numeric)
+
+
+def _in_range(draw: Tensor, numeric: NumericType) -> Tensor:
+    """An f32 draw as it is scaled and moved: in f64 where the result is, whose numbers lie closer
+    than those of f32."""
+    return convert(draw, compute_type(numeric)) if numeric.dtype.name == "f64" else draw
 
 
 def _below(high: Any, low: Any, out: Tensor) -> Any:
@@ -269,16 +284,17 @@ def _below(high: Any, low: Any, out: Tensor) -> Any:
 @one_shape
 def normal(shape: Any, mean: float = 0.0, std: float = 1.0, dtype: Any = "f32", *,
            key: Any = None, generator: Any = None) -> Tensor:
-    """Normal by Box and Muller (1958), one pair of uniforms per element, in f32."""
-    base = _key(key, generator)
+    """Normal by Box and Muller (1958), one pair of uniforms per element, in f32. std and mean are
+    applied in f64 where that is the type."""
+    base, numeric = _key(key, generator), as_type(dtype)
     dims = shape_tuple(shape)
     u = _unit(apply(BITS, base, shape=dims))
     v = _unit(apply(BITS, fold_in(base, 1), shape=dims))
     radius = F.sqrt(-2.0 * F.log(1.0 - u))
     out = radius * F.cos((2.0 * math.pi) * v)
     if std != 1.0 or mean != 0.0:
-        out = out * std + mean
-    return store(out, as_type(dtype))
+        out = _in_range(out, numeric) * std + mean
+    return store(out, numeric)
 
 
 @public

@@ -355,7 +355,8 @@ def _public_arg(name: str, op: GraphOp, word: str) -> Callable:
     def fn(x: Any, axis: int | None = None, keepdims: bool = False) -> Tensor:
         (c,), _ = promote(x)
         if axis is None:
-            c, axis = F.reshape(c, (size_of(c.shape),)), 0
+            flat = apply(op, F.reshape(c, (size_of(c.shape),)), axis=(0,), keepdims=False)
+            return F.reshape(flat, (1,) * c.ndim) if keepdims else flat
         return apply(op, c, axis=(axis_index(axis, c.ndim),), keepdims=bool(keepdims))
 
     fn.__name__ = fn.__qualname__ = name

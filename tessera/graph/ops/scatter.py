@@ -24,12 +24,14 @@ from ..operand import (
     compute_type,
     convert,
     literal,
+    number_in,
     plain,
     public,
     store,
     to_compute,
 )
 from ..trace import apply
+from ..weak_numbers import is_number
 from .broadcasting import broadcast_shapes
 from .gather import (
     CHECK_INDEX,
@@ -159,6 +161,8 @@ def scatter(x: Any, ids: Any, updates: Any, axis: int = 0, mode: str = "set") ->
 
 def _as_type_of(value: Any, numeric: NumericType) -> Tensor:
     """An update as elements of the tensor it goes into."""
+    if is_number(value) and numeric.dtype.kind == "float":
+        return convert(number_in(value, compute_type(numeric)), numeric)
     value = plain(value)
     if value.dtype.kind == "float" != numeric.dtype.kind:
         raise DTypeError(f"an update of type {value.type} into {numeric}",

@@ -17,6 +17,7 @@ from ...tensor import Tensor
 from .. import functions as F
 from ..operand import plain, promote, public, to_compute
 from ..trace import Tracer, apply
+from ..weak_numbers import is_number
 from .gather import SEGMENT_SUM
 
 INT64 = as_type("int64")
@@ -128,7 +129,8 @@ def isin(x: Any, values: Any, invert: bool = False) -> Tensor:
 
     x: [...]   values: any shape   y: bool_ [...]
     """
-    (a, b), _ = promote(plain(x), plain(values))
+    (a, b), _ = promote(*(t if is_number(t) or isinstance(t, list | tuple) else plain(t)
+                          for t in (x, values)))
     line = F.sort(_flat(b))
     if line.shape[0] == 0:
         return F.full(a.shape, bool(invert), "bool_")

@@ -1,0 +1,63 @@
+"""What the bytecode of a Python function says of the names outside of it: which it reads, and which
+it writes itself, such as a counter of its traces."""
+
+from __future__ import annotations
+
+import dis
+import functools
+import types
+from typing import Any, NamedTuple
+
+# Methods of lists, dicts and sets that change them.
+_CHANGING = frozenset({"append", "extend", "insert", "pop", "popitem", "remove", "clear", "sort",
+                       "reverse", "update", "setdefault", "add", "discard"})
+
+
+class CodeNames(NamedTuple):
+    """names: globals and attributes.  read: globals.  written: attributes, globals and variables
+    around it that are bound, and lists and dicts that are changed.  constants: strings, which may
+    be keys.  Of a function and of those inside of it."""
+
+    names: frozenset[str] = frozenset()
+    read: frozenset[str] = frozenset()
+    written: frozenset[str] = frozenset()
+    constants: frozenset[str] = frozenset()
+
+
+def code_names(value: Any) -> CodeNames:
+    """Those of a function; none of what is no Python function."""
+    code = getattr(value, "__code__", None)
+    return _names_in(code) if isinstance(code, types.CodeType) else CodeNames()
+
+
+@functools.lru_cache(maxsize=1024)
+def _names_in(code: types.CodeType) -> CodeNames:
+    inner = [_names_in(c) for c in code.co_consts if isinstance(c, types.CodeType)]
+    steps = list(dis.get_instructions(code))
+    own = CodeNames(frozenset(code.co_names),
+                    frozenset(i.argval for i in steps if i.opname in ("LOAD_GLOBAL", "LOAD_NAME")),
+                    _bound(steps, code) | _changed(steps),
+                    frozenset(c for c in code.co_consts if isinstance(c, str)))
+    return CodeNames(*(frozenset().union(*parts) for parts in zip(own, *inner, strict=True)))
+
+
+def _bound(steps: list[dis.Instruction], code: types.CodeType) -> frozenset[str]:
+    return frozenset(i.argval for i in steps if i.opname in ("STORE_ATTR", "STORE_GLOBAL") or (
+        i.opname == "STORE_DEREF" and i.argval in code.co_freevars))
+
+
+def _changed(steps: list[dis.Instruction]) -> frozenset[str]:
+    """The names of what items are stored in, or such methods are called of: their expressions begin
+    where those of the item and the method do."""
+    begin = {_place(i) for i in steps if i.opname in ("STORE_SUBSCR", "DELETE_SUBSCR") or (
+        i.opname in ("LOAD_ATTR", "LOAD_METHOD") and i.argval in _CHANGING)} - {None}
+    return frozenset(i.argval for i in steps if _place(i) in begin and isinstance(i.argval, str))
+
+
+def _place(step: dis.Instruction) -> tuple[int, int] | None:
+    at = step.positions
+    return None if at is None or at.lineno is None or at.col_offset is None else (
+        at.lineno, at.col_offset)
+
+
+__all__ = ["CodeNames", "code_names"]
