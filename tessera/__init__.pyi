@@ -76,6 +76,7 @@ from .tile.interpreter.arguments import Tile as Tile
 from .tile.ir.schedule import Schedule as Schedule
 from .tile.ir.schedule import block as block
 from .tile.kernel.decorator import kernel as kernel
+from .tile.kernel.determinism import determinism as determinism
 from .tile.launch.resident import as_bytes as as_bytes
 from .tile.launch.resident import from_bytes as from_bytes
 from .tile.launch.resident import from_dlpack as from_dlpack

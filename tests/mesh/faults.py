@@ -48,6 +48,11 @@ def part_that_does_not_fit() -> None:
     own(4 - (ts.dist.rank() == 1), shape=(12, 2))
 
 
+def other_modes() -> None:
+    with ts.determinism("fast" if ts.dist.rank() == 1 else "default"):
+        ts.jit(ts.sum)(part(6))
+
+
 def numpy_on_one() -> None:
     x, y = part(4), part(4, 2.0)
     if ts.dist.rank() == 0:

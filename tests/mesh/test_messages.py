@@ -209,6 +209,7 @@ FAULTY = {  # program: words of the report
                      ": all_reduce(f32[4], op=sum) over all ranks at "],
     "part_that_does_not_fit": ["rank 1 of 3 failed", "rank 1 gives a part [3, 2]; its part of "
                                "[12, 2] in (dp, -) on mesh(dp=3) is [4, 2]", "faults.py"],
+    "other_modes": ["traced sum differently", ": determinism default", "rank 1: determinism fast"],
     "all_fail_differently": ["at the same time", "where the other ranks are:", ": has failed: "],
 }
 
