@@ -62,6 +62,7 @@ from .numerics.public import *  # noqa: F403
 from .optimizer_state import OptimizerState as OptimizerState
 from .optimizer_state import checkpointable as checkpointable
 from .optimizer_state import fp32_master as fp32_master
+from .optimizer_state import paged as paged
 from .state import KVCache as KVCache
 from .state import KVCacheManager as KVCacheManager
 from .state import kv_cache as kv_cache

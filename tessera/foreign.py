@@ -130,6 +130,7 @@ RANDOM: Mapping[str, str] = {
 OPTIM: Mapping[str, str] = {
     "Adam": ADAM, "adam": ADAM,
     "adamw": "ts.optim.AdamW()", "sgd": "ts.optim.SGD()", "Momentum": "ts.optim.SGD(momentum=0.9)",
+    "PagedAdamW": "ts.optim.paged(ts.optim.AdamW())",
     "lion": "ts.optim.Lion()", "adafactor": "ts.optim.Adafactor()", "muon": "ts.optim.Muon()",
     "clip_grad_norm_": "ts.optim.clip_by_global_norm(grads, limit)",
     "clip_grad_norm": "ts.optim.clip_by_global_norm(grads, limit)",

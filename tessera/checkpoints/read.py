@@ -24,7 +24,7 @@ from ..mesh.tensor import DistTensor
 from ..mesh.world import transport
 from ..numerics import NumericType, unpack
 from ..tensor import Tensor
-from ..tile.launch.resident import Resident
+from ..tile.launch.resident import Resident, offload
 from .layout import (
     FORMAT,
     MANIFEST,
@@ -57,9 +57,9 @@ class Checkpoint:
     @together("Checkpoint.tree")
     def tree(self, like: Any, *, part: bool = False) -> Any:
         """What was saved in the structure of `like`, whose shapes and types must agree; tensors
-        distributed, or on a GPU, where `like` has them, however they were saved. A number in `like`
-        also takes a tensor without axes, which is what compiled functions give back for it. On
-        several ranks all of them call it; what they ask for may differ.
+        distributed, on a GPU, or offloaded from it, where `like` has them, however they were saved.
+        A number in `like` also takes a tensor without axes, which is what compiled functions give
+        back for it. On several ranks all of them call it; what they ask for may differ.
 
         part: `like` may ask for some of the tensors only
 
@@ -80,7 +80,11 @@ class Checkpoint:
         found = self.tensors[path]
         if not isinstance(like, Tensor):
             return found.item()
-        return to(found, like.device) if isinstance(like, Resident) else found
+        if isinstance(like, Resident):
+            found = to(found, like.device)
+            if like.offloaded:
+                offload(found)
+        return found
 
     def _need_fit(self, asked: dict[str, Any], part: bool) -> None:
         there = [*self.tensors, *self.values]
