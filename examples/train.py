@@ -42,6 +42,7 @@ from transformer import (
     stage,
     stage_params,
     stages_of,
+    step_batch,
 )
 
 import tessera as ts
@@ -274,7 +275,7 @@ def train(c: Config, run: Run, corpus: ByteCorpus, history: ts.checkpoints.Histo
     saved_at, stop = run.step if run.losses else -1, False
     with interruptible() as interrupted, Progress(c.steps, run.step, c.B * c.T) as progress:
         while run.step < c.steps and not stop:
-            batch = place_batch(c, corpus.batch(run.step, B=c.B, T=c.T, seed=c.seed))
+            batch = step_batch(c, corpus, run.step)
             loss, norm = model.advance(run, batch, c.schedule(run.step))
             run.step += 1
             run.losses.append(loss)

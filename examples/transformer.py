@@ -218,8 +218,25 @@ def place_params(mesh: ts.dist.Mesh | None, params: dict) -> dict:
 
 
 def place_batch(c: Config, batch: tuple) -> tuple:
-    """(tokens, targets) on the mesh of the run, windows split."""
+    """(tokens, targets) that all ranks have, on the mesh of the run, windows split."""
     return tuple(place(c.grid, x, ("batch", "T")) for x in batch)
+
+
+def step_batch(c: Config, corpus: ts.data.ByteCorpus, step: int) -> tuple:
+    """(tokens, targets) of a step of the run; on a mesh each rank reads its own windows alone."""
+    draw = functools.partial(corpus.batch, step, B=c.B, T=c.T, seed=c.seed)
+    if c.grid is None:
+        return draw()
+    split = {"dp"} & set(c.grid.axes)
+    spec = ts.ShardSpec(("row",) * len(split), tuple(split))
+    windows = spec.resolve(c.grid, 1)
+
+    @functools.cache
+    def own(rank: int) -> tuple:
+        return draw(rows=ts.dist.indices(windows, (c.B,), rank))
+
+    return tuple(ts.dist.from_local(lambda rank, i=i: own(rank)[i], spec, c.grid,
+                                    shape=(c.B, c.T)) for i in range(2))
 
 
 # --- weights ----------------------------------------------------------------------------------

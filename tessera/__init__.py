@@ -72,6 +72,7 @@ from .numerics.public import *  # noqa: F403
 from .optimizer_state import OptimizerState as OptimizerState
 from .optimizer_state import checkpointable as checkpointable
 from .optimizer_state import fp32_master as fp32_master
+from .optimizer_state import paged as paged
 from .state import KVCache as KVCache
 from .state import KVCacheManager as KVCacheManager
 from .state import kv_cache as kv_cache
@@ -86,6 +87,7 @@ from .tile.interpreter.arguments import Tile as Tile
 from .tile.ir.schedule import Schedule as Schedule
 from .tile.ir.schedule import block as block
 from .tile.kernel.decorator import kernel as kernel
+from .tile.kernel.determinism import determinism as determinism
 from .tile.launch.resident import as_bytes as as_bytes
 from .tile.launch.resident import from_bytes as from_bytes
 from .tile.launch.resident import from_dlpack as from_dlpack

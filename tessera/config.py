@@ -350,6 +350,9 @@ Setting("device", "TESSERA_DEVICE", DEVICE, "auto",
         "auto: arrays decide where what is computed of them runs, new tensors lie in host memory; "
         "cuda, cuda:N: new tensors lie on that GPU, what is computed of host arrays runs there; "
         "gpu: as cuda, and as auto on a machine without one; cpu: on the host alone")
+Setting("determinism", "TESSERA_DETERMINISM", one_of("strict", "default", "fast"), "default",
+        "on GPUs. default: compiled functions are reproducible bit for bit; fast: they need not, "
+        "and maths of f32 is approximate; strict: unordered sums of kernels are errors too")
 Setting("cache_dir", "TESSERA_CACHE_DIR", PATH, "~/.cache/tessera", "compiled kernels, tuning")
 Setting("tuned", "TESSERA_TUNED", BOOL, True,
         "blocks that were measured to be quicker on such a GPU go before those of the estimate")

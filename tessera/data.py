@@ -2,6 +2,7 @@
 
     corpus = ts.data.python_library()            # or ts.data.from_file("my.txt")
     tokens, targets = corpus.batch(step, B=16, T=128, seed=0)
+    corpus.batch(step, B=16, T=128, rows=slice(4, 8))       # a rank's own part of that
 
 A batch depends on (seed, step) only, so the data position of a run is its step: nothing is lost and
 nothing is read twice after a restart.
@@ -18,6 +19,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -55,14 +57,16 @@ class ByteCorpus:
         digest.update(hashlib.sha256(held_out).digest())
         return digest.hexdigest()
 
-    def batch(self, step: int, *, B: int, T: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    def batch(self, step: int, *, B: int, T: int, seed: int = 0, rows: Any = slice(None)
+              ) -> tuple[np.ndarray, np.ndarray]:
         """(tokens, targets), each [B, T] int64: B windows that start at random places.
 
         targets[b, t] is the byte after tokens[b, t].
+        rows: which of the B are read, a slice or an array of numbers: those of one rank, say
         """
         room = self._room(self.train, "train", T)
         key = fold_in(seed, step)
-        return _windows(self.train, random_bits(key, B) % np.uint32(room), T)
+        return _windows(self.train, (random_bits(key, B) % np.uint32(room))[rows], T)
 
     def held_out_batches(self, count: int, *, B: int, T: int) -> Iterator[tuple]:
         """`count` batches of windows spread evenly over the held-out bytes; the same each time."""

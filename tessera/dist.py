@@ -34,6 +34,7 @@ from .mesh.errors import (
     StalledError,
     StoppedError,
 )
+from .mesh.from_local import from_local
 from .mesh.layout import Layout, Split
 from .mesh.parallel.fsdp import fsdp
 from .mesh.parallel.moe import moe
@@ -66,9 +67,9 @@ __all__ = [
     "ReshardPlan",
     "PolicyMismatch", "ShardedProgram", "Replicated", "Sent", "ShardSpec", "Split", "StalledError",
     "StoppedError", "Zero", "all_gather", "all_reduce", "all_to_all", "alpa_shard", "assemble",
-    "axes_of_names", "backend", "barrier", "broadcast", "current_mesh", "distribute", "fsdp",
-    "indices", "local_shape", "mesh", "moe", "overlap", "permute", "pieces", "plan", "plan_report",
-    "rank", "rank0_only", "reduce_scatter", "replicated", "ring_attention", "shard", "share",
-    "simulate", "spec_of", "stand_in", "stand_ins", "take", "tensor", "traffic", "world_size",
-    "zero",
+    "axes_of_names", "backend", "barrier", "broadcast", "current_mesh", "distribute", "from_local",
+    "fsdp", "indices", "local_shape", "mesh", "moe", "overlap", "permute", "pieces", "plan",
+    "plan_report", "rank", "rank0_only", "reduce_scatter", "replicated", "ring_attention", "shard",
+    "share", "simulate", "spec_of", "stand_in", "stand_ins", "take", "tensor", "traffic",
+    "world_size", "zero",
 ]

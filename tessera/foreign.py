@@ -130,6 +130,7 @@ RANDOM: Mapping[str, str] = {
 OPTIM: Mapping[str, str] = {
     "Adam": ADAM, "adam": ADAM,
     "adamw": "ts.optim.AdamW()", "sgd": "ts.optim.SGD()", "Momentum": "ts.optim.SGD(momentum=0.9)",
+    "PagedAdamW": "ts.optim.paged(ts.optim.AdamW())",
     "lion": "ts.optim.Lion()", "adafactor": "ts.optim.Adafactor()", "muon": "ts.optim.Muon()",
     "clip_grad_norm_": "ts.optim.clip_by_global_norm(grads, limit)",
     "clip_grad_norm": "ts.optim.clip_by_global_norm(grads, limit)",
@@ -175,6 +176,9 @@ DIST: Mapping[str, str] = {
     "Replicate": "ts.ShardSpec(replicate=True), or None", "Partial": 'ts.ShardSpec(reduce="sum")',
     "DTensor": "ts.dist.tensor(shape, spec, mesh)",
     "distribute_tensor": "ts.dist.distribute(x, spec, mesh=mesh)",
+    "make_array_from_process_local_data": "ts.dist.from_local(part, spec, mesh)",
+    "make_array_from_single_device_arrays": "ts.dist.from_local(parts, spec, mesh)",
+    "make_array_from_callback": "ts.dist.tensor(shape, spec, mesh, init=f)",
     "redistribute": "ts.shard(x, spec)", "with_sharding_constraint": "ts.shard(x, spec)",
     "device_put": "ts.dist.distribute(x, spec, mesh=mesh)",
     "DeviceMesh": 'ts.dist.mesh(axes=("dp", "tp"), shape=(4, 2))',

@@ -23,12 +23,13 @@ from .state.kv_type import Flag
 
 fp32_master = Flag("fp32_master")  # narrow parameters have a wide copy that updates add up in
 checkpointable = Flag("checkpointable")  # the type saves and loads its states
-POLICIES = (fp32_master, checkpointable)
+paged = Flag("paged")  # pages of the state lie in host memory; ts.optim.paged updates it
+POLICIES = (fp32_master, paged, checkpointable)
 
 
 class OptimizerState:
     """`OptimizerState[params]` is a type: of the state of an optimizer for a parameter, a list or
-    any tree of them. `@fp32_master` and `@checkpointable` are its policies. See
+    any tree of them. `@fp32_master`, `@paged` and `@checkpointable` are its policies. See
     OptimizerStateType."""
 
     def __class_getitem__(cls, params: Any) -> OptimizerStateType:
@@ -38,11 +39,13 @@ class OptimizerState:
 
 @dataclass(frozen=True, repr=False, eq=False)
 class OptimizerStateType:
-    """`OptimizerState[params] @fp32_master @checkpointable`. Calling it makes a state.
+    """`OptimizerState[params] @fp32_master @paged @checkpointable`. Calling it makes a state.
 
     With @fp32_master every parameter that is narrower than f32 has an f32 copy in the state:
     updates apply to it, and the parameter is the copy rounded once. Without, updates apply to the
     parameter itself, in f32, and are rounded to its type in each step.
+    With @paged the optimizer is one of `ts.optim.paged`, which says how much of the state stays on
+    the GPU. The rest lies in host memory, and comes for the update that reads it.
     """
 
     params: Any
@@ -58,7 +61,17 @@ class OptimizerStateType:
 
     def __call__(self, optimizer: Any = optim.AdamW()) -> dict[str, Any]:  # noqa: B008  frozen
         """The state before the first step of an optimizer: zero moments of the parameters' shapes,
-        and master copies where the type says so."""
+        and master copies where the type says so. Raises ArgumentError where it is @paged and the
+        optimizer is not."""
+        if paged in self.policies and not isinstance(optimizer, optim.Paged):
+            raise ArgumentError(
+                f"{self} is given {type(optimizer).__name__}, which leaves all of a state on the "
+                "GPU", where=user_line(), hint="optimizer = ts.optim.paged(ts.optim.AdamW(), "
+                "resident_bytes=1 << 30)")
+        state = self._made(optimizer)
+        return optimizer.placed(state) if isinstance(optimizer, optim.Paged) else state
+
+    def _made(self, optimizer: Any) -> dict[str, Any]:
         state: dict[str, Any] = optimizer.init(self.params)
         if fp32_master not in self.policies:
             return state | {"master": {}}
@@ -95,4 +108,4 @@ class OptimizerStateType:
         return " ".join([f"OptimizerState[{names}]", *map(repr, self.policies)])
 
 
-__all__ = ["OptimizerState", "OptimizerStateType", "checkpointable", "fp32_master"]
+__all__ = ["OptimizerState", "OptimizerStateType", "checkpointable", "fp32_master", "paged"]

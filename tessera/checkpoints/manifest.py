@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from ..graph import random
 from ..mesh.domain import Rect
 from ..numerics import NumericType, as_type
 from .layout import DATA_FILE
+from .values import TYPES, Plain, read
 
 SCALE = "@scale"  # ends the name of what scales a tensor
 _MOST_ELEMENTS = 1 << 56  # of a tensor; more would not have an address
@@ -56,12 +57,14 @@ class DataFile:
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a checkpoint holds. tensors: by path, scales among them as `path@scale`."""
+    """What a checkpoint holds. tensors: by path, scales among them as `path@scale`; values: numbers
+    and text of the tree, by path."""
 
     step: int
     random: random.RandomState
     meta: Any
     tensors: dict[str, TensorEntry]
+    values: dict[str, Plain]
     files: dict[str, DataFile]
 
 
@@ -83,7 +86,24 @@ def parse(folder: Path, plain: dict[str, Any]) -> Manifest:
             raise top.wrong("tensors", f"{path} scales a tensor that is not there")
     drawn = random.RandomState(state.count("seed", below=1 << 64), state.count("step"),
                                _launches(state))
-    return Manifest(top.count("step"), drawn, top.value("meta"), tensors, files)
+    return Manifest(top.count("step"), drawn, top.value("meta"), tensors, _values(top, tensors),
+                    files)
+
+
+def _values(top: _Fields, tensors: Collection[str]) -> dict[str, Plain]:
+    """The tree's numbers and text; there are none in checkpoints of tensors alone."""
+    found: dict[str, Plain] = {}
+    for path in top.object("values").plain if "values" in top.plain else ():
+        entry = top.object("values").object(path)
+        kind, value = entry.of("type", str, "a type"), entry.value("value")
+        x = read(kind, value)
+        if x is None:
+            raise entry.wrong("value", f"a {kind[:60]} is needed, it is {str(value)[:60]!r}"
+                              if kind in TYPES else f"{kind[:60]!r} is none of {', '.join(TYPES)}")
+        if path in tensors:
+            raise top.wrong("values", f"{path} is a tensor, too")
+        found[path] = x
+    return found
 
 
 def _launches(state: _Fields) -> tuple[tuple[str, int], ...]:

@@ -24,7 +24,7 @@ from ..mesh.tensor import DistTensor
 from ..mesh.world import transport
 from ..numerics import NumericType, unpack
 from ..tensor import Tensor
-from ..tile.launch.resident import Resident
+from ..tile.launch.resident import Resident, offload
 from .layout import (
     FORMAT,
     MANIFEST,
@@ -37,6 +37,7 @@ from .layout import (
 )
 from .manifest import SCALE, DataFile, Manifest, TensorPiece, damaged, parse
 from .shards import fill_part, need_settled
+from .values import Plain, holds_number, misfit
 
 _MISSING = (errno.ENOENT, errno.ENOTDIR)
 Content = dict[str, dict[str, Any]]  # of a data file: {name: {dtype, shape, data}}
@@ -44,19 +45,21 @@ Content = dict[str, dict[str, Any]]  # of a data file: {name: {dtype, shape, dat
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What was read: tensors by path, all verified."""
+    """What was read: tensors by path, and the numbers and texts beside them, all verified."""
 
     path: Path
     step: int
     tensors: Tensors
     random: random.RandomState
     meta: Any
+    values: dict[str, Plain]
 
     @together("Checkpoint.tree")
     def tree(self, like: Any, *, part: bool = False) -> Any:
-        """The tensors in the structure of `like`, whose shapes and numeric types must agree;
-        distributed ones, or on a GPU, where `like` has them, however they were saved. On several
-        ranks all of them call it; what they ask for may differ.
+        """What was saved in the structure of `like`, whose shapes and types must agree; tensors
+        distributed, on a GPU, or offloaded from it, where `like` has them, however they were saved.
+        A number in `like` also takes a tensor without axes, which is what compiled functions give
+        back for it. On several ranks all of them call it; what they ask for may differ.
 
         part: `like` may ask for some of the tensors only
 
@@ -65,32 +68,50 @@ class Checkpoint:
         with raised_on_all(CheckpointError):
             paths, leaves, structure = named_leaves(like)
             self._need_fit(dict(zip(paths, leaves, strict=True)), part)
-            found = [self.tensors.parts(p, leaf) if isinstance(leaf, DistTensor)
-                     else to(self.tensors[p], leaf.device) if isinstance(leaf, Resident)
-                     else self.tensors[p] for p, leaf in zip(paths, leaves, strict=True)]
+            found = [self._leaf(p, leaf) for p, leaf in zip(paths, leaves, strict=True)]
             self.tensors.forget()
         return tree.unflatten(structure, found)
 
+    def _leaf(self, path: str, like: Any) -> Any:
+        if path in self.values:
+            return self.values[path]
+        if isinstance(like, DistTensor):
+            return self.tensors.parts(path, like)
+        found = self.tensors[path]
+        if not isinstance(like, Tensor):
+            return found.item()
+        if isinstance(like, Resident):
+            found = to(found, like.device)
+            if like.offloaded:
+                offload(found)
+        return found
+
     def _need_fit(self, asked: dict[str, Any], part: bool) -> None:
-        wrong = [f"{p} is not in it" for p in asked if p not in self.tensors]
+        there = [*self.tensors, *self.values]
+        known = set(there)
+        wrong = [f"{p} is not in it" for p in asked if p not in known]
         if not part:
-            wrong += [f"{p} is in it, but not asked for" for p in self.tensors if p not in asked]
-        for path, leaf in asked.items():
-            if path not in self.tensors:
-                continue
-            if not isinstance(leaf, Tensor):
-                wrong.append(f"{path} is a tensor, asked for {type(leaf).__name__}")
-                continue
-            shape, numeric = self.tensors.described(path)
-            if (shape, numeric) != (tuple(leaf.shape), leaf.type):
-                wrong.append(f"{path} is {numeric}{show_shape(shape)}, "
-                             f"asked for {leaf.type}{show_shape(leaf.shape)}")
+            wrong += [f"{p} is in it, but not asked for" for p in there if p not in asked]
+        wrong += [text for p in asked if p in known and (text := self._misfit(p, asked[p]))]
         if wrong:
             more = [f"... and {len(wrong) - 5} more"] if len(wrong) > 5 else []
             raise CheckpointError(
                 "\n  ".join([f"{self.path} does not fit:", *wrong[:5], *more]),
                 hint="build the model with the settings it was saved with (see its meta)",
             )
+
+    def _misfit(self, path: str, leaf: Any) -> str | None:
+        """What is wrong with asking for `leaf`."""
+        if path in self.values:
+            return misfit(path, self.values, leaf)
+        shape, numeric = self.tensors.described(path)
+        if isinstance(leaf, Tensor):
+            fits = (shape, numeric) == (tuple(leaf.shape), leaf.type)
+            asked = f"{leaf.type}{show_shape(leaf.shape)}"
+        else:
+            fits = holds_number(shape, numeric.dtype.kind, leaf)
+            asked = type(leaf).__name__
+        return None if fits else f"{path} is {numeric}{show_shape(shape)}, asked for {asked}"
 
 
 class Tensors(Mapping[str, Tensor]):
@@ -217,7 +238,8 @@ def load(path: str | os.PathLike) -> Checkpoint:
             for name in list(manifest.files)[here.rank::here.size]:
                 tensors.verify([name])
                 tensors.forget()
-    return Checkpoint(folder, manifest.step, tensors, manifest.random, manifest.meta)
+    return Checkpoint(folder, manifest.step, tensors, manifest.random, manifest.meta,
+                      manifest.values)
 
 
 def _read_manifest(folder: Path) -> dict[str, Any]:

@@ -20,18 +20,20 @@ from ..mesh.ranks.messages import gather, raised_on_all, share
 from ..mesh.ranks.transport import Transport
 from ..mesh.tensor import DistTensor
 from ..tensor import Tensor
+from .values import Plain
 
 Claims = dict[str, list[Any]]  # by path: first rank that has the tensor, what it is, its layout
 
 
-def owners(tensors: Mapping[str, Tensor], here: Transport) -> dict[str, int]:
-    """The rank that a tensor belongs to, for every path that some rank has: the first that has it,
-    of a distributed one the first of its mesh. Stages of a pipeline have different paths, or the
+def owners(leaves: Mapping[str, Tensor | Plain], here: Transport) -> dict[str, int]:
+    """The rank that a leaf belongs to, for every path that some rank has: the first that has it,
+    of a distributed tensor the first of its mesh. Stages of a pipeline have different paths, or the
     same tensor twice; then one of them writes it.
 
-    Raises CheckpointError, on every rank, when two have different tensors under one path.
+    Raises CheckpointError, on every rank, when two have different tensors, or numbers, under one
+    path.
     """
-    mine = {path: _claim(x, here.rank) for path, x in tensors.items()}
+    mine = {path: _claim(x, here.rank) for path, x in leaves.items()}
     if here.size == 1:
         return {path: rank for path, (rank, *_) in mine.items()}
     told, found = gather(mine, here), {}
@@ -40,7 +42,9 @@ def owners(tensors: Mapping[str, Tensor], here: Transport) -> dict[str, int]:
     return share(found, here)
 
 
-def _claim(x: Tensor, rank: int) -> list[Any]:
+def _claim(x: Tensor | Plain, rank: int) -> list[Any]:
+    if not isinstance(x, Tensor):
+        return [rank, f"{type(x).__name__} {x!r}", None]
     what = f"{x.type}{show_shape(x.shape)}"
     if isinstance(x, DistTensor):
         return [x.mesh.world_ranks[0], f"distributed {what}", x.layout.describe()]
@@ -56,7 +60,7 @@ def _settled(told: Sequence[Claims]) -> dict[str, int]:
                 raise CheckpointError(
                     f"{path} is {held[1]} {held[2] or ''} on rank {one} and {what} {layout or ''} "
                     f"on rank {rank}".replace("  ", " "),
-                    hint="ranks that save a tensor under the same path have the same one")
+                    hint="ranks that save something under the same path have the same")
     return {path: held[0] for path, (_, held) in first.items()}
 
 

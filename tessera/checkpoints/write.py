@@ -39,6 +39,7 @@ from .layout import (
 from .locking import writing
 from .manifest import SCALE
 from .shards import need_settled, own_pieces, owners
+from .values import Plain, is_plain, written
 
 FILE_BYTES = 1 << 30  # a data file is closed when it has reached this size
 
@@ -49,6 +50,7 @@ def save(path: str | os.PathLike, tensors: Any, *, step: int = 0, meta: Any = No
          file_bytes: int = FILE_BYTES) -> Path:
     """Write a tree of tensors as a checkpoint; one that is there already is replaced at once.
 
+    tensors: a tree, in which numbers (int, float, bool), text and None may stand beside them
     meta: anything JSON can hold. The state of ts.random is saved too. On several ranks all of them
     call it: each writes its parts of distributed tensors, and what it alone has; of a plain tensor
     that several have, which is taken to be the same on all, the first of them writes its own. The
@@ -66,8 +68,11 @@ def save_to(folder: Path, tensors: Any, step: int, meta: Any, file_bytes: int = 
     here = transport()
     with raised_on_all(CheckpointError):
         leaves, manifest = _leaves(tensors), _describe(step, meta)
-    named = _named_tensors(leaves, owners(leaves, here), here.rank)
+    owner = owners(leaves, here)
+    named = _named_tensors({p: x for p, x in leaves.items() if isinstance(x, Tensor)}, owner,
+                           here.rank)
     manifest["tensors"] = _entries(named)
+    manifest["values"] = {p: written(p, x) for p, x in leaves.items() if not isinstance(x, Tensor)}
     token = share(secrets.token_hex(4), here)
     with contextlib.ExitStack() as held:
         save = _Save(folder, manifest, here)
@@ -141,9 +146,10 @@ class _Save:
 
     def gather(self) -> None:
         """Rank 0 learns what every rank has written."""
-        mine = {k: self.manifest[k] for k in ("files", "tensors")}
+        mine = {k: self.manifest[k] for k in ("files", "tensors", "values")}
         for told in gather(mine, self.here)[1:]:
             self.manifest["files"] |= told["files"]
+            self.manifest["values"] |= told["values"]
             for path, entry in told["tensors"].items():
                 held = self.manifest["tensors"].setdefault(path, entry)
                 if "pieces" in entry and held is not entry:
@@ -184,22 +190,25 @@ class Stored:
     whole: dict[str, Any] | None = None
 
 
-def _leaves(tensors: Any) -> dict[str, Tensor]:
-    """The tensors by path. Raises CheckpointError for what a checkpoint cannot hold."""
+def _leaves(tensors: Any) -> dict[str, Tensor | Plain]:
+    """The tensors, numbers and texts by path. Raises CheckpointError for what a checkpoint cannot
+    hold."""
     paths, leaves, _ = named_leaves(tensors)
-    found: dict[str, Tensor] = {}
+    found: dict[str, Tensor | Plain] = {}
     for path, x in zip(paths, leaves, strict=True):
-        if not isinstance(x, Tensor) or not _can_be_named(x.type):
+        if is_plain(x):
+            written(path, x)  # which says what is too large
+        elif not isinstance(x, Tensor) or not _can_be_named(x.type):
             kind = x.type if isinstance(x, Tensor) else type(x).__name__
             drawn = isinstance(x, random.RandomState)
             raise CheckpointError(
                 f"{path or 'the value'} is {kind}, which a checkpoint cannot hold",
                 hint="leave it out: every checkpoint has it, as saved.random" if drawn else
-                "a tensor of a type that a string can name (ts.tensor, ts.dequantize); "
-                "numbers and text belong into meta",
+                "a tensor of a type that a string can name (ts.tensor, ts.dequantize), int, float, "
+                "bool, str or None; other plain data belongs into meta",
             )
         if path in found:
-            raise CheckpointError(f"two tensors have the path {path!r}",
+            raise CheckpointError(f"two leaves have the path {path!r}",
                                   hint="use dict keys without dots")
         if "@" in path:
             raise CheckpointError(f"the path {path!r} has an @, which begins the names of scales "
@@ -249,7 +258,7 @@ def _describe(step: int, meta: Any) -> dict[str, Any]:
     need_shallow(plain, "meta")
     state = asdict(random.get_state())
     return {"format": FORMAT, "version": VERSION, "step": step, "random": state, "meta": plain,
-            "tensors": {}, "files": {}}
+            "tensors": {}, "values": {}, "files": {}}
 
 
 def _entries(named: Mapping[str, Stored]) -> dict[str, Any]:

@@ -47,6 +47,9 @@ from .world import (
     transport,
 )
 
+ALIKE = ("shape, numeric type and layout must be the same on all ranks; look for one that depends "
+         "on the rank")
+
 
 class DistTensor(Tensor):
     """A tensor whose parts lie on the ranks of a mesh. Make one with `ts.dist.tensor`.
@@ -293,7 +296,7 @@ def tensor(shape: Any, layout: Any = None, mesh: Mesh | None = None, dtype: Any 
         raise ArgumentError("ts.dist.tensor takes a shape, got the values themselves",
                             hint="ts.dist.tensor(x.shape, layout, mesh, x.dtype, init=x)")
     mesh = need_mesh(mesh)
-    extents = _numbers(shape)
+    extents = numbers(shape)
     numeric = need_plain(as_type(dtype))
     resolved = resolve(layout, mesh, extents, numeric, dims)
     agree_on(extents, numeric, resolved)
@@ -318,7 +321,7 @@ def _as_term(part: np.ndarray, layout: Layout, rank: int) -> np.ndarray:
     return np.zeros_like(part) if added else part
 
 
-def _numbers(shape: Any) -> tuple[int, ...]:
+def numbers(shape: Any) -> tuple[int, ...]:
     extents = shape_tuple(shape)
     if not all(isinstance(n, int) for n in extents):
         raise ShapeError(f"a distributed tensor needs numbers for extents, got {extents}")
@@ -491,17 +494,17 @@ def whole(x: DistTensor) -> np.ndarray:
     return reshard(transport(), made, x.local.array, x.dtype, what)
 
 
-def agree_on(shape: Sequence[int], numeric: NumericType, layout: Layout) -> None:
+def agree_on(shape: Sequence[int], numeric: NumericType, layout: Layout,
+             function: str = "tensor", hint: str = ALIKE) -> None:
     """Raise PolicyMismatch on every rank of the mesh when they are about to make different
-    tensors."""
+    tensors with a function of ts.dist."""
     mesh = layout.mesh
     if transport().size == 1 or not is_here(mesh):
         return
     group = find_group(None, mesh)
     attrs = {"type": str(numeric), "shape": tuple(shape), "layout": layout.describe()}
     try:
-        agree(group, call(group, "dist.tensor", (), None, attrs))
+        agree(group, call(group, f"dist.{function}", (), None, attrs))
     except DisagreementError as err:
         raise PolicyMismatch(f"the ranks make different tensors:\n{err.message}",
-                             hint="shape, numeric type and layout must be the same on all ranks; "
-                             "look for one that depends on the rank", where=err.where) from err
+                             hint=hint, where=err.where) from err

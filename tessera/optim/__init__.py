@@ -28,6 +28,7 @@ from .clipping import clip_by_global_norm, global_norm
 from .factored_moments import Adafactor
 from .first_order import SGD, AdamW, Lion
 from .orthogonal_steps import Muon, hidden_matrices
+from .paged_states import Paged, paged
 from .record import OPTIMIZERS, OptimizerRecord
 from .schedules import CosineSchedule
 from .trained import decays_matrices, named_params
@@ -42,6 +43,7 @@ def __getattr__(name: str) -> NoReturn:
 
 
 __all__ = [
-    "OPTIMIZERS", "Adafactor", "AdamW", "CosineSchedule", "Lion", "Muon", "OptimizerRecord", "SGD",
-    "clip_by_global_norm", "decays_matrices", "global_norm", "hidden_matrices", "named_params",
+    "OPTIMIZERS", "Adafactor", "AdamW", "CosineSchedule", "Lion", "Muon", "OptimizerRecord",
+    "Paged", "SGD", "clip_by_global_norm", "decays_matrices", "global_norm", "hidden_matrices",
+    "named_params", "paged",
 ]

@@ -13,6 +13,7 @@ from ..errors import ArgumentError, UnsupportedTargetError, did_you_mean
 from ..graph import tree
 from ..graph.ops.place import PLACE
 from ..graph.trace import apply, current_builder
+from ..mesh.tensor import DistTensor
 from ..numerics.policy import BLOCKS
 from ..runtime.device import device as find_device
 from ..runtime.device import has_gpu
@@ -55,6 +56,7 @@ def offload(obj: Any) -> Any:
     move, and stay tensors of their GPU: what uses one brings it back, ts.prefetch does so ahead.
     A compiled function that takes offloaded tensors brings each ahead of its first reader, and
     keeps none of them; in one, the result lies on the host. Tensors on the host stay as they are.
+    Of a distributed tensor the parts move that lie here, until a function uses them.
     Returns obj. Raises ArgumentError where there are no tensors.
     """
     if isinstance(obj, KVCache):
@@ -71,7 +73,7 @@ def offload(obj: Any) -> Any:
 
 
 def _tensors(obj: Any, verb: str) -> list[tuple[str, Tensor]]:
-    """The tensors of a tree, by their paths."""
+    """The tensors of a tree, by their paths; of distributed ones the parts that lie here."""
     leaves, treedef = tree.flatten(obj)
     if isinstance(obj, KVCache):  # how many entries it has is no matter of where they lie
         return [("KVCache.K", obj._storage.K), ("KVCache.V", obj._storage.V)]
@@ -79,7 +81,14 @@ def _tensors(obj: Any, verb: str) -> list[tuple[str, Tensor]]:
              if isinstance(x, Tensor | np.ndarray)]
     if not found:
         raise ArgumentError(f"{verb} needs tensors or a state object, got {type(obj).__name__}")
-    return [(x.name or path, x) for path, x in found]
+    return [each for path, x in found for each in _parts(x.name or path, x)]
+
+
+def _parts(name: str, x: Tensor) -> list[tuple[str, Tensor]]:
+    """A tensor, or the parts of a distributed one that lie here."""
+    if isinstance(x, DistTensor) and current_builder() is None:
+        return [(f"{name} of rank {r}", part) for r, part in x.read_parts.items()]
+    return [(name, x)]
 
 
 class prefetch:

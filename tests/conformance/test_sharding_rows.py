@@ -26,7 +26,7 @@ PROGRAMS = [  # of mesh/sharded.py, each checks itself
     pytest.param("products", marks=pytest.mark.row("DIST-18", "DIST-19")),
     pytest.param("guide_step", marks=pytest.mark.row("DIST-20", "DIST-21", "EX-32")),
     pytest.param("low_precision", marks=pytest.mark.row("NUM-42", "DIST-24")),
-    "drawn", "vocabulary", "loops",
+    "drawn", "vocabulary", "loops", "own_batches",
 ]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import errno
+import http
 import json
 import os
 import time
@@ -147,9 +148,14 @@ def test_saving_again_replaces_all_and_leaves_nothing_behind(tmp_path, rng):
 
 # --- what is refused --------------------------------------------------------------------------
 @pytest.mark.parametrize("value, words", [
-    ({"x": 3.0}, "x is float"),
-    ({"x": "text"}, "x is str"),
-    ({"a": {"b": ts.tensor([1.0])}, "a.b": ts.tensor([2.0])}, "two tensors have the path 'a.b'"),
+    ({"x": 3j}, "x is complex, which a checkpoint cannot hold"),
+    ({"x": [ts.zeros(1), np.float64(3)]}, "x.1 is float64, which"),
+    ({"x": ts.tanh}, "x is function, which"),
+    ({"x": http.HTTPStatus.OK}, "x is HTTPStatus, which"),
+    ({"x": 1 << 2000}, "x is an integer of 2001 bits"),
+    ({"a": {"b": ts.tensor([1.0])}, "a.b": ts.tensor([2.0])}, "two leaves have the path 'a.b'"),
+    ({"a": {"b": ts.tensor([1.0])}, "a.b": 2.0}, "two leaves have the path 'a.b'"),
+    ({"a@": 2.0}, "the path 'a@' has an @"),
     ({"a": {"x@scale": ts.tensor([1.0])}}, "the path 'a.x@scale' has an @"),
 ])
 def test_what_a_checkpoint_cannot_hold_is_refused(tmp_path, value, words):
@@ -176,8 +182,73 @@ def test_a_model_of_another_shape_or_type_is_refused(tmp_path, rng):
     for words in ("w is f32[3, 4], asked for f32[4, 3]", "b is f32[4], asked for bf16[4]",
                   "new is not in it", "old is in it, but not asked for", "hint:"):
         assert words in text
-    with pytest.raises(ts.CheckpointError, match="w is a tensor, asked for float"):
+    with pytest.raises(ts.CheckpointError, match=r"w is f32\[3, 4\], asked for float"):
         load(tmp_path / "c").tree({"w": 1.0}, part=True)
+
+
+def test_numbers_and_text_come_back_with_their_types(tmp_path, rng):
+    """None has its place in the structure. What differs by rank or mesh is in mesh/saving.py."""
+    saved = {"w": ts.tensor(rng.normal(size=3)), "n": 3, "rate": 0.1, "act": "gelu", "on": False,
+             "none": None, "list": [1, 1.0, True, "1", ts.zeros(2)]}
+    save(tmp_path / "c", saved)
+    blank = {**saved, "n": 0, "rate": 0.0, "act": "", "on": True, "list": [0, 0.0, False, "",
+                                                                         ts.zeros(2)]}
+    checkpoint = load(tmp_path / "c")
+    found = checkpoint.tree(blank)
+    assert_same(found["list"].pop(), saved["list"].pop())
+    assert_same(found.pop("w"), saved.pop("w"))
+    assert repr(found) == repr(saved)
+    assert checkpoint.values == {"n": 3, "rate": 0.1, "act": "gelu", "on": False, "list.0": 1,
+                                 "list.1": 1.0, "list.2": True, "list.3": "1"}
+    assert set(checkpoint.tensors) == {"w", "list.4"}
+    with pytest.raises(ts.CheckpointError) as caught:
+        checkpoint.tree({"n": 3.0, "act": ts.zeros(4), "on": 1, "w": "w"}, part=True)
+    for words in ("n is int 3, asked for float", "act is str 'gelu', asked for f32[4]",
+                  "on is bool False, asked for int", "w is f64[3], asked for str"):
+        assert words in str(caught.value)
+    with pytest.raises(ts.CheckpointError, match="n is in it, but not asked for"):
+        checkpoint.tree({"w": ts.zeros(3, "f64")})
+
+
+def test_a_number_that_a_step_gave_back_as_a_tensor_is_a_number_again(tmp_path):
+    params = {"w": ts.zeros(3), "n": 3, "rate": 0.25, "on": True, "act": "gelu"}
+    save(tmp_path / "c", ts.jit(lambda p: {**p, "w": p["w"] + p["n"] * p["rate"]})(params))
+    found = load(tmp_path / "c").tree(params)
+    assert found.pop("w").tolist() == [0.75] * 3
+    assert repr(found) == repr({k: v for k, v in params.items() if k != "w"})
+    with pytest.raises(ts.CheckpointError, match=r"n is int64\[\], asked for float"):
+        load(tmp_path / "c").tree({"n": 3.0}, part=True)
+
+
+@pytest.mark.parametrize("value, words", [
+    ({"type": "int", "value": "3"}, "values.n.value: a int is needed, it is '3'"),
+    ({"type": "int", "value": True}, "a int is needed"),
+    ({"type": "int", "value": 1 << 2000}, "a int is needed"),
+    ({"type": "float", "value": 3}, "a float is needed"),
+    ({"type": "float", "value": "1.5"}, "a float is needed"),
+    ({"type": "float", "value": float("inf")}, "a float is needed"),
+    ({"type": "bool", "value": 1}, "a bool is needed"),
+    ({"type": "str", "value": None}, "a str is needed"),
+    ({"type": "eval", "value": "1"}, "'eval' is none of bool, int, float, str"),
+    ({"type": 3, "value": 1}, "values.n.type: a type is needed"),
+    ({"type": "int"}, "values.n.value: it is not there"),
+    (3, "values.n: an object is needed")])
+def test_a_forged_number_is_an_error(tmp_path, value, words):
+    folder = save(tmp_path / "c", {"w": ts.zeros(1), "n": 3})
+    rewrite_manifest(folder, lambda m: m["values"].update(n=value))
+    with pytest.raises(ts.CheckpointError, match="its manifest is malformed") as caught:
+        load(folder)
+    assert words in str(caught.value), str(caught.value)
+    rewrite_manifest(folder, lambda m: m["values"].update(n={"type": "int", "value": 3}))
+    rewrite_manifest(folder, lambda m: m["values"].update(w={"type": "int", "value": 3}))
+    with pytest.raises(ts.CheckpointError, match="w is a tensor, too"):
+        load(folder)
+
+
+def test_checkpoints_of_tensors_alone_need_not_have_values(tmp_path):
+    folder = save(tmp_path / "c", {"w": ts.zeros(2)})
+    rewrite_manifest(folder, lambda m: m.pop("values"))  # as they were written before
+    assert load(folder).tree({"w": ts.ones(2)})["w"].tolist() == [0, 0]
 
 
 def flip_byte(file: Path, at: int) -> None:

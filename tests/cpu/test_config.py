@@ -17,7 +17,7 @@ from tessera.errors import ArgumentError
 
 # One accepted text per setting, different from the default, and the value it means.
 SAMPLES = {
-    "numerics": ("raise", "raise"),
+    "numerics": ("raise", "raise"), "determinism": ("fast", "fast"),
     "debug": ("On", True), "device": ("cuda", "cuda"),
     "cache_dir": ("~/elsewhere", Path.home() / "elsewhere"),
     "num_threads": ("3", 3), "loop_min_elements": ("0", 0),
@@ -28,9 +28,9 @@ SAMPLES = {
     "comm_check": ("each", "each"), "fabric": ("nvl72", "nvl72"),
     "compile_processes": ("31", 31), "compile_progress": ("off", False),
 }
-REFUSED = {"numerics": "loud", "debug": "2", "device": "cuda:x", "cache_dir": None,
-           "num_threads": "0", "loop_min_elements": "-1", "poison": "maybe", "f64_arrays": "f16",
-           "tuned": "maybe",
+REFUSED = {"numerics": "loud", "determinism": "loose", "debug": "2", "device": "cuda:x",
+           "cache_dir": None, "num_threads": "0", "loop_min_elements": "-1", "poison": "maybe",
+           "f64_arrays": "f16", "tuned": "maybe",
            "seed": "-1", "nvtx": "nsys", "cuda_graphs": "never",
            "comm_timeout": "soon", "comm": "gloo", "comm_check": "never",
            "rank_output": "second", "rank_logs": None, "fabric": None,
@@ -44,7 +44,7 @@ def test_every_setting_is_sampled_here():
 def test_defaults(fresh_config):
     got = {name: config.get(name) for name in config.SETTINGS}
     assert got == {
-        "numerics": "off", "debug": False, "device": "auto",
+        "numerics": "off", "debug": False, "device": "auto", "determinism": "default",
         "cache_dir": Path.home() / ".cache/tessera",
         "num_threads": len(os.sched_getaffinity(0)), "loop_min_elements": 2048,
         "poison": False, "tuned": True, "nvtx": False, "cuda_graphs": True, "f64_arrays": "warn",

@@ -35,6 +35,14 @@ def test_a_batch_is_a_function_of_seed_and_step(rng):
         assert (corpus.batch(other["step"], B=4, T=8, seed=other["seed"])[0] != first).any()
 
 
+def test_ranks_read_rows_of_one_batch(rng):
+    corpus = make_corpus(rng)
+    whole = corpus.batch(7, B=5, T=8, seed=1)
+    for rows in (slice(1, 3), np.array([4, 0]), np.array([], np.int64)):
+        for x, y in zip(corpus.batch(7, B=5, T=8, seed=1, rows=rows), whole, strict=True):
+            assert x.shape[1] == 8 and (x == y[rows]).all()
+
+
 def test_windows_reach_the_first_and_the_last_byte(rng):
     corpus = ByteCorpus("text", np.zeros(LEAST_BYTES, np.uint8), np.zeros(LEAST_BYTES, np.uint8))
     marked = corpus.train.copy()

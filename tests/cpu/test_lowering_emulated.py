@@ -10,7 +10,7 @@ import pytest
 import tessera as ts
 from emulator import compare
 from kernels.build import build
-from tessera.graph.cuda import CudaProgram, row_order, sorted_segments, strips
+from tessera.graph.cuda import CudaProgram, row_order, sorted_segments, strips, unordered_sums
 from tessera.graph.cuda.run import run_of
 from tessera.kernels import row_blocks
 from tolerance import assert_close
@@ -67,6 +67,27 @@ def test_sums_of_sorted_segments(C, often, monkeypatch, rng):
     want = np.zeros((V, C))
     np.add.at(want, ids % V, np.asarray(u, np.float64))
     assert_close(program.run([u, i])[0], want, "f32", n=8)
+
+
+@pytest.mark.row("CORE-19")
+@pytest.mark.parametrize("T, C, V", [(38, 24, 5), (17, 1, 3), (20, 70, 40)])
+def test_sums_in_any_order(T, C, V, monkeypatch, rng):
+    """Under "fast" slices are added as they come; by default they are put in order first."""
+    monkeypatch.setattr(sorted_segments, "IDS", 16)
+    monkeypatch.setattr(unordered_sums, "IDS", 16)
+    ids = rng.integers(-V, V, T)
+    u, i = normal(rng, T, C), ts.tensor(ids)
+    fn = ts.jit(lambda u, i: ts.segment_sum(u, i, V))
+    program = CudaProgram(fn.graph(u, i), "sm_90a")
+    assert "atomic_sums" not in [g.kind for g in program.plan.groups]
+    with ts.determinism("fast"):
+        emulate(fn, u, i, kind="atomic_sums", lockstep=False, rtol=1e-5, atol=1e-6)
+        program = CudaProgram(fn.graph(u, i), "sm_90a")
+        assert [g.kind for g in program.plan.groups][-2:] == ["atomic_sums"] * 2
+        got = program.run([u, i])[0]
+    want = np.zeros((V, C))
+    np.add.at(want, ids % V, np.asarray(u, np.float64))
+    assert_close(got, want, "f32", n=T)
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "f32", "int8"])

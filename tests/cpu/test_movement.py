@@ -64,6 +64,13 @@ def test_what_is_offloaded_comes_back_when_it_is_used(late: str, driver: Any, mo
         driver.late = ""
 
 
+def test_a_known_result_is_placed_as_others_are(rng: Any) -> None:
+    f = ts.jit(lambda x: (x + 1.0, ts.offload(ts.full((128, 128), 3.0))))
+    for _ in range(2):
+        _, y = f(normal(rng, 4).cuda())
+        assert y.offloaded and (y.array == 3.0).all()
+
+
 @LATE
 def test_a_program_waits_until_its_argument_has_left(late: str, driver: Any, rng: Any) -> None:
     f, x = ts.jit(lambda x: x * 2.0), normal(rng, 40, 50)

@@ -273,3 +273,40 @@ def test_promises_and_numbers_are_checked(rng: Any) -> None:
     assert g(x, 5).array.tolist() == [5, 6, 7]
     with pytest.raises(ts.TesseraError, match="300"):
         g(x, 300)
+
+
+# --- the state of an optimizer --------------------------------------------------------------------
+@pytest.mark.row("STATE-12")
+@pytest.mark.parametrize("pages", [0, 4])
+def test_a_paged_state_keeps_to_its_limit(pages: int, rng: Any) -> None:
+    """16 parameters of 16 MiB, whose moments take 512 MiB; values are those of a state that stays.
+    """
+    def start() -> tuple[Any, Any]:
+        values = [np.random.default_rng(i).standard_normal((2048, 2048)) for i in range(16)]
+        return ([ts.param(v.astype(np.float32)).cuda() for v in values],
+                [ts.tensor((v * 0.1).astype(np.float32)).cuda() for v in values])
+
+    page = 4 * 2048 * 2048
+    params, grads = start()
+    optimizer = ts.optim.paged(ts.optim.AdamW(), resident_bytes=pages * page + 64)
+    before = in_use()
+    state = optimizer.init(params)
+    assert in_use() - before <= (pages + 1) * page
+
+    @ts.jit(donate=("params", "state"))
+    def step(params: Any, state: Any, grads: Any) -> Any:
+        return optimizer.update(params, grads, state, 0.1)
+
+    for _ in range(3):
+        params, state = step(params, state, grads)
+    held = in_use() - before
+    print(f"{pages} pages stay: {held / page:.2f} pages are in use beside the parameters")
+    assert held <= (pages + 6) * page  # and those of a step under way
+    found = [x.array for x in (*params, *state["m"].values(), *state["v"].values())]
+    assert [x.offloaded for x in state["m"].values()] == [i >= pages for i in range(16)]
+    plain, (params, grads) = ts.optim.AdamW(), start()
+    state = plain.init(params)
+    for _ in range(3):
+        params, state = plain.update(params, grads, state, 0.1)
+    for x, y in zip(found, (*params, *state["m"].values(), *state["v"].values()), strict=True):
+        np.testing.assert_array_equal(x, y.array)

@@ -53,7 +53,7 @@ def losses(count: int = STEPS, **flags: Any) -> list[float]:
     model = train.Model(c) if c.stages == 1 else train.Pipelined(c)
     found = []
     for step in range(count):
-        batch = transformer.place_batch(c, data.batch(step, B=c.B, T=c.T, seed=c.seed))
+        batch = transformer.step_batch(c, data, step)
         found.append(model.advance(run, batch, c.schedule(step))[0])
     return found
 

@@ -31,6 +31,28 @@ def part(n: int, value: float = 1.0) -> ts.dist.DistTensor:
     return ts.dist.tensor((n,), ts.ShardSpec(("row",), ("dp",)), mesh, init=value)
 
 
+def own(rows: int, **shape: tuple) -> ts.dist.DistTensor:
+    mesh = ts.dist.mesh(axes=("dp",), shape=(ts.dist.world_size(),))
+    spec = ts.ShardSpec(("row",), ("dp",))
+    return ts.dist.from_local(ts.ones((rows, 2)), spec, mesh, **shape)
+
+
+def shorter_part() -> None:
+    own(4)
+    own(4 - (ts.dist.rank() == 2))  # the end of the data
+    reduce()
+
+
+def part_that_does_not_fit() -> None:
+    reduce()
+    own(4 - (ts.dist.rank() == 1), shape=(12, 2))
+
+
+def other_modes() -> None:
+    with ts.determinism("fast" if ts.dist.rank() == 1 else "default"):
+        ts.jit(ts.sum)(part(6))
+
+
 def numpy_on_one() -> None:
     x, y = part(4), part(4, 2.0)
     if ts.dist.rank() == 0:

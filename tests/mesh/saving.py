@@ -47,6 +47,11 @@ KINDS: dict[str, Kind] = {
     "plain": ((7,), "f32", ["plain", ts.ShardSpec(("row",), ("a",)), "plain", None]),
     "scaled": ((6, 4), "fp8_e4m3 @scaled('amax')", ["plain"] * 4),
 }
+# What stands beside the tensors, number by number and type by type.
+SETTINGS: dict[str, Any] = {
+    "layers": 12, "large": 2**64 + 1, "below": -3, "rate": 0.1, "least": 5e-324, "zero": -0.0,
+    "nan": float("nan"), "inf": float("-inf"), "act": "gelu", "on": True, "one": 1,
+    "text": "\u00fc \ud800 \n\0", "none": None}
 
 
 def elements(x: ts.Tensor) -> np.ndarray:
@@ -80,18 +85,22 @@ def laid(name: str, mesh: ts.dist.Mesh, turn: int, x: ts.Tensor) -> ts.Tensor:
 def some_tree(turn: int = 0) -> dict[str, Any]:
     mesh = grid(turn)
     flat = {n: laid(n, mesh, turn, meant(n)) for n in KINDS}
-    return {"weights": flat, "more": [flat.pop("fp4"), flat.pop("plain")]}
+    return {"weights": flat, "more": [flat.pop("fp4"), flat.pop("plain")], "settings": SETTINGS}
 
 
 def blank(turn: int) -> dict[str, Any]:
     """The same structure with nothing in it."""
     mesh = grid(turn)
     flat = {n: laid(n, mesh, turn, ts.cast(ts.zeros(meant(n).shape), meant(n).type)) for n in KINDS}
-    return {"weights": flat, "more": [flat.pop("fp4"), flat.pop("plain")]}
+    settings = {k: v if v is None else type(v)() for k, v in SETTINGS.items()}
+    return {"weights": flat, "more": [flat.pop("fp4"), flat.pop("plain")], "settings": settings}
 
 
 def assert_meant(found: dict[str, Any], asked: dict[str, Any]) -> None:
     """Every tensor bit by bit, lying as asked; whole ones are put together from all ranks."""
+    settings, asked = found["settings"], {**asked, "settings": None}
+    found = {**found, "settings": None}
+    assert [*map(repr, settings.items())] == [*map(repr, SETTINGS.items())]
     names = {"more.0": "fp4", "more.1": "plain"}
     leaves, structure = tree.flatten(found)
     likes = tree.flatten(asked)[0]
@@ -148,8 +157,8 @@ def read_damaged(folder: Path) -> str:
 
 def stages(rank: int) -> dict[str, Any]:
     """What a stage of a pipeline has: a tensor of its own, and one that the first two share."""
-    twin = {"twin": ts.ones((3,))} if rank < 2 else {}
-    return {f"stage{rank}": ts.full((2, 2), float(rank)), **twin}
+    twin = {"twin": ts.ones((3,)), "heads": 4} if rank < 2 else {}
+    return {f"stage{rank}": ts.full((2, 2), float(rank)), f"place{rank}": rank, **twin}
 
 
 def write_stages(folder: Path) -> str:
@@ -160,6 +169,8 @@ def write_stages(folder: Path) -> str:
     assert set(saved.tensors) == {"twin", *(f"stage{r}" for r in range(size))}
     found = saved.tree(stages(rank) if rank else {}, part=True)
     assert not rank or found[f"stage{rank}"].tolist() == [[rank] * 2] * 2
+    assert not rank or found[f"place{rank}"] == rank
+    assert saved.values == {"heads": 4, **{f"place{r}": r for r in range(size)}}
     ts.dist.barrier()
     return "own"
 

@@ -18,6 +18,7 @@ import numpy as np
 import tessera as ts
 from mesh.processes import run_programs
 from mesh.saving import elements
+from tessera.mesh.world import transport
 from tolerance import assert_close
 
 ROW, COL = ("row",), ("col",)
@@ -238,7 +239,39 @@ def loops() -> str:
     return "reduced once"
 
 
-COMPARED = "products,guide_step,low_precision,drawn,vocabulary,loops"
+def own_batches() -> str:
+    """Batches of which each rank reads its own part: those that `distribute` splits, bit for bit,
+    and the ranks send nothing for any but the first."""
+    size = ts.dist.world_size()
+    mesh = ts.dist.mesh(axes=("dp", "tp"), shape=(size // 2, 2) if size > 1 else (2, 2))
+    w, step = ts.dist.distribute(numbers(6, 8), spec((1, "tp")), mesh=mesh), None
+    found = []
+    for rows in (8, 8, 9, 9):  # 9 are 5 and 4
+        layout = spec((0, "dp")).resolve(mesh, 2)
+        batch = numbers(rows, 6, seed=len(found))
+
+        def own(rank: int, batch=batch, layout=layout) -> np.ndarray:
+            return ts.dist.take(batch, layout, rank)
+
+        before = messages()
+        x = ts.dist.from_local(own, layout, shape=batch.shape, dtype="bf16")
+        assert messages() == before or len(found) in (0, 2), "sent for a batch like the last"
+        like = ts.dist.distribute(batch, layout, "bf16")
+        assert x.layout == like.layout and x.type == like.type and x.shape == like.shape
+        assert all((x.parts[r].array == p.array).all() for r, p in like.parts.items())
+        step = step or ts.jit(lambda x, w: ts.sum(ts.square(ts.cast(x, ts.f32) @ w)))
+        assert (step(x, w).numpy() == step(like, w).numpy()).all()
+        found.append(step(x, w))
+    return text_of(*found)
+
+
+def messages() -> int:
+    """How many this rank has sent and received."""
+    here = transport()
+    return sum(here._sent.values()) + sum(here._received.values())
+
+
+COMPARED = "products,guide_step,low_precision,drawn,vocabulary,loops,own_batches"
 
 if __name__ == "__main__":
     run_programs(globals(), sys.argv[1], sys.argv[2])

@@ -180,7 +180,15 @@ def different_shapes(rank: int) -> Any:
 
 
 def one_is_no_tensor(rank: int) -> Any:
+    return {"w": ts.ones((3,)) if rank != 1 else ts.tanh}
+
+
+def one_is_a_number(rank: int) -> Any:
     return {"w": ts.ones((3,)) if rank != 1 else 1.0}
+
+
+def different_numbers(rank: int) -> Any:
+    return {"w": [ts.ones(3), 8 if rank != 2 else 9]}
 
 
 def one_is_distributed(rank: int) -> Any:
@@ -197,7 +205,9 @@ def other_layouts(rank: int) -> Any:
 
 @pytest.mark.parametrize("make, words", [
     (different_shapes, "w is f32[3] on rank 0 and f32[4] on rank 1"),
-    (one_is_no_tensor, "w is float, which a checkpoint cannot hold"),
+    (one_is_no_tensor, "w is function, which a checkpoint cannot hold"),
+    (one_is_a_number, "w is f32[3] on rank 0 and float 1.0 on rank 1"),
+    (different_numbers, "w.1 is int 8 on rank 0 and int 9 on rank 2"),
     (one_is_distributed, "w is f32[3] on rank 0 and distributed f32[3] (-) on rank 1"),
     (other_layouts, "w is distributed f32[3, 3] (tp, -) on rank 0 and distributed f32[3, 3] "
                     "(-, tp) on rank 1"),
@@ -301,7 +311,7 @@ def fields(plain: Any, at: tuple = ()) -> Iterator[tuple]:
 
 GONE = object()
 WRONG = [GONE, None, True, -1, 0.5, "x", [], [-1], ["x"], {}, 1 << 70, [1 << 70], [0, 1 << 62]]
-FREE = {"meta", "step", "seed", "param"}  # any such value is one that could have been saved
+FREE = {"meta", "step", "seed", "param", "value"}  # any such one could have been saved
 
 
 def mutate(manifest: dict, at: tuple, value: Any) -> None:
@@ -319,7 +329,7 @@ def test_a_manifest_with_any_field_wrong_is_refused(tmp_path):
     mesh = ts.dist.mesh(axes=("tp",), shape=(2,))
     x = ts.dist.distribute(np.arange(6, dtype=np.float32).reshape(3, 2),
                            ts.ShardSpec(("row",), ("tp",)), mesh=mesh)
-    folder = save(tmp_path / "c", {"w": x, "b": ts.ones((2,))}, meta={"a": [1]})
+    folder = save(tmp_path / "c", {"w": x, "b": ts.ones((2,)), "n": [3, 0.5, "a"]}, meta={"a": [1]})
     good, tried = json.loads((folder / MANIFEST).read_text()), 0
     del good["sha256"]
     for at in fields(good):
@@ -332,7 +342,8 @@ def test_a_manifest_with_any_field_wrong_is_refused(tmp_path):
             tried += 1
             text = said(lambda: load(folder))
             if not text:
-                fewer = at[0] == "tensors" and len(at) < 3 and (value is GONE or value == {})
+                fewer = at[0] in ("tensors", "values") and len(at) < 3 and (
+                    value is GONE or value == {})
                 earlier = at[-1] == "launches" and value in (GONE, [])  # none were counted
                 assert fewer or earlier or (at[-1] in FREE and value is not GONE), (at, value)
                 assert at[-1] != "seed" or value < 1 << 64

@@ -30,6 +30,7 @@ def test_alone_a_mesh_of_gpus_is_played_on_the_host_and_says_so_once():
 @pytest.mark.parametrize("compute", [
     lambda mesh: ts.dist.tensor((4,), None, mesh),
     lambda mesh: ts.dist.distribute([1.0, 2.0], ts.ShardSpec(replicate=True), mesh=mesh),
+    lambda mesh: ts.dist.from_local([1.0, 2.0], None, mesh),
     lambda mesh: ts.pmap(lambda x: x + 1, mesh=mesh)(ts.ones((2, 2))),
     lambda mesh: ts.pipeline([lambda p, x: x], 1, axis="devices", mesh=mesh)([ts.ones(1)],
                                                                             ts.ones((2, 2)))])

@@ -119,10 +119,36 @@ def test_errors():
     mesh = mesh_of(dp=2)
     with pytest.raises(ts.AxisError, match="has no axis 'tp'"):
         ts.dist.fsdp([ts.ones(4)], axis="tp", mesh=mesh)
-    with pytest.raises(ts.ArgumentError, match="parameter '0' is float, not a tensor"):
-        ts.dist.fsdp([1.0], mesh=mesh)
+    for odd, kind in ((1.0, "float"), (np.ones(4, np.float32), "ndarray")):
+        with pytest.raises(ts.ArgumentError, match=f"parameter 'a.1' is {kind}, not a tensor"):
+            ts.dist.fsdp({"a": [ts.ones(4), odd]}, mesh=mesh)
+    with pytest.raises(ts.ArgumentError, match="no parameters among the 2 leaves"):
+        ts.dist.fsdp([ts.tensor([1, 2]), 3], mesh=mesh)
     with pytest.raises(ts.ArgumentError, match="only what is split over an axis"):
         ts.dist.Layout(mesh, (ts.dist.Split(),), regather=("dp",))
+
+
+def test_what_is_no_parameter_is_repeated_or_stays_as_it_is(rng):
+    mesh = mesh_of(dp=2)
+    ids, table = ts.tensor([3, 1, 2, 0]), np.arange(4)
+    spread = ts.dist.distribute(ts.ones(4), ts.ShardSpec(("row",), ("dp",)), mesh=mesh)
+    params = ts.dist.fsdp([ts.ones(4), ids, table, 3, "gelu", True], mesh=mesh)
+    assert [p.layout.describe() for p in params[:2]] == ["(dp) regather dp", "(-)"]
+    assert params[2] is table and params[3:] == [3, "gelu", True]
+    assert params[1].tolist() == ids.tolist()
+    marked = ts.dist.fsdp([ts.param(ts.ones(4)), ts.ones(4), 0.5, table, spread], mesh=mesh)
+    assert [p.layout.describe() for p in marked[:2]] == ["(dp) regather dp", "(-)"]
+    assert marked[2] == 0.5 and marked[3] is table and marked[4] is spread
+
+
+def test_trees_of_more_than_parameters_train_as_the_oracle():
+    assert set(ts.dist.simulate(training.mixed, 4)) == {training.mixed()}
+
+
+@needs_mpi
+def test_mpi_trains_such_trees_to_the_bits_of_one_process():
+    found = results_of_all(PROGRAMS, training.COMPARED, 4)["mixed"]
+    assert found == dict.fromkeys(range(4), training.mixed())
 
 
 @pytest.mark.row("DIST-42")

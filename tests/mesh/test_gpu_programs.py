@@ -351,3 +351,22 @@ def test_pmap_maps_rows_where_they_lie(gpus, rng, n):
         for y, total in found:
             assert_close(y, np.tanh(X.astype(np.float64) @ W), "f32", 4)
             assert_close(total, X.astype(np.float64).sum(1), "f32", 4)
+
+
+def test_parts_are_offloaded_and_come_back(gpus, nccl, rng):
+    (X,) = values(rng, (256, 256))
+
+    def program(mesh):
+        f, found = ts.jit(lambda x: x @ x.T), []
+        x = placed(mesh, X, "rows")
+        for _ in range(3):
+            assert ts.offload({"x": x})["x"] is x and x.local.offloaded
+            found.append(f(x).numpy())
+        ts.prefetch(ts.offload(x), into="device")
+        assert not x.local.offloaded
+        return found, (x + x).numpy()
+
+    for found, twice in on_ranks(2, program):
+        np.testing.assert_array_equal(twice, 2 * X)
+        for y in found:
+            assert_close(y, X.astype(np.float64) @ X.T, "f32", n=256, scale=np.abs(X) @ np.abs(X.T))

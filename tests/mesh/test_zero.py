@@ -124,6 +124,10 @@ def test_errors():
     optimizer = ts.dist.zero(ts.optim.SGD(momentum=0.9), 1, axis="tp")
     with pytest.raises(ts.ArgumentError, match=r"parameter 'w' is f32\[3\], which lies on no mesh"):
         optimizer.init({"w": ts.ones(3)})
+    with pytest.raises(ts.ArgumentError, match=r"parameter 'b' is f32\[3\], which lies on no mesh"):
+        optimizer.init({"b": ts.ones(3), "w": ts.dist.distribute(ts.ones(3), None, mesh=mesh)})
+    with pytest.raises(ts.ArgumentError, match="a distributed tensor needs a mesh"):
+        optimizer.shard({"w": ts.ones(3)})
     with pytest.raises(ts.AxisError, match="has no axis 'tp'"):
         optimizer.init({"w": ts.dist.distribute(ts.ones(3), None, mesh=mesh)})
 

@@ -25,6 +25,7 @@ ROWS = ts.ShardSpec(("row",), ("dp",))
 COLUMNS = ts.ShardSpec(("col",), ("tp",))
 INNER = ts.ShardSpec(("row",), ("tp",))
 STEPS, RATE, LIMIT = 5, 0.05, 0.1
+REVERSED = [5, 4, 3, 2, 1, 0]
 ADAM = {"b1": 0.8, "b2": 0.9, "eps": 1e-3, "weight_decay": 0.2}
 
 
@@ -171,8 +172,59 @@ def fsdp() -> str:
     return report(*train(make_step(optimizer), params, optimizer.init(params), batch))
 
 
+# --- trees of more than parameters ---------------------------------------------------------------
+def mixed_tree(mesh: ts.dist.Mesh) -> dict[str, Any]:
+    """One parameter on the mesh, the others on none, and what else a model holds."""
+    given = {k: ts.param(a) for k, a in problem().items() if k not in "xy"}
+    given["w1"] = ts.dist.distribute(given["w1"], None, mesh=mesh)
+    return given | {
+        "order": ts.tensor(REVERSED), "scale": ts.ones(6), "mask": np.ones(6, bool),
+        "times": 2, "half": 0.5, "act": "tanh", "none": None, "f": ts.tanh}
+
+
+def mixed_loss(p: Mapping, x: ts.Tensor, y: ts.Tensor) -> ts.Tensor:
+    """loss_of, through what stands beside the parameters."""
+    h = p["f"](x @ p["w1"] + p["b"])
+    z = (h @ p["w2"] * ts.sum(p["gain"]) - y)[:, p["order"]] * p["scale"] * p["mask"]
+    return ts.mean(z ** 2) * p["times"] * p["half"]
+
+
+def mixed() -> str:
+    """Each way to split such a tree trains it to the weights of the oracle."""
+    mesh = mesh_of(dp=ts.dist.world_size() if ts.dist.world_size() > 1 else 4)
+    batch = [ts.dist.distribute(problem()[k], ROWS, mesh=mesh) for k in "xy"]
+    found = []
+    for stage in range(4):
+        adam = ts.optim.AdamW(**ADAM)
+        optimizer = ts.dist.zero(adam, stage) if stage else adam
+        params = mixed_tree(mesh)
+        params = optimizer.shard(params) if stage else ts.dist.fsdp(params)
+        split = "(dp) regather dp" if stage in (0, 3) else "(-)"
+        assert params["b"].layout.describe() == split, params["b"]
+        for buffer in ("order", "scale"):
+            assert params[buffer].layout.is_replicated and not params[buffer].is_param
+        assert [params[k] for k in ("times", "half", "act", "none")] == [2, 0.5, "tanh", None]
+        state = optimizer.init(params)
+        assert set(state["m"]) == {"w1", "b", "w2", "gain"}
+
+        @ts.jit(donate=("params", "state"))
+        def step(params, state, x, y, optimizer=optimizer):
+            loss, grads = ts.value_and_grad(mixed_loss)(params, x, y)
+            grads, norm = ts.optim.clip_by_global_norm(grads, LIMIT)
+            return *optimizer.update(params, grads, state, RATE), norm
+
+        for norm in expected()["norms"]:
+            params, state, got = step(params, state, *batch)
+            assert_close(got.numpy(), norm, "f32", n=100)
+        assert params["b"].layout.describe() == split and params["order"].tolist() == REVERSED
+        for k in state["m"]:
+            assert_close(params[k].numpy(), expected()[k], "f32", n=100)
+            found.append(params[k].numpy().tobytes())
+    return hashlib.sha256(b"".join(found)).hexdigest()
+
+
 # Those whose bits under mpirun are compared with the simulation's, in one run.
-COMPARED = "data_parallel,tensor_parallel,zero_2,zero_3,fsdp"
+COMPARED = "data_parallel,tensor_parallel,zero_2,zero_3,fsdp,mixed"
 
 if __name__ == "__main__":
     run_programs(globals(), sys.argv[1], sys.argv[2])

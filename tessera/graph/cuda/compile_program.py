@@ -48,7 +48,8 @@ class CompiledBefore:
 
     @cached_property
     def _name(self) -> str:
-        settings = f"{self._target} {self._donated} {config.numerics} {config.debug}"
+        settings = f"{self._target} {self._donated} {config.numerics} {config.debug} " \
+            f"{config.determinism}"
         return content_name(self._graph.hash, settings, fingerprint())
 
     def keep(self) -> None:

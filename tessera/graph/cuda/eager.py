@@ -151,7 +151,7 @@ _GLANCED = (int, bool, str, type(None))
 def _glance(fn: Callable, args: tuple) -> tuple | None:
     """What is seen at a glance of a call whose arguments are tensors on a GPU, floats, which are
     data, and attributes; None of any other."""
-    key: list[Any] = [fn, config.device]
+    key: list[Any] = [fn, config.device, config.determinism]
     for a in args:
         kind = type(a)
         if kind is Resident:
@@ -238,7 +238,8 @@ class _Call:
     def _key(self, data: list[bool], operands: list[Tensor]) -> Any:
         statics = tuple(_frozen(x) for x, d in zip(self.leaves, data, strict=True) if not d)
         types = tuple((tuple(x.shape), x.type, number_type(x)) for x in operands)
-        return self.identity, self.treedef, tuple(data), statics, types, self.index
+        return (self.identity, self.treedef, tuple(data), statics, types, self.index,
+                config.determinism)
 
     def _compiled(self, data: list[bool], operands: list[Tensor], last: bool
                   ) -> EagerProgram | None:

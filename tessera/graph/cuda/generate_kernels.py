@@ -31,6 +31,7 @@ from .searches import search_source
 from .sorted_segments import parts_source, runs_source
 from .sorting import merge_source, sort_source
 from .strips import strips_source
+from .unordered_sums import atomic_sums_source
 
 WRITERS: dict[str, Callable[[ScheduledGroup], KernelText]] = {
     "loop": loop_source, "rows": rows_source, "columns": columns_source, "gemm": gemm_source,
@@ -42,6 +43,7 @@ WRITERS: dict[str, Callable[[ScheduledGroup], KernelText]] = {
     "merge_keys": merge_keys_source, "position": position_source, "scan": scan_source,
     "last": last_source, "key": key_source, "strips": strips_source,
     "parts": parts_source, "runs": runs_source,
+    "atomic_sums": atomic_sums_source,
 }
 # By the text of the canonical group and the schedule; where no line is named, by the form, too.
 _kernels: dict[tuple | str, tuple[GroupKernel, KernelText]] = {}

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 SORTS = {"gemm": "matmul", "attention": "attention", "loop": "elementwise", "rows": "reduction",
          "columns": "reduction", "strips": "reduction", "move": "move", "elements": "move",
          "gather": "index", "segments": "index", "last": "index", "parts": "index",
-         "runs": "index", "sort": "sort", "merge": "sort", "order": "sort",
+         "runs": "index", "atomic_sums": "index", "sort": "sort", "merge": "sort", "order": "sort",
          "merge_cuts": "sort", "merge_keys": "sort",
          "search": "sort", "position": "reduction", "scan": "reduction", "key": "elementwise",
          "library": "library", "host": "copy", "repeat": "loop", "exchange": "exchange"}

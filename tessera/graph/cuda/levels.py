@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from ... import config
 from ...runtime.device import device, has_gpu
 from ...runtime.target import DEFAULT_TARGET, Target, parse_target
 from ...tile.ir.ir import Function, walk
@@ -24,15 +25,17 @@ from .launch_plan import LaunchPlan, annotated, plan_of
 from .node_kernels import NodeLaunch
 from .run import CudaProgram, GroupLaunch
 
-_programs: weakref.WeakKeyDictionary[Graph, dict[Target, CudaProgram]] = weakref.WeakKeyDictionary()
+_programs: weakref.WeakKeyDictionary[Graph, dict[tuple[Target, str], CudaProgram]] = \
+    weakref.WeakKeyDictionary()  # by target and ts.determinism
 
 
 def program_of(graph: Graph, target: str | None = None) -> CudaProgram:
     """The lowered graph, kept as long as the graph. Raises UnsupportedTargetError."""
     made, at = _programs.setdefault(graph, {}), target_named(target)
-    if at not in made:
-        made[at] = CudaProgram(graph, at)
-    return made[at]
+    key = at, config.determinism
+    if key not in made:
+        made[key] = CudaProgram(graph, at)
+    return made[key]
 
 
 @dataclass(frozen=True)

@@ -66,6 +66,7 @@ from .sorting import schedule_merge, schedule_sort
 from .spell import COMBINE, template
 from .strips import STRIPS_OF, schedule_strips
 from .target import CUDA
+from .unordered_sums import schedule_atomic_sums
 from .whole_waves import keep_waves_whole
 
 
@@ -501,6 +502,7 @@ MAKERS |= {"elements": schedule_elements, "search": schedule_search, "sort": sch
            "merge": schedule_merge, "order": schedule_order, "merge_cuts": schedule_merge_cuts,
            "merge_keys": schedule_merge_keys, "position": schedule_position, "scan": schedule_scan,
            "last": schedule_last, "key": schedule_key, "strips": schedule_strips,
-           "parts": schedule_runs, "runs": schedule_runs}
+           "parts": schedule_runs, "runs": schedule_runs,
+           "atomic_sums": schedule_atomic_sums}
 MAKERS |= dict.fromkeys(("view", "empty"), _KernelSchedule.nothing)
 MAKERS |= dict.fromkeys(("offload", "fetch"), _KernelSchedule.transfer)

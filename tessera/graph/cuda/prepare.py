@@ -48,6 +48,7 @@ from .stored_scans import scans_of_stored
 from .strips import open_column_sums, open_maxima
 from .target import indexed_kind
 from .turned_codes import write_turned
+from .unordered_sums import add_in_any_order
 from .weighted_means import divide_last
 from .window_kernels import sink_transposes
 
@@ -244,6 +245,7 @@ PIPELINE: list[Callable[..., Any]] = [
     loops_of_parts,
     widen_late,
     merge_common,
+    add_in_any_order,
     sort_segments,
     open_sorts,
     open_writes,

@@ -26,7 +26,15 @@ from ..schedule.loop_ops import column_sum_axes, is_last_axis_reduction, loop_sp
 from ..schedule.offload import FETCH, OFFLOAD
 from ..schedule.region_copies import MOVES
 from ..schedule.target import ScheduleTarget, Space
-from . import argument_views, key_merges, row_order, scatters, sorted_segments, sorting
+from . import (
+    argument_views,
+    key_merges,
+    row_order,
+    scatters,
+    sorted_segments,
+    sorting,
+    unordered_sums,
+)
 from .anchors import anchor_frame
 from .collective_steps import collective_group
 from .host_keys import BITS_AT, CAST
@@ -46,7 +54,8 @@ ANCHORS = {"product": "gemm", "flash_attention": "attention",  # the kind of eac
 LINES = {"search": "search", "largest": "position", "smallest": "position",
          **dict.fromkeys(SCANS, "scan")}
 # Of ops that passes put into a graph.
-OWN = sorting.KINDS | key_merges.KINDS | row_order.KINDS | scatters.KINDS | sorted_segments.KINDS
+OWN = sorting.KINDS | key_merges.KINDS | row_order.KINDS | scatters.KINDS | \
+    sorted_segments.KINDS | unordered_sums.KINDS
 
 
 # --- loops ----------------------------------------------------------------------------------------

@@ -76,7 +76,8 @@ def fold_constants(graph: Graph) -> tuple[dict[Value, np.ndarray], Graph]:
     known: dict[Value, np.ndarray] = {}
     rest: list[Node] = []
     for node in graph.nodes:
-        if node.op.effects or node.op.graph_attrs or not all(v in known for v in node.inputs):
+        if node.op.effects or node.op.graph_attrs or node.op.name == "place" or not all(
+                v in known for v in node.inputs):  # a known result is placed as others are
             rest.append(node)
             continue
         if node.op.name == "full":

@@ -23,7 +23,8 @@ from tessera.graph.trace import apply
 from tessera.tensor import Tensor
 
 from ..sharding.partitioned_steps import CONSTRAINTS
-from .fsdp import fsdp
+from ..tensor import need_mesh
+from .fsdp import fsdp, mesh_of, parameters_of, repeated
 from .matching_layouts import is_distributed, lie_as, split_over
 
 
@@ -74,9 +75,15 @@ class Zero:
 
     def shard(self, params: Any) -> Any:
         """The parameters as the training step is to get them: split over the axis at stage 3, and
-        gathered where they are used (ts.dist.fsdp); as they are before that."""
-        _need_distributed(params, self.axis)
-        return fsdp(params, axis=self.axis) if self.stage == 3 else params
+        gathered where they are used (ts.dist.fsdp); before that as they are. Plain tensors among
+        distributed ones, or with a mesh open, are repeated on all ranks."""
+        leaves, structure = tree.flatten(params)
+        parameters_of("zero", leaves, structure)
+        mesh = mesh_of(leaves) or need_mesh(None)
+        mesh.position(self.axis)
+        if self.stage == 3:
+            return fsdp(params, axis=self.axis, mesh=mesh)
+        return tree.unflatten(structure, [repeated(p, mesh) for p in leaves])
 
     def init(self, params: Any) -> Any:
         """The state before the first step, each tensor split over the axis. No rank holds a whole
@@ -95,8 +102,10 @@ class Zero:
         new, made = self.optimizer.update(params, grads, state, lr)
         return _as_before(new, params), _as_before(made, state)
 
-    def _split(self, x: Tensor, like: Tensor) -> Tensor:
-        return apply(SPLIT, x, like, axis=self.axis) if is_distributed(x, like) else x
+    def _split(self, x: Any, like: Any) -> Any:
+        """x split as what belongs to `like`; what is no tensor as it is."""
+        both = isinstance(x, Tensor) and isinstance(like, Tensor)
+        return apply(SPLIT, x, like, axis=self.axis) if both and is_distributed(x, like) else x
 
 
 def zero(optimizer: Optimizer, stage: int, axis: str = "dp") -> Zero:
@@ -104,7 +113,8 @@ def zero(optimizer: Optimizer, stage: int, axis: str = "dp") -> Zero:
     of an axis.
 
     optimizer: `ts.optim.AdamW()`, or anything with init(params) and update(params, grads, state,
-    lr)   params: a tree of distributed tensors, repeated along the axis
+    lr)   params: a tree of distributed tensors, repeated along the axis, and of what an optimizer
+    leaves as it is
     The first dimension that is not split yet is, in blocks that differ by one element at most; a
     tensor without one of as many elements as there are ranks stays whole. Stage 3: train with
     params = optimizer.shard(params).
@@ -118,24 +128,28 @@ def zero(optimizer: Optimizer, stage: int, axis: str = "dp") -> Zero:
 
 def _need_distributed(params: Any, axis: str) -> None:
     leaves, structure = tree.flatten(params)
-    for path, p in zip(tree.paths(structure), leaves, strict=True):
-        if not isinstance(p, Tensor) or not is_distributed(p):
-            what = describe(p) if isinstance(p, Tensor) else type(p).__name__
-            raise ArgumentError(f"parameter {path!r} is {what}, which lies on no mesh",
-                                hint="ts.dist.distribute(p, None, mesh=mesh) repeats it on all "
-                                "ranks; ts.dist.tensor(...) makes it there")
-        if p.layout is not None:
+    chosen = parameters_of("zero", leaves, structure)
+    for path, p, is_param in zip(tree.paths(structure), leaves, chosen, strict=True):
+        if is_param and not is_distributed(p):
+            raise ArgumentError(f"parameter {path!r} is {describe(p)}, which lies on no mesh",
+                                hint="params = optimizer.shard(params) repeats on all ranks what "
+                                "lies on none; ts.dist.tensor(...) makes it there")
+        if is_param and p.layout is not None:
             p.layout.mesh.position(axis)
 
 
 def _as_before(new: Any, old: Any) -> Any:
-    """A tree that lies as the one it replaces."""
+    """A tree that lies as the one it replaces; what is no tensor in either is as it is."""
+    def placed(x: Any, y: Any) -> Any:
+        both = isinstance(x, Tensor) and isinstance(y, Tensor)
+        return _flagged(lie_as(x, y), y) if both else x
 
-    return tree.map_tree(lambda x, y: _flagged(lie_as(x, y), y), new, old)
+    return tree.map_tree(placed, new, old)
 
 
-def _flagged(x: Tensor, like: Tensor) -> Tensor:
-    x.is_param = like.is_param
+def _flagged(x: Any, like: Any) -> Any:
+    if isinstance(x, Tensor) and isinstance(like, Tensor):
+        x.is_param = like.is_param
     return x
 
 

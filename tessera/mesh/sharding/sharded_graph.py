@@ -78,6 +78,7 @@ class ShardedProgram:
         self.source, self.mesh = graph, _one_mesh(graph, layouts)
         self.layouts, self.donated = tuple(layouts[:len(graph.inputs)]), tuple(donated)
         self.random = "random" in graph.effects
+        self.determinism = config.determinism  # as it is compiled, and as the others must
         self._local: dict[int, Any] = {}
         self._copies: dict[int, tuple[HostCopy, Tensor]] = {}  # of captured tensors, by number
         # A run, by rank, of those that have compared it with the others and send through NCCL.
@@ -137,7 +138,8 @@ class ShardedProgram:
     @functools.cached_property
     def hash(self) -> str:
         """What every rank must have the same."""
-        return hashlib.sha256(f"{self.mesh} {self.source.hash} {self}".encode()).hexdigest()[:16]
+        said = f"{self.mesh} {self.source.hash} {self} {self.determinism}"
+        return hashlib.sha256(said.encode()).hexdigest()[:16]
 
     def __str__(self) -> str:
         made = self.made
@@ -300,7 +302,7 @@ class ShardedProgram:
     def _listing(self) -> str:
         """All that the hash is of: the graph with its constants, without its heading; the steps."""
         _, _, nodes = str(self.source).partition("\n")
-        return f"{nodes}\n{self}"
+        return f"{nodes}\n{self}\ndeterminism {self.determinism}"
 
     def _compares(self, me: int) -> bool:
         """Whether a call of this rank compares the program with that of the others."""
@@ -402,7 +404,8 @@ def run_op(op: GraphOp, args: Sequence[Tensor], attrs: dict[str, Any]) -> Any:
 
 
 def _key(op: GraphOp, avals: tuple, layouts: tuple, attrs: dict[str, Any]) -> Any:
-    key = (op.name, avals, layouts, tuple(sorted((k, repr(v)) for k, v in attrs.items())))
+    key = (op.name, avals, layouts, tuple(sorted((k, repr(v)) for k, v in attrs.items())),
+           config.determinism)
     return None if op.graph_attrs else key
 
 

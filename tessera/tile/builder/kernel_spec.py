@@ -24,6 +24,7 @@ class KernelSpec:
     wide_dims: frozenset[str] = field(default=frozenset())
     numbered: bool = False  # it asks for the number of its group
     records: tuple[tuple[str, tuple[str, ...]], ...] = ()  # parameters with several arrays
+    modes: tuple[str, ...] = ()  # see Function.modes
     spelled: tuple[str, ...] = field(init=False, repr=False)  # constants: 1, 1.0 and True differ
 
     @property

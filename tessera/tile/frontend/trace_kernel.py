@@ -53,7 +53,7 @@ def function_of(t: KernelTracer) -> Function:
             or (p.role == "output" and p.value.name in t.result[1:])]
     return Function(t.fn.__name__, (*rest, *dims), tuple(t.grid.axes), launch_of(t),
                     t.result, tuple((k, plain(v)) for k, v in constants.items()),
-                    tuple(t.ir.block), t.spec.lanes)
+                    tuple(t.ir.block), t.spec.lanes, modes=t.spec.modes)
 
 
 def launch_of(t: KernelTracer) -> str:

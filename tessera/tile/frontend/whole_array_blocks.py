@@ -108,7 +108,7 @@ class BlockWriter:
         return Function(self.t.fn.__name__, tuple(p for p in self.t.params if p.role != "dim"),
                         tuple(self.t.grid.axes), "axes" if self.t.grid.axes else "one",
                         ("tensor", "result"), tuple((k, plain(v)) for k, v in constants.items()),
-                        tuple(self.top.nodes), self.t.spec.lanes)
+                        tuple(self.top.nodes), self.t.spec.lanes, modes=self.t.spec.modes)
 
     def cut(self, extent: int, size: int | None) -> AxisBlock | None:
         """A grid axis of blocks, also of one that reaches beyond a short axis: matmuls come in

@@ -166,6 +166,7 @@ class Function:
     body: tuple[Node, ...]
     lanes: int | None = None  # the group size that the kernel needs, if it needs one
     version: int = VERSION
+    modes: tuple[str, ...] = ()  # of ir/modes.py: what its target may do, or must not
     # What was found out about it and is asked again at each call of a new form; no part of a copy.
     kept: dict[Any, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 

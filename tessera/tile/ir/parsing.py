@@ -133,6 +133,8 @@ class _Reader:
             raise self.fail(f"version {version} is not the version {VERSION} that is read here")
         launch, _, axes = self.expect("launch").partition(" ")
         lanes = int(self.expect("lanes")) if self.lines[self.at].startswith("lanes ") else None
+        modes = tuple(self.expect("modes").split()) \
+            if self.lines[self.at].startswith("modes ") else ()
         result = tuple(self.expect("result").split())
         constants = []
         while self.lines[self.at].startswith("constant "):
@@ -142,7 +144,8 @@ class _Reader:
         if last != "}":
             raise self.fail("expected }")
         grid = tuple(GridAxis(m[2], int(m[3]), m[1], bool(m[4])) for m in _AXIS.finditer(axes))
-        return Function(head[1], params, grid, launch, result, tuple(constants), body, lanes)
+        return Function(head[1], params, grid, launch, result, tuple(constants), body, lanes,
+                        modes=modes)
 
     def expect(self, word: str) -> str:
         line = self.next()

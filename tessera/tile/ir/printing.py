@@ -17,6 +17,8 @@ def print_ir(function: Function, lines: bool = True) -> str:
     out += ["  launch " + " ".join([function.launch, *map(axis_text, function.grid)])]
     if function.lanes is not None:
         out += [f"  lanes {function.lanes}"]
+    if function.modes:
+        out += ["  modes " + " ".join(function.modes)]
     out += ["  result " + " ".join(function.result)]
     out += [f"  constant {name} = {attr_text(value)}" for name, value in function.constants]
     printer = _Printer(lines)

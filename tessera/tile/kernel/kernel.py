@@ -30,6 +30,7 @@ from tessera.tile.ir.ir import Function
 from tessera.tile.ir.printing import print_ir
 from tessera.tile.ir.schedule import Schedule
 from tessera.tile.ir.types import GlobalTensor, Scalar
+from tessera.tile.kernel.determinism import modes
 from tessera.tile.kernel.launch_config import Launch, config_of, groups_of, lanes_given
 from tessera.tile.launch import levels as device_levels
 from tessera.tile.launch.first_call import call_on_gpu, form_of
@@ -70,10 +71,12 @@ class Kernel(Kernel_):
     rule: Any = None  # its derivative, see defvjp and defjvp
 
     def __init__(self, fn: Any, *, schedule: Schedule | None = None, grid: Any = None,
-                 axes: str | None = None, overwrites: tuple[str, ...] = ()):
+                 axes: str | None = None, overwrites: tuple[str, ...] = (),
+                 fast_math: bool = False):
         if not inspect.isfunction(fn):
             raise ArgumentError(f"@ts.kernel decorates a function, got {fn!r}", where=user_line())
         self.fn, self.grid, self.axes, self.overwrites = fn, grid, axes, frozenset(overwrites)
+        self.fast_math = fast_math
         self.given = inspect.signature(fn)  # as written; `signature` has records apart
         self._signature: inspect.Signature | None = None
         self._written: dict[str, Any] | None = None  # annotations
@@ -156,7 +159,7 @@ class Kernel(Kernel_):
         if not isinstance(schedule, Schedule):
             raise ArgumentError(f"a schedule is a ts.Schedule, got {schedule!r}", where=user_line())
         made = Kernel(self.fn, schedule=schedule, grid=self.grid, axes=self.axes,
-                      overwrites=tuple(self.overwrites))
+                      overwrites=tuple(self.overwrites), fast_math=self.fast_math)
         made.rule = self.rule
         return made
 
@@ -490,7 +493,8 @@ class Kernel(Kernel_):
                           given_grid=self.grid is not None if given_grid is None else given_grid,
                           records=tuple((n, tuple(f)) for n, f in composite_parameters.fields_of(
                         self._written_annotations()).items()),
-                          wide_dims=frozenset(n for n, v in bound.sizes.items() if v >= 2**31))
+                          wide_dims=frozenset(n for n, v in bound.sizes.items() if v >= 2**31),
+                          modes=modes(self.fast_math))
 
     def compile(self, spec: KernelSpec, sizes: dict[str, int]) -> Function:
         """Traces and runs the passes; nothing is cached."""

@@ -165,7 +165,8 @@ def _check_parameters(kernel: AutoKernel, spec: KernelSpec) -> None:
 def _fixed(spec: KernelSpec, sizes: dict[str, int]) -> KernelSpec:
     """All extents as constants."""
     return KernelSpec(spec.params, spec.constants, spec.result, spec.schedule, spec.lanes,
-                      spec.given_grid, tuple(sorted(sizes.items())), spec.wide_dims)
+                      spec.given_grid, tuple(sorted(sizes.items())), spec.wide_dims,
+                      modes=spec.modes)
 
 
 def reshaped(x: Any, shape: tuple[int, ...]) -> Any:

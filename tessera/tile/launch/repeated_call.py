@@ -8,7 +8,7 @@ number it reads
         p0 = a0.data_ptr()
         p1 = a1.data_ptr()
         recipe = find((a0.shape, a0.is_contiguous(), ..., (p0 | p1) & 15 and (p0 & 15, p1 & 15),
-                       config.debug, config.device, config.numerics))
+                       config.debug, config.determinism, config.device, config.numerics))
         if recipe is None:
             return first(stream, a0, a1, a2)
         at = recipe.current(recipe.device) if stream is None else stream_pointer(stream)
@@ -172,7 +172,7 @@ class _Writer:
         return SOURCE.format(
             arguments=arguments, values=values, apart=apart, pointers=", ".join(pointers),
             reads="".join(f"    {line}\n" for line in self.reads),
-            key=", ".join([*self.key, "config.debug", "config.device",
+            key=", ".join([*self.key, "config.debug", "config.determinism", "config.device",
                            "config.numerics"]))
 
 

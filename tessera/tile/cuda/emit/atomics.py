@@ -7,6 +7,7 @@ one that releases what it wrote before.
 
 from __future__ import annotations
 
+from tessera.errors import CompileError
 from tessera.tile.cuda.emit import tiles
 from tessera.tile.cuda.emit.emitter import Emitter, intrinsic, literal
 from tessera.tile.cuda.emit.memory_operands import access_width, place_of
@@ -25,6 +26,7 @@ from tessera.tile.cuda.emit.tile_access import guards_of
 from tessera.tile.cuda.intrinsics.atomics import neighbours
 from tessera.tile.cuda.intrinsics.formats import kind_of
 from tessera.tile.ir.ir import Def, Op, Operand
+from tessera.tile.ir.modes import ORDERED
 from tessera.tile.ops.atomics import memory_order
 from tessera.tile.ops.ids import WARP
 
@@ -32,6 +34,7 @@ from tessera.tile.ops.ids import WARP
 @emits("atomic")
 def _atomic(e: Emitter, op: Op) -> None:
     target, value, *index = op.args
+    _need_ordered(e, op)
     _emit(e, op, "update", (value,), tuple(index), kind=op.attr["kind"])
 
 
@@ -70,8 +73,20 @@ def _emit(e: Emitter, op: Op, name: str, values: tuple[Operand, ...], index: tup
         e.define(made, update) if read else e.line(update)
 
 
+def _need_ordered(e: Emitter, op: Op) -> None:
+    """Raise CompileError for a sum that depends on which thread comes first, where none may."""
+    if ORDERED in e.function.modes and op.attr["kind"] == "add" and \
+            e.dtype(op.args[0]).kind == "float":
+        raise CompileError(
+            f"{e.function.name}: atomic_add of {e.dtype(op.args[0])}: the order of the sum is not "
+            'known, and ts.determinism("strict") asks for the same bits each time', where=op.where,
+            hint='sum in a tile or add integers, whose sums have no order; or ts.determinism('
+            '"default"), which takes it as it is')
+
+
 @emits("atomic_tile")
 def _atomic_tile(e: Emitter, op: Op) -> None:
+    _need_ordered(e, op)
     target, value = op.args
     place, layout, attr = checked(e, place_of(e, target)), e.layout(value), op.attr
     guards, bounds = guards_of(e, place, layout)

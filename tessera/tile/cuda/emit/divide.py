@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tessera.tile.cuda.emit.elementwise import apply, spread
+from tessera.tile.cuda.emit.elementwise import apply, maths, spread
 from tessera.tile.cuda.emit.emitter import Emitter
 from tessera.tile.cuda.emit.registry import emits
 from tessera.tile.cuda.intrinsics.formats import kind_of
@@ -28,7 +28,7 @@ def _div(e: Emitter, op: Op) -> None:
     y, kind = _before_broadcast(e, y), kind_of(made.type.dtype)
     if not isinstance(made.type, TileType) or not isinstance(e.type(y), TileType) or \
             2 * e.layout(y).count > e.layout(made.value).count:
-        apply(e, op, e.use(op.name, f"use(elementwise.operation({op.name!r}, {kind!r}))"))
+        apply(e, op, maths(e, op.name, kind))
         return
     assert made.type.layout is not None
     large = RegisterLayout.parse(made.type.layout, made.type.shape)

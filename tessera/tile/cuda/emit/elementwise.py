@@ -12,11 +12,13 @@ from tessera.numerics import f32
 from tessera.tile.cuda.emit.emitter import Emitter, literal
 from tessera.tile.cuda.emit.layout_conversion import through_shared
 from tessera.tile.cuda.emit.registry import emits
+from tessera.tile.cuda.intrinsics import fast_math
 from tessera.tile.cuda.intrinsics.casts import same_register
 from tessera.tile.cuda.intrinsics.elementwise import BODIES
 from tessera.tile.cuda.intrinsics.formats import kind_of
 from tessera.tile.cuda.intrinsics.narrow_floats import has_instructions
 from tessera.tile.ir.ir import Const, Op, Operand, SSAValue
+from tessera.tile.ir.modes import FAST_MATH
 from tessera.tile.ir.numpy_values import poison
 from tessera.tile.ir.register_layout import RegisterLayout
 from tessera.tile.ir.types import TileType
@@ -101,13 +103,20 @@ def _by_power(e: Emitter, op: Op) -> bool:
     return True
 
 
+def maths(e: Emitter, name: str, kind: str) -> str:
+    """The intrinsic of an op on registers of a kind, as this function computes it."""
+    if kind == "f32" and name in fast_math.FAST and FAST_MATH in e.function.modes:
+        return e.use(name, f"use(fast_math.operation({name!r}))")
+    return e.use(name, f"use(elementwise.operation({name!r}, {kind!r}))")
+
+
 def _maths(name: str) -> None:
     def emit(e: Emitter, op: Op) -> None:
         if _by_power(e, op):
             return
         kind = e.dtype(op.args[0])
         tag = "u" if kind.kind == "uint" else ""
-        apply(e, op, e.use(name, f"use(elementwise.operation({name!r}, '{tag}{kind_of(kind)}'))"))
+        apply(e, op, maths(e, name, f"{tag}{kind_of(kind)}"))
 
     emits(name)(emit)
 
