@@ -7,8 +7,9 @@
 Nothing is set. Each product is compared with one in f64 on some of its rows. Times are medians of
 replays of CUDA graphs that hold many launches, so that they are of the GPU alone; ours and
 cuBLAS's (torch.mm, of bytes torch._scaled_mm and torch._int_mm) run in turn. `--calls` adds those
-of plain calls, where small products wait for the host. Writes benchmarks/results/matmuls.json, or
-$OUT/matmuls.json when OUT is set.
+of plain calls, where small products wait for the host. Writes products.json for bf16 alone and
+matmuls.json for other types, in benchmarks/results or in $OUT when that is set. Shapes that were
+the slowest beside cuBLAS in such a file come first, and those below 0.97 are said again.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import random
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
@@ -167,7 +168,8 @@ def product(shape: Shape, layout: str, kind: Kind, args: argparse.Namespace) -> 
     a, b = operands(shape, layout, kind.dtype)
     runs = sides(a, b, layout, kind)
     require(f"{layout} {shape}", a, b, layout, runs)
-    why = kind.routine.notes[0].partition(":")[0]
+    why, _, chosen = kind.routine.notes[0].partition(": ")
+    why += ", from the table" * chosen.startswith("from the table")
     times = measured(runs, shape, args.rounds)
     found: dict[str, Any] = {**{n: round(t, 2) for n, t in times.items()},
                              "ratio": round(times["cuBLAS"] / times["tessera"], 3), "how": why}
@@ -179,8 +181,8 @@ def product(shape: Shape, layout: str, kind: Kind, args: argparse.Namespace) -> 
 
 
 def of_type(name: str, kind: Kind, shapes: list[Shape], args: argparse.Namespace
-            ) -> dict[str, Any]:
-    """All products of one type, and what they come to."""
+            ) -> Iterator[dict[str, Any]]:
+    """The products of one type and what they come to, with those of each shape."""
     torch.backends.cuda.matmul.allow_tf32 = kind.fast
     layouts = [w for w in args.layouts if w in kind.layouts]
     start = time.perf_counter()
@@ -188,22 +190,44 @@ def of_type(name: str, kind: Kind, shapes: list[Shape], args: argparse.Namespace
     print(f"{name}: {kernels} kernels compiled in {time.perf_counter() - start:.0f} s", flush=True)
     found: dict[str, Any] = {}
     for shape in shapes:
-        title = " x ".join(map(str, shape))
+        title = titled(shape)
         found[title] = {w: product(shape, w, kind, args) for w in layouts}
         print(f"{title:24}", "  ".join(
             f"{w} {f['tessera']:.1f} us {f['ratio']:.2f}" + (
                 f" ({f['calls']:.2f}, {f['us of a call']:.0f} us)" if args.calls else "")
             for w, f in found[title].items()), "|", found[title][layouts[0]]["how"],
             flush=True)
+        yield {"total": total_of(found, layouts), "products": found}
+    weak = sorted((f["ratio"], title, w, f) for title, by in found.items() for w, f in by.items()
+                  if f["ratio"] < SAID_BELOW)
+    for ratio, title, w, f in weak:
+        print(f"below {SAID_BELOW}: {ratio} {w} {title}: {f['tessera']} us, cuBLAS {f['cuBLAS']}; "
+              f"{f['how']}")
+    print(name, json.dumps(total_of(found, layouts)), flush=True)
+
+
+def titled(shape: Shape) -> str:
+    return " x ".join(map(str, shape))
+
+
+def total_of(found: dict[str, Any], layouts: list[str]) -> dict[str, Any]:
     ratios = {w: [f[w]["ratio"] for f in found.values()] for w in layouts}
     everything = [r for rs in ratios.values() for r in rs]
     means = {w: round(statistics.geometric_mean(rs), 3) for w, rs in ratios.items()}
-    total = {"geometric mean": round(statistics.geometric_mean(everything), 3),
-             "least": min(everything), "below 0.92": sum(r < 0.92 for r in everything), **means}
-    print(name, json.dumps(total), flush=True)
-    return {"total": total, "products": found}
+    return {"geometric mean": round(statistics.geometric_mean(everything), 3),
+            "least": min(everything), "below 0.92": sum(r < 0.92 for r in everything), **means}
 
 
+def weakest_first(shapes: list[Shape], known: dict[str, Any]) -> list[Shape]:
+    """known: a file of results."""
+    def least(shape: Shape) -> float:
+        by = known.get("bf16", {}).get("products", {}).get(titled(shape), {})
+        return min((f["ratio"] for f in by.values()), default=0.0)
+
+    return sorted(shapes, key=least)
+
+
+SAID_BELOW = 0.97
 LARGE = [(n, n, n) for n in (4096, 8192)]
 
 
@@ -216,16 +240,16 @@ def main() -> None:
     parser.add_argument("--calls", action="store_true")
     args = parser.parse_args()
     began = time.perf_counter()
-    figures: dict[str, Any] = {"device": torch.cuda.get_device_name()}
+    file = ("products" if args.types == ["bf16"] else "matmuls") + ".json"
+    last, to = record.RESULTS / file, Path(os.environ.get("OUT", record.RESULTS)) / file
+    known = json.loads(last.read_text()) if last.exists() else {}
+    figures = {**record.context(), "device": torch.cuda.get_device_name()}
     for name in args.types:
-        every = [s for group in args.shapes for s in SHAPES[group]]
-        figures[name] = of_type(name, KINDS[name], every if name == "bf16" else LARGE, args)
-    figures["seconds"] = round(time.perf_counter() - began)
-    if out := os.environ.get("OUT"):
-        (Path(out) / "matmuls.json").write_text(
-            json.dumps({**record.context(), **figures}, indent=2) + "\n")
-    else:
-        record.write("matmuls", figures, shown=False)
+        shapes = weakest_first([s for group in args.shapes for s in SHAPES[group]], known)
+        for found in of_type(name, KINDS[name], shapes if name == "bf16" else LARGE, args):
+            figures[name] = found
+            figures["seconds"] = round(time.perf_counter() - began)
+            to.write_text(json.dumps(figures, indent=1) + "\n")
 
 
 if __name__ == "__main__":

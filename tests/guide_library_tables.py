@@ -98,19 +98,36 @@ def packed_table() -> str | None:
         ("Rows", "cuBLAS, us", *(k.replace(" ", ", ") for k in kinds)), lines)
 
 
+LAYOUTS = ("nt", "nn", "tn", "tt")
+
+
+def products_table() -> str | None:
+    """Of benchmarks/matmuls.py: an extent in a line, from the least ratio on, layouts side by side.
+    """
+    if (found := measured("products")) is None:
+        return None
+    file, where = found
+    total, products = file["bf16"]["total"], file["bf16"]["products"]
+    least = {shape: min(f["ratio"] for f in by.values()) for shape, by in products.items()}
+    lines = [(shape, *(_time_and_ratio(products[shape][w]) for w in LAYOUTS))
+             for shape in sorted(least, key=least.__getitem__)]
+    means = ", ".join(f"{w} {total[w]:.2f}" for w in LAYOUTS)
+    return (f"{where}. Geometric mean of the ratios {total['geometric mean']:.3f} ({means}), the "
+            f"least {total['least']:.2f}.\n\n" + markdown(("M x N x K", *LAYOUTS), lines))
+
+
 def types_table() -> str | None:
     """Of benchmarks/matmuls.py --types: a type and an extent in a line, layouts side by side."""
     if (found := measured("matmuls")) is None:
         return None
     file, where = found
     kinds = {k: x for k, x in file.items() if isinstance(x, dict) and "products" in x}
-    layouts = ("nt", "nn", "tn", "tt")
-    lines = [(kind, shape, *(_time_and_ratio(by[w]) if w in by else "" for w in layouts))
+    lines = [(kind, shape, *(_time_and_ratio(by[w]) if w in by else "" for w in LAYOUTS))
              for kind, x in kinds.items() for shape, by in x["products"].items()]
     means = "; ".join(f"{kind} {x['total']['geometric mean']:.2f}, {x['total']['least']:.2f}"
                       for kind, x in kinds.items())
     return (f"{where}. Geometric means of the ratios, and the least: {means}.\n\n"
-            + markdown(("Operands", "M x N x K", *layouts), lines))
+            + markdown(("Operands", "M x N x K", *LAYOUTS), lines))
 
 
 def _time_and_ratio(f: dict[str, Any]) -> str:
@@ -119,6 +136,7 @@ def _time_and_ratio(f: dict[str, Any]) -> str:
 
 
 LIBRARY = {"convolutions": convolutions_table, "fft": fft_table, "orders": orders_table,
-           "packed": packed_table, "rows": rows_table, "types": types_table}
+           "packed": packed_table, "products": products_table, "rows": rows_table,
+           "types": types_table}
 
 __all__ = ["LIBRARY", "markdown"]

@@ -163,6 +163,17 @@ def test_blocked_gives_neighbours_to_neighbours(vector):
     assert where[1, 0] == (0, vector) and where[0, vector - 1] == (0, vector - 1)
 
 
+def test_no_thread_stands_beyond_a_row_that_is_a_multiple_of_many_elements():
+    """Rows of 384 are three times 128: threads stand side by side over 128, and have three of these
+    in registers."""
+    rows = blocked((64, 384), 256, 16, whole=128)
+    assert rows.text == "1.0 1.1 1.2 1.3 0.5 1.7 1.8 | 1.4 1.5 1.6 0.0 0.1 0.2 0.3 0.4"
+    assert rows.count == 64 * 384 // 256 and not rows.overhangs(1)
+    assert blocked((64, 384), 256, 16).overhangs(1)
+    assert blocked((64, 384), 256, 16, whole=256) == blocked((64, 384), 256, 16)
+    assert blocked((64, 512), 256, 16, whole=128) == blocked((64, 512), 256, 16)
+
+
 def test_a_warp_stays_in_a_row_while_there_are_rows():
     assert blocked((8, 768), 256, 4, rows=True).text == (
         "1.0 1.1 1.7 1.8 1.9 | 1.2 1.3 1.4 1.5 1.6 0.0 0.1 0.2")

@@ -191,13 +191,15 @@ class RegisterLayout:
 # --- the layouts that ops ask for ---------------------------------------------------------------
 @functools.cache
 def blocked(shape: tuple[int, ...], threads: int, vector: int = 1,
-            rows: bool = False, down: int = 1) -> RegisterLayout:
+            rows: bool = False, down: int = 1, whole: int = 0) -> RegisterLayout:
     """For memory: `vector` neighbours in a thread, neighbouring threads next to each other.
 
     threads: a power of two. Bits that the threads do not cover are registers.
     rows: a warp stays in a row as long as there are rows for other warps, so that what is reduced
     along rows is exchanged by fewer of them, in the end by none.
     down: neighbours in a thread along the axis before the last.
+    whole: where rows are a multiple of a power of two, and that is at least so many, threads stand
+    side by side no further, so that none of them stands beyond the end of a row.
     """
     wanted = bits_of(threads)
     order = [(axis, bit) for axis in reversed(range(len(shape))) for bit in range(
@@ -207,6 +209,8 @@ def blocked(shape: tuple[int, ...], threads: int, vector: int = 1,
     rest = [b for b in order if b not in inner]
     if rows:  # the bits of lanes, then those of other rows
         rest = rest[:5] + sorted(rest[5:], key=lambda b: b[0] == len(shape) - 1)
+    if 0 < whole <= shape[-1] & -shape[-1]:
+        rest.sort(key=lambda b: b[0] == len(shape) - 1 and 1 << b[1] >= shape[-1] & -shape[-1])
     spread: list[Bit | None] = [*rest[:wanted]]
     spread += [None] * (wanted - len(spread))
     return RegisterLayout(shape, tuple(inner + rest[wanted:]), tuple(spread))

@@ -23,6 +23,7 @@ from tessera.tile.ir.ir import Op
 from tessera.tile.ir.register_layout import RegisterLayout, bits_of, blocked
 
 SIZES = (16, 8, 4)  # bytes of one cp.async
+LINE_BYTES = 128  # of the second-level cache
 
 
 @emits("cp_async")
@@ -99,7 +100,7 @@ def layout_of(e: Emitter, target: MemoryOperand, source: MemoryOperand) -> tuple
     width = max(1, 16 // size)
     while True:
         fits = min(width, 1 << bits_of(shape[-1]))
-        layout = blocked(shape, threads, fits).permuted(back)
+        layout = blocked(shape, threads, fits, whole=LINE_BYTES // size).permuted(back)
         spot = spot_of_layout(e, target, layout)
         if _moves(e, target, source, layout, spot, axis) >= width or width == 1:
             return layout, width
