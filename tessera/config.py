@@ -380,6 +380,9 @@ Setting("comm_timeout", "TESSERA_COMM_TIMEOUT", integer(0), 45,
         "seconds a rank of a mesh waits for another before all stop; 0 waits forever")
 Setting("comm", "TESSERA_COMM", one_of("auto", "nccl", "mpi"), "auto",
         "what moves arrays between GPUs: NCCL where each rank has one of its own, or what is said")
+Setting("comm_windows", "TESSERA_COMM_WINDOWS", BOOL, True,
+        "what programs send between GPUs lies in memory that NCCL opens for all ranks, where it "
+        "has windows (2.27) and all send from the same places: its kernels take less of a GPU")
 Setting("comm_check", "TESSERA_COMM_CHECK", one_of("once", "each"), "once",
         "how often ranks compare what goes through NCCL: when a function is compiled, and a "
         "collective on arrays first made with these shapes and types; or at every call")

@@ -35,6 +35,7 @@ from tessera.runtime import (
     staging,
     tensormap,
     timing,
+    window_memory,
 )
 from tessera.tile.launch import recipe, resident, results
 
@@ -380,7 +381,8 @@ class Driver:
 def driver(monkeypatch):
     fake = Driver()
     for part in (device, buffer, copies, offloaded, graphs, staging, memory_pools, module, arrays,
-                 tensormap, flags, timing, recipe, resident, results, collective_steps):
+                 tensormap, flags, timing, recipe, resident, results, collective_steps,
+                 window_memory):
         if hasattr(part, "driver"):
             monkeypatch.setattr(part, "driver", lambda: fake)
     one = device.Device(0, "fake", (9, 0), 1 << 30, 132, 1 << 20, 232448, 65536, CONTEXT)
@@ -389,7 +391,8 @@ def driver(monkeypatch):
     for table in (memory_pools.SPARE, memory_pools.LIVE, memory_pools._large):
         table.clear()
     for part, name in ((buffer, "_free"), (buffer, "_to_pool"), (copies, "_free_host"),
-                       (copies, "_close"), (offloaded, "_destroy"), (graphs, "_destroy")):
+                       (copies, "_close"), (offloaded, "_destroy"), (graphs, "_destroy"),
+                       (window_memory, "_free")):
         monkeypatch.setattr(part, name, lambda *_: None)  # it may come when the fake is gone
     kept = (buffer._copies, memory_pools.keep_freed, flags.error_flags, flags.printed_lines,
             results.numbers, offloaded.copy_streams, graphs.recording_stream,

@@ -44,16 +44,47 @@ def memory(pointer: int, nbytes: int, dtype: Any = np.uint8) -> np.ndarray:
     return np.frombuffer(raw, dtype)
 
 
+class FakeLibrary:
+    """Windows of NCCL: memory of the driver's, and which were opened."""
+
+    def __init__(self) -> None:
+        self.without: set[int] = set()  # ranks whose NCCL is older
+        self.opened: list[tuple[int, int, int]] = []  # rank, address, bytes
+        self.closed: list[tuple[Any, Any]] = []
+        self.freed: list[int] = []
+
+    @property
+    def has_windows(self) -> bool:
+        return transport().rank not in self.without
+
+    def ncclMemAlloc(self, found: Any, nbytes: int) -> int:
+        found._obj.value = device.driver().cuMemAlloc(nbytes)[1]
+        return 0
+
+    def ncclCommWindowDeregister(self, communicator: Any, window: Any) -> int:
+        self.closed.append((communicator, window))
+        return 0
+
+    def ncclMemFree(self, pointer: int) -> int:
+        self.freed.append(pointer)
+        return 0
+
+
 class FakeCommunicator:
     """As Communicator. Adds in the order of ranks, each time rounding to the elements' type."""
 
     calls: list[tuple[int, str, int]] = []  # rank, what, bytes: of all
+    library = FakeLibrary()
 
     def __init__(self, group: Group, index: int):
         self.group, self.index = group, index
 
     def of_blocks(self, count: int) -> FakeCommunicator:
         return self
+
+    def open_window(self, memory: Any) -> None:
+        self.library.opened.append((self.group.transport.rank, memory.pointer, memory.nbytes))
+        memory.windows.append((self, len(self.library.opened)))
 
     def split(self, group: Group, color: int) -> FakeCommunicator:
         return FakeCommunicator(group, self.index)
@@ -135,7 +166,8 @@ def nccl(monkeypatch: pytest.MonkeyPatch) -> type[FakeCommunicator]:
     monkeypatch.setattr(communicator, "PROCESSES", {"local"})
     monkeypatch.setattr(communicator, "gpu_id", lambda index: bytes([transport().rank] * 16))
     monkeypatch.setattr(communicator.Communicator, "by_id", FakeCommunicator)
-    monkeypatch.setattr(libnccl, "open_library", lambda: object())
+    monkeypatch.setattr(FakeCommunicator, "library", FakeLibrary())
+    monkeypatch.setattr(libnccl, "open_library", lambda: FakeCommunicator.library)
     monkeypatch.setattr(communicator, "_found", {})
     monkeypatch.setattr(nccl_watch, "_running", True)  # no thread
     FakeCommunicator.calls = []

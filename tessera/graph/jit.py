@@ -94,7 +94,7 @@ class JitFunction:
     # --- calling ------------------------------------------------------------------------------
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if not kwargs and trace_state.builder is None:
-            fast = self._fast_call(args)
+            fast = None if self.donate else self._fast_call(args)
             if fast is not None:
                 return fast
             for ready in () if self._groups else self._ready:
@@ -161,7 +161,7 @@ class JitFunction:
 
     def _fast_call(self, args: tuple) -> Any:
         """The hot path: positional plain tensors of a known signature."""
-        if self._groups or self.donate or self.placements:
+        if self._groups or self.placements:
             return None
         key = _short_key(args)
         traced = None if key is None else self._cache.fast.get(key)

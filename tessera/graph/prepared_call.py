@@ -100,7 +100,7 @@ class PreparedCall:
 
     def __init__(self, structure: TreeDef, leaves: Sequence[Any], names: Sequence[str],
                  statics: dict[int, Static], here: tuple, traced: TracedSignature):
-        self.traced, self.here, self.setting = traced, here, config.device
+        self.traced, self.here, self.setting = traced, [*here], config.device
         self.flatten = flattener(structure)
         self.pattern = LeafPattern.of(leaves, names, statics)
         self.returned: ReturnedLeaves | None = None
@@ -124,8 +124,7 @@ class PreparedCall:
     def leaves(self, args: tuple) -> list[Any] | None:
         """Of the arguments of a call that is of this structure, in surroundings like these."""
         assert self.flatten is not None
-        if config.device != self.setting or tuple(look() for look in hooks.surroundings) != \
-                self.here:
+        if config.device != self.setting or [look() for look in hooks.surroundings] != self.here:
             return None
         return self.flatten(args)
 
@@ -168,9 +167,10 @@ class LeafFact:
 
 
 class LeafFacts:
-    """Those of many, list by list."""
+    """Those of many, list by list; those of few, as a batch, one by one."""
 
     def __init__(self, facts: Sequence[LeafFact]):
+        self.few = [*facts] if len(facts) < FEW else []
         self.shapes, self.types = [x.shape for x in facts], [x.type for x in facts]
         self.params, self.scales = [x.is_param for x in facts], [None] * len(facts)
         self.spread = [i for i, x in enumerate(facts) if x.layout is not None]
@@ -180,6 +180,8 @@ class LeafFacts:
 
     def hold(self, mine: Sequence[Any]) -> bool:
         """Whether others of these classes are so too."""
+        if self.few:
+            return self._few_hold(mine)
         if ([x._shape for x in mine] != self.shapes or [x.type for x in mine] != self.types
                 or [x.is_param for x in mine] != self.params
                 or [x.scale for x in mine] != self.scales
@@ -188,6 +190,18 @@ class LeafFacts:
         memories = [mine[i]._storage for i in self.on_gpu]
         return OURS.issuperset(map(type, memories)) and [
             m.device for m in memories] == self.devices
+
+    def _few_hold(self, mine: Sequence[Any]) -> bool:
+        for x, was in zip(mine, self.few, strict=True):
+            numeric, layout = x.type, x.layout
+            if (x._shape != was.shape or (numeric is not was.type and numeric != was.type)
+                    or x.is_param != was.is_param or x.scale is not None
+                    or (layout is not was.layout and layout != was.layout)):
+                return False
+            if layout is None and (type(x._storage) not in OURS
+                                   or x._storage.device != was.device):
+                return False
+        return True
 
 
 class ReturnedLeaves:

@@ -11,6 +11,7 @@ there. What does not match goes the long way, which raises what there is to rais
 
 from __future__ import annotations
 
+import sys
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from .prepared_call import LeafPattern
     from .traced_signature import TracedSignature
 
+FUNCTION = 3  # frames from SteadyStep._used_by to the compiled function's
 KEPT = 4  # sets of tensors of one function, as of several models that it trains
 MOST_UNUSED = 8  # sets on end that never came back: of later ones, each `AGAIN`-th is kept
 AGAIN = 16
@@ -76,7 +78,7 @@ class SteadyStep:
         results = [object() if x.origin is None else x.origin.result for x in mine]
         self.live, self.next = ([ResultOrigin(r, self.mark) for r in results] for _ in range(2))
         self.spent: list[Any] = [*spent]
-        self.at: tuple[str, int] | None = None  # the line of the last call
+        self.at: tuple[Any, int] | None = None  # the code and line of the last call
         self.used_by: UsedBy | None = None
         self.copied = picker([k for k, x in enumerate(mine)
                               if getattr(x, "narrow", None) is not None])
@@ -100,9 +102,12 @@ class SteadyStep:
         except AttributeError:  # a number, say
             return None
         rest = form.rest.tensors(form.pick_rest(leaves))
-        if rest is None or any(map(self._is_mine, rest)) or not unseen(spent) or (
-                form.more_donated and not are_apart(rest)):
+        if rest is None or not unseen(spent) or form.more_donated and not are_apart(rest):
             return None
+        for x in rest:
+            origin = getattr(x, "origin", None)
+            if origin is not None and origin.owner is self.mark:  # of the set, and given twice
+                return None
         made = self.run(rest)
         if made is None:
             return None
@@ -117,15 +122,14 @@ class SteadyStep:
 
     def _used_by(self, name: str) -> UsedBy:
         """The call under way, which most likely is at the line of the one before."""
-        frame = user_frame()
-        at = None if frame is None else (frame.f_code.co_filename, frame.f_lineno)
-        if self.at != at or self.used_by is None:
-            self.at, self.used_by = at, UsedBy(None if at is None else source_line(*at), name)
+        caller = sys._getframe(FUNCTION).f_back
+        at = None if caller is None else (caller.f_code, caller.f_lineno)
+        if at is None or self.at != at or self.used_by is None:
+            frame = user_frame()
+            self.at = at if frame is caller else None  # else it is in this package
+            self.used_by = UsedBy(None if frame is None else source_line(
+                frame.f_code.co_filename, frame.f_lineno), name)
         return self.used_by
-
-    def _is_mine(self, x: Tensor) -> bool:
-        origin = getattr(x, "origin", None)
-        return origin is not None and origin.owner is self.mark
 
 
 class SteadySteps:

@@ -8,6 +8,7 @@ takes, and CuPy's module is not needed for them. The library of the wheels that 
 is taken first, so that a process has one NCCL.
 
 Signatures and numbers: nccl.h of NCCL 2.18, the first with ncclCommSplit; later ones have the same.
+Windows, memory that all ranks reach, are those of 2.27.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ SUCCESS, IN_PROGRESS, ID_BYTES, NO_COLOR = 0, 7, 128, -1
 TYPES = {"int8": 0, "uint8": 1, "int32": 2, "uint32": 3, "int64": 4, "uint64": 5, "f16": 6,
          "f32": 7, "f64": 8, "bf16": 9}
 OPS = {"sum": 0, "max": 2, "min": 3}
-LEAST_VERSION = 21800
+LEAST_VERSION, WINDOWS_VERSION = 21800, 22700
+SYMMETRIC = 1  # NCCL_WIN_COLL_SYMMETRIC: an array lies at one offset on all ranks
 _CONFIG_MAGIC, _UNDEFINED = 0xcafebeef, -(1 << 31)
 
 
@@ -67,18 +69,31 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "ncclGroupStart": (),
     "ncclGroupEnd": (),
 }
+_WINDOW_SIGNATURES: dict[str, tuple[Any, ...]] = {
+    "ncclMemAlloc": (_P, _S),
+    "ncclMemFree": (_P,),
+    "ncclCommWindowRegister": (_P, _P, _S, _P, _I),
+    "ncclCommWindowDeregister": (_P, _P),
+}
 
 
 class Nccl:
-    """The functions as attributes: each gives a status."""
+    """The functions as attributes: each gives a status. has_windows: whether it has those of
+    windows."""
 
     def __init__(self, library: Any):
-        for name, types in _SIGNATURES.items():
+        self._text = library.ncclGetErrorString
+        self._text.argtypes, self._text.restype = (_I,), ctypes.c_char_p
+        self._declare(library, _SIGNATURES)
+        self.has_windows = self.version >= WINDOWS_VERSION
+        if self.has_windows:
+            self._declare(library, _WINDOW_SIGNATURES)
+
+    def _declare(self, library: Any, signatures: dict[str, tuple[Any, ...]]) -> None:
+        for name, types in signatures.items():
             function = getattr(library, name)
             function.argtypes, function.restype = types, _I
             setattr(self, name, function)
-        self._text = library.ncclGetErrorString
-        self._text.argtypes, self._text.restype = (_I,), ctypes.c_char_p
 
     def __getattr__(self, name: str) -> Any:  # for readers of types: __init__ sets them all
         raise AttributeError(f"NCCL's function {name} is not declared here")

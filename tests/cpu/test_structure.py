@@ -37,8 +37,8 @@ LAZY: dict[str, set[str]] = {
         "graph.cuda.device", "graph.cuda.eager", "graph.cuda.levels",
         "runtime.device", "runtime.libcuda", "runtime.target", "tile.launch.levels"},
     "it stands on mpi4py or NCCL, which few need": {
-        "mesh.ranks.mpi", "mesh.ranks.nccl", "mesh.ranks.communicator", "mesh.ranks.nccl_watch",
-        "mesh.parallel.stage_wires"},
+        "mesh.ranks.mpi", "mesh.ranks.nccl", "mesh.ranks.communicator", "mesh.ranks.windows",
+        "mesh.ranks.nccl_watch", "mesh.parallel.stage_wires"},
     "ranks that are processes are for programs that a launcher has started": {
         "mesh.ranks.processes", "mesh.ranks.tcp"},
     "loops for the CPU are loaded, or compiled, when the first one runs": {

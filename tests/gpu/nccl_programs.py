@@ -17,6 +17,7 @@ import torch  # noqa: E402
 
 import tessera as ts  # noqa: E402
 from tessera.dist import all_gather, all_reduce, mesh, reduce_scatter  # noqa: E402
+from tessera.runtime.libnccl import open_library  # noqa: E402
 
 TYPES = ("f32", "f64", "bf16", "f16", "int32", "int64")
 
@@ -90,6 +91,39 @@ def axes(rank: int, ranks: int) -> dict:
     return {"backend": grid.backend}
 
 
+def windows(rank: int, ranks: int) -> dict:
+    """A program that sums, sums parts and gathers, and sends from windows where NCCL has them."""
+    world = mesh([f"cuda:{r}" for r in range(ranks)], axes="dp")
+    x = np.random.default_rng(5).standard_normal((ranks, 4, 1 << 21)).astype(np.float32)
+    rows, whole = ts.ShardSpec(("row",), ("dp",)), ts.ShardSpec(replicate=True)
+
+    def f(x: ts.Tensor, p: ts.Tensor) -> tuple:
+        y = x * 2.0 + 1.0
+        total = ts.sum(y, axis=(0, 1))
+        return total * p, ts.dist.shard(ts.sum(y * y, axis=(0, 1)), rows), \
+            ts.dist.shard(ts.sum(y, axis=1), whole)
+
+    given = ts.dist.distribute(ts.tensor(x), rows, mesh=world)
+    p = ts.dist.distribute(ts.tensor(np.ones(1 << 21, np.float32)), whole, mesh=world)
+    said, found = [], []
+    for asked in (True, False):
+        with ts.config.scope(comm_windows=asked):
+            g = ts.jit(f)
+            for _ in range(3):
+                made = g(given, p)
+            found.append([y.numpy() for y in made])
+            said.append(sorted({line.partition(" over")[0] for line in str(g.plan).splitlines()
+                                if "in windows" in line}))
+    y = 2.0 * x.astype(np.float64) + 1.0
+    want = y.sum((0, 1)), (y * y).sum((0, 1)), y.sum(1)
+    for got in found:
+        for a, b in zip(got, want, strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-4)
+    library = open_library()
+    return {"there": library is not None and library.has_windows, "with": said[0],
+            "without": said[1]}
+
+
 def speed(rank: int, ranks: int) -> dict:
     """GB/s of all_reduce on arrays of 256 MiB, beside a copy from the GPU to pinned host memory."""
     x = torch.ones(1 << 26, device="cuda")
@@ -117,7 +151,8 @@ def main() -> None:
     program, folder = sys.argv[1:]
     rank, ranks = ts.dist.rank(), ts.dist.world_size()
     torch.cuda.set_device(rank % torch.cuda.device_count())
-    found = {"values": values, "axes": axes, "speed": speed}[program](rank, ranks)
+    programs = {"values": values, "axes": axes, "windows": windows, "speed": speed}
+    found = programs[program](rank, ranks)
     (Path(folder) / str(rank)).write_text(json.dumps(found))
 
 

@@ -55,6 +55,14 @@ def test_each_axis_has_a_communicator(tmp_path):
 
 @needs_mpi
 @needs_two
+def test_programs_send_from_windows_what_they_send_without_them(tmp_path):
+    for said in run("windows", mesh_ranks(), tmp_path):
+        kinds = ["all_gather", "all_reduce", "reduce_scatter"] if said["there"] else []
+        assert said["with"] == kinds and said["without"] == []
+
+
+@needs_mpi
+@needs_two
 @pytest.mark.alone
 @pytest.mark.row("TILE-81", "PERF-04", "SYS-07")
 def test_all_reduce_speed_is_that_of_nvlink(tmp_path, note):

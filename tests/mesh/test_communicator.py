@@ -89,6 +89,21 @@ def test_one_of_so_many_blocks_is_made_once_of_the_same_ranks(made, monkeypatch)
     assert config._obj.size == ctypes.sizeof(config._obj) == 48  # that of NCCL 2.18
 
 
+def test_a_window_is_opened_as_symmetric_and_closed_with_its_memory(made, monkeypatch):
+    by, library, _ = made
+    place = SimpleNamespace(current=contextlib.nullcontext)
+    monkeypatch.setattr(communicator, "device", lambda index: place)
+    memory = SimpleNamespace(pointer=4096, nbytes=64, windows=[])
+    by.open_window(memory)
+    ((name, handle, pointer, nbytes, _, how),) = library.calls
+    assert (name, handle, pointer, nbytes, how) == ("CommWindowRegister", HANDLE, 4096, 64, 1)
+    assert [handle for handle, _ in memory.windows] == [HANDLE]
+    library.status["ncclCommWindowRegister"] = 3
+    with pytest.raises(DeviceError, match="open memory .*'dp', which TESSERA_COMM_WINDOWS=0 leav"):
+        by.open_window(memory)
+    assert len(memory.windows) == 1
+
+
 @pytest.mark.parametrize("call, failing", [
     (lambda by: by.all_reduce([(1, 2, 3)], F32, SUM, 0), "ncclAllReduce"),
     (lambda by: by.all_reduce([(1, 2, 3)] * 2, F32, SUM, 0), "ncclAllReduce"),
@@ -106,4 +121,5 @@ def test_what_nccl_refuses_is_an_error_in_its_words_and_ends_the_group(made, cal
 def test_what_is_asked_of_nccl_is_declared():
     """No machine without NCCL would notice."""
     asked = set(re.findall(r"library\.(nccl\w+)", Path(communicator.__file__).read_text()))
-    assert len(asked) > 8 and asked <= set(libnccl._SIGNATURES)
+    declared = libnccl._SIGNATURES | libnccl._WINDOW_SIGNATURES
+    assert len(asked) > 8 and asked <= set(declared)

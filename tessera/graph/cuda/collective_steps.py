@@ -9,9 +9,10 @@ knows how (op.Exchange).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from math import prod
+from typing import Any
 
 import numpy as np
 
@@ -22,7 +23,7 @@ from ..interpret import call_node
 from ..ir import Node
 from ..op import Exchange
 from ..schedule.groups import FusionGroup
-from ..schedule.ir import GroupOperand, ScheduledGroup
+from ..schedule.ir import GraphSchedule, GroupOperand, ScheduledGroup
 from ..schedule.loop_axes import extents_of
 from ..trace import at_line
 from .packed_values import elements_of, stored_array
@@ -123,6 +124,23 @@ class CollectiveStep:
         check(library.cuStreamSynchronize(stream), "copy to the GPU")  # `held` ends here
 
 
+def sent_places(steps: Iterable[Any], plan: GraphSchedule) -> tuple[str, list[Node]]:
+    """Where in a program's temporaries all that lies which steps send or get, as a text; and the
+    ops that do."""
+    lines, nodes = list[str](), list[Node]()
+    for step in steps:
+        if not isinstance(step, CollectiveStep):
+            continue
+        node = step.callee.node
+        nodes.append(node)
+        for o in (*step.group.reads, *step.group.writes):
+            at = plan.region(o.name)
+            own = at.begin + o.offset * o.type.dtype.numpy.itemsize
+            where = own if at.block == "temporaries" else "elsewhere"
+            lines.append(f"{node.op.name} {o.type} {o.shape} {where}")
+    return "\n".join(lines), nodes
+
+
 def _bytes(o: GroupOperand) -> int:
     return stored_bytes(o.shape, o.type.dtype)
 
@@ -140,4 +158,4 @@ def _run_of(read: Callable[[str], np.ndarray], o: GroupOperand) -> np.ndarray:
     return read(o.name).reshape(-1)[o.offset:o.offset + prod(o.shape)].reshape(o.shape)
 
 
-__all__ = ["CollectiveCallee", "CollectiveStep", "collective_group"]
+__all__ = ["CollectiveCallee", "CollectiveStep", "collective_group", "sent_places"]

@@ -10,15 +10,17 @@ from typing import Any
 import numpy as np
 
 from ... import config
+from ...runtime.buffer import DeviceBuffer
 from ...runtime.device import device
 from ...tensor import Tensor
 from ...tile.launch.resident import offload
 from ..donation import alone
-from ..ir import Graph
+from ..ir import Graph, Node
 from ..pause_collection import collection_paused
 from ..placed_leaves import OURS, PlacedLeaves
 from ..schedule.offload import placed_on_host
 from ..steady_step import SteadyRun
+from .collective_steps import sent_places
 from .compile_program import CompiledBefore
 from .graph_limits import FEWEST_LAUNCHES, why_no_graph
 from .launch_plan import annotated
@@ -63,6 +65,7 @@ class DeviceExecutable:
             self._why = f"it is {('no launch', 'one launch', 'two launches')[count]}"
         self._graphs = graphs and not capture and not self._why
         self._workspace: Workspace | None = None
+        self.block: DeviceBuffer | None = None  # of temporaries, where ranks reach it
         self._lock = threading.Lock()
 
     @property
@@ -134,6 +137,11 @@ class DeviceExecutable:
                 return None
             return space.again(calls, leaves)
 
+    @property
+    def sent_places(self) -> tuple[str, list[Node]]:
+        """Where in its temporaries lies what it sends, and what does."""
+        return sent_places(self.program.steps, self.program.plan)
+
     def _space(self) -> Workspace:
         """The memory for calls as the settings are now."""
         space = self._workspace
@@ -142,7 +150,7 @@ class DeviceExecutable:
         if space is None or space.watched is not watched or space.alone is not alone:
             donated = () if watched else self.donated  # a failing call is run again
             space = self._workspace = Workspace(self.program, self.device, self._capture, watched,
-                                                donated, alone)
+                                                donated, alone, self.block)
         if space.repeated is None and space.ran and self._repeats:
             space.repeated = RepeatedCalls(space, self._graphs)
         return space

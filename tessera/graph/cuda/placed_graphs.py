@@ -82,7 +82,10 @@ class PlacedGraphs:
 
     def known(self, key: tuple[Any, ...]) -> PlacedGraph | None:
         """The graph that was launched for this."""
-        return next((g for g in self.graphs if g.key == key), None)
+        for graph in self.graphs:
+            if graph.key == key:
+                return graph
+        return None
 
     def again(self, graph: PlacedGraph) -> None:
         """A call whose buffers lie where this graph has them."""

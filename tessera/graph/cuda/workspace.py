@@ -58,12 +58,15 @@ class Workspace:
     that of an argument or a result; and the arguments of every launch and copy, made once.
 
     fixed: every buffer has memory of its own, which a recorded graph needs. watched: its kernels
-    count bad elements. alone: each group has a launch of its own.
+    count bad elements. alone: each group has a launch of its own. block: the memory of temporaries,
+    where somebody has made it.
     """
 
     def __init__(self, program: CudaProgram, on: Device, fixed: bool = False,
-                 watched: bool = False, donated: Sequence[int] = (), alone: bool = False):
+                 watched: bool = False, donated: Sequence[int] = (), alone: bool = False,
+                 block: Memory | None = None):
         self.program, self.device, self.fixed = program, on, fixed
+        self.block = block or Memory(program.plan.temporary_bytes, on)
         self.alone = alone
         self.watched, self.owner = watched, object()  # whose the words of its launches are
         self.words: dict[str, np.ndarray] = {}  # what the host drew for the call under way
@@ -104,7 +107,6 @@ class Workspace:
         return sum(o.nbytes for o in owners.values() if isinstance(o, Memory))
 
     def _place(self) -> None:
-        self.block = Memory(self.program.plan.temporary_bytes, self.device)
         for b in self.program.plan.buffers:
             if b.kind == "temporary":
                 self.memory[b.name] = self.block.pointer + b.offset, self.block

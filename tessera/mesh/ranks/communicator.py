@@ -20,6 +20,7 @@ from tessera.errors import UnsupportedTargetError
 from tessera.launched import launched_here
 from tessera.runtime import libnccl
 from tessera.runtime.device import device, device_count, gpu_id
+from tessera.runtime.window_memory import WindowBuffer
 
 from ..device_mesh import Mesh
 from ..errors import MeshError
@@ -81,6 +82,16 @@ class Communicator:
                     f"join the ranks of {self.group.axis!r}")
             self._of_blocks[count] = Communicator(self.group, self.index, self.library, handle)
         return self._of_blocks[count]
+
+    def open_window(self, memory: WindowBuffer) -> None:
+        """Let all members reach this memory. All of them call it, each with as much."""
+        found = ctypes.c_void_p()
+        with device(self.index).current():
+            libnccl.check(self.library.ncclCommWindowRegister(
+                self.handle, memory.pointer, memory.nbytes, ctypes.byref(found),
+                libnccl.SYMMETRIC), f"open memory to the ranks of {self.group.axis!r}, which "
+                "TESSERA_COMM_WINDOWS=0 leaves out", self.library)
+        memory.windows.append((self.handle, found))
 
     # --- what goes through it -------------------------------------------------------------------
     # Arrays: source, target and count of each. Several go together, as one kernel.

@@ -140,7 +140,8 @@ class PlannedCollective:
     times: in a scan, how many iterations do it   beside: with `ts.overlap`, how many ops of the
     program lie between its beginning and the first that waits for it; None without
     parts: in which it goes beside the matmul whose result it is, or its rows are multiplied
-    by: between GPUs, "nccl", or "host", of copies there; "" between hosts, and before it is known
+    by: between GPUs, "nccl", "windows" of it, or "host", of copies there; "" between hosts, and
+    before it is known
     """
 
     op: str
@@ -159,7 +160,8 @@ class PlannedCollective:
         line = f"    # {self.where}" if self.where else ""
         often = f", {self.times} times" if self.times != 1 else ""
         beside = f" beside {self.beside} ops" if self.beside is not None else ""
-        by = {"nccl": " through NCCL", "host": " through the host"}.get(self.by, "")
+        by = {"nccl": " through NCCL", "windows": " through NCCL, in windows",
+              "host": " through the host"}.get(self.by, "")
         parts = f" in {self.parts} beside its matmul" if self.parts else ""
         return (f"{self.op} over {', '.join(self.axes)}: {self.bytes} bytes{often}{parts}{beside}"
                 f"{by}, "

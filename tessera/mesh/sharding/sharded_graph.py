@@ -40,12 +40,13 @@ from ..partition import extents
 from ..placement import computes_on_gpus, gpu_of
 from ..ranks.call_numbers import CallSequence, sequence_of
 from ..ranks.envelope import MessageLabel
-from ..ranks.group import make_group
+from ..ranks.group import Group, make_group
 from ..ranks.ledger import call
 from ..ranks.transport import Transport
 from ..tensor import NOTHING, DistTensor, held_ranks
 from ..world import is_here, mesh_rank, patience, simulate, transport
 from . import partitioned_steps
+from .add_behind_sums import add_behind_sums
 from .collective_order import (
     REDUCTIONS,
     issue_early,
@@ -84,6 +85,7 @@ class ShardedProgram:
         # A run, by rank, of those that have compared it with the others and send through NCCL.
         self._numbered: dict[int, list[tuple[CallSequence, int]]] = {}
         self._compared: set[int] = set()  # ranks that have compared their operands too
+        self._windows: dict[int, bool] = {}  # by rank, whether others reach what it sends
 
     @functools.cached_property
     def made(self) -> Propagated:
@@ -94,8 +96,8 @@ class ShardedProgram:
         found = propagate(graph, layouts, self.mesh)
         steps = issue_early(defer_readers(found.steps))
         if self.mesh.names_gpus:  # what is sent runs beside kernels there
-            steps = merge_reductions(reduce_early(steps), partitioned_steps.GPU_BUCKET_BYTES,
-                                     REDUCTIONS)
+            steps = reduce_early(add_behind_sums(steps, found.outputs))
+            steps = merge_reductions(steps, partitioned_steps.GPU_BUCKET_BYTES, REDUCTIONS)
             steps = keep_gathered(update_early(steps))
             steps = cut_products(prefetch(steps, found.inputs), self.mesh)
             steps = round_before_gather(steps, found.outputs, self.mesh)
@@ -111,7 +113,9 @@ class ShardedProgram:
     def plan(self) -> CollectivePlan:
         """The collectives, in order; on a mesh of GPUs with the way that they go."""
         by = self._by
-        return CollectivePlan(replace(c, by=by) for c in self._planned) if by else self._planned
+        inside = IN_WINDOWS if any(self._windows.values()) else ()
+        return CollectivePlan(replace(c, by="windows" if c.op in inside else by)
+                              for c in self._planned) if by else self._planned
 
     @property
     def _by(self) -> str:
@@ -272,10 +276,31 @@ class ShardedProgram:
 
     def _launch(self, rank: int, parts: Sequence[Tensor], ours: bool = False) -> list[Tensor]:
         local = self.local(rank)
+        if rank not in self._windows:
+            self._windows[rank] = self._open_windows(rank, local)
         if self.random and not local.program.lowered.draws.random:
             next_step()  # a program that draws does so itself
         made: list[Tensor] = local.tensors(parts, ours=ours)
         return made
+
+    def _open_windows(self, rank: int, local: Any) -> bool:
+        """Let other ranks reach the temporaries of what a rank runs, where all send much and from
+        the same places. All ranks of the mesh do so, before the first run."""
+        if self._by != "nccl" or max(
+                (c.bytes for c in self._planned), default=0) < LEAST_WINDOW_BYTES:
+            return False
+        from ..ranks.windows import window_memory  # it stands on NCCL, which few need
+
+        places, nodes = local.sent_places
+        index, here = gpu_of(self.mesh), transport()
+        assert index is not None
+        groups = {n.attrs["members"]: Group(here, n.attrs["members"], n.attrs["axis"])
+                  for n in nodes if not n.attrs.get("blocks")}
+        with at_line(user_line()):
+            local.block = window_memory(group_along(self.mesh, rank, self.mesh.axes), index,
+                                        local.program.plan.temporary_bytes, places,
+                                        [*groups.values()])
+        return local.block is not None
 
     def _agree(self, given: Sequence[Tensor]) -> None:
         """All ranks of the mesh run the same program; without collectives it does not matter. What
@@ -315,6 +340,10 @@ class ShardedProgram:
         found = [sequence_of(make_group(self.mesh, axes))
                  for axes in dict.fromkeys(c.axes for c in self._planned) if axes]
         return [(s, s.number_of(label)) for s in found]
+
+
+IN_WINDOWS = frozenset({"all_reduce", "reduce_scatter", "all_gather"})
+LEAST_WINDOW_BYTES = 8 << 20  # that a rank gets in one message: opening takes milliseconds
 
 
 @dataclass(frozen=True)
