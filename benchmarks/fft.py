@@ -60,7 +60,7 @@ def wide(z: torch.Tensor) -> torch.Tensor:
 # --- cases ----------------------------------------------------------------------------------------
 def of_arrays(ours: Callable, theirs: Callable, xs: list[torch.Tensor], *more: Any) -> Made:
     """ours: of the parts of one of these, and more, which theirs knows."""
-    parts = [[x.real.contiguous(), x.imag.contiguous()] if x.is_complex() else [x] for x in xs]
+    parts = [parts_of(x) for x in xs]
     fn = ts.jit(lambda parts, *more: [ours(*part, *more) for part in parts])
     there = [[ts.from_dlpack(p) for p in part] for part in parts]
     more = tuple(map(ts.from_dlpack, more))
@@ -68,12 +68,22 @@ def of_arrays(ours: Callable, theirs: Callable, xs: list[torch.Tensor], *more: A
 
 
 @functools.cache
-def drawn_pairs() -> torch.Tensor:
-    return torch.complex(*drawn(2, MANY, POINTS))
+def drawn_pairs() -> tuple[torch.Tensor, ...]:
+    return tuple(map(torch.complex, *drawn(2, MANY, POINTS)))
 
 
 def pairs(*shape: int) -> list[torch.Tensor]:
     return [z[:math.prod(shape)].view(shape) for z in drawn_pairs()]
+
+
+def parts_of(x: torch.Tensor) -> list[torch.Tensor]:
+    """Real and imaginary parts, of numbers that were drawn as they lie there."""
+    if not x.is_complex():
+        return [x]
+    for z, re, im in zip(drawn_pairs(), *drawn(2, MANY, POINTS), strict=True):
+        if z.data_ptr() == x.data_ptr():
+            return [part[:x.numel()].view(x.shape) for part in (re, im)]
+    return [x.real.contiguous(), x.imag.contiguous()]
 
 
 def lines(n: int) -> Made:

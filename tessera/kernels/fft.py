@@ -79,9 +79,8 @@ def points_transformed(xr, xi, row, first, apart, every, sr, si, angles, N, radi
 
 @kernel
 def side_by_side(x, row, first, numbers):
-    """(real, imaginary) parts of points, from `first` on. Those of one are read one after the
-    other: it is in the first-level cache for that long."""
-    z = [[(x[row, first + 2 * n], x[row, first + (2 * n + 1)]) for n in of] for of in numbers]
+    """(real, imaginary) parts of points, from `first` on."""
+    z = [[tile.load_pair(x[row], first + 2 * n) for n in of] for of in numbers]
     return [[p[0] for p in ps] for ps in z], [[p[1] for p in ps] for ps in z]
 
 
@@ -112,8 +111,11 @@ def store_frequencies(yr, yi, y, row, first, apart, column, part, N, R, whole, s
                     cosine, sine = turned(cosine, sine, *stage_turn(k, rows))
                 real, imaginary = turned(real, imaginary, cosine, sine)
             at = (vs[n] + k * step) * apart * every
-            yr[row, first + at] = real
-            yi[row, first + (at + every - 1)] = imaginary
+            if every == 2:
+                tile.store_pair(yr[row], first + at, real, imaginary)
+            else:
+                yr[row, first + at] = real
+                yi[row, first + at] = imaginary
 
 
 @kernel
@@ -139,6 +141,8 @@ MOST_LINES_ACROSS = 32
 # takes 78.4 and (16, 16, 32) 79.8, in turn.
 WIDE = {13: (16, 32, 16), 14: (32, 32, 16)}
 WIDE_ACROSS = {9: (32, 16), 10: (32, 32)}
+MIRRORED = {256: (16, 16)}  # real lines of so many points, two at once
+IN_ONE = (256,)
 # (threads, points of each): groups that share a multiprocessor's registers.
 RESIDENT = {(512, POINTS): 2, (256, MOST_POINTS): 2, (128, MOST_POINTS): 4}
 
@@ -150,9 +154,11 @@ def radices_of(N: int) -> tuple[int, ...]:
     return ((1 << rest,) if rest else ()) + (POINTS,) * sixteens
 
 
-def mirror_radices(N: int) -> tuple[int, ...]:
-    """As radices_of from 16 points on, with 8 as the last."""
-    return (*radices_of(N // 8), 8)
+def mirror_form(N: int) -> tuple[tuple[int, ...], int]:
+    """(radices, points of a thread) of real lines, two at once: of the last stage a thread has two
+    butterflies."""
+    wide = MIRRORED.get(N)
+    return (wide, MOST_POINTS) if wide else ((*radices_of(N // 8), 8), POINTS)
 
 
 def lines_of(N: int, across: bool, points: int = POINTS) -> tuple[int, int]:
@@ -180,5 +186,5 @@ def _resident(kernel: Kernel, groups: int) -> Kernel:
     return kernel.with_schedule(Schedule(RESIDENT=groups))
 
 
-__all__ = ["LONGEST", "LONGEST_ACROSS", "LONGEST_PAIR", "fft_lines", "form_of",
-           "launcher_of", "lines_of", "mirror_radices", "radices_of", "side_by_side"]
+__all__ = ["IN_ONE", "LONGEST", "LONGEST_ACROSS", "LONGEST_PAIR", "fft_lines", "form_of",
+           "launcher_of", "lines_of", "mirror_form", "radices_of", "side_by_side"]

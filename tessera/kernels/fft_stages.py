@@ -102,18 +102,29 @@ KEPT = {2: (1,), 4: (1, 2, 3), 8: (1, 2, 3, 4), 16: (1, 2, 3, 4, 8, 12),
         32: (1, 2, 3, 4, 8, 12, 16, 20, 24, 28)}
 
 
+# Threads of so many points at most read cosine and sine at once.
+SIDE_BY_SIDE = POINTS
+
+
 @functools.cache
-def stage_angles(N: int, radices: tuple[int, ...]) -> np.ndarray:
-    """For each stage but the last: rows of L cosines and of L sines of the turns -p k / (L R), for
-    few k. The others are products of two of these."""
-    parts, m = [], 1
+def stage_angles(N: int, radices: tuple[int, ...], points: int = POINTS) -> np.ndarray:
+    """For each stage but the last: rows of L pairs of cosine and sine of the turns -p k / (L R),
+    for few k, or of L cosines and L sines. The others are products of two of these."""
+    parts, m = [np.zeros((0, 2))], 1
     for R in radices[:-1]:
         L = N // (m * R)
         for k in KEPT[R]:
             turns = np.arange(L) * k % (L * R) / (L * R)
-            parts += [np.cos(TURN * turns), -np.sin(TURN * turns)]
+            pairs = in_pairs(turns)
+            parts.append(pairs if points <= SIDE_BY_SIDE else pairs.T.reshape(-1, 2))
         m *= R
-    return np.concatenate(parts or [np.zeros(1)]).astype(np.float32)
+    made = np.concatenate(parts).reshape(-1)
+    return np.pad(made, (0, -len(made) % 16 if len(made) else 16)).astype(np.float32)
+
+
+def in_pairs(turns: np.ndarray) -> np.ndarray:
+    """[n, 2]: cosine and sine of each turned back."""
+    return np.stack([np.cos(TURN * turns), -np.sin(TURN * turns)], axis=1)
 
 
 @kernel
@@ -165,10 +176,10 @@ def starts(N, R, points=POINTS):
 
 
 @kernel
-def mirrored(N, part):
-    """Of a stage of radix 8: point k of the butterfly at one of these points is N - k of that at
-    the other. Of the first thread each is its own mirror."""
-    return [part, tile.where(part == 0, N // POINTS, N // 8 - part)]
+def mirrored(N, part, R):
+    """Of a stage of which a thread has two butterflies: point k of the butterfly at one of these
+    points is N - k of that at the other. Of the first thread each is its own mirror."""
+    return [part, tile.where(part == 0, N // (2 * R), N // R - part)]
 
 
 @kernel
@@ -183,20 +194,28 @@ def spots(base, part, begin, N, R, m, points, mirror):
     """(first angle, later ones' number, place) of a thread's butterflies: where the first of their
     results goes. A butterfly's number shares no bit with the part, so that places are sums."""
     if mirror[0] == m:
-        return [(begin + b[1], 0, b[0] + padded(b[1] * R)) for b in mirror[1]]
+        return [(begin, b[1], b[0] + padded(b[1] * R)) for b in mirror[1]]
     first = base + padded(part % m + part // m * (m * R))
-    return [(begin + part // m, u // m, first + padded(u % m + u // m * (m * R)))
+    return [(begin, part // m + u // m, first + padded(u % m + u // m * (m * R)))
             for u in starts(N, R, points)]
 
 
 @kernel
-def stage_turned(y, at, angles, N, R, m):
+def stage_rows(at, angles, N, R, m, points):
+    """(cosine, sine) of the turns that are kept, of each of a thread's butterflies."""
+    L, kept = N // (m * R), ALL[:len(KEPT[R])]
+    if points <= SIDE_BY_SIDE:
+        return [[tile.load_pair(angles, 2 * b[1] + (b[0] + 2 * n * L)) for n in kept] for b in at]
+    return [[(angles[b[1] + (b[0] + 2 * n * L)], angles[b[1] + (b[0] + (2 * n + 1) * L)])
+             for n in kept] for b in at]
+
+
+@kernel
+def stage_turned(y, turns, R):
     """A stage's results, (real, imaginary) of each butterfly, times their angles."""
-    L, made = N // (m * R), []
-    for b in ALL[:len(at)]:
-        first, p = at[b][0], at[b][1]
-        rows = [(angles[first + (2 * n * L + p)], angles[first + ((2 * n + 1) * L + p)])
-                for n in ALL[:len(KEPT[R])]]
+    made = []
+    for b in ALL[:len(turns)]:
+        rows = turns[b]
         z = [turned(y[b][0][k], y[b][1][k], *stage_turn(k, rows)) for k in ALL[1:R]]
         made = made + [([y[b][0][0]] + [v[0] for v in z], [y[b][1][0]] + [v[1] for v in z])]
     return made
@@ -225,7 +244,7 @@ def transformed(xr, xi, sr, si, angles, N, radices, first, rest, mirror=(0, ()),
             if m > 1:
                 tile.barrier()
             at = spots(base, part, begin, N, R, m, points, mirror)
-            z = stage_turned(y, at, angles, N, R, m)
+            z = stage_turned(y, stage_rows(at, angles, N, R, m, points), R)
             for b in ALL[:len(at)]:
                 for k in ALL[:R]:
                     sr[at[b][2] + padded(m * k)] = z[b][0][k]
@@ -250,6 +269,6 @@ def in_order(sr, si, base, y, part, N, radices, points=POINTS):
     tile.barrier()
 
 
-__all__ = ["ALL", "BANKS", "KEPT", "MOST_POINTS", "POINTS", "in_order", "in_shared", "mirrored",
-           "one_turn", "padded", "pitch", "spread", "stage_angles", "stage_turn", "starts",
-           "transformed", "turned", "turned_by"]
+__all__ = ["ALL", "BANKS", "KEPT", "MOST_POINTS", "POINTS", "butterfly", "in_order",
+           "in_pairs", "in_shared", "mirrored", "one_turn", "padded", "pitch", "spread",
+           "stage_angles", "stage_turn", "starts", "transformed", "turned", "turned_by"]

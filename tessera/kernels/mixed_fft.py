@@ -1,13 +1,18 @@
 """Fourier transforms of f32 lines of 2^a 3^b 5^c points, which a group of threads has in registers.
 
-As fft_stages, with other radices: a thread keeps `points` of a line, which all radices divide.
-Numbers of butterflies share bits with parts of lines here, so places are computed one by one.
+As fft_stages, with other radices. T threads have a line: butterfly b of a thread's is number
+part + b T of a stage. They come out even in all stages but the last, where some threads may have
+one less. Radices whose factors are prime to each other are transforms of two axes, with no turns
+between them (Good 1958, J. Royal Stat. Soc. B 20:361; Thomas 1963).
 """
 
 from __future__ import annotations
 
 import functools
+import itertools
 import math
+import operator
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -15,14 +20,20 @@ from ..numerics import f32
 from ..tensor import Tensor
 from ..tile import MODULE as tile
 from ..tile.kernel.decorator import kernel
-from .angles import TURN
-from .fft_stages import ALL, BANKS, dft, padded, turned
+from .fft_stages import ALL, BANKS, butterfly, in_pairs, stage_turn, turned
 
-# Radices of more than one factor: the first of its factors, and the rest.
-FACTORS = {6: (2, 3), 8: (2, 4), 9: (3, 3), 10: (2, 5), 12: (4, 3), 15: (3, 5),
-           20: (4, 5)}
+RADICES = (30, 24, 20, 18, 16, 15, 12, 10, 9, 8, 6, 5, 4, 3, 2)
+# Of which frequencies of a stage the turns are kept; see stage_turn.
+KEPT = {R: tuple(k for k in range(1, R) if k < 4 or k % 4 == 0) for R in RADICES}
+# Radices of more than one factor.
+FACTORS = {6: (2, 3), 9: (3, 3), 10: (2, 5), 12: (4, 3), 15: (3, 5), 18: (2, 9), 20: (4, 5),
+           24: (8, 3), 30: (2, 15)}
+PRIME = {R: math.gcd(A, B) == 1 for R, (A, B) in FACTORS.items()}  # to each other
+# Of the points of a butterfly those that have b on the second axis.
+PLACES = {R: [[(b * (A if PRIME[R] else 1) + a * B) % R for a in range(A)] for b in range(B)]
+          for R, (A, B) in FACTORS.items()}
 TURNS = {R: tuple((math.cos(2 * math.pi * n / R), -math.sin(2 * math.pi * n / R))
-                  for n in range(R)) for R in (3, 5, *FACTORS)}
+                  for n in range(R)) for R in (3, 5, 9)}
 
 
 # --- butterflies ---------------------------------------------------------------------------------
@@ -53,146 +64,191 @@ def short_dft(R, r, i):
         return dft3(r, i)
     if R == 5:
         return dft5(r, i)
-    return dft(R, r, i)
+    return butterfly(R, r, i)
+
+
+@kernel
+def product_dft(R, r, i):
+    """Of points x[(a B + b A) % R], or of x[a B + b] where A and B share a factor: over a, then
+    over b."""
+    if R not in FACTORS:
+        return short_dft(R, r, i)
+    A, B = FACTORS[R]
+    p = [short_dft(A, *first_axis(R, b, r, i)) for b in ALL[:B]]
+    return both_axes(R, [short_dft(B, *second_axis(R, k, p)) for k in ALL[:A]])
 
 
 @kernel
 def mixed_butterfly(R, r, i):
-    """Of points x[a B + b]: over a, turned by b k / R, then over b."""
-    if R <= 5:
-        return short_dft(R, r, i)
+    if R not in FACTORS or max(FACTORS[R]) not in FACTORS:
+        return product_dft(R, r, i)
     A, B = FACTORS[R]
-    p = [short_dft(A, [r[b + a * B] for a in ALL[:A]], [i[b + a * B] for a in ALL[:A]])
-         for b in ALL[:B]]
-    q = [[fixed_turn(p[b][0][k], p[b][1][k], b * k, R) for b in ALL[:B]] for k in ALL[:A]]
-    y = [short_dft(B, [x[0] for x in q[k]], [x[1] for x in q[k]]) for k in ALL[:A]]
-    return [y[k % A][0][k // A] for k in ALL[:R]], [y[k % A][1][k // A] for k in ALL[:R]]
+    p = [short_dft(A, *first_axis(R, b, r, i)) for b in ALL[:B]]
+    return both_axes(R, [product_dft(B, *second_axis(R, k, p)) for k in ALL[:A]])
+
+
+@kernel
+def first_axis(R, b, r, i):
+    at = PLACES[R][b]
+    return [r[n] for n in at], [i[n] for n in at]
+
+
+@kernel
+def second_axis(R, k, p):
+    """Frequency k along the first axis, turned where both share a factor."""
+    q = [fixed_turn(p[b][0][k], p[b][1][k], 0 if PRIME[R] else b * k, R) for b in ALL[:len(p)]]
+    return [v[0] for v in q], [v[1] for v in q]
+
+
+@kernel
+def both_axes(R, y):
+    A, B = FACTORS[R]
+    at = [k % B if PRIME[R] else k // A for k in ALL[:R]]
+    return [y[k % A][0][at[k]] for k in ALL[:R]], [y[k % A][1][at[k]] for k in ALL[:R]]
 
 
 @kernel
 def fixed_turn(r, i, n, R):
     if n == 0:
         return r, i
-    if 4 * n == R:
-        return i, -r
     return turned(r, i, TURNS[R][n % R][0], TURNS[R][n % R][1])
 
 
 # --- lines ---------------------------------------------------------------------------------------
 @functools.cache
 def mixed_angles(N: int, radices: tuple[int, ...]) -> np.ndarray:
-    """For each stage but the last, and each k from 1 on: L cosines and L sines of -p k / (L R)."""
-    parts, m = [np.zeros(0)], 1
+    """For each stage but the last, and each k that is kept: L pairs of cosine and sine of
+    -p k / (L R)."""
+    parts, m = [np.zeros((0, 2))], 1
     for R in radices[:-1]:
         L = N // (m * R)
-        for k in range(1, R):
-            turns = np.arange(L) * k / (L * R)
-            parts += [np.cos(TURN * turns), -np.sin(TURN * turns)]
+        for k in KEPT[R]:
+            parts.append(in_pairs(np.arange(L) * k % (L * R) / (L * R)))
         m *= R
-    return np.concatenate([*parts, np.zeros(int(len(radices) == 1))]).astype(np.float32)
+    made = np.concatenate(parts).reshape(-1)
+    return np.pad(made, (0, -len(made) % 16 if len(made) else 16)).astype(np.float32)
 
 
 @kernel(grid=lambda lines, BM: -(-lines // BM), overwrites=("yr", "yi"))
 def mixed_lines(xr: Tensor["A", "E", f32], xi: Tensor["A", "E", f32], yr: Tensor["A", "E", f32],
-                yi: Tensor["A", "E", f32], angles: Tensor["T", f32], radices, N: int, lines: int,
-                scale: float, BM: int, points: int):
+                yi: Tensor["A", "E", f32], angles: Tensor["T", f32], radices, pads, N: int,
+                lines: int, scale: float, BM: int, P: int, T: int):
     """The transforms of lines of N points; see fft_lines."""
-    P, R = line_pitch(N), radices[-1]
+    R, last = radices[0], radices[-1]
     sr, si = tile.alloc_shared((BM * P,), f32), tile.alloc_shared((BM * P,), f32)
-    line, part, takes = own_part(N, BM, points)
-    number, us = tile.group_id(0) * BM + line, numbers(part, N, radices[0], points)
-    a, step = min(number, lines - 1), N // radices[0]
-    vr = [[xr[a, u + j * step] for j in ALL[:radices[0]]] for u in us]
-    vi = [[xi[a, u + j * step] for j in ALL[:radices[0]]] for u in us]
-    y = mixed_stages(vr, vi, sr, si, line * P, part, takes, angles, radices, N, points)
-    us = numbers(part, N, R, points)
-    if takes and number < lines:
-        for b in ALL[:len(us)]:
-            for k in ALL[:R]:
-                yr[a, us[b] + k * (N // R)] = y[b][0][k] * scale
-                yi[a, us[b] + k * (N // R)] = y[b][1][k] * scale
+    line, part, takes = own_part(T, BM)
+    number, us = tile.group_id(0) * BM + line, numbers(part, N, R, T)
+    a = min(number, lines - 1)
+    vr = [[xr[a, u + j * (N // R)] for j in ALL[:R]] for u in us]
+    vi = [[xi[a, u + j * (N // R)] for j in ALL[:R]] for u in us]
+    vr, vi = stages_done(vr, vi, sr, si, line * P, part, takes, angles, radices, pads, N, T)
+    us = numbers(part, N, last, T)
+    for b in ALL[:len(us)]:
+        if takes and number < lines and us[b] < N // last:
+            yb = last_stage(vr, vi, b, sr, si, line * P, us[b], radices, pads, N)
+            for k in ALL[:last]:
+                yr[a, us[b] + k * (N // last)] = yb[0][k] * scale
+                yi[a, us[b] + k * (N // last)] = yb[1][k] * scale
 
 
 @kernel
-def line_pitch(N):
-    """Floats of shared memory from a line to the next."""
-    return N + N // BANKS + 1
-
-
-@kernel
-def own_part(N, BM, points):
+def own_part(T, BM):
     """(line of the group, part of it, whether it takes part) of a thread."""
-    each, lane = N // points, tile.local_id()
-    return min(lane // each, BM - 1), lane % each, lane < BM * each
+    lane = tile.local_id()
+    return min(lane // T, BM - 1), lane % T, lane < BM * T
 
 
 @kernel
-def numbers(part, N, R, points):
-    """Of a thread's butterflies."""
-    return [part + b * (N // points) for b in ALL[:points // R]]
+def numbers(part, N, R, T):
+    """Of a thread's butterflies; in the last stage the last may be more than there are."""
+    return [part + b * T for b in ALL[:-(-N // (R * T))]]
 
 
 @kernel
-def mixed_stages(vr, vi, sr, si, base, part, takes, angles, radices, N, points):
-    """The last stage's results, a pair for each of a thread's butterflies; see transformed."""
-    m, begin = 1, 0
-    for R in radices:
-        us, L = numbers(part, N, R, points), N // (m * R)
+def stages_done(vr, vi, sr, si, base, part, takes, angles, radices, pads, N, T):
+    """All stages but the last; see transformed. The points given where there is one stage."""
+    m, begin, pad, c = 1, 0, 0, 1
+    for s in ALL[:len(radices) - 1]:
+        R, L = radices[s], N // (m * radices[s])
+        us = numbers(part, N, R, T)
+        ps = [u // m for u in us] if T % m else [part // m + b * (T // m) for b in ALL[:len(us)]]
         if m > 1:
-            vr = [[sr[base + padded(u + j * (N // R))] for j in ALL[:R]] for u in us]
-            vi = [[si[base + padded(u + j * (N // R))] for j in ALL[:R]] for u in us]
+            ats = [base + us[b] + pad * (ps[b] // c) for b in ALL[:len(us)]]
+            step = row_step(N, R, m, pad, c)
+            vr, vi = points_at(sr, ats, R, step), points_at(si, ats, R, step)
         y = [mixed_butterfly(R, vr[b], vi[b]) for b in ALL[:len(us)]]
-        if L > 1:
-            if m > 1:
-                tile.barrier()
-            if takes:
-                for b in ALL[:len(us)]:
-                    exchanged(sr, si, base, y[b], angles, begin, us[b], R, m, L)
+        z = [stage_turned(y[b], angles, begin + 2 * ps[b], R, L) for b in ALL[:len(us)]]
+        if m > 1:
             tile.barrier()
-        begin, m = begin + 2 * (R - 1) * L, m * R
-    return y
+        if takes:
+            for b in ALL[:len(us)]:
+                at = base + us[b] + ps[b] * (m * R - m) + pads[s][0] * (ps[b] // pads[s][1])
+                for k in ALL[:R]:
+                    sr[at + m * k] = z[b][0][k]
+                    si[at + m * k] = z[b][1][k]
+        tile.barrier()
+        begin, m, pad, c = begin + 2 * L * len(KEPT[R]), m * R, pads[s][0], pads[s][1]
+    return vr, vi
 
 
 @kernel
-def exchanged(sr, si, base, y, angles, begin, u, R, m, L):
-    """A butterfly's results, turned, to where the next stage finds them."""
-    p, at = begin + u // m, u % m + u // m * (m * R)
-    for k in ALL[:R]:
-        r, i = y[0][k], y[1][k]
-        if k > 0:
-            row = p + 2 * (k - 1) * L
-            r, i = turned(r, i, angles[row], angles[row + L])
-        sr[base + padded(at + m * k)] = r
-        si[base + padded(at + m * k)] = i
+def row_step(N, R, m, pad, c):
+    """How far points N / R apart lie, where `pad` floats lie behind each c m points."""
+    return N // R + N // (R * m * c) * pad
+
+
+@kernel
+def points_at(s, ats, R, step):
+    """Of butterflies whose first points lie there."""
+    return [[s[at + j * step] for j in ALL[:R]] for at in ats]
+
+
+@kernel
+def stage_turned(y, angles, first, R, L):
+    rows = [tile.load_pair(angles, first + 2 * n * L) for n in ALL[:len(KEPT[R])]]
+    z = [turned(y[0][k], y[1][k], *stage_turn(k, rows)) for k in ALL[1:R]]
+    return [y[0][0]] + [v[0] for v in z], [y[1][0]] + [v[1] for v in z]
+
+
+@kernel
+def last_stage(vr, vi, b, sr, si, base, u, radices, pads, N):
+    """Frequencies u + k N / R of a thread's butterfly b, which has the number u."""
+    R = radices[-1]
+    if len(radices) == 1:
+        return mixed_butterfly(R, vr[b], vi[b])
+    at, step = [base + u], row_step(N, R, N // R, pads[-1][0], pads[-1][1])
+    r, i = points_at(sr, at, R, step), points_at(si, at, R, step)
+    return mixed_butterfly(R, r[0], i[0])
 
 
 # --- real lines ----------------------------------------------------------------------------------
 @kernel(grid=lambda lines, BM: -(-lines // (2 * BM)), overwrites=("yr", "yi"))
 def mixed_real(x: Tensor["A", "E", f32], yr: Tensor["A", "F", f32], yi: Tensor["A", "F", f32],
-               angles: Tensor["T", f32], radices, N: int, lines: int, scale: float, BM: int,
-               points: int):
+               angles: Tensor["T", f32], radices, pads, N: int, lines: int, scale: float, BM: int,
+               P: int, T: int):
     """Frequencies 0 .. N // 2 of lines of N real points, two at once; see rfft_pairs."""
-    each, P, R, step = N // points, line_pitch(N), radices[-1], N // radices[0]
+    R, last = radices[0], radices[-1]
     sr, si = tile.alloc_shared((BM * P,), f32), tile.alloc_shared((BM * P,), f32)
-    line, part, takes = own_part(N, BM, points)
+    line, part, takes = own_part(T, BM)
     a, base = 2 * (tile.group_id(0) * BM + line), line * P
-    here, there, us = min(a, lines - 1), min(a + 1, lines - 1), numbers(part, N, radices[0], points)
-    vr = [[x[here, u + j * step] for j in ALL[:radices[0]]] for u in us]
-    vi = [[x[there, u + j * step] for j in ALL[:radices[0]]] for u in us]
-    y = mixed_stages(vr, vi, sr, si, base, part, takes, angles, radices, N, points)
+    here, there, us = min(a, lines - 1), min(a + 1, lines - 1), numbers(part, N, R, T)
+    vr = [[x[here, u + j * (N // R)] for j in ALL[:R]] for u in us]
+    vi = [[x[there, u + j * (N // R)] for j in ALL[:R]] for u in us]
+    vr, vi = stages_done(vr, vi, sr, si, base, part, takes, angles, radices, pads, N, T)
+    us = [min(u, N // last - 1) for u in numbers(part, N, last, T)]
+    y = [last_stage(vr, vi, b, sr, si, base, us[b], radices, pads, N) for b in ALL[:len(us)]]
     if len(radices) > 1:
         tile.barrier()
-    us = numbers(part, N, R, points)
     if takes:
         for b in ALL[:len(us)]:
-            for k in ALL[:R]:
-                sr[base + padded(us[b] + k * (N // R))] = y[b][0][k]
-                si[base + padded(us[b] + k * (N // R))] = y[b][1][k]
+            for k in ALL[:last]:
+                sr[base + (us[b] + k * (N // last))] = y[b][0][k]
+                si[base + (us[b] + k * (N // last))] = y[b][1][k]
     tile.barrier()
-    for n in ALL[:(N // 2 + each) // each]:
-        k = part + n * each
+    for n in ALL[:(N // 2 + T) // T]:
+        k = part + n * T
         if takes and a < lines and k <= N // 2:
-            at, back = base + padded(k), base + padded((N - k) % N)
+            at, back = base + k, base + (N - k) % N
             r, i, r_, i_ = sr[at], si[at], sr[back], si[back]
             yr[a, k] = (r + r_) * (0.5 * scale)
             yi[a, k] = (i - i_) * (0.5 * scale)
@@ -203,24 +259,26 @@ def mixed_real(x: Tensor["A", "E", f32], yr: Tensor["A", "F", f32], yi: Tensor["
 
 @kernel(grid=lambda lines, BM: -(-lines // (2 * BM)), overwrites=("y",))
 def mixed_real_back(xr: Tensor["A", "E", f32], xi: Tensor["A", "E", f32], y: Tensor["A", "F", f32],
-                    angles: Tensor["T", f32], radices, N: int, lines: int, scale: float, BM: int,
-                    points: int):
+                    angles: Tensor["T", f32], radices, pads, N: int, lines: int, scale: float,
+                    BM: int, P: int, T: int):
     """The N real points of lines of frequencies 0 .. N // 2, two at once; see irfft_pairs."""
-    P, R, step = line_pitch(N), radices[-1], N // radices[0]
+    R, last = radices[0], radices[-1]
     sr, si = tile.alloc_shared((BM * P,), f32), tile.alloc_shared((BM * P,), f32)
-    line, part, takes = own_part(N, BM, points)
-    a, us = 2 * (tile.group_id(0) * BM + line), numbers(part, N, radices[0], points)
+    line, part, takes = own_part(T, BM)
+    a, us = 2 * (tile.group_id(0) * BM + line), numbers(part, N, R, T)
     here, there = min(a, lines - 1), min(a + 1, lines - 1)
-    z = [[both_lines(xr, xi, here, there, u + j * step, N) for j in ALL[:radices[0]]] for u in us]
+    z = [[both_lines(xr, xi, here, there, u + j * (N // R), N) for j in ALL[:R]] for u in us]
     vr, vi = [[p[1] for p in ps] for ps in z], [[p[0] for p in ps] for ps in z]
-    made = mixed_stages(vr, vi, sr, si, line * P, part, takes, angles, radices, N, points)
-    us = numbers(part, N, R, points)
+    vr, vi = stages_done(vr, vi, sr, si, line * P, part, takes, angles, radices, pads, N, T)
+    us = numbers(part, N, last, T)
     for b in ALL[:len(us)]:
-        for k in ALL[:R]:
-            if takes and a < lines:
-                y[a, us[b] + k * (N // R)] = made[b][1][k] * scale
-            if takes and a + 1 < lines:
-                y[a + 1, us[b] + k * (N // R)] = made[b][0][k] * scale
+        if takes and a < lines and us[b] < N // last:
+            made = last_stage(vr, vi, b, sr, si, line * P, us[b], radices, pads, N)
+            for k in ALL[:last]:
+                y[a, us[b] + k * (N // last)] = made[1][k] * scale
+            if a + 1 < lines:
+                for k in ALL[:last]:
+                    y[a + 1, us[b] + k * (N // last)] = made[0][k] * scale
 
 
 @kernel
@@ -235,37 +293,113 @@ def both_lines(xr, xi, a, b, k, N):
 
 # --- blocks --------------------------------------------------------------------------------------
 LONGEST_MIXED, MOST_STAGES = 8192, 4
-EACH = {12: (12, 6, 4, 3, 2), 24: (12, 8, 6, 4, 3, 2), 20: (20, 10, 5, 4, 2), 18: (9, 6, 3, 2),
-        15: (15, 5, 3), 30: (15, 10, 6, 5, 3, 2)}  # points of a thread: radices
+MOST_HELD, MOST_THREADS, MOST_LANES = 30, 512, 256
+
+
+@dataclass(frozen=True)
+class MixedForm:
+    """How lines of N points are transformed, T threads each, BM in a group. pads: (floats that lie
+    behind so many blocks of points that a stage has finished, how many). P: floats from a line to
+    the next."""
+
+    radices: tuple[int, ...]
+    T: int
+    BM: int
+    pads: tuple[tuple[int, int], ...]
+    P: int
+
+    @property
+    def lanes(self) -> int:
+        return -(-self.BM * self.T // 32) * 32
 
 
 @functools.cache
-def mixed_form(N: int) -> tuple[int, tuple[int, ...]] | None:
-    """(points of a thread, radices), as few stages as possible; None where there are none."""
-    if N > LONGEST_MIXED:
+def mixed_form(N: int) -> MixedForm | None:
+    """None where there is none: other factors, or more stages than are worth it."""
+    if N > LONGEST_MIXED or N < 2:
         return None
-    found = [(len(radices), points, radices) for points, those in EACH.items()
-             if N % points == 0 and (radices := _factored(N, those))]
-    return min(found)[1:] if found and min(found)[0] <= MOST_STAGES else None
+    found = [(_cost(N, radices, T), radices, T) for radices in _factored(N, MOST_STAGES)
+             for T in _threads(N, radices)]
+    if not found:
+        return None
+    _, radices, T = min(found)
+    BM = _lines(T)
+    return MixedForm(radices, T, BM, *_pads(N, radices, T, BM))
 
 
-def _factored(N: int, radices: tuple[int, ...]) -> tuple[int, ...]:
-    """N as a product of few of these; none where it is none."""
-    best: tuple[int, ...] = ()
-    for R in radices:
-        if N == R:
-            return (R,)
-        if N % R == 0 and (rest := _factored(N // R, tuple(r for r in radices if r <= R))):
-            best = min(best or (R, *rest), (R, *rest), key=len)
-    return best
+@functools.cache
+def _factored(N: int, stages: int) -> list[tuple[int, ...]]:
+    """N as products of as few radices as possible, in any order."""
+    if N == 1 or not stages:
+        return [()] if N == 1 else []
+    found = [(R, *rest) for R in RADICES if N % R == 0 for rest in _factored(N // R, stages - 1)]
+    least = min(map(len, found), default=0)
+    return [f for f in found if len(f) == least]
 
 
-def mixed_block(N: int, points: int) -> tuple[int, int]:
-    """Lines and threads of a group."""
-    each = N // points
-    lines = max(1, 64 // each)
-    return lines, -(-lines * each // 32) * 32
+def _threads(N: int, radices: tuple[int, ...]) -> list[int]:
+    """Of a line: all stages but the last come out even, and points fit into registers."""
+    even = math.gcd(*[N // R for R in radices[:-1]]) if len(radices) > 1 else N // radices[0]
+    return [T for T in range(1, min(even, MOST_THREADS) + 1)
+            if even % T == 0 and points_held(N, radices, T) <= MOST_HELD]
 
 
-__all__ = ["LONGEST_MIXED", "mixed_angles", "mixed_block", "mixed_form", "mixed_lines",
-           "mixed_real", "mixed_real_back"]
+def points_held(N: int, radices: tuple[int, ...], T: int) -> int:
+    """By a thread at most: of all its butterflies of a stage, but of one of the last stage."""
+    return max(*[N // T] * (len(radices) > 1), radices[-1], 1)
+
+
+def _cost(N: int, radices: tuple[int, ...], T: int) -> float:
+    """Instructions of a point, by what they were in kernels that were compiled: exchanges, turns
+    and butterflies, where threads that have no line or one butterfly less count as well."""
+    BM = _lines(T)
+    idle = -(-BM * T // 32) * 32 / (BM * T)
+    work = sum((4 * math.log2(R) + 4) * -(-N // (R * T)) * R * T / N for R in radices)
+    turns = sum(20 + 4 * len(KEPT[R]) / R for R in radices[:-1])
+    return (work + turns) * idle + 0.6 * points_held(N, radices, T)
+
+
+def _lines(T: int) -> int:
+    """Of a group: few lanes of its warps are to have no line."""
+    def idle(BM: int) -> tuple[float, int, int]:
+        lanes = -(-BM * T // 32) * 32
+        return (round(max(lanes / (BM * T), 1.02), 2), max(lanes, 64), -BM)
+
+    return min(range(1, max(1, MOST_LANES // T) + 1), key=idle)
+
+
+def _pads(N: int, radices: tuple[int, ...], T: int,
+          BM: int) -> tuple[tuple[tuple[int, int], ...], int]:
+    """(pads, P) with which threads side by side meet few banks twice."""
+    line, part = np.divmod(np.arange(BM * T), T)
+    found: list[tuple[float, int, tuple[tuple[int, int], ...]]] = []
+    for rest in range(BANKS if BM > 1 else 1):
+        chosen, m = [], 1
+        for R, after in itertools.pairwise(radices):
+            p = part // m
+            chosen.append(min(
+                (_clashes(line * rest + part + p * (m * R - m) + p // c * pad)
+                 + _clashes(line * rest + part + part // (m * R * c) * pad), pad, c)
+                for c in _divisors(N // (m * R * after))
+                for pad in range(min(BANKS, N // 4 // (N // (m * R * c)) + 1))))
+            m *= R
+        found.append((sum(clash for clash, _, _ in chosen), rest,
+                      tuple((pad, c) for _, pad, c in chosen)))
+    _, rest, pads = min(found)
+    done = itertools.accumulate(radices, operator.mul)
+    least = max([N, *(N + pad * (N // (m * c)) for (pad, c), m in zip(pads, done, strict=False))])
+    return pads, least + (rest - least) % BANKS if BM > 1 else least
+
+
+def _divisors(n: int) -> list[int]:
+    return [c for c in range(1, min(n, BANKS) + 1) if n % c == 0]
+
+
+def _clashes(at: np.ndarray) -> float:
+    """Cycles that an access of a warp takes on average; threads that follow ask for the same."""
+    at = np.resize(at, -(-len(at) // 32) * 32).reshape(-1, 32)
+    return float(np.mean([np.bincount(np.unique(row) % BANKS).max() for row in at]))
+
+
+__all__ = ["LONGEST_MIXED", "MOST_HELD", "MOST_STAGES", "MixedForm", "mixed_angles", "mixed_form",
+           "mixed_lines", "mixed_real", "mixed_real_back", "points_held"]

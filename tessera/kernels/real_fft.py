@@ -14,12 +14,12 @@ from ..numerics import f32
 from ..tensor import Tensor
 from ..tile import MODULE as tile
 from ..tile.kernel.decorator import kernel
-from .angles import TURN
 from .fft import side_by_side
 from .fft_stages import (
     ALL,
     POINTS,
     in_order,
+    in_pairs,
     in_shared,
     mirrored,
     padded,
@@ -34,11 +34,10 @@ from .fft_stages import (
 
 
 @functools.cache
-def real_angles(N: int, radices: tuple[int, ...]) -> np.ndarray:
-    """stage_angles, and behind them cosines and sines of the turns k / (2 N), k = 0 .. N - 1."""
-    turns = TURN * np.arange(N) / (2 * N)
-    return np.concatenate([stage_angles(N, radices), np.cos(turns), np.sin(turns)],
-                          dtype=np.float32)
+def real_angles(N: int, radices: tuple[int, ...], points: int = POINTS) -> np.ndarray:
+    """stage_angles, and behind them pairs of cosine and sine of the turns -k / (2 N), k < N."""
+    turns = in_pairs(np.arange(N) / (2 * N)).reshape(-1)
+    return np.concatenate([stage_angles(N, radices, points), turns], dtype=np.float32)
 
 
 @kernel(grid=lambda lines, BM: -(-lines // BM), overwrites=("yr", "yi"))
@@ -61,7 +60,7 @@ def rfft_lines(x: Tensor["A", "E", f32], yr: Tensor["A", "F", f32], yi: Tensor["
         if part == 0:
             yr[a, N // 2] = sr[base + padded(N // 2)] * scale
             yi[a, N // 2] = si[base + padded(N // 2)] * -scale
-        here, turn, half = base + padded(part), T - 2 * N + part, 0.5 * scale
+        here, turn, half = base + padded(part), T - 2 * N + 2 * part, 0.5 * scale
         first = pair_turns(angles, turn, N, points)
         for n in ALL[:min(N, points) // 2]:
             k, k_ = part + n * each, N - part - n * each
@@ -79,8 +78,7 @@ def pair_turns(angles, turn, N, points):
     """(cosine, sine) of the turns -k / 2 N of as few of a thread's frequencies as give all others
     by turns that are known now; the table of real_angles has the thread's own at `turn`."""
     each = max(1, N // points)
-    return [(angles[turn + n * each], -angles[turn + (N + n * each)])
-            for n in ALL[:max(1, points // POINTS)]]
+    return [tile.load_pair(angles, turn + 2 * n * each) for n in ALL[:max(1, points // POINTS)]]
 
 
 @kernel
@@ -92,71 +90,118 @@ def pair_turn(first, n, N):
 
 @kernel(grid=lambda lines, BM: -(-lines // (2 * BM)), overwrites=("yr", "yi"))
 def rfft_pairs(x: Tensor["A", "E", f32], yr: Tensor["A", "F", f32], yi: Tensor["A", "F", f32],
-               angles: Tensor["T", f32], radices, N: int, lines: int, scale: float, BM=1):
+               angles: Tensor["T", f32], radices, N: int, lines: int, scale: float, BM=1,
+               points=POINTS):
     """Frequencies 0 .. N / 2 of lines of N real points, of which two are the parts of one of
     complex points: a_k = (z_k + conj z_(N - k)) / 2, b_k = (z_k - conj z_(N - k)) / 2i."""
     P = pitch(N, BM)
     sr, si = tile.alloc_shared((BM * P,), f32), tile.alloc_shared((BM * P,), f32)
-    line, part = spread(tile.local_id(), BM, N // POINTS, False)
-    a = 2 * (tile.group_id(0) * BM + line)
-    here, there, at = min(a, lines - 1), min(a + 1, lines - 1), (line * P, part)
-    us, step = starts(N, radices[0]), N // radices[0]
-    vr = [[x[here, part + (u + j * step)] for j in ALL[:radices[0]]] for u in us]
-    vi = [[x[there, part + (u + j * step)] for j in ALL[:radices[0]]] for u in us]
-    (pr, pi), (qr, qi) = transformed(vr, vi, sr, si, angles, N, radices, at, at,
-                                     (N // 8, [(line * P, u) for u in mirrored(N, part)]))
+    line, part = spread(tile.local_id(), BM, N // points, False)
+    a, half = 2 * (tile.group_id(0) * BM + line), 0.5 * scale
+    p, q = pair_butterflies(x, a, sr, si, line * P, part, angles, radices, N, lines, points)
     if a < lines:
-        mirror_sums(yr, yi, a, pr, pi, qr, qi, N, part, 0.5 * scale)
-    if a + 1 < lines:  # -i z has the parts in their other places
-        mirror_sums(yr, yi, a + 1, pi, [-v for v in pr], qi, [-v for v in qr], N, part, 0.5 * scale)
+        mirror_sums(yr, yi, a, 0, p, q, N, part, half)
+    if a + 1 < lines:
+        mirror_sums(yr, yi, a + 1, 0, other_line(p), other_line(q), N, part, half)
+
+
+@kernel(grid=lambda lines, BM: lines // (2 * BM), overwrites=("yr", "yi"))
+def rfft_pairs_in_one(x: Tensor["A", "E", f32], yr: Tensor["B", "F", f32],
+                      yi: Tensor["B", "F", f32], angles: Tensor["T", f32], radices, N: int,
+                      lines: int, scale: float, BM=1, points=POINTS):
+    """As rfft_pairs; the frequencies of a group are one row, which leaves by way of shared memory:
+    those of one line begin anywhere in a sector."""
+    P, H = pitch(N, BM), N // 2 + 1
+    sr, si = tile.alloc_shared((BM * P,), f32), tile.alloc_shared((BM * P,), f32)
+    line, part = spread(tile.local_id(), BM, N // points, False)
+    a, g, half = 2 * line, tile.group_id(0), 0.5 * scale
+    p, q = pair_butterflies(x, 2 * g * BM + a, sr, si, line * P, part, angles, radices, N, lines,
+                            points)
+    tile.barrier()
+    mirror_sums(sr, si, a, H, p, q, N, part, half)
+    mirror_sums(sr, si, a + 1, H, other_line(p), other_line(q), N, part, half)
+    tile.barrier()
+    end = 2 * BM * N // 2
+    for s, y in ((sr, yr), (si, yi)):
+        tile.store(y[g, 0:end], tile.load(s[0:end]))
+        tile.store(y[g, end:end + 2 * BM], tile.load(s[end:end + 2 * BM]))
 
 
 @kernel
-def mirror_sums(yr, yi, a, pr, pi, qr, qi, N, part, half):
-    """z_k + conj z_(N - k) of both butterflies of a thread; see mirrored."""
-    u, v = mirrored(N, part)
-    own = part == 0
-    for k in ALL[:4]:
-        at, to = u + k * (N // 8), v + k * (N // 8)
-        yr[a, at] = (pr[k] + tile.where(own, pr[-k], qr[7 - k])) * half
-        yi[a, at] = (pi[k] - tile.where(own, pi[-k], qi[7 - k])) * half
-        yr[a, to] = (qr[k] + tile.where(own, qr[7 - k], pr[7 - k])) * half
-        yi[a, to] = (qi[k] - tile.where(own, qi[7 - k], pi[7 - k])) * half
+def pair_butterflies(x, a, sr, si, base, part, angles, radices, N, lines, points):
+    """Of lines a and a + 1, as real and imaginary parts: both of a thread's last butterflies, which
+    mirror each other."""
+    here, there, at = min(a, lines - 1), min(a + 1, lines - 1), (base, part)
+    us, R, last = starts(N, radices[0], points), radices[0], radices[-1]
+    vr = [[x[here, part + (u + j * (N // R))] for j in ALL[:R]] for u in us]
+    vi = [[x[there, part + (u + j * (N // R))] for j in ALL[:R]] for u in us]
+    return transformed(vr, vi, sr, si, angles, N, radices, at, at,
+                       (N // last, [(base, u) for u in mirrored(N, part, last)]), points)
+
+
+@kernel
+def other_line(z):
+    """-i z, which has the parts in their other places."""
+    return z[1], [-v for v in z[0]]
+
+
+@kernel
+def mirror_sums(yr, yi, a, H, p, q, N, part, half):
+    """z_k + conj z_(N - k) of both butterflies of a thread, see mirrored, to row a.  H: 0, or how
+    many a row of memory without rows has"""
+    (pr, pi), (qr, qi) = p, q
+    R = len(pr)
+    (u, v), own = mirrored(N, part, R), part == 0
+    for k in ALL[:R // 2]:
+        at, to = u + k * (N // R), v + k * (N // R)
+        put(yr, a, at, H, (pr[k] + tile.where(own, pr[-k], qr[R - 1 - k])) * half)
+        put(yi, a, at, H, (pi[k] - tile.where(own, pi[-k], qi[R - 1 - k])) * half)
+        put(yr, a, to, H, (qr[k] + tile.where(own, qr[R - 1 - k], pr[R - 1 - k])) * half)
+        put(yi, a, to, H, (qi[k] - tile.where(own, qi[R - 1 - k], pi[R - 1 - k])) * half)
     if part == 0:
-        yr[a, N // 2] = 2.0 * pr[4] * half
-        yi[a, N // 2] = 0.0
+        put(yr, a, N // 2, H, 2.0 * pr[R // 2] * half)
+        put(yi, a, N // 2, H, 0.0)
+
+
+@kernel
+def put(y, a, k, H, value):
+    if H:
+        y[a * H + k] = value
+    else:
+        y[a, k] = value
 
 
 @kernel(grid=lambda lines, BM: -(-lines // (2 * BM)), overwrites=("y",))
 def irfft_pairs(xr: Tensor["A", "E", f32], xi: Tensor["A", "E", f32], y: Tensor["A", "F", f32],
-                angles: Tensor["T", f32], radices, N: int, lines: int, scale: float, BM=1):
+                angles: Tensor["T", f32], radices, N: int, lines: int, scale: float, BM=1,
+                points=POINTS):
     """The N real points of lines of frequencies 0 .. N / 2, of which two are the parts of one of
     complex points: z_k = a_k + i b_k, z_(N - k) = conj a_k + i conj b_k."""
     P = pitch(N, BM)
     sr, si = tile.alloc_shared((BM * P,), f32), tile.alloc_shared((BM * P,), f32)
-    line, part = spread(tile.local_id(), BM, N // POINTS, False)
-    a = 2 * (tile.group_id(0) * BM + line)
+    line, part = spread(tile.local_id(), BM, N // points, False)
+    a, R, h = 2 * (tile.group_id(0) * BM + line), radices[0], radices[0] // 2
     here, there, at = min(a, lines - 1), min(a + 1, lines - 1), (line * P, part)
-    u, v = mirrored(N, part)
+    u, v = mirrored(N, part, R)
     own, middle = part == 0, xr.shape[1] - 1
-    near, far = both_frequencies(xr, xi, here, there, u, N, own)
-    near_, far_ = both_frequencies(xr, xi, here, there, v, N, False)
-    mine = [(xr[here, middle], xr[there, middle])] + [far[-k] for k in ALL[1:4]]
-    p = near + [chosen(own, mine[k], far_[3 - k]) for k in ALL[:4]]
-    q = near_ + [chosen(own, far_[3 - k], far[3 - k]) for k in ALL[:4]]
+    near, far = both_frequencies(xr, xi, here, there, u, N, R, own)
+    near_, far_ = both_frequencies(xr, xi, here, there, v, N, R, False)
+    mine = [(xr[here, middle], xr[there, middle])] + [far[-k] for k in ALL[1:h]]
+    p = near + [chosen(own, mine[k], far_[h - 1 - k]) for k in ALL[:h]]
+    q = near_ + [chosen(own, far_[h - 1 - k], far[h - 1 - k]) for k in ALL[:h]]
     vr, vi = [[z[1] for z in p], [z[1] for z in q]], [[z[0] for z in p], [z[0] for z in q]]
     made = transformed(vr, vi, sr, si, angles, N, radices, at, at,
-                       (1, [(line * P, u), (line * P, v)]))
+                       (1, [(line * P, u), (line * P, v)]), points)
     if a < lines:
-        part_points(y, a, [z[1] for z in made], part, N, radices[-1], scale)
+        part_points(y, a, [z[1] for z in made], part, N, radices[-1], scale, points)
     if a + 1 < lines:
-        part_points(y, a + 1, [z[0] for z in made], part, N, radices[-1], scale)
+        part_points(y, a + 1, [z[0] for z in made], part, N, radices[-1], scale, points)
 
 
 @kernel
-def part_points(y, a, x, part, N, R, scale):
+def part_points(y, a, x, part, N, R, scale, points):
     """A line's points from a part of a thread's last butterflies."""
-    vs = starts(N, R)
+    vs = starts(N, R, points)
     for n in ALL[:len(vs)]:
         for k in ALL[:R]:
             y[a, part + (vs[n] + k * (N // R))] = x[n][k] * scale
@@ -168,11 +213,11 @@ def chosen(own, z, z_):
 
 
 @kernel
-def both_frequencies(xr, xi, a, b, u, N, zero):
-    """z_k of both lines for k = u + j N / 8, j < 4, and z_(N - k).  zero: whether u is 0"""
+def both_frequencies(xr, xi, a, b, u, N, R, zero):
+    """z_k of both lines for k = u + j N / R, j < R / 2, and z_(N - k).  zero: whether u is 0"""
     near, far = [], []
-    for j in ALL[:4]:
-        k = u + j * (N // 8)
+    for j in ALL[:R // 2]:
+        k = u + j * (N // R)
         ar, br, ai, bi = xr[a, k], xr[b, k], xi[a, k], xi[b, k]
         if j == 0:
             ai, bi = tile.where(zero, 0.0, ai), tile.where(zero, 0.0, bi)
@@ -193,7 +238,7 @@ def irfft_lines(xr: Tensor["A", "E", f32], xi: Tensor["A", "E", f32], y: Tensor[
     number = tile.group_id(0) * BM + line
     a, base = min(number, lines - 1), line * P
     us, step = starts(N, radices[0], points), N // radices[0]
-    turns = pair_turns(angles, T - 2 * N + part, N, points)
+    turns = pair_turns(angles, T - 2 * N + 2 * part, N, points)
     z = [[packed_frequency(xr, xi, turns, a, part, u + j * step, each, N)
           for j in ALL[:radices[0]]] for u in us]
     vr, vi = [[p[1] for p in ps] for ps in z], [[p[0] for p in ps] for ps in z]
@@ -216,8 +261,8 @@ def real_points(y, a, made, part, N, R, scale, points=POINTS):
     vs = starts(N, R, points)
     for n in ALL[:len(vs)]:
         for k in ALL[:R]:
-            y[a, 2 * part + 2 * (vs[n] + k * (N // R))] = made[n][1][k] * scale
-            y[a, 2 * part + (2 * (vs[n] + k * (N // R)) + 1)] = made[n][0][k] * scale
+            tile.store_pair(y[a], 2 * part + 2 * (vs[n] + k * (N // R)), made[n][1][k] * scale,
+                            made[n][0][k] * scale)
 
 
 @kernel
@@ -254,7 +299,7 @@ def filter_lines(x: Tensor["A", "E", f32], hr: Tensor["H", "F", f32], hi: Tensor
         c, d = turned(r, i, hr[h, N // 2], hi[h, N // 2])
         sr[base + padded(N // 2)] = 2.0 * c
         si[base + padded(N // 2)] = -2.0 * d
-    first, turns = base + padded(part), pair_turns(angles, T - 2 * N + part, N, POINTS)
+    first, turns = base + padded(part), pair_turns(angles, T - 2 * N + 2 * part, N, POINTS)
     for n in ALL[:min(N, POINTS) // 2]:
         k, k_ = part + n * each, N - part - n * each
         here, back = first + padded(n * each), base + padded(k_ & (N - 1))
@@ -287,4 +332,4 @@ def pair_filtered(sr, si, here, back, c, s, k, hr, hi, hr_, hi_):
 
 
 __all__ = ["chosen", "complex_points", "filter_lines", "irfft_lines", "irfft_pairs", "real_angles",
-           "real_points", "rfft_lines", "rfft_pairs"]
+           "real_points", "rfft_lines", "rfft_pairs", "rfft_pairs_in_one"]

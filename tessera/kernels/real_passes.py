@@ -227,7 +227,7 @@ OTHERS = {**SHORTER, 2048: (8, 16, 16)}
 PAIRED = {64: (4, 16), 128: (8, 16), 256: (16, 16), 512: (32, 16)}
 # Points of lines of which pairs are made, of 2^15 pairs of points on: there and back. Rows between
 # the passes are to be long, and pieces of rows of frequencies, which begin anywhere, too.
-THERE, BACK = (64, 128, 128, 256, 512, 512), (256, 256, 512, 512, 512, 512)
+THERE, BACK = (64, 128, 128, 256, 512, 512), (256, 256, 256, 512, 512, 512)
 WHOLE = {8192: (16, 32, 16), 16384: (16, 32, 32)}  # back to real lines of twice as many points
 
 

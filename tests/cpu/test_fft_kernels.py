@@ -12,7 +12,7 @@ import tessera as ts
 from tessera.graph.cuda import CudaProgram
 from tessera.graph.host_copy import HostCopy
 from tessera.kernels import fft_passes
-from tessera.kernels.mixed_fft import LONGEST_MIXED, MOST_STAGES, mixed_form
+from tessera.kernels.mixed_fft import LONGEST_MIXED, MOST_HELD, MOST_STAGES, mixed_form, points_held
 
 EPS = 2.0**-24
 
@@ -139,9 +139,10 @@ def test_gradients_are_transforms(rng: Any) -> None:
 
 
 @pytest.mark.parametrize(("lines", "n"), [(9, 12), (7, 60), (4, 100), (1, 144), (3, 225),
-                                          (2, 1000)])
+                                          (2, 1000), (9, 360), (1, 6144)])
 def test_lines_of_factors_3_and_5(lines: int, n: int, rng: Any) -> None:
-    """Of one to three stages; of groups with fewer lines than they have threads for, and more."""
+    """Of one to three stages; of groups with fewer lines than they have threads for, and more; with
+    fewer butterflies than threads in the last stage."""
     re, im, z = pair(rng, lines, n)
     made, (a, b) = ran(lambda re, im: ts.ifft((re, im), norm="ortho"), re, im)
     assert calls(made) == ["mixed_lines"] and len(made.plan.groups) == 1
@@ -163,14 +164,21 @@ def test_real_lines_of_factors_3_and_5(lines: int, n: int, rng: Any) -> None:
     check(y, x.astype(np.float64), n * n)
 
 
-def test_radices_are_products_of_the_points() -> None:
-    for n in range(1, LONGEST_MIXED + 1):
-        if (form := mixed_form(n)) is not None:
-            assert math.prod(form[1]) == n and len(form[1]) <= MOST_STAGES
-            assert n % form[0] == 0 and all(form[0] % r == 0 for r in form[1])
+def test_all_stages_but_the_last_come_out_even() -> None:
+    """And points behind each other in a stage have room between those that it has finished."""
+    for n in (*range(1, 513), 1000, 1536, 3000, 6144, 7500, LONGEST_MIXED + 8):
+        if (form := mixed_form(n)) is None:
+            continue
+        assert math.prod(form.radices) == n and len(form.radices) <= MOST_STAGES
+        assert all(n // r % form.T == 0 for r in form.radices[:-1])
+        assert points_held(n, form.radices, form.T) <= MOST_HELD
+        done = [math.prod(form.radices[:s + 1]) for s in range(len(form.pads))]
+        assert all(n + pad * (n // (m * c)) <= form.P and n % (m * c) == 0
+                   for (pad, c), m in zip(form.pads, done, strict=True))
+        assert form.BM * form.T <= form.lanes < form.BM * form.T + 32
 
 
-@pytest.mark.parametrize(("n", "dtype"), [(56, "f32"), (7680, "f32"), (64, "f64"), (1, "f32")])
+@pytest.mark.parametrize(("n", "dtype"), [(56, "f32"), (7168, "f32"), (64, "f64"), (1, "f32")])
 def test_others_are_the_vendors(n: int, dtype: str, rng: Any) -> None:
     re, im, z = pair(rng, 3, n)
     wide = {"f32": np.float32, "f64": np.float64}[dtype]
@@ -189,6 +197,14 @@ def test_real_points(lines: int, n: int, norm: str, rng: Any) -> None:
     assert calls(made) == ["rfft_pairs" if lines > 1 and 16 <= n <= 2048 else "rfft_lines"]
     assert len(made.plan.groups) == 1 and not b[:, 0].any() and not b[:, -1].any()
     check(a + 1j * b, np.fft.rfft(x.astype(np.float64), norm=norm), n)
+
+
+def test_real_lines_whose_frequencies_leave_as_one_row(rng: Any) -> None:
+    """Where all groups have their number of lines; no row of another group is touched."""
+    x = rng.standard_normal((3, 16, 256)).astype(np.float32)
+    made, (a, b) = ran(ts.rfft, x)
+    assert calls(made) == ["rfft_pairs_in_one"] and len(made.plan.groups) == 1
+    check(a + 1j * b, np.fft.rfft(x.astype(np.float64)), 256)
 
 
 def test_the_longest_real_lines_are_of_half_as_many_complex_points(rng: Any) -> None:

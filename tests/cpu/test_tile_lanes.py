@@ -117,6 +117,23 @@ def k(x: Tensor["R", "C", f32], y: Tensor["R", "C", f32], p: Tensor["m", i32]):
           rng.integers(0, 6, 45).astype(np.int32), groups=1)
 
 
+@pytest.mark.parametrize("columns", [64, 62])
+def test_pairs(columns, rng):
+    """Also where a row of an odd number of pairs begins at 8 bytes of 16."""
+    agree("""
+@kernel
+def k(x: Tensor["R", "C", f32], y: Tensor["R", "C", f32]):
+    s, i = tile.alloc_shared((64,), f32), 2 * tile.local_id()
+    a, b = tile.load_pair(x[0], i)
+    tile.store_pair(s, i, b, a)
+    tile.barrier()
+    a, b = tile.load_pair(s, i)
+    if i > 8:
+        tile.store_pair(y[1], i, a, b)
+""", whole(rng, 2 * columns).reshape(2, columns), np.zeros((2, columns), np.float32), groups=1,
+          lanes=columns // 2)
+
+
 @pytest.mark.parametrize("columns, dtype", [(32, "f32"), (64, "bf16"), (16, "f64"), (128, "int8"),
                                             (20, "f32"), (8, "bf16")])
 def test_single_elements_lie_where_the_layout_says(columns, dtype):

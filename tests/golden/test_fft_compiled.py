@@ -11,9 +11,11 @@ import pytest
 import tessera as ts
 from ptx_harness import require_compiler
 from tessera.graph.cuda import CudaProgram
+from tessera.graph.cuda.launch_forms import request_of
 from tessera.runtime.target import parse_target
 from tessera.tile.cuda.compile import compile_function
 from tessera.tile.cuda.ptx_text import opcode_counts
+from tessera.tile.launch.machine_code import build_request, emit_request
 
 require_compiler()
 
@@ -31,11 +33,14 @@ CASES = {
     "planes": (lambda a, b: ts.fft2((a, b)), ((2, 256, 1024),) * 2),
     "two launches": (lambda a, b: ts.fft((a, b), axis=0), ((1 << 18, 32),) * 2),
     "real lines": (ts.rfft, ((4, 2048),)),
+    "short real lines": (ts.rfft, ((64, 256),)),
     "back to real lines": (lambda a, b: ts.irfft((a, b)), ((4, 1025), (4, 1025))),
     "real lines of 32768": (ts.rfft, ((4, 32768),)),
+    "back to real lines of 2^14": (lambda a, b: ts.irfft((a, b)), ((4, (1 << 13) + 1),) * 2),
     "long real lines": (ts.rfft, ((2, 1 << 18),)),
     "back to long real lines": (lambda a, b: ts.irfft((a, b)), ((2, (1 << 17) + 1),) * 2),
     "lines of 1000": (lambda a, b: ts.fft((a, b)), ((4, 1000),) * 2),
+    "lines of 6144": (lambda a, b: ts.fft((a, b)), ((4, 6144),) * 2),
     "back to real lines of 400": (lambda a, b: ts.irfft((a, b)), ((4, 201),) * 2),
     "convolution": (convolved, ((4, 2048), (1025,), (1025,))),
 }
@@ -58,6 +63,21 @@ def test_a_pass_that_is_counted_and_one_that_waits() -> None:
     found = opcode_counts(made.built.ptx)
     assert found["red.release.gpu.global.add.u32"] == 1
     assert found["atom.acq_rel.gpu.global.add.u32"] == 1
+
+
+@pytest.mark.parametrize(("name", "loads", "stores"), [
+    ("real lines of 32768", 32, 0), ("back to long real lines", 32, 64)])
+def test_real_points_move_in_pairs(name: str, loads: int, stores: int) -> None:
+    """All 32 of a thread, and those between both passes back to a long line."""
+    fn, shapes = CASES[name]
+    xs = [ts.tensor(np.zeros(s, np.float32)) for s in shapes]
+    (step,) = CudaProgram(ts.jit(fn).graph(*xs), "sm_90a").steps
+    request = request_of(step, parse_target("sm_90a"))
+    made = build_request(emit_request(step.kernel.function(), request), request)
+    found = opcode_counts(made.built.ptx)
+    assert found.get("ld.global.v2.b32", 0) >= loads
+    assert found.get("st.global.v2.b32", 0) == stores
+    assert not stores or "st.global.b32" not in found
 
 
 @pytest.mark.parametrize("name", CASES)

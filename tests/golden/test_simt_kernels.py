@@ -168,6 +168,38 @@ def k(x: Tensor["R", "C", f32], y: Tensor["R", "C", f32]):
     assert count(found, "st.global") == sum(loads.values())
 
 
+@pytest.mark.parametrize("columns, accesses", [(64, {"v2.b32": 1}), (62, {"b32": 2})])
+def test_pairs_move_at_once_where_rows_begin_at_pairs(columns, accesses):
+    source = """
+@kernel
+def k(x: Tensor["R", "C", f32], y: Tensor["R", "C", f32]):
+    s, i = tile.alloc_shared((64,), f32), 2 * tile.local_id()
+    a, b = tile.load_pair(x[0], i)
+    tile.store_pair(s, i, b, a)
+    tile.barrier()
+    a, b = tile.load_pair(s, 62 - i)
+    tile.store_pair(y[1], i, a, b)
+"""
+    x = np.zeros((2, columns), np.float32)
+    found = opcodes(source, x, x, lanes=columns // 2)
+    for what in ("ld.global", "st.global"):
+        assert {k: n for k, n in found.items() if k.startswith(what)} == {
+            f"{what}.{k}": n for k, n in accesses.items()}
+    assert found["ld.shared.v2.b32"] == found["st.shared.v2.b32"] == 1
+
+
+def test_checked_pairs_report_odd_ones_and_both_elements():
+    source = """
+@kernel
+def k(x: Tensor["n", f32]):
+    a, b = tile.load_pair(x, tile.local_id())
+    x[tile.local_id()] = a + b
+"""
+    sites = [s[1] for s in made(source, X, checked=True).emitted.sites]
+    assert sites.count("load_pair of 'x' from an odd element on") == 1
+    assert sites.count("index {} is outside of 'x': axis 0 has extent {}") == 3
+
+
 def test_arrays_of_a_lane_become_registers_where_indices_are_constant():
     source = """
 @kernel

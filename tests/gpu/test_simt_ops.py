@@ -204,6 +204,24 @@ def k(x: Tensor["R", "C", ts.{dtype}], y: Tensor["R", "C", ts.{dtype}]):
     compare(k, values(rng, shape, dtype), zeros(shape, dtype), groups=1, lanes=96, rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("dtype", ["f32", "int32"])
+@pytest.mark.parametrize("columns", [64, 62])
+def test_pairs(dtype, columns, rng):
+    k = kernel(f"""
+@kernel
+def k(x: Tensor["R", "C", ts.{dtype}], y: Tensor["R", "C", ts.{dtype}]):
+    s, i, r = tile.alloc_shared((2, 64), ts.{dtype}), 2 * tile.local_id(), tile.group_id()
+    a, b = tile.load_pair(x[r], i)
+    tile.store_pair(s[1], 62 - i, b, a)
+    tile.barrier()
+    a, b = tile.load_pair(s[1], 62 - i)
+    if i > 8:
+        tile.store_pair(y[2 - r], i, a, b)
+""")
+    compare(k, values(rng, (3, columns), dtype), zeros((3, columns), dtype), groups=3,
+            lanes=columns // 2, rtol=0, atol=0)
+
+
 # --- warps and groups ---------------------------------------------------------------------------
 @pytest.mark.parametrize("lanes", LANES)
 @pytest.mark.parametrize("dtype", ["f32", "f64", "bf16", "int32", "int64", "uint32"])

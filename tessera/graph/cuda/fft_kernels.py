@@ -13,6 +13,7 @@ from math import prod
 from typing import Any
 
 from ...kernels.fft import (
+    IN_ONE,
     LONGEST,
     LONGEST_ACROSS,
     LONGEST_PAIR,
@@ -20,14 +21,13 @@ from ...kernels.fft import (
     form_of,
     launcher_of,
     lines_of,
-    mirror_radices,
+    mirror_form,
     radices_of,
 )
 from ...kernels.fft_passes import RADICES, blocks_of, fft_passes
 from ...kernels.fft_stages import MOST_POINTS, POINTS, stage_angles
 from ...kernels.mixed_fft import (
     mixed_angles,
-    mixed_block,
     mixed_form,
     mixed_lines,
     mixed_real,
@@ -40,6 +40,7 @@ from ...kernels.real_fft import (
     real_angles,
     rfft_lines,
     rfft_pairs,
+    rfft_pairs_in_one,
 )
 from ...kernels.real_passes import WHOLE, irfft_passes, irfft_whole, rfft_passes
 from ...kernels.real_passes import blocks_of as real_blocks_of
@@ -218,8 +219,8 @@ def _passes(x: tuple[Tensor, Tensor], n: int, rest: int, along: bool,
     xr, xi = (F.reshape(part, (count, size)) for part in x)
     yr, yi = (F.zeros((count, size), F32) for _ in x)
     launcher_of(fft_passes, lanes, given["points"])(
-        xr, xi, yr, yi, F.zeros((count,), I32), _angles(n, given["radices"]),
-        _angles(rest, given["radices_"]), along=along, scale=scale, **given)
+        xr, xi, yr, yi, F.zeros((count,), I32), _angles(n, given["radices"], given["points"]),
+        _angles(rest, given["radices_"], given["points"]), along=along, scale=scale, **given)
     return yr, yi
 
 
@@ -232,8 +233,8 @@ def _lines(x: tuple[Tensor, Tensor], n: int, inner: int, outer: int, whole: int 
     xr, xi = (F.reshape(part, (-1, n * inner)) for part in x)
     yr, yi = (F.zeros((count // outer, n * outer), F32) for _ in x)
     launcher_of(fft_lines, lanes, points)(
-        xr, xi, yr, yi, _angles(n, radices), radices, N=n, inner=inner, outer=outer, lines=count,
-        whole=whole, apart=apart, scale=scale, BM=lines, points=points)
+        xr, xi, yr, yi, _angles(n, radices, points), radices, N=n, inner=inner, outer=outer,
+        lines=count, whole=whole, apart=apart, scale=scale, BM=lines, points=points)
     return yr, yi
 
 
@@ -249,16 +250,14 @@ def _mixed_block(kernel: Kernel, n: int, count: int) -> tuple[dict[str, Any], An
     """What a kernel is given whose lines have factors 3 and 5, its launcher."""
     form = mixed_form(n)
     assert form is not None
-    points, radices = form
-    lines, lanes = mixed_block(n, points)
-    angles = Tensor(mixed_angles(n, radices).copy(), F32)
-    return {"angles": angles, "radices": radices, "N": n, "lines": count, "BM": lines,
-            "points": points}, launcher_of(kernel, lanes, points)
+    angles = Tensor(mixed_angles(n, form.radices).copy(), F32)
+    return {"angles": angles, "radices": form.radices, "pads": form.pads, "N": n, "lines": count,
+            "BM": form.BM, "P": form.P, "T": form.T}, launcher_of(kernel, form.lanes)
 
 
-def _angles(n: int, radices: tuple[int, ...]) -> Tensor:
+def _angles(n: int, radices: tuple[int, ...], points: int) -> Tensor:
     """A copy of its own: what others hold might be written to, and is brought to a GPU anew."""
-    return Tensor(stage_angles(n, radices).copy(), F32)
+    return Tensor(stage_angles(n, radices, points).copy(), F32)
 
 
 def _real_angles(n: int) -> Tensor:
@@ -275,8 +274,9 @@ def _scale(n: int, norm: str, inverse: bool) -> float:
 def _rfft(x: Tensor, axis: int, norm: str) -> tuple[Tensor, ...]:
     n = int(x.shape[-1])
     count, shape = prod(x.shape) // n, (*x.shape[:-1], n // 2 + 1)
-    yr, yi = (F.zeros((count, n // 2 + 1), F32) for _ in "ri")
     given, launcher = _real_block(n, count, False)
+    rows = count // (2 * given["BM"]) if launcher.kernel.__name__ == "rfft_pairs_in_one" else count
+    yr, yi = (F.zeros((rows, count // rows * (n // 2 + 1)), F32) for _ in "ri")
     launcher(F.reshape(x, (count, n)), yr, yi, scale=_scale(n, norm, False), **given)
     return tuple(F.reshape(y, shape) for y in (yr, yi))
 
@@ -298,18 +298,21 @@ def _real_block(n: int, count: int, back: bool) -> tuple[dict[str, Any], Any]:
     if n > 2 * LONGEST:
         return _real_passes(n // 2, count, back)
     if count > 1 and POINTS <= n <= LONGEST_PAIR:
-        (lines, lanes), radices = lines_of(n, False), mirror_radices(n)
+        radices, points = mirror_form(n)
+        lines, lanes = lines_of(n, False, points)
         radices = radices[::-1] if back else radices
-        given = {"angles": _angles(n, radices), "radices": radices, "N": n, "lines": count,
-                 "BM": lines}
-        return given, launcher_of(irfft_pairs if back else rfft_pairs, lanes)
+        given = {"angles": _angles(n, radices, points), "radices": radices, "N": n, "lines": count,
+                 "BM": lines, "points": points}
+        kernel = irfft_pairs if back else rfft_pairs_in_one if (
+            n in IN_ONE and not count % (2 * lines)) else rfft_pairs
+        return given, launcher_of(kernel, lanes, points)
     if back and n // 2 in WHOLE:
         kernel, points, radices = irfft_whole, MOST_POINTS, WHOLE[n // 2]
-        angles = _angles(n // 2, radices)
+        angles = _angles(n // 2, radices, points)
     else:
         kernel = irfft_lines if back else rfft_lines
         radices, points = form_of(n // 2, False)
-        angles = Tensor(real_angles(n // 2, radices).copy(), F32)
+        angles = Tensor(real_angles(n // 2, radices, points).copy(), F32)
     lines, lanes = lines_of(n // 2, False, points)
     return {"angles": angles, "radices": radices, "N": n // 2, "lines": count, "BM": lines,
             "points": points}, launcher_of(kernel, lanes, points)
@@ -317,9 +320,11 @@ def _real_block(n: int, count: int, back: bool) -> tuple[dict[str, Any], Any]:
 
 def _real_passes(size: int, count: int, back: bool) -> tuple[dict[str, Any], Any]:
     lanes, given = real_blocks_of(size, count, back)
-    given |= {"done": F.zeros((count,), I32), "angles": _angles(given["N"], given["radices"]),
-              "angles_": _angles(given["N_"], given["radices_"])}
-    return given, launcher_of(irfft_passes if back else rfft_passes, lanes, given["points"])
+    points = given["points"]
+    given |= {"done": F.zeros((count,), I32),
+              "angles": _angles(given["N"], given["radices"], points),
+              "angles_": _angles(given["N_"], given["radices_"], points)}
+    return given, launcher_of(irfft_passes if back else rfft_passes, lanes, points)
 
 
 def _two(n: int) -> tuple[int, int]:

@@ -1,4 +1,5 @@
-"""load_vector and store_vector: each lane moves `width` neighbours of a row (Q58)."""
+"""load_vector and store_vector: each lane moves `width` neighbours of a row (Q58); load_pair and
+store_pair: two, from where it says."""
 
 from __future__ import annotations
 
@@ -8,12 +9,12 @@ import numpy as np
 
 from tessera.tile.builder.op_tracer import OpTracer
 from tessera.tile.interpreter.access_costs import Pattern
-from tessera.tile.ir.errors import RuleError
+from tessera.tile.ir.errors import BoundsError, RuleError
 from tessera.tile.ir.handles import Handle, TensorRow, describe
 from tessera.tile.ir.op_record import declare
-from tessera.tile.ir.types import Buffer, GlobalTensor, Vector
+from tessera.tile.ir.types import Buffer, GlobalTensor, Scalar, Vector
 from tessera.tile.ops.macros import VECTORS
-from tessera.tile.ops.memory import require_inside
+from tessera.tile.ops.memory import addresses, require_inside, touch
 
 
 def _row(t: OpTracer, x: Any, what: str) -> tuple[Handle, list[Any]]:
@@ -95,3 +96,67 @@ def store_vector(m: Any, op: Any, row: Any, vector: Any, *index: Any) -> Any:
     address, on = _addresses(m, op, row, index, vector.shape[2])
     _touch(m, op, row.memory, address, on, write=True)
     row.memory.write(address[on], np.broadcast_to(vector, address.shape)[on], m.key)
+
+
+# --- pairs ----------------------------------------------------------------------------------------
+def _load_pair_lower(t: OpTracer, x: Any, at: Any) -> Any:
+    base, index = _row(t, x, "load_pair")
+    t.memory.require_index(at)
+    return t.ir.emit("load_pair", [base, *index, at], t.ir.hint(base))
+
+
+def _store_pair_lower(t: OpTracer, x: Any, at: Any, first: Any, second: Any) -> None:
+    base, index = _row(t, x, "store_pair")
+    t.memory.require_index(at)
+    pair = [t.memory.stored(v, base) for v in (first, second)]
+    t.ir.emit("store_pair", [base, *pair, *index, at])
+
+
+def _require_words(place: Any, what: str) -> None:
+    if place.dtype.bits != 32 or place.space == "register":
+        raise RuleError(f"{what} of {place}: it moves elements of 32 bits of a tensor or of shared "
+                        "memory", "index the elements one by one")
+
+
+def _load_pair_rule(types: Any, attrs: Any) -> tuple[Scalar, Scalar]:
+    _require_words(types[0], "load_pair")
+    made = Scalar(types[0].dtype, all(t.uniform for t in types[1:]))
+    return made, made
+
+
+def _store_pair_rule(types: Any, attrs: Any) -> Any:
+    _require_words(types[0], "store_pair")
+    return ()
+
+
+def _pair_addresses(m: Any, op: Any, place: Any, index: Any) -> list[np.ndarray]:
+    """Those of both elements; the first has an even number."""
+    *row, at = index
+    at = np.asarray(at)
+    active = m.active(np.atleast_2d(at).shape)
+    if (np.broadcast_to(at, active.shape)[active] % 2).any():
+        raise BoundsError(f"{op.name} of '{place.memory.name}' from an odd element on",
+                          where=op.where, hint="a pair begins at an even one")
+    return [addresses(m, op, place, (*row, at + n)) for n in (0, 1)]
+
+
+@declare(rule=_load_pair_rule, run=True, effect="read", lower=_load_pair_lower, access="element")
+def load_pair(m: Any, op: Any, row: Any, *index: Any) -> Any:
+    """(x[at], x[at + 1]) of a row, at an even element, in one access where rows are even and
+    aligned."""
+    found = _pair_addresses(m, op, row, index)
+    for address in found:
+        touch(m, op, row.memory, address, address.shape[1] > 1 or m.apart > 0, "read")
+    return tuple(row.memory.read(address) for address in found)
+
+
+@declare(rule=_store_pair_rule, run=True, effect="write", lower=_store_pair_lower,
+         access="element")
+def store_pair(m: Any, op: Any, row: Any, first: Any, second: Any, *index: Any) -> Any:
+    """x[at], x[at + 1] = first, second, as load_pair reads them."""
+    for address, value in zip(_pair_addresses(m, op, row, index), (first, second), strict=True):
+        active = m.active(np.broadcast_shapes(address.shape, np.shape(value)))
+        full, values = (np.broadcast_to(x, active.shape) for x in (address, value))
+        if active.any():
+            touch(m, op, row.memory, full, full.shape[1] > 1 or m.apart > 0, "write", values)
+            row.memory.write(full[active], np.ascontiguousarray(values[active]), m.key)

@@ -96,10 +96,25 @@ def _stage_tested(e: Emitter, place: MemoryOperand) -> str | None:
     return _inside(e, f"stage {{}} of '{place.name}', which has {{}}", place.stage, str(stages))
 
 
-def _inside(e: Emitter, message: str, x: Operand, size: str) -> str:
-    ok = e.fresh("inside")
-    e.line(f"{ok} = {e.use('inside', 'use(thread_elements.inside(1))')}({wide(e, x)}, i64({size}))")
-    report(e, f"{ok} == 0", message, "bounds", [(wide(e, x), "i64"), (f"i64({size})", "i64")],
+def pair_guard(e: Emitter, op: Op, place: MemoryOperand, index: tuple[Operand, ...]) -> str | None:
+    """As guard, of two elements from an even one on."""
+    ok = guard(e, place, index)
+    if not e.checked:
+        return ok
+    at, axis = index[-1], len(index) - 1
+    size, even = str(place.extents[axis]), e.fresh("even")
+    e.line(f"{even} = i32({wide(e, at)} & 1 == 0)")
+    report(e, f"{even} == 0", f"{op.name} of '{place.name}' from an odd element on", "bounds", [],
+           lanes=not once_per_group(e, at))
+    message = f"index {{}} is outside of '{place.name}': axis {axis} has extent {{}}"
+    return conditions(e, ok, even, _inside(e, message, at, size, 1))
+
+
+def _inside(e: Emitter, message: str, x: Operand, size: str, more: int = 0) -> str:
+    """Whether x + more is below size."""
+    ok, at = e.fresh("inside"), wide(e, x) + (f" + {more}" if more else "")
+    e.line(f"{ok} = {e.use('inside', 'use(thread_elements.inside(1))')}({at}, i64({size}))")
+    report(e, f"{ok} == 0", message, "bounds", [(at, "i64"), (f"i64({size})", "i64")],
            lanes=not once_per_group(e, x))
     return ok
 

@@ -1,4 +1,5 @@
-"""load_vector and store_vector: lane L moves elements width*L .. width*L + width - 1 of a row."""
+"""load_vector and store_vector: lane L moves elements width*L .. width*L + width - 1 of a row;
+load_pair and store_pair: two elements from where it says."""
 
 from __future__ import annotations
 
@@ -6,13 +7,18 @@ from tessera.errors import UnsupportedTargetError
 from tessera.tile.cuda.emit.emitter import Emitter, intrinsic
 from tessera.tile.cuda.emit.memory_operands import MemoryOperand, bytes_of, is_wide, place_of
 from tessera.tile.cuda.emit.registry import emits
-from tessera.tile.cuda.emit.sentinels import watch_row
+from tessera.tile.cuda.emit.sentinels import watch_element, watch_row
 from tessera.tile.cuda.emit.thread_elements import (
+    address,
     checked,
+    conditions,
+    first_lane,
     flat,
     flat32,
     guard,
     hardware,
+    once_per_group,
+    pair_guard,
     row_bytes,
     stage_base,
 )
@@ -96,3 +102,37 @@ def _arguments(e: Emitter, place: MemoryOperand, index: tuple[Operand, ...], wid
         return f"{place.base} + ({row}) * {row_bytes(e, place)}, {column}, {left}"
     element = f"({row}) * {place.extents[-1]} + {column}"
     return f"{place.base} + {bytes_of(place.dtype, element)}, {left}"
+
+
+# --- pairs ----------------------------------------------------------------------------------------
+@emits("load_pair")
+def _load_pair(e: Emitter, op: Op) -> None:
+    place, index = place_of(e, op.args[0]), op.args[1:]
+    ok = pair_guard(e, op, place, index)
+    call = e.use(f"load_{place.name}", _pair_intrinsic(e, "load", place, ok))
+    where = address(e, place, index)
+    made = ", ".join(e.spelled[d.value] for d in op.outs)
+    e.line(f"{made} = {call}({where}{_last(ok)})")
+    for n, d in enumerate(op.outs):
+        watch_element(e, place, f"{where} + {4 * n}", d.value, ok, "load")
+
+
+@emits("store_pair")
+def _store_pair(e: Emitter, op: Op) -> None:
+    place, pair, index = place_of(e, op.args[0]), op.args[1:3], op.args[3:]
+    ok, where = pair_guard(e, op, place, index), address(e, place, index)
+    if once_per_group(e, *pair, *index):
+        ok = conditions(e, first_lane(e), ok)
+    for n, x in enumerate(pair):
+        watch_element(e, place, f"{where} + {4 * n}", x, ok)
+    call = e.use(f"store_{place.name}", _pair_intrinsic(e, "store", place, ok))
+    e.line(f"{call}({where}, {', '.join(map(e.name, pair))}{_last(ok)})")
+
+
+def _pair_intrinsic(e: Emitter, what: str, place: MemoryOperand, ok: str | None) -> str:
+    return intrinsic(f"thread_elements.{what}_pair", place.space, place.dtype.name,
+                     piece(e, place, 2), guarded=ok is not None)
+
+
+def _last(condition: str | None) -> str:
+    return "" if condition is None else f", {condition}"

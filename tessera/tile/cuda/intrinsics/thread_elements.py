@@ -56,6 +56,44 @@ def store(space: str, dtype: str, guarded: bool = False, hardware: bool = False,
     return operation(f"store_{dtype}", args, (), body)
 
 
+@functools.cache
+def load_pair(space: str, dtype: str, piece: int, guarded: bool = False) -> Operation:
+    """(address of the first [, if]) -> two of 32 bits; piece: 2 where they move at once."""
+    d = find_dtype(dtype)
+    record = memory.ld(space, *access(d, piece), guarded=guarded)
+
+    def body(b: Builder, at: LLVM, *given: LLVM) -> list[LLVM]:
+        return [x for n in range(0, 2, piece)
+                for x in decode(b, d, _words(b.call(record, _after(b, space, at, n), *given)),
+                                piece, False)]
+
+    args = (Operand("at", ADDRESS[space]), *([IF] if guarded else []))
+    return operation("load_pair", args, (Operand("x", kind_of(d)), Operand("y", kind_of(d))), body)
+
+
+@functools.cache
+def store_pair(space: str, dtype: str, piece: int, guarded: bool = False) -> Operation:
+    """(address of the first, x, y [, if])"""
+    d = find_dtype(dtype)
+    record = memory.st(space, *access(d, piece), guarded=guarded)
+
+    def body(b: Builder, at: LLVM, x: LLVM, y: LLVM, *given: LLVM) -> None:
+        for n in range(0, 2, piece):
+            words = encode(b, d, [x, y][n:n + piece], False)
+            b.call(record, _after(b, space, at, n), words if piece > 1 else words[0], *given)
+
+    args = (Operand("at", ADDRESS[space]), Operand("x", kind_of(d)), Operand("y", kind_of(d)))
+    return operation("store_pair", (*args, *([IF] if guarded else [])), (), body)
+
+
+def _words(found: Any) -> list[LLVM]:
+    return found if isinstance(found, list) else [found]
+
+
+def _after(b: Builder, space: str, at: LLVM, n: int) -> LLVM:
+    return b.add(at, b.const(ADDRESS[space], 4 * n)) if n else at
+
+
 def _value(d: DType, guarded: bool, rounding: str) -> tuple[Operand, ...]:
     random = [RANDOM] if rounding == "stochastic" else []
     return (Operand("x", kind_of(d)), *random, *([IF] if guarded else []))
