@@ -3,11 +3,14 @@
     python benchmarks/host_time.py                          # single ops, and a step of GPT-2 350M
     python benchmarks/host_time.py --step gpt2-124m --profile
     mpirun -n 2 python benchmarks/host_time.py --mesh       # a step on a mesh of all ranks
+    python benchmarks/host_time.py --simulate 2             # on simulated GPUs, which do nothing
 
 A call returns when all is launched; the GPU is idle when it begins, so nothing waits for a place in
 a queue. Microseconds: the least mean of rounds of calls, and the least and the median of steps. The
-rows of single ops take turns. Writes benchmarks/results/host_time.json, or host_time_mesh.json, in
-$OUT when that is set. Needs a GPU, and torch for single ops.
+rows of single ops take turns. --simulate: a step of a narrow model with as many tensors, with warm
+caches, and with cold ones: in front of a step 64 MiB are read and written. Writes
+benchmarks/results/host_time.json, or host_time_mesh.json, in $OUT when that is set. Needs a GPU,
+and torch for single ops.
 """
 
 from __future__ import annotations
@@ -140,8 +143,38 @@ class Step:
         pstats.Stats(seen).sort_stats("tottime").print_stats(25)
 
 
+def simulate(model: StepModel, ranks: int, steps: int) -> None:
+    """The step of one GPU, and that of a mesh."""
+    from simulated_gpus import simulated_gpus  # it stands on the tests
+
+    narrow = model.sized(d=32, heads=1, vocabulary=64, T=16, B=2 * ranks)
+    mesh = ts.dist.mesh([f"cuda:{r}" for r in range(ranks)], axes="dp")
+    with simulated_gpus():
+        one = python_us(Step(narrow, None), steps)
+        of_ranks = ts.dist.simulate(lambda: python_us(Step(narrow, mesh), steps), mesh)
+    write("host_time_mesh", {"model": model.name, "ranks": ranks, "simulated": True,
+                             "one_gpu": one, "step": of_ranks[0]})
+
+
+def python_us(step: Step, steps: int) -> dict[str, Any]:
+    others, found = np.zeros(1 << 23), dict[str, list[float]]()
+    for _ in range(WARM):
+        step()
+    for name in ("", "cold_") * 3:
+        for _ in range(steps):
+            if name:
+                others += 1.0
+            begin = time.perf_counter()
+            step()
+            found.setdefault(name, []).append(time.perf_counter() - begin)
+    return {"leaves": len(tree.flatten((step.params, step.state))[0])} | {
+        f"{name}{how}_us": round(1e6 * of(times)) for name, times in found.items()
+        for how, of in (("least", min), ("median", statistics.median))}
+
+
 def write(name: str, figures: dict[str, Any]) -> None:
-    figures = {**record.context(), "device": device().name, **figures}
+    where = {} if figures.get("simulated") else {"device": device().name}
+    figures = {**record.context(), **where, **figures}
     print(json.dumps(figures, indent=2), flush=True)
     folder = Path(os.environ.get("OUT", record.RESULTS))
     (folder / f"{name}.json").write_text(json.dumps(figures, indent=2) + "\n")
@@ -153,8 +186,11 @@ def main() -> None:
     flags.add_argument("--step", choices=MODELS, default="gpt2-350m", help="the model of the step")
     flags.add_argument("--steps", type=int, default=40)
     flags.add_argument("--mesh", action="store_true", help="on a mesh of all ranks, no single ops")
+    flags.add_argument("--simulate", type=int, default=0, help="ranks, on GPUs that do nothing")
     flags.add_argument("--profile", action="store_true", help="of the step, function by function")
     a = flags.parse_args()
+    if a.simulate:
+        return simulate(MODELS[a.step], a.simulate, a.steps)
     ranks = launched.launched_size() if a.mesh else 1
     model = MODELS[a.step].sized(B=2 * ranks)
     mesh = ts.dist.mesh([f"cuda:{r}" for r in range(ranks)], axes="dp") if a.mesh else None
