@@ -5,7 +5,7 @@
     params, state = optimizer.update(params, grads, state, lr)      and comes page by page
 
 A page is one tensor of the state. Each is brought ahead of the update that reads it, and leaves
-behind it, beside the updates of others; the values are those of a state that stays.
+behind it, beside the updates of others. What is computed is the same.
 """
 
 from __future__ import annotations

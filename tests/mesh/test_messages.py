@@ -232,3 +232,20 @@ def test_under_mpirun_it_is_said_once(program, tmp_path):
 def test_under_mpirun_what_is_well_ends_well(program, tmp_path):
     run = mpirun(3, program, tmp_path, battery=FAULTS)
     assert run.status == 0 and set(run.results.values()) == {"well"} and not run.text, run.text
+
+
+def test_a_message_is_the_same_on_every_rank_and_in_a_program_alone():
+    message = {"a": (1, 2.5, [None, "x"]), "b": {}}
+    found = ts.dist.simulate(lambda: ts.dist.share(message if ts.dist.rank() == 0 else None), 3)
+    assert found == [ts.dist.share(message)] * 3 == [{"a": [1, 2.5, [None, "x"]], "b": {}}] * 3
+
+
+@pytest.mark.parametrize("message, words", [
+    (object(), "Object of type object is not JSON serializable"),
+    ({"x": np.zeros(3)}, "Object of type ndarray"), ([{"a": {3: 1}}], "the key 3, which is no")])
+def test_what_is_no_message_is_refused(message, words):
+    for call in (lambda: ts.dist.share(message),
+                 lambda: ts.dist.simulate(lambda: ts.dist.share(message), 2)):
+        with pytest.raises(ts.ArgumentError, match=words) as info:
+            call()
+        assert info.value.where.file == __file__ and "ts.dist.broadcast" in info.value.hint

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from tessera.errors import TesseraError
+from tessera.errors import ArgumentError, TesseraError
 
 from ..world import patience, transport
 from .envelope import MessageLabel, here_in
@@ -60,21 +60,21 @@ def gather(message: Any, here: Transport | None = None) -> list[Any]:
 
 
 def share(message: Any, here: Transport | None = None) -> Any:
-    """Rank 0's message, on all ranks: `out = ts.dist.share(out)`. What JSON can hold.
+    """Rank 0's message, on all ranks: `out = ts.dist.share(out)`. What JSON can hold; tuples come
+    as lists, on rank 0 and in a program that runs alone, too.
 
     It communicates: all ranks call it, from one line. What the others pass is not looked at.
-    Raises DisagreementError when a rank does something else instead, StalledError when it does not
-    come in time, or has ended.
+    Raises ArgumentError for a message that JSON cannot hold, DisagreementError when a rank does
+    something else instead, StalledError when it does not come in time, or has ended.
     """
     here = here or transport()
-    if here.size == 1:
-        return message
     label = _label("share")
     if here.rank:
         return _decoded(here.take(0, label))
     data = _encoded(message)
-    here.exchange({r: data for r in range(1, here.size)}, {}, label)
-    return message
+    if here.size > 1:
+        here.exchange({r: data for r in range(1, here.size)}, {}, label)
+    return _decoded(data)
 
 
 def first_error(mine: Any, here: Transport | None = None) -> tuple[int, Any] | None:
@@ -111,7 +111,25 @@ def _label(name: str) -> MessageLabel:
 
 
 def _encoded(message: Any) -> np.ndarray:
-    return np.frombuffer(json.dumps(message).encode(), np.uint8)
+    try:
+        _need_text_keys(message)
+        return np.frombuffer(json.dumps(message).encode(), np.uint8)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ArgumentError(f"a message between ranks is what JSON can hold: {error}",
+                            hint="text, numbers, booleans, None, lists of them, and dicts by text; "
+                            "arrays go by ts.dist.broadcast") from error
+
+
+def _need_text_keys(message: Any) -> None:
+    """Raise TypeError for a dict with other keys, which JSON would make text of."""
+    if isinstance(message, dict):
+        for key, inner in message.items():
+            if not isinstance(key, str):
+                raise TypeError(f"a dict has the key {key!r}, which is no text")
+            _need_text_keys(inner)
+    elif isinstance(message, list | tuple):
+        for inner in message:
+            _need_text_keys(inner)
 
 
 def _decoded(data: np.ndarray) -> Any:
