@@ -73,8 +73,8 @@ def test_graphs_choose_it():
     assert call.endswith("heads=4, slots=8)")
     made = compiled_of(program.launches[-1], program.target)
     assert made.grid == "clusters" and made.emitted.cluster == 2
-    assert made.notes == ("by pairs of blocks of 128 keys that exchange dS, sums of dQ in turn, "
-                          "4 heads side by side",)
+    assert made.notes[0] == ("by pairs of blocks of 128 keys that exchange dS, sums of dQ in turn, "
+                             "4 heads side by side")
 
 
 @pytest.mark.parametrize("other", [

@@ -93,8 +93,8 @@ def test_pairs_of_blocks_give_the_same_bits(rng, S, monkeypatch):
 @needs_hopper
 @pytest.mark.parametrize("dtype", [bf16, f16], ids=str)
 @pytest.mark.parametrize("H, S, T, heads, slots", [
-    (2, 128, 512, 1, 1), (6, 192, 768, 3, 3), (12, 1024, 2048, 4, 8), (40, 512, 1024, 8, 16),
-    (5, 2048, 2048, 1, 2)])
+    (2, 128, 512, 1, 1), (6, 192, 768, 3, 3), (8, 512, 2048, 4, 8), (32, 256, 512, 8, 16),
+    (3, 1024, 1024, 1, 2)])
 def test_sums_in_turn(rng, dtype, H, S, T, heads, slots):
     """Against f64; and again on memory of NaN, with the same bits."""
     q, g = (rng.standard_normal((H, S, 128)).astype(dtype.numpy) for _ in "qg")

@@ -1,8 +1,9 @@
 """The source of attention's gradient by pairs of blocks; emit/in_turn.py puts constants in front.
 
 Words in capitals on a line of their own stand for the lines below. Matmuls that are on their way
-when branches join are in registers of their own (ptx/held.py). One wait for all matmuls in an
-iteration is for the assembler, which else wants the registers of all five at one time (C7512).
+when branches join are in registers of their own (ptx/held.py); dP and the product for queries share
+theirs. The wait for dV in the middle of an iteration is for the assembler, which else wants the
+registers of all five products at one time (C7512).
 """
 
 from __future__ import annotations
@@ -26,18 +27,19 @@ more_registers = use(ptx.barriers.set_registers(240, 'inc'))
 fence_shared, sync_warp = use('fence_async_shared'), use('sync_warp')
 fence_gpu, wait_for_word = use(ptx.barriers.fence('gpu')), use('wait_for_word')
 store_word = use(ptx.memory.st('global', 'b32', cache='relaxed.gpu'))
-declare_k, declare_v = (use(ptx.held.declare_held(x, 64)) for x in ('dk', 'dv'))
+declare_k, declare_v, declare_s, declare_x = (
+    use(ptx.held.declare_held(x, n)) for x, n in (('dk', 64), ('dv', 64), ('s', 32), ('x', 32)))
 clear_k, clear_v = (use(ptx.held.clear_held(x, 64)) for x in ('dk', 'dv'))
-take_k, take_v = (use(ptx.held.take_held(x, 64)) for x in ('dk', 'dv'))
+take_k, take_v, take_s, take_x = (
+    use(ptx.held.take_held(x, n)) for x, n in (('dk', 64), ('dv', 64), ('s', 32), ('x', 32)))
 matmul_k, matmul_v = (
     use(ptx.held.held_matmul(x, 128, DTYPE, b_offsets=ROWS[:4])) for x in ('dk', 'dv'))
-matmul_s = use(ptx.wgmma.matmul(64, DTYPE, a_offsets=COLUMNS_K, b_offsets=COLUMNS_Q,
-                                accumulate='no'))
-matmul_q = use(ptx.wgmma.matmul(64, DTYPE, a_offsets=ROWS, b_offsets=ROWS, majors='MM',
-                                accumulate='no'))
-matmul_q_more = use(ptx.wgmma.matmul(64, DTYPE, a_offsets=ROWS, b_offsets=ROWS, majors='MM'))
-wait_0, wait_1, wait_2 = (use(ptx.wgmma.wait(i, 32)) for i in range(3))
-wait_held = use('wgmma_wait_all')
+matmul_s, matmul_x = (use(ptx.held.held_product(
+    x, 64, DTYPE, a_offsets=COLUMNS_K, b_offsets=COLUMNS_Q)) for x in ('s', 'x'))
+matmul_q, matmul_q_more = (use(ptx.held.held_product(
+    'x', 64, DTYPE, a_offsets=ROWS, b_offsets=ROWS, majors='MM', accumulate=more))
+    for more in (False, True))
+wait_0, wait_1, wait_2 = (use(ptx.held.wait_held(i)) for i in range(3))
 weights, of_scores = use(in_turn.weights()), use(in_turn.of_scores())
 packed, put_scores = use(in_turn.packed(DTYPE)), use(in_turn.put_scores())
 store_sums, add_sums = use(in_turn.store_sums()), use(in_turn.add_sums())
@@ -52,6 +54,15 @@ def attention_in_turn(map_q, map_k, map_v, map_g, lse, delta, sums, turns, dq_, 
     role = uniform(tid >> 7, 0)
     rank = cluster_rank()
     peer = i32(rank ^ 1)
+    number = i32(block_number() >> 1)
+    strip = i32(number // (HEADS * PAIRS))
+    rest = i32(number - strip * (HEADS * PAIRS))
+    n = i32(rest // HEADS)
+    head = i32(strip * HEADS + rest - n * HEADS)
+    after = i32(head // SLOTS)
+    slot = i32(head - after * SLOTS)
+    turn = i32(after * PAIRS + n)
+    first = i32((n * 2 + rank) * KEYS)
     if tid == 0:
         prefetch_map(map_q)
         prefetch_map(map_k)
@@ -72,27 +83,34 @@ def attention_in_turn(map_q, map_k, map_v, map_g, lse, delta, sums, turns, dq_, 
             init(i32(base + ADDED + i * 8), 4)
             init(i32(base + TOLD + i * 8), 1)
         fence_init()
+        expect(i32(base + K_FULL), 2 * K_PANEL)
+        copy_tile(i32(base + K_AT), map_k, 0, first, head, i32(base + K_FULL))
+        copy_tile(i32(base + K_AT + K_PANEL), map_k, 64, first, head, i32(base + K_FULL))
+        row = i64(head) * (BLOCKS * QUERIES)
+        full = i32(base + Q_FULL)
+        expect(full, TILE + ROW)
+        copy_tile(i32(base + Q_AT), map_q, 0, 0, head, full)
+        copy_tile(i32(base + Q_AT + Q_PANEL), map_q, 64, 0, head, full)
+        copy_row(i32(base + LSE_AT), lse + row * 4, ROW, full)
+        full = i32(base + V_FULL)
+        expect(full, 3 * K_PANEL)
+        copy_tile(i32(base + V_AT), map_v, 0, first, head, full)
+        copy_tile(i32(base + V_AT + K_PANEL), map_v, 64, first, head, full)
+        full = i32(base + G_FULL)
+        expect(full, TILE + ROW)
+        copy_tile(i32(base + G_AT), map_g, 0, 0, head, full)
+        copy_tile(i32(base + G_AT + Q_PANEL), map_g, 64, 0, head, full)
+        copy_row(i32(base + DELTA_AT), delta + row * 4, ROW, full)
+        copy_tile(i32(base + FAR_AT), map_k, i32(rank * 64), i32((n * 2 + peer) * KEYS), head,
+                  i32(base + V_FULL))
     cluster_begin()
     cluster_wait()
-    number = i32(block_number() >> 1)
-    strip = i32(number // (HEADS * PAIRS))
-    rest = i32(number - strip * (HEADS * PAIRS))
-    n = i32(rest // HEADS)
-    head = i32(strip * HEADS + rest - n * HEADS)
-    after = i32(head // SLOTS)
-    slot = i32(head - after * SLOTS)
-    turn = i32(after * PAIRS + n)
-    first = i32((n * 2 + rank) * KEYS)
     if role == 0:
         fewer_registers()
-        words = turns + (i64(slot) * (BLOCKS * 2) + rank) * 4
         if tid == 0:
-            expect(i32(base + K_FULL), 2 * K_PANEL)
-            copy_tile(i32(base + K_AT), map_k, 0, first, head, i32(base + K_FULL))
-            copy_tile(i32(base + K_AT + K_PANEL), map_k, 64, first, head, i32(base + K_FULL))
-            q, q_phase, g, g_phase = i32(0), i32(1), i32(0), i32(1)
+            q, q_phase, g, g_phase = i32(1), i32(1), i32(1), i32(1)
             row = i64(head) * (BLOCKS * QUERIES)
-            j = i32(0)
+            j = i32(1)
             while j < BLOCKS:
                 at = i32(j * QUERIES)
                 full = i32(base + Q_FULL + q * 8)
@@ -102,13 +120,6 @@ def attention_in_turn(map_q, map_k, map_v, map_g, lse, delta, sums, turns, dq_, 
                 copy_tile(to, map_q, 0, at, head, full)
                 copy_tile(i32(to + Q_PANEL), map_q, 64, at, head, full)
                 copy_row(i32(base + LSE_AT + q * ROW), lse + (row + at) * 4, ROW, full)
-                if j == 0:
-                    full = i32(base + V_FULL)
-                    expect(full, 3 * K_PANEL)
-                    copy_tile(i32(base + V_AT), map_v, 0, first, head, full)
-                    copy_tile(i32(base + V_AT + K_PANEL), map_v, 64, first, head, full)
-                    copy_tile(i32(base + FAR_AT), map_k, i32(rank * 64),
-                              i32((n * 2 + peer) * KEYS), head, full)
                 full = i32(base + G_FULL + g * 8)
                 wait(i32(base + G_EMPTY + g * 8), g_phase)
                 expect(full, TILE + ROW)
@@ -124,6 +135,7 @@ def attention_in_turn(map_q, map_k, map_v, map_g, lse, delta, sums, turns, dq_, 
                     g, g_phase = i32(0), i32(g_phase ^ 1)
                 j = i32(j + 1)
         elif tid == 32:
+            words = turns + (i64(slot) * (BLOCKS * 2) + rank) * 4
             j = i32(0)
             while j < BLOCKS:
                 if j > 1:
@@ -132,6 +144,7 @@ def attention_in_turn(map_q, map_k, map_v, map_g, lse, delta, sums, turns, dq_, 
                 arrive(i32(base + TURN + (j & 1) * 8))
                 j = i32(j + 1)
         elif tid == 64:
+            words = turns + (i64(slot) * (BLOCKS * 2) + rank) * 4
             j = i32(0)
             while j < BLOCKS:
                 wait(i32(base + ADDED + (j & 1) * 8), i32((j >> 1) & 1))
@@ -168,70 +181,72 @@ def attention_in_turn(map_q, map_k, map_v, map_g, lse, delta, sums, turns, dq_, 
         mine_phase, buffer, empty_phase = i32(0), i32(0), i32(1)
         declare_k()
         declare_v()
+        declare_s()
+        declare_x()
         clear_k()
         clear_v()
+        factor = f32(scale * f32(LOG2E))
         wait(i32(base + K_FULL), 0)
         wait(i32(base + Q_FULL), 0)
-        s = matmul_s(k_rows, q_rows)
+        matmul_s(k_rows, q_rows)
         wait(i32(base + V_FULL), 0)
         wait(i32(base + G_FULL), 0)
-        d = matmul_s(v_rows, g_rows)
-        factor = f32(scale * f32(LOG2E))
-        s = wait_1(s)
+        matmul_x(v_rows, g_rows)
+        wait_1()
+        s = take_s()
         s = weights(s, logs, factor)
-        d = wait_0(d)
-        d = of_scores(d, s, rows)
+        wait_0()
+        x = take_x()
+        x = of_scores(x, s, rows)
         p = packed(s)
-        ds = packed(d)
+        ds = packed(x)
         j = i32(1)
         while j < BLOCKS:
             if buffer != w and j > 1:
                 wait(i32(base + S_FULL + w * 8), mine_phase)
-                dq = matmul_q(ds_here, k_here)
-                dq = matmul_q_more(dq, ds_far, k_far)
+                matmul_q(ds_here, k_here)
+                matmul_q_more(ds_far, k_far)
                 EXCHANGE
-                dq = wait_1(dq)
+                wait_1()
                 arrive_if(i32(base + S_EMPTY + w * 8), lead)
                 far_arrive_if(i32(far_empty + w * 8), lead)
+                wait_0()
+                NEXT
+                x = take_x()
                 m = i32(j - 2)
                 ADD
                 mine_phase = i32(mine_phase ^ 1)
             else:
                 EXCHANGE
-            wait_held()
-            q_before, g_before = q, g
-            q = i32(q + 1)
-            if q == Q_STAGES:
-                q, q_phase = i32(0), i32(q_phase ^ 1)
-            g = i32(g + 1)
-            if g == G_STAGES:
-                g, g_phase = i32(0), i32(g_phase ^ 1)
-            wait(i32(base + Q_FULL + q * 8), q_phase)
-            s = matmul_s(k_rows, q_rows + q * (TILE >> 4))
+                wait_0()
+                NEXT
             wait(i32(base + G_FULL + g * 8), g_phase)
-            d = matmul_s(v_rows, g_rows + g * (TILE >> 4))
+            matmul_x(v_rows, g_rows + g * (TILE >> 4))
             matmul_k(ds, q_columns + q_before * (TILE >> 4))
             buffer = i32(buffer ^ 1)
             if buffer == 0:
                 empty_phase = i32(empty_phase ^ 1)
-            s = wait_2(s)
+            wait_2()
+            s = take_s()
             arrive_if(i32(base + G_EMPTY + g_before * 8), lead)
             s = weights(s, i32(logs + q * ROW), factor)
-            d = wait_1(d)
-            d = of_scores(d, s, i32(rows + g * ROW))
-            wait_held()
+            wait_1()
+            x = take_x()
+            x = of_scores(x, s, i32(rows + g * ROW))
+            wait_0()
             arrive_if(i32(base + Q_EMPTY + q_before * 8), lead)
             p = packed(s)
-            ds = packed(d)
+            ds = packed(x)
             j = i32(j + 1)
         EXCHANGE
         matmul_k(ds, q_columns + q * (TILE >> 4))
-        wait_held()
+        wait_0()
         m = i32(BLOCKS - 1 - (buffer ^ w))
         wait(i32(base + S_FULL + w * 8), mine_phase)
-        dq = matmul_q(ds_here, k_here)
-        dq = matmul_q_more(dq, ds_far, k_far)
-        dq = wait_0(dq)
+        matmul_q(ds_here, k_here)
+        matmul_q_more(ds_far, k_far)
+        wait_0()
+        x = take_x()
         ADD
         at = i64(head) * (PAIRS * 2 * KEYS * 256) + i64(
             first + w * 64 + warp * 16 + (lane >> 2)) * 256
@@ -256,16 +271,29 @@ send_if(i32(far + buffer * K_PANEL), i32(mine + buffer * K_PANEL), 2048,
 expect_if(i32(base + S_FULL + buffer * 8), 2048, lead)
 '''
 
+# On to the next block: its scores are on their way while this one's sums are added.
+NEXT = '''\
+q_before, g_before = q, g
+q = i32(q + 1)
+if q == Q_STAGES:
+    q, q_phase = i32(0), i32(q_phase ^ 1)
+g = i32(g + 1)
+if g == G_STAGES:
+    g, g_phase = i32(0), i32(g_phase ^ 1)
+wait(i32(base + Q_FULL + q * 8), q_phase)
+matmul_s(k_rows, q_rows + q * (TILE >> 4))
+'''
+
 # The product for queries of the block m to the sums, when it is this group's turn there.
 ADD = '''\
 wait(i32(base + TURN + w * 8), mine_phase)
 if n == 0:
-    store_sums(dq, place + i64(m) * SUMS)
+    store_sums(x, place + i64(m) * SUMS)
 elif n < PAIRS - 1:
-    add_sums(dq, place + i64(m) * SUMS)
+    add_sums(x, place + i64(m) * SUMS)
 else:
-    dq = whole_sums(dq, place + i64(m) * SUMS)
-    store_rows_q(dq, scale, line + i64(m) * TILE, quad)
+    x = whole_sums(x, place + i64(m) * SUMS)
+    store_rows_q(x, scale, line + i64(m) * TILE, quad)
 sync_warp(-1)
 arrive_if(i32(base + ADDED + w * 8), lead)
 '''
@@ -273,7 +301,7 @@ arrive_if(i32(base + ADDED + w * 8), lead)
 
 def source(constants: dict[str, object]) -> str:
     """The text with its constants and the lines that words stand for."""
-    words, lines = {"EXCHANGE": EXCHANGE, "ADD": ADD}, []
+    words, lines = {"EXCHANGE": EXCHANGE, "NEXT": NEXT, "ADD": ADD}, []
     for line in BODY.splitlines():
         word = line.strip()
         pad = line[:len(line) - len(word)]

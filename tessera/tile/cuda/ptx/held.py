@@ -53,6 +53,27 @@ def held_matmul(name: str, n: int, a: str, *, b_offsets: tuple[int, ...]) -> Ins
 
 
 @family()
+def held_product(name: str, n: int, a: str, *, a_offsets: tuple[int, ...],
+                 b_offsets: tuple[int, ...], majors: str = "KK", accumulate: bool = False
+                 ) -> Instruction:
+    """(A, B): D[64, n] = A B, or += A B, of operands in shared memory."""
+    lines = [".reg .pred on;", ".reg .b64 at_a, at_b;", "wgmma.fence.sync.aligned;",
+             f"setp.ne.b32 on, {int(accumulate)}, 0;"]
+    into = "{" + ", ".join(_names(f"held_{name}", n // 2)) + "}"
+    turned = ", ".join(str(int(m == "M")) for m in majors)
+    for step, (left, right) in enumerate(zip(a_offsets, b_offsets, strict=True)):
+        lines += [f"add.s64 at_a, $a, {left};", f"add.s64 at_b, $b, {right};",
+                  f"wgmma.mma_async.sync.aligned.m64n{n}k16.f32.{a}.{a} {into}, at_a, at_b, on, "
+                  f"1, 1, {turned};"]
+        if not step and not accumulate:
+            lines.append("setp.ne.b32 on, 1, 0;")
+    lines.append("wgmma.commit_group.sync.aligned;")
+    return Instruction(f"product_{name}_n{n}_{a}_k{16 * len(b_offsets)}_{majors}{accumulate:d}",
+                       "a:i64, b:i64", "\n".join(lines), isa=f"{_ISA}.mma_async",
+                       effect="converge", cc="90a", single=True)
+
+
+@family()
 def take_held(name: str, count: int, first: int = 0) -> Instruction:
     """`count` of them from the number `first` on as a value, behind the wait for their matmuls."""
     lines = [f"mov.f32 $x.{i}, {r};" for i, r in enumerate(_names(f"held_{name}", count, first))]
@@ -60,5 +81,8 @@ def take_held(name: str, count: int, first: int = 0) -> Instruction:
                        isa="9.7.9 mov", cc="90a", single=True)
 
 
-Instruction("wgmma_wait_all", "", "wgmma.wait_group.sync.aligned 0;", isa=f"{_ISA}.wait_group",
-            effect="converge", cc="90a", single=True)
+@family()
+def wait_held(pending: int) -> Instruction:
+    """Until at most `pending` groups are in flight."""
+    return Instruction(f"wait_held_{pending}", "", f"wgmma.wait_group.sync.aligned {pending};",
+                       isa=f"{_ISA}.wait_group", effect="converge", cc="90a", single=True)
