@@ -78,15 +78,16 @@ def test_graphs_choose_it():
 
 
 @pytest.mark.parametrize("other", [
-    {"causal": True}, {"D": 64}, {"S": 1024}, {"S": 4000}, {"T": 4032}, {"heads": 2},
+    {"causal": True}, {"D": 64}, {"S": 512}, {"S": 4000}, {"T": 4032}, {"heads": 2},
     {"to": "f32"}, {"window": 300}, {"soft_cap": 30.0}], ids=str)
 def test_graphs_take_two_kernels_elsewhere(other):
     assert not chosen(**{"S": 4096} | other)[1]
 
 
-@pytest.mark.parametrize("heads, S, beside", [(64, 4096, 4), (16, 16384, 1), (256, 2048, 8),
-                                              (32, 8192, 2), (67, 4096, None), (1, 4096, None)])
+@pytest.mark.parametrize("heads, S, beside", [
+    (64, 4096, 4), (16, 16384, 1), (256, 2048, 8), (32, 8192, 2), (256, 1024, 16), (16, 4096, 4),
+    (67, 4096, None), (8, 4096, None), (1, 4096, None), (64, 512, None)])
 def test_heads_side_by_side(heads, S, beside):
-    """As many as run at once, where their number is a multiple."""
+    """As many as run at once, where their number is a multiple and they keep the chip busy."""
     found = in_turn(bf16, S, S, 128, heads, CHIP, 132)
     assert found == (beside and {"heads": beside, "slots": 2 * beside})

@@ -46,27 +46,6 @@ def weights() -> Operation:
 
 
 @functools.cache
-def columns() -> Operation:
-    """(address of the lane's first) -> what a row of f32 has for its columns."""
-    form = InstructionForm((Operand("at", "i32"),), (Operand("d", "f32", COUNT // 2),), _columns)
-    return Operation("columns", 1, lambda _: form)
-
-
-@functools.cache
-def weights_of() -> Operation:
-    """(scores, logs of the lane's columns, factor) -> exp2(factor scores - logs)."""
-    def body(b: Builder, x: list[Any], given: list[Any], factor: Any) -> list[Any]:
-        logs = [b.fneg(v) for v in given]
-        return [b.call(find_instruction("ex2_approx"), b.call(
-            find_instruction("fma_rn"), v, factor, logs[i // 4 * 2 + i % 2]))
-            for i, v in enumerate(x)]
-
-    form = InstructionForm((Operand("x", "f32", COUNT), Operand("l", "f32", COUNT // 2),
-                            Operand("factor", "f32")), (Operand("d", "f32", COUNT),), body)
-    return Operation("weights_of", 3, lambda *_: form)
-
-
-@functools.cache
 def of_scores() -> Operation:
     """(cotangents of weights, weights, address of the lane's row sums) -> of scores."""
     def body(b: Builder, x: list[Any], p: list[Any], at: Any) -> list[Any]:
