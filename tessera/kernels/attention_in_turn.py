@@ -4,12 +4,13 @@ A group has 256 keys of a head and goes over its queries. What it finds for a bl
 added to sums in memory when it is its turn there, in the order of the keys: a word of memory counts
 the groups that have added. So two runs give the same bits. The first group stores, and the last
 one rounds the sums to the result.
-Groups begin in the order of their numbers. So whoever waits does so for groups that run or have
-ended, and those wait for none: they need not run at one time, and other kernels beside them may
-take multiprocessors for as long as they want. Groups of some heads have neighbouring numbers, so
-many that they run side by side, each a block of queries behind the one it waits for; the groups of
-the next heads begin as these end, so that this time is lost once. Sums of later heads take the
-place of those of earlier ones, so that they stay in the second-level cache.
+A group takes its number when it begins, and waits for lower ones only. So whoever waits does so for
+groups that run or have ended, and the first of these waits for none: they need not run at one time,
+and other kernels beside them may take multiprocessors for as long as they want. Groups of some
+heads have neighbouring numbers, so many that they run side by side, each a block of queries behind
+the one it waits for; those of the next heads begin as these end, so that this time is lost once.
+Sums of later heads take the place of those of earlier ones, so that they stay in the second-level
+cache.
 Dao 2023, arXiv:2307.08691, algorithm 2, in an order of its own.
 """
 
@@ -36,13 +37,15 @@ def attention_in_turn(Q: Tensor["C", "S", "D"], K: Tensor["C", "T", "D"], V: Ten
 
     heads: side by side, which divides their number
     sums, turns: of `slots` heads, as many as side by side or more, each followed by the one so many
-    behind it; turns are zeros, two for each block of queries, as its columns come in halves
+    behind it; turns are zeros, two for each block of queries, as its columns come in halves, and
+    one in which groups are counted as they begin
     S, T: multiples of BN and BM, and a head has two groups or more
     IN_TURN: by pairs of blocks that exchange dS, where the chip has such (emit/in_turn.py)
     """
     M, N = min(BM, T), min(BN, S)  # so that S and T are constants of the code
     groups, blocks = T // M, S // N
-    strip, rest = tile.group_id(0) // (heads * groups), tile.group_id(0) % (heads * groups)
+    number = tile.group_max(tile.atomic_add(turns, 2 * slots * blocks, 1))
+    strip, rest = number // (heads * groups), number % (heads * groups)
     n, c = rest // heads, strip * heads + rest % heads
     k0, slot, before = n * M, c % slots, c // slots * groups
     k, v = tile.load(K[c, k0:k0+M, :]), tile.load(V[c, k0:k0+M, :])

@@ -28,7 +28,8 @@ def called(rng, dtype, H, S, T, D, heads, slots, BM, BN, turns=0):
     lse, delta, *want = truth(q, k, v, g, False)
     outs = [np.full(x.shape, np.nan, dtype.numpy) for x in want]
     sums = np.full((slots, S, D), np.nan, np.float32)
-    words = np.full(slots * S // BN * 2, turns, np.int32)
+    words = np.full(slots * S // BN * 2 + 1, turns, np.int32)
+    words[-1] = 0
     attention_in_turn(q, k, v, g, lse, delta, sums, words, *outs, D ** -0.5, heads=heads,
                       slots=slots, BM=BM, BN=BN)
     return outs, want, words
@@ -46,7 +47,8 @@ def test_cotangents(rng, case):
         outs, want, words = called(rng, *case)
     for made, wanted in zip(outs, want, strict=True):
         assert distance(made, wanted) < (4e-3 if dtype is bf16 else 6e-4)
-    assert (words[::2] == H // slots * (T // BM)).all() and not words[1::2].any()
+    assert (words[:-1:2] == H // slots * (T // BM)).all() and not words[1::2].any()
+    assert words[-1] == H * (T // BM)
 
 
 def test_groups_that_do_not_wait_race(rng):

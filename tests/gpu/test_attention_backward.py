@@ -91,10 +91,9 @@ def test_pairs_of_blocks_give_the_same_bits(rng, S, monkeypatch):
 
 
 @needs_hopper
-@pytest.mark.parametrize("dtype", [bf16, f16], ids=str)
-@pytest.mark.parametrize("H, S, T, heads, slots", [
-    (2, 128, 512, 1, 1), (6, 192, 768, 3, 3), (8, 512, 2048, 4, 8), (32, 256, 512, 8, 16),
-    (3, 1024, 1024, 1, 2)])
+@pytest.mark.parametrize("dtype, H, S, T, heads, slots", [
+    (bf16, 2, 128, 512, 1, 1), (f16, 6, 192, 768, 3, 3), (bf16, 8, 512, 1024, 4, 8),
+    (bf16, 3, 1024, 1024, 1, 2)], ids=str)
 def test_sums_in_turn(rng, dtype, H, S, T, heads, slots):
     """Against f64; and again on memory of NaN, with the same bits."""
     q, g = (rng.standard_normal((H, S, 128)).astype(dtype.numpy) for _ in "qg")
@@ -104,7 +103,7 @@ def test_sums_in_turn(rng, dtype, H, S, T, heads, slots):
     found = []
     for _ in range(3):
         sums = ts.tensor(np.full((slots, S, 128), np.nan, np.float32)).to("cuda")
-        turns = ts.zeros((slots * S // 32,), "int32").to("cuda")
+        turns = ts.zeros((slots * S // 32 + 1,), "int32").to("cuda")
         outs = [ts.tensor(np.full(x.shape, np.nan, dtype.numpy)).to("cuda") for x in want]
         attention_in_turn(*given, sums, turns, *outs, 128 ** -0.5, heads=heads, slots=slots)
         found.append([x.numpy() for x in outs])

@@ -96,7 +96,7 @@ def _gradient(g: Tensor, y: Tensor, lse: Tensor, q: Tensor, k: Tensor, v: Tensor
     if plain and not causal and not sums and heads == keys and D == E and (
             own := _in_turn(*held, S, T, heads, types)):
         delta = F.reshape(lowered_sums(g, y, q, of_logs), (heads, S))
-        words = F.zeros((2 * own["slots"] * (S // QUERIES),), I32)
+        words = F.zeros((2 * own["slots"] * (S // QUERIES) + 1,), I32)
         attention_in_turn(Q, K, V, G, F.reshape(lse, (heads, S)), delta,
                           F.zeros((own["slots"], S, D)), words, dQ, dK, dV, scale, **own)
         return tuple(F.reshape(x, like.shape)

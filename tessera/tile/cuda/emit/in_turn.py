@@ -7,6 +7,7 @@ block, so that each makes half of the columns of dQ, of all 256 keys: so half as
 memory, which is what sums in memory cost. Warpgroups take turns at that.
 Of the producer's warps one brings tiles, one reads ahead whose turn it is, and one tells the next
 group, so that consumers wait neither for memory nor for what they add to arrive there.
+The first block takes the group's number and sends it to both.
 
 What is here is one kernel written out, since the passes of the warp-specialised form make no such
 exchange and no matmul of two computed operands. It computes what the kernel's Tile IR says; sums of
@@ -50,7 +51,7 @@ class Memory:
                  "S_FAR_AT": 2 * K_PANEL, "LSE_AT": Q_STAGES * ROW, "DELTA_AT": G_STAGES * ROW}
         barriers = {"K_FULL": 1, "V_FULL": 1, "Q_FULL": Q_STAGES, "Q_EMPTY": Q_STAGES,
                     "G_FULL": G_STAGES, "G_EMPTY": G_STAGES, "S_FULL": 2, "S_EMPTY": 2, "TURN": 2,
-                    "ADDED": 2, "TOLD": 2}
+                    "ADDED": 2, "TOLD": 2, "NUMBER_FULL": 1, "NUMBER_AT": 1}
         places, at = {}, 0
         for name, size in (*sizes.items(), *((n, 8 * count) for n, count in barriers.items())):
             places[name] = at
@@ -81,11 +82,13 @@ def _constants(known: dict[str, Any], dtype: str) -> dict[str, object]:
     def along(panel: int) -> tuple[int, ...]:
         return tuple(i // 4 * (panel >> 4) + i % 4 * 2 for i in range(WIDTH // 16))
 
+    blocks = known["S"] // QUERIES
     return {"DTYPE": dtype, "HEADS": known["heads"], "SLOTS": known["slots"],
-            "PAIRS": known["T"] // (2 * KEYS), "BLOCKS": known["S"] // QUERIES,
-            "QUERIES": QUERIES, "KEYS": KEYS, "Q_STAGES": Q_STAGES,
-            "G_STAGES": G_STAGES, "Q_PANEL": Q_PANEL, "K_PANEL": K_PANEL,
-            "TILE": TILE, "ROW": ROW, "SUMS": 4 * QUERIES * WIDTH, "LOG2E": 1.4426950408889634,
+            "PAIRS": known["T"] // (2 * KEYS), "BLOCKS": blocks,
+            "TICKETS": 8 * known["slots"] * blocks,  # where groups are counted as they begin
+            "QUERIES": QUERIES, "KEYS": KEYS, "Q_STAGES": Q_STAGES, "G_STAGES": G_STAGES,
+            "Q_PANEL": Q_PANEL, "K_PANEL": K_PANEL, "TILE": TILE, "ROW": ROW,
+            "SUMS": 4 * QUERIES * WIDTH, "LOG2E": 1.4426950408889634,
             "COLUMNS_K": along(K_PANEL), "COLUMNS_Q": along(Q_PANEL),
             "ROWS": tuple(128 * i for i in range(KEYS // 16)),
             "ALONG": _signed(descriptor_bits(16, 1024)),

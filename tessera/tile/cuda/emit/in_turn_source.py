@@ -13,7 +13,9 @@ from tessera.tile.cuda import ptx, use
 from tessera.tile.cuda.intrinsics import in_turn, shared_memory
 from tessera.tile.cuda.numba_gate import f32, i32, i64
 shared_at = use(shared_memory.address(0))
-thread_number, block_number, cluster_rank = use('tid_x'), use('ctaid_x'), use('cluster_ctarank')
+thread_number, cluster_rank = use('tid_x'), use('cluster_ctarank')
+take_number, send_word = use(ptx.atomics.atom('add', 'u32')), use('st_async_b32')
+read_word = use(ptx.memory.ld('shared', 'b32'))
 uniform, far_address, prefetch_map = use(ptx.warp.shfl('idx')), use('mapa'), use('prefetch_map')
 init, fence_init = use('mbarrier_init'), use('fence_mbarrier_init')
 cluster_begin, cluster_end = use('cluster_arrive_relaxed'), use('cluster_arrive')
@@ -54,15 +56,7 @@ def attention_in_turn(map_q, map_k, map_v, map_g, lse, delta, sums, turns, dq_, 
     role = uniform(tid >> 7, 0)
     rank = cluster_rank()
     peer = i32(rank ^ 1)
-    number = i32(block_number() >> 1)
-    strip = i32(number // (HEADS * PAIRS))
-    rest = i32(number - strip * (HEADS * PAIRS))
-    n = i32(rest // HEADS)
-    head = i32(strip * HEADS + rest - n * HEADS)
-    after = i32(head // SLOTS)
-    slot = i32(head - after * SLOTS)
-    turn = i32(after * PAIRS + n)
-    first = i32((n * 2 + rank) * KEYS)
+    ticket = i32(0)
     if tid == 0:
         prefetch_map(map_q)
         prefetch_map(map_k)
@@ -82,7 +76,28 @@ def attention_in_turn(map_q, map_k, map_v, map_g, lse, delta, sums, turns, dq_, 
             init(i32(base + TURN + i * 8), 1)
             init(i32(base + ADDED + i * 8), 4)
             init(i32(base + TOLD + i * 8), 1)
+        init(i32(base + NUMBER_FULL), 1)
         fence_init()
+        expect(i32(base + NUMBER_FULL), 4)
+        if rank == 0:
+            ticket = take_number(turns + TICKETS, i32(1))
+    cluster_begin()
+    cluster_wait()
+    if tid == 0 and rank == 0:
+        for i in range(2):
+            send_word(far_address(i32(base + NUMBER_AT), i32(i)), ticket,
+                      far_address(i32(base + NUMBER_FULL), i32(i)))
+    wait(i32(base + NUMBER_FULL), 0)
+    number = uniform(read_word(i32(base + NUMBER_AT)), 0)
+    strip = i32(number // (HEADS * PAIRS))
+    rest = i32(number - strip * (HEADS * PAIRS))
+    n = i32(rest // HEADS)
+    head = i32(strip * HEADS + rest - n * HEADS)
+    after = i32(head // SLOTS)
+    slot = i32(head - after * SLOTS)
+    turn = i32(after * PAIRS + n)
+    first = i32((n * 2 + rank) * KEYS)
+    if tid == 0:
         expect(i32(base + K_FULL), 2 * K_PANEL)
         copy_tile(i32(base + K_AT), map_k, 0, first, head, i32(base + K_FULL))
         copy_tile(i32(base + K_AT + K_PANEL), map_k, 64, first, head, i32(base + K_FULL))
@@ -103,8 +118,6 @@ def attention_in_turn(map_q, map_k, map_v, map_g, lse, delta, sums, turns, dq_, 
         copy_row(i32(base + DELTA_AT), delta + row * 4, ROW, full)
         copy_tile(i32(base + FAR_AT), map_k, i32(rank * 64), i32((n * 2 + peer) * KEYS), head,
                   i32(base + V_FULL))
-    cluster_begin()
-    cluster_wait()
     if role == 0:
         fewer_registers()
         if tid == 0:
