@@ -106,3 +106,31 @@ def _weights(q: np.ndarray, keys: np.ndarray, causal: bool, mask: np.ndarray | N
 
 
 __all__ = ["attention64", "dropout_factors", "sizes64"]
+
+
+def numbers(rng, dtype, *shape):
+    return rng.standard_normal(shape).astype(dtype.numpy)
+
+
+def truth(q, k, v, g, causal):
+    """(lse in base 2, delta, dQ, dK, dV) in f64."""
+    q, k, v, g = (np.asarray(x, np.float64) for x in (q, k, v, g))
+    group, scale = len(q) // len(k), q.shape[-1] ** -0.5
+    keys, values = np.repeat(k, group, 0), np.repeat(v, group, 0)
+    s = q @ keys.swapaxes(1, 2) * scale
+    S, T = s.shape[1:]
+    if causal:
+        s = np.where(np.tril(np.ones((S, T), bool), T - S), s, -np.inf)
+    m = s.max(-1, keepdims=True)
+    e = np.exp(s - m)
+    z = e.sum(-1, keepdims=True)
+    p = e / z
+    delta = (p @ values * g).sum(-1)
+    ds = p * (g @ values.swapaxes(1, 2) - delta[..., None]) * scale
+
+    def summed(x):
+        return x.reshape(len(k), group, *x.shape[1:]).sum(1)
+
+    lse = ((m + np.log(z)) * np.log2(np.e))[..., 0]
+    return (lse.astype(np.float32), delta.astype(np.float32), ds @ keys,
+            summed(ds.swapaxes(1, 2) @ q), summed(p.swapaxes(1, 2) @ g))

@@ -7,8 +7,10 @@ import pytest
 
 import tessera as ts
 import tile_gpu
+from attention_cases import truth
+from gpu_harness import needs_hopper
 from library_cases import attention as attention_in_f64
-from tessera import bf16
+from tessera import bf16, f16
 from tessera.graph.cuda import attention_kernels
 from tessera.kernels.attention_backward import (
     LONG,
@@ -17,6 +19,7 @@ from tessera.kernels.attention_backward import (
     keys_block,
     queries_block,
 )
+from tessera.kernels.attention_in_turn import attention_in_turn
 from tessera.runtime.device import device
 
 
@@ -85,6 +88,46 @@ def test_pairs_of_blocks_give_the_same_bits(rng, S, monkeypatch):
         found.append([x.numpy() for x in both(*given)])
     for alone, pairs in zip(*found, strict=True):
         assert np.array_equal(alone, pairs)
+
+
+@needs_hopper
+@pytest.mark.parametrize("dtype, H, S, T, heads, slots", [
+    (bf16, 2, 128, 512, 1, 1), (f16, 6, 192, 768, 3, 3), (bf16, 8, 512, 1024, 4, 8),
+    (bf16, 3, 1024, 1024, 1, 2)], ids=str)
+def test_sums_in_turn(rng, dtype, H, S, T, heads, slots):
+    """Against f64; and again on memory of NaN, with the same bits."""
+    q, g = (rng.standard_normal((H, S, 128)).astype(dtype.numpy) for _ in "qg")
+    k, v = (rng.standard_normal((H, T, 128)).astype(dtype.numpy) for _ in "kv")
+    lse, delta, *want = truth(q, k, v, g, False)
+    given = [ts.tensor(x).to("cuda") for x in (q, k, v, g, lse, delta)]
+    found = []
+    for _ in range(3):
+        sums = ts.tensor(np.full((slots, S, 128), np.nan, np.float32)).to("cuda")
+        turns = ts.zeros((slots * S // 32 + 1,), "int32").to("cuda")
+        outs = [ts.tensor(np.full(x.shape, np.nan, dtype.numpy)).to("cuda") for x in want]
+        attention_in_turn(*given, sums, turns, *outs, 128 ** -0.5, heads=heads, slots=slots)
+        found.append([x.numpy() for x in outs])
+    for i, w in enumerate(want):
+        assert distance(found[0][i], w) < (4e-3 if dtype is bf16 else 6e-4)
+        assert all(np.array_equal(found[0][i], again[i]) for again in found[1:])
+
+
+@needs_hopper
+def test_gradients_in_turn(rng, monkeypatch):
+    """Of functions, again and again."""
+    monkeypatch.setattr(attention_kernels, "in_turn", lambda *_: {"heads": 3, "slots": 6})
+    S = 1024
+    q, k, v, g = (ts.tensor(numbers(rng, 1, 12, S, 128), "bf16") for _ in "qkvg")
+    both = ts.jit(lambda *x: tuple(ts.cast(y, "bf16") for y in ts.vjp(
+        ts.attention, *x[:3])[1](ts.cast(x[3], "f32"))))
+    given = [x.to("cuda") for x in (q, k, v, g)]
+    found = [x.numpy() for x in both(*given)]
+    want = gradients(*(np.asarray(x.array, np.float64) for x in (q, k, v, g)), False)
+    for x, w in zip(found, want, strict=True):
+        assert distance(x, w) < 8e-3
+    for _ in range(20):
+        again = both(*given)
+    assert all(np.array_equal(x, y.numpy()) for x, y in zip(found, again, strict=True))
 
 
 def gradients(q, k, v, g, causal):

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from math import prod
 from typing import Any
 
+from ... import config
 from ...kernels.attention_backward import (
     SUMMED_ROWS,
     attention_keys,
@@ -21,6 +22,7 @@ from ...kernels.attention_backward import (
     queries_block,
     sums_products,
 )
+from ...kernels.attention_in_turn import QUERIES, attention_in_turn, in_turn
 from ...kernels.attention_scores import LOG2E
 from ...kernels.decode_attention import (
     KERNELS,
@@ -32,7 +34,8 @@ from ...kernels.decode_attention import (
     planned,
     takes_keys,
 )
-from ...numerics import NumericType, as_type
+from ...kernels.matmul_plan import card_for
+from ...numerics import DType, NumericType, as_type
 from ...runtime.generations import GENERATIONS, Generation
 from ...tensor import Tensor
 from .. import functions as F
@@ -64,7 +67,7 @@ from .modified_attention_kernels import (
 from .move_passes import narrows
 from .score_code import score_code
 
-F32 = as_type("f32")
+F32, I32 = as_type("f32"), as_type("int32")
 WIDEST = 256  # of a head that the kernels take
 NO_KEY = 1e38  # logs of sums are smaller, but for those of queries that see none
 FORWARD = (ATTENTION, ATTENTION_LSE, DROPOUT_ATTENTION)
@@ -76,9 +79,9 @@ def _gradient(g: Tensor, y: Tensor, lse: Tensor, q: Tensor, k: Tensor, v: Tensor
               scale: float, causal: bool, chip: str, types: tuple[NumericType, ...],
               window: int = 0, cap: float = 0.0, score: ScoreFunction | None = None,
               sums: tuple[int, ...] = (), of_sums: bool = False) -> tuple[Tensor, ...]:
-    """Two kernels. The result's own row sums are taken of it as it is stored. types: those in which
-    the cotangents of q, k and v are written. sums: those of them whose columns are summed.
-    of_sums: the last operand is the cotangent of the logs of sums."""
+    """Two kernels, or one where that is quicker. The result's own row sums are taken of it as it is
+    stored. types: those in which the cotangents of q, k and v are written. sums: those of them
+    whose columns are summed. of_sums: the last operand is the cotangent of the logs of sums."""
     (S, D), (T, E) = tuple(q.shape[-2:]), tuple(v.shape[-2:])
     heads, keys = prod(q.shape[:-2]), prod(k.shape[:-2])
     spans, of_logs = (rest[:-1], rest[-1]) if of_sums else (rest, None)
@@ -89,14 +92,22 @@ def _gradient(g: Tensor, y: Tensor, lse: Tensor, q: Tensor, k: Tensor, v: Tensor
     common: dict[str, Any] = {"group": heads // keys, "causal": causal, "window": window,
                               "cap": cap, "score": score and score_code(score, q.shape[-3])}
     held = q.dtype, max(D, E), GENERATIONS[chip]
+    plain = not (spans or window or cap or score)
+    if plain and not causal and not sums and heads == keys and D == E and (
+            own := _in_turn(*held, S, T, heads, types)):
+        delta = F.reshape(lowered_sums(g, y, q, of_logs), (heads, S))
+        words = F.zeros((2 * own["slots"] * (S // QUERIES) + 1,), I32)
+        attention_in_turn(Q, K, V, G, F.reshape(lse, (heads, S)), delta,
+                          F.zeros((own["slots"], S, D)), words, dQ, dK, dV, scale, **own)
+        return tuple(F.reshape(x, like.shape)
+                     for x, like in zip((dQ, dK, dV), (q, k, v), strict=True))
     of_queries, of_keys = _both_spans(spans[0], T) if spans else (None, None)
     rows_q, rows_k = ({} if x is None else {"spans": x, "heads": n // x.shape[0]}
                       for x, n in ((of_queries, heads), (of_keys, keys)))
     columns = {i: F.zeros((-(-x.shape[1] // SUMMED_ROWS), x.shape[0], x.shape[2]))
                for i, x in enumerate((Q, K, V)) if i in sums}
     block = queries_block(*held, queries=S, causal=causal, spans=bool(spans or score))
-    plain = narrow is g and of_logs is None and not (spans or window or cap or score)
-    if plain and sums_products(*held, block["BM"]):
+    if plain and narrow is g and of_logs is None and sums_products(*held, block["BM"]):
         delta, rows_q["Y"] = F.zeros((heads, S)), F.reshape(convert(y, q.type), (heads, S, E))
     else:
         delta = F.reshape(lowered_sums(g, y, q, of_logs), (heads, S))
@@ -109,6 +120,15 @@ def _gradient(g: Tensor, y: Tensor, lse: Tensor, q: Tensor, k: Tensor, v: Tensor
     made = [F.reshape(x, like.shape) for x, like in zip((dQ, dK, dV), (q, k, v), strict=True)]
     return *made, *(F.reshape(columns[i], (columns[i].shape[0], *x.shape[:-2], x.shape[-1]))
                     for i, x in enumerate((q, k, v)) if i in sums)
+
+
+def _in_turn(dtype: DType, width: int, chip: Generation, S: int, T: int, heads: int,
+             types: tuple[NumericType, ...]) -> dict[str, int] | None:
+    """What the one kernel is given, where it is taken. Where stores are watched or accesses checked
+    it would have a form that is slow."""
+    if config.numerics != "off" or config.debug or any(t.dtype is not dtype for t in types):
+        return None
+    return in_turn(dtype, S, T, width, heads, chip, card_for(chip.warpgroup_matmul).multiprocessors)
 
 
 def _natural(logs: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ from tessera.errors import UnsupportedTargetError
 from tessera.runtime.target import Target, parse_target
 from tessera.tile.cuda.build import Built, CompileJob, MachineCode, build, job_of
 from tessera.tile.cuda.emit.emitter import ArgumentFacts, Emitted, Emitter, Parameter
+from tessera.tile.cuda.emit.in_turn import THREADS, emit_in_turn
 from tessera.tile.cuda.emit.warp_specialised import emit_warp_specialised
 from tessera.tile.cuda.intrinsics.matmul import STEP_BYTES
 from tessera.tile.cuda.intrinsics.swizzle import stage_bytes
@@ -34,7 +35,8 @@ class CompiledKernel:
     """A kernel for one set of types, facts, lanes and target.
 
     function: Tile IR after lowering.  parameters: what a launch passes, in order.
-    grid: 'groups', one block per group, or 'persistent', as many blocks as the device holds;
+    grid: 'groups', one block per group, 'clusters', one cluster of blocks per group, or
+        'persistent', as many blocks as the device holds;
         'persistent-24', but for 24 multiprocessors; 'persistent-0-1', in clusters whose blocks
         are neighbours on axis 1 of the grid.
     notes: what the compiler decided and why.
@@ -116,7 +118,11 @@ class EmittedKernel:
 def emit_kernel(function: Function, lanes: int, target: Target, facts: ArgumentFacts,
                 checked: bool = False, schedule: Schedule | None = None) -> EmittedKernel:
     """Warpgroups that specialise where the target has that form and the function fits it; else
-    groups of `lanes` threads, whose matmuls are by mma.sync or by threads. A note says why."""
+    groups of `lanes` threads, whose matmuls are by mma.sync or by threads. A note says why. The
+    library's gradient of attention in turn has a form of its own."""
+    pairs = None if checked else emit_in_turn(function, target, facts)
+    if pairs is not None:
+        return EmittedKernel(function, pairs, THREADS, "clusters")
     if checked:
         made: Any = Refusal("accesses are checked")
     elif with_codes(function, lanes, facts, target) is not function:

@@ -121,6 +121,7 @@ class Instruction:
 
     `single`: the compiler must not copy the statement (unroll a loop around it); its registers are
     bound to one place in the pipeline.
+    `outermost`: what it declares belongs to the kernel and not to the statement.
     """
 
     name: str
@@ -130,6 +131,7 @@ class Instruction:
     effect: Effect = "memory"
     cc: str = "75"
     single: bool = False
+    outermost: bool = False
     results: tuple[Operand, ...] = field(init=False, repr=False)
     args: tuple[Operand, ...] = field(init=False, repr=False)
 
@@ -214,7 +216,7 @@ class Instruction:
             return "{" + ", ".join(slots) + "}" if match[1] in tuples else slots[0]
 
         body = _PLACE.sub(place, self.text.strip())
-        if before or ".reg" in body:
+        if before or ".reg" in body and not self.outermost:
             return "\n".join(["{", *before, body, *after, "}"])
         return body
 

@@ -163,6 +163,8 @@ class Recipe:
                 side_by_side = self.target.grid[int(strip)]  # a cluster may be over their end
                 groups = groups // side_by_side * -(-side_by_side // together) * together
             blocks = min(groups // together, most) * together
+        elif form == "clusters":
+            blocks = groups * self.image.code.cluster[0]
         if blocks > MOST_BLOCKS:
             raise ArgumentError(f"{self.image.function.name}: {blocks} groups, a launch has at "
                                 f"most {MOST_BLOCKS}", hint="give each group more to do",

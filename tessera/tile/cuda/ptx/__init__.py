@@ -8,6 +8,7 @@ from . import (
     barriers,
     convert,
     copy_async,
+    held,
     ids,
     matrix,
     mbarrier,
@@ -18,5 +19,5 @@ from . import (
     wgmma,
 )
 
-__all__ = ["arithmetic", "atomics", "barriers", "convert", "copy_async", "ids", "matrix",
+__all__ = ["arithmetic", "atomics", "barriers", "convert", "copy_async", "held", "ids", "matrix",
            "mbarrier", "memory", "mma", "tma", "warp", "wgmma"]

@@ -28,6 +28,15 @@ def pack_half(type: str, rounding: str = "nearest_even") -> Instruction:
                        cc="80")
 
 
+@family({"type": "bf16"}, {"type": "f16"})
+def pack_half_there(type: str) -> Instruction:
+    """The same where it stands, behind the wait for a matmul that reads the register (C7513)."""
+    one_of("type", type, ("bf16", "f16"))
+    return Instruction(f"pack_{type}_there", "d:i32 <- low:f32, high:f32",
+                       f"cvt.rn.{type}x2.f32 $d, $high, $low;", isa=_ISA, effect="volatile",
+                       cc="80")
+
+
 @family(*({"type": t, "rounding": r} for t in ("bf16", "f16") for r in ROUND))
 def to_half(type: str, rounding: str = "nearest_even") -> Instruction:
     """f32 -> the bits of one 16-bit number, zero-extended."""

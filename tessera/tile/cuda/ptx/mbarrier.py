@@ -54,3 +54,10 @@ Instruction("mbarrier_wait_cluster", "at:i32, parity:i32",
             isa=f"{_ISA}.try_wait", cc="90")
 Instruction("mbarrier_spin", "at:i32, parity:i32",
             _wait("mbarrier.test_wait.parity.shared::cta.b64"), isa=f"{_ISA}.test_wait", cc="80")
+# A lane of several: of this block with bytes that are still to come, and of another block's barrier
+# at the address that `mapa` named.
+Instruction("mbarrier_arrive_expect_if", "at:i32, bytes:i32, p:pred",
+            "@$p mbarrier.arrive.expect_tx.shared::cta.b64 _, [$at], $bytes;",
+            isa=f"{_ISA}.arrive", cc="90")
+Instruction("mbarrier_arrive_far_if", "far:i32, p:pred",
+            "@$p mbarrier.arrive.shared::cluster.b64 _, [$far];", isa=f"{_ISA}.arrive", cc="90")

@@ -143,3 +143,8 @@ Instruction("st_async_b32", "at:i32, x:i32, barrier:i32",
 Instruction("st_async_b32x4", "at:i32, x:i32*4, barrier:i32",
             "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [$at], $x, [$barrier];",
             isa="9.7.9 st.async", cc="90")
+# A word of global memory that other groups write, and what they wrote before it.
+Instruction("wait_for_word", "at:i64, x:i32",
+            ".reg .pred other;\n.reg .b32 found;\nagain:\n"
+            "ld.acquire.gpu.global.b32 found, [$at];\nsetp.ne.b32 other, found, $x;\n"
+            "@other bra again;", isa="9.7.9 ld", cc="75")

@@ -106,6 +106,9 @@ Instruction("bulk_store", "to:i64, at:i32, bytes:i32",
 Instruction("bulk_send", "to:i32, at:i32, bytes:i32, barrier:i32",
             "cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes "
             "[$to], [$at], $bytes, [$barrier];", isa="9.7.9 cp.async.bulk", cc="90")
+Instruction("bulk_send_if", "to:i32, at:i32, bytes:i32, barrier:i32, p:pred",
+            "@$p cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes "
+            "[$to], [$at], $bytes, [$barrier];", isa="9.7.9 cp.async.bulk", cc="90")
 Instruction("bulk_commit", "", "cp.async.bulk.commit_group;",
             isa="9.7.9 cp.async.bulk.commit_group", cc="90")
 Instruction("prefetch_map", "map:i64", "prefetch.tensormap [$map];", isa="9.7.9 prefetch", cc="90")
