@@ -15,6 +15,7 @@ from fake_nccl import nccl as nccl
 from lowering_cases import apart as apart
 from mesh.test_gpu_programs import gpus as gpus
 from mesh.test_gpu_programs import on_ranks, placed, values
+from tessera.mesh.ranks import windows
 from tessera.mesh.sharding import sharded_graph
 from tessera.runtime import device as devices
 from tessera.runtime import memory_pools
@@ -79,7 +80,7 @@ def test_parts_of_unequal_extents_lie_elsewhere(gpus, nccl, rng, small):
     assert not nccl.library.opened
 
 
-def test_one_rank_without_them_is_enough(gpus, nccl, rng, small):
+def test_one_rank_without_them_is_enough(gpus, nccl, rng, small, monkeypatch):
     (x,) = values(rng, (4, 4))
     nccl.library.without = {1}  # an older NCCL
     assert all("in windows" not in plan for plan in run(2, x))
@@ -90,6 +91,8 @@ def test_one_rank_without_them_is_enough(gpus, nccl, rng, small):
             return steps(mesh, x)
 
     assert all("in windows" not in plan for plan in run(2, x, program))
+    monkeypatch.setattr(windows, "launched_size", lambda: 2)  # on two machines
+    assert all("in windows" not in plan for plan in run(2, x))
     assert not nccl.library.opened
 
 
