@@ -34,6 +34,7 @@ from .numerics import (
     unpack,
 )
 from .numerics.parse import is_type
+from .open_trace import trace_state
 from .runtime import dlpack
 from .runtime.arrays import HOST
 from .runtime.host_memory import before_write
@@ -196,6 +197,8 @@ class Tensor(Operators):
     def numpy(self) -> np.ndarray:
         """The values as a NumPy array: no copy for NumPy's own types; scaled types are multiplied
         out; fp4_e3m0, which NumPy cannot name, comes as f32."""
+        if trace_state.read is not None:
+            trace_state.read.append(self)
         if self.scale is not None:
             return OPERATORS["dequantize"](self).numpy()
         if self.dtype.packed and self.dtype.numpy == np.uint8 and self.dtype.kind == "float":

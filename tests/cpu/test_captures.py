@@ -382,6 +382,22 @@ def test_sets_queues_and_dicts_of_other_classes_are_seen() -> None:
         queue[0], counts["a"], names["a"] = 5.0, 5, 5.0
 
 
+READS: dict[str, Callable] = {"float": float, "item": lambda w: w.item(), "int": int,
+                              "tolist": lambda w: w.tolist(), "numpy": lambda w: w.numpy()}
+
+
+@pytest.mark.parametrize("read", READS)
+@pytest.mark.parametrize("inside", [False, True], ids=["alone", "in another"])
+def test_a_name_whose_value_was_read_in_a_trace_is_seen(read: str, inside: bool) -> None:
+    w, x = ts.tensor(2.0), ts.ones(3)
+    f = ts.jit(lambda x: x * READS[read](w))
+    f(x)
+    g = ts.jit(lambda x: f(x)) if inside else f
+    assert g(x).tolist() == [2.0] * 3
+    w = ts.tensor(5.0)
+    assert g(x).tolist() == g(x).tolist() == [5.0] * 3
+
+
 def test_signed_zeros_and_types_of_numbers_are_other_constants() -> None:
     zero: Any = 0.0
     f = ts.jit(lambda x: ts.atan2(x * 0.0 + zero, -x) if isinstance(zero, float) else x)

@@ -60,3 +60,9 @@ def test_what_an_op_does_not_take_is_refused() -> None:
     with pytest.raises(ArgumentError, match="takes no dtype="):
         np.sum(x, 0, np.float64)
     assert np.sum(x, dtype=None, out=None).item() == 4
+
+
+def test_functions_of_numpy_are_compiled() -> None:
+    x = ts.tensor([1.0, 2.0])
+    np.testing.assert_array_equal(ts.jit(np.sin)(x).numpy(), ts.sin(x).numpy())
+    np.testing.assert_array_equal(ts.jit(np.add)(x, x).numpy(), [2, 4])
