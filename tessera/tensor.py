@@ -34,6 +34,7 @@ from .numerics import (
     unpack,
 )
 from .numerics.parse import is_type
+from .open_trace import trace_state
 from .runtime import dlpack
 from .runtime.arrays import HOST
 from .runtime.host_memory import before_write
@@ -196,6 +197,8 @@ class Tensor(Operators):
     def numpy(self) -> np.ndarray:
         """The values as a NumPy array: no copy for NumPy's own types; scaled types are multiplied
         out; fp4_e3m0, which NumPy cannot name, comes as f32."""
+        if trace_state.read is not None:
+            trace_state.read.append(self)
         if self.scale is not None:
             return OPERATORS["dequantize"](self).numpy()
         if self.dtype.packed and self.dtype.numpy == np.uint8 and self.dtype.kind == "float":
@@ -451,7 +454,7 @@ def _on_host(data: Any, dtype: Any, name: str | None) -> Tensor:
 def to_numpy(data: Any) -> np.ndarray:
     """Anything array-like on the host as a NumPy array, without a copy where possible."""
     if isinstance(data, np.ndarray):
-        return data
+        return _unmasked(data)
     if isinstance(data, Tensor):
         return data.numpy()
     if hasattr(data, "__dlpack__") and not isinstance(data, np.generic):
@@ -473,6 +476,13 @@ def to_numpy(data: Any) -> np.ndarray:
             f"a tensor holds numbers, got {type(data).__name__} of {_KINDS[array.dtype.kind]}",
             hint="nested lists of numbers, a NumPy array, or an object with __dlpack__")
     return _integers(data, array)
+
+
+def _unmasked(array: np.ndarray) -> np.ndarray:
+    if type(array) is not np.ndarray and np.ma.is_masked(array):
+        raise ArgumentError("a masked array: a tensor would have the elements under its mask",
+                            hint="a.filled(0.0), a.compressed(), or ts.where with a mask")
+    return array
 
 
 def _integers(data: Any, array: np.ndarray) -> np.ndarray:
@@ -508,7 +518,7 @@ def as_tensor(value: Any) -> Tensor:
     if isinstance(value, Tensor):
         return value
     if isinstance(value, np.ndarray):
-        array = wide_arrays.admit(value)
+        array = wide_arrays.admit(_unmasked(value))
         return wide_arrays.remember(Tensor(array, as_type(array.dtype)))
     if isinstance(value, TensorType | type | str) or callable(value):
         raise DTypeError(f"expected a tensor, an array or a number, got {value!r}")

@@ -30,6 +30,7 @@ from .annotate import fit_argument, fit_result, placements, tensor_annotations
 from .decorator import Decorator
 from .devices import place_arguments, target_of
 from .donation import check_donated, forget_origins, use_up
+from .escapes import Arguments
 from .inspect_levels import launch_plan, level_text, need_level
 from .ir import Graph, node_effects
 from .kept_traces import Signatures
@@ -129,6 +130,8 @@ class JitFunction:
             self._prepare(args, key, statics, traced)
         self._last = traced
         if any(isinstance(x, Tracer) for x in leaves) or current_builder() is not None:
+            if trace_state.read is not None:  # what it has read, the function around it has, too
+                trace_state.read += traced.read
             return traced.result(evaluate(traced.graph, leaves), call)
         return self._run(traced, leaves, call)
 
@@ -300,7 +303,9 @@ class JitFunction:
             box["arguments"] = dict(bound)
             sizes = self._check_arguments(bound)
             regions = open_regions(self.regions, bound, sizes, self.name, self.cast)
+            given = Arguments(bound)
             out = self._call(bound)
+            given.tell_of_changes(out, self.name)
             out = self._check_result(out, sizes)
             flat, box["tree"] = tree.flatten(out)
             tensors, box["rebuild"] = split_result(flat)
@@ -308,7 +313,11 @@ class JitFunction:
             return tensors + held
 
         mesh = next((x.layout.mesh for x in leaves if x.layout is not None), None)
-        graph = trace(flat_fn, [aval_of(x) for x in leaves], self.name, mesh=mesh)
+        around, trace_state.read = trace_state.read, []
+        try:
+            graph = trace(flat_fn, [aval_of(x) for x in leaves], self.name, mesh=mesh)
+        finally:
+            read, trace_state.read = trace_state.read or [], around
         check_effects(graph, self.allowed)
         check_updates(self.name, box["updates"], self.allowed)
         for tell in hooks.compiled:
@@ -325,7 +334,7 @@ class JitFunction:
                                [i for i, x in enumerate(leaves)
                                 if x.offloaded and not x.dtype.packed],
                                [n for n, _ in named],
-                               [self.fn, *(x.value for x in statics.values())])
+                               [self.fn, *(x.value for x in statics.values())], read)
 
     def _with_captures(self, graph: Graph, where: str, named: list[tuple[str, Tensor]]) -> str:
         """Where a trace runs: its captured tensors on GPUs have a say too. Those on the host are
