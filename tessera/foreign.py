@@ -48,6 +48,7 @@ FUNCTIONS: Mapping[str, str] = {
     "hardtanh": "ts.clip(x, -1, 1)", "rad2deg": "x * (180 / ts.pi)", "kthvalue":
     "ts.sort(x)[..., k]", "histc": "ts.histogram(x, bins, (low, high))",
     "gammaln": "ts.lgamma(x)", "loggamma": "ts.lgamma(x)", "psi": "ts.digamma(x)",
+    "use_deterministic_algorithms": 'ts.determinism("strict"); by default functions are',
     "erf_inv": "ts.erfinv(x)", "compile": "ts.jit(f)", "no_grad": "ts.stop_gradient(x)",
     "detach": "ts.stop_gradient(x)", "function": "ts.jit(f)",
     "lax": "ts.scan, ts.while_loop, ts.cond",
