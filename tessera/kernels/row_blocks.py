@@ -48,8 +48,8 @@ SHARE_STEP, SHARE_WARPS = 4096, 8  # elements at once, of all of a group's rows
 # by the groups of a cluster, no more than run at one time, as a second wave takes as long as the
 # first. Each group has a multiprocessor, and a cluster's are neighbours: of an H200's 132, 30
 # clusters of four run at once and 15 of eight (cuOccupancyMaxActiveClusters); chips differ in which
-# are there. Gradients of rows of 131072 take 121.0 us with 14 strips and 115.9 with 15 (layer norm),
-# have 0.89 and 0.86 of a copy's rate (RMS norm), 0.59 with 16 (H200, 2026-11-26).
+# are there. Gradients of rows of 131072 take 121.0 us with 14 strips and 115.9 with 15 (layer
+# norm), have 0.89 and 0.86 of a copy's rate (RMS norm), 0.59 with 16 (H200, 2026-11-26).
 STRIPS = {1: 132, 2: 66, 4: 28, 8: 14}
 STRIP_STEP, STRIP_WARPS, STRIP_STEPS = 4096, 16, 4  # columns at once; how often at most
 

@@ -4,8 +4,9 @@
 
 A group takes one row of its strip, which has every so many-th, after another through shared memory,
 where the next is on its way meanwhile, and keeps the sums of its columns in registers, block by
-block. Sums about means take no pass of their own (shifted_sums.py). Where a row is too long for one group, the groups of a cluster share it and their statistics.
-So operands are read once for the result and the sums.
+block. Sums about means take no pass of their own (shifted_sums.py). Where a row is too long for one
+group, the groups of a cluster share it and their statistics. So operands are read once for the
+result and the sums.
 """
 
 from __future__ import annotations
@@ -47,8 +48,9 @@ MOST_SUMS = 8  # blocks of sums that lanes have registers for
 # norm's, which waits once, 0.89 and 0.91, 0.83 and 0.86 (the same elements, H200, 2026-11-26).
 UNDER_WAY, LATE_UNDER_WAY = 2, 3
 # Bytes of a group's part of a row of which one on its way is enough, where a cluster exchanges its
-# sums once: layer norm's gradients of 131072 and 65536 124.7 us and 121.1 with two rows there, 126.8
-# and 123.6 with three, but layer norm of 131072 79.3 and 74.2 (the same elements, H200, 2026-11-26).
+# sums once: layer norm's gradients of 131072 and 65536 124.7 us and 121.1 with two rows there,
+# 126.8 and 123.6 with three, but layer norm of 131072 79.3 and 74.2 (the same elements, H200,
+# 2026-11-26).
 ON_ITS_WAY = 64 << 10
 
 

@@ -5,6 +5,9 @@ Stores are asynchronous and counted by a barrier of the group that gets them (PT
 st.async). Barriers are made before any group sends: all of a cluster meet for that, behind what the
 kernel asked for before, such as loads.
 
+Numbers that warps have met for are sent behind that meeting, put together by who sends them, and
+waited for where they are needed. A run of such ops has one barrier, which counts all that comes.
+
 In a loop two buffers and barriers take turns. Who sends for iteration i + 2 has got what all sent
 for i + 1, before which, by a barrier of the group, all threads there had read what came for i.
 """
