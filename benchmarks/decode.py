@@ -29,7 +29,15 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.flex_attention import flex_attention
 
 from tessera.kernels.attention_scores import LOG2E
-from tessera.kernels.decode_attention import combine_parts, decode_pages, decode_plan
+from tessera.kernels.decode_attention import (
+    combine_parts,
+    decode_many_pages,
+    decode_pages,
+    decode_plan,
+    planned,
+    streams,
+)
+from tessera.runtime.device import device
 from tessera.stdlib import flash_attention_2
 
 SHAPES = [(1, 1024), (16, 1024), (64, 1024), (1, 8192), (16, 8192), (64, 4096), (4, 32768),
@@ -75,11 +83,18 @@ class InPages:
     def __call__(self, q: Any, k: Any, v: Any) -> Any:
         (B, H, S, _), (_, C, T, _) = q.shape, k.shape
         R = H // C * S
-        plan = decode_plan(B * C, R, T, D, page=self.size)
+        chip = device(0).target.generation
+        plan = decode_plan(B * C, R, T, D, page=self.size, streamed=streams(chip, D))
+        kernel = planned(decode_many_pages if plan.slots else decode_pages, plan)
+        out = torch.empty_like(q)
+        if plan.parts == 1:
+            kernel(q.reshape(B * C, R, D), *self._pool(k, v), out.reshape(1, B * C, R, D), None,
+                   D**-0.5 * LOG2E, heads=C, S=S, BM=plan.rows, BN=plan.keys)
+            return out
         parts = torch.empty(plan.parts, B * C, R, D, device="cuda", dtype=torch.float32)
-        lse, out = torch.empty(parts.shape[:-1], device="cuda"), torch.empty_like(q)
-        decode_pages(q.reshape(B * C, R, D), *self._pool(k, v), parts, lse, D**-0.5 * LOG2E,
-                     heads=C, S=S, BN=plan.keys)
+        lse = torch.empty(parts.shape[:-1], device="cuda")
+        kernel(q.reshape(B * C, R, D), *self._pool(k, v), parts, lse, D**-0.5 * LOG2E, heads=C, S=S,
+               BM=plan.rows, BN=plan.keys)
         combine_parts(parts.reshape(plan.parts, -1, D), lse.reshape(plan.parts, -1),
                       out.reshape(-1, D), BP=plan.together)
         return out
