@@ -8,6 +8,8 @@ It stands below the graph, which writes it, so that kernels can ask without impo
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -31,4 +33,15 @@ class TraceState(threading.local):
 
 trace_state = TraceState()
 
-__all__ = ["TraceState", "trace_state"]
+
+@contextmanager
+def values_read() -> Iterator[list[Any]]:
+    """The tensors whose values Python reads in the block."""
+    around, trace_state.read = trace_state.read, []
+    try:
+        yield trace_state.read
+    finally:
+        trace_state.read = around
+
+
+__all__ = ["TraceState", "trace_state", "values_read"]

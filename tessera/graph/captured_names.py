@@ -17,7 +17,8 @@ import functools
 import sys
 import types
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from operator import is_, itemgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -30,6 +31,7 @@ from .signature import Static
 DEEPEST = 8  # containers in containers
 MOST = 20_000  # objects looked at
 MOST_PLAIN = 1000  # entries of a list or dict whose plain values are compared
+MANY = 4  # of one list or dict that are looked at together
 OURS = __name__.partition(".")[0]
 PLAIN = (str, bytes, int, float, complex, bool, type(None), np.generic, enum.Enum, np.dtype, range)
 # Compared by which it is, where a name holds it.
@@ -138,9 +140,10 @@ class CapturedNames:
 
     def __init__(self, roots: Iterable[Any], captures: Iterable[Tensor]):
         found = _Search(captures).links_from(list(roots))
-        self._items = [(k.holder, k.key, k.value) for k in found
+        self._entries, rest = _entries_of_many(found)
+        self._items = [(k.holder, k.key, k.value) for k in rest
                        if isinstance(k, NameLink) and isinstance(k.holder, dict)]
-        self._others = [k for k in found
+        self._others = [k for k in rest
                         if not (isinstance(k, NameLink) and isinstance(k.holder, dict))]
         self._names = {(id(k.holder), k.key): k.name for k in found}
 
@@ -149,12 +152,41 @@ class CapturedNames:
         for holder, key, value in self._items:  # the way of most, of whole models
             if holder.get(key) is not value and not _same(holder.get(key), value):
                 return Rebound(self._names[id(holder), key], _is_setting(value))
-        other = next((k for k in self._others if not _same(k.now, k.value)), None)
-        return None if other is None else Rebound(
-            other.name, isinstance(other, NameLink) and _is_setting(other.value))
+        for links in [e.links for e in self._entries if not e.holds()] + [self._others]:
+            other = next((k for k in links if not _same(k.now, k.value)), None)
+            if other is not None:
+                return Rebound(other.name, isinstance(other, NameLink) and _is_setting(other.value))
+        return None
 
     def __bool__(self) -> bool:
-        return bool(self._items or self._others)
+        return bool(self._items or self._entries or self._others)
+
+
+class _Entries(NamedTuple):
+    """Links to entries of one list or dict, which are looked at by one call where all are there."""
+
+    links: Sequence[NameLink]
+    take: Callable[[Any], tuple]
+    values: tuple
+
+    def holds(self) -> bool:
+        """Whether all are the objects that they were; others may be as good."""
+        try:
+            return all(map(is_, self.take(self.links[0].holder), self.values))
+        except LookupError:
+            return False
+
+
+def _entries_of_many(found: Iterable[Link]) -> tuple[list[_Entries], list[Link]]:
+    """Those of lists and dicts of which there are many, and the others."""
+    by_holder: dict[int, list[NameLink]] = {}
+    for k in found:
+        if isinstance(k, NameLink) and type(k.holder) in (list, dict):
+            by_holder.setdefault(id(k.holder), []).append(k)
+    many = {at: links for at, links in by_holder.items() if len(links) >= MANY}
+    return [_Entries(links, itemgetter(*(k.key for k in links)), tuple(k.value for k in links))
+            for links in many.values()], [k for k in found if not (
+                isinstance(k, NameLink) and id(k.holder) in many)]
 
 
 class _Search:

@@ -12,14 +12,8 @@ import numpy as np
 from .. import config, hooks, wide_arrays
 from ..call_errors import call_error
 from ..dims import Dim
-from ..errors import (
-    ArgumentError,
-    DTypeError,
-    EffectError,
-    UnsupportedTargetError,
-    did_you_mean,
-)
-from ..open_trace import trace_state
+from ..errors import ArgumentError, DTypeError, EffectError, UnsupportedTargetError, did_you_mean
+from ..open_trace import trace_state, values_read
 from ..runtime.arrays import HOST
 from ..runtime.device import has_gpu
 from ..tensor import Tensor, TensorType
@@ -313,11 +307,8 @@ class JitFunction:
             return tensors + held
 
         mesh = next((x.layout.mesh for x in leaves if x.layout is not None), None)
-        around, trace_state.read = trace_state.read, []
-        try:
+        with values_read() as read:
             graph = trace(flat_fn, [aval_of(x) for x in leaves], self.name, mesh=mesh)
-        finally:
-            read, trace_state.read = trace_state.read or [], around
         check_effects(graph, self.allowed)
         check_updates(self.name, box["updates"], self.allowed)
         for tell in hooks.compiled:

@@ -20,6 +20,7 @@ from ..numerics import DType, f32, i32
 from ..runtime.generations import Generation
 from ..tensor import Tensor
 from ..tile import MODULE as tile
+from ..tile.ir.modes import IN_TURN
 from ..tile.kernel.decorator import kernel
 from .attention_scores import LOG2E
 
@@ -32,7 +33,7 @@ def attention_in_turn(Q: Tensor["C", "S", "D"], K: Tensor["C", "T", "D"], V: Ten
                       delta: Tensor["C", "S", f32], sums: Tensor["Z", "S", "D", f32],
                       turns: Tensor["W", i32], dQ: Tensor["C", "S", "D"],
                       dK: Tensor["C", "T", "D"], dV: Tensor["C", "T", "D"], scale: f32, heads=1,
-                      slots=1, BM=KEYS, BN=QUERIES, IN_TURN=True):
+                      slots=1, BM=KEYS, BN=QUERIES):
     """dV = P' G, dK = scale dS' Q and dQ = scale dS K, where dS = P (G V' - delta).
 
     heads: side by side, which divides their number
@@ -40,7 +41,6 @@ def attention_in_turn(Q: Tensor["C", "S", "D"], K: Tensor["C", "T", "D"], V: Ten
     behind it; turns are zeros, two for each block of queries, as its columns come in halves, and
     one in which groups are counted as they begin
     S, T: multiples of BN and BM, and a head has two groups or more
-    IN_TURN: by pairs of blocks that exchange dS, where the chip has such (emit/in_turn.py)
     """
     M, N = min(BM, T), min(BN, S)  # so that S and T are constants of the code
     groups, blocks = T // M, S // N
@@ -72,6 +72,8 @@ def attention_in_turn(Q: Tensor["C", "S", "D"], K: Tensor["C", "T", "D"], V: Ten
     dK[c, k0:k0+M, :] = dk * scale
     dV[c, k0:k0+M, :] = dv
 
+
+attention_in_turn.modes = (IN_TURN,)
 
 SHORTEST = 1024  # queries and keys
 # Of the time that multiprocessors have, pairs of blocks work so much at least: the last wave is not

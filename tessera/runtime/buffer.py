@@ -130,13 +130,16 @@ class PooledBuffer(DeviceBuffer):
     def __init__(self, nbytes: int, on: Device, stream: int = DEFAULT):
         self._spare = SPARE.setdefault((on.index, nbytes), [])
         self.nbytes, self.device = nbytes, on
+        if stream != DEFAULT:
+            self.pointer = _from_pool(nbytes, on, stream)
+            return
         try:
-            self.pointer = self._spare.pop() if stream == DEFAULT else _from_pool(nbytes, on,
-                                                                                 stream)
-            if nbytes > _SMALL_BYTES:
-                take_large(nbytes, on.index)
+            self.pointer = self._spare.pop()
         except IndexError:
             self.pointer = _from_pool(nbytes, on)
+            return
+        if nbytes > _SMALL_BYTES:
+            take_large(nbytes, on.index)
 
     def __del__(self) -> None:
         if not hasattr(self, "pointer"):  # there was no memory

@@ -398,6 +398,34 @@ def test_a_name_whose_value_was_read_in_a_trace_is_seen(read: str, inside: bool)
     assert g(x).tolist() == g(x).tolist() == [5.0] * 3
 
 
+def test_entries_of_a_long_list_and_dict_are_seen_together() -> None:
+    """One that changes, is gone or is added; equal ones that other objects are cause no trace."""
+    rates, named, traces = [0.5 + i for i in range(9)], {f"k{i}": float(i) for i in range(9)}, []
+
+    @ts.jit
+    def f(x: Any) -> Any:
+        traces.append(1)
+        return x * (sum(rates) + sum(named.values()))
+
+    def check(count: int) -> None:
+        assert f(ts.ones(2)).tolist() == [sum(rates) + sum(named.values())] * 2
+        assert len(traces) == count
+
+    check(1)
+    rates[:] = [float(str(r)) for r in rates]
+    check(1)
+    rates[8] = 100.0
+    check(2)
+    named["k3"] = -7.0
+    check(3)
+    del named["k5"]
+    check(4)
+    rates.pop()
+    check(5)
+    rates.insert(0, 1.0)
+    check(6)
+
+
 def test_signed_zeros_and_types_of_numbers_are_other_constants() -> None:
     zero: Any = 0.0
     f = ts.jit(lambda x: ts.atan2(x * 0.0 + zero, -x) if isinstance(zero, float) else x)

@@ -81,6 +81,21 @@ def test_two_larger_blocks_stay_for_the_next_of_their_size(driver, monkeypatch):
     assert PooledBuffer(sizes[2], device()).pointer != third
 
 
+def test_blocks_that_other_streams_write_first_stay_no_longer(driver, monkeypatch):
+    """They come from the pool, as an offloaded tensor does that is brought back; what is spare
+    meanwhile stays counted. Each round kept one more."""
+    pooled = []
+    monkeypatch.setattr(buffer, "_to_pool", lambda pointer, index: pooled.append(pointer))
+    monkeypatch.setattr(memory_pools, "_large", {})
+    nbytes = 24 << 20
+    monkeypatch.setitem(memory_pools.SPARE, (0, nbytes), [])
+    for rounds in range(1, 6):
+        made = PooledBuffer(nbytes, device(), stream=7)
+        del made
+        spare = memory_pools.SPARE[0, nbytes]
+        assert len(spare) == min(rounds, 2) and len(spare) + len(pooled) == rounds
+
+
 def test_the_error_says_who_holds_what(driver, monkeypatch, libraries):
     kept = DeviceBuffer(2 << 20, device())
     driver.pool = {RESERVED: 7 << 30, USED: 4 << 30}

@@ -6,6 +6,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+import tessera as ts
 import tile_gpu
 from ptx_harness import require_compiler
 from tessera import bf16, f16
@@ -13,6 +14,7 @@ from tessera.kernels.attention_in_turn import attention_in_turn
 from tessera.runtime.ptxas import find_tool, sass_counts
 from tessera.runtime.target import parse_target
 from tessera.tile.cuda.emit.in_turn import emit_in_turn
+from tessera.tile.kernel.kernel import Kernel
 
 require_compiler()
 
@@ -40,6 +42,19 @@ def test_pairs_of_blocks(dtype, S, heads, slots):
         name = f"HGMMA.{shape}.F32" + ".BF16" * (dtype is bf16)
         assert sum(n for x, n in found.items() if x.startswith(name)) == count
     assert sum(n for x, n in found.items() if x.startswith("RED")) >= 16
+
+
+def test_it_is_the_kernel_that_is_known_and_not_its_name():
+    """A user's kernel of this name and these parameters, whose body may be another, is compiled as
+    it is written; the library's with a schedule is still the library's."""
+    users = Kernel(attention_in_turn.fn, grid=attention_in_turn.grid)
+    again = attention_in_turn.with_schedule(ts.Schedule(warps=8))
+    for kernel, taken in ((attention_in_turn, True), (again, True), (users, False)):
+        given, known = arguments(bf16, 1024, 2), {"heads": 2, "slots": 2}
+        bound, function, *_ = tile_gpu.prepare(kernel, given, known, None, None)
+        facts = tile_gpu.facts_of(function, bound)
+        assert function.name == "attention_in_turn"
+        assert (emit_in_turn(function, parse_target("sm_90a"), facts) is not None) == taken
 
 
 @pytest.mark.parametrize("target, heads, S, known", [

@@ -68,6 +68,21 @@ def test_short_messages_do_not_pay(gpus, nccl, rng):
     assert all("in windows" not in plan for plan in run(2, x)) and not nccl.library.opened
 
 
+def test_arguments_and_results_alone_need_none(gpus, nccl, rng, small):
+    """There are no temporaries, and no window of nothing is opened."""
+    (x,) = values(rng, (4, 8))
+
+    def program(mesh: Any) -> tuple[np.ndarray, str, int]:
+        f = ts.jit(lambda x: ts.shard(x, None))
+        y = f(placed(mesh, x, "rows")).numpy()
+        return y, str(f.plan), f._last.program.on_gpu.program.plan.temporary_bytes
+
+    for y, plan, nbytes in on_ranks(2, program):
+        np.testing.assert_array_equal(y, x)
+        assert "through NCCL" in plan and "in windows" not in plan and nbytes == 0
+    assert not nccl.library.opened
+
+
 def test_parts_of_unequal_extents_lie_elsewhere(gpus, nccl, rng, small):
     (x,) = values(rng, (70, 40))  # 24, 23, 23 rows: other temporaries
     def program(mesh: Any, x: np.ndarray) -> tuple[np.ndarray, str]:

@@ -125,9 +125,9 @@ class CollectiveStep:
 
 
 def sent_places(steps: Iterable[Any], plan: GraphSchedule) -> tuple[str, list[Node]]:
-    """Where in a program's temporaries all that lies which steps send or get, as a text; and the
-    ops that do."""
-    lines, nodes = list[str](), list[Node]()
+    """Where in a program's temporaries all that lies which steps send or get, as a text, "" where
+    nothing does; and the ops that do."""
+    lines, nodes, inside = list[str](), list[Node](), False
     for step in steps:
         if not isinstance(step, CollectiveStep):
             continue
@@ -136,9 +136,10 @@ def sent_places(steps: Iterable[Any], plan: GraphSchedule) -> tuple[str, list[No
         for o in (*step.group.reads, *step.group.writes):
             at = plan.region(o.name)
             own = at.begin + o.offset * o.type.dtype.numpy.itemsize
-            where = own if at.block == "temporaries" else "elsewhere"
-            lines.append(f"{node.op.name} {o.type} {o.shape} {where}")
-    return "\n".join(lines), nodes
+            here = at.block == "temporaries"
+            lines.append(f"{node.op.name} {o.type} {o.shape} {own if here else 'elsewhere'}")
+            inside |= here
+    return "\n".join(lines) if inside else "", nodes
 
 
 def _bytes(o: GroupOperand) -> int:

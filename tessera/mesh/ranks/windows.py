@@ -4,8 +4,9 @@ places.
 NCCL's kernels for them load and store what lies on other ranks, a block in each direction at once,
 where rings pass it on. They take some ten multiprocessors in place of 24, and matmuls run beside.
 They find an array of another rank by its offset, so ranks compare first where everything lies that
-they send. Where one of them has no windows, or another plan, as with parts of unequal extents, or
-where ranks run on several machines, all send from plain memory.
+they send. Where one of them has no windows, sends arguments and results alone, or has another plan,
+as with parts of unequal extents, or where ranks run on several machines, all send from plain
+memory.
 """
 
 from __future__ import annotations
@@ -33,12 +34,12 @@ def window_memory(group: Group, index: int, nbytes: int, places: str, groups: Se
     """Memory on this rank's GPU that the ranks of these groups reach; None where they send from
     memory of their own. All members of `group`, which has them all, call it.
 
-    places: where in it that lies which they send
+    places: where in it that lies which they send; "" for nowhere
     """
     library = libnccl.open_library()
     mine = np.zeros(1 + _DIGEST_BYTES, np.uint8)
-    mine[0] = config.comm_windows and library is not None and library.has_windows and (
-        launched_here() == launched_size())
+    mine[0] = bool(places) and config.comm_windows and library is not None and (
+        library.has_windows and launched_here() == launched_size())
     mine[1:] = np.frombuffer(hashlib.blake2b(
         f"{nbytes}\n{places}".encode(), digest_size=_DIGEST_BYTES).digest(), np.uint8)
     got = group.swap_bytes([mine] * group.size, [mine.size] * group.size,

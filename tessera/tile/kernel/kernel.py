@@ -70,6 +70,8 @@ class Kernel(Kernel_):
 
     rule: Any = None  # its derivative, see defvjp and defjvp
 
+    modes: tuple[str, ...] = ()  # of ir/modes.py, beside those of the surroundings
+
     def __init__(self, fn: Any, *, schedule: Schedule | None = None, grid: Any = None,
                  axes: str | None = None, overwrites: tuple[str, ...] = (),
                  fast_math: bool = False):
@@ -160,7 +162,7 @@ class Kernel(Kernel_):
             raise ArgumentError(f"a schedule is a ts.Schedule, got {schedule!r}", where=user_line())
         made = Kernel(self.fn, schedule=schedule, grid=self.grid, axes=self.axes,
                       overwrites=tuple(self.overwrites), fast_math=self.fast_math)
-        made.rule = self.rule
+        made.rule, made.modes = self.rule, self.modes
         return made
 
     # --- in graphs ----------------------------------------------------------------------------
@@ -494,7 +496,7 @@ class Kernel(Kernel_):
                           records=tuple((n, tuple(f)) for n, f in composite_parameters.fields_of(
                         self._written_annotations()).items()),
                           wide_dims=frozenset(n for n, v in bound.sizes.items() if v >= 2**31),
-                          modes=modes(self.fast_math))
+                          modes=(*modes(self.fast_math), *self.modes))
 
     def compile(self, spec: KernelSpec, sizes: dict[str, int]) -> Function:
         """Traces and runs the passes; nothing is cached."""

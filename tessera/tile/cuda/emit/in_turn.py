@@ -24,10 +24,11 @@ from tessera.runtime.target import Target
 from tessera.tile.cuda.emit.emitter import ArgumentFacts, Emitted, Parameter
 from tessera.tile.cuda.emit.in_turn_source import source
 from tessera.tile.cuda.intrinsics.shared_memory import descriptor_bits
-from tessera.tile.ir.ir import Function, Op, walk
+from tessera.tile.ir.ir import Function
+from tessera.tile.ir.modes import IN_TURN
 from tessera.tile.ir.types import GlobalTensor
 
-NAME, MARK = "attention_in_turn", "IN_TURN"
+NAME = "attention_in_turn"  # in the source
 QUERIES, KEYS, WIDTH = 64, 128, 128  # of a block of queries, of a block of the launch, of a head
 Q_STAGES, G_STAGES = 3, 2
 Q_PANEL, K_PANEL = 128 * QUERIES, 128 * KEYS  # bytes of 64 columns
@@ -38,14 +39,14 @@ ROWS = ("lse", "delta", "sums", "turns", "dQ", "dK", "dV")
 
 
 @dataclass(frozen=True)
-class Memory:
+class TurnMemory:
     """Where tiles and barriers lie in shared memory, and the bytes of all."""
 
     places: dict[str, int]
     bytes: int
 
     @classmethod
-    def laid_out(cls) -> Memory:
+    def laid_out(cls) -> TurnMemory:
         sizes = {"K_AT": 2 * K_PANEL, "V_AT": 2 * K_PANEL, "FAR_AT": K_PANEL,
                  "Q_AT": Q_STAGES * TILE, "G_AT": G_STAGES * TILE, "S_AT": 2 * K_PANEL,
                  "S_FAR_AT": 2 * K_PANEL, "LSE_AT": Q_STAGES * ROW, "DELTA_AT": G_STAGES * ROW}
@@ -60,11 +61,12 @@ class Memory:
 
 
 def emit_in_turn(function: Function, target: Target, facts: ArgumentFacts) -> Emitted | None:
-    """The source of the library's kernel where it is that one and fits; else None."""
+    """The source of the library's kernel where it is that one, which its modes say, and fits; else
+    None."""
     known: dict[str, Any] = dict(function.constants)
-    if function.name != NAME or not known.get(MARK) or not _fits(function, known, target, facts):
+    if IN_TURN not in function.modes or not _fits(function, known, target, facts):
         return None
-    memory, dtype = Memory.laid_out(), _types(function)["Q"]
+    memory, dtype = TurnMemory.laid_out(), _types(function)["Q"]
     if memory.bytes > target.generation.group_shared_bytes:
         return None
     parameters = (
@@ -105,15 +107,14 @@ def _types(function: Function) -> dict[str, str]:
 
 
 def _fits(function: Function, known: dict[str, Any], target: Target, facts: ArgumentFacts) -> bool:
-    """Whether it is the library's kernel on what the source is written for."""
+    """Whether the source is written for these parameters, extents, types and places. A graph adds
+    parameters for numbers that are data, and axes under vmap."""
     types = _types(function)
-    matmuls = sum(isinstance(n, Op) and n.name == "matmul" for n in walk(function.body))
-    extents = [known.get(x) for x in ("S", "T", "D", "BM", "BN")]
     ranks = {p.value.name: len(p.type.dims) for p in function.params
              if isinstance(p.type, GlobalTensor)}
-    if matmuls != 5 or ranks.get("Q") != 3 or set(types) != {*TILES, *ROWS} or None in extents:
+    if not {"S", "T", "D"} <= set(known) or set(types) != {*TILES, *ROWS} or ranks["Q"] != 3:
         return False
-    S, T, D, BM, BN = map(int, extents)  # type: ignore[arg-type]
+    S, T, D, BM, BN = (int(known[x]) for x in ("S", "T", "D", "BM", "BN"))
     whole = not (S % QUERIES or T % (2 * KEYS)) and S >= 2 * QUERIES and T >= 4 * KEYS
     whole = whole and 0 < known["heads"] <= known["slots"]
     return (has_pairs(target.generation) and (BM, BN, D) == (2 * KEYS, QUERIES, WIDTH) and whole
