@@ -44,7 +44,7 @@ def trace_body(fn: Callable, avals: Sequence[Aval], name: str, index: int | None
         builder.rng = keys or LoopKeys(outer, None if index is None else tracers[index])
         return fn(*tracers)
 
-    return merge_common(trace(body, avals, name))
+    return merge_common(trace(body, avals, name, repeats=index is not None))
 
 
 def close_together(*graphs: Graph) -> tuple[list[Graph], list[Tensor]]:

@@ -177,9 +177,10 @@ def call_slots(signature: inspect.Signature, slots: dict[str, Any]) -> tuple[lis
 
 
 # --- tracing ----------------------------------------------------------------------------------
-def trace_flat(call: Callable, packed: Packed, name: str, avals: Sequence[Aval] | None = None
-               ) -> tuple[Graph, Result]:
-    """The graph of call(value) over the tensors of a packed value, and how its result is built."""
+def trace_flat(call: Callable, packed: Packed, name: str, avals: Sequence[Aval] | None = None,
+               repeats: bool = False) -> tuple[Graph, Result]:
+    """The graph of call(value) over the tensors of a packed value, and how its result is built.
+    repeats: see trace"""
     box: list[Result] = []
 
     def flat(*tracers: Tensor) -> list[Tensor]:
@@ -190,5 +191,5 @@ def trace_flat(call: Callable, packed: Packed, name: str, avals: Sequence[Aval] 
         box.append(Result(made))
         return box[0].tensors
 
-    graph = trace(flat, avals or [aval_of(x) for x in packed.tensors], name)
+    graph = trace(flat, avals or [aval_of(x) for x in packed.tensors], name, repeats=repeats)
     return graph, box[0]

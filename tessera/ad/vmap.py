@@ -39,7 +39,8 @@ def vmap(fn: Callable, in_axes: Any = 0, out_axes: Any = 0) -> Transform:
         size, moved, flags = _batch_operands(packed, axes)
         avals = [Aval(tuple(x.shape[1:]), x.type) if b else aval_of(x)
                  for x, b in zip(moved, flags, strict=True)]
-        graph, result = trace_flat(lambda a: fn(*a, **kwargs), packed, callable_name(fn), avals)
+        graph, result = trace_flat(lambda a: fn(*a, **kwargs), packed, callable_name(fn), avals,
+                                   repeats=True)
         outs, marks = batch_graph(graph, size, moved, flags)
         return result.build([
             _place(y, size, b, a)

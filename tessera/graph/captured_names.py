@@ -140,7 +140,7 @@ class CapturedNames:
 
     def __init__(self, roots: Iterable[Any], captures: Iterable[Tensor]):
         found = _Search(captures).links_from(list(roots))
-        self._entries, rest = _entries_of_many(found)
+        self._entries, rest = _entry_links(found)
         self._items = [(k.holder, k.key, k.value) for k in rest
                        if isinstance(k, NameLink) and isinstance(k.holder, dict)]
         self._others = [k for k in rest
@@ -162,7 +162,7 @@ class CapturedNames:
         return bool(self._items or self._entries or self._others)
 
 
-class _Entries(NamedTuple):
+class _EntryLinks(NamedTuple):
     """Links to entries of one list or dict, which are looked at by one call where all are there."""
 
     links: Sequence[NameLink]
@@ -177,16 +177,16 @@ class _Entries(NamedTuple):
             return False
 
 
-def _entries_of_many(found: Iterable[Link]) -> tuple[list[_Entries], list[Link]]:
+def _entry_links(found: Iterable[Link]) -> tuple[list[_EntryLinks], list[Link]]:
     """Those of lists and dicts of which there are many, and the others."""
     by_holder: dict[int, list[NameLink]] = {}
     for k in found:
         if isinstance(k, NameLink) and type(k.holder) in (list, dict):
             by_holder.setdefault(id(k.holder), []).append(k)
-    many = {at: links for at, links in by_holder.items() if len(links) >= MANY}
-    return [_Entries(links, itemgetter(*(k.key for k in links)), tuple(k.value for k in links))
-            for links in many.values()], [k for k in found if not (
-                isinstance(k, NameLink) and id(k.holder) in many)]
+    many = [links for links in by_holder.values() if len(links) >= MANY]
+    together = {id(k) for links in many for k in links}
+    return [_EntryLinks(links, itemgetter(*(k.key for k in links)), tuple(k.value for k in links))
+            for links in many], [k for k in found if id(k) not in together]
 
 
 class _Search:

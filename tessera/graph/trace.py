@@ -114,6 +114,8 @@ class GraphBuilder:
         self.written: list[tuple[Value, Value, SourceLine | None]] = []  # old, new, by a kernel
         self.unrounded: dict[Value, Tensor] = {}  # results of public ops before they were rounded
         self.mesh: Any = None  # of distributed tensors: extents are then those of whole tensors
+        self.outer: GraphBuilder | None = None  # that of the enclosing trace
+        self.repeats = True  # see trace
 
     def add_input(self, aval: Aval) -> Tracer:
         value = Value(aval)
@@ -260,14 +262,16 @@ def _size_bytes(aval: Aval) -> int:
     return int(size_of(aval.shape)) * aval.dtype.bits // 8
 
 
-def trace(fn: Callable, avals: Sequence[Aval], name: str, rng: Any = None, mesh: Any = None
-          ) -> Graph:
+def trace(fn: Callable, avals: Sequence[Aval], name: str, rng: Any = None, mesh: Any = None,
+          repeats: bool = True) -> Graph:
     """The graph of fn: a function of len(avals) tensors that returns a flat list of tensors.
 
-    mesh: that of distributed tensors among the arguments, else that of the enclosing trace."""
+    mesh: that of distributed tensors among the arguments, else that of the enclosing trace
+    repeats: whether one run of fn stands for several: other calls, iterations, rows of a batch"""
     builder = GraphBuilder(name)
-    builder.rng = rng
+    builder.rng, builder.repeats = rng, repeats
     outer, trace_state.builder = trace_state.builder, builder
+    builder.outer = outer
     builder.mesh = mesh if mesh is not None or outer is None else outer.mesh
     where, trace_state.where = trace_state.where, None
     try:

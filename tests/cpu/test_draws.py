@@ -106,6 +106,33 @@ def test_a_generator_draws_on_or_says_why_not() -> None:
             f()
 
 
+TRANSFORMS = {
+    "grad": lambda f, x: ts.grad(lambda y: ts.sum(f(y)))(x),
+    "jvp": lambda f, x: ts.jvp(f, (x,), (x,))[1],
+    "cond": lambda f, x: ts.cond(ts.sum(x) > 0, f, lambda y: y, x),
+    "checkpoint": lambda f, x: ts.checkpoint(f)(x),
+}
+
+
+@pytest.mark.parametrize("transform", TRANSFORMS)
+def test_a_generator_draws_on_where_a_function_is_traced_for_one_call(transform: str) -> None:
+    """In derivatives and branches of a compiled function that made it, and in eager ones, but for
+    ts.grad, which is compiled; not where a compiled function did not make it."""
+    apply, x = TRANSFORMS[transform], ts.ones(4)
+    like = ts.random.philox(seed=3)
+    want = [ts.uniform((4,), generator=like).tolist() for _ in range(2)]
+
+    def run(generator: Any) -> Any:
+        return apply(lambda y: y * ts.uniform((4,), generator=generator), x)
+
+    outside = ts.random.philox(seed=3)
+    if transform != "grad":
+        assert [run(outside).tolist() for _ in range(2)] == want
+    assert ts.jit(lambda: run(ts.random.philox(seed=3)))().tolist() == want[0]
+    with pytest.raises(ts.TraceError, match="a generator from outside of a traced function"):
+        ts.jit(lambda: run(outside))()
+
+
 def test_rounding_to_integers_is_right_in_the_mean() -> None:
     n = 40_000
     for x in (2.3, -2.3, 0.5, 7.9):

@@ -93,7 +93,7 @@ def test_pairs_of_blocks_give_the_same_bits(rng, S, monkeypatch):
 @needs_hopper
 @pytest.mark.parametrize("dtype, H, S, T, heads, slots", [
     (bf16, 2, 128, 512, 1, 1), (f16, 6, 192, 768, 3, 3), (bf16, 8, 512, 1024, 4, 8),
-    (bf16, 3, 1024, 1024, 1, 2)], ids=str)
+    (bf16, 3, 1024, 1024, 1, 2), (f16, 1, 320, 512, 1, 1)], ids=str)
 def test_sums_in_turn(rng, dtype, H, S, T, heads, slots):
     """Against f64; and again on memory of NaN, with the same bits."""
     q, g = (rng.standard_normal((H, S, 128)).astype(dtype.numpy) for _ in "qg")

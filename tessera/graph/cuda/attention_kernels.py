@@ -9,7 +9,7 @@ Operands that the kernels do not take are left to the composition.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from math import prod
 from typing import Any
 
@@ -98,9 +98,7 @@ def _gradient(g: Tensor, y: Tensor, lse: Tensor, q: Tensor, k: Tensor, v: Tensor
     if plain and not causal and not sums and heads == keys and D == E and (
             own := _in_turn(*held, S, T, heads, types)):
         delta = F.reshape(lowered_sums(g, y, q, of_logs), (heads, S))
-        words = F.zeros((2 * own["slots"] * (S // QUERIES) + 1,), I32)
-        attention_in_turn(Q, K, V, G, F.reshape(lse, (heads, S)), delta,
-                          F.zeros((own["slots"], S, D)), words, dQ, dK, dV, scale, **own)
+        _add_in_turn((Q, K, V, G, F.reshape(lse, (heads, S)), delta), (dQ, dK, dV), scale, **own)
         return tuple(F.reshape(x, like.shape)
                      for x, like in zip((dQ, dK, dV), (q, k, v), strict=True))
     of_queries, of_keys = _both_spans(spans[0], T) if spans else (None, None)
@@ -131,6 +129,15 @@ def _in_turn(dtype: DType, width: int, chip: Generation, S: int, T: int, heads: 
     if config.numerics != "off" or config.debug or any(t.dtype is not dtype for t in types):
         return None
     return in_turn(dtype, S, T, width, heads, chip, card_for(chip.warpgroup_matmul).multiprocessors)
+
+
+def _add_in_turn(operands: Sequence[Tensor], results: Sequence[Tensor], scale: float, *,
+                 heads: int, slots: int) -> None:
+    """The one kernel, with memory for its sums and the words that say whose turn it is."""
+    _, S, D = tuple(operands[0].shape)
+    turns = F.zeros((2 * slots * (S // QUERIES) + 1,), I32)
+    attention_in_turn(*operands, F.zeros((slots, S, D)), turns, *results, scale, heads=heads,
+                      slots=slots)
 
 
 def _natural(logs: Tensor) -> Tensor:

@@ -196,12 +196,16 @@ class philox:
         self.count = 0
 
     def next_key(self) -> Tensor:
-        """Raises TraceError in a traced function, all calls of which would have this one's key."""
+        """Raises TraceError inside of what is traced once and runs several times, which would all
+        have this key: a compiled function, the body of a loop, ts.vmap."""
         builder = tracing.current_builder()
-        if builder is not None and builder is not self._made_in:
-            raise TraceError("a generator from outside of a traced function: each call, or "
-                             "iteration, would draw the same", hint="give a key, key=..., as an "
-                             "argument; draws without one go on with ts.random.seed's numbers")
+        while builder is not None and builder is not self._made_in:
+            if builder.repeats:
+                raise TraceError("a generator from outside of a traced function: each call, or "
+                                 "iteration, would draw the same", hint="give a key, key=..., as "
+                                 "an argument; draws without one go on with ts.random.seed's "
+                                 "numbers")
+            builder = builder.outer
         key = numerics.fold_in(self.root, self.count)
         self.count += 1
         return Tensor(key, U32)

@@ -39,14 +39,14 @@ ROWS = ("lse", "delta", "sums", "turns", "dQ", "dK", "dV")
 
 
 @dataclass(frozen=True)
-class TurnMemory:
+class SharedMemoryLayout:
     """Where tiles and barriers lie in shared memory, and the bytes of all."""
 
     places: dict[str, int]
     bytes: int
 
     @classmethod
-    def laid_out(cls) -> TurnMemory:
+    def made(cls) -> SharedMemoryLayout:
         sizes = {"K_AT": 2 * K_PANEL, "V_AT": 2 * K_PANEL, "FAR_AT": K_PANEL,
                  "Q_AT": Q_STAGES * TILE, "G_AT": G_STAGES * TILE, "S_AT": 2 * K_PANEL,
                  "S_FAR_AT": 2 * K_PANEL, "LSE_AT": Q_STAGES * ROW, "DELTA_AT": G_STAGES * ROW}
@@ -66,7 +66,7 @@ def emit_in_turn(function: Function, target: Target, facts: ArgumentFacts) -> Em
     known: dict[str, Any] = dict(function.constants)
     if IN_TURN not in function.modes or not _fits(function, known, target, facts):
         return None
-    memory, dtype = TurnMemory.laid_out(), _types(function)["Q"]
+    memory, dtype = SharedMemoryLayout.made(), _types(function)["Q"]
     if memory.bytes > target.generation.group_shared_bytes:
         return None
     parameters = (
