@@ -471,6 +471,10 @@ def to_numpy(data: Any) -> np.ndarray:
     if data is None:
         raise DTypeError("a tensor holds numbers, got None", hint="None is what a function without "
                          "a return gives, and a kernel that only writes: use what it wrote")
+    if array.dtype == object and (large := _beyond_64_bits(array)) is not None:
+        raise DTypeError(f"the integer {large} has more than 64 bits",
+                         hint="int64 holds -2^63 .. 2^63 - 1, uint64 0 .. 2^64 - 1; ts.tensor("
+                         "float(i)) is the nearest number that a float holds")
     if array.dtype == object or array.dtype.kind in "USMm":
         raise DTypeError(
             f"a tensor holds numbers, got {type(data).__name__} of {_KINDS[array.dtype.kind]}",
@@ -493,6 +497,13 @@ def _integers(data: Any, array: np.ndarray) -> np.ndarray:
         if all(type(i) is int and 0 <= i < 2**64 for i in exact.flat):
             return exact.astype(np.uint64)
     return array
+
+
+def _beyond_64_bits(array: np.ndarray) -> int | None:
+    """An integer of an array of Python integers that no type of 64 bits holds."""
+    if not all(type(i) is int for i in array.flat):
+        return None
+    return next((i for i in array.flat if not -2**63 <= i < 2**64), None)
 
 
 _KINDS = {"U": "text (str)", "S": "bytes", "O": "Python objects", "M": "dates", "m": "durations"}
