@@ -116,6 +116,18 @@ def products_table() -> str | None:
             f"least {total['least']:.2f}.\n\n" + markdown(("M x N x K", *LAYOUTS), lines))
 
 
+def attention_gradients_table() -> str | None:
+    """Of benchmarks/attention_backward.py; None while nothing is measured."""
+    if (found := measured("attention_backward")) is None:
+        return None
+    file, where = found
+    lines = [(case, *(f"{x['ms'][side]:.2f} ({x['TFLOP/s'][side]})" for side in ("tessera", "cuDNN")),
+              f"{x['of cuDNN']:.2f}") for case, x in file.items() if isinstance(x, dict)]
+    return (f"{where}. Geometric mean of the ratios {file['geometric mean of cuDNN']:.2f}.\n\n"
+            + markdown(("Heads and queries", "Tessera, ms (TFLOP/s)", "cuDNN, ms (TFLOP/s)", "Ratio"),
+                       lines))
+
+
 def types_table() -> str | None:
     """Of benchmarks/matmuls.py --types: a type and an extent in a line, layouts side by side."""
     if (found := measured("matmuls")) is None:
@@ -135,7 +147,8 @@ def _time_and_ratio(f: dict[str, Any]) -> str:
     return f"{us:.{0 if us >= 100 else 1}f}, {f['ratio']:.2f}"
 
 
-LIBRARY = {"convolutions": convolutions_table, "fft": fft_table, "orders": orders_table,
+LIBRARY = {"attention_gradients": attention_gradients_table,
+           "convolutions": convolutions_table, "fft": fft_table, "orders": orders_table,
            "packed": packed_table, "products": products_table, "rows": rows_table,
            "types": types_table}
 
