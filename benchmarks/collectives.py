@@ -74,7 +74,7 @@ def measure(op: str, size: int, rank: int, ranks: int) -> dict[str, float]:
     repeats = max(5, min(100, (1 << 30) // size))
     times: dict[str, list[float]] = {name: [] for name in runs}
     for run in runs.values():
-        seconds(run, 3)
+        seconds(run, repeats)  # the first calls of a process take longer
     for _ in range(ROUNDS):
         for name, run in runs.items():
             peers.barrier()

@@ -1,11 +1,12 @@
 """Attention of one query over long caches beside PyTorch's, heads of 128, on one GPU.
 
-    python benchmarks/decode.py [flex] [pages]
+    python benchmarks/decode.py [flex] [pages] [codes]
 
 Microseconds, the share of a copy's bandwidth in which keys and values are read, and the ratio to
 the quickest peer: the backends of scaled_dot_product_attention and, where it is asked for,
 FlexAttention by torch.compile, which compiles for some seconds for each shape. pages: ours over
-pages of 16, 64 and 256 keys too, which lie in a pool in random order.
+pages of 16, 64 and 256 keys too, which lie in a pool in random order. codes: over keys and values
+of fp8_e4m3 too, of which half as many bytes are read, checked against these.
 Each runs as a CUDA graph of calls in turn over as many caches as L2 does not hold; results are
 checked against f64 first. Needs torch and a GPU. Writes benchmarks/results/decode.json, or
 $OUT/decode.json when OUT is set.
@@ -29,7 +30,16 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.flex_attention import flex_attention
 
 from tessera.kernels.attention_scores import LOG2E
-from tessera.kernels.decode_attention import combine_parts, decode_pages, decode_plan
+from tessera.kernels.decode_attention import (
+    combine_parts,
+    decode_many_pages,
+    decode_pages,
+    decode_plan,
+    decode_rows,
+    planned,
+    streams,
+)
+from tessera.runtime.device import device
 from tessera.stdlib import flash_attention_2
 
 SHAPES = [(1, 1024), (16, 1024), (64, 1024), (1, 8192), (16, 8192), (64, 4096), (4, 32768),
@@ -75,11 +85,43 @@ class InPages:
     def __call__(self, q: Any, k: Any, v: Any) -> Any:
         (B, H, S, _), (_, C, T, _) = q.shape, k.shape
         R = H // C * S
-        plan = decode_plan(B * C, R, T, D, page=self.size)
+        chip = device(0).target.generation
+        plan = decode_plan(B * C, R, T, D, page=self.size, streamed=streams(chip, D))
+        kernel = planned(decode_many_pages if plan.slots else decode_pages, plan)
+        out = torch.empty_like(q)
+        if plan.parts == 1:
+            kernel(q.reshape(B * C, R, D), *self._pool(k, v), out.reshape(1, B * C, R, D), None,
+                   D**-0.5 * LOG2E, heads=C, S=S, BM=plan.rows, BN=plan.keys)
+            return out
+        parts = torch.empty(plan.parts, B * C, R, D, device="cuda", dtype=torch.float32)
+        lse = torch.empty(parts.shape[:-1], device="cuda")
+        kernel(q.reshape(B * C, R, D), *self._pool(k, v), parts, lse, D**-0.5 * LOG2E, heads=C, S=S,
+               BM=plan.rows, BN=plan.keys)
+        combine_parts(parts.reshape(plan.parts, -1, D), lse.reshape(plan.parts, -1),
+                      out.reshape(-1, D), BP=plan.together)
+        return out
+
+
+class InCodes:
+    """Ours over codes of 8 bits, which are made of keys and values when these are first seen."""
+
+    def __init__(self) -> None:
+        self.made = dict[int, tuple[Any, ...]]()
+
+    @staticmethod
+    def rounded(x: Any) -> Any:
+        return x.to(torch.float8_e4m3fn).to(x.dtype)
+
+    def __call__(self, q: Any, k: Any, v: Any) -> Any:
+        (B, H, S, _), (_, C, T, _) = q.shape, k.shape
+        if k.data_ptr() not in self.made:
+            self.made[k.data_ptr()] = tuple(
+                x.to(torch.float8_e4m3fn).reshape(B * C, T, D) for x in (k, v))
+        R, plan = H // C * S, decode_plan(B * C, H // C * S, T, D, codes=True, queries=S)
         parts = torch.empty(plan.parts, B * C, R, D, device="cuda", dtype=torch.float32)
         lse, out = torch.empty(parts.shape[:-1], device="cuda"), torch.empty_like(q)
-        decode_pages(q.reshape(B * C, R, D), *self._pool(k, v), parts, lse, D**-0.5 * LOG2E,
-                     heads=C, S=S, BN=plan.keys)
+        planned(decode_rows, plan)(q.reshape(B * C, R, D), *self.made[k.data_ptr()], None, parts,
+                                   lse, D**-0.5 * LOG2E, S=S, BM=plan.rows, BN=plan.keys)
         combine_parts(parts.reshape(plan.parts, -1, D), lse.reshape(plan.parts, -1),
                       out.reshape(-1, D), BP=plan.together)
         return out
@@ -144,12 +186,16 @@ def measured(B: int, T: int, runs: dict[str, Attend], copy: float) -> dict[str, 
                   for h, n in ((HEADS, 1), (KEY_HEADS, T), (KEY_HEADS, T)))
             for _ in range(min(caches, calls))]
     part = tuple(x[:1] for x in data[0])
-    want, graphs = truth(*part), {}
+    want, graphs, bytes_read = truth(*part), {}, dict.fromkeys(runs, read)
     for name, run in runs.items():
         try:
             for x in data:
                 run(*x)
-            error = (run(*data[0])[:1].double() - want).norm() / want.norm()
+            exact = want
+            if isinstance(run, InCodes):
+                exact = truth(part[0], *map(run.rounded, part[1:]))
+                bytes_read[name] //= 2
+            error = (run(*data[0])[:1].double() - exact).norm() / exact.norm()
             if not error < 6e-3:
                 raise SystemExit(f"{name}, {B} x {T}: the error is {error:.1e}")
             graphs[name] = captured([partial(run, *data[i % len(data)]) for i in range(calls)])
@@ -157,7 +203,7 @@ def measured(B: int, T: int, runs: dict[str, Attend], copy: float) -> dict[str, 
             print(name, B, T, str(failed)[:100], flush=True)
     us = medians(graphs, calls)
     best = min(t for name, t in us.items() if not name.startswith("tessera"))
-    return {name: {"us": round(t, 1), "of copy": round(read / t / 1e3 / copy, 3),
+    return {name: {"us": round(t, 1), "of copy": round(bytes_read[name] / t / 1e3 / copy, 3),
                    "of best peer": round(best / t, 3)} for name, t in us.items()}
 
 
@@ -166,7 +212,8 @@ def main() -> None:
     figures: dict[str, Any] = {"device": torch.cuda.get_device_name(), "copy, GB/s": round(copy)}
     for B, T in SHAPES:
         paged = {f"tessera, pages of {n}": InPages(n) for n in PAGES if "pages" in sys.argv[1:]}
-        runs = {"tessera": flash_attention_2, **paged, **peers()}
+        codes = {"tessera, fp8_e4m3": InCodes()} if "codes" in sys.argv[1:] else {}
+        runs = {"tessera": flash_attention_2, **paged, **codes, **peers()}
         name = f"B {B}, {T} keys"
         figures[name] = measured(B, T, runs, copy)
         print(name, json.dumps(figures[name]), flush=True)

@@ -19,8 +19,9 @@ from typing import Any, TypeVar
 import numpy as np
 
 from .call_errors import refuse_wrong_init
-from .errors import ArgumentError
+from .errors import ArgumentError, TraceError
 from .graph import tree
+from .graph.trace import Tracer
 from .tensor import as_tensor
 
 T = TypeVar("T")
@@ -67,12 +68,18 @@ class DynamicLossScale:
     def step(self, grads: Any, update: Callable[[Any], T], unchanged: T
              ) -> tuple[T, DynamicLossScale]:
         """(update(unscaled grads), next scale); when a gradient is not finite the step is skipped:
-        (unchanged, half the scale)."""
+        (unchanged, half the scale). Raises TraceError in a compiled function: which it is depends
+        on values."""
         finite = all_finite(grads)
         return update(self.unscale(grads)) if finite else unchanged, self.after(finite)
 
 
 def all_finite(grads: Any) -> bool:
     """Whether every number in a nested value of tensors is finite."""
-    leaves = tree.flatten(grads)[0]
-    return all(bool(np.isfinite(as_tensor(g).numpy()).all()) for g in leaves)
+    leaves = [as_tensor(g) for g in tree.flatten(grads)[0]]
+    if any(isinstance(g, Tracer) for g in leaves):
+        raise TraceError(
+            "DynamicLossScale looks at the values of gradients, which are not known while tracing",
+            hint="give the scale's value to the compiled function as an argument, return the "
+            "gradients, and call step outside of it")
+    return all(bool(np.isfinite(g.numpy()).all()) for g in leaves)

@@ -63,12 +63,16 @@ def short_path(file: str) -> str:
 def user_frame(start: FrameType | None = None) -> FrameType | None:
     """The innermost frame outside this package: the line of the user's program that called us."""
     frame: FrameType | None = start if start is not None else sys._getframe(1)
-    while frame is not None and (_is_ours(frame.f_code.co_filename)
-                                 or frame.f_code.co_qualname.startswith("__create_fn__")):
-        frame = frame.f_back  # __create_fn__: the __init__ that dataclasses make, in "<string>"
-    return frame
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if not _is_ours(file) and not (file == "<string>" and frame.f_code.co_qualname.startswith(
+                "__create_fn__")):  # the __init__ that dataclasses make
+            return frame
+        frame = frame.f_back
+    return None
 
 
+@functools.cache  # asked for each frame of each call
 def _is_ours(file: str) -> bool:
     if file.startswith(_PROGRAMS):
         return False

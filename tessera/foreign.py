@@ -25,7 +25,7 @@ FUNCTIONS: Mapping[str, str] = {
     "dstack": "ts.concatenate(tensors, 2)", "row_stack": "ts.vstack(tensors)",
     "column_stack": "ts.stack(lines, 1)", "atleast_2d": "ts.reshape(x, (1, -1))",
     "permute": "ts.transpose(x, axes)", "unsqueeze": "ts.expand_dims(x, axis)",
-    "newaxis": "None as an index: x[:, None]", "view": "ts.reshape(x, shape)",
+    "newaxis": "None as an index: x[:, None]", "nan": "math.nan", "view": "ts.reshape(x, shape)",
     "ravel": "ts.flatten(x)", "expand": "ts.broadcast_to(x, shape)",
     "mm": "ts.matmul(a, b)", "bmm": "ts.matmul(a, b)", "dot": "ts.matmul(a, b)",
     "mul": "ts.multiply(a, b)", "sub": "ts.subtract(a, b)", "div": "ts.divide(a, b)",
@@ -48,6 +48,7 @@ FUNCTIONS: Mapping[str, str] = {
     "hardtanh": "ts.clip(x, -1, 1)", "rad2deg": "x * (180 / ts.pi)", "kthvalue":
     "ts.sort(x)[..., k]", "histc": "ts.histogram(x, bins, (low, high))",
     "gammaln": "ts.lgamma(x)", "loggamma": "ts.lgamma(x)", "psi": "ts.digamma(x)",
+    "use_deterministic_algorithms": 'ts.determinism("strict"); by default functions are',
     "erf_inv": "ts.erfinv(x)", "compile": "ts.jit(f)", "no_grad": "ts.stop_gradient(x)",
     "detach": "ts.stop_gradient(x)", "function": "ts.jit(f)",
     "lax": "ts.scan, ts.while_loop, ts.cond",

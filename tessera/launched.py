@@ -13,7 +13,7 @@ class RankLauncher:
     """How a launcher tells a process what it is: names of variables.
 
     size, rank: of the processes  here, local: how many are on its machine, and which it is
-    wire: what they reach each other by  needs: variables without which it is another's
+    wire: what they reach each other by  needs: variables; with none of them it is another's
     """
 
     name: str
@@ -27,7 +27,8 @@ class RankLauncher:
     def started(self) -> bool:
         """Whether it has started this process among several."""
         told = self.wire == "mpi" or _first(self.rank) is not None
-        return (_number(self.size) or 1) > 1 and told and all(map(os.environ.get, self.needs))
+        own = not self.needs or any(map(os.environ.get, self.needs))
+        return (_number(self.size) or 1) > 1 and told and own
 
 
 # The first that has started a process counts: torchrun may run below srun.

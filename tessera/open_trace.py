@@ -8,7 +8,9 @@ It stands below the graph, which writes it, so that kernels can ask without impo
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .errors import SourceLine
@@ -18,7 +20,7 @@ if TYPE_CHECKING:
 class TraceState(threading.local):
     """builder: of the open trace. where: set while a graph is evaluated again: the original line.
     hints: of the open `with` blocks, noted on the lines within.  part, of: of a step, see
-    SourceLine.
+    SourceLine.  read: tensors whose values the function that is compiled has read as it was traced.
     """
 
     builder: GraphBuilder | None = None
@@ -26,8 +28,20 @@ class TraceState(threading.local):
     hints: tuple[str, ...] = ()
     part: str = ""
     of: str = ""
+    read: list[Any] | None = None
 
 
 trace_state = TraceState()
 
-__all__ = ["TraceState", "trace_state"]
+
+@contextmanager
+def values_read() -> Iterator[list[Any]]:
+    """The tensors whose values Python reads in the block."""
+    around, trace_state.read = trace_state.read, []
+    try:
+        yield trace_state.read
+    finally:
+        trace_state.read = around
+
+
+__all__ = ["TraceState", "trace_state", "values_read"]

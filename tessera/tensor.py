@@ -34,6 +34,7 @@ from .numerics import (
     unpack,
 )
 from .numerics.parse import is_type
+from .open_trace import trace_state
 from .runtime import dlpack
 from .runtime.arrays import HOST
 from .runtime.host_memory import before_write
@@ -196,6 +197,8 @@ class Tensor(Operators):
     def numpy(self) -> np.ndarray:
         """The values as a NumPy array: no copy for NumPy's own types; scaled types are multiplied
         out; fp4_e3m0, which NumPy cannot name, comes as f32."""
+        if trace_state.read is not None:
+            trace_state.read.append(self)
         if self.scale is not None:
             return OPERATORS["dequantize"](self).numpy()
         if self.dtype.packed and self.dtype.numpy == np.uint8 and self.dtype.kind == "float":
@@ -451,7 +454,7 @@ def _on_host(data: Any, dtype: Any, name: str | None) -> Tensor:
 def to_numpy(data: Any) -> np.ndarray:
     """Anything array-like on the host as a NumPy array, without a copy where possible."""
     if isinstance(data, np.ndarray):
-        return data
+        return _unmasked(data)
     if isinstance(data, Tensor):
         return data.numpy()
     if hasattr(data, "__dlpack__") and not isinstance(data, np.generic):
@@ -468,11 +471,22 @@ def to_numpy(data: Any) -> np.ndarray:
     if data is None:
         raise DTypeError("a tensor holds numbers, got None", hint="None is what a function without "
                          "a return gives, and a kernel that only writes: use what it wrote")
+    if array.dtype == object and (large := _beyond_64_bits(array)) is not None:
+        raise DTypeError(f"the integer {large} has more than 64 bits",
+                         hint="int64 holds -2^63 .. 2^63 - 1, uint64 0 .. 2^64 - 1; ts.tensor("
+                         "float(i)) is the nearest number that a float holds")
     if array.dtype == object or array.dtype.kind in "USMm":
         raise DTypeError(
             f"a tensor holds numbers, got {type(data).__name__} of {_KINDS[array.dtype.kind]}",
             hint="nested lists of numbers, a NumPy array, or an object with __dlpack__")
     return _integers(data, array)
+
+
+def _unmasked(array: np.ndarray) -> np.ndarray:
+    if type(array) is not np.ndarray and np.ma.is_masked(array):
+        raise ArgumentError("a masked array: a tensor would have the elements under its mask",
+                            hint="a.filled(0.0), a.compressed(), or ts.where with a mask")
+    return array
 
 
 def _integers(data: Any, array: np.ndarray) -> np.ndarray:
@@ -483,6 +497,13 @@ def _integers(data: Any, array: np.ndarray) -> np.ndarray:
         if all(type(i) is int and 0 <= i < 2**64 for i in exact.flat):
             return exact.astype(np.uint64)
     return array
+
+
+def _beyond_64_bits(array: np.ndarray) -> int | None:
+    """An integer of an array of Python integers that no type of 64 bits holds."""
+    if not all(type(i) is int for i in array.flat):
+        return None
+    return next((i for i in array.flat if not -2**63 <= i < 2**64), None)
 
 
 _KINDS = {"U": "text (str)", "S": "bytes", "O": "Python objects", "M": "dates", "m": "durations"}
@@ -508,7 +529,7 @@ def as_tensor(value: Any) -> Tensor:
     if isinstance(value, Tensor):
         return value
     if isinstance(value, np.ndarray):
-        array = wide_arrays.admit(value)
+        array = wide_arrays.admit(_unmasked(value))
         return wide_arrays.remember(Tensor(array, as_type(array.dtype)))
     if isinstance(value, TensorType | type | str) or callable(value):
         raise DTypeError(f"expected a tensor, an array or a number, got {value!r}")

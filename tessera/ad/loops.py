@@ -32,11 +32,17 @@ def scan(f: Callable, init: Any, xs: Any = None, length: int | None = None,
     draws in f differ from iteration to iteration. Raises ArgumentError, ShapeError.
     """
     need_function(f, "scan")
+    return _scan(f, init, xs, length, reverse, "scan")
+
+
+def _scan(f: Callable, init: Any, xs: Any, length: int | None, reverse: bool, what: str
+          ) -> tuple[Any, Any]:
+    """scan; what: the function that the user called, for messages."""
     carry, seqs = Packed(init), Packed(xs)
-    carry.need_unscaled("scan: carry")
-    seqs.need_unscaled("scan: xs")
-    extent = _length(seqs, length)
-    body, results = _trace_step(f, carry, seqs)
+    carry.need_unscaled(f"{what}: carry")
+    seqs.need_unscaled(f"{what}: xs")
+    extent = _length(seqs, length, what)
+    body, results = _trace_step(f, carry, seqs, what)
     loop_body, captured = close_graph(body)
     moving, fixed = _moving(loop_body, len(carry.tensors))
     loop = Loop(_hoist(loop_body, moving, fixed, len(seqs.tensors)), len(moving),
@@ -50,15 +56,15 @@ def scan(f: Callable, init: Any, xs: Any = None, length: int | None = None,
     return carry.after(final), results.build(out[len(moving):])
 
 
-def _length(seqs: Packed, length: int | None) -> Any:
+def _length(seqs: Packed, length: int | None, what: str) -> Any:
     """The number of iterations. Raises ShapeError when the sequences disagree."""
     extent: Any = length
     first = "length"
     for name, x in zip(seqs.names("xs"), seqs.tensors, strict=True):
         if not x.ndim:
-            raise ShapeError(f"scan: {name} is a scalar", hint="the loop runs over axis 0 of xs")
+            raise ShapeError(f"{what}: {name} is a scalar", hint="the loop runs over axis 0 of xs")
         if extent is not None and x.shape[0] != extent:
-            raise ShapeError(f"scan: {name} {show_shape(x.shape)} has {x.shape[0]} elements along "
+            raise ShapeError(f"{what}: {name} {show_shape(x.shape)} has {x.shape[0]} elements along "
                              f"axis 0, {first} has {extent}")
         if extent is None:
             extent, first = x.shape[0], name
@@ -67,7 +73,7 @@ def _length(seqs: Packed, length: int | None) -> Any:
     return extent
 
 
-def _trace_step(f: Callable, carry: Packed, seqs: Packed) -> tuple[Graph, Result]:
+def _trace_step(f: Callable, carry: Packed, seqs: Packed, what: str) -> tuple[Graph, Result]:
     """The body, and how a result is built. Python numbers in init take the type f gives them."""
     n, box = len(carry.tensors), list[Result]()
 
@@ -78,20 +84,27 @@ def _trace_step(f: Callable, carry: Packed, seqs: Packed) -> tuple[Graph, Result
                 f"scan: {callable_name(f)} must return (carry, y), it returns "
                 f"{type(made).__name__}", hint="return carry, None when nothing is stacked")
         box[:] = [Result(made[1])]
-        return [*_carried(made[0], carry, "scan"), *box[0].tensors]
+        return [*carried_tensors(made[0], carry, what), *box[0].tensors]
 
     def trace_it() -> Graph:
         avals = [INDEX, *map(aval_of, carry.tensors), *map(element, seqs.tensors)]
         return trace_body(step, avals, callable_name(f), index=0)
 
+    return trace_carrying(trace_it, carry, what), box[0]
+
+
+def trace_carrying(trace_it: Callable[[], Graph], carry: Packed, what: str) -> Graph:
+    """The body of a loop, whose first outputs are its carry after an iteration. Traced again where
+    a Python number in the initial carry takes another type; raises ShapeError."""
+    n = len(carry.tensors)
     graph = trace_it()
     if _widen(carry, [v.aval for v in graph.outputs[:n]]):
         graph = trace_it()
-    check_carry("scan", carry, [v.aval for v in graph.outputs[:n]])
-    return graph, box[0]
+    check_carry(what, carry, [v.aval for v in graph.outputs[:n]])
+    return graph
 
 
-def _carried(value: Any, carry: Packed, what: str) -> list[Tensor]:
+def carried_tensors(value: Any, carry: Packed, what: str) -> list[Tensor]:
     """The tensors of a returned carry, which must have the structure of the first."""
     leaves = tree.leaves_like(value, carry.treedef, f"{what}: the returned carry")
     return [as_tensor(leaves[i]) for i in carry.places]
@@ -148,7 +161,7 @@ def map_(f: Callable, xs: Any) -> Any:
         return None, f(x)
 
     step.__name__ = callable_name(f)
-    return scan(step, None, xs)[1]
+    return _scan(step, None, xs, None, False, "map")[1]
 
 
 map_.__name__ = map_.__qualname__ = "map"
@@ -167,7 +180,7 @@ def fori_loop(lower: int, upper: int, body: Callable, init: Any) -> Any:
         return body(i, carry), None
 
     step.__name__ = callable_name(body)
-    return scan(step, init, F.arange(lower, max(lower, upper)))[0]
+    return _scan(step, init, F.arange(lower, max(lower, upper)), None, False, "fori_loop")[0]
 
 
 # --- trees of an associative operation --------------------------------------------------------

@@ -8,6 +8,7 @@ from typing import Any
 
 from ..call_errors import call_error
 from ..errors import ArgumentError
+from ..graph.escapes import Arguments
 from ..graph.ir import Graph
 from ..graph.jit import JitFunction
 from ..graph.op import Aval
@@ -183,7 +184,11 @@ def trace_flat(call: Callable, packed: Packed, name: str, avals: Sequence[Aval] 
     box: list[Result] = []
 
     def flat(*tracers: Tensor) -> list[Tensor]:
-        box.append(Result(call(packed.build(tracers))))
+        value = packed.build(tracers)
+        given = Arguments({"": value})
+        made = call(value)
+        given.tell_of_changes(made, name)
+        box.append(Result(made))
         return box[0].tensors
 
     graph = trace(flat, avals or [aval_of(x) for x in packed.tensors], name, repeats=repeats)

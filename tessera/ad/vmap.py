@@ -9,7 +9,6 @@ from ..errors import ArgumentError, AxisError, ShapeError
 from ..graph import functions as F
 from ..graph import tree
 from ..graph.op import Aval
-from ..graph.operand import axis_index
 from ..graph.signature import callable_name
 from ..graph.trace import aval_of
 from ..tensor import Tensor
@@ -33,7 +32,7 @@ def vmap(fn: Callable, in_axes: Any = 0, out_axes: Any = 0) -> Transform:
         packed = Packed(list(args), numbers="weak")
         prefix = list(in_axes) if isinstance(in_axes, tuple | list) else [in_axes] * len(args)
         if len(prefix) != len(args):
-            raise ArgumentError(f"in_axes has {len(prefix)} entries for {len(args)} arguments")
+            raise ArgumentError(f"vmap: in_axes has {len(prefix)} entries for {len(args)} arguments")
         every = _spread(prefix, packed.treedef, "in_axes")
         axes = [every[i] for i in packed.places]
         size, moved, flags = _batch_operands(packed, axes)
@@ -79,7 +78,7 @@ def _batch_operands(packed: Packed, axes: Sequence[int | None]) -> tuple[Any, li
         if x.ndim == 0:
             raise ShapeError(f"vmap over a scalar argument, {name}",
                              hint="in_axes=None keeps it whole")
-        moved.append(F.moveaxis(x, axis_index(a, x.ndim), 0))
+        moved.append(F.moveaxis(x, _axis_of(a, x.ndim, f"in_axes of {name}"), 0))
         extent = moved[-1].shape[0]
         if size is not None and extent != size:
             raise ShapeError(f"vmap: mapped extents differ: {first} has {size}, "
@@ -108,4 +107,13 @@ def _place(y: Tensor, size: Any, batched: bool, axis: int | None) -> Tensor:
             raise AxisError("vmap: out_axes is None for a result that depends on the batch")
         return y
     full = stretch(y, size, batched)
-    return full if axis == 0 else F.moveaxis(full, 0, axis)
+    at = _axis_of(axis, full.ndim, "out_axes of a result")
+    return F.moveaxis(full, 0, at) if at else full
+
+
+def _axis_of(axis: int, ndim: int, what: str) -> int:
+    """The axis as 0..ndim-1. Raises AxisError that says whose it is."""
+    if not -ndim <= axis < ndim:
+        raise AxisError(f"vmap: axis {axis}, {what}, is outside a tensor of {ndim} axes",
+                        hint=f"valid: {-ndim}..{ndim - 1}, counted with the axis of the batch")
+    return axis % ndim

@@ -20,7 +20,7 @@ from ..tensor import Tensor, as_tensor
 from .batching import batch_graph, stretch
 from .control import choose, need_predicate
 from .forward import push_forward
-from .loops import check_carry
+from .loops import carried_tensors, trace_carrying
 from .reverse import materialize
 from .scan import INDEX, carry_flags, with_batch
 from .subgraphs import Packed, check_inputs, close_together, is_float, run_graph, trace_body
@@ -43,14 +43,14 @@ def while_loop(cond_fn: Callable, body_fn: Callable, init: Any) -> Any:
         return [need_predicate(as_tensor(cond_fn(carry.build(args))), "while_loop: the condition")]
 
     def step(index: Tensor, *args: Tensor) -> list[Tensor]:
-        made = body_fn(carry.build(args))
-        leaves = tree.leaves_like(made, carry.treedef, "while_loop: the returned carry")
-        return [as_tensor(leaves[i]) for i in carry.places]
+        return carried_tensors(body_fn(carry.build(args)), carry, "while_loop")
 
-    avals = [INDEX, *map(aval_of, carry.tensors)]
-    graphs = [trace_body(fn, avals, callable_name(named), index=0)
-              for fn, named in ((test, cond_fn), (step, body_fn))]
-    check_carry("while_loop", carry, [v.aval for v in graphs[1].outputs])
+    def trace_it(fn: Callable, named: Callable) -> Graph:
+        avals = [INDEX, *map(aval_of, carry.tensors)]
+        return trace_body(fn, avals, callable_name(named), index=0)
+
+    body = trace_carrying(lambda: trace_it(step, body_fn), carry, "while_loop")
+    graphs = [trace_it(test, cond_fn), body]
     return carry.after(_run_while(graphs, carry.tensors, ()))
 
 

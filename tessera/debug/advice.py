@@ -12,7 +12,8 @@ from ..tile.ir.shared_layout import BANKS, WORD_BYTES, SharedLayout
 from ..tile.ir.types import Buffer, Scalar
 
 # Accesses of single lanes: where their indices begin among the operands.
-FIRST_INDEX = {"load_element": 1, "store_element": 2, "atomic": 2, "atomic_cas": 3}
+FIRST_INDEX = {"load_element": 1, "store_element": 2, "load_pair": 1, "store_pair": 3, "atomic": 2,
+               "atomic_cas": 3}
 GOOD = 0.7  # of the sectors needed: a row that begins inside a sector moves 5 for 4
 
 
@@ -30,7 +31,7 @@ def lane_axes(function: Function, pattern: Pattern) -> tuple[bool, ...]:
         if not isinstance(op, Op) or op.name not in FIRST_INDEX or op.where is None:
             continue
         same = (op.where.file, op.where.line) == (pattern.where.file, pattern.where.line)
-        writes = op.name != "load_element"
+        writes = op.name not in ("load_element", "load_pair")
         if same and writes == pattern.write and _base(made, op.args[0]) == pattern.memory:
             return tuple(map(varies, op.args[FIRST_INDEX[op.name]:]))
     return ()

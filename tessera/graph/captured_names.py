@@ -115,7 +115,8 @@ def _is_made_again(now: types.FunctionType, value: types.FunctionType) -> bool:
     return now.__code__ is value.__code__ and now.__globals__ is value.__globals__ and (
         now.__defaults__ is value.__defaults__ and now.__kwdefaults__ is value.__kwdefaults__
         and all(map(_filled, (*cells, *own)))
-        and all(map(is_, (c.cell_contents for c in cells), (c.cell_contents for c in own))))
+        and all(a is b or (isinstance(b, PLAIN) and _same(a, b)) for a, b in zip(
+            (c.cell_contents for c in cells), (c.cell_contents for c in own), strict=True)))
 
 
 def _filled(cell: types.CellType) -> bool:

@@ -12,14 +12,8 @@ import numpy as np
 from .. import config, hooks, wide_arrays
 from ..call_errors import call_error
 from ..dims import Dim
-from ..errors import (
-    ArgumentError,
-    DTypeError,
-    EffectError,
-    UnsupportedTargetError,
-    did_you_mean,
-)
-from ..open_trace import trace_state
+from ..errors import ArgumentError, DTypeError, EffectError, UnsupportedTargetError, did_you_mean
+from ..open_trace import trace_state, values_read
 from ..runtime.arrays import HOST
 from ..runtime.device import has_gpu
 from ..tensor import Tensor, TensorType
@@ -30,6 +24,7 @@ from .annotate import fit_argument, fit_result, placements, tensor_annotations
 from .decorator import Decorator
 from .devices import place_arguments, target_of
 from .donation import check_donated, forget_origins, use_up
+from .escapes import Arguments
 from .inspect_levels import launch_plan, level_text, need_level
 from .ir import Graph, node_effects
 from .kept_traces import Signatures
@@ -129,6 +124,8 @@ class JitFunction:
             self._prepare(args, key, statics, traced)
         self._last = traced
         if any(isinstance(x, Tracer) for x in leaves) or current_builder() is not None:
+            if trace_state.read is not None:  # what it has read, the function around it has, too
+                trace_state.read += traced.read
             return traced.result(evaluate(traced.graph, leaves), call)
         return self._run(traced, leaves, call)
 
@@ -300,7 +297,9 @@ class JitFunction:
             box["arguments"] = dict(bound)
             sizes = self._check_arguments(bound)
             regions = open_regions(self.regions, bound, sizes, self.name, self.cast)
+            given = Arguments(bound)
             out = self._call(bound)
+            given.tell_of_changes(out, self.name)
             out = self._check_result(out, sizes)
             flat, box["tree"] = tree.flatten(out)
             tensors, box["rebuild"] = split_result(flat)
@@ -308,7 +307,8 @@ class JitFunction:
             return tensors + held
 
         mesh = next((x.layout.mesh for x in leaves if x.layout is not None), None)
-        graph = trace(flat_fn, [aval_of(x) for x in leaves], self.name, mesh=mesh)
+        with values_read() as read:
+            graph = trace(flat_fn, [aval_of(x) for x in leaves], self.name, mesh=mesh)
         check_effects(graph, self.allowed)
         check_updates(self.name, box["updates"], self.allowed)
         for tell in hooks.compiled:
@@ -325,7 +325,7 @@ class JitFunction:
                                [i for i, x in enumerate(leaves)
                                 if x.offloaded and not x.dtype.packed],
                                [n for n, _ in named],
-                               [self.fn, *(x.value for x in statics.values())])
+                               [self.fn, *(x.value for x in statics.values())], read)
 
     def _with_captures(self, graph: Graph, where: str, named: list[tuple[str, Tensor]]) -> str:
         """Where a trace runs: its captured tensors on GPUs have a say too. Those on the host are

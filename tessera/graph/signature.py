@@ -13,6 +13,7 @@ from ..errors import ArgumentError
 from ..numerics import as_type
 from ..tensor import Tensor, TensorType, as_tensor
 from . import tree
+from .escapes import refuse_hidden
 from .op import Aval
 from .trace import Tracer
 from .value_type import ValueType
@@ -52,6 +53,8 @@ def type_of(leaf: Any) -> Any:
 
 
 def find_signature(fn: Callable) -> inspect.Signature | None:
+    if isinstance(fn, np.ufunc):  # it refuses the defaults of its signature
+        return None
     try:
         return inspect.signature(fn)
     except (TypeError, ValueError):
@@ -128,6 +131,7 @@ def split_result(flat: list[Any]) -> tuple[list[Tensor], list[Any]]:
             tensors.append(as_tensor(leaf))
             rebuild.append("param" if tensors[-1].is_param else "tensor")
         else:
+            refuse_hidden(leaf)
             rebuild.append(Static(leaf))
     return tensors, rebuild
 

@@ -65,9 +65,12 @@ class TracedSignature:
                  target: str, arguments: dict[str, Any], updates: Sequence[Update] = (),
                  layouts: tuple | None = None, capture: bool | None = None,
                  donated: Sequence[int] = (), offloaded: Sequence[int] = (),
-                 leaf_names: Sequence[str] = (), roots: Sequence[Any] = ()):
-        """roots: the function and other objects through which it may have read what it did."""
-        self.captured = CapturedNames(roots, [t for _, t in graph.captures]) or None
+                 leaf_names: Sequence[str] = (), roots: Sequence[Any] = (),
+                 read: Sequence[Tensor] = ()):
+        """roots: the function and other objects through which it may have read what it did. read:
+        tensors whose values are constants of the trace."""
+        self.read = read
+        self.captured = CapturedNames(roots, [*(t for _, t in graph.captures), *read]) or None
         self.leaf_names = tuple(leaf_names)  # "params.layers.0.up", by input
         self.graph, self.out_tree, self.rebuild, self.target = graph, out_tree, rebuild, target
         self.updates, self.layouts, self.capture = updates, layouts, capture

@@ -3,15 +3,20 @@
 The queries of all heads of a group are the rows of one block, so that a key is read once for them.
 Keys are split among blocks: each gives its result relative to its own sums, and log2 of these; a
 second kernel weighs the parts, in a fixed order. Dao et al. 2023, Flash-Decoding.
+
+Up to 16 rows are for single warps, four of which read at once on a multiprocessor. More rows are
+for warpgroups, and so are few where a block has many keys: one that brings keys and values by TMA,
+far ahead, and one that multiplies. Most of its 64 rows may be empty, since time is that of memory.
 """
 
 from __future__ import annotations
 
 import math
 from functools import cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ..numerics import DType, f32, i32, int64
+from ..runtime.generations import Generation
 from ..tensor import Tensor
 from ..tile import MODULE as tile
 from ..tile.ir.schedule import Schedule
@@ -37,6 +42,20 @@ BLOCKS = 264
 # Of half as many keys an iteration and with as few registers as let sixteen run, it takes 122.4 us
 # with 16 parts, in the same run as 135.9, and 124.8 with bf16 (H200, 2026-11-26).
 CLOSE = 16  # such blocks of a multiprocessor: of codes of heads of 128, one query of a head
+# Blocks of warpgroups: one for each multiprocessor, beside which one of the next launch finds room;
+# where there are more heads, each is a part, and a multiprocessor has two at a time. One query of
+# 32 heads, 8 of keys of 128, takes, in us, by single warps and so (H200, 2026-11-26):
+#   16 sequences of 8192 keys 125.4 and 122.6, of 1024 20.4 and 19.0; 64 of 4096 243.8 and 243.4;
+#   in parts, 4 of 32768 127.1 and 124.1, one of 131072 126.6 and 124.8, of 32768 36.6 and 36.1, of
+#   16384 20.5 and 20.8, 2 of 8192 20.3 and 21.4; of twice as many parts 4 of 32768 take 125.9 where
+#   they took 121.3
+# and of 1024 keys of more heads than multiprocessors: 24 sequences 28.2 and 30.5, 32 36.6 and 35.0,
+# 48 54.9 and 50.2, 64 65.1 and 65.7, 128 124.6 and 126.1, of 2048 242.1 and 245.0.
+STREAMS = 132
+EVEN = range(224, 449)  # blocks that two of each multiprocessor do in about as long as they may
+STREAM_WIDTH = 128  # of a head, at most
+RING_BYTES = 96 << 10  # of keys and values that come ahead, in
+MOST_SLOTS = 16
 LEAST_KEYS = 64  # of a part
 MANY_KEYS = 256
 
@@ -45,7 +64,8 @@ class DecodePlan(NamedTuple):
     """How few queries are attended.
 
     kernel: its name.  rows, keys: of a block and of an iteration.  parts: of the keys.  close: how
-    many blocks a multiprocessor has to have registers for, 0: as many as they leave
+    many blocks a multiprocessor has to have registers for, 0: as many as they leave.  slots:
+    iterations whose keys and values warpgroups that specialise bring ahead, 0: another form
     """
 
     kernel: str
@@ -53,6 +73,14 @@ class DecodePlan(NamedTuple):
     keys: int
     parts: int
     close: int = 0
+    slots: int = 0
+
+    @property
+    def knobs(self) -> dict[str, Any]:
+        """Of the kernel's schedule, where the kernel's own will not do."""
+        if self.slots:
+            return {"stages": self.slots, "RESIDENT": 2, "DEPENDENT": True}
+        return {"warps": 1, "stages": 3, "RESIDENT": self.close} if self.close else {}
 
     @property
     def together(self) -> int:
@@ -78,11 +106,26 @@ def few_queries(dtype: DType, S: int, T: int, width: int) -> bool:
         S == 1 or S <= MOST_QUERIES and T >= MANY_KEYS)
 
 
+def streams(chip: Generation | None, *widths: int) -> bool:
+    """Whether warpgroups that specialise take heads as wide."""
+    return chip is not None and chip.warpgroup_matmul is not None and all(
+        w % 16 == 0 and w <= STREAM_WIDTH for w in widths)
+
+
 def decode_plan(heads: int, rows: int, T: int, width: int, *, codes: bool = False, page: int = 0,
-                queries: int = 1) -> DecodePlan:
+                queries: int = 1, streamed: bool = False) -> DecodePlan:
     """heads: of keys, in all sequences, as wide.  rows: queries that read one.  T: keys of each,
-    those of a window where there is one.  codes: keys of 8 bits.  page: keys of one, or 0. Both are
-    for single warps: 16 rows read a key once, further rows once more.  queries: of a head."""
+    those of a window where there is one.  codes: keys of 8 bits.  page: keys of one, or 0.
+    queries: of a head.  streamed: whether warpgroups that specialise take such heads.
+
+    Single warps read codes, and pages of which 64 is no divisor: of pages of 16 an iteration has as
+    many, and 16 sequences of 8192 keys take 248 us for 132 (H200, 2026-11-26). Of both they read a
+    key once for 16 rows. Of pages of 16 a warp has half as many bytes under way, so that twice as
+    many read at once: 288 blocks took 155.8 us for what 384 read in 132.4 (as above)."""
+    if streamed and not codes and page % 64 == 0:
+        plan = _streamed_plan(heads, rows, T, width, page)
+        if rows > 16 or T // plan.parts >= _least_stream(heads, plan.parts):
+            return plan
     if page or codes:
         heads, rows = heads * -(-rows // 16), min(rows, 16)
     name, BM, BN = ("decode_rows", 16, 32) if rows <= 16 else ("decode_many_rows", 64, 64)
@@ -91,11 +134,33 @@ def decode_plan(heads: int, rows: int, T: int, width: int, *, codes: bool = Fals
     if close or codes and width not in (32, 64, 128) or page % BN:  # or registers would not do
         BN = LEAST_STEP
     blocks = heads * -(-rows // BM)
-    wanted = BLOCKS // 2 * (close or 8) // blocks if codes else -(-BLOCKS // blocks)
+    many = BLOCKS * (2 if page and BN < 32 and width <= 128 else 1)
+    wanted = BLOCKS // 2 * (close or 8) // blocks if codes else -(-many // blocks)
+    return DecodePlan("decode_pages" if page else name, BM, BN, _parts_of(T, BN, wanted), close)
+
+
+def _streamed_plan(heads: int, rows: int, T: int, width: int, page: int) -> DecodePlan:
+    """In 128 keys of narrow heads 16 sequences of 8192 take 63.8 us, in 64 66.0, by single warps
+    67.0; eight queries of each head 123.8 in place of 138.3 (H200, 2026-11-26, as above)."""
+    BM, BN = 64, 128 if width <= 64 and page % 128 == 0 else 64
+    slots = min(MOST_SLOTS, RING_BYTES // (2 * 2 * BN * -(-width // 64) * 64))
+    parts = _parts_of(T, BN, STREAMS // (heads * -(-rows // BM)))
+    return DecodePlan("decode_many_pages" if page else "decode_many_rows", BM, BN, parts,
+                      slots=slots)
+
+
+def _least_stream(heads: int, parts: int) -> int:
+    """Keys of a part from which on warpgroups read those of few rows sooner than single warps."""
+    if heads * parts <= STREAMS:
+        return 1024 if parts == 1 else 2048
+    return 1024 if heads in EVEN else 4096
+
+
+def _parts_of(T: int, BN: int, wanted: int) -> int:
+    """At most so many, each with keys."""
     parts = max(1, min(wanted, T // LEAST_KEYS))
     span = -(-T // (parts * BN)) * BN
-    return DecodePlan("decode_pages" if page else name, BM, BN, max(1, -(-T // max(1, span))),
-                      close)
+    return max(1, -(-T // max(1, span)))
 
 
 @kernel
@@ -171,7 +236,6 @@ def decode_rows(Q: Tensor["C", "R", "D"], K: Tensor["C", "T", "D"], V: Tensor["C
                 lse: Tensor["P", "C", "R", f32] | None, scale: f32,
                 spans: Tensor["Z", 2, 1, i32] | None = None, heads=1, S=1, BM=16, BN=32,
                 causal=False, window=0, cap=0.0, score=None):
-    tile.launch_dependents()
     part, r0, c = tile.group_id(0), tile.group_id(1) * BM, tile.group_id(2)
     o, sums = attend_part(Q, K, V, count, spans, c, r0, part, P, scale, S, BM, BN, causal, window,
                           cap, heads, score)
@@ -201,7 +265,19 @@ def decode_pages(Q: Tensor["C", "R", "D"], K: Tensor["N", "T", "D"], V: Tensor["
                  scale: f32, heads=1, S=1, BM=16, BN=32, causal=False, window=0, cap=0.0):
     """Keys and values in pages of T, of which BN is a divisor: those of a page lie in `heads`
     matrices one after another, those of a sequence in the pages of its row of the table."""
-    tile.launch_dependents()
+    part, r0, c = tile.group_id(0), tile.group_id(1) * BM, tile.group_id(2)
+    o, sums = attend_part(Q, K, V, count, None, c, r0, part, P, scale, S, BM, BN, causal, window,
+                          cap, heads, None, table)
+    out[part, c, r0:r0+BM, :] = o
+    if lse is not None:
+        lse[part, c, r0:r0+BM] = sums
+
+
+@kernel(grid=lambda P, R, C, BM: (P, -(-R // BM), C))
+def decode_many_pages(Q: Tensor["C", "R", "D"], K: Tensor["N", "T", "D"], V: Tensor["N", "T", "E"],
+                      table: Tensor["Z", "L", i32], count: Tensor["Z", i32],
+                      out: Tensor["P", "C", "R", "E"], lse: Tensor["P", "C", "R", f32] | None,
+                      scale: f32, heads=1, S=1, BM=64, BN=64, causal=False, window=0, cap=0.0):
     part, r0, c = tile.group_id(0), tile.group_id(1) * BM, tile.group_id(2)
     o, sums = attend_part(Q, K, V, count, None, c, r0, part, P, scale, S, BM, BN, causal, window,
                           cap, heads, None, table)
@@ -224,7 +300,6 @@ def combine_parts(parts: Tensor["P", "N", "E", f32], lse: Tensor["P", "N", f32],
                   out: Tensor["N", "E"], logs: Tensor["N", f32] | None = None, BP=64):
     """Rows of a result from those of its parts, each weighed by exp2(lse). logs: of the sums of
     exp(scores) of the whole, -inf where no part has a key."""
-    tile.grid_dependency_wait()
     n = tile.group_id(0)
     m, z, o = tile.full((1,), -HIGHEST), tile.zeros((1,)), tile.zeros((1, E))
     for p0 in range(0, P, BP):
@@ -245,10 +320,11 @@ KERNELS = decode_rows, decode_many_rows, combine_parts  # those of the library's
 
 
 @cache
-def planned(kernel: Kernel, close: int) -> Kernel:
-    """The kernel of a plan, with registers for so many of its blocks on a multiprocessor."""
-    return kernel.with_schedule(Schedule(warps=1, stages=3, RESIDENT=close)) if close else kernel
+def planned(kernel: Kernel, plan: DecodePlan) -> Kernel:
+    """The kernel with the schedule of a plan."""
+    return kernel.with_schedule(Schedule(**plan.knobs)) if plan.knobs else kernel
 
 
-__all__ = ["KERNELS", "DecodePlan", "append_to_pages", "combine_parts", "decode_many_rows",
-           "decode_pages", "decode_plan", "decode_rows", "few_queries", "planned", "takes_keys"]
+__all__ = ["KERNELS", "DecodePlan", "append_to_pages", "combine_parts", "decode_many_pages",
+           "decode_many_rows", "decode_pages", "decode_plan", "decode_rows", "few_queries",
+           "planned", "streams", "takes_keys"]

@@ -141,10 +141,9 @@ MOST_LINES_ACROSS = 32
 # takes 78.4 and (16, 16, 32) 79.8, in turn.
 WIDE = {13: (16, 32, 16), 14: (32, 32, 16)}
 WIDE_ACROSS = {9: (32, 16), 10: (32, 32)}
-MIRRORED = {256: (16, 16)}  # real lines of so many points, two at once
-IN_ONE = (256,)
-# (threads, points of each): groups that share a multiprocessor's registers.
-RESIDENT = {(512, POINTS): 2, (256, MOST_POINTS): 2, (128, MOST_POINTS): 4}
+# (threads, points of each): groups that share a multiprocessor's registers. 384 threads have lines
+# of 6144 points, of which 2^24 take 78.5 us so, 81 without (H200, 2026-11-26).
+RESIDENT = {(384, POINTS): 3, (512, POINTS): 2, (256, MOST_POINTS): 2, (128, MOST_POINTS): 4}
 
 
 def radices_of(N: int) -> tuple[int, ...]:
@@ -154,17 +153,23 @@ def radices_of(N: int) -> tuple[int, ...]:
     return ((1 << rest,) if rest else ()) + (POINTS,) * sixteens
 
 
-def mirror_form(N: int) -> tuple[tuple[int, ...], int]:
-    """(radices, points of a thread) of real lines, two at once: of the last stage a thread has two
-    butterflies."""
-    wide = MIRRORED.get(N)
-    return (wide, MOST_POINTS) if wide else ((*radices_of(N // 8), 8), POINTS)
+def mirror_form(N: int, back: bool) -> tuple[tuple[int, ...], int, int]:
+    """(radices, points of a thread, threads of a group of short lines) of real lines, two at once.
+    A thread has two butterflies of the last stage, or back of the first.
+
+    Of 2^8 points in two stages of 16: back 38.5 us for 40.4, but there 54.8 for 43.2, which is 42.0
+    with 32 threads in a group (H200, 2026-11-26).
+    """
+    if back and N == 256:
+        return (16, 16), MOST_POINTS, LANES
+    radices = (*radices_of(N // 8), 8)
+    return radices[::-1] if back else radices, POINTS, LANES // 2 if N == 256 else LANES
 
 
-def lines_of(N: int, across: bool, points: int = POINTS) -> tuple[int, int]:
+def lines_of(N: int, across: bool, points: int = POINTS, lanes: int = LANES) -> tuple[int, int]:
     """Lines and threads of a group. across: neighbours in memory are of different lines."""
     each = max(1, N // points)
-    lines = LINES_ACROSS.get(N, MOST_LINES_ACROSS) if across else max(1, LANES // each)
+    lines = LINES_ACROSS.get(N, MOST_LINES_ACROSS) if across else max(1, lanes // each)
     return lines, lines * each
 
 
@@ -186,5 +191,5 @@ def _resident(kernel: Kernel, groups: int) -> Kernel:
     return kernel.with_schedule(Schedule(RESIDENT=groups))
 
 
-__all__ = ["IN_ONE", "LONGEST", "LONGEST_ACROSS", "LONGEST_PAIR", "fft_lines", "form_of",
+__all__ = ["LONGEST", "LONGEST_ACROSS", "LONGEST_PAIR", "fft_lines", "form_of",
            "launcher_of", "lines_of", "mirror_form", "radices_of", "side_by_side"]

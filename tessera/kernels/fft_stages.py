@@ -102,28 +102,31 @@ KEPT = {2: (1,), 4: (1, 2, 3), 8: (1, 2, 3, 4), 16: (1, 2, 3, 4, 8, 12),
         32: (1, 2, 3, 4, 8, 12, 16, 20, 24, 28)}
 
 
-# Threads of so many points at most read cosine and sine at once.
-SIDE_BY_SIDE = POINTS
+# Points of lines up to which threads of 32 points read cosine and sine one by one, of few registers
+# that are left. At once, as others do, lines of 2^13 take 80.8 us for 74.4, two passes of 2^18 134
+# for 130.5, planes of 2^9 136 for 124; but of 2^14 points 96 for 102 (H200, 2026-11-26).
+ONE_BY_ONE = 8192
 
 
 @functools.cache
 def stage_angles(N: int, radices: tuple[int, ...], points: int = POINTS) -> np.ndarray:
     """For each stage but the last: rows of L pairs of cosine and sine of the turns -p k / (L R),
-    for few k, or of L cosines and L sines. The others are products of two of these."""
+    for few k, or of L cosines and L sines; see ONE_BY_ONE. The others are products of two of
+    these."""
     parts, m = [np.zeros((0, 2))], 1
     for R in radices[:-1]:
         L = N // (m * R)
         for k in KEPT[R]:
             turns = np.arange(L) * k % (L * R) / (L * R)
-            pairs = in_pairs(turns)
-            parts.append(pairs if points <= SIDE_BY_SIDE else pairs.T.reshape(-1, 2))
+            pairs = cosine_sine(turns)
+            parts.append(pairs if points == POINTS or N > ONE_BY_ONE else pairs.T.reshape(-1, 2))
         m *= R
     made = np.concatenate(parts).reshape(-1)
     return np.pad(made, (0, -len(made) % 16 if len(made) else 16)).astype(np.float32)
 
 
-def in_pairs(turns: np.ndarray) -> np.ndarray:
-    """[n, 2]: cosine and sine of each turned back."""
+def cosine_sine(turns: np.ndarray) -> np.ndarray:
+    """[n, 2]: of each turned back."""
     return np.stack([np.cos(TURN * turns), -np.sin(TURN * turns)], axis=1)
 
 
@@ -204,7 +207,7 @@ def spots(base, part, begin, N, R, m, points, mirror):
 def stage_rows(at, angles, N, R, m, points):
     """(cosine, sine) of the turns that are kept, of each of a thread's butterflies."""
     L, kept = N // (m * R), ALL[:len(KEPT[R])]
-    if points <= SIDE_BY_SIDE:
+    if points == POINTS or N > ONE_BY_ONE:
         return [[tile.load_pair(angles, 2 * b[1] + (b[0] + 2 * n * L)) for n in kept] for b in at]
     return [[(angles[b[1] + (b[0] + 2 * n * L)], angles[b[1] + (b[0] + (2 * n + 1) * L)])
              for n in kept] for b in at]
@@ -223,13 +226,14 @@ def stage_turned(y, turns, R):
 
 @kernel
 def transformed(xr, xi, sr, si, angles, N, radices, first, rest, mirror=(0, ()),
-                points=POINTS):
+                points=POINTS, early=False):
     """The last stage's results, a pair for each of a thread's butterflies; its butterfly at u has
     the frequencies u + k N / R.
 
     xr, xi: the points of the first stage's.  first, rest: (where a thread's line lies in shared
     memory, its part) in the first stage and in later ones.  mirror: points done
     before the stage, the first or the last, whose butterflies are (where a line lies, number)
+    early: turns are read ahead of a stage's butterflies
     """
     m, begin, base, part = 1, 0, first[0], first[1]
     for R in radices:
@@ -239,12 +243,17 @@ def transformed(xr, xi, sr, si, angles, N, radices, first, rest, mirror=(0, ()),
             if mirror[0] == m:
                 ats = [b[0] + padded(b[1]) for b in mirror[1]]
             xr, xi = in_shared(sr, si, ats, N, R)
+        if early and m * R < N:
+            at = spots(base, part, begin, N, R, m, points, mirror)
+            turns = stage_rows(at, angles, N, R, m, points)
         y = [butterfly(R, xr[b], xi[b]) for b in ALL[:len(xr)]]
         if m * R < N:
             if m > 1:
                 tile.barrier()
-            at = spots(base, part, begin, N, R, m, points, mirror)
-            z = stage_turned(y, stage_rows(at, angles, N, R, m, points), R)
+            if not early:
+                at = spots(base, part, begin, N, R, m, points, mirror)
+                turns = stage_rows(at, angles, N, R, m, points)
+            z = stage_turned(y, turns, R)
             for b in ALL[:len(at)]:
                 for k in ALL[:R]:
                     sr[at[b][2] + padded(m * k)] = z[b][0][k]
@@ -269,6 +278,6 @@ def in_order(sr, si, base, y, part, N, radices, points=POINTS):
     tile.barrier()
 
 
-__all__ = ["ALL", "BANKS", "KEPT", "MOST_POINTS", "POINTS", "butterfly", "in_order",
-           "in_pairs", "in_shared", "mirrored", "one_turn", "padded", "pitch", "spread",
-           "stage_angles", "stage_turn", "starts", "transformed", "turned", "turned_by"]
+__all__ = ["ALL", "BANKS", "KEPT", "MOST_POINTS", "POINTS", "butterfly",
+           "cosine_sine", "in_order", "in_shared", "mirrored", "one_turn", "padded", "pitch",
+           "spread", "stage_angles", "stage_turn", "starts", "transformed", "turned", "turned_by"]

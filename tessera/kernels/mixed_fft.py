@@ -20,7 +20,7 @@ from ..numerics import f32
 from ..tensor import Tensor
 from ..tile import MODULE as tile
 from ..tile.kernel.decorator import kernel
-from .fft_stages import ALL, BANKS, butterfly, in_pairs, stage_turn, turned
+from .fft_stages import ALL, BANKS, butterfly, cosine_sine, stage_turn, turned
 
 RADICES = (30, 24, 20, 18, 16, 15, 12, 10, 9, 8, 6, 5, 4, 3, 2)
 # Of which frequencies of a stage the turns are kept; see stage_turn.
@@ -123,7 +123,7 @@ def mixed_angles(N: int, radices: tuple[int, ...]) -> np.ndarray:
     for R in radices[:-1]:
         L = N // (m * R)
         for k in KEPT[R]:
-            parts.append(in_pairs(np.arange(L) * k % (L * R) / (L * R)))
+            parts.append(cosine_sine(np.arange(L) * k % (L * R) / (L * R)))
         m *= R
     made = np.concatenate(parts).reshape(-1)
     return np.pad(made, (0, -len(made) % 16 if len(made) else 16)).astype(np.float32)
@@ -293,7 +293,7 @@ def both_lines(xr, xi, a, b, k, N):
 
 # --- blocks --------------------------------------------------------------------------------------
 LONGEST_MIXED, MOST_STAGES = 8192, 4
-MOST_HELD, MOST_THREADS, MOST_LANES = 30, 512, 256
+MOST_HELD, MOST_THREADS, MOST_LANES = 30, 512, 64
 
 
 @dataclass(frozen=True)

@@ -58,13 +58,63 @@ def long_layernorm(x: Tensor["M", "N"], gamma: Tensor["N"], beta: Tensor["N"],
         y[m:m+ROWS, at:at+BN] = centred * scale * g[None, :] + b[None, :]
 
 
+SAMPLE, AHEAD = 32, 3  # elements of a row; rows in shared memory
+
+
+@kernel(grid=lambda STRIPS, GROUPS: STRIPS * GROUPS)
+def strip_layernorm(x: Tensor["M", "N"], gamma: Tensor["N"], beta: Tensor["N"],
+                    y: Tensor["M", "N"], eps: f32, BN=4096, GROUPS=1, STRIPS=1):
+    """Row after row of a strip, which has every so many-th, through shared memory, where the next
+    ones are on their way. Sums are of distances from the mean of a sample, so that one exchange
+    gives mean and variance; graph/cuda/shifted_sums.py says what that loses. GROUPS: of a cluster,
+    that share rows"""
+    strip, P = tile.group_id(0) // GROUPS, N // GROUPS
+    first, blocks = tile.group_id(0) % GROUPS * P, P // BN
+    own = (M - strip + STRIPS - 1) // STRIPS
+    scales, shifts = bring_part(gamma, first, P, BN), bring_part(beta, first, P, BN)
+    rows = tile.alloc_shared((1, BN), x.dtype, stages=AHEAD * blocks)
+    for i in range(AHEAD - 1):
+        ask_row(x, rows, strip + i * STRIPS, first, i * blocks, i < own, P, BN)
+    sample = tile.load(x[strip:strip+1, 0:SAMPLE])
+    for i in range(0, own):
+        near, late = tile.row_mean(sample), i + AHEAD - 1
+        m = strip + min(i + 1, own - 1) * STRIPS
+        sample = tile.load(x[m:m+1, 0:SAMPLE])
+        tile.cp_wait_group(AHEAD - 2)
+        tile.barrier()                         # the row before this one has been read
+        ask_row(x, rows, strip + late * STRIPS, first, late % AHEAD * blocks, late < own, P, BN)
+        m, now = strip + i * STRIPS, i % AHEAD * blocks
+        total, spread = tile.zeros((1, BN)), tile.zeros((1, BN))
+        for k in range(0, P, BN):
+            away = tile.load(rows[now + k // BN]) - near
+            total, spread = total + away, spread + away * away
+        sums, squares = tile.row_sum(total), tile.row_sum(spread)
+        sums, squares = tile.cluster_sum(sums, GROUPS), tile.cluster_sum(squares, GROUPS)
+        off = sums / N
+        mean, scale = near + off, tile.rsqrt((squares - off * sums) / N + eps)
+        for k in range(0, P, BN):
+            centred, at = tile.load(rows[now + k // BN]) - mean, first + k
+            g, b = tile.load(scales[k // BN]), tile.load(shifts[k // BN])
+            y[m:m+1, at:at+BN] = centred * scale * g[None, :] + b[None, :]
+
+
+@kernel
+def ask_row(x, rows, m, first, slot, there, P, BN):
+    """P columns of row m for the buffers from `slot` on, if it is there."""
+    if there:
+        for k in range(0, P, BN):
+            tile.cp_async(rows[slot + k // BN], x[m:m+1, first+k:first+k+BN])
+    tile.cp_commit_group()
+
+
 def reference(x: np.ndarray, gamma: np.ndarray, beta: np.ndarray, eps: float = 1e-5) -> np.ndarray:
     c = x - x.mean(-1, keepdims=True)
     return c / np.sqrt((c * c).mean(-1, keepdims=True) + eps) * gamma + beta
 
 
 @routine(
-    layernorm, long_layernorm, arrays="`[..., N]`, `[N]`, `[N]`", reference=reference,
+    layernorm, long_layernorm, strip_layernorm, arrays="`[..., N]`, `[N]`, `[N]`",
+    reference=reference,
     ops=lambda F, x, gamma, beta, eps=1e-5: F.layernorm(x, gamma, beta, eps=eps),
     samples=(
         KernelSample("", ((3, 7, 300), (300,), (300,)), terms=300),
@@ -75,6 +125,7 @@ def reference(x: np.ndarray, gamma: np.ndarray, beta: np.ndarray, eps: float = 1
     compiled=(
         CompiledCall("bf16", ((64, 4096), (4096,), (4096,)), "bf16"),
         CompiledCall("of long rows", ((64, 32768), (32768,), (32768,)), "bf16"),
+        CompiledCall("of many long rows", ((512, 131072), (131072,), (131072,)), "bf16"),
     ),
     benchmarks=(Benchmark(
         "bf16[16384, 4096]", ((16384, 4096), (4096,), (4096,)), "bf16", bytes=4 * 16384 * 4096,
@@ -106,7 +157,10 @@ def efficient_layernorm(run: Any, x: Any, gamma: Any, beta: Any, *, eps: float =
     arrays = reshaped(x, flat), gamma, beta, reshaped(out, flat), float(eps)
     b = routine_blocks(*flat, type_of(x, "x").dtype.bits, generation_of(x),
                        type_of(gamma, "gamma").dtype.bits + type_of(beta, "beta").dtype.bits)
-    if b.columns < shape[-1]:
+    if b.strips:
+        run.run("strip_layernorm", *arrays, BN=run.size("n", b.columns), GROUPS=b.groups,
+                STRIPS=b.strips, warps=b.warps)
+    elif b.columns < shape[-1]:
         run.run("long_layernorm", *arrays, ROWS=b.rows, BN=run.size("n", b.columns), held=b.held,
                 GROUPS=b.groups, brings=b.brings, warps=b.warps)
     else:

@@ -18,8 +18,8 @@ from .fft import side_by_side
 from .fft_stages import (
     ALL,
     POINTS,
+    cosine_sine,
     in_order,
-    in_pairs,
     in_shared,
     mirrored,
     padded,
@@ -36,7 +36,7 @@ from .fft_stages import (
 @functools.cache
 def real_angles(N: int, radices: tuple[int, ...], points: int = POINTS) -> np.ndarray:
     """stage_angles, and behind them pairs of cosine and sine of the turns -k / (2 N), k < N."""
-    turns = in_pairs(np.arange(N) / (2 * N)).reshape(-1)
+    turns = cosine_sine(np.arange(N) / (2 * N)).reshape(-1)
     return np.concatenate([stage_angles(N, radices, points), turns], dtype=np.float32)
 
 
@@ -54,7 +54,7 @@ def rfft_lines(x: Tensor["A", "E", f32], yr: Tensor["A", "F", f32], yi: Tensor["
     a, base = min(number, lines - 1), line * P
     vr, vi = complex_points(x, a, part, N, radices[0], points)
     y = transformed(vr, vi, sr, si, angles, N, radices, (base, part), (base, part),
-                    points=points)
+                    points=points, early=points == POINTS)
     in_order(sr, si, base, y, part, N, radices, points)
     if number < lines:
         if part == 0:
@@ -97,46 +97,17 @@ def rfft_pairs(x: Tensor["A", "E", f32], yr: Tensor["A", "F", f32], yi: Tensor["
     P = pitch(N, BM)
     sr, si = tile.alloc_shared((BM * P,), f32), tile.alloc_shared((BM * P,), f32)
     line, part = spread(tile.local_id(), BM, N // points, False)
-    a, half = 2 * (tile.group_id(0) * BM + line), 0.5 * scale
-    p, q = pair_butterflies(x, a, sr, si, line * P, part, angles, radices, N, lines, points)
-    if a < lines:
-        mirror_sums(yr, yi, a, 0, p, q, N, part, half)
-    if a + 1 < lines:
-        mirror_sums(yr, yi, a + 1, 0, other_line(p), other_line(q), N, part, half)
-
-
-@kernel(grid=lambda lines, BM: lines // (2 * BM), overwrites=("yr", "yi"))
-def rfft_pairs_in_one(x: Tensor["A", "E", f32], yr: Tensor["B", "F", f32],
-                      yi: Tensor["B", "F", f32], angles: Tensor["T", f32], radices, N: int,
-                      lines: int, scale: float, BM=1, points=POINTS):
-    """As rfft_pairs; the frequencies of a group are one row, which leaves by way of shared memory:
-    those of one line begin anywhere in a sector."""
-    P, H = pitch(N, BM), N // 2 + 1
-    sr, si = tile.alloc_shared((BM * P,), f32), tile.alloc_shared((BM * P,), f32)
-    line, part = spread(tile.local_id(), BM, N // points, False)
-    a, g, half = 2 * line, tile.group_id(0), 0.5 * scale
-    p, q = pair_butterflies(x, 2 * g * BM + a, sr, si, line * P, part, angles, radices, N, lines,
-                            points)
-    tile.barrier()
-    mirror_sums(sr, si, a, H, p, q, N, part, half)
-    mirror_sums(sr, si, a + 1, H, other_line(p), other_line(q), N, part, half)
-    tile.barrier()
-    end = 2 * BM * N // 2
-    for s, y in ((sr, yr), (si, yi)):
-        tile.store(y[g, 0:end], tile.load(s[0:end]))
-        tile.store(y[g, end:end + 2 * BM], tile.load(s[end:end + 2 * BM]))
-
-
-@kernel
-def pair_butterflies(x, a, sr, si, base, part, angles, radices, N, lines, points):
-    """Of lines a and a + 1, as real and imaginary parts: both of a thread's last butterflies, which
-    mirror each other."""
-    here, there, at = min(a, lines - 1), min(a + 1, lines - 1), (base, part)
-    us, R, last = starts(N, radices[0], points), radices[0], radices[-1]
+    a, R, last = 2 * (tile.group_id(0) * BM + line), radices[0], radices[-1]
+    here, there, at = min(a, lines - 1), min(a + 1, lines - 1), (line * P, part)
+    us, half = starts(N, R, points), 0.5 * scale
     vr = [[x[here, part + (u + j * (N // R))] for j in ALL[:R]] for u in us]
     vi = [[x[there, part + (u + j * (N // R))] for j in ALL[:R]] for u in us]
-    return transformed(vr, vi, sr, si, angles, N, radices, at, at,
-                       (N // last, [(base, u) for u in mirrored(N, part, last)]), points)
+    p, q = transformed(vr, vi, sr, si, angles, N, radices, at, at,
+                       (N // last, [(line * P, u) for u in mirrored(N, part, last)]), points)
+    if a < lines:
+        mirror_sums(yr, yi, a, p, q, N, part, half)
+    if a + 1 < lines:
+        mirror_sums(yr, yi, a + 1, other_line(p), other_line(q), N, part, half)
 
 
 @kernel
@@ -146,29 +117,20 @@ def other_line(z):
 
 
 @kernel
-def mirror_sums(yr, yi, a, H, p, q, N, part, half):
-    """z_k + conj z_(N - k) of both butterflies of a thread, see mirrored, to row a.  H: 0, or how
-    many a row of memory without rows has"""
+def mirror_sums(yr, yi, a, p, q, N, part, half):
+    """z_k + conj z_(N - k) of both butterflies of a thread; see mirrored."""
     (pr, pi), (qr, qi) = p, q
     R = len(pr)
     (u, v), own = mirrored(N, part, R), part == 0
     for k in ALL[:R // 2]:
         at, to = u + k * (N // R), v + k * (N // R)
-        put(yr, a, at, H, (pr[k] + tile.where(own, pr[-k], qr[R - 1 - k])) * half)
-        put(yi, a, at, H, (pi[k] - tile.where(own, pi[-k], qi[R - 1 - k])) * half)
-        put(yr, a, to, H, (qr[k] + tile.where(own, qr[R - 1 - k], pr[R - 1 - k])) * half)
-        put(yi, a, to, H, (qi[k] - tile.where(own, qi[R - 1 - k], pi[R - 1 - k])) * half)
+        yr[a, at] = (pr[k] + tile.where(own, pr[-k], qr[R - 1 - k])) * half
+        yi[a, at] = (pi[k] - tile.where(own, pi[-k], qi[R - 1 - k])) * half
+        yr[a, to] = (qr[k] + tile.where(own, qr[R - 1 - k], pr[R - 1 - k])) * half
+        yi[a, to] = (qi[k] - tile.where(own, qi[R - 1 - k], pi[R - 1 - k])) * half
     if part == 0:
-        put(yr, a, N // 2, H, 2.0 * pr[R // 2] * half)
-        put(yi, a, N // 2, H, 0.0)
-
-
-@kernel
-def put(y, a, k, H, value):
-    if H:
-        y[a * H + k] = value
-    else:
-        y[a, k] = value
+        yr[a, N // 2] = 2.0 * pr[R // 2] * half
+        yi[a, N // 2] = 0.0
 
 
 @kernel(grid=lambda lines, BM: -(-lines // (2 * BM)), overwrites=("y",))
@@ -332,4 +294,4 @@ def pair_filtered(sr, si, here, back, c, s, k, hr, hi, hr_, hi_):
 
 
 __all__ = ["chosen", "complex_points", "filter_lines", "irfft_lines", "irfft_pairs", "real_angles",
-           "real_points", "rfft_lines", "rfft_pairs", "rfft_pairs_in_one"]
+           "real_points", "rfft_lines", "rfft_pairs"]

@@ -164,6 +164,8 @@ def _step(record: OptimizerRecord, params: Any, grads: Any, state: State, lr: An
 
 def _rate(lr: Any, params: list[Tensor]) -> Tensor:
     """The rate as a tensor: a number is one of f64 beside parameters of f64."""
+    if isinstance(lr, str) or lr is None:
+        raise ArgumentError(f"lr must be a number or a scalar tensor, got {lr!r}")
     wide = is_number(lr) and any(p.dtype is F64.dtype for p in params)
     return number_in(lr, F64) if wide else as_tensor(lr)
 

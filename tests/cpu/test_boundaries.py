@@ -148,7 +148,8 @@ def test_the_numbers_of_columns_are_not_read(rng: np.random.Generator) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["int32", "int64"])
-@pytest.mark.parametrize("M, sums", [(4096, [(4096,)]), (65536, [(32, 2048), (32,)])])
+@pytest.mark.parametrize("M, sums", [
+    (4096, [(4096,)]), (65536, [(65536,)]), (1 << 17, [(64, 2048), (64,)])])
 def test_numbers_of_rows_and_of_all_are_made_by_the_kernels_beside_them(
         M: int, sums: list[tuple[int, ...]], dtype: str, rng: np.random.Generator) -> None:
     """Labels in another type and whether they are inside, with the losses of their rows; a mean,

@@ -325,8 +325,8 @@ RATE, ACT, KIND, SHAPE, CONFIG = 2.0, ts.relu, ts.f32, (2, 3), {"rate": 2.0, "st
 COUNT, SEEN = 0, []
 
 
-def _through(helper: Callable) -> Any:
-    return lambda x: helper(x)
+def _through(helper: Callable, factor: float = 1.0) -> Any:
+    return lambda x: helper(x) * factor
 
 
 def _counts(x: Any) -> Any:
@@ -405,6 +405,22 @@ def test_queues_and_sets_that_a_trace_changes_cause_no_other() -> None:
         traces.clear()
 
 
+READS: dict[str, Callable] = {"float": float, "item": lambda w: w.item(), "int": int,
+                              "tolist": lambda w: w.tolist(), "numpy": lambda w: w.numpy()}
+
+
+@pytest.mark.parametrize("read", READS)
+@pytest.mark.parametrize("inside", [False, True], ids=["alone", "in another"])
+def test_a_name_whose_value_was_read_in_a_trace_is_seen(read: str, inside: bool) -> None:
+    w, x = ts.tensor(2.0), ts.ones(3)
+    f = ts.jit(lambda x: x * READS[read](w))
+    f(x)
+    g = ts.jit(lambda x: f(x)) if inside else f
+    assert g(x).tolist() == [2.0] * 3
+    w = ts.tensor(5.0)
+    assert g(x).tolist() == g(x).tolist() == [5.0] * 3
+
+
 def test_entries_of_a_long_list_and_dict_are_seen_together() -> None:
     """One that changes, is gone or is added; equal ones that other objects are cause no trace."""
     rates, named, traces = [0.5 + i for i in range(9)], {f"k{i}": float(i) for i in range(9)}, []
@@ -452,10 +468,10 @@ def test_what_a_function_writes_itself_and_equal_functions_cause_no_trace() -> N
     traces: list = []
     helper = _through(ts.exp)
     g = ts.jit(lambda x: (traces.append(1), helper(x))[1])
-    for _ in range(3):
-        helper = _through(ts.exp)
-        g(x)
-    assert len(traces) == 1
+    for text in ("0.5", "0.5", "0.5", "0.25"):
+        helper = _through(ts.exp, float(text))
+        np.testing.assert_allclose(g(x), np.exp(1.0) * float(text), rtol=1e-6)
+    assert len(traces) == 2
 
 
 def test_many_plain_values_are_not_compared() -> None:

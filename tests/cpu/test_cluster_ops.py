@@ -151,7 +151,36 @@ def test_what_follows_each_other_is_sent_before_any_is_waited_for() -> None:
     assert np.array_equal(y, np.repeat(2 * x.max(1) + x.sum(1), 2))
     found = re.findall(r"st\.async|mbarrier\.try_wait", three.inspect_ir("ptx", target="sm_90a"))
     send, wait = "st.async", "mbarrier.try_wait"
-    assert found == [send, send, wait, wait, send, wait]
+    assert found == [send, send, wait, send, wait]  # one barrier counts what both send
+
+
+def test_what_warps_have_met_for_is_under_way_at_once() -> None:
+    """Who sends it puts it together alone; what stands between is done meanwhile. Not a number that
+    somebody else needs, nor one that is sent with others than those of its meeting."""
+    tile = ts.tile
+
+    @ts.kernel
+    def sums(x: ts.Tensor["M", "N", f32], z: ts.Tensor["M", "N", f32], y: ts.Tensor["G", f32],
+             kept: bool):
+        g = tile.group_id(0)
+        m, first = g // 2, g % 2 * 4096
+        t = tile.load(x[m:m+1, first:first+4096], fill=0)
+        a = tile.row_sum(t)
+        z[m:m+1, first:first+4096] = t + a[:, None] if kept else t + 1
+        y[g:g+1] = tile.cluster_sum(a, 2)
+
+    require_compiler()
+    x, z = np.ones((2, 8192), np.float32), np.zeros((2, 8192), np.float32)
+    for kept, order in ((False, ["put", "sent", "stored", "awaited"]),
+                        (True, ["put", "stored", "sent", "awaited"])):
+        y = np.zeros(4, np.float32)
+        sums[4, 128](x, z, y, kept)
+        assert np.array_equal(y, np.full(4, 8192))
+        ptx = sums.inspect_ir("ptx", target="sm_90a")
+        places = {"put": r"st\.shared", "sent": r"st\.async", "stored": r"st\.global\S*\.v4",
+                  "awaited": r"mbarrier\.try_wait"}
+        found = {name: [m.start() for m in re.finditer(p, ptx)] for name, p in places.items()}
+        assert sorted(found, key=lambda name: found[name][0]) == order
 
 
 def test_in_a_loop_groups_wait_for_what_is_sent_alone() -> None:

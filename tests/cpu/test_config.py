@@ -25,7 +25,7 @@ SAMPLES = {
     "f64_arrays": ("f32", "f32"), "tuned": ("0", False), "seed": ("17", 17),
     "comm_timeout": ("0", 0), "rank_output": ("first", "first"),
     "rank_logs": ("logs", Path("logs")), "comm": ("mpi", "mpi"),
-    "comm_check": ("each", "each"), "fabric": ("nvl72", "nvl72"),
+    "comm_check": ("each", "each"), "comm_windows": ("0", False), "fabric": ("nvl72", "nvl72"),
     "compile_processes": ("31", 31), "compile_progress": ("off", False),
 }
 REFUSED = {"numerics": "loud", "determinism": "loose", "debug": "2", "device": "cuda:x",
@@ -33,6 +33,7 @@ REFUSED = {"numerics": "loud", "determinism": "loose", "debug": "2", "device": "
            "f64_arrays": "f16", "tuned": "maybe",
            "seed": "-1", "nvtx": "nsys", "cuda_graphs": "never",
            "comm_timeout": "soon", "comm": "gloo", "comm_check": "never",
+           "comm_windows": "open",
            "rank_output": "second", "rank_logs": None, "fabric": None,
            "compile_processes": "0", "compile_progress": "bar"}
 
@@ -49,8 +50,8 @@ def test_defaults(fresh_config):
         "num_threads": len(os.sched_getaffinity(0)), "loop_min_elements": 2048,
         "poison": False, "tuned": True, "nvtx": False, "cuda_graphs": True, "f64_arrays": "warn",
         "seed": 0, "comm_timeout": 45,
-        "comm": "auto", "comm_check": "once", "rank_output": "all", "rank_logs": None,
-        "fabric": "",
+        "comm": "auto", "comm_check": "once", "comm_windows": True, "rank_output": "all",
+        "rank_logs": None, "fabric": "",
         "compile_processes": config.compile_cpus(), "compile_progress": True,
     }
 

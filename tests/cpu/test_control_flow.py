@@ -162,6 +162,18 @@ def test_scan_errors_name_the_leaf_and_both_types() -> None:
         ts.scan(lambda c, x: (c, None), 0.0, ts.tensor(1.0))
 
 
+def test_python_numbers_in_a_carry_take_the_type_of_what_comes_out() -> None:
+    """In every loop, as beside a tensor."""
+    half = f64(np.array(0.5))
+    assert ts.scan(lambda c, x: (c * x, None), 1, f64(np.array([0.5, 0.25])))[0].item() == 0.125
+    for got in (ts.fori_loop(0, 3, lambda i, c: c * half, 1.0),
+                ts.while_loop(lambda c: c > 0.2, lambda c: c * half, 1),
+                ts.jit(lambda h: ts.while_loop(lambda c: c > 0.2, lambda c: c * h, 1.0))(half)):
+        assert str(got.type) == "f64" and got.item() == 0.125
+    with pytest.raises(ShapeError, match=r"while_loop: carry is f32\[\] before .* f64\[\] after"):
+        ts.while_loop(lambda c: c > 0.2, lambda c: c * half, ts.ones(()))
+
+
 def test_an_error_inside_the_body_is_that_of_the_op() -> None:
     with pytest.raises(ShapeError) as err:
         ts.scan(lambda c, x: (c @ x, None), ts.ones((2, 3)), ts.ones((4, 2, 3)))

@@ -89,9 +89,9 @@ def test_a_running_maximum_lags(P, rng):
 
 
 @given(heads=st.integers(1, 4096), rows=st.integers(1, 512), T=st.integers(0, 1 << 20),
-       width=st.sampled_from([64, 128, 256]))
-def test_parts_cover_the_keys_once(heads, rows, T, width):
-    plan = decode_plan(heads, rows, T, width)
+       width=st.sampled_from([64, 128, 256]), streamed=st.booleans())
+def test_parts_cover_the_keys_once(heads, rows, T, width, streamed):
+    plan = decode_plan(heads, rows, T, width, streamed=streamed and width <= 128)
     P, step = plan.parts, plan.keys
     span = (T + P * step - 1) // (P * step) * step  # as the kernels have it
     assert span * P >= T and (P == 1 or span * (P - 1) < T), "a part without keys"

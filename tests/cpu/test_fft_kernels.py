@@ -199,14 +199,6 @@ def test_real_points(lines: int, n: int, norm: str, rng: Any) -> None:
     check(a + 1j * b, np.fft.rfft(x.astype(np.float64), norm=norm), n)
 
 
-def test_real_lines_whose_frequencies_leave_as_one_row(rng: Any) -> None:
-    """Where all groups have their number of lines; no row of another group is touched."""
-    x = rng.standard_normal((3, 16, 256)).astype(np.float32)
-    made, (a, b) = ran(ts.rfft, x)
-    assert calls(made) == ["rfft_pairs_in_one"] and len(made.plan.groups) == 1
-    check(a + 1j * b, np.fft.rfft(x.astype(np.float64)), 256)
-
-
 def test_the_longest_real_lines_are_of_half_as_many_complex_points(rng: Any) -> None:
     x = rng.standard_normal((2, 1 << 15)).astype(np.float32)
     made, (a, b) = ran(ts.rfft, x)

@@ -62,6 +62,8 @@ def test_in_a_batch(rng):
 @pytest.mark.parametrize("call, error", [
     (lambda: ts.bincount(ts.ones((2,))), ts.DTypeError),
     (lambda: ts.bincount(ts.tensor([5]), length=5), ts.AxisError),
+    (lambda: ts.bincount(ts.tensor([-1, 2])), ts.AxisError),
+    (lambda: ts.jit(lambda x: ts.bincount(x, length=5))(ts.tensor([-1, 2])), ts.AxisError),
     (lambda: ts.bincount(ts.tensor([5]), ts.ones((2,))), ts.ShapeError),
     (lambda: ts.bincount(ts.tensor([5]), length=-1), ts.ArgumentError),
     (lambda: ts.jit(ts.bincount)(ts.tensor([5])), ts.TraceError),

@@ -60,3 +60,18 @@ def test_what_an_op_does_not_take_is_refused() -> None:
     with pytest.raises(ArgumentError, match="takes no dtype="):
         np.sum(x, 0, np.float64)
     assert np.sum(x, dtype=None, out=None).item() == 4
+
+
+def test_functions_of_numpy_are_compiled() -> None:
+    x = ts.tensor([1.0, 2.0])
+    np.testing.assert_array_equal(ts.jit(np.sin)(x).numpy(), ts.sin(x).numpy())
+    np.testing.assert_array_equal(ts.jit(np.add)(x, x).numpy(), [2, 4])
+
+
+def test_elements_under_a_mask_are_no_elements() -> None:
+    masked = np.ma.masked_array([1.0, 2.0], [False, True])
+    for use in (ts.tensor, lambda a: ts.tensor(a, "f32"), ts.sum, lambda a: ts.ones(2) + a,
+                ts.jit(lambda x: x)):
+        with pytest.raises(ts.ArgumentError, match="masked array"):
+            use(masked)
+    assert ts.tensor(np.ma.masked_array([1.0, 2.0], False)).tolist() == [1.0, 2.0]

@@ -26,9 +26,10 @@ def loss_and_gradient(x: ts.Tensor, y: ts.Tensor) -> Any:
     return value, back(ts.ones(value.shape))
 
 
-@pytest.mark.parametrize("n", [4096, 5001, 131072])  # in passes, a part behind; in a cluster
+@pytest.mark.parametrize("n", [  # four rows and two, in passes, a part behind; in a cluster
+    700, 1024, 2048, 4096, 5001, 131072])
 @pytest.mark.parametrize("dtype", ["bf16", "f32"])
-def test_labels_of_long_rows(n: int, dtype: str, monkeypatch: pytest.MonkeyPatch,
+def test_labels_of_rows(n: int, dtype: str, monkeypatch: pytest.MonkeyPatch,
                              rng: np.random.Generator) -> None:
     """The first and the last column, some between, and labels outside, whose loss is NaN."""
     monkeypatch.setattr(prepare, "MOST_PARTS", 1)  # as where there are many rows

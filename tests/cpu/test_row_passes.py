@@ -216,9 +216,38 @@ def test_the_librarys_kernels_share_rows(groups: int, rng: np.random.Generator) 
     (60000, 16, 0, (1, 1)), (32768, 16, 32, (1, 1))])
 def test_how_the_librarys_rows_are_shared(columns: int, bits: int, all_bits: int, found: tuple
                                           ) -> None:
-    b = row_blocks.routine_blocks(300, columns, bits, TARGET.generation, all_bits)
+    b = row_blocks.routine_blocks(20, columns, bits, TARGET.generation, all_bits)
     assert (b.rows, b.groups) == found and b.columns < columns
-    assert row_blocks.routine_blocks(300, columns, bits, None).groups == 1
+    assert row_blocks.routine_blocks(20, columns, bits, None).groups == 1
+
+
+@pytest.mark.parametrize("rows, columns, all_bits, found", [
+    (300, 131072, 32, (14, 8)), (20, 131072, 32, (0, 8)), (300, 131072, 0, (0, 4)),
+    (300, 65536, 32, (0, 8))])
+def test_long_rows_with_weights_are_taken_one_after_another(
+        rows: int, columns: int, all_bits: int, found: tuple) -> None:
+    b = row_blocks.routine_blocks(rows, columns, 16, TARGET.generation, all_bits)
+    assert (b.strips, b.groups) == found
+
+
+@pytest.mark.parametrize("how", ["alike", "far", "outlier"])
+@pytest.mark.parametrize("strips, groups", [(2, 1), (4, 2), (3, 8)])
+def test_the_librarys_strips(how: str, strips: int, groups: int, rng: np.random.Generator) -> None:
+    """Of rows around zero, far from it, with one element of the sample far out; strips of two rows
+    and three, fewer than come to shared memory at one time."""
+    bf16 = ts.bf16.numpy
+    x, w, b = (rng.standard_normal(s).astype(bf16) for s in ((7, 2048), (2048,), (2048,)))
+    if how != "alike":
+        x = (300 + 8 * x.astype("f4")).astype(bf16)
+    x[:, 3] = 1e4 if how == "outlier" else x[:, 3]
+    y = np.full_like(x, np.nan)
+    with ts.config.scope(debug=True):
+        stdlib.efficient_layernorm.kernels["strip_layernorm"](
+            x, w, b, y, 1e-5, BN=1024 // groups, GROUPS=groups, STRIPS=strips)
+    z = x.astype(np.float64) - x.mean(1, keepdims=True, dtype=np.float64)
+    z = z / np.sqrt(z.var(1, keepdims=True) + 1e-5) * w.astype(np.float64)
+    assert_close(y.astype(np.float64), z + b.astype(np.float64), "bf16",
+                 scale=np.abs(z) + np.abs(b.astype(np.float64)))
 
 
 @pytest.mark.parametrize("n, target", [(57000, "sm_90a"), (57344, "sm_80")])

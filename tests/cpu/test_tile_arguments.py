@@ -61,3 +61,15 @@ def filled(x):
             line = linecache.getline(warning.filename, warning.lineno).strip()
             assert line.startswith(start) and "beyond the largest number of f32" in str(
                 warning.message), (line, warning)
+
+
+def test_nan_is_a_constant_like_others():
+    """It was another one in each call, and one that the schedule had set."""
+    k = build("""
+@kernel
+def k(x: Tensor["N", f32], s: float = 1.0) -> Tensor["N", f32]:
+    return tile.load(x[tile_n:tile_n + 8]) * s
+""")["k"]
+    for number in (float("nan"), float("nan"), np.float32("nan"), 2.0):
+        np.testing.assert_array_equal(k(np.ones(8, np.float32), number), np.float32(number))
+    assert len(k._cache) == 2

@@ -125,3 +125,18 @@ def k(x: Tensor["N", f32], y: Tensor["N", ts.uint8]):
 """)["k"]
     with pytest.raises(ts.TesseraError, match="codes of tile<16 x f32>: those of floats of 8 bits"):
         k[1, 32](np.zeros(16, np.float32), np.zeros(16, np.uint8))
+
+
+@pytest.mark.parametrize("stored", ["fp8_e4m3", "fp8_e5m2"])
+def test_a_nan_of_8_bits_is_a_nan_of_16(stored, rng):
+    """Whatever its sign and payload, which the code for 16 bits does without."""
+    k = build(f"""@kernel
+def k(x: Tensor["N", ts.{stored}], y: Tensor["N", ts.bf16]):
+    y[0:256] = tile.cast(tile.load(x[0:256]), ts.bf16)""")["k"]
+    d = find_dtype(stored)
+    x, y = np.arange(256).astype(np.uint8).view(d.numpy), np.zeros(256, ml_dtypes.bfloat16)
+    k[1, 32](x, y)
+    assert np.array_equal(y.astype(np.float32), x.astype(np.float32), equal_nan=True)
+    emulator.compare(k, x, np.zeros_like(y), groups=1, lanes=32, target="sm_90a")
+    source = k.inspect_ir("target", target="sm_90a")
+    assert ", True, True)" in next(line for line in source.splitlines() if "tiles.load" in line)

@@ -9,6 +9,7 @@ import pytest
 import emulator
 import tessera as ts
 from kernels.build import build
+from tessera import config
 from tessera.tile.cuda.intrinsics import thread_elements
 from tessera.tile.cuda.intrinsics.swizzle import Panel
 from tessera.tile.ir.shared_layout import SharedLayout
@@ -132,6 +133,24 @@ def k(x: Tensor["R", "C", f32], y: Tensor["R", "C", f32]):
         tile.store_pair(y[1], i, a, b)
 """, whole(rng, 2 * columns).reshape(2, columns), np.zeros((2, columns), np.float32), groups=1,
           lanes=columns // 2)
+
+
+def test_pairs_of_a_loop_over_lanes_are_there_after_it(rng):
+    k = build("""
+@kernel
+def k(x: Tensor["R", "C", f32], y: Tensor["R", "C", f32]):
+    s = tile.alloc_shared((128,), f32)
+    for i in tile.range(0, 64, over="lanes"):
+        a, b = tile.load_pair(x[0], 2 * i)
+        tile.store_pair(s, 2 * i, b, a)
+    y[0, tile.local_id()] = s[127 - tile.local_id()]
+""")["k"]
+    x, y = whole(rng, 128).reshape(1, 128), np.zeros((1, 128), np.float32)
+    with config.scope(debug=True):
+        k[1, 32](x, y)
+    np.testing.assert_array_equal(y[0, :32], x[0, ::-1].reshape(-1, 2)[:16, ::-1].reshape(-1))
+    (read,) = [p for p in k.report.patterns.values() if p.memory == "x"]
+    assert read.efficiency == 1.0 and not read.write
 
 
 @pytest.mark.parametrize("columns, dtype", [(32, "f32"), (64, "bf16"), (16, "f64"), (128, "int8"),

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 import tessera as ts
-from tessera.errors import ArgumentError, GradError, ShapeError
+from tessera.errors import ArgumentError, GradError, ShapeError, TraceError
+from tessera.graph.escapes import LostChangeWarning
 from tessera.tensor import Tensor
 from tolerance import assert_close
 
@@ -484,3 +485,50 @@ def test_gradcheck_converts_and_checks_its_arguments() -> None:
         ts.gradcheck(bump, (f64([1.0]),), modes=("sideways",))
     with pytest.raises(GradError, match="no argument has a floating type"):
         ts.gradcheck(lambda n: n, (ts.tensor([3]),))
+
+
+# --- what a traced function cannot do -----------------------------------------------------------
+class Holder:
+    def __init__(self, x: Any):
+        self.x = x
+
+
+def test_results_that_hide_traced_tensors_are_errors() -> None:
+    def later(x: Tensor) -> Any:
+        yield x
+
+    async def soon(x: Tensor) -> Any:
+        return x
+
+    for f in (lambda x: {x}, Holder, lambda x: (x, [Holder(x)])):
+        with pytest.raises(TraceError, match="returns a (set|Holder) with a traced tensor inside"):
+            ts.jit(f)(ts.ones(3))
+    with pytest.raises(TraceError, match="returns a Holder with"):
+        ts.grad(lambda x: (ts.sum(x), Holder(x)), has_aux=True)(ts.ones(3))
+    with pytest.raises(ArgumentError, match="returns a generator, which would run when"):
+        ts.jit(later)(ts.ones(3))
+    with pytest.raises(ArgumentError, match="returns a coroutine"):
+        ts.jit(soon)(ts.ones(3))
+    assert ts.jit(lambda x: (x, Holder(3)))(ts.ones(3))[1].x == 3
+
+
+def test_arguments_that_are_changed_in_place_are_told() -> None:
+    """The caller's are as before: when it is not compiled they would not be."""
+    def step(params: dict) -> Tensor:
+        params["w"] = params["w"] * 2.0
+        return ts.sum(params["w"])
+
+    for wrap, which in ((ts.jit, "its argument 'params'"), (ts.grad, "an argument"),
+                        (ts.vmap, "an argument")):
+        params = {"w": ts.ones(3)}
+        with pytest.warns(LostChangeWarning, match=f"step changes {which} in place.*return what"):
+            wrap(step)(params)
+        assert params["w"].tolist() == [1.0] * 3
+    with pytest.warns(LostChangeWarning, match="'xs'"):
+        ts.jit(lambda xs: xs.append(1.0))([ts.ones(3)])
+
+    def returned(params: dict, **more: Any) -> dict:
+        params["w"] = params["w"] * more.pop("k")
+        return params
+
+    assert ts.jit(returned)({"w": ts.ones(2)}, k=ts.ones(2))["w"].tolist() == [1.0] * 2

@@ -28,7 +28,7 @@ def truth(q, k, v, causal):
 @pytest.mark.parametrize("D", [64, 80, 96, 128, 256])
 @pytest.mark.parametrize("B, H, Hk, S, T", [
     (1, 32, 8, 1, 5000), (2, 8, 2, 4, 1031), (3, 8, 1, 3, 277), (1, 4, 4, 1, 20000),
-    (2, 32, 8, 16, 2048)])
+    (2, 32, 8, 16, 2048), (16, 16, 8, 1, 1100), (2, 16, 4, 2, 20001), (40, 16, 8, 1, 4100)])
 def test_few_queries(B, H, Hk, S, T, D, rng):
     q, k, v = (ts.tensor(rng.standard_normal((B, h, n, D)).astype(np.float32), "bf16")
                for h, n in ((H, S), (Hk, T), (Hk, T)))
@@ -58,17 +58,19 @@ def test_a_cache_of_codes(S, n, codes, D, rng):
     assert_close(got, want, "bf16", n=2, scale=size)
 
 
-@pytest.mark.parametrize("S, n, causal", [(1, 1000, True), (1, 4096, True), (4, 2050, True),
-                                          (3, 77, False), (16, 3000, True)])
-def test_a_cache_whose_length_is_data(S, n, causal, rng):
+@pytest.mark.parametrize("S, n, room, causal", [
+    (1, 1000, 4096, True), (1, 4096, 4096, True), (4, 2050, 4096, True), (3, 77, 4096, False),
+    (16, 3000, 4096, True), (1, 20, 32768, True), (2, 30001, 32768, True)])
+def test_a_cache_whose_length_is_data(S, n, room, causal, rng):
     q, k, v = (ts.tensor(rng.standard_normal((2, h, m, 128)).astype(np.float32), "bf16")
                for h, m in ((16, S), (4, n), (4, n)))
-    cache = ts.kv_cache((2, 4, 4096, 128), "bf16").append(k, v)
+    cache = ts.kv_cache((2, 4, room, 128), "bf16").append(k, v)
     for x in (cache._storage.K, cache._storage.V):
         x.array[:, :, n:] = 1e30
     f = ts.jit(lambda q, c: ts.flash_attention(q, c, causal=causal), target="cuda")
     with ts.config.scope(poison=True):
         got = np.asarray(ts.cast(f(q, cache), "f64"))
-    assert "call decode_" in f.inspect_ir("schedule")
+    kind = "many_rows" if S * 4 > 16 or room > 4096 else "rows"
+    assert f"call decode_{kind}" in f.inspect_ir("schedule")
     want, size = (x.swapaxes(1, 2).reshape(got.shape) for x in truth(q, k, v, causal))
     assert_close(got, want, "bf16", n=2, scale=size)

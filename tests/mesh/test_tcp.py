@@ -110,6 +110,7 @@ SAID = {
     "torchrun": ({"WORLD_SIZE": 8, "RANK": 5, "LOCAL_WORLD_SIZE": 4, "LOCAL_RANK": 1,
                   "MASTER_ADDR": "a", "MASTER_PORT": 1}, (8, 5, 4, 1)),
     "no rank": ({"WORLD_SIZE": 8, "MASTER_ADDR": "a", "MASTER_PORT": 1}, (1, 0, 1, 0)),
+    "a part of the address": ({"WORLD_SIZE": 8, "RANK": 5, "MASTER_PORT": 1}, (8, 5, 8, 5)),
     "no address": ({"WORLD_SIZE": 8, "RANK": 5}, (1, 0, 1, 0)),
     "srun": ({"SLURM_STEP_NUM_TASKS": 7, "SLURM_NTASKS": 9, "SLURM_PROCID": 6, "SLURM_LOCALID": 0,
               "SLURM_NODEID": 3, "SLURM_STEP_TASKS_PER_NODE": "2(x3),1"}, (7, 6, 1, 0)),
@@ -149,3 +150,22 @@ def test_nothing_says_where_rank_0_is(monkeypatch):
     with pytest.raises(MeshError, match="nothing says where rank 0 is") as info:
         rendezvous.address()
     assert "MASTER_ADDR" in info.value.hint
+
+
+@pytest.mark.parametrize("port", ["65528", "99999", "0", "http", "-1"])
+def test_a_master_port_that_is_none(port, monkeypatch):
+    monkeypatch.setattr(os, "environ", {"MASTER_ADDR": "a", "MASTER_PORT": port})
+    with pytest.raises(MeshError, match=f"MASTER_PORT={port} is no port") as info:
+        rendezvous.address()
+    assert "1 to 65527" in info.value.hint
+
+
+@pytest.mark.parametrize("variables, words", [
+    ({"RANK": "2"}, "told to be rank 2 of 2"),
+    ({"RANK": "1", "MASTER_ADDR": "none.invalid"}, "none.invalid, where rank 0 is looked for, is")])
+def test_a_rank_that_cannot_meet_the_others_says_why(variables, words, monkeypatch):
+    """At once where no waiting helps; a name that is not known may come to be."""
+    told = {"WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "29500", **variables}
+    monkeypatch.setattr(os, "environ", told)
+    with ts.config.scope(comm_timeout=1), pytest.raises(MeshError, match=words):
+        rendezvous.meet(0)

@@ -159,3 +159,13 @@ def test_sums_that_are_added_are_sent_from_one_place_by_all_ranks(gpus, nccl, rn
     for y, plan, places in found:
         np.testing.assert_allclose(y, want, rtol=1e-2, atol=1e-5)
         assert kind in plan and "in windows" in plan and places == found[0][2]
+
+
+def test_a_number_that_is_added_to_a_sum_of_ranks_is_a_term_as_before(gpus, nccl, rng):
+    """It has fewer axes than the sum, as the epsilon of a normalization whose rows are split."""
+    (x,) = values(rng, (4, 6))
+    normed = ts.jit(lambda x, eps: x * ts.rsqrt(ts.mean(x * x, axis=-1, keepdims=True) + eps))
+    want = x / np.sqrt((x * x).mean(-1, keepdims=True) + 1)
+    for y in on_ranks(2, lambda mesh: normed(
+            placed(mesh, x, "columns"), placed(mesh, np.float32(1), "whole")).numpy()):
+        np.testing.assert_allclose(y, want, rtol=1e-5)

@@ -28,10 +28,12 @@ from ...kernels.decode_attention import (
     KERNELS,
     DecodePlan,
     combine_parts,
+    decode_many_pages,
     decode_pages,
     decode_plan,
     few_queries,
     planned,
+    streams,
     takes_keys,
 )
 from ...kernels.matmul_plan import card_for
@@ -160,21 +162,22 @@ def _row_blocks(node: Node, i: int) -> int:
 
 
 def _few_queries(q: Tensor, k: Tensor, v: Tensor, *rest: Tensor, scale: float, causal: bool,
-                 types: tuple[NumericType, ...], window: int = 0, cap: float = 0.0,
+                 types: tuple[NumericType, ...], chip: str, window: int = 0, cap: float = 0.0,
                  score: ScoreFunction | None = None, sums: bool = False) -> tuple[Tensor, ...]:
     """The queries of a group side by side, over keys in parts. rest: how many keys are there, or
     the spans of one query each. sums: with the logs of their sums."""
     (S, D), (T, E), C = tuple(q.shape[-2:]), tuple(v.shape[-2:]), prod(k.shape[:-2])
     R = prod(q.shape[:-1]) // C
     most = min(T, window + S) if window else T
-    plan = decode_plan(C, R, most, max(D, E), codes=k.dtype is not q.dtype, queries=S)
+    plan = decode_plan(C, R, most, max(D, E), codes=k.dtype is not q.dtype, queries=S,
+                       streamed=score is None and streams(GENERATIONS[chip], D, E))
     count = next((F.reshape(x, (1,)) for x in rest if x.ndim == 0), None)
     spans: dict[str, Any] = {}
     for x in (x for x in rest if x.ndim):
         rows = F.reshape(x, (-1, 2, 1))
         spans = {"spans": rows, "heads": C // rows.shape[0]}
     parts, lse = _parts(plan, (C, R, E), types[0], sums)
-    kernel = planned(next(x for x in KERNELS if x.__name__ == plan.kernel), plan.close)
+    kernel = planned(next(x for x in KERNELS if x.__name__ == plan.kernel), plan)
     kernel(F.reshape(q, (C, R, D)), F.reshape(k, (C, T, D)), F.reshape(v, (C, T, E)),
            count, parts, lse, scale * LOG2E, S=S, BM=plan.rows, BN=plan.keys,
            causal=causal and S > 1, window=window, cap=cap, **spans,
@@ -205,14 +208,15 @@ def _combined(plan: DecodePlan, parts: Tensor, lse: Tensor | None, q: Tensor, nu
 
 
 def _few_queries_of_pages(q: Tensor, K: Tensor, V: Tensor, table: Tensor, count: Tensor, *,
-                          scale: float, causal: bool, types: tuple[NumericType, ...],
+                          scale: float, causal: bool, types: tuple[NumericType, ...], chip: str,
                           window: int = 0, cap: float = 0.0) -> Tensor:
     (B, _, S, D), (N, H, T, E), L = tuple(q.shape), tuple(V.shape), table.shape[1]
     C, R, width = B * H, prod(q.shape[:-1]) // (B * H), max(D, E)
     most = min(L * T, window + S) if window else L * T
-    plan = decode_plan(C, R, most, width, codes=K.dtype is not q.dtype, page=T, queries=S)
+    plan = decode_plan(C, R, most, width, codes=K.dtype is not q.dtype, page=T, queries=S,
+                       streamed=streams(GENERATIONS[chip], D, E))
     parts, lse = _parts(plan, (C, R, E), types[0])
-    kernel = planned(decode_pages, plan.close)
+    kernel = planned(decode_many_pages if plan.slots else decode_pages, plan)
     kernel(F.reshape(q, (C, R, D)), F.reshape(K, (N * H, T, D)), F.reshape(V, (N * H, T, E)),
            table, count, parts, lse, scale * LOG2E, heads=H, S=S, BM=plan.rows, BN=plan.keys,
            causal=causal and S > 1, window=window, cap=cap)
@@ -276,7 +280,7 @@ def use_attention_kernels(graph: Graph, chip: Generation) -> Graph:
             saved[key] = y, Value(Aval(q.aval.shape[:-1], F32))
             if node.op is ATTENTION_LSE and key not in wanted and _is_few(node):
                 saved[key] = y, node.outputs[1]
-            nodes.append(_result_call(node, saved[key], key in wanted))
+            nodes.append(_result_call(node, saved[key], key in wanted, chip))
             if node.op is ATTENTION_LSE and saved[key][1] is not node.outputs[1]:
                 nodes.append(Node(NATURAL, saved[key][1:], {}, node.outputs[1:], node.where))
         if node.op in BACKWARD:
@@ -300,14 +304,16 @@ def rounded_values(graph: Graph, by: Callable[[Node], bool]) -> dict[Value, Valu
     return found
 
 
-def _result_call(node: Node, outputs: tuple[Value, Value], wanted: bool) -> Node:
+def _result_call(node: Node, outputs: tuple[Value, Value], wanted: bool, chip: Generation
+                 ) -> Node:
     """wanted: the gradient is in the graph too."""
     operands, attrs = _operands(node), _own(node) | {"types": (outputs[0].aval.type,)}
     if node.op is PAGED_ATTENTION:
+        attrs |= {"chip": chip.target}
         return Node(FEW_QUERIES_OF_PAGES, operands, attrs, outputs[:1], node.where)
     sums = node.op is ATTENTION_LSE
     if _is_few(node) and not wanted:
-        attrs |= {"sums": sums}
+        attrs |= {"sums": sums, "chip": chip.target}
         return Node(FEW_QUERIES, operands, attrs, outputs[:1 + sums], node.where)
     if not _is_plain(node):
         return Node(MODIFIED, operands, attrs, outputs, node.where)

@@ -13,7 +13,6 @@ from math import prod
 from typing import Any
 
 from ...kernels.fft import (
-    IN_ONE,
     LONGEST,
     LONGEST_ACROSS,
     LONGEST_PAIR,
@@ -40,7 +39,6 @@ from ...kernels.real_fft import (
     real_angles,
     rfft_lines,
     rfft_pairs,
-    rfft_pairs_in_one,
 )
 from ...kernels.real_passes import WHOLE, irfft_passes, irfft_whole, rfft_passes
 from ...kernels.real_passes import blocks_of as real_blocks_of
@@ -274,9 +272,8 @@ def _scale(n: int, norm: str, inverse: bool) -> float:
 def _rfft(x: Tensor, axis: int, norm: str) -> tuple[Tensor, ...]:
     n = int(x.shape[-1])
     count, shape = prod(x.shape) // n, (*x.shape[:-1], n // 2 + 1)
+    yr, yi = (F.zeros((count, n // 2 + 1), F32) for _ in "ri")
     given, launcher = _real_block(n, count, False)
-    rows = count // (2 * given["BM"]) if launcher.kernel.__name__ == "rfft_pairs_in_one" else count
-    yr, yi = (F.zeros((rows, count // rows * (n // 2 + 1)), F32) for _ in "ri")
     launcher(F.reshape(x, (count, n)), yr, yi, scale=_scale(n, norm, False), **given)
     return tuple(F.reshape(y, shape) for y in (yr, yi))
 
@@ -298,14 +295,11 @@ def _real_block(n: int, count: int, back: bool) -> tuple[dict[str, Any], Any]:
     if n > 2 * LONGEST:
         return _real_passes(n // 2, count, back)
     if count > 1 and POINTS <= n <= LONGEST_PAIR:
-        radices, points = mirror_form(n)
-        lines, lanes = lines_of(n, False, points)
-        radices = radices[::-1] if back else radices
+        radices, points, lanes = mirror_form(n, back)
+        lines, lanes = lines_of(n, False, points, lanes)
         given = {"angles": _angles(n, radices, points), "radices": radices, "N": n, "lines": count,
                  "BM": lines, "points": points}
-        kernel = irfft_pairs if back else rfft_pairs_in_one if (
-            n in IN_ONE and not count % (2 * lines)) else rfft_pairs
-        return given, launcher_of(kernel, lanes, points)
+        return given, launcher_of(irfft_pairs if back else rfft_pairs, lanes, points)
     if back and n // 2 in WHOLE:
         kernel, points, radices = irfft_whole, MOST_POINTS, WHOLE[n // 2]
         angles = _angles(n // 2, radices, points)

@@ -4,8 +4,9 @@
 
 A group takes one row of its strip, which has every so many-th, after another through shared memory,
 where the next is on its way meanwhile, and keeps the sums of its columns in registers, block by
-block. Where a row is too long for one group, the groups of a cluster share it and their statistics.
-So operands are read once for the result and the sums.
+block. Sums about means take no pass of their own (shifted_sums.py). Where a row is too long for one
+group, the groups of a cluster share it and their statistics. So operands are read once for the
+result and the sums.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
+from ...kernels.row_blocks import STRIPS
 from ...runtime.generations import Generation
 from ...tile.ir.schedule import Schedule
 from ..ir import Node
@@ -27,6 +29,7 @@ from .group_statements import CHAIN, FrameBlock, KernelValue, store, value
 from .kernel_text import KernelText, KernelWriter, capital
 from .loop_kernels import parameters, templates
 from .row_passes import RowLoop, needed, write_statistics
+from .shifted_sums import Centre, about_samples, ask_samples, hold_samples
 from .spell import COMBINE
 
 BLOCK, WARPS = 4096, 16  # columns at once: eight in each lane
@@ -37,12 +40,6 @@ MOST_BLOCKS = 4  # of a group's columns
 # elements of bf16, H200, 2026-11-26).
 LEAST, SHARED, SHARED_BLOCK, SHARED_WARPS, SHARED_STRIPS = 4096, 8192, 2048, 8, 264
 MOST_SUMS = 8  # blocks of sums that lanes have registers for
-# Strips, by the groups of a cluster: no more than run at one time, as a second wave takes as long
-# as the first. Each group has a multiprocessor, and a cluster's are neighbours: of an H200's 132,
-# 30 clusters of four run at once and 15 of eight (cuOccupancyMaxActiveClusters); chips differ in
-# which are there. Gradients of rows of 131072 have 0.67 and 0.89 of a copy's rate with 14 strips
-# (layer norm, rms norm), 0.70 and 0.86 with 15, 0.39 and 0.59 with 16 (H200, 2026-11-26).
-STRIPS = {1: 132, 2: 66, 4: 28, 8: 14}
 # Rows in shared memory, of which one is worked on: two, and three where the groups of a cluster
 # wait for each other twice a row, or a group that is alone on a multiprocessor does, which then
 # writes one while it makes the statistics of the next: layer norm's gradient of rows of 16384 takes
@@ -50,6 +47,11 @@ STRIPS = {1: 132, 2: 66, 4: 28, 8: 14}
 # gradient has 0.67 of a copy's rate with three and 0.66 with two, of 32768 0.78 and 0.71; rms
 # norm's, which waits once, 0.89 and 0.91, 0.83 and 0.86 (the same elements, H200, 2026-11-26).
 UNDER_WAY, LATE_UNDER_WAY = 2, 3
+# Bytes of a group's part of a row of which one on its way is enough, where a cluster exchanges its
+# sums once: layer norm's gradients of 131072 and 65536 124.7 us and 121.1 with two rows there,
+# 126.8 and 123.6 with three, but layer norm of 131072 79.3 and 74.2 (the same elements, H200,
+# 2026-11-26).
+ON_ITS_WAY = 64 << 10
 
 
 @dataclass(frozen=True)
@@ -69,8 +71,9 @@ class LongStrips:
         many = (self.room - for_all) // max(1, row)
         return 0 if many < UNDER_WAY else many
 
-    def under_way(self, room: int, steps: Sequence[GroupStep]) -> int:
-        late = self.beside == 1 and _waits(steps) > 1
+    def under_way(self, room: int, steps: Sequence[GroupStep], row: int) -> int:
+        """row: bytes of a group's part of one"""
+        late = self.beside == 1 and _waits(steps) > 1 and (self.groups == 1 or row < ON_ITS_WAY)
         return min(room, LATE_UNDER_WAY if late else UNDER_WAY)
 
     @property
@@ -116,9 +119,11 @@ def add_long_strips(builder: ScheduleBuilder, space: tuple[int, ...], frame: Fra
                     reads: list[GroupOperand], writes: list[GroupOperand], steps: list[GroupStep],
                     how: LongStrips, room: int) -> None:
     """A kernel whose rows go through shared memory, which has room for so many."""
+    row = sum(r.type.dtype.bits for r in reads if all(frame.pattern(r.shape) or (False,)))
     builder.add("strips", space, reads, writes, steps, how.schedule,
                 (blocks(frame.extents[0], how.rows) * how.groups,), axes=frame.members,
-                rows=how.rows, cluster=how.groups, under_way=how.under_way(room, steps))
+                rows=how.rows, cluster=how.groups,
+                under_way=how.under_way(room, steps, row * how.columns // 8))
 
 
 def rows_with_room(space: tuple[int, ...], nodes: Sequence[Node], sums: int, how: LongStrips
@@ -150,6 +155,7 @@ class _Strip:
     groups: int
     columns: int
     under_way: int
+    samples: tuple[Centre, ...] = ()
     slot: str = "now"  # the first buffer of the row that is read
 
     @property
@@ -189,15 +195,17 @@ def _strip_of(group: ScheduledGroup, kept: dict[str, str]) -> _Strip:
     BN, at = group.schedule.n, "first+n" if n > 1 else "n"
     b = FrameBlock(frame, "m:m+1", f"{at}:{at}+{BN}", (), 1, BN, {r.name: r for r in group.reads})
     patterns = {r: b.pattern(r) for r in group.reads}
+    group, samples = about_samples(b, group)
     return _Strip(group, b, tuple(r for r, p in patterns.items() if all(p)),
                   tuple(r for r, p in patterns.items() if p == (False, True)),
                   tuple((s, kept[s.op]) for s in group.steps if s.op in kept),
-                  group.attr("rows"), n, frame.extents[1] // n, group.attr("under_way"))
+                  group.attr("rows"), n, frame.extents[1] // n, group.attr("under_way"), samples)
 
 
 def long_strips_source(group: ScheduledGroup, kept: dict[str, str]) -> KernelText:
     """Row after row of a strip. kept: of the ops that are sums, how elements are combined."""
     w, strip = KernelWriter(group), _strip_of(group, kept)
+    group = strip.group
     b, many, half, under_way = strip.b, strip.many, strip.blocks, strip.under_way
     if strip.groups > 1:
         w.line(f"strip = tile.group_id(0) // {strip.groups}")
@@ -207,13 +215,16 @@ def long_strips_source(group: ScheduledGroup, kept: dict[str, str]) -> KernelTex
     _begin(w, strip)
     w.line(f"own = {_own_rows(strip)}")
     _bring(w, strip, strip.for_all, "" if half > 1 else None)
-    if strip.groups == 1 and under_way > UNDER_WAY:
+    if strip.groups == 1 and under_way > UNDER_WAY and not strip.samples:
         _write_behind(w, strip)
         return _finish(w, strip)
     for i in range(under_way - 1):
         w.line(f"m = strip + {i * many}")
         _bring_row(w, strip, str(i), f"{i * half} + ")
+    _ask_samples(w, strip, "0")
     with w.block("for i in range(0, own):"):
+        hold_samples(w, b, strip.samples)
+        _ask_samples(w, strip, "i + 1")
         w.line(f"tile.cp_wait_group({under_way - 2})")
         w.line("tile.barrier()")  # the row before this one has been read
         w.line(f"now = i % {under_way} * {half}")
@@ -270,6 +281,13 @@ def _write_behind(w: KernelWriter, strip: _Strip) -> None:
         w.line("tile.barrier()")  # the row has been read: another one comes in its place
         w.line(f"m = strip + (i + {under_way}) * {many}")
         _bring_row(w, strip, f"i + {under_way}", "now + ")
+
+
+def _ask_samples(w: KernelWriter, strip: _Strip, i: str) -> None:
+    """Loads those of the strip's i-th row, or of its last."""
+    if strip.samples:
+        w.line(f"a = strip + min({i}, own - 1) * {strip.many}")
+        ask_samples(w, replace(strip.b, rows="a:a+1"), strip.samples)
 
 
 def _own_rows(strip: _Strip) -> str:

@@ -21,6 +21,7 @@ from .group_statements import (
 )
 from .kernel_text import KernelText, KernelWriter, capital
 from .row_elements import read_elements
+from .row_parts import row_parts_source
 from .row_passes import write_passes
 
 POWER = re.compile(r"tile\.exp\(\{0\}( \* 1\.0)?\)")
@@ -156,6 +157,8 @@ def signature(w: KernelWriter, b: FrameBlock, group: ScheduledGroup,
 def rows_source(group: ScheduledGroup) -> KernelText:
     """Whole rows for each group when they fit; else passes over them, one for each level of
     statistics and one for what is written."""
+    if dict(group.attrs).get("parts"):
+        return row_parts_source(group, templates(group))
     w, frame = KernelWriter(group), _frame(group)
     BM, BN, N = group.schedule.m or 1, group.schedule.n, frame.extents[-1]
     outer = len(frame.members) - 2

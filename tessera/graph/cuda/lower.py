@@ -12,7 +12,7 @@ import numpy as np
 
 from ...errors import UnsupportedTargetError
 from ...kernels.matmul_plan import card_for
-from ...kernels.row_blocks import row_share
+from ...kernels.row_blocks import few_row_share, row_share
 from ...numerics import as_type
 from ...runtime.generations import Generation
 from ...runtime.target import Target
@@ -56,7 +56,8 @@ from .node_kernels import launch_of
 from .overlap import share_chip
 from .prepare import prepare
 from .row_order import schedule_order
-from .row_passes import brought_rows, read_again, read_for_all, staged_rows
+from .row_parts import SCHEDULE, row_parts
+from .row_passes import brought_rows, read_again, read_for_all, staged_rows, statistics_deep
 from .scans import schedule_scan
 from .scatters import schedule_last
 from .score_code import score_code
@@ -217,12 +218,21 @@ class _KernelSchedule(ScheduleBuilder):
             self.add("rows", space, reads, writes, steps, s, grid, axes=frame.members,
                      **{"staged": staged} if staged else {})
             return
+        if self._in_parts(space, frame, reads, writes, steps):
+            return
         laid, total = any(o.layout for o in (*reads, *writes)), sum(again.values())
         (rows, columns), room = frame.extents[-2:], self.chip.group_shared_bytes
         for_all = read_for_all(frame, reads)
-        share = None if laid else row_share(rows, columns, total, sum(for_all.values()), self.chip)
-        if share is not None and for_all and not share.brings and self._in_strips(
-                frame, reads, writes, steps, sum(for_all.values())):
+        share = None
+        if numbers and not laid and statistics_deep(frame, reads, steps) == 1:
+            share = few_row_share(prod(frame.extents[:-1]), columns, self.chip)
+        if share is not None:
+            for_all, again = {}, {}  # read once
+        elif not laid:
+            share = row_share(rows, columns, total, sum(for_all.values()), self.chip)
+        in_turn = share is not None and for_all and (
+            not share.brings or share.groups == 8 and statistics_deep(frame, reads, steps) > 1)
+        if in_turn and self._in_strips(frame, reads, writes, steps, sum(for_all.values())):
             return
         if share is None:
             passes, room = choose_schedule.for_passes(s, columns, total, room, laid)
@@ -237,6 +247,18 @@ class _KernelSchedule(ScheduleBuilder):
                  (*grid[:-1], grid[-1] // share.rows * share.groups), axes=frame.members,
                  alone=False, brought=brought_rows(brought, room, share.columns, passes.n),
                  cluster=share.groups)
+
+    def _in_parts(self, space: tuple[int, ...], frame: Frame, reads: list[GroupOperand],
+                  writes: list[GroupOperand], steps: list[GroupStep]) -> bool:
+        """Rows of which each warp has a part. Whether it is such a group."""
+        grid = (frame.extents[0],)
+        group = ScheduledGroup("g", "rows", space, tuple(reads), tuple(writes), tuple(steps),
+                               SCHEDULE, grid)
+        if row_parts(group, frame) is None:
+            return False
+        self.add("rows", space, reads, writes, steps, SCHEDULE, grid, axes=frame.members,
+                 parts=True)
+        return True
 
     def _in_strips(self, frame: Frame, reads: list[GroupOperand], writes: list[GroupOperand],
                    steps: list[GroupStep], for_all_bytes: int) -> bool:

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from ...kernels.row_blocks import few_row_share
 from ...numerics import as_type
 from ...runtime.generations import Generation
 from ..expand import expand_by, expand_control
@@ -76,9 +77,10 @@ def split_reductions(graph: Graph) -> Graph:
     return rebuild(graph, visit)
 
 
-def split_few_rows(graph: Graph) -> Graph:
+def split_few_rows(graph: Graph, chip: Generation) -> Graph:
     """Reductions of few and long rows, which as many groups would have, are those of parts of them
-    and then of what the parts gave: the sum of 2^20 numbers took one multiprocessor."""
+    and then of what the parts gave: the sum of 2^20 numbers took one multiprocessor. Rows that are
+    not so long are shared by the groups of a cluster (few_row_share), in one kernel."""
 
     def visit(rw: Rewriter, node: Node, inputs: tuple[Value, ...]) -> Value | None:
         if node.op.reduction not in COMBINE or not node.attrs.get("keepdims"):
@@ -89,6 +91,8 @@ def split_few_rows(graph: Graph) -> Graph:
         outer, length = x.aval.shape[:axis[0]], prod(extents_of(x)[axis[0]:])
         parts = min(length & -length, MOST_PARTS // max(1, prod(extents_of(x)[:axis[0]])))
         parts = 1 << max(0, parts.bit_length() - 1)
+        if length <= SHARED and few_row_share(prod(extents_of(x)[:axis[0]]), length, chip):
+            return None
         while parts > 1 and length // parts < SHORTEST:
             parts //= 2
         if length < LONG or parts < FEWEST_PARTS:
@@ -203,6 +207,7 @@ def expand_for_kernels(graph: Graph) -> Graph:
 
 LONG, SHORTEST = 1 << 16, 2048  # elements of a row that is worth a second kernel, of a part of it
 FEWEST_PARTS, MOST_PARTS = 16, 256  # of a row; of all: two for each of 128 multiprocessors
+SHARED = 1 << 16  # elements of a row that the groups of a cluster read as quickly as two kernels
 EMPTY = {"sum": 0, "prod": 1, "any": False, "all": True}  # of nothing; an extremum has none
 INT32 = as_type("int32")
 
@@ -265,7 +270,8 @@ PIPELINE: list[Callable[..., Any]] = [
 ]
 # These ask what the chip has.
 BY_CHIP: tuple[Callable[..., Graph], ...] = (use_attention_kernels, use_conv_kernels,
-                                             join_products, open_column_sums, write_turned)
+                                             join_products, open_column_sums, write_turned,
+                                             split_few_rows)
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,9 @@
     sum(where(columns == label, x, 0))      ->      x[m, label], and 0 where there is none
 
 The sum compares and adds in every column: of a loss of labels that is a fourth of all instructions.
+Of a few rows the elements of all their labels are read, and each keeps its own: cross entropy of
+rows of 1024 takes 34.8 us in place of 42.4, and with its gradient 76.5 and 80.6; of rows of 256 the
+latter 89.7 in place of 83.3, so those compare (2^26 elements of bf16, H200, 2026-11-26).
 """
 
 from __future__ import annotations
@@ -12,12 +15,13 @@ from dataclasses import replace
 from ..schedule.ir import GroupOperand, GroupStep, ScheduledGroup
 from .group_statements import FrameBlock
 
+FEW = 4  # rows of a group: the elements that the label of each chooses in all of them are read
 Steps = dict[str, GroupStep]
 
 
 def read_elements(b: FrameBlock, group: ScheduledGroup, N: int) -> ScheduledGroup:
-    """A group of blocks of one row, with reads in place of such sums. N: columns of a row."""
-    if b.BM > 1:
+    """A group of blocks of few rows, with reads in place of such sums. N: columns of a row."""
+    if b.BM > FEW:
         return group
     steps = {s.name: s for s in group.steps}
     picks = {s.name: made for s in group.steps
@@ -44,8 +48,13 @@ def _read(row: FrameBlock, group: ScheduledGroup, steps: Steps, total: GroupStep
     numbers = _made("column_numbers", steps, columns)
     if numbers is None or not isinstance(label, str):
         return None
-    text = f"tile.row_sum(tile.gather({row.place(x)[0]}, {{0}}, {len(row.slices) - 1}))"
-    attrs = (("kinds", ("int",)), ("text", f"tile.cast({text}, {{to}})"))
+    labels, several = next((r for r in group.reads if r.name == label), None), row.BM > 1
+    again = f"tile.load({row.place(labels)[0]})" if several and labels is not None else "{0}"
+    read = f"tile.gather({row.place(x)[0]}, {again}, {len(row.slices) - 1})"
+    if several:  # where warps have rows of their own, no label changes hands
+        row_numbers = f"tile.arange(0, {row.BM})"
+        read = f"tile.where({row_numbers}[:, None] == {row_numbers}[None, :], {read}, 0)"
+    attrs = (("kinds", ("int",)), ("text", f"tile.cast(tile.row_sum({read}), {{to}})"))
     return replace(total, op="row_element", args=(label,), attrs=attrs)
 
 

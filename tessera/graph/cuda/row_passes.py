@@ -228,7 +228,7 @@ def _levels(frame: Frame, reads: Sequence[GroupOperand], steps: Sequence[GroupSt
     wide = {r.name for r in reads if _along(frame, r)[-1]}
     for s in steps:
         names = [a for a in s.args if isinstance(a, str)]
-        levels[s.name] = max((levels[a] for a in names), default=0)
+        levels[s.name] = max((levels.get(a, 0) for a in names), default=0)
         if s.reduction:
             levels[s.name] += 1
         elif placed(s) or any(a in wide for a in names):
@@ -246,6 +246,11 @@ def read_for_all(frame: Frame, reads: Sequence[GroupOperand]) -> dict[int, int]:
     """The numbers of the operands that are one row, the same for all, and its bytes."""
     return {i: frame.extents[-1] * r.type.dtype.bits // 8 for i, r in enumerate(reads)
             if _along(frame, r)[-1] and not any(_along(frame, r)[:-1]) and r.layout is None}
+
+
+def statistics_deep(frame: Frame, reads: Sequence[GroupOperand], steps: Sequence[GroupStep]) -> int:
+    """How many statistics of a row follow from each other."""
+    return max(_levels(frame, reads, steps)[0].values(), default=0)
 
 
 def read_again(frame: Frame, reads: Sequence[GroupOperand], writes: Sequence[GroupOperand],
@@ -315,4 +320,4 @@ def needed(w: KernelWriter, b: FrameBlock, names: tuple, steps: dict[str, GroupS
 
 
 __all__ = ["RowLoop", "brought_rows", "inside_loops", "needed", "read_again", "read_for_all",
-           "staged_rows", "write_passes", "write_statistics"]
+           "staged_rows", "statistics_deep", "write_passes", "write_statistics"]

@@ -11,7 +11,8 @@ from ...errors import ArgumentError, DTypeError, ShapeError, TraceError
 from ...tensor import Tensor, as_tensor
 from .. import functions as F
 from ..operand import floating, plain, public
-from ..trace import Tracer
+from ..trace import Tracer, apply
+from .gather import CHECK_INDEX, index_operand
 
 
 @public
@@ -30,14 +31,19 @@ def bincount(x: Any, weights: Any = None, *, length: int | None = None) -> Tenso
         length = _extent(x)
     elif isinstance(length, bool) or not isinstance(length, int | np.integer) or length < 0:
         raise ArgumentError(f"length={length!r} is not a number of elements")
+    ids = index_operand(F.flatten(x))
+    if x.dtype.kind == "int":  # segment_sum takes -1 for the last
+        ids = apply(CHECK_INDEX, ids, extent=int(length), wrap=False)
+    return _counted(x, ids, weights, int(length))
+
+
+def _counted(x: Tensor, ids: Tensor, weights: Any, length: int) -> Tensor:
     if weights is None:
-        values = F.ones((size_of(x.shape),), "int64")
-    else:
-        weights = as_tensor(weights)
-        if weights.shape != x.shape:
-            raise ShapeError(f"weights of shape {list(weights.shape)} for x of {list(x.shape)}")
-        values = F.flatten(weights)
-    return F.segment_sum(values, F.cast(F.flatten(x), "int64"), int(length))
+        return F.segment_sum(F.ones((size_of(x.shape),), "int64"), ids, length)
+    weights = as_tensor(weights)
+    if weights.shape != x.shape:
+        raise ShapeError(f"weights of shape {list(weights.shape)} for x of {list(x.shape)}")
+    return F.segment_sum(F.flatten(weights), ids, length)
 
 
 def _extent(x: Tensor) -> int:
@@ -68,7 +74,7 @@ def histogram(x: Any, bins: Any = 10, range: tuple[float, float] | None = None,
     inside = F.logical_and(F.greater_equal(line, edges[0]), F.less_equal(line, edges[-1]))
     place = F.where(inside, place, count)  # what is not counted gets a bin of its own
     weights = None if weights is None else F.flatten(as_tensor(weights))
-    y = bincount(place, weights, length=count + 1)[:-1]
+    y = _counted(place, index_operand(place), weights, count + 1)[:-1]
     if density:
         y = y / F.sum(y) / (edges[1:] - edges[:-1])
     return y, F.cast(edges, numeric)

@@ -12,6 +12,7 @@ included, unless that is the same moment.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -248,21 +249,18 @@ def collect(which: Collective, x: Any, axis: Any, mesh: Mesh | None, *, dtype: A
             key: Any = None, index: Any = None, **attrs: Any) -> Tensor:
     """A collective on this rank's tensor: check, agree with the group, exchange; in a traced
     function check and agree, and record the op."""
-    if not isinstance(x, Tensor) and place_of(x) not in (None, HOST):
-        from ..ranks.nccl import collect_on_gpu  # it stands on the runtime of GPUs, which few need
-
-        return collect_on_gpu(collect, which, x, axis, mesh, dtype=dtype, key=key, index=index,
-                              **attrs)
-    x = as_tensor(x)
+    if not isinstance(x, Tensor):
+        if place_of(x) not in (None, HOST):
+            return _by_nccl().collect_on_gpu(collect, which, x, axis, mesh, dtype=dtype, key=key,
+                                             index=index, **attrs)
+        x = as_tensor(x)
+    if current_builder() is None and x.layout is None and x.place != HOST and x.scale is None:
+        return _by_nccl().collect_resident(collect, which, x, axis, mesh, dtype=dtype, key=key,
+                                           index=index, **attrs)
     _need_plain(which, x)
     if x.layout is not None or traces_whole_tensors():
         return hooks.global_view.get()(which, x, axis, mesh, dtype=dtype, key=key, index=index,
                                        **attrs)
-    if x.place != HOST and current_builder() is None:
-        from ..ranks.nccl import collect_resident
-
-        return collect_resident(collect, which, x, axis, mesh, dtype=dtype, key=key, index=index,
-                                **attrs)
     mesh, axes = find_mesh(axis, mesh)
     group = make_group(mesh, axes)
     attrs = which.check(tuple(x.shape), group.size, **attrs)
@@ -281,6 +279,14 @@ def collect(which: Collective, x: Any, axis: Any, mesh: Mesh | None, *, dtype: A
     for leave in hooks.exits:
         leave(y)
     return y
+
+
+@functools.cache
+def _by_nccl() -> Any:
+    """It stands on the runtime of GPUs, which few need."""
+    from ..ranks import nccl
+
+    return nccl
 
 
 def call_of(which: Collective, x: Any, axis: str | Sequence[str] | None = None, *,

@@ -10,7 +10,7 @@ The other ranks are not asked before a call. What does not come in time is notic
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -99,28 +99,25 @@ class Communicator:
     # --- what goes through it -------------------------------------------------------------------
     # Arrays: source, target and count of each. Several go together, as one kernel.
     def all_reduce(self, arrays: Arrays, kind: int, op: int, stream: int) -> None:
-        call = self.library.ncclAllReduce
-        self._together([(call, (a, b, n, kind, op)) for a, b, n in arrays], "all_reduce", stream)
+        self._together(self.library.ncclAllReduce, arrays, (kind, op), "all_reduce", stream)
 
     def reduce_scatter(self, arrays: Arrays, kind: int, op: int, stream: int) -> None:
         """Counts: of elements that this rank gets."""
-        call = self.library.ncclReduceScatter
-        self._together([(call, (a, b, n, kind, op)) for a, b, n in arrays], "reduce_scatter",
+        self._together(self.library.ncclReduceScatter, arrays, (kind, op), "reduce_scatter",
                        stream)
 
     def all_gather(self, arrays: Arrays, stream: int) -> None:
         """Counts: of bytes that this rank gives."""
-        call, uint8 = self.library.ncclAllGather, libnccl.TYPES["uint8"]
-        self._together([(call, (a, b, n, uint8)) for a, b, n in arrays], "all_gather", stream)
+        self._together(self.library.ncclAllGather, arrays, (libnccl.TYPES["uint8"],),
+                       "all_gather", stream)
 
-    def _together(self, calls: Sequence[tuple[Any, tuple[int, ...]]], what: str, stream: int
-                  ) -> None:
-        if len(calls) == 1:
-            call, given = calls[0]
-            return self._sent(call(*given, self.handle, stream), what, stream)
+    def _together(self, call: Callable[..., int], arrays: Arrays, rest: tuple[int, ...], what: str,
+                  stream: int) -> None:
+        if len(arrays) == 1:
+            return self._sent(call(*arrays[0], *rest, self.handle, stream), what, stream)
         self.library.ncclGroupStart()
-        for call, given in calls:
-            self._good(call(*given, self.handle, stream), what)
+        for array in arrays:
+            self._good(call(*array, *rest, self.handle, stream), what)
         return self._sent(self.library.ncclGroupEnd(), what, stream)
 
     def swap(self, sends: Mapping[int, Place], receives: Mapping[int, Place], stream: int) -> None:

@@ -43,7 +43,7 @@ from tessera.runtime.arrays import Array, current_stream, read_array
 from tessera.runtime.device import check, device, driver, restore
 from tessera.tensor import Tensor
 from tessera.tile.launch.resident import Resident, from_dlpack, on_gpu
-from tessera.tile.launch.results import maker
+from tessera.tile.launch.results import array_maker, maker
 
 from ..collectives.traffic import Sent, record_sent, recorded
 from ..device_mesh import Mesh
@@ -187,20 +187,21 @@ class OwnCall:
     sent_bytes: int
     name: str
     axis: str
-    make: Callable[..., Any]  # the result, of the library of the operand
+    make: Callable[..., Any]  # the result: an Output of the library of the operand, or a tensor
     sequence: CallSequence
     label: MessageLabel
-    numbers: dict[tuple[Any, int], int] = field(default_factory=dict)
+    numbers: dict[tuple[str, int], int] = field(default_factory=dict)
 
     def count(self) -> None:
         """The call is made, from the user's line."""
         frame = user_frame()
-        at = (frame.f_code, frame.f_lineno) if frame is not None else (None, 0)
-        if at not in self.numbers:
+        at = (frame.f_code.co_filename, frame.f_lineno) if frame is not None else ("", 0)
+        number = self.numbers.get(at)
+        if number is None:
             where = user_line()
-            self.numbers[at] = self.sequence.number_of(MessageLabel(
+            number = self.numbers[at] = self.sequence.number_of(MessageLabel(
                 self.label.text, where, f"{self.label.text} {self.type} {place_of(where)}"))
-        self.sequence.add(self.numbers[at])
+        self.sequence.add(number)
 
     def __call__(self, source: int, target: int, stream: int) -> None:
         self.count()
@@ -208,7 +209,8 @@ class OwnCall:
         try:
             self.start(source, target, stream)
         finally:
-            restore(before)
+            if before:
+                restore(before)
         if recorded():
             record_sent(Sent(self.name, self.axis, (self.type.dtype.name,), self.sent_bytes,
                              user_line()))
@@ -293,8 +295,9 @@ def _own_call(which: Collective, by: Communicator, library: str, shape: Shape,
     if form is None:
         return None
     start, out, sent = form
-    return OwnCall(start, out, to, index, round(nbytes * sent), which.name, by.group.axis,
-                   maker(library, out, to, index), sequence_of(by.group), label)
+    make = (array_maker if library == "resident" else maker)(library, out, to, index)
+    return OwnCall(start, out, to, index, round(nbytes * sent), which.name, by.group.axis, make,
+                   sequence_of(by.group), label)
 
 
 # --- calls --------------------------------------------------------------------------------------
@@ -433,9 +436,10 @@ def collect_resident(on_host: Callable[..., Tensor], which: Collective, x: Resid
 
 
 def _own_on(own: OwnCall, x: Resident) -> Tensor:
-    made: Resident = own.make(None).array
-    own(x.memory.pointer, made.memory.pointer, 0)
-    x.memory.give_back()
+    made: Resident = own.make()
+    source = x.storage
+    own(source.pointer, made.storage.pointer, 0)
+    source.give_back()
     for leave in hooks.exits:
         leave(made)
     return made

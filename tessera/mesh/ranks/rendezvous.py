@@ -27,6 +27,7 @@ from .launcher import launched_rank, launched_size
 from .waiting import never_started
 
 PORTS = 8  # tried from MASTER_PORT on
+_LAST_PORT = 65535 - PORTS  # at which they may begin, behind torchrun's own
 _FIRST_PORT, _PORT_RANGE = 20000, 20000  # of jobs that do not say one
 _HELLO = b"tessera "
 _GREETING_S = 2.0  # in which rank 0 greets who calls
@@ -52,12 +53,14 @@ class World:
 def meet(port: int) -> World:
     """All ranks call it. port: where this one listens for the others. Raises StalledError when
     they do not come in config.comm_timeout seconds."""
-    limit = config.comm_timeout
+    rank, size, limit = launched_rank(), launched_size(), config.comm_timeout
+    if rank >= size:
+        raise MeshError(f"this process is told to be rank {rank} of {size}",
+                        hint=f"ranks count from 0: the last of {size} is {size - 1}")
     end = time.monotonic() + limit if limit else float("inf")
-    mine = {"rank": launched_rank(), "size": launched_size(), "port": port,
-            "host": socket.gethostname()}
+    mine = {"rank": rank, "size": size, "port": port, "host": socket.gethostname()}
     try:
-        return _gather(mine, end) if launched_rank() == 0 else _call(mine, end)
+        return _gather(mine, end) if rank == 0 else _call(mine, end)
     except TimeoutError:
         raise never_started(limit) from None
 
@@ -70,9 +73,12 @@ def address() -> tuple[str, int]:
         raise MeshError("nothing says where rank 0 is",
                         hint="set MASTER_ADDR and MASTER_PORT, as torchrun does")
     job = sum(int(n) for n in _run_of_slurm() if n.isdigit())
-    port = int(os.environ.get("MASTER_PORT") or _FIRST_PORT + PORTS * job % _PORT_RANGE)
+    said = os.environ.get("MASTER_PORT") or str(_FIRST_PORT + PORTS * job % _PORT_RANGE)
+    if not (said.isdigit() and 0 < int(said) <= _LAST_PORT):
+        raise MeshError(f"MASTER_PORT={said} is no port that {PORTS} ports can begin at",
+                        hint=f"a number from 1 to {_LAST_PORT}")
     # torchrun's agent has a store of its own there
-    return host, port + (os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True")
+    return host, int(said) + (os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True")
 
 
 def _run_of_slurm() -> list[str]:
@@ -132,11 +138,15 @@ def _call(mine: dict, end: float) -> World:
 
 
 def _found(end: float) -> socket.socket:
-    """A connection to rank 0, once it listens."""
+    """A connection to rank 0, once it listens. A name may come to be known while ranks wait."""
     while True:
+        unknown = ""
         for at in _places():
             try:
                 link = socket.create_connection(at, min(_GREETING_S, _left(end) or _GREETING_S))
+            except socket.gaierror as error:
+                unknown = f"{at[0]}, where rank 0 is looked for, is no name known here: {error}"
+                break
             except OSError:  # not yet, or not there
                 continue
             try:
@@ -145,8 +155,10 @@ def _found(end: float) -> socket.socket:
             except (OSError, ValueError):
                 pass
             link.close()
-        _left(end)
         time.sleep(_RETRY_S)
+        if unknown and time.monotonic() >= end:
+            raise MeshError(unknown, hint="MASTER_ADDR names the machine of rank 0")
+        _left(end)
 
 
 def _places() -> Iterator[tuple[str, int]]:

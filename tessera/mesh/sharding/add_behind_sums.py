@@ -52,6 +52,8 @@ def _cuts(given: Step | None, move: LayoutHop) -> list[Step] | None:
     if not isinstance(given, LayoutHop) or given.hop.kind != "term":
         return None
     aval = given.value.aval
+    if extents(aval) != extents(move.value.aval):  # it has fewer axes
+        return None
     found = hops(given.hop.source, move.hop.target, extents(aval), aval.dtype)
     return None if any(hop.kind != "slice" for hop in found) else [
         LayoutHop(given.value, hop, given.why, given.where) for hop in found]

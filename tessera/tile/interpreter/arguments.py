@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import FunctionType
@@ -125,7 +126,7 @@ def _constant(value: Any, annotation: Any, what: str, default: Any) -> Any:
     if not _is_number(value):
         raise DTypeError(f"{what} is a compile-time parameter: a number, text, dtype or function, "
                          f"got {type(value).__name__}", where=user_line())
-    return value
+    return math.nan if value != value else value  # one NaN: it is compared with that of other calls
 
 
 def _number_in(value: Any) -> str | None:

@@ -413,7 +413,7 @@ class Kernel(Kernel_):
         """The compile-time parameters: those that the schedule sets have its values."""
         found = {n: schedule.for_parameter(n, v) for n, v in bound.constants.items()}
         for n in bound.explicit.intersection(found):
-            if found[n] != bound.constants[n]:
+            if found[n] is not bound.constants[n] and found[n] != bound.constants[n]:
                 raise ArgumentError(
                     f"{self.__name__}: the call gives {n}={bound.constants[n]}, its schedule sets "
                     f"{found[n]}", where=user_line(),

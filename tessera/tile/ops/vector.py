@@ -140,13 +140,26 @@ def _pair_addresses(m: Any, op: Any, place: Any, index: Any) -> list[np.ndarray]
     return [addresses(m, op, place, (*row, at + n)) for n in (0, 1)]
 
 
+def _touch_pair(m: Any, op: Any, memory: Any, found: list[np.ndarray],
+                values: tuple[Any, Any] | None = None) -> None:
+    """One access of two elements by each lane, or of each by the group. values: that are written"""
+    if found[0].shape[1] > 1 or m.apart > 0:
+        shape = (m.count, m.lanes, 2)
+        on = np.broadcast_to(m.active(shape[:2])[..., None], shape)
+        _touch(m, op, memory, np.broadcast_to(np.stack(found, axis=-1), shape), on,
+               values is not None)
+        return
+    for n, address in enumerate(found):
+        touch(m, op, memory, address, False, "read" if values is None else "write",
+              None if values is None else values[n])
+
+
 @declare(rule=_load_pair_rule, run=True, effect="read", lower=_load_pair_lower, access="element")
 def load_pair(m: Any, op: Any, row: Any, *index: Any) -> Any:
     """(x[at], x[at + 1]) of a row, at an even element, in one access where rows are even and
     aligned."""
     found = _pair_addresses(m, op, row, index)
-    for address in found:
-        touch(m, op, row.memory, address, address.shape[1] > 1 or m.apart > 0, "read")
+    _touch_pair(m, op, row.memory, found)
     return tuple(row.memory.read(address) for address in found)
 
 
@@ -154,9 +167,12 @@ def load_pair(m: Any, op: Any, row: Any, *index: Any) -> Any:
          access="element")
 def store_pair(m: Any, op: Any, row: Any, first: Any, second: Any, *index: Any) -> Any:
     """x[at], x[at + 1] = first, second, as load_pair reads them."""
-    for address, value in zip(_pair_addresses(m, op, row, index), (first, second), strict=True):
-        active = m.active(np.broadcast_shapes(address.shape, np.shape(value)))
+    found = _pair_addresses(m, op, row, index)
+    shape = np.broadcast_shapes(found[0].shape, np.shape(first), np.shape(second))
+    active = m.active(shape)
+    if not active.any():
+        return
+    _touch_pair(m, op, row.memory, [np.broadcast_to(x, shape) for x in found], (first, second))
+    for address, value in zip(found, (first, second), strict=True):
         full, values = (np.broadcast_to(x, active.shape) for x in (address, value))
-        if active.any():
-            touch(m, op, row.memory, full, full.shape[1] > 1 or m.apart > 0, "write", values)
-            row.memory.write(full[active], np.ascontiguousarray(values[active]), m.key)
+        row.memory.write(full[active], np.ascontiguousarray(values[active]), m.key)

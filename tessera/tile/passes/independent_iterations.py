@@ -15,6 +15,10 @@ from tessera.tile.ir.affine import Form, Forms
 from tessera.tile.ir.ir import For, Op, SSAValue, outs_of, walk
 from tessera.tile.ir.op_record import OPS
 
+# Accesses of single lanes: (where their indices begin, elements along the last axis).
+ELEMENTS = {"load_element": (1, 1), "store_element": (2, 1), "load_pair": (1, 2),
+            "store_pair": (3, 2)}
+
 
 @dataclass(frozen=True)
 class Reach:
@@ -55,9 +59,10 @@ def reaches(n: Op, views: dict[SSAValue, Op], forms: Forms) -> tuple[SSAValue, l
     """The memory an access goes to and, per axis, its Reach."""
     target = n.args[0]
     assert isinstance(target, SSAValue)
-    if n.name in ("load_element", "store_element"):
-        index = n.args[2:] if n.name == "store_element" else n.args[1:]
-        return target, [Reach(forms.form(x), 1) for x in index]
+    if n.name in ELEMENTS:
+        first, wide = ELEMENTS[n.name]
+        *row, last = [forms.form(x) for x in n.args[first:]]
+        return target, [*[Reach(x, 1) for x in row], Reach(last, wide)]
     made = views.get(target)
     while made is not None and made.name == "view_transpose":
         target = made.args[0]

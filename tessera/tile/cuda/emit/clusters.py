@@ -5,6 +5,9 @@ Stores are asynchronous and counted by a barrier of the group that gets them (PT
 st.async). Barriers are made before any group sends: all of a cluster meet for that, behind what the
 kernel asked for before, such as loads.
 
+Numbers that warps have met for are sent behind that meeting, put together by who sends them, and
+waited for where they are needed. A run of such ops has one barrier, which counts all that comes.
+
 In a loop two buffers and barriers take turns. Who sends for iteration i + 2 has got what all sent
 for i + 1, before which, by a barrier of the group, all threads there had read what came for i.
 """
@@ -16,13 +19,13 @@ from math import prod
 
 from tessera.tile.cuda.emit.emitter import INDENT, EmittedLine, Emitter, intrinsic
 from tessera.tile.cuda.emit.memory_operands import FAR, place_of
-from tessera.tile.cuda.emit.reduce import flat_index, meetings
+from tessera.tile.cuda.emit.reduce import BEHIND_MEETINGS, flat_index, meetings
 from tessera.tile.cuda.emit.registry import emits
 from tessera.tile.cuda.emit.thread_elements import narrow
 from tessera.tile.cuda.emit.warps import tag_of
 from tessera.tile.cuda.intrinsics.clusters import BARRIER_BYTES, sent_bytes
 from tessera.tile.cuda.intrinsics.reduce import padded
-from tessera.tile.ir.ir import For, Node, Op, SSAValue, regions, walk
+from tessera.tile.ir.ir import For, Node, Op, SSAValue, regions, uses, walk
 from tessera.tile.ir.register_layout import RegisterLayout
 from tessera.tile.ops.cluster import NAMES
 from tessera.tile.passes.cluster_groups import cluster_of, cluster_ops
@@ -32,33 +35,78 @@ BUFFERS = 2
 
 @dataclass(frozen=True)
 class ClusterExchange:
-    """What an op waits for, as expressions: its barrier, the parity of the phase that ends, and the
-    result then.  count: the variable of a loop's exchanges, "" outside."""
+    """What a run of ops has sent and waits for, as expressions: the barrier that counts all their
+    bytes, the parity of the phase that ends, which of two buffers takes what comes, and the result
+    of each op then.  count: the variable of a loop's exchanges, "" outside"""
 
-    op: Op
     barrier: str
-    parity: str
-    result: str
-    count: str
+    parity: str = "i32(0)"
+    turn: str = ""
+    count: str = ""
+    results: tuple[str, ...] = ()
 
 
 @emits(*NAMES)
 def _exchange(e: Emitter, op: Op) -> None:
-    """All of a run of such ops are sent before the first is waited for."""
+    """All of a run of such ops are sent before they are waited for, once: here, or behind the
+    meeting of warps that made what is sent."""
     if op.attr["groups"] == 1:
         return e.define(op.outs[0], e.name(op.args[0]))
     run = _runs(e)[op.outs[0].value]
     if op is not run[0]:
         return None
-    if e.loops and op.outs[0].value not in _behind_barriers(e):
-        e.sync()  # what came in the iteration before has been read by all threads
-    for sent in [_send(e, one) for one in run]:
-        wait = e.use("cluster_await", "use('mbarrier_wait')")
-        e.line(f"{wait}(i32({sent.barrier}), {sent.parity})")
-        e.define(sent.op.outs[0], sent.result)
-        if sent.count:
-            e.line(f"{sent.count} = i32({sent.count} + 1)")
+    if op.outs[0].value not in _under_way(e):
+        if e.loops and op.outs[0].value not in _behind_barriers(e):
+            e.sync()  # what came in the iteration before has been read by all threads
+        _send(e, run, {})
+    sent = _under_way(e).pop(op.outs[0].value)
+    wait = e.use("cluster_await", "use('mbarrier_wait')")
+    e.line(f"{wait}(i32({sent.barrier}), {sent.parity})")
+    for one, result in zip(run, sent.results, strict=True):
+        e.define(one.outs[0], result)
+    if sent.count:
+        e.line(f"{sent.count} = i32({sent.count} + 1)")
     return None
+
+
+def _under_way(e: Emitter) -> dict[SSAValue, ClusterExchange]:
+    """By the result of the first of a run: what has been sent."""
+    made = e.memo.setdefault("cluster exchanges", {})
+    assert isinstance(made, dict)
+    return made
+
+
+def _send_parts(e: Emitter, parts: dict[SSAValue, str]) -> set[SSAValue]:
+    """Sends what warps have met for where a run of exchanges needs just that and nobody else does:
+    who sends a number puts it together, and other threads go on.  parts: by result, how"""
+    run = next((r for r in _runs(e).values() if [o.args[0] for o in r] == list(parts)), None)
+    if run is None or any(_uses(e)[v] > 1 for v in parts) or e.loops and (
+            run[0].outs[0].value not in _behind_barriers(e)) or not _beside(e, run[0], [*parts]):
+        return set()
+    _send(e, run, parts)
+    return set(parts)
+
+
+BEHIND_MEETINGS.append(_send_parts)
+
+
+def _uses(e: Emitter) -> dict[SSAValue, int]:
+    if "uses" not in e.memo:
+        e.memo["uses"] = uses(e.function.body)
+    made = e.memo["uses"]
+    assert isinstance(made, dict)
+    return made
+
+
+def _beside(e: Emitter, op: Op, values: list[SSAValue]) -> bool:
+    """Whether an op stands in the same block as those that make these."""
+    def look(nodes: tuple[Node, ...]) -> bool:
+        if op in nodes:
+            made = {d.value for n in nodes if isinstance(n, Op) for d in n.outs}
+            return made.issuperset(values)
+        return any(look(region) for n in nodes for region in regions(n))
+
+    return look(e.function.body)
 
 
 def _behind_barriers(e: Emitter) -> set[SSAValue]:
@@ -103,30 +151,37 @@ def _runs(e: Emitter) -> dict[SSAValue, list[Op]]:
     return runs
 
 
-def _send(e: Emitter, op: Op) -> ClusterExchange:
+def _send(e: Emitter, run: list[Op], parts: dict[SSAValue, str]) -> None:
+    """Sends what a group has to all groups. parts: how who sends them puts numbers together."""
+    meet = _barrier_of(e, run)
+    expect = e.use("expect", "use('mbarrier_arrive_expect')")
+    counted = sum(sent_bytes(tag_of(e, o.args[0]), e.layout(o.args[0]).shape, o.attr["groups"])
+                  for o in run)
+    e.line(f"if {e.thread} == 0: {expect}(i32({meet.barrier}), i32({counted}))")
+    results = tuple(_send_one(e, one, meet, parts) for one in run)
+    _under_way(e)[run[0].outs[0].value] = replace(meet, results=results)
+
+
+def _send_one(e: Emitter, op: Op, meet: ClusterExchange, parts: dict[SSAValue, str]) -> str:
+    """What each group makes of what all have sent, once it has come."""
     (x,), groups, tag = op.args, op.attr["groups"], tag_of(e, op.args[0])
     layout, shape, size = e.layout(x), e.layout(x).shape, 8 if tag.endswith("64") else 4
-    barrier, elements = _barriers(e, op), prod(padded(shape))
+    elements = prod(padded(shape))
     bytes_ = size * groups * elements
     at, place = e.scratch(BUFFERS * bytes_ if e.loops else bytes_), flat_index(e, layout)
-    parity, count = "i32(0)", ""
-    if e.loops:
-        count, turn = e.fresh("exchanges"), e.fresh("turn")
-        e.top.append(EmittedLine(f"{INDENT}{count} = i32(0)"))
-        e.line(f"{turn} = i32({count} & 1)")
-        barrier, at = f"{barrier} + {BARRIER_BYTES} * {turn}", f"{at} + {bytes_} * {turn}"
-        parity = f"i32({count} >> 1 & 1)"
-    expect = e.use("expect", "use('mbarrier_arrive_expect')")
-    counted = sent_bytes(tag, shape, groups)
-    e.line(f"if {e.thread} == 0: {expect}(i32({barrier}), i32({counted}))")
+    if meet.turn:
+        at = f"{at} + {bytes_} * {meet.turn}"
     rank = e.once("rank", e.use("cluster_rank", "use('cluster_ctarank')") + "()")
     many, to, who = _senders(e, layout, groups)
     send = e.use("send", intrinsic("clusters.send", tag, layout.text, shape, many))
-    e.line(f"{send}({e.name(x)}, i32({at} + {size} * ({rank} * {elements} + {place})), "
-           f"i32({barrier}), {to}, {who})")
+    there = f"i32({at} + {size} * ({rank} * {elements} + {place})), i32({meet.barrier}), {to}"
+    if x in parts:
+        e.line(f"if {who} != 0: {send}({parts[x]}, {there}, i32(1))")
+    else:
+        e.line(f"{send}({e.name(x)}, {there}, {who})")
     read = e.use("get_parts", intrinsic("reduce.get", NAMES[op.name], tag, layout.text, shape,
                                         groups))
-    return ClusterExchange(op, barrier, parity, f"{read}(i32({at} + {size} * {place}))", count)
+    return f"{read}(i32({at} + {size} * {place}))"
 
 
 def _senders(e: Emitter, layout: RegisterLayout, groups: int) -> tuple[int, str, str]:
@@ -159,19 +214,26 @@ def _begin(e: Emitter) -> None:
         e.top.append(EmittedLine(INDENT + wait))
 
 
-def _barriers(e: Emitter, op: Op) -> str:
-    """The address of this op's barriers. The first op makes those of all, and waits for the cluster
-    to have made them."""
-    ops = _exchanges(e)
+def _barrier_of(e: Emitter, run: list[Op]) -> ClusterExchange:
+    """The barrier of a run. The first one makes those of all, and waits for the cluster to have
+    made them."""
+    firsts = list(dict.fromkeys(r[0].outs[0].value for r in _runs(e).values()))
     if "cluster" not in e.memo:
-        at = e.memo["cluster"] = e.scratch(BUFFERS * BARRIER_BYTES * len(ops))
-        init = e.use("cluster_init", intrinsic("clusters.init", BUFFERS * len(ops)))
+        at = e.memo["cluster"] = e.scratch(BUFFERS * BARRIER_BYTES * len(firsts))
+        init = e.use("cluster_init", intrinsic("clusters.init", BUFFERS * len(firsts)))
         fence = e.use("fence_init", "use('fence_mbarrier_init')")
         e.top += [EmittedLine(INDENT + text) for text in (
             f"if {e.thread} == 0: {init}({at})", f"{fence}()")]
         _begin(e)
-    number = [n.outs[0].value for n in ops].index(op.outs[0].value)
-    return f"{e.memo['cluster']} + {BUFFERS * BARRIER_BYTES * number}"
+    number = firsts.index(run[0].outs[0].value)
+    barrier = f"{e.memo['cluster']} + {BUFFERS * BARRIER_BYTES * number}"
+    if not e.loops:
+        return ClusterExchange(barrier)
+    count, turn = e.fresh("exchanges"), e.fresh("turn")
+    e.top.append(EmittedLine(f"{INDENT}{count} = i32(0)"))
+    e.line(f"{turn} = i32({count} & 1)")
+    return ClusterExchange(f"{barrier} + {BARRIER_BYTES} * {turn}", f"i32({count} >> 1 & 1)",
+                           turn, count)
 
 
 # --- shared memory --------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import prod
 
@@ -72,8 +73,8 @@ def inside_only(e: Emitter, text: str, layout: RegisterLayout, axis: int, kind: 
 @dataclass(frozen=True)
 class Meeting:
     """Reductions over warps that stand side by side, none of another's result: warps write what
-    they found for all of them, and meet once. apart: in a loop with another one, whose barrier
-    stands between what threads read of one iteration and what they write in the next."""
+    they found for all of them, and meet once. apart: in a loop with a barrier, or another one with
+    its own, between what threads read of one iteration and what they write in the next."""
 
     ops: tuple[Op, ...]
     apart: bool
@@ -96,8 +97,9 @@ def meetings(e: Emitter) -> dict[SSAValue, Meeting]:
                     for region in regions(node):
                         look(region, isinstance(node, For))
             for run in runs:
-                found.update({op.outs[0].value: Meeting(tuple(run), loop and len(runs) > 1)
-                              for op in run})
+                apart = loop and (len(runs) > 1 or any(
+                    isinstance(n, Op) and n.name == "barrier" for n in nodes))
+                found.update({op.outs[0].value: Meeting(tuple(run), apart) for op in run})
 
         look(e.function.body, False)
         e.memo["meetings"] = found
@@ -113,6 +115,11 @@ def _meets(e: Emitter, op: Op) -> bool:
         i >= e.warp_bits for i in e.layout(op.args[0]).thread_bits(axis))
 
 
+# What takes results of a meeting at once, by their expressions, and which it has taken: who sends
+# them to the groups of a cluster puts them together alone (clusters.py).
+BEHIND_MEETINGS: list[Callable[[Emitter, dict[SSAValue, str]], set[SSAValue]]] = []
+
+
 def _meet(e: Emitter, meeting: Meeting) -> None:
     parts = []
     for op in meeting.ops:
@@ -122,11 +129,14 @@ def _meet(e: Emitter, meeting: Meeting) -> None:
         parts.append(part)
     if e.loops and not meeting.apart:
         e.sync()
-    reads = [_written(e, part, e.layout(op.args[0]), op.attr["axis"], op.name, _tag(e, op))
-             for part, op in zip(parts, meeting.ops, strict=True)]
+    reads = {op.outs[0].value: _written(e, part, e.layout(op.args[0]), op.attr["axis"], op.name,
+                                        _tag(e, op))
+             for part, op in zip(parts, meeting.ops, strict=True)}
     e.sync()
-    for read, op in zip(reads, meeting.ops, strict=True):
-        _define(e, op, read, e.layout(op.args[0]).drop(op.attr["axis"]))
+    taken = {v for take in BEHIND_MEETINGS for v in take(e, reads)}
+    for op in meeting.ops:
+        if (result := op.outs[0].value) not in taken:
+            _define(e, op, reads[result], e.layout(op.args[0]).drop(op.attr["axis"]))
 
 
 def reduced(e: Emitter, text: str, layout: RegisterLayout, axis: int, name: str, tag: str) -> str:

@@ -115,16 +115,16 @@ def _divides(e: Emitter, place: MemoryOperand) -> int:
 
 
 def load_buffer(e: Emitter, place: MemoryOperand, layout: RegisterLayout, fill: float,
-                vector: int | None = None) -> str:
+                vector: int | None = None, any_nan: bool = False) -> str:
     """The expression of a shared box as a fragment. vector: neighbours that one access may move,
-    None for as many as there are."""
+    None for as many as there are. any_nan: as decode_narrow has it."""
     spot = spot_of_layout(e, place, layout)
     axis, width = width_of(e, place, layout, spot)
     width = min(width, vector or width)
     guards, bounds = guards_of(e, place, layout)
     text = (f"use(shared_tiles.load({spot.panel.text}, {layout.text!r}, {layout.shape}, {axis}, "
             f"{width}, {guards}, {spot.steps}, {spot.zeros}, {number(fill, place.dtype)}, "
-            f"{has_instructions(place.dtype, e.generation)}))")
+            f"{has_instructions(place.dtype, e.generation)}{', True' * any_nan}))")
     return f"{e.use(f'load_{place.name}', text)}({', '.join([*spot.place, *bounds])})"
 
 

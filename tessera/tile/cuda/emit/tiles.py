@@ -6,7 +6,7 @@ from collections import Counter
 from math import prod
 from typing import Any
 
-from tessera.numerics import bf16
+from tessera.numerics import DType, bf16
 from tessera.tile.cuda.emit.elementwise import full, number
 from tessera.tile.cuda.emit.emitter import Emitter
 from tessera.tile.cuda.emit.layout_conversion import convert_layout
@@ -25,6 +25,7 @@ from tessera.tile.cuda.emit.sentinels import watch_fill, watch_held, watch_load,
 from tessera.tile.cuda.emit.shared_tiles import load_buffer, store_buffer
 from tessera.tile.cuda.emit.thread_elements import checked
 from tessera.tile.cuda.emit.tile_access import PLAIN, guards_of, parts_of, rounding_of
+from tessera.tile.cuda.intrinsics.casts import HALVES
 from tessera.tile.cuda.intrinsics.narrow_floats import has_instructions
 from tessera.tile.ir.ir import Op, Operand, SSAValue, walk
 from tessera.tile.ir.op_record import OPS
@@ -43,7 +44,8 @@ def _load(e: Emitter, op: Op) -> None:
     place = checked(e, place_of(e, op.args[0]))
     layout, fill = e.layout(made.value), op.attr["fill"]
     if place.space == "shared":
-        e.define(made, load_buffer(e, place, layout, fill, op.attr["vector"]))
+        e.define(made, load_buffer(e, place, layout, fill, op.attr["vector"],
+                                   any_nan(e, place.dtype, made.value)))
         return
     if place.dtype.packed:
         if op.attr["vector"]:
@@ -54,6 +56,7 @@ def _load(e: Emitter, op: Op) -> None:
     axis, width = asked(e, place, layout, op.attr["vector"])
     guards, bounds = guards_of(e, place, layout)
     more = ", True" if has_instructions(place.dtype, e.generation) else ""
+    more += ", True" * any_nan(e, place.dtype, made.value)
     cache = "" if is_read_again(e, op, place) else STREAMING
     text = (f"use(tiles.load('global', {place.dtype.name!r}, {layout.text!r}, {layout.shape}, "
             f"{axis}, {width}, {guards}, {number(fill, place.dtype)}, {cache!r}{more}))")
@@ -76,6 +79,19 @@ def is_read_again(e: Emitter, op: Op, place: MemoryOperand) -> bool:
     if op.outs[0].value in e.memo["overlapping"]:  # type: ignore[operator]
         return True
     return all(map(e.known.in_all_groups, place.offsets)) or passes(e)[_places(e, op)] > 1
+
+
+def any_nan(e: Emitter, dtype: DType, value: SSAValue) -> bool:
+    """Whether all that reads a tile of codes makes 16 bits of it, where any NaN will do."""
+    if not has_instructions(dtype, e.generation):
+        return False
+    if "halves" not in e.memo:
+        e.memo["halves"] = Counter(
+            n.args[0] for n in walk(e.function.body) if isinstance(n, Op) and n.name == "convert"
+            and n.outs[0].type.dtype.name in HALVES)
+    found = e.memo["halves"]
+    assert isinstance(found, Counter)
+    return 0 < e.readers.get(value, 0) == found[value]
 
 
 def passes(e: Emitter) -> Counter[Any]:

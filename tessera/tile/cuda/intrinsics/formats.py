@@ -34,25 +34,26 @@ def kind_of(dtype: DType) -> Kind:
 
 
 def decode(b: Builder, dtype: DType, words: list[LLVM], count: int,
-           hardware: bool = False) -> list[LLVM]:
-    """`count` elements of an access. hardware: fp8 by instructions (narrow.has_instructions)."""
+           hardware: bool = False, any_nan: bool = False) -> list[LLVM]:
+    """`count` elements of an access. hardware: fp8 by instructions (narrow.has_instructions).
+    any_nan: as decode_narrow has it."""
     if dtype.bits == 64:
         return [b.bitcast(w, "f64") for w in words] if dtype.kind == "float" else list(words)
     if dtype.bits == 32:
         return [b.bitcast(w, "f32") for w in words] if dtype.kind == "float" else list(words)
     per_word = 32 // dtype.bits
-    return [_element(b, dtype, words[i // per_word], i % per_word, hardware)
+    return [_element(b, dtype, words[i // per_word], i % per_word, hardware, any_nan)
             for i in range(count)]
 
 
-def _element(b: Builder, dtype: DType, word: LLVM, at: int, hardware: bool) -> LLVM:
+def _element(b: Builder, dtype: DType, word: LLVM, at: int, hardware: bool, any_nan: bool) -> LLVM:
     """Element `at` of a word of 8- or 16-bit elements."""
     if dtype.name == "bf16":
         return bf16_to_f32(b, word, at)
     if dtype.name == "f16":
         return f16_to_f32(b, word, at)
     if dtype.kind == "float":
-        return decode_narrow(b, dtype, word, at, hardware)
+        return decode_narrow(b, dtype, word, at, hardware, any_nan)
     return integer_field(b, dtype, word, dtype.bits * at)
 
 

@@ -30,12 +30,16 @@ def has_instructions(dtype: DType, generation: Generation) -> bool:
 
 
 # --- code -> f32 ------------------------------------------------------------------------------
-def decode_narrow(b: Builder, dtype: DType, word: LLVM, at: int, hardware: bool = False) -> LLVM:
-    """The number of element `at` of a word of 8-bit elements."""
+def decode_narrow(b: Builder, dtype: DType, word: LLVM, at: int, hardware: bool = False,
+                  any_nan: bool = False) -> LLVM:
+    """The number of element `at` of a word of 8-bit elements. any_nan: whatever sign and payload a
+    NaN has, which saves three of five instructions."""
     if hardware:
         pair = word if at < 2 else b.lshr(word, b.i32(16))
         halves = b.call(convert.fp8_to_f16x2(FP8[dtype.name]), pair)
         value = b.call(find_instruction("f16_high" if at % 2 else "f16_low"), halves)
+        if any_nan:
+            return value
         return _with_sign(b, _one_nan(b, value), _moved(b, word, 8 * at + 7, 31))
     return decode_field(b, dtype, word, dtype.bits * at)
 

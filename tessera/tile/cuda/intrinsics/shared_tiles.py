@@ -73,7 +73,7 @@ def _shared(panel: tuple, layout: str, shape: tuple[int, ...], axis: int, width:
 @functools.cache
 def load(panel: tuple, layout: str, shape: tuple[int, ...], axis: int, width: int,
          guards: tuple[str, ...], steps: tuple[int, ...], zeros: int, fill: float,
-         hardware: bool = False) -> Operation:
+         hardware: bool = False, any_nan: bool = False) -> Operation:
     """(base, row, column, bounds...) -> the fragment; elements outside are `fill`.
 
     hardware: fp8 instructions may be used (narrow.has_instructions).
@@ -87,7 +87,7 @@ def load(panel: tuple, layout: str, shape: tuple[int, ...], axis: int, width: in
     def body(b: Builder, *values: Any) -> list[Any]:
         out: list[Any] = [None] * how.layout.count
         for at, condition, positions in how.accesses(b, values, None):
-            found = read(b, d, values[0], at, condition, width, hardware)
+            found = read(b, d, values[0], at, condition, width, hardware, any_nan)
             for p, value in zip(positions, found, strict=True):
                 filled = condition is not None and fill != 0
                 out[p] = b.select(condition, value, b.const(kind, fill)) if filled else value
@@ -99,12 +99,12 @@ def load(panel: tuple, layout: str, shape: tuple[int, ...], axis: int, width: in
 
 
 def _read(b: Builder, d: DType, base: Any, at: Any, condition: Any, width: int,
-          hardware: bool) -> list[Any]:
+          hardware: bool, any_nan: bool) -> list[Any]:
     """Neighbours by one load; zeros where the condition fails."""
     guarded = condition is not None
     record = memory.ld("shared", *access(d, width), guarded=guarded)
     got = b.call(record, at, *([b.to_int(condition)] if guarded else []))
-    return decode(b, d, got if isinstance(got, list) else [got], width, hardware)
+    return decode(b, d, got if isinstance(got, list) else [got], width, hardware, any_nan)
 
 
 def _read_code(b: Builder, d: DType, base: Any, at: Any, condition: Any, *_: Any) -> list[Any]:

@@ -102,7 +102,7 @@ def access_groups(layout: str, shape: tuple[int, ...], axis: int, width: int,
 @functools.cache
 def load(space: str, dtype: str, layout: str, shape: tuple[int, ...], axis: int, width: int,
          guards: tuple[str, ...], fill: float = 0, cache: str = "",
-         hardware: bool = False) -> Operation:
+         hardware: bool = False, any_nan: bool = False) -> Operation:
     """(address, strides..., bounds...) -> the fragment; elements outside are `fill`."""
     kind, d = _kind(dtype), find_dtype(dtype)
     how = access_groups(layout, shape, axis, width, guards)
@@ -117,7 +117,7 @@ def load(space: str, dtype: str, layout: str, shape: tuple[int, ...], axis: int,
             guarded = condition is not None
             record = memory.ld(space, element, vector, cache=cache, guarded=guarded)
             got = b.call(record, at, *([b.to_int(condition)] if guarded else []))
-            found = decode(b, d, got if isinstance(got, list) else [got], width, hardware)
+            found = decode(b, d, got if isinstance(got, list) else [got], width, hardware, any_nan)
             for p, value in zip(positions, found, strict=True):
                 out[p] = b.select(condition, value, fills) if guarded and fill != 0 else value
         return out

@@ -120,7 +120,7 @@ def counted(t: KernelTracer, groups: Handle, dim: str) -> Handle:
 def order_lanes(t: KernelTracer, node: For) -> None:
     """As if in order: what the lanes wrote to shared memory is there after the loop."""
     for n in walk_ops(node):
-        if n.name == "store_element":
+        if n.name in ("store_element", "store_pair"):
             kind = t.values.type_of_value(n.args[0])
             if isinstance(kind, Buffer) and kind.space == "shared":
                 t.ir.emit("barrier", [])
