@@ -392,8 +392,9 @@ def host_times_table() -> str | None:
         step, where = file["step"], "one GPU" if file is one else f"a mesh of {file['ranks']}"
         if file.get("simulated"):
             where += (f" of simulated GPUs, on {file['device']}, Python {file['python']}, commit "
-                      f"{file['commit']}, `{file['command']}`; {file['before']['commit']} took "
-                      f"{file['before']['step']['least_us']} at least")
+                      f"{file['commit']}, `{file['command']}`")
+            if before := file.get("before"):  # the same of an earlier commit, put beside by hand
+                where += f"; {before['commit']} took {before['step']['least_us']} at least"
         rows.append((f"a step of `{file['model']}` with {step['leaves']} tensors, {where}",
                      f"{step['least_us']}, median {step['median_us']}"))
     return (f"{one['device']}, Python {one['python']}, {one['date']}, commit {one['commit']}, "

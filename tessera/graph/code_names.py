@@ -8,9 +8,11 @@ import functools
 import types
 from typing import Any, NamedTuple
 
-# Methods of lists, dicts and sets that change them.
-_CHANGING = frozenset({"append", "extend", "insert", "pop", "popitem", "remove", "clear", "sort",
-                       "reverse", "update", "setdefault", "add", "discard"})
+# Methods of lists, dicts, sets and deques that change them.
+_CHANGING = frozenset({
+    "append", "extend", "insert", "pop", "popitem", "remove", "clear", "sort", "reverse", "update",
+    "setdefault", "add", "discard", "difference_update", "intersection_update",
+    "symmetric_difference_update", "appendleft", "extendleft", "popleft", "rotate"})
 
 
 class CodeNames(NamedTuple):

@@ -13,7 +13,7 @@ from attention_cases import numbers, truth
 from hopper_lowering import distance
 from tessera import Tensor, bf16, f16
 from tessera.graph.cuda import CudaProgram
-from tessera.graph.cuda.levels import compiled_of
+from tessera.graph.cuda.levels import compiled_of, program_of
 from tessera.kernels.attention_in_turn import attention_in_turn, in_turn
 from tessera.runtime.generations import GENERATIONS
 from tessera.tile.ir.errors import RaceError
@@ -58,14 +58,19 @@ def test_groups_that_do_not_wait_race(rng):
         called(rng, *CASES[0], turns=100)
 
 
-def chosen(S, D=128, heads=64, T=None, to="bf16", **attrs):
-    """The program of result and gradient, and its call of the kernel if it has one."""
+def graph_of(S, D=128, heads=64, T=None, to="bf16", **attrs):
+    """Of result and gradient."""
     def both(q, k, v, g):
         y, pull = ts.vjp(lambda *x: ts.cast(ts.attention(*x, **attrs), to), q, k, v)
         return y, tuple(ts.cast(x, to) for x in pull(g))
 
     X, K, G = (Tensor[1, heads, n, D, bf16] for n in (S, T or S, S))
-    made = CudaProgram(ts.jit(both).graph(X, K, K, G), "sm_90a")
+    return ts.jit(both).graph(X, K, K, G)
+
+
+def chosen(S, **attrs):
+    """The program of result and gradient, and its call of the kernel if it has one."""
+    made = CudaProgram(graph_of(S, **attrs), "sm_90a")
     return made, "".join(re.findall(r"call (attention_in_turn\(.*\))", str(made.plan)))
 
 
@@ -85,6 +90,15 @@ def test_graphs_choose_it():
     {"to": "f32"}, {"window": 300}, {"soft_cap": 30.0}], ids=str)
 def test_graphs_take_two_kernels_elsewhere(other):
     assert not chosen(**{"S": 4096} | other)[1]
+
+
+@pytest.mark.parametrize("setting", [{"numerics": "raise"}, {"debug": True}], ids=str)
+def test_it_is_not_taken_where_stores_are_watched_or_checked(setting):
+    """Also of a graph that has been shown before."""
+    graph = graph_of(4096)
+    assert "call attention_in_turn" in str(program_of(graph, "sm_90a").plan)
+    with ts.config.scope(**setting):
+        assert "call attention_in_turn" not in str(program_of(graph, "sm_90a").plan)
 
 
 @pytest.mark.parametrize("heads, S, beside", [

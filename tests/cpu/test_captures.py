@@ -382,6 +382,29 @@ def test_sets_queues_and_dicts_of_other_classes_are_seen() -> None:
         queue[0], counts["a"], names["a"] = 5.0, 5, 5.0
 
 
+def test_queues_and_sets_that_a_trace_changes_cause_no_other() -> None:
+    """Traces for two signatures, each of which notes that it was made."""
+    queue, numbers, traces = deque[int](), set[int](), list[int]()
+
+    @ts.jit
+    def first(x: Any) -> Any:
+        traces.append(1)
+        queue.appendleft(len(traces))
+        return x * float(bool(queue))
+
+    @ts.jit
+    def second(x: Any) -> Any:
+        traces.append(1)
+        numbers.symmetric_difference_update({len(traces)})
+        return x * float(bool(numbers))
+
+    for f in (first, second):
+        for _ in range(3):
+            assert f(ts.ones(2)).tolist() == [1.0] * 2 and f(ts.ones(3)).tolist() == [1.0] * 3
+        assert len(traces) == 2
+        traces.clear()
+
+
 READS: dict[str, Callable] = {"float": float, "item": lambda w: w.item(), "int": int,
                               "tolist": lambda w: w.tolist(), "numpy": lambda w: w.numpy()}
 

@@ -37,7 +37,8 @@ def freed(driver: Any, monkeypatch: Any) -> list[int]:
 
     found: list[int] = []
     monkeypatch.setattr(buffer, "_to_pool", lambda pointer, index: found.append(pointer))
-    monkeypatch.setattr(buffer, "_SMALL_BYTES", 0)
+    for name in ("_SMALL_BYTES", "LARGE_BYTES"):  # none are kept
+        monkeypatch.setattr(buffer, name, 0)
     return found
 
 

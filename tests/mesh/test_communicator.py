@@ -7,6 +7,7 @@ import ctypes
 import re
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -24,10 +25,13 @@ class Library:
     def __init__(self) -> None:
         self.calls: list[tuple] = []
         self.status: dict[str, int] = {}
+        self.window: int | None = None  # that it gives
 
     def __getattr__(self, name: str):
-        def call(*args: object) -> int:
+        def call(*args: Any) -> int:
             self.calls.append((name.removeprefix("nccl"), *args))
+            if name == "ncclCommWindowRegister":
+                args[3]._obj.value = self.window
             return self.status.get(name, 0)
 
         return call
@@ -95,9 +99,13 @@ def test_a_window_is_opened_as_symmetric_and_closed_with_its_memory(made, monkey
     monkeypatch.setattr(communicator, "device", lambda index: place)
     memory = SimpleNamespace(pointer=4096, nbytes=64, windows=[])
     by.open_window(memory)
+    assert not memory.windows, "NCCL gave none"
+    library.calls.clear()
+    library.window = 77
+    by.open_window(memory)
     ((name, handle, pointer, nbytes, _, how),) = library.calls
     assert (name, handle, pointer, nbytes, how) == ("CommWindowRegister", HANDLE, 4096, 64, 1)
-    assert [handle for handle, _ in memory.windows] == [HANDLE]
+    assert [(handle, found.value) for handle, found in memory.windows] == [(HANDLE, 77)]
     library.status["ncclCommWindowRegister"] = 3
     with pytest.raises(DeviceError, match="open memory .*'dp', which TESSERA_COMM_WINDOWS=0 leav"):
         by.open_window(memory)

@@ -68,6 +68,12 @@ def test_short_messages_do_not_pay(gpus, nccl, rng):
     assert all("in windows" not in plan for plan in run(2, x)) and not nccl.library.opened
 
 
+def test_a_plan_says_windows_where_nccl_gave_some(gpus, nccl, rng, small, monkeypatch):
+    monkeypatch.setattr(nccl, "open_window", lambda by, memory: None)
+    (x,) = values(rng, (4, 4))
+    assert all("through NCCL" in plan and "in windows" not in plan for plan in run(2, x))
+
+
 def test_arguments_and_results_alone_need_none(gpus, nccl, rng, small):
     """There are no temporaries, and no window of nothing is opened."""
     (x,) = values(rng, (4, 8))

@@ -25,14 +25,14 @@ from .launch_plan import LaunchPlan, annotated, plan_of
 from .node_kernels import NodeLaunch
 from .run import CudaProgram, GroupLaunch
 
-_programs: weakref.WeakKeyDictionary[Graph, dict[tuple[Target, str], CudaProgram]] = \
-    weakref.WeakKeyDictionary()  # by target and ts.determinism
+_programs: weakref.WeakKeyDictionary[Graph, dict[tuple[Any, ...], CudaProgram]] = \
+    weakref.WeakKeyDictionary()  # by target and the settings that choose kernels
 
 
 def program_of(graph: Graph, target: str | None = None) -> CudaProgram:
     """The lowered graph, kept as long as the graph. Raises UnsupportedTargetError."""
     made, at = _programs.setdefault(graph, {}), target_named(target)
-    key = at, config.determinism
+    key = at, config.determinism, config.numerics, config.debug
     if key not in made:
         made[key] = CudaProgram(graph, at)
     return made[key]

@@ -84,14 +84,17 @@ class Communicator:
         return self._of_blocks[count]
 
     def open_window(self, memory: WindowBuffer) -> None:
-        """Let all members reach this memory. All of them call it, each with as much."""
+        """Let all members reach this memory. All of them call it, each with as much. NCCL gives no
+        window, and no error, where GPUs cannot reach each other's memory: it sends as before then.
+        """
         found = ctypes.c_void_p()
         with device(self.index).current():
             libnccl.check(self.library.ncclCommWindowRegister(
                 self.handle, memory.pointer, memory.nbytes, ctypes.byref(found),
                 libnccl.SYMMETRIC), f"open memory to the ranks of {self.group.axis!r}, which "
                 "TESSERA_COMM_WINDOWS=0 leaves out", self.library)
-        memory.windows.append((self.handle, found))
+        if found.value:
+            memory.windows.append((self.handle, found))
 
     # --- what goes through it -------------------------------------------------------------------
     # Arrays: source, target and count of each. Several go together, as one kernel.

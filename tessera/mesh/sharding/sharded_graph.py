@@ -300,7 +300,7 @@ class ShardedProgram:
             local.block = window_memory(group_along(self.mesh, rank, self.mesh.axes), index,
                                         local.program.plan.temporary_bytes, places,
                                         [*groups.values()])
-        return local.block is not None
+        return local.block is not None and bool(local.block.windows)
 
     def _agree(self, given: Sequence[Tensor]) -> None:
         """All ranks of the mesh run the same program; without collectives it does not matter. What
