@@ -244,7 +244,8 @@ CUSTOM_VJP = GraphOp(
     vjp=_vjp_vjp,
     no_jvp=NoRule(
         "the rule of {primal.name} is one for reverse mode",
-        "use reverse mode (ts.grad, ts.vjp), or write the rule as ts.custom_jvp, which serves both",
+        "use reverse mode (ts.grad, ts.vjp, ts.gradcheck with modes=('reverse',)), or write the "
+        "rule as ts.custom_jvp, which serves both",
     ),
     batch=lambda *a, **k: batch_graphs(CUSTOM_VJP, ("primal", "fwd", "bwd"))(*a, **k),
     residual=_vjp_residual,

@@ -81,11 +81,17 @@ def _aval_text(aval: Aval) -> str:
     return extents_text(aval.type, shape)
 
 
+_SHORT = 60  # characters of a value that an error shows
+
+
 def _attr_text(value: Any, node: Node, key: str, shared: list[Any]) -> str:
     def other(x: Any) -> str:
         if isinstance(x, Graph):
             return "graph"
-        raise GraphError(f"{node.op.name} has {key}={x!r}, which the text of a graph cannot hold",
+        what = f"{key}={x!r},"
+        if len(what) > _SHORT:
+            what = f"{key}, a {type(x).__name__} of this program,"
+        raise GraphError(f"{node.op.name} has {what} which the text of a graph cannot hold",
                          where=node.where, hint="a kernel or a Python function is code of its "
                          "program: write this part in ts.* ops")
 
