@@ -50,6 +50,7 @@ FUNCTIONS: Mapping[str, str] = {
     "gammaln": "ts.lgamma(x)", "loggamma": "ts.lgamma(x)", "psi": "ts.digamma(x)",
     "erf_inv": "ts.erfinv(x)", "compile": "ts.jit(f)", "no_grad": "ts.stop_gradient(x)",
     "detach": "ts.stop_gradient(x)", "function": "ts.jit(f)",
+    "linalg": "functions of ts: ts.inv, ts.solve, ts.cholesky, ts.svd",
     "lax": "ts.scan, ts.while_loop, ts.cond",
     "SGD": "ts.optim.SGD()", "sgd": "ts.optim.SGD()", "AdamW": "ts.optim.AdamW()",
     "Adam": ADAM, "adam": ADAM,

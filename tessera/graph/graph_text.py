@@ -81,17 +81,11 @@ def _aval_text(aval: Aval) -> str:
     return extents_text(aval.type, shape)
 
 
-_SHORT = 60  # characters of a value that an error shows
-
-
 def _attr_text(value: Any, node: Node, key: str, shared: list[Any]) -> str:
     def other(x: Any) -> str:
         if isinstance(x, Graph):
             return "graph"
-        what = f"{key}={x!r},"
-        if len(what) > _SHORT:
-            what = f"{key}, a {type(x).__name__} of this program,"
-        raise GraphError(f"{node.op.name} has {what} which the text of a graph cannot hold",
+        raise GraphError(f"{node.op.name} has {key}={x}, which the text of a graph cannot hold",
                          where=node.where, hint="a kernel or a Python function is code of its "
                          "program: write this part in ts.* ops")
 

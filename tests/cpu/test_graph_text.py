@@ -74,7 +74,7 @@ def test_what_is_computed_again_says_what_is_kept(policy, rng):
         for a, b in zip(interpret(again, [x.array, w.array]), interpret(graph, [x.array, w.array]),
                         strict=True):
             assert a.tobytes() == b.tobytes()
-    with pytest.raises(GraphError, match="checkpoint has policy, a function of this program, which"):
+    with pytest.raises(GraphError, match="checkpoint has policy=.*cannot hold"):
         print_graph(ts.jit(ts.checkpoint(ts.sin, policy=lambda node: True)).graph(x))
 
 
@@ -83,7 +83,7 @@ def test_a_kernel_is_named_shortly():
     def twice(x: ts.Tensor["N", ts.f32]) -> ts.Tensor["N", ts.f32]:
         return ts.tile.load(x[tile_n:tile_n+4]) * 2.0  # noqa: F821
 
-    with pytest.raises(GraphError, match="kernel has call, a KernelCall of this program, which"):
+    with pytest.raises(GraphError, match=r"kernel has call=twice\(\), which the"):
         print_graph(ts.jit(lambda x: twice(x) + 1.0).graph(ts.ones((6,))))
 
 
