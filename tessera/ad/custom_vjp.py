@@ -119,6 +119,11 @@ class custom_vjp(Custom):
             if not (isinstance(made, tuple) and len(made) == 2):
                 raise GradError(f"{callable_name(self.fwd)} must return (value, saved), it returns "
                                 f"{type(made).__name__}")
+            if made[0] is None and value.treedef.kind is None:
+                raise GradError(f"{callable_name(self.fwd)} gives None as the value, and "
+                                "its function makes a tensor",
+                                hint="a kernel that only writes returns None: return what it "
+                                "wrote, (y, saved)")
             leaves = tree.leaves_like(made[0], value.treedef,
                                       f"the value of {callable_name(self.fwd)}")
             box.append(Packed(made[1], numbers="constants"))
