@@ -121,11 +121,12 @@ def attention_gradients_table() -> str | None:
     if (found := measured("attention_backward")) is None:
         return None
     file, where = found
-    lines = [(case, *(f"{x['ms'][side]:.2f} ({x['TFLOP/s'][side]})" for side in ("tessera", "cuDNN")),
+    sides = {"tessera": "Tessera", "cuDNN": "cuDNN"}
+    lines = [(case, *(f"{x['ms'][side]:.2f} ({x['TFLOP/s'][side]})" for side in sides),
               f"{x['of cuDNN']:.2f}") for case, x in file.items() if isinstance(x, dict)]
     return (f"{where}. Geometric mean of the ratios {file['geometric mean of cuDNN']:.2f}.\n\n"
-            + markdown(("Heads and queries", "Tessera, ms (TFLOP/s)", "cuDNN, ms (TFLOP/s)", "Ratio"),
-                       lines))
+            + markdown(("Heads and queries", *(f"{side}, ms (TFLOP/s)" for side in sides.values()),
+                        "Ratio"), lines))
 
 
 def types_table() -> str | None:
