@@ -51,6 +51,7 @@ FUNCTIONS: Mapping[str, str] = {
     "use_deterministic_algorithms": 'ts.determinism("strict"); by default functions are',
     "erf_inv": "ts.erfinv(x)", "compile": "ts.jit(f)", "no_grad": "ts.stop_gradient(x)",
     "detach": "ts.stop_gradient(x)", "function": "ts.jit(f)",
+    "linalg": "functions of ts: ts.inv, ts.solve, ts.cholesky, ts.svd",
     "lax": "ts.scan, ts.while_loop, ts.cond",
     "SGD": "ts.optim.SGD()", "sgd": "ts.optim.SGD()", "AdamW": "ts.optim.AdamW()",
     "Adam": ADAM, "adam": ADAM,

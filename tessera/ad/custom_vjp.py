@@ -119,6 +119,11 @@ class custom_vjp(Custom):
             if not (isinstance(made, tuple) and len(made) == 2):
                 raise GradError(f"{callable_name(self.fwd)} must return (value, saved), it returns "
                                 f"{type(made).__name__}")
+            if made[0] is None and value.treedef.kind is None:
+                raise GradError(f"{callable_name(self.fwd)} gives None as the value, and "
+                                "its function makes a tensor",
+                                hint="a kernel that only writes returns None: return what it "
+                                "wrote, (y, saved)")
             leaves = tree.leaves_like(made[0], value.treedef,
                                       f"the value of {callable_name(self.fwd)}")
             box.append(Packed(made[1], numbers="constants"))
@@ -244,7 +249,8 @@ CUSTOM_VJP = GraphOp(
     vjp=_vjp_vjp,
     no_jvp=NoRule(
         "the rule of {primal.name} is one for reverse mode",
-        "use reverse mode (ts.grad, ts.vjp), or write the rule as ts.custom_jvp, which serves both",
+        "use reverse mode (ts.grad, ts.vjp, ts.gradcheck with modes=('reverse',)), or write the "
+        "rule as ts.custom_jvp, which serves both",
     ),
     batch=lambda *a, **k: batch_graphs(CUSTOM_VJP, ("primal", "fwd", "bwd"))(*a, **k),
     residual=_vjp_residual,

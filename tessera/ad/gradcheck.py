@@ -13,6 +13,7 @@ from ..graph import tree
 from ..graph.operand import convert
 from ..graph.signature import callable_name
 from ..numerics import as_type
+from ..numerics.random_state import RandomState, get_state, set_state
 from ..tensor import Tensor, as_tensor
 from .api import grad, jvp, vjp
 from .subgraphs import Packed, is_float
@@ -54,6 +55,7 @@ def gradcheck(fn: Callable, args: Sequence[Any], *, order: int = 1, eps: float =
     order: 2 checks the gradient's own derivatives too   modes: "reverse", "forward"
     Each element is compared: |got - want| <= atol + rtol max(|want|, 1), where want is
     (L(x + eps e_i) - L(x - eps e_i)) / (2 eps) for a random weighting L of the results.
+    Where fn draws random numbers, every evaluation draws the same.
     The error's text is a table of the worst element per argument.
     """
     need_function(fn, "gradcheck")
@@ -106,12 +108,18 @@ def _weighted(ys: Sequence[Tensor], weights: Sequence[Tensor]) -> Tensor:
 
 def _check(call: Callable, xs: list[Tensor], names: list[str], fn: str, limits: tuple,
            modes: Sequence[str], rng: np.random.Generator) -> None:
+    state = get_state()
     weights = [_random(y, rng) for y in call(*xs)]
     eps, rtol, atol = limits
-    want = _differences(call, xs, weights, eps)
+    value, pullback, push = call, vjp, jvp
+    if get_state() != state:  # it draws: alike in all that follows, and as in a derivative
+        value = _from_state(state, lambda *xs: vjp(call, *xs)[0])
+        pullback, push = _from_state(state, vjp), _from_state(state, jvp)
+    want = _differences(value, xs, weights, eps)
     rows = []
     for mode in modes:
-        found = _reverse(call, xs, weights) if mode == "reverse" else _forward(call, xs, weights)
+        found = _reverse(pullback, call, xs, weights) if mode == "reverse" else \
+            _forward(push, call, xs, weights)
         rows += [_worst(n, mode, g, w, rtol, atol)
                  for n, g, w in zip(names, found, want, strict=True)]
     if any(r.bad for r in rows):
@@ -121,6 +129,15 @@ def _check(call: Callable, xs: list[Tensor], names: list[str], fn: str, limits: 
                                    *map(str, rows)]),
                         hint="the worst element of each argument is shown; a kink within eps of "
                         "the point also shows here")
+
+
+def _from_state(state: RandomState, function: Callable) -> Callable:
+    """The function, whose every call draws what it draws at this state."""
+    def called(*args: Any) -> Any:
+        set_state(state)
+        return function(*args)
+
+    return called
 
 
 def _differences(call: Callable, xs: list[Tensor], weights: list[Tensor], eps: float
@@ -145,12 +162,14 @@ def _value(call: Callable, xs: list[Tensor], weights: list[Tensor]) -> float:
                      for y, w in zip(call(*xs), weights, strict=True)))
 
 
-def _reverse(call: Callable, xs: list[Tensor], weights: list[Tensor]) -> list[np.ndarray]:
+def _reverse(vjp: Callable, call: Callable, xs: list[Tensor], weights: list[Tensor]
+             ) -> list[np.ndarray]:
     found = vjp(call, *xs)[1](weights)
     return [g.array for g in (found if len(xs) > 1 else (found,))]
 
 
-def _forward(call: Callable, xs: list[Tensor], weights: list[Tensor]) -> list[np.ndarray]:
+def _forward(jvp: Callable, call: Callable, xs: list[Tensor], weights: list[Tensor]
+             ) -> list[np.ndarray]:
     """One pass per element: the derivative along its unit tensor."""
     out = []
     for k, x in enumerate(xs):

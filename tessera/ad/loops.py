@@ -64,8 +64,8 @@ def _length(seqs: Packed, length: int | None, what: str) -> Any:
         if not x.ndim:
             raise ShapeError(f"{what}: {name} is a scalar", hint="the loop runs over axis 0 of xs")
         if extent is not None and x.shape[0] != extent:
-            raise ShapeError(f"{what}: {name} {show_shape(x.shape)} has {x.shape[0]} elements along "
-                             f"axis 0, {first} has {extent}")
+            raise ShapeError(f"{what}: {name} {show_shape(x.shape)} has {x.shape[0]} elements "
+                             f"along axis 0, {first} has {extent}")
         if extent is None:
             extent, first = x.shape[0], name
     if extent is None:

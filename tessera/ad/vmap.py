@@ -32,7 +32,8 @@ def vmap(fn: Callable, in_axes: Any = 0, out_axes: Any = 0) -> Transform:
         packed = Packed(list(args), numbers="weak")
         prefix = list(in_axes) if isinstance(in_axes, tuple | list) else [in_axes] * len(args)
         if len(prefix) != len(args):
-            raise ArgumentError(f"vmap: in_axes has {len(prefix)} entries for {len(args)} arguments")
+            raise ArgumentError(f"vmap: in_axes has {len(prefix)} entries for {len(args)} "
+                                "arguments")
         every = _spread(prefix, packed.treedef, "in_axes")
         axes = [every[i] for i in packed.places]
         size, moved, flags = _batch_operands(packed, axes)

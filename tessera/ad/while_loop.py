@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 
 from ..graph import functions as F
-from ..graph import tree
 from ..graph.host_loop import HostLoop
 from ..graph.interpret import own
 from ..graph.ir import Graph

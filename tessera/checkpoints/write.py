@@ -97,6 +97,7 @@ class _Save:
         self.folder, self.manifest, self.here = folder, manifest, here
         self.handle = -1  # of the folder
         self.made: list[str] = []
+        self.folders: dict[str, tuple[int, str]] = {}  # on rank 0: of files: the writer, where
         self.committed = False
         self.error: OSError | None = None
         self.failed: str | None = None  # of any rank
@@ -147,8 +148,10 @@ class _Save:
     def gather(self) -> None:
         """Rank 0 learns what every rank has written."""
         mine = {k: self.manifest[k] for k in ("files", "tensors", "values")}
-        for told in gather(mine, self.here)[1:]:
+        mine["folder"] = str(self.folder.absolute())
+        for rank, told in enumerate(gather(mine, self.here)[1:], start=1):
             self.manifest["files"] |= told["files"]
+            self.folders |= dict.fromkeys(told["files"], (rank, told["folder"]))
             self.manifest["values"] |= told["values"]
             for path, entry in told["tensors"].items():
                 held = self.manifest["tensors"].setdefault(path, entry)
@@ -156,7 +159,14 @@ class _Save:
                     held["pieces"] += entry["pieces"]
 
     def commit(self, token: str) -> None:
-        """The new manifest becomes the folder's."""
+        """The new manifest becomes the folder's. Raises FileNotFoundError when a rank has written
+        elsewhere: to another path, or to a disk of its machine alone."""
+        there = set(os.listdir(self.handle)) if self.folders else set()
+        for file, (rank, folder) in self.folders.items():
+            if file not in there:
+                raise FileNotFoundError(
+                    f"rank {rank} has written to {folder}, which is not {self.folder.absolute()} "
+                    "here: all ranks save to one folder, on a disk that all of them see")
         self.made.append(f"manifest-{token}.tmp")
         _write_file(self.handle, self.made[-1], [sealed(self.manifest)])
         os.fsync(self.handle)

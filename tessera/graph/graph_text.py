@@ -85,7 +85,7 @@ def _attr_text(value: Any, node: Node, key: str, shared: list[Any]) -> str:
     def other(x: Any) -> str:
         if isinstance(x, Graph):
             return "graph"
-        raise GraphError(f"{node.op.name} has {key}={x!r}, which the text of a graph cannot hold",
+        raise GraphError(f"{node.op.name} has {key}={x}, which the text of a graph cannot hold",
                          where=node.where, hint="a kernel or a Python function is code of its "
                          "program: write this part in ts.* ops")
 

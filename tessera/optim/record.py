@@ -8,12 +8,12 @@ import functools
 import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, NoReturn, TypeVar
 
 from ..argument_kinds import wrong_argument
 from ..call_errors import binding_problem, call_error, refuse_wrong_init
 from ..dims import show_shape
-from ..errors import ArgumentError, ShapeError
+from ..errors import ArgumentError, ShapeError, UnknownNameError
 from ..graph import functions as F
 from ..graph import tree
 from ..graph.operand import compute_type, convert, number_in
@@ -77,6 +77,13 @@ class OptimizerRecord(ABC):
             return _step(self, params, grads, state, lr)
 
 
+_TORCHS = {
+    "step": "params, state = opt.update(params, grads, state, lr)",
+    "zero_grad": "nothing: ts.grad makes new gradients in each step",
+    "state_dict": "the state itself: ts.checkpoints.save(path, {'params': params, 'state': state})",
+}
+
+
 def optimizer(cls: type[T]) -> type[T]:
     """Registers a record. Its settings are given by name; an error says what there are, and where
     parameters and the rate go."""
@@ -93,7 +100,14 @@ def optimizer(cls: type[T]) -> type[T]:
         if wrong is not None:
             raise ArgumentError(f"{cls.__name__}: {wrong}", hint=_how(signature))
 
+    def unknown(self: Any, name: str) -> NoReturn:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise UnknownNameError(f"{cls.__name__} has no attribute {name!r}", name,
+                               lambda: [*signature.parameters, "init", "update"], _TORCHS)
+
     cls.__init__ = init  # type: ignore[method-assign]
+    cls.__getattr__ = unknown  # type: ignore[attr-defined]
     for name in ("init", "update"):
         setattr(cls, name, _told(f"{cls.__name__}.{name}", getattr(cls, name)))
     OPTIMIZERS[cls.__name__] = cls  # type: ignore[assignment]

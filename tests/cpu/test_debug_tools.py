@@ -309,6 +309,14 @@ class TestPrint:
         ts.vmap(lambda x: ts.debug.print("{}", x) or x)(ts.tensor([1.0, 2.0]))
         assert capsys.readouterr().out == "[1. 2.]\n"
 
+    def test_a_format_is_of_each_element(self, capsys):
+        ts.vmap(lambda x: ts.debug.print("{:.2f}", x) or x)(ts.tensor([1.0, 2.5]))
+        ts.jit(lambda x: ts.debug.print("{:.1f} {:03d} {}", x, ts.arange(2), x.shape) or x)(
+            ts.ones((2, 1), "bf16"))
+        ts.debug.print("{0:.1f} {1:d} {rate:.0e} {0.shape}", ts.ones(2), 3, rate=0.01)
+        assert capsys.readouterr().out == (
+            "[1.00 2.50]\n[[1.0]\n [1.0]] [000 001] (2, 1)\n[1.0 1.0] 3 1e-02 (2,)\n")
+
     def test_low_precision_values_are_shown_as_numbers(self, capsys):
         ts.debug.print("{:.2f} {}", ts.cast(ts.tensor(1.5), "fp4_e2m1"), "text")
         ts.debug.print("{}", ts.quantize(ts.tensor([4.0, -4.0]), 'int8 @scaled("amax")'))

@@ -78,6 +78,15 @@ def test_what_is_computed_again_says_what_is_kept(policy, rng):
         print_graph(ts.jit(ts.checkpoint(ts.sin, policy=lambda node: True)).graph(x))
 
 
+def test_a_kernel_is_named_shortly():
+    @ts.kernel
+    def twice(x: ts.Tensor["N", ts.f32]) -> ts.Tensor["N", ts.f32]:
+        return ts.tile.load(x[tile_n:tile_n+4]) * 2.0  # noqa: F821
+
+    with pytest.raises(GraphError, match=r"kernel has call=twice\(\), which the"):
+        print_graph(ts.jit(lambda x: twice(x) + 1.0).graph(ts.ones((6,))))
+
+
 GOOD = """graph 'f' v1
   %0: 'f32'[3] = input
   %1: 'f32'[3] = exp(%0) {} loc('a.py', 3, 'y = {x} # (1', (), '', '')

@@ -477,6 +477,29 @@ def test_gradcheck_shows_the_wrong_element() -> None:
     assert ts.gradcheck(lambda a, b: a * a + b, (f64([1.0, 3.0]), f64([1.0, 1.0])), order=2)
 
 
+@pytest.mark.parametrize("wrap", [lambda f: f, ts.jit], ids=["plain", "compiled"])
+def test_gradcheck_draws_alike_in_all_its_evaluations(wrap: Callable) -> None:
+    x = ts.tensor([1.0, 2.0, 3.0, 4.0])
+
+    def drawn(x: Tensor) -> Tensor:
+        return ts.sum(ts.scan(lambda c, _: (ts.dropout(c, 0.5) * x, None), x, length=2)[0])
+
+    assert ts.gradcheck(wrap(drawn), (x,), order=2)
+    wrong = ts.custom_jvp(lambda x: x * x)
+    wrong.defjvp(lambda primals, tangents: (wrong(*primals), primals[0] * tangents[0]))
+    with pytest.raises(GradError, match="are off"):
+        ts.gradcheck(wrap(lambda x: ts.sum(wrong(ts.dropout(x, 0.5)))), (x,))
+
+
+def test_gradcheck_of_a_rule_for_one_mode_says_which() -> None:
+    cube = ts.custom_vjp(lambda x: x ** 3)
+    cube.defvjp(lambda x: (cube(x), x), lambda x, g: 3.0 * x * x * g)
+    with pytest.raises(GradError) as err:
+        ts.gradcheck(cube, (ts.ones((3,)),))
+    assert "modes=('reverse',)" in err.value.hint
+    assert ts.gradcheck(cube, (ts.ones((3,)),), modes=("reverse",))
+
+
 def test_gradcheck_converts_and_checks_its_arguments() -> None:
     assert ts.gradcheck(lambda x, n: x * x * ts.cast(n, "f64"), (f32([1.0, 2.0]), ts.tensor([3])))
     with pytest.raises(ArgumentError, match="as a tuple"):

@@ -436,6 +436,30 @@ def test_a_full_disk_under_mpirun(tmp_path):
     assert load(tmp_path / "c").step == 3
 
 
+def test_ranks_that_save_to_different_folders_are_told_and_lose_nothing(tmp_path):
+    """As with a folder named by each rank's clock, or on a disk of each machine's own."""
+    folders = [tmp_path / "0", tmp_path / "1"]
+    save(folders[0], {"x": ts.zeros(1)}, step=3)
+    folders[1].mkdir()
+    before = sorted(folders[0].iterdir())
+
+    def program():
+        x = ts.dist.from_local(np.ones((2, 3), np.float32), ts.ShardSpec(("row",), ("dp",)), mesh)
+        try:
+            save(folders[ts.dist.rank()], {"x": x}, step=4)
+        except ts.CheckpointError as error:
+            return error.message
+        return "saved"
+
+    mesh = ts.dist.mesh(axes=("dp",), shape=(2,))
+    for rank, text in enumerate(ts.dist.simulate(program, mesh)):
+        assert text == (f"checkpoint {folders[rank]} is not written: on rank 0: rank 1 has written "
+                        f"to {folders[1]}, which is not {folders[0]} here: all ranks save to one "
+                        "folder, on a disk that all of them see")
+    assert load(folders[0]).step == 3 and sorted(folders[0].iterdir()) == before
+    assert not [*folders[1].iterdir()]
+
+
 @needs_mpi
 def test_a_slow_disk_is_waited_for(tmp_path):
     run = launch(2, "write_slowly", tmp_path)

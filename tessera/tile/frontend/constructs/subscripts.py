@@ -45,7 +45,9 @@ def subscript(t: KernelTracer, base: Any, parts: list[Any]) -> Any:
     if isinstance(base, TensorRow):
         return subscript(t, base.base, [*base.index, *parts])
     if not isinstance(base, Handle):
-        t.fail(f"{describe(base)} cannot be indexed")
+        array = hasattr(base, "__array__") or hasattr(base, "__dlpack__")
+        t.fail(f"{describe(base)} cannot be indexed", hint="arrays are arguments of the kernel, "
+               "and so is this one: x: ts.Tensor[...]" if array else None)
     if isinstance(base.type, Scalar):
         t.fail(f"{describe(base)} is a number and cannot be indexed")
     if isinstance(base.type, TileType):
