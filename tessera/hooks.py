@@ -35,11 +35,13 @@ if TYPE_CHECKING:  # types alone: this module stands below those that it speaks 
     from .runtime.device import Device
     from .runtime.sentinel_words import BadElements
     from .tensor import Tensor
+    from .tile.cuda.emit.emitter import Emitter
     from .tile.interpreter.arguments import Bound
     from .tile.interpreter.blame import Blame
     from .tile.interpreter.launch import Config
     from .tile.interpreter.memory import Memory
     from .tile.ir.ir import Function as TileFunction
+    from .tile.ir.ir import SSAValue
     from .tile.kernel.kernel import Kernel
 
 T = TypeVar("T")
@@ -355,6 +357,17 @@ kernel_sentinels: Hooks[KernelSentinel] = Hooks()
 bad_elements: Hooks[BadElementsObserver] = Hooks()
 region_calls: Hooks[RegionObserver] = Hooks()
 gradient: Hook[Gradient] = Hook("gradient", "debug.inspect")
+
+
+# --- emission for GPUs --------------------------------------------------------------------------
+class MeetingReader(Protocol):
+    """Takes results for which the warps of a group have met, by their expressions, and says which
+    it has taken: who sends them to the groups of a cluster puts them together alone."""
+
+    def __call__(self, e: Emitter, results: dict[SSAValue, str], /) -> set[SSAValue]: ...
+
+
+behind_meetings: Hooks[MeetingReader] = Hooks()
 
 
 # --- the runtime --------------------------------------------------------------------------------

@@ -17,9 +17,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from math import prod
 
+from tessera import hooks
 from tessera.tile.cuda.emit.emitter import INDENT, EmittedLine, Emitter, intrinsic
 from tessera.tile.cuda.emit.memory_operands import FAR, place_of
-from tessera.tile.cuda.emit.reduce import BEHIND_MEETINGS, flat_index, meetings
+from tessera.tile.cuda.emit.reduce import flat_index, meetings
 from tessera.tile.cuda.emit.registry import emits
 from tessera.tile.cuda.emit.thread_elements import narrow
 from tessera.tile.cuda.emit.warps import tag_of
@@ -87,7 +88,7 @@ def _send_parts(e: Emitter, parts: dict[SSAValue, str]) -> set[SSAValue]:
     return set(parts)
 
 
-BEHIND_MEETINGS.append(_send_parts)
+hooks.behind_meetings.append(_send_parts)
 
 
 def _uses(e: Emitter) -> dict[SSAValue, int]:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from math import prod
 
+from tessera import hooks
 from tessera.numerics import DType
 from tessera.tile.cuda.emit.elementwise import number
 from tessera.tile.cuda.emit.emitter import Emitter
@@ -115,11 +115,6 @@ def _meets(e: Emitter, op: Op) -> bool:
         i >= e.warp_bits for i in e.layout(op.args[0]).thread_bits(axis))
 
 
-# What takes results of a meeting at once, by their expressions, and which it has taken: who sends
-# them to the groups of a cluster puts them together alone (clusters.py).
-BEHIND_MEETINGS: list[Callable[[Emitter, dict[SSAValue, str]], set[SSAValue]]] = []
-
-
 def _meet(e: Emitter, meeting: Meeting) -> None:
     parts = []
     for op in meeting.ops:
@@ -133,7 +128,7 @@ def _meet(e: Emitter, meeting: Meeting) -> None:
                                         _tag(e, op))
              for part, op in zip(parts, meeting.ops, strict=True)}
     e.sync()
-    taken = {v for take in BEHIND_MEETINGS for v in take(e, reads)}
+    taken = {v for take in hooks.behind_meetings for v in take(e, reads)}
     for op in meeting.ops:
         if (result := op.outs[0].value) not in taken:
             _define(e, op, reads[result], e.layout(op.args[0]).drop(op.attr["axis"]))
