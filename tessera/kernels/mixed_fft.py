@@ -131,7 +131,7 @@ def mixed_angles(N: int, radices: tuple[int, ...]) -> np.ndarray:
 
 @kernel(grid=lambda lines, BM: -(-lines // BM), overwrites=("yr", "yi"))
 def mixed_lines(xr: Tensor["A", "E", f32], xi: Tensor["A", "E", f32], yr: Tensor["A", "E", f32],
-                yi: Tensor["A", "E", f32], angles: Tensor["T", f32], radices, pads, N: int,
+                yi: Tensor["A", "E", f32], angles: Tensor["W", f32], radices, pads, N: int,
                 lines: int, scale: float, BM: int, P: int, T: int):
     """The transforms of lines of N points; see fft_lines."""
     R, last = radices[0], radices[-1]
@@ -224,7 +224,7 @@ def last_stage(vr, vi, b, sr, si, base, u, radices, pads, N):
 # --- real lines ----------------------------------------------------------------------------------
 @kernel(grid=lambda lines, BM: -(-lines // (2 * BM)), overwrites=("yr", "yi"))
 def mixed_real(x: Tensor["A", "E", f32], yr: Tensor["A", "F", f32], yi: Tensor["A", "F", f32],
-               angles: Tensor["T", f32], radices, pads, N: int, lines: int, scale: float, BM: int,
+               angles: Tensor["W", f32], radices, pads, N: int, lines: int, scale: float, BM: int,
                P: int, T: int):
     """Frequencies 0 .. N // 2 of lines of N real points, two at once; see rfft_pairs."""
     R, last = radices[0], radices[-1]
@@ -259,7 +259,7 @@ def mixed_real(x: Tensor["A", "E", f32], yr: Tensor["A", "F", f32], yi: Tensor["
 
 @kernel(grid=lambda lines, BM: -(-lines // (2 * BM)), overwrites=("y",))
 def mixed_real_back(xr: Tensor["A", "E", f32], xi: Tensor["A", "E", f32], y: Tensor["A", "F", f32],
-                    angles: Tensor["T", f32], radices, pads, N: int, lines: int, scale: float,
+                    angles: Tensor["W", f32], radices, pads, N: int, lines: int, scale: float,
                     BM: int, P: int, T: int):
     """The N real points of lines of frequencies 0 .. N // 2, two at once; see irfft_pairs."""
     R, last = radices[0], radices[-1]

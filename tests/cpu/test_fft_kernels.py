@@ -9,6 +9,9 @@ import numpy as np
 import pytest
 
 import tessera as ts
+from fake_gpu import driver as driver
+from fake_gpu import gpu as gpu
+from lowering_cases import apart as apart
 from tessera.graph.cuda import CudaProgram
 from tessera.graph.host_copy import HostCopy
 from tessera.kernels import fft_passes
@@ -162,6 +165,18 @@ def test_real_lines_of_factors_3_and_5(lines: int, n: int, rng: Any) -> None:
     made, (y,) = ran(lambda a, b: (ts.irfft((a, b), n),), a, b)
     assert calls(made) == ["mixed_real_back"] and len(made.plan.groups) == 1
     check(y, x.astype(np.float64), n * n)
+
+
+@pytest.mark.usefixtures("gpu", "apart")
+@pytest.mark.parametrize("n", [60, 225])
+def test_a_launch_knows_how_long_its_table_is(n: int, rng: Any) -> None:
+    """Its extent had the name of a parameter, the threads of a line, and accesses were checked
+    against that number."""
+    re, im, z = pair(rng, 3, n)
+    y = ts.fft(ts.to((ts.tensor(re), ts.tensor(im)), "cuda"))
+    check(y[0].numpy() + 1j * y[1].numpy(), np.fft.fft(z), n)
+    a, b = ts.rfft(ts.tensor(re).to("cuda"))
+    check(a.numpy() + 1j * b.numpy(), np.fft.rfft(re.astype(np.float64)), n * n)
 
 
 def test_all_stages_but_the_last_come_out_even() -> None:

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from failed_names import pytest_runtest_logreport  # noqa: F401 - a hook
+
 # Several workers share a GPU: JAX would take three quarters of its memory at the first array.
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 MOST_KEPT = 2 << 30  # bytes that a worker's pools may keep between tests

@@ -1,0 +1,35 @@
+"""A run that is killed has said which tests failed."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+TESTS = """
+import os, signal
+
+def test_one():
+    assert 1 + 1 == 3
+
+def test_end_of_the_run():
+    os.kill(PROCESS, signal.SIGKILL)
+"""
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_run_that_is_killed_has_named_what_failed(workers: int, tmp_path: Path) -> None:
+    process = "os.getppid()" if workers else "os.getpid()"
+    (tmp_path / "test_two.py").write_text(TESTS.replace("PROCESS", process))
+    folder = str(Path(__file__).parents[1])
+    command = f"import sys; sys.path.insert(0, {folder!r}); import pytest; sys.exit(pytest.main())"
+    # A worker whose parent is gone ends by itself.
+    made = subprocess.run(
+        [sys.executable, "-c", command, "-q", "-p", "failed_names", "-p", "no:cacheprovider",
+         *(["-n", str(workers)] if workers else []), "test_two.py"],
+        cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert made.returncode == -signal.SIGKILL
+    assert "FAILED test_two.py::test_one (call): assert (1 + 1) == 3\n" in made.stderr
