@@ -98,7 +98,7 @@ def inputs(rng, length=6):
             for s in ((5, 5), (length, 3, 5), (3, 5))]
 
 
-def test_a_long_scan_and_its_gradients(gpu, rng, short):
+def test_a_long_scan_and_its_gradients(gpu, rng, short, apart):
     w, xs, h = inputs(rng)
     check(rnn, w, xs, h)
     check(lambda w, xs, h: ts.scan(lambda h, x: (h + x @ w, h), h, xs, reverse=True), w, xs, h)
@@ -112,7 +112,7 @@ def test_a_long_scan_and_its_gradients(gpu, rng, short):
     check(lambda w, xs, h: ts.vmap(lambda h: rnn(w, xs, h)[0])(ts.stack([h, 2 * h])), w, xs, h)
 
 
-def test_maps_and_loops_in_loops(gpu, rng, short):
+def test_maps_and_loops_in_loops(gpu, rng, short, apart):
     w, xs, h = inputs(rng, 4)
     check(lambda xs: ts.map(lambda x: ts.softmax(x) + ts.max(x), xs), xs)
     check(lambda w, xs, h: ts.scan(lambda h, x: (ts.scan(
