@@ -27,9 +27,10 @@ class CodeNames(NamedTuple):
 
 
 def code_names(value: Any) -> CodeNames:
-    """Those of a function; none of what is no Python function."""
-    code = getattr(value, "__code__", None)
-    return _names_in(code) if isinstance(code, types.CodeType) else CodeNames()
+    """Those of a function; none of what is no Python function, which is asked for nothing: an
+    attribute that it makes when asked may raise, or start a driver."""
+    function = value.__func__ if isinstance(value, types.MethodType) else value
+    return _names_in(function.__code__) if isinstance(function, types.FunctionType) else CodeNames()
 
 
 @functools.lru_cache(maxsize=1024)

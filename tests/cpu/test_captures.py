@@ -488,3 +488,18 @@ def test_what_is_passed_costs_no_look_at_names() -> None:
     f = ts.jit(lambda x, w: x * w + ts.arange(3))
     f(ts.ones(3), ts.ones(3))
     assert f.traced(ts.ones(3), ts.ones(3)).captured is None
+
+
+class _StartsADriver:
+    def __getattr__(self, name: str) -> Any:
+        raise RuntimeError(f"asked for {name}")
+
+
+def test_objects_of_other_scopes_are_asked_for_nothing() -> None:
+    other = _StartsADriver()
+
+    @ts.jit
+    def f(x: Any) -> Any:
+        return x * (2.0 if other is not None else 1.0)
+
+    assert f(ts.ones(2)).tolist() == [2.0, 2.0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -26,10 +27,11 @@ def test_a_run_that_is_killed_has_named_what_failed(workers: int, tmp_path: Path
     (tmp_path / "test_two.py").write_text(TESTS.replace("PROCESS", process))
     folder = str(Path(__file__).parents[1])
     command = f"import sys; sys.path.insert(0, {folder!r}); import pytest; sys.exit(pytest.main())"
+    env = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST_")}  # of this run
     # A worker whose parent is gone ends by itself.
     made = subprocess.run(
         [sys.executable, "-c", command, "-q", "-p", "failed_names", "-p", "no:cacheprovider",
          *(["-n", str(workers)] if workers else []), "test_two.py"],
-        cwd=tmp_path, capture_output=True, text=True, timeout=60)
+        cwd=tmp_path, env=env, capture_output=True, text=True, timeout=60)
     assert made.returncode == -signal.SIGKILL
     assert "FAILED test_two.py::test_one (call): assert (1 + 1) == 3\n" in made.stderr
