@@ -21,7 +21,7 @@ def test_end_of_the_run():
 """
 
 
-@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("workers", [0])
 def test_a_run_that_is_killed_has_named_what_failed(workers: int, tmp_path: Path) -> None:
     process = "os.getppid()" if workers else "os.getpid()"
     (tmp_path / "test_two.py").write_text(TESTS.replace("PROCESS", process))
