@@ -192,7 +192,7 @@ def _entry_links(found: Iterable[Link]) -> tuple[list[_EntryLinks], list[Link]]:
 class _Search:
     def __init__(self, captures: Iterable[Tensor]):
         self.ids = {id(t) for t in captures}
-        self.names: set[str] = set()  # in the code of the functions so far
+        self.names = {"__call__"}  # and those in the code of the functions so far
         self.written: set[str] = set()  # what it writes, such as counters of its traces
         self.constants: set[str] = set()  # strings, which may be keys
         self.seen: dict[tuple[int, bool], bool] = {}
@@ -348,7 +348,7 @@ def _of_class(value: Any, names: set[str]) -> Iterator[tuple[NameLink, Any]]:
     own = getattr(value, "__dict__", {})
     for kind in _classes(type(value)):
         for n in (vars(kind).keys() & names) - own.keys():
-            if not hasattr(vars(kind)[n], "__get__"):
+            if not hasattr(type(vars(kind)[n]), "__get__"):
                 yield NameLink(value, n, getattr(value, n), n), getattr(value, n)
 
 
@@ -360,12 +360,13 @@ def _classes(kind: type) -> list[type]:
 
 def _methods(kind: type, names: set[str]) -> Iterator[Any]:
     """Those that the code names, properties too; what these name may be further ones."""
-    done: set[str] = set()
-    while more := ({"__call__"} | names) - done:
-        done |= more
-        found = (_function_of(vars(k)[n]) for k in kind.__mro__ for n in sorted(more)
-                 if n in vars(k))
-        yield from [m for m in found if isinstance(m, types.FunctionType) or hasattr(m, "fn")]
+    done: set[tuple[type, str]] = set()
+    while more := [(k, n) for k in kind.__mro__ for n in sorted(vars(k).keys() & names)
+                   if (k, n) not in done]:
+        done.update(more)
+        found = (_function_of(vars(k)[n]) for k, n in more)
+        yield from [m for m in found if isinstance(m, types.FunctionType) or (
+            _is_ours(m) and hasattr(m, "fn"))]
 
 
 def _function_of(member: Any) -> Any:

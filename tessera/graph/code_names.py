@@ -37,8 +37,10 @@ def code_names(value: Any) -> CodeNames:
 def _names_in(code: types.CodeType) -> CodeNames:
     inner = [_names_in(c) for c in code.co_consts if isinstance(c, types.CodeType)]
     steps = list(dis.get_instructions(code))
-    own = CodeNames(frozenset(code.co_names),
-                    frozenset(i.argval for i in steps if i.opname in ("LOAD_GLOBAL", "LOAD_NAME")),
+    globals_read = (i.argval for i in steps if i.opname in ("LOAD_GLOBAL", "LOAD_NAME"))
+    # pytest's rewritten asserts read `@pytest_ar`, which no program can bind.
+    own = CodeNames(frozenset(filter(str.isidentifier, code.co_names)),
+                    frozenset(filter(str.isidentifier, globals_read)),
                     _bound(steps, code) | _changed(steps),
                     frozenset(c for c in code.co_consts if isinstance(c, str)))
     return CodeNames(*(frozenset().union(*parts) for parts in zip(own, *inner, strict=True)))

@@ -11,20 +11,23 @@ from pathlib import Path
 import pytest
 
 TESTS = """
-import os, signal
+import os, signal, time
 
 def test_one():
     assert 1 + 1 == 3
 
 def test_end_of_the_run():
+    time.sleep(SECONDS)
     os.kill(PROCESS, signal.SIGKILL)
 """
 
 
-@pytest.mark.parametrize("workers", [0])
+@pytest.mark.parametrize("workers", [0, 1])
 def test_a_run_that_is_killed_has_named_what_failed(workers: int, tmp_path: Path) -> None:
     process = "os.getppid()" if workers else "os.getpid()"
-    (tmp_path / "test_two.py").write_text(TESTS.replace("PROCESS", process))
+    seconds = "2" if workers else "0"  # in which the report of the first test arrives
+    (tmp_path / "test_two.py").write_text(
+        TESTS.replace("PROCESS", process).replace("SECONDS", seconds))
     folder = str(Path(__file__).parents[1])
     command = f"import sys; sys.path.insert(0, {folder!r}); import pytest; sys.exit(pytest.main())"
     env = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST_")}  # of this run
