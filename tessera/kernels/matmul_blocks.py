@@ -83,7 +83,8 @@ class Card:
     formats: of operands that its warpgroups multiply; along_k: those of them that may lie along K
     alone; by_columns: those of which a first operand may lie otherwise.  copies: whether operands
     lie in its memory, so that they may be copied where TMA cannot read their rows, or wgmma their
-    order.  tuned: what was measured on such a card.
+    order.  tuned: what was measured on such a card.  clusters: pairs of a cluster's groups and how
+    many run at one time, where that is known.
     """
 
     multiprocessors: int = 132
@@ -93,6 +94,7 @@ class Card:
     by_columns: frozenset[str] = frozenset()
     copies: bool = False
     tuned: TunedTables | None = None
+    clusters: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ..errors import ArgumentError
+from ..launched import launched_size
 from ..numerics import DType, f32
 from ..runtime.arrays import HOST, place_of
+from ..runtime.clusters import clusters_at_once
 from ..runtime.device import device, device_count, has_gpu
 from ..runtime.generations import WarpgroupMatmul
 from ..runtime.target import Target
@@ -93,8 +95,22 @@ def card_for(unit: WarpgroupMatmul | None) -> Card:
     """Of this machine's GPU where it multiplies so, else of those that are tuned for."""
     if (planned := _planned.get()) is not None:
         return planned
-    mine = has_gpu() and device().target.generation.warpgroup_matmul is unit
-    return card_at(0) if mine else usual_card()
+    return card_at(0) if _is_mine(unit) else usual_card()
+
+
+def clusters_for(unit: WarpgroupMatmul | None, groups: int) -> int | None:
+    """Clusters of so many groups, with a multiprocessor each, that run at one time on the card;
+    None where it is not asked: chips differ. Ranks, whose cards may too, are to have the same sums
+    in the same order, so they do not ask."""
+    if (planned := _planned.get()) is not None:
+        return dict(planned.clusters).get(groups)
+    if launched_size() > 1 or not _is_mine(unit):
+        return None
+    return clusters_at_once(device(), groups)
+
+
+def _is_mine(unit: WarpgroupMatmul | None) -> bool:
+    return has_gpu() and device().target.generation.warpgroup_matmul is unit
 
 
 def _made(gpu: Gpu, copies: bool) -> Card:
@@ -242,6 +258,6 @@ def explained(b: MatmulBlocks, card: Card) -> str:
             f"{card.multiprocessors} multiprocessors")
 
 
-__all__ = ["LINE_BYTES", "ProductPlan", "card_at", "card_for", "card_of", "explained",
-           "plan_product", "plans_to_measure", "product_text", "read_choice", "tuned_blocks",
-           "usual_card"]
+__all__ = ["LINE_BYTES", "ProductPlan", "card_at", "card_for", "card_of", "clusters_for",
+           "explained", "plan_product", "plans_to_measure", "product_text", "read_choice",
+           "tuned_blocks", "usual_card"]

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from ..runtime.generations import Generation
 from ..tile import MODULE as tile
 from ..tile.kernel.decorator import kernel
+from .matmul_plan import clusters_for
 
 LONGEST = 4095  # columns of a row that a group holds in registers
 WARPS = 4  # of a group of short rows
@@ -46,11 +47,13 @@ SHARE_STEP, SHARE_WARPS = 4096, 8  # elements at once, of all of a group's rows
 
 # Rows of 16 bits that groups of clusters take one after another, so that weights come once: strips
 # by the groups of a cluster, no more than run at one time, as a second wave takes as long as the
-# first. Each group has a multiprocessor, and a cluster's are neighbours: of an H200's 132, 30
-# clusters of four run at once and 15 of eight (cuOccupancyMaxActiveClusters); chips differ in which
-# are there. Gradients of rows of 131072 take 121.0 us with 14 strips and 115.9 with 15 (layer
-# norm), have 0.89 and 0.86 of a copy's rate (RMS norm), 0.59 with 16 (H200, 2026-11-26).
+# first. Each group has a multiprocessor, and a cluster's are neighbours; chips differ in which are
+# there. These are sure to run on any with 132; of an H200's 30 clusters of four do and 15 of eight:
+# gradients of rows of 131072 take 121.0 us with 14 strips and 115.9 with 15 (layer norm), have 0.59
+# of a copy's rate with 16 (RMS norm; H200, 2026-11-26). So the card is asked: see strip_count.
 STRIPS = {1: 132, 2: 66, 4: 28, 8: 14}
+ASKED = (4, 8)  # groups of clusters whose number differs from chip to chip; to what, of 132:
+CLUSTER_COUNTS = tuple(((4, 28 + i), (8, 14 + i % 3)) for i in range(6))
 STRIP_STEP, STRIP_WARPS, STRIP_STEPS = 4096, 16, 4  # columns at once; how often at most
 
 
@@ -148,15 +151,23 @@ def routine_blocks(rows: int, columns: int, bits: int, chip: Generation | None,
     return RowBlocks(1, STREAMED, 32)
 
 
+def strip_count(groups: int, chip: Generation) -> int:
+    """Strips of rows that clusters of so many groups take, a strip each: as many as run at one time
+    on the card, or are sure to."""
+    asked = clusters_for(chip.warpgroup_matmul, groups) if groups in ASKED else None
+    return asked or STRIPS[groups]
+
+
 def strip_blocks(rows: int, columns: int, chip: Generation) -> RowBlocks | None:
     """Strips of rows that eight groups share, one after another; None where these are few or
     shorter, or no whole blocks. Layer norm of 131072 takes 79.9 us in place of 91.1, of 65536, in
     clusters of four, 79.1 in place of 77.0 (2^26 elements of bf16, H200, 2026-11-26)."""
     n, block = 8, 8 * STRIP_STEP
     fits = STRIP_STEPS // 2 * block < columns <= STRIP_STEPS * block and columns % block == 0
-    if n > chip.cluster_groups or not fits or rows < 2 * STRIPS[n]:
+    if n > chip.cluster_groups or not fits or rows < 2 * (
+            strips := strip_count(n, chip)):
         return None
-    return RowBlocks(1, STRIP_STEP, STRIP_WARPS, True, n, True, STRIPS[n])
+    return RowBlocks(1, STRIP_STEP, STRIP_WARPS, True, n, True, strips)
 
 
 @kernel
@@ -202,4 +213,4 @@ def block_of(x, row, m, k, N, BN, fill, held):
 
 __all__ = ["ALONE", "LONGEST", "STREAMED", "RowBlocks", "RowShare", "block_of", "bring_part",
            "bring_row", "few_row_share", "own_part", "routine_blocks", "row_blocks", "row_share",
-           "strip_blocks"]
+           "strip_blocks", "strip_count"]

@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 import re
+import sys
 from typing import Any
 
 import numpy as np
 import pytest
 
 import tessera as ts
+from fake_driver import driver as driver
+from ptx_harness import require_compiler
 from tessera.graph.cuda import CudaProgram, long_strips, strips
+from tessera.graph.cuda.compile_ahead import compile_ahead, wanted_ahead
 from tessera.graph.cuda.generate_kernels import source_of
+from tessera.kernels import matmul_plan, row_blocks
+from tessera.kernels.matmul_blocks import Card
+from tessera.kernels.matmul_plan import planning_for
+from tessera.runtime.clusters import clusters_at_once
+from tessera.runtime.device import device
 from tessera.runtime.target import parse_target
+from tessera.tile.launch.machine_code import compiling_for
 from tolerance import assert_close
 
 TARGET = parse_target("sm_90a")
@@ -127,3 +137,42 @@ def test_operands_that_leave_no_room_are_read_twice(monkeypatch: pytest.MonkeyPa
     x, w = ts.Tensor[192, 512, "f32"], ts.Tensor[512, "f32"]
     monkeypatch.setattr(long_strips, "KEPT_BYTES", 222 << 10)
     assert program(gradients, x, w, w, x).plan.groups[0].kind == "rows"
+
+
+@pytest.mark.parametrize("n, groups, many", [(1024 + 512, 4, 30), (3072, 8, 15), (768, 2, 66)])
+def test_as_many_clusters_share_rows_as_run_at_one_time_on_the_card(
+        n: int, groups: int, many: int) -> None:
+    """The card is asked about clusters of four groups and of eight; others are sure to run."""
+    x, w = ts.Tensor[4096, n, "f32"], ts.Tensor[n, "f32"]
+    with planning_for(Card(clusters=((2, 60), (4, 30), (8, 15)))):
+        group = program(gradients, x, w, w, x).plan.groups[0]
+    parts = -(-many * -(-4096 // (many * 128)))
+    assert (group.attr("cluster"), group.attr("rows")) == (groups, -(-4096 // parts))
+
+
+def test_strips_are_compiled_ahead_for_each_number_of_clusters(monkeypatch: pytest.MonkeyPatch
+                                                               ) -> None:
+    monkeypatch.setattr(sys.modules[compile_ahead.__module__], "CLUSTER_COUNTS", (((8, 15),),))
+    x, w = ts.Tensor[450, 3072, "f32"], ts.Tensor[3072, "f32"]
+    require_compiler()
+    graph = ts.jit(gradients).graph(x, w, w, x)
+    made, plans = compile_ahead(graph, TARGET), list[set[str]]()
+    for count in (14, 15):
+        with compiling_for(TARGET), planning_for(Card(clusters=((8, count),))):
+            wanted = wanted_ahead(CudaProgram(graph, TARGET, on_host=()))
+            plans.append({w.request.portable_key(w.function) for w in wanted})
+    assert plans[0] != plans[1] and set().union(*plans) <= set(made)
+
+
+def test_the_driver_is_asked_how_many_clusters_run(driver: Any, monkeypatch: pytest.MonkeyPatch
+                                                   ) -> None:
+    """On the machine's card; not by ranks, whose cards may differ, and not about others."""
+    chip = device().target.generation
+    clusters_at_once.cache_clear()
+    monkeypatch.setattr(driver, "clusters", 15)
+    assert (row_blocks.strip_count(8, chip), row_blocks.strip_count(2, chip)) == (15, 66)
+    assert row_blocks.routine_blocks(300, 131072, 16, chip, 32).strips == 15
+    assert row_blocks.strip_count(8, parse_target("sm_100a").generation) == 14
+    monkeypatch.setattr(matmul_plan, "launched_size", lambda: 2)
+    assert row_blocks.strip_count(8, chip) == 14
+    clusters_at_once.cache_clear()

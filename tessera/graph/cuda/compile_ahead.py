@@ -3,15 +3,18 @@
 What a launch has to have compiled depends on where its arrays lie. Here they lie where allocators
 put them: every buffer at whole 256 bytes, temporaries in their block as planned. What a call has
 otherwise, such as an argument that begins at an odd element, is compiled when it comes. Blocks of
-products depend on the card too, so the graph is lowered for each card that is known of the target.
+products depend on the card too, so the graph is lowered for each card that is known of the target,
+and strips of rows that clusters share for each number of clusters that chips run at one time.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from ...kernels.matmul_plan import known_cards, planning_for
 from ...kernels.routine import ForeignArray
+from ...kernels.row_blocks import ASKED, CLUSTER_COUNTS
 from ...runtime.cache import CacheEntry
 from ...runtime.target import Target
 from ...tile.launch.compile_images import WantedImage, compile_images
@@ -33,7 +36,11 @@ def compile_ahead(graph: Graph, target: Target) -> dict[str, CacheEntry]:
         wanted = list[WantedImage]()
         for card in known_cards(target):
             with planning_for(card):
-                wanted += wanted_ahead(CudaProgram(graph, target, on_host=()))
+                program = CudaProgram(graph, target, on_host=())
+                wanted += wanted_ahead(program)
+            for clusters in CLUSTER_COUNTS if _in_clusters(program) else ():
+                with planning_for(replace(card, clusters=clusters)):
+                    wanted += wanted_ahead(CudaProgram(graph, target, on_host=()))
         compile_images(wanted)
         found = {}
         for w in wanted:
@@ -41,6 +48,12 @@ def compile_ahead(graph: Graph, target: Target) -> dict[str, CacheEntry]:
             found[w.request.portable_key(w.function)] = entry or to_entry(
                 w.loaded[w.key].compiled)
     return found
+
+
+def _in_clusters(program: CudaProgram) -> bool:
+    """Whether it has strips of which there are as many as clusters that run at one time."""
+    return any(g.kind == "strips" and dict(g.attrs).get("cluster") in ASKED
+               for g in program.plan.groups) or any(map(_in_clusters, program.inner))
 
 
 def wanted_ahead(program: CudaProgram) -> Iterator[WantedImage]:

@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
-from ...kernels.row_blocks import STRIPS
+from ...kernels.row_blocks import STRIPS, strip_count
 from ...runtime.generations import Generation
 from ...tile.ir.schedule import Schedule
 from ..ir import Node
@@ -94,10 +94,10 @@ def long_strips(R: int, C: int, chip: Generation) -> LongStrips | None:
         if C % SHARED_BLOCK or (rows := _rows(R, SHARED_STRIPS)) < 2:
             return None
         return LongStrips(rows, 1, C, whole // 2 - KEPT_BYTES, 2)
-    for n, strips in STRIPS.items():
+    for n in STRIPS:
         S = C // n
         if n <= chip.cluster_groups and C % (n * BLOCK) == 0 and S <= MOST_BLOCKS * BLOCK:
-            rows = _rows(R, strips)
+            rows = _rows(R, strip_count(n, chip))
             return LongStrips(rows, n, S, whole - KEPT_BYTES) if rows > 1 else None
     return None
 
