@@ -15,7 +15,7 @@ from ..tile import MODULE as tile
 from ..tile.ir.schedule import Schedule
 from ..tile.kernel.decorator import kernel
 from .matmul_blocks import Card
-from .matmul_plan import LINE_BYTES, card_of, copied_operands, plan_product
+from .matmul_plan import LINE_BYTES, card_of, plan_product
 from .record import Benchmark, CompiledCall, KernelSample
 from .routine import RoutineArray, empty_like, reshaped, routine, type_of, viewed
 
@@ -188,11 +188,9 @@ def gemm(run: Any, a: Any, b: Any, *, transpose_a: bool = False, transpose_b: bo
     if precision is not None:
         kind, a, b = tf32, *(_as_tf32(run, x, precision, card) for x in (a, b))
     across = kind is f32 and min(M, N) >= ACROSS_FROM
-    lines = (False, False) if run.has_sizes else copied_operands(
-        kind, M, N, K, "nt"[transpose_a] + "nt"[transpose_b], card, result.bits)
     (a, turned_a), (b, turned_b) = (_operand(run, *which, across, kind, card) for which in zip(
         (a, b), (transpose_a, transpose_b), (False, True), _by_columns(
-            run, (transpose_a, not transpose_b), M, N, K, kind, card), lines, strict=True))
+            run, (transpose_a, not transpose_b), M, N, K, kind, card), strict=True))
     plan = run.trial or plan_product(
         kind, M, N, K, "nt"[turned_a] + "nt"[turned_b], card, result.bits, not run.has_sizes,
         bool(run.extra("FAST_SUMS")))
@@ -256,15 +254,15 @@ def _by_columns(run: Any, across: tuple[bool, bool], M: int, N: int, K: int, kin
     return a and not (b and N > M), b and not (a and N <= M)
 
 
-def _operand(run: Any, x: Any, turned: bool, along: bool, by_columns: bool, lines: bool,
-             across: bool, kind: DType, card: Card) -> tuple[Any, bool]:
+def _operand(run: Any, x: Any, turned: bool, along: bool, by_columns: bool, across: bool,
+             kind: DType, card: Card) -> tuple[Any, bool]:
     """An operand as what multiplies reads it, and whether it lies transposed: one column as a row,
     and a copy with rows of whole 128 bytes where they do not begin at 16, or where they have to lie
-    along K, or across, and do not, or where whole lines pay.
+    along K, or across, and do not.
 
     along: whether it lies transposed when its rows lie along K.  by_columns: whether it may lie
-    otherwise.  lines: whether whole lines pay for a copy.  across: whether rows across K pay for
-    one.  kind: the type that is multiplied; TMA rounds f32 to tf32.
+    otherwise.  across: whether rows across K pay for a copy.  kind: the type that is multiplied;
+    TMA rounds f32 to tf32.
     """
     rows, columns = x.shape
     if columns == 1:
@@ -275,7 +273,7 @@ def _operand(run: Any, x: Any, turned: bool, along: bool, by_columns: bool, line
     if turned == along if across else (
             turned != along and kind.name in card.along_k and not by_columns):
         name, shape, turned = "turned_rows", (columns, -(-rows // line) * line), not turned
-    elif columns * kind.bits % 128 or lines:
+    elif columns * kind.bits % 128:
         name, shape = "aligned_rows", (rows, -(-columns // line) * line)
     if name:
         y = empty_like(x, shape)

@@ -65,7 +65,6 @@ CLUSTER = 2  # blocks that share columns, or rows where these are more (shares_r
 BEGIN_US = 1.33  # of a kernel
 WORD_US = 2.5  # of 128 x 256 results of 32 bits, more
 SUM_US = 1.0  # of the sum of partial results, besides its bytes
-COPY_US = 4.0  # of a copy of an operand, besides its bytes
 MEMORY = 0.83  # of the rate in the data sheet, at which bytes come and go
 BUSY = 7e8  # flops in a us: what takes less than twice its bytes does not gain by pairs
 SHARPNESS = 5.4  # steps and bytes hide each other the less, the nearer their times are
@@ -343,8 +342,8 @@ def default_block(numeric: NumericType | DType, M: int, N: int) -> tuple[int, in
     return (128 if M >= 128 else 64), columns, 1024 // max(bits, 8)
 
 
-__all__ = ["BLOCKS", "BLOCK_US", "COPY_US", "CROWDED", "FP8_BLOCKS", "FP8_COLUMNS", "LARGE",
-           "MEMORY", "PAIRS_US", "TRANSPOSED_US", "USUAL", "Card", "MatmulBlocks", "MatmulExtents",
+__all__ = ["BLOCKS", "BLOCK_US", "CROWDED", "FP8_BLOCKS", "FP8_COLUMNS", "LARGE",
+           "PAIRS_US", "TRANSPOSED_US", "USUAL", "Card", "MatmulBlocks", "MatmulExtents",
            "ThreadBlock", "choose_blocks", "choose_either_way", "choose_thread_block",
            "default_block", "estimate", "lines_of", "or_transposed", "rank_blocks",
            "rank_either_way", "short_sums"]

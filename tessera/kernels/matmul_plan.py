@@ -25,10 +25,8 @@ from ..tile.tuning.gpus import DEFAULT, GPUS, Gpu, gpu, gpu_of
 from .matmul_blocks import (
     BLOCK_US,
     CLUSTER,
-    COPY_US,
     FP8_BLOCKS,
     FP8_COLUMNS,
-    MEMORY,
     PAIRS_US,
     STEP_BYTES,
     Card,
@@ -157,44 +155,15 @@ def plan_product(dtype: DType, M: int, N: int, K: int, layout: str, card: Card,
     columns = min(columns, FP8_COLUMNS) if short else columns
     if not free or dtype.name not in card.formats:
         return ProductPlan(rows, columns, step, f"blocks of {rows} x {columns} for {dtype}")
-    extents, blocks = _product(dtype, M, N, K, layout, result_bits, short, card)
+    extents, blocks = _product(dtype, M, N, K, layout, result_bits, short)
     found = tuned_blocks(choose_either_way(extents, blocks, layout, card, dtype.kind == "float"),
                          extents, dtype, layout, card)
     return _plan(found, card, step)
 
 
-@functools.lru_cache(maxsize=4096)
-def copied_operands(dtype: DType, M: int, N: int, K: int, layout: str, card: Card,
-                    result_bits: int = 16) -> tuple[bool, bool]:
-    """Which operand is copied to rows of whole lines of L2 although TMA reads it as it lies: one at
-    most, where the product gains more than the copy takes."""
-    if not card.copies or dtype.bits != 16 or dtype.name not in card.formats:
-        return False, False
-    x, blocks = _as_they_lie(dtype, M, N, K, layout, result_bits, False)
-    split = dtype.kind == "float"
-
-    def us(copied: tuple[bool, bool]) -> float:
-        first, second = (1.0 if c else n for c, n in zip(copied, x.lines, strict=True))
-        moved = sum(2 * K * n * dtype.bits / 8 for c, n in zip(copied, (M, N), strict=True) if c)
-        copying = any(copied) * (COPY_US + moved / (MEMORY * card.memory_gbps * 1e3))
-        return copying + choose_either_way(
-            replace(x, lines=(first, second)), blocks, layout, card, split).us
-
-    ways = [(False, False), *((i == 0, i == 1) for i in (0, 1) if x.lines[i] > 1)]
-    return min(ways, key=us)
-
-
-def _product(dtype: DType, M: int, N: int, K: int, layout: str, result_bits: int, short: bool,
-             card: Card) -> tuple[MatmulExtents, tuple[tuple[int, int], ...]]:
-    """The extents as they are multiplied, and the blocks that there are."""
-    x, blocks = _as_they_lie(dtype, M, N, K, layout, result_bits, short)
-    copied = copied_operands(dtype, M, N, K, layout, card, result_bits)
-    first, second = (1.0 if c else n for c, n in zip(copied, x.lines, strict=True))
-    return replace(x, lines=(first, second)), blocks
-
-
-def _as_they_lie(dtype: DType, M: int, N: int, K: int, layout: str, result_bits: int, short: bool
-                 ) -> tuple[MatmulExtents, tuple[tuple[int, int], ...]]:
+def _product(dtype: DType, M: int, N: int, K: int, layout: str, result_bits: int, short: bool
+             ) -> tuple[MatmulExtents, tuple[tuple[int, int], ...]]:
+    """The extents, and the blocks that there are."""
     lines = (lines_of((M if layout[0] == "t" else K) * dtype.bits // 8),
              lines_of((K if layout[1] == "t" else N) * dtype.bits // 8))
     return (MatmulExtents(M, N, K, dtype.bits, result_bits, short=short, lines=lines),
@@ -217,8 +186,8 @@ def _problem_text(extents: MatmulExtents, dtype: DType, layout: str) -> str:
 
 def product_text(dtype: DType, M: int, N: int, K: int, layout: str, result_bits: int) -> str:
     """The same of a product by its extents."""
-    x, _ = _as_they_lie(dtype, M, N, K, layout, result_bits, short_sums(dtype))
-    return _problem_text(x, dtype, layout)
+    return _problem_text(_product(dtype, M, N, K, layout, result_bits, short_sums(dtype))[0], dtype,
+                        layout)
 
 
 CHOICE = re.compile(r"(\d+)x(\d+)( swapped)?(?: parts=(\d+))?(?: cluster=(\d+))?")
@@ -252,7 +221,7 @@ def plans_to_measure(dtype: DType, M: int, N: int, K: int, layout: str, card: Ca
                      result_bits: int = 16) -> dict[str, ProductPlan]:
     """By choice: the model's, the next best of its estimates, pairs of blocks for the first of
     them, and what a table says."""
-    extents, blocks = _product(dtype, M, N, K, layout, result_bits, short_sums(dtype), card)
+    extents, blocks = _product(dtype, M, N, K, layout, result_bits, short_sums(dtype))
     ranked = rank_either_way(extents, blocks, layout, card, dtype.kind == "float")[:count]
     paired = [replace(b, cluster=CLUSTER) for b in ranked[:PAIRED]]
     known = tuned_blocks(ranked[0], extents, dtype, layout, card)
@@ -274,6 +243,6 @@ def explained(b: MatmulBlocks, card: Card) -> str:
             f"{card.multiprocessors} multiprocessors")
 
 
-__all__ = ["LINE_BYTES", "ProductPlan", "card_at", "card_for", "card_of", "copied_operands",
-           "explained", "plan_product", "plans_to_measure", "product_text", "read_choice",
-           "tuned_blocks", "usual_card"]
+__all__ = ["LINE_BYTES", "ProductPlan", "card_at", "card_for", "card_of", "explained",
+           "plan_product", "plans_to_measure", "product_text", "read_choice", "tuned_blocks",
+           "usual_card"]

@@ -15,7 +15,7 @@ from hopper_lowering import lowered, program, run
 from tessera import bf16, f32, fp8_e4m3, stdlib, tile
 from tessera.kernels.gemm import LAYOUTS
 from tessera.kernels.matmul_blocks import BLOCK_US, Card, MatmulExtents, rank_blocks
-from tessera.kernels.matmul_plan import ProductPlan, copied_operands, plan_product
+from tessera.kernels.matmul_plan import ProductPlan, plan_product
 from tessera.runtime.target import parse_target
 from tessera.tile.cuda.emit.emitter import ArgumentFacts
 from tessera.tile.cuda.emit.warp_specialised import emit_warp_specialised
@@ -114,16 +114,6 @@ def test_blocks_wait_for_no_neighbour_where_memory_decides():
     assert [b.cluster for b in rank_blocks(x, ((128, 256),), False, H200)] == [1]
     x = replace(x, M=16384)
     assert [b.cluster for b in rank_blocks(x, ((128, 256),), False, H200)] == [2, 1]
-
-
-def test_a_small_operand_whose_rows_are_two_lines_is_copied():
-    """Where the other one's rows alone are brought as quickly as they are multiplied."""
-    card = replace(H200, copies=True)
-    assert copied_operands(bf16, 2632, 9176, 4952, "nt", card) == (True, False)
-    assert copied_operands(bf16, 9176, 2632, 4952, "nn", card) == (False, True)
-    for extents in ((1000, 1000, 1000), (2624, 9216, 4992), (4000, 4000, 4000)):
-        assert copied_operands(bf16, *extents, "nt", card) == (False, False)
-    assert copied_operands(bf16, 2632, 9176, 4952, "nt", H200) == (False, False)
 
 
 def test_blocks_of_96_columns_are_read_either_way():
