@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable, Mapping
+
 import numpy as np
 import pytest
 
@@ -67,3 +70,21 @@ def microseconds(run, repeats: int = 20) -> float:
         d.cuEventSynchronize(b)
         times.append(1e3 * d.cuEventElapsedTime(a, b)[1])
     return sorted(times)[repeats // 2]
+
+
+QUIET_ZERO_US = 4.0  # of torch's x.zero_() where nothing else runs (H200, 2026-11-22)
+
+
+def host_us(runs: Mapping[str, Callable[[], object]], repeats: int = 200, rounds: int = 60
+            ) -> dict[str, float]:
+    """Of the host for one call of each: the least of many short whiles, in turn, since a busy
+    machine has quiet moments, which are short."""
+    took = dict.fromkeys(runs, float("inf"))
+    for _ in range(rounds):
+        for name, run in runs.items():
+            device().synchronize()
+            start = time.perf_counter()
+            for _ in range(repeats):
+                run()
+            took[name] = min(took[name], 1e6 * (time.perf_counter() - start) / repeats)
+    return took

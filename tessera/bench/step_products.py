@@ -89,10 +89,15 @@ class StepProduct:
 
     @property
     def how(self) -> str:
-        """The block, the parts, the pairs of blocks."""
+        """The block, the parts, the pairs of blocks. Where the kernel that adds the parts goes on
+        with them, as an optimizer does, its ops are said: its time is more than a sum's."""
         s, attrs = self.group.schedule, dict(self.group.attrs)
         words = [f"parts={self.group.writes[0].shape[0]}"] * ("depth" in attrs)
-        return " ".join([f"{s.m}x{s.n}", *words, *[f"cluster={s.cluster}"] * bool(s.cluster)])
+        more = [launch.group for launch in self.launches[1:]]
+        words += [f"cluster={s.cluster}"] * bool(s.cluster)
+        if sum(len(g.writes) for g in more) > 1:
+            words += [f"(added by {sum(len(g.steps) for g in more)} ops)"]
+        return " ".join([f"{s.m}x{s.n}", *words])
 
 
 def step_program(model: StepModel) -> CudaProgram:

@@ -52,6 +52,10 @@ BLOCK_US: Mapping[tuple[int, int], tuple[float, float]] = {
 # that L2 does not hold, 2026-11-26).
 TRANSPOSED_US: Mapping[tuple[int, int], tuple[float, float]] = {(128, 96): (0.31, 0.6)}
 TRANSPOSED_STEPS, TRANSPOSED_WAVES = 32, 2  # most of them
+# Blocks in pairs alone: of two that lie side by side across K one begins in the middle of a line,
+# and copies of whole panels bring more than the block has. 6144 x 7168 from 8192 are 12 waves of
+# these in 912 us, 11 of 128 x 256 in 949; alone they take 1136 (H100, 2026-11-27).
+PAIRS_US: Mapping[tuple[int, int], tuple[float, float]] = {(128, 224): (0.575, 1.1)}
 # Of a row of 128 bytes that is brought, if it is one line of L2: 1.3 to 1.55 ns in 30 products
 # whose rows lie otherwise (H100, 2026-11-25). Rows that begin at odd multiples of 64 bytes are two
 # lines half of the time, and so on: by what the distance of rows is a multiple of, in bytes.
@@ -62,6 +66,7 @@ BEGIN_US = 1.33  # of a kernel
 WORD_US = 2.5  # of 128 x 256 results of 32 bits, more
 SUM_US = 1.0  # of the sum of partial results, besides its bytes
 MEMORY = 0.83  # of the rate in the data sheet, at which bytes come and go
+BUSY = 7e8  # flops in a us: what takes less than twice its bytes does not gain by pairs
 SHARPNESS = 5.4  # steps and bytes hide each other the less, the nearer their times are
 # Of fp8, whose short sums threads add to others: from cubes of 4096 and 8192, where in one run
 # 192 x 128 took 113 and 849 us, 128 x 128 105 and 900, 128 x 192 117 and 894, in pairs that share
@@ -166,10 +171,12 @@ def rank_blocks(extents: MatmulExtents, blocks: tuple[tuple[int, int], ...], spl
                 card: Card = Card()) -> list[MatmulBlocks]:
     """All choices, from the quickest by the estimate on.
 
-    blocks: of BLOCK_US.  split: whether K may be summed in parts.
+    blocks: of BLOCK_US and PAIRS_US.  split: whether K may be summed in parts.
     """
     parts = range(1, MOST_PARTS + 1) if split else (1,)
-    shared = [(b, CLUSTER) for b in blocks if max(extents.lines) > 1 or _in_pairs(extents, b)]
+    alone = [(b, 1) for b in blocks if b not in PAIRS_US]
+    shared = [(b, CLUSTER) for b in blocks if max(extents.lines) > 1 or b in PAIRS_US
+              or _in_pairs(extents, b, card)]
 
     def cost(b: MatmulBlocks) -> float:
         other = (b.rows, b.columns) != blocks[0]
@@ -178,15 +185,19 @@ def rank_blocks(extents: MatmulExtents, blocks: tuple[tuple[int, int], ...], spl
         return b.us * (1 + other * OTHER_BLOCK + (b.parts > 1) * IN_PARTS + beyond * BEYOND
                        - (b.cluster > 1) * PAIRED)
 
-    return sorted((estimate(extents, b, p, card, c) for b, c in (*((b, 1) for b in blocks), *shared)
+    return sorted((estimate(extents, b, p, card, c) for b, c in (*alone, *shared)
                    for p in parts), key=cost)
 
 
-def _in_pairs(x: MatmulExtents, block: tuple[int, int]) -> bool:
+def _in_pairs(x: MatmulExtents, block: tuple[int, int], card: Card) -> bool:
     """Whether pairs of blocks bring their columns for each other although each could read its own,
     which takes power off the second-level cache: steps of training take 1 % less (H200, 2026-11-26,
-    docs/internals/graph.md)."""
-    return block == USUAL and x.bits == 16 and -(-x.M // block[0]) % CLUSTER == 0
+    docs/internals/graph.md). Where memory decides, one waits for the other: 256 x 14336 from 4096
+    take 53.3 us in pairs and 50.8 without (H100, 2026-11-27)."""
+    busy = 2 * x.matrices * x.M * x.N * x.K / BUSY
+    bytes_us = x.operands * x.bits / 8 / (MEMORY * card.memory_gbps * 1e3)
+    return (block == USUAL and x.bits == 16 and -(-x.M // block[0]) % CLUSTER == 0
+            and busy >= 2 * bytes_us)
 
 
 def choose_either_way(extents: MatmulExtents, blocks: Sequence[tuple[int, int]], layout: str,
@@ -264,8 +275,8 @@ def estimate(x: MatmulExtents, block: tuple[int, int], parts: int = 1, card: Car
     """What a choice takes: steps of all waves of groups beside the bytes, then the sum of parts. A
     step is the matmuls', or the copies' where these take longer."""
     (m, n), steps = block, -(-x.steps // parts)
-    own = TRANSPOSED_US if block in TRANSPOSED_US else BLOCK_US
-    step, store = FP8_BLOCK_US.get(block, own[block]) if x.short else own[block]
+    own = next(us[block] for us in (BLOCK_US, TRANSPOSED_US, PAIRS_US) if block in us)
+    step, store = FP8_BLOCK_US.get(block, own) if x.short else own
     down, across = (1, cluster) if shares_rows(block) else (cluster, 1)  # blocks of a cluster
     if max(x.lines) > 1:
         step = max(step, LINE_US * (m * x.lines[0] / across + n * x.lines[1] / down))
@@ -333,8 +344,8 @@ def default_block(numeric: NumericType | DType, M: int, N: int) -> tuple[int, in
     return (128 if M >= 128 else 64), columns, 1024 // max(bits, 8)
 
 
-__all__ = ["BLOCKS", "BLOCK_US", "CROWDED", "FP8_BLOCKS", "FP8_COLUMNS", "LARGE", "USUAL", "Card",
-           "TRANSPOSED_US", "MatmulBlocks", "MatmulExtents", "ThreadBlock", "choose_blocks",
-           "choose_either_way", "choose_thread_block", "default_block", "estimate", "lines_of",
-           "or_transposed", "rank_blocks",
+__all__ = ["BLOCKS", "BLOCK_US", "CROWDED", "FP8_BLOCKS", "FP8_COLUMNS", "LARGE",
+           "PAIRS_US", "TRANSPOSED_US", "USUAL", "Card", "MatmulBlocks", "MatmulExtents",
+           "ThreadBlock", "choose_blocks", "choose_either_way", "choose_thread_block",
+           "default_block", "estimate", "lines_of", "or_transposed", "rank_blocks",
            "rank_either_way", "short_sums"]

@@ -29,6 +29,7 @@ from .matmul_blocks import (
     CLUSTER,
     FP8_BLOCKS,
     FP8_COLUMNS,
+    PAIRS_US,
     STEP_BYTES,
     Card,
     MatmulBlocks,
@@ -182,7 +183,7 @@ def _product(dtype: DType, M: int, N: int, K: int, layout: str, result_bits: int
     lines = (lines_of((M if layout[0] == "t" else K) * dtype.bits // 8),
              lines_of((K if layout[1] == "t" else N) * dtype.bits // 8))
     return (MatmulExtents(M, N, K, dtype.bits, result_bits, short=short, lines=lines),
-            FP8_BLOCKS if short else tuple(BLOCK_US))
+            FP8_BLOCKS if short else (*BLOCK_US, *PAIRS_US))
 
 
 def _plan(b: MatmulBlocks, card: Card, step: int) -> ProductPlan:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import numpy as np
@@ -13,6 +15,7 @@ from fake_driver import driver as driver
 from kernels import seeds
 from kernels.build import build
 from tessera import config
+from tessera.runtime import timing
 from tessera.tile.tuning.cost_model import CostModel
 from tessera.tile.tuning.measure import DeviceBench, FunctionBench, bench_for
 from tessera.tile.tuning.trial import Trace, Trial, spearman
@@ -29,10 +32,13 @@ def test_only_a_gpu_or_a_function_measures(driver):
 
 
 class Events:
-    """A driver whose events tick: a launch takes what `cost` says, the host nothing."""
+    """A driver whose events tick: a launch takes what `cost` says. Of the host's time nothing is
+    seen while the memory is overwritten, which is that of `hosts`."""
 
-    def __init__(self, cost):
+    def __init__(self, cost, hosts=()):
         self.now, self.cost, self.recorded, self.memsets = 0.0, cost, {}, 0
+        self.hosts = itertools.chain(hosts, itertools.repeat(0.0))
+        self.covered, self.late = 0.0, False
 
     CUevent_flags = SimpleNamespace(CU_EVENT_DEFAULT=0)
 
@@ -45,7 +51,7 @@ class Events:
         return (0,)
 
     def cuMemsetD8Async(self, pointer, value, nbytes, stream):
-        self.now += 0.05
+        self.now, self.covered = self.now + 0.05, self.covered + 0.05
         self.memsets += 1
         return (0,)
 
@@ -59,22 +65,28 @@ class Events:
     def cuEventElapsedTime(self, begin, end):
         return 0, self.recorded[end] - self.recorded[begin]
 
+    def cuEventQuery(self, event):
+        return (0 if self.late else 600,)
+
     def launch(self):
-        self.now += next(self.cost)
+        host = next(self.hosts)
+        self.late = host > self.covered
+        self.now += next(self.cost) + max(0.0, host - self.covered)
+        self.covered = 0.0
 
 
-def test_event_times_are_the_kernels_and_the_median(monkeypatch):
-    from contextlib import nullcontext
-
-    from tessera.runtime import timing
-
-    costs = iter([9.0, 9.0] + [1.0, 1.0, 7.0] * 100)  # two warm up
-    events = Events(costs)
+def timer_of(events, monkeypatch):
     monkeypatch.setattr(timing, "driver", lambda: events)
     monkeypatch.setattr(timing, "device", lambda i: SimpleNamespace(l2_bytes=8,
                                                                     current=nullcontext))
     monkeypatch.setattr(timing, "DeviceBuffer", lambda n, on: SimpleNamespace(pointer=1, nbytes=n))
-    timer = timing.EventTimer(0, 0)
+    return timing.EventTimer(0, 0)
+
+
+def test_event_times_are_the_kernels_and_the_median(monkeypatch):
+    costs = iter([9.0, 9.0] + [1.0, 1.0, 7.0] * 100)  # two warm up
+    events = Events(costs)
+    timer = timer_of(events, monkeypatch)
     got = timer.time(events.launch, 1e-9)
     assert (got.ms, got.repeats, got.least_ms, got.largest_ms) == (1.0, 1, 1.0, 1.0)
     got = timer.time(events.launch, 50.0)
@@ -84,9 +96,17 @@ def test_event_times_are_the_kernels_and_the_median(monkeypatch):
     assert events.recorded == {}
 
 
-def test_a_capture_is_refused(monkeypatch):
-    from tessera.runtime import timing
+def test_a_repetition_for_which_the_host_was_late_does_not_count(monkeypatch):
+    """Where it always is, its time counts: there is no other."""
+    late = itertools.chain([0.0] * 2, itertools.cycle([5.0, 0.3, 0.01]))
+    events = Events(itertools.repeat(1.0), late)
+    got = timer_of(events, monkeypatch).time(events.launch, 50.0)
+    assert got.ms == got.largest_ms == 1.0 and got.repeats == timing.MOST
+    slow = Events(itertools.repeat(1.0), itertools.repeat(5.0))
+    assert timer_of(slow, monkeypatch).time(slow.launch, 1e-9).ms > 4.0
 
+
+def test_a_capture_is_refused(monkeypatch):
     monkeypatch.setattr(timing, "is_capturing", lambda stream: True)
     with pytest.raises(ts.ArgumentError, match="cannot be captured in a graph") as info:
         DeviceBench(0, 0)

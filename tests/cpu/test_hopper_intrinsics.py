@@ -93,9 +93,11 @@ def test_what_is_stored_is_rounded_and_nan_stays(dtype, rng):
 @pytest.mark.parametrize("rows, columns, groups, buffers, shape, corner", [
     (128, 256, 2, 2, (300, 600), (128, 256)), (128, 256, 2, 2, (200, 296), (128, 256)),
     (256, 128, 2, 3, (256, 128), (0, 0)), (192, 64, 3, 1, (3, 190, 72), (1, 0, 0)),
-    (64, 192, 1, 2, (70, 2, 200), (0, 1, 0))], ids=str)
+    (64, 192, 1, 2, (70, 2, 200), (0, 1, 0)), (128, 224, 2, 3, (200, 440), (128, 224)),
+    (192, 96, 3, 2, (192, 96), (0, 0)),
+    (128, 112, 2, 2, (128, 240), (0, 112)), (64, 72, 1, 2, (70, 80), (0, 0))], ids=str)
 def test_panels_leave_by_tma(rows, columns, groups, buffers, shape, corner, rng):
-    """Each element once at its place, nothing outside, and no panel is overwritten before TMA has
+    """Each element at its place, nothing outside, and no panel is overwritten before TMA has
     read it, though it reads as late as it may."""
     layout, rank, axis = warpgroups((rows, columns), groups), len(shape), 0 if shape[1] == 2 else -2
     tile = rng.integers(0, 0x7F80, (rows, columns)).astype(np.uint16)

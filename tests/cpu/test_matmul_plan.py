@@ -14,7 +14,7 @@ from fake_gpu import gpu as gpu
 from hopper_lowering import lowered, program, run
 from tessera import bf16, f32, fp8_e4m3, stdlib, tile
 from tessera.kernels.gemm import LAYOUTS
-from tessera.kernels.matmul_blocks import BLOCK_US, Card
+from tessera.kernels.matmul_blocks import BLOCK_US, Card, MatmulExtents, rank_blocks
 from tessera.kernels.matmul_plan import ProductPlan, plan_product
 from tessera.runtime.target import parse_target
 from tessera.tile.cuda.emit.emitter import ArgumentFacts
@@ -100,6 +100,20 @@ def test_large_blocks_are_in_pairs_where_rows_have_an_even_number(layout):
         p = plan_product(bf16, M, 4096, 4096, layout, H200)
         assert (p.rows, p.columns, p.cluster) == (128, 256, cluster), (M, p)
     assert plan_product(bf16, 128, 8192, 8192, layout, H200).cluster == 1
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_blocks_of_224_columns_leave_fewer_multiprocessors_idle(layout):
+    """1536 in pairs are twelve waves on 132 multiprocessors, 1344 of 256 columns eleven."""
+    p = plan_product(bf16, 6144, 7168, 8192, layout, H200)
+    assert (p.rows, p.columns, p.cluster) == (128, 224, 2)
+
+
+def test_blocks_wait_for_no_neighbour_where_memory_decides():
+    x = MatmulExtents(256, 16384, 8192, 16, 16)
+    assert [b.cluster for b in rank_blocks(x, ((128, 256),), False, H200)] == [1]
+    x = replace(x, M=16384)
+    assert [b.cluster for b in rank_blocks(x, ((128, 256),), False, H200)] == [2, 1]
 
 
 def test_blocks_of_96_columns_are_read_either_way():

@@ -17,7 +17,13 @@ from tessera.errors import ArgumentError
 from tessera.graph.cuda import library_ops, place_blocks
 from tessera.kernels import tuned_tables
 from tessera.kernels.attention_plan import AttentionBlock, blocks_to_measure, tuned_attention
-from tessera.kernels.matmul_blocks import BLOCK_US, TRANSPOSED_US, Card, MatmulExtents
+from tessera.kernels.matmul_blocks import (
+    BLOCK_US,
+    PAIRS_US,
+    TRANSPOSED_US,
+    Card,
+    MatmulExtents,
+)
 from tessera.kernels.matmul_plan import card_at, plan_product, plans_to_measure, read_choice
 from tessera.kernels.routine import find
 from tessera.kernels.tuned_tables import (
@@ -191,7 +197,8 @@ def test_plans_begin_with_the_models_and_are_spelled(extents, layout):
         b = read_choice(text, MatmulExtents(*extents, 16, 16))
         assert b.choice == text and (b.rows, b.columns, b.parts, b.depth, b.swapped, b.cluster) == (
             p.rows, p.columns, p.parts, p.depth, p.swapped, p.cluster)
-        known = {**BLOCK_US, **(TRANSPOSED_US if p.swapped else {})}
+        known = {**BLOCK_US, **PAIRS_US, **(TRANSPOSED_US if p.swapped else {})}
+        assert p.cluster == 2 or (p.rows, p.columns) not in PAIRS_US
         assert ((p.columns, p.rows) if p.swapped else (p.rows, p.columns)) in known
         assert (p.parts - 1) * p.depth < extents[2]
 
@@ -477,8 +484,7 @@ def test_every_tunable_is_a_routine():
 def product(us: dict[str, float] | None, monkeypatch, key: str, behind):
     """The launch of a product with what follows it."""
     found = None if us is None else TunedTables((table(us, key),))
-    for module in (library_ops, place_blocks):
-        monkeypatch.setattr(module, "card_for", lambda chip: replace(H100, tuned=found))
+    monkeypatch.setattr(library_ops, "card_for", lambda chip: replace(H100, tuned=found))
     x, w, b = (ts.zeros(s, dtype=t) for s, t in (((2048, 1024), "bf16"), ((1024, 768), "bf16"),
                                                  ((768,), "f32")))
     plan = ts.jit(behind).schedule(x, w, b, target="sm_90a")

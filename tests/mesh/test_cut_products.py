@@ -170,3 +170,16 @@ def test_long_ones_take_the_whole_chip():
     made = ts.jit(f).traced(g, x, w).program
     steps = CudaProgram(localize(made.made, 0), "sm_90a").plan.steps
     assert [dict(s.schedule.extra) for s in steps if s.kind == "gemm"] == [{"TILES": "dynamic"}]
+
+
+def test_blocks_of_matmuls_are_chosen_for_what_a_collective_leaves():
+    """Own rows have 100 multiprocessors and take tiles one by one, so no block waits for another;
+    those of others have all 132."""
+    mesh = ts.dist.mesh(DEVICES[:4], axes="x")
+    left, right, out, _, _ = PRODUCTS["gather"]
+    made = program_of(left, right, out, 8192, mesh)
+    plan = CudaProgram(localize(made.made, 0), "sm_90a").plan
+    blocks = [(s.schedule.m, s.schedule.n, s.schedule.cluster) for s in plan.steps
+              if s.kind == "gemm"]
+    assert blocks == [(128, 256, 2), (128, 224, 2)]
+    assert dict(next(s for s in plan.steps if s.kind == "gemm").schedule.extra)["SPARE"] == 32

@@ -14,7 +14,9 @@ from ...kernels.matmul_blocks import (
     BLOCKS,
     FP8_COLUMNS,
     LARGE,
+    PAIRS_US,
     USUAL,
+    Card,
     MatmulBlocks,
     MatmulExtents,
     choose_blocks,
@@ -164,20 +166,33 @@ class _Calls:
 
 # --- blocks ---------------------------------------------------------------------------------------
 def quickest_blocks(extents: MatmulExtents, numeric: NumericType, chip: WarpgroupMatmul | None,
-                    split: bool = True, whole: bool = True) -> tuple[MatmulBlocks, bool]:
+                    split: bool = True, whole: bool = True, left: int | None = None
+                    ) -> tuple[MatmulBlocks, bool]:
     """The blocks of a matmul, and whether there was a choice: warpgroups have one, but not of codes
     of 8 bits, whose sums are kept twice. Where TMA cannot read the operands others multiply, and
     large results alone have a choice.
 
     numeric: the type of operands, of 16 bits or fewer.  split: whether K may be summed in parts.
-    whole: whether TMA reads the operands' rows.
+    whole: whether TMA reads the operands' rows.  left: multiprocessors that messages beside it
+    take; None: there is none, and pairs of blocks run side by side.
     """
     m, n, _ = default_block(numeric, extents.M, extents.N)
     usual = (m, min(n, FP8_COLUMNS)) if short_sums(numeric) else (m, n)
     chosen = chip is not None and numeric.dtype.bits == 16 and (
         numeric.dtype.name in chip.operands) and (whole or usual == USUAL)
-    return choose_blocks(extents, BLOCKS if chosen and whole else LARGE if chosen else (usual,),
-                         split, card_for(chip)), chosen
+    blocks = BLOCKS if chosen and whole else LARGE if chosen else (usual,)
+    if chosen and whole and left is None:
+        blocks = *blocks, *PAIRS_US
+    return choose_blocks(extents, blocks, split, card_beside(chip, left)), chosen
+
+
+def card_beside(chip: WarpgroupMatmul | None, left: int | None) -> Card:
+    """The card without the multiprocessors that messages take; what was measured on all of them
+    does not hold then."""
+    card = card_for(chip)
+    if not left:
+        return card
+    return replace(card, multiprocessors=card.multiprocessors - left, tuned=None)
 
 
 def call_products(graph: Graph, chip: WarpgroupMatmul | None) -> Graph:
@@ -188,5 +203,5 @@ def call_products(graph: Graph, chip: WarpgroupMatmul | None) -> Graph:
     return Graph(graph.name, graph.inputs, graph.captures, tuple(calls.nodes), graph.outputs)
 
 
-__all__ = ["MOST_PAIRS", "PRODUCT", "LibraryCall", "call_products", "joined",
+__all__ = ["MOST_PAIRS", "PRODUCT", "LibraryCall", "call_products", "card_beside", "joined",
            "quickest_blocks", "reads_rows_alone", "swaps_last", "transpose_operands"]

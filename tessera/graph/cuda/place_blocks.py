@@ -10,6 +10,7 @@ from typing import Any
 from ...kernels.matmul_blocks import (
     BLOCKS,
     LARGE,
+    PAIRS_US,
     TRANSPOSED_US,
     Card,
     MatmulBlocks,
@@ -17,13 +18,13 @@ from ...kernels.matmul_blocks import (
     or_transposed,
     short_sums,
 )
-from ...kernels.matmul_plan import card_for, tuned_blocks
+from ...kernels.matmul_plan import tuned_blocks
 from ...runtime.generations import WarpgroupMatmul
 from ..ir import Graph, Node, Value, readers_of
 from ..op import OPS, Aval
 from ..schedule.loop_axes import extents_of
 from .anchors import row_lines, whole_rows, whole_steps
-from .library_ops import PRODUCT, quickest_blocks
+from .library_ops import PRODUCT, card_beside, quickest_blocks
 from .move_passes import is_plain_loop
 
 MOST_ADDED = 5  # parts that a loop reads beside what else it needs
@@ -32,12 +33,34 @@ MOST_STEPS = 8  # of elementwise ops that are followed behind a matmul
 
 def place_blocks(graph: Graph, chip: WarpgroupMatmul | None) -> Graph:
     """The graph with the block of each product, and long sums of few blocks in parts."""
-    nodes = [_in_blocks(n, graph, chip) if n.op is PRODUCT else [n] for n in graph.nodes]
+    beside = beside_messages(graph)
+    nodes = [_in_blocks(n, graph, chip, beside.get(n.outputs[0])) if n.op is PRODUCT else [n]
+             for n in graph.nodes]
     return replace(graph, nodes=tuple(n for made in nodes for n in made))
 
 
-def _in_blocks(node: Node, graph: Graph, chip: WarpgroupMatmul | None) -> list[Node]:
-    blocks, chosen = blocks_of(node, graph, chip)
+def beside_messages(graph: Graph) -> dict[Value, int]:
+    """Results of products behind a message and in front of the first one that reads what it brings,
+    and how many multiprocessors are left to it: those of messages with blocks of their own. Such
+    products take tiles one by one (overlap.py)."""
+    found: dict[Value, int] = {}
+    left, brought = None, set[Value]()
+    for node in graph.nodes:
+        follows = bool(brought.intersection(node.inputs))
+        if node.op.exchange is not None:
+            left, brought = node.attrs.get("blocks", 0), {*brought, *node.outputs}
+        elif node.op is PRODUCT and follows:
+            left, brought = None, set()
+        elif node.op is PRODUCT and left is not None:
+            found[node.outputs[0]] = left
+        elif follows:
+            brought.update(node.outputs)
+    return found
+
+
+def _in_blocks(node: Node, graph: Graph, chip: WarpgroupMatmul | None, left: int | None
+               ) -> list[Node]:
+    blocks, chosen = blocks_of(node, graph, chip, left)
     attrs = dict(node.attrs)
     if chosen:
         attrs |= {"block": (blocks.rows, blocks.columns), "cluster": blocks.cluster}
@@ -80,10 +103,13 @@ def _added(node: Node, partial: Value) -> list[Node]:
     return nodes
 
 
-def blocks_of(node: Node, graph: Graph, chip: WarpgroupMatmul | None
+def blocks_of(node: Node, graph: Graph, chip: WarpgroupMatmul | None, left: int | None = None
               ) -> tuple[MatmulBlocks, bool]:
     """The block of a matmul's result and the parts of K, by the estimate or as measured; whether
-    the block is chosen. Extents that only a call knows take no part."""
+    the block is chosen. Extents that only a call knows take no part.
+
+    left: see quickest_blocks.
+    """
     numeric, out = node.inputs[0].aval.type, node.outputs[0].aval
     if numeric.dtype.bits > 16 or not all(
             isinstance(n, int) for v in node.inputs for n in v.aval.shape):
@@ -92,13 +118,15 @@ def blocks_of(node: Node, graph: Graph, chip: WarpgroupMatmul | None
     extents = MatmulExtents(M, N, whole_steps(node), numeric.dtype.bits, out.dtype.bits,
                             prod(lead), short_sums(numeric), lines=row_lines(node))
     split, whole = not lead and out.dtype.kind == "float", whole_rows(node)
-    found, chosen = quickest_blocks(extents, numeric, chip, split, whole)
+    found, chosen = quickest_blocks(extents, numeric, chip, split, whole, left)
     if chosen and not lead and len(node.inputs) == 2:
+        card, sizes = card_beside(chip, left), BLOCKS if whole else LARGE
         if whole:
-            found = or_transposed(found, extents, node.attrs["layout"], card_for(chip),
+            found = or_transposed(found, extents, node.attrs["layout"], card,
                                   leaving_bits(node.outputs[0], graph))
-        found = tuned_product(found, node, extents, graph, BLOCKS if whole else LARGE, split,
-                              card_for(chip))
+        if whole and left is None:
+            sizes = *sizes, *PAIRS_US
+        found = tuned_product(found, node, extents, graph, sizes, split, card)
     return found, chosen
 
 

@@ -508,7 +508,7 @@ def _transposed(b: Builder, words: list[Any], odd: Any, high: Any) -> list[Any]:
 def store_panels(layout: str, shape: tuple[int, int], dtype: str, rank: int, row_axis: int,
                  offset: int, buffers: int) -> Operation:
     """(fragment, map, thread, coordinates innermost first): the 16 rows of each warp leave by TMA,
-    64 columns at a time.
+    64 columns at a time; what is left at the end with columns in front of it, which leave twice.
 
     A panel is 16 rows of 128 bytes, swizzled as the descriptor says; a warp has `buffers` of them
     from `offset` on and waits only before it writes one again. So no barrier of warps is needed,
@@ -527,7 +527,8 @@ def store_panels(layout: str, shape: tuple[int, int], dtype: str, rank: int, row
         places = [b.add(line, b.shl(b.xor(b.or_(half, b.i32(2 * i)), turn), b.i32(4)))
                   for i in range(4)]
         first = b.add(at[row_axis], b.shl(mine, b.i32(4)))
-        panels = [(row, column) for row in blocks for column in range(0, shape[1], 64)]
+        panels = [(row, min(column, shape[1] - 64)) for row in blocks
+                  for column in range(0, shape[1], 64)]
         for n, (row, column) in enumerate(panels):
             buffer = b.i32(n % buffers * size)
             b.call(tma.bulk_wait(min(n, buffers - 1), read=True))

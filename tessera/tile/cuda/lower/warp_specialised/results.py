@@ -116,17 +116,19 @@ class _Stores:
             return "store_rows"
         if not self.wide(store):
             return "store_tile"
-        if not self.alone(store):
-            return "store_tile" if self.turned(self.types[store.args[1]]) else "store_rows"  # type: ignore[index]
         tile = self.types[store.args[1]]  # type: ignore[index]
         rows, columns = tile.shape  # type: ignore[union-attr]
-        if turned := self.turned(tile):
+        turned = self.turned(tile)
+        otherwise = "store_tile" if turned or columns % (4 * COLUMNS) else "store_rows"
+        if not self.alone(store):
+            return otherwise
+        if turned:
             each = turned_panel(tile.shape)[0]  # type: ignore[union-attr]
             panels = columns // (64 * self.groups) * (rows // each) if each else 0
         else:
-            panels = rows // (64 * self.groups) * (columns // PANEL) if columns % PANEL == 0 else 0
+            panels = rows // (64 * self.groups) * -(-columns // PANEL) if columns >= PANEL else 0
         if not panels or min(self.room, panels) < min(2, panels):
-            return "store_tile" if turned else "store_rows"
+            return otherwise
         self.buffers = max(self.buffers, min(self.room, panels))
         return "store_panels"
 
@@ -183,13 +185,13 @@ class _Stores:
         if not self.turned(tile) and RegisterLayout.parse(
                 tile.layout, tile.shape) != warpgroups(tile.shape, self.groups):
             return False
-        fits = tile.shape[1] % (4 * COLUMNS) == 0 and view.args[0].name in self.aligned  # type: ignore[union-attr]
+        fits = tile.shape[1] % COLUMNS == 0 and view.args[0].name in self.aligned  # type: ignore[union-attr]
         rows = self.known.extent(str(tensor.dims[-1])) % COLUMNS == 0
         if not fits or not rows or self.known.divisor(view.args[-1]) % COLUMNS or not all(
                 self.known.natural(view.args[1 + a]) for a in kept):
             return False
-        if is_op(value,
-                 "div_or_zero") and self.used[store.args[1]] == 1 and is_op(  # type: ignore[index]
+        if tile.shape[1] % (4 * COLUMNS) == 0 and is_op(
+                value, "div_or_zero") and self.used[store.args[1]] == 1 and is_op(  # type: ignore[index]
                 self.made.get(value.args[1]), "expand_dims"):  # type: ignore[arg-type]
             self.quotients.add(store.args[1])  # type: ignore[arg-type]
         return True
