@@ -1,14 +1,15 @@
-"""Codes of 4 and 6 bits as the first operand of wgmma of fp8, beside one that is dealt like them.
+"""Codes of 4 and 6 bits as the first operand of wgmma, beside one that is dealt like them.
 
 The order of k is free as long as both operands have the same. Of every 64 codes of a row each of
 four lanes reads 16 that lie together, and makes a register of those that stand at one place of
-bytes: shifts and masks move four at once, and none is fetched from another lane.
+bytes, or of halves: shifts and masks move several at once, none is fetched from another lane.
 
-    fp4      of 8 codes in a word those at even places, and those at odd ones
-    fp6      of 16 codes every fourth, from the first, second, third and fourth on
+    fp8, fp4    of 8 codes in a word those at even places, and those at odd ones
+    fp8, fp6    of 16 codes every fourth, from the first, second, third and fourth on
+    16 bits     as mma.sync has them (matmul_codes)
 
-A register of four lanes is a chunk of 16 bytes of the other operand. So the four chunks of 64
-numbers of its rows are made anew where they lie, each by one thread.
+A register of four lanes is a chunk of 16 bytes of the other operand. So chunks of its rows, four at
+a time, are made anew where they lie: by threads that neither copy nor multiply, as they come.
 
 Lane 4 g + t of a warp has rows g and g + 8, and codes 16 t on (PTX ISA 9.7.15).
 """
@@ -45,8 +46,8 @@ def unpack(offset: int, slot_bytes: int, panel_bytes: int, width: int, part_byte
     units, each = part_bytes // pieces // unit, unit // LANES
     shift = {128: 0, 64: 1, 32: 2}[width]  # rows of 128 bytes
     vector = 2 if kind.bits == 4 else 1  # words of a load: 8 bytes, or 4 of 12
-    wide = find_dtype(dtype).bits == 8
-    make = registers if wide else halves
+    bits = find_dtype(dtype).bits
+    make = registers if bits == 8 else halves
 
     def body(b: Builder, slot: LLVM, thread: LLVM) -> list[LLVM]:
         lane = b.and_(thread, b.i32(31))
@@ -73,7 +74,7 @@ def unpack(offset: int, slot_bytes: int, panel_bytes: int, width: int, part_byte
         return out
 
     form = InstructionForm((Operand("slot", "i32"), Operand("thread", "i32")),
-                           (Operand("d", "i32", UNIT // 8 * (1 if wide else 2) * units),), body)
+                           (Operand("d", "i32", UNIT * bits // 64 * units),), body)
     return Operation("unpack_dealt", 2, lambda *_: form)
 
 
