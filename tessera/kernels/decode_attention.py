@@ -41,6 +41,7 @@ BLOCKS = 264
 # with 8 parts, 183.3 with 9, 136.0 and 139.2 with 16 and 33, with bf16 127.4 (H200, 2026-11-26).
 # Of half as many keys an iteration and with as few registers as let sixteen run, it takes 122.4 us
 # with 16 parts, in the same run as 135.9, and 124.8 with bf16 (H200, 2026-11-26).
+# Fifteen, with 15 parts, take 111.0 us where sixteen take 105.3 (H100, 2026-11-27).
 CLOSE = 16  # such blocks of a multiprocessor: of codes of heads of 128, one query of a head
 # Blocks of warpgroups: one for each multiprocessor, beside which one of the next launch finds room;
 # where there are more heads, each is a part, and a multiprocessor has two at a time. One query of

@@ -20,9 +20,10 @@ from .routine import empty_like, routine, type_of
 
 @kernel
 def packed_nt(X: Tensor["M", "K"], W: Tensor["N", "K"], S: Tensor["N", f32] | None,
-              D: Tensor["M", "N"], BM=16, BN=64, BK=512, RESIDENT=1):
+              D: Tensor["M", "N"], BM=16, BN=64, BK=512, RESIDENT=1,
+              STREAMED=False, AHEAD=0):
     """Rows of weights are those of the matmul, rows of x its columns: weights are the many.
-    RESIDENT: of the form of warpgroups that specialise."""
+    RESIDENT, STREAMED, AHEAD: of the form of warpgroups that specialise."""
     tile.grid_dependency_wait()
     tile.launch_dependents()
     depth = min(BK, K)
@@ -119,7 +120,8 @@ def gemm_packed(run: Any, x: Any, w: Any, *, scale: Any = None) -> Any:
         x = halves
     use = blocks(M, N, K, type_of(x, "x"), kinds[1])
     run.run("packed_nt", x, w, scale, out, BM=run.size("m", use.rows),
-            BN=run.size("n", use.columns), BK=run.size("k", use.depth), RESIDENT=use.resident)
+            BN=run.size("n", use.columns), BK=run.size("k", use.depth), RESIDENT=use.resident,
+            STREAMED=use.streamed, AHEAD=use.ahead)
     return out
 
 
@@ -140,12 +142,15 @@ def result_type(x: NumericType) -> NumericType:
 @dataclass(frozen=True)
 class PackedBlocks:
     """Of a group: rows of x, rows of weights, depth of a step. resident: groups for which there is
-    room on a multiprocessor, so that those of the next launch are there when this one ends."""
+    room on a multiprocessor, so that those of the next launch are there when this one ends.
+    streamed: whether weights are read by one group alone."""
 
     rows: int
     columns: int
     depth: int
     resident: int = 1
+    streamed: bool = False
+    ahead: int = 0
 
 
 def blocks(M: int, N: int, K: int, x: NumericType, w: NumericType) -> PackedBlocks:
@@ -164,4 +169,4 @@ def blocks(M: int, N: int, K: int, x: NumericType, w: NumericType) -> PackedBloc
     few = rows <= 8 and w.dtype.bits == 4 and not meet(x, w)
     depth = 1024 if few else 512 if rows <= 32 or meet(x, w) else 256
     resident = 2 if meet(x, w) and rows <= RESIDENT_ROWS else 1
-    return PackedBlocks(rows, columns, min(depth, most), resident)
+    return PackedBlocks(rows, columns, min(depth, most), resident, M <= rows)

@@ -51,6 +51,17 @@ class Threads(Ints):
     def xor(self, x, y):
         return x ^ y
 
+    def compare(self, op, x, y):
+        assert op == ">="
+        return x >= y
+
+    def until(self, x, step):
+        done = np.zeros(x.shape, bool)
+        while not done.any():
+            x, done = step(x)
+        assert done.all()
+        return x
+
     def call(self, instruction, x, *more):
         if not instruction.name.startswith(("ld_shared", "st_shared")):
             return super().call(instruction, x, *more)
@@ -72,44 +83,44 @@ def in_panels(raw):
     return np.take_along_axis(chunks, order[None, :, :, None], 2).reshape(-1)
 
 
-def fragments(registers):
+def fragments(registers, x):
     """[threads of a warpgroup, registers] -> [64, k] of the first operand (PTX ISA 9.7.15)."""
-    numbers = registers.view(X.numpy).astype(np.float64)
-    parts = numbers.reshape(4, 8, 4, -1, 2, 2, 4)  # warp, g, t, step, half of k, half of rows, i
+    numbers = registers.view(x.numpy).astype(np.float64)
+    parts = numbers.reshape(4, 8, 4, -1, 2, 2, 32 // x.bits)
+    # warp, g, t, step, half of k, half of rows, number of a register
     return parts.transpose(0, 5, 1, 3, 4, 2, 6).reshape(ROWS, -1)
 
 
 @pytest.mark.parametrize("rows", [8, 16, 64])
 @pytest.mark.parametrize("K", [256, 512])  # 192 bytes of fp6 are panels of 64
-@pytest.mark.parametrize("dealt", [True, False])
+@pytest.mark.parametrize("dealt, dtype", [(True, "fp8_e4m3"), (False, "fp8_e4m3"), (True, "f16")])
 @pytest.mark.parametrize("codes", CODES)
-def test_two_warpgroups_multiply_all_of_k(codes, dealt, K, rows, rng):
-    kind, codes_at = find_dtype(codes), 4096
+def test_two_warpgroups_multiply_all_of_k(codes, dealt, dtype, K, rows, rng):
+    kind, x, codes_at = find_dtype(codes), find_dtype(dtype), 4096
     raw = rng.integers(0, 256, (ROWS, K * kind.bits // 8), dtype=np.uint8)
-    numbers = rng.standard_normal((rows, K)).astype(X.numpy)
+    numbers = rng.standard_normal((rows, K)).astype(x.numpy)
     x_at, width = codes_at + raw.size, WIDTH if raw.shape[1] % WIDTH == 0 else WIDTH // 2
     memory = np.concatenate([np.zeros(codes_at, np.uint8), swizzled(raw, width),
                              in_panels(numbers.view(np.uint8))])
     threads, machine = np.arange(256, dtype=np.uint32), Threads(memory)
-    slot, left = np.zeros(256, np.uint32), dealt_codes.deals(rows, K // 2)
-    for number in range(-(-left // 128) if dealt else 0):
-        some = threads[threads % 128 < left - 128 * number]
-        deal = dealt_codes.deal(x_at, 0, rows * WIDTH, rows, K // 2, codes, number)
-        deal.rule(None).body(machine, slot[:some.size], some)
+    slot = np.zeros(256, np.uint32)
+    if dealt:
+        deal = dealt_codes.deal(x_at, 0, rows * WIDTH, (rows, K), dtype, codes, 32)
+        deal.rule(None).body(machine, slot[:32], threads[:32])
     held = memory[x_at:].reshape(-1, rows, WIDTH // 16, 16)
     swizzle = np.arange(WIDTH // 16) ^ (np.arange(rows)[:, None] & 7)
     right = np.take_along_axis(held, swizzle[None, :, :, None], 2).swapaxes(0, 1)
-    right = np.ascontiguousarray(right).reshape(rows, -1).view(X.numpy).astype(np.float64)
+    right = np.ascontiguousarray(right).reshape(rows, -1).view(x.numpy).astype(np.float64)
     total = 0.0
     for piece in range(2):
-        unpack_piece = dealt_codes.unpack if dealt else unpacked_codes.unpack_bytes
-        made = np.stack(unpack_piece(
-            codes_at, 0, ROWS * width, width, raw.shape[1] // 2, codes, piece, 2).rule(None).body(
-                machine, slot, threads), 1)
+        where = (codes_at, 0, ROWS * width, width, raw.shape[1] // 2, codes)
+        unpack_piece = dealt_codes.unpack(*where, dtype, piece, 2) if dealt else \
+            unpacked_codes.unpack_bytes(*where, piece, 2)
+        made = np.stack(unpack_piece.rule(None).body(machine, slot, threads), 1)
         for group in (0, 1):
             first = (2 * group + piece) * K // 4
-            a = fragments(made[128 * group:128 * group + 128].copy())
+            a = fragments(made[128 * group:128 * group + 128].copy(), x)
             total += a @ right[:, first:first + K // 4].T
     want = decode(unpack(raw, kind, K), kind).astype(np.float64) @ numbers.astype(np.float64).T
-    np.testing.assert_allclose(total * packed_codes.factor(codes, X.name), want, rtol=1e-12,
+    np.testing.assert_allclose(total * packed_codes.factor(codes, x.name), want, rtol=1e-12,
                                atol=1e-9)

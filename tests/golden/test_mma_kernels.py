@@ -185,6 +185,21 @@ def test_codes_beside_many_rows_of_fp8_come_in_the_order_of_memory(codes, most):
     assert total(counts, "LDS") == (32 if codes == "fp4_e2m1" else 24)
 
 
+@pytest.mark.parametrize("x, codes, most", [
+    ("bf16", "fp4_e2m1", 360), ("bf16", "fp6_e2m3", 450), ("fp8_e4m3", "fp4_e2m1", 180),
+    ("fp8_e4m3", "fp6_e2m3", 290)])
+def test_few_rows_are_dealt_by_the_producer(x, codes, most):
+    """What multiplies writes nothing to shared memory and waits for no threads beside: of 16 bits
+    64 registers of an iteration by four instructions each, of 8 bits 32."""
+    rows, w = ts.zeros((16, 8192), x), ts.zeros((64, 8192), codes)
+    made = compiled(packed_nt, (rows, w, None, ts.zeros((16, 64), "bf16")), None, 256, "sm_90a",
+                    BM=16, BN=64, BK=512)
+    sound(made)
+    counts = loop_counts(made, "GMMA")
+    assert total(counts, "STS") == total(counts, "BAR") == 0 and sum(counts.values()) < most
+    assert made.built.sass().count(" MEMBAR") == 1  # of those that deal
+
+
 def test_attention_keeps_p_in_registers():
     counts = loop_counts(attention("sm_80", 256, BM=128, BN=128))
     assert total(counts, "HMMA") == 256 and total(counts, "STS") == 0

@@ -64,7 +64,8 @@ def _launch(rw: Rewriter, x: Value, weights: PackedWeights, out: Aval) -> Value:
         x = rw.emit("cast", x, source=x.aval.type, to=as_type("f16"))
     use = blocks(M, N, K, x.aval.type, codes)
     constants: dict[str, Any] = {"BM": use.rows, "BN": use.columns, "BK": use.depth,
-                                 "RESIDENT": use.resident}
+                                 "RESIDENT": use.resident, "STREAMED": use.streamed,
+                                 "AHEAD": use.ahead}
     given = {"X": x, "W": weights.w}
     if scale is None:
         constants["S"] = None

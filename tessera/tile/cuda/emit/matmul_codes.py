@@ -10,11 +10,10 @@ from tessera.tile.cuda.emit.matmul_operands import Stores
 from tessera.tile.cuda.emit.memory_operands import ZERO, MemoryOperand, place_of
 from tessera.tile.cuda.emit.registry import emits
 from tessera.tile.cuda.emit.shared_tiles import spot_of, store_buffer
-from tessera.tile.cuda.emit.warp_specialised import CONSUMERS_BARRIER, WarpSpecialisedEmitter
-from tessera.tile.cuda.intrinsics import dealt_codes
+from tessera.tile.cuda.emit.warp_specialised import WarpSpecialisedEmitter, advance
 from tessera.tile.cuda.intrinsics.matmul_codes import EACH, part_words
 from tessera.tile.cuda.intrinsics.swizzle import ALIGNMENT, stage_bytes
-from tessera.tile.cuda.lower.warp_specialised.program import PANEL_BYTES, WARPGROUP
+from tessera.tile.cuda.lower.warp_specialised.program import DEALERS, PANEL_BYTES
 from tessera.tile.cuda.lower.warp_specialised.tidy import base_name
 from tessera.tile.ir.ir import Op, Operand, SSAValue
 from tessera.tile.ir.register_layout import RegisterLayout
@@ -109,35 +108,29 @@ def _unpack_codes(e: Emitter, op: Op) -> None:
     where = (ring.offset_bytes + load.offset_bytes, ring.slot_bytes, load.panel_bytes,
              load.width_bytes, load.row_bytes // attr["parts"], attr["codes"].name)
     piece = attr["piece"], attr["pieces"]
-    first = bool(beside) and attr["piece"] == 0
-    if first:
-        _deal(h, op)
-    wide = attr["dtype"].bits > 8
-    how = f"unpacked_codes.unpack{(*where, attr['dtype'].name, *piece)}" if wide else (
-        f"dealt_codes.unpack{(*where, *piece)}" if beside else
-        f"unpacked_codes.unpack_bytes{(*where, *piece)}")
+    how = f"dealt_codes.unpack{(*where, attr['dtype'].name, *piece)}" if beside else (
+        f"unpacked_codes.unpack{(*where, attr['dtype'].name, *piece)}"
+        if attr["dtype"].bits > 8 else f"unpacked_codes.unpack_bytes{(*where, *piece)}")
     make = e.use(f"unpack_{base_name(load.name)}", f"use({how})")
     e.note(f"codes become {attr['dtype']} in registers: {attr['codes']} as they lie, in "
            f"{attr['parts']} parts of k")
     e.define(op.outs[0], f"{make}({slot}, {h.thread})")
-    if first:
-        e.line(e.use("fence_async", "use('fence_async_shared')") + "()")
-        barrier = e.use("bar_sync", "use('bar_sync')")
-        e.line(f"{barrier}({CONSUMERS_BARRIER + 1} + {h.group}, {WARPGROUP})")
 
 
-def _deal(h: WarpSpecialisedEmitter, op: Op) -> None:
-    """Brings what a warpgroup has of the second operand's rows into the order of its codes."""
-    x = op.args[1]
-    assert isinstance(x, SSAValue)
-    ring, load, slot = h.slots[x]
-    rows, part = load.shape[0], load.row_bytes // op.attr["parts"]
-    assert load.width_bytes == PANEL_BYTES
-    left = dealt_codes.deals(rows, part)
-    for number in range(-(-left // WARPGROUP)):
-        where = (ring.offset_bytes + load.offset_bytes, ring.slot_bytes, load.panel_bytes, rows,
-                 part, op.attr["codes"].name, number)
-        make = h.use(f"deal_{base_name(load.name)}", f"use(dealt_codes.deal{where})")
-        some = f"if ({h.thread} & {WARPGROUP - 1}) < {left}: " if left < WARPGROUP else ""
-        h.line(f"{some}{make}({slot}, {h.thread})")
-        left -= WARPGROUP
+@emits("ring_deal")
+def _ring_deal(e: Emitter, op: Op) -> None:
+    h = e
+    assert isinstance(h, WarpSpecialisedEmitter)
+    ring = h.program.ring(op.attr["ring"])
+    at, phase = h.positions[ring.name]
+    whole = h.part(f"{ring.name}_whole", "ring_whole", ring.barriers_bytes)
+    e.line(f"{whole}({at}, {phase})")
+    for load in ring.loads:
+        if load.dealt:
+            assert load.width_bytes == PANEL_BYTES
+            how = (ring.offset_bytes + load.offset_bytes, ring.slot_bytes, load.panel_bytes,
+                   load.shape, load.dtype.name, load.dealt, DEALERS)
+            deal = e.use(f"deal_{base_name(load.name)}", f"use(dealt_codes.deal{how})")
+            e.line(f"{deal}({at}, i32({h.all_threads} - 32))")
+    e.line(f"{h.part(f'{ring.name}_dealt', 'ring_dealt', ring.dealt_bytes)}({at})")
+    advance(h, ring)

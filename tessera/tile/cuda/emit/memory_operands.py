@@ -148,6 +148,22 @@ def element_offset(e: Emitter, place: MemoryOperand, parts: Sequence[str | None]
     return text or "i64(0)"
 
 
+def apart(e: Emitter, place: MemoryOperand, parts: Sequence[str | None]) -> str | None:
+    """The same as a number of 64 bits that threads share, and one of 32 of their own: a loop then
+    keeps fewer registers for addresses. None where rows may be too far apart for 32 bits."""
+    first = next((i for i, part in enumerate(parts) if part not in (None, "i32(0)")), None)
+    inner = () if first is None else place.extents[first + 1:]
+    if first is None or not all(str(n).isdigit() for n in inner) or first not in place.axes:
+        return None
+    rows = place.shape[place.axes.index(first)]
+    if rows * prod(map(int, inner)) > 1 << 30:
+        return None
+    own = str(parts[first])
+    for extent, part in zip(inner, parts[first + 1:], strict=True):
+        own = f"({own}) * {extent}" + (f" + {part}" if part else "")
+    return f"{element_offset(e, place, [None] * len(parts))} + i64(i32({own}))"
+
+
 def bytes_of(dtype: DType, elements: str) -> str:
     """A count of elements as bytes."""
     return elements if dtype.bits == 8 else f"({elements}) * {dtype.bits // 8}"

@@ -12,6 +12,7 @@ from tessera.tile.cuda.emit.emitter import Emitter
 from tessera.tile.cuda.emit.layout_conversion import convert_layout
 from tessera.tile.cuda.emit.memory_operands import (
     MemoryOperand,
+    apart,
     asked,
     bytes_of,
     element_offset,
@@ -225,8 +226,11 @@ def filled(e: Emitter, place: MemoryOperand, value: str) -> tuple[RegisterLayout
 
 
 def address(e: Emitter, place: MemoryOperand, layout: RegisterLayout) -> str:
-    """Global address of the thread's first element."""
-    offset = element_offset(e, place, parts_of(e, place, layout))
+    """Global address of the thread's first element. Codes of 8 bits in loops are made wider in
+    registers, of which there are few beside them."""
+    parts = parts_of(e, place, layout)
+    few = apart(e, place, parts) if e.loops and place.dtype.bits == 8 else None
+    offset = few or element_offset(e, place, parts)
     return f"{place.base} + {bytes_of(place.dtype, offset)}"
 
 

@@ -28,6 +28,8 @@ from tessera.tile.cuda.intrinsics.formats import kind_of
 from tessera.tile.cuda.intrinsics.shared_memory import descriptor_bits
 from tessera.tile.cuda.lower.warp_specialised import Refusal, lower_warp_specialised, room_of
 from tessera.tile.cuda.lower.warp_specialised.program import (
+    AHEAD_WARP,
+    DEALERS,
     MAIL_SLOTS,
     PANEL_BYTES,
     PANEL_ROWS,
@@ -86,6 +88,7 @@ class WarpSpecialisedEmitter(Emitter):
         self.positions = {r.name: (self.fresh(f"{r.name}_at"), self.fresh(f"{r.name}_phase"))
                           for r in program.rings}
         self.mail = (self.fresh("mail_at"), self.fresh("mail_phase"))
+        self.waits_alone = False  # a warp does not wait for the kernel in front
         for note in program.notes:
             self.note(note)
 
@@ -135,8 +138,9 @@ class WarpSpecialisedEmitter(Emitter):
         first = [f"if {m} != 0: {prefetch}({m})" for m in maps]  # 0: of a tensor without elements
         arrivals = 4 * self.program.warpgroups
         for r in self.program.rings:
+            dealers = (DEALERS,) if r.dealt else ()
             make = self.part(f"{r.name}_init", "ring_init", r.slots, r.barriers_bytes,
-                             arrivals * r.blocks)
+                             arrivals * r.blocks, *dealers)
             first.append(f"{make}()")
         positions = list(self.positions.values())
         if self.program.pipeline.tiles == "dynamic":
@@ -153,8 +157,12 @@ class WarpSpecialisedEmitter(Emitter):
         else:
             self.write(self.use("sync", "use('sync_threads')") + "()")
         if self.dependent_launch:
-            for name in ("dependents_wait", "dependents_launch"):
-                self.write(self.use(name, f"use('{name}')") + "()")
+            calls = [self.use(name, f"use('{name}')") + "()"
+                     for name in ("dependents_wait", "dependents_launch")]
+            if self.waits_alone:
+                self.write(f"if {thread} >> 5 != {AHEAD_WARP}:", *(INDENT + c for c in calls))
+            else:
+                self.write(*calls)
         for at, phase in positions:
             self.write(f"{at}, {phase} = i32(0), i32({role} == 0)")
 
@@ -197,6 +205,17 @@ def _is_producer(e: Emitter, op: Op) -> None:
 @emits("is_first")
 def _is_first(e: Emitter, op: Op) -> None:
     e.define(op.outs[0], f"i32({_specialised(e).all_threads} == 0)")
+
+
+@emits("is_dealer")
+def _is_dealer(e: Emitter, op: Op) -> None:
+    thread = _specialised(e).all_threads
+    e.define(op.outs[0], f"i32({thread} >= 32 and {thread} < {32 + DEALERS})")
+
+
+@emits("is_ahead")
+def _is_ahead(e: Emitter, op: Op) -> None:
+    e.define(op.outs[0], f"i32({_specialised(e).all_threads} == {32 * AHEAD_WARP})")
 
 
 @emits("set_registers")
@@ -289,10 +308,25 @@ def _ring_fill(e: Emitter, op: Op) -> None:
                           load.shape[0])
             args.append(h.which)
         else:
-            copy = h.part(name, "ring_copy", *how)
+            once = (True,) if load.codes and h.program.pipeline.streamed and rank == 2 else ()
+            copy = h.part(name, "ring_copy", *how, *once)
         args += [f"i32({e.name(x)})" for x in reversed(place.offsets)]
         e.line(f"{copy}({', '.join(args)})")
-    _advance(h, ring)
+    advance(h, ring)
+
+
+@emits("ring_ahead")
+def _ring_ahead(e: Emitter, op: Op) -> None:
+    h = _specialised(e)
+    ring = h.program.ring(op.attr["ring"])
+    h.waits_alone = True
+    for name, view in zip(op.attr["loads"], op.args, strict=True):
+        load, place = ring.load(name), place_of(e, view)
+        ask = h.part(f"{base_name(name)}_ahead", "ring_ahead", len(load.box), load.panels,
+                     load.panel_box[-1])
+        args = [e.param("map", place.name, "i64", box=load.panel_box),
+                *(f"i32({e.name(x)})" for x in reversed(place.offsets))]
+        e.line(f"{ask}({', '.join(args)})")
 
 
 @emits("ring_drain")
@@ -316,7 +350,7 @@ def _copy_windows(h: WarpSpecialisedEmitter, ring: BufferRing, load: Load, place
     h.line(f"{copy}({at}, {map_}, {row}, {column})")
 
 
-def _advance(h: WarpSpecialisedEmitter, ring: BufferRing) -> None:
+def advance(h: WarpSpecialisedEmitter, ring: BufferRing) -> None:
     at, phase = h.positions[ring.name]
     _step(h, ring.slots, at, phase)
 
@@ -331,9 +365,10 @@ def _ring_wait(e: Emitter, op: Op) -> None:
     h = _specialised(e)
     ring = h.program.ring(op.attr["ring"])
     at, phase = h.positions[ring.name]
-    wait = h.part(f"{ring.name}_wait", "ring_wait", ring.barriers_bytes)
+    dealt = (ring.dealt_bytes,) if ring.dealt else ()
+    wait = h.part(f"{ring.name}_wait", "ring_wait", ring.barriers_bytes, *dealt)
     e.define(op.outs[0], f"{wait}({at}, {phase})")
-    _advance(h, ring)
+    advance(h, ring)
 
 
 @emits("slot_tile")

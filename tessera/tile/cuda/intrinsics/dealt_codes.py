@@ -1,14 +1,15 @@
-"""Codes of 4 and 6 bits as the first operand of wgmma of fp8, beside one that is dealt like them.
+"""Codes of 4 and 6 bits as the first operand of wgmma, beside one that is dealt like them.
 
 The order of k is free as long as both operands have the same. Of every 64 codes of a row each of
 four lanes reads 16 that lie together, and makes a register of those that stand at one place of
-bytes: shifts and masks move four at once, and none is fetched from another lane.
+bytes, or of halves: shifts and masks move several at once, none is fetched from another lane.
 
-    fp4      of 8 codes in a word those at even places, and those at odd ones
-    fp6      of 16 codes every fourth, from the first, second, third and fourth on
+    fp8, fp4    of 8 codes in a word those at even places, and those at odd ones
+    fp8, fp6    of 16 codes every fourth, from the first, second, third and fourth on
+    16 bits     as mma.sync has them (matmul_codes)
 
-A register of four lanes is a chunk of 16 bytes of the other operand. So the four chunks of 64
-numbers of its rows are made anew where they lie, each by one thread.
+A register of four lanes is a chunk of 16 bytes of the other operand. So chunks of its rows, four at
+a time, are made anew where they lie: by threads that neither copy nor multiply, as they come.
 
 Lane 4 g + t of a warp has rows g and g + 8, and codes 16 t on (PTX ISA 9.7.15).
 """
@@ -22,14 +23,12 @@ from tessera.numerics import DType, find_dtype
 from tessera.tile.cuda.builder import Builder
 from tessera.tile.cuda.instruction import InstructionForm, Operand, Operation
 from tessera.tile.cuda.instruction_names import find_instruction
-from tessera.tile.cuda.intrinsics.matmul_codes import UNIT
+from tessera.tile.cuda.intrinsics.matmul_codes import UNIT, columns_of, pairs
 from tessera.tile.cuda.intrinsics.packed_codes import SOURCES, TARGETS
 from tessera.tile.cuda.ptx import memory
 
 LLVM = Any
 CHUNK, LANES, WIDTH = 16, 4, 128  # bytes; lanes of a row; bytes of a panel's row
-WARPGROUP, ROWS = 128, 64  # threads; of codes
-STEPS = UNIT // 32  # matmul instructions of 64 codes
 EVERY = 0x01010101  # byte of a word
 TARGET = TARGETS["fp8_e4m3"]
 
@@ -37,8 +36,8 @@ TARGET = TARGETS["fp8_e4m3"]
 # --- codes ----------------------------------------------------------------------------------------
 @functools.cache
 def unpack(offset: int, slot_bytes: int, panel_bytes: int, width: int, part_bytes: int, codes: str,
-           piece: int, pieces: int) -> Operation:
-    """(slot, thread) -> the registers of 64 rows of e4m3 numbers, times 1 / factor.
+           dtype: str, piece: int, pieces: int) -> Operation:
+    """(slot, thread) -> the registers of 64 rows of numbers, times 1 / factor.
 
     The arguments are those of unpacked_codes.unpack.
     """
@@ -47,6 +46,8 @@ def unpack(offset: int, slot_bytes: int, panel_bytes: int, width: int, part_byte
     units, each = part_bytes // pieces // unit, unit // LANES
     shift = {128: 0, 64: 1, 32: 2}[width]  # rows of 128 bytes
     vector = 2 if kind.bits == 4 else 1  # words of a load: 8 bytes, or 4 of 12
+    bits = find_dtype(dtype).bits
+    make = registers if bits == 8 else halves
 
     def body(b: Builder, slot: LLVM, thread: LLVM) -> list[LLVM]:
         lane = b.and_(thread, b.i32(31))
@@ -67,17 +68,17 @@ def unpack(offset: int, slot_bytes: int, panel_bytes: int, width: int, part_byte
                     got = b.call(memory.ld("shared", "b32", vector),
                                  b.add(place, b.i32(8 * width * below)))
                     words += got if vector > 1 else [got]
-            upper, lower = (registers(b, kind, words) for words in rows)
-            for step in range(STEPS):
-                out += [half[2 * step + i] for i in (0, 1) for half in (upper, lower)]
+            upper, lower = (make(b, kind, words, dtype) for words in rows)
+            for first_half in range(0, len(upper), 2):
+                out += [half[first_half + i] for i in (0, 1) for half in (upper, lower)]
         return out
 
     form = InstructionForm((Operand("slot", "i32"), Operand("thread", "i32")),
-                           (Operand("d", "i32", 4 * STEPS * units),), body)
+                           (Operand("d", "i32", UNIT * bits // 64 * units),), body)
     return Operation("unpack_dealt", 2, lambda *_: form)
 
 
-def registers(b: Builder, codes: DType, words: list[LLVM]) -> list[LLVM]:
+def registers(b: Builder, codes: DType, words: list[LLVM], dtype: str = "") -> list[LLVM]:
     """The numbers of 16 codes that lie together, as e4m3 times 1 / factor."""
     if codes.bits == 4:
         return [numbers_of(b, [(word, at, 4)], codes) for word in words for at in (0, 4)]
@@ -85,6 +86,13 @@ def registers(b: Builder, codes: DType, words: list[LLVM]) -> list[LLVM]:
     return [numbers_of(b, parts, codes) for parts in (
         [(first, 0, 6)], [(first, 6, 2), (second, 0, 4)], [(second, 4, 4), (third, 0, 2)],
         [(third, 2, 6)])]
+
+
+def halves(b: Builder, codes: DType, words: list[LLVM], dtype: str) -> list[LLVM]:
+    """The numbers of 16 codes that lie together, two in a register, as mma.sync has them beside x:
+    of each step of 16 those of the first eight codes, and of the others."""
+    eight = [pairs(b, codes, words, group, dtype) for group in (0, 1)]
+    return [half[step] for step in range(4) for half in eight]
 
 
 def _every_third(b: Builder, words: list[LLVM], byte: int) -> LLVM:
@@ -124,35 +132,45 @@ def _moved(b: Builder, word: LLVM, up: int) -> LLVM:
 
 
 # --- the other operand ----------------------------------------------------------------------------
-def deals(rows: int, part_bytes: int) -> int:
-    """Those of so many rows and bytes of each."""
-    return rows * part_bytes // UNIT
-
-
 @functools.cache
-def deal(offset: int, slot_bytes: int, panel_bytes: int, rows: int, part_bytes: int, codes: str,
-         number: int) -> Operation:
-    """(slot, thread): 64 numbers of a row are put into the order of codes.
+def deal(offset: int, slot_bytes: int, panel_bytes: int, shape: tuple[int, int], dtype: str,
+         codes: str, threads: int) -> Operation:
+    """(slot, thread of so many): the numbers of all rows are put into the order of codes.
 
-    Rows of panels of 128 bytes, swizzled as wide; warpgroup i has part_bytes of each. number: of
-    the deals that its threads did before.
+    Rows of panels of 128 bytes, swizzled as wide. Of 8 bits one thread has 64 numbers of a row, of
+    16 every second chunk of these.
     """
-    kind = find_dtype(codes)
+    kind, (rows, columns) = find_dtype(codes), shape
+    x = find_dtype(dtype)
+    every = x.bits // 8  # of a unit's chunks
+    tasks = rows * columns // UNIT * every
+    make = dealt if x.bits == 8 else lambda b, codes, words: columns_of(b, x, words)
 
     def body(b: Builder, slot: LLVM, thread: LLVM) -> None:
-        task = b.add(b.and_(thread, b.i32(WARPGROUP - 1)), b.i32(number * WARPGROUP))
-        row, four = b.and_(task, b.i32(rows - 1)), b.lshr(task, b.i32(rows.bit_length() - 1))
-        column = b.add(b.mul(b.lshr(thread, b.i32(7)), b.i32(part_bytes)),
-                       b.mul(four, b.i32(UNIT)))
         base = b.add(b.add(b.shared_base(), b.i32(offset)), b.mul(slot, b.i32(slot_bytes)))
+
+        def step(task: LLVM) -> tuple[LLVM, LLVM]:  # a loop, for which few registers do
+            one(b, base, task)
+            later = b.add(task, b.i32(threads))
+            return later, b.compare(">=", later, b.i32(tasks))
+
+        if tasks < threads:
+            with b.when(b.compare("<", thread, b.i32(tasks))):
+                one(b, base, thread)
+        else:
+            b.until(thread, step)
+
+    def one(b: Builder, base: LLVM, task: LLVM) -> None:
+        row, part = b.and_(task, b.i32(rows - 1)), b.lshr(task, b.i32(rows.bit_length() - 1))
+        column = b.mul(b.lshr(part, b.i32(every - 1)), b.i32(UNIT * every))
+        column = b.add(column, b.mul(b.and_(part, b.i32(every - 1)), b.i32(CHUNK)))
         panel = b.mul(b.lshr(column, b.i32(7)), b.i32(panel_bytes))
         base = b.add(b.add(base, panel), b.mul(row, b.i32(WIDTH)))
         line = b.xor(b.and_(column, b.i32(WIDTH - 1)), b.shl(b.and_(row, b.i32(7)), b.i32(4)))
-        places = [b.add(base, b.xor(line, b.i32(CHUNK * t))) for t in range(LANES)]
-        found = [b.call(memory.ld("shared", "b32", 4), place) for place in places]
-        made = [dealt(b, kind, words) for words in found]
+        places = [b.add(base, b.xor(line, b.i32(CHUNK * every * t))) for t in range(LANES)]
+        found = [make(b, kind, b.call(memory.ld("shared", "b32", 4), at)) for at in places]
         for i, place in enumerate(places):
-            b.call(memory.st("shared", "b32", 4), place, *(words[i] for words in made))
+            b.call(memory.st("shared", "b32", 4), place, *(words[i] for words in found))
 
     form = InstructionForm((Operand("slot", "i32"), Operand("thread", "i32")), (), body)
     return Operation("deal", 2, lambda *_: form)
@@ -170,4 +188,4 @@ def dealt(b: Builder, codes: DType, words: list[LLVM]) -> list[LLVM]:
             for selector in (0x5410, 0x7632)]
 
 
-__all__ = ["deal", "deals", "dealt", "numbers_of", "registers", "unpack"]
+__all__ = ["deal", "dealt", "halves", "numbers_of", "registers", "unpack"]

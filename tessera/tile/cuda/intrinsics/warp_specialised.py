@@ -36,12 +36,14 @@ def barrier(b: Builder, offset: int, slot: Any) -> Any:
 
 # --- rings ------------------------------------------------------------------------------------
 @functools.cache
-def ring_init(slots: int, barriers: int, arrivals: int) -> Operation:
-    """() -> all barriers of a ring; `arrivals` warps give a slot back."""
+def ring_init(slots: int, barriers: int, arrivals: int, dealers: int = 0) -> Operation:
+    """() -> all barriers of a ring; `arrivals` warps give a slot back, `dealers` threads say that
+    what is in it is in order."""
     def body(b: Builder) -> None:
-        for i in range(2 * slots):
+        for i in range((3 if dealers else 2) * slots):
             at = b.add(b.shared_base(), b.i32(barriers + BARRIER_BYTES * i))
-            b.call(find_instruction("mbarrier_init"), at, b.i32(1 if i < slots else arrivals))
+            b.call(find_instruction("mbarrier_init"), at,
+                   b.i32((1, arrivals, dealers)[i // slots]))
 
     return Operation("ring_init", 0, lambda: InstructionForm((), (), body))
 
@@ -115,18 +117,32 @@ def ring_copy_part(rank: int, offset: int, slot_bytes: int, barriers: int, panel
 
 @functools.cache
 def ring_copy(rank: int, offset: int, slot_bytes: int, barriers: int, panels: int,
-              panel_bytes: int, panel_columns: int) -> Operation:
-    """(slot, map, coordinates innermost first): one copy for each panel of a tile."""
+              panel_bytes: int, panel_columns: int, streamed: bool = False) -> Operation:
+    """(slot, map, coordinates innermost first): one copy for each panel of a tile. streamed: its
+    bytes leave L2 first."""
     def body(b: Builder, slot: Any, map_: Any, first: Any, *rest: Any) -> None:
         base = b.add(b.add(b.shared_base(), b.i32(offset)), b.mul(slot, b.i32(slot_bytes)))
+        policy = [b.const("i64", memory.POLICIES["evict_first"])] if streamed else []
         for p in range(panels):
-            b.call(tma.load(rank), b.add(base, b.i32(p * panel_bytes)), map_,
-                   b.add(first, b.i32(p * panel_columns)), *rest, barrier(b, barriers, slot))
+            b.call(tma.load(rank, hint=streamed), b.add(base, b.i32(p * panel_bytes)), map_,
+                   b.add(first, b.i32(p * panel_columns)), *rest, barrier(b, barriers, slot),
+                   *policy)
 
     args = (Operand("slot", "i32"), Operand("map", "i64"),
             *(Operand(f"c{i}", "i32") for i in range(rank)))
     form = InstructionForm(args, (), body)
     return Operation("ring_copy", len(args), lambda *_: form)
+
+
+@functools.cache
+def ring_ahead(rank: int, panels: int, panel_columns: int) -> Operation:
+    """(map, coordinates innermost first): L2 is asked for each panel of a tile."""
+    def body(b: Builder, map_: Any, first: Any, *rest: Any) -> None:
+        for p in range(panels):
+            b.call(tma.prefetch(rank), map_, b.add(first, b.i32(p * panel_columns)), *rest)
+
+    args = (Operand("map", "i64"), *(Operand(f"c{i}", "i32") for i in range(rank)))
+    return Operation("ring_ahead", len(args), lambda *_: InstructionForm(args, (), body))
 
 
 @functools.cache
@@ -169,14 +185,36 @@ def ring_copy_windows(offset: int, slot_bytes: int, barriers: int, panels: int, 
 
 
 @functools.cache
-def ring_wait(barriers: int) -> Operation:
-    """(slot, phase) -> the slot, once it is full."""
+def ring_wait(barriers: int, dealt: int = 0) -> Operation:
+    """(slot, phase) -> the slot, once it is full. dealt: barriers that say that it is in order."""
     def body(b: Builder, slot: Any, phase: Any) -> Any:
-        b.call(find_instruction("mbarrier_wait"), barrier(b, barriers, slot), phase)
+        for at in (barriers, dealt)[:1 + bool(dealt)]:
+            b.call(find_instruction("mbarrier_wait"), barrier(b, at, slot), phase)
         return slot
 
     form = InstructionForm(operands(slot="i32", phase="i32"), operands(d="i32"), body)
     return Operation("ring_wait", 2, lambda *_: form)
+
+
+@functools.cache
+def ring_whole(barriers: int) -> Operation:
+    """(slot, phase of one that fills): waits until the slot is full."""
+    def body(b: Builder, slot: Any, phase: Any) -> None:
+        b.call(find_instruction("mbarrier_wait"), barrier(b, barriers, slot),
+               b.xor(phase, b.i32(1)))
+
+    return Operation("ring_whole", 2, lambda *_: InstructionForm(
+        operands(slot="i32", phase="i32"), (), body))
+
+
+@functools.cache
+def ring_dealt(dealt: int) -> Operation:
+    """(slot): what this thread brought into order there may be read, by tensor cores too."""
+    def body(b: Builder, slot: Any) -> None:
+        b.call(find_instruction("fence_async_shared"))
+        b.call(find_instruction("mbarrier_arrive"), barrier(b, dealt, slot))
+
+    return Operation("ring_dealt", 1, lambda *_: InstructionForm(operands(slot="i32"), (), body))
 
 
 @functools.cache

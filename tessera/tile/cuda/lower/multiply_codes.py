@@ -49,7 +49,7 @@ ROWS, COLUMNS = 16, 8  # of a tensor core's block
 MOST_COLUMNS = 64  # more are better off with wgmma, whose sums are not in parts
 STACKED, STACKED_COLUMNS = 2, 16  # warpgroups, and the fewest columns for which they pay
 PIECES, CHUNK_BITS = 2, 128  # of a warpgroup's codes of an iteration; of what a lane reads at once
-PLAIN_COLUMNS = 32  # from which on codes come in the order of memory beside fp8
+PLAIN_COLUMNS = {8: 32, 16: 64}  # of so many bits, from which on codes have memory's order
 GROUP = 4  # codes that end with a byte, whatever their bits
 
 
@@ -308,11 +308,10 @@ class _Stacked(_Pass):
         return self.op(out, "reshape", (sums.value,), TileType(f32, many), at, shape=many)
 
 
-def is_dealt(x: DType, columns: int) -> bool:
-    """Whether warpgroups multiply codes in the order of k in which lanes read them, and bring the
-    other operand into it. With many columns that takes longer than to bring codes into the order
-    of memory."""
-    return x.bits == 8 and columns < PLAIN_COLUMNS
+def is_dealt(x: DType, depth: int, columns: int) -> bool:
+    """Whether warpgroups multiply codes in the order of k in which lanes read them, into which the
+    other operand is brought. With many columns shared memory has no time for that."""
+    return columns < PLAIN_COLUMNS[x.bits] and depth % (STACKED * PIECES * UNIT) == 0
 
 
 @functools.cache

@@ -27,6 +27,8 @@ from tessera.tile.passes.integer_facts import Knowledge
 
 MOST_STAGES = 16  # of slots that are small
 FEWEST_REGISTERS = 24  # of a lane that only copies (setmaxnreg)
+# Of a thread that brings rows into the order of codes, where several blocks share them, or one.
+DEALING_REGISTERS = 56, 96
 
 
 def complete(pipeline: PipelineKnobs, function: Function, maker: Maker,
@@ -53,8 +55,12 @@ def complete(pipeline: PipelineKnobs, function: Function, maker: Maker,
         raise Refused(f"its tiles take {tiles} registers of a thread, there is room for "
                       f"{max(room, most)}")
     if pipeline.registers is None and pipeline.resident > 1:
+        least = DEALING_REGISTERS[0] if deals(function) else FEWEST_REGISTERS
         pipeline = replace(pipeline, registers=registers_beside(groups, pipeline.resident,
-                                                                generation))
+                                                                generation, least))
+    elif pipeline.registers is None and deals(function):
+        pipeline = replace(pipeline, registers=registers_beside(groups, 1, generation,
+                                                                DEALING_REGISTERS[1]))
     elif pipeline.registers is None:
         pipeline = replace(pipeline, registers=few if tiles <= room or few is None else many)
     fits = tiles + held <= room and rows == form.rows * groups
@@ -76,10 +82,16 @@ def complete(pipeline: PipelineKnobs, function: Function, maker: Maker,
                                 if getattr(pipeline, k) is None})
 
 
-def registers_beside(groups: int, blocks: int, generation: Generation) -> tuple[int, int]:
+def registers_beside(groups: int, blocks: int, generation: Generation,
+                     least: int = FEWEST_REGISTERS) -> tuple[int, int]:
     """Of a lane of the producer and of a consumer, where so many blocks share a multiprocessor."""
     launched = generation.registers // (blocks * WARPGROUP * (groups + 1)) // 8 * 8
-    return FEWEST_REGISTERS, (launched * (groups + 1) - FEWEST_REGISTERS) // groups // 8 * 8
+    return least, (launched * (groups + 1) - least) // groups // 8 * 8
+
+
+def deals(function: Function) -> bool:
+    """Whether threads of the producer bring rows into the order of codes."""
+    return any(len(n.args) == 2 for n in ops_in(function.body, "unpack_codes"))
 
 
 def _stages(function: Function, maker: Maker, defaults: PipelineDefaults, resident: int) -> int:

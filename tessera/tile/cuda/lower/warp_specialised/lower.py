@@ -40,7 +40,12 @@ from tessera.tile.cuda.lower.warp_specialised.releases import place_releases
 from tessera.tile.cuda.lower.warp_specialised.results import widen_stores
 from tessera.tile.cuda.lower.warp_specialised.rewrite import Maker, Nodes, out
 from tessera.tile.cuda.lower.warp_specialised.rings import form_rings
-from tessera.tile.cuda.lower.warp_specialised.roles import consumer_of, producer_of
+from tessera.tile.cuda.lower.warp_specialised.roles import (
+    ahead_of,
+    consumer_of,
+    dealer_of,
+    producer_of,
+)
 from tessera.tile.cuda.lower.warp_specialised.rotate import overlap
 from tessera.tile.cuda.lower.warp_specialised.sink import sink_loads
 from tessera.tile.cuda.lower.warp_specialised.skip import skip_iterations, skip_rows
@@ -118,9 +123,11 @@ def _lower(function: Function, pipeline: PipelineKnobs, facts: Any, generation: 
     consumer, producer = (loop_over_tiles(function, nodes, order, maker, pipeline, is_producer,
                                           form.defaults, runs)
                           for nodes, is_producer in ((consumer, False), (producer, True)))
+    helpers = {"is_dealer": dealer_of(producer, rings, maker),
+               "is_ahead": ahead_of(producer, rings, maker, pipeline.ahead)}
     producer = (*producer, *drains(rings, maker))
     producer, _ = maker.copy(producer, {})
-    whole = replace(function, body=_roles(producer, consumer, pipeline, maker))
+    whole = replace(function, body=_roles(producer, helpers, consumer, pipeline, maker))
     whole = verify(tidy_names(simplify(whole)))
     assert pipeline.warpgroups is not None
     whole = place_tiles(whole, pipeline.warpgroups, getattr(facts, "shared", False), generation)
@@ -182,8 +189,10 @@ def _consumer(function: Function, rings: Any, maker: Maker, pipeline: PipelineKn
     return nodes
 
 
-def _roles(producer: Nodes, consumer: Nodes, pipeline: PipelineKnobs, maker: Maker) -> Nodes:
-    """One function of both: a branch of warpgroups, and one thread of the producer's."""
+def _roles(producer: Nodes, helpers: Mapping[str, Nodes], consumer: Nodes,
+           pipeline: PipelineKnobs, maker: Maker) -> Nodes:
+    """One function of all: a branch of warpgroups, and one thread of the producer's, or some.
+    helpers: what those of its threads do of which an op of that name says so."""
     role = maker.op("is_producer", (), "producer")
     first = maker.op("is_first", (), "first")
     fewer: list[Node] = []
@@ -192,8 +201,12 @@ def _roles(producer: Nodes, consumer: Nodes, pipeline: PipelineKnobs, maker: Mak
         few, many = pipeline.registers
         fewer = [maker.op("set_registers", (), registers=few, how="dec")]
         more = [maker.op("set_registers", (), registers=many, how="inc")]
-    fills = If(out(first), producer, (), (), (), ())
-    return (role, If(out(role), (*fewer, first, fills), (*more, *consumer), (), (), ()))
+    fills: list[Node] = [first, If(out(first), producer, (), (), (), ())]
+    for name, nodes in helpers.items():
+        if nodes:
+            some = maker.op(name, (), name[3:])
+            fills += [some, If(out(some), nodes, (), (), (), ())]
+    return (role, If(out(role), (*fewer, *fills), (*more, *consumer), (), (), ()))
 
 
 def _notes(rings: Any, pipeline: PipelineKnobs, buffers: int) -> tuple[str, ...]:

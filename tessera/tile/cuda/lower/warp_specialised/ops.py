@@ -35,6 +35,18 @@ def is_first(m: Any, op: Any) -> Any:
     return np.array([[True]])
 
 
+@declare(rule=lambda types, attrs: Scalar(bool_), run=True, public=False)
+def is_dealer(m: Any, op: Any) -> Any:
+    """Whether this thread of the producer brings rows into the order of codes; here none has to."""
+    return np.array([[False]])
+
+
+@declare(rule=lambda types, attrs: Scalar(bool_), run=True, public=False)
+def is_ahead(m: Any, op: Any) -> Any:
+    """Whether this is the thread of the producer that asks L2 for weights; here none has to."""
+    return np.array([[False]])
+
+
 @declare(rule=lambda types, attrs: (), attrs=("registers", "how"), run=True, effect="sync",
          public=False)
 def set_registers(m: Any, op: Any, registers: Any = 0, how: Any = "inc") -> Any:
@@ -144,6 +156,17 @@ def ring_drain(m: Any, op: Any, ring: Any = "") -> Any:
 def ring_fill(m: Any, op: Any, *views: Any, ring: Any = "", loads: Any = ()) -> Any:
     """Waits for the next free slot of a ring and begins the copies of all its loads into it."""
     m.rings.fill(op.attr["ring"], {n: v for n, v in zip(op.attr["loads"], views, strict=True)}, m)
+
+
+@declare(rule=_fill_rule, attrs=("ring", "loads"), run=True, effect="async", public=False)
+def ring_ahead(m: Any, op: Any, *views: Any, ring: Any = "", loads: Any = ()) -> Any:
+    """Asks for what these loads of a ring will copy, to be in L2."""
+
+
+@declare(rule=lambda types, attrs: (), attrs=("ring",), run=True, effect="sync", public=False)
+def ring_deal(m: Any, op: Any, ring: Any = "") -> Any:
+    """Waits until the next slot of a ring is filled, brings what is dealt into its order, and lets
+    those read that wait for the slot."""
 
 
 @declare(rule=lambda types, attrs: INT, attrs=("ring",), run=True, effect="sync", public=False)
@@ -280,8 +303,8 @@ def unpack_codes(m: Any, op: Any, x: Any, beside: Any = None, parts: int = 1, pi
     """The numbers of packed codes in shared memory times `factor`, in the form of a matmul's first
     operand: of each part of their columns a piece, one below the other.
 
-    beside: the second operand, where k has an order in registers that is not that of memory. The
-    first piece brings its rows into that order, which no other op sees.
+    beside: the second operand, where k has an order in registers that is not that of memory.
+    `ring_deal` brings its rows into that order, which no other op sees.
     """
     attr = op.attr
     whole = stacked(np.asarray(x), attr["codes"], attr["parts"]) * np.float32(attr["factor"])

@@ -15,6 +15,9 @@ from tessera.tile.ops.windows import Windows
 WARPGROUP = 128  # threads
 PANEL_BYTES = 128  # of a row in shared memory: the widest swizzle
 NARROW_BYTES = 32, 64  # rows that have a swizzle of their own
+BARRIER_BYTES = 8
+DEALERS = 64  # threads of the producer, behind its first warp
+AHEAD_WARP = 3  # of the producer
 ALIGNMENT_BYTES = 1024  # of a tile in shared memory: the pattern of that swizzle
 PANEL_ROWS = 16  # of a warp, in an accumulator
 MAIL_SLOTS = 2
@@ -39,7 +42,9 @@ class Load:
     tensor, box: what TMA reads, per axis of the tensor   shape: [rows, columns] as stored, or
     [columns]   offset_bytes: of the tile in the slot   blocks: of a cluster that bring it, some
     rows each   windows: of images that it unfolds, and the bytes of channels that a copy brings of
-    a pixel   part: whether its rows are parts of the tensor's, which go on behind them
+    a pixel   part: whether its rows are parts of the tensor's, which go on behind them   dealt: the
+    codes into whose order its rows are brought, where they lie   codes: whether
+    they are packed weights
     """
 
     name: str
@@ -51,6 +56,8 @@ class Load:
     blocks: int = 1
     windows: tuple[Windows, int] | None = None
     part: bool = False
+    dealt: str = ""
+    codes: bool = False
 
     @property
     def row_bytes(self) -> int:
@@ -114,6 +121,20 @@ class BufferRing:
         return tuple(load for loads in self.fills for load in loads)
 
     @property
+    def dealt(self) -> bool:
+        return any(load.dealt for load in self.loads)
+
+    @property
+    def barrier_bytes(self) -> int:
+        """Of all barriers; those of what is dealt follow the empty ones."""
+        return (3 if self.dealt else 2) * BARRIER_BYTES * self.slots
+
+    @property
+    def dealt_bytes(self) -> int:
+        """Offset of the barriers of what is dealt."""
+        return self.barriers_bytes + 2 * BARRIER_BYTES * self.slots
+
+    @property
     def blocks(self) -> int:
         """Those that fill and read a slot together: 1, or all of a cluster."""
         return max(load.blocks for load in self.loads)
@@ -127,7 +148,7 @@ class BufferRing:
 
 
 def barriers_end(rings: tuple[BufferRing, ...]) -> int:
-    return max(r.barriers_bytes + 16 * r.slots for r in rings)
+    return max(r.barriers_bytes + r.barrier_bytes for r in rings)
 
 
 def shared_end(rings: tuple[BufferRing, ...], pipeline: PipelineKnobs) -> int:
@@ -176,6 +197,8 @@ class PipelineKnobs:
     cluster        blocks that do neighbouring tiles of the strip axis and share what all of them
                    read (clusters.py)
     resident       blocks that share a multiprocessor: the next launch's are there when this ends
+    ahead          iterations whose packed weights come to L2 while the kernel before it ends
+    streamed       packed weights are read once, so that L2 keeps all else rather than them
     skip           warpgroups leave out tiles and iterations in which none of their rows counts
     """
 
@@ -196,6 +219,8 @@ class PipelineKnobs:
     dependent: bool | None = None
     cluster: int = 1
     resident: int = 1
+    ahead: int = 0
+    streamed: bool = False
     skip: bool = False
 
     def override(self, values: dict[str, Any]) -> PipelineKnobs:

@@ -41,8 +41,6 @@ from tessera.tile.cuda.lower.warp_specialised.tidy import base_name
 from tessera.tile.ir.ir import Const, For, If, Op, SSAValue, While, regions, walk
 from tessera.tile.ir.types import TileType
 
-BARRIER_BYTES = 8
-
 
 def form_rings(nodes: Nodes, maker: Maker, knobs: PipelineKnobs, room_bytes: int
                ) -> tuple[BufferRing, ...]:
@@ -53,7 +51,7 @@ def form_rings(nodes: Nodes, maker: Maker, knobs: PipelineKnobs, room_bytes: int
     for stages in range(knobs.stages, 0, -1):
         for outside in (1,) if knobs.a_in_registers else (2, 1):
             rings = _rings(nodes, maker, stages, outside, held)
-            needed = max(r.barriers_bytes + 2 * BARRIER_BYTES * r.slots for r in rings)
+            needed = max(r.barriers_bytes + r.barrier_bytes for r in rings)
             if needed + MAIL_BYTES <= room_bytes:
                 return rings
     raise Refused(f"its tiles need {needed} bytes of shared memory, there are {room_bytes}")
@@ -71,7 +69,7 @@ def _rings(nodes: Nodes, maker: Maker, stages: int, outside: int, held: set[SSAV
         at += made[-1].slots * made[-1].slot_bytes
     for i, ring in enumerate(made):
         made[i] = replace(ring, barriers_bytes=at)
-        at += 2 * BARRIER_BYTES * ring.slots
+        at += ring.barrier_bytes
     return tuple(made)
 
 
@@ -162,7 +160,14 @@ def describe(load: Op, nodes: Nodes, maker: Maker) -> Load:
     windows = copied_windows(view.attr, type.dtype) if view.name == "windows" else None
     box = type.shape if windows else tuple(view.attr["box"])
     return Load(out(load).name, view.args[0].name, box, type.shape, type.dtype, windows=windows,
-                part=not isinstance(view.args[-1], Const))
+                part=not isinstance(view.args[-1], Const), dealt=_order(load, nodes),
+                codes=any(op.args[0] == out(load) for op in ops_in(nodes, "unpack_codes")))
+
+
+def _order(load: Op, nodes: Nodes) -> str:
+    """The codes beside which a load is multiplied in their order, if any."""
+    return next((op.attr["codes"].name for op in ops_in(nodes, "unpack_codes")
+                 if op.args[1:] == (out(load),)), "")
 
 
 __all__ = ["form_rings", "groups"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+from tessera.numerics import i32
 from tessera.tile.cuda.lower.warp_specialised.program import BufferRing, Load, Refused
 from tessera.tile.cuda.lower.warp_specialised.rewrite import (
     Maker,
@@ -18,6 +19,7 @@ from tessera.tile.cuda.lower.warp_specialised.rewrite import (
     substituted,
 )
 from tessera.tile.ir.ir import (
+    Const,
     For,
     Function,
     If,
@@ -59,6 +61,54 @@ def producer_of(function: Function, rings: tuple[BufferRing, ...], maker: Maker)
     if any(isinstance(maker.types[d.value], TileType) for n in walk(sliced) for d in outs_of(n)):
         raise Refused("what is loaded depends on what was computed from tiles")
     return sliced
+
+
+def dealer_of(producer: Nodes, rings: tuple[BufferRing, ...], maker: Maker) -> Nodes:
+    """What brings rows into the order of codes, when they have come: a slice of the producer's
+    program. Raises Refused."""
+    names = {r.name for r in rings if r.dealt}
+    if not names:
+        return ()
+    if ops_in(producer, "mail_put"):
+        raise Refused("rows are dealt in the order of codes, and tiles as multiprocessors get free")
+
+    def block(nodes: Nodes) -> list[Node]:
+        return [maker.op("ring_deal", (), where=n.where, ring=n.attr["ring"])
+                if isinstance(n, Op) and is_op(n, "ring_fill") and n.attr["ring"] in names else n
+                for n in nodes]
+
+    return maker.copy(slice_of(map_blocks(producer, block), "ring_deal"), {})[0]
+
+
+def ahead_of(producer: Nodes, rings: tuple[BufferRing, ...], maker: Maker, count: int) -> Nodes:
+    """What asks L2 for the packed weights of the first iterations of this block's first tile."""
+    loads = {load.name for r in rings for load in r.loads if load.codes}
+    if not (count and loads) or ops_in(producer, "mail_put"):
+        return ()
+
+    def fill(n: Op) -> Op | None:
+        kept = [(v, name) for v, name in zip(n.args, n.attr["loads"], strict=True) if name in loads]
+        return maker.op("ring_ahead", [v for v, _ in kept], where=n.where, ring=n.attr["ring"],
+                        loads=tuple(name for _, name in kept)) if kept else None
+
+    def block(nodes: Nodes) -> list[Node]:
+        made = [fill(n) if isinstance(n, Op) and is_op(n, "ring_fill") else n for n in nodes]
+        return [n for n in made if n is not None]
+
+    def limited(nodes: Nodes, outer: bool) -> list[Node]:
+        kept: list[Node] = []
+        for n in nodes:
+            if isinstance(n, For):
+                span = maker.op("mul", (n.step, Const(1 if outer else count, i32)), "span")
+                end = maker.op("add", (n.lo, out(span)), "end")
+                last = maker.op("minimum", (n.hi, out(end)), "end")
+                kept += [span, end, last]
+                n = replace(n, hi=out(last), body=tuple(limited(n.body, False)))
+            kept.append(n)
+        return kept
+
+    some = slice_of(map_blocks(producer, block), "ring_ahead")
+    return maker.copy(tuple(limited(some, True)), {})[0]
 
 
 def slice_of(nodes: Nodes, *names: str, wanted: frozenset[SSAValue] = frozenset()) -> Nodes:
