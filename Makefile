@@ -6,6 +6,8 @@ JOBS ?= 3
 ARGS ?=
 VENV := .venv
 BIN := $(VENV)/bin
+# Files stay with one process, the longest first: tests/conftest.py has their order.
+FILES := --dist loadfile --no-loadscope-reorder
 SOURCES := tessera tests $(wildcard examples benchmarks)
 # -qq: only errors. Installed in place, so that the checkout is what runs.
 INSTALL := $(BIN)/python -m pip install -qq --disable-pip-version-check --editable
@@ -21,10 +23,10 @@ train: $(VENV)/run.stamp  ## train a small transformer: make train ARGS="--help"
 	$(BIN)/python examples/train.py $(ARGS)
 
 test: check  ## ruff, mypy and every test this machine can run: ARGS="-k name" selects
-	$(BIN)/python -m pytest -q -n $(JOBS) --dist loadfile $(ARGS)
+	$(BIN)/python -m pytest -q -n $(JOBS) $(FILES) $(ARGS)
 
 test-all: check  ## and the slow ones: 72 ranks, exhaustive walks, hundreds of faults; hours
-	TESSERA_SLOW=1 $(BIN)/python -m pytest -q -n $(JOBS) --dist loadfile $(ARGS)
+	TESSERA_SLOW=1 $(BIN)/python -m pytest -q -n $(JOBS) $(FILES) $(ARGS)
 
 check: $(VENV)/test.stamp  ## ruff and mypy only
 	$(BIN)/ruff check $(SOURCES)

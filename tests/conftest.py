@@ -86,6 +86,23 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.enable()
 
 
+# Files that take a minute or half of one, begun first: a process that gets one at the end is
+# the only one at work. Workers are given files in the order in which they are collected.
+LONGEST_FILES = ("golden/test_fft_compiled.py", "mesh/test_sharded_ops.py", "mesh/test_train.py",
+                 "golden/test_library_compiled.py", "golden/test_hopper_kernels.py",
+                 "golden/test_decode_compiled.py", "cpu/test_docs.py", "mesh/test_tcp.py",
+                 "golden/test_scored_attention_compiled.py", "cpu/test_sentinels_device.py",
+                 "mesh/test_resume.py", "golden/test_tile_kernels.py", "cpu/test_fft_kernels.py",
+                 "cpu/test_loops.py", "golden/test_ptx_instructions.py",
+                 "golden/test_mma_kernels.py")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if hasattr(config, "workerinput"):
+        rank = {file: i for i, file in enumerate(LONGEST_FILES)}
+        items.sort(key=lambda item: rank.get("/".join(item.path.parts[-2:]), len(rank)))
+
+
 def _run_seed(text: str) -> int:
     if text == "random":
         return secrets.randbelow(2**31)

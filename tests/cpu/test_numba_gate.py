@@ -87,11 +87,65 @@ def test_variables_assigned_once_are_those_that_numba_finds(compiled: Any, monke
         numba_gate._find_assigned_once(lower)
         seen.append((numbas, lower._singly_assigned_vars))
 
-    monkeypatch.setattr(numba_gate.CUDALower, "_find_singly_assigned_variable", both)
+    monkeypatch.setattr(numba_gate.lowering.CUDALower, "_find_singly_assigned_variable", both)
     for source in (SUMS, BRANCHES):
         compiled(source)
     assert len(seen) >= 2 and all(numbas == ours for numbas, ours in seen)
     assert any(numbas for numbas, _ in seen)
+
+
+def test_variables_of_a_statement_are_those_that_numba_finds(compiled: Any, monkeypatch: Any
+                                                             ) -> None:
+    """In the code's order, each as often as it stands there."""
+    from tessera.tile.cuda import numba_gate
+
+    seen: list[tuple[list, list]] = []
+
+    def names(found: Any) -> list[str]:
+        return [v.name for v in found]
+
+    def nested(statement: Any, value: Any) -> list:
+        seen.append((names(numba_gate._list_variables(statement, value)),
+                     names(numba_gate.LIST_VARIABLES(statement, value))))
+        return numba_gate.LIST_VARIABLES(statement, value)
+
+    def of_statement(statement: Any) -> list:
+        seen.append((names(numba_gate._variables_of_statement(statement)),
+                     names(numba_gate.VARIABLES_OF_STATEMENT(statement))))
+        return numba_gate.VARIABLES_OF_STATEMENT(statement)
+
+    monkeypatch.setattr(numba_gate.numba_ir.Inst, "_rec_list_vars", nested)
+    monkeypatch.setattr(numba_gate.ir_utils, "compat_list_vars_stmt", of_statement)
+    for source in (SUMS, BRANCHES):
+        compiled(source)
+    assert any(len(ours) > 2 for ours, _ in seen) and all(a == b for a, b in seen)
+
+
+def test_the_line_of_a_definition_is_the_one_that_numba_finds(compiled: Any) -> None:
+    from tessera.tile.cuda import numba_gate
+
+    @pytest.mark.usefixtures()
+    def decorated() -> None: ...
+
+    compiled(BRANCHES)
+    space: dict[str, Any] = {}
+    exec(compile(BRANCHES, "<sums>", "exec"), space)
+    for function in (space["kernel"], decorated, numba_gate.compile_source):
+        assert numba_gate._line_of_def(function) == numba_gate.LINE_OF_DEF(function) is not None
+
+
+def test_the_ptx_is_the_one_of_numba_alone(compiled: Any, monkeypatch: Any) -> None:
+    from tessera.tile.cuda import numba_gate
+
+    quick = compiled(BRANCHES)
+    for module, name, numbas in (
+            (numba_gate.numba_ir.Inst, "_rec_list_vars", numba_gate.LIST_VARIABLES),
+            (numba_gate.ir_utils, "compat_list_vars_stmt", numba_gate.VARIABLES_OF_STATEMENT),
+            (numba_gate.lowering, "get_func_def_lineno", numba_gate.LINE_OF_DEF),
+            (numba_gate.inline_closurecall.RewriteArrayOfConsts, "match", numba_gate.MATCH_ARRAY)):
+        assert getattr(module, name) is not numbas
+        monkeypatch.setattr(module, name, numbas)
+    assert compiled(BRANCHES) == quick
 
 
 def test_what_no_definition_takes_is_refused_each_time(compiled: Any) -> None:

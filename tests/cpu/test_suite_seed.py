@@ -1,4 +1,4 @@
-"""The suite's own seed: what a run prints is what its tests had, in every process."""
+"""The run's seed and order: what it prints is what its tests had, in every process."""
 
 import re
 import shutil
@@ -28,3 +28,8 @@ def test_a_drawn_seed_is_that_of_all_processes(tmp_path: Path, workers: int) -> 
     had = set(re.findall(r"^E +AssertionError: had (\d+)", text, re.M))
     assert had == set(re.findall(r"replay: --seed (\d+)", text)) and len(had) == 1, text
     assert "4 failed" in text
+
+
+def test_the_files_that_begin_first_are_there(request: pytest.FixtureRequest) -> None:
+    own = request.config.pluginmanager.get_plugin(str(CONFTEST))
+    assert all((CONFTEST.parent / name).is_file() for name in own.LONGEST_FILES)
