@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import ctypes
+import gc
 import statistics
 import time
 from collections import Counter, defaultdict
@@ -26,9 +27,6 @@ from mesh_step import OurStep, meet
 import tessera as ts
 from tessera import config
 from tessera.graph import tree
-from tessera.mesh.collectives import exchange_ops
-from tessera.mesh.ranks import communicator
-from tessera.mesh.ranks.communicator import Communicator
 from tessera.runtime.device import device
 from tessera.runtime.graphs import DeviceGraph
 
@@ -108,23 +106,6 @@ def spread(seconds: list[float]) -> list[float]:
     return [round(1e6 * f(seconds)) for f in (min, statistics.median)]
 
 
-def plain_memory() -> Communicator:
-    """Of the same ranks, and without windows."""
-    found = next(c for c in communicator._found.values() if c is not None)
-    return found.split(found.group, 0)
-
-
-def by(way: Communicator | None) -> Any:
-    """While a program is recorded, what it sends goes there."""
-    usual = exchange_ops._by
-
-    def chosen(members: Any, axis: str, what: str, index: int, blocks: int = 0) -> Any:
-        found = usual(members, axis, what, index, blocks)
-        return found if way is None or blocks or found is None else way
-
-    return mock.patch.object(exchange_ops, "_by", chosen)
-
-
 class Rows:
     """What was measured, by name."""
 
@@ -148,31 +129,31 @@ def main() -> None:
     a, model = sized(flags, B=16)
     rank, ranks = ts.dist.rank(), ts.dist.world_size()
     mesh, rows = ts.dist.mesh([f"cuda:{r}" for r in range(ranks)], axes="dp"), Rows(rank == 0)
-    with config.scope(comm_timeout=0):
-        steps = {"dp": FreshStep(OurStep(mesh, model.sized(B=ranks * a.B)), rank)}
-        lone = FreshStep(OurStep(None, model), rank) if rank == 0 else None
-        meet()
-        steps["fsdp"] = FreshStep(OurStep(mesh, model.sized(B=ranks * a.B), fsdp=True), rank)
-    ways = {"windows": None, "plain memory": plain_memory()}
-    for _ in range(a.rounds):
-        if lone is not None:
-            rows.add("one GPU", lone, together=False)
-        meet()
-        for name, step in steps.items():
-            for how, way in ways.items():
-                with by(way):
-                    rows.add(f"{name}, {how}", step)
-    host = {}
-    for name, step in steps.items():
-        for how, way in ways.items():
-            with by(way):
-                step.again()
-                host[f"{name}, {how}"] = step.host_us()
+    lone = FreshStep(OurStep(None, model), rank) if rank == 0 else None
+    host, sent = {}, {}
+    for name in ("dp", "fsdp"):
+        steps = {}
+        for how in ("windows", "plain memory"):
+            with config.scope(comm_timeout=0, comm_windows=how == "windows"):
+                steps[f"{name}, {how}"] = FreshStep(
+                    OurStep(mesh, model.sized(B=ranks * a.B), fsdp=name == "fsdp"), rank)
+        for _ in range(a.rounds):
+            if lone is not None:
+                rows.add("one GPU", lone, together=False)
+            meet()
+            for way, step in steps.items():
+                rows.add(way, step)
+        for way, step in steps.items():
+            step.again()
+            host[way] = step.host_us()
+            plan = step.step.run.plan
+            sent[way] = {"bytes": plan.bytes, "in_windows": sum(c.by == "windows" for c in plan)}
+        del step, steps
+        gc.collect()
     if rank == 0:
         record.write("mesh_windows", {
             "device": f"{ranks} x {device().name}", "model": model.figures(), "ranks": ranks,
-            "ms": rows.ms, "losses": rows.losses, "host_us": host, "in_windows": {
-                n: sum("in windows" in str(c) for c in s.step.run.plan) for n, s in steps.items()}})
+            "ms": rows.ms, "losses": rows.losses, "host_us": host, "sent": sent})
 
 
 if __name__ == "__main__":

@@ -71,7 +71,10 @@ class FakeLibrary:
 
 
 class FakeCommunicator:
-    """As Communicator. Adds in the order of ranks, each time rounding to the elements' type."""
+    """As Communicator. Adds in the order of ranks, each time rounding to the elements' type; in
+    windows in f32, where `in_f32` is set, as NCCL's kernels for them."""
+
+    in_f32 = True
 
     calls: list[tuple[int, str, int]] = []  # rank, what, bytes: of all
     library = FakeLibrary()
@@ -100,7 +103,8 @@ class FakeCommunicator:
         for source, target, count in arrays:
             mine = memory(source, count * dtype.itemsize)
             got = self._swap("all_reduce", [mine] * self.group.size, [mine.size] * self.group.size)
-            memory(target, mine.size, dtype)[...] = _total(got, dtype, op)
+            wide = self._in_f32((source, mine.size), (target, mine.size))
+            memory(target, mine.size, dtype)[...] = _total(got, dtype, op, wide)
 
     @asked
     def reduce_scatter(self, arrays: Sequence[tuple[int, int, int]], kind: int, op: int,
@@ -110,7 +114,14 @@ class FakeCommunicator:
             size = count * dtype.itemsize
             whole = memory(source, size * n)
             got = self._swap("reduce_scatter", list(whole.reshape(n, size)), [size] * n)
-            memory(target, size, dtype)[...] = _total(got, dtype, op)
+            wide = self._in_f32((source, whole.size))
+            memory(target, size, dtype)[...] = _total(got, dtype, op, wide)
+
+    def _in_f32(self, *places: tuple[int, int]) -> bool:
+        rank = self.group.transport.rank
+        return self.in_f32 and all(any(
+            rank == r and begin <= at and at + size <= begin + nbytes
+            for r, begin, nbytes in self.library.opened) for at, size in places)
 
     @asked
     def all_gather(self, arrays: Sequence[tuple[int, int, int]], stream: int) -> None:
@@ -153,11 +164,12 @@ def _dtype(kind: int) -> np.dtype:
     return np.dtype(ml_dtypes.bfloat16 if name == "bf16" else spelled.get(name, name))
 
 
-def _total(got: Sequence[np.ndarray], dtype: np.dtype, op: int) -> np.ndarray:
-    total = got[0].view(dtype)
+def _total(got: Sequence[np.ndarray], dtype: np.dtype, op: int, wide: bool) -> np.ndarray:
+    between = np.dtype(np.float32) if wide and dtype.itemsize == 2 else dtype
+    total = got[0].view(dtype).astype(between)
     for other in got[1:]:
-        total = COMBINE[op](total, other.view(dtype))
-    return total
+        total = COMBINE[op](total, other.view(dtype).astype(between))
+    return total.astype(dtype)
 
 
 @pytest.fixture

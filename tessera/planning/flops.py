@@ -76,11 +76,13 @@ class StoredTypes:
     """The type in which each value lies in memory, and the value in whose memory it lies.
 
     literals: numbers and ranges, made where they are needed
+    written: casts of results of matmuls, which are written in that type
     """
 
     dtypes: dict[Value, DType]
     owners: dict[Value, Value]
     literals: set[Value]
+    written: set[Node] = field(default_factory=set)
 
     def dtype(self, v: Value) -> DType:
         return self.dtypes.get(v, v.aval.dtype)
@@ -99,16 +101,18 @@ def storage_of(graph: Graph) -> StoredTypes:
     for node in graph.nodes:
         for v in node.inputs:
             readers.setdefault(v, []).append(node)
-        if _is_alias(node):
-            source, v = node.inputs[0], node.outputs[0]
-            made.owners[v] = made.owner(source)
-            made.dtypes[v] = made.dtype(source)
     kept = set(graph.outputs)
     for node in graph.nodes:
         if node.op.name == "matmul" and node.outputs[0] not in kept:
             rounds = readers.get(node.outputs[0], [])
             if len(rounds) == 1 and rounds[0].op.name == "cast":
                 made.dtypes[node.outputs[0]] = rounds[0].outputs[0].aval.dtype
+                made.owners[rounds[0].outputs[0]] = node.outputs[0]
+                made.written.add(rounds[0])
+        if _is_alias(node):
+            source, v = node.inputs[0], node.outputs[0]
+            made.owners[v] = made.owner(source)
+            made.dtypes[v] = made.dtype(source)
     return made
 
 
@@ -183,7 +187,7 @@ def _unit_work(unit: FusionGroup, local: Local, stored: StoredTypes) -> list[Uni
             return _nested(unit.call)
         if op.free or ("collective" in op.effects and not op.matmul):
             return []
-    if all(map(_is_alias, nodes)):
+    if all(_is_alias(n) or n in stored.written for n in nodes):
         return []
     matmuls: dict[DType, float] = {}
     other = 0.0

@@ -35,13 +35,14 @@ def worth_it(monkeypatch: Any, shares: tuple[int, ...]) -> None:
     monkeypatch.setattr(cut_products, "LEAST_GAIN", 0.1)
     monkeypatch.setattr(cut_products, "_product_us", lambda step, mesh: 1000.0)
     monkeypatch.setattr(cut_products, "_move_us", lambda move, mesh, parts: 1000.0 / parts)
-    monkeypatch.setattr(cut_products, "halves_us", lambda move, cast, mesh, parts: 1000.0 / parts)
+    monkeypatch.setattr(cut_products, "halves_us",
+                        lambda move, mesh, wide, narrow, parts: 1000.0 / parts)
 
 
 @pytest.mark.parametrize("late", ["", "collectives"])
 @pytest.mark.parametrize(("kind", "shares"), [("f32", (1, 1, 2, 4)),
                                               ("bf16 @accum(f32)", (1, 1, 1, 1)),
-                                              ("bf16 @accum(f32)", (1, 2, 4, 1))])
+                                              ("f16", (1, 2, 4, 1))])
 @pytest.mark.parametrize("n", [2, 4])
 @pytest.mark.parametrize("name", PRODUCTS)
 def test_parts_give_what_the_whole_gives(gpus, nccl, rng, worth_it, name, n, kind, shares,
@@ -63,7 +64,8 @@ def test_parts_give_what_the_whole_gives(gpus, nccl, rng, worth_it, name, n, kin
             assert_close(y, exact[0] @ exact[1], kind.split()[0], 384)
         parts = f"{n} parts" if collective == "all_gather" else "4 parts" if (
             len(set(shares)) == 1) else f"4 parts ({':'.join(map(str, shares))})"
-        halves = collective == "all_reduce" and kind != "f32"  # and rounded between them
+        halves = collective == "all_reduce" and (  # and rounded between them
+            kind == "f16" or kind != "f32" and n > 2)
         first = "reduce_scatter" if halves else collective
         assert plan.startswith(f"{first} over x: ") and f"in {parts} beside" in plan
         steps = [k for k, s in enumerate(local.steps) if isinstance(s, CollectiveStep)]
@@ -98,7 +100,8 @@ def test_large_ones_are_cut_on_gpus_and_on_no_hosts(name, n):
     gpus, hosts = ts.dist.mesh(DEVICES[:n], axes="x"), ts.dist.mesh(axes="x", shape=(n,))
     plan = str(program_of(left, right, out, 8192, gpus).plan)
     parts = {"gather": "4 parts", "reduce": "4 parts (1:2:2:3)", "scatter rows": "4 parts"}
-    assert f" in {parts[name]} beside its matmul" in plan or n == 2 and "beside its matmul" in plan
+    assert f" in {parts[name]} beside its matmul" in plan or n == 2 and (
+        "beside its matmul" in plan or name == "scatter rows")  # of two ranks in bf16: a quarter
     assert "parts" not in str(program_of(left, right, out, 8192, hosts).plan)
     assert "parts" not in str(program_of(left, right, out, 64 * n, gpus).plan)
 
@@ -110,7 +113,7 @@ def test_parts_are_read_and_written_where_they_lie(monkeypatch, name):
     monkeypatch.setattr(cut_products, "PARTS", ((1, 1, 1, 1),))
     monkeypatch.setattr(cut_products, "LEAST_GAIN", 0.1)
     made = program_of(left, right, out, 8192, ts.dist.mesh(DEVICES[:2], axes="x"))
-    plan = CudaProgram(localize(made.made, 1), "sm_90a").plan
+    plan = CudaProgram(localize(made.made, 1, wide=True), "sm_90a").plan
     kinds = [s.kind for s in plan.steps]
     assert "move" not in kinds and kinds.count("gemm") == (2 if name == "gather" else 4)
     tiles = [dict(s.schedule.extra).get("TILES") for s in plan.steps if s.kind == "gemm"]
@@ -131,7 +134,7 @@ def test_matmuls_wait_for_no_collective(monkeypatch, name, shares):
     monkeypatch.setattr(cut_products, "PARTS", (shares,))
     monkeypatch.setattr(cut_products, "LEAST_GAIN", 0.1)
     made = program_of(left, right, out, 8192, ts.dist.mesh(DEVICES[:4], axes="x"))
-    plan = CudaProgram(localize(made.made, 1), "sm_90a").plan
+    plan = CudaProgram(localize(made.made, 1, wide=True), "sm_90a").plan
     sent = [k for k, s in enumerate(plan.steps) if s.kind == "exchange"]
     awaited = overlapped(plan.steps, sent, (), plan.region).awaited
     products = [k for k, s in enumerate(plan.steps) if s.kind == "gemm"]
@@ -142,7 +145,7 @@ def test_matmuls_wait_for_no_collective(monkeypatch, name, shares):
 def test_matmuls_leave_multiprocessors_to_a_collective_that_takes_as_long(name):
     left, right, out, _, _ = PRODUCTS[name]
     made = program_of(left, right, out, 8192, ts.dist.mesh(DEVICES[:4], axes="x"))
-    plan = CudaProgram(localize(made.made, 0), "sm_90a").plan
+    plan = CudaProgram(localize(made.made, 0, wide=True), "sm_90a").plan
     spare = [dict(s.schedule.extra).get("SPARE") for s in plan.steps if s.kind == "gemm"]
     assert spare == ([32, None] if name == "gather" else [None] + [32] * (len(spare) - 1))
     assert "32 multiprocessors are left to NCCL" in str(plan)
@@ -168,7 +171,7 @@ def test_long_ones_take_the_whole_chip():
     g, x, w = (ts.dist.stand_in((n, n), SPLIT[how], mesh, "bf16 @accum(f32)")
                for n, how in ((512, "rows"), (8192, "rows"), (8192, "whole")))
     made = ts.jit(f).traced(g, x, w).program
-    steps = CudaProgram(localize(made.made, 0), "sm_90a").plan.steps
+    steps = CudaProgram(localize(made.made, 0, wide=True), "sm_90a").plan.steps
     assert [dict(s.schedule.extra) for s in steps if s.kind == "gemm"] == [{"TILES": "dynamic"}]
 
 

@@ -9,7 +9,7 @@ from tessera.planning.fabric import fabric
 
 S = ts.ShardSpec
 WHOLE, ROWS, COLUMNS = S(replicate=True), S(("row",), ("tp",)), S(("col",), ("tp",))
-N, PART = 8192, 1024  # sums of f32 that fill a bucket, and columns of a product beside them
+N, PART = 8192, 1024  # sums of bf16 that fill a bucket, and columns of a product beside them
 GPUS = ts.dist.mesh([f"cuda:{r}" for r in range(4)], axes="tp", topology="8xh200")
 HOSTS = ts.dist.mesh(axes="tp", shape=4, topology="8xh200")
 
@@ -27,7 +27,7 @@ def parts_of(plan) -> dict[str, float]:
 
 
 def sum_us() -> float:
-    return fabric("8xh200").time("all_reduce", 4 * N * N, GPUS, "tp").us
+    return fabric("8xh200").time("all_reduce", 2 * N * N, GPUS, "tp").us
 
 
 def beside_us(plan) -> float:
@@ -42,8 +42,15 @@ def test_what_nothing_reads_meanwhile_runs_beside_a_product():
     plan = ts.dist.plan_report(f, *operands(GPUS))
     waits = sum_us() - beside_us(plan)
     assert 0 < waits < 0.9 * sum_us()
-    assert parts_of(plan)["exchanges"] == pytest.approx(waits, rel=0.02)  # a loop rounds c @ d
+    assert parts_of(plan)["exchanges"] == pytest.approx(waits, rel=0.03)  # a loop rounds c @ d
     assert "collectives run beside arithmetic" in str(plan)
+
+
+def test_terms_are_written_in_the_type_in_which_they_are_sent():
+    """No loop rounds them."""
+    plan = ts.dist.plan_report(lambda a, b: ts.shard(a @ b, WHOLE), *operands(HOSTS)[:2])
+    assert parts_of(plan)["loops"] == 0
+    assert parts_of(plan)["exchanges"] == pytest.approx(sum_us())
 
 
 def test_what_is_read_at_once_is_waited_for():
@@ -51,8 +58,8 @@ def test_what_is_read_at_once_is_waited_for():
         return ts.shard(a @ b, WHOLE) @ d
 
     plan = ts.dist.plan_report(f, *operands(GPUS))
-    halves = [fabric("8xh200").time(op, size * N * N, GPUS, "tp").us
-              for op, size in (("reduce_scatter", 4), ("all_gather", 2))]  # it is rounded between
+    halves = [fabric("8xh200").time(op, 2 * N * N, GPUS, "tp").us
+              for op in ("reduce_scatter", "all_gather")]  # the terms are sent wide without windows
     assert parts_of(plan)["exchanges"] == pytest.approx(sum(halves))
 
 

@@ -29,8 +29,8 @@ def ops_of(f: Any) -> list[str]:
     return [c.op for c in f.plan]
 
 
-@pytest.mark.parametrize("n", [2, 4])
-def test_the_bits_are_those_of_the_whole_sum(gpus, nccl, rng, monkeypatch, n):
+@pytest.mark.parametrize(("n", "kind"), [(2, "f16"), (4, "f16"), (4, KIND)])
+def test_the_bits_are_those_of_the_whole_sum(gpus, nccl, rng, monkeypatch, n, kind):
     X, W = values(rng, (8 * n, 32), (32, 24))
 
     def program(mesh):
@@ -38,7 +38,7 @@ def test_the_bits_are_those_of_the_whole_sum(gpus, nccl, rng, monkeypatch, n):
         for gain, ops in ((0.0, HALVES), (1e9, ["all_reduce"])):
             monkeypatch.setattr(rounded_sums, "LEAST_GAIN", gain)
             f = ts.jit(lambda x, w: ts.shard(x @ w, SPLIT["whole"]))
-            x, w = placed(mesh, X, "columns", KIND), placed(mesh, W, "rows", KIND)
+            x, w = placed(mesh, X, "columns", kind), placed(mesh, W, "rows", kind)
             made += [f(x, w).local.numpy() for _ in range(3)]  # step by step, recorded, a graph
             assert ops_of(f) == ops
         return made
@@ -60,8 +60,9 @@ def test_what_is_not_narrower_or_does_not_divide_stays_one_message(worth_it):
     def whole(x, w):
         return ts.shard(x @ w, SPLIT["whole"])
 
-    assert plan_of(whole, (64, 128), mesh) == HALVES
+    assert plan_of(whole, (64, 128), mesh) == plan_of(whole, (64, 128), mesh, "f16") == HALVES
     assert plan_of(whole, (63, 128), mesh) == ["all_reduce"]
+    assert plan_of(whole, (64, 128), ts.dist.mesh(DEVICES[:2], axes="x")) == ["all_reduce"]
     assert plan_of(whole, (64, 128), mesh, "f32") == ["all_reduce"]
     assert plan_of(whole, (64, 128), ts.dist.mesh(axes="x", shape=4)) == ["all_reduce"]
 

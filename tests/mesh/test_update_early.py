@@ -197,7 +197,7 @@ def test_what_computes_with_a_gather_stays_behind_it(gpus, nccl, rng, monkeypatc
 def test_a_sum_that_a_rank_does_not_read_waits_for_nobody(monkeypatch):
     """Of a table that is both ends of a model the first sum is the term of one rank in the second;
     others are done with it at once, and would give its memory to the next kernel."""
-    monkeypatch.setattr(partitioned_steps, "GPU_BUCKET_BYTES", 1 << 22)
+    monkeypatch.setattr(partitioned_steps, "GPU_BUCKET_BYTES", 1 << 21)
     mesh, kind = ts.dist.mesh(DEVICES[:2], axes="x"), "bf16 @accum(f32)"
 
     def tied(table, ws, tokens):

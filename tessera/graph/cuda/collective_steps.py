@@ -124,22 +124,26 @@ class CollectiveStep:
         check(library.cuStreamSynchronize(stream), "copy to the GPU")  # `held` ends here
 
 
-def sent_places(steps: Iterable[Any], plan: GraphSchedule) -> tuple[str, list[Node]]:
+def sent_places(steps: Iterable[Any], plan: GraphSchedule) -> tuple[str, list[Node], set[Node]]:
     """Where in a program's temporaries all that lies which steps send or get, as a text, "" where
-    nothing does; and the ops that do."""
-    lines, nodes, inside = list[str](), list[Node](), False
+    nothing does; the ops that do; and those that NCCL's kernels for windows take: all that they
+    send lies there, and what they get as well unless it is a block of sums."""
+    lines, nodes, whole, inside = list[str](), list[Node](), set[Node](), False
     for step in steps:
         if not isinstance(step, CollectiveStep):
             continue
         node = step.callee.node
         nodes.append(node)
+        whole.add(node)
         for o in (*step.group.reads, *step.group.writes):
             at = plan.region(o.name)
             own = at.begin + o.offset * o.type.dtype.numpy.itemsize
             here = at.block == "temporaries"
             lines.append(f"{node.op.name} {o.type} {o.shape} {own if here else 'elsewhere'}")
             inside |= here
-    return "\n".join(lines) if inside else "", nodes
+            if not here and (o in step.group.reads or step.callee.record.in_place):
+                whole.discard(node)
+    return "\n".join(lines) if inside else "", nodes, whole
 
 
 def _bytes(o: GroupOperand) -> int:

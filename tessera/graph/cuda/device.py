@@ -138,8 +138,9 @@ class DeviceExecutable:
             return space.again(calls, leaves)
 
     @property
-    def sent_places(self) -> tuple[str, list[Node]]:
-        """Where in its temporaries lies what it sends, and what does."""
+    def sent_places(self) -> tuple[str, list[Node], set[Node]]:
+        """Where in its temporaries lies what it sends, what does, and what of it NCCL's kernels for
+        windows take."""
         return sent_places(self.program.steps, self.program.plan)
 
     def _space(self) -> Workspace:

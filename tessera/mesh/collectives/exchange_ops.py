@@ -22,6 +22,7 @@ import numpy as np
 
 from tessera.errors import SourceLine, UnsupportedTargetError
 from tessera.graph import functions as F
+from tessera.graph.ir import Node
 from tessera.graph.op import OPS, Aval, Exchange, GraphOp
 from tessera.graph.trace import apply
 from tessera.numerics import NumericType, as_type, stored_bytes
@@ -177,6 +178,14 @@ SCATTERED = GraphOp(
     doc="blocks of reductions over ranks, on a GPU")
 
 
+def adds_only_in_windows(node: Node) -> bool:
+    """Whether it is a sum that NCCL makes as the policy of its type says in windows alone."""
+    if node.op not in (SUMS, SCATTERED):
+        return False
+    given, members = node.attrs["type"], len(node.attrs["members"])
+    return not adds_as_told(node.attrs["op"], given, given, members)
+
+
 # --- blocks between some ------------------------------------------------------------------------
 def _swap(*xs: np.ndarray, members: Shape, axis: str, to: Shape,
           come: tuple[tuple[int, Shape], ...], type: NumericType, what: str, blocks: int = 0
@@ -209,11 +218,14 @@ SWAP = GraphOp(
 # --- collectives in these -----------------------------------------------------------------------
 class GpuGroup:
     """The ranks of a collective, seen from one of them, while a rule for GPUs is traced.
-    blocks: of NCCL's, for which matmuls beside it leave multiprocessors (cut_products.py)"""
+
+    blocks: of NCCL's, for which matmuls beside it leave multiprocessors (cut_products.py)
+    in_windows: what it sums lies in windows, if its terms are narrow
+    """
 
     def __init__(self, members: Shape, axis: str, index: int, type: NumericType, what: str,
-                 blocks: int = 0):
-        self.n, self.index, self.type = len(members), index, type
+                 blocks: int = 0, in_windows: bool = False):
+        self.n, self.index, self.type, self.in_windows = len(members), index, type, in_windows
         self.attrs: dict[str, Any] = {"members": members, "axis": axis, "type": type, "what": what}
         if blocks:
             self.attrs["blocks"] = blocks
@@ -236,7 +248,7 @@ class GpuGroup:
         to = to or self.type
         if self.n == 1:
             return tuple(self.total([x], op, to) for x in xs)
-        if adds_as_told(op, self.type, to, self.n):
+        if adds_as_told(op, self.type, to, self.n, self.in_windows):
             return self._sums(xs, op)
         flat = [F.reshape(x, (prod(x.shape),)) for x in xs]
         whole = F.concatenate(flat) if len(flat) > 1 else flat[0]
@@ -254,8 +266,9 @@ class GpuGroup:
 
     def _sums(self, xs: Sequence[Tensor], op: str) -> tuple[Tensor, ...]:
         """Short ones side by side in one array: what makes them writes there, and its parts are
-        read where they lie. NCCL takes a while for each array of a message, however short it is."""
-        short = [i for i, x in enumerate(xs) if x.shape and 0 < stored_bytes(
+        read where they lie. NCCL takes a while for each array of a message, however short it is; a
+        loss, which as a result lies in no window, had a kernel of its own behind the others."""
+        short = [i for i, x in enumerate(xs) if 0 < stored_bytes(
             tuple(x.shape), x.dtype) <= SHORT_BYTES]
         if len(short) < 2:
             return tuple(apply(SUMS, *xs, op=op, **self.attrs))
@@ -274,8 +287,8 @@ class GpuGroup:
                        to: NumericType | None = None) -> Tensor:
         """cuts: the block of each member along `dim`."""
         to, size = to or self.type, x.shape[dim] // self.n
-        if self.n > 1 and adds_as_told(op, self.type, to, self.n) and list(cuts) == [
-                (j * size, (j + 1) * size) for j in range(self.n)] and x.size:
+        if self.n > 1 and adds_as_told(op, self.type, to, self.n, self.in_windows) and list(
+                cuts) == [(j * size, (j + 1) * size) for j in range(self.n)] and x.size:
             if runs := _in_runs(x, dim):
                 blocks = [F.reshape(r, (self.n, size, *x.shape[dim + 1:])) for r in runs]
                 return _joined(apply(SCATTERED, *blocks, op=op, **self.attrs), x.shape[:dim])
@@ -403,5 +416,5 @@ def cut_along(x: Tensor, dim: int, lo: int, hi: int) -> Tensor:
     return apply(OPS["slice"], x, starts=tuple(starts), stops=tuple(stops), steps=(1,) * x.ndim)
 
 
-__all__ = ["BLOCKS", "SCATTERED", "SUMS", "SWAP", "GpuGroup", "MovedBox",
+__all__ = ["BLOCKS", "SCATTERED", "SUMS", "SWAP", "GpuGroup", "MovedBox", "adds_only_in_windows",
            "by_group", "cut_along", "move_boxes", "reduce_together"]

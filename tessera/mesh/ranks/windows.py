@@ -25,21 +25,32 @@ from tessera.runtime.window_memory import WindowBuffer
 from .communicator import communicator
 from .envelope import here_in
 from .group import Group
+from .window_sums import NarrowSum, added_in_f32
 
 _DIGEST_BYTES = 16
 
 
-def window_memory(group: Group, index: int, nbytes: int, places: str, groups: Sequence[Group]
+def windows_here() -> bool:
+    """Whether this rank would have windows: others may not."""
+    library = libnccl.open_library()
+    return config.comm_windows and library is not None and library.has_windows and (
+        launched_here() == launched_size())
+
+
+def window_memory(group: Group, index: int, nbytes: int, places: str,
+                  groups: Sequence[tuple[Group, int]], sums: Sequence[NarrowSum] | None = ()
                   ) -> WindowBuffer | None:
     """Memory on this rank's GPU that the ranks of these groups reach; None where they send from
     memory of their own. All members of `group`, which has them all, call it.
 
+    groups: each with the number of blocks of its communicator, 0 for the usual one
     places: where in it that lies which they send; "" for nowhere
+    sums: those of bf16, for which there is none unless NCCL adds them in f32; None where some lie
+        elsewhere
     """
     library = libnccl.open_library()
     mine = np.zeros(1 + _DIGEST_BYTES, np.uint8)
-    mine[0] = bool(places) and config.comm_windows and library is not None and (
-        library.has_windows and launched_here() == launched_size())
+    mine[0] = bool(places) and sums is not None and windows_here()
     mine[1:] = np.frombuffer(hashlib.blake2b(
         f"{nbytes}\n{places}".encode(), digest_size=_DIGEST_BYTES).digest(), np.uint8)
     got = group.swap_bytes([mine] * group.size, [mine.size] * group.size,
@@ -47,11 +58,16 @@ def window_memory(group: Group, index: int, nbytes: int, places: str, groups: Se
     if library is None or not (all(g[0] for g in got) and len({g.tobytes() for g in got}) == 1):
         return None
     made = WindowBuffer(nbytes, device(index), library)
-    for one in groups:
+    for one, blocks in groups:
         by = communicator(one, index)
         if by is not None:
-            by.open_window(made)
+            (by.of_blocks(blocks) if blocks else by).open_window(made)
+    if sums:
+        mine[0] = added_in_f32(sums, made, index)
+        got = group.swap_bytes([mine] * group.size, [mine.size] * group.size,
+                               here_in("comparing how NCCL adds"))
+        return made if all(g[0] for g in got) else None
     return made
 
 
-__all__ = ["window_memory"]
+__all__ = ["window_memory", "windows_here"]

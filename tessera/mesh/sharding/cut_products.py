@@ -11,7 +11,7 @@ it anyway, such as that of a gradient which the optimizer reads, stays whole.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate, pairwise
 from math import prod
@@ -28,8 +28,9 @@ from ..partition import extents, local_shape
 from .collective_order import REDUCTIONS
 from .layout_change_ops import ALL_REDUCE, MOVES
 from .layout_changes import Hop
+from .narrow_terms import as_sent, rounds_terms, term_dtype, wide_terms
 from .partitioned_steps import CutProduct, Held, LayoutHop, PartitionedOp, Step, reads
-from .rounded_sums import halves_of, halves_us
+from .rounded_sums import halves_of, halves_us, two_hops
 
 Shares = tuple[int, ...]
 ALL_REDUCED = "all_reduce"
@@ -82,6 +83,8 @@ def _gather_pays(step: PartitionedOp, move: LayoutHop, mesh: Mesh) -> bool:
 # --- matmul, reduction ---------------------------------------------------------------------------
 def _reduced_in_parts(steps: Sequence[Step], mesh: Mesh) -> list[Step]:
     readers = Counter(held for step in steps for held in reads(step))
+    rounded = {(s.node.inputs[0], s.ins[0]): s for s in steps
+               if isinstance(s, PartitionedOp) and rounds_terms(s.node) and s.outs[0].pending}
     by_source = {(s.value, s.hop.source): s for s in steps
                  if isinstance(s, LayoutHop) and s.hop.kind in REDUCTIONS}
     behind = {(s.node.inputs[0], s.ins[0]): s for s in steps
@@ -91,8 +94,10 @@ def _reduced_in_parts(steps: Sequence[Step], mesh: Mesh) -> list[Step]:
     for i, step in enumerate(steps):
         if not isinstance(step, PartitionedOp) or not _is_product(step):
             continue
-        move = by_source.get(step.makes[0])
-        if move is None or readers[step.makes[0]] != 1:
+        before = rounded.get(step.makes[0])
+        term = step.makes[0] if before is None else before.makes[0]
+        move = by_source.get(term)
+        if move is None or readers[step.makes[0]] != 1 or readers[term] != 1:
             continue
         made = (move.value, move.hop.target)
         cast = behind.get(made) if readers[made] == 1 else None
@@ -102,8 +107,9 @@ def _reduced_in_parts(steps: Sequence[Step], mesh: Mesh) -> list[Step]:
         if shares == (1,):
             continue
         found[step] = CutProduct(step, move, shares, () if cast is None else (cast,),
-                                 _halves(step, move, mesh, cast, shares))
-        gone.update((move,) if cast is None else (move, cast))
+                                 _halves(step, move, mesh, cast, shares),
+                                 () if before is None else (before,))
+        gone.update(s for s in (before, move, cast) if s is not None)
     return [found.get(s, s) for s in steps if s not in gone]
 
 
@@ -154,20 +160,24 @@ def in_parts_us(shares: Shares, whole: float, sent: Sequence[float]) -> float:
 
 def _halves(step: PartitionedOp, move: LayoutHop, mesh: Mesh, cast: PartitionedOp | None,
             shares: Shares) -> tuple[Hop, Hop] | None:
-    """Of an all_reduce of parts of rows that is rounded between them."""
-    if cast is None or move.hop.kind != ALL_REDUCED or _rows(step) % (
-            sum(shares) * mesh.size(move.hop.axes)):
+    """Of an all_reduce of parts of rows that is rounded between them, or whose terms are narrow."""
+    if move.hop.kind != ALL_REDUCED or _rows(step) % (sum(shares) * mesh.size(move.hop.axes)):
         return None
-    return halves_of(move, cast, mesh)
+    narrow = move.value.aval.dtype
+    if term_dtype(move.value, mesh.size(move.hop.axes)) is not narrow:
+        return two_hops(move, mesh, narrow, narrow)
+    return None if cast is None else halves_of(move, cast, mesh)
 
 
 def _sent_us(step: PartitionedOp, move: LayoutHop, mesh: Mesh, cast: PartitionedOp | None,
              shares: Shares, share: int) -> float:
     """Of the collective of one part."""
     parts, message = sum(shares) / share, MESSAGE_US if len(shares) > 1 else 0.0
-    if cast is None or _halves(step, move, mesh, cast, shares) is None:
+    if _halves(step, move, mesh, cast, shares) is None:
         return _move_us(move, mesh, parts) + message
-    return halves_us(move, cast, mesh, parts) + 2 * message
+    gathered = move.value if cast is None else cast.node.outputs[0]
+    wide = term_dtype(move.value, mesh.size(move.hop.axes))
+    return halves_us(move, mesh, wide, gathered.aval.dtype, parts) + 2 * message
 
 
 def _scatters_rows(move: LayoutHop) -> bool:
@@ -207,19 +217,21 @@ def _move_us(move: LayoutHop, mesh: Mesh, parts: float) -> float:
     """Of one of so many parts of a collective. Its size is that of what is whole."""
     whole = move.hop.target if move.hop.kind == "all_gather" else move.hop.source
     shape, dtype = extents(move.value.aval), move.value.aval.dtype
-    size = prod(local_shape(whole, shape, 0, dtype)) * dtype.bits / 8
+    sent = dtype if move.hop.kind == "all_gather" else term_dtype(move.value,
+                                                                  mesh.size(move.hop.axes))
+    size = prod(local_shape(whole, shape, 0, dtype)) * sent.bits / 8
     return hooks.step_times.get().collective_us(move.hop.kind, size / parts, mesh, move.hop.axes)
 
 
 # --- on one rank ---------------------------------------------------------------------------------
-def run_cut(step: CutProduct, given: dict[Held, Tensor], rank: int) -> Tensor:
-    """The result, of this rank's parts of what the step reads."""
+def run_cut(step: CutProduct, given: Mapping[Held, Tensor], rank: int, wide: bool) -> Tensor:
+    """The result, of this rank's parts of what the step reads. wide: narrow terms are sent wide"""
     a, b = step.product.node.inputs
     weights = given[b, step.product.ins[1]]
     if step.gathers:
         return _own_first(step, given[a, step.move.hop.source], given[a, step.move.hop.target],
                           weights, rank)
-    return _in_parts(step, given[a, step.product.ins[0]], weights, rank)
+    return _in_parts(step, given[a, step.product.ins[0]], weights, rank, wide)
 
 
 def _own_first(step: CutProduct, own: Tensor, rows: Tensor, weights: Tensor, rank: int) -> Tensor:
@@ -233,7 +245,7 @@ def _own_first(step: CutProduct, own: Tensor, rows: Tensor, weights: Tensor, ran
     return F.concatenate([made[lo] for lo in sorted(made)])
 
 
-def _in_parts(step: CutProduct, rows: Tensor, weights: Tensor, rank: int) -> Tensor:
+def _in_parts(step: CutProduct, rows: Tensor, weights: Tensor, rank: int, wide: bool) -> Tensor:
     """rows: [M, ..., K]   weights: [K, N]. A part is read when the next one is multiplied, so that
     its collective has ended by then."""
     node, hop = step.product.node, step.move.hop
@@ -245,6 +257,10 @@ def _in_parts(step: CutProduct, rows: Tensor, weights: Tensor, rank: int) -> Ten
     for c, (lo, hi) in enumerate(_cuts(blocks.shape[1], step.shares)):
         part = cut_along(blocks, 1, lo, hi) if scatters else cut_along(rows, 0, lo, hi)
         y = apply(node.op, part, weights, **node.attrs)
+        for op in step.before:
+            y = apply(op.node.op, y, **op.node.attrs)
+        if wide:
+            y = as_sent(y, wide_terms(y.type, "sum", hop.source.mesh.size(hop.axes)))
         reduced.append(_reduced(step, y, rank, scatters))
         if c:
             made.append(_behind(step, reduced[c - 1], rank))
@@ -289,6 +305,7 @@ def _of_blocks(hop: Hop) -> Hop:
 
 
 def _behind(step: CutProduct, y: Tensor, rank: int) -> Tensor:
+    y = as_sent(y, step.move.value.aval.type)
     for op in step.behind:
         with at_line(op.node.where):
             y = apply(op.node.op, y, **op.node.attrs)

@@ -3,7 +3,8 @@
 Every rank knows all layouts and extents, so nothing is agreed on before a message is sent, unlike
 with a collective that is called by hand. Terms are added in the accumulate type, in the order of
 ranks, and rounded once (collectives/reduce.py). On GPUs they are written in what NCCL has and in
-ops with kernels (collectives/exchange_ops.py).
+ops with kernels (collectives/exchange_ops.py). Narrow terms that come so far lie in windows of
+NCCL; others were widened (localize.py).
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ def _all_reduce_on_gpu(*xs: Tensor, hop: Hop, rank: int, type: NumericType, what
 
 def _gpu_group(hop: Hop, rank: int, type: NumericType, what: str, blocks: int = 0) -> GpuGroup:
     group = _group(hop.source, rank, hop.axes)
-    return GpuGroup(group.ranks, group.axis, group.index, type, what, blocks)
+    return GpuGroup(group.ranks, group.axis, group.index, type, what, blocks, in_windows=True)
 
 
 # --- the others: one value -----------------------------------------------------------------------

@@ -2,11 +2,12 @@
 
 Extents and the attributes that hold them become those of the part. Draws of random numbers become
 those of the part's elements in the whole tensor, so that a result does not depend on the mesh.
+Narrow terms of sums are widened where NCCL adds no others (narrow_terms.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from math import prod
 from typing import Any
 
@@ -19,7 +20,7 @@ from tessera.graph.ir import Graph, Node, Value
 from tessera.graph.op import OPS, Aval, GraphOp
 from tessera.graph.ops.convert import cast_ref
 from tessera.graph.trace import apply, at_line, trace
-from tessera.numerics import as_type, random_bits_at
+from tessera.numerics import NumericType, as_type, random_bits_at
 from tessera.tensor import Tensor
 
 from ..layout import Layout
@@ -28,6 +29,7 @@ from .cut_products import run_cut
 from .layout_change_ops import ALL_REDUCE, MOVES
 from .layout_changes import Hop, block, same_cuts
 from .masked_indexing import is_masked, run_masked
+from .narrow_terms import as_sent, wide_terms
 from .partitioned_steps import (
     CONSTRAINTS,
     EXCHANGES,
@@ -45,12 +47,40 @@ from .split_slices import PLACE, place_attrs
 U32 = as_type("uint32")
 
 
-def localize(made: Propagated, rank: int) -> Graph:
+class LocalValues(dict[Held, Tensor]):
+    """The values of a rank.
+
+    wide: narrow terms of sums are sent wide; wide_inside: those of loops and branches are sent so
+    wide_sums: totals of such, which are rounded where they are first read
+    """
+
+    def __init__(self, given: Iterable[tuple[Held, Tensor]], wide: bool, wide_inside: bool):
+        super().__init__(given)
+        self.wide, self.wide_inside = wide, wide_inside
+        self.wide_sums: dict[Held, Tensor] = {}
+
+    def __missing__(self, held: Held) -> Tensor:
+        made = self[held] = F.cast(self.wide_sums[held], held[0].aval.type)
+        return made
+
+    def sent_as(self, x: Tensor, hop: Hop) -> NumericType:
+        """The type in which x is sent."""
+        if not self.wide or hop.source.op is None:
+            return x.type
+        return wide_terms(x.type, hop.source.op, hop.source.mesh.size(hop.axes))
+
+    def keep(self, held: Held, made: Tensor) -> None:
+        """What came of a value, narrow or wide."""
+        same = made.dtype is held[0].aval.dtype
+        (self if same else self.wide_sums)[held] = made
+
+
+def localize(made: Propagated, rank: int, wide: bool = False, wide_inside: bool = False) -> Graph:
     """What a rank runs: a graph of its parts of the inputs, captures last, to those of the
-    outputs."""
+    outputs. wide, wide_inside: see LocalValues"""
 
     def body(*parts: Tensor) -> list[Tensor]:
-        env: dict[Held, Tensor] = dict(zip(made.inputs, parts, strict=True))
+        env = LocalValues(zip(made.inputs, parts, strict=True), wide, wide_inside)
         line = made.graph.nodes[0].where if made.graph.nodes else None
         for step in made.steps:
             line = _line(step) or line
@@ -75,11 +105,14 @@ def _line(step: Step) -> SourceLine | None:
     return step.moves[0].where if isinstance(step, Together) else step.where
 
 
-def _take(step: Step, env: dict[Held, Tensor], rank: int) -> None:
-    if isinstance(step, PartitionedOp):
+def _take(step: Step, env: LocalValues, rank: int) -> None:
+    if isinstance(step, PartitionedOp) and step.node.op.name in CONSTRAINTS:
+        given = step.node.inputs[0], step.ins[0]
+        env.keep(step.makes[0], env.wide_sums[given] if given in env.wide_sums else env[given])
+    elif isinstance(step, PartitionedOp):
         env.update(zip(step.makes, _run(step, env, rank), strict=True))
     elif isinstance(step, CutProduct):
-        env[step.makes[0]] = run_cut(step, env, rank)
+        env[step.makes[0]] = run_cut(step, env, rank, env.wide)
     elif isinstance(step, Together) and step.moves[0].hop.kind != "all_reduce":
         for move in step.moves:  # a GPU's program joins them: graph/cuda/joined_exchanges.py
             _take(move, env, rank)
@@ -88,28 +121,33 @@ def _take(step: Step, env: dict[Held, Tensor], rank: int) -> None:
     elif step.hop.kind == "all_reduce":
         _reduce((step,), env, rank)
     else:
-        env[step.value, step.hop.target] = _move(step, env[step.value, step.hop.source], rank)
+        _move(step, env, rank)
 
 
 # --- moves ---------------------------------------------------------------------------------------
-def _reduce(moves: Sequence[LayoutHop], env: dict[Held, Tensor], rank: int) -> None:
+def _reduce(moves: Sequence[LayoutHop], env: LocalValues, rank: int) -> None:
     hop = moves[0].hop
     parts = [env[m.value, m.hop.source] for m in moves]
-    made = apply(ALL_REDUCE, *parts, hop=hop, rank=rank, type=parts[0].type,
+    sent = env.sent_as(parts[0], hop)
+    made = apply(ALL_REDUCE, *(as_sent(x, sent) for x in parts), hop=hop, rank=rank, type=sent,
                  what=_what(moves[0]))
-    env.update(zip(((m.value, m.hop.target) for m in moves), made, strict=True))
+    for m, y in zip(moves, made, strict=True):
+        env.keep((m.value, m.hop.target), y)
 
 
-def _move(step: LayoutHop, x: Tensor, rank: int) -> Tensor:
-    hop, shape = step.hop, extents(step.value.aval)
+def _move(step: LayoutHop, env: LocalValues, rank: int) -> None:
+    hop, shape, x = step.hop, extents(step.value.aval), env[step.value, step.hop.source]
+    held = step.value, hop.target
     if hop.kind == "term":
         first = hop.target.mesh.index(rank, hop.axes) == 0
-        return x if first else F.zeros(tuple(x.shape), x.type)
-    if hop.kind == "slice":
-        return _slice(x, hop, shape, rank)
-    blocks = {"blocks": step.blocks} if step.blocks else {}
-    return apply(MOVES[hop.kind], x, hop=hop, rank=rank, shape=shape, type=x.type,
-                 what=_what(step), **blocks)
+        env[held] = x if first else F.zeros(tuple(x.shape), x.type)
+    elif hop.kind == "slice":
+        env[held] = _slice(x, hop, shape, rank)
+    else:
+        sent = env.sent_as(x, hop) if hop.kind == "reduce_scatter" else x.type
+        blocks = {"blocks": step.blocks} if step.blocks else {}
+        env.keep(held, apply(MOVES[hop.kind], as_sent(x, sent), hop=hop, rank=rank, shape=shape,
+                             type=sent, what=_what(step), **blocks))
 
 
 def _what(step: LayoutHop) -> str:
@@ -149,13 +187,11 @@ def _pick(x: Tensor, hop: Hop, shape: tuple[int, ...], rank: int) -> Tensor:
 
 
 # --- ops -----------------------------------------------------------------------------------------
-def _run(step: PartitionedOp, env: dict[Held, Tensor], rank: int) -> tuple[Tensor, ...]:
+def _run(step: PartitionedOp, env: LocalValues, rank: int) -> tuple[Tensor, ...]:
     node = step.node
     parts = [env[held] for held in zip(node.inputs, step.ins, strict=True)]
-    if node.op.name in CONSTRAINTS:
-        return (parts[0],)
     if step.bodies:
-        return _run_held(step, parts, rank)
+        return _run_held(step, parts, rank, env.wide_inside)
     if own_exchanges(step):
         return EXCHANGES[node.op.name].run(step, parts, rank)
     if step.placed is not None:
@@ -183,10 +219,11 @@ def _run(step: PartitionedOp, env: dict[Held, Tensor], rank: int) -> tuple[Tenso
     return outs
 
 
-def _run_held(step: PartitionedOp, parts: Sequence[Tensor], rank: int) -> tuple[Tensor, ...]:
+def _run_held(step: PartitionedOp, parts: Sequence[Tensor], rank: int, wide: bool
+              ) -> tuple[Tensor, ...]:
     """An op on the local graphs of its bodies; what those capture become operands."""
     node = step.node
-    graphs, captured = close_together(*(localize(body, rank) for body in step.bodies))
+    graphs, captured = close_together(*(localize(body, rank, wide, wide) for body in step.bodies))
     bodies = dict(zip(node.op.graph_attrs, graphs, strict=True))
     return apply(node.op, *parts, *captured, **{**node.attrs, **bodies})
 

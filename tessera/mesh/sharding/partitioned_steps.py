@@ -15,6 +15,7 @@ from tessera.tensor import Tensor
 from ..layout import Layout
 from ..partition import extents
 from .layout_changes import Hop
+from .narrow_terms import wide_terms
 from .overlap import asked
 from .split_slices import crossed
 
@@ -89,8 +90,9 @@ class Together:
 class CutProduct:
     """A matmul in parts, beside the collective of its first operand, which then is a step of its
     own, or of its result (cut_products.py). shares: how large parts are, beside each other.
-    behind: ops of the reduced result alone, of each part.
-    halves: of an all_reduce that is rounded between them (rounded_sums.py).
+    before: of the result before it is reduced, of each part. behind: of the reduced result alone.
+    halves: of an all_reduce that is rounded between them (rounded_sums.py), or whose terms are
+    narrow: of the first half the terms alone have to lie in windows.
     """
 
     product: PartitionedOp
@@ -98,6 +100,7 @@ class CutProduct:
     shares: tuple[int, ...]
     behind: tuple[PartitionedOp, ...]
     halves: tuple[Hop, Hop] | None = None
+    before: tuple[PartitionedOp, ...] = ()
 
     @property
     def gathers(self) -> bool:
@@ -115,7 +118,7 @@ class CutProduct:
         if self.halves is None:
             return (self.move,)
         scatter, gather = (replace(self.move, hop=hop) for hop in self.halves)
-        return scatter, replace(gather, value=self.behind[-1].node.outputs[0])
+        return scatter, replace(gather, value=self.makes[0][0])
 
     @property
     def makes(self) -> tuple[Held, ...]:
@@ -142,6 +145,9 @@ class PlannedCollective:
     parts: in which it goes beside the matmul whose result it is, or its rows are multiplied
     by: between GPUs, "nccl", "windows" of it, or "host", of copies there; "" between hosts, and
     before it is known
+    inside: a loop or a branch has it
+    wide: the type in which narrow terms are sent between GPUs without windows; "" where they have
+    their own   sent: that, where they are
     """
 
     op: str
@@ -155,6 +161,9 @@ class PlannedCollective:
     beside: int | None = None
     by: str = ""
     parts: str = ""
+    inside: bool = False
+    wide: str = ""
+    sent: str = ""
 
     def __str__(self) -> str:
         line = f"    # {self.where}" if self.where else ""
@@ -163,8 +172,9 @@ class PlannedCollective:
         by = {"nccl": " through NCCL", "windows": " through NCCL, in windows",
               "host": " through the host"}.get(self.by, "")
         parts = f" in {self.parts} beside its matmul" if self.parts else ""
-        return (f"{self.op} over {', '.join(self.axes)}: {self.bytes} bytes{often}{parts}{beside}"
-                f"{by}, "
+        sent = f" as {self.sent}" if self.sent else ""
+        return (f"{self.op} over {', '.join(self.axes)}: {self.bytes} bytes{sent}{often}{parts}"
+                f"{beside}{by}, "
                 f"{self.why}{line}")
 
 
@@ -193,7 +203,7 @@ def planned(steps: Iterable[Step]) -> CollectivePlan:
             continue
         if isinstance(step, PartitionedOp):
             found += own_exchanges(step)
-            found += (replace(c, times=c.times * step.times)
+            found += (replace(c, times=c.times * step.times, inside=True)
                       for body in step.bodies for c in planned(body.steps))
             if step.placed:
                 found.append(_placed(step, step.placed))
@@ -230,7 +240,15 @@ def _planned(moves: Sequence[LayoutHop]) -> PlannedCollective:
     elements = sum(prod(extents(m.value.aval)) for m in moves)
     why = first.why if len(moves) == 1 else f"{first.why}, and {len(moves) - 1} more"
     return PlannedCollective(first.hop.kind, first.hop.axes, round(size), elements,
-                             str(first.value.aval.dtype), why, first.where)
+                             str(first.value.aval.dtype), why, first.where, wide=_wide(first))
+
+
+def _wide(move: LayoutHop) -> str:
+    own, at = move.value.aval.type, move.hop.source
+    if not at.pending or at.op is None:
+        return ""
+    wide = wide_terms(own, at.op, at.mesh.size(move.hop.axes))
+    return "" if wide == own else str(wide)
 
 
 def _placed(step: PartitionedOp, elements: float) -> PlannedCollective:

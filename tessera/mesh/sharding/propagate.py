@@ -21,6 +21,7 @@ from ..layout import Layout, replicated
 from ..partition import extents
 from .dimension_labels import labels_of
 from .layout_changes import Hop, hops, received
+from .narrow_terms import is_narrow, rounds_terms, sent_dtype
 from .partitioned_steps import CONSTRAINTS, Held, LayoutHop, PartitionedOp, Step, remove_dead
 from .rewrites import rewritten
 from .strategies import Way, placements, ways
@@ -127,6 +128,7 @@ class _Walk:
         self.made_by: dict[Value, Node] = {}
         self.views: dict[Value, Node] = {}  # what makes transposes and reshapes
         self.remade: dict[Value, Node] = {}  # what stretches small operands
+        self.products = set[Value]()  # of matmuls, and sums and multiples of such
         self.readers: dict[Value, list[Node]] = {}
         for node in graph.nodes:
             for v in node.inputs:
@@ -175,6 +177,9 @@ class _Walk:
         self.steps.append(PartitionedOp(node, way.ins, way.outs, placed=way.placed))
         for v, layout in zip(node.outputs, way.outs, strict=True):
             self.hold(v, layout)
+        if node.op.matmul or passed and self.products.issuperset(
+                v for v, at in zip(node.inputs, way.ins, strict=True) if at.pending):
+            self.products.update(node.outputs)
         if self._is_stretch(node):
             self.remade.update((v, node) for v in node.outputs)
         elif node.op.view:
@@ -254,7 +259,8 @@ class _Walk:
             if layout.pending and not self._joins_pending(v, layout.pending):
                 n = self.mesh.size(layout.pending)
                 local = prod(extents(v.aval)) / prod(layout.parts(d) for d in range(layout.ndim))
-                total += local * (n - 1) / n * v.aval.dtype.bits / 8  # as a reduce_scatter
+                sent = sent_dtype(v, node, self.readers)
+                total += local * (n - 1) / n * sent.bits / 8  # as a reduce_scatter
         return total + _work(node) * way.share / WORK_PER_BYTE
 
     def _joins_pending(self, v: Value, axes: tuple[str, ...]) -> bool:
@@ -273,21 +279,26 @@ class _Walk:
                     for have in self.at[v]), key=lambda pair: pair[0])
 
     def _passes(self, node: Node) -> Way | None:
-        """The way in which pending sums pass through a linear op, if that is possible."""
+        """The way in which pending sums pass through a linear op, or a rounding of terms, if that
+        is possible."""
         homes = [self.now(v) for v in node.inputs]
         pending = {h.pending for h in homes if h.pending}
-        if not node.op.linear or len(pending) != 1 or {h.op for h in homes} - {None, "sum"}:
+        linear = "joint" if self._rounds_terms(node) else node.op.linear
+        if not linear or len(pending) != 1 or {h.op for h in homes} - {None, "sum"}:
             return None
         axes = pending.pop()
         waiting = [bool(h.pending) for h in homes]
-        if node.op.linear == "joint":
+        if not node.op.view and any(
+                w and is_narrow(v.aval.type) for v, w in zip(node.inputs, waiting, strict=True)):
+            return None  # each term would be rounded once more
+        if linear == "joint":
             waiting = [w or _is_term(v, h, axes, node)
                        for v, h, w in zip(node.inputs, homes, waiting, strict=True)]
             if not all(waiting):
                 return None
-        if node.op.linear == "first" and (waiting != [True, False] or not _small(node.inputs[1])):
+        if linear == "first" and (waiting != [True, False] or not _small(node.inputs[1])):
             return None
-        if node.op.linear == "each" and (sum(waiting) != 1 or not any(
+        if linear == "each" and (sum(waiting) != 1 or not any(
                 _small(v) for v, w in zip(node.inputs, waiting, strict=True) if not w)):
             return None
         settled = [h.settled() for h in homes]
@@ -300,6 +311,12 @@ class _Walk:
         ins = tuple(replace(x, pending=axes, op="sum") if waits else x
                     for x, waits in zip(found[0].ins, waiting, strict=True))
         return Way(ins, tuple(_also(x, axes) for x in found[0].outs), 1.0)
+
+    def _rounds_terms(self, node: Node) -> bool:
+        """Whether it rounds a product that waits for its sum, and is all that reads it."""
+        return rounds_terms(node) and node.inputs[0] in self.products and (
+            self.readers.get(node.inputs[0]) == [node]
+            and node.inputs[0] not in self.graph.outputs)
 
     # --- moves -------------------------------------------------------------------------------
     def bring(self, v: Value, layout: Layout, user: Node | None, why: str = "") -> None:

@@ -27,12 +27,13 @@ from tessera.graph.placed_leaves import Picker, PlacedLeaves, origins, picker, p
 from tessera.graph.steady_step import SteadyRun
 from tessera.graph.trace import at_line
 from tessera.graph.traced_signature import executor
-from tessera.numerics import NumericType
+from tessera.numerics import NumericType, as_type, stored_bytes
 from tessera.numerics.random_state import next_step
 from tessera.runtime.arrays import HOST
 from tessera.tensor import Tensor
 from tessera.tile.launch.resident import on_gpu
 
+from ..collectives.exchange_ops import SUMS, adds_only_in_windows
 from ..device_mesh import Mesh
 from ..errors import MeshError
 from ..layout import Layout
@@ -60,7 +61,13 @@ from .cut_products import cut_products
 from .defer_readers import defer_readers
 from .layout_change_ops import group_along
 from .localize import localize
-from .partitioned_steps import CollectivePlan, describe, merge_reductions, planned
+from .partitioned_steps import (
+    CollectivePlan,
+    PlannedCollective,
+    describe,
+    merge_reductions,
+    planned,
+)
 from .propagate import Propagated, propagate
 from .rounded_sums import round_before_gather
 from .update_early import update_early
@@ -86,6 +93,7 @@ class ShardedProgram:
         self._numbered: dict[int, list[tuple[CallSequence, int]]] = {}
         self._compared: set[int] = set()  # ranks that have compared their operands too
         self._windows: dict[int, bool] = {}  # by rank, whether others reach what it sends
+        self._widened = False  # terms that windows would take narrow are sent wide
 
     @functools.cached_property
     def made(self) -> Propagated:
@@ -114,8 +122,16 @@ class ShardedProgram:
         """The collectives, in order; on a mesh of GPUs with the way that they go."""
         by = self._by
         inside = IN_WINDOWS if any(self._windows.values()) else ()
-        return CollectivePlan(replace(c, by="windows" if c.op in inside else by)
+        return CollectivePlan(self._as_sent(replace(c, by="windows" if c.op in inside else by))
                               for c in self._planned) if by else self._planned
+
+    def _as_sent(self, c: PlannedCollective) -> PlannedCollective:
+        """With the type and the bytes of narrow terms that are sent wide."""
+        narrow = c.by == "windows" and not (self._widened or c.inside)
+        if not c.wide or c.by == "host" or narrow:
+            return c
+        bits = [as_type(t).dtype.bits for t in (c.wide, c.dtype)]
+        return replace(c, bytes=c.bytes * bits[0] // bits[1], sent=c.wide)
 
     @property
     def _by(self) -> str:
@@ -152,8 +168,10 @@ class ShardedProgram:
     def local(self, rank: int) -> Any:
         """What a rank runs, on the host or on its GPU, compiled at its first call."""
         if rank not in self._local:
-            index, graph = gpu_of(self.mesh), localize(self.made, rank)
+            index = gpu_of(self.mesh)
             target = "cpu" if index is None else f"cuda:{index}"
+            by_nccl = index is not None and self._by != "host"
+            graph = localize(self.made, rank, by_nccl and not self._hopes_for_windows(), by_nccl)
             self._local[rank] = executor(graph, target, donated=self.donated)
         return self._local[rank]
 
@@ -278,29 +296,62 @@ class ShardedProgram:
         local = self.local(rank)
         if rank not in self._windows:
             self._windows[rank] = self._open_windows(rank, local)
+            if self._sends_much() and not self._windows[rank] and any(
+                    c.wide for c in self._planned):
+                self._widened = True
+                local = self._local_again(rank, local)
+                self._windows[rank] = self._open_windows(rank, local)
         if self.random and not local.program.lowered.draws.random:
             next_step()  # a program that draws does so itself
         made: list[Tensor] = local.tensors(parts, ours=ours)
         return made
 
+    def _sends_much(self) -> bool:
+        return self._by == "nccl" and max(
+            (c.bytes for c in self._planned), default=0) >= LEAST_WINDOW_BYTES
+
+    def _hopes_for_windows(self) -> bool:
+        """Whether a program is compiled for windows, as far as this rank can say."""
+        if self._widened or not self._sends_much():
+            return False
+        from ..ranks.windows import windows_here  # it stands on NCCL, which few need
+
+        return windows_here()
+
     def _open_windows(self, rank: int, local: Any) -> bool:
         """Let other ranks reach the temporaries of what a rank runs, where all send much and from
         the same places. All ranks of the mesh do so, before the first run."""
-        if self._by != "nccl" or max(
-                (c.bytes for c in self._planned), default=0) < LEAST_WINDOW_BYTES:
+        if not self._sends_much():
             return False
-        from ..ranks.windows import window_memory  # it stands on NCCL, which few need
+        from ..ranks.window_sums import NarrowSum  # they stand on NCCL, which few need
+        from ..ranks.windows import window_memory
 
-        places, nodes = local.sent_places
+        places, nodes, whole = local.sent_places
         index, here = gpu_of(self.mesh), transport()
         assert index is not None
-        groups = {n.attrs["members"]: Group(here, n.attrs["members"], n.attrs["axis"])
-                  for n in nodes if not n.attrs.get("blocks")}
+
+        def group_of(node: Node) -> Group:
+            return Group(here, node.attrs["members"], node.attrs["axis"])
+
+        sums = [NarrowSum(group_of(n), "all_reduce" if n.op is SUMS else "reduce_scatter",
+                          _bytes_of(n), n.attrs.get("blocks", 0))
+                for n in nodes if adds_only_in_windows(n)]
+        groups = {(n.attrs["members"], 0): group_of(n) for n in nodes if not n.attrs.get("blocks")}
+        groups.update({(one.group.ranks, one.blocks): one.group for one in sums})
         with at_line(user_line()):
-            local.block = window_memory(group_along(self.mesh, rank, self.mesh.axes), index,
-                                        local.program.plan.temporary_bytes, places,
-                                        [*groups.values()])
+            local.block = window_memory(
+                group_along(self.mesh, rank, self.mesh.axes), index,
+                local.program.plan.temporary_bytes, places,
+                [(group, blocks) for (_, blocks), group in groups.items()],
+                sums if whole.issuperset(filter(adds_only_in_windows, nodes)) else None)
         return local.block is not None and bool(local.block.windows)
+
+    def _local_again(self, rank: int, local: Any) -> Any:
+        """What a rank runs where narrow terms are sent wide."""
+        if not any(map(adds_only_in_windows, local.sent_places[1])):
+            return local
+        del self._local[rank]
+        return self.local(rank)
 
     def _agree(self, given: Sequence[Tensor]) -> None:
         """All ranks of the mesh run the same program; without collectives it does not matter. What
@@ -340,6 +391,11 @@ class ShardedProgram:
         found = [sequence_of(make_group(self.mesh, axes))
                  for axes in dict.fromkeys(c.axes for c in self._planned) if axes]
         return [(s, s.number_of(label)) for s in found]
+
+
+def _bytes_of(node: Node) -> int:
+    """Of what it sends."""
+    return sum(stored_bytes(extents(v.aval), v.aval.dtype) for v in node.inputs)
 
 
 IN_WINDOWS = frozenset({"all_reduce", "reduce_scatter", "all_gather"})
