@@ -6,7 +6,8 @@
     python benchmarks/host_time.py --simulate 2             # on simulated GPUs, which do nothing
 
 A call returns when all is launched; the GPU is idle when it begins, so nothing waits for a place in
-a queue. Microseconds: the least mean of rounds of calls, and the least and the median of steps. The
+a queue. Microseconds: the least mean of rounds of calls, and the least and the median of steps;
+read: where the loss of each step is read before the next, row: where that of every sixth is. The
 rows of single ops take turns. --simulate: a step of a narrow model with as many tensors, with warm
 caches, and with cold ones: in front of a step 64 MiB are read and written. Writes
 benchmarks/results/host_time.json, or host_time_mesh.json, in $OUT when that is set. Needs a GPU,
@@ -129,10 +130,24 @@ class Step:
             host.append(time.perf_counter() - begin)
             device().synchronize()
             whole.append(time.perf_counter() - begin)
+        read, row = self.loop(steps, 1), self.loop(steps, 6)
         return {"leaves": len(tree.flatten((self.params, self.state))[0]),
                 "least_us": round(1e6 * min(host)),
                 "median_us": round(1e6 * statistics.median(host)),
+                "read_least_us": min(read), "read_median_us": round(statistics.median(read)),
+                "row_least_us": min(row), "row_median_us": round(statistics.median(row)),
                 "step_ms": round(1e3 * statistics.median(whole), 2), "launched": self.run.capture}
+
+    def loop(self, steps: int, every: int) -> list[int]:
+        """Microseconds of each step where the loss of every so many is read."""
+        host = []
+        for i in range(steps):
+            begin = time.perf_counter()
+            value = self()
+            host.append(round(1e6 * (time.perf_counter() - begin)))
+            if i % every == every - 1:
+                value.item()
+        return host
 
     def profile(self, steps: int) -> None:
         """The functions that took the most time themselves."""

@@ -16,6 +16,7 @@ from weakref import getweakrefcount
 
 from ..errors import ArgumentError, user_line
 from ..tensor import Tensor
+from ..tile.launch.memory_turns import end_turns
 from ..tile.launch.resident import Resident
 from ..tile.launch.used_by import UsedBy
 from .placed_leaves import FEW, PlacedLeaves, SpreadLeaves, memories_of, placed
@@ -74,9 +75,10 @@ def alone(batch: Sequence[Any], others: int = 0) -> bool:
     return sum(map(sys.getrefcount, batch)) <= (ALONE + others) * len(batch)
 
 
-def unseen(batch: Sequence[Any]) -> bool:
-    """Whether nobody has any of these but the sequence, not even by a weak reference."""
-    return alone(batch) and not sum(map(getweakrefcount, batch))
+def unseen(batch: Sequence[Any], weakly: int = 0) -> bool:
+    """Whether nobody has any of these but the sequence, not even by a weak reference. weakly: so
+    many of each are known."""
+    return alone(batch) and sum(map(getweakrefcount, batch)) == weakly * len(batch)
 
 
 def blank(kind: type, count: int) -> list[Any]:
@@ -92,10 +94,12 @@ def blank(kind: type, count: int) -> list[Any]:
 @dataclass(frozen=True)
 class Donatable:
     """How tensors of a class are used up. take: puts the call in place of the memory of many.
-    hand_over: gives it to as many others first.  parts: of tensors that are made of others."""
+    memory: the slot that has it, where it passes to others.  beside: what of many is no memory, in
+    new ones that lie one beside the other.  parts: of tensors that are made of others."""
 
     take: Callable[[Sequence[Any], UsedBy], None]
-    hand_over: Callable[[Sequence[Any], Sequence[Any], UsedBy], None] | None = None
+    memory: Any = None
+    beside: Callable[[Sequence[Any]], list[Any]] | None = None
     parts: Callable[[Sequence[Any]], list[Tensor]] | None = None
     spent: SpentTensors = field(default_factory=SpentTensors)
 
@@ -112,16 +116,16 @@ def _take_resident(tensors: Sequence[Resident], call: UsedBy) -> None:
         x.narrow = x.origin = None
 
 
-def _hand_over_resident(of: Sequence[Resident], to: Sequence[Resident], call: UsedBy) -> None:
-    for x, y in zip(of, to, strict=True):
-        y._storage = x._storage
-        y.scale = y.name = None
-        y.is_param = False
-        x._storage = call
+def _resident_beside(tensors: Sequence[Resident]) -> list[Resident]:
+    made = [Resident.__new__(Resident) for _ in tensors]
+    for x, y in zip(tensors, made, strict=True):
+        y._shape, y.type, y.narrow = x._shape, x.type, x.narrow
+    return made
 
 
 DONATABLE: dict[type, Donatable] = {  # mesh/tensor.py adds distributed tensors
-    Tensor: Donatable(_take_host), Resident: Donatable(_take_resident, _hand_over_resident)}
+    Tensor: Donatable(_take_host),
+    Resident: Donatable(_take_resident, Resident.__dict__["_storage"], _resident_beside)}
 
 
 def use_up(donated: Sequence[Tensor], function: str, leaves: Sequence[Tensor] = ()) -> None:
@@ -147,6 +151,8 @@ def _take(tensors: list[Tensor], call: UsedBy, kinds: Collection[type] = ()) -> 
     for kind in kinds & DONATABLE.keys():
         how = DONATABLE[kind]
         mine = tensors if len(kinds) == 1 else [x for x in tensors if type(x) is kind]
+        if how.memory is not None:
+            end_turns(map(how.memory.__get__, mine))
         if how.parts is not None:
             _take(how.parts(mine), call)
         how.take(mine, call)
@@ -157,6 +163,7 @@ def check_donated(leaves: Sequence[Tensor], donated: Sequence[int], names: Seque
                   function: str) -> Sequence[Tensor]:
     """Raise ArgumentError where a donated tensor is given a second time. Returns what the leaves
     are made of."""
+    own_memory([leaves[i] for i in donated])
     parts = _parts(leaves)
     if are_apart(leaves, parts):
         return parts
@@ -168,6 +175,13 @@ def check_donated(leaves: Sequence[Tensor], donated: Sequence[int], names: Seque
                     f"{function}: {names[i]} is donated and is given as {names[j]} too",
                     hint="donate a copy, x.copy(), or give it once", where=user_line())
     return parts
+
+
+def own_memory(tensors: Sequence[Tensor]) -> None:
+    """Let those that have theirs in turn with others have it for themselves."""
+    for kind in {*map(type, tensors)} & DONATABLE.keys():
+        if (slot := DONATABLE[kind].memory) is not None:
+            end_turns(slot.__get__(x) for x in tensors if type(x) is kind)
 
 
 def are_apart(leaves: Sequence[Tensor], parts: Sequence[Tensor] | None = None) -> bool:

@@ -512,7 +512,7 @@ def _short_key(args: Sequence[Any]) -> tuple | None:
     key: list[Any] = [config.device, *[look() for look in hooks.surroundings]]
     for a in args:
         if type(a) is Resident:
-            memory = a._storage
+            memory = a.held_now()
             if type(memory) not in HERE:
                 return None
             place = memory.device.index

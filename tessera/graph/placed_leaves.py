@@ -9,6 +9,7 @@ from typing import Any
 from ..runtime.buffer import Borrowed, DeviceBuffer, PooledBuffer
 from ..runtime.device import Device
 from ..tensor import Tensor
+from ..tile.launch.memory_turns import InTurn
 from ..tile.launch.resident import Resident
 
 OURS = frozenset({PooledBuffer, DeviceBuffer})  # memory that nobody else gave us
@@ -29,7 +30,7 @@ class PlacedLeaves(list[Any]):
     def take(self) -> list[Any]:
         """The list of memories, which is the caller's from here on."""
         memories, self.memories = self.memories, []
-        return memories or [x._storage for x in self]
+        return memories or storage_of(self)
 
     def add(self, tensors: Sequence[Tensor]) -> PlacedLeaves:
         """These too, which lie there."""
@@ -51,7 +52,7 @@ class SpreadLeaves(list[Any]):
     def parts(self, of: Callable[[Sequence[Any]], list[Tensor]]) -> Sequence[Tensor]:
         """The parts of all. of: takes them of some."""
         parts: list[Any] = of(self)
-        memories = [x._storage for x in parts]
+        memories = storage_of(parts)
         on = memories[0].device
         if self.rest:
             rest = placed(of(self.rest))
@@ -65,13 +66,21 @@ def memories_of(tensors: Sequence[Any]) -> list[Any]:
     the host."""
     if type(tensors) is PlacedLeaves:
         return tensors.memories
-    return [x._storage if type(x) is Resident else x.storage for x in tensors]
+    return [x.held_now() if type(x) is Resident else x.storage for x in tensors]
+
+
+def storage_of(tensors: Sequence[Any]) -> list[Any]:
+    """Of tensors on a GPU, the memory of each, or the call that used it up."""
+    memories = [x._storage for x in tensors]
+    if InTurn in {*map(type, memories)}:
+        return [x.held_now() for x in tensors]
+    return memories
 
 
 def placed(tensors: list[Any]) -> Sequence[Tensor]:
     """Tensors as PlacedLeaves where they are such, else as they are."""
     if {*map(type, tensors)} <= {Resident}:
-        memories = [x._storage for x in tensors]
+        memories = storage_of(tensors)
         if {*map(type, memories)} <= OURS:
             there = [m.device for m in memories]
             if there.count(there[0] if there else None) == len(there):
@@ -83,13 +92,13 @@ FEW = 32  # tensors of a call for which what is done for many at once pays
 
 
 class ResultOrigin:
-    """Which result of a program a tensor is. result: the same for all that are this result.
-    owner: whose tensor it is besides, where it is one of a SteadyStep."""
+    """Which result of a program a tensor is. result: the same for all that are this result."""
 
-    __slots__ = ("result", "owner")
+    __slots__ = ("result",)
+    turns = None  # see InTurn, which is the origin of a tensor that has memory in turn
 
-    def __init__(self, result: object, owner: object = None):
-        self.result, self.owner = result, owner
+    def __init__(self, result: object):
+        self.result = result
 
 
 def origins(count: int) -> tuple[Any, ...]:
@@ -125,4 +134,4 @@ def _of_runs(take: Callable[[Any], tuple[Sequence[Any], ...]]) -> Picker:
 
 
 __all__ = ["FEW", "HERE", "OURS", "Picker", "PlacedLeaves", "ResultOrigin", "SpreadLeaves",
-           "memories_of", "origins", "picker", "placed"]
+           "memories_of", "origins", "picker", "placed", "storage_of"]

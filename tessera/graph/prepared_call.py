@@ -19,7 +19,7 @@ from ..numerics import NumericType
 from ..runtime.device import Device
 from ..tensor import Tensor
 from ..tile.launch.resident import Resident, adopted
-from .placed_leaves import FEW, OURS, PlacedLeaves, SpreadLeaves, picker
+from .placed_leaves import FEW, OURS, PlacedLeaves, SpreadLeaves, picker, storage_of
 from .signature import Static, leaf_tensors
 from .steady_step import SteadySteps
 from .traced_signature import TracedSignature
@@ -136,7 +136,7 @@ class PreparedCall:
             if not self._are_alike(leaves):
                 return None
         if self.device is not None:
-            return PlacedLeaves(leaves, [x._storage for x in leaves], self.device)
+            return PlacedLeaves(leaves, storage_of(leaves), self.device)
         if like is not None and self.spread:
             return SpreadLeaves(leaves, like.pick_rest(leaves))
         return leaves if self.pattern.whole else self.pattern.with_others(leaves)
@@ -187,7 +187,7 @@ class LeafFacts:
                 or [x.scale for x in mine] != self.scales
                 or [mine[i].layout for i in self.spread] != self.layouts):
             return False
-        memories = [mine[i]._storage for i in self.on_gpu]
+        memories = storage_of([mine[i] for i in self.on_gpu])
         return OURS.issuperset(map(type, memories)) and [
             m.device for m in memories] == self.devices
 
@@ -198,9 +198,10 @@ class LeafFacts:
                     or x.is_param != was.is_param or x.scale is not None
                     or (layout is not was.layout and layout != was.layout)):
                 return False
-            if layout is None and (type(x._storage) not in OURS
-                                   or x._storage.device != was.device):
-                return False
+            if layout is None:
+                memory = x.held_now()
+                if type(memory) not in OURS or memory.device != was.device:
+                    return False
         return True
 
 

@@ -3,10 +3,11 @@
     params, state = step(params, state, batch)
 
 What follows from hundreds of tensors is the same step after step: they lie where they lay, nobody
-else has their memory, results take their places. So a call asks of each of them one thing, its
-origin, which it loses when anybody sets, moves or is told its memory. Its memory passes to the
-tensor that takes its place: two sets of tensors take turns, one that was used up and one that is
-there. What does not match goes the long way, which raises what there is to raise.
+else has their memory, results take their places. So a call asks whether these are the tensors that
+the step before returned, all of them in their order, which is one comparison of where the objects
+lie. Two sets of tensors take turns, one that was used up and one that is there: their memory passes
+by one number, see MemoryTurns. What does not match goes the long way, which raises what there is to
+raise.
 """
 
 from __future__ import annotations
@@ -20,9 +21,10 @@ from typing import TYPE_CHECKING, Any
 from .. import hooks
 from ..errors import source_line, user_frame
 from ..tensor import Tensor
+from ..tile.launch.memory_turns import MemoryTurns
 from ..tile.launch.used_by import UsedBy
 from .donation import DONATABLE, are_apart, unseen, use_up
-from .placed_leaves import FEW, ResultOrigin, picker
+from .placed_leaves import FEW, picker
 from .tree_code import flattener
 
 if TYPE_CHECKING:
@@ -69,56 +71,66 @@ class StepForm:
 
 
 class SteadyStep:
-    """Two sets of tensors that take turns. live: the origins of the one that is there."""
+    """Two sets of tensors that take turns."""
 
     def __init__(self, form: StepForm, run: SteadyRun, mine: Sequence[Any], spent: Sequence[Any]):
         """mine: what a call returned.  spent: what it used up, in the same order."""
-        self.form, self.run, self.kind = form, run.run, type(mine[0])
-        self.mark = object()  # of its origins: no more than this lives as long as the tensors
+        self.form, self.run, how = form, run.run, DONATABLE[type(mine[0])]
+        assert how.beside is not None
+        self.memory, self.beside = how.memory, how.beside
+        held = list(map(self.memory.__get__, mine))
         results = [object() if x.origin is None else x.origin.result for x in mine]
-        self.live, self.next = ([ResultOrigin(r, self.mark) for r in results] for _ in range(2))
-        self.spent: list[Any] = [*spent]
+        self.turns = MemoryTurns(mine, self.beside(mine), held, results,
+                                 self.memory.__get__(spent[0]), self.memory.__set__, how.take)
+        self.scattered = True  # the first ones lie where they were made one by one
         self.at: tuple[Any, int] | None = None  # the code and line of the last call
         self.used_by: UsedBy | None = None
-        self.copied = picker([k for k, x in enumerate(mine)
-                              if getattr(x, "narrow", None) is not None])
-        for tensors, tokens in ((mine, self.live), (spent, self.next)):
-            for x, origin in zip(tensors, tokens, strict=True):
-                x.origin = origin
 
     def is_of(self, leaves: Sequence[Any]) -> bool:
         """Whether the first of these leaves is one of its own."""
-        return getattr(leaves[self.form.first], "origin", None) is self.live[0]
+        origin = getattr(leaves[self.form.first], "origin", None)
+        return origin is not None and origin.turns is self.turns
+
+    def _in_a_row(self) -> None:
+        """New tensors in place of the first ones, one beside the other in memory: a step that
+        waited for its loss finds hundreds of them in no cache."""
+        if self.turns.live:
+            self.turns.replace_spent(self.beside(self.turns.spent))
+            self.scattered = False
 
     def call(self, leaves: Sequence[Any], name: str) -> Any:
         """The result of the function; None where nothing has run. leaves: of its arguments."""
-        form, how = self.form, DONATABLE[self.kind]
-        mine, spent = form.pick(leaves), self.spent
-        try:
-            if [x.origin for x in mine if not x.is_param] != self.live and (
-                    [x.is_param for x in mine] != form.params
-                    or [x.origin for x in mine] != self.live):
-                return None
-        except AttributeError:  # a number, say
+        if self.scattered:
+            self._in_a_row()
+        form, turns = self.form, self.turns
+        mine, spent = form.pick(leaves), turns.spent
+        if not turns.are(mine) or [x.is_param for x in mine] != form.params:
             return None
         rest = form.rest.tensors(form.pick_rest(leaves))
-        if rest is None or not unseen(spent) or form.more_donated and not are_apart(rest):
+        if rest is None or not unseen(spent, 1) or form.more_donated and not are_apart(rest):
             return None
         for x in rest:
             origin = getattr(x, "origin", None)
-            if origin is not None and origin.owner is self.mark:  # of the set, and given twice
+            if origin is not None and origin.turns is turns:  # of the set, and given twice
                 return None
         made = self.run(rest)
         if made is None:
             return None
-        assert how.hand_over is not None
-        how.hand_over(mine, spent, self._used_by(name))
-        for x, y in zip(self.copied(mine), self.copied(spent), strict=True):
-            y.narrow, x.narrow = x.narrow, None
+        used_by = self._used_by(name)
+        if not turns.pass_on(mine, used_by):
+            self._hand_over(mine, spent, used_by)
+        for y in spent:  # somebody may have set them
+            y.scale = y.name = None
+            y.is_param = False
         if form.more_donated:
             use_up(form.pick_donated(rest), name)
-        self.spent, self.live, self.next = [*mine], self.next, self.live
         return form.traced.result(form.order([*spent, *made]))
+
+    def _hand_over(self, mine: Sequence[Any], spent: Sequence[Any], call: UsedBy) -> None:
+        """The memory of each to the one in its place."""
+        for x, y in zip(mine, spent, strict=True):
+            self.memory.__set__(y, self.memory.__get__(x))
+        DONATABLE[type(mine[0])].take(mine, call)
 
     def _used_by(self, name: str) -> UsedBy:
         """The call under way, which most likely is at the line of the one before."""
@@ -150,6 +162,8 @@ class SteadySteps:
                 step = self.steps.pop()  # no other thread has it
             except IndexError:
                 return None
+            if step.turns.memories is None:  # they have ended
+                continue
             if not step.is_of(leaves):
                 self.steps.appendleft(step)
                 continue
@@ -180,7 +194,7 @@ class SteadySteps:
                                  self.traced, run.moved)
         mine, spent = list(self.form.pick_results(made)), list(self.form.pick(leaves))
         how = DONATABLE.get(type(mine[0]))
-        if how is None or how.hand_over is None or {*map(type, (*mine, *spent))} != {type(mine[0])}:
+        if how is None or how.memory is None or {*map(type, (*mine, *spent))} != {type(mine[0])}:
             return
         if [x.is_param for x in mine] == self.form.params:
             how.spent.forget()

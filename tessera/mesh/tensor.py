@@ -27,6 +27,7 @@ from tessera.graph.operand import shape_tuple
 from tessera.graph.ops import random as rng
 from tessera.numerics import NumericType, as_type, encode, random_bits_at
 from tessera.tensor import Tensor, as_tensor, encode_value
+from tessera.tile.launch.memory_turns import InTurn
 from tessera.tile.launch.resident import on_gpu
 from tessera.tile.launch.used_by import UsedBy
 
@@ -63,7 +64,8 @@ class DistTensor(Tensor):
     def __init__(self, held: Mapping[int, Tensor], shape: Sequence[int], numeric: NumericType,
                  layout: Layout, *, is_param: bool = False, name: str | None = None):
         self._shape, self.type, self.layout = tuple(shape), numeric, layout
-        self.held = placed(held, layout.mesh)
+        self._held: Any = placed(held, layout.mesh)
+        self.origin = None
         self.scale, self.is_param, self.name = None, is_param, name
 
     @staticmethod
@@ -89,19 +91,31 @@ class DistTensor(Tensor):
     @property
     def held(self) -> dict[int, Tensor]:
         """The parts that are here, by rank. Raises ArgumentError when it was donated."""
+        if self._held.__class__ is InTurn:
+            self._held.turns.end()
         held = self.read_parts
         self.origin = None  # whoever is told may put them elsewhere
         return held
 
     @held.setter
     def held(self, parts: dict[int, Tensor]) -> None:
-        self._held: Any = parts
+        if self._held.__class__ is InTurn:
+            self._held.turns.end()
+        self._held = parts
         self.origin = None
+
+    def held_now(self) -> Any:
+        """The parts, or the call that used them up."""
+        while (held := self._held).__class__ is InTurn:
+            now = held.now()
+            if now is not None:  # else the turns have ended, and the tensor has them
+                return now
+        return held
 
     @property
     def read_parts(self) -> dict[int, Tensor]:
         """As `held`, for those who only read and keep none."""
-        held: Any = self._held
+        held: Any = self.held_now()
         if held.__class__ is UsedBy:
             raise held.error(self)
         parts: dict[int, Tensor] = held
@@ -164,6 +178,12 @@ class DistTensor(Tensor):
         return DistTensor({r: p.copy() for r, p in self.held.items()}, self._shape, self.type,
                           self.layout, is_param=self.is_param, name=self.name)
 
+    def __copy__(self) -> DistTensor:
+        return self.copy()
+
+    def __deepcopy__(self, memo: Any) -> DistTensor:
+        return self.copy()
+
     def __setitem__(self, index: Any, value: Any) -> None:
         """Overwrite the whole: `x[:] = value`, a tensor, an array or a number that broadcasts."""
         if not isinstance(index, slice | EllipsisType) or index not in (Ellipsis, slice(None)):
@@ -178,13 +198,14 @@ class DistTensor(Tensor):
             part[...] = value.held[rank]
 
     def __repr__(self) -> str:
-        if self._held.__class__ is UsedBy:
-            return self._held.text(self)
+        held: Any = self.held_now()
+        if held.__class__ is UsedBy:
+            return held.text(self)
         head = f"DistTensor{list(self.shape)} {self.type}{' param' if self.is_param else ''}"
         parts = list(self.read_parts.items())
-        held = ", ".join(f"rank {r}: {show_shape(p.shape)}" for r, p in parts[:4])
+        shown = ", ".join(f"rank {r}: {show_shape(p.shape)}" for r, p in parts[:4])
         more = f", {len(parts) - 4} more" if len(parts) > 4 else ""
-        return f"{head} {self.layout}\n{held}{more}"
+        return f"{head} {self.layout}\n{shown}{more}"
 
 
 NOTHING: dict[int, Tensor] = {}  # what a tensor holds whose parts are another's now
@@ -193,6 +214,8 @@ NOTHING: dict[int, Tensor] = {}  # what a tensor holds whose parts are another's
 def held_parts(tensors: Sequence[DistTensor]) -> list[Tensor]:
     """The parts of many tensors that are held here."""
     held = [x._held for x in tensors]
+    if InTurn in {*map(type, held)}:
+        held = [x.held_now() for x in tensors]
     if held[0] is NOTHING and held.count(NOTHING) == len(held):
         return []
     with contextlib.suppress(KeyError, TypeError):  # of other ranks, or used up
@@ -208,15 +231,14 @@ def _take(tensors: Sequence[DistTensor], call: Any) -> None:
         x.origin = None
 
 
-def _hand_over(of: Sequence[DistTensor], to: Sequence[DistTensor], call: Any) -> None:
-    for x, y in zip(of, to, strict=True):
-        y._held = x._held
-        y.scale = y.name = None
-        y.is_param = False
-        x._held = call
+def _beside(tensors: Sequence[DistTensor]) -> list[DistTensor]:
+    made = [DistTensor.__new__(DistTensor) for _ in tensors]
+    for x, y in zip(tensors, made, strict=True):
+        y._shape, y.type, y.layout = x._shape, x.type, x.layout
+    return made
 
 
-DONATABLE[DistTensor] = Donatable(_take, _hand_over, held_parts)
+DONATABLE[DistTensor] = Donatable(_take, DistTensor.__dict__["_held"], _beside, held_parts)
 
 
 class _Parts(Mapping[int, Tensor]):

@@ -10,9 +10,12 @@ import pytest
 
 import tessera as ts
 from attention_cases import numbers, truth
+from fake_driver import driver as driver
+from fake_gpu import gpu as gpu
 from hopper_lowering import distance
 from tessera import Tensor, bf16, f16
 from tessera.graph.cuda import CudaProgram
+from tessera.graph.cuda.device import DeviceExecutable
 from tessera.graph.cuda.levels import compiled_of, program_of
 from tessera.kernels.attention_in_turn import attention_in_turn, in_turn
 from tessera.runtime.generations import GENERATIONS
@@ -99,6 +102,18 @@ def test_it_is_not_taken_where_stores_are_watched_or_checked(setting):
     assert "call attention_in_turn" in str(program_of(graph, "sm_90a").plan)
     with ts.config.scope(**setting):
         assert "call attention_in_turn" not in str(program_of(graph, "sm_90a").plan)
+
+
+@pytest.mark.parametrize("setting", [{"numerics": "raise"}, {"debug": True}], ids=str)
+def test_a_compiled_program_is_another_while_it_is_looked_into(setting, gpu):
+    """Settings that change after it was made, and back."""
+    made = DeviceExecutable(graph_of(4096))
+    assert "call attention_in_turn" in str(made._space().program.plan)
+    with ts.config.scope(**setting):
+        plan = str(made._space().program.plan)
+        assert "call attention_in_turn" not in plan
+        assert "call attention_queries" in plan and "call attention_keys" in plan
+    assert made._space().program is made.program
 
 
 @pytest.mark.parametrize("heads, S, beside", [

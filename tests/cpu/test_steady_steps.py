@@ -1,13 +1,16 @@
-"""A training loop: what a step asks of each tensor that the step before returned is one thing, its
-origin. How much Python runs for each of them is counted, so that it does not creep back."""
+"""A training loop: a step asks at once whether it is given the tensors that the step before
+returned, and their memory passes at once. How much Python runs for each is counted, so that it does
+not creep back."""
 
 from __future__ import annotations
 
+import copy
 import gc
 import sys
+import threading
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from statistics import median
 from typing import Any
 
@@ -23,13 +26,15 @@ from mesh.test_gpu_programs import gpus as gpus
 from tessera import hooks
 from tessera.errors import ArgumentError, DeviceError
 from tessera.graph import steady_step
+from tessera.graph.cuda.steady_calls import SteadyCalls
 from tessera.graph.placed_leaves import FEW
 from tessera.graph.prepared_call import PreparedCall
 from tessera.mesh import placement
 from tessera.runtime import libcuda
 from tessera.tensor import Tensor
+from tessera.tile.launch.memory_turns import InTurn
 
-OPCODES = 39  # of Python for each further tensor of a step: a pass over all takes 5 or more
+OPCODES = 23  # of Python for each further tensor of a step: a pass over all takes 5 or more
 Place = Callable[[np.ndarray], Tensor]
 
 
@@ -282,8 +287,8 @@ def test_memory_goes_with_the_tensors(place: Place) -> None:
     f, p = ts.jit(step, donate="p"), weights(place)
     for _ in range(6):
         _, p = f(p, ones(place))
-    parts = [v if v.layout is None else v._held[0] for v in p.values()]
-    memories = [weakref.ref(v._storage) for v in parts]
+    parts = [v if v.layout is None else v.read_parts[0] for v in p.values()]
+    memories = [weakref.ref(v.storage) for v in parts]
     del parts
     kept = p["w3"]
     p = {}
@@ -316,6 +321,150 @@ def test_attributes_are_those_of_new_tensors(place: Place) -> None:
             old["w3"].name, old["w4"].is_param = "mine", True
     assert all(v.name is None and not v.is_param and v.scale is None for v in p.values())
     assert f.specializations == 1
+
+
+# --- memory in turn ------------------------------------------------------------------------------
+def in_turn(p: Any) -> list[bool]:
+    """Of each tensor, whether it has its memory in turn with others."""
+    return [(v._storage if v.layout is None else v._held).__class__ is InTurn for v in p.values()]
+
+
+def stepped(f: Any, p: Any, place: Place, steps: int) -> Any:
+    for _ in range(steps):
+        _, p = f(p, ones(place))
+    return p
+
+
+def test_tensors_that_change_places(place: Place, long_way: list[str]) -> None:
+    f = ts.jit(step, donate="p")
+    p = stepped(f, weights(place), place, 6)
+    long_way.clear()
+    p["w1"], p["w2"] = p["w2"], p["w1"]
+    p = stepped(f, p, place, 1)
+    assert long_way == ["step"]
+    np.testing.assert_allclose(p["w1"].numpy(), after(7, 2.0))
+    np.testing.assert_allclose(p["w2"].numpy(), after(7, 1.0))
+
+
+def test_who_is_told_the_memory_of_one_has_it(place: Place, long_way: list[str]) -> None:
+    """The others have their own from there on, and the function has none of it."""
+    f = ts.jit(step, donate="p")
+    p = stepped(f, weights(place), place, 6)
+    assert all(in_turn(p))
+    (p["w3"] if p["w3"].layout is None else p["w3"].local).memory  # noqa: B018
+    assert not any(in_turn(p))
+    memory = weakref.ref((p["w4"] if p["w4"].layout is None else p["w4"].read_parts[0]).storage)
+    del p["w4"]
+    assert memory() is None
+    for k in (0, 3, 9):
+        np.testing.assert_allclose(p[f"w{k}"].numpy(), after(6, float(k)))
+    p["w4"] = place(np.full(4, after(6, 4.0), np.float32))
+    long_way.clear()
+    p = stepped(f, p, place, 6)
+    assert len(long_way) < 6 and all(in_turn(p))
+    np.testing.assert_allclose(p["w4"].numpy(), after(12, 4.0))
+
+
+def test_one_that_was_used_up_gets_other_memory(place: Place) -> None:
+    f = ts.jit(step, donate="p")
+    old = stepped(f, weights(place), place, 6)
+    p = stepped(f, old, place, 1)
+    other = place(np.full(4, 7.0, np.float32))
+    if other.layout is None:
+        old["w2"].memory = other.memory
+    else:
+        old["w2"].held = other.held
+    with pytest.raises(ArgumentError, match="after it was donated"):
+        old["w3"].numpy()
+    kept = old["w2"]
+    del old
+    p = stepped(f, p, place, 3)
+    np.testing.assert_allclose(kept.numpy(), 7.0)
+    np.testing.assert_allclose(p["w2"].numpy(), after(10, 2.0))
+
+
+def test_a_weak_reference_to_one_that_was_used_up(place: Place) -> None:
+    f = ts.jit(step, donate="p")
+    p = stepped(f, weights(place), place, 6)
+    ref = weakref.ref(p["w5"])
+    p = stepped(f, p, place, 4)
+    gc.collect()
+    assert ref() is None
+    np.testing.assert_allclose(p["w5"].numpy(), after(10, 5.0))
+
+
+def test_another_function_uses_them_up(place: Place) -> None:
+    f, g = ts.jit(step, donate="p"), ts.jit(lambda p: {k: v + 1.0 for k, v in p.items()},
+                                            donate="p")
+    old = stepped(f, weights(place), place, 6)
+    p = g(old)
+    with pytest.raises(ArgumentError, match="donated to <lambda>"):
+        old["w1"].numpy()
+    np.testing.assert_allclose(p["w1"].numpy(), after(6, 1.0) + 1.0)
+    p = stepped(f, p, place, 3)
+    np.testing.assert_allclose(p["w1"].numpy(), after(3, after(6, 1.0) + 1.0))
+
+
+def test_one_that_was_used_up_is_given_to_another_function(place: Place) -> None:
+    f, norm = ts.jit(step, donate="p"), ts.jit(lambda p: sum(ts.sum(v) for v in p.values()))
+    p = stepped(f, weights(place), place, 6)
+    for _ in range(3):
+        total = norm(p).item()
+    old, p = p, stepped(f, p, place, 1)
+    with pytest.raises(ArgumentError, match="after it was donated to step"):
+        norm(old)
+    np.testing.assert_allclose(total, sum(4 * after(6, float(k)) for k in range(FEW)), 1e-5)
+    np.testing.assert_allclose(p["w1"].numpy(), after(7, 1.0))
+
+
+def test_copies_have_memory_of_their_own(place: Place) -> None:
+    f = ts.jit(step, donate="p")
+    p = stepped(f, weights(place), place, 6)
+    copies = [copy.copy(p["w1"]), copy.deepcopy(p["w1"])]
+    p = stepped(f, p, place, 2)
+    for x in copies:
+        np.testing.assert_allclose(x.numpy(), after(6, 1.0))
+
+
+def test_turns_that_end_while_a_step_runs(place: Place, monkeypatch: Any) -> None:
+    """As when another thread is told the memory of a tensor that the step uses up."""
+    f = ts.jit(step, donate="p")
+    p = stepped(f, weights(place), place, 6)
+    run, old = SteadyCalls.run, p
+
+    def meanwhile(calls: Any, tensors: Any) -> Any:
+        made = run(calls, tensors)
+        (old["w3"] if old["w3"].layout is None else old["w3"].local).memory  # noqa: B018
+        return made
+
+    with monkeypatch.context() as patch:
+        patch.setattr(SteadyCalls, "run", meanwhile)
+        _, p = f(p, ones(place))
+    with pytest.raises(ArgumentError, match="after it was donated"):
+        old["w1"].numpy()
+    np.testing.assert_allclose(p["w1"].numpy(), after(7, 1.0))
+    np.testing.assert_allclose(p["w3"].numpy(), after(7, 3.0))
+
+
+def test_threads_that_read_while_others_step(place: Place) -> None:
+    f, read = ts.jit(step, donate="p"), list[float]()
+    box, stop = [stepped(f, weights(place), place, 6)], threading.Event()
+
+    def look() -> None:
+        while not stop.is_set():
+            with suppress(ArgumentError):  # used up meanwhile
+                part = box[0]["w1"]
+                (part if part.layout is None else part.read_parts[0]).storage  # noqa: B018
+                read.append(1.0)
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    for _ in range(40):
+        box[0] = stepped(f, box[0], place, 1)
+    stop.set()
+    thread.join()
+    assert read
+    np.testing.assert_allclose(box[0]["w1"].numpy(), after(46, 1.0))
 
 
 # --- how much runs -------------------------------------------------------------------------------

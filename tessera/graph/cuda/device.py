@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ from ... import config
 from ...runtime.buffer import DeviceBuffer
 from ...runtime.device import device
 from ...tensor import Tensor
+from ...tile.ir.modes import IN_TURN
 from ...tile.launch.resident import offload
 from ..donation import alone
 from ..ir import Graph, Node
@@ -53,6 +54,7 @@ class DeviceExecutable:
             self.before = CompiledBefore(graph, self.device.target, self.donated)
             self.program = CudaProgram(graph, self.device.target, self.donated,
                                        None if capture else self.on_host)
+        self._given_up = len(self.donated)  # before the copies
         copies = self.program.lowered.copies
         self.copies = CopyKeeper(copies, partial(DeviceExecutable, index=index))
         self.donated += tuple(range(len(graph.inputs), len(graph.inputs) + len(copies)))
@@ -150,11 +152,22 @@ class DeviceExecutable:
         alone = bool(config.debug)  # what checks its accesses has a launch of its own
         if space is None or space.watched is not watched or space.alone is not alone:
             donated = () if watched else self.donated  # a failing call is run again
-            space = self._workspace = Workspace(self.program, self.device, self._capture, watched,
+            program = self._looked_into if watched or alone else self.program
+            space = self._workspace = Workspace(program, self.device, self._capture, watched,
                                                 donated, alone, self.block)
         if space.repeated is None and space.ran and self._repeats:
             space.repeated = RepeatedCalls(space, self._graphs)
         return space
+
+    @cached_property
+    def _looked_into(self) -> CudaProgram:
+        """The program while stores are watched or accesses checked: lowered under these settings
+        where it has a kernel that is slow then, see attention_kernels.py."""
+        if not any(IN_TURN in k.call.kernel.modes for k in self.program.node_kernels):
+            return self.program
+        with collection_paused():
+            return CudaProgram(self.graph, self.device.target, self.donated[:self._given_up],
+                               None if self._capture else self.on_host)
 
     @property
     def no_graph(self) -> str:

@@ -155,7 +155,7 @@ def _glance(fn: Callable, args: tuple) -> tuple | None:
     for a in args:
         kind = type(a)
         if kind is Resident:
-            memory = a._storage
+            memory = a.held_now()
             if a.scale is not None or type(memory) not in HERE or (
                     a.name is not None and number_type(a) is not None):
                 return None

@@ -131,7 +131,7 @@ class RepeatedCalls:
         space, lowered = self.space, self.space.program.lowered
         known = type(leaves) is PlacedLeaves
         memories: list[Any] = leaves.take() if known else [  # type: ignore[attr-defined]
-            x._storage if type(x) is Resident else x.storage for x in leaves]
+            x.held_now() if type(x) is Resident else x.storage for x in leaves]
         kinds = OURS if known else {*map(type, memories)}
         copied: set[int] = set()
         if (leaves.device is not self.device if known  # type: ignore[attr-defined]

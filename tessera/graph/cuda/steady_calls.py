@@ -95,7 +95,7 @@ class SteadyCalls:
         calls, names = self.calls, self.calls.space.program.lowered.inputs
         memories: list[Any] = []
         for i, x in zip(self.arguments, tensors, strict=True):
-            memory: Any = x._storage if type(x) is Resident else None
+            memory: Any = x.held_now() if type(x) is Resident else None
             if type(memory) not in HERE or memory.device is not calls.device:
                 if x.offloaded:
                     return None

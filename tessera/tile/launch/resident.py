@@ -34,6 +34,7 @@ from tessera.runtime.buffer import (
 from tessera.runtime.device import device, driver, outside_capture
 from tessera.runtime.offloaded import OffloadedBuffer, is_offloaded
 from tessera.tensor import PLAIN, Tensor, as_tensor, to_numpy
+from tessera.tile.launch.memory_turns import InTurn
 from tessera.tile.launch.used_by import UsedBy
 
 
@@ -54,25 +55,41 @@ class Resident(Tensor):
                  memory: DeviceBuffer | None = None):
         self._shape, self.type = tuple(shape), numeric
         self.scale, self.is_param, self.name = None, False, None
-        self.storage = memory or PooledBuffer(stored_bytes(shape, numeric.dtype), device(index))
+        self._storage: Any = memory or PooledBuffer(stored_bytes(shape, numeric.dtype),
+                                                    device(index))
         self.narrow: dict[str, tuple[Any, int]] | None = None
+        self.origin: Any = None
 
     @property
     def storage(self) -> Any:
         held = self._storage
+        if held.__class__ is InTurn:
+            held = self.held_now()
         if held.__class__ is UsedBy:
             raise held.error(self)
         return held
 
     @storage.setter
     def storage(self, memory: DeviceBuffer | None) -> None:
-        self._storage: Any = memory
+        if self._storage.__class__ is InTurn:
+            self._storage.turns.end()
+        self._storage = memory
         self.origin = None
+
+    def held_now(self) -> Any:
+        """The memory, or the call that used it up."""
+        while (held := self._storage).__class__ is InTurn:
+            now = held.now()
+            if now is not None:  # else the turns have ended, and the tensor has it
+                return now
+        return held
 
     @property
     def memory(self) -> DeviceBuffer:
         """Where it lies. Whoever is told may write there and keep it, so `narrow` and `origin` are
         forgotten."""
+        if self._storage.__class__ is InTurn:
+            self._storage.turns.end()
         self.narrow = self.origin = None
         return self.storage
 
@@ -107,7 +124,7 @@ class Resident(Tensor):
         return out
 
     def __repr__(self) -> str:
-        used = self._storage
+        used = self.held_now()
         return used.text(self) if used.__class__ is UsedBy else super().__repr__()
 
     def copy(self) -> Resident:
@@ -119,6 +136,12 @@ class Resident(Tensor):
         made.scale = None if self.scale is None else self.scale.copy()
         made.is_param, made.name = self.is_param, self.name
         return made
+
+    def __copy__(self) -> Resident:
+        return self.copy()
+
+    def __deepcopy__(self, memo: Any) -> Resident:
+        return self.copy()
 
     def __getitem__(self, index: Any) -> Tensor:
         rows = self._row_range(index)
