@@ -2,14 +2,16 @@
 
     python benchmarks/decode.py [flex] [pages] [codes]
 
-Microseconds, the share of a copy's bandwidth in which keys and values are read, and the ratio to
-the quickest peer: the backends of scaled_dot_product_attention and, where it is asked for,
-FlexAttention by torch.compile, which compiles for some seconds for each shape. pages: ours over
-pages of 16, 64 and 256 keys too, which lie in a pool in random order. codes: over keys and values
-of fp8_e4m3 too, of which half as many bytes are read, checked against these.
-Each runs as a CUDA graph of calls in turn over as many caches as L2 does not hold; results are
-checked against f64 first. Needs torch and a GPU. Writes benchmarks/results/decode.json, or
-$OUT/decode.json when OUT is set.
+Microseconds, the share of a copy's bandwidth in which keys and values are read, of the time of a
+copy that moves as many bytes, half of them read and half written, and the ratio to the quickest
+peer. The bandwidth is that of 2 GB, which no copy of a few MB reaches. Peers are the backends of
+scaled_dot_product_attention and, where it is asked for, FlexAttention by torch.compile, which
+compiles for some seconds for each shape. pages: ours over pages of 16, 64 and 256 keys too, which
+lie in a pool in random order. codes: over keys and values of fp8_e4m3 too, of which half as many
+bytes are read, checked against these.
+Each runs as a CUDA graph of calls over as many caches as L2 does not hold, that copy too, in turn;
+results are checked against f64 first. Needs torch and a GPU. Writes
+benchmarks/results/decode.json, or $OUT/decode.json when OUT is set.
 """
 
 from __future__ import annotations
@@ -47,6 +49,7 @@ SHAPES = [(1, 1024), (16, 1024), (64, 1024), (1, 8192), (16, 8192), (64, 4096), 
 HEADS, KEY_HEADS, D = 32, 8, 128
 FOOTPRINT = 400 << 20  # bytes of keys and values between two reads of one: eight times an H200's L2
 BACKENDS = {"flash": SDPBackend.FLASH_ATTENTION, "cuDNN": SDPBackend.CUDNN_ATTENTION}
+MOST_CALLS = 48  # of a graph
 ROUNDS = 9
 
 PAGES = 16, 64, 256  # keys of one
@@ -153,9 +156,9 @@ def captured(calls: list[Callable[[], Any]]) -> Any:
     return graph
 
 
-def medians(graphs: dict[str, Any], calls: int) -> dict[str, float]:
+def medians(graphs: dict[Any, Any], calls: int) -> dict[Any, float]:
     """Microseconds of a call of each graph, in turn."""
-    times: dict[str, list[tuple[Any, Any]]] = {name: [] for name in graphs}
+    times: dict[Any, list[tuple[Any, Any]]] = {name: [] for name in graphs}
     for _ in range(ROUNDS):
         for name, graph in graphs.items():
             start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -168,20 +171,24 @@ def medians(graphs: dict[str, Any], calls: int) -> dict[str, float]:
             for name, pairs in times.items()}
 
 
+def copies_of(size: int, calls: int, many: int) -> list[Callable[[], Any]]:
+    """So many calls that move `size` bytes, read and written, in as many places, by a kernel.
+    Tensor.copy_ is a copy node in a graph, which takes half as long again: 2,752 GB/s there and
+    4,209 outside, this kernel 4,174 and 4,079 (H200, 2026-11-26)."""
+    pairs = [torch.zeros(2, size // 8, device="cuda", dtype=torch.int32) for _ in range(many)]
+    return [partial(torch.bitwise_not, pairs[i % many][0], out=pairs[i % many][1])
+            for i in range(calls)]
+
+
 def copy_rate() -> float:
-    """GB/s, read and written, by a kernel. Tensor.copy_ is a copy node in a graph, which takes half
-    as long again: 2,752 GB/s there and 4,209 outside, this kernel 4,174 and 4,079 (H200,
-    2026-11-26)."""
-    x = torch.zeros(1 << 28, device="cuda", dtype=torch.int32)
-    y = torch.empty_like(x)
-    calls = [partial(torch.bitwise_not, x, out=y)]
-    return 2e-3 * x.nbytes / medians({"copy": captured(calls)}, 1)["copy"]
+    """GB/s, read and written."""
+    return (1 << 31) / 1e3 / medians({"copy": captured(copies_of(1 << 31, 1, 1))}, 1)["copy"]
 
 
 def measured(B: int, T: int, runs: dict[str, Attend], copy: float) -> dict[str, Any]:
     read = 2 * B * KEY_HEADS * T * D * 2
     caches = max(1, -(-FOOTPRINT // read))
-    calls = max(4, min(caches, 16))
+    calls = max(4, min(caches, MOST_CALLS))
     data = [tuple(torch.randn(B, h, n, D, device="cuda", dtype=torch.bfloat16)
                   for h, n in ((HEADS, 1), (KEY_HEADS, T), (KEY_HEADS, T)))
             for _ in range(min(caches, calls))]
@@ -201,9 +208,13 @@ def measured(B: int, T: int, runs: dict[str, Attend], copy: float) -> dict[str, 
             graphs[name] = captured([partial(run, *data[i % len(data)]) for i in range(calls)])
         except RuntimeError as failed:  # a backend that does not take the shape
             print(name, B, T, str(failed)[:100], flush=True)
-    us = medians(graphs, calls)
+    copies = {n: captured(copies_of(n, calls, len(data))) for n in set(bytes_read.values())}
+    us = medians({**graphs, **copies}, calls)
+    equal = {n: us.pop(n) for n in copies}
     best = min(t for name, t in us.items() if not name.startswith("tessera"))
     return {name: {"us": round(t, 1), "of copy": round(bytes_read[name] / t / 1e3 / copy, 3),
+                   "copy of as many bytes, us": round(equal[bytes_read[name]], 1),
+                   "of that copy": round(equal[bytes_read[name]] / t, 3),
                    "of best peer": round(best / t, 3)} for name, t in us.items()}
 
 
