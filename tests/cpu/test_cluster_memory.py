@@ -166,7 +166,7 @@ def test_words_of_shared_buffers() -> None:
         tile.cluster_barrier(3)
 
     for kernel, said in ((half, "elements of f16"), (tensor, "is no shared buffer of a group"),
-                         (three, r"a cluster of 3 groups: there are \(1, 2, 4, 8\)")):
+                         (three, r"a cluster of 3 groups: there are \(1, 2, 4, 8, 16\)")):
         with pytest.raises(TileError, match=said):
             mistaken(kernel)
 
@@ -212,3 +212,19 @@ def test_a_cluster_of_one_is_a_group() -> None:
     ptx = ptx_of(1)
     assert not re.search(r"barrier\.cluster|shared::cluster", ptx)
     assert len(re.findall(r"bar\.sync", ptx)) == 1
+
+
+@pytest.mark.parametrize("exchanges", [True, False])
+def test_groups_of_a_cluster_follow_each_other_where_they_multiply(exchanges: bool) -> None:
+    """Other kernels that multiply number theirs in bands of rows."""
+    @ts.kernel
+    def product(x: ts.Tensor["M", "K", f16], y: ts.Tensor["M", "N"]):
+        m, n = tile.group_id(0) * 16, tile.group_id(1) * 16
+        z = tile.dot(tile.load(x[m:m+16, :]), tile.load(x[n:n+16, :]).T)
+        if exchanges:
+            z = z - tile.cluster_max(tile.row_max(z), 4)[:, None]
+        y[m:m+16, n:n+16] = z
+
+    product[4, 4](np.ones((64, 64), np.float16), np.zeros((64, 64), np.float32))
+    text = product.inspect_ir("target", target="sm_90a")
+    assert ("band" in text) != exchanges

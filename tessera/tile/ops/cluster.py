@@ -19,7 +19,7 @@ from tessera.tile.ir.op_record import declare
 from tessera.tile.ir.types import PEER, Buffer, Scalar, TileType
 
 KINDS = {"sum": np.add, "max": np.maximum, "min": np.minimum, "prod": np.multiply}
-SIZES = (1, 2, 4, 8)  # more groups are not portable between GPUs
+SIZES = (1, 2, 4, 8, 16)
 NAMES = {f"cluster_{kind}": f"reduce_{kind}" for kind in KINDS}  # of what each group does alone
 
 
