@@ -128,7 +128,7 @@ def test_graphs_read_pages_where_they_lie(S, page, dtype, window, kind, rng):
     made = program_of(f.graph(q, batch), "sm_90a")
     plan = str(made.plan)
     assert ("call decode_pages" in plan) == (kind == "decode_pages")
-    dense = "call decode_rows" if (S, dtype) == (1, "bf16") else "attention over"
+    dense = "call decode_cluster" if (S, dtype) == (1, "bf16") else "attention over"
     assert dense in plan or kind == "decode_pages"
     t = batch._tensors
     if kind == "gather":
