@@ -388,7 +388,7 @@ def join_parts(o, sums, out, logs, c, part, P, ROWS, LANES):
                 there[part, e] = own[(to * each + e) // E, (to * each + e) % E]
         if lane < ROWS:
             sums_there[part, lane] = own_sums[lane]
-    tile.cluster_barrier(P)
+    tile.cluster_barrier(P, words=P * (each + ROWS) if size % P == 0 else 0)
     for i in range((each + LANES - 1) // LANES):
         e = i * LANES + lane
         if e < each and part * each + e < size:

@@ -228,3 +228,41 @@ def test_groups_of_a_cluster_follow_each_other_where_they_multiply(exchanges: bo
     product[4, 4](np.ones((64, 64), np.float16), np.zeros((64, 64), np.float32))
     text = product.inspect_ir("target", target="sm_90a")
     assert ("band" in text) != exchanges
+
+
+def counted(words: int, loops: int = 1, again: bool = False) -> Any:
+    """Groups of two: each gets a word of each lane of the other."""
+    @ts.kernel(grid=lambda G: G)
+    def kernel(x: ts.Tensor["G", "L"], y: ts.Tensor["G", "L"]):
+        g, lane = tile.group_id(0), tile.local_id()
+        s = tile.alloc_shared((LANES,), x.dtype)
+        tile.cluster_shared(s, 1 - g % 2, 2)[lane] = x[g, lane]
+        if loops == 1:
+            tile.cluster_barrier(2, words=words)
+        else:
+            for _ in range(loops):
+                tile.cluster_barrier(2, words=words)
+        if again:
+            tile.cluster_barrier(2)
+        y[g, lane] = s[lane]
+
+    return kernel
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.int32])
+def test_a_barrier_of_words_is_waited_for_by_what_comes(dtype: Any) -> None:
+    kernel = counted(LANES)
+    x, y = around(kernel, 2, dtype=dtype, debug=True)
+    assert np.array_equal(y, x[:, ::-1])
+    text = kernel.inspect_ir("target", target="sm_90a")
+    assert "send_word(" in text and f"i32({4 * LANES}))" in text and "cluster_arrive()" not in text
+
+
+def test_a_barrier_of_other_words() -> None:
+    with pytest.raises(KernelError, match=f"waits for {LANES + 1} words and a group gets {LANES}"):
+        around(counted(LANES + 1), 2)
+    for kernel, said in ((counted(LANES, 2), "counts words in a loop"),
+                         (counted(LANES, again=True), "beside others of the cluster")):
+        around(kernel, 2)
+        with pytest.raises(KernelError, match=said):
+            kernel.inspect_ir("target", target="sm_90a")

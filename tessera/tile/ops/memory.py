@@ -175,6 +175,8 @@ def store_element(m: Any, op: Any, place: Any, value: Any, *index: Any) -> Any:
     touch(m, op, memory, np.broadcast_to(address, shape),
            _is_lane_op(m, (*index, value)) or memory.space == "register", "write",
            np.broadcast_to(value, active.shape))
+    if place.peer is not None:
+        m.sent += place.sent(active)
     memory.write(np.broadcast_to(address, active.shape)[active],
                  np.ascontiguousarray(np.broadcast_to(value, active.shape)[active]), m.key)
 
