@@ -33,11 +33,10 @@ from torch.nn.attention.flex_attention import flex_attention
 
 from tessera.kernels.attention_scores import LOG2E
 from tessera.kernels.decode_attention import (
+    KERNELS,
+    PAGED,
     combine_parts,
-    decode_many_pages,
-    decode_pages,
     decode_plan,
-    decode_rows,
     planned,
     streams,
 )
@@ -65,6 +64,30 @@ def backend(which: SDPBackend) -> Attend:
     return attend
 
 
+def attended(q: Any, keys: tuple[int, ...], held: tuple[Any, ...], *, page: int = 0,
+             codes: bool = False) -> Any:
+    """As graphs attend few queries. keys: the extents of all of them.  held: what kernels are
+    given of keys and values"""
+    (B, H, S, _), (_, C, T, _), chip = q.shape, keys, device(0).target.generation
+    R, out = H // C * S, torch.empty_like(q)
+    plan = decode_plan(B * C, R, T, D, page=page, codes=codes, queries=S, streamed=streams(chip, D),
+                       groups=chip.most_cluster_groups)
+    parts, lse = out.reshape(1, B * C, R, D), None
+    if plan.clustered:
+        parts = out.reshape(B * C, R, D)
+    elif plan.parts > 1:
+        parts = torch.empty(plan.parts, B * C, R, D, device="cuda", dtype=torch.float32)
+        lse = torch.empty(parts.shape[:-1], device="cuda")
+    kernel = next(x for x in KERNELS + PAGED if x.__name__ == plan.kernel)
+    planned(kernel, plan)(q.reshape(B * C, R, D), *held, parts, lse, D**-0.5 * LOG2E, S=S,
+                          BM=plan.rows, BN=plan.keys, **({"heads": C} if page else {}),
+                          **plan.of_cluster(R))
+    if lse is not None:
+        combine_parts(parts.reshape(plan.parts, -1, D), lse.reshape(plan.parts, -1),
+                      out.reshape(-1, D), BP=plan.together)
+    return out
+
+
 class InPages:
     """Ours over pages of so many keys, which are copied into a pool when keys are first seen."""
 
@@ -86,23 +109,7 @@ class InPages:
         return self.pools[k.data_ptr()]
 
     def __call__(self, q: Any, k: Any, v: Any) -> Any:
-        (B, H, S, _), (_, C, T, _) = q.shape, k.shape
-        R = H // C * S
-        chip = device(0).target.generation
-        plan = decode_plan(B * C, R, T, D, page=self.size, streamed=streams(chip, D))
-        kernel = planned(decode_many_pages if plan.slots else decode_pages, plan)
-        out = torch.empty_like(q)
-        if plan.parts == 1:
-            kernel(q.reshape(B * C, R, D), *self._pool(k, v), out.reshape(1, B * C, R, D), None,
-                   D**-0.5 * LOG2E, heads=C, S=S, BM=plan.rows, BN=plan.keys)
-            return out
-        parts = torch.empty(plan.parts, B * C, R, D, device="cuda", dtype=torch.float32)
-        lse = torch.empty(parts.shape[:-1], device="cuda")
-        kernel(q.reshape(B * C, R, D), *self._pool(k, v), parts, lse, D**-0.5 * LOG2E, heads=C, S=S,
-               BM=plan.rows, BN=plan.keys)
-        combine_parts(parts.reshape(plan.parts, -1, D), lse.reshape(plan.parts, -1),
-                      out.reshape(-1, D), BP=plan.together)
-        return out
+        return attended(q, k.shape, self._pool(k, v), page=self.size)
 
 
 class InCodes:
@@ -116,18 +123,11 @@ class InCodes:
         return x.to(torch.float8_e4m3fn).to(x.dtype)
 
     def __call__(self, q: Any, k: Any, v: Any) -> Any:
-        (B, H, S, _), (_, C, T, _) = q.shape, k.shape
+        B, C, T, _ = k.shape
         if k.data_ptr() not in self.made:
             self.made[k.data_ptr()] = tuple(
                 x.to(torch.float8_e4m3fn).reshape(B * C, T, D) for x in (k, v))
-        R, plan = H // C * S, decode_plan(B * C, H // C * S, T, D, codes=True, queries=S)
-        parts = torch.empty(plan.parts, B * C, R, D, device="cuda", dtype=torch.float32)
-        lse, out = torch.empty(parts.shape[:-1], device="cuda"), torch.empty_like(q)
-        planned(decode_rows, plan)(q.reshape(B * C, R, D), *self.made[k.data_ptr()], None, parts,
-                                   lse, D**-0.5 * LOG2E, S=S, BM=plan.rows, BN=plan.keys)
-        combine_parts(parts.reshape(plan.parts, -1, D), lse.reshape(plan.parts, -1),
-                      out.reshape(-1, D), BP=plan.together)
-        return out
+        return attended(q, k.shape, (*self.made[k.data_ptr()], None), codes=True)
 
 
 def peers() -> dict[str, Attend]:
