@@ -2,14 +2,16 @@
 
     python benchmarks/decode.py [flex] [pages] [codes]
 
-Microseconds, the share of a copy's bandwidth in which keys and values are read, and the ratio to
-the quickest peer: the backends of scaled_dot_product_attention and, where it is asked for,
-FlexAttention by torch.compile, which compiles for some seconds for each shape. pages: ours over
-pages of 16, 64 and 256 keys too, which lie in a pool in random order. codes: over keys and values
-of fp8_e4m3 too, of which half as many bytes are read, checked against these.
-Each runs as a CUDA graph of calls in turn over as many caches as L2 does not hold; results are
-checked against f64 first. Needs torch and a GPU. Writes benchmarks/results/decode.json, or
-$OUT/decode.json when OUT is set.
+Microseconds, the share of a copy's bandwidth in which keys and values are read, of the time of a
+copy that moves as many bytes, half of them read and half written, and the ratio to the quickest
+peer. The bandwidth is that of 2 GB, which no copy of a few MB reaches. Peers are the backends of
+scaled_dot_product_attention and, where it is asked for, FlexAttention by torch.compile, which
+compiles for some seconds for each shape. pages: ours over pages of 16, 64 and 256 keys too, which
+lie in a pool in random order. codes: over keys and values of fp8_e4m3 too, of which half as many
+bytes are read, checked against these.
+Each runs as a CUDA graph of calls over as many caches as L2 does not hold, that copy too, in turn;
+results are checked against f64 first. Needs torch and a GPU. Writes
+benchmarks/results/decode.json, or $OUT/decode.json when OUT is set.
 """
 
 from __future__ import annotations
@@ -31,11 +33,10 @@ from torch.nn.attention.flex_attention import flex_attention
 
 from tessera.kernels.attention_scores import LOG2E
 from tessera.kernels.decode_attention import (
+    KERNELS,
+    PAGED,
     combine_parts,
-    decode_many_pages,
-    decode_pages,
     decode_plan,
-    decode_rows,
     planned,
     streams,
 )
@@ -47,6 +48,7 @@ SHAPES = [(1, 1024), (16, 1024), (64, 1024), (1, 8192), (16, 8192), (64, 4096), 
 HEADS, KEY_HEADS, D = 32, 8, 128
 FOOTPRINT = 400 << 20  # bytes of keys and values between two reads of one: eight times an H200's L2
 BACKENDS = {"flash": SDPBackend.FLASH_ATTENTION, "cuDNN": SDPBackend.CUDNN_ATTENTION}
+MOST_CALLS = 48  # of a graph
 ROUNDS = 9
 
 PAGES = 16, 64, 256  # keys of one
@@ -60,6 +62,30 @@ def backend(which: SDPBackend) -> Attend:
             return F.scaled_dot_product_attention(q, k, v, enable_gqa=True)
 
     return attend
+
+
+def attended(q: Any, keys: tuple[int, ...], held: tuple[Any, ...], *, page: int = 0,
+             codes: bool = False) -> Any:
+    """As graphs attend few queries. keys: the extents of all of them.  held: what kernels are
+    given of keys and values"""
+    (B, H, S, _), (_, C, T, _), chip = q.shape, keys, device(0).target.generation
+    R, out = H // C * S, torch.empty_like(q)
+    plan = decode_plan(B * C, R, T, D, page=page, codes=codes, queries=S, streamed=streams(chip, D),
+                       groups=chip.most_cluster_groups)
+    parts, lse = out.reshape(1, B * C, R, D), None
+    if plan.clustered:
+        parts = out.reshape(B * C, R, D)
+    elif plan.parts > 1:
+        parts = torch.empty(plan.parts, B * C, R, D, device="cuda", dtype=torch.float32)
+        lse = torch.empty(parts.shape[:-1], device="cuda")
+    kernel = next(x for x in KERNELS + PAGED if x.__name__ == plan.kernel)
+    planned(kernel, plan)(q.reshape(B * C, R, D), *held, parts, lse, D**-0.5 * LOG2E, S=S,
+                          BM=plan.rows, BN=plan.keys, **({"heads": C} if page else {}),
+                          **plan.of_cluster(R))
+    if lse is not None:
+        combine_parts(parts.reshape(plan.parts, -1, D), lse.reshape(plan.parts, -1),
+                      out.reshape(-1, D), BP=plan.together)
+    return out
 
 
 class InPages:
@@ -83,23 +109,7 @@ class InPages:
         return self.pools[k.data_ptr()]
 
     def __call__(self, q: Any, k: Any, v: Any) -> Any:
-        (B, H, S, _), (_, C, T, _) = q.shape, k.shape
-        R = H // C * S
-        chip = device(0).target.generation
-        plan = decode_plan(B * C, R, T, D, page=self.size, streamed=streams(chip, D))
-        kernel = planned(decode_many_pages if plan.slots else decode_pages, plan)
-        out = torch.empty_like(q)
-        if plan.parts == 1:
-            kernel(q.reshape(B * C, R, D), *self._pool(k, v), out.reshape(1, B * C, R, D), None,
-                   D**-0.5 * LOG2E, heads=C, S=S, BM=plan.rows, BN=plan.keys)
-            return out
-        parts = torch.empty(plan.parts, B * C, R, D, device="cuda", dtype=torch.float32)
-        lse = torch.empty(parts.shape[:-1], device="cuda")
-        kernel(q.reshape(B * C, R, D), *self._pool(k, v), parts, lse, D**-0.5 * LOG2E, heads=C, S=S,
-               BM=plan.rows, BN=plan.keys)
-        combine_parts(parts.reshape(plan.parts, -1, D), lse.reshape(plan.parts, -1),
-                      out.reshape(-1, D), BP=plan.together)
-        return out
+        return attended(q, k.shape, self._pool(k, v), page=self.size)
 
 
 class InCodes:
@@ -113,18 +123,11 @@ class InCodes:
         return x.to(torch.float8_e4m3fn).to(x.dtype)
 
     def __call__(self, q: Any, k: Any, v: Any) -> Any:
-        (B, H, S, _), (_, C, T, _) = q.shape, k.shape
+        B, C, T, _ = k.shape
         if k.data_ptr() not in self.made:
             self.made[k.data_ptr()] = tuple(
                 x.to(torch.float8_e4m3fn).reshape(B * C, T, D) for x in (k, v))
-        R, plan = H // C * S, decode_plan(B * C, H // C * S, T, D, codes=True, queries=S)
-        parts = torch.empty(plan.parts, B * C, R, D, device="cuda", dtype=torch.float32)
-        lse, out = torch.empty(parts.shape[:-1], device="cuda"), torch.empty_like(q)
-        planned(decode_rows, plan)(q.reshape(B * C, R, D), *self.made[k.data_ptr()], None, parts,
-                                   lse, D**-0.5 * LOG2E, S=S, BM=plan.rows, BN=plan.keys)
-        combine_parts(parts.reshape(plan.parts, -1, D), lse.reshape(plan.parts, -1),
-                      out.reshape(-1, D), BP=plan.together)
-        return out
+        return attended(q, k.shape, (*self.made[k.data_ptr()], None), codes=True)
 
 
 def peers() -> dict[str, Attend]:
@@ -153,9 +156,9 @@ def captured(calls: list[Callable[[], Any]]) -> Any:
     return graph
 
 
-def medians(graphs: dict[str, Any], calls: int) -> dict[str, float]:
+def medians(graphs: dict[Any, Any], calls: int) -> dict[Any, float]:
     """Microseconds of a call of each graph, in turn."""
-    times: dict[str, list[tuple[Any, Any]]] = {name: [] for name in graphs}
+    times: dict[Any, list[tuple[Any, Any]]] = {name: [] for name in graphs}
     for _ in range(ROUNDS):
         for name, graph in graphs.items():
             start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -168,20 +171,25 @@ def medians(graphs: dict[str, Any], calls: int) -> dict[str, float]:
             for name, pairs in times.items()}
 
 
+def copies_of(size: int, calls: int, many: int) -> list[Callable[[], Any]]:
+    """So many calls that move `size` bytes, read and written, in as many places, by a kernel.
+    Tensor.copy_ is a copy node in a graph, which takes half as long again: 2,752 GB/s there and
+    4,209 outside, this kernel 4,174 and 4,079 (H200, 2026-11-26)."""
+    pairs = [torch.zeros(2, size // 8, device="cuda", dtype=torch.int32) for _ in range(many)]
+    return [partial(torch.bitwise_not, pairs[i % many][0], out=pairs[i % many][1])
+            for i in range(calls)]
+
+
 def copy_rate() -> float:
-    """GB/s, read and written, by a kernel. Tensor.copy_ is a copy node in a graph, which takes half
-    as long again: 2,752 GB/s there and 4,209 outside, this kernel 4,174 and 4,079 (H200,
-    2026-11-26)."""
-    x = torch.zeros(1 << 28, device="cuda", dtype=torch.int32)
-    y = torch.empty_like(x)
-    calls = [partial(torch.bitwise_not, x, out=y)]
-    return 2e-3 * x.nbytes / medians({"copy": captured(calls)}, 1)["copy"]
+    """GB/s, read and written."""
+    calls = copies_of(1 << 31, 1, 1)
+    return (1 << 31) / 1e3 / medians({"copy": captured(calls)}, 1)["copy"]
 
 
 def measured(B: int, T: int, runs: dict[str, Attend], copy: float) -> dict[str, Any]:
     read = 2 * B * KEY_HEADS * T * D * 2
     caches = max(1, -(-FOOTPRINT // read))
-    calls = max(4, min(caches, 16))
+    calls = max(4, min(caches, MOST_CALLS))
     data = [tuple(torch.randn(B, h, n, D, device="cuda", dtype=torch.bfloat16)
                   for h, n in ((HEADS, 1), (KEY_HEADS, T), (KEY_HEADS, T)))
             for _ in range(min(caches, calls))]
@@ -201,9 +209,14 @@ def measured(B: int, T: int, runs: dict[str, Attend], copy: float) -> dict[str, 
             graphs[name] = captured([partial(run, *data[i % len(data)]) for i in range(calls)])
         except RuntimeError as failed:  # a backend that does not take the shape
             print(name, B, T, str(failed)[:100], flush=True)
-    us = medians(graphs, calls)
+    moves = {n: copies_of(n, calls, len(data)) for n in set(bytes_read.values())}  # keeps memory
+    copies = {n: captured(x) for n, x in moves.items()}
+    us = medians({**graphs, **copies}, calls)
+    equal = {n: us.pop(n) for n in copies}
     best = min(t for name, t in us.items() if not name.startswith("tessera"))
     return {name: {"us": round(t, 1), "of copy": round(bytes_read[name] / t / 1e3 / copy, 3),
+                   "copy of as many bytes, us": round(equal[bytes_read[name]], 1),
+                   "of that copy": round(equal[bytes_read[name]] / t, 3),
                    "of best peer": round(best / t, 3)} for name, t in us.items()}
 
 

@@ -481,20 +481,25 @@ def decode_table() -> str | None:
     if not DECODE.exists():
         return None
     file = json.loads(DECODE.read_text())
-    rows, others = [], list[str]()
+    rows, others, alike = [], list[str](), False
     for case, runs in file.items():
         if isinstance(runs, dict):
             ours = runs["tessera"]
             peers = [n for n in runs if not n.startswith("tessera")]
             others = [n for n in runs if n not in ("tessera", *peers)]
             best = min(peers, key=lambda n: runs[n]["us"])
+            alike = "copy of as many bytes, us" in ours
             rows.append((case, f"{ours['us']:.1f}", f"{ours['of copy']:.2f}",
+                         *([f"{ours['copy of as many bytes, us']:.1f}",
+                            f"{ours['of that copy']:.2f}"] if alike else []),
                          f"{runs[best]['us']:.1f}", best, f"{ours['of best peer']:.2f}",
                          *(f"{runs[n]['us']:.1f}" for n in others)))
     return (f"{file['device']}, {file['date']}, commit {file['commit']}, `{file['command']}`; a "
             f"copy runs at {file['copy, GB/s']} GB/s.\n\n"
-            + markdown(("Sequences and keys", "us", "of a copy's rate", "best peer, us", "which",
-                        "Ratio", *(f"{n.partition(', ')[2]}, us" for n in others)), rows))
+            + markdown(("Sequences and keys", "us", "of a copy's rate",
+                        *(["copy of as many bytes, us", "of that copy"] if alike else []),
+                        "best peer, us", "which", "Ratio",
+                        *(f"{n.partition(', ')[2]}, us" for n in others)), rows))
 
 
 def attention_rules_table() -> str | None:

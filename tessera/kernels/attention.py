@@ -262,15 +262,18 @@ def _decode(run: Any, q: Any, k: Any, v: Any, results: tuple[Any, Any], factor: 
     """Few queries over keys in parts. results: out, and where the logs of sums go if they are
     wanted.  extents: heads of keys in all, and queries that read one."""
     (C, R), (S, D), (T, E), (out, logs) = extents, tuple(q.shape)[-2:], tuple(v.shape)[-2:], results
+    chip = generation_of(q)
     plan = decode_plan(C, R, min(T, rule["window"] + S) if rule["window"] else T, max(D, E),
-                       streamed=streams(generation_of(q), D, E))
+                       streamed=streams(chip, D, E), groups=chip.most_cluster_groups if chip else 1)
     P, parts, lse = plan.parts, reshaped(out, (1, C, R, E)), None
-    if P > 1 or logs is not None:
+    if plan.clustered:
+        parts, lse = reshaped(out, (C, R, E)), None if logs is None else reshaped(logs, (C, R))
+    elif P > 1 or logs is not None:
         parts, lse = (empty_like(q, shape, "f32") for shape in ((P, C, R, E), (P, C, R)))
     run.run(plan.kernel, reshaped(q, (C, R, D)), reshaped(k, (C, T, D)), reshaped(v, (C, T, E)),
             None, parts, lse, factor, S=S, BM=plan.rows, BN=plan.keys,
-            causal=causal and S > 1, knobs=plan.knobs, **rule)
-    if lse is not None:
+            causal=causal and S > 1, knobs=plan.knobs, **rule, **plan.of_cluster(R))
+    if lse is not None and not plan.clustered:
         run.run("combine_parts", reshaped(parts, (P, C * R, E)), reshaped(lse, (P, C * R)),
                 reshaped(out, (C * R, E)), None if logs is None else reshaped(logs, (C * R,)),
                 BP=plan.together)

@@ -59,6 +59,8 @@ RING_BYTES = 96 << 10  # of keys and values that come ahead, in
 MOST_SLOTS = 16
 LEAST_KEYS = 64  # of a part
 MANY_KEYS = 256
+LONG_PART = 512  # keys of a part of a cluster
+AHEAD = 4
 
 
 class DecodePlan(NamedTuple):
@@ -66,7 +68,8 @@ class DecodePlan(NamedTuple):
 
     kernel: its name.  rows, keys: of a block and of an iteration.  parts: of the keys.  close: how
     many blocks a multiprocessor has to have registers for, 0: as many as they leave.  slots:
-    iterations whose keys and values warpgroups that specialise bring ahead, 0: another form
+    iterations whose keys and values warpgroups that specialise bring ahead, 0: another form.
+    ahead: of a cluster, iterations that are brought near while the kernel in front ends
     """
 
     kernel: str
@@ -75,13 +78,26 @@ class DecodePlan(NamedTuple):
     parts: int
     close: int = 0
     slots: int = 0
+    ahead: int = 0
+
+    @property
+    def clustered(self) -> bool:
+        """Whether the parts of a head are a cluster, and no second kernel weighs them."""
+        return self.kernel.startswith("decode_cluster")
 
     @property
     def knobs(self) -> dict[str, Any]:
         """Of the kernel's schedule, where the kernel's own will not do."""
+        if self.clustered:
+            return {"warps": 4, "stages": 2}
         if self.slots:
             return {"stages": self.slots, "RESIDENT": 2, "DEPENDENT": True}
         return {"warps": 1, "stages": 3, "RESIDENT": self.close} if self.close else {}
+
+    def of_cluster(self, rows: int) -> dict[str, int]:
+        """What kernels of clusters are given beside the rest. rows: of a head of keys"""
+        made = {"P": self.parts, "ROWS": rows} if self.clustered else {}
+        return made | ({"AHEAD": self.ahead} if self.ahead else {})
 
     @property
     def together(self) -> int:
@@ -114,15 +130,18 @@ def streams(chip: Generation | None, *widths: int) -> bool:
 
 
 def decode_plan(heads: int, rows: int, T: int, width: int, *, codes: bool = False, page: int = 0,
-                queries: int = 1, streamed: bool = False) -> DecodePlan:
+                queries: int = 1, streamed: bool = False, groups: int = 1) -> DecodePlan:
     """heads: of keys, in all sequences, as wide.  rows: queries that read one.  T: keys of each,
     those of a window where there is one.  codes: keys of 8 bits.  page: keys of one, or 0.
-    queries: of a head.  streamed: whether warpgroups that specialise take such heads.
+    queries: of a head.  streamed: whether warpgroups that specialise take such heads.  groups: of
+    a cluster, at most.
 
     Single warps read codes, and pages of which 64 is no divisor: of pages of 16 an iteration has as
     many, and 16 sequences of 8192 keys take 248 us for 132 (H200, 2026-11-26). Of both they read a
     key once for 16 rows. Of pages of 16 a warp has half as many bytes under way, so that twice as
     many read at once: 288 blocks took 155.8 us for what 384 read in 132.4 (as above)."""
+    if plan := _clustered_plan(heads, rows, T, width, groups, page):
+        return plan
     if streamed and not codes and page % 64 == 0:
         plan = _streamed_plan(heads, rows, T, width, page)
         if rows > 16 or T // plan.parts >= _least_stream(heads, plan.parts):
@@ -138,6 +157,21 @@ def decode_plan(heads: int, rows: int, T: int, width: int, *, codes: bool = Fals
     many = BLOCKS * (2 if page and BN < 32 and width <= 128 else 1)
     wanted = BLOCKS // 2 * (close or 8) // blocks if codes else -(-many // blocks)
     return DecodePlan("decode_pages" if page else name, BM, BN, _parts_of(T, BN, wanted), close)
+
+
+def _clustered_plan(heads: int, rows: int, T: int, width: int, groups: int, page: int
+                    ) -> DecodePlan | None:
+    """Where all parts run at once and each is short, so that what takes the time is what follows
+    each other: a launch, the first keys, the weights of parts."""
+    parts = 1 << (min(groups, STREAMS // heads).bit_length() - 1) if heads <= STREAMS else 1
+    BN = 64 if width <= 128 else 32  # two blocks of a multiprocessor have room
+    while parts > 1 and T <= (parts - 1) * BN * -(-T // (parts * BN)):  # a part without keys
+        parts //= 2
+    if parts < 2 or rows > 16 or page % 64 or T > parts * LONG_PART:
+        return None
+    iterations = -(-T // (parts * BN))
+    return DecodePlan("decode_cluster_pages" if page else "decode_cluster", 16, BN, parts,
+                      ahead=0 if page else min(iterations, AHEAD))
 
 
 def _streamed_plan(heads: int, rows: int, T: int, width: int, page: int) -> DecodePlan:
@@ -317,7 +351,93 @@ def combine_parts(parts: Tensor["P", "N", "E", f32], lse: Tensor["P", "N", f32],
         logs[n:n+1] = tile.where(tile.abs(m) < HIGHEST / 2, whole, -math.inf)
 
 
-KERNELS = decode_rows, decode_many_rows, combine_parts  # those of the library's routine
+# --- parts of a cluster -----------------------------------------------------------------------
+@kernel
+def begin_with(K, V, c, part, parts, BN, AHEAD):
+    """Brings the first AHEAD boxes of a part near while the kernel in front ends."""
+    span = (K.shape[1] + parts * BN - 1) // (parts * BN) * BN
+    for i in range(AHEAD):
+        k0 = part * span + i * BN
+        tile.prefetch_box(K[c, k0:k0+BN, :])
+        tile.prefetch_box(V[c, k0:k0+BN, :])
+    tile.grid_dependency_wait()
+    tile.launch_dependents()
+
+
+@kernel
+def join_parts(o, sums, out, logs, c, part, P, ROWS, LANES):
+    """Rows of a result from those that P groups of a cluster have, as combine_parts makes them:
+    each group makes as many of their elements, which it gets from the others.
+
+    o, sums: the first ROWS rows of this group's part, and log2 of their sums
+    """
+    BM, E = o.shape
+    size, lane = ROWS * E, tile.local_id()
+    each = (size + P - 1) // P
+    own, own_sums = tile.alloc_shared((BM, E), f32), tile.alloc_shared((BM,), f32)
+    gathered = tile.alloc_shared((P, each), f32)
+    all_sums = tile.alloc_shared((P, ROWS), f32)
+    own[:, :] = o
+    own_sums[:] = sums
+    tile.barrier()
+    for to in range(P):
+        there = tile.cluster_shared(gathered, to, P)
+        sums_there = tile.cluster_shared(all_sums, to, P)
+        for i in range((each + LANES - 1) // LANES):
+            e = i * LANES + lane
+            if e < each and to * each + e < size:
+                there[part, e] = own[(to * each + e) // E, (to * each + e) % E]
+        if lane < ROWS:
+            sums_there[part, lane] = own_sums[lane]
+    tile.cluster_barrier(P, words=P * (each + ROWS) if size % P == 0 else 0)
+    for i in range((each + LANES - 1) // LANES):
+        e = i * LANES + lane
+        if e < each and part * each + e < size:
+            row, column = (part * each + e) // E, (part * each + e) % E
+            m, z, x = -HIGHEST, 0.0, 0.0
+            for p in range(P):
+                m = max(m, all_sums[p, row])
+            for p in range(P):
+                weight = tile.exp2(all_sums[p, row] - m)
+                z += weight
+                x += weight * gathered[p, e]
+            out[c, row, column] = 0.0 if z == 0.0 else x / z  # a query that sees no key
+            if logs is not None:
+                if column == 0:
+                    whole = (m + tile.log2(z)) * LN2
+                    logs[c, row] = whole if abs(m) < HIGHEST / 2 else -math.inf
+
+
+@kernel(grid=lambda P, C: (C, P), schedule=Schedule(warps=4))
+def decode_cluster(Q: Tensor["C", "R", "D"], K: Tensor["C", "T", "D"], V: Tensor["C", "T", "E"],
+                   count: Tensor[1, int64] | None, out: Tensor["C", "R", "E"],
+                   logs: Tensor["C", "R", f32] | None, scale: f32,
+                   spans: Tensor["Z", 2, 1, i32] | None = None, heads=1, S=1, BM=16, BN=64, P=8,
+                   ROWS=16, AHEAD=1, causal=False, window=0, cap=0.0, score=None):
+    """The parts of a head are the groups of a cluster. ROWS: R, as a constant."""
+    c, part = tile.group_id(0), tile.group_id(1)
+    if count is None and spans is None and not window:
+        begin_with(K, V, c, part, P, BN, AHEAD)
+    o, sums = attend_part(Q, K, V, count, spans, c, 0, part, P, scale, S, BM, BN, causal, window,
+                          cap, heads, score)
+    join_parts(o, sums, out, logs, c, part, P, ROWS, 128)
+
+
+@kernel(grid=lambda P, C: (C, P), schedule=Schedule(warps=4))
+def decode_cluster_pages(Q: Tensor["C", "R", "D"], K: Tensor["N", "T", "D"],
+                         V: Tensor["N", "T", "E"], table: Tensor["Z", "L", i32],
+                         count: Tensor["Z", i32], out: Tensor["C", "R", "E"],
+                         logs: Tensor["C", "R", f32] | None, scale: f32, heads=1, S=1, BM=16,
+                         BN=64, P=8, ROWS=16, causal=False, window=0, cap=0.0):
+    c, part = tile.group_id(0), tile.group_id(1)
+    o, sums = attend_part(Q, K, V, count, None, c, 0, part, P, scale, S, BM, BN, causal, window,
+                          cap, heads, None, table)
+    join_parts(o, sums, out, logs, c, part, P, ROWS, 128)
+
+
+# those of the library's routine
+KERNELS = decode_rows, decode_many_rows, decode_cluster, combine_parts
+PAGED = decode_pages, decode_many_pages, decode_cluster_pages
 
 
 @cache
@@ -326,6 +446,6 @@ def planned(kernel: Kernel, plan: DecodePlan) -> Kernel:
     return kernel.with_schedule(Schedule(**plan.knobs)) if plan.knobs else kernel
 
 
-__all__ = ["KERNELS", "DecodePlan", "append_to_pages", "combine_parts", "decode_many_pages",
-           "decode_many_rows", "decode_pages", "decode_plan", "decode_rows", "few_queries",
-           "planned", "streams", "takes_keys"]
+__all__ = ["KERNELS", "PAGED", "DecodePlan", "append_to_pages", "combine_parts", "decode_cluster",
+           "decode_cluster_pages", "decode_many_pages", "decode_many_rows", "decode_pages",
+           "decode_plan", "decode_rows", "few_queries", "planned", "streams", "takes_keys"]

@@ -18,6 +18,7 @@ from .angles import TURN, turned_part
 from .record import Benchmark, CompiledCall, Draw, KernelSample
 from .routine import empty_like, reshaped, routine, type_of
 
+INTEGERS = "int", "uint"
 GROUPS = 1024  # about eight for each of 132 multiprocessors
 
 
@@ -48,7 +49,7 @@ def rotary(x: Tensor["Z", "S", "D"], y: Tensor["Z", "S", "D"], start: i32, half:
 
 
 @kernel(grid=lambda S, Z, BM, BZ: (-(-S // BM), -(-Z // BZ)))
-def rotary_at(x: Tensor["Z", "S", "D"], y: Tensor["Z", "S", "D"], positions: Tensor["S", i32],
+def rotary_at(x: Tensor["Z", "S", "D"], y: Tensor["Z", "S", "D"], positions: Tensor["S"],
               half: int, rate: float, BM=16, BZ=4):
     s = tile.group_id(0) * BM
     turned(x, y, tile.group_id(1) * BZ, s, tile.load(positions[s:s+BM]), half, rate, BM, BZ)
@@ -113,7 +114,7 @@ def rotary_embedding(run: Any, x: Any, *, base: float = 10000.0, positions: Any 
     """(a, b) -> (a cos t - b sin t, b cos t + a sin t), t = position base^(-i / (D/2))
 
     x: [..., S, D], D even; a and b are the halves of the last axis, i counts within a half.
-    y: same shape and type. positions: [S] int32, or start, start + 1, ... when None.
+    y: same shape and type. positions: [S] integers, or start, start + 1, ... when None.
     Angles are f64 up to one turn, the rest f32; rounded once. Norms are kept up to rounding.
     Raises ShapeError, DTypeError. Su et al. 2021, arXiv:2104.09864, eq. 34.
     """
@@ -123,9 +124,11 @@ def rotary_embedding(run: Any, x: Any, *, base: float = 10000.0, positions: Any 
     dtype = type_of(x, "x").dtype
     if dtype.kind != "float" or dtype.bits > 32:
         run.fail(f"x is {dtype}", "a float of up to 32 bits", DTypeError)
+    if positions is not None and (t := type_of(positions, "positions")).dtype.kind not in INTEGERS:
+        run.fail(f"positions are {t}", "integers", DTypeError)
     if positions is not None and tuple(positions.shape) != shape[-2:-1]:
         run.fail(f"positions are {show_shape(tuple(positions.shape))}, x is {show_shape(shape)}",
-                 "one position for each row", ShapeError)
+                 "one for each row, [S]; ts.rotary_embedding takes [B, S] too", ShapeError)
     out = empty_like(x)
     if 0 in shape:
         return out

@@ -127,6 +127,7 @@ class Generation:
     converts: narrow formats that instructions convert.
     dependent_launches: whether a kernel may begin before the one in front of it ends.
     cluster_groups: groups of a cluster that any such chip runs at one time.
+    most_cluster_groups: that a chip with all its multiprocessors does, if they are small.
     vector_sums: whether one atomic instruction adds four f32, or two bf16, to neighbours in memory.
     """
 
@@ -144,6 +145,7 @@ class Generation:
     dependent_launches: bool = False
     vector_sums: bool = False
     cluster_groups: int = 1
+    most_cluster_groups: int = 1
     registers: int = 65536
     register_unit: int = 256
     thread_registers: int = 255
@@ -186,7 +188,8 @@ _SM89 = register(replace(_SM86, target="sm_89", name="Ada", groups=24, warp_matm
                          converts=_FP8))
 _SM90 = register(replace(_SM80, target="sm_90", name="Hopper", shared_bytes=228 * _KIB,
                          group_shared_bytes=227 * _KIB, warp_matmul=_ADA, converts=_FP8,
-                         dependent_launches=True, vector_sums=True, cluster_groups=8))
+                         dependent_launches=True, vector_sums=True, cluster_groups=8,
+                         most_cluster_groups=16))
 register(replace(_SM90, target="sm_90a", warpgroup_matmul=WarpgroupMatmul(
     operands={
         "bf16": MatmulOperand("bf16", any_major=True, packs=True),
@@ -218,7 +221,8 @@ register(replace(_SM90, target="sm_90a", warpgroup_matmul=WarpgroupMatmul(
 _SM100 = register(replace(_SM90, target="sm_100", name="Blackwell"))
 register(replace(_SM100, target="sm_100a"))
 _SM120 = register(replace(_SM90, target="sm_120", name="Blackwell", groups=24, warps=48,
-                          shared_bytes=100 * _KIB, group_shared_bytes=99 * _KIB))
+                          shared_bytes=100 * _KIB, group_shared_bytes=99 * _KIB,
+                          most_cluster_groups=8))
 register(replace(_SM120, target="sm_120a"))
 
 __all__ = ["GENERATIONS", "Generation", "MatmulOperand", "PipelineDefaults", "TensorCopies",

@@ -92,7 +92,8 @@ class PagedBatch:
         if more > self.room:
             raise ArgumentError(f"append of {more} entries to a batch with room for {self.room}",
                                 code="E_OVERFLOW", hint="manager.batch(sequences, room=n), as many "
-                                "as a compiled function appends")
+                                "as a compiled function appends; of what it returns, batch = "
+                                "batch.keep(grown), which has as much room again")
         t = self._tensors
         changes("append", t.count)
         K, V = _written(t.K, t.V, t.table, t.count, k, v)
@@ -119,10 +120,12 @@ class PagedBatch:
                              f" with entries of [{H}, {D}]", hint=f"{name}: [{B}, {H}, s, {D}]")
         return F.cast(x, self.type)
 
-    def keep(self, grown: PagedBatch) -> PagedBatch:
+    def keep(self, grown: PagedBatch, room: int | None = None) -> PagedBatch:
         """The pool and the sequences have what appends to this batch made, in a compiled function
-        that was given it; and the batch of them anew, with as much room. Nothing is read from the
-        device. Raises ArgumentError where the sequences have changed since this batch was made."""
+        that was given it; and the batch of them anew, with as much room, or `room`: 1 behind a
+        prompt, 0 where no pages shall be taken. Nothing is read from the device. Raises
+        ArgumentError where the sequences have changed since this batch was made, and
+        OutOfMemoryError where there are no pages for the room: what was appended is kept then."""
         manager = self._manager()
         if not isinstance(grown, PagedBatch) or grown.sequences or (
                 grown._tensors.K.shape != self._tensors.K.shape or grown.shape[0] != self.shape[0]):
@@ -130,7 +133,7 @@ class PagedBatch:
         manager._K, manager._V = grown._tensors.K, grown._tensors.V
         for sequence in self.sequences:
             sequence.length += grown.added
-        return manager.batch(self.sequences, room=self.room)
+        return manager.batch(self.sequences, room=self.room if room is None else room)
 
     def _manager(self) -> KVCacheManager:
         """The pool. Raises ArgumentError where this batch is none of its sequences as they are."""
@@ -152,10 +155,15 @@ class PagedBatch:
 
 def batch_of(manager: KVCacheManager, sequences: Sequence[PagedCache], room: int) -> PagedBatch:
     """The sequences, with pages for `room` further entries of each: of all or of none."""
-    if not sequences or len({id(s) for s in sequences}) < len(sequences):
-        raise ArgumentError("a batch is of one sequence or more, each once")
+    if not isinstance(sequences, Sequence) or not sequences or (
+            len({id(s) for s in sequences}) < len(sequences)):
+        raise ArgumentError("a batch is of one sequence or more, each once",
+                            hint="manager.batch([first, second]), of manager.alloc()")
     if isinstance(room, bool) or not isinstance(room, int) or room < 0:
         raise ArgumentError(f"batch(room={room!r}): a number of entries >= 0")
+    if other := next((s for s in sequences if not hasattr(s, "manager")), None):
+        raise ArgumentError(f"a batch is of sequences, got a {type(other).__name__}",
+                            hint="manager.batch([first, second]), of manager.alloc()")
     if any(s.manager is not manager for s in sequences):
         raise ArgumentError("a sequence of another pool", code="E_STALE")
     for s in sequences:

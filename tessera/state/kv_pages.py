@@ -142,7 +142,8 @@ class PagedCache:
         """The pool. Raises TraceError in a trace, ArgumentError after free()."""
         if current_builder() is not None:
             raise TraceError("a paged cache is used while a function is traced",
-                             hint="pass seq.K and seq.V as arguments, or use a KVCache")
+                             hint="pass the sequence, or manager.batch(sequences), as an argument; "
+                             "or use a KVCache")
         if id(self) not in self.manager._sequences:
             raise ArgumentError("this sequence has been freed", code="E_STALE",
                                 hint="manager.alloc() makes another")

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 import tessera as ts
+from emulator import compare
 from kernels.build import build
 
 SOURCE = """
@@ -41,3 +43,31 @@ def test_a_kernel_that_says_where_it_waits_is_left_as_it_is():
     lines = body_of("sm_90a", later=WAIT)
     assert lines[0] != "dependency_wait()" and lines.count("dependency_wait()") == 1
     assert "launch_dependents()" not in lines
+
+
+def test_what_is_brought_near_before_is_asked_for_in_front():
+    """A box that may begin in front of the tensor is asked for where it does not."""
+    first = "    tile.prefetch_box(X[n - 64:n+64])\n    tile.prefetch_box(X[n:n+128])\n"
+    lines = body_of("sm_90a", later=first + WAIT)
+    asked = [i for i, line in enumerate(lines) if "prefetch_X(" in line]
+    assert len(asked) == 2 and max(asked) < lines.index("dependency_wait()")
+    assert lines[asked[0]].startswith("if (") and ">= 0: prefetch_X(" in lines[asked[0]]
+    assert lines[asked[1]].startswith("prefetch_X(")
+
+
+@pytest.mark.parametrize("target, asked", [("sm_90a", "prefetch_rows("), ("sm_80", "prefetch_X(")])
+def test_whole_rows_are_asked_for_by_one_instruction(target, asked):
+    @ts.kernel
+    def k(X: ts.Tensor["N", 64, ts.f32], Y: ts.Tensor["N", 64, ts.f32]):
+        n = ts.tile.group_id(0) * 32 - 16
+        ts.tile.prefetch_box(X[n:n+32, :])
+        ts.tile.grid_dependency_wait()
+        Y[n:n+32, :] = ts.tile.load(X[n:n+32, :])
+
+    x = ts.ones((40, 64))
+    k[2](x, y := ts.zeros((40, 64)))
+    assert (y.numpy()[:40] == 1).sum() == 40 * 64
+    text = k.inspect_ir("target", target=target)
+    assert [asked in line for line in text.splitlines() if "# " in line and "prefetch_box" in line
+            and "prefetch" in line.partition("#")[0]] == [True]
+    compare(k, x.numpy(), np.zeros((40, 64), np.float32), groups=2, target=target)

@@ -166,7 +166,7 @@ def test_words_of_shared_buffers() -> None:
         tile.cluster_barrier(3)
 
     for kernel, said in ((half, "elements of f16"), (tensor, "is no shared buffer of a group"),
-                         (three, r"a cluster of 3 groups: there are \(1, 2, 4, 8\)")):
+                         (three, r"a cluster of 3 groups: there are \(1, 2, 4, 8, 16\)")):
         with pytest.raises(TileError, match=said):
             mistaken(kernel)
 
@@ -212,3 +212,57 @@ def test_a_cluster_of_one_is_a_group() -> None:
     ptx = ptx_of(1)
     assert not re.search(r"barrier\.cluster|shared::cluster", ptx)
     assert len(re.findall(r"bar\.sync", ptx)) == 1
+
+
+@pytest.mark.parametrize("exchanges", [True, False])
+def test_groups_of_a_cluster_follow_each_other_where_they_multiply(exchanges: bool) -> None:
+    """Other kernels that multiply number theirs in bands of rows."""
+    @ts.kernel
+    def product(x: ts.Tensor["M", "K", f16], y: ts.Tensor["M", "N"]):
+        m, n = tile.group_id(0) * 16, tile.group_id(1) * 16
+        z = tile.dot(tile.load(x[m:m+16, :]), tile.load(x[n:n+16, :]).T)
+        if exchanges:
+            z = z - tile.cluster_max(tile.row_max(z), 4)[:, None]
+        y[m:m+16, n:n+16] = z
+
+    product[4, 4](np.ones((64, 64), np.float16), np.zeros((64, 64), np.float32))
+    text = product.inspect_ir("target", target="sm_90a")
+    assert ("band" in text) != exchanges
+
+
+def counted(words: int, loops: int = 1, again: bool = False) -> Any:
+    """Groups of two: each gets a word of each lane of the other."""
+    @ts.kernel(grid=lambda G: G)
+    def kernel(x: ts.Tensor["G", "L"], y: ts.Tensor["G", "L"]):
+        g, lane = tile.group_id(0), tile.local_id()
+        s = tile.alloc_shared((LANES,), x.dtype)
+        tile.cluster_shared(s, 1 - g % 2, 2)[lane] = x[g, lane]
+        if loops == 1:
+            tile.cluster_barrier(2, words=words)
+        else:
+            for _ in range(loops):
+                tile.cluster_barrier(2, words=words)
+        if again:
+            tile.cluster_barrier(2)
+        y[g, lane] = s[lane]
+
+    return kernel
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.int32])
+def test_a_barrier_of_words_is_waited_for_by_what_comes(dtype: Any) -> None:
+    kernel = counted(LANES)
+    x, y = around(kernel, 2, dtype=dtype, debug=True)
+    assert np.array_equal(y, x[:, ::-1])
+    text = kernel.inspect_ir("target", target="sm_90a")
+    assert "send_word(" in text and f"i32({4 * LANES}))" in text and "cluster_arrive()" not in text
+
+
+def test_a_barrier_of_other_words() -> None:
+    with pytest.raises(KernelError, match=f"waits for {LANES + 1} words and a group gets {LANES}"):
+        around(counted(LANES + 1), 2)
+    for kernel, said in ((counted(LANES, 2), "counts words in a loop"),
+                         (counted(LANES, again=True), "beside others of the cluster")):
+        around(kernel, 2)
+        with pytest.raises(KernelError, match=said):
+            kernel.inspect_ir("target", target="sm_90a")

@@ -18,6 +18,7 @@ from tessera.kernels.attention_scores import LOG2E
 from tessera.kernels.decode_attention import (
     LEAST_KEYS,
     combine_parts,
+    decode_cluster,
     decode_many_rows,
     decode_plan,
     decode_rows,
@@ -75,6 +76,43 @@ def test_parts_are_the_whole(case, rng):
         check(parts, truth(q, k, v, causal))
 
 
+@pytest.mark.parametrize("P", [2, 8])
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_parts_of_a_cluster_are_the_whole(case, P, rng):
+    """No other kernel weighs them; parts without keys have no weight."""
+    H, Hk, S, T, D, E, _, causal = case
+    q, k, v = operands(rng, H, Hk, S, T, D, E)
+    R = H // Hk * S
+    if R > 16:
+        return
+    out, logs = np.full((Hk, R, E), np.nan, bf16.numpy), np.full((Hk, R), np.nan, np.float32)
+    decode_cluster(q.reshape(Hk, R, D), k[0], v[0], None, out, logs, D**-0.5 * LOG2E, S=S, P=P,
+                   BN=32, ROWS=R, AHEAD=2, causal=causal)
+    check(out, truth(q, k, v, causal))
+    wide = (x.astype(np.float64) for x in (q, k, v))
+    lse = ts.attention(*wide, causal=causal, return_lse=True)[1]
+    assert_close(logs.reshape(lse.shape), lse.numpy(), "f32", n=D, scale=10.0)
+
+
+def test_rows_of_a_cluster_that_see_no_key_and_elements_that_its_groups_share_unevenly(rng):
+    q, k, v = operands(rng, 3, 1, 4, 2, 32, 20)
+    out, logs = np.full((1, 12, 20), np.nan, bf16.numpy), np.full((1, 12), np.nan, np.float32)
+    decode_cluster(q.reshape(1, 12, 32), k[0], v[0], np.array([2]), out, logs, 32**-0.5 * LOG2E,
+                   S=4, P=16, ROWS=12, causal=True)
+    got = out.reshape(3, 4, 20)
+    assert not got[:, :2].any() and np.isneginf(logs.reshape(3, 4)[:, :2]).all()
+    check(got[:, 2:], truth(q[:, :, 2:], k, v, True))
+
+
+def test_a_cluster_has_no_races(rng):
+    q, k, v = operands(rng, 4, 1, 1, 300, 32, 32)
+    out = np.zeros((1, 4, 32), bf16.numpy)
+    with ts.config.scope(debug=True):
+        decode_cluster(q.reshape(1, 4, 32), k[0], v[0], None, out, None, 32**-0.5 * LOG2E, P=4,
+                       ROWS=4)
+    check(out, truth(q, k, v, False))
+
+
 @pytest.mark.parametrize("P", [1, 3])
 def test_a_running_maximum_lags(P, rng):
     """Keys that grow along the sequence: sums are scaled anew, and parts differ by far."""
@@ -89,9 +127,10 @@ def test_a_running_maximum_lags(P, rng):
 
 
 @given(heads=st.integers(1, 4096), rows=st.integers(1, 512), T=st.integers(0, 1 << 20),
-       width=st.sampled_from([64, 128, 256]), streamed=st.booleans())
-def test_parts_cover_the_keys_once(heads, rows, T, width, streamed):
-    plan = decode_plan(heads, rows, T, width, streamed=streamed and width <= 128)
+       width=st.sampled_from([64, 128, 256]), streamed=st.booleans(),
+       groups=st.sampled_from([1, 8, 16]))
+def test_parts_cover_the_keys_once(heads, rows, T, width, streamed, groups):
+    plan = decode_plan(heads, rows, T, width, streamed=streamed and width <= 128, groups=groups)
     P, step = plan.parts, plan.keys
     span = (T + P * step - 1) // (P * step) * step  # as the kernels have it
     assert span * P >= T and (P == 1 or span * (P - 1) < T), "a part without keys"
@@ -127,6 +166,16 @@ def test_emulated(lse, target, rng):
 
 
 @pytest.mark.parametrize("target", ["sm_80", "sm_90a"])
+def test_warps_beside_each_other_emulated(target, rng):
+    """Fewer rows than warps multiply by themselves: these share the columns of scores, and then
+    those of values."""
+    q, k, v = (x[0] for x in operands(rng, 2, 2, 3, 70, 32, 32))
+    parts, sums = np.zeros((2, 2, 3, 32), np.float32), np.zeros((2, 2, 3), np.float32)
+    compare(decode_rows, q, k, v, None, parts, sums, 0.2, S=3, causal=True, rtol=2e-2, atol=2e-2,
+            lanes=128, target=target)
+
+
+@pytest.mark.parametrize("target", ["sm_80", "sm_90a"])
 def test_the_combination_emulated(target, rng):
     parts = rng.standard_normal((5, 6, 16)).astype(np.float32)
     lse = (20 * rng.standard_normal((5, 6))).astype(np.float32)
@@ -159,7 +208,8 @@ def test_graphs_take_them(S, T, causal, rng):
     q, k, v = (ts.tensor(x) for x in operands(rng, 8, 2, S, T, 32, 32))
     made = program_of(ts.jit(lambda *x: ts.attention(*x, causal=causal)).graph(q, k, v), "sm_90a")
     assert "call decode_" in str(made.plan)
-    assert ("call combine_parts" in str(made.plan)) == (T >= 2 * LEAST_KEYS)
+    parts = "call decode_cluster" if 4 * S <= 16 else "call combine_parts"
+    assert (parts in str(made.plan)) == (T >= 2 * LEAST_KEYS)
     (got,) = made.run([x.array for x in (q, k, v)])
     check(np.asarray(got, np.float64), truth(*(x.array for x in (q, k, v)), causal))
 
@@ -199,7 +249,8 @@ def test_codes_of_8_bits_are_made_wider_in_registers(S, group, dtype, codes, rng
     cache = ts.kv_cache((2, 2, 640, 32), codes).append(k, v)
     f = ts.jit(lambda q, c: ts.flash_attention(q, c))
     made = program_of(f.graph(q, cache), "sm_90a")
-    assert ("call decode_rows" in str(made.plan)) == (S <= 16)
+    kernel = "rows" if S * group > 16 else "cluster"
+    assert (f"call decode_{kernel}(" in str(made.plan)) == (S <= 16)
     assert (f"{dtype}[2, 2, 640, 32]" in str(made.plan)) == (S > 16)
     wide = q.array, *(np.asarray(ts.cast(x, "f64")) for x in (k, v))
     want, size = (x.swapaxes(1, 2).reshape(2, S, -1) for x in truth(*wide, True))

@@ -17,8 +17,9 @@ import hopper_programs as kernels
 import tessera as ts
 from ptx_harness import require_compiler
 from registries import restored
-from tessera import bf16, f16, f32, fp8_e4m3
+from tessera import Tensor, bf16, f16, f32, fp8_e4m3
 from tessera.errors import UnsupportedTargetError
+from tessera.graph.cuda.levels import program_of
 from tessera.kernels.attention_backward import attention_keys
 from tessera.kernels.conv import Geometry, conv_forward
 from tessera.kernels.row_blocks import routine_blocks
@@ -228,6 +229,12 @@ def shared_rows() -> int:
     return routine_blocks(100, 1 << 16, 16, parse_target(PRETENDED).generation).groups
 
 
+def decode_parts() -> int:
+    types = Tensor[1, 32, 1, 128, bf16], *(Tensor[1, 8, 1024, 128, bf16],) * 2
+    plan = str(program_of(ts.jit(ts.attention).graph(*types), PRETENDED).plan)
+    return int(re.search(r"call decode_cluster\(.* P=(\d+)", plan).group(1))
+
+
 def staged(target=PRETENDED) -> str:
     made = emitted(kernels.gemm_nt, *(ones(bf16, 256, 256),) * 3, target=target,
                    schedule=ts.Schedule(warps=4, unit="mma"))
@@ -275,6 +282,8 @@ FIELDS: dict[str, Field] = {
     "dependent_launches": Field(False, lambda: f"dependent: {waits()}", "dependent: False"),
     "cluster_groups": Field(1, lambda: f"groups of a cluster: {shared_rows()}",
                             "groups of a cluster: 1"),
+    "most_cluster_groups": Field(2, lambda: f"parts of a cluster: {decode_parts()}",
+                                 "parts of a cluster: 2"),
     "vector_sums": Field(False, lambda: text(emitted(summed, ones(f32, 512), ones(f32, 512))),
                          "0, 1, ("),
     "warp_matmul.formats": Field(("f16",), gemm, "by threads", without_wgmma),

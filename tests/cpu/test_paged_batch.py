@@ -128,7 +128,7 @@ def test_graphs_read_pages_where_they_lie(S, page, dtype, window, kind, rng):
     made = program_of(f.graph(q, batch), "sm_90a")
     plan = str(made.plan)
     assert ("call decode_pages" in plan) == (kind == "decode_pages")
-    dense = "call decode_rows" if (S, dtype) == (1, "bf16") else "attention over"
+    dense = "call decode_cluster" if (S, dtype) == (1, "bf16") else "attention over"
     assert dense in plan or kind == "decode_pages"
     t = batch._tensors
     if kind == "gather":
@@ -206,6 +206,22 @@ def test_pages_are_empty_when_they_are_taken(rng):
     assert np.isfinite(ts.flash_attention(q, manager.batch([second])).numpy()).all()
 
 
+def test_pages_that_are_kept_for_what_comes_next(rng):
+    """What was appended stays where there are no pages for more."""
+    manager, sequences, _ = grown(rng, 4, "f32", lengths=(0,), pages=4)
+    step = ts.jit(lambda b, k: b.append(k, k))
+    prompt, k = ts.ones((1, 2, 6, 32)), ts.ones((1, 2, 1, 32))
+    batch = manager.batch(sequences, room=6)
+    batch = batch.keep(step(batch, prompt), room=1)
+    assert (batch.room, batch.lengths.tolist(), manager.pages_used) == (1, [6], 2)
+    batch = batch.keep(step(batch, k), room=0)
+    assert (batch.room, batch.lengths.tolist(), manager.pages_used) == (0, [7], 2)
+    batch = manager.batch(sequences, room=6)
+    with pytest.raises(OutOfMemoryError, match="has 0 free, 1 are needed"):
+        batch.keep(step(batch, prompt))
+    assert sequences[0].length == 13 and (sequences[0].V.numpy() == 1).all()
+
+
 def test_what_is_refused(rng):
     manager, sequences, _ = grown(rng, 4, "f32", lengths=(5, 2), pages=4)
     batch = manager.batch(sequences, room=1)
@@ -224,9 +240,18 @@ def test_what_is_refused(rng):
         ts.flash_attention(q[:1], batch)
     with pytest.raises(ArgumentError, match="a mask or dropout over a batch"):
         ts.flash_attention(q, batch, mask=ts.ones((1, 1), "bool_"))
-    for bad in ([], [sequences[0]] * 2):
+    for bad in ([], [sequences[0]] * 2, sequences[0]):
         with pytest.raises(ArgumentError, match="one sequence or more"):
             manager.batch(bad)
+    with pytest.raises(ArgumentError, match="of sequences, got a int"):
+        manager.batch([1, 2])
+    with pytest.raises(ArgumentError, match="attention takes keys and values, got a PagedBatch"):
+        ts.attention(q, batch, batch)
+    with pytest.raises(ShapeError, match="queries of 2 sequences and keys of 1"):
+        ts.flash_attention(q, sequences[0])
+    with pytest.raises(ts.TraceError, match="a paged cache is used") as e:
+        ts.jit(lambda q: ts.flash_attention(q, manager.batch(sequences)))(q)
+    assert "as an argument" in e.value.hint
     with pytest.raises(ArgumentError, match="entries >= 0"):
         manager.batch(sequences, room=-1)
     other = ts.KVCacheManager(heads=2, head_size=32, pages=4).alloc()

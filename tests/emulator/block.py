@@ -129,7 +129,7 @@ class Block(Matrices):
             return np.int32(self.number)
         if name == "nctaid_x":
             return np.int32(self.blocks)
-        if name.startswith("prefetch"):
+        if name.startswith("prefetch") or name == "bulk_prefetch":
             return None  # a line comes to a cache
         if method := _method(name):
             return method(self)(instruction, *args)

@@ -11,6 +11,7 @@ from tessera import bf16
 from tessera.kernels.decode_attention import (
     append_to_pages,
     combine_parts,
+    decode_cluster,
     decode_many_pages,
     decode_many_rows,
     decode_pages,
@@ -109,6 +110,21 @@ def test_more_rows_are_multiplied_by_warpgroups(D, S, causal, count):
     made = compiled(decode_many_rows, 32, D, P, count, S=S, causal=causal)
     assert made.notes[0].startswith("matmuls by wgmma")
     assert not made.built.resources.spill_store_bytes and not made.built.warnings
+
+
+@pytest.mark.parametrize("D", [64, 128, 256])
+@pytest.mark.parametrize("stored, ahead", [("bf16", 1), ("fp8_e4m3", 0)])
+def test_warps_of_a_cluster_share_columns(D, stored, ahead):
+    """Each multiplies a quarter of the keys, and then of the values; no block is alone."""
+    plan = decode_plan(C, 4, 512, D, groups=8)
+    q, keys = np.zeros((C, 4, D), bf16.numpy), np.zeros((C, 512, D), as_type(stored).dtype.numpy)
+    made = tile_gpu.compiled(planned(decode_cluster, plan), q, keys, keys, None, q, None, 0.1,
+                             BN=plan.keys, P=plan.parts, ROWS=4, AHEAD=ahead, target="sm_90a")
+    resources, sass = made.built.resources, made.built.sass()
+    assert (plan.kernel, plan.parts, made.threads) == ("decode_cluster", 8, 128)
+    assert not resources.spill_store_bytes and " STL" not in sass
+    assert sass.count(" HMMA") == 2 * plan.keys * D // 128 // 4  # 16 x 8 x 16 each
+    assert sass.count("UBLKPF") >= 2 * ahead and " UCGABAR_WAIT" in sass
 
 
 def streamed(kernel, plan, q, keys, *before, lse=True, **constants):

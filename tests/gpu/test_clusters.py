@@ -181,3 +181,25 @@ def test_groups_write_to_each_others_shared_memory(groups: int, dtype: str) -> N
     around.launcher(lanes=lanes)(x, y)
     want = x.view(-1, groups, lanes).roll(loops, 1)
     assert torch.equal(y.view(want.shape), want)
+
+
+@pytest.mark.parametrize("groups", [2, 8, 16])
+def test_groups_wait_for_words_alone(groups: int) -> None:
+    """Each gets a word of each lane of all groups of its cluster."""
+    tile, lanes = ts.tile, 64
+
+    @ts.kernel(grid=lambda G: G)
+    def gathered(x: ts.Tensor["G", "L"], y: ts.Tensor["G", "P", "L"]):
+        g, lane = tile.group_id(0), tile.local_id()
+        s = tile.alloc_shared((groups, lanes), x.dtype)
+        for to in range(groups):
+            there = tile.cluster_shared(s, to, groups)
+            there[g % groups, lane] = x[g, lane]
+        tile.cluster_barrier(groups, words=groups * lanes)
+        for p in range(groups):
+            y[g, p, lane] = s[p, lane]
+
+    x = torch.rand(100 * 16, lanes, device="cuda")
+    y = torch.full((x.shape[0], groups, lanes), float("nan"), device="cuda")
+    gathered.launcher(lanes=lanes)(x, y)
+    assert torch.equal(y, x.view(-1, groups, lanes).repeat_interleave(groups, 0))

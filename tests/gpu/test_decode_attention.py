@@ -53,7 +53,8 @@ def test_a_cache_of_codes(S, n, codes, D, rng):
     f = ts.jit(lambda q, c: ts.flash_attention(q, c), target="cuda")
     with ts.config.scope(poison=True):
         got = np.asarray(ts.cast(f(q, cache), "f64"))
-    assert ("call decode_rows" in f.inspect_ir("schedule")) == (S <= 16)
+    kernel = "cluster" if S == 1 else "rows"
+    assert (f"call decode_{kernel}(" in f.inspect_ir("schedule")) == (S <= 16)
     want, size = (x.swapaxes(1, 2).reshape(got.shape) for x in truth(q, k, v, True))
     assert_close(got, want, "bf16", n=2, scale=size)
 
@@ -70,7 +71,7 @@ def test_a_cache_whose_length_is_data(S, n, room, causal, rng):
     f = ts.jit(lambda q, c: ts.flash_attention(q, c, causal=causal), target="cuda")
     with ts.config.scope(poison=True):
         got = np.asarray(ts.cast(f(q, cache), "f64"))
-    kind = "many_rows" if S * 4 > 16 or room > 4096 else "rows"
+    kind = "many_rows" if S * 4 > 16 or room > 4096 else "cluster"
     assert f"call decode_{kind}" in f.inspect_ir("schedule")
     want, size = (x.swapaxes(1, 2).reshape(got.shape) for x in truth(q, k, v, causal))
     assert_close(got, want, "bf16", n=2, scale=size)

@@ -161,6 +161,10 @@ def test_rotary_keeps_norms_and_takes_positions(rng):
     one = stdlib.rotary_embedding(x[:, 7:8], start=int(at[7]))
     np.testing.assert_array_equal(y[:, 7:8], one)
     assert isinstance(y, np.ndarray) and y.dtype == np.float32
+    for positions, want in ((at.astype(np.int64), y),
+                            (ts.arange(40) + 3, stdlib.rotary_embedding(x, start=3))):
+        got = stdlib.rotary_embedding(x, positions=positions)
+        np.testing.assert_array_equal(got, want)
 
 
 def test_masked_rows_and_empty_arrays():
@@ -197,6 +201,10 @@ def test_results_lie_where_the_arrays_do(gpu, rng):
     (lambda x: stdlib.fused_adam(x, x, x, x, 0), ts.ArgumentError, "first update is step 1|step=0"),
     (lambda x: stdlib.fused_adam(x, x[0], x, x, 1), ts.ShapeError, "g is"),
     (lambda x: stdlib.rotary_embedding(x[:, :5]), ts.ShapeError, "x is"),
+    (lambda x: stdlib.rotary_embedding(x, positions=np.ones(3, np.float32)), ts.DTypeError,
+     "positions are f32|integers"),
+    (lambda x: stdlib.rotary_embedding(x, positions=np.ones((1, 3), np.int64)), ts.ShapeError,
+     "one for each row"),
     (lambda x: stdlib.stable_softmax.with_schedule({"m": 4}), ts.ArgumentError, "ts.Schedule"),
     (lambda x: stdlib.stable_softmax.with_schedule(ts.Schedule(m=[1, 2])), ts.ArgumentError,
      "make a space"),

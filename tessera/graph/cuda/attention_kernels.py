@@ -26,10 +26,9 @@ from ...kernels.attention_in_turn import QUERIES, attention_in_turn, in_turn
 from ...kernels.attention_scores import LOG2E
 from ...kernels.decode_attention import (
     KERNELS,
+    PAGED,
     DecodePlan,
     combine_parts,
-    decode_many_pages,
-    decode_pages,
     decode_plan,
     few_queries,
     planned,
@@ -170,7 +169,8 @@ def _few_queries(q: Tensor, k: Tensor, v: Tensor, *rest: Tensor, scale: float, c
     R = prod(q.shape[:-1]) // C
     most = min(T, window + S) if window else T
     plan = decode_plan(C, R, most, max(D, E), codes=k.dtype is not q.dtype, queries=S,
-                       streamed=score is None and streams(GENERATIONS[chip], D, E))
+                       streamed=score is None and streams(GENERATIONS[chip], D, E),
+                       groups=GENERATIONS[chip].most_cluster_groups)
     count = next((F.reshape(x, (1,)) for x in rest if x.ndim == 0), None)
     spans: dict[str, Any] = {}
     for x in (x for x in rest if x.ndim):
@@ -180,15 +180,18 @@ def _few_queries(q: Tensor, k: Tensor, v: Tensor, *rest: Tensor, scale: float, c
     kernel = planned(next(x for x in KERNELS if x.__name__ == plan.kernel), plan)
     kernel(F.reshape(q, (C, R, D)), F.reshape(k, (C, T, D)), F.reshape(v, (C, T, E)),
            count, parts, lse, scale * LOG2E, S=S, BM=plan.rows, BN=plan.keys,
-           causal=causal and S > 1, window=window, cap=cap, **spans,
+           causal=causal and S > 1, window=window, cap=cap, **spans, **plan.of_cluster(R),
            score=score and score_code(score, q.shape[-3]))
     return _combined(plan, parts, lse, q, types[0], sums)
 
 
 def _parts(plan: DecodePlan, extents: tuple[int, int, int], numeric: NumericType,
            sums: bool = False) -> tuple[Tensor, Tensor | None]:
-    """Where parts and the logs of their sums are written. extents: heads of keys, rows, width."""
+    """Where parts and the logs of their sums are written, or the result of a cluster and the logs
+    of its sums. extents: heads of keys, rows, width."""
     C, R, E = extents
+    if plan.clustered:
+        return F.zeros((C, R, E), numeric), F.zeros((C, R)) if sums else None
     if plan.parts == 1 and not sums:
         return F.zeros((1, C, R, E), numeric), None
     return F.zeros((plan.parts, C, R, E), F32), F.zeros((plan.parts, C, R))
@@ -197,9 +200,11 @@ def _parts(plan: DecodePlan, extents: tuple[int, int, int], numeric: NumericType
 def _combined(plan: DecodePlan, parts: Tensor, lse: Tensor | None, q: Tensor, numeric: NumericType,
               sums: bool = False) -> tuple[Tensor, ...]:
     """The result from its parts, and the logs of sums where they are wanted."""
-    P, C, R, E = tuple(parts.shape)
-    if lse is None:
-        return (F.reshape(parts, (*q.shape[:-1], E)),)
+    E = parts.shape[-1]
+    if lse is None or plan.clustered:
+        made = (F.reshape(parts, (*q.shape[:-1], E)),)
+        return made if lse is None else (*made, F.reshape(lse, q.shape[:-1]))
+    P, C, R, _ = tuple(parts.shape)
     out, logs = F.zeros((C * R, E), numeric), F.zeros((C * R,)) if sums else None
     combine_parts(F.reshape(parts, (P, C * R, E)), F.reshape(lse, (P, C * R)), out, logs,
                   BP=plan.together)
@@ -214,12 +219,13 @@ def _few_queries_of_pages(q: Tensor, K: Tensor, V: Tensor, table: Tensor, count:
     C, R, width = B * H, prod(q.shape[:-1]) // (B * H), max(D, E)
     most = min(L * T, window + S) if window else L * T
     plan = decode_plan(C, R, most, width, codes=K.dtype is not q.dtype, page=T, queries=S,
-                       streamed=streams(GENERATIONS[chip], D, E))
+                       streamed=streams(GENERATIONS[chip], D, E),
+                       groups=GENERATIONS[chip].most_cluster_groups)
     parts, lse = _parts(plan, (C, R, E), types[0])
-    kernel = planned(decode_many_pages if plan.slots else decode_pages, plan)
+    kernel = planned(next(x for x in PAGED if x.__name__ == plan.kernel), plan)
     kernel(F.reshape(q, (C, R, D)), F.reshape(K, (N * H, T, D)), F.reshape(V, (N * H, T, E)),
            table, count, parts, lse, scale * LOG2E, heads=H, S=S, BM=plan.rows, BN=plan.keys,
-           causal=causal and S > 1, window=window, cap=cap)
+           causal=causal and S > 1, window=window, cap=cap, **plan.of_cluster(R))
     return _combined(plan, parts, lse, q, types[0])[0]
 
 

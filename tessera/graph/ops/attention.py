@@ -63,6 +63,9 @@ def attention(q: Any, k: Any, v: Any, *, causal: bool = False, scale: float | No
     take [B, H, 512, T].
     Raises ShapeError, DTypeError.
     """
+    if held := next((x for x in (k, v) if type(x) in HELD), None):
+        raise ArgumentError(f"attention takes keys and values, got a {type(held).__name__}",
+                            hint="ts.flash_attention(q, cache); or cache.K and cache.V")
     a, b, c, numeric = _operands(q, k, v)
     _check_operands(a, b, c)
     scale = 1.0 / math.sqrt(a.shape[-1]) if scale is None else float(scale)
@@ -217,8 +220,12 @@ def _check_operands(q: Tensor, k: Tensor, v: Tensor) -> None:
         raise ShapeError(f"keys and values differ in more than the last axis: {shapes}")
     if q.shape[-1] != k.shape[-1]:
         raise ShapeError(f"queries and keys differ in the last axis: {shapes}")
-    if q.ndim == 4 and (q.shape[0] != k.shape[0] or divide(q.shape[1], k.shape[1]) is None):
-        raise ShapeError(f"the number of query heads must be a multiple of the key heads: {shapes}")
+    if q.ndim == 4 and q.shape[0] != k.shape[0]:
+        raise ShapeError(f"queries of {q.shape[0]} sequences and keys of {k.shape[0]}: {shapes}",
+                         hint="[B, H, S, D] of each, with one B")
+    if q.ndim == 4 and divide(q.shape[1], k.shape[1]) is None:
+        raise ShapeError(f"the number of query heads must be a multiple of the key heads: {shapes}",
+                         hint="heads are the second axis, [B, H, S, D]")
     if q.ndim == 3 and q.shape[0] != k.shape[0]:
         raise ShapeError(f"the leading axes differ: {shapes}",
                          hint="grouped heads need 4 axes, [B, H, S, D]")

@@ -63,6 +63,7 @@ class Machine:
         self.where: SourceLine | None = None  # the line that runs
         self.loops = 0  # around it
         self.epoch = np.zeros(len(groups), np.int32)
+        self.sent = np.zeros(len(groups), np.int64)  # words from groups of its cluster
         self.copies = Copies(self)
 
     # --- values -------------------------------------------------------------------------------

@@ -135,6 +135,15 @@ class MemoryBox:
             base = base + np.asarray(self.stage, np.int64) * self.memory.size
         return base
 
+    def sent(self, active: np.ndarray) -> np.ndarray:
+        """How many elements each group gets where lanes write to another's. active: [G, L|1]"""
+        assert self.peer is not None
+        rank, many = self.peer
+        own, made = np.arange(len(active)), np.zeros(len(active), np.int64)
+        to = own - own % many + np.broadcast_to(rank, (len(active), rank.shape[1]))[:, 0]
+        np.add.at(made, to, active.sum(axis=1))
+        return made
+
     def addresses(self, groups: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """([G, *box] addresses clipped into the memory, [G, *box] whether inside)."""
         count, rank = len(groups), len(self.kept)

@@ -19,7 +19,7 @@ from tessera.tile.ir.op_record import declare
 from tessera.tile.ir.types import PEER, Buffer, Scalar, TileType
 
 KINDS = {"sum": np.add, "max": np.maximum, "min": np.minimum, "prod": np.multiply}
-SIZES = (1, 2, 4, 8)  # more groups are not portable between GPUs
+SIZES = (1, 2, 4, 8, 16)
 NAMES = {f"cluster_{kind}": f"reduce_{kind}" for kind in KINDS}  # of what each group does alone
 
 
@@ -104,16 +104,28 @@ def _barrier_rule(types: Any, attrs: Any) -> Any:
     return ()
 
 
-@declare(rule=_barrier_rule, attrs=("groups",), run=True, effect="sync", group=True, by_thread=True,
-         lower=lambda t, groups: t.ir.emit("cluster_barrier", [], groups=t.ir.constant_int(
-             groups, "groups")))
-def cluster_barrier(m: Any, op: Any, groups: Any = 2) -> None:
+def _barrier(t: OpTracer, groups: Any, words: Any = 0) -> Any:
+    return t.ir.emit("cluster_barrier", [], groups=t.ir.constant_int(groups, "groups"),
+                     words=t.ir.constant_int(words, "words"))
+
+
+@declare(rule=_barrier_rule, attrs=("groups", "words"), run=True, effect="sync", group=True,
+         by_thread=True, lower=_barrier)
+def cluster_barrier(m: Any, op: Any, groups: Any = 2, words: Any = 0) -> None:
     """All lanes of the `groups` groups of a cluster wait for each other; what they wrote before, in
-    each other's shared memory too, is visible after it."""
-    many = op.attr["groups"]
+    each other's shared memory too, is visible after it.
+
+    words: that each group gets, from all of them, since it began. Lanes wait for these alone, which
+    is sooner, and for no group that sends none. A kernel has one such barrier, in no loop.
+    """
+    many, words = op.attr["groups"], op.attr.get("words", 0)
     _require_whole(m, op, many)
-    latest = np.repeat(m.epoch.reshape(-1, many).max(axis=1), many)
     on = m.active_groups()
+    if words and (m.sent[on] != words).any():
+        got = int(m.sent[on][m.sent[on] != words][0])
+        raise KernelError(f"{op.name} waits for {words} words and a group gets {got}",
+                          where=op.where, hint="as many as all groups write to each group's memory")
+    latest = np.repeat(m.epoch.reshape(-1, many).max(axis=1), many)
     m.epoch[on] = (latest[on] // CLUSTER_EPOCH + 1) * CLUSTER_EPOCH
     if m.sanitizer is not None:
         for cluster in m.groups[on, 0].reshape(-1, many):

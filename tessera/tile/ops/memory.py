@@ -175,6 +175,8 @@ def store_element(m: Any, op: Any, place: Any, value: Any, *index: Any) -> Any:
     touch(m, op, memory, np.broadcast_to(address, shape),
            _is_lane_op(m, (*index, value)) or memory.space == "register", "write",
            np.broadcast_to(value, active.shape))
+    if place.peer is not None:
+        m.sent += place.sent(active)
     memory.write(np.broadcast_to(address, active.shape)[active],
                  np.ascontiguousarray(np.broadcast_to(value, active.shape)[active]), m.key)
 
@@ -248,9 +250,11 @@ def store_tile(m: Any, op: Any, target: Any, value: Any) -> Any:
     memory.write(address[on], np.ascontiguousarray(full[on]), m.key)
 
 
-@declare(rule=lambda types, attrs: (), run=True, effect="async", group=True, public=False)
+@declare(rule=lambda types, attrs: (), run=True, effect="async", group=True)
 def prefetch_box(m: Any, op: Any, source: Any) -> None:
-    """Asks for a box of a tensor to be brought near; has no meaning otherwise."""
+    """Asks for a box of a tensor, or what there is of it, to be brought to the L2 cache, and waits
+    for nothing. A load that comes later sees what was written meanwhile, so this may stand in front
+    of `grid_dependency_wait`, where nothing is read yet. Has no meaning otherwise."""
 
 
 @declare(rule=lambda types, attrs: (), run=True, effect="sync", public=False, layouts="any")

@@ -26,6 +26,7 @@ from tessera.tile.cuda.emit.thread_elements import narrow
 from tessera.tile.cuda.emit.warps import tag_of
 from tessera.tile.cuda.intrinsics.clusters import BARRIER_BYTES, sent_bytes
 from tessera.tile.cuda.intrinsics.reduce import padded
+from tessera.tile.ir.errors import KernelError
 from tessera.tile.ir.ir import For, Node, Op, SSAValue, regions, uses, walk
 from tessera.tile.ir.register_layout import RegisterLayout
 from tessera.tile.ops.cluster import NAMES
@@ -248,11 +249,30 @@ def _peer(e: Emitter, op: Op) -> None:
         return
     if "cluster begun" not in e.memo:
         e.memo["cluster begun"] = True
+        if _words(e):
+            at = e.memo["words"] = e.scratch(BARRIER_BYTES, 8)
+            init, fence = (e.use("cluster_init", intrinsic("clusters.init", 1)),
+                           e.use("fence_init", "use('fence_mbarrier_init')"))
+            e.top += [EmittedLine(f"{INDENT}if {e.thread} == 0: {init}({at})"),
+                      EmittedLine(f"{INDENT}{fence}()")]
         if not _exchanges(e):
             _begin(e)
     far = e.use("far_address", "use('mapa')")
     e.line(f"{made} = {far}(i32({place.base}), {narrow(e, rank)})")
+    if _words(e):
+        e.line(f"{made}_counts = {far}(i32({e.memo['words']}), {narrow(e, rank)})")
     e.places[op.outs[0].value] = replace(place, space=FAR, base=made)
+
+
+def _words(e: Emitter) -> int:
+    """That a barrier counts, for which writes to other groups are asynchronous; 0: none does."""
+    barriers = [op for op in walk(e.function.body) if isinstance(op, Op)
+                and op.name == "cluster_barrier" and op.attr["groups"] > 1]
+    words = max((op.attr.get("words", 0) for op in barriers), default=0)
+    if words and (len(barriers) > 1 or _exchanges(e)):
+        raise KernelError("a barrier that counts words beside others of the cluster",
+                          where=barriers[0].where, hint="cluster_barrier(groups), without words")
+    return words
 
 
 @emits("cluster_barrier")
@@ -260,6 +280,15 @@ def _barrier(e: Emitter, op: Op) -> None:
     if op.attr["groups"] == 1:
         return e.sync()
     e.cluster = cluster_of(e.function)
+    if words := _words(e):
+        if e.loops:
+            raise KernelError("a barrier that counts words in a loop", where=op.where,
+                              hint="cluster_barrier(groups), without words")
+        expect = e.use("expect", "use('mbarrier_arrive_expect')")
+        wait = e.use("cluster_await", "use('mbarrier_wait')")
+        e.line(f"if {e.thread} == 0: {expect}(i32({e.memo['words']}), i32({4 * words}))")
+        e.line(f"{wait}(i32({e.memo['words']}), i32(0))")
+        return None
     for name in ("cluster_arrive", "cluster_wait"):
         e.line(e.use(name, f"use({name!r})") + "()")
     return None

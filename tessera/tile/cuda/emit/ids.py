@@ -6,6 +6,7 @@ from tessera.tile.cuda.emit.emitter import Emitter
 from tessera.tile.cuda.emit.registry import emits
 from tessera.tile.ir.ir import Op, walk
 from tessera.tile.ir.op_record import OPS
+from tessera.tile.passes.cluster_groups import cluster_of
 
 
 def group_number(e: Emitter) -> str:
@@ -53,9 +54,11 @@ BAND = 8  # rows of groups that run together
 
 def in_bands(e: Emitter) -> bool:
     """Whether groups are numbered in bands: matmuls read the same rows and columns, which then
-    stay in the L2 cache. The order of groups is free where nothing asks for their linear number."""
+    stay in the L2 cache. The order of groups is free where nothing asks for their linear number,
+    and no cluster is made of those that follow each other."""
     names = {(n.name, n.attr.get("axis")) for n in walk(e.function.body) if isinstance(n, Op)}
-    return ("matmul", None) in names and not names & {("group_id", None), ("linear_id", None)}
+    return ("matmul", None) in names and cluster_of(e.function) == 1 and (
+        not names & {("group_id", None), ("linear_id", None)})
 
 
 def band_coordinate(e: Emitter, axis: int) -> str:

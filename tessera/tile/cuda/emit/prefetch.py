@@ -6,7 +6,15 @@ from __future__ import annotations
 from dataclasses import replace
 
 from tessera.tile.cuda.emit.emitter import Emitter
-from tessera.tile.cuda.emit.memory_operands import ZERO, bytes_of, element_offset, place_of, product
+from tessera.tile.cuda.emit.memory_operands import (
+    ZERO,
+    MemoryOperand,
+    bytes_of,
+    element_offset,
+    is_wide,
+    place_of,
+    product,
+)
 from tessera.tile.cuda.emit.registry import emits
 from tessera.tile.cuda.emit.tile_access import guards_of
 from tessera.tile.ir.ir import Op
@@ -20,10 +28,11 @@ FAR = 1 << 30  # an extent that no box reaches
 def _prefetch(e: Emitter, op: Op) -> None:
     place = place_of(e, op.args[0])
     last = len(place.extents) - 1
-    if place.dtype.packed or last not in place.axes or not all(
-            e.known.natural(x) for x in place.offsets):
-        e.note(f"{place.name} is not prefetched: its rows are not surely there")
+    if place.dtype.packed or last not in place.axes:
+        e.note(f"{place.name} is not prefetched: its elements have no lines of their own")
         return
+    if _in_one_piece(e, place):
+        return _prefetch_rows(e, place)
     axis, per_line = place.axes.index(last), LINE_BYTES * 8 // place.dtype.bits
     lines = -(-place.shape[axis] // per_line)
     shape = tuple(lines if a == axis else n for a, n in enumerate(place.shape))
@@ -44,7 +53,32 @@ def _prefetch(e: Emitter, op: Op) -> None:
             *bounds, inside, *([owner] if (owner := e.owner(layout)) else [])]
     text = (f"use(prefetch.box({layout.text!r}, {layout.shape}, {axis}, {guards}, "
             f"{owner is not None}))")
-    e.line(f"{e.use(f'prefetch_{place.name}', text)}({', '.join(args)})")
+    unsure = [e.name(x) for a, x in enumerate(place.offsets)
+              if (a == last or a not in place.axes) and not e.known.natural(x)]
+    there = f"if ({' | '.join(unsure)}) >= 0: " if unsure else ""  # no sign of any
+    e.line(f"{there}{e.use(f'prefetch_{place.name}', text)}({', '.join(args)})")
+
+
+def _in_one_piece(e: Emitter, place: MemoryOperand) -> bool:
+    """Whether it is whole rows one after another, of a number of 16 bytes, on a chip with copies of
+    any length, which came with clusters."""
+    last = len(place.extents) - 1
+    return (e.generation.cluster_groups > 1 and place.axes == (last - 1, last)
+            and place.space == "global" and place.name in e.facts.aligned
+            and place.extents[last] == place.shape[-1] and place.offsets[last] == ZERO
+            and place.shape[-1] * place.dtype.bits % 128 == 0
+            and not is_wide(e, place.extents[last - 1])
+            and all(map(e.known.natural, place.offsets[:-2])))
+
+
+def _prefetch_rows(e: Emitter, place: MemoryOperand) -> None:
+    """By one instruction of one thread, as many rows as there are."""
+    first = e.name(place.offsets[-2])
+    at = bytes_of(place.dtype, element_offset(e, place, [None] * len(place.extents)))
+    ask = e.use("prefetch_rows", f"use(prefetch.rows({place.shape[0]}, "
+                f"{place.shape[-1] * place.dtype.bits // 8}))")
+    asks = e.once("first_thread", f"i32({e.thread} == 0)")
+    e.line(f"{ask}({place.base} + {at}, i32({first}), i32({place.extents[-2]} - {first}), {asks})")
 
 
 @emits("arrive")

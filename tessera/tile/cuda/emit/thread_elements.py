@@ -11,7 +11,7 @@ from math import prod
 
 from tessera.numerics import DType
 from tessera.tile.cuda.emit.emitter import Emitter, intrinsic
-from tessera.tile.cuda.emit.memory_operands import MemoryOperand, bytes_of, place_of
+from tessera.tile.cuda.emit.memory_operands import FAR, MemoryOperand, bytes_of, place_of
 from tessera.tile.cuda.emit.random import drawn
 from tessera.tile.cuda.emit.registry import emits
 from tessera.tile.cuda.emit.reports import report
@@ -254,6 +254,10 @@ def _store(e: Emitter, op: Op) -> None:
         ok = conditions(e, first_lane(e), ok)
     at = flat(e, place.extents, index) if place.dtype.packed else address(e, place, index)
     watch_element(e, place, at, value, ok)
+    if place.space == FAR and "words" in e.memo:
+        send = e.use("send_word", intrinsic("clusters.send_word", place.dtype.name))
+        e.line(f"{send}({at}, {e.name(value)}, {place.base}_counts, {ok or 'i32(1)'})")
+        return
     options, random = rounding(e, place, index)
     name = "thread_elements.store_packed" if place.dtype.packed else "thread_elements.store"
     call = e.use(f"store_{place.name}", intrinsic(name, place.space, place.dtype.name,

@@ -6,9 +6,11 @@ import functools
 from math import prod
 from typing import Any
 
+from tessera.numerics import find_dtype
 from tessera.tile.cuda.builder import Builder
 from tessera.tile.cuda.instruction import InstructionForm, Operand, Operation
 from tessera.tile.cuda.instruction_names import find_instruction
+from tessera.tile.cuda.intrinsics.formats import kind_of
 from tessera.tile.cuda.intrinsics.reduce import flat, kind_of_tag, padded
 from tessera.tile.ir.register_layout import RegisterLayout
 
@@ -49,6 +51,20 @@ def send(tag: str, layout: str, shape: tuple[int, ...], groups: int) -> Operatio
                             Operand("barrier", "i32"), Operand("first", "i32"),
                             Operand("if", "i32")), (), body)
     return Operation("cluster_send", 5, lambda *_: form)
+
+
+@functools.cache
+def send_word(dtype: str) -> Operation:
+    """(address in another group's memory, element, its barrier that counts, condition)"""
+    kind = kind_of(find_dtype(dtype))
+
+    def body(b: Builder, at: Any, x: Any, barrier: Any, condition: Any) -> None:
+        with b.when(b.true(condition)):
+            b.call(find_instruction("st_async_b32"), at, _words(b, x, kind)[0], barrier)
+
+    form = InstructionForm((Operand("at", "i32"), Operand("x", kind), Operand("barrier", "i32"),
+                            Operand("if", "i32")), (), body)
+    return Operation("send_word", 4, lambda *_: form)
 
 
 def _words(b: Builder, x: Any, kind: str) -> list[Any]:

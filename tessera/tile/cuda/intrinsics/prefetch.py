@@ -41,6 +41,21 @@ def box(layout: str, shape: tuple[int, ...], axis: int, guards: tuple[str, ...],
 
 
 @functools.cache
+def rows(many: int, row_bytes: int) -> Operation:
+    """(address, first row, rows left from it on, whether this thread asks)"""
+    args = (Operand("at", "i64"), *(Operand(n, "i32") for n in ("first", "left", "asks")))
+    record = find_instruction("bulk_prefetch")
+
+    def body(b: Any, at: Any, first: Any, left: Any, asks: Any) -> None:
+        some = b.and_(b.compare(">=", first, b.i32(0)), b.compare(">", left, b.i32(0)))
+        count = b.select(b.compare("<", left, b.i32(many)), left, b.i32(many))
+        with b.when(b.and_(b.true(asks), some)):
+            b.call(record, at, b.mul(count, b.i32(row_bytes)))
+
+    return operation("prefetch_rows", args, (), body)
+
+
+@functools.cache
 def arrive(layout: str, shape: tuple[int, ...], dtype: str) -> Operation:
     """(fragment, address): a store of the first element of each access that never happens, as the
     assembler cannot know, and would not matter."""

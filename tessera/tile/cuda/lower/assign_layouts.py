@@ -188,7 +188,8 @@ class _Chooser:
         rows, columns = op.outs[0].type.shape  # type: ignore[union-attr]
         shape = (rows, columns)
         warps = max(1, self.hint.threads // 32)
-        down, across = (warps, 1) if self.hint.down_only else split_warps(shape, warps)
+        down, across = (warps, 1) if self.hint.down_only and 16 * warps <= rows else (
+            split_warps(shape, warps))
         return accumulator(shape, warps_over(shape, down, across))
 
     def in_memory(self, value: SSAValue, bits: int, vector: int | None = None) -> RegisterLayout:

@@ -100,6 +100,8 @@ def bulk_load(*, hint: bool = False) -> Instruction:
         isa="9.7.9 cp.async.bulk", cc="90")
 
 
+Instruction("bulk_prefetch", "at:i64, bytes:i32", "cp.async.bulk.prefetch.L2.global [$at], $bytes;",
+            isa="9.7.9 cp.async.bulk.prefetch", cc="90")
 Instruction("bulk_store", "to:i64, at:i32, bytes:i32",
             "cp.async.bulk.global.shared::cta.bulk_group [$to], [$at], $bytes;",
             isa="9.7.9 cp.async.bulk", cc="90")
