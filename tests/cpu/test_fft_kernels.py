@@ -103,7 +103,7 @@ def test_long_columns_are_two_launches(rng: Any) -> None:
 @pytest.mark.parametrize("shape", [(2, 128, 128), (3, 2, 256, 128), (1024, 256), (70, 128, 256)])
 def test_planes_are_one_launch(shape: tuple, axes: tuple, rng: Any) -> None:
     re, im, z = pair(rng, *shape)
-    made, (a, b) = ran(lambda re, im: ts.fft2((re, im), axes), re, im)
+    made, (a, b) = ran(lambda re, im: ts.fft2((re, im), axes=axes), re, im)
     assert calls(made) == ["fft_passes"] and len(made.plan.groups) == 1
     check(a + 1j * b, np.fft.fft2(z), shape[-1] * shape[-2])
 
@@ -117,7 +117,7 @@ def test_planes_back(rng: Any) -> None:
 
 @pytest.mark.parametrize(("shape", "fn"), [
     ((2, 16, 64), lambda re, im: ts.fft2((re, im))),                          # small ones
-    ((128, 3, 128), lambda re, im: ts.fft2((re, im), (0, 2))),                # not side by side
+    ((128, 3, 128), lambda re, im: ts.fft2((re, im), axes=(0, 2))),           # not side by side
     ((128, 128), lambda re, im: ts.ifft(ts.fft((re, im)), axis=0)),           # one there, one back
     ((128, 128), lambda re, im: ts.fft(ts.fft((re, im))[::-1], axis=0)),      # parts exchanged
     ((128, 128), lambda re, im: (lambda y: (*ts.fft(y, axis=0), y[1]))(ts.fft((re, im)))),
