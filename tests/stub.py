@@ -28,13 +28,23 @@ def render() -> str:
     ]
     aliases = [line for line in imports if " import " not in line]
     imports = [line for line in imports if " import " in line]
-    functions = [declaration(name) for name in sorted(PUBLIC)]
+    functions = [declared(name) for name in sorted(PUBLIC)]
     lines = [HEAD.rstrip(), "from collections.abc import Callable, Sequence",
              "from contextlib import AbstractContextManager",
              "from typing import Any", "", *imports,
              "from .tensor import TensorType as TensorType", "", "INF: float", "__version__: str",
              *aliases, ""]
     return "\n".join(lines + functions) + "\n"
+
+
+def declared(name: str) -> str:
+    """A function; one that has others as its attributes is the object of a class."""
+    others = [n for n in sorted(vars(PUBLIC[name])) if n in PUBLIC]
+    if not others:
+        return declaration(name)
+    call = declaration(name).replace(f"def {name}(", "def __call__(self, ")
+    methods = [line for n in others for line in ("@staticmethod", declaration(n))]
+    return "\n    ".join([f"class _{name}:", call, *methods]) + f"\n{name}: _{name}"
 
 
 def declaration(name: str) -> str:

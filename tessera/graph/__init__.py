@@ -17,6 +17,7 @@ from .ops import (
     einsum,
     elementwise,
     factorizations,
+    fourier,
     gather,
     histogram,
     index,
@@ -56,9 +57,9 @@ install()
 
 __all__ = [
     "attention", "channel_norms", "conv", "convert", "cosine", "create", "cumulative", "deps",
-    "determinants", "distances", "einsum", "elementwise", "factorizations", "gather",
+    "determinants", "distances", "einsum", "elementwise", "factorizations", "fourier", "gather",
     "histogram", "index", "join", "linalg", "logic", "loss", "lu", "maths", "matrix_functions",
-    "matrix_norms", "nn", "norms", "numpy_calls", "ops", "pool", "products", "quantiles",
-    "random", "reduce", "resize", "safe", "scaled", "scaled_matmul", "scatter", "segments",
-    "sets", "shape", "softmax", "sort", "sparse", "special", "spectral", "stop_gradient",
+    "matrix_norms", "nn", "norms", "numpy_calls", "ops", "pool", "products", "quantiles", "random",
+    "reduce", "resize", "safe", "scaled", "scaled_matmul", "scatter", "segments", "sets", "shape",
+    "softmax", "sort", "sparse", "special", "spectral", "stop_gradient",
 ]

@@ -103,6 +103,24 @@ if TYPE_CHECKING:
     from .ops.factorizations import eigh as eigh
     from .ops.factorizations import qr as qr
     from .ops.factorizations import svd as svd
+    from .ops.fourier import fft as fft
+    from .ops.fourier import fft2 as fft2
+    from .ops.fourier import fftfreq as fftfreq
+    from .ops.fourier import fftn as fftn
+    from .ops.fourier import fftshift as fftshift
+    from .ops.fourier import hfft as hfft
+    from .ops.fourier import ifft as ifft
+    from .ops.fourier import ifft2 as ifft2
+    from .ops.fourier import ifftn as ifftn
+    from .ops.fourier import ifftshift as ifftshift
+    from .ops.fourier import ihfft as ihfft
+    from .ops.fourier import irfft as irfft
+    from .ops.fourier import irfft2 as irfft2
+    from .ops.fourier import irfftn as irfftn
+    from .ops.fourier import rfft as rfft
+    from .ops.fourier import rfft2 as rfft2
+    from .ops.fourier import rfftfreq as rfftfreq
+    from .ops.fourier import rfftn as rfftn
     from .ops.gather import embedding as embedding
     from .ops.gather import gather_axes as gather_axes
     from .ops.gather import one_hot as one_hot
@@ -248,14 +266,6 @@ if TYPE_CHECKING:
     from .ops.special import erfinv as erfinv
     from .ops.special import lgamma as lgamma
     from .ops.special import polygamma as polygamma
-    from .ops.spectral import fft as fft
-    from .ops.spectral import fft2 as fft2
-    from .ops.spectral import fftshift as fftshift
-    from .ops.spectral import ifft as ifft
-    from .ops.spectral import ifft2 as ifft2
-    from .ops.spectral import ifftshift as ifftshift
-    from .ops.spectral import irfft as irfft
-    from .ops.spectral import rfft as rfft
     from .ops.spectral import roll as roll
     from .ops.stop_gradient import stop_gradient as stop_gradient
 

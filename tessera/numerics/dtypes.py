@@ -243,6 +243,8 @@ def dtype_of_numpy(numpy: Any) -> DType:
     native = np.dtype(numpy).newbyteorder("=")
     found = _BY_NUMPY.get(native)
     if found is None:
-        known = ", ".join(str(t) for t in _BY_NUMPY)
-        raise DTypeError(f"NumPy type {native} has no Tessera dtype", hint=f"accepted: {known}")
+        known = "accepted: " + ", ".join(str(t) for t in _BY_NUMPY)
+        pair = "complex numbers are a pair of tensors: (x.real, x.imag)"
+        raise DTypeError(f"NumPy type {native} has no Tessera dtype",
+                         hint=pair if native.kind == "c" else known)
     return found

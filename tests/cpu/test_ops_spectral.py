@@ -72,10 +72,88 @@ def test_rfft_and_irfft(n: int, dtype: type, norm: str, rng: np.random.Generator
 @NORMS
 def test_fft2_and_ifft2(axes: tuple, norm: str, rng: np.random.Generator) -> None:
     pair, z = parts(rng, 4, 5, 6)
-    got = ts.fft2(pair, axes, norm)
+    got = ts.fft2(pair, None, axes, norm)
     assert_pair(got, np.fft.fft2(z, axes=axes, norm=norm))
-    assert_pair(ts.ifft2(got, axes, norm), z)
-    assert_pair(ts.fft2(pair[0], axes, norm), np.fft.fft2(z.real, axes=axes, norm=norm))
+    assert_pair(ts.ifft2(got, None, axes, norm), z)
+    assert_pair(ts.fft2(pair[0], None, axes, norm), np.fft.fft2(z.real, axes=axes, norm=norm))
+
+
+def drawn_arguments(rng: np.random.Generator, name: str, ndim: int) -> dict[str, Any]:
+    """Of a function of numpy.fft, its points and axes there or not."""
+    given: dict[str, Any] = {"norm": rng.choice([None, "backward", "ortho", "forward"])}
+    if not name.endswith(("2", "n")):
+        given |= {"axis": int(rng.integers(-ndim, ndim))} if rng.random() < 0.6 else {}
+        return given | ({"n": int(rng.integers(1, 12))} if rng.random() < 0.5 else {})
+    count = 2 if name.endswith("2") else int(rng.integers(1, ndim + 1))
+    if rng.random() < 0.6:
+        places = rng.permutation(ndim)[:count]
+        given["axes"] = [int(a) - ndim * int(rng.integers(2)) for a in places]
+    if rng.random() < 0.5 and (name[-1] == "2" or "axes" in given):
+        given["s"] = [int(rng.choice([1, 2, 3, 8, 9, -1])) for _ in range(count)]
+    return given
+
+
+REAL = ("rfft", "ihfft", "rfft2", "rfftn")
+
+
+@pytest.mark.parametrize("name", ["fft", "ifft", "rfft", "irfft", "hfft", "ihfft", "fft2", "ifft2",
+                                  "rfft2", "irfft2", "fftn", "ifftn", "rfftn", "irfftn"])
+def test_arguments_are_those_of_numpy(name: str, rng: np.random.Generator) -> None:
+    """Random shapes and arguments, with NumPy's names; the same ones are refused."""
+    ours, oracle = getattr(ts.fft, name), getattr(np.fft, name)
+    for _ in range(60):
+        shape = rng.integers(1, 9, rng.integers(2, 5))
+        pair, z = parts(rng, *shape)
+        real = name in REAL or rng.random() < 0.3
+        x, z = (pair[0], z.real) if real else (pair, z)
+        given = drawn_arguments(rng, name, len(shape))
+        try:
+            want = oracle(z, **given)
+        except ValueError:
+            with pytest.raises(ArgumentError):
+                ours(x, **given)
+            continue
+        got = ours(x, **given)
+        assert isinstance(got, tuple) == np.iscomplexobj(want)
+        value = joined(got) if isinstance(got, tuple) else np.asarray(got)
+        np.testing.assert_allclose(value, want, rtol=0, atol=1e-12 * max(1, np.abs(want).max()))
+
+
+def test_positions_of_arguments_are_those_of_numpy(rng: np.random.Generator) -> None:
+    x = rng.standard_normal((3, 4, 5))
+    for name in ("fft2", "ifft2", "rfft2", "fftn", "ifftn", "rfftn"):
+        args = ((2, 6), (0, 1), "ortho")
+        assert_pair(getattr(ts, name)(x, *args), getattr(np.fft, name)(x, *args))
+    for name in ("irfft2", "irfftn"):
+        assert_close(getattr(ts, name)(x, (2, 6), (0, 1), "ortho"),
+                     getattr(np.fft, name)(x, (2, 6), (0, 1), "ortho"), n=32)
+
+
+@pytest.mark.parametrize("n", [1, 2, 7, 8])
+def test_fftfreq_and_rfftfreq(n: int) -> None:
+    for ours, oracle in ((ts.fftfreq, np.fft.fftfreq), (ts.fft.rfftfreq, np.fft.rfftfreq)):
+        np.testing.assert_array_equal(ours(n, 0.3, "f64"), oracle(n, 0.3))
+        np.testing.assert_array_equal(ours(n, d=1e-3), oracle(n, 1e-3).astype(np.float32))
+        assert ours(n).dtype is ts.f32
+    for wrong in (0, -2, 2.0, True):
+        with pytest.raises(ArgumentError, match="positive number of points"):
+            ts.fftfreq(wrong)
+    with pytest.raises(ArgumentError, match="0 apart"):
+        ts.rfftfreq(4, 0.0)
+
+
+def test_the_names_of_numpy_are_attributes_of_fft() -> None:
+    names = [n for n in np.fft.__all__ if hasattr(ts, n)]
+    assert len(names) == 18 == len(np.fft.__all__)
+    assert all(getattr(ts.fft, n) is getattr(ts, n) for n in names)
+    re, im = ts.jit(lambda x: ts.fft.rfft(x))(np.ones(4, np.float32))
+    assert re.tolist() == [4, 0, 0] and im.tolist() == [0, 0, 0]
+
+
+def test_the_conjugate_of_unsigned_parts() -> None:
+    z = np.array([3, 1, 2], np.uint8), np.array([0, 4, 5], np.uint8)
+    assert_close(ts.hfft(z), np.fft.hfft(z[0] + 1j * z[1]).astype(np.float32), dtype=np.float32,
+                 n=16)
 
 
 @pytest.mark.parametrize("n", [1, 4, 5, 9])
@@ -141,6 +219,10 @@ def test_derivatives_of_the_public_functions(n: int, rng: np.random.Generator) -
     assert_derivatives(lambda a: power(ts.ifft(a)), rng, re)
     assert_derivatives(lambda a, b: power(ts.fft2((a, b))), rng, re, im)
     assert_derivatives(lambda a: power(ts.rfft(a)), rng, re)
+    assert_derivatives(lambda a: power(ts.rfftn(a, (2, n + 1))), rng, re)
+    assert_derivatives(lambda a, b: ts.irfftn((a, b), (2, n + 1)) ** 2, rng, re, im)
+    assert_derivatives(lambda a, b: ts.hfft((a, b), n + 1) ** 2, rng, re, im)
+    assert_derivatives(lambda a: power(ts.ihfft(a)), rng, re)
     assert_derivatives(lambda a, b: ts.irfft((a, b), 2 * n - 1) ** 2, rng, re, im)
     assert_derivatives(lambda a: ts.dct(a) ** 2 + ts.idct(a, 3) ** 2 + ts.dct(a, 3), rng, re)
 
@@ -211,8 +293,20 @@ def test_errors() -> None:
     with pytest.raises(ArgumentError, match="norm 'unitary'"):
         ts.fft(x, norm="unitary")
     for n in (0, -1, 2.0, True):
-        with pytest.raises(ArgumentError, match="n="):
-            ts.fft(x, n)
+        for name in ("fft", "ifft", "rfft", "irfft", "hfft", "ihfft"):
+            with pytest.raises(ArgumentError, match="n="):
+                getattr(ts.fft, name)(x, n)
+    with pytest.raises(DTypeError, match=r"a pair of tensors: .x.real, x.imag."):
+        ts.fft(np.ones(3) * 1j)
+    with pytest.raises(ArgumentError, match="s=.2,. for 2 axes"):
+        ts.fftn(x, (2,), (0, 1))
+    for s in (2, "ab"):
+        with pytest.raises(ArgumentError):
+            ts.fftn(x, s)
+    with pytest.raises(ArgumentError, match="axes=1"):
+        ts.ifftn(x, axes=1)
+    with pytest.raises(ArgumentError, match="at least one axis"):
+        ts.irfftn(x, axes=())
     with pytest.raises(ArgumentError, match="irfft to n=0 elements"):
         ts.irfft(ts.ones((1,)))
     with pytest.raises(ArgumentError, match="type=1"):
@@ -221,10 +315,10 @@ def test_errors() -> None:
         ts.idct(x, norm="forward")
     for axes in ((0,), 0):
         with pytest.raises(ArgumentError, match="two axes are needed"):
-            ts.fft2(x, axes)
+            ts.fft2(x, axes=axes)
     for axes in ((1, 1), (1, -1)):
         with pytest.raises(AxisError, match="names an axis twice"):
-            ts.ifft2(x, axes)
+            ts.ifft2(x, axes=axes)
     with pytest.raises(AxisError):
         ts.fft(x, axis=2)
     with pytest.raises(ArgumentError, match="2 shifts for 1 axes"):

@@ -115,7 +115,7 @@ def test_sizes_of_fft2(rng: np.random.Generator) -> None:
     for s, axes in (((3, 8), (-2, -1)), ((7, 2), (2, 0)), (None, (0, 1)), ((4, 9), (-2, -1))):
         for ours, theirs in ((ts.fft2, np.fft.fft2), (ts.ifft2, np.fft.ifft2)):
             for run in (lambda f: f, ts.jit):
-                re, im = run(lambda x, f=ours, s=s, axes=axes: f(x, axes, "ortho", s=s))(a)
+                re, im = run(lambda x, f=ours, s=s, axes=axes: f(x, s, axes, "ortho"))(a)
                 want = theirs(a, s, axes, "ortho")
                 assert_close(re, want.real, n=45)
                 assert_close(im, want.imag, n=45)

@@ -1,8 +1,7 @@
-"""Fourier transforms along an axis; the rest is batch.
+"""Fourier transforms along an axis; the rest is batch. Their public functions are in fourier.py.
 
-There is no complex numeric type: a complex tensor is a pair (real, imaginary) of equal tensors.
-Functions take a pair (a tuple) or a real tensor and give a pair; irfft gives one tensor. All ops
-are linear, and each one's adjoint is another of them.
+There is no complex numeric type: a complex tensor is a pair (real, imaginary) of equal tensors. All
+ops are linear, and each one's adjoint is another of them.
 """
 
 from __future__ import annotations
@@ -14,14 +13,12 @@ import numpy as np
 
 from ...dims import show_shape
 from ...errors import ArgumentError, DTypeError, ShapeError
-from ...numerics import NumericType
 from ...tensor import Tensor
 from .. import flops
 from .. import functions as F
 from ..op import OPS, Aval, GraphOp, VendorLibrary, sample
-from ..operand import axes_tuple, axis_index, plain, public, store
+from ..operand import axes_tuple, axis_index, plain, public
 from ..trace import apply
-from .linalg import floats
 
 # The factor stands before the forward transform, the inverse one, or its root before both.
 ADJOINT_NORM = {"backward": "forward", "forward": "backward", "ortho": "ortho"}
@@ -33,7 +30,7 @@ def need_points(x: Aval, axis: int) -> None:
         raise ShapeError(f"no points to transform along axis {axis} of {show_shape(x.shape)}")
 
 
-def _need_pair(re: Aval, im: Aval) -> None:
+def need_pair(re: Aval, im: Aval) -> None:
     if re.shape != im.shape:
         raise ShapeError(f"real part {show_shape(re.shape)} and imaginary part "
                          f"{show_shape(im.shape)} differ")
@@ -57,7 +54,7 @@ def line_letters(x: Aval, axis: int, operands: int, results: int) -> str:
     return ",".join([names] * operands) + "->" + ",".join([names] * results)
 
 
-def _both(re: Tensor | None, im: Tensor | None) -> tuple[Tensor, Tensor]:
+def both_parts(re: Tensor | None, im: Tensor | None) -> tuple[Tensor, Tensor]:
     """Parts, of which one may be None for zero."""
     some = re if re is not None else im
     assert some is not None
@@ -76,7 +73,7 @@ def line_batch(name: str) -> Callable[..., tuple]:
 
 # --- complex to complex -----------------------------------------------------------------------
 def _fft_shape(re: Aval, im: Aval, axis: int, inverse: bool, norm: str) -> tuple[Aval, Aval]:
-    _need_pair(re, im)
+    need_pair(re, im)
     need_points(re, axis)
     return re, im
 
@@ -110,9 +107,9 @@ FFT = GraphOp(
     ref=_fft_ref,
     library=VendorLibrary("cuFFT", _fft_in),
     vjp=lambda g, y, re, im, axis, inverse, norm: apply(
-        FFT, *_both(*g), axis=axis, inverse=not inverse, norm=ADJOINT_NORM[norm]
+        FFT, *both_parts(*g), axis=axis, inverse=not inverse, norm=ADJOINT_NORM[norm]
     ),
-    jvp=lambda ts, y, re, im, **a: apply(FFT, *_both(*ts), **a),
+    jvp=lambda ts, y, re, im, **a: apply(FFT, *both_parts(*ts), **a),
     batch=line_batch("fft"),
     axes=lambda re, im, axis, **a: line_letters(re, axis, 2, 2),
     multi=True,
@@ -147,7 +144,7 @@ def _rfft_shape(x: Aval, axis: int, norm: str) -> tuple[Aval, Aval]:
 
 
 def _rfft_vjp(g: tuple, y: tuple, x: Tensor, axis: int, norm: str) -> tuple:
-    re, im = _both(*g)
+    re, im = both_parts(*g)
     w = _half_weights(int(x.shape[axis]), axis, re, 0.5)
     return (apply(IRFFT, re * w, im * w, axis=axis, n=int(x.shape[axis]),
                   norm=ADJOINT_NORM[norm]),)
@@ -171,7 +168,7 @@ RFFT = GraphOp(
 
 
 def _irfft_shape(re: Aval, im: Aval, axis: int, n: int, norm: str) -> Aval:
-    _need_pair(re, im)
+    need_pair(re, im)
     if n < 1 or re.shape[axis] != n // 2 + 1:
         raise ShapeError(f"{n} real elements have {n // 2 + 1} frequencies, got "
                          f"{re.shape[axis]} along axis {axis} of {show_shape(re.shape)}")
@@ -191,7 +188,7 @@ IRFFT = GraphOp(
     library=VendorLibrary("cuFFT", lambda module, re, im, axis, n, norm: module.fft.irfft(
         _joined(module, re, im), n, axis, norm)),
     vjp=_irfft_vjp,
-    jvp=lambda ts, y, re, im, **a: apply(IRFFT, *_both(*ts), **a),
+    jvp=lambda ts, y, re, im, **a: apply(IRFFT, *both_parts(*ts), **a),
     batch=line_batch("irfft"),
     axes=lambda re, im, axis, **a: line_letters(re, axis, 2, 1),
     samples=(
@@ -208,7 +205,7 @@ IRFFT = GraphOp(
 
 # --- between both ------------------------------------------------------------------------------
 def _filter_shape(x: Aval, re: Aval, im: Aval, norm: str, back: str) -> Aval:
-    _need_pair(re, im)
+    need_pair(re, im)
     half = (*x.shape[:-1], x.shape[-1] // 2 + 1)
     if re.ndim > len(half) or half[len(half) - re.ndim:] != re.shape:
         raise ShapeError(f"factors {show_shape(re.shape)} for frequencies {show_shape(half)}")
@@ -241,7 +238,7 @@ FILTER = GraphOp(
 
 # --- two axes as one op -----------------------------------------------------------------------
 def _planes_shape(re: Aval, im: Aval, inverse: bool, norm: str) -> tuple[Aval, Aval]:
-    _need_pair(re, im)
+    need_pair(re, im)
     need_points(re, -2)
     need_points(re, -1)
     return re, im
@@ -269,120 +266,6 @@ FFT_PLANES = GraphOp(
     flops=flops.fft_planes,
     doc="fft along the last two axes; real and imaginary parts apart",
 )
-
-
-# --- public functions: Fourier ----------------------------------------------------------------
-def _operand(x: Any) -> tuple[Tensor, Tensor | None, NumericType]:
-    """(real part, imaginary part or None, type of the result) of a tensor or a pair."""
-    if not isinstance(x, tuple):
-        (re,), numeric = floats(x)
-        return re, None, numeric
-    if len(x) != 2:
-        raise ArgumentError(f"a complex tensor is a pair (real, imaginary), got {len(x)} parts")
-    (re, im), numeric = floats(*x)
-    _need_pair(Aval(re.shape, re.type), Aval(im.shape, im.type))
-    return re, im, numeric
-
-
-def _check_norm(norm: str) -> str:
-    if norm not in ADJOINT_NORM:
-        raise ArgumentError(f"norm {norm!r}", hint='"backward", "ortho" or "forward"')
-    return norm
-
-
-def _resized(x: Tensor, n: int | None, axis: int) -> Tensor:
-    """x with n elements along the axis: zeros added, or elements left out, at its end."""
-    if n is None or x.shape[axis] == n:
-        return x
-    if isinstance(n, bool) or not isinstance(n, int | np.integer) or n < 1:
-        raise ArgumentError(f"a transform has a positive number of points, got n={n!r}")
-    width = [(0, 0)] * x.ndim
-    width[axis] = (0, int(n) - x.shape[axis])
-    return F.pad(x, width)
-
-
-def _transform(x: Any, points: Any, axes: Any, norm: str, inverse: bool) -> tuple[Tensor, Tensor]:
-    """points: of each axis, in the order given, or None"""
-    re, im, numeric = _operand(x)
-    pair = _both(re, im)
-    if points is not None and (not isinstance(points, tuple | list) or len(points) != len(axes)):
-        raise ArgumentError(f"s={points!r}", hint="a number of points for each of the two axes")
-    axes_tuple(axes, re.ndim)  # refuses an axis that is named twice
-    for a, n in zip(axes, points or (None,) * len(axes), strict=True):
-        a = axis_index(a, re.ndim)
-        pair = apply(FFT, _resized(pair[0], n, a), _resized(pair[1], n, a), axis=a,
-                     inverse=inverse, norm=_check_norm(norm))
-    return store(pair[0], numeric), store(pair[1], numeric)
-
-
-def _two_axes(axes: Any) -> tuple:
-    if not isinstance(axes, tuple | list) or len(axes) != 2:
-        raise ArgumentError(f"two axes are needed, got axes={axes!r}")
-    return tuple(axes)
-
-
-@public
-def fft(x: Any, n: int | None = None, axis: int = -1,
-        norm: str = "backward") -> tuple[Tensor, Tensor]:
-    """y_k = sum_j x_j exp(-2 pi i j k / n) along an axis, as a pair (real, imaginary).
-
-    x: [..., N] real, or a pair   n: points, N when None: x is cut or followed by zeros
-    norm: 1/n stands before the inverse ("backward") or this ("forward"), 1/sqrt(n) before both
-    ("ortho"). f32 is computed in f32. Raises ShapeError, ArgumentError, AxisError.
-    """
-    return _transform(x, (n,), (axis,), norm, inverse=False)
-
-
-@public
-def ifft(x: Any, n: int | None = None, axis: int = -1,
-         norm: str = "backward") -> tuple[Tensor, Tensor]:
-    """The inverse of ts.fft, as a pair; its arguments."""
-    return _transform(x, (n,), (axis,), norm, inverse=True)
-
-
-@public
-def fft2(x: Any, axes: Any = (-2, -1), norm: str = "backward", *,
-         s: Any = None) -> tuple[Tensor, Tensor]:
-    """ts.fft along two axes. s: points along each, the extents when None, as n of ts.fft."""
-    return _transform(x, s, _two_axes(axes), norm, inverse=False)
-
-
-@public
-def ifft2(x: Any, axes: Any = (-2, -1), norm: str = "backward", *,
-          s: Any = None) -> tuple[Tensor, Tensor]:
-    """The inverse of ts.fft2; its arguments."""
-    return _transform(x, s, _two_axes(axes), norm, inverse=True)
-
-
-@public
-def rfft(x: Any, n: int | None = None, axis: int = -1,
-         norm: str = "backward") -> tuple[Tensor, Tensor]:
-    """The frequencies 0..n/2 of a real tensor along an axis: the first n//2 + 1 of ts.fft.
-
-    x: [..., N] real   y: a pair of [..., n//2 + 1]   Raises ArgumentError for a pair.
-    """
-    re, im, numeric = _operand(x)
-    if im is not None:
-        raise ArgumentError("rfft takes a real tensor, got a pair", hint="ts.fft takes pairs")
-    a = axis_index(axis, re.ndim)
-    re, im = apply(RFFT, _resized(re, n, a), axis=a, norm=_check_norm(norm))
-    return store(re, numeric), store(im, numeric)
-
-
-@public
-def irfft(x: Any, n: int | None = None, axis: int = -1, norm: str = "backward") -> Tensor:
-    """The n real elements of which ts.rfft gives x; n = 2 (M - 1) when None.
-
-    x: [..., M], a pair or a real tensor   y: [..., n]
-    """
-    re, im, numeric = _operand(x)
-    a = axis_index(axis, re.ndim)
-    n = 2 * (re.shape[a] - 1) if n is None else n
-    if isinstance(n, bool) or not isinstance(n, int | np.integer) or n < 1:
-        raise ArgumentError(f"irfft to n={n!r} elements", hint="n counts the real elements: "
-                            "2 (M - 1) or 2 M - 1 for M frequencies")
-    pair = (_resized(part, int(n) // 2 + 1, a) for part in _both(re, im))
-    return store(apply(IRFFT, *pair, axis=a, n=int(n), norm=_check_norm(norm)), numeric)
 
 
 # --- public functions: order ------------------------------------------------------------------
@@ -416,29 +299,3 @@ def _rolled(x: Tensor, by: int, axis: int) -> Tensor:
     cut = n - by % n
     return F.concatenate([x[(*before, slice(cut, None))], x[(*before, slice(cut))]],
                                  axis=axis)
-
-
-def _shifted(x: Any, axes: Any, back: bool) -> Any:
-    """Halves exchanged; of a pair, those of both parts."""
-    if isinstance(x, tuple):
-        re, im, numeric = _operand(x)
-        return tuple(store(_shifted(part, axes, back), numeric) for part in _both(re, im))
-    x = plain(x)
-    places = axes_tuple(axes, x.ndim)
-    halves = [x.shape[a] // 2 for a in places]
-    return roll(x, [-h for h in halves] if back else halves, places)
-
-
-@public
-def fftshift(x: Any, axes: Any = None) -> Any:
-    """Frequencies in rising order: 0 moves from the start of each axis to its middle.
-
-    x: a tensor, or a pair, which gives a pair   axes: all when None
-    """
-    return _shifted(x, axes, back=False)
-
-
-@public
-def ifftshift(x: Any, axes: Any = None) -> Any:
-    """The inverse of ts.fftshift: they differ for odd extents."""
-    return _shifted(x, axes, back=True)
