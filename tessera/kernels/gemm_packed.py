@@ -55,7 +55,7 @@ TAKES = ("bf16", "f16", "fp8_e4m3")  # of x: all numbers of weights are numbers 
 GROUPS = 128  # that a GPU should have to read from memory at its speed
 MOST_ROWS = 64  # of x, in a group
 RESIDENT_ROWS = 16  # of x of 8 bits, up to which two groups share a multiprocessor
-AHEAD = 4  # iterations whose weights come to L2 early, where no group has begun by then
+AHEAD = 4  # steps whose weights of 4 bits come early, where no group has begun by then
 FEW_ROWS = 16  # of 8 bits, which warps multiply by themselves; more become f16 for warpgroups
 
 
@@ -172,4 +172,4 @@ def blocks(M: int, N: int, K: int, x: NumericType, w: NumericType) -> PackedBloc
     depth = 1024 if few else 512 if rows <= 32 or meet(x, w) else 256
     resident = 2 if meet(x, w) and rows <= RESIDENT_ROWS else 1
     return PackedBlocks(rows, columns, min(depth, most), resident, M <= rows,
-                        AHEAD if resident == 1 else 0)
+                        AHEAD if resident == 1 and w.dtype.bits == 4 else 0)
