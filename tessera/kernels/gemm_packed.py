@@ -55,6 +55,7 @@ TAKES = ("bf16", "f16", "fp8_e4m3")  # of x: all numbers of weights are numbers 
 GROUPS = 128  # that a GPU should have to read from memory at its speed
 MOST_ROWS = 64  # of x, in a group
 RESIDENT_ROWS = 16  # of x of 8 bits, up to which two groups share a multiprocessor
+AHEAD = 4  # steps whose weights of 4 bits come early, where no group has begun by then
 FEW_ROWS = 16  # of 8 bits, which warps multiply by themselves; more become f16 for warpgroups
 
 
@@ -143,7 +144,8 @@ def result_type(x: NumericType) -> NumericType:
 class PackedBlocks:
     """Of a group: rows of x, rows of weights, depth of a step. resident: groups for which there is
     room on a multiprocessor, so that those of the next launch are there when this one ends.
-    streamed: whether weights are read by one group alone."""
+    streamed: whether weights are read by one group alone.  ahead: steps whose weights are asked
+    for while the kernel in front ends."""
 
     rows: int
     columns: int
@@ -169,4 +171,5 @@ def blocks(M: int, N: int, K: int, x: NumericType, w: NumericType) -> PackedBloc
     few = rows <= 8 and w.dtype.bits == 4 and not meet(x, w)
     depth = 1024 if few else 512 if rows <= 32 or meet(x, w) else 256
     resident = 2 if meet(x, w) and rows <= RESIDENT_ROWS else 1
-    return PackedBlocks(rows, columns, min(depth, most), resident, M <= rows)
+    return PackedBlocks(rows, columns, min(depth, most), resident, M <= rows,
+                        AHEAD if resident == 1 and w.dtype.bits == 4 else 0)

@@ -49,7 +49,8 @@ ROWS, COLUMNS = 16, 8  # of a tensor core's block
 MOST_COLUMNS = 64  # more are better off with wgmma, whose sums are not in parts
 STACKED, STACKED_COLUMNS = 2, 16  # warpgroups, and the fewest columns for which they pay
 PIECES, CHUNK_BITS = 2, 128  # of a warpgroup's codes of an iteration; of what a lane reads at once
-PLAIN_COLUMNS = {8: 32, 16: 64}  # of so many bits, from which on codes have memory's order
+PLAIN_COLUMNS = {4: 32, 6: 16}  # of codes beside fp8, from which on they have memory's order
+PLAIN_HALVES = 32  # the same beside 16 bits
 GROUP = 4  # codes that end with a byte, whatever their bits
 
 
@@ -308,10 +309,11 @@ class _Stacked(_Pass):
         return self.op(out, "reshape", (sums.value,), TileType(f32, many), at, shape=many)
 
 
-def is_dealt(x: DType, depth: int, columns: int) -> bool:
+def is_dealt(x: DType, codes: DType, depth: int, columns: int) -> bool:
     """Whether warpgroups multiply codes in the order of k in which lanes read them, into which the
     other operand is brought. With many columns shared memory has no time for that."""
-    return columns < PLAIN_COLUMNS[x.bits] and depth % (STACKED * PIECES * UNIT) == 0
+    most = PLAIN_COLUMNS[codes.bits] if x.bits == 8 else PLAIN_HALVES
+    return codes.kind == "float" and columns < most and depth % (STACKED * PIECES * UNIT) == 0
 
 
 @functools.cache

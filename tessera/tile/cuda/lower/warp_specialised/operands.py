@@ -257,7 +257,7 @@ class _Placing:
         load, right = self.loaded(a, "a", x.dtype)[0], self.loaded(b, "b")[0]
         parts = made.type.shape[0] // self.maker.type(a).shape[0]  # type: ignore[union-attr]
         placed: list[Node] = []
-        beside = (right,) if is_dealt(x.dtype, *x.shape) else ()
+        beside = (right,) if is_dealt(x.dtype, op.attr["codes"], *x.shape) else ()
         short = self.form.operands[x.dtype.name].short_sums and not self.fast_sums
         last = self.maker.define(made.value.name, made.type) if short else made
         before: tuple[Any, ...] = () if short else (sums,)
