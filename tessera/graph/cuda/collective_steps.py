@@ -126,8 +126,7 @@ class CollectiveStep:
 
 def sent_places(steps: Iterable[Any], plan: GraphSchedule) -> tuple[str, list[Node], set[Node]]:
     """Where in a program's temporaries all that lies which steps send or get, as a text, "" where
-    nothing does; the ops that do; and those that NCCL's kernels for windows take: all that they
-    send lies there, and what they get as well unless it is a block of sums."""
+    nothing does; the ops that do; and those of which all lies there."""
     lines, nodes, whole, inside = list[str](), list[Node](), set[Node](), False
     for step in steps:
         if not isinstance(step, CollectiveStep):
@@ -141,7 +140,7 @@ def sent_places(steps: Iterable[Any], plan: GraphSchedule) -> tuple[str, list[No
             here = at.block == "temporaries"
             lines.append(f"{node.op.name} {o.type} {o.shape} {own if here else 'elsewhere'}")
             inside |= here
-            if not here and (o in step.group.reads or step.callee.record.in_place):
+            if not here:
                 whole.discard(node)
     return "\n".join(lines) if inside else "", nodes, whole
 

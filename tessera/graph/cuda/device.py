@@ -141,8 +141,7 @@ class DeviceExecutable:
 
     @property
     def sent_places(self) -> tuple[str, list[Node], set[Node]]:
-        """Where in its temporaries lies what it sends, what does, and what of it NCCL's kernels for
-        windows take."""
+        """Where in its temporaries lies what it sends, what does, and what has all there."""
         return sent_places(self.program.steps, self.program.plan)
 
     def _space(self) -> Workspace:

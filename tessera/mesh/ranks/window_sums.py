@@ -24,18 +24,20 @@ from .group import Group
 RUN = 4096  # terms repeat
 SHORT_BYTES = 1 << 11  # of a rank's block
 ALIGN = 16
-_PROVED: dict[tuple[Communicator, str], int] = {}  # up to how many bytes of a rank's block
+_PROVED: dict[tuple[Communicator, str, bool], int] = {}  # up to how many bytes of a rank's block
 
 
 @dataclass(frozen=True)
 class NarrowSum:
     """A sum in windows, of bf16. kind: "all_reduce" or "reduce_scatter"; nbytes: of all terms of a
-    rank in its message; blocks: of its communicator, 0 for the usual one"""
+    rank in its message; blocks: of its communicator, 0 for the usual one; inside: the sums lie in
+    the window, and not the terms alone"""
 
     group: Group
     kind: str
     nbytes: int
     blocks: int = 0
+    inside: bool = True
 
 
 def added_in_f32(sums: Sequence[NarrowSum], memory: WindowBuffer, index: int) -> bool:
@@ -47,7 +49,7 @@ def _longest(sums: Sequence[NarrowSum]) -> Iterator[NarrowSum]:
     """Of each communicator and kind."""
     most: dict[tuple, NarrowSum] = {}
     for one in sums:
-        key = one.group.ranks, one.blocks, one.kind
+        key = one.group.ranks, one.blocks, one.kind, one.inside
         if key not in most or most[key].nbytes < one.nbytes:
             most[key] = one
     yield from most.values()
@@ -58,25 +60,27 @@ def _holds(one: NarrowSum, memory: WindowBuffer, index: int) -> bool:
     if by is None:
         return False
     by = by.of_blocks(one.blocks) if one.blocks else by
-    block = min(one.nbytes, memory.nbytes) // one.group.size // ALIGN * ALIGN
+    room = memory.nbytes // (one.group.size + (one.kind == "reduce_scatter" and one.inside))
+    block = min(one.nbytes // one.group.size, room) // ALIGN * ALIGN
     if not block:
         return False
-    if block <= _PROVED.get((by, one.kind), 0):
+    if block <= _PROVED.get((by, one.kind, one.inside), 0):
         return True
     right = all([_is_right(one, by, memory, size) for size in {min(SHORT_BYTES, block), block}])
     if right:
-        _PROVED[by, one.kind] = block
+        _PROVED[by, one.kind, one.inside] = block
     return right
 
 
 def _is_right(one: NarrowSum, by: Communicator, memory: WindowBuffer, block: int) -> bool:
     n, scatters = one.group.size, one.kind == "reduce_scatter"
     count, kind, op = n * block // 2, libnccl.TYPES["bf16"], libnccl.OPS["sum"]
-    memory.write(np.resize(_terms(n)[one.group.index], count))
-    target = DeviceBuffer(block, memory.device) if scatters else memory
+    at = block if scatters and one.inside else 0  # the sums stand in front of the terms
+    memory.write(np.resize(_terms(n)[one.group.index], count), at)
+    target = DeviceBuffer(block, memory.device) if scatters and not one.inside else memory
     with memory.device.current():
         if scatters:
-            by.reduce_scatter([(memory.pointer, target.pointer, block // 2)], kind, op, 0)
+            by.reduce_scatter([(memory.pointer + at, target.pointer, block // 2)], kind, op, 0)
         else:
             by.all_reduce([(memory.pointer, memory.pointer, count)], kind, op, 0)
     memory.device.synchronize()

@@ -334,7 +334,7 @@ class ShardedProgram:
             return Group(here, node.attrs["members"], node.attrs["axis"])
 
         sums = [NarrowSum(group_of(n), "all_reduce" if n.op is SUMS else "reduce_scatter",
-                          _bytes_of(n), n.attrs.get("blocks", 0))
+                          _bytes_of(n), n.attrs.get("blocks", 0), n in whole)
                 for n in nodes if adds_only_in_windows(n)]
         groups = {(n.attrs["members"], 0): group_of(n) for n in nodes if not n.attrs.get("blocks")}
         groups.update({(one.group.ranks, one.blocks): one.group for one in sums})
@@ -343,7 +343,7 @@ class ShardedProgram:
                 group_along(self.mesh, rank, self.mesh.axes), index,
                 local.program.plan.temporary_bytes, places,
                 [(group, blocks) for (_, blocks), group in groups.items()],
-                sums if whole.issuperset(filter(adds_only_in_windows, nodes)) else None)
+                None if any(one.kind == "all_reduce" and not one.inside for one in sums) else sums)
         return local.block is not None and bool(local.block.windows)
 
     def _local_again(self, rank: int, local: Any) -> Any:
