@@ -132,23 +132,30 @@ def mixed_angles(N: int, radices: tuple[int, ...]) -> np.ndarray:
 @kernel(grid=lambda lines, BM: -(-lines // BM), overwrites=("yr", "yi"))
 def mixed_lines(xr: Tensor["A", "E", f32], xi: Tensor["A", "E", f32], yr: Tensor["A", "E", f32],
                 yi: Tensor["A", "E", f32], angles: Tensor["W", f32], radices, pads, N: int,
-                lines: int, scale: float, BM: int, P: int, T: int):
-    """The transforms of lines of N points; see fft_lines."""
+                lines: int, scale: float, BM: int, P: int, T: int, side=1):
+    """The transforms of lines of N points; see fft_lines.  side: how many of a thread's butterflies
+    lie side by side, whose points move at once"""
     R, last = radices[0], radices[-1]
     sr, si = tile.alloc_shared((BM * P,), f32), tile.alloc_shared((BM * P,), f32)
     line, part, takes = own_part(T, BM)
-    number, us = tile.group_id(0) * BM + line, numbers(part, N, R, T)
+    number, us = tile.group_id(0) * BM + line, numbers(part, N, R, T, side)
     a = min(number, lines - 1)
-    vr = [[xr[a, u + j * (N // R)] for j in ALL[:R]] for u in us]
-    vi = [[xi[a, u + j * (N // R)] for j in ALL[:R]] for u in us]
-    vr, vi = stages_done(vr, vi, sr, si, line * P, part, takes, angles, radices, pads, N, T)
-    us = numbers(part, N, last, T)
-    for b in ALL[:len(us)]:
+    vr = points_at(xr[a], us, R, N // R, side)
+    vi = points_at(xi[a], us, R, N // R, side)
+    vr, vi = stages_done(vr, vi, sr, si, line * P, part, takes, angles, radices, pads, N, T, side)
+    us = numbers(part, N, last, T, side)
+    for n in ALL[:len(us) // side]:
+        b = n * side
         if takes and number < lines and us[b] < N // last:
-            yb = last_stage(vr, vi, b, sr, si, line * P, us[b], radices, pads, N)
+            y = last_stage(vr, vi, b, sr, si, line * P, us[b], radices, pads, N, side)
             for k in ALL[:last]:
-                yr[a, us[b] + k * (N // last)] = yb[0][k] * scale
-                yi[a, us[b] + k * (N // last)] = yb[1][k] * scale
+                at = us[b] + k * (N // last)
+                if side == 1:
+                    yr[a, at] = y[0][0][k] * scale
+                    yi[a, at] = y[0][1][k] * scale
+                else:
+                    tile.store_pair(yr[a], at, y[0][0][k] * scale, y[1][0][k] * scale)
+                    tile.store_pair(yi[a], at, y[0][1][k] * scale, y[1][1][k] * scale)
 
 
 @kernel
@@ -159,33 +166,36 @@ def own_part(T, BM):
 
 
 @kernel
-def numbers(part, N, R, T):
+def numbers(part, N, R, T, side=1):
     """Of a thread's butterflies; in the last stage the last may be more than there are."""
-    return [part + b * T for b in ALL[:-(-N // (R * T))]]
+    count = -(-N // (side * R * T)) * side
+    return [side * part + (b // side * (side * T) + b % side) for b in ALL[:count]]
 
 
 @kernel
-def stages_done(vr, vi, sr, si, base, part, takes, angles, radices, pads, N, T):
+def stages_done(vr, vi, sr, si, base, part, takes, angles, radices, pads, N, T, side=1):
     """All stages but the last; see transformed. The points given where there is one stage."""
     m, begin, pad, c = 1, 0, 0, 1
     for s in ALL[:len(radices) - 1]:
         R, L = radices[s], N // (m * radices[s])
-        us = numbers(part, N, R, T)
-        ps = [u // m for u in us] if T % m else [part // m + b * (T // m) for b in ALL[:len(us)]]
+        us = numbers(part, N, R, T, side)
+        ps = [u // m for u in us]
+        if T % m == 0:
+            ps = [side * part // m + (b // side * (side * T // m) + b % side // m)
+                  for b in ALL[:len(us)]]
         if m > 1:
             ats = [base + us[b] + pad * (ps[b] // c) for b in ALL[:len(us)]]
             step = row_step(N, R, m, pad, c)
-            vr, vi = points_at(sr, ats, R, step), points_at(si, ats, R, step)
+            vr, vi = points_at(sr, ats, R, step, side), points_at(si, ats, R, step, side)
         y = [mixed_butterfly(R, vr[b], vi[b]) for b in ALL[:len(us)]]
         z = [stage_turned(y[b], angles, begin + 2 * ps[b], R, L) for b in ALL[:len(us)]]
         if m > 1:
             tile.barrier()
+        to = [base + us[b] + ps[b] * (m * R - m) + pads[s][0] * (ps[b] // pads[s][1])
+              for b in ALL[:len(us)]]
         if takes:
-            for b in ALL[:len(us)]:
-                at = base + us[b] + ps[b] * (m * R - m) + pads[s][0] * (ps[b] // pads[s][1])
-                for k in ALL[:R]:
-                    sr[at + m * k] = z[b][0][k]
-                    si[at + m * k] = z[b][1][k]
+            store_points(sr, to, [v[0] for v in z], m, side)
+            store_points(si, to, [v[1] for v in z], m, side)
         tile.barrier()
         begin, m, pad, c = begin + 2 * L * len(KEPT[R]), m * R, pads[s][0], pads[s][1]
     return vr, vi
@@ -198,9 +208,30 @@ def row_step(N, R, m, pad, c):
 
 
 @kernel
-def points_at(s, ats, R, step):
+def points_at(s, ats, R, step, side=1):
     """Of butterflies whose first points lie there."""
-    return [[s[at + j * step] for j in ALL[:R]] for at in ats]
+    if side == 1:
+        return [[s[at + j * step] for j in ALL[:R]] for at in ats]
+    pairs = [[tile.load_pair(s, ats[2 * n] + j * step) for j in ALL[:R]]
+             for n in ALL[:len(ats) // 2]]
+    return [[p[b % 2] for p in pairs[b // 2]] for b in ALL[:len(ats)]]
+
+
+@kernel
+def store_points(s, ats, z, m, side):
+    """A stage's results, m apart; the first one's lie side by side."""
+    if side == 1:
+        for b in ALL[:len(ats)]:
+            for k in ALL[:len(z[b])]:
+                s[ats[b] + m * k] = z[b][k]
+    elif m == 1:
+        for b in ALL[:len(ats)]:
+            for k in ALL[:len(z[b]) // 2]:
+                tile.store_pair(s, ats[b] + 2 * k, z[b][2 * k], z[b][2 * k + 1])
+    else:
+        for b in ALL[:len(ats) // 2]:
+            for k in ALL[:len(z[0])]:
+                tile.store_pair(s, ats[2 * b] + m * k, z[2 * b][k], z[2 * b + 1][k])
 
 
 @kernel
@@ -211,14 +242,15 @@ def stage_turned(y, angles, first, R, L):
 
 
 @kernel
-def last_stage(vr, vi, b, sr, si, base, u, radices, pads, N):
-    """Frequencies u + k N / R of a thread's butterfly b, which has the number u."""
+def last_stage(vr, vi, b, sr, si, base, u, radices, pads, N, side=1):
+    """Frequencies u + k N / R of a thread's butterfly b, which has the number u, and of those at
+    its side."""
     R = radices[-1]
     if len(radices) == 1:
-        return mixed_butterfly(R, vr[b], vi[b])
-    at, step = [base + u], row_step(N, R, N // R, pads[-1][0], pads[-1][1])
-    r, i = points_at(sr, at, R, step), points_at(si, at, R, step)
-    return mixed_butterfly(R, r[0], i[0])
+        return [mixed_butterfly(R, vr[b + n], vi[b + n]) for n in ALL[:side]]
+    at, step = [base + u + n for n in ALL[:side]], row_step(N, R, N // R, pads[-1][0], pads[-1][1])
+    r, i = points_at(sr, at, R, step, side), points_at(si, at, R, step, side)
+    return [mixed_butterfly(R, r[n], i[n]) for n in ALL[:side]]
 
 
 # --- real lines ----------------------------------------------------------------------------------
@@ -236,7 +268,7 @@ def mixed_real(x: Tensor["A", "E", f32], yr: Tensor["A", "F", f32], yi: Tensor["
     vi = [[x[there, u + j * (N // R)] for j in ALL[:R]] for u in us]
     vr, vi = stages_done(vr, vi, sr, si, base, part, takes, angles, radices, pads, N, T)
     us = [min(u, N // last - 1) for u in numbers(part, N, last, T)]
-    y = [last_stage(vr, vi, b, sr, si, base, us[b], radices, pads, N) for b in ALL[:len(us)]]
+    y = [last_stage(vr, vi, b, sr, si, base, us[b], radices, pads, N)[0] for b in ALL[:len(us)]]
     if len(radices) > 1:
         tile.barrier()
     if takes:
@@ -273,7 +305,7 @@ def mixed_real_back(xr: Tensor["A", "E", f32], xi: Tensor["A", "E", f32], y: Ten
     us = numbers(part, N, last, T)
     for b in ALL[:len(us)]:
         if takes and a < lines and us[b] < N // last:
-            made = last_stage(vr, vi, b, sr, si, line * P, us[b], radices, pads, N)
+            made = last_stage(vr, vi, b, sr, si, line * P, us[b], radices, pads, N)[0]
             for k in ALL[:last]:
                 y[a, us[b] + k * (N // last)] = made[1][k] * scale
             if a + 1 < lines:
@@ -294,19 +326,21 @@ def both_lines(xr, xi, a, b, k, N):
 # --- blocks --------------------------------------------------------------------------------------
 LONGEST_MIXED, MOST_STAGES = 8192, 4
 MOST_HELD, MOST_THREADS, MOST_LANES = 30, 512, 64
+SECTOR = 8  # floats of 32 bytes, which memory moves at once
 
 
 @dataclass(frozen=True)
 class MixedForm:
     """How lines of N points are transformed, T threads each, BM in a group. pads: (floats that lie
     behind so many blocks of points that a stage has finished, how many). P: floats from a line to
-    the next."""
+    the next. side: butterflies of a thread that lie side by side."""
 
     radices: tuple[int, ...]
     T: int
     BM: int
     pads: tuple[tuple[int, int], ...]
     P: int
+    side: int = 1
 
     @property
     def lanes(self) -> int:
@@ -314,8 +348,14 @@ class MixedForm:
 
 
 @functools.cache
-def mixed_form(N: int) -> MixedForm | None:
-    """None where there is none: other factors, or more stages than are worth it."""
+def mixed_form(N: int, sides: int = 1) -> MixedForm | None:
+    """None where there is none: other factors, or more stages than are worth it.
+
+    sides: 2 where butterflies may lie side by side in threads, which they do where pieces of rows
+    would begin within 32 bytes, of which all are moved, and a warp has one line. Of 1000 and 2500
+    points 70.1 and 83.4 us for 80.0 and 92.6; of 500, two lines in a warp, 83.5 for 79.9 (H200,
+    2026-11-27).
+    """
     if N > LONGEST_MIXED or N < 2:
         return None
     found = [(_cost(N, radices, T), radices, T) for radices in _factored(N, MOST_STAGES)
@@ -323,8 +363,24 @@ def mixed_form(N: int) -> MixedForm | None:
     if not found:
         return None
     _, radices, T = min(found)
+    if sides == 2 and (N // radices[0] % SECTOR or N // radices[-1] % SECTOR):
+        beside = [form for form in found if _fits_beside(N, *form[1:])]
+        if beside:
+            _, radices, T = min(beside)
+            return _made(N, radices, T, 2)
+    return _made(N, radices, T, 1)
+
+
+def _made(N: int, radices: tuple[int, ...], T: int, side: int) -> MixedForm:
     BM = _lines(T)
-    return MixedForm(radices, T, BM, *_pads(N, radices, T, BM))
+    return MixedForm(radices, T, BM, *_pads(N, radices, T, BM, side), side)
+
+
+def _fits_beside(N: int, radices: tuple[int, ...], T: int) -> bool:
+    """Each thread has pairs of butterflies, which begin at even points in each stage."""
+    return (T >= 32 and len(radices) > 1 and radices[0] % 2 == 0 and 2 * radices[-1] <= MOST_HELD
+            and all(N // R % 2 == 0 for R in radices)
+            and all(N // R % (2 * T) == 0 for R in radices[:-1]))
 
 
 @functools.cache
@@ -368,20 +424,21 @@ def _lines(T: int) -> int:
     return min(range(1, max(1, MOST_LANES // T) + 1), key=idle)
 
 
-def _pads(N: int, radices: tuple[int, ...], T: int,
-          BM: int) -> tuple[tuple[tuple[int, int], ...], int]:
+def _pads(N: int, radices: tuple[int, ...], T: int, BM: int,
+          side: int = 1) -> tuple[tuple[tuple[int, int], ...], int]:
     """(pads, P) with which threads side by side meet few banks twice."""
     line, part = np.divmod(np.arange(BM * T), T)
+    u = side * part
     found: list[tuple[float, int, tuple[tuple[int, int], ...]]] = []
-    for rest in range(BANKS if BM > 1 else 1):
+    for rest in range(0, BANKS if BM > 1 else 1, side):
         chosen, m = [], 1
         for R, after in itertools.pairwise(radices):
-            p = part // m
+            p = u // m
             chosen.append(min(
-                (_clashes(line * rest + part + p * (m * R - m) + p // c * pad)
-                 + _clashes(line * rest + part + part // (m * R * c) * pad), pad, c)
+                (_clashes(line * rest + u + p * (m * R - m) + p // c * pad, side)
+                 + _clashes(line * rest + u + u // (m * R * c) * pad, side), pad, c)
                 for c in _divisors(N // (m * R * after))
-                for pad in range(min(BANKS, N // 4 // (N // (m * R * c)) + 1))))
+                for pad in range(0, min(BANKS, N // 4 // (N // (m * R * c)) + 1), side)))
             m *= R
         found.append((sum(clash for clash, _, _ in chosen), rest,
                       tuple((pad, c) for _, pad, c in chosen)))
@@ -395,10 +452,12 @@ def _divisors(n: int) -> list[int]:
     return [c for c in range(1, min(n, BANKS) + 1) if n % c == 0]
 
 
-def _clashes(at: np.ndarray) -> float:
-    """Cycles that an access of a warp takes on average; threads that follow ask for the same."""
-    at = np.resize(at, -(-len(at) // 32) * 32).reshape(-1, 32)
-    return float(np.mean([np.bincount(np.unique(row) % BANKS).max() for row in at]))
+def _clashes(at: np.ndarray, side: int = 1) -> float:
+    """Cycles that an access of a warp takes on average, of so many floats side by side; threads
+    that follow ask for the same."""
+    lanes = 32 // side
+    at = np.resize(at // side, -(-len(at) // 32) * 32).reshape(-1, lanes)
+    return side * float(np.mean([np.bincount(np.unique(row) % lanes).max() for row in at]))
 
 
 __all__ = ["LONGEST_MIXED", "MOST_HELD", "MOST_STAGES", "MixedForm", "mixed_angles", "mixed_form",

@@ -56,14 +56,15 @@ def rfft_lines(x: Tensor["A", "E", f32], yr: Tensor["A", "F", f32], yi: Tensor["
     y = transformed(vr, vi, sr, si, angles, N, radices, (base, part), (base, part),
                     points=points, early=points == POINTS)
     in_order(sr, si, base, y, part, N, radices, points)
+    begin = in_sectors(part, a, each) if each >= 256 else part
     if number < lines:
         if part == 0:
             yr[a, N // 2] = sr[base + padded(N // 2)] * scale
             yi[a, N // 2] = si[base + padded(N // 2)] * -scale
-        here, turn, half = base + padded(part), T - 2 * N + 2 * part, 0.5 * scale
+        here, turn, half = base + padded(begin), T - 2 * N + 2 * begin, 0.5 * scale
         first = pair_turns(angles, turn, N, points)
         for n in ALL[:min(N, points) // 2]:
-            k, k_ = part + n * each, N - part - n * each
+            k, k_ = begin + n * each, N - begin - n * each
             at, back = here + padded(n * each), base + padded(k_ & (N - 1))
             r, i, r_, i_ = sr[at], si[at], sr[back], si[back]
             c, d = turned(i + i_, r_ - r, *pair_turn(first, n, N))
@@ -71,6 +72,13 @@ def rfft_lines(x: Tensor["A", "E", f32], yr: Tensor["A", "F", f32], yi: Tensor["
             yi[a, k] = (i - i_ + d) * half
             yr[a, k_] = (r + r_ - c) * half
             yi[a, k_] = (d - i + i_) * half
+
+
+@kernel
+def in_sectors(part, row, each):
+    """The part of a row of frequencies, one more than a multiple of `each`, that a thread has: so
+    that most warps begin where sectors of memory do."""
+    return (part - row) & (each - 1)
 
 
 @kernel
@@ -88,26 +96,38 @@ def pair_turn(first, n, N):
     return turned_by(cosine, sine, n // len(first) * (POINTS // min(N, POINTS)))
 
 
-@kernel(grid=lambda lines, BM: -(-lines // (2 * BM)), overwrites=("yr", "yi"))
+@kernel(grid=lambda lines, BM, apart: -(-(-(-lines // (2 * apart)) * apart) // BM),
+        overwrites=("yr", "yi"))
 def rfft_pairs(x: Tensor["A", "E", f32], yr: Tensor["A", "F", f32], yi: Tensor["A", "F", f32],
                angles: Tensor["T", f32], radices, N: int, lines: int, scale: float, BM=1,
-               points=POINTS):
+               points=POINTS, apart=1):
     """Frequencies 0 .. N / 2 of lines of N real points, of which two are the parts of one of
-    complex points: a_k = (z_k + conj z_(N - k)) / 2, b_k = (z_k - conj z_(N - k)) / 2i."""
+    complex points: a_k = (z_k + conj z_(N - k)) / 2, b_k = (z_k - conj z_(N - k)) / 2i.
+
+    apart: lines from one of these to the other; rows of frequencies 8 apart begin alike in sectors
+    """
     P = pitch(N, BM)
     sr, si = tile.alloc_shared((BM * P,), f32), tile.alloc_shared((BM * P,), f32)
     line, part = spread(tile.local_id(), BM, N // points, False)
-    a, R, last = 2 * (tile.group_id(0) * BM + line), radices[0], radices[-1]
-    here, there, at = min(a, lines - 1), min(a + 1, lines - 1), (line * P, part)
-    us, half = starts(N, R, points), 0.5 * scale
+    a, R, last = pair_line(tile.group_id(0) * BM + line, apart), radices[0], radices[-1]
+    here, there, at = min(a, lines - 1), min(a + apart, lines - 1), (line * P, part)
+    us, half, begin = starts(N, R, points), 0.5 * scale, part
+    if apart > 1:
+        begin = in_sectors(part, a, N // points)
     vr = [[x[here, part + (u + j * (N // R))] for j in ALL[:R]] for u in us]
     vi = [[x[there, part + (u + j * (N // R))] for j in ALL[:R]] for u in us]
     p, q = transformed(vr, vi, sr, si, angles, N, radices, at, at,
-                       (N // last, [(line * P, u) for u in mirrored(N, part, last)]), points)
+                       (N // last, [(line * P, u) for u in mirrored(N, begin, last)]), points)
     if a < lines:
-        mirror_sums(yr, yi, a, p, q, N, part, half)
-    if a + 1 < lines:
-        mirror_sums(yr, yi, a + 1, other_line(p), other_line(q), N, part, half)
+        mirror_sums(yr, yi, a, p, q, N, begin, half)
+    if a + apart < lines:
+        mirror_sums(yr, yi, a + apart, other_line(p), other_line(q), N, begin, half)
+
+
+@kernel
+def pair_line(n, apart):
+    """The first line of pair n."""
+    return n // apart * (2 * apart) + n % apart
 
 
 @kernel
@@ -293,5 +313,5 @@ def pair_filtered(sr, si, here, back, c, s, k, hr, hi, hr_, hi_):
     si[here] = pi - qi + ti
 
 
-__all__ = ["chosen", "complex_points", "filter_lines", "irfft_lines", "irfft_pairs", "real_angles",
-           "real_points", "rfft_lines", "rfft_pairs"]
+__all__ = ["chosen", "complex_points", "filter_lines", "in_sectors", "irfft_lines", "irfft_pairs",
+           "real_angles", "real_points", "rfft_lines", "rfft_pairs"]

@@ -34,7 +34,7 @@ from .fft_stages import (
     turned,
     turned_by,
 )
-from .real_fft import chosen, real_points
+from .real_fft import chosen, in_sectors, real_points
 
 R = 16  # radix of the stage whose butterflies are pairs
 
@@ -213,9 +213,11 @@ def irfft_whole(xr: Tensor["A", "E", f32], xi: Tensor["A", "E", f32], y: Tensor[
     sr, si = tile.alloc_shared((BM * P,), f32), tile.alloc_shared((BM * P,), f32)
     line, part = spread(tile.local_id(), BM, N // points, False)
     number, base = tile.group_id(0) * BM + line, line * P
-    a, own, here = min(number, lines - 1), part == 0, (base, part)
-    both = [here, (base, tile.where(own, N // (2 * R), N // R - part))]
-    p, q = paired_points(xr, xi, a, part, own, N)
+    a, here = min(number, lines - 1), (base, part)
+    begin = in_sectors(part, a, N // points)
+    own = begin == 0
+    both = [(base, begin), (base, tile.where(own, N // (2 * R), N // R - begin))]
+    p, q = paired_points(xr, xi, a, begin, own, N)
     made = transformed([p[0], q[0]], [p[1], q[1]], sr, si, angles, N, radices, here, here,
                        (1, both), points)
     if number < lines:
@@ -228,9 +230,9 @@ PAIRED = {64: (4, 16), 128: (8, 16), 256: (16, 16), 512: (32, 16)}
 # Points of lines of which pairs are made, of 2^15 pairs of points on: there and back. Rows between
 # the passes are to be long, and pieces of rows of frequencies, which begin anywhere, too.
 THERE, BACK = (64, 128, 128, 256, 512, 512), (256, 256, 256, 512, 512, 512)
-# Back to real lines of twice as many points. Of 2^13 42.2 us for 45 as irfft_lines, of 2^12 41.5
-# for 40.4 (H200, 2026-11-26).
-WHOLE = {4096: (16, 16, 16), 8192: (16, 32, 16), 16384: (16, 32, 32)}
+# Back to real lines of twice as many points, a thread's of 32. Of 2^12 40.3 us for 40.7 as
+# irfft_lines, of 2^13 40.7 for 45 (H200, 2026-11-27 and 26).
+WHOLE = {2048: (16, 8, 16), 4096: (16, 16, 16), 8192: (16, 32, 16), 16384: (16, 32, 32)}
 
 
 def blocks_of(size: int, arrays: int, back: bool) -> tuple[int, dict[str, Any]]:

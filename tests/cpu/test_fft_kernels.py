@@ -179,18 +179,27 @@ def test_a_launch_knows_how_long_its_table_is(n: int, rng: Any) -> None:
     check(a.numpy() + 1j * b.numpy(), np.fft.rfft(re.astype(np.float64)), n * n)
 
 
-def test_all_stages_but_the_last_come_out_even() -> None:
-    """And points behind each other in a stage have room between those that it has finished."""
-    for n in (*range(1, 513), 1000, 1536, 3000, 6144, 7500, LONGEST_MIXED + 8):
-        if (form := mixed_form(n)) is None:
+@pytest.mark.parametrize("sides", [1, 2])
+def test_all_stages_but_the_last_come_out_even(sides: int) -> None:
+    """And points behind each other in a stage have room between those that it has finished. Where
+    butterflies lie side by side, so do their points at even places."""
+    beside = 0
+    for n in (*range(1, 257), 360, 500, 1000, 1536, 2500, 3000, 6144, 7500, LONGEST_MIXED + 8):
+        if (form := mixed_form(n, sides)) is None:
             continue
         assert math.prod(form.radices) == n and len(form.radices) <= MOST_STAGES
-        assert all(n // r % form.T == 0 for r in form.radices[:-1])
+        assert all(n // r % (form.T * form.side) == 0 for r in form.radices[:-1])
         assert points_held(n, form.radices, form.T) <= MOST_HELD
         done = [math.prod(form.radices[:s + 1]) for s in range(len(form.pads))]
         assert all(n + pad * (n // (m * c)) <= form.P and n % (m * c) == 0
                    for (pad, c), m in zip(form.pads, done, strict=True))
         assert form.BM * form.T <= form.lanes < form.BM * form.T + 32
+        if form.side == 2:
+            beside += 1
+            assert not any(v % 2 for v in (form.P, *(n // r for r in form.radices), *done,
+                                           *(pad for pad, _ in form.pads)))
+            assert any(n // r % 8 for r in (form.radices[0], form.radices[-1]))
+    assert (beside > 0) == (sides == 2)
 
 
 @pytest.mark.parametrize(("n", "dtype"), [(56, "f32"), (7168, "f32"), (64, "f64"), (1, "f32")])
@@ -204,7 +213,8 @@ def test_others_are_the_vendors(n: int, dtype: str, rng: Any) -> None:
 
 @pytest.mark.parametrize("norm", ["backward", "ortho", "forward"])
 @pytest.mark.parametrize(("lines", "n"), [
-    *((5, n) for n in (4, 8, 16, 32, 64, 256, 512, 2048, 4096)), (1, 64), (6, 128)])
+    *((5, n) for n in (4, 8, 16, 32, 64, 256, 512, 2048, 4096)), (1, 64), (6, 128),
+    (133, 512), (130, 1024)])
 def test_real_points(lines: int, n: int, norm: str, rng: Any) -> None:
     """Of two short lines or more, two at once where a thread has 16 points of both."""
     x = rng.standard_normal((lines, n)).astype(np.float32)
@@ -247,7 +257,8 @@ def test_back_to_real_points(lines: int, n: int, norm: str, rng: Any) -> None:
     re, im, z = pair(rng, lines, n // 2 + 1)
     im[:, 0], im[:, -1] = np.nan, np.inf
     made, (y,) = ran(lambda re, im: (ts.irfft((re, im), norm=norm),), re, im)
-    assert calls(made) == ["irfft_pairs" if lines > 1 and 16 <= n <= 2048 else "irfft_lines"]
+    assert calls(made) == ["irfft_pairs" if lines > 1 and 16 <= n <= 2048 else
+                           "irfft_whole" if n == 4096 else "irfft_lines"]
     assert len(made.plan.groups) == 1
     check(y, np.fft.irfft(z, norm=norm), n)
 

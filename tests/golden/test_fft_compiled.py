@@ -64,12 +64,14 @@ def test_a_pass_that_is_counted_and_one_that_waits() -> None:
     assert found["atom.acq_rel.gpu.global.add.u32"] == 1
 
 
-@pytest.mark.parametrize(("name", "calls"), [
-    ("real lines of 32768", {"load_x": 54, "store_yr": 66}),  # 22 of the loads are of angles
-    ("back to real lines of 2^14", {"store_y": 32}),
-    ("back to long real lines", {"store_y": 64, "load_y": 32})])
-def test_real_points_move_in_pairs(name: str, calls: dict[str, int]) -> None:
-    """All 32 of a thread, and those between both passes back to a long line."""
+@pytest.mark.parametrize(("name", "calls", "apart"), [
+    ("real lines of 32768", {"load_x": 54, "store_yr": 66}, "store_yr"),  # 22 loads are of angles
+    ("back to real lines of 2^14", {"store_y": 32}, ""),
+    ("lines of 1000", {"load_xr": 40, "store_yr": 20}, ""),  # 20 loads are of angles
+    ("back to long real lines", {"store_y": 64, "load_y": 32}, "")])
+def test_points_move_in_pairs(name: str, calls: dict[str, int], apart: str) -> None:
+    """All 32 real ones of a thread, and those between both passes back to a long line; points of
+    two butterflies side by side where rows of others would begin within 32 bytes."""
     fn, shapes = CASES[name]
     xs = [ts.tensor(np.zeros(s, np.float32)) for s in shapes]
     (step,) = CudaProgram(ts.jit(fn).graph(*xs), "sm_90a").steps
@@ -77,7 +79,7 @@ def test_real_points_move_in_pairs(name: str, calls: dict[str, int]) -> None:
     at_once = "".join(line for line in source.splitlines() if "_pair('global', 'f32', 2)" in line)
     for call, count in calls.items():
         assert source.count(f" {call}(") == count
-        assert (f"{call} = use(" in at_once) == (call != "store_yr")
+        assert (f"{call} = use(" in at_once) == (call != apart)
 
 
 @pytest.mark.parametrize("name", CASES)

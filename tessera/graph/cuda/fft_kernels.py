@@ -16,6 +16,7 @@ from ...kernels.fft import (
     LONGEST,
     LONGEST_ACROSS,
     LONGEST_PAIR,
+    apart_of,
     fft_lines,
     form_of,
     launcher_of,
@@ -246,11 +247,12 @@ def _mixed(x: tuple[Tensor, Tensor], n: int, scale: float) -> tuple[Tensor, Tens
 
 def _mixed_block(kernel: Kernel, n: int, count: int) -> tuple[dict[str, Any], Any]:
     """What a kernel is given whose lines have factors 3 and 5, its launcher."""
-    form = mixed_form(n)
+    form = mixed_form(n, 2 if kernel is mixed_lines else 1)
     assert form is not None
+    beside = {"side": form.side} if kernel is mixed_lines else {}
     angles = Tensor(mixed_angles(n, form.radices).copy(), F32)
     return {"angles": angles, "radices": form.radices, "pads": form.pads, "N": n, "lines": count,
-            "BM": form.BM, "P": form.P, "T": form.T}, launcher_of(kernel, form.lanes)
+            "BM": form.BM, "P": form.P, "T": form.T, **beside}, launcher_of(kernel, form.lanes)
 
 
 def _angles(n: int, radices: tuple[int, ...], points: int) -> Tensor:
@@ -299,6 +301,8 @@ def _real_block(n: int, count: int, back: bool) -> tuple[dict[str, Any], Any]:
         lines, lanes = lines_of(n, False, points, lanes)
         given = {"angles": _angles(n, radices, points), "radices": radices, "N": n, "lines": count,
                  "BM": lines, "points": points}
+        if not back:
+            given["apart"] = apart_of(n, count)
         return given, launcher_of(irfft_pairs if back else rfft_pairs, lanes, points)
     if back and n // 2 in WHOLE:
         kernel, points, radices = irfft_whole, MOST_POINTS, WHOLE[n // 2]
