@@ -59,7 +59,9 @@ RING_BYTES = 96 << 10  # of keys and values that come ahead, in
 MOST_SLOTS = 16
 LEAST_KEYS = 64  # of a part
 MANY_KEYS = 256
-LONG_PART = 512  # keys of a part of a cluster
+# Keys of a part of a cluster, three iterations: a sequence of 1024 keys, in one, takes 5.2 us in
+# place of 5.5, one of 8192, in eight, 16.9 in place of 12.5 (H200, 2026-11-27)
+LONG_PART = 192
 AHEAD = 4
 
 

@@ -87,7 +87,7 @@ def test_what_is_no_tile_and_no_cluster() -> None:
 
     with pytest.raises(TileError, match="a cluster reduces tiles"):
         number[2](np.zeros(4, np.float32), np.zeros(2, np.float32))
-    with pytest.raises(TileError, match=r"a cluster of 3 groups: there are \(1, 2, 4, 8\)"):
+    with pytest.raises(TileError, match=r"a cluster of 3 groups: there are \(1, 2, 4, 8, 16\)"):
         number[3](np.zeros(4, np.float32), np.zeros(3, np.float32), n=3)
 
 

@@ -150,9 +150,11 @@ def test_masters_of_narrow_parameters_and_states_on_a_mesh(record, rng):
             np.testing.assert_array_equal(
                 params[k].numpy(), ts.cast(ts.tensor(ends[how][k]), "bf16").numpy())
     assert run["parts"][1].specializations == 1
-    for k in values:  # sums over parts are added in another order; Muon multiplies in bf16
+    # sums over parts are added in another order; Muon multiplies in bf16, and each rank's term of
+    # such a product is rounded
+    for k in values:
         error = np.abs(ends["parts"][k] - ends["whole"][k]).max()
-        assert error <= (3 * 0.1 * 2.0**-8 if isinstance(record, Muon) else 2e-6)
+        assert error <= (3 * 0.1 * 2.0**-7 * 2 if isinstance(record, Muon) else 2e-6)
 
 
 def test_settings_are_given_by_name():

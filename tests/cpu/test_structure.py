@@ -38,7 +38,7 @@ LAZY: dict[str, set[str]] = {
         "runtime.device", "runtime.libcuda", "runtime.target", "tile.launch.levels"},
     "it stands on mpi4py or NCCL, which few need": {
         "mesh.ranks.mpi", "mesh.ranks.nccl", "mesh.ranks.communicator", "mesh.ranks.windows",
-        "mesh.ranks.nccl_watch", "mesh.parallel.stage_wires"},
+        "mesh.ranks.nccl_watch", "mesh.ranks.window_sums", "mesh.parallel.stage_wires"},
     "ranks that are processes are for programs that a launcher has started": {
         "mesh.ranks.processes", "mesh.ranks.tcp"},
     "loops for the CPU are loaded, or compiled, when the first one runs": {

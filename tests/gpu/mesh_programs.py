@@ -99,9 +99,10 @@ def cut(rank: int, ranks: int) -> dict:
     """Matmuls in parts beside their collective, against f64 NumPy in some places."""
     mesh = ts.dist.mesh([f"cuda:{r}" for r in range(ranks)], axes="x")
     rng, kind, inner = np.random.default_rng(3), "bf16 @accum(f32)", 2048 * ranks
+    columns = 65536 // ranks  # of which two ranks send less
     X, W = (ts.tensor(rng.standard_normal(s, np.float32), kind)
-            for s in ((8192, inner), (inner, 16384)))  # smaller ones stay whole
-    i, j = rng.integers(0, 8192, 500), rng.integers(0, 16384, 500)
+            for s in ((8192, inner), (inner, columns)))  # smaller ones stay whole
+    i, j = rng.integers(0, 8192, 500), rng.integers(0, columns, 500)
     want = np.einsum("ik,ki->i", X.numpy()[i].astype("f8"), W.numpy()[:, j].astype("f8"))
     found = {}
     for left, right, out in (("rows", "columns", "columns"), ("columns", "rows", "rows"),

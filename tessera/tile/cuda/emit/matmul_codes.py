@@ -123,7 +123,7 @@ def _ring_deal(e: Emitter, op: Op) -> None:
     assert isinstance(h, WarpSpecialisedEmitter)
     ring = h.program.ring(op.attr["ring"])
     at, phase = h.positions[ring.name]
-    whole = h.part(f"{ring.name}_whole", "ring_whole", ring.barriers_bytes)
+    whole = h.helper(f"{ring.name}_whole", "ring_whole", ring.barriers_bytes)
     e.line(f"{whole}({at}, {phase})")
     for load in ring.loads:
         if load.dealt:
@@ -132,5 +132,5 @@ def _ring_deal(e: Emitter, op: Op) -> None:
                    load.shape, load.dtype.name, load.dealt, DEALERS)
             deal = e.use(f"deal_{base_name(load.name)}", f"use(dealt_codes.deal{how})")
             e.line(f"{deal}({at}, i32({h.all_threads} - 32))")
-    e.line(f"{h.part(f'{ring.name}_dealt', 'ring_dealt', ring.dealt_bytes)}({at})")
+    e.line(f"{h.helper(f'{ring.name}_dealt', 'ring_dealt', ring.dealt_bytes)}({at})")
     advance(h, ring)

@@ -126,6 +126,10 @@ class WarpSpecialisedEmitter(Emitter):
         """An intrinsic of intrinsics/warp_specialised, bound in the header."""
         return self.use(hint, f"use(warp_specialised.{name}({', '.join(map(repr, args))}))")
 
+    def helper(self, hint: str, name: str, *args: object) -> str:
+        """An intrinsic of intrinsics/ring_helpers."""
+        return self.use(hint, f"use(ring_helpers.{name}({', '.join(map(repr, args))}))")
+
     def deal(self, name: str, *args: object) -> str:
         """An intrinsic of intrinsics/dealt_tiles."""
         return self.use(name, f"use(dealt_tiles.{name}({', '.join(map(repr, args))}))")
@@ -191,40 +195,12 @@ def _fused(nodes: Any) -> tuple[dict[SSAValue, int], set[SSAValue]]:
     return fused, absorbed
 
 
-def _specialised(e: Emitter) -> WarpSpecialisedEmitter:
+def specialised(e: Emitter) -> WarpSpecialisedEmitter:
     assert isinstance(e, WarpSpecialisedEmitter)
     return e
 
 
-# --- roles and tiles --------------------------------------------------------------------------
-@emits("is_producer")
-def _is_producer(e: Emitter, op: Op) -> None:
-    e.define(op.outs[0], f"i32({_specialised(e).role} == 0)")
-
-
-@emits("is_first")
-def _is_first(e: Emitter, op: Op) -> None:
-    e.define(op.outs[0], f"i32({_specialised(e).all_threads} == 0)")
-
-
-@emits("is_dealer")
-def _is_dealer(e: Emitter, op: Op) -> None:
-    thread = _specialised(e).all_threads
-    e.define(op.outs[0], f"i32({thread} >= 32 and {thread} < {32 + DEALERS})")
-
-
-@emits("is_ahead")
-def _is_ahead(e: Emitter, op: Op) -> None:
-    e.define(op.outs[0], f"i32({_specialised(e).all_threads} == {32 * AHEAD_WARP})")
-
-
-@emits("set_registers")
-def _set_registers(e: Emitter, op: Op) -> None:
-    count, how = op.attr["registers"], op.attr["how"]
-    name = "more_registers" if how == "inc" else "fewer_registers"
-    e.line(e.use(name, f"use(ptx.barriers.set_registers({count}, {how!r}))") + "()")
-
-
+# --- tiles ------------------------------------------------------------------------------------
 @emits("block_number")
 def _block_number(e: Emitter, op: Op) -> None:
     e.define(op.outs[0], e.use("block_id", "use('ctaid_x')") + "()")
@@ -237,14 +213,14 @@ def _block_count(e: Emitter, op: Op) -> None:
 
 @emits("own_rows")
 def _own_rows(e: Emitter, op: Op) -> None:
-    h = _specialised(e)
+    h = specialised(e)
     start, stop = map(e.name, op.args)
     e.define(op.outs[0], f"i32({start} + {h.group} * {h.form.rows} < {stop})")
 
 
 @emits("own_start")
 def _own_start(e: Emitter, op: Op) -> None:
-    h = _specialised(e)
+    h = specialised(e)
     find = h.deal("own_start", h.form.rows, op.attr["step"], op.attr["columns"])
     e.define(op.outs[0], f"{find}({', '.join(map(e.name, op.args))}, {h.group})")
 
@@ -253,13 +229,13 @@ def _own_start(e: Emitter, op: Op) -> None:
 def _next_tile(e: Emitter, op: Op) -> None:
     counter = e.param("counter", "tiles", "i64")
     count = e.use("block_count", "use('nctaid_x')")
-    take = _specialised(e).deal("next_tile")
+    take = specialised(e).deal("next_tile")
     e.define(op.outs[0], f"{take}({counter}, {count}(), {e.name(op.args[1])})")
 
 
 @emits("mail_put")
 def _mail_put(e: Emitter, op: Op) -> None:
-    h = _specialised(e)
+    h = specialised(e)
     at, phase = h.mail
     put = h.deal("mail_put", MAIL_SLOTS, h.program.mailbox_bytes, len(op.args))
     e.line(f"{put}({at}, {phase}, {', '.join(map(e.name, op.args))})")
@@ -268,7 +244,7 @@ def _mail_put(e: Emitter, op: Op) -> None:
 
 @emits("mail_get")
 def _mail_get(e: Emitter, op: Op) -> None:
-    h = _specialised(e)
+    h = specialised(e)
     at, phase = h.mail
     get = h.deal("mail_get", MAIL_SLOTS, h.program.mailbox_bytes, len(op.outs))
     lead = e.once("lead", f"i32(({h.all_threads} & 31) == 0)")
@@ -279,7 +255,7 @@ def _mail_get(e: Emitter, op: Op) -> None:
 @emits("tile_order")
 def _tile_order(e: Emitter, op: Op) -> None:
     attr = op.attr
-    make = _specialised(e).deal("tile_order", attr["order"], attr["outer"], attr["reversed"])
+    make = specialised(e).deal("tile_order", attr["order"], attr["outer"], attr["reversed"])
     names = ", ".join(e.spelled[d.value] for d in op.outs)
     e.line(f"{names} = {make}({', '.join(map(e.name, op.args))})")
 
@@ -287,7 +263,7 @@ def _tile_order(e: Emitter, op: Op) -> None:
 # --- rings ------------------------------------------------------------------------------------
 @emits("ring_fill")
 def _ring_fill(e: Emitter, op: Op) -> None:
-    h = _specialised(e)
+    h = specialised(e)
     ring = h.program.ring(op.attr["ring"])
     at, phase = h.positions[ring.name]
     loads = [ring.load(name) for name in op.attr["loads"]]
@@ -315,23 +291,9 @@ def _ring_fill(e: Emitter, op: Op) -> None:
     advance(h, ring)
 
 
-@emits("ring_ahead")
-def _ring_ahead(e: Emitter, op: Op) -> None:
-    h = _specialised(e)
-    ring = h.program.ring(op.attr["ring"])
-    h.waits_alone = True
-    for name, view in zip(op.attr["loads"], op.args, strict=True):
-        load, place = ring.load(name), place_of(e, view)
-        ask = h.part(f"{base_name(name)}_ahead", "ring_ahead", len(load.box), load.panels,
-                     load.panel_box[-1])
-        args = [e.param("map", place.name, "i64", box=load.panel_box),
-                *(f"i32({e.name(x)})" for x in reversed(place.offsets))]
-        e.line(f"{ask}({', '.join(args)})")
-
-
 @emits("ring_drain")
 def _ring_drain(e: Emitter, op: Op) -> None:
-    h = _specialised(e)
+    h = specialised(e)
     ring = h.program.ring(op.attr["ring"])
     at, phase = h.positions[ring.name]
     drain = h.part(f"{ring.name}_drain", "ring_drain", ring.slots, ring.barriers_bytes)
@@ -362,7 +324,7 @@ def _step(h: WarpSpecialisedEmitter, slots: int, at: str, phase: str) -> None:
 
 @emits("ring_wait")
 def _ring_wait(e: Emitter, op: Op) -> None:
-    h = _specialised(e)
+    h = specialised(e)
     ring = h.program.ring(op.attr["ring"])
     at, phase = h.positions[ring.name]
     dealt = (ring.dealt_bytes,) if ring.dealt else ()
@@ -373,14 +335,14 @@ def _ring_wait(e: Emitter, op: Op) -> None:
 
 @emits("slot_tile")
 def _slot_tile(e: Emitter, op: Op) -> None:
-    h = _specialised(e)
+    h = specialised(e)
     ring = h.program.ring(op.attr["ring"])
     h.slots[op.outs[0].value] = (ring, ring.load(op.attr["load"]), e.name(op.args[0]))
 
 
 @emits("ring_release")
 def _ring_release(e: Emitter, op: Op) -> None:
-    h = _specialised(e)
+    h = specialised(e)
     ring = h.program.ring(op.attr["ring"])
     maybe = op.args[0] not in h.waited
     if ring.blocks > 1:
@@ -429,7 +391,7 @@ def row_offset(load: Load, major: str, rows: int) -> int:
 
 @emits("async_matmul")
 def _async_matmul(e: Emitter, op: Op) -> None:
-    h = _specialised(e)
+    h = specialised(e)
     (made,), (a, b, *accumulator) = op.outs, op.args
     attr = op.attr
     assert isinstance(made.type, TileType) and isinstance(a, SSAValue) and isinstance(b, SSAValue)
@@ -467,7 +429,7 @@ def _async_matmul(e: Emitter, op: Op) -> None:
 @emits("matmul_wait")
 def _matmul_wait(e: Emitter, op: Op) -> None:
     (made,), (x,) = op.outs, op.args
-    if made.value in _specialised(e).absorbed:
+    if made.value in specialised(e).absorbed:
         e.define(made, e.name(x))
         return
     count, kind = e.layout(x).count, kind_of(e.dtype(x))
@@ -477,12 +439,12 @@ def _matmul_wait(e: Emitter, op: Op) -> None:
 
 @emits("hold_operand")
 def _hold_operand(e: Emitter, op: Op) -> None:
-    _read_fragments(_specialised(e), op, "hold")
+    _read_fragments(specialised(e), op, "hold")
 
 
 @emits("read_tile")
 def _read_tile(e: Emitter, op: Op) -> None:
-    _read_fragments(_specialised(e), op, "read_tile", e.dtype(op.outs[0].value).name)
+    _read_fragments(specialised(e), op, "read_tile", e.dtype(op.outs[0].value).name)
 
 
 def _read_fragments(h: WarpSpecialisedEmitter, op: Op, name: str, *how: object) -> None:
@@ -495,7 +457,7 @@ def _read_fragments(h: WarpSpecialisedEmitter, op: Op, name: str, *how: object) 
 
 @emits("read_row")
 def _read_row(e: Emitter, op: Op) -> None:
-    h = _specialised(e)
+    h = specialised(e)
     assert isinstance(op.args[0], SSAValue)
     ring, load, slot = h.slots[op.args[0]]
     layout = e.layout(op.outs[0].value)
@@ -506,7 +468,7 @@ def _read_row(e: Emitter, op: Op) -> None:
 
 @emits("read_columns")
 def _read_columns(e: Emitter, op: Op) -> None:
-    h = _specialised(e)
+    h = specialised(e)
     assert isinstance(op.args[0], SSAValue)
     ring, load, slot = h.slots[op.args[0]]
     assert load.width_bytes == PANEL_BYTES
@@ -518,14 +480,14 @@ def _read_columns(e: Emitter, op: Op) -> None:
 
 @emits("pack_operand")
 def _pack_operand(e: Emitter, op: Op) -> None:
-    kind = _specialised(e).form.operands[op.attr["dtype"].name].name
+    kind = specialised(e).form.operands[op.attr["dtype"].name].name
     make = e.use("pack", f"use(fragments.packed(ptx.convert.pack_half({kind!r})))")
     e.define(op.outs[0], f"{make}({e.name(op.args[0])})")
 
 
 @emits("pin")
 def _pin(e: Emitter, op: Op) -> None:
-    h = _specialised(e)
+    h = specialised(e)
     layout = e.layout(op.args[0])
     if "pin" not in h.cached:
         h.cached["pin"] = str(h.shared_bytes)
@@ -539,19 +501,19 @@ def _pin(e: Emitter, op: Op) -> None:
 @emits("lane_sum")
 def _lane_sum(e: Emitter, op: Op) -> None:
     layout = e.layout(op.args[0])
-    make = _specialised(e).part("lane_sum", "lane_sum", layout.text, layout.shape)
+    make = specialised(e).part("lane_sum", "lane_sum", layout.text, layout.shape)
     e.define(op.outs[0], f"{make}({e.name(op.args[0])})")
 
 
 @emits("quad_sum")
 def _quad_sum(e: Emitter, op: Op) -> None:
-    make = _specialised(e).part("quad_sum", "quad_sum", e.layout(op.args[0]).count)
+    make = specialised(e).part("quad_sum", "quad_sum", e.layout(op.args[0]).count)
     e.define(op.outs[0], f"{make}({e.name(op.args[0])})")
 
 
 @emits("any_differs")
 def _any_differs(e: Emitter, op: Op) -> None:
-    make = _specialised(e).part("any_differs", "any_differs", e.layout(op.args[0]).count,
+    make = specialised(e).part("any_differs", "any_differs", e.layout(op.args[0]).count,
                            float(op.attr["value"]))
     e.define(op.outs[0], f"{make}({e.name(op.args[0])})")
 
@@ -561,7 +523,7 @@ def _row_quotient(e: Emitter, op: Op) -> None:
     (made,), (x, y) = op.outs, op.args
     rows = e.layout(y)
     which = tuple(rows.number[(base[0], 0)] for base in e.layout(made.value).bases)
-    make = _specialised(e).part("quotient", "quotient", which, rows.count)
+    make = specialised(e).part("quotient", "quotient", which, rows.count)
     e.define(made, f"{make}({e.name(x)}, {e.name(y)})")
 
 
@@ -576,7 +538,7 @@ def _watched(e: Emitter, op: Op) -> tuple[MemoryOperand, RegisterLayout, str]:
 
 @emits("store_panels")
 def _store_panels(e: Emitter, op: Op) -> None:
-    h = _specialised(e)
+    h = specialised(e)
     place, layout, x = _watched(e, op)
     rank, (row_axis, column_axis) = len(place.extents), place.axes
     turned = (0, 4) not in layout.threads  # warps lie side by side and not one below the other
@@ -600,17 +562,17 @@ def _panels_read(e: Emitter, op: Op) -> None:
 def _store_rows(e: Emitter, op: Op) -> None:
     place, layout, x = _watched(e, op)
     if place.windows is not None:
-        _store_windows(_specialised(e), place, layout, x)
+        _store_windows(specialised(e), place, layout, x)
         return
     row_axis, column_axis = place.axes
-    make = _specialised(e).part("store_quads", "store_quads", layout.text, layout.shape,
+    make = specialised(e).part("store_quads", "store_quads", layout.text, layout.shape,
                            place.dtype.name)
     parts = parts_of(e, place, layout)
     row = parts[row_axis] or "i32(0)"
     parts[column_axis] = None
     at = f"{place.base} + {bytes_of(place.dtype, element_offset(e, place, parts))}"
     pitch = bytes_of(place.dtype, product(place.stride(row_axis)))
-    quad = e.once("quad", f"i32({_specialised(e).thread} & 3)")
+    quad = e.once("quad", f"i32({specialised(e).thread} & 3)")
     args = [x, at, pitch, quad, left(e, place, row_axis, row),
             left(e, place, column_axis, "i32(0)")]
     e.line(f"{make}({', '.join(args)})")

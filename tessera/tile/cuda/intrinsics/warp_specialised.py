@@ -37,13 +37,12 @@ def barrier(b: Builder, offset: int, slot: Any) -> Any:
 # --- rings ------------------------------------------------------------------------------------
 @functools.cache
 def ring_init(slots: int, barriers: int, arrivals: int, dealers: int = 0) -> Operation:
-    """() -> all barriers of a ring; `arrivals` warps give a slot back, `dealers` threads say that
-    what is in it is in order."""
+    """() -> barriers of a ring; `arrivals` warps give a slot back, `dealers` threads deal it."""
     def body(b: Builder) -> None:
         for i in range((3 if dealers else 2) * slots):
             at = b.add(b.shared_base(), b.i32(barriers + BARRIER_BYTES * i))
-            b.call(find_instruction("mbarrier_init"), at,
-                   b.i32((1, arrivals, dealers)[i // slots]))
+            count = (1, arrivals, dealers)[i // slots]
+            b.call(find_instruction("mbarrier_init"), at, b.i32(count))
 
     return Operation("ring_init", 0, lambda: InstructionForm((), (), body))
 
@@ -124,25 +123,14 @@ def ring_copy(rank: int, offset: int, slot_bytes: int, barriers: int, panels: in
         base = b.add(b.add(b.shared_base(), b.i32(offset)), b.mul(slot, b.i32(slot_bytes)))
         policy = [b.const("i64", memory.POLICIES["evict_first"])] if streamed else []
         for p in range(panels):
-            b.call(tma.load(rank, hint=streamed), b.add(base, b.i32(p * panel_bytes)), map_,
-                   b.add(first, b.i32(p * panel_columns)), *rest, barrier(b, barriers, slot),
-                   *policy)
+            to, column = b.add(base, b.i32(p * panel_bytes)), b.add(first, b.i32(p * panel_columns))
+            b.call(tma.load(rank, hint=streamed), to, map_, column, *rest,
+                   barrier(b, barriers, slot), *policy)
 
     args = (Operand("slot", "i32"), Operand("map", "i64"),
             *(Operand(f"c{i}", "i32") for i in range(rank)))
     form = InstructionForm(args, (), body)
     return Operation("ring_copy", len(args), lambda *_: form)
-
-
-@functools.cache
-def ring_ahead(rank: int, panels: int, panel_columns: int) -> Operation:
-    """(map, coordinates innermost first): L2 is asked for each panel of a tile."""
-    def body(b: Builder, map_: Any, first: Any, *rest: Any) -> None:
-        for p in range(panels):
-            b.call(tma.prefetch(rank), map_, b.add(first, b.i32(p * panel_columns)), *rest)
-
-    args = (Operand("map", "i64"), *(Operand(f"c{i}", "i32") for i in range(rank)))
-    return Operation("ring_ahead", len(args), lambda *_: InstructionForm(args, (), body))
 
 
 @functools.cache
@@ -185,36 +173,15 @@ def ring_copy_windows(offset: int, slot_bytes: int, barriers: int, panels: int, 
 
 
 @functools.cache
-def ring_wait(barriers: int, dealt: int = 0) -> Operation:
-    """(slot, phase) -> the slot, once it is full. dealt: barriers that say that it is in order."""
+def ring_wait(*barriers: int) -> Operation:
+    """(slot, phase) -> the slot, once it is full, and in order where other barriers say so."""
     def body(b: Builder, slot: Any, phase: Any) -> Any:
-        for at in (barriers, dealt)[:1 + bool(dealt)]:
+        for at in barriers:
             b.call(find_instruction("mbarrier_wait"), barrier(b, at, slot), phase)
         return slot
 
     form = InstructionForm(operands(slot="i32", phase="i32"), operands(d="i32"), body)
     return Operation("ring_wait", 2, lambda *_: form)
-
-
-@functools.cache
-def ring_whole(barriers: int) -> Operation:
-    """(slot, phase of one that fills): waits until the slot is full."""
-    def body(b: Builder, slot: Any, phase: Any) -> None:
-        b.call(find_instruction("mbarrier_wait"), barrier(b, barriers, slot),
-               b.xor(phase, b.i32(1)))
-
-    return Operation("ring_whole", 2, lambda *_: InstructionForm(
-        operands(slot="i32", phase="i32"), (), body))
-
-
-@functools.cache
-def ring_dealt(dealt: int) -> Operation:
-    """(slot): what this thread brought into order there may be read, by tensor cores too."""
-    def body(b: Builder, slot: Any) -> None:
-        b.call(find_instruction("fence_async_shared"))
-        b.call(find_instruction("mbarrier_arrive"), barrier(b, dealt, slot))
-
-    return Operation("ring_dealt", 1, lambda *_: InstructionForm(operands(slot="i32"), (), body))
 
 
 @functools.cache

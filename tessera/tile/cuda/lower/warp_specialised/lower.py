@@ -123,8 +123,8 @@ def _lower(function: Function, pipeline: PipelineKnobs, facts: Any, generation: 
     consumer, producer = (loop_over_tiles(function, nodes, order, maker, pipeline, is_producer,
                                           form.defaults, runs)
                           for nodes, is_producer in ((consumer, False), (producer, True)))
-    helpers = {"is_dealer": dealer_of(producer, rings, maker),
-               "is_ahead": ahead_of(producer, rings, maker, pipeline.ahead)}
+    helpers = dict(is_dealer=dealer_of(producer, rings, maker),
+                   is_ahead=ahead_of(producer, rings, maker, pipeline.ahead))
     producer = (*producer, *drains(rings, maker))
     producer, _ = maker.copy(producer, {})
     whole = replace(function, body=_roles(producer, helpers, consumer, pipeline, maker))
