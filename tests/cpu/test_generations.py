@@ -230,7 +230,7 @@ def shared_rows() -> int:
 
 
 def decode_parts() -> int:
-    types = Tensor[1, 32, 1, 128, bf16], *(Tensor[1, 8, 512, 128, bf16],) * 2
+    types = Tensor[1, 32, 1, 128, bf16], *(Tensor[1, 8, 1024, 128, bf16],) * 2
     plan = str(program_of(ts.jit(ts.attention).graph(*types), PRETENDED).plan)
     return int(re.search(r"call decode_cluster\(.* P=(\d+)", plan).group(1))
 
@@ -282,8 +282,8 @@ FIELDS: dict[str, Field] = {
     "dependent_launches": Field(False, lambda: f"dependent: {waits()}", "dependent: False"),
     "cluster_groups": Field(1, lambda: f"groups of a cluster: {shared_rows()}",
                             "groups of a cluster: 1"),
-    "most_cluster_groups": Field(2, lambda: f"parts of a cluster: {decode_parts()}",
-                                 "parts of a cluster: 2"),
+    "most_cluster_groups": Field(8, lambda: f"parts of a cluster: {decode_parts()}",
+                                 "parts of a cluster: 8"),
     "vector_sums": Field(False, lambda: text(emitted(summed, ones(f32, 512), ones(f32, 512))),
                          "0, 1, ("),
     "warp_matmul.formats": Field(("f16",), gemm, "by threads", without_wgmma),
