@@ -133,7 +133,7 @@ def test_an_unknown_name_has_a_suggestion():
 def test_every_record_cites_the_isa_and_has_an_opcode():
     for record in samples():
         assert record.isa.split()[0][0] in "159", record
-        assert record.mnemonics, record
+        assert record.mnemonics or record.text.startswith(".reg"), record  # a declaration has none
         assert record.target.cc >= (7, 5)
 
 
