@@ -560,9 +560,8 @@ def knobs_table() -> str:
     lines = (line.split(maxsplit=1) for line in inspect.getdoc(PipelineKnobs).splitlines())  # type: ignore[union-attr]
     told = {words[0]: words[1] for words in lines if len(words) == 2}
     spelled = {"stages": "stages", "warpgroups": "warps"}
-    rows = [(f"`{spelled.get(f.name, f.name.upper())}`",
-             told[f.name]) for f in fields(PipelineKnobs)]
-    return markdown(("Parameter", "Meaning"), rows)
+    return markdown(("Parameter", "Meaning"), [
+        (f"`{spelled.get(f.name, f.name.upper())}`", told[f.name]) for f in fields(PipelineKnobs)])
 
 
 TABLES: dict[str, Callable[[], str | None]] = {

@@ -44,7 +44,8 @@ class EventTimer:
     Before each repetition twice the second-level cache is overwritten, often enough to last longer
     than the host needs for a launch: operands come from memory, as in a program, and what lies
     between the events is the kernel's time and not the host's. Where the host took longer after
-    all, as one that has other work does, that repetition does not count.
+    all, as one that has other work does, the launch is repeated behind a longer cover, up to five
+    times; of a host that is late each time the last one counts.
     """
 
     def __init__(self, index: int, stream: int):

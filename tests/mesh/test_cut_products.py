@@ -100,8 +100,10 @@ def test_large_ones_are_cut_on_gpus_and_on_no_hosts(name, n):
     gpus, hosts = ts.dist.mesh(DEVICES[:n], axes="x"), ts.dist.mesh(axes="x", shape=(n,))
     plan = str(program_of(left, right, out, 8192, gpus).plan)
     parts = {"gather": "4 parts", "reduce": "4 parts (1:2:2:3)", "scatter rows": "4 parts"}
-    assert f" in {parts[name]} beside its matmul" in plan or n == 2 and (
-        "beside its matmul" in plan or name == "scatter rows")  # of two ranks in bf16: a quarter
+    if n == 4:
+        assert f" in {parts[name]} beside its matmul" in plan
+    else:  # two ranks send a quarter of the bytes, in bf16: scattered sums are sooner whole
+        assert ("beside its matmul" in plan) == (name != "scatter rows")
     assert "parts" not in str(program_of(left, right, out, 8192, hosts).plan)
     assert "parts" not in str(program_of(left, right, out, 64 * n, gpus).plan)
 

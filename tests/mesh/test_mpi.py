@@ -24,7 +24,7 @@ def test_mpi_gives_the_bits_of_the_simulation(ranks, tmp_path):
 
 @needs_mpi
 @pytest.mark.row("DIST-36", "NUM-42")
-@pytest.mark.parametrize("ranks", [6, pytest.param(72, marks=pytest.mark.skipif(
+@pytest.mark.parametrize("ranks", [12, pytest.param(72, marks=pytest.mark.skipif(
     not os.environ.get("TESSERA_SLOW"), reason="a minute of imports: TESSERA_SLOW=1"))])
 def test_many_ranks_add_with_the_error_of_f32(ranks, tmp_path):
     """In the order of the simulation, whose sums over 72 ranks test_collective_rows.py judges."""

@@ -1,6 +1,6 @@
 """The training example on as many ranks as a rack has GPUs, on whatever cores there are.
 
-Those of 72 ranks take minutes: TESSERA_SLOW=1 runs them, and 6 ranks without stages.
+Those of 72 ranks take minutes: TESSERA_SLOW=1 runs them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ COMPILER_MB = 100  # Numba and LLVM, in the one rank of a stage that compiles fo
 FLAGS = ["--steps", str(STEPS), "--sample", "0"]
 SMALL = [f"--{name}={value}" for name, value in {**example.SMALL, "steps": STEPS}.items()]
 MESHES = [
-    pytest.param("dp=2,tp=3", SMALL, marks=SLOW, id="6 ranks"),
+    pytest.param("dp=2,tp=3", SMALL, id="6 ranks"),
     pytest.param("dp=1,tp=3,pp=2", [*SMALL, "--microbatches=2"], id="6 ranks, stages"),
     pytest.param("dp=8,tp=9", [], marks=SLOW, id="72 ranks"),
     pytest.param("dp=4,tp=9,pp=2", [], marks=SLOW, id="72 ranks, stages"),

@@ -49,7 +49,7 @@ def unbroken(text: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 # --- on another mesh --------------------------------------------------------------------------
-@pytest.mark.parametrize("ranks, mesh", [(3, "tp=3"), (4, "pp=2,dp=2"), (1, "")])
+@pytest.mark.parametrize("ranks, mesh", [(3, "tp=3"), (4, "dp=4"), (4, "pp=2,dp=2"), (1, "")])
 def test_a_run_goes_on_where_it_is_resumed(unbroken: Path, tmp_path: Path, ranks: int, mesh: str
                                            ) -> None:
     """From the middle, on meshes that the checkpoint was not written on: the same losses."""

@@ -56,7 +56,7 @@ SKIPPED = {  # why an op has no layouts
 }
 CASES = [pytest.param(op, s, id=f"{op.name}-{i}") for op in OPS.values()
          if op.name not in SKIPPED for i, s in enumerate(op.samples) if s.args]
-MOST = 6  # layouts of all operands of one sample that are tried
+MOST = 8  # layouts of all operands of one sample that are tried
 MOST_WHOLE = 12_000  # combinations of the operands of one sample: about three minutes
 SLOW = bool(os.environ.get("TESSERA_SLOW"))
 

@@ -113,7 +113,7 @@ def test_help_and_unknown_flags_are_said_once(tmp_path):
 # --- what runs ------------------------------------------------------------------------------------
 @needs_mpi
 @pytest.mark.row("CORE-21")
-@pytest.mark.parametrize("ranks", [1, 2, 5])
+@pytest.mark.parametrize("ranks", [1, 2, 3, 5])
 def test_without_a_mesh_ranks_share_the_batch(ranks, text, tmp_path):
     """6 windows on 5 ranks: one of them has 2."""
     out = tmp_path / "out"

@@ -17,7 +17,7 @@ from ..operand import public, shape_tuple
 from ..trace import apply
 
 
-def _elements(value: Any, numeric: NumericType) -> np.ndarray:
+def elements_of(value: Any, numeric: NumericType) -> np.ndarray:
     array = np.asarray(value)
     kind: np.dtype = numeric.dtype.numpy
     if numeric.dtype.has_own_numpy and (array.dtype == kind or kind in (np.float32, np.float64)):
@@ -31,7 +31,7 @@ def _elements(value: Any, numeric: NumericType) -> np.ndarray:
 CONSTANT_OP = GraphOp(
     "constant",
     shape=lambda value, type: Aval((), type),
-    ref=lambda value, type: _elements(value, type),
+    ref=lambda value, type: elements_of(value, type),
     axes="->",
     differentiable=False,
     samples=(sample(value=2.5, type=as_type("f32")),),
@@ -44,7 +44,7 @@ hooks.constant.fill(CONSTANT_OP)
 FULL = GraphOp(
     "full",
     shape=lambda shape, value, type: Aval(shape, type),
-    ref=lambda shape, value, type: np.full(shape, _elements(value, type)),
+    ref=lambda shape, value, type: np.full(shape, elements_of(value, type)),
     axes="->...",
     local=lambda attrs, ins, outs: {**attrs, "shape": outs[0]},
     differentiable=False,
@@ -56,7 +56,7 @@ FULL = GraphOp(
 IOTA = GraphOp(
     "iota",
     shape=lambda size, type: Aval((size,), type),
-    ref=lambda size, type: _elements(np.arange(size), type),
+    ref=lambda size, type: elements_of(np.arange(size), type),
     axes="->i",
     differentiable=False,
     samples=(sample(size=5, type=as_type("f32")),),
@@ -164,7 +164,7 @@ def arange(start: Any, stop: Any = None, step: Any = 1, *, dtype: Any = None) ->
     numeric = as_type(dtype or ("int64" if whole else "f32"))
     if (first, step) == (0, 1) and whole:
         return apply(IOTA, size=max(int(last), 0), type=numeric)
-    return Tensor(_elements(np.arange(*numbers), numeric), numeric)
+    return Tensor(elements_of(np.arange(*numbers), numeric), numeric)
 
 
 @public
@@ -172,11 +172,11 @@ def eye(n: int, m: int | None = None, dtype: Any = "f32") -> Tensor:
     """The n x m matrix with ones on its diagonal; m = n when absent."""
     numeric = as_type(dtype)
     shape: Any = shape_tuple((n, n if m is None else m))
-    return Tensor(_elements(np.eye(*shape), numeric), numeric)
+    return Tensor(elements_of(np.eye(*shape), numeric), numeric)
 
 
 @public
 def linspace(start: float, stop: float, num: int, dtype: Any = "f32") -> Tensor:
     """num evenly spaced numbers from start to stop, both included."""
     numeric = as_type(dtype)
-    return Tensor(_elements(np.linspace(start, stop, num), numeric), numeric)
+    return Tensor(elements_of(np.linspace(start, stop, num), numeric), numeric)

@@ -18,7 +18,7 @@ from .. import functions as F
 from ..op import Aval
 from ..operand import axes_tuple, axis_index, plain, public, store
 from ..trace import apply
-from .create import _elements
+from .create import elements_of
 from .linalg import floats
 from .spectral import ADJOINT_NORM, FFT, IRFFT, RFFT, both_parts, need_pair
 
@@ -287,7 +287,7 @@ def _frequencies(made: Callable, n: Any, d: float, dtype: Any) -> Tensor:
     if d == 0:
         raise ArgumentError("points are d=0 apart, so that no frequency is finite")
     numeric = as_type(dtype)
-    return Tensor(_elements(made(points, d), numeric), numeric)
+    return Tensor(elements_of(made(points, d), numeric), numeric)
 
 
 def _shifted(x: Any, axes: Any, back: bool) -> Any:

@@ -10,7 +10,7 @@ from tessera.tile.cuda.emit.matmul_operands import Stores
 from tessera.tile.cuda.emit.memory_operands import ZERO, MemoryOperand, place_of
 from tessera.tile.cuda.emit.registry import emits
 from tessera.tile.cuda.emit.shared_tiles import spot_of, store_buffer
-from tessera.tile.cuda.emit.warp_specialised import WarpSpecialisedEmitter, advance
+from tessera.tile.cuda.emit.warp_specialised import advance, specialised
 from tessera.tile.cuda.intrinsics.matmul_codes import EACH, part_words
 from tessera.tile.cuda.intrinsics.swizzle import ALIGNMENT, stage_bytes
 from tessera.tile.cuda.lower.warp_specialised.program import DEALERS, PANEL_BYTES
@@ -100,8 +100,7 @@ def _sum_parts(e: Emitter, op: Op) -> None:
 # --- in the registers of warpgroups ---------------------------------------------------------------
 @emits("unpack_codes")
 def _unpack_codes(e: Emitter, op: Op) -> None:
-    h, attr = e, op.attr
-    assert isinstance(h, WarpSpecialisedEmitter)
+    h, attr = specialised(e), op.attr
     codes, *beside = op.args
     assert isinstance(codes, SSAValue)
     ring, load, slot = h.slots[codes]
@@ -119,8 +118,7 @@ def _unpack_codes(e: Emitter, op: Op) -> None:
 
 @emits("ring_deal")
 def _ring_deal(e: Emitter, op: Op) -> None:
-    h = e
-    assert isinstance(h, WarpSpecialisedEmitter)
+    h = specialised(e)
     ring = h.program.ring(op.attr["ring"])
     at, phase = h.positions[ring.name]
     whole = h.helper(f"{ring.name}_whole", "ring_whole", ring.barriers_bytes)

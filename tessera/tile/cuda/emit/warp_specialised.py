@@ -514,7 +514,7 @@ def _quad_sum(e: Emitter, op: Op) -> None:
 @emits("any_differs")
 def _any_differs(e: Emitter, op: Op) -> None:
     make = specialised(e).part("any_differs", "any_differs", e.layout(op.args[0]).count,
-                           float(op.attr["value"]))
+                               float(op.attr["value"]))
     e.define(op.outs[0], f"{make}({e.name(op.args[0])})")
 
 
@@ -566,7 +566,7 @@ def _store_rows(e: Emitter, op: Op) -> None:
         return
     row_axis, column_axis = place.axes
     make = specialised(e).part("store_quads", "store_quads", layout.text, layout.shape,
-                           place.dtype.name)
+                               place.dtype.name)
     parts = parts_of(e, place, layout)
     row = parts[row_axis] or "i32(0)"
     parts[column_axis] = None

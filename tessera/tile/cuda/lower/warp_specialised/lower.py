@@ -123,11 +123,13 @@ def _lower(function: Function, pipeline: PipelineKnobs, facts: Any, generation: 
     consumer, producer = (loop_over_tiles(function, nodes, order, maker, pipeline, is_producer,
                                           form.defaults, runs)
                           for nodes, is_producer in ((consumer, False), (producer, True)))
-    helpers = dict(is_dealer=dealer_of(producer, rings, maker),
-                   is_ahead=ahead_of(producer, rings, maker, pipeline.ahead))
+    dealer = dealer_of(producer, rings, maker)
+    ahead = ahead_of(producer, rings, maker, pipeline.ahead)
     producer = (*producer, *drains(rings, maker))
     producer, _ = maker.copy(producer, {})
-    whole = replace(function, body=_roles(producer, helpers, consumer, pipeline, maker))
+    fills = (*_by_some("is_first", producer, maker), *_by_some("is_dealer", dealer, maker),
+             *_by_some("is_ahead", ahead, maker))
+    whole = replace(function, body=_roles(fills, consumer, pipeline, maker))
     whole = verify(tidy_names(simplify(whole)))
     assert pipeline.warpgroups is not None
     whole = place_tiles(whole, pipeline.warpgroups, getattr(facts, "shared", False), generation)
@@ -189,24 +191,24 @@ def _consumer(function: Function, rings: Any, maker: Maker, pipeline: PipelineKn
     return nodes
 
 
-def _roles(producer: Nodes, helpers: Mapping[str, Nodes], consumer: Nodes,
-           pipeline: PipelineKnobs, maker: Maker) -> Nodes:
-    """One function of all: a branch of warpgroups, and one thread of the producer's, or some.
-    helpers: what those of its threads do of which an op of that name says so."""
+def _by_some(which: str, nodes: Nodes, maker: Maker) -> Nodes:
+    """What those threads of the producer do of which an op of this name says so."""
+    if not nodes:
+        return ()
+    some = maker.op(which, (), which.removeprefix("is_"))
+    return (some, If(out(some), nodes, (), (), (), ()))
+
+
+def _roles(producer: Nodes, consumer: Nodes, pipeline: PipelineKnobs, maker: Maker) -> Nodes:
+    """One function of both: a branch of warpgroups."""
     role = maker.op("is_producer", (), "producer")
-    first = maker.op("is_first", (), "first")
     fewer: list[Node] = []
     more: list[Node] = []
     if pipeline.registers is not None:
         few, many = pipeline.registers
         fewer = [maker.op("set_registers", (), registers=few, how="dec")]
         more = [maker.op("set_registers", (), registers=many, how="inc")]
-    fills: list[Node] = [first, If(out(first), producer, (), (), (), ())]
-    for name, nodes in helpers.items():
-        if nodes:
-            some = maker.op(name, (), name[3:])
-            fills += [some, If(out(some), nodes, (), (), (), ())]
-    return (role, If(out(role), (*fewer, *fills), (*more, *consumer), (), (), ()))
+    return (role, If(out(role), (*fewer, *producer), (*more, *consumer), (), (), ()))
 
 
 def _notes(rings: Any, pipeline: PipelineKnobs, buffers: int) -> tuple[str, ...]:
