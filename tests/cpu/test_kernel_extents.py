@@ -149,6 +149,31 @@ def test_types_in_quotes():
     assert caught.value.__cause__ is None
 
 
+def given_number(x: Tensor["N", f32], N: ts.int32):
+    x[0] = N
+
+
+def given_constant(x: Tensor["2*N", f32], N=3):
+    x[0] = N
+
+
+def given_tensor(N: Tensor["N", f32]):
+    N[0] = 3.0
+
+
+@pytest.mark.parametrize("body, numbers", [(given_number, (3,)), (given_constant, ())])
+def test_a_number_may_not_be_called_as_an_extent_is(body, numbers):
+    with pytest.raises(ts.TesseraError, match="N is a parameter and an extent") as caught:
+        ts.kernel(body)(np.zeros(8, np.float32), *numbers)
+    assert caught.value.where.line == body.__code__.co_firstlineno
+
+
+def test_a_tensor_may_be_called_as_an_extent_is():
+    x = np.zeros(8, np.float32)
+    ts.kernel(given_tensor)(x)
+    assert x.tolist() == [3.0] + 7 * [0.0]
+
+
 # --- one traceback, at the user's line --------------------------------------------------------
 def frames(error):
     found, trace = [], error.__traceback__

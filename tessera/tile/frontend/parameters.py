@@ -44,6 +44,7 @@ def declare(t: KernelTracer, hidden_axes: HiddenAxes = composite_axes) -> None:
     for name, kind in t.spec.params:
         parameter(t, name, kind, "argument")
     names += solved_names(d for _, kind in tensors for d in kind.dims)
+    refuse_clashes(t, names)
     assigned = frozenset(stored_names(t.exits.body))
     for name in dict.fromkeys(names):
         if name not in t.env:
@@ -56,6 +57,16 @@ def declare(t: KernelTracer, hidden_axes: HiddenAxes = composite_axes) -> None:
         if isinstance(kind, TensorType) and kind.type is not None:
             output(t, i, GlobalTensor(kind.type, kind.shape), hidden_axes(t, GlobalTensor(
                 kind.type, kind.shape)))
+
+
+def refuse_clashes(t: KernelTracer, extents: list[str]) -> None:
+    """N beside x: Tensor["N"] would be another number than x's extent. A tensor N is none."""
+    numbers = {n for n, kind in t.spec.params if not isinstance(kind, GlobalTensor)}
+    for name in extents:
+        if name in numbers or name in dict(t.spec.constants):
+            t.fail(f"{name} is a parameter and an extent of a tensor's annotation",
+                   f"leave the parameter out, since the body can read {name} of the tensor, or "
+                   f"call it something else")
 
 
 def output(t: KernelTracer, i: int, kind: GlobalTensor, hidden: tuple[int, ...]) -> Handle:
