@@ -205,7 +205,7 @@ def ops_table() -> str:
 def derivative(op: GraphOp) -> str:
     if not op.differentiable:
         return "zero"
-    rules = (("reverse", op.vjp), ("forward", op.jvp))
+    rules = (("reverse", op.vjp or op.derives), ("forward", op.jvp or op.derives))
     return ", ".join(word for word, rule in rules if rule) or "none"
 
 

@@ -48,7 +48,7 @@ def _push_node(node: Node, env: dict[Value, Tensor], tan: dict[Value, Any]) -> N
 def _tangents(node: Node, ts: tuple, out: Any, inputs: list) -> Any:
     op = node.op
     if opens(op, op.jvp, op.no_jvp):
-        tangents = push_forward(rule_graph(node), inputs, ts)[1]
+        tangents = push_forward(rule_graph(node, op.expand or op.derives), inputs, ts)[1]
         return tuple(tangents) if op.multi else tangents[0]
     if op.jvp is None:
         why = op.no_jvp or NoRule("", "use reverse mode (ts.grad), ts.stop_gradient, or "

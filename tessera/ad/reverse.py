@@ -139,13 +139,13 @@ def _accumulate(ct: dict[Value, Tensor], v: Value, g: Tensor) -> None:
 
 def opens(op: GraphOp, rule: Any, refusal: NoRule | None) -> bool:
     """Whether an op without this derivative rule has that of the ops that it stands for."""
-    return rule is None and refusal is None and op.expand is not None
+    return rule is None and refusal is None and (op.expand or op.derives) is not None
 
 
 def _pull_back(node: Node, grads: tuple, tape: Tape, wanted: tuple[bool, ...]) -> tuple:
     op, env = node.op, tape.values
     if opens(op, op.vjp, op.no_vjp):
-        inner = rule_graph(node)
+        inner = rule_graph(node, op.expand or op.derives)
         return tuple(backward(forward(inner, [env[v] for v in node.inputs]), grads, inner.inputs))
     if op.vjp is None:
         why = op.no_vjp or NoRule("", "use forward mode (ts.jvp), ts.stop_gradient, or "

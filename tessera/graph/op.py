@@ -181,6 +181,8 @@ class GraphOp:
     expand_gpu(*xs, **attrs) -> y in ops that have kernels, in place of `expand`: of an op that one
                               call does on a CPU, or whose parts a GPU's loops write where they
                               belong
+    derives(*xs, **attrs) -> y in ops that have derivatives, of an op that runs as it is: missing
+                              rules are those of these ops
     vjp of an op that holds graphs also gets wanted=: per input, whether its cotangent is used
     no_vjp, no_jvp  in place of a rule that cannot be: what the GradError says
     unroll(*xs, **attrs) -> y of an op that holds graphs, without them: a loop of known length again
@@ -254,6 +256,7 @@ class GraphOp:
     unroll: Callable[..., Any] | None = None
     repeats: Callable[..., Any] | None = None
     expand_gpu: Callable[..., Any] | None = None
+    derives: Callable[..., Any] | None = None
     push: Callable[..., Any] | None = None
     axes: str | Callable[..., str] | None = None
     reduces: str = ""

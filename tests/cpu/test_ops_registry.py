@@ -177,8 +177,8 @@ def test_record_is_complete(op: GraphOp) -> None:
     assert op.doc or hasattr(np, op.name) or hasattr(math, op.name), "say what it computes"
     if op.differentiable:
         need = "a rule, one of smaller ops, a reason for none, or differentiable=False"
-        assert op.vjp or op.no_vjp or op.expand, need
-        assert op.jvp or op.no_jvp or op.expand, need
+        assert op.vjp or op.no_vjp or op.expand or op.derives, need
+        assert op.jvp or op.no_jvp or op.expand or op.derives, need
     if any(s.args for s in op.samples) and not op.effects:
         assert op.batch or op.expand, "vmap needs a rule, or one of smaller ops"
 

@@ -7,6 +7,7 @@ import pytest
 
 import emulator
 import tessera as ts
+from kernel_meanings import compared
 from kernels.build import build
 from kernels.gathers import CASES, TYPES, rows_of, values
 from tessera import config
@@ -24,8 +25,9 @@ def floats(rng, *shape):
 
 
 @pytest.fixture(autouse=True)
-def checked():
-    with config.scope(debug=True):
+def checked(monkeypatch):
+    """Under the sanitizer, and each kernel is told in ops of the graph beside."""
+    with compared(monkeypatch), config.scope(debug=True):
         yield
 
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import tessera as ts
+from kernel_meanings import compared
 from kernels.build import build
 from tessera import config
 from tessera.tile.ops import OPS
@@ -37,8 +38,9 @@ BOOLEAN = ("lt", "le", "gt", "ge", "eq", "ne", "isnan", "isinf")
 
 
 @pytest.fixture(autouse=True)
-def checked():
-    with config.scope(debug=True):
+def checked(monkeypatch):
+    """Under the sanitizer, and each kernel is told in ops of the graph beside."""
+    with compared(monkeypatch), config.scope(debug=True):
         yield
 
 

@@ -18,19 +18,23 @@ import numpy as np
 
 from ... import hooks
 from ...dims import Dim
-from ...errors import DTypeError, GradError, TraceError, user_line
+from ...errors import DTypeError, TraceError, user_line
 from ...kernels.softmax import softmax
 from ...numerics import NumericType, as_type
 from ...tensor import Tensor, as_tensor
-from ...tile.interpreter.launch import Config, extent
+from ...tile.interpreter.launch import Config, extent, scalars_in_grid
 from ...tile.ir.ir import Op, walk
 from ...tile.ir.op_record import OPS as TILE_OPS
-from ...tile.ir.types import GlobalTensor
+from ...tile.ir.types import GlobalTensor, Scalar
+from ...tile.launch.repeated_call import grid_names
+from ...tile.passes.batch_axes import batch_extent, with_batch_axes
+from ...tile.passes.graph_arguments import held_in, with_given_results, with_loaded_numbers
 from ...tile.passes.random_draws import draws
 from ...tile.passes.written_arguments import written_parameters
 from .. import functions as F
 from ..op import Arg, Aval, GraphOp, Sample
 from ..trace import Tracer, apply, aval_of, current_builder, current_line
+from .kernel_meaning import meaning, underivable
 
 if TYPE_CHECKING:
     from ...tile.interpreter.arguments import Bound
@@ -157,20 +161,32 @@ def _batch(size: Any, batched: tuple, *xs: Tensor, call: KernelCall) -> tuple:
     return apply(KERNEL, *full, call=made), True
 
 
-def _no_rule(gs: tuple, ys: tuple, *xs: Tensor, call: KernelCall) -> tuple:
-    raise _without_rule(call, "reverse")
-
-
-def _no_tangent(ts: tuple, ys: tuple, *xs: Tensor, call: KernelCall) -> tuple:
-    raise _without_rule(call, "forward")
-
-
-def _without_rule(call: KernelCall, mode: str) -> GradError:
-    name = call.kernel.__name__
-    hint = f"{name}.defvjp(fwd, bwd): fwd(*args) -> (value, saved), bwd(saved, g) -> cotangents; " \
-        f"or {name}.defjvp(rule), which serves both modes; ts.stop_gradient where none is meant"
-    return GradError(f"kernel {name} is differentiated in {mode} mode and has no rule for it",
-                     hint=hint, where=current_line())
+def _meaning(*xs: Tensor, call: KernelCall) -> tuple[Tensor, ...]:
+    """What the kernel computes, in ops that have derivatives."""
+    avals = [aval_of(x) for x in xs]
+    bound = call.bound(avals)
+    work = call.kernel.specialised(bound, call.config)
+    numbers = frozenset(n for n in call.names if isinstance(bound.types[n], Scalar))
+    asked = scalars_in_grid(work.function, bound) | grid_names(call.kernel.grid)
+    if call.drawn or call.config.groups is None and asked & numbers:
+        raise underivable(call.kernel.__name__, current_line(), "it draws random numbers"
+                          if call.drawn else "how many groups it has depends on data")
+    made = with_loaded_numbers(with_given_results(work.function), numbers)
+    operands = [held_in(n) if n in numbers else n for n in call.names]
+    tensors = {o: F.expand_dims(x, -1) if n in numbers else x
+               for o, n, x in zip(operands, call.names, xs, strict=True)}
+    results = call.results(avals)
+    for name, y in zip(call.returned, results, strict=False):
+        tensors[name] = F.zeros((*call.batch, *(y.shape[len(call.batch):] or (1,))), y.type)
+    if call.batch:
+        has = {n: tuple(b[i] for b in call.batched) for i, n in enumerate(operands)}
+        has |= dict.fromkeys((*call.returned, *call.written), (True,) * len(call.batch))
+        made = with_batch_axes(made, len(call.batch), has, len(work.grid))
+        bound.sizes.update((batch_extent(i), n) for i, n in enumerate(call.batch))
+    work = replace(work, function=made, grid=(*call.batch, *work.grid))
+    left = meaning(call.kernel.__name__, work, bound, tensors)
+    return tuple(F.reshape(left[n], y.shape)
+                 for n, y in zip((*call.returned, *call.written), results, strict=True))
 
 
 def _axes(*avals: Aval, call: KernelCall) -> str:
@@ -206,8 +222,7 @@ KERNEL = GraphOp(
     "kernel",
     shape=_shape,
     ref=_run,
-    vjp=_no_rule,
-    jvp=_no_tangent,
+    derives=_meaning,
     batch=_batch,
     axes=_axes,
     multi=True,

@@ -157,10 +157,13 @@ class Machine:
                 one = then if then is not None else orelse
                 value = one[i] if one is not None else self.nothing(made.type)
             else:
-                value = choose(cond, then[i], orelse[i])
+                value = self.choose(cond, then[i], orelse[i])
             self.env[made.value] = self.spread(made.type, value)
             if self.blame is not None:
                 self.blame.passes(made.value, (node.thens[i], node.elses[i]))
+
+    def choose(self, cond: Any, x: Any, y: Any) -> Any:
+        return choose(cond, x, y)
 
     @staticmethod
     def nothing(type: Any) -> np.ndarray:
@@ -227,7 +230,7 @@ class Machine:
         if on.all():
             self.bind(carried, new, yields)
             return
-        self.bind(carried, [choose(on, value, self.env[made.value])
+        self.bind(carried, [self.choose(on, value, self.env[made.value])
                             for made, value in zip(carried, new, strict=True)], yields)
 
     # --- who takes part -----------------------------------------------------------------------

@@ -167,7 +167,8 @@ class Kernel(Kernel_):
 
     # --- in graphs ----------------------------------------------------------------------------
     def defvjp(self, fwd: Callable[..., Any], bwd: Callable[..., Any]) -> None:
-        """Its derivative in reverse mode, for calls under ts.jit, ts.grad and the other transforms.
+        """Its derivative in reverse mode, for calls under ts.jit, ts.grad and the other transforms,
+        in place of the one that follows from its body.
 
         fwd(*args) -> (value, saved): args as the kernel takes them; value is what it returns or
         writes, a tuple of them when they are several, what it returns first. The kernel may be
@@ -177,7 +178,8 @@ class Kernel(Kernel_):
         self.rule = hooks.graph_kernels.get().vjp_rule(self, fwd, bwd)
 
     def defjvp(self, rule: Callable[..., Any]) -> Callable[..., Any]:
-        """Its derivative in forward mode, which serves both modes.
+        """Its derivative in forward mode, which serves both modes, in place of the one that follows
+        from its body.
 
         rule(primals, tangents) -> (value, tangent), linear in the tangents; one entry per argument
         in each, value as in defvjp. As ts.custom_jvp. Returns the rule: usable as a decorator.

@@ -75,7 +75,8 @@ class _Found:
     on: np.ndarray
 
 
-def _find(m: Any, op: Any, base: Any, index: np.ndarray, offsets: Any) -> _Found:
+def find_places(m: Any, op: Any, base: Any, index: np.ndarray, offsets: Any) -> _Found:
+    """Where the elements of a tile lie that an index chooses, and which of them are there."""
     attr, axis = op.attr, op.attr["axis"]
     start, size = np.asarray(offsets[axis], np.int64), base.memory.shape[axis]
     at = [np.zeros((1, 1), np.int64) if a == axis else x for a, x in enumerate(offsets)]
@@ -118,7 +119,7 @@ def gather(m: Any, op: Any, x: Any, index: Any, *offsets: Any) -> Any:
 
     Where a position lies outside of x, the result is `fill`.
     """
-    found = _find(m, op, x, index, offsets)
+    found = find_places(m, op, x, index, offsets)
     memory = x.memory
     access = m.tile_access(found.place, found.address, found.on, _lane(found.place), op.where)
     if access is not None:
@@ -133,7 +134,7 @@ def gather(m: Any, op: Any, x: Any, index: Any, *offsets: Any) -> Any:
          group=True, public=False, positions=2, access="scattered")
 def store_scatter(m: Any, op: Any, y: Any, value: Any, index: Any, *offsets: Any) -> None:
     """Writes each element of a tile where the index says; of two at one place one stays."""
-    found, memory = _find(m, op, y, index, offsets), y.memory
+    found, memory = find_places(m, op, y, index, offsets), y.memory
     values = np.broadcast_to(value, found.address.shape)[found.on]
     access = m.tile_access(found.place, found.address, found.on, _lane(found.place), op.where)
     if access is not None:
@@ -173,7 +174,7 @@ def _added(types: Any, attrs: Any) -> list[Along]:
          group=True, public=False, combines=_added, positions=2, access="scattered")
 def atomic_scatter(m: Any, op: Any, y: Any, value: Any, index: Any, *offsets: Any) -> None:
     """Adds each element of a tile where the index says, as one step each."""
-    found, memory = _find(m, op, y, index, offsets), y.memory
+    found, memory = find_places(m, op, y, index, offsets), y.memory
     access = m.tile_access(found.place, found.address, found.on, _lane(found.place), op.where)
     if access is not None:
         m.sanitizer.wrote(access, atomic=True)

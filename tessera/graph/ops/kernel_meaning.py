@@ -1,0 +1,447 @@
+"""What a tile kernel computes, in ops of the graph: its derivative where no rule was given.
+
+The kernel's IR is run once on values of the graph, all groups side by side: a tile of a kernel with
+a grid of two axes is a tensor [groups, groups, *tile]. Numbers that follow from the launch alone
+(numbers of groups and lanes, extents, bounds of loops, masks at edges) are NumPy's, by the meaning
+that the interpreter has of them; what follows from a tensor's elements is recorded. A load becomes
+a slice or a reshape where blocks lie one behind the other, else a gather; a store its inverse.
+
+Memory of a group or of its lanes is a tensor too, with the axes of the grid in front. What has no
+derivative here is refused, with the kernel's line: atomics, other groups' values, conditions and
+places that depend on elements (but `tile.gather`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import prod
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import numpy as np
+
+from ...errors import GradError, SourceLine
+from ...numerics import as_type
+from ...tensor import Tensor, as_tensor
+from ...tile.interpreter.machine import Machine
+from ...tile.interpreter.memory import Memory, MemoryBox
+from ...tile.ir.ir import For, If, Op, While
+from ...tile.ir.numpy_values import constant
+from ...tile.ir.op_record import OPS
+from ...tile.ir.types import Buffer, Scalar, TileType
+from ...tile.ops.indexed import find_places
+from .. import functions as F
+from .kernel_places import as_dtype, as_numeric, elements, take_blocks, where_else
+from .tile_meanings import MEANINGS, SHAPED, Step
+
+if TYPE_CHECKING:
+    from ...tile.interpreter.arguments import Bound
+    from ...tile.interpreter.launch import Specialisation
+
+MOST_STEPS = 4096  # ops that are recorded: loops are written out
+NOTHING = np.zeros((1, 1), np.float32)
+IGNORED = ("prefetch_box", "arrive", "launch_dependents", "grid_dependency_wait", "barrier",
+           "cp_commit_group", "cp_wait_group")
+
+
+def meaning(name: str, work: Specialisation, bound: Bound, tensors: dict[str, Tensor]
+            ) -> dict[str, Tensor]:
+    """What a launch leaves in every tensor, by parameter.
+
+    work: what is launched; every result is an argument of it. bound: extents and plain numbers.
+    tensors: by parameter. Raises GradError where an op cannot be told in the graph's.
+    """
+    memory = {n: Held(n, x) for n, x in tensors.items()}
+    env: dict[Any, Any] = {}
+    for p in work.function.params:
+        key = p.value.name
+        if key in memory:
+            env[p.value] = MemoryBox.whole(memory[key])
+        elif p.role == "dim":
+            assert isinstance(p.type, Scalar)
+            env[p.value] = constant(bound.sizes[key], p.type.dtype)
+        else:
+            env[p.value] = bound.values[key]
+    if prod(work.grid):
+        Recorder(name, work.grid, work.lanes, env).run(work.function.body)
+    return {key: m.value for key, m in memory.items()}
+
+
+class Held(Memory):
+    """A tensor of the graph, as the kernel's ops find it now."""
+
+    def __init__(self, name: str, value: Tensor):
+        super().__init__(name, tuple(value.shape), value.type, np.empty(0))
+        self.value = value
+
+
+def held_in(place: MemoryBox) -> Held:
+    """The tensor that a box is of."""
+    assert isinstance(place.memory, Held)
+    return place.memory
+
+
+class Own(Held):
+    """Memory of each group, or of each lane: a tensor [*grid, lanes|1, stages, *shape]."""
+
+    def __init__(self, name: str, type: Buffer, grid: tuple[int, ...], lanes: int):
+        self.copies = lanes if type.space == "register" else 1
+        whole = (*grid, self.copies, type.stages, *type.shape)
+        super().__init__(name, F.zeros(whole, as_type(type.dtype)))
+        self.shape, self.space, self.stages = type.shape, type.space, type.stages
+        self.all = Held(name, self.value)  # with the axes in front as axes of its own
+
+
+class Recorder(Machine):
+    """The interpreter with values of the graph: a number is [*grid, lanes|1], a tile [*grid,
+    *tile], where an axis of the grid has extent 1 if all groups along it have the same."""
+
+    def __init__(self, name: str, grid: tuple[int, ...], lanes: int, env: dict[Any, Any]):
+        super().__init__(np.arange(prod(grid)), lanes, grid, env)
+        self.name, self.grid, self.steps = name, grid, 0
+        self.when: Tensor | None = None  # where branches that depend on elements are taken
+
+    # --- nodes --------------------------------------------------------------------------------
+    def op(self, op: Op) -> None:
+        record = OPS[op.name]
+        if record.effect == "report" or op.name in IGNORED:
+            return
+        args = [self.get(a) for a in op.args]
+        if op.name in ACCESSES:
+            made = ACCESSES[op.name](self, op, *args)
+        elif record.effect in ("pure", "sync") and not any(isinstance(a, Tensor) for a in args):
+            super().op(op)
+            return
+        elif op.name in MEANINGS:
+            made = self.pure_op(op, args)
+        else:
+            self.refuse(f"{op.name} has no derivative of its own")
+        for out in op.outs:
+            self.env[out.value] = made
+        self.steps += 1
+        if self.steps > MOST_STEPS:
+            self.refuse(f"its loops are {MOST_STEPS} steps and more")
+
+    def get(self, x: Any) -> Any:
+        found = super().get(x)
+        if found is None:
+            self.refuse("it uses what an atomic found, which depends on who was first")
+        return found
+
+    def pure_op(self, op: Op, args: list[Any]) -> Tensor:
+        """An op without memory, in the type that its rule gave."""
+        kind = op.outs[0].type
+        rank = len(kind.shape) if isinstance(kind, TileType) and op.name not in SHAPED else None
+        recorded = [self.recorded(x, rank) for x in args]
+        return as_dtype(MEANINGS[op.name](Step(self, op, kind), *recorded), kind.dtype)
+
+    def recorded(self, x: Any, rank: int | None) -> Tensor:
+        """A value as a tensor of the graph; a number beside tiles of a rank has that rank."""
+        if isinstance(x, MemoryBox):
+            x = self.load_box(x, 0)
+        n = len(self.grid)
+        if not isinstance(x, Tensor):
+            x = as_tensor(self.over_grid(np.asarray(x)))
+        if rank is not None and x.ndim == n + 1 and rank != 1 and x.shape[n] == 1:
+            x = F.reshape(x, (*x.shape[:n], *(1,) * rank))
+        return x
+
+    def over_grid(self, x: np.ndarray) -> np.ndarray:
+        """[1|G, rest] as [*grid, rest], with extent 1 along axes where all groups have the same."""
+        lead = (1,) * len(self.grid) if x.shape[0] == 1 else self.grid
+        x = x.reshape(*lead, *x.shape[1:])
+        for axis, n in enumerate(lead):
+            first = np.take(x, [0], axis)
+            if n > 1 and np.array_equal(np.broadcast_to(first, x.shape), x, equal_nan=False):
+                x = first
+        return x
+
+    def if_(self, node: If) -> None:
+        cond = self.get(node.cond)
+        if not isinstance(cond, Tensor):
+            super().if_(node)
+            return
+        outer, sides = self.when, []  # both are computed, and each writes where it is taken
+        for on, body, values in ((cond, node.then, node.thens), (~cond, node.orelse, node.elses)):
+            self.when = on if outer is None else outer & on
+            self.run(body)
+            sides.append([self.get(v) for v in values])
+        self.when = outer
+        for made, then, orelse in zip(node.outs, *sides, strict=True):
+            self.env[made.value] = self.choose(cond, then, orelse)
+
+    def for_(self, node: For) -> None:
+        if any(isinstance(self.get(x), Tensor) for x in (node.lo, node.hi, node.step)):
+            self.refuse("the bounds of a loop depend on elements")
+        super().for_(node)
+
+    def while_(self, node: While) -> None:
+        self.refuse("a while loop ends by its values")
+
+    def choose(self, cond: Any, x: Any, y: Any) -> Any:
+        if x is y or not any(isinstance(v, Tensor) for v in (cond, x, y)):
+            return super().choose(cond, x, y)
+        x, y, mask = (self.recorded(v, None) for v in (x, y, cond))
+        if mask.shape[-1] == 1:
+            rank = max(x.ndim, y.ndim) - len(self.grid)
+            mask = F.reshape(mask, (*mask.shape[:-1], *(1,) * rank))
+        return as_dtype(F.where(mask, x, y), x.dtype)
+
+    def taken(self, value: Tensor, otherwise: Callable[[], Any]) -> Tensor:
+        """What is written in branches that depend on elements."""
+        return value if self.when is None else self.choose(self.when, value, otherwise())
+
+    def spread(self, type: Any, value: Any) -> Any:
+        return value if isinstance(value, Tensor) else super().spread(type, value)
+
+    def refuse(self, why: str, hint: str = "") -> NoReturn:
+        raise underivable(self.name, self.where, why, hint)
+
+    # --- memory -------------------------------------------------------------------------------
+    def whole(self, place: MemoryBox) -> MemoryBox:
+        """A box of a group's own memory as one of the tensor that holds all groups'."""
+        own = place.memory
+        if not isinstance(own, Own):
+            return place
+        if place.peer is not None or own.copies > 1:
+            self.refuse("a box of other groups' or lanes' memory")
+        front = (*self.numbers(), 0, place.stage)
+        return MemoryBox(own.all, (*front, *place.offsets), (*(1,) * len(front), *place.box),
+                         tuple(a + len(front) for a in place.kept))
+
+    def element(self, place: MemoryBox, index: tuple[Any, ...]) -> tuple[Held, list[np.ndarray]]:
+        """The tensor that holds an element of each lane, and where: [1|G, 1|lanes] by axis."""
+        for i in index:
+            self.blocks(i)  # none that depends on elements
+        at = [np.asarray(i, np.int64).reshape(np.shape(i) or (1, 1)) for i in index]
+        own = place.memory
+        if isinstance(own, Own) and own.copies > 1:
+            lane = self.lane_ids().astype(np.int64)
+            return own.all, [*self.numbers(), lane, np.atleast_2d(place.stage), *at]
+        box = self.whole(place)
+        front = box.offsets[:len(box.offsets) - len(at)]
+        return held_in(box), [*map(np.atleast_2d, front), *at]
+
+    def numbers(self) -> list[np.ndarray]:
+        """The group's number along each axis of the grid."""
+        every = self.groups.astype(np.int64)
+        return [every // prod(self.grid[k + 1:]) % g for k, g in enumerate(self.grid)]
+
+    def active_elements(self, held: Held, at: list[np.ndarray], value: Tensor
+                        ) -> tuple[np.ndarray, np.ndarray]:
+        """[G, lanes] addresses, and who takes part and has an element there."""
+        address: Any = sum(i * step for i, step in zip(at, held.strides, strict=True))
+        on = self.active(np.broadcast_shapes(address.shape, (self.count, value.shape[-1])))
+        for i, n in zip(at, held.shape, strict=True):
+            on = on & (i >= 0) & (i < n)
+        return np.broadcast_to(address, on.shape), on
+
+    def blocks(self, offset: Any) -> np.ndarray:
+        """An offset over the grid: [1|g0, 1|g1, ..., 1|lanes]."""
+        if isinstance(offset, Tensor):
+            self.refuse("a place in memory depends on elements")
+        return self.over_grid(np.asarray(offset, np.int64).reshape(np.shape(offset) or (1, 1)))
+
+    def load_box(self, place: MemoryBox, fill: Any) -> Tensor:
+        """A box of each group: [*grid, *tile]."""
+        place = self.whole(place)
+        held, n = held_in(place), len(self.grid)
+        offsets = [self.blocks(o)[..., 0] for o in place.offsets]
+        used = [[k for k in range(n) if o.shape[k] > 1] for o in offsets]
+        if len({k for ks in used for k in ks}) < sum(map(len, used)):
+            return self.load_flat(place, fill)
+        x = elements(held.value)
+        names: list[int] = []
+        for axis in reversed(range(len(offsets))):  # so that the axes before it stay where they are
+            starts = offsets[axis].reshape([offsets[axis].shape[k] for k in used[axis]])
+            x = take_blocks(x, axis, starts, place.box[axis], fill)
+            names[:0] = [*used[axis], n + axis]
+        kept = [n + a for a in place.kept]
+        order = sorted(k for k in names if k < n) + kept
+        dropped = [names.index(k) for k in names if k >= n and k not in kept]
+        x = F.squeeze(x, tuple(dropped)) if dropped else x
+        names = [k for k in names if k < n or k in kept]
+        x = F.transpose(x, tuple(names.index(k) for k in order))
+        lead = [self.grid[k] if k in names else 1 for k in range(n)]
+        return F.reshape(x, (*lead, *(place.box[a] for a in place.kept)))
+
+    def load_flat(self, place: MemoryBox, fill: Any) -> Tensor:
+        """As load_box, each element by its address."""
+        address, inside = place.addresses(self.groups)
+        x = F.take(F.flatten(elements(held_in(place).value)), as_tensor(self.over_grid(address)))
+        if inside.all():
+            return x
+        return where_else(self.over_grid(inside), x, fill)
+
+    def store(self, held: Held, address: np.ndarray, on: np.ndarray, value: Tensor,
+              mode: str = "set") -> None:
+        """address, on: [G, *box], who writes where, or adds; value: [*grid, *box]."""
+        if not on.any():
+            return
+        value = F.broadcast_to(value, (*self.grid, *address.shape[1:]))
+        flat = F.take(F.flatten(value), as_tensor(np.flatnonzero(on)))
+        kept = F.flatten(held.value)
+        ids = as_tensor(address[on].astype(np.int64))
+        put = F.scatter(kept, ids, as_numeric(flat, held.numeric), mode=mode)
+        held.value = F.reshape(put, held.shape)
+
+    def covers(self, place: MemoryBox) -> list[list[int]] | None:
+        """The axes of the grid whose blocks lie one behind the other along each axis of a tensor,
+        where the groups write all of it, each its part; None where that is not so."""
+        if self.mask is not None:
+            return None
+        found: list[list[int]] = []
+        for axis, (offset, box) in enumerate(zip(place.offsets, place.box, strict=True)):
+            starts = self.blocks(offset)[..., 0]
+            at = starts.reshape(-1, 1) + np.arange(box)
+            if at.size < place.memory.shape[axis] or not np.array_equal(
+                    at.ravel(), np.arange(at.size)):
+                return None
+            found.append([k for k in range(len(self.grid)) if starts.shape[k] > 1])
+        used = sorted(k for ks in found for k in ks)
+        return found if used == [k for k, g in enumerate(self.grid) if g > 1] else None
+
+    def store_box(self, place: MemoryBox, value: Tensor) -> None:
+        place = self.whole(place)
+        held, n = held_in(place), len(self.grid)
+        shown = tuple(place.box[a] for a in place.kept)
+        if value.ndim == n + 1 and len(shown) != 1:  # one number everywhere
+            value = F.reshape(value, (*value.shape[:n], *(1,) * len(shown)))
+        value = self.taken(value, lambda: as_dtype(self.load_box(place, 0), value.dtype))
+        value = F.broadcast_to(value, (*self.grid, *shown))
+        by_axis = self.covers(place)
+        if by_axis is None:
+            address, inside = place.addresses(self.groups)
+            on = inside & self.active_groups().reshape((-1,) + (1,) * (address.ndim - 1))
+            self.store(held, address, on, value)
+            return
+        where = {a: n + i for i, a in enumerate(place.kept)}
+        order, sizes = [], []
+        for axis, ks in enumerate(by_axis):
+            order += [*ks, *([where[axis]] if axis in where else [])]
+            sizes.append(prod(self.grid[k] for k in ks) * place.box[axis])
+        rest = [k for k in range(n) if k not in order]  # of extent 1
+        value = F.reshape(F.transpose(value, tuple([*rest, *order])), tuple(sizes))
+        held.value = as_numeric(value[tuple(slice(0, s) for s in held.shape)], held.numeric)
+
+
+def underivable(name: str, where: SourceLine | None, why: str, hint: str = "") -> GradError:
+    """The error of a kernel whose derivative must be given."""
+    rules = (f"{name}.defvjp(fwd, bwd): fwd(*args) -> (value, saved), bwd(saved, g) -> cotangents; "
+             f"or {name}.defjvp(rule), which serves both modes; ts.stop_gradient where none is "
+             "meant")
+    return GradError(f"kernel {name} has no rule for its derivative, and none follows from its "
+                     f"body: {why}", where=where, hint=f"{hint}; {rules}" if hint else rules)
+
+
+# --- accesses ---------------------------------------------------------------------------------
+def _load_tile(m: Recorder, op: Op, place: MemoryBox) -> Tensor:
+    return m.load_box(place, op.attr.get("fill") or 0)
+
+
+def _store_tile(m: Recorder, op: Op, place: MemoryBox, value: Any) -> None:
+    m.store_box(place, m.recorded(value, None))
+
+
+def _load_element(m: Recorder, op: Op, place: MemoryBox, *index: Any) -> Tensor:
+    held, at = m.element(place, index)
+    if len(at) == 1:
+        return take_blocks(elements(held.value), 0, m.over_grid(at[0]), 1, 0)[..., 0]
+    address: Any = sum(np.clip(i, 0, max(n - 1, 0)) * step
+                       for i, n, step in zip(at, held.shape, held.strides, strict=True))
+    return take_blocks(F.flatten(elements(held.value)), 0, m.over_grid(address), 1, 0)[..., 0]
+
+
+def _store_element(m: Recorder, op: Op, place: MemoryBox, value: Any, *index: Any) -> None:
+    value = m.recorded(value, None)
+    value = m.taken(value, lambda: as_dtype(_load_element(m, op, place, *index), value.dtype))
+    held, at = m.element(place, index)
+    address, on = m.active_elements(held, at, value)
+    inside = (address >= 0) & (address < held.size)
+    if address.size >= held.size and np.array_equal(on, inside) and np.array_equal(
+            address.ravel(), np.arange(address.size)):
+        full = F.flatten(F.broadcast_to(value, (*m.grid, on.shape[1])))
+        held.value = F.reshape(as_numeric(full[:held.size], held.numeric), held.shape)
+        return
+    m.store(held, address, on, value)
+
+
+def _added(m: Recorder, op: Op) -> str:
+    if op.attr["kind"] != "add":
+        m.refuse(f"atomic_{op.attr['kind']} has no derivative of its own")
+    return "add"
+
+
+def _atomic(m: Recorder, op: Op, place: MemoryBox, value: Any, *index: Any) -> None:
+    """A sum into memory; who reads what was there before is refused."""
+    held, at = m.element(place, index)
+    value = m.taken(m.recorded(value, None), lambda: NOTHING)
+    address, on = m.active_elements(held, at, value)
+    m.store(held, address, on, value, _added(m, op))
+
+
+def _atomic_tile(m: Recorder, op: Op, place: MemoryBox, value: Any) -> None:
+    place = m.whole(place)
+    address, inside = place.addresses(m.groups)
+    on = inside & m.active_groups().reshape((-1,) + (1,) * (address.ndim - 1))
+    value = m.taken(m.recorded(value, address.ndim - 1), lambda: NOTHING)
+    m.store(held_in(place), address, on, value, _added(m, op))
+
+
+def _scatter(m: Recorder, op: Op, place: MemoryBox, value: Any, index: Any, *offsets: Any) -> None:
+    """A tile into memory, each element where a tile of known places says."""
+    if isinstance(index, Tensor) or m.when is not None:
+        m.refuse("where it writes depends on elements")
+    if m.whole(place) is not place:
+        m.refuse(f"{op.name} into memory of the group has no derivative of its own")
+    found = find_places(m, op, place, index, offsets)
+    mode = "set" if op.name == "store_scatter" else _added(m, op)
+    m.store(held_in(place), found.address, found.on,
+            m.recorded(value, found.address.ndim - 1), mode)
+
+
+def _allocate(m: Recorder, op: Op) -> MemoryBox:
+    (made,) = op.outs
+    assert isinstance(made.type, Buffer)
+    own = Own(made.value.name, made.type, m.grid, m.lanes)
+    return MemoryBox.whole(own)
+
+
+def _copy(m: Recorder, op: Op, target: MemoryBox, source: MemoryBox) -> None:
+    m.store_box(target, m.load_box(source, 0))
+
+
+def _gather(m: Recorder, op: Op, place: MemoryBox, index: Any, *offsets: Any) -> Tensor:
+    """Slices of a tensor at positions that may follow from elements; the other axes lie alike for
+    all groups."""
+    attr, axis, n = op.attr, op.attr["axis"], len(m.grid)
+    held, kind = held_in(m.whole(place)), op.outs[0].type
+    assert isinstance(kind, TileType)
+    starts = [m.blocks(o)[..., 0] for o in offsets]
+    if not held.size:
+        return F.cast(F.full((*(1,) * n, *kind.shape), attr["fill"]), as_type(kind.dtype))
+    if held is not place.memory or any(s.size > 1 for s in starts):
+        m.refuse("it gathers from a part that differs between groups")
+    x = elements(held.value)
+    for a, start in enumerate(starts):
+        if a != axis:
+            x = take_blocks(x, a, start.reshape(()), attr["box"][a], attr["fill"])
+    ids = m.recorded(index, None) + int(starts[axis].item())
+    there = (ids >= 0) & (ids < held.shape[axis])
+    if attr["limit"]:
+        there = there & (ids < int(starts[axis].item()) + attr["limit"])
+    y = F.take(x, F.where(there, ids, 0), axis)
+    after = y.ndim - axis - there.ndim
+    mask = F.reshape(there, (*there.shape, *(1,) * after))
+    y = where_else(mask, y, attr["fill"])
+    y = F.moveaxis(y, tuple(range(axis, axis + n)), tuple(range(n)))
+    return F.reshape(y, (*y.shape[:n], *kind.shape))
+
+
+ACCESSES: dict[str, Callable] = {
+    "allocate": _allocate, "load_tile": _load_tile, "store_tile": _store_tile,
+    "load_element": _load_element, "store_element": _store_element, "cp_async": _copy,
+    "gather": _gather, "atomic": _atomic, "atomic_tile": _atomic_tile, "store_scatter": _scatter,
+    "atomic_scatter": _scatter}
+
+
+__all__ = ["meaning", "underivable"]

@@ -1,0 +1,72 @@
+"""Elements of tensors of the graph at places that a kernel's loads name, see kernel_meaning.py."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from ...numerics import DType, NumericType, as_type, f32
+from ...tensor import Tensor, as_tensor
+from .. import functions as F
+
+
+def take_blocks(x: Tensor, axis: int, starts: np.ndarray, size: int, fill: Any) -> Tensor:
+    """Axis `axis` of x as [*starts.shape, size]: elements from each start on, `fill` outside."""
+    at, x = starts[..., None] + np.arange(size), _wide(x, fill)
+    if not x.shape[axis]:
+        shape = (*x.shape[:axis], *at.shape, *x.shape[axis + 1:])
+        return F.cast(F.full(shape, fill), x.type)
+    n, lo = x.shape[axis], int(at.min(initial=0))
+    if np.array_equal(at.ravel(), np.arange(lo, lo + at.size)):
+        return _cut(x, axis, lo, at.shape, fill)
+    inside = (at >= 0) & (at < n)
+    y = F.take(x, as_tensor(np.clip(at, 0, max(n - 1, 0))), axis)
+    if inside.all():
+        return y
+    mask = inside.reshape(*inside.shape, *(1,) * (x.ndim - axis - 1))
+    return where_else(mask, y, fill)
+
+
+def _cut(x: Tensor, axis: int, lo: int, shape: tuple[int, ...], fill: Any) -> Tensor:
+    """The elements from lo on along an axis, in another shape."""
+    n, hi = x.shape[axis], lo + prod(shape)
+    first, last = max(0, min(lo, n)), max(0, min(hi, n))
+    y = x[(slice(None),) * axis + (slice(first, max(first, last)),)] if (first, last) != (0, n) \
+        else x
+    before = min(max(0, -lo), hi - lo)
+    after = hi - lo - before - max(0, last - first)
+    if before or after:
+        pairs = [(0, 0)] * x.ndim
+        pairs[axis] = (before, after)
+        y = F.pad(y, pairs, fill)
+    return F.reshape(y, (*x.shape[:axis], *shape, *x.shape[axis + 1:]))
+
+
+def elements(x: Tensor) -> Tensor:
+    """The elements of a tensor, without the policy of its type."""
+    return as_dtype(x, x.type.dtype)
+
+
+def as_dtype(x: Tensor, dtype: DType) -> Tensor:
+    return x if x.type == as_type(dtype) else F.cast(x, as_type(dtype))
+
+
+def as_numeric(x: Tensor, numeric: NumericType) -> Tensor:
+    return x if x.type == numeric else F.cast(x, numeric)
+
+
+def where_else(mask: Any, x: Tensor, fill: float) -> Tensor:
+    """x where the mask holds, else a number."""
+    x = _wide(x, fill)
+    return F.where(as_tensor(mask), x, F.cast(as_tensor(np.float32(fill)), x.type))
+
+
+def _wide(x: Tensor, fill: float) -> Tensor:
+    """x in a type that holds what stands for elements that do not exist: fp8_e4m3 has no inf."""
+    narrow = x.dtype.kind == "float" and x.dtype.bits <= 8 and not np.isfinite(fill)
+    return F.cast(x, f32) if narrow else x
+
+
+__all__ = ["as_dtype", "as_numeric", "elements", "take_blocks", "where_else"]

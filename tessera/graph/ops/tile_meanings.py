@@ -1,0 +1,205 @@
+"""What ops of the tile language are in ops of the graph, by name: an op's step, with the values of
+its operands, gives the value of its result. See kernel_meaning.py.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ...numerics import as_type
+from ...numerics.policy import saturate
+from ...tensor import Tensor, as_tensor
+from ...tile.ir.op_record import OPS
+from ...tile.ir.types import Scalar
+from .. import functions as F
+from .kernel_places import as_numeric, where_else
+
+if TYPE_CHECKING:
+    from ...tile.ir.ir import Op
+    from .kernel_meaning import Recorder
+
+
+SHAPED = ("expand_dims", "reshape", "broadcast_to", "transpose", "permute", "matmul", "reduce_sum",
+          "reduce_max", "reduce_min", "reduce_prod", "edge_mask", "causal_mask", "cumsum", "cummax",
+          "cumprod", "argmax", "argmin", "sort")
+WARP = 32
+
+
+@dataclass(frozen=True)
+class Step:
+    """An op while it is recorded."""
+
+    machine: Recorder
+    op: Op
+    type: Any
+
+    @property
+    def lead(self) -> int:
+        return len(self.machine.grid)
+
+    def axis(self, x: Tensor) -> int | tuple[int, ...]:
+        """Where the tile's axis, or all of them, lie in x."""
+        axis = self.op.attr["axis"]
+        return tuple(range(self.lead, x.ndim)) if axis is None else self.lead + axis
+
+
+def _plain(f: Callable) -> Callable:
+    return lambda step, *xs: f(*xs)
+
+
+def _reduced(f: Callable) -> Callable:
+    def run(step: Step, x: Tensor) -> Tensor:
+        y = f(x, axis=step.axis(x))
+        return F.expand_dims(y, -1) if isinstance(step.type, Scalar) else y
+
+    return run
+
+
+def _matmul(step: Step, x: Tensor, y: Tensor, *accumulator: Tensor) -> Tensor:
+    wide = as_type(step.type.dtype)
+    out = F.matmul(as_numeric(x, wide), as_numeric(y, wide))
+    return out + accumulator[0] if accumulator else out
+
+
+def _convert(step: Step, x: Tensor) -> Tensor:
+    attr = step.op.attr
+    numeric = as_type(step.type.dtype)
+    if attr.get("saturate"):
+        numeric = numeric @ saturate
+    return F.cast(x, numeric)
+
+
+def _permute(step: Step, x: Tensor) -> Tensor:
+    n = step.lead
+    return F.transpose(x, (*range(n), *(n + a for a in step.op.attr["axes"])))
+
+
+def _shaped(step: Step, x: Tensor) -> Tensor:
+    return F.reshape(x, (*x.shape[:step.lead], *step.type.shape))
+
+
+def _broadcast(step: Step, x: Tensor) -> Tensor:
+    n, shape = step.lead, step.type.shape
+    if x.ndim - n != len(shape):  # a number
+        x = F.reshape(x, (*x.shape[:n], *(1,) * len(shape)))
+    return F.broadcast_to(x, (*x.shape[:n], *shape))
+
+
+def _masked(step: Step, x: Tensor, *numbers: Tensor) -> Tensor:
+    """An op that replaces elements by their places alone: which, its own meaning says."""
+    m, attr = step.machine, step.op.attr
+    given = [m.get(a) for a in step.op.args[1:]]
+    if any(isinstance(g, Tensor) for g in given):
+        m.refuse(f"the edge of {step.op.name} depends on elements")
+    meaning = OPS[step.op.name].numpy
+    assert meaning is not None
+    shown = attr | {"fill": 1} if "fill" in attr else attr
+    kept = meaning(np.zeros((1, *step.type.shape), np.float32), *given, **shown) == 0
+    fill = attr.get("fill", -np.inf)
+    return where_else(m.over_grid(kept), x, fill)
+
+
+def _lanes(f: Callable) -> Callable:
+    """Over all lanes of the group."""
+    def run(step: Step, x: Tensor) -> Tensor:
+        m = step.machine
+        return f(F.broadcast_to(x, (*x.shape[:-1], m.lanes)), axis=-1, keepdims=True)
+
+    return run
+
+
+def _warps(f: Callable) -> Callable:
+    """Over the lanes of each warp, in every lane."""
+    def run(step: Step, x: Tensor) -> Tensor:
+        m = step.machine
+        if m.lanes % WARP:
+            m.refuse(f"a warp of a group of {m.lanes} lanes is not whole")
+        wide = F.reshape(F.broadcast_to(x, (*x.shape[:-1], m.lanes)), (*x.shape[:-1], -1, WARP))
+        y = F.broadcast_to(f(wide, axis=-1, keepdims=True), wide.shape)
+        return F.reshape(y, (*x.shape[:-1], m.lanes))
+
+    return run
+
+
+def _scan(step: Step, x: Tensor) -> Tensor:
+    """Sums over the lanes of a warp up to each."""
+    lanes = step.machine.lanes
+    wide = F.reshape(F.broadcast_to(x, (*x.shape[:-1], lanes)), (*x.shape[:-1], -1, WARP))
+    return F.reshape(F.cumsum(wide, axis=-1), (*x.shape[:-1], lanes))
+
+
+def _shuffled(step: Step, x: Tensor, *rest: Tensor) -> Tensor:
+    """Values of other lanes: of which ones, the op's own meaning of lanes' numbers says."""
+    m = step.machine
+    given = [m.get(a) for a in step.op.args[1:]]
+    if any(isinstance(g, Tensor) for g in given):
+        m.refuse("which lane's value it takes depends on elements")
+    run = OPS[step.op.name].run
+    assert run is not None
+    of = run(m, step.op, m.lane_ids().repeat(m.count, 0), *given)
+    if (of != of[:1]).any():
+        m.refuse("which lane's value it takes differs between groups")
+    return F.take(F.broadcast_to(x, (*x.shape[:-1], m.lanes)), as_tensor(of[0]), axis=-1)
+
+
+def _position(f: Callable) -> Callable:
+    def run(step: Step, x: Tensor) -> Tensor:
+        if step.op.attr["axis"] is None:
+            x = F.reshape(x, (*x.shape[:step.lead], -1))
+            return F.expand_dims(f(x, axis=-1), -1)
+        y = f(x, axis=step.lead + step.op.attr["axis"])
+        return F.expand_dims(y, -1) if isinstance(step.type, Scalar) else y
+
+    return run
+
+
+def _exp_sub(x: Tensor, y: Tensor) -> Tensor:
+    return F.where(x == -np.inf, 0.0, F.exp(x - y))
+
+
+def _div_or_zero(x: Tensor, y: Tensor) -> Tensor:
+    return F.where((x == 0) & (y == 0), 0.0, x / y)
+
+
+MEANINGS: dict[str, Callable] = {
+    **{name: _plain(f) for name, f in (
+        ("add", operator.add), ("sub", operator.sub), ("mul", operator.mul),
+        ("div", operator.truediv), ("neg", operator.neg), ("pow", operator.pow),
+        ("mod", operator.mod), ("floordiv", operator.floordiv), ("lt", operator.lt),
+        ("le", operator.le), ("gt", operator.gt), ("ge", operator.ge), ("eq", operator.eq),
+        ("ne", operator.ne), ("and", operator.and_), ("or", operator.or_),
+        ("not", operator.invert), ("bitand", operator.and_), ("bitor", operator.or_),
+        ("bitxor", operator.xor), ("bitnot", operator.invert), ("abs", abs), ("exp_approx", F.exp),
+        ("sigmoid_approx", F.sigmoid), ("fma", lambda x, y, z: x * y + z),
+        ("exp_sub", _exp_sub), ("div_or_zero", _div_or_zero), ("maximum", F.maximum),
+        ("minimum", F.minimum), ("atan2", F.atan2), ("exp", F.exp), ("exp2", F.exp2),
+        ("expm1", F.expm1), ("log", F.log), ("log2", F.log2), ("log1p", F.log1p),
+        ("sqrt", F.sqrt), ("rsqrt", F.rsqrt), ("sin", F.sin), ("cos", F.cos), ("tan", F.tan),
+        ("atan", F.atan), ("tanh", F.tanh), ("floor", F.floor), ("ceil", F.ceil),
+        ("round", F.round), ("trunc", F.trunc), ("erf", F.erf), ("sigmoid", F.sigmoid),
+        ("isnan", F.isnan), ("isinf", F.isinf), ("where", F.where))},
+    **{f"reduce_{name}": _reduced(f) for name, f in (
+        ("sum", F.sum), ("max", F.max), ("min", F.min), ("prod", F.prod))},
+    **{f"group_{name}": _lanes(f) for name, f in (
+        ("sum", F.sum), ("max", F.max), ("min", F.min))},
+    **{f"warp_{name}": _warps(f) for name, f in (
+        ("sum", F.sum), ("max", F.max), ("min", F.min))},
+    **dict.fromkeys(("shuffle", "shuffle_down", "shuffle_up", "shuffle_xor"), _shuffled),
+    "warp_scan": _scan, "argmax": _position(F.argmax), "argmin": _position(F.argmin),
+    "sort": lambda step, x: F.sort(x, axis=-1, descending=step.op.attr["descending"]),
+    "edge_mask": _masked, "causal_mask": _masked,
+    "running_max": lambda step, m, x: F.where(x > m + step.op.attr["slack"], x, m),
+    "matmul": _matmul, "convert": _convert, "expand_dims": _shaped, "reshape": _shaped,
+    "transpose": lambda step, x: F.swapaxes(x, -1, -2), "permute": _permute,
+    "broadcast_to": _broadcast,
+    "cumsum": lambda step, x: F.cumsum(x, axis=step.axis(x)),
+    "cummax": lambda step, x: F.cummax(x, axis=step.axis(x)),
+    "cumprod": lambda step, x: F.cumprod(x, axis=step.axis(x)),
+}
+
+__all__ = ["MEANINGS", "SHAPED", "Step"]
