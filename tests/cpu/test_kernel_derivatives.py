@@ -2,159 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 
 import tessera as ts
+from derived_kernels import PROGRAMS, mirrored, written
 from kernel_meanings import compared
 from kernels.corpus import read
-from tessera import Tensor, bf16, f32, int32
+from tessera import Tensor, bf16, f32
 
 tile = ts.tile
-
-
-@ts.kernel
-def swiglu(a: Tensor["M", "N", f32], b: Tensor["M", "N", f32]) -> Tensor["M", "N", f32]:
-    x = tile.load(a[tile_m:tile_m + 16, tile_n:tile_n + 64])
-    return x * tile.sigmoid(x) * tile.load(b[tile_m:tile_m + 16, tile_n:tile_n + 64])
-
-
-@ts.kernel
-def rms(x: Tensor["M", "N", f32], w: Tensor["N", f32], y: Tensor["M", "N", f32]):
-    rows = tile.load(x[tile_m:tile_m + 8, 0:N])
-    scale = tile.rsqrt(tile.row_sum(rows * rows) / N + 1e-5)
-    y[tile_m:tile_m + 8, 0:N] = rows * scale * tile.load(w[0:N])[None, :]
-
-
-@ts.kernel
-def softmax(x: Tensor["M", "N", f32], y: Tensor["M", "N", f32]):
-    rows = tile.load(x[tile_m:tile_m + 8, 0:N])
-    p = tile.exp(rows - tile.row_max(rows))
-    y[tile_m:tile_m + 8, 0:N] = p / tile.row_sum(p)
-
-
-@ts.kernel
-def matmul(A: Tensor["M", "K", f32], B: Tensor["N", "K", f32], C: Tensor["M", "N", f32]):
-    acc = tile.zeros((64, 64))
-    for k in range(0, K, 32):
-        b = tile.load(B[tile_n:tile_n + 64, k:k + 32])
-        acc = tile.dot(tile.load(A[tile_m:tile_m + 64, k:k + 32]), b.T, acc)
-    C[tile_m:tile_m + 64, tile_n:tile_n + 64] = acc
-
-
-@ts.kernel
-def attention(Q: Tensor["S", "D", f32], K: Tensor["S", "D", f32], V: Tensor["S", "D", f32],
-              O: Tensor["S", "D", f32]):  # noqa: E741
-    q = tile.load(Q[tile_s:tile_s + 32, 0:D])
-    o, m, l = tile.zeros((32, D)), tile.full((32,), -float("inf")), tile.zeros((32,))  # noqa: E741
-    for k0 in range(0, S, 16):
-        s = tile.dot(q, tile.load(K[k0:k0 + 16, :]).T) * 0.125
-        s = tile.causal_mask(s, tile_s, k0)
-        p, m_c, l_c = tile.softmax_online(s)
-        v = tile.load(V[k0:k0 + 16, :])
-        o, m, l = tile.softmax_accumulate(o, m, l, p, v, m_c, l_c)  # noqa: E741
-    O[tile_s:tile_s + 32, 0:D] = o / l
-
-
-@ts.kernel
-def mirrored(x: Tensor["N", f32], y: Tensor["N", f32]):
-    i = tile.linear_id()
-    if i < N:
-        y[i] = x[i] * x[i] + x[N - 1 - i]
-
-
-@ts.kernel
-def row_norms(x: Tensor["M", "N", f32], y: Tensor["M", f32]):
-    g, total = tile.group_id(0), 0.0
-    for j in range(tile.local_id(), N, tile.group_size()):
-        total += x[g, j] * x[g, j]
-    total = tile.group_sum(total)
-    if tile.local_id() == 0:
-        y[g] = tile.sqrt(total)
-
-
-@ts.kernel
-def leaky(x: Tensor["N", f32], y: Tensor["N", f32]):
-    i = tile.linear_id()
-    if i < N:
-        if x[i] > 0.0:
-            y[i] = x[i] * x[i]
-        else:
-            y[i] = 0.1 * x[i]
-
-
-@ts.kernel
-def staged(x: Tensor["M", "N", f32], y: Tensor["M", "N", f32]):
-    s = tile.alloc_shared((16, 32), f32)
-    tile.cp_async(s, x[tile_m:tile_m + 16, tile_n:tile_n + 32])
-    tile.cp_commit_group()
-    tile.cp_wait_group(0)
-    tile.barrier()
-    y[tile_m:tile_m + 16, tile_n:tile_n + 32] = tile.load(s) * tile.sin(tile.load(s))
-
-
-@ts.kernel
-def looked_up(table: Tensor["V", "D", f32], ids: Tensor["N", int32], y: Tensor["N", "D", f32]):
-    i = tile.load(ids[tile_n:tile_n + 16])
-    y[tile_n:tile_n + 16, 0:D] = tile.gather(table[:, 0:D], i) * 2.0
-
-
-@ts.kernel
-def counted(x: Tensor["N", f32], y: Tensor["M", f32]):
-    i = tile.linear_id()
-    if i < N:
-        if x[i] > 0.0:
-            tile.atomic_add(y, i % M, x[i] * x[i])
-
-
-@ts.kernel
-def scaled(x: Tensor["N", f32], s: f32, y: Tensor["N", f32]):
-    y[tile_n:tile_n + 64] = tile.load(x[tile_n:tile_n + 64]) * s
-
-
-@ts.kernel
-def accumulated(x: Tensor["N", f32], y: Tensor["N", f32]):
-    y[tile_n:tile_n + 32] = tile.load(y[tile_n:tile_n + 32]) * tile.load(x[tile_n:tile_n + 32])
-
-
-def written(kernel: Any, *shape: int) -> Any:
-    """The kernel as a function of what it reads."""
-    def f(*xs: Any) -> Any:
-        y = ts.zeros(shape)
-        kernel(*xs, y)
-        return y
-
-    return f
-
-
-def product(x: Any, y: Any) -> Any:
-    y = y + 0.0
-    accumulated(x, y)
-    return y
-
-
-IDS = np.arange(40, dtype=np.int32) * 7 % 50
-PROGRAMS: dict[str, tuple[Any, list[tuple[int, ...]]]] = {
-    "swiglu": (swiglu, [(37, 70), (37, 70)]),
-    "rms": (written(rms, 37, 70), [(37, 70), (70,)]),
-    "softmax": (written(softmax, 37, 70), [(37, 70)]),
-    "matmul": (written(matmul, 70, 90), [(70, 50), (90, 50)]),
-    "attention": (written(attention, 70, 16), [(70, 16)] * 3),
-    "mirrored": (written(mirrored, 300), [(300,)]),
-    "row_norms": (written(row_norms[5, 128], 5), [(5, 300)]),
-    "leaky": (written(leaky, 300), [(300,)]),
-    "staged": (written(staged, 37, 70), [(37, 70)]),
-    "looked_up": (lambda t: written(looked_up, 40, 8)(t, ts.tensor(IDS)), [(50, 8)]),
-    "counted": (written(counted, 7), [(300,)]),
-    "scaled": (lambda x, s: written(scaled, 100)(x, s[()]), [(100,), ()]),
-    "accumulated": (product, [(100,), (100,)]),
-    "rows of a batch": (ts.vmap(swiglu), [(3, 20, 30), (3, 20, 30)]),
-    "a batch of one": (lambda a, b: ts.vmap(lambda x: swiglu(x, b))(a), [(3, 20, 30), (20, 30)]),
-    "batches of attention": (lambda x: ts.vmap(lambda q: written(attention, 33, 8)(q, q, q))(x),
-                             [(2, 33, 8)]),
-}
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
