@@ -14,13 +14,14 @@ places that depend on elements (but `tile.gather`).
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from math import prod
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
 from ...errors import GradError, SourceLine
-from ...numerics import as_type
+from ...numerics import as_type, f32
 from ...tensor import Tensor, as_tensor
 from ...tile.interpreter.machine import Machine
 from ...tile.interpreter.memory import Memory, MemoryBox
@@ -30,8 +31,9 @@ from ...tile.ir.op_record import OPS
 from ...tile.ir.types import Buffer, Scalar, TileType
 from ...tile.ops.indexed import find_places
 from .. import functions as F
+from .kernel_blocks import Block, joined
 from .kernel_places import as_dtype, as_numeric, elements, take_blocks, where_else
-from .tile_meanings import MEANINGS, SHAPED, Step
+from .tile_meanings import MEANINGS, SHAPED, WHOLE, Step
 
 if TYPE_CHECKING:
     from ...tile.interpreter.arguments import Bound
@@ -108,11 +110,11 @@ class Recorder(Machine):
         args = [self.get(a) for a in op.args]
         if op.name in ACCESSES:
             made = ACCESSES[op.name](self, op, *args)
-        elif record.effect in ("pure", "sync") and not any(isinstance(a, Tensor) for a in args):
+        elif record.effect in ("pure", "sync") and not any(map(is_recorded, args)):
             super().op(op)
             return
         elif op.name in MEANINGS:
-            made = self.pure_op(op, args)
+            made = self.whole_op(op, args) or self.pure_op(op, args)
         else:
             self.refuse(f"{op.name} has no derivative of its own")
         for out in op.outs:
@@ -127,18 +129,44 @@ class Recorder(Machine):
             self.refuse("it uses what an atomic found, which depends on who was first")
         return found
 
+    def whole_op(self, op: Op, args: list[Any]) -> Block | None:
+        """An op of blocks that need not be taken apart; None where they must."""
+        kind, made = op.outs[0].type, None
+        if any(isinstance(a, Tensor | MemoryBox) for a in args):
+            return None
+        shape = kind.shape if isinstance(kind, TileType) else ()
+        known = [a if isinstance(a, Block) else self.over_grid(np.asarray(a)) for a in args]
+        if op.name in WHOLE:
+            made = WHOLE[op.name](op, known, shape)
+        elif op.name not in SHAPED:
+            step = Step(self, op, kind)
+            made = joined(lambda *xs: MEANINGS[op.name](step, *xs), known, shape)
+        if made is None:
+            return None
+        return replace(made, tensor=self.held(op, made.tensor))
+
     def pure_op(self, op: Op, args: list[Any]) -> Tensor:
         """An op without memory, in the type that its rule gave."""
         kind = op.outs[0].type
         rank = len(kind.shape) if isinstance(kind, TileType) and op.name not in SHAPED else None
         recorded = [self.recorded(x, rank) for x in args]
-        return as_dtype(MEANINGS[op.name](Step(self, op, kind), *recorded), kind.dtype)
+        return self.held(op, MEANINGS[op.name](Step(self, op, kind), *recorded))
+
+    @staticmethod
+    def held(op: Op, value: Tensor) -> Tensor:
+        """What an op gave, in the type of its result; in f32 that of a type of 8 bits or less,
+        which registers hold wider: only a cast rounds to it."""
+        dtype = op.outs[0].type.dtype
+        narrow = dtype.kind == "float" and dtype.bits <= 8 and op.name != "convert"
+        return as_dtype(value, f32 if narrow else dtype)
 
     def recorded(self, x: Any, rank: int | None) -> Tensor:
         """A value as a tensor of the graph; a number beside tiles of a rank has that rank."""
         if isinstance(x, MemoryBox):
             x = self.load_box(x, 0)
         n = len(self.grid)
+        if isinstance(x, Block):
+            x = x.apart()
         if not isinstance(x, Tensor):
             x = as_tensor(self.over_grid(np.asarray(x)))
         if rank is not None and x.ndim == n + 1 and rank != 1 and x.shape[n] == 1:
@@ -157,7 +185,9 @@ class Recorder(Machine):
 
     def if_(self, node: If) -> None:
         cond = self.get(node.cond)
-        if not isinstance(cond, Tensor):
+        if is_recorded(cond):
+            cond = self.recorded(cond, None)
+        else:
             super().if_(node)
             return
         outer, sides = self.when, []  # both are computed, and each writes where it is taken
@@ -170,7 +200,7 @@ class Recorder(Machine):
             self.env[made.value] = self.choose(cond, then, orelse)
 
     def for_(self, node: For) -> None:
-        if any(isinstance(self.get(x), Tensor) for x in (node.lo, node.hi, node.step)):
+        if any(is_recorded(self.get(x)) for x in (node.lo, node.hi, node.step)):
             self.refuse("the bounds of a loop depend on elements")
         super().for_(node)
 
@@ -178,7 +208,7 @@ class Recorder(Machine):
         self.refuse("a while loop ends by its values")
 
     def choose(self, cond: Any, x: Any, y: Any) -> Any:
-        if x is y or not any(isinstance(v, Tensor) for v in (cond, x, y)):
+        if x is y or not any(map(is_recorded, (cond, x, y))):
             return super().choose(cond, x, y)
         x, y, mask = (self.recorded(v, None) for v in (x, y, cond))
         if mask.shape[-1] == 1:
@@ -191,7 +221,7 @@ class Recorder(Machine):
         return value if self.when is None else self.choose(self.when, value, otherwise())
 
     def spread(self, type: Any, value: Any) -> Any:
-        return value if isinstance(value, Tensor) else super().spread(type, value)
+        return value if is_recorded(value) else super().spread(type, value)
 
     def refuse(self, why: str, hint: str = "") -> NoReturn:
         raise underivable(self.name, self.where, why, hint)
@@ -237,32 +267,25 @@ class Recorder(Machine):
 
     def blocks(self, offset: Any) -> np.ndarray:
         """An offset over the grid: [1|g0, 1|g1, ..., 1|lanes]."""
-        if isinstance(offset, Tensor):
+        if is_recorded(offset):
             self.refuse("a place in memory depends on elements")
         return self.over_grid(np.asarray(offset, np.int64).reshape(np.shape(offset) or (1, 1)))
 
-    def load_box(self, place: MemoryBox, fill: Any) -> Tensor:
-        """A box of each group: [*grid, *tile]."""
+    def load_box(self, place: MemoryBox, fill: Any) -> Tensor | Block:
+        """A box of each group."""
         place = self.whole(place)
         held, n = held_in(place), len(self.grid)
         offsets = [self.blocks(o)[..., 0] for o in place.offsets]
         used = [[k for k in range(n) if o.shape[k] > 1] for o in offsets]
         if len({k for ks in used for k in ks}) < sum(map(len, used)):
             return self.load_flat(place, fill)
-        x = elements(held.value)
-        names: list[int] = []
-        for axis in reversed(range(len(offsets))):  # so that the axes before it stay where they are
-            starts = offsets[axis].reshape([offsets[axis].shape[k] for k in used[axis]])
+        x, form = elements(held.value), list[tuple[int, ...]]()
+        for axis, ks in enumerate(used):
+            starts = offsets[axis].reshape([offsets[axis].shape[k] for k in ks])
             x = take_blocks(x, axis, starts, place.box[axis], fill)
-            names[:0] = [*used[axis], n + axis]
-        kept = [n + a for a in place.kept]
-        order = sorted(k for k in names if k < n) + kept
-        dropped = [names.index(k) for k in names if k >= n and k not in kept]
-        x = F.squeeze(x, tuple(dropped)) if dropped else x
-        names = [k for k in names if k < n or k in kept]
-        x = F.transpose(x, tuple(names.index(k) for k in order))
-        lead = [self.grid[k] if k in names else 1 for k in range(n)]
-        return F.reshape(x, (*lead, *(place.box[a] for a in place.kept)))
+            shown = (place.kept.index(axis),) if axis in place.kept else ()
+            form.append((*(~k for k in ks), *shown))
+        return Block(x, tuple(form), tuple(place.box[a] for a in place.kept), self.grid)
 
     def load_flat(self, place: MemoryBox, fill: Any) -> Tensor:
         """As load_box, each element by its address."""
@@ -300,15 +323,25 @@ class Recorder(Machine):
         used = sorted(k for ks in found for k in ks)
         return found if used == [k for k, g in enumerate(self.grid) if g > 1] else None
 
-    def store_box(self, place: MemoryBox, value: Tensor) -> None:
+    def store_box(self, place: MemoryBox, value: Any) -> None:
         place = self.whole(place)
-        held, n = held_in(place), len(self.grid)
+        held, n, by_axis = held_in(place), len(self.grid), self.covers(place)
         shown = tuple(place.box[a] for a in place.kept)
+        if isinstance(value, Block) and by_axis is not None and self.when is None:
+            form = [(*(~k for k in ks), *((place.kept.index(axis),) if axis in place.kept else ()))
+                    for axis, ks in enumerate(by_axis)]
+            y = replace(value, shape=shown).along(form)
+            if y is not None:
+                sizes = (prod(self.grid[~p] if p < 0 else shown[p] for p in group)
+                         for group in form)
+                self.keep(held, F.broadcast_to(y, tuple(sizes)))
+                return
+        value = self.recorded(value, None)
         if value.ndim == n + 1 and len(shown) != 1:  # one number everywhere
             value = F.reshape(value, (*value.shape[:n], *(1,) * len(shown)))
-        value = self.taken(value, lambda: as_dtype(self.load_box(place, 0), value.dtype))
+        value = self.taken(value, lambda: as_dtype(self.recorded(
+            self.load_box(place, 0), None), value.dtype))
         value = F.broadcast_to(value, (*self.grid, *shown))
-        by_axis = self.covers(place)
         if by_axis is None:
             address, inside = place.addresses(self.groups)
             on = inside & self.active_groups().reshape((-1,) + (1,) * (address.ndim - 1))
@@ -320,8 +353,19 @@ class Recorder(Machine):
             order += [*ks, *([where[axis]] if axis in where else [])]
             sizes.append(prod(self.grid[k] for k in ks) * place.box[axis])
         rest = [k for k in range(n) if k not in order]  # of extent 1
-        value = F.reshape(F.transpose(value, tuple([*rest, *order])), tuple(sizes))
-        held.value = as_numeric(value[tuple(slice(0, s) for s in held.shape)], held.numeric)
+        self.keep(held, F.reshape(F.transpose(value, tuple([*rest, *order])), tuple(sizes)))
+
+    @staticmethod
+    def keep(held: Held, value: Tensor) -> None:
+        """A tensor is written whole, and beyond its end."""
+        whole = held.value.shape
+        cut = value if value.shape == whole else value[tuple(slice(0, s) for s in whole)]
+        held.value = as_numeric(cut, held.numeric)
+
+
+def is_recorded(x: Any) -> bool:
+    """Whether a value follows from elements of tensors."""
+    return isinstance(x, Tensor | Block)
 
 
 def underivable(name: str, where: SourceLine | None, why: str, hint: str = "") -> GradError:
@@ -334,21 +378,22 @@ def underivable(name: str, where: SourceLine | None, why: str, hint: str = "") -
 
 
 # --- accesses ---------------------------------------------------------------------------------
-def _load_tile(m: Recorder, op: Op, place: MemoryBox) -> Tensor:
+def _load_tile(m: Recorder, op: Op, place: MemoryBox) -> Tensor | Block:
     return m.load_box(place, op.attr.get("fill") or 0)
 
 
 def _store_tile(m: Recorder, op: Op, place: MemoryBox, value: Any) -> None:
-    m.store_box(place, m.recorded(value, None))
+    m.store_box(place, value if isinstance(value, Block) else m.recorded(value, None))
 
 
 def _load_element(m: Recorder, op: Op, place: MemoryBox, *index: Any) -> Tensor:
     held, at = m.element(place, index)
-    if len(at) == 1:
-        return take_blocks(elements(held.value), 0, m.over_grid(at[0]), 1, 0)[..., 0]
-    address: Any = sum(np.clip(i, 0, max(n - 1, 0)) * step
-                       for i, n, step in zip(at, held.shape, held.strides, strict=True))
-    return take_blocks(F.flatten(elements(held.value)), 0, m.over_grid(address), 1, 0)[..., 0]
+    address: Any = at[0] if len(at) == 1 else sum(
+        np.clip(i, 0, max(n - 1, 0)) * step
+        for i, n, step in zip(at, held.shape, held.strides, strict=True))
+    places = m.over_grid(address)
+    flat = take_blocks(F.flatten(elements(held.value)), 0, places, 1, 0)
+    return F.reshape(flat, places.shape)
 
 
 def _store_element(m: Recorder, op: Op, place: MemoryBox, value: Any, *index: Any) -> None:
@@ -389,7 +434,7 @@ def _atomic_tile(m: Recorder, op: Op, place: MemoryBox, value: Any) -> None:
 
 def _scatter(m: Recorder, op: Op, place: MemoryBox, value: Any, index: Any, *offsets: Any) -> None:
     """A tile into memory, each element where a tile of known places says."""
-    if isinstance(index, Tensor) or m.when is not None:
+    if is_recorded(index) or m.when is not None:
         m.refuse("where it writes depends on elements")
     if m.whole(place) is not place:
         m.refuse(f"{op.name} into memory of the group has no derivative of its own")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from math import prod
 from typing import Any
 
 import numpy as np
@@ -13,35 +12,34 @@ from .. import functions as F
 
 
 def take_blocks(x: Tensor, axis: int, starts: np.ndarray, size: int, fill: Any) -> Tensor:
-    """Axis `axis` of x as [*starts.shape, size]: elements from each start on, `fill` outside."""
-    at, x = starts[..., None] + np.arange(size), _wide(x, fill)
-    if not x.shape[axis]:
-        shape = (*x.shape[:axis], *at.shape, *x.shape[axis + 1:])
-        return F.cast(F.full(shape, fill), x.type)
+    """Along an axis of x the `size` elements from each start on, one block behind the other; `fill`
+    outside."""
+    at, x = (starts[..., None] + np.arange(size)).ravel(), _wide(x, fill)
     n, lo = x.shape[axis], int(at.min(initial=0))
-    if np.array_equal(at.ravel(), np.arange(lo, lo + at.size)):
-        return _cut(x, axis, lo, at.shape, fill)
+    if not n:
+        return F.cast(F.full((*x.shape[:axis], at.size, *x.shape[axis + 1:]), fill), x.type)
+    if np.array_equal(at, np.arange(lo, lo + at.size)):
+        return _cut(x, axis, lo, at.size, fill)
     inside = (at >= 0) & (at < n)
-    y = F.take(x, as_tensor(np.clip(at, 0, max(n - 1, 0))), axis)
+    y = F.take(x, as_tensor(np.clip(at, 0, n - 1)), axis)
     if inside.all():
         return y
-    mask = inside.reshape(*inside.shape, *(1,) * (x.ndim - axis - 1))
-    return where_else(mask, y, fill)
+    return where_else(inside.reshape(-1, *(1,) * (x.ndim - axis - 1)), y, fill)
 
 
-def _cut(x: Tensor, axis: int, lo: int, shape: tuple[int, ...], fill: Any) -> Tensor:
-    """The elements from lo on along an axis, in another shape."""
-    n, hi = x.shape[axis], lo + prod(shape)
+def _cut(x: Tensor, axis: int, lo: int, count: int, fill: Any) -> Tensor:
+    """`count` elements from lo on along an axis."""
+    n, hi = x.shape[axis], lo + count
     first, last = max(0, min(lo, n)), max(0, min(hi, n))
     y = x[(slice(None),) * axis + (slice(first, max(first, last)),)] if (first, last) != (0, n) \
         else x
     before = min(max(0, -lo), hi - lo)
     after = hi - lo - before - max(0, last - first)
-    if before or after:
-        pairs = [(0, 0)] * x.ndim
-        pairs[axis] = (before, after)
-        y = F.pad(y, pairs, fill)
-    return F.reshape(y, (*x.shape[:axis], *shape, *x.shape[axis + 1:]))
+    if not before and not after:
+        return y
+    pairs = [(0, 0)] * x.ndim
+    pairs[axis] = (before, after)
+    return F.pad(y, pairs, fill)
 
 
 def elements(x: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,6 +17,7 @@ from ...tensor import Tensor, as_tensor
 from ...tile.ir.op_record import OPS
 from ...tile.ir.types import Scalar
 from .. import functions as F
+from .kernel_blocks import Block, joined, multiplied, reduced
 from .kernel_places import as_numeric, where_else
 
 if TYPE_CHECKING:
@@ -94,7 +95,7 @@ def _masked(step: Step, x: Tensor, *numbers: Tensor) -> Tensor:
     """An op that replaces elements by their places alone: which, its own meaning says."""
     m, attr = step.machine, step.op.attr
     given = [m.get(a) for a in step.op.args[1:]]
-    if any(isinstance(g, Tensor) for g in given):
+    if any(isinstance(g, Tensor | Block) for g in given):
         m.refuse(f"the edge of {step.op.name} depends on elements")
     meaning = OPS[step.op.name].numpy
     assert meaning is not None
@@ -137,7 +138,7 @@ def _shuffled(step: Step, x: Tensor, *rest: Tensor) -> Tensor:
     """Values of other lanes: of which ones, the op's own meaning of lanes' numbers says."""
     m = step.machine
     given = [m.get(a) for a in step.op.args[1:]]
-    if any(isinstance(g, Tensor) for g in given):
+    if any(isinstance(g, Tensor | Block) for g in given):
         m.refuse("which lane's value it takes depends on elements")
     run = OPS[step.op.name].run
     assert run is not None
@@ -202,4 +203,48 @@ MEANINGS: dict[str, Callable] = {
     "cumprod": lambda step, x: F.cumprod(x, axis=step.axis(x)),
 }
 
-__all__ = ["MEANINGS", "SHAPED", "Step"]
+# --- blocks as they lie ------------------------------------------------------------------------
+def _whole_reduction(f: Callable) -> Callable:
+    return lambda op, args, shape: reduced(f, args[0], op.attr["axis"])
+
+
+def _whole_expand(op: Op, args: list[Any], shape: tuple[int, ...]) -> Block:
+    axis, (x,) = op.attr["axis"], args
+    return x.renamed({i: i + 1 for i in range(axis, len(x.shape))}, shape)
+
+
+def _whole_permute(op: Op, args: list[Any], shape: tuple[int, ...]) -> Block:
+    axes, (x,) = op.attr.get("axes", (1, 0)), args
+    return x.renamed({a: i for i, a in enumerate(axes)}, shape)
+
+
+def _whole_broadcast(op: Op, args: list[Any], shape: tuple[int, ...]) -> Block | None:
+    (x,) = args
+    spread = [i for i, (a, b) in enumerate(zip(x.shape, shape, strict=False)) if a != b]
+    if any(i in group and len(group) > 1 for group in x.form for i in spread):
+        return None
+    form = tuple(() if group and group[0] in spread else group for group in x.form)
+    return replace(x, form=form, shape=shape)
+
+
+def _whole_matmul(op: Op, args: list[Any], shape: tuple[int, ...]) -> Block | None:
+    wide = as_type(op.outs[0].type.dtype)
+    if not all(isinstance(x, Block) for x in args[:2]):
+        return None
+    x, y = (replace(v, tensor=as_numeric(v.tensor, wide)) for v in args[:2])
+    made = multiplied(x, y)
+    if made is None or len(args) == 2:
+        return made
+    added = args[2]
+    if isinstance(added, np.ndarray) and not added.any():
+        return made
+    return joined(operator.add, (made, added), shape)
+
+
+WHOLE: dict[str, Callable] = {
+    **{f"reduce_{name}": _whole_reduction(f) for name, f in (
+        ("sum", F.sum), ("max", F.max), ("min", F.min), ("prod", F.prod))},
+    "expand_dims": _whole_expand, "transpose": _whole_permute, "permute": _whole_permute,
+    "broadcast_to": _whole_broadcast, "matmul": _whole_matmul}
+
+__all__ = ["MEANINGS", "SHAPED", "WHOLE", "Step"]
