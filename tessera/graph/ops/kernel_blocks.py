@@ -70,6 +70,11 @@ class Block:
         return replace(self, form=form, shape=shape)
 
 
+def is_recorded(x: Any) -> bool:
+    """Whether a value follows from elements of tensors."""
+    return isinstance(x, Tensor | Block)
+
+
 def joined(f: Callable, args: Sequence[Any], shape: tuple[int, ...]) -> Block | None:
     """A function of elements of blocks and of numbers that are known, [*grid, *tile]; None where
     the blocks lie differently. shape: of the result."""
@@ -101,7 +106,12 @@ def known_along(block: Block, x: np.ndarray) -> Any:
         return None
     x = x.transpose([parts.index(p) for p in order if p in parts]
                     + [i for i, p in enumerate(parts) if p not in order])
-    x = x.reshape([x.shape[i] for i in range(len(order))])
+    x = x.reshape(x.shape[:len(order)])
+    return as_tensor(np.ascontiguousarray(_merged(block, x, there)))
+
+
+def _merged(block: Block, x: np.ndarray, there: set[int]) -> np.ndarray:
+    """What a form lists one by one, with its axes, each whole where a part of it is there."""
     shape, at = [], 0
     for group in block.form:
         axes = range(at, at + len(group))
@@ -112,7 +122,7 @@ def known_along(block: Block, x: np.ndarray) -> Any:
                 wide[axis] = block.extent(p)
             x = np.broadcast_to(x, wide)
         shape.append(prod(x.shape[a] for a in axes))
-    return as_tensor(np.ascontiguousarray(x.reshape(shape)))
+    return x.reshape(shape)
 
 
 def reduced(f: Callable, x: Block, axis: int | None) -> Block | None:
@@ -150,4 +160,4 @@ def multiplied(a: Block, b: Block) -> Block | None:
     return Block(F.reshape(made, (*sizes[0], *sizes[1])), (*rows, *columns), shape, a.grid)
 
 
-__all__ = ["Block", "joined", "known_along", "multiplied", "reduced"]
+__all__ = ["Block", "is_recorded", "joined", "known_along", "multiplied", "reduced"]

@@ -21,17 +21,18 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import numpy as np
 
 from ...errors import GradError, SourceLine
-from ...numerics import as_type, f32
+from ...numerics import f32
 from ...tensor import Tensor, as_tensor
 from ...tile.interpreter.machine import Machine
-from ...tile.interpreter.memory import Memory, MemoryBox
+from ...tile.interpreter.memory import MemoryBox
 from ...tile.ir.ir import For, If, Op, While
 from ...tile.ir.numpy_values import constant
 from ...tile.ir.op_record import OPS
-from ...tile.ir.types import Buffer, Scalar, TileType
-from ...tile.ops.indexed import find_places
+from ...tile.ir.types import Scalar, TileType
 from .. import functions as F
-from .kernel_blocks import Block, joined
+from .kernel_accesses import ACCESSES
+from .kernel_blocks import Block, is_recorded, joined
+from .kernel_memory import Held, Own, held_in
 from .kernel_places import as_dtype, as_numeric, elements, take_blocks, where_else
 from .tile_meanings import MEANINGS, SHAPED, WHOLE, Step
 
@@ -40,7 +41,6 @@ if TYPE_CHECKING:
     from ...tile.interpreter.launch import Specialisation
 
 MOST_STEPS = 4096  # ops that are recorded: loops are written out
-NOTHING = np.zeros((1, 1), np.float32)
 IGNORED = ("prefetch_box", "arrive", "launch_dependents", "grid_dependency_wait", "barrier",
            "cp_commit_group", "cp_wait_group")
 
@@ -66,31 +66,6 @@ def meaning(name: str, work: Specialisation, bound: Bound, tensors: dict[str, Te
     if prod(work.grid):
         Recorder(name, work.grid, work.lanes, env).run(work.function.body)
     return {key: m.value for key, m in memory.items()}
-
-
-class Held(Memory):
-    """A tensor of the graph, as the kernel's ops find it now."""
-
-    def __init__(self, name: str, value: Tensor):
-        super().__init__(name, tuple(value.shape), value.type, np.empty(0))
-        self.value = value
-
-
-def held_in(place: MemoryBox) -> Held:
-    """The tensor that a box is of."""
-    assert isinstance(place.memory, Held)
-    return place.memory
-
-
-class Own(Held):
-    """Memory of each group, or of each lane: a tensor [*grid, lanes|1, stages, *shape]."""
-
-    def __init__(self, name: str, type: Buffer, grid: tuple[int, ...], lanes: int):
-        self.copies = lanes if type.space == "register" else 1
-        whole = (*grid, self.copies, type.stages, *type.shape)
-        super().__init__(name, F.zeros(whole, as_type(type.dtype)))
-        self.shape, self.space, self.stages = type.shape, type.space, type.stages
-        self.all = Held(name, self.value)  # with the axes in front as axes of its own
 
 
 class Recorder(Machine):
@@ -325,17 +300,11 @@ class Recorder(Machine):
 
     def store_box(self, place: MemoryBox, value: Any) -> None:
         place = self.whole(place)
-        held, n, by_axis = held_in(place), len(self.grid), self.covers(place)
-        shown = tuple(place.box[a] for a in place.kept)
-        if isinstance(value, Block) and by_axis is not None and self.when is None:
-            form = [(*(~k for k in ks), *((place.kept.index(axis),) if axis in place.kept else ()))
-                    for axis, ks in enumerate(by_axis)]
-            y = replace(value, shape=shown).along(form)
-            if y is not None:
-                sizes = (prod(self.grid[~p] if p < 0 else shown[p] for p in group)
-                         for group in form)
-                self.keep(held, F.broadcast_to(y, tuple(sizes)))
-                return
+        by_axis = self.covers(place)
+        if isinstance(value, Block) and by_axis is not None and self.when is None and \
+                self.store_whole(place, by_axis, value):
+            return
+        n, shown = len(self.grid), tuple(place.box[a] for a in place.kept)
         value = self.recorded(value, None)
         if value.ndim == n + 1 and len(shown) != 1:  # one number everywhere
             value = F.reshape(value, (*value.shape[:n], *(1,) * len(shown)))
@@ -345,15 +314,33 @@ class Recorder(Machine):
         if by_axis is None:
             address, inside = place.addresses(self.groups)
             on = inside & self.active_groups().reshape((-1,) + (1,) * (address.ndim - 1))
-            self.store(held, address, on, value)
-            return
+            self.store(held_in(place), address, on, value)
+        else:
+            self.join(place, by_axis, value)
+
+    def store_whole(self, place: MemoryBox, by_axis: list[list[int]], value: Block) -> bool:
+        """A block that was never cut, where the groups write all of a tensor; else False."""
+        shown = tuple(place.box[a] for a in place.kept)
+        form = [(*(~k for k in ks), *((place.kept.index(axis),) if axis in place.kept else ()))
+                for axis, ks in enumerate(by_axis)]
+        y = replace(value, shape=shown).along(form)
+        if y is not None:
+            sizes = (prod(self.grid[~p] if p < 0 else shown[p] for p in group) for group in form)
+            self.keep(held_in(place), F.broadcast_to(y, tuple(sizes)))
+        return y is not None
+
+    def join(self, place: MemoryBox, by_axis: list[list[int]], value: Tensor) -> None:
+        """[*grid, *box], where the groups write all of a tensor, each its part."""
+        n = len(self.grid)
         where = {a: n + i for i, a in enumerate(place.kept)}
-        order, sizes = [], []
+        order: list[int] = []
+        sizes: list[int] = []
         for axis, ks in enumerate(by_axis):
             order += [*ks, *([where[axis]] if axis in where else [])]
             sizes.append(prod(self.grid[k] for k in ks) * place.box[axis])
         rest = [k for k in range(n) if k not in order]  # of extent 1
-        self.keep(held, F.reshape(F.transpose(value, tuple([*rest, *order])), tuple(sizes)))
+        joined = F.reshape(F.transpose(value, tuple([*rest, *order])), tuple(sizes))
+        self.keep(held_in(place), joined)
 
     @staticmethod
     def keep(held: Held, value: Tensor) -> None:
@@ -363,11 +350,6 @@ class Recorder(Machine):
         held.value = as_numeric(cut, held.numeric)
 
 
-def is_recorded(x: Any) -> bool:
-    """Whether a value follows from elements of tensors."""
-    return isinstance(x, Tensor | Block)
-
-
 def underivable(name: str, where: SourceLine | None, why: str, hint: str = "") -> GradError:
     """The error of a kernel whose derivative must be given."""
     rules = (f"{name}.defvjp(fwd, bwd): fwd(*args) -> (value, saved), bwd(saved, g) -> cotangents; "
@@ -375,118 +357,6 @@ def underivable(name: str, where: SourceLine | None, why: str, hint: str = "") -
              "meant")
     return GradError(f"kernel {name} has no rule for its derivative, and none follows from its "
                      f"body: {why}", where=where, hint=f"{hint}; {rules}" if hint else rules)
-
-
-# --- accesses ---------------------------------------------------------------------------------
-def _load_tile(m: Recorder, op: Op, place: MemoryBox) -> Tensor | Block:
-    return m.load_box(place, op.attr.get("fill") or 0)
-
-
-def _store_tile(m: Recorder, op: Op, place: MemoryBox, value: Any) -> None:
-    m.store_box(place, value if isinstance(value, Block) else m.recorded(value, None))
-
-
-def _load_element(m: Recorder, op: Op, place: MemoryBox, *index: Any) -> Tensor:
-    held, at = m.element(place, index)
-    address: Any = at[0] if len(at) == 1 else sum(
-        np.clip(i, 0, max(n - 1, 0)) * step
-        for i, n, step in zip(at, held.shape, held.strides, strict=True))
-    places = m.over_grid(address)
-    flat = take_blocks(F.flatten(elements(held.value)), 0, places, 1, 0)
-    return F.reshape(flat, places.shape)
-
-
-def _store_element(m: Recorder, op: Op, place: MemoryBox, value: Any, *index: Any) -> None:
-    value = m.recorded(value, None)
-    value = m.taken(value, lambda: as_dtype(_load_element(m, op, place, *index), value.dtype))
-    held, at = m.element(place, index)
-    address, on = m.active_elements(held, at, value)
-    inside = (address >= 0) & (address < held.size)
-    if address.size >= held.size and np.array_equal(on, inside) and np.array_equal(
-            address.ravel(), np.arange(address.size)):
-        full = F.flatten(F.broadcast_to(value, (*m.grid, on.shape[1])))
-        held.value = F.reshape(as_numeric(full[:held.size], held.numeric), held.shape)
-        return
-    m.store(held, address, on, value)
-
-
-def _added(m: Recorder, op: Op) -> str:
-    if op.attr["kind"] != "add":
-        m.refuse(f"atomic_{op.attr['kind']} has no derivative of its own")
-    return "add"
-
-
-def _atomic(m: Recorder, op: Op, place: MemoryBox, value: Any, *index: Any) -> None:
-    """A sum into memory; who reads what was there before is refused."""
-    held, at = m.element(place, index)
-    value = m.taken(m.recorded(value, None), lambda: NOTHING)
-    address, on = m.active_elements(held, at, value)
-    m.store(held, address, on, value, _added(m, op))
-
-
-def _atomic_tile(m: Recorder, op: Op, place: MemoryBox, value: Any) -> None:
-    place = m.whole(place)
-    address, inside = place.addresses(m.groups)
-    on = inside & m.active_groups().reshape((-1,) + (1,) * (address.ndim - 1))
-    value = m.taken(m.recorded(value, address.ndim - 1), lambda: NOTHING)
-    m.store(held_in(place), address, on, value, _added(m, op))
-
-
-def _scatter(m: Recorder, op: Op, place: MemoryBox, value: Any, index: Any, *offsets: Any) -> None:
-    """A tile into memory, each element where a tile of known places says."""
-    if is_recorded(index) or m.when is not None:
-        m.refuse("where it writes depends on elements")
-    if m.whole(place) is not place:
-        m.refuse(f"{op.name} into memory of the group has no derivative of its own")
-    found = find_places(m, op, place, index, offsets)
-    mode = "set" if op.name == "store_scatter" else _added(m, op)
-    m.store(held_in(place), found.address, found.on,
-            m.recorded(value, found.address.ndim - 1), mode)
-
-
-def _allocate(m: Recorder, op: Op) -> MemoryBox:
-    (made,) = op.outs
-    assert isinstance(made.type, Buffer)
-    own = Own(made.value.name, made.type, m.grid, m.lanes)
-    return MemoryBox.whole(own)
-
-
-def _copy(m: Recorder, op: Op, target: MemoryBox, source: MemoryBox) -> None:
-    m.store_box(target, m.load_box(source, 0))
-
-
-def _gather(m: Recorder, op: Op, place: MemoryBox, index: Any, *offsets: Any) -> Tensor:
-    """Slices of a tensor at positions that may follow from elements; the other axes lie alike for
-    all groups."""
-    attr, axis, n = op.attr, op.attr["axis"], len(m.grid)
-    held, kind = held_in(m.whole(place)), op.outs[0].type
-    assert isinstance(kind, TileType)
-    starts = [m.blocks(o)[..., 0] for o in offsets]
-    if not held.size:
-        return F.cast(F.full((*(1,) * n, *kind.shape), attr["fill"]), as_type(kind.dtype))
-    if held is not place.memory or any(s.size > 1 for s in starts):
-        m.refuse("it gathers from a part that differs between groups")
-    x = elements(held.value)
-    for a, start in enumerate(starts):
-        if a != axis:
-            x = take_blocks(x, a, start.reshape(()), attr["box"][a], attr["fill"])
-    ids = m.recorded(index, None) + int(starts[axis].item())
-    there = (ids >= 0) & (ids < held.shape[axis])
-    if attr["limit"]:
-        there = there & (ids < int(starts[axis].item()) + attr["limit"])
-    y = F.take(x, F.where(there, ids, 0), axis)
-    after = y.ndim - axis - there.ndim
-    mask = F.reshape(there, (*there.shape, *(1,) * after))
-    y = where_else(mask, y, attr["fill"])
-    y = F.moveaxis(y, tuple(range(axis, axis + n)), tuple(range(n)))
-    return F.reshape(y, (*y.shape[:n], *kind.shape))
-
-
-ACCESSES: dict[str, Callable] = {
-    "allocate": _allocate, "load_tile": _load_tile, "store_tile": _store_tile,
-    "load_element": _load_element, "store_element": _store_element, "cp_async": _copy,
-    "gather": _gather, "atomic": _atomic, "atomic_tile": _atomic_tile, "store_scatter": _scatter,
-    "atomic_scatter": _scatter}
 
 
 __all__ = ["meaning", "underivable"]
