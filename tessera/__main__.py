@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 import importlib
 import sys
-from dataclasses import dataclass
 
 import tessera
 from tessera.errors import ArgumentError, TesseraError, did_you_mean
+from tessera.lazy_dataclass import dataclass
 
 COMMANDS: dict[str, Command] = {}
 

@@ -25,12 +25,12 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
 from tessera.errors import ArgumentError, did_you_mean
 from tessera.launched import launched_here
+from tessera.lazy_dataclass import dataclass
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,6 @@ import os
 import stat
 import sysconfig
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,7 @@ from typing import Any
 import numpy as np
 
 from .errors import ArgumentError, DataError
+from .lazy_dataclass import dataclass
 from .numerics import fold_in, random_bits
 
 VOCABULARY = 256

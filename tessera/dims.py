@@ -9,12 +9,13 @@ from __future__ import annotations
 import ast
 import operator
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import reduce
 from operator import mul
 from typing import Any
 
 from .errors import ArgumentError, ShapeError, TesseraError, TraceError
+from .lazy_dataclass import dataclass
 
 Monomial = tuple[str, ...]  # sorted names with repetition: ("B", "H"); () is the constant term
 

@@ -19,12 +19,13 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from importlib import metadata
 from pathlib import Path
 
 from tessera import config
 from tessera.errors import ArgumentError, TesseraError, did_you_mean
+from tessera.lazy_dataclass import dataclass
 from tessera.runtime.cache import need_private
 from tessera.runtime.device import check, device, device_count, driver
 from tessera.runtime.ptxas import FIX_GPU, find_ptxas

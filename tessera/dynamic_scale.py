@@ -13,7 +13,7 @@ Micikevicius et al. 2018, arXiv:1710.03740, section 3.2.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -22,6 +22,7 @@ from .call_errors import refuse_wrong_init
 from .errors import ArgumentError, TraceError
 from .graph import tree
 from .graph.trace import Tracer
+from .lazy_dataclass import dataclass
 from .tensor import as_tensor
 
 T = TypeVar("T")

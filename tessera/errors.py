@@ -15,13 +15,14 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from types import FrameType
 from typing import Any, TypeVar
 
 import numpy as np
 
 from tessera.foreign import instead
+from tessera.lazy_dataclass import dataclass
 
 PACKAGE_DIR = os.path.dirname(os.path.abspath(__file__)) + os.sep
 _PROGRAMS = os.path.join(PACKAGE_DIR, "bench", "models", "")  # written as users write theirs

@@ -24,7 +24,7 @@ that a step remembers.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from typing import Any
 
 from .call_errors import refuse_wrong_init
@@ -36,6 +36,7 @@ from .graph.ops.record_amax import RECORD_AMAX
 from .graph.ops.scaled import scale_of
 from .graph.ops.scaled_matmul import scaled_product
 from .graph.trace import apply
+from .lazy_dataclass import dataclass
 from .numerics import NumericType, as_type
 from .tensor import Tensor, as_tensor
 

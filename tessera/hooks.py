@@ -11,10 +11,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from .errors import TesseraError
+from .lazy_dataclass import dataclass
 
 if TYPE_CHECKING:  # types alone: this module stands below those that it speaks of
     import numpy as np

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass
 from itertools import chain
+
+from .lazy_dataclass import dataclass
 
 
 @dataclass(frozen=True)

@@ -12,13 +12,14 @@ and `master`.
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from . import checkpoints, optim
 from .errors import ArgumentError, PolicyError, user_line
 from .graph import random
 from .graph.operand import compute_type, convert
+from .lazy_dataclass import dataclass
 from .state.kv_type import Flag
 
 fp32_master = Flag("fp32_master")  # narrow parameters have a wide copy that updates add up in

@@ -10,7 +10,6 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 from .debug.record import program_trace as trace
@@ -20,6 +19,7 @@ from .graph.annotate import tensor_annotations
 from .graph.jit import JitFunction
 from .graph.signature import callable_name
 from .graph.value_type import ValueType
+from .lazy_dataclass import dataclass
 from .tensor import Tensor
 
 

@@ -7,7 +7,7 @@ unpacked where they are read. Operators and methods are graph ops; the graph lay
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -23,6 +23,7 @@ from .errors import (
     UnsupportedTargetError,
 )
 from .foreign import METHODS
+from .lazy_dataclass import dataclass
 from .numerics import (
     DType,
     NumericType,

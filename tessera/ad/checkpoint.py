@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -28,6 +27,7 @@ from ..graph.ops.scaled_matmul import SCALED_MATMUL
 from ..graph.signature import callable_name
 from ..graph.text_values import FUNCTIONS, RECORDS
 from ..graph.trace import apply, aval_of, current_builder
+from ..lazy_dataclass import dataclass
 from ..numerics import as_type
 from ..tensor import Tensor
 from .batching import batch_graph, stretch

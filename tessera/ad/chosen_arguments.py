@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 from weakref import WeakKeyDictionary
 
 from ..dims import show_shape
 from ..errors import ArgumentError, GradError, did_you_mean, warn_user
 from ..graph import tree
+from ..lazy_dataclass import dataclass
 from ..tensor import Tensor
 from .reverse import is_differentiable
 from .subgraphs import Packed

@@ -6,7 +6,7 @@ import functools
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from ..errors import ArgumentError, GradError
@@ -20,6 +20,7 @@ from ..graph.ops.random import LoopKeys
 from ..graph.signature import callable_name
 from ..graph.text_values import RECORDS
 from ..graph.trace import apply, aval_of, current_builder, current_line
+from ..lazy_dataclass import dataclass
 from ..numerics import as_type
 from ..tensor import Tensor
 from .batching import batch_graph, stretch

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -12,6 +11,7 @@ from ..errors import ArgumentError, GradError
 from ..graph import tree
 from ..graph.operand import convert
 from ..graph.signature import callable_name
+from ..lazy_dataclass import dataclass
 from ..numerics import as_type
 from ..numerics.random_state import RandomState, get_state, set_state
 from ..tensor import Tensor, as_tensor

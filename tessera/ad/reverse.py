@@ -6,7 +6,6 @@ The walk emits ops, so its result is a graph again and can be differentiated, ba
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -20,6 +19,7 @@ from ..graph.ir import Graph, Node, Value
 from ..graph.op import GraphOp, NoRule
 from ..graph.operand import compute_type
 from ..graph.trace import at_line, in_part, replay, run_nodes
+from ..lazy_dataclass import dataclass
 from ..runtime.host_memory import keep
 from ..tensor import PLAIN, Tensor
 

@@ -12,7 +12,7 @@ so memory is that of the carries, and the gradients of closed-over w are summed 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import islice
 from typing import Any
 
@@ -26,6 +26,7 @@ from ..graph.ir import Graph
 from ..graph.op import Arg, Aval, GraphOp, Sample
 from ..graph.operand import literal
 from ..graph.trace import apply, aval_of, evaluate
+from ..lazy_dataclass import dataclass
 from ..numerics import as_type
 from ..tensor import Tensor
 from .batching import batch_graph, stretch

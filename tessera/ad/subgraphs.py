@@ -8,7 +8,7 @@ body again, in a backward pass or a recomputation, sees the same bits.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
@@ -25,6 +25,7 @@ from ..graph.signature import is_data, join_scales, split_result
 from ..graph.simplify import merge_common
 from ..graph.trace import aval_of, current_builder, trace
 from ..graph.weak_numbers import leaf_of, standing_for
+from ..lazy_dataclass import dataclass
 from ..tensor import Tensor, as_tensor
 from .reverse import Tape, forward
 

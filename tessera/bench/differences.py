@@ -10,12 +10,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from ..graph import tree
+from ..lazy_dataclass import dataclass
 from .figures import distance, slope, table
 from .models.record import StepModel, batch, weights
 from .models.step import OPTIMIZER

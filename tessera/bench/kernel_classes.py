@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Any
 
 from ..debug.launch_profile import LaunchRecord, is_step
 from ..graph.cuda.launch_work import GroupBatch
+from ..lazy_dataclass import dataclass
 
 if TYPE_CHECKING:
     from ..graph.schedule.ir import ScheduledGroup

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import cached_property, partial
 from math import prod
 from typing import Any
@@ -25,6 +24,7 @@ from ..graph.cuda.placed_launch import PlacedLaunch
 from ..graph.cuda.run import CudaProgram, GroupLaunch
 from ..graph.schedule.ir import GroupOperand, ScheduledGroup
 from ..kernels.routine import ForeignArray
+from ..lazy_dataclass import dataclass
 from ..numerics import DType
 from ..runtime.buffer import DeviceBuffer
 from ..runtime.device import Device, device

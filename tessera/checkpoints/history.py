@@ -6,11 +6,11 @@ import contextlib
 import os
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ..errors import ArgumentError, CheckpointError
+from ..lazy_dataclass import dataclass
 from ..mesh.ranks.messages import raised_on_all, share, together
 from ..mesh.world import patience, transport
 from .layout import MANIFEST, close_folder, make_folder, need_step, open_folder, sweep

@@ -17,10 +17,11 @@ import threading
 import time
 import warnings
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 
 from ..errors import CheckpointError
+from ..lazy_dataclass import dataclass
 from .layout import close_folder, make_folder, open_folder
 
 LOCK = "writer.lock"

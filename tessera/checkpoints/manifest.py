@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ import numpy as np
 from ..dims import show_shape
 from ..errors import CheckpointError, TesseraError
 from ..graph import random
+from ..lazy_dataclass import dataclass
 from ..mesh.domain import Rect
 from ..numerics import NumericType, as_type
 from .layout import DATA_FILE

@@ -7,7 +7,6 @@ import hashlib
 import json
 import os
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from ..dims import show_shape
 from ..errors import CheckpointError
 from ..graph import random, tree
 from ..graph.devices import to
+from ..lazy_dataclass import dataclass
 from ..mesh.domain import Rect
 from ..mesh.ranks.messages import raised_on_all, share, together
 from ..mesh.tensor import DistTensor

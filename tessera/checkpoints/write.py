@@ -8,7 +8,7 @@ import json
 import os
 import secrets
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -16,6 +16,7 @@ import numpy as np
 
 from ..errors import CheckpointError, TesseraError
 from ..graph import random
+from ..lazy_dataclass import dataclass
 from ..mesh.ranks.messages import first_error, gather, raised_on_all, share, together
 from ..mesh.ranks.transport import Transport
 from ..mesh.tensor import DistTensor

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from math import prod
 
+from ..lazy_dataclass import dataclass
 from ..runtime.module import LoadedKernel
 from ..tile.kernel.kernel import Kernel
 from ..tile.launch import machine_code

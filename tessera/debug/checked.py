@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from math import prod
 from typing import Any
 
@@ -11,6 +10,7 @@ import numpy as np
 from .. import config
 from ..errors import ArgumentError, user_line
 from ..graph.signature import callable_name
+from ..lazy_dataclass import dataclass
 from ..numerics.random_state import rehearsal
 from ..runtime.arrays import HOST, place_of
 from ..runtime.dlpack import imported

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from ..dims import show_shape
 from ..errors import PACKAGE_DIR, SourceLine
 from ..graph.ops.random import get_state
+from ..lazy_dataclass import dataclass
 from ..numerics import CastCounts
 from ..runtime.sentinel_words import BadElements, WatchedLaunch
 from ..tile.passes.written_infinities import writes_infinity

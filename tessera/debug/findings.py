@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
 import numpy as np
 
 from ..dims import show_shape
 from ..errors import NumericsError, SourceLine
+from ..lazy_dataclass import dataclass
 from ..mesh.ranks.launcher import rank_of_program
 from ..numerics import CastCounts, DType, decode
 from ..tensor import Tensor

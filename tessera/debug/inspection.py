@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 from ..errors import ArgumentError, SourceLine, TesseraError, short_path
+from ..lazy_dataclass import dataclass
 from ..runtime.target import DEFAULT_TARGET
 from ..tile.interpreter.arguments import Bound
 from ..tile.ir.ir import Function

@@ -11,10 +11,10 @@ Reports are falsy when there is nothing to mend.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from ..errors import ArgumentError, SourceLine, user_line
+from ..lazy_dataclass import dataclass
 from ..tile.interpreter.access_costs import Pattern
 from ..tile.interpreter.machine import SanitizerReport
 from ..tile.interpreter.sanitizer import Conflict, Sanitizer

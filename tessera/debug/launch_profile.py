@@ -13,11 +13,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from ..errors import short_path
 from ..graph.schedule.work import LaunchWork
+from ..lazy_dataclass import dataclass
 from ..runtime.copy_times import CopyLabel, StepEvent
 from ..runtime.device import device
 from ..runtime.timeline import KernelEvent

@@ -5,12 +5,12 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 from ..errors import ArgumentError, TesseraError, short_path, user_line
 from ..graph import jit
 from ..graph.signature import callable_name
+from ..lazy_dataclass import dataclass
 from ..runtime.ptxas import sass
 from ..tile.ir.ir import Function
 from ..tile.ir.printing import print_ir

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import zip_longest
 
 from ..errors import TesseraError
 from ..graph import jit
 from ..graph.ir import Graph
 from ..graph.traced_signature import TracedSignature
+from ..lazy_dataclass import dataclass
 
 LEVELS = ("graph", "schedule", "tile", "target")
 WIDTH = 160  # columns of the listing

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from ..errors import ArgumentError
 from ..graph.ir import Graph, Node, Value, value_bytes
 from ..graph.schedule.groups import FusionGroup
 from ..graph.schedule.memory_plan import MemoryPlan
+from ..lazy_dataclass import dataclass
 
 
 @dataclass(frozen=True)

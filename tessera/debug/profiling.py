@@ -7,13 +7,14 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any
 
 from .. import hooks
 from ..errors import ArgumentError
 from ..graph.ir import Graph
+from ..lazy_dataclass import dataclass
 from ..runtime.copy_times import StepEvent
 from ..runtime.nvtx import nvtx_range
 from ..runtime.timeline import EventTimeline, KernelEvent

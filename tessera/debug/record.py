@@ -6,7 +6,6 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -19,6 +18,7 @@ from ..graph.op import Aval, GraphOp
 from ..graph.schedule.groups import FusionGroup
 from ..graph.schedule.work import LaunchWork
 from ..graph.trace import aval_of
+from ..lazy_dataclass import dataclass
 from .host_work import group_work, op_work
 from .launch_profile import LaunchTable
 

@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from ..errors import ArgumentError, user_line
 from ..graph import tree
 from ..graph.devices import to
 from ..graph.jit import JitFunction, jit
+from ..lazy_dataclass import dataclass
 from ..numerics.random_state import RandomState, get_state, set_state
 from ..runtime.device import has_gpu
 from ..tensor import Tensor

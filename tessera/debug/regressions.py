@@ -10,11 +10,11 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ..errors import DataError
+from ..lazy_dataclass import dataclass
 
 RATES = ("_gbps", "_tflops", "_gflops", "_per_s")
 TIMES = ("_ns", "_us", "_ms", "_s")

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 
 from .. import config
 from ..errors import ArgumentError, NumericsError, user_line
+from ..lazy_dataclass import dataclass
 from ..tensor import Tensor
 from .findings import BadValue, Flags
 from .recording import RecordedRun, replay_run

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from ..lazy_dataclass import dataclass
 from ..runtime.occupancy import Occupancy, occupancy
 from ..runtime.target import Target
 from ..tile.ir.ir import Function

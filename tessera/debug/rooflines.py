@@ -9,11 +9,11 @@ for each byte) runs at most at min(peak, I * bandwidth).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from math import prod
 from typing import Any
 
 from ..graph.schedule.work import amount
+from ..lazy_dataclass import dataclass
 from ..tile.interpreter.arguments import Bound
 from ..tile.interpreter.launch import extent
 from ..tile.ir.ir import Function

@@ -25,7 +25,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from types import FrameType
 from typing import Any, NamedTuple
 
@@ -40,6 +40,7 @@ from ..graph.ir import Graph, Node, Value, subgraphs
 from ..graph.op import GraphOp
 from ..graph.ops.random import get_state
 from ..graph.run_with_sentinels import losses
+from ..lazy_dataclass import dataclass
 from ..numerics import CastCounts, DType, as_type
 from ..runtime import late_checks
 from ..runtime.sentinel_words import BadElements, collect_all

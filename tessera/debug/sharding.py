@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
 from html import escape
 from typing import Any
 
 from ..dims import show_shape
 from ..errors import ArgumentError
+from ..lazy_dataclass import dataclass
 from ..mesh.device_mesh import Mesh, current_mesh
 from ..mesh.layout import Layout
 from ..mesh.partition import group_of, intervals, local_shape

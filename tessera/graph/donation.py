@@ -10,11 +10,12 @@ from __future__ import annotations
 import sys
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, NoReturn
 from weakref import getweakrefcount
 
 from ..errors import ArgumentError, user_line
+from ..lazy_dataclass import dataclass
 from ..tensor import Tensor
 from ..tile.launch.memory_turns import end_turns
 from ..tile.launch.resident import Resident

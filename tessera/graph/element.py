@@ -8,12 +8,12 @@ Kernels compute all elements at once from it. `evaluate` says what it means in N
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from ..errors import AxisError
+from ..lazy_dataclass import dataclass
 
 
 @dataclass(frozen=True)

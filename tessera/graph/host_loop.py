@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+from ..lazy_dataclass import dataclass
 from .ir import Graph
 
 LONG = 5_000  # ops of a loop that is written out: planning them takes a quarter of a second

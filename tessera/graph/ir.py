@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cached_property
 from itertools import chain
 from typing import Any
@@ -14,6 +14,7 @@ import numpy as np
 
 from ..dims import size_of
 from ..errors import GraphError, SourceLine
+from ..lazy_dataclass import dataclass
 from ..numerics import stored_bytes
 from ..tensor import Tensor
 from .op import Aval, GraphOp, infer

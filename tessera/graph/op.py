@@ -9,11 +9,12 @@ differentiate again.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from ..dims import Dim, show_shape
 from ..errors import ArgumentError, TesseraError
+from ..lazy_dataclass import dataclass
 from ..numerics import DType, NumericType
 from .element import Element
 from .flops import Flops, none, per_operand

@@ -11,10 +11,10 @@ way, which raises what there is to raise.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from .. import config, hooks
+from ..lazy_dataclass import dataclass
 from ..numerics import NumericType
 from ..runtime.device import Device
 from ..tensor import Tensor

@@ -13,12 +13,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import numpy as np
 
 from .. import hooks
+from ..lazy_dataclass import dataclass
 from ..numerics import CastCounts
 from ..numerics.random_state import get_state, set_state
 from .cpu.compiled import CompiledGraph, Step

@@ -15,11 +15,11 @@ from __future__ import annotations
 import sys
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from .. import hooks
 from ..errors import source_line, user_frame
+from ..lazy_dataclass import dataclass
 from ..tensor import Tensor
 from ..tile.launch.memory_turns import MemoryTurns
 from ..tile.launch.used_by import UsedBy

@@ -8,10 +8,10 @@ import functools
 import types
 import typing
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from ..errors import ArgumentError
+from ..lazy_dataclass import dataclass
 
 
 @dataclass(frozen=True)

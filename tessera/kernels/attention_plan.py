@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from ..errors import ArgumentError
+from ..lazy_dataclass import dataclass
 from ..numerics import DType
 from .tuned_tables import TunedTables
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from ..dims import show_shape
 from ..errors import DTypeError, ShapeError
+from ..lazy_dataclass import dataclass
 from ..numerics import NumericType, as_type, f16, f32
 from ..tensor import Tensor
 from ..tile import MODULE as tile

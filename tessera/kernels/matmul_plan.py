@@ -11,11 +11,12 @@ import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from ..errors import ArgumentError
 from ..launched import launched_size
+from ..lazy_dataclass import dataclass
 from ..numerics import DType, f32
 from ..runtime.arrays import HOST, place_of
 from ..runtime.clusters import clusters_at_once

@@ -12,10 +12,10 @@ import functools
 import itertools
 import math
 import operator
-from dataclasses import dataclass
 
 import numpy as np
 
+from ..lazy_dataclass import dataclass
 from ..numerics import f32
 from ..tensor import Tensor
 from ..tile import MODULE as tile

@@ -9,12 +9,13 @@ Tests, the compiled cases, the guide's table and the benchmarks iterate over the
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import numpy as np
 
 from ..errors import ArgumentError
+from ..lazy_dataclass import dataclass
 from ..numerics import as_type, decode
 from ..tensor import Tensor, tensor
 from ..tile.ir.schedule import Schedule

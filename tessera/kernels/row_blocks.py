@@ -17,8 +17,8 @@ of 16384 in groups of two that read each weight once for both: 0.86 in place of 
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass
 
+from ..lazy_dataclass import dataclass
 from ..runtime.generations import Generation
 from ..tile import MODULE as tile
 from ..tile.kernel.decorator import kernel

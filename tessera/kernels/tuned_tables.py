@@ -20,12 +20,13 @@ import json
 import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any
 
 from .. import config
 from ..errors import ArgumentError, TesseraError
+from ..lazy_dataclass import dataclass
 from ..tile.kernel.kernel import Kernel
 from ..tile.tuning.tuned_schedules import TuningCacheWarning, write_whole
 from .routine import find

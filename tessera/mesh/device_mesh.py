@@ -12,13 +12,13 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass
 from math import prod
 from typing import Any
 from weakref import WeakValueDictionary
 
 from tessera import hooks
 from tessera.errors import ArgumentError, AxisError, ShapeError, did_you_mean
+from tessera.lazy_dataclass import dataclass
 
 # The meshes whose blocks are open, outermost first. A context variable: the threads that simulate
 # ranks run in copies of the context that started them.

@@ -10,11 +10,12 @@ write (ShardSpec, Block, dicts) is resolved to this; propagation and resharding 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from tessera.errors import ArgumentError, AxisError
 from tessera.graph.text_values import RECORDS
 
+from ..lazy_dataclass import dataclass
 from .device_mesh import Mesh
 
 REDUCTIONS = ("sum", "max", "min", "mean")

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from math import lcm
 from typing import cast
@@ -21,6 +20,7 @@ from tessera.errors import ArgumentError, ShapeError
 from tessera.graph.op import Aval
 from tessera.numerics import DType
 
+from ..lazy_dataclass import dataclass
 from .domain import Rect
 from .layout import Layout
 

@@ -6,12 +6,12 @@ Each resolves to a Layout for a tensor of known dimensions on a mesh.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 from tessera.call_errors import refuse_wrong_init
 from tessera.errors import ArgumentError, AxisError, did_you_mean
 
+from ..lazy_dataclass import dataclass
 from .device_mesh import Mesh
 from .layout import REDUCTIONS, Layout, Split
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import fields
 
 import numpy as np
+
+from ..lazy_dataclass import dataclass
 
 
 @dataclass

@@ -12,13 +12,13 @@ section 5.3. fp4_e3m0 has no published encoding: bias 3, values 0 and 2^-2 .. 2^
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import ml_dtypes
 import numpy as np
 
 from tessera.errors import DTypeError, did_you_mean
+from tessera.lazy_dataclass import dataclass
 
 if TYPE_CHECKING:
     from tessera.numerics.policy import Modifier, NumericType

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import functools
 import re
-from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import numpy as np
 
 from tessera.errors import DTypeError, PolicyError, did_you_mean
+from tessera.lazy_dataclass import dataclass
 from tessera.numerics.dtypes import DType, dtype_names, find_dtype
 from tessera.numerics.policy import (
     ModifierKind,

@@ -12,13 +12,14 @@ import math
 import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from tessera.errors import DTypeError, PolicyError
+from tessera.lazy_dataclass import dataclass
 from tessera.numerics.dtypes import DType, all_dtypes, bool_, dtype_of_numpy, f32, int32, int64
 
 ROUNDINGS = ("nearest_even", "toward_zero", "stochastic")

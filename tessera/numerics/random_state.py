@@ -18,13 +18,14 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import field
 from hashlib import blake2b
 
 import numpy as np
 
 from tessera import config
 from tessera.errors import ArgumentError
+from tessera.lazy_dataclass import dataclass
 from tessera.numerics.philox import fold_words
 
 KERNELS = 1 << 63  # apart from the numbers of streams, which have 32 bits

@@ -14,11 +14,11 @@ format without mantissa bits (e3m0) is the exponent's.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from tessera.lazy_dataclass import dataclass
 from tessera.numerics.counts import CastCounts
 from tessera.numerics.dtypes import DType
 

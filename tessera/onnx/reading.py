@@ -4,12 +4,12 @@ and reading_layers.py, which fill it."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from ..errors import BundleError, did_you_mean
+from ..lazy_dataclass import dataclass
 from ..tensor import Tensor, as_tensor
 
 OLDEST, NEWEST = 13, 24  # opsets: from where axes are operands to the last that was read through

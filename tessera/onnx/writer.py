@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import numpy as np
 
 from ..errors import BundleError, SourceLine
 from ..graph.ir import Node, Value
+from ..lazy_dataclass import dataclass
 from ..numerics import DType
 
 OPSET = 20  # has Gelu and reductions of bools; 2023, ONNX 1.15

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from ..graph import functions as F
+from ..lazy_dataclass import dataclass
 from ..tensor import Tensor
 from .first_order import after
 from .record import OptimizerRecord, check, optimizer

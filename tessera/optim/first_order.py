@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from ..graph import functions as F
 from ..graph.operand import compute_type, convert
+from ..lazy_dataclass import dataclass
 from ..tensor import Tensor
 from .record import OptimizerRecord, check, optimizer
 from .trained import decays_matrices

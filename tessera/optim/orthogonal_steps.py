@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from ..errors import ArgumentError
 from ..graph import functions as F
 from ..graph.operand import compute_type, convert
+from ..lazy_dataclass import dataclass
 from ..numerics import as_type
 from ..tensor import Tensor
 from .first_order import adam_change, after, unbias

@@ -10,7 +10,6 @@ behind it, beside the updates of others. What is computed is the same.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from ..errors import ArgumentError
@@ -18,6 +17,7 @@ from ..graph import tree
 from ..graph.jit import jit
 from ..graph.ops.place import PLACE
 from ..graph.trace import apply, current_builder
+from ..lazy_dataclass import dataclass
 from ..mesh.parallel.matching_layouts import is_distributed
 from ..tensor import Tensor
 from ..tile.launch.resident import bring, offload

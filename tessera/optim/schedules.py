@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Any
 
 from ..call_errors import refuse_wrong_init
 from ..errors import ArgumentError
 from ..graph import functions as F
 from ..graph.operand import convert
+from ..lazy_dataclass import dataclass
 from ..numerics import as_type
 from ..tensor import Tensor
 

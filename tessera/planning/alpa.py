@@ -17,7 +17,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property, lru_cache
 from math import prod
 from typing import Any
@@ -32,6 +32,7 @@ from tessera.graph.schedule.fuse import fuse
 from tessera.numerics import DType
 from tessera.tensor import Tensor
 
+from ..lazy_dataclass import dataclass
 from ..mesh.device_mesh import Mesh
 from ..mesh.layout import Layout, replicated
 from ..mesh.partition import local_shape

@@ -22,7 +22,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 
@@ -31,6 +31,7 @@ from tessera.errors import ArgumentError, did_you_mean
 from tessera.numerics import DType
 from tessera.tile.tuning.gpus import GPUS, Gpu
 
+from ..lazy_dataclass import dataclass
 from ..mesh.collectives.cost import COSTS, CollectiveCost
 from ..mesh.device_mesh import Mesh
 

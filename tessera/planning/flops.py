@@ -15,7 +15,7 @@ one of bf16; and a matmul that is only read by a narrowing cast is written in th
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from math import prod
 
 from tessera.dims import Dim, show_shape
@@ -27,6 +27,7 @@ from tessera.graph.schedule.fuse import fuse
 from tessera.graph.schedule.groups import FusionGroup
 from tessera.numerics import DType, f32, row_bytes
 
+from ..lazy_dataclass import dataclass
 from .fabric import DeviceModel
 
 Shape = tuple[int, ...]

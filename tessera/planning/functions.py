@@ -10,7 +10,6 @@ are those that the program would run with. Without, the function is what each ra
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from tessera.errors import ArgumentError, SourceLine
@@ -26,6 +25,7 @@ from tessera.graph.traced_signature import TracedSignature
 from tessera.numerics import as_type
 from tessera.tensor import Tensor, TensorType
 
+from ..lazy_dataclass import dataclass
 from ..mesh.collectives.cost import COSTS
 from ..mesh.device_mesh import Mesh, current_mesh
 from ..mesh.device_mesh import mesh as make_mesh

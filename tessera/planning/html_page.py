@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING
 
+from ..lazy_dataclass import dataclass
 from .table_text import amount, duration, table
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ import numpy as np
 
 from tessera.errors import ArgumentError
 
+from ..lazy_dataclass import dataclass
 from ..mesh.collectives.cost import COSTS
 from .fabric import FABRICS, LOW_PART, Fabric, Link, read_fabric
 

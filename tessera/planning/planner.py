@@ -10,13 +10,14 @@ Nothing here runs or allocates what it plans. Times are those of fabric.py's mod
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Protocol
 
 from tessera.errors import ArgumentError, SourceLine
 from tessera.graph.ir import Graph, Value
 from tessera.graph.schedule.groups import FusionGroup
 
+from ..lazy_dataclass import dataclass
 from ..mesh.device_mesh import Mesh
 from .beside import Streams, exchanges_itself
 from .fabric import DeviceModel, Fabric, bus_factor

@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from math import prod
 from typing import Any
+
+from ..lazy_dataclass import dataclass
 
 EXHAUSTIVE = 512  # assignments that are all tried
 BEAM = 4  # assignments kept while a beam search goes over the names

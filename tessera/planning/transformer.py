@@ -16,12 +16,13 @@ does not divide, the rank with the larger part counts. Formulas and their source
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from typing import Any
 
 from tessera.errors import ArgumentError, AxisError, did_you_mean
 from tessera.numerics import DType, bf16
 
+from ..lazy_dataclass import dataclass
 from ..mesh.device_mesh import Mesh
 from ..mesh.partition import balanced
 from .fabric import DeviceModel, Fabric, fabric_of

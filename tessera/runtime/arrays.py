@@ -13,12 +13,12 @@ import functools
 import itertools
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from ..errors import ArgumentError, DTypeError, ShapeError
+from ..lazy_dataclass import dataclass
 from ..numerics import DType, dtype_of_numpy, find_dtype, stored_bytes
 from . import dlpack
 

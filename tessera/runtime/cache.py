@@ -35,12 +35,13 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any
 
 from .. import config
 from ..errors import ArgumentError, SourceLine, user_line
+from ..lazy_dataclass import dataclass
 
 MAGIC = b"tessera-cache-1\n"
 DIGEST_BYTES = 32

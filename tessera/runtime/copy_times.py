@@ -12,10 +12,10 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 from .. import hooks
+from ..lazy_dataclass import dataclass
 from . import device as devices
 from .device import Device, check
 

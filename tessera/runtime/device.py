@@ -10,11 +10,11 @@ import functools
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 from .. import hooks
 from ..errors import ArgumentError, DeviceError, OutOfMemoryError, UnsupportedTargetError
+from ..lazy_dataclass import dataclass
 from . import libcuda
 from .target import Target, target_of_device
 

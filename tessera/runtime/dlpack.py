@@ -14,12 +14,12 @@ import ctypes
 import threading
 import weakref
 from ctypes import POINTER, Structure, c_int32, c_int64, c_uint8, c_uint16, c_uint32, c_uint64
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from ..errors import DTypeError
+from ..lazy_dataclass import dataclass
 from ..numerics import DType, NumericType, find_dtype
 
 CPU, CUDA = 1, 2  # kDLCPU, kDLCUDA

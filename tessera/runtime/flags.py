@@ -17,12 +17,13 @@ import functools
 import itertools
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import numpy as np
 
 from .. import hooks
 from ..errors import DeviceError, SourceLine, TesseraError
+from ..lazy_dataclass import dataclass
 from .buffer import DeviceBuffer, MappedMemory
 from .device import check, device, driver, outside_capture
 

@@ -11,7 +11,9 @@ instruction exists on which target stands with the instruction (tile/cuda/ptx).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
+
+from ..lazy_dataclass import dataclass
 
 _KIB = 1024
 

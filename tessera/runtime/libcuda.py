@@ -16,10 +16,10 @@ from __future__ import annotations
 import ctypes
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from ..errors import ArgumentError
+from ..lazy_dataclass import dataclass
 
 NAME = "nvcuda.dll" if os.name == "nt" else "libcuda.so.1"
 

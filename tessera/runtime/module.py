@@ -19,10 +19,11 @@ import struct
 import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from ..errors import ArgumentError, UnsupportedTargetError
+from ..lazy_dataclass import dataclass
 from . import device as devices
 from . import libcuda
 from .device import Device, check, driver, outside_capture

@@ -10,9 +10,8 @@ each warp, within one quarter of the multiprocessor; shared memory in units of 1
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from ..errors import ArgumentError
+from ..lazy_dataclass import dataclass
 from .generations import Generation
 from .target import Target, parse_target
 

@@ -13,11 +13,11 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
 from ..errors import CompileError, UnsupportedTargetError
+from ..lazy_dataclass import dataclass
 from .target import Target
 
 FIX_GPU = "pip install -e '.[cuda12]'   (in the checkout; cuda13 for a driver of CUDA 13)"

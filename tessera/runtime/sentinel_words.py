@@ -13,12 +13,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import numpy as np
 
 from ..errors import SourceLine
+from ..lazy_dataclass import dataclass
 from .buffer import DEFAULT, DeviceBuffer, copy_bytes
 from .copies import CopiedOut
 from .device import device

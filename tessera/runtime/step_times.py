@@ -13,10 +13,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from .. import hooks
+from ..lazy_dataclass import dataclass
 from . import device as devices
 from .buffer import DEFAULT, DeviceBuffer
 from .copy_times import StepEvent, timing

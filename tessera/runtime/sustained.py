@@ -14,11 +14,11 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from ..errors import DeviceError, UnsupportedTargetError
+from ..lazy_dataclass import dataclass
 from . import libcuda
 from .buffer import DEFAULT
 from .device import Device, check, driver

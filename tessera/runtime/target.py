@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 
 from ..errors import UnsupportedTargetError
+from ..lazy_dataclass import dataclass
 from .generations import GENERATIONS, Generation
 
 

@@ -11,12 +11,13 @@ from __future__ import annotations
 import ctypes
 import threading
 from collections import OrderedDict
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from ..errors import ArgumentError, DTypeError
+from ..lazy_dataclass import dataclass
 from ..numerics import row_bytes, uint8
 from . import libcuda
 from .arrays import Array, dense_strides

@@ -14,10 +14,10 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 from .. import hooks
+from ..lazy_dataclass import dataclass
 from . import device as devices
 from . import module
 from .copy_times import is_timing

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from ..lazy_dataclass import dataclass
 from . import libcuda
 from .buffer import DeviceBuffer
 from .device import check, device, driver

@@ -8,7 +8,6 @@ the sequences learn of it by `keep`.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,6 +19,7 @@ from ..graph.ops.attention import HELD, attention_of_pages
 from ..graph.trace import current_builder
 from ..graph.tree import register_tree
 from ..kernels.decode_attention import append_to_pages
+from ..lazy_dataclass import dataclass
 from ..numerics import NumericType
 from ..runtime.arrays import HOST
 from ..tensor import Tensor, as_tensor

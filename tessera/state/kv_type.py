@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from ..dims import Dim, bind_shape, show_shape
 from ..errors import ArgumentError, DTypeError, PolicyError
 from ..graph.value_type import ValueType
+from ..lazy_dataclass import dataclass
 from ..numerics import NumericType, as_type
 from ..tensor import Tensor, TensorType
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from ..errors import ArgumentError, SourceLine, short_path, user_line
 from ..graph.ir import Graph, Node, Value, value_bytes
 from ..graph.jit import JitFunction
 from ..graph.schedule.ir import GraphSchedule
+from ..lazy_dataclass import dataclass
 from ..tensor import Tensor
 
 MOST = 4096  # movements outside of compiled functions that are kept: the last ones

@@ -9,7 +9,6 @@ from __future__ import annotations
 import random
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from math import prod
 from typing import Any, Protocol
@@ -20,6 +19,7 @@ from ..errors import TesseraError
 from ..kernels.matmul_blocks import Card
 from ..kernels.routine import ForeignArray, Routine, find
 from ..kernels.routine_launcher import LaunchRecorder
+from ..lazy_dataclass import dataclass
 from ..numerics import decode
 from ..runtime.buffer import DEFAULT, DeviceBuffer, fill_bytes
 from ..runtime.device import Device, check, driver

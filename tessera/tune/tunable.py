@@ -6,11 +6,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from ..errors import ArgumentError, did_you_mean
 from ..kernels.matmul_blocks import Card
+from ..lazy_dataclass import dataclass
 from ..numerics import DType, as_type
 
 TUNABLES: dict[str, Tunable] = {}

@@ -3,11 +3,12 @@ compute the same, which are to run at the same speed."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import tessera as ts
 
+from ...lazy_dataclass import dataclass
 from .record import ModelFamily, StepModel, register
 
 BF16 = "bf16 @accum(f32)"

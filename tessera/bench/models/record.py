@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import prod
 from typing import Any
 
@@ -12,6 +12,7 @@ import numpy as np
 
 from ...errors import ArgumentError
 from ...graph import tree
+from ...lazy_dataclass import dataclass
 
 MODELS: dict[str, StepModel] = {}
 WEIGHT = 0.02  # the deviation of weights, as GPT-2 begins; gains are 1, biases 0

@@ -15,13 +15,14 @@ elements.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache, lru_cache
 from math import prod
 from typing import Any
 
 import numpy as np
 
+from ...lazy_dataclass import dataclass
 from . import pool
 from .dealt_images import Dealing, Ints, Pairs, channel_source
 from .kernel import bind_units, unit_source

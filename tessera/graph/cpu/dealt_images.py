@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from textwrap import indent
 
 import numpy as np
+
+from ...lazy_dataclass import dataclass
 
 Ints = tuple[int, ...]
 Pairs = tuple[tuple[int, int], ...]

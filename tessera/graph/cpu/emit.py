@@ -20,8 +20,9 @@ outputs): '0' the value is constant along the row, '1' unit stride, 's' any stri
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 
+from ...lazy_dataclass import dataclass
 from ..schedule.loop_dtypes import register_of
 from .interpret import identity
 from .passes import LoopPasses, Pass, plan_passes

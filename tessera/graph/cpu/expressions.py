@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import ast
 import string
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
 from ...errors import ArgumentError, did_you_mean
+from ...lazy_dataclass import dataclass
 from .vocabulary import FUNCTIONS
 
 OPERATORS = {

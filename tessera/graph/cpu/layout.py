@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from math import prod
 
 import numpy as np
 
+from ...lazy_dataclass import dataclass
 from ..schedule.loop_dtypes import item_bytes
 from .emit import HEADER, Stream
 

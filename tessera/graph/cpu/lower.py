@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from ...lazy_dataclass import dataclass
 from ...numerics import DType, NumericType
 from ..ir import Node, Value
 from ..schedule.loop_dtypes import is_narrow, register_of

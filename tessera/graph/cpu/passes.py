@@ -9,9 +9,8 @@ else kept in a row buffer.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from ...errors import ArgumentError
+from ...lazy_dataclass import dataclass
 from ...numerics import DType, find_dtype
 from .expressions import cost, parse
 from .program import REDUCTIONS, LoopOp, LoopProgram

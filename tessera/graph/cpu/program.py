@@ -17,11 +17,11 @@ types; memory holds more types, decoded on load and encoded on store.
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 from ...errors import ArgumentError, did_you_mean
+from ...lazy_dataclass import dataclass
 from ...numerics import all_dtypes
 from ..schedule.loop_dtypes import is_narrow, register_of
 

@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 
 from ...errors import ArgumentError
+from ...lazy_dataclass import dataclass
 
 
 @dataclass(frozen=True)

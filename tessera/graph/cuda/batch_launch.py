@@ -12,7 +12,6 @@ behind those before it. A recorded CUDA graph has tables of its own.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from math import prod
 from typing import Any
@@ -21,6 +20,7 @@ import numpy as np
 
 from ... import config
 from ...kernels.routine import ForeignArray
+from ...lazy_dataclass import dataclass
 from ...numerics import stored_bytes
 from ...runtime import flags
 from ...runtime.buffer import DEFAULT, DeviceBuffer, PooledBuffer

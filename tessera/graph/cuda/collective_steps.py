@@ -10,12 +10,12 @@ knows how (op.Exchange).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from math import prod
 from typing import Any
 
 import numpy as np
 
+from ...lazy_dataclass import dataclass
 from ...numerics import stored_bytes
 from ...runtime.copies import SideStream
 from ...runtime.device import check, driver

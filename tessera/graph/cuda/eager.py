@@ -13,13 +13,13 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from ... import config, hooks
 from ...errors import ArgumentError, TraceError, UnsupportedTargetError, user_line
+from ...lazy_dataclass import dataclass
 from ...runtime.arrays import HOST
 from ...tensor import Tensor, as_tensor
 from ...tile.launch.placement import chosen_gpu, gpu_number

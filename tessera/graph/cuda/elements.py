@@ -7,10 +7,11 @@ from their numbers, and each read is a gather, of nothing where the place is out
 from __future__ import annotations
 
 import ast
-from dataclasses import astuple, dataclass, field
+from dataclasses import astuple, field
 from math import prod
 from typing import Any
 
+from ...lazy_dataclass import dataclass
 from ...numerics import DType, as_type
 from ..element import Element, IndexBound, places
 from ..schedule.build_schedule import ScheduleBuilder

@@ -9,10 +9,10 @@ of 3 channels in steps of two are 4 x 4 of 16, 256 products in place of 147.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from math import prod
 
 from ...kernels.conv import Geometry, conv_patches
+from ...lazy_dataclass import dataclass
 from ...tensor import Tensor
 from ...tile.ops.windows import Pair
 from .. import functions as F

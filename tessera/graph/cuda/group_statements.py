@@ -6,10 +6,11 @@ which of them follows from the axes its operands lie along.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from math import prod
 from typing import Any
 
+from ...lazy_dataclass import dataclass
 from ...numerics import DType, as_type
 from ..schedule.ir import HIDDEN, GroupOperand, GroupStep
 from ..schedule.loop_axes import Frame, Pattern

@@ -11,11 +11,12 @@ kernels read it as they read arguments. Bits are drawn in the kernels:
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import numpy as np
 
 from ...dims import size_of
+from ...lazy_dataclass import dataclass
 from ...numerics.random_state import next_step
 from ..ir import Graph, Node, Value
 from ..ops.convert import CAST_STOCHASTIC

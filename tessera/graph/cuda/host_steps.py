@@ -12,7 +12,6 @@ import threading
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -20,6 +19,7 @@ import numpy as np
 
 from ... import hooks
 from ...errors import TesseraError
+from ...lazy_dataclass import dataclass
 from ...runtime.buffer import DEFAULT
 from ...runtime.copies import CopiedOut
 from ...runtime.device import Device

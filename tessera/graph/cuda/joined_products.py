@@ -12,11 +12,11 @@ attention, writes its part. Which matmuls go together is a matter of the estimat
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from math import prod
 from typing import Any
 
 from ...kernels.matmul_blocks import MatmulExtents, short_sums
+from ...lazy_dataclass import dataclass
 from ...runtime.generations import Generation, WarpgroupMatmul
 from ..ir import Graph, Node, Value, readers_of, value_bytes
 from ..ops.kernel import KERNEL

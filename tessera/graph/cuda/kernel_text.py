@@ -9,12 +9,13 @@ import keyword
 import linecache
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from math import inf, nan
 from types import MappingProxyType
 from typing import Any
 
 from ...errors import SourceLine, short_path
+from ...lazy_dataclass import dataclass
 from ...numerics import NumericType, as_type
 from ...tensor import Tensor, TensorType
 from ...tile import MODULE as tile

@@ -13,10 +13,10 @@ the launch (tile/cuda/compile.py); that of a copy stands in its schedule's notes
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ...errors import TesseraError
+from ...lazy_dataclass import dataclass
 from ...runtime.target import Target
 from ...tile.ir.types import GlobalTensor
 from ...tile.launch.machine_code import CompileRequest, divisible_extents

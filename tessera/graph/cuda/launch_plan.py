@@ -13,10 +13,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ...errors import SourceLine
+from ...lazy_dataclass import dataclass
 from ...tile.tuning.gpus import Gpu
 from ...tile.tuning.gpus import gpu as find_gpu
 from ..schedule.ir import GraphSchedule, ScheduledGroup, ScheduleLine, Transfer

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property, lru_cache
 from math import prod
 from typing import TYPE_CHECKING, Any
 
 from ...errors import short_path
+from ...lazy_dataclass import dataclass
 from ...tile.passes.operation_counts import count, rate_of
 from ..schedule.ir import ScheduledGroup, Transfer
 from ..schedule.work import LaunchWork, operand_bytes, part_of, read_bytes, written_bytes

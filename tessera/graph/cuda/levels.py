@@ -8,10 +8,10 @@ from __future__ import annotations
 import re
 import weakref
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 from ... import config
+from ...lazy_dataclass import dataclass
 from ...runtime.device import device, has_gpu
 from ...runtime.target import DEFAULT_TARGET, Target, parse_target
 from ...tile.ir.ir import Function, walk

@@ -5,7 +5,7 @@ Transpositions of operands and of results go into the call. Of attention see att
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import prod
 from typing import Any
 
@@ -24,6 +24,7 @@ from ...kernels.matmul_blocks import (
     short_sums,
 )
 from ...kernels.matmul_plan import card_for
+from ...lazy_dataclass import dataclass
 from ...numerics import NumericType
 from ...runtime.generations import WarpgroupMatmul
 from ..flops import Shapes

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from ...errors import NumericsError, UnsupportedTargetError
+from ...lazy_dataclass import dataclass
 from ..ir import Node
 from ..op import VendorLibrary
 from ..schedule.groups import FusionGroup

@@ -14,10 +14,11 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import prod
 
 from ...kernels.row_blocks import STRIPS, strip_count
+from ...lazy_dataclass import dataclass
 from ...runtime.generations import Generation
 from ...tile.ir.schedule import Schedule
 from ..ir import Node

@@ -8,12 +8,13 @@ the host reads back before each iteration: it waits for the GPU there, and the s
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import prod
 from typing import Any
 
 import numpy as np
 
+from ...lazy_dataclass import dataclass
 from ...numerics import as_type, stored_bytes
 from ...runtime.buffer import DEFAULT, Borrowed, DeviceBuffer, copy_bytes
 from ...runtime.device import Device, device

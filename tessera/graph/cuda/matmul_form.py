@@ -6,7 +6,6 @@ Whether warpgroups specialise is up to the compiler (tile/cuda/compile.py).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from math import prod
 
 from ...kernels.matmul_blocks import (
@@ -17,6 +16,7 @@ from ...kernels.matmul_blocks import (
     default_block,
     short_sums,
 )
+from ...lazy_dataclass import dataclass
 from ...tile.ir.schedule import Schedule, shares_rows
 from ..ir import Node, Value
 from ..schedule.groups import FusionGroup

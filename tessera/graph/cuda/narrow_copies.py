@@ -13,12 +13,12 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from math import prod
 from typing import Any
 
 from ... import hooks
+from ...lazy_dataclass import dataclass
 from ...runtime.device import Device
 from ...tensor import Tensor
 from ...tile.launch.resident import Resident

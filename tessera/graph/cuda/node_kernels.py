@@ -8,7 +8,7 @@ vmap it is one launch, whose grid has the axes of the batch in front.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property, partial
 from typing import Any
 
@@ -17,6 +17,7 @@ import numpy as np
 from ... import config
 from ...dims import Dim
 from ...errors import TraceError, UnsupportedTargetError, user_line
+from ...lazy_dataclass import dataclass
 from ...numerics import stored_bytes
 from ...runtime.arrays import Array, dense_strides
 from ...runtime.buffer import copy_bytes, fill_bytes

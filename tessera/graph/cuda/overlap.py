@@ -12,10 +12,11 @@ then all of a program stay in the stream of the kernels.
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from math import prod
 from typing import Any
 
+from ...lazy_dataclass import dataclass
 from ..schedule.ir import ByteRange, GraphSchedule, GroupOperand, ScheduledGroup, Transfer
 
 SPARE = 24  # multiprocessors that NCCL 2.28 takes on four GPUs joined by NVLink

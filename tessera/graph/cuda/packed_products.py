@@ -4,10 +4,10 @@ for all. Weights of other matmuls are made codes, and those bf16, before."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from ...kernels.gemm_packed import MOST_ROWS, TAKES, blocks, packed_nt, widened
+from ...lazy_dataclass import dataclass
 from ...numerics import as_type, f32
 from ...tile.cuda.lower.multiply_codes import holds
 from ...tile.interpreter.launch import Config

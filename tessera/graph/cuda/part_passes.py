@@ -11,9 +11,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from math import prod
 
+from ...lazy_dataclass import dataclass
 from ..ir import Graph, Node, Value, readers_of, uses
 from ..schedule.groups import MAX_OPS
 from ..schedule.loop_axes import extents_of

@@ -6,13 +6,13 @@ Every pass keeps the ids of the ops (see op_ids.py).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from math import prod
 from typing import Any
 
 import numpy as np
 
 from ...kernels.row_blocks import few_row_share
+from ...lazy_dataclass import dataclass
 from ...numerics import as_type
 from ...runtime.generations import Generation
 from ..expand import expand_by, expand_control

@@ -10,8 +10,9 @@ any layouts and lengths, through the same shared memory.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+from ...lazy_dataclass import dataclass
 from ...runtime.generations import WarpgroupMatmul
 from ..ir import Graph, Node, Value, uses
 from ..op import Aval

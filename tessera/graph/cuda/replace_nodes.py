@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+from ...lazy_dataclass import dataclass
 from ..ir import Graph, Node, Value
 from ..simplify import Rewriter, remove_dead
 

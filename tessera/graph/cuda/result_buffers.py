@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from ...lazy_dataclass import dataclass
 from ..schedule.ir import PlannedBuffer, ScheduledGroup
 from .run import CudaProgram
 

@@ -10,8 +10,9 @@ in place of 38.7 by way of shared memory (2^26 elements of bf16, H200, 2026-11-2
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+from ...lazy_dataclass import dataclass
 from ...tile.ir.schedule import Schedule
 from ..schedule.ir import GroupOperand, GroupStep, ScheduledGroup
 from ..schedule.loop_axes import Frame

@@ -7,9 +7,10 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
 
+from ...lazy_dataclass import dataclass
 from ..schedule.ir import GroupOperand, GroupStep, ScheduledGroup
 from ..schedule.loop_axes import Frame, Pattern
 from .choose_schedule import blocks

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from dataclasses import dataclass
 from math import prod
 
 import numpy as np
 
 from ...kernels.routine import ForeignArray
+from ...lazy_dataclass import dataclass
 from ...numerics import DType
 from ...runtime.target import DEFAULT_TARGET, Target, parse_target
 from ...tensor import Tensor

@@ -10,8 +10,8 @@ memory, of which a group has a block and carries its total on.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
+from ...lazy_dataclass import dataclass
 from ...numerics import DType, as_type
 from ..ir import Node
 from ..schedule.build_schedule import ScheduleBuilder

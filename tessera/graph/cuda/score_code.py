@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from functools import lru_cache
 
 from ...kernels.attention_scores import ScoreCode
+from ...lazy_dataclass import dataclass
 from ...numerics import as_type
 from ..expand import expand_by
 from ..ir import Graph, Node, Value

@@ -19,9 +19,10 @@ is what zeros take more than other numbers do.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
+from ...lazy_dataclass import dataclass
 from ...numerics import DType, NumericType, as_type, find_dtype
 from ...tile.ir.register_layout import bits_of
 from ..schedule.ir import GroupStep, ScheduledGroup

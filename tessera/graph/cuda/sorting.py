@@ -9,10 +9,10 @@ their order, NaN is the largest, so the result is the one of the CPU.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from math import prod
 from typing import Any
 
+from ...lazy_dataclass import dataclass
 from ...numerics import as_type
 from ...tensor import Tensor
 from .. import functions as F

@@ -21,10 +21,11 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Container, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import prod
 from typing import Any
 
+from ...lazy_dataclass import dataclass
 from ...numerics import as_type
 from ...runtime.generations import Generation
 from ...tile.ir.schedule import Schedule

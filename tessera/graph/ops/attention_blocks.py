@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import prod
 from typing import Any, NamedTuple
 
 from ...dims import divide
+from ...lazy_dataclass import dataclass
 from ...numerics import DType
 from ...tensor import Tensor
 from .. import functions as F

@@ -10,11 +10,11 @@ from __future__ import annotations
 import re
 import string
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from ...dims import Dim, show_shape, size_of
 from ...errors import ArgumentError, AxisError, ShapeError
+from ...lazy_dataclass import dataclass
 from ...numerics import DType, NumericType, as_type
 from ...tensor import Tensor, as_tensor
 from .. import functions as F

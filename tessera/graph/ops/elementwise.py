@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from ...errors import ArgumentError, DTypeError
+from ...lazy_dataclass import dataclass
 from ...numerics import NumericType, as_type
 from ...tensor import OPERATORS, Tensor, as_tensor
 from .. import functions as F

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,6 +20,7 @@ from ... import hooks
 from ...dims import Dim
 from ...errors import DTypeError, TraceError, user_line
 from ...kernels.softmax import softmax
+from ...lazy_dataclass import dataclass
 from ...numerics import NumericType, as_type
 from ...tensor import Tensor, as_tensor
 from ...tile.interpreter.launch import Config, extent, scalars_in_grid

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from ...dims import show_shape
 from ...errors import ArgumentError, AxisError, DTypeError, ShapeError, TraceError
+from ...lazy_dataclass import dataclass
 from ...numerics import as_type
 from ...tensor import Tensor, as_tensor
 from .. import functions as F

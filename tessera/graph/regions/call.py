@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from ... import hooks
 from ...errors import ArgumentError, DTypeError, EffectError, PrivilegeError, TraceError
+from ...lazy_dataclass import dataclass
 from ...tensor import Tensor
 from .. import tree
 from ..annotate import fit_argument

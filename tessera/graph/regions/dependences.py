@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import numpy as np
 
 from ... import hooks
+from ...lazy_dataclass import dataclass
 from ...tensor import Tensor
 from .. import tree
 from ..trace import Tracer

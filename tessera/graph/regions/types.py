@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 from ...errors import ArgumentError, did_you_mean
+from ...lazy_dataclass import dataclass
 from ...tensor import TensorType
 from ..annotate import annotations_of
 

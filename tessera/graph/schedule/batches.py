@@ -17,9 +17,10 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from heapq import heapify, heappop, heappush
 
+from ...lazy_dataclass import dataclass
 from ..ir import Graph, Value, value_bytes
 from .group_order import group_order
 from .groups import FusionGroup

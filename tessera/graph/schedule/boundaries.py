@@ -17,8 +17,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+from ...lazy_dataclass import dataclass
 from ..ir import Node, Value, value_bytes
 from .groups import MAX_OPS, FusionGroup
 from .loop_axes import extents_of

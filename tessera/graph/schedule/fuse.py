@@ -14,9 +14,10 @@ Elementwise ops on numbers of rows join a group that reduces such rows, before o
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 from heapq import heappop, heappush
 
+from ...lazy_dataclass import dataclass
 from ..ir import Graph, Node, Value, node_effects, uses
 from ..simplify import KEEP_EFFECTS
 from .boundaries import narrow_boundaries

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+from ...lazy_dataclass import dataclass
 from ..ir import Value, node_effects
 from ..simplify import KEEP_EFFECTS
 from .groups import FusionGroup

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from ...dims import show_shape
 from ...errors import SourceLine
+from ...lazy_dataclass import dataclass
 from ..ir import Node, Value
 
 MAX_OPS = 96  # of a group: a larger loop compiles slowly and spills

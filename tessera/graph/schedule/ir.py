@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import cached_property
 from typing import Any
 
 from ...dims import show_shape
 from ...errors import SourceLine, short_path
+from ...lazy_dataclass import dataclass
 from ...numerics import NumericType, stored_bytes
 from ...tile.ir.schedule import Schedule
 from ..ir import show_attr

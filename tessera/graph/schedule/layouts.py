@@ -14,10 +14,11 @@ from the first. Which layouts a kernel can take is up to the target
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property, lru_cache
 from math import prod
 
+from ...lazy_dataclass import dataclass
 from ...tile.ir.argument_layout import ArgumentLayout, AxisPlace
 
 Extents = tuple[int, ...]

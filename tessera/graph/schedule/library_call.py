@@ -7,9 +7,9 @@ kind their group is (`ScheduleTarget.from_node`), and from there on they are gro
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, NoReturn
 
+from ...lazy_dataclass import dataclass
 from ..ir import Node
 from ..op import GraphOp
 

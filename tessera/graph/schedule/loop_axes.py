@@ -7,10 +7,10 @@ A residual [B, S, N], a bias [N] and a column [B, S, 1] over the space [B, S, N]
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass
 from math import prod
 from typing import cast
 
+from ...lazy_dataclass import dataclass
 from ..ir import Value
 
 Extents = tuple[int, ...]

@@ -20,11 +20,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import numpy as np
 
+from ...lazy_dataclass import dataclass
 from ..ir import Graph, Node, Value, elements, value_bytes
 from .batches import batch_ends
 from .check_memory_plan import verify_plan

@@ -6,9 +6,10 @@ id travels with the line, and what an op became is found again behind any of the
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import fields
 
 from ...errors import SourceLine
+from ...lazy_dataclass import dataclass
 from ..ir import Graph, Node, Value
 from ..simplify import Rewriter, rebuild
 

@@ -8,9 +8,9 @@ memory instead (`part_of_source`, `part_of_result`).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from math import prod
 
+from ...lazy_dataclass import dataclass
 from ..ir import Node
 from .layouts import StridedLayout
 from .loop_axes import extents_of

@@ -7,8 +7,8 @@ give the records, and spell and launch what comes out.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
+from ...lazy_dataclass import dataclass
 from ..ir import Node, Value
 from ..op import ResultMemory
 from .groups import FusionGroup

@@ -3,8 +3,9 @@ their places."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 
+from ...lazy_dataclass import dataclass
 from ...numerics import stored_bytes
 from ..ir import Value
 from .groups import FusionGroup

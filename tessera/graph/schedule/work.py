@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from math import prod
 
 from ...errors import SourceLine
+from ...lazy_dataclass import dataclass
 from ...tile.tuning.gpus import Gpu
 from .ir import GroupOperand, ScheduledGroup
 

@@ -6,8 +6,9 @@ The planner turns this into microseconds for a fabric: see planning/fabric.py.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Literal
+
+from ...lazy_dataclass import dataclass
 
 COSTS: dict[str, CollectiveCost] = {}  # by the op's name; records of collectives put theirs here
 

@@ -13,7 +13,6 @@ other reductions are a swap, additions in the order of ranks, and a rounding: th
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from math import prod
 from typing import TYPE_CHECKING, Any
@@ -29,6 +28,7 @@ from tessera.numerics import NumericType, as_type, stored_bytes
 from tessera.runtime import libnccl
 from tessera.tensor import Tensor
 
+from ...lazy_dataclass import dataclass
 from ..device_mesh import Mesh
 from ..partition import balanced
 from ..ranks.envelope import here_in

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import numpy as np
@@ -29,6 +29,7 @@ from tessera.numerics import NumericType, as_key, as_type
 from tessera.runtime.arrays import HOST, place_of
 from tessera.tensor import Tensor, as_tensor
 
+from ...lazy_dataclass import dataclass
 from ..device_mesh import Mesh
 from ..layout import Layout
 from ..ranks.array_bytes import byte_count

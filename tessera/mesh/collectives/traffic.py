@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
 
 from tessera.errors import SourceLine
+from tessera.lazy_dataclass import dataclass
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ elementwise ops (a transpose, a cast) is computed again instead of being kept pe
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from tessera.ad.api import vjp
@@ -27,6 +27,7 @@ from tessera.graph.signature import callable_name
 from tessera.graph.trace import aval_of, current_builder, evaluate, trace
 from tessera.tensor import Tensor
 
+from ...lazy_dataclass import dataclass
 from ..collectives.replicated import NOWHERE, Same, copies, replication
 
 

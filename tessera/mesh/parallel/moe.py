@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from tessera.ad.vmap import vmap
@@ -25,6 +24,7 @@ from tessera.graph.operand import convert, plain, public, store, to_compute
 from tessera.graph.trace import apply, current_builder
 from tessera.tensor import Tensor
 
+from ...lazy_dataclass import dataclass
 from ..device_mesh import Mesh
 from ..layout import Layout, Split
 from ..sharding.constraints import SHARD

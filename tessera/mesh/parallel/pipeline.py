@@ -15,7 +15,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import numpy as np
@@ -33,6 +33,7 @@ from tessera.runtime.copies import StreamEvent
 from tessera.runtime.device import device
 from tessera.tensor import Tensor, as_tensor
 
+from ...lazy_dataclass import dataclass
 from ..collectives.functions import all_gather, all_reduce, broadcast
 from ..collectives.replicated import Same
 from ..device_mesh import Mesh

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -22,6 +21,7 @@ from tessera.graph.ops.softmax import row_max, row_sum
 from tessera.numerics import DType, NumericType, as_type
 from tessera.tensor import Tensor
 
+from ...lazy_dataclass import dataclass
 from ..collectives.exchange_ops import GpuGroup, cut_along
 from .ring_steps import seen_pairs
 

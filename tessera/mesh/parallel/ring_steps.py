@@ -11,13 +11,13 @@ algorithm 4.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from math import prod
 
 import numpy as np
 
 from tessera.numerics import DType
 
+from ...lazy_dataclass import dataclass
 from ..ranks.array_bytes import byte_count, from_bytes, to_bytes
 from ..ranks.envelope import MessageLabel, here_in
 from ..ranks.group import Group

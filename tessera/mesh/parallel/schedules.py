@@ -14,10 +14,10 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from tessera.errors import ArgumentError, did_you_mean
 
+from ...lazy_dataclass import dataclass
 from .timeline import Timeline, TimelineSpan
 
 FORWARD_UNITS, BACKWARD_UNITS = 1, 2  # a backward step computes two products where forward has one

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import prod
 from typing import Any, Protocol
 
@@ -23,6 +23,7 @@ from tessera.numerics import NumericType, as_type
 from tessera.tensor import Tensor
 from tessera.tile.launch.resident import on_gpu
 
+from ...lazy_dataclass import dataclass
 from ..collectives.replicated import Same
 from ..device_mesh import Mesh
 from ..errors import MeshError

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from ...lazy_dataclass import dataclass
 from ..device_mesh import Mesh, current_mesh
 from ..placement import gpu_of, join, warn_of_play
 from ..world import mesh_rank, need_world, transport

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
 from tessera.numerics import NumericType, stored_bytes
@@ -25,6 +24,7 @@ from tessera.runtime.device import device
 from tessera.tensor import Tensor
 from tessera.tile.launch.resident import Resident, on_gpu
 
+from ...lazy_dataclass import dataclass
 from ..device_mesh import Mesh
 from ..ranks import status_page
 from ..ranks.communicator import Communicator

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from html import escape
+
+from ...lazy_dataclass import dataclass
 
 _COLUMNS = 84  # of a measured timeline
 _COLOURS = (("#7fb3d5", "#2874a6"), ("#f5b895", "#ca6f1e"))  # forward, backward: chunk 0, others

@@ -11,7 +11,6 @@ Rajbhandari et al. 2020, arXiv:1910.02054, section 5.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 from tessera.errors import ArgumentError
@@ -22,6 +21,7 @@ from tessera.graph.ops.gather import stretch
 from tessera.graph.trace import apply
 from tessera.tensor import Tensor
 
+from ...lazy_dataclass import dataclass
 from ..sharding.partitioned_steps import CONSTRAINTS
 from ..tensor import need_mesh
 from .fsdp import fsdp, mesh_of, parameters_of, repeated

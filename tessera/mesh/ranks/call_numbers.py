@@ -14,10 +14,11 @@ import hashlib
 import json
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from tessera.errors import SourceLine
 
+from ...lazy_dataclass import dataclass
 from ..errors import MeshError
 from .envelope import MessageLabel, disagreement
 from .group import Group

@@ -14,12 +14,12 @@ import hashlib
 import os
 import struct
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import NoReturn
 
 from tessera.errors import SourceLine, user_line
 from tessera.graph.trace import current_line
 
+from ...lazy_dataclass import dataclass
 from ..errors import DisagreementError, MeshError
 
 Shape = tuple[int, ...]

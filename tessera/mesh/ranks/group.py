@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from math import prod
 from typing import Any
 
@@ -12,6 +11,7 @@ import numpy as np
 from tessera.errors import ArgumentError
 from tessera.numerics import DType
 
+from ...lazy_dataclass import dataclass
 from ..device_mesh import Mesh, created_meshes, current_mesh
 from ..world import mesh_rank, transport
 from .array_bytes import byte_count, from_bytes, to_bytes

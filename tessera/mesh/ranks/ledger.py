@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 
 from tessera.dims import show_shape
 from tessera.errors import ShapeError, SourceLine, user_line
 from tessera.graph.trace import current_line
 from tessera.numerics import NumericType
 
+from ...lazy_dataclass import dataclass
 from .envelope import MAX_DIMS, MessageLabel, Shape, disagreement, place_of
 from .group import Group
 

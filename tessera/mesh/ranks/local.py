@@ -13,7 +13,6 @@ import sys
 import threading
 from collections import defaultdict, deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -21,6 +20,7 @@ import numpy as np
 from tessera import config
 from tessera.errors import SourceLine, TesseraError, user_line
 
+from ...lazy_dataclass import dataclass
 from ..errors import StalledError, StoppedError
 from .envelope import Header, MessageLabel, disagreement
 from .transport import Receive, Request, Transport

@@ -19,7 +19,7 @@ import functools
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import field
 from importlib import import_module
 from importlib.util import find_spec
 from math import prod
@@ -45,6 +45,7 @@ from tessera.tensor import Tensor
 from tessera.tile.launch.resident import Resident, from_dlpack, on_gpu
 from tessera.tile.launch.results import array_maker, maker
 
+from ...lazy_dataclass import dataclass
 from ..collectives.traffic import Sent, record_sent, recorded
 from ..device_mesh import Mesh
 from ..partition import balanced

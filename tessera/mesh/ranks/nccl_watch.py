@@ -14,7 +14,6 @@ import itertools
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tessera import config
@@ -26,6 +25,7 @@ from tessera.runtime.copies import StreamEvent
 from tessera.runtime.device import check, device, driver
 from tessera.runtime.libcuda import NOT_READY
 
+from ...lazy_dataclass import dataclass
 from ..errors import MeshError, StalledError
 from . import call_numbers, status_page
 from .abort import stop_with

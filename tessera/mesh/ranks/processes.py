@@ -20,7 +20,6 @@ import time
 from collections import defaultdict, deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -28,6 +27,7 @@ import numpy as np
 from tessera import config
 from tessera.config import available_cpus
 
+from ...lazy_dataclass import dataclass
 from ..errors import MeshError, StalledError
 from . import status_page
 from .abort import leaves_well, stop_with

@@ -17,11 +17,11 @@ import secrets
 import socket
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from tessera import config
 from tessera.launched import first_host
 
+from ...lazy_dataclass import dataclass
 from ..errors import MeshError
 from .launcher import launched_rank, launched_size
 from .waiting import never_started

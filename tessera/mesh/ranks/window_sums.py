@@ -9,7 +9,6 @@ miss it in most elements.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -18,6 +17,7 @@ from tessera.runtime import libnccl
 from tessera.runtime.buffer import DeviceBuffer
 from tessera.runtime.window_memory import WindowBuffer
 
+from ...lazy_dataclass import dataclass
 from .communicator import Communicator, communicator
 from .group import Group
 

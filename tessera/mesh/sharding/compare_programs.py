@@ -13,7 +13,7 @@ import re
 import struct
 import zlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
@@ -21,6 +21,7 @@ from tessera.dims import show_shape
 from tessera.runtime.arrays import HOST
 from tessera.tensor import Tensor
 
+from ...lazy_dataclass import dataclass
 from ..device_mesh import Mesh
 from ..errors import DisagreementError, PolicyMismatch
 from ..layout import Layout

@@ -9,12 +9,13 @@ that an iteration gives when it is given it.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from tessera.graph.expand import expand, expand_by
 from tessera.graph.ir import Graph, Node, Value
 from tessera.graph.simplify import PIPELINE
 
+from ...lazy_dataclass import dataclass
 from ..device_mesh import Mesh
 from ..layout import Layout, Split, replicated
 from ..partition import extents

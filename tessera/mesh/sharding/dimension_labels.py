@@ -10,12 +10,12 @@ dimensions are products of each other, has labels with an `inner` extent.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from math import prod
 
 from tessera.graph.ir import Node
 from tessera.graph.op import Aval
 
+from ...lazy_dataclass import dataclass
 from ..partition import extents
 from .masked_indexing import SPLIT, can_mask
 

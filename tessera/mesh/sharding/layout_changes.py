@@ -13,12 +13,13 @@ sends others the boxes that they lack.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from math import prod
 
 from tessera.numerics import DType
 
+from ...lazy_dataclass import dataclass
 from ..layout import Layout, Split
 from ..partition import group_of, intervals
 

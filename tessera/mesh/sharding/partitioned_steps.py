@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import prod
 from typing import Any
 
@@ -12,6 +12,7 @@ from tessera.graph.ir import Graph, Node, Value, node_effects
 from tessera.graph.simplify import KEEP_EFFECTS
 from tessera.tensor import Tensor
 
+from ...lazy_dataclass import dataclass
 from ..layout import Layout
 from ..partition import extents
 from .layout_changes import Hop

@@ -9,13 +9,14 @@ are reduced into whatever layout that op wants. The result is plain data, the sa
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import prod
 from typing import Any
 
 from tessera.errors import SourceLine
 from tessera.graph.ir import Graph, Node, Value
 
+from ...lazy_dataclass import dataclass
 from ..device_mesh import Mesh
 from ..layout import Layout, replicated
 from ..partition import extents

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -20,6 +19,7 @@ from tessera.dims import show_shape
 from tessera.errors import ArgumentError, ShapeError
 from tessera.numerics import DType
 
+from ...lazy_dataclass import dataclass
 from ..domain import Rect
 from ..layout import Layout
 from ..partition import local_shape, need_dims, pieces

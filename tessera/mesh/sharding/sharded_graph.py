@@ -10,7 +10,7 @@ import functools
 import hashlib
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -33,6 +33,7 @@ from tessera.runtime.arrays import HOST
 from tessera.tensor import Tensor
 from tessera.tile.launch.resident import on_gpu
 
+from ...lazy_dataclass import dataclass
 from ..collectives.exchange_ops import SUMS, adds_only_in_windows
 from ..device_mesh import Mesh
 from ..errors import MeshError

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -20,6 +19,7 @@ from tessera.graph.op import Aval, GraphOp
 from tessera.numerics import DType
 from tessera.tensor import Tensor
 
+from ...lazy_dataclass import dataclass
 from ..collectives.exchange_ops import GpuGroup, MovedBox, move_boxes
 from ..layout import Layout, Split
 from ..partition import extents, local_shape, pieces

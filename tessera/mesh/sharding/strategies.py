@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from math import lcm, prod
 
 from tessera.graph.ir import Node
 from tessera.graph.op import Aval
 
+from ...lazy_dataclass import dataclass
 from ..device_mesh import Mesh
 from ..layout import Layout, Split
 from ..partition import balanced, extents, group_of

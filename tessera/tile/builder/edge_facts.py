@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
+from tessera.lazy_dataclass import dataclass
 from tessera.tile.builder.edge_rules import Carry, elementwise
 from tessera.tile.builder.source_position import SourcePosition
 from tessera.tile.builder.value_table import ValueTable

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
+from tessera.lazy_dataclass import dataclass
 from tessera.numerics import bool_, i32
 from tessera.tile.ir.edges import NOTHING, Edge, Listed, Mixed, TileEdges, lines_of, open_
 from tessera.tile.ir.handles import Handle

@@ -6,12 +6,13 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import prod
 from typing import Any
 
 import numpy as np
 
+from tessera.lazy_dataclass import dataclass
 from tessera.tile.builder.value_table import ValueTable
 from tessera.tile.ir.edges import (
     NOTHING,

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
+from tessera.lazy_dataclass import dataclass
 from tessera.tensor import TensorType
 from tessera.tile.ir.schedule import Schedule
 from tessera.tile.ir.types import Type

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from ...errors import UnsupportedTargetError
+from ...lazy_dataclass import dataclass
 from ...runtime.cache import DiskCache, content_name
 from ...runtime.device import device
 from ...runtime.module import Grid, LoadedKernel

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from tessera.errors import UnsupportedTargetError
+from tessera.lazy_dataclass import dataclass
 from tessera.runtime.target import Target, parse_target
 from tessera.tile.cuda.build import Built, CompileJob, MachineCode, build, job_of
 from tessera.tile.cuda.emit.emitter import ArgumentFacts, Emitted, Emitter, Parameter

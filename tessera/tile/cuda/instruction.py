@@ -19,10 +19,11 @@ import functools
 import inspect
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, fields
+from dataclasses import field, fields
 from typing import Any, Literal
 
 from ...errors import ArgumentError
+from ...lazy_dataclass import dataclass
 from ...runtime.target import Target, parse_target
 
 Kind = Literal["i16", "i32", "i64", "f32", "f64", "pred"]

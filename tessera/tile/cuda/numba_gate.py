@@ -17,7 +17,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
 from types import FunctionType
 from typing import Any
 
@@ -28,6 +27,7 @@ from ...errors import (
     UnsupportedTargetError,
     source_line,
 )
+from ...lazy_dataclass import dataclass
 from ...runtime.ptxas import FIX_GPU
 from ...runtime.target import Target
 from .builder import Builder, Value

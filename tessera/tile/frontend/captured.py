@@ -12,9 +12,10 @@ import ast
 import marshal
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from types import FunctionType, ModuleType
 from typing import Any
+
+from ...lazy_dataclass import dataclass
 
 # What nobody changes: their attributes are not watched.
 _OURS = ("tessera", "math", "numpy", "builtins", "operator", "_operator")

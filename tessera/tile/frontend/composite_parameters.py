@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 from tessera.errors import ArgumentError, user_line
+from tessera.lazy_dataclass import dataclass
 from tessera.tensor import TensorType
 
 

@@ -8,8 +8,10 @@ it leaves test it before each iteration.
 from __future__ import annotations
 
 import ast
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
+
+from ...lazy_dataclass import dataclass
 
 RETURN, RETURNED = "__result", "__returned"
 

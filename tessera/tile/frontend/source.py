@@ -13,12 +13,12 @@ import linecache
 import re
 import textwrap
 from collections.abc import Callable
-from dataclasses import dataclass
 from types import CodeType, FunctionType
 from typing import Any
 from weakref import WeakKeyDictionary
 
 from tessera.errors import source_line
+from tessera.lazy_dataclass import dataclass
 from tessera.tile.frontend.captured import Captured
 from tessera.tile.frontend.exits import Exits
 from tessera.tile.ir.errors import Site, TileError

@@ -9,10 +9,11 @@ The trace is a dag of tile ops without memory; whole_array_blocks.py cuts it int
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import NoReturn
 
 from tessera.errors import SourceLine
+from tessera.lazy_dataclass import dataclass
 from tessera.tile.builder.edge_check import check_edges
 from tessera.tile.builder.kernel_spec import KernelSpec
 from tessera.tile.frontend.exits import RETURN

@@ -9,9 +9,10 @@ one array in different places are two loads.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
+from tessera.lazy_dataclass import dataclass
 from tessera.numerics import DType, NumericType, as_type, i32
 from tessera.tensor import TensorType
 from tessera.tile.builder.edge_masks import mask_edge

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from tessera.errors import SourceLine
+from tessera.lazy_dataclass import dataclass
 from tessera.tile.interpreter.memory import Local, Memory
 from tessera.tile.ir.shared_layout import BANKS, SharedLayout
 

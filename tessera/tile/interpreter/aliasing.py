@@ -8,7 +8,6 @@ writes the other would not see, so the call is refused where one of them is writ
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from math import gcd
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +15,7 @@ import numpy as np
 from numpy.lib.array_utils import byte_bounds
 
 from tessera.errors import ArgumentError, user_line
+from tessera.lazy_dataclass import dataclass
 from tessera.tensor import Tensor
 from tessera.tile.interpreter.memory import Memory
 

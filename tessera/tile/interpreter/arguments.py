@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import field
 from types import FunctionType
 from typing import Any
 
@@ -12,6 +12,7 @@ import numpy as np
 
 from tessera.dims import Dim, show_shape, solve, solved_names
 from tessera.errors import ArgumentError, DTypeError, ShapeError, user_line
+from tessera.lazy_dataclass import dataclass
 from tessera.numerics import DType, NumericType, as_type, encode, pack
 from tessera.runtime.arrays import HOST
 from tessera.runtime.dlpack import imported

@@ -6,12 +6,12 @@ before that meets memory that is not there yet, and the source is read at that l
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from tessera.errors import SourceLine
+from tessera.lazy_dataclass import dataclass
 from tessera.tile.interpreter.memory import MemoryBox
 from tessera.tile.interpreter.sanitizer import GROUP, MANY
 

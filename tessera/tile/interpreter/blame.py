@@ -9,11 +9,12 @@ down (by an op without operands, too: `tile.full`), or read, is deliberate.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from tessera.lazy_dataclass import dataclass
 from tessera.numerics import DType, Policy, decode, encode
 from tessera.tile.interpreter.memory import Memory, MemoryBox
 from tessera.tile.ir.ir import Op

@@ -12,10 +12,11 @@ an acquire costs one node, and only a conflict asks what is in the graph.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import numpy as np
 
+from tessera.lazy_dataclass import dataclass
 from tessera.tile.ir.ir import Function, Node, Op, SSAValue, uses, walk
 from tessera.tile.ir.op_record import OPS
 from tessera.tile.passes.written_arguments import written_parameters

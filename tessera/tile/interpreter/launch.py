@@ -6,7 +6,6 @@ import functools
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass
 from math import prod
 from typing import Any
 
@@ -15,6 +14,7 @@ import numpy as np
 from tessera import config, hooks
 from tessera.dims import Dim
 from tessera.errors import ArgumentError, SourceLine, user_line
+from tessera.lazy_dataclass import dataclass
 from tessera.numerics import i64
 from tessera.numerics.random_state import next_launch
 from tessera.runtime.blas_threads import single_thread

@@ -6,12 +6,13 @@ of the batch, register memory one per lane.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import prod
 from typing import Any
 
 import numpy as np
 
+from tessera.lazy_dataclass import dataclass
 from tessera.numerics import NumericType, decode, encode
 from tessera.tile.ir.numpy_values import convert, poison
 from tessera.tile.ir.types import Buffer

@@ -13,12 +13,12 @@ A conflict between accesses of one statement of one lane set is none: each lane 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from tessera.errors import SourceLine
+from tessera.lazy_dataclass import dataclass
 from tessera.tile.interpreter.happens_before import ALL, Clocks, Publication
 from tessera.tile.interpreter.memory import Local, Memory
 from tessera.tile.ir.errors import KernelError, RaceError, UninitialisedError

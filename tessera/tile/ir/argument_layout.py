@@ -8,7 +8,7 @@ is a head h of 4, which lies at [h // 2, s, h % 2 + 2, d].
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from ...lazy_dataclass import dataclass
 
 
 @dataclass(frozen=True)

@@ -17,10 +17,11 @@ shared memory those of what is stored to it (edge_facts.py).
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any
 
 from tessera.errors import SourceLine
+from tessera.lazy_dataclass import dataclass
 from tessera.tile.ir.affine import Form
 
 

@@ -6,10 +6,11 @@
 from __future__ import annotations
 
 import linecache
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from tessera.errors import SourceLine, TesseraError
+from tessera.lazy_dataclass import dataclass
 
 
 @dataclass(frozen=True)

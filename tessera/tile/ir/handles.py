@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from tessera.errors import SourceLine
+from tessera.lazy_dataclass import dataclass
 from tessera.numerics import bool_
 from tessera.tile.ir.ir import SSAValue
 from tessera.tile.ir.types import Scalar, TileType, Type

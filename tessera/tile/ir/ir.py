@@ -10,10 +10,11 @@ from __future__ import annotations
 import hashlib
 import operator
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any
 
 from tessera.errors import SourceLine
+from tessera.lazy_dataclass import dataclass
 from tessera.numerics import DType
 from tessera.tile.ir.types import Buffer, Type
 

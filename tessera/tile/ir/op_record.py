@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import numpy as np
 
 from tessera.errors import TraceError
+from tessera.lazy_dataclass import dataclass
 
 OPS: dict[str, TileOp] = {}
 EFFECTS = ("pure", "read", "write", "atomic", "alloc", "async", "sync", "report")

@@ -18,8 +18,9 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from dataclasses import dataclass
 from math import prod
+
+from ...lazy_dataclass import dataclass
 
 Bit = tuple[int, int]  # (axis, bit of the index along it)
 WARP_BITS = 5

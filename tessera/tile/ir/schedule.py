@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from dataclasses import dataclass, field, fields
+from dataclasses import field, fields
 from typing import Any
 
 from tessera.errors import ArgumentError, did_you_mean
+from tessera.lazy_dataclass import dataclass
 
 # Every spelling of a parameter (Q08) and the field it means.
 ALIASES = {

@@ -17,11 +17,11 @@ which is what 16-byte copies and ldmatrix need; 16-bit elements keep them with e
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from math import prod
 
 import numpy as np
 
+from tessera.lazy_dataclass import dataclass
 from tessera.tile.ir.types import Buffer
 
 CHUNK_BYTES = 16

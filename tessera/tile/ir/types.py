@@ -11,10 +11,10 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from math import prod
 
 from tessera.dims import Dim
+from tessera.lazy_dataclass import dataclass
 from tessera.numerics import DType, NumericType, as_type, find_dtype, parse
 from tessera.tile.ir.errors import TileIRError
 

@@ -12,10 +12,11 @@ import heapq
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Any
 
 from tessera.errors import SourceLine, TesseraError
+from tessera.lazy_dataclass import dataclass
 from tessera.runtime.cache import CacheEntry
 from tessera.tile.ir.ir import Function, Op, walk
 from tessera.tile.launch import machine_code

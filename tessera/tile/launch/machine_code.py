@@ -13,11 +13,12 @@ import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import asdict, astuple, dataclass
+from dataclasses import asdict, astuple
 from pathlib import Path
 from typing import Any
 
 from tessera.errors import SourceLine
+from tessera.lazy_dataclass import dataclass
 from tessera.runtime import flags
 from tessera.runtime.cache import CacheEntry, DiskCache, content_name
 from tessera.runtime.device import device

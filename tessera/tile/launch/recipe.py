@@ -10,13 +10,14 @@ allocates nothing but results and waits for nothing but numbers, so it may be ca
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from math import prod
 from typing import Any
 
 import numpy as np
 
 from tessera.errors import ArgumentError, user_line
+from tessera.lazy_dataclass import dataclass
 from tessera.numerics import DType, NumericType
 from tessera.numerics.random_state import next_launch
 from tessera.runtime import flags

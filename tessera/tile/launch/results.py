@@ -10,7 +10,6 @@ import functools
 import sys
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass
 from math import prod
 from typing import Any
 
@@ -21,6 +20,7 @@ from tessera.numerics import DType, NumericType, decode, stored_bytes
 from tessera.runtime.buffer import MappedMemory, PooledBuffer
 from tessera.runtime.device import check, device, driver
 
+from ...lazy_dataclass import dataclass
 from .resident import Resident
 
 NAN_BYTE = 0xFF  # a NaN in every float format that has NaNs, when all its bytes are this

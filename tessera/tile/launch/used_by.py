@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from tessera.errors import ArgumentError, SourceLine, short_path, user_line
+from tessera.lazy_dataclass import dataclass
 from tessera.tensor import Tensor
 
 

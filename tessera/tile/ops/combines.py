@@ -10,11 +10,11 @@ not commute.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import numpy as np
 
+from tessera.lazy_dataclass import dataclass
 from tessera.numerics import DType, bool_, i32, i64
 from tessera.tile.builder import edge_masks, rules
 from tessera.tile.builder.edge_rules import Carry

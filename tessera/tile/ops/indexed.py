@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from tessera.lazy_dataclass import dataclass
 from tessera.numerics import i32, i64
 from tessera.tile.builder.edge_masks import Along, mask_edge, mask_listed, refuse
 from tessera.tile.builder.op_tracer import OpTracer

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from copy import copy
-from dataclasses import dataclass
 from math import prod
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from tessera.dims import Dim
+from tessera.lazy_dataclass import dataclass
 from tessera.tile.builder.op_tracer import OpTracer
 from tessera.tile.interpreter.memory import Memory, MemoryBox, strides_of
 from tessera.tile.ir.edges import TileEdges

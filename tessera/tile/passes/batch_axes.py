@@ -7,11 +7,12 @@ of the batch, and every place in a tensor lies in that row.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import cached_property
 from typing import Any
 
 from tessera.dims import Dim
+from tessera.lazy_dataclass import dataclass
 from tessera.numerics import as_type, i32
 from tessera.tile.ir.ir import (
     Const,

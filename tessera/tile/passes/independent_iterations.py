@@ -7,9 +7,9 @@ lie in [c*i + r, c*i + r + w) with the same r and w <= c*step.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
+from tessera.lazy_dataclass import dataclass
 from tessera.tile.ir import affine
 from tessera.tile.ir.affine import Form, Forms
 from tessera.tile.ir.ir import For, Op, SSAValue, outs_of, walk

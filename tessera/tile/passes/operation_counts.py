@@ -7,10 +7,11 @@ the group or the lane (a causal loop) is taken for the one in the middle.
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass, field
+from dataclasses import field
 from math import prod
 from typing import Any
 
+from tessera.lazy_dataclass import dataclass
 from tessera.numerics import DType
 from tessera.tile.ir.ir import For, Function, If, Node, Op, SSAValue, While, definitions, walk
 from tessera.tile.ir.op_record import OPS

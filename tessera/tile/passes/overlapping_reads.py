@@ -4,9 +4,9 @@ they are long. What they share is read again at once, so it is worth a place in 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import combinations
 
+from tessera.lazy_dataclass import dataclass
 from tessera.tile.ir import affine
 from tessera.tile.ir.affine import Form, Forms
 from tessera.tile.ir.ir import (

@@ -8,9 +8,9 @@ What is stored in a loop, or under another condition, is not proved.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from math import prod
 
+from tessera.lazy_dataclass import dataclass
 from tessera.tile.ir.ir import Const, Function, If, Op, Operand, SSAValue, walk
 from tessera.tile.ir.types import GlobalTensor
 from tessera.tile.passes.written_arguments import read_parameters, written_parameters

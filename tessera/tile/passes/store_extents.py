@@ -7,9 +7,9 @@ checked says it, when the extents differ.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from tessera.errors import SourceLine
+from tessera.lazy_dataclass import dataclass
 from tessera.tile.ir.ir import Const, For, Function, Op, Operand, SSAValue, walk
 from tessera.tile.ir.op_record import OPS
 from tessera.tile.ir.types import GlobalTensor

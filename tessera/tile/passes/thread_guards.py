@@ -14,10 +14,10 @@ that of the first, or 0 where that is more.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 from tessera.errors import SourceLine
+from tessera.lazy_dataclass import dataclass
 from tessera.tile.ir.ir import (
     Const,
     For,

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from tessera.errors import ArgumentError, user_line
+from tessera.lazy_dataclass import dataclass
 from tessera.numerics import DType, decode
 from tessera.runtime.arrays import read_array
 from tessera.tensor import Tensor as Array

@@ -16,9 +16,9 @@ operation_counts.py.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from math import prod
 
+from tessera.lazy_dataclass import dataclass
 from tessera.tile.interpreter.arguments import Bound
 from tessera.tile.interpreter.launch import Config, extent, grid_of
 from tessera.tile.ir.ir import Function

@@ -11,10 +11,11 @@ The same call on the same GPU always gets the same schedule; its `notes` say why
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from math import prod
 from typing import TYPE_CHECKING, Any
 
+from tessera.lazy_dataclass import dataclass
 from tessera.tile.interpreter.arguments import Bound
 from tessera.tile.ir.ir import Function, Op, definitions, walk
 from tessera.tile.ir.op_record import OPS

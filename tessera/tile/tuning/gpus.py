@@ -6,10 +6,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from tessera.errors import UnsupportedTargetError, user_line
+from tessera.lazy_dataclass import dataclass
 from tessera.runtime.generations import GENERATIONS, Generation
 from tessera.runtime.target import parse_target
 

@@ -13,10 +13,11 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import TYPE_CHECKING, Any
 
 from tessera.errors import ArgumentError, DeviceError, TesseraError, user_line
+from tessera.lazy_dataclass import dataclass
 from tessera.numerics.random_state import rehearsal
 from tessera.tile.interpreter.arguments import Bound
 from tessera.tile.interpreter.launch import Config

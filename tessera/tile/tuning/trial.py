@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from tessera.lazy_dataclass import dataclass
 from tessera.tile.ir.schedule import Schedule
 
 STATUSES = ("chosen", "measured", "estimated", "pruned", "skipped")

@@ -19,12 +19,13 @@ import tempfile
 import time
 import warnings
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any
 
 from tessera import config
 from tessera.errors import ArgumentError, TesseraError, user_line
+from tessera.lazy_dataclass import dataclass
 from tessera.tile.ir.schedule import Schedule
 
 ENTRY, EXPORT, VERSION = "tessera.schedule", "tessera.schedules", 1

@@ -14,10 +14,11 @@ for i + 1, before which, by a barrier of the group, all threads there had read w
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import prod
 
 from tessera import hooks
+from tessera.lazy_dataclass import dataclass
 from tessera.tile.cuda.emit.emitter import INDENT, EmittedLine, Emitter, intrinsic
 from tessera.tile.cuda.emit.memory_operands import FAR, place_of
 from tessera.tile.cuda.emit.reduce import flat_index, meetings

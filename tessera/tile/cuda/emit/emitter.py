@@ -14,10 +14,10 @@ import pkgutil
 import textwrap
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 from tessera.dims import Dim
 from tessera.errors import SourceLine, UnsupportedTargetError
+from tessera.lazy_dataclass import dataclass
 from tessera.numerics import DType
 from tessera.runtime.target import Target
 from tessera.tile.cuda import intrinsics

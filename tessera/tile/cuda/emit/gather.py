@@ -6,9 +6,10 @@ tensor are no access at all.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from tessera.errors import UnsupportedTargetError
+from tessera.lazy_dataclass import dataclass
 from tessera.tile.cuda.emit.elementwise import number
 from tessera.tile.cuda.emit.emitter import Emitter
 from tessera.tile.cuda.emit.memory_operands import (

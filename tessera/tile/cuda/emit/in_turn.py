@@ -16,9 +16,9 @@ f32 are in another order.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
+from tessera.lazy_dataclass import dataclass
 from tessera.runtime.generations import Generation
 from tessera.runtime.target import Target
 from tessera.tile.cuda.emit.emitter import ArgumentFacts, Emitted, Parameter

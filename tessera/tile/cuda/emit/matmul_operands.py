@@ -8,8 +8,8 @@ ldmatrix reads best.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
+from tessera.lazy_dataclass import dataclass
 from tessera.numerics import DType
 from tessera.tile.cuda.emit.emitter import Emitter
 from tessera.tile.cuda.emit.memory_operands import ZERO, MemoryOperand, place_of

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import prod
 
+from tessera.lazy_dataclass import dataclass
 from tessera.numerics import DType, NumericType, i32
 from tessera.tile.cuda.emit.emitter import Emitter
 from tessera.tile.cuda.emit.registry import emits

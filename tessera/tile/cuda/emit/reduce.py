@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from math import prod
 
 from tessera import hooks
+from tessera.lazy_dataclass import dataclass
 from tessera.numerics import DType
 from tessera.tile.cuda.emit.elementwise import number
 from tessera.tile.cuda.emit.emitter import Emitter

@@ -6,9 +6,8 @@ never counts. What a cast makes is looked at before it, where it shows what is l
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from tessera.errors import SourceLine
+from tessera.lazy_dataclass import dataclass
 from tessera.numerics import DType
 from tessera.tile.cuda.emit.emitter import Emitter, intrinsic
 from tessera.tile.cuda.emit.memory_operands import (

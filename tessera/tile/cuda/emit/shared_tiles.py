@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from math import gcd, prod
 
+from tessera.lazy_dataclass import dataclass
 from tessera.tile.cuda.emit.elementwise import number
 from tessera.tile.cuda.emit.emitter import Emitter
 from tessera.tile.cuda.emit.memory_operands import MemoryOperand

@@ -13,9 +13,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from math import prod
 
+from tessera.lazy_dataclass import dataclass
 from tessera.numerics import DType
 from tessera.tile.cuda.emit.emitter import Emitter
 from tessera.tile.cuda.emit.layout_conversion import convert_layout, indices, pool

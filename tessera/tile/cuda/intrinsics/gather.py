@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
+from tessera.lazy_dataclass import dataclass
 from tessera.numerics import DType, find_dtype
 from tessera.tile.cuda.builder import Builder
 from tessera.tile.cuda.instruction import Operand, Operation

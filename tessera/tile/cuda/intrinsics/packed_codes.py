@@ -13,9 +13,9 @@ NaN codes become 480 times the factor.
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
 from typing import Any
 
+from ....lazy_dataclass import dataclass
 from ..instruction import InstructionForm, Operand, Operation, one_of
 from ..instruction_names import find_instruction
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
+from tessera.lazy_dataclass import dataclass
 from tessera.tile.cuda.builder import Builder
 from tessera.tile.cuda.instruction import InstructionForm, Operand, Operation
 from tessera.tile.cuda.intrinsics.elementwise import BODIES

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from math import prod
 from typing import Any
 
+from tessera.lazy_dataclass import dataclass
 from tessera.tile.cuda.builder import Builder
 from tessera.tile.cuda.instruction import InstructionForm, Operand, Operation
 from tessera.tile.cuda.intrinsics.reduce import kind_of_tag, padded, shuffled

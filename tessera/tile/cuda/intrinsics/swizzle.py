@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
+from tessera.lazy_dataclass import dataclass
 from tessera.numerics import find_dtype
 from tessera.tile.cuda.builder import Builder
 from tessera.tile.ir.shared_layout import SharedLayout

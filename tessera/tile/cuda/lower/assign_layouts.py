@@ -16,10 +16,11 @@ from __future__ import annotations
 import functools
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import prod
 from typing import Any
 
+from tessera.lazy_dataclass import dataclass
 from tessera.runtime.generations import Generation
 from tessera.tile.cuda.lower.choose_matmul_unit import format_of
 from tessera.tile.ir.ir import (

@@ -12,9 +12,9 @@ nobody. """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from tessera.lazy_dataclass import dataclass
 from tessera.numerics import i32
 from tessera.tile.cuda.intrinsics.matmul import STEP_BYTES
 from tessera.tile.cuda.lower.choose_matmul_unit import format_of

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from math import prod
 
+from tessera.lazy_dataclass import dataclass
 from tessera.numerics import DType
 from tessera.runtime.generations import Generation
 from tessera.tile.cuda.lower.choose_matmul_unit import format_of

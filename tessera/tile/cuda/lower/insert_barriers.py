@@ -10,9 +10,10 @@ common wherever they are, such as the halves of an axis, or of a group's part of
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
+from tessera.lazy_dataclass import dataclass
 from tessera.tile.ir.ir import (
     Const,
     For,

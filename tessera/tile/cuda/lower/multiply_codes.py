@@ -16,11 +16,12 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
+from tessera.lazy_dataclass import dataclass
 from tessera.numerics import DType, as_type, decode, encode, f32, i32, row_bytes, unpack
 from tessera.runtime.generations import Generation
 from tessera.tile.cuda.intrinsics.matmul import STEP_BYTES

@@ -19,10 +19,11 @@ the interpreter runs the result, and its race detector checks the barriers.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from tessera.errors import SourceLine
+from tessera.lazy_dataclass import dataclass
 from tessera.numerics import DType, as_type, bool_, i32
 from tessera.runtime.generations import Generation
 from tessera.tile.cuda.intrinsics.matmul import STEP_BYTES

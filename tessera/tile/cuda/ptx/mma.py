@@ -11,8 +11,7 @@ t = l % 4 and e elements in a 32-bit register:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from ....lazy_dataclass import dataclass
 from ..instruction import Instruction, family, one_of
 
 

@@ -13,8 +13,8 @@ compiler can put anything between (C7510 ... C7514: serialised).
 from __future__ import annotations
 
 import zlib
-from dataclasses import dataclass
 
+from ....lazy_dataclass import dataclass
 from ..instruction import Instruction, family, one_of
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import ast
 import builtins
 from collections.abc import Callable
-from dataclasses import dataclass
 from difflib import get_close_matches
 from types import ModuleType
 from typing import Any
 
 from tessera.foreign import TILE, instead
+from tessera.lazy_dataclass import dataclass
 from tessera.tile.frontend.block_origins import PREFIXES
 from tessera.tile.frontend.tracer import KernelTracer, expression
 from tessera.tile.ir.errors import TileError

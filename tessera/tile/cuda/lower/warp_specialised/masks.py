@@ -9,8 +9,8 @@ value is already there (exp2(-inf - m) is 0) is the identity.
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass
 
+from tessera.lazy_dataclass import dataclass
 from tessera.tile.cuda.lower.warp_specialised.rewrite import (
     Nodes,
     Table,

@@ -8,10 +8,10 @@ some rows of tiles side by side; of attention, as many heads as have their keys 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from tessera.dims import Dim
+from tessera.lazy_dataclass import dataclass
 from tessera.runtime.generations import PipelineDefaults
 from tessera.tile.cuda.lower.warp_specialised.program import (
     MAIL_NUMBERS,

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import field, fields, replace
 from math import gcd, prod
 from typing import Any
 
+from tessera.lazy_dataclass import dataclass
 from tessera.numerics import DType
 from tessera.runtime.generations import WarpgroupMatmul
 from tessera.tile.ir.ir import Function

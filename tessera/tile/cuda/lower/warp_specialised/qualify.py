@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
+from tessera.lazy_dataclass import dataclass
 from tessera.numerics import DType
 from tessera.runtime.generations import MatmulOperand, WarpgroupMatmul
 from tessera.tile.cuda.lower.warp_specialised.program import Refused, copied_windows

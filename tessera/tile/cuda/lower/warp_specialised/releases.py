@@ -8,8 +8,9 @@ loop takes in or yields belongs to the loop from there on.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
+from tessera.lazy_dataclass import dataclass
 from tessera.tile.cuda.lower.warp_specialised.ops import NO_SLOT
 from tessera.tile.cuda.lower.warp_specialised.rewrite import (
     INT,

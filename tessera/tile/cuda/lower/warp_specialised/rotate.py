@@ -13,8 +13,7 @@ then.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from tessera.lazy_dataclass import dataclass
 from tessera.tile.cuda.lower.warp_specialised.rewrite import (
     Maker,
     Nodes,

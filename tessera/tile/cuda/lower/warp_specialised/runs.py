@@ -5,8 +5,8 @@ tiles one after another, a run, and those loops once for all of them."""
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
 
+from tessera.lazy_dataclass import dataclass
 from tessera.tile.cuda.lower.warp_specialised.program import PipelineKnobs
 from tessera.tile.cuda.lower.warp_specialised.rewrite import (
     Nodes,

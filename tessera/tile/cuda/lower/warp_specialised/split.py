@@ -7,9 +7,10 @@ and the overlap is gone. A mask that need not be taken may be: it is the identit
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
+from tessera.lazy_dataclass import dataclass
 from tessera.tile.cuda.lower.warp_specialised.rewrite import (
     INT,
     Maker,

@@ -11,8 +11,9 @@ before: all else that the operand takes is computed while these run.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
+from tessera.lazy_dataclass import dataclass
 from tessera.tile.cuda.lower.warp_specialised.rewrite import (
     READ_IN_PIECES,
     Maker,
