@@ -9,20 +9,23 @@ from math import pi as pi
 from types import ModuleType as _ModuleType
 from typing import Any as _Any
 
-from . import array as array
-from . import checkpoints as checkpoints
-from . import config as config
-from . import data as data
-from . import debug as debug
-from . import dist as dist
-from . import graph as graph
-from . import mesh as mesh
-from . import numerics as numerics
-from . import onnx as onnx
-from . import optim as optim
-from . import shape as shape
-from . import state as state
-from . import stdlib as stdlib
+from .import_time import uncollected as _uncollected
+
+with _uncollected():
+    from . import array as array
+    from . import checkpoints as checkpoints
+    from . import config as config
+    from . import data as data
+    from . import debug as debug
+    from . import dist as dist
+    from . import graph as graph
+    from . import mesh as mesh
+    from . import numerics as numerics
+    from . import onnx as onnx
+    from . import optim as optim
+    from . import shape as shape
+    from . import state as state
+    from . import stdlib as stdlib
 from .ad import *  # noqa: F403
 from .bundles import LoadedFunction as LoadedFunction
 from .bundles import export as export

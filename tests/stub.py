@@ -7,6 +7,7 @@ their signatures here.
 from __future__ import annotations
 
 import inspect
+import re
 from pathlib import Path
 
 import tessera
@@ -23,8 +24,8 @@ def render() -> str:
     source = Path(tessera.__file__).read_text()
     body = source[source.index("from __future__"):source.index("from .graph.functions import *")]
     imports = [
-        line for line in body.splitlines()
-        if line.strip() and "__future__" not in line and " as _" not in line
+        line.strip() for line in body.splitlines()
+        if line.strip() and not re.search("__future__| as _|^with ", line)
     ]
     aliases = [line for line in imports if " import " not in line]
     imports = [line for line in imports if " import " in line]

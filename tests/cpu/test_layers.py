@@ -18,7 +18,7 @@ PACKAGE = Path(__file__).resolve().parents[2] / "tessera"
 # Lowest first; a file or folder may import what stands on its own floor only if it is the same one
 # and everything below.
 FLOORS: list[list[str]] = [
-    ["lazy_dataclass"],
+    ["import_time", "lazy_dataclass"],
     ["argument_kinds", "foreign", "launched"],
     ["errors"],
     ["call_errors", "hooks", "open_trace"],

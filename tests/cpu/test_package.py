@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import configparser
+import gc
 import importlib
 import json
 import os
@@ -18,6 +19,7 @@ from pathlib import Path
 import pytest
 
 import tessera
+from tessera.import_time import uncollected
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "tessera"
@@ -34,19 +36,21 @@ IMPORT_SECONDS, UNIT_SECONDS, IMPORT_MB = 0.5, 0.02, 80
 # that forked it. The unit is of the kind that an import is, classes that are made: what slows the
 # one down, a slower or a shared core, slows the other.
 IMPORT_PROBE = """
-import dataclasses, json, sys, time
+import dataclasses, gc, json, sys, time
 now = time.process_time  # of this process: others on the machine do not count
 def unit():
     begin = now()
     for i in range(40):
         dataclasses.make_dataclass(f"C{i}", ["a", "b", "c", "d"], frozen=True)
     return now() - begin
-of_unit, start = unit(), now()
+collections = lambda: sum(g["collections"] for g in gc.get_stats())
+of_unit, before, start = unit(), collections(), now()
 import tessera
-seconds = now() - start
+seconds, collected = now() - start, collections() - before
 peak = [line for line in open("/proc/self/status") if line.startswith("VmHWM")]
 of_unit = (of_unit + unit()) / 2
-print(json.dumps([seconds, int(peak[0].split()[1]) / 1024, sorted(sys.modules), of_unit]))
+print(json.dumps([seconds, int(peak[0].split()[1]) / 1024, sorted(sys.modules), of_unit,
+                  [gc.isenabled(), collected]]))
 """
 HEAVY = {"numba", "llvmlite", "torch", "cupy", "mpi4py", "cuda", "numba_cuda", "nvmath", "scipy",
          "matplotlib", "rich", "opt_einsum", "safetensors", "onnx", "nvtx", "statistics"}
@@ -83,9 +87,10 @@ def declared() -> list[str]:
 
 @pytest.fixture(scope="module")
 def imported(tmp_path_factory) -> list[list]:
-    """[seconds, MB, modules, seconds of a unit] of imports, each in a fresh process without GPU:
-    three, and up to eight while none is quick, as where each shares a core. The first
-    compiles to byte code, as the first after an installation does."""
+    """[seconds, MB, modules, seconds of a unit, [does collect garbage, how often it did]] of
+    imports, each in a fresh process without GPU: three, and up to eight while none is quick, as
+    where each shares a core. The first compiles to byte code, as the first after an installation
+    does."""
     env = os.environ | {"CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(ROOT),
                         "PYTHONPYCACHEPREFIX": str(tmp_path_factory.mktemp("bytecode"))}
     env.pop("PYTHONDONTWRITEBYTECODE", None)
@@ -97,17 +102,34 @@ def imported(tmp_path_factory) -> list[list]:
     return probes
 
 
+@pytest.mark.parametrize("on", [True, False])
+def test_the_collector_is_left_as_it_was(on: bool) -> None:
+    was_on = gc.isenabled()
+    try:
+        (gc.enable if on else gc.disable)()
+        with pytest.raises(ImportError), uncollected():
+            assert not gc.isenabled()
+            raise ImportError
+        assert gc.isenabled() == on
+    finally:
+        (gc.enable if was_on else gc.disable)()
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 class TestImport:
     def test_it_is_quick(self, imported):
         """In half a second; where Python is slower than where that is meant, it may be too."""
         best, unit = min((seconds / max(1.0, unit / UNIT_SECONDS), unit)
-                         for seconds, _, _, unit in imported)
+                         for seconds, _, _, unit, _ in imported)
         assert best < IMPORT_SECONDS, f"import tessera takes {best:.2f} s, a unit {unit:.3f} s"
 
     def test_it_is_small(self, imported):
-        best = min(mb for _, mb, _, _ in imported)
+        best = min(mb for _, mb, *_ in imported)
         assert best < IMPORT_MB, f"import tessera peaks at {best:.0f} MB"
+
+    def test_it_collects_no_garbage_until_it_ends(self, imported):
+        collects, times = imported[0][4]
+        assert collects and times < 20
 
     def test_it_loads_no_heavy_package(self, imported):
         loaded = {name.split(".")[0] for name in imported[0][2]}
