@@ -437,6 +437,14 @@ def tensor(data: Any, dtype: Any = None, *, name: str | None = None) -> Tensor:
     return hooks.place_new.get()(_on_host(data, dtype, name))
 
 
+def of_codes(codes: np.ndarray, shape: tuple[int, ...], numeric: NumericType) -> Tensor:
+    """The tensor of a packed type whose bytes these are, in any shape: they are not packed anew."""
+    made = Tensor(np.zeros((*(0 for _ in shape[:-1]), 1), numeric.dtype.numpy), numeric)
+    rows = (*shape[:-1], row_bytes(shape[-1] if shape else 1, numeric.dtype))
+    made._buffer, made._shape = codes.reshape(rows), shape
+    return made
+
+
 def _on_host(data: Any, dtype: Any, name: str | None) -> Tensor:
     array = to_numpy(data)
     if dtype is None:

@@ -16,8 +16,8 @@ import numpy as np
 
 from ..errors import ArgumentError
 from ..lazy_dataclass import dataclass
-from ..numerics import as_type, decode
-from ..tensor import Tensor, tensor
+from ..numerics import as_type, decode, stored_bytes
+from ..tensor import Tensor, of_codes, tensor
 from ..tile.ir.schedule import Schedule
 
 
@@ -62,6 +62,9 @@ class Case:
                 return x
             shape, name = (x, self.dtype) if isinstance(x, tuple) else (x.shape, x.dtype)
             numeric = as_type(name)
+            if numeric.dtype.packed:
+                return of_codes(np.zeros(stored_bytes(shape, numeric.dtype), np.uint8), shape,
+                                numeric)
             return Tensor(np.zeros(shape, numeric.dtype.numpy), numeric)
 
         return self._filled(zero)

@@ -33,7 +33,7 @@ from tessera.runtime.buffer import (
 )
 from tessera.runtime.device import device, driver, outside_capture
 from tessera.runtime.offloaded import OffloadedBuffer, is_offloaded
-from tessera.tensor import PLAIN, Tensor, as_tensor, to_numpy
+from tessera.tensor import PLAIN, Tensor, as_tensor, of_codes, to_numpy
 from tessera.tile.launch.memory_turns import InTurn
 from tessera.tile.launch.used_by import UsedBy
 
@@ -366,9 +366,7 @@ def from_bytes(raw: Any, dtype: Any, shape: tuple[int, ...]) -> Tensor:
     flat = np.ascontiguousarray(x.array).reshape(-1)
     if not numeric.dtype.packed:
         return Tensor(flat.view(numeric.dtype.numpy).reshape(extents), numeric)
-    made = Tensor(np.zeros(extents, numeric.dtype.numpy), numeric)
-    made._buffer = flat.reshape(made._buffer.shape)
-    return made
+    return of_codes(flat, extents, numeric)
 
 
 def from_dlpack(x: Any) -> Tensor:
