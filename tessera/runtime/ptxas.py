@@ -208,7 +208,7 @@ def sass(cubin: bytes, lines: bool = False) -> str:
     with tempfile.TemporaryDirectory(prefix="tessera-") as folder:
         file = Path(folder) / "kernel.cubin"
         file.write_bytes(cubin)
-        done = _call([tool, "-c", *(["-g"] if lines else []), str(file)])
+        done = _call([tool, "-c", "-ndf", *(["-g"] if lines else []), str(file)])
     if done.returncode:
         raise CompileError(f"nvdisasm fails: {done.stderr.strip()[:200]}", hint=FIX_SASS)
     return done.stdout
