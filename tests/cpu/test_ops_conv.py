@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import scipy.signal
 
 import tessera as ts
 from tessera import Tensor, f32, sym
@@ -62,10 +61,12 @@ def test_conv2d_is_its_definition(case: tuple, rng: np.random.Generator) -> None
 
 
 def test_conv2d_is_scipys_correlation(rng: np.random.Generator) -> None:
+    from scipy.signal import correlate2d  # takes a second, in each process that collects tests
+
     x, w = rng.standard_normal((12, 9)), rng.standard_normal((3, 5))
     for mode in ("valid", "same"):
         assert_close(ts.conv2d(x[None, None], w[None, None], padding=mode).array[0, 0],
-                     scipy.signal.correlate2d(x, w, mode), dtype="f64", n=15)
+                     correlate2d(x, w, mode), dtype="f64", n=15)
 
 
 @pytest.mark.parametrize(("stride", "dilation", "groups"), [(1, 1, 1), (3, 2, 2)])

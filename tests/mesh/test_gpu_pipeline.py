@@ -20,7 +20,6 @@ from mesh.test_pipeline import check, reference
 from tessera.mesh.parallel.schedules import Backward, Forward, schedule
 
 KINDS = pytest.mark.parametrize("kind", ["1f1b", "gpipe"])
-MEANT = parallel.distributed()
 GPUS = [f"cuda:{i}" for i in range(8)]
 
 
@@ -69,9 +68,10 @@ def test_ranks_are_connected_before_a_schedule_begins(gpus, nccl):
 
 def test_stages_of_several_ranks(gpus, nccl):
     """Weights split over tp, rows over dp, stages over pp."""
+    meant = parallel.distributed()
     for rank, found in enumerate(ts.dist.simulate(parallel.distributed, 8, GPUS)):
         assert found.keys() == {f"{rank % 2}.0", f"{rank % 2}.1", "loss", *["y"] * (rank % 2)}
-        check(found, MEANT, found.keys())
+        check(found, meant, found.keys())
 
 
 def test_an_evaluation_and_masks_are_those_of_hosts(gpus, nccl, monkeypatch):
