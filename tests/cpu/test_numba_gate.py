@@ -59,6 +59,53 @@ def test_a_call_of_the_same_types_is_asked_once(compiled: Any, monkeypatch: Any)
     assert asked
 
 
+def test_the_lowering_of_operators_asks_once_too(compiled: Any, monkeypatch: Any) -> None:
+    from tessera.tile.cuda import numba_gate
+
+    function, asked = numba_gate.types.Function, []
+    ask = numba_gate.TYPED_CALL
+
+    def counted(self: Any, context: Any, args: tuple, kws: Any) -> Any:
+        asked.append((id(self), args))
+        return ask(self, context, args, kws)
+
+    def typed(self: Any, context: Any, args: tuple, kws: Any) -> Any:
+        return once(self, (context, args), kws)
+
+    once = numba_gate._asked_once(lambda self, given, kws: counted(self, *given, kws))
+    monkeypatch.setattr(function, "get_call_type", counted)
+    plain, every = compiled(SUMS), len(asked)
+    asked.clear()
+    monkeypatch.setattr(function, "get_call_type", typed)
+    assert compiled(SUMS) == plain
+    assert 0 < len(asked) < every
+    asked.clear()
+    monkeypatch.setattr(function, "get_call_type", numba_gate._typed_call)
+    assert compiled(SUMS) == plain
+
+
+def test_places_are_described_once_a_line(compiled: Any, monkeypatch: Any) -> None:
+    """Line information is that of Numba, which describes each instruction's place anew."""
+    from tessera.runtime.target import parse_target
+    from tessera.tile.cuda import numba_gate
+
+    described: list[int] = []
+    builder = numba_gate.CUDADIBuilder
+    describe = builder._di_location
+    monkeypatch.setattr(builder, "_di_location", lambda self, line: (
+        described.append(line), describe(self, line))[1])
+
+    def run(mark: Any) -> tuple[str, int]:
+        described.clear()
+        monkeypatch.setattr(builder, "mark_location", mark)
+        text = numba_gate.compile_source(BRANCHES, "<sums>", "kernel", ["i64", "i32"],
+                                         parse_target("sm_80"), threads=32).text
+        return text, len(described)
+
+    (numbas, every), (ours, few) = run(numba_gate.LOCATE), run(numba_gate._locate)
+    assert ours == numbas and ".loc" in ours and few < every / 2
+
+
 BRANCHES = HEAD + """
 def kernel(p, n):
     total, last = i32(0), i32(n)
