@@ -23,6 +23,7 @@ from .dimension_labels import Labels, NodeLabels, reduces_of
 from .masked_indexing import SPLIT
 from .split_slices import received, shifts, targets
 
+WHOLE = Split()
 MOST = 96  # options of one node that are compared
 
 
@@ -119,13 +120,20 @@ def _layout(labels: Labels, aval: Aval, choice: Choice, mesh: Mesh,
     for d, label in enumerate(labels):
         chosen = None if label is None else choice.get(label.letter)
         if chosen is None or label is None:
-            splits.append(Split())
+            splits.append(WHOLE)
             continue
         split = _dim_split(chosen, label.inner, extents(aval)[d], mesh)
         if split is None:
             return None
         splits.append(split)
-    return Layout(mesh, tuple(splits), pending, op)
+    return _checked_once(mesh, tuple(splits), pending, op)
+
+
+@lru_cache(maxsize=8192)
+def _checked_once(mesh: Mesh, splits: tuple[Split, ...], pending: tuple[str, ...],
+                  op: str | None) -> Layout:
+    """Options of ops that follow each other have the same few layouts."""
+    return Layout(mesh, splits, pending, op)
 
 
 def _dim_split(chosen: LetterSplit, inner: int, extent: int, mesh: Mesh) -> Split | None:
