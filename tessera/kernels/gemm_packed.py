@@ -80,8 +80,8 @@ def integers(rng: Any, shape: tuple[int, ...]) -> np.ndarray:
     compiled=tuple(
         CompiledCall(f"{codes} {x}", ((m, 8192), Draw((8192, 8192), codes, numbers)), x,
                      says=how + codes)
-        for codes in ("fp4_e2m1", "fp6_e2m3") for x, m, how in (
-            ("bf16", 8, "by mma.sync: "), ("bf16", 16, "become bf16 in registers: "),
+        for codes, few in (("fp4_e2m1", 16), ("fp6_e2m3", 8)) for x, m, how in (
+            ("bf16", few, "by mma.sync: "), ("bf16", 2 * few, "become bf16 in registers: "),
             ("bf16", 64, "become bf16 in registers: "),
             ("fp8_e4m3", 16, "become fp8_e4m3 in registers: "),
             ("fp8_e4m3", 64, "become fp8_e4m3 in registers: "))),

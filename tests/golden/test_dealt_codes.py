@@ -112,15 +112,19 @@ def test_two_warpgroups_multiply_all_of_k(codes, dealt, dtype, K, rows, rng):
     right = np.take_along_axis(held, swizzle[None, :, :, None], 2).swapaxes(0, 1)
     right = np.ascontiguousarray(right).reshape(rows, -1).view(x.numpy).astype(np.float64)
     total = 0.0
-    for piece in range(2):
-        where = (codes_at, 0, ROWS * width, width, raw.shape[1] // 2, codes)
-        unpack_piece = dealt_codes.unpack(*where, dtype, piece, 2) if dealt else \
-            unpacked_codes.unpack_bytes(*where, piece, 2)
-        made = np.stack(unpack_piece.rule(None).body(machine, slot, threads), 1)
+    part = unpacked_codes.Part(raw.shape[1] // 2, codes, dtype, dealt)
+    how, each = (part.part_bytes, codes, dtype, dealt), K // 2 // part.steps
+    for step in range(part.steps):
+        batch, at = divmod(step, part.steps // part.batches)
+        if at == 0:
+            read = unpacked_codes.read(codes_at, 0, ROWS * width, width, *how, batch)
+            words = read.rule(None).body(machine, slot, threads)
+        make = unpacked_codes.unpack(*how, step, part.steps)
+        made = np.stack(make.rule(None).body(machine, words, threads), 1)
         for group in (0, 1):
-            first = (2 * group + piece) * K // 4
+            first = group * K // 2 + step * each
             a = fragments(made[128 * group:128 * group + 128].copy(), x)
-            total += a @ right[:, first:first + K // 4].T
+            total += a @ right[:, first:first + each].T
     want = decode(unpack(raw, kind, K), kind).astype(np.float64) @ numbers.astype(np.float64).T
     np.testing.assert_allclose(total * packed_codes.factor(codes, x.name), want, rtol=1e-12,
                                atol=1e-9)

@@ -13,6 +13,7 @@ from tessera.tile.cuda.emit.shared_tiles import spot_of, store_buffer
 from tessera.tile.cuda.emit.warp_specialised import advance, specialised
 from tessera.tile.cuda.intrinsics.matmul_codes import EACH, part_words
 from tessera.tile.cuda.intrinsics.swizzle import ALIGNMENT, stage_bytes
+from tessera.tile.cuda.intrinsics.unpacked_codes import Part
 from tessera.tile.cuda.lower.warp_specialised.program import DEALERS, PANEL_BYTES
 from tessera.tile.cuda.lower.warp_specialised.tidy import base_name
 from tessera.tile.ir.ir import Op, Operand, SSAValue
@@ -100,20 +101,26 @@ def _sum_parts(e: Emitter, op: Op) -> None:
 # --- in the registers of warpgroups ---------------------------------------------------------------
 @emits("unpack_codes")
 def _unpack_codes(e: Emitter, op: Op) -> None:
+    """A lane's words are read where the first piece of a batch of them is unpacked."""
     h, attr = specialised(e), op.attr
     codes, *beside = op.args
     assert isinstance(codes, SSAValue)
     ring, load, slot = h.slots[codes]
-    where = (ring.offset_bytes + load.offset_bytes, ring.slot_bytes, load.panel_bytes,
-             load.width_bytes, load.row_bytes // attr["parts"], attr["codes"].name)
-    piece = attr["piece"], attr["pieces"]
-    how = f"dealt_codes.unpack{(*where, attr['dtype'].name, *piece)}" if beside else (
-        f"unpacked_codes.unpack{(*where, attr['dtype'].name, *piece)}"
-        if attr["dtype"].bits > 8 else f"unpacked_codes.unpack_bytes{(*where, *piece)}")
-    make = e.use(f"unpack_{base_name(load.name)}", f"use({how})")
+    part = Part(load.row_bytes // attr["parts"], attr["codes"].name, attr["dtype"].name,
+                bool(beside))
+    how = part.part_bytes, part.codes, part.dtype, part.dealt
+    name, (piece, pieces) = base_name(load.name), (attr["piece"], attr["pieces"])
+    batch, at = divmod(piece, pieces // part.batches)
+    words = f"{codes.name}_words"
+    if at == 0:
+        where = (ring.offset_bytes + load.offset_bytes, ring.slot_bytes, load.panel_bytes,
+                 load.width_bytes, *how, batch)
+        e.line(f"{words} = {e.use(f'read_{name}', f'use(unpacked_codes.read{where})')}"
+               f"({slot}, {h.thread})")
+    make = e.use(f"unpack_{name}", f"use(unpacked_codes.unpack{(*how, piece, pieces)})")
     e.note(f"codes become {attr['dtype']} in registers: {attr['codes']} as they lie, in "
            f"{attr['parts']} parts of k")
-    e.define(op.outs[0], f"{make}({slot}, {h.thread})")
+    e.define(op.outs[0], f"{make}({words}, {h.thread})")
 
 
 @emits("ring_deal")

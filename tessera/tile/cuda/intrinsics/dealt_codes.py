@@ -34,50 +34,6 @@ TARGET = TARGETS["fp8_e4m3"]
 
 
 # --- codes ----------------------------------------------------------------------------------------
-@functools.cache
-def unpack(offset: int, slot_bytes: int, panel_bytes: int, width: int, part_bytes: int, codes: str,
-           dtype: str, piece: int, pieces: int) -> Operation:
-    """(slot, thread) -> the registers of 64 rows of numbers, times 1 / factor.
-
-    The arguments are those of unpacked_codes.unpack.
-    """
-    kind, across = find_dtype(codes), width // CHUNK
-    unit = UNIT * kind.bits // 8  # bytes that four lanes read
-    units, each = part_bytes // pieces // unit, unit // LANES
-    shift = {128: 0, 64: 1, 32: 2}[width]  # rows of 128 bytes
-    vector = 2 if kind.bits == 4 else 1  # words of a load: 8 bytes, or 4 of 12
-    bits = find_dtype(dtype).bits
-    make = registers if bits == 8 else halves
-
-    def body(b: Builder, slot: LLVM, thread: LLVM) -> list[LLVM]:
-        lane = b.and_(thread, b.i32(31))
-        row = b.or_(b.and_(b.lshr(thread, b.i32(1)), b.i32(0x30)), b.lshr(lane, b.i32(2)))
-        base = b.add(b.add(b.shared_base(), b.i32(offset)), b.mul(slot, b.i32(slot_bytes)))
-        base = b.add(base, b.mul(row, b.i32(width)))
-        line = b.shl(b.and_(b.lshr(row, b.i32(shift)), b.i32(across - 1)), b.i32(4))
-        mine = b.add(b.mul(b.lshr(thread, b.i32(7)), b.i32(part_bytes)),
-                     b.mul(b.and_(lane, b.i32(3)), b.i32(each)))
-        out: list[LLVM] = []
-        for first in range(piece * units * unit, (piece + 1) * units * unit, unit):
-            rows: tuple[list[LLVM], list[LLVM]] = [], []
-            for at in range(0, each, 4 * vector):
-                column = b.add(mine, b.i32(first + at))
-                panel = b.mul(b.lshr(column, b.i32(width.bit_length() - 1)), b.i32(panel_bytes))
-                place = b.add(b.add(base, panel), b.xor(b.and_(column, b.i32(width - 1)), line))
-                for below, words in enumerate(rows):  # eight rows further down
-                    got = b.call(memory.ld("shared", "b32", vector),
-                                 b.add(place, b.i32(8 * width * below)))
-                    words += got if vector > 1 else [got]
-            upper, lower = (make(b, kind, words, dtype) for words in rows)
-            for first_half in range(0, len(upper), 2):
-                out += [half[first_half + i] for i in (0, 1) for half in (upper, lower)]
-        return out
-
-    form = InstructionForm((Operand("slot", "i32"), Operand("thread", "i32")),
-                           (Operand("d", "i32", UNIT * bits // 64 * units),), body)
-    return Operation("unpack_dealt", 2, lambda *_: form)
-
-
 def registers(b: Builder, codes: DType, words: list[LLVM], dtype: str = "") -> list[LLVM]:
     """The numbers of 16 codes that lie together, as e4m3 times 1 / factor."""
     if codes.bits == 4:
@@ -188,4 +144,4 @@ def dealt(b: Builder, codes: DType, words: list[LLVM]) -> list[LLVM]:
             for selector in (0x5410, 0x7632)]
 
 
-__all__ = ["deal", "dealt", "halves", "numbers_of", "registers", "unpack"]
+__all__ = ["deal", "dealt", "halves", "numbers_of", "registers"]

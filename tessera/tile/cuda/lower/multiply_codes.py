@@ -48,8 +48,10 @@ from tessera.tile.passes.integer_facts import Knowledge
 
 ROWS, COLUMNS = 16, 8  # of a tensor core's block
 MOST_COLUMNS = 64  # more are better off with wgmma, whose sums are not in parts
-STACKED, STACKED_COLUMNS = 2, 16  # warpgroups, and the fewest columns for which they pay
-PIECES, CHUNK_BITS = 2, 128  # of a warpgroup's codes of an iteration; of what a lane reads at once
+STACKED = 2  # warpgroups
+STACKED_COLUMNS = {"fp4_e2m1": 32}  # of 16 bits, for which they pay: of other codes 16
+PIECES, EACH = 2, 4  # the fewest of a warpgroup's codes; instructions of each of more pieces
+CHUNK_BITS = 128  # of what a lane reads at once
 PLAIN_COLUMNS = {4: 32, 6: 16}  # of codes beside fp8, from which on they have memory's order
 PLAIN_HALVES = 32  # the same beside 16 bits
 GROUP = 4  # codes that end with a byte, whatever their bits
@@ -295,7 +297,7 @@ class _Stacked(_Pass):
             return False
         if x.dtype.bits == 8:
             return x.dtype.name == "fp8_e4m3" and codes.kind == "float" and piece % UNIT == 0
-        return x.dtype.bits == 16 and columns >= STACKED_COLUMNS and (
+        return x.dtype.bits == 16 and columns >= STACKED_COLUMNS.get(codes.name, 16) and (
             piece * codes.bits % CHUNK_BITS == 0)
 
     def target(self, x: DType) -> str:

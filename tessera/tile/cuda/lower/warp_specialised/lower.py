@@ -178,7 +178,7 @@ def _consumer(function: Function, rings: Any, maker: Maker, pipeline: PipelineKn
         nodes = overlap(nodes, maker, nonempty(function, known), int(pipeline.overlap))
     if pipeline.split:
         nodes = split_loops(nodes, maker)
-    nodes = place_waits(nodes, maker, pipeline.in_flight or 0)
+    nodes = place_waits(nodes, maker, pipeline.in_flight or 0, pipeline.resident == 1)
     nodes = place_releases(nodes, maker)
     if pipeline.skip:
         nodes = skip_iterations(nodes, maker)

@@ -13,7 +13,7 @@ from typing import Any
 
 from tessera.numerics import DType
 from tessera.runtime.generations import WarpgroupMatmul
-from tessera.tile.cuda.lower.multiply_codes import PIECES, is_dealt
+from tessera.tile.cuda.lower.multiply_codes import EACH, PIECES, is_dealt
 from tessera.tile.cuda.lower.warp_specialised.computed import loads_behind, loads_beside
 from tessera.tile.cuda.lower.warp_specialised.program import Refused
 from tessera.tile.cuda.lower.warp_specialised.qualify import (
@@ -258,15 +258,17 @@ class _Placing:
         parts = made.type.shape[0] // self.maker.type(a).shape[0]  # type: ignore[union-attr]
         placed: list[Node] = []
         beside = (right,) if is_dealt(x.dtype, op.attr["codes"], *x.shape) else ()
+        steps = x.shape[0] // parts * x.dtype.bits // (8 * self.form.step_bytes)
+        pieces = max(PIECES, steps // EACH)
         short = self.form.operands[x.dtype.name].short_sums and not self.fast_sums
         last = self.maker.define(made.value.name, made.type) if short else made
         before: tuple[Any, ...] = () if short else (sums,)
-        for piece in range(PIECES):
-            of: dict[str, Any] = {"parts": parts, "piece": piece, "pieces": PIECES}
+        for piece in range(pieces):
+            of: dict[str, Any] = {"parts": parts, "piece": piece, "pieces": pieces}
             codes = self.maker.op("unpack_codes", (load, *beside), "codes",
                                   where=op.where, dtype=x.dtype, codes=op.attr["codes"],
                                   factor=op.attr["factor"], **of)
-            result = last if piece == PIECES - 1 else self.maker.define(made.value.name, made.type)
+            result = last if piece == pieces - 1 else self.maker.define(made.value.name, made.type)
             attrs = {"a_major": "K", "b_major": "K", "dtype": made.type.dtype, **of}
             placed += [codes, Op("async_matmul", (out(codes), right, *before), (result,),
                                  tuple(sorted(attrs.items())), op.where)]

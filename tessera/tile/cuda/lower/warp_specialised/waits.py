@@ -26,6 +26,7 @@ from tessera.tile.cuda.lower.warp_specialised.rewrite import (
     substituted,
 )
 from tessera.tile.ir.ir import For, If, Node, Op, Operand, SSAValue, While, regions
+from tessera.tile.ir.types import TileType
 
 
 @dataclass
@@ -41,17 +42,18 @@ class _State:
     kept: list[Node] = field(default_factory=list)
 
 
-def place_waits(nodes: Nodes, maker: Maker, in_flight: int = 0) -> Nodes:
-    """The nodes with all waits; markers of `rotate` become waits too."""
-    waits = _Waits(maker, in_flight)
+def place_waits(nodes: Nodes, maker: Maker, in_flight: int = 0, later: bool = False) -> Nodes:
+    """The nodes with all waits; markers of `rotate` become waits too. later: there are registers
+    for sums that are added up an iteration later."""
+    waits = _Waits(maker, in_flight, later)
     state = waits.block(nodes, [])
     waits.need(state, list(state.running))
     return tuple(state.kept)
 
 
 class _Waits:
-    def __init__(self, maker: Maker, in_flight: int):
-        self.maker, self.in_flight = maker, in_flight
+    def __init__(self, maker: Maker, in_flight: int, later: bool):
+        self.maker, self.in_flight, self.later = maker, in_flight, later
 
     def block(self, nodes: Nodes, accumulating: list[Op], rolling: bool = False,
               running: Iterable[SSAValue] = ()) -> _State:
@@ -161,6 +163,9 @@ class _Waits:
             state.kept.append(replace(node, body=tuple(inner.kept), yields=yields))
             state.running += [d.value for d in node.carried if d.value == pieces[0].args[2]]
             return
+        if self.later and self.in_flight and (parts := parts_of_sums(node)):
+            self.sum_later(state, node, *parts)
+            return
         if not accumulating:
             body, yields = self.ended(node.body, node.yields)
             state.kept.append(replace(node, body=body, yields=yields))
@@ -177,6 +182,35 @@ class _Waits:
             state.running += names
         else:
             state.loose |= set(names[:-1])
+
+    def sum_later(self, state: _State, node: For, number: int, total: Op) -> None:
+        """What an iteration's matmuls made is added behind the first codes of the next one, which
+        are unpacked while the last of them run. A wait stands at the end too: up to the next one
+        the assembler leaves the registers alone that a matmul reads."""
+        (result, part), where = (node.carried[number], total.args[1]), total.where
+        assert isinstance(part, SSAValue) and isinstance(result.type, TileType)
+        sums, before = (self.maker.define(n, result.type) for n in (result.value.name, part.name))
+        first = self.maker.op("full", (), part.name, result.type, where, shape=result.type.shape,
+                              value=0.0, dtype=result.type.dtype)
+        ended = self.maker.op("matmul_wait", (before.value,), part.name, result.type, where,
+                              pending=0)
+        added = self.maker.op("add", (sums.value, out(ended)), result.value.name, result.type,
+                              where)
+        left = self.maker.op("matmul_wait", (part,), part.name, result.type, where, pending=1)
+        body: list[Node] = []
+        for n in node.body:
+            if n is not total:
+                body.append(n)
+            if is_op(n, *READ_IN_PIECES) and ended not in body:
+                body += [ended, added]
+        yields = [out(added) if i == number else x for i, x in enumerate(node.yields)]
+        carried = [sums if i == number else d for i, d in enumerate(node.carried)]
+        last = self.maker.op("matmul_wait", (before.value,), part.name, result.type, where,
+                             pending=0)
+        state.kept += [first, replace(
+            node, body=(*body, left), carried=(*carried, before), inits=(*node.inits, out(first)),
+            yields=(*yields, out(left))), last, Op("add", (sums.value, out(last)), (result,), (),
+                                                   where)]
 
 
 def accumulations(loop: For) -> list[Op]:
@@ -209,6 +243,28 @@ def succession(loop: For) -> list[Op]:
         matmuls, sums, strict=False)]
     plain = sums and all(follow) and (sums[0], sums[-1]) in carried and not used & set(sums)
     return matmuls if plain else []
+
+
+def parts_of_sums(loop: For) -> tuple[int, Op] | None:
+    """Of a loop whose matmuls make one part of a sum, of operands that are read into registers in
+    pieces: which of what it carries the sum is, and the op that adds the part to it."""
+    matmuls = [n for n in loop.body if is_op(n, "async_matmul")]
+    pieces = {out(n) for n in ops_in(loop.body, *READ_IN_PIECES)}
+    if len(matmuls) < 2 or len(matmuls) != len(ops_in(loop.body, "async_matmul")):
+        return None
+    follow = [p.args[2:] == x and p.args[0] in pieces for p, x in zip(
+        matmuls, [(), *((out(m),) for m in matmuls)], strict=False)]
+    part = out(matmuls[-1])
+    readers = [n for n in loop.body if part in reads(n)]
+    if not all(follow) or len(readers) != 1 or not is_op(readers[0], "add"):
+        return None
+    (total,) = readers
+    assert isinstance(total, Op)
+    number = [i for i, (d, y) in enumerate(zip(loop.carried, loop.yields, strict=True))
+              if total.args == (d.value, part) and y == out(total)]
+    used = sum(out(total) in reads(n) or bool(number) and total.args[0] in reads(n)
+               for n in loop.body)
+    return (number[0], total) if number and used == 1 else None
 
 
 def _known(state: _State, x: Operand) -> Operand:
