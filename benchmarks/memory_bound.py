@@ -1,9 +1,10 @@
 """What moves memory and little else, beside torch.compile on one GPU.
 
-    python benchmarks/memory_bound.py [gpt2] [orders] [rows [LENGTH,... [CASE,...]]]
+    python benchmarks/memory_bound.py [compile] [gpt2] [orders] [rows [LENGTH,... [CASE,...]]]
 
 rows: softmax, norms and losses of rows of every length, forward and backward; see rows.py.
 orders: sorts and the largest elements of such rows.
+compile: only that, for rows and orders, so that a later call finds it done.
 gpt2: what a GPT-2 step does beside its matmuls, one part at a time. Cross entropy with its
 gradient, gelu and its gradient, layer norm's gradient, and the gradient of an embedding whose ids
 are uniform, drawn by Zipf's law, or all equal: B 32, T 1024, d 768, 50304 tokens. Ours: the sum of
@@ -175,6 +176,10 @@ def main() -> None:
     for part in parts.values():
         if isinstance(part, rows.Rows):
             part.compiled()
+            if "compile" in asked:
+                part.end()
+    if "compile" in asked:
+        return
     for file, part in parts.items():
         figures: dict[str, Any] = {"device": torch.cuda.get_device_name()}
         for name, found in part:

@@ -3,6 +3,7 @@
     python benchmarks/memory_bound.py rows            2^26 elements of bf16 in rows of 64 to 131072
     python benchmarks/memory_bound.py rows 1024 "softmax,top 8"         some lengths, some cases
     python benchmarks/memory_bound.py orders        sorts and the largest of rows of four lengths
+    python benchmarks/memory_bound.py compile rows  fills both compilers' caches, measures nothing
 
 What PyTorch compiles is what a user would write, for fixed shapes. Both compilers run in
 several processes, which then measure one after another. Times are medians of rounds in
@@ -278,13 +279,21 @@ class Rows:
             while w.stdout.readline() not in (READY + "\n", ""):
                 pass
 
+    def end(self) -> None:
+        """Nothing is measured."""
+        for w in self.workers:
+            w.communicate()
+
     def __iter__(self) -> Iterator[tuple[str, dict[str, Any]]]:
         ratios: list[float] = []
         for w in self.workers:
-            for line in filter(_is_figures, w.communicate("now\n")[0].splitlines()):
+            w.stdin.write("now\n")
+            w.stdin.close()
+            for line in filter(_is_figures, w.stdout):
                 name, found = json.loads(line)
                 ratios.append(found["of torch.compile"])
                 yield name, found
+            w.wait()
         yield "all of torch.compile", {"geometric mean": round(statistics.geometric_mean(ratios),
                                                                3), "least": min(ratios)}
 
