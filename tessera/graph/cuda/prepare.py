@@ -31,6 +31,7 @@ from .joined_exchanges import join_exchanges
 from .joined_products import join_products
 from .joined_sums import join_sums
 from .library_ops import call_products, transpose_operands
+from .loss_parts import open_long_losses
 from .move_passes import join_parts, narrow_moves, reshape_matmuls, widen_late, widens
 from .narrow_copies import NarrowCopy, keep_copies
 from .node_kernels import drop_overwritten
@@ -227,6 +228,7 @@ PIPELINE: list[Callable[..., Any]] = [
     use_fft_kernels,
     use_sparse_kernels,
     multiply_packed,
+    open_long_losses,
     drop_overwritten,
     expand_for_kernels,
     cut_where_read,
