@@ -11,6 +11,7 @@ each row puts them together (kernels/losses.py).
 from __future__ import annotations
 
 from math import prod
+from typing import Any
 
 from ...kernels.losses import weigh_losses
 from ...tile.interpreter.launch import Config
@@ -34,9 +35,9 @@ def open_long_losses(graph: Graph) -> Graph:
         """What was widened for the loss, where that alone reads it, and no loop makes it."""
         if len(readers.get(x, ())) != 1 or x in results:
             return None
-        cast = makers.get(x)
-        wide = cast is not None and cast.op.name == "cast" and x.aval.dtype.name == "f32"
-        given = cast.inputs[0] if wide else x
+        cast, given = makers.get(x), x
+        if cast is not None and cast.op.name == "cast" and x.aval.dtype.name == "f32":
+            (given,) = cast.inputs
         made = makers.get(given)
         if len(readers.get(given, ())) != 1 or given.aval.dtype.bits != 16 or (
                 made is not None and (loop_space(made) is not None or made.op.view)):
@@ -49,7 +50,7 @@ def open_long_losses(graph: Graph) -> Graph:
         if node.op is not NLL or node.attrs["smoothing"] or node.attrs["accum"].name != "f32":
             return None
         x, shape = alone(node.inputs[0]), node.inputs[0].aval.shape
-        if x is None or not all(isinstance(d, int) for d in shape) or not _in_parts(shape):
+        if x is None or not _in_parts(shape):
             return None
         cast = rw.made_by(inputs[0], "cast")
         return _parts(rw, inputs[0] if cast is None else cast.inputs[0], inputs, node)
@@ -57,9 +58,9 @@ def open_long_losses(graph: Graph) -> Graph:
     return remove_dead(rebuild(graph, visit))
 
 
-def _in_parts(shape: tuple[int, ...]) -> bool:
-    N = shape[-1]
-    return N >= LEAST and N % PART == 0 and prod(shape) // PART >= FEWEST
+def _in_parts(shape: tuple[Any, ...]) -> bool:
+    whole, N = all(isinstance(d, int) for d in shape), shape[-1]
+    return whole and N >= LEAST and N % PART == 0 and prod(shape) // PART >= FEWEST
 
 
 def _parts(rw: Rewriter, x: Value, inputs: tuple[Value, ...], node: Node) -> Value:
