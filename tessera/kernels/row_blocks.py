@@ -205,10 +205,10 @@ def block_of(x, row, m, k, N, BN, fill, held):
     """Columns [k:k+BN] of row m, or of what was brought, with `fill` behind the end, N."""
     if not held:
         return tile.load(x[m:m+1, k:k+BN], fill=fill)
+    if N % BN == 0:  # of rows behind the last one, which nobody stores, anything will do
+        return tile.load(row[k // BN])
     s = tile.load(row[k // BN], fill=0)
-    if N % BN:
-        return tile.where(tile.arange(0, BN)[None, :] < N - k, s, fill)
-    return s
+    return tile.where(tile.arange(0, BN)[None, :] < N - k, s, fill)
 
 
 __all__ = ["ALONE", "LONGEST", "STREAMED", "RowBlocks", "RowShare", "block_of", "bring_part",
