@@ -72,6 +72,7 @@ def strip_layernorm(x: Tensor["M", "N"], gamma: Tensor["N"], beta: Tensor["N"],
     first, blocks = tile.group_id(0) % GROUPS * P, P // BN
     own = (M - strip + STRIPS - 1) // STRIPS
     scales, shifts = bring_part(gamma, first, P, BN), bring_part(beta, first, P, BN)
+    tile.cp_commit_group()  # here: waits in the loop count groups of rows alone
     rows = tile.alloc_shared((1, BN), x.dtype, stages=AHEAD * blocks)
     for i in range(AHEAD - 1):
         ask_row(x, rows, strip + i * STRIPS, first, i * blocks, i < own, P, BN)

@@ -140,8 +140,8 @@ def routine_blocks(rows: int, columns: int, bits: int, chip: Generation | None,
         return row_blocks(rows, columns)
     share = chip and row_share(rows, columns, columns * bits // 8, columns * all_bits // 8,
                                chip)
-    if chip and share and all_bits and bits <= 16 and (
-            strips := strip_blocks(rows, columns, chip)) is not None:
+    in_turn = share and bits <= 16 and all_bits and (not share.brings or share.groups == 8)
+    if chip and in_turn and (strips := strip_blocks(rows, columns, chip)) is not None:
         return strips
     if share and share.columns % share.step == 0:
         return RowBlocks(share.rows, share.step, share.warps, True, share.groups, share.brings)
@@ -159,15 +159,16 @@ def strip_count(groups: int, chip: Generation) -> int:
 
 
 def strip_blocks(rows: int, columns: int, chip: Generation) -> RowBlocks | None:
-    """Strips of rows that eight groups share, one after another; None where these are few or
-    shorter, or no whole blocks. Layer norm of 131072 takes 79.9 us in place of 91.1, of 65536, in
-    clusters of four, 79.1 in place of 77.0 (2^26 elements of bf16, H200, 2026-11-26)."""
-    n, block = 8, 8 * STRIP_STEP
-    fits = STRIP_STEPS // 2 * block < columns <= STRIP_STEPS * block and columns % block == 0
-    if n > chip.cluster_groups or not fits or rows < 2 * (
-            strips := strip_count(n, chip)):
-        return None
-    return RowBlocks(1, STRIP_STEP, STRIP_WARPS, True, n, True, strips)
+    """Strips of rows that the groups of a cluster share, one after another, in whole blocks: four
+    where that is enough, else eight; None where strips are few or shorter, or there is no such
+    number."""
+    for n in ASKED:
+        if n <= chip.cluster_groups and columns % (n * STRIP_STEP) == 0 and (
+                columns <= n * STRIP_STEPS * STRIP_STEP):
+            strips = strip_count(n, chip)
+            return RowBlocks(1, STRIP_STEP, STRIP_WARPS, True, n, True,
+                             strips) if rows >= 2 * strips else None
+    return None
 
 
 @kernel

@@ -223,7 +223,7 @@ def test_how_the_librarys_rows_are_shared(columns: int, bits: int, all_bits: int
 
 @pytest.mark.parametrize("rows, columns, all_bits, found", [
     (300, 131072, 32, (14, 8)), (20, 131072, 32, (0, 8)), (300, 131072, 0, (0, 4)),
-    (300, 65536, 32, (0, 8))])
+    (300, 65536, 32, (28, 4)), (40, 65536, 32, (0, 8))])
 def test_long_rows_with_weights_are_taken_one_after_another(
         rows: int, columns: int, all_bits: int, found: tuple) -> None:
     b = row_blocks.routine_blocks(rows, columns, 16, TARGET.generation, all_bits)
