@@ -51,11 +51,13 @@ def long_layernorm(x: Tensor["M", "N"], gamma: Tensor["N"], beta: Tensor["N"],
             centred = tile.where(tile.arange(0, BN)[None, :] < P - k, centred, 0.0)
         spread = spread + centred * centred
     scale = tile.rsqrt(tile.cluster_sum(tile.row_sum(spread), GROUPS) / N + eps)
+    less = -mean * scale
     for k in range(0, P, BN):
-        centred, at = block_of(x, row, m, k, P, BN, 0, held) - mean, first + k
+        block, at = block_of(x, row, m, k, P, BN, 0, held), first + k
         g = tile.load(scales[k // BN]) if brings else tile.load(gamma[at:at+BN])
         b = tile.load(shifts[k // BN]) if brings else tile.load(beta[at:at+BN])
-        y[m:m+ROWS, at:at+BN] = centred * scale * g[None, :] + b[None, :]
+        scaled = block * scale + less if x.dtype.bits <= 16 else (block - mean) * scale
+        y[m:m+ROWS, at:at+BN] = scaled * g[None, :] + b[None, :]
 
 
 SAMPLE, AHEAD = 32, 3  # elements of a row; rows in shared memory
@@ -92,11 +94,12 @@ def strip_layernorm(x: Tensor["M", "N"], gamma: Tensor["N"], beta: Tensor["N"],
         sums, squares = tile.row_sum(total), tile.row_sum(spread)
         sums, squares = tile.cluster_sum(sums, GROUPS), tile.cluster_sum(squares, GROUPS)
         off = sums / N
-        mean, scale = near + off, tile.rsqrt((squares - off * sums) / N + eps)
+        scale = tile.rsqrt((squares - off * sums) / N + eps)
+        less = -(near + off) * scale
         for k in range(0, P, BN):
-            centred, at = tile.load(rows[now + k // BN]) - mean, first + k
+            scaled, at = tile.load(rows[now + k // BN]) * scale + less, first + k
             g, b = tile.load(scales[k // BN]), tile.load(shifts[k // BN])
-            y[m:m+1, at:at+BN] = centred * scale * g[None, :] + b[None, :]
+            y[m:m+1, at:at+BN] = scaled * g[None, :] + b[None, :]
 
 
 @kernel

@@ -73,6 +73,25 @@ def test_rows_are_read_once_for_the_result_and_the_sums(
     assert_close(dx, want, "f32", n=n)
 
 
+def test_scaled_differences_are_fused_where_elements_have_16_bits(rng: np.random.Generator) -> None:
+    """Two operations for an element of the result and one for that of a sum; of f32 the mean is
+    taken off first. Rows are far from zero."""
+    n, x = 1024, 30 + rng.standard_normal((201, 1024)).astype(np.float32)
+    given = [ts.cast(v, "bf16") for v in (
+        ts.tensor(x), _drawn(rng, n), _drawn(rng, n), _drawn(rng, 201, n))]
+    made = program(gradients, *given)
+    written = [source_of(program(gradients, *xs).plan.groups[0]).text.split("_w0", 1)[1]
+               for xs in (given, [ts.cast(v, "f32") for v in given])]
+    assert " - " not in written[0] and " - " in written[1]
+    dx, dw, db = (np.asarray(v, np.float64) for v in made.run(given))
+    x64, w64, _, d64 = (np.asarray(v, np.float64) for v in given)
+    r = 1 / np.sqrt(x64.var(1, keepdims=True) + 1e-5)
+    h, dh = (x64 - x64.mean(1, keepdims=True)) * r, d64 * w64
+    assert_close(dw, (d64 * h).sum(0), "bf16", scale=np.abs(d64 * h).sum(0))
+    want = r * (dh - dh.mean(1, keepdims=True) - h * (dh * h).mean(1, keepdims=True))
+    assert_close(dx, want, "bf16", scale=np.abs(want) + 2.0**-8 * r * np.abs(dh))
+
+
 @pytest.mark.parametrize("rows, n, target", [
     (192, 8192, "sm_90a"), (192, 700, "sm_90a"), (131, 512, "sm_90a"), (192, 1024, "sm_80")])
 def test_other_rows_are_read_twice(rows: int, n: int, target: str) -> None:

@@ -23,6 +23,8 @@ from .kernel_text import KernelText, KernelWriter, capital
 from .row_elements import read_elements
 from .row_parts import row_parts_source
 from .row_passes import write_passes
+from .same_powers import share_powers
+from .scaled_differences import are_of_means, scale_differences
 
 POWER = re.compile(r"tile\.exp\(\{0\}( \* 1\.0)?\)")
 APPROXIMATED = re.compile(r"\b(tile\.(?:exp|sigmoid))\(")
@@ -174,14 +176,16 @@ def rows_source(group: ScheduledGroup) -> KernelText:
     if BN >= N:
         b = FrameBlock(frame, f"m:m+{BM}", f"0:{N}", index, BM, N, reads)
         _stage(w, b, [group.reads[i] for i in dict(group.attrs).get("staged", ())])
-        group = read_elements(b, group, N)
+        group = share_powers(read_elements(b, group, N), held=True)
         body(w, b, group, list(group.steps))
         for o in group.writes:
             store(w, b, o, maker(group, o.name))
     else:
         at = "first+n" if together > 1 else "n"
         b = FrameBlock(frame, f"m:m+{BM}", f"{at}:{at}+{BN}", index, BM, BN, reads)
-        group = read_elements(b, group, N)
+        group = share_powers(read_elements(b, group, N), held=False)
+        if are_of_means(group):
+            group = scale_differences(group)
         write_passes(w, b, group, N // together, templates(group))
     return w.finish(*signature(w, b, group, unique(group)))
 

@@ -57,7 +57,14 @@ from .overlap import share_chip
 from .prepare import prepare
 from .row_order import schedule_order
 from .row_parts import SCHEDULE, row_parts
-from .row_passes import brought_rows, read_again, read_for_all, staged_rows, statistics_deep
+from .row_passes import (
+    STAGED_COLUMNS,
+    brought_rows,
+    read_again,
+    read_for_all,
+    staged_rows,
+    statistics_deep,
+)
 from .scans import schedule_scan
 from .scatters import schedule_last
 from .score_code import score_code
@@ -210,6 +217,8 @@ class _KernelSchedule(ScheduleBuilder):
         again = read_again(frame, reads, writes, steps)
         s = choose_schedule.for_rows(frame.extents, numbers * sum(
             bool(step.reduction) for step in steps))
+        if frame.extents[-1] == STAGED_COLUMNS and not numbers and staged_rows(reads, again, 1):
+            s = choose_schedule.chosen(1, STAGED_COLUMNS, warps=4)
         m = row_block(frame, writes, s.m or 1)
         s = s if m == s.m else choose_schedule.chosen(m, s.n, warps=s.value("warps_"))
         grid = (*frame.extents[:-2], choose_schedule.blocks(frame.extents[-2], s.m))

@@ -37,6 +37,9 @@ PARTS = 4
 # in rows of 64, 92.8 and 99.0 of 256, 93.1 and 98.0 of 512, 93.1 and 97.5 of 2048, of log softmax
 # 93.2 and 97.8, 93.1 and 98.3 of 64 and 256 (2^26 elements of bf16, H200, 2026-11-26).
 STAGED_BYTES = 16 << 10
+# The longest of them, in four warps: softmax's gradient takes 92.6 us in place of 94.4 in passes,
+# and 93.0 in eight warps (the same elements, H200, 2026-11-27).
+STAGED_COLUMNS = 4096
 
 
 @dataclass(frozen=True)
@@ -320,5 +323,5 @@ def needed(w: KernelWriter, b: FrameBlock, names: tuple, steps: dict[str, GroupS
             emit_step(w, b, steps[name], texts[name])
 
 
-__all__ = ["RowLoop", "brought_rows", "inside_loops", "needed", "read_again", "read_for_all",
+__all__ = ["STAGED_COLUMNS", "RowLoop", "brought_rows", "inside_loops", "needed", "read_again", "read_for_all",
            "staged_rows", "statistics_deep", "write_passes", "write_statistics"]
