@@ -323,5 +323,5 @@ def needed(w: KernelWriter, b: FrameBlock, names: tuple, steps: dict[str, GroupS
             emit_step(w, b, steps[name], texts[name])
 
 
-__all__ = ["STAGED_COLUMNS", "RowLoop", "brought_rows", "inside_loops", "needed", "read_again", "read_for_all",
-           "staged_rows", "statistics_deep", "write_passes", "write_statistics"]
+__all__ = ["STAGED_COLUMNS", "RowLoop", "brought_rows", "inside_loops", "needed", "read_again",
+           "read_for_all", "staged_rows", "statistics_deep", "write_passes", "write_statistics"]
