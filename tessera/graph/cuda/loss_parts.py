@@ -4,8 +4,8 @@
     m = max m_p,  sum e^(x - m) = sum s_p e^(m_p - m)        and the element that the label picks
 
 Groups that share a row would wait for each other, twice, while nothing of theirs is on its way from
-memory. Parts are of as many columns as four warps hold in registers (row_parts.py), and a group for
-each row puts them together (kernels/losses.py). Cross entropy of rows of 131072 takes 35.3 us in
+memory. Parts are of as many columns as four warps hold in registers (row_parts.py), and few groups
+put them together (kernels/losses.py). Cross entropy of rows of 131072 takes 35.3 us in
 place of 40.9, of 65536 35.6 and 39.2, of 16384, by a program around such kernels, 34.6 and 36.6
 (2^26 elements of bf16, H200, 2026-11-27).
 """
@@ -26,7 +26,8 @@ from ..simplify import Rewriter, rebuild, remove_dead
 from .row_parts import COLUMNS, PARTS
 
 PART = PARTS * COLUMNS
-LEAST, FEWEST = 1 << 14, 2048  # columns of a row; parts of all rows
+ROWS = 8  # that a group puts together
+LEAST, FEWEST, MOST = 1 << 14, 2048, 1 << 31  # columns of a row; parts, elements of all rows
 
 
 def open_long_losses(graph: Graph) -> Graph:
@@ -62,7 +63,7 @@ def open_long_losses(graph: Graph) -> Graph:
 
 def _in_parts(shape: tuple[Any, ...]) -> bool:
     whole, N = all(isinstance(d, int) for d in shape), shape[-1]
-    return whole and N >= LEAST and N % PART == 0 and prod(shape) // PART >= FEWEST
+    return whole and N >= LEAST and N % PART == 0 and FEWEST <= prod(shape) // PART < MOST // PART
 
 
 def _parts(rw: Rewriter, x: Value, inputs: tuple[Value, ...], node: Node) -> Value:
@@ -76,13 +77,15 @@ def _parts(rw: Rewriter, x: Value, inputs: tuple[Value, ...], node: Node) -> Val
     sums = rw.emit("reduce_sum", powers, accum=accum, **how)
     given = {name: rw.emit("reshape", v, shape=(M, N // PART))
              for name, v in (("tops", tops), ("sums", sums))}
-    given["x"] = rw.emit("reshape", x, shape=(M, N))
+    given["x"] = rw.emit("reshape", x, shape=(M * N,))
     given["labels"] = rw.emit("reshape", label, shape=(M,))
     out = Aval((M,), wide)
     zero = rw.emit("constant", value=0, type=wide)
     given["losses"] = rw.emit("broadcast_to", zero, shape=out.shape)
-    call = KernelCall(weigh_losses, Config(), tuple(given), tuple(v.aval.type for v in
-                      given.values()), (), frozenset(given), written=("losses",))
+    constants = ("N", N), ("BM", ROWS)
+    types = tuple(v.aval.type for v in given.values())
+    call = KernelCall(weigh_losses, Config(), tuple(given), types, constants,
+                      frozenset((*given, "N", "BM")), written=("losses",))
     made = Node(KERNEL, tuple(given.values()), {"call": call}, (Value(out),), node.where)
     rw.add(made)
     return rw.emit("reshape", made.outputs[0], shape=node.outputs[0].aval.shape)
