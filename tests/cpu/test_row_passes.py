@@ -230,6 +230,16 @@ def test_long_rows_with_weights_are_taken_one_after_another(
     assert (b.strips, b.groups) == found
 
 
+def test_the_librarys_strips_commit_their_weights_in_front() -> None:
+    """A wait that committed something would count it as a row."""
+    kernel = stdlib.efficient_layernorm.kernels["strip_layernorm"]
+    x, w = ts.zeros((64, 2048), "bf16"), ts.zeros((2048,), "bf16")
+    kernel.lower(x, w, w, x, 1e-5, BN=512, GROUPS=1, STRIPS=4)
+    calls = re.findall(r"^ +(commit|wait_copies)\(\)", kernel.inspect_ir("target", target="sm_90a"),
+                       re.M)
+    assert calls == ["commit", "commit", "wait_copies", "commit"]
+
+
 @pytest.mark.parametrize("how", ["alike", "far", "outlier"])
 @pytest.mark.parametrize("strips, groups", [(2, 1), (4, 2), (3, 8)])
 def test_the_librarys_strips(how: str, strips: int, groups: int, rng: np.random.Generator) -> None:
