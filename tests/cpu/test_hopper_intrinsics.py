@@ -14,7 +14,7 @@ from tessera.numerics import decode, encode, find_dtype
 from tessera.tile.cuda.instruction_names import find_instruction
 from tessera.tile.cuda.intrinsics import dealt_tiles, warp_specialised
 from tessera.tile.cuda.intrinsics.shared_memory import swizzle
-from tessera.tile.cuda.lower.warp_specialised.program import Load
+from tessera.tile.cuda.lower.warp_specialised.program import Load, turned_panel
 from tessera.tile.ir.op_record import OPS
 from tessera.tile.ir.register_layout import warpgroups
 
@@ -131,14 +131,15 @@ def test_panels_leave_by_tma(rows, columns, groups, buffers, shape, corner, rng)
 
 @pytest.mark.parametrize("rows, columns, groups, buffers, shape, corner", [
     (96, 128, 2, 2, (300, 512), (96, 128)), (128, 256, 2, 3, (200, 296), (128, 0)),
-    (64, 64, 1, 1, (3, 100, 72), (1, 64, 0)), (32, 192, 3, 2, (31, 200), (0, 0))], ids=str)
+    (64, 64, 1, 1, (3, 100, 72), (1, 64, 0)), (32, 192, 3, 2, (31, 200), (0, 0)),
+    (240, 128, 2, 4, (470, 256), (240, 128)), (72, 64, 1, 2, (70, 80), (0, 0))], ids=str)
 def test_panels_of_a_transpose_leave_by_tma(rows, columns, groups, buffers, shape, corner, rng):
     """The same of warps that lie side by side, each with 16 columns at a time."""
     layout, rank = warpgroups((columns, rows), groups).permuted((1, 0)), len(shape)
     tile = rng.integers(0, 0x7F80, (rows, columns)).astype(np.uint16)
     x, found = decode(tile.view(ml_dtypes.bfloat16), "bf16"), np.full(shape, 0xFFFF, np.uint16)
     block = emulator.Block(128 * groups, memory=emulator.GlobalMemory({"found": found}))
-    t, each = block.t, 64 if rows % 64 == 0 else 32
+    t, each = block.t, turned_panel((rows, columns))[0]
     row, column = (t & 3) * 2, (t >> 2 & 7) | (t >> 5) << 4
     held = [x[row + base[0], column + base[1]] for base in layout.bases]
     block.bulk.maps[77] = Descriptor(block.memory.pointers["found"], shape, found.strides,

@@ -575,7 +575,8 @@ def store_turned_panels(layout: str, shape: tuple[int, int], dtype: str, rank: i
         half = b.and_(b.xor(eight, b.lshr(seventh, b.i32(2))), b.i32(1))
         place = b.add(base, b.or_(b.shl(line, b.i32(5)), b.shl(half, b.i32(4))))
         first = b.add(at[0], b.shl(mine, b.i32(4)))
-        panels = [(row, column) for column in blocks for row in range(0, shape[0], rows)]
+        panels = [(min(row, shape[0] - rows), column) for column in blocks
+                  for row in range(0, shape[0], rows)]
         for n, (row, column) in enumerate(panels):
             buffer = n % buffers * size
             b.call(tma.bulk_wait(min(n, buffers - 1), read=True))

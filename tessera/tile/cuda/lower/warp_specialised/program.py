@@ -168,8 +168,10 @@ def panel_bytes(warpgroups: int) -> int:
 
 def turned_panel(shape: tuple[int, ...]) -> tuple[int, int]:
     """Rows and columns of a panel of an accumulator's transpose, of 16 bits: as many columns as a
-    warp has rows of the accumulator. No rows where none fit."""
-    return next((n for n in (64, 32) if shape[0] % n == 0), 0), PANEL_ROWS
+    warp has rows of the accumulator. Of 64 rows that are no divisor the last panel begins inside of
+    the one before. No rows where none fit."""
+    most = 64 if shape[0] >= 64 and shape[0] % 8 == 0 else 0
+    return next((n for n in (64, 32) if shape[0] % n == 0), most), PANEL_ROWS
 
 
 def aligned(size: int) -> int:

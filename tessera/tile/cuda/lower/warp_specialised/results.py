@@ -124,7 +124,7 @@ class _Stores:
             return otherwise
         if turned:
             each = turned_panel(tile.shape)[0]  # type: ignore[union-attr]
-            panels = columns // (64 * self.groups) * (rows // each) if each else 0
+            panels = columns // (64 * self.groups) * -(-rows // each) if each else 0
         else:
             panels = rows // (64 * self.groups) * -(-columns // PANEL) if columns >= PANEL else 0
         if not panels or min(self.room, panels) < min(2, panels):
