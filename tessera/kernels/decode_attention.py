@@ -213,9 +213,10 @@ def place_of(table, c, heads, k0, size):
 
 
 @kernel
-def attend_part(Q, K, V, count, spans, c, r0, part, parts, scale, S, BM, BN, causal, window, cap,
+def attend_keys(Q, K, V, count, spans, c, r0, part, parts, scale, S, BM, BN, causal, window, cap,
                 heads, score, table=None):
-    """Rows [r0:r0+BM] of the result over one part of the keys, and log2 of sums of exp2(scores).
+    """Rows [r0:r0+BM] over one part of the keys: sums of values times exp2(score - m), m, and sums
+    of exp2(score - m).
 
     Rows are S queries of each head of a group, one head after another.  count: of the keys, the
     first so many are there; None: all.  spans [Z, 2, 1]: the keys that one query sees, of `heads`
@@ -263,6 +264,15 @@ def attend_part(Q, K, V, count, spans, c, r0, part, parts, scale, S, BM, BN, cau
         v = tile.cast(tile.load(V[at, row0:row0+BN, :]), Q.dtype)
         o = tile.dot(p, v, o * alpha)          # p is rounded to q's type
         m = m_new
+    return o, m, z
+
+
+@kernel
+def attend_part(Q, K, V, count, spans, c, r0, part, parts, scale, S, BM, BN, causal, window, cap,
+                heads, score, table=None):
+    """Rows [r0:r0+BM] of the result over one part of the keys, and log2 of sums of exp2(scores)."""
+    o, m, z = attend_keys(Q, K, V, count, spans, c, r0, part, parts, scale, S, BM, BN, causal,
+                          window, cap, heads, score, table)
     return o / z, m + tile.log2(z)
 
 
@@ -367,47 +377,56 @@ def begin_with(K, V, c, part, parts, BN, AHEAD):
 
 
 @kernel
-def join_parts(o, sums, out, logs, c, part, P, ROWS, LANES):
+def join_parts(o, m, z, out, logs, c, part, P, ROWS, LANES):
     """Rows of a result from those that P groups of a cluster have, as combine_parts makes them:
-    each group makes as many of their elements, which it gets from the others.
+    each group makes as many of their elements, which it gets from the others. LANES / P lanes send
+    to each of them, all at one time.
 
-    o, sums: the first ROWS rows of this group's part, and log2 of their sums
+    o, m, z: what attend_keys gave this group, of which the first ROWS rows count
     """
     BM, E = o.shape
     size, lane = ROWS * E, tile.local_id()
-    each = (size + P - 1) // P
-    own, own_sums = tile.alloc_shared((BM, E), f32), tile.alloc_shared((BM,), f32)
-    gathered = tile.alloc_shared((P, each), f32)
-    all_sums = tile.alloc_shared((P, ROWS), f32)
+    each, senders = (size + P - 1) // P, LANES // P
+    own, own_m, own_z = (tile.alloc_shared((BM, E), f32), tile.alloc_shared((BM,), f32),
+                         tile.alloc_shared((BM,), f32))
+    gathered, all_m, all_z = (tile.alloc_shared((P, each), f32), tile.alloc_shared((P, ROWS), f32),
+                              tile.alloc_shared((P, ROWS), f32))
     own[:, :] = o
-    own_sums[:] = sums
+    own_m[:] = m
+    own_z[:] = z
+    to, first = lane // senders, lane % senders
+    o_there, m_there, z_there = (tile.cluster_shared(gathered, to, P),
+                                 tile.cluster_shared(all_m, to, P),
+                                 tile.cluster_shared(all_z, to, P))
     tile.barrier()
-    for to in range(P):
-        there = tile.cluster_shared(gathered, to, P)
-        sums_there = tile.cluster_shared(all_sums, to, P)
-        for i in range((each + LANES - 1) // LANES):
-            e = i * LANES + lane
-            if e < each and to * each + e < size:
-                there[part, e] = own[(to * each + e) // E, (to * each + e) % E]
-        if lane < ROWS:
-            sums_there[part, lane] = own_sums[lane]
-    tile.cluster_barrier(P, words=P * (each + ROWS) if size % P == 0 else 0)
+    for i in range((each + senders - 1) // senders):
+        e = i * senders + first
+        if size % LANES == 0:  # nothing is left over, and all loads are under way at once
+            o_there[part, e] = own[(to * each + e) // E, (to * each + e) % E]
+        elif e < each and to * each + e < size:
+            o_there[part, e] = own[(to * each + e) // E, (to * each + e) % E]
+    for i in range((ROWS + senders - 1) // senders):
+        row = i * senders + first
+        if row < ROWS:
+            m_there[part, row] = own_m[row]
+            z_there[part, row] = own_z[row]
+    tile.cluster_barrier(P, words=P * (each + 2 * ROWS) if size % P == 0 else 0)
     for i in range((each + LANES - 1) // LANES):
         e = i * LANES + lane
         if e < each and part * each + e < size:
             row, column = (part * each + e) // E, (part * each + e) % E
-            m, z, x = -HIGHEST, 0.0, 0.0
+            top, total, x = -HIGHEST, 0.0, 0.0
             for p in range(P):
-                m = max(m, all_sums[p, row])
+                top = max(top, all_m[p, row])
             for p in range(P):
-                weight = tile.exp2(all_sums[p, row] - m)
-                z += weight
+                weight = tile.exp2(all_m[p, row] - top)
+                total += weight * all_z[p, row]
                 x += weight * gathered[p, e]
-            out[c, row, column] = 0.0 if z == 0.0 else x / z  # a query that sees no key
+            out[c, row, column] = 0.0 if total == 0.0 else x / total  # a query that sees no key
             if logs is not None:
                 if column == 0:
-                    whole = (m + tile.log2(z)) * LN2
-                    logs[c, row] = whole if abs(m) < HIGHEST / 2 else -math.inf
+                    whole = (top + tile.log2(total)) * LN2
+                    logs[c, row] = whole if abs(top) < HIGHEST / 2 else -math.inf
 
 
 @kernel(grid=lambda P, C: (C, P), schedule=Schedule(warps=4))
@@ -420,9 +439,9 @@ def decode_cluster(Q: Tensor["C", "R", "D"], K: Tensor["C", "T", "D"], V: Tensor
     c, part = tile.group_id(0), tile.group_id(1)
     if count is None and spans is None and not window:
         begin_with(K, V, c, part, P, BN, AHEAD)
-    o, sums = attend_part(Q, K, V, count, spans, c, 0, part, P, scale, S, BM, BN, causal, window,
+    o, m, z = attend_keys(Q, K, V, count, spans, c, 0, part, P, scale, S, BM, BN, causal, window,
                           cap, heads, score)
-    join_parts(o, sums, out, logs, c, part, P, ROWS, 128)
+    join_parts(o, m, z, out, logs, c, part, P, ROWS, 128)
 
 
 @kernel(grid=lambda P, C: (C, P), schedule=Schedule(warps=4))
@@ -432,9 +451,9 @@ def decode_cluster_pages(Q: Tensor["C", "R", "D"], K: Tensor["N", "T", "D"],
                          logs: Tensor["C", "R", f32] | None, scale: f32, heads=1, S=1, BM=16,
                          BN=64, P=8, ROWS=16, causal=False, window=0, cap=0.0):
     c, part = tile.group_id(0), tile.group_id(1)
-    o, sums = attend_part(Q, K, V, count, None, c, 0, part, P, scale, S, BM, BN, causal, window,
+    o, m, z = attend_keys(Q, K, V, count, None, c, 0, part, P, scale, S, BM, BN, causal, window,
                           cap, heads, None, table)
-    join_parts(o, sums, out, logs, c, part, P, ROWS, 128)
+    join_parts(o, m, z, out, logs, c, part, P, ROWS, 128)
 
 
 # those of the library's routine

@@ -117,14 +117,29 @@ def test_a_group_of_the_cluster() -> None:
         mistaken(beyond)
 
 
-def test_one_group_for_all_lanes() -> None:
+@pytest.mark.parametrize("debug", [False, True])
+def test_each_lane_writes_to_a_group_of_its_own(debug: bool) -> None:
+    """What all lanes write alike, too, goes to the groups of all of them."""
     @ts.kernel
-    def scattered(y: ts.Tensor["G", "L", f32]):
-        there = tile.cluster_shared(tile.alloc_shared((8,), f32), tile.local_id() % 2, 2)
-        there[0] = 1.0
+    def scattered(x: ts.Tensor["G", "L", f32], y: ts.Tensor["G", "L", f32]):
+        lane, g = tile.local_id(), tile.group_id(0)
+        s, all_g = tile.alloc_shared((LANES,), f32), tile.alloc_shared((4,), f32)
+        number = x[g, lane]
+        tile.cluster_shared(s, lane % 4, 4)[g % 4 * (LANES // 4) + lane // 4] = number
+        tile.cluster_shared(all_g, lane % 4, 4)[g % 4] = tile.cast(g, "f32")
+        tile.cluster_barrier(4, words=2 * LANES)
+        y[g, lane] = s[lane] + all_g[lane % 4]
 
-    with pytest.raises(TileError, match="must be the same for all lanes"):
-        mistaken(scattered)
+    x = np.arange(8 * LANES, dtype=np.float32).reshape(8, LANES)
+    y = np.zeros_like(x)
+    with ts.config.scope(debug=debug):
+        scattered[8, LANES](x, y)
+    # [cluster, from, i, to] -> [cluster, to, from, i]
+    want = x.reshape(2, 4, LANES // 4, 4).transpose(0, 3, 1, 2).reshape(8, LANES)
+    groups = 4 * (np.arange(8) // 4)[:, None] + np.arange(LANES) % 4
+    assert np.array_equal(y, want + groups)
+    text = scattered.inspect_ir("target", target="sm_90a")
+    assert "first_lane" not in text
 
 
 def test_it_is_written_and_not_read() -> None:

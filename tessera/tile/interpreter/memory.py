@@ -106,7 +106,7 @@ class MemoryBox:
     """A box of a memory: per axis of the memory an offset ([1|G, 1|L] or int) and an extent.
 
     kept: the axes that the view shows, in its order; the others are single indices.  peer: (its
-    number [G, 1], how many) of the group of each cluster whose copy it is; None: one's own.
+    number [G, 1 or L], how many) of the group of each cluster whose copy it is; None: one's own.
     """
 
     memory: Memory
@@ -131,7 +131,7 @@ class MemoryBox:
         if self.peer is not None:
             rank, many = self.peer
             own = np.arange(len(groups))[:, None]
-            base = np.asarray(base)[own - own % many + rank, 0]
+            base = np.asarray(base)[own - own % many + rank, 0]  # [G, 1 or L]
         if self.memory.stages > 1:
             base = base + np.asarray(self.stage, np.int64) * self.memory.size
         return base
@@ -140,9 +140,8 @@ class MemoryBox:
         """How many elements each group gets where lanes write to another's. active: [G, L|1]"""
         assert self.peer is not None
         rank, many = self.peer
-        own, made = np.arange(len(active)), np.zeros(len(active), np.int64)
-        to = own - own % many + np.broadcast_to(rank, (len(active), rank.shape[1]))[:, 0]
-        np.add.at(made, to, active.sum(axis=1))
+        own, made = np.arange(len(active))[:, None], np.zeros(len(active), np.int64)
+        np.add.at(made, np.broadcast_to(own - own % many + rank, active.shape)[active], 1)
         return made
 
     def addresses(self, groups: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -74,9 +74,8 @@ def _peer_rule(types: Any, attrs: Any) -> Buffer:
     buffer, rank = types
     if not isinstance(buffer, Buffer) or buffer.space != "shared":
         raise RuleError(f"{buffer} is no shared buffer of a group", "ts.tile.alloc_shared(...)")
-    if not isinstance(rank, Scalar) or not rank.uniform:
-        raise RuleError("the group of a cluster must be the same for all lanes",
-                        "if lane: ... of one group's, else: ... of another's")
+    if not isinstance(rank, Scalar):
+        raise RuleError(f"{rank} is no number of a group of a cluster")
     if buffer.dtype.bits != 32:
         raise RuleError(f"elements of {buffer.dtype} in another group's shared memory",
                         "ones of 32 bits")
@@ -89,7 +88,7 @@ def _peer_rule(types: Any, attrs: Any) -> Buffer:
              "cluster_shared", [buffer, rank], groups=t.ir.constant_int(groups, "groups")))
 def cluster_shared(m: Any, op: Any, buffer: Any, rank: Any, groups: Any = 2) -> Any:
     """The shared buffer as the group `rank` of the cluster of `groups` has it: to write elements
-    of, which that group reads behind a cluster_barrier."""
+    of, which that group reads behind a cluster_barrier. Each lane may write to another group."""
     many = op.attr["groups"]
     active = m.active((m.count, rank.shape[1]))
     ranks = np.broadcast_to(rank, active.shape)

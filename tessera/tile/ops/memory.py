@@ -173,8 +173,8 @@ def store_element(m: Any, op: Any, place: Any, value: Any, *index: Any) -> Any:
     if not active.any() or not memory.flat.size:
         return
     touch(m, op, memory, np.broadcast_to(address, shape),
-           _is_lane_op(m, (*index, value)) or memory.space == "register", "write",
-           np.broadcast_to(value, active.shape))
+           _is_lane_op(m, (*index, value, *(place.peer or ())[:1])) or memory.space == "register",
+           "write", np.broadcast_to(value, active.shape))
     if place.peer is not None:
         m.sent += place.sent(active)
     memory.write(np.broadcast_to(address, active.shape)[active],

@@ -262,7 +262,7 @@ def _peer(e: Emitter, op: Op) -> None:
     e.line(f"{made} = {far}(i32({place.base}), {narrow(e, rank)})")
     if _words(e):
         e.line(f"{made}_counts = {far}(i32({e.memo['words']}), {narrow(e, rank)})")
-    e.places[op.outs[0].value] = replace(place, space=FAR, base=made)
+    e.places[op.outs[0].value] = replace(place, space=FAR, base=made, rank=rank)
 
 
 def _words(e: Emitter) -> int:

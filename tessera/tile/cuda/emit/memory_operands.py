@@ -27,7 +27,8 @@ class MemoryOperand:
 
     texts: the extents as written, for what is known about them. axes: the memory axis of each axis
     of the box. base: the address expression; stage_bytes and stage choose a part of a buffer.
-    windows: of unfolded images, of which the offsets are a place and a column.
+    windows: of unfolded images, of which the offsets are a place and a column.  rank: of the group
+    of a cluster whose memory it is.
     """
 
     space: str
@@ -42,6 +43,7 @@ class MemoryOperand:
     buffer: Buffer | None = None
     stage: Operand | None = None
     windows: Windows | None = None
+    rank: Operand | None = None
 
     @property
     def dtype(self) -> DType:
