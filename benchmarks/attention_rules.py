@@ -1,24 +1,27 @@
 """Attention with windows, caps, segments and lengths beside PyTorch's FlexAttention, on one GPU.
 
     python benchmarks/attention_rules.py [D ...] [--rules window ...] [--length 8192]
-        [--together FOLDER N]
+        [--processes 18]
 
 Of bf16 operands [B, 16, S, D] with B = 32768 / S: the result alone, then with the cotangents of
 queries, keys and values, ours through ts.jit and ts.vjp, flex_attention through torch.compile with
 its block mask made beforehand; ours makes spans of segments and lengths in each call. A window has
 1024 keys, a short one 256; a cap is 30; documents have 1024 places on average. Times are medians
 over rounds of calls one behind the other, interleaved; errors are distances from f32 of one head,
-relative to its length. Needs torch and a GPU. Writes benchmarks/results/attention_rules.json.
---together: of N such processes side by side, which compile at once and then measure one by one.
+relative to its length. Needs torch and a GPU. Writes benchmarks/results/attention_rules.json, or
+to $OUT when that is set, anew with each result. Processes, by default one for each case, compile
+side by side; when all have, they measure one by one.
 """
 
 from __future__ import annotations
 
 import argparse
-import fcntl
 import json
+import os
+import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -138,7 +141,8 @@ def distance(x: Any, want: torch.Tensor) -> float:
     return round(float((x[-1, -1].float() - want).norm() / want.norm()), 5)
 
 
-def measured(D: int, name: str, S: int, wait: Any) -> dict[str, Any]:
+def prepared(D: int, name: str, S: int) -> tuple[dict[str, Any], list[Any]]:
+    """What is measured, compiled and run, and the errors of both."""
     rule, B = RULES[name], 32768 // S
     torch.manual_seed(0)
     q, k, v, g = (torch.randn(B, HEADS, S, D, device="cuda", dtype=torch.bfloat16) for _ in "qkvg")
@@ -147,7 +151,7 @@ def measured(D: int, name: str, S: int, wait: Any) -> dict[str, Any]:
     lines = [ts.from_dlpack(x) for x in rows.values()]
     result, both = ours(rule)
     theirs = flex(rule, rows, q)
-    leaves = [x.clone().requires_grad_() for x in (q, k, v)]
+    leaves = [x.detach().requires_grad_() for x in (q, k, v)]
 
     def their_gradient() -> Any:
         y = theirs(*leaves)
@@ -162,32 +166,50 @@ def measured(D: int, name: str, S: int, wait: Any) -> dict[str, Any]:
             "ours, gradient": lambda: both(*given, *lines), "flex, gradient": their_gradient}
     for run in runs.values():
         run()
-    del want, made, others
-    with wait:
-        ms = medians(runs, rounds=3, seconds=0.02)
+    del want, y, z, made, others
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    return runs, errors
+
+
+def measured(runs: dict[str, Any], errors: list[Any]) -> dict[str, Any]:
+    ms = medians(runs, rounds=3, seconds=0.02)
     return {"errors, ours and flex": errors, **{n: round(t, 4) for n, t in ms.items()},
             "ratio": round(ms["flex"] / ms["ours"], 2),
             "ratio of gradients": round(ms["flex, gradient"] / ms["ours, gradient"], 2)}
 
 
-class Turn:
-    """Waits until `count` processes have come here, 90 seconds at most, then one by one: what still
-    compiles runs on the GPU too."""
+READY = "ready"
 
-    def __init__(self, folder: str, count: int):
-        self.folder, self.count = Path(folder), count
-        self.folder.mkdir(exist_ok=True)
 
-    def __enter__(self) -> None:
-        (self.folder / f"{time.time_ns()}.ready").touch()
-        end = time.time() + 90
-        while len(list(self.folder.glob("*.ready"))) < self.count and time.time() < end:
-            time.sleep(0.1)
-        self.lock = open(self.folder / "lock", "w")
-        fcntl.flock(self.lock, fcntl.LOCK_EX)
+def work(cases: list[list[Any]]) -> None:
+    """One of the processes: says when it has compiled, and measures when it is told to."""
+    made = [prepared(*case) for case in cases]
+    print(READY, flush=True)
+    if sys.stdin.readline():
+        for case, (runs, errors) in zip(cases, made, strict=True):
+            print(json.dumps([case, measured(runs, errors)]), flush=True)
 
-    def __exit__(self, *error: Any) -> None:
-        self.lock.close()
+
+def results(cases: list[list[Any]], processes: int) -> Iterator[tuple[list[Any], dict[str, Any]]]:
+    """Those of all cases, each when it is there."""
+    few = {"TORCHINDUCTOR_COMPILE_THREADS": "2", "OMP_NUM_THREADS": "2"}
+    workers = [subprocess.Popen(
+        [sys.executable, __file__, "--work", json.dumps(cases[i::processes])], text=True,
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={**few, **os.environ})
+        for i in range(min(processes, len(cases)))]
+    began = time.perf_counter()
+    for worker in workers:
+        while (line := worker.stdout.readline()) and line.strip() != READY:
+            pass
+    print(f"compiled in {time.perf_counter() - began:.0f} s", flush=True)
+    for worker in workers:
+        if worker.poll() is None:
+            for line in worker.communicate("go\n")[0].splitlines():
+                if line.startswith("["):
+                    yield tuple(json.loads(line))
+    if failed := [w.args[-1] for w in workers if w.returncode]:
+        raise SystemExit(f"not measured: {', '.join(failed)}")
 
 
 def main() -> None:
@@ -195,17 +217,20 @@ def main() -> None:
     parser.add_argument("D", type=int, nargs="*", default=[64, 128])
     parser.add_argument("--rules", nargs="*", default=list(RULES), choices=RULES)
     parser.add_argument("--length", type=int, default=8192)
-    parser.add_argument("--together", nargs=2)
+    parser.add_argument("--processes", type=int, default=2 * len(RULES))
+    parser.add_argument("--work", type=json.loads, help=argparse.SUPPRESS)
     given = parser.parse_args()
-    folder, count = given.together or ("/tmp/attention_rules", "1")
-    figures: dict[str, Any] = {"device": torch.cuda.get_device_name()}
-    for D in given.D:
-        for name in given.rules:
-            case = f"D {D}, S {given.length}, {name}"
-            figures[case] = measured(D, name, given.length, Turn(folder, int(count)))
-            print(f"{case}:", json.dumps(figures[case]), flush=True)
-    if not given.together:
-        record.write("attention_rules", figures, shown=False)
+    if given.work is not None:
+        return work(given.work)
+    to = Path(os.environ.get("OUT", record.RESULTS)) / "attention_rules.json"
+    figures: dict[str, Any] = {**record.context(), "device": torch.cuda.get_device_name()}
+    cases = [[D, name, given.length] for D in given.D for name in given.rules]
+    for (D, name, S), found in results(cases, given.processes):
+        case = f"D {D}, S {S}, {name}"
+        figures[case] = found
+        print(f"{case}:", json.dumps(found), flush=True)
+        to.write_text(json.dumps(figures, indent=2) + "\n")
+    return None
 
 
 if __name__ == "__main__":
