@@ -56,6 +56,13 @@ TRANSPOSED_STEPS, TRANSPOSED_WAVES = 32, 2  # most of them
 # and copies of whole panels bring more than the block has. 6144 x 7168 from 8192 are 12 waves of
 # these in 912 us, 11 of 128 x 256 in 949; alone they take 1136 (H100, 2026-11-27).
 PAIRS_US: Mapping[tuple[int, int], tuple[float, float]] = {(128, 224): (0.575, 1.1)}
+# Blocks of 128 rows with as many columns as leave less of the last wave empty: what fits the times
+# above. 2632 x 9176 are six waves of 240 x 128 of the transposed result, of 128 x 256 six too.
+FITTED_US: Mapping[tuple[int, int], tuple[float, float]] = {
+    (128, n): (0.05 + 0.6 * n / 256, 1.25 * n / 256) for n in range(136, 256, 8)
+    if n not in (192, 224)}
+FITTED_RANKED = 4  # of them, where blocks are ranked
+FITTED = 0.025  # of the time of other blocks, that these have to gain
 # Of a row of 128 bytes that is brought, if it is one line of L2: 1.3 to 1.55 ns in 30 products
 # whose rows lie otherwise (H100, 2026-11-25). Rows that begin at odd multiples of 64 bytes are two
 # lines half of the time, and so on: by what the distance of rows is a multiple of, in bytes.
@@ -238,6 +245,21 @@ def _transposed(x: MatmulExtents, layout: str, card: Card) -> list[MatmulBlocks]
     return [replace(b, rows=b.columns, columns=b.rows, swapped=True) for b in found]
 
 
+def fitted_blocks(x: MatmulExtents, layout: str, card: Card) -> list[MatmulBlocks]:
+    """Blocks of FITTED_US of the result or of its transpose, alone and in pairs, from the quickest
+    by the estimate on: those whose columns are of an operand that lies along K, since else they are
+    no whole lines. Operands and results are of 16 bits."""
+    if x.bits != 16 or x.result_bits != 16 or x.N % 8:
+        return []
+    turned = replace(x, M=x.N, N=x.M, lines=x.lines[::-1])
+    found = [estimate(x, b, 1, card, n) for b in FITTED_US for n in (CLUSTER, 1)
+             if layout[1] == "t"]
+    found += [replace(e, rows=e.columns, columns=e.rows, swapped=True) for e in (
+        estimate(turned, b, 1, card, n) for b in FITTED_US for n in (CLUSTER, 1)
+        if layout[0] == "n")]
+    return sorted(found, key=lambda b: b.us)
+
+
 def rank_either_way(extents: MatmulExtents, blocks: Sequence[tuple[int, int]], layout: str,
                     card: Card = Card(), split: bool = True) -> list[MatmulBlocks]:
     """All of them, the choice first and then from the quickest by the estimate on, with the two
@@ -253,6 +275,7 @@ def rank_either_way(extents: MatmulExtents, blocks: Sequence[tuple[int, int]], l
         replace(x, M=x.N, N=x.M, lines=x.lines[::-1]), other, split, card)] if other else []
     if x.bits == x.result_bits == 16 and x.N % 16 == 0:
         found += _transposed(x, layout, card)
+    found += fitted_blocks(x, layout, card)[:FITTED_RANKED]
     taken, ranked = Counter[tuple](), [first]
     for b in sorted(found, key=lambda b: b.us):
         block = b.rows, b.columns, b.swapped, b.cluster
@@ -275,7 +298,7 @@ def estimate(x: MatmulExtents, block: tuple[int, int], parts: int = 1, card: Car
     """What a choice takes: steps of all waves of groups beside the bytes, then the sum of parts. A
     step is the matmuls', or the copies' where these take longer."""
     (m, n), steps = block, -(-x.steps // parts)
-    own = next(us[block] for us in (BLOCK_US, TRANSPOSED_US, PAIRS_US) if block in us)
+    own = next(us[block] for us in (BLOCK_US, TRANSPOSED_US, PAIRS_US, FITTED_US) if block in us)
     step, store = FP8_BLOCK_US.get(block, own) if x.short else own
     down, across = (1, cluster) if shares_rows(block) else (cluster, 1)  # blocks of a cluster
     if max(x.lines) > 1:
@@ -344,7 +367,7 @@ def default_block(numeric: NumericType | DType, M: int, N: int) -> tuple[int, in
     return (128 if M >= 128 else 64), columns, 1024 // max(bits, 8)
 
 
-__all__ = ["BLOCKS", "BLOCK_US", "CROWDED", "FP8_BLOCKS", "FP8_COLUMNS", "LARGE",
+__all__ = ["BLOCKS", "BLOCK_US", "CROWDED", "FITTED_US", "FP8_BLOCKS", "FP8_COLUMNS", "LARGE",
            "PAIRS_US", "TRANSPOSED_US", "USUAL", "Card", "MatmulBlocks", "MatmulExtents",
            "ThreadBlock", "choose_blocks", "choose_either_way", "choose_thread_block",
            "default_block", "estimate", "lines_of", "or_transposed", "rank_blocks",
