@@ -250,7 +250,7 @@ def _store(e: Emitter, op: Op) -> None:
         with e.block(f"if {ok} != 0"):
             e.line(f"{_array(e, place, 'write')}({where}, {x})")
         return
-    if once_per_group(e, value, *index, *[place.rank] * (place.rank is not None)):
+    if once_per_group(e, value, *index, *(() if place.rank is None else (place.rank,))):
         ok = conditions(e, first_lane(e), ok)
     at = flat(e, place.extents, index) if place.dtype.packed else address(e, place, index)
     watch_element(e, place, at, value, ok)
