@@ -213,14 +213,11 @@ def place_of(table, c, heads, k0, size):
 
 
 @kernel
-def attend_keys(Q, K, V, count, spans, c, r0, part, parts, scale, S, BM, BN, causal, window, cap,
-                heads, score, table=None):
-    """Rows [r0:r0+BM] over one part of the keys: sums of values times exp2(score - m), m, and sums
-    of exp2(score - m).
+def keys_seen(K, count, spans, c, S, window, heads, table):
+    """The number of keys, and the first and the end of those that any query sees.
 
-    Rows are S queries of each head of a group, one head after another.  count: of the keys, the
-    first so many are there; None: all.  spans [Z, 2, 1]: the keys that one query sees, of `heads`
-    heads of keys one after another each.  window, cap: 0 without one; score: None.  table: the
+    count: of the keys, the first so many are there; None: all.  spans [Z, 2, 1]: the keys that one
+    query sees, of `heads` heads of keys one after another each.  window: 0 without one.  table: the
     pages that keys lie in, then count [Z] is that of each sequence
     """
     if count is None:
@@ -232,31 +229,52 @@ def attend_keys(Q, K, V, count, spans, c, r0, part, parts, scale, S, BM, BN, cau
     first, end = max(0, keys - S - (window - 1)) if window else 0, keys
     if spans is not None:
         first, end = max(first, spans[c // heads, 0, 0]), min(keys, spans[c // heads, 1, 0])
-    begin = first // BN * BN
-    span = (end - begin + parts * BN - 1) // (parts * BN) * BN
-    factor = LOG2E if cap or score is not None else scale
+    return keys, first, end
+
+
+@kernel
+def scores_seen(s, Q, k0, seen, c, r0, count, spans, scale, S, causal, window, cap, score):
+    """Products of rows [r0:] of queries and keys [k0:] as scores, -inf of what a query does not
+    see. seen: see keys_seen.  cap: 0 without one; score: None.
+
+    Rows are S queries of each head of a group, one head after another.
+    """
+    keys, first, end = seen
+    BM, BN = s.shape
     row = (tile.arange(0, BM) + r0)[:, None]
     query, head = row % S + (keys - S), c * (Q.shape[1] // S) + row // S
+    key = (tile.arange(0, BN) + k0)[None, :]
+    if cap or score is not None:
+        s = score_value(s, scale / LOG2E, cap, score, head, both_kinds(query), both_kinds(key))
+    if causal:
+        s = tile.where(key <= query, s, -math.inf)
+    elif count is not None:
+        s = tile.where(key < keys, s, -math.inf)
+    if window:
+        s = tile.where(key > query - window, s, -math.inf)
+    if window and S > 1 and not causal:
+        s = tile.where(key < query + window, s, -math.inf)
+    if spans is not None:
+        s = tile.where((key >= first) & (key < end), s, -math.inf)
+    return s
+
+
+@kernel
+def attend_keys(Q, K, V, count, spans, c, r0, part, parts, scale, S, BM, BN, causal, window, cap,
+                heads, score, table=None):
+    """Rows [r0:r0+BM] over one part of the keys: sums of values times exp2(score - m), m, and sums
+    of exp2(score - m). See keys_seen and scores_seen."""
+    seen = keys_seen(K, count, spans, c, S, window, heads, table)
+    begin, end = seen[1] // BN * BN, seen[2]
+    span = (end - begin + parts * BN - 1) // (parts * BN) * BN
+    factor = LOG2E if cap or score is not None else scale
     q = tile.load(Q[c, r0:r0+BM, :])
     m, z, o = tile.full((BM,), -HIGHEST), tile.zeros((BM,)), tile.zeros((BM, V.shape[-1]))
     for k0 in range(begin + part * span, min(end, begin + part * span + span), BN):
         at, row0 = place_of(table, c, heads, k0, K.shape[1])
         k = tile.cast(tile.load(K[at, row0:row0+BN, :]), Q.dtype)
-        s = tile.dot(q, k.T)
-        key = (tile.arange(0, BN) + k0)[None, :]
-        if cap or score is not None:
-            s = score_value(s, scale / LOG2E, cap, score, head, both_kinds(query),
-                            both_kinds(key))
-        if causal:
-            s = tile.where(key <= query, s, -math.inf)
-        elif count is not None:
-            s = tile.where(key < keys, s, -math.inf)
-        if window:
-            s = tile.where(key > query - window, s, -math.inf)
-        if window and S > 1 and not causal:
-            s = tile.where(key < query + window, s, -math.inf)
-        if spans is not None:
-            s = tile.where((key >= first) & (key < end), s, -math.inf)
+        s = scores_seen(tile.dot(q, k.T), Q, k0, seen, c, r0, count, spans, scale, S, causal,
+                        window, cap, score)
         m_new = tile.running_max(m, tile.row_max(s) * factor, SLACK)
         alpha = tile.exp2(m - m_new)
         p = tile.exp2(s * factor - m_new)
