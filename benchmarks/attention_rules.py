@@ -138,7 +138,7 @@ def exact(rule: dict[str, Any], rows: Any, *xs: torch.Tensor) -> tuple[torch.Ten
 
 def distance(x: Any, want: torch.Tensor) -> float:
     x = torch.from_dlpack(x) if isinstance(x, ts.Tensor) else x
-    return round(float((x[-1, -1].float() - want).norm() / want.norm()), 5)
+    return round(float((x.detach()[-1, -1].float() - want).norm() / want.norm()), 5)
 
 
 def prepared(D: int, name: str, S: int) -> tuple[dict[str, Any], list[Any]]:
@@ -203,12 +203,14 @@ def results(cases: list[list[Any]], processes: int) -> Iterator[tuple[list[Any],
         while (line := worker.stdout.readline()) and line.strip() != READY:
             pass
     print(f"compiled in {time.perf_counter() - began:.0f} s", flush=True)
-    for worker in workers:
+    for i, worker in enumerate(workers):
         if worker.poll() is None:
-            for line in worker.communicate("go\n")[0].splitlines():
-                if line.startswith("["):
+            worker.stdin.write("go\n")
+            worker.stdin.flush()
+            for _ in cases[i::processes]:
+                if line := worker.stdout.readline():
                     yield tuple(json.loads(line))
-    if failed := [w.args[-1] for w in workers if w.returncode]:
+    if failed := [w.args[-1] for w in workers if w.wait()]:
         raise SystemExit(f"not measured: {', '.join(failed)}")
 
 
