@@ -56,12 +56,19 @@ TRANSPOSED_STEPS, TRANSPOSED_WAVES = 32, 2  # most of them
 # and copies of whole panels bring more than the block has. 6144 x 7168 from 8192 are 12 waves of
 # these in 912 us, 11 of 128 x 256 in 949; alone they take 1136 (H100, 2026-11-27).
 PAIRS_US: Mapping[tuple[int, int], tuple[float, float]] = {(128, 224): (0.575, 1.1)}
-# Blocks of 128 rows with as many columns as leave less of the last wave empty: what fits the times
-# above. 2632 x 9176 are six waves of 240 x 128 of the transposed result, of 128 x 256 six too.
+# Blocks of the transposed result with as many columns as leave less of the last wave empty, timed
+# by what fits the times above. 2632 x 9176 from 4952 are six waves of 240 x 128, in 318 to 321 us
+# in nt, tn and tt and 337 in nn, and of 128 x 256 six too, in 327 to 333 and 350. 4097 x 4097 from
+# 4097, operands copied to whole lines, are five waves of 208 x 128, in 276 and 271 us (nt, nn), and
+# of 128 x 224 five, in 315 and 320; across K, where whole panels of columns are brought, they take
+# 316 alone and 299 in pairs. Columns of pairs are multiples of 16: 248 take 445 us for 319. Fewer
+# are not better: 1536 x 1536 x 1536 are one wave of 144 x 128 in 12.5 us and of 192 x 96 in 11.9
+# (H200, 2026-11-27).
 FITTED_US: Mapping[tuple[int, int], tuple[float, float]] = {
-    (128, n): (0.05 + 0.6 * n / 256, 1.25 * n / 256) for n in range(136, 256, 8)
-    if n not in (192, 224)}
-FITTED_RANKED = 4  # of them, where blocks are ranked
+    (128, 240): (0.6125, 1.17), (128, 208): (0.5375, 1.02)}
+# Of small ones, which are measured and which no estimate chooses: 768 x 768 x 768 takes 3.61 us in
+# nn and 4.26 in tn, in blocks of 64 x 128 4.02 and 4.03 (H200, 2026-11-27).
+SMALL_US: Mapping[tuple[int, int], tuple[float, float]] = {(64, 96): (0.19, 0.6)}
 FITTED = 0.025  # of the time of other blocks, that these have to gain
 # Of a row of 128 bytes that is brought, if it is one line of L2: 1.3 to 1.55 ns in 30 products
 # whose rows lie otherwise (H100, 2026-11-25). Rows that begin at odd multiples of 64 bytes are two
@@ -218,7 +225,8 @@ def choose_either_way(extents: MatmulExtents, blocks: Sequence[tuple[int, int]],
                                         card), x, layout, card, x.result_bits)
     narrow = [b for b in _readable(blocks, layout[0] == "n", x.bits) if x.M <= b[1] < 64]
     if not narrow:
-        return plain
+        fitted = next(iter(_fitted(x, layout, card)), plain)
+        return fitted if fitted.us < (1 - FITTED) * plain.us else plain
     turned = choose_blocks(replace(x, M=x.N, N=x.M, lines=x.lines[::-1]),
                            (min(narrow, key=prod),), split, card)
     if (1 + OTHER_BLOCK) * plain.us < turned.us:
@@ -239,25 +247,23 @@ def or_transposed(plain: MatmulBlocks, x: MatmulExtents, layout: str, card: Card
     return plain if many or (1 - OTHER_BLOCK) * plain.us < other.us else other
 
 
-def _transposed(x: MatmulExtents, layout: str, card: Card) -> list[MatmulBlocks]:
+def _transposed(x: MatmulExtents, layout: str, card: Card,
+                blocks: Mapping[tuple[int, int], tuple[float, float]] = TRANSPOSED_US
+                ) -> list[MatmulBlocks]:
     found = rank_blocks(replace(x, M=x.N, N=x.M, lines=x.lines[::-1]), _readable(
-        tuple(TRANSPOSED_US), layout[0] == "n", x.bits), False, card)
+        tuple(blocks), layout[0] == "n", x.bits), False, card)
     return [replace(b, rows=b.columns, columns=b.rows, swapped=True) for b in found]
 
 
-def fitted_blocks(x: MatmulExtents, layout: str, card: Card) -> list[MatmulBlocks]:
-    """Blocks of FITTED_US of the result or of its transpose, alone and in pairs, from the quickest
-    by the estimate on: those whose columns are of an operand that lies along K, since else they are
-    no whole lines. Operands and results are of 16 bits."""
-    if x.bits != 16 or x.result_bits != 16 or x.N % 8:
+def _fitted(x: MatmulExtents, layout: str, card: Card) -> list[MatmulBlocks]:
+    """Blocks of FITTED_US, alone and in pairs, from the quickest by the estimate on. Operands and
+    results are of 16 bits. Columns that lie across K are brought for each other."""
+    if x.bits != 16 or x.result_bits != 16:
         return []
     turned = replace(x, M=x.N, N=x.M, lines=x.lines[::-1])
-    found = [estimate(x, b, 1, card, n) for b in FITTED_US for n in (CLUSTER, 1)
-             if layout[1] == "t"]
-    found += [replace(e, rows=e.columns, columns=e.rows, swapped=True) for e in (
-        estimate(turned, b, 1, card, n) for b in FITTED_US for n in (CLUSTER, 1)
-        if layout[0] == "n")]
-    return sorted(found, key=lambda b: b.us)
+    return sorted((replace(e, rows=e.columns, columns=e.rows, swapped=True) for e in (
+        estimate(turned, b, 1, card, n) for b in FITTED_US
+        for n in ((CLUSTER, 1) if layout[0] == "n" else (CLUSTER,)))), key=lambda b: b.us)
 
 
 def rank_either_way(extents: MatmulExtents, blocks: Sequence[tuple[int, int]], layout: str,
@@ -275,7 +281,8 @@ def rank_either_way(extents: MatmulExtents, blocks: Sequence[tuple[int, int]], l
         replace(x, M=x.N, N=x.M, lines=x.lines[::-1]), other, split, card)] if other else []
     if x.bits == x.result_bits == 16 and x.N % 16 == 0:
         found += _transposed(x, layout, card)
-    found += fitted_blocks(x, layout, card)[:FITTED_RANKED]
+        found += _transposed(x, layout, card, SMALL_US) if x.steps <= TRANSPOSED_STEPS else []
+    found += _fitted(x, layout, card)
     taken, ranked = Counter[tuple](), [first]
     for b in sorted(found, key=lambda b: b.us):
         block = b.rows, b.columns, b.swapped, b.cluster
@@ -298,7 +305,8 @@ def estimate(x: MatmulExtents, block: tuple[int, int], parts: int = 1, card: Car
     """What a choice takes: steps of all waves of groups beside the bytes, then the sum of parts. A
     step is the matmuls', or the copies' where these take longer."""
     (m, n), steps = block, -(-x.steps // parts)
-    own = next(us[block] for us in (BLOCK_US, TRANSPOSED_US, PAIRS_US, FITTED_US) if block in us)
+    own = next(us[block] for us in (BLOCK_US, TRANSPOSED_US, PAIRS_US, FITTED_US, SMALL_US)
+               if block in us)
     step, store = FP8_BLOCK_US.get(block, own) if x.short else own
     down, across = (1, cluster) if shares_rows(block) else (cluster, 1)  # blocks of a cluster
     if max(x.lines) > 1:
@@ -368,7 +376,7 @@ def default_block(numeric: NumericType | DType, M: int, N: int) -> tuple[int, in
 
 
 __all__ = ["BLOCKS", "BLOCK_US", "CROWDED", "FITTED_US", "FP8_BLOCKS", "FP8_COLUMNS", "LARGE",
-           "PAIRS_US", "TRANSPOSED_US", "USUAL", "Card", "MatmulBlocks", "MatmulExtents",
-           "ThreadBlock", "choose_blocks", "choose_either_way", "choose_thread_block",
-           "default_block", "estimate", "lines_of", "or_transposed", "rank_blocks",
+           "PAIRS_US", "SMALL_US", "TRANSPOSED_US", "USUAL", "Card", "MatmulBlocks",
+           "MatmulExtents", "ThreadBlock", "choose_blocks", "choose_either_way",
+           "choose_thread_block", "default_block", "estimate", "lines_of", "or_transposed", "rank_blocks",
            "rank_either_way", "short_sums"]

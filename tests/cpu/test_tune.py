@@ -21,6 +21,7 @@ from tessera.kernels.matmul_blocks import (
     BLOCK_US,
     FITTED_US,
     PAIRS_US,
+    SMALL_US,
     TRANSPOSED_US,
     Card,
     MatmulExtents,
@@ -198,21 +199,20 @@ def test_plans_begin_with_the_models_and_are_spelled(extents, layout):
         b = read_choice(text, MatmulExtents(*extents, 16, 16))
         assert b.choice == text and (b.rows, b.columns, b.parts, b.depth, b.swapped, b.cluster) == (
             p.rows, p.columns, p.parts, p.depth, p.swapped, p.cluster)
-        known = {**BLOCK_US, **PAIRS_US, **FITTED_US, **(TRANSPOSED_US if p.swapped else {})}
+        known = {**BLOCK_US, **PAIRS_US, **({**TRANSPOSED_US, **FITTED_US, **SMALL_US} if p.swapped
+                                              else {})}
         assert p.cluster == 2 or (p.rows, p.columns) not in PAIRS_US
         assert ((p.columns, p.rows) if p.swapped else (p.rows, p.columns)) in known
         assert (p.parts - 1) * p.depth < extents[2]
 
 
-@pytest.mark.parametrize("layout, first", [
-    ("nt", "240x128 swapped cluster=2"), ("nn", "240x128 swapped cluster=2"), ("tn", None)])
-def test_blocks_that_leave_less_of_the_last_wave_empty_are_measured(layout, first):
-    """2632 x 9176: 72 x 11 blocks of 128 x 240 are six for each of 132 multiprocessors. Columns
-    that lie across K are no whole lines."""
-    plans = plans_to_measure(bf16, 2632, 9176, 4952, layout, H100, 12)
-    fitted = [t for t, p in plans.items()
-              if ((p.columns, p.rows) if p.swapped else (p.rows, p.columns)) in FITTED_US]
-    assert fitted[:1] == [first] * bool(first)
+@pytest.mark.parametrize("extents, layout, choice", [
+    *(((2632, 9176, 4952), w, "240x128 swapped cluster=2") for w in ("nt", "nn", "tn", "tt")),
+    ((4097, 4097, 4097), "nn", "208x128 swapped"), ((4096, 4096, 4096), "nt", "128x256 cluster=2"),
+    ((6144, 6144, 6144), "tn", "128x256 cluster=2")], ids=str)
+def test_columns_are_as_many_as_leave_less_of_the_last_wave_empty(extents, layout, choice):
+    """2632 x 9176: 72 x 11 blocks of 128 x 240 are six for each of 132 multiprocessors."""
+    assert next(iter(plans_to_measure(bf16, *extents, layout, H100, 2))) == choice
 
 
 def test_what_is_no_choice_is_an_error():
