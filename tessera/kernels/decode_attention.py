@@ -63,6 +63,11 @@ MANY_KEYS = 256
 # place of 5.5, one of 8192, in eight, 16.9 in place of 12.5 (H200, 2026-11-27)
 LONG_PART = 192
 AHEAD = 4
+# Clusters of so many groups begin sooner than larger ones, and what they keep of keys, which all
+# come at once: a sequence of 1024 keys takes 3.0 us by 8 groups and 3.9 by 16, where a load of
+# keys and values alone takes 2.3 and 2.9 in clusters of 16 (H200, 2026-11-27)
+USUAL_GROUPS = 8
+ONCE_ELEMENTS = 128 * 128
 
 
 class DecodePlan(NamedTuple):
@@ -71,7 +76,8 @@ class DecodePlan(NamedTuple):
     kernel: its name.  rows, keys: of a block and of an iteration.  parts: of the keys.  close: how
     many blocks a multiprocessor has to have registers for, 0: as many as they leave.  slots:
     iterations whose keys and values warpgroups that specialise bring ahead, 0: another form.
-    ahead: of a cluster, iterations that are brought near while the kernel in front ends
+    ahead: of a cluster, iterations that are brought near while the kernel in front ends.  once: of
+    a cluster, whether a part is one iteration
     """
 
     kernel: str
@@ -81,6 +87,7 @@ class DecodePlan(NamedTuple):
     close: int = 0
     slots: int = 0
     ahead: int = 0
+    once: bool = False
 
     @property
     def clustered(self) -> bool:
@@ -98,7 +105,7 @@ class DecodePlan(NamedTuple):
 
     def of_cluster(self, rows: int) -> dict[str, int]:
         """What kernels of clusters are given beside the rest. rows: of a head of keys"""
-        made = {"P": self.parts, "ROWS": rows} if self.clustered else {}
+        made = {"P": self.parts, "ROWS": rows, "ONCE": self.once} if self.clustered else {}
         return made | ({"AHEAD": self.ahead} if self.ahead else {})
 
     @property
@@ -142,7 +149,7 @@ def decode_plan(heads: int, rows: int, T: int, width: int, *, codes: bool = Fals
     many, and 16 sequences of 8192 keys take 248 us for 132 (H200, 2026-11-26). Of both they read a
     key once for 16 rows. Of pages of 16 a warp has half as many bytes under way, so that twice as
     many read at once: 288 blocks took 155.8 us for what 384 read in 132.4 (as above)."""
-    if plan := _clustered_plan(heads, rows, T, width, groups, page):
+    if plan := _clustered_plan(heads, rows, T, width, groups, page, codes):
         return plan
     if streamed and not codes and page % 64 == 0:
         plan = _streamed_plan(heads, rows, T, width, page)
@@ -161,19 +168,29 @@ def decode_plan(heads: int, rows: int, T: int, width: int, *, codes: bool = Fals
     return DecodePlan("decode_pages" if page else name, BM, BN, _parts_of(T, BN, wanted), close)
 
 
-def _clustered_plan(heads: int, rows: int, T: int, width: int, groups: int, page: int
+def _clustered_plan(heads: int, rows: int, T: int, width: int, groups: int, page: int, codes: bool
                     ) -> DecodePlan | None:
     """Where all parts run at once and each is short, so that what takes the time is what follows
     each other: a launch, the first keys, the weights of parts."""
-    parts = 1 << (min(groups, STREAMS // heads).bit_length() - 1) if heads <= STREAMS else 1
-    BN = 64 if width <= 128 else 32  # two blocks of a multiprocessor have room
+    most = 1 << (min(groups, STREAMS // heads).bit_length() - 1) if heads <= STREAMS else 1
+    if most < 2 or rows > 16 or page % 64:
+        return None
+    name = "decode_cluster_pages" if page else "decode_cluster"
+    parts = most if page else min(most, USUAL_GROUPS)
+    least = LEAST_KEYS if width <= 128 else LEAST_KEYS // 2
+    BN = max(least, 1 << (-(-T // parts) - 1).bit_length())
+    if not codes and 0 < T and BN <= (64 if page else 128) and BN * width <= ONCE_ELEMENTS:
+        while parts > 1 and T <= parts // 2 * BN:  # half of them without keys
+            parts //= 2
+        return DecodePlan(name, 16, BN, parts, ahead=0 if page else 1, once=True
+                          ) if parts > 1 else None
+    parts, BN = most, least  # two blocks of a multiprocessor have room
     while parts > 1 and T <= (parts - 1) * BN * -(-T // (parts * BN)):  # a part without keys
         parts //= 2
-    if parts < 2 or rows > 16 or page % 64 or T > parts * LONG_PART:
+    if parts < 2 or T > parts * LONG_PART:
         return None
     iterations = -(-T // (parts * BN))
-    return DecodePlan("decode_cluster_pages" if page else "decode_cluster", 16, BN, parts,
-                      ahead=0 if page else min(iterations, AHEAD))
+    return DecodePlan(name, 16, BN, parts, ahead=0 if page else min(iterations, AHEAD))
 
 
 def _streamed_plan(heads: int, rows: int, T: int, width: int, page: int) -> DecodePlan:
@@ -282,6 +299,41 @@ def attend_keys(Q, K, V, count, spans, c, r0, part, parts, scale, S, BM, BN, cau
         v = tile.cast(tile.load(V[at, row0:row0+BN, :]), Q.dtype)
         o = tile.dot(p, v, o * alpha)          # p is rounded to q's type
         m = m_new
+    return o, m, z
+
+
+@kernel
+def attend_once(Q, K, V, count, spans, c, part, scale, S, BM, BN, causal, window, cap, heads, score,
+                table=None):
+    """The same of rows [0:BM] and a part of BN keys, all asked for at once: values arrive while
+    scores are made."""
+    seen = keys_seen(K, count, spans, c, S, window, heads, table)
+    begin, end = seen[1] // BN * BN + part * BN, seen[2]
+    factor = LOG2E if cap or score is not None else scale
+    q = tile.alloc_shared((BM, Q.shape[-1]), Q.dtype, swizzle="xor")
+    k = tile.alloc_shared((BN, K.shape[-1]), Q.dtype, swizzle="xor")
+    v = tile.alloc_shared((BN, V.shape[-1]), Q.dtype, swizzle="xor")
+    p_shared = tile.alloc_shared((BM, BN), Q.dtype, swizzle="xor")
+    tile.cp_async(q, Q[c, 0:BM, :])
+    m, z, o = tile.full((BM,), -HIGHEST), tile.zeros((BM,)), tile.zeros((BM, V.shape[-1]))
+    for k0 in range(begin, min(end, begin + BN), BN):  # once, or never
+        at, row0 = place_of(table, c, heads, k0, K.shape[1])
+        tile.cp_async(k, K[at, row0:row0+BN, :])
+        tile.cp_commit_group()
+        tile.cp_async(v, V[at, row0:row0+BN, :])
+        tile.cp_commit_group()
+        tile.cp_wait_group(1)
+        tile.barrier()
+        s = scores_seen(tile.dot(q[:, :], k[:, :].T), Q, k0, seen, c, 0, count, spans, scale, S,
+                        causal, window, cap, score)
+        s = tile.where((tile.arange(0, BN) + k0)[None, :] < end, s * factor, -math.inf)
+        m = tile.maximum(tile.row_max(s), m)
+        p = tile.exp2(s - m)
+        p_shared[:, :] = p
+        tile.cp_wait_group(0)
+        tile.barrier()
+        o = tile.dot(p_shared[:, :], v[:, :])
+        z = tile.row_sum(p)
     return o, m, z
 
 
@@ -452,13 +504,17 @@ def decode_cluster(Q: Tensor["C", "R", "D"], K: Tensor["C", "T", "D"], V: Tensor
                    count: Tensor[1, int64] | None, out: Tensor["C", "R", "E"],
                    logs: Tensor["C", "R", f32] | None, scale: f32,
                    spans: Tensor["Z", 2, 1, i32] | None = None, heads=1, S=1, BM=16, BN=64, P=8,
-                   ROWS=16, AHEAD=1, causal=False, window=0, cap=0.0, score=None):
+                   ROWS=16, AHEAD=1, ONCE=False, causal=False, window=0, cap=0.0, score=None):
     """The parts of a head are the groups of a cluster. ROWS: R, as a constant."""
     c, part = tile.group_id(0), tile.group_id(1)
     if count is None and spans is None and not window:
         begin_with(K, V, c, part, P, BN, AHEAD)
-    o, m, z = attend_keys(Q, K, V, count, spans, c, 0, part, P, scale, S, BM, BN, causal, window,
-                          cap, heads, score)
+    if ONCE:
+        o, m, z = attend_once(Q, K, V, count, spans, c, part, scale, S, BM, BN, causal, window, cap,
+                              heads, score)
+    else:
+        o, m, z = attend_keys(Q, K, V, count, spans, c, 0, part, P, scale, S, BM, BN, causal,
+                              window, cap, heads, score)
     join_parts(o, m, z, out, logs, c, part, P, ROWS, 128)
 
 
@@ -467,10 +523,14 @@ def decode_cluster_pages(Q: Tensor["C", "R", "D"], K: Tensor["N", "T", "D"],
                          V: Tensor["N", "T", "E"], table: Tensor["Z", "L", i32],
                          count: Tensor["Z", i32], out: Tensor["C", "R", "E"],
                          logs: Tensor["C", "R", f32] | None, scale: f32, heads=1, S=1, BM=16,
-                         BN=64, P=8, ROWS=16, causal=False, window=0, cap=0.0):
+                         BN=64, P=8, ROWS=16, ONCE=False, causal=False, window=0, cap=0.0):
     c, part = tile.group_id(0), tile.group_id(1)
-    o, m, z = attend_keys(Q, K, V, count, None, c, 0, part, P, scale, S, BM, BN, causal, window,
-                          cap, heads, None, table)
+    if ONCE:
+        o, m, z = attend_once(Q, K, V, count, None, c, part, scale, S, BM, BN, causal, window, cap,
+                              heads, None, table)
+    else:
+        o, m, z = attend_keys(Q, K, V, count, None, c, 0, part, P, scale, S, BM, BN, causal, window,
+                              cap, heads, None, table)
     join_parts(o, m, z, out, logs, c, part, P, ROWS, 128)
 
 

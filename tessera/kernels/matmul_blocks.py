@@ -378,5 +378,5 @@ def default_block(numeric: NumericType | DType, M: int, N: int) -> tuple[int, in
 __all__ = ["BLOCKS", "BLOCK_US", "CROWDED", "FITTED_US", "FP8_BLOCKS", "FP8_COLUMNS", "LARGE",
            "PAIRS_US", "SMALL_US", "TRANSPOSED_US", "USUAL", "Card", "MatmulBlocks",
            "MatmulExtents", "ThreadBlock", "choose_blocks", "choose_either_way",
-           "choose_thread_block", "default_block", "estimate", "lines_of", "or_transposed", "rank_blocks",
-           "rank_either_way", "short_sums"]
+           "choose_thread_block", "default_block", "estimate", "lines_of",
+           "or_transposed", "rank_blocks", "rank_either_way", "short_sums"]
