@@ -324,9 +324,8 @@ def attend_once(Q, K, V, count, spans, c, part, scale, S, BM, BN, causal, window
         tile.cp_commit_group()
         tile.cp_wait_group(1)
         tile.barrier()
-        s = scores_seen(tile.dot(q[:, :], k[:, :].T), Q, k0, seen, c, 0, count, spans, scale, S,
-                        causal, window, cap, score)
-        s = tile.where((tile.arange(0, BN) + k0)[None, :] < end, s * factor, -math.inf)
+        s = factor * scores_seen(tile.dot(q[:, :], k[:, :].T), Q, k0, seen, c, 0, count, spans,
+                                 scale, S, causal, window, cap, score)
         m = tile.maximum(tile.row_max(s), m)
         p = tile.exp2(s - m)
         p_shared[:, :] = p
