@@ -63,9 +63,11 @@ MANY_KEYS = 256
 # place of 5.5, one of 8192, in eight, 16.9 in place of 12.5 (H200, 2026-11-27)
 LONG_PART = 192
 AHEAD = 4
-# Clusters of so many groups begin sooner than larger ones, and what they keep of keys, which all
-# come at once: a sequence of 1024 keys takes 3.0 us by 8 groups and 3.9 by 16, where a load of
-# keys and values alone takes 2.3 and 2.9 in clusters of 16 (H200, 2026-11-27)
+# Clusters of so many groups begin sooner than larger ones, and bring all keys and values at once. A
+# sequence of 1024 keys takes 3.2 us by 8 groups and 4.5 by 16 in iterations, 5.1 before all lanes
+# sent what is exchanged; cuDNN takes 7.5. An empty launch takes 0.95, one that loads the same keys
+# and values 2.3, in clusters of 8 2.7 and of 16 2.9, and what joins the parts 1.45 and 1.8 alone
+# (H200, 2026-11-27, in CUDA graphs, one behind the other)
 USUAL_GROUPS = 8
 ONCE_ELEMENTS = 128 * 128
 
