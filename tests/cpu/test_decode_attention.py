@@ -104,13 +104,21 @@ def test_rows_of_a_cluster_that_see_no_key_and_elements_that_its_groups_share_un
     check(got[:, 2:], truth(q[:, :, 2:], k, v, True))
 
 
-def test_a_cluster_has_no_races(rng):
-    q, k, v = operands(rng, 4, 1, 1, 300, 32, 32)
+@pytest.mark.parametrize("once, keys", [(False, 300), (True, 200), (True, 70)])
+def test_a_cluster_has_no_races(once, keys, rng):
+    q, k, v = operands(rng, 4, 1, 1, keys, 32, 32)
     out = np.zeros((1, 4, 32), bf16.numpy)
     with ts.config.scope(debug=True):
         decode_cluster(q.reshape(1, 4, 32), k[0], v[0], None, out, None, 32**-0.5 * LOG2E, P=4,
-                       ROWS=4)
+                       ROWS=4, ONCE=once)
     check(out, truth(q, k, v, False))
+
+
+def test_eight_groups_ask_for_all_of_few_keys_at_once():
+    plan = decode_plan(8, 4, 1024, 128, groups=16)
+    assert (plan.parts, plan.keys, plan.once) == (8, 128, True)
+    assert not decode_plan(8, 4, 1024, 128, groups=16, codes=True).once
+    assert not decode_plan(8, 4, 1040, 128, groups=16).once
 
 
 @pytest.mark.parametrize("P", [1, 3])
@@ -133,7 +141,9 @@ def test_parts_cover_the_keys_once(heads, rows, T, width, streamed, groups):
     plan = decode_plan(heads, rows, T, width, streamed=streamed and width <= 128, groups=groups)
     P, step = plan.parts, plan.keys
     span = (T + P * step - 1) // (P * step) * step  # as the kernels have it
-    assert span * P >= T and (P == 1 or span * (P - 1) < T), "a part without keys"
+    assert span * P >= T and (P == 1 or span * (P // 2 if plan.once else P - 1) < T), (
+        "a part without keys; where each has one block of them, half of the parts")
+    assert not plan.once or span == step
     assert P == 1 or span >= LEAST_KEYS // 2
     assert plan.together == 64 or plan.together // 2 < P <= plan.together
 
