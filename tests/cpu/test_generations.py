@@ -230,7 +230,7 @@ def shared_rows() -> int:
 
 
 def decode_parts() -> int:
-    types = Tensor[1, 32, 1, 128, bf16], *(Tensor[1, 8, 1024, 128, bf16],) * 2
+    types = Tensor[1, 32, 1, 256, bf16], *(Tensor[1, 8, 1024, 256, bf16],) * 2
     plan = str(program_of(ts.jit(ts.attention).graph(*types), PRETENDED).plan)
     return int(re.search(r"call decode_cluster\(.* P=(\d+)", plan).group(1))
 
