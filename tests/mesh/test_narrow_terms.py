@@ -109,11 +109,32 @@ def test_a_rank_without_windows_is_enough_for_wide_terms(gpus, nccl, rng, small)
     assert not nccl.library.opened
 
 
-def test_a_sum_that_is_a_result_is_sent_wide(gpus, nccl, rng, small):
-    """It lies outside of the temporaries, where NCCL would add in bf16."""
+@pytest.mark.parametrize("shape", [(K, K), (K * K,)])
+@pytest.mark.parametrize("spec", [None, SPLIT["rows"]])
+def test_a_sum_that_is_a_result_is_copied_to_where_it_lies(gpus, nccl, rng, small, shape, spec):
+    """Outside of the temporaries NCCL would add in bf16."""
     x, y = operands(rng)
-    for made, plan in run(lambda x, y: ts.shard(ts.transpose(x) @ y, None), x, y):
-        np.testing.assert_array_equal(made, right(x, y) / 2)
+
+    def result(x: Any, y: Any) -> Any:
+        made = ts.shard(ts.transpose(x) @ y, spec)
+        return made if spec else ts.reshape(made, shape)
+
+    for made, plan in run(result, x, y):
+        np.testing.assert_array_equal(made.reshape(K, K), right(x, y) / 2)
+        assert "through NCCL, in windows" in plan and "as f32" not in plan
+
+
+def joined(x: Any, y: Any) -> Any:
+    made = ts.shard(ts.transpose(x) @ y, None)
+    return ts.concatenate([made, -made])
+
+
+def test_a_sum_that_is_a_part_of_a_result_is_sent_wide(gpus, nccl, rng, small):
+    """It is made where the result lies."""
+    x, y = operands(rng)
+    for made, plan in run(joined, x, y):
+        np.testing.assert_array_equal(made[:K], right(x, y) / 2)
+        np.testing.assert_array_equal(made[K:], -right(x, y) / 2)
         assert " as f32" in plan
 
 
@@ -165,11 +186,11 @@ def test_sums_in_loops_are_sent_wide(gpus, nccl, rng, small):
 
 
 def test_a_program_that_has_other_sums_too_opens_windows_for_these(gpus, nccl, rng, small):
-    """Where its bf16 sums cannot go there, as results."""
+    """Where its bf16 sums cannot go there, as parts of a result."""
     x, y = operands(rng)
 
     def both(x: Any, y: Any) -> Any:
-        return ts.shard(ts.transpose(x) @ y, None), ts.sum(ts.cast(x, "f32") ** 2, axis=0) * 2.0
+        return joined(x, y), ts.sum(ts.cast(x, "f32") ** 2, axis=0) * 2.0
 
     def program(mesh: Any) -> tuple[np.ndarray, np.ndarray, str]:
         f = ts.jit(both)
@@ -178,7 +199,7 @@ def test_a_program_that_has_other_sums_too_opens_windows_for_these(gpus, nccl, r
         return ts.cast(made, "f32").numpy(), squares.numpy(), str(f.plan)
 
     for made, squares, plan in on_ranks(N, program):
-        np.testing.assert_array_equal(made, right(x, y) / 2)
+        np.testing.assert_array_equal(made[:K], right(x, y) / 2)
         np.testing.assert_array_equal(squares, 2 * (x ** 2).sum(0))
         assert " as f32 through NCCL, in windows" in plan
 
@@ -186,8 +207,7 @@ def test_a_program_that_has_other_sums_too_opens_windows_for_these(gpus, nccl, r
 @pytest.mark.parametrize("shares", [(1, 1, 2)])
 @pytest.mark.parametrize("name", ["reduce", "scatter rows"])
 def test_parts_of_matmuls_go_through_windows_too(gpus, nccl, rng, small, worth_it, name, shares):
-    """By the communicator whose kernels have blocks for which matmuls leave room. A block of sums
-    may be a result: its terms alone have to lie in a window."""
+    """By the communicator whose kernels have blocks for which matmuls leave room."""
     left, right, out, _, _ = PRODUCTS[name]
     x, w = (rng.integers(-30, 31, s).astype(np.float32) for s in ((64, 96), (96, 64)))
 

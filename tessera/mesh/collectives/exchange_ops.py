@@ -186,6 +186,11 @@ def adds_only_in_windows(node: Node) -> bool:
     return not adds_as_told(node.attrs["op"], given, given, members)
 
 
+COPIED = GraphOp(
+    "mesh_copied", shape=lambda x: x, ref=np.copy, loop="({0})", axes="...->...",
+    differentiable=False, doc="the elements in memory of a program, where all ranks reach them")
+
+
 # --- blocks between some ------------------------------------------------------------------------
 def _swap(*xs: np.ndarray, members: Shape, axis: str, to: Shape,
           come: tuple[tuple[int, Shape], ...], type: NumericType, what: str, blocks: int = 0
@@ -416,5 +421,5 @@ def cut_along(x: Tensor, dim: int, lo: int, hi: int) -> Tensor:
     return apply(OPS["slice"], x, starts=tuple(starts), stops=tuple(stops), steps=(1,) * x.ndim)
 
 
-__all__ = ["BLOCKS", "SCATTERED", "SUMS", "SWAP", "GpuGroup", "MovedBox", "adds_only_in_windows",
+__all__ = ["BLOCKS", "COPIED", "SCATTERED", "SUMS", "SWAP", "GpuGroup", "MovedBox", "adds_only_in_windows",
            "by_group", "cut_along", "move_boxes", "reduce_together"]

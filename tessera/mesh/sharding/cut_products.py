@@ -21,7 +21,7 @@ from tessera.graph import functions as F
 from tessera.graph.trace import apply, at_line
 from tessera.tensor import Tensor
 
-from ..collectives.exchange_ops import cut_along
+from ..collectives.exchange_ops import COPIED, cut_along
 from ..device_mesh import Mesh
 from ..layout import Layout, Split
 from ..partition import extents, local_shape
@@ -224,14 +224,16 @@ def _move_us(move: LayoutHop, mesh: Mesh, parts: float) -> float:
 
 
 # --- on one rank ---------------------------------------------------------------------------------
-def run_cut(step: CutProduct, given: Mapping[Held, Tensor], rank: int, wide: bool) -> Tensor:
-    """The result, of this rank's parts of what the step reads. wide: narrow terms are sent wide"""
+def run_cut(step: CutProduct, given: Mapping[Held, Tensor], rank: int, wide: bool, copied: bool
+            ) -> Tensor:
+    """The result, of this rank's parts of what the step reads. wide: narrow terms are sent wide
+    copied: sums are brought to where the result lies"""
     a, b = step.product.node.inputs
     weights = given[b, step.product.ins[1]]
     if step.gathers:
         return _own_first(step, given[a, step.move.hop.source], given[a, step.move.hop.target],
                           weights, rank)
-    return _in_parts(step, given[a, step.product.ins[0]], weights, rank, wide)
+    return _in_parts(step, given[a, step.product.ins[0]], weights, rank, wide, copied)
 
 
 def _own_first(step: CutProduct, own: Tensor, rows: Tensor, weights: Tensor, rank: int) -> Tensor:
@@ -245,7 +247,8 @@ def _own_first(step: CutProduct, own: Tensor, rows: Tensor, weights: Tensor, ran
     return F.concatenate([made[lo] for lo in sorted(made)])
 
 
-def _in_parts(step: CutProduct, rows: Tensor, weights: Tensor, rank: int, wide: bool) -> Tensor:
+def _in_parts(step: CutProduct, rows: Tensor, weights: Tensor, rank: int, wide: bool, copied: bool
+              ) -> Tensor:
     """rows: [M, ..., K]   weights: [K, N]. A part is read when the next one is multiplied, so that
     its collective has ended by then."""
     node, hop = step.product.node, step.move.hop
@@ -254,6 +257,11 @@ def _in_parts(step: CutProduct, rows: Tensor, weights: Tensor, rank: int, wide: 
     blocks = F.reshape(rows, (n, rows.shape[0] // n, *rows.shape[1:]))
     reduced: list[Tensor] = []
     made: list[Tensor] = []
+
+    def behind(y: Tensor) -> Tensor:
+        y = _behind(step, y, rank)
+        return apply(COPIED, y) if copied else y
+
     for c, (lo, hi) in enumerate(_cuts(blocks.shape[1], step.shares)):
         part = cut_along(blocks, 1, lo, hi) if scatters else cut_along(rows, 0, lo, hi)
         y = apply(node.op, part, weights, **node.attrs)
@@ -263,8 +271,8 @@ def _in_parts(step: CutProduct, rows: Tensor, weights: Tensor, rank: int, wide: 
             y = as_sent(y, wide_terms(y.type, "sum", hop.source.mesh.size(hop.axes)))
         reduced.append(_reduced(step, y, rank, scatters))
         if c:
-            made.append(_behind(step, reduced[c - 1], rank))
-    return F.concatenate([*made, _behind(step, reduced[-1], rank)])
+            made.append(behind(reduced[c - 1]))
+    return F.concatenate([*made, behind(reduced[-1])])
 
 
 def _cuts(rows: int, shares: Shares) -> list[tuple[int, int]]:

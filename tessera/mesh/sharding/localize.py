@@ -2,12 +2,13 @@
 
 Extents and the attributes that hold them become those of the part. Draws of random numbers become
 those of the part's elements in the whole tensor, so that a result does not depend on the mesh.
-Narrow terms of sums are widened where NCCL adds no others (narrow_terms.py).
+Narrow terms of sums are widened where NCCL adds no others (narrow_terms.py). Where it does, what
+lies outside of windows is copied: sums that are results.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from math import prod
 from typing import Any
 
@@ -23,6 +24,7 @@ from tessera.graph.trace import apply, at_line, trace
 from tessera.numerics import NumericType, as_type, random_bits_at
 from tessera.tensor import Tensor
 
+from ..collectives.exchange_ops import COPIED
 from ..layout import Layout
 from ..partition import extents, indices, local_shape
 from .cut_products import run_cut
@@ -52,11 +54,13 @@ class LocalValues(dict[Held, Tensor]):
 
     wide: narrow terms of sums are sent wide; wide_inside: those of loops and branches are sent so
     wide_sums: totals of such, which are rounded where they are first read
+    returned: what the program returns, where it was summed
     """
 
-    def __init__(self, given: Iterable[tuple[Held, Tensor]], wide: bool, wide_inside: bool):
+    def __init__(self, given: Iterable[tuple[Held, Tensor]], wide: bool, wide_inside: bool,
+                 returned: Container[Held] = ()):
         super().__init__(given)
-        self.wide, self.wide_inside = wide, wide_inside
+        self.wide, self.wide_inside, self.returned = wide, wide_inside, returned
         self.wide_sums: dict[Held, Tensor] = {}
 
     def __missing__(self, held: Held) -> Tensor:
@@ -69,6 +73,16 @@ class LocalValues(dict[Held, Tensor]):
             return x.type
         return wide_terms(x.type, hop.source.op, hop.source.mesh.size(hop.axes))
 
+    def copies(self, held: Held, hop: Hop) -> bool:
+        """Whether a sum is copied to where it is returned: NCCL adds narrow terms in windows alone,
+        and results lie in none."""
+        numeric, op = held[0].aval.type, hop.source.op
+        return self.wide_inside and not self.wide and held in self.returned and (
+            op is not None and wide_terms(numeric, op, hop.source.mesh.size(hop.axes)) != numeric)
+
+    def keep_sum(self, held: Held, made: Tensor, hop: Hop) -> None:
+        self.keep(held, apply(COPIED, made) if self.copies(held, hop) else made)
+
     def keep(self, held: Held, made: Tensor) -> None:
         """What came of a value, narrow or wide."""
         same = made.dtype is held[0].aval.dtype
@@ -80,7 +94,7 @@ def localize(made: Propagated, rank: int, wide: bool = False, wide_inside: bool 
     outputs. wide, wide_inside: see LocalValues"""
 
     def body(*parts: Tensor) -> list[Tensor]:
-        env = LocalValues(zip(made.inputs, parts, strict=True), wide, wide_inside)
+        env = LocalValues(zip(made.inputs, parts, strict=True), wide, wide_inside, _returned(made))
         line = made.graph.nodes[0].where if made.graph.nodes else None
         for step in made.steps:
             line = _line(step) or line
@@ -90,6 +104,16 @@ def localize(made: Propagated, rank: int, wide: bool = False, wide_inside: bool 
 
     avals = [_part(v, layout, rank) for v, layout in made.inputs]
     return trace(body, avals, f"{made.graph.name} on rank {rank}")
+
+
+def _returned(made: Propagated) -> set[Held]:
+    """The outputs, and what views and constraints make them of, which move nothing."""
+    found = set(made.outputs)
+    for step in reversed(made.steps):
+        if isinstance(step, PartitionedOp) and found.intersection(step.makes) and (
+                step.node.op.view or step.node.op.name in CONSTRAINTS):
+            found.add((step.node.inputs[0], step.ins[0]))
+    return found
 
 
 def _part(v: Value, layout: Layout, rank: int) -> Aval:
@@ -112,7 +136,8 @@ def _take(step: Step, env: LocalValues, rank: int) -> None:
     elif isinstance(step, PartitionedOp):
         env.update(zip(step.makes, _run(step, env, rank), strict=True))
     elif isinstance(step, CutProduct):
-        env[step.makes[0]] = run_cut(step, env, rank, env.wide)
+        env[step.makes[0]] = run_cut(step, env, rank, env.wide, not step.halves and env.copies(
+            step.makes[0], step.move.hop))
     elif isinstance(step, Together) and step.moves[0].hop.kind != "all_reduce":
         for move in step.moves:  # a GPU's program joins them: graph/cuda/joined_exchanges.py
             _take(move, env, rank)
@@ -132,7 +157,7 @@ def _reduce(moves: Sequence[LayoutHop], env: LocalValues, rank: int) -> None:
     made = apply(ALL_REDUCE, *(as_sent(x, sent) for x in parts), hop=hop, rank=rank, type=sent,
                  what=_what(moves[0]))
     for m, y in zip(moves, made, strict=True):
-        env.keep((m.value, m.hop.target), y)
+        env.keep_sum((m.value, m.hop.target), y, m.hop)
 
 
 def _move(step: LayoutHop, env: LocalValues, rank: int) -> None:
@@ -146,8 +171,8 @@ def _move(step: LayoutHop, env: LocalValues, rank: int) -> None:
     else:
         sent = env.sent_as(x, hop) if hop.kind == "reduce_scatter" else x.type
         blocks = {"blocks": step.blocks} if step.blocks else {}
-        env.keep(held, apply(MOVES[hop.kind], as_sent(x, sent), hop=hop, rank=rank, shape=shape,
-                             type=sent, what=_what(step), **blocks))
+        env.keep_sum(held, apply(MOVES[hop.kind], as_sent(x, sent), hop=hop, rank=rank, shape=shape,
+                                 type=sent, what=_what(step), **blocks), hop)
 
 
 def _what(step: LayoutHop) -> str:
