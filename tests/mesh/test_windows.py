@@ -169,3 +169,34 @@ def test_a_number_that_is_added_to_a_sum_of_ranks_is_a_term_as_before(gpus, nccl
     for y in on_ranks(2, lambda mesh: normed(
             placed(mesh, x, "columns"), placed(mesh, np.float32(1), "whole")).numpy()):
         np.testing.assert_allclose(y, want, rtol=1e-5)
+
+
+@pytest.mark.parametrize("n, windows", [(4, True), (4, False), (2, True)])
+def test_parts_of_parameters_are_gathered_from_where_all_ranks_reach_them(gpus, nccl, rng, small, n,
+                                                                          windows):
+    """Of four ranks; of two the copy would take longer than it saves."""
+    x, *weights = values(rng, (n, 8), *[(8, 8)] * 3)
+
+    def program(mesh: Any) -> tuple[np.ndarray, list[str], str]:
+        def f(weights: list, x: Any) -> Any:
+            for w in weights:
+                x = ts.tanh(x @ w)
+            return x
+
+        made, given = ts.jit(f), ts.dist.fsdp([ts.tensor(w) for w in weights], "x", mesh)
+        for _ in range(3):
+            y = made(given, placed(mesh, x, "rows"))
+        plan = made._last.program.on_gpu.program.plan
+        sources = [plan.region(o.name).block for s in plan.steps if s.kind == "exchange"
+                   for o in s.reads]
+        return y.numpy(), sources, str(made.plan)
+
+    want = x
+    for w in weights:
+        want = np.tanh(want @ w)
+    with ts.config.scope(comm_windows=windows):
+        found = on_ranks(n, program)
+    for y, sources, plan in found:
+        np.testing.assert_allclose(y, want, rtol=1e-5, atol=1e-6)
+        assert len(sources) == 3 and ("in windows" in plan) == windows
+        assert ({*sources} == {"temporaries"}) == (windows and n == 4)

@@ -421,5 +421,5 @@ def cut_along(x: Tensor, dim: int, lo: int, hi: int) -> Tensor:
     return apply(OPS["slice"], x, starts=tuple(starts), stops=tuple(stops), steps=(1,) * x.ndim)
 
 
-__all__ = ["BLOCKS", "COPIED", "SCATTERED", "SUMS", "SWAP", "GpuGroup", "MovedBox", "adds_only_in_windows",
-           "by_group", "cut_along", "move_boxes", "reduce_together"]
+__all__ = ["BLOCKS", "COPIED", "SCATTERED", "SUMS", "SWAP", "GpuGroup", "MovedBox",
+           "adds_only_in_windows", "by_group", "cut_along", "move_boxes", "reduce_together"]

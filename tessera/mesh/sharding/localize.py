@@ -3,11 +3,12 @@
 Extents and the attributes that hold them become those of the part. Draws of random numbers become
 those of the part's elements in the whole tensor, so that a result does not depend on the mesh.
 Narrow terms of sums are widened where NCCL adds no others (narrow_terms.py). Where it does, what
-lies outside of windows is copied: sums that are results.
+lies outside of windows is copied: sums that are results, parts of parameters that are gathered.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Container, Iterable, Sequence
 from math import prod
 from typing import Any
@@ -55,13 +56,28 @@ class LocalValues(dict[Held, Tensor]):
     wide: narrow terms of sums are sent wide; wide_inside: those of loops and branches are sent so
     wide_sums: totals of such, which are rounded where they are first read
     returned: what the program returns, where it was summed
+    copied: parts of parameters in memory that all ranks reach, each until it is gathered
     """
 
     def __init__(self, given: Iterable[tuple[Held, Tensor]], wide: bool, wide_inside: bool,
                  returned: Container[Held] = ()):
         super().__init__(given)
         self.wide, self.wide_inside, self.returned = wide, wide_inside, returned
+        self.copied: dict[Held, Tensor] = {}
         self.wide_sums: dict[Held, Tensor] = {}
+
+    @property
+    def in_windows(self) -> bool:
+        """Whether temporaries lie where all ranks reach them, as far as this rank knows."""
+        return self.wide_inside and not self.wide
+
+    def copy_sources(self, moves: Iterable[Step]) -> None:
+        """Parts of parameters that are gathered together: NCCL reads others in rings."""
+        for move in itertools.takewhile(brings_parameter, moves):
+            assert isinstance(move, LayoutHop)
+            if copy_pays(move):
+                held = move.value, move.hop.source
+                self.copied[held] = apply(COPIED, self[held])
 
     def __missing__(self, held: Held) -> Tensor:
         made = self[held] = F.cast(self.wide_sums[held], held[0].aval.type)
@@ -77,7 +93,7 @@ class LocalValues(dict[Held, Tensor]):
         """Whether a sum is copied to where it is returned: NCCL adds narrow terms in windows alone,
         and results lie in none."""
         numeric, op = held[0].aval.type, hop.source.op
-        return self.wide_inside and not self.wide and held in self.returned and (
+        return self.in_windows and held in self.returned and (
             op is not None and wide_terms(numeric, op, hop.source.mesh.size(hop.axes)) != numeric)
 
     def keep_sum(self, held: Held, made: Tensor, hop: Hop) -> None:
@@ -96,14 +112,34 @@ def localize(made: Propagated, rank: int, wide: bool = False, wide_inside: bool 
     def body(*parts: Tensor) -> list[Tensor]:
         env = LocalValues(zip(made.inputs, parts, strict=True), wide, wide_inside, _returned(made))
         line = made.graph.nodes[0].where if made.graph.nodes else None
-        for step in made.steps:
+        for i, step in enumerate(made.steps):
             line = _line(step) or line
             with at_line(line):
+                if env.in_windows and brings_parameter(step) and not (
+                        i and brings_parameter(made.steps[i - 1])):
+                    env.copy_sources(made.steps[i:])
                 _take(step, env, rank)
         return [env[held] for held in made.outputs]
 
     avals = [_part(v, layout, rank) for v, layout in made.inputs]
     return trace(body, avals, f"{made.graph.name} on rank {rank}")
+
+
+def brings_parameter(step: Step) -> bool:
+    """Whether it is a gather of what is gathered for each use."""
+    return isinstance(step, LayoutHop) and step.anew and step.hop.kind == "all_gather"
+
+
+def copy_pays(move: LayoutHop) -> bool:
+    """Whether bringing a part to where all ranks reach it costs less than the multiprocessors that
+    a ring has and a kernel for windows does not, while the parts of others come."""
+    others = move.hop.target.mesh.size(move.hop.axes) - 1
+    return 2 / MEMORY_RATE < others / LINK_RATE * SPARED
+
+
+# Of an H200: memory, NCCL on NVLink, and the multiprocessors of a ring of 24 blocks that one of 9
+# blocks leaves to others ("What sending costs" in docs/internals/ranks.md).
+MEMORY_RATE, LINK_RATE, SPARED = 4.0e12, 0.33e12, 15 / 132
 
 
 def _returned(made: Propagated) -> set[Held]:
@@ -161,7 +197,8 @@ def _reduce(moves: Sequence[LayoutHop], env: LocalValues, rank: int) -> None:
 
 
 def _move(step: LayoutHop, env: LocalValues, rank: int) -> None:
-    hop, shape, x = step.hop, extents(step.value.aval), env[step.value, step.hop.source]
+    hop, shape, source = step.hop, extents(step.value.aval), (step.value, step.hop.source)
+    x = env.copied.pop(source) if source in env.copied else env[source]
     held = step.value, hop.target
     if hop.kind == "term":
         first = hop.target.mesh.index(rank, hop.axes) == 0
