@@ -34,7 +34,7 @@ from tessera.tensor import Tensor
 from tessera.tile.launch.resident import on_gpu
 
 from ...lazy_dataclass import dataclass
-from ..collectives.exchange_ops import SUMS, adds_only_in_windows
+from ..collectives.exchange_ops import COPIED, SUMS, adds_only_in_windows
 from ..device_mesh import Mesh
 from ..errors import MeshError
 from ..layout import Layout
@@ -61,7 +61,7 @@ from .control_flow import ready
 from .cut_products import cut_products
 from .defer_readers import defer_readers
 from .layout_change_ops import group_along
-from .localize import localize
+from .localize import brings_parameter, localize
 from .partitioned_steps import (
     CollectivePlan,
     PlannedCollective,
@@ -94,7 +94,7 @@ class ShardedProgram:
         self._numbered: dict[int, list[tuple[CallSequence, int]]] = {}
         self._compared: set[int] = set()  # ranks that have compared their operands too
         self._windows: dict[int, bool] = {}  # by rank, whether others reach what it sends
-        self._widened = False  # terms that windows would take narrow are sent wide
+        self._widened = False  # there are none: terms that they would take narrow are sent wide
 
     @functools.cached_property
     def made(self) -> Propagated:
@@ -297,8 +297,7 @@ class ShardedProgram:
         local = self.local(rank)
         if rank not in self._windows:
             self._windows[rank] = self._open_windows(rank, local)
-            if self._sends_much() and not self._windows[rank] and any(
-                    c.wide for c in self._planned):
+            if self._sends_much() and not self._windows[rank] and self._hoped:
                 self._widened = True
                 local = self._local_again(rank, local)
                 self._windows[rank] = self._open_windows(rank, local)
@@ -310,6 +309,12 @@ class ShardedProgram:
     def _sends_much(self) -> bool:
         return self._by == "nccl" and max(
             (c.bytes for c in self._planned), default=0) >= LEAST_WINDOW_BYTES
+
+    @functools.cached_property
+    def _hoped(self) -> bool:
+        """Whether a program compiled for windows is another: it sends narrow terms, or copies what
+        it gathers."""
+        return any(c.wide for c in self._planned) or any(map(brings_parameter, self.made.steps))
 
     def _hopes_for_windows(self) -> bool:
         """Whether a program is compiled for windows, as far as this rank can say."""
@@ -349,7 +354,8 @@ class ShardedProgram:
 
     def _local_again(self, rank: int, local: Any) -> Any:
         """What a rank runs where narrow terms are sent wide."""
-        if not any(map(adds_only_in_windows, local.sent_places[1])):
+        if not any(map(adds_only_in_windows, local.sent_places[1])) and all(
+                n.op is not COPIED for n in local.graph.nodes):
             return local
         del self._local[rank]
         return self.local(rank)
