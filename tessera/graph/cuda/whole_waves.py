@@ -35,6 +35,7 @@ def keep_waves_whole(groups: Sequence[FusionGroup], target: ScheduleTarget, mult
     held: list[int] = []
     brings: set[int] = set()  # messages under way, and views of what they bring
     left = 0.0  # of what runs beside them, in flops
+    taken = SPARE  # multiprocessors, by the last of them
 
     def release() -> None:
         out.extend(groups[i] for i in held)
@@ -49,13 +50,14 @@ def keep_waves_whole(groups: Sequence[FusionGroup], target: ScheduleTarget, mult
         if left <= 0 or sends and needs.intersection(held):
             release()
         if left > 0 and not sends and (needs.intersection(held) or first.anchor is not None and (
-                first.kind == "gemm" and one_wave(first, multiprocessors, shared_bytes))):
+                first.kind == "gemm" and one_wave(first, multiprocessors, taken, shared_bytes))):
             held += run
             continue
         out += (groups[i] for i in run)
         if sends:
             brings.add(run[0])
             left = max(left, 0.0) + _bytes(first) * FLOPS_PER_BYTE
+            taken = _taken(first)
         elif first.kind == "view":
             brings.update(run if needs & brings else ())
         else:
@@ -69,14 +71,19 @@ def _batch(groups: Sequence[FusionGroup], i: int) -> tuple[bool, int]:
     return (False, i) if batch is None else (True, batch)
 
 
-def one_wave(group: FusionGroup, multiprocessors: int, shared_bytes: int) -> bool:
+def one_wave(group: FusionGroup, multiprocessors: int, taken: int, shared_bytes: int) -> bool:
     """Whether blocks of a matmul fit a chip, but not what NCCL leaves of it."""
     assert group.anchor is not None
     frame = anchor_frame(group.anchor, group.space)
     if frame is None:
         return False
     blocks = prod(matmul_form(group, frame, shared_bytes).grid)
-    return multiprocessors - SPARE < blocks <= multiprocessors
+    return multiprocessors - taken < blocks <= multiprocessors
+
+
+def _taken(message: FusionGroup) -> int:
+    """Multiprocessors that it has."""
+    return message.nodes[0].attrs.get("blocks", 0) or SPARE
 
 
 def _flops(group: FusionGroup) -> float:

@@ -191,7 +191,7 @@ def _reduce(moves: Sequence[LayoutHop], env: LocalValues, rank: int) -> None:
     parts = [env[m.value, m.hop.source] for m in moves]
     sent = env.sent_as(parts[0], hop)
     made = apply(ALL_REDUCE, *(as_sent(x, sent) for x in parts), hop=hop, rank=rank, type=sent,
-                 what=_what(moves[0]))
+                 what=_what(moves[0]), **_blocks(moves[0]))
     for m, y in zip(moves, made, strict=True):
         env.keep_sum((m.value, m.hop.target), y, m.hop)
 
@@ -207,9 +207,12 @@ def _move(step: LayoutHop, env: LocalValues, rank: int) -> None:
         env[held] = _slice(x, hop, shape, rank)
     else:
         sent = env.sent_as(x, hop) if hop.kind == "reduce_scatter" else x.type
-        blocks = {"blocks": step.blocks} if step.blocks else {}
         env.keep_sum(held, apply(MOVES[hop.kind], as_sent(x, sent), hop=hop, rank=rank, shape=shape,
-                                 type=sent, what=_what(step), **blocks), hop)
+                                 type=sent, what=_what(step), **_blocks(step)), hop)
+
+
+def _blocks(step: LayoutHop) -> dict[str, int]:
+    return {"blocks": step.blocks} if step.blocks else {}
 
 
 def _what(step: LayoutHop) -> str:

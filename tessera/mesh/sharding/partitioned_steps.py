@@ -68,7 +68,8 @@ class PartitionedOp:
 @dataclass(frozen=True, eq=False)
 class LayoutHop:
     """One hop of a value. anew: it is gathered for each use, as a parameter of ts.dist.fsdp.
-    blocks: of NCCL's, for which a matmul that begins with it leaves multiprocessors; 0: none does.
+    blocks: of NCCL's, for which a matmul that begins with it leaves multiprocessors; 0: as many as
+    NCCL likes, and none does.
     """
 
     value: Value
@@ -147,6 +148,8 @@ class PlannedCollective:
     by: between GPUs, "nccl", "windows" of it, or "host", of copies there; "" between hosts, and
     before it is known
     inside: a loop or a branch has it
+    blocks: of NCCL's that send it, beside matmuls that take longer (few_blocks.py); 0: as many as
+    NCCL likes
     wide: the type in which narrow terms are sent between GPUs without windows; "" where they have
     their own   sent: that, where they are
     """
@@ -163,6 +166,7 @@ class PlannedCollective:
     by: str = ""
     parts: str = ""
     inside: bool = False
+    blocks: int = 0
     wide: str = ""
     sent: str = ""
 
@@ -172,10 +176,11 @@ class PlannedCollective:
         beside = f" beside {self.beside} ops" if self.beside is not None else ""
         by = {"nccl": " through NCCL", "windows": " through NCCL, in windows",
               "host": " through the host"}.get(self.by, "")
+        few = f" by {self.blocks} blocks" if self.blocks and self.by in ("nccl", "windows") else ""
         parts = f" in {self.parts} beside its matmul" if self.parts else ""
         sent = f" as {self.sent}" if self.sent else ""
         return (f"{self.op} over {', '.join(self.axes)}: {self.bytes} bytes{sent}{often}{parts}"
-                f"{beside}{by}, "
+                f"{beside}{by}{few}, "
                 f"{self.why}{line}")
 
 
@@ -241,7 +246,8 @@ def _planned(moves: Sequence[LayoutHop]) -> PlannedCollective:
     elements = sum(prod(extents(m.value.aval)) for m in moves)
     why = first.why if len(moves) == 1 else f"{first.why}, and {len(moves) - 1} more"
     return PlannedCollective(first.hop.kind, first.hop.axes, round(size), elements,
-                             str(first.value.aval.dtype), why, first.where, wide=_wide(first))
+                             str(first.value.aval.dtype), why, first.where, wide=_wide(first),
+                             blocks=first.blocks if first.hop.source.pending else 0)
 
 
 def _wide(move: LayoutHop) -> str:

@@ -60,6 +60,7 @@ from .compare_programs import agree_on_program, operands_of
 from .control_flow import ready
 from .cut_products import cut_products
 from .defer_readers import defer_readers
+from .few_blocks import FEW, send_by_few
 from .layout_change_ops import group_along
 from .localize import brings_parameter, localize
 from .partitioned_steps import (
@@ -109,7 +110,7 @@ class ShardedProgram:
             steps = merge_reductions(steps, partitioned_steps.GPU_BUCKET_BYTES, REDUCTIONS)
             steps = keep_gathered(update_early(steps))
             steps = cut_products(prefetch(steps, found.inputs), self.mesh)
-            steps = round_before_gather(steps, found.outputs, self.mesh)
+            steps = send_by_few(round_before_gather(steps, found.outputs, self.mesh), self.mesh)
         else:
             steps = merge_reductions(steps)
         return replace(found, steps=tuple(steps))
@@ -342,7 +343,8 @@ class ShardedProgram:
         sums = [NarrowSum(group_of(n), "all_reduce" if n.op is SUMS else "reduce_scatter",
                           _bytes_of(n), n.attrs.get("blocks", 0), n in whole)
                 for n in nodes if adds_only_in_windows(n)]
-        groups = {(n.attrs["members"], 0): group_of(n) for n in nodes if not n.attrs.get("blocks")}
+        groups = {(n.attrs["members"], n.attrs.get("blocks", 0)): group_of(n) for n in nodes
+                  if n.attrs.get("blocks", 0) in (0, FEW)}
         groups.update({(one.group.ranks, one.blocks): one.group for one in sums})
         with at_line(user_line()):
             local.block = window_memory(
