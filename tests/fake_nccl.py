@@ -71,8 +71,8 @@ class FakeLibrary:
 
 
 class FakeCommunicator:
-    """As Communicator. Adds in the order of ranks, each time rounding to the elements' type; in
-    windows in f32, where `in_f32` is set, as NCCL's kernels for them."""
+    """As Communicator. Adds in the order of ranks, each time rounding to the elements' type; where
+    both ends lie in windows in f32, where `in_f32` is set, as NCCL's kernels for them."""
 
     in_f32 = True
 
@@ -114,7 +114,7 @@ class FakeCommunicator:
             size = count * dtype.itemsize
             whole = memory(source, size * n)
             got = self._swap("reduce_scatter", list(whole.reshape(n, size)), [size] * n)
-            wide = self._in_f32((source, whole.size))
+            wide = self._in_f32((source, whole.size), (target, size))
             memory(target, size, dtype)[...] = _total(got, dtype, op, wide)
 
     def _in_f32(self, *places: tuple[int, int]) -> bool:
