@@ -22,7 +22,7 @@ import numpy as np
 from tessera.errors import SourceLine, UnsupportedTargetError
 from tessera.graph import functions as F
 from tessera.graph.ir import Node
-from tessera.graph.op import OPS, Aval, Exchange, GraphOp
+from tessera.graph.op import OPS, Aval, Exchange, GraphOp, sample
 from tessera.graph.trace import apply
 from tessera.numerics import NumericType, as_type, stored_bytes
 from tessera.runtime import libnccl
@@ -188,7 +188,8 @@ def adds_only_in_windows(node: Node) -> bool:
 
 COPIED = GraphOp(
     "mesh_copied", shape=lambda x: x, ref=np.copy, loop="({0})", axes="...->...",
-    differentiable=False, doc="the elements in memory of a program, where all ranks reach them")
+    samples=(sample((2, 3)),), differentiable=False,
+    doc="the elements in memory of a program, where all ranks reach them")
 
 
 # --- blocks between some ------------------------------------------------------------------------
