@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from typing import Any
 
 import numpy as np
@@ -10,7 +12,7 @@ import scipy.fft
 
 import tessera as ts
 from derivatives import assert_derivatives
-from tessera.errors import ArgumentError, AxisError, DTypeError, ShapeError
+from tessera.errors import ArgumentError, AxisError, DTypeError, ShapeError, UnknownNameError
 from tolerance import assert_close
 
 EXTENTS = [1, 2, 3, 4, 7, 8, 31, 64]
@@ -148,6 +150,14 @@ def test_the_names_of_numpy_are_attributes_of_fft() -> None:
     assert all(getattr(ts.fft, n) is getattr(ts, n) for n in names)
     re, im = ts.jit(lambda x: ts.fft.rfft(x))(np.ones(4, np.float32))
     assert re.tolist() == [4, 0, 0] and im.tolist() == [0, 0, 0]
+    assert pickle.loads(pickle.dumps(ts.fft)) is ts.fft is copy.deepcopy(ts.fft)
+
+
+def test_a_name_that_fft_does_not_have() -> None:
+    with pytest.raises(UnknownNameError, match="ts.fft has no 'rffft'") as found:
+        ts.fft.rffft  # noqa: B018
+    assert found.value.hint == "did you mean 'rfft'?"
+    assert not hasattr(ts.fft, "fft3")
 
 
 def test_the_conjugate_of_unsigned_parts() -> None:

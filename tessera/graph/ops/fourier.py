@@ -6,17 +6,18 @@ give one tensor. Each has NumPy's arguments in NumPy's order.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
-from ...errors import ArgumentError
+from ...errors import ArgumentError, UnknownNameError
 from ...numerics import NumericType, as_type
 from ...tensor import Tensor
 from .. import functions as F
 from ..op import Aval
-from ..operand import axes_tuple, axis_index, plain, public, store
+from ..operand import PUBLIC, axes_tuple, axis_index, plain, public, store
 from ..trace import apply
 from .create import elements_of
 from .linalg import floats
@@ -316,8 +317,35 @@ def ifftshift(x: Any, axes: Any = None) -> Any:
     return _shifted(x, axes, back=True)
 
 
-# numpy.fft's functions under its names: ts.fft.rfft is ts.rfft.
+# --- numpy.fft's functions under its names: ts.fft.rfft is ts.rfft ------------------------------
 NAMES = ("fft", "ifft", "rfft", "irfft", "hfft", "ihfft", "fft2", "ifft2", "rfft2", "irfft2",
          "fftn", "ifftn", "rfftn", "irfftn", "fftfreq", "rfftfreq", "fftshift", "ifftshift")
+
+
+class Transforms:
+    """The function ts.fft, which has those of numpy.fft as attributes."""
+
+    def __init__(self, fft: Callable) -> None:
+        functools.update_wrapper(self, fft)
+        self._fft = fft
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._fft(*args, **kwargs)
+
+    def __repr__(self) -> str:
+        return f"<function ts.fft; its attributes: {', '.join(NAMES)}>"
+
+    def __reduce__(self) -> str:
+        return "fft"
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise UnknownNameError(f"ts.fft has no {name!r}", name, lambda: NAMES)
+
+
+fft = Transforms(fft)
+F.fft = fft
+PUBLIC.update(fft=fft)
 for _name in NAMES:
-    setattr(F.fft, _name, getattr(F, _name))
+    setattr(fft, _name, getattr(F, _name))
