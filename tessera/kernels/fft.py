@@ -21,6 +21,7 @@ from .fft_stages import (
     KEPT,
     MOST_POINTS,
     POINTS,
+    beside_points,
     one_turn,
     pitch,
     spread,
@@ -31,15 +32,31 @@ from .fft_stages import (
 )
 
 
+@kernel
+def begin_near(xs, begin, rows, length, near):
+    """Asks for a group's rows to be brought to L2 while the kernel in front ends, as the first
+    `near` groups do."""
+    if near > 0:
+        if tile.group_id(0) < near:
+            for x in xs:
+                tile.prefetch_box(x[begin:begin + rows, :length])
+        tile.grid_dependency_wait()
+        tile.launch_dependents()
+
+
 @kernel(grid=lambda lines, BM: -(-lines // BM), overwrites=("yr", "yi"))
 def fft_lines(xr: Tensor["A", "E", f32], xi: Tensor["A", "E", f32], yr: Tensor["B", "F", f32],
               yi: Tensor["B", "F", f32], angles: Tensor["T", f32], radices, N: int, inner: int,
-              outer: int, lines: int, whole: int, apart: int, scale: float, BM=1, points=POINTS):
+              outer: int, lines: int, whole: int, apart: int, scale: float, BM=1, points=POINTS,
+              beside=False, near=0):
     """The transforms of `lines` lines of N points. Of line l, point n is
     x[l // inner, n inner + l % inner], frequency k y[l // outer, k outer + l % outer].
 
     whole: frequency k of column c of y is turned by -(c // apart) k / whole, where that is not 1
+    beside: a thread's first butterflies have numbers side by side.  near: see begin_near
     """
+    if inner == 1:
+        begin_near((xr, xi), tile.group_id(0) * BM, BM, N, near)
     each, lane, P = max(1, N // points), tile.local_id(), pitch(N, BM)
     sr, si = tile.alloc_shared((BM * P,), f32), tile.alloc_shared((BM * P,), f32)
     line, part = spread(lane, BM, each, inner > 1)
@@ -50,8 +67,12 @@ def fft_lines(xr: Tensor["A", "E", f32], xi: Tensor["A", "E", f32], yr: Tensor["
     if len(radices) > 1:
         line_, part_ = spread(lane, BM, each, outer > 1)
     here, there = (line * P, part), (line_ * P, part_)
-    y = points_transformed(xr, xi, row, first, inner, 1, sr, si, angles, N, radices, here,
-                           there, points)
+    if beside:
+        vr, vi = [beside_points(x, row, part, N, radices[0], points) for x in (xr, xi)]
+        y = transformed(vr, vi, sr, si, angles, N, radices, here, there, points=points, beside=True)
+    else:
+        y = points_transformed(xr, xi, row, first, inner, 1, sr, si, angles, N, radices, here,
+                               there, points)
     to = tile.group_id(0) * BM + line_
     if lines % BM == 0:
         frequencies(yr, yi, y, to, part_, N, radices[-1], outer, whole, apart, scale, points)
@@ -142,6 +163,14 @@ MOST_LINES_ACROSS = 32
 # takes 78.4 and (16, 16, 32) 79.8, in turn.
 WIDE = {13: (16, 32, 16), 14: (32, 32, 16)}
 WIDE_ACROSS = {9: (32, 16), 10: (32, 32)}
+# Radices of a first stage whose butterflies are side by side in threads of 16 points. Lines of 2^10
+# and 2^11 take 67.6 and 68.4 us so for 68.0 and 69.4, real lines of 2^9 and 2^10 37.0 and 38.2 for
+# 37.2 and 38.4; but lines of 2^9, of radix 2, 70.6 for 67.7 (H200, 2026-11-27).
+BESIDE = (4, 8)
+# Groups that ask for their first points before they may read them, of 4096 complex points and of
+# those of real lines. Lines of 2^12 take 70.1 us so for 71.0, real ones of 2^13 39.2 for
+# 41.1; but real ones of 2^10 38.9 for 38.5 (H200, 2026-11-27).
+NEAR, NEAR_REAL = {4096: 1056}, {4096: 528}
 # (threads, points of each): groups that share a multiprocessor's registers. 384 threads have lines
 # of 6144 points, of which 2^24 take 78.5 us so, 81 without (H200, 2026-11-26).
 RESIDENT = {(384, POINTS): 3, (512, POINTS): 2, (256, MOST_POINTS): 2, (128, MOST_POINTS): 4}
@@ -158,19 +187,25 @@ def mirror_form(N: int, back: bool) -> tuple[tuple[int, ...], int, int]:
     """(radices, points of a thread, threads of a group of short lines) of real lines, two at once.
     A thread has two butterflies of the last stage, or back of the first.
 
-    Of 2^8 points in two stages of 16: back 38.5 us for 40.4, but there 54.8 for 43.2, which is 42.0
-    with 32 threads in a group (H200, 2026-11-26).
+    Of 2^8 points in two stages of 16: back 38.5 us for 40.4, but there 54.8 for 43.2 (H200,
+    2026-11-26). With 8 points in a thread, so that a warp has one line, 38.2 for 42.4 (2026-11-27).
     """
     if back and N == 256:
         return (16, 16), MOST_POINTS, LANES
+    if N == 256 and not back:
+        return (8, 8, 4), 8, LANES
     radices = (*radices_of(N // 8), 8)
-    return radices[::-1] if back else radices, POINTS, LANES // 2 if N == 256 else LANES
+    return radices[::-1] if back else radices, POINTS, LANES
 
 
 def apart_of(N: int, lines: int) -> int:
     """Lines from one to the other of two real ones that are transformed at once; see rfft_pairs. Of
     2^8 points 8 lines apart take 43.5 us for 42.3, of 2^10 38.4 for 39.1 (H200, 2026-11-27)."""
     return 1 if N < 512 or lines < 16 * SECTOR else SECTOR
+
+
+def is_beside(N: int, radices: tuple[int, ...], points: int) -> bool:
+    return points == POINTS < N and radices[0] in BESIDE
 
 
 def lines_of(N: int, across: bool, points: int = POINTS, lanes: int = LANES) -> tuple[int, int]:
@@ -198,5 +233,6 @@ def _resident(kernel: Kernel, groups: int) -> Kernel:
     return kernel.with_schedule(Schedule(RESIDENT=groups))
 
 
-__all__ = ["LONGEST", "LONGEST_ACROSS", "LONGEST_PAIR", "apart_of", "fft_lines", "form_of",
-           "launcher_of", "lines_of", "mirror_form", "radices_of", "side_by_side"]
+__all__ = ["LONGEST", "LONGEST_ACROSS", "LONGEST_PAIR", "NEAR", "NEAR_REAL", "apart_of",
+           "begin_near", "fft_lines", "form_of", "is_beside", "launcher_of", "lines_of",
+           "mirror_form", "radices_of", "side_by_side"]

@@ -118,9 +118,9 @@ def blocks_of(N: int, N_: int, arrays: int) -> tuple[int, dict[str, Any]]:
         "LAG": lag_of(N * N_, arrays)}
 
 
-def lag_of(size: int, arrays: int) -> int:
+def lag_of(size: int, arrays: int, ahead: int = AHEAD) -> int:
     """Arrays of so many points between the passes over one."""
-    return min(arrays, -(-AHEAD // (2 * (size // GROUP_POINTS))))
+    return min(arrays, -(-ahead // (2 * (size // GROUP_POINTS))))
 
 
 __all__ = ["GROUP_POINTS", "RADICES", "array_lines", "array_points", "blocks_of", "fft_passes",

@@ -186,6 +186,15 @@ def mirrored(N, part, R):
 
 
 @kernel
+def beside_points(x, row, part, N, R, points):
+    """The points of a thread's first butterflies that have numbers side by side: two at once."""
+    count = points // R
+    pairs = [[tile.load_pair(x[row], count * part + (2 * b + j * (N // R))) for j in ALL[:R]]
+             for b in ALL[:count // 2]]
+    return [[z[b % 2] for z in pairs[b // 2]] for b in ALL[:count]]
+
+
+@kernel
 def in_shared(sr, si, ats, N, R):
     """The points of the butterflies whose first points lie there."""
     return ([[sr[at + padded(j * (N // R))] for j in ALL[:R]] for at in ats],
@@ -193,11 +202,14 @@ def in_shared(sr, si, ats, N, R):
 
 
 @kernel
-def spots(base, part, begin, N, R, m, points, mirror):
+def spots(base, part, begin, N, R, m, points, mirror, beside=False):
     """(first angle, later ones' number, place) of a thread's butterflies: where the first of their
     results goes. A butterfly's number shares no bit with the part, so that places are sums."""
     if mirror[0] == m:
         return [(begin, b[1], b[0] + padded(b[1] * R)) for b in mirror[1]]
+    if beside and m == 1:
+        count, first = points // R, base + padded(part * points)
+        return [(begin, count * part + b, first + b * R) for b in ALL[:count]]
     first = base + padded(part % m + part // m * (m * R))
     return [(begin, part // m + u // m, first + padded(u % m + u // m * (m * R)))
             for u in starts(N, R, points)]
@@ -226,14 +238,15 @@ def stage_turned(y, turns, R):
 
 @kernel
 def transformed(xr, xi, sr, si, angles, N, radices, first, rest, mirror=(0, ()),
-                points=POINTS, early=False):
+                points=POINTS, early=False, beside=False):
     """The last stage's results, a pair for each of a thread's butterflies; its butterfly at u has
     the frequencies u + k N / R.
 
     xr, xi: the points of the first stage's.  first, rest: (where a thread's line lies in shared
     memory, its part) in the first stage and in later ones.  mirror: points done
     before the stage, the first or the last, whose butterflies are (where a line lies, number)
-    early: turns are read ahead of a stage's butterflies
+    early: turns are read ahead of a stage's butterflies.  beside: the first stage's butterflies of
+    a thread have numbers side by side
     """
     m, begin, base, part = 1, 0, first[0], first[1]
     for R in radices:
@@ -244,14 +257,14 @@ def transformed(xr, xi, sr, si, angles, N, radices, first, rest, mirror=(0, ()),
                 ats = [b[0] + padded(b[1]) for b in mirror[1]]
             xr, xi = in_shared(sr, si, ats, N, R)
         if early and m * R < N:
-            at = spots(base, part, begin, N, R, m, points, mirror)
+            at = spots(base, part, begin, N, R, m, points, mirror, beside)
             turns = stage_rows(at, angles, N, R, m, points)
         y = [butterfly(R, xr[b], xi[b]) for b in ALL[:len(xr)]]
         if m * R < N:
             if m > 1:
                 tile.barrier()
             if not early:
-                at = spots(base, part, begin, N, R, m, points, mirror)
+                at = spots(base, part, begin, N, R, m, points, mirror, beside)
                 turns = stage_rows(at, angles, N, R, m, points)
             z = stage_turned(y, turns, R)
             for b in ALL[:len(at)]:
@@ -278,6 +291,6 @@ def in_order(sr, si, base, y, part, N, radices, points=POINTS):
     tile.barrier()
 
 
-__all__ = ["ALL", "BANKS", "KEPT", "MOST_POINTS", "POINTS", "butterfly",
+__all__ = ["ALL", "BANKS", "KEPT", "MOST_POINTS", "POINTS", "beside_points", "butterfly",
            "cosine_sine", "in_order", "in_shared", "mirrored", "one_turn", "padded", "pitch",
            "spread", "stage_angles", "stage_turn", "starts", "transformed", "turned", "turned_by"]

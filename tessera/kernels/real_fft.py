@@ -14,10 +14,11 @@ from ..numerics import f32
 from ..tensor import Tensor
 from ..tile import MODULE as tile
 from ..tile.kernel.decorator import kernel
-from .fft import side_by_side
+from .fft import begin_near, side_by_side
 from .fft_stages import (
     ALL,
     POINTS,
+    beside_points,
     cosine_sine,
     in_order,
     in_shared,
@@ -43,9 +44,10 @@ def real_angles(N: int, radices: tuple[int, ...], points: int = POINTS) -> np.nd
 @kernel(grid=lambda lines, BM: -(-lines // BM), overwrites=("yr", "yi"))
 def rfft_lines(x: Tensor["A", "E", f32], yr: Tensor["A", "F", f32], yi: Tensor["A", "F", f32],
                angles: Tensor["T", f32], radices, N: int, lines: int, scale: float, BM=1,
-               points=POINTS):
+               points=POINTS, near=0):
     """Frequencies 0 .. N of lines of 2 N real points: those of x[2 n] + i x[2 n + 1], of which each
     pair k, N - k has the parts of even and of odd points."""
+    begin_near((x,), tile.group_id(0) * BM, BM, 2 * N, near)
     each = max(1, N // points)
     lane, P = tile.local_id(), pitch(N, BM)
     sr, si = tile.alloc_shared((BM * P,), f32), tile.alloc_shared((BM * P,), f32)
@@ -100,7 +102,7 @@ def pair_turn(first, n, N):
         overwrites=("yr", "yi"))
 def rfft_pairs(x: Tensor["A", "E", f32], yr: Tensor["A", "F", f32], yi: Tensor["A", "F", f32],
                angles: Tensor["T", f32], radices, N: int, lines: int, scale: float, BM=1,
-               points=POINTS, apart=1):
+               points=POINTS, apart=1, beside=False):
     """Frequencies 0 .. N / 2 of lines of N real points, of which two are the parts of one of
     complex points: a_k = (z_k + conj z_(N - k)) / 2, b_k = (z_k - conj z_(N - k)) / 2i.
 
@@ -114,10 +116,14 @@ def rfft_pairs(x: Tensor["A", "E", f32], yr: Tensor["A", "F", f32], yi: Tensor["
     us, half, begin = starts(N, R, points), 0.5 * scale, part
     if apart > 1:
         begin = in_sectors(part, a, N // points)
-    vr = [[x[here, part + (u + j * (N // R))] for j in ALL[:R]] for u in us]
-    vi = [[x[there, part + (u + j * (N // R))] for j in ALL[:R]] for u in us]
+    if beside:
+        vr, vi = [beside_points(x, row, part, N, R, points) for row in (here, there)]
+    else:
+        vr = [[x[here, part + (u + j * (N // R))] for j in ALL[:R]] for u in us]
+        vi = [[x[there, part + (u + j * (N // R))] for j in ALL[:R]] for u in us]
     p, q = transformed(vr, vi, sr, si, angles, N, radices, at, at,
-                       (N // last, [(line * P, u) for u in mirrored(N, begin, last)]), points)
+                       (N // last, [(line * P, u) for u in mirrored(N, begin, last)]), points,
+                       beside=beside)
     if a < lines:
         mirror_sums(yr, yi, a, p, q, N, begin, half)
     if a + apart < lines:

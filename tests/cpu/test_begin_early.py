@@ -7,6 +7,7 @@ import pytest
 
 import tessera as ts
 from emulator import compare
+from emulator.block import Block
 from kernels.build import build
 
 SOURCE = """
@@ -71,3 +72,31 @@ def test_whole_rows_are_asked_for_by_one_instruction(target, asked):
     assert [asked in line for line in text.splitlines() if "# " in line and "prefetch_box" in line
             and "prefetch" in line.partition("#")[0]] == [True]
     compare(k, x.numpy(), np.zeros((40, 64), np.float32), groups=2, target=target)
+
+
+@pytest.mark.parametrize("extent", [300, 129])
+def test_long_rows_are_asked_for_by_an_instruction_each(extent, monkeypatch):
+    """Wherever they begin: the 16 bytes that lie whole in what there is of each."""
+    asked, by_name = [], Block._by_name
+
+    def spy(block, instruction, args):
+        if instruction.name == "bulk_prefetch":
+            asked.extend(zip(*(block.spread(x)[block.on].tolist() for x in args), strict=True))
+        return by_name(block, instruction, args)
+
+    monkeypatch.setattr(Block, "_by_name", spy)
+
+    @ts.kernel
+    def k(X: ts.Tensor["N", "E", ts.f32], Y: ts.Tensor["N", "E", ts.f32]):
+        n = ts.tile.group_id(0) * 3 - 2
+        ts.tile.prefetch_box(X[n:n+3, 32:160])
+        ts.tile.grid_dependency_wait()
+        Y[n:n+3, 0:256] = ts.tile.load(X[n:n+3, 0:256])
+
+    x = np.arange(6 * extent, dtype=np.float32).reshape(6, extent)
+    compare(k, x, np.zeros_like(x), groups=3, target="sm_90a")
+    rows = 4 * (np.arange(6) * extent)
+    begins, ends = (rows + 4 * 32) // 16 * 16, (rows + 4 * min(160, extent)) // 16 * 16
+    first = min(asked)[0] - begins[0]
+    found = sorted((at - first, at - first + n) for at, n in asked)
+    assert found == [*zip(begins, ends, strict=True)]

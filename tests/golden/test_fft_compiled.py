@@ -32,12 +32,14 @@ CASES = {
     "planes": (lambda a, b: ts.fft2((a, b)), ((2, 256, 1024),) * 2),
     "two launches": (lambda a, b: ts.fft((a, b), axis=0), ((1 << 18, 32),) * 2),
     "real lines": (ts.rfft, ((4, 2048),)),
+    "real lines of 1024": (ts.rfft, ((64, 1024),)),
     "short real lines": (ts.rfft, ((64, 256),)),
     "back to real lines": (lambda a, b: ts.irfft((a, b)), ((4, 1025), (4, 1025))),
     "real lines of 32768": (ts.rfft, ((4, 32768),)),
     "back to real lines of 2^14": (lambda a, b: ts.irfft((a, b)), ((4, (1 << 13) + 1),) * 2),
     "long real lines": (ts.rfft, ((2, 1 << 18),)),
     "back to long real lines": (lambda a, b: ts.irfft((a, b)), ((2, (1 << 17) + 1),) * 2),
+    "lines of 2^11": (lambda a, b: ts.fft((a, b)), ((64, 2048),) * 2),
     "lines of 1000": (lambda a, b: ts.fft((a, b)), ((4, 1000),) * 2),
     "lines of 6144": (lambda a, b: ts.fft((a, b)), ((4, 6144),) * 2),
     "back to real lines of 400": (lambda a, b: ts.irfft((a, b)), ((4, 201),) * 2),
@@ -66,6 +68,7 @@ def test_a_pass_that_is_counted_and_one_that_waits() -> None:
 
 @pytest.mark.parametrize(("name", "calls", "apart"), [
     ("real lines of 32768", {"load_x": 54, "store_yr": 66}, "store_yr"),  # 22 loads are of angles
+    ("real lines of 1024", {"load_x": 30, "store_yr": 36}, "store_yr"),  # 14 of angles
     ("back to real lines of 2^14", {"store_y": 32}, ""),
     ("lines of 1000", {"load_xr": 40, "store_yr": 20}, ""),  # 20 loads are of angles
     ("back to long real lines", {"store_y": 64, "load_y": 32}, "")])

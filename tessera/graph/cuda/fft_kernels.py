@@ -16,9 +16,12 @@ from ...kernels.fft import (
     LONGEST,
     LONGEST_ACROSS,
     LONGEST_PAIR,
+    NEAR,
+    NEAR_REAL,
     apart_of,
     fft_lines,
     form_of,
+    is_beside,
     launcher_of,
     lines_of,
     mirror_form,
@@ -233,7 +236,9 @@ def _lines(x: tuple[Tensor, Tensor], n: int, inner: int, outer: int, whole: int 
     yr, yi = (F.zeros((count // outer, n * outer), F32) for _ in x)
     launcher_of(fft_lines, lanes, points)(
         xr, xi, yr, yi, _angles(n, radices, points), radices, N=n, inner=inner, outer=outer,
-        lines=count, whole=whole, apart=apart, scale=scale, BM=lines, points=points)
+        lines=count, whole=whole, apart=apart, scale=scale, BM=lines, points=points,
+        beside=not across and is_beside(n, radices, points),
+        near=0 if across else NEAR.get(n, 0))
     return yr, yi
 
 
@@ -303,6 +308,7 @@ def _real_block(n: int, count: int, back: bool) -> tuple[dict[str, Any], Any]:
                  "BM": lines, "points": points}
         if not back:
             given["apart"] = apart_of(n, count)
+            given["beside"] = is_beside(n, radices, points)
         return given, launcher_of(irfft_pairs if back else rfft_pairs, lanes, points)
     if back and n // 2 in WHOLE:
         kernel, points, radices = irfft_whole, MOST_POINTS, WHOLE[n // 2]
@@ -312,8 +318,11 @@ def _real_block(n: int, count: int, back: bool) -> tuple[dict[str, Any], Any]:
         radices, points = form_of(n // 2, False)
         angles = Tensor(real_angles(n // 2, radices, points).copy(), F32)
     lines, lanes = lines_of(n // 2, False, points)
-    return {"angles": angles, "radices": radices, "N": n // 2, "lines": count, "BM": lines,
-            "points": points}, launcher_of(kernel, lanes, points)
+    given = {"angles": angles, "radices": radices, "N": n // 2, "lines": count, "BM": lines,
+             "points": points}
+    if kernel is rfft_lines:
+        given["near"] = NEAR_REAL.get(n // 2, 0)
+    return given, launcher_of(kernel, lanes, points)
 
 
 def _real_passes(size: int, count: int, back: bool) -> tuple[dict[str, Any], Any]:

@@ -4,6 +4,7 @@ was loaded is there."""
 from __future__ import annotations
 
 from dataclasses import replace
+from math import prod
 
 from tessera.tile.cuda.emit.emitter import Emitter
 from tessera.tile.cuda.emit.memory_operands import (
@@ -21,6 +22,7 @@ from tessera.tile.ir.ir import Op
 from tessera.tile.ir.register_layout import blocked
 
 LINE_BYTES = 128
+LONG_ROW_BYTES = 512
 FAR = 1 << 30  # an extent that no box reaches
 
 
@@ -33,6 +35,8 @@ def _prefetch(e: Emitter, op: Op) -> None:
         return
     if _in_one_piece(e, place):
         return _prefetch_rows(e, place)
+    if _of_long_rows(e, place):
+        return _prefetch_long_rows(e, place)
     axis, per_line = place.axes.index(last), LINE_BYTES * 8 // place.dtype.bits
     lines = -(-place.shape[axis] // per_line)
     shape = tuple(lines if a == axis else n for a, n in enumerate(place.shape))
@@ -53,9 +57,7 @@ def _prefetch(e: Emitter, op: Op) -> None:
             *bounds, inside, *([owner] if (owner := e.owner(layout)) else [])]
     text = (f"use(prefetch.box({layout.text!r}, {layout.shape}, {axis}, {guards}, "
             f"{owner is not None}))")
-    unsure = [e.name(x) for a, x in enumerate(place.offsets)
-              if (a == last or a not in place.axes) and not e.known.natural(x)]
-    there = f"if ({' | '.join(unsure)}) >= 0: " if unsure else ""  # no sign of any
+    there = _where_natural(e, place, tuple(range(last)))
     e.line(f"{there}{e.use(f'prefetch_{place.name}', text)}({', '.join(args)})")
 
 
@@ -79,6 +81,40 @@ def _prefetch_rows(e: Emitter, place: MemoryOperand) -> None:
                 f"{place.shape[-1] * place.dtype.bits // 8}))")
     asks = e.once("first_thread", f"i32({e.thread} == 0)")
     e.line(f"{ask}({place.base} + {at}, i32({first}), i32({place.extents[-2]} - {first}), {asks})")
+
+
+def _of_long_rows(e: Emitter, place: MemoryOperand) -> bool:
+    """Whether it is few rows, each worth an instruction of its own."""
+    last = len(place.extents) - 1
+    return (e.generation.cluster_groups > 1 and place.space == "global"
+            and place.axes in ((last,), (last - 1, last)) and not place.dtype.packed
+            and place.shape[-1] * place.dtype.bits // 8 >= LONG_ROW_BYTES
+            and prod(place.shape[:-1]) <= e.lanes and not is_wide(e, place.extents[last])
+            and (last == 0 or not is_wide(e, place.extents[last - 1])))
+
+
+def _prefetch_long_rows(e: Emitter, place: MemoryOperand) -> None:
+    """Each by one instruction of one thread."""
+    last, n = len(place.extents) - 1, prod(place.shape[:-1])
+    at = bytes_of(place.dtype, element_offset(e, place, [None] * (last + 1)))
+    first, left, apart = "i32(0)", f"i32({n})", "i64(0)"
+    if len(place.axes) == 2:
+        first = f"i32({e.name(place.offsets[last - 1])})"
+        left = f"i32({place.extents[last - 1]} - {e.name(place.offsets[last - 1])})"
+        apart = bytes_of(place.dtype, product(place.stride(last - 1)))
+    most = f"i32({place.extents[last]} - {e.name(place.offsets[last])})"
+    ask = e.use(f"prefetch_{place.name}", f"use(prefetch.long_rows({n}, {place.shape[-1]}, "
+                f"{place.dtype.bits // 8}))")
+    e.line(f"{_where_natural(e, place, (last - 1,))}{ask}({place.base} + {at}, {apart}, {first}, "
+           f"{left}, {most}, {e.thread})")
+
+
+def _where_natural(e: Emitter, place: MemoryOperand, clipped: tuple[int, ...]) -> str:
+    """A condition in front of a line: that no offset is negative, but along axes of the box where
+    that is seen to."""
+    unsure = [e.name(x) for a, x in enumerate(place.offsets)
+              if (a not in clipped or a not in place.axes) and not e.known.natural(x)]
+    return f"if ({' | '.join(unsure)}) >= 0: " if unsure else ""  # no sign of any
 
 
 @emits("arrive")

@@ -56,6 +56,30 @@ def rows(many: int, row_bytes: int) -> Operation:
 
 
 @functools.cache
+def long_rows(many: int, length: int, element_bytes: int) -> Operation:
+    """(address of the first row, bytes from one to the next, number of the first, rows left from it
+    on, elements left of each, thread): the 16 bytes that lie whole in each row."""
+    args = (Operand("at", "i64"), Operand("apart", "i64"),
+            *(Operand(n, "i32") for n in ("first", "left", "most", "thread")))
+    record = find_instruction("bulk_prefetch")
+
+    def body(b: Any, at: Any, apart: Any, first: Any, left: Any, most: Any, thread: Any) -> None:
+        asks = b.compare(">=", b.add(first, thread), b.i32(0))
+        for bound in (left, b.i32(many)):
+            asks = b.and_(asks, b.compare("<", thread, bound))
+        size = b.select(b.compare("<", most, b.i32(length)), most, b.i32(length))
+        begin = b.add(at, b.mul(b.sext(thread, "i64"), apart))
+        end = b.add(begin, b.sext(b.mul(size, b.i32(element_bytes)), "i64"))
+        mask = b.const("i64", -16)
+        begin = b.and_(begin, mask)
+        length_ = b.trunc(b.sub(b.and_(end, mask), begin), "i32")
+        with b.when(b.and_(asks, b.compare(">", length_, b.i32(0)))):
+            b.call(record, begin, length_)
+
+    return operation("prefetch_long_rows", args, (), body)
+
+
+@functools.cache
 def arrive(layout: str, shape: tuple[int, ...], dtype: str) -> Operation:
     """(fragment, address): a store of the first element of each access that never happens, as the
     assembler cannot know, and would not matter."""
