@@ -2,7 +2,7 @@
 
     python benchmarks/host_time.py                          # single ops, and a step of GPT-2 350M
     python benchmarks/host_time.py --step gpt2-124m --profile
-    mpirun -n 2 python benchmarks/host_time.py --mesh       # a step on a mesh of all ranks
+    mpirun -n 2 python benchmarks/host_time.py --mesh dp fsdp tp   # steps on a mesh of all ranks
     python benchmarks/host_time.py --simulate 2             # on simulated GPUs, which do nothing
 
 A call returns when all is launched; the GPU is idle when it begins, so nothing waits for a place in
@@ -33,6 +33,7 @@ import record
 import tessera as ts
 from tessera import launched
 from tessera.bench.catalogue import MODELS
+from tessera.bench.models.gpt2 import SPELLINGS
 from tessera.bench.models.record import StepModel, batch, weights
 from tessera.bench.models.step import first_state, training_step
 from tessera.graph import tree
@@ -100,19 +101,28 @@ def microseconds(calls: dict[str, Call]) -> dict[str, float]:
 
 
 # --- steps --------------------------------------------------------------------------------------
-class Step:
-    """A training step on one GPU, or on a mesh of all ranks' GPUs."""
+TP_SPLITS = {"col": ("q", "k", "v", "up"), "row": ("out", "down")}  # of GPT-2's matrices
 
-    def __init__(self, model: StepModel, mesh: ts.dist.Mesh | None):
-        def there(x: np.ndarray, spec: ts.ShardSpec) -> ts.Tensor:
+
+class Step:
+    """A training step on one GPU, or on a mesh of all ranks' GPUs. way: windows split, "dp";
+    parameters too, "fsdp"; matrices of layers alone, "tp"."""
+
+    def __init__(self, model: StepModel, mesh: ts.dist.Mesh | None, way: str = "dp"):
+        def there(x: np.ndarray, split: str = "") -> ts.Tensor:
+            spec = ts.ShardSpec((split,), ("dp",)) if split else ts.ShardSpec(replicate=True)
             return ts.tensor(x).to("cuda") if mesh is None else \
                 ts.dist.distribute(ts.tensor(x), spec, mesh=mesh)
 
         drawn = weights(model.sized(layers=1))  # each layer has the same: times do not ask
         drawn["layers"] *= model.layers
-        self.params = tree.map_tree(lambda w: there(w, ts.ShardSpec(replicate=True)), drawn)
+        split = {n: how for how, names in TP_SPLITS.items() for n in names if way == "tp"}
+        self.params = tree.map_tree(there, drawn) if way != "fsdp" else \
+            ts.dist.fsdp(tree.map_tree(ts.tensor, drawn), "dp", mesh)
+        for layer in self.params["layers"] if split else ():
+            layer |= {n: there(drawn["layers"][0][n], how) for n, how in split.items()}
         self.state = first_state(model, self.params)
-        self.batch = [there(t, ts.ShardSpec(("row",), ("dp",))) for t in batch(model)]
+        self.batch = [there(t, "" if way == "tp" else "row") for t in batch(model)]
         self.run = training_step(model, donate=("params", "state"))
 
     def __call__(self) -> ts.Tensor:
@@ -200,7 +210,8 @@ def main() -> None:
                                     formatter_class=argparse.RawDescriptionHelpFormatter)
     flags.add_argument("--step", choices=MODELS, default="gpt2-350m", help="the model of the step")
     flags.add_argument("--steps", type=int, default=40)
-    flags.add_argument("--mesh", action="store_true", help="on a mesh of all ranks, no single ops")
+    flags.add_argument("--mesh", nargs="+", choices=("dp", "fsdp", "tp"),
+                       help="on a mesh of all ranks, split so, in turn; no single ops")
     flags.add_argument("--simulate", type=int, default=0, help="ranks, on GPUs that do nothing")
     flags.add_argument("--profile", action="store_true", help="of the step, function by function")
     a = flags.parse_args()
@@ -209,8 +220,13 @@ def main() -> None:
     ranks = launched.launched_size() if a.mesh else 1
     model = MODELS[a.step].sized(B=2 * ranks)
     mesh = ts.dist.mesh([f"cuda:{r}" for r in range(ranks)], axes="dp") if a.mesh else None
-    step = Step(model, mesh)
-    figures = {"model": a.step, "ranks": ranks, "step": step.figures(a.steps)}
+    figures: dict[str, Any] = {"model": a.step, "ranks": ranks}
+    for way in a.mesh or ("step",):
+        narrow = model.sized(B=2, spelling=SPELLINGS["three weights"]) if way == "tp" else model
+        step = Step(narrow, mesh, way)
+        figures[way] = step.figures(a.steps)
+        if a.mesh and launched.launched_rank() == 0:
+            print(way, figures[way], flush=True)
     if launched.launched_rank() == 0:
         single = {} if a.mesh else {"us_per_call": microseconds(single_ops())}
         write("host_time_mesh" if a.mesh else "host_time", {**single, **figures})

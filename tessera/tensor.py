@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -108,6 +109,17 @@ class TensorType:
     __repr__ = __str__
 
 
+def _told_of(slot: str, doc: str) -> property:
+    """An attribute that users set. What has its memory in turn with another is as its program made
+    it, so that nobody looks: who sets one ends the turns, see MemoryTurns."""
+    def put(x: Tensor, value: Any) -> None:
+        if x.origin is not None and x.origin.turns is not None:
+            x.origin.turns.end()
+        setattr(x, slot, value)
+
+    return property(attrgetter(slot), put, doc=doc)
+
+
 class Tensor(Operators):
     """An array with a numeric type. Make one with `ts.tensor`, `ts.zeros`, `ts.param`, ...
 
@@ -115,7 +127,7 @@ class Tensor(Operators):
     A scaled or quantised type carries its scale in `x.scale`.
     """
 
-    __slots__ = ("_buffer", "_shape", "type", "scale", "is_param", "name", "__weakref__")
+    __slots__ = ("_buffer", "_shape", "type", "_scale", "_is_param", "_name", "__weakref__")
     __array_priority__ = 1000
     type: NumericType
     layout: Any = None  # how a distributed tensor lies on its mesh; None for all others
@@ -124,6 +136,9 @@ class Tensor(Operators):
     place = HOST  # the number of that GPU
     offloaded = False  # a GPU's, in host memory until it is used
     origin: Any = None  # which result of a program it is, while it lies where that put it
+    scale: Any = _told_of("_scale", "Of a scaled or quantised type, what its codes are times.")
+    is_param: Any = _told_of("_is_param", "Whether it is trained: what `ts.param` marks.")
+    name: Any = _told_of("_name", "What its user calls it.")
 
     def __init__(self, array: np.ndarray,
                  type: NumericType = None,  # type: ignore[assignment]  # absent only by mistake
@@ -135,7 +150,7 @@ class Tensor(Operators):
         self._shape = array.shape
         packed = type.dtype.packed  # a scalar is a row of one
         self._buffer = pack(np.atleast_1d(array), type.dtype) if packed else array
-        self.type, self.scale, self.is_param, self.name = type, scale, is_param, name
+        self.type, self._scale, self._is_param, self._name = type, scale, is_param, name
 
     def __class_getitem__(cls, items: Any) -> TensorType:
         items = items if isinstance(items, tuple) else (items,)

@@ -76,10 +76,11 @@ def alone(batch: Sequence[Any], others: int = 0) -> bool:
     return sum(map(sys.getrefcount, batch)) <= (ALONE + others) * len(batch)
 
 
-def unseen(batch: Sequence[Any], weakly: int = 0) -> bool:
-    """Whether nobody has any of these but the sequence, not even by a weak reference. weakly: so
-    many of each are known."""
-    return alone(batch) and sum(map(getweakrefcount, batch)) == weakly * len(batch)
+def unseen(batch: Sequence[Any], twice: int = 0, weakly: int = 0) -> bool:
+    """Whether nobody has any of these but the sequence, not even by a weak reference. twice: so
+    many of them somebody else has who is known.  weakly: so many weak ones of each are known."""
+    return sum(map(sys.getrefcount, batch)) <= ALONE * len(batch) + twice and (
+        sum(map(getweakrefcount, batch)) == weakly * len(batch))
 
 
 def blank(kind: type, count: int) -> list[Any]:
@@ -96,11 +97,12 @@ def blank(kind: type, count: int) -> list[Any]:
 class Donatable:
     """How tensors of a class are used up. take: puts the call in place of the memory of many.
     memory: the slot that has it, where it passes to others.  beside: what of many is no memory, in
-    new ones that lie one beside the other.  parts: of tensors that are made of others."""
+    new ones that lie one beside the other, of which some are parameters.  parts: of tensors that
+    are made of others."""
 
     take: Callable[[Sequence[Any], UsedBy], None]
     memory: Any = None
-    beside: Callable[[Sequence[Any]], list[Any]] | None = None
+    beside: Callable[[Sequence[Any], Sequence[bool]], list[Any]] | None = None
     parts: Callable[[Sequence[Any]], list[Tensor]] | None = None
     spent: SpentTensors = field(default_factory=SpentTensors)
 
@@ -117,10 +119,11 @@ def _take_resident(tensors: Sequence[Resident], call: UsedBy) -> None:
         x.narrow = x.origin = None
 
 
-def _resident_beside(tensors: Sequence[Resident]) -> list[Resident]:
+def _resident_beside(tensors: Sequence[Resident], params: Sequence[bool]) -> list[Resident]:
     made = [Resident.__new__(Resident) for _ in tensors]
-    for x, y in zip(tensors, made, strict=True):
+    for x, y, param in zip(tensors, made, params, strict=True):
         y._shape, y.type, y.narrow = x._shape, x.type, x.narrow
+        y._scale, y._is_param, y._name = None, param, None
     return made
 
 

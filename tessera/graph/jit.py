@@ -93,14 +93,17 @@ class JitFunction:
             if fast is not None:
                 return fast
             for ready in () if self._groups else self._ready:
-                leaves = ready.leaves(args)
+                steady = ready.steady.taken(args) if ready.is_here() else None
+                if steady is not None and not self._outdated(ready.traced):
+                    out = ready.steady.call(*steady, self.name)
+                    if out is not None:
+                        self._last = ready.traced
+                        self._cache.used(ready.traced)
+                        return out
+                steady = None  # it has what the arguments have
+                leaves = ready.leaves(args) if ready.is_here() else None
                 if leaves is None or self._outdated(ready.traced):
                     continue
-                out = ready.steady.call(leaves, self.name)
-                if out is not None:
-                    self._last = ready.traced
-                    self._cache.used(ready.traced)
-                    return out
                 tensors = ready.tensors(leaves)
                 if tensors is not None:
                     self._cache.used(ready.traced)
@@ -520,9 +523,9 @@ def _short_key(args: Sequence[Any]) -> tuple | None:
             place = HOST
         else:
             return None
-        if a.scale is not None:
+        if a._scale is not None:
             return None
-        key += (a._shape, id(a.type), a.is_param, place)
+        key += (a._shape, id(a.type), a._is_param, place)
     return tuple(key)
 
 

@@ -108,7 +108,7 @@ class PreparedCall:
         # of all of them
         self.device = devices.pop() if self.pattern.whole and len(devices) == 1 else None
         self.spread = self.pattern.whole and all(x.layout is not None for x in leaves)
-        self.steady = SteadySteps(self.pattern, traced)
+        self.steady = SteadySteps(structure, self.pattern, traced)
 
     @staticmethod
     def of(structure: TreeDef, leaves: Sequence[Any], names: Sequence[str],
@@ -121,11 +121,14 @@ class PreparedCall:
             return None
         return PreparedCall(structure, leaves, names, statics, here, traced)
 
+    def is_here(self) -> bool:
+        """Whether the surroundings of a call are like these."""
+        return config.device == self.setting and [
+            look() for look in hooks.surroundings] == self.here
+
     def leaves(self, args: tuple) -> list[Any] | None:
-        """Of the arguments of a call that is of this structure, in surroundings like these."""
+        """Of the arguments of a call; None where they are not of this structure."""
         assert self.flatten is not None
-        if config.device != self.setting or [look() for look in hooks.surroundings] != self.here:
-            return None
         return self.flatten(args)
 
     def tensors(self, leaves: list[Any]) -> Sequence[Tensor] | None:
@@ -183,8 +186,8 @@ class LeafFacts:
         if self.few:
             return self._few_hold(mine)
         if ([x._shape for x in mine] != self.shapes or [x.type for x in mine] != self.types
-                or [x.is_param for x in mine] != self.params
-                or [x.scale for x in mine] != self.scales
+                or [x._is_param for x in mine] != self.params
+                or [x._scale for x in mine] != self.scales
                 or [mine[i].layout for i in self.spread] != self.layouts):
             return False
         memories = storage_of([mine[i] for i in self.on_gpu])
@@ -195,7 +198,7 @@ class LeafFacts:
         for x, was in zip(mine, self.few, strict=True):
             numeric, layout = x.type, x.layout
             if (x._shape != was.shape or (numeric is not was.type and numeric != was.type)
-                    or x.is_param != was.is_param or x.scale is not None
+                    or x._is_param != was.is_param or x._scale is not None
                     or (layout is not was.layout and layout != was.layout)):
                 return False
             if layout is None:
@@ -232,7 +235,7 @@ class ReturnedLeaves:
                 return False
         except AttributeError:  # a number, say, or no result any more
             return False
-        return ([x.is_param for x in mine] == self.params
+        return ([x._is_param for x in mine] == self.params
                 and list(map(type, rest)) == self.kinds and self.rest.hold(rest))
 
 

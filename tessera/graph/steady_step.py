@@ -23,8 +23,10 @@ from ..lazy_dataclass import dataclass
 from ..tensor import Tensor
 from ..tile.launch.memory_turns import MemoryTurns
 from ..tile.launch.used_by import UsedBy
+from .copied_trees import CopiedTrees, Taken
 from .donation import DONATABLE, are_apart, unseen, use_up
 from .placed_leaves import FEW, picker
+from .tree import TreeDef
 from .tree_code import flattener
 
 if TYPE_CHECKING:
@@ -51,19 +53,19 @@ class StepForm:
     """What is the same of all sets of tensors of a signature: which leaves of the arguments and
     which results are of the set."""
 
-    def __init__(self, pattern: LeafPattern, numbers: Sequence[int], traced: TracedSignature,
-                 moved: Sequence[int | None]):
-        """numbers: the leaf that each argument of the program is."""
-        pairs = sorted((numbers[i], j) for j, i in enumerate(moved) if i is not None)
-        self.traced, self.moved, mine = traced, moved, [k for k, _ in pairs]
-        self.first = mine[0]
-        rest = sorted({*range(len(pattern.kinds))} - {*mine})
-        self.pick, self.pick_rest, self.rest = picker(mine), picker(rest), pattern.part(rest)
-        self.params = [pattern.is_param(k) for k in mine]
-        self.pick_results = picker([j for _, j in pairs])
+    def __init__(self, pattern: LeafPattern, trees: CopiedTrees, numbers: Sequence[int],
+                 traced: TracedSignature, moved: Sequence[int | None]):
+        """trees: how arguments are taken apart.  numbers: the leaf that each argument of the
+        program is."""
+        self.traced, self.moved, self.trees = traced, moved, trees
+        places = {j: numbers[i] for j, i in enumerate(moved) if i is not None}
+        result = {k: j for j, k in places.items()}
+        self.pick, self.pick_results = picker(trees.order), picker([result[k] for k in trees.order])
+        self.params = [pattern.is_param(k) for k in trees.order]
+        self.rest = pattern.part(sorted({*range(len(pattern.kinds))} - {*trees.order}))
+        self.put = trees.puts_together(traced.out_tree, places)
         others = [j for j, i in enumerate(moved) if i is None]
-        place = {j: k for k, j in enumerate([*(j for _, j in pairs), *others])}
-        self.order = picker([place[j] for j in range(len(moved))])
+        self.new_params = [k for k, j in enumerate(others) if traced.rebuild[j] == "param"]
         there = {i for i in moved if i is not None}
         left = [i for i in range(len(numbers)) if i not in there]
         more = [left.index(i) for i in traced.donated if i not in there]
@@ -80,34 +82,37 @@ class SteadyStep:
         self.memory, self.beside = how.memory, how.beside
         held = list(map(self.memory.__get__, mine))
         results = [object() if x.origin is None else x.origin.result for x in mine]
-        self.turns = MemoryTurns(mine, self.beside(mine), held, results,
+        self.turns = MemoryTurns(mine, self.beside(mine, form.params), held, results,
                                  self.memory.__get__(spent[0]), self.memory.__set__, how.take)
+        self.turns.spent_in = form.trees.of_tensors(self.turns.spent)
         self.scattered = True  # the first ones lie where they were made one by one
         self.at: tuple[Any, int] | None = None  # the code and line of the last call
         self.used_by: UsedBy | None = None
 
-    def is_of(self, leaves: Sequence[Any]) -> bool:
-        """Whether the first of these leaves is one of its own."""
-        origin = getattr(leaves[self.form.first], "origin", None)
+    def is_of(self, taken: Taken) -> bool:
+        """Whether the first of these tensors is one of its own."""
+        origin = getattr(next(taken.tensors()), "origin", None)
         return origin is not None and origin.turns is self.turns
 
     def _in_a_row(self) -> None:
         """New tensors in place of the first ones, one beside the other in memory: a step that
         waited for its loss finds hundreds of them in no cache."""
         if self.turns.live:
-            self.turns.replace_spent(self.beside(self.turns.spent))
+            made = self.beside(self.turns.spent, self.form.params)
+            self.turns.replace_spent(made, self.form.trees.of_tensors(made))
             self.scattered = False
 
-    def call(self, leaves: Sequence[Any], name: str) -> Any:
-        """The result of the function; None where nothing has run. leaves: of its arguments."""
+    def call(self, taken: Taken, name: str) -> Any:
+        """The result of the function; None where nothing has run. taken: its arguments."""
         if self.scattered:
             self._in_a_row()
         form, turns = self.form, self.turns
-        mine, spent = form.pick(leaves), turns.spent
-        if not turns.are(mine) or [x.is_param for x in mine] != form.params:
+        spent, copies, mine = turns.spent, turns.spent_in, turns.those(taken.tensors())
+        if mine is None:
             return None
-        rest = form.rest.tensors(form.pick_rest(leaves))
-        if rest is None or not unseen(spent, 1) or form.more_donated and not are_apart(rest):
+        rest = form.rest.tensors(taken.rest)
+        if rest is None or not unseen(spent, form.trees.copied, 1) or (
+                form.more_donated and not are_apart(rest)):
             return None
         for x in rest:
             origin = getattr(x, "origin", None)
@@ -117,14 +122,13 @@ class SteadyStep:
         if made is None:
             return None
         used_by = self._used_by(name)
-        if not turns.pass_on(mine, used_by):
+        if not turns.pass_on(mine, taken._replace(singles=[], rest=[]), used_by):
             self._hand_over(mine, spent, used_by)
-        for y in spent:  # somebody may have set them
-            y.scale = y.name = None
-            y.is_param = False
+        for k in form.new_params:
+            made[k].is_param = True
         if form.more_donated:
             use_up(form.pick_donated(rest), name)
-        return form.traced.result(form.order([*spent, *made]))
+        return form.put(copies, spent, made)
 
     def _hand_over(self, mine: Sequence[Any], spent: Sequence[Any], call: UsedBy) -> None:
         """The memory of each to the one in its place."""
@@ -147,32 +151,37 @@ class SteadyStep:
 class SteadySteps:
     """Those of a signature."""
 
-    def __init__(self, pattern: LeafPattern, traced: TracedSignature):
-        self.pattern, self.traced = pattern, traced
+    def __init__(self, structure: TreeDef, pattern: LeafPattern, traced: TracedSignature):
+        """structure: of the arguments."""
+        self.structure, self.pattern, self.traced = structure, pattern, traced
         self.steps: deque[SteadyStep] = deque(maxlen=KEPT)  # the one used last is the last
         self.unused = 0
         self.form: StepForm | None = None
 
-    def call(self, leaves: Sequence[Any], name: str) -> Any:
-        """The result of the function; None where nothing has run."""
-        if hooks.runs:
-            return None
-        for _ in range(len(self.steps)):
+    def taken(self, args: tuple[Any, ...]) -> tuple[SteadyStep, Taken] | None:
+        """The set of which the arguments are, and these taken apart."""
+        form = taken = None
+        for _ in range(0 if hooks.runs else len(self.steps)):
             try:
                 step = self.steps.pop()  # no other thread has it
             except IndexError:
                 return None
             if step.turns.memories is None:  # they have ended
                 continue
-            if not step.is_of(leaves):
-                self.steps.appendleft(step)
-                continue
-            made = step.call(leaves, name)
-            if made is not None:
-                self.steps.append(step)
-                self.unused = 0
-            return made
+            if step.form is not form:
+                form, taken = step.form, step.form.trees.take(args)
+            if taken is not None and step.is_of(taken):
+                return step, taken
+            self.steps.appendleft(step)
         return None
+
+    def call(self, step: SteadyStep, taken: Taken, name: str) -> Any:
+        """The result of the function; None where nothing has run."""
+        made = step.call(taken, name)
+        if made is not None:
+            self.steps.append(step)
+            self.unused = 0
+        return made
 
     def keep(self, leaves: Sequence[Any], tensors: Sequence[Tensor], out: Any) -> None:
         """Know the tensors again that a call returned. leaves: of its arguments; tensors: what the
@@ -188,10 +197,12 @@ class SteadySteps:
             return
         if self.form is None or self.form.moved != run.moved:
             number = {id(x): k for k, x in enumerate(leaves)}
-            if any(i is not None and id(tensors[i]) not in number for i in run.moved):
+            numbers = [number.get(id(x), -1) for x in tensors]
+            mine = [numbers[i] for i in run.moved if i is not None]
+            trees = None if -1 in mine else CopiedTrees.of(self.structure, mine)
+            if trees is None:
                 return
-            self.form = StepForm(self.pattern, [number.get(id(x), -1) for x in tensors],
-                                 self.traced, run.moved)
+            self.form = StepForm(self.pattern, trees, numbers, self.traced, run.moved)
         mine, spent = list(self.form.pick_results(made)), list(self.form.pick(leaves))
         how = DONATABLE.get(type(mine[0]))
         if how is None or how.memory is None or {*map(type, (*mine, *spent))} != {type(mine[0])}:

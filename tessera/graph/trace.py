@@ -31,7 +31,7 @@ class Tracer(Tensor):
     def __init__(self, builder: GraphBuilder, value: Value):
         self.builder, self.value, self.layout = builder, value, None
         self._shape, self.type = value.aval.shape, value.aval.type
-        self.scale, self.is_param, self.name = None, False, None
+        self._scale, self._is_param, self._name = None, False, None
 
     @property
     def aval(self) -> Aval:

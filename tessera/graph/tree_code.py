@@ -30,31 +30,31 @@ DEEPEST = 40  # levels; Python's own parser has a limit
 @functools.lru_cache(maxsize=256)
 def flattener(structure: TreeDef) -> Callable[[Any], list | None] | None:
     """None for a structure that is too deep."""
-    if _depth(structure) > DEEPEST:
+    if depth(structure) > DEEPEST:
         return None
-    writer = _Flattening()
+    writer = Flattening()
     writer.node("v", structure)
     return writer.finish()
 
 
 @functools.lru_cache(maxsize=256)
 def unflattener(structure: TreeDef) -> Callable[[Sequence[Any]], Any]:
-    if _depth(structure) > DEEPEST:
+    if depth(structure) > DEEPEST:
         return functools.partial(unflatten, structure)
     scope: dict[str, Any] = {}
     count = itertools.count()
-    made = _expression(structure, scope, count)
+    made = expression(structure, scope, lambda s: f"x{next(count)}" if s.kind is None else None)
     leaves = "".join(f"x{i}, " for i in range(next(count)))
     unpack = f"    ({leaves}) = leaves\n" if leaves else ""
     exec(f"def put(leaves):\n{unpack}    return {made}\n", scope)  # noqa: S102
     return scope["put"]
 
 
-def _depth(structure: TreeDef) -> int:
-    return 1 + max(map(_depth, structure.children), default=0)
+def depth(structure: TreeDef) -> int:
+    return 1 + max(map(depth, structure.children), default=0)
 
 
-class _Flattening:
+class Flattening:
     """Gathers the lines of one function."""
 
     def __init__(self) -> None:
@@ -76,6 +76,10 @@ class _Flattening:
         if kind in (dict, tuple, list) and all(c.kind is None for c in structure.children):
             self.of_leaves(name, structure)
             return
+        self.one_by_one(name, structure)
+
+    def one_by_one(self, name: str, structure: TreeDef) -> None:
+        """The lines for the parts of a container, each of which has a name."""
         parts = [next(self.names) for _ in structure.children]
         for line in self.taken_apart(name, structure, len(parts)):
             self.lines.append(line.replace("<parts>", "".join(f"{p}, " for p in parts)))
@@ -117,21 +121,26 @@ class _Flattening:
         self.scope[name] = value
         return name
 
-    def finish(self) -> Callable[[Any], list | None]:
-        lines = [*self.lines, f"return [{', '.join(self.leaves)}]"]
+    def result(self) -> str:
+        return f"[{', '.join(self.leaves)}]"
+
+    def finish(self) -> Callable[[Any], Any]:
+        lines = [*self.lines, f"return {self.result()}"]
         text = "def take(v):\n" + "".join(f"    {line}\n" for line in lines)
         exec(text, self.scope)  # noqa: S102
         return self.scope["take"]
 
 
-def _expression(structure: TreeDef, scope: dict[str, Any], count: Iterator[int]) -> str:
-    """What makes a value of the leaves x0, x1, ..."""
-    kind = structure.kind
-    if kind is None:
-        return f"x{next(count)}"
+def expression(structure: TreeDef, scope: dict[str, Any],
+               of: Callable[[TreeDef], str | None]) -> str:
+    """What makes a value. of: the text of what is there, each leaf and perhaps more; None of
+    others."""
+    kind, there = structure.kind, of(structure)
+    if there is not None:
+        return there
     if kind is type(None):
         return "None"
-    parts = [_expression(c, scope, count) for c in structure.children]
+    parts = [expression(c, scope, of) for c in structure.children]
     if kind is tuple:
         return f"({''.join(f'{p}, ' for p in parts)})"
     if kind is list:
@@ -148,4 +157,4 @@ def _expression(structure: TreeDef, scope: dict[str, Any], count: Iterator[int])
     return f"{known(functools.partial(from_parts, kind, structure.data))}([{', '.join(parts)}])"
 
 
-__all__ = ["flattener", "unflattener"]
+__all__ = ["DEEPEST", "Flattening", "depth", "expression", "flattener", "unflattener"]

@@ -66,7 +66,7 @@ class DistTensor(Tensor):
         self._shape, self.type, self.layout = tuple(shape), numeric, layout
         self._held: Any = placed(held, layout.mesh)
         self.origin = None
-        self.scale, self.is_param, self.name = None, is_param, name
+        self._scale, self._is_param, self._name = None, is_param, name
 
     @staticmethod
     def of_many(held: Sequence[dict[int, Tensor]], shapes: Sequence[tuple[int, ...]],
@@ -82,9 +82,8 @@ class DistTensor(Tensor):
             y.layout = layout
             y._held = parts
             y.origin = origin
-            y.scale = None
-            y.is_param = False
-            y.name = None
+            y._scale = y._name = None
+            y._is_param = False
         return made
 
     # --- what it is ---------------------------------------------------------------------------
@@ -231,10 +230,11 @@ def _take(tensors: Sequence[DistTensor], call: Any) -> None:
         x.origin = None
 
 
-def _beside(tensors: Sequence[DistTensor]) -> list[DistTensor]:
+def _beside(tensors: Sequence[DistTensor], params: Sequence[bool]) -> list[DistTensor]:
     made = [DistTensor.__new__(DistTensor) for _ in tensors]
-    for x, y in zip(tensors, made, strict=True):
+    for x, y, param in zip(tensors, made, params, strict=True):
         y._shape, y.type, y.layout = x._shape, x.type, x.layout
+        y._scale, y._is_param, y._name = None, param, None
     return made
 
 

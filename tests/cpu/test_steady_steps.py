@@ -25,7 +25,7 @@ from lowering_cases import apart as apart
 from mesh.test_gpu_programs import gpus as gpus
 from tessera import hooks
 from tessera.errors import ArgumentError, DeviceError
-from tessera.graph import steady_step
+from tessera.graph import steady_step, tree
 from tessera.graph.cuda.steady_calls import SteadyCalls
 from tessera.graph.placed_leaves import FEW
 from tessera.graph.prepared_call import PreparedCall
@@ -215,6 +215,76 @@ def test_graphs_whose_places_change(told: bool, place: Place, long_way: list[str
     assert bool(long_way) is told and f.capture.endswith("in one launch")
 
 
+# --- trees ---------------------------------------------------------------------------------------
+def nested(place: Place) -> dict[str, Any]:
+    """Containers of tensors alone, with others beside them, and tuples."""
+    w = iter(weights(place, FEW + 8).values())
+    return {"first": next(w), "layers": [{"w": next(w), "b": next(w)} for _ in range(8)],
+            "mixed": {"w": next(w), "count": 3, "none": None}, "list": [next(w) for _ in range(9)],
+            "tuple": (next(w), next(w)), "rest": {f"r{i}": x for i, x in enumerate(w)}}
+
+
+@ts.jit(donate="p")
+def nested_step(p: Any, x: Any) -> Any:
+    """Results in other containers than arguments, in others' places, and in none."""
+    q = ts.map_tree(lambda v: v if isinstance(v, int) else v * 0.5 + x, p)
+    first, layers = q["first"], q["layers"]
+    return {"rest": q["rest"], "loss": [ts.sum(x)], "layers": [*layers[:6], {
+        "b": layers[6]["b"], "w": layers[6]["w"]}, layers[7]], "first": first,
+        "list": q["list"], "tuple": q["tuple"],
+        "mixed": {"w": q["mixed"]["w"], "more": x[:2] + 1.0}}
+
+
+def test_trees_whose_containers_change(place: Place, long_way: list[str]) -> None:
+    p, seen = nested(place), list[Any]()
+    start = [v.numpy() if isinstance(v, Tensor) else v for v in tree.flatten(p)[0]]
+    for i in range(10):
+        if i == 5:
+            long_way.clear()
+        out = nested_step(p, ones(place))
+        assert out["loss"][0].item() == 4.0 and tuple(out["layers"][6]) == ("b", "w")
+        np.testing.assert_allclose(out["mixed"]["more"].numpy(), 2.0)
+        p = {k: out[k] for k in p if k not in ("mixed", "layers")}
+        p["mixed"] = {"w": out["mixed"]["w"], "count": 3, "none": None}
+        p["layers"] = [{"w": d["w"], "b": d["b"]} for d in out["layers"]]
+        p = {k: p[k] for k in ("first", "layers", "mixed", "list", "tuple", "rest")}
+        seen.append(type(out["tuple"]))
+    assert not long_way and {*seen} == {tuple}
+    for got, first in zip(tree.flatten(p)[0], start, strict=True):
+        if isinstance(got, Tensor):
+            np.testing.assert_allclose(got.numpy(), after(10, float(first[0])), rtol=1e-6)
+
+
+def test_containers_are_their_users(place: Place, long_way: list[str]) -> None:
+    """Of no step before or behind: what is written into one is seen in no other."""
+    f, p = ts.jit(step, donate="p"), weights(place)
+    for i in range(12):
+        if i == 5:
+            long_way.clear()
+        old = p
+        _, p = f(p, ones(place))
+        old["w1"], old["w2"] = 1, old["w3"]
+        assert p is not old
+        del old
+    assert not long_way
+    for k in range(4):
+        np.testing.assert_allclose(p[f"w{k}"].numpy(), after(12, float(k)), rtol=1e-6)
+
+
+def test_a_container_that_is_held(place: Place) -> None:
+    p = nested(place)
+    for i in range(10):
+        out = nested_step(p, ones(place))
+        old, tensor = p["layers"][2], p["tuple"]
+        p = {k: out[k] for k in ("first", "layers", "mixed", "list", "tuple", "rest")}
+        p["mixed"] = {"w": out["mixed"]["w"], "count": 3, "none": None}
+        p["layers"][6] = {k: out["layers"][6][k] for k in "wb"}
+        for used in (old["w"], *tensor):
+            with pytest.raises(ArgumentError, match="after it was donated"):
+                used.numpy()
+        np.testing.assert_allclose(p["layers"][2]["w"].numpy(), after(i + 1, 5.0), rtol=1e-6)
+
+
 # --- what changes between steps ------------------------------------------------------------------
 def test_a_function_that_failed_leaves_its_arguments_as_they_come(place: Place, driver: Any,
                                                                   long_way: list[str]) -> None:
@@ -321,6 +391,41 @@ def test_attributes_are_those_of_new_tensors(place: Place) -> None:
             old["w3"].name, old["w4"].is_param = "mine", True
     assert all(v.name is None and not v.is_param and v.scale is None for v in p.values())
     assert f.specializations == 1
+
+
+@pytest.mark.parametrize("attribute", ["is_param", "name", "scale"])
+def test_an_attribute_of_one_that_is_there_is_set(attribute: str, place: Place,
+                                                 long_way: list[str]) -> None:
+    """It is seen where it matters, and no other step returns it."""
+    f = ts.jit(step, donate="p")
+    p = stepped(f, weights(place), place, 6)
+    long_way.clear()
+    setattr(p["w3"], attribute, {"is_param": True, "name": "mine", "scale": None}[attribute])
+    assert not any(in_turn(p))
+    old, p = p, stepped(f, p, place, 1)
+    assert f.specializations == (2 if attribute == "is_param" else 1)
+    np.testing.assert_allclose(p["w3"].numpy(), after(7, 3.0))
+    assert old["w3"].name == ("mine" if attribute == "name" else None)
+    del old
+    p = stepped(f, p, place, 5)
+    assert all(v.name is None and not v.is_param for v in p.values())
+    np.testing.assert_allclose(p["w3"].numpy(), after(12, 3.0))
+
+
+def test_results_that_are_parameters(place: Place, long_way: list[str]) -> None:
+    """Those in the places of donated ones, and another."""
+    @ts.jit(donate="p")
+    def f(p: Any, x: Any) -> Any:
+        return ts.param(ts.sum(x)), {k: ts.param(v * 0.5 + x) for k, v in p.items()}
+
+    p = {k: ts.param(v) for k, v in weights(place).items()}
+    for i in range(9):
+        if i == 5:
+            long_way.clear()
+        value, p = f(p, ones(place))
+        assert value.is_param and all(v.is_param for v in p.values())
+    assert not long_way
+    np.testing.assert_allclose(p["w0"].numpy(), after(9))
 
 
 # --- memory in turn ------------------------------------------------------------------------------

@@ -156,7 +156,7 @@ def _glance(fn: Callable, args: tuple) -> tuple | None:
         kind = type(a)
         if kind is Resident:
             memory = a.held_now()
-            if a.scale is not None or type(memory) not in HERE or (
+            if a._scale is not None or type(memory) not in HERE or (
                     a.name is not None and number_type(a) is not None):
                 return None
             key += (a._shape, id(a.type), memory.device.index)

@@ -248,9 +248,8 @@ class NewTensors:
                 made, self.pick(held), self.shapes, self.types, self.origins, strict=True):
             y._shape = shape
             y.type = numeric
-            y.scale = None
-            y.is_param = False
-            y.name = None
+            y._scale = y._name = None
+            y._is_param = False
             y._storage = memory
             y.origin = origin
             y.narrow = None

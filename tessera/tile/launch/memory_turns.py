@@ -44,7 +44,8 @@ class InTurn:
 
 class MemoryTurns:
     """live: the number of the set that has the memory.  spent: the tensors of the other; of those
-    that have it nothing is kept, so that it goes with them.  used_by: the call that used these up.
+    that have it nothing is kept, so that it goes with them.  spent_in: containers of these, which
+    are nobody's else.  used_by: the call that used them up.
     """
 
     def __init__(self, mine: Sequence[Any], spent: Sequence[Any], memories: Sequence[Any],
@@ -52,6 +53,7 @@ class MemoryTurns:
         """mine: tensors that have this memory, in order.  spent: as many."""
         self.memories: Sequence[Any] | None = [*memories]  # None when they have ended
         self.spent, self.used_by, self.live = spent, used_by, 0
+        self.spent_in: Any = None
         self._give, self._take = give, take
         self._results, self.addresses, self._refs = results, [b"", b""], [list[Any](), list[Any]()]
         self._let_in(0, mine)
@@ -64,24 +66,26 @@ class MemoryTurns:
             x.origin = made = InTurn(self, side, k, result)
             self._give(x, made)
 
-    def replace_spent(self, tensors: Sequence[Any]) -> None:
+    def replace_spent(self, tensors: Sequence[Any], containers: Any) -> None:
         """Others in place of those that were used up, which stay so."""
         if self.memories is not None:
-            old, self.spent = self.spent, tensors
+            old, self.spent, self.spent_in = self.spent, tensors, containers
             self._let_in(1 - self.live, tensors)
             self._take(old, self.used_by)
 
-    def are(self, tensors: Sequence[Any]) -> bool:
-        """Whether these are the tensors that have the memory, in order. All of those are there
-        until the turns end, so no other object has the address of one."""
-        return self.memories is not None and addresses(tensors) == self.addresses[self.live]
+    def those(self, tensors: Iterable[Any]) -> list[Any] | None:
+        """A list of these, where they are the tensors that have the memory, in order. All of those
+        are there until the turns end, so no other object has the address of one."""
+        there = np.fromiter(tensors, object, len(self.spent))
+        same = there.tobytes() == self.addresses[self.live] and self.memories is not None
+        return there.tolist() if same else None
 
-    def pass_on(self, mine: Sequence[Any], call: UsedBy) -> bool:
+    def pass_on(self, mine: Sequence[Any], containers: Any, call: UsedBy) -> bool:
         """A call uses up those that have the memory: the others have it. Whether there are turns
         yet: another thread may have ended them."""
         if self.memories is None:
             return False
-        self.used_by, self.live, self.spent = call, 1 - self.live, mine
+        self.used_by, self.live, self.spent, self.spent_in = call, 1 - self.live, mine, containers
         return True
 
     def _end(self, gone: Any = None) -> None:
@@ -96,7 +100,7 @@ class MemoryTurns:
             if (x := ref()) is not None:
                 self._give(x, memory)
         self._take(self.spent, self.used_by)
-        self.spent, self.memories = (), None
+        self.spent, self.spent_in, self.memories = (), None, None
 
 
 def addresses(tensors: Sequence[Any]) -> bytes:

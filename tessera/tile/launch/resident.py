@@ -54,7 +54,7 @@ class Resident(Tensor):
     def __init__(self, shape: tuple[int, ...], numeric: NumericType, index: int,
                  memory: DeviceBuffer | None = None):
         self._shape, self.type = tuple(shape), numeric
-        self.scale, self.is_param, self.name = None, False, None
+        self._scale, self._is_param, self._name = None, False, None
         self._storage: Any = memory or PooledBuffer(stored_bytes(shape, numeric.dtype),
                                                     device(index))
         self.narrow: dict[str, tuple[Any, int]] | None = None
