@@ -204,7 +204,7 @@ class Tensor(Operators):
     @property
     def array(self) -> np.ndarray:
         """The stored elements, unpacked, in the type's own NumPy dtype; a view where possible."""
-        if not self.dtype.packed:
+        if not self.type.dtype.packed:
             return self._buffer
         n = self._shape[-1] if self._shape else 1
         return unpack(self._buffer, self.dtype, n).reshape(self._shape)

@@ -46,27 +46,35 @@ def own(results: Iterable[np.ndarray], others: Iterable[np.ndarray]) -> tuple[np
     return tuple(out)
 
 
-@contextmanager
-def located(node: Node) -> Iterator[None]:
+def locate(err: TesseraError, node: Node) -> None:
     """An error of a node is one at its line; one in a kernel has a line there, and says from where
     the kernel was called."""
+    if err.located:  # the innermost node knows best: a scan's body, not the scan
+        return
+    if isinstance(err, KernelError) and isinstance(err.where, Site):
+        err.also += (("called", node.where),) if node.where is not None else ()
+    else:
+        err.where = node.where or err.where
+    err.located = True
+
+
+@contextmanager
+def located(node: Node) -> Iterator[None]:
     try:
         yield
     except TesseraError as err:
-        if not err.located:  # the innermost node knows best: a scan's body, not the scan
-            if isinstance(err, KernelError) and isinstance(err.where, Site):
-                err.also += (("called", node.where),) if node.where is not None else ()
-            else:
-                err.where = node.where or err.where
-            err.located = True
+        locate(err, node)
         raise
 
 
 def call_node(node: Node, inputs: tuple) -> tuple[np.ndarray, ...]:
-    with located(node):
+    try:
         if node.op.effects:  # its messages, and other ranks, name the line
             with at_line(node.where):
                 made = node.op.ref(*inputs, **node.attrs)
         else:
             made = node.op.ref(*inputs, **node.attrs)
+    except TesseraError as err:  # `with located(node)` takes as long as a small op
+        locate(err, node)
+        raise
     return tuple(map(np.asarray, made)) if node.op.multi else (np.asarray(made),)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Sequence
+from operator import is_
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from ..runtime.arrays import HOST
 from ..runtime.device import has_gpu
 from ..tensor import Tensor, TensorType
 from ..tile.launch.placement import gpu_number
-from ..tile.launch.resident import Resident, adopted
+from ..tile.launch.resident import adopted
 from . import tree
 from .annotate import fit_argument, fit_result, placements, tensor_annotations
 from .decorator import Decorator
@@ -29,10 +30,11 @@ from .inspect_levels import launch_plan, level_text, need_level
 from .ir import Graph, node_effects
 from .kept_traces import Signatures
 from .operand import describe
-from .placed_leaves import HERE
+from .placed_leaves import FEW
 from .prepared_call import KEPT, PreparedCall, leaf_key
 from .regions.call import RegionCall, check_updates, close_regions, open_regions
 from .regions.types import RegionType, region_annotations
+from .short_keys import ShortKeys
 from .signature import (
     Static,
     callable_name,
@@ -83,6 +85,7 @@ class JitFunction:
         self._groups: dict[tuple, tuple] = {}  # by surroundings: see hooks.together
         self._last: TracedSignature | None = None
         self._ready: list[PreparedCall] = []
+        self._keys = ShortKeys()
         self._annotations: dict[str, Any] | None = None
         self._regions: dict[str, RegionType] | None = None
 
@@ -93,7 +96,9 @@ class JitFunction:
             if fast is not None:
                 return fast
             for ready in () if self._groups else self._ready:
-                steady = ready.steady.taken(args) if ready.is_here() else None
+                if not ready.is_here():
+                    continue
+                steady = ready.steady.taken(args) if self.donate else None
                 if steady is not None and not self._outdated(ready.traced):
                     out = ready.steady.call(*steady, self.name)
                     if out is not None:
@@ -101,7 +106,7 @@ class JitFunction:
                         self._cache.used(ready.traced)
                         return out
                 steady = None  # it has what the arguments have
-                leaves = ready.leaves(args) if ready.is_here() else None
+                leaves = ready.leaves(args)
                 if leaves is None or self._outdated(ready.traced):
                     continue
                 tensors = ready.tensors(leaves)
@@ -163,18 +168,22 @@ class JitFunction:
         """The hot path: positional plain tensors of a known signature."""
         if self._groups or self.placements:
             return None
-        key = _short_key(args)
+        key, leaves = self._keys.of(args)
         traced = None if key is None else self._cache.fast.get(key)
         if traced is None or self._outdated(traced):
             return None
         self._last = traced
         self._cache.used(traced)
-        return traced.run(args)
+        return traced.run(leaves)
 
     def _remember(self, args: tuple, leaves: list, traced: TracedSignature) -> None:
-        key = None if self._groups else _short_key(args)
-        if key is not None:
-            self._cache.remember(key, [a.type for a in args], traced)
+        """leaves: the tensors of the arguments."""
+        if self._groups:
+            return
+        few = traced.target == "cpu" or len(leaves) < FEW  # else all are asked at once
+        key, flat = self._keys.of(args, few and traced.layouts is None and not traced.donated)
+        if key is not None and len(flat) == len(leaves) and all(map(is_, flat, leaves)):
+            self._cache.remember(key, [a.type for a in flat], traced)
 
     # --- signatures ---------------------------------------------------------------------------
     def _parameters(self, what: str, chosen: Sequence[str | int]) -> frozenset[str]:
@@ -507,26 +516,6 @@ class JitFunction:
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name}>"
-
-
-def _short_key(args: Sequence[Any]) -> tuple | None:
-    """Of a call with plain tensors by position, which lie where they can be used at once; None for
-    any other."""
-    key: list[Any] = [config.device, *[look() for look in hooks.surroundings]]
-    for a in args:
-        if type(a) is Resident:
-            memory = a.held_now()
-            if type(memory) not in HERE:
-                return None
-            place = memory.device.index
-        elif type(a) is Tensor:
-            place = HOST
-        else:
-            return None
-        if a._scale is not None:
-            return None
-        key += (a._shape, id(a.type), a._is_param, place)
-    return tuple(key)
 
 
 def _named(names: Sequence[str], leaves: Sequence[Tensor]) -> list[tuple[str, Tensor]]:

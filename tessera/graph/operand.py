@@ -221,6 +221,8 @@ def promote(*xs: Any) -> tuple[list[Tensor], NumericType]:
     Python numbers are weak: they take the tensors' type. Raises DTypeError when two formats have
     no common type (fp8_e4m3 with fp8_e5m2).
     """
+    if _are_alike(xs):
+        return [*xs], xs[0].type
     given: list[Tensor | None] = [None if is_number(x) else as_tensor(x) for x in xs]
     if all(t is None for t in given):  # as_tensor of a traced number is that number still
         given = [as_tensor(x) for x in xs]
@@ -246,6 +248,15 @@ def promote(*xs: Any) -> tuple[list[Tensor], NumericType]:
         else:
             out.append(convert(to_compute(t), numeric))
     return out, common
+
+
+def _are_alike(xs: Sequence[Any]) -> bool:
+    """Whether operands are tensors on the host, of one type in which ops compute."""
+    for x in xs:
+        if x.__class__ is not Tensor or x._scale is not None or x.type is not xs[0].type:
+            return False
+    numeric = xs[0].type
+    return numeric.dtype is not F64 and compute_type(numeric) == numeric
 
 
 def number_in(x: Any, numeric: NumericType) -> Tensor:

@@ -198,8 +198,8 @@ class SteadySteps:
         if self.form is None or self.form.moved != run.moved:
             number = {id(x): k for k, x in enumerate(leaves)}
             numbers = [number.get(id(x), -1) for x in tensors]
-            mine = [numbers[i] for i in run.moved if i is not None]
-            trees = None if -1 in mine else CopiedTrees.of(self.structure, mine)
+            places = {numbers[i] for i in run.moved if i is not None}
+            trees = None if -1 in places else CopiedTrees.of(self.structure, places)
             if trees is None:
                 return
             self.form = StepForm(self.pattern, trees, numbers, self.traced, run.moved)

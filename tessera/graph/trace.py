@@ -220,18 +220,22 @@ def apply(op: GraphOp, /, *args: Tensor, **attrs: Any) -> Any:
     return run_eager(op, args, attrs) if builder is None else builder.emit(op, args, attrs)
 
 
+HOST_ALONE = {Tensor}  # classes of operands that lie on the host
+
+
 def run_eager(op: GraphOp, args: Sequence[Tensor], attrs: dict[str, Any]) -> Any:
-    for a in args:
-        if isinstance(a, Tracer):
-            raise TraceError(
-                f"a traced {a.aval} is used outside its trace",
-                hint="return it from the traced function instead of storing it outside",
-            )
-    if any(a.layout is not None for a in args):
-        return hooks.distributed.get().run_op(op, args, attrs)
-    if any(a.place != HOST for a in args):
-        return hooks.on_gpu.get().run_op(op, args, attrs)
-    avals = infer(op, tuple(Aval(a.shape, a.type) for a in args), attrs)
+    if {*map(type, args)} != HOST_ALONE:
+        for a in args:
+            if isinstance(a, Tracer):
+                raise TraceError(
+                    f"a traced {a.aval} is used outside its trace",
+                    hint="return it from the traced function instead of storing it outside",
+                )
+        if any(a.layout is not None for a in args):
+            return hooks.distributed.get().run_op(op, args, attrs)
+        if any(a.place != HOST for a in args):
+            return hooks.on_gpu.get().run_op(op, args, attrs)
+    avals = infer(op, tuple([Aval(a._shape, a.type) for a in args]), attrs)
     if hooks.sending and "collective" in op.effects:
         for show in hooks.sending:
             show(op, trace_state.where or user_line(), args, [a.array for a in args])
@@ -245,13 +249,13 @@ def run_eager(op: GraphOp, args: Sequence[Tensor], attrs: dict[str, Any]) -> Any
             f"{sum(map(_size_bytes, avals)) / 2**30:.3g} GiB",
             hint="a smaller batch, a narrower type, or the result in parts",
         ) from err
-    made = tuple(
+    made = tuple([
         Tensor(np.asarray(x), aval.type)
         for x, aval in zip(arrays if op.multi else (arrays,), avals, strict=True)
-    )
+    ])
     for see in hooks.timed_ops:
         see(op, tuple(args), attrs, made, begin, time.perf_counter_ns())
-    if any(a.type.policy.device is not None for a in avals):
+    if any([a.type.policy.device is not None for a in avals]):
         made = tuple(map(hooks.place_new.get(), made))
     for observe in hooks.eager_ops:
         observe(op, tuple(args), attrs, made)

@@ -39,15 +39,17 @@ def executor(graph: Graph, target: str, capture: bool | None = None, donated: Se
 class _OnGpu:
     """What is computed at once on a GPU, in graph/cuda/eager.py: loaded where there is one."""
 
-    def run_op(self, op: GraphOp, args: Sequence[Tensor], attrs: dict[str, Any]) -> Any:
+    @functools.cached_property
+    def run_op(self) -> Callable[[GraphOp, Sequence[Tensor], dict[str, Any]], Any]:
         from .cuda.eager import run_op
 
-        return run_op(op, args, attrs)
+        return run_op
 
-    def call(self, name: str, fn: Callable, args: tuple, kwargs: dict[str, Any]) -> Any:
+    @functools.cached_property
+    def call(self) -> Callable[[str, Callable, tuple, dict[str, Any]], Any]:
         from .cuda.eager import call
 
-        return call(name, fn, args, kwargs)
+        return call
 
 
 hooks.on_gpu.fill(_OnGpu())

@@ -17,6 +17,7 @@ from tessera.graph.cpu.target import CPU
 from tessera.graph.execute import Executable
 from tessera.graph.expand import expand, expand_held
 from tessera.graph.ir import verify
+from tessera.graph.jit import JitFunction
 from tessera.graph.schedule.fuse import fuse
 from tessera.graph.schedule.memory_plan import aligned_bytes, fold_constants, plan_memory
 from tessera.graph.schedule.op_ids import id_of, number
@@ -449,3 +450,64 @@ def test_a_compiled_product_equals_the_eager_one(rng):
     assert f._last.executable.compiled.multiplies
     want = np.tanh(x.numpy().astype(np.float64)) @ x.numpy().T.astype(np.float64)
     assert_close(f(x).numpy(), want, n=260, scale=16.0)
+
+
+# --- calls that are like one before --------------------------------------------------------------
+@pytest.fixture
+def bound(monkeypatch):
+    """Counts the calls that look at each parameter."""
+    bind, seen = JitFunction.bind, []
+    monkeypatch.setattr(JitFunction, "bind", lambda s, *a: seen.append(s.name) or bind(s, *a))
+    return seen
+
+
+def test_arguments_in_containers_are_known_at_once(bound):
+    f = ts.jit(lambda p, x: {"y": x * p["w"] + p["list"][0], "w": p["w"]})
+
+    def check(w, b, x):
+        made = f({"w": w, "list": [b, (b,)]}, x)
+        np.testing.assert_array_equal(made["y"].numpy(), np.asarray(x) * np.asarray(w)
+                                      + np.asarray(b))
+
+    w, b, x = (ts.tensor(np.full(3, v, np.float32)) for v in (2, 3, 4))
+    for i in range(4):
+        check(w, b, x + float(i))
+    assert bound == ["<lambda>"]
+    bound.clear()
+    w[...] = 7.0  # its values are no part of what is known
+    check(w, b, x)
+    assert not bound
+    others = [(ts.tensor(np.ones(1, np.float32)), b, x), (w, b, ts.cast(x, "bf16").astype("f32")),
+              (w.numpy(), b, x), (w, 3.0, x), (ts.param(w), b, x)]
+    for _ in range(2):
+        for arguments in others:
+            check(*arguments)
+    assert f.specializations == 5
+    f({"list": [b, (b,)], "w": w}, x)  # keys in another order
+    assert f.specializations == 6
+    check(w, b, x)
+
+
+def test_a_tensor_that_is_a_default():
+    two = ts.tensor(np.full(3, 2.0, np.float32))
+
+    @ts.jit
+    def f(x, scale=two):
+        return x * scale
+
+    x = ts.tensor(np.arange(3, dtype=np.float32))
+    for _ in range(3):
+        np.testing.assert_array_equal(f(x).numpy(), [0, 2, 4])
+        np.testing.assert_array_equal(f(x, x).numpy(), [0, 1, 4])
+        two[...] = 2.0
+
+
+def test_a_captured_tensor_of_a_call_with_containers():
+    global captured
+    captured = ts.tensor(np.ones(3, np.float32))
+    f = ts.jit(lambda p: p["x"] + captured)
+    x = ts.tensor(np.zeros(3, np.float32))
+    for k in (1.0, 5.0):
+        captured = ts.tensor(np.full(3, k, np.float32))
+        for _ in range(3):
+            np.testing.assert_array_equal(f({"x": x}).numpy(), k)

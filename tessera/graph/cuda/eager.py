@@ -32,7 +32,7 @@ from ..placed_leaves import HERE
 from ..signature import Static, join_scales, leaf_tensors, split_result
 from ..trace import apply, aval_of, trace
 from ..tree_code import unflattener
-from ..weak_numbers import number_of, number_type
+from ..weak_numbers import leaf_of, number_of, number_type
 from .device import DeviceExecutable
 
 MOST = 1024  # programs that are kept: those used last
@@ -120,8 +120,8 @@ def call(name: str, fn: Callable, args: tuple, kwargs: dict[str, Any]) -> Any:
         return fn(*args, **kwargs)
     glance = None if kwargs else _glance(fn, args)
     if glance is not None and (known := _programs.quick.get(glance)) is not None:
-        return known[0].run([t for a in args if type(a) is Resident or type(a) is float
-                             for t in leaf_tensors(a)])
+        return known[0].run([a if type(a) is Resident else leaf_of(a) for a in args
+                             if type(a) is Resident or type(a) is float])
     leaves, treedef = tree.flatten((args, kwargs))
     leaves = [adopted(x, name) for x in leaves]
     paths = zip(_paths(fn, args, kwargs, treedef), leaves, strict=True)
@@ -157,7 +157,7 @@ def _glance(fn: Callable, args: tuple) -> tuple | None:
         if kind is Resident:
             memory = a.held_now()
             if a._scale is not None or type(memory) not in HERE or (
-                    a.name is not None and number_type(a) is not None):
+                    a._name is not None and number_type(a) is not None):
                 return None
             key += (a._shape, id(a.type), memory.device.index)
         elif kind is float:

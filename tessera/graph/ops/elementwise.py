@@ -29,9 +29,10 @@ Partials = Callable[..., tuple[Any, ...]]
 # --- the family -------------------------------------------------------------------------------
 def _shape(result: str | None) -> Callable[..., Aval]:
     def rule(*xs: Aval, **attrs: Any) -> Aval:
-        shape = broadcast_shapes(*(x.shape for x in xs)) if len(xs) > 1 else xs[0].shape
-        operand = xs[-1]
-        if any(x.dtype is not operand.dtype for x in (xs[1:] if result == "select" else xs)):
+        operand, typed = xs[-1], xs[1:] if result == "select" else xs
+        alike = all([x.shape == operand.shape for x in xs])
+        shape = operand.shape if alike else broadcast_shapes(*(x.shape for x in xs))
+        if any([x.type.dtype is not operand.type.dtype for x in typed]):
             names = ", ".join(str(x.type) for x in xs)
             raise DTypeError(f"operands of one type needed, got {names}")
         return Aval(shape, BOOL if result == "bool" else operand.type)
