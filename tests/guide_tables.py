@@ -381,6 +381,9 @@ def launches_table() -> str | None:
             + markdown(("", *counts), rows))
 
 
+WAYS = ("dp", "fsdp", "tp")
+
+
 def host_times_table() -> str | None:
     """Of benchmarks/host_time.py; None while nothing is measured."""
     if not HOST_TIMES[0].exists():
@@ -389,7 +392,14 @@ def host_times_table() -> str | None:
     one = files[0]
     rows = [(f"`{name}`", f"{us:.1f}") for name, us in one["us_per_call"].items()]
     for file in files:
-        step, where = file["step"], "one GPU" if file is one else f"a mesh of {file['ranks']}"
+        step, where = file.get("step"), "one GPU" if file is one else f"a mesh of {file['ranks']}"
+        for way in (w for w in WAYS if w in file):
+            rows.append((f"a step of `{file['model']}` with {file[way]['leaves']} tensors, {where}, "
+                         f"{way}, {file['device']}, commit {file['commit']}; loss read each step, "
+                         "of six", ", ".join(f"{file[way][k]}" for k in (
+                             "read_median_us", "row_median_us"))))
+        if step is None:
+            continue
         if file.get("simulated"):
             where += (f" of simulated GPUs, on {file['device']}, Python {file['python']}, commit "
                       f"{file['commit']}, `{file['command']}`")

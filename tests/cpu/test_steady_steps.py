@@ -34,7 +34,7 @@ from tessera.runtime import libcuda
 from tessera.tensor import Tensor
 from tessera.tile.launch.memory_turns import InTurn
 
-OPCODES = 23  # of Python for each further tensor of a step: a pass over all takes 5 or more
+OPCODES = 0.5  # of Python for each further tensor of a step: a pass over all takes 5 or more
 Place = Callable[[np.ndarray], Tensor]
 
 
