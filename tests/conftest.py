@@ -86,8 +86,8 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.enable()
 
 
-# Files that take 30 to 100 s of a core (2026-11-27), begun first: a process that gets one at the end is
-# the only one at work. Workers are given files in the order in which they are collected.
+# Files that take 30 to 100 s of a core (2026-11-27), begun first: a process that gets one at the
+# end is the only one at work. Workers are given files in the order in which they are collected.
 LONGEST_FILES = ("mesh/test_sharded_ops.py", "golden/test_decode_compiled.py",
                  "cpu/test_lowering_emulated.py", "mesh/test_train.py",
                  "golden/test_fft_compiled.py", "golden/test_library_compiled.py",

@@ -9,6 +9,8 @@ from guide_library_tables import markdown
 
 RESULTS = Path(__file__).resolve().parents[1] / "benchmarks" / "results"
 EXCHANGES = RESULTS / "collectives.json"
+HOST_TIMES = RESULTS / "host_time.json", RESULTS / "host_time_mesh.json"
+WAYS = ("dp", "fsdp", "tp")
 
 
 def exchanges_table() -> str | None:
@@ -71,4 +73,32 @@ def _beside(ours: float | None, other: float | None) -> tuple[str, str, str]:
     return (*cells, f"{other / ours:.2f}" if ours and other else "")
 
 
-MESHES = {"exchanges": exchanges_table, "mesh steps": mesh_steps_table}
+def host_times_table() -> str | None:
+    """Of benchmarks/host_time.py; None while nothing is measured."""
+    if not HOST_TIMES[0].exists():
+        return None
+    files = [json.loads(path.read_text()) for path in HOST_TIMES if path.exists()]
+    one = files[0]
+    rows = [(f"`{name}`", f"{us:.1f}") for name, us in one["us_per_call"].items()]
+    for file in files:
+        step, where = file.get("step"), "one GPU" if file is one else f"a mesh of {file['ranks']}"
+        for way in (w for w in WAYS if w in file):
+            rows.append((f"a step of `{file['model']}` with {file[way]['leaves']} tensors, "
+                         f"{where}, {way}, {file['device']}, commit {file['commit']}; loss read "
+                         "each step, of six", ", ".join(f"{file[way][k]}" for k in (
+                             "read_median_us", "row_median_us"))))
+        if step is None:
+            continue
+        if file.get("simulated"):
+            where += (f" of simulated GPUs, on {file['device']}, Python {file['python']}, commit "
+                      f"{file['commit']}, `{file['command']}`")
+            if before := file.get("before"):  # the same of an earlier commit, put beside by hand
+                where += f"; {before['commit']} took {before['step']['least_us']} at least"
+        rows.append((f"a step of `{file['model']}` with {step['leaves']} tensors, {where}",
+                     f"{step['least_us']}, median {step['median_us']}"))
+    return (f"{one['device']}, Python {one['python']}, {one['date']}, commit {one['commit']}, "
+            f"`{one['command']}`.\n\n" + markdown(("Call", "us"), rows))
+
+
+MESHES = {"exchanges": exchanges_table, "mesh steps": mesh_steps_table,
+          "host_times": host_times_table}

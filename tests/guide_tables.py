@@ -42,7 +42,6 @@ from tessera.tile.ops import OPS as TILE_OPS
 PACKAGE = Path(ts.__file__).parent
 RESULTS = Path(__file__).resolve().parents[1] / "benchmarks" / "results"
 MEASURED, LAUNCHES = RESULTS / "kernels.json", RESULTS / "launch_overhead.json"
-HOST_TIMES = RESULTS / "host_time.json", RESULTS / "host_time_mesh.json"
 OFFLOAD = RESULTS / "offload.json"
 POWER = RESULTS / "power_limit.json"
 CPU_MODELS = RESULTS / "cpu_models.json"
@@ -381,36 +380,6 @@ def launches_table() -> str | None:
             + markdown(("", *counts), rows))
 
 
-WAYS = ("dp", "fsdp", "tp")
-
-
-def host_times_table() -> str | None:
-    """Of benchmarks/host_time.py; None while nothing is measured."""
-    if not HOST_TIMES[0].exists():
-        return None
-    files = [json.loads(path.read_text()) for path in HOST_TIMES if path.exists()]
-    one = files[0]
-    rows = [(f"`{name}`", f"{us:.1f}") for name, us in one["us_per_call"].items()]
-    for file in files:
-        step, where = file.get("step"), "one GPU" if file is one else f"a mesh of {file['ranks']}"
-        for way in (w for w in WAYS if w in file):
-            rows.append((f"a step of `{file['model']}` with {file[way]['leaves']} tensors, {where}, "
-                         f"{way}, {file['device']}, commit {file['commit']}; loss read each step, "
-                         "of six", ", ".join(f"{file[way][k]}" for k in (
-                             "read_median_us", "row_median_us"))))
-        if step is None:
-            continue
-        if file.get("simulated"):
-            where += (f" of simulated GPUs, on {file['device']}, Python {file['python']}, commit "
-                      f"{file['commit']}, `{file['command']}`")
-            if before := file.get("before"):  # the same of an earlier commit, put beside by hand
-                where += f"; {before['commit']} took {before['step']['least_us']} at least"
-        rows.append((f"a step of `{file['model']}` with {step['leaves']} tensors, {where}",
-                     f"{step['least_us']}, median {step['median_us']}"))
-    return (f"{one['device']}, Python {one['python']}, {one['date']}, commit {one['commit']}, "
-            f"`{one['command']}`.\n\n" + markdown(("Call", "us"), rows))
-
-
 def steps_table() -> str | None:
     """Of `python -m tessera bench step`: a file for each model; None while none is measured."""
     files = [json.loads(path.read_text()) for name in MODELS
@@ -592,7 +561,6 @@ TABLES: dict[str, Callable[[], str | None]] = {
     "measured": measured_table,
     "measured in short": measured_in_short,
     "launches": launches_table,
-    "host_times": host_times_table,
     "steps": steps_table,
     "offload": offload_table,
     "training": training_table,

@@ -115,8 +115,8 @@ def numbers(t: ts.Tensor) -> np.ndarray:
 
 
 @pytest.mark.parametrize("codes, how", [
-    ("fp4_e2m1", {"BM": 16}), ("fp6_e2m3", {"BM": 8}), ("fp4_e2m1", {"BN": 32}), ("fp4_e2m1", {"BK": 64}),
-    ("fp6_e2m3", {"BK": 128})], ids=str)
+    ("fp4_e2m1", {"BM": 16}), ("fp6_e2m3", {"BM": 8}), ("fp4_e2m1", {"BN": 32}),
+    ("fp4_e2m1", {"BK": 64}), ("fp6_e2m3", {"BK": 128})], ids=str)
 def test_few_columns_and_other_blocks_are_left_to_warps(codes, how, rng):
     """The last: half of a warpgroup's codes is no multiple of the 16 bytes that a lane reads."""
     assert program("bf16", codes, 64, 128, 512, rng,

@@ -13,26 +13,26 @@ from ...tile.interpreter.memory import MemoryBox
 from ...tile.ir.types import Buffer, TileType
 from ...tile.ops.indexed import find_places
 from .. import functions as F
-from .kernel_blocks import Block, is_recorded
+from .kernel_blocks import BlockedTile, is_recorded
 from .kernel_memory import Own, held_in
 from .kernel_places import as_dtype, as_numeric, elements, take_blocks, where_else
 
 if TYPE_CHECKING:
     from ...tile.ir.ir import Op
-    from .kernel_meaning import Recorder
+    from .kernel_meaning import KernelRecorder
 
 NOTHING = np.zeros((1, 1), np.float32)
 
 
-def _load_tile(m: Recorder, op: Op, place: MemoryBox) -> Tensor | Block:
+def _load_tile(m: KernelRecorder, op: Op, place: MemoryBox) -> Tensor | BlockedTile:
     return m.load_box(place, op.attr.get("fill") or 0)
 
 
-def _store_tile(m: Recorder, op: Op, place: MemoryBox, value: Any) -> None:
-    m.store_box(place, value if isinstance(value, Block) else m.recorded(value, None))
+def _store_tile(m: KernelRecorder, op: Op, place: MemoryBox, value: Any) -> None:
+    m.store_box(place, value if isinstance(value, BlockedTile) else m.recorded(value, None))
 
 
-def _load_element(m: Recorder, op: Op, place: MemoryBox, *index: Any) -> Tensor:
+def _load_element(m: KernelRecorder, op: Op, place: MemoryBox, *index: Any) -> Tensor:
     held, at = m.element(place, index)
     address: Any = at[0] if len(at) == 1 else sum(
         np.clip(i, 0, max(n - 1, 0)) * step
@@ -42,7 +42,7 @@ def _load_element(m: Recorder, op: Op, place: MemoryBox, *index: Any) -> Tensor:
     return F.reshape(flat, places.shape)
 
 
-def _store_element(m: Recorder, op: Op, place: MemoryBox, value: Any, *index: Any) -> None:
+def _store_element(m: KernelRecorder, op: Op, place: MemoryBox, value: Any, *index: Any) -> None:
     value = m.recorded(value, None)
     value = m.taken(value, lambda: as_dtype(_load_element(m, op, place, *index), value.dtype))
     held, at = m.element(place, index)
@@ -56,13 +56,13 @@ def _store_element(m: Recorder, op: Op, place: MemoryBox, value: Any, *index: An
     m.store(held, address, on, value)
 
 
-def _added(m: Recorder, op: Op) -> str:
+def _added(m: KernelRecorder, op: Op) -> str:
     if op.attr["kind"] != "add":
         m.refuse(f"atomic_{op.attr['kind']} has no derivative of its own")
     return "add"
 
 
-def _atomic(m: Recorder, op: Op, place: MemoryBox, value: Any, *index: Any) -> None:
+def _atomic(m: KernelRecorder, op: Op, place: MemoryBox, value: Any, *index: Any) -> None:
     """A sum into memory; who reads what was there before is refused."""
     held, at = m.element(place, index)
     value = m.taken(m.recorded(value, None), lambda: NOTHING)
@@ -70,7 +70,7 @@ def _atomic(m: Recorder, op: Op, place: MemoryBox, value: Any, *index: Any) -> N
     m.store(held, address, on, value, _added(m, op))
 
 
-def _atomic_tile(m: Recorder, op: Op, place: MemoryBox, value: Any) -> None:
+def _atomic_tile(m: KernelRecorder, op: Op, place: MemoryBox, value: Any) -> None:
     place = m.whole(place)
     address, inside = place.addresses(m.groups)
     on = inside & m.active_groups().reshape((-1,) + (1,) * (address.ndim - 1))
@@ -78,7 +78,8 @@ def _atomic_tile(m: Recorder, op: Op, place: MemoryBox, value: Any) -> None:
     m.store(held_in(place), address, on, value, _added(m, op))
 
 
-def _scatter(m: Recorder, op: Op, place: MemoryBox, value: Any, index: Any, *offsets: Any) -> None:
+def _scatter(m: KernelRecorder, op: Op, place: MemoryBox, value: Any, index: Any,
+             *offsets: Any) -> None:
     """A tile into memory, each element where a tile of known places says."""
     if is_recorded(index) or m.when is not None:
         m.refuse("where it writes depends on elements")
@@ -90,18 +91,18 @@ def _scatter(m: Recorder, op: Op, place: MemoryBox, value: Any, index: Any, *off
             m.recorded(value, found.address.ndim - 1), mode)
 
 
-def _allocate(m: Recorder, op: Op) -> MemoryBox:
+def _allocate(m: KernelRecorder, op: Op) -> MemoryBox:
     (made,) = op.outs
     assert isinstance(made.type, Buffer)
     own = Own(made.value.name, made.type, m.grid, m.lanes)
     return MemoryBox.whole(own)
 
 
-def _copy(m: Recorder, op: Op, target: MemoryBox, source: MemoryBox) -> None:
+def _copy(m: KernelRecorder, op: Op, target: MemoryBox, source: MemoryBox) -> None:
     m.store_box(target, m.load_box(source, 0))
 
 
-def _gather(m: Recorder, op: Op, place: MemoryBox, index: Any, *offsets: Any) -> Tensor:
+def _gather(m: KernelRecorder, op: Op, place: MemoryBox, index: Any, *offsets: Any) -> Tensor:
     """Slices of a tensor at positions that may follow from elements; the other axes lie alike for
     all groups."""
     attr, axis, n = op.attr, op.attr["axis"], len(m.grid)

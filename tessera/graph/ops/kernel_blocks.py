@@ -3,7 +3,7 @@
 A tile that is loaded by blocks along an axis of a tensor keeps that axis whole, and remembers that
 it is groups times elements. What works element by element, along other axes, or multiplies, then
 works on the tensor as it is, and what is stored by the same blocks was never cut. Other ops take
-the blocks apart, `Block.apart`.
+the blocks apart, `BlockedTile.apart`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Group = tuple[int, ...]
 
 
 @dataclass(frozen=True)
-class Block:
+class BlockedTile:
     """A tile or number of every group. form: of each axis of the tensor, what it counts, the last
     the fastest; () an axis of extent 1. An axis of the tile or the grid that is in none: all are
     alike along it. shape: of the tile; none of a number."""
@@ -48,7 +48,7 @@ class Block:
             return F.reshape(split, (*lead, 1))
         return F.broadcast_to(F.reshape(split, (*lead, *tile)), (*lead, *self.shape))
 
-    def along(self, form: Sequence[Group], like: Block | None = None) -> Tensor | None:
+    def along(self, form: Sequence[Group], like: BlockedTile | None = None) -> Tensor | None:
         """The tensor with the axes of a form, of extent 1 where it is alike; None where that would
         take it apart. like: a block with these extents, by default this one."""
         mine = [g for g in self.form if g]
@@ -64,7 +64,7 @@ class Block:
         return self.tensor if tuple(shape) == tuple(self.tensor.shape) else F.reshape(
             self.tensor, tuple(shape))
 
-    def renamed(self, names: dict[int, int], shape: tuple[int, ...]) -> Block:
+    def renamed(self, names: dict[int, int], shape: tuple[int, ...]) -> BlockedTile:
         """The same elements as a tile of another shape, whose axes have other numbers."""
         form = tuple(tuple(names.get(p, p) for p in group) for group in self.form)
         return replace(self, form=form, shape=shape)
@@ -72,23 +72,24 @@ class Block:
 
 def is_recorded(x: Any) -> bool:
     """Whether a value follows from elements of tensors."""
-    return isinstance(x, Tensor | Block)
+    return isinstance(x, Tensor | BlockedTile)
 
 
-def joined(f: Callable, args: Sequence[Any], shape: tuple[int, ...]) -> Block | None:
+def joined(f: Callable, args: Sequence[Any], shape: tuple[int, ...]) -> BlockedTile | None:
     """A function of elements of blocks and of numbers that are known, [*grid, *tile]; None where
     the blocks lie differently. shape: of the result."""
-    blocks = [a for a in args if isinstance(a, Block)]
+    blocks = [a for a in args if isinstance(a, BlockedTile)]
     widest = max(blocks, key=lambda b: sum(map(len, b.form)))
     form = widest.form
     full = replace(widest, shape=shape if len(shape) >= len(widest.shape) else widest.shape)
-    operands = [a.along(form, full) if isinstance(a, Block) else known_along(full, a) for a in args]
+    operands = [a.along(form, full) if isinstance(a, BlockedTile) else known_along(full, a)
+                for a in args]
     if any(x is None for x in operands):
         return None
-    return Block(f(*operands), form, shape, widest.grid)
+    return BlockedTile(f(*operands), form, shape, widest.grid)
 
 
-def known_along(block: Block, x: np.ndarray) -> Any:
+def known_along(block: BlockedTile, x: np.ndarray) -> Any:
     """An array [*grid, *tile], with extents of 1 where it is alike, with the axes of a block; a
     number where it is one."""
     if x.size == 1:
@@ -110,7 +111,7 @@ def known_along(block: Block, x: np.ndarray) -> Any:
     return as_tensor(np.ascontiguousarray(_merged(block, x, there)))
 
 
-def _merged(block: Block, x: np.ndarray, there: set[int]) -> np.ndarray:
+def _merged(block: BlockedTile, x: np.ndarray, there: set[int]) -> np.ndarray:
     """What a form lists one by one, with its axes, each whole where a part of it is there."""
     shape, at = [], 0
     for group in block.form:
@@ -125,7 +126,7 @@ def _merged(block: Block, x: np.ndarray, there: set[int]) -> np.ndarray:
     return x.reshape(shape)
 
 
-def reduced(f: Callable, x: Block, axis: int | None) -> Block | None:
+def reduced(f: Callable, x: BlockedTile, axis: int | None) -> BlockedTile | None:
     """A reduction along an axis of the tile, or of all, where no group's elements are cut from
     another's."""
     axes = range(len(x.shape)) if axis is None else (axis,)
@@ -133,14 +134,14 @@ def reduced(f: Callable, x: Block, axis: int | None) -> Block | None:
         return None
     at = tuple(x.form.index((a,)) for a in axes)
     form = tuple(() if i in at else g for i, g in enumerate(x.form))
-    y = Block(f(x.tensor, axis=at, keepdims=True), form, x.shape, x.grid)
+    y = BlockedTile(f(x.tensor, axis=at, keepdims=True), form, x.shape, x.grid)
     if axis is None:
         return y.renamed({}, ())
     names = {i: i - 1 for i in range(axis + 1, len(x.shape))}
     return y.renamed(names, (*x.shape[:axis], *x.shape[axis + 1:]))
 
 
-def multiplied(a: Block, b: Block) -> Block | None:
+def multiplied(a: BlockedTile, b: BlockedTile) -> BlockedTile | None:
     """a @ b as one product of matrices, where the blocks of each lie along its own axes."""
     left, right = [g for g in a.form if g], [g for g in b.form if g]
     if (1,) not in left or (0,) not in right:
@@ -157,7 +158,7 @@ def multiplied(a: Block, b: Block) -> Block | None:
     inner = a.shape[1]
     made = F.matmul(F.reshape(x, (prod(sizes[0]), inner)), F.reshape(y, (inner, prod(sizes[1]))))
     shape = a.shape[0], b.shape[1]
-    return Block(F.reshape(made, (*sizes[0], *sizes[1])), (*rows, *columns), shape, a.grid)
+    return BlockedTile(F.reshape(made, (*sizes[0], *sizes[1])), (*rows, *columns), shape, a.grid)
 
 
-__all__ = ["Block", "is_recorded", "joined", "known_along", "multiplied", "reduced"]
+__all__ = ["BlockedTile", "is_recorded", "joined", "known_along", "multiplied", "reduced"]

@@ -31,10 +31,10 @@ from ...tile.ir.op_record import OPS
 from ...tile.ir.types import Scalar, TileType
 from .. import functions as F
 from .kernel_accesses import ACCESSES
-from .kernel_blocks import Block, is_recorded, joined
+from .kernel_blocks import BlockedTile, is_recorded, joined
 from .kernel_memory import Held, Own, held_in
 from .kernel_places import as_dtype, as_numeric, elements, take_blocks, where_else
-from .tile_meanings import MEANINGS, SHAPED, WHOLE, Step
+from .tile_meanings import MEANINGS, SHAPED, WHOLE, RecordedOp
 
 if TYPE_CHECKING:
     from ...tile.interpreter.arguments import Bound
@@ -64,11 +64,11 @@ def meaning(name: str, work: Specialisation, bound: Bound, tensors: dict[str, Te
         else:
             env[p.value] = bound.values[key]
     if prod(work.grid):
-        Recorder(name, work.grid, work.lanes, env).run(work.function.body)
+        KernelRecorder(name, work.grid, work.lanes, env).run(work.function.body)
     return {key: m.value for key, m in memory.items()}
 
 
-class Recorder(Machine):
+class KernelRecorder(Machine):
     """The interpreter with values of the graph: a number is [*grid, lanes|1], a tile [*grid,
     *tile], where an axis of the grid has extent 1 if all groups along it have the same."""
 
@@ -104,17 +104,17 @@ class Recorder(Machine):
             self.refuse("it uses what an atomic found, which depends on who was first")
         return found
 
-    def whole_op(self, op: Op, args: list[Any]) -> Block | None:
+    def whole_op(self, op: Op, args: list[Any]) -> BlockedTile | None:
         """An op of blocks that need not be taken apart; None where they must."""
         kind, made = op.outs[0].type, None
         if any(isinstance(a, Tensor | MemoryBox) for a in args):
             return None
         shape = kind.shape if isinstance(kind, TileType) else ()
-        known = [a if isinstance(a, Block) else self.over_grid(np.asarray(a)) for a in args]
+        known = [a if isinstance(a, BlockedTile) else self.over_grid(np.asarray(a)) for a in args]
         if op.name in WHOLE:
             made = WHOLE[op.name](op, known, shape)
         elif op.name not in SHAPED:
-            step = Step(self, op, kind)
+            step = RecordedOp(self, op, kind)
             made = joined(lambda *xs: MEANINGS[op.name](step, *xs), known, shape)
         if made is None:
             return None
@@ -125,7 +125,7 @@ class Recorder(Machine):
         kind = op.outs[0].type
         rank = len(kind.shape) if isinstance(kind, TileType) and op.name not in SHAPED else None
         recorded = [self.recorded(x, rank) for x in args]
-        return self.held(op, MEANINGS[op.name](Step(self, op, kind), *recorded))
+        return self.held(op, MEANINGS[op.name](RecordedOp(self, op, kind), *recorded))
 
     @staticmethod
     def held(op: Op, value: Tensor) -> Tensor:
@@ -140,7 +140,7 @@ class Recorder(Machine):
         if isinstance(x, MemoryBox):
             x = self.load_box(x, 0)
         n = len(self.grid)
-        if isinstance(x, Block):
+        if isinstance(x, BlockedTile):
             x = x.apart()
         if not isinstance(x, Tensor):
             x = as_tensor(self.over_grid(np.asarray(x)))
@@ -246,7 +246,7 @@ class Recorder(Machine):
             self.refuse("a place in memory depends on elements")
         return self.over_grid(np.asarray(offset, np.int64).reshape(np.shape(offset) or (1, 1)))
 
-    def load_box(self, place: MemoryBox, fill: Any) -> Tensor | Block:
+    def load_box(self, place: MemoryBox, fill: Any) -> Tensor | BlockedTile:
         """A box of each group."""
         place = self.whole(place)
         held, n = held_in(place), len(self.grid)
@@ -260,7 +260,7 @@ class Recorder(Machine):
             x = take_blocks(x, axis, starts, place.box[axis], fill)
             shown = (place.kept.index(axis),) if axis in place.kept else ()
             form.append((*(~k for k in ks), *shown))
-        return Block(x, tuple(form), tuple(place.box[a] for a in place.kept), self.grid)
+        return BlockedTile(x, tuple(form), tuple(place.box[a] for a in place.kept), self.grid)
 
     def load_flat(self, place: MemoryBox, fill: Any) -> Tensor:
         """As load_box, each element by its address."""
@@ -301,7 +301,7 @@ class Recorder(Machine):
     def store_box(self, place: MemoryBox, value: Any) -> None:
         place = self.whole(place)
         by_axis = self.covers(place)
-        if isinstance(value, Block) and by_axis is not None and self.when is None and \
+        if isinstance(value, BlockedTile) and by_axis is not None and self.when is None and \
                 self.store_whole(place, by_axis, value):
             return
         n, shown = len(self.grid), tuple(place.box[a] for a in place.kept)
@@ -318,7 +318,7 @@ class Recorder(Machine):
         else:
             self.join(place, by_axis, value)
 
-    def store_whole(self, place: MemoryBox, by_axis: list[list[int]], value: Block) -> bool:
+    def store_whole(self, place: MemoryBox, by_axis: list[list[int]], value: BlockedTile) -> bool:
         """A block that was never cut, where the groups write all of a tensor; else False."""
         shown = tuple(place.box[a] for a in place.kept)
         form = [(*(~k for k in ks), *((place.kept.index(axis),) if axis in place.kept else ()))

@@ -17,12 +17,12 @@ from ...tensor import Tensor, as_tensor
 from ...tile.ir.op_record import OPS
 from ...tile.ir.types import Scalar
 from .. import functions as F
-from .kernel_blocks import Block, joined, multiplied, reduced
+from .kernel_blocks import BlockedTile, joined, multiplied, reduced
 from .kernel_places import as_numeric, where_else
 
 if TYPE_CHECKING:
     from ...tile.ir.ir import Op
-    from .kernel_meaning import Recorder
+    from .kernel_meaning import KernelRecorder
 
 
 SHAPED = ("expand_dims", "reshape", "broadcast_to", "transpose", "permute", "matmul", "reduce_sum",
@@ -32,10 +32,10 @@ WARP = 32
 
 
 @dataclass(frozen=True)
-class Step:
+class RecordedOp:
     """An op while it is recorded."""
 
-    machine: Recorder
+    machine: KernelRecorder
     op: Op
     type: Any
 
@@ -54,20 +54,20 @@ def _plain(f: Callable) -> Callable:
 
 
 def _reduced(f: Callable) -> Callable:
-    def run(step: Step, x: Tensor) -> Tensor:
+    def run(step: RecordedOp, x: Tensor) -> Tensor:
         y = f(x, axis=step.axis(x))
         return F.expand_dims(y, -1) if isinstance(step.type, Scalar) else y
 
     return run
 
 
-def _matmul(step: Step, x: Tensor, y: Tensor, *accumulator: Tensor) -> Tensor:
+def _matmul(step: RecordedOp, x: Tensor, y: Tensor, *accumulator: Tensor) -> Tensor:
     wide = as_type(step.type.dtype)
     out = F.matmul(as_numeric(x, wide), as_numeric(y, wide))
     return out + accumulator[0] if accumulator else out
 
 
-def _convert(step: Step, x: Tensor) -> Tensor:
+def _convert(step: RecordedOp, x: Tensor) -> Tensor:
     attr = step.op.attr
     numeric = as_type(step.type.dtype)
     if attr.get("saturate"):
@@ -75,27 +75,27 @@ def _convert(step: Step, x: Tensor) -> Tensor:
     return F.cast(x, numeric)
 
 
-def _permute(step: Step, x: Tensor) -> Tensor:
+def _permute(step: RecordedOp, x: Tensor) -> Tensor:
     n = step.lead
     return F.transpose(x, (*range(n), *(n + a for a in step.op.attr["axes"])))
 
 
-def _shaped(step: Step, x: Tensor) -> Tensor:
+def _shaped(step: RecordedOp, x: Tensor) -> Tensor:
     return F.reshape(x, (*x.shape[:step.lead], *step.type.shape))
 
 
-def _broadcast(step: Step, x: Tensor) -> Tensor:
+def _broadcast(step: RecordedOp, x: Tensor) -> Tensor:
     n, shape = step.lead, step.type.shape
     if x.ndim - n != len(shape):  # a number
         x = F.reshape(x, (*x.shape[:n], *(1,) * len(shape)))
     return F.broadcast_to(x, (*x.shape[:n], *shape))
 
 
-def _masked(step: Step, x: Tensor, *numbers: Tensor) -> Tensor:
+def _masked(step: RecordedOp, x: Tensor, *numbers: Tensor) -> Tensor:
     """An op that replaces elements by their places alone: which, its own meaning says."""
     m, attr = step.machine, step.op.attr
     given = [m.get(a) for a in step.op.args[1:]]
-    if any(isinstance(g, Tensor | Block) for g in given):
+    if any(isinstance(g, Tensor | BlockedTile) for g in given):
         m.refuse(f"the edge of {step.op.name} depends on elements")
     meaning = OPS[step.op.name].numpy
     assert meaning is not None
@@ -107,7 +107,7 @@ def _masked(step: Step, x: Tensor, *numbers: Tensor) -> Tensor:
 
 def _lanes(f: Callable) -> Callable:
     """Over all lanes of the group."""
-    def run(step: Step, x: Tensor) -> Tensor:
+    def run(step: RecordedOp, x: Tensor) -> Tensor:
         m = step.machine
         return f(F.broadcast_to(x, (*x.shape[:-1], m.lanes)), axis=-1, keepdims=True)
 
@@ -116,7 +116,7 @@ def _lanes(f: Callable) -> Callable:
 
 def _warps(f: Callable) -> Callable:
     """Over the lanes of each warp, in every lane."""
-    def run(step: Step, x: Tensor) -> Tensor:
+    def run(step: RecordedOp, x: Tensor) -> Tensor:
         m = step.machine
         if m.lanes % WARP:
             m.refuse(f"a warp of a group of {m.lanes} lanes is not whole")
@@ -127,18 +127,18 @@ def _warps(f: Callable) -> Callable:
     return run
 
 
-def _scan(step: Step, x: Tensor) -> Tensor:
+def _scan(step: RecordedOp, x: Tensor) -> Tensor:
     """Sums over the lanes of a warp up to each."""
     lanes = step.machine.lanes
     wide = F.reshape(F.broadcast_to(x, (*x.shape[:-1], lanes)), (*x.shape[:-1], -1, WARP))
     return F.reshape(F.cumsum(wide, axis=-1), (*x.shape[:-1], lanes))
 
 
-def _shuffled(step: Step, x: Tensor, *rest: Tensor) -> Tensor:
+def _shuffled(step: RecordedOp, x: Tensor, *rest: Tensor) -> Tensor:
     """Values of other lanes: of which ones, the op's own meaning of lanes' numbers says."""
     m = step.machine
     given = [m.get(a) for a in step.op.args[1:]]
-    if any(isinstance(g, Tensor | Block) for g in given):
+    if any(isinstance(g, Tensor | BlockedTile) for g in given):
         m.refuse("which lane's value it takes depends on elements")
     run = OPS[step.op.name].run
     assert run is not None
@@ -149,7 +149,7 @@ def _shuffled(step: Step, x: Tensor, *rest: Tensor) -> Tensor:
 
 
 def _position(f: Callable) -> Callable:
-    def run(step: Step, x: Tensor) -> Tensor:
+    def run(step: RecordedOp, x: Tensor) -> Tensor:
         if step.op.attr["axis"] is None:
             x = F.reshape(x, (*x.shape[:step.lead], -1))
             return F.expand_dims(f(x, axis=-1), -1)
@@ -208,17 +208,17 @@ def _whole_reduction(f: Callable) -> Callable:
     return lambda op, args, shape: reduced(f, args[0], op.attr["axis"])
 
 
-def _whole_expand(op: Op, args: list[Any], shape: tuple[int, ...]) -> Block:
+def _whole_expand(op: Op, args: list[Any], shape: tuple[int, ...]) -> BlockedTile:
     axis, (x,) = op.attr["axis"], args
     return x.renamed({i: i + 1 for i in range(axis, len(x.shape))}, shape)
 
 
-def _whole_permute(op: Op, args: list[Any], shape: tuple[int, ...]) -> Block:
+def _whole_permute(op: Op, args: list[Any], shape: tuple[int, ...]) -> BlockedTile:
     axes, (x,) = op.attr.get("axes", (1, 0)), args
     return x.renamed({a: i for i, a in enumerate(axes)}, shape)
 
 
-def _whole_broadcast(op: Op, args: list[Any], shape: tuple[int, ...]) -> Block | None:
+def _whole_broadcast(op: Op, args: list[Any], shape: tuple[int, ...]) -> BlockedTile | None:
     (x,) = args
     spread = [i for i, (a, b) in enumerate(zip(x.shape, shape, strict=False)) if a != b]
     if any(i in group and len(group) > 1 for group in x.form for i in spread):
@@ -227,9 +227,9 @@ def _whole_broadcast(op: Op, args: list[Any], shape: tuple[int, ...]) -> Block |
     return replace(x, form=form, shape=shape)
 
 
-def _whole_matmul(op: Op, args: list[Any], shape: tuple[int, ...]) -> Block | None:
+def _whole_matmul(op: Op, args: list[Any], shape: tuple[int, ...]) -> BlockedTile | None:
     wide = as_type(op.outs[0].type.dtype)
-    if not all(isinstance(x, Block) for x in args[:2]):
+    if not all(isinstance(x, BlockedTile) for x in args[:2]):
         return None
     x, y = (replace(v, tensor=as_numeric(v.tensor, wide)) for v in args[:2])
     made = multiplied(x, y)
@@ -247,4 +247,4 @@ WHOLE: dict[str, Callable] = {
     "expand_dims": _whole_expand, "transpose": _whole_permute, "permute": _whole_permute,
     "broadcast_to": _whole_broadcast, "matmul": _whole_matmul}
 
-__all__ = ["MEANINGS", "SHAPED", "WHOLE", "Step"]
+__all__ = ["MEANINGS", "SHAPED", "WHOLE", "RecordedOp"]

@@ -582,9 +582,8 @@ def store_turned_panels(layout: str, shape: tuple[int, int], dtype: str, rank: i
             b.call(tma.bulk_wait(min(n, buffers - 1), read=True))
             b.call(find_instruction("sync_warp"), b.i32(-1))
             for down in range(0, rows, 16):
-                corners = [(row + down + below, column + right) for below in (0, 8)
-                           for right in (0, 8)]
-                found = [x[number[r + j, c]] for r, c in corners for j in (0, 1)]
+                found = [x[number[row + down + below + j, column + right]]
+                         for below in (0, 8) for right in (0, 8) for j in (0, 1)]
                 b.call(matrix.stmatrix(4, trans=True), b.add(place, b.i32(buffer + 32 * down)),
                        encode_half(b, dtype, found))
             b.call(find_instruction("fence_async_shared"))
