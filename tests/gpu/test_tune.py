@@ -88,11 +88,11 @@ def test_functions_in_blocks_that_a_table_chooses(choice, M, hopper, rng, monkey
     def measured(model, extents, dtype, layout, card, allowed):
         return replace(read_choice(choice, extents), tuned="it was said so")
 
-    def card_for(chip):
+    def card_beside(*_):
         return replace(card_at(0), tuned=TunedTables(()))
 
     monkeypatch.setattr(place_blocks, "tuned_blocks", measured)
-    monkeypatch.setattr(place_blocks, "card_for", card_for)
+    monkeypatch.setattr(place_blocks, "card_beside", card_beside)
     x, w, b = (rng.standard_normal(s).astype(np.float32) for s in ((M, 1024), (1024, 768), (768,)))
     x, w = (v.astype(bf16.numpy).astype(np.float32) for v in (x, w))
     dx, dw, db = (ts.tensor(v, t).to("cuda") for v, t in ((x, "bf16"), (w, "bf16"), (b, "f32")))
