@@ -369,7 +369,7 @@ REFUSED: dict[str, str] = {
     "conv_input": "its image is larger than its windows reach",
     **dict.fromkeys(("diagonal", "diagonal_embed"), "ONNX has no diagonals"),
     **dict.fromkeys(("along_sequence", "constrain", "lie_as", "replicated", "shard", "shard_like",
-                     "zero_split", "mesh_random_bits", "mesh_cast_stochastic"),
+                     "zero_split", "mesh_copied", "mesh_random_bits", "mesh_cast_stochastic"),
                     "it says how tensors lie on a mesh"),
     **dict.fromkeys(("ring_attention", "ring_attention_back"), "it is written for many ranks"),
     "atan2": "ONNX has no angle of two operands",
