@@ -164,11 +164,11 @@ MOST_LINES_ACROSS = 32
 WIDE = {13: (16, 32, 16), 14: (32, 32, 16)}
 WIDE_ACROSS = {9: (32, 16), 10: (32, 32)}
 # Radices of a first stage whose butterflies are side by side in threads of 16 points. Lines of 2^10
-# and 2^11 take 67.6 and 68.4 us so for 68.0 and 69.4, real lines of 2^9 and 2^10 37.0 and 38.2 for
-# 37.2 and 38.4; but lines of 2^9, of radix 2, 70.6 for 67.7 (H200, 2026-11-27).
+# and 2^11 take 67.7 and 68.4 us so for 68.2 and 69.0, real lines of 2^10 38.4 for 38.5; but lines
+# of 2^9, of radix 2, 70.6 for 67.7 (H200, 2026-11-27).
 BESIDE = (4, 8)
 # Groups that ask for their first points before they may read them, of 4096 complex points and of
-# those of real lines. Lines of 2^12 take 70.1 us so for 71.0, real ones of 2^13 39.2 for
+# those of real lines. Lines of 2^12 take 70.0 us so for 71.0, real ones of 2^13 39.4 for
 # 41.1; but real ones of 2^10 38.9 for 38.5 (H200, 2026-11-27).
 NEAR, NEAR_REAL = {4096: 1056}, {4096: 528}
 # (threads, points of each): groups that share a multiprocessor's registers. 384 threads have lines

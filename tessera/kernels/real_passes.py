@@ -231,8 +231,9 @@ PAIRED = {64: (4, 16), 128: (8, 16), 256: (16, 16), 512: (32, 16)}
 # Points of lines of which pairs are made, of 2^15 pairs of points on: there and back. Rows between
 # the passes are to be long, and pieces of rows of frequencies, which begin anywhere, too.
 THERE, BACK = (64, 128, 128, 256, 512, 512), (256, 256, 256, 512, 512, 512)
-# Groups between the passes over the shortest: 84.6 us for 85.3 of lines of 2^16, 91.5 with 512,
-# 86.5 with 256 (H200, 2026-11-27).
+# Groups between the passes over the shortest: 87.0 us for 87.8 of lines of 2^16. In a build whose
+# addresses had known offsets beside them 84.6 for 85.3, 91.5 with 512, 86.5 with 256 (H200,
+# 2026-11-27).
 SHORTEST, AHEAD_SHORTEST = 1 << 15, 320
 # Back to real lines of twice as many points, a thread's of 32. Of 2^12 40.3 us for 40.7 as
 # irfft_lines, of 2^13 40.7 for 45 (H200, 2026-11-27 and 26).
