@@ -1,7 +1,8 @@
 """`dataclass` of the standard library, whose methods are written when one is first used.
 
 The library writes and compiles up to seven functions for each class. For the 365 dataclasses that
-`import tessera` declares that was 0.15 s of 0.6; three in four of them a program never touches.
+`import tessera` declares that was 0.15 s of 0.6 (of a core, Python 3.11, 2026-11-27); three in four
+of them a program never touches.
 """
 
 from __future__ import annotations

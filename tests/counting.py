@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -25,3 +26,24 @@ def python_calls(run: Callable[[], Any]) -> int:
     finally:
         sys.setprofile(before)
     return count - 1  # the call of setprofile that ends it
+
+
+def opcodes(call: Callable[[], Any]) -> int:
+    """Of Python, that a call runs."""
+    count = 0
+
+    def trace(frame: Any, event: str, _: Any) -> Any:
+        nonlocal count
+        frame.f_trace_opcodes, frame.f_trace_lines = True, False
+        count += event == "opcode"
+        return trace
+
+    before = sys.gettrace()
+    gc.disable()
+    sys.settrace(trace)
+    try:
+        call()
+    finally:
+        sys.settrace(before)
+        gc.enable()
+    return count

@@ -101,6 +101,20 @@ def test_what_has_none_is_refused_on_its_line(body, why, line):
             assert error.value.where.line == body.__code__.co_firstlineno + line
 
 
+def test_what_a_gather_finds_outside_of_a_part_is_not_differentiated(rng):
+    @ts.kernel
+    def picked(x: Tensor["N", f32], ids: Tensor["M", ts.int32], y: Tensor["M", f32]):
+        i = tile.load(ids[tile_m:tile_m + 8])
+        y[tile_m:tile_m + 8] = tile.gather(x[4:12], i) * 2.0
+
+    ids = ts.tensor(np.array([-1, 0, 7, 8, -4, 3, 3, 99], np.int32))
+    slope = ts.grad(lambda x: ts.sum(written(lambda x, y: picked(x, ids, y), 8)(x)))(
+        ts.tensor(rng.standard_normal(20), "f32")).numpy()
+    want = np.zeros(20)
+    np.add.at(want, [4, 11, 7, 7], 2.0)  # of the others there are none in x[4:12]
+    assert np.array_equal(slope, want)
+
+
 def test_a_rule_goes_before(rng):
     @ts.kernel
     def cube(x: Tensor["N", f32]) -> Tensor["N", f32]:

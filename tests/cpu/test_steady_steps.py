@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import copy
 import gc
-import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator
@@ -18,6 +17,7 @@ import numpy as np
 import pytest
 
 import tessera as ts
+from counting import opcodes
 from fake_driver import driver as driver
 from fake_gpu import Torch, filled
 from fake_gpu import gpu as gpu
@@ -573,27 +573,6 @@ def test_threads_that_read_while_others_step(place: Place) -> None:
 
 
 # --- how much runs -------------------------------------------------------------------------------
-def opcodes(call: Callable[[], Any]) -> int:
-    """Of Python, that a call runs."""
-    count = 0
-
-    def trace(frame: Any, event: str, _: Any) -> Any:
-        nonlocal count
-        frame.f_trace_opcodes, frame.f_trace_lines = True, False
-        count += event == "opcode"
-        return trace
-
-    before = sys.gettrace()
-    gc.disable()
-    sys.settrace(trace)
-    try:
-        call()
-    finally:
-        sys.settrace(before)
-        gc.enable()
-    return count
-
-
 def test_python_that_runs_for_each_tensor(place: Place, driver: Any) -> None:
     few, many = FEW, 3 * FEW
     counts = []

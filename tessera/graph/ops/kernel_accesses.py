@@ -117,10 +117,11 @@ def _gather(m: KernelRecorder, op: Op, place: MemoryBox, index: Any, *offsets: A
     for a, start in enumerate(starts):
         if a != axis:
             x = take_blocks(x, a, start.reshape(()), attr["box"][a], attr["fill"])
-    ids = m.recorded(index, None) + int(starts[axis].item())
+    number = m.recorded(index, None)
+    ids = number + int(starts[axis].item())
     there = (ids >= 0) & (ids < held.shape[axis])
     if attr["limit"]:
-        there = there & (ids < int(starts[axis].item()) + attr["limit"])
+        there = there & (number >= 0) & (number < attr["limit"])
     y = F.take(x, F.where(there, ids, 0), axis)
     after = y.ndim - axis - there.ndim
     mask = F.reshape(there, (*there.shape, *(1,) * after))

@@ -160,11 +160,10 @@ class KernelRecorder(Machine):
 
     def if_(self, node: If) -> None:
         cond = self.get(node.cond)
-        if is_recorded(cond):
-            cond = self.recorded(cond, None)
-        else:
+        if not is_recorded(cond):
             super().if_(node)
             return
+        cond = self.recorded(cond, None)
         outer, sides = self.when, []  # both are computed, and each writes where it is taken
         for on, body, values in ((cond, node.then, node.thens), (~cond, node.orelse, node.elses)):
             self.when = on if outer is None else outer & on

@@ -17,6 +17,7 @@ Lane 4 g + t of a warp has rows g and g + 8 (PTX ISA 9.7.15). The order of k:
 from __future__ import annotations
 
 import functools
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any
 
@@ -138,7 +139,7 @@ def unpack(part_bytes: int, codes: str, dtype: str, dealt: bool, piece: int, pie
     return Operation("unpack_codes", 2, lambda *_: form)
 
 
-class _Order:
+class _Order(ABC):
     """How a lane, t of the four of a row, reads codes, and what it makes of them.
 
     unit: bytes of a row that lanes read together.  loads: of a lane in them, where a chunk begins
@@ -160,8 +161,9 @@ class _Order:
         """What registers depend on beside words."""
         return []
 
+    @abstractmethod
     def registers(self, b: Builder, words: list[LLVM], lane: list[LLVM]) -> list[LLVM]:
-        raise NotImplementedError
+        """The registers of a row that come of a group's words, two for each step."""
 
 
 class _Dealt(_Order):
