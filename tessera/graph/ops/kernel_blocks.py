@@ -161,4 +161,4 @@ def multiplied(a: BlockedTile, b: BlockedTile) -> BlockedTile | None:
     return BlockedTile(F.reshape(made, (*sizes[0], *sizes[1])), (*rows, *columns), shape, a.grid)
 
 
-__all__ = ["BlockedTile", "is_recorded", "joined", "known_along", "multiplied", "reduced"]
+__all__ = ["BlockedTile", "Group", "is_recorded", "joined", "known_along", "multiplied", "reduced"]

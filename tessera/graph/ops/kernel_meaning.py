@@ -31,7 +31,7 @@ from ...tile.ir.op_record import OPS
 from ...tile.ir.types import Scalar, TileType
 from .. import functions as F
 from .kernel_accesses import ACCESSES
-from .kernel_blocks import BlockedTile, is_recorded, joined
+from .kernel_blocks import BlockedTile, Group, is_recorded, joined
 from .kernel_memory import Held, Own, held_in
 from .kernel_places import as_dtype, as_numeric, elements, take_blocks, where_else
 from .tile_meanings import MEANINGS, SHAPED, WHOLE, RecordedOp
@@ -253,13 +253,12 @@ class KernelRecorder(Machine):
         used = [[k for k in range(n) if o.shape[k] > 1] for o in offsets]
         if len({k for ks in used for k in ks}) < sum(map(len, used)):
             return self.load_flat(place, fill)
-        x, form = elements(held.value), list[tuple[int, ...]]()
+        x = elements(held.value)
         for axis, ks in enumerate(used):
             starts = offsets[axis].reshape([offsets[axis].shape[k] for k in ks])
             x = take_blocks(x, axis, starts, place.box[axis], fill)
-            shown = (place.kept.index(axis),) if axis in place.kept else ()
-            form.append((*(~k for k in ks), *shown))
-        return BlockedTile(x, tuple(form), tuple(place.box[a] for a in place.kept), self.grid)
+        shown = tuple(place.box[a] for a in place.kept)
+        return BlockedTile(x, form_of(place, used), shown, self.grid)
 
     def load_flat(self, place: MemoryBox, fill: Any) -> Tensor:
         """As load_box, each element by its address."""
@@ -320,8 +319,7 @@ class KernelRecorder(Machine):
     def store_whole(self, place: MemoryBox, by_axis: list[list[int]], value: BlockedTile) -> bool:
         """A block that was never cut, where the groups write all of a tensor; else False."""
         shown = tuple(place.box[a] for a in place.kept)
-        form = [(*(~k for k in ks), *((place.kept.index(axis),) if axis in place.kept else ()))
-                for axis, ks in enumerate(by_axis)]
+        form = form_of(place, by_axis)
         y = replace(value, shape=shown).along(form)
         if y is not None:
             sizes = (prod(self.grid[~p] if p < 0 else shown[p] for p in group) for group in form)
@@ -347,6 +345,12 @@ class KernelRecorder(Machine):
         whole = held.value.shape
         cut = value if value.shape == whole else value[tuple(slice(0, s) for s in whole)]
         held.value = as_numeric(cut, held.numeric)
+
+
+def form_of(place: MemoryBox, by_axis: list[list[int]]) -> tuple[Group, ...]:
+    """What each axis of a tensor counts: axes of the grid by axis, then that of the tile."""
+    return tuple((*(~k for k in ks), *(i for i, a in enumerate(place.kept) if a == axis))
+                 for axis, ks in enumerate(by_axis))
 
 
 def underivable(name: str, where: SourceLine | None, why: str, hint: str = "") -> GradError:
