@@ -128,6 +128,7 @@ class Tensor(Operators):
     """
 
     __slots__ = ("_buffer", "_shape", "type", "_scale", "_is_param", "_name", "__weakref__")
+    traced = False  # whether it is known by shape and type only, while a function is traced
     __array_priority__ = 1000
     type: NumericType
     layout: Any = None  # how a distributed tensor lies on its mesh; None for all others
@@ -437,19 +438,36 @@ def _plain_index(index: Any) -> Any:
 def tensor(data: Any, dtype: Any = None, *, name: str | None = None) -> Tensor:
     """A tensor from nested lists, numbers, NumPy, anything with DLPack or `__array__`.
 
-    Python floats become f32, integers int64 (those beyond it uint64) and bools bool_ unless `dtype`
-    says otherwise; arrays keep their type (f64 ones as the setting f64_arrays says). Numbers are
+    Lists that hold tensors are joined as `ts.stack` joins them, in traced functions too. Python
+    floats become f32, integers int64 (those beyond it uint64) and bools bool_ unless `dtype` says
+    otherwise; arrays keep their type (f64 ones as the setting f64_arrays says). Numbers are
     rounded as `dtype` says, but to the nearest where it rounds stochastically: `ts.cast` draws. The
     buffer is a copy, on the device that the setting `device` chooses; that of a tensor on a GPU
     stays there.
     Raises DTypeError for element types without a numeric type, ArgumentError for ragged lists.
     """
+    data = _joined(data)
     data = data if isinstance(data, Tensor | np.ndarray) else hooks.adopt.get()(data, "data")
-    if isinstance(data, Tensor) and data.place != HOST:
+    if isinstance(data, Tensor) and (data.traced or data.place != HOST):
         made = data.copy() if dtype is None else OPERATORS["astype"](data, dtype)
         made.is_param, made.name = False, name
         return made
     return hooks.place_new.get()(_on_host(data, dtype, name))
+
+
+def _joined(value: Any) -> Any:
+    """Nested lists that hold tensors as the tensor of them, where these are: it follows their
+    values in a traced function, and stays on their GPU. Anything else as it is."""
+    if type(value) not in (list, tuple) or not _holds_tensor(value):
+        return value
+    return FUNCTIONS["stack"]([_joined(x) for x in value])
+
+
+def _holds_tensor(value: Any) -> bool:
+    kinds = set(map(type, value))
+    return any(issubclass(kind, Tensor) for kind in kinds) or (
+        not kinds.isdisjoint((list, tuple)) and any(
+            type(x) in (list, tuple) and _holds_tensor(x) for x in value))
 
 
 def of_codes(codes: np.ndarray, shape: tuple[int, ...], numeric: NumericType) -> Tensor:
@@ -557,6 +575,9 @@ def as_tensor(value: Any) -> Tensor:
         return wide_arrays.remember(Tensor(array, as_type(array.dtype)))
     if isinstance(value, TensorType | type | str) or callable(value):
         raise DTypeError(f"expected a tensor, an array or a number, got {value!r}")
+    value = _joined(value)
+    if isinstance(value, Tensor):
+        return value
     there = hooks.adopt.get()(value, "x")
     return there if isinstance(there, Tensor) else _on_host(value, None, None)
 

@@ -27,6 +27,7 @@ class Tracer(Tensor):
     """A tensor known by shape and type only, while a function is traced."""
 
     __slots__ = ("builder", "value", "layout")
+    traced = True
 
     def __init__(self, builder: GraphBuilder, value: Value):
         self.builder, self.value, self.layout = builder, value, None

@@ -164,6 +164,19 @@ def test_lists_of_great_integers_keep_their_digits(values):
     assert ts.tensor([1.0, 2.0**63]).dtype == "f32"
 
 
+@pytest.mark.parametrize("run", [lambda f: f, ts.jit], ids=["now", "jit"])
+def test_lists_that_hold_tensors_are_joined_whether_traced_or_not(run):
+    x, half = ts.tensor([3.0, 5.0]), ts.tensor([0.5], ts.bf16)
+    nested = run(lambda x: ts.tensor([[x[0] * 2, 1.0], [2, x[1]]]))
+    assert nested(x).tolist() == [[6.0, 1.0], [2.0, 5.0]]
+    assert run(lambda x: x + [x[1], 1])(x).tolist() == [8.0, 6.0]
+    made = run(lambda h: ts.tensor([h[0], 2]))(half)
+    assert made.type == ts.bf16 and made.tolist() == [0.5, 2.0]
+    assert run(lambda x: ts.tensor(x, ts.f64))(x).type == ts.f64
+    slope = run(ts.grad(lambda x: ts.sum(ts.tensor([x[0] * x[1], x[0]]))))(x)
+    assert slope.tolist() == [6.0, 3.0]
+
+
 def test_data_is_cut_off_where_the_type_says_so():
     t = ts.as_type('bf16 @rounding("toward_zero")')
     data = [1.0062, -1.0062, 3.0]  # to the nearest: 1.0078125
