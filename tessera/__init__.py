@@ -31,6 +31,7 @@ from .bundles import LoadedFunction as LoadedFunction
 from .bundles import export as export
 from .bundles import load as load
 from .call_errors import refuse_wrong_calls as _refuse_wrong_calls
+from .complex_pair import Complex as Complex
 from .debug import arch_report as arch_report
 from .debug import inspect_ir as inspect_ir
 from .debug import verify as verify

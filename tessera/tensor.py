@@ -6,7 +6,7 @@ unpacked where they are read. Operators and methods are graph ops; the graph lay
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from operator import attrgetter
 from typing import Any
@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from . import hooks, wide_arrays
+from .complex_pair import Complex
 from .dims import Dim, bind_shape, show_shape, size_of
 from .errors import (
     ArgumentError,
@@ -40,10 +41,10 @@ from .open_trace import trace_state
 from .runtime import dlpack
 from .runtime.arrays import HOST
 from .runtime.host_memory import before_write
+from .tensor_operators import FUNCTIONS as FUNCTIONS
 from .tensor_operators import OPERATORS as OPERATORS
 from .tensor_operators import Operators
 
-FUNCTIONS: dict[str, Callable] = {}  # every public op function, ts.<name>; filled there too
 PLAIN: set[type] = set()  # Tensor and subclasses that differ in where their buffer lies
 DEVICES: set[str] = {"cpu"}  # where this process can place a tensor; a device's runtime adds it
 
@@ -458,6 +459,10 @@ def tensor(data: Any, dtype: Any = None, *, name: str | None = None) -> Tensor:
 def _joined(value: Any) -> Any:
     """Nested lists that hold tensors as the tensor of them, where these are: it follows their
     values in a traced function, and stays on their GPU. Anything else as it is."""
+    if isinstance(value, Complex):
+        raise ArgumentError("a complex tensor where a real one is needed",
+                            hint="its parts are z.real and z.imag, its magnitude abs(z); it has "
+                            "+ - * / and @")
     if type(value) not in (list, tuple) or not _holds_tensor(value):
         return value
     return FUNCTIONS["stack"]([_joined(x) for x in value])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Self
 
+FUNCTIONS: dict[str, Callable] = {}  # every public op function, ts.<name>; filled there too
 OPERATORS: dict[str, Callable] = {}  # method name -> function; filled by the graph layer
 
 

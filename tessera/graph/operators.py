@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from ..complex_pair import Complex
 from ..tensor import OPERATORS
 from . import functions as F
 from .operand import PUBLIC
@@ -13,7 +14,7 @@ _BINARY = {
     "add": "add", "sub": "subtract", "mul": "multiply", "truediv": "divide",
     "floordiv": "floor_divide", "mod": "remainder", "pow": "power",
     "and": "bitwise_and", "or": "bitwise_or", "xor": "bitwise_xor",
-    "lshift": "left_shift", "rshift": "right_shift",
+    "lshift": "left_shift", "rshift": "right_shift", "matmul": "matmul",
 }
 _COMPARE = {
     "lt": "less", "le": "less_equal", "gt": "greater", "ge": "greater_equal", "eq": "equal",
@@ -35,10 +36,15 @@ def _swapped(op: Callable) -> Callable:
     return lambda a, b: op(b, a)
 
 
+def _beside_complex(op: Callable) -> Callable:
+    """The operator of a tensor and another operand, which a complex one does itself."""
+    return lambda a, b: NotImplemented if type(b) is Complex else op(a, b)
+
+
 def install() -> None:
     """Fill the table through which Tensor reaches the ops."""
     for method, name in _BINARY.items():
-        OPERATORS[f"__{method}__"] = PUBLIC[name]
+        OPERATORS[f"__{method}__"] = _beside_complex(PUBLIC[name])
         OPERATORS[f"__r{method}__"] = _swapped(PUBLIC[name])
     for method, name in (_COMPARE | _UNARY).items():
         OPERATORS[f"__{method}__"] = PUBLIC[name]

@@ -262,13 +262,14 @@ def leaves_like(value: Any, treedef: TreeDef, what: str) -> list:
 
 
 def _collect_like(value: Any, treedef: TreeDef, leaves: list, gaps: bool = False) -> bool:
-    """Whether a value has a structure, dicts in any order; leaves gets its leaves. gaps: None may
-    stand in the place of a leaf."""
+    """Whether a value has a structure, dicts in any order, and a plain tuple for a named one or
+    the other way; leaves gets its leaves. gaps: None may stand in the place of a leaf."""
     if treedef.kind is None:
         found = [None] if gaps and value is None else flatten(value)[0]
         leaves.extend(found)
         return len(found) == 1 and (found[0] is value)
-    if type(value) is not treedef.kind:
+    kinds = {type(value), treedef.kind}
+    if len(kinds) == 2 and not (tuple in kinds and all(map(_is_tuple, kinds))):
         return False
     if treedef.kind is dict:
         if set(value) != set(treedef.data):
@@ -280,6 +281,12 @@ def _collect_like(value: Any, treedef: TreeDef, leaves: list, gaps: bool = False
             return False
     return all(_collect_like(x, c, leaves, gaps)
                for x, c in zip(children, treedef.children, strict=True))
+
+
+def _is_tuple(kind: type) -> bool:
+    """Whether it is tuple or a class of named tuples whose instances are nodes by that."""
+    return kind is tuple or (
+        issubclass(kind, tuple) and hasattr(kind, "_fields") and kind not in _REGISTERED)
 
 
 def _children(value: Any) -> tuple[Sequence[Any], Any]:

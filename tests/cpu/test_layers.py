@@ -26,6 +26,7 @@ FLOORS: list[list[str]] = [
     ["numerics"],
     ["runtime"],
     ["dims", "tensor_operators", "wide_arrays"],
+    ["complex_pair"],
     ["tensor"],
     ["tile"],
     ["kernels"],
@@ -42,9 +43,9 @@ FLOORS: list[list[str]] = [
     ["bench", "tune"],
     ["__main__"],
 ]
-# May name what stands above for a type checker alone: protocols say what higher floors do, and the
-# open trace is the graph's.
-SPEAKS_OF_ALL = {"hooks", "open_trace"}
+# May name what stands above for a type checker alone: protocols say what higher floors do, the open
+# trace is the graph's, and the parts of a complex tensor are tensors.
+SPEAKS_OF_ALL = {"complex_pair", "hooks", "open_trace"}
 FLOOR_OF = {name: number for number, names in enumerate(FLOORS) for name in names}
 
 

@@ -54,6 +54,51 @@ def test_fft_and_ifft(n: int, dtype: type, norm: str, rng: np.random.Generator) 
     assert back[0].dtype is pair[0].dtype
 
 
+@pytest.mark.parametrize("run", [lambda f: f, ts.jit], ids=["now", "jit"])
+def test_pairs_have_the_arithmetic_of_complex_numbers(run: Any, rng: np.random.Generator) -> None:
+    r, w = rng.standard_normal((3, 5)), rng.standard_normal((3, 5)) + 1j
+    x, z = ts.tensor(r), ts.Complex(ts.tensor(w.real), ts.tensor(w.imag))
+    for f in (lambda x, z: (z * 2, 2 - z, z / (1 + z), 1 / z, z * 1j / 2j, -z + z),
+              lambda x, z: (x * z, x + z, x - z, x / z, x.T @ z, z * x, z - x, z / x),
+              lambda x, z: (abs(z), z.conj(), z @ (z.conj() + x).real.T)):
+        for got, want in zip(run(f)(x, z), f(r, w), strict=True):
+            assert isinstance(got, ts.Complex) == np.iscomplexobj(want)
+            np.testing.assert_allclose(np.asarray(got), want, rtol=1e-12, atol=1e-12)
+    magnitude, angle = run(lambda z: (ts.abs(z), z.angle()))(z)
+    assert_close(magnitude, abs(w), dtype=np.float64)
+    assert_close(angle, np.angle(w), dtype=np.float64)
+
+
+def test_pairs_beside_numpy_and_at_the_ends_of_their_range(rng: np.random.Generator) -> None:
+    z = ts.fft(rng.standard_normal((2, 4)))
+    assert z.shape == (2, 4) and z.ndim == 2 and z.type == z.real.type
+    np.testing.assert_allclose(np.asarray(1j * np.ones(4) * z + np.float32(2)), 1j * z.numpy() + 2)
+    wider = ts.Complex(z.real[0], z.imag[0]) + np.ones((3, 4))
+    np.testing.assert_allclose(wider.numpy(), np.ones((3, 4)) + z.numpy()[0])
+    half = ts.rfft(ts.ones(4, ts.bf16))
+    assert {(half * 2).type, (half / half).type, (half * 1j).type} == {ts.bf16}
+    big = ts.Complex(ts.tensor([1e30]), ts.tensor([1e30]))
+    assert (big / big).numpy() == 1 and np.allclose((1 / big).numpy(), 5e-31 - 5e-31j, rtol=1e-6)
+
+
+def test_plain_tuples_stand_for_pairs_in_carries_and_branches() -> None:
+    x, zero = ts.ones(8), ts.zeros(8)
+    for made in (ts.scan(lambda c, r: (ts.fft(c), r), (x, zero), ts.ones(2))[0],
+                 ts.fori_loop(0, 2, lambda i, c: tuple(ts.fft(c)), ts.Complex(x, zero)),
+                 ts.cond(x[0] > 0, lambda: ts.fft(ts.fft(x)), lambda: (x, zero))):
+        assert np.allclose(made[0].numpy(), 8) and np.allclose(made[1].numpy(), 0)
+
+
+def test_pairs_are_refused_where_one_tensor_is_needed() -> None:
+    z = ts.fft(ts.ones((2, 4)))
+    for wrong in (lambda: ts.exp(z), lambda: ts.sum(z), lambda: ts.tensor(z), lambda: ts.add(1, z)):
+        with pytest.raises(ArgumentError, match="a complex tensor where a real one is needed"):
+            wrong()
+    for wrong in (lambda: z < z, lambda: z + None, lambda: z ** 2):  # type: ignore[operator]
+        with pytest.raises(TypeError):
+            wrong()
+
+
 @NORMS
 @DTYPES
 @pytest.mark.parametrize("n", EXTENTS)
@@ -306,7 +351,7 @@ def test_errors() -> None:
         for name in ("fft", "ifft", "rfft", "irfft", "hfft", "ihfft"):
             with pytest.raises(ArgumentError, match="n="):
                 getattr(ts.fft, name)(x, n)
-    with pytest.raises(DTypeError, match=r"a pair of tensors: .x.real, x.imag."):
+    with pytest.raises(DTypeError, match=r"a pair of tensors: ts.Complex.x.real, x.imag."):
         ts.fft(np.ones(3) * 1j)
     with pytest.raises(ArgumentError, match="s=.2,. for 2 axes"):
         ts.fftn(x, (2,), (0, 1))

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from ...complex_pair import Complex
 from ...errors import ArgumentError, DTypeError
 from ...lazy_dataclass import dataclass
 from ...numerics import NumericType, as_type
@@ -351,6 +352,8 @@ def public_unary(
 ) -> Callable[[Any], Tensor]:
     """The public function of an op of one operand. to_float: integers become f32."""
     def fn(x: Any) -> Tensor:
+        if op is ABS and isinstance(x, Complex):
+            return x.__abs__()
         if to_float:
             c, numeric = floating(x)
         else:
@@ -405,7 +408,7 @@ floor_divide = public_binary("floor_divide", FLOOR_DIV, "floor(a / b)")
 remainder = public_binary("remainder", REMAINDER, "a - b * floor(a / b)")
 atan2 = public_binary("atan2", ATAN2, "the angle of the point (b, a)", to_float=True)
 neg = public_unary("negative", NEG, "-x", to_float=False)
-abs_ = public_unary("abs", ABS, "|x|", to_float=False)
+abs_ = public_unary("abs", ABS, "|x|, of ts.Complex too", to_float=False)
 sign = public_unary("sign", SIGN, "-1, 0 or 1", to_float=False)
 exp = public_unary("exp", EXP, "e**x")
 expm1 = public_unary("expm1", EXPM1, "e**x - 1")

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from ...complex_pair import Complex
 from ...dims import show_shape
 from ...errors import NumericsError, ShapeError
 from ...tensor import Tensor
@@ -389,7 +390,7 @@ def eigh(a: Any) -> tuple[Tensor, Tensor]:
 
 
 @public
-def eig(a: Any) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+def eig(a: Any) -> tuple[Complex, Complex]:
     """((w real, w imaginary), (V real, V imaginary)): a V = V diag(w) of general matrices.
 
     a: [..., N, N]   w: [..., N] in the order of LAPACK, on a GPU in that of cuSOLVER
@@ -398,4 +399,4 @@ def eig(a: Any) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
     """
     (x,), numeric = floats(a)
     w_re, w_im, v_re, v_im = _stored(apply(EIG, x), numeric)
-    return (w_re, w_im), (v_re, v_im)
+    return Complex(w_re, w_im), Complex(v_re, v_im)

@@ -1,7 +1,7 @@
 """The functions of numpy.fft, on pairs (real, imaginary) where NumPy has complex numbers.
 
-Functions take a pair (a tuple) or a real tensor and give a pair; irfft, irfft2, irfftn and hfft
-give one tensor. Each has NumPy's arguments in NumPy's order.
+Functions take a pair (a tuple) or a real tensor and give a pair, a ts.Complex; irfft, irfft2,
+irfftn and hfft give one tensor. Each has NumPy's arguments in NumPy's order.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from ...complex_pair import Complex
 from ...errors import ArgumentError, UnknownNameError
 from ...numerics import NumericType, as_type
 from ...tensor import Tensor
@@ -121,21 +122,21 @@ def _along(pair: Pair, axes: Sequence[int], points: Sequence[int | None], norm: 
     return pair
 
 
-def _transform(x: Any, s: Any, axes: Any, norm: str | None, inverse: bool) -> Pair:
+def _transform(x: Any, s: Any, axes: Any, norm: str | None, inverse: bool) -> Complex:
     re, im, numeric = _operand(x)
     places, points = _places(re, s, axes)
     # NumPy's order, from the last axis on
     re, im = _along(both_parts(re, im), places[::-1], points[::-1], norm, inverse)
-    return store(re, numeric), store(im, numeric)
+    return Complex(store(re, numeric), store(im, numeric))
 
 
-def _real(x: Any, s: Any, axes: Any, norm: str | None, name: str, instead: str) -> Pair:
+def _real(x: Any, s: Any, axes: Any, norm: str | None, name: str, instead: str) -> Complex:
     re, numeric = _real_operand(x, name, instead)
     places, points = _places(re, s, axes)
     last = _some(places)[-1]
     pair = apply(RFFT, _resized(re, points[-1], last), axis=last, norm=_norm(norm))
     re, im = _along(pair, places[-2::-1], points[-2::-1], norm, inverse=False)
-    return store(re, numeric), store(im, numeric)
+    return Complex(store(re, numeric), store(im, numeric))
 
 
 def _real_back(x: Any, s: Any, axes: Any, norm: str | None, name: str,
@@ -157,7 +158,7 @@ def _real_back(x: Any, s: Any, axes: Any, norm: str | None, name: str,
 # --- one axis ---------------------------------------------------------------------------------
 @public
 def fft(x: Any, n: int | None = None, axis: int = -1,
-        norm: str | None = "backward") -> tuple[Tensor, Tensor]:
+        norm: str | None = "backward") -> Complex:
     """y_k = sum_j x_j exp(-2 pi i j k / n) along an axis, as a pair (real, imaginary).
 
     x: [..., N] real, or a pair   n: points, N when None: x is cut or followed by zeros
@@ -170,14 +171,14 @@ def fft(x: Any, n: int | None = None, axis: int = -1,
 
 @public
 def ifft(x: Any, n: int | None = None, axis: int = -1,
-         norm: str | None = "backward") -> tuple[Tensor, Tensor]:
+         norm: str | None = "backward") -> Complex:
     """The inverse of ts.fft, as a pair; its arguments."""
     return _transform(x, _one(n), (axis,), norm, inverse=True)
 
 
 @public
 def rfft(x: Any, n: int | None = None, axis: int = -1,
-         norm: str | None = "backward") -> tuple[Tensor, Tensor]:
+         norm: str | None = "backward") -> Complex:
     """The frequencies 0..n/2 of a real tensor along an axis: the first n//2 + 1 of ts.fft.
 
     x: [..., N] real   y: a pair of [..., n//2 + 1]   Raises ArgumentError for a pair.
@@ -206,30 +207,30 @@ def hfft(x: Any, n: int | None = None, axis: int = -1, norm: str | None = "backw
 
 @public
 def ihfft(x: Any, n: int | None = None, axis: int = -1,
-          norm: str | None = "backward") -> tuple[Tensor, Tensor]:
+          norm: str | None = "backward") -> Complex:
     """The inverse of ts.hfft: the first n//2 + 1 points of real frequencies, as a pair."""
     re, im = _real(x, _one(n), (axis,), ADJOINT_NORM[_norm(norm)], "ihfft", "ifft")
-    return re, F.negative(im)
+    return Complex(re, F.negative(im))
 
 
 # --- several axes -----------------------------------------------------------------------------
 @public
 def fft2(x: Any, s: Any = None, axes: Any = (-2, -1),
-         norm: str | None = "backward") -> tuple[Tensor, Tensor]:
+         norm: str | None = "backward") -> Complex:
     """ts.fft along two axes. s: points along each, the extents when None, as n of ts.fft."""
     return _transform(x, s, _two(axes), norm, inverse=False)
 
 
 @public
 def ifft2(x: Any, s: Any = None, axes: Any = (-2, -1),
-          norm: str | None = "backward") -> tuple[Tensor, Tensor]:
+          norm: str | None = "backward") -> Complex:
     """The inverse of ts.fft2; its arguments."""
     return _transform(x, s, _two(axes), norm, inverse=True)
 
 
 @public
 def fftn(x: Any, s: Any = None, axes: Any = None,
-         norm: str | None = "backward") -> tuple[Tensor, Tensor]:
+         norm: str | None = "backward") -> Complex:
     """ts.fft along axes, all when None, or the last len(s).
 
     s: points along each, the extents when None; -1 is an axis' own extent
@@ -239,14 +240,14 @@ def fftn(x: Any, s: Any = None, axes: Any = None,
 
 @public
 def ifftn(x: Any, s: Any = None, axes: Any = None,
-          norm: str | None = "backward") -> tuple[Tensor, Tensor]:
+          norm: str | None = "backward") -> Complex:
     """The inverse of ts.fftn; its arguments."""
     return _transform(x, s, axes, norm, inverse=True)
 
 
 @public
 def rfft2(x: Any, s: Any = None, axes: Any = (-2, -1),
-          norm: str | None = "backward") -> tuple[Tensor, Tensor]:
+          norm: str | None = "backward") -> Complex:
     """ts.rfft along the second of two axes, then ts.fft along the first; s as for ts.fft2."""
     return _real(x, s, _two(axes), norm, "rfft2", "fft2")
 
@@ -259,7 +260,7 @@ def irfft2(x: Any, s: Any = None, axes: Any = (-2, -1), norm: str | None = "back
 
 @public
 def rfftn(x: Any, s: Any = None, axes: Any = None,
-          norm: str | None = "backward") -> tuple[Tensor, Tensor]:
+          norm: str | None = "backward") -> Complex:
     """ts.rfft along the last of some axes, then ts.fft along the others; see ts.fftn."""
     return _real(x, s, axes, norm, "rfftn", "fftn")
 

@@ -10,7 +10,7 @@ from ... import hooks
 from ...dims import show_shape
 from ...errors import ShapeError
 from ...numerics import NumericType, as_type, result_type
-from ...tensor import OPERATORS, Tensor, as_tensor
+from ...tensor import Tensor, as_tensor
 from .. import functions as F
 from ..operand import convert, public, store, to_compute
 from .contract import matmul_compute, matmul_operands
@@ -101,8 +101,6 @@ def batched_gemm(a: Any, b: Any) -> Tensor:
     return matmul(a, b)
 
 
-OPERATORS["__matmul__"] = matmul
-OPERATORS["__rmatmul__"] = lambda a, b: matmul(b, a)
 
 
 @public

@@ -1,0 +1,153 @@
+"""Complex tensors: two real ones, with the arithmetic of complex numbers.
+
+There is no complex numeric type: no tensor core and no low precision has one, and each part has its
+own rounding. What NumPy gives as complex arrays, `ts.fft.fft` or `ts.eig`, is a `Complex`.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from .tensor_operators import FUNCTIONS
+
+if TYPE_CHECKING:  # this module stands below it
+    from .tensor import Tensor
+
+
+class _Parts(NamedTuple):
+    real: Tensor
+    imag: Tensor
+
+
+class Complex(_Parts):
+    """A complex tensor: its parts, of one shape and one real type.
+
+    It is a tuple, so that `re, im = ts.fft.fft(x)` and functions of trees take it apart, and it has
+    + - * / @, abs, .conj() and .angle() beside numbers, real tensors and others of its kind. Where
+    a real tensor is needed it is an ArgumentError.
+
+        z = ts.fft.rfft(x)
+        y = ts.fft.irfft(z * ts.Complex(ts.cos(t), ts.sin(t)))
+    """
+
+    __slots__ = ()
+    __array_ufunc__ = None  # NumPy's arrays and numbers leave operators with it to it
+    __lt__ = __le__ = __gt__ = __ge__ = None  # type: ignore[assignment]  # no order, as of tuples
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.real.shape
+
+    @property
+    def ndim(self) -> int:
+        return self.real.ndim
+
+    @property
+    def type(self) -> Any:
+        """The type of the parts."""
+        return self.real.type
+
+    def conj(self) -> Complex:
+        return Complex(self.real, -self.imag)
+
+    def angle(self) -> Tensor:
+        """The angle to the positive real axis, -pi to pi."""
+        return FUNCTIONS["atan2"](self.imag, self.real)
+
+    def numpy(self) -> np.ndarray:
+        """A copy as an array of complex64, or of complex128 where the parts are f64."""
+        re, im = (np.asarray(part) for part in self)
+        wide = np.complex128 if np.float64 in (re.dtype, im.dtype) else np.complex64
+        out = np.empty(np.broadcast_shapes(re.shape, im.shape), wide)
+        out.real, out.imag = re, im
+        return out
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        return self.numpy() if dtype is None else self.numpy().astype(dtype)
+
+    def __neg__(self) -> Complex:
+        return Complex(-self.real, -self.imag)
+
+    def __abs__(self) -> Tensor:
+        """The distance from 0, without overflow of squares; its gradient at 0 is 0."""
+        return FUNCTIONS["hypot"](self.real, self.imag)
+
+    def __add__(self, other: Any) -> Complex:
+        other = _parts(other)
+        return NotImplemented if other is None else _sum(self, other[0], other[1])
+
+    __radd__ = __add__
+
+    def __sub__(self, other: Any) -> Complex:
+        other = _parts(other)
+        if other is None:
+            return NotImplemented
+        re, im = other
+        return _sum(self, -re, None if im is None else -im)
+
+    def __rsub__(self, other: Any) -> Complex:
+        return -self + other
+
+    def __mul__(self, other: Any) -> Complex:
+        other = _parts(other)
+        if other is None:
+            return NotImplemented
+        re, im = other
+        if im is None:
+            return Complex(self.real * re, self.imag * re)
+        return Complex(self.real * re - self.imag * im, self.real * im + self.imag * re)
+
+    __rmul__ = __mul__
+
+    def __truediv__(self, other: Any) -> Complex:
+        if isinstance(other, Complex):
+            return self * _reciprocal(other)
+        if isinstance(other, complex | np.complexfloating):
+            return self * (1 / other)
+        return Complex(self.real / other, self.imag / other)
+
+    def __rtruediv__(self, other: Any) -> Complex:
+        return _reciprocal(self) * other
+
+    def __matmul__(self, other: Any) -> Complex:
+        other = _parts(other)
+        if other is None:
+            return NotImplemented
+        re, im = other
+        if im is None:
+            return Complex(self.real @ re, self.imag @ re)
+        return Complex(self.real @ re - self.imag @ im, self.real @ im + self.imag @ re)
+
+    def __rmatmul__(self, other: Any) -> Complex:
+        return NotImplemented if _parts(other) is None else Complex(
+            FUNCTIONS["matmul"](other, self.real), FUNCTIONS["matmul"](other, self.imag))
+
+
+def _parts(x: Any) -> tuple[Any, Any] | None:
+    """(real part, imaginary part or None where there is none); None for what is no number."""
+    if isinstance(x, Complex):
+        return x
+    if isinstance(x, complex | np.complexfloating) or (
+            isinstance(x, np.ndarray) and x.dtype.kind == "c"):
+        return x.real, x.imag
+    return None if isinstance(x, tuple | list | str | dict) or x is None else (x, None)
+
+
+def _sum(z: Complex, re: Any, im: Any | None) -> Complex:
+    real = z.real + re
+    if im is not None:
+        return Complex(real, z.imag + im)
+    return Complex(real, FUNCTIONS["broadcast_to"](z.imag, real.shape))
+
+
+def _reciprocal(z: Complex) -> Complex:
+    """1 / z, divided by the larger part first so that no square over- or underflows."""
+    f = FUNCTIONS
+    larger = f["stop_gradient"](f["maximum"](f["abs"](z.real), f["abs"](z.imag)))
+    larger = f["where"](f["logical_or"](larger == 0.0, larger == math.inf), 1.0, larger)
+    re, im = z.real / larger, z.imag / larger
+    square = (re * re + im * im) * larger
+    return Complex(re / square, -im / square)
