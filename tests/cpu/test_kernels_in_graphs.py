@@ -253,6 +253,29 @@ def test_on_distributed_tensors(rng, kernel):
         np.testing.assert_allclose(np.asarray(y), 2 * a, rtol=1e-6)
 
 
+@pytest.mark.parametrize("kernel", [doubled, None], ids=["axes", "whole"])
+def test_rows_of_a_batch_are_split_over_a_mesh(rng, kernel):
+    mesh = ts.dist.mesh(axes=("dp",), shape=(2,))
+    a = rng.standard_normal((4, 8, 6)).astype(np.float32)
+    kernel = kernel or ts.kernel(doubled.fn)
+    d = ts.dist.tensor(a.shape, ts.ShardSpec(("row",), ("dp",)), mesh, init=a)
+    f = ts.jit(ts.vmap(lambda x: written(x, kernel)))
+    made = f(d)
+    np.testing.assert_allclose(made.numpy(), 2 * a, rtol=1e-6)
+    assert str(f.plan) == "no collectives" and made.local.shape == (2, 8, 6)
+
+
+def test_draws_do_not_depend_on_the_mesh():
+    mesh = ts.dist.mesh(axes=("dp",), shape=(2,))
+    kernel = ts.kernel(dropped.fn, axes="n,n->n")
+    d = ts.dist.tensor((64,), ts.ShardSpec(("row",), ("dp",)), mesh, init=1.0)
+    f = ts.jit(lambda x: written(x, kernel))
+    ts.random.seed(3)
+    alone = f(ts.ones((64,))).numpy()
+    ts.random.seed(3)
+    assert np.array_equal(f(d).numpy(), alone)
+
+
 # --- errors -------------------------------------------------------------------------------------
 def test_what_a_graph_cannot_write_is_refused(x):
     outside = ts.zeros(x.shape)

@@ -191,23 +191,32 @@ def _meaning(*xs: Tensor, call: KernelCall) -> tuple[Tensor, ...]:
 
 
 def _axes(*avals: Aval, call: KernelCall) -> str:
-    """Index letters as the kernel states them; without, and in a launch of a grid that the call
-    itself gives, every operand is needed whole."""
-    stated = call.kernel.axes
-    if stated is not None and call.config.groups is None:
-        left, right = stated.split("->")
-        rows = [".", *"αβγδεζηθ"][1:len(call.batch) + 1]
-        ins = [_letters(spec, i, rows, call) for i, spec in enumerate(left.split(","))]
-        ins += ["_"] * call.drawn
-        outs = ["".join(rows) + spec.strip() for spec in right.split(",")]
-        return ",".join(ins) + "->" + ",".join(outs)
+    """Index letters: of each axis of the batch, and within a row those that the kernel states.
+    Without, and in a launch of a grid that the call itself gives, each row's operands are needed
+    whole. So are all of a kernel that draws: its numbers follow from the places of its groups."""
+    rows, stated = [*"αβγδεζηθ"][:len(call.batch)], call.kernel.axes
     results = call.results(avals)
-    return ",".join("_" * a.ndim for a in avals) + "->" + ",".join("_" * a.ndim for a in results)
+    if call.drawn or len(rows) < len(call.batch):
+        return ",".join("_" * a.ndim for a in avals) + "->" + ",".join(
+            "_" * a.ndim for a in results)
+    if stated is None or call.config.groups is not None:
+        one = ["_" * a.ndim for a in call.one(avals)]
+        outs = ["_" * (a.ndim - len(rows)) for a in results]
+    else:
+        one, outs = (side.split(",") for side in stated.split("->"))
+    ins = [_letters(spec, i, rows, call) for i, spec in enumerate(one)]
+    return ",".join(ins) + "->" + ",".join("".join(rows) + spec.strip() for spec in outs)
 
 
 def _letters(spec: str, position: int, rows: list[str], call: KernelCall) -> str:
     mine = [r for r, b in zip(rows, call.batched, strict=True) if b[position]]
     return "".join(mine) + spec.strip()
+
+
+def _on_part(attrs: dict[str, Any], ins: Sequence[tuple], outs: Sequence[tuple]) -> dict[str, Any]:
+    """The call of a rank that has some of the rows."""
+    call = attrs["call"]
+    return {"call": replace(call, batch=tuple(outs[0][:len(call.batch)]))} if outs else {}
 
 
 def _samples() -> tuple[Sample, ...]:
@@ -226,6 +235,7 @@ KERNEL = GraphOp(
     derives=_meaning,
     batch=_batch,
     axes=_axes,
+    local=_on_part,
     multi=True,
     smooth=False,
     samples=_samples(),
