@@ -248,11 +248,27 @@ class IRBuilder:
 
     def align(self, xs: Sequence[Any]) -> list[Any]:
         """A rank-1 tile beside a rank-2 tile is a row statistic: it becomes a column."""
-        ranks = [len(x.type.shape) for x in xs
-                 if isinstance(x, Handle) and isinstance(x.type, TileType)]
-        top = max(ranks, default=0)
-        return [self.expand(x, 1) if top == 2 and isinstance(x, Handle)
-                and isinstance(x.type, TileType) and len(x.type.shape) == 1 else x for x in xs]
+        shapes = [x.type.shape if isinstance(x, Handle) and isinstance(x.type, TileType) else ()
+                  for x in xs]
+        if max(map(len, shapes), default=0) != 2:
+            return list(xs)
+        return [self._column(x, xs, shapes) if len(shape) == 1 else x
+                for x, shape in zip(xs, shapes, strict=True)]
+
+    def _column(self, x: Handle, xs: Sequence[Any], shapes: Sequence[tuple]) -> Handle:
+        """x as a column. Where the box is square its shape does not show that it lies along the
+        columns' elements, not the rows': that is refused."""
+        own = self.facts.of(x).at(0)
+        for y, shape in zip(xs, shapes, strict=True):
+            if len(shape) != 2 or shape[0] != shape[1]:
+                continue
+            rows, columns = (self.facts.of(y).at(i) for i in (0, 1))
+            if all(isinstance(e, Edge) and e.placed for e in (own, rows, columns)) and (
+                    own.key == columns.key != rows.key):  # type: ignore[union-attr]
+                self.fail(f"{describe(x)} lies along the columns' elements of the square tile "
+                          "beside it, and would be spread along its rows'",
+                          "a tile of rank 1 is a column: write w[None, :] for a row")
+        return self.expand(x, 1)
 
     def expand(self, x: Handle, axis: int) -> Handle:
         return self.emit("expand_dims", [x], axis=axis)
