@@ -10,6 +10,7 @@ the interpreter runs the kernel, and sees what it sees of any launch.
 from __future__ import annotations
 
 import itertools
+import string
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -30,6 +31,7 @@ from ...tile.ir.types import GlobalTensor, Scalar
 from ...tile.launch.repeated_call import grid_names
 from ...tile.passes.batch_axes import batch_extent, with_batch_axes
 from ...tile.passes.graph_arguments import held_in, with_given_results, with_loaded_numbers
+from ...tile.passes.independent_extents import independent_extents
 from ...tile.passes.random_draws import draws
 from ...tile.passes.written_arguments import written_parameters
 from .. import functions as F
@@ -191,21 +193,36 @@ def _meaning(*xs: Tensor, call: KernelCall) -> tuple[Tensor, ...]:
 
 
 def _axes(*avals: Aval, call: KernelCall) -> str:
-    """Index letters: of each axis of the batch, and within a row those that the kernel states.
-    Without, and in a launch of a grid that the call itself gives, each row's operands are needed
-    whole. So are all of a kernel that draws: its numbers follow from the places of its groups."""
-    rows, stated = [*"αβγδεζηθ"][:len(call.batch)], call.kernel.axes
-    results = call.results(avals)
+    """Index letters: of each axis of the batch, and within a row those that the kernel states, else
+    those that its body shows to be independent.
+
+    What is launched by a grid that the call itself gives needs each row whole. A kernel that draws
+    needs all of them: its numbers follow from the places of its groups.
+    """
+    rows, results = [*"αβγδεζηθ"][:len(call.batch)], call.results(avals)
     if call.drawn or len(rows) < len(call.batch):
         return ",".join("_" * a.ndim for a in avals) + "->" + ",".join(
             "_" * a.ndim for a in results)
-    if stated is None or call.config.groups is not None:
+    if call.config.groups is not None:
         one = ["_" * a.ndim for a in call.one(avals)]
         outs = ["_" * (a.ndim - len(rows)) for a in results]
+    elif call.kernel.axes is None:
+        one, outs = _shown(call, avals)
     else:
-        one, outs = (side.split(",") for side in stated.split("->"))
+        one, outs = (side.split(",") for side in call.kernel.axes.split("->"))
     ins = [_letters(spec, i, rows, call) for i, spec in enumerate(one)]
     return ",".join(ins) + "->" + ",".join("".join(rows) + spec.strip() for spec in outs)
+
+
+def _shown(call: KernelCall, avals: Sequence[Aval]) -> tuple[list[str], list[str]]:
+    """The letters of a row's tensors, by the extents along which shards can be computed alone."""
+    function = call.kernel.typed(call.bound(avals))
+    letters = dict(zip(sorted(independent_extents(function)), string.ascii_letters, strict=False))
+    found = {p.value.name: "".join(letters.get(str(d), "_") for d in p.type.dims)
+             for p in function.params if isinstance(p.type, GlobalTensor)}
+    one = [found.get(n, "_" * a.ndim) for n, a in zip(call.names, call.one(avals), strict=False)]
+    outs = [found[n] for n in (*call.returned, *call.written)]
+    return one, outs if function.result[0] != "scalar" else ["" for _ in outs]
 
 
 def _letters(spec: str, position: int, rows: list[str], call: KernelCall) -> str:
