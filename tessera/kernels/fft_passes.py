@@ -23,9 +23,11 @@ from ..tile.kernel.decorator import kernel
 from .fft import points_transformed, store_frequencies
 from .fft_stages import BANKS, MOST_POINTS, POINTS, spread
 
+WORD = 1 << 32
+
 
 @kernel(grid=lambda arrays, LAG, N, N_, BM, BM_: (arrays + LAG) * (N_ // BM + N // BM_),
-        overwrites=("yr", "yi"))
+        overwrites=("yr", "yi"), counters=("done",))
 def fft_passes(xr: Tensor["A", "E", f32], xi: Tensor["A", "E", f32], yr: Tensor["A", "F", f32],
                yi: Tensor["A", "F", f32], done: Tensor["A", i32], angles: Tensor["T", f32],
                angles_: Tensor["U", f32], radices, radices_, N: int, N_: int, arrays: int,
@@ -34,7 +36,7 @@ def fft_passes(xr: Tensor["A", "E", f32], xi: Tensor["A", "E", f32], yr: Tensor[
     or, along, of all points in a row: of columns of N points, whose frequencies become rows, turned
     by the whole's angles, and then of columns of N_.
 
-    done: zeros, where the groups of the first pass over each array are counted
+    done: zeros, where the groups of the first pass over each array are counted; see wait_for
     """
     first, second = N_ // BM, N // BM_
     step, block = tile.group_id(0) // (first + second), tile.group_id(0) % (first + second)
@@ -67,8 +69,11 @@ def pitch_of(N, lines, R, before, behind, points):
 
 @kernel
 def wait_for(done, n, groups):
-    while tile.group_max(tile.atomic_add(done, n, 0)) < groups:
+    """Waits until all groups of the first pass over an array have added one. As many of the second
+    then add what leads from that number around 32 bits to zero: no launch has to clear it."""
+    while 0 <= tile.group_max(tile.atomic_add(done, n, 0)) < groups:
         pass
+    tile.atomic_add(done, n, WORD // groups - 1)
 
 
 @kernel

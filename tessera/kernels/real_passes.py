@@ -7,6 +7,7 @@ butterfly of either: frequencies of real lines leave, and come, where their pair
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from ..numerics import f32, i32
@@ -27,21 +28,22 @@ from .fft_passes import RADICES as SHORTER
 from .fft_stages import (
     ALL,
     MOST_POINTS,
+    POINTS,
     one_turn,
-    pitch,
     spread,
     starts,
     transformed,
     turned,
     turned_by,
 )
-from .real_fft import chosen, in_sectors, real_points
+from .real_fft import chosen
 
 R = 16  # radix of the stage whose butterflies are pairs
+MIDDLE = {n: (math.cos(math.pi / (2 * n)), -math.sin(math.pi / (2 * n))) for n in (8, 16)}
 
 
 @kernel(grid=lambda arrays, LAG, N, N_, BM, BM_: (arrays + LAG) * (N_ // BM + N // BM_),
-        overwrites=("yr", "yi"))
+        overwrites=("yr", "yi"), counters=("done",))
 def rfft_passes(x: Tensor["A", "E", f32], yr: Tensor["A", "F", f32], yi: Tensor["A", "F", f32],
                 done: Tensor["A", i32], angles: Tensor["T", f32], angles_: Tensor["U", f32],
                 radices, radices_, N: int, N_: int, arrays: int, scale: float, LAG: int, BM=1,
@@ -74,7 +76,7 @@ def columns_to_pairs(yr, yi, a, begin, sr, si, angles, radices, N, N_, scale, BM
     vi = [[yi[a, at + (u + j * step) * N] for j in ALL[:radices[0]]] for u in us]
     c, at, own, both = both_butterflies(begin, N, N_, BM, P)
     p, q = transformed(vr, vi, sr, si, angles, N_, radices, here, here, (N_ // R, both), points)
-    pair_frequencies(yr, yi, a, at, own, p, q, N * N_, scale)
+    pair_frequencies(yr, yi, a, at, own, p, q, N * N_, one_turn(at, 2 * N * N_), scale)
 
 
 @kernel
@@ -106,21 +108,36 @@ def both_butterflies(begin, N, N_, BM, P):
 
 
 @kernel
-def pair_frequencies(yr, yi, a, at, own, p, q, N, scale):
-    """Those of the real line, of butterflies p from `at` on and q of their mirrors."""
-    step, half = N // R, 0.5 * scale
-    later = tile.where(own, step // 2, at + R // 2 * step)
-    low, high = one_turn(at, 2 * N), one_turn(later, 2 * N)
+def pair_frequencies(yr, yi, a, at, own, p, q, N, turn, scale):
+    """Those of the real line, of butterflies p from `at` on and q of their mirrors.
+
+    turn: (cosine, sine) of the turn -at / 2 N
+    """
+    R, half = len(p[0]), 0.5 * scale
+    step, high = N // R, upper_turn(turn, own, R)
+    later = tile.where(own, step // 2, at + N // 2)
     for n in ALL[:R // 2]:
         z = [p[i][n] for i in (0, 1)]
         z_ = [tile.where(own, p[i][(R - n) % R], q[i][R - 1 - n]) for i in (0, 1)]
-        store_pair(yr, yi, a, at + n * step, N, z, z_, turned_by(low[0], low[1], n), half)
+        store_pair(yr, yi, a, at + n * step, N, z, z_, apart_by(turn, n, R), half)
         z = [tile.where(own, q[i][n], p[i][R // 2 + n]) for i in (0, 1)]
         z_ = [tile.where(own, q[i][R - 1 - n], q[i][R // 2 - 1 - n]) for i in (0, 1)]
-        store_pair(yr, yi, a, later + n * step, N, z, z_, turned_by(high[0], high[1], n), half)
+        store_pair(yr, yi, a, later + n * step, N, z, z_, apart_by(high, n, R), half)
     if own:
         yr[a, N // 2] = p[0][R // 2] * scale
         yi[a, N // 2] = p[1][R // 2] * -scale
+
+
+@kernel
+def upper_turn(turn, own, R):
+    """That of a point N / 2 further, or of the middle of a butterfly's step, of 2 N points."""
+    return tile.where(own, MIDDLE[R][0], turn[1]), tile.where(own, MIDDLE[R][1], -turn[0])
+
+
+@kernel
+def apart_by(turn, n, R):
+    """That of a point n steps further, of which 2 R are a whole turn."""
+    return turned_by(turn[0], turn[1], n * (POINTS // R))
 
 
 @kernel
@@ -135,7 +152,7 @@ def store_pair(yr, yi, a, k, N, z, z_, turn, half):
 
 # --- back ----------------------------------------------------------------------------------------
 @kernel(grid=lambda arrays, LAG, N, N_, BM, BM_: (arrays + LAG) * (N_ // BM + N // BM_),
-        overwrites=("y",))
+        overwrites=("y",), counters=("done",))
 def irfft_passes(xr: Tensor["A", "F", f32], xi: Tensor["A", "F", f32], y: Tensor["A", "E", f32],
                  done: Tensor["A", i32], angles: Tensor["T", f32], angles_: Tensor["U", f32],
                  radices, radices_, N: int, N_: int, arrays: int, scale: float, LAG: int, BM=1,
@@ -165,7 +182,7 @@ def irfft_passes(xr: Tensor["A", "F", f32], xi: Tensor["A", "F", f32], y: Tensor
 def pairs_to_rows(xr, xi, y, a, begin, sr, si, angles, radices, N, N_, BM, P, points):
     """The first pass over columns from `begin` on, and over those that mirror them."""
     c, at, own, both = both_butterflies(begin, N_, N, BM, P)
-    p, q = paired_points(xr, xi, a, at, own, N * N_)
+    p, q = paired_points(xr, xi, a, at, own, N * N_, R, one_turn(at, 2 * N * N_))
     line, part = spread(tile.local_id(), BM, N // points, False)
     here = line * P, part
     made = transformed([p[0], q[0]], [p[1], q[1]], sr, si, angles, N, radices, here, here,
@@ -176,15 +193,14 @@ def pairs_to_rows(xr, xi, y, a, begin, sr, si, angles, radices, N, N_, BM, P, po
 
 
 @kernel
-def paired_points(xr, xi, a, at, own, N):
+def paired_points(xr, xi, a, at, own, N, R, turn):
     """(imaginary parts, real parts) of the points of butterflies from `at` on, and of their
-    mirrors: twice the frequencies of x[2 n] + i x[2 n + 1]."""
-    step = N // R
-    later = tile.where(own, step // 2, at + R // 2 * step)
-    low, high = one_turn(at, 2 * N), one_turn(later, 2 * N)
-    lower = [loaded_pair(xr, xi, a, at + n * step, N, turned_by(low[0], low[1], n), n == 0 and own)
+    mirrors: twice the frequencies of x[2 n] + i x[2 n + 1].  turn: see pair_frequencies"""
+    step, high = N // R, upper_turn(turn, own, R)
+    later = tile.where(own, step // 2, at + N // 2)
+    lower = [loaded_pair(xr, xi, a, at + n * step, N, apart_by(turn, n, R), n == 0 and own)
              for n in ALL[:R // 2]]
-    upper = [loaded_pair(xr, xi, a, later + n * step, N, turned_by(high[0], high[1], n), False)
+    upper = [loaded_pair(xr, xi, a, later + n * step, N, apart_by(high, n, R), False)
              for n in ALL[:R // 2]]
     middle = (-2.0 * xi[a, N // 2], 2.0 * xr[a, N // 2])
     mine = [middle] + [lower[R // 2 - n][1] for n in ALL[1:R // 2]]
@@ -204,27 +220,6 @@ def loaded_pair(xr, xi, a, k, N, turn, zero):
     return (i - i_ + d, r + r_ + c), (i_ - i + d, r + r_ - c)
 
 
-# --- lines in one piece, back ---------------------------------------------------------------------
-@kernel(grid=lambda lines, BM: -(-lines // BM), overwrites=("y",))
-def irfft_whole(xr: Tensor["A", "E", f32], xi: Tensor["A", "E", f32], y: Tensor["A", "F", f32],
-                angles: Tensor["T", f32], radices, N: int, lines: int, scale: float, BM=1,
-                points=MOST_POINTS):
-    """As irfft_lines, of lines whose first stage's butterflies are pairs of a thread."""
-    P = pitch(N, BM)
-    sr, si = tile.alloc_shared((BM * P,), f32), tile.alloc_shared((BM * P,), f32)
-    line, part = spread(tile.local_id(), BM, N // points, False)
-    number, base = tile.group_id(0) * BM + line, line * P
-    a, here = min(number, lines - 1), (base, part)
-    begin = in_sectors(part, a, N // points)
-    own = begin == 0
-    both = [(base, begin), (base, tile.where(own, N // (2 * R), N // R - begin))]
-    p, q = paired_points(xr, xi, a, begin, own, N)
-    made = transformed([p[0], q[0]], [p[1], q[1]], sr, si, angles, N, radices, here, here,
-                       (1, both), points)
-    if number < lines:
-        real_points(y, a, made, part, N, radices[-1], scale, points)
-
-
 # --- blocks --------------------------------------------------------------------------------------
 OTHERS = {**SHORTER, 2048: (8, 16, 16)}
 PAIRED = {64: (4, 16), 128: (8, 16), 256: (16, 16), 512: (32, 16)}
@@ -235,9 +230,6 @@ THERE, BACK = (64, 128, 128, 256, 512, 512), (256, 256, 256, 512, 512, 512)
 # addresses had known offsets beside them 84.6 for 85.3, 91.5 with 512, 86.5 with 256 (H200,
 # 2026-11-27).
 SHORTEST, AHEAD_SHORTEST = 1 << 15, 320
-# Back to real lines of twice as many points, a thread's of 32. Of 2^12 40.3 us for 40.7 as
-# irfft_lines, of 2^13 40.7 for 45 (H200, 2026-11-27 and 26).
-WHOLE = {2048: (16, 8, 16), 4096: (16, 16, 16), 8192: (16, 32, 16), 16384: (16, 32, 32)}
 
 
 def blocks_of(size: int, arrays: int, back: bool) -> tuple[int, dict[str, Any]]:
@@ -251,4 +243,4 @@ def blocks_of(size: int, arrays: int, back: bool) -> tuple[int, dict[str, Any]]:
         "LAG": lag_of(size, arrays, AHEAD if back or size > SHORTEST else AHEAD_SHORTEST)}
 
 
-__all__ = ["WHOLE", "blocks_of", "irfft_passes", "irfft_whole", "rfft_passes"]
+__all__ = ["blocks_of", "irfft_passes", "pair_frequencies", "paired_points", "rfft_passes"]

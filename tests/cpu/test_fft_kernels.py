@@ -15,6 +15,7 @@ from lowering_cases import apart as apart
 from tessera.graph.cuda import CudaProgram
 from tessera.graph.host_copy import HostCopy
 from tessera.kernels import fft_passes
+from tessera.kernels.fft_stages import stage_angles
 from tessera.kernels.mixed_fft import LONGEST_MIXED, MOST_HELD, MOST_STAGES, mixed_form, points_held
 
 EPS = 2.0**-24
@@ -90,6 +91,22 @@ def test_long_lines_are_two_passes_in_one_launch(lines: int, n: int, norm: str, 
     made, (a, b) = ran(lambda re, im: ts.ifft((re, im), norm=norm), re, im)
     assert calls(made) == ["fft_passes"]
     check(a + 1j * b, np.fft.ifft(z, norm=norm), n)
+
+
+@pytest.mark.parametrize("shape", [(3, 128, 128), (1, 512, 1024)])
+def test_counts_of_groups_are_zero_again(shape: tuple, rng: Any) -> None:
+    """So that nothing has to be cleared in front of the next launch."""
+    (count, rest, n), (re, im, z) = shape, pair(rng, *shape)
+    lanes, given = fft_passes.blocks_of(n, rest, count)
+    x, y = [[part.reshape(count, -1) for part in z] for z in ((re, im), (re * 0, im * 0))]
+    angles = [stage_angles(k, given[r], given["points"])
+              for k, r in ((n, "radices"), (rest, "radices_"))]
+    done = np.zeros(count, np.int32)
+    for _ in range(2):
+        fft_passes.fft_passes.launcher(lanes=lanes)(*x, *y, done, *angles, along=False, scale=1.0,
+                                                    **given)
+        check(y[0] + 1j * y[1], np.fft.fft2(z).reshape(count, -1), n * rest)
+        assert not done.any()
 
 
 def test_long_columns_are_two_launches(rng: Any) -> None:
@@ -219,7 +236,8 @@ def test_real_points(lines: int, n: int, norm: str, rng: Any) -> None:
     """Of two short lines or more, two at once where a thread has 16 points of both."""
     x = rng.standard_normal((lines, n)).astype(np.float32)
     made, (a, b) = ran(lambda x: ts.rfft(x, norm=norm), x)
-    assert calls(made) == ["rfft_pairs" if lines > 1 and 16 <= n <= 2048 else "rfft_lines"]
+    assert calls(made) == ["rfft_pairs" if lines > 1 and 16 <= n <= 2048 else
+                           "rfft_whole" if n == 4096 else "rfft_lines"]
     assert len(made.plan.groups) == 1 and not b[:, 0].any() and not b[:, -1].any()
     check(a + 1j * b, np.fft.rfft(x.astype(np.float64), norm=norm), n)
 

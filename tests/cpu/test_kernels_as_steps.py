@@ -14,6 +14,7 @@ from tessera import Tensor, f32, i32, stdlib
 from tessera.errors import ArgumentError, TraceError
 from tessera.graph.cuda import CudaProgram, text_of
 from tessera.graph.cuda.device import DeviceExecutable
+from tessera.graph.cuda.placed_launch import Place
 
 tile = ts.tile
 
@@ -201,6 +202,39 @@ def test_memory_that_a_kernel_overwrites_is_not_filled_before(said):
 def test_what_is_overwritten_is_a_parameter():
     with pytest.raises(ArgumentError, match="has no parameter 'z' to overwrite"):
         ts.kernel(doubled_in_steps, overwrites=("z",))
+    with pytest.raises(ArgumentError, match="has no parameter 'z' to count in"):
+        ts.kernel(doubled_in_steps, counters=("z",))
+
+
+@ts.kernel(grid=lambda: 4, overwrites=("y",), counters=("begun",))
+def in_turn(x: Tensor["N", f32], y: Tensor["N", f32], begun: Tensor["K", i32]):
+    """Adds how many groups had begun before; the last one sets that back."""
+    g, i = tile.group_id(0), tile.local_id()
+    n = tile.group_max(tile.atomic_add(begun, 0, 1))
+    if i < N // 4:
+        y[g * (N // 4) + i] = x[g * (N // 4) + i] + float(n)
+    if n == 3:
+        begun[0] = 0
+
+
+def test_what_a_kernel_counts_in_is_cleared_once(gpu):
+    x = ts.tensor(np.arange(64, dtype=np.float32))
+
+    def fn(x):
+        y, begun = ts.zeros(x.shape), ts.zeros((1,), "int32")
+        in_turn(x, y, begun)
+        return y
+
+    executable = DeviceExecutable(ts.jit(fn).graph(x))
+    for _ in range(2):
+        got = executable.run([x.array])[0]
+        np.testing.assert_array_equal(got, x.array + np.arange(4).repeat(16))
+    (step,) = CudaProgram(ts.jit(fn).graph(x), "sm_90a").steps
+    asked = []
+    made = step.steps(lambda name, at: Place(), lambda name: asked.append(name) or Place(),
+                      None, 0, 0)
+    assert [kind for kind, _ in made] == ["kernel"] and len(asked) == 1
+    assert in_turn.with_schedule(ts.Schedule(warps=4)).counters == {"begun"}
 
 
 # --- kernels that report --------------------------------------------------------------------------

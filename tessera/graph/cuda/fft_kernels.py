@@ -28,7 +28,7 @@ from ...kernels.fft import (
     radices_of,
 )
 from ...kernels.fft_passes import RADICES, blocks_of, fft_passes
-from ...kernels.fft_stages import MOST_POINTS, POINTS, stage_angles
+from ...kernels.fft_stages import POINTS, stage_angles
 from ...kernels.mixed_fft import (
     mixed_angles,
     mixed_form,
@@ -44,8 +44,9 @@ from ...kernels.real_fft import (
     rfft_lines,
     rfft_pairs,
 )
-from ...kernels.real_passes import WHOLE, irfft_passes, irfft_whole, rfft_passes
 from ...kernels.real_passes import blocks_of as real_blocks_of
+from ...kernels.real_passes import irfft_passes, rfft_passes
+from ...kernels.real_whole import BACK, THERE, irfft_whole, rfft_whole
 from ...numerics import as_type
 from ...tensor import Tensor
 from ...tile.kernel.kernel import Kernel
@@ -301,7 +302,7 @@ def _real_block(n: int, count: int, back: bool) -> tuple[dict[str, Any], Any]:
         return _mixed_block(mixed_real_back if back else mixed_real, n, count)
     if n > 2 * LONGEST:
         return _real_passes(n // 2, count, back)
-    if count > 1 and POINTS <= n <= LONGEST_PAIR:
+    if count > 1 and POINTS <= n <= LONGEST_PAIR and (back or n // 2 not in THERE):
         radices, points, lanes = mirror_form(n, back)
         lines, lanes = lines_of(n, False, points, lanes)
         given = {"angles": _angles(n, radices, points), "radices": radices, "N": n, "lines": count,
@@ -310,18 +311,22 @@ def _real_block(n: int, count: int, back: bool) -> tuple[dict[str, Any], Any]:
             given["apart"] = apart_of(n, count)
             given["beside"] = is_beside(n, radices, points)
         return given, launcher_of(irfft_pairs if back else rfft_pairs, lanes, points)
-    if back and n // 2 in WHOLE:
-        kernel, points, radices = irfft_whole, MOST_POINTS, WHOLE[n // 2]
-        angles = _angles(n // 2, radices, points)
+    return _real_lines(n // 2, count, back)
+
+
+def _real_lines(half: int, count: int, back: bool) -> tuple[dict[str, Any], Any]:
+    """The same for lines in one piece, of so many pairs of points."""
+    form = (BACK if back else THERE).get(half)
+    if form is not None:
+        (radices, points), kernel = form, irfft_whole if back else rfft_whole
     else:
-        kernel = irfft_lines if back else rfft_lines
-        radices, points = form_of(n // 2, False)
-        angles = Tensor(real_angles(n // 2, radices, points).copy(), F32)
-    lines, lanes = lines_of(n // 2, False, points)
-    given = {"angles": angles, "radices": radices, "N": n // 2, "lines": count, "BM": lines,
-             "points": points}
-    if kernel is rfft_lines:
-        given["near"] = NEAR_REAL.get(n // 2, 0)
+        (radices, points), kernel = form_of(half, False), irfft_lines if back else rfft_lines
+    table = stage_angles if kernel is irfft_whole and points > POINTS else real_angles
+    lines, lanes = lines_of(half, False, points)
+    given = {"angles": Tensor(table(half, radices, points).copy(), F32), "radices": radices,
+             "N": half, "lines": count, "BM": lines, "points": points}
+    if not back:
+        given["near"] = NEAR_REAL.get(half, 0)
     return given, launcher_of(kernel, lanes, points)
 
 

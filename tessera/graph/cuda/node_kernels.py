@@ -350,18 +350,20 @@ class NodeLaunch:
                 read(o.name).reshape(-1)[...] = stored_array(flat, o.type.dtype).reshape(-1)
 
     # --- on a GPU -------------------------------------------------------------------------------
-    def steps(self, place: Callable[[str, int], Place], key: Callable[[str], tuple[int, int]],
-              index: int, stream: int) -> list[tuple[str, Callable[[], Any]]]:
+    def steps(self, place: Callable[[str, int], Place], zeros: Callable[[str], Place],
+              key: Callable[[str], tuple[int, int]], index: int, stream: int
+              ) -> list[tuple[str, Callable[[], Any]]]:
         """Copies of what it writes, then the launch, with what each is: fill | copy | kernel.
-        place: where a buffer lies from a byte on, in the call under way. key: the words of a buffer
-        that the host filled for it.
+        place: where a buffer lies from a byte on, in the call under way. zeros: memory of a
+        buffer's size that was cleared once. key: the words of a buffer that the host filled for it.
         """
         found: list[tuple[str, Callable[[], Any]]] = []
         operands, results, fills = self._operands(), self._results(), dict(self.shared.fills)
+        counters = {n for n in self.shared.call.kernel.counters if fills.get(n) == 0}
         for name in self.shared.call.written:
             o = results[name]
             nbytes = stored_bytes(o.shape, o.type.dtype)
-            if not nbytes:
+            if not nbytes or name in counters:
                 continue
             if name not in fills:
                 copy = partial(_copy, place(o.name, 0), place(operands[name].name, 0), nbytes,
@@ -370,7 +372,8 @@ class NodeLaunch:
             elif (byte := fills[name]) is not None:
                 found.append(("fill", partial(_fill, place(o.name, 0), byte, nbytes, stream)))
         drawn = partial(key, self.group.reads[-1].name) if self.shared.drawn else None
-        places = [place(b, begin) for b, begin in self._places()]
+        places = [zeros(b) if n in counters else place(b, begin)
+                  for (n, *_), (b, begin) in zip(self._tensors, self._places(), strict=True)]
         launch = PlacedLaunch(self._finder(index), places, stream, drawn)
         return [*found, ("kernel", launch)]
 

@@ -74,6 +74,7 @@ class Workspace:
         # of launches, by buffer, and the byte of it at which each begins
         self.arrays: dict[str, list[tuple[Pointed, int]]] = {}
         self.own: dict[str, Any] = {}  # memory for what is copied there
+        self.counters: dict[str, Memory] = {}
         self.captured: dict[str, HostCopy] = {}
         self.calls: list[tuple[GroupLaunch, list[ForeignArray]]] = []
         self.batches: dict[int, BatchLaunch] = {}  # by their first step
@@ -256,7 +257,7 @@ class Workspace:
     def _plain(self, launch: GroupLaunch | NodeLaunch, stream: int
                ) -> list[tuple[str, Callable[[], Any]]]:
         if isinstance(launch, NodeLaunch):
-            return launch.steps(self._placed, self._key, self.device.index, stream)
+            return launch.steps(self._placed, self._zeros, self._key, self.device.index, stream)
         arguments = self._arguments(launch)
         if not self.compiled:
             self.calls.append((launch, arguments))
@@ -303,6 +304,13 @@ class Workspace:
         made = Place(self.memory[base][0] + at)
         self.arrays.setdefault(base, []).append((made, at))
         return made
+
+    def _zeros(self, name: str) -> Place:
+        """Memory for a buffer in which launches count, which leave zeros there."""
+        if name not in self.counters:
+            made = self.counters[name] = Memory(self.program.plan.buffer(name).nbytes, self.device)
+            made.write(np.zeros(made.nbytes, np.uint8))
+        return Place(self.counters[name].pointer)
 
     def _bind(self, name: str, memory: Memory) -> None:
         """From here on a buffer lies in this memory."""

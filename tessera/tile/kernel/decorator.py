@@ -18,7 +18,7 @@ class KernelDecorator:
 
     def __call__(self, fn: Any = None, *, grid: Any = None, schedule: Schedule | None = None,
                  axes: str | None = None, overwrites: tuple[str, ...] = (),
-                 fast_math: bool = False) -> Any:
+                 counters: tuple[str, ...] = (), fast_math: bool = False) -> Any:
         """Makes a kernel of a function.
 
         grid: groups per axis, a tuple or a function of named extents: lambda M, N: (M // 64, N)
@@ -27,14 +27,16 @@ class KernelDecorator:
         each shard along it can be computed alone; "_" is an axis that is needed whole
         overwrites: tensors of which each launch writes every element, before any is read, where the
         compiler cannot tell: a graph then gives it memory that nothing was written to
+        counters: tensors that are zeros again when a launch ends, if they were when it began: a
+        graph then clears them once, not in front of each launch
         fast_math: on a GPU, divisions, roots, exponentials, logarithms, sines and tanh of f32 are
         the hardware's approximations, as under ts.determinism("fast"); see docs/reference/gpu.md
         """
         if fn is None:
             return lambda f: Kernel(f, schedule=schedule, grid=grid, axes=axes,
-                                    overwrites=overwrites, fast_math=fast_math)
+                                    overwrites=overwrites, counters=counters, fast_math=fast_math)
         return Kernel(fn, schedule=schedule, grid=grid, axes=axes, overwrites=overwrites,
-                      fast_math=fast_math)
+                      counters=counters, fast_math=fast_math)
 
     def schedule(self, schedule: Schedule) -> Callable[[Any], Kernel]:
         """Attaches a schedule: @ts.kernel.schedule(base.with_block(64, 64)).

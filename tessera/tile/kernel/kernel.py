@@ -74,11 +74,11 @@ class Kernel(Kernel_):
 
     def __init__(self, fn: Any, *, schedule: Schedule | None = None, grid: Any = None,
                  axes: str | None = None, overwrites: tuple[str, ...] = (),
-                 fast_math: bool = False):
+                 counters: tuple[str, ...] = (), fast_math: bool = False):
         if not inspect.isfunction(fn):
             raise ArgumentError(f"@ts.kernel decorates a function, got {fn!r}", where=user_line())
         self.fn, self.grid, self.axes, self.overwrites = fn, grid, axes, frozenset(overwrites)
-        self.fast_math = fast_math
+        self.counters, self.fast_math = frozenset(counters), fast_math
         self.given = inspect.signature(fn)  # as written; `signature` has records apart
         self._signature: inspect.Signature | None = None
         self._written: dict[str, Any] | None = None  # annotations
@@ -106,8 +106,9 @@ class Kernel(Kernel_):
             if p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD):
                 raise TileError(f"{self.fn.__name__} takes {p}: kernels have named parameters",
                                 where=self.source.site(self.source.tree))
-        for name in sorted(self.overwrites - set(self.given.parameters)):
-            raise ArgumentError(f"{self.fn.__name__} has no parameter {name!r} to overwrite",
+        for name in sorted((self.overwrites | self.counters) - set(self.given.parameters)):
+            use = "overwrite" if name in self.overwrites else "count in"
+            raise ArgumentError(f"{self.fn.__name__} has no parameter {name!r} to {use}",
                                 hint=did_you_mean(name, sorted(self.given.parameters)),
                                 where=user_line())
 
@@ -161,7 +162,8 @@ class Kernel(Kernel_):
         if not isinstance(schedule, Schedule):
             raise ArgumentError(f"a schedule is a ts.Schedule, got {schedule!r}", where=user_line())
         made = Kernel(self.fn, schedule=schedule, grid=self.grid, axes=self.axes,
-                      overwrites=tuple(self.overwrites), fast_math=self.fast_math)
+                      overwrites=tuple(self.overwrites), counters=tuple(self.counters),
+                      fast_math=self.fast_math)
         made.rule, made.modes = self.rule, self.modes
         return made
 

@@ -1,0 +1,75 @@
+"""Fourier transforms of real f32 lines in one piece, and back: frequencies k and N - k meet in a
+thread's registers, as of the last stage, or back of the first, it has butterflies that are each
+other's mirror.
+"""
+
+from __future__ import annotations
+
+from ..numerics import f32
+from ..tensor import Tensor
+from ..tile import MODULE as tile
+from ..tile.kernel.decorator import kernel
+from .fft import begin_near
+from .fft_stages import MOST_POINTS, POINTS, mirrored, one_turn, pitch, spread, transformed
+from .real_fft import complex_points, in_sectors, real_points
+from .real_passes import pair_frequencies, paired_points
+
+
+@kernel(grid=lambda lines, BM: -(-lines // BM), overwrites=("yr", "yi"))
+def rfft_whole(x: Tensor["A", "E", f32], yr: Tensor["A", "F", f32], yi: Tensor["A", "F", f32],
+               angles: Tensor["T", f32], radices, N: int, lines: int, scale: float, BM=1,
+               points=POINTS, near=0):
+    """Frequencies 0 .. N of lines of 2 N real points; see rfft_lines."""
+    begin_near((x,), tile.group_id(0) * BM, BM, 2 * N, near)
+    P, R = pitch(N, BM), radices[-1]
+    sr, si = tile.alloc_shared((BM * P,), f32), tile.alloc_shared((BM * P,), f32)
+    line, part = spread(tile.local_id(), BM, N // points, False)
+    number, base = tile.group_id(0) * BM + line, line * P
+    a, here = min(number, lines - 1), (base, part)
+    begin = in_sectors(part, a, N // points)
+    vr, vi = complex_points(x, a, part, N, radices[0], points)
+    p, q = transformed(vr, vi, sr, si, angles, N, radices, here, here,
+                       (N // R, [(base, u) for u in mirrored(N, begin, R)]), points)
+    if number < lines:
+        pair_frequencies(yr, yi, a, begin, begin == 0, p, q, N, own_turn(angles, begin, N, points),
+                         scale)
+
+
+@kernel(grid=lambda lines, BM: -(-lines // BM), overwrites=("y",))
+def irfft_whole(xr: Tensor["A", "E", f32], xi: Tensor["A", "E", f32], y: Tensor["A", "F", f32],
+                angles: Tensor["T", f32], radices, N: int, lines: int, scale: float, BM=1,
+                points=MOST_POINTS):
+    """The 2 N real points of lines of frequencies 0 .. N; see irfft_lines."""
+    P, R = pitch(N, BM), radices[0]
+    sr, si = tile.alloc_shared((BM * P,), f32), tile.alloc_shared((BM * P,), f32)
+    line, part = spread(tile.local_id(), BM, N // points, False)
+    number, base = tile.group_id(0) * BM + line, line * P
+    a, here = min(number, lines - 1), (base, part)
+    begin = in_sectors(part, a, N // points)
+    p, q = paired_points(xr, xi, a, begin, begin == 0, N, R, own_turn(angles, begin, N, points))
+    made = transformed([p[0], q[0]], [p[1], q[1]], sr, si, angles, N, radices, here, here,
+                       (1, [(base, u) for u in mirrored(N, begin, R)]), points)
+    if number < lines:
+        real_points(y, a, made, part, N, radices[-1], scale, points)
+
+
+@kernel
+def own_turn(angles, k, N, points):
+    """(cosine, sine) of the turn -k / 2 N: of threads of 16 points from the table of real_angles,
+    which others compute."""
+    if points == POINTS:
+        return tile.load_pair(angles, angles.shape[0] - 2 * N + 2 * k)
+    return one_turn(k, 2 * N)
+
+
+# --- blocks --------------------------------------------------------------------------------------
+# (radices, points of a thread) of lines of half as many points.
+THERE: dict[int, tuple[tuple[int, ...], int]] = {2048: ((16, 16, 8), POINTS)}
+# Back to real lines of twice as many points, a thread's of 32. Of 2^12 40.3 us for 40.7 as
+# irfft_lines, of 2^13 40.7 for 45 (H200, 2026-11-27 and 26).
+BACK: dict[int, tuple[tuple[int, ...], int]] = {
+    2048: ((16, 8, 16), MOST_POINTS), 4096: ((16, 16, 16), MOST_POINTS),
+    8192: ((16, 32, 16), MOST_POINTS), 16384: ((16, 32, 32), MOST_POINTS)}
+
+
+__all__ = ["THERE", "BACK", "irfft_whole", "rfft_whole"]
