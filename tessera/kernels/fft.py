@@ -57,7 +57,7 @@ def fft_lines(xr: Tensor["A", "E", f32], xi: Tensor["A", "E", f32], yr: Tensor["
     """
     if inner == 1:
         begin_near((xr, xi), tile.group_id(0) * BM, BM, N, near)
-    each, lane, P = max(1, N // points), tile.local_id(), pitch(N, BM)
+    each, lane, P = max(1, N // points), tile.local_id(), pitch(N, BM, radices)
     sr, si = tile.alloc_shared((BM * P,), f32), tile.alloc_shared((BM * P,), f32)
     line, part = spread(lane, BM, each, inner > 1)
     number = tile.group_id(0) * BM + line

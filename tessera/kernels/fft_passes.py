@@ -21,7 +21,7 @@ from ..tensor import Tensor
 from ..tile import MODULE as tile
 from ..tile.kernel.decorator import kernel
 from .fft import points_transformed, store_frequencies
-from .fft_stages import BANKS, MOST_POINTS, POINTS, spread
+from .fft_stages import BANKS, MOST_POINTS, POINTS, room, spread
 
 WORD = 1 << 32
 
@@ -40,8 +40,8 @@ def fft_passes(xr: Tensor["A", "E", f32], xi: Tensor["A", "E", f32], yr: Tensor[
     """
     first, second = N_ // BM, N // BM_
     step, block = tile.group_id(0) // (first + second), tile.group_id(0) % (first + second)
-    P = max(BM * pitch_of(N, BM, radices[0], along, False, points),
-            BM_ * pitch_of(N_, BM_, radices_[0], True, True, points))
+    P = max(BM * pitch_of(N, BM, radices, along, False, points),
+            BM_ * pitch_of(N_, BM_, radices_, True, True, points))
     sr, si = tile.alloc_shared((P,), f32), tile.alloc_shared((P,), f32)
     if block >= second:
         if step < arrays:
@@ -56,14 +56,14 @@ def fft_passes(xr: Tensor["A", "E", f32], xi: Tensor["A", "E", f32], yr: Tensor[
 
 
 @kernel
-def pitch_of(N, lines, R, before, behind, points):
+def pitch_of(N, lines, radices, before, behind, points):
     """From line to line in shared memory, so that threads side by side meet few banks twice, in the
     first stage and behind it: there they are on different lines or have parts of one."""
-    least, each = N + N // BANKS, N // points
+    least, each = room(N, radices), N // points
     if before:
         apart = max(1, BANKS // lines) + (0 if behind else each)
     else:
-        apart = max(1, each * R // BANKS)
+        apart = max(1, each * radices[0] // BANKS)
     return least + (apart - least) % BANKS
 
 
@@ -94,7 +94,7 @@ def array_lines(xr, xi, yr, yi, array, begin, sr, si, angles, radices, N, here, 
 def array_points(xr, xi, array, begin, sr, si, angles, radices, N, here, there, BM, every, points):
     """(the last stage's results, the line from `begin` on, its part) of a thread."""
     each, lane, before, behind = N // points, tile.local_id(), here[0] == 1, there[0] == 1
-    P = pitch_of(N, BM, radices[0], before, behind, points)
+    P = pitch_of(N, BM, radices, before, behind, points)
     line, part = spread(lane, BM, each, before)
     line_, part_ = line, part
     if len(radices) > 1:

@@ -150,16 +150,35 @@ def stage_turn(k, rows):
 
 # --- stages --------------------------------------------------------------------------------------
 @kernel
-def padded(i):
+def padded(i, every=(1, BANKS)):
     """Where point i of a line lies in shared memory: threads that write points 16 apart, or read
-    points side by side, meet no bank twice."""
-    return i + i // BANKS
+    points side by side, meet no bank twice.  every: see padding"""
+    return i + i // every[1] * every[0]
 
 
 @kernel
-def pitch(N, lines):
+def padding(m, R):
+    """(floats, behind so many points) in the exchange behind a stage of radix R with m points done
+    before. A warp writes 32 / m pieces of m points, m R apart, which share no bank then."""
+    if 1 < m < BANKS:
+        return m, m * R
+    return 1, BANKS
+
+
+@kernel
+def room(N, radices):
+    """Floats of a line in shared memory."""
+    most, m = N // BANKS, 1
+    for R in radices[:-1]:
+        floats, points = padding(m, R)
+        most, m = max(most, N // points * floats), m * R
+    return N + most
+
+
+@kernel
+def pitch(N, lines, radices):
     """From line to line, so that threads side by side on lines meet few banks twice."""
-    least = N + N // BANKS
+    least = room(N, radices)
     return least + (BANKS // lines - least) % BANKS if 1 < lines <= BANKS else least
 
 
@@ -195,23 +214,24 @@ def beside_points(x, row, part, N, R, points):
 
 
 @kernel
-def in_shared(sr, si, ats, N, R):
+def in_shared(sr, si, ats, N, R, every=(1, BANKS)):
     """The points of the butterflies whose first points lie there."""
-    return ([[sr[at + padded(j * (N // R))] for j in ALL[:R]] for at in ats],
-            [[si[at + padded(j * (N // R))] for j in ALL[:R]] for at in ats])
+    return ([[sr[at + padded(j * (N // R), every)] for j in ALL[:R]] for at in ats],
+            [[si[at + padded(j * (N // R), every)] for j in ALL[:R]] for at in ats])
 
 
 @kernel
 def spots(base, part, begin, N, R, m, points, mirror, beside=False):
     """(first angle, later ones' number, place) of a thread's butterflies: where the first of their
     results goes. A butterfly's number shares no bit with the part, so that places are sums."""
+    every = padding(m, R)
     if mirror[0] == m:
         return [(begin, b[1], b[0] + padded(b[1] * R)) for b in mirror[1]]
     if beside and m == 1:
         count, first = points // R, base + padded(part * points)
         return [(begin, count * part + b, first + b * R) for b in ALL[:count]]
-    first = base + padded(part % m + part // m * (m * R))
-    return [(begin, part // m + u // m, first + padded(u % m + u // m * (m * R)))
+    first = base + padded(part % m + part // m * (m * R), every)
+    return [(begin, part // m + u // m, first + padded(u % m + u // m * (m * R), every))
             for u in starts(N, R, points)]
 
 
@@ -248,14 +268,14 @@ def transformed(xr, xi, sr, si, angles, N, radices, first, rest, mirror=(0, ()),
     early: turns are read ahead of a stage's butterflies.  beside: the first stage's butterflies of
     a thread have numbers side by side
     """
-    m, begin, base, part = 1, 0, first[0], first[1]
+    m, begin, base, part, every = 1, 0, first[0], first[1], (1, BANKS)
     for R in radices:
         if m > 1:
             base, part = rest[0], rest[1]
-            ats = [base + padded(part) + padded(u) for u in starts(N, R, points)]
+            ats = [base + padded(part, every) + padded(u, every) for u in starts(N, R, points)]
             if mirror[0] == m:
-                ats = [b[0] + padded(b[1]) for b in mirror[1]]
-            xr, xi = in_shared(sr, si, ats, N, R)
+                ats = [b[0] + padded(b[1], every) for b in mirror[1]]
+            xr, xi = in_shared(sr, si, ats, N, R, every)
         if early and m * R < N:
             at = spots(base, part, begin, N, R, m, points, mirror, beside)
             turns = stage_rows(at, angles, N, R, m, points)
@@ -266,11 +286,11 @@ def transformed(xr, xi, sr, si, angles, N, radices, first, rest, mirror=(0, ()),
             if not early:
                 at = spots(base, part, begin, N, R, m, points, mirror, beside)
                 turns = stage_rows(at, angles, N, R, m, points)
-            z = stage_turned(y, turns, R)
+            z, every = stage_turned(y, turns, R), padding(m, R)
             for b in ALL[:len(at)]:
                 for k in ALL[:R]:
-                    sr[at[b][2] + padded(m * k)] = z[b][0][k]
-                    si[at[b][2] + padded(m * k)] = z[b][1][k]
+                    sr[at[b][2] + padded(m * k, every)] = z[b][0][k]
+                    si[at[b][2] + padded(m * k, every)] = z[b][1][k]
             tile.barrier()
         begin = begin + 2 * len(KEPT[R]) * (N // (m * R))
         m = m * R
@@ -293,4 +313,5 @@ def in_order(sr, si, base, y, part, N, radices, points=POINTS):
 
 __all__ = ["ALL", "BANKS", "KEPT", "MOST_POINTS", "POINTS", "beside_points", "butterfly",
            "cosine_sine", "in_order", "in_shared", "mirrored", "one_turn", "padded", "pitch",
-           "spread", "stage_angles", "stage_turn", "starts", "transformed", "turned", "turned_by"]
+           "room", "spread", "stage_angles", "stage_turn", "starts", "transformed", "turned",
+           "turned_by"]

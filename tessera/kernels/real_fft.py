@@ -49,7 +49,7 @@ def rfft_lines(x: Tensor["A", "E", f32], yr: Tensor["A", "F", f32], yi: Tensor["
     pair k, N - k has the parts of even and of odd points."""
     begin_near((x,), tile.group_id(0) * BM, BM, 2 * N, near)
     each = max(1, N // points)
-    lane, P = tile.local_id(), pitch(N, BM)
+    lane, P = tile.local_id(), pitch(N, BM, radices)
     sr, si = tile.alloc_shared((BM * P,), f32), tile.alloc_shared((BM * P,), f32)
     line, part = spread(lane, BM, each, False)
     number = tile.group_id(0) * BM + line
@@ -108,7 +108,7 @@ def rfft_pairs(x: Tensor["A", "E", f32], yr: Tensor["A", "F", f32], yi: Tensor["
 
     apart: lines from one of these to the other; rows of frequencies 8 apart begin alike in sectors
     """
-    P = pitch(N, BM)
+    P = pitch(N, BM, radices)
     sr, si = tile.alloc_shared((BM * P,), f32), tile.alloc_shared((BM * P,), f32)
     line, part = spread(tile.local_id(), BM, N // points, False)
     a, R, last = pair_line(tile.group_id(0) * BM + line, apart), radices[0], radices[-1]
@@ -165,7 +165,7 @@ def irfft_pairs(xr: Tensor["A", "E", f32], xi: Tensor["A", "E", f32], y: Tensor[
                 points=POINTS):
     """The N real points of lines of frequencies 0 .. N / 2, of which two are the parts of one of
     complex points: z_k = a_k + i b_k, z_(N - k) = conj a_k + i conj b_k."""
-    P = pitch(N, BM)
+    P = pitch(N, BM, radices)
     sr, si = tile.alloc_shared((BM * P,), f32), tile.alloc_shared((BM * P,), f32)
     line, part = spread(tile.local_id(), BM, N // points, False)
     a, R, h = 2 * (tile.group_id(0) * BM + line), radices[0], radices[0] // 2
@@ -220,7 +220,7 @@ def irfft_lines(xr: Tensor["A", "E", f32], xi: Tensor["A", "E", f32], y: Tensor[
     """The 2 N real points of lines of frequencies 0 .. N; of the first and the last no imaginary
     part is read."""
     each = max(1, N // points)
-    lane, P = tile.local_id(), pitch(N, BM)
+    lane, P = tile.local_id(), pitch(N, BM, radices)
     sr, si = tile.alloc_shared((BM * P,), f32), tile.alloc_shared((BM * P,), f32)
     line, part = spread(lane, BM, each, False)
     number = tile.group_id(0) * BM + line
@@ -272,7 +272,7 @@ def filter_lines(x: Tensor["A", "E", f32], hr: Tensor["H", "F", f32], hi: Tensor
     """Lines of 2 N real points, of which each frequency is multiplied: rfft_lines, a product and
     irfft_lines, with nothing written between. Line l has the factors of row l % H."""
     each = max(1, N // POINTS)
-    lane, P = tile.local_id(), pitch(N, BM)
+    lane, P = tile.local_id(), pitch(N, BM, radices)
     sr, si = tile.alloc_shared((BM * P,), f32), tile.alloc_shared((BM * P,), f32)
     line, part = spread(lane, BM, each, False)
     number = tile.group_id(0) * BM + line

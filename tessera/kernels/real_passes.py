@@ -51,8 +51,8 @@ def rfft_passes(x: Tensor["A", "E", f32], yr: Tensor["A", "F", f32], yi: Tensor[
     """Frequencies 0 .. N N_ of lines of 2 N N_ real points; see fft_passes."""
     first, second = N_ // BM, N // BM_
     step, block = tile.group_id(0) // (first + second), tile.group_id(0) % (first + second)
-    P_ = pitch_of(N_, BM_, radices_[0], True, True, points)
-    P = max(BM * pitch_of(N, BM, radices[0], True, False, points), BM_ * P_)
+    P_ = pitch_of(N_, BM_, radices_, True, True, points)
+    P = max(BM * pitch_of(N, BM, radices, True, False, points), BM_ * P_)
     sr, si = tile.alloc_shared((P,), f32), tile.alloc_shared((P,), f32)
     if block >= second:
         if step < arrays:
@@ -161,8 +161,8 @@ def irfft_passes(xr: Tensor["A", "F", f32], xi: Tensor["A", "F", f32], y: Tensor
     imaginary part is read. What lies between the passes has both parts side by side, exchanged."""
     first, second = N_ // BM, N // BM_
     step, block = tile.group_id(0) // (first + second), tile.group_id(0) % (first + second)
-    P = pitch_of(N, BM, radices[0], True, False, points)
-    P_ = max(BM * P, BM_ * pitch_of(N_, BM_, radices_[0], True, True, points))
+    P = pitch_of(N, BM, radices, True, False, points)
+    P_ = max(BM * P, BM_ * pitch_of(N_, BM_, radices_, True, True, points))
     sr, si = tile.alloc_shared((P_,), f32), tile.alloc_shared((P_,), f32)
     if block >= second:
         if step < arrays:

@@ -21,7 +21,7 @@ def rfft_whole(x: Tensor["A", "E", f32], yr: Tensor["A", "F", f32], yi: Tensor["
                points=POINTS, near=0):
     """Frequencies 0 .. N of lines of 2 N real points; see rfft_lines."""
     begin_near((x,), tile.group_id(0) * BM, BM, 2 * N, near)
-    P, R = pitch(N, BM), radices[-1]
+    P, R = pitch(N, BM, radices), radices[-1]
     sr, si = tile.alloc_shared((BM * P,), f32), tile.alloc_shared((BM * P,), f32)
     line, part = spread(tile.local_id(), BM, N // points, False)
     number, base = tile.group_id(0) * BM + line, line * P
@@ -40,7 +40,7 @@ def irfft_whole(xr: Tensor["A", "E", f32], xi: Tensor["A", "E", f32], y: Tensor[
                 angles: Tensor["T", f32], radices, N: int, lines: int, scale: float, BM=1,
                 points=MOST_POINTS):
     """The 2 N real points of lines of frequencies 0 .. N; see irfft_lines."""
-    P, R = pitch(N, BM), radices[0]
+    P, R = pitch(N, BM, radices), radices[0]
     sr, si = tile.alloc_shared((BM * P,), f32), tile.alloc_shared((BM * P,), f32)
     line, part = spread(tile.local_id(), BM, N // points, False)
     number, base = tile.group_id(0) * BM + line, line * P

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import Any
 
@@ -14,7 +15,7 @@ from fake_gpu import gpu as gpu
 from lowering_cases import apart as apart
 from tessera.graph.cuda import CudaProgram
 from tessera.graph.host_copy import HostCopy
-from tessera.kernels import fft_passes
+from tessera.kernels import fft_passes, fft_stages
 from tessera.kernels.fft_stages import stage_angles
 from tessera.kernels.mixed_fft import LONGEST_MIXED, MOST_HELD, MOST_STAGES, mixed_form, points_held
 
@@ -41,6 +42,23 @@ def check(got: Any, want: np.ndarray, points: int) -> None:
 def pair(rng: Any, *shape: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     re, im = rng.standard_normal((2, *shape)).astype(np.float32)
     return re, im, re.astype(np.float64) + 1j * im
+
+
+@pytest.mark.parametrize(("N", "radices", "points"), [
+    (256, (8, 8, 4), 8), (512, (2, 16, 16), 16), (1024, (8, 16, 8), 16), (2048, (8, 16, 16), 16),
+    (4096, (16, 16, 16), 16), (4096, (8, 8, 8, 8), 16), (8192, (16, 32, 16), 32),
+    (16384, (32, 32, 16), 32)])
+def test_threads_of_an_exchange_meet_no_bank_twice(N: int, radices: tuple, points: int) -> None:
+    """Those of a warp, where a stage's results are written and where the next one's are read."""
+    each, m, lies, spans = N // points, 1, fft_stages.padded.fn, []
+    for R, after in itertools.pairwise(radices):
+        every, part = fft_stages.padding.fn(m, R), np.arange(each)
+        u = (part + np.arange(0, N // R, each)[:, None]).reshape(-1, 32)
+        spans += [lies(u % m + u // m * (m * R) + m * k, every) for k in range(R)]
+        v = (part + np.arange(0, N // after, each)[:, None]).reshape(-1, 32)
+        spans += [lies(v + j * (N // after), every) for j in range(after)]
+        m *= R
+    assert all(len(set(row % 32)) == 32 for at in spans for row in at)
 
 
 @pytest.mark.parametrize("n", [1 << a for a in range(1, 15)])
