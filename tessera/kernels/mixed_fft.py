@@ -20,6 +20,7 @@ from ..numerics import f32
 from ..tensor import Tensor
 from ..tile import MODULE as tile
 from ..tile.kernel.decorator import kernel
+from .fft import begin_near
 from .fft_stages import ALL, BANKS, butterfly, cosine_sine, stage_turn, turned
 
 RADICES = (30, 24, 20, 18, 16, 15, 12, 10, 9, 8, 6, 5, 4, 3, 2)
@@ -132,9 +133,10 @@ def mixed_angles(N: int, radices: tuple[int, ...]) -> np.ndarray:
 @kernel(grid=lambda lines, BM: -(-lines // BM), overwrites=("yr", "yi"))
 def mixed_lines(xr: Tensor["A", "E", f32], xi: Tensor["A", "E", f32], yr: Tensor["A", "E", f32],
                 yi: Tensor["A", "E", f32], angles: Tensor["W", f32], radices, pads, N: int,
-                lines: int, scale: float, BM: int, P: int, T: int, side=1):
+                lines: int, scale: float, BM: int, P: int, T: int, side=1, near=0):
     """The transforms of lines of N points; see fft_lines.  side: how many of a thread's butterflies
     lie side by side, whose points move at once"""
+    begin_near((xr, xi), tile.group_id(0) * BM, BM, N, near)
     R, last = radices[0], radices[-1]
     sr, si = tile.alloc_shared((BM * P,), f32), tile.alloc_shared((BM * P,), f32)
     line, part, takes = own_part(T, BM)
@@ -160,9 +162,13 @@ def mixed_lines(xr: Tensor["A", "E", f32], xi: Tensor["A", "E", f32], yr: Tensor
 
 @kernel
 def own_part(T, BM):
-    """(line of the group, part of it, whether it takes part) of a thread."""
+    """(line of the group, part of it, whether it takes part) of a thread. Those that do not read
+    what the last one reads."""
     lane = tile.local_id()
-    return min(lane // T, BM - 1), lane % T, lane < BM * T
+    if BM * T % 32 == 0:
+        return lane // T, lane % T, lane < BM * T
+    line = min(lane // T, BM - 1)
+    return line, min(lane - line * T, T - 1), lane < BM * T
 
 
 @kernel

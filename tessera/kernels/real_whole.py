@@ -65,10 +65,10 @@ def own_turn(angles, k, N, points):
 # --- blocks --------------------------------------------------------------------------------------
 # (radices, points of a thread) of lines of half as many points.
 THERE: dict[int, tuple[tuple[int, ...], int]] = {2048: ((16, 16, 8), POINTS)}
-# Back to real lines of twice as many points, a thread's of 32. Of 2^12 40.3 us for 40.7 as
-# irfft_lines, of 2^13 40.7 for 45 (H200, 2026-11-27 and 26).
+# Back to real lines of twice as many points. Of 2^12 in threads of 16 points 38.3 us for 40.1, of
+# 2^13 in those of 32 40.7 for 45 as irfft_lines (H200, 2026-11-27 and 26).
 BACK: dict[int, tuple[tuple[int, ...], int]] = {
-    2048: ((16, 8, 16), MOST_POINTS), 4096: ((16, 16, 16), MOST_POINTS),
+    2048: ((8, 16, 16), POINTS), 4096: ((16, 16, 16), MOST_POINTS),
     8192: ((16, 32, 16), MOST_POINTS), 16384: ((16, 32, 32), MOST_POINTS)}
 
 

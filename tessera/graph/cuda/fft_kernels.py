@@ -58,6 +58,7 @@ from ..ops.spectral import FFT, FFT_PLANES, FILTER, IRFFT, RFFT
 from ..simplify import Rewriter, rebuild, remove_dead
 
 F32, I32 = as_type("f32"), as_type("i32")
+NEAR_MIXED: dict[int, int] = {}
 MOST = 1 << 31  # elements that the kernels do not count to
 
 
@@ -255,7 +256,7 @@ def _mixed_block(kernel: Kernel, n: int, count: int) -> tuple[dict[str, Any], An
     """What a kernel is given whose lines have factors 3 and 5, its launcher."""
     form = mixed_form(n, 2 if kernel is mixed_lines else 1)
     assert form is not None
-    beside = {"side": form.side} if kernel is mixed_lines else {}
+    beside = {"side": form.side, "near": NEAR_MIXED.get(n, 0)} if kernel is mixed_lines else {}
     angles = Tensor(mixed_angles(n, form.radices).copy(), F32)
     return {"angles": angles, "radices": form.radices, "pads": form.pads, "N": n, "lines": count,
             "BM": form.BM, "P": form.P, "T": form.T, **beside}, launcher_of(kernel, form.lanes)
