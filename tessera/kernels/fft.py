@@ -167,10 +167,11 @@ WIDE_ACROSS = {9: (32, 16), 10: (32, 32)}
 # and 2^11 take 67.7 and 68.4 us so for 68.2 and 69.0, real lines of 2^10 38.4 for 38.5; but lines
 # of 2^9, of radix 2, 70.6 for 67.7 (H200, 2026-11-27).
 BESIDE = (4, 8)
-# Groups that ask for their first points before they may read them, of 4096 complex points and of
-# those of real lines. Lines of 2^12 take 70.0 us so for 71.0, real ones of 2^13 39.4 for
-# 41.1; but real ones of 2^10 38.9 for 38.5 (H200, 2026-11-27).
-NEAR, NEAR_REAL = {4096: 1056}, {4096: 528}
+# Groups that ask for their first points before they may read them, of complex points, of those of
+# real lines and of lines with factors 3 and 5. Lines of 2^12 take 70.0 us so for 71.0, real ones of
+# 2^12 38.8 for 39.5 and of 2^13 39.4 for 41.1, lines of 1000 points 69.4 for 70.1; but real ones of
+# 2^10 38.9 for 38.5 (H200, 2026-11-27).
+NEAR, NEAR_REAL, NEAR_MIXED = {4096: 1056}, {2048: 1056, 4096: 528}, {1000: 1584}
 # (threads, points of each): groups that share a multiprocessor's registers. 384 threads have lines
 # of 6144 points, of which 2^24 take 78.5 us so, 81 without (H200, 2026-11-26).
 RESIDENT = {(384, POINTS): 3, (512, POINTS): 2, (256, MOST_POINTS): 2, (128, MOST_POINTS): 4}
@@ -233,6 +234,6 @@ def _resident(kernel: Kernel, groups: int) -> Kernel:
     return kernel.with_schedule(Schedule(RESIDENT=groups))
 
 
-__all__ = ["LONGEST", "LONGEST_ACROSS", "LONGEST_PAIR", "NEAR", "NEAR_REAL", "apart_of",
-           "begin_near", "fft_lines", "form_of", "is_beside", "launcher_of", "lines_of",
+__all__ = ["LONGEST", "LONGEST_ACROSS", "LONGEST_PAIR", "NEAR", "NEAR_MIXED", "NEAR_REAL",
+           "apart_of", "begin_near", "fft_lines", "form_of", "is_beside", "launcher_of", "lines_of",
            "mirror_form", "radices_of", "side_by_side"]

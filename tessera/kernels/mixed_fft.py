@@ -162,13 +162,9 @@ def mixed_lines(xr: Tensor["A", "E", f32], xi: Tensor["A", "E", f32], yr: Tensor
 
 @kernel
 def own_part(T, BM):
-    """(line of the group, part of it, whether it takes part) of a thread. Those that do not read
-    what the last one reads."""
+    """(line of the group, part of it, whether it takes part) of a thread."""
     lane = tile.local_id()
-    if BM * T % 32 == 0:
-        return lane // T, lane % T, lane < BM * T
-    line = min(lane // T, BM - 1)
-    return line, min(lane - line * T, T - 1), lane < BM * T
+    return min(lane // T, BM - 1), lane % T, lane < BM * T
 
 
 @kernel

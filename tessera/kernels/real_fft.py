@@ -124,11 +124,10 @@ def rfft_pairs(x: Tensor["A", "E", f32], yr: Tensor["A", "F", f32], yi: Tensor["
     p, q = transformed(vr, vi, sr, si, angles, N, radices, at, at,
                        (N // last, [(line * P, u) for u in mirrored(N, begin, last)]), points,
                        beside=beside)
-    p_, q_ = mirrors(p, q, begin == 0, half)
     if a < lines:
-        mirror_sums(yr, yi, a, p, q, p_, q_, N, begin, half)
+        mirror_sums(yr, yi, a, p, q, N, begin, half)
     if a + apart < lines:
-        mirror_sums(yr, yi, a + apart, *[other_line(z) for z in (p, q, p_, q_)], N, begin, half)
+        mirror_sums(yr, yi, a + apart, other_line(p), other_line(q), N, begin, half)
 
 
 @kernel
@@ -144,27 +143,17 @@ def other_line(z):
 
 
 @kernel
-def mirrors(p, q, own, half):
-    """Of the first half of both butterflies of a thread z_(N - k), times `half`; see mirrored."""
-    R = len(p[0])
-    return ([[tile.where(own, p[i][-k], q[i][R - 1 - k]) * half for k in ALL[:R // 2]]
-             for i in (0, 1)],
-            [[tile.where(own, q[i][R - 1 - k], p[i][R - 1 - k]) * half for k in ALL[:R // 2]]
-             for i in (0, 1)])
-
-
-@kernel
-def mirror_sums(yr, yi, a, p, q, p_, q_, N, part, half):
-    """z_k + conj z_(N - k) of both butterflies of a thread; p_, q_: see mirrors."""
+def mirror_sums(yr, yi, a, p, q, N, part, half):
+    """z_k + conj z_(N - k) of both butterflies of a thread; see mirrored."""
     (pr, pi), (qr, qi) = p, q
     R = len(pr)
-    u, v = mirrored(N, part, R)
+    (u, v), own = mirrored(N, part, R), part == 0
     for k in ALL[:R // 2]:
         at, to = u + k * (N // R), v + k * (N // R)
-        yr[a, at] = pr[k] * half + p_[0][k]
-        yi[a, at] = pi[k] * half - p_[1][k]
-        yr[a, to] = qr[k] * half + q_[0][k]
-        yi[a, to] = qi[k] * half - q_[1][k]
+        yr[a, at] = (pr[k] + tile.where(own, pr[-k], qr[R - 1 - k])) * half
+        yi[a, at] = (pi[k] - tile.where(own, pi[-k], qi[R - 1 - k])) * half
+        yr[a, to] = (qr[k] + tile.where(own, qr[R - 1 - k], pr[R - 1 - k])) * half
+        yi[a, to] = (qi[k] - tile.where(own, qi[R - 1 - k], pi[R - 1 - k])) * half
     if part == 0:
         yr[a, N // 2] = 2.0 * pr[R // 2] * half
         yi[a, N // 2] = 0.0

@@ -114,23 +114,18 @@ def pair_frequencies(yr, yi, a, at, own, p, q, N, turn, scale):
     turn: (cosine, sine) of the turn -at / 2 N
     """
     R, half = len(p[0]), 0.5 * scale
-    step, low, high = N // R, halved(turn, half), halved(upper_turn(turn, own, R), half)
+    step, high = N // R, upper_turn(turn, own, R)
     later = tile.where(own, step // 2, at + N // 2)
     for n in ALL[:R // 2]:
         z = [p[i][n] for i in (0, 1)]
         z_ = [tile.where(own, p[i][(R - n) % R], q[i][R - 1 - n]) for i in (0, 1)]
-        store_pair(yr, yi, a, at + n * step, N, z, z_, apart_by(low, n, R), half)
+        store_pair(yr, yi, a, at + n * step, N, z, z_, apart_by(turn, n, R), half)
         z = [tile.where(own, q[i][n], p[i][R // 2 + n]) for i in (0, 1)]
         z_ = [tile.where(own, q[i][R - 1 - n], q[i][R // 2 - 1 - n]) for i in (0, 1)]
         store_pair(yr, yi, a, later + n * step, N, z, z_, apart_by(high, n, R), half)
     if own:
         yr[a, N // 2] = p[0][R // 2] * scale
         yi[a, N // 2] = p[1][R // 2] * -scale
-
-
-@kernel
-def halved(turn, half):
-    return turn[0] * half, turn[1] * half
 
 
 @kernel
@@ -147,13 +142,12 @@ def apart_by(turn, n, R):
 
 @kernel
 def store_pair(yr, yi, a, k, N, z, z_, turn, half):
-    """Frequencies k and N - k of 2 N real points, from those of x[2 n] + i x[2 n + 1].
-    turn: times `half`"""
+    """Frequencies k and N - k of 2 N real points, from those of x[2 n] + i x[2 n + 1]."""
     c, d = turned(z[1] + z_[1], z_[0] - z[0], turn[0], turn[1])
-    yr[a, k] = (z[0] + z_[0]) * half + c
-    yi[a, k] = (z[1] - z_[1]) * half + d
-    yr[a, N - k] = (z[0] + z_[0]) * half - c
-    yi[a, N - k] = d - (z[1] - z_[1]) * half
+    yr[a, k] = (z[0] + z_[0] + c) * half
+    yi[a, k] = (z[1] - z_[1] + d) * half
+    yr[a, N - k] = (z[0] + z_[0] - c) * half
+    yi[a, N - k] = (d - z[1] + z_[1]) * half
 
 
 # --- back ----------------------------------------------------------------------------------------

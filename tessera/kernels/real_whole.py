@@ -1,5 +1,6 @@
-"""Fourier transforms of real f32 lines in one piece, and back: frequencies k and N - k meet in a
-thread's registers, as of the last stage, or back of the first, it has butterflies that are each
+"""Fourier transforms back to real f32 lines in one piece, of which each frequency is read once.
+
+Those of k and N - k are one thread's, which has butterflies of the first stage that are each
 other's mirror.
 """
 
@@ -9,30 +10,9 @@ from ..numerics import f32
 from ..tensor import Tensor
 from ..tile import MODULE as tile
 from ..tile.kernel.decorator import kernel
-from .fft import begin_near
 from .fft_stages import MOST_POINTS, POINTS, mirrored, one_turn, pitch, spread, transformed
-from .real_fft import complex_points, in_sectors, real_points
-from .real_passes import pair_frequencies, paired_points
-
-
-@kernel(grid=lambda lines, BM: -(-lines // BM), overwrites=("yr", "yi"))
-def rfft_whole(x: Tensor["A", "E", f32], yr: Tensor["A", "F", f32], yi: Tensor["A", "F", f32],
-               angles: Tensor["T", f32], radices, N: int, lines: int, scale: float, BM=1,
-               points=POINTS, near=0):
-    """Frequencies 0 .. N of lines of 2 N real points; see rfft_lines."""
-    begin_near((x,), tile.group_id(0) * BM, BM, 2 * N, near)
-    P, R = pitch(N, BM, radices), radices[-1]
-    sr, si = tile.alloc_shared((BM * P,), f32), tile.alloc_shared((BM * P,), f32)
-    line, part = spread(tile.local_id(), BM, N // points, False)
-    number, base = tile.group_id(0) * BM + line, line * P
-    a, here = min(number, lines - 1), (base, part)
-    begin = in_sectors(part, a, N // points)
-    vr, vi = complex_points(x, a, part, N, radices[0], points)
-    p, q = transformed(vr, vi, sr, si, angles, N, radices, here, here,
-                       (N // R, [(base, u) for u in mirrored(N, begin, R)]), points)
-    if number < lines:
-        pair_frequencies(yr, yi, a, begin, begin == 0, p, q, N, own_turn(angles, begin, N, points),
-                         scale)
+from .real_fft import in_sectors, real_points
+from .real_passes import paired_points
 
 
 @kernel(grid=lambda lines, BM: -(-lines // BM), overwrites=("y",))
@@ -63,13 +43,11 @@ def own_turn(angles, k, N, points):
 
 
 # --- blocks --------------------------------------------------------------------------------------
-# (radices, points of a thread) of lines of half as many points.
-THERE: dict[int, tuple[tuple[int, ...], int]] = {2048: ((16, 16, 8), POINTS)}
-# Back to real lines of twice as many points. Of 2^12 in threads of 16 points 38.3 us for 40.1, of
-# 2^13 in those of 32 40.7 for 45 as irfft_lines (H200, 2026-11-27 and 26).
+# (radices, points of a thread) back to real lines of twice as many points. Of 2^12 in threads of 16
+# points 37.9 us for 39.9; but of 2^13 44.0 for 40.5 and of 2^14 50.1 for 44.4 (H200, 2026-11-27).
 BACK: dict[int, tuple[tuple[int, ...], int]] = {
     2048: ((8, 16, 16), POINTS), 4096: ((16, 16, 16), MOST_POINTS),
     8192: ((16, 32, 16), MOST_POINTS), 16384: ((16, 32, 32), MOST_POINTS)}
 
 
-__all__ = ["THERE", "BACK", "irfft_whole", "rfft_whole"]
+__all__ = ["BACK", "irfft_whole"]

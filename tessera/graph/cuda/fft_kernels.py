@@ -17,6 +17,7 @@ from ...kernels.fft import (
     LONGEST_ACROSS,
     LONGEST_PAIR,
     NEAR,
+    NEAR_MIXED,
     NEAR_REAL,
     apart_of,
     fft_lines,
@@ -46,7 +47,7 @@ from ...kernels.real_fft import (
 )
 from ...kernels.real_passes import blocks_of as real_blocks_of
 from ...kernels.real_passes import irfft_passes, rfft_passes
-from ...kernels.real_whole import BACK, THERE, irfft_whole, rfft_whole
+from ...kernels.real_whole import BACK, irfft_whole
 from ...numerics import as_type
 from ...tensor import Tensor
 from ...tile.kernel.kernel import Kernel
@@ -58,7 +59,6 @@ from ..ops.spectral import FFT, FFT_PLANES, FILTER, IRFFT, RFFT
 from ..simplify import Rewriter, rebuild, remove_dead
 
 F32, I32 = as_type("f32"), as_type("i32")
-NEAR_MIXED: dict[int, int] = {}
 MOST = 1 << 31  # elements that the kernels do not count to
 
 
@@ -303,7 +303,7 @@ def _real_block(n: int, count: int, back: bool) -> tuple[dict[str, Any], Any]:
         return _mixed_block(mixed_real_back if back else mixed_real, n, count)
     if n > 2 * LONGEST:
         return _real_passes(n // 2, count, back)
-    if count > 1 and POINTS <= n <= LONGEST_PAIR and (back or n // 2 not in THERE):
+    if count > 1 and POINTS <= n <= LONGEST_PAIR:
         radices, points, lanes = mirror_form(n, back)
         lines, lanes = lines_of(n, False, points, lanes)
         given = {"angles": _angles(n, radices, points), "radices": radices, "N": n, "lines": count,
@@ -317,9 +317,8 @@ def _real_block(n: int, count: int, back: bool) -> tuple[dict[str, Any], Any]:
 
 def _real_lines(half: int, count: int, back: bool) -> tuple[dict[str, Any], Any]:
     """The same for lines in one piece, of so many pairs of points."""
-    form = (BACK if back else THERE).get(half)
-    if form is not None:
-        (radices, points), kernel = form, irfft_whole if back else rfft_whole
+    if back and half in BACK:
+        (radices, points), kernel = BACK[half], irfft_whole
     else:
         (radices, points), kernel = form_of(half, False), irfft_lines if back else rfft_lines
     table = stage_angles if kernel is irfft_whole and points > POINTS else real_angles
