@@ -26,6 +26,7 @@ from tessera.runtime import (
     counter_words,
     device,
     flags,
+    graph_events,
     graphs,
     libcuda,
     memory_pools,
@@ -168,9 +169,14 @@ class Driver:
         self.told = (ctypes.c_void_p * 1)(*(node for node, _ in self.recording[-1:]))
         return 0, 1, 1, 1, ctypes.addressof(self.told), len(self.recording[-1:])
 
+    def cuDriverGetVersion(self):
+        return 0, 12080
+
     def cuGraphGetNodes(self, graph, nodes, count):
-        assert nodes is None
-        return 0, len(self.graphs[graph - 1])
+        found = self.graphs[graph - 1]
+        if nodes is not None:
+            (ctypes.c_void_p * count).from_address(nodes)[:] = found
+        return 0, len(found)
 
     def cuGraphNodeGetType(self, node):
         return 0, 0 if getattr(self.nodes[node], "kernel", False) else 1
@@ -380,9 +386,9 @@ class Driver:
 @pytest.fixture
 def driver(monkeypatch):
     fake = Driver()
-    for part in (device, buffer, copies, offloaded, graphs, staging, memory_pools, module, arrays,
-                 tensormap, flags, timing, recipe, resident, results, collective_steps,
-                 window_memory):
+    for part in (device, buffer, copies, offloaded, graphs, graph_events, staging, memory_pools,
+                 module, arrays, tensormap, flags, timing, recipe, resident, results,
+                 collective_steps, window_memory):
         if hasattr(part, "driver"):
             monkeypatch.setattr(part, "driver", lambda: fake)
     one = device.Device(0, "fake", (9, 0), 1 << 30, 132, 1 << 20, 232448, 65536, CONTEXT)

@@ -20,6 +20,7 @@ from typing import Any
 from . import libcuda
 from .buffer import new_stream
 from .device import Device, check, device, driver, outside_capture
+from .graph_events import drop_repeated
 
 PARAMETER_BYTES = 256  # more than CUDA_KERNEL_NODE_PARAMS has (72), which is passed on as it is
 
@@ -46,13 +47,14 @@ class DeviceGraph:
         with on.current():
             graph, nodes = _captured(stream, steps)
             try:
+                gone = drop_repeated(graph)
                 parameters = libcuda.GraphParams()
                 made = check(driver().cuGraphInstantiateWithParams(
                     graph, ctypes.addressof(parameters)), "prepare a graph")
             except BaseException:
                 driver().cuGraphDestroy(graph)
                 raise
-        return DeviceGraph(on, graph, made, nodes)
+        return DeviceGraph(on, graph, made, [0 if n in gone else n for n in nodes])
 
     def launch(self, stream: int) -> None:
         check(driver().cuGraphLaunch(self._executable, stream), "launch a graph")

@@ -40,7 +40,7 @@ EVENT_DISABLE_TIMING = 2
 MEMPOOL_RELEASE_THRESHOLD, MEMPOOL_RESERVED_MEM_CURRENT = 4, 5
 MEMPOOL_USED_MEM_CURRENT, MEMPOOL_USED_MEM_HIGH = 7, 8
 CAPTURE_STATUS_NONE, CAPTURE_MODE_THREAD_LOCAL, CAPTURE_MODE_RELAXED = 0, 1, 2
-KERNEL_NODE = 0
+KERNEL_NODE, WAIT_NODE, RECORD_NODE = 0, 6, 7  # of a graph
 MEMHOSTALLOC_PORTABLE, MEMHOSTALLOC_DEVICEMAP = 1, 2
 LAUNCH_CLUSTER_DIMENSION, LAUNCH_PROGRAMMATIC_STREAM_SERIALIZATION = 4, 6
 TENSOR_MAP_TYPES = {name: i for i, name in enumerate((
@@ -188,6 +188,11 @@ DriverFunction("cuStreamGetCaptureInfo_v2", "ptr *int *size *ptr *ptr *size")
 DriverFunction("cuGraphInstantiateWithParams", "*ptr ptr ptr")
 DriverFunction("cuGraphGetNodes", "ptr ptr &size")
 DriverFunction("cuGraphNodeGetType", "ptr *int")
+DriverFunction("cuGraphGetEdges_v2", "ptr ptr ptr ptr &size")
+DriverFunction("cuGraphAddDependencies_v2", "ptr ptr ptr ptr size")
+DriverFunction("cuGraphDestroyNode", "ptr")
+DriverFunction("cuGraphEventRecordNodeGetEvent", "ptr *ptr")
+DriverFunction("cuGraphEventWaitNodeGetEvent", "ptr *ptr")
 DriverFunction("cuGraphKernelNodeGetParams_v2", "ptr ptr")
 DriverFunction("cuGraphExecKernelNodeSetParams_v2", "ptr ptr ptr")
 DriverFunction("cuGraphLaunch", "ptr ptr")

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import ctypes
+
 import numpy as np
 import pytest
 
 import ptx_kernels as kernels
 from gpu_harness import QUIET_ZERO_US, host_us, require_gpu
 from tessera.errors import DeviceError, SourceLine, UnsupportedTargetError
-from tessera.runtime.device import device
+from tessera.runtime.buffer import DeviceBuffer, new_stream
+from tessera.runtime.copies import StreamEvent
+from tessera.runtime.device import check, device, driver
 from tessera.runtime.flags import ReportSite, error_flags, register
+from tessera.runtime.graphs import DeviceGraph
 
 require_gpu()
 
@@ -53,6 +58,31 @@ def test_a_launch_is_captured_in_a_graph(rng):
     graph.replay()
     torch.cuda.synchronize()
     assert (x == y).all()
+
+
+def test_a_graph_records_an_event_once(rng):
+    """As NCCL does behind each of its kernels; what waits for it waits for the last one."""
+    on = device()
+    x, y = (DeviceBuffer(4096 * 4, on) for _ in range(2))
+    given, found = rng.integers(0, 2**30, 4096, dtype=np.int32), np.empty(4096, np.int32)
+    kernel, stream = kernels.COPY.build().kernel, new_stream(on)
+    record = driver()._library["cuEventRecordWithFlags"]
+    event = StreamEvent(on, stream)
+
+    def step():
+        kernel.launch((4,), (x.pointer, y.pointer, 1024), stream=stream)
+        assert record(ctypes.c_void_p(event._event), ctypes.c_void_p(stream), 1) == 0  # external
+
+    graph = DeviceGraph.record(on, stream, [step] * 5)
+    assert driver().cuGraphGetNodes(graph._graph, None, 0) == (0, 6)
+    with on.current():
+        check(driver().cuMemcpyHtoDAsync(x.pointer, given.ctypes.data, given.nbytes, 0), "copy")
+        graph.launch(0)
+        event.hold_up(stream)
+        check(driver().cuMemcpyDtoHAsync(found.ctypes.data, y.pointer, found.nbytes, stream),
+              "copy")
+        check(driver().cuStreamSynchronize(stream), "wait")
+    assert (given == found).all()
 
 
 @pytest.mark.alone
