@@ -17,9 +17,14 @@ from mesh.test_gpu_programs import gpus as gpus
 from mesh.test_gpu_programs import on_ranks, placed, values
 from mesh.test_whole_waves import there
 from mesh.test_windows import small as small
+from tessera.graph.cuda import place_blocks
+from tessera.graph.cuda.library_ops import PRODUCT, call_products
+from tessera.kernels.matmul_plan import known_cards, planning_for
+from tessera.kernels.tuned_tables import tables_of
 from tessera.mesh.sharding import few_blocks, partitioned_steps
 from tessera.mesh.sharding.few_blocks import FEW
 from tessera.mesh.sharding.partitioned_steps import PartitionedOp, Together
+from tessera.runtime.target import parse_target
 from tolerance import assert_close
 
 
@@ -71,3 +76,20 @@ def test_they_go_through_windows_of_a_communicator_of_their_own(gpus, nccl, rng,
         for a, b in zip(made, want, strict=True):
             assert_close(a, ts.cast(b, "f32").numpy(), kind, 48)
     assert asked == {FEW} and len(opened) == 2 * 2  # of the usual one and that one, by rank
+
+
+def test_what_was_measured_holds_beside_a_message_in_as_many_waves():
+    """128 blocks of 64 x 128 are one wave of 132 multiprocessors, and of 128 as well; of 125 they
+    are two, and the estimate sums in parts."""
+    target = parse_target("sm_90a")
+    chip = target.generation.warpgroup_matmul
+    x = ts.Tensor[1 << 14, 1024, "bf16 @accum(f32)"]
+    graph = call_products(ts.jit(lambda x, y: ts.transpose(x) @ y).graph(x, x), chip)
+    product = next(n for n in graph.nodes if n.op is PRODUCT)
+    tables = tables_of("NVIDIA H200", 132)
+    assert tables is not None
+    with planning_for(next(c for c in known_cards(target) if c.tuned is tables)):
+        alone, by_few, by_many = (place_blocks.blocks_of(product, graph, chip, left)[0]
+                                  for left in (None, FEW, 7))
+    assert alone == by_few and (alone.rows, alone.columns, alone.parts) == (64, 128, 1)
+    assert alone.tuned and not by_many.tuned and by_many.parts > 1

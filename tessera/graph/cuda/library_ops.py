@@ -188,12 +188,10 @@ def quickest_blocks(extents: MatmulExtents, numeric: NumericType, chip: Warpgrou
 
 
 def card_beside(chip: WarpgroupMatmul | None, left: int | None) -> Card:
-    """The card without the multiprocessors that messages take; what was measured on all of them
-    does not hold then."""
+    """The card without the multiprocessors that messages take. What was measured on all of them
+    holds where it is as many waves then (place_blocks.py)."""
     card = card_for(chip)
-    if not left:
-        return card
-    return replace(card, multiprocessors=card.multiprocessors - left, tuned=None)
+    return replace(card, multiprocessors=card.multiprocessors - left) if left else card
 
 
 def call_products(graph: Graph, chip: WarpgroupMatmul | None) -> Graph:

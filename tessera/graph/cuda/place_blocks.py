@@ -126,13 +126,16 @@ def blocks_of(node: Node, graph: Graph, chip: WarpgroupMatmul | None, left: int 
                                   leaving_bits(node.outputs[0], graph))
         if whole and left is None:
             sizes = *sizes, *PAIRS_US
-        found = tuned_product(found, node, extents, graph, sizes, split, card)
+        found = tuned_product(found, node, extents, graph, sizes, split, card, left or 0)
     return found, chosen
 
 
 def tuned_product(model: MatmulBlocks, node: Node, extents: MatmulExtents, graph: Graph,
-                  sizes: Collection[tuple[int, int]], split: bool, card: Card) -> MatmulBlocks:
-    """What a table has for a product of one pair of matrices, else the model's choice.
+                  sizes: Collection[tuple[int, int]], split: bool, card: Card,
+                  left: int = 0) -> MatmulBlocks:
+    """What a table has for a product of one pair of matrices, else the model's choice. left: of the
+    multiprocessors on which it was measured, those that messages take; what is more waves without
+    them takes no part.
 
     sizes: of blocks that a product with others fused behind it may have. Of transposed results
     those may be that leave in panels.
@@ -145,8 +148,14 @@ def tuned_product(model: MatmulBlocks, node: Node, extents: MatmulExtents, graph
     asked = replace(extents, K=a[-1] if layout[0] == "n" else a[-2],
                     result_bits=leaving_bits(node.outputs[0], graph))
     return tuned_blocks(model, asked, node.inputs[0].aval.type.dtype, layout, card, lambda b: (
-        whole_rows(node) and _leaves_in_panels(b, asked) if b.swapped else
-        (b.rows, b.columns) in sizes and (split or b.parts == 1)))
+        _waves(b, asked, card.multiprocessors) == _waves(b, asked, card.multiprocessors + left)
+        and (whole_rows(node) and _leaves_in_panels(b, asked) if b.swapped else
+             (b.rows, b.columns) in sizes and (split or b.parts == 1))))
+
+
+def _waves(b: MatmulBlocks, x: MatmulExtents, multiprocessors: int) -> int:
+    blocks = -(-x.M // b.rows) * -(-x.N // b.columns) * b.parts
+    return -(-blocks // multiprocessors)
 
 
 def _leaves_in_panels(b: MatmulBlocks, asked: MatmulExtents) -> bool:
