@@ -98,21 +98,26 @@ class SteadyStep:
         """New tensors in place of the first ones, one beside the other in memory: a step that
         waited for its loss finds hundreds of them in no cache."""
         if self.turns.live:
-            made = self.beside(self.turns.spent, self.form.params)
-            self.turns.replace_spent(made, self.form.trees.of_tensors(made))
+            self._anew()
             self.scattered = False
+
+    def _anew(self) -> None:
+        """New tensors in place of those that were used up."""
+        made = self.beside(self.turns.spent, self.form.params)
+        self.turns.replace_spent(made, self.form.trees.of_tensors(made))
 
     def call(self, taken: Taken, name: str) -> Any:
         """The result of the function; None where nothing has run. taken: its arguments."""
         if self.scattered:
             self._in_a_row()
         form, turns = self.form, self.turns
-        spent, copies, mine = turns.spent, turns.spent_in, turns.those(taken.tensors())
-        if mine is None:
+        mine, rest = turns.those(taken.tensors()), form.rest.tensors(taken.rest)
+        if mine is None or rest is None or (form.more_donated and not are_apart(rest)):
             return None
-        rest = form.rest.tensors(taken.rest)
-        if rest is None or not unseen(spent, form.trees.copied, 1) or (
-                form.more_donated and not are_apart(rest)):
+        if not unseen(turns.spent, form.trees.copied, 1):  # somebody keeps an old step's
+            self._anew()
+        spent, copies = turns.spent, turns.spent_in
+        if turns.memories is None:  # they have ended meanwhile
             return None
         for x in rest:
             origin = getattr(x, "origin", None)

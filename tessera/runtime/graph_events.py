@@ -2,9 +2,9 @@
 can see.
 
 NCCL records an event of its own behind each of its launches in a graph, so that what it is asked
-for outside waits for the graph, and puts what it launches next behind that. Each such node costs
-the host time at every launch of the graph. What stands behind a node that goes comes behind what
-stood in front of it.
+for outside waits for the graph. Each such node costs the host time at every launch of the graph. A
+node goes where another one records the same event behind all that it stands behind: who waits for
+the event waits for as much. What stood behind a node that went comes behind what stood in front.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import field
 from functools import reduce
-from operator import or_
+from operator import and_, or_
 
 from ..lazy_dataclass import dataclass
 from . import libcuda
@@ -79,29 +79,27 @@ def without_repeated(nodes: Sequence[int], edges: RecordedEdges, recorded: dict[
     """The nodes that may go, and what has to wait for what then. recorded, awaited: by node, the
     event. Edges are changed."""
     order, bit = edges.in_order(nodes), {n: 1 << k for k, n in enumerate(nodes)}
-    event = {e: 1 << k for k, e in enumerate(dict.fromkeys(recorded.values()))}
-    reached, events, waits = dict[int, int](), dict[int, int](), dict[int, int]()
+    reached = dict[int, int]()
     for n in reversed(order):  # of each, what stands behind it
-        second = edges.after[n]
-        reached[n] = _all(reached[s] | bit[s] for s in second)
-        events[n] = _all(events[s] | event.get(recorded.get(s, 0), 0) for s in second)
-        waits[n] = _all(waits[s] | event.get(awaited.get(s, 0), 0) for s in second)
-    gone, new = list[int](), list[tuple[int, int]]()
-    for n in order:
-        if n not in recorded or not events[n] & ~waits[n] & event[recorded[n]]:
-            continue
+        reached[n] = _all(reached[s] | bit[s] for s in edges.after[n])
+    left, gone, new = {*nodes}, list[int](), list[tuple[int, int]]()
+    for n in (n for n in order if n in recorded):
         first, second = edges.before[n], edges.after[n]
+        behind = reduce(and_, (reached[a] for a in first), -1)  # all that n stands behind
+        seen = _all(reached[a] for a in (n, *first))
         pairs = [(a, b) for a in first for b in second if not bit[b] & _all(
             reached[s] | bit[s] for s, whole in edges.after[a].items() if whole and s != n)]
-        if not all((*first.values(), *second.values())) or any(
-                b in edges.after[a] for a, b in pairs):
+        if (not any(behind & bit[m] for m in left if m != n and recorded.get(m) == recorded[n])
+                or any(seen & bit[w] for w, e in awaited.items() if e == recorded[n])
+                or not all((*first.values(), *second.values()))
+                or any(b in edges.after[a] for a, b in pairs)):
             continue
         edges.drop(n)
+        left.discard(n)
         gone.append(n)
         for a, b in pairs:
             edges.add(a, b)
         new += pairs
-    left = set(bit) - set(gone)
     return gone, [(a, b) for a, b in new if a in left and b in left]
 
 

@@ -76,6 +76,14 @@ def test_of_messages_in_a_row_the_last_event_stays(of):
     assert sorted(graph.edges) == [(1, 2), (2, 3), (3, 4), (4, 5), (5, 6), (6, 7), (6, 16)]
 
 
+def test_events_beside_the_way_of_the_messages_go_too(of):
+    graph = Graph(dict.fromkeys(range(1, 4), (KERNEL, 0))
+                  | dict.fromkeys((11, 12, 13), (RECORD, FIRST)) | {9: (WAIT, FIRST)},
+                  [(9, 1, 0), (1, 2, 0), (2, 3, 0), (1, 11, 0), (2, 12, 0), (3, 13, 0)])
+    assert of(graph) == {11, 12}
+    assert sorted(graph.edges) == [(1, 2), (2, 3), (3, 13), (9, 1)]
+
+
 def test_what_follows_an_event_alone_follows_what_stood_before_it(of):
     graph = Graph({1: (KERNEL, 0), 2: (RECORD, FIRST), 3: (KERNEL, 0), 4: (RECORD, FIRST)},
                   [(1, 2, 0), (2, 3, 0), (3, 4, 0)])
@@ -95,7 +103,8 @@ def test_a_kernel_that_begins_early_is_no_wait(of):
 
 @pytest.mark.parametrize("kinds, edges", [
     ({1: (RECORD, FIRST), 2: (RECORD, SECOND)}, [(1, 2, 0)]),  # of two communicators
-    ({1: (RECORD, FIRST), 2: (RECORD, FIRST)}, []),  # neither is behind the other
+    ({1: (KERNEL, 0), 2: (KERNEL, 0), 11: (RECORD, FIRST), 12: (RECORD, FIRST)},
+     [(1, 11, 0), (2, 12, 0)]),  # neither tells of both kernels
     ({1: (RECORD, FIRST), 2: (WAIT, FIRST), 3: (RECORD, FIRST)}, [(1, 2, 0), (2, 3, 0)]),
     ({1: (KERNEL, 0), 2: (KERNEL, 0)}, [(1, 2, 1)])])
 def test_what_somebody_sees_stays(kinds, edges, of):
@@ -143,6 +152,7 @@ def test_all_that_waited_waits(data):
     assert not {*new} & edges.keys()
     now = {k: w for k, w in edges.items() if left.issuperset(k)} | dict.fromkeys(new, True)
     assert {(a, b) for a, b in waits(edges, nodes) if {a, b} <= left} == waits(now, left)
-    for n in gone:
-        assert any(recorded[m] == recorded[n] and (n, m) in waits(edges, nodes)
+    order = waits(edges, nodes)
+    for n in gone:  # somebody tells of all of which it told
+        assert any(recorded[m] == recorded[n] and all((a, m) in order for a, b in order if b == n)
                    for m in recorded.keys() & left)

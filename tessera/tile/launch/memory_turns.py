@@ -56,22 +56,25 @@ class MemoryTurns:
         self.spent_in: Any = None
         self._give, self._take = give, take
         self._results, self.addresses, self._refs = results, [b"", b""], [list[Any](), list[Any]()]
+        self._turns = [list[InTurn](), list[InTurn]()]
         self._let_in(0, mine)
         self._let_in(1, spent)
 
     def _let_in(self, side: int, tensors: Sequence[Any]) -> None:
+        if not self._turns[side]:
+            self._turns[side] = [InTurn(self, side, k, r) for k, r in enumerate(self._results)]
         self.addresses[side] = addresses(tensors)
         self._refs[side] = [weakref.ref(x, self._end) for x in tensors]
-        for k, (x, result) in enumerate(zip(tensors, self._results, strict=True)):
-            x.origin = made = InTurn(self, side, k, result)
-            self._give(x, made)
+        for x, mine in zip(tensors, self._turns[side], strict=True):
+            x.origin = mine
+            self._give(x, mine)
 
     def replace_spent(self, tensors: Sequence[Any], containers: Any) -> None:
         """Others in place of those that were used up, which stay so."""
         if self.memories is not None:
             old, self.spent, self.spent_in = self.spent, tensors, containers
-            self._let_in(1 - self.live, tensors)
             self._take(old, self.used_by)
+            self._let_in(1 - self.live, tensors)
 
     def those(self, tensors: Iterable[Any]) -> list[Any] | None:
         """A list of these, where they are the tensors that have the memory, in order. All of those
