@@ -103,7 +103,7 @@ class MemoryTurns:
             if (x := ref()) is not None:
                 self._give(x, memory)
         self._take(self.spent, self.used_by)
-        self.spent, self.spent_in, self.memories = (), None, None
+        self.spent, self.spent_in, self.memories, self._turns = (), None, None, [[], []]
 
 
 def addresses(tensors: Sequence[Any]) -> bytes:
