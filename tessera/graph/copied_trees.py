@@ -107,7 +107,7 @@ class _Taking(Flattening):
             return self.one_by_one(name, structure)
         copy, kind = next(self.names), structure.kind
         self.lines.append(f"{copy} = {name}.copy()")
-        self.need(f"tuple({copy}) == {self.known(structure.data)}" if kind is dict
+        self.need(f"[*{copy}] == {self.known([*structure.data])}" if kind is dict
                   else f"len({copy}) == {len(numbers)}")
         self.copies[kind].append(copy)
         (self.dicts if kind is dict else self.lists).append((kind, structure.data, numbers))

@@ -15,6 +15,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from math import prod
+from operator import attrgetter, call
 from typing import Any
 
 from ... import hooks
@@ -203,8 +204,11 @@ class Note(dict[str, tuple[HeldCopy, int]]):
 
 def copies_of(held: Sequence[weakref.ref[HeldCopy]]) -> list[Resident] | None:
     """The copies that these hold; None where one has none any more."""
-    copies = [h.tensor for ref in held if (h := ref()) is not None and h.tensor is not None]
-    return copies if len(copies) == len(held) else None
+    try:
+        copies = [*map(TENSOR, map(call, held))]
+    except AttributeError:
+        return None
+    return copies if RESIDENT.issuperset(map(type, copies)) else None
 
 
 class CopyKeeper:
@@ -315,5 +319,6 @@ def _out_of(x: Any, key: str) -> tuple[Any, int]:
 
 
 RESIDENT = frozenset({Resident})
+TENSOR = attrgetter("tensor")
 
 __all__ = ["CopyKeeper", "NarrowCopy", "copies_of", "keep_copies"]
