@@ -103,8 +103,9 @@ class SteadyStep:
 
     def _anew(self) -> None:
         """New tensors in place of those that were used up."""
-        made = self.beside(self.turns.spent, self.form.params)
-        self.turns.replace_spent(made, self.form.trees.of_tensors(made))
+        if spent := self.turns.spent:  # else another thread has ended them
+            made = self.beside(spent, self.form.params)
+            self.turns.replace_spent(made, self.form.trees.of_tensors(made))
 
     def call(self, taken: Taken, name: str) -> Any:
         """The result of the function; None where nothing has run. taken: its arguments."""
