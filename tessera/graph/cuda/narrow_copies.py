@@ -173,14 +173,14 @@ def _results_of(graph: Graph, donated: dict[Value, int]) -> dict[Value, int]:
 
 
 # --- calls --------------------------------------------------------------------------------------
-@dataclass(eq=False)
 class HeldCopy:
     """A copy that lies somewhere. Each of the tensors that it is made of has it under its key, with
     its place among them: it is theirs while all do. tensor: None when its memory was needed."""
 
-    tensor: Resident | None
+    __slots__ = ("tensor", "__weakref__")
 
-    def __post_init__(self) -> None:
+    def __init__(self, tensor: Resident | None):
+        self.tensor = tensor
         _all.add(self)
 
 
