@@ -58,14 +58,6 @@ def test_nothing_runs_beside_what_is_waited_for_at_once():
     assert found(("a", "b"), beside=()) is None
 
 
-def test_what_is_waited_for_at_once_stays_with_the_kernels():
-    """The stream beside them is for others; where one of these is under way, all wait for both."""
-    first, later = [("a", "b"), ("b", "c")], [("d", "e"), ("x", "y"), ("e", "f")]
-    assert found(*first, *later, beside=(0, 2)) == Overlap({2: 0}, {4: 0})
-    assert found(*later[:2], *first, ("e", "f"), beside=(0, 2)) == Overlap({0: 0, 2: 1}, {3: 1})
-    assert found(*later, *first, beside=(0, 3)) == Overlap({0: 0}, {2: 0})
-
-
 def test_a_loop_that_sends_waits_for_all():
     assert found(("a", "b"), ("x", "y"), ("x", "z"), beside=(0,), alone=(2,)).awaited == {2: 0}
 

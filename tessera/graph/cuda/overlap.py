@@ -5,8 +5,8 @@ what it writes, or writes what it reads, waits for it: until then kernels run me
 plan gives memory on as if steps ran one after another, but for what a collective reads or brings,
 which stays until the next one of its kind, or until its results are read; so its byte ranges are
 what is compared.
-Where no step comes between a collective and the one that waits for it, nothing can run meanwhile:
-it stays in the stream of the kernels, unless another one is under way, which is to end before it.
+Where no step comes between a collective and the one that waits for it, nothing can run meanwhile;
+then all of a program stay in the stream of the kernels.
 """
 
 from __future__ import annotations
@@ -43,36 +43,18 @@ def overlapped(steps: Sequence[ScheduledGroup | Transfer], beside: Iterable[int]
 
     alone: steps that wait for all of them, since they send too
     """
-    regions = [_regions(step, region_of) for step in steps]
-    made = _of_numbers({k: n for n, k in enumerate(sorted(beside))}, regions, alone)
-    if made is None:
+    numbers = {k: n for n, k in enumerate(sorted(beside))}
+    if not numbers:
         return None
-    kept = sorted(made.numbers.keys() - _followed_at_once(made))
-    return made if len(kept) == len(made.numbers) else _of_numbers(
-        {k: n for n, k in enumerate(kept)}, regions, alone)
-
-
-def _followed_at_once(made: Overlap) -> set[int]:
-    """Collectives that the next step waits for, while no other is under way."""
-    found, done = set[int](), -1  # the last that all have waited for
-    for k, number in made.numbers.items():
-        done = max([done, *(n for j, n in made.awaited.items() if j <= k)])
-        if done == number - 1 and made.awaited.get(k + 1) == number:
-            found.add(k)
-    return found
-
-
-def _of_numbers(numbers: dict[int, int], regions: Sequence[Regions], alone: Container[int]
-                ) -> Overlap | None:
-    """See overlapped. regions: of the steps."""
     running: dict[int, Regions] = {}
     awaited: dict[int, int] = {}
     meanwhile: set[int] = set()
-    for k, step in enumerate(regions):
+    for k, step in enumerate(steps):
+        regions = _regions(step, region_of)
         if k in numbers:
-            running[numbers[k]] = step
+            running[numbers[k]] = regions
             continue
-        need = max((n for n, other in running.items() if k in alone or _meet(step, other)),
+        need = max((n for n, other in running.items() if k in alone or _meet(regions, other)),
                    default=None)
         if need is not None:
             awaited[k] = need
@@ -80,7 +62,7 @@ def _of_numbers(numbers: dict[int, int], regions: Sequence[Regions], alone: Cont
         if running:
             meanwhile.add(k)
     if running:
-        awaited[len(regions)] = max(running)
+        awaited[len(steps)] = max(running)
     return Overlap(numbers, awaited, frozenset(meanwhile)) if meanwhile else None
 
 

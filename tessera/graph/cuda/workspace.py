@@ -187,8 +187,7 @@ class Workspace:
                 need_cupy(step.callee)
                 add("library", partial(step.launch, lambda name: self._at(name)[0],
                                        self.device.index, stream), step)
-            elif isinstance(step, CollectiveStep) and beside and side and (
-                    run.start in beside.numbers):
+            elif isinstance(step, CollectiveStep) and beside and side:
                 add("exchange", partial(step.beside, lambda name: self._at(name)[0],
                                         self.device.index, side, beside.numbers[run.start]), step,
                     side.stream)
