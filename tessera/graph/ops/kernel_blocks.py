@@ -2,22 +2,27 @@
 
 A tile that is loaded by blocks along an axis of a tensor keeps that axis whole, and remembers that
 it is groups times elements. What works element by element, along other axes, or multiplies, then
-works on the tensor as it is, and what is stored by the same blocks was never cut. Other ops take
-the blocks apart, `BlockedTile.apart`.
+works on the tensor as it is, and what is stored by the same blocks was never cut. Where operands
+lie differently, axes are split into what they count and put in one order, which are views mostly;
+`BlockedTile.apart` takes all of them apart.
 """
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from math import prod
 from typing import Any
 
 import numpy as np
 
-from ...tensor import Tensor, as_tensor
+from ...tensor import Tensor
 from .. import functions as F
+from .kernel_masks import known_tensor
 
+OPERATIONS: dict[str, Callable] = {"mul": operator.mul, "div": operator.truediv}
 # What an axis of a tensor counts: i, axis i of the tile; ~k, axis k of the grid.
 Group = tuple[int, ...]
 
@@ -26,48 +31,78 @@ Group = tuple[int, ...]
 class BlockedTile:
     """A tile or number of every group. form: of each axis of the tensor, what it counts, the last
     the fastest; () an axis of extent 1. An axis of the tile or the grid that is in none: all are
-    alike along it. shape: of the tile; none of a number."""
+    alike along it. shape: of the tile; none of a number.
+
+    products: pairs of blocks whose matmuls add up to it; summed: the block and the axis that it is
+    the sum along. Sums of it over iterations of a loop are then made in one.
+    """
 
     tensor: Tensor
     form: tuple[Group, ...]
     shape: tuple[int, ...]
     grid: tuple[int, ...]
+    products: tuple[tuple[BlockedTile, BlockedTile], ...] = ()
+    summed: tuple[BlockedTile, int] | None = None
 
     def extent(self, part: int) -> int:
         return self.shape[part] if part >= 0 else self.grid[~part]
 
+    @property
+    def parts(self) -> list[int]:
+        """What it varies along, in the order of its axes."""
+        return [p for group in self.form for p in group if self.extent(p) > 1]
+
+    def arranged(self, form: Sequence[Group]) -> Tensor:
+        """The tensor with the axes of a form, in which all its parts are; of extent 1 where it is
+        alike. A group of the form has all its parts, or none of them."""
+        mine = self.parts
+        order = [p for group in form for p in group if p in mine]
+        shape = tuple(prod(self.extent(p) for p in group if p in mine) for group in form)
+        x = self.tensor
+        if order != mine:
+            x = F.reshape(x, tuple(map(self.extent, mine)))
+            x = F.transpose(x, tuple(map(mine.index, order)))
+        return x if tuple(x.shape) == shape else F.reshape(x, shape)
+
+    def filled(self, form: Sequence[Group]) -> Tensor:
+        """The tensor with the axes of a form, in which all its parts are, each of full extent."""
+        mine, singles = self.parts, [(p,) for group in form for p in group]
+        sizes = tuple(prod(map(self.extent, group)) for group in form)
+        if all({*group} & {*mine} in (set(), {p for p in group if self.extent(p) > 1})
+               for group in form):
+            return F.broadcast_to(self.arranged(form), sizes)
+        wide = F.broadcast_to(self.arranged(singles), tuple(self.extent(p) for (p,) in singles))
+        return F.reshape(wide, sizes)
+
+    def isolated(self, *parts: int) -> BlockedTile:
+        """The same where each of these parts is an axis of its own."""
+        form: list[Group] = []
+        for group in self.form:
+            run: Group = ()
+            for p in group:
+                alone = p in parts
+                form += [run] * (alone and bool(run)) + [(p,)] * alone
+                run = () if alone else (*run, p)
+            form += [run] * (bool(run) or not group)
+        if tuple(form) == self.form:
+            return self
+        sizes = tuple(prod(map(self.extent, group)) for group in form)
+        return replace(self, tensor=F.reshape(self.tensor, sizes), form=tuple(form))
+
     def apart(self) -> Tensor:
         """[*grid, *tile], with extent 1 along axes of the grid where all groups have the same."""
-        parts = [p for group in self.form for p in group]
-        split = F.reshape(self.tensor, tuple(map(self.extent, parts)))
-        order = sorted(parts, key=lambda p: ~p if p < 0 else len(self.grid) + p)
-        split = F.transpose(split, tuple(parts.index(p) for p in order))
-        lead = [n if ~k in parts else 1 for k, n in enumerate(self.grid)]
-        tile = [n if i in parts else 1 for i, n in enumerate(self.shape)]
+        n, mine = len(self.grid), self.parts
+        lead = tuple(g if ~k in mine else 1 for k, g in enumerate(self.grid))
+        split = self.arranged([*((~k,) for k in range(n)), *((i,) for i in range(len(self.shape)))])
         if not self.shape:
             return F.reshape(split, (*lead, 1))
-        return F.broadcast_to(F.reshape(split, (*lead, *tile)), (*lead, *self.shape))
-
-    def along(self, form: Sequence[Group], like: BlockedTile | None = None) -> Tensor | None:
-        """The tensor with the axes of a form, of extent 1 where it is alike; None where that would
-        take it apart. like: a block with these extents, by default this one."""
-        mine = [g for g in self.form if g]
-        shape = []
-        for group in form:
-            found = bool(mine) and mine[0] == group
-            shape.append(prod(map(self.extent, group)) if found else 1)
-            if found and shape[-1] not in (1, prod(map((like or self).extent, group))):
-                return None
-            mine = mine[found:]
-        if mine:
-            return None
-        return self.tensor if tuple(shape) == tuple(self.tensor.shape) else F.reshape(
-            self.tensor, tuple(shape))
+        return F.broadcast_to(split, (*lead, *self.shape))
 
     def renamed(self, names: dict[int, int], shape: tuple[int, ...]) -> BlockedTile:
         """The same elements as a tile of another shape, whose axes have other numbers."""
-        form = tuple(tuple(names.get(p, p) for p in group) for group in self.form)
-        return replace(self, form=form, shape=shape)
+        form = tuple(tuple(names.get(p, p) for p in group if self.extent(p) > 1 or p in names)
+                     for group in self.form)
+        return BlockedTile(self.tensor, form, shape, self.grid)
 
 
 def is_recorded(x: Any) -> bool:
@@ -75,90 +110,203 @@ def is_recorded(x: Any) -> bool:
     return isinstance(x, Tensor | BlockedTile)
 
 
-def joined(f: Callable, args: Sequence[Any], shape: tuple[int, ...]) -> BlockedTile | None:
-    """A function of elements of blocks and of numbers that are known, [*grid, *tile]; None where
-    the blocks lie differently. shape: of the result."""
-    blocks = [a for a in args if isinstance(a, BlockedTile)]
-    widest = max(blocks, key=lambda b: sum(map(len, b.form)))
-    form = widest.form
-    full = replace(widest, shape=shape if len(shape) >= len(widest.shape) else widest.shape)
-    operands = [a.along(form, full) if isinstance(a, BlockedTile) else known_along(full, a)
-                for a in args]
-    if any(x is None for x in operands):
-        return None
-    return BlockedTile(f(*operands), form, shape, widest.grid)
+# --- operands side by side -----------------------------------------------------------------------
+@dataclass(frozen=True)
+class KnownBlock:
+    """An array [*grid, *tile], with extents of 1 where it is alike, among blocks."""
+
+    array: np.ndarray  # an axis for each part
+    parts: list[int]
+
+    def arranged(self, form: Sequence[Group]) -> Any:
+        order = [self.parts.index(p) for group in form for p in group if p in self.parts]
+        extents = dict(zip(self.parts, self.array.shape, strict=True))
+        shape = [prod(extents.get(p, 1) for p in group) for group in form]
+        return known_tensor(self.array.transpose(order).reshape(shape))
+
+    @property
+    def form(self) -> tuple[Group, ...]:
+        many = sum(p >= 0 for p in self.parts) != 1
+        return tuple((p,) for p in self.parts) if many else (tuple(self.parts),)
 
 
-def known_along(block: BlockedTile, x: np.ndarray) -> Any:
-    """An array [*grid, *tile], with extents of 1 where it is alike, with the axes of a block; a
-    number where it is one."""
-    if x.size == 1:
-        return x.reshape(()).item()
-    n = len(block.grid)
+def known_block(x: np.ndarray, grid: tuple[int, ...], shape: tuple[int, ...]) -> Any:
+    """What is known of all groups as an operand among blocks; a number where it is one."""
+    n = len(grid)
     if x.ndim == n + 1 and x.shape[n] == 1:  # a number of each group
-        x = x.reshape(*x.shape[:n], *(1,) * len(block.shape))
+        x = x.reshape(*x.shape[:n], *(1,) * len(shape))
     for axis in range(n, x.ndim):
         first = np.take(x, [0], axis)
         x = first if x.shape[axis] > 1 and (x == first).all() else x
-    parts = [~k for k in range(n)] + list(range(x.ndim - n))
-    there = {p for p, m in zip(parts, x.shape, strict=True) if m > 1}
-    order = [p for group in block.form for p in group]
-    if not there <= set(order) or any(block.extent(p) != x.shape[parts.index(p)] for p in there):
-        return None
-    x = x.transpose([parts.index(p) for p in order if p in parts]
-                    + [i for i, p in enumerate(parts) if p not in order])
-    x = x.reshape(x.shape[:len(order)])
-    return as_tensor(np.ascontiguousarray(_merged(block, x, there)))
+    if x.size == 1:
+        return x.reshape(()).item()
+    names = [*(~k for k in range(n)), *range(x.ndim - n)]
+    parts = [p for p, m in zip(names, x.shape, strict=True) if m > 1]
+    return KnownBlock(x.reshape([m for m in x.shape if m > 1]), parts)
 
 
-def _merged(block: BlockedTile, x: np.ndarray, there: set[int]) -> np.ndarray:
-    """What a form lists one by one, with its axes, each whole where a part of it is there."""
-    shape, at = [], 0
-    for group in block.form:
-        axes = range(at, at + len(group))
-        at += len(group)
-        if any(p in there for p in group):
-            wide = list(x.shape)
-            for axis, p in zip(axes, group, strict=True):
-                wide[axis] = block.extent(p)
-            x = np.broadcast_to(x, wide)
-        shape.append(prod(x.shape[a] for a in axes))
-    return x.reshape(shape)
+def common_form(operands: Sequence[BlockedTile | KnownBlock], alone: Sequence[int] = ()
+                ) -> tuple[Group, ...]:
+    """A form with all parts of some operands, in which none has a group in part or in another
+    order. alone: parts that are groups of their own."""
+    blocks = [x for x in operands if isinstance(x, BlockedTile)]
+    order: list[int] = []
+    ranked = sorted(blocks, key=lambda b: -len(b.parts))
+    for x in (*ranked, *(x for x in operands if isinstance(x, KnownBlock))):
+        for group in x.form:
+            _insert(order, [p for p in group if p in x.parts])
+    form: list[Group] = []
+    for i, p in enumerate(order):
+        q = order[i - 1] if i else None
+        if q is None or p in alone or q in alone or any(_cut_between(x, q, p) for x in operands):
+            form.append((p,))
+        else:
+            form[-1] = (*form[-1], p)
+    return tuple(form)
 
 
+def _insert(order: list[int], group: list[int]) -> None:
+    """The parts of a group among others: beside those of the group that are there, else by the axis
+    of the tile that it ends with."""
+    for i in range(len(group) - 1, -1, -1):
+        p = group[i]
+        if p in order:
+            continue
+        if i + 1 < len(group):
+            at = order.index(group[i + 1])
+        elif there := [order.index(q) for q in group if q in order]:
+            at = max(there) + 1
+        elif p < 0:
+            at = 0
+        else:
+            at = next((k for k, q in enumerate(order) if q > p), len(order))
+            while 0 < at < len(order) and order[at - 1] < 0:
+                at -= 1
+        order.insert(at, p)
+
+
+def _cut_between(x: BlockedTile | KnownBlock, q: int, p: int) -> bool:
+    """Whether two parts that follow each other cannot be one axis of an operand."""
+    parts = x.parts
+    if (p in parts) != (q in parts):
+        return True
+    if p not in parts or isinstance(x, KnownBlock):
+        return False
+    return not any((q, p) in pairwise([r for r in g if r in parts]) for g in x.form)
+
+
+def aligned(args: Sequence[Any], shape: tuple[int, ...], alone: Sequence[int] = ()
+            ) -> tuple[list[Any], tuple[Group, ...]]:
+    """(tensors and numbers with the axes of one form, the form) of blocks and of numbers that are
+    known, [*grid, *tile]."""
+    grid = next((a.grid for a in args if isinstance(a, BlockedTile)), None)
+    assert grid is not None
+    made = [a if isinstance(a, BlockedTile) else known_block(a, grid, shape) for a in args]
+    blocks = [a for a in made if isinstance(a, BlockedTile | KnownBlock)]
+    form = common_form(blocks, alone)
+    return [a.arranged(form) if isinstance(a, BlockedTile | KnownBlock) else a
+            for a in made], form
+
+
+def joined(f: Callable, args: Sequence[Any], shape: tuple[int, ...]) -> BlockedTile:
+    """A function of elements of blocks and of numbers that are known. shape: of the result."""
+    grid = next(a.grid for a in args if isinstance(a, BlockedTile))
+    operands, form = aligned(args, shape)
+    return merged(BlockedTile(f(*operands), form, shape, grid),
+                  [g for a in args if isinstance(a, BlockedTile) for g in a.form])
+
+
+def compared_blocks(f: Callable, x: np.ndarray, y: np.ndarray, grid: tuple[int, ...],
+                    shape: tuple[int, ...]) -> BlockedTile:
+    """A function of two arrays that are known, [*grid, *tile], computed in the graph."""
+    operands = [known_block(a, grid, shape) for a in (x, y)]
+    form = common_form([a for a in operands if isinstance(a, KnownBlock)])
+    made = f(*(a.arranged(form) if isinstance(a, KnownBlock) else a for a in operands))
+    return BlockedTile(made, form, shape, grid)
+
+
+def products_of(name: str, args: Sequence[Any]) -> tuple[tuple[BlockedTile, BlockedTile], ...]:
+    """The products that add up to a sum of such sums, or to one that is scaled along its rows or
+    columns; none where that is not so."""
+    found = [a.products if isinstance(a, BlockedTile) else () for a in args]
+    if name == "add" and all(found):
+        return tuple(p for ps in found for p in ps)
+    if name == "neg":
+        return tuple((replace(x, tensor=-x.tensor), y) for x, y in found[0])
+    if name not in ("mul", "div") or not found[0] and not (name == "mul" and found[1]):
+        return ()
+    at = 0 if found[0] else 1
+    made = [_scaled(x, y, args[1 - at], OPERATIONS[name]) for x, y in found[at]]
+    return () if None in made else tuple(p for p in made if p is not None)
+
+
+def _scaled(x: BlockedTile, y: BlockedTile, by: Any, f: Callable
+            ) -> tuple[BlockedTile, BlockedTile] | None:
+    """Two blocks whose product is scaled, where that is alike along its columns, or its rows."""
+    if isinstance(by, BlockedTile):
+        along = {*by.parts}
+    else:
+        known = known_block(by, x.grid, (1, 1))
+        along = {*known.parts} if isinstance(known, KnownBlock) else set()
+    if 1 not in along and along <= {*x.parts}:
+        return joined(f, (x, by), x.shape), y
+    if 0 not in along and along <= {*y.parts}:
+        return x, joined(f, (y, by), y.shape)
+    return None
+
+
+def merged(x: BlockedTile, groups: Sequence[Group]) -> BlockedTile:
+    """The same with these groups as axes where their parts lie one behind the other."""
+    form: list[Group] = []
+    wanted = {pair for g in groups for pair in pairwise(g)}
+    for group in x.form:
+        if form and form[-1] and group and (form[-1][-1], group[0]) in wanted:
+            form[-1] = (*form[-1], *group)
+        else:
+            form.append(group)
+    if tuple(form) == x.form:
+        return x
+    sizes = tuple(prod(map(x.extent, group)) for group in form)
+    return replace(x, tensor=F.reshape(x.tensor, sizes), form=tuple(form))
+
+
+# --- reductions and products ---------------------------------------------------------------------
 def reduced(f: Callable, x: BlockedTile, axis: int | None) -> BlockedTile | None:
-    """A reduction along an axis of the tile, or of all, where no group's elements are cut from
-    another's."""
-    axes = range(len(x.shape)) if axis is None else (axis,)
-    if any((a,) not in x.form for a in axes):
+    """A reduction along an axis of the tile, or of all; None where a tensor is alike along it."""
+    axes = tuple(range(len(x.shape))) if axis is None else (axis,)
+    if any(a not in x.parts and x.shape[a] > 1 for a in axes):
         return None
-    at = tuple(x.form.index((a,)) for a in axes)
-    form = tuple(() if i in at else g for i, g in enumerate(x.form))
-    y = BlockedTile(f(x.tensor, axis=at, keepdims=True), form, x.shape, x.grid)
+    x = x.isolated(*axes)
+    y = over(f, x, axes)
     if axis is None:
         return y.renamed({}, ())
     names = {i: i - 1 for i in range(axis + 1, len(x.shape))}
     return y.renamed(names, (*x.shape[:axis], *x.shape[axis + 1:]))
 
 
-def multiplied(a: BlockedTile, b: BlockedTile) -> BlockedTile | None:
-    """a @ b as one product of matrices, where the blocks of each lie along its own axes."""
-    left, right = [g for g in a.form if g], [g for g in b.form if g]
-    if (1,) not in left or (0,) not in right:
-        return None
-    k, m = left.index((1,)), right.index((0,))
-    rows, columns = left[:k] + left[k + 1:], right[:m] + right[m + 1:]
-    if {p for g in rows for p in g if p < 0} & {p for g in columns for p in g if p < 0}:
-        return None
-    x, y = a.along(left), b.along(right)
-    assert x is not None and y is not None
-    sizes = [prod(map(a.extent, g)) for g in rows], [prod(map(b.extent, g)) for g in columns]
-    x = F.moveaxis(x, k, -1) if k + 1 < len(left) else x
-    y = F.moveaxis(y, m, 0) if m else y
-    inner = a.shape[1]
-    made = F.matmul(F.reshape(x, (prod(sizes[0]), inner)), F.reshape(y, (inner, prod(sizes[1]))))
-    shape = a.shape[0], b.shape[1]
-    return BlockedTile(F.reshape(made, (*sizes[0], *sizes[1])), (*rows, *columns), shape, a.grid)
+def over(f: Callable, x: BlockedTile, parts: Sequence[int]) -> BlockedTile:
+    """A reduction along parts that are axes of their own."""
+    at = tuple(i for i, g in enumerate(x.form) if g and all(p in parts for p in g))
+    form = tuple(() if i in at else g for i, g in enumerate(x.form))
+    y = f(x.tensor, axis=at, keepdims=True) if at else x.tensor
+    return BlockedTile(y, form, x.shape, x.grid)
 
 
-__all__ = ["BlockedTile", "Group", "is_recorded", "joined", "known_along", "multiplied", "reduced"]
+def multiplied(a: BlockedTile, b: BlockedTile, over: Group = ()) -> BlockedTile | None:
+    """a @ b as one product of matrices, or of stacks of them where both vary along an axis of the
+    grid. over: parts of the grid that the sums go over too, along which both vary."""
+    left, right = a.parts, b.parts
+    if len(a.shape) != 2 or 1 not in left or 0 not in right or not {*over} <= {*left} & {*right}:
+        return None
+    stack = [p for p in left if p < 0 and p in right and p not in over]
+    rows = [p for p in left if p != 1 and p not in stack and p not in over]
+    columns = [p for p in right if p != 0 and p not in stack and p not in over]
+    x = a.arranged([*((p,) for p in stack), tuple(rows), (*over, 1)])
+    y = b.arranged([*((p,) for p in stack), (*over, 0), tuple(columns)])
+    made = F.matmul(x, y)
+    form: list[Group] = [*((p,) for p in stack), tuple(rows), tuple(columns)]
+    return BlockedTile(made, tuple(form), (a.shape[0], b.shape[1]), a.grid)
+
+
+__all__ = ["BlockedTile", "Group", "KnownBlock", "aligned", "compared_blocks", "is_recorded", "joined",
+           "known_block", "merged", "multiplied", "over", "products_of", "reduced"]

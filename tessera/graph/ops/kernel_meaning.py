@@ -13,6 +13,7 @@ places that depend on elements (but `tile.gather`).
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from dataclasses import replace
 from math import prod
@@ -31,15 +32,25 @@ from ...tile.ir.op_record import OPS
 from ...tile.ir.types import Scalar, TileType
 from .. import functions as F
 from .kernel_accesses import ACCESSES
-from .kernel_blocks import BlockedTile, Group, is_recorded, joined
+from .kernel_blocks import (
+    BlockedTile,
+    Group,
+    compared_blocks,
+    is_recorded,
+    joined,
+    products_of,
+)
+from .kernel_masks import known_tensor
 from .kernel_memory import Held, Own, held_in
 from .kernel_places import as_dtype, as_numeric, elements, take_blocks, where_else
-from .tile_meanings import MEANINGS, SHAPED, WHOLE, RecordedOp
+from .tile_meanings import MASKED, MEANINGS, SHAPED, WHOLE, RecordedOp, kept_places
 
 if TYPE_CHECKING:
     from ...tile.interpreter.arguments import Bound
     from ...tile.interpreter.launch import Specialisation
 
+COMPARISONS = ("lt", "le", "gt", "ge", "eq", "ne")
+LARGE = 4096  # elements of all groups above which a comparison of places is computed where it is read
 MOST_STEPS = 4096  # ops that are recorded: loops are written out
 IGNORED = ("prefetch_box", "arrive", "launch_dependents", "grid_dependency_wait", "barrier",
            "cp_commit_group", "cp_wait_group")
@@ -86,10 +97,13 @@ class KernelRecorder(Machine):
         if op.name in ACCESSES:
             made = ACCESSES[op.name](self, op, *args)
         elif record.effect in ("pure", "sync") and not any(map(is_recorded, args)):
-            super().op(op)
-            return
+            if not self.grows(op, args):
+                super().op(op)
+                return
+            x, y = (self.over_grid(np.asarray(a)) for a in args)
+            made = self.compared(op.name, x, y, op.outs[0].type.shape)
         elif op.name in MEANINGS:
-            made = self.whole_op(op, args) or self.pure_op(op, args)
+            made = self.computed(op, args)
         else:
             self.refuse(f"{op.name} has no derivative of its own")
         for out in op.outs:
@@ -104,21 +118,51 @@ class KernelRecorder(Machine):
             self.refuse("it uses what an atomic found, which depends on who was first")
         return found
 
+    def computed(self, op: Op, args: list[Any]) -> Tensor | BlockedTile:
+        """What an op gives where one of its operands follows from elements."""
+        return self.whole_op(op, args) or self.pure_op(op, args)
+
     def whole_op(self, op: Op, args: list[Any]) -> BlockedTile | None:
         """An op of blocks that need not be taken apart; None where they must."""
         kind, made = op.outs[0].type, None
         if any(isinstance(a, Tensor | MemoryBox) for a in args):
             return None
+        if not any(isinstance(a, BlockedTile) for a in args):
+            return None
         shape = kind.shape if isinstance(kind, TileType) else ()
         known = [a if isinstance(a, BlockedTile) else self.over_grid(np.asarray(a)) for a in args]
         if op.name in WHOLE:
             made = WHOLE[op.name](op, known, shape)
+        elif op.name in MASKED:
+            fill = op.attr.get("fill", -np.inf)
+            made = joined(lambda mask, x: where_else(mask, x, fill),
+                          (kept_places(self, op), known[0]), shape)
         elif op.name not in SHAPED:
             step = RecordedOp(self, op, kind)
             made = joined(lambda *xs: MEANINGS[op.name](step, *xs), known, shape)
+            made = replace(made, products=products_of(op.name, known))
         if made is None:
             return None
         return replace(made, tensor=self.held(op, made.tensor))
+
+    def grows(self, op: Op, args: list[Any]) -> bool:
+        """Whether an op of what is known gives far more elements than it takes, so that it is
+        better computed where it is read."""
+        kind = op.outs[0].type if op.outs else None
+        if op.name not in COMPARISONS or not isinstance(kind, TileType):
+            return False
+        arrays = [self.over_grid(np.asarray(a)) for a in args]
+        if len({a.ndim for a in arrays}) > 1:
+            return False
+        made = prod(np.broadcast_shapes(*(a.shape for a in arrays)))
+        return made > LARGE and made > 4 * sum(a.size for a in arrays)
+
+    def compared(self, name: str, x: np.ndarray, y: np.ndarray, shape: tuple[int, ...]
+                 ) -> BlockedTile | np.ndarray:
+        """A comparison of numbers that are known, [*grid, *tile]: an array where it is small."""
+        if prod(np.broadcast_shapes(x.shape, y.shape)) <= LARGE:
+            return getattr(operator, name)(x, y)
+        return compared_blocks(getattr(operator, name), x, y, self.grid, shape)
 
     def pure_op(self, op: Op, args: list[Any]) -> Tensor:
         """An op without memory, in the type that its rule gave."""
@@ -143,7 +187,7 @@ class KernelRecorder(Machine):
         if isinstance(x, BlockedTile):
             x = x.apart()
         if not isinstance(x, Tensor):
-            x = as_tensor(self.over_grid(np.asarray(x)))
+            x = known_tensor(self.over_grid(np.asarray(x)))
         if rank is not None and x.ndim == n + 1 and rank != 1 and x.shape[n] == 1:
             x = F.reshape(x, (*x.shape[:n], *(1,) * rank))
         return x
@@ -299,8 +343,8 @@ class KernelRecorder(Machine):
     def store_box(self, place: MemoryBox, value: Any) -> None:
         place = self.whole(place)
         by_axis = self.covers(place)
-        if isinstance(value, BlockedTile) and by_axis is not None and self.when is None and \
-                self.store_whole(place, by_axis, value):
+        if isinstance(value, BlockedTile) and by_axis is not None and self.when is None:
+            self.store_whole(place, by_axis, value)
             return
         n, shown = len(self.grid), tuple(place.box[a] for a in place.kept)
         value = self.recorded(value, None)
@@ -316,15 +360,11 @@ class KernelRecorder(Machine):
         else:
             self.join(place, by_axis, value)
 
-    def store_whole(self, place: MemoryBox, by_axis: list[list[int]], value: BlockedTile) -> bool:
-        """A block that was never cut, where the groups write all of a tensor; else False."""
+    def store_whole(self, place: MemoryBox, by_axis: list[list[int]], value: BlockedTile) -> None:
+        """A block that was never cut, where the groups write all of a tensor."""
         shown = tuple(place.box[a] for a in place.kept)
         form = form_of(place, by_axis)
-        y = replace(value, shape=shown).along(form)
-        if y is not None:
-            sizes = (prod(self.grid[~p] if p < 0 else shown[p] for p in group) for group in form)
-            self.keep(held_in(place), F.broadcast_to(y, tuple(sizes)))
-        return y is not None
+        self.keep(held_in(place), replace(value, shape=shown).filled(form))
 
     def join(self, place: MemoryBox, by_axis: list[list[int]], value: Tensor) -> None:
         """[*grid, *box], where the groups write all of a tensor, each its part."""

@@ -9,6 +9,7 @@ import numpy as np
 from ...numerics import DType, NumericType, as_type, f32
 from ...tensor import Tensor, as_tensor
 from .. import functions as F
+from .kernel_masks import known_tensor
 
 
 def take_blocks(x: Tensor, axis: int, starts: np.ndarray, size: int, fill: Any) -> Tensor:
@@ -58,7 +59,8 @@ def as_numeric(x: Tensor, numeric: NumericType) -> Tensor:
 def where_else(mask: Any, x: Tensor, fill: float) -> Tensor:
     """x where the mask holds, else a number."""
     x = _wide(x, fill)
-    return F.where(as_tensor(mask), x, F.cast(as_tensor(np.float32(fill)), x.type))
+    mask = known_tensor(mask) if isinstance(mask, np.ndarray) else mask
+    return F.where(mask, x, F.cast(as_tensor(np.float32(fill)), x.type))
 
 
 def _wide(x: Tensor, fill: float) -> Tensor:

@@ -17,7 +17,7 @@ from ...tensor import Tensor, as_tensor
 from ...tile.ir.op_record import OPS
 from ...tile.ir.types import Scalar
 from .. import functions as F
-from .kernel_blocks import BlockedTile, joined, multiplied, reduced
+from .kernel_blocks import BlockedTile, is_recorded, joined, multiplied, reduced
 from .kernel_places import as_numeric, where_else
 
 if TYPE_CHECKING:
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 SHAPED = ("expand_dims", "reshape", "broadcast_to", "transpose", "permute", "matmul", "reduce_sum",
           "reduce_max", "reduce_min", "reduce_prod", "edge_mask", "causal_mask", "cumsum", "cummax",
           "cumprod", "argmax", "argmin", "sort")
+MASKED = ("edge_mask", "causal_mask")
 WARP = 32
 
 
@@ -92,17 +93,34 @@ def _broadcast(step: RecordedOp, x: Tensor) -> Tensor:
 
 
 def _masked(step: RecordedOp, x: Tensor, *numbers: Tensor) -> Tensor:
-    """An op that replaces elements by their places alone: which, its own meaning says."""
-    m, attr = step.machine, step.op.attr
-    given = [m.get(a) for a in step.op.args[1:]]
-    if any(isinstance(g, Tensor | BlockedTile) for g in given):
-        m.refuse(f"the edge of {step.op.name} depends on elements")
-    meaning = OPS[step.op.name].numpy
-    assert meaning is not None
-    shown = attr | {"fill": 1} if "fill" in attr else attr
-    kept = meaning(np.zeros((1, *step.type.shape), np.float32), *given, **shown) == 0
-    fill = attr.get("fill", -np.inf)
-    return where_else(m.over_grid(kept), x, fill)
+    """An op that replaces elements by their places alone."""
+    op = step.op
+    mask = kept_places(step.machine, op)
+    mask = mask.apart() if isinstance(mask, BlockedTile) else mask
+    return where_else(mask, x, op.attr.get("fill", -np.inf))
+
+
+def kept_places(m: KernelRecorder, op: Op) -> Any:
+    """[*grid, *tile], with extents of 1 where they are alike: which elements such an op keeps."""
+    given = [m.get(a) for a in op.args[1:]]
+    if any(map(is_recorded, given)):
+        m.refuse(f"the edge of {op.name} depends on elements")
+    kind, n, attr = op.outs[0].type, len(m.grid), op.attr
+    numbers = [m.over_grid(np.asarray(g, np.int64)[:, 0]) for g in given]
+
+    def along(axis: int, first: np.ndarray) -> np.ndarray:
+        shape = [1] * len(kind.shape)
+        shape[axis] = kind.shape[axis]
+        lead = first.reshape(*first.shape, *(1,) * len(kind.shape))
+        return lead + np.arange(kind.shape[axis]).reshape(*(1,) * n, *shape)
+
+    if op.name == "edge_mask":
+        at = along(attr["axis"], numbers[0])
+        stop = numbers[1].reshape(*numbers[1].shape, *(1,) * len(kind.shape))
+        return (at < stop) & (at >= 0) if attr.get("low") else at < stop
+    keys = attr.get("keys", 1)
+    queries = along(1 - keys, numbers[0])
+    return m.compared("le", along(keys, numbers[1]), queries, kind.shape)
 
 
 def _lanes(f: Callable) -> Callable:
@@ -208,6 +226,12 @@ def _whole_reduction(f: Callable) -> Callable:
     return lambda op, args, shape: reduced(f, args[0], op.attr["axis"])
 
 
+def _whole_sum(op: Op, args: list[Any], shape: tuple[int, ...]) -> BlockedTile | None:
+    axis, (x,) = op.attr["axis"], args
+    made = reduced(F.sum, x, axis)
+    return made if made is None or axis is None else replace(made, summed=(x, axis))
+
+
 def _whole_expand(op: Op, args: list[Any], shape: tuple[int, ...]) -> BlockedTile:
     axis, (x,) = op.attr["axis"], args
     return x.renamed({i: i + 1 for i in range(axis, len(x.shape))}, shape)
@@ -218,13 +242,10 @@ def _whole_permute(op: Op, args: list[Any], shape: tuple[int, ...]) -> BlockedTi
     return x.renamed({a: i for i, a in enumerate(axes)}, shape)
 
 
-def _whole_broadcast(op: Op, args: list[Any], shape: tuple[int, ...]) -> BlockedTile | None:
+def _whole_broadcast(op: Op, args: list[Any], shape: tuple[int, ...]) -> BlockedTile:
     (x,) = args
-    spread = [i for i, (a, b) in enumerate(zip(x.shape, shape, strict=False)) if a != b]
-    if any(i in group and len(group) > 1 for group in x.form for i in spread):
-        return None
-    form = tuple(() if group and group[0] in spread else group for group in x.form)
-    return replace(x, form=form, shape=shape)
+    form = tuple(tuple(p for p in group if x.extent(p) > 1) for group in x.form)
+    return BlockedTile(x.tensor, form, shape, x.grid)
 
 
 def _whole_matmul(op: Op, args: list[Any], shape: tuple[int, ...]) -> BlockedTile | None:
@@ -233,18 +254,18 @@ def _whole_matmul(op: Op, args: list[Any], shape: tuple[int, ...]) -> BlockedTil
         return None
     x, y = (replace(v, tensor=as_numeric(v.tensor, wide)) for v in args[:2])
     made = multiplied(x, y)
-    if made is None or len(args) == 2:
+    if made is None:
+        return None
+    made = replace(made, products=((x, y),))
+    if len(args) == 2 or isinstance(args[2], np.ndarray) and not args[2].any():
         return made
-    added = args[2]
-    if isinstance(added, np.ndarray) and not added.any():
-        return made
-    return joined(operator.add, (made, added), shape)
+    return joined(operator.add, (made, args[2]), shape)
 
 
 WHOLE: dict[str, Callable] = {
     **{f"reduce_{name}": _whole_reduction(f) for name, f in (
-        ("sum", F.sum), ("max", F.max), ("min", F.min), ("prod", F.prod))},
-    "expand_dims": _whole_expand, "transpose": _whole_permute, "permute": _whole_permute,
+        ("max", F.max), ("min", F.min), ("prod", F.prod))},
+    "reduce_sum": _whole_sum, "expand_dims": _whole_expand, "transpose": _whole_permute, "permute": _whole_permute,
     "broadcast_to": _whole_broadcast, "matmul": _whole_matmul}
 
-__all__ = ["MEANINGS", "SHAPED", "WHOLE", "RecordedOp"]
+__all__ = ["MASKED", "MEANINGS", "SHAPED", "WHOLE", "RecordedOp", "kept_places"]
