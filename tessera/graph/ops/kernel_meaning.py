@@ -26,7 +26,7 @@ from ...numerics import f32
 from ...tensor import Tensor, as_tensor
 from ...tile.interpreter.machine import Machine
 from ...tile.interpreter.memory import MemoryBox
-from ...tile.ir.ir import For, If, Op, While
+from ...tile.ir.ir import Def, For, If, Op, SSAValue, While
 from ...tile.ir.numpy_values import constant
 from ...tile.ir.op_record import OPS
 from ...tile.ir.types import Scalar, TileType
@@ -40,6 +40,8 @@ from .kernel_blocks import (
     joined,
     products_of,
 )
+from .kernel_loop_accesses import COPIES, LoopAccesses, NotSideBySide
+from .kernel_loops import side_by_side
 from .kernel_masks import known_tensor
 from .kernel_memory import Held, Own, held_in
 from .kernel_places import as_dtype, as_numeric, elements, take_blocks, where_else
@@ -51,6 +53,7 @@ if TYPE_CHECKING:
 
 COMPARISONS = ("lt", "le", "gt", "ge", "eq", "ne")
 LARGE = 4096  # elements of all groups above which a comparison of places is computed where it is read
+MOST_ADDRESSES = 1 << 24
 MOST_STEPS = 4096  # ops that are recorded: loops are written out
 IGNORED = ("prefetch_box", "arrive", "launch_dependents", "grid_dependency_wait", "barrier",
            "cp_commit_group", "cp_wait_group")
@@ -87,6 +90,7 @@ class KernelRecorder(Machine):
         super().__init__(np.arange(prod(grid)), lanes, grid, env)
         self.name, self.grid, self.steps = name, grid, 0
         self.when: Tensor | None = None  # where branches that depend on elements are taken
+        self.guards: list[LoopAccesses] = []  # of the loops around, see kernel_loops.py
 
     # --- nodes --------------------------------------------------------------------------------
     def op(self, op: Op) -> None:
@@ -95,6 +99,8 @@ class KernelRecorder(Machine):
             return
         args = [self.get(a) for a in op.args]
         if op.name in ACCESSES:
+            if self.guards:
+                args = self.noted(op, args)
             made = ACCESSES[op.name](self, op, *args)
         elif record.effect in ("pure", "sync") and not any(map(is_recorded, args)):
             if not self.grows(op, args):
@@ -117,6 +123,28 @@ class KernelRecorder(Machine):
         if found is None:
             self.refuse("it uses what an atomic found, which depends on who was first")
         return found
+
+    def valued(self, op: Op, args: list[Any]) -> Any:
+        """What an op without memory gives of these values."""
+        if any(map(is_recorded, args)):
+            return self.computed(op, args)
+        return self.pure(OPS[op.name].numpy, op, args)
+
+    def applied(self, name: str, kind: Any, *args: Any) -> Any:
+        """What an op by its name gives, in a type."""
+        return self.valued(Op(name, (), (Def(SSAValue("applied"), kind),)), list(args))
+
+    def noted(self, op: Op, args: list[Any]) -> list[Any]:
+        """The operands of an access, once the loops around know of it."""
+        effect = {"atomic": "add"}.get(OPS[op.name].effect, OPS[op.name].effect)
+        modes = ("write", "read") if op.name in COPIES else (effect,)
+        index = [a for a in args if not isinstance(a, MemoryBox | Tensor | BlockedTile)]
+        for i, (mode, place) in enumerate(zip(modes, args, strict=False)):
+            if isinstance(place, MemoryBox):
+                for guard in self.guards:
+                    place = guard.note(place, mode, index if mode in ("read", "write") else ())
+                args = [*args[:i], place, *args[i + 1:]]
+        return args
 
     def computed(self, op: Op, args: list[Any]) -> Tensor | BlockedTile:
         """What an op gives where one of its operands follows from elements."""
@@ -220,7 +248,8 @@ class KernelRecorder(Machine):
     def for_(self, node: For) -> None:
         if any(is_recorded(self.get(x)) for x in (node.lo, node.hi, node.step)):
             self.refuse("the bounds of a loop depend on elements")
-        super().for_(node)
+        if not side_by_side(self, node):
+            super().for_(node)
 
     def while_(self, node: While) -> None:
         self.refuse("a while loop ends by its values")
@@ -228,6 +257,14 @@ class KernelRecorder(Machine):
     def choose(self, cond: Any, x: Any, y: Any) -> Any:
         if x is y or not any(map(is_recorded, (cond, x, y))):
             return super().choose(cond, x, y)
+        blocks = [v for v in (x, y) if isinstance(v, BlockedTile)]
+        if blocks and not isinstance(cond, Tensor) and not any(
+                isinstance(v, Tensor | MemoryBox) for v in (x, y)) and (
+                isinstance(cond, BlockedTile) or cond.shape[1] == 1):
+            known = [v if isinstance(v, BlockedTile) else self.over_grid(np.asarray(v))
+                     for v in (cond, x, y)]
+            made = joined(F.where, known, blocks[0].shape)
+            return replace(made, tensor=as_dtype(made.tensor, blocks[0].tensor.dtype))
         x, y, mask = (self.recorded(v, None) for v in (x, y, cond))
         if mask.shape[-1] == 1:
             rank = max(x.ndim, y.ndim) - len(self.grid)
@@ -244,6 +281,35 @@ class KernelRecorder(Machine):
     def refuse(self, why: str, hint: str = "") -> NoReturn:
         raise underivable(self.name, self.where, why, hint)
 
+    # --- loops --------------------------------------------------------------------------------
+    def widened(self, count: int) -> KernelRecorder:
+        """A machine for all iterations of a loop, along a last axis of its grid."""
+        made = KernelRecorder(self.name, (*self.grid, count), self.lanes, {})
+        made.groups, made.axes = np.repeat(self.groups, count, 0), self.axes
+        made.env = _Lifted(self, count)
+        made.mask = None if self.mask is None else self.lifted(self.mask, count)
+        made.when = None if self.when is None else self.lifted(self.when, count)
+        made.where, made.steps = self.where, self.steps
+        made.guards = [*self.guards, LoopAccesses(made, len(self.grid))]
+        return made
+
+    def lifted(self, x: Any, count: int) -> Any:
+        """A value from outside of a loop, for all its iterations."""
+        if isinstance(x, BlockedTile):
+            return BlockedTile(x.tensor, x.form, x.shape, (*self.grid, count))
+        if isinstance(x, Tensor):
+            return F.expand_dims(x, len(self.grid))
+        if isinstance(x, MemoryBox):
+            peer = x.peer and (self.lifted(x.peer[0], count), x.peer[1])
+            return replace(x, offsets=tuple(self.lifted(o, count) for o in x.offsets),
+                           stage=self.lifted(x.stage, count), peer=peer)
+        alike = not isinstance(x, np.ndarray) or x.shape[0] == 1
+        return x if alike else np.repeat(x, count, 0)
+
+    def narrowed(self, x: Any, t: int, count: int) -> Any:
+        """What is known of all iterations of a loop, of one."""
+        return x if len(x) == 1 else x.reshape(-1, count, *x.shape[1:])[:, t]
+
     # --- memory -------------------------------------------------------------------------------
     def whole(self, place: MemoryBox) -> MemoryBox:
         """A box of a group's own memory as one of the tensor that holds all groups'."""
@@ -252,7 +318,7 @@ class KernelRecorder(Machine):
             return place
         if place.peer is not None or own.copies > 1:
             self.refuse("a box of other groups' or lanes' memory")
-        front = (*self.numbers(), 0, place.stage)
+        front = (*self.numbers(own), 0, place.stage)
         return MemoryBox(own.all, (*front, *place.offsets), (*(1,) * len(front), *place.box),
                          tuple(a + len(front) for a in place.kept))
 
@@ -264,15 +330,15 @@ class KernelRecorder(Machine):
         own = place.memory
         if isinstance(own, Own) and own.copies > 1:
             lane = self.lane_ids().astype(np.int64)
-            return own.all, [*self.numbers(), lane, np.atleast_2d(place.stage), *at]
+            return own.all, [*self.numbers(own), lane, np.atleast_2d(place.stage), *at]
         box = self.whole(place)
         front = box.offsets[:len(box.offsets) - len(at)]
         return held_in(box), [*map(np.atleast_2d, front), *at]
 
-    def numbers(self) -> list[np.ndarray]:
-        """The group's number along each axis of the grid."""
-        every = self.groups.astype(np.int64)
-        return [every // prod(self.grid[k + 1:]) % g for k, g in enumerate(self.grid)]
+    def numbers(self, own: Own) -> list[np.ndarray]:
+        """The group's number along each axis of the grid that memory of groups has."""
+        every = np.arange(self.count)[:, None]
+        return [every // prod(self.grid[k + 1:]) % g for k, g in enumerate(own.grid)]
 
     def active_elements(self, held: Held, at: list[np.ndarray], value: Tensor
                         ) -> tuple[np.ndarray, np.ndarray]:
@@ -306,11 +372,18 @@ class KernelRecorder(Machine):
 
     def load_flat(self, place: MemoryBox, fill: Any) -> Tensor:
         """As load_box, each element by its address."""
+        self.require_few(prod(place.box))
         address, inside = place.addresses(self.groups)
         x = F.take(F.flatten(elements(held_in(place).value)), as_tensor(self.over_grid(address)))
         if inside.all():
             return x
         return where_else(self.over_grid(inside), x, fill)
+
+    def require_few(self, each: int) -> None:
+        """Addresses of single elements are listed: not of all iterations of a loop if they are
+        many."""
+        if self.guards and each * self.count > MOST_ADDRESSES:
+            raise NotSideBySide
 
     def store(self, held: Held, address: np.ndarray, on: np.ndarray, value: Tensor,
               mode: str = "set") -> None:
@@ -320,7 +393,10 @@ class KernelRecorder(Machine):
         value = F.broadcast_to(value, (*self.grid, *address.shape[1:]))
         flat = F.take(F.flatten(value), as_tensor(np.flatnonzero(on)))
         kept = F.flatten(held.value)
-        ids = as_tensor(address[on].astype(np.int64))
+        where = address[on].astype(np.int64)
+        if self.guards and mode == "set" and len(np.unique(where)) < len(where):
+            raise NotSideBySide  # the last iteration's would have to stay
+        ids = as_tensor(where)
         put = F.scatter(kept, ids, as_numeric(flat, held.numeric), mode=mode)
         held.value = F.reshape(put, held.shape)
 
@@ -354,6 +430,7 @@ class KernelRecorder(Machine):
             self.load_box(place, 0), None), value.dtype))
         value = F.broadcast_to(value, (*self.grid, *shown))
         if by_axis is None:
+            self.require_few(prod(shown))
             address, inside = place.addresses(self.groups)
             on = inside & self.active_groups().reshape((-1,) + (1,) * (address.ndim - 1))
             self.store(held_in(place), address, on, value)
@@ -385,6 +462,18 @@ class KernelRecorder(Machine):
         whole = held.value.shape
         cut = value if value.shape == whole else value[tuple(slice(0, s) for s in whole)]
         held.value = as_numeric(cut, held.numeric)
+
+
+class _Lifted(dict):
+    """Values from outside of a loop, each for all iterations when it is first read."""
+
+    def __init__(self, machine: KernelRecorder, count: int):
+        super().__init__()
+        self.machine, self.count = machine, count
+
+    def __missing__(self, key: Any) -> Any:
+        self[key] = made = self.machine.lifted(self.machine.env[key], self.count)
+        return made
 
 
 def form_of(place: MemoryBox, by_axis: list[list[int]]) -> tuple[Group, ...]:

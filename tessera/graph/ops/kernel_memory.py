@@ -29,6 +29,7 @@ class Own(Held):
     """Memory of each group, or of each lane: a tensor [*grid, lanes|1, stages, *shape]."""
 
     def __init__(self, name: str, type: Buffer, grid: tuple[int, ...], lanes: int):
+        self.grid, self.type = grid, type
         self.copies = lanes if type.space == "register" else 1
         whole = (*grid, self.copies, type.stages, *type.shape)
         super().__init__(name, F.zeros(whole, as_type(type.dtype)))

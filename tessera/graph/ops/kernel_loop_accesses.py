@@ -1,0 +1,113 @@
+"""Whether iterations of a loop that are told side by side meet in memory, see kernel_loops.py.
+
+They do not where what is written is read nowhere, or each element by the iteration alone that
+writes it. Memory of the group that an iteration first writes whole is its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ...tensor import Tensor
+from ...tile.interpreter.memory import MemoryBox
+from ...tile.ir.ir import Node, Op, SSAValue, walk
+from ...tile.ir.op_record import OPS
+from ...tile.ir.types import Buffer, View
+from .kernel_memory import Held, Own
+
+if TYPE_CHECKING:
+    from .kernel_meaning import KernelRecorder
+
+COPIES = ("cp_async", "cp_async_if")  # to the first operand from the second
+
+
+class NotSideBySide(Exception):
+    """A loop that must be written out."""
+
+
+def reads_and_writes(op: Op) -> tuple[list[Any], list[Any]]:
+    """Memory or views that an op reads, and those it writes."""
+    effect = OPS[op.name].effect
+    if op.name in COPIES:
+        return [op.args[1]], [op.args[0]]
+    if effect in ("read", "write", "atomic", "async") and op.args and op.name != "allocate":
+        return ([], [op.args[0]]) if effect == "write" else (
+            [op.args[0]], [op.args[0]] if effect != "read" else [])
+    return [], []
+
+
+def memory_roots(nodes: Sequence[Node]) -> dict[SSAValue, SSAValue]:
+    """The memory that each view is of."""
+    roots: dict[SSAValue, SSAValue] = {}
+    for node in walk(tuple(nodes)):
+        if isinstance(node, Op) and node.outs and node.args and isinstance(
+                node.outs[0].type, View | Buffer) and isinstance(node.args[0], SSAValue):
+            roots[node.outs[0].value] = roots.get(node.args[0], node.args[0])
+    return roots
+
+
+class LoopAccesses:
+    """Accesses of all iterations, while they are told."""
+
+    def __init__(self, machine: KernelRecorder, lead: int):
+        self.machine, self.lead = machine, lead  # lead: axes of the grid outside of the loop
+        self.before: dict[int, tuple[Held, Tensor]] = {}
+        self.places: dict[int, set[Any]] = {}
+        self.modes: dict[int, set[str]] = {}
+        self.own: dict[int, tuple[Own, Own]] = {}  # memory of the group: outside, of an iteration
+
+    def note(self, place: MemoryBox, mode: str, index: Sequence[Any]) -> MemoryBox:
+        """The place that it is in an iteration. mode: "read", "write" or "add"."""
+        memory = place.memory
+        key = id(memory)
+        if not isinstance(memory, Held):
+            return place
+        if isinstance(memory, Own):
+            if len(memory.grid) > self.lead:
+                return place  # of an iteration
+            if key not in self.modes and mode == "write" and self.writes_all(place, memory):
+                made = Own(memory.name, memory.type, self.machine.grid, self.machine.lanes)
+                self.own.setdefault(key, (memory, made))
+            if key in self.own:
+                return replace(place, memory=self.own[key][1])
+        kept = memory.all if isinstance(memory, Own) else memory
+        self.before.setdefault(id(kept), (kept, kept.value))
+        self.modes.setdefault(key, set()).add(mode)
+        self.places.setdefault(key, set()).add(_key(place, index))
+        return place
+
+    def writes_all(self, place: MemoryBox, own: Own) -> bool:
+        m = self.machine
+        return m.mask is None and m.when is None and place.peer is None and own.copies == 1 and (
+            own.stages == 1 and place.box == own.shape and len(place.kept) == len(own.shape)
+            and not any(np.any(o) for o in place.offsets))
+
+    def require_apart(self) -> None:
+        """Raises NotSideBySide where iterations may meet."""
+        for key, modes in self.modes.items():
+            if "add" in modes and modes != {"add"}:
+                raise NotSideBySide
+            if "write" in modes and "read" in modes and len(self.places[key]) > 1:
+                raise NotSideBySide
+
+    def undo(self) -> None:
+        """Memory as it was before the loop."""
+        for held, value in self.before.values():
+            held.value = value
+
+    def finish(self, axis: int) -> None:
+        """What the last iteration leaves in memory that was its own."""
+        for outside, own in self.own.values():
+            outside.all.value = own.all.value[(*(slice(None),) * axis, own.all.value.shape[axis] - 1)]
+
+
+def _key(place: MemoryBox, index: Sequence[Any]) -> Any:
+    numbers = [np.asarray(x, np.int64) for x in (*place.offsets, place.stage, *index)]
+    return place.box, place.kept, tuple((x.shape, x.tobytes()) for x in numbers)
+
+
+__all__ = ["COPIES", "LoopAccesses", "NotSideBySide", "memory_roots", "reads_and_writes"]
