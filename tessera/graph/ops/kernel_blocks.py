@@ -11,16 +11,19 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from math import prod
 from typing import Any
 
 import numpy as np
 
+from ...numerics import DType
 from ...tensor import Tensor
 from .. import functions as F
+from .contract import is_multiplied_as_stored, matmul_compute
 from .kernel_masks import known_tensor
+from .kernel_places import as_dtype
 
 OPERATIONS: dict[str, Callable] = {"mul": operator.mul, "div": operator.truediv}
 # What an axis of a tensor counts: i, axis i of the tile; ~k, axis k of the grid.
@@ -43,6 +46,7 @@ class BlockedTile:
     grid: tuple[int, ...]
     products: tuple[tuple[BlockedTile, BlockedTile], ...] = ()
     summed: tuple[BlockedTile, int] | None = None
+    views: dict[tuple[int, ...], Tensor] = field(default_factory=dict, init=False, compare=False)
 
     def extent(self, part: int) -> int:
         return self.shape[part] if part >= 0 else self.grid[~part]
@@ -58,11 +62,19 @@ class BlockedTile:
         mine = self.parts
         order = [p for group in form for p in group if p in mine]
         shape = tuple(prod(self.extent(p) for p in group if p in mine) for group in form)
-        x = self.tensor
-        if order != mine:
-            x = F.reshape(x, tuple(map(self.extent, mine)))
-            x = F.transpose(x, tuple(map(mine.index, order)))
+        if order == mine:
+            return self.viewed(shape)
+        x = self.viewed(tuple(map(self.extent, mine)))
+        x = F.transpose(x, tuple(map(mine.index, order)))
         return x if tuple(x.shape) == shape else F.reshape(x, shape)
+
+    def viewed(self, shape: tuple[int, ...]) -> Tensor:
+        """The tensor in another shape, the same one each time: its cotangents meet in that shape."""
+        if tuple(self.tensor.shape) == shape:
+            return self.tensor
+        if shape not in self.views:
+            self.views[shape] = F.reshape(self.tensor, shape)
+        return self.views[shape]
 
     def filled(self, form: Sequence[Group]) -> Tensor:
         """The tensor with the axes of a form, in which all its parts are, each of full extent."""
@@ -87,7 +99,7 @@ class BlockedTile:
         if tuple(form) == self.form:
             return self
         sizes = tuple(prod(map(self.extent, group)) for group in form)
-        return replace(self, tensor=F.reshape(self.tensor, sizes), form=tuple(form))
+        return replace(self, tensor=self.viewed(sizes), form=tuple(form))
 
     def apart(self) -> Tensor:
         """[*grid, *tile], with extent 1 along axes of the grid where all groups have the same."""
@@ -135,7 +147,7 @@ def known_block(x: np.ndarray, grid: tuple[int, ...], shape: tuple[int, ...]) ->
     n = len(grid)
     if x.ndim == n + 1 and x.shape[n] == 1:  # a number of each group
         x = x.reshape(*x.shape[:n], *(1,) * len(shape))
-    for axis in range(n, x.ndim):
+    for axis in range(x.ndim):
         first = np.take(x, [0], axis)
         x = first if x.shape[axis] > 1 and (x == first).all() else x
     if x.size == 1:
@@ -153,8 +165,7 @@ def common_form(operands: Sequence[BlockedTile | KnownBlock], alone: Sequence[in
     order: list[int] = []
     ranked = sorted(blocks, key=lambda b: -len(b.parts))
     for x in (*ranked, *(x for x in operands if isinstance(x, KnownBlock))):
-        for group in x.form:
-            _insert(order, [p for p in group if p in x.parts])
+        _insert(order, x)
     form: list[Group] = []
     for i, p in enumerate(order):
         q = order[i - 1] if i else None
@@ -165,24 +176,27 @@ def common_form(operands: Sequence[BlockedTile | KnownBlock], alone: Sequence[in
     return tuple(form)
 
 
-def _insert(order: list[int], group: list[int]) -> None:
-    """The parts of a group among others: beside those of the group that are there, else by the axis
-    of the tile that it ends with."""
-    for i in range(len(group) - 1, -1, -1):
-        p = group[i]
-        if p in order:
-            continue
-        if i + 1 < len(group):
-            at = order.index(group[i + 1])
-        elif there := [order.index(q) for q in group if q in order]:
-            at = max(there) + 1
-        elif p < 0:
-            at = 0
-        else:
-            at = next((k for k, q in enumerate(order) if q > p), len(order))
-            while 0 < at < len(order) and order[at - 1] < 0:
-                at -= 1
-        order.insert(at, p)
+def _insert(order: list[int], x: BlockedTile | KnownBlock) -> None:
+    """The parts of an operand among others: beside those that it has them beside, else by the axis
+    of the tile that they go with."""
+    before: int | None = None
+    for group in x.form:
+        mine = [p for p in group if p in x.parts]
+        for i, p in enumerate(mine):
+            if p not in order:
+                behind = next((order.index(q) for q in mine[i + 1:] if q in order), None)
+                if behind is not None:
+                    at = behind
+                elif before is not None:
+                    at = order.index(before) + 1
+                elif mine[-1] < 0:
+                    at = 0
+                else:
+                    at = next((k for k, q in enumerate(order) if q > mine[-1]), len(order))
+                    while 0 < at < len(order) and order[at - 1] < 0:
+                        at -= 1
+                order.insert(at, p)
+            before = p
 
 
 def _cut_between(x: BlockedTile | KnownBlock, q: int, p: int) -> bool:
@@ -212,8 +226,7 @@ def joined(f: Callable, args: Sequence[Any], shape: tuple[int, ...]) -> BlockedT
     """A function of elements of blocks and of numbers that are known. shape: of the result."""
     grid = next(a.grid for a in args if isinstance(a, BlockedTile))
     operands, form = aligned(args, shape)
-    return merged(BlockedTile(f(*operands), form, shape, grid),
-                  [g for a in args if isinstance(a, BlockedTile) for g in a.form])
+    return BlockedTile(f(*operands), form, shape, grid)
 
 
 def compared_blocks(f: Callable, x: np.ndarray, y: np.ndarray, grid: tuple[int, ...],
@@ -255,21 +268,6 @@ def _scaled(x: BlockedTile, y: BlockedTile, by: Any, f: Callable
     return None
 
 
-def merged(x: BlockedTile, groups: Sequence[Group]) -> BlockedTile:
-    """The same with these groups as axes where their parts lie one behind the other."""
-    form: list[Group] = []
-    wanted = {pair for g in groups for pair in pairwise(g)}
-    for group in x.form:
-        if form and form[-1] and group and (form[-1][-1], group[0]) in wanted:
-            form[-1] = (*form[-1], *group)
-        else:
-            form.append(group)
-    if tuple(form) == x.form:
-        return x
-    sizes = tuple(prod(map(x.extent, group)) for group in form)
-    return replace(x, tensor=F.reshape(x.tensor, sizes), form=tuple(form))
-
-
 # --- reductions and products ---------------------------------------------------------------------
 def reduced(f: Callable, x: BlockedTile, axis: int | None) -> BlockedTile | None:
     """A reduction along an axis of the tile, or of all; None where a tensor is alike along it."""
@@ -292,8 +290,19 @@ def over(f: Callable, x: BlockedTile, parts: Sequence[int]) -> BlockedTile:
     return BlockedTile(y, form, x.shape, x.grid)
 
 
-def multiplied(a: BlockedTile, b: BlockedTile, over: Group = ()) -> BlockedTile | None:
-    """a @ b as one product of matrices, or of stacks of them where both vary along an axis of the
+def product(wide: DType) -> Callable[[Tensor, Tensor], Tensor]:
+    """x @ y in a type; operands of a narrow one are multiplied as they are stored."""
+    def multiply(x: Tensor, y: Tensor) -> Tensor:
+        if x.type == y.type and is_multiplied_as_stored(x.dtype):
+            return as_dtype(matmul_compute(x, y, wide), wide)
+        return F.matmul(as_dtype(x, wide), as_dtype(y, wide))
+
+    return multiply
+
+
+def multiplied(f: Callable, a: BlockedTile, b: BlockedTile, over: Group = ()
+               ) -> BlockedTile | None:
+    """f(a, b), a @ b as one product of matrices, or of stacks of them where both vary along an axis of the
     grid. over: parts of the grid that the sums go over too, along which both vary."""
     left, right = a.parts, b.parts
     if len(a.shape) != 2 or 1 not in left or 0 not in right or not {*over} <= {*left} & {*right}:
@@ -303,10 +312,10 @@ def multiplied(a: BlockedTile, b: BlockedTile, over: Group = ()) -> BlockedTile 
     columns = [p for p in right if p != 0 and p not in stack and p not in over]
     x = a.arranged([*((p,) for p in stack), tuple(rows), (*over, 1)])
     y = b.arranged([*((p,) for p in stack), (*over, 0), tuple(columns)])
-    made = F.matmul(x, y)
+    made = f(x, y)
     form: list[Group] = [*((p,) for p in stack), tuple(rows), tuple(columns)]
     return BlockedTile(made, tuple(form), (a.shape[0], b.shape[1]), a.grid)
 
 
 __all__ = ["BlockedTile", "Group", "KnownBlock", "aligned", "compared_blocks", "is_recorded", "joined",
-           "known_block", "merged", "multiplied", "over", "products_of", "reduced"]
+           "known_block", "multiplied", "over", "product", "products_of", "reduced"]

@@ -28,7 +28,7 @@ from ...tile.interpreter.machine import both
 from ...tile.ir.ir import For, Node, Op, SSAValue, operands, outs_of, walk
 from ...tile.ir.types import TileType
 from .. import functions as F
-from .kernel_blocks import BlockedTile, aligned, is_recorded, joined, multiplied, over
+from .kernel_blocks import BlockedTile, aligned, is_recorded, joined, multiplied, over, product
 from .kernel_loop_accesses import NotSideBySide, memory_roots, reads_and_writes
 
 if TYPE_CHECKING:
@@ -285,7 +285,8 @@ class Loop:
             return F.reshape(x, _without(x.shape, self.axis)) * self.count if one else F.sum(
                 x, axis=self.axis)
         if x.products and all(self.part in {*a.parts} & {*b.parts} for a, b in x.products):
-            made = [multiplied(a, b, (self.part,)) for a, b in x.products]
+            multiply = product(kind.dtype)
+            made = [multiplied(multiply, a, b, (self.part,)) for a, b in x.products]
             found = [self.outer(y) for y in made if y is not None]
             out = found[0]
             for y in found[1:]:

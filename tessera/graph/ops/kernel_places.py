@@ -59,6 +59,8 @@ def as_numeric(x: Tensor, numeric: NumericType) -> Tensor:
 def where_else(mask: Any, x: Tensor, fill: float) -> Tensor:
     """x where the mask holds, else a number."""
     x = _wide(x, fill)
+    if mask is True:
+        return x
     mask = known_tensor(mask) if isinstance(mask, np.ndarray) else mask
     return F.where(mask, x, F.cast(as_tensor(np.float32(fill)), x.type))
 

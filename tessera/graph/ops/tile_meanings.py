@@ -17,8 +17,8 @@ from ...tensor import Tensor, as_tensor
 from ...tile.ir.op_record import OPS
 from ...tile.ir.types import Scalar
 from .. import functions as F
-from .kernel_blocks import BlockedTile, is_recorded, joined, multiplied, reduced
-from .kernel_places import as_numeric, where_else
+from .kernel_blocks import BlockedTile, is_recorded, joined, multiplied, product, reduced
+from .kernel_places import where_else
 
 if TYPE_CHECKING:
     from ...tile.ir.ir import Op
@@ -63,8 +63,7 @@ def _reduced(f: Callable) -> Callable:
 
 
 def _matmul(step: RecordedOp, x: Tensor, y: Tensor, *accumulator: Tensor) -> Tensor:
-    wide = as_type(step.type.dtype)
-    out = F.matmul(as_numeric(x, wide), as_numeric(y, wide))
+    out = product(step.type.dtype)(x, y)
     return out + accumulator[0] if accumulator else out
 
 
@@ -249,11 +248,10 @@ def _whole_broadcast(op: Op, args: list[Any], shape: tuple[int, ...]) -> Blocked
 
 
 def _whole_matmul(op: Op, args: list[Any], shape: tuple[int, ...]) -> BlockedTile | None:
-    wide = as_type(op.outs[0].type.dtype)
     if not all(isinstance(x, BlockedTile) for x in args[:2]):
         return None
-    x, y = (replace(v, tensor=as_numeric(v.tensor, wide)) for v in args[:2])
-    made = multiplied(x, y)
+    x, y = args[:2]
+    made = multiplied(product(op.outs[0].type.dtype), x, y)
     if made is None:
         return None
     made = replace(made, products=((x, y),))
