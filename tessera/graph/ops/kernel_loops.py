@@ -327,10 +327,10 @@ class Loop:
     # --- step by step -----------------------------------------------------------------------------
     def by_steps(self, group: set[int], body: list[Node], started: bool) -> dict[int, Any]:
         """The part of the body that needs them again and again, with the rest known."""
-        if any(not isinstance(n, Op) or any(reads_and_writes(n)) or not n.outs for n in body):
+        if any(isinstance(n, Op) and any(reads_and_writes(n)) for n in walk(tuple(body))):
             raise NotSideBySide
         m, order = self.m, sorted(group)
-        inner = {d.value for n in body for d in n.outs}
+        inner = {d.value for n in body for d in outs_of(n)}
         carried = {self.node.carried[i].value for i in group}
         given = {a: self.wide.get(a) for n in body for a in reads_of(n)
                  if a not in inner and a not in carried}
