@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ...numerics import as_type
-from ...tensor import Tensor
+from ...tensor import Tensor, as_tensor
 from ...tile.interpreter.memory import MemoryBox
 from ...tile.ir.types import Buffer, TileType
 from ...tile.ops.indexed import find_places
+from ...tile.ops.vector import vector_addresses
 from .. import functions as F
 from .kernel_blocks import BlockedTile, is_recorded
-from .kernel_memory import Own, held_in
+from .kernel_memory import Held, Own, held_in
 from .kernel_places import as_dtype, as_numeric, elements, take_blocks, where_else
 
 if TYPE_CHECKING:
@@ -33,6 +34,11 @@ def _store_tile(m: KernelRecorder, op: Op, place: MemoryBox, value: Any) -> None
 
 
 def _load_element(m: KernelRecorder, op: Op, place: MemoryBox, *index: Any) -> Tensor:
+    if any(map(is_recorded, index)):
+        held, address = _recorded_address(m, place, index)
+        if not held.size:
+            m.refuse("it reads an element of an empty tensor by a number that depends on elements")
+        return F.take(F.flatten(elements(held.value)), address)
     held, at = m.element(place, index)
     address: Any = at[0] if len(at) == 1 else sum(
         np.clip(i, 0, max(n - 1, 0)) * step
@@ -40,6 +46,21 @@ def _load_element(m: KernelRecorder, op: Op, place: MemoryBox, *index: Any) -> T
     places = m.over_grid(address)
     flat = take_blocks(F.flatten(elements(held.value)), 0, places, 1, 0)
     return F.reshape(flat, places.shape)
+
+
+def _recorded_address(m: KernelRecorder, place: MemoryBox, index: Sequence[Any]
+                      ) -> tuple[Held, Tensor]:
+    """The tensor and where an element of each lane lies in it, [*grid, 1|lanes], by numbers of
+    which some depend on elements; those of lanes that take no part are anywhere in it."""
+    known = [0 if is_recorded(i) else i for i in index]
+    held, at = m.element(place, known)
+    total: Any = 0
+    for axis, (i, n, step) in enumerate(zip(at, held.shape, held.strides, strict=True)):
+        k = axis - (len(at) - len(index))
+        number = m.recorded(index[k], None) if k >= 0 and is_recorded(index[k]) else as_tensor(
+            m.over_grid(i))
+        total = total + F.clip(F.cast(number, as_type("int64")), 0, max(n - 1, 0)) * step
+    return held, total
 
 
 def _store_element(m: KernelRecorder, op: Op, place: MemoryBox, value: Any, *index: Any) -> None:
@@ -56,26 +77,53 @@ def _store_element(m: KernelRecorder, op: Op, place: MemoryBox, value: Any, *ind
     m.store(held, address, on, value)
 
 
-def _added(m: KernelRecorder, op: Op) -> str:
-    if op.attr["kind"] != "add":
-        m.refuse(f"atomic_{op.attr['kind']} has no derivative of its own")
-    return "add"
+def _mode(m: KernelRecorder, op: Op) -> str:
+    """How an atomic puts what meets together."""
+    kind = op.attr["kind"]
+    if kind not in ("add", "max", "min"):
+        m.refuse(f"atomic_{kind} has no derivative of its own")
+    return kind
+
+
+def _neutral(mode: str, value: Tensor) -> np.ndarray:
+    """What changes nothing where it meets others."""
+    if mode == "add":
+        return NOTHING
+    if value.dtype.kind == "float":
+        return np.full((1, 1), -np.inf if mode == "max" else np.inf, np.float32)
+    ends = np.iinfo(value.dtype.numpy)
+    return np.full((1, 1), ends.min if mode == "max" else ends.max)
 
 
 def _atomic(m: KernelRecorder, op: Op, place: MemoryBox, value: Any, *index: Any) -> None:
-    """A sum into memory; who reads what was there before is refused."""
+    """A sum, or an extremum, in memory; who reads what was there before is refused."""
+    mode, value = _mode(m, op), m.recorded(value, None)
+    if any(map(is_recorded, index)):
+        held, places = _recorded_address(m, place, index)
+        lanes = max(value.shape[-1], places.shape[-1], m.lanes if m.apart else 1)
+        on = m.active((m.count, lanes))
+        value = m.taken(value, lambda: _neutral(mode, value))
+        if not on.all():
+            value = m.choose(on, value, _neutral(mode, value))
+        full = (*m.grid, on.shape[1])
+        ids = F.flatten(F.broadcast_to(places, full))
+        value = as_numeric(F.flatten(F.broadcast_to(value, full)), held.numeric)
+        put = F.scatter(F.flatten(held.value), ids, value, mode=mode)
+        held.value = F.reshape(put, held.shape)
+        return
     held, at = m.element(place, index)
-    value = m.taken(m.recorded(value, None), lambda: NOTHING)
+    value = m.taken(value, lambda: _neutral(mode, value))
     address, on = m.active_elements(held, at, value)
-    m.store(held, address, on, value, _added(m, op))
+    m.store(held, address, on, value, mode)
 
 
 def _atomic_tile(m: KernelRecorder, op: Op, place: MemoryBox, value: Any) -> None:
     place = m.whole(place)
     address, inside = place.addresses(m.groups)
     on = inside & m.active_groups().reshape((-1,) + (1,) * (address.ndim - 1))
-    value = m.taken(m.recorded(value, address.ndim - 1), lambda: NOTHING)
-    m.store(held_in(place), address, on, value, _added(m, op))
+    mode, value = _mode(m, op), m.recorded(value, address.ndim - 1)
+    value = m.taken(value, lambda: _neutral(mode, value))
+    m.store(held_in(place), address, on, value, mode)
 
 
 def _scatter(m: KernelRecorder, op: Op, place: MemoryBox, value: Any, index: Any,
@@ -86,7 +134,7 @@ def _scatter(m: KernelRecorder, op: Op, place: MemoryBox, value: Any, index: Any
     if m.whole(place) is not place:
         m.refuse(f"{op.name} into memory of the group has no derivative of its own")
     found = find_places(m, op, place, index, offsets)
-    mode = "set" if op.name == "store_scatter" else _added(m, op)
+    mode = "set" if op.name == "store_scatter" else _mode(m, op)
     m.store(held_in(place), found.address, found.on,
             m.recorded(value, found.address.ndim - 1), mode)
 
@@ -100,6 +148,53 @@ def _allocate(m: KernelRecorder, op: Op) -> MemoryBox:
 
 def _copy(m: KernelRecorder, op: Op, target: MemoryBox, source: MemoryBox) -> None:
     m.store_box(target, m.load_box(source, 0))
+
+
+def _copy_if(m: KernelRecorder, op: Op, target: MemoryBox, source: MemoryBox, wanted: Any
+             ) -> None:
+    """A copy, of zeros where it is not wanted."""
+    x = m.load_box(source, 0)
+    none = np.zeros((1,) * (1 + len(source.kept)), np.float32)
+    m.store_box(target, m.choose(wanted, x, none))
+
+
+def _load_pair(m: KernelRecorder, op: Op, row: MemoryBox, *index: Any) -> tuple[Tensor, Tensor]:
+    *front, at = index
+    return tuple(_load_element(m, op, row, *front, at + n) for n in (0, 1))  # type: ignore[return-value]
+
+
+def _store_pair(m: KernelRecorder, op: Op, row: MemoryBox, first: Any, second: Any, *index: Any
+                ) -> None:
+    *front, at = index
+    for n, value in enumerate((first, second)):
+        _store_element(m, op, row, value, *front, at + n)
+
+
+def _load_vector(m: KernelRecorder, op: Op, row: MemoryBox, *index: Any) -> Tensor:
+    """[*grid, lanes, width] elements side by side; 0 past the end of the row."""
+    held, address, on = _vectors(m, op, row, index, op.attr["width"])
+    places = m.over_grid(address)
+    flat = take_blocks(F.flatten(elements(held.value)), 0, places, 1, 0)
+    return where_else(m.over_grid(on), F.reshape(flat, places.shape), 0)
+
+
+def _store_vector(m: KernelRecorder, op: Op, row: MemoryBox, vector: Any, *index: Any) -> None:
+    value = m.recorded(vector, None)
+    held, address, on = _vectors(m, op, row, index, value.shape[-1])
+    if m.when is not None:
+        m.refuse("a vector is written in a branch that depends on elements",
+                 "store its elements one by one")
+    m.store(held, address, on, value)
+
+
+def _vectors(m: KernelRecorder, op: Op, row: MemoryBox, index: Sequence[Any], width: int
+             ) -> tuple[Held, np.ndarray, np.ndarray]:
+    """The tensor, and [G, lanes, width] addresses and who has an element there."""
+    for i in index:
+        m.blocks(i)
+    if isinstance(row.memory, Own):
+        m.refuse(f"{op.name} of memory of the group has no derivative of its own")
+    return (held_in(row), *vector_addresses(m, op, row, index, width))
 
 
 def _gather(m: KernelRecorder, op: Op, place: MemoryBox, index: Any, *offsets: Any) -> Tensor:
@@ -134,6 +229,7 @@ ACCESSES: dict[str, Callable] = {
     "allocate": _allocate, "load_tile": _load_tile, "store_tile": _store_tile,
     "load_element": _load_element, "store_element": _store_element, "cp_async": _copy,
     "gather": _gather, "atomic": _atomic, "atomic_tile": _atomic_tile, "store_scatter": _scatter,
-    "atomic_scatter": _scatter}
+    "atomic_scatter": _scatter, "cp_async_if": _copy_if, "load_pair": _load_pair,
+    "store_pair": _store_pair, "load_vector": _load_vector, "store_vector": _store_vector}
 
 __all__ = ["ACCESSES"]

@@ -61,7 +61,7 @@ class LoopAccesses:
         self.own: dict[int, tuple[Own, Own]] = {}  # memory of the group: outside, of an iteration
 
     def note(self, place: MemoryBox, mode: str, index: Sequence[Any]) -> MemoryBox:
-        """The place that it is in an iteration. mode: "read", "write" or "add"."""
+        """The place that it is in an iteration. mode: "read", "write", or the kind of an atomic."""
         memory = place.memory
         key = id(memory)
         if not isinstance(memory, Held):
@@ -89,7 +89,7 @@ class LoopAccesses:
     def require_apart(self) -> None:
         """Raises NotSideBySide where iterations may meet."""
         for key, modes in self.modes.items():
-            if "add" in modes and modes != {"add"}:
+            if modes - {"read", "write"} and len(modes) > 1:
                 raise NotSideBySide
             if "write" in modes and "read" in modes and len(self.places[key]) > 1:
                 raise NotSideBySide

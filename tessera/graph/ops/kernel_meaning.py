@@ -24,7 +24,7 @@ import numpy as np
 from ...errors import GradError, SourceLine
 from ...numerics import f32
 from ...tensor import Tensor, as_tensor
-from ...tile.interpreter.machine import Machine
+from ...tile.interpreter.machine import Machine, both
 from ...tile.interpreter.memory import MemoryBox
 from ...tile.ir.ir import Def, For, If, Op, SSAValue, While
 from ...tile.ir.numpy_values import constant
@@ -112,8 +112,8 @@ class KernelRecorder(Machine):
             made = self.computed(op, args)
         else:
             self.refuse(f"{op.name} has no derivative of its own")
-        for out in op.outs:
-            self.env[out.value] = made
+        for i, out in enumerate(op.outs):
+            self.env[out.value] = made[i] if isinstance(made, tuple) else made
         self.steps += 1
         if self.steps > MOST_STEPS:
             self.refuse(f"its loops are {MOST_STEPS} steps and more")
@@ -136,7 +136,8 @@ class KernelRecorder(Machine):
 
     def noted(self, op: Op, args: list[Any]) -> list[Any]:
         """The operands of an access, once the loops around know of it."""
-        effect = {"atomic": "add"}.get(OPS[op.name].effect, OPS[op.name].effect)
+        effect = op.attr.get("kind", "write") if OPS[op.name].effect == "atomic" else OPS[
+            op.name].effect
         modes = ("write", "read") if op.name in COPIES else (effect,)
         index = [a for a in args if not isinstance(a, MemoryBox | Tensor | BlockedTile)]
         for i, (mode, place) in enumerate(zip(modes, args, strict=False)):
@@ -252,7 +253,24 @@ class KernelRecorder(Machine):
             super().for_(node)
 
     def while_(self, node: While) -> None:
-        self.refuse("a while loop ends by its values")
+        """A loop whose end follows from the launch alone."""
+        outer, apart = self.mask, self.apart
+        self.bind(node.carried, [self.get(i) for i in node.inits], node.inits)
+        on = np.ones((1, 1), bool)
+        while True:
+            self.run(node.test)
+            cond = self.get(node.cond)
+            if is_recorded(cond):
+                self.where = node.where or self.where
+                self.refuse("a while loop ends by its values")
+            on = on & cond
+            self.apart = apart + (on.shape[1] > 1)
+            self.mask = both(outer, on)
+            if not self.anyone():
+                break
+            self.run(node.body)
+            self.end_iteration(node.carried, node.yields, on)
+        self.mask, self.apart = outer, apart
 
     def choose(self, cond: Any, x: Any, y: Any) -> Any:
         if x is y or not any(map(is_recorded, (cond, x, y))):

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 SHAPED = ("expand_dims", "reshape", "broadcast_to", "transpose", "permute", "matmul", "reduce_sum",
           "reduce_max", "reduce_min", "reduce_prod", "edge_mask", "causal_mask", "cumsum", "cummax",
-          "cumprod", "argmax", "argmin", "sort")
+          "cumprod", "argmax", "argmin", "sort", "argsort")
 MASKED = ("edge_mask", "causal_mask")
 WARP = 32
 
@@ -192,7 +192,8 @@ MEANINGS: dict[str, Callable] = {
         ("le", operator.le), ("gt", operator.gt), ("ge", operator.ge), ("eq", operator.eq),
         ("ne", operator.ne), ("and", operator.and_), ("or", operator.or_),
         ("not", operator.invert), ("bitand", operator.and_), ("bitor", operator.or_),
-        ("bitxor", operator.xor), ("bitnot", operator.invert), ("abs", abs), ("exp_approx", F.exp),
+        ("bitxor", operator.xor), ("bitnot", operator.invert),
+        ("shl", operator.lshift), ("shr", operator.rshift), ("abs", abs), ("exp_approx", F.exp),
         ("sigmoid_approx", F.sigmoid), ("fma", lambda x, y, z: x * y + z),
         ("exp_sub", _exp_sub), ("div_or_zero", _div_or_zero), ("maximum", F.maximum),
         ("minimum", F.minimum), ("atan2", F.atan2), ("exp", F.exp), ("exp2", F.exp2),
@@ -208,8 +209,9 @@ MEANINGS: dict[str, Callable] = {
     **{f"warp_{name}": _warps(f) for name, f in (
         ("sum", F.sum), ("max", F.max), ("min", F.min))},
     **dict.fromkeys(("shuffle", "shuffle_down", "shuffle_up", "shuffle_xor"), _shuffled),
-    "warp_scan": _scan, "argmax": _position(F.argmax), "argmin": _position(F.argmin),
+    "vote_any": _warps(F.any), "vote_all": _warps(F.all), "warp_scan": _scan, "argmax": _position(F.argmax), "argmin": _position(F.argmin),
     "sort": lambda step, x: F.sort(x, axis=-1, descending=step.op.attr["descending"]),
+    "argsort": lambda step, x: F.argsort(x, axis=-1, descending=step.op.attr["descending"]),
     "edge_mask": _masked, "causal_mask": _masked,
     "running_max": lambda step, m, x: F.where(x > m + step.op.attr["slack"], x, m),
     "matmul": _matmul, "convert": _convert, "expand_dims": _shaped, "reshape": _shaped,

@@ -50,7 +50,7 @@ def _store_rule(types: Any, attrs: Any) -> Any:
     return ()
 
 
-def _addresses(m: Any, op: Any, place: Any, index: Any,
+def vector_addresses(m: Any, op: Any, place: Any, index: Any,
                width: int) -> tuple[np.ndarray, np.ndarray]:
     """[G, L, width] addresses, and which of them lie in the row and are active."""
     memory = place.memory
@@ -84,7 +84,7 @@ def _touch(m: Any, op: Any, memory: Any, address: np.ndarray, on: np.ndarray, wr
          run=True, effect="read", lower=_load_lower, access="vector")
 def load_vector(m: Any, op: Any, row: Any, *index: Any) -> Any:
     """Lane L reads elements width*L .. width*L + width - 1 of a row; none past its end."""
-    address, on = _addresses(m, op, row, index, op.attr["width"])
+    address, on = vector_addresses(m, op, row, index, op.attr["width"])
     _touch(m, op, row.memory, address, on, write=False)
     values = row.memory.read(address)
     return np.where(on, values, values.dtype.type(0))
@@ -93,7 +93,7 @@ def load_vector(m: Any, op: Any, row: Any, *index: Any) -> Any:
 @declare(rule=_store_rule, run=True, effect="write", lower=_store_lower, access="vector")
 def store_vector(m: Any, op: Any, row: Any, vector: Any, *index: Any) -> Any:
     """Writes a vector to the same positions of a row."""
-    address, on = _addresses(m, op, row, index, vector.shape[2])
+    address, on = vector_addresses(m, op, row, index, vector.shape[2])
     _touch(m, op, row.memory, address, on, write=True)
     row.memory.write(address[on], np.broadcast_to(vector, address.shape)[on], m.key)
 
