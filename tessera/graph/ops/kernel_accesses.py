@@ -11,10 +11,12 @@ from ...numerics import as_type
 from ...tensor import Tensor, as_tensor
 from ...tile.interpreter.memory import MemoryBox
 from ...tile.ir.types import Buffer, TileType
-from ...tile.ops.indexed import find_places
+from ...tile.ops.indexed import find_places, shape_of
 from ...tile.ops.vector import vector_addresses
 from .. import functions as F
 from .kernel_blocks import BlockedTile, is_recorded
+from .kernel_loop_accesses import NotSideBySide
+from .kernel_masks import known_tensor
 from .kernel_memory import Held, Own, held_in
 from .kernel_places import as_dtype, as_numeric, elements, take_blocks, where_else
 
@@ -65,6 +67,9 @@ def _recorded_address(m: KernelRecorder, place: MemoryBox, index: Sequence[Any]
 
 def _store_element(m: KernelRecorder, op: Op, place: MemoryBox, value: Any, *index: Any) -> None:
     value = m.recorded(value, None)
+    if any(map(is_recorded, index)):
+        _store_recorded(m, place, value, index)
+        return
     value = m.taken(value, lambda: as_dtype(_load_element(m, op, place, *index), value.dtype))
     held, at = m.element(place, index)
     address, on = m.active_elements(held, at, value)
@@ -77,9 +82,27 @@ def _store_element(m: KernelRecorder, op: Op, place: MemoryBox, value: Any, *ind
     m.store(held, address, on, value)
 
 
+def _store_recorded(m: KernelRecorder, place: MemoryBox, value: Tensor, index: Sequence[Any]
+                    ) -> None:
+    """An element of each lane where numbers say that depend on elements."""
+    if m.guards:
+        raise NotSideBySide  # the last iteration's would have to stay
+    held, places = _recorded_address(m, place, index)
+    on = m.active((m.count, max(value.shape[-1], places.shape[-1], m.lanes if m.apart else 1)))
+    full, n = (*m.grid, on.shape[1]), held.size
+    if not on.all():
+        places = F.where(known_tensor(m.over_grid(on)), places, n)  # behind the end
+    if m.when is not None:
+        places = F.where(m.when, places, n)
+    flat = F.concatenate([F.flatten(held.value), F.zeros((1,), held.value.type)])
+    value = F.flatten(F.broadcast_to(as_numeric(value, held.numeric), full))
+    put = F.scatter(flat, F.flatten(F.broadcast_to(places, full)), value)
+    held.value = F.reshape(put[:n], held.shape)
+
+
 def _mode(m: KernelRecorder, op: Op) -> str:
     """How an atomic puts what meets together."""
-    kind = op.attr["kind"]
+    kind = op.attr.get("kind", "add")
     if kind not in ("add", "max", "min"):
         m.refuse(f"atomic_{kind} has no derivative of its own")
     return kind
@@ -128,15 +151,56 @@ def _atomic_tile(m: KernelRecorder, op: Op, place: MemoryBox, value: Any) -> Non
 
 def _scatter(m: KernelRecorder, op: Op, place: MemoryBox, value: Any, index: Any,
              *offsets: Any) -> None:
-    """A tile into memory, each element where a tile of known places says."""
-    if is_recorded(index) or m.when is not None:
-        m.refuse("where it writes depends on elements")
+    """A tile into memory, each element where a tile of places says."""
     if m.whole(place) is not place:
-        m.refuse(f"{op.name} into memory of the group has no derivative of its own")
+        m.refuse(f"{op.name} into memory of the group has no derivative of its own",
+                 "scatter into a tensor")
+    if is_recorded(index) or m.when is not None:
+        _scatter_recorded(m, op, place, value, m.recorded(index, None), offsets)
+        return
     found = find_places(m, op, place, index, offsets)
     mode = "set" if op.name == "store_scatter" else _mode(m, op)
     m.store(held_in(place), found.address, found.on,
             m.recorded(value, found.address.ndim - 1), mode)
+
+
+def _scatter_recorded(m: KernelRecorder, op: Op, place: MemoryBox, value: Any, number: Tensor,
+                      offsets: Sequence[Any]) -> None:
+    """As _scatter, by places that follow from elements."""
+    attr, axis, n, held = op.attr, op.attr["axis"], len(m.grid), held_in(place)
+    mode = "set" if op.name == "store_scatter" else _mode(m, op)
+    if m.guards and mode == "set":
+        raise NotSideBySide  # the last iteration's would have to stay
+    size, count = held.shape[axis], number.ndim - n
+    zeros = np.zeros((1, *number.shape[n:]), np.int64)
+    found = find_places(m, op, place, zeros, [np.zeros((1, 1), np.int64) if a == axis else x
+                                              for a, x in enumerate(offsets)])
+    if not held.size or not found.on.any():
+        return
+    start = m.blocks(offsets[axis])[..., 0]
+    number = F.cast(number, as_type("int64"))
+    position = number + as_tensor(start.reshape(*start.shape, *(1,) * count))
+    there = (position >= 0) & (position < size)
+    if attr["limit"]:
+        there = there & (number >= 0) & (number < attr["limit"])
+    first = shape_of(number.shape[n:], attr)[1]
+    wide = (*number.shape[:n], *(1,) * first, *number.shape[n:],
+            *(1,) * (found.address.ndim - 1 - first - count))
+    full = (*m.grid, *found.address.shape[1:])
+    step = F.reshape(F.clip(position, 0, size - 1) * held.strides[axis], wide)
+    address = F.broadcast_to(as_tensor(m.over_grid(found.address)) + step, full)
+    on = F.reshape(there, wide) & known_tensor(m.over_grid(found.on))
+    if m.when is not None:
+        on = on & F.reshape(m.when, (*m.when.shape[:n], *(1,) * (len(full) - n)))
+    value = F.broadcast_to(as_numeric(m.recorded(value, len(full) - n), held.numeric), full)
+    flat = F.flatten(held.value)
+    if mode == "add":
+        value = F.where(on, value, F.cast(as_tensor(np.float32(0)), value.type))
+    else:  # what is not there goes behind the end
+        address = F.where(on, address, held.size)
+        flat = F.concatenate([flat, F.zeros((1,), flat.type)])
+    put = F.scatter(flat, F.flatten(address), F.flatten(value), mode=mode)
+    held.value = F.reshape(put if mode == "add" else put[:held.size], held.shape)
 
 
 def _allocate(m: KernelRecorder, op: Op) -> MemoryBox:
