@@ -116,6 +116,94 @@ def accumulated(x: Tensor["N", f32], y: Tensor["N", f32]):
     y[tile_n:tile_n + 32] = tile.load(y[tile_n:tile_n + 32]) * tile.load(x[tile_n:tile_n + 32])
 
 
+@ts.kernel
+def causal(Q: Tensor["S", "D", f32], K: Tensor["S", "D", f32], V: Tensor["S", "D", f32],
+           O: Tensor["S", "D", f32]):  # noqa: E741
+    q = tile.load(Q[tile_s:tile_s + 16, 0:D])
+    o, m, l = tile.zeros((16, D)), tile.full((16,), -float("inf")), tile.zeros((16,))  # noqa: E741
+    for k in range(0, tile_s + 16, 8):
+        s = tile.causal_mask(tile.dot(q, tile.load(K[k:k + 8, :]).T) * 0.25, tile_s, k)
+        top = tile.maximum(m, tile.row_max(s))
+        p, a = tile.exp(s - top[:, None]), tile.exp(m - top)
+        l = l * a + tile.row_sum(p)  # noqa: E741
+        o = o * a[:, None] + tile.dot(p, tile.load(V[k:k + 8, :]))
+        m = top
+    O[tile_s:tile_s + 16, 0:D] = o / l[:, None]
+
+
+@ts.kernel
+def gated(A: Tensor["T", "N", f32], B: Tensor["T", "N", f32], Y: Tensor["T", "N", f32]):
+    h = tile.full((16,), 0.5)
+    for t in range(0, T):
+        h = h * tile.sigmoid(tile.load(A[t, tile_n:tile_n + 16]))
+        h = h + tile.load(B[t, tile_n:tile_n + 16])
+        Y[t, tile_n:tile_n + 16] = h * h
+
+
+@ts.kernel
+def recurrent(X: Tensor["T", "D", f32], W: Tensor["D", "D", f32], Y: Tensor["T", "D", f32]):
+    h, w = tile.zeros((1, D)), tile.load(W[:, :])
+    for t in range(0, T):
+        h = tile.tanh(tile.dot(h, w) * 0.2 + tile.load(X[t:t + 1, :]))
+        Y[t:t + 1, :] = h
+
+
+@ts.kernel
+def staged_matmul(A: Tensor["M", "K", f32], B: Tensor["K", "N", f32], C: Tensor["M", "N", f32]):
+    a, b = tile.alloc_shared((16, 8), f32), tile.alloc_shared((8, 16), f32)
+    for n in range(0, N, 16):
+        acc = tile.zeros((16, 16))
+        for k in range(0, K, 8):
+            tile.cp_async(a, A[tile_m:tile_m + 16, k:k + 8])
+            tile.cp_async(b, B[k:k + 8, n:n + 16])
+            tile.cp_commit_group()
+            tile.cp_wait_group(0)
+            tile.barrier()
+            acc = tile.dot(a, b, acc)
+            tile.barrier()
+        C[tile_m:tile_m + 16, n:n + 16] = tile.sigmoid(acc)
+
+
+@ts.kernel
+def ahead(X: Tensor["M", "N", f32], Y: Tensor["M", f32]):
+    x, low = tile.load(X[tile_m:tile_m + 8, 0:16]), tile.full((8,), float("inf"))
+    total = tile.zeros((8,))
+    for c in range(16, N + 16, 16):
+        later = tile.load(X[tile_m:tile_m + 8, c:c + 16])
+        squares = tile.row_sum(x * x)
+        total -= squares / 3.0
+        low = tile.minimum(squares, low)
+        x = later
+    Y[tile_m:tile_m + 8] = total * low
+
+
+@ts.kernel
+def bag(table: Tensor["V", "D", f32], ids: Tensor["B", "L", int32], y: Tensor["B", "D", f32]):
+    b, total = tile.group_id(0), tile.zeros((D,))
+    for k in range(0, L):
+        total = total + tile.load(table[ids[b, k], :])
+    y[b, :] = total * total
+
+
+@ts.kernel
+def peaks(x: Tensor["N", f32], ids: Tensor["N", int32], y: Tensor["M", f32], z: Tensor["M", f32]):
+    i = tile.linear_id()
+    if i < N:
+        tile.atomic_max(y, ids[i], x[i] * x[(ids[i] << 1) >> 1] + 9 * i)
+        if ids[i] > 20:
+            tile.atomic_min(y, (i + 1) % M, x[i])
+            if i < M:
+                z[ids[i] * 3 % M] = x[i]
+
+
+@ts.kernel
+def paired(x: Tensor["M", "N", f32], y: Tensor["M", "N", f32]):
+    i, g = tile.local_id(), tile.group_id(0)
+    if i < N // 2:
+        a, b = tile.load_pair(x[g], 2 * i)
+        tile.store_pair(y[g], 2 * i, a * b, a - b)
+
+
 def written(kernel: Any, *shape: int) -> Any:
     """The kernel as a function of what it reads."""
     def f(*xs: Any) -> Any:
@@ -132,6 +220,13 @@ def product(x: Any, y: Any) -> Any:
     return y
 
 
+def peaked(x: Any) -> Any:
+    y, z = ts.zeros((50,)), ts.zeros((50,))
+    peaks(x, ts.tensor(np.arange(60, dtype=np.int32) * 7 % 50), y, z)
+    return y * 2.0 + z
+
+
+LOOPED = {"matmul": matmul, "causal": causal, "gated": gated}
 IDS = np.arange(40, dtype=np.int32) * 7 % 50
 PROGRAMS: dict[str, tuple[Any, list[tuple[int, ...]]]] = {
     "swiglu": (swiglu, [(37, 70), (37, 70)]),
@@ -147,6 +242,14 @@ PROGRAMS: dict[str, tuple[Any, list[tuple[int, ...]]]] = {
     "counted": (written(counted, 7), [(300,)]),
     "scaled": (lambda x, s: written(scaled, 100)(x, s[()]), [(100,), ()]),
     "accumulated": (product, [(100,), (100,)]),
+    "causal": (written(causal, 50, 16), [(50, 16)] * 3),
+    "gated": (written(gated, 9, 20), [(9, 20)] * 2),
+    "recurrent": (written(recurrent, 6, 16), [(6, 16), (16, 16)]),
+    "staged_matmul": (written(staged_matmul, 37, 50), [(37, 30), (30, 50)]),
+    "ahead": (written(ahead, 21), [(21, 70)]),
+    "bag": (lambda t: written(bag[5, 32], 5, 16)(t, ts.tensor(IDS[:20].reshape(5, 4))), [(50, 16)]),
+    "peaks": (lambda x: peaked(x), [(60,)]),
+    "paired": (written(paired[5, 64], 5, 40), [(5, 40)]),
     "rows of a batch": (ts.vmap(swiglu), [(3, 20, 30), (3, 20, 30)]),
     "a batch of one": (lambda a, b: ts.vmap(lambda x: swiglu(x, b))(a), [(3, 20, 30), (20, 30)]),
     "batches of attention": (lambda x: ts.vmap(lambda q: written(attention, 33, 8)(q, q, q))(x),

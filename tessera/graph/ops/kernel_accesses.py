@@ -261,6 +261,59 @@ def _vectors(m: KernelRecorder, op: Op, row: MemoryBox, index: Sequence[Any], wi
     return (held_in(row), *vector_addresses(m, op, row, index, width))
 
 
+def load_recorded(m: KernelRecorder, place: MemoryBox, fill: Any) -> Tensor:
+    """A box of each group, at numbers of which some depend on elements."""
+    n, held = len(m.grid), held_in(m.whole(place))
+    if held is not place.memory:
+        m.refuse("a place in memory of the group depends on elements")
+    shown = tuple(place.box[a] for a in place.kept)
+    unknown = [a for a, o in enumerate(place.offsets) if is_recorded(o)]
+    starts = [None if a in unknown else m.blocks(o)[..., 0] for a, o in enumerate(place.offsets)]
+    if len(unknown) > 1 or not held.size or any(
+            s is not None and s.size > 1 for s in starts):
+        return _load_each(m, held, place, fill, shown)
+    (axis,) = unknown
+    x = elements(held.value)
+    for a, start in enumerate(starts):
+        if start is not None:
+            x = take_blocks(x, a, start.reshape(()), place.box[a], fill)
+    ids = _places_along(place, axis)
+    there = (ids >= 0) & (ids < held.shape[axis])
+    y = F.take(x, F.where(there, ids, 0), axis)
+    y = where_else(F.reshape(there, (*there.shape, *(1,) * (y.ndim - axis - there.ndim))), y, fill)
+    y = F.moveaxis(y, tuple(range(axis, axis + n)), tuple(range(n)))
+    y = F.reshape(y, (*y.shape[:n], *shown))
+    return y if place.kept == tuple(sorted(place.kept)) else F.transpose(
+        y, (*range(n), *(n + i for i in range(len(shown) - 1, -1, -1))))
+
+
+def _places_along(place: MemoryBox, axis: int) -> Tensor:
+    """[*grid, box] places of a box along an axis whose start depends on elements."""
+    start = F.cast(place.offsets[axis], as_type("int64"))
+    return start[..., :1] + as_tensor(np.arange(place.box[axis]))
+
+
+def _load_each(m: KernelRecorder, held: Held, place: MemoryBox, fill: Any,
+               shown: tuple[int, ...]) -> Tensor:
+    """As load_recorded, each element by its address."""
+    n, rank = len(m.grid), len(place.kept)
+    address: Any = 0
+    inside: Any = True
+    for axis, (offset, size, step) in enumerate(
+            zip(place.offsets, held.shape, held.strides, strict=True)):
+        ids = _places_along(place, axis) if is_recorded(offset) else as_tensor(
+            m.blocks(offset)[..., :1] + np.arange(place.box[axis]))
+        shape = [1] * rank
+        if axis in place.kept:
+            shape[place.kept.index(axis)] = place.box[axis]
+        ids = F.reshape(ids, (*ids.shape[:n], *shape))
+        inside = ((ids >= 0) & (ids < size)) & inside
+        address = F.clip(ids, 0, max(size - 1, 0)) * step + address
+    if not held.size:
+        return F.cast(F.full((*(1,) * n, *shown), fill), held.value.type)
+    return where_else(inside, F.take(F.flatten(elements(held.value)), address), fill)
+
+
 def _gather(m: KernelRecorder, op: Op, place: MemoryBox, index: Any, *offsets: Any) -> Tensor:
     """Slices of a tensor at positions that may follow from elements; the other axes lie alike for
     all groups."""
@@ -296,4 +349,4 @@ ACCESSES: dict[str, Callable] = {
     "atomic_scatter": _scatter, "cp_async_if": _copy_if, "load_pair": _load_pair,
     "store_pair": _store_pair, "load_vector": _load_vector, "store_vector": _store_vector}
 
-__all__ = ["ACCESSES"]
+__all__ = ["ACCESSES", "load_recorded"]

@@ -17,6 +17,7 @@ from ...tile.interpreter.memory import MemoryBox
 from ...tile.ir.ir import Node, Op, SSAValue, walk
 from ...tile.ir.op_record import OPS
 from ...tile.ir.types import Buffer, View
+from .kernel_blocks import is_recorded
 from .kernel_memory import Held, Own
 
 if TYPE_CHECKING:
@@ -34,9 +35,10 @@ def reads_and_writes(op: Op) -> tuple[list[Any], list[Any]]:
     effect = OPS[op.name].effect
     if op.name in COPIES:
         return [op.args[1]], [op.args[0]]
-    if effect in ("read", "write", "atomic", "async") and op.args and op.name != "allocate":
-        return ([], [op.args[0]]) if effect == "write" else (
-            [op.args[0]], [op.args[0]] if effect != "read" else [])
+    if effect == "read":
+        return list(op.args), []  # those that are memory, or views of it
+    if effect in ("write", "atomic", "async") and op.args:
+        return [op.args[0]], [op.args[0]]
     return [], []
 
 
@@ -84,7 +86,7 @@ class LoopAccesses:
         m = self.machine
         return m.mask is None and m.when is None and place.peer is None and own.copies == 1 and (
             own.stages == 1 and place.box == own.shape and len(place.kept) == len(own.shape)
-            and not any(np.any(o) for o in place.offsets))
+            and not any(is_recorded(o) or np.any(o) for o in place.offsets))
 
     def require_apart(self) -> None:
         """Raises NotSideBySide where iterations may meet."""
@@ -106,8 +108,10 @@ class LoopAccesses:
 
 
 def _key(place: MemoryBox, index: Sequence[Any]) -> Any:
-    numbers = [np.asarray(x, np.int64) for x in (*place.offsets, place.stage, *index)]
-    return place.box, place.kept, tuple((x.shape, x.tobytes()) for x in numbers)
+    given = (*place.offsets, place.stage, *index)
+    numbers = [np.asarray(-1 if is_recorded(x) else x, np.int64) for x in given]
+    unknown = tuple(id(x) for x in given if is_recorded(x))
+    return place.box, place.kept, unknown, tuple((x.shape, x.tobytes()) for x in numbers)
 
 
 __all__ = ["COPIES", "LoopAccesses", "NotSideBySide", "memory_roots", "reads_and_writes"]

@@ -25,6 +25,7 @@ from ...errors import GradError
 from ...numerics import as_type
 from ...tensor import Tensor, as_tensor
 from ...tile.interpreter.machine import both
+from ...tile.interpreter.memory import MemoryBox
 from ...tile.ir.ir import For, Node, Op, SSAValue, operands, outs_of, walk
 from ...tile.ir.types import TileType
 from .. import functions as F
@@ -327,13 +328,14 @@ class Loop:
     # --- step by step -----------------------------------------------------------------------------
     def by_steps(self, group: set[int], body: list[Node], started: bool) -> dict[int, Any]:
         """The part of the body that needs them again and again, with the rest known."""
-        if any(isinstance(n, Op) and any(reads_and_writes(n)) for n in walk(tuple(body))):
-            raise NotSideBySide
         m, order = self.m, sorted(group)
         inner = {d.value for n in body for d in outs_of(n)}
         carried = {self.node.carried[i].value for i in group}
         given = {a: self.wide.get(a) for n in body for a in reads_of(n)
                  if a not in inner and a not in carried}
+        if any(isinstance(x, MemoryBox) for x in given.values()) or any(
+                isinstance(n, Op) and reads_and_writes(n)[1] for n in walk(tuple(body))):
+            raise NotSideBySide
         values = [m.get(self.node.inits[i]) for i in order]
         starts: list[list[Any]] = []
         for t in range(self.count):

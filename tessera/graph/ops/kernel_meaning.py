@@ -31,7 +31,7 @@ from ...tile.ir.numpy_values import constant
 from ...tile.ir.op_record import OPS
 from ...tile.ir.types import Scalar, TileType
 from .. import functions as F
-from .kernel_accesses import ACCESSES
+from .kernel_accesses import ACCESSES, load_recorded
 from .kernel_blocks import (
     BlockedTile,
     Group,
@@ -108,8 +108,10 @@ class KernelRecorder(Machine):
                 return
             x, y = (self.over_grid(np.asarray(a)) for a in args)
             made = self.compared(op.name, x, y, op.outs[0].type.shape)
+        elif op.name == "view":
+            made = self.box_at(op, *args)
         elif op.name in MEANINGS:
-            made = self.computed(op, args)
+            made = self.computed(op, [self.operand(a) for a in args])
         else:
             self.refuse(f"{op.name} has no derivative of its own")
         for i, out in enumerate(op.outs):
@@ -125,7 +127,8 @@ class KernelRecorder(Machine):
         return found
 
     def valued(self, op: Op, args: list[Any]) -> Any:
-        """What an op without memory gives of these values."""
+        """What an op gives of these values."""
+        args = [self.operand(a) for a in args]
         if any(map(is_recorded, args)):
             return self.computed(op, args)
         return self.pure(OPS[op.name].numpy, op, args)
@@ -208,10 +211,21 @@ class KernelRecorder(Machine):
         narrow = dtype.kind == "float" and dtype.bits <= 8 and op.name != "convert"
         return as_dtype(value, f32 if narrow else dtype)
 
+    def operand(self, x: Any) -> Any:
+        """What an op reads that takes memory too."""
+        if isinstance(x, MemoryBox):
+            for guard in self.guards:
+                x = guard.note(x, "read", ())
+            return self.load_box(x, 0)
+        return x
+
+    def box_at(self, op: Op, source: MemoryBox, *offsets: Any) -> MemoryBox:
+        """A box at numbers of which some depend on elements."""
+        at = tuple(self.recorded(o, None) if is_recorded(o) else o for o in offsets)
+        return MemoryBox(source.memory, at, op.attr["box"], op.attr["kept"], source.stage)
+
     def recorded(self, x: Any, rank: int | None) -> Tensor:
         """A value as a tensor of the graph; a number beside tiles of a rank has that rank."""
-        if isinstance(x, MemoryBox):
-            x = self.load_box(x, 0)
         n = len(self.grid)
         if isinstance(x, BlockedTile):
             x = x.apart()
@@ -370,11 +384,14 @@ class KernelRecorder(Machine):
     def blocks(self, offset: Any) -> np.ndarray:
         """An offset over the grid: [1|g0, 1|g1, ..., 1|lanes]."""
         if is_recorded(offset):
-            self.refuse("a place in memory depends on elements")
+            self.refuse("a place in memory depends on elements", "what is read there can be: "
+                        "tile.gather, or a load of a box; and tile.scatter writes")
         return self.over_grid(np.asarray(offset, np.int64).reshape(np.shape(offset) or (1, 1)))
 
     def load_box(self, place: MemoryBox, fill: Any) -> Tensor | BlockedTile:
         """A box of each group."""
+        if any(map(is_recorded, place.offsets)):
+            return load_recorded(self, place, fill)
         place = self.whole(place)
         held, n = held_in(place), len(self.grid)
         offsets = [self.blocks(o)[..., 0] for o in place.offsets]
