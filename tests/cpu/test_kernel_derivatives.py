@@ -136,9 +136,10 @@ def test_a_loop_is_not_written_out(name, few, many):
     assert largest <= 4096  # no mask as large as a tensor
 
 
-def test_products_of_a_loop_are_one(rng):
+def test_products_of_a_loop_are_one():
     ops, _ = nodes_of("matmul", (70, 160), (90, 160))
     assert ops["matmul"] == 2 and not ops["reduce_sum"]
+    assert not ops["pad"] + ops["concatenate"] + ops["take"]  # blocks that overhang are not padded
 
 
 def test_a_rule_goes_before(rng):

@@ -37,10 +37,10 @@ def _store_tile(m: KernelRecorder, op: Op, place: MemoryBox, value: Any) -> None
 
 def _load_element(m: KernelRecorder, op: Op, place: MemoryBox, *index: Any) -> Tensor:
     if any(map(is_recorded, index)):
-        held, address = _recorded_address(m, place, index)
+        held, there = _recorded_address(m, place, index)
         if not held.size:
             m.refuse("it reads an element of an empty tensor by a number that depends on elements")
-        return F.take(F.flatten(elements(held.value)), address)
+        return F.take(F.flatten(elements(held.value)), there)
     held, at = m.element(place, index)
     address: Any = at[0] if len(at) == 1 else sum(
         np.clip(i, 0, max(n - 1, 0)) * step
@@ -54,7 +54,7 @@ def _recorded_address(m: KernelRecorder, place: MemoryBox, index: Sequence[Any]
                       ) -> tuple[Held, Tensor]:
     """The tensor and where an element of each lane lies in it, [*grid, 1|lanes], by numbers of
     which some depend on elements; those of lanes that take no part are anywhere in it."""
-    known = [0 if is_recorded(i) else i for i in index]
+    known = tuple(0 if is_recorded(i) else i for i in index)
     held, at = m.element(place, known)
     total: Any = 0
     for axis, (i, n, step) in enumerate(zip(at, held.shape, held.strides, strict=True)):
@@ -224,7 +224,7 @@ def _copy_if(m: KernelRecorder, op: Op, target: MemoryBox, source: MemoryBox, wa
 
 def _load_pair(m: KernelRecorder, op: Op, row: MemoryBox, *index: Any) -> tuple[Tensor, Tensor]:
     *front, at = index
-    return tuple(_load_element(m, op, row, *front, at + n) for n in (0, 1))  # type: ignore[return-value]
+    return _load_element(m, op, row, *front, at), _load_element(m, op, row, *front, at + 1)
 
 
 def _store_pair(m: KernelRecorder, op: Op, row: MemoryBox, first: Any, second: Any, *index: Any

@@ -5,6 +5,9 @@ it is groups times elements. What works element by element, along other axes, or
 works on the tensor as it is, and what is stored by the same blocks was never cut. Where operands
 lie differently, axes are split into what they count and put in one order, which are views mostly;
 `BlockedTile.apart` takes all of them apart.
+
+Blocks that overhang a tensor are not padded: an axis has the tensor's extent, and `full` gives the
+same block with what the kernel computes beyond, for ops that need it. What is stored needs it not.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from itertools import pairwise
 from math import prod
 from typing import Any
@@ -37,7 +41,8 @@ class BlockedTile:
     alike along it. shape: of the tile; none of a number.
 
     products: pairs of blocks whose matmuls add up to it; summed: the block and the axis that it is
-    the sum along. Sums of it over iterations of a loop are then made in one.
+    the sum along. Sums of it over iterations of a loop are then made in one. full: where axes are
+    shorter than what they count, the block with all elements.
     """
 
     tensor: Tensor
@@ -46,6 +51,7 @@ class BlockedTile:
     grid: tuple[int, ...]
     products: tuple[tuple[BlockedTile, BlockedTile], ...] = ()
     summed: tuple[BlockedTile, int] | None = None
+    full: Callable[[], BlockedTile] | None = field(default=None, compare=False)
     views: dict[tuple[int, ...], Tensor] = field(default_factory=dict, init=False, compare=False)
 
     def extent(self, part: int) -> int:
@@ -56,20 +62,53 @@ class BlockedTile:
         """What it varies along, in the order of its axes."""
         return [p for group in self.form for p in group if self.extent(p) > 1]
 
+    @property
+    def cuts(self) -> dict[Group, int]:
+        """The extents of axes that are shorter than what they count."""
+        found = {}
+        for group, n in zip(self.form, self.tensor.shape, strict=True):
+            if n != prod(map(self.extent, group)):
+                found[tuple(p for p in group if self.extent(p) > 1)] = n
+        return found
+
+    def whole(self) -> BlockedTile:
+        """With what lies beyond the tensor."""
+        return self.full() if self.full is not None else self
+
+    def through(self, f: Callable[[BlockedTile], BlockedTile]) -> BlockedTile:
+        """f of this, where that needs nothing beyond the tensor."""
+        return with_full(f(self), lambda: f(self.whole()))
+
+    def mapped(self, f: Callable[[Tensor], Tensor]) -> BlockedTile:
+        """A function of each element."""
+        return self.through(lambda b: replace(b, tensor=f(b.tensor), full=None))
+
+    def needs_whole(self, form: Sequence[Group]) -> bool:
+        """Whether an axis that is short is no axis of a form."""
+        given = {tuple(p for p in g if self.extent(p) > 1) for g in form}
+        return not {*self.cuts} <= given
+
     def arranged(self, form: Sequence[Group]) -> Tensor:
         """The tensor with the axes of a form, in which all its parts are; of extent 1 where it is
         alike. A group of the form has all its parts, or none of them."""
-        mine = self.parts
-        order = [p for group in form for p in group if p in mine]
-        shape = tuple(prod(self.extent(p) for p in group if p in mine) for group in form)
+        if self.needs_whole(form):
+            return self.whole().arranged(form)
+        mine, cuts = self.parts, self.cuts
+        shown = [tuple(p for p in group if p in mine) for group in form]
+        order = [p for group in shown for p in group]
+        shape = tuple(cuts.get(g, prod(map(self.extent, g))) for g in shown)
         if order == mine:
             return self.viewed(shape)
-        x = self.viewed(tuple(map(self.extent, mine)))
-        x = F.transpose(x, tuple(map(mine.index, order)))
+        groups = [tuple(p for p in g if p in mine) for g in self.form]
+        units: list[Group] = [u for g in filter(None, groups)
+                              for u in ([g] if g in cuts else [(p,) for p in g])]
+        x = self.viewed(tuple(cuts.get(u, prod(map(self.extent, u))) for u in units))
+        wanted = [u for g in shown for u in ([g] if g in cuts else [(p,) for p in g])]
+        x = F.transpose(x, tuple(map(units.index, wanted)))
         return x if tuple(x.shape) == shape else F.reshape(x, shape)
 
     def viewed(self, shape: tuple[int, ...]) -> Tensor:
-        """The tensor in another shape, the same one each time: its cotangents meet in that shape."""
+        """The tensor in another shape, the same one each time, so that cotangents meet in it."""
         if tuple(self.tensor.shape) == shape:
             return self.tensor
         if shape not in self.views:
@@ -78,9 +117,13 @@ class BlockedTile:
 
     def filled(self, form: Sequence[Group]) -> Tensor:
         """The tensor with the axes of a form, in which all its parts are, each of full extent."""
+        if self.needs_whole(form):
+            return self.whole().filled(form)
         mine, singles = self.parts, [(p,) for group in form for p in group]
-        sizes = tuple(prod(map(self.extent, group)) for group in form)
-        if all({*group} & {*mine} in (set(), {p for p in group if self.extent(p) > 1})
+        cuts = {} if self.full is None else self.cuts
+        sizes = tuple(cuts.get(tuple(p for p in g if self.extent(p) > 1), prod(
+            map(self.extent, g))) for g in form)
+        if cuts or all({*group} & {*mine} in (set(), {p for p in group if self.extent(p) > 1})
                for group in form):
             return F.broadcast_to(self.arranged(form), sizes)
         wide = F.broadcast_to(self.arranged(singles), tuple(self.extent(p) for (p,) in singles))
@@ -88,6 +131,8 @@ class BlockedTile:
 
     def isolated(self, *parts: int) -> BlockedTile:
         """The same where each of these parts is an axis of its own."""
+        if any(p in parts for group in self.cuts for p in group):
+            return self.whole().isolated(*parts)
         form: list[Group] = []
         for group in self.form:
             run: Group = ()
@@ -98,11 +143,16 @@ class BlockedTile:
             form += [run] * (bool(run) or not group)
         if tuple(form) == self.form:
             return self
-        sizes = tuple(prod(map(self.extent, group)) for group in form)
-        return replace(self, tensor=self.viewed(sizes), form=tuple(form))
+        cuts, every = self.cuts, tuple(form)
+        sizes = tuple(cuts.get(tuple(p for p in g if self.extent(p) > 1), prod(
+            map(self.extent, g))) for g in every)
+        made = replace(self, tensor=self.viewed(sizes), form=every)
+        return with_full(made, lambda: self.whole().isolated(*parts))
 
     def apart(self) -> Tensor:
         """[*grid, *tile], with extent 1 along axes of the grid where all groups have the same."""
+        if self.cuts:
+            return self.whole().apart()
         n, mine = len(self.grid), self.parts
         lead = tuple(g if ~k in mine else 1 for k, g in enumerate(self.grid))
         split = self.arranged([*((~k,) for k in range(n)), *((i,) for i in range(len(self.shape)))])
@@ -114,7 +164,19 @@ class BlockedTile:
         """The same elements as a tile of another shape, whose axes have other numbers."""
         form = tuple(tuple(names.get(p, p) for p in group if self.extent(p) > 1 or p in names)
                      for group in self.form)
-        return BlockedTile(self.tensor, form, shape, self.grid)
+        return self.relabelled(form, shape, self.grid)
+
+    def relabelled(self, form: tuple[Group, ...], shape: tuple[int, ...], grid: tuple[int, ...]
+                   ) -> BlockedTile:
+        """The same tensor, whose axes count something else."""
+        made = BlockedTile(self.tensor, form, shape, grid)
+        return with_full(made, lambda: self.whole().relabelled(form, shape, grid)
+                         ) if self.full is not None else made
+
+
+def with_full(x: BlockedTile, full: Callable[[], BlockedTile]) -> BlockedTile:
+    """A block, and what it is with all elements, which is found when it is asked for."""
+    return replace(x, full=cache(full)) if x.cuts else replace(x, full=None)
 
 
 def is_recorded(x: Any) -> bool:
@@ -130,11 +192,15 @@ class KnownBlock:
     array: np.ndarray  # an axis for each part
     parts: list[int]
 
-    def arranged(self, form: Sequence[Group]) -> Any:
+    def arranged(self, form: Sequence[Group], cuts: dict[Group, int] | None = None) -> Any:
         order = [self.parts.index(p) for group in form for p in group if p in self.parts]
         extents = dict(zip(self.parts, self.array.shape, strict=True))
         shape = [prod(extents.get(p, 1) for p in group) for group in form]
-        return known_tensor(self.array.transpose(order).reshape(shape))
+        x = self.array.transpose(order).reshape(shape)
+        for axis, group in enumerate(form):
+            if cuts and group in cuts and x.shape[axis] > 1:
+                x = np.take(x, range(cuts[group]), axis)
+        return known_tensor(x)
 
     @property
     def form(self) -> tuple[Group, ...]:
@@ -164,7 +230,9 @@ def common_form(operands: Sequence[BlockedTile | KnownBlock], alone: Sequence[in
     blocks = [x for x in operands if isinstance(x, BlockedTile)]
     order: list[int] = []
     ranked = sorted(blocks, key=lambda b: -len(b.parts))
-    for x in (*ranked, *(x for x in operands if isinstance(x, KnownBlock))):
+    known = [x for x in operands if isinstance(x, KnownBlock)]
+    every: list[BlockedTile | KnownBlock] = [*ranked, *known]
+    for x in every:
         _insert(order, x)
     form: list[Group] = []
     for i, p in enumerate(order):
@@ -218,15 +286,33 @@ def aligned(args: Sequence[Any], shape: tuple[int, ...], alone: Sequence[int] = 
     made = [a if isinstance(a, BlockedTile) else known_block(a, grid, shape) for a in args]
     blocks = [a for a in made if isinstance(a, BlockedTile | KnownBlock)]
     form = common_form(blocks, alone)
-    return [a.arranged(form) if isinstance(a, BlockedTile | KnownBlock) else a
-            for a in made], form
+    cuts = _common_cuts(blocks, form)
+    if cuts is None:
+        return aligned([a.whole() if isinstance(a, BlockedTile) else a for a in args], shape, alone)
+    return [a.arranged(form, cuts) if isinstance(a, KnownBlock) else a.arranged(form)
+            if isinstance(a, BlockedTile) else a for a in made], form
+
+
+def _common_cuts(operands: Sequence[BlockedTile | KnownBlock], form: Sequence[Group]
+                 ) -> dict[Group, int] | None:
+    """The axes of a form that are short in all operands that have them; None where some are not."""
+    blocks = [x for x in operands if isinstance(x, BlockedTile)]
+    found: dict[Group, int] = {}
+    for x in blocks:
+        for group, n in x.cuts.items():
+            if group not in form or found.setdefault(group, n) != n:
+                return None
+    alike = all(x.cuts.get(g) == n for g, n in found.items() for x in blocks if {*g} & {*x.parts})
+    return found if alike else None
 
 
 def joined(f: Callable, args: Sequence[Any], shape: tuple[int, ...]) -> BlockedTile:
     """A function of elements of blocks and of numbers that are known. shape: of the result."""
     grid = next(a.grid for a in args if isinstance(a, BlockedTile))
     operands, form = aligned(args, shape)
-    return BlockedTile(f(*operands), form, shape, grid)
+    made = BlockedTile(f(*operands), form, shape, grid)
+    return with_full(made, lambda: joined(
+        f, [a.whole() if isinstance(a, BlockedTile) else a for a in args], shape))
 
 
 def compared_blocks(f: Callable, x: np.ndarray, y: np.ndarray, grid: tuple[int, ...],
@@ -245,7 +331,7 @@ def products_of(name: str, args: Sequence[Any]) -> tuple[tuple[BlockedTile, Bloc
     if name == "add" and all(found):
         return tuple(p for ps in found for p in ps)
     if name == "neg":
-        return tuple((replace(x, tensor=-x.tensor), y) for x, y in found[0])
+        return tuple((x.mapped(operator.neg), y) for x, y in found[0])
     if name not in ("mul", "div") or not found[0] and not (name == "mul" and found[1]):
         return ()
     at = 0 if found[0] else 1
@@ -274,7 +360,6 @@ def reduced(f: Callable, x: BlockedTile, axis: int | None) -> BlockedTile | None
     axes = tuple(range(len(x.shape))) if axis is None else (axis,)
     if any(a not in x.parts and x.shape[a] > 1 for a in axes):
         return None
-    x = x.isolated(*axes)
     y = over(f, x, axes)
     if axis is None:
         return y.renamed({}, ())
@@ -283,11 +368,16 @@ def reduced(f: Callable, x: BlockedTile, axis: int | None) -> BlockedTile | None
 
 
 def over(f: Callable, x: BlockedTile, parts: Sequence[int]) -> BlockedTile:
-    """A reduction along parts that are axes of their own."""
+    """A reduction along parts, of which each is an axis of its own, or all are one."""
+    if any(p in parts for group in x.cuts for p in group):
+        return over(f, x.whole(), parts)
+    if tuple(parts) not in x.form:
+        x = x.isolated(*parts)
     at = tuple(i for i, g in enumerate(x.form) if g and all(p in parts for p in g))
     form = tuple(() if i in at else g for i, g in enumerate(x.form))
     y = f(x.tensor, axis=at, keepdims=True) if at else x.tensor
-    return BlockedTile(y, form, x.shape, x.grid)
+    made = BlockedTile(y, form, x.shape, x.grid)
+    return with_full(made, lambda: over(f, x.whole(), parts))
 
 
 def product(wide: DType) -> Callable[[Tensor, Tensor], Tensor]:
@@ -302,20 +392,31 @@ def product(wide: DType) -> Callable[[Tensor, Tensor], Tensor]:
 
 def multiplied(f: Callable, a: BlockedTile, b: BlockedTile, over: Group = ()
                ) -> BlockedTile | None:
-    """f(a, b), a @ b as one product of matrices, or of stacks of them where both vary along an axis of the
-    grid. over: parts of the grid that the sums go over too, along which both vary."""
+    """f(a, b), a @ b as one product of matrices, or of stacks of them where both vary along an
+    axis of the grid. over: parts of the grid that the sums go over too, along which both vary."""
     left, right = a.parts, b.parts
     if len(a.shape) != 2 or 1 not in left or 0 not in right or not {*over} <= {*left} & {*right}:
         return None
     stack = [p for p in left if p < 0 and p in right and p not in over]
+    if any(p in (1, *over, *stack) for g in a.cuts for p in g) or any(
+            p in (0, *over, *stack) for g in b.cuts for p in g):
+        return multiplied(f, a.whole(), b.whole(), over)
     rows = [p for p in left if p != 1 and p not in stack and p not in over]
     columns = [p for p in right if p != 0 and p not in stack and p not in over]
     x = a.arranged([*((p,) for p in stack), tuple(rows), (*over, 1)])
     y = b.arranged([*((p,) for p in stack), (*over, 0), tuple(columns)])
     made = f(x, y)
     form: list[Group] = [*((p,) for p in stack), tuple(rows), tuple(columns)]
-    return BlockedTile(made, tuple(form), (a.shape[0], b.shape[1]), a.grid)
+    out = BlockedTile(made, tuple(form), (a.shape[0], b.shape[1]), a.grid)
+
+    def full() -> BlockedTile:
+        every = multiplied(f, a.whole(), b.whole(), over)
+        assert every is not None
+        return every
+
+    return with_full(out, full)
 
 
-__all__ = ["BlockedTile", "Group", "KnownBlock", "aligned", "compared_blocks", "is_recorded", "joined",
-           "known_block", "multiplied", "over", "product", "products_of", "reduced"]
+__all__ = ["BlockedTile", "Group", "KnownBlock", "aligned", "compared_blocks", "is_recorded",
+           "joined", "known_block", "multiplied", "over", "product", "products_of", "reduced",
+           "with_full"]

@@ -104,7 +104,8 @@ class LoopAccesses:
     def finish(self, axis: int) -> None:
         """What the last iteration leaves in memory that was its own."""
         for outside, own in self.own.values():
-            outside.all.value = own.all.value[(*(slice(None),) * axis, own.all.value.shape[axis] - 1)]
+            x = own.all.value
+            outside.all.value = x[(*(slice(None),) * axis, x.shape[axis] - 1)]
 
 
 def _key(place: MemoryBox, index: Sequence[Any]) -> Any:

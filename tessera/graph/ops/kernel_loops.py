@@ -35,7 +35,7 @@ from .kernel_loop_accesses import NotSideBySide, memory_roots, reads_and_writes
 if TYPE_CHECKING:
     from .kernel_meaning import KernelRecorder
 
-FEWEST = 3  # iterations; fewer are written out
+FEWEST = 2  # iterations
 MOST_STARTS = 1 << 28  # elements that are kept of one carried value
 
 
@@ -51,7 +51,7 @@ def side_by_side(m: KernelRecorder, node: For) -> bool:
         return False
     wide = m.widened(count)
     try:
-        loop = Loop(m, wide, node, trips, count)
+        loop = KernelLoop(m, wide, node, trips, count)
         loop.begin(lo, step)
         finals = loop.run()
         wide.guards[-1].require_apart()
@@ -66,7 +66,7 @@ def side_by_side(m: KernelRecorder, node: For) -> bool:
 
 
 @dataclass
-class Loop:
+class KernelLoop:
     """m: outside of the loop; wide: all iterations, along the last axis of its grid."""
 
     m: KernelRecorder
@@ -243,7 +243,7 @@ class Loop:
             if made is None:
                 return None
             values[node.outs[0].value] = made
-        last = values.get(self.node.yields[i])  # type: ignore[call-overload]
+        last = values.get(self.node.yields[i])
         return None if last is None else (last.factor, last.terms)
 
     def start_sums(self, i: int, factor: Any, terms: list[Any], init: Any) -> None:
@@ -296,13 +296,13 @@ class Loop:
         if x.summed is not None and {self.part, x.summed[1]} <= {*x.summed[0].parts}:
             return self.outer(_summed(x, self.part))
         if self.part not in x.parts:
-            return self.outer(replace(x, tensor=x.tensor * self.count))
-        return self.outer(over(F.sum, x.isolated(self.part), (self.part,)))
+            return self.outer(x.mapped(lambda y: y * self.count))
+        return self.outer(over(F.sum, x, (self.part,)))
 
     def outer(self, x: BlockedTile) -> BlockedTile:
         """What is alike in all iterations, outside of them."""
         form = tuple(tuple(p for p in g if p != self.part) for g in x.form)
-        return BlockedTile(x.tensor, form, x.shape, self.m.grid)
+        return x.relabelled(form, x.shape, self.m.grid)
 
     # --- maxima -----------------------------------------------------------------------------------
     def extremes(self, i: int, init: Any, body: list[Node], started: bool) -> Any:
@@ -365,8 +365,9 @@ class Loop:
             return known.reshape(-1, *known.shape[2:])
         if any(isinstance(x, BlockedTile) for x in rows) and not any(
                 isinstance(x, Tensor) for x in rows):
-            known = [x if isinstance(x, BlockedTile) else m.over_grid(np.asarray(x)) for x in rows]
-            made, form = aligned(known, shape)
+            blocks = [x.whole() if isinstance(x, BlockedTile) else m.over_grid(np.asarray(x))
+                      for x in rows]
+            made, form = aligned(blocks, shape)
             full = np.broadcast_shapes(*(x.shape for x in made if isinstance(x, Tensor)))
             each = [F.broadcast_to(_as(x, self.node.carried[i].type), full) for x in made]
             return BlockedTile(F.stack(each), ((self.part,), *form), shape, self.wide.grid)
@@ -381,7 +382,10 @@ class Loop:
             if self.part in x.parts:
                 x = x.isolated(self.part)
                 at = x.form.index((self.part,))
-                x = replace(x, tensor=x.tensor[(*(slice(None),) * at, slice(t, t + 1))])
+                cut = (*(slice(None),) * at, slice(t, t + 1))
+                form = (*x.form[:at], (), *x.form[at + 1:])
+                x = x.through(lambda b: BlockedTile(
+                    b.isolated(self.part).tensor[cut], form, b.shape, b.grid))
             return self.outer(x)
         if isinstance(x, Tensor):
             return x[(*(slice(None),) * self.axis, min(t, x.shape[self.axis] - 1))]
@@ -393,7 +397,7 @@ class Loop:
         shape, wide = _shape(kind), self.wide
         if any(isinstance(a, BlockedTile) for a in args) and not any(
                 isinstance(a, Tensor) for a in args):
-            known = [a if isinstance(a, BlockedTile) else wide.over_grid(np.asarray(a))
+            known = [a.whole() if isinstance(a, BlockedTile) else wide.over_grid(np.asarray(a))
                      for a in args]
             made, form = aligned(known, shape, (self.part,))
             if (self.part,) not in form:
@@ -437,8 +441,6 @@ def _summed(x: BlockedTile, part: int) -> BlockedTile:
     """A sum along an axis of the tile, and along a part of the grid."""
     assert x.summed is not None
     whole, axis = x.summed
-    if (part, axis) not in whole.form:
-        whole = whole.isolated(part, axis)
     y = over(F.sum, whole, (part, axis))
     names = {k: k - 1 for k in range(axis + 1, len(whole.shape))}
     return y.renamed(names, (*whole.shape[:axis], *whole.shape[axis + 1:]))

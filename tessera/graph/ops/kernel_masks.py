@@ -16,7 +16,7 @@ SMALL = 1024  # elements of a constant that is kept as it is
 
 
 def known_tensor(x: np.ndarray) -> Tensor:
-    """A constant; a mask whose lines are intervals, or what is left out of them, from their ends."""
+    """A constant; a mask whose lines are intervals, or all but intervals, from their ends."""
     x = np.ascontiguousarray(x)
     if x.dtype != np.bool_ or x.size <= SMALL or not x.ndim:
         return as_tensor(x)

@@ -39,12 +39,13 @@ from .kernel_blocks import (
     is_recorded,
     joined,
     products_of,
+    with_full,
 )
 from .kernel_loop_accesses import COPIES, LoopAccesses, NotSideBySide
 from .kernel_loops import side_by_side
 from .kernel_masks import known_tensor
 from .kernel_memory import Held, Own, held_in
-from .kernel_places import as_dtype, as_numeric, elements, take_blocks, where_else
+from .kernel_places import as_dtype, as_numeric, elements, overhangs, take_blocks, where_else
 from .tile_meanings import MASKED, MEANINGS, SHAPED, WHOLE, RecordedOp, kept_places
 
 if TYPE_CHECKING:
@@ -52,9 +53,9 @@ if TYPE_CHECKING:
     from ...tile.interpreter.launch import Specialisation
 
 COMPARISONS = ("lt", "le", "gt", "ge", "eq", "ne")
-LARGE = 4096  # elements of all groups above which a comparison of places is computed where it is read
-MOST_ADDRESSES = 1 << 24
-MOST_STEPS = 4096  # ops that are recorded: loops are written out
+LARGE = 4096  # elements above which a comparison of places is computed where it is read
+MOST_ADDRESSES = 1 << 24  # of single elements that are listed for all iterations of a loop
+MOST_STEPS = 4096  # ops that are recorded, of loops that are written out too
 IGNORED = ("prefetch_box", "arrive", "launch_dependents", "grid_dependency_wait", "barrier",
            "cp_commit_group", "cp_wait_group")
 
@@ -107,7 +108,9 @@ class KernelRecorder(Machine):
                 super().op(op)
                 return
             x, y = (self.over_grid(np.asarray(a)) for a in args)
-            made = self.compared(op.name, x, y, op.outs[0].type.shape)
+            kind = op.outs[0].type
+            assert isinstance(kind, TileType)
+            made = self.compared(op.name, x, y, kind.shape)
         elif op.name == "view":
             made = self.box_at(op, *args)
         elif op.name in MEANINGS:
@@ -175,7 +178,8 @@ class KernelRecorder(Machine):
             made = replace(made, products=products_of(op.name, known))
         if made is None:
             return None
-        return replace(made, tensor=self.held(op, made.tensor))
+        held = made.mapped(lambda x: self.held(op, x))
+        return replace(held, products=made.products, summed=made.summed)
 
     def grows(self, op: Op, args: list[Any]) -> bool:
         """Whether an op of what is known gives far more elements than it takes, so that it is
@@ -296,7 +300,7 @@ class KernelRecorder(Machine):
             known = [v if isinstance(v, BlockedTile) else self.over_grid(np.asarray(v))
                      for v in (cond, x, y)]
             made = joined(F.where, known, blocks[0].shape)
-            return replace(made, tensor=as_dtype(made.tensor, blocks[0].tensor.dtype))
+            return made.mapped(lambda v: as_dtype(v, blocks[0].tensor.dtype))
         x, y, mask = (self.recorded(v, None) for v in (x, y, cond))
         if mask.shape[-1] == 1:
             rank = max(x.ndim, y.ndim) - len(self.grid)
@@ -328,7 +332,7 @@ class KernelRecorder(Machine):
     def lifted(self, x: Any, count: int) -> Any:
         """A value from outside of a loop, for all its iterations."""
         if isinstance(x, BlockedTile):
-            return BlockedTile(x.tensor, x.form, x.shape, (*self.grid, count))
+            return x.relabelled(x.form, x.shape, (*self.grid, count))
         if isinstance(x, Tensor):
             return F.expand_dims(x, len(self.grid))
         if isinstance(x, MemoryBox):
@@ -398,12 +402,18 @@ class KernelRecorder(Machine):
         used = [[k for k in range(n) if o.shape[k] > 1] for o in offsets]
         if len({k for ks in used for k in ks}) < sum(map(len, used)):
             return self.load_flat(place, fill)
-        x = elements(held.value)
-        for axis, ks in enumerate(used):
-            starts = offsets[axis].reshape([offsets[axis].shape[k] for k in ks])
-            x = take_blocks(x, axis, starts, place.box[axis], fill)
-        shown = tuple(place.box[a] for a in place.kept)
-        return BlockedTile(x, form_of(place, used), shown, self.grid)
+        starts = [o.reshape([o.shape[k] for k in ks]) for o, ks in zip(offsets, used, strict=True)]
+        shown, form = tuple(place.box[a] for a in place.kept), form_of(place, used)
+        value = elements(held.value)  # as it is now
+
+        def boxes(short: bool) -> BlockedTile:
+            x = value
+            for axis, at in enumerate(starts):
+                if not (short and overhangs(at, place.box[axis], held.shape[axis])):
+                    x = take_blocks(x, axis, at, place.box[axis], fill)
+            return BlockedTile(x, form, shown, self.grid)
+
+        return with_full(boxes(True), lambda: boxes(False))
 
     def load_flat(self, place: MemoryBox, fill: Any) -> Tensor:
         """As load_box, each element by its address."""
@@ -476,7 +486,12 @@ class KernelRecorder(Machine):
         """A block that was never cut, where the groups write all of a tensor."""
         shown = tuple(place.box[a] for a in place.kept)
         form = form_of(place, by_axis)
-        self.keep(held_in(place), replace(value, shape=shown).filled(form))
+        value = value.relabelled(value.form, shown, value.grid)
+        held = held_in(place)
+        whole = value.filled(form)
+        if any(n < m for n, m in zip(whole.shape, held.shape, strict=True)):
+            whole = value.whole().filled(form)
+        self.keep(held, whole)
 
     def join(self, place: MemoryBox, by_axis: list[list[int]], value: Tensor) -> None:
         """[*grid, *box], where the groups write all of a tensor, each its part."""

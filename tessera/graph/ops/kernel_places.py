@@ -16,7 +16,7 @@ def take_blocks(x: Tensor, axis: int, starts: np.ndarray, size: int, fill: Any) 
     """Along an axis of x the `size` elements from each start on, one block behind the other; `fill`
     outside."""
     at, x = (starts[..., None] + np.arange(size)).ravel(), _wide(x, fill)
-    n, lo = x.shape[axis], int(at.min(initial=0))
+    n, lo = x.shape[axis], int(at.min()) if at.size else 0
     if not n:
         return F.cast(F.full((*x.shape[:axis], at.size, *x.shape[axis + 1:]), fill), x.type)
     if np.array_equal(at, np.arange(lo, lo + at.size)):
@@ -26,6 +26,12 @@ def take_blocks(x: Tensor, axis: int, starts: np.ndarray, size: int, fill: Any) 
     if inside.all():
         return y
     return where_else(inside.reshape(-1, *(1,) * (x.ndim - axis - 1)), y, fill)
+
+
+def overhangs(starts: np.ndarray, size: int, extent: int) -> bool:
+    """Whether blocks lie one behind the other from the start of an axis past its end."""
+    at = (starts[..., None] + np.arange(size)).ravel()
+    return 0 < extent < at.size and np.array_equal(at, np.arange(at.size))
 
 
 def _cut(x: Tensor, axis: int, lo: int, count: int, fill: Any) -> Tensor:
@@ -71,4 +77,4 @@ def _wide(x: Tensor, fill: float) -> Tensor:
     return F.cast(x, f32) if narrow else x
 
 
-__all__ = ["as_dtype", "as_numeric", "elements", "take_blocks", "where_else"]
+__all__ = ["as_dtype", "as_numeric", "elements", "overhangs", "take_blocks", "where_else"]

@@ -15,7 +15,7 @@ from ...numerics import as_type
 from ...numerics.policy import saturate
 from ...tensor import Tensor, as_tensor
 from ...tile.ir.op_record import OPS
-from ...tile.ir.types import Scalar
+from ...tile.ir.types import Scalar, TileType
 from .. import functions as F
 from .kernel_blocks import BlockedTile, is_recorded, joined, multiplied, product, reduced
 from .kernel_places import where_else
@@ -105,21 +105,23 @@ def kept_places(m: KernelRecorder, op: Op) -> Any:
     if any(map(is_recorded, given)):
         m.refuse(f"the edge of {op.name} depends on elements")
     kind, n, attr = op.outs[0].type, len(m.grid), op.attr
+    assert isinstance(kind, TileType)
+    extents = kind.shape
     numbers = [m.over_grid(np.asarray(g, np.int64)[:, 0]) for g in given]
 
     def along(axis: int, first: np.ndarray) -> np.ndarray:
-        shape = [1] * len(kind.shape)
-        shape[axis] = kind.shape[axis]
-        lead = first.reshape(*first.shape, *(1,) * len(kind.shape))
-        return lead + np.arange(kind.shape[axis]).reshape(*(1,) * n, *shape)
+        shape = [1] * len(extents)
+        shape[axis] = extents[axis]
+        lead = first.reshape(*first.shape, *(1,) * len(extents))
+        return lead + np.arange(extents[axis]).reshape(*(1,) * n, *shape)
 
     if op.name == "edge_mask":
         at = along(attr["axis"], numbers[0])
-        stop = numbers[1].reshape(*numbers[1].shape, *(1,) * len(kind.shape))
+        stop = numbers[1].reshape(*numbers[1].shape, *(1,) * len(extents))
         return (at < stop) & (at >= 0) if attr.get("low") else at < stop
     keys = attr.get("keys", 1)
     queries = along(1 - keys, numbers[0])
-    return m.compared("le", along(keys, numbers[1]), queries, kind.shape)
+    return m.compared("le", along(keys, numbers[1]), queries, extents)
 
 
 def _lanes(f: Callable) -> Callable:
@@ -209,7 +211,8 @@ MEANINGS: dict[str, Callable] = {
     **{f"warp_{name}": _warps(f) for name, f in (
         ("sum", F.sum), ("max", F.max), ("min", F.min))},
     **dict.fromkeys(("shuffle", "shuffle_down", "shuffle_up", "shuffle_xor"), _shuffled),
-    "vote_any": _warps(F.any), "vote_all": _warps(F.all), "warp_scan": _scan, "argmax": _position(F.argmax), "argmin": _position(F.argmin),
+    "vote_any": _warps(F.any), "vote_all": _warps(F.all), "warp_scan": _scan,
+    "argmax": _position(F.argmax), "argmin": _position(F.argmin),
     "sort": lambda step, x: F.sort(x, axis=-1, descending=step.op.attr["descending"]),
     "argsort": lambda step, x: F.argsort(x, axis=-1, descending=step.op.attr["descending"]),
     "edge_mask": _masked, "causal_mask": _masked,
@@ -246,7 +249,7 @@ def _whole_permute(op: Op, args: list[Any], shape: tuple[int, ...]) -> BlockedTi
 def _whole_broadcast(op: Op, args: list[Any], shape: tuple[int, ...]) -> BlockedTile:
     (x,) = args
     form = tuple(tuple(p for p in group if x.extent(p) > 1) for group in x.form)
-    return BlockedTile(x.tensor, form, shape, x.grid)
+    return x.relabelled(form, shape, x.grid)
 
 
 def _whole_matmul(op: Op, args: list[Any], shape: tuple[int, ...]) -> BlockedTile | None:
@@ -265,7 +268,7 @@ def _whole_matmul(op: Op, args: list[Any], shape: tuple[int, ...]) -> BlockedTil
 WHOLE: dict[str, Callable] = {
     **{f"reduce_{name}": _whole_reduction(f) for name, f in (
         ("max", F.max), ("min", F.min), ("prod", F.prod))},
-    "reduce_sum": _whole_sum, "expand_dims": _whole_expand, "transpose": _whole_permute, "permute": _whole_permute,
-    "broadcast_to": _whole_broadcast, "matmul": _whole_matmul}
+    "reduce_sum": _whole_sum, "expand_dims": _whole_expand, "transpose": _whole_permute,
+    "permute": _whole_permute, "broadcast_to": _whole_broadcast, "matmul": _whole_matmul}
 
 __all__ = ["MASKED", "MEANINGS", "SHAPED", "WHOLE", "RecordedOp", "kept_places"]
