@@ -137,6 +137,8 @@ class GraphKernels(Protocol):
         """A call of a library routine there. options: of the launch that the call chose."""
 
 
+# (step, carries, sequences, length, name) -> (carries, results): a scan, see ad/scan.py
+scan: Hook[Callable[..., tuple[Tensor, ...]]] = Hook("scan", "ad.scan")
 graph_kernels: Hook[GraphKernels] = Hook("graph_kernels", "ad.graph_kernels")
 
 

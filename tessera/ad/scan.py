@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from .. import hooks
 from ..graph import functions as F
 from ..graph import tree
 from ..graph.host_loop import HostLoop
@@ -85,6 +86,16 @@ def scan_graph(step: Callable, carry: Sequence[Tensor], xs: Sequence[Tensor],
     graph, captured = close_graph(trace_body(step, [INDEX, *avals], name, index=0))
     loop = Loop(graph, len(carry), len(xs), length, reverse)
     return loop, [*carry, *xs, *consts, *captured]
+
+
+def run_scan(step: Callable, carry: Sequence[Tensor], xs: Sequence[Tensor], length: int, name: str
+             ) -> tuple[Tensor, ...]:
+    """What a loop of step(index, *carry, *elements) -> [*carry, *results] gives."""
+    loop, inputs = scan_graph(step, carry, xs, [], length, False, name)
+    return loop.run(inputs)
+
+
+hooks.scan.fill(run_scan)
 
 
 def _shape(*xs: Aval, **attrs: Any) -> tuple[Aval, ...]:

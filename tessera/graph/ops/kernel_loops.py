@@ -21,13 +21,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ... import hooks
 from ...errors import GradError
 from ...numerics import as_type
 from ...tensor import Tensor, as_tensor
 from ...tile.interpreter.machine import both
 from ...tile.interpreter.memory import MemoryBox
 from ...tile.ir.ir import For, Node, Op, SSAValue, operands, outs_of, walk
-from ...tile.ir.types import TileType
+from ...tile.ir.types import TileType, is_lane
 from .. import functions as F
 from .kernel_blocks import BlockedTile, aligned, is_recorded, joined, multiplied, over, product
 from .kernel_loop_accesses import NotSideBySide, memory_roots, reads_and_writes
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from .kernel_meaning import KernelRecorder
 
 FEWEST = 2  # iterations
+MOST_WRITTEN = 512  # ops of what is told step by step; more are a scan of the graph
 MOST_STARTS = 1 << 28  # elements that are kept of one carried value
 
 
@@ -337,6 +339,8 @@ class KernelLoop:
                 isinstance(n, Op) and reads_and_writes(n)[1] for n in walk(tuple(body))):
             raise NotSideBySide
         values = [m.get(self.node.inits[i]) for i in order]
+        if self.count * len(body) > MOST_WRITTEN and not self.is_known(group, body):
+            return self.by_scan(order, values, body, given, started)
         starts: list[list[Any]] = []
         for t in range(self.count):
             starts.append(values)
@@ -355,6 +359,62 @@ class KernelLoop:
             for k, i in enumerate(order):
                 self.begin_with(i, self.stacked(i, [row[k] for row in starts]))
         return dict(zip(order, values, strict=True))
+
+    def by_scan(self, order: list[int], values: list[Any], body: list[Node],
+                given: dict[SSAValue, Any], started: bool) -> dict[int, Any]:
+        """As by_steps, by the graph's scan."""
+        m, on = self.m, self.wide.mask
+        kinds = [self.node.carried[i].type for i in order]
+        if any(k.dtype.kind == "float" and k.dtype.bits <= 8 for k in kinds):
+            raise NotSideBySide  # what registers hold is wider than the type
+        given = {a: x.whole() if isinstance(x, BlockedTile) else x for a, x in given.items()}
+        moving = {a: self.sequence(x) for a, x in given.items()}
+        m.env.update({a: self.at(given[a], 0) for a, found in moving.items() if found is None})
+        each = {a: found for a, found in moving.items() if found is not None}
+        taken = None if on is None else self.sequence(on)
+        xs = [x for x, _ in each.values()] + ([] if taken is None else [taken[0]])
+
+        def step(index: Tensor, *given: Tensor) -> list[Tensor]:
+            held, rest = list(given[:len(order)]), list(given[len(order):])
+            for i, v in zip(order, held, strict=True):
+                m.env[self.node.carried[i].value] = v
+            for (a, (_, build)), x in zip(each.items(), rest, strict=False):
+                m.env[a] = build(x)
+            m.run(tuple(body))
+            new = [m.get(self.node.yields[i]) for i in order]
+            if taken is not None:
+                new = [m.choose(rest[-1], x, v) for x, v in zip(new, held, strict=True)]
+            found = [self.apart(x, k) for x, k in zip(new, kinds, strict=True)]
+            return [*found, *held] if started else found
+
+        first = [self.apart(v, k) for v, k in zip(values, kinds, strict=True)]
+        made = hooks.scan.get()(step, first, xs, self.count, m.name)
+        for i, rows in zip(order, made[len(order):], strict=False):
+            self.begin_with(i, F.moveaxis(rows, 0, self.axis))
+        return dict(zip(order, made, strict=False))
+
+    def apart(self, x: Any, kind: Any) -> Tensor:
+        """A carried value of all groups, [*grid, *tile]."""
+        shape = _shape(kind) or (self.m.lanes if is_lane(kind) else 1,)
+        return F.broadcast_to(_as(self.m.recorded(x, len(shape)), kind), (*self.m.grid, *shape))
+
+    def sequence(self, x: Any) -> tuple[Tensor, Callable] | None:
+        """A value of all iterations as a sequence, and what makes one of its elements a value
+        again; None where it is the same in all of them."""
+        if isinstance(x, BlockedTile):
+            if self.part not in x.parts:
+                return None
+            x = x.whole().isolated(self.part)
+            at = x.form.index((self.part,))
+            form, shape = (*x.form[:at], *x.form[at + 1:]), x.shape
+            return F.moveaxis(x.tensor, at, 0), lambda y: BlockedTile(y, form, shape, self.m.grid)
+        if isinstance(x, Tensor):
+            return None if x.shape[self.axis] == 1 else (
+                F.moveaxis(x, self.axis, 0), lambda y: y)
+        if not isinstance(x, np.ndarray) or len(x) == 1:
+            return None
+        every = x.reshape(*self.m.grid, self.count, *x.shape[1:])
+        return as_tensor(np.ascontiguousarray(np.moveaxis(every, self.axis, 0))), lambda y: y
 
     def stacked(self, i: int, rows: list[Any]) -> Any:
         """A value of each iteration as one of all."""
