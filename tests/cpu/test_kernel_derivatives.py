@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 
 import tessera as ts
-from derived_kernels import LOOPED, PROGRAMS, mirrored, written
+from derived_kernels import LOOPED, PROGRAMS, mirrored, recurrent, written
 from kernel_meanings import compared
 from kernels.corpus import read
 from tessera import Tensor, bf16, f32
+from tessera.graph.ops import kernel_loops
 from tessera.graph.simplify import simplify
 
 tile = ts.tile
@@ -140,6 +141,18 @@ def test_products_of_a_loop_are_one():
     ops, _ = nodes_of("matmul", (70, 160), (90, 160))
     assert ops["matmul"] == 2 and not ops["reduce_sum"]
     assert not ops["pad"] + ops["concatenate"] + ops["take"]  # blocks that overhang are not padded
+
+
+def test_a_long_recurrence_is_a_scan(rng, monkeypatch):
+    xs = [ts.tensor(rng.standard_normal(s), "f32") for s in ((9, 20), (20, 20))]
+    loss = lambda xs: ts.sum(written(recurrent, *xs[0].shape)(*xs) ** 2)  # noqa: E731
+    ops = Counter(n.op.name for n in ts.jit(ts.grad(loss)).graph(
+        [Tensor[2000, 20, f32], Tensor[20, 20, f32]]).nodes)
+    assert ops["scan"] == 2 and ops.total() < 120
+    written_out = ts.grad(loss)(xs)
+    monkeypatch.setattr(kernel_loops, "MOST_WRITTEN", 0)
+    for got, want in zip(ts.grad(loss)(xs), written_out, strict=True):
+        np.testing.assert_allclose(got.numpy(), want.numpy(), rtol=1e-4, atol=1e-5)
 
 
 def test_a_rule_goes_before(rng):

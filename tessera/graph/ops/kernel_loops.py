@@ -28,8 +28,9 @@ from ...tensor import Tensor, as_tensor
 from ...tile.interpreter.machine import both
 from ...tile.interpreter.memory import MemoryBox
 from ...tile.ir.ir import For, Node, Op, SSAValue, operands, outs_of, walk
-from ...tile.ir.types import TileType, is_lane
+from ...tile.ir.types import is_lane
 from .. import functions as F
+from .kernel_affine import AFFINE, Affine, shape_of
 from .kernel_blocks import BlockedTile, aligned, is_recorded, joined, multiplied, over, product
 from .kernel_loop_accesses import NotSideBySide, memory_roots, reads_and_writes
 
@@ -253,7 +254,7 @@ class KernelLoop:
         if not terms and factor is None:
             self.begin_with(i, self.m.lifted(init, self.count))
             return
-        added = terms[0] if terms else np.zeros((1, *np.ones(len(_shape(kind)) or 1, int)))
+        added = terms[0] if terms else np.zeros((1, *np.ones(len(shape_of(kind)) or 1, int)))
         for t in terms[1:]:
             added = self.wide.applied("add", kind, added, t)
         first = self.m.lifted(init, self.count)
@@ -267,7 +268,7 @@ class KernelLoop:
 
     def masked(self, kind: Any, on: np.ndarray, x: Any, otherwise: float) -> Any:
         """x in iterations that take part."""
-        other = np.asarray(otherwise, np.float32).reshape((1,) * (1 + (len(_shape(kind)) or 1)))
+        other = np.asarray(otherwise, np.float32).reshape((1,) * (1 + (len(shape_of(kind)) or 1)))
         made = self.wide.applied("where", kind, on, x, other)
         if isinstance(made, BlockedTile) and isinstance(x, BlockedTile) and otherwise == 0 and (
                 on.shape[1] == 1):
@@ -294,7 +295,7 @@ class KernelLoop:
             out = found[0]
             for y in found[1:]:
                 out = self.m.applied("add", kind, out, y)
-            return replace(out, shape=_shape(kind))
+            return replace(out, shape=shape_of(kind))
         if x.summed is not None and {self.part, x.summed[1]} <= {*x.summed[0].parts}:
             return self.outer(_summed(x, self.part))
         if self.part not in x.parts:
@@ -395,7 +396,7 @@ class KernelLoop:
 
     def apart(self, x: Any, kind: Any) -> Tensor:
         """A carried value of all groups, [*grid, *tile]."""
-        shape = _shape(kind) or (self.m.lanes if is_lane(kind) else 1,)
+        shape = shape_of(kind) or (self.m.lanes if is_lane(kind) else 1,)
         return F.broadcast_to(_as(self.m.recorded(x, len(shape)), kind), (*self.m.grid, *shape))
 
     def sequence(self, x: Any) -> tuple[Tensor, Callable] | None:
@@ -418,7 +419,7 @@ class KernelLoop:
 
     def stacked(self, i: int, rows: list[Any]) -> Any:
         """A value of each iteration as one of all."""
-        m, shape = self.m, _shape(self.node.carried[i].type)
+        m, shape = self.m, shape_of(self.node.carried[i].type)
         if all(isinstance(x, np.ndarray) for x in rows):
             full = np.broadcast_shapes((m.count,), *(x.shape[:1] for x in rows))
             known = np.stack([np.broadcast_to(x, (*full, *x.shape[1:])) for x in rows], axis=1)
@@ -454,7 +455,7 @@ class KernelLoop:
     def lines(self, i: int, f: Callable, *args: Any) -> Any:
         """A function of tensors along the axis of the iterations: f(axis, *tensors)."""
         kind = self.node.carried[i].type
-        shape, wide = _shape(kind), self.wide
+        shape, wide = shape_of(kind), self.wide
         if any(isinstance(a, BlockedTile) for a in args) and not any(
                 isinstance(a, Tensor) for a in args):
             known = [a.whole() if isinstance(a, BlockedTile) else wide.over_grid(np.asarray(a))
@@ -483,10 +484,6 @@ def _as(x: Any, kind: Any) -> Tensor:
     numeric = as_type(kind.dtype)
     x = x if isinstance(x, Tensor) else as_tensor(np.asarray(x, np.float32))
     return x if x.type == numeric else F.cast(x, numeric)
-
-
-def _shape(kind: Any) -> tuple[int, ...]:
-    return kind.shape if isinstance(kind, TileType) else ()
 
 
 def _without(shape: Sequence[int], axis: int) -> tuple[int, ...]:
@@ -518,68 +515,11 @@ def _product_behind(axis: int, x: Tensor) -> Tensor:
     return F.concatenate([_product_from(axis, x[(*cut, slice(1, None))]), one], axis)
 
 
-# --- the next value as factor * value + terms ----------------------------------------------------
-@dataclass(frozen=True)
-class Affine:
-    """factor (None: 1) times what is carried, and the sum of the terms."""
-
-    factor: Any
-    terms: list[Any]
-
-
-def _add(m: Any, kind: Any, xs: list[Any], op: Op) -> Affine | None:
-    at = _only(xs)
-    return None if at is None else Affine(xs[at].factor, [*xs[at].terms, xs[1 - at]])
-
-
-def _sub(m: Any, kind: Any, xs: list[Any], op: Op) -> Affine | None:
-    if _only(xs) != 0:
-        return None
-    return Affine(xs[0].factor, [*xs[0].terms, m.applied("neg", kind, xs[1])])
-
-
-def _scale(m: Any, kind: Any, xs: list[Any], op: Op) -> Affine | None:
-    at = _only(xs)
-    if at is None or op.name == "div" and at:
-        return None
-    x, by = xs[at], xs[1 - at]
-    if op.name == "mul":
-        factor = by if x.factor is None else m.applied("mul", kind, x.factor, by)
-    else:
-        one = np.ones((1,) * max(2, len(_shape(kind)) + 1), np.float32)
-        factor = m.applied("div", kind, one if x.factor is None else x.factor, by)
-    return Affine(factor, [m.applied(op.name, kind, t, by) for t in x.terms])
-
-
-def _matmul(m: Any, kind: Any, xs: list[Any], op: Op) -> Affine | None:
-    if len(xs) != 3 or not isinstance(xs[2], Affine) or isinstance(xs[0], Affine) or isinstance(
-            xs[1], Affine):
-        return None
-    return Affine(xs[2].factor, [*xs[2].terms, m.valued(op, xs[:2])])
-
-
-def _fma(m: Any, kind: Any, xs: list[Any], op: Op) -> Affine | None:
-    x, y, z = xs
-    if isinstance(z, Affine):
-        return None if isinstance(x, Affine) or isinstance(y, Affine) else Affine(
-            z.factor, [*z.terms, m.applied("mul", kind, x, y)])
-    made = _scale(m, kind, [x, y], replace(op, name="mul"))
-    return None if made is None else Affine(made.factor, [*made.terms, z])
-
-
-def _only(xs: list[Any]) -> int | None:
-    """Which operand is what is carried; None where both are."""
-    found = [i for i, x in enumerate(xs) if isinstance(x, Affine)]
-    return found[0] if len(found) == 1 else None
-
-
-AFFINE: dict[str, Callable] = {"add": _add, "sub": _sub, "mul": _scale, "div": _scale, "fma": _fma,
-                               "matmul": _matmul}
+# --- what needs what ------------------------------------------------------------------------------
 RUNNING: dict[str, tuple[Callable, float]] = {"maximum": (F.cummax, -np.inf),
                                               "minimum": (F.cummin, np.inf)}
 
 
-# --- what needs what -----------------------------------------------------------------------------
 def reads_of(node: Node) -> list[SSAValue]:
     """Values from outside of a node that it or its regions read."""
     inner = {d.value for n in walk((node,)) for d in outs_of(n)}
