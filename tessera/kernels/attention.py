@@ -28,6 +28,9 @@ from .attention_scores import (
     LOG2E,
     in_spans,
     key_limits,
+    line,
+    linear_score,
+    linear_terms,
     near_keys,
     near_of_rows,
     places,
@@ -86,12 +89,16 @@ def attend_sums(Q, K, V, head, group, q0, keys, ahead, scale, BM, BN, causal, sl
     first, end = near_keys(causal, window, q0, BM, keys - ahead, keys)
     first, end, rows = span_rows(spans, head // heads, q0, BM, keys - ahead, first, end)
     limits = key_limits(causal, window, q0, ahead)
+    terms = linear_terms(scale / LOG2E, cap, score, head, q0 + ahead)
     query = None if score is None else places(q0 + ahead, BM, 0)
-    factor = LOG2E if cap or score is not None else scale
+    factor = 1.0 if terms is not None else LOG2E if cap or score is not None else scale
     for k0 in range(first, end, BN):
         k = tile.load(K[head // group, k0:k0+BN, :])
         s = tile.dot(q, k.T)
-        if cap or score is not None:
+        if terms is not None:
+            added = line(terms[2], k0 - (q0 + ahead), BN)
+            s, _ = linear_score(s, scale / LOG2E, cap, terms, added[None, :])
+        elif cap or score is not None:
             key = None if score is None else places(k0, BN, 1)
             s = score_value(s, scale / LOG2E, cap, score, head, query, key)
         s = in_spans(near_of_rows(s, causal, window, limits, k0), rows, k0)
@@ -102,6 +109,8 @@ def attend_sums(Q, K, V, head, group, q0, keys, ahead, scale, BM, BN, causal, sl
         v = tile.load(V[head // group, k0:k0+BN, :])
         o = tile.dot(p, v, o * alpha)          # p is rounded to v's type
         m = m_new
+    if terms is not None:
+        m = m + tile.ramp(terms[3], terms[1], BM)
     return o, m, z
 
 

@@ -24,6 +24,9 @@ from ..tile.kernel.decorator import kernel
 from .attention_scores import (
     in_spans,
     key_limits,
+    line,
+    linear_score,
+    linear_terms,
     near_keys,
     near_of_columns,
     near_of_rows,
@@ -84,13 +87,20 @@ def attention_keys(Q: Tensor["B", "S", "D"], K: Tensor["C", "T", "D"], V: Tensor
         first, end = near_queries(causal, window, k0, BM, S, T)
         first, end, rows = span_rows(spans, c // heads, k0, BM, T, first, end)
         limits = query_limits(causal, window, k0, T - S)
+        terms = linear_terms(scale, cap, score, h, k0)
+        own = None if terms is None else tile.ramp(terms[3], terms[2], BM)
         for q0 in range(first // 8 * 8, end, BN):  # copies of lse begin at 16 bytes
             q, g = tile.load(Q[h, q0:q0+BN, :]), tile.load(G[h, q0:q0+BN, :])
             s, dp = tile.dot(k, q.T), tile.dot(v, g.T)
-            query = None if score is None else places(q0 + (T - S), BN, 1)
-            s, factor, slope = scored(s, scale, cap, score, h, query, key)
+            sums = tile.load(lse[h, q0:q0+BN])
+            if terms is None:
+                query = None if score is None else places(q0 + (T - S), BN, 1)
+                s, factor, slope = scored(s, scale, cap, score, h, query, key)
+            else:
+                s, slope = linear_score(s, scale, cap, terms, own[:, None])
+                factor, sums = 1.0, sums - line(terms[1], q0 + (T - S) - k0, BN)
             s = in_spans(near_of_columns(s, causal, window, limits, k0, q0), rows, q0)
-            p = tile.exp2(s * factor - tile.load(lse[h, q0:q0+BN])[None, :])
+            p = tile.exp2(s * factor - sums[None, :])
             dv = tile.dot(tile.cast(p, G.dtype), g, dv)
             ds = sloped(p, slope) * (dp - tile.load(delta[h, q0:q0+BN])[None, :])
             dk = tile.dot(tile.cast(ds, Q.dtype), q, dk)
@@ -132,14 +142,21 @@ def attention_queries(Q: Tensor["B", "S", "D"], K: Tensor["C", "T", "D"], V: Ten
         delta[h, q0:q0+BM] = own
     dq = tile.zeros((BM, D))
     query = None if score is None else places(q0 + (T - S), BM, 0)
+    terms = linear_terms(scale, cap, score, h, q0 + (T - S))
+    sums = sums if terms is None else sums - tile.ramp(terms[3], terms[1], BM)
     first, end = near_keys(causal, window, q0, BM, S, T)
     first, end, rows = span_rows(spans, h // heads, q0, BM, S, first, end)
     limits = key_limits(causal, window, q0, T - S)
     for k0 in range(first, end, BN):
         k, v = tile.load(K[h // group, k0:k0+BN, :]), tile.load(V[h // group, k0:k0+BN, :])
         s, dp = tile.dot(q, k.T), tile.dot(g, v.T)
-        key = None if score is None else places(k0, BN, 1)
-        s, factor, slope = scored(s, scale, cap, score, h, query, key)
+        if terms is None:
+            key = None if score is None else places(k0, BN, 1)
+            s, factor, slope = scored(s, scale, cap, score, h, query, key)
+        else:
+            added = line(terms[2], k0 - (q0 + (T - S)), BN)
+            s, slope = linear_score(s, scale, cap, terms, added[None, :])
+            factor = 1.0
         s = in_spans(near_of_rows(s, causal, window, limits, k0), rows, k0)
         p = tile.exp2(s * factor - sums[:, None])
         ds = sloped(p, slope) * (dp - own[:, None])

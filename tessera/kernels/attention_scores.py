@@ -63,10 +63,12 @@ class DropoutRule(NamedTuple):
 class ScoreCode(NamedTuple):
     """A user's function of a score as tile code: text defines `value(s, b, h, i, j, fi, fj)`, and
     `both`, which gives its slope too. fi, fj: i and j as floats.  heads: of queries in a sequence
+    linear: it is x s + y i + z j + c, and text defines `terms(b, h)`, which gives x, y, z and c
     """
 
     text: str
     heads: int
+    linear: bool = False
 
     @property
     def name(self) -> str:
@@ -80,6 +82,10 @@ class ScoreCode(NamedTuple):
     @property
     def both(self) -> Any:
         return _functions(self.text)["both"]
+
+    @property
+    def terms(self) -> Any:
+        return _functions(self.text)["terms"]
 
 
 @lru_cache(maxsize=256)
@@ -167,11 +173,38 @@ def score_value(products, scale, cap, score, h, i, j):
 
 
 @kernel
+def linear_terms(scale, cap, score, h, place):
+    """Of a score that is linear, None of another: the factor of products, or of what a cap makes
+    of them; the steps from query to query and from key to key; what it is at query and key `place`
+    without its product, all in base 2; and its slope by the score."""
+    if score is None or not score.linear:
+        return None
+    of_score, of_query, of_key, rest = score.terms(h // score.heads, h % score.heads)
+    rest = (of_query + of_key) * tile.cast(place, "f32") + rest
+    return (of_score * (LOG2E if cap else scale * LOG2E), of_query * LOG2E, of_key * LOG2E,
+            rest * LOG2E, of_score)
+
+
+@kernel
+def line(step, first, count):
+    """What a linear score adds from the place `first` on, counted from where its terms are."""
+    return tile.ramp(step * tile.cast(first, "f32"), step, count)
+
+
+@kernel
+def linear_score(products, scale, cap, terms, added):
+    """A linear score in base 2, and its slope by scale products. added: a number for each row or
+    column; what the other axis adds is where the maximum of a row or the log of its sum is."""
+    x, slope = capped(products, scale, cap) if cap else (products, None)
+    return x * terms[0] + added, terms[4] if slope is None else slope * terms[4]
+
+
+@kernel
 def places(first, count, axis):
     """Numbers from `first` on along the rows (0) or the columns (1) of a block, as integers and as
     floats: where a conversion is as dear as an exponential, one number is converted, not all."""
-    own = tile.arange(0, count)
-    numbers, floats = own + first, tile.cast(own, "f32") + tile.cast(first, "f32")
+    numbers = tile.arange(0, count) + first
+    floats = tile.ramp(tile.cast(first, "f32"), 1.0, count)
     return (numbers[:, None], floats[:, None]) if axis == 0 else (numbers[None, :], floats[None, :])
 
 

@@ -25,6 +25,11 @@ def alibi(s, b, h, i, j):
     return s - ts.exp2(-8.0 * (h + 1) / H) * ts.abs(i - j)
 
 
+def linear(s, b, h, i, j):
+    """Kernels add a number for each key, and what depends on queries to the logs of sums."""
+    return (s + ts.exp2(-2.0 * h - 4) * (j - i)) - (0.03 * i - 0.1 * b) / 2.0
+
+
 def of_blocks(s, b, h, i, j):
     return ts.where(i // 64 == j // 64, s + 0.1 * b, -math.inf)
 
@@ -38,6 +43,7 @@ def by_place(fn: Any) -> np.ndarray:
     """What a function adds to scores, [2, H, S, T]."""
     b, h, i, j = np.ogrid[:2, :H, T - S:T, :T]
     return {alibi: lambda: -np.exp2(-2.0 * (h + 1)) * abs(i - j) + 0 * b,
+            linear: lambda: np.exp2(-2.0 * h - 4) * (j - i) - 0.015 * i + 0.05 * b,
             of_blocks: lambda: np.where(i // 64 == j // 64, 0.1 * b + 0.0 * h, -np.inf),
             nothing: lambda: np.where(i - (T - S) < 10, -np.inf, 0.0 * (b + h + j))}[fn]()
 
@@ -58,13 +64,13 @@ def operands(dtype, rng):
 
 @pytest.mark.parametrize("dtype", ["f32", "bf16"])
 @pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
-@pytest.mark.parametrize("fn", [alibi, of_blocks, nothing], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("fn", [alibi, linear, of_blocks, nothing], ids=lambda f: f.__name__)
 def test_what_depends_on_places(fn, causal, dtype, rng):
     xs = operands(dtype, rng)
     wide = [np.asarray(ts.cast(x, "f64")) for x in xs]
     args = *wide, causal, by_place(fn)
     want, sizes = attention64(*args)[:4], sizes64(*wide, causal)
-    if fn is not alibi:  # as a mask of bools the sizes count what is seen
+    if fn in (of_blocks, nothing):  # as a mask of bools the sizes count what is seen
         sizes = sizes64(*wide, causal, np.isfinite(by_place(fn)))
     f = both(score=fn, causal=causal)
     made = CudaProgram(ts.jit(f).graph(*xs), "sm_90a")
@@ -93,10 +99,15 @@ def squared(s, b, h, i, j):
     return ts.tanh(s) * 2.0 + 0.3 * s * s
 
 
+def doubled(s, b, h, i, j):
+    return -2.0 * s + 1.5
+
+
 @pytest.mark.parametrize("kwargs", [{}, {"soft_cap": 1.5}, {"window": 30, "causal": True}, "mask"],
                          ids=str)
-def test_slopes(kwargs, rng):
-    """A function that is no sum: the kernels against a composition of ops."""
+@pytest.mark.parametrize("score", [squared, doubled], ids=lambda f: f.__name__)
+def test_slopes(kwargs, score, rng):
+    """Functions that are no sum: the kernels against a composition of ops."""
     xs = operands("f32", rng)
     mask = rng.random((2, 1, 1, T)) < 0.7
     kwargs = {"mask": ts.tensor(mask)} if kwargs == "mask" else kwargs
@@ -109,14 +120,14 @@ def test_slopes(kwargs, rng):
     def plain(q, k, v):
         s = ts.einsum("bhgid,bhjd->bhgij", ts.reshape(q, (2, 2, 2, S, 16)), k) * 0.25
         s = 1.5 * ts.tanh(s / 1.5) if "soft_cap" in kwargs else s
-        s = ts.where(np.broadcast_to(seen, (2, 1, S, T))[:, :, None], squared(s, 0, 0, 0, 0),
+        s = ts.where(np.broadcast_to(seen, (2, 1, S, T))[:, :, None], score(s, 0, 0, 0, 0),
                      -math.inf)
         y = ts.einsum("bhgij,bhje->bhgie", ts.softmax(s), v)
         return ts.reshape(y, (2, 4, S, 24))
 
     y, pull = ts.vjp(plain, *(ts.cast(x, "f64") for x in xs[:3]))
     want = [np.asarray(x.array) for x in (y, *pull(ts.cast(xs[3], "f64")))]
-    f = both(score=squared, **kwargs)
+    f = both(score=score, **kwargs)
     made = CudaProgram(ts.jit(f).graph(*xs), "sm_90a")
     for found in (made.run([x.array for x in xs]), [y.array for y in f(*xs)]):
         for got, w in zip(found, want, strict=True):
@@ -152,6 +163,17 @@ def test_the_code_of_a_function():
         "    v1 = s * 0.5", "    v2 = tanh(v1)", "    v3 = i - j", "    v4 = tile.abs(v3)",
         "    v5 = (tile.abs((fi - fj)))", "    v6 = 0.5 * v5", "    v7 = v2 - v6",
         "    return v7"], code.text
+
+
+@pytest.mark.parametrize("fn, terms", [
+    (lambda s, b, h, i, j: s - 0.5 * (i - j), (1.0, -0.5, 0.5, 0.0)),
+    (lambda s, b, h, i, j: (s * 3.0 + i) / 2.0 - 1.0, (1.5, 0.5, 0.0, -1.0)),
+    (lambda s, b, h, i, j: s - ts.abs(i - j), None), (lambda s, b, h, i, j: s * j, None),
+    (lambda s, b, h, i, j: s + i // 2, None),
+], ids=["distance", "of queries", "abs", "product", "whole part"])
+def test_what_is_linear(fn, terms):
+    code = score_code(ScoreFunction(fn), 8)
+    assert (code.terms(0, 0) if code.linear else None) == terms
 
 
 def test_under_vmap(rng):

@@ -12,6 +12,7 @@ from ..expand import expand_by
 from ..ir import Graph, Node, Value
 from ..ops.score_function import PLACES, ScoreFunction
 from ..simplify import canonicalize, merge_common, remove_dead
+from .linear_score import linear_terms, places, result_text
 from .spell import no_kernel, template
 
 FLOATS = ("fi", "fj")  # places of queries and keys as floats
@@ -23,14 +24,13 @@ def score_code(score: ScoreFunction, heads: int) -> ScoreCode:
     """heads: of queries in a sequence."""
     made = [_function(name, graph) for name, graph in (("value", score.value),
                                                        ("both", score.both))]
-    return ScoreCode("\n\n".join(made), heads)
+    terms = _terms(score.value)
+    return ScoreCode("\n\n".join([*made, *[terms] * bool(terms)]), heads, bool(terms))
 
 
 def _function(name: str, graph: Graph) -> str:
     """Division by a number is a product, and tanh is of two steps: a score needs no last bit."""
-    graph = expand_by(graph, lambda n: n.op.expand if not _constant(n) and template(n) is None
-                      else None)
-    graph = remove_dead(merge_common(canonicalize(graph)))
+    graph = _opened(graph)
     w = _Writer(dict(zip(graph.inputs, ("s", *PLACES), strict=True)),
                 dict(zip(graph.inputs[3:], FLOATS, strict=True)),
                 {v: n for n in graph.nodes for v in n.outputs})
@@ -44,6 +44,37 @@ def _function(name: str, graph: Graph) -> str:
         w.names[made] = f"v{len(lines)}"
         lines.append(f"    {w.names[made]} = {text}")
     return "\n".join([*lines, f"    return {', '.join(w.names[v] for v in graph.outputs)}"])
+
+
+def _opened(graph: Graph) -> Graph:
+    """Of ops that have an expression."""
+    graph = expand_by(graph, lambda n: n.op.expand if not _constant(n) and template(n) is None
+                      else None)
+    return remove_dead(merge_common(canonicalize(graph)))
+
+
+def _terms(graph: Graph) -> str | None:
+    """`terms` of a linear score, of the sequence and the head; None for another."""
+    graph = _opened(graph)
+    s, b, h, i, j = graph.inputs
+    w = _Writer({b: "b", h: "h"}, {}, {v: n for n in graph.nodes for v in n.outputs})
+    lines, terms = ["def terms(b, h):"], places(s, i, j)
+    for node in graph.nodes:
+        (made,) = node.outputs
+        if _constant(node):
+            w.names[made] = _number(node)
+        elif all(v in w.names for v in node.inputs):
+            text = w.expression(node)
+            w.names[made] = f"v{len(lines)}"
+            lines.append(f"    {w.names[made]} = {text}")
+        else:
+            found = linear_terms(node, [terms.get(v) or {"1": w.as_float(v)} for v in node.inputs],
+                                 [w.names.get(v) for v in node.inputs])
+            if found is None:
+                return None
+            terms[made] = found
+    (y,) = graph.outputs
+    return "\n".join([*lines, f"    return {result_text(terms[y])}"]) if y in terms else None
 
 
 def _constant(node: Node) -> bool:
@@ -86,6 +117,8 @@ class _Writer:
         node = self.made.get(x)
         if x in self.floats:
             return self.floats[x]
+        if x.aval.dtype.kind == "float":
+            return self.names[x]
         if node is not None and _constant(node):
             return _number(node, "float")
         text = None if node is None else template(node)

@@ -100,6 +100,26 @@ def _arange(t: OpTracer, start: Any, stop: Any = None, dtype: Any = None) -> Any
     return t.ir.emit("arange", [], size=hi - lo, start=lo, dtype=kind)
 
 
+def _ramp_rule(types: Any, attrs: dict[str, Any]) -> TileType:
+    for x in types:
+        if not isinstance(x, Scalar) or not x.uniform or x.dtype != f32:
+            raise RuleError(f"ramp needs two numbers of f32, got {x}")
+    return TileType(f32, (attrs["size"],))
+
+
+def _ramp_lower(t: OpTracer, start: Any, step: Any, size: Any) -> Any:
+    return t.ir.emit("ramp", [t.ir.to(t.ir.value_of(x), f32) for x in (start, step)],
+                     size=_shape(t, size, "ramp")[0])
+
+
+@declare(rule=_ramp_rule, attrs=("size",), lower=_ramp_lower)
+def ramp(start: Any, step: Any, size: Any) -> Any:
+    """start, start + step, ..., start + (size - 1) step as a tile of f32. It costs an instruction
+    for each element, where integers that are converted cost three."""
+    start, step = (np.reshape(x, (-1, 1)) for x in (start, step))
+    return start + step * np.arange(size, dtype=np.float32)
+
+
 @macro()
 def alloc_shared(t: OpTracer, shape: Any, dtype: Any = f32, swizzle: Any = None,
                  alignment: Any = 16, stages: Any = 1) -> Any:

@@ -225,6 +225,15 @@ def _arange(e: Emitter, op: Op) -> None:
     e.define(made, text)
 
 
+@emits("ramp")
+def _ramp(e: Emitter, op: Op) -> None:
+    (made,) = op.outs
+    layout = e.layout(made.value)
+    make = e.use("ramp", f"use(tiles.ramp({layout.text!r}, {layout.shape}))")
+    start, step = map(e.name, op.args)
+    e.define(made, f"{make}({start}, {step}, {e.index(layout, 0)})")
+
+
 @emits("expand_dims", "transpose", "permute")
 def _relabelled(e: Emitter, op: Op) -> None:
     """The registers stay; their order in the fragment follows the new labels."""

@@ -13,6 +13,7 @@ from typing import Any
 from tessera.numerics import find_dtype
 from tessera.tile.cuda.builder import Builder
 from tessera.tile.cuda.instruction import InstructionForm, Operand, Operation
+from tessera.tile.cuda.instruction_names import find_instruction
 from tessera.tile.cuda.intrinsics.formats import access, decode, encode, kind_of
 from tessera.tile.cuda.intrinsics.rounding_bits import words as random_words
 from tessera.tile.cuda.ptx import memory
@@ -218,3 +219,19 @@ def positions(layout: str, shape: tuple[int, ...], axis: int) -> Operation:
     form = InstructionForm((Operand("at", "i32"),), (Operand("d", "i32", len(bases)),),
                            lambda b, at: [b.add(at, b.i32(base[axis])) for base in bases])
     return Operation("positions", 1, lambda _: form)
+
+
+@functools.cache
+def ramp(layout: str, shape: tuple[int, ...]) -> Operation:
+    """(start, step, thread part) -> start + step times the index of each register. The thread part
+    is added to the start once."""
+    bases = [base[0] for base in RegisterLayout.parse(layout, shape).bases]
+    fma = find_instruction("fma_rn")
+
+    def body(b: Builder, start: Any, step: Any, at: Any) -> list[Any]:
+        first = b.call(fma, step, b.call(find_instruction("s32_to_f32_rn"), at), start)
+        return [b.call(fma, step, b.const("f32", base), first) if base else first for base in bases]
+
+    form = InstructionForm((Operand("start", "f32"), Operand("step", "f32"), Operand("at", "i32")),
+                           (Operand("d", "f32", len(bases)),), body)
+    return Operation("ramp", 3, lambda *_: form)
