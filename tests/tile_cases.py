@@ -264,6 +264,7 @@ def k(A: Tensor["M", "N", f32], B: Tensor["N", "M", f32], O: Tensor["M", "N", f3
         x = x + y.T * (i + 1.0)
     tile.store(O[0:33, 0:70], x)
     row = tile.cast(tile.arange(33), f32)[None, :]
+    row += tile.ramp(V[0], 0.5, 33)[None, :]
     tile.store(P[0:70, 0:33], tile.reshape(x, (70, 33)) + x.T + row)
     z = tile.reshape(tile.load(V[0:210]), (5, 6, 7))
     z = tile.cumsum(z, 1) + tile.reduce_max(z, 2)[:, :, None] * 2.0 - tile.full((5, 6, 7), 0.5)

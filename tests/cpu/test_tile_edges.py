@@ -289,8 +289,8 @@ def test_every_op_that_makes_a_tile_of_tiles_says_how_edges_go_through_it():
               "grid_dependency_wait", "cluster_shared", "cluster_barrier", "prefetch_box"}
     numbers = {r.name for r in OPS.values() if r.family in ("ids", "warp")}
     # a gather and windows say it where they are called, from the tensor that they read
-    assert silent - places - numbers == {"full", "arange", "gather", "windows", "print",
-                                         "device_assert"}
+    assert silent - places - numbers == {"full", "arange", "ramp", "gather", "windows",
+                                         "print", "device_assert"}
 
 
 def test_random_kernels(request):

@@ -179,6 +179,7 @@ ROWS = {
     "tile.transpose(tile.transpose(t))": lambda x: x, "t.T.T * 2": lambda x: x * 2,
     "t + tile.arange(8)[None, :]": lambda x: x + np.arange(8),
     "t * tile.arange(4)": lambda x: x * np.arange(4)[:, None],
+    "t + tile.ramp(2.0, 0.5, 8)[None, :]": lambda x: x + (2 + 0.5 * np.arange(8)),
     "tile.full((4, 8), 2.5) + tile.ones((4, 8))": lambda x: np.full((4, 8), 3.5),
     "t / tile.row_sum(t)": lambda x: x / x.sum(1, keepdims=True),
     "tile.causal_mask(t, 3, 1)": lambda x: np.where(
