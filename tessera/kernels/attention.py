@@ -60,7 +60,7 @@ def attend(Q, K, V, head, group, q0, keys, ahead, scale, BM, BN, causal, slack, 
     """
     o, m, z = attend_sums(Q, K, V, head, group, q0, keys, ahead, scale, BM, BN, causal, slack,
                           window, cap, spans, heads, score)
-    return o / z
+    return divided(o, z)
 
 
 @kernel
@@ -70,8 +70,15 @@ def attend_saved(Q, K, V, head, group, q0, keys, ahead, scale, BM, BN, causal, s
     sees no key it is a number too, so that its weights, exp2 of -inf less that, are 0 there."""
     o, m, z = attend_sums(Q, K, V, head, group, q0, keys, ahead, scale, BM, BN, causal, slack,
                           window, cap, spans, heads, score)
-    z = z if spans is None and score is None else tile.maximum(z, LEAST_SUM)
-    return o / z, m + tile.log2(z)
+    z = tile.maximum(z, LEAST_SUM)
+    return divided(o, z), m + tile.log2(z)
+
+
+@kernel
+def divided(o, z):
+    """o / z of a sum of which one weight is about 1, or none is there: one product for each
+    element, where a division has two, a comparison and a choice."""
+    return o * (1.0 / tile.maximum(z, LEAST_SUM))
 
 
 @kernel
