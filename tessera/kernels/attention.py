@@ -33,6 +33,7 @@ from .attention_scores import (
     linear_terms,
     near_keys,
     near_of_rows,
+    own_spans,
     places,
     score_value,
     span_rows,
@@ -94,7 +95,12 @@ def attend_sums(Q, K, V, head, group, q0, keys, ahead, scale, BM, BN, causal, sl
     z = tile.zeros((BM,))
     o = tile.zeros((BM, V.shape[-1]))
     first, end = near_keys(causal, window, q0, BM, keys - ahead, keys)
+    own, last = tile.own_row(q0, BM), tile.own_row(q0, BM, True)
+    lo, hi = near_keys(causal, window, own, last + 1 - own, keys - ahead, keys)
     first, end, rows = span_rows(spans, head // heads, q0, BM, keys - ahead, first, end)
+    lo, hi, rows = own_spans(spans, head // heads, own, last, keys - ahead, lo, hi, rows)
+    if causal or window or spans is not None:
+        end = tile.own_iterations(end, lo, hi)
     limits = key_limits(causal, window, q0, ahead)
     terms = linear_terms(scale / LOG2E, cap, score, head, q0 + ahead)
     query = None if score is None else places(q0 + ahead, BM, 0)

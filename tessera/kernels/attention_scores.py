@@ -261,6 +261,17 @@ def span_rows(spans, z, r0, BM, R, first, end):
 
 
 @kernel
+def own_spans(spans, z, own, last, R, first, end, rows):
+    """What rows [own:last] of those of span_rows see of [first:end], and what in_spans takes."""
+    if spans is None:
+        return first, end, rows
+    firsts, ends, _, _ = rows
+    own, last = min(own, R - 1), min(last, R - 1)
+    return (max(first, spans[z, 0, own]), min(end, spans[z, 1, last]),
+            (firsts, ends, spans[z, 0, last], spans[z, 1, own]))
+
+
+@kernel
 def in_spans(scores, rows, c0):
     """Scores, -inf in columns from c0 on that a row does not see."""
     if rows is None:

@@ -3,6 +3,8 @@ that runs it, against f64: results and cotangents begin as NaN."""
 
 from __future__ import annotations
 
+from copy import copy
+
 import numpy as np
 import pytest
 
@@ -14,6 +16,7 @@ from tessera.kernels.attention import attention, cross_attention
 from tessera.kernels.attention_backward import attention_keys, attention_queries
 from tessera.tile.cuda.lower.warp_specialised.rewrite import ops_in
 from tessera.tile.ir.ir import For, If, walk
+from tessera.tile.ir.op_record import OPS
 
 HEADS, D = 2, 64
 FACTS = Known(frozenset("SDTEBC"), frozenset("QKVG") | {
@@ -72,6 +75,37 @@ def test_against_f64(case, rng):
              spans=of_keys, heads=HEADS, **rule)
     for x, w in zip(outs, want, strict=True):
         assert distance(x, w) < 1e-2
+
+
+@pytest.mark.parametrize("group", range(3))
+@pytest.mark.parametrize("case", ["window", "near", "spans", "causal spans", "spans in a window"])
+def test_a_warpgroup_does_the_iterations_of_its_own_rows(case, group, monkeypatch, rng):
+    """On the machine all warpgroups are one. Here it has the iterations of one of three, so that
+    the rows of this one are right, and gives the slots of the others back."""
+    S, T, causal, window, cap, spanned = CASES[case]
+    q, k, v = (numbers(rng, HEADS, n, D) for n in (S, T, T))
+    spans = spans_of(S)[0] if spanned else None
+
+    def own_row(m, op, start):
+        return np.reshape(start + np.int32(64 * group + 63 * op.attr["last"]), (1, 1))
+
+    record = copy(OPS["row_of_warpgroup"])
+    object.__setattr__(record, "run", own_row)
+    monkeypatch.setitem(OPS, "row_of_warpgroup", record)
+    kernel = attention if S == T else cross_attention
+    rule = {"causal": causal, "window": window, "cap": cap, "spans": spans, "heads": HEADS,
+            "BN": 64}
+    args = q, k, v, np.full(q.shape, np.nan, bf16.numpy), D**-0.5 / np.log(2)
+    made = program(kernel, *args, BM=192, facts=FACTS, **rule)
+    run(kernel, made, (-(-S // 192), HEADS), *args, BM=192, **rule)
+    drains = [n for n in walk(made.function.body) if isinstance(n, For) and not ops_in(
+        n.body, "async_matmul") and ops_in(n.body, "ring_release")]
+    assert made.pipeline.warpgroups == 3 and len(drains) == 2
+    want = np.full(q.shape, np.nan, bf16.numpy)
+    kernel[(-(-S // 64), HEADS), 128](*args[:3], want, args[4], BM=64, **rule)
+    own = np.arange(S) // 64 % 3 == group
+    assert distance(args[3][:, own], want[:, own].astype(np.float64)) < 8e-3
+    assert case in ("near", "spans") or distance(args[3], want.astype(np.float64)) > 0.1
 
 
 @ts.kernel

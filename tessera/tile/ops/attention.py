@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from tessera.numerics import i32
 from tessera.tile.builder import edge_masks, edge_rules, rules
 from tessera.tile.builder.op_tracer import OpTracer
 from tessera.tile.ir import edges
@@ -89,6 +90,34 @@ def softmax_accumulate(t: OpTracer, acc: Any, m: Any, l: Any, p: Any, v: Any, m_
 
     acc, total = weighted(acc, matmul), weighted(l, l_c)
     return acc, new, total
+
+
+def _integers(types: Any, attrs: Any) -> Scalar:
+    for at in types:
+        if not isinstance(at, Scalar) or not at.uniform or at.dtype is not i32:
+            raise RuleError(f"rows and iterations are uniform integers of 32 bits, got {at}")
+    return Scalar(i32)
+
+
+def _own_row_lower(t: OpTracer, start: Any, size: Any, last: Any = False) -> Any:
+    return t.ir.emit("own_row", [t.ir.to(start, i32)], last=bool(last),
+                     size=t.ir.constant_int(size, "size"))
+
+
+@declare(rule=_integers, attrs=("size", "last"), lower=_own_row_lower)
+def own_row(start: Any, size: Any, last: Any = False) -> Any:
+    """The first or the last row of a tile [start:start+size] that the threads at hand have: of the
+    whole tile, or of a warpgroup where these specialise. For `own_iterations` alone, and for what
+    differs between rows and is tested before it is done."""
+    return start + np.int32(size - 1 if last else 0)
+
+
+@declare(rule=_integers, lower=lambda t, end, first, stop: t.ir.emit(
+    "own_iterations", [t.ir.to(x, i32) for x in (end, first, stop)]))
+def own_iterations(end: Any, first: Any, stop: Any) -> Any:
+    """The end of a loop of which rows of `own_row` need nothing before `first` and from `stop` on:
+    warpgroups that specialise leave those iterations out."""
+    return np.array(end)
 
 
 def _slack_lower(t: OpTracer, m: Any, x: Any, slack: Any = 0.0) -> Any:

@@ -302,4 +302,16 @@ def _causal_mask(e: Emitter, op: Op) -> None:
     e.define(made, f"{make}({e.name(x)}, {room})")
 
 
+@emits("own_row")
+def _own_row(e: Emitter, op: Op) -> None:
+    """Of a kernel whose warps do not specialise, or have several blocks of rows: all rows."""
+    more = op.attr["size"] - 1 if op.attr["last"] else 0
+    e.define(op.outs[0], f"i32({e.name(op.args[0])} + {more})")
+
+
+@emits("own_iterations")
+def _own_iterations(e: Emitter, op: Op) -> None:
+    e.define(op.outs[0], e.name(op.args[0]))
+
+
 __all__ = ["apply", "full", "number", "operand", "reordered", "spread"]

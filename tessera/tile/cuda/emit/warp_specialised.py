@@ -218,6 +218,13 @@ def _own_rows(e: Emitter, op: Op) -> None:
     e.define(op.outs[0], f"i32({start} + {h.group} * {h.form.rows} < {stop})")
 
 
+@emits("row_of_warpgroup")
+def _row_of_warpgroup(e: Emitter, op: Op) -> None:
+    h = specialised(e)
+    more = h.form.rows - 1 if op.attr["last"] else 0
+    e.define(op.outs[0], f"i32({e.name(op.args[0])} + {h.group} * {h.form.rows} + {more})")
+
+
 @emits("own_start")
 def _own_start(e: Emitter, op: Op) -> None:
     h = specialised(e)

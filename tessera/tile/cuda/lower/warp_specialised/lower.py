@@ -17,6 +17,7 @@ from tessera.tile.cuda.lower.warp_specialised.guards import guard_masks, guard_r
 from tessera.tile.cuda.lower.warp_specialised.layouts import place_tiles
 from tessera.tile.cuda.lower.warp_specialised.masks import unify_masks
 from tessera.tile.cuda.lower.warp_specialised.operands import place_operands
+from tessera.tile.cuda.lower.warp_specialised.own_iterations import own_loops, whole_loops
 from tessera.tile.cuda.lower.warp_specialised.persist import (
     choose_order,
     loop_over_tiles,
@@ -117,8 +118,8 @@ def _lower(function: Function, pipeline: PipelineKnobs, facts: Any, generation: 
     rings = form_rings(function.body, maker, pipeline, whole_bytes - reserved)
     order = choose_order(function, pipeline, form.defaults)
     pipeline, order, rings = share_loads(function, pipeline, order, rings)
-    producer = producer_of(function, rings, maker)
-    consumer = _consumer(function, rings, maker, pipeline, known)
+    producer = producer_of(replace(function, body=whole_loops(function.body)), rings, maker)
+    consumer = _consumer(function, rings, maker, pipeline, known, form.rows)
     runs = runs_of(function, pipeline)
     consumer, producer = (loop_over_tiles(function, nodes, order, maker, pipeline, is_producer,
                                           form.defaults, runs)
@@ -166,9 +167,9 @@ def _knowledge(function: Function, facts: Any) -> Knowledge:
 
 
 def _consumer(function: Function, rings: Any, maker: Maker, pipeline: PipelineKnobs,
-              known: Knowledge
-              ) -> Nodes:
+              known: Knowledge, rows: int) -> Nodes:
     nodes = whole = consumer_of(function, rings, maker)
+    nodes = own_loops(nodes, maker, rows * (pipeline.warpgroups or 0))
     if pipeline.a_in_registers:
         nodes = hold_operands(nodes, maker)
     nodes = guard_masks(sink_loads(nodes), maker)

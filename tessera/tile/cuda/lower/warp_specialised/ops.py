@@ -72,6 +72,13 @@ def own_rows(m: Any, op: Any, start: Any, stop: Any) -> Any:
     return np.array([[True]])
 
 
+@declare(rule=lambda types, attrs: INT, attrs=("size", "last"), run=True, public=False)
+def row_of_warpgroup(m: Any, op: Any, start: Any, size: Any = 1, last: Any = False) -> Any:
+    """The first or last row of the warpgroup that asks, of a tile whose rows begin at start; here,
+    where all of them are one, of the tile."""
+    return np.reshape(start + np.int32(op.attr["size"] - 1 if op.attr["last"] else 0), (1, 1))
+
+
 @declare(rule=lambda types, attrs: INT, attrs=("step", "columns"), run=True, public=False)
 def own_start(m: Any, op: Any, lo: Any, hi: Any, start: Any, less: Any, step: Any = 1,
               columns: Any = 1) -> Any:
