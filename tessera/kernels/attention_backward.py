@@ -88,19 +88,22 @@ def attention_keys(Q: Tensor["B", "S", "D"], K: Tensor["C", "T", "D"], V: Tensor
         first, end, rows = span_rows(spans, c // heads, k0, BM, T, first, end)
         limits = query_limits(causal, window, k0, T - S)
         terms = linear_terms(scale, cap, score, h, k0)
-        own = None if terms is None else tile.ramp(terms[3], terms[2], BM)
+        if terms is not None:
+            own = tile.ramp(terms[3], terms[2], BM)
         for q0 in range(first // 8 * 8, end, BN):  # copies of lse begin at 16 bytes
             q, g = tile.load(Q[h, q0:q0+BN, :]), tile.load(G[h, q0:q0+BN, :])
             s, dp = tile.dot(k, q.T), tile.dot(v, g.T)
-            sums = tile.load(lse[h, q0:q0+BN])
             if terms is None:
                 query = None if score is None else places(q0 + (T - S), BN, 1)
                 s, factor, slope = scored(s, scale, cap, score, h, query, key)
             else:
                 s, slope = linear_score(s, scale, cap, terms, own[:, None])
-                factor, sums = 1.0, sums - line(terms[1], q0 + (T - S) - k0, BN)
             s = in_spans(near_of_columns(s, causal, window, limits, k0, q0), rows, q0)
-            p = tile.exp2(s * factor - sums[None, :])
+            if terms is None:
+                p = tile.exp2(s * factor - tile.load(lse[h, q0:q0+BN])[None, :])
+            else:
+                added = line(terms[1], q0 + (T - S) - k0, BN)
+                p = tile.exp2(s - (tile.load(lse[h, q0:q0+BN]) - added)[None, :])
             dv = tile.dot(tile.cast(p, G.dtype), g, dv)
             ds = sloped(p, slope) * (dp - tile.load(delta[h, q0:q0+BN])[None, :])
             dk = tile.dot(tile.cast(ds, Q.dtype), q, dk)

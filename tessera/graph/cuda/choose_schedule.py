@@ -105,8 +105,8 @@ def for_attention(numeric: NumericType, S: int, width: int, chip: Generation,
     m, n = attention_block(numeric.dtype, S, width, causal, chip, **rule)
     if numeric.dtype.bits > 16:
         return chosen(m, n, warps=4, stages=1)
-    return Schedule(m=m, n=n, warps=min(8, m // 16), stages=2,
-                    **tile_knobs(S, heads, width, m, causal, spans=spans, **rule))
+    knobs = {"stages": 2} | tile_knobs(S, heads, width, m, causal, spans=spans, **rule)
+    return Schedule(m=m, n=n, warps=min(8, m // 16), **knobs)
 
 
 def for_move(extents: tuple[int, ...], tiles: tuple[int, ...], why: str = "",

@@ -25,7 +25,8 @@ def score_code(score: ScoreFunction, heads: int) -> ScoreCode:
     made = [_function(name, graph) for name, graph in (("value", score.value),
                                                        ("both", score.both))]
     terms = _terms(score.value)
-    return ScoreCode("\n\n".join([*made, *[terms] * bool(terms)]), heads, bool(terms))
+    made += [] if terms is None else [terms]
+    return ScoreCode("\n\n".join(made), heads, terms is not None)
 
 
 def _function(name: str, graph: Graph) -> str:

@@ -59,6 +59,7 @@ def own_loops(nodes: Nodes, maker: Maker, rows: int) -> Nodes:
 def _narrowed(loop: For, bound: Op, maker: Maker) -> tuple[list[Node], list[Node]]:
     """The loop and what is in front of it; what is behind it."""
     hi, first, stop = bound.args
+    assert isinstance(loop.step, Const)
     made: list[Node] = []
 
     def scalar(name: str, x: Operand, y: Operand) -> Operand:
