@@ -124,17 +124,17 @@ def kernel(p, n):
 def test_variables_assigned_once_are_those_that_numba_finds(compiled: Any, monkeypatch: Any
                                                             ) -> None:
     """Over loops and branches, whose variables are read in other blocks."""
-    from tessera.tile.cuda import numba_gate
+    from tessera.tile.cuda import numba_passes
 
     seen: list[tuple[set, set]] = []
 
     def both(lower: Any) -> None:
-        numba_gate.FIND_ASSIGNED_ONCE(lower)
+        numba_passes.FIND_ASSIGNED_ONCE(lower)
         numbas = lower._singly_assigned_vars
-        numba_gate._find_assigned_once(lower)
+        numba_passes.find_assigned_once(lower)
         seen.append((numbas, lower._singly_assigned_vars))
 
-    monkeypatch.setattr(numba_gate.lowering.CUDALower, "_find_singly_assigned_variable", both)
+    monkeypatch.setattr(numba_passes.lowering.CUDALower, "_find_singly_assigned_variable", both)
     for source in (SUMS, BRANCHES):
         compiled(source)
     assert len(seen) >= 2 and all(numbas == ours for numbas, ours in seen)
@@ -144,7 +144,7 @@ def test_variables_assigned_once_are_those_that_numba_finds(compiled: Any, monke
 def test_variables_of_a_statement_are_those_that_numba_finds(compiled: Any, monkeypatch: Any
                                                              ) -> None:
     """In the code's order, each as often as it stands there."""
-    from tessera.tile.cuda import numba_gate
+    from tessera.tile.cuda import numba_passes
 
     seen: list[tuple[list, list]] = []
 
@@ -152,20 +152,36 @@ def test_variables_of_a_statement_are_those_that_numba_finds(compiled: Any, monk
         return [v.name for v in found]
 
     def nested(statement: Any, value: Any) -> list:
-        seen.append((names(numba_gate._list_variables(statement, value)),
-                     names(numba_gate.LIST_VARIABLES(statement, value))))
-        return numba_gate.LIST_VARIABLES(statement, value)
+        seen.append((names(numba_passes.list_variables(statement, value)),
+                     names(numba_passes.LIST_VARIABLES(statement, value))))
+        return numba_passes.LIST_VARIABLES(statement, value)
 
     def of_statement(statement: Any) -> list:
-        seen.append((names(numba_gate._variables_of_statement(statement)),
-                     names(numba_gate.VARIABLES_OF_STATEMENT(statement))))
-        return numba_gate.VARIABLES_OF_STATEMENT(statement)
+        seen.append((names(numba_passes.variables_of_statement(statement)),
+                     names(numba_passes.VARIABLES_OF_STATEMENT(statement))))
+        return numba_passes.VARIABLES_OF_STATEMENT(statement)
 
-    monkeypatch.setattr(numba_gate.numba_ir.Inst, "_rec_list_vars", nested)
-    monkeypatch.setattr(numba_gate.ir_utils, "compat_list_vars_stmt", of_statement)
+    monkeypatch.setattr(numba_passes.numba_ir.Inst, "_rec_list_vars", nested)
+    monkeypatch.setattr(numba_passes.ir_utils, "compat_list_vars_stmt", of_statement)
     for source in (SUMS, BRANCHES):
         compiled(source)
     assert any(len(ours) > 2 for ours, _ in seen) and all(a == b for a, b in seen)
+
+
+def test_what_blocks_read_and_define_is_what_numba_finds(compiled: Any, monkeypatch: Any) -> None:
+    from tessera.tile.cuda import numba_passes
+
+    seen: list[tuple[Any, Any]] = []
+
+    def both(blocks: Any) -> Any:
+        seen.append((numba_passes.USES_AND_DEFINITIONS(blocks),
+                     numba_passes.uses_and_definitions(blocks)))
+        return seen[-1][0]
+
+    monkeypatch.setattr(numba_passes.analysis, "compute_use_defs", both)
+    compiled(BRANCHES)
+    assert seen and all(numbas == ours for numbas, ours in seen)
+    assert any(len(numbas.usemap) > 2 and any(numbas.usemap.values()) for numbas, _ in seen)
 
 
 def test_the_line_of_a_definition_is_the_one_that_numba_finds(compiled: Any) -> None:
@@ -183,16 +199,45 @@ def test_the_line_of_a_definition_is_the_one_that_numba_finds(compiled: Any) -> 
 
 def test_the_ptx_is_the_one_of_numba_alone(compiled: Any, monkeypatch: Any) -> None:
     from tessera.tile.cuda import numba_gate
+    from tessera.tile.cuda import numba_passes as ours
 
     quick = compiled(BRANCHES)
     for module, name, numbas in (
-            (numba_gate.numba_ir.Inst, "_rec_list_vars", numba_gate.LIST_VARIABLES),
-            (numba_gate.ir_utils, "compat_list_vars_stmt", numba_gate.VARIABLES_OF_STATEMENT),
-            (numba_gate.lowering, "get_func_def_lineno", numba_gate.LINE_OF_DEF),
-            (numba_gate.inline_closurecall.RewriteArrayOfConsts, "match", numba_gate.MATCH_ARRAY)):
+            (ours.numba_ir.Inst, "_rec_list_vars", ours.LIST_VARIABLES),
+            (ours.ir_utils, "compat_list_vars_stmt", ours.VARIABLES_OF_STATEMENT),
+            (ours.analysis, "compute_use_defs", ours.USES_AND_DEFINITIONS),
+            (ours.PostProcessor, "run", ours.PROCESS),
+            (ours.inline_closurecall.RewriteArrayOfConsts, "match", ours.MATCH_ARRAY),
+            (ours.NopythonRewrites, "run_pass", ours.REWRITE),
+            (ours.InlineOverloads, "run_pass", ours.OPEN_CALLS),
+            (ours.byteflow.Flow, "_run_handle_exception", ours.ADVANCE),
+            (ours.lowering.BaseLower, "lower_block", ours.LOWER_BLOCK),
+            (ours.lowering.Lower, "lower_inst", ours.LOWER_INST),
+            (ours.base, "_has_loc", ours.HAS_LOC),
+            (numba_gate.lowering, "get_func_def_lineno", numba_gate.LINE_OF_DEF)):
         assert getattr(module, name) is not numbas
         monkeypatch.setattr(module, name, numbas)
     assert compiled(BRANCHES) == quick
+
+
+def test_a_statement_that_cannot_be_lowered_is_told_as_by_numba(compiled: Any, monkeypatch: Any
+                                                                ) -> None:
+    from tessera.tile.cuda import numba_passes as ours
+
+    def refuse(lower: Any, kind: Any, statement: Any) -> None:
+        raise NotImplementedError("not this one")
+
+    def told() -> str:
+        with pytest.raises(CompileError) as info:
+            compiled(SUMS)
+        return str(info.value)
+
+    monkeypatch.setattr(ours.lowering.CUDALower, "lower_assign", refuse)
+    text = told()
+    monkeypatch.setattr(ours.lowering.BaseLower, "lower_block", ours.LOWER_BLOCK)
+    monkeypatch.setattr(ours.lowering.Lower, "lower_inst", ours.LOWER_INST)
+    assert text.partition("at tests")[0] == told().partition("at tests")[0]
+    assert "not this one" in text and "<sums>:6" in text, text
 
 
 def test_what_no_definition_takes_is_refused_each_time(compiled: Any) -> None:

@@ -1,4 +1,4 @@
-"""The one module that touches Numba-CUDA: intrinsics, and Python -> PTX. No GPU is needed.
+"""What touches Numba-CUDA: intrinsics, and Python -> PTX. No GPU is needed.
 
 Numba-CUDA is in maintenance (NVIDIA/numba-cuda#902); what its successor must offer is what stands
 here: a function of typed scalars compiled to PTX for a target, and intrinsics whose body is written
@@ -13,10 +13,7 @@ import keyword
 import linecache
 import time
 import warnings
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Callable, Sequence
 from types import FunctionType
 from typing import Any
 
@@ -38,13 +35,12 @@ try:
     from llvmlite import ir
     from numba import cuda
     from numba.cuda import lowering, types
-    from numba.cuda.core import inline_closurecall, ir_utils
-    from numba.cuda.core import ir as numba_ir
-    from numba.cuda.core.analysis import compute_use_defs, must_use_alloca
     from numba.cuda.debuginfo import CUDADIBuilder
     from numba.cuda.descriptor import cuda_target
     from numba.cuda.extending import intrinsic as numba_intrinsic
     from numba.cuda.typing import signature as numba_signature
+
+    from .numba_passes import COMPILED_FOR, compiling
 except ImportError as _error:
     raise UnsupportedTargetError(
         f"kernels are compiled through Numba-CUDA, which does not import: {_error}", hint=FIX_GPU
@@ -196,7 +192,7 @@ class LlvmBuilder:
         On a target that lacks it, what is declared to do the same (instruction.otherwise).
         Raises UnsupportedTargetError where nothing is.
         """
-        target = _compiled_for.get()
+        target = COMPILED_FOR.get()
         if target is not None and not target.runs(instruction.target):
             if instruction.name not in OTHERWISE:
                 raise UnsupportedTargetError(
@@ -321,26 +317,13 @@ def _packed_one(llvm: Any, operand: Operand, made: Any) -> Any:
 # --- Python -> PTX --------------------------------------------------------------------------------
 
 
-_compiled_for: ContextVar[Target | None] = ContextVar("target", default=None)
-
-
-@contextmanager
-def _compiling(target: Target) -> Iterator[None]:
-    """What is built inside is for a target."""
-    token = _compiled_for.set(target)
-    try:
-        yield
-    finally:
-        _compiled_for.reset(token)
-
-
 def _asked_once(ask: Callable[..., Any]) -> Callable[..., Any]:
     """Numba tries the definitions of a function at each of its calls, a fifth of the time of a
     compilation. What it finds for the same types is the same, for one target."""
     known: dict[tuple[Target, int, tuple], tuple[Any, Any]] = {}
 
     def resolve(function: Any, args: tuple, kws: Any) -> Any:
-        target = _compiled_for.get()
+        target = COMPILED_FOR.get()
         if target is None or kws:
             return ask(function, args, kws)
         key = target, id(function), args
@@ -396,65 +379,6 @@ def _unmarked(builder: Any, *args: Any, **options: Any) -> None:
 CUDADIBuilder.update_variable = _unmarked
 
 
-def _find_assigned_once(lower: Any) -> None:
-    """Numba looks for each variable's assignments in all of its block: half of the time of an
-    unrolled kernel's compilation. Here every block is gone through once."""
-    blocks = lower.func_ir.blocks
-    found, alloca = compute_use_defs(blocks), must_use_alloca(blocks)
-    defining = Counter(v for names in found.defmap.values() for v in names)
-    assigned = Counter(a.target.name for b in blocks.values()
-                       for a in b.find_insts(numba_ir.assign_types))
-    used = {v for names in found.usemap.values() for v in names}  # behind the block of its value
-    lower._singly_assigned_vars = {v for v, n in defining.items() if n == assigned[v] == 1
-                                   and v not in used and v not in alloca}
-    lower._blk_local_varmap = {}
-
-
-FIND_ASSIGNED_ONCE = lowering.CUDALower._find_singly_assigned_variable  # Numba's own
-lowering.CUDALower._find_singly_assigned_variable = _find_assigned_once
-
-
-# Most of what a statement holds, besides variables and expressions.
-NO_VARIABLES = frozenset({str, int, bool, type(None), numba_ir.Loc, numba_ir.Const,
-                          numba_ir.Global, numba_ir.FreeVar, numba_ir.Arg})
-
-
-def _collect_variables(values: Iterable[Any], found: list[Any]) -> None:
-    for value in values:
-        kind = type(value)
-        if kind is numba_ir.Var:
-            found.append(value)
-        elif kind is numba_ir.Expr:
-            _collect_variables(value._kws.values(), found)
-        elif kind is tuple or kind is list:
-            _collect_variables(value, found)
-        elif kind is dict:
-            _collect_variables(value.values(), found)
-        elif kind not in NO_VARIABLES and isinstance(value, numba_ir.Inst):
-            found += value.list_vars()
-
-
-def _list_variables(_: Any, value: Any) -> list[Any]:
-    """Numba asks each statement for its variables in ten passes, a sixth of the time of an unrolled
-    kernel's compilation. Here one list is filled, instead of one at each level joined to it."""
-    found: list[Any] = []
-    _collect_variables((value,), found)
-    return found
-
-
-def _variables_of_statement(statement: Any) -> list[Any]:
-    """An assignment's, of which Numba writes each field anew to see them."""
-    if type(statement) is not numba_ir.Assign:
-        return VARIABLES_OF_STATEMENT(statement)
-    return _list_variables(statement, (statement.target, statement.value))
-
-
-LIST_VARIABLES = numba_ir.Inst._rec_list_vars
-VARIABLES_OF_STATEMENT = ir_utils.compat_list_vars_stmt
-numba_ir.Inst._rec_list_vars = _list_variables
-ir_utils.compat_list_vars_stmt = _variables_of_statement
-
-
 def _line_of_def(function: FunctionType) -> int | None:
     """Numba parses the source for it."""
     code = function.__code__
@@ -465,15 +389,6 @@ def _line_of_def(function: FunctionType) -> int | None:
 
 LINE_OF_DEF = lowering.get_func_def_lineno
 lowering.get_func_def_lineno = _line_of_def
-
-
-def _match_array(rewrite: Any, *state: Any) -> bool:
-    """Emitted source makes no arrays, so it is not searched for some made of constants."""
-    return _compiled_for.get() is None and MATCH_ARRAY(rewrite, *state)
-
-
-MATCH_ARRAY = inline_closurecall.RewriteArrayOfConsts.match
-inline_closurecall.RewriteArrayOfConsts.match = _match_array
 
 
 @dataclass(frozen=True)
@@ -504,7 +419,7 @@ def compile_kernel(
     start = time.perf_counter()
     cc = (target.major, target.minor, target.suffix) if target.suffix else target.cc
     try:
-        with warnings.catch_warnings(), _compiling(target):
+        with warnings.catch_warnings(), compiling(target):
             warnings.simplefilter("ignore")  # Numba's advice is about its own launcher
             text, _ = cuda.compile_ptx(
                 kernel, tuple(_NUMBA[p] for p in parameters), cc=cc, lineinfo=lineinfo,
