@@ -19,6 +19,7 @@ from pathlib import Path
 
 import pytest
 
+from mesh import warm_ranks
 from mesh.processes import processes_of_run
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -48,9 +49,13 @@ class Run:
 
 
 def mpirun(ranks: int, program: str, folder: Path, timeout_s: int = 100,
-           battery: Path = BATTERY, flags: Sequence[str] = (), **env: str) -> Run:
-    """A program of battery.py, or of another file that takes flags, on `ranks` processes."""
-    command = [str(MPIRUN), "-n", str(ranks), *_python(program, folder, battery, flags)]
+           battery: Path = BATTERY, flags: Sequence[str] = (), fresh: bool = False,
+           **env: str) -> Run:
+    """A program of battery.py, or of another file that takes flags, on `ranks` processes.
+
+    fresh: each is a Python that begins there; else one that has imported tessera (warm_ranks.py).
+    """
+    command = [str(MPIRUN), "-n", str(ranks), *_python(program, folder, battery, flags, fresh)]
     given = {**_environment(), **ALLOW, **env}
     mark = given.setdefault("RUN_OF_TEST", uuid.uuid4().hex)
     with tempfile.TemporaryFile("w+") as shown:
@@ -75,7 +80,8 @@ TOLD: dict[str, Callable[[int, int], dict[str, object]]] = {
 
 
 def started_as_by(launcher: str, ranks: int, program: str, folder: Path, timeout_s: int = 100,
-                  battery: Path = BATTERY, flags: Sequence[str] = (), **env: str) -> Run:
+                  battery: Path = BATTERY, flags: Sequence[str] = (), fresh: bool = False,
+                  **env: str) -> Run:
     """The same on processes that are told what torchrun or srun tells. As by srun, nobody ends the
     others when one fails."""
     given = _environment() | {"MASTER_PORT": str(_free_port())} | env
@@ -83,7 +89,7 @@ def started_as_by(launcher: str, ranks: int, program: str, folder: Path, timeout
     with tempfile.TemporaryFile("w+") as shown:
         begin = time.monotonic()
         running = [subprocess.Popen(
-            _python(program, folder, battery, flags), cwd=folder, stdin=subprocess.DEVNULL,
+            _python(program, folder, battery, flags, fresh), cwd=folder, stdin=subprocess.DEVNULL,
             env=given | {k: str(v) for k, v in TOLD[launcher](r, ranks).items()},
             stdout=shown, stderr=subprocess.STDOUT) for r in range(ranks)]
         try:
@@ -108,8 +114,13 @@ def _free_port() -> int:
         return listener.getsockname()[1]
 
 
-def _python(program: str, folder: Path, battery: Path, flags: Sequence[str]) -> list[str]:
-    return [sys.executable, str(battery), program, str(folder), *flags]
+def _python(program: str, folder: Path, battery: Path, flags: Sequence[str],
+            fresh: bool) -> list[str]:
+    python = [sys.executable]
+    if not fresh:
+        names = warm_ranks.servers(_environment())
+        python += ["-I", "-S", str(warm_ranks.CLIENT), ",".join(names)]
+    return [*python, str(battery), program, str(folder), *flags]
 
 
 def _environment() -> dict[str, str]:

@@ -303,14 +303,14 @@ class TestLeaving:
     @needs_mpi
     @pytest.mark.parametrize("program", ["leave_with_3", "leave_early_with_3"])
     def test_an_exit_on_one_rank_ends_all_with_its_status(self, program, tmp_path):
-        run = mpirun(3, program, tmp_path)
+        run = mpirun(3, program, tmp_path, fresh=True)
         print(f"all stopped after {run.seconds:.1f} s")
         assert run.status == 3 and run.seconds < STOPPED_S and not run.results, run.text
         assert "rank 1 of 3 has left by sys.exit(3); stopping all ranks" in run.text
 
     @needs_mpi
     def test_an_exit_that_is_caught_or_is_0_ends_nothing(self, tmp_path):
-        run = mpirun(3, "catch_an_exit", tmp_path)
+        run = mpirun(3, "catch_an_exit", tmp_path, fresh=True)
         assert run.status == 0 and set(run.results.values()) == {"well"} and not run.text, run.text
 
 
@@ -353,7 +353,7 @@ class TestOutput:
     def test_a_file_for_each_rank_and_errors_on_the_terminal_too(self, tmp_path):
         logs, folder = tmp_path / "logs" / "today", tmp_path / "results"
         folder.mkdir()
-        run = mpirun(3, "talk_and_fail", folder, TESSERA_RANK_LOGS=str(logs))
+        run = mpirun(3, "talk_and_fail", folder, fresh=True, TESSERA_RANK_LOGS=str(logs))
         assert run.status != 0 and not run.results and "speaks" not in run.text, run.text
         assert sorted(f.name for f in logs.iterdir()) == [f"rank-{r}.log" for r in range(3)]
         texts = [(logs / f"rank-{r}.log").read_text() for r in range(3)]

@@ -36,7 +36,7 @@ def told(run: Run) -> list[str]:
 # --- what is said -----------------------------------------------------------------------------
 @needs_mpi
 def test_a_rank_that_is_killed_in_a_collective(tmp_path: Path) -> None:
-    first, *others, hint = told(mpirun(3, "killed_as_it_waits", tmp_path))
+    first, *others, hint = told(mpirun(3, "killed_as_it_waits", tmp_path, fresh=True))
     assert first.startswith("tessera: rank 1 of 3 (pid ") and f" in {CALL}" in first, first
     assert "battery.py:" in first and "ts.dist.all_reduce(ts.ones((4,)))" in first
     assert len(others) == 2 and f"  rank 0: in {CALL}" in others[0], others
@@ -46,14 +46,14 @@ def test_a_rank_that_is_killed_in_a_collective(tmp_path: Path) -> None:
 
 @needs_mpi
 def test_a_child_of_the_rank_that_lives_on_hides_nothing(tmp_path: Path) -> None:
-    run = mpirun(3, "killed_with_a_child", tmp_path, TESSERA_COMM_TIMEOUT="20")
+    run = mpirun(3, "killed_with_a_child", tmp_path, fresh=True, TESSERA_COMM_TIMEOUT="20")
     assert f"after {CALL}" in told(run)[0], run.text
 
 
 @needs_mpi
 def test_the_terminal_learns_it_where_ranks_write_to_files(tmp_path: Path) -> None:
     logs = tmp_path / "logs"
-    run = mpirun(3, "killed", tmp_path, TESSERA_RANK_LOGS=str(logs))
+    run = mpirun(3, "killed", tmp_path, fresh=True, TESSERA_RANK_LOGS=str(logs))
     assert told(run)[0] in (logs / "rank-0.log").read_text()
 
 
@@ -75,7 +75,7 @@ def test_nothing_is_said_when_mpirun_is_asked_to_stop(tmp_path: Path) -> None:
 
 @needs_mpi
 def test_ranks_run_where_they_cannot_be_watched(tmp_path: Path) -> None:
-    run = mpirun(2, "unwatched", tmp_path)
+    run = mpirun(2, "unwatched", tmp_path, fresh=True)
     assert run.status == 0 and set(run.results.values()) == {"done"}, run.text
     assert "when a rank is killed nothing will say which: [Errno 2]" in run.text
 
@@ -94,7 +94,7 @@ def test_nothing_is_left_behind(program: str, tmp_path: Path) -> None:
     mark, temporary, results = uuid.uuid4().hex, tmp_path / "t", tmp_path / "results"
     for folder in (temporary, results):
         folder.mkdir()
-    run = mpirun(3, program, results, RUN_OF_TEST=mark, TMPDIR=str(temporary))
+    run = mpirun(3, program, results, fresh=True, RUN_OF_TEST=mark, TMPDIR=str(temporary))
     assert (run.status == 0) == (program == "watchers"), run.text
     assert set(run.results.values()) == ({"1"} if program == "watchers" else set()), run.text
     begin = time.monotonic()

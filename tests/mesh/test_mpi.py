@@ -17,7 +17,7 @@ from mesh.launch import ROOT, STOPPED_S, mpirun, needs_mpi
 @pytest.mark.row("DIST-39")
 @pytest.mark.parametrize("ranks", [2, 3, 4])
 def test_mpi_gives_the_bits_of_the_simulation(ranks, tmp_path):
-    run = mpirun(ranks, "collectives", tmp_path)
+    run = mpirun(ranks, "collectives", tmp_path, fresh=ranks == 2)
     assert run.status == 0, run.text
     assert run.results == dict(enumerate(ts.dist.simulate(collectives, ranks)))
 
@@ -52,7 +52,7 @@ FAILURES = {
 @needs_mpi
 @pytest.mark.parametrize("program", FAILURES)
 def test_all_ranks_stop(program, tmp_path):
-    run = mpirun(3, program, tmp_path)
+    run = mpirun(3, program, tmp_path, fresh=program in ("fail_early", "leave", "killed"))
     print(f"{program}: all stopped after {run.seconds:.1f} s with status {run.status}")
     assert run.status != 0 and run.seconds < STOPPED_S, run.text
     assert not {0, 2} & run.results.keys(), run.text
@@ -63,7 +63,7 @@ def test_all_ranks_stop(program, tmp_path):
 
 @needs_mpi
 def test_ranks_that_fail_alike_say_it_once(tmp_path):
-    run = mpirun(4, "fails", tmp_path)
+    run = mpirun(4, "fails", tmp_path, fresh=True)
     assert run.status != 0 and run.seconds < STOPPED_S, run.text
     assert run.text.count("failed; stopping all ranks") == 1, run.text
     assert run.text.count("matmul:") == 1 and "battery.py:" in run.text, run.text

@@ -26,7 +26,7 @@ FAULTS = Path(faults.__file__)
 
 @pytest.mark.parametrize("launcher, ranks", [("torchrun", 2), ("torchrun", 4), ("srun", 3)])
 def test_tcp_gives_the_bits_of_the_simulation(launcher, ranks, tmp_path):
-    run = started_as_by(launcher, ranks, "collectives", tmp_path)
+    run = started_as_by(launcher, ranks, "collectives", tmp_path, fresh=ranks < 4)
     assert run.status == 0, run.text
     assert run.results == dict(enumerate(ts.dist.simulate(collectives, ranks)))
 
@@ -48,7 +48,8 @@ ENDS = {"killed_as_it_waits": (1, "(pid "), "killed_with_a_child": (1, "(pid "),
 
 @pytest.mark.parametrize("program", ENDS)
 def test_how_a_program_ends(program, tmp_path):
-    run = started_as_by("srun", 3, program, tmp_path, RUN_OF_TEST=(mark := uuid.uuid4().hex))
+    run = started_as_by("srun", 3, program, tmp_path, fresh=True,
+                        RUN_OF_TEST=(mark := uuid.uuid4().hex))
     status, text = ENDS[program]
     assert abs(run.status) in (status, 9) and run.seconds < STOPPED_S, run.text
     assert run.text.count("tessera: ") == bool(text) and text in run.text, run.text
