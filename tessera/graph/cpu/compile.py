@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import linecache
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import CodeType, FunctionType
 from typing import Any
 
@@ -38,11 +40,37 @@ def compile_source(source: str, name: str) -> tuple[str, bytes]:
         target.refresh()
         library = target.codegen().create_library(name)
         library.enable_object_caching()
-        result = compiler.compile_extra(
-            typing, target, function, SIGNATURE, types.none, _flags(), {}, library=library,
-            pipeline_class=LoopCompiler,
-        )
+        with _asked_once(typing):
+            result = compiler.compile_extra(
+                typing, target, function, SIGNATURE, types.none, _flags(), {}, library=library,
+                pipeline_class=LoopCompiler,
+            )
         return result.fndesc.llvm_func_name, bytes(library._get_compiled_object())
+
+
+_known: dict[tuple[int, tuple], tuple[Any, Any]] = {}
+
+
+@contextmanager
+def _asked_once(typing: Any) -> Iterator[None]:
+    """Numba tries every definition of a function at each of its calls, a quarter of the time of a
+    compilation. What it has found for some types it finds for them again, in later loops too."""
+    ask = typing.resolve_function_type
+
+    def resolve(function: Any, args: tuple, kws: Any) -> Any:
+        key = id(function), args
+        if kws or key not in _known:
+            found = ask(function, args, kws)
+            if kws or found is None:
+                return found
+            _known[key] = function, found  # the function lives as long as its number is in use
+        return _known[key][1]
+
+    typing.resolve_function_type = resolve
+    try:
+        yield
+    finally:
+        del typing.resolve_function_type
 
 
 def _flags() -> compiler.Flags:
