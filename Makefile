@@ -9,6 +9,8 @@ BIN := $(VENV)/bin
 # Files stay with one process, the longest first: tests/conftest.py has their order.
 FILES := --dist loadfile --no-loadscope-reorder
 SOURCES := tessera tests $(wildcard examples benchmarks)
+# Byte code of the package, once; else each process that tests makes all of it when they begin.
+BYTES := $(BIN)/python -m compileall -q -j 0 tessera
 # -qq: only errors. Installed in place, so that the checkout is what runs.
 INSTALL := $(BIN)/python -m pip install -qq --disable-pip-version-check --editable
 PACKAGING := pyproject.toml setup.cfg requirements.txt
@@ -23,9 +25,11 @@ train: $(VENV)/run.stamp  ## train a small transformer: make train ARGS="--help"
 	$(BIN)/python examples/train.py $(ARGS)
 
 test: check  ## ruff, mypy and every test this machine can run: ARGS="-k name" selects
+	@$(BYTES)
 	$(BIN)/python -m pytest -q -n $(JOBS) $(FILES) $(ARGS)
 
 test-all: check  ## and the slow ones: 72 ranks, exhaustive walks, hundreds of faults; hours
+	@$(BYTES)
 	TESSERA_SLOW=1 $(BIN)/python -m pytest -q -n $(JOBS) $(FILES) $(ARGS)
 
 check: $(VENV)/test.stamp  ## ruff and mypy only
