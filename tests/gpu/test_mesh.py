@@ -21,7 +21,7 @@ needs_two = pytest.mark.skipif(device_count() < 2, reason="needs two GPUs")
 
 def run(program: str, folder: Path, ranks: int = 0, **env: str) -> list[dict]:
     ranks = ranks or mesh_ranks()
-    made = mpirun(ranks, program, folder, battery=PROGRAMS, **env)
+    made = mpirun(ranks, program, folder, battery=PROGRAMS, fresh=True, **env)
     assert made.status == 0, made.text
     print(made.text)
     return [json.loads(made.results[r]) for r in range(ranks)]
@@ -69,7 +69,8 @@ def test_gradients_are_reduced_beside_the_backward_pass(tmp_path, note):
 
 @needs_two
 def test_torchrun_s_variables_are_enough(tmp_path):
-    made = started_as_by("torchrun", mesh_ranks(), "layouts", tmp_path, battery=PROGRAMS)
+    made = started_as_by("torchrun", mesh_ranks(), "layouts", tmp_path, battery=PROGRAMS,
+                         fresh=True)
     assert made.status == 0, made.text
     for r in range(mesh_ranks()):
         said = json.loads(made.results[r])

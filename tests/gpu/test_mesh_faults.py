@@ -35,7 +35,7 @@ def words_of(ranks: int) -> dict[str, tuple[str, ...]]:
 def test_all_ranks_stop_and_it_is_said_why(tmp_path, program):
     ranks = mesh_ranks()
     made = mpirun(ranks, program, tmp_path, battery=PROGRAMS, TESSERA_COMM_TIMEOUT="5",
-                  timeout_s=60)
+                  timeout_s=60, fresh=True)
     assert made.status != 0
     for words in words_of(ranks)[program]:
         assert words in made.text, made.text

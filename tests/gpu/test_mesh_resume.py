@@ -29,7 +29,7 @@ def train(out: Path, ranks: int, *flags: Any) -> list[float]:
     else:
         folder = out.with_name(f"{out.name} ranks")
         folder.mkdir()
-        made = mpirun(ranks, "run", folder, battery=REHEARSAL,
+        made = mpirun(ranks, "run", folder, battery=REHEARSAL, fresh=True,
                       flags=[*map(str, flags), "--out", str(out)])
         assert made.status == 0, made.text
     return example.losses_of(out)

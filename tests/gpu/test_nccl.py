@@ -18,7 +18,7 @@ needs_two = pytest.mark.skipif(device_count() < 2, reason="needs two GPUs")
 
 def run(program: str, ranks: int, folder: Path, **env: str) -> list[dict]:
     pytest.importorskip("torch"), pytest.importorskip("cupy")
-    made = mpirun(ranks, program, folder, battery=PROGRAMS, **env)
+    made = mpirun(ranks, program, folder, battery=PROGRAMS, fresh=True, **env)
     assert made.status == 0, made.text
     print(made.text)
     return [json.loads(made.results[r]) for r in range(ranks)]

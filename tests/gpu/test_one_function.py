@@ -28,6 +28,7 @@ def test_in_one_process(path: str, args: tuple[str, ...], where: str) -> None:
 @pytest.mark.row("CORE-09")
 def test_on_two_gpus(tmp_path: Path) -> None:
     pytest.importorskip("cupy")
-    run = mpirun(2, "run", tmp_path, battery=Path(one_function.__file__), TESSERA_DEVICE="cuda")
+    run = mpirun(2, "run", tmp_path, battery=Path(one_function.__file__), fresh=True,
+                 TESSERA_DEVICE="cuda")
     assert run.status == 0, run.text
     assert set(run.results.values()) == {"ranks on 2 x cuda: equal to NumPy"}

@@ -31,7 +31,7 @@ def test_on_one_gpu() -> None:
 def test_on_gpus(tmp_path: Path) -> None:
     pytest.importorskip("cupy")
     n = mesh_ranks()
-    run = mpirun(n, "run", tmp_path, battery=FILE, TESSERA_DEVICE="cuda")
+    run = mpirun(n, "run", tmp_path, battery=FILE, fresh=True, TESSERA_DEVICE="cuda")
     assert run.status == 0, run.text
     assert run.results == {r: f"{n} ranks, on cuda:{r}: results on cuda:{r}, equal to NumPy"
                            for r in range(n)}

@@ -284,6 +284,18 @@ def backend() -> str:
     return ts.dist.backend()
 
 
+def who() -> str:
+    """What a process has of its own, and what it was given."""
+    return json.dumps([os.getpid(), hash("a word"), os.environ.get("WORD"), sys.argv[1:],
+                       os.getcwd(), __name__, ts.config.seed])
+
+
+def sleep_long() -> str:
+    (Path(sys.argv[2]) / "pid").write_text(str(os.getpid()))
+    time.sleep(100)
+    return "unreached"
+
+
 def seed_snippet() -> str:
     """The guide's distributed_loss: each rank's gradient is its shard of that of one process."""
     rank, size = ts.dist.rank(), ts.dist.world_size()

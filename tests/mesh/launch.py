@@ -55,8 +55,8 @@ def mpirun(ranks: int, program: str, folder: Path, timeout_s: int = 100,
 
     fresh: each is a Python that begins there; else one that has imported tessera (warm_ranks.py).
     """
-    command = [str(MPIRUN), "-n", str(ranks), *_python(program, folder, battery, flags, fresh)]
-    given = {**_environment(), **ALLOW, **env}
+    command = [str(MPIRUN), "-n", str(ranks), *rank_command(program, folder, battery, flags, fresh)]
+    given = {**rank_environment(), **ALLOW, **env}
     mark = given.setdefault("RUN_OF_TEST", uuid.uuid4().hex)
     with tempfile.TemporaryFile("w+") as shown:
         begin = time.monotonic()
@@ -84,14 +84,15 @@ def started_as_by(launcher: str, ranks: int, program: str, folder: Path, timeout
                   **env: str) -> Run:
     """The same on processes that are told what torchrun or srun tells. As by srun, nobody ends the
     others when one fails."""
-    given = _environment() | {"MASTER_PORT": str(_free_port())} | env
+    given = rank_environment() | {"MASTER_PORT": str(_free_port())} | env
     given.setdefault("RUN_OF_TEST", uuid.uuid4().hex)
     with tempfile.TemporaryFile("w+") as shown:
         begin = time.monotonic()
         running = [subprocess.Popen(
-            _python(program, folder, battery, flags, fresh), cwd=folder, stdin=subprocess.DEVNULL,
-            env=given | {k: str(v) for k, v in TOLD[launcher](r, ranks).items()},
-            stdout=shown, stderr=subprocess.STDOUT) for r in range(ranks)]
+            rank_command(program, folder, battery, flags, fresh), cwd=folder,
+            stdin=subprocess.DEVNULL, stdout=shown, stderr=subprocess.STDOUT,
+            env=given | {k: str(v) for k, v in TOLD[launcher](r, ranks).items()})
+            for r in range(ranks)]
         try:
             for process in running:
                 process.wait(timeout_s)
@@ -114,16 +115,16 @@ def _free_port() -> int:
         return listener.getsockname()[1]
 
 
-def _python(program: str, folder: Path, battery: Path, flags: Sequence[str],
+def rank_command(program: str, folder: Path, battery: Path, flags: Sequence[str],
             fresh: bool) -> list[str]:
     python = [sys.executable]
     if not fresh:
-        names = warm_ranks.servers(_environment())
+        names = warm_ranks.servers(rank_environment())
         python += ["-I", "-S", str(warm_ranks.CLIENT), ",".join(names)]
     return [*python, str(battery), program, str(folder), *flags]
 
 
-def _environment() -> dict[str, str]:
+def rank_environment() -> dict[str, str]:
     paths = os.pathsep.join([str(ROOT), str(ROOT / "tests"),
                              *filter(None, [os.environ.get("PYTHONPATH")])])
     return {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
