@@ -21,9 +21,9 @@ from .routine import empty_like, routine, type_of
 @kernel
 def packed_nt(X: Tensor["M", "K"], W: Tensor["N", "K"], S: Tensor["N", f32] | None,
               D: Tensor["M", "N"], BM=16, BN=64, BK=512, RESIDENT=1,
-              STREAMED=False, AHEAD=0):
+              STREAMED=False, AHEAD=0, DIVIDED=1):
     """Rows of weights are those of the matmul, rows of x its columns: weights are the many.
-    RESIDENT, STREAMED, AHEAD: of the form of warpgroups that specialise."""
+    RESIDENT, STREAMED, AHEAD, DIVIDED: of the form of warpgroups that specialise."""
     tile.grid_dependency_wait()
     tile.launch_dependents()
     depth = min(BK, K)
@@ -122,7 +122,7 @@ def gemm_packed(run: Any, x: Any, w: Any, *, scale: Any = None) -> Any:
     use = blocks(M, N, K, type_of(x, "x"), kinds[1])
     run.run("packed_nt", x, w, scale, out, BM=run.size("m", use.rows),
             BN=run.size("n", use.columns), BK=run.size("k", use.depth), RESIDENT=use.resident,
-            STREAMED=use.streamed, AHEAD=use.ahead)
+            STREAMED=use.streamed, AHEAD=use.ahead, DIVIDED=use.divided)
     return out
 
 
@@ -145,7 +145,7 @@ class PackedBlocks:
     """Of a group: rows of x, rows of weights, depth of a step. resident: groups for which there is
     room on a multiprocessor, so that those of the next launch are there when this one ends.
     streamed: whether weights are read by one group alone.  ahead: steps whose weights are asked
-    for while the kernel in front ends."""
+    for while the kernel in front ends.  divided: blocks of a cluster that share a group's steps."""
 
     rows: int
     columns: int
@@ -153,6 +153,7 @@ class PackedBlocks:
     resident: int = 1
     streamed: bool = False
     ahead: int = 0
+    divided: int = 1
 
 
 def blocks(M: int, N: int, K: int, x: NumericType, w: NumericType) -> PackedBlocks:

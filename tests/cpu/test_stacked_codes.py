@@ -20,6 +20,7 @@ from tessera.tile.cuda.intrinsics import unpacked_codes
 from tessera.tile.cuda.intrinsics.matmul_codes import factor_of
 from tessera.tile.cuda.lower.multiply_codes import stack_codes
 from tessera.tile.cuda.lower.warp_specialised import WarpSpecialisedProgram, lower_warp_specialised
+from tessera.tile.cuda.lower.warp_specialised.machine import PipelineMachine
 from tessera.tile.cuda.lower.warp_specialised.rewrite import is_op, ops_in
 from tessera.tile.ir.ir import For, If, Op, walk
 from tessera.tile.ir.schedule import Schedule
@@ -43,35 +44,37 @@ def swizzled(raw: np.ndarray, width: int) -> np.ndarray:
 
 @pytest.mark.parametrize("dtype", ["bf16", "f16"])
 @pytest.mark.parametrize("codes", CODES)
-@pytest.mark.parametrize("depth", [256, 512])
-def test_lanes_take_their_numbers_out_of_rows(codes, dtype, depth, rng):
+@pytest.mark.parametrize("depth, parts", [(256, 2), (512, 2), (256, 1)])
+def test_lanes_take_their_numbers_out_of_rows(codes, dtype, depth, parts, rng):
     """Every code at every place that a warpgroup reads; lane and register as PTX says (9.7.15)."""
-    kind, parts, slot_bytes, offset = find_dtype(codes), 2, 1 << 15, 2048
-    raw = rng.integers(0, 256, (64, depth * kind.bits // 8), dtype=np.uint8)
+    kind, rows, slot_bytes, offset = find_dtype(codes), 128 // parts, 1 << 15, 2048
+    raw = rng.integers(0, 256, (rows, depth * kind.bits // 8), dtype=np.uint8)
     width = 128 if raw.shape[1] % 128 == 0 else 64
-    block = Block(128 * parts)
+    block = Block(256)
     data, first = swizzled(raw, width), offset + slot_bytes
     block.shared.bytes[first:first + data.size] = data
     factor = 1 / factor_of(kind, dtype)
-    thread, got = np.arange(128 * parts, dtype=np.int32), []
+    thread, got = np.arange(256, dtype=np.int32), []
     part = unpacked_codes.Part(raw.shape[1] // parts, codes, dtype, False)
     how = part.part_bytes, codes, dtype, False
     for step in range(part.steps):
         batch, at = divmod(step, part.steps // part.batches)
         with np.errstate(all="ignore"):
             if at == 0:
-                read = unpacked_codes.read(offset, slot_bytes, 64 * width, width, *how, batch)
+                read = unpacked_codes.read(offset, slot_bytes, rows * width, width, *how, batch,
+                                           parts)
                 words = read.rule(None, None).body(Builder(block), as_register(np.int32(1)),
                                                    as_register(thread))
             make = unpacked_codes.unpack(*how, step, part.steps)
             got += make.rule(None, None).body(Builder(block), words, as_register(thread))
     numbers = np.asarray(decode(unpack(raw, kind, depth), kind), np.float64) * factor
-    lane, row = thread & 31, 16 * (thread >> 5 & 3) + (thread >> 2 & 7)
+    group, lane, row = thread >> 7, thread & 31, 16 * (thread >> 5 & 3) + (thread >> 2 & 7)
+    row, at = (row + 64 * group, 0 * group) if parts == 1 else (row, group * depth // parts)
     for i, word in enumerate(got):
         step, down, right = i // 4, i & 1, i >> 1 & 1
         words = np.broadcast_to(np.asarray(word), thread.shape).astype(np.int32).view(np.uint16)
         halves = np.asarray(decode(words.reshape(-1, 2), find_dtype(dtype)), np.float64)
-        column = (thread >> 7) * depth // parts + 16 * step + 8 * right + 2 * (lane & 3)
+        column = at + 16 * step + 8 * right + 2 * (lane & 3)
         want = np.stack([numbers[row + 8 * down, column + j] for j in (0, 1)], 1)
         np.testing.assert_array_equal(halves, want)
 
@@ -108,6 +111,34 @@ def test_two_warpgroups_sum_a_part_of_k_each(codes, x, rng):
     rows, weights, scale, out = args
     want = numbers(rows) @ numbers(weights).T * numbers(scale)
     assert_close(numbers(out), want, x, n=1024, scale=float(np.abs(want).max()))
+
+
+@pytest.mark.parametrize("x, M, codes, BK", [
+    ("bf16", 16, "fp4_e2m1", 256), ("bf16", 64, "fp6_e2m3", 128), ("fp8_e4m3", 64, "fp4_e2m1", 256),
+    ("fp8_e4m3", 16, "fp6_e3m2", 512)])
+def test_two_blocks_share_the_steps_of_a_group(x, M, codes, BK, rng, monkeypatch):
+    """Each warpgroup has rows of its own, and the blocks every second step, of an odd number."""
+    how, K = {"BM": M, "BN": 128, "BK": BK, "DIVIDED": 2}, 5 * BK
+    drawn = rng.standard_normal((300, K)).astype("f4")
+    args = (ts.tensor(rng.standard_normal((M - 3, K)).astype("f4"), x), ts.tensor(drawn, codes),
+            None, ts.tensor(np.full((M - 3, 300), np.nan, "f4"), "bf16"))
+    made = stack_codes(packed_nt.lower(*args, **how), HOPPER, FACTS.divisible)
+    made = lower_warp_specialised(made, None, FACTS, HOPPER)
+    assert isinstance(made, WarpSpecialisedProgram), made
+    assert made.pipeline.together == made.pipeline.divided == 2 and made.warpgroups == 2
+    assert {n.attr["parts"] for n in ops_in(made.function.body, "unpack_codes")} == {1}
+    run(packed_nt, made, (1, 3), *args, blocks=3, **how)
+    want = numbers(args[0]) @ numbers(args[1]).T
+    assert_close(numbers(args[3]), want, "bf16", n=K, scale=float(np.abs(want).max()))
+    monkeypatch.setattr(PipelineMachine, "parts", 2)
+    run(packed_nt, made, (1, 3), *args, blocks=4, **how)  # the sums of the other do not come here
+    mine = np.concatenate([np.arange(k, k + BK) for k in range(0, K, 2 * BK)])
+    want = numbers(args[0])[:, mine] @ numbers(args[1])[:, mine].T
+    assert_close(numbers(args[3]), want, "bf16", n=K, scale=float(np.abs(want).max()))
+    monkeypatch.setattr(PipelineMachine, "part", 1)
+    fill = ts.tensor(np.full((M - 3, 300), np.nan, "f4"), "bf16")
+    run(packed_nt, made, (1, 3), *args[:3], fill, blocks=4, **how)
+    assert np.isnan(numbers(fill)).all(), "one of the two stores"
 
 
 def numbers(t: ts.Tensor) -> np.ndarray:

@@ -39,7 +39,7 @@ class CompiledKernel:
     grid: 'groups', one block per group, 'clusters', one cluster of blocks per group, or
         'persistent', as many blocks as the device holds;
         'persistent-24', but for 24 multiprocessors; 'persistent-0-1', in clusters whose blocks
-        are neighbours on axis 1 of the grid.
+        are neighbours on axis 1 of the grid; 'persistent-0-each', in clusters that do a group each.
     notes: what the compiler decided and why.
     """
 
@@ -146,6 +146,8 @@ def emit_kernel(function: Function, lanes: int, target: Target, facts: ArgumentF
 def _persistent(program: WarpSpecialisedProgram) -> str:
     """As CompiledKernel.grid says it."""
     spare = program.pipeline.spare
+    if program.pipeline.divided > 1:
+        return f"persistent-{spare or 0}-each"
     if program.pipeline.cluster > 1:
         return f"persistent-{spare or 0}-{program.strip}"
     return f"persistent-{spare}" if spare else "persistent"

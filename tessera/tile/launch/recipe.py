@@ -161,6 +161,8 @@ class Recipe:
             most = max((device(self.device).multiprocessors - int(spare or 0)) // together, 1)
             if together > 1:  # one more than run at once would begin when the others are done
                 most = min(most, self.image.code.on(self.device).clusters)
+                if strip == "each":
+                    return min(groups, most) * together
                 side_by_side = self.target.grid[int(strip)]  # a cluster may be over their end
                 groups = groups // side_by_side * -(-side_by_side // together) * together
             blocks = min(groups // together, most) * together

@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from tessera.lazy_dataclass import dataclass
 from tessera.runtime.target import Target
 from tessera.tile.cuda.emit.emitter import INDENT, ArgumentFacts, Emitted, EmittedLine, Emitter
 from tessera.tile.cuda.emit.memory_operands import (
@@ -24,6 +25,7 @@ from tessera.tile.cuda.emit.registry import emits
 from tessera.tile.cuda.emit.sentinels import watch_held, watch_store
 from tessera.tile.cuda.emit.tile_access import parts_of
 from tessera.tile.cuda.emit.tiles import unrounded
+from tessera.tile.cuda.intrinsics import exchanged_sums
 from tessera.tile.cuda.intrinsics.formats import kind_of
 from tessera.tile.cuda.intrinsics.shared_memory import descriptor_bits
 from tessera.tile.cuda.lower.warp_specialised import Refusal, lower_warp_specialised, room_of
@@ -45,6 +47,16 @@ from tessera.tile.ir.register_layout import RegisterLayout
 from tessera.tile.ir.types import TileType
 
 CONSUMERS_BARRIER = 1  # barrier 0 is the block's
+
+
+@dataclass(frozen=True)
+class ExchangedSums:
+    """Where sums lie that another block sends: buffers and barriers, as offsets in shared memory,
+    and the variables that say which of them is next, and its phase."""
+
+    buffers: int
+    barriers: int
+    position: tuple[str, str]
 
 
 def emit_warp_specialised(function: Function, schedule: Any, target: Target, facts: ArgumentFacts
@@ -71,7 +83,7 @@ def emit_program(program: WarpSpecialisedProgram, target: Target, facts: Argumen
     emitter.prologue()
     made = emitter.finish()
     return replace(made, dependent=made.dependent or emitter.dependent_launch,
-                   cluster=program.pipeline.cluster)
+                   cluster=program.pipeline.together)
 
 
 class WarpSpecialisedEmitter(Emitter):
@@ -88,6 +100,7 @@ class WarpSpecialisedEmitter(Emitter):
         self.positions = {r.name: (self.fresh(f"{r.name}_at"), self.fresh(f"{r.name}_phase"))
                           for r in program.rings}
         self.mail = (self.fresh("mail_at"), self.fresh("mail_phase"))
+        self.exchange: ExchangedSums | None = None
         self.waits_alone = False  # a warp does not wait for the kernel in front
         for note in program.notes:
             self.note(note)
@@ -152,10 +165,14 @@ class WarpSpecialisedEmitter(Emitter):
                              arrivals)
             first.append(f"{make}()")
             positions.append(self.mail)
+        if self.exchange is not None:
+            make = self.use("exchange_init", f"use(exchanged_sums.init({self.exchange.barriers}))")
+            first.append(f"{make}()")
+            positions.append(self.exchange.position)
         first.append(self.use("fence_init", "use('fence_mbarrier_init')") + "()")
         thread, role = self.all_threads, self.role
         self.write(f"if {thread} == 0:", *(INDENT + text for text in first))
-        if self.program.pipeline.cluster > 1:
+        if self.program.pipeline.together > 1:
             for name in ("cluster_arrive_relaxed", "cluster_wait"):
                 self.write(self.use(name, f"use('{name}')") + "()")
         else:
@@ -265,6 +282,33 @@ def _tile_order(e: Emitter, op: Op) -> None:
     make = specialised(e).deal("tile_order", attr["order"], attr["outer"], attr["reversed"])
     names = ", ".join(e.spelled[d.value] for d in op.outs)
     e.line(f"{names} = {make}({', '.join(map(e.name, op.args))})")
+
+
+@emits("part_number")
+def _part_number(e: Emitter, op: Op) -> None:
+    e.define(op.outs[0], specialised(e).which)
+
+
+@emits("part_count")
+def _part_count(e: Emitter, op: Op) -> None:
+    e.define(op.outs[0], f"i32({op.attr['parts']})")
+
+
+@emits("sum_across")
+def _sum_across(e: Emitter, op: Op) -> None:
+    h = specialised(e)
+    count, threads = e.layout(op.args[0]).count, WARPGROUP * h.program.warpgroups
+    if h.exchange is None:
+        at = -(-h.shared_bytes // exchanged_sums.ALIGNMENT) * exchanged_sums.ALIGNMENT
+        size = exchanged_sums.buffer_bytes(count, threads)
+        h.exchange = ExchangedSums(at, at + exchanged_sums.BUFFERS * size,
+                                   (h.fresh("turn"), h.fresh("turn_phase")))
+        h.shared_bytes = h.exchange.barriers + exchanged_sums.BARRIERS_BYTES
+    turn, phase = h.exchange.position
+    make = h.use("sum_across", f"use(exchanged_sums.add({count}, {threads}, {h.exchange.buffers}, "
+                 f"{h.exchange.barriers}))")
+    e.define(op.outs[0], f"{make}({e.name(op.args[0])}, {h.thread}, {h.which}, {turn}, {phase})")
+    _step(h, exchanged_sums.BUFFERS, turn, phase)
 
 
 # --- rings ------------------------------------------------------------------------------------

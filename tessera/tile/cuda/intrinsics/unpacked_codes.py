@@ -33,6 +33,7 @@ from tessera.tile.cuda.ptx import memory
 
 LLVM = Any
 CHUNK, STEP_BITS = 16, 256  # bytes; bits of a row that a matmul instruction multiplies
+ROWS = 64  # of a warpgroup
 MOST_WORDS = 48  # of codes that a lane holds at once
 
 
@@ -75,11 +76,12 @@ class Part:
 
 @functools.cache
 def read(offset: int, slot_bytes: int, panel_bytes: int, width: int, part_bytes: int, codes: str,
-         dtype: str, dealt: bool, batch: int) -> Operation:
+         dtype: str, dealt: bool, batch: int, parts: int = 2) -> Operation:
     """(slot, thread) -> the words of a lane: those of its upper row, and of the one below.
 
     The tile lies in panels of rows of `width` bytes, swizzled as wide; warpgroup i has part_bytes
-    of each row, from i * part_bytes on, and reads one batch of them.
+    of each row, from i * part_bytes on, and reads one batch of them. parts: 1 where it has all of
+    rows of its own, 64 i and those behind it.
     """
     part = Part(part_bytes, codes, dtype, dealt)
     order, size = part.order, part_bytes // part.batches
@@ -89,10 +91,13 @@ def read(offset: int, slot_bytes: int, panel_bytes: int, width: int, part_bytes:
         lane = b.and_(thread, b.i32(31))
         row = b.or_(b.and_(b.lshr(thread, b.i32(1)), b.i32(0x30)), b.lshr(lane, b.i32(2)))
         base = b.add(b.add(b.shared_base(), b.i32(offset)), b.mul(slot, b.i32(slot_bytes)))
+        group = b.lshr(thread, b.i32(7))
         base = b.add(base, b.mul(row, b.i32(width)))
+        if parts == 1:
+            base = b.add(base, b.mul(group, b.i32(ROWS * width)))
         line = b.shl(b.and_(b.lshr(row, b.i32(shift)), b.i32(across - 1)), b.i32(4))
         across_row, inside = order.first(b, b.and_(lane, b.i32(3)))
-        mine = b.add(b.mul(b.lshr(thread, b.i32(7)), b.i32(part_bytes)), across_row)
+        mine = across_row if parts == 1 else b.add(b.mul(group, b.i32(part_bytes)), across_row)
         base = b.add(base, inside)
         rows: tuple[list[LLVM], list[LLVM]] = [], []
         for first in range(batch * size, (batch + 1) * size, order.unit):

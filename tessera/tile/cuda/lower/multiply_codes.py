@@ -204,7 +204,7 @@ class _Pass:
         rows, columns, depth = *sums.shape, x.shape[0]
         if any(n & (n - 1) for n in (rows, columns, depth)) or depth < UNIT:
             return False
-        beside = self.warps // self.parts(depth)  # warps that share a part have rows each
+        beside = self.warps // self.parts(depth, rows)  # warps that share a part have rows each
         return rows >= ROWS * beside and COLUMNS <= columns <= MOST_COLUMNS and \
             sums.dtype is f32 and attr["precision"] is None
 
@@ -212,7 +212,7 @@ class _Pass:
         """The format in which codes are multiplied."""
         return target_of(x)
 
-    def parts(self, depth: int) -> int:
+    def parts(self, depth: int, rows: int) -> int:
         """Into how many an iteration's k is cut: one for each warp where there is enough."""
         return min(self.warps, depth // UNIT)
 
@@ -222,7 +222,7 @@ class _Pass:
         kind, x, codes = op.outs[0].type, self.types[found.b], self.tensor(found.view).dtype
         assert isinstance(kind, TileType) and isinstance(x, TileType)
         factor = factor_of(codes, self.target(x.dtype))
-        many = TileType(f32, self.shape(self.parts(x.shape[0]), *kind.shape))
+        many = TileType(f32, self.shape(self.parts(x.shape[0], kind.shape[0]), *kind.shape))
         first = self.op(out, "full", (), many, op, shape=many.shape, value=0.0, dtype=f32)
         sums, made = (Def(self.names.fresh("parts"), many) for _ in range(2))
         body: list[Node] = []
@@ -236,7 +236,7 @@ class _Pass:
                 body.append(n)
         out.append(replace(node, carried=put(node.carried, i, sums), body=tuple(body),
                            inits=put(node.inits, i, first), yields=put(node.yields, i, made.value)))
-        total: Operand = self.op(out, "sum_parts", (self.parted(sums, kind, out, op),), kind, op)
+        total = self.total(sums, kind, out, op)
         if factor != 1:
             total = self.op(out, "mul", (total, Const(factor, f32)), kind, op)
         out.append(Op("add", (total, node.inits[i]), (node.carried[i],), (), op.where))
@@ -245,9 +245,9 @@ class _Pass:
         """Of the sums."""
         return parts, rows, columns
 
-    def parted(self, sums: Def, kind: TileType, out: list[Node], at: Op) -> SSAValue:
-        """The sums as a matrix for each part."""
-        return sums.value
+    def total(self, sums: Def, kind: TileType, out: list[Node], at: Op) -> Operand:
+        """Of all parts."""
+        return self.op(out, "sum_parts", (sums.value,), kind, at)
 
     def load_bytes(self, out: list[Node], found: CodesMatmul, codes: DType) -> SSAValue:
         """The box of the weights as the bytes that it lies in."""
@@ -292,31 +292,41 @@ class _Stacked(_Pass):
         form = self.generation.warpgroup_matmul
         assert form is not None
         (rows, columns), codes = sums.shape, self.tensor(found.view).dtype
-        piece = x.shape[0] // (STACKED * PIECES)
-        if not super().fits(found) or rows != form.rows or piece == 0:
+        if rows not in (form.rows, STACKED * form.rows) or not super().fits(found):
             return False
+        piece = x.shape[0] // (self.parts(x.shape[0], rows) * PIECES)
         if x.dtype.bits == 8:
-            return x.dtype.name == "fp8_e4m3" and codes.kind == "float" and piece % UNIT == 0
-        return x.dtype.bits == 16 and columns >= STACKED_COLUMNS.get(codes.name, 16) and (
-            piece * codes.bits % CHUNK_BITS == 0)
+            return x.dtype.name == "fp8_e4m3" and codes.kind == "float" and bool(
+                piece and piece % UNIT == 0)
+        fewest = STACKED_COLUMNS.get(codes.name, 16) if rows == form.rows else COLUMNS
+        return x.dtype.bits == 16 and columns >= fewest and (
+            piece and piece * codes.bits % CHUNK_BITS == 0)
 
     def target(self, x: DType) -> str:
         return x.name
 
+    def parts(self, depth: int, rows: int) -> int:
+        """One for each warpgroup, or one where each has rows of its own."""
+        assert self.generation.warpgroup_matmul is not None
+        return STACKED * self.generation.warpgroup_matmul.rows // rows
+
     def shape(self, parts: int, rows: int, columns: int) -> tuple[int, ...]:
         return parts * rows, columns
 
-    def parted(self, sums: Def, kind: TileType, out: list[Node], at: Op) -> SSAValue:
+    def total(self, sums: Def, kind: TileType, out: list[Node], at: Op) -> Operand:
         parts = sums.type.shape[0] // kind.shape[0]  # type: ignore[union-attr]
+        if parts == 1:
+            return sums.value
         many = (parts, *kind.shape)
-        return self.op(out, "reshape", (sums.value,), TileType(f32, many), at, shape=many)
+        matrices = self.op(out, "reshape", (sums.value,), TileType(f32, many), at, shape=many)
+        return self.op(out, "sum_parts", (matrices,), kind, at)
 
 
-def is_dealt(x: DType, codes: DType, depth: int, columns: int) -> bool:
+def is_dealt(x: DType, codes: DType, parts: int, depth: int, columns: int) -> bool:
     """Whether warpgroups multiply codes in the order of k in which lanes read them, into which the
     other operand is brought. With many columns shared memory has no time for that."""
     most = PLAIN_COLUMNS[codes.bits] if x.bits == 8 else PLAIN_HALVES
-    return codes.kind == "float" and columns < most and depth % (STACKED * PIECES * UNIT) == 0
+    return codes.kind == "float" and columns < most and depth % (parts * PIECES * UNIT) == 0
 
 
 @functools.cache

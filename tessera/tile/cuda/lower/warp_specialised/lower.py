@@ -13,6 +13,7 @@ from tessera.tile.cuda.lower.warp_specialised import ops  # noqa: F401  register
 from tessera.tile.cuda.lower.warp_specialised.check import check_slots
 from tessera.tile.cuda.lower.warp_specialised.clusters import drains, share_loads
 from tessera.tile.cuda.lower.warp_specialised.defaults import complete, nonempty, rows_of
+from tessera.tile.cuda.lower.warp_specialised.divide import divide_iterations
 from tessera.tile.cuda.lower.warp_specialised.guards import guard_masks, guard_rescales
 from tessera.tile.cuda.lower.warp_specialised.layouts import place_tiles
 from tessera.tile.cuda.lower.warp_specialised.masks import unify_masks
@@ -113,6 +114,7 @@ def _lower(function: Function, pipeline: PipelineKnobs, facts: Any, generation: 
     function = simplify(place_operands(function, maker, known, facts.aligned, form,
                                        pipeline.fast_sums))
     check_memory(function, getattr(facts, "shared", False))
+    function, pipeline = divide_iterations(function, pipeline, maker)
     pipeline = complete(pipeline, function, maker, generation)
     whole_bytes = room_of(generation, pipeline.resident)
     rings = form_rings(function.body, maker, pipeline, whole_bytes - reserved)

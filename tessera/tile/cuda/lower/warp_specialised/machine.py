@@ -118,7 +118,10 @@ class Rings:
 
 
 class PipelineMachine(Machine):
-    """One persistent block. role: 'producer' | 'consumer'."""
+    """One persistent block. role: 'producer' | 'consumer'.  part, parts: its number among blocks
+    that do a tile together, and theirs; what the others have summed does not come."""
+
+    part, parts = 0, 1
 
     def __init__(self, program: WarpSpecialisedProgram, block: int, blocks: int,
                  axes: tuple[int, ...],

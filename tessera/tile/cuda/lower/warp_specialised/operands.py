@@ -257,7 +257,7 @@ class _Placing:
         load, right = self.loaded(a, "a", x.dtype)[0], self.loaded(b, "b")[0]
         parts = made.type.shape[0] // self.maker.type(a).shape[0]  # type: ignore[union-attr]
         placed: list[Node] = []
-        beside = (right,) if is_dealt(x.dtype, op.attr["codes"], *x.shape) else ()
+        beside = (right,) if is_dealt(x.dtype, op.attr["codes"], parts, *x.shape) else ()
         steps = x.shape[0] // parts * x.dtype.bits // (8 * self.form.step_bytes)
         pieces = max(PIECES, steps // EACH)
         short = self.form.operands[x.dtype.name].short_sums and not self.fast_sums

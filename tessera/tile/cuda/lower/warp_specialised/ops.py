@@ -108,6 +108,20 @@ def mail_get(m: Any, op: Any, count: Any = 2) -> Any:
     return m.mail.popleft()
 
 
+@declare(rule=lambda types, attrs: INT, attrs=("parts",), run=True, public=False,
+         least=lambda least: 0)
+def part_number(m: Any, op: Any, parts: Any = 1) -> Any:
+    """The number of this block among those that do a tile together."""
+    return np.array([[m.part]], np.int32)
+
+
+@declare(rule=lambda types, attrs: INT, attrs=("parts",), run=True, public=False,
+         least=lambda least: 1)
+def part_count(m: Any, op: Any, parts: Any = 1) -> Any:
+    """How many blocks do a tile together; here one, whatever the program says."""
+    return np.array([[m.parts]], np.int32)
+
+
 def _order_rule(types: Any, attrs: Any) -> Any:
     many = (INT,) * len(attrs["order"])
     return many if len(many) > 1 else INT
@@ -256,6 +270,13 @@ def _first(types: Any, attrs: Any) -> Any:
 def matmul_wait(m: Any, op: Any, x: Any, pending: Any = 0) -> Any:
     """Waits until at most `pending` matmuls run, counted from the last one issued; x passes."""
     m.rings.settle(op.attr["pending"])
+    return x
+
+
+@declare(rule=_first, attrs=("parts",), run=True, effect="sync", group=True, public=False,
+         layouts="same")
+def sum_across(m: Any, op: Any, x: Any, parts: Any = 1) -> Any:
+    """The sum of what the blocks have that do a tile together; here one has all."""
     return x
 
 

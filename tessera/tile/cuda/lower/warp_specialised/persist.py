@@ -220,6 +220,10 @@ def loop_over_tiles(function: Function, nodes: Nodes, order: Order, maker: Maker
             tiles = scalar("mul", tiles, count, hint="runs")
     raster = _raster(function, order, counts, scalar, defaults)
     first = scalar("block_number", hint="block")
+    step = scalar("block_count", hint="blocks")
+    if pipeline.divided > 1:
+        parts = scalar("part_count", hint="parts", parts=pipeline.divided)
+        first, step = (scalar("floordiv", x, parts, hint=x.name) for x in (first, step))
     tile = maker.define("tile", INT)
     at = [maker.define(f"group_{a}", INT) for a in range(rank)]
     place = Op("tile_order", (tile.value, raster, *counts), tuple(at),
@@ -228,7 +232,6 @@ def loop_over_tiles(function: Function, nodes: Nodes, order: Order, maker: Maker
         nodes = _run(nodes, runs, at, length, whole, maker)
     body = (place, *_coordinates(nodes, at))
     if pipeline.tiles != "dynamic":
-        step = scalar("block_count", hint="blocks")
         return (*made, For(tile, first, tiles, step, (), (), body, ()))
     if rank >= MAIL_NUMBERS:
         raise Refused(f"its grid has {rank} axes, and a producer tells {MAIL_NUMBERS - 1} of the "

@@ -199,6 +199,8 @@ class PipelineKnobs:
     dependent      it starts while the kernel before it ends, and waits there for its results
     cluster        blocks that do neighbouring tiles of the strip axis and share what all of them
                    read (clusters.py)
+    divided        blocks of a cluster that share the iterations of each tile, 2 or 1; the first
+                   stores their sum (divide.py)
     resident       blocks that share a multiprocessor: the next launch's are there when this ends
     ahead          iterations whose packed weights come to L2 while the kernel before it ends
     streamed       packed weights are read once, so that L2 keeps all else rather than them
@@ -221,10 +223,16 @@ class PipelineKnobs:
     registers: tuple[int, int] | None = None
     dependent: bool | None = None
     cluster: int = 1
+    divided: int = 1
     resident: int = 1
     ahead: int = 0
     streamed: bool = False
     skip: bool = False
+
+    @property
+    def together(self) -> int:
+        """Blocks of a cluster."""
+        return self.cluster * self.divided
 
     def override(self, values: dict[str, Any]) -> PipelineKnobs:
         known = {f.name for f in fields(self)}

@@ -37,7 +37,7 @@ def find_runs(function: Function, depends: dict[SSAValue, frozenset[int]], rank:
     """depends: axes of the grid, of each value."""
     loops = [n for n in function.body if isinstance(n, For) and ops_in((n,), "ring_load")]
     plain = [n for n in loops if not ops_in((n,), "async_matmul")]
-    if pipeline.tiles != "static" or pipeline.cluster > 1 or not plain or plain == loops:
+    if pipeline.tiles != "static" or pipeline.together > 1 or not plain or plain == loops:
         return None
     used = {x for n in walk(tuple(plain)) for x in operands(n) if isinstance(x, SSAValue)}
     axes = frozenset().union(*(depends.get(x, frozenset()) for x in used))
