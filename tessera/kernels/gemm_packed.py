@@ -21,9 +21,9 @@ from .routine import empty_like, routine, type_of
 @kernel
 def packed_nt(X: Tensor["M", "K"], W: Tensor["N", "K"], S: Tensor["N", f32] | None,
               D: Tensor["M", "N"], BM=16, BN=64, BK=512, RESIDENT=1,
-              STREAMED=False, AHEAD=0, DIVIDED=1):
+              STREAMED=False, AHEAD=0, DIVIDED=1, WARPGROUPS=2):
     """Rows of weights are those of the matmul, rows of x its columns: weights are the many.
-    RESIDENT, STREAMED, AHEAD, DIVIDED: of the form of warpgroups that specialise."""
+    RESIDENT and what is behind it: of the form of warpgroups that specialise."""
     tile.grid_dependency_wait()
     tile.launch_dependents()
     depth = min(BK, K)
@@ -122,7 +122,8 @@ def gemm_packed(run: Any, x: Any, w: Any, *, scale: Any = None) -> Any:
     use = blocks(M, N, K, type_of(x, "x"), kinds[1])
     run.run("packed_nt", x, w, scale, out, BM=run.size("m", use.rows),
             BN=run.size("n", use.columns), BK=run.size("k", use.depth), RESIDENT=use.resident,
-            STREAMED=use.streamed, AHEAD=use.ahead, DIVIDED=use.divided)
+            STREAMED=use.streamed, AHEAD=use.ahead, DIVIDED=use.divided,
+            WARPGROUPS=use.warpgroups)
     return out
 
 
@@ -154,6 +155,7 @@ class PackedBlocks:
     streamed: bool = False
     ahead: int = 0
     divided: int = 1
+    warpgroups: int = 2
 
 
 def blocks(M: int, N: int, K: int, x: NumericType, w: NumericType) -> PackedBlocks:

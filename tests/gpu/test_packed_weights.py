@@ -9,6 +9,7 @@ import tessera as ts
 import tile_gpu
 from cpu.test_packed_weights import CODES, arguments, begun, numbers, product, weights
 from gpu_harness import require_gpu
+from tessera.kernels.gemm_packed import packed_nt
 from tessera.stdlib import gemm_packed
 from tolerance import assert_close
 
@@ -39,6 +40,21 @@ def test_results(rng, codes, x, M, N, K):
 def test_blocks_and_warps(rng, codes, lanes, BN, BM, BK):
     tile_gpu.compare(product, *arguments(rng, codes, BM + 1, BN + 3, 3 * BK), lanes=lanes,
                      rtol=1e-4, atol=2e-3, BN=BN, BM=BM, BK=BK)
+
+
+@pytest.mark.parametrize("kind", ["bf16", "fp8_e4m3"])
+@pytest.mark.parametrize("codes", ["fp4_e2m1", "fp6_e3m2"])
+@pytest.mark.parametrize("M, N, K", [(61, 17000, 640), (5, 130, 256)])
+def test_two_blocks_share_the_steps_of_a_group(rng, codes, kind, M, N, K):
+    """Three tiles for some pairs, whose buffers take turns; steps of which one block has more."""
+    w, x, _ = arguments(rng, codes, M, N, K, kind)
+    want, terms = numbers(x) @ numbers(w).T, np.abs(numbers(x)) @ np.abs(numbers(w)).T
+    bound = 2.0**-8 * np.abs(want) + (2.0**-13 if kind == "fp8_e4m3" else 2e-6) * terms
+    given = x.to("cuda"), w.to("cuda"), None
+    for _ in range(3):
+        out = ts.tensor(np.full((M, N), np.nan, np.float32), "bf16").to("cuda")
+        packed_nt(*given, out, BM=8 if M < 8 else 64, BN=128, BK=256, DIVIDED=2, AHEAD=2)
+        assert (np.abs(numbers(out.to("cpu")) - want) <= bound).all()
 
 
 def test_sums_may_begin_with_something(rng):

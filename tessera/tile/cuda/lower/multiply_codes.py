@@ -48,7 +48,7 @@ from tessera.tile.passes.integer_facts import Knowledge
 
 ROWS, COLUMNS = 16, 8  # of a tensor core's block
 MOST_COLUMNS = 64  # more are better off with wgmma, whose sums are not in parts
-STACKED = 2  # warpgroups
+STACKED = 2  # warpgroups, where the kernel does not say WARPGROUPS
 STACKED_COLUMNS = {"fp4_e2m1": 32}  # of 16 bits, for which they pay: of other codes 16
 PIECES, EACH = 2, 4  # the fewest of a warpgroup's codes; instructions of each of more pieces
 CHUNK_BITS = 128  # of what a lane reads at once
@@ -93,7 +93,8 @@ def stack_codes(function: Function, generation: Generation, divisible: frozenset
     warp. The sums of all parts are one matrix."""
     if generation.warpgroup_matmul is None:
         return function
-    stacked = _Stacked(function, STACKED, generation, divisible, overlapping)
+    many = int(dict(function.constants).get("WARPGROUPS", STACKED))
+    stacked = _Stacked(function, many, generation, divisible, overlapping)
     made = stacked.run()
     return made if stacked.bytes else function
 
@@ -292,13 +293,14 @@ class _Stacked(_Pass):
         form = self.generation.warpgroup_matmul
         assert form is not None
         (rows, columns), codes = sums.shape, self.tensor(found.view).dtype
-        if rows not in (form.rows, STACKED * form.rows) or not super().fits(found):
+        if rows not in (form.rows, self.warps * form.rows) or not super().fits(found):
             return False
         piece = x.shape[0] // (self.parts(x.shape[0], rows) * PIECES)
         if x.dtype.bits == 8:
             return x.dtype.name == "fp8_e4m3" and codes.kind == "float" and bool(
                 piece and piece % UNIT == 0)
-        fewest = STACKED_COLUMNS.get(codes.name, 16) if rows == form.rows else COLUMNS
+        usual = rows == form.rows and self.warps == STACKED
+        fewest = STACKED_COLUMNS.get(codes.name, 16) if usual else COLUMNS
         return x.dtype.bits == 16 and columns >= fewest and (
             piece and piece * codes.bits % CHUNK_BITS == 0)
 
@@ -308,7 +310,7 @@ class _Stacked(_Pass):
     def parts(self, depth: int, rows: int) -> int:
         """One for each warpgroup, or one where each has rows of its own."""
         assert self.generation.warpgroup_matmul is not None
-        return STACKED * self.generation.warpgroup_matmul.rows // rows
+        return self.warps * self.generation.warpgroup_matmul.rows // rows
 
     def shape(self, parts: int, rows: int, columns: int) -> tuple[int, ...]:
         return parts * rows, columns

@@ -25,6 +25,7 @@ from tessera.tile.ir.ir import Const, For, Function, Op, Operand, SSAValue, walk
 from tessera.tile.ir.types import GlobalTensor, TileType
 from tessera.tile.passes.integer_facts import Knowledge
 
+MOST_CONSUMERS = 3  # that are taken unasked: of more each thread has few registers
 MOST_STAGES = 16  # of slots that are small
 FEWEST_REGISTERS = 24  # of a lane that only copies (setmaxnreg)
 # Of a thread that brings rows into the order of codes, where several blocks share them, or one.
@@ -128,7 +129,7 @@ def rows_of(function: Function) -> int:
 def consumers(rows: int, form: WarpgroupMatmul) -> int:
     """One for each block of rows while that many can run, then pairs; more rows are several blocks
     of each consumer."""
-    blocks, most = rows // form.rows, max(form.registers)
+    blocks, most = rows // form.rows, max(n for n in form.registers if n <= MOST_CONSUMERS)
     return blocks if blocks <= most else 2 if most > 1 and blocks % 2 == 0 else most
 
 
