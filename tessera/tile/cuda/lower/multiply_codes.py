@@ -301,8 +301,8 @@ class _Stacked(_Pass):
                 piece and piece % UNIT == 0)
         usual = rows == form.rows and self.warps == STACKED
         fewest = STACKED_COLUMNS.get(codes.name, 16) if usual else COLUMNS
-        return x.dtype.bits == 16 and columns >= fewest and (
-            piece and piece * codes.bits % CHUNK_BITS == 0)
+        return x.dtype.bits == 16 and columns >= fewest and piece > 0 and (
+            piece * codes.bits % CHUNK_BITS == 0)
 
     def target(self, x: DType) -> str:
         return x.name

@@ -46,7 +46,7 @@ def _sums(function: Function, loop: For, maker: Maker) -> bool:
 
     def zeros(x: object) -> bool:
         op = made.get(x) if isinstance(x, SSAValue) else None
-        return is_op(op, "full") and op.attr["value"] == 0  # type: ignore[union-attr]
+        return is_op(op, "full") and op.attr["value"] == 0
 
     last = {out(n) for n in loop.body if is_op(n, "async_matmul", "add")}
     return len(loop.carried) == 1 and zeros(loop.inits[0]) and loop.yields[0] in last and all(
