@@ -21,9 +21,9 @@ from .routine import empty_like, routine, type_of
 @kernel
 def packed_nt(X: Tensor["M", "K"], W: Tensor["N", "K"], S: Tensor["N", f32] | None,
               D: Tensor["M", "N"], BM=16, BN=64, BK=512, RESIDENT=1,
-              STREAMED=False, AHEAD=0, DIVIDED=1, WARPGROUPS=2):
+              STREAMED=False, AHEAD=0, DIVIDED=1):
     """Rows of weights are those of the matmul, rows of x its columns: weights are the many.
-    RESIDENT and what is behind it: of the form of warpgroups that specialise."""
+    RESIDENT, STREAMED, AHEAD, DIVIDED: of the form of warpgroups that specialise."""
     tile.grid_dependency_wait()
     tile.launch_dependents()
     depth = min(BK, K)
@@ -56,6 +56,7 @@ GROUPS = 128  # that a GPU should have to read from memory at its speed
 MOST_ROWS = 64  # of x, in a group
 RESIDENT_ROWS = 16  # of x of 8 bits, up to which two groups share a multiprocessor
 AHEAD = 4  # steps whose weights of 4 bits come early, where no group has begun by then
+PAIR_COLUMNS, PAIR_DEPTH = 128, 256  # of a group whose steps two blocks share
 FEW_ROWS = 16  # of 8 bits, which warps multiply by themselves; more become f16 for warpgroups
 
 
@@ -78,13 +79,13 @@ def integers(rng: Any, shape: tuple[int, ...]) -> np.ndarray:
     ),
     variant=Schedule(m=8, n=16, k=64, warps=4),
     compiled=tuple(
-        CompiledCall(f"{codes} {x}", ((m, 8192), Draw((8192, 8192), codes, numbers)), x,
-                     says=how + codes)
-        for codes, few in (("fp4_e2m1", 16), ("fp6_e2m3", 8)) for x, m, how in (
-            ("bf16", few, "by mma.sync: "), ("bf16", 2 * few, "become bf16 in registers: "),
-            ("bf16", 64, "become bf16 in registers: "),
-            ("fp8_e4m3", 16, "become fp8_e4m3 in registers: "),
-            ("fp8_e4m3", 64, "become fp8_e4m3 in registers: "))),
+        CompiledCall(f"{codes} {x}", ((m, k), Draw((8192, k), codes, numbers)), x,
+                     says=f"become {x} in registers: {codes}" if m > 8 else f"by mma.sync: {codes}")
+        for codes, x, rows, k in (
+            ("fp4_e2m1", "bf16", (8, 16, 64), 8192), ("fp4_e2m1", "bf16", (32,), 4096),
+            ("fp6_e2m3", "bf16", (8, 32), 8192), ("fp4_e2m1", "fp8_e4m3", (16, 64), 8192),
+            ("fp6_e2m3", "fp8_e4m3", (16, 64), 8192))
+        for m in rows),
 )
 def gemm_packed(run: Any, x: Any, w: Any, *, scale: Any = None) -> Any:
     """y_mn = s_n sum_k x_mk w_nk, with weights of 4 or 6 bits that are read as they lie packed.
@@ -122,8 +123,7 @@ def gemm_packed(run: Any, x: Any, w: Any, *, scale: Any = None) -> Any:
     use = blocks(M, N, K, type_of(x, "x"), kinds[1])
     run.run("packed_nt", x, w, scale, out, BM=run.size("m", use.rows),
             BN=run.size("n", use.columns), BK=run.size("k", use.depth), RESIDENT=use.resident,
-            STREAMED=use.streamed, AHEAD=use.ahead, DIVIDED=use.divided,
-            WARPGROUPS=use.warpgroups)
+            STREAMED=use.streamed, AHEAD=use.ahead, DIVIDED=use.divided)
     return out
 
 
@@ -146,7 +146,8 @@ class PackedBlocks:
     """Of a group: rows of x, rows of weights, depth of a step. resident: groups for which there is
     room on a multiprocessor, so that those of the next launch are there when this one ends.
     streamed: whether weights are read by one group alone.  ahead: steps whose weights are asked
-    for while the kernel in front ends.  divided: blocks of a cluster that share a group's steps."""
+    for while the kernel in front ends.  divided: blocks of a cluster that share the steps of a
+    group, whose two warpgroups have 64 rows of weights each."""
 
     rows: int
     columns: int
@@ -155,7 +156,6 @@ class PackedBlocks:
     streamed: bool = False
     ahead: int = 0
     divided: int = 1
-    warpgroups: int = 2
 
 
 def blocks(M: int, N: int, K: int, x: NumericType, w: NumericType) -> PackedBlocks:
@@ -165,12 +165,20 @@ def blocks(M: int, N: int, K: int, x: NumericType, w: NumericType) -> PackedBloc
     A step is 512 deep, 64 for each of eight warps, or half where many rows of x would not leave
     room for copies under way; of 4 bits and few rows twice as deep, with half of the barriers (1 x
     8192 x 8192 fp4: 13.9 -> 13.2 us, H200, 2026-11-26). Of 64 rows groups with twice the weights
-    and half of K, and a sum of both behind them, were slower by a third (H100, 2026-11-25).
+    and half of K, and a sum of both behind them, were slower by a third (H100, 2026-11-25). Two
+    groups of a cluster that share one's steps pay where their own warps bring much of x into order:
+    16 rows of 16 bits, and 32 beside codes of 6.
     """
     rows, most = min(MOST_ROWS, max(8, 1 << (M - 1).bit_length())), 1 << K.bit_length() - 1
     columns = 64
     while columns > 16 and -(-N // columns) * -(-M // rows) < GROUPS:
         columns //= 2
+    halves = x.dtype.bits == 16 and w.dtype.kind == "float"
+    pairs = -(-N // PAIR_COLUMNS) * -(-M // rows)
+    if halves and K >= 4 * PAIR_DEPTH and 2 * pairs >= GROUPS and (
+            rows == 16 or rows == 32 and w.dtype.bits == 6):
+        return PackedBlocks(rows, PAIR_COLUMNS, PAIR_DEPTH, 1, M <= rows,
+                            AHEAD if w.dtype.bits == 4 else 0, divided=2)
     few = rows <= 8 and w.dtype.bits == 4 and not meet(x, w)
     depth = 1024 if few else 512 if rows <= 32 or meet(x, w) else 256
     resident = 2 if meet(x, w) and rows <= RESIDENT_ROWS else 1

@@ -204,8 +204,8 @@ register(replace(_SM90, target="sm_90a", warpgroup_matmul=WarpgroupMatmul(
     # PTX ISA 9.0, section 9.7.15 wgmma.
     rows=64, most_columns=256, column_step=8, step_bytes=32,
     # 65536 in all, in steps of 8 (PTX ISA 9.7.19 setmaxnreg). One consumer has 255 without asking.
-    registers={1: None, 2: (40, 232), 3: (32, 160), 4: (32, 112)},
-    most_registers={1: (255, 255), 2: (24, 240), 3: (32, 160), 4: (32, 112)},
+    registers={1: None, 2: (40, 232), 3: (32, 160)},
+    most_registers={1: (255, 255), 2: (24, 240), 3: (32, 160)},
     copies=TensorCopies(),
     defaults=PipelineDefaults(
         stages=(4, 2), ring_bytes=192 << 10, other_registers=(32, 28),

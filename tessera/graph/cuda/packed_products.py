@@ -65,8 +65,7 @@ def _launch(rw: Rewriter, x: Value, weights: PackedWeights, out: Aval) -> Value:
     use = blocks(M, N, K, x.aval.type, codes)
     constants: dict[str, Any] = {"BM": use.rows, "BN": use.columns, "BK": use.depth,
                                  "RESIDENT": use.resident, "STREAMED": use.streamed,
-                                 "AHEAD": use.ahead, "DIVIDED": use.divided,
-                                 "WARPGROUPS": use.warpgroups}
+                                 "AHEAD": use.ahead, "DIVIDED": use.divided}
     given = {"X": x, "W": weights.w}
     if scale is None:
         constants["S"] = None

@@ -48,12 +48,13 @@ from tessera.tile.passes.integer_facts import Knowledge
 
 ROWS, COLUMNS = 16, 8  # of a tensor core's block
 MOST_COLUMNS = 64  # more are better off with wgmma, whose sums are not in parts
-STACKED = 2  # warpgroups, where the kernel does not say WARPGROUPS
+STACKED = 2  # warpgroups
 STACKED_COLUMNS = {"fp4_e2m1": 32}  # of 16 bits, for which they pay: of other codes 16
 PIECES, EACH = 2, 4  # the fewest of a warpgroup's codes; instructions of each of more pieces
 CHUNK_BITS = 128  # of what a lane reads at once
 PLAIN_COLUMNS = {4: 32, 6: 16}  # of codes beside fp8, from which on they have memory's order
 PLAIN_HALVES = 32  # the same beside 16 bits
+PLAIN_OWN = {4: 32, 6: 64}  # and where each warpgroup has rows of its own
 GROUP = 4  # codes that end with a byte, whatever their bits
 
 
@@ -93,8 +94,7 @@ def stack_codes(function: Function, generation: Generation, divisible: frozenset
     warp. The sums of all parts are one matrix."""
     if generation.warpgroup_matmul is None:
         return function
-    many = int(dict(function.constants).get("WARPGROUPS", STACKED))
-    stacked = _Stacked(function, many, generation, divisible, overlapping)
+    stacked = _Stacked(function, STACKED, generation, divisible, overlapping)
     made = stacked.run()
     return made if stacked.bytes else function
 
@@ -299,8 +299,7 @@ class _Stacked(_Pass):
         if x.dtype.bits == 8:
             return x.dtype.name == "fp8_e4m3" and codes.kind == "float" and bool(
                 piece and piece % UNIT == 0)
-        usual = rows == form.rows and self.warps == STACKED
-        fewest = STACKED_COLUMNS.get(codes.name, 16) if usual else COLUMNS
+        fewest = STACKED_COLUMNS.get(codes.name, 16) if rows == form.rows else COLUMNS
         return x.dtype.bits == 16 and columns >= fewest and piece > 0 and (
             piece * codes.bits % CHUNK_BITS == 0)
 
@@ -327,7 +326,8 @@ class _Stacked(_Pass):
 def is_dealt(x: DType, codes: DType, parts: int, depth: int, columns: int) -> bool:
     """Whether warpgroups multiply codes in the order of k in which lanes read them, into which the
     other operand is brought. With many columns shared memory has no time for that."""
-    most = PLAIN_COLUMNS[codes.bits] if x.bits == 8 else PLAIN_HALVES
+    halves = PLAIN_OWN[codes.bits] if parts == 1 else PLAIN_HALVES
+    most = PLAIN_COLUMNS[codes.bits] if x.bits == 8 else halves
     return codes.kind == "float" and columns < most and depth % (parts * PIECES * UNIT) == 0
 
 

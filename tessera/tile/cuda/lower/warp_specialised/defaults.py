@@ -25,11 +25,11 @@ from tessera.tile.ir.ir import Const, For, Function, Op, Operand, SSAValue, walk
 from tessera.tile.ir.types import GlobalTensor, TileType
 from tessera.tile.passes.integer_facts import Knowledge
 
-MOST_CONSUMERS = 3  # that are taken unasked: of more each thread has few registers
 MOST_STAGES = 16  # of slots that are small
 FEWEST_REGISTERS = 24  # of a lane that only copies (setmaxnreg)
 # Of a thread that brings rows into the order of codes, where several blocks share them, or one.
 DEALING_REGISTERS = 56, 96
+AHEAD_REGISTERS = 56  # of a thread that asks L2 for weights: a short loop is unrolled
 
 
 def complete(pipeline: PipelineKnobs, function: Function, maker: Maker,
@@ -62,6 +62,9 @@ def complete(pipeline: PipelineKnobs, function: Function, maker: Maker,
     elif pipeline.registers is None and deals(function):
         pipeline = replace(pipeline, registers=registers_beside(groups, 1, generation,
                                                                 DEALING_REGISTERS[1]))
+    elif pipeline.registers is None and pipeline.ahead and few is not None:
+        pipeline = replace(pipeline, registers=registers_beside(groups, 1, generation,
+                                                                AHEAD_REGISTERS))
     elif pipeline.registers is None:
         pipeline = replace(pipeline, registers=few if tiles <= room or few is None else many)
     fits = tiles + held <= room and rows == form.rows * groups
@@ -129,7 +132,7 @@ def rows_of(function: Function) -> int:
 def consumers(rows: int, form: WarpgroupMatmul) -> int:
     """One for each block of rows while that many can run, then pairs; more rows are several blocks
     of each consumer."""
-    blocks, most = rows // form.rows, max(n for n in form.registers if n <= MOST_CONSUMERS)
+    blocks, most = rows // form.rows, max(form.registers)
     return blocks if blocks <= most else 2 if most > 1 and blocks % 2 == 0 else most
 
 

@@ -199,8 +199,7 @@ class PipelineKnobs:
     dependent      it starts while the kernel before it ends, and waits there for its results
     cluster        blocks that do neighbouring tiles of the strip axis and share what all of them
                    read (clusters.py)
-    divided        blocks of a cluster that share the iterations of each tile, 2 or 1; the first
-                   stores their sum (divide.py)
+    divided        blocks of a cluster that share each tile's iterations, 2 or 1 (divide.py)
     resident       blocks that share a multiprocessor: the next launch's are there when this ends
     ahead          iterations whose packed weights come to L2 while the kernel before it ends
     streamed       packed weights are read once, so that L2 keeps all else rather than them
