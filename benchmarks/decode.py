@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import statistics
 import sys
 from collections.abc import Callable
@@ -81,7 +82,7 @@ def attended(q: Any, keys: tuple[int, ...], held: tuple[Any, ...], *, page: int 
     kernel = next(x for x in KERNELS + PAGED if x.__name__ == plan.kernel)
     planned(kernel, plan)(q.reshape(B * C, R, D), *held, parts, lse, D**-0.5 * LOG2E, S=S,
                           BM=plan.rows, BN=plan.keys, **({"heads": C} if page else {}),
-                          **plan.of_cluster(R))
+                          **plan.constants(R))
     if lse is not None:
         combine_parts(parts.reshape(plan.parts, -1, D), lse.reshape(plan.parts, -1),
                       out.reshape(-1, D), BP=plan.together)
@@ -157,10 +158,11 @@ def captured(calls: list[Callable[[], Any]]) -> Any:
 
 
 def medians(graphs: dict[Any, Any], calls: int) -> dict[Any, float]:
-    """Microseconds of a call of each graph, in turn."""
+    """Microseconds of a call of each graph, in turn and in random orders: what one leaves in L2 may
+    help the next."""
     times: dict[Any, list[tuple[Any, Any]]] = {name: [] for name in graphs}
     for _ in range(ROUNDS):
-        for name, graph in graphs.items():
+        for name, graph in random.sample(list(graphs.items()), len(graphs)):
             start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             start.record()
             graph.replay()

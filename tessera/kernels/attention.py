@@ -294,7 +294,7 @@ def _decode(run: Any, q: Any, k: Any, v: Any, results: tuple[Any, Any], factor: 
         parts, lse = (empty_like(q, shape, "f32") for shape in ((P, C, R, E), (P, C, R)))
     run.run(plan.kernel, reshaped(q, (C, R, D)), reshaped(k, (C, T, D)), reshaped(v, (C, T, E)),
             None, parts, lse, factor, S=S, BM=plan.rows, BN=plan.keys,
-            causal=causal and S > 1, knobs=plan.knobs, **rule, **plan.of_cluster(R))
+            causal=causal and S > 1, knobs=plan.knobs, **rule, **plan.constants(R))
     if lse is not None and not plan.clustered:
         run.run("combine_parts", reshaped(parts, (P, C * R, E)), reshaped(lse, (P, C * R)),
                 reshaped(out, (C * R, E)), None if logs is None else reshaped(logs, (C * R,)),

@@ -32,7 +32,8 @@ LN2 = math.log(2.0)
 SLACK = 8.0  # powers of two by which the running maximum may lag
 # Blocks that are wanted: two of a warp on each of 132 multiprocessors. One query of 32 heads over
 # 8192 keys of 8 takes 16.0 us with 33 parts, with 16, 24 and 49 parts 16.9, 16.1 and 16.4 (H100,
-# 2026-11-25).
+# 2026-11-25). First keys that are asked for while the kernel in front ends, which weighs the parts
+# of the call before, make it 11.6 for 12.0, those of two iterations 12.2 (H200, 2026-11-27).
 BLOCKS = 264
 # Codes of 8 bits do not come ahead, so that more warps have to wait side by side: 16 queries of 32
 # heads over 8192 keys of 8 take 248 us with as many parts, 166 and 153 with two and four times as
@@ -78,8 +79,8 @@ class DecodePlan(NamedTuple):
     kernel: its name.  rows, keys: of a block and of an iteration.  parts: of the keys.  close: how
     many blocks a multiprocessor has to have registers for, 0: as many as they leave.  slots:
     iterations whose keys and values warpgroups that specialise bring ahead, 0: another form.
-    ahead: of a cluster, iterations that are brought near while the kernel in front ends.  once: of
-    a cluster, whether a part is one iteration
+    ahead: iterations that are brought near while the kernel in front ends.  once: of a cluster,
+    whether a part is one iteration
     """
 
     kernel: str
@@ -102,11 +103,11 @@ class DecodePlan(NamedTuple):
         if self.clustered:
             return {"warps": 4, "stages": 2}
         if self.slots:
-            return {"stages": self.slots, "RESIDENT": 2, "DEPENDENT": True}
+            return {"stages": self.slots, "RESIDENT": 2, "DEPENDENT": True, "STREAMED": True}
         return {"warps": 1, "stages": 3, "RESIDENT": self.close} if self.close else {}
 
-    def of_cluster(self, rows: int) -> dict[str, int]:
-        """What kernels of clusters are given beside the rest. rows: of a head of keys"""
+    def constants(self, rows: int) -> dict[str, int]:
+        """What kernels are given beside the rest. rows: of a head of keys"""
         made = {"P": self.parts, "ROWS": rows, "ONCE": self.once} if self.clustered else {}
         return made | ({"AHEAD": self.ahead} if self.ahead else {})
 
@@ -167,7 +168,9 @@ def decode_plan(heads: int, rows: int, T: int, width: int, *, codes: bool = Fals
     blocks = heads * -(-rows // BM)
     many = BLOCKS * (2 if page and BN < 32 and width <= 128 else 1)
     wanted = BLOCKS // 2 * (close or 8) // blocks if codes else -(-many // blocks)
-    return DecodePlan("decode_pages" if page else name, BM, BN, _parts_of(T, BN, wanted), close)
+    parts = _parts_of(T, BN, wanted)
+    ahead = int(parts > 1 and name == "decode_rows" and not page and not codes)
+    return DecodePlan("decode_pages" if page else name, BM, BN, parts, close, ahead=ahead)
 
 
 def _clustered_plan(heads: int, rows: int, T: int, width: int, groups: int, page: int, codes: bool
@@ -347,14 +350,28 @@ def attend_part(Q, K, V, count, spans, c, r0, part, parts, scale, S, BM, BN, cau
     return o / z, m + tile.log2(z)
 
 
+@kernel
+def begin_with(K, V, c, part, parts, BN, AHEAD):
+    """Brings the first AHEAD boxes of a part near while the kernel in front ends."""
+    span = (K.shape[1] + parts * BN - 1) // (parts * BN) * BN
+    for i in range(AHEAD):
+        k0 = part * span + i * BN
+        tile.prefetch_box(K[c, k0:k0+BN, :])
+        tile.prefetch_box(V[c, k0:k0+BN, :])
+    tile.grid_dependency_wait()
+    tile.launch_dependents()
+
+
 # A warp for 16 rows: four blocks of a multiprocessor read at once, and none waits for another.
 @kernel(grid=lambda P, R, C, BM: (P, -(-R // BM), C), schedule=Schedule(warps=1, stages=3))
 def decode_rows(Q: Tensor["C", "R", "D"], K: Tensor["C", "T", "D"], V: Tensor["C", "T", "E"],
                 count: Tensor[1, int64] | None, out: Tensor["P", "C", "R", "E"],
                 lse: Tensor["P", "C", "R", f32] | None, scale: f32,
-                spans: Tensor["Z", 2, 1, i32] | None = None, heads=1, S=1, BM=16, BN=32,
+                spans: Tensor["Z", 2, 1, i32] | None = None, heads=1, S=1, BM=16, BN=32, AHEAD=0,
                 causal=False, window=0, cap=0.0, score=None):
     part, r0, c = tile.group_id(0), tile.group_id(1) * BM, tile.group_id(2)
+    if AHEAD and count is None and spans is None and not window:
+        begin_with(K, V, c, part, P, BN, AHEAD)
     o, sums = attend_part(Q, K, V, count, spans, c, r0, part, P, scale, S, BM, BN, causal, window,
                           cap, heads, score)
     out[part, c, r0:r0+BM, :] = o
@@ -435,18 +452,6 @@ def combine_parts(parts: Tensor["P", "N", "E", f32], lse: Tensor["P", "N", f32],
 
 
 # --- parts of a cluster -----------------------------------------------------------------------
-@kernel
-def begin_with(K, V, c, part, parts, BN, AHEAD):
-    """Brings the first AHEAD boxes of a part near while the kernel in front ends."""
-    span = (K.shape[1] + parts * BN - 1) // (parts * BN) * BN
-    for i in range(AHEAD):
-        k0 = part * span + i * BN
-        tile.prefetch_box(K[c, k0:k0+BN, :])
-        tile.prefetch_box(V[c, k0:k0+BN, :])
-    tile.grid_dependency_wait()
-    tile.launch_dependents()
-
-
 @kernel
 def join_parts(o, m, z, out, logs, c, part, P, ROWS, LANES):
     """Rows of a result from those that P groups of a cluster have, as combine_parts makes them:

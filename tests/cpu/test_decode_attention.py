@@ -119,6 +119,8 @@ def test_eight_groups_ask_for_all_of_few_keys_at_once():
     assert (plan.parts, plan.keys, plan.once) == (8, 128, True)
     assert not decode_plan(8, 4, 1024, 128, groups=16, codes=True).once
     assert not decode_plan(8, 4, 1040, 128, groups=16).once
+    assert decode_plan(8, 4, 8192, 128).ahead == 1
+    assert not decode_plan(8, 4, 8192, 128, codes=True).ahead
 
 
 @pytest.mark.parametrize("P", [1, 3])
@@ -171,8 +173,8 @@ def test_emulated(lse, target, rng):
     parts = np.zeros((P, 2, 3, 16), np.float32 if lse else bf16.numpy)
     sums = np.zeros((P, 2, 3), np.float32) if lse else None
     count = np.array([60], np.int64) if lse else None
-    compare(decode_rows, q, k, v, count, parts, sums, 0.2, S=3, causal=True, rtol=2e-2, atol=2e-2,
-            lanes=32, target=target)
+    compare(decode_rows, q, k, v, count, parts, sums, 0.2, S=3, AHEAD=1, causal=True, rtol=2e-2,
+            atol=2e-2, lanes=32, target=target)
 
 
 @pytest.mark.parametrize("target", ["sm_80", "sm_90a"])

@@ -129,7 +129,7 @@ def test_warps_of_a_cluster_share_columns(D, stored, ahead):
 
 def streamed(kernel, plan, q, keys, *before, lse=True, **constants):
     """By warpgroups that specialise: two blocks of a multiprocessor, and the next launch's begin
-    while these end."""
+    while these end. Keys and values leave L2 first."""
     (C, R, D), P = q.shape, plan.parts
     out = np.zeros((P, C, R, D), np.float32 if lse else bf16.numpy)
     made = tile_gpu.compiled(planned(kernel, plan), q, keys, keys, *before, out,
@@ -138,6 +138,7 @@ def streamed(kernel, plan, q, keys, *before, lse=True, **constants):
     used = made.built.resources
     assert made.notes[0].startswith("matmuls by wgmma, loads by TMA, warpgroups specialised")
     assert made.built.kernel.dependent and "griddepcontrol.launch_dependents" in made.built.ptx
+    assert made.built.ptx.count(".L2::cache_hint") == 2 * -(-D // 64)
     assert not used.spill_store_bytes and not made.built.warnings
     assert 2 * made.threads * used.registers <= 65536
     assert 2 * (made.emitted.shared_bytes + 1024) <= 228 * 1024
@@ -183,7 +184,11 @@ def test_parts_are_weighed_by_a_kernel_that_is_there_when_they_end():
     made = tile_gpu.compiled(combine_parts, parts, lse, out, target="sm_90a")
     sass = made.built.sass()
     assert made.built.kernel.dependent and sass.index(" ACQBULK") < sass.index(" LDG")
-    before = compiled(decode_rows, 4, 128, P).built  # begins early itself, and lets these begin
+    # Begins early itself, and lets these begin. Its first keys may be asked for before that, unless
+    # memory says how many there are.
+    before = compiled(decode_rows, 4, 128, P, AHEAD=1).built
+    assert before.sass().index("UBLKPF") < before.sass().index(" ACQBULK")
+    assert "UBLKPF" not in compiled(decode_rows, 4, 128, P, SOME, AHEAD=1).built.sass()
     assert "griddepcontrol.launch_dependents" in before.ptx and before.kernel.dependent
     assert before.sass().index(" ACQBULK") < before.sass().index(" LDG")
     older = tile_gpu.compiled(combine_parts, parts, lse, out, target="sm_80")

@@ -180,7 +180,7 @@ def _few_queries(q: Tensor, k: Tensor, v: Tensor, *rest: Tensor, scale: float, c
     kernel = planned(next(x for x in KERNELS if x.__name__ == plan.kernel), plan)
     kernel(F.reshape(q, (C, R, D)), F.reshape(k, (C, T, D)), F.reshape(v, (C, T, E)),
            count, parts, lse, scale * LOG2E, S=S, BM=plan.rows, BN=plan.keys,
-           causal=causal and S > 1, window=window, cap=cap, **spans, **plan.of_cluster(R),
+           causal=causal and S > 1, window=window, cap=cap, **spans, **plan.constants(R),
            score=score and score_code(score, q.shape[-3]))
     return _combined(plan, parts, lse, q, types[0], sums)
 
@@ -225,7 +225,7 @@ def _few_queries_of_pages(q: Tensor, K: Tensor, V: Tensor, table: Tensor, count:
     kernel = planned(next(x for x in PAGED if x.__name__ == plan.kernel), plan)
     kernel(F.reshape(q, (C, R, D)), F.reshape(K, (N * H, T, D)), F.reshape(V, (N * H, T, E)),
            table, count, parts, lse, scale * LOG2E, heads=H, S=S, BM=plan.rows, BN=plan.keys,
-           causal=causal and S > 1, window=window, cap=cap, **plan.of_cluster(R))
+           causal=causal and S > 1, window=window, cap=cap, **plan.constants(R))
     return _combined(plan, parts, lse, q, types[0])[0]
 
 

@@ -335,7 +335,7 @@ def _ring_fill(e: Emitter, op: Op) -> None:
                           load.shape[0])
             args.append(h.which)
         else:
-            once = (True,) if load.codes and h.program.pipeline.streamed and rank == 2 else ()
+            once = (True,) if h.program.streams(load) else ()
             copy = h.part(name, "ring_copy", *how, *once)
         args += [f"i32({e.name(x)})" for x in reversed(place.offsets)]
         e.line(f"{copy}({', '.join(args)})")

@@ -19,8 +19,8 @@ def _coordinates(rank: int) -> tuple[str, str]:
     return ", ".join(f"c{i}:i32" for i in range(rank)), ", ".join(f"$c{i}" for i in range(rank))
 
 
-@family(*({"rank": r} for r in RANKS), {"rank": 2, "hint": True}, {"rank": 2, "multicast": True},
-        {"rank": 3, "multicast": True},
+@family(*({"rank": r} for r in RANKS), {"rank": 2, "hint": True}, {"rank": 3, "hint": True},
+        {"rank": 2, "multicast": True}, {"rank": 3, "multicast": True},
         {"rank": 3, "multicast": True, "hint": True})
 def load(rank: int, *, multicast: bool = False, hint: bool = False) -> Instruction:
     """(shared address, descriptor, coordinates..., barrier [, block mask] [, L2 policy]).

@@ -202,7 +202,7 @@ class PipelineKnobs:
     divided        blocks of a cluster that share each tile's iterations, 2 or 1 (divide.py)
     resident       blocks that share a multiprocessor: the next launch's are there when this ends
     ahead          iterations whose packed weights come to L2 while the kernel before it ends
-    streamed       packed weights are read once, so that L2 keeps all else rather than them
+    streamed       packed weights, or all that loops bring where there are none, leave L2 first
     skip           warpgroups leave out tiles and iterations in which none of their rows counts
     """
 
@@ -257,6 +257,14 @@ class WarpSpecialisedProgram:
     notes: tuple[str, ...] = field(default=())
     panel_buffers: int = 0
     strip: int = 0
+
+    def streams(self, load: Load) -> bool:
+        """Whether what it brings leaves L2 first."""
+        if any(x.codes for r in self.rings for x in r.loads):
+            once = load.codes and len(load.box) == 2
+        else:
+            once = any(load in r.loads and r.slots > 1 for r in self.rings)
+        return self.pipeline.streamed and once
 
     @property
     def warpgroups(self) -> int:
