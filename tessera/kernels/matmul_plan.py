@@ -134,7 +134,8 @@ SHORT_US = 10.0
 class ProductPlan:
     """rows, columns, step: of a block, and of K at once.  swapped: D' = B' A'.  parts, depth: of
     K.  cluster: blocks that share what both read.  dependent: whether it begins while the kernel
-    before it ends, and waits there.  warps: of a group, None as usual.  why: in words."""
+    before it ends, and waits there.  resident: blocks that a multiprocessor has room for, one of
+    the next launch's among them.  warps: of a group, None as usual.  why: in words."""
 
     rows: int
     columns: int
@@ -145,6 +146,7 @@ class ProductPlan:
     depth: int = 0
     cluster: int = 1
     dependent: bool = False
+    resident: int = 1
     warps: int | None = None
 
 
@@ -175,7 +177,7 @@ def plan_product(dtype: DType, M: int, N: int, K: int, layout: str, card: Card,
     extents, blocks = _product(dtype, M, N, K, layout, result_bits, short)
     found = tuned_blocks(choose_either_way(extents, blocks, layout, card, dtype.kind == "float"),
                          extents, dtype, layout, card)
-    return _plan(found, card, step)
+    return _plan(found, extents, card, step)
 
 
 def _product(dtype: DType, M: int, N: int, K: int, layout: str, result_bits: int, short: bool
@@ -187,9 +189,24 @@ def _product(dtype: DType, M: int, N: int, K: int, layout: str, result_bits: int
             FP8_BLOCKS if short else (*BLOCK_US, *PAIRS_US))
 
 
-def _plan(b: MatmulBlocks, card: Card, step: int) -> ProductPlan:
+def _plan(b: MatmulBlocks, extents: MatmulExtents, card: Card, step: int) -> ProductPlan:
     return ProductPlan(b.rows, b.columns, step, explained(b, card), b.swapped, b.parts, b.depth,
-                       b.cluster, b.us < SHORT_US)
+                       b.cluster, b.us < SHORT_US, 2 if _leaves_room(b, extents, card) else 1)
+
+
+def _leaves_room(b: MatmulBlocks, x: MatmulExtents, card: Card) -> bool:
+    """Whether a short product's block leaves half of a multiprocessor to the next launch's: four
+    slots of 64 x 128 in place of eight. In us with and without, `nt` of bf16, and cuBLAS's, all in
+    turn: 768 cubed 3.74, 4.06 and 4.51; 896 4.21, 4.55, 4.95; 1000, by clusters, 6.72, 6.96, 7.06,
+    in `tt` 6.72 to 7.03, 7.12 to 7.16, 6.59 to 6.68; 128 x 4096 of 1024, 128 blocks of 64 x 64,
+    3.85, 3.96, 4.34. But 1024 cubed, 128 of 64 x 128 alone, 4.97, 4.87, 5.27, and 16 or 32 columns
+    nothing (H200, 2026-11-27)."""
+    block = (b.columns, b.rows) if b.swapped else (b.rows, b.columns)
+    groups = -(-x.M // b.rows) * -(-x.N // b.columns)
+    all_of_it = b.cluster > 1 or block[1] < 128
+    most = card.multiprocessors if all_of_it else card.multiprocessors * 11 // 12
+    return (b.us < SHORT_US and b.parts == 1 and x.bits == 16 and groups <= most
+            and block[0] == 64 and 64 <= block[1] <= 128)
 
 
 # --- what is measured -----------------------------------------------------------------------------
@@ -243,7 +260,7 @@ def plans_to_measure(dtype: DType, M: int, N: int, K: int, layout: str, card: Ca
     paired = [replace(b, cluster=CLUSTER) for b in ranked[:PAIRED]]
     known = tuned_blocks(ranked[0], extents, dtype, layout, card)
     step = 8 * STEP_BYTES // dtype.bits
-    return {b.choice: _plan(b, card, step) for b in (*ranked, *paired, known)}
+    return {b.choice: _plan(b, extents, card, step) for b in (*ranked, *paired, known)}
 
 
 def explained(b: MatmulBlocks, card: Card) -> str:

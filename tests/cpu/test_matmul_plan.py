@@ -232,6 +232,15 @@ def test_a_launch_knows_multiples_of_eight(gpu, rng):
         {"A1", "B1"}, {"A0", "B0", "M", "N"})
 
 
+@pytest.mark.parametrize("extents, resident", [
+    ((768,) * 3, 2), ((1000,) * 3, 2), ((128, 4096, 1024), 2), ((1024,) * 3, 1),
+    ((4096,) * 3, 1), ((16, 4096, 1024), 1), ((256, 256, 16384), 1)])
+def test_short_products_leave_room_for_the_next_launch(extents, resident):
+    """Where one warpgroup multiplies, and a launch does not fill the GPU by blocks alone."""
+    assert plan_product(bf16, *extents, "nt", H200).resident == resident
+    assert plan_product(fp8_e4m3, *extents, "nt", H200).resident == 1
+
+
 @pytest.mark.parametrize("dependent", [False, True])
 def test_a_kernel_that_starts_early_waits_before_it_reads(dependent, rng):
     a, b, _ = matrices(rng, 128, 128, 128, "nt")
