@@ -59,13 +59,13 @@ def product(A, B, m, n, batch, layout, sums, BM, BN, BK, part=None, acc=None):
 @kernel
 def gemm_whole(A: Tensor["A0", "A1"], B: Tensor["B0", "B1"], D: Tensor["M", "N"], sums,
                layout="nn", swapped=False, result=bf16, BM=128, BN=256, BK=64, CLUSTER=1,
-               DEPENDENT=False, RESIDENT=1):
+               DEPENDENT=False):
     """D = A B.
 
     layout: of A and B, see product.
     swapped: D' = B' A' instead, so that the columns of D are the rows that tensor cores take 64 at
     a time, and few rows of D are few columns.
-    CLUSTER, DEPENDENT, RESIDENT: of the form of warpgroups that specialise.
+    CLUSTER, DEPENDENT: of the form of warpgroups that specialise.
     """
     if swapped:
         D[tile_m:tile_m+BM, tile_n:tile_n+BN] = product(
@@ -201,7 +201,8 @@ def gemm(run: Any, a: Any, b: Any, *, transpose_a: bool = False, transpose_b: bo
            "BK": run.size("k", plan.step), "CLUSTER": plan.cluster}
     if plan.parts == 1:
         run.run("gemm_whole", a, b, out, sums, warps=plan.warps, result=result, **how,
-                DEPENDENT=plan.dependent, RESIDENT=plan.resident)
+                DEPENDENT=plan.dependent,
+                knobs={"RESIDENT": plan.resident} if plan.resident > 1 else None)
         return out
     parts = empty_like(a, (plan.parts, M, N), f32)
     run.run("gemm_parts", a, b, parts, plan.depth, sums, **how)
