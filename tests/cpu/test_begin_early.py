@@ -9,6 +9,9 @@ import tessera as ts
 from emulator import compare
 from emulator.block import Block
 from kernels.build import build
+from tessera.runtime.target import parse_target
+from tessera.tile.cuda.lower.begin_early import begin_early
+from tessera.tile.ir.ir import Op
 
 SOURCE = """
 @kernel
@@ -44,6 +47,37 @@ def test_a_kernel_that_says_where_it_waits_is_left_as_it_is():
     lines = body_of("sm_90a", later=WAIT)
     assert lines[0] != "dependency_wait()" and lines.count("dependency_wait()") == 1
     assert "launch_dependents()" not in lines
+
+
+NEAR = "    tile.prefetch_box(X[n:n+128])\n"
+
+
+@pytest.mark.parametrize("first", [NEAR, "    if n < 256:\n    " + NEAR])
+def test_what_is_asked_for_first_is_asked_for_in_front(first):
+    """By a kernel that does not say where it waits, too."""
+    lines = body_of("sm_90a", later=first)
+    asked, wait = (next(i for i, s in enumerate(lines) if text in s)
+                   for text in ("prefetch_X(", "dependency_wait()"))
+    assert asked < wait == lines.index("launch_dependents()") - 1
+    assert not any("load_X" in s for s in lines[:wait])
+
+
+@pytest.mark.parametrize("later, value", [
+    (NEAR, "tile.cast(tile.random_bits(n), f32)"),
+    ("    Y[n:n+128] = tile.zeros((128,))\n" + NEAR, "tile.load(X[n:n+128])")])
+def test_what_is_asked_for_behind_a_write_or_by_who_draws_waits(later, value):
+    assert body_of("sm_90a", later=later, value=value)[0] == "dependency_wait()"
+
+
+def test_a_batch_reads_its_table_first():
+    kernel = build(SOURCE.format(later=NEAR, value="tile.load(X[n:n+128])"))["k"]
+    kernel[2](ts.zeros(256), ts.zeros(256))
+    chip = parse_target("sm_90a").generation
+    (function,) = kernel.specializations
+    names = [n.name for n in begin_early(function, chip, batched=True).body if isinstance(n, Op)]
+    assert names[0] == "grid_dependency_wait"
+    names = [n.name for n in begin_early(function, chip).body if isinstance(n, Op)]
+    assert names.index("prefetch_box") < names.index("grid_dependency_wait")
 
 
 def test_what_is_brought_near_before_is_asked_for_in_front():

@@ -13,7 +13,7 @@ import tessera as ts
 from emulator import Block, Builder
 from emulator import register as as_register
 from tessera import stdlib
-from tessera.graph.cuda import CudaProgram, row_passes
+from tessera.graph.cuda import CudaProgram, choose_schedule, row_passes
 from tessera.graph.cuda.generate_kernels import source_of
 from tessera.graph.schedule.ir import ScheduledGroup
 from tessera.kernels import row_blocks
@@ -53,6 +53,30 @@ def test_rows_of_two_operands_come_to_shared_memory(
     assert dict(group.attrs).get("staged", ()) == staged
     with ts.config.scope(debug=True):
         (dx,) = program.run([x, dy])
+    x64, d64 = (np.asarray(t, np.float64) for t in (x, dy))
+    y = np.exp(x64 - x64.max(1, keepdims=True))
+    y /= y.sum(1, keepdims=True)
+    want = y * (d64 - (y * d64).sum(1, keepdims=True))
+    assert_close(np.asarray(dx, np.float64), want, "bf16", n=2)
+
+
+@pytest.mark.parametrize("n", [256, 9000])
+def test_the_first_groups_ask_for_their_rows_while_another_kernel_ends(
+        n: int, monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator) -> None:
+    """In L2, in front of the wait for that one; where there are more groups than run at once."""
+    x, dy = (_drawn(rng, 48, n, dtype="bf16") for _ in range(2))
+    asks = re.compile(r"if tile.group_id\(\) < 4:\n( +tile.prefetch_box\(V\d\[m:m\+\d.*\n){2}")
+    (few,) = _groups(_softmax_gradient, x, dy)
+    assert "prefetch_box" not in source_of(few).text
+    monkeypatch.setattr(choose_schedule, "NEAR_GROUPS", 4)
+    program = CudaProgram(ts.jit(_softmax_gradient).graph(x, dy), TARGET)
+    (group,) = program.plan.groups
+    assert asks.search(source_of(group).text)
+    (one,) = _groups(ts.softmax, x)
+    assert "prefetch_box" not in source_of(one).text
+    older = CudaProgram(ts.jit(_softmax_gradient).graph(x, dy), parse_target("sm_80"))
+    assert "prefetch_box" not in source_of(older.plan.groups[0]).text
+    (dx,) = program.run([x, dy])
     x64, d64 = (np.asarray(t, np.float64) for t in (x, dy))
     y = np.exp(x64 - x64.max(1, keepdims=True))
     y /= y.sum(1, keepdims=True)

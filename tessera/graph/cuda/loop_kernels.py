@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 
 from ..schedule.ir import GroupOperand, GroupStep, ScheduledGroup
 from ..schedule.loop_axes import Frame
@@ -175,6 +176,7 @@ def rows_source(group: ScheduledGroup) -> KernelText:
     reads = {r.name: r for r in group.reads}
     if BN >= N:
         b = FrameBlock(frame, f"m:m+{BM}", f"0:{N}", index, BM, N, reads)
+        _ask_near(w, b, group)
         _stage(w, b, [group.reads[i] for i in dict(group.attrs).get("staged", ())])
         group = share_powers(read_elements(b, group, N), held=True)
         body(w, b, group, list(group.steps))
@@ -185,11 +187,27 @@ def rows_source(group: ScheduledGroup) -> KernelText:
     else:
         at = "first+n" if together > 1 else "n"
         b = FrameBlock(frame, f"m:m+{BM}", f"{at}:{at}+{BN}", index, BM, BN, reads)
+        first = "first" if together > 1 else "0"
+        _ask_near(w, replace(b, columns=f"{first}:{first}+{N // together}"), group)
         group = share_powers(read_elements(b, group, N), held=False)
         if are_of_means(group):
             group = scale_differences(group)
         write_passes(w, b, group, N // together, templates(group))
     return w.finish(*signature(w, b, group, unique(group)))
+
+
+def _ask_near(w: KernelWriter, b: FrameBlock, group: ScheduledGroup) -> None:
+    """The first groups, which begin while the kernel in front ends, have rows of several operands
+    brought to L2 meanwhile (lower/begin_early.py). Not where they take the last rows, which that
+    kernel has left there (cached_reads.py)."""
+    if dict(group.schedule.extra).get("LAST_FIRST"):
+        return
+    rows = [r for r in group.reads if all(b.pattern(r)) and r.layout is None
+            and not r.type.dtype.packed]
+    if len(rows) > 1 and (first := dict(group.attrs).get("near")):
+        with w.block(f"if tile.group_id() < {first}:"):
+            for r in rows:
+                w.line(f"tile.prefetch_box({b.place(r)[0]})")
 
 
 def _stage(w: KernelWriter, b: FrameBlock, operands: Sequence[GroupOperand]) -> None:

@@ -144,6 +144,14 @@ class _KernelSchedule(ScheduleBuilder):
         super().__init__(graph, groups, memory, drawn)
         self.chip = chip
 
+    def add(self, kind: str, space: tuple[int, ...], reads: Sequence[GroupOperand],
+            writes: Sequence[GroupOperand], steps: Sequence[GroupStep], schedule: Schedule,
+            grid: tuple[int, ...], **attrs: Any) -> None:
+        if kind == "rows" and self._batch is None and self.chip.dependent_launches and (
+                prod(grid) > choose_schedule.NEAR_GROUPS):
+            attrs["near"] = choose_schedule.NEAR_GROUPS
+        super().add(kind, space, reads, writes, steps, schedule, grid, **attrs)
+
     def write(self, group: FusionGroup) -> None:
         MAKERS[group.kind](self, group)
 

@@ -172,7 +172,7 @@ def lower(function: Function, lanes: int, facts: ArgumentFacts, target: Target,
                 lanes % 32 == 0 and chip.warp_matmul.step_bytes == STEP_BYTES)
     function = gather_windows(with_codes(function, lanes, facts, target))
     function = stage_matmul_loads(function, chip, room, facts.shared)
-    function = begin_early(load_early(prefetch_boxes(function), threads), chip)
+    function = begin_early(load_early(prefetch_boxes(function), threads), chip, facts.batched)
     function = assign_layouts(function, Hint(threads, chip, chained(function), vector))
     return order(function, facts.shared)
 
