@@ -224,15 +224,29 @@ def _stage(w: KernelWriter, b: FrameBlock, operands: Sequence[GroupOperand]) -> 
 
 # --- columns ----------------------------------------------------------------------------------
 def columns_source(group: ScheduledGroup) -> KernelText:
-    """[A, R, C] -> [A, C], a run of columns for each group: every lane combines what stands in its
-    place of the blocks, and at the end lanes combine what they have."""
+    """[A, R, C] -> [A, C], a run of columns of one of the sums for each group: every lane combines
+    what stands in its place of the blocks, and at the end lanes combine what they have."""
     w = KernelWriter(group)
-    (step,), (x,), (y,) = group.steps, group.reads, group.writes
     A, R, C = group.space
-    BR, BN = group.schedule.m or 1, group.schedule.n
-    fold, name = Fold.of(step, blocks(R, BR)), step.name
+    sums = list(zip(group.steps, group.reads, group.writes, strict=True))
     w.line("a = tile.group_id(0)")
-    w.line(f"n = tile.group_id(1) * {BN}")
+    w.line(f"n = tile.group_id(1) * {group.schedule.n}")
+    for i, (step, x, y) in enumerate(sums):
+        if len(sums) == 1:
+            _write_column_sum(w, group, step, x, y)
+        else:
+            with w.block(f"if tile.group_id(2) == {i}:"):
+                _write_column_sum(w, group, step, x, y)
+    shapes: list[tuple[int, ...]] = [(A, R, C)] * len(sums) + [(A, C)] * len(sums)
+    texts = [f"{capital(o.name)}: {w.annotation(o, s)}"
+             for o, s in zip((*group.reads, *group.writes), shapes, strict=True)]
+    return w.finish(texts, f"(grid={group.grid})", shapes)
+
+
+def _write_column_sum(w: KernelWriter, group: ScheduledGroup, step: GroupStep, x: GroupOperand,
+                      y: GroupOperand) -> None:
+    R, BR, BN = group.space[1], group.schedule.m or 1, group.schedule.n
+    fold, name = Fold.of(step, blocks(R, BR)), step.name
     w.line(f"{name}_a = {start(w, fold, f'({BR}, {BN})')}", step)
     with w.block(f"for m in range(0, {R}, {BR}):"):
         w.line(f"{name}_p = tile.load({capital(x.name)}[a, m:m+{BR}, n:n+{BN}])", step)
@@ -242,10 +256,6 @@ def columns_source(group: ScheduledGroup) -> KernelText:
         w.line(f"{name}_a = {combined(w, fold, f'{name}_a', part)}", step)
     made = finished(w, fold, f"tile.col_{fold.way}({name}_a)")
     w.line(f"{capital(y.name)}[a, n:n+{BN}] = {made}", step)
-    shapes: list[tuple[int, ...]] = [(A, R, C), (A, C)]
-    texts = [f"{capital(o.name)}: {w.annotation(o, s)}"
-             for o, s in zip((x, y), shapes, strict=True)]
-    return w.finish(texts, f"(grid={group.grid})", shapes)
 
 
 __all__ = ["body", "columns_source", "loop_source", "maker", "rows_source", "signature",

@@ -24,7 +24,7 @@ from ..schedule.build_schedule import ScheduleBuilder
 from ..schedule.fuse import fuse
 from ..schedule.groups import FusionGroup
 from ..schedule.ir import GraphSchedule, GroupOperand, GroupStep, ScheduledGroup, Transfer
-from ..schedule.join_readers import join_readers
+from ..schedule.join_readers import join_column_sums, join_readers
 from ..schedule.loop_axes import Frame, extents_of, merged
 from ..schedule.memory_plan import MemoryPlan, numbers, plan_memory
 from ..schedule.offload import copy_arguments, order_arguments, place_saved
@@ -120,7 +120,8 @@ def lower(graph: Graph, target: Target, donated: Sequence[int] = (),
     known = ready.known
     rest, draws = split_draws(ready.graph, known, "random" in graph.effects and not inner)
     rest = rest if on_host is None else copy_arguments(rest, on_host)
-    groups = order_arguments(place_saved(join_readers(fuse(rest, CUDA)), rest), rest)
+    groups = join_readers(join_column_sums(fuse(rest, CUDA)))
+    groups = order_arguments(place_saved(groups, rest), rest)
     groups = make_last_what_is_read_next(groups, CUDA)
     plain = numbers(known)
     sent, come, apart = sent_by(groups), come_by(groups), parts_that_come(groups)
@@ -300,14 +301,16 @@ class _KernelSchedule(ScheduleBuilder):
         self._rows(space, [x], [y], [self.step(node, shape=(space[0], 1))])
 
     def columns(self, group: FusionGroup) -> None:
-        (node,) = group.nodes
-        axis = node.attrs["axis"]
+        axis = group.nodes[0].attrs["axis"]
         A, R = prod(group.space[:axis[0]]), prod(group.space[axis[0]:axis[-1] + 1])
         C = prod(group.space[axis[-1] + 1:])
-        x, y = self.operand(node.inputs[0], (A, R, C)), self.operand(node.outputs[0], (A, C))
-        s = choose_schedule.for_columns((R, C), ends=y.layout is not None)
-        self.add("columns", (A, R, C), [x], [y], [self.step(node, shape=(A, C))], s,
-                  (A, choose_schedule.blocks(C, s.n)))
+        reads = [self.operand(n.inputs[0], (A, R, C)) for n in group.nodes]
+        writes = [self.operand(n.outputs[0], (A, C)) for n in group.nodes]
+        s = choose_schedule.for_columns((R, C), ends=any(y.layout is not None for y in writes))
+        several = (len(reads),) if len(reads) > 1 else ()
+        self.add("columns", (A, R, C), reads, writes,
+                 [self.step(n, shape=(A, C)) for n in group.nodes], s,
+                 (A, choose_schedule.blocks(C, s.n), *several))
 
     def gemm(self, group: FusionGroup) -> None:
         anchor = group.anchor
