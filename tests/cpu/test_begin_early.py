@@ -49,6 +49,33 @@ def test_a_kernel_that_says_where_it_waits_is_left_as_it_is():
     assert "launch_dependents()" not in lines
 
 
+@pytest.mark.parametrize("N, gone", [(256, 64), (96, 24)])
+def test_lines_of_a_box_are_discarded(N, gone, monkeypatch):
+    """Once each, behind the barrier of those that have read them; none beyond the end of rows."""
+    lines, by_name = [], Block._by_name
+
+    def spy(block, instruction, args):
+        if instruction.name == "discard_L2":
+            lines.extend(block.spread(args[0])[block.on].tolist())
+        return by_name(block, instruction, args)
+
+    monkeypatch.setattr(Block, "_by_name", spy)
+
+    @ts.kernel
+    def k(X: ts.Tensor["M", "N", ts.f32], Y: ts.Tensor["M", "N", ts.f32]):
+        n = ts.tile.group_id(0) * 128
+        Y[0:8, n:n+128] = ts.tile.load(X[0:8, n:n+128])
+        ts.tile.barrier()
+        ts.tile.discard_box(X[0:8, n:n+128])
+
+    x, y = ts.ones((8, N)), ts.zeros((8, N))
+    k[(N + 127) // 128](x, y)
+    assert (y.numpy() == 1).all() and np.isnan(x.numpy()).all()
+    compare(k, np.ones((8, N), np.float32), np.zeros((8, N), np.float32),
+            groups=(N + 127) // 128, target="sm_90a")
+    assert len(set(lines)) == len(lines) == gone
+
+
 NEAR = "    tile.prefetch_box(X[n:n+128])\n"
 
 

@@ -77,6 +77,21 @@ def test_some_sums_of_a_loop_are_one_kernel(rng: np.random.Generator) -> None:
         assert_close(total, (x64 * (i + 1) + np.exp(x64)).sum(0), "f32", n=1024)
 
 
+@pytest.mark.parametrize("columns, read_last", [(64, True), (72, False)])
+def test_sums_of_strips_leave_the_cache_when_they_are_read(
+        columns: int, read_last: bool, rng: np.random.Generator) -> None:
+    """Where their columns are whole lines, on chips on which that was measured."""
+    x = _drawn(rng, 1024, columns)
+    for target, expected in ((TARGET, read_last), (parse_target("sm_80"), False)):
+        program = CudaProgram(ts.jit(lambda x: ts.sum(ts.exp(x), axis=0)).graph(x), target)
+        (group,) = (g for g in program.plan.groups if g.kind == "columns")
+        assert ("tile.discard_box(" in source_of(group).text) is expected
+        (got,) = program.run([x])
+        assert_close(got, np.exp(np.asarray(x, np.float64)).sum(0), "f32", n=1024)
+    both = CudaProgram(ts.jit(lambda x: ts.sum(x, axis=0)).graph(_drawn(rng, 700, 64)), TARGET)
+    assert "discard" not in source_of(both.plan.groups[0]).text  # an argument stays
+
+
 @pytest.mark.parametrize("rows, columns, carried", [
     (1024, 768, True), (1024, 1024, True), (1040, 1024, True), (1025, 1024, False),
     (1024, 512, False), (1024, 1032, False)])  # ragged; short; a row in each block

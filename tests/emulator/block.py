@@ -36,7 +36,8 @@ METHODS = {"ld_": "access", "st_": "access", "red_bits": "red_bits", "red_add_f3
            "stmatrix": "stmatrix", "mma": "mma", "tma_store": "bulk.store",
            "bulk_commit": "bulk.commit", "bulk_wait": "bulk.wait",
            "fence_async_shared": "bulk.fence", "cp_async_commit": "commit",
-           "cp_async_wait": "wait", "cp_async": "copy", "sync": "sync", "dependents": "dependents"}
+           "cp_async_wait": "wait", "cp_async": "copy", "sync": "sync", "dependents": "dependents",
+           "discard_L2": "discard"}
 NUMBERS = ("i32", "i64", "f32", "f64")  # kinds that emitted source converts to by name
 IMPORT = re.compile(r"^from ([\w.]+) import (?:\(([^)]*)\)|(.*))\n", re.M)
 
@@ -173,6 +174,12 @@ class Block(Matrices):
         raw = raw[:, :, :size].reshape(self.threads, -1)
         assert raw.shape == place.shape, (raw.shape, place.shape)
         self.write(space, place[live], raw[live], self.t[live])
+
+    def discard(self, instruction: Instruction, at: Any) -> None:
+        """What a line has had is gone."""
+        place = self.bytes_at(at, 128)[self.on]
+        assert not (place[:, 0] % 128).any(), "not a line"
+        self.write("global", place, np.full(place.shape, 0xFF, np.uint8), self.t[self.on])
 
     def read(self, space: str, at: np.ndarray, who: np.ndarray) -> np.ndarray:
         return self.shared.read(at, who) if space == "shared" else self.memory.read(at)

@@ -14,6 +14,7 @@ from ...tile.ir.schedule import Schedule
 
 LANES = 128  # of a group that streams: four warps, one access of 16 bytes in each thread
 SECTOR = 32  # bytes that memory gives at once
+LINE = 32  # numbers of 32 bits in a line of L2
 RUN_BYTES = 128  # of a tile that is transposed, in either direction
 IDS = 4096  # that a group looks through at once
 AHEAD = 8  # slices that are read before the first of them is added

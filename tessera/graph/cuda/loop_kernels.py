@@ -256,6 +256,10 @@ def _write_column_sum(w: KernelWriter, group: ScheduledGroup, step: GroupStep, x
         w.line(f"{name}_a = {combined(w, fold, f'{name}_a', part)}", step)
     made = finished(w, fold, f"tile.col_{fold.way}({name}_a)")
     w.line(f"{capital(y.name)}[a, n:n+{BN}] = {made}", step)
+    if dict(group.attrs).get("read_last"):
+        w.line("tile.barrier()", step)
+        with w.block(f"for m in range(0, {R}, {BR}):"):
+            w.line(f"tile.discard_box({capital(x.name)}[a, m:m+{BR}, n:n+{BN}])", step)
 
 
 __all__ = ["body", "columns_source", "loop_source", "maker", "rows_source", "signature",

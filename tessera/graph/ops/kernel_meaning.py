@@ -56,8 +56,8 @@ COMPARISONS = ("lt", "le", "gt", "ge", "eq", "ne")
 LARGE = 4096  # elements above which a comparison of places is computed where it is read
 MOST_ADDRESSES = 1 << 24  # of single elements that are listed for all iterations of a loop
 MOST_STEPS = 4096  # ops that are recorded, of loops that are written out too
-IGNORED = ("prefetch_box", "arrive", "launch_dependents", "grid_dependency_wait", "barrier",
-           "cp_commit_group", "cp_wait_group")
+IGNORED = ("prefetch_box", "discard_box", "arrive", "launch_dependents", "grid_dependency_wait",
+           "barrier", "cp_commit_group", "cp_wait_group")
 
 
 def meaning(name: str, work: Specialisation, bound: Bound, tensors: dict[str, Tensor]

@@ -15,7 +15,7 @@ from tessera.tile.interpreter.memory import Local, MemoryBox
 from tessera.tile.interpreter.sanitizer import GROUP, MANY
 from tessera.tile.ir.errors import BoundsError, RuleError
 from tessera.tile.ir.handles import describe
-from tessera.tile.ir.numpy_values import array_dtype
+from tessera.tile.ir.numpy_values import array_dtype, poison
 from tessera.tile.ir.op_record import declare
 from tessera.tile.ir.types import Buffer, GlobalTensor, Scalar, TileType, View
 
@@ -255,6 +255,18 @@ def prefetch_box(m: Any, op: Any, source: Any) -> None:
     """Asks for a box of a tensor, or what there is of it, to be brought to the L2 cache, and waits
     for nothing. A load that comes later sees what was written meanwhile, so this may stand in front
     of `grid_dependency_wait`, where nothing is read yet. Has no meaning otherwise."""
+
+
+@declare(rule=lambda types, attrs: (), run=True, effect="async", group=True)
+def discard_box(m: Any, op: Any, source: Any) -> None:
+    """Says that nothing reads a box of a tensor before it is written again: what the L2 cache holds
+    of it need not go to memory. All groups and lanes that read it have done so, behind a barrier. A
+    read finds anything."""
+    address, inside = source.addresses(m.groups)
+    on = inside & wide(m.active_groups(), inside)
+    if on.any():
+        memory = source.memory
+        memory.put(address[on], poison((int(on.sum()),), memory.numeric.dtype))
 
 
 @declare(rule=lambda types, attrs: (), run=True, effect="sync", public=False, layouts="any")

@@ -1,5 +1,5 @@
-"""prefetch_box: the cache lines of a box, one instruction each, shared by the threads. arrive: what
-was loaded is there."""
+"""prefetch_box, discard_box: the cache lines of a box, one instruction each, shared by the threads.
+arrive: what was loaded is there."""
 
 from __future__ import annotations
 
@@ -37,8 +37,27 @@ def _prefetch(e: Emitter, op: Op) -> None:
         return _prefetch_rows(e, place)
     if _of_long_rows(e, place):
         return _prefetch_long_rows(e, place)
+    _each_line(e, place, "prefetch")
+
+
+@emits("discard_box")
+def _discard(e: Emitter, op: Op) -> None:
+    """Of lines that lie whole in it."""
+    place = place_of(e, op.args[0])
+    last = len(place.extents) - 1
+    if place.dtype.packed or last not in place.axes or (
+            place.shape[place.axes.index(last)] * place.dtype.bits < LINE_BYTES * 8):
+        e.note(f"{place.name} is not discarded: a box has no line of its own")
+        return
+    _each_line(e, place, "discard")
+
+
+def _each_line(e: Emitter, place: MemoryOperand, way: str) -> None:
+    """An instruction for each line of a box. way: to discard, those that lie whole in it"""
+    last = len(place.extents) - 1
     axis, per_line = place.axes.index(last), LINE_BYTES * 8 // place.dtype.bits
-    lines = -(-place.shape[axis] // per_line)
+    part = per_line - 1 if way == "prefetch" else 0
+    lines = (place.shape[axis] + part) // per_line
     shape = tuple(lines if a == axis else n for a, n in enumerate(place.shape))
     layout = blocked(shape, 1 << (e.lanes.bit_length() - 1))
     rows = replace(place, shape=shape, extents=(*place.extents[:last], FAR),
@@ -49,16 +68,16 @@ def _prefetch(e: Emitter, op: Op) -> None:
         parts[memory] = e.index(layout, a)  # type: ignore[call-overload]
     parts[last] = f"{column} * {per_line}"  # type: ignore[call-overload]
     start = f"{e.name(place.offsets[last])} + {parts[last]}"
-    inside = f"i32(({place.extents[last]} - ({start}) + {per_line - 1}) >> "
-    inside += f"{per_line.bit_length() - 1})"  # lines that begin inside of the row
+    inside = f"i32(({place.extents[last]} - ({start}) + {part}) >> "
+    inside += f"{per_line.bit_length() - 1})"  # lines that begin, or lie whole, inside of the row
     strides = [bytes_of(place.dtype, product(place.stride(place.axes[a])))
                for a in range(len(shape)) if a != axis and any(b[a] for b in layout.bases)]
     args = [f"{place.base} + {bytes_of(place.dtype, element_offset(e, place, parts))}", *strides,
             *bounds, inside, *([owner] if (owner := e.owner(layout)) else [])]
     text = (f"use(prefetch.box({layout.text!r}, {layout.shape}, {axis}, {guards}, "
-            f"{owner is not None}))")
+            f"{owner is not None}, {way!r}))")
     there = _where_natural(e, place, tuple(range(last)))
-    e.line(f"{there}{e.use(f'prefetch_{place.name}', text)}({', '.join(args)})")
+    e.line(f"{there}{e.use(f'{way}_{place.name}', text)}({', '.join(args)})")
 
 
 def _in_one_piece(e: Emitter, place: MemoryOperand) -> bool:

@@ -1,4 +1,4 @@
-"""The intrinsic that prefetches the cache lines of a box, shared by the threads."""
+"""The intrinsics that prefetch or discard the cache lines of a box, shared by the threads."""
 
 from __future__ import annotations
 
@@ -21,12 +21,13 @@ ACCESS_BITS, NEVER = 128, 0x7FC10000
 
 @functools.cache
 def box(layout: str, shape: tuple[int, ...], axis: int, guards: tuple[str, ...],
-        owner: bool) -> Operation:
-    """(address, strides..., bounds..., lines left of the thread's first [, owner])"""
+        owner: bool, way: str = "prefetch") -> Operation:
+    """(address, strides..., bounds..., lines left of the thread's first [, owner]). way: what is
+    discarded begins where a line does"""
     how = _Access(RegisterLayout.parse(layout, shape), axis, 1, guards)
     args = (*how.arguments("i64"), Operand("lines", "i32"),
             *([Operand("owner", "i32")] if owner else []))
-    record = find_instruction("prefetch_L2")
+    record = find_instruction(f"{way}_L2")
 
     def body(b: Any, *values: Any) -> None:
         mine = b.true(values[-1]) if owner else None
@@ -34,10 +35,13 @@ def box(layout: str, shape: tuple[int, ...], axis: int, guards: tuple[str, ...],
         found = how.run(b, where, "i64", LINE_BYTES, mine)
         for (at, condition, _), (base, _) in zip(found, how.groups, strict=True):
             there = b.compare("<", b.i32(base[axis]), left)
+            if way == "discard":
+                part = b.and_(at, b.const("i64", LINE_BYTES - 1))
+                there = b.and_(there, b.compare("==", part, b.const("i64", 0)))
             with b.when(there if condition is None else b.and_(condition, there)):
                 b.call(record, at)
 
-    return operation("prefetch_box", args, (), body)
+    return operation(f"{way}_box", args, (), body)
 
 
 @functools.cache

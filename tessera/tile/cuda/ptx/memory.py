@@ -134,6 +134,7 @@ def create_policy(priority: str) -> Instruction:
                        isa="9.7.9 createpolicy", effect="pure", cc="80")
 
 
+Instruction("discard_L2", "at:i64", "discard.global.L2 [$at], 128;", isa="9.7.9 discard", cc="80")
 Instruction("prefetch_L2", "at:i64", "prefetch.global.L2 [$at];", isa="9.7.9 prefetch")
 Instruction("mapa", "d:i32 <- at:i32, rank:i32", "mapa.shared::cluster.u32 $d, $at, $rank;",
             isa="9.7.9 mapa", effect="pure", cc="90")
