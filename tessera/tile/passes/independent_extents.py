@@ -17,7 +17,6 @@ from tessera.tile.ir.op_record import OPS, TileOp
 from tessera.tile.ir.types import GlobalTensor, TileType
 
 Tags = tuple[str | None, ...]  # of each axis of a tile or a view: the extent that it goes along
-PLAIN = frozenset(("constant", "full", "arange"))  # the same in each group
 
 
 def independent_extents(function: Function) -> frozenset[str]:
@@ -157,15 +156,15 @@ class _Reading:
             self.left = set()
         elif record.family == "elementwise" or record.pointwise or op.name == "broadcast_to":
             self.put(out, self.join(tags))
-        elif op.name in PLAIN:
-            pass
+        elif record.family == "create" and not op.args:
+            pass  # the same in each group
         elif record.neutral is not None and record.family == "reduce":
             self.without(out, tags[0], op.attr["axis"], op)
         elif op.name == "expand_dims":
             i = op.attr["axis"]
             whole = tags[0] or (None,) * self.ndim(op, -1)
             self.put(out, (*whole[:i], None, *whole[i:]))
-        elif op.name in ("transpose", "permute") and len(op.args) == 1:
+        elif op.name == "transpose" or "axes" in op.attr:
             order = op.attr.get("axes") or tuple(reversed(range(len(tags[0]))))
             self.put(out, tuple(tags[0][i] for i in order) if tags[0] else ())
         elif op.name == "matmul" and all(len(t) in (0, 2) for t in tags):
