@@ -260,7 +260,7 @@ class IRBuilder:
         columns' elements, not the rows': that is refused."""
         own = self.facts.of(x).at(0)
         for y, shape in zip(xs, shapes, strict=True):
-            if len(shape) != 2 or shape[0] != shape[1]:
+            if len(shape) != 2 or shape[0] != shape[1] or shape[0] == 1:
                 continue
             rows, columns = (self.facts.of(y).at(i) for i in (0, 1))
             if all(isinstance(e, Edge) and e.placed for e in (own, rows, columns)) and (
