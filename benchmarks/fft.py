@@ -235,6 +235,8 @@ def main() -> None:
     for name, pipe in pipes.items():
         pipe.send(name)
         cases[name] = pipe.recv()
+    for pipe in set(pipes.values()):
+        pipe.send("")
     cases = figures["cases"] = {name: cases[name] for name in names}
     for name in names:
         print(name, json.dumps(cases[name]), flush=True)
