@@ -45,8 +45,9 @@ def test_every_rank_trains_and_ends_well(mesh: str, flags: list[str], tmp_path: 
     axes = {name: int(size) for name, size in (part.split("=") for part in mesh.split(","))}
     ranks, stages = int(np.prod(list(axes.values()))), axes.get("pp", 1)
     (tmp_path / "ranks").mkdir()
-    run = mpirun(ranks, "run", tmp_path / "ranks", battery=REHEARSAL, timeout_s=400, flags=[
-        *FLAGS, *flags, "--mesh", mesh, "--out", str(tmp_path / "out")])
+    # new processes: what memory each takes is measured
+    run = mpirun(ranks, "run", tmp_path / "ranks", battery=REHEARSAL, timeout_s=400, fresh=True,
+                 flags=[*FLAGS, *flags, "--mesh", mesh, "--out", str(tmp_path / "out")])
     assert run.status == 0, run.text
     peaks = sorted(int(text) for text in run.results.values())
     losses = example.losses_of(tmp_path / "out")

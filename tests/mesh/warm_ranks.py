@@ -30,7 +30,6 @@ from pathlib import Path
 from typing import Any
 
 CLIENT = Path(__file__).with_name("rank_client.py")
-HIGH = 200  # descriptors are moved out of the way of those that a rank shall have
 READY = "ready\n"
 
 
@@ -153,11 +152,12 @@ def _receive(link: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
 def become(asked: dict[str, Any], handles: list[int]) -> None:
     """This fork is the rank's process: its streams, its environment, and what an import does with
     these."""
-    high = [fcntl.fcntl(h, fcntl.F_DUPFD, HIGH) for h in handles]
-    os.closerange(3, HIGH)
+    beyond = max([2, *asked["handles"], *handles]) + 1  # out of the way of those that it shall have
+    high = [fcntl.fcntl(h, fcntl.F_DUPFD, beyond) for h in handles]
+    os.closerange(3, beyond)
     for handle, wanted in zip(high, asked["handles"], strict=True):
         os.dup2(handle, wanted)
-    os.closerange(HIGH, HIGH + len(high) + 64)
+    os.closerange(beyond, beyond + len(high) + 64)
     os.setsid()
     os.chdir(asked["folder"])
     os.environ.clear()
