@@ -7,6 +7,8 @@ own rounding. What NumPy gives as complex arrays, `ts.fft.fft` or `ts.eig`, is a
 from __future__ import annotations
 
 import math
+import operator
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -92,13 +94,7 @@ class Complex(_Parts):
         return -self + other
 
     def __mul__(self, other: Any) -> Complex:
-        other = _parts(other)
-        if other is None:
-            return NotImplemented
-        re, im = other
-        if im is None:
-            return Complex(self.real * re, self.imag * re)
-        return Complex(self.real * re - self.imag * im, self.real * im + self.imag * re)
+        return _product(self, other, operator.mul)
 
     __rmul__ = __mul__
 
@@ -113,13 +109,7 @@ class Complex(_Parts):
         return _reciprocal(self) * other
 
     def __matmul__(self, other: Any) -> Complex:
-        other = _parts(other)
-        if other is None:
-            return NotImplemented
-        re, im = other
-        if im is None:
-            return Complex(self.real @ re, self.imag @ re)
-        return Complex(self.real @ re - self.imag @ im, self.real @ im + self.imag @ re)
+        return _product(self, other, operator.matmul)
 
     def __rmatmul__(self, other: Any) -> Complex:
         return NotImplemented if _parts(other) is None else Complex(
@@ -141,6 +131,17 @@ def _sum(z: Complex, re: Any, im: Any | None) -> Complex:
     if im is not None:
         return Complex(real, z.imag + im)
     return Complex(real, FUNCTIONS["broadcast_to"](z.imag, real.shape))
+
+
+def _product(z: Complex, other: Any, times: Callable[[Any, Any], Any]) -> Any:
+    """Of each element, or of matrices."""
+    parts = _parts(other)
+    if parts is None:
+        return NotImplemented
+    re, im = parts
+    if im is None:
+        return Complex(times(z.real, re), times(z.imag, re))
+    return Complex(times(z.real, re) - times(z.imag, im), times(z.real, im) + times(z.imag, re))
 
 
 def _reciprocal(z: Complex) -> Complex:

@@ -268,8 +268,7 @@ def _collect_like(value: Any, treedef: TreeDef, leaves: list, gaps: bool = False
         found = [None] if gaps and value is None else flatten(value)[0]
         leaves.extend(found)
         return len(found) == 1 and (found[0] is value)
-    kinds = {type(value), treedef.kind}
-    if len(kinds) == 2 and not (tuple in kinds and all(map(_is_tuple, kinds))):
+    if type(value) is not treedef.kind and not _tuples(type(value), treedef.kind):
         return False
     if treedef.kind is dict:
         if set(value) != set(treedef.data):
@@ -283,10 +282,11 @@ def _collect_like(value: Any, treedef: TreeDef, leaves: list, gaps: bool = False
                for x, c in zip(children, treedef.children, strict=True))
 
 
-def _is_tuple(kind: type) -> bool:
-    """Whether it is tuple or a class of named tuples whose instances are nodes by that."""
-    return kind is tuple or (
-        issubclass(kind, tuple) and hasattr(kind, "_fields") and kind not in _REGISTERED)
+def _tuples(a: type, b: type) -> bool:
+    """Whether one is tuple and the other a class of named tuples, nodes by that."""
+    named = b if a is tuple else a
+    return tuple in (a, b) and issubclass(named, tuple) and hasattr(named, "_fields") and (
+        named not in _REGISTERED)
 
 
 def _children(value: Any) -> tuple[Sequence[Any], Any]:

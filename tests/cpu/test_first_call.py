@@ -33,8 +33,8 @@ def groups_of(f, *types):
 
 
 def test_groups_of_one_form_have_one_text():
-    """Of a training step of two layers."""
-    m = SMALL.sized(B=2, T=64, layers=2, d=64, heads=1, vocabulary=128)
+    """Of a training step of three layers."""
+    m = SMALL.sized(B=2, T=64, layers=3, d=64, heads=1, vocabulary=128)
     params = tree.map_tree(ts.tensor, weights(m))
     step = training_step(m).graph(params, first_state(m, params), *map(ts.tensor, batch(m)))
     groups = [g for g in program_of(step).plan.groups if g.kind in WRITERS]
@@ -43,7 +43,7 @@ def test_groups_of_one_form_have_one_text():
         source = source_of(canonical_group(g))
         if not source.checks:
             assert texts.setdefault(form_of(g), source.text) == source.text
-    assert 10 < len(texts) < 0.6 * len(groups)
+    assert 10 < len(texts) < len(groups) / 2
 
 
 @pytest.mark.parametrize("a, b", [(0.0, -0.0), (3.0, 2.0)])

@@ -352,8 +352,6 @@ def public_unary(
 ) -> Callable[[Any], Tensor]:
     """The public function of an op of one operand. to_float: integers become f32."""
     def fn(x: Any) -> Tensor:
-        if op is ABS and isinstance(x, Complex):
-            return x.__abs__()
         if to_float:
             c, numeric = floating(x)
         else:
@@ -398,6 +396,18 @@ def public_predicate(name: str, op: GraphOp, doc: str, arity: int) -> Callable:
     return _offered(op, public(fn))
 
 
+def _magnitude(x: Any) -> Tensor:
+    """|x|, elementwise; of ts.Complex the distance from 0.
+
+    x: any shape. Integers stay integers.
+    """
+    if isinstance(x, Complex):
+        return x.__abs__()
+    (c,), numeric = promote(x)
+    return store(apply(ABS, c), numeric)
+
+
+_magnitude.__name__ = _magnitude.__qualname__ = "abs"
 add = public_binary("add", ADD, "a + b")
 sub = public_binary("subtract", SUB, "a - b")
 mul = public_binary("multiply", MUL, "a * b")
@@ -408,7 +418,7 @@ floor_divide = public_binary("floor_divide", FLOOR_DIV, "floor(a / b)")
 remainder = public_binary("remainder", REMAINDER, "a - b * floor(a / b)")
 atan2 = public_binary("atan2", ATAN2, "the angle of the point (b, a)", to_float=True)
 neg = public_unary("negative", NEG, "-x", to_float=False)
-abs_ = public_unary("abs", ABS, "|x|, of ts.Complex too", to_float=False)
+abs_ = _offered(ABS, public(_magnitude))
 sign = public_unary("sign", SIGN, "-1, 0 or 1", to_float=False)
 exp = public_unary("exp", EXP, "e**x")
 expm1 = public_unary("expm1", EXPM1, "e**x - 1")

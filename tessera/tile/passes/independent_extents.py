@@ -23,7 +23,9 @@ def independent_extents(function: Function) -> frozenset[str]:
     """The names of these extents."""
     if function.launch != "axes" or function.result[0] == "scalar":
         return frozenset()
-    return _Reading(function).read()
+    if independent_extents not in function.kept:  # layouts are chosen among many
+        function.kept[independent_extents] = _Reading(function).read()
+    return function.kept[independent_extents]
 
 
 class _Reading:
