@@ -139,6 +139,9 @@ class GraphKernels(Protocol):
 
 # (step, carries, sequences, length, name) -> (carries, results): a scan, see ad/scan.py
 scan: Hook[Callable[..., tuple[Tensor, ...]]] = Hook("scan", "ad.scan")
+# (graph, inputs, cotangent of its result) -> those of its inputs, None of what has none
+pull_back: Hook[Callable[[Graph, Sequence[Tensor], Tensor], list[Tensor | None]]] = Hook(
+    "pull_back", "ad.reverse")
 graph_kernels: Hook[GraphKernels] = Hook("graph_kernels", "ad.graph_kernels")
 
 

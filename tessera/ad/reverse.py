@@ -116,6 +116,14 @@ def backward(
     return [ct.get(v) for v in wrt]
 
 
+def pull_back(graph: Graph, args: Sequence[Tensor], g: Tensor) -> list[Tensor | None]:
+    """Cotangents of the inputs of a graph of one result, given that of the result."""
+    return backward(forward(graph, args), [g], graph.inputs)
+
+
+hooks.pull_back.fill(pull_back)
+
+
 def _reached_from(graph: Graph, wrt: Sequence[Value]) -> set[Value]:
     """Floating values that depend on `wrt`, and integers that are codes of such."""
     reached = {v for v in wrt if v.aval.dtype.kind == "float"}

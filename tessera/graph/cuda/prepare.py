@@ -39,6 +39,7 @@ from .packed_products import multiply_packed
 from .packed_values import multiply_narrow, open_packed
 from .part_passes import loops_of_parts, slices_of_loops
 from .place_blocks import place_blocks
+from .plain_attention import attention_of_plain_ops
 from .product_sums import sum_products
 from .result_sums import sum_results
 from .scatters import open_writes
@@ -217,6 +218,7 @@ PIPELINE: list[Callable[..., Any]] = [
     expand_control,
     open_cached_attention,
     remove_dead,
+    attention_of_plain_ops,
     canonicalize,
     merge_common,
     join_parts,
