@@ -225,8 +225,8 @@ def promote(*xs: Any) -> tuple[list[Tensor], NumericType]:
         return [*xs], xs[0].type
     given: list[Tensor | None] = [None if is_number(x) else as_tensor(x) for x in xs]
     if all(t is None for t in given):  # as_tensor of a traced number is that number still
-        given = [as_tensor(x) for x in xs]
-        xs = tuple(t for t in given if t is not None)
+        xs = tuple(x if isinstance(x, Tensor) else _named(as_tensor(x)) for x in xs)
+        given = [*xs]
     tensors = [t for t in given if t is not None]
     common = tensors[0].type
     for tensor in tensors[1:]:
@@ -248,6 +248,11 @@ def promote(*xs: Any) -> tuple[list[Tensor], NumericType]:
         else:
             out.append(convert(to_compute(t), numeric))
     return out, common
+
+
+def _named(x: Tensor) -> Tensor:
+    """A tensor of a Python number as a literal: a trace has a constant for it, no capture."""
+    return x if type(x) is not Tensor else Tensor(x.array, x.type, name=LITERAL)
 
 
 def _are_alike(xs: Sequence[Any]) -> bool:

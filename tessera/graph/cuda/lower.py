@@ -134,7 +134,8 @@ def lower(graph: Graph, target: Target, donated: Sequence[int] = (),
                          [rest.inputs[i] for i in donated])
     builder = _KernelSchedule(rest, groups, memory, draws.values,
                               target.generation)
-    plan = turn_around(share_chip(builder.build(str(target), numbered, draws.nodes), chip))
+    built = builder.build(str(target), numbered, draws.nodes, ready.written)
+    plan = turn_around(share_chip(built, chip))
     return LoweredGraph(builder, plan, draws, ready.copies)
 
 

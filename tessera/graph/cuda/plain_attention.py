@@ -14,23 +14,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
-
-import numpy as np
 
 from ... import hooks
 from ...lazy_dataclass import dataclass
 from ...numerics import as_type
-from ...tensor import Tensor, as_tensor
+from ...tensor import Tensor
 from .. import functions as F
 from ..ir import Graph, Node, Value, readers_of
+from ..op import Aval
 from ..operand import convert
 from ..ops.attention_op import ATTENTION
+from ..schedule.op_ids import OpLine, id_of
 from ..simplify import merge_common, remove_dead
 from ..trace import apply, at_line, trace
 from .attention_kernels import WIDEST
 from .weighted_keys import (
-    HIDES,
     Heads,
     Kept,
     Mask,
@@ -296,9 +296,10 @@ class Matcher:
         return v
 
 
-def _gradients(fused: Fused, matcher: Matcher) -> list[tuple[Value, dict[int, Value]]]:
-    """Of each cotangent of the result that the graph pulls back, that and those of the leaves."""
-    from ..op import Aval
+def _gradients(fused: Fused, matcher: Matcher
+               ) -> list[tuple[Value, dict[int, Value], list[Node]]]:
+    """Of each cotangent of the result that the graph pulls back, that, those of the leaves, and
+    the nodes that do it."""
     found = []
     aval = fused.out.aval
     for given in dict.fromkeys((aval, Aval(aval.shape, F32))):
@@ -308,26 +309,31 @@ def _gradients(fused: Fused, matcher: Matcher) -> list[tuple[Value, dict[int, Va
             whole = matcher.extend(other, env | {other.inputs[-1]: g})
             made = {i: whole[v] for i, v in zip(wrt, other.outputs, strict=True) if v in whole}
             if made:
-                found.append((g, made))
+                pulled = [whole[v] for n in other.nodes for v in n.outputs if v in whole]
+                nodes = [matcher.producer[v] for v in pulled if v in matcher.producer]
+                inside = set(fused.nodes)
+                found.append((g, made, [n for n in nodes if n not in inside]))
     return found
 
 
 # --- the rewrite -------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Splice:
-    """Nodes in front of a node of the graph, and what they give in place of values."""
+    """Nodes in front of a node of the graph, and what they give in place of values. ids: of the
+    ops that they stand for."""
 
     graph: Graph
     inputs: tuple[Value, ...]
     instead: tuple[Value, ...]
+    ids: str
 
 
 def _splices(fused: Fused, matcher: Matcher) -> list[Splice]:
     where = fused.found.node.where
     with at_line(where):
         own = trace(lambda *xs: [fused.run(*xs)], [v.aval for v in fused.leaves], "attention")
-    made = [Splice(own, fused.leaves, (fused.out,))]
-    for g, given in _gradients(fused, matcher):
+    made = [Splice(own, fused.leaves, (fused.out,), _ids(fused.nodes))]
+    for g, given, nodes in _gradients(fused, matcher):
         places = list(given)
 
         def body(*xs: Tensor, places: list[int] = places) -> list[Tensor]:
@@ -335,8 +341,12 @@ def _splices(fused: Fused, matcher: Matcher) -> list[Splice]:
             return [F.zeros(xs[i].shape, F32) if pulled[i] is None else pulled[i] for i in places]
 
         graph = trace(body, [v.aval for v in (*fused.leaves, g)], "attention")
-        made.append(Splice(graph, (*fused.leaves, g), tuple(given.values())))
+        made.append(Splice(graph, (*fused.leaves, g), tuple(given.values()), _ids(nodes)))
     return made
+
+
+def _ids(nodes: Sequence[Node]) -> str:
+    return " ".join(dict.fromkeys(i for n in nodes if n.inputs for i in id_of(n).split()))
 
 
 def _spliced(graph: Graph, splices: Sequence[Splice]) -> Graph:
@@ -352,9 +362,10 @@ def _spliced(graph: Graph, splices: Sequence[Splice]) -> Graph:
         for s in at.get(node, ()):
             own = dict(zip(s.graph.inputs, (env.get(v, v) for v in s.inputs), strict=True))
             captures += s.graph.captures
+            where = replace(node.where, id=s.ids) if isinstance(node.where, OpLine) else node.where
             for n in s.graph.nodes:
                 inputs = tuple(own.get(v, v) for v in n.inputs)
-                nodes.append(Node(n.op, inputs, n.attrs, n.outputs, node.where))
+                nodes.append(Node(n.op, inputs, n.attrs, n.outputs, where))
             env.update(zip(s.instead, (own.get(v, v) for v in s.graph.outputs), strict=True))
         nodes.append(Node(node.op, tuple(env.get(v, v) for v in node.inputs), node.attrs,
                           node.outputs, node.where))
@@ -362,17 +373,14 @@ def _spliced(graph: Graph, splices: Sequence[Splice]) -> Graph:
     return remove_dead(Graph(graph.name, graph.inputs, tuple(captures), tuple(nodes), outputs))
 
 
-def attention_of_plain_ops(graph: Graph) -> Graph:
-    """The graph with the attention that it spells as `attention`."""
-    return fused_attention(graph)[0]
-
-
-def fused_attention(graph: Graph) -> tuple[Graph, dict[Node, str]]:
-    """The same, and why other sums over keys are left as they are, by their product."""
+def fused_attention(graph: Graph) -> tuple[Graph, dict[str, str]]:
+    """The graph with the attention that it spells as `attention`; and why other sums over keys by
+    weights that are exponentials are left as they are, by the ids of their products."""
     if not any(n.op.name in ANCHORS for n in graph.nodes):
         return graph, {}
     graph = merge_common(graph)
-    reader, readers, why = Reader(graph), readers_of(graph), {}
+    reader, readers = Reader(graph), readers_of(graph)
+    why: dict[Node, str] = {}
     chosen: list[tuple[Fused, list[Splice]]] = []
     matcher: Matcher | None = None
     for node in graph.nodes:
@@ -386,18 +394,18 @@ def fused_attention(graph: Graph) -> tuple[Graph, dict[Node, str]]:
             continue
         matcher = matcher or Matcher(graph)
         chosen.append((fused, _splices(fused, matcher)))
+    made = graph
     while chosen:
         made = _spliced(graph, [s for _, splices in chosen for s in splices])
-        left = set(made.nodes)
-        weights = {v for n in left for v in n.outputs}
-        again = [(f, s) for f, s in chosen if f.found.weights.outputs[0] not in weights]
+        left = {v for n in made.nodes for v in n.outputs}
+        again = [(f, s) for f, s in chosen if f.found.weights.outputs[0] not in left]
         if len(again) == len(chosen):
-            return made, why
-        for f, _ in chosen:
-            if f.found.weights.outputs[0] in weights:
-                why[f.found.node] = "something else reads the weights"
-        chosen = again
-    return graph, why
+            break
+        why |= {f.found.node: "something else reads the weights" for f, _ in chosen
+                if f.found.weights.outputs[0] in left}
+        chosen, made = again, graph
+    left = {v for n in made.nodes for v in n.outputs}
+    return made, {id_of(n): w for n, w in why.items() if n.outputs[0] in left}
 
 
-__all__ = ["attention_of_plain_ops", "fused_attention"]
+__all__ = ["fused_attention"]

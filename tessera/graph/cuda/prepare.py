@@ -5,7 +5,8 @@ Every pass keeps the ids of the ops (see op_ids.py).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import field
 from math import prod
 from typing import Any
 
@@ -39,7 +40,7 @@ from .packed_products import multiply_packed
 from .packed_values import multiply_narrow, open_packed
 from .part_passes import loops_of_parts, slices_of_loops
 from .place_blocks import place_blocks
-from .plain_attention import attention_of_plain_ops
+from .plain_attention import fused_attention
 from .product_sums import sum_products
 from .result_sums import sum_results
 from .scatters import open_writes
@@ -218,7 +219,7 @@ PIPELINE: list[Callable[..., Any]] = [
     expand_control,
     open_cached_attention,
     remove_dead,
-    attention_of_plain_ops,
+    fused_attention,
     canonicalize,
     merge_common,
     join_parts,
@@ -281,25 +282,30 @@ BY_CHIP: tuple[Callable[..., Graph], ...] = (use_attention_kernels, use_conv_ker
 @dataclass(frozen=True)
 class PreparedGraph:
     """known: the values that depend on nothing but constants.  copies: the last inputs and outputs,
-    of its donated inputs in narrower types."""
+    of its donated inputs in narrower types.  written: of ops that make scores of attention which
+    stay in memory why, by id."""
 
     graph: Graph
     known: dict[Value, np.ndarray]
     copies: tuple[NarrowCopy, ...] = ()
+    written: Mapping[str, str] = field(default_factory=dict)
 
 
 def prepare(graph: Graph, chip: Generation, donated: Sequence[int] = ()) -> PreparedGraph:
     """The graph after every pass. donated: inputs of which copies may be kept."""
     copies: tuple[NarrowCopy, ...] = ()
+    written: dict[str, str] = {}
     for step in PIPELINE:
         if step is keep_copies:
             graph, copies = keep_copies(graph, donated)
+        elif step is fused_attention:
+            graph, written = fused_attention(graph)
         else:
             graph = step(graph, chip) if step in BY_CHIP else step(graph)
     known, graph = fold_constants(graph)
     graph = remove_dead(call_products(open_keys(graph), chip.warpgroup_matmul))
     graph = sum_products(graph, chip.warpgroup_matmul)
-    return PreparedGraph(place_blocks(graph, chip.warpgroup_matmul), known, copies)
+    return PreparedGraph(place_blocks(graph, chip.warpgroup_matmul), known, copies, written)
 
 
 __all__ = ["PIPELINE", "narrow_ids", "prepare", "split_reductions"]

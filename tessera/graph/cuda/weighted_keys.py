@@ -200,6 +200,7 @@ class Reader:
         while (found := self.weights(v)) is None:
             made = self.made.get(v)
             if made is None or made.op.name not in (*MOVES, "cast"):
+                self._need_no_weights(v)
                 return None
             if made.op.name in MOVES:
                 moves.insert(0, made)
@@ -207,6 +208,16 @@ class Reader:
         if not all(keeps_columns(m) for m in moves):
             return None
         return WeightedKeys(node, found[0], self.scores(found[1]), found[1], tuple(moves))
+
+
+    def _need_no_weights(self, v: Value) -> None:
+        """Raises Kept where elementwise ops stand between weights and what they weigh."""
+        node = self.made.get(v)
+        if node is not None and node.op.loop and not node.op.reduction:
+            for x in node.inputs:
+                if x.aval.shape == v.aval.shape and self.known(x) is None and (
+                        self.weights(x) or self._need_no_weights(x)):
+                    raise Kept(f"{node.op.name} changes the weights")
 
 
 def keeps_columns(move: Node) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from math import prod
 from typing import Any
 
@@ -18,6 +18,7 @@ from ...tile.ir.schedule import Schedule
 from ..ir import Graph, Node, Value, value_bytes
 from .groups import FusionGroup
 from .ir import (
+    SCORES_IN_MEMORY,
     GraphSchedule,
     GroupOperand,
     GroupStep,
@@ -66,9 +67,10 @@ class ScheduleBuilder(ABC):
         """The steps, those of a batch in the order and under the names of its launches."""
         return steps
 
-    def build(self, target: str, numbered: Graph, on_host: Iterable[Node] = ()) -> GraphSchedule:
+    def build(self, target: str, numbered: Graph, on_host: Iterable[Node] = (),
+              scores: Mapping[str, str] | None = None) -> GraphSchedule:
         """The schedule. numbered: the graph as it was traced, with ids.  on_host: nodes that the
-        host computes at each call."""
+        host computes at each call.  scores: of ops whose scores lie in memory why, by id."""
         for group in self.groups:
             self._batch = group.batch
             self.write(group)
@@ -81,8 +83,11 @@ class ScheduleBuilder(ABC):
                   for i in b.ops if i not in homes}
         homes |= {i: "on the host, at each call" for n in on_host for i in id_of(n).split()
                   if i not in homes}
+        found = fates(numbered, homes)
+        for i, why in (scores or {}).items():
+            found[i] = f"{found[i]}, {SCORES_IN_MEMORY}: {why}"
         made = GraphSchedule(self.graph.name, target, buffers, tuple(self.steps), results,
-                             tuple(fates(numbered, homes).items()))
+                             tuple(found.items()))
         verify_copies(made)
         return made
 

@@ -371,7 +371,8 @@ class GraphSchedule:
     def _notes(self) -> list[ScheduleLine]:
         """What became of ops that no step does, and the memory."""
         inside = {i for s in self.steps for i in s.ops}
-        out = [ScheduleLine(f"  {i}: {fate}", (i,)) for i, fate in self.fates if i not in inside]
+        out = [ScheduleLine(f"  {i}: {fate}", (i,)) for i, fate in self.fates
+               if i not in inside or SCORES_IN_MEMORY in fate]
         out.append(ScheduleLine(f"  memory: temporaries {self.temporary_bytes} bytes, "
                                 f"{self.unshared_bytes} without reuse"))
         if self.transfers:
@@ -379,10 +380,13 @@ class GraphSchedule:
         return out
 
 
+SCORES_IN_MEMORY = "scores of attention lie in memory"  # in a fate
+
+
 def aligned(b: PlannedBuffer) -> int:
     return -(-max(b.nbytes, 1) // ALIGN_BYTES) * ALIGN_BYTES
 
 
 __all__ = ["ALIGN_BYTES", "HIDDEN", "PlannedBuffer", "ScheduledGroup", "GroupOperand",
-           "GraphSchedule", "GroupStep", "ByteRange", "ScheduleLine", "Transfer",
-           "aligned", "canonical_group"]
+           "GraphSchedule", "GroupStep", "ByteRange", "SCORES_IN_MEMORY", "ScheduleLine",
+           "Transfer", "aligned", "canonical_group"]
