@@ -25,7 +25,8 @@ from .. import functions as F
 from ..ir import Graph, Node, Value, readers_of
 from ..op import Aval
 from ..operand import convert
-from ..ops.attention_op import ATTENTION
+from ..ops.attention_blocks import BLOCK_ROWS
+from ..ops.attention_op import ATTENTION, DROPOUT_ATTENTION
 from ..schedule.op_ids import OpLine, id_of
 from ..simplify import merge_common, remove_dead
 from ..trace import apply, at_line, trace
@@ -137,8 +138,8 @@ def _call(found: WeightedKeys, heads: Heads, rule: dict[str, Any], masks: Sequen
     attrs |= {"cap": scores.cap} if scores.cap else {}
     *lead, S = found.operand.aval.shape[:-1]
 
-    def run(*given: Tensor) -> Tensor:
-        q, k, v, *xs = (given[i] for i in places)
+    def run(*leaves: Tensor) -> Tensor:
+        q, k, v, *xs = (leaves[i] for i in places)
         wide = q.type if q.dtype is v.dtype else F32
         q, k, v = (x if x.dtype is wide.dtype else convert(x, wide) for x in (q, k, v))
         rows = scores.product.outputs[0].aval.shape[:-1]
@@ -146,8 +147,10 @@ def _call(found: WeightedKeys, heads: Heads, rule: dict[str, Any], masks: Sequen
                    scores.moves)
         q = F.reshape(q, (heads.B, heads.H, S, q.shape[-1]))
         k, v = _matrices(F.transpose(k, _turned(k)), heads), _matrices(v, heads)
-        mask = _mask(masks, xs, found, heads.split)
-        y = apply(ATTENTION, q, k, v, *(() if mask is None else (mask,)), **attrs)
+        mask = _mask(masks, xs[:len(masks)], found, heads.split)
+        given = [q, k, v, *(() if mask is None else (mask,))]
+        y = apply(ATTENTION, *given, **attrs) if found.key is None else apply(
+            DROPOUT_ATTENTION, *given, xs[-1], dropout=found.dropout, **attrs)
         y = _moved(F.reshape(y, (*lead, S, y.shape[-1])), found.moves)
         y = F.reshape(y, found.node.outputs[0].aval.shape)
         for m in moves_of_out:
@@ -209,12 +212,14 @@ def _checked(found: WeightedKeys) -> None:
         raise Kept("types are not those of attention: bf16, f16 or f32")
     if max(q.shape[-1], v.shape[-1]) > WIDEST:
         raise Kept(f"heads are wider than {WIDEST}")
+    if found.key is not None and found.operand.aval.shape[-2] > BLOCK_ROWS:
+        raise Kept(f"weights of more than {BLOCK_ROWS} queries are dropped: attention draws "
+                   "otherwise")
     if v.ndim < 2 or k.ndim < 2 or q.ndim < 2:
         raise Kept("keys or values are vectors")
 
 
-def _fused(graph: Graph, reader: Reader, readers: dict[Value, list[Node]],
-           found: WeightedKeys) -> Fused:
+def _fused(graph: Graph, reader: Reader, found: WeightedKeys) -> Fused:
     _checked(found)
     heads = matrices_met(found)
     (q, k), v = found.scores.product.inputs, found.node.inputs[1]
@@ -225,9 +230,9 @@ def _fused(graph: Graph, reader: Reader, readers: dict[Value, list[Node]],
     hard = all(m.kind != "added" and m.number == -math.inf for m in known)
     rule = reach_of(reader, known, S, T) if hard or not soft else None
     masks = rest if rule is not None else list(found.scores.masks)
-    tail = _tail(graph, readers, found.node.outputs[0])
-    out = tail[-1].outputs[0] if tail else found.node.outputs[0]
-    operands = (q, k, v, *(m.value for m in masks))
+    tail = _tail(graph, reader.readers, found.result)
+    out = tail[-1].outputs[0] if tail else found.result
+    operands = (q, k, v, *(m.value for m in masks), *([] if found.key is None else [found.key]))
     leaves = tuple(dict.fromkeys(operands))
     inside, others = _inside(reader, out, leaves)
     return Fused(found, out, (*leaves, *others), inside,
@@ -379,7 +384,7 @@ def fused_attention(graph: Graph) -> tuple[Graph, dict[str, str]]:
     if not any(n.op.name in ANCHORS for n in graph.nodes):
         return graph, {}
     graph = merge_common(graph)
-    reader, readers = Reader(graph), readers_of(graph)
+    reader = Reader(graph)
     why: dict[Node, str] = {}
     chosen: list[tuple[Fused, list[Splice]]] = []
     matcher: Matcher | None = None
@@ -388,7 +393,7 @@ def fused_attention(graph: Graph) -> tuple[Graph, dict[str, str]]:
             found = reader.weighted_keys(node)
             if found is None:
                 continue
-            fused = _fused(graph, reader, readers, found)
+            fused = _fused(graph, reader, found)
         except Kept as e:
             why[node] = str(e)
             continue

@@ -215,6 +215,7 @@ EMPTY = {"sum": 0, "prod": 1, "any": False, "all": True}  # of nothing; an extre
 INT32 = as_type("int32")
 
 PIPELINE: list[Callable[..., Any]] = [
+    fused_attention,  # also where a gradient alone is wanted: the result is still there
     remove_dead,
     expand_control,
     open_cached_attention,
@@ -299,7 +300,8 @@ def prepare(graph: Graph, chip: Generation, donated: Sequence[int] = ()) -> Prep
         if step is keep_copies:
             graph, copies = keep_copies(graph, donated)
         elif step is fused_attention:
-            graph, written = fused_attention(graph)
+            graph, why = fused_attention(graph)
+            written |= why
         else:
             graph = step(graph, chip) if step in BY_CHIP else step(graph)
     known, graph = fold_constants(graph)

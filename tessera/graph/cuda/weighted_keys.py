@@ -13,13 +13,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import field
 from typing import Any
 
 import numpy as np
 
 from ...lazy_dataclass import dataclass
-from ..ir import Graph, Node, Value, elements
+from ..ir import Graph, Node, Value, elements, readers_of
 
 SMALL = 1 << 20  # elements of a known value that is computed as a whole
 ROWS = 256  # of a larger one at a time
@@ -72,13 +71,22 @@ class Scores:
 
 @dataclass(frozen=True)
 class WeightedKeys:
-    """out = moves(softmax(X)) V.  node: that product.  weights: what makes softmax(X)."""
+    """out = moves(dropped(softmax(X))) V.  node: that product.  weights: what makes softmax(X), or
+    exp(X), of which `divided` divides the product by their sum.  key: by which weights are dropped.
+    """
 
     node: Node
     weights: Node
     scores: Scores
     operand: Value  # X
-    moves: tuple[Node, ...] = field(default=())
+    moves: tuple[Node, ...] = ()
+    divided: Node | None = None
+    dropout: float = 0.0
+    key: Value | None = None
+
+    @property
+    def result(self) -> Value:
+        return (self.divided or self.node).outputs[0]
 
 
 class Reader:
@@ -86,6 +94,7 @@ class Reader:
 
     def __init__(self, graph: Graph):
         self.made = {v: n for n in graph.nodes for v in n.outputs}
+        self.readers = readers_of(graph)
         self._known: dict[Value, np.ndarray | None] = {}
 
     # --- what is known without the inputs ------------------------------------------------------
@@ -192,13 +201,51 @@ class Reader:
             node.attrs["axis"] == (e.aval.ndim - 1,)) and (
             total.aval.shape[:-1] == e.aval.shape[:-1])
 
+    def dropped(self, v: Value) -> tuple[Value, float, Value] | None:
+        """x, p and the key, where v is ts.dropout(x, p, key)."""
+        node = self.made.get(v)
+        if node is None or node.op.name != "where" or self.number(node.inputs[2]) != 0:
+            return None
+        keep, grown = (self.made.get(x) for x in node.inputs[:2])
+        if keep is None or grown is None or (keep.op.name, grown.op.name) != (
+                "greater_equal", "mul"):
+            return None
+        key, p = self.uniform(keep.inputs[0]), self.number(keep.inputs[1])
+        at = [i for i in (0, 1) if self.number(grown.inputs[i]) is not None]
+        if key is None or p is None or not 0 < p < 1 or len(at) != 1:
+            return None
+        factor = self.number(grown.inputs[at[0]])
+        close = factor is not None and abs(factor * (1 - p) - 1) < 1e-6
+        return (grown.inputs[1 - at[0]], p, key) if close else None
+
+    def uniform(self, v: Value) -> Value | None:
+        """The key of random bits of v's shape, of which v is the numbers in [0, 1) of f32."""
+        for name, number in (("mul", 2.0 ** -24), ("cast", None), ("floor_divide", 256.0)):
+            node = self.made.get(v)
+            if node is None or node.op.name != name or number is not None and (
+                    self.number(node.inputs[1]) != number):
+                return None
+            v = node.inputs[0]
+        node = self.made.get(v)
+        return node.inputs[0] if node is not None and node.op.name == "random_bits" else None
+
     def weighted_keys(self, node: Node) -> WeightedKeys | None:
         """What a product is, if its first operand is such weights. Raises Kept."""
         if node.op.name != "matmul":
             return None
-        v, moves = node.inputs[0], []
+        v, moves = node.inputs[0], list[Node]()
+        divided, p, key = None, 0.0, None
         while (found := self.weights(v)) is None:
             made = self.made.get(v)
+            if made is not None and made.op.name == "exp" and (
+                    divided := self.divided(node, v)) is not None:
+                found = made, made.inputs[0]
+                break
+            if key is None and (drop := self.dropped(v)) is not None:
+                if any(m.op.name == "transpose" for m in moves):
+                    raise Kept("weights are transposed behind dropout")
+                v, p, key = drop
+                continue
             if made is None or made.op.name not in (*MOVES, "cast"):
                 self._need_no_weights(v)
                 return None
@@ -206,9 +253,16 @@ class Reader:
                 moves.insert(0, made)
             v = made.inputs[0]
         if not all(keeps_columns(m) for m in moves):
-            return None
-        return WeightedKeys(node, found[0], self.scores(found[1]), found[1], tuple(moves))
+            raise Kept("keys do not stay the last axis of the weights")
+        if key is not None and any(m.op.name == "transpose" for m in moves):
+            raise Kept("weights are transposed in front of dropout")
+        return WeightedKeys(node, found[0], self.scores(found[1]), found[1], tuple(moves), divided,
+                            p, key)
 
+    def divided(self, node: Node, e: Value) -> Node | None:
+        """What divides a product of e by the sum of e."""
+        return next((n for n in self.readers.get(node.outputs[0], []) if n.op.name == "div"
+                     and n.inputs[0] is node.outputs[0] and self.sums(n.inputs[1], e)), None)
 
     def _need_no_weights(self, v: Value) -> None:
         """Raises Kept where elementwise ops stand between weights and what they weigh."""
