@@ -40,7 +40,7 @@ class _Call:
 
     def __init__(self, q: Tensor, k: Tensor, v: Tensor, rest: tuple[Tensor, ...], scale: float,
                  causal: bool, dropout: float = 0.0, window: int = 0, cap: float = 0.0,
-                 score: ScoreFunction | None = None):
+                 score: ScoreFunction | None = None, together: bool = False):
         self.mask, spans, key = Extras.of(rest, dropout)
         (S, D), (T, E) = tuple(q.shape[-2:]), tuple(v.shape[-2:])
         count, keys = prod(q.shape[:-2]), prod(k.shape[:-2])
@@ -50,7 +50,7 @@ class _Call:
         self.rows_of_block, self.step, self.gradient_step = modified_blocks(
             q.dtype, max(D, E), key is not None)
         M, mask_rule = _mask_operand(self.mask, q.shape[-3])
-        W, dropout_rule = _draws_operand(key, S, T, dropout)
+        W, dropout_rule = _draws_operand(key, S, T, dropout, together)
         self.operands = self.Q, self.K, self.V, M, W
         self.constants: dict[str, Any] = {
             "group": count // keys,
@@ -72,12 +72,12 @@ def _mask_operand(mask: Tensor | None, heads: int) -> tuple[Tensor | None, MaskR
     return F.reshape(mask, (prod(lead), rows, columns)), rule
 
 
-def _draws_operand(key: Tensor | None, S: int, T: int, dropout: float
+def _draws_operand(key: Tensor | None, S: int, T: int, dropout: float, together: bool
                    ) -> tuple[Tensor | None, DropoutRule | None]:
     """The keys of the blocks of queries: one of all queries has the graph's own."""
     if key is None:
         return None, None
-    blocks = range(0, S, BLOCK_ROWS) if S > BLOCK_ROWS else ()
+    blocks = range(0, S, BLOCK_ROWS) if S > BLOCK_ROWS and not together else ()
     keys = [F.fold_in(key, start) for start in blocks] or [key]
     rule = DropoutRule(BLOCK_ROWS if blocks else S, S % 4 == 0 and T % 4 == 0,
                        smallest_kept(dropout), 1 / (1 - dropout))

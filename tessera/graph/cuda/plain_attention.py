@@ -25,7 +25,6 @@ from .. import functions as F
 from ..ir import Graph, Node, Value, readers_of
 from ..op import Aval
 from ..operand import convert
-from ..ops.attention_blocks import BLOCK_ROWS
 from ..ops.attention_op import ATTENTION, DROPOUT_ATTENTION
 from ..schedule.op_ids import OpLine, id_of
 from ..simplify import merge_common, remove_dead
@@ -150,7 +149,7 @@ def _call(found: WeightedKeys, heads: Heads, rule: dict[str, Any], masks: Sequen
         mask = _mask(masks, xs[:len(masks)], found, heads.split)
         given = [q, k, v, *(() if mask is None else (mask,))]
         y = apply(ATTENTION, *given, **attrs) if found.key is None else apply(
-            DROPOUT_ATTENTION, *given, xs[-1], dropout=found.dropout, **attrs)
+            DROPOUT_ATTENTION, *given, xs[-1], dropout=found.dropout, together=True, **attrs)
         y = _moved(F.reshape(y, (*lead, S, y.shape[-1])), found.moves)
         y = F.reshape(y, found.node.outputs[0].aval.shape)
         for m in moves_of_out:
@@ -212,9 +211,6 @@ def _checked(found: WeightedKeys) -> None:
         raise Kept("types are not those of attention: bf16, f16 or f32")
     if max(q.shape[-1], v.shape[-1]) > WIDEST:
         raise Kept(f"heads are wider than {WIDEST}")
-    if found.key is not None and found.operand.aval.shape[-2] > BLOCK_ROWS:
-        raise Kept(f"weights of more than {BLOCK_ROWS} queries are dropped: attention draws "
-                   "otherwise")
     if v.ndim < 2 or k.ndim < 2 or q.ndim < 2:
         raise Kept("keys or values are vectors")
 

@@ -31,7 +31,8 @@ BLOCK_ROWS = 512  # queries at a time when there are more: the scores are then [
 @dataclass(frozen=True)
 class AttentionRule:
     """What is the same for every block of queries. window, cap, dropout: 0 without one; score,
-    key: None."""
+    key: None.  together: all queries are one block, so that weights are dropped as by one draw for
+    all of them."""
 
     scale: float
     causal: bool
@@ -41,6 +42,7 @@ class AttentionRule:
     cap: float = 0.0
     score: ScoreFunction | None = None
     key: Any = None
+    together: bool = False
 
     @property
     def reach(self) -> int | None:
@@ -91,7 +93,7 @@ class QueryBlock:
 def query_blocks(S: Any, T: Any, rule: AttentionRule) -> Iterator[QueryBlock]:
     """All queries at once when they are few, else by blocks, each of which reads only the keys that
     it sees. What is dropped is drawn for all keys that a window hides."""
-    if not isinstance(S, int) or not isinstance(T, int) or S <= BLOCK_ROWS:
+    if not isinstance(S, int) or not isinstance(T, int) or S <= BLOCK_ROWS or rule.together:
         yield QueryBlock(0, S, 0, T, T - S)
         return
     window = 0 if rule.dropout else rule.window
