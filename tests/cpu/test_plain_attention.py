@@ -134,6 +134,12 @@ def padding_and_causal(q, k, v, n):
     return ts.softmax(ts.where(m, s, -math.inf), axis=-1) @ v
 
 
+@form(Q, K, V, (B,), rule="ends")
+def padding_by_lengths(q, k, v, n):
+    n = ts.maximum(ts.cast(n * 9 + 6, "int32"), 1)[:, None, None, None]
+    return ts.softmax(ts.where(ts.arange(T) < n, q @ k.mT, -math.inf), axis=-1) @ v
+
+
 @form()
 def dropped(q, k, v):
     return ts.dropout(ts.softmax(q @ k.mT, axis=-1), 0.3, key=ts.random.key(7)) @ v
@@ -168,6 +174,7 @@ def test_every_spelling_is_the_op(name: str, gradient: bool, rng: np.random.Gene
     assert all(f"{k}={v}" in rule for n in found for k, v in n.attrs.items()
                if k in ("causal", "window", "cap") and v), found[0].attrs
     assert rule.count("=") == sum(bool(found[0].attrs.get(k)) for k in ("causal", "window", "cap"))
+    assert ("ends" in rule) == any(v.aval.shape == (B, 1, 2, S) for v in found[0].inputs)
     given = ("attention", "dropout_attention", "attention_vjp", "dropout_attention_vjp")
     masks = ("add", "reshape", "mul", "where", "broadcast_to")
     assert set(scores_of(graph)) <= ({*given, *masks} if "bias" in name else set())

@@ -26,6 +26,7 @@ from ..ir import Graph, Node, Value, readers_of
 from ..op import Aval
 from ..operand import convert
 from ..ops.attention_op import ATTENTION, DROPOUT_ATTENTION
+from ..schedule.loop_axes import extents_of
 from ..schedule.op_ids import OpLine, id_of
 from ..simplify import merge_common, remove_dead
 from ..trace import apply, at_line, trace
@@ -36,6 +37,7 @@ from .weighted_keys import (
     Mask,
     Reader,
     WeightedKeys,
+    ends_first,
     is_known,
     matrices_met,
     reach_of,
@@ -123,6 +125,13 @@ def _mask(masks: Sequence[Mask], xs: Sequence[Tensor], found: WeightedKeys, spli
     return F.where(bools, floats, F.full((), -math.inf, F32))
 
 
+def _spans(n: Tensor, S: int, T: Any) -> Tensor:
+    """[B, 1, 2, S] of keys that queries see: those in front of n, [B, ...] or one."""
+    end = F.cast(F.clip(F.reshape(n, (-1, 1, 1, 1)), 0, T), "int32")
+    end = F.broadcast_to(end, (end.shape[0], 1, 1, S))
+    return F.concatenate([F.zeros(end.shape, "int32"), end], axis=2)
+
+
 def _matrices(x: Tensor, heads: Heads) -> Tensor:
     """[B, H / group, T, D] of matrices that lie in any number of axes."""
     return F.reshape(x, (heads.B, heads.H // heads.group, *x.shape[-2:]))
@@ -135,7 +144,7 @@ def _call(found: WeightedKeys, heads: Heads, rule: dict[str, Any], masks: Sequen
     scores = found.scores
     attrs = {"scale": scores.scale, "causal": False, "accum": F32.dtype, **rule}
     attrs |= {"cap": scores.cap} if scores.cap else {}
-    *lead, S = found.operand.aval.shape[:-1]
+    *lead, S = extents_of(found.operand)[:-1]
 
     def run(*leaves: Tensor) -> Tensor:
         q, k, v, *xs = (leaves[i] for i in places)
@@ -146,8 +155,10 @@ def _call(found: WeightedKeys, heads: Heads, rule: dict[str, Any], masks: Sequen
                    scores.moves)
         q = F.reshape(q, (heads.B, heads.H, S, q.shape[-1]))
         k, v = _matrices(F.transpose(k, _turned(k)), heads), _matrices(v, heads)
-        mask = _mask(masks, xs[:len(masks)], found, heads.split)
+        n = sum(m.kind == "ends" for m in masks)
+        mask = _mask(masks[n:], xs[n:len(masks)], found, heads.split)
         given = [q, k, v, *(() if mask is None else (mask,))]
+        given += [_spans(x, S, k.shape[-2]) for x in xs[:n]]
         y = apply(ATTENTION, *given, **attrs) if found.key is None else apply(
             DROPOUT_ATTENTION, *given, xs[-1], dropout=found.dropout, together=True, **attrs)
         y = _moved(F.reshape(y, (*lead, S, y.shape[-1])), found.moves)
@@ -219,13 +230,14 @@ def _fused(graph: Graph, reader: Reader, found: WeightedKeys) -> Fused:
     _checked(found)
     heads = matrices_met(found)
     (q, k), v = found.scores.product.inputs, found.node.inputs[1]
-    S, T = found.operand.aval.shape[-2:]
+    S, T = extents_of(found.operand)[-2:]
     known = [m for m in found.scores.masks if is_known(reader, m, S)]
     rest = [m for m in found.scores.masks if m not in known]
     soft = any(m.kind == "added" or m.number > -math.inf for m in rest)
     hard = all(m.kind != "added" and m.number == -math.inf for m in known)
     rule = reach_of(reader, known, S, T) if hard or not soft else None
     masks = rest if rule is not None else list(found.scores.masks)
+    masks = ends_first(reader, masks, found.operand, heads.split)
     tail = _tail(graph, reader.readers, found.result)
     out = tail[-1].outputs[0] if tail else found.result
     operands = (q, k, v, *(m.value for m in masks), *([] if found.key is None else [found.key]))
@@ -270,7 +282,8 @@ class Matcher:
     def cotangents(self, other: Graph, env: dict[Value, Value]) -> list[Value]:
         """What the last input of the other graph may be: where it meets, behind ops of one
         operand, a value that is known."""
-        given, chain = other.inputs[-1], {other.inputs[-1]: ()}
+        given = other.inputs[-1]
+        chain: dict[Value, tuple[Node, ...]] = {given: ()}
         found: list[Value] = []
         for node in other.nodes:
             moving = [i for i, v in enumerate(node.inputs) if v in chain]
@@ -339,7 +352,7 @@ def _splices(fused: Fused, matcher: Matcher) -> list[Splice]:
 
         def body(*xs: Tensor, places: list[int] = places) -> list[Tensor]:
             pulled = hooks.pull_back.get()(own, xs[:-1], xs[-1])
-            return [F.zeros(xs[i].shape, F32) if pulled[i] is None else pulled[i] for i in places]
+            return [F.zeros(xs[i].shape, F32) if (x := pulled[i]) is None else x for i in places]
 
         graph = trace(body, [v.aval for v in (*fused.leaves, g)], "attention")
         made.append(Splice(graph, (*fused.leaves, g), tuple(given.values()), _ids(nodes)))

@@ -19,6 +19,7 @@ import numpy as np
 
 from ...lazy_dataclass import dataclass
 from ..ir import Graph, Node, Value, elements, readers_of
+from ..schedule.loop_axes import extents_of
 
 SMALL = 1 << 20  # elements of a known value that is computed as a whole
 ROWS = 256  # of a larger one at a time
@@ -32,7 +33,8 @@ class Kept(Exception):
 
 @dataclass(frozen=True)
 class Mask:
-    """One term of a mask. kind: "seen" where it is true, "hidden" where it is, "added".  number:
+    """One term of a mask. kind: "seen" where it is true, "hidden" where it is, "added", or "ends":
+    how many of the first keys are seen.  number:
     what hidden scores become, or the factor of what is added.  moves: what was done to the scores
     behind it."""
 
@@ -110,7 +112,7 @@ class Reader:
                 isinstance(d, int) for d in v.aval.shape):
             return None
         if node.op.name == "full":
-            return np.broadcast_to(node.op.ref(**{**node.attrs, "shape": ()}), v.aval.shape)
+            return np.broadcast_to(node.op.ref(**{**node.attrs, "shape": ()}), extents_of(v))
         if elements(v) > SMALL:
             return None
         xs = [self.known(x) for x in node.inputs]
@@ -269,9 +271,10 @@ class Reader:
         node = self.made.get(v)
         if node is not None and node.op.loop and not node.op.reduction:
             for x in node.inputs:
-                if x.aval.shape == v.aval.shape and self.known(x) is None and (
-                        self.weights(x) or self._need_no_weights(x)):
-                    raise Kept(f"{node.op.name} changes the weights")
+                if x.aval.shape == v.aval.shape and self.known(x) is None:
+                    if self.weights(x):
+                        raise Kept(f"{node.op.name} changes the weights")
+                    self._need_no_weights(x)
 
 
 def keeps_columns(move: Node) -> bool:
@@ -358,7 +361,7 @@ def moved_rows(x: np.ndarray, moves: Sequence[Node]) -> np.ndarray:
 
 def _of_rows(product: Node) -> np.ndarray:
     """Which matrix of its second operand each row of a product meets, [*rows]."""
-    lead, shape = product.inputs[1].aval.shape[:-2], product.outputs[0].aval.shape[:-1]
+    lead, shape = extents_of(product.inputs[1])[:-2], extents_of(product.outputs[0])[:-1]
     numbers = np.arange(math.prod(lead)).reshape((*lead, 1))
     return np.broadcast_to(numbers, shape)
 
@@ -385,7 +388,7 @@ def _grouped(B: int, H: int, met: Sequence[np.ndarray]) -> int | None:
 
 def matrices_met(found: WeightedKeys) -> Heads:
     """Raises Kept where rows of one head meet several, or heads do not share them in groups."""
-    *lead, S = found.operand.aval.shape[:-1]
+    *lead, S = extents_of(found.operand)[:-1]
     shape = (*lead, S)
     keys = moved_rows(_of_rows(found.scores.product), found.scores.moves)
     places = moved_rows(np.arange(math.prod(shape)).reshape(shape), found.moves)
@@ -431,6 +434,35 @@ def is_known(r: Reader, m: Mask, S: int) -> bool:
     return still and hidden_rows(r, [m], S, 0, min(S, ROWS)) is not None
 
 
+ENDS = {("seen", "less"): 0, ("seen", "greater"): 1, ("hidden", "greater_equal"): 0,
+        ("hidden", "less_equal"): 1}  # where the places of keys stand
+
+
+def ends_first(r: Reader, masks: Sequence[Mask], scores: Value, split: int) -> list[Mask]:
+    """The masks, one that compares places of keys with a number of each sequence as that number,
+    in front."""
+    for m in masks:
+        n = None if m.moves or m.number != -math.inf else _end(r, m, scores, split)
+        if n is not None:
+            return [Mask(n, "ends", 0.0), *(x for x in masks if x is not m)]
+    return list(masks)
+
+
+def _end(r: Reader, m: Mask, scores: Value, split: int) -> Value | None:
+    node = r.made.get(m.value)
+    at = None if node is None else ENDS.get((m.kind, node.op.name))
+    if node is None or at is None:
+        return None
+    places, n = r.known(node.inputs[at]), node.inputs[1 - at]
+    *shape, T = (1,) * (scores.aval.ndim - n.aval.ndim) + extents_of(n)
+    alike = all(d == 1 for d in (T, *shape[split:])) and n.aval.dtype.kind in ("int", "uint")
+    keys = extents_of(scores)[-1]
+    if not alike or places is None or places.size != keys or places.shape[-1:] != (keys,):
+        return None
+    whole = shape[:split] == list(extents_of(scores)[:split]) or math.prod(shape) == 1
+    return n if whole and (places.reshape(-1) == np.arange(keys)).all() else None
+
+
 def reach_of(r: Reader, masks: Sequence[Mask], S: int, T: int) -> dict[str, Any] | None:
     """The rule that known masks together are: {} if they hide nothing, causal, a window; else
     None."""
@@ -459,5 +491,5 @@ def _hides(rule: dict[str, Any], behind: np.ndarray) -> np.ndarray:
     return hidden | (abs(behind) >= rule["window"]) if "window" in rule else hidden
 
 
-__all__ = ["HIDES", "Heads", "Kept", "Mask", "Reader", "Scores", "WeightedKeys", "is_known",
-           "matrices_met", "moved_rows", "reach_of"]
+__all__ = ["HIDES", "Heads", "Kept", "Mask", "Reader", "Scores", "WeightedKeys", "ends_first",
+           "is_known", "matrices_met", "moved_rows", "reach_of"]
