@@ -25,6 +25,7 @@ from .. import functions as F
 from ..ir import Graph, Node, Value, readers_of
 from ..op import Aval
 from ..operand import convert
+from ..ops.attention import key_spans
 from ..ops.attention_op import ATTENTION, DROPOUT_ATTENTION
 from ..schedule.loop_axes import extents_of
 from ..schedule.op_ids import OpLine, id_of
@@ -125,11 +126,9 @@ def _mask(masks: Sequence[Mask], xs: Sequence[Tensor], found: WeightedKeys, spli
     return F.where(bools, floats, F.full((), -math.inf, F32))
 
 
-def _spans(n: Tensor, S: int, T: Any) -> Tensor:
-    """[B, 1, 2, S] of keys that queries see: those in front of n, [B, ...] or one."""
-    end = F.cast(F.clip(F.reshape(n, (-1, 1, 1, 1)), 0, T), "int32")
-    end = F.broadcast_to(end, (end.shape[0], 1, 1, S))
-    return F.concatenate([F.zeros(end.shape, "int32"), end], axis=2)
+def _lengths(n: Tensor) -> Tensor:
+    """[B], or one number, of [B, 1, ...]."""
+    return F.reshape(n, () if n.size == 1 else (-1,))
 
 
 def _matrices(x: Tensor, heads: Heads) -> Tensor:
@@ -158,7 +157,7 @@ def _call(found: WeightedKeys, heads: Heads, rule: dict[str, Any], masks: Sequen
         n = sum(m.kind == "ends" for m in masks)
         mask = _mask(masks[n:], xs[n:len(masks)], found, heads.split)
         given = [q, k, v, *(() if mask is None else (mask,))]
-        given += [_spans(x, S, k.shape[-2]) for x in xs[:n]]
+        given += [key_spans(q, k, None, _lengths(x)) for x in xs[:n]]
         y = apply(ATTENTION, *given, **attrs) if found.key is None else apply(
             DROPOUT_ATTENTION, *given, xs[-1], dropout=found.dropout, together=True, **attrs)
         y = _moved(F.reshape(y, (*lead, S, y.shape[-1])), found.moves)
