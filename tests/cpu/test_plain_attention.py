@@ -14,6 +14,7 @@ import pytest
 
 import tessera as ts
 from tessera import Tensor, bf16, f32, f64
+from tessera.graph.cuda import CudaProgram
 from tessera.graph.cuda.lower import lower
 from tessera.graph.cuda.plain_attention import fused_attention
 from tessera.graph.interpret import interpret
@@ -174,6 +175,8 @@ def test_every_spelling_is_the_op(name: str, gradient: bool, rng: np.random.Gene
     assert all(f"{k}={v}" in rule for n in found for k, v in n.attrs.items()
                if k in ("causal", "window", "cap") and v), found[0].attrs
     assert rule.count("=") == sum(bool(found[0].attrs.get(k)) for k in ("causal", "window", "cap"))
+    keys = [v.aval.shape[-3] for v in found[0].inputs[1:3]]
+    assert keys == [2, 2] or "groups" not in name, "heads of keys are copied"
     assert ("ends" in rule) == any(v.aval.shape == (B, 1, 2, S) for v in found[0].inputs)
     given = ("attention", "dropout_attention", "attention_vjp", "dropout_attention_vjp")
     masks = ("add", "reshape", "mul", "where", "broadcast_to")
@@ -244,3 +247,13 @@ def test_a_layer_in_plain_ops_has_the_schedule_of_the_op() -> None:
 def test_two_numbers_to_choose_from_are_constants() -> None:
     graph = ts.jit(lambda m: ts.where(m, 0.0, -1e9)).graph(Tensor[4, ts.bool_])
     assert not graph.captures
+
+
+def test_the_kernel_drops_what_the_plain_ops_drop(rng: np.random.Generator) -> None:
+    """Of more queries than `ts.attention` draws for at once."""
+    graph = ts.jit(dropped).graph(*(Tensor[1, 2, n, 8, f32] for n in (520, 12, 12)))
+    xs = [rng.standard_normal((1, 2, n, 8)).astype(np.float32) for n in (520, 12, 12)]
+    program = CudaProgram(graph, TARGET)
+    assert {g.kind for g in program.plan.groups} <= {"launch", "move"}  # its key
+    (got,), (want,) = program.run(xs), interpret(graph, xs)
+    assert_close(got, want, f32, 64)

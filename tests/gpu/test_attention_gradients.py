@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 
@@ -26,12 +28,20 @@ def _joined(y):
     return ts.reshape(ts.transpose(y, (0, 2, 1, 3)), (B, T, H * D))
 
 
-def _attend(form):
+def _in_plain_ops(q, k, v, causal):
+    k, v = (ts.repeat(x, q.shape[1] // x.shape[1], axis=1) for x in (k, v))
+    s, (S, T) = ts.cast(q @ k.mT, "f32") / math.sqrt(q.shape[-1]), (q.shape[-2], k.shape[-2])
+    seen = ts.arange(T) <= ts.arange(S)[:, None] + (T - S)
+    s = ts.where(seen, s, -math.inf) if causal else s
+    return ts.cast(ts.softmax(s, axis=-1), v.type) @ v
+
+
+def _attend(form, attend=ts.attention):
     """Heads are cut out of [B, T, H D] and joined again, as a model has them."""
     H, Hk, _, _, causal = FORMS[form]
 
     def f(q, k, v, g):
-        y, pull = ts.vjp(lambda *xs: _joined(ts.attention(
+        y, pull = ts.vjp(lambda *xs: _joined(attend(
             *(_heads(x, n) for x, n in zip(xs, (H, Hk, Hk), strict=True)), causal=causal)), q, k, v)
         return y, *pull(g)
 
@@ -59,18 +69,29 @@ def _split(x, count):
 @pytest.mark.parametrize("dtype", ["bf16", "f32"])
 @pytest.mark.parametrize("D", [32, 64, 80, 96, 128, 192, 256])
 def test_attention_and_its_gradient(D, dtype, rng):
+    _test_all_forms(D, dtype, rng, ts.attention)
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "f32"])
+def test_attention_in_plain_ops_and_its_gradient(dtype, rng):
+    """Scores in memory would be products."""
+    _test_all_forms(64, dtype, rng, _in_plain_ops)
+
+
+def _test_all_forms(D, dtype, rng, attend):
     """One function with all forms: their kernels are compiled side by side."""
     given, counts = {}, {}
     for form, (H, Hk, S, T, _) in FORMS.items():
         counts[form] = (H, Hk, Hk, H)
         given[form] = [ts.tensor(rng.standard_normal((2, n, c * D)).astype(np.float32), dtype)
                        for n, c in zip((S, T, T, S), counts[form], strict=True)]
-    f = ts.jit(lambda given: {form: _attend(form)(*xs) for form, xs in given.items()},
+    f = ts.jit(lambda given: {form: _attend(form, attend)(*xs) for form, xs in given.items()},
                target="cuda")
     with ts.config.scope(poison=True):
         made = f(given)
-        assert "move" not in {line.split()[1] for line in f.inspect_ir("schedule").splitlines()
-                              if " over [" in line}
+        kinds = {line.split()[1] for line in f.inspect_ir("schedule").splitlines()
+                 if " over [" in line}
+    assert not {"move", "gemm"} & kinds
     for form, got in made.items():
         wide = [_split(np.asarray(ts.cast(x, "f64")), n)
                 for x, n in zip(given[form], counts[form], strict=True)]

@@ -36,6 +36,7 @@ from .weighted_keys import (
     Heads,
     Kept,
     Mask,
+    Matrices,
     Reader,
     WeightedKeys,
     ends_first,
@@ -136,8 +137,8 @@ def _matrices(x: Tensor, heads: Heads) -> Tensor:
     return F.reshape(x, (heads.B, heads.H // heads.group, *x.shape[-2:]))
 
 
-def _call(found: WeightedKeys, heads: Heads, rule: dict[str, Any], masks: Sequence[Mask],
-          moves_of_out: Sequence[Node], places: Sequence[int]) -> Any:
+def _call(found: WeightedKeys, heads: Heads, turned: bool, rule: dict[str, Any],
+          masks: Sequence[Mask], moves_of_out: Sequence[Node], places: Sequence[int]) -> Any:
     """A function of leaves, of which those at `places` are queries, keys, values and masks, to
     what is replaced."""
     scores = found.scores
@@ -153,7 +154,7 @@ def _call(found: WeightedKeys, heads: Heads, rule: dict[str, Any], masks: Sequen
         q = _moved(F.broadcast_to(q, (*rows, q.shape[-1])) if q.shape[:-1] != rows else q,
                    scores.moves)
         q = F.reshape(q, (heads.B, heads.H, S, q.shape[-1]))
-        k, v = _matrices(F.transpose(k, _turned(k)), heads), _matrices(v, heads)
+        k, v = _matrices(F.transpose(k, _turned(k)) if turned else k, heads), _matrices(v, heads)
         n = sum(m.kind == "ends" for m in masks)
         mask = _mask(masks[n:], xs[n:len(masks)], found, heads.split)
         given = [q, k, v, *(() if mask is None else (mask,))]
@@ -227,8 +228,9 @@ def _checked(found: WeightedKeys) -> None:
 
 def _fused(graph: Graph, reader: Reader, found: WeightedKeys) -> Fused:
     _checked(found)
-    heads = matrices_met(found)
-    (q, k), v = found.scores.product.inputs, found.node.inputs[1]
+    q, k = found.scores.product.inputs
+    keys, values = Matrices.of(reader, k, turned=True), Matrices.of(reader, found.node.inputs[1])
+    heads = matrices_met(found, keys, values)
     S, T = extents_of(found.operand)[-2:]
     known = [m for m in found.scores.masks if is_known(reader, m, S)]
     rest = [m for m in found.scores.masks if m not in known]
@@ -239,11 +241,13 @@ def _fused(graph: Graph, reader: Reader, found: WeightedKeys) -> Fused:
     masks = ends_first(reader, masks, found.operand, heads.split)
     tail = _tail(graph, reader.readers, found.result)
     out = tail[-1].outputs[0] if tail else found.result
-    operands = (q, k, v, *(m.value for m in masks), *([] if found.key is None else [found.key]))
+    operands = (q, keys.value, values.value, *(m.value for m in masks),
+                *(() if found.key is None else (found.key,)))
     leaves = tuple(dict.fromkeys(operands))
     inside, others = _inside(reader, out, leaves)
-    return Fused(found, out, (*leaves, *others), inside,
-                 _call(found, heads, rule or {}, masks, tail, [leaves.index(x) for x in operands]))
+    run = _call(found, heads, keys.turned, rule or {}, masks, tail,
+                [leaves.index(x) for x in operands])
+    return Fused(found, out, (*leaves, *others), inside, run)
 
 
 # --- the gradient ------------------------------------------------------------------------------

@@ -153,6 +153,19 @@ class Reader:
             return [v]
         return [x for i in node.inputs for x in self.parts(i, op)]
 
+    def repeated(self, v: Value) -> tuple[Value, Node] | None:
+        """What a value repeats matrices of, and by which op, with reshapes of the other axes."""
+        x, wide = v, None
+        while (node := self.made.get(x)) is not None and node.op.name in (
+                "reshape", "broadcast_to"):
+            y = node.inputs[0]
+            if y.aval.shape[-2:] != v.aval.shape[-2:] or node.op.name == "broadcast_to" and (
+                    wide is not None or y.aval.ndim != x.aval.ndim):
+                break
+            wide = node if node.op.name == "broadcast_to" else wide
+            x = y
+        return None if wide is None else (x, wide)
+
     # --- scores --------------------------------------------------------------------------------
     def scores(self, v: Value) -> Scores:
         node = self.made.get(v)
@@ -359,11 +372,35 @@ def moved_rows(x: np.ndarray, moves: Sequence[Node]) -> np.ndarray:
     return x
 
 
-def _of_rows(product: Node) -> np.ndarray:
-    """Which matrix of its second operand each row of a product meets, [*rows]."""
-    lead, shape = extents_of(product.inputs[1])[:-2], extents_of(product.outputs[0])[:-1]
-    numbers = np.arange(math.prod(lead)).reshape((*lead, 1))
-    return np.broadcast_to(numbers, shape)
+@dataclass(frozen=True)
+class Matrices:
+    """What the second operand of a product is made of. numbers: of the matrix of `value` that each
+    of its own is.  turned: those of `value` have their rows as columns there."""
+
+    value: Value
+    numbers: np.ndarray
+    turned: bool
+
+    @staticmethod
+    def of(r: Reader, v: Value, turned: bool = False) -> Matrices:
+        """turned: rows of the product's operand are columns, as those of keys. Heads that are
+        repeated are read where they lie once."""
+        numbers = np.arange(math.prod(extents_of(v)[:-2])).reshape(extents_of(v)[:-2])
+        node, last = r.made.get(v), v.aval.ndim - 1
+        if turned and node is not None and node.op.name == "transpose" and (
+                node.attrs["axes"] == (*range(last - 1), last, last - 1)):
+            v, turned = node.inputs[0], False
+        once = None if turned else r.repeated(v)
+        if once is None:
+            return Matrices(v, numbers, turned)
+        x, wide = once
+        numbers = np.arange(math.prod(extents_of(x)[:-2])).reshape(extents_of(wide.inputs[0])[:-2])
+        numbers = np.broadcast_to(numbers, extents_of(wide.outputs[0])[:-2])
+        return Matrices(x, numbers.reshape(extents_of(v)[:-2]), turned)
+
+    def of_rows(self, product: Node) -> np.ndarray:
+        """Which matrix each row of a product meets, [*rows]."""
+        return np.broadcast_to(self.numbers[..., None], extents_of(product.outputs[0])[:-1])
 
 
 @dataclass(frozen=True)
@@ -386,14 +423,14 @@ def _grouped(B: int, H: int, met: Sequence[np.ndarray]) -> int | None:
     return None
 
 
-def matrices_met(found: WeightedKeys) -> Heads:
+def matrices_met(found: WeightedKeys, k: Matrices, v: Matrices) -> Heads:
     """Raises Kept where rows of one head meet several, or heads do not share them in groups."""
     *lead, S = extents_of(found.operand)[:-1]
     shape = (*lead, S)
-    keys = moved_rows(_of_rows(found.scores.product), found.scores.moves)
+    keys = moved_rows(k.of_rows(found.scores.product), found.scores.moves)
     places = moved_rows(np.arange(math.prod(shape)).reshape(shape), found.moves)
     values = np.empty(math.prod(shape), np.int64)
-    values[places.reshape(-1)] = np.broadcast_to(_of_rows(found.node), places.shape).reshape(-1)
+    values[places.reshape(-1)] = np.broadcast_to(v.of_rows(found.node), places.shape).reshape(-1)
     values = values.reshape(shape)
     for x in (keys, values):
         if x.shape != shape or (x != x[..., :1]).any():
@@ -491,5 +528,5 @@ def _hides(rule: dict[str, Any], behind: np.ndarray) -> np.ndarray:
     return hidden | (abs(behind) >= rule["window"]) if "window" in rule else hidden
 
 
-__all__ = ["HIDES", "Heads", "Kept", "Mask", "Reader", "Scores", "WeightedKeys", "ends_first",
-           "is_known", "matrices_met", "moved_rows", "reach_of"]
+__all__ = ["HIDES", "Heads", "Kept", "Mask", "Matrices", "Reader", "Scores", "WeightedKeys",
+           "ends_first", "is_known", "matrices_met", "moved_rows", "reach_of"]
