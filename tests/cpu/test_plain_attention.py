@@ -14,7 +14,7 @@ import pytest
 
 import tessera as ts
 from tessera import Tensor, bf16, f32, f64
-from tessera.graph.cuda import CudaProgram
+from tessera.graph.cuda import CudaProgram, plain_attention
 from tessera.graph.cuda.lower import lower
 from tessera.graph.cuda.plain_attention import fused_attention
 from tessera.graph.interpret import interpret
@@ -164,7 +164,9 @@ def run(graph: Graph, xs: list[np.ndarray]) -> list[np.ndarray]:
 
 @pytest.mark.parametrize("name", FORMS)
 @pytest.mark.parametrize("gradient", [False, True], ids=["result", "gradient"])
-def test_every_spelling_is_the_op(name: str, gradient: bool, rng: np.random.Generator) -> None:
+def test_every_spelling_is_the_op(name: str, gradient: bool, rng: np.random.Generator,
+                                  monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plain_attention, "ROOM", 0)
     fn, shapes, rule = FORMS[name]
     floats = tuple(range(len(shapes) - ("padding" in name)))
     whole = ts.grad(loss(fn), argnums=floats) if gradient else fn
@@ -210,7 +212,8 @@ KEPT = {
 
 
 @pytest.mark.parametrize("why", KEPT)
-def test_what_attention_does_not_know_is_left(why: str) -> None:
+def test_what_attention_does_not_know_is_left(why: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plain_attention, "ROOM", 0)
     graph = ts.jit(KEPT[why]).graph(*(Tensor[*s, f32] for s in (Q, K, V)))
     made, said = fused_attention(graph)
     assert not any("attention" in n.op.name for n in made.nodes)
@@ -244,13 +247,30 @@ def test_a_layer_in_plain_ops_has_the_schedule_of_the_op() -> None:
     assert hand.temporary_bytes == name.temporary_bytes
 
 
+@pytest.mark.parametrize("name, shapes, dtype, why", [
+    ("plain", ((2, 2, 64, 32),) * 3, "f32", "those of f32 are quicker so"),
+    ("plain", ((2, 2, 64, 32),) * 3, "bf16", ""),
+    ("plain", ((1, 64, 8192, 32),) * 3, "f32", ""),
+    ("a_bias", (*((2, 2, 64, 32),) * 3, (2, 64, 64)), "bf16", "with a bias for each"),
+    ("a_bias", (*((2, 2, 64, 32),) * 3, (64,)), "bf16", ""),
+])
+def test_scores_that_are_quicker_in_memory_stay_there(name: str, shapes: Any, dtype: str, why: str
+                                                      ) -> None:
+    graph = ts.jit(FORMS[name][0]).graph(*(Tensor[*s, getattr(ts, dtype)] for s in shapes))
+    made, said = fused_attention(graph)
+    assert [why in x for x in said.values()] == [True] * bool(why), said
+    assert any(n.op.name == "attention" for n in made.nodes) == (not why)
+
+
 def test_two_numbers_to_choose_from_are_constants() -> None:
     graph = ts.jit(lambda m: ts.where(m, 0.0, -1e9)).graph(Tensor[4, ts.bool_])
     assert not graph.captures
 
 
-def test_the_kernel_drops_what_the_plain_ops_drop(rng: np.random.Generator) -> None:
+def test_the_kernel_drops_what_the_plain_ops_drop(rng: np.random.Generator,
+                                                  monkeypatch: pytest.MonkeyPatch) -> None:
     """Of more queries than `ts.attention` draws for at once."""
+    monkeypatch.setattr(plain_attention, "ROOM", 0)
     graph = ts.jit(dropped).graph(*(Tensor[1, 2, n, 8, f32] for n in (520, 12, 12)))
     xs = [rng.standard_normal((1, 2, n, 8)).astype(np.float32) for n in (520, 12, 12)]
     program = CudaProgram(graph, TARGET)
