@@ -49,7 +49,7 @@ def model_of(name: str, traced: TracedSignature, leaves: list[Any]) -> Any:
     graph = expand_by(_plain_graph(name, traced, leaves), _smaller)
     for step in (canonicalize, merge_common, remove_dead):
         graph = step(graph)
-    w, names = Writer(), _input_names(traced, leaves, graph)
+    w, names = Writer(), _input_names(traced, graph)
     names.update((v, f"w{i}") for i, (v, _) in enumerate(graph.captures))
     for node in graph.nodes:
         _write_node(w, node, names)
@@ -107,7 +107,7 @@ def _smaller(node: Node) -> Rule | None:
     return op.unroll or (op.expand if why_refused(op) is None else None)
 
 
-def _input_names(traced: TracedSignature, leaves: list[Any], graph: Graph) -> dict[Value, str]:
+def _input_names(traced: TracedSignature, graph: Graph) -> dict[Value, str]:
     paths = [p for p, kind in zip(tree.paths(traced.in_tree), traced.leaf_types, strict=True)
              if isinstance(kind, TensorType)]
     named = dict(zip(traced.graph.inputs, paths, strict=True))

@@ -3,9 +3,8 @@
     work = count_graph(graph)              a list of UnitWork, one for each loop or library call
     held = peak_memory(graph)              bytes by role at the moment when most is held
 
-Both take `local`, the extents that one rank has of a value: a graph with global shapes then gives
-the figures of the rank with the largest parts. A multiply-add is two operations. Bytes are those of
-global memory: a fused loop reads its inputs and writes its results once, a view moves nothing.
+A multiply-add is two operations. Bytes are those of global memory: a fused loop reads its inputs
+and writes its results once, a view moves nothing.
 
 The graph says in which type an op computes: bf16 operands are widened to f32 before a matmul. A
 device's matmul reads them as they are stored, so a widening cast is free here and the matmul is
@@ -14,7 +13,7 @@ one of bf16; and a matmul that is only read by a narrowing cast is written in th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import field
 from math import prod
 
@@ -31,7 +30,6 @@ from ..lazy_dataclass import dataclass
 from .fabric import DeviceModel
 
 Shape = tuple[int, ...]
-Local = Callable[[Value], Shape]
 
 
 @dataclass(frozen=True)
@@ -91,8 +89,8 @@ class StoredTypes:
     def owner(self, v: Value) -> Value:
         return self.owners.get(v, v)
 
-    def size(self, v: Value, local: Local) -> int:
-        return 0 if self.owner(v) in self.literals else bytes_of(local(v), self.dtype(v))
+    def size(self, v: Value) -> int:
+        return 0 if self.owner(v) in self.literals else bytes_of(whole(v), self.dtype(v))
 
 
 def storage_of(graph: Graph) -> StoredTypes:
@@ -127,60 +125,48 @@ def _is_alias(node: Node) -> bool:
 
 
 # --- operations of an op --------------------------------------------------------------------------
-@dataclass(frozen=True)
-class _Call:
-    """A node with the extents that a rank has of its values."""
-
-    node: Node
-    inputs: tuple[Shape, ...]
-    outputs: tuple[Shape, ...]
-    stored: StoredTypes
-
-    @property
-    def operand(self) -> DType:
-        """The wider of the types in which the two operands of a matmul are stored."""
-        return max((self.stored.dtype(v) for v in self.node.inputs[:2]), key=lambda t: t.bits)
-
-
-def _operations(call: _Call) -> tuple[dict[DType, float], float]:
+def _operations(node: Node, stored: StoredTypes) -> tuple[dict[DType, float], float]:
     """(matmuls by type, other operations) of one node; one for each element of an elementwise op
     and of those that have no rule of their own."""
-    node = call.node
+    outputs = tuple(map(whole, node.outputs))
     if (rule := node.op.operations) is not None:
-        flops = rule(call.inputs, call.outputs, **node.attrs)
-        return ({call.operand: flops}, 0.0) if node.op.matmul else ({}, flops)
+        flops = rule(tuple(map(whole, node.inputs)), outputs, **node.attrs)
+        return ({_operand(node, stored): flops}, 0.0) if node.op.matmul else ({}, flops)
     if node.op.expand is not None:
-        return _opened(call)
-    return {}, float(sum(map(prod, call.outputs)))
+        return _opened(node, stored)
+    return {}, float(sum(map(prod, outputs)))
 
 
-def _opened(call: _Call) -> tuple[dict[DType, float], float]:
-    """Of an op that is a chain of others: the chain's, in proportion to what the rank has of it.
-    What is one unit is a kernel, which multiplies in the type of its operands."""
-    node = call.node
+def _operand(node: Node, stored: StoredTypes) -> DType:
+    """The wider of the types in which the two operands of a matmul are stored."""
+    return max(map(stored.dtype, node.inputs[:2]), key=lambda t: t.bits)
+
+
+def _opened(node: Node, stored: StoredTypes) -> tuple[dict[DType, float], float]:
+    """Of an op that is a chain of others. What is one unit is a kernel, which multiplies in the
+    type of its operands."""
     inner = count_graph(rule_graph(node))
-    part = sum(map(prod, call.outputs)) / max(1, sum(prod(whole(v)) for v in node.outputs))
     matmuls: dict[DType, float] = {}
     for work in inner:
         for dtype, count in work.matmuls:
-            kind = min(dtype, call.operand, key=lambda t: t.bits)
-            matmuls[kind] = matmuls.get(kind, 0.0) + part * count
-    return matmuls, part * sum(w.other for w in inner)
+            kind = min(dtype, _operand(node, stored), key=lambda t: t.bits)
+            matmuls[kind] = matmuls.get(kind, 0.0) + count
+    return matmuls, sum(w.other for w in inner)
 
 
 # --- units ----------------------------------------------------------------------------------------
-def count_graph(graph: Graph, local: Local = whole) -> list[UnitWork]:
+def count_graph(graph: Graph) -> list[UnitWork]:
     """The work of every loop and library call of a graph, in order; views and constants apart."""
-    return [work for _, works in works_of(graph, local) for work in works]
+    return [work for _, works in works_of(graph) for work in works]
 
 
-def works_of(graph: Graph, local: Local = whole) -> list[tuple[FusionGroup, list[UnitWork]]]:
+def works_of(graph: Graph) -> list[tuple[FusionGroup, list[UnitWork]]]:
     """All units of a graph, in order, with their work."""
     stored = storage_of(graph)
-    return [(unit, _unit_work(unit, local, stored)) for unit in fuse(graph, CPU)]
+    return [(unit, _unit_work(unit, stored)) for unit in fuse(graph, CPU)]
 
 
-def _unit_work(unit: FusionGroup, local: Local, stored: StoredTypes) -> list[UnitWork]:
+def _unit_work(unit: FusionGroup, stored: StoredTypes) -> list[UnitWork]:
     nodes = unit.nodes
     if unit.call is not None:
         op = unit.call.op
@@ -193,13 +179,11 @@ def _unit_work(unit: FusionGroup, local: Local, stored: StoredTypes) -> list[Uni
     matmuls: dict[DType, float] = {}
     other = 0.0
     for node in nodes:
-        call = _Call(node, tuple(map(local, node.inputs)), tuple(map(local, node.outputs)),
-                     stored)
-        made, more = _operations(call)
+        made, more = _operations(node, stored)
         other += more
         for dtype, count in made.items():
             matmuls[dtype] = matmuls.get(dtype, 0.0) + count
-    return [UnitWork(_name(unit), tuple(matmuls.items()), other, _moved(unit, local, stored),
+    return [UnitWork(_name(unit), tuple(matmuls.items()), other, _moved(unit, stored),
                      nodes[-1].where)]
 
 
@@ -210,10 +194,10 @@ def _name(unit: FusionGroup) -> str:
     return "loop " + " ".join(names[:4]) + (" ..." if len(names) > 4 else "")
 
 
-def _moved(unit: FusionGroup, local: Local, stored: StoredTypes) -> float:
+def _moved(unit: FusionGroup, stored: StoredTypes) -> float:
     gathers = unit.call is not None and unit.call.op.picks
-    read = sum(stored.size(v, local) for v in unit.inputs[1 if gathers else 0:])
-    written = sum(stored.size(v, local) for v in unit.outputs if stored.owner(v) is v)
+    read = sum(stored.size(v) for v in unit.inputs[1 if gathers else 0:])
+    written = sum(stored.size(v) for v in unit.outputs if stored.owner(v) is v)
     return read + written * (2 if gathers else 1)
 
 
@@ -243,7 +227,7 @@ class PeakBytes:
         return sum(self.bytes.values())
 
 
-def peak_memory(graph: Graph, roles: dict[Value, str], local: Local = whole) -> PeakBytes:
+def peak_memory(graph: Graph, roles: dict[Value, str]) -> PeakBytes:
     """The bytes that a rank holds at the peak, by role.
 
     roles: of inputs and captures: "parameters", "optimizer", "data". Those are held all the time,
@@ -255,11 +239,11 @@ def peak_memory(graph: Graph, roles: dict[Value, str], local: Local = whole) -> 
     base: dict[str, int] = {}
     for v in given:
         role = roles.get(v, "data")
-        base[role] = base.get(role, 0) + bytes_of(local(v), v.aval.dtype)
+        base[role] = base.get(role, 0) + bytes_of(whole(v), v.aval.dtype)
     units, stored = fuse(graph, CPU), storage_of(graph)
     lives = _lives(units, graph, stored, set(given))
     over = _overwrites(graph, stored, given)
-    sizes = {v: 0 if v in over else stored.size(v, local) for v in lives}
+    sizes = {v: 0 if v in over else stored.size(v) for v in lives}
     most = _busiest(lives, sizes, len(units))
     shapes = {tuple(v.aval.shape) for v in given if roles.get(v) == "parameters" and v.aval.ndim}
     held = dict(base)
@@ -328,6 +312,5 @@ def work_us(work: UnitWork, device: DeviceModel) -> float:
     return 1e6 * work.times * max(matmuls, other, moved)
 
 
-__all__ = ["PeakBytes", "Local", "StoredTypes", "UnitWork", "bytes_of", "count_graph",
-           "peak_memory",
-           "storage_of", "whole", "work_us", "works_of"]
+__all__ = ["PeakBytes", "StoredTypes", "UnitWork", "bytes_of", "count_graph",
+           "peak_memory", "storage_of", "whole", "work_us", "works_of"]

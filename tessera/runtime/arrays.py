@@ -274,26 +274,6 @@ def device_of_pointer(pointer: int) -> int:
                  "find an array's device")
 
 
-def check_array(array: Array, name: str, *, dtype: DType | None = None, ndim: int | None = None,
-                device: int | None = None, written: bool = False, alignment_bytes: int = 1) -> None:
-    """Raise for what a kernel cannot take: DTypeError, ShapeError or ArgumentError by `name`."""
-    if dtype is not None and array.dtype is not dtype:
-        raise DTypeError(f"argument {name} is {array.dtype}, the kernel takes {dtype}",
-                         hint="convert it before the call")
-    if ndim is not None and len(array.shape) != ndim:
-        raise ShapeError(f"argument {name} has shape {array.shape}, the kernel takes {ndim} axes")
-    if device is not None and array.device != device:
-        raise ArgumentError(
-            f"argument {name} lies {_place(array.device)}, the kernel runs on cuda:{device}",
-            hint="move it there first")
-    if written and not array.writable:
-        raise ArgumentError(f"argument {name} is read-only ({array.library}), the kernel writes it",
-                            hint="pass an array that may be written")
-    if array.pointer % alignment_bytes:
-        raise ArgumentError(f"argument {name} begins at {array.pointer:#x}, which is not aligned "
-                            f"to {alignment_bytes} bytes", hint="pass a copy, not an offset view")
-
-
 def _place(device: int) -> str:
     return "in host memory" if device == HOST else f"on cuda:{device}"
 

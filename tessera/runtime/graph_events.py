@@ -20,7 +20,6 @@ from ..lazy_dataclass import dataclass
 from . import libcuda
 from .device import check, driver
 
-EDGE_BYTES = 8  # of CUgraphEdgeData; zeros for one that waits for all of a node
 OLDEST = 12030  # the driver that tells edges with their data
 
 

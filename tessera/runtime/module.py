@@ -84,8 +84,6 @@ class Loaded:
     module: int
     function: int
     registers: int
-    local_bytes: int
-    blocks_per_multiprocessor: int
     clusters: int
     free: list[LaunchParameters] = field(default_factory=list,
                                          compare=False)  # append and pop are atomic
@@ -148,7 +146,6 @@ class LoadedKernel:
                 large = libcuda.FUNC_NON_PORTABLE_CLUSTER_SIZE_ALLOWED
                 check(library.cuFuncSetAttribute(function, large, 1), what)
             registers = check(library.cuFuncGetAttribute(libcuda.FUNC_NUM_REGS, function), what)
-            local = check(library.cuFuncGetAttribute(libcuda.FUNC_LOCAL_SIZE_BYTES, function), what)
             blocks = check(library.cuOccupancyMaxActiveBlocksPerMultiprocessor(
                 function, self.threads, self.shared_bytes), what)
             clusters = blocks * on.multiprocessors
@@ -158,7 +155,7 @@ class LoadedKernel:
                 config.attribute_count = 1  # the cluster
                 clusters = check(library.cuOccupancyMaxActiveClusters(
                     function, ctypes.addressof(config)), what)
-        return Loaded(on, module, function, registers, local, blocks, clusters)
+        return Loaded(on, module, function, registers, clusters)
 
     def config(self, grid: Grid, attributes: ctypes.Array[LaunchAttribute]) -> LaunchConfig:
         """Of a launch on the default stream. It names the memory of the attributes."""

@@ -12,7 +12,7 @@ import tessera as ts
 from tessera.errors import ArgumentError, DTypeError, ShapeError
 from tessera.numerics import all_dtypes, f32
 from tessera.runtime import arrays
-from tessera.runtime.arrays import HOST, check_array, dense_strides, is_array, overlap, read_array
+from tessera.runtime.arrays import HOST, dense_strides, is_array, overlap, read_array
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.int8, np.bool_, ml_dtypes.bfloat16,
@@ -70,22 +70,6 @@ def test_what_is_no_array():
     with pytest.raises(ArgumentError, match="argument rows is a list, which is no array") as caught:
         read_array([1, 2], "rows")
     assert "torch" in caught.value.hint
-
-
-@pytest.mark.parametrize("wanted, error, says", [
-    ({"dtype": ts.bf16}, DTypeError, "argument x is f32, the kernel takes bf16"),
-    ({"ndim": 3}, ShapeError, r"argument x has shape \(4, 2\), the kernel takes 3 axes"),
-    ({"device": 0}, ArgumentError, "argument x lies in host memory, the kernel runs on cuda:0"),
-    ({"alignment_bytes": 1 << 40}, ArgumentError, "argument x begins at 0x.* not aligned"),
-])
-def test_checks_name_the_argument(wanted, error, says):
-    with pytest.raises(error, match=says):
-        check_array(read_array(np.zeros((4, 2), np.float32), "x"), "x", **wanted)
-
-
-def test_what_fits_passes():
-    x = read_array(np.zeros((4, 2), np.float32), "x")
-    check_array(x, "x", dtype=f32, ndim=2, device=HOST, written=True, alignment_bytes=4)
 
 
 @pytest.mark.parametrize("shape, strides", [((), ()), ((3,), (1,)), ((2, 3, 4), (12, 4, 1))])

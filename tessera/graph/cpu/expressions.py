@@ -131,10 +131,3 @@ def literal_type(dtypes: tuple[str, ...], result: str) -> str:
     """
     numeric = [d for d in dtypes if d != "bool_"]
     return promote(*numeric) if numeric else result
-
-
-def used_arguments(node: ExpressionNode) -> set[int]:
-    """Positions of the placeholders a tree reads."""
-    if node.head == "arg":
-        return {node.value}
-    return set().union(*(used_arguments(p) for p in node.parts)) if node.parts else set()

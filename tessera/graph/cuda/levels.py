@@ -14,7 +14,6 @@ from ... import config
 from ...lazy_dataclass import dataclass
 from ...runtime.device import device, has_gpu
 from ...runtime.target import DEFAULT_TARGET, Target, parse_target
-from ...tile.ir.ir import Function, walk
 from ...tile.ir.printing import print_ir
 from ...tile.launch.compile_images import WantedImage, compile_images
 from ...tile.launch.machine_code import image_for
@@ -164,15 +163,5 @@ def launches_of(graph: Graph, target: str | None = None) -> LaunchPlan:
     return plan_of(program_of(graph, target))
 
 
-# --- ids --------------------------------------------------------------------------------------
-def tile_ids(function: Function, launch: GroupLaunch | NodeLaunch) -> dict[int, tuple[str, ...]]:
-    """Ids of the graph's ops for every op of a kernel's Tile IR, by its position."""
-    found = {}
-    for i, node in enumerate(walk(function.body)):
-        file, line = (node.where.file, node.where.line) if node.where is not None else ("", 0)
-        found[i] = origin_of(launch, file, line).ops
-    return found
-
-
 __all__ = ["LEVELS", "LevelLine", "compiled_of", "launches_of", "program_of", "target_named",
-           "text_of", "tile_ids"]
+           "text_of"]

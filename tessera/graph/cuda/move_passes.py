@@ -188,7 +188,7 @@ def join_parts(graph: Graph) -> Graph:
         if node.op.name != "add":
             return None
         shape = node.outputs[0].aval.shape
-        parts = _padded(rw, node, inputs, shape)
+        parts = _padded(rw, inputs, shape)
         found = None if parts is None else _side_by_side(parts, shape)
         if found is not None:
             return rw.emit("concatenate", *found[1], axis=found[0])
@@ -224,7 +224,7 @@ def _behind_another(rw: Rewriter, node: Node, inputs: tuple[Value, ...], shape: 
 Part = tuple[Value, tuple[tuple[int, int], ...]]  # a value, and the zeros around it
 
 
-def _padded(rw: Rewriter, node: Node, inputs: tuple[Value, ...], shape: Any) -> list[Part] | None:
+def _padded(rw: Rewriter, inputs: tuple[Value, ...], shape: Any) -> list[Part] | None:
     """The values that a sum is of."""
     found: list[Part] = []
     for v in inputs:
@@ -232,7 +232,7 @@ def _padded(rw: Rewriter, node: Node, inputs: tuple[Value, ...], shape: Any) -> 
         if made is None or tuple(v.aval.shape) != tuple(shape):
             return None
         if made.op.name == "add":
-            inner = _padded(rw, made, made.inputs, shape)
+            inner = _padded(rw, made.inputs, shape)
             if inner is None:
                 return None
             found += inner

@@ -47,8 +47,8 @@ def _tril(x: Tensor, k: int = 0) -> Tensor:
     return F.tril(x, k)
 
 
-def _triu(x: Tensor, k: int = 0) -> Tensor:
-    return F.triu(x, k)
+def _triu(x: Tensor) -> Tensor:
+    return F.triu(x)
 
 
 def _diagonal(x: Tensor) -> Tensor:

@@ -51,7 +51,7 @@ def _concat_batch(size: Any, batched: tuple, *xs: Tensor, axis: int) -> tuple:
 
 
 def _concat_letters(*xs: Aval, axis: int) -> str:
-    own = whole_axes(xs[0], [d == axis for d in range(xs[0].ndim)])
+    own = whole_axes([d == axis for d in range(xs[0].ndim)])
     return ",".join([own] * len(xs)) + "->" + own
 
 

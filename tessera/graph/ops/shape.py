@@ -287,13 +287,13 @@ def _slice_vjp(g: Tensor, y: Tensor, x: Tensor, starts: tuple, stops: tuple, ste
     return (apply(PAD, g, literal(0.0, g), before=before, after=after, holes=holes),)
 
 
-def whole_axes(x: Aval, whole: Sequence[bool]) -> str:
+def whole_axes(whole: Sequence[bool]) -> str:
     """Letters for the axes that an op leaves alone, "_" for those that are `whole`."""
     return "".join("_" if w else c for w, c in zip(whole, "abcdefghijklmnop", strict=False))
 
 
 def _slice_letters(x: Aval, starts: tuple, stops: tuple, steps: tuple) -> str:
-    own = whole_axes(x, [n != m for n, m in zip(
+    own = whole_axes([n != m for n, m in zip(
         x.shape, _slice_shape(x, starts, stops, steps).shape, strict=True)])
     return f"{own}->{own}"
 
@@ -333,7 +333,7 @@ FLIP = GraphOp(
     vjp=lambda g, y, x, axis: (flip(g, axis),),
     jvp=lambda ts, y, x, axis: flip(ts[0], axis),
     batch=lambda size, batched, x, axis: (flip(x, tuple(a + 1 for a in axis)), True),
-    axes=lambda x, axis: "{0}->{0}".format(whole_axes(x, [d in axis for d in range(x.ndim)])),
+    axes=lambda x, axis: "{0}->{0}".format(whole_axes([d in axis for d in range(x.ndim)])),
     linear="joint",
     memory=VIEW,
     samples=(sample((3,), axis=(0,)), sample((2, 3), axis=(0, 1))),
@@ -381,11 +381,11 @@ def _pad_ref(x: np.ndarray, value: np.ndarray, before: tuple, after: tuple, hole
 
 def _pad_vjp(g: Tensor, y: Tensor, x: Tensor, value: Tensor, before: tuple, after: tuple,
              holes: tuple) -> tuple:
-    inner = _unpad(g, x.shape, before, after, holes)
+    inner = _unpad(g, before, after, holes)
     return inner, F.sum(g) - F.sum(inner)
 
 
-def _unpad(g: Tensor, shape: tuple, before: tuple, after: tuple, holes: tuple) -> Tensor:
+def _unpad(g: Tensor, before: tuple, after: tuple, holes: tuple) -> Tensor:
     """The adjoint of padding with 0: what was added is cut off, what was cut off becomes 0."""
     if any(isinstance(w, int) and w < 0 for w in (*before, *after)):
         g = apply(PAD, g, literal(0.0, g), before=tuple(-w for w in before),
@@ -407,7 +407,7 @@ def _pad_batch(size: Any, batched: tuple, x: Tensor, value: Tensor, before: tupl
 
 
 def _pad_letters(x: Aval, value: Aval, before: tuple, after: tuple, holes: tuple) -> str:
-    own = whole_axes(x, [any(p) for p in zip(before, after, holes, strict=True)])
+    own = whole_axes([any(p) for p in zip(before, after, holes, strict=True)])
     return f"{own},->{own}"
 
 

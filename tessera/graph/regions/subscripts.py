@@ -27,7 +27,7 @@ def place(x: Tensor, index: Any, update: Tensor) -> Tensor:
     """x with x[index] replaced by `update`, which has its shape and type."""
     if is_whole(tuple(x.shape), index):
         return F.reshape(update, tuple(x.shape))
-    if _is_box(tuple(x.shape), index):
+    if _is_box(index):
         box = _box(tuple(x.shape), index)
         block = F.reshape(update, tuple(n for _, n in box))
         return F.dynamic_update_slice(x, block, [start for start, _ in box])
@@ -90,13 +90,13 @@ def _items(shape: tuple, index: Any) -> list:
 
 def is_whole(shape: tuple, index: Any) -> bool:
     """Whether x[index] is all of x, in its order."""
-    if not _is_box(shape, index):
+    if not _is_box(index):
         return False
     return all(start == 0 and n == extent
                for (start, n), extent in zip(_box(shape, index), shape, strict=True))
 
 
-def _is_box(shape: tuple, index: Any) -> bool:
+def _is_box(index: Any) -> bool:
     """Whether x[index] is a block of neighbours: integers and slices with a step of 1."""
     items = index if isinstance(index, tuple) else (index,)
     return all(

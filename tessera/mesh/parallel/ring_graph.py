@@ -43,10 +43,10 @@ class GpuRing:
         """Whose keys and values are here in a round."""
         return (self.group.index - round_) % self.size
 
-    def sent_on(self, x: Tensor, rows: int, axis: int) -> Tensor:
-        """x goes to the next rank; what comes from the one before has so many rows."""
+    def sent_on(self, x: Tensor, rows: int) -> Tensor:
+        """x goes to the next rank; from the one before comes [B, H, rows, D]."""
         n, me = self.size, self.group.index
-        shape = (*x.shape[:axis], rows, *x.shape[axis + 1:])
+        shape = (*x.shape[:2], rows, x.shape[3])
         group = GpuGroup(self.group.attrs["members"], self.group.attrs["axis"], me, x.type,
                          self.group.attrs["what"])
         before = (me - 1) % n
@@ -58,7 +58,7 @@ class GpuRing:
         for round_ in range(self.size):
             more = round_ + 1 < self.size
             count = len(self.rows[self.owner(round_ + 1)]) if more else 0
-            coming = [self.sent_on(x, count, 2) for x in (k, v)] if more else []
+            coming = [self.sent_on(x, count) for x in (k, v)] if more else []
             yield round_, self.owner(round_), k, v
             if coming:
                 k, v = coming
@@ -168,7 +168,7 @@ def attend_back(ring: GpuRing, q: Tensor, k: Tensor, v: Tensor, lse: Tensor, del
         going = [a + b for a, b in zip(mine, going, strict=True)] if round_ else mine
         if ring.size > 1:
             count = len(ring.rows[ring.owner(round_ + 1)])  # behind the last round one's own
-            going = [ring.sent_on(d, count, 2) for d in going]
+            going = [ring.sent_on(d, count) for d in going]
     return _joined(dq, made[0].shape, 3, wide), going[0], going[1]
 
 

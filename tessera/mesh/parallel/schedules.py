@@ -182,7 +182,7 @@ def needs(step: PipelineStep, stages: int) -> list[PipelineStep]:
     return [Forward(i, s)] + ([Backward(i, s + 1)] if s < stages - 1 else [])
 
 
-def play(stages: int, steps: Sequence[Sequence[PipelineStep]], backward_units: int = BACKWARD_UNITS
+def play(stages: int, steps: Sequence[Sequence[PipelineStep]]
          ) -> list[tuple[PipelineStep, int, int]]:
     """(step, begin, end) of every step, by begin: each as early as its rank and its needs allow.
 
@@ -200,7 +200,7 @@ def play(stages: int, steps: Sequence[Sequence[PipelineStep]], backward_units: i
                 if any(n not in ends for n in wanted):
                     break
                 begin = max([free[rank], *(ends[n] for n in wanted)])
-                units = FORWARD_UNITS if isinstance(step, Forward) else backward_units
+                units = FORWARD_UNITS if isinstance(step, Forward) else BACKWARD_UNITS
                 free[rank] = ends[step] = begin + units
                 played.append((step, begin, begin + units))
                 at[rank] += 1

@@ -87,7 +87,7 @@ def _scan(node: Node, given: Sequence[Layout], mesh: Mesh, hints: Wanted) -> Ins
     def run(carry: Sequence[Layout], wanted: Wanted) -> Propagated:
         return partition(body, [rest[0], *carry, *rest[1:]], mesh, wanted)
 
-    carry, made = _fixpoint(body, 1, given[:n], run)
+    carry, made = _fixpoint(body, given[:n], run)
     scattered = [_scattered(at, hint, v) for at, hint, v in
                  zip(_at(made)[n:], hints[n:], node.outputs[n:], strict=True)]
     if any(scattered):
@@ -104,7 +104,7 @@ def _while(node: Node, given: Sequence[Layout], mesh: Mesh, hints: Wanted) -> In
     def run(carry: Sequence[Layout], wanted: Wanted) -> Propagated:
         return partition(body, [scalar, *carry, *given[n:]], mesh, wanted)
 
-    carry, made = _fixpoint(body, 1, given[:n], run, pending=False)
+    carry, made = _fixpoint(body, given[:n], run, pending=False)
     asked = partition(test, [scalar, *carry, *given[n:]], mesh, [scalar])
     return Inside((*carry, *given[n:]), tuple(carry), (asked, made))
 
@@ -117,10 +117,10 @@ def _scattered(at: Layout, hint: Layout | None, stack: Value) -> Layout | None:
     return _without_first(hint.unmarked(), extents(stack.aval)).unmarked()
 
 
-def _fixpoint(body: Graph, first: int, start: Sequence[Layout],
+def _fixpoint(body: Graph, start: Sequence[Layout],
               run: Callable[[Sequence[Layout], Wanted], Propagated], pending: bool = True
               ) -> tuple[list[Layout], Propagated]:
-    """Layouts of the carries, inputs `first`... of a body, that an iteration keeps."""
+    """Layouts of the carries, the inputs of a body behind its first, that an iteration keeps."""
     n, carry = len(start), list(start)
     free = [None] * len(body.outputs)
     for _ in range(MOST_TRIES):
@@ -130,17 +130,17 @@ def _fixpoint(body: Graph, first: int, start: Sequence[Layout],
             break
         carry = after
     if pending:
-        carry = _sums(body, first, carry, made)
+        carry = _sums(body, carry, made)
     return carry, run(carry, [*carry, *free[n:]])
 
 
-def _sums(body: Graph, first: int, carry: Sequence[Layout], made: Propagated) -> list[Layout]:
+def _sums(body: Graph, carry: Sequence[Layout], made: Propagated) -> list[Layout]:
     """A carry to which each iteration only adds terms stays pending, and is reduced once, after
     the loop."""
     found = list(carry)
     homes = {v: at for step in made.steps for v, at in getattr(step, "makes", ())}
     for i, at in enumerate(carry):
-        term = _added(body, body.inputs[first + i], body.outputs[i])
+        term = _added(body, body.inputs[1 + i], body.outputs[i])
         home = homes.get(term) if term is not None else None
         if home is not None and home.op == "sum" and home.splits == at.splits:
             found[i] = home

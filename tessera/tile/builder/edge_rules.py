@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import replace
 from math import prod
 from typing import Any
@@ -47,7 +47,7 @@ class Carry:
     facts: tuple[TileEdges, ...]
     made: Any
 
-    def cannot(self, axes: Sequence[int] | None = None) -> Mixed:
+    def cannot(self) -> Mixed:
         edges = [a for f in self.facts for a in f.axes if open_(a)]
         for a in edges:
             if isinstance(a, Mixed):

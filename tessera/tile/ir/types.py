@@ -18,7 +18,6 @@ from tessera.lazy_dataclass import dataclass
 from tessera.numerics import DType, NumericType, as_type, find_dtype, parse
 from tessera.tile.ir.errors import TileIRError
 
-SPACES = ("global", "shared", "register")
 REGISTER_ALIGNMENT = 4  # bytes, of an array in registers: its text does not say it
 
 

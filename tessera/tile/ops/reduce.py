@@ -21,10 +21,6 @@ from tessera.tile.ir.types import Scalar, TileType
 from tessera.tile.ops.elementwise import as_float
 
 
-def _matrix(rng: Any) -> tuple:
-    return (rng.standard_normal((6, 13)),)
-
-
 def _reduced(types: Any, attrs: dict[str, Any]) -> Any:
     t = rules.require_tile(types[0], None, "a reduction")
     axis = attrs["axis"]

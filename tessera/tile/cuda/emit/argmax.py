@@ -6,7 +6,6 @@ A thread reduces (value, position) pairs in the order of positions, lanes and wa
 from __future__ import annotations
 
 from math import prod
-from typing import Any
 
 from tessera.tile.cuda.emit.emitter import Emitter
 from tessera.tile.cuda.emit.reduce import flat_index, inside_only, neutral
@@ -16,9 +15,6 @@ from tessera.tile.cuda.intrinsics.formats import kind_of
 from tessera.tile.cuda.intrinsics.reduce import padded
 from tessera.tile.ir.ir import Op
 from tessera.tile.ir.register_layout import RegisterLayout
-
-LLVM = Any
-Pair = tuple[LLVM, LLVM]  # value, position
 
 
 @emits("argmax", "argmin")

@@ -7,8 +7,6 @@ x / y.
 
 from __future__ import annotations
 
-from typing import Any
-
 from tessera.tile.cuda.emit.elementwise import apply, maths, spread
 from tessera.tile.cuda.emit.emitter import Emitter
 from tessera.tile.cuda.emit.registry import emits
@@ -16,10 +14,6 @@ from tessera.tile.cuda.intrinsics.formats import kind_of
 from tessera.tile.ir.ir import Op, Operand, SSAValue
 from tessera.tile.ir.register_layout import RegisterLayout
 from tessera.tile.ir.types import TileType
-
-LLVM = Any
-# (magnitudes whose reciprocal is a normal number lie between 2^-a and 2^a, power of the scale)
-RANGES = {"f32": (126, 64), "f64": (1022, 512)}
 
 
 @emits("div", "div_or_zero")

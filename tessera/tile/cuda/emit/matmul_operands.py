@@ -120,7 +120,7 @@ def reader(e: Emitter, x: Operand_, kind: str, result: RegisterLayout, K: int,
     if x.place is None:
         assert x.layout is not None
         return ("registers", x.layout.text, x.layout.shape), [x.fragment]
-    matrices = by_matrix(e, x, kind, K)
+    matrices = by_matrix(e, x, kind)
     spot = _spot(e, x, kind, result, matrices)
     axis = 0 if x.side == "A" else 1
     clamped = result.reach(axis) > result.shape[axis] or result.shape[axis] % (
@@ -130,7 +130,7 @@ def reader(e: Emitter, x: Operand_, kind: str, result: RegisterLayout, K: int,
     return (name, panel, x.deep(), spot.zeros, clamped, rounded), spot.place
 
 
-def by_matrix(e: Emitter, x: Operand_, kind: str, K: int) -> bool:
+def by_matrix(e: Emitter, x: Operand_, kind: str) -> bool:
     """Whether ldmatrix reads a place: stored as mma wants it, in whole aligned chunks."""
     place, size = x.place, bytes_of(kind)
     assert place is not None and place.buffer is not None

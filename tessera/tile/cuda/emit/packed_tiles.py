@@ -9,7 +9,6 @@ belong to other threads.
 from __future__ import annotations
 
 import functools
-from typing import Any
 
 from tessera.numerics import DType
 from tessera.tile.cuda.emit.elementwise import number
@@ -22,7 +21,6 @@ from tessera.tile.ir.ir import Const
 from tessera.tile.ir.register_layout import RegisterLayout, bits_of, blocked
 from tessera.tile.passes.integer_facts import divisor_of
 
-LLVM = Any
 MOST = 16  # elements of one access
 
 

@@ -9,17 +9,12 @@ come last, so they need no mask.
 
 from __future__ import annotations
 
-from typing import Any
-
 from tessera.tile.cuda.emit.emitter import Emitter
 from tessera.tile.cuda.emit.layout_conversion import pool
 from tessera.tile.cuda.emit.registry import emits
 from tessera.tile.cuda.intrinsics.formats import kind_of
 from tessera.tile.cuda.intrinsics.scan import slots_of, steps_of
 from tessera.tile.ir.ir import Op
-
-LLVM = Any
-Index = tuple[int, ...]
 
 
 @emits("cumsum", "cumprod", "cummax")

@@ -16,7 +16,6 @@ from contextlib import contextmanager
 from math import prod
 
 from tessera.lazy_dataclass import dataclass
-from tessera.numerics import DType
 from tessera.tile.cuda.emit.emitter import Emitter
 from tessera.tile.cuda.emit.layout_conversion import convert_layout, indices, pool
 from tessera.tile.cuda.emit.registry import emits
@@ -61,7 +60,7 @@ def _sort(e: Emitter, op: Op) -> None:
         e.line(f"{text} = {get}({', '.join(names)})")
         e.define(made, convert_layout(e, text, done, layout, made.type.dtype))
         return
-    e.define(made, _in_memory(e, op.name, how, e.name(x), layout, dtype, tag))
+    e.define(made, _in_memory(e, op.name, how, e.name(x), layout, tag))
 
 
 def _same_threads(x: RegisterLayout, y: RegisterLayout) -> bool:
@@ -184,7 +183,7 @@ class _Keys:
         self.e.loops -= 1
 
 
-def _in_memory(e: Emitter, name: str, how: str, text: str, layout: RegisterLayout, dtype: DType,
+def _in_memory(e: Emitter, name: str, how: str, text: str, layout: RegisterLayout,
                tag: str) -> str:
     """Rows in shared memory, padded to powers of two: each step is a loop over all pairs."""
     kinds = kinds_of(name, tag)

@@ -15,7 +15,6 @@ from tessera.tile.cuda.ptx import memory
 from tessera.tile.ir.register_layout import RegisterLayout
 
 LINE_BYTES = 128
-FAR = 1 << 30  # an extent that no box reaches
 ACCESS_BITS, NEVER = 128, 0x7FC10000
 
 

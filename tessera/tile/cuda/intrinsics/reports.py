@@ -11,7 +11,6 @@ from tessera.tile.cuda.instruction import InstructionForm, Operand, Operation
 from tessera.tile.cuda.instruction_names import find_instruction
 from tessera.tile.cuda.ptx import atomics, memory
 
-Word = tuple[str, str]  # an i64 expression, and how the host reads its bits
 BYTES = 8
 
 

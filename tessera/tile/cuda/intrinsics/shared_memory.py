@@ -11,7 +11,6 @@ from ..instruction import InstructionForm, Operand, Operation
 I32 = Operand("x", "i32")
 # Descriptor code of a swizzle by the bytes of its rows (PTX ISA 9.7.15.5.1, matrix descriptor).
 SWIZZLES = {0: 0, 128: 1, 64: 2, 32: 3}
-ROWS_OF_PATTERN = 8
 
 
 @functools.cache

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from ..instruction import Instruction, family, one_of
 
-FULL = 0xFFFFFFFF
 # The clamp operand: with width 32, up stops at lane 0 and the others at lane 31.
 _CLAMP = {"up": 0, "down": 31, "bfly": 31, "idx": 31}
 

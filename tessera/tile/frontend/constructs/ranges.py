@@ -59,14 +59,14 @@ def range_loop(t: KernelTracer, s: Any, r: LoopRange) -> None:
     if dim is not None and r.over is None:
         block_loop(t, s, r, dim, body)
         return
-    wanted = r.over or natural_spread(t, r, dim)
+    wanted = r.over or natural_spread(t, r)
     if wanted is None:
         for_loop(t, s, r.lo, r.hi, r.step, "serial", body)
     else:
         spread_loop(t, s, r, wanted, body)
 
 
-def natural_spread(t: KernelTracer, r: LoopRange, dim: str | None) -> str | None:
+def natural_spread(t: KernelTracer, r: LoopRange) -> str | None:
     """How a range with no over= may be spread, when its iterations are independent."""
     if not r.has_step:
         return "lanes"

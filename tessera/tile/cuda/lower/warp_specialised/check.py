@@ -60,7 +60,7 @@ def _loop(node: For | While, held: frozenset[SSAValue]) -> frozenset[SSAValue]:
     slots = {v: pair for v, pair in carried.items() if _released(v, body) or pair[0] in held}
     held = held - {i for i, _ in slots.values() if isinstance(i, SSAValue)}
     for v, (init, _) in slots.items():
-        if not _is_slot(init, held, carried):
+        if not _is_slot(init):
             raise TileIRError(f"{v} begins as {init}, which is no slot", where=node.where)
     inside = held | set(slots)
     after = _block(body, inside) - {y for _, y in slots.values() if isinstance(y, SSAValue)}
@@ -78,5 +78,5 @@ def _released(v: SSAValue, body: Nodes) -> bool:
     return any(isinstance(n, Op) and n.name == "ring_release" and v in n.args for n in body)
 
 
-def _is_slot(x: Operand, held: frozenset[SSAValue], carried: object) -> bool:
+def _is_slot(x: Operand) -> bool:
     return isinstance(x, SSAValue) or x.value == NO_SLOT

@@ -83,7 +83,7 @@ def _parts(loop: For, maker: Maker, most: int) -> LoopSections | None:
     tail = _needing(lasts[-most:], loop.body, head)
     if any(n in head for n in tail):
         return None
-    body, tail = _own_views(loop.body, head, tail, maker)
+    body, tail = _own_views(loop.body, tail, maker)
     head_reads = set().union(*(reads(n) for n in head))
     made = {v for n in tail for v in made_by(n)}
     tail_reads = set().union(*(reads(n) for n in tail)) - made
@@ -157,7 +157,7 @@ def _needing(matmuls: list[Op], body: Nodes, head: list[Node]) -> Nodes:
     return tuple(n for n in body if n in tail)
 
 
-def _own_views(body: Nodes, head: list[Node], tail: Nodes, maker: Maker) -> tuple[Nodes, Nodes]:
+def _own_views(body: Nodes, tail: Nodes, maker: Maker) -> tuple[Nodes, Nodes]:
     """The body and its tail, which reads slots that others read too through views of its own: what
     crosses into the next iteration is then the slot."""
     wanted = {v for n in tail for v in reads(n)}
