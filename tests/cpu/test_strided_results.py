@@ -88,8 +88,7 @@ def test_results_are_written_where_they_belong(case: str, rng: np.random.Generat
 def test_results_are_written_where_they_belong_by_instructions(
         case: str, rng: np.random.Generator) -> None:
     fn, _ = CASES[case]
-    emulate(fn, normal(rng, 2, 12, 48), target="sm_90a", lockstep=False,
-            rtol=1e-5, atol=1e-5)
+    emulate(fn, normal(rng, 2, 12, 48), target="sm_90a", rtol=1e-5, atol=1e-5)
 
 
 def test_a_strip_of_rows_is_written_where_it_belongs(
@@ -106,7 +105,7 @@ def test_a_strip_of_rows_is_written_where_it_belongs(
         wide = fn(*(ts.tensor(a.array.astype(np.float64)) for a in args))
         for got, w in zip(made.run([a.array for a in args]), wide, strict=True):
             assert_close(got, w.array, "f32", n=rows, scale=float(np.abs(w.array).max()))
-        emulate(fn, *args, target="sm_90a", lockstep=False, rtol=1e-5, atol=1e-5)
+        emulate(fn, *args, target="sm_90a", rtol=1e-5, atol=1e-5)
 
 
 # --- what is there in one place and copied to another ---------------------------------------------
@@ -138,7 +137,7 @@ def test_what_is_there_is_copied_within_the_result(
     assert not [b for b in made.plan.buffers if b.kind == "temporary"]
     wide = fn(ts.tensor(x.array.astype(np.float64))).array
     assert_close(made.run([x.array])[0], wide, "f32", n=48)
-    emulate(fn, x, target="sm_90a", lockstep=False, rtol=1e-5, atol=1e-5)
+    emulate(fn, x, target="sm_90a", rtol=1e-5, atol=1e-5)
 
 
 # --- what stays a copy ----------------------------------------------------------------------------
