@@ -31,13 +31,16 @@ SHARED_BYTES = 232448  # as much as a block may have
 WARP = 32
 SHUFFLE = re.compile(r"shfl_(\w+?)_[a-z]\d+(?:_w(\d+))?")
 # What a name begins with, in this order -> the method of a Block that does it.
-METHODS = {"ld_": "access", "st_": "access", "red_bits": "red_bits", "red_add_f32_": "red_add",
-           "red_": "red_shared_bits", "vote_": "vote", "ldmatrix": "ldmatrix",
+METHODS = {"ld_": "access", "st_": "access", "red_": "red", "vote_": "vote", "ldmatrix": "ldmatrix",
            "stmatrix": "stmatrix", "mma": "mma", "tma_store": "bulk.store",
            "bulk_commit": "bulk.commit", "bulk_wait": "bulk.wait",
            "fence_async_shared": "bulk.fence", "cp_async_commit": "commit",
            "cp_async_wait": "wait", "cp_async": "copy", "sync": "sync", "dependents": "dependents",
            "discard_L2": "discard"}
+RED = re.compile(r"red_(?:bits_(and|or)|([a-z]+)_([a-z]+)(32|64)_(global|shared)_\w+)")
+UPDATES: dict[str, np.ufunc] = {
+    "add": np.add, "min": np.minimum, "max": np.maximum, "and": np.bitwise_and,
+    "or": np.bitwise_or, "xor": np.bitwise_xor}
 NUMBERS = ("i32", "i64", "f32", "f64")  # kinds that emitted source converts to by name
 IMPORT = re.compile(r"^from ([\w.]+) import (?:\(([^)]*)\)|(.*))\n", re.M)
 
@@ -190,39 +193,28 @@ class Block(Matrices):
         else:
             self.memory.write(at, raw)
 
-    # --- sums and bits in memory --------------------------------------------------------------
-    def red_bits(self, instruction: Instruction, at: Any, x: Any, p: Any) -> None:
-        """Bits of words of global memory set or cleared, one thread after the other."""
-        live = self.on & (self.spread(p) != 0)
-        place = self.bytes_at(at, 4)[live]
-        aligned(place)
-        assert self.memory.valid[place].any(1).all(), "update outside of the arrays"
-        self._change(instruction, self.memory.bytes, place, self.spread(x)[live])
-
-    def red_shared_bits(self, instruction: Instruction, at: Any, x: Any) -> None:
-        place = self.bytes_at(at, 4)[self.on]
-        aligned(place)
-        self._change(instruction, self.shared.bytes, place, self.spread(x)[self.on])
-        self.shared.writer[place] = MANY
-
-    def _change(self, instruction: Instruction, memory: np.ndarray, place: np.ndarray,
-                x: np.ndarray) -> None:
-        found = re.search(r"\b(and|or)\.b32", instruction.text)
+    # --- updates of memory --------------------------------------------------------------------
+    def red(self, instruction: Instruction, at: Any, x: Any, p: Any = 1) -> None:
+        """Of the threads for which p holds, one after the other."""
+        found = RED.fullmatch(instruction.name)
         assert found is not None, f"the emulator has no {instruction.name}"
-        change = {"and": np.bitwise_and, "or": np.bitwise_or}[found[1]]
-        change.at(memory.view(np.uint32), place[:, 0] // 4, x.astype(np.uint32))
-
-    def red_add(self, instruction: Instruction, at: Any, x: Any) -> None:
-        """f32 added, one thread after the other."""
-        place, shared = self.bytes_at(at, 4)[self.on], "shared" in instruction.name
+        bits, op, kind, size, space = found.groups(default="")
+        dtype = np.dtype({"u": "u", "s": "i", "b": "u", "f": "f"}[kind or "b"]
+                         + str(int(size or 32) // 8))
+        live, shared = self.on & (self.spread(p) != 0), space == "shared"
+        place = self.bytes_at(at, dtype.itemsize)[live]
         aligned(place)
-        assert shared or self.memory.valid[place].all(), "update outside of the arrays"
-        memory = self.shared.bytes if shared else self.memory.bytes
-        np.add.at(memory.view(np.float32), place[:, 0] // 4, self.spread(x)[self.on])
+        assert shared or self.memory.valid[place].any(1).all(), "update outside of the arrays"
+        assert shared or bits or self.memory.valid[place].all(), "update outside of the arrays"
         if shared:
             writer = self.shared.writer
-            assert np.isin(writer[place], (NOBODY, MANY)).all(), "update without a barrier"
+            assert kind == "b" or np.isin(writer[place], (NOBODY, MANY)).all(), \
+                "update without a barrier"
             writer[place] = MANY
+        memory = self.shared.bytes if shared else self.memory.bytes
+        values = np.ascontiguousarray(self.spread(x)[live]).view(dtype)
+        UPDATES[bits or op].at(memory[:len(memory) // 8 * 8].view(dtype),
+                               place[:, 0] // dtype.itemsize, values)
 
     # --- threads together ---------------------------------------------------------------------
     def sync(self, instruction: Instruction, mask: Any = None) -> None:

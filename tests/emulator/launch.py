@@ -24,6 +24,7 @@ from tessera.tile.ir.types import GlobalTensor
 
 from .block import Block
 from .memory import GlobalMemory, SharedMemory
+from .registers import DivergedError
 from .threads import Team, Thread
 
 
@@ -118,8 +119,11 @@ def counted(kernel: Any, *args: Any, groups: Any = None, lanes: int | None = Non
     call = _prepared(kernel, args, kwargs, groups, lanes, target, None, None,
                      kernel.watched_tensors if counts else _all_aligned)
     words = np.tile(CLEAN, len(call.emitted.sites)).view(np.int64)
-    run(call.emitted, call.threads, call.grid, call.arrays | {"sentinels": words}, call.values,
-        lockstep=False)
+    arrays = call.arrays | {"sentinels": words}
+    try:
+        run(call.emitted, call.threads, call.grid, arrays, call.values)
+    except DivergedError:  # nothing is written yet
+        run(call.emitted, call.threads, call.grid, arrays, call.values, lockstep=False)
     sites = [ReportSite(*s) for s in call.emitted.sites]
     launch = WatchedLaunch(kernel.__name__, sites, {n: m.shape for n, m in call.memories.items()})
     rows = words.view(np.uint64).reshape(-1, SITE_WORDS)

@@ -19,12 +19,17 @@ LIBRARY = {"fma": lambda x, y, z: x * y + z, "fabs": np.abs, "pow": np.power, "a
            "erf": np.vectorize(erf, otypes=[np.float64]), "atan2": np.arctan2}
 
 
+class DivergedError(AssertionError):
+    """Threads go different ways: they have to run one at a time."""
+
+
 class Register(np.ndarray):
     """One number for each thread; true or false only where all agree."""
 
     def __bool__(self) -> bool:
         flat = np.asarray(self).reshape(-1)
-        assert (flat == flat[0]).all(), "control flow differs between threads"
+        if not (flat == flat[0]).all():
+            raise DivergedError("control flow differs between threads")
         return bool(flat[0])
 
 

@@ -18,16 +18,13 @@ import numpy as np
 from tessera.numerics import decode, encode, find_dtype
 from tessera.tile.cuda.instruction import Instruction
 
-from .block import WARP, Block
+from .block import UPDATES, WARP, Block
 from .memory import GlobalMemory, SharedMemory, aligned
 from .registers import KINDS, Builder
 
 TOGETHER = re.compile(r"(shfl|vote|redux|sync_threads|sync_warp)")
 ATOMIC = re.compile(r"(atom|red)_([a-z]+)_(\w+?)_(global|shared)_(\w+?)_(\w+)$")
 REDUX: dict[str, Callable[[list[int]], int]] = {"add": sum, "min": min, "max": max}
-UPDATES: dict[str, Callable[..., Any]] = {
-    "add": np.add, "min": np.minimum, "max": np.maximum, "and": np.bitwise_and,
-    "or": np.bitwise_or, "xor": np.bitwise_xor, "exch": lambda old, new: new}
 
 
 def _plain(x: Any, kind: str | None = None) -> Any:
@@ -138,7 +135,7 @@ def _pair_sum(raw: np.ndarray, word: np.ndarray, dtype: Any) -> np.ndarray:
 def _updated(op: str, old: np.ndarray, x: list[np.ndarray]) -> np.ndarray:
     if op == "cas":
         return x[1] if old[0] == x[0][0] else old
-    return UPDATES[op](old, x[0])
+    return x[0] if op == "exch" else UPDATES[op](old, x[0])
 
 
 def _taken() -> Any:
