@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from ...runtime.buffer import DEFAULT
 from ...runtime.flags import error_flags
 from ...runtime.graphs import DeviceGraph, recording_stream
+from .call_steps import call_steps
 from .collective_steps import CollectiveStep
 from .launch_work import GroupBatch
 
@@ -45,7 +46,7 @@ class PlacedGraphs:
         self.space, self.names, self.tell, self.stopped = space, tuple(names), tell, ""
         self.device, self.flags = space.device, error_flags(space.device.index)
         self.stream = recording_stream(self.device.index)
-        steps = space._steps(self.stream)
+        steps = call_steps(space, self.stream)
         self.steps = [s.run for s in steps]
         self.touching = self._steps_by_buffer([s.what.step for s in steps])
         self.batches: dict[int, BatchLaunch] = {

@@ -17,34 +17,28 @@ from ...kernels.routine import ForeignArray
 from ...runtime.arrays import HOST
 from ...runtime.buffer import DEFAULT, Borrowed, own_stream
 from ...runtime.buffer import DeviceBuffer as Memory
-from ...runtime.copies import CopyQueue, PinnedMemory, SideStream
+from ...runtime.copies import PinnedMemory
 from ...runtime.device import Device, restore
 from ...runtime.graphs import DeviceGraph
 from ...runtime.nvtx import nvtx_range
-from ...runtime.offloaded import CopyEvent, HostBlock, OffloadedBuffer
+from ...runtime.offloaded import HostBlock, OffloadedBuffer
 from ...runtime.sentinel_words import owned
-from ...runtime.step_times import TimedStep, run_timed
+from ...runtime.step_times import run_timed
 from ...tensor import Tensor
 from ...tile.launch.resident import Resident
 from ..devices import tell_copied
 from ..host_copy import HostCopy
 from ..placed_leaves import PlacedLeaves
-from ..schedule.ir import (
-    ByteRange,
-    Transfer,
-)
-from ..schedule.offload import waits
 from .batch_launch import BatchLaunch
+from .call_steps import call_steps
 from .collective_steps import CollectiveStep
 from .compile_program import compile_launches
 from .graph_limits import why_no_graph
-from .host_steps import HostCalls, HostStep
+from .host_steps import HostCalls
 from .host_values import Drawn, block_of
-from .launch_work import GroupBatch, StepLabel
-from .library_steps import LibraryStep, need_cupy
+from .library_steps import LibraryStep
 from .loop_steps import LoopStep
 from .node_kernels import NodeLaunch
-from .overlap import overlapped
 from .placed_launch import Place, PlacedLaunch, Pointed
 from .repeated_calls import RepeatedCalls
 from .result_buffers import ResultBuffer, may_overwrite
@@ -94,7 +88,7 @@ class Workspace:
         self._place()
         self.host_calls = HostCalls(on)
         self.inner: list[Workspace] = []  # of the iterations of its loops
-        self.timed, self.ran = self._steps(DEFAULT), False
+        self.timed, self.ran = call_steps(self, DEFAULT), False
         self.steps = [s.run for s in self.timed]
         self.donated = frozenset(donated)
         self.results = self._result_buffers(donated)
@@ -148,85 +142,16 @@ class Workspace:
                     hint="ts.jit without capture=True")
         with own_stream(self.device) as stream:
             self.host_calls = HostCalls(self.device)
-            steps = [s.run for s in self._steps(stream)]
+            steps = [s.run for s in call_steps(self, stream)]
             self.recorded = DeviceGraph.record(self.device, stream, steps)
 
-    def _steps(self, stream: int) -> list[TimedStep]:
-        """What a call does, in order: kernels go to a stream, copies to one beside it."""
-        found: list[TimedStep] = []
-        count = len(self.program.plan.transfers)
-        copies = CopyQueue(self.device, count, stream) if count else None
-        begun, leaving = 0, list[tuple[ByteRange, int]]()  # copies out of memory
-        plan = self.program.plan
-        free = self.program.lowered.released if config.poison else {}
-        program = self.program
-
-        def add(part: str, run: Callable[[], Any], step: Any = None, on: int = stream) -> None:
-            found.append(TimedStep(run, StepLabel(program, step, part), on))
-
-        awaited = waits(plan.steps, plan.region)
-        beside = overlapped(plan.steps, program.collectives(), program.sending_loops(),
-                            plan.region)
-        side = SideStream(self.device, len(beside.numbers), stream, first=True) if beside else None
-        for run in program.runs(not self.alone):
-            step = program.steps[run.start]
-            copy = max((n for k in run if (n := awaited[k]) is not None), default=None)
-            if copies and copy is not None and not isinstance(step, Transfer):
-                add("wait", partial(copies.wait, copy))
-            sent = max((beside.awaited.get(k, -1) for k in run), default=-1) if beside else -1
-            if side and sent >= 0:
-                add("wait", partial(side.wait, sent))
-            if len(run) > 1:
-                batch = self._batch(run)
-                add("kernel", partial(batch, stream), GroupBatch(
-                    tuple(launch.group for launch in batch.launches), batch))
-            elif isinstance(step, GroupLaunch | NodeLaunch):
-                for part, launch in self._launch(step, stream):
-                    add(part, launch, step)
-            elif isinstance(step, LibraryStep):
-                need_cupy(step.callee)
-                add("library", partial(step.launch, lambda name: self._at(name)[0],
-                                       self.device.index, stream), step)
-            elif isinstance(step, CollectiveStep) and beside and side:
-                add("exchange", partial(step.beside, lambda name: self._at(name)[0],
-                                        self.device.index, side, beside.numbers[run.start]), step,
-                    side.stream)
-            elif isinstance(step, CollectiveStep):
-                add("exchange", partial(step.launch, lambda name: self._at(name)[0],
-                                        self.device.index, stream), step)
-            elif isinstance(step, LoopStep):
-                repeat = step.launcher(lambda name: self._at(name)[0],
-                                       self._inside, self.device.index)
-                add("loop", repeat, step)
-            elif isinstance(step, HostStep):
-                for call in self.host_calls.add(step, lambda name: self._at(name)[0], stream):
-                    add("host", call, step)
-            elif copies:
-                add("transfer", self._copy(step, copies, begun), step, copies.stream)
-                leaving.append((plan.region(step.on_device), begun))
-                begun += 1
-            for offset, size in (at for k in run for at in free.get(k, ())):
-                at = ByteRange("temporaries", offset, offset + size)
-                pending = [n for r, n in leaving if r.meets(at)]
-                if copies and pending:
-                    add("wait", partial(copies.wait, max(pending)))
-                if side and beside and (begun_there := [
-                        n for k, n in beside.numbers.items() if k < run.stop]):
-                    add("wait", partial(side.wait, max(begun_there)))
-                add("poison", partial(self.block.fill, 0xFF, offset, size, stream))
-        if copies:  # the next call finds all places free
-            add("wait", partial(copies.wait, count - 1))
-        if side and beside and len(plan.steps) in beside.awaited:
-            add("wait", partial(side.wait, beside.awaited[len(plan.steps)]))
-        return found
-
-    def _inside(self, program: CudaProgram) -> Workspace:
+    def inside(self, program: CudaProgram) -> Workspace:
         """Memory for the iterations of a loop, which are watched as this program is."""
         made = Workspace(program, self.device, watched=self.watched, alone=self.alone)
         self.inner.append(made)
         return made
 
-    def _batch(self, run: range) -> BatchLaunch:
+    def batch(self, run: range) -> BatchLaunch:
         """The launch of some steps, made once."""
         if run.start not in self.batches:
             launches = [s for s in self.program.steps[run.start:run.stop]
@@ -241,7 +166,7 @@ class Workspace:
         return [self._argument(n, shape, at)
                 for (n, shape), at in zip(launch.arguments, launch.offsets, strict=True)]
 
-    def _launch(self, launch: GroupLaunch | NodeLaunch, stream: int
+    def launch(self, launch: GroupLaunch | NodeLaunch, stream: int
                 ) -> list[tuple[str, Callable[[], Any]]]:
         steps = self._plain(launch, stream)
         if not self.watched:
@@ -269,23 +194,12 @@ class Workspace:
         words = self.words[name].reshape(-1)
         return int(words[0]), int(words[1])
 
-    def _copy(self, step: Transfer, copies: CopyQueue, number: int) -> Callable[[], Any]:
-        def run() -> None:
-            held, there = self.memory[step.on_host][1], self._at(step.on_device)[0]
-            block = held if isinstance(held, HostBlock) else None
-            if block is not None and block.last is not None:
-                block.last.hold(copies.stream)
-            if step.kind == "offload":
-                copies.to_host(number, there, held)
-            else:
-                copies.to_device(number, held, there)
-            if block is not None:
-                block.last = CopyEvent(self.device, copies.stream)
-
-        return run
-
     def _at(self, name: str) -> tuple[int, Any]:
         return self.memory[self.program.base(name)]
+
+    def pointer(self, name: str) -> int:
+        """Where a buffer lies."""
+        return self._at(name)[0]
 
     def _argument(self, name: str, shape: tuple[int, ...], offset: int) -> ForeignArray:
         """offset: the element of the buffer at which it begins."""
@@ -501,7 +415,7 @@ class Workspace:
         """Kernels that no process has compiled yet, side by side; the launches find them."""
         nodes = [s for s in self.program.steps if isinstance(s, NodeLaunch)]
         batches = list(self.batches.values())
-        compile_launches(self.calls, batches, nodes, lambda name: self._at(name)[0],
+        compile_launches(self.calls, batches, nodes, self.pointer,
                          self.device.index)
         self.compiled, self.calls = True, []
 
