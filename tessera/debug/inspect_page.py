@@ -11,7 +11,8 @@ from html import escape
 
 from ..errors import short_path
 from .inspection import Inspection
-from .levels import TITLES, LevelText
+from .levels import TITLES
+from .lowering import LevelText
 
 STYLE = """
 :root { color-scheme: light dark; --ink: #1b1f24; --paper: #ffffff; --soft: #f4f5f7;

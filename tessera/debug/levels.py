@@ -15,27 +15,10 @@ from ..runtime.ptxas import sass
 from ..tile.ir.ir import Function
 from ..tile.ir.printing import print_ir
 from ..tile.kernel.kernel import Kernel
-from .lowering import FunctionLowering, function_lowering
+from .lowering import FunctionLowering, LevelText, function_lowering, lines_of
 
 TITLES = {"source": "Source", "graph": "Graph IR", "schedule": "Schedule", "tile": "Tile IR",
           "target": "Target source", "ptx": "PTX", "sass": "Machine code (SASS)"}
-
-
-@dataclass(frozen=True)
-class LevelText:
-    """The text of one level. links: the user's `file:line` of each line, "" where there is none.
-
-    missing: why there is no text, and what to do.
-    """
-
-    level: str
-    lines: tuple[str, ...] = ()
-    links: tuple[str, ...] = ()
-    missing: str = ""
-
-    @property
-    def text(self) -> str:
-        return "\n".join(self.lines)
 
 
 @dataclass(frozen=True)
@@ -50,9 +33,7 @@ class Lowering:
 
     def of(self, link: str) -> dict[str, tuple[str, ...]]:
         """What a line of the user's became, by level."""
-        found = {level: tuple(t.strip() for t, at in zip(s.lines, s.links, strict=True)
-                              if at == link) for level, s in self.sections.items()}
-        return {level: lines for level, lines in found.items() if lines}
+        return lines_of(self.sections, link)
 
     def __str__(self) -> str:
         lines = [f"lowering of {self.name}: {', '.join(self.sections)}"]

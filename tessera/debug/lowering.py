@@ -7,8 +7,9 @@ says which op it does.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from itertools import zip_longest
+from collections.abc import Callable, Iterator, Mapping
+from itertools import compress, zip_longest
+from typing import Any
 
 from ..errors import TesseraError
 from ..graph import jit
@@ -21,13 +22,14 @@ WIDTH = 160  # columns of the listing
 
 
 @dataclass(frozen=True)
-class Level:
-    """The text of one level. ops: of each line, the ids of the ops that it does; links: the user's
-    `file:line`, "" where there is none. missing: why there is no text, and what to do."""
+class LevelText:
+    """The text of one level. links: the user's `file:line` of each line, "" where there is none.
+
+    missing: why there is no text, and what to do.
+    """
 
     level: str
     lines: tuple[str, ...] = ()
-    ops: tuple[tuple[str, ...], ...] = ()
     links: tuple[str, ...] = ()
     missing: str = ""
 
@@ -35,10 +37,30 @@ class Level:
     def text(self) -> str:
         return "\n".join(self.lines)
 
+
+@dataclass(frozen=True)
+class Level(LevelText):
+    """The text of one level of a graph. ops: of each line, the ids of the ops that it does."""
+
+    ops: tuple[tuple[str, ...], ...] = ()
+
     @property
     def ids(self) -> frozenset[str]:
         """Ids of all ops that some line does."""
         return frozenset(i for ids in self.ops for i in ids)
+
+
+def lines_of(sections: Mapping[str, LevelText], link: str) -> dict[str, tuple[str, ...]]:
+    """What a line of the user's became, by level."""
+    return _chosen(sections, lambda s: [at == link for at in s.links])
+
+
+def _chosen(sections: Mapping[str, Any], which: Callable[[Any], list[bool]]
+            ) -> dict[str, tuple[str, ...]]:
+    """Lines by level, of those that have some."""
+    found = {level: tuple(t.strip() for t in compress(s.lines, which(s)))
+             for level, s in sections.items()}
+    return {level: lines for level, lines in found.items() if lines}
 
 
 @dataclass(frozen=True)
@@ -55,15 +77,11 @@ class FunctionLowering:
 
     def op(self, id: str) -> dict[str, tuple[str, ...]]:
         """The lines of an op, by level."""
-        found = {level: tuple(t.strip() for t, ids in zip(s.lines, s.ops, strict=True)
-                              if id in ids) for level, s in self.sections.items()}
-        return {level: lines for level, lines in found.items() if lines}
+        return _chosen(self.sections, lambda s: [id in ids for ids in s.ops])
 
     def of(self, link: str) -> dict[str, tuple[str, ...]]:
         """What a line of the user's became, by level."""
-        found = {level: tuple(t.strip() for t, at in zip(s.lines, s.links, strict=True)
-                              if at == link) for level, s in self.sections.items()}
-        return {level: lines for level, lines in found.items() if lines}
+        return lines_of(self.sections, link)
 
     def __str__(self) -> str:
         return self.side_by_side()
@@ -113,7 +131,8 @@ def function_lowering(fn: jit.JitFunction, traced: TracedSignature,
         for level in LEVELS[1:]:
             made = LOWERED[level](program)
             sections[level] = Level(level, tuple(x.text for x in made),
-                                    tuple(x.ops for x in made), tuple(_link(x.text) for x in made))
+                                    tuple(_link(x.text) for x in made),
+                                    ops=tuple(x.ops for x in made))
     except TesseraError as error:
         at = f" at {error.where}" if error.where is not None else ""
         reason = error.message + at + (f"; {error.hint}" if error.hint else "")
@@ -131,7 +150,7 @@ def _graph_level(graph: Graph) -> Level:
     for i, text in enumerate(lines):
         mine = re.match(r"  (%\d+): ", text) if i >= first else None
         ops.append((mine[1],) if mine and next(nodes, None) is not None else ())
-    return Level("graph", lines, tuple(ops), tuple(map(_link, lines)))
+    return Level("graph", lines, tuple(map(_link, lines)), ops=tuple(ops))
 
 
 def _link(text: str) -> str:
@@ -140,4 +159,4 @@ def _link(text: str) -> str:
     return found[1] if found else ""
 
 
-__all__ = ["FunctionLowering", "Level", "function_lowering"]
+__all__ = ["FunctionLowering", "Level", "LevelText", "function_lowering", "lines_of"]
