@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import ast
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from import_scan import for_types_alone, imported_modules, module_parts
+from import_scan import imports_of
 
 PACKAGE = Path(__file__).resolve().parents[2] / "tessera"
 
@@ -50,7 +49,7 @@ FLOOR_OF = {name: number for number, names in enumerate(FLOORS) for name in name
 
 
 @dataclass(frozen=True)
-class Import:
+class FloorImport:
     file: Path
     line: int
     importer: str  # the floor's name: numerics, tensor, ...
@@ -73,7 +72,7 @@ class Import:
         return FLOOR_OF[self.imported] < FLOOR_OF[self.importer]
 
 
-def floor_name(dotted: list[str], package: Path) -> str | None:
+def floor_name(dotted: Sequence[str], package: Path) -> str | None:
     """The floor a dotted name lies on: tessera.tile.ops -> tile; a name of the top: __init__."""
     if dotted[0] != package.name:
         return None
@@ -84,18 +83,12 @@ def floor_name(dotted: list[str], package: Path) -> str | None:
     return "__init__"
 
 
-def find_imports(package: Path) -> Iterator[Import]:
-    for file in sorted(package.rglob("*.py")):
-        parts = module_parts(file, package)
-        is_folder = file.name == "__init__.py"
-        tree = ast.parse(file.read_text())
-        skipped = for_types_alone(tree) if parts[1] in SPEAKS_OF_ALL else set()
-        for node in ast.walk(tree):
-            if node in skipped:
-                continue
-            for dotted in imported_modules(node, parts, is_folder):
-                if imported := floor_name(dotted, package):
-                    yield Import(file, node.lineno, parts[1], imported)  # type: ignore[attr-defined]
+def find_imports(package: Path) -> Iterator[FloorImport]:
+    for i in imports_of(package):
+        if i.for_types and i.parts[1] in SPEAKS_OF_ALL:
+            continue
+        if imported := floor_name(i.dotted, package):
+            yield FloorImport(i.file, i.line, i.parts[1], imported)
 
 
 def test_every_module_has_a_floor():

@@ -19,6 +19,7 @@ from pathlib import Path
 import pytest
 
 import tessera
+from import_scan import imports_of
 from tessera.import_time import uncollected
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -239,13 +240,8 @@ def test_only_python_sources():
 def test_only_declared_packages_are_imported():
     allowed = {"tessera", *sys.stdlib_module_names, *OPTIONAL}
     allowed |= {name for names in IMPORT_NAMES.values() for name in names}
-    wrong = []
-    for file in SOURCES:
-        for node in ast.walk(ast.parse(file.read_text())):
-            names = [a.name for a in node.names] if isinstance(node, ast.Import) else \
-                [node.module] if isinstance(node, ast.ImportFrom) and not node.level else []
-            wrong += [f"{file.relative_to(ROOT)}:{node.lineno} imports {name}"
-                      for name in names if name.split(".")[0] not in allowed]
+    wrong = [f"{i.file.relative_to(ROOT)}:{i.line} imports {i.dotted[0]}"
+             for i in imports_of(PACKAGE) if i.dotted[0] not in allowed]
     assert not wrong, "\n".join(["not in requirements.txt or an extra:", *wrong])
 
 

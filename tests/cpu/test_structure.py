@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import ast
-import functools
 import re
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from import_scan import for_types_alone, imported_modules, module_parts
+from import_scan import imports_of, modules_of
 
 PACKAGE = Path(__file__).resolve().parents[2] / "tessera"
 
@@ -57,23 +56,15 @@ LAZY: dict[str, set[str]] = {
 REPEATED = ""
 
 
-@functools.cache
-def imports_of(package: Path) -> dict[str, set[str]]:
+def needed_by(package: Path) -> dict[str, set[str]]:
     """The modules that each module imports when it or one of its functions runs."""
-    files = {".".join(module_parts(f, package)): f for f in sorted(package.rglob("*.py"))}
-    return {name: set(_imports(file, package, set(files))) - {name}
-            for name, file in files.items()}
-
-
-def _imports(file: Path, package: Path, modules: set[str]) -> Iterator[str]:
-    tree, parts = ast.parse(file.read_text()), module_parts(file, package)
-    skipped = for_types_alone(tree)
-    for node in ast.walk(tree):
-        if node in skipped:
-            continue
-        for dotted in imported_modules(node, parts, file.name == "__init__.py"):
-            names = (".".join(dotted), ".".join(dotted[:-1]))  # a module, or a name in one
-            yield from [n for n in names if n in modules][:1]
+    modules = {*modules_of(package)}
+    found: dict[str, set[str]] = {name: set() for name in modules}
+    for i in imports_of(package):
+        name = None if i.for_types else i.among(modules)
+        if name is not None and name != i.module:
+            found[i.module].add(name)
+    return found
 
 
 def circles(graph: dict[str, set[str]]) -> list[set[str]]:
@@ -107,7 +98,7 @@ def without_package(names: set[str]) -> set[str]:
 
 
 def test_modules_that_need_each_other_are_few_and_have_a_reason():
-    found = [without_package(c) for c in circles(imports_of(PACKAGE))]
+    found = [without_package(c) for c in circles(needed_by(PACKAGE))]
     new = [sorted(c) for c in found if c not in CIRCLES.values()]
     gone = [why for why, names in CIRCLES.items() if names not in found]
     assert not new, f"these import each other, in functions too: {new}. Move what both need into " \
@@ -117,22 +108,11 @@ def test_modules_that_need_each_other_are_few_and_have_a_reason():
 
 def imports_in_functions(package: Path) -> Iterator[tuple[str, str]]:
     """(module, module of the package that one of its functions imports when it runs)"""
-    files = {".".join(module_parts(f, package)): f for f in sorted(package.rglob("*.py"))}
-    for name, file in files.items():
-        text, parts = file.read_text(), module_parts(file, package)
-        nodes = (n for f in outermost_functions(ast.parse(text)) for n in ast.walk(f))
-        for node in (n for n in nodes if isinstance(n, ast.Import | ast.ImportFrom | ast.Call)):
-            for dotted in imported_modules(node, parts, file.name == "__init__.py"):
-                found = (".".join(dotted), ".".join(dotted[:-1]))
-                yield from [(name, n) for n in found if n in files and n != package.name][:1]
-
-
-def outermost_functions(tree: ast.AST) -> Iterator[ast.AST]:
-    for node in ast.iter_child_nodes(tree):
-        if isinstance(node, ast.FunctionDef):
-            yield node
-        elif isinstance(node, ast.stmt):
-            yield from outermost_functions(node)
+    modules = {*modules_of(package)} - {package.name}
+    for i in imports_of(package):
+        name = i.among(modules) if i.in_function else None
+        if name is not None:
+            yield i.module, name
 
 
 def test_imports_in_functions_have_a_reason():
@@ -167,7 +147,7 @@ def test_a_circle_is_found(tmp_path, upper, expected):
     for name, text in {"__init__": "", "a/__init__": "", "a/lower": "from . import upper",
                        "a/upper": upper}.items():
         (package / f"{name}.py").write_text(text)
-    assert circles(imports_of(package)) == expected
+    assert circles(needed_by(package)) == expected
 
 
 # --- names of classes ---------------------------------------------------------------------------
@@ -175,9 +155,8 @@ def public_classes(package: Path) -> dict[str, list[str]]:
     """The modules that have a public class of each name."""
     found: dict[str, list[str]] = {}
     for file in sorted(package.rglob("*.py")):
-        for node in ast.parse(file.read_text()).body:
-            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
-                found.setdefault(node.name, []).append(str(file.relative_to(package)))
+        for name in re.findall(r"^class ([A-Za-z]\w*)[(:]", file.read_text(), re.M):
+            found.setdefault(name, []).append(str(file.relative_to(package)))
     return found
 
 
@@ -266,7 +245,7 @@ def upward(folder: str, graph: dict[str, set[str]]) -> list[str]:
 
 @pytest.mark.parametrize("folder", ROOMS)
 def test_imports_between_rooms_point_down(folder: str) -> None:
-    wrong = upward(folder, imports_of(PACKAGE))
+    wrong = upward(folder, needed_by(PACKAGE))
     assert not wrong, "\n".join([f"rooms of {folder}, lowest first: {ROOMS[folder]}", *wrong])
 
 
