@@ -22,12 +22,12 @@ from pathlib import Path
 
 from ..errors import CheckpointError
 from ..lazy_dataclass import dataclass
+from ..runtime.cache import NO_LOCKS
 from .layout import close_folder, make_folder, open_folder
 
 LOCK = "writer.lock"
 _TAKEN = (errno.EAGAIN, errno.EACCES)
 _HINT = "remove it: who writes a checkpoint locks a file of this name"
-_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 
 
 @dataclass(eq=False)
@@ -174,7 +174,7 @@ def _is_taken(handle: int, path: Path) -> bool:
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as err:
-        if err.errno in _NO_LOCKS:
+        if err.errno in NO_LOCKS:
             warnings.warn(f"the file system of {path} has no locks ({err.strerror}): two programs "
                           "that save there at once may lose a checkpoint", stacklevel=2)
             return False

@@ -2,11 +2,11 @@
 
 Softmax and the norms have short derivative rules as a whole, and are chains of elementwise ops and
 reductions for a compiler. A graph keeps the whole op while it is differentiated; before it is
-compiled, `expand` opens it, so that fusion sees the chain. Ops that hold a graph for the sake of
-its derivatives (a checkpoint, a function with a rule of its own) are opened by `inline`.
+compiled, `expand` opens it, so that fusion sees the chain.
 
 One expansion serves every target. A target that looks for something among the whole ops asks for
-`expand_held` first, which opens held graphs alone.
+`expand_control` first, which opens the graphs that ops hold: checkpoints, functions with a rule of
+their own, branches, short loops.
 """
 
 from __future__ import annotations
@@ -28,14 +28,10 @@ def expand(graph: Graph) -> Graph:
     return expand_by(graph, lambda node: node.op.expand)
 
 
-def expand_held(graph: Graph) -> Graph:
-    """The graph with the ops that hold a graph replaced by it, each of its ops on its own line."""
-    return expand_by(graph, lambda node: node.op.expand if node.op.graph_attrs else None)
-
-
 def expand_control(graph: Graph) -> Graph:
-    """As `expand_held`, and short loops of known length are repeated, branches chosen from element
-    by element. Other loops stay, for a host to run."""
+    """The graph with the ops that hold a graph replaced by it, each of its ops on its own line.
+    Short loops of known length are repeated, branches chosen from element by element; other loops
+    stay, for a host to run."""
     return expand_by(graph, _without_control)
 
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from tessera.errors import ArgumentError
 
-FACTOR_0, FACTOR_1 = 0xD2511F53, 0xCD9E8D57
+FACTOR_0, FACTOR_1 = 0xD2511F53, 0xCD9E8D57  # Random123's philox.h
 _MULTIPLIER_0, _MULTIPLIER_1 = np.uint64(FACTOR_0), np.uint64(FACTOR_1)
 WEYL_0, WEYL_1 = 0x9E3779B9, 0xBB67AE85  # golden ratio, sqrt(3) - 1
 _LOW = np.uint64(0xFFFFFFFF)

@@ -51,7 +51,8 @@ STALE_S = 3600.0
 NEW, LOCK = ".new-", ".lock-"
 # A network file system says these where another host replaced or removed the file: it is gone.
 _GONE = (errno.ENOENT, errno.ESTALE)
-_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
+# A file system without locks says these.
+NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 # Nothing waits when a pipe is opened, and a link is not followed.
 _PLAINLY = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
@@ -219,7 +220,7 @@ class DiskCache:
                 try:
                     fcntl.flock(handle, fcntl.LOCK_EX | how)
                 except OSError as error:
-                    if error.errno not in _NO_LOCKS:
+                    if error.errno not in NO_LOCKS:
                         raise
                 try:
                     yield

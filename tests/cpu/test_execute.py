@@ -15,7 +15,7 @@ from tessera.graph import execute
 from tessera.graph.cpu import blas
 from tessera.graph.cpu.target import CPU
 from tessera.graph.execute import Executable
-from tessera.graph.expand import expand, expand_held
+from tessera.graph.expand import expand, expand_control
 from tessera.graph.ir import verify
 from tessera.graph.jit import JitFunction
 from tessera.graph.schedule.fuse import fuse
@@ -333,7 +333,7 @@ def test_one_expansion_opens_held_graphs_first_and_keeps_what_it_does_not_open(r
         return ts.softmax(ts.checkpoint(inner)(ts.exp(x)))
 
     graph = ts.jit(outer).graph(ts.ones((3, 4)))
-    held = expand_held(graph)
+    held = expand_control(graph)
     assert [n.op.name for n in held.nodes] == ["exp", "tanh", "softmax"]
     assert held.nodes[0] is graph.nodes[0]
     lines = {n.op.name: n.where.line - outer.__code__.co_firstlineno for n in held.nodes}

@@ -25,8 +25,9 @@ from tessera.tile.cuda.emit.reduce import flat_index, meetings
 from tessera.tile.cuda.emit.registry import emits
 from tessera.tile.cuda.emit.thread_elements import narrow
 from tessera.tile.cuda.emit.warps import tag_of
-from tessera.tile.cuda.intrinsics.clusters import BARRIER_BYTES, sent_bytes
+from tessera.tile.cuda.intrinsics.clusters import sent_bytes
 from tessera.tile.cuda.intrinsics.reduce import padded
+from tessera.tile.cuda.ptx.mbarrier import BARRIER_BYTES
 from tessera.tile.ir.errors import KernelError
 from tessera.tile.ir.ir import For, Node, Op, SSAValue, regions, uses, walk
 from tessera.tile.ir.register_layout import RegisterLayout

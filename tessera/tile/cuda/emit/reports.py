@@ -11,7 +11,6 @@ from tessera.tile.cuda.intrinsics.formats import kind_of
 from tessera.tile.ir.ir import Operand as IROperand
 
 Word = tuple[str, str]  # an i64 expression, and how the host reads its bits
-BYTES = 8
 
 
 def word(e: Emitter, x: IROperand) -> Word:

@@ -23,9 +23,9 @@ from tessera.tile.cuda.intrinsics.narrow_floats import (
     integer_field,
     round_narrow,
 )
+from tessera.tile.cuda.ptx.convert import ROUND
 
 HALVES = frozenset({"bf16", "f16"})  # rounded two at a time
-ROUND = {"nearest_even": "rn", "toward_zero": "rz"}
 F32, BYTE = find_dtype("f32"), find_dtype("uint8")
 QUIET_F64 = 0x7FF8 << 48
 

@@ -12,9 +12,8 @@ from tessera.tile.cuda.instruction import InstructionForm, Operand, Operation
 from tessera.tile.cuda.instruction_names import find_instruction
 from tessera.tile.cuda.intrinsics.formats import kind_of
 from tessera.tile.cuda.intrinsics.reduce import flat, kind_of_tag, padded
+from tessera.tile.cuda.ptx.mbarrier import BARRIER_BYTES
 from tessera.tile.ir.register_layout import RegisterLayout
-
-BARRIER_BYTES = 8
 
 
 @functools.cache

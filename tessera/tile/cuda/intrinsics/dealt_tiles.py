@@ -11,8 +11,9 @@ from typing import Any
 from tessera.tile.cuda.builder import Builder
 from tessera.tile.cuda.instruction import InstructionForm, Operand, Operation
 from tessera.tile.cuda.instruction_names import find_instruction
-from tessera.tile.cuda.intrinsics.warp_specialised import BARRIER_BYTES, barrier, operands
+from tessera.tile.cuda.intrinsics.warp_specialised import barrier, operands
 from tessera.tile.cuda.ptx import atomics, memory, warp
+from tessera.tile.cuda.ptx.mbarrier import BARRIER_BYTES
 
 
 def _letter(b: Builder, slots: int, barriers: int, slot: Any, numbers: int) -> list[Any]:

@@ -15,9 +15,10 @@ from tessera.tile.cuda.builder import Builder
 from tessera.tile.cuda.instruction import InstructionForm, Operand, Operation
 from tessera.tile.cuda.instruction_names import find_instruction
 from tessera.tile.cuda.ptx import memory
+from tessera.tile.cuda.ptx.mbarrier import BARRIER_BYTES
 
 BUFFERS, WORDS = 2, 4  # WORDS: that a thread sends at once
-ALIGNMENT, BARRIER_BYTES = 16, 8
+ALIGNMENT = 16
 BARRIERS_BYTES = BUFFERS * BARRIER_BYTES
 
 

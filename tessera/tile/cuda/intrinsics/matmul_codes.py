@@ -21,6 +21,7 @@ from tessera.numerics import DType, find_dtype
 from tessera.tile.cuda.builder import Builder
 from tessera.tile.cuda.instruction import InstructionForm, Operand, Operation
 from tessera.tile.cuda.instruction_names import find_instruction
+from tessera.tile.cuda.intrinsics.narrow_floats import FP8
 from tessera.tile.cuda.intrinsics.packed_codes import SOURCES, TARGETS
 from tessera.tile.cuda.intrinsics.shared_tiles import PLACE
 from tessera.tile.cuda.intrinsics.swizzle import Addresses, Panel
@@ -30,7 +31,6 @@ from tessera.tile.ir.register_layout import RegisterLayout
 LLVM = Any
 EACH = 16  # codes that a lane reads at once
 UNIT = 4 * EACH  # of k, by the lanes of a row
-FP8 = {"fp8_e4m3": "e4m3", "fp8_e5m2": "e5m2"}
 OF_X = {"bf16": "bf16", "f16": "f16", "fp8_e4m3": "f16", "fp8_e5m2": "f16"}
 
 

@@ -6,6 +6,7 @@ import functools
 from typing import Any
 
 from tessera.numerics import find_dtype
+from tessera.numerics.philox import FACTOR_0, FACTOR_1, FOLD_DOMAIN, ROUNDS, WEYL_0, WEYL_1
 from tessera.tile.cuda.builder import Builder
 from tessera.tile.cuda.instruction import InstructionForm, Operand, Operation
 from tessera.tile.cuda.intrinsics.formats import kind_of
@@ -14,10 +15,7 @@ from tessera.tile.cuda.ptx import memory
 from tessera.tile.ir.register_layout import RegisterLayout
 
 LLVM = Any
-MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)  # Random123's philox.h
-WEYL = (0x9E3779B9, 0xBB67AE85)
-ROUNDS = 10
-FOLD_DOMAIN = 1
+MULTIPLIERS, WEYL = (FACTOR_0, FACTOR_1), (WEYL_0, WEYL_1)
 KEY = (Operand("k0", "i32"), Operand("k1", "i32"))
 
 

@@ -17,10 +17,10 @@ from tessera.tile.cuda.instruction import InstructionForm, Kind, Operand, Operat
 from tessera.tile.cuda.instruction_names import find_instruction
 from tessera.tile.cuda.intrinsics.formats import access, decode, encode_half, kind_of
 from tessera.tile.cuda.ptx import matrix, memory, tma, warp
+from tessera.tile.cuda.ptx.mbarrier import BARRIER_BYTES
 from tessera.tile.ir.register_layout import RegisterLayout
 
 FLT_MAX = 3.4028234663852886e38
-BARRIER_BYTES = 8
 MOST_ROWS = TensorCopies.most_box  # of a tile
 QUAD = (1, 2)  # lane distances inside of the four lanes that share a row
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from tessera.numerics import DType, f64
 from tessera.runtime.generations import Generation
+from tessera.tile.cuda.intrinsics.narrow_floats import FP8
 
 HALF = {"bf16": "bf16", "f16": "f16"}
 # Every number of these is an f16 number, so f16 matmuls of them are exact.
@@ -32,9 +33,6 @@ def tensor_core_type(a: DType, b: DType, attrs: dict[str, Any]) -> tuple[str, st
     if a.name in IN_INT8 and b.name in IN_INT8 and attrs["dtype"].name == "int32":
         return IN_INT8[a.name], IN_INT8[b.name]
     return None
-
-
-FP8 = {"fp8_e4m3": "e4m3", "fp8_e5m2": "e5m2"}
 
 
 def format_of(a: DType, b: DType, attrs: dict[str, Any],

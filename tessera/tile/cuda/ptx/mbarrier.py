@@ -9,6 +9,7 @@ from __future__ import annotations
 from ..instruction import Instruction
 
 _ISA = "9.7.13 mbarrier"
+BARRIER_BYTES = 8
 Instruction("mbarrier_init", "at:i32, count:i32", "mbarrier.init.shared::cta.b64 [$at], $count;",
             isa=f"{_ISA}.init", cc="80")
 Instruction("mbarrier_invalidate", "at:i32", "mbarrier.inval.shared::cta.b64 [$at];",

@@ -10,13 +10,13 @@ from typing import Any
 from tessera.lazy_dataclass import dataclass
 from tessera.numerics import DType
 from tessera.runtime.generations import WarpgroupMatmul
+from tessera.tile.cuda.ptx.mbarrier import BARRIER_BYTES
 from tessera.tile.ir.ir import Function
 from tessera.tile.ops.windows import Windows
 
 WARPGROUP = 128  # threads
 PANEL_BYTES = 128  # of a row in shared memory: the widest swizzle
 NARROW_BYTES = 32, 64  # rows that have a swizzle of their own
-BARRIER_BYTES = 8
 DEALERS = 64  # threads of the producer, behind its first warp
 AHEAD_WARP = 3  # of the producer
 ALIGNMENT_BYTES = 1024  # of a tile in shared memory: the pattern of that swizzle
