@@ -89,10 +89,10 @@ def pytest_collection() -> Generator[None, object, object]:
 # Files that take 30 to 100 s of a core (2026-11-27), begun first: a process that gets one at the
 # end is the only one at work. Workers are given files in the order in which they are collected.
 LONGEST_FILES = ("mesh/test_sharded_ops.py", "golden/test_decode_compiled.py",
-                 "cpu/test_lowering_emulated.py", "mesh/test_train.py",
-                 "golden/test_fft_compiled.py", "golden/test_library_compiled.py",
-                 "golden/test_hopper_kernels.py", "cpu/test_train.py", "mesh/test_resume.py",
-                 "cpu/test_docs.py", "mesh/test_tcp.py", "cpu/test_fft_kernels.py",
+                 "mesh/test_train.py", "golden/test_fft_compiled.py",
+                 "golden/test_library_compiled.py", "golden/test_hopper_kernels.py",
+                 "cpu/test_train.py", "mesh/test_resume.py", "cpu/test_docs.py",
+                 "mesh/test_tcp.py", "cpu/test_fft_kernels.py",
                  "cpu/test_loops.py", "mesh/test_checkpoints.py",
                  "golden/test_scored_attention_compiled.py", "golden/test_ptx_instructions.py",
                  "cpu/test_sentinels_device.py", "golden/test_mma_kernels.py",
@@ -100,7 +100,7 @@ LONGEST_FILES = ("mesh/test_sharded_ops.py", "golden/test_decode_compiled.py",
                  "conformance/test_system_rows.py", "mesh/test_mpi.py", "mesh/test_gpu_training.py",
                  "mesh/test_pipeline.py", "golden/test_graph_kernels.py",
                  "cpu/test_compiled_is_eager.py", "golden/test_tile_kernels.py",
-                 "cpu/test_bench.py", "mesh/test_train_flags.py", "cpu/test_strided_results.py")
+                 "cpu/test_bench.py", "mesh/test_train_flags.py")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

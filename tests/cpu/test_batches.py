@@ -276,8 +276,7 @@ def emulate(made: CudaProgram, run: range, memory: dict[str, np.ndarray],
                 "sentinels": lambda i=i: at[f"words {i}"],
                 "dim": lambda s=s: prod(s.group.space),
                 "axis": lambda s=s, a=p.axis: s.group.grid[a]}[p.kind]()
-    run_emulated(emitted, request.lanes, (sum(counts),), every, {"call_count": len(steps)},
-                 lockstep=not watched)
+    run_emulated(emitted, request.lanes, (sum(counts),), every, {"call_count": len(steps)})
     return list(words.values())
 
 

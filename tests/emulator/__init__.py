@@ -10,11 +10,12 @@
 A register is an array with one number per thread. An intrinsic's body runs as it is, on a Builder
 of NumPy functions; only PTX instructions are written again here, with the hardware's NaN.
 
-In lockstep (tiles: matmuls, copies, conversions, reductions, scans, sorts) control flow must be the
-same in all threads. Lockstep hides missing barriers, so each byte of shared memory remembers who
-touched it since the last one: another thread's access is an error. A copy (cp.async) arrives no
-earlier than at the wait for it. Thread by thread is for branches, loops, atomics, votes and
-reports; it is slower, and sees no missing barrier.
+In lockstep control flow must be the same in all threads, as it is in kernels of tiles. Lockstep
+hides missing barriers, so each byte of shared memory remembers who touched it since the last one:
+another thread's access is an error. A copy (cp.async) arrives no earlier than at the wait for it.
+Thread by thread is for threads that go different ways, atomics that give something back, reports,
+and one thread's write before another's read of global memory; it is a hundred times slower, and
+sees no missing barrier.
 
     registers.py      a register, and the Builder of intrinsics
     arithmetic.py     instructions of one number per thread: conversions, maths, bits
