@@ -115,6 +115,10 @@ class JitFunction:
                     out = self._run(ready.traced, tensors)
                     ready.steady.keep(leaves, tensors, out)
                     return out
+        return self._bound_call(args, kwargs)
+
+    def _bound_call(self, args: tuple, kwargs: dict[str, Any]) -> Any:
+        """A call that is like none of the last: found by its signature, or traced."""
         bound, call = self.bind(args, kwargs), None
         bound = (place_arguments(bound[0], self.placements, self.name), bound[1])
         if self.regions:
