@@ -72,6 +72,14 @@ def row_norms(x: Tensor["M", "N", f32], y: Tensor["M", f32]):
         y[g] = tile.sqrt(total)
 
 
+@ts.kernel(grid=lambda B, G: (B, G))
+def centred(x: Tensor["B", "P", "G", "C", f32], y: Tensor["B", "P", "G", "C", f32]):
+    """A number of each group beside a tile whose axes are those of the tensor."""
+    b, g = tile.group_id(0), tile.group_id(1)
+    t = tile.load(x[b, 0:P, g, 0:C])
+    y[b, 0:P, g, 0:C] = t / tile.reduce_sum(t * t)
+
+
 @ts.kernel
 def leaky(x: Tensor["N", f32], y: Tensor["N", f32]):
     i = tile.linear_id()
@@ -236,6 +244,7 @@ PROGRAMS: dict[str, tuple[Any, list[tuple[int, ...]]]] = {
     "attention": (written(attention, 70, 16), [(70, 16)] * 3),
     "mirrored": (written(mirrored, 300), [(300,)]),
     "row_norms": (written(row_norms[5, 128], 5), [(5, 300)]),
+    "centred": (written(centred[2, 3], 2, 5, 3, 4), [(2, 5, 3, 4)]),
     "leaky": (written(leaky, 300), [(300,)]),
     "staged": (written(staged, 37, 70), [(37, 70)]),
     "looked_up": (lambda t: written(looked_up, 40, 8)(t, ts.tensor(IDS)), [(50, 8)]),

@@ -55,7 +55,10 @@ class BlockedTile:
     views: dict[tuple[int, ...], Tensor] = field(default_factory=dict, init=False, compare=False)
 
     def extent(self, part: int) -> int:
-        return self.shape[part] if part >= 0 else self.grid[~part]
+        """1 for an axis of tiles that a number, say, does not have."""
+        if part < 0:
+            return self.grid[~part]
+        return self.shape[part] if part < len(self.shape) else 1
 
     @property
     def parts(self) -> list[int]:

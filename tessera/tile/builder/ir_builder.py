@@ -77,6 +77,8 @@ class IRBuilder:
             given = tuple(self.operand(a) for a in args)
             types = [self.type_of(a) for a in args]
         kinds: tuple[Type, ...] = made if isinstance(made, tuple) else (made,)
+        if self.divergent and record.effect == "atomic":  # each lane that comes here updates
+            kinds = tuple(replace(k, uniform=False) if isinstance(k, Scalar) else k for k in kinds)
         outs = tuple(Def(self.names.fresh(hint), k) for k in kinds)
         op = Op(name, given, outs, tuple(sorted(attrs.items())), self.position.where())
         self.block.append(op)

@@ -15,7 +15,7 @@ from tessera.tile.ir.errors import RuleError
 from tessera.tile.ir.handles import Handle, TensorRow, describe, is_number
 from tessera.tile.ir.numpy_values import array_dtype, convert
 from tessera.tile.ir.op_record import declare, macro
-from tessera.tile.ir.types import Buffer, GlobalTensor, Scalar, TileType, View
+from tessera.tile.ir.types import Buffer, GlobalTensor, Scalar, TileType, View, is_lane
 from tessera.tile.ops.memory import addresses, touch
 
 SCOPES = ("group", "device", "system")
@@ -28,7 +28,13 @@ def _rule(types: Any, attrs: Any) -> Any:
     if place.space == "register":
         raise RuleError(f"an atomic on {place}: registers belong to one lane", "write r[i] += x")
     _require_kind(place, attrs["kind"])
-    return Scalar(place.dtype, False)
+    return Scalar(place.dtype, _once(types))
+
+
+def _once(types: Any) -> bool:
+    """Whether place and values are the group's: then it updates once, outside of conditions of
+    lanes, and all learn what was there."""
+    return not any(map(is_lane, types[1:]))
 
 
 def _require_kind(place: Any, kind: str) -> None:
@@ -126,7 +132,7 @@ def _cas_rule(types: Any, attrs: Any) -> Any:
     place = types[0]
     if place.dtype.bits not in (16, 32, 64) or place.space == "register":
         raise RuleError(f"atomic_cas works on 16, 32 or 64 bits in memory, got {place}")
-    return Scalar(place.dtype, False)
+    return Scalar(place.dtype, _once(types))
 
 
 NEUTRAL = {"add": 0.0, "min": np.inf, "max": -np.inf, "and": -1, "or": 0, "xor": 0}
@@ -219,7 +225,8 @@ def _declare_kind(kind: str, doc: str, name: str) -> None:
 
 
 _declare_kind("add", "x[index] += value as one step; the value before. Once per group when index, "
-              "value and control are uniform, else by each lane that comes here.", "atomic_add")
+              "value and control are uniform, and then the result is, too; else by each lane "
+              "that comes here.", "atomic_add")
 _declare_kind("min", "x[index] = min(x[index], value) as one step; the value before.", "atomic_min")
 _declare_kind("max", "x[index] = max(x[index], value) as one step; the value before.", "atomic_max")
 _declare_kind("and", "x[index] &= value as one step; the value before.", "atomic_and")

@@ -69,6 +69,9 @@ class _Checker:
         if got and not all(_fits(g, k) for g, k in zip(got, kinds, strict=False)):
             self.fail(f"{op.name} gives {', '.join(map(str, kinds))}, not "
                       f"{', '.join(map(str, got))}", op)
+        if self.lane and record.effect == "atomic" and any(
+                isinstance(t, Scalar) and t.uniform for t in got):
+            self.fail(f"{op.name}: each lane updates, and one result is said to be all lanes'", op)
         for d in op.outs:
             self.define(d)
 
