@@ -248,6 +248,8 @@ PROGRAMS: dict[str, tuple[Any, list[tuple[int, ...]]]] = {
     "leaky": (written(leaky, 300), [(300,)]),
     "staged": (written(staged, 37, 70), [(37, 70)]),
     "looked_up": (lambda t: written(looked_up, 40, 8)(t, ts.tensor(IDS)), [(50, 8)]),
+    "lookups of a batch": (ts.vmap(lambda t: written(looked_up, 40, 8)(t, ts.tensor(IDS))),
+                           [(3, 50, 8)]),
     "counted": (written(counted, 7), [(300,)]),
     "scaled": (lambda x, s: written(scaled, 100)(x, s[()]), [(100,), ()]),
     "accumulated": (product, [(100,), (100,)]),

@@ -11,7 +11,7 @@ from ...numerics import as_type
 from ...tensor import Tensor, as_tensor
 from ...tile.interpreter.memory import MemoryBox
 from ...tile.ir.types import Buffer, TileType
-from ...tile.ops.indexed import find_places, shape_of
+from ...tile.ops.indexed import find_places, positions_along, shape_of
 from ...tile.ops.vector import vector_addresses
 from .. import functions as F
 from .kernel_blocks import BlockedTile, is_recorded
@@ -164,19 +164,15 @@ def _scatter(m: KernelRecorder, op: Op, place: MemoryBox, value: Any, index: Any
             m.recorded(value, found.address.ndim - 1), mode)
 
 
-def _scatter_recorded(m: KernelRecorder, op: Op, place: MemoryBox, value: Any, number: Tensor,
-                      offsets: Sequence[Any]) -> None:
-    """As _scatter, by places that follow from elements."""
+def _recorded_places(m: KernelRecorder, op: Op, place: MemoryBox, number: Tensor,
+                     offsets: Sequence[Any]) -> tuple[Tensor, Tensor]:
+    """[*grid, *tile] addresses of what positions choose that follow from elements, and which of it
+    is there."""
     attr, axis, n, held = op.attr, op.attr["axis"], len(m.grid), held_in(place)
-    mode = "set" if op.name == "store_scatter" else _mode(m, op)
-    if m.guards and mode == "set":
-        raise NotSideBySide  # the last iteration's would have to stay
-    size, count = held.shape[axis], number.ndim - n
+    size, count = positions_along(held.shape, attr), number.ndim - n
     zeros = np.zeros((1, *number.shape[n:]), np.int64)
     found = find_places(m, op, place, zeros, [np.zeros((1, 1), np.int64) if a == axis else x
                                               for a, x in enumerate(offsets)])
-    if not held.size or not found.on.any():
-        return
     start = m.blocks(offsets[axis])[..., 0]
     number = F.cast(number, as_type("int64"))
     position = number + as_tensor(start.reshape(*start.shape, *(1,) * count))
@@ -187,9 +183,23 @@ def _scatter_recorded(m: KernelRecorder, op: Op, place: MemoryBox, value: Any, n
     wide = (*number.shape[:n], *(1,) * first, *number.shape[n:],
             *(1,) * (found.address.ndim - 1 - first - count))
     full = (*m.grid, *found.address.shape[1:])
-    step = F.reshape(F.clip(position, 0, size - 1) * held.strides[axis], wide)
+    step = F.reshape(F.clip(position, 0, max(size - 1, 0)) * held.strides[axis], wide)
     address = F.broadcast_to(as_tensor(m.over_grid(found.address)) + step, full)
-    on = F.reshape(there, wide) & known_tensor(m.over_grid(found.on))
+    return address, F.broadcast_to(F.reshape(there, wide) & known_tensor(m.over_grid(found.on)),
+                                   full)
+
+
+def _scatter_recorded(m: KernelRecorder, op: Op, place: MemoryBox, value: Any, number: Tensor,
+                      offsets: Sequence[Any]) -> None:
+    """As _scatter, by places that follow from elements."""
+    n, held = len(m.grid), held_in(place)
+    mode = "set" if op.name == "store_scatter" else _mode(m, op)
+    if m.guards and mode == "set":
+        raise NotSideBySide  # the last iteration's would have to stay
+    address, on = _recorded_places(m, op, place, number, offsets)
+    if not held.size:
+        return
+    full = address.shape
     if m.when is not None:
         on = on & F.reshape(m.when, (*m.when.shape[:n], *(1,) * (len(full) - n)))
     value = F.broadcast_to(as_numeric(m.recorded(value, len(full) - n), held.numeric), full)
@@ -315,23 +325,31 @@ def _load_each(m: KernelRecorder, held: Held, place: MemoryBox, fill: Any,
 
 
 def _gather(m: KernelRecorder, op: Op, place: MemoryBox, index: Any, *offsets: Any) -> Tensor:
-    """Slices of a tensor at positions that may follow from elements; the other axes lie alike for
-    all groups."""
+    """Slices of a tensor at positions that may follow from elements; single elements where the
+    other axes do not lie alike for all groups."""
     attr, axis, n = op.attr, op.attr["axis"], len(m.grid)
     held, kind = held_in(m.whole(place)), op.outs[0].type
     assert isinstance(kind, TileType)
     starts = [m.blocks(o)[..., 0] for o in offsets]
     if not held.size:
         return F.cast(F.full((*(1,) * n, *kind.shape), attr["fill"]), as_type(kind.dtype))
-    if held is not place.memory or any(s.size > 1 for s in starts):
-        m.refuse("it gathers from a part that differs between groups")
-    x = elements(held.value)
+    if held is not place.memory:
+        m.refuse("it gathers from memory of the group")
+    if any(s.size > 1 for s in starts):
+        address, on = _recorded_places(m, op, place, m.recorded(index, None), offsets)
+        return where_else(on, F.take(F.flatten(elements(held.value)), F.where(on, address, 0), 0),
+                          attr["fill"])
+    x, merged = elements(held.value), attr.get("merged", 1)
     for a, start in enumerate(starts):
-        if a != axis:
+        if not axis - merged < a <= axis:
             x = take_blocks(x, a, start.reshape(()), attr["box"][a], attr["fill"])
+    size = positions_along(held.shape, attr)
+    if merged > 1:
+        x = F.reshape(x, (*x.shape[:axis + 1 - merged], size, *x.shape[axis + 1:]))
+        axis += 1 - merged
     number = m.recorded(index, None)
-    ids = number + int(starts[axis].item())
-    there = (ids >= 0) & (ids < held.shape[axis])
+    ids = number + int(starts[attr["axis"]].item())
+    there = (ids >= 0) & (ids < size)
     if attr["limit"]:
         there = there & (number >= 0) & (number < attr["limit"])
     y = F.take(x, F.where(there, ids, 0), axis)

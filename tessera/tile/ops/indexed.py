@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -31,6 +33,11 @@ def shape_of(index: tuple[int, ...], attrs: Any) -> tuple[tuple[int, ...], int]:
     after = [a for a in attrs["kept"] if a > attrs["axis"]]
     sides = [tuple(attrs["box"][a] for a in side) for side in (before, after)]
     return (*sides[0], *index, *sides[1]), len(before)
+
+
+def positions_along(shape: Sequence[Any], attrs: Any) -> Any:
+    """How many positions there are along `axis`, and the `merged` - 1 in front of it with it."""
+    return prod(shape[attrs["axis"] + 1 - attrs.get("merged", 1):attrs["axis"] + 1])
 
 
 def _require(place: Type, index: Type, what: str) -> TileType:
@@ -78,7 +85,7 @@ class _Found:
 def find_places(m: Any, op: Any, base: Any, index: np.ndarray, offsets: Any) -> _Found:
     """Where the elements of a tile lie that an index chooses, and which of them are there."""
     attr, axis = op.attr, op.attr["axis"]
-    start, size = np.asarray(offsets[axis], np.int64), base.memory.shape[axis]
+    start, size = np.asarray(offsets[axis], np.int64), positions_along(base.memory.shape, attr)
     at = [np.zeros((1, 1), np.int64) if a == axis else x for a, x in enumerate(offsets)]
     place = MemoryBox(base.memory, tuple(at), attr["box"], attr["kept"], base.stage)
     address, inside = place.addresses(m.groups)
@@ -108,14 +115,15 @@ def _gather_lower(t: OpTracer, x: Any, index: Any, axis: Any = 0, fill: Any = 0)
     return gather_of(t, x, index, axis, fill)
 
 
-@declare(rule=_gather_rule, attrs=("axis", "box", "kept", "limit", "fill"), run=True,
+@declare(rule=_gather_rule, attrs=("axis", "box", "kept", "limit", "merged", "fill"), run=True,
          effect="read", group=True, lower=_gather_lower,
          samples=(lambda rng: (rng.standard_normal(20), rng.integers(-2, 22, (3, 4))),
                   lambda rng: (rng.standard_normal((9, 8)), rng.integers(0, 9, 5))), positions=1,
          access="scattered")
-def gather(m: Any, op: Any, x: Any, index: Any, *offsets: Any) -> Any:
+def gather(m: Any, op: Any, x: Any, index: Any, *offsets: Any, merged: Any = 1) -> Any:
     """Elements of x at the positions in an integer tile: x[index] of a vector x, and for more axes
-    the index's axes in place of `axis`: gather(table[:, 0:D], index) are rows of a table.
+    the index's axes in place of `axis`: gather(table[:, 0:D], index) are rows of a table. A tuple
+    of tiles has the positions along axes that follow each other: gather(x, (row, column)).
 
     Where a position lies outside of x, the result is `fill`.
     """
@@ -130,9 +138,10 @@ def gather(m: Any, op: Any, x: Any, index: Any, *offsets: Any) -> Any:
     return np.where(found.on, values, values.dtype.type(op.attr["fill"]))
 
 
-@declare(rule=_scatter_rule, attrs=("axis", "box", "kept", "limit"), run=True, effect="write",
+@declare(rule=_scatter_rule, attrs=("axis", "box", "kept", "limit", "merged"), run=True, effect="write",
          group=True, public=False, positions=2, access="scattered")
-def store_scatter(m: Any, op: Any, y: Any, value: Any, index: Any, *offsets: Any) -> None:
+def store_scatter(m: Any, op: Any, y: Any, value: Any, index: Any, *offsets: Any,
+                  merged: Any = 1) -> None:
     """Writes each element of a tile where the index says; of two at one place one stays."""
     found, memory = find_places(m, op, y, index, offsets), y.memory
     values = np.broadcast_to(value, found.address.shape)[found.on]
@@ -170,9 +179,10 @@ def _added(types: Any, attrs: Any) -> list[Along]:
             for i in range(len(types[1].shape))]
 
 
-@declare(rule=_add_rule, attrs=("axis", "box", "kept", "limit"), run=True, effect="atomic",
+@declare(rule=_add_rule, attrs=("axis", "box", "kept", "limit", "merged"), run=True, effect="atomic",
          group=True, public=False, combines=_added, positions=2, access="scattered")
-def atomic_scatter(m: Any, op: Any, y: Any, value: Any, index: Any, *offsets: Any) -> None:
+def atomic_scatter(m: Any, op: Any, y: Any, value: Any, index: Any, *offsets: Any,
+                   merged: Any = 1) -> None:
     """Adds each element of a tile where the index says, as one step each."""
     found, memory = find_places(m, op, y, index, offsets), y.memory
     access = m.tile_access(found.place, found.address, found.on, _lane(found.place), op.where)
@@ -256,17 +266,22 @@ class _Chosen:
 
 
 def _chosen(t: OpTracer, x: Any, index: Any, axis: Any, what: str) -> _Chosen:
-    if isinstance(index, TensorRow) or isinstance(index, Handle) and isinstance(
-            index.type, View | Buffer):
-        index = t.call_op(OPS["load"], [index], {})
-    index = t.ir.value_of(index)
-    if not isinstance(index, Handle):
-        t.fail(f"{what} needs a tile of integers as its index, got {describe(index)}")
+    several = list(index) if isinstance(index, tuple | list) else [index]
+    several = [_position(t, i, what) for i in several]
     if isinstance(x, Handle) and isinstance(x.type, View):
-        return _of_view(t, x, _signed(t, index), axis, what)
+        if len(several) > 1:
+            t.fail(f"{what} by several tiles of positions from a view",
+                   f"name the tensor: ts.tile.{what}(x[:, :, 0:64], (i, j), ...)")
+        return _of_view(t, x, _signed(t, several[0]), axis, what)
     base, parts = _region(t, x, what)
     shown = [a for a, p in enumerate(parts) if isinstance(p, AxisSlice)]
-    along = shown[_axis(t, axis, len(shown), what)]
+    start = _axis(t, axis, len(shown), what)
+    counted = shown[start:start + len(several)]
+    index, along = several[0], counted[-1]
+    if len(several) > 1:
+        index = _row_major(t, base, parts, several, counted, what)
+        parts = [0 if a in counted[:-1] else p for a, p in enumerate(parts)]
+        shown = [a for a in shown if a not in counted[:-1]]
     offsets, box, edges, limit = [], [], [], 0
     for a, p in enumerate(parts):
         if a == along:
@@ -287,9 +302,46 @@ def _chosen(t: OpTracer, x: Any, index: Any, axis: Any, what: str) -> _Chosen:
     skip = len(hidden)
     attrs = {"axis": skip + along, "box": (1,) * skip + tuple(box), "limit": limit,
              "kept": tuple(skip + a for a in shown if a != along)}
+    if len(several) > 1:
+        attrs["merged"] = len(several)
     sides = tuple(tuple(e for first, e in edges if first == want) for want in (True, False))
     return _Chosen(base, _signed(t, index), [*hidden, *offsets], attrs, sides,  # type: ignore
                    t.facts.of(base).at(along) if isinstance(base.type, Buffer) else None)
+
+
+def _position(t: OpTracer, index: Any, what: str) -> Any:
+    if isinstance(index, TensorRow) or isinstance(index, Handle) and isinstance(
+            index.type, View | Buffer):
+        index = t.call_op(OPS["load"], [index], {})
+    return t.ir.value_of(index)
+
+
+def _row_major(t: OpTracer, base: Handle, parts: list[Any], several: list[Any], axes: list[int],
+               what: str) -> Any:
+    """Positions along axes that follow each other as positions along all of them, -1 for what is
+    outside along one."""
+    if not isinstance(base.type, GlobalTensor):
+        t.fail(f"{what} by several tiles of positions from {describe(base)}",
+               "let the buffer have one axis: s[i * n + j]")
+    whole = all(isinstance(parts[a], AxisSlice) and parts[a].lo is None and parts[a].hi is None
+                for a in axes)
+    if len(axes) < len(several) or axes != [*range(axes[0], axes[-1] + 1)] or not whole:
+        t.fail(f"{what} by {len(several)} tiles of positions: they are of axes that follow each "
+               "other, whole ones", f"ts.tile.{what}(x[:, :, 0:64], (i, j), ...)")
+    at: Any = 0
+    inside: Any = True
+    for a, index in zip(axes, several, strict=True):
+        kind = index.type.dtype.kind if isinstance(index, Handle) else (
+            "int" if isinstance(index, int) else "")
+        if kind not in ("int", "uint"):
+            t.fail(f"{what} needs tiles of integers as its index, got {describe(index)}")
+        extent = t.memory.extent(base, a)
+        wide = t.ir.cast(index, i64) if isinstance(index, Handle) else index
+        here = t.ir.arithmetic("and", [t.ir.arithmetic("ge", [wide, 0]),
+                                       t.ir.arithmetic("lt", [wide, extent])])
+        inside = here if inside is True else t.ir.arithmetic("and", [inside, here])
+        at = t.ir.arithmetic("add", [t.ir.arithmetic("mul", [at, extent]), wide])
+    return t.ir.arithmetic("where", [inside, at, -1])
 
 
 def _of_view(t: OpTracer, x: Handle, index: Handle, axis: Any, what: str) -> _Chosen:
@@ -337,8 +389,10 @@ def _axis(t: OpTracer, axis: Any, rank: int, what: str) -> int:
     return axis % rank
 
 
-def _signed(t: OpTracer, index: Handle) -> Handle:
+def _signed(t: OpTracer, index: Any) -> Any:
     """The index in a type that can say -1, and hold what it does."""
+    if not isinstance(index, Handle):
+        t.fail(f"a place needs a tile of integers as its index, got {describe(index)}")
     if not isinstance(index.type, TileType) or index.type.dtype.kind not in ("int", "uint"):
         return index
     dtype = index.type.dtype

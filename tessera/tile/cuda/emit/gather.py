@@ -54,6 +54,7 @@ class GatherPosition:
     count: int
     start: Operand
     limit: int
+    merged: int  # axes up to this one that positions count row by row
 
     @property
     def axis(self) -> int:
@@ -74,7 +75,8 @@ def spot_of(e: Emitter, op: Op, index: Operand, offsets: tuple[Operand, ...]) ->
         whole, extents=(FAR,) * count + whole.extents, texts=(str(FAR),) * count + whole.texts,
         offsets=(ZERO,) * count + tuple(ZERO if a == along else x for a, x in enumerate(offsets)),
         axes=(*kept[:first], *range(count), *kept[first:]), shape=shape)
-    return GatherPosition(place, along, first, count, offsets[along], attr["limit"])
+    return GatherPosition(place, along, first, count, offsets[along], attr["limit"],
+                          attr.get("merged", 1))
 
 
 def width_of(e: Emitter, spot: GatherPosition, layout: RegisterLayout) -> tuple[int, int]:
@@ -119,7 +121,8 @@ def where(e: Emitter, spot: GatherPosition, pick: Pick, layout: RegisterLayout,
               and place.axes[a] >= spot.count and any(base[a] for base in layout.bases)]
     steps = [product(stride(place.axes[a]), wide=place.space == "global") for a in moving]
     step = product(stride(spot.axis), wide=place.space == "global")
-    start = [wide(e, spot.start), f"i64({place.extents[spot.axis]})"]
+    extents = [f"i64({x})" for x in place.extents[spot.axis + 1 - spot.merged:spot.axis + 1]]
+    start = [wide(e, spot.start), " * ".join(extents)]
     if not spot.cells:
         at = f"{place.base} + {bytes_of(place.dtype, element_offset(e, place, parts))}"
         return [at, bytes_of(place.dtype, step), *start,

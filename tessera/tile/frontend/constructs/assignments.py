@@ -104,8 +104,8 @@ def store(t: KernelTracer, target: ast.Subscript, value: Any) -> None:
 
 def store_at(t: KernelTracer, base: Handle, parts: list[Any], value: Any) -> None:
     if picked := tile_index(t, parts):
-        region, axis = indexed_region(base, parts, picked)
-        t.call_op(OPS["scatter"], [region, parts[picked - 1], value, axis], {})
+        region, index, axis = indexed_region(base, parts, picked)
+        t.call_op(OPS["scatter"], [region, index, value, axis], {})
         return
     elements = all(not isinstance(p, AxisSlice) for p in parts) \
         and len(parts) == t.memory.rank(base)

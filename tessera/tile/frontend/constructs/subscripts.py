@@ -88,27 +88,34 @@ def index_memory(t: KernelTracer, base: Handle, parts: list[Any]) -> Any:
     return t.memory.make_view(base, parts)
 
 
-def tile_index(t: KernelTracer, parts: list[Any]) -> int | None:
-    """The axis at which an index is a tile of positions, plus one; None without one."""
+def tile_index(t: KernelTracer, parts: list[Any]) -> tuple[int, int] | None:
+    """The axes, first and behind the last, at which an index has tiles of positions, with numbers
+    among them; None without one."""
     at = [i for i, p in enumerate(parts) if isinstance(p, TensorRow) or isinstance(p, Handle)
           and not isinstance(p.type, Scalar)]
-    if len(at) > 1:
-        t.fail("two tiles in one index", "gather along one axis; the others are slices and "
-               "numbers")
-    return at[0] + 1 if at else None
+    if not at:
+        return None
+    first, end = at[0], at[-1] + 1
+    if any(isinstance(p, AxisSlice) for p in parts[first:end]):
+        t.fail("a slice between two tiles of positions", "positions are of axes that follow each "
+               "other; transpose the array, or make the slice a tile: a + ts.tile.arange(0, n)")
+    return first, end
 
 
-def indexed_region(base: Handle, parts: list[Any], picked: int) -> tuple[TensorSlice, int]:
-    """The place without the index, and the axis (among those that stay) it runs along."""
-    free = [*parts[:picked - 1], AxisSlice(None, None, ":"), *parts[picked:]]
-    axis = sum(isinstance(p, AxisSlice) for p in parts[:picked - 1])
-    return TensorSlice(base, tuple(free)), axis
+def indexed_region(base: Handle, parts: list[Any], picked: tuple[int, int]
+                   ) -> tuple[TensorSlice, Any, int]:
+    """The place without positions, these, and the first axis (among those that stay) they run
+    along."""
+    first, end = picked
+    free = [*parts[:first], *[AxisSlice(None, None, ":")] * (end - first), *parts[end:]]
+    axis = sum(isinstance(p, AxisSlice) for p in parts[:first])
+    index = parts[first] if end == first + 1 else tuple(parts[first:end])
+    return TensorSlice(base, tuple(free)), index, axis
 
 
-def gather(t: KernelTracer, base: Handle, parts: list[Any], picked: int) -> Any:
+def gather(t: KernelTracer, base: Handle, parts: list[Any], picked: tuple[int, int]) -> Any:
     """x[index] where the index is a tile: ts.tile.gather."""
-    region, axis = indexed_region(base, parts, picked)
-    return gather_of(t, region, parts[picked - 1], axis)
+    return gather_of(t, *indexed_region(base, parts, picked))
 
 
 def index_tile(t: KernelTracer, x: Handle, parts: list[Any]) -> Handle:
