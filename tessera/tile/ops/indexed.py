@@ -138,8 +138,8 @@ def gather(m: Any, op: Any, x: Any, index: Any, *offsets: Any, merged: Any = 1) 
     return np.where(found.on, values, values.dtype.type(op.attr["fill"]))
 
 
-@declare(rule=_scatter_rule, attrs=("axis", "box", "kept", "limit", "merged"), run=True, effect="write",
-         group=True, public=False, positions=2, access="scattered")
+@declare(rule=_scatter_rule, attrs=("axis", "box", "kept", "limit", "merged"), run=True,
+         effect="write", group=True, public=False, positions=2, access="scattered")
 def store_scatter(m: Any, op: Any, y: Any, value: Any, index: Any, *offsets: Any,
                   merged: Any = 1) -> None:
     """Writes each element of a tile where the index says; of two at one place one stays."""
@@ -179,8 +179,8 @@ def _added(types: Any, attrs: Any) -> list[Along]:
             for i in range(len(types[1].shape))]
 
 
-@declare(rule=_add_rule, attrs=("axis", "box", "kept", "limit", "merged"), run=True, effect="atomic",
-         group=True, public=False, combines=_added, positions=2, access="scattered")
+@declare(rule=_add_rule, attrs=("axis", "box", "kept", "limit", "merged"), run=True,
+         effect="atomic", group=True, public=False, combines=_added, positions=2, access="scattered")
 def atomic_scatter(m: Any, op: Any, y: Any, value: Any, index: Any, *offsets: Any,
                    merged: Any = 1) -> None:
     """Adds each element of a tile where the index says, as one step each."""
