@@ -180,7 +180,8 @@ def _added(types: Any, attrs: Any) -> list[Along]:
 
 
 @declare(rule=_add_rule, attrs=("axis", "box", "kept", "limit", "merged"), run=True,
-         effect="atomic", group=True, public=False, combines=_added, positions=2, access="scattered")
+         effect="atomic", group=True, public=False, combines=_added, positions=2,
+         access="scattered")
 def atomic_scatter(m: Any, op: Any, y: Any, value: Any, index: Any, *offsets: Any,
                    merged: Any = 1) -> None:
     """Adds each element of a tile where the index says, as one step each."""
