@@ -72,6 +72,19 @@ def row_norms(x: Tensor["M", "N", f32], y: Tensor["M", f32]):
         y[g] = tile.sqrt(total)
 
 
+def linear(a, b):
+    return a[0] * b[0], a[1] * b[0] + b[1]
+
+
+@ts.kernel
+def combined(gate: Tensor["M", "N", f32], x: Tensor["M", "N", f32], y: Tensor["M", "N", f32]):
+    """A scan and a reduction by a function, and the smallest of each row."""
+    given = tile.load(gate[tile_m:tile_m+4, 0:N]), tile.load(x[tile_m:tile_m+4, 0:N])
+    _, states = tile.scan(given, linear)
+    _, last = tile.reduce(given, linear)
+    y[tile_m:tile_m+4, 0:N] = states * tile.row_sum(tile.smallest(given[1], 3)) + last
+
+
 @ts.kernel(grid=lambda B, G: (B, G))
 def centred(x: Tensor["B", "P", "G", "C", f32], y: Tensor["B", "P", "G", "C", f32]):
     """A number of each group beside a tile whose axes are those of the tensor."""
@@ -244,6 +257,7 @@ PROGRAMS: dict[str, tuple[Any, list[tuple[int, ...]]]] = {
     "attention": (written(attention, 70, 16), [(70, 16)] * 3),
     "mirrored": (written(mirrored, 300), [(300,)]),
     "row_norms": (written(row_norms[5, 128], 5), [(5, 300)]),
+    "combined": (written(combined, 6, 11), [(6, 11)] * 2),
     "centred": (written(centred[2, 3], 2, 5, 3, 4), [(2, 5, 3, 4)]),
     "leaky": (written(leaky, 300), [(300,)]),
     "staged": (written(staged, 37, 70), [(37, 70)]),

@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 
 SHAPED = ("expand_dims", "reshape", "broadcast_to", "transpose", "permute", "matmul", "reduce_sum",
           "reduce_max", "reduce_min", "reduce_prod", "edge_mask", "causal_mask", "cumsum", "cummax",
-          "cumprod", "argmax", "argmin", "sort", "argsort")
+          "cumprod", "argmax", "argmin", "sort", "argsort", "exchange", "smallest",
+          "last_along")
 MASKED = ("edge_mask", "causal_mask")
 WARP = 32
 
@@ -178,6 +179,23 @@ def _position(f: Callable) -> Callable:
     return run
 
 
+def _exchanged(step: RecordedOp, x: Tensor) -> Tensor:
+    """Which neighbour's value an element takes is the op's own meaning of their numbers."""
+    axis, attr = step.axis(x), step.op.attr
+    assert isinstance(axis, int)
+    meaning = OPS[step.op.name].numpy
+    assert meaning is not None
+    of = meaning(np.arange(x.shape[axis])[None], axis=0, bit=attr["bit"])[0]
+    return F.take(x, as_tensor(of), axis=axis)
+
+
+def _last(step: RecordedOp, x: Tensor) -> Tensor:
+    axis = step.axis(x)
+    assert isinstance(axis, int)
+    y = F.take(x, as_tensor(np.int64(x.shape[axis] - 1)), axis=axis)
+    return F.expand_dims(y, -1) if isinstance(step.type, Scalar) else y
+
+
 def _exp_sub(x: Tensor, y: Tensor) -> Tensor:
     return F.where(x == -np.inf, 0.0, F.exp(x - y))
 
@@ -215,11 +233,12 @@ MEANINGS: dict[str, Callable] = {
     "argmax": _position(F.argmax), "argmin": _position(F.argmin),
     "sort": lambda step, x: F.sort(x, axis=-1, descending=step.op.attr["descending"]),
     "argsort": lambda step, x: F.argsort(x, axis=-1, descending=step.op.attr["descending"]),
+    "smallest": lambda step, x: F.sort(x, axis=-1)[..., :step.op.attr["k"]],
     "edge_mask": _masked, "causal_mask": _masked,
     "running_max": lambda step, m, x: F.where(x > m + step.op.attr["slack"], x, m),
     "matmul": _matmul, "convert": _convert, "expand_dims": _shaped, "reshape": _shaped,
     "transpose": lambda step, x: F.swapaxes(x, -1, -2), "permute": _permute,
-    "broadcast_to": _broadcast,
+    "broadcast_to": _broadcast, "exchange": _exchanged, "last_along": _last,
     "cumsum": lambda step, x: F.cumsum(x, axis=step.axis(x)),
     "cummax": lambda step, x: F.cummax(x, axis=step.axis(x)),
     "cumprod": lambda step, x: F.cumprod(x, axis=step.axis(x)),

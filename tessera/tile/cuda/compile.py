@@ -20,6 +20,7 @@ from tessera.tile.cuda.lower.gather_windows import gather_windows
 from tessera.tile.cuda.lower.insert_barriers import order
 from tessera.tile.cuda.lower.load_early import load_early
 from tessera.tile.cuda.lower.multiply_codes import multiply_codes, stack_codes
+from tessera.tile.cuda.lower.pick_last import pick_last
 from tessera.tile.cuda.lower.prefetch import prefetch_boxes
 from tessera.tile.cuda.lower.stage_loads import Room, ring_stages, stage_matmul_loads
 from tessera.tile.cuda.lower.warp_specialised import Refusal, WarpSpecialisedProgram
@@ -121,6 +122,7 @@ def emit_kernel(function: Function, lanes: int, target: Target, facts: ArgumentF
     """Warpgroups that specialise where the target has that form and the function fits it; else
     groups of `lanes` threads, whose matmuls are by mma.sync or by threads. A note says why. The
     library's gradient of attention in turn has a form of its own."""
+    function = pick_last(function)
     pairs = None if checked else emit_in_turn(function, target, facts)
     if pairs is not None:
         return EmittedKernel(function, pairs, THREADS, "clusters")
@@ -170,7 +172,7 @@ def lower(function: Function, lanes: int, facts: ArgumentFacts, target: Target,
     chip = target.generation
     room = Room(chip.group_shared_bytes, stages, max(1, FULL_LANES // threads),
                 lanes % 32 == 0 and chip.warp_matmul.step_bytes == STEP_BYTES)
-    function = gather_windows(with_codes(function, lanes, facts, target))
+    function = gather_windows(with_codes(pick_last(function), lanes, facts, target))
     function = stage_matmul_loads(function, chip, room, facts.shared)
     function = begin_early(load_early(prefetch_boxes(function), threads), chip, facts.batched)
     function = assign_layouts(function, Hint(threads, chip, chained(function), vector))

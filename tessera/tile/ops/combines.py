@@ -15,8 +15,8 @@ from typing import Any, NoReturn
 import numpy as np
 
 from tessera.lazy_dataclass import dataclass
-from tessera.numerics import DType, bool_, i32, i64
-from tessera.tile.builder import edge_masks, rules
+from tessera.numerics import DType, bool_, i32
+from tessera.tile.builder import edge_masks, edge_rules, rules
 from tessera.tile.builder.edge_rules import Carry
 from tessera.tile.builder.op_tracer import OpTracer
 from tessera.tile.ir.edges import Axis, Edge, Listed, Mixed, open_
@@ -24,7 +24,7 @@ from tessera.tile.ir.errors import RuleError
 from tessera.tile.ir.handles import Handle, TensorRow, describe
 from tessera.tile.ir.op_record import OPS, declare, macro
 from tessera.tile.ir.types import Buffer, TileType, View
-from tessera.tile.ops.reduce import reduce
+from tessera.tile.ops.reduce import reduced_type
 
 Tiles = tuple[Handle, ...]
 
@@ -54,6 +54,14 @@ def exchange(x: Any, axis: Any = 1, bit: Any = 1) -> Any:
     n = x.shape[axis + 1]
     other = np.arange(n) ^ 1 << bit
     return np.take(x, np.where(other < n, other, np.arange(n)), axis=axis + 1)
+
+
+@declare(rule=reduced_type, attrs=("axis",), public=False, edges=edge_rules.reduced,
+         layouts="reduced", samples=(lambda rng: (rng.standard_normal((8, 16)),)))
+def last_along(x: Any, axis: Any = 1) -> Any:
+    """The last element along an axis (tile/cuda/lower/pick_last.py)."""
+    last = np.take(x, -1, axis=axis + 1)
+    return last.reshape(-1, 1) if last.ndim == 1 else last
 
 
 # --- calls ----------------------------------------------------------------------------------------
@@ -128,22 +136,14 @@ class Combination:
         return before
 
     def last(self, xs: Tiles) -> Tiles:
-        """The last element of each along the axis, by its bits: a sum in which all others are 0."""
-        where = self.t.ir.arithmetic("eq", (self.numbers(), self.extent - 1))
-        return tuple(self._picked(x, where) for x in xs)
+        """The last element of each along the axis."""
+        return tuple(self._last(x) for x in xs)
 
-    def _picked(self, x: Handle, where: Handle) -> Handle:
-        ir, dtype = self.t.ir, _type(x).dtype
-        bits = {32: i32, 64: i64}[dtype.bits] if dtype.kind == "float" else None
-        if bits is not None:
-            x = ir.emit("with_bits", [x], dtype=bits)
-        elif dtype is bool_:
-            x = ir.cast(x, i32)
-        zero = ir.emit("full", [], shape=_type(x).shape, value=0, dtype=_type(x).dtype)
-        found = reduce(self.t, "reduce_sum", ir.arithmetic("where", (where, x, zero)), self.axis)
-        if bits is not None:
-            return ir.emit("with_bits", [found], dtype=dtype)
-        return ir.arithmetic("ne", (found, 0)) if dtype is bool_ else found
+    def _last(self, x: Handle) -> Handle:
+        flags = _type(x).dtype is bool_
+        found = self.t.ir.emit("last_along", [self.t.ir.cast(x, i32) if flags else x],
+                               axis=self.axis)
+        return self.t.ir.arithmetic("ne", (found, 0)) if flags else found
 
 
 def _combination(t: OpTracer, name: str, x: Any, combine: Any, axis: Any, identity: Any
@@ -220,4 +220,4 @@ def reduce_by(t: OpTracer, x: Any, combine: Any, axis: Any = -1, *, identity: An
     return made[0] if c.single else made
 
 
-__all__ = ["exchange"]
+__all__ = ["exchange", "last_along"]

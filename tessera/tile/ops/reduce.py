@@ -21,7 +21,7 @@ from tessera.tile.ir.types import Scalar, TileType
 from tessera.tile.ops.elementwise import as_float
 
 
-def _reduced(types: Any, attrs: dict[str, Any]) -> Any:
+def reduced_type(types: Any, attrs: dict[str, Any]) -> Any:
     t = rules.require_tile(types[0], None, "a reduction")
     axis = attrs["axis"]
     if axis is None:
@@ -61,9 +61,9 @@ def _reduction(name: str, said: str, neutral: float, joined_by: str, doc: str, f
 
     op, sums = f"reduce_{name}", name == "sum"
     meaning.__doc__ = f"{doc} along an axis, or of the whole tile as a number."
-    declare(rule=_reduced, name=op, attrs=("axis",), edges=edge_rules.reduced, layouts="reduced",
-            combines=_meeting(neutral, said, sums), joined_by=joined_by, neutral=neutral,
-            widens=name in ("sum", "prod"), lower=lower)(meaning)
+    declare(rule=reduced_type, name=op, attrs=("axis",), edges=edge_rules.reduced,
+            layouts="reduced", combines=_meeting(neutral, said, sums), joined_by=joined_by,
+            neutral=neutral, widens=name in ("sum", "prod"), lower=lower)(meaning)
     _along(f"row_{name}", op, 1, f"{doc} of each row: (M, N) -> (M,).")
     _along(f"col_{name}", op, 0, f"{doc} of each column: (M, N) -> (N,).")
 
@@ -93,7 +93,7 @@ def _position(name: str, word: str, neutral: float, f: Any) -> None:
 
 
 def _extreme(types: Any, attrs: dict[str, Any]) -> Any:
-    out = _reduced(types, attrs)
+    out = reduced_type(types, attrs)
     return replace(out, dtype=i32)
 
 

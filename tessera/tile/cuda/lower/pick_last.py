@@ -1,0 +1,57 @@
+"""The last element along an axis, by its bits: a sum of integers in which all others are 0. What is
+infinite or NaN stays what it is, and warps add integers in one instruction."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
+
+from tessera.numerics import bool_, i32, i64
+from tessera.tile.cuda.lower.warp_specialised.rewrite import Maker, Nodes, is_op, map_blocks, out
+from tessera.tile.ir.ir import Const, Function, Node, Op, Operand, walk
+from tessera.tile.ir.types import TileType
+
+
+def pick_last(function: Function) -> Function:
+    """The function with ops of which GPUs know each in place of last_along."""
+    if not any(is_op(n, "last_along") for n in walk(function.body)):
+        return function
+    maker = Maker(function)
+
+    def block(nodes: Nodes) -> Iterable[Node]:
+        for node in nodes:
+            if is_op(node, "last_along"):
+                yield from _picked(maker, node)
+            else:
+                yield node
+
+    return replace(function, body=map_blocks(function.body, lambda nodes: tuple(block(nodes))))
+
+
+def _picked(maker: Maker, last: Op) -> list[Node]:
+    made: list[Node] = []
+
+    def op(name: str, *args: Operand, **attrs: Any) -> Any:
+        made.append(maker.op(name, args, "t", where=last.where, **attrs))
+        return out(made[-1])  # type: ignore[arg-type]
+
+    (x,), axis = last.args, last.attr["axis"]
+    type = maker.type(x)
+    assert isinstance(type, TileType) and type.dtype is not bool_
+    bits = {32: i32, 64: i64}[type.dtype.bits] if type.dtype.kind == "float" else None
+    extent = type.shape[axis]
+    at = op("reshape", op("arange", size=extent, start=0, dtype=i32),
+            shape=tuple(extent if i == axis else 1 for i in range(len(type.shape))))
+    where = op("eq", at, Const(extent - 1, i32))
+    if bits is not None:
+        x = op("with_bits", x, dtype=bits)
+    zero = op("full", shape=type.shape, value=0, dtype=bits or type.dtype)
+    found = op("reduce_sum", op("where", where, x, zero), axis=axis)
+    if bits is not None:
+        op("with_bits", found, dtype=type.dtype)
+    made[-1] = replace(made[-1], outs=last.outs)  # type: ignore[type-var]
+    return made
+
+
+__all__ = ["pick_last"]
