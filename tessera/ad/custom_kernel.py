@@ -76,17 +76,18 @@ def call(kernel: Kernel, config: Config, arguments: dict[str, Any], explicit: fr
     else:
         made = rule.record(kernel, config, arguments, explicit)
     for name, value in made.written.items():
-        become(arguments[name], value)
+        become(arguments[name], value, f"kernel {kernel.__name__} writes into {name}")
     given = tuple(arguments[n] for n in made.same) or made.new
     return given[0] if len(given) == 1 else given or None
 
 
-def become(x: Any, value: Tensor) -> None:
-    """x is `value` from here on: another value of the graph, or other elements on the mesh."""
+def become(x: Any, value: Tensor, said: str) -> None:
+    """x is `value` from here on: another value of the graph, or other elements on the mesh.
+    said: what happened, for an error."""
     if isinstance(x, Tracer) and isinstance(value, Tracer):
         builder = current_builder()
         assert builder is not None
-        builder.write(x, value)
+        builder.write(x, value, said)
         return
     if getattr(x, "layout", None) is None:  # an array that lies whole in this process
         x[...] = value.numpy()

@@ -114,7 +114,7 @@ def call_routine(routine: Routine, options: dict[str, Any], args: tuple, kwargs:
     count = len(values) - len(function.written)
     by_name = function.__signature__.bind(*args, **kwargs).arguments
     for name, value in zip(function.written, values[count:], strict=True):
-        become(by_name[name], value)
+        become(by_name[name], value, f"{routine.__name__} writes into {name}")
     mine = {a: n for n, a in function.given.items()}  # it may return what it was given
     many = function.returned if isinstance(function.returned, tuple) else (function.returned,)
     given = tuple(by_name[mine[a]] if a in mine else v

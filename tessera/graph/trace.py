@@ -112,7 +112,7 @@ class GraphBuilder:
         self.makers: dict[Value, Node] = {}
         self.rng: Any = None  # keys of a body that is an attribute of an op; see ops/random.py
         self.streams = 0  # random streams drawn so far
-        self.written: list[tuple[Value, Value, SourceLine | None]] = []  # old, new, by a kernel
+        self.written: list[tuple[Value, Value, str, SourceLine | None]] = []  # old, new, as what
         self.unrounded: dict[Value, Tensor] = {}  # results of public ops before they were rounded
         self.mesh: Any = None  # of distributed tensors: extents are then those of whole tensors
         self.outer: GraphBuilder | None = None  # that of the enclosing trace
@@ -170,21 +170,23 @@ class GraphBuilder:
         made = tuple(Tracer(self, v) for v in outputs)
         return made if op.multi else made[0]
 
-    def write(self, x: Tracer, new: Tracer) -> None:
-        """x stands for a new value from here on: a kernel has written into it."""
-        self.written.append((x.value, new.value, trace_state.where or user_line()))
+    def write(self, x: Tracer, new: Tracer, said: str) -> None:
+        """x stands for a new value from here on: a kernel has written into it. said: as what."""
+        self.written.append((x.value, new.value, said, trace_state.where or user_line()))
         x.value = new.value
 
     def _require_used(self, outputs: Sequence[Value]) -> None:
         """What is written into an argument leaves the function, or is read: the caller's array is
         not the graph's to change."""
         used = {v for n in self.nodes for v in n.inputs} | set(outputs)
-        for old, new, where in self.written:
+        for old, new, said, where in self.written:
             if old in self.inputs and new not in used:
+                shape = ", ".join(map(str, old.aval.shape)) + "," * (len(old.aval.shape) == 1)
                 raise TraceError(
-                    f"a kernel writes into {old.aval}, an argument of {self.name}, and nothing "
+                    f"{said}, here {old.aval}, an argument of {self.name}, and nothing "
                     "reads what it wrote: the caller's array keeps its elements", where=where,
-                    hint=f"return the tensor from {self.name}")
+                    hint=f"return the tensor from {self.name}; what only the kernel needs, "
+                    f'{self.name} makes: ts.zeros(({shape}), "{old.aval.type.dtype}")')
 
     def finish(self, outputs: Sequence[Tensor]) -> Graph:
         values = tuple(self.value_of(as_tensor(o)) for o in outputs)
