@@ -110,6 +110,16 @@ TILE: Mapping[str, str] = {
     "atomicAdd": "ts.tile.atomic_add(x, index, value)", "atomic_xchg":
     "ts.tile.atomic_exchange(x, index, value)", "full_like": "ts.tile.full(t.shape, value)",
     "zeros_like": "ts.tile.zeros(t.shape)", "empty": "ts.tile.zeros(shape)",
+    "any": "ts.tile.reduce_max(mask)", "all": "ts.tile.reduce_min(mask)",
+    "clamp": "min(max(t, low), high)", "clip": "min(max(t, low), high)",
+    "softmax": "p = ts.tile.exp(t - ts.tile.row_max(t)), and p / ts.tile.row_sum(p)",
+    "relu": "ts.tile.maximum(t, 0.0)", "silu": "t * ts.tile.sigmoid(t)",
+    "gelu": "0.5 * t * (1.0 + ts.tile.erf(t * math.sqrt(0.5)))",
+    "histogram": "ts.tile.scatter(counts, bins, 1, mode='add')",
+    "associative_scan": "ts.tile.scan(t, combine, axis)", "topk": "-ts.tile.smallest(-t, k)",
+    "atomicCAS": "ts.tile.atomic_cas(x, index, expected, value)",
+    **dict.fromkeys(("cat", "concatenate", "join", "split", "flip"), "a shared buffer: s[0:8] = a, "
+                    "s[8:16] = b, then ts.tile.barrier() and ts.tile.load(s)"),
 }
 
 # ts.random.<word>

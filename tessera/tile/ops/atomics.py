@@ -188,6 +188,10 @@ def _element(t: OpTracer, target: Any, index: Any, what: str) -> tuple[Handle, l
         t.fail(f"{what}: {len(items)} indices for {describe(target)}, which has "
                f"{t.memory.rank(target)} axes")
     for i in items:
+        if isinstance(i, Handle) and isinstance(i.type, TileType):
+            t.fail(f"{what} at {describe(i)}: an index is a number, the group's or a lane's",
+                   "ts.tile.scatter(x, index, tile, mode='add') adds a tile at a tile of positions"
+                   if what == "atomic_add" else "of each lane: i = ts.tile.local_id()")
         t.memory.require_index(i)
     return target, [*t.memory.leading(target), *items]
 

@@ -6,6 +6,7 @@ import ast
 import inspect
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from types import BuiltinMethodType, FunctionType
 from typing import Any
 
@@ -23,6 +24,7 @@ from tessera.tile.ir.handles import (
     UNSET,
     FText,
     Handle,
+    LoopRange,
     TensorRow,
     Undefined,
     describe,
@@ -71,6 +73,8 @@ def call(t: KernelTracer, f: Any, args: list[Any], kwargs: dict[str, Any]) -> An
         return t.call_op(f, args, kwargs)
     if is_hashable(f) and f in BUILTINS:
         return t.call_op(OPS[BUILTINS[f]], args, kwargs)
+    if any(f is s for s in SEQUENCES) and not kwargs:
+        return sequence(t, f, args)
     constant = not any(map(has_run_time, (*args, *kwargs.values())))
     if (op := same_op(f)) is not None:
         return t.call_op(op, args, kwargs)
@@ -89,6 +93,22 @@ def call(t: KernelTracer, f: Any, args: list[Any], kwargs: dict[str, Any]) -> An
     if isinstance(f, ValueMethod):
         return f.method(*args, **kwargs)
     refuse_call(t, f)
+
+
+def sequence(t: KernelTracer, f: Any, args: list[Any]) -> Any:
+    """enumerate, reversed or zip of what is known when the kernel is compiled: a tuple; of a range
+    that counts up, the range that counts down."""
+    r = args[0] if len(args) == 1 else None
+    if f is reversed and isinstance(r, LoopRange) and isinstance(r.step, int) and r.step > 0 and (
+            r.over in (None, "serial")):
+        short = t.ir.arithmetic("sub", (t.ir.arithmetic("sub", (r.hi, r.lo)), 1))
+        last = t.ir.arithmetic("mul", (t.ir.arithmetic("floordiv", (short, r.step)), r.step))
+        return replace(r, lo=t.ir.arithmetic("add", (r.lo, last)),
+                       hi=t.ir.arithmetic("sub", (r.lo, 1)), step=-r.step, has_step=True)
+    if not all(isinstance(a, tuple | list) for a in args[:1 if f is enumerate else None]):
+        t.fail(f"{f.__name__} of {', '.join(map(describe, args))}: it takes tuples, and reversed "
+               "a range that counts up", "loop over range(...) and index by its number")
+    return tuple(t.ir.call_python(lambda: f(*args)))
 
 
 def refuse_call(t: KernelTracer, f: Any) -> None:
@@ -189,6 +209,7 @@ BUILTINS: dict[Any, str] = {
     int: "to_int", bool: "to_bool", print: "print", pow: "power", round: "round", sum: "total",
     breakpoint: "breakpoint", range: "python_range",
 }
+SEQUENCES = (enumerate, reversed, zip)
 # What functions of arrays are called in kernels, where the name is another.
 OTHER_NAMES: dict[str, tuple[str, ...]] = {
     "matmul": ("dot(a, b)",), "einsum": ("dot(a, b)",), "mean": ("row_mean(t)",),
