@@ -29,12 +29,12 @@ def pick_last(function: Function) -> Function:
     return replace(function, body=map_blocks(function.body, lambda nodes: tuple(block(nodes))))
 
 
-def _picked(maker: Maker, last: Op) -> list[Node]:
-    made: list[Node] = []
+def _picked(maker: Maker, last: Op) -> list[Op]:
+    made: list[Op] = []
 
     def op(name: str, *args: Operand, **attrs: Any) -> Any:
         made.append(maker.op(name, args, "t", where=last.where, **attrs))
-        return out(made[-1])  # type: ignore[arg-type]
+        return out(made[-1])
 
     (x,), axis = last.args, last.attr["axis"]
     type = maker.type(x)
@@ -50,7 +50,7 @@ def _picked(maker: Maker, last: Op) -> list[Node]:
     found = op("reduce_sum", op("where", where, x, zero), axis=axis)
     if bits is not None:
         op("with_bits", found, dtype=type.dtype)
-    made[-1] = replace(made[-1], outs=last.outs)  # type: ignore[type-var]
+    made[-1] = replace(made[-1], outs=last.outs)
     return made
 
 
