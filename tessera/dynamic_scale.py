@@ -1,9 +1,13 @@
 """Dynamic loss scaling: a factor on the loss that follows what the gradients can hold.
 
+    @ts.jit
+    def step(params, scale, x, y):
+        grads = ts.grad(lambda p: loss(p, x, y) * scale.value)(params)
+        return scale.step(grads, lambda g: update(params, g), params)
+
     scale = ts.DynamicLossScale()
     for x, y in batches:
-        grads = step_grads(params, x, y, scale.value)       # of loss * scale.value
-        params, scale = scale.step(grads, lambda g: update(params, g), params)
+        params, scale = step(params, scale, x, y)
 
 `@loss_scale(k)` in a type scales the cotangents stored in that type and is invisible outside; this
 one scales the loss itself and is halved when a gradient overflows.
@@ -16,14 +20,14 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, TypeVar
 
-import numpy as np
-
+from .ad import cond
 from .call_errors import refuse_wrong_init
-from .errors import ArgumentError, TraceError
+from .errors import ArgumentError
+from .graph import functions as F
 from .graph import tree
 from .graph.trace import Tracer
 from .lazy_dataclass import dataclass
-from .tensor import as_tensor
+from .tensor import Tensor, as_tensor
 
 T = TypeVar("T")
 
@@ -33,21 +37,23 @@ T = TypeVar("T")
 class DynamicLossScale:
     """The factor, and how many steps since it last changed had finite gradients.
 
-    value     current factor on the loss. Give it to a compiled function as a positional argument:
-              it is a number of the trace's input then, and a new value compiles nothing
-    good      finite steps since the last change
+    value     current factor on the loss: a number, or a tensor of one that a compiled function
+              returned. It is data of a compiled function that is given the scale, or its value by
+              position: a new value compiles nothing
+    good      finite steps since the last change; data, too
     interval  after so many of them the factor doubles
     smallest, largest  its bounds
     """
 
-    value: float = 2.0**16
-    good: int = 0
+    value: float | Tensor = 2.0**16
+    good: int | Tensor = 0
     interval: int = 2000
     smallest: float = 1.0
     largest: float = 2.0**24
 
     def __post_init__(self) -> None:
-        if not 0 < self.smallest <= self.value <= self.largest < float("inf"):
+        value = self.smallest if isinstance(self.value, Tensor) else self.value
+        if not 0 < self.smallest <= value <= self.largest < float("inf"):
             raise ArgumentError(f"a loss scale of {self.value} is outside {self.smallest} .. "
                                 f"{self.largest}")
         if self.interval < 1:
@@ -55,32 +61,57 @@ class DynamicLossScale:
 
     def unscale(self, grads: Any) -> Any:
         """The gradients of the loss: those of loss * value, divided by value."""
-        return tree.map_tree(lambda g: as_tensor(g) * (1.0 / self.value), grads)
+        return tree.map_tree(lambda g: F.cast_like(as_tensor(g) * (1.0 / self.value), g), grads)
 
-    def after(self, finite: bool) -> DynamicLossScale:
+    def after(self, finite: Any) -> DynamicLossScale:
         """The scale for the next step: half after an overflow, double after `interval` good ones.
+
+        finite: a bool, or a tensor of one; what follows from tensors are tensors
         """
+        if any(isinstance(x, Tensor) for x in (finite, self.value, self.good)):
+            return self._after_data(as_tensor(finite))
         if not finite:
             return replace(self, value=max(self.value / 2.0, self.smallest), good=0)
         if self.good + 1 < self.interval:
             return replace(self, good=self.good + 1)
         return replace(self, value=min(self.value * 2.0, self.largest), good=0)
 
+    def _after_data(self, finite: Tensor) -> DynamicLossScale:
+        value, good = as_tensor(self.value), as_tensor(self.good)
+        grows = good + 1 >= self.interval
+        grown = F.where(grows, F.minimum(value * 2.0, self.largest), value)
+        return replace(self, value=F.where(finite, grown, F.maximum(value / 2.0, self.smallest)),
+                       good=F.where(finite, F.where(grows, 0, good + 1), 0))
+
     def step(self, grads: Any, update: Callable[[Any], T], unchanged: T
              ) -> tuple[T, DynamicLossScale]:
         """(update(unscaled grads), next scale); when a gradient is not finite the step is skipped:
-        (unchanged, half the scale). Raises TraceError in a compiled function: which it is depends
-        on values."""
+        (unchanged, half the scale). In a compiled function both are results of one ts.cond, so
+        `unchanged` has the structure and types of what `update` returns."""
         finite = all_finite(grads)
-        return update(self.unscale(grads)) if finite else unchanged, self.after(finite)
+        if isinstance(finite, Tensor):
+            done = cond(finite, lambda: update(self.unscale(grads)), lambda: unchanged)
+        else:
+            done = update(self.unscale(grads)) if finite else unchanged
+        return done, self.after(finite)
 
 
-def all_finite(grads: Any) -> bool:
-    """Whether every number in a nested value of tensors is finite."""
-    leaves = [as_tensor(g) for g in tree.flatten(grads)[0]]
-    if any(isinstance(g, Tracer) for g in leaves):
-        raise TraceError(
-            "DynamicLossScale looks at the values of gradients, which are not known while tracing",
-            hint="give the scale's value to the compiled function as an argument, return the "
-            "gradients, and call step outside of it")
-    return all(bool(np.isfinite(g.numpy()).all()) for g in leaves)
+def _of_parts(fixed: tuple, parts: list) -> DynamicLossScale:
+    """Without __post_init__: what a trace or a checkpoint puts there may be no number."""
+    made = object.__new__(DynamicLossScale)
+    names = ("value", "good", "interval", "smallest", "largest")
+    for name, value in zip(names, (*parts, *fixed), strict=True):
+        object.__setattr__(made, name, value)
+    return made
+
+
+tree.register_tree(DynamicLossScale,
+                   lambda s: ((s.value, s.good), (s.interval, s.smallest, s.largest)), _of_parts)
+
+
+def all_finite(grads: Any) -> Any:
+    """Whether every number in a nested value of tensors is finite; of traced ones, a tensor."""
+    finite = as_tensor(True)
+    for g in tree.flatten(grads)[0]:
+        finite = F.logical_and(finite, F.all(F.isfinite(as_tensor(g))))
+    return finite if isinstance(finite, Tracer) else bool(finite)

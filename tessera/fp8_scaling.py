@@ -129,12 +129,14 @@ class DelayedScaling(CurrentScaling):
     def update(self, histories: Any, amax: Any, step: Any) -> Any:
         """A tree of histories after a step, which takes the place of the oldest one.
 
-        amax: their "gradients"   step: an integer, or a tensor of one, that grows by 1 each time
+        histories: f32 [amax_history_len] each, or [..., amax_history_len], stacked as those of the
+        layers of a ts.scan are   amax: their "gradients"
+        step: an integer, or a tensor of one, that grows by 1 each time
         """
         place = as_tensor(step) % self.amax_history_len
+        here = F.equal(F.arange(self.amax_history_len, dtype=place.dtype), place)
 
         def put(history: Tensor, found: Tensor) -> Tensor:
-            here = F.equal(F.arange(history.shape[0], dtype=place.dtype), place)
             return F.where(here, found, history)
 
         return tree.map_tree(put, histories, amax)

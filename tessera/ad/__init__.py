@@ -22,13 +22,13 @@ from .jacobian import hvp as hvp
 from .jacobian import jacfwd as jacfwd
 from .jacobian import jacrev as jacrev
 from .loops import associative_scan as associative_scan
-from .loops import fori_loop as fori_loop
 from .loops import map_ as map
 from .loops import reduce as reduce
 from .loops import scan as scan
 from .register_op import RegisteredOp as RegisteredOp
 from .register_op import register_op as register_op
 from .vmap import vmap as vmap
+from .while_loop import fori_loop as fori_loop
 from .while_loop import while_loop as while_loop
 
 __all__ = [

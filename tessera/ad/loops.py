@@ -1,4 +1,4 @@
-"""scan, map, fori_loop, reduce, associative_scan: loops over nested values."""
+"""scan, map, reduce, associative_scan: loops over nested values."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ..dims import show_shape
 from ..errors import ArgumentError, ShapeError
 from ..graph import functions as F
 from ..graph import tree
-from ..graph.ir import Graph
+from ..graph.ir import Graph, Value
 from ..graph.op import Aval
 from ..graph.operand import axis_index, convert
 from ..graph.signature import callable_name
@@ -32,10 +32,10 @@ def scan(f: Callable, init: Any, xs: Any = None, length: int | None = None,
     draws in f differ from iteration to iteration. Raises ArgumentError, ShapeError.
     """
     need_function(f, "scan")
-    return _scan(f, init, xs, length, reverse, "scan")
+    return scan_named(f, init, xs, length, reverse, "scan")
 
 
-def _scan(f: Callable, init: Any, xs: Any, length: int | None, reverse: bool, what: str
+def scan_named(f: Callable, init: Any, xs: Any, length: int | None, reverse: bool, what: str
           ) -> tuple[Any, Any]:
     """scan; what: the function that the user called, for messages."""
     carry, seqs = Packed(init), Packed(xs)
@@ -94,13 +94,16 @@ def _trace_step(f: Callable, carry: Packed, seqs: Packed, what: str) -> tuple[Gr
 
 
 def trace_carrying(trace_it: Callable[[], Graph], carry: Packed, what: str) -> Graph:
-    """The body of a loop, whose first outputs are its carry after an iteration. Traced again where
-    a Python number in the initial carry takes another type; raises ShapeError."""
+    """The body of a loop, whose first outputs are its carry after an iteration. Traced again while
+    Python numbers in the initial carry take another type, which one may do because another did;
+    raises ShapeError."""
     n = len(carry.tensors)
     graph = trace_it()
-    if _widen(carry, [v.aval for v in graph.outputs[:n]]):
+    for _ in range(n):
+        if not _widen(carry, [v.aval for v in graph.outputs[:n]]):
+            break
         graph = trace_it()
-    check_carry(what, carry, [v.aval for v in graph.outputs[:n]])
+    check_carry(what, carry, graph)
     return graph
 
 
@@ -121,14 +124,23 @@ def _widen(carry: Packed, found: Sequence[Aval]) -> bool:
     return changed
 
 
-def check_carry(what: str, carry: Packed, found: Sequence[Aval]) -> None:
-    """Raise ShapeError naming the leaf whose type or shape an iteration changes."""
-    for name, t, aval in zip(carry.names("carry"), carry.tensors, found, strict=True):
-        if aval_of(t) != aval:
+def check_carry(what: str, carry: Packed, body: Graph) -> None:
+    """Raise ShapeError naming the leaf whose type or shape an iteration changes, and the line that
+    gave it the other one."""
+    for name, t, v in zip(carry.names("carry"), carry.tensors, body.outputs, strict=False):
+        if aval_of(t) != v.aval:
             raise ShapeError(
-                f"{what}: {name} is {aval_of(t)} before an iteration and {aval} after it",
+                f"{what}: {name} is {aval_of(t)} before an iteration and {v.aval} after it"
+                + _origin(body, v),
                 hint="a carry keeps its shape and type: ts.cast_like(new, old), or start from "
                 "zeros of the type that comes out", code="E_CARRY")
+
+
+def _origin(body: Graph, value: Value) -> str:
+    """Where the body made a value; nothing for what it was given."""
+    node = next((n for n in body.nodes if value in n.outputs), None)
+    return "" if node is None or node.where is None else (
+        f", as {node.op.name} makes it at {node.where}")
 
 
 def _moving(body: Graph, n: int) -> tuple[list[int], list[int]]:
@@ -161,26 +173,10 @@ def map_(f: Callable, xs: Any) -> Any:
         return None, f(x)
 
     step.__name__ = callable_name(f)
-    return _scan(step, None, xs, None, False, "map")[1]
+    return scan_named(step, None, xs, None, False, "map")[1]
 
 
 map_.__name__ = map_.__qualname__ = "map"
-
-
-def fori_loop(lower: int, upper: int, body: Callable, init: Any) -> Any:
-    """carry = body(i, carry) for i = lower, ... upper - 1: a scan over the indices, so it has both
-    derivatives. The bounds are Python integers; a bound that is computed needs ts.while_loop."""
-    need_function(body, "fori_loop")
-    for bound in (lower, upper):
-        if isinstance(bound, bool) or not isinstance(bound, int):
-            raise ArgumentError(f"fori_loop needs Python integers as bounds, got {bound!r}",
-                                hint="ts.while_loop runs until a condition fails")
-
-    def step(carry: Any, i: Tensor) -> tuple[Any, None]:
-        return body(i, carry), None
-
-    step.__name__ = callable_name(body)
-    return _scan(step, init, F.arange(lower, max(lower, upper)), None, False, "fori_loop")[0]
 
 
 # --- trees of an associative operation --------------------------------------------------------

@@ -1,4 +1,5 @@
-"""Loops that run while a condition on data holds: while_loop, an op that holds two graphs."""
+"""Loops that run while a condition on data holds: while_loop, an op that holds two graphs, and
+fori_loop, which is one where its bounds are data."""
 
 from __future__ import annotations
 
@@ -7,11 +8,13 @@ from typing import Any
 
 import numpy as np
 
+from ..errors import ArgumentError
 from ..graph import functions as F
 from ..graph.host_loop import HostLoop
 from ..graph.interpret import own
 from ..graph.ir import Graph
 from ..graph.op import Arg, Aval, GraphOp, NoRule, Sample
+from ..graph.operand import convert
 from ..graph.signature import callable_name
 from ..graph.trace import apply, aval_of, evaluate
 from ..numerics import as_type
@@ -19,7 +22,7 @@ from ..tensor import Tensor, as_tensor
 from .batching import batch_graph, stretch
 from .control import choose, need_predicate
 from .forward import push_forward
-from .loops import carried_tensors, trace_carrying
+from .loops import carried_tensors, scan_named, trace_carrying
 from .reverse import materialize
 from .scan import INDEX, carry_flags, with_batch
 from .subgraphs import Packed, check_inputs, close_together, is_float, run_graph, trace_body
@@ -35,22 +38,68 @@ def while_loop(cond_fn: Callable, body_fn: Callable, init: Any) -> Any:
     """
     need_function(cond_fn, "while_loop")
     need_function(body_fn, "while_loop")
+    return _while((cond_fn, lambda index, carry: cond_fn(carry)),
+                  (body_fn, lambda index, carry: body_fn(carry)), init, "while_loop")
+
+
+Named = tuple[Callable, Callable[[Tensor, Any], Any]]  # what the user wrote, as (index, carry) -> _
+
+
+def _while(condition: Named, body: Named, init: Any, what: str) -> Any:
+    """carry = init; while condition(index, carry): carry = body(index, carry), index = 0, 1, ...
+
+    what: the function that the user called, for messages
+    """
     carry = Packed(init)
-    carry.need_unscaled("while_loop: carry")
+    carry.need_unscaled(f"{what}: carry")
 
     def test(index: Tensor, *args: Tensor) -> list[Tensor]:
-        return [need_predicate(as_tensor(cond_fn(carry.build(args))), "while_loop: the condition")]
+        go = as_tensor(condition[1](index, carry.build(args)))
+        return [need_predicate(go, f"{what}: the condition")]
 
     def step(index: Tensor, *args: Tensor) -> list[Tensor]:
-        return carried_tensors(body_fn(carry.build(args)), carry, "while_loop")
+        return carried_tensors(body[1](index, carry.build(args)), carry, what)
 
     def trace_it(fn: Callable, named: Callable) -> Graph:
         avals = [INDEX, *map(aval_of, carry.tensors)]
         return trace_body(fn, avals, callable_name(named), index=0)
 
-    body = trace_carrying(lambda: trace_it(step, body_fn), carry, "while_loop")
-    graphs = [trace_it(test, cond_fn), body]
+    stepped = trace_carrying(lambda: trace_it(step, body[0]), carry, what)
+    graphs = [trace_it(test, condition[0]), stepped]
     return carry.after(_run_while(graphs, carry.tensors, ()))
+
+
+def fori_loop(lower: Any, upper: Any, body: Callable, init: Any) -> Any:
+    """carry = body(i, carry) for i = lower, ... upper - 1.
+
+    lower, upper: integers, and it is a scan over the indices, which has both derivatives; or
+    tensors of one integer, such as a number that a compiled function is given by position, and it
+    is a ts.while_loop, which has forward mode. Raises ArgumentError, ShapeError.
+    """
+    need_function(body, "fori_loop")
+    bounds = [_bound(b) for b in (lower, upper)]
+    if any(isinstance(b, Tensor) for b in bounds):
+        first, end = (convert(as_tensor(b), INDEX.type) for b in bounds)
+        return _while((body, lambda index, carry: first + index < end),
+                      (body, lambda index, carry: body(first + index, carry)), init, "fori_loop")
+    start, stop = bounds
+
+    def step(carry: Any, i: Tensor) -> tuple[Any, None]:
+        return body(i, carry), None
+
+    step.__name__ = callable_name(body)
+    return scan_named(step, init, F.arange(start, max(start, stop)), None, False, "fori_loop")[0]
+
+
+def _bound(bound: Any) -> int | Tensor:
+    """A Python integer, or a tensor that holds one. Raises ArgumentError."""
+    if isinstance(bound, Tensor) and bound.shape == () and bound.dtype.kind in ("int", "uint"):
+        return bound
+    if isinstance(bound, int | np.integer) and not isinstance(bound, bool):
+        return int(bound)
+    got = aval_of(bound) if isinstance(bound, Tensor) else repr(bound)
+    raise ArgumentError(f"fori_loop needs integers as bounds, got {got}",
+                        hint="ts.while_loop runs until a condition fails")
 
 
 def _run_while(graphs: Sequence[Graph], carry: Sequence[Tensor], consts: Sequence[Tensor]

@@ -172,6 +172,22 @@ def test_python_numbers_in_a_carry_take_the_type_of_what_comes_out() -> None:
         assert str(got.type) == "f64" and got.item() == 0.125
     with pytest.raises(ShapeError, match=r"while_loop: carry is f32\[\] before .* f64\[\] after"):
         ts.while_loop(lambda c: c > 0.2, lambda c: c * half, ts.ones(()))
+    # one number is wide because of the next, which is because of the last
+    chain = ts.while_loop(lambda s: s[0] < 1.0, lambda s: (s[0] + s[1], s[2], s[2] * half * 2.0),
+                          (0.0, 1.0, 0.5))
+    assert [str(t.type) for t in chain] == ["f64"] * 3 and chain[0].item() == 1.0
+
+
+def test_carry_errors_name_the_line_that_made_the_other_type() -> None:
+    def body(c: ts.Tensor, x: ts.Tensor) -> tuple:
+        best = ts.argmax(x)
+        return best, c
+
+    with pytest.raises(ShapeError) as err:
+        ts.scan(body, ts.tensor(0, "i32"), ts.ones((3, 2)))
+    said = "int32[] before an iteration and int64[] after it, as argmax makes it at"
+    assert said in str(err.value)
+    assert "best = ts.argmax(x)" in err.value.message and "ts.scan(" in str(err.value.where)
 
 
 def test_an_error_inside_the_body_is_that_of_the_op() -> None:
@@ -214,8 +230,27 @@ def test_nested_loops_have_the_right_gradient(rng: np.random.Generator) -> None:
 def test_fori_loop_counts_from_lower() -> None:
     assert ts.fori_loop(2, 5, lambda i, c: c * i, 1).item() == 24
     assert ts.fori_loop(5, 2, lambda i, c: c * i, 1).item() == 1
-    with pytest.raises(ArgumentError, match="Python integers"):
-        ts.fori_loop(0, ts.tensor(3), lambda i, c: c, 1)
+    assert ts.fori_loop(np.int32(2), np.int64(5), lambda i, c: c * i, 1).item() == 24
+    for bound in (2.5, True, ts.tensor(2.5), ts.ones(2, "i32")):
+        with pytest.raises(ArgumentError, match="needs integers as bounds"):
+            ts.fori_loop(0, bound, lambda i, c: c, 1)
+
+
+def test_fori_loop_of_bounds_that_are_data() -> None:
+    """A number that a compiled function is given by position is data: one trace for all."""
+    f = ts.jit(lambda x, n: ts.fori_loop(n - 3, n, lambda i, c: c * x + i, 1.0))
+    for n in (3, 5, 2):
+        want = 1.0
+        for i in range(n - 3, n):
+            want = want * 2.0 + i
+        assert f(2.0, n).item() == want
+    assert f.specializations == 1
+    falling = ts.vmap(lambda n: ts.fori_loop(1, n, lambda i, c: c * i, 1))(ts.tensor([1, 3, 5]))
+    assert falling.tolist() == [1, 2, 24]
+    cube = ts.jvp(lambda x: ts.fori_loop(0, ts.tensor(3), lambda i, c: c * x, 1.0), (2.0,), (1.0,))
+    assert [t.item() for t in cube] == [8.0, 12.0]
+    with pytest.raises(ShapeError, match=r"fori_loop: carry is f32\[\] before .* int64\[\] after"):
+        ts.fori_loop(0, ts.tensor(2), lambda i, c: i, ts.ones(()))
 
 
 # --- random -----------------------------------------------------------------------------------

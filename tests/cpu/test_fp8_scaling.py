@@ -84,6 +84,17 @@ def test_the_newest_takes_the_place_of_the_oldest():
             assert h.tolist() == [4.0, 5.0, 6.0, 3.0]  # steps 4, 5, 6 and 3, by their remainders
 
 
+@pytest.mark.parametrize("layers", [1, 3, 4])
+def test_stacked_histories_are_updated_row_by_row(layers):
+    """Those of the layers of a scan; of one layer each element was replaced."""
+    stack = ts.zeros((layers, 4))
+    for step in range(6):
+        found = np.broadcast_to(np.arange(layers)[:, None] + 10.0 * step, (layers, 4))
+        stack = DELAYED.update([stack], [ts.tensor(found, "f32")], step)[0]
+    want = np.array([40.0, 50.0, 20.0, 30.0]) + np.arange(layers)[:, None]
+    assert stack.tolist() == want.tolist()
+
+
 def test_a_first_step_records_with_scales_of_its_own(rng):
     """With scales of 1, as an empty history gives them, small cotangents vanish."""
     x, w, g = numbers(rng, 8, 32), numbers(rng, 32, 16, size=0.02), numbers(rng, 8, 16, size=1e-9)

@@ -236,6 +236,35 @@ def test_unscale_takes_nested_gradients(rng):
     np.testing.assert_array_equal(out["b"][0].numpy(), g / 8)
 
 
+def test_a_scale_inside_of_a_compiled_step_is_that_outside(rng):
+    """A step in one function: the skipped one too, with its scale and marks of parameters."""
+    params = {"w": ts.param(draw(rng, 3, 2)), "name": "layer"}
+    optimizer = ts.optim.AdamW()
+
+    def step(params, state, scale, x):
+        def loss(p):
+            return ts.sum(ts.cast(ts.cast(x @ p["w"], "f16"), "f32") ** 2) * scale.value
+
+        grads = ts.grad(loss)(params)
+        new, scale = scale.step(
+            grads, lambda g: optimizer.update(params, g, state, 0.1), (params, state))
+        return (*new, scale)
+
+    inside = outside = params, optimizer.init(params), ts.DynamicLossScale(2.0**10, interval=2)
+    compiled = ts.jit(step)
+    for size in (1.0, 1.0, 1e5, 1.0):
+        x = ts.tensor(size * draw(rng, 4, 3))
+        inside, outside = compiled(*inside, x), step(*outside, x)
+        np.testing.assert_array_equal(inside[0]["w"].numpy(), outside[0]["w"].numpy())
+        scale, want = inside[2], outside[2]
+        assert (scale.value.item(), scale.good.item()) == (want.value, want.good)
+        assert inside[0]["w"].is_param and inside[1]["step"].item() == outside[1]["step"].item()
+    assert want.value == 2.0**10 and want.good == 1 and inside[1]["step"].item() == 3
+    assert compiled.specializations == 2  # of the first scale, which has Python numbers, and others
+    again = inside[2].after(False)
+    assert (again.value.item(), again.good.item(), again.interval) == (2.0**9, 0, 2)
+
+
 def test_a_new_scale_compiles_nothing(rng):
     grads = ts.grad(ts.jit(lambda w, k: ts.sum(w * w) * k))
     w = ts.param(draw(rng, 4))
