@@ -52,7 +52,7 @@ class DynamicLossScale:
     largest: float = 2.0**24
 
     def __post_init__(self) -> None:
-        value = self.smallest if isinstance(self.value, Tensor) else self.value
+        value = self.value if isinstance(self.value, int | float) else self.smallest
         if not 0 < self.smallest <= value <= self.largest < float("inf"):
             raise ArgumentError(f"a loss scale of {self.value} is outside {self.smallest} .. "
                                 f"{self.largest}")
@@ -96,17 +96,9 @@ class DynamicLossScale:
         return done, self.after(finite)
 
 
-def _of_parts(fixed: tuple, parts: list) -> DynamicLossScale:
-    """Without __post_init__: what a trace or a checkpoint puts there may be no number."""
-    made = object.__new__(DynamicLossScale)
-    names = ("value", "good", "interval", "smallest", "largest")
-    for name, value in zip(names, (*parts, *fixed), strict=True):
-        object.__setattr__(made, name, value)
-    return made
-
-
-tree.register_tree(DynamicLossScale,
-                   lambda s: ((s.value, s.good), (s.interval, s.smallest, s.largest)), _of_parts)
+tree.register_tree(
+    DynamicLossScale, lambda s: ((s.value, s.good), (s.interval, s.smallest, s.largest)),
+    lambda fixed, parts: DynamicLossScale(*parts, *fixed))
 
 
 def all_finite(grads: Any) -> Any:

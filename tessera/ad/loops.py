@@ -131,7 +131,7 @@ def check_carry(what: str, carry: Packed, body: Graph) -> None:
         if aval_of(t) != v.aval:
             raise ShapeError(
                 f"{what}: {name} is {aval_of(t)} before an iteration and {v.aval} after it"
-                + _origin(body, v),
+                f"{_origin(body, v)}",
                 hint="a carry keeps its shape and type: ts.cast_like(new, old), or start from "
                 "zeros of the type that comes out", code="E_CARRY")
 
