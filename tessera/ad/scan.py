@@ -24,6 +24,7 @@ from ..graph import tree
 from ..graph.host_loop import HostLoop
 from ..graph.interpret import own
 from ..graph.ir import Graph
+from ..graph.iterations import iterating
 from ..graph.op import Arg, Aval, GraphOp, Sample
 from ..graph.operand import literal
 from ..graph.trace import apply, aval_of, evaluate
@@ -115,12 +116,14 @@ def _ref(*arrays: np.ndarray, **attrs: Any) -> tuple[np.ndarray, ...]:
         for v in loop.body.outputs[loop.n_carry:]
     ]
     order = range(length - 1, -1, -1) if loop.reverse else range(length)
-    for i in order:
-        index = np.asarray(i, np.int64)
-        out = run_graph(loop.body, [index, *carry, *(s[i, ...] for s in seqs), *consts])
-        carry = out[: loop.n_carry]
-        for kept, y in zip(results, out[loop.n_carry:], strict=True):
-            kept[i] = y
+    with iterating("scan") as begin:
+        for i in order:
+            begin(i)
+            index = np.asarray(i, np.int64)
+            out = run_graph(loop.body, [index, *carry, *(s[i, ...] for s in seqs), *consts])
+            carry = out[: loop.n_carry]
+            for kept, y in zip(results, out[loop.n_carry:], strict=True):
+                kept[i] = y
     return (*own(carry, arrays), *results)
 
 

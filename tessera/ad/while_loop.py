@@ -13,6 +13,7 @@ from ..graph import functions as F
 from ..graph.host_loop import HostLoop
 from ..graph.interpret import own
 from ..graph.ir import Graph
+from ..graph.iterations import iterating
 from ..graph.op import Arg, Aval, GraphOp, NoRule, Sample
 from ..graph.operand import convert
 from ..graph.signature import callable_name
@@ -116,9 +117,11 @@ def _while_shape(*xs: Aval, test: Graph, body: Graph) -> tuple[Aval, ...]:
 def _while_ref(*arrays: np.ndarray, test: Graph, body: Graph) -> tuple:
     n = len(body.outputs)
     carry, consts, i = list(arrays[:n]), arrays[n:], 0
-    while run_graph(test, [np.asarray(i, np.int64), *carry, *consts])[0]:
-        carry = run_graph(body, [np.asarray(i, np.int64), *carry, *consts])
-        i += 1
+    with iterating("while_loop") as begin:
+        while run_graph(test, [np.asarray(i, np.int64), *carry, *consts])[0]:
+            carry = run_graph(body, [np.asarray(i, np.int64), *carry, *consts])
+            i += 1
+            begin(i)
     return own(carry, arrays)
 
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from ..dims import show_shape
 from ..errors import NumericsError, SourceLine
+from ..graph.iterations import iterations
 from ..lazy_dataclass import dataclass
 from ..mesh.ranks.launcher import rank_of_program
 from ..numerics import CastCounts, DType, decode
@@ -44,6 +45,7 @@ class BadValue:
     graph    the compiled function it ran in, or None outside of one
     run      how many calls of compiled functions this thread had begun with a sentinel on
     step     of ts.random
+    iterations  (loop, number) of the loops that it ran in, the outermost first; numbers from 0
     hint     what the op's record advises
     rank     of a program of several processes, else 0
     """
@@ -63,6 +65,7 @@ class BadValue:
     step: int
     hint: str = ""
     rank: int = field(default_factory=rank_of_program)
+    iterations: tuple[tuple[str, int], ...] = field(default_factory=iterations)
     saved: SavedCall | None = field(default=None, repr=False, compare=False)
 
     @property
@@ -85,6 +88,7 @@ class BadValue:
             cause = "no operand held nan" if self.kind == "nan" else "all operands were finite"
         place = f"in {self.graph}, call {self.run}" if self.graph else "outside compiled functions"
         lines = [f"{head}; {cause}", *(f"  {line}" for line in self.operands)]
+        place += "".join(f", iteration {i} of {loop}" for loop, i in self.iterations)
         rank = f", rank {self.rank}" if self.rank else ""
         return "\n".join([*lines, f"  {place}, random step {self.step}{rank}"])
 

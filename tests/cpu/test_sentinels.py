@@ -521,3 +521,27 @@ def test_calls_are_numbered_from_the_first_that_is_watched():
     with ts.debug.numerics("flag"):
         f(x)
     assert sentinel._local.run == before + 1
+
+
+def test_a_report_names_the_iterations_of_loops():
+    """The outermost first; a reverse pass counts as the loop does whose gradient it is."""
+    def inner(c, x):
+        return ts.while_loop(lambda s: s[1] < 3, lambda s: (s[0] - 1.0, s[1] + 1), (c + x, 0))[0]
+
+    def outer(c, x):
+        return ts.log(inner(c, x)), c
+
+    def run(c, xs):
+        return ts.scan(outer, c, xs)[0]
+
+    first = caught(ts.jit(run), 1.0, ts.tensor([9.0, 2.0, 2.0])).finding
+    assert first.iterations == (("scan", 2),) and first.op == "log"
+    assert ", iteration 2 of scan, random step" in str(first)
+    wide = caught(ts.jit(lambda c, xs: ts.scan(
+        lambda c, x: (ts.while_loop(lambda s: s < 1e38, lambda s: ts.exp(s), c + x), c), c, xs)[0]),
+        -1.0, ts.tensor([0.0, 0.0])).finding
+    assert wide.iterations == (("scan", 0), ("while_loop", 5)), str(wide)
+    back = ts.jit(ts.grad(lambda c, xs: ts.scan(lambda c, x: (c * ts.sqrt(x), None), c, xs)[0],
+                          argnums=1))
+    assert caught(back, 1.0, ts.tensor([1.0, 0.0, 1.0])).finding.iterations == (("scan", 1),)
+    assert caught(ts.jit(ts.log), ts.tensor([-1.0])).finding.iterations == ()
