@@ -21,6 +21,7 @@ from .ops import (
     gather,
     histogram,
     index,
+    index_put,
     join,
     linalg,
     logic,
@@ -58,8 +59,9 @@ install()
 __all__ = [
     "attention", "channel_norms", "conv", "convert", "cosine", "create", "cumulative", "deps",
     "determinants", "distances", "einsum", "elementwise", "factorizations", "fourier", "gather",
-    "histogram", "index", "join", "linalg", "logic", "loss", "lu", "maths", "matrix_functions",
-    "matrix_norms", "nn", "norms", "numpy_calls", "ops", "pool", "products", "quantiles", "random",
-    "reduce", "resize", "safe", "scaled", "scaled_matmul", "scatter", "segments", "sets", "shape",
-    "softmax", "sort", "sparse", "special", "spectral", "stop_gradient",
+    "histogram", "index", "index_put", "join", "linalg", "logic", "loss", "lu", "maths",
+    "matrix_functions", "matrix_norms", "nn", "norms", "numpy_calls", "ops", "pool", "products",
+    "quantiles", "random", "reduce", "resize", "safe", "scaled", "scaled_matmul", "scatter",
+    "segments", "sets", "shape", "softmax", "sort", "sparse", "special", "spectral",
+    "stop_gradient",
 ]

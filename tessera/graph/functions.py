@@ -134,6 +134,7 @@ if TYPE_CHECKING:
     from .ops.index import trace as trace
     from .ops.index import tril as tril
     from .ops.index import triu as triu
+    from .ops.index_put import index_put as index_put
     from .ops.join import chunk as chunk
     from .ops.join import concatenate as concatenate
     from .ops.join import diff as diff
@@ -233,7 +234,6 @@ if TYPE_CHECKING:
     from .ops.scaled import quantize as quantize
     from .ops.scatter import dynamic_slice as dynamic_slice
     from .ops.scatter import dynamic_update_slice as dynamic_update_slice
-    from .ops.scatter import index_put as index_put
     from .ops.scatter import put_along_axis as put_along_axis
     from .ops.scatter import scatter as scatter
     from .ops.scatter import scatter_add as scatter_add

@@ -93,7 +93,7 @@ class Tracer(Tensor):
     def __setitem__(self, index: Any, value: Any) -> None:
         raise TraceError(
             "assignment into a traced tensor",
-            hint="build the new value: ts.where, ts.dynamic_update_slice or ts.scatter",
+            hint="build the new value: ts.index_put(x, index, value), or ts.where",
         )
 
     def __repr__(self) -> str:

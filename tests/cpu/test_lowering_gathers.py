@@ -151,6 +151,8 @@ WRITES = {
     "added": lambda x, i, u: ts.scatter_add(x, i, u),
     "added at several axes": lambda x, i, u: ts.index_put(x, (i, i + 1), u[:, 0], True),
     "read at several axes": lambda x, i, u: x[i, i + 1],
+    "places and values that are known": lambda x, i, u: ts.scatter(x, ts.arange(3) * 2, 7),
+    "a block": lambda x, i, u: ts.index_put(x, (slice(1, 3), i[3]), u[:2, 0]),
 }
 
 

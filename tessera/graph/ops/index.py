@@ -30,8 +30,8 @@ def getitem(x: Tensor, index: Any) -> Tensor:
     ShapeError, DTypeError.
     """
     x = plain(x)
-    items = _expand_masks(list(index) if isinstance(index, tuple) else [index])
-    items = _expand_ellipsis(items, x)
+    items = expand_masks(list(index) if isinstance(index, tuple) else [index])
+    items = expand_ellipsis(items, x)
     starts, stops, steps = [0] * x.ndim, list(x.shape), [1] * x.ndim
     flips, arrays, axis = [], [], 0
     dims: list[tuple[str, Any]] = []  # what becomes of each axis: ("keep" | "drop" | "new", axis)
@@ -69,13 +69,13 @@ def _basic(x: Tensor, starts: list, stops: list, steps: list, flips: list, dims:
     return F.reshape(x, shape)
 
 
-class _MaskIndex(np.ndarray):
+class MaskIndex(np.ndarray):
     """The positions along one axis at which a bool mask of extent `extent` is true."""
 
     extent: int
 
 
-def _expand_masks(items: list) -> list:
+def expand_masks(items: list) -> list:
     """Each bool mask as one array of positions per axis of the mask."""
     out: list = []
     for item in items:
@@ -83,19 +83,24 @@ def _expand_masks(items: list) -> list:
             item = np.asarray(item, None if len(item) else np.int64)
         if isinstance(item, bool | np.bool_):
             raise DTypeError(f"{item} as an index", hint="x[None] adds an axis")
-        if _is_mask(item):
+        if is_mask(item):
             out += _mask_positions(item)
         else:
             out.append(item)
     return out
 
 
-def _is_mask(item: Any) -> bool:
+def is_mask(item: Any) -> bool:
     return isinstance(item, Tensor | np.ndarray) and str(item.dtype).startswith("bool")
 
 
-def _mask_positions(mask: Any) -> list[_MaskIndex]:
-    if isinstance(mask, Tracer):
+def needs_values(mask: Any) -> bool:
+    """Whether it is traced, so that nobody knows how many elements it selects."""
+    return isinstance(mask, Tracer)
+
+
+def _mask_positions(mask: Any) -> list[MaskIndex]:
+    if needs_values(mask):
         raise TraceError(
             "indexing by a traced bool mask: the number of elements it selects is not known",
             hint="ts.where(mask, x, 0) keeps the shape; a mask of known values may index",
@@ -105,19 +110,19 @@ def _mask_positions(mask: Any) -> list[_MaskIndex]:
         raise DTypeError("a bool scalar as an index", hint="x[None] adds an axis")
     found = []
     for positions, extent in zip(values.nonzero(), values.shape, strict=True):
-        places = positions.astype(np.int64).view(_MaskIndex)
+        places = positions.astype(np.int64).view(MaskIndex)
         places.extent = extent
         found.append(places)
     return found
 
 
 def _check_mask(item: Any, axis: int, x: Tensor) -> None:
-    if isinstance(item, _MaskIndex) and item.extent != x.shape[axis]:
+    if isinstance(item, MaskIndex) and item.extent != x.shape[axis]:
         raise ShapeError(f"a mask of extent {item.extent} for axis {axis} of "
                          f"{show_shape(x.shape)}", hint="masks have the extents of their axes")
 
 
-def _expand_ellipsis(items: list, x: Tensor) -> list:
+def expand_ellipsis(items: list, x: Tensor) -> list:
     places = [i for i, item in enumerate(items) if item is Ellipsis]
     if not places:
         return items
@@ -186,7 +191,7 @@ def _gather(x: Tensor, dims: list, arrays: list, items: list) -> Tensor:
     together = advanced == list(range(advanced[0], advanced[-1] + 1))
     at = sum(i < advanced[0] for i in kept) if together else 0
     axes = [kept.index(place) for place, _ in arrays]
-    ids = [np.asarray(i) if isinstance(i, _MaskIndex) else i for _, i in arrays]
+    ids = [np.asarray(i) if isinstance(i, MaskIndex) else i for _, i in arrays]
     return F.gather_axes(x, axes, ids, at)
 
 

@@ -148,18 +148,18 @@ def scatter(x: Any, ids: Any, updates: Any, axis: int = 0, mode: str = "set") ->
     a = axis_index(axis, x.ndim)
     want = (*x.shape[:a], *rows.shape, *x.shape[a + 1:])
     if mode == "set":
-        u = F.broadcast_to(_as_type_of(updates, x.type), want)
+        u = F.broadcast_to(as_type_of(updates, x.type), want)
         return apply(SCATTER_SET, x, rows, u, axis=a)
     if x.dtype.kind == "bool":
         raise DTypeError(f"scatter of bools by {mode}", hint="cast to an integer type first")
     wide = to_compute(x)
-    u = F.broadcast_to(_as_type_of(updates, wide.type), want)
+    u = F.broadcast_to(as_type_of(updates, wide.type), want)
     if mode in EXTREMES:
         return store(apply(EXTREMES[mode], wide, rows, u, axis=a), x.type)
     return store(wide + apply(SEGMENT_SUM, u, rows, axis=a, extent=x.shape[a]), x.type)
 
 
-def _as_type_of(value: Any, numeric: NumericType) -> Tensor:
+def as_type_of(value: Any, numeric: NumericType) -> Tensor:
     """An update as elements of the tensor it goes into."""
     if is_number(value) and numeric.dtype.kind == "float":
         return convert(number_in(value, compute_type(numeric)), numeric)
@@ -179,18 +179,8 @@ def scatter_add(x: Any, ids: Any, updates: Any, axis: int = 0) -> Tensor:
     return scatter(x, ids, updates, axis, "add")
 
 
-@public
-def index_put(x: Any, indices: Any, values: Any, accumulate: bool = False) -> Tensor:
-    """x with x[indices] replaced by values, or values added there: torch.index_put.
-
-    indices: a tuple of integer tensors that broadcast together, for the first axes of x
-    values: broadcast to x[indices]   accumulate: of repeated places all add up, else the last stays
-    Returns a new tensor of x's type. Raises ShapeError, and AxisError when it runs.
-    """
-    return _put(x, indices, values, "add" if accumulate else "set")
-
-
-def _put(x: Any, indices: Any, values: Any, mode: str) -> Tensor:
+def put_at(x: Any, indices: Any, values: Any, mode: str) -> Tensor:
+    """x with values at the places that index tensors name, one for each of its first axes."""
     x = plain(x)
     ids = [index_operand(i) for i in (indices if isinstance(indices, tuple | list) else (indices,))]
     if not 0 < len(ids) <= x.ndim:
@@ -224,7 +214,7 @@ def put_along_axis(x: Any, ids: Any, values: Any, axis: int, mode: str = "set") 
         for d, n in enumerate(rows.shape)
     ]
     grid[a] = rows
-    return _put(x, tuple(grid), values, mode)
+    return put_at(x, tuple(grid), values, mode)
 
 
 MODES = ("set", "add", *EXTREMES)
@@ -424,4 +414,4 @@ def dynamic_update_slice(x: Any, update: Any, starts: Any) -> Tensor:
     x = plain(x)
     if x.ndim == 0:
         raise ShapeError("dynamic_update_slice of a scalar")
-    return apply(DYNAMIC_UPDATE_SLICE, x, _as_type_of(update, x.type), _starts(starts, x.ndim))
+    return apply(DYNAMIC_UPDATE_SLICE, x, as_type_of(update, x.type), _starts(starts, x.ndim))

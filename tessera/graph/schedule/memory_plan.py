@@ -30,6 +30,7 @@ from ..ir import Graph, Node, Value, elements, value_bytes
 from .batches import batch_ends
 from .check_memory_plan import verify_plan
 from .groups import FusionGroup
+from .library_call import LibraryCall
 from .overwrites import find_overwrites
 from .place_views import place_views
 from .target import ScheduleTarget
@@ -77,9 +78,9 @@ def fold_constants(graph: Graph) -> tuple[dict[Value, np.ndarray], Graph]:
     known: dict[Value, np.ndarray] = {}
     rest: list[Node] = []
     for node in graph.nodes:
-        if node.op.effects or node.op.graph_attrs or node.op.name == "place" or not all(
-                v in known for v in node.inputs):  # a known result is placed as others are
-            rest.append(node)
+        if node.op.effects or node.op.graph_attrs or node.op.name == "place" or isinstance(
+                node.op, LibraryCall) or not all(v in known for v in node.inputs):
+            rest.append(node)  # a known result is placed as others are
             continue
         if node.op.name == "full":
             known[node.outputs[0]] = _filled(node)
