@@ -43,8 +43,9 @@ def grad(fn: Callable, argnums: int | Sequence[int] | None = None, *, wrt: Any =
 
     Which arguments: `argnums=` (positions) or `wrt=` (names) if given; else those that are
     `ts.param`s (or hold some); else distributed tensors; else argument 0. One gradient comes bare,
-    several as a tuple in signature order; an argument that is a dict or list gives one like it, and
-    one of a registered class too, with its integers as they are. Of an argument that holds
+    several as a tuple in signature order; a tuple of positions or names gives a tuple in its order.
+    An argument that is a dict or list gives one like it, and one of a registered class too, with
+    its integers as they are. Of an argument that holds
     `ts.param`s these alone are differentiated: its gradient has None for its other leaves, such as
     running statistics and counters. A leaf that was one in an earlier call is warned of.
     Gradients are f32 (f64 for f64). `has_aux`: fn returns (loss, aux), and so does the transform:
@@ -69,7 +70,7 @@ def value_and_grad(fn: Callable, argnums: int | Sequence[int] | None = None, *, 
 
     def rule(*args: Any, **kwargs: Any) -> Any:
         slots = bind_slots(signature, args, kwargs, name)
-        chosen = choose_arguments(slots, signature, argnums, wrt, name, marked)
+        chosen, bare = choose_arguments(slots, signature, argnums, wrt, name, marked)
         packed = Packed({n: slots[n] for n in chosen})
         moves = moving_tensors(packed, name, marked, argnums is None and wrt is None)
 
@@ -89,7 +90,7 @@ def value_and_grad(fn: Callable, argnums: int | Sequence[int] | None = None, *, 
         grads = [materialize(next(found), x) if on else held
                  for x, on, held in zip(packed.tensors, moves, beside, strict=True)]
         per_arg = list(packed.replaced(grads).values())
-        return out, per_arg[0] if len(chosen) == 1 else tuple(per_arg)
+        return out, per_arg[0] if bare else tuple(per_arg)
 
     return Transform(fn, rule, "value_and_grad")
 

@@ -41,25 +41,30 @@ def marks_of(fn: Callable) -> Marks:
 
 
 def choose_arguments(slots: dict[str, Any], signature: inspect.Signature, argnums: Any, wrt: Any,
-                     fn: str, marked: Marks) -> list[str]:
-    """Names of the arguments to differentiate, in signature order. `marked` is brought up to
-    date."""
+                     fn: str, marked: Marks) -> tuple[list[str], bool]:
+    """(names of the arguments to differentiate, whether a gradient comes bare): in the order asked
+    for, a sequence giving a tuple; else in that of the signature. `marked` is brought up to date.
+    """
     names = list(slots)
     if argnums is not None and wrt is not None:
         raise ArgumentError("give argnums or wrt, not both")
+    several = isinstance(argnums if wrt is None else wrt, tuple | list | set)
     if argnums is not None:
-        picked = {names[p] for p in _positions(argnums, len(names), fn)}
+        asked = [names[p] for p in _positions(argnums, len(names), fn)]
     elif wrt is not None:
-        picked = _named(wrt, names, signature, fn)
+        asked = _named(wrt, names, signature, fn)
     else:
         picked = {n for n in names if _holds(slots[n], lambda x: x.is_param)}
         if picked:
             marked.arguments = picked
         picked = picked or {n for n in names if _holds(slots[n], _is_distributed)}
         picked = picked or _first_argument(names, fn, marked.arguments)
-    if not picked:
+        asked = [n for n in names if n in picked]
+    if not asked:
         raise GradError(f"{fn} has no argument to differentiate")
-    return [n for n in names if n in picked]
+    if len(set(asked)) < len(asked):
+        raise ArgumentError(f"an argument of {fn} is asked for twice: {', '.join(asked)}")
+    return asked, len(asked) == 1 and not several
 
 
 def _first_argument(names: list[str], fn: str, marked: set[str]) -> set[str]:
@@ -83,13 +88,16 @@ def _positions(argnums: Any, count: int, fn: str) -> list[int]:
     return list(places)
 
 
-def _named(wrt: Any, names: list[str], signature: inspect.Signature, fn: str) -> set[str]:
-    asked = set(wrt if isinstance(wrt, tuple | list | set) else (wrt,))
+def _named(wrt: Any, names: list[str], signature: inspect.Signature, fn: str) -> list[str]:
+    asked = list(wrt) if isinstance(wrt, tuple | list | set) else [wrt]
     several = {n for n, p in signature.parameters.items() if p.kind is p.VAR_POSITIONAL}
-    for n in asked - set(names) - several:
-        raise ArgumentError(f"wrt {n!r} is not an argument of {fn}",
-                            hint=did_you_mean(str(n), names))
-    return {n for n in names if n in asked or n.split("[")[0] in asked & several}
+    for n in asked:
+        if n not in names and n not in several:
+            raise ArgumentError(f"wrt {n!r} is not an argument of {fn}",
+                                hint=did_you_mean(str(n), names))
+    if isinstance(wrt, set):
+        asked = sorted(asked, key=[*several, *names].index)
+    return [n for a in asked for n in names if n == a or a in several and n.split("[")[0] == a]
 
 
 def _holds(value: Any, test: Callable[[Tensor], bool]) -> bool:

@@ -86,8 +86,7 @@ def gradcheck(fn: Callable, args: Sequence[Any], *, order: int = 1, eps: float =
         every = tuple(range(len(xs)))
 
         def slope(*given: Tensor) -> tuple[Tensor, ...]:
-            out = grad(lambda *a: _weighted(call(*a), weights), argnums=every)(*given)
-            return out if len(xs) > 1 else (out,)
+            return grad(lambda *a: _weighted(call(*a), weights), argnums=every)(*given)
 
         gradcheck(slope, tuple(xs), order=order - 1, eps=eps, rtol=10 * rtol, atol=10 * atol,
                   modes=modes, seed=seed + 1)

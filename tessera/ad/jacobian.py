@@ -89,7 +89,7 @@ def hessian(fn: Callable, argnums: int | Sequence[int] = 0) -> Transform:
 
 def hvp(fn: Callable, primals: Sequence[Any], tangents: Sequence[Any]) -> Any:
     """Hessian-vector product of a scalar function, forward over reverse: bare for one primal."""
-    every = tuple(range(len(primals)))
+    every = tuple(range(len(primals))) if len(primals) > 1 else 0
     return jvp(grad(fn, argnums=every), primals, tangents)[1]
 
 

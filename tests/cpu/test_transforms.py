@@ -59,9 +59,17 @@ def test_argnums_and_wrt_win_over_params() -> None:
     x, w, z = f32([2.0]), ts.param([3.0]), f32([5.0])
     assert ts.grad(loss, argnums=0)(x, w, z).item() == 15.0
     assert ts.grad(loss, argnums=-1)(x, w, z).item() == 6.0
-    assert [g.item() for g in ts.grad(loss, argnums=(2, 0))(x, w, z)] == [15.0, 6.0]
+    assert [g.item() for g in ts.grad(loss, argnums=(2, 0))(x, w, z)] == [6.0, 15.0]
     assert ts.grad(loss, wrt="z")(x, w, z).item() == 6.0
-    assert [g.item() for g in ts.grad(loss, wrt=("z", "w"))(x, w, z)] == [10.0, 6.0]
+    assert [g.item() for g in ts.grad(loss, wrt=("z", "w"))(x, w, z)] == [6.0, 10.0]
+    assert [g.item() for g in ts.grad(loss, wrt={"z", "w"})(x, w, z)] == [10.0, 6.0]
+    for one in ({"argnums": (0,)}, {"argnums": [-3]}, {"wrt": ("x",)}):
+        value, grads = ts.value_and_grad(loss, **one)(x, w, z)
+        assert isinstance(grads, tuple) and [g.item() for g in grads] == [15.0]
+    pair = ts.jacrev(loss, argnums=(2, 0))(x, w, z)  # as grad does
+    assert [g.item() for g in pair] == [6.0, 15.0]
+    with pytest.raises(ArgumentError, match="asked for twice: x, x"):
+        ts.grad(loss, argnums=(0, -3))(x, w, z)
     with pytest.raises(ArgumentError, match="did you mean|'q' is not an argument"):
         ts.grad(loss, wrt="q")(x, w, z)
     with pytest.raises(ArgumentError, match="argnums 3"):

@@ -226,7 +226,6 @@ def test_a_program_in_random_layouts(name: str, rng: Draw) -> None:
     xs = p.draw(rng)
     step = ts.jit(ts.value_and_grad(p.fn, argnums=p.floats))
     value, grads = step(*xs)
-    grads = grads if len(p.floats) > 1 else (grads,)
     for trial in range(5):
         layouts = [some_layout(x, rng) for x in xs]
         where = f"{name} of {', '.join(at.describe() for at in layouts)}"
@@ -237,7 +236,6 @@ def test_a_program_in_random_layouts(name: str, rng: Draw) -> None:
             err.add_note(where)
             raise
         same(got, value, p.n, where)
-        found = found if len(p.floats) > 1 else (found,)
         for i, g, want in zip(p.floats, found, grads, strict=True):
             same(g, want, p.n, f"gradient {i} of {where}")
             assert g.layout == layouts[i].settled(), where
