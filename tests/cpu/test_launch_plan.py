@@ -10,6 +10,7 @@ import pytest
 
 import tessera as ts
 from tessera import Tensor, UnsupportedTargetError, f32
+from tessera.graph.cuda.generate_kernels import WRITERS
 from tessera.graph.cuda.launch_work import SORTS
 from tessera.graph.cuda.lower import MAKERS
 from tessera.tile.cuda.lower.warp_specialised.program import Refusal
@@ -99,7 +100,13 @@ class TestForms:
         assert host.work.read_bytes == 4 * 32 and host.reason.startswith("the host, ")
 
     def test_every_kind_of_group_has_its_sort(self):
-        assert set(MAKERS) - {"view", "empty", "offload", "fetch", "launch"} == set(SORTS)
+        made = set(MAKERS) - {"view", "empty", "offload", "fetch", "launch"}
+        assert made | set(WRITERS) == set(SORTS)
+
+    def test_an_update_in_place_moves(self):
+        put = ts.jit(lambda c, v, i: ts.dynamic_update_slice(c, v, (i, 0)), donate="c")
+        plan = put.schedule(ts.zeros((64, 4)), ts.ones((1, 4)), 3, target="sm_90a")
+        assert plan.launches[-1].work.kind == "move"
 
     def test_a_kernel_of_the_user(self):
         @ts.kernel

@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 # The sort of work that each kind of group is; of a user's or the library's kernel see `_sort`.
 SORTS = {"gemm": "matmul", "attention": "attention", "loop": "elementwise", "rows": "reduction",
          "columns": "reduction", "strips": "reduction", "move": "move", "elements": "move",
-         "gather": "index", "segments": "index", "last": "index", "parts": "index",
-         "runs": "index", "atomic_sums": "index", "sort": "sort", "merge": "sort", "order": "sort",
-         "merge_cuts": "sort", "merge_keys": "sort",
+         "update": "move", "gather": "index", "segments": "index", "last": "index",
+         "parts": "index", "runs": "index", "atomic_sums": "index", "sort": "sort",
+         "merge": "sort", "order": "sort", "merge_cuts": "sort", "merge_keys": "sort",
          "search": "sort", "position": "reduction", "scan": "reduction", "key": "elementwise",
          "library": "library", "host": "copy", "repeat": "loop", "exchange": "exchange"}
 
