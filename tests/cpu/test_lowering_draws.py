@@ -197,3 +197,17 @@ def test_draws_by_a_key_that_is_an_argument():
     fn = lambda k, x: x + ts.random.normal((5, 3), key=k)  # noqa: E731
     made = CudaProgram(ts.jit(fn).graph(key, x))
     assert_close(made.run([key.array, x.array])[0], fn(key, x).array, "f32")
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (1, 1), (5, 1), (1, 5)])
+def test_a_few_numbers_by_a_key(shape):
+    """A key's words are numbers of the group where the space has one element, too: one draw, as a
+    chain's acceptance or a time step is, was refused by the kernel that was made of it."""
+    def draws(key):
+        return (ts.random.uniform(shape, key=key) + ts.cast(key[1], "f32"),
+                ts.random.randint(0, 9, shape, key=key), ts.random.bernoulli(0.5, shape, key=key))
+
+    key = ts.random.key(5)
+    got = CudaProgram(ts.jit(draws).graph(key)).run([key.array])
+    for a, b in zip(got, draws(key), strict=True):
+        np.testing.assert_array_equal(a, b.array)

@@ -6,6 +6,7 @@ which of them follows from the axes its operands lie along.
 
 from __future__ import annotations
 
+import re
 from dataclasses import field
 from math import prod
 from typing import Any
@@ -18,6 +19,7 @@ from .kernel_text import KernelWriter, capital
 from .spell import COMBINE, literal, stored_as
 
 COLUMNS = "{columns}"  # the text of a step that gives the numbers of the columns
+WORDS = re.compile(r"seed=\(\{(\d)\}, \{(\d)\}\)")  # of a key that is data
 
 
 def placed(step: GroupStep) -> bool:
@@ -143,10 +145,23 @@ def value(w: KernelWriter, b: FrameBlock, arg: Any, kind: str, step: GroupStep) 
     return b.held[arg]
 
 
+def _word(w: KernelWriter, b: FrameBlock, arg: str, step: GroupStep) -> KernelValue:
+    """A word of a key, which is one number for a whole group, in a space of one element too."""
+    along = sum(b.pattern(b.operands[arg])) if arg in b.operands else 0
+    if not along:
+        return value(w, b, arg, "int", step)
+    name = f"{arg}_word{b.suffix}"
+    if name not in b.held:
+        w.line(f"{name} = {capital(arg)}[{', '.join('0' * along)}]", step)
+        b.held[name] = KernelValue(name, False, False)
+    return b.held[name]
+
+
 def emit_step(w: KernelWriter, b: FrameBlock, step: GroupStep, template: str) -> None:
     """One elementwise step as a statement."""
-    kinds = dict(step.attrs)["kinds"]
-    args = [value(w, b, a, k, step) for a, k in zip(step.args, kinds, strict=True)]
+    kinds, words = dict(step.attrs)["kinds"], [int(i) for s in WORDS.findall(template) for i in s]
+    args = [_word(w, b, a, step) if i in words and isinstance(a, str) else value(w, b, a, k, step)
+            for i, (a, k) in enumerate(zip(step.args, kinds, strict=True))]
     m, n = any(a.m for a in args), any(a.n for a in args)
     texts = [a.text for a in args]
     if step.op == "check_index":
