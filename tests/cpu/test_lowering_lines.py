@@ -305,3 +305,21 @@ def test_sums_at_places_of_integers(monkeypatch, rng):
 def test_sums_of_narrow_integers_wrap(fn, kind, number):
     x = ts.full((3, 11), number, kind)
     assert_same(*lowered(fn, x))
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+def test_one_number_all_along_a_line(axis, form, rng):
+    """A decay that does not change, or a term; so is the cotangent of a sum."""
+    x = rng.standard_normal((11, 19)).astype(np.float32)
+    for fn in (lambda x: ts.linear_recurrence(ts.full_like(x, 0.9), x, axis),
+               lambda x: ts.linear_recurrence(ts.sigmoid(x), ts.ones_like(x), axis),
+               ts.grad(lambda x: ts.sum(ts.cumprod(x, axis)))):
+        (got,), (want,) = lowered(fn, x)
+        assert_close(got, want, "f32", n=20)
+
+
+def test_known_sums_of_16_bits_are_those_of_the_graph():
+    """They were folded in bf16, in which 256 + 1 is 256."""
+    (got,), (want,) = lowered(lambda x: x + ts.cumsum(ts.ones(600, "bf16"), 0), np.float32(0))
+    np.testing.assert_array_equal(got, want)
+    assert got[-1] == 600.0

@@ -177,7 +177,9 @@ class _Writer:
 
     def __post_init__(self) -> None:
         (self.step,), self.scan = self.group.steps, SCANS[self.group.attr("scan")]
-        self.dtype = {o.name: o for o in self.group.reads}[self.step.args[0]].type.dtype
+        read = {o.name: o.type for o in self.group.reads}
+        types = [read[a] for a in self.step.args if isinstance(a, str)]
+        self.dtype = (types or [self.step.type])[0].dtype  # of operands, which have one type
         kept = self.scan.kept(self.dtype)
         self.kept = kept
         self.types = [self.w.type(as_type(d.name)) for d in kept]
@@ -199,7 +201,10 @@ class _Writer:
         """The states of the elements at these addresses; at: their places in the line."""
         held = [f"x{i}" for i in range(len(self.step.args))]
         for x, arg in zip(held, self.step.args, strict=True):
-            self.w.line(f"{x} = tile.gather({capital(arg)}, {address})", self.step)
+            text = f"tile.gather({capital(arg)}, {address})" if isinstance(arg, str) else (
+                f"tile.cast({at} * 0, {self.w.type(as_type(self.dtype))}) + "
+                f"{literal(arg, self.dtype.kind)}")  # one number all along
+            self.w.line(f"{x} = {text}", self.step)
         self.let(names, self.scan.lift(self.w, self.dtype, held, at))
 
     def store(self, names: State, address: str) -> None:

@@ -19,9 +19,11 @@ from .scans import SCANS, are_rows
 
 
 def scans_of_stored(graph: Graph) -> Graph:
-    readers, results = readers_of(graph), set(graph.outputs)
+    readers, results, known = readers_of(graph), set(graph.outputs), _known(graph)
 
     def visit(rw: Rewriter, node: Node, inputs: Sequence[Value]) -> Value | None:
+        if known.issuperset(node.inputs):  # its value is that of the ops as they stand
+            return None
         if node.op.lines in SCANS:
             wide = rw.made_by(inputs[0], "cast")
             if wide is None or not widens(wide) or not _reads_rows(node, wide.inputs[0]):
@@ -36,6 +38,15 @@ def scans_of_stored(graph: Graph) -> Graph:
         return _scan(rw, scan, scan.inputs[0], node.outputs[0])
 
     return remove_dead(rebuild(graph, visit))
+
+
+def _known(graph: Graph) -> set[Value]:
+    """Values that depend on nothing but constants."""
+    known: set[Value] = set()
+    for node in graph.nodes:
+        if not node.op.effects and not node.op.graph_attrs and known.issuperset(node.inputs):
+            known.update(node.outputs)
+    return known
 
 
 def _reads_rows(scan: Node, x: Value) -> bool:
