@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import linecache
 import re
+from collections import Counter
 from typing import Any
 
 import numpy as np
@@ -134,6 +135,26 @@ def test_segments_of_every_type(kind, shape, rng):
     for got, want in zip(*lowered(segments, x, rng.choice([0, 2, -1], shape[0])), strict=True):
         assert got.dtype == want.dtype
         np.testing.assert_array_equal(got, want)
+
+
+@pytest.mark.parametrize("kind", ["f32", "int32", "bf16"])
+def test_extrema_of_many_segments_are_those_of_runs(kind, rng):
+    """Put in order once for all that ask of the same integers."""
+    x = ts.cast(ts.tensor(rng.integers(-90, 90, (5000, 3))), kind)
+    ids = np.array([0, *rng.integers(-300, 300, 4998) // 2 * 2, 1])
+    numbers = rng.standard_normal((5000, 3)).astype(np.float32)
+    numbers[7] = np.nan
+
+    def fn(x, n, ids):
+        return (ts.segment_max(x, ids, 300), ts.segment_min(n, ids, 300),
+                ts.segment_sum(x, ids, 300))
+
+    for got, want in zip(*lowered(fn, x, numbers, ids), strict=True):
+        np.testing.assert_array_equal(got, want)
+    groups = Counter(g.kind for g in program(fn, x, ts.tensor(numbers), ts.tensor(ids)).plan.groups)
+    assert groups["runs"] == 3 and groups["sort"] == groups["search"] == 1
+    few = program(lambda x, i: ts.segment_max(x, i, 9), x, ts.tensor(ids % 9))
+    assert "segments" in [g.kind for g in few.plan.groups]
 
 
 def test_segment_extrema_hand_nan_on(rng):

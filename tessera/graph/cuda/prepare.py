@@ -258,6 +258,7 @@ PIPELINE: list[Callable[..., Any]] = [
     merge_common,
     add_in_any_order,
     sort_segments,
+    merge_common,  # sums by the same ids share their order
     open_sorts,
     open_writes,
     drop_same_casts,

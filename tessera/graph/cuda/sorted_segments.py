@@ -1,5 +1,5 @@
-"""Sums of many slices by integers: the integers are put in order first, so that a segment reads its
-own slices and nothing else.
+"""Sums of many slices by integers, and the largest or smallest of them: the integers are put in
+order first, so that a segment reads its own slices and nothing else.
 
     y[s, c] = sum of u[order[j], c] over begin[s] <= j < begin[s + 1]
 
@@ -21,11 +21,11 @@ from ..schedule.library_call import library_call
 from ..schedule.loop_axes import extents_of
 from ..simplify import Rewriter, rebuild
 from .choose_schedule import AHEAD, IDS, blocks, for_segments
-from .gathers import around
+from .gathers import around, nothing
 from .group_statements import CHAIN
 from .kernel_text import KernelText, KernelWriter, capital
 from .searches import LONG
-from .spell import stored_as
+from .spell import COMBINE, literal, stored_as
 
 INT32 = as_type("int32")
 # Read before the first is added: many segments have one slice or none, and groups with few
@@ -34,29 +34,42 @@ SLICES, PARTS = 4, 2
 # u, order, the ids in order, begin -> [2 * blocks, C] in f64: of each block what reaches into it
 # from the left, and what begins in it and goes on; of long segments alone.
 PART_SUMS = library_call("part_sums")
-RUN_SUMS = library_call("run_sums")  # u, order, begin (, parts) -> [V, C]
-KINDS: dict[GraphOp, str] = {PART_SUMS: "parts", RUN_SUMS: "runs"}
+# u, order, begin (, parts of sums) -> [V, C]
+RUNS = {way: library_call(name) for way, name in (
+    ("sum", "run_sums"), ("max", "run_maxima"), ("min", "run_minima"))}
+KINDS: dict[GraphOp, str] = {PART_SUMS: "parts", **dict.fromkeys(RUNS.values(), "runs")}
+# Segments from which on their extrema are those of runs; of fewer a group for each looks through
+# all integers as quickly as they are put in order.
+EXTREMA = 256
 
 
 def sort_segments(graph: Graph) -> Graph:
-    """Sums by more integers than a group looks through at once, as sums of runs."""
+    """Sums by more integers than a group looks through at once, as sums of runs; and extrema."""
 
     def visit(rw: Rewriter, node: Node, inputs: tuple[Value, ...]) -> Value | None:
-        indexed = node.op.indexed
-        if indexed is None or indexed.reads or indexed.along or node.op.meets not in ("", "sum"):
+        way = node.op.meets or "sum"
+        if not _by_segments(node.op) or way not in RUNS:
             return None
         u, ids = inputs
         if not all(isinstance(d, int) for v in inputs for d in v.aval.shape):
             return None
         A, T, C = around(extents_of(u), node.attrs["axis"], ids.aval.ndim)
-        if A > 1 or not IDS < T < LONG or C == 0:
+        few = way != "sum" and node.attrs["extent"] < EXTREMA
+        if A > 1 or not IDS < T < LONG or C == 0 or few:
             return None
-        return _sums_of_runs(rw, node, u, ids, T, C)
+        return _of_runs(rw, node, u, ids, T, C)
 
     return rebuild(graph, visit)
 
 
-def _sums_of_runs(rw: Rewriter, node: Node, u: Value, ids: Value, T: int, C: int) -> Value:
+def _by_segments(op: GraphOp) -> bool:
+    """Sums by integers are indexed ops; what meets as an extremum is not."""
+    if op.meets in ("max", "min"):
+        return op.reduces == op.meets
+    return op.indexed is not None and not op.indexed.reads and not op.indexed.along
+
+
+def _of_runs(rw: Rewriter, node: Node, u: Value, ids: Value, T: int, C: int) -> Value:
     V, out = node.attrs["extent"], node.outputs[0].aval
     narrow = rw.made_by(ids, "cast")
     if narrow is not None and narrow.inputs[0].aval.dtype is INT32.dtype:
@@ -69,12 +82,13 @@ def _sums_of_runs(rw: Rewriter, node: Node, u: Value, ids: Value, T: int, C: int
     begin = rw.emit("searchsorted", at, numbers, side="left", lines=0)
     rows = rw.emit("reshape", u, shape=(T, C))
     given: tuple[Value, ...] = (rows, order, begin)
-    if u.aval.dtype.name == "f32":
+    way = node.op.meets or "sum"
+    if u.aval.dtype.name == "f32" and way == "sum":
         parts = Value(Aval((2 * blocks(T, CHAIN), C), as_type("f64")))
         rw.add(Node(PART_SUMS, (rows, order, at, begin), {}, (parts,), rw.where))
         given = (*given, parts)
     sums = Value(Aval((V, C), out.type))
-    rw.add(Node(RUN_SUMS, given, {}, (sums,), rw.where))
+    rw.add(Node(RUNS[way], given, {}, (sums,), rw.where))
     return rw.emit("reshape", sums, shape=out.shape)
 
 
@@ -84,7 +98,9 @@ def schedule_runs(builder: ScheduleBuilder, group: FusionGroup) -> None:
     y = builder.operand(node.outputs[0])
     V, C = y.shape
     s = for_segments(V, reads[0].shape[0], C)
-    builder.add(group.kind, y.shape, reads, [y], [builder.step(node)], s, (V, blocks(C, s.n)))
+    ways = {op: way for way, op in RUNS.items()}
+    builder.add(group.kind, y.shape, reads, [y], [builder.step(node)], s, (V, blocks(C, s.n)),
+                **({"way": ways[node.op]} if node.op in ways else {}))
 
 
 def parts_source(group: ScheduledGroup) -> KernelText:
@@ -120,15 +136,16 @@ def runs_source(group: ScheduledGroup) -> KernelText:
     w.line("s = tile.group_id(0)")
     w.line(f"n = tile.group_id(1) * {BN}")
     _begin_and_end(w, group, capital(begin.name))
-    zero = "0.0" if y.type.dtype.kind == "float" else "0"
-    w.line(f"{name} = tile.full((1, {BN}), {zero}, {kind})", step)
+    way, dtype = group.attr("way"), y.type.dtype
+    none = literal(nothing(dtype, way), dtype.kind)
+    w.line(f"{name} = tile.full((1, {BN}), {none}, {kind})", step)
     w.line(f"stop = tile.where(hi - lo > {CHAIN}, lo, hi)" if parts else "stop = hi", step)
-    dtype = y.type.dtype
     narrow = dtype.compute is not dtype or dtype.bits < 32
-    with w.block(f"for j in range(lo, stop, {SLICES}):"):
-        _load_slices(w, group, capital(order.name), T, SLICES)
-        for r in range(SLICES):
-            total = f"{name} + r{r}"
+    ahead, fill = (SLICES, "") if way == "sum" else (AHEAD, f", fill={none}")
+    with w.block(f"for j in range(lo, stop, {ahead}):"):
+        _load_slices(w, group, capital(order.name), T, ahead, fill)
+        for r in range(ahead):
+            total = COMBINE[way][0].format(name, f"r{r}")
             w.line(f"{name} = {stored_as(total, dtype, kind) if narrow else total}", step)
     if parts:
         with w.block("if stop < hi:"):
@@ -161,15 +178,17 @@ def _begin_and_end(w: KernelWriter, group: ScheduledGroup, begin: str) -> None:
     w.line(f"hi = {_number(w, begin, 's + 1')}", step)
 
 
-def _load_slices(w: KernelWriter, group: ScheduledGroup, order: str, T: int, ahead: int) -> None:
-    """The slices at order[j], order[j + 1] ... before `stop`; zeros behind: T is no slice."""
+def _load_slices(w: KernelWriter, group: ScheduledGroup, order: str, T: int, ahead: int,
+                 fill: str = "") -> None:
+    """The slices at order[j], order[j + 1] ... before `stop`; behind it what is filled in, by
+    default zeros: T is no slice."""
     (step,), U, BN = group.steps, capital(group.reads[0].name), group.schedule.n
     for r in range(ahead):
         w.line(f"p{r} = {_number(w, order, f'tile.minimum(j + {r}, {T - 1})')}", step)
     for r in range(ahead):
         w.line(f"p{r} = tile.where(j + {r} < stop, p{r}, {T})", step)
     for r in range(ahead):
-        w.line(f"r{r} = tile.load({U}[p{r}:p{r}+1, n:n+{BN}])", step)
+        w.line(f"r{r} = tile.load({U}[p{r}:p{r}+1, n:n+{BN}]{fill})", step)
 
 
 def _number(w: KernelWriter, tensor: str, place: str) -> str:
