@@ -10,9 +10,11 @@ from ...dims import show_shape, size_of
 from ...errors import ArgumentError, DTypeError, ShapeError, TraceError
 from ...tensor import Tensor, as_tensor
 from .. import functions as F
-from ..operand import plain, public, store, to_compute
+from ..operand import literal, plain, public, store, to_compute
+from ..trace import apply
 from .index import MaskIndex, expand_ellipsis, expand_masks, getitem, is_mask, needs_values
 from .scatter import as_type_of, need_mode, put_at, scatter
+from .shape import PAD
 
 
 @public
@@ -99,6 +101,9 @@ def _put_part(x: Tensor, items: list, values: Any, mode: str) -> Tensor:
         return scatter(x, taken[others[0]], values, others[0], mode)
     if len(taken) <= x.ndim and all(_is_place(i) or _is_run(i) for i in taken):
         return _put_block(x, items, values, mode)
+    if len(taken) <= x.ndim and not any(isinstance(i, Tensor) for i in taken) and all(
+            _is_place(i) or isinstance(i, slice) for i in taken):
+        return _put_strided(x, items, values, mode)
     place = getitem(F.reshape(F.arange(size_of(x.shape)), x.shape), tuple(items))
     out = scatter(F.reshape(x, (-1,)), place, values, 0, mode)
     return F.reshape(out, x.shape)
@@ -112,10 +117,37 @@ def _is_run(item: Any) -> bool:
     return isinstance(item, slice) and (item.step is None or item.step == 1)
 
 
-def _put_block(x: Tensor, items: list, values: Any, mode: str) -> Tensor:
+def _new_part(x: Tensor, items: list, values: Any, mode: str) -> Tensor:
+    """What stands at x[items] afterwards."""
     old = getitem(x, tuple(items))
     v = as_type_of(values, x.type if mode == "set" else to_compute(old).type)
-    new = F.broadcast_to(_merged(old, F.broadcast_to(v, old.shape), mode), old.shape)
+    return _merged(old, F.broadcast_to(v, old.shape), mode)
+
+
+def _put_strided(x: Tensor, items: list, values: Any, mode: str) -> Tensor:
+    """Slices with steps: the part spread over x's extents, where an element is one of it."""
+    new, taken = _new_part(x, items, values, mode), [i for i in items if i is not None]
+    rows = [range(n)[i] if isinstance(i, slice) else range(int(i) % n, int(i) % n + 1)
+            for i, n in zip([*taken, *[slice(None)] * (x.ndim - len(taken))], x.shape, strict=True)]
+    if not all(rows):
+        return x
+    new = F.reshape(new, [len(r) for r in rows])
+    if back := tuple(a for a, r in enumerate(rows) if r.step < 0):
+        new = F.flip(new, back)
+    rows = [r if r.step > 0 else r[::-1] for r in rows]
+    spread = apply(PAD, new, literal(0, new), before=tuple(r[0] for r in rows),
+                   after=tuple(n - 1 - r[-1] for r, n in zip(rows, x.shape, strict=True)),
+                   holes=tuple(r.step - 1 if len(r) > 1 else 0 for r in rows))
+    part: Any = True
+    for axis, (r, n) in enumerate(zip(rows, x.shape, strict=True)):
+        if len(r) < n:
+            there = np.isin(np.arange(n), r).reshape([n if a == axis else 1 for a in range(x.ndim)])
+            part = F.logical_and(part, as_tensor(there))
+    return F.where(part, spread, x)
+
+
+def _put_block(x: Tensor, items: list, values: Any, mode: str) -> Tensor:
+    new = _new_part(x, items, values, mode)
     starts, sizes = [], []
     taken = [i for i in items if i is not None]
     for item, n in zip([*taken, *[slice(None)] * (x.ndim - len(taken))], x.shape, strict=True):
