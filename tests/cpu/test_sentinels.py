@@ -545,3 +545,9 @@ def test_a_report_names_the_iterations_of_loops():
                           argnums=1))
     assert caught(back, 1.0, ts.tensor([1.0, 0.0, 1.0])).finding.iterations == (("scan", 1),)
     assert caught(ts.jit(ts.log), ts.tensor([-1.0])).finding.iterations == ()
+
+
+def test_a_label_outside_the_classes_is_what_the_hint_asks_for():
+    """It is an error where labels are known, and NaN in a compiled function."""
+    error = caught(ts.jit(ts.cross_entropy), ts.ones((2, 3)), ts.tensor([0, 3]))
+    assert error.finding.index == (1, 0) and "a label outside the classes?" in error.hint

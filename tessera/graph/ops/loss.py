@@ -93,6 +93,7 @@ NLL = GraphOp(
         sample((2, 5), ((2, 1), "index:5"), smoothing=0.0, accum=F32),
         sample((2, 3, 4), ((2, 3, 1), "index:4"), smoothing=0.1, accum=F32),
     ),
+    hint="a label outside the classes? ignore_index= leaves rows out; or an infinite logit",
     doc="log sum exp(x) - x[label] along the last axis; NaN for a label outside the classes",
 )
 
