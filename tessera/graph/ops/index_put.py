@@ -148,7 +148,8 @@ def _put_strided(x: Tensor, items: list, values: Any, mode: str) -> Tensor:
 
 def _put_block(x: Tensor, items: list, values: Any, mode: str) -> Tensor:
     new = _new_part(x, items, values, mode)
-    starts, sizes = [], []
+    starts: list[Any] = []
+    sizes: list[int] = []
     taken = [i for i in items if i is not None]
     for item, n in zip([*taken, *[slice(None)] * (x.ndim - len(taken))], x.shape, strict=True):
         if isinstance(item, slice):
