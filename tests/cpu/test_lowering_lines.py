@@ -323,3 +323,19 @@ def test_known_sums_of_16_bits_are_those_of_the_graph():
     (got,), (want,) = lowered(lambda x: x + ts.cumsum(ts.ones(600, "bf16"), 0), np.float32(0))
     np.testing.assert_array_equal(got, want)
     assert got[-1] == 600.0
+
+
+@pytest.mark.parametrize("shape", [(1,), (1, 1)])
+def test_lines_of_one_element(shape):
+    """Nothing stands beside it: where it is padded everything is known."""
+    x = np.full(shape, 0.7, np.float32)
+    for fn in (ts.cumprod, ts.logcumsumexp, ts.prod, lambda x, axis: ts.diff(x, axis=axis),
+               lambda x, axis: ts.linear_recurrence(x * 2, x, axis)):
+        slope = ts.grad(lambda x, fn=fn: ts.sum(ts.sin(fn(x, len(shape) - 1))))
+        (got,), (want,) = lowered(slope, x)
+        assert_close(got, want, "f32", n=4)
+
+
+def test_norms_of_rows_of_nothing():
+    (got,), (want,) = lowered(lambda x: ts.rmsnorm(x, ts.ones(0)), np.zeros((3, 0), np.float32))
+    assert_same([got], [want])

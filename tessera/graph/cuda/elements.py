@@ -111,7 +111,10 @@ class _Spelled:
     def where(self, condition: _Term, x: _Term, y: _Term) -> _Term:
         least = None if x.least is None or y.least is None else min(x.least, y.least)
         most = None if x.most is None or y.most is None else max(x.most, y.most)
-        if not condition.varies:
+        if not condition.varies and not any(map(str.isalpha, condition.text)):
+            # Of a space of one element everything is known; numbers alone make no tile of bools.
+            condition = self.name("c", f"(p >= n) == {condition.text}")
+        elif not condition.varies:
             condition = self.name("c", f"tile.broadcast({condition.text}, ({self.block},))")
         return self.name("w", f"tile.where({condition.text}, {x.text}, {y.text})", least=least,
                          most=most)

@@ -31,7 +31,9 @@ def row_mean(x: Tensor, accum: DType | None = None) -> Tensor:
     """Mean along the last axis, kept with extent 1."""
     n = x.shape[-1]
     total = row_sum(x, -1, accum)
-    return total * (1.0 / n) if isinstance(n, int) else total / apply_count(n, x)
+    if not isinstance(n, int):
+        return total / apply_count(n, x)
+    return total * (1.0 / n if n else float("nan"))
 
 
 def _norm_shape(x: Aval, *weight: Aval, eps: float, accum: DType) -> Aval:
