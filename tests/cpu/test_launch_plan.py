@@ -10,6 +10,7 @@ import pytest
 
 import tessera as ts
 from tessera import Tensor, UnsupportedTargetError, f32
+from tessera.graph.cuda import CudaProgram
 from tessera.graph.cuda.generate_kernels import WRITERS
 from tessera.graph.cuda.launch_work import SORTS
 from tessera.graph.cuda.lower import MAKERS
@@ -102,6 +103,18 @@ class TestForms:
     def test_every_kind_of_group_has_its_sort(self):
         made = set(MAKERS) - {"view", "empty", "offload", "fetch", "launch"}
         assert made | set(WRITERS) == set(SORTS)
+
+    def test_a_gradient_of_many_rows_is_split_along_them(self, rng):
+        """A weight of f32 had as many groups as its blocks, however many rows there were."""
+        x, w = rng.standard_normal((2000, 24)), rng.standard_normal((24, 3))
+        x, w = (ts.tensor(a, "f32") for a in (x, w))
+        slope = ts.jit(ts.grad(lambda w, x: ts.sum((x @ w) ** 2)))
+        program = CudaProgram(slope.graph(w, x), "sm_90a")
+        assert [g.kind for g in program.plan.groups].count("gemm") == 2
+        assert any(g.space[0] == 5 for g in program.plan.groups if g.kind == "gemm")  # 400 rows
+        exact = 2 * x.numpy().astype("f8").T @ (x.numpy().astype("f8") @ w.numpy())
+        got = program.run([w.array, x.array])[0]
+        np.testing.assert_allclose(got, exact, rtol=1e-5, atol=1e-5 * np.abs(exact).max())
 
     def test_an_update_in_place_moves(self):
         put = ts.jit(lambda c, v, i: ts.dynamic_update_slice(c, v, (i, 0)), donate="c")

@@ -48,6 +48,7 @@ from .sorted_segments import sort_segments
 from .sorting import long_sums, open_sorts
 from .sparse_kernels import use_sparse_kernels
 from .spell import COMBINE, template
+from .split_products import split_products
 from .stored_scans import scans_of_stored
 from .strips import open_column_sums, open_maxima
 from .target import indexed_kind
@@ -257,6 +258,7 @@ PIPELINE: list[Callable[..., Any]] = [
     widen_late,
     merge_common,
     add_in_any_order,
+    split_products,
     sort_segments,
     merge_common,  # sums by the same ids share their order
     open_sorts,
