@@ -11,6 +11,7 @@ have kernels of the library, which choose the parts themselves.
 from __future__ import annotations
 
 from ..ir import Graph, Node, Value
+from ..schedule.loop_axes import extents_of
 from ..simplify import Rewriter, rebuild, remove_dead
 
 BLOCK = 64  # rows and columns of the result that a group has, about
@@ -27,18 +28,17 @@ def split_products(graph: Graph) -> Graph:
             return None
         a, b = inputs
         turned = rw.made_by(a, "transpose")
-        parts = _parts(a.aval.shape[0], *b.aval.shape)
+        (M, K), (_, N) = extents_of(a), extents_of(b)
+        parts = _parts(M, K, N)
         if turned is None or parts == 1:
             return None
         (rows,) = turned.inputs
-        K, M = rows.aval.shape
         left = rw.emit("reshape", rows, shape=(parts, K // parts, M))
         left = rw.emit("transpose", left, axes=(0, 2, 1))
-        right = rw.emit("reshape", b, shape=(parts, K // parts, b.aval.shape[1]))
+        right = rw.emit("reshape", b, shape=(parts, K // parts, N))
         each = rw.emit("matmul", left, right, **node.attrs)
         accum = node.outputs[0].aval.type.dtype
-        total = rw.emit("reduce_sum", each, axis=(0,), keepdims=False, accum=accum)
-        return total
+        return rw.emit("reduce_sum", each, axis=(0,), keepdims=False, accum=accum)
 
     return remove_dead(rebuild(graph, visit))
 
