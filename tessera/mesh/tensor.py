@@ -451,9 +451,9 @@ def _uniform(key: np.ndarray, index: np.ndarray) -> np.ndarray:
 
 
 def _normal(key: np.ndarray, index: np.ndarray) -> np.ndarray:
-    """Box and Muller (1958): two words per element."""
-    u = (random_bits_at(key, index * 2) >> 8).astype(np.float64) + 1.0
-    v = (random_bits_at(key, index * 2 + 1) >> 8).astype(np.float64)
+    """Box and Muller (1958): two words per element, side by side in the stream."""
+    words = random_bits_at(key, np.stack((index * 2, index * 2 + 1), axis=-1)) >> 8  # [..., 2]
+    u, v = words[..., 0].astype(np.float64) + 1.0, words[..., 1].astype(np.float64)
     radius = np.sqrt(-2.0 * np.log(u * 2.0**-24))
     return (radius * np.cos(2.0 * np.pi * v * 2.0**-24)).astype(np.float32)
 

@@ -106,7 +106,8 @@ def _blocks(block: np.ndarray, key: np.ndarray) -> list[np.ndarray]:
 def random_bits_at(key: Any, index: Any) -> np.ndarray:
     """The stream's words at the given global indices: int64 [...] -> uint32 [...].
 
-    Costs four words of work per element; `random_bits` is the way for consecutive ones.
+    Neighbours that are words of one block share its work, as those of a row do; others cost four
+    words of work each. `random_bits` is the way where all are consecutive.
     """
     index = np.asarray(index)
     if index.dtype.kind not in "iu" or (index.size and int(index.min()) < 0):
@@ -115,9 +116,13 @@ def random_bits_at(key: Any, index: Any) -> np.ndarray:
     out = np.empty(flat.shape, np.uint32)
     for start in range(0, len(flat), _CHUNK):
         part = flat[start : start + _CHUNK]
-        words = np.stack(_blocks(part >> np.uint64(2), key))  # [4, n]
-        chosen = (part & np.uint64(3)).astype(np.intp)
-        out[start : start + _CHUNK] = words[chosen, np.arange(len(part))]
+        block = part >> np.uint64(2)
+        first = np.ones(len(block), bool)  # of its run of equal blocks
+        np.not_equal(block[1:], block[:-1], out=first[1:])
+        words = np.empty((int(first.sum()), 4), np.uint32)
+        _store(words, _blocks(block[first], key))
+        column = (part & np.uint64(3)).astype(np.intp)
+        out[start : start + _CHUNK] = words[np.cumsum(first) - 1, column]
     return out.reshape(index.shape)
 
 

@@ -115,6 +115,53 @@ def test_any_optimizer_with_init_and_update(rng, stage):
         assert (made["sum"][0].numpy() == g).all()
 
 
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_states_that_an_optimizer_makes_in_any_way_are_split(rng, stage):
+    class Factored:
+        """Moments of gradients, one made like its parameter, and one of an axis from nothing."""
+
+        def init(self, params):
+            return [(ts.zeros_like(p), ts.full_like(p, 2.0), ts.zeros(p.shape[0])) for p in params]
+
+        def update(self, params, grads, state, lr):
+            new = [(m + g, n * 0.5 + g * g, r + ts.mean(g * g, axis=1))
+                   for (m, n, r), g in zip(state, grads, strict=True)]
+            return [p - lr * m / ts.sqrt(n * r[:, None] / ts.mean(r) + 1.0)
+                    for p, (m, n, r) in zip(params, new, strict=True)], new
+
+    def run(place, optimizer, params):
+        state = optimizer.init(params)
+        for _ in range(2):
+            params, state = step(params, state, place(x))
+        return params, state
+
+    mesh, x = mesh_of(dp=4), rng.normal(size=(10, 6)).astype(np.float32)
+    w = ts.param(rng.normal(size=(6, 5)).astype(np.float32))
+    for optimizer in (Factored(), ts.dist.zero(Factored(), stage)):
+        def step(params, state, x, optimizer=optimizer):
+            grads = ts.grad(lambda p: ts.mean(ts.tanh(x @ p[0]) ** 2))(params)
+            return optimizer.update(params, grads, state, 0.5)
+
+        step = ts.jit(step)
+        if isinstance(optimizer, Factored):
+            meant, _ = run(ts.tensor, optimizer, [w])
+            continue
+        rows = ts.ShardSpec(("row",), ("dp",))
+        params, state = run(lambda x: ts.dist.distribute(x, rows, mesh=mesh), optimizer,
+                            optimizer.shard([ts.dist.distribute(w, None, mesh=mesh)]))
+        assert [t.layout.describe() for t in state[0]] == ["(dp, -)", "(dp, -)", "(dp)"]
+        assert_close(params[0].numpy(), meant[0].numpy(), "f32", n=64)
+
+
+@pytest.mark.parametrize("make", [ts.zeros_like, ts.ones_like, lambda x: ts.full_like(x, 3)])
+@pytest.mark.parametrize("where", [lambda f: f, ts.jit])
+def test_what_is_made_like_a_tensor_lies_as_it_does(make, where):
+    x = ts.dist.tensor((5, 3), ts.ShardSpec(("row",), ("dp",)), mesh_of(dp=4), "bf16")
+    y = where(make)(x)
+    assert y.layout == x.layout and y.type == x.type
+    assert (y.numpy() == make(ts.tensor(x.numpy(), "bf16")).numpy()).all()
+
+
 def test_errors():
     mesh = mesh_of(dp=2)
     with pytest.raises(ts.ArgumentError, match="stages 1, 2 and 3, got 4"):

@@ -14,7 +14,7 @@ from ...numerics.promote import overflow
 from ...tensor import Tensor, TensorType, as_tensor, encode_value
 from ..op import Aval, GraphOp, sample
 from ..operand import public, shape_tuple
-from ..trace import apply
+from ..trace import apply, current_builder
 
 
 def elements_of(value: Any, numeric: NumericType) -> np.ndarray:
@@ -112,23 +112,30 @@ def ones(shape: Any, dtype: Any = "f32") -> Tensor:
 
 @public
 def zeros_like(x: Any) -> Tensor:
-    """Zeros with the shape and numeric type of x."""
-    x = as_tensor(x)
-    return apply(FULL, shape=tuple(x.shape), value=0, type=x.type)
+    """Zeros with the shape and numeric type of x, in its layout on a mesh."""
+    return _like(x, 0)
 
 
 @public
 def ones_like(x: Any) -> Tensor:
-    """Ones with the shape and numeric type of x."""
-    x = as_tensor(x)
-    return apply(FULL, shape=tuple(x.shape), value=1, type=x.type)
+    """Ones with the shape and numeric type of x, in its layout on a mesh."""
+    return _like(x, 1)
 
 
 @public
 def full_like(x: Any, value: float) -> Tensor:
-    """A fill with the shape and numeric type of x."""
+    """A fill with the shape and numeric type of x, in its layout on a mesh."""
+    return _like(x, value)
+
+
+def _like(x: Any, value: float) -> Tensor:
     x = as_tensor(x)
-    return _filled(tuple(x.shape), value, x.type)
+    if x.layout is None or current_builder() is not None:
+        made = _filled(tuple(x.shape), value, x.type)
+    else:  # one element, read everywhere: no rank makes the whole
+        one = _filled((), value, x.type).array
+        made = Tensor(np.broadcast_to(one, tuple(x.shape)), x.type)
+    return hooks.align.get()(made, x)
 
 
 @public

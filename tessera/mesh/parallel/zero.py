@@ -18,10 +18,11 @@ from tessera.graph import tree
 from tessera.graph.op import VIEW, GraphOp, sample
 from tessera.graph.operand import describe
 from tessera.graph.ops.gather import stretch
-from tessera.graph.trace import apply
+from tessera.graph.trace import apply, current_builder
 from tessera.tensor import Tensor
 
 from ...lazy_dataclass import dataclass
+from ..device_mesh import Mesh
 from ..sharding.partitioned_steps import CONSTRAINTS
 from ..tensor import need_mesh
 from .fsdp import fsdp, mesh_of, parameters_of, repeated
@@ -87,10 +88,14 @@ class Zero:
 
     def init(self, params: Any) -> Any:
         """The state before the first step, each tensor split over the axis. No rank holds a whole
-        one at any time, where the optimizer makes states that lie as their parameter does."""
-        _need_distributed(params, self.axis)
+        one at any time, where the optimizer makes states that lie as their parameter does, as
+        `ts.zeros_like(p)` does; what it makes on no mesh, as `ts.zeros(n)`, is put there."""
+        mesh = _need_distributed(params, self.axis)
         parts = tree.map_tree(lambda p: _flagged(self._split(p, p), p), params)
-        return tree.map_tree(lambda x: self._split(x, x), self.optimizer.init(parts))
+        state = self.optimizer.init(parts)
+        if current_builder() is None:
+            state = tree.map_tree(lambda x: repeated(x, mesh), state)
+        return tree.map_tree(lambda x: self._split(x, x), state)
 
     def update(self, params: Any, grads: Any, state: Any, lr: Any) -> tuple[Any, Any]:
         """(params, state) after one step; both lie as before. From stage 2 on each rank gets its
@@ -126,7 +131,8 @@ def zero(optimizer: Optimizer, stage: int, axis: str = "dp") -> Zero:
     return Zero(optimizer, stage, axis)
 
 
-def _need_distributed(params: Any, axis: str) -> None:
+def _need_distributed(params: Any, axis: str) -> Mesh | None:
+    """The mesh of the parameters, where they are not values of a trace."""
     leaves, structure = tree.flatten(params)
     chosen = parameters_of("zero", leaves, structure)
     for path, p, is_param in zip(tree.paths(structure), leaves, chosen, strict=True):
@@ -136,6 +142,7 @@ def _need_distributed(params: Any, axis: str) -> None:
                                 "lies on none; ts.dist.tensor(...) makes it there")
         if is_param and p.layout is not None:
             p.layout.mesh.position(axis)
+    return mesh_of(leaves)
 
 
 def _as_before(new: Any, old: Any) -> Any:

@@ -94,7 +94,10 @@ CONSTRAINTS["shard_like"] = lambda node, at: at[1].settled().unmarked()
 
 
 def _align(g: Tensor, x: Tensor) -> Tensor:
+    """g in the layout of x. Sends nothing: what is no distributed tensor all ranks have whole."""
     builder = getattr(g, "builder", None)
+    if builder is None and g.layout is None and x.layout is not None:
+        return distribute(g, x.layout.settled().unmarked())
     return apply(LIKE, g, x) if getattr(builder, "mesh", None) is not None else g
 
 
