@@ -157,7 +157,8 @@ class Distributed(Protocol):
 
     def run_op(self, op: GraphOp, args: Sequence[Tensor], attrs: dict[str, Any], /) -> Any: ...
 
-    def program(self, graph: Graph, layouts: tuple, donated: Sequence[int], /
+    def program(self, graph: Graph, layouts: tuple, donated: Sequence[int],
+                names: Sequence[str], /
                 ) -> DistributedProgram: ...
 
 

@@ -111,7 +111,8 @@ class TracedSignature:
     def program(self) -> Any:
         """The graph on the mesh of its distributed tensors."""
         assert self.layouts is not None
-        return hooks.distributed.get().program(self.graph, self.layouts, self.donated)
+        return hooks.distributed.get().program(self.graph, self.layouts, self.donated,
+                                               self.leaf_names)
 
     def run(self, leaves: Sequence[Tensor], call: RegionCall | None = None,
             parts: Sequence[Tensor] | None = None) -> Any:

@@ -26,6 +26,7 @@ from tessera.graph.donation import DONATABLE, Donatable, blank
 from tessera.graph.operand import shape_tuple
 from tessera.graph.ops import random as rng
 from tessera.numerics import NumericType, as_type, encode, random_bits_at
+from tessera.numerics.random_state import seed_and_step
 from tessera.tensor import Tensor, as_tensor, encode_value
 from tessera.tile.launch.memory_turns import InTurn
 from tessera.tile.launch.resident import on_gpu
@@ -48,8 +49,8 @@ from .world import (
     transport,
 )
 
-ALIKE = ("shape, numeric type and layout must be the same on all ranks; look for one that depends "
-         "on the rank")
+ALIKE = ("shape, numeric type, layout, number and seed must be the same on all ranks; look for one "
+         "that depends on the rank; ts.dist.from_local makes a tensor of what each rank has")
 
 
 class DistTensor(Tensor):
@@ -321,7 +322,7 @@ def tensor(shape: Any, layout: Any = None, mesh: Mesh | None = None, dtype: Any 
     extents = numbers(shape)
     numeric = need_plain(as_type(dtype))
     resolved = resolve(layout, mesh, extents, numeric, dims)
-    agree_on(extents, numeric, resolved)
+    agree_on(extents, numeric, resolved, init=_told(init, seed))
     join(mesh)
     if isinstance(init, np.ndarray | Tensor | list | tuple):
         init = as_tensor(init)
@@ -334,6 +335,14 @@ def tensor(shape: Any, layout: Any = None, mesh: Mesh | None = None, dtype: Any 
     held = {r: Tensor(_as_term(fill(resolved, extents, r), resolved, r), numeric)
             for r in held_ranks(mesh)}
     return DistTensor(held, extents, numeric, resolved, is_param=param, name=name)
+
+
+def _told(init: Any, seed: int | None) -> str:
+    """What ranks compare of `init`: a number, or where draws come from."""
+    if isinstance(init, str):
+        whence = "seed {}, step {} of ts.random".format(*seed_and_step())
+        return f"{init} of {whence if seed is None else f'seed {seed}'}"
+    return str(init or 0) if init is None or isinstance(init, int | float | np.number) else "values"
 
 
 def _as_term(part: np.ndarray, layout: Layout, rank: int) -> np.ndarray:
@@ -517,14 +526,14 @@ def whole(x: DistTensor) -> np.ndarray:
 
 
 def agree_on(shape: Sequence[int], numeric: NumericType, layout: Layout,
-             function: str = "tensor", hint: str = ALIKE) -> None:
+             function: str = "tensor", hint: str = ALIKE, **more: Any) -> None:
     """Raise PolicyMismatch on every rank of the mesh when they are about to make different
-    tensors with a function of ts.dist."""
+    tensors with a function of ts.dist. more: what else they are to have the same."""
     mesh = layout.mesh
     if transport().size == 1 or not is_here(mesh):
         return
     group = find_group(None, mesh)
-    attrs = {"type": str(numeric), "shape": tuple(shape), "layout": layout.describe()}
+    attrs = {"type": str(numeric), "shape": tuple(shape), "layout": layout.describe(), **more}
     try:
         agree(group, call(group, f"dist.{function}", (), None, attrs))
     except DisagreementError as err:

@@ -65,6 +65,50 @@ def test_the_first_line_in_which_programs_differ_is_shown(f, one, others):
     assert "return step(" in str(error.where) and "depends on the rank" in error.hint
 
 
+@pytest.mark.parametrize("spec", [ROWS, None])
+def test_arguments_in_another_order_are_refused(spec):
+    """Of one type and shape they would be added to each other: a dict that was filled from a set
+    has an order of its own in each process."""
+    mesh = ts.dist.mesh(axes="dp", shape=2)
+    total = ts.jit(lambda p, x: (ts.sum(x), {k: ts.sum(v) for k, v in p.items()}))
+
+    def program(rank):
+        p = {k: ts.dist.tensor((6, 4), spec, mesh, init=lambda i, j: i + j)
+             for k in (("q", "k") if rank else ("k", "q"))}
+        return total(p, ts.dist.tensor((6, 4), ROWS, mesh))
+
+    error = refused(program, mesh, ts.dist.DisagreementError)
+    assert re.search(r"give .*its arguments in different orders:\n  rank 0: operand 0 is p.k\n"
+                     r"  rank 1: operand 0 is p.q", error.message)
+    assert "sorted(names)" in error.hint and "total(p, " in error.where.text
+
+
+@pytest.mark.parametrize("change", [lambda: ts.random.seed(12345), lambda: ts.random.normal((2,))])
+def test_draws_that_differ_are_refused(change):
+    mesh = ts.dist.mesh(axes="dp", shape=2)
+    noisy = ts.jit(lambda x: ts.sum(x) + ts.random.normal((3,)))
+
+    def program(rank, jit):
+        if rank:
+            change()
+        if jit:
+            return noisy(ts.dist.tensor((6, 4), ROWS, mesh, init=1.0))
+        return ts.dist.tensor((6, 4), ROWS, mesh, init="normal")
+
+    error = refused(lambda rank: program(rank, jit=True), mesh)
+    assert re.search("the (seed|step) of its random draws:\n  rank 0: ", error.message)
+    error = refused(lambda rank: program(rank, jit=False), mesh)
+    assert re.search(r"rank 0: .*init=normal of seed \d+, step \d+ of ts.random", error.message)
+
+
+@pytest.mark.parametrize("given", [lambda r: {"init": float(r)},
+                                   lambda r: {"init": "normal", "seed": r}])
+def test_numbers_and_seeds_of_a_tensor_are_those_of_all(given):
+    mesh = ts.dist.mesh(axes="dp", shape=2)
+    error = refused(lambda rank: ts.dist.tensor((6, 4), ROWS, mesh, **given(rank)), mesh)
+    assert "number and seed must be the same" in error.hint and "from_local" in error.hint
+
+
 def test_constants_that_differ_are_shown_with_the_line_that_has_them():
     mesh = ts.dist.mesh(axes="dp", shape=3)
     step = ts.jit(lambda x: ts.sum(x * (3.0 + (ts.dist.rank() == 2))))

@@ -18,8 +18,9 @@ from dataclasses import replace
 import numpy as np
 
 from tessera.dims import show_shape
+from tessera.numerics.random_state import seed_and_step
 from tessera.runtime.arrays import HOST
-from tessera.tensor import Tensor
+from tessera.tensor import Tensor, as_tensor
 
 from ...lazy_dataclass import dataclass
 from ..device_mesh import Mesh
@@ -52,6 +53,15 @@ def operands_of(mesh: Mesh, parts: Sequence[Tensor], layouts: Sequence[Layout | 
                     f"{f' of {at.describe()}' if at else ''}", part,
                     mesh.axes if at is None else at.repeated)
             for i, (part, at) in enumerate(zip(parts, layouts, strict=True))]
+
+
+def random_state_of(mesh: Mesh) -> list[GivenPart]:
+    """What the draws of a program follow from, beside keys: they are draws of whole tensors, so
+    that all ranks draw with one seed and as many steps."""
+    seed, step = seed_and_step()
+    words = [float(seed & 0xFFFFFFFF), float(seed >> 32)]
+    return [GivenPart(f"the {what} of its random draws", as_tensor(np.array(x)), mesh.axes)
+            for what, x in (("seed", words), ("step", [float(step)]))]
 
 
 def agree_on_program(group: Group, mine: CollectiveCall, mesh: Mesh, digest: str,
@@ -114,6 +124,12 @@ def _programs_differ(group: Group, mine: CollectiveCall, lines: Sequence[str]
         told = _tell(group, mine, [zlib.crc32("\n".join(lines[:middle]).encode())])
         low, high = (middle, high) if len(set(told)) == 1 else (low, middle - 1)
     rest = [*lines[low:], "(nothing further)"]
+    if re.match(r"operand \d+ is ", rest[0]):
+        return DisagreementError(
+            f"the ranks of {group.axis!r} give {mine.op} its arguments in different orders:\n"
+            f"{_texts(group, mine, rest[0])}", where=mine.where,
+            hint="a dict keeps the order in which it was filled, and that of a set of strings "
+            "differs between processes: fill it from a list, or from sorted(names)")
     mapped = next((line for line in rest if re.search(r"# \S+:\d+  ", line)), rest[0]).strip()
     shown = _texts(group, mine, mapped)
     if "\n" not in shown:  # a constant has no line of the user's: shown with the first that has one
@@ -186,4 +202,4 @@ def _values_differ(group: Group, mine: CollectiveCall, mesh: Mesh, axis: str,
         "ts.dist.broadcast")
 
 
-__all__ = ["GivenPart", "agree_on_program", "operands_of"]
+__all__ = ["GivenPart", "agree_on_program", "operands_of", "random_state_of"]

@@ -56,7 +56,7 @@ from .collective_order import (
     prefetch,
     reduce_early,
 )
-from .compare_programs import agree_on_program, operands_of
+from .compare_programs import agree_on_program, operands_of, random_state_of
 from .control_flow import ready
 from .cut_products import cut_products
 from .defer_readers import defer_readers
@@ -84,7 +84,8 @@ class ShardedProgram:
     """
 
     def __init__(self, graph: Graph, layouts: Sequence[Layout | None],
-                 donated: Sequence[int] = ()):
+                 donated: Sequence[int] = (), names: Sequence[str] = ()):
+        self.names = tuple(names)  # of the inputs, where they are leaves of arguments
         self.source, self.mesh = graph, _one_mesh(graph, layouts)
         self.layouts, self.donated = tuple(layouts[:len(graph.inputs)]), tuple(donated)
         self.random = "random" in graph.effects
@@ -160,7 +161,7 @@ class ShardedProgram:
     @functools.cached_property
     def hash(self) -> str:
         """What every rank must have the same."""
-        said = f"{self.mesh} {self.source.hash} {self} {self.determinism}"
+        said = f"{self.mesh} {self.names} {self.source.hash} {self} {self.determinism}"
         return hashlib.sha256(said.encode()).hexdigest()[:16]
 
     def __str__(self) -> str:
@@ -376,8 +377,9 @@ class ShardedProgram:
         with at_line(user_line()):
             mine = call(group, self.source.name, (), None, {})
             agree_on_program(
-                group, mine, self.mesh, self.hash, self._listing, lambda: operands_of(
+                group, mine, self.mesh, self.hash, self._listing, lambda: [*operands_of(
                     self.mesh, _parts_of(given, me), [t.layout for t in given]),
+                    *(random_state_of(self.mesh) if self.random else ())],
                 first=me not in self._compared)
         self._compared.add(me)
         if self._by == "nccl":
@@ -387,7 +389,8 @@ class ShardedProgram:
     def _listing(self) -> str:
         """All that the hash is of: the graph with its constants, without its heading; the steps."""
         _, _, nodes = str(self.source).partition("\n")
-        return f"{nodes}\n{self}\ndeterminism {self.determinism}"
+        names = "".join(f"operand {i} is {n}\n" for i, n in enumerate(self.names))
+        return f"{names}{nodes}\n{self}\ndeterminism {self.determinism}"
 
     def _compares(self, me: int) -> bool:
         """Whether a call of this rank compares the program with that of the others."""
