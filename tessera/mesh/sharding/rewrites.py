@@ -61,5 +61,17 @@ def _arg(extremum: str) -> Callable[..., Tensor]:
     return rule
 
 
-RULES: dict[str, Callable[..., Tensor]] = {"argmax": _arg("reduce_max"),
-                                           "argmin": _arg("reduce_min")}
+def _count(all_of_them: bool) -> Callable[..., Tensor]:
+    """Whether any are true, or all, by their number: sums of parts are added, where bools would be
+    gathered."""
+    def rule(x: Tensor, axis: tuple[int, ...], keepdims: bool) -> Tensor:
+        counted = F.logical_not(x) if all_of_them else x
+        found = F.sum(F.cast(counted, "int64"), axis=axis, keepdims=keepdims)
+        return F.equal(found, 0) if all_of_them else F.not_equal(found, 0)
+
+    return rule
+
+
+RULES: dict[str, Callable[..., Tensor]] = {
+    "argmax": _arg("reduce_max"), "argmin": _arg("reduce_min"),
+    "reduce_any": _count(False), "reduce_all": _count(True)}
