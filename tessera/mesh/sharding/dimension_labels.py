@@ -111,7 +111,7 @@ def _reshape(source: Sequence[int], target: Sequence[int]) -> tuple[tuple[Labels
     (extents of 1 aside) may be split, between whole runs of what follows it."""
     ins: list[DimensionLabel | None] = [None] * len(source)
     outs: list[DimensionLabel | None] = [None] * len(target)
-    for k, (a, b) in enumerate(_runs(source, target)):
+    for k, (a, b) in enumerate(reshape_runs(source, target)):
         first = [next((i for i in run if shape[i] != 1), None)
                  for run, shape in ((a, source), (b, target))]
         if first[0] is None or first[1] is None:
@@ -121,7 +121,7 @@ def _reshape(source: Sequence[int], target: Sequence[int]) -> tuple[tuple[Labels
     return (tuple(ins),), (tuple(outs),)
 
 
-def _runs(source: Sequence[int], target: Sequence[int]) -> list[tuple[range, range]]:
+def reshape_runs(source: Sequence[int], target: Sequence[int]) -> list[tuple[range, range]]:
     """The shortest runs of dimensions on both sides with the same number of elements."""
     found, i, j = [], 0, 0
     if 0 in source:

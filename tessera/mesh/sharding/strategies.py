@@ -21,6 +21,7 @@ from ..layout import Layout, Split
 from ..partition import balanced, extents, group_of
 from .dimension_labels import Labels, NodeLabels, reduces_of
 from .masked_indexing import SPLIT
+from .reshape_ways import reshaped
 from .split_slices import received, shifts, targets
 
 WHOLE = Split()
@@ -77,7 +78,11 @@ def ways(node: Node, labels: NodeLabels, given: Sequence[Layout], mesh: Mesh,
 
 
 def placements(node: Node, given: Sequence[Layout]) -> list[Way]:
-    """The options of slice, concatenate and pad that leave their operands where they are."""
+    """The options of reshape, slice, concatenate and pad that leave their operands where they
+    are."""
+    if (found := reshaped(node, given)) is not None:
+        own, out = found
+        return [Way((own,), (out,), 1 / prod(out.parts(d) for d in range(out.ndim)))]
     if shifts(node, given) is None:
         return []
     return [Way(tuple(given), (out,), 1 / max(1, prod(out.parts(d) for d in range(out.ndim))),
@@ -105,7 +110,7 @@ def make_way(node: Node, labels: NodeLabels, choice: Choice, mesh: Mesh) -> Way 
 def _can_reduce(node: Node, labels: NodeLabels, choice: Choice, mesh: Mesh) -> bool:
     """Whether partial results combine; a maximum of nothing does not exist."""
     how = reduces_of(node)
-    if not how or any(s.cyclic for s in choice.values()):
+    if not how or (any(s.cyclic for s in choice.values()) and not node.op.matmul):
         return False
     if how == "sum":
         return True
