@@ -34,8 +34,8 @@ def reshaped(node: Node, given: Sequence[Layout]) -> tuple[Layout, Layout] | Non
     if any(n == 1 and at.axes_of(d) for d, n in enumerate(source)):  # one rank has it, others none
         return None
     splits, found = [WHOLE] * len(target), False
-    for a, b in reshape_runs(source, target):
-        a, b = ([d for d in a if source[d] != 1], [d for d in b if target[d] != 1])
+    for left, right in reshape_runs(source, target):
+        a, b = ([d for d in left if source[d] != 1], [d for d in right if target[d] != 1])
         if not any(at.axes_of(d) for d in a):
             continue
         if len(a) == len(b) == 1:
