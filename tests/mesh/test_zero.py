@@ -150,6 +150,19 @@ def test_states_that_an_optimizer_makes_in_any_way_are_split(rng, stage):
     assert_close(found, meant, "f32", n=64)
 
 
+def test_a_state_is_made_without_a_message():
+    """A model has hundreds of tensors, on whose parameters ranks have agreed."""
+    mesh = mesh_of(tp=2)
+
+    def program():
+        params = [ts.dist.tensor((4, 3), COLUMNS, mesh, init=1.0, param=True)]
+        if ts.dist.rank() == 0:  # a message would meet the barrier of the other rank
+            ts.optim.AdamW().init(params)
+        ts.dist.barrier()
+
+    ts.dist.simulate(program, mesh)
+
+
 @pytest.mark.parametrize("make", [ts.zeros_like, ts.ones_like, lambda x: ts.full_like(x, 3)])
 @pytest.mark.parametrize("where", [lambda f: f, ts.jit])
 def test_what_is_made_like_a_tensor_lies_as_it_does(make, where):

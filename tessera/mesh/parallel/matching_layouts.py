@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from tessera.dims import Dim
 from tessera.graph import functions as F
 from tessera.graph.devices import to
@@ -20,7 +22,7 @@ from tessera.tensor import Tensor, as_tensor
 from ..layout import Layout
 from ..sharding.constraints import LIKE
 from ..sharding.partitioned_steps import CONSTRAINTS
-from ..tensor import tensor
+from ..tensor import distribute
 
 
 def split_over(layout: Layout, shape: Sequence[int | Dim], axis: str) -> Layout:
@@ -62,9 +64,10 @@ def lie_as(x: Tensor, like: Tensor) -> Tensor:
 
 def zeros_as(like: Tensor, numeric: NumericType) -> Tensor:
     """Zeros of `like`'s shape, that lie as it does: on its GPU, or in parts on its mesh."""
-    if current_builder() is None and like.layout is not None:
-        layout = like.layout.settled().unmarked()
-        return tensor(like.shape, layout, layout.mesh, numeric)
+    if current_builder() is None and like.layout is not None:  # ranks have agreed on `like`
+        zero = F.zeros((), numeric).array  # read everywhere: no rank makes the whole
+        return distribute(Tensor(np.broadcast_to(zero, tuple(like.shape)), numeric),
+                          like.layout.settled().unmarked())
     zeros = F.zeros(like.shape, numeric)
     if is_distributed(like):
         return apply(LIKE, zeros, like)
@@ -78,4 +81,4 @@ def counter(like: Sequence[Tensor]) -> Tensor:
     layout = next((x.layout for x in like if x.layout is not None), None)
     if layout is None or current_builder() is not None:
         return zero
-    return tensor((), None, layout.mesh, zero.type)
+    return distribute(zero, None, mesh=layout.mesh)
