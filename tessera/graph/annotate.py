@@ -18,7 +18,7 @@ from .trace import Tracer, apply
 from .value_type import ValueType
 
 STORED = ("scaled", "per_channel", "custom")  # fields of a policy that say what the codes mean
-FREE = ("accum", "rounding", "saturate", "loss_scale", "device")
+FREE = ("accum", "rounding", "saturate", "loss_scale", "device", "packed_for")
 
 
 def fit_argument(value: Tensor, kind: TensorType, sizes: dict[str, int | Dim], what: str,

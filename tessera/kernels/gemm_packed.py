@@ -10,6 +10,7 @@ from ..dims import show_shape
 from ..errors import DTypeError, ShapeError
 from ..lazy_dataclass import dataclass
 from ..numerics import NumericType, as_type, f16, f32
+from ..numerics.packed_order import is_laid
 from ..tensor import Tensor
 from ..tile import MODULE as tile
 from ..tile.ir.schedule import Schedule
@@ -57,6 +58,7 @@ MOST_ROWS = 64  # of x, in a group
 RESIDENT_ROWS = 16  # of x of 8 bits, up to which two groups share a multiprocessor
 AHEAD = 4  # steps whose weights of 4 bits come early, where no group has begun by then
 PAIR_COLUMNS, PAIR_DEPTH = 128, 256  # of a group whose steps two blocks share
+LAID_DEPTH = 512  # of a step of weights that lie as registers have them
 FEW_ROWS = 16  # of 8 bits, which warps multiply by themselves; more become f16 for warpgroups
 
 
@@ -132,6 +134,11 @@ def meet(x: NumericType, w: NumericType) -> bool:
     return x.dtype.bits == 8 and w.dtype.kind == "float"
 
 
+def laid(x: NumericType, w: NumericType, M: int, K: int) -> bool:
+    """Whether weights lie on a GPU as these rows meet them, in whole steps."""
+    return is_laid(w, (K,)) and w.policy.packed_for is x.dtype and K >= LAID_DEPTH
+
+
 def widened(x: NumericType, w: NumericType, rows: int) -> bool:
     """Whether x is multiplied as f16, which holds all its numbers: integers become f16."""
     return x.dtype.bits == 8 and not meet(x, w) and rows > FEW_ROWS
@@ -173,6 +180,9 @@ def blocks(M: int, N: int, K: int, x: NumericType, w: NumericType) -> PackedBloc
     columns = 64
     while columns > 16 and -(-N // columns) * -(-M // rows) < GROUPS:
         columns //= 2
+    if laid(x, w, M, K):
+        depth = LAID_DEPTH if rows <= 32 else LAID_DEPTH // 2
+        return PackedBlocks(rows, 64, depth, 1, M <= rows, AHEAD)
     halves = x.dtype.bits == 16 and w.dtype.kind == "float"
     pairs = -(-N // PAIR_COLUMNS) * -(-M // rows)
     if halves and K >= 4 * PAIR_DEPTH and 2 * pairs >= GROUPS and (

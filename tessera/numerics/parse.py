@@ -25,6 +25,7 @@ from tessera.numerics.policy import (
     custom_policies,
     is_custom_policy,
     modifier_kinds,
+    need_order,
 )
 
 _SPACE = re.compile(r"\s*")
@@ -76,6 +77,7 @@ def parse(text: str) -> NumericType:
     cursor = _Cursor(text)
     base = _parse_head(cursor)
     policy = _parse_modifiers(cursor, base.policy)
+    need_order(base.dtype, policy)
     return base if policy == base.policy else NumericType(base.dtype, policy)
 
 
@@ -140,7 +142,7 @@ def _parse_argument(cursor: _Cursor, kind: ModifierKind) -> DType | str | float 
     if not cursor.accept(")"):
         cursor.fail(f"expected ')' after the argument of @{kind.name}")
     word = match.group("text")
-    if kind.field == "accum":
+    if kind.field in ("accum", "packed_for"):
         value: DType | str | float | int = _dtype(cursor, word, at)
     else:
         value = _number(cursor, word, at, kind)

@@ -20,7 +20,17 @@ import numpy as np
 
 from tessera.errors import DTypeError, PolicyError
 from tessera.lazy_dataclass import dataclass
-from tessera.numerics.dtypes import DType, all_dtypes, bool_, dtype_of_numpy, f32, int32, int64
+from tessera.numerics.dtypes import (
+    DType,
+    all_dtypes,
+    bf16,
+    bool_,
+    dtype_of_numpy,
+    f32,
+    int32,
+    int64,
+)
+from tessera.numerics.packed_order import ORDERED
 
 ROUNDINGS = ("nearest_even", "toward_zero", "stochastic")
 SCALINGS = ("amax",)
@@ -37,6 +47,8 @@ class Policy:
     scaled       None, or how the scale beside the data is found: 'amax'
     per_channel  None, or the axis along which the scale is a vector
     device       None, or where the tensor lives
+    packed_for   None, or the type beside which packed codes are multiplied on a GPU: they lie
+                 there in the order in which tensor cores take them
     custom       None, or a class registered with @precision_policy
     """
 
@@ -47,6 +59,7 @@ class Policy:
     scaled: str | None = None
     per_channel: int | None = None
     device: str | None = None
+    packed_for: DType | None = None
     custom: type | None = None
 
     def __str__(self) -> str:
@@ -91,7 +104,8 @@ class NumericType:
 
     def __matmul__(self, modifier: Modifier) -> NumericType:
         if isinstance(modifier, Modifier):
-            return NumericType(self.dtype, modifier.apply(self.policy))
+            need_order(self.dtype, policy := modifier.apply(self.policy))
+            return NumericType(self.dtype, policy)
         if isinstance(modifier, ModifierKind):
             raise PolicyError(f"@{modifier.name} needs an argument: {modifier.example}")
         if isinstance(modifier, (DType, NumericType, str, int, float)):
@@ -274,6 +288,20 @@ def _check_device(value: Any) -> str:
     return value
 
 
+def _check_packed_for(value: Any) -> DType:
+    dtype = as_dtype(value)
+    if dtype is not bf16:
+        raise PolicyError(f"@packed_for({dtype}) is no order of codes", hint="accepted: bf16")
+    return dtype
+
+
+def need_order(dtype: DType, policy: Policy) -> None:
+    """Raise PolicyError for codes that have no order of their own beside another type."""
+    if policy.packed_for is not None and dtype.name not in ORDERED:
+        raise PolicyError(f"{dtype} @packed_for({policy.packed_for}): its codes have one order",
+                          hint=f"for weights of {', '.join(ORDERED)}")
+
+
 def _quoted(value: str) -> str:
     return f'"{value}"'
 
@@ -286,6 +314,7 @@ loss_scale = _kind("loss_scale", "loss_scale", _check_loss_scale, repr, "@loss_s
 scaled = _kind("scaled", "scaled", _check_scaled, _quoted, '@scaled("amax")')
 per_channel = _kind("per_channel", "per_channel", _check_axis, str, "@per_channel(0)")
 device = _kind("device", "device", _check_device, _quoted, '@device("cuda:0")')
+packed_for = _kind("packed_for", "packed_for", _check_packed_for, str, "@packed_for(bf16)")
 host = device("host")  # `f32 @host`: page-locked memory, beside the GPU that computes with it
 
 

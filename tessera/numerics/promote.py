@@ -24,7 +24,7 @@ from tessera.numerics.policy import NumericType, Policy, as_type
 
 # Fields that any operand can pass on; scaled, per_channel and custom belong to one storage.
 _SHARED_FIELDS = ("accum", "rounding", "saturate", "loss_scale", "device")
-_STORAGE_FIELDS = ("scaled", "per_channel", "custom")
+_STORAGE_FIELDS = ("scaled", "per_channel", "custom", "packed_for")
 
 
 @overload

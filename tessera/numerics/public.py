@@ -56,6 +56,7 @@ from tessera.numerics.policy import (
     gpu,
     host,
     loss_scale,
+    packed_for,
     per_channel,
     precision_policy,
     rounding,
@@ -70,7 +71,7 @@ __all__ = [
     "device", "f16", "f32", "f64", "float16", "float32", "float64", "fp16", "fp32", "fp4",
     "fp4_e2m1", "fp4_e3m0", "fp6", "fp64", "fp6_e2m3", "fp6_e3m2", "fp8", "fp8_e4m3", "fp8_e5m2",
     "gpu", "host", "i16", "i32", "i4", "i64", "i8", "int16", "int32", "int4", "int64", "int8",
-    "loss_scale", "per_channel", "precision_policy", "result_type", "rounding", "saturate",
-    "scaled", "stochastic_round", "tf32", "u16", "u32", "u64", "u8", "uint16",
+    "loss_scale", "packed_for", "per_channel", "precision_policy", "result_type", "rounding",
+    "saturate", "scaled", "stochastic_round", "tf32", "u16", "u32", "u64", "u8", "uint16",
     "uint32", "uint64", "uint8",
 ]

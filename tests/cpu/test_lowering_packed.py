@@ -12,11 +12,14 @@ import tessera.numerics as tn
 from fake_gpu import Copies
 from fake_gpu import driver as driver
 from fake_gpu import gpu as gpu
-from tessera import Tensor, f32
+from tessera import Tensor, config, f32
+from tessera.errors import DTypeError, PolicyError, UnsupportedTargetError
 from tessera.graph.cuda import CudaProgram, text_of
 from tessera.graph.cuda.device import DeviceExecutable
 from tessera.graph.op import OPS
 from tessera.graph.trace import apply
+from tessera.numerics import packed_order
+from tessera.runtime import arrays
 from tessera.tile.launch.resident import Resident
 
 FLOATS = {"fp4_e2m1": ml_dtypes.float4_e2m1fn, "fp6_e2m3": ml_dtypes.float6_e2m3fn,
@@ -291,3 +294,115 @@ def test_other_matmuls_with_packed_weights(rng):
         got, want = made.run([a.array for a in args]), ts.jit(f)(*args)
         for y, z in zip(got, want if isinstance(want, tuple) else (want,), strict=True):
             np.testing.assert_allclose(y.astype(np.float64), values(z), rtol=2e-2, atol=2e-1)
+
+
+# --- codes in the order of the product that reads them --------------------------------------------
+LAID = ["fp4_e2m1", "fp6_e2m3"]
+
+
+@pytest.mark.parametrize("kind", LAID)
+def test_bits_of_a_unit_lie_where_registers_have_them(kind, rng):
+    """Each bit has one place, and rows come back. Columns 8 r + 2 t and the one behind it are the
+    halves of a lane's register r: what `laid_codes` makes of a word is compared in
+    test_stacked_codes."""
+    numeric = ts.numerics.as_type(f"{kind} @packed_for(bf16)")
+    bits = numeric.dtype.bits
+    assert sorted(packed_order.places(numeric.dtype)) == list(range(64 * bits))
+    rows = rng.integers(0, 256, (3, 40 * bits), dtype=np.uint8)
+    there = packed_order.from_rows(rows, numeric, (3, 320))
+    assert not np.array_equal(there, rows)
+    np.testing.assert_array_equal(packed_order.in_rows(there, numeric, (3, 320)), rows)
+    for shape in ((3, 319), (3, 32), ()):
+        assert packed_order.from_rows(rows, numeric, shape) is rows
+
+
+def test_types_without_another_order_are_refused():
+    assert str(ts.fp6_e2m3 @ ts.packed_for("bf16")) == "fp6_e2m3 @packed_for(bf16)"
+    for make in (lambda: ts.int4 @ ts.packed_for(ts.bf16),
+                 lambda: tn.parse("int4 @packed_for(bf16)")):
+        with pytest.raises(PolicyError, match=r"int4 @packed_for\(bf16\): its codes have one order"
+                           "(?s:.)*fp4_e2m1, fp6_e2m3"):
+            make()
+    with pytest.raises(PolicyError, match=r"@packed_for\(f32\) is no order of codes"):
+        ts.packed_for("f32")
+
+
+@pytest.mark.parametrize("kind", LAID)
+def test_codes_of_another_order_are_the_same_numbers(kind, rng):
+    """Products, moves and casts of weights that lie as products read them have the bits of those of
+    rows; only the product of few rows of bf16 reads them as they lie."""
+    text = f"{kind} @packed_for(bf16)"
+    w = rng.standard_normal((80, 512)).astype(np.float32)
+    x = ts.tensor(rng.standard_normal((5, 512)), "bf16")
+    laid, plain = ts.tensor(w, text), ts.tensor(w, kind)
+    for f, steps in (
+            (lambda x, w: x @ ts.cast(w, "bf16").T, ["launch"]),
+            (lambda x, w: ts.cast(x, "f16") @ ts.cast(w, "f16").T, None),
+            (lambda x, w: x[:, :128] @ ts.cast(w[:, 64:192], "bf16").T, None),
+            (lambda x, w: w[3:9, 64:], None), (lambda x, w: ts.reshape(w, (16, 2560)), None),
+            (lambda x, w: ts.cast(w[::2, 1:], "f32"), None), (lambda x, w: ts.cast(w, kind), None),
+            (lambda x, w: ts.cast(ts.cast(x, "f32"), text), None), (lambda x, w: w, [])):
+        made = program(f, x, laid)
+        (got,), (want,) = made.run([x.array, laid.array]), run(f, x, plain)
+        assert steps is None or kinds(made) == steps
+        if steps == ["launch"]:
+            np.testing.assert_allclose(got.astype(np.float64), values(x) @ values(plain).T,
+                                       rtol=2.0**-8, atol=1e-2)
+        else:
+            assert steps is not None or "launch" not in kinds(made)
+            np.testing.assert_array_equal(bits(got), bits(want))
+    with config.scope(debug=True):
+        assert "launch" not in kinds(program(lambda x, w: x @ ts.cast(w, "bf16").T, x, laid))
+
+
+def test_what_lies_in_another_order_is_read_and_written_in_rows(gpu, driver, rng):
+    """Its bytes are those of its order there, and of rows for whoever asks."""
+    w = rng.standard_normal((6, 128)).astype(np.float32)
+    x = ts.tensor(w, "fp4_e2m1 @packed_for(bf16)")
+    there, rows = x.to("cuda"), ts.as_bytes(x).array
+    raw = np.empty_like(rows)
+    there.storage.read(raw)
+    np.testing.assert_array_equal(raw, packed_order.from_rows(rows, x.type, x.shape))
+    assert not np.array_equal(raw, rows)
+    x[2, 5:70] = there[2, 5:70] = 1.5
+    for y in (there, there.copy(), there.to("cpu"), ts.jit(lambda x: x)(there), there[0:6]):
+        assert y.type == x.type
+        np.testing.assert_array_equal(y.numpy(), x.numpy())
+    plain = ts.cast(there, "fp4_e2m1")
+    np.testing.assert_array_equal(ts.as_bytes(plain).numpy(), ts.as_bytes(x).array)
+    with pytest.raises(DTypeError, match=r"as_bytes of fp4_e2m1 @packed_for\(bf16\)\[6, 128\] on a "
+                       "GPU, where its codes do not lie in rows"):
+        ts.as_bytes(there)
+    with pytest.raises(DTypeError, match="from_bytes"):
+        ts.from_bytes(ts.as_bytes(plain), x.type, x.shape)
+
+
+@ts.kernel
+def doubled(W: Tensor["N", "K"], Y: Tensor["N", "K", f32], BN=8, BK=64):
+    w = ts.tile.load(W[tile_n:tile_n+BN, tile_k:tile_k+BK])  # noqa: F821
+    Y[tile_n:tile_n+BN, tile_k:tile_k+BK] = ts.tile.cast(w, f32) * 2  # noqa: F821
+
+
+def test_kernels_that_read_rows_are_not_compiled_for_another_order():
+    w, y = ts.zeros((6, 128), "fp4_e2m1 @packed_for(bf16)"), ts.zeros((6, 128))
+    doubled.lower(w, y)
+    with pytest.raises(UnsupportedTargetError, match=r"W is fp4_e2m1 @packed_for\(bf16\): its "
+                       "codes lie as products of up to 64 rows of bf16 read them(?s:.)*ts.cast"):
+        doubled.inspect_ir("target", target="sm_90a")
+    doubled.lower(ts.zeros((6, 128), "fp4_e2m1"), y)
+    assert doubled.inspect_ir("target", target="sm_90a")
+
+
+def test_calls_of_kernels_tell_orders_apart(gpu, rng):
+    w, host = ts.tensor(rng.standard_normal((6, 128)), "fp4_e2m1"), ts.zeros((6, 128))
+    laid, y = ts.cast(w, "fp4_e2m1 @packed_for(bf16)"), host.to("cuda")
+    doubled(w.to("cuda"), y)
+    np.testing.assert_array_equal(y.numpy(), 2 * w.numpy().astype(np.float32))
+    there = laid.to("cuda")
+    assert doubled.bind((there, y), {}).types["W"].numeric == laid.type
+    facts = [tuple(eval(fact.format("x"), {"x": x}) for fact in arrays.face_of(type(there)).facts)
+             for x in (there, w.to("cuda"))]
+    assert facts[0] != facts[1]
+    with config.scope(device="cuda"), pytest.raises(
+            DTypeError, match="on the host, where its codes lie in rows"):
+        doubled(laid, host)

@@ -11,7 +11,8 @@ from emulator import Block, Builder
 from emulator import register as as_register
 from hopper_lowering import Known, distance, run
 from tessera.kernels.gemm_packed import packed_nt
-from tessera.numerics import decode, find_dtype, unpack
+from tessera.numerics import as_type, decode, find_dtype, unpack
+from tessera.numerics.packed_order import from_rows
 from tessera.runtime.generations import GENERATIONS
 from tessera.runtime.target import parse_target
 from tessera.tile.cuda.emit.emitter import ArgumentFacts
@@ -42,22 +43,25 @@ def swizzled(raw: np.ndarray, width: int) -> np.ndarray:
     return out.reshape(-1)
 
 
-@pytest.mark.parametrize("dtype", ["bf16", "f16"])
-@pytest.mark.parametrize("codes", CODES)
+@pytest.mark.parametrize("codes, dtype, order", [
+    *((codes, dtype, "memory") for codes in CODES for dtype in ("bf16", "f16")),
+    ("fp4_e2m1", "bf16", "laid"), ("fp6_e2m3", "bf16", "laid")])
 @pytest.mark.parametrize("depth, parts, rows", [
     (256, 2, 64), (512, 2, 64), (256, 1, 128)])
-def test_lanes_take_their_numbers_out_of_rows(codes, dtype, depth, parts, rows, rng):
+def test_lanes_take_their_numbers_out_of_rows(codes, dtype, order, depth, parts, rows, rng):
     """Every code at every place that a warpgroup reads; lane and register as PTX says (9.7.15)."""
     kind, slot_bytes, offset = find_dtype(codes), 1 << 15, 2048
     raw = rng.integers(0, 256, (rows, depth * kind.bits // 8), dtype=np.uint8)
     width = 128 if raw.shape[1] % 128 == 0 else 64
     block = Block(threads := 2 * rows * parts)
-    data, first = swizzled(raw, width), offset + slot_bytes
+    numeric = as_type(f"{codes} @packed_for(bf16)" if order == "laid" else codes)
+    stored = from_rows(raw, numeric, (rows, depth))
+    data, first = swizzled(stored, width), offset + slot_bytes
     block.shared.bytes[first:first + data.size] = data
     factor = 1 / factor_of(kind, dtype)
     thread, got = np.arange(threads, dtype=np.int32), []
-    part = unpacked_codes.Part(raw.shape[1] // parts, codes, dtype, False)
-    how = part.part_bytes, codes, dtype, False
+    part = unpacked_codes.Part(raw.shape[1] // parts, codes, dtype, order)
+    how = part.part_bytes, codes, dtype, order
     for step in range(part.steps):
         batch, at = divmod(step, part.steps // part.batches)
         with np.errstate(all="ignore"):

@@ -112,8 +112,9 @@ def test_two_warpgroups_multiply_all_of_k(codes, dealt, dtype, K, rows, rng):
     right = np.take_along_axis(held, swizzle[None, :, :, None], 2).swapaxes(0, 1)
     right = np.ascontiguousarray(right).reshape(rows, -1).view(x.numpy).astype(np.float64)
     total = 0.0
-    part = unpacked_codes.Part(raw.shape[1] // 2, codes, dtype, dealt)
-    how, each = (part.part_bytes, codes, dtype, dealt), K // 2 // part.steps
+    order = "dealt" if dealt else "memory"
+    part = unpacked_codes.Part(raw.shape[1] // 2, codes, dtype, order)
+    how, each = (part.part_bytes, codes, dtype, order), K // 2 // part.steps
     for step in range(part.steps):
         batch, at = divmod(step, part.steps // part.batches)
         if at == 0:

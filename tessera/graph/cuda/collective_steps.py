@@ -77,10 +77,10 @@ class CollectiveStep:
         """On host memory. read: the memory of a buffer."""
         node = self.callee.node
         made = call_node(node, tuple(
-            elements_of(_run_of(read, o), o.type.dtype, o.shape) for o in self.group.reads))
+            elements_of(_run_of(read, o), o.type, o.shape) for o in self.group.reads))
         for o, y in zip(self.group.writes, made, strict=True):
             into = _run_of(read, o)
-            into[...] = stored_array(y, o.type.dtype).reshape(into.shape)
+            into[...] = stored_array(y, o.type).reshape(into.shape)
 
     def launch(self, pointer: Callable[[str], int], index: int, stream: int) -> None:
         """On a GPU, on the memory that the plan gave."""
@@ -113,9 +113,9 @@ class CollectiveStep:
                       "copy from the GPU")
         check(library.cuStreamSynchronize(stream), "copy from the GPU")
         made = call_node(self.callee.node, tuple(
-            elements_of(a, o.type.dtype, o.shape)
+            elements_of(a, o.type, o.shape)
             for a, o in zip(given, self.group.reads, strict=True)))
-        held = [np.ascontiguousarray(stored_array(y, o.type.dtype))
+        held = [np.ascontiguousarray(stored_array(y, o.type))
                 for y, o in zip(made, self.group.writes, strict=True)]
         for array, target in zip(held, targets, strict=True):
             if array.size:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from ...numerics.packed_order import from_rows
 from ...runtime.buffer import DeviceBuffer as Memory
 from ...runtime.device import Device
 from ...runtime.offloaded import HostBlock, OffloadedBuffer
@@ -19,7 +20,8 @@ def block_of(x: Tensor | np.ndarray, on: Device) -> HostBlock:
     if isinstance(x, Resident) and isinstance(x.storage, OffloadedBuffer) and x.offloaded and (
             x.storage.device is on):
         return x.storage.block
-    array = np.ascontiguousarray(x.buffer if isinstance(x, Tensor) else x)
+    array = from_rows(x.buffer, x.type, x.shape) if isinstance(x, Tensor) else x
+    array = np.ascontiguousarray(array)
     block = HostBlock(array.nbytes, on)
     if block.last is not None:
         block.last.wait()

@@ -76,7 +76,7 @@ class LoopStep:
     def run(self, read: Callable[[str], np.ndarray]) -> None:
         """read: the memory of a buffer."""
         form = self.callee.form
-        given = [elements_of(read(o.name), o.type.dtype, o.shape).copy() for o in self.group.reads]
+        given = [elements_of(read(o.name), o.type, o.shape).copy() for o in self.group.reads]
         carry, seqs, consts = form.split(given)
         stacks = [np.empty(o.shape, o.type.dtype.numpy) for o in self.group.writes[form.carries:]]
 
@@ -90,7 +90,7 @@ class LoopStep:
             for stack, row in zip(stacks, made[form.carries:], strict=True):
                 stack[i] = row
         for o, y in zip(self.group.writes, (*carry, *stacks), strict=True):
-            raw = stored_array(np.ascontiguousarray(y), o.type.dtype).reshape(-1)
+            raw = stored_array(np.ascontiguousarray(y), o.type).reshape(-1)
             read(o.name).reshape(-1)[...] = raw
 
     # --- on a GPU -------------------------------------------------------------------------------

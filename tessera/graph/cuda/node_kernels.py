@@ -335,7 +335,7 @@ class NodeLaunch:
         types = {p.value.name: p.type for p in function.params
                  if isinstance(p.type, GlobalTensor)}
         memories = {n: Memory(n, shape, types[n].numeric,
-                              elements_of(read(buffer).reshape(-1)[begin:], types[n].dtype,
+                              elements_of(read(buffer).reshape(-1)[begin:], types[n].numeric,
                                           shape).reshape(-1))
                     for n, buffer, begin, shape in self._tensors}
         bound = replace(laid, values=laid.values | memories,
@@ -347,7 +347,7 @@ class NodeLaunch:
         for name, o in self._results().items():
             if o.type.dtype.packed:
                 flat = memories[name].flat.reshape(memories[name].shape)
-                read(o.name).reshape(-1)[...] = stored_array(flat, o.type.dtype).reshape(-1)
+                read(o.name).reshape(-1)[...] = stored_array(flat, o.type).reshape(-1)
 
     # --- on a GPU -------------------------------------------------------------------------------
     def steps(self, place: Callable[[str, int], Place], zeros: Callable[[str], Place],

@@ -6,9 +6,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from ...kernels.gemm_packed import MOST_ROWS, TAKES, blocks, packed_nt, widened
+from ... import config
+from ...kernels.gemm_packed import MOST_ROWS, TAKES, blocks, laid, packed_nt, widened
 from ...lazy_dataclass import dataclass
 from ...numerics import as_type, f32
+from ...numerics.packed_order import is_laid
+from ...runtime.generations import Generation
 from ...tile.cuda.lower.multiply_codes import holds
 from ...tile.interpreter.launch import Config
 from ..ir import Graph, Node, Value, readers_of
@@ -26,7 +29,7 @@ class PackedWeights:
     scale: Value | None
 
 
-def multiply_packed(graph: Graph) -> Graph:
+def multiply_packed(graph: Graph, chip: Generation) -> Graph:
     """Such matmuls as nodes of that kernel, which also rounds what is only read rounded."""
     readers = readers_of(graph)
     rounded, rounds = set[Value](), set[Value]()  # matmuls, and casts of them
@@ -46,6 +49,8 @@ def multiply_packed(graph: Graph) -> Graph:
             return None
         x, out = _rows(rw, made.inputs[0]), node.outputs[0].aval
         found = _weights(rw, made.inputs[1], x)
+        if found is not None and not _met(found.w.aval, x.aval, chip):
+            return None
         whole = all(isinstance(n, int) for n in (*out.shape, *x.aval.shape))
         if found is None or out.ndim != 2 or not whole or not (
                 0 < out.shape[0] <= MOST_ROWS) or 0 in (out.shape[1], x.aval.shape[1]):
@@ -115,6 +120,15 @@ def _weights(rw: Rewriter, v: Value, x: Value) -> PackedWeights | None:
     plain = x.aval.dtype.name in TAKES and x.aval.ndim == v.aval.ndim == 2 and turned
     return PackedWeights(v, scale) if plain and v.aval.dtype.packed and all(
         holds(t, v.aval.dtype) for t in kinds) else None
+
+
+def _met(w: Aval, x: Aval, chip: Generation) -> bool:
+    """Whether codes lie as the kernel reads them: those of an order of their own it reads beside
+    one type, and in the form of warpgroups alone, which kernels that are checked do not have."""
+    if not is_laid(w.type, w.shape):
+        return True
+    return chip.warpgroup_matmul is not None and not config.debug and all(
+        isinstance(n, int) for n in x.shape) and laid(x.type, w.type, *map(int, x.shape))
 
 
 def _of_rows(v: Value, turned: bool) -> tuple[Any, ...]:

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from ...numerics import DType, NumericType, Policy, as_type, decode, encode, pack, row_bytes, unpack
+from ...numerics.packed_order import from_rows, in_rows, is_laid
 from ..element import Element, evaluate
 from ..ir import Graph, Node, Value
 from ..op import FLAT_VIEW, Aval, GraphOp, infer
@@ -30,6 +31,7 @@ from ..schedule.library_call import LibraryCall
 from ..schedule.loop_axes import extents_of
 from ..schedule.region_copies import MOVES
 from ..simplify import Rewriter, rebuild, remove_dead
+from . import laid_elements
 from .spell import no_kernel
 
 BYTE, F32, BF16, INT8 = map(as_type, ("uint8", "f32", "bf16", "int8"))
@@ -46,8 +48,10 @@ def _bytes_shape(shape: Sequence[int], dtype: DType) -> tuple[int, int]:
     return rows, row_bytes(n, dtype)
 
 
-def _unpacked(x: Aval, bits: int, shape: tuple[int, int]) -> Element:
+def _unpacked(x: Aval, bits: int, shape: tuple[int, int], laid: bool) -> Element:
     """A code of a row of bytes."""
+    if laid:
+        return laid_elements.unpacked(bits)
     if shape[1] == 1:
         return Element(f"x0[o0, 0] % {1 << bits}")
     if bits == 4:
@@ -58,8 +62,10 @@ def _unpacked(x: Aval, bits: int, shape: tuple[int, int]) -> Element:
                    f"where(o1 % 4 == 2, {b1} // 16 + {b2} % 4 * 16, {b2} // 4))")
 
 
-def _packed(x: Aval, bits: int, shape: tuple[int, int]) -> Element:
+def _packed(x: Aval, bits: int, shape: tuple[int, int], laid: bool) -> Element:
     """A byte of a row of codes; zeros behind its end."""
+    if laid:
+        return laid_elements.packed(bits)
     if bits == 4:
         return Element("x0[o0, o1 * 2] + x0[o0, o1 * 2 + 1] * 16")
     c0, c1, c2, c3 = (f"x0[o0, o1 // 3 * 4 + {i}]" for i in range(4))
@@ -67,8 +73,9 @@ def _packed(x: Aval, bits: int, shape: tuple[int, int]) -> Element:
                    f"{c1} // 4 + {c2} % 16 * 16, {c2} // 16 + {c3} * 4))")
 
 
-def _moved(element: Any, x: np.ndarray, bits: int, shape: tuple[int, int]) -> np.ndarray:
-    return evaluate(element(None, bits, shape), shape, [x])
+def _moved(element: Any, x: np.ndarray, bits: int, shape: tuple[int, int], laid: bool
+           ) -> np.ndarray:
+    return evaluate(element(None, bits, shape, laid), shape, [x])
 
 
 def _unused(*args: Any, **attrs: Any) -> Any:
@@ -239,7 +246,8 @@ class _Opened:
         shape, dtype = extents_of(v), v.aval.dtype
         raw = self.new(BYTES_OF, Aval(_bytes_shape(shape, dtype), BYTE), v)
         rows = _rows(shape)
-        codes = self.new(UNPACK, Aval(rows, BYTE), raw, bits=dtype.bits, shape=rows)
+        codes = self.new(UNPACK, Aval(rows, BYTE), raw, bits=dtype.bits, shape=rows,
+                         laid=is_laid(v.aval.type, shape))
         made = self.shaped(codes, shape)
         self.lies[made] = v
         return made
@@ -252,7 +260,7 @@ class _Opened:
         own = extents_of(codes)
         shape = _bytes_shape(own, aval.dtype)
         raw = self.new(PACK, Aval(shape, BYTE), self.shaped(codes, _rows(own)),
-                       bits=aval.dtype.bits, shape=shape)
+                       bits=aval.dtype.bits, shape=shape, laid=is_laid(aval.type, own))
         return self.new(FROM_BYTES, aval, raw)
 
     def kernel(self, node: Node, inputs: tuple[Value, ...]) -> None:
@@ -330,18 +338,21 @@ def _plain(numeric: NumericType) -> NumericType:
 
 
 # --- memory ---------------------------------------------------------------------------------------
-def stored_array(a: np.ndarray, dtype: DType) -> np.ndarray:
+def stored_array(a: np.ndarray, numeric: NumericType) -> np.ndarray:
     """Elements as they lie in memory: packed rows for types of less than a byte."""
-    return pack(np.atleast_1d(a), dtype) if dtype.packed else np.ascontiguousarray(a)
+    if not numeric.dtype.packed:
+        return np.ascontiguousarray(a)
+    return from_rows(pack(np.atleast_1d(a), numeric.dtype), numeric, a.shape)
 
 
-def elements_of(raw: np.ndarray, dtype: DType, shape: tuple[int, ...]) -> np.ndarray:
+def elements_of(raw: np.ndarray, numeric: NumericType, shape: tuple[int, ...]) -> np.ndarray:
     """The elements in memory that begins with them."""
+    dtype = numeric.dtype
     if not dtype.packed:
         return raw.reshape(-1)[:prod(shape)].reshape(shape)
     last = shape[-1] if shape else 1
     rows = raw.reshape(-1).view(np.uint8).reshape(*shape[:-1], row_bytes(last, dtype))
-    return unpack(rows, dtype, last).reshape(shape)
+    return unpack(in_rows(rows, numeric, shape), dtype, last).reshape(shape)
 
 
 __all__ = ["DECODE", "ELEMENTWISE", "ROUND", "elements_of", "multiply_narrow", "open_packed",

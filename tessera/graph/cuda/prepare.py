@@ -280,7 +280,7 @@ PIPELINE: list[Callable[..., Any]] = [
 # These ask what the chip has.
 BY_CHIP: tuple[Callable[..., Graph], ...] = (use_attention_kernels, use_conv_kernels,
                                              join_products, open_column_sums, write_turned,
-                                             split_few_rows)
+                                             split_few_rows, multiply_packed)
 
 
 @dataclass(frozen=True)

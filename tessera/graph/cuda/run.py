@@ -137,7 +137,7 @@ class CudaProgram:
                      for (name, shape), at in zip(step.arguments, step.offsets, strict=True)]
             step.shared(*given)
         results = map(self.plan.buffer, self.plan.results)
-        return [elements_of(_read_as(memory[self.base(b.name)], b.type.dtype), b.type.dtype,
+        return [elements_of(_read_as(memory[self.base(b.name)], b.type.dtype), b.type,
                             b.shape).copy() for b in results]
 
     def _held(self, memory: dict[str, np.ndarray], name: str) -> np.ndarray:
@@ -180,7 +180,7 @@ class CudaProgram:
     def _host_memory(self, arrays: Sequence[np.ndarray]) -> dict[str, np.ndarray]:
         given = [*zip(self.lowered.inputs, arrays, strict=True),
                  *((n, t.array) for n, t in self.lowered.captures.items())]
-        memory = {n: stored_array(a, self.plan.buffer(n).type.dtype) for n, a in given}
+        memory = {n: stored_array(a, self.plan.buffer(n).type) for n, a in given}
         memory |= {n: memory[n].copy() for n in self.lowered.overwritten}
         memory |= self.lowered.constants
         memory |= zip(self.lowered.drawn, self.lowered.draws.run(), strict=True)

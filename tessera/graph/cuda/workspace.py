@@ -14,6 +14,7 @@ import numpy as np
 from ... import config, hooks
 from ...errors import UnsupportedTargetError
 from ...kernels.routine import ForeignArray
+from ...numerics.packed_order import from_rows
 from ...runtime.arrays import HOST
 from ...runtime.buffer import DEFAULT, Borrowed, own_stream
 from ...runtime.buffer import DeviceBuffer as Memory
@@ -315,7 +316,9 @@ class Workspace:
             if memory.nbytes:
                 memory.copy(x.storage)
             return
-        held = x.buffer if isinstance(x, Tensor) and x.dtype.packed else x
+        held = x
+        if isinstance(x, Tensor) and x.dtype.packed:
+            held = from_rows(x.buffer, x.type, x.shape)
         array = np.ascontiguousarray(held.array if isinstance(held, Tensor) else held)
         if array.size:
             memory.load(array)

@@ -19,12 +19,16 @@ from tessera.tile.cuda.lower.begin_early import begin_early
 from tessera.tile.cuda.lower.gather_windows import gather_windows
 from tessera.tile.cuda.lower.insert_barriers import order
 from tessera.tile.cuda.lower.load_early import load_early
-from tessera.tile.cuda.lower.multiply_codes import multiply_codes, stack_codes
+from tessera.tile.cuda.lower.multiply_codes import (
+    laid_parameter,
+    multiply_codes,
+    stack_codes,
+)
 from tessera.tile.cuda.lower.pick_last import pick_last
 from tessera.tile.cuda.lower.prefetch import prefetch_boxes
 from tessera.tile.cuda.lower.stage_loads import Room, ring_stages, stage_matmul_loads
 from tessera.tile.cuda.lower.warp_specialised import Refusal, WarpSpecialisedProgram
-from tessera.tile.ir.ir import Function, Op, SSAValue, walk
+from tessera.tile.ir.ir import Function, Op, Param, SSAValue, walk
 from tessera.tile.ir.schedule import Schedule
 from tessera.tile.ir.types import Buffer
 
@@ -128,6 +132,13 @@ def emit_kernel(function: Function, lanes: int, target: Target, facts: ArgumentF
         return EmittedKernel(function, pairs, THREADS, "clusters")
     if checked:
         made: Any = Refusal("accesses are checked")
+    elif (laid := laid_parameter(function)) is not None:
+        codes = stack_codes(function, target.generation, facts.divisible, facts.shared)
+        made = Refusal("its weights are read otherwise")
+        if codes is not function:
+            made = emit_warp_specialised(codes, schedule, target, facts)
+        if isinstance(made, Refusal):
+            raise _of_other_order(laid, made.reason)
     elif with_codes(function, lanes, facts, target) is not function:
         made = Refusal("packed weights are multiplied as they lie, by mma.sync")
         codes = stack_codes(function, target.generation, facts.divisible, facts.shared)
@@ -143,6 +154,14 @@ def emit_kernel(function: Function, lanes: int, target: Target, facts: ArgumentF
     emitted = replace(emitted, notes=(*emitted.notes, f"not warp-specialised: {made.reason}"))
     resident = dict(schedule.extra).get("RESIDENT", 1) if schedule is not None else 1
     return EmittedKernel(lowered, emitted, lanes, "groups", made, resident)
+
+
+def _of_other_order(weights: Param, reason: str) -> UnsupportedTargetError:
+    kind = weights.type.numeric  # type: ignore[union-attr]
+    return UnsupportedTargetError(
+        f"{weights.value.name} is {kind}: its codes lie as products of up to 64 rows of "
+        f"{kind.policy.packed_for} read them, and this kernel is none: {reason}",
+        hint=f"give it rows: ts.cast({weights.value.name}, '{kind.dtype}')")
 
 
 def _persistent(program: WarpSpecialisedProgram) -> str:

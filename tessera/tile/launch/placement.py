@@ -18,9 +18,10 @@ import numpy as np
 
 from tessera import config
 from tessera.errors import ArgumentError, user_line
-from tessera.numerics import NumericType, as_type
+from tessera.numerics import NumericType, as_type, packed_for
 from tessera.runtime.arrays import HOST, Array, place_of, read_array
 from tessera.runtime.device import device, has_gpu
+from tessera.tensor import Tensor
 from tessera.tile.interpreter.arguments import Placement
 
 TARGETS = ("auto", "cpu", "cuda", "cuda:N")
@@ -103,6 +104,13 @@ def reader_for(place: Placement) -> Callable[[Any, str], tuple[Array, NumericTyp
     return None if place.on_host or place.staged else read_on_device
 
 
+def numeric_of(array: Array) -> NumericType:
+    """The type of an array: of one of ours with the order in which its codes lie."""
+    numeric = as_type(array.dtype)
+    order = array.owner.type.policy.packed_for if isinstance(array.owner, Tensor) else None
+    return numeric if order is None else numeric @ packed_for(order)
+
+
 def read_on_device(value: Any, what: str) -> tuple[Array, NumericType]:
     """An array on a GPU as a kernel takes it: contiguous, at whole elements."""
     array = read_array(value, what.rpartition(" ")[2])
@@ -118,4 +126,4 @@ def read_on_device(value: Any, what: str) -> tuple[Array, NumericType]:
         raise ArgumentError(
             f"{what} begins at {array.pointer:#x}, which is not aligned to its elements of {size} "
             "bytes", hint="pass a copy, not a view of other bytes", where=user_line())
-    return array, as_type(array.dtype)
+    return array, numeric_of(array)

@@ -18,8 +18,9 @@ from typing import Any
 import numpy as np
 
 from tessera import hooks
-from tessera.errors import ArgumentError
+from tessera.errors import ArgumentError, DTypeError
 from tessera.numerics import NumericType, as_type, row_bytes, stored_bytes
+from tessera.numerics.packed_order import from_rows, in_rows, is_laid
 from tessera.open_trace import trace_state
 from tessera.runtime import dlpack, late_checks
 from tessera.runtime.arrays import HOST, Array, dense_strides, face_of, reader, stream_of
@@ -121,7 +122,7 @@ class Resident(Tensor):
         if out.size:
             self.storage.read(out)
         late_checks.settle()
-        return out
+        return in_rows(out, self.type, self._shape)
 
     def __repr__(self) -> str:
         used = self.held_now()
@@ -179,7 +180,7 @@ class Resident(Tensor):
         host = Tensor(self.array, self.type, scale=self.scale)
         host[index] = value
         if host.size:
-            self.memory.write(np.ascontiguousarray(host.buffer))
+            self.memory.write(np.ascontiguousarray(from_rows(host.buffer, self.type, self._shape)))
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
@@ -261,7 +262,7 @@ def on_gpu(x: Tensor, index: int) -> Resident:
             made.storage.copy_across(x.storage)
             x.storage.give_back()
         elif made.storage.nbytes:
-            made.storage.load(np.ascontiguousarray(x.buffer))
+            made.storage.load(np.ascontiguousarray(from_rows(x.buffer, x.type, x.shape)))
     made.scale = None if x.scale is None else on_gpu(x.scale, index)
     made.is_param, made.name = x.is_param, x.name
     return made
@@ -297,7 +298,8 @@ def bring(x: Tensor, wait: bool = False) -> None:
 
 
 @reader(Resident, place=lambda x: x.storage.device.index, pointer="{}.memory.pointer",
-        facts=("{}._shape", "{}.type.dtype", "{}.storage.device.index"))
+        facts=("{}._shape", "{}.type.dtype", "{}.type.policy.packed_for",
+               "{}.storage.device.index"))
 def read_resident(x: Any, name: str) -> Array:
     """A result of one kernel as the argument of another; of types, too, that only we have."""
     return Array(x.memory.pointer, x.shape, dense_strides(x.shape), x.dtype,
@@ -340,6 +342,7 @@ def as_bytes(x: Tensor) -> Tensor:
     shape = (*x.shape[:-1], stored_bytes(x.shape[-1:], x.dtype))
     uint8 = as_type("uint8")
     if isinstance(x, Resident):
+        _need_rows(x.type, x.shape, "as_bytes")
         on = x.memory.device
         return Resident(shape, uint8, on.index, x.memory.lend(x.memory.nbytes))
     raw = np.ascontiguousarray(x.buffer).reshape(-1).view(np.uint8)
@@ -361,12 +364,19 @@ def from_bytes(raw: Any, dtype: Any, shape: tuple[int, ...]) -> Tensor:
         raise ArgumentError(f"{numeric}{list(extents)} takes "
                             f"{stored_bytes(extents, numeric.dtype)} bytes, got {x.size}")
     if isinstance(x, Resident):
+        _need_rows(numeric, extents, "from_bytes")
         on = x.memory.device
         return Resident(extents, numeric, on.index, x.memory.lend(x.size))
     flat = np.ascontiguousarray(x.array).reshape(-1)
     if not numeric.dtype.packed:
         return Tensor(flat.view(numeric.dtype.numpy).reshape(extents), numeric)
     return of_codes(flat, extents, numeric)
+
+
+def _need_rows(numeric: NumericType, shape: tuple[int, ...], what: str) -> None:
+    if is_laid(numeric, shape):
+        raise DTypeError(f"{what} of {numeric}{list(shape)} on a GPU, where its codes do not lie "
+                         f"in rows", hint=f"of rows: ts.cast(x, '{numeric.dtype}')")
 
 
 def from_dlpack(x: Any) -> Tensor:

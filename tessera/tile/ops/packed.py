@@ -68,11 +68,12 @@ def _stacked_rule(types: Any, attrs: dict[str, Any]) -> TileType:
     return TileType(f32, sums.shape)
 
 
-@declare(rule=_stacked_rule, attrs=("codes", "factor"), run=True, effect="read", group=True,
+@declare(rule=_stacked_rule, attrs=("codes", "factor", "laid"), run=True, effect="read", group=True,
          public=False, layouts="any", multiplies=True)
 def matmul_codes_stacked(m: Any, op: Any, a: Any, b: Any, sums: Any, codes: Any = None,
-                         factor: float = 1.0) -> Any:
-    """The same with the sums of all parts one below the other: [parts * M, N]."""
+                         factor: float = 1.0, laid: bool = False) -> Any:
+    """The same with the sums of all parts one below the other: [parts * M, N].  laid: whether codes
+    lie in the order of packed_order.py, of which the values know nothing."""
     raw, y = (operand_array(m, op, v) for v in (a, b))
     codes, parts = op.attr["codes"], op.outs[0].type.shape[0] // raw.shape[1]
     x = stacked(raw, codes, parts) * np.float32(op.attr["factor"])

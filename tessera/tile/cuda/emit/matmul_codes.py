@@ -107,8 +107,8 @@ def _unpack_codes(e: Emitter, op: Op) -> None:
     assert isinstance(codes, SSAValue)
     ring, load, slot = h.slots[codes]
     part = Part(load.row_bytes // attr["parts"], attr["codes"].name, attr["dtype"].name,
-                bool(beside))
-    how = part.part_bytes, part.codes, part.dtype, part.dealt
+                "laid" if attr["laid"] else "dealt" if beside else "memory")
+    how = part.part_bytes, part.codes, part.dtype, part.order_of_k
     name, (piece, pieces) = base_name(load.name), (attr["piece"], attr["pieces"])
     batch, at = divmod(piece, pieces // part.batches)
     words = f"{codes.name}_words"

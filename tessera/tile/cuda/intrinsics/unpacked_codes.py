@@ -12,6 +12,7 @@ Lane 4 g + t of a warp has rows g and g + 8 (PTX ISA 9.7.15). The order of k:
               byte permutations fetch them, products with powers of two shift, for these are done
               beside what permutes and masks
     dealt     that of codes: a lane reads 16 that lie together (dealt_codes)
+    laid      that of memory, of codes that lie as lanes read them (numerics/packed_order.py)
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from tessera.numerics import DType, find_dtype
 from tessera.tile.cuda.builder import Builder
 from tessera.tile.cuda.instruction import InstructionForm, Operand, Operation
 from tessera.tile.cuda.instruction_names import find_instruction
-from tessera.tile.cuda.intrinsics import dealt_codes
+from tessera.tile.cuda.intrinsics import dealt_codes, laid_codes
 from tessera.tile.cuda.intrinsics.dealt_codes import numbers_of, registers
 from tessera.tile.cuda.intrinsics.matmul_codes import UNIT, place_floats, place_integers
 from tessera.tile.cuda.intrinsics.packed_codes import SOURCES, TARGETS
@@ -41,13 +42,13 @@ MOST_WORDS = 48  # of codes that a lane holds at once
 class Part:
     """What a warpgroup has of each row of codes, and as what it multiplies them.
 
-    part_bytes: of a row.  dealt: in the order of codes.
+    part_bytes: of a row.  order_of_k: "memory", "dealt" or "laid".
     """
 
     part_bytes: int
     codes: str
     dtype: str
-    dealt: bool
+    order_of_k: str
 
     @property
     def steps(self) -> int:
@@ -58,8 +59,8 @@ class Part:
     @property
     def order(self) -> _Order:
         kind, wide = find_dtype(self.codes), find_dtype(self.dtype).bits
-        if self.dealt:
-            return _Dealt(kind, self.dtype)
+        if self.order_of_k != "memory":
+            return (_Laid if self.order_of_k == "laid" else _Dealt)(kind, self.dtype)
         if wide == 16:
             return _Quad(kind, self.dtype)
         return _FourOfSix(kind, self.dtype) if kind.bits == 6 else _FourOfFour(kind, self.dtype)
@@ -76,14 +77,14 @@ class Part:
 
 @functools.cache
 def read(offset: int, slot_bytes: int, panel_bytes: int, width: int, part_bytes: int, codes: str,
-         dtype: str, dealt: bool, batch: int, parts: int = 2) -> Operation:
+         dtype: str, order_of_k: str, batch: int, parts: int = 2) -> Operation:
     """(slot, thread) -> the words of a lane: those of its upper row, and of the one below.
 
     The tile lies in panels of rows of `width` bytes, swizzled as wide; warpgroup i has part_bytes
     of each row, from i * part_bytes on, and reads one batch of them. parts: 1 where it has all of
     rows of its own, 64 i and those behind it.
     """
-    part = Part(part_bytes, codes, dtype, dealt)
+    part = Part(part_bytes, codes, dtype, order_of_k)
     order, size = part.order, part_bytes // part.batches
     across, shift = width // CHUNK, {128: 0, 64: 1, 32: 2}[width]  # chunks, rows of 128 bytes
 
@@ -96,19 +97,20 @@ def read(offset: int, slot_bytes: int, panel_bytes: int, width: int, part_bytes:
         if parts == 1:
             base = b.add(base, b.mul(group, b.i32(ROWS * width)))
         line = b.shl(b.and_(b.lshr(row, b.i32(shift)), b.i32(across - 1)), b.i32(4))
-        across_row, inside = order.first(b, b.and_(lane, b.i32(3)))
-        mine = across_row if parts == 1 else b.add(b.mul(group, b.i32(part_bytes)), across_row)
-        base = b.add(base, inside)
         rows: tuple[list[LLVM], list[LLVM]] = [], []
         for first in range(batch * size, (batch + 1) * size, order.unit):
-            for at, rest in order.loads:
-                column = b.add(mine, b.i32(first + at))
+            for at, rest, vector in order.loads:
+                column, inside = order.first(b, b.and_(lane, b.i32(3)), vector)
+                if parts != 1:
+                    column = b.add(b.mul(group, b.i32(part_bytes)), column)
+                column = b.add(column, b.i32(first + at))
                 panel = b.mul(b.lshr(column, b.i32(width.bit_length() - 1)), b.i32(panel_bytes))
-                place = b.add(b.add(base, panel), b.xor(b.and_(column, b.i32(width - 1)), line))
+                place = b.add(b.add(b.add(base, inside), panel),
+                              b.xor(b.and_(column, b.i32(width - 1)), line))
                 for below, words in enumerate(rows):  # eight rows further down
-                    got = b.call(memory.ld("shared", "b32", order.vector),
+                    got = b.call(memory.ld("shared", "b32", vector),
                                  b.add(place, b.i32(8 * width * below + rest)))
-                    words += got if order.vector > 1 else [got]
+                    words += got if vector > 1 else [got]
         return [*rows[0], *rows[1]]
 
     count = 2 * order.words * part.steps // order.steps // part.batches
@@ -118,11 +120,11 @@ def read(offset: int, slot_bytes: int, panel_bytes: int, width: int, part_bytes:
 
 
 @functools.cache
-def unpack(part_bytes: int, codes: str, dtype: str, dealt: bool, piece: int, pieces: int
+def unpack(part_bytes: int, codes: str, dtype: str, order_of_k: str, piece: int, pieces: int
            ) -> Operation:
     """(words of the piece's batch, thread) -> its registers, of numbers times 1 / factor: four for
     each matmul instruction, of the upper row, the one below, and both further on."""
-    part = Part(part_bytes, codes, dtype, dealt)
+    part = Part(part_bytes, codes, dtype, order_of_k)
     order, each = part.order, part.steps // pieces
     held = part.steps // part.batches  # of a batch
     assert part.steps % pieces == held % each == held % order.steps == 0
@@ -147,19 +149,19 @@ def unpack(part_bytes: int, codes: str, dtype: str, dealt: bool, piece: int, pie
 class _Order(ABC):
     """How a lane, t of the four of a row, reads codes, and what it makes of them.
 
-    unit: bytes of a row that lanes read together.  loads: of a lane in them, where a chunk begins
-    and how far behind that, vector words each.  words: of a group, of which come the registers of
-    a row for so many steps, two for each.
+    unit: bytes of a row that lanes read together.  loads: of a lane in them, where a chunk begins,
+    how far behind that, and words.  words: of a group, of which come the registers of a row for so
+    many steps, two for each.
     """
 
-    unit, vector, words, steps = CHUNK, 4, 2, 1
-    loads: tuple[tuple[int, int], ...] = ((0, 0),)
+    unit, words, steps = CHUNK, 2, 1
+    loads: tuple[tuple[int, int, int], ...] = ((0, 0, 4),)
 
     def __init__(self, codes: DType, dtype: str):
         self.codes, self.dtype = codes, dtype
 
-    def first(self, b: Builder, t: LLVM) -> tuple[LLVM, LLVM]:
-        """Bytes in front of what a lane reads: of a row, and inside of a chunk."""
+    def first(self, b: Builder, t: LLVM, words: int) -> tuple[LLVM, LLVM]:
+        """Bytes in front of the words that a lane reads: of a row, and inside of a chunk."""
         return b.i32(0), b.i32(0)
 
     def constants(self, b: Builder, t: LLVM) -> list[LLVM]:
@@ -175,11 +177,11 @@ class _Dealt(_Order):
     def __init__(self, codes: DType, dtype: str):
         super().__init__(codes, dtype)
         self.unit = UNIT * codes.bits // 8
-        self.vector = 2 if codes.bits == 4 else 1  # words of a load: 8 bytes, or 4 of 12
+        vector = 2 if codes.bits == 4 else 1  # words of a load: 8 bytes, or 4 of 12
         self.words, self.steps = self.unit // 16, find_dtype(dtype).bits // 4
-        self.loads = tuple((at, 0) for at in range(0, self.unit // 4, 4 * self.vector))
+        self.loads = tuple((at, 0, vector) for at in range(0, self.unit // 4, 4 * vector))
 
-    def first(self, b: Builder, t: LLVM) -> tuple[LLVM, LLVM]:
+    def first(self, b: Builder, t: LLVM, words: int) -> tuple[LLVM, LLVM]:
         return b.mul(t, b.i32(self.unit // 4)), b.i32(0)
 
     def registers(self, b: Builder, words: list[LLVM], lane: list[LLVM]) -> list[LLVM]:
@@ -187,13 +189,28 @@ class _Dealt(_Order):
         return make(b, self.codes, words, self.dtype)
 
 
+class _Laid(_Dealt):
+    """Words of codes that lie as bf16 has them: most registers are one shift and one mask away.
+    First come two of each lane, then a third of 6 bits."""
+
+    def __init__(self, codes: DType, dtype: str):
+        super().__init__(codes, dtype)
+        self.loads = ((0, 0, 2), (2 * CHUNK, 0, 1))[:self.words - 1]
+
+    def first(self, b: Builder, t: LLVM, words: int) -> tuple[LLVM, LLVM]:
+        return b.mul(t, b.i32(4 * words)), b.i32(0)
+
+    def registers(self, b: Builder, words: list[LLVM], lane: list[LLVM]) -> list[LLVM]:
+        return laid_codes.registers(b, self.codes, words)
+
+
 class _FourOfFour(_Order):
     """Four codes of 4 bits are half of a word. Shifts and masks make numbers of every second code
     at once, of two halves, and permutations bring them in line."""
 
-    vector, loads = 1, ((0, 0), (0, 8))
+    loads = (0, 0, 1), (0, 8, 1)
 
-    def first(self, b: Builder, t: LLVM) -> tuple[LLVM, LLVM]:
+    def first(self, b: Builder, t: LLVM, words: int) -> tuple[LLVM, LLVM]:
         return b.i32(0), b.shl(b.and_(t, b.i32(2)), b.i32(1))
 
     def constants(self, b: Builder, t: LLVM) -> list[LLVM]:
@@ -209,7 +226,7 @@ class _FourOfSix(_Order):
     """Four codes of 6 bits are bytes 3 t to 3 t + 2 of twelve, which permutations fetch out of what
     all lanes of a row read. Then codes move apart, first two and two."""
 
-    unit, words, loads = 3 * CHUNK, 6, ((0, 0), (CHUNK, 0), (2 * CHUNK, 0))
+    unit, words, loads = 3 * CHUNK, 6, tuple((at, 0, 4) for at in range(0, 3 * CHUNK, CHUNK))
 
     def constants(self, b: Builder, t: LLVM) -> list[LLVM]:
         early = b.add(b.mul(t, b.i32(0x333)), b.i32(0x210))  # bytes of the first two words
@@ -240,7 +257,7 @@ class _Quad(_Order):
         super().__init__(codes, dtype)
         self.words = codes.bits // 2
         if codes.bits == 6:
-            self.unit, self.loads = 3 * CHUNK, ((0, 0), (CHUNK, 0), (2 * CHUNK, 0))
+            self.unit, self.loads = 3 * CHUNK, _FourOfSix.loads
         self.at = TARGETS[dtype].man - SOURCES[codes.name].man if codes.kind == "float" else 0
 
     def constants(self, b: Builder, t: LLVM) -> list[LLVM]:

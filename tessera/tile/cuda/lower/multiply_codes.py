@@ -22,7 +22,8 @@ from typing import Any
 import numpy as np
 
 from tessera.lazy_dataclass import dataclass
-from tessera.numerics import DType, as_type, decode, encode, f32, i32, row_bytes, unpack
+from tessera.numerics import DType, as_type, bf16, decode, encode, f32, i32, row_bytes, unpack
+from tessera.numerics.packed_order import is_laid
 from tessera.runtime.generations import Generation
 from tessera.tile.cuda.intrinsics.matmul import STEP_BYTES
 from tessera.tile.cuda.intrinsics.matmul_codes import UNIT, factor_of, target_of
@@ -35,6 +36,7 @@ from tessera.tile.ir.ir import (
     Node,
     Op,
     Operand,
+    Param,
     SSAValue,
     definitions,
     operands,
@@ -51,6 +53,7 @@ MOST_COLUMNS = 64  # more are better off with wgmma, whose sums are not in parts
 STACKED = 2  # warpgroups
 STACKED_COLUMNS = {"fp4_e2m1": 32}  # of 16 bits, for which they pay: of other codes 16
 PIECES, EACH = 2, 4  # the fewest of a warpgroup's codes; instructions of each of more pieces
+LAID_EACH = 2  # those of codes that lie as registers have them
 CHUNK_BITS = 128  # of what a lane reads at once
 PLAIN_COLUMNS = {4: 32, 6: 16}  # of codes beside fp8, from which on they have memory's order
 PLAIN_HALVES = 32  # the same beside 16 bits
@@ -97,6 +100,18 @@ def stack_codes(function: Function, generation: Generation, divisible: frozenset
     stacked = _Stacked(function, STACKED, generation, divisible, overlapping)
     made = stacked.run()
     return made if stacked.bytes else function
+
+
+def laid_parameter(function: Function) -> Param | None:
+    """A parameter whose codes may not lie in rows, if there is one."""
+    known = dict(function.constants)
+    for p in function.params:
+        if isinstance(p.type, GlobalTensor) and p.type.numeric.policy.packed_for is not None:
+            last = str(p.type.dims[-1]) if p.type.dims else "1"
+            columns = int(last) if last.isdigit() else known.get(last)
+            if columns is None or columns % UNIT == 0:
+                return p
+    return None
 
 
 class _Pass:
@@ -195,6 +210,11 @@ class _Pass:
             x = self.made[x].args[0]
         return x
 
+    def laid(self, found: CodesMatmul) -> bool:
+        """Whether its codes lie as registers have them."""
+        tensor = self.tensor(found.view)
+        return is_laid(tensor.numeric, (self.columns(tensor),))
+
     def fits(self, found: CodesMatmul) -> bool:
         """Whether there are instructions, and each warp gets whole blocks."""
         x, sums, attr = self.types[found.b], found.op.outs[0].type, found.op.attr
@@ -232,7 +252,7 @@ class _Pass:
                 a = self.load_bytes(body, found, codes)
             if n is op:
                 body.append(Op(self.name, (a, found.b, sums.value), (made,), attributes(
-                    codes=codes, factor=1 / factor), op.where))
+                    codes=codes, factor=1 / factor, **self.more(found)), op.where))
             elif n is not found.load and n not in found.casts:
                 body.append(n)
         out.append(replace(node, carried=put(node.carried, i, sums), body=tuple(body),
@@ -241,6 +261,10 @@ class _Pass:
         if factor != 1:
             total = self.op(out, "mul", (total, Const(factor, f32)), kind, op)
         out.append(Op("add", (total, node.inits[i]), (node.carried[i],), (), op.where))
+
+    def more(self, found: CodesMatmul) -> dict[str, Any]:
+        """Attributes of the matmul beside those."""
+        return {}
 
     def shape(self, parts: int, rows: int, columns: int) -> tuple[int, ...]:
         """Of the sums."""
@@ -295,6 +319,10 @@ class _Stacked(_Pass):
         (rows, columns), codes = sums.shape, self.tensor(found.view).dtype
         if rows not in (form.rows, self.warps * form.rows) or not super().fits(found):
             return False
+        if self.laid(found):
+            depth = x.shape[0]
+            return x.dtype is bf16 and depth % (self.parts(depth, rows) * PIECES * UNIT) == 0 and \
+                self.known.divisor(found.view.args[-1]) % UNIT == 0
         piece = x.shape[0] // (self.parts(x.shape[0], rows) * PIECES)
         if x.dtype.bits == 8:
             return x.dtype.name == "fp8_e4m3" and codes.kind == "float" and bool(
@@ -305,6 +333,9 @@ class _Stacked(_Pass):
 
     def target(self, x: DType) -> str:
         return x.name
+
+    def more(self, found: CodesMatmul) -> dict[str, Any]:
+        return {"laid": self.laid(found)}
 
     def parts(self, depth: int, rows: int) -> int:
         """One for each warpgroup, or one where each has rows of its own."""
@@ -347,4 +378,4 @@ def put(values: tuple, at: int, x: Any) -> tuple:
     return (*values[:at], x, *values[at + 1:])
 
 
-__all__ = ["is_dealt", "multiply_codes", "stack_codes"]
+__all__ = ["is_dealt", "laid_parameter", "multiply_codes", "stack_codes"]

@@ -13,7 +13,7 @@ from typing import Any
 
 from tessera.numerics import DType
 from tessera.runtime.generations import WarpgroupMatmul
-from tessera.tile.cuda.lower.multiply_codes import EACH, PIECES, is_dealt
+from tessera.tile.cuda.lower.multiply_codes import EACH, LAID_EACH, PIECES, is_dealt
 from tessera.tile.cuda.lower.warp_specialised.computed import loads_behind, loads_beside
 from tessera.tile.cuda.lower.warp_specialised.program import Refused
 from tessera.tile.cuda.lower.warp_specialised.qualify import (
@@ -257,9 +257,11 @@ class _Placing:
         load, right = self.loaded(a, "a", x.dtype)[0], self.loaded(b, "b")[0]
         parts = made.type.shape[0] // self.maker.type(a).shape[0]  # type: ignore[union-attr]
         placed: list[Node] = []
-        beside = (right,) if is_dealt(x.dtype, op.attr["codes"], parts, *x.shape) else ()
+        laid = op.attr["laid"]
+        dealt = not laid and is_dealt(x.dtype, op.attr["codes"], parts, *x.shape)
+        beside = (right,) if dealt else ()
         steps = x.shape[0] // parts * x.dtype.bits // (8 * self.form.step_bytes)
-        pieces = max(PIECES, steps // EACH)
+        pieces = max(PIECES, steps // (LAID_EACH if laid else EACH))
         short = self.form.operands[x.dtype.name].short_sums and not self.fast_sums
         last = self.maker.define(made.value.name, made.type) if short else made
         before: tuple[Any, ...] = () if short else (sums,)
@@ -267,7 +269,7 @@ class _Placing:
             of: dict[str, Any] = {"parts": parts, "piece": piece, "pieces": pieces}
             codes = self.maker.op("unpack_codes", (load, *beside), "codes",
                                   where=op.where, dtype=x.dtype, codes=op.attr["codes"],
-                                  factor=op.attr["factor"], **of)
+                                  factor=op.attr["factor"], laid=laid, **of)
             result = last if piece == pieces - 1 else self.maker.define(made.value.name, made.type)
             attrs = {"a_major": "K", "b_major": "K", "dtype": made.type.dtype, **of}
             placed += [codes, Op("async_matmul", (out(codes), right, *before), (result,),

@@ -324,15 +324,18 @@ def _codes_rule(types: Any, attrs: Any) -> TileType:
         parts * attrs["pieces"])))
 
 
-@declare(rule=_codes_rule, attrs=("parts", "piece", "pieces", "codes", "factor", "dtype"), run=True,
+@declare(rule=_codes_rule, attrs=("parts", "piece", "pieces", "codes", "factor", "dtype",
+                                   "laid"), run=True,
          effect="read", group=True, public=False, layouts="any")
 def unpack_codes(m: Any, op: Any, x: Any, beside: Any = None, parts: int = 1, piece: int = 0,
-                 pieces: int = 1, codes: Any = None, factor: float = 1.0, dtype: Any = None) -> Any:
+                 pieces: int = 1, codes: Any = None, factor: float = 1.0, dtype: Any = None,
+                 laid: bool = False) -> Any:
     """The numbers of packed codes in shared memory times `factor`, in the form of a matmul's first
     operand: of each part of their columns a piece, one below the other.
 
     beside: the second operand, where k has an order in registers that is not that of memory.
-    `ring_deal` brings its rows into that order, which no other op sees.
+    `ring_deal` brings its rows into that order, which no other op sees.  laid: whether codes lie
+    as registers have them, which no other op sees either.
     """
     attr = op.attr
     whole = stacked(np.asarray(x), attr["codes"], attr["parts"]) * np.float32(attr["factor"])
