@@ -10,7 +10,7 @@ from ..dims import show_shape
 from ..errors import DTypeError, ShapeError
 from ..lazy_dataclass import dataclass
 from ..numerics import NumericType, as_type, f16, f32
-from ..numerics.packed_order import is_laid
+from ..numerics.packed_order import order_of
 from ..tensor import Tensor
 from ..tile import MODULE as tile
 from ..tile.ir.schedule import Schedule
@@ -136,7 +136,7 @@ def meet(x: NumericType, w: NumericType) -> bool:
 
 def laid(x: NumericType, w: NumericType, M: int, K: int) -> bool:
     """Whether weights lie on a GPU as these rows meet them, in whole steps."""
-    return is_laid(w, (K,)) and w.policy.packed_for is x.dtype and K >= LAID_DEPTH
+    return order_of(w, (K,)) == x.name and K >= LAID_DEPTH
 
 
 def widened(x: NumericType, w: NumericType, rows: int) -> bool:
@@ -181,8 +181,9 @@ def blocks(M: int, N: int, K: int, x: NumericType, w: NumericType) -> PackedBloc
     while columns > 16 and -(-N // columns) * -(-M // rows) < GROUPS:
         columns //= 2
     if laid(x, w, M, K):
-        depth = LAID_DEPTH if rows <= 32 else LAID_DEPTH // 2
-        return PackedBlocks(rows, 64, depth, 1, M <= rows, AHEAD)
+        resident = 2 if x.dtype.bits == 8 and rows <= RESIDENT_ROWS else 1
+        depth = LAID_DEPTH if rows <= 32 or x.dtype.bits == 8 else LAID_DEPTH // 2
+        return PackedBlocks(rows, 64, depth, resident, M <= rows, AHEAD if resident == 1 else 0)
     halves = x.dtype.bits == 16 and w.dtype.kind == "float"
     pairs = -(-N // PAIR_COLUMNS) * -(-M // rows)
     if halves and K >= 4 * PAIR_DEPTH and 2 * pairs >= GROUPS and (

@@ -27,10 +27,12 @@ from tessera.numerics.dtypes import (
     bool_,
     dtype_of_numpy,
     f32,
+    fp4_e2m1,
+    fp6_e2m3,
+    fp8_e4m3,
     int32,
     int64,
 )
-from tessera.numerics.packed_order import ORDERED
 
 ROUNDINGS = ("nearest_even", "toward_zero", "stochastic")
 SCALINGS = ("amax",)
@@ -290,16 +292,17 @@ def _check_device(value: Any) -> str:
 
 def _check_packed_for(value: Any) -> DType:
     dtype = as_dtype(value)
-    if dtype is not bf16:
-        raise PolicyError(f"@packed_for({dtype}) is no order of codes", hint="accepted: bf16")
+    if dtype not in (bf16, fp8_e4m3):
+        raise PolicyError(f"@packed_for({dtype}) is no order of codes",
+                          hint="accepted: bf16, fp8_e4m3")
     return dtype
 
 
 def need_order(dtype: DType, policy: Policy) -> None:
     """Raise PolicyError for codes that have no order of their own beside another type."""
-    if policy.packed_for is not None and dtype.name not in ORDERED:
+    if policy.packed_for is not None and dtype not in (fp4_e2m1, fp6_e2m3):
         raise PolicyError(f"{dtype} @packed_for({policy.packed_for}): its codes have one order",
-                          hint=f"for weights of {', '.join(ORDERED)}")
+                          hint=f"for weights of {fp4_e2m1}, {fp6_e2m3}")
 
 
 def _quoted(value: str) -> str:

@@ -297,17 +297,16 @@ def test_other_matmuls_with_packed_weights(rng):
 
 
 # --- codes in the order of the product that reads them --------------------------------------------
-LAID = ["fp4_e2m1", "fp6_e2m3"]
+LAID = [(kind, beside) for kind in ("fp4_e2m1", "fp6_e2m3") for beside in ("bf16", "fp8_e4m3")]
 
 
-@pytest.mark.parametrize("kind", LAID)
-def test_bits_of_a_unit_lie_where_registers_have_them(kind, rng):
-    """Each bit has one place, and rows come back. Columns 8 r + 2 t and the one behind it are the
-    halves of a lane's register r: what `laid_codes` makes of a word is compared in
-    test_stacked_codes."""
-    numeric = ts.numerics.as_type(f"{kind} @packed_for(bf16)")
+@pytest.mark.parametrize("kind, beside", LAID)
+def test_bits_of_a_unit_lie_where_registers_have_them(kind, beside, rng):
+    """Each bit has one place, and rows come back. Where registers have them is compared in
+    test_stacked_codes and test_dealt_codes."""
+    numeric = ts.numerics.as_type(f"{kind} @packed_for({beside})")
     bits = numeric.dtype.bits
-    assert sorted(packed_order.places(numeric.dtype)) == list(range(64 * bits))
+    assert sorted(packed_order.places(numeric.dtype, beside)) == list(range(64 * bits))
     rows = rng.integers(0, 256, (3, 40 * bits), dtype=np.uint8)
     there = packed_order.from_rows(rows, numeric, (3, 320))
     assert not np.array_equal(there, rows)
@@ -323,22 +322,26 @@ def test_types_without_another_order_are_refused():
         with pytest.raises(PolicyError, match=r"int4 @packed_for\(bf16\): its codes have one order"
                            "(?s:.)*fp4_e2m1, fp6_e2m3"):
             make()
-    with pytest.raises(PolicyError, match=r"@packed_for\(f32\) is no order of codes"):
+    with pytest.raises(PolicyError, match=r"@packed_for\(f32\) is no order(?s:.)*bf16, fp8_e4m3"):
         ts.packed_for("f32")
 
 
-@pytest.mark.parametrize("kind", LAID)
-def test_codes_of_another_order_are_the_same_numbers(kind, rng):
+@pytest.mark.parametrize("kind, beside", LAID)
+def test_codes_of_another_order_are_the_same_numbers(kind, beside, rng):
     """Products, moves and casts of weights that lie as products read them have the bits of those of
-    rows; only the product of few rows of bf16 reads them as they lie."""
-    text = f"{kind} @packed_for(bf16)"
+    rows; only the product of few rows of that type reads them as they lie."""
+    text, other = f"{kind} @packed_for({beside})", {"bf16": "f16", "fp8_e4m3": "bf16"}[beside]
     w = rng.standard_normal((80, 512)).astype(np.float32)
-    x = ts.tensor(rng.standard_normal((5, 512)), "bf16")
+    x = ts.tensor(rng.standard_normal((5, 512)), beside)
     laid, plain = ts.tensor(w, text), ts.tensor(w, kind)
+
+    def product(x, w):
+        return ts.cast(ts.cast(x, "f32") @ ts.cast(w, "f32").T, "bf16")
+
     for f, steps in (
-            (lambda x, w: x @ ts.cast(w, "bf16").T, ["launch"]),
-            (lambda x, w: ts.cast(x, "f16") @ ts.cast(w, "f16").T, None),
-            (lambda x, w: x[:, :128] @ ts.cast(w[:, 64:192], "bf16").T, None),
+            (product, ["launch"]),
+            (lambda x, w: ts.cast(x, other) @ ts.cast(w, other).T, None),
+            (lambda x, w: ts.cast(x[:, :128], other) @ ts.cast(w[:, 64:192], other).T, None),
             (lambda x, w: w[3:9, 64:], None), (lambda x, w: ts.reshape(w, (16, 2560)), None),
             (lambda x, w: ts.cast(w[::2, 1:], "f32"), None), (lambda x, w: ts.cast(w, kind), None),
             (lambda x, w: ts.cast(ts.cast(x, "f32"), text), None), (lambda x, w: w, [])):
@@ -352,7 +355,7 @@ def test_codes_of_another_order_are_the_same_numbers(kind, rng):
             assert steps is not None or "launch" not in kinds(made)
             np.testing.assert_array_equal(bits(got), bits(want))
     with config.scope(debug=True):
-        assert "launch" not in kinds(program(lambda x, w: x @ ts.cast(w, "bf16").T, x, laid))
+        assert "launch" not in kinds(program(product, x, laid))
 
 
 def test_what_lies_in_another_order_is_read_and_written_in_rows(gpu, driver, rng):

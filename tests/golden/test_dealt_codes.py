@@ -8,7 +8,8 @@ import pytest
 
 from cpu.test_stacked_codes import swizzled
 from golden.test_ptx_packed import Ints
-from tessera.numerics import decode, find_dtype, unpack
+from tessera.numerics import as_type, decode, find_dtype, unpack
+from tessera.numerics.packed_order import from_rows
 from tessera.tile.cuda import ptx  # noqa: F401  registers the instructions
 from tessera.tile.cuda.intrinsics import dealt_codes, packed_codes, unpacked_codes
 
@@ -93,18 +94,22 @@ def fragments(registers, x):
 
 @pytest.mark.parametrize("rows", [8, 16, 64])
 @pytest.mark.parametrize("K", [256, 512])  # 192 bytes of fp6 are panels of 64
-@pytest.mark.parametrize("dealt, dtype", [(True, "fp8_e4m3"), (False, "fp8_e4m3"), (True, "f16")])
-@pytest.mark.parametrize("codes", CODES)
-def test_two_warpgroups_multiply_all_of_k(codes, dealt, dtype, K, rows, rng):
+@pytest.mark.parametrize("order, dtype, codes", [
+    *((order, dtype, codes) for order, dtype in (("dealt", "fp8_e4m3"), ("memory", "fp8_e4m3"),
+                                                 ("dealt", "f16")) for codes in CODES),
+    ("laid", "fp8_e4m3", "fp4_e2m1"), ("laid", "fp8_e4m3", "fp6_e2m3")])
+def test_two_warpgroups_multiply_all_of_k(codes, order, dtype, K, rows, rng):
     kind, x, codes_at = find_dtype(codes), find_dtype(dtype), 4096
     raw = rng.integers(0, 256, (ROWS, K * kind.bits // 8), dtype=np.uint8)
     numbers = rng.standard_normal((rows, K)).astype(x.numpy)
     x_at, width = codes_at + raw.size, WIDTH if raw.shape[1] % WIDTH == 0 else WIDTH // 2
-    memory = np.concatenate([np.zeros(codes_at, np.uint8), swizzled(raw, width),
+    numeric = as_type(codes + f" @packed_for({dtype})" * (order == "laid"))
+    stored = from_rows(raw, numeric, (ROWS, K))
+    memory = np.concatenate([np.zeros(codes_at, np.uint8), swizzled(stored, width),
                              in_panels(numbers.view(np.uint8))])
     threads, machine = np.arange(256, dtype=np.uint32), Threads(memory)
     slot = np.zeros(256, np.uint32)
-    if dealt:
+    if order == "dealt":
         deal = dealt_codes.deal(x_at, 0, rows * WIDTH, (rows, K), dtype, codes, 32)
         deal.rule(None).body(machine, slot[:32], threads[:32])
     held = memory[x_at:].reshape(-1, rows, WIDTH // 16, 16)
@@ -112,7 +117,6 @@ def test_two_warpgroups_multiply_all_of_k(codes, dealt, dtype, K, rows, rng):
     right = np.take_along_axis(held, swizzle[None, :, :, None], 2).swapaxes(0, 1)
     right = np.ascontiguousarray(right).reshape(rows, -1).view(x.numpy).astype(np.float64)
     total = 0.0
-    order = "dealt" if dealt else "memory"
     part = unpacked_codes.Part(raw.shape[1] // 2, codes, dtype, order)
     how, each = (part.part_bytes, codes, dtype, order), K // 2 // part.steps
     for step in range(part.steps):

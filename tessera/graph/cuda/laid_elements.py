@@ -1,15 +1,26 @@
-"""Codes in the order of packed_order.py, in graphs: a code out of bytes, a byte out of codes.
-
-Of a unit of 64 codes lane t has those of columns 8 r + 2 t + h; h is the half of a word.
-"""
+"""Codes in the order of packed_order.py, in graphs: a code out of bytes, a byte out of codes."""
 
 from __future__ import annotations
 
 from ..element import Element
 
+BESIDE_FP8 = "fp8_e4m3"
 
-def unpacked(bits: int) -> Element:
+
+def unpacked(bits: int, beside: str) -> Element:
     """The code o1 of row o0 of bytes."""
+    make = _beside_fp8 if beside == BESIDE_FP8 else _beside_halves
+    return make(bits)
+
+
+def packed(bits: int, beside: str) -> Element:
+    """The byte o1 of row o0 of codes."""
+    make = _to_bytes if beside == BESIDE_FP8 else _to_halves
+    return make(bits)
+
+
+# --- 16 bits: lane t has columns 8 r + 2 t + h, and h is the half of a word -----------------------
+def _beside_halves(bits: int) -> Element:
     lane, half = "o1 // 2 % 4", "o1 % 2"
     if bits == 4:
         word = f"o1 // 64 * 32 + {lane} * 8 + o1 % 64 // 32 * 4"
@@ -31,8 +42,7 @@ def unpacked(bits: int) -> Element:
         f"{second} % 16 * 2 + {third} % 2 + {third} // 2 % 2 * 32"])
 
 
-def packed(bits: int) -> Element:
-    """The byte o1 of row o0 of codes."""
+def _to_halves(bits: int) -> Element:
     half = "o1 % 4 // 2"
     if bits == 4:
         column = "o1 // 32 * 64 + o1 % 8 // 4 * 32 + o1 % 32 // 8 * 2"
@@ -42,16 +52,46 @@ def packed(bits: int) -> Element:
             f"{mine[0]} % 4 * 64 + {other[2]} // 8 * 32 + {mine[3]} % 4 * 8 + {other[1]} // 8 * 4"
             f" + {mine[3]} // 4",
             f"{mine[0]} // 4 % 2 + {mine[1]} % 8 * 2 + {mine[2]} % 8 * 16 + {mine[0]} // 8 * 128"])
-    lane = "where(o1 % 48 < 32, o1 % 48 // 8, (o1 % 48 - 32) // 4)"
-    word = "where(o1 % 48 < 32, o1 % 8 // 4, 2)"
-    codes = [f"x0[o0, o1 // 48 * 64 + {lane} * 2 + {half} + {8 * r}]" for r in range(8)]
+    codes = [f"x0[o0, o1 // 48 * 64 + {LANE} * 2 + {half} + {8 * r}]" for r in range(8)]
     split = [f"{codes[6]} // 2 % 16", f"{codes[7]} // 2 % 16",
              f"{codes[7]} % 2 + {codes[7]} // 32 * 2 + {codes[6]} % 2 * 4 + {codes[6]} // 32 * 8"]
     low = [f"{codes[i]} % 16 * 16 + {split[i]}" for i in range(3)]
     high = [f"{codes[i]} // 16 % 2 + {codes[i + 3]} % 32 * 2 + {codes[i + 3]} // 32 * 64"
             f" + {codes[i]} // 32 * 128" for i in range(3)]
-    return _chosen(f"{word} * 2 + o1 % 2", [text for both in zip(low, high, strict=True)
+    return _chosen(f"{WORD} * 2 + o1 % 2", [text for both in zip(low, high, strict=True)
                                             for text in both])
+
+
+# --- fp8: lane t has columns 16 r + 4 t + h, and h is the byte of a word --------------------------
+def _beside_fp8(bits: int) -> Element:
+    lane, byte = "o1 // 4 % 4", "o1 % 4"
+    if bits == 4:
+        b = f"x0[o0, o1 // 64 * 32 + {lane} * 8 + o1 % 64 // 32 * 4 + {byte}]"
+        return _chosen("o1 // 16 % 2", [f"{b} // 4 % 8 + {b} // 128 * 8",
+                                        f"{b} % 4 + {b} // 64 % 2 * 4 + {b} // 32 % 2 * 8"])
+    held = [f"x0[o0, o1 // 64 * 48 + {word} + {byte}]" for word in (
+        f"{lane} * 8", f"{lane} * 8 + 4", f"32 + {lane} * 4")]
+    return _chosen("o1 // 16 % 4", [
+        *(f"{b} % 32 + {b} // 128 * 32" for b in held),
+        f"{held[2]} // 32 % 2 + {held[1]} // 32 % 4 * 2 + {held[0]} // 32 % 4 * 8"
+        f" + {held[2]} // 64 % 2 * 32"])
+
+
+def _to_bytes(bits: int) -> Element:
+    if bits == 4:
+        column = "o1 // 32 * 64 + o1 % 8 // 4 * 32 + o1 % 32 // 8 * 4 + o1 % 4"
+        first, last = f"x0[o0, {column}]", f"x0[o0, {column} + 16]"
+        return Element(f"{first} % 8 * 4 + {first} // 8 * 128 + {last} % 4 + {last} // 4 % 2 * 64"
+                       f" + {last} // 8 * 32")
+    column = f"o1 // 48 * 64 + {LANE} * 4 + o1 % 4"
+    mine, last = f"x0[o0, {column} + {WORD} * 16]", f"x0[o0, {column} + 48]"
+    split = _chosen(WORD, [f"{last} // 8 % 4 * 32", f"{last} // 2 % 4 * 32",
+                           f"{last} % 2 * 32 + {last} // 32 * 64"])
+    return Element(f"{mine} % 32 + {mine} // 32 * 128 + {split.text}")
+
+
+LANE = "where(o1 % 48 < 32, o1 % 48 // 8, (o1 % 48 - 32) // 4)"  # of a byte of 48
+WORD = "where(o1 % 48 < 32, o1 % 8 // 4, 2)"  # of its lane
 
 
 def _chosen(number: str, texts: list[str]) -> Element:

@@ -10,7 +10,7 @@ from ... import config
 from ...kernels.gemm_packed import MOST_ROWS, TAKES, blocks, laid, packed_nt, widened
 from ...lazy_dataclass import dataclass
 from ...numerics import as_type, f32
-from ...numerics.packed_order import is_laid
+from ...numerics.packed_order import order_of
 from ...runtime.generations import Generation
 from ...tile.cuda.lower.multiply_codes import holds
 from ...tile.interpreter.launch import Config
@@ -125,7 +125,7 @@ def _weights(rw: Rewriter, v: Value, x: Value) -> PackedWeights | None:
 def _met(w: Aval, x: Aval, chip: Generation) -> bool:
     """Whether codes lie as the kernel reads them: those of an order of their own it reads beside
     one type, and in the form of warpgroups alone, which kernels that are checked do not have."""
-    if not is_laid(w.type, w.shape):
+    if not order_of(w.type, w.shape):
         return True
     return chip.warpgroup_matmul is not None and not config.debug and all(
         isinstance(n, int) for n in x.shape) and laid(x.type, w.type, *map(int, x.shape))

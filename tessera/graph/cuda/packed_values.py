@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from ...numerics import DType, NumericType, Policy, as_type, decode, encode, pack, row_bytes, unpack
-from ...numerics.packed_order import from_rows, in_rows, is_laid
+from ...numerics.packed_order import from_rows, in_rows, order_of
 from ..element import Element, evaluate
 from ..ir import Graph, Node, Value
 from ..op import FLAT_VIEW, Aval, GraphOp, infer
@@ -48,10 +48,10 @@ def _bytes_shape(shape: Sequence[int], dtype: DType) -> tuple[int, int]:
     return rows, row_bytes(n, dtype)
 
 
-def _unpacked(x: Aval, bits: int, shape: tuple[int, int], laid: bool) -> Element:
+def _unpacked(x: Aval, bits: int, shape: tuple[int, int], beside: str) -> Element:
     """A code of a row of bytes."""
-    if laid:
-        return laid_elements.unpacked(bits)
+    if beside:
+        return laid_elements.unpacked(bits, beside)
     if shape[1] == 1:
         return Element(f"x0[o0, 0] % {1 << bits}")
     if bits == 4:
@@ -62,10 +62,10 @@ def _unpacked(x: Aval, bits: int, shape: tuple[int, int], laid: bool) -> Element
                    f"where(o1 % 4 == 2, {b1} // 16 + {b2} % 4 * 16, {b2} // 4))")
 
 
-def _packed(x: Aval, bits: int, shape: tuple[int, int], laid: bool) -> Element:
+def _packed(x: Aval, bits: int, shape: tuple[int, int], beside: str) -> Element:
     """A byte of a row of codes; zeros behind its end."""
-    if laid:
-        return laid_elements.packed(bits)
+    if beside:
+        return laid_elements.packed(bits, beside)
     if bits == 4:
         return Element("x0[o0, o1 * 2] + x0[o0, o1 * 2 + 1] * 16")
     c0, c1, c2, c3 = (f"x0[o0, o1 // 3 * 4 + {i}]" for i in range(4))
@@ -73,9 +73,9 @@ def _packed(x: Aval, bits: int, shape: tuple[int, int], laid: bool) -> Element:
                    f"{c1} // 4 + {c2} % 16 * 16, {c2} // 16 + {c3} * 4))")
 
 
-def _moved(element: Any, x: np.ndarray, bits: int, shape: tuple[int, int], laid: bool
+def _moved(element: Any, x: np.ndarray, bits: int, shape: tuple[int, int], beside: str
            ) -> np.ndarray:
-    return evaluate(element(None, bits, shape, laid), shape, [x])
+    return evaluate(element(None, bits, shape, beside), shape, [x])
 
 
 def _unused(*args: Any, **attrs: Any) -> Any:
@@ -247,7 +247,7 @@ class _Opened:
         raw = self.new(BYTES_OF, Aval(_bytes_shape(shape, dtype), BYTE), v)
         rows = _rows(shape)
         codes = self.new(UNPACK, Aval(rows, BYTE), raw, bits=dtype.bits, shape=rows,
-                         laid=is_laid(v.aval.type, shape))
+                         beside=order_of(v.aval.type, shape))
         made = self.shaped(codes, shape)
         self.lies[made] = v
         return made
@@ -260,7 +260,7 @@ class _Opened:
         own = extents_of(codes)
         shape = _bytes_shape(own, aval.dtype)
         raw = self.new(PACK, Aval(shape, BYTE), self.shaped(codes, _rows(own)),
-                       bits=aval.dtype.bits, shape=shape, laid=is_laid(aval.type, own))
+                       bits=aval.dtype.bits, shape=shape, beside=order_of(aval.type, own))
         return self.new(FROM_BYTES, aval, raw)
 
     def kernel(self, node: Node, inputs: tuple[Value, ...]) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 
 from tessera import config as settings
 from tessera.errors import DTypeError
-from tessera.numerics.packed_order import is_laid
+from tessera.numerics.packed_order import order_of
 from tessera.runtime.arrays import HOST, Array, overlap, read_array
 from tessera.runtime.buffer import stream_pointer
 from tessera.runtime.staging import Staging
@@ -179,7 +179,7 @@ def _run_staged(image: Image, bound: Bound, target: LaunchTarget, arrays: dict[s
                 written: frozenset[str], stream: Any, again: RunAgain) -> Any:
     """Host arrays are copied there, the kernel is waited for, and what it wrote is copied back."""
     for name, array in arrays.items():
-        if is_laid(kind := bound.types[name].numeric, array.shape):  # type: ignore[union-attr]
+        if order_of(kind := bound.types[name].numeric, array.shape):  # type: ignore[union-attr]
             raise DTypeError(f"{name} is {kind} on the host, where its codes lie in rows",
                              hint=f"{name}.to('cuda') brings them into their order")
     at = 0 if stream is None else stream_pointer(stream)

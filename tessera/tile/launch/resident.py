@@ -20,7 +20,7 @@ import numpy as np
 from tessera import hooks
 from tessera.errors import ArgumentError, DTypeError
 from tessera.numerics import NumericType, as_type, row_bytes, stored_bytes
-from tessera.numerics.packed_order import from_rows, in_rows, is_laid
+from tessera.numerics.packed_order import from_rows, in_rows, order_of
 from tessera.open_trace import trace_state
 from tessera.runtime import dlpack, late_checks
 from tessera.runtime.arrays import HOST, Array, dense_strides, face_of, reader, stream_of
@@ -374,7 +374,7 @@ def from_bytes(raw: Any, dtype: Any, shape: tuple[int, ...]) -> Tensor:
 
 
 def _need_rows(numeric: NumericType, shape: tuple[int, ...], what: str) -> None:
-    if is_laid(numeric, shape):
+    if order_of(numeric, shape):
         raise DTypeError(f"{what} of {numeric}{list(shape)} on a GPU, where its codes do not lie "
                          f"in rows", hint=f"of rows: ts.cast(x, '{numeric.dtype}')")
 

@@ -190,8 +190,8 @@ class _Dealt(_Order):
 
 
 class _Laid(_Dealt):
-    """Words of codes that lie as bf16 has them: most registers are one shift and one mask away.
-    First come two of each lane, then a third of 6 bits."""
+    """Words of codes that lie as registers have them. First come two of each lane, then a third of
+    6 bits."""
 
     def __init__(self, codes: DType, dtype: str):
         super().__init__(codes, dtype)
@@ -201,7 +201,7 @@ class _Laid(_Dealt):
         return b.mul(t, b.i32(4 * words)), b.i32(0)
 
     def registers(self, b: Builder, words: list[LLVM], lane: list[LLVM]) -> list[LLVM]:
-        return laid_codes.registers(b, self.codes, words)
+        return laid_codes.registers(b, self.codes, words, self.dtype)
 
 
 class _FourOfFour(_Order):

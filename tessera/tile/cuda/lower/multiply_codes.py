@@ -22,8 +22,8 @@ from typing import Any
 import numpy as np
 
 from tessera.lazy_dataclass import dataclass
-from tessera.numerics import DType, as_type, bf16, decode, encode, f32, i32, row_bytes, unpack
-from tessera.numerics.packed_order import is_laid
+from tessera.numerics import DType, as_type, decode, encode, f32, i32, row_bytes, unpack
+from tessera.numerics.packed_order import order_of
 from tessera.runtime.generations import Generation
 from tessera.tile.cuda.intrinsics.matmul import STEP_BYTES
 from tessera.tile.cuda.intrinsics.matmul_codes import UNIT, factor_of, target_of
@@ -53,7 +53,6 @@ MOST_COLUMNS = 64  # more are better off with wgmma, whose sums are not in parts
 STACKED = 2  # warpgroups
 STACKED_COLUMNS = {"fp4_e2m1": 32}  # of 16 bits, for which they pay: of other codes 16
 PIECES, EACH = 2, 4  # the fewest of a warpgroup's codes; instructions of each of more pieces
-LAID_EACH = 2  # those of codes that lie as registers have them
 CHUNK_BITS = 128  # of what a lane reads at once
 PLAIN_COLUMNS = {4: 32, 6: 16}  # of codes beside fp8, from which on they have memory's order
 PLAIN_HALVES = 32  # the same beside 16 bits
@@ -210,10 +209,10 @@ class _Pass:
             x = self.made[x].args[0]
         return x
 
-    def laid(self, found: CodesMatmul) -> bool:
-        """Whether its codes lie as registers have them."""
+    def order(self, found: CodesMatmul) -> str:
+        """Beside what its codes lie as registers have them, "" where they lie in rows."""
         tensor = self.tensor(found.view)
-        return is_laid(tensor.numeric, (self.columns(tensor),))
+        return order_of(tensor.numeric, (self.columns(tensor),))
 
     def fits(self, found: CodesMatmul) -> bool:
         """Whether there are instructions, and each warp gets whole blocks."""
@@ -319,9 +318,9 @@ class _Stacked(_Pass):
         (rows, columns), codes = sums.shape, self.tensor(found.view).dtype
         if rows not in (form.rows, self.warps * form.rows) or not super().fits(found):
             return False
-        if self.laid(found):
-            depth = x.shape[0]
-            return x.dtype is bf16 and depth % (self.parts(depth, rows) * PIECES * UNIT) == 0 and \
+        if order := self.order(found):
+            least = self.parts(x.shape[0], rows) * PIECES * UNIT
+            return x.dtype.name == order and x.shape[0] % least == 0 and \
                 self.known.divisor(found.view.args[-1]) % UNIT == 0
         piece = x.shape[0] // (self.parts(x.shape[0], rows) * PIECES)
         if x.dtype.bits == 8:
@@ -335,7 +334,7 @@ class _Stacked(_Pass):
         return x.name
 
     def more(self, found: CodesMatmul) -> dict[str, Any]:
-        return {"laid": self.laid(found)}
+        return {"laid": bool(self.order(found))}
 
     def parts(self, depth: int, rows: int) -> int:
         """One for each warpgroup, or one where each has rows of its own."""

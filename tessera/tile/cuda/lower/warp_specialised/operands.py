@@ -13,7 +13,7 @@ from typing import Any
 
 from tessera.numerics import DType
 from tessera.runtime.generations import WarpgroupMatmul
-from tessera.tile.cuda.lower.multiply_codes import EACH, LAID_EACH, PIECES, is_dealt
+from tessera.tile.cuda.lower.multiply_codes import EACH, PIECES, is_dealt
 from tessera.tile.cuda.lower.warp_specialised.computed import loads_behind, loads_beside
 from tessera.tile.cuda.lower.warp_specialised.program import Refused
 from tessera.tile.cuda.lower.warp_specialised.qualify import (
@@ -261,7 +261,7 @@ class _Placing:
         dealt = not laid and is_dealt(x.dtype, op.attr["codes"], parts, *x.shape)
         beside = (right,) if dealt else ()
         steps = x.shape[0] // parts * x.dtype.bits // (8 * self.form.step_bytes)
-        pieces = max(PIECES, steps // (LAID_EACH if laid else EACH))
+        pieces = max(PIECES, steps // EACH)
         short = self.form.operands[x.dtype.name].short_sums and not self.fast_sums
         last = self.maker.define(made.value.name, made.type) if short else made
         before: tuple[Any, ...] = () if short else (sums,)
