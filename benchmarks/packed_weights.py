@@ -3,7 +3,8 @@
     python benchmarks/packed_weights.py
     python benchmarks/packed_weights.py --codes fp4_e2m1 --rows 16 64
 
-y = x w' with w [8192, 8192], by `tessera.stdlib.gemm_packed`. Some columns of each result are
+y = x w' with w [8192, 8192], by `tessera.stdlib.gemm_packed`: codes in rows and, with @packed_for,
+in the order in which products with rows of that type read them. Some columns of each result are
 compared with f64. Each call reads other weights, so that L2 does not hold them. Times are medians
 of replays of CUDA graphs; both sides run in turn. Writes benchmarks/results/packed_weights.json, or
 $OUT/packed_weights.json when OUT is set.
@@ -36,7 +37,9 @@ N = K = 8192
 COPIES, CHECKED, REPEATS = 6, 64, 4  # weights, columns of a result, of all weights in a graph
 CODES = ("fp4_e2m1", "fp6_e2m3", "int4")
 X = {"bf16": torch.bfloat16, "fp8": torch.float8_e4m3fn}
+TYPES = {"bf16": "bf16", "fp8": "fp8_e4m3"}
 ROWS = (1, 4, 16, 32, 64)
+ORDER = "@packed_for"
 
 
 def weights(codes: str) -> tuple[list[ts.Tensor], torch.Tensor]:
@@ -75,8 +78,10 @@ def main() -> None:
     given = {rows: torch.randn(rows, K, device="cuda") for rows in args.rows}
     drawn = {codes: weights(codes) for codes in args.codes}
     wide = [torch.randn(N, K, device="cuda", dtype=torch.bfloat16) for _ in range(3)]
-    compile_all([(x.to(kind), ws[0]) for x in given.values() for kind in X.values()
-                 for ws, _ in drawn.values()])
+    laid = {(codes, name): [ts.cast(w, f"{codes} {ORDER}({TYPES[name]})") for w in ws]
+            for codes, (ws, _) in drawn.items() for name in X if codes != "int4"}
+    compile_all([(x.to(kind), ws[0]) for x in given.values() for name, kind in X.items()
+                 for codes in drawn for ws in (drawn[codes][0], laid.get((codes, name))) if ws])
     found: dict[str, Any] = {}
     for rows, numbers in given.items():
         plain = numbers.to(torch.bfloat16)
@@ -85,8 +90,11 @@ def main() -> None:
         for codes, (ws, exact) in drawn.items():
             for name, kind in X.items():
                 x = numbers.to(kind)
-                require(f"{codes}, {name}, {rows} rows", x, ws[0], exact)
-                runs[f"{codes} {name}"] = lambda x=x, ws=ws: [gemm_packed(x, w) for w in ws]
+                for order, them in (("", ws), (ORDER, laid.get((codes, name)))):
+                    if them is not None:
+                        require(f"{codes}{order}, {name}, {rows} rows", x, them[0], exact)
+                        runs[f"{codes}{order} {name}"] = lambda x=x, ws=them: [
+                            gemm_packed(x, w) for w in ws]
         graphs = {n: graph_of(run, REPEATS).replay for n, run in runs.items()}
         times = in_turn(graphs, COPIES * REPEATS, args.rounds)
         found[str(rows)] = {n: {"us": round(t, 2), "ratio": round(times["cuBLAS"] / t, 2)}
