@@ -58,7 +58,7 @@ MOST_ROWS = 64  # of x, in a group
 RESIDENT_ROWS = 16  # of x of 8 bits, up to which two groups share a multiprocessor
 AHEAD = 4  # steps whose weights of 4 bits come early, where no group has begun by then
 PAIR_COLUMNS, PAIR_DEPTH = 128, 256  # of a group whose steps two blocks share
-LAID_DEPTH = 512  # of a step of weights that lie as registers have them
+LAID_DEPTH = 512  # of a step of weights that lie as registers have them, or half of it
 FEW_ROWS = 16  # of 8 bits, which warps multiply by themselves; more become f16 for warpgroups
 
 
@@ -136,7 +136,7 @@ def meet(x: NumericType, w: NumericType) -> bool:
 
 def laid(x: NumericType, w: NumericType, M: int, K: int) -> bool:
     """Whether weights lie on a GPU as these rows meet them, in whole steps."""
-    return order_of(w, (K,)) == x.name and K >= LAID_DEPTH
+    return order_of(w, (K,)) == x.name and K >= LAID_DEPTH // 2
 
 
 def widened(x: NumericType, w: NumericType, rows: int) -> bool:
@@ -182,7 +182,8 @@ def blocks(M: int, N: int, K: int, x: NumericType, w: NumericType) -> PackedBloc
         columns //= 2
     if laid(x, w, M, K):
         resident = 2 if x.dtype.bits == 8 and rows <= RESIDENT_ROWS else 1
-        depth = LAID_DEPTH if rows <= 32 or x.dtype.bits == 8 else LAID_DEPTH // 2
+        whole = K >= LAID_DEPTH and (rows <= 32 or x.dtype.bits == 8)
+        depth = LAID_DEPTH if whole else LAID_DEPTH // 2
         return PackedBlocks(rows, 64, depth, resident, M <= rows, AHEAD if resident == 1 else 0)
     halves = x.dtype.bits == 16 and w.dtype.kind == "float"
     pairs = -(-N // PAIR_COLUMNS) * -(-M // rows)

@@ -372,6 +372,7 @@ def test_what_lies_in_another_order_is_read_and_written_in_rows(gpu, driver, rng
     there.storage.read(raw)
     np.testing.assert_array_equal(raw, packed_order.from_rows(rows, x.type, x.shape))
     assert not np.array_equal(raw, rows)
+    np.testing.assert_array_equal(there.buffer, rows)
     x[2, 5:70] = there[2, 5:70] = 1.5
     for y in (there, there.copy(), there.to("cpu"), ts.jit(lambda x: x)(there), there[0:6]):
         assert y.type == x.type

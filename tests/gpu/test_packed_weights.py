@@ -85,6 +85,23 @@ def test_in_a_function(rng, codes):
     assert "as they lie" in f.inspect_ir("target")
 
 
+@pytest.mark.parametrize("kind", ["bf16", "fp8_e4m3"])
+@pytest.mark.parametrize("codes", ["fp4_e2m1", "fp6_e2m3"])
+@pytest.mark.parametrize("M, N, K", [(1, 8192, 512), (64, 200, 1280), (17, 130, 320)])
+def test_codes_in_the_order_of_products(rng, codes, kind, M, N, K):
+    """Rows and steps that end within a group; made on the GPU, and of the host's rows."""
+    w, x, _ = arguments(rng, codes, M, N, K, kind)
+    laid = f"{codes} @packed_for({kind})"
+    want, terms = numbers(x) @ numbers(w).T, np.abs(numbers(x)) @ np.abs(numbers(w)).T
+    bound = 2.0**-8 * np.abs(want) + (2.0**-13 if kind == "fp8_e4m3" else 2e-6) * terms
+    f = ts.jit(lambda x, w: ts.cast(ts.cast(x, "f32") @ ts.cast(w, "f32").T, "bf16"))
+    for there in (ts.cast(w.to("cuda"), laid), ts.cast(w, laid).to("cuda")):
+        np.testing.assert_array_equal(numbers(there.to("cpu")), numbers(w))
+        for y in (gemm_packed(x.to("cuda"), there), f(x.to("cuda"), there)):
+            assert (np.abs(numbers(y.to("cpu")) - want) <= bound).all()
+        assert f"{codes} as they lie" in f.inspect_ir("target")
+
+
 def test_scaled_weights_in_a_function(rng):
     w = ts.tensor(rng.standard_normal((96, 512)).astype(np.float32),
                   'int4 @scaled("amax") @per_channel(0)')
