@@ -82,9 +82,11 @@ def integers(rng: Any, shape: tuple[int, ...]) -> np.ndarray:
     variant=Schedule(m=8, n=16, k=64, warps=4),
     compiled=tuple(
         CompiledCall(f"{codes} {x}", ((m, k), Draw((8192, k), codes, numbers)), x,
-                     says=f"become {x} in registers: {codes}" if m > 8 else f"by mma.sync: {codes}")
+                     says=f"become {x} in registers: {codes.split()[0]}" if m > 8 else
+                     f"by mma.sync: {codes}")
         for codes, x, rows, k in (
             ("fp4_e2m1", "bf16", (8, 16, 64), 8192), ("fp4_e2m1", "bf16", (32,), 4096),
+            ("fp4_e2m1 @packed_for(bf16)", "bf16", (64,), 8192),
             ("fp6_e2m3", "bf16", (8, 32), 8192), ("fp4_e2m1", "fp8_e4m3", (16, 64), 8192),
             ("fp6_e2m3", "fp8_e4m3", (16, 64), 8192))
         for m in rows),
