@@ -136,7 +136,7 @@ def meet(x: NumericType, w: NumericType) -> bool:
     return x.dtype.bits == 8 and w.dtype.kind == "float"
 
 
-def laid(x: NumericType, w: NumericType, M: int, K: int) -> bool:
+def laid(x: NumericType, w: NumericType, K: int) -> bool:
     """Whether weights lie on a GPU as these rows meet them, in whole steps."""
     return order_of(w, (K,)) == x.name and K >= LAID_DEPTH // 2
 
@@ -182,7 +182,7 @@ def blocks(M: int, N: int, K: int, x: NumericType, w: NumericType) -> PackedBloc
     columns = 64
     while columns > 16 and -(-N // columns) * -(-M // rows) < GROUPS:
         columns //= 2
-    if laid(x, w, M, K):
+    if laid(x, w, K):
         resident = 2 if x.dtype.bits == 8 and rows <= RESIDENT_ROWS else 1
         whole = K >= LAID_DEPTH and (rows <= 32 or x.dtype.bits == 8)
         depth = LAID_DEPTH if whole else LAID_DEPTH // 2

@@ -392,6 +392,18 @@ def doubled(W: Tensor["N", "K"], Y: Tensor["N", "K", f32], BN=8, BK=64):
     Y[tile_n:tile_n+BN, tile_k:tile_k+BK] = ts.tile.cast(w, f32) * 2  # noqa: F821
 
 
+@ts.kernel
+def once(X: Tensor["M", "K"], W: Tensor["N", "K"], V: Tensor["N", "K"], D: Tensor["M", "N", f32]):
+    """A product that reads W as it lies, and one row of V."""
+    acc = ts.tile.zeros((64, 64))
+    depth = min(512, K)  # noqa: F821
+    for k in range(0, K, depth):  # noqa: F821
+        w = ts.tile.cast(ts.tile.load(W[0:64, k:k+depth]), X.dtype)
+        acc = ts.tile.dot(w, ts.tile.load(X[0:64, k:k+depth]).T, acc)
+    v = ts.tile.cast(ts.tile.load(V[0, 0:64]), f32)
+    D[0:64, 0:64] = acc.T + v[None, :]
+
+
 def test_kernels_that_read_rows_are_not_compiled_for_another_order():
     w, y = ts.zeros((6, 128), "fp4_e2m1 @packed_for(bf16)"), ts.zeros((6, 128))
     doubled.lower(w, y)
@@ -400,6 +412,12 @@ def test_kernels_that_read_rows_are_not_compiled_for_another_order():
         doubled.inspect_ir("target", target="sm_90a")
     doubled.lower(ts.zeros((6, 128), "fp4_e2m1"), y)
     assert doubled.inspect_ir("target", target="sm_90a")
+    x, w = ts.zeros((64, 512), "bf16"), ts.zeros((64, 512), "fp4_e2m1 @packed_for(bf16)")
+    once.lower(x, w, w, ts.zeros((64, 64)))
+    with pytest.raises(UnsupportedTargetError, match="V is fp4_e2m1(?s:.)*it is read as rows"):
+        once.inspect_ir("target", target="sm_90a")
+    once.lower(x, w, ts.cast(w, "fp4_e2m1"), ts.zeros((64, 64)))
+    assert "as they lie" in once.inspect_ir("target", target="sm_90a")
 
 
 def test_calls_of_kernels_tell_orders_apart(gpu, rng):

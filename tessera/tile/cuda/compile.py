@@ -134,9 +134,9 @@ def emit_kernel(function: Function, lanes: int, target: Target, facts: ArgumentF
         made: Any = Refusal("accesses are checked")
     elif (laid := laid_parameter(function)) is not None:
         codes = stack_codes(function, target.generation, facts.divisible, facts.shared)
-        made = Refusal("its weights are read otherwise")
-        if codes is not function:
-            made = emit_warp_specialised(codes, schedule, target, facts)
+        if (rows := laid_parameter(codes)) is not None:
+            raise _of_other_order(rows, "it is read as rows")
+        made = emit_warp_specialised(codes, schedule, target, facts)
         if isinstance(made, Refusal):
             raise _of_other_order(laid, made.reason)
     elif with_codes(function, lanes, facts, target) is not function:

@@ -376,7 +376,7 @@ def from_bytes(raw: Any, dtype: Any, shape: tuple[int, ...]) -> Tensor:
 def _need_rows(numeric: NumericType, shape: tuple[int, ...], what: str) -> None:
     if order_of(numeric, shape):
         raise DTypeError(f"{what} of {numeric}{list(shape)} on a GPU, where its codes do not lie "
-                         f"in rows", hint=f"of rows: ts.cast(x, '{numeric.dtype}')")
+                         "in rows", hint=f"take ts.cast(x, '{numeric.dtype}')")
 
 
 def from_dlpack(x: Any) -> Tensor:
