@@ -21,6 +21,9 @@ from tessera.graph.op import OPS
 from tessera.graph.trace import apply
 from tessera.numerics import packed_order
 from tessera.runtime import arrays
+from tessera.runtime.target import parse_target
+from tessera.tile.cuda.compile import emit_kernel
+from tessera.tile.cuda.emit.emitter import ArgumentFacts
 from tessera.tile.launch.resident import Resident
 
 FLOATS = {"fp4_e2m1": ml_dtypes.float4_e2m1fn, "fp6_e2m3": ml_dtypes.float6_e2m3fn,
@@ -416,8 +419,10 @@ def test_kernels_that_read_rows_are_not_compiled_for_another_order():
     once.lower(x, w, w, ts.zeros((64, 64)))
     with pytest.raises(UnsupportedTargetError, match="V is fp4_e2m1(?s:.)*it is read as rows"):
         once.inspect_ir("target", target="sm_90a")
-    once.lower(x, w, ts.cast(w, "fp4_e2m1"), ts.zeros((64, 64)))
+    function = once.lower(x, w, ts.cast(w, "fp4_e2m1"), ts.zeros((64, 64)))
     assert "as they lie" in once.inspect_ir("target", target="sm_90a")
+    with pytest.raises(UnsupportedTargetError, match="W is(?s:.)*accesses are checked"):
+        emit_kernel(function, 128, parse_target("sm_90a"), ArgumentFacts(), checked=True)
 
 
 def test_calls_of_kernels_tell_orders_apart(gpu, rng):

@@ -130,15 +130,16 @@ def emit_kernel(function: Function, lanes: int, target: Target, facts: ArgumentF
     pairs = None if checked else emit_in_turn(function, target, facts)
     if pairs is not None:
         return EmittedKernel(function, pairs, THREADS, "clusters")
-    if checked:
-        made: Any = Refusal("accesses are checked")
-    elif (laid := laid_parameter(function)) is not None:
+    if (laid := laid_parameter(function)) is not None:
         codes = stack_codes(function, target.generation, facts.divisible, facts.shared)
         if (rows := laid_parameter(codes)) is not None:
             raise _of_other_order(rows, "it is read as rows")
-        made = emit_warp_specialised(codes, schedule, target, facts)
+        made: Any = Refusal("accesses are checked") if checked else \
+            emit_warp_specialised(codes, schedule, target, facts)
         if isinstance(made, Refusal):
             raise _of_other_order(laid, made.reason)
+    elif checked:
+        made = Refusal("accesses are checked")
     elif with_codes(function, lanes, facts, target) is not function:
         made = Refusal("packed weights are multiplied as they lie, by mma.sync")
         codes = stack_codes(function, target.generation, facts.divisible, facts.shared)
