@@ -104,9 +104,10 @@ def stack_codes(function: Function, generation: Generation, divisible: frozenset
 def laid_parameter(function: Function) -> Param | None:
     """A parameter whose codes may not lie in rows, and that is read as if they did, if there is
     one: bytes are those of matmuls that know of it."""
-    known, counts = dict(function.constants), uses(function.body)
+    known, read = dict(function.constants), uses(function.body)
     as_rows = {x for n in walk(function.body) for x in operands(n) if not isinstance(n, Op) or (
-        n.name != "packed_bytes" and (OPS[n.name].writes or any(d.value in counts for d in n.outs)))}
+        n.name != "packed_bytes"
+        and (OPS[n.name].writes or any(d.value in read for d in n.outs)))}
     for p in function.params:
         if p.value in as_rows and isinstance(p.type, GlobalTensor) and (
                 p.type.numeric.policy.packed_for is not None):
