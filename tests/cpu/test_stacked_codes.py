@@ -159,6 +159,17 @@ def test_few_columns_and_other_blocks_are_left_to_warps(codes, how, rng):
                    **{"BM": 64, "BN": 64, "BK": 256} | how)[0] is None
 
 
+def test_codes_need_two_slots(rng):
+    """An iteration waits for its codes before the one in front has given its slot back."""
+    args = (ts.zeros((64, 4096), "fp8_e4m3"), ts.zeros((64, 4096), "fp6_e2m3"), None,
+            ts.zeros((64, 64), "bf16"))
+    for BK, taken in ((512, True), (2048, False)):
+        made = stack_codes(packed_nt.lower(*args, BM=64, BN=64, BK=BK), HOPPER, FACTS.divisible)
+        lowered = lower_warp_specialised(made, None, FACTS, HOPPER)
+        assert isinstance(lowered, WarpSpecialisedProgram) == taken
+        assert taken or "shared memory" in lowered.reason
+
+
 # --- beside fp8 -------------------------------------------------------------------------------
 def stacked(args, **how):
     function = product.lower(*args, **how)

@@ -48,7 +48,9 @@ def form_rings(nodes: Nodes, maker: Maker, knobs: PipelineKnobs, room_bytes: int
     Refused."""
     assert knobs.stages is not None
     held = held_over(nodes, knobs.overlap) if knobs.overlap else set()
-    for stages in range(knobs.stages, 0, -1):
+    # Codes are unpacked while matmuls of the iteration before run, which hold their slot.
+    least = 2 if knobs.in_flight and ops_in(nodes, "unpack_codes") else 1
+    for stages in range(max(knobs.stages, least), least - 1, -1):
         for outside in (1,) if knobs.a_in_registers else (2, 1):
             rings = _rings(nodes, maker, stages, outside, held)
             needed = max(r.barriers_bytes + r.barrier_bytes for r in rings)
