@@ -222,9 +222,10 @@ def form_of(N: int, across: bool) -> tuple[tuple[int, ...], int]:
     return (wide, MOST_POINTS) if wide else (radices_of(N), POINTS)
 
 
-def launcher_of(kernel: Kernel, lanes: int, points: int = POINTS) -> Any:
-    """The kernel in groups of so many threads."""
-    resident = RESIDENT.get((lanes, points))
+def launcher_of(kernel: Kernel, lanes: int, points: int = POINTS, groups: int = 0) -> Any:
+    """The kernel in groups of so many threads.  groups: that share a multiprocessor's registers, by
+    what was measured where it is 0"""
+    resident = groups or RESIDENT.get((lanes, points))
     made = kernel if resident is None else _resident(kernel, resident)
     return made.launcher(lanes=lanes)
 

@@ -133,17 +133,21 @@ def mixed_angles(N: int, radices: tuple[int, ...]) -> np.ndarray:
 @kernel(grid=lambda lines, BM: -(-lines // BM), overwrites=("yr", "yi"))
 def mixed_lines(xr: Tensor["A", "E", f32], xi: Tensor["A", "E", f32], yr: Tensor["A", "E", f32],
                 yi: Tensor["A", "E", f32], angles: Tensor["W", f32], radices, pads, N: int,
-                lines: int, scale: float, BM: int, P: int, T: int, side=1, near=0):
+                lines: int, scale: float, BM: int, P: int, T: int, side=1, near=0, inner=1):
     """The transforms of lines of N points; see fft_lines.  side: how many of a thread's butterflies
-    lie side by side, whose points move at once"""
-    begin_near((xr, xi), tile.group_id(0) * BM, BM, N, near)
+    lie side by side, whose points move at once.  inner: lines side by side, of which neighbours in
+    memory are"""
+    if inner == 1:
+        begin_near((xr, xi), tile.group_id(0) * BM, BM, N, near)
     R, last = radices[0], radices[-1]
     sr, si = tile.alloc_shared((BM * P,), f32), tile.alloc_shared((BM * P,), f32)
-    line, part, takes = own_part(T, BM)
+    line, part, takes = own_part(T, BM, inner > 1)
     number, us = tile.group_id(0) * BM + line, numbers(part, N, R, T, side)
-    a = min(number, lines - 1)
-    vr = points_at(xr[a], us, R, N // R, side)
-    vi = points_at(xi[a], us, R, N // R, side)
+    a, first = min(number, lines - 1), 0
+    if inner > 1:
+        a, first = a // inner, a % inner
+    ats, step = [first + u * inner for u in us], N // R * inner
+    vr, vi = points_at(xr[a], ats, R, step, side), points_at(xi[a], ats, R, step, side)
     vr, vi = stages_done(vr, vi, sr, si, line * P, part, takes, angles, radices, pads, N, T, side)
     us = numbers(part, N, last, T, side)
     for n in ALL[:len(us) // side]:
@@ -151,7 +155,7 @@ def mixed_lines(xr: Tensor["A", "E", f32], xi: Tensor["A", "E", f32], yr: Tensor
         if takes and number < lines and us[b] < N // last:
             y = last_stage(vr, vi, b, sr, si, line * P, us[b], radices, pads, N, side)
             for k in ALL[:last]:
-                at = us[b] + k * (N // last)
+                at = first + (us[b] + k * (N // last)) * inner
                 if side == 1:
                     yr[a, at] = y[0][0][k] * scale
                     yi[a, at] = y[0][1][k] * scale
@@ -161,9 +165,12 @@ def mixed_lines(xr: Tensor["A", "E", f32], xi: Tensor["A", "E", f32], yr: Tensor
 
 
 @kernel
-def own_part(T, BM):
-    """(line of the group, part of it, whether it takes part) of a thread."""
+def own_part(T, BM, across=False):
+    """(line of the group, part of it, whether it takes part) of a thread. across: neighbours are of
+    different lines"""
     lane = tile.local_id()
+    if across:
+        return lane % BM, min(lane // BM, T - 1), lane < BM * T
     return min(lane // T, BM - 1), lane % T, lane < BM * T
 
 
@@ -328,6 +335,9 @@ def both_lines(xr, xi, a, b, k, N):
 # --- blocks --------------------------------------------------------------------------------------
 LONGEST_MIXED, MOST_STAGES = 8192, 4
 MOST_HELD, MOST_THREADS, MOST_LANES = 30, 512, 64
+# Of a group whose neighbours in memory are of different lines: how many of these, points of all
+# where two groups share a multiprocessor or one has it, and threads.
+LINES_ACROSS, MOST_ACROSS, LANES_ACROSS, REGISTERS = (32, 16, 8), {2: 10240, 1: 20480}, 1024, 65536
 SECTOR = 8  # floats of 32 bytes, which memory moves at once
 
 
@@ -335,7 +345,7 @@ SECTOR = 8  # floats of 32 bytes, which memory moves at once
 class MixedForm:
     """How lines of N points are transformed, T threads each, BM in a group. pads: (floats that lie
     behind so many blocks of points that a stage has finished, how many). P: floats from a line to
-    the next. side: butterflies of a thread that lie side by side."""
+    the next. side: butterflies of a thread that lie side by side. groups: see launcher_of."""
 
     radices: tuple[int, ...]
     T: int
@@ -343,6 +353,7 @@ class MixedForm:
     pads: tuple[tuple[int, int], ...]
     P: int
     side: int = 1
+    groups: int = 0
 
     @property
     def lanes(self) -> int:
@@ -360,7 +371,7 @@ def mixed_form(N: int, sides: int = 1) -> MixedForm | None:
     """
     if N > LONGEST_MIXED or N < 2:
         return None
-    found = [(_cost(N, radices, T), radices, T) for radices in _factored(N, MOST_STAGES)
+    found = [(_cost(N, radices, T, _lines(T)), radices, T) for radices in _factored(N, MOST_STAGES)
              for T in _threads(N, radices)]
     if not found:
         return None
@@ -371,6 +382,21 @@ def mixed_form(N: int, sides: int = 1) -> MixedForm | None:
             _, radices, T = min(beside)
             return _made(N, radices, T, 2)
     return _made(N, radices, T, 1)
+
+
+@functools.cache
+def across_form(N: int) -> MixedForm | None:
+    """Of lines side by side: neighbours in memory, and threads, are of different ones."""
+    for groups, BM in itertools.product(MOST_ACROSS, LINES_ACROSS):
+        if N < 2 or BM * N > MOST_ACROSS[groups]:
+            continue
+        found = [(_cost(N, radices, T, BM), radices, T) for radices in _factored(N, MOST_STAGES)
+                 for T in _threads(N, radices) if BM * T <= LANES_ACROSS
+                 and groups * BM * T * (2 * points_held(N, radices, T) + 40) <= REGISTERS]
+        if found:
+            _, radices, T = min(found)
+            return MixedForm(radices, T, BM, *_pads(N, radices, T, BM, across=True), groups=groups)
+    return None
 
 
 def _made(N: int, radices: tuple[int, ...], T: int, side: int) -> MixedForm:
@@ -407,10 +433,9 @@ def points_held(N: int, radices: tuple[int, ...], T: int) -> int:
     return max(*[N // T] * (len(radices) > 1), radices[-1], 1)
 
 
-def _cost(N: int, radices: tuple[int, ...], T: int) -> float:
+def _cost(N: int, radices: tuple[int, ...], T: int, BM: int) -> float:
     """Instructions of a point, by what they were in kernels that were compiled: exchanges, turns
     and butterflies, where threads that have no line or one butterfly less count as well."""
-    BM = _lines(T)
     idle = -(-BM * T // 32) * 32 / (BM * T)
     work = sum((4 * math.log2(R) + 4) * -(-N // (R * T)) * R * T / N for R in radices)
     turns = sum(20 + 4 * len(KEPT[R]) / R for R in radices[:-1])
@@ -426,19 +451,21 @@ def _lines(T: int) -> int:
     return min(range(1, max(1, MOST_LANES // T) + 1), key=idle)
 
 
-def _pads(N: int, radices: tuple[int, ...], T: int, BM: int,
-          side: int = 1) -> tuple[tuple[tuple[int, int], ...], int]:
+def _pads(N: int, radices: tuple[int, ...], T: int, BM: int, side: int = 1,
+          across: bool = False) -> tuple[tuple[tuple[int, int], ...], int]:
     """(pads, P) with which threads side by side meet few banks twice."""
     line, part = np.divmod(np.arange(BM * T), T)
-    u = side * part
+    if across:
+        part, line = np.divmod(np.arange(BM * T), BM)
+    u, far = side * part, BANKS * N if across else 0  # lines lie in places of their own
     found: list[tuple[float, int, tuple[tuple[int, int], ...]]] = []
     for rest in range(0, BANKS if BM > 1 else 1, side):
         chosen, m = [], 1
         for R, after in itertools.pairwise(radices):
             p = u // m
             chosen.append(min(
-                (_clashes(line * rest + u + p * (m * R - m) + p // c * pad, side)
-                 + _clashes(line * rest + u + u // (m * R * c) * pad, side), pad, c)
+                (_clashes(line * (far + rest) + u + p * (m * R - m) + p // c * pad, side)
+                 + _clashes(line * (far + rest) + u + u // (m * R * c) * pad, side), pad, c)
                 for c in _divisors(N // (m * R * after))
                 for pad in range(0, min(BANKS, N // 4 // (N // (m * R * c)) + 1), side)))
             m *= R
@@ -462,5 +489,5 @@ def _clashes(at: np.ndarray, side: int = 1) -> float:
     return side * float(np.mean([np.bincount(np.unique(row) % lanes).max() for row in at]))
 
 
-__all__ = ["LONGEST_MIXED", "MOST_HELD", "MOST_STAGES", "MixedForm", "mixed_angles", "mixed_form",
-           "mixed_lines", "mixed_real", "mixed_real_back", "points_held"]
+__all__ = ["LONGEST_MIXED", "MOST_HELD", "MOST_STAGES", "MixedForm", "across_form", "mixed_angles",
+           "mixed_form", "mixed_lines", "mixed_real", "mixed_real_back", "points_held"]

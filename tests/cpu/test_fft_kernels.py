@@ -17,7 +17,14 @@ from tessera.graph.cuda import CudaProgram
 from tessera.graph.host_copy import HostCopy
 from tessera.kernels import fft_passes, fft_stages
 from tessera.kernels.fft_stages import stage_angles
-from tessera.kernels.mixed_fft import LONGEST_MIXED, MOST_HELD, MOST_STAGES, mixed_form, points_held
+from tessera.kernels.mixed_fft import (
+    LONGEST_MIXED,
+    MOST_HELD,
+    MOST_STAGES,
+    across_form,
+    mixed_form,
+    points_held,
+)
 
 EPS = 2.0**-24
 
@@ -187,6 +194,16 @@ def test_lines_of_factors_3_and_5(lines: int, n: int, rng: Any) -> None:
     check(a + 1j * b, np.fft.ifft(z, norm="ortho"), n)
 
 
+@pytest.mark.parametrize(("shape", "axis"), [((2, 60, 5), 1), ((15, 33), 0), ((45, 2), 0),
+                                             ((1080, 3), 0)])
+def test_lines_of_factors_3_and_5_side_by_side(shape: tuple, axis: int, rng: Any) -> None:
+    """In one pass over the points as they lie; groups with lines of two rows, and too many."""
+    re, im, z = pair(rng, *shape)
+    made, (a, b) = ran(lambda re, im: ts.fft((re, im), axis=axis), re, im)
+    assert calls(made) == ["mixed_lines"] and len(made.plan.groups) == 1
+    check(a + 1j * b, np.fft.fft(z, axis=axis), shape[axis])
+
+
 @pytest.mark.parametrize(("lines", "n"), [(9, 12), (4, 15), (5, 60), (1, 225), (2, 400)])
 def test_real_lines_of_factors_3_and_5(lines: int, n: int, rng: Any) -> None:
     """Two lines at once; no imaginary part that has to be 0 is read."""
@@ -214,13 +231,13 @@ def test_a_launch_knows_how_long_its_table_is(n: int, rng: Any) -> None:
     check(a.numpy() + 1j * b.numpy(), np.fft.rfft(re.astype(np.float64)), n * n)
 
 
-@pytest.mark.parametrize("sides", [1, 2])
+@pytest.mark.parametrize("sides", [1, 2, 0])
 def test_all_stages_but_the_last_come_out_even(sides: int) -> None:
     """And points behind each other in a stage have room between those that it has finished. Where
-    butterflies lie side by side, so do their points at even places."""
+    butterflies lie side by side, so do their points at even places; sides: 0 where lines do."""
     beside = 0
-    for n in (*range(1, 257), 360, 500, 1000, 1536, 2500, 3000, 6144, 7500, LONGEST_MIXED + 8):
-        if (form := mixed_form(n, sides)) is None:
+    for n in (*range(1, 257, 1 if sides else 5), 360, 500, 1000, 1536, 2500, 3000, 6144, 7500, LONGEST_MIXED + 8):
+        if (form := mixed_form(n, sides) if sides else across_form(n)) is None:
             continue
         assert math.prod(form.radices) == n and len(form.radices) <= MOST_STAGES
         assert all(n // r % (form.T * form.side) == 0 for r in form.radices[:-1])

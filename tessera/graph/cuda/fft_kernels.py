@@ -31,6 +31,8 @@ from ...kernels.fft import (
 from ...kernels.fft_passes import RADICES, blocks_of, fft_passes
 from ...kernels.fft_stages import POINTS, stage_angles
 from ...kernels.mixed_fft import (
+    MixedForm,
+    across_form,
     mixed_angles,
     mixed_form,
     mixed_lines,
@@ -83,13 +85,19 @@ def _is_taken(node: Node) -> bool:
     axis = node.attrs["axis"]
     along = axis == x.ndim - 1
     if node.op is FFT:
-        return _is_power(x.shape[axis], 2, LONGEST_ACROSS**2) or along and _is_mixed(x.shape[axis])
+        return _is_power(x.shape[axis], 2, LONGEST_ACROSS**2) or (
+            _form(x.shape[axis], prod(x.shape[axis + 1:])) is not None)
     n = (node.inputs[0] if node.op is RFFT else node.outputs[0]).aval.shape[axis]
     return along and (_is_power(n, 4, 2 * LONGEST_ACROSS**2) or _is_mixed(n))
 
 
 def _is_mixed(n: Any) -> bool:
     return mixed_form(n) is not None
+
+
+def _form(n: int, inner: int) -> MixedForm | None:
+    """Of complex lines with factors 3 and 5, `inner` of which are side by side."""
+    return mixed_form(n, 2) if inner == 1 else across_form(n)
 
 
 def _is_power(n: Any, least: int, most: int) -> bool:
@@ -193,7 +201,7 @@ def _fft(re: Tensor, im: Tensor, axis: int, inverse: bool, norm: str) -> tuple[T
     scale = _scale(n, norm, inverse)
     parts = (im, re) if inverse else (re, im)
     if n & n - 1:
-        made = _mixed(parts, n, scale)
+        made = _mixed(parts, n, inner, scale)
     elif n <= (LONGEST if inner == 1 else LONGEST_ACROSS):
         made = _lines(parts, n, inner, inner, scale=scale)
     elif inner == 1:
@@ -244,22 +252,23 @@ def _lines(x: tuple[Tensor, Tensor], n: int, inner: int, outer: int, whole: int 
     return yr, yi
 
 
-def _mixed(x: tuple[Tensor, Tensor], n: int, scale: float) -> tuple[Tensor, Tensor]:
-    count = prod(x[0].shape) // n
-    given, launcher = _mixed_block(mixed_lines, n, count)
-    yr, yi = (F.zeros((count, n), F32) for _ in x)
-    launcher(*(F.reshape(part, (count, n)) for part in x), yr, yi, scale=scale, **given)
+def _mixed(x: tuple[Tensor, Tensor], n: int, inner: int, scale: float) -> tuple[Tensor, Tensor]:
+    count, form = prod(x[0].shape) // n, _form(n, inner)
+    assert form is not None
+    given, launcher = _mixed_block(mixed_lines, n, count, form)
+    yr, yi = (F.zeros((count // inner, n * inner), F32) for _ in x)
+    launcher(*(F.reshape(part, (-1, n * inner)) for part in x), yr, yi, scale=scale, inner=inner,
+             side=form.side, near=NEAR_MIXED.get(n, 0), **given)
     return yr, yi
 
 
-def _mixed_block(kernel: Kernel, n: int, count: int) -> tuple[dict[str, Any], Any]:
+def _mixed_block(kernel: Kernel, n: int, count: int, form: MixedForm | None
+                 ) -> tuple[dict[str, Any], Any]:
     """What a kernel is given whose lines have factors 3 and 5, its launcher."""
-    form = mixed_form(n, 2 if kernel is mixed_lines else 1)
     assert form is not None
-    beside = {"side": form.side, "near": NEAR_MIXED.get(n, 0)} if kernel is mixed_lines else {}
     angles = Tensor(mixed_angles(n, form.radices).copy(), F32)
     return {"angles": angles, "radices": form.radices, "pads": form.pads, "N": n, "lines": count,
-            "BM": form.BM, "P": form.P, "T": form.T, **beside}, launcher_of(kernel, form.lanes)
+            "BM": form.BM, "P": form.P, "T": form.T}, launcher_of(kernel, form.lanes, groups=form.groups)
 
 
 def _angles(n: int, radices: tuple[int, ...], points: int) -> Tensor:
@@ -300,7 +309,7 @@ def _real_block(n: int, count: int, back: bool) -> tuple[dict[str, Any], Any]:
     """What the kernel is given of `count` lines of n real points, and its launcher. Two lines are
     the parts of a complex one where they are short, else half of a line's points each."""
     if n & n - 1:
-        return _mixed_block(mixed_real_back if back else mixed_real, n, count)
+        return _mixed_block(mixed_real_back if back else mixed_real, n, count, mixed_form(n))
     if n > 2 * LONGEST:
         return _real_passes(n // 2, count, back)
     if count > 1 and POINTS <= n <= LONGEST_PAIR:
