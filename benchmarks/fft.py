@@ -157,6 +157,8 @@ CASES: dict[str, Callable[[], Made]] = {
     **{f"planes of 2^{a} x 2^{a}": lambda a=a: planes(1 << a) for a in (8, 9, 10, 11, 12)},
     **{f"volumes of 2^{a} x 2^{a} x 2^{a}": lambda a=a: volumes(1 << a) for a in (6, 7, 8)},
     **{f"columns of 2^{a}": lambda a=a: columns(1 << a) for a in (8, 10)},
+    **{f"columns of {n}": lambda n=n: columns(n) for n in (480, 1000, 1920)},
+    **{f"planes of {n} x {n}": lambda n=n: planes(n) for n in (480, 1000)},
     **{f"convolutions of 2^{a}": lambda a=a: convolution(1 << a) for a in (8, 12, 14)},
 }
 

@@ -33,13 +33,14 @@ from .fft_stages import (
 
 
 @kernel
-def begin_near(xs, begin, rows, length, near):
-    """Asks for a group's rows to be brought to L2 while the kernel in front ends, as the first
-    `near` groups do."""
+def begin_near(xs, begins, rows, length, near):
+    """Asks for a group's rows, as many from each of these on, to be brought to L2 while the kernel
+    in front ends, as the first `near` groups do."""
     if near > 0:
         if tile.group_id(0) < near:
             for x in xs:
-                tile.prefetch_box(x[begin:begin + rows, :length])
+                for begin in begins:
+                    tile.prefetch_box(x[begin:begin + rows, :length])
         tile.grid_dependency_wait()
         tile.launch_dependents()
 
@@ -56,7 +57,7 @@ def fft_lines(xr: Tensor["A", "E", f32], xi: Tensor["A", "E", f32], yr: Tensor["
     beside: a thread's first butterflies have numbers side by side.  near: see begin_near
     """
     if inner == 1:
-        begin_near((xr, xi), tile.group_id(0) * BM, BM, N, near)
+        begin_near((xr, xi), (tile.group_id(0) * BM,), BM, N, near)
     each, lane, P = max(1, N // points), tile.local_id(), pitch(N, BM, radices)
     sr, si = tile.alloc_shared((BM * P,), f32), tile.alloc_shared((BM * P,), f32)
     line, part = spread(lane, BM, each, inner > 1)
@@ -172,6 +173,10 @@ BESIDE = (4, 8)
 # 2^12 38.8 for 39.5 and of 2^13 39.4 for 41.1, lines of 1000 points 69.4 for 70.1; but real ones of
 # 2^10 38.9 for 38.5 (H200, 2026-11-27).
 NEAR, NEAR_REAL, NEAR_MIXED = {4096: 1056}, {2048: 1056, 4096: 528}, {1000: 1584}
+# Of real lines, two at once, which read turns ahead of a stage's butterflies then, too. Lines of
+# 2^10 take 37.8 us and of 2^11 37.5 for 38.1 and 38.1 with 264 groups, 38.0 with 1056 of 2^10,
+# 37.7 and 37.6 with turns read ahead; cuFFT 37.5 and 37.6 (H200, 2026-11-27).
+NEAR_PAIRS = {1024: 264, 2048: 264}
 # (threads, points of each): groups that share a multiprocessor's registers. 384 threads have lines
 # of 6144 points, of which 2^24 take 78.5 us so, 81 without (H200, 2026-11-26).
 RESIDENT = {(384, POINTS): 3, (512, POINTS): 2, (256, MOST_POINTS): 2, (128, MOST_POINTS): 4}
@@ -235,6 +240,6 @@ def _resident(kernel: Kernel, groups: int) -> Kernel:
     return kernel.with_schedule(Schedule(RESIDENT=groups))
 
 
-__all__ = ["LONGEST", "LONGEST_ACROSS", "LONGEST_PAIR", "NEAR", "NEAR_MIXED", "NEAR_REAL",
-           "apart_of", "begin_near", "fft_lines", "form_of", "is_beside", "launcher_of", "lines_of",
-           "mirror_form", "radices_of", "side_by_side"]
+__all__ = ["LONGEST", "LONGEST_ACROSS", "LONGEST_PAIR", "NEAR", "NEAR_MIXED", "NEAR_PAIRS",
+           "NEAR_REAL", "apart_of", "begin_near", "fft_lines", "form_of", "is_beside",
+           "launcher_of", "lines_of", "mirror_form", "radices_of", "side_by_side"]

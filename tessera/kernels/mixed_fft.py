@@ -138,7 +138,7 @@ def mixed_lines(xr: Tensor["A", "E", f32], xi: Tensor["A", "E", f32], yr: Tensor
     lie side by side, whose points move at once.  inner: lines side by side, of which neighbours in
     memory are"""
     if inner == 1:
-        begin_near((xr, xi), tile.group_id(0) * BM, BM, N, near)
+        begin_near((xr, xi), (tile.group_id(0) * BM,), BM, N, near)
     R, last = radices[0], radices[-1]
     sr, si = tile.alloc_shared((BM * P,), f32), tile.alloc_shared((BM * P,), f32)
     line, part, takes = own_part(T, BM, inner > 1)

@@ -47,7 +47,7 @@ def rfft_lines(x: Tensor["A", "E", f32], yr: Tensor["A", "F", f32], yi: Tensor["
                points=POINTS, near=0):
     """Frequencies 0 .. N of lines of 2 N real points: those of x[2 n] + i x[2 n + 1], of which each
     pair k, N - k has the parts of even and of odd points."""
-    begin_near((x,), tile.group_id(0) * BM, BM, 2 * N, near)
+    begin_near((x,), (tile.group_id(0) * BM,), BM, 2 * N, near)
     each = max(1, N // points)
     lane, P = tile.local_id(), pitch(N, BM, radices)
     sr, si = tile.alloc_shared((BM * P,), f32), tile.alloc_shared((BM * P,), f32)
@@ -102,12 +102,15 @@ def pair_turn(first, n, N):
         overwrites=("yr", "yi"))
 def rfft_pairs(x: Tensor["A", "E", f32], yr: Tensor["A", "F", f32], yi: Tensor["A", "F", f32],
                angles: Tensor["T", f32], radices, N: int, lines: int, scale: float, BM=1,
-               points=POINTS, apart=1, beside=False):
+               points=POINTS, apart=1, beside=False, near=0, early=False):
     """Frequencies 0 .. N / 2 of lines of N real points, of which two are the parts of one of
     complex points: a_k = (z_k + conj z_(N - k)) / 2, b_k = (z_k - conj z_(N - k)) / 2i.
 
     apart: lines from one of these to the other; rows of frequencies 8 apart begin alike in sectors
+    near: see begin_near.  early: see transformed
     """
+    first = pair_line(tile.group_id(0) * BM, apart)
+    begin_near((x,), (first, first + apart), BM, N, near)
     P = pitch(N, BM, radices)
     sr, si = tile.alloc_shared((BM * P,), f32), tile.alloc_shared((BM * P,), f32)
     line, part = spread(tile.local_id(), BM, N // points, False)
@@ -123,7 +126,7 @@ def rfft_pairs(x: Tensor["A", "E", f32], yr: Tensor["A", "F", f32], yi: Tensor["
         vi = [[x[there, part + (u + j * (N // R))] for j in ALL[:R]] for u in us]
     p, q = transformed(vr, vi, sr, si, angles, N, radices, at, at,
                        (N // last, [(line * P, u) for u in mirrored(N, begin, last)]), points,
-                       beside=beside)
+                       early, beside)
     if a < lines:
         mirror_sums(yr, yi, a, p, q, N, begin, half)
     if a + apart < lines:

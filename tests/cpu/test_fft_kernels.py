@@ -236,7 +236,8 @@ def test_all_stages_but_the_last_come_out_even(sides: int) -> None:
     """And points behind each other in a stage have room between those that it has finished. Where
     butterflies lie side by side, so do their points at even places; sides: 0 where lines do."""
     beside = 0
-    for n in (*range(1, 257, 1 if sides else 5), 360, 500, 1000, 1536, 2500, 3000, 6144, 7500, LONGEST_MIXED + 8):
+    for n in (*range(1, 257, 1 if sides else 5), 360, 500, 1000, 1536, 2500, 3000, 6144, 7500,
+              LONGEST_MIXED + 8):
         if (form := mixed_form(n, sides) if sides else across_form(n)) is None:
             continue
         assert math.prod(form.radices) == n and len(form.radices) <= MOST_STAGES

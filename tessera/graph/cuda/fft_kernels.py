@@ -18,6 +18,7 @@ from ...kernels.fft import (
     LONGEST_PAIR,
     NEAR,
     NEAR_MIXED,
+    NEAR_PAIRS,
     NEAR_REAL,
     apart_of,
     fft_lines,
@@ -86,7 +87,7 @@ def _is_taken(node: Node) -> bool:
     along = axis == x.ndim - 1
     if node.op is FFT:
         return _is_power(x.shape[axis], 2, LONGEST_ACROSS**2) or (
-            _form(x.shape[axis], prod(x.shape[axis + 1:])) is not None)
+            _form(x.shape[axis], along) is not None)
     n = (node.inputs[0] if node.op is RFFT else node.outputs[0]).aval.shape[axis]
     return along and (_is_power(n, 4, 2 * LONGEST_ACROSS**2) or _is_mixed(n))
 
@@ -95,9 +96,9 @@ def _is_mixed(n: Any) -> bool:
     return mixed_form(n) is not None
 
 
-def _form(n: int, inner: int) -> MixedForm | None:
-    """Of complex lines with factors 3 and 5, `inner` of which are side by side."""
-    return mixed_form(n, 2) if inner == 1 else across_form(n)
+def _form(n: Any, along: bool) -> MixedForm | None:
+    """Of complex lines with factors 3 and 5.  along: neighbours in memory are of one line"""
+    return mixed_form(n, 2) if along else across_form(n)
 
 
 def _is_power(n: Any, least: int, most: int) -> bool:
@@ -253,7 +254,7 @@ def _lines(x: tuple[Tensor, Tensor], n: int, inner: int, outer: int, whole: int 
 
 
 def _mixed(x: tuple[Tensor, Tensor], n: int, inner: int, scale: float) -> tuple[Tensor, Tensor]:
-    count, form = prod(x[0].shape) // n, _form(n, inner)
+    count, form = prod(x[0].shape) // n, _form(n, inner == 1)
     assert form is not None
     given, launcher = _mixed_block(mixed_lines, n, count, form)
     yr, yi = (F.zeros((count // inner, n * inner), F32) for _ in x)
@@ -267,8 +268,9 @@ def _mixed_block(kernel: Kernel, n: int, count: int, form: MixedForm | None
     """What a kernel is given whose lines have factors 3 and 5, its launcher."""
     assert form is not None
     angles = Tensor(mixed_angles(n, form.radices).copy(), F32)
-    return {"angles": angles, "radices": form.radices, "pads": form.pads, "N": n, "lines": count,
-            "BM": form.BM, "P": form.P, "T": form.T}, launcher_of(kernel, form.lanes, groups=form.groups)
+    given = {"angles": angles, "radices": form.radices, "pads": form.pads, "N": n, "lines": count,
+             "BM": form.BM, "P": form.P, "T": form.T}
+    return given, launcher_of(kernel, form.lanes, groups=form.groups)
 
 
 def _angles(n: int, radices: tuple[int, ...], points: int) -> Tensor:
@@ -320,6 +322,7 @@ def _real_block(n: int, count: int, back: bool) -> tuple[dict[str, Any], Any]:
         if not back:
             given["apart"] = apart_of(n, count)
             given["beside"] = is_beside(n, radices, points)
+            given |= {"near": NEAR_PAIRS.get(n, 0), "early": n in NEAR_PAIRS}
         return given, launcher_of(irfft_pairs if back else rfft_pairs, lanes, points)
     return _real_lines(n // 2, count, back)
 
