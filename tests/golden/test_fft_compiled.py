@@ -41,6 +41,7 @@ CASES = {
     "back to long real lines": (lambda a, b: ts.irfft((a, b)), ((2, (1 << 17) + 1),) * 2),
     "lines of 2^11": (lambda a, b: ts.fft((a, b)), ((64, 2048),) * 2),
     "lines of 1000": (lambda a, b: ts.fft((a, b)), ((4, 1000),) * 2),
+    "columns of 480": (lambda a, b: ts.fft((a, b), axis=0), ((480, 64),) * 2),
     "lines of 6144": (lambda a, b: ts.fft((a, b)), ((4, 6144),) * 2),
     "back to real lines of 400": (lambda a, b: ts.irfft((a, b)), ((4, 201),) * 2),
     "convolution": (convolved, ((4, 2048), (1025,), (1025,))),
