@@ -183,3 +183,19 @@ def test_numbers_of_rows_that_wait_for_a_third_group_stay_outside_of_the_rows(
     p = np.sort(p / p.sum(1, keepdims=True), 0)
     want = (np.exp(p[:, :1] * 0.5) + 1.0) * e.max(1, keepdims=True)
     assert_close(program.run([x])[0], want, "f32", n=48)
+
+
+@pytest.mark.parametrize("name", ["softmax", "variance", "of several axes", "with a bias"])
+def test_reductions_of_columns_make_what_they_read(name: str, rng: np.random.Generator) -> None:
+    """Nothing of f32 that is as large as the operand lies in memory; rows end within a block."""
+    fn = {"softmax": lambda x, b: ts.softmax(x, axis=1),
+          "variance": lambda x, b: ts.var(x, axis=1),
+          "of several axes": lambda x, b: ts.var(ts.reshape(x, (3, 10, 67, -1)), axis=(1, 2)),
+          "with a bias": lambda x, b: ts.max(ts.cast(x, "f32") * b, axis=1)}[name]
+    x, b = _drawn(rng, 3, 670, C, dtype="bf16"), _drawn(rng, C)
+    program = _lowered(fn, x, b)
+    large = [w.type.dtype.name for g in program.plan.groups for w in g.writes
+             if np.prod(w.shape) == x.array.size]
+    assert large == (["bf16"] if name == "softmax" else [])
+    (got,) = program.run([x, b])
+    assert_close(got, ts.jit(fn)(x, b), "f32" if name == "with a bias" else "bf16", n=670)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import tessera as ts
+from tessera import Tensor, bf16
 from tessera.graph.cuda import CudaProgram, key_merges, row_order, scans, sorting
 from tessera.graph.cuda.sort_keys import KeyFormat
 from tessera.graph.op import OPS
@@ -156,6 +157,19 @@ def test_positions_in_lines_longer_than_a_block(rng):
     x = rng.integers(0, 50, (2, 70_000)).astype(np.float32)
     x[1, 69_000] = np.nan
     assert_same(*lowered(lambda x: (ts.argmax(x, 1), ts.argmin(x, 1)), x))
+
+
+def test_positions_in_columns_longer_than_a_block(rng):
+    """Of places of a block, each with the first that it saw, the first of all wins."""
+    x = rng.integers(0, 9, (2, 1030, 5)).astype(np.float32)
+    x[1, [700, 130], 2], x[0, :, 3] = np.nan, -np.inf
+    assert_same(*lowered(lambda x: (ts.argmax(x, 1), ts.argmin(x, 1)), x))
+
+
+def test_positions_are_looked_for_where_elements_are_narrow():
+    f = ts.jit(lambda x: ts.argmax(x, axis=-1))
+    made = f.schedule(Tensor[64, 512, bf16], target="sm_90a")
+    assert len(made.launches) == 1 and made.launches[0].kernel == "g0_argmax"
 
 
 @pytest.mark.parametrize("axis", [0, 1, (0, 2), None])

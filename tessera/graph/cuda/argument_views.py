@@ -20,6 +20,7 @@ from ..schedule.loop_axes import extents_of, merged
 from ..schedule.region_copies import moves_of
 from . import choose_schedule
 from .anchors import anchor_extents, anchor_frame
+from .column_frames import column_frame
 from .matmul_form import block_of
 from .node_kernels import NodeKernel, launch_of
 from .strips import strip_blocks
@@ -180,17 +181,17 @@ def _strips_writes(group: FusionGroup, v: Value, layout: StridedLayout) -> str:
 
 
 def _columns_reads(group: FusionGroup, v: Value, layout: StridedLayout) -> str:
-    axis, space = group.nodes[0].attrs["axis"], group.space
-    shape = (prod(space[:axis[0]]), prod(space[axis[0]:axis[-1] + 1]), prod(space[axis[-1] + 1:]))
+    if extents_of(v) != group.space:
+        return ROWS
+    shape = column_frame(group).extents
     return refusal(layout, shape, {1: WHOLE, 2: 0}, v.aval.dtype.bits, 1)
 
 
 def _columns_writes(group: FusionGroup, v: Value, layout: StridedLayout) -> str:
-    axis, space = group.nodes[0].attrs["axis"], group.space
-    R, C = prod(space[axis[0]:axis[-1] + 1]), prod(space[axis[-1] + 1:])
+    A, R, C = column_frame(group).extents
     n = choose_schedule.for_columns((R, C), ends=True).n
     bits = v.aval.dtype.bits
-    why = refusal(layout, (prod(space[:axis[0]]), C), {1: n}, bits)
+    why = refusal(layout, (A, C), {1: n}, bits)
     return why or (SHORT_ROWS if n * bits % (8 * WORD) else "")
 
 

@@ -6,14 +6,19 @@ A tensor is seen as [A, R, C] around the axis. NaN is beyond all numbers, as in 
 from __future__ import annotations
 
 from ...numerics import DType, as_type
+from ..ir import Graph, Node, Value
 from ..schedule.build_schedule import ScheduleBuilder
 from ..schedule.groups import FusionGroup
 from ..schedule.ir import ScheduledGroup
 from ..schedule.loop_axes import extents_of
+from ..schedule.loop_dtypes import is_narrow
+from ..simplify import Rewriter, rebuild, remove_dead
 from .choose_schedule import blocks, for_columns, for_rows
 from .gathers import around
 from .kernel_text import KernelText, KernelWriter, capital
 from .spell import literal
+
+POSITIONS = ("largest", "smallest")
 
 
 def compared(w: KernelWriter, dtype: DType, text: str) -> str:
@@ -44,6 +49,22 @@ def least(dtype: DType, way: str) -> str:
     return literal(dtype.min if way == "largest" else dtype.max, dtype.kind)
 
 
+def narrow_positions(graph: Graph) -> Graph:
+    """The graph with positions of what is cast to a wider float read where it is narrow: the order
+    is the same, and the bytes are half."""
+    def visit(rw: Rewriter, node: Node, inputs: tuple[Value, ...]) -> Value | None:
+        cast = rw.made_by(inputs[0], "cast") if node.op.lines in POSITIONS else None
+        if cast is None or not _widens(cast.inputs[0].aval.dtype, inputs[0].aval.dtype):
+            return None
+        return rw.emit(node.op.name, cast.inputs[0], **node.attrs)
+
+    return remove_dead(rebuild(graph, visit))
+
+
+def _widens(a: DType, b: DType) -> bool:
+    return is_narrow(a) and b.name == "f32"
+
+
 def schedule_position(builder: ScheduleBuilder, group: FusionGroup) -> None:
     (node,) = group.nodes
     (x,), (axis,) = node.inputs, node.attrs["axis"]
@@ -60,49 +81,45 @@ def schedule_position(builder: ScheduleBuilder, group: FusionGroup) -> None:
 
 
 def position_source(group: ScheduledGroup) -> KernelText:
-    return _of_rows(group) if group.space[2] == 1 else _of_columns(group)
-
-
-def _of_rows(group: ScheduledGroup) -> KernelText:
-    """Blocks of columns, one after another: a later one wins only where it is beyond."""
+    """Blocks along the line: each place of them keeps the first of the numbers that it sees which
+    none is beyond, and in the end the first of all places that have the best one wins. So lanes
+    meet once, however long a line is."""
     w, s, way = KernelWriter(group), group.schedule, group.attr("way")
     (step,), (x,), (y,) = group.steps, group.reads, group.writes
-    A, R, _ = group.space
-    BM, BN, dtype = s.m or 1, s.n, compared_type(x.type.dtype)
-    side = "max" if way == "largest" else "min"
-    w.line(f"m = tile.group_id(0) * {BM}")
-    w.line(f"best = tile.full(({BM},), {least(dtype, way)}, {w.type(as_type(dtype.name))})", step)
-    w.line(f"at = tile.zeros(({BM},), {w.type(as_type('int32'))})", step)
-    with w.block(f"for n in range(0, {R}, {BN}):"):
-        text = compared(w, x.type.dtype, f"tile.load({capital(x.name)}[m:m+{BM}, n:n+{BN}])")
-        w.line(f"block = {text}", step)
-        w.line(f"top = tile.row_{side}(block)", step)
-        w.line(f"first = tile.arg{side}(block) + n", step)
-        w.line(f"new = {beyond(dtype, way, 'top', 'best')}", step)
-        w.line("at = tile.where(new, first, at)", step)
-        w.line("best = tile.where(new, top, best)", step)
-    w.line(f"{capital(y.name)}[m:m+{BM}] = tile.cast(at, {w.type(y.type)})", step)
-    return _finished(w, group, [(A, R), (A,)])
-
-
-def _of_columns(group: ScheduledGroup) -> KernelText:
-    """A thread looks down each column."""
-    w, way = KernelWriter(group), group.attr("way")
-    (step,), (x,), (y,) = group.steps, group.reads, group.writes
-    (A, R, C), BN = group.space, group.schedule.n
-    dtype = compared_type(x.type.dtype)
-    w.line("a = tile.group_id(0)")
-    w.line(f"n = tile.group_id(1) * {BN}")
-    w.line(f"best = tile.full(({BN},), {least(dtype, way)}, {w.type(as_type(dtype.name))})", step)
-    w.line(f"at = tile.zeros(({BN},), {w.type(as_type('int32'))})", step)
-    with w.block(f"for r in range(0, {R}):"):
-        text = f"tile.load({capital(x.name)}[a, r, n:n+{BN}])"
+    (A, R, C), BM, BN = group.space, s.m or 1, s.n
+    rows, dtype = C == 1, compared_type(x.type.dtype)
+    over, side = "row" if rows else "col", "max" if way == "largest" else "min"
+    kind, index = w.type(as_type(dtype.name)), w.type(as_type("int32"))
+    if rows:
+        w.line(f"m = tile.group_id(0) * {BM}")
+        place, step_of, numbers = f"m:m+{BM}, r:r+{BN}", BN, f"tile.arange(0, {BN})[None, :]"
+        stored, shapes = f"m:m+{BM}", [(A, R), (A,)]
+    else:
+        w.line("a = tile.group_id(0)")
+        w.line(f"n = tile.group_id(1) * {BN}")
+        place, step_of, numbers = f"a, r:r+{BM}, n:n+{BN}", BM, f"tile.arange(0, {BM})[:, None]"
+        stored, shapes = f"a, n:n+{BN}", [(A, R, C), (A, C)]
+    none = least(dtype, way)
+    w.line(f"best = tile.full(({BM}, {BN}), {none}, {kind})", step)
+    w.line(f"at = tile.full(({BM}, {BN}), {R}, {index})", step)
+    with w.block(f"for r in range(0, {R}, {step_of}):"):
+        text = f"tile.load({capital(x.name)}[{place}], fill=0)"
         w.line(f"here = {compared(w, x.type.dtype, text)}", step)
-        w.line(f"new = {beyond(dtype, way, 'here', 'best')}", step)
-        w.line("at = tile.where(new, r, at)", step)
+        new = f"(at == {R}) | {beyond(dtype, way, 'here', 'best')}"
+        if R % step_of:
+            w.line(f"there = {numbers} < {R} - r", step)
+            new = f"there & ({new})"
+        w.line(f"new = {new}", step)
+        w.line(f"at = tile.where(new, {numbers} + r, at)", step)
         w.line("best = tile.where(new, here, best)", step)
-    w.line(f"{capital(y.name)}[a, n:n+{BN}] = tile.cast(at, {w.type(y.type)})", step)
-    return _finished(w, group, [(A, R, C), (A, C)])
+    w.line(f"top = tile.{over}_{side}(best)", step)
+    top = "top[:, None]" if rows else "top[None, :]"
+    same = f"best == {top}"
+    if dtype.kind == "float":
+        same = f"({same}) | (tile.isnan(best) & tile.isnan({top}))"
+    w.line(f"first = tile.{over}_min(tile.where({same}, at, {R}))", step)
+    w.line(f"{capital(y.name)}[{stored}] = tile.cast(first, {w.type(y.type)})", step)
+    return _finished(w, group, shapes)
 
 
 def _finished(w: KernelWriter, group: ScheduledGroup, shapes: list) -> KernelText:
@@ -111,4 +128,5 @@ def _finished(w: KernelWriter, group: ScheduledGroup, shapes: list) -> KernelTex
     return w.finish(texts, f"(grid={group.grid})", shapes)
 
 
-__all__ = ["beyond", "compared", "compared_type", "least", "position_source", "schedule_position"]
+__all__ = ["beyond", "compared", "compared_type", "least", "narrow_positions",
+           "position_source", "schedule_position"]

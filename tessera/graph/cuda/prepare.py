@@ -25,6 +25,7 @@ from ..simplify import Rewriter, canonicalize, merge_common, rebuild, remove_dea
 from .arrival_order import cut_where_read, use_as_it_comes
 from .attention_kernels import open_cached_attention, use_attention_kernels
 from .conv_kernels import use_conv_kernels
+from .extrema import narrow_positions
 from .fft_kernels import use_fft_kernels
 from .gathers import nothing
 from .host_keys import open_keys
@@ -264,6 +265,7 @@ PIPELINE: list[Callable[..., Any]] = [
     open_sorts,
     open_writes,
     drop_same_casts,
+    narrow_positions,
     scans_of_stored,
     open_reductions,
     divide_last,

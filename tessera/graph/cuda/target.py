@@ -37,6 +37,7 @@ from . import (
 )
 from .anchors import anchor_frame
 from .collective_steps import collective_group
+from .column_frames import column_frame
 from .host_keys import BITS_AT, CAST
 from .host_steps import host_groups
 from .library_steps import library_group
@@ -103,12 +104,14 @@ def _repeatable(node: Node) -> bool:
 
 
 def _takes(group: FusionGroup) -> bool:
-    """Loops, rows and sums of strips that read few values of the whole space."""
+    """Loops, rows, columns and sums of strips that read few values of the whole space."""
     whole = [v for v in group.inputs if extents_of(v) == group.space]
     if len(whole) > MAX_READS:
         return False
     if group.kind == "strips":
         return takes_strips(group.space, group.nodes)
+    if group.kind == "columns":
+        return column_frame(group).takes(group.inputs)
     folds = [n for n in group.nodes if n.op.reduction]
     return group.kind == "loop" or group.kind == "rows" and all(map(is_last_axis_reduction, folds))
 
