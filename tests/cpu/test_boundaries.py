@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import tessera as ts
-from tessera.graph.cuda import CudaProgram
+from tessera.graph.cuda import CudaProgram, column_passes
 from tessera.graph.ops.gather import CHECK_INDEX
 from tessera.graph.schedule.ir import ScheduledGroup
 from tessera.graph.trace import apply
@@ -199,3 +199,24 @@ def test_reductions_of_columns_make_what_they_read(name: str, rng: np.random.Gen
     assert large == (["bf16"] if name == "softmax" else [])
     (got,) = program.run([x, b])
     assert_close(got, ts.jit(fn)(x, b), "f32" if name == "with a bias" else "bf16", n=670)
+
+
+@pytest.mark.parametrize("lane", [64, 1], ids=["held", "in passes"])
+def test_columns_their_statistics_and_what_follows_are_one_kernel(
+        lane: int, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A number for each column that others read too leaves it; what waits for another kernel stays
+    outside."""
+    monkeypatch.setattr(column_passes, "GROUPS", 1)
+    monkeypatch.setattr(column_passes, "LANE", lane)
+
+    def fn(x: Any, u: Any) -> Any:
+        mean = ts.mean(x, axis=1, keepdims=True)
+        away = x - mean
+        y = away * ts.rsqrt(ts.mean(away * away, axis=1, keepdims=True) + 1e-5)
+        return y, mean, y * ts.max(u)
+
+    x, u = _drawn(rng, 3, 134, 40), _drawn(rng, 7)
+    program = _lowered(fn, x, u)
+    assert [g.kind for g in program.plan.groups] == ["columns", "rows", "loop"]
+    for got, want in zip(program.run([x, u]), ts.jit(fn)(x, u), strict=True):
+        assert_close(got, want, "f32", n=134, scale=4.0)

@@ -20,7 +20,7 @@ from ..schedule.loop_axes import extents_of, merged
 from ..schedule.region_copies import moves_of
 from . import choose_schedule
 from .anchors import anchor_extents, anchor_frame
-from .column_frames import column_frame
+from .column_frames import column_frame, reductions
 from .matmul_form import block_of
 from .node_kernels import NodeKernel, launch_of
 from .strips import strip_blocks
@@ -189,6 +189,8 @@ def _columns_reads(group: FusionGroup, v: Value, layout: StridedLayout) -> str:
 
 def _columns_writes(group: FusionGroup, v: Value, layout: StridedLayout) -> str:
     A, R, C = column_frame(group).extents
+    if len(reductions(group)) < len(group.nodes):
+        return ROWS
     n = choose_schedule.for_columns((R, C), ends=True).n
     bits = v.aval.dtype.bits
     why = refusal(layout, (A, C), {1: n}, bits)

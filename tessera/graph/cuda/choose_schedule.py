@@ -98,12 +98,11 @@ def for_share(share: RowShare, shared_bytes: int) -> tuple[Schedule, int]:
     return chosen(share.rows, step, warps=share.warps), shared_bytes // 2 - KEPT_BYTES
 
 
-def for_columns(extents: tuple[int, ...], ends: bool = False, bits: int = 32) -> Schedule:
+def for_columns(extents: tuple[int, ...], ends: bool = False) -> Schedule:
     """Blocks of rows, added up while they stream through; as narrow as the rows are many, so that
-    there are groups enough, but of whole lines of memory. ends: something lies behind the sums.
-    bits: of the narrowest operand"""
+    there are groups enough. ends: something lies behind the sums."""
     rows = power(extents[-2])
-    n = min(power(extents[-1]), max(32 * LINE // max(bits, 16), 4096 // rows))
+    n = min(power(extents[-1]), max(32, 4096 // rows))
     n = dividing(extents[-1], n, 32) if ends else n
     return chosen(min(rows, 4096 // power(n)), n, warps=8)
 

@@ -9,6 +9,7 @@ from dataclasses import replace
 from ..schedule.ir import GroupOperand, GroupStep, ScheduledGroup
 from ..schedule.loop_axes import Frame
 from .choose_schedule import blocks
+from .column_passes import column_passes_source
 from .group_statements import (
     Fold,
     FrameBlock,
@@ -17,10 +18,8 @@ from .group_statements import (
     emit_step,
     finished,
     fold_rows,
-    folded,
     start,
     store,
-    value,
 )
 from .kernel_text import KernelText, KernelWriter, capital
 from .row_elements import read_elements
@@ -229,7 +228,7 @@ def columns_source(group: ScheduledGroup) -> KernelText:
     """[A, R, C] -> [A, C], a run of columns of one of the sums for each group: every lane combines
     what stands in its place of the blocks, and at the end lanes combine what they have."""
     if "axes" in dict(group.attrs):
-        return _made_columns_source(group)
+        return column_passes_source(group, templates(group))
     w = KernelWriter(group)
     A, R, C = group.space
     sums = list(zip(group.steps, group.reads, group.writes, strict=True))
@@ -264,35 +263,6 @@ def _write_column_sum(w: KernelWriter, group: ScheduledGroup, step: GroupStep, x
         w.line("tile.barrier()", step)
         with w.block(f"for m in range(0, {R}, {BR}):"):
             w.line(f"tile.discard_box({capital(x.name)}[a, m:m+{BR}, n:n+{BN}])", step)
-
-
-def _made_columns_source(group: ScheduledGroup) -> KernelText:
-    """The same of one reduction of what the steps in front of it make."""
-    w, frame = KernelWriter(group), _frame(group)
-    (R, C), BR, BN = group.space[1:], group.schedule.m or 1, group.schedule.n
-    *steps, last = group.steps
-    (y,), fold = group.writes, Fold.of(last, blocks(R, BR))
-    b = FrameBlock(frame, f"m:m+{BR}", f"n:n+{BN}", ("a",), BR, BN,
-                   {r.name: r for r in group.reads}, fill="" if R % BR else ", fill=0")
-    w.line("a = tile.group_id(0)")
-    w.line(f"n = tile.group_id(1) * {BN}")
-    w.line(f"{last.name}_a = {start(w, fold, f'({BR}, {BN})')}", last)
-    for r in group.reads:
-        if not b.pattern(r)[1]:  # the same for all rows
-            value(w, b, r.name, r.type.dtype.kind, last)
-    with w.block(f"for m in range(0, {R}, {BR}):"):
-        body(w, b, group, steps)
-        w.line(f"{last.name}_p = {folded(w, b, fold)}", last)
-        part = f"{last.name}_p"
-        if R % BR:
-            part = f"tile.where(tile.inside({part}), {part}, {fold.neutral})"
-        w.line(f"{last.name}_a = {combined(w, fold, f'{last.name}_a', part)}", last)
-    made = finished(w, fold, f"tile.col_{fold.way}({last.name}_a)")
-    w.line(f"{capital(y.name)}[a, n:n+{BN}] = {made}", last)
-    texts, shapes = parameters(w, b, group.reads)
-    shape = group.space[0], C
-    return w.finish([*texts, f"{capital(y.name)}: {w.annotation(y, shape)}"],
-                    f"(grid={group.grid})", [*shapes, shape])
 
 
 __all__ = ["body", "columns_source", "loop_source", "maker", "rows_source", "signature",

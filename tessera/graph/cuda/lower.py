@@ -39,6 +39,7 @@ from .batch_key import batch_key, is_flat, parts_that_come, sent_by
 from .cached_reads import turn_around
 from .collective_steps import CollectiveCallee
 from .column_frames import column_frame, reductions
+from .column_passes import join_columns, schedule_column_passes
 from .elements import schedule_elements
 from .extrema import schedule_position
 from .fold_keys import schedule_key
@@ -78,8 +79,6 @@ from .strips import STRIP_SUM, STRIPS_OF, schedule_strips
 from .target import CUDA
 from .unordered_sums import schedule_atomic_sums
 from .whole_waves import keep_waves_whole
-
-WIDE_COLUMNS = 1 << 14  # sums with which blocks of whole lines are groups enough
 
 
 class LoweredGraph:
@@ -124,7 +123,7 @@ def lower(graph: Graph, target: Target, donated: Sequence[int] = (),
     known = ready.known
     rest, draws = split_draws(ready.graph, known, "random" in graph.effects and not inner)
     rest = rest if on_host is None else copy_arguments(rest, on_host)
-    groups = join_readers(join_column_sums(fuse(rest, CUDA)))
+    groups = join_columns(join_readers(join_column_sums(fuse(rest, CUDA))), rest.outputs)
     groups = order_arguments(place_saved(groups, rest), rest)
     groups = make_last_what_is_read_next(groups, CUDA)
     plain = numbers(known)
@@ -306,21 +305,13 @@ class _KernelSchedule(ScheduleBuilder):
         self._rows(space, [x], [y], [self.step(node, shape=(space[0], 1))])
 
     def columns(self, group: FusionGroup) -> None:
-        whole, sums = column_frame(group), reductions(group)
-        A, R, C = whole.extents
-        writes = [self.operand(n.outputs[0], (A, C)) for n in sums]
-        ends = any(y.layout is not None for y in writes)
-        if len(group.nodes) > len(sums):
-            reads = [self.operand(v, whole.shape(v)) for v in self.reads(group)]
-            bits = min(r.type.dtype.bits for r in reads)
-            s = choose_schedule.for_columns((R, C), ends,
-                                            32 if ends or A * C < WIDE_COLUMNS else bits)
-            steps = [self.step(n, shape=(A, C) if n in sums else (A, R, C)) for n in group.nodes]
-            self.add("columns", (A, R, C), reads, writes, steps, s,
-                     (A, choose_schedule.blocks(C, s.n)), axes=((0,), (1,), (2,)))
+        if len(group.inputs) < len(group.nodes) or len(reductions(group)) < len(group.nodes):
+            schedule_column_passes(self, group)
             return
+        A, R, C = column_frame(group).extents
         reads = [self.operand(n.inputs[0], (A, R, C)) for n in group.nodes]
-        s = choose_schedule.for_columns((R, C), ends)
+        writes = [self.operand(n.outputs[0], (A, C)) for n in group.nodes]
+        s = choose_schedule.for_columns((R, C), ends=any(y.layout is not None for y in writes))
         several = (len(reads),) if len(reads) > 1 else ()
         self.add("columns", (A, R, C), reads, writes,
                  [self.step(n, shape=(A, C)) for n in group.nodes], s,
