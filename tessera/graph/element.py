@@ -28,7 +28,8 @@ class IndexBound:
 @dataclass(frozen=True)
 class Element:
     """text: of one element.  over: extents of r0, r1, ..., the sum over which is the element, in
-    row-major order.  bounds: what fails where an integer lies outside.
+    row-major order, or for another `way` the largest ("max") or smallest ("min"), for which what
+    is outside counts nothing.  bounds: what fails where an integer lies outside.
     into: where operand 0 is written over, the places in it of the elements o0, o1, ... of operand
     1; the others stay as they are."""
 
@@ -36,6 +37,7 @@ class Element:
     over: tuple[Any, ...] = ()
     bounds: tuple[IndexBound, ...] = ()
     into: tuple[str, ...] | None = None
+    way: str = "sum"
 
 
 def places(axes: Sequence[int | str], letter: str = "o") -> str:

@@ -11,6 +11,7 @@ import pytest
 
 import tessera as ts
 from tessera.errors import ShapeError
+from tessera.graph.cuda import CudaProgram
 from tolerance import assert_close
 
 
@@ -74,6 +75,18 @@ def test_avg_pool(k, s, p, ceil_mode, include, rng: np.random.Generator) -> None
         for run in (pool, ts.jit(pool)):
             assert_close(run(x), want, n=9)
         ts.gradcheck(pool, (x,))
+
+
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+@pytest.mark.parametrize(("k", "s", "p", "d"), OPTIONS[:4])
+def test_pools_of_a_gpu_read_windows_where_they_lie(k, s, p, d, dtype, rng) -> None:
+    x = ts.cast(ts.tensor(rng.standard_normal((2, 3, 7, 8)).astype(np.float32)), dtype)
+    fns = [lambda x: ts.max_pool2d(x, k, s, p, d, True), lambda x: ts.avg_pool2d(x, k, s, p)]
+    for fn, kinds in zip(fns, ["elements", "elements loop" if dtype == "f32" else "elements"],
+                         strict=True):
+        program = CudaProgram(ts.jit(fn).graph(x), "sm_90a")
+        assert [g.kind for g in program.plan.groups] == kinds.split()
+        assert_close(program.run([x])[0], fn(x), dtype, n=9)
 
 
 @pytest.mark.parametrize("dtype", ["int8", "uint8", "int32", "int64", "int4"])

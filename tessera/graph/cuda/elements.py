@@ -7,6 +7,7 @@ from their numbers, and each read is a gather, of nothing where the place is out
 from __future__ import annotations
 
 import ast
+import itertools
 from dataclasses import astuple, field
 from math import prod
 from typing import Any
@@ -19,9 +20,10 @@ from ..schedule.groups import FusionGroup
 from ..schedule.ir import GroupOperand, GroupStep, ScheduledGroup
 from ..schedule.loop_axes import extents_of
 from .choose_schedule import blocks, for_loop
+from .extrema import compared_type
 from .group_statements import CHAIN
 from .kernel_text import KernelText, KernelWriter, capital
-from .spell import literal, stored_as
+from .spell import COMBINE, literal, stored_as
 
 LONG = 1 << 30  # from here on numbers of elements are 64 bits wide
 BINARY: dict[type, str] = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.FloorDiv: "//",
@@ -53,6 +55,8 @@ class _Spelled:
     named: dict[str, _Term] = field(default_factory=dict)
     count: int = 0
     placing: bool = False  # whether an integer that is read is a place
+    fill: str = ""  # what is read outside; 0 where nothing is said
+    cast: str = ""  # the type in which elements are combined, where that is another
 
     def spell(self, text: str) -> _Term:
         return self.visit(ast.parse(text, mode="eval").body)
@@ -137,7 +141,9 @@ class _Spelled:
             flat = f"tile.broadcast(tile.cast({flat}, {self.kind}), ({self.block},))"
         if inside:
             flat = self.name("f", f"tile.where({' & '.join(inside)}, {flat}, -1)").text
-        made = self.name("x", f"tile.gather({X}, {flat})")
+        fill = f", fill={self.fill}" if self.fill and inside else ""
+        text = f"tile.gather({X}, {flat}{fill})"
+        made = self.name("x", f"tile.cast({text}, {self.cast})" if self.cast else text)
         return self.index(made) if place else made
 
     def index(self, raw: _Term) -> _Term:
@@ -181,8 +187,9 @@ def schedule_elements(builder: ScheduleBuilder, group: FusionGroup) -> None:
     s = for_loop((prod(y.shape),), y.type.dtype.bits)
     builder.add("elements", y.shape, reads, [y], [builder.step(node)], s,
                 (blocks(prod(y.shape), s.n),), element=element.text, over=element.over,
-                bounds=tuple(map(astuple, element.bounds)),
-                kinds=tuple(v.aval.dtype.kind for v in node.inputs))
+                bounds=tuple(map(astuple, element.bounds)), way=element.way,
+                kinds=tuple(v.aval.dtype.kind for v in node.inputs),
+                **{"scale": node.attrs.get("scale", 1.0)} if "way" in node.attrs else {})
 
 
 def _schedule_update(builder: ScheduleBuilder, group: FusionGroup, element: Element,
@@ -200,9 +207,13 @@ def _schedule_update(builder: ScheduleBuilder, group: FusionGroup, element: Elem
 
 def element_source(group: ScheduledGroup) -> KernelText:
     w, (step,), (y,) = KernelWriter(group), group.steps, group.writes
-    element = Element(group.attr("element"), group.attr("over"), _bounds(group))
+    element = Element(group.attr("element"), group.attr("over"), _bounds(group),
+                      way=group.attr("way"))
     s = _started(w, group, y.shape)
-    made = _summed(s, element, y.type.dtype) if element.over else _single(s, element)
+    if "scale" in dict(group.attrs):
+        made = _combined(s, element, y.type.dtype)
+    else:
+        made = _summed(s, element, y.type.dtype) if element.over else _single(s, element)
     w.line(f"{capital(y.name)}[n:n+{s.block}] = {made}", step)
     return _finished(w, group)
 
@@ -279,6 +290,28 @@ def _summed(s: _Spelled, element: Element, dtype: DType) -> str:
         total = f"{name} + {term}"
         w.line(f"{name} = " + (stored_as(total, dtype, kept) if narrow else total), s.step)
     return f"tile.cast({name}, {w.type(s.step.type)})" if wide else name
+
+
+def _combined(s: _Spelled, element: Element, dtype: DType) -> str:
+    """The few terms of a window one after another, in f32 where they are narrower: all reads may
+    be on their way at once."""
+    w, name, kept = s.w, s.step.name, as_type(compared_type(dtype).name)
+    together, s.fill = COMBINE[element.way]
+    if dtype.kind != "float":
+        s.fill = literal(dtype.min if element.way == "max" else dtype.max, dtype.kind)
+    s.fill = "" if element.way == "sum" else s.fill
+    s.cast = w.type(kept) if any(x.type.dtype is not kept.dtype for x in s.operands
+                                 if isinstance(x, GroupOperand)) else ""
+    total = ""
+    for r in itertools.product(*map(range, element.over)):
+        s.named |= {f"r{i}": _Term(str(n), False, n, n) for i, n in enumerate(r)}
+        term = s.spell(element.text).text
+        total = together.format(total, term) if total else term
+        w.line(f"{name} = {total}", s.step)
+        total = name
+    if (scale := s.w.group.attr("scale")) != 1.0:
+        total = f"{total} * {scale!r}"
+    return total if dtype is kept.dtype else f"tile.cast({total}, {w.type(s.step.type)})"
 
 
 __all__ = ["element_source", "schedule_elements", "update_source"]

@@ -57,6 +57,7 @@ from .turned_codes import write_turned
 from .unordered_sums import add_in_any_order
 from .weighted_means import divide_last
 from .window_kernels import sink_transposes
+from .window_reductions import reduce_windows
 
 Pass = Callable[[Graph], Graph]
 
@@ -225,6 +226,7 @@ PIPELINE: list[Callable[..., Any]] = [
     fused_attention,
     canonicalize,
     merge_common,
+    reduce_windows,
     join_parts,
     reshape_matmuls,
     narrow_moves,
