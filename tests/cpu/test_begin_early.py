@@ -36,6 +36,8 @@ def test_a_kernel_waits_in_front_of_all_it_does():
     for value in ("tile.load(X[n:n+128])", "tile.cast(tile.random_bits(n), f32)"):
         lines = body_of("sm_90a", value=value)
         assert lines[0] == "dependency_wait()" and lines.count("launch_dependents()") == 1
+        said = lines[lines.index("launch_dependents()") - 1]  # by the last groups alone
+        assert said == "if i32(block_number() + 5120) >= all_groups():"
 
 
 @pytest.mark.parametrize("target", ["sm_80", "sm_89"])
@@ -85,7 +87,7 @@ def test_what_is_asked_for_first_is_asked_for_in_front(first):
     lines = body_of("sm_90a", later=first)
     asked, wait = (next(i for i, s in enumerate(lines) if text in s)
                    for text in ("prefetch_X(", "dependency_wait()"))
-    assert asked < wait == lines.index("launch_dependents()") - 1
+    assert asked < wait == lines.index("launch_dependents()") - 2
     assert not any("load_X" in s for s in lines[:wait])
 
 

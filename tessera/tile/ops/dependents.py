@@ -9,8 +9,9 @@ from tessera.tile.ir.op_record import declare
 
 @declare(rule=lambda types, attrs: (), run=True, effect="sync", group=True)
 def launch_dependents(m: Any, op: Any) -> None:
-    """The next kernel of the stream may begin once all groups have come here, as far as its
-    `grid_dependency_wait`: it is there when this one ends.
+    """The next kernel of the stream may begin once all groups have come here or ended, as far as
+    its `grid_dependency_wait`: it is there when this one ends. Of many groups the last alone say
+    it, as many as may run at one time.
 
     Results do not depend on it. PTX ISA, griddepcontrol.launch_dependents; nothing before sm_90.
     """
