@@ -220,3 +220,25 @@ def test_columns_their_statistics_and_what_follows_are_one_kernel(
     assert [g.kind for g in program.plan.groups] == ["columns", "rows", "loop"]
     for got, want in zip(program.run([x, u]), ts.jit(fn)(x, u), strict=True):
         assert_close(got, want, "f32", n=134, scale=4.0)
+
+
+@pytest.mark.parametrize("name, kinds", [
+    ("channels last", "columns columns loop"), ("channels first", "rows columns loop"),
+    ("columns", "columns columns loop")])
+def test_variances_over_long_columns_read_them_once(name: str, kinds: str,
+                                                    rng: np.random.Generator) -> None:
+    """From parts, whose means are far from 0 and from each other."""
+    fn = {"channels last": lambda x: ts.batch_norm(x, axis=3),
+          "channels first": lambda x: ts.batch_norm(x),
+          "columns": lambda x: (x - ts.mean(x, axis=0)) / ts.sqrt(ts.var(x, axis=0) + 1e-5)}[name]
+    shape = {"channels last": (8, 8, 16, 24), "channels first": (3, 24, 16, 16),
+             "columns": (1024, 24)}[name]
+    drift = np.linspace(0, 3, shape[0]).reshape(-1, *(1,) * (len(shape) - 1))
+    x = ts.tensor((rng.standard_normal(shape) + 5000 + drift).astype(np.float32))
+    program = _lowered(fn, x)
+    assert [g.kind for g in program.plan.groups if g.kind != "loop"] == kinds.split()[:-1]
+    wide = x.numpy().astype(np.float64)
+    axes = {"channels last": (0, 1, 2), "channels first": (0, 2, 3), "columns": 0}[name]
+    want = (wide - wide.mean(axes, keepdims=True)) / np.sqrt(wide.var(axes, keepdims=True) + 1e-5)
+    (got,) = program.run([x])
+    np.testing.assert_allclose(np.asarray(got), want, rtol=1e-3, atol=128 * 5000 * 2.0**-24)

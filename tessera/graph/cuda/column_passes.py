@@ -44,6 +44,7 @@ LANE = 64  # f32 numbers of a lane, of operands and a result, of columns that ar
 WARPS, MOST_WARPS = 4, 16
 LINE_BITS, LEAST_BITS = 1024, 256  # of a row of a block: a line of memory, a sector
 GROUPS = 264  # two for each multiprocessor
+SMALL = 1 << 20  # elements that a few groups read as quickly as kernels are launched
 STEP = 8192  # elements of a block, of columns that are not held
 
 
@@ -73,9 +74,9 @@ def _members(first: int, groups: Sequence[FusionGroup], made_at: dict[Value, int
              readers: dict[Value, list[int]], taken: dict[int, FusionGroup | None]) -> set[int]:
     """The numbers of the groups that are one with the first."""
     group, whole = groups[first], column_frame(groups[first])
-    A, _, C = whole.extents
+    A, R, C = whole.extents
     members, nodes = {first}, len(group.nodes)
-    if A * blocks(C, 32) < GROUPS:
+    if A * blocks(C, 32) < GROUPS and A * R * C > SMALL:
         return members
     inside, reads = set(group.outputs), {v for v in group.inputs if extents_of(v) == group.space}
     work = [j for v in group.outputs for j in readers.get(v, ())]

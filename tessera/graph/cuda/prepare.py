@@ -40,6 +40,7 @@ from .node_kernels import drop_overwritten
 from .packed_products import multiply_packed
 from .packed_values import multiply_narrow, open_packed
 from .part_passes import loops_of_parts, slices_of_loops
+from .part_variances import variances_of_parts
 from .place_blocks import place_blocks
 from .plain_attention import fused_attention
 from .product_sums import sum_products
@@ -271,6 +272,7 @@ PIPELINE: list[Callable[..., Any]] = [
     scans_of_stored,
     open_reductions,
     divide_last,
+    variances_of_parts,
     split_reductions,
     open_column_sums,
     write_turned,

@@ -116,7 +116,7 @@ class StridedLayout:
         in front of them."""
         lead, found, before = rank - len(self.axes), set[int](), Axis()
         for a, axis in enumerate(self.axes):
-            if len(_axis((*before, *axis))) > 1:
+            if axis and len(_axis((*before, *axis))) > 1:
                 found.add(lead + a)
             before = axis or before
         return found

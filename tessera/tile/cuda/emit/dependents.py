@@ -6,7 +6,6 @@ from tessera.tile.cuda.emit.emitter import INDENT, EmittedLine, Emitter
 from tessera.tile.cuda.emit.registry import emits
 from tessera.tile.ir.ir import Op
 
-
 # Groups that run at one time on the largest chips: so many of a multiprocessor, by their threads.
 MULTIPROCESSORS, GROUPS, THREADS = 160, 32, 2048
 
