@@ -24,6 +24,7 @@ from ..schedule.memory_plan import fold_constants
 from ..simplify import Rewriter, canonicalize, merge_common, rebuild, remove_dead
 from .arrival_order import cut_where_read, use_as_it_comes
 from .attention_kernels import open_cached_attention, use_attention_kernels
+from .column_parts import extrema_of_parts, variances_of_parts
 from .conv_kernels import use_conv_kernels
 from .extrema import narrow_positions
 from .fft_kernels import use_fft_kernels
@@ -40,7 +41,6 @@ from .node_kernels import drop_overwritten
 from .packed_products import multiply_packed
 from .packed_values import multiply_narrow, open_packed
 from .part_passes import loops_of_parts, slices_of_loops
-from .part_variances import variances_of_parts
 from .place_blocks import place_blocks
 from .plain_attention import fused_attention
 from .product_sums import sum_products
@@ -273,6 +273,7 @@ PIPELINE: list[Callable[..., Any]] = [
     open_reductions,
     divide_last,
     variances_of_parts,
+    extrema_of_parts,
     split_reductions,
     open_column_sums,
     write_turned,
