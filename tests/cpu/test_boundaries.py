@@ -242,3 +242,15 @@ def test_variances_over_long_columns_read_them_once(name: str, kinds: str,
     want = (wide - wide.mean(axes, keepdims=True)) / np.sqrt(wide.var(axes, keepdims=True) + 1e-5)
     (got,) = program.run([x])
     np.testing.assert_allclose(np.asarray(got), want, rtol=1e-3, atol=128 * 5000 * 2.0**-24)
+
+
+def test_rows_are_rounded_to_integers_where_their_scale_is_made(rng: np.random.Generator) -> None:
+    def fn(x: Any) -> Any:
+        scale = ts.max(ts.abs(x), axis=-1, keepdims=True) / 127
+        return ts.cast(ts.round(x / scale), "int8"), scale
+
+    x = _drawn(rng, 6, 40)
+    program = _lowered(fn, x)
+    assert [g.kind for g in program.plan.groups] == ["rows"]
+    for got, want in zip(program.run([x]), fn(x), strict=True):
+        np.testing.assert_array_equal(got, want)

@@ -65,7 +65,11 @@ def _loop_space(node: Node) -> Space | None:
         return extents_of(node.outputs[0]) if 0 not in node.outputs[0].aval.shape else None
     if node.op is STRIP_TURNED:
         return extents_of(node.inputs[0])
-    return loop_space(node)
+    space = loop_space(node)
+    if space is None and node.op.name == "cast" and template(node) is not None:
+        out = node.outputs[0]  # a float to an integer: loops on a CPU leave it out
+        space = extents_of(out) if all(isinstance(n, int) and n for n in out.aval.shape) else None
+    return space
 
 
 # --- what a fused loop becomes --------------------------------------------------------------------

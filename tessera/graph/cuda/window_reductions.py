@@ -72,7 +72,9 @@ def reduce_windows(graph: Graph) -> Graph:
 
 def _scaled(rw: Rewriter, node: Node, inputs: tuple[Value, ...]) -> Value | None:
     """A sum of windows by a number, rounded: a mean of 16 bits."""
-    product = rw.made_by(inputs[0], "mul") if node.op.name == "cast" else None
+    if node.op.name != "cast":
+        return None
+    product = rw.made_by(inputs[0], "mul")
     total = None if product is None else rw.made_by(product.inputs[0], WINDOWS["sum"].name)
     by = None if product is None else rw.made_by(product.inputs[1], "constant")
     to = node.outputs[0].aval
