@@ -439,6 +439,9 @@ def strips_source(group: ScheduledGroup) -> KernelText:
                    ahead=AHEAD if BM == 1 or group.schedule.warps > ROW_WARPS else 1)
     writes = [o for o in group.writes if o.name not in kept]
     carried = dict(group.attrs).get("carried", False)
+    for r in () if whole else group.reads:
+        if not b.pattern(r)[0]:  # the same for all rows: not read again for each block
+            value(w, b, r.name, r.type.dtype.kind, group.steps[0])
     at = f"strip * {BM} + {{}} * {group.grid[0]}"
     if turned or not whole:  # neighbours
         at = f"strip * {rows} + {{}}"
