@@ -54,6 +54,14 @@ def test_what_every_group_reads_and_none_writes() -> None:
     assert caches(written)["w"] == {"L1::no_allocate"}
 
 
+@pytest.mark.parametrize("at, kept", [("n", ""), ("n + m", "L1::no_allocate")])
+def test_few_bytes_that_groups_along_an_axis_share(at: str, kept: str) -> None:
+    """The numbers of columns in each block of rows."""
+    body = "    n = tile.group_id(1) * 64\n    O[m:m+1, n:n+64] = " \
+        f"tile.load(w[{at}:{at}+64])[None, :] + tile.load(x[m:m+1, n:n+64])\n"
+    assert caches(body) == {"w": {kept}, "x": {"L1::no_allocate"}}
+
+
 @pytest.mark.parametrize("body", [
     "    O[m:m+1, 0:64] = tile.load(x[m:m+1, 0:64]) + tile.load(x[m+1:m+2, 0:64])\n",  # no overlap
     "    O[m:m+1, 0:64] = tile.load(x[m:m+1, 0:64]) + tile.load(x[m:m+1, 64:128])\n"])

@@ -1,4 +1,4 @@
-"""Variances and extrema of long columns, from those of parts.
+"""Variances of long columns, from those of parts.
 
     m = sum x / n;  q = sum (x - m)^2                       # over all axes but the last, of [R, C]
     s_p = sum x_p;  q_p = sum (x_p - s_p / r)^2             # of parts of r rows, held in registers
@@ -6,7 +6,7 @@
 
 A variance reads its elements once so, in place of twice, by differences from a mean that lies among
 them (Chan, Golub and LeVeque 1983, doi:10.1080/00031305.1983.10483115). Where the channels of a
-batch norm come first, the parts are the rows of each image. Of extrema there are groups enough.
+batch norm come first, the parts are the rows of each image.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ F32 = as_type("f32")
 Shape = tuple[int, ...]
 
 
-FEW = 1 << 13  # columns with which groups of whole lines are too few
 Sum = tuple[Value, Shape]  # what is summed, and the axes
 
 
@@ -122,25 +121,6 @@ def _of_parts(rw: Rewriter, old: Value, axis: Shape, x: Value) -> tuple[Value, V
     return total, spread
 
 
-def extrema_of_parts(graph: Graph) -> Graph:
-    """The graph with the largest and smallest of few long columns, of what lies in memory."""
-    def visit(rw: Rewriter, node: Node, inputs: tuple[Value, ...]) -> Value | None:
-        if node.op.reduction not in ("max", "min") or not all(
-                isinstance(n, int) for n in inputs[0].aval.shape):
-            return None
-        x, made = node.inputs[0], rw.producer.get(inputs[0])
-        shape = _parts(x, node.attrs["axis"])
-        if len(shape) < 3 or node.attrs["axis"][-1] == x.aval.ndim - 1 or shape[-1] >= FEW or (
-                made is not None and made.op.name != "cast"):
-            return None
-        out = _reshaped(rw, inputs[0], shape)
-        for axis in (1, 0):
-            out = rw.emit(node.op.name, out, axis=(axis,), keepdims=True)
-        return rw.emit("reshape", out, shape=node.outputs[0].aval.shape)
-
-    return rebuild(graph, visit)
-
-
 def _reshaped(rw: Rewriter, x: Value, shape: Shape) -> Value:
     """Casts behind the reshape, so that their readers make them again."""
     cast = rw.made_by(x, "cast")
@@ -149,4 +129,4 @@ def _reshaped(rw: Rewriter, x: Value, shape: Shape) -> Value:
     return rw.emit("cast", rw.emit("reshape", cast.inputs[0], shape=shape), **cast.attrs)
 
 
-__all__ = ["extrema_of_parts", "variances_of_parts"]
+__all__ = ["variances_of_parts"]

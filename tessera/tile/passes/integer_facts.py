@@ -137,6 +137,23 @@ class Knowledge:
                 self.in_all_groups(a) for a in node.args)
         return node is None  # an argument
 
+    def group_axes(self, x: Operand) -> frozenset[int] | None:
+        """The axes of the grid on whose group numbers x depends, and on nothing else that differs
+        between groups or iterations; None where that is not known."""
+        if isinstance(x, Const):
+            return frozenset()
+        node = self.made.get(x)
+        if x in self.loops or node is not None and not isinstance(node, Op):
+            return None
+        if node is None:  # an argument
+            return frozenset()
+        if node.name == "group_id":
+            return frozenset((node.attr["axis"],)) if node.attr.get("axis") is not None else None
+        if OPS[node.name].family != "elementwise":
+            return None
+        parts = [self.group_axes(a) for a in node.args]
+        return None if None in parts else frozenset().union(*(p for p in parts if p is not None))
+
     # --- signs --------------------------------------------------------------------------------
     def natural(self, x: Operand | int) -> bool:
         """Whether x is surely not negative (and does not overflow, as indices do not)."""
