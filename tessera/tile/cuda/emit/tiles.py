@@ -93,6 +93,7 @@ def is_vector_of_many(e: Emitter, op: Op, place: MemoryOperand) -> bool:
         e.memo["grid axes"] = {n.attr.get("axis") for n in walk(e.function.body)
                                if isinstance(n, Op) and n.name == "group_id"}
     made = op.outs[0].type
+    assert isinstance(made, TileType)
     if prod(made.shape) * place.dtype.bits > 8 * VECTOR:
         return False
     axes = [e.known.group_axes(x) for x in place.offsets]
