@@ -193,13 +193,16 @@ RUNNING = {
 }
 
 
-@pytest.fixture(params=["a thread for a line", "a group for a line"])
+@pytest.fixture(params=["thread", "group", "segments"])
 def form(request, monkeypatch):
-    """Both forms, on lines that are longer than a block. Sums and products of rows of memory have a
-    third one."""
+    """All forms, on lines that are longer than a block, or than a round of segments. Sums and
+    products of rows of memory have a form of their own."""
     monkeypatch.setattr(scans, "BLOCK", 8)
     monkeypatch.setattr(scans, "ROW_BLOCK", 16)
-    if request.param == "a group for a line":
+    monkeypatch.setattr(scans, "SEGMENT", 3 if request.param == "segments" else 1000)
+    monkeypatch.setattr(scans, "FEW_COLUMNS", 2)
+    monkeypatch.setattr(scans, "SHARERS", 4)
+    if request.param != "thread":
         monkeypatch.setattr(scans, "SHORT", 0)
     return request.param
 
@@ -211,8 +214,9 @@ def test_running(name, shape, axis, form, rng):
     program = CudaProgram(ts.jit(lambda x: RUNNING[name](x, axis)).graph(x))
     (scan,) = (g for g in program.plan.groups if g.kind == "scan")
     rows = name in ("cumsum", "cumprod") and axis == len(shape) - 1
-    assert (scan.attr("walked"), scan.schedule.m is not None) == (
-        form == "a thread for a line" and not rows, rows)
+    segments = form == "segments" and axis < len(shape) - 1 and name != "linear_recurrence"
+    own = "rows" if rows else form if segments or form == "thread" else "group"
+    assert scan.attr("form") == own
     wide = RUNNING[name](ts.tensor(x.astype(np.float64)), axis).array
     assert_close(program.run([x])[0], wide, "f32", n=30)
 
@@ -224,6 +228,8 @@ def test_running_types(name, kind, form, rng):
     (got,), (want,) = lowered(lambda x: RUNNING[name](x, 1), x)
     assert got.dtype == want.dtype
     assert_close(got, want, kind, n=11)
+    (got,), _ = lowered(lambda x: RUNNING[name](x, 0), ts.transpose(x))
+    assert_close(got.T, want, kind, n=11)
 
 
 def test_sums_of_stored_rows_are_one_kernel(rng):
@@ -258,6 +264,7 @@ def test_running_sums_of_rows_of_several_blocks(n, rng, monkeypatch):
 def test_running_extrema_of_nan_and_ties(form, rng):
     x = line_of("f32", (4, 23), rng)
     assert_same(*lowered(lambda x: (ts.cummax(x, 1), ts.cummin(x, 1)), x))
+    assert_same(*lowered(lambda x: (ts.cummax(x, 0), ts.cummin(x, 0)), ts.transpose(x)))
 
 
 def test_running_sums_of_infinities(form):

@@ -1,10 +1,12 @@
 """Kernels of running sums, products, extrema, log-sum-exps and linear recurrences along an axis.
 
-A tensor is seen as [A, T, C] around the axis; it has A C lines of T elements. Where there are many
-lines a thread walks down each, in the order of the CPU. A long line among few has a group of its
-own, which combines a block at a time in log2(block) rounds and carries the last of it on; the order
-is then another, and the same at each run. So it is of sums and products of lines that are rows of
-memory, of which a group has a block and carries its total on.
+A tensor is seen as [A, T, C] around the axis; it has A C lines of T elements. Where there are very
+many lines a thread walks down each, in the order of the CPU. Else the threads of a group share the
+lines of some columns: each walks a segment of a line twice, once for its total, once behind the
+totals of the segments before it. A long line of a recurrence, or one that is a row of memory, has a
+group of its own, which combines a block at a time in log2(block) rounds and carries the last of it
+on. Sums and products of rows of memory go by blocks of rows. But for the first the order is then
+another, and the same at each run.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from collections.abc import Callable
 
 from ...lazy_dataclass import dataclass
 from ...numerics import DType, as_type
+from ...tile.ir.schedule import Schedule
 from ..ir import Node
 from ..schedule.build_schedule import ScheduleBuilder
 from ..schedule.groups import FusionGroup
@@ -27,6 +30,9 @@ from .spell import literal, stored_as
 
 LINES = 2048  # from so many on each is a thread's
 SHORT = 256  # elements of a line that a thread walks down in any case
+# Lines of columns that a group shares: fewer than MANY in all, COLUMNS of them at most, as few as a
+# sector of memory holds where the card has GROUPS to run; SHARERS threads, of SEGMENT elements.
+MANY, COLUMNS, FEW_COLUMNS, GROUPS, SHARERS, SEGMENT = 2**19, 32, 8, 128, 512, 16
 BLOCK = 1024  # elements of a line that a group combines at once
 # Of rows of memory: elements of a group, eight in each lane; in longer rows more of them.
 ROW_BLOCK, LONG_ROW, LONG_BLOCK = 1024, 4096, 4096
@@ -131,14 +137,39 @@ def schedule_scan(builder: ScheduleBuilder, group: FusionGroup) -> None:
     if are_rows(node.op.lines, node.inputs[0].aval.dtype, C):
         _schedule_rows(builder, node, A, T)
         return
+    if (shared := _shared_columns(node.op.lines, A * C, T, C)) is not None:
+        _schedule_segments(builder, group, (A, T, C), shared)
+        return
     walked = A * C >= LINES or T <= SHORT
     n = min(power(A * C), 128) if walked else min(power(T), BLOCK)
     s = chosen(None, n, warps=max(1, n // (32 if walked else 128)))
-    reads = {v: builder.operand(v, (A, T, C)) for v in builder.reads(group)}
-    builder.add("scan", (A, T, C), list(reads.values()),
-                [builder.operand(node.outputs[0], (A, T, C))],
-                [builder.step(node, shape=(A, T, C))], s,
-                (blocks(A * C, n) if walked else A * C,), scan=node.op.lines, walked=walked)
+    _add(builder, group, (A, T, C), s, blocks(A * C, n) if walked else A * C,
+         form="thread" if walked else "group")
+
+
+def _add(builder: ScheduleBuilder, group: FusionGroup, space: tuple[int, int, int],
+         schedule: Schedule, grid: int, form: str, **attrs: int) -> None:
+    (node,) = group.nodes
+    reads = [builder.operand(v, space) for v in dict.fromkeys(builder.reads(group))]
+    builder.add("scan", space, reads, [builder.operand(node.outputs[0], space)],
+                [builder.step(node, shape=space)], schedule, (grid,), scan=node.op.lines, form=form,
+                **attrs)
+
+
+def _shared_columns(lines: str, count: int, T: int, C: int) -> int | None:
+    """Lines that a group shares, where that is quicker than a thread for each: one thread has one
+    element on its way from memory at a time."""
+    if C == 1 or SCANS[lines].alone is not None or count >= MANY or T <= SEGMENT:
+        return None
+    return min(COLUMNS, max(FEW_COLUMNS, power(count // GROUPS)))
+
+
+def _schedule_segments(builder: ScheduleBuilder, group: FusionGroup, space: tuple[int, int, int],
+                       columns: int) -> None:
+    A, T, C = space
+    n = columns * min(SHARERS // columns, power(blocks(T, SEGMENT)))
+    _add(builder, group, space, chosen(None, n, warps=max(1, n // 32)), blocks(A * C, columns),
+         form="segments", columns=columns)
 
 
 def are_rows(lines: str, dtype: DType, C: int) -> bool:
@@ -154,15 +185,15 @@ def _schedule_rows(builder: ScheduleBuilder, node: Node, A: int, T: int) -> None
     s = chosen(m, n, warps=max(1, m * n // (256 if n <= ROW_BLOCK else 512)))
     builder.add("scan", (A, T, 1), [builder.operand(node.inputs[0], (A, T))],
                 [builder.operand(node.outputs[0], (A, T))], [builder.step(node, shape=(A, T))], s,
-                (blocks(A, m),), scan=node.op.lines, walked=False)
+                (blocks(A, m),), scan=node.op.lines, form="rows")
 
 
 def scan_source(group: ScheduledGroup) -> KernelText:
-    if group.schedule.m is not None:
+    if group.attr("form") == "rows":
         return _scan_rows(group)
     w, (A, T, C) = KernelWriter(group), group.space
     kind = w.type(as_type("int64" if A * T * C >= LONG else "int32"))
-    (_walk if group.attr("walked") else _combine_blocks)(w, group, kind)
+    FORMS[group.attr("form")](w, group, kind)
     operands = (*group.reads, *group.writes)
     texts = [f"{capital(o.name)}: {w.annotation(o, (A * T * C,))}" for o in operands]
     return w.finish(texts, f"(grid={group.grid})", [(A * T * C,)] * len(operands))
@@ -200,12 +231,19 @@ class _Writer:
     def load(self, names: State, address: str, at: str) -> None:
         """The states of the elements at these addresses; at: their places in the line."""
         held = [f"x{i}" for i in range(len(self.step.args))]
+        self.gather(held, address)
+        self.let(names, self.scan.lift(self.w, self.dtype, held, at))
+
+    def held_at(self, j: int) -> State:
+        """Names of the operands' elements at a thread's j-th place."""
+        return [f"x{j}_{i}" for i in range(len(self.step.args))]
+
+    def gather(self, held: State, address: str) -> None:
         for x, arg in zip(held, self.step.args, strict=True):
             text = f"tile.gather({capital(arg)}, {address})" if isinstance(arg, str) else (
-                f"tile.cast({at} * 0, {self.w.type(as_type(self.dtype))}) + "
+                f"tile.cast({address} * 0, {self.w.type(as_type(self.dtype))}) + "
                 f"{literal(arg, self.dtype.kind)}")  # one number all along
             self.w.line(f"{x} = {text}", self.step)
-        self.let(names, self.scan.lift(self.w, self.dtype, held, at))
 
     def store(self, names: State, address: str) -> None:
         (y,) = self.group.writes
@@ -239,6 +277,49 @@ def _walk(w: KernelWriter, group: ScheduledGroup, kind: str) -> None:
         s.load(here, "at", "(zero + t)")
         s.let(own, s.next(own, here))
         s.store(own, "at")
+
+
+def _walk_segments(w: KernelWriter, group: ScheduledGroup, kind: str) -> None:
+    """Some lines for each group, a segment of one for each thread: rounds of them along the lines.
+    Elements behind the end of a line are 0, and nothing behind them is stored."""
+    (A, T, C), BN, s = group.space, group.schedule.n, _Writer(w, group)
+    columns = group.attr("columns")
+    own, carry, before, here, shared = (s.names(c) for c in ("s", "c", "b", "e", "m"))
+    w.line(f"i = tile.arange(0, {BN})")
+    w.line(f"segment = i // {columns}")
+    w.line(f"p = tile.cast(i % {columns} + tile.group_id(0) * {columns}, {kind})")
+    w.line(f"line = p // {C} * {T * C} + p % {C}", s.step)
+    nothing = s.scan.none(s.dtype)
+    for m, c, t, none in zip(shared, carry, s.types, nothing, strict=True):
+        w.line(f"{m} = tile.alloc_shared(({BN},), {t})", s.step)
+        w.line(f"{c} = tile.full(({BN},), {none}, {t})", s.step)
+    with w.block(f"for n in range(0, {T}, {BN // columns * SEGMENT}):"):
+        held = [s.held_at(j) for j in range(SEGMENT)]
+        w.line(f"first = segment * {SEGMENT} + n")
+        for j, names in enumerate(held):
+            inside = f"(first + {j} < {T}) & (p < {A * C})"
+            w.line(f"at{j} = tile.where({inside}, tile.cast(first + {j}, {kind}) * {C} + line, -1)")
+            s.gather(names, f"at{j}")
+        s.let(own, s.scan.lift(w, s.dtype, held[0], "first"))
+        for j, names in enumerate(held[1:], start=1):
+            s.let(here, s.scan.lift(w, s.dtype, names, f"(first + {j})"))
+            s.let(own, s.next(own, here))
+        for m, o in zip(shared, own, strict=True):
+            w.line(f"tile.scatter({m}, i, {o})", s.step)
+        w.line("tile.barrier()", s.step)
+        for b, c in zip(before, carry, strict=True):
+            w.line(f"{b} = {c}", s.step)
+        with w.block(f"for k in range(0, {BN // columns}):"):
+            for m, e in zip(shared, here, strict=True):
+                w.line(f"{e} = tile.gather({m}, i % {columns} + k * {columns})", s.step)
+            for b, c in zip(before, carry, strict=True):
+                w.line(f"{b} = tile.where(segment == k, {c}, {b})", s.step)
+            s.let(carry, s.combine(carry, here))
+        w.line("tile.barrier()", s.step)
+        for j, names in enumerate(held):
+            s.let(here, s.scan.lift(w, s.dtype, names, f"(first + {j})"))
+            s.let(before, s.next(before, here))
+            s.store(before, f"at{j}")
 
 
 def _combine_blocks(w: KernelWriter, group: ScheduledGroup, kind: str) -> None:
@@ -310,6 +391,9 @@ def _scan_rows(group: ScheduledGroup) -> KernelText:
         w.line(f"carry = carry {join} tile.{total}(x)", step)
     texts = [f"{capital(o.name)}: {w.annotation(o, (A, T))}" for o in (x, y)]
     return w.finish(texts, f"(grid={group.grid})", [(A, T)] * 2)
+
+
+FORMS = {"thread": _walk, "segments": _walk_segments, "group": _combine_blocks}
 
 
 def _exchange(s: _Writer, own: State, other: State, shared: State, at: str) -> None:
