@@ -232,7 +232,7 @@ def test_running_types(name, kind, form, rng):
     assert_close(got.T, want, kind, n=11)
 
 
-def test_sums_of_stored_rows_are_one_kernel(rng):
+def test_sums_of_stored_numbers_are_one_kernel(rng):
     """Read and written in 16 bits, unless something else reads them in 32, or saturates."""
     x = ts.cast(ts.tensor(rng.standard_normal((3, 70)).astype(np.float32)), "bf16")
     (got,), (want,) = lowered(lambda x: ts.cumsum(x, 1), x)
@@ -247,8 +247,11 @@ def test_sums_of_stored_rows_are_one_kernel(rng):
     assert kinds(lambda x: ts.cumsum(x, 1)) == kinds(wide) == ["scan"]
     assert kinds(lambda x: (wide(x), ts.cast(wide(x), "bf16"))) == ["scan", "loop"]
     assert kinds(lambda x: ts.cast(wide(x), "f16 @saturate")) == ["scan", "loop"]
-    assert kinds(lambda x: ts.cumsum(x, 0)) == ["loop", "scan", "loop"]
-    assert kinds(lambda x: ts.cumprod(x, 1)) == ["loop", "scan"]  # products are made in f32
+    assert kinds(lambda x: ts.cumsum(x, 0)) == kinds(lambda x: ts.logcumsumexp(x, 0)) == ["scan"]
+    (got,), (want,) = lowered(lambda x: ts.cumsum(x, 0), x)
+    assert_close(got, want, "bf16", n=3)
+    for axis in (0, 1):
+        assert kinds(lambda x, a=axis: ts.cumprod(x, a)) == ["loop", "scan"]  # made in f32
 
 
 @pytest.mark.parametrize("n", [17, 40])

@@ -134,7 +134,7 @@ SCANS: dict[str, Scan] = {
 def schedule_scan(builder: ScheduleBuilder, group: FusionGroup) -> None:
     (node,) = group.nodes
     A, T, C = around(extents_of(node.inputs[0]), node.attrs["axis"])
-    if are_rows(node.op.lines, node.inputs[0].aval.dtype, C):
+    if _are_rows(node.op.lines, node.inputs[0].aval.dtype, C):
         _schedule_rows(builder, node, A, T)
         return
     if (shared := _shared_columns(node.op.lines, A * C, T, C)) is not None:
@@ -172,11 +172,16 @@ def _schedule_segments(builder: ScheduleBuilder, group: FusionGroup, space: tupl
          form="segments", columns=columns)
 
 
-def are_rows(lines: str, dtype: DType, C: int) -> bool:
+def _are_rows(lines: str, dtype: DType, C: int) -> bool:
     """Whether lines are rows of memory, and states numbers of a type that tiles add as they are."""
     scan = SCANS[lines]
     return C == 1 and scan.rows is not None and all(
         d.compute is d and d.bits >= 32 for d in scan.kept(dtype))
+
+
+def keeps_f64(lines: str, dtype: DType) -> bool:
+    """Whether states are of f64, whatever is read or written."""
+    return all(d is F64 for d in SCANS[lines].kept(dtype))
 
 
 def _schedule_rows(builder: ScheduleBuilder, node: Node, A: int, T: int) -> None:
@@ -406,4 +411,4 @@ def _exchange(s: _Writer, own: State, other: State, shared: State, at: str) -> N
     s.w.line("tile.barrier()", s.step)
 
 
-__all__ = ["SCANS", "are_rows", "scan_source", "schedule_scan"]
+__all__ = ["SCANS", "keeps_f64", "scan_source", "schedule_scan"]

@@ -1,4 +1,5 @@
-"""Running sums of rows of 16 bits read them as they are stored, and write what is stored of them.
+"""Running sums of numbers of 16 bits read these as they are stored, and write what is stored of
+them.
 
     cast(cumsum(cast(x, f32)), bf16)    # is one kernel, which reads and writes bf16
 
@@ -11,11 +12,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..ir import Graph, Node, Value, readers_of
-from ..schedule.loop_axes import extents_of
 from ..simplify import Rewriter, rebuild, remove_dead
-from .gathers import around
 from .move_passes import is_plain, widens
-from .scans import SCANS, are_rows
+from .scans import SCANS, keeps_f64
 
 
 def scans_of_stored(graph: Graph) -> Graph:
@@ -26,16 +25,16 @@ def scans_of_stored(graph: Graph) -> Graph:
             return None
         if node.op.lines in SCANS:
             wide = rw.made_by(inputs[0], "cast")
-            if wide is None or not widens(wide) or not _reads_rows(node, wide.inputs[0]):
+            if wide is None or not widens(wide) or not _reads_stored(node, wide.inputs[0]):
                 return None
-            return _scan(rw, node, wide.inputs[0], node.outputs[0])
+            return _scan(rw, node, wide.inputs, node.outputs[0])
         if node.op.name != "cast" or not _narrows(node):
             return None
         scan, scanned = rw.producer.get(inputs[0]), node.inputs[0]
         if (scan is None or scan.op.lines not in SCANS or scanned in results
-                or readers[scanned] != [node] or not _reads_rows(scan, scan.inputs[0])):
+                or readers[scanned] != [node]):
             return None
-        return _scan(rw, scan, scan.inputs[0], node.outputs[0])
+        return _scan(rw, scan, scan.inputs, node.outputs[0])
 
     return remove_dead(rebuild(graph, visit))
 
@@ -49,9 +48,8 @@ def _known(graph: Graph) -> set[Value]:
     return known
 
 
-def _reads_rows(scan: Node, x: Value) -> bool:
-    _, _, C = around(extents_of(x), scan.attrs["axis"])
-    return are_rows(scan.op.lines, x.aval.dtype, C)
+def _reads_stored(scan: Node, x: Value) -> bool:
+    return len(scan.inputs) == 1 and keeps_f64(scan.op.lines, x.aval.dtype)
 
 
 def _narrows(cast: Node) -> bool:
@@ -61,9 +59,9 @@ def _narrows(cast: Node) -> bool:
         and not to.policy.saturate)
 
 
-def _scan(rw: Rewriter, scan: Node, x: Value, out: Value) -> Value:
+def _scan(rw: Rewriter, scan: Node, inputs: Sequence[Value], out: Value) -> Value:
     made = Value(out.aval)
-    rw.add(Node(scan.op, (x,), scan.attrs, (made,), scan.where))
+    rw.add(Node(scan.op, tuple(inputs), scan.attrs, (made,), scan.where))
     return made
 
 
