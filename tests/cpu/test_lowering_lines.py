@@ -214,7 +214,7 @@ def test_running(name, shape, axis, form, rng):
     program = CudaProgram(ts.jit(lambda x: RUNNING[name](x, axis)).graph(x))
     (scan,) = (g for g in program.plan.groups if g.kind == "scan")
     rows = name in ("cumsum", "cumprod") and axis == len(shape) - 1
-    segments = form == "segments" and axis < len(shape) - 1 and name != "linear_recurrence"
+    segments = form == "segments" and axis < len(shape) - 1
     own = "rows" if rows else form if segments or form == "thread" else "group"
     assert scan.attr("form") == own
     wide = RUNNING[name](ts.tensor(x.astype(np.float64)), axis).array
@@ -295,6 +295,9 @@ def test_recurrences_of_infinite_factors(form, rng):
     (got,), (want,) = lowered(lambda a, b: ts.linear_recurrence(a, b, axis=1), a.astype(f),
                               b.astype(f))
     assert_close(got, want, "f32", n=30, scale=8)
+    (got,), _ = lowered(lambda a, b: ts.linear_recurrence(a, b, axis=0), a.T.astype(f).copy(),
+                        b.T.astype(f).copy())
+    assert_close(got.T, want, "f32", n=30, scale=8)
     assert np.isnan(want).sum() > 100 and np.isfinite(want).sum() > 100
 
 

@@ -3,10 +3,10 @@
 A tensor is seen as [A, T, C] around the axis; it has A C lines of T elements. Where there are very
 many lines a thread walks down each, in the order of the CPU. Else the threads of a group share the
 lines of some columns: each walks a segment of a line twice, once for its total, once behind the
-totals of the segments before it. A long line of a recurrence, or one that is a row of memory, has a
-group of its own, which combines a block at a time in log2(block) rounds and carries the last of it
-on. Sums and products of rows of memory go by blocks of rows. But for the first the order is then
-another, and the same at each run.
+totals of the segments before it. A long line that is a row of memory has a group of its own, which
+combines a block at a time in log2(block) rounds and carries the last of it on. Sums and products
+of rows of memory go by blocks of rows. But for the first the order is then another, and the same
+at each run.
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ def schedule_scan(builder: ScheduleBuilder, group: FusionGroup) -> None:
     if _are_rows(node.op.lines, node.inputs[0].aval.dtype, C):
         _schedule_rows(builder, node, A, T)
         return
-    if (shared := _shared_columns(node.op.lines, A * C, T, C)) is not None:
+    if (shared := _shared_columns(A * C, T, C)) is not None:
         _schedule_segments(builder, group, (A, T, C), shared)
         return
     walked = A * C >= LINES or T <= SHORT
@@ -156,10 +156,10 @@ def _add(builder: ScheduleBuilder, group: FusionGroup, space: tuple[int, int, in
                 **attrs)
 
 
-def _shared_columns(lines: str, count: int, T: int, C: int) -> int | None:
+def _shared_columns(count: int, T: int, C: int) -> int | None:
     """Lines that a group shares, where that is quicker than a thread for each: one thread has one
     element on its way from memory at a time."""
-    if C == 1 or SCANS[lines].alone is not None or count >= MANY or T <= SEGMENT:
+    if C == 1 or count >= MANY or T <= SEGMENT:
         return None
     return min(COLUMNS, max(FEW_COLUMNS, power(count // GROUPS)))
 
@@ -289,7 +289,7 @@ def _walk_segments(w: KernelWriter, group: ScheduledGroup, kind: str) -> None:
     Elements behind the end of a line are 0, and nothing behind them is stored."""
     (A, T, C), BN, s = group.space, group.schedule.n, _Writer(w, group)
     columns = group.attr("columns")
-    own, carry, before, here, shared = (s.names(c) for c in ("s", "c", "b", "e", "m"))
+    own, carry, before, shared = (s.names(c) for c in ("s", "c", "b", "m"))
     w.line(f"i = tile.arange(0, {BN})")
     w.line(f"segment = i // {columns}")
     w.line(f"p = tile.cast(i % {columns} + tile.group_id(0) * {columns}, {kind})")
@@ -305,26 +305,71 @@ def _walk_segments(w: KernelWriter, group: ScheduledGroup, kind: str) -> None:
             inside = f"(first + {j} < {T}) & (p < {A * C})"
             w.line(f"at{j} = tile.where({inside}, tile.cast(first + {j}, {kind}) * {C} + line, -1)")
             s.gather(names, f"at{j}")
-        s.let(own, s.scan.lift(w, s.dtype, held[0], "first"))
-        for j, names in enumerate(held[1:], start=1):
+        _find_before(s, held, own, carry, before, shared)
+        for j, names in enumerate(held):
+            s.let(own, s.scan.lift(w, s.dtype, names, f"(first + {j})"))
+            s.let(before, s.next(before, own))
+            s.store(before, f"at{j}")
+
+
+def _find_before(s: _Writer, held: list[State], own: State, carry: State, before: State,
+                 shared: State) -> None:
+    """What stands before each segment of a round, and behind the last."""
+    w, here = s.w, s.names("e")
+    if not s.may_walk:
+        _combine_totals(s, held, own, carry, before, shared)
+        return
+    assert s.scan.alone is not None
+    w.line("alone = 0.0", s.step)
+    for j, names in enumerate(held):
+        s.let(here, s.scan.lift(w, s.dtype, names, f"(first + {j})"))
+        w.line(f"alone = tile.where({s.scan.alone(here)}, 1.0, alone)", s.step)
+    for b, c in zip(before, carry, strict=True):
+        w.line(f"{b} = {c}", s.step)
+    with w.block("if tile.reduce_max(alone) > 0.0:"):
+        _walk_in_turn(s, held, own, carry, before, shared)
+    with w.block("else:"):
+        _combine_totals(s, held, own, carry, before, shared)
+
+
+def _combine_totals(s: _Writer, held: list[State], own: State, carry: State, before: State,
+                    shared: State) -> None:
+    w, n, columns, here = s.w, s.group.schedule.n, s.group.attr("columns"), s.names("e")
+    s.let(own, s.scan.lift(w, s.dtype, held[0], "first"))
+    for j, names in enumerate(held[1:], start=1):
+        s.let(here, s.scan.lift(w, s.dtype, names, f"(first + {j})"))
+        s.let(own, s.combine(own, here))
+    for m, o in zip(shared, own, strict=True):
+        w.line(f"tile.scatter({m}, i, {o})", s.step)
+    w.line("tile.barrier()", s.step)
+    for b, c in zip(before, carry, strict=True):
+        w.line(f"{b} = {c}", s.step)
+    with w.block(f"for k in range(0, {n // columns}):"):
+        for m, e in zip(shared, here, strict=True):
+            w.line(f"{e} = tile.gather({m}, i % {columns} + k * {columns})", s.step)
+        for b, c in zip(before, carry, strict=True):
+            w.line(f"{b} = tile.where(segment == k, {c}, {b})", s.step)
+        s.let(carry, s.combine(carry, here))
+    w.line("tile.barrier()", s.step)
+
+
+def _walk_in_turn(s: _Writer, held: list[State], own: State, carry: State, before: State,
+                  shared: State) -> None:
+    """One segment after another, each behind what the one before it has come to."""
+    w, n, columns, here = s.w, s.group.schedule.n, s.group.attr("columns"), s.names("e")
+    with w.block(f"for k in range(0, {n // columns}):"):
+        for b, c, o in zip(before, carry, own, strict=True):
+            w.line(f"{b} = tile.where(segment == k, {c}, {b})", s.step)
+            w.line(f"{o} = {c}", s.step)
+        for j, names in enumerate(held):
             s.let(here, s.scan.lift(w, s.dtype, names, f"(first + {j})"))
             s.let(own, s.next(own, here))
         for m, o in zip(shared, own, strict=True):
             w.line(f"tile.scatter({m}, i, {o})", s.step)
         w.line("tile.barrier()", s.step)
-        for b, c in zip(before, carry, strict=True):
-            w.line(f"{b} = {c}", s.step)
-        with w.block(f"for k in range(0, {BN // columns}):"):
-            for m, e in zip(shared, here, strict=True):
-                w.line(f"{e} = tile.gather({m}, i % {columns} + k * {columns})", s.step)
-            for b, c in zip(before, carry, strict=True):
-                w.line(f"{b} = tile.where(segment == k, {c}, {b})", s.step)
-            s.let(carry, s.combine(carry, here))
+        for m, c in zip(shared, carry, strict=True):
+            w.line(f"{c} = tile.gather({m}, i % {columns} + k * {columns})", s.step)
         w.line("tile.barrier()", s.step)
-        for j, names in enumerate(held):
-            s.let(here, s.scan.lift(w, s.dtype, names, f"(first + {j})"))
-            s.let(before, s.next(before, here))
-            s.store(before, f"at{j}")
 
 
 def _combine_blocks(w: KernelWriter, group: ScheduledGroup, kind: str) -> None:
