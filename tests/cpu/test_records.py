@@ -45,6 +45,9 @@ CALLS = {call.name for module in (library_ops, attention_kernels, host_keys, off
 RULES = {
     "graph/simplify.py:RULES": "identities, each of one op",
     "graph/schedule/region_copies.py:MOVES": "how each structural op moves elements",
+    "graph/cuda/weighted_keys.py:": "what each op does to scores and weights of attention",
+    "graph/cuda/plain_attention.py:": "what each op does to scores and weights of attention",
+    "graph/cuda/window_reductions.py:KNOWN": "what constants are made of",
     "onnx/spellings.py:": "how each op is said in another format, and which are not",
     "mesh/sharding/rewrites.py:RULES": "ops that a mesh computes by others",
     "mesh/collectives/replicated.py:RULES": "who has the results of ops that hold graphs",
