@@ -168,6 +168,17 @@ def k(x: Tensor["R", "C", f32], y: Tensor["R", "C", f32]):
     assert count(found, "st.global") == sum(loads.values())
 
 
+def test_vectors_of_packed_rows_compile():
+    source = """
+@kernel
+def k(x: Tensor["R", "C", ts.fp6_e3m2], y: Tensor["R", "C", ts.fp6_e3m2]):
+    tile.store_vector(y[1], tile.load_vector(x[0], width=4))
+"""
+    x = ts.zeros((2, 30), "fp6_e3m2")
+    found = opcodes(source, x, x)
+    assert count(found, "ld.") and any(count(found, s) for s in ("st.", "atom", "red"))
+
+
 @pytest.mark.parametrize("columns, accesses", [(64, {"v2.b32": 1}), (62, {"b32": 2})])
 def test_pairs_move_at_once_where_rows_begin_at_pairs(columns, accesses):
     source = """

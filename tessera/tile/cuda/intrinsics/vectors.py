@@ -14,8 +14,9 @@ from tessera.numerics import DType, find_dtype
 from tessera.tile.cuda.builder import Builder
 from tessera.tile.cuda.instruction import Operand, Operation
 from tessera.tile.cuda.intrinsics.formats import access, decode, encode, kind_of
+from tessera.tile.cuda.intrinsics.narrow_floats import encode_code
 from tessera.tile.cuda.intrinsics.swizzle import Addresses, Panel
-from tessera.tile.cuda.intrinsics.thread_elements import operation
+from tessera.tile.cuda.intrinsics.thread_elements import ADDRESS, load_packed, operation, put_bits
 from tessera.tile.cuda.ptx import memory
 
 LLVM = Any
@@ -97,3 +98,37 @@ def store_shared(panel: tuple, width: int, piece: int, hardware: bool = False,
         lambda b, x, base, row, column, left: _write(
             b, "shared", d, piece, _shared(b, p, base, row, column, width), left, x, hardware,
             saturate))
+
+
+# --- packed types: element by element -------------------------------------------------------------
+def _packed_arguments(space: str) -> tuple[Operand, ...]:
+    return (Operand("at", ADDRESS[space]), Operand("column", "i32"), LEFT)
+
+
+@functools.cache
+def load_packed_row(space: str, dtype: str, width: int) -> Operation:
+    """(address of the row, column, left) -> the vector."""
+    d = find_dtype(dtype)
+    one = load_packed(space, dtype, True).rule().body
+
+    def body(b: Builder, at: LLVM, column: LLVM, left: LLVM) -> list[LLVM]:
+        return [one(b, at, b.add(column, b.i32(i)), b.to_int(b.compare("<", b.i32(i), left)))
+                for i in range(width)]
+
+    return operation("load_vector", _packed_arguments(space), (Operand("d", kind_of(d), width),),
+                     body)
+
+
+@functools.cache
+def store_packed_row(space: str, dtype: str, width: int) -> Operation:
+    """(vector, address of the row, column, left)"""
+    d = find_dtype(dtype)
+
+    def body(b: Builder, x: list[LLVM], at: LLVM, column: LLVM, left: LLVM) -> None:
+        for i, v in enumerate(x):
+            with b.when(b.compare("<", b.i32(i), left)):
+                code = encode_code(b, d, v) if d.kind == "float" else v
+                put_bits(b, space, at, b.add(column, b.i32(i)), code, d.bits)
+
+    return operation("store_vector", (Operand("x", kind_of(d), width), *_packed_arguments(space)),
+                     (), body)
