@@ -45,7 +45,7 @@ def split_products(graph: Graph) -> Graph:
 
 def _parts(M: int, K: int, N: int) -> int:
     """Into how many parts of one extent the axis is split; 1: it is not."""
-    groups = -(-M // BLOCK) * -(-N // BLOCK)
+    groups = max(1, -(-M // BLOCK) * -(-N // BLOCK))
     most = min(K // LEAST, GROUPS // groups)
     return next((p for p in range(most, 3, -1) if K % p == 0), 1)
 
