@@ -106,7 +106,8 @@ case(
     "log softmax + nll, gradient",
     [((8192, 8192), b), ((8192,), ("i", 8192))],
     lambda x, labels: ts.grad(lambda x: ts.nll_loss(ts.log_softmax(ts.cast(x, "f32")), labels))(x),
-    lambda x, labels: pulled_by_torch(lambda x: F.nll_loss(F.log_softmax(wide(x), -1), labels.long()))(
+    lambda x, labels: pulled_by_torch(
+        lambda x: F.nll_loss(F.log_softmax(wide(x), -1), labels.long()))(
         x, torch.ones((), device=x.device, dtype=wide(x).dtype)
     ),
 )

@@ -134,7 +134,8 @@ def test_tensors_and_arrays_stand_for_each_other(rng):
     assert np.array_equal((a * t).numpy(), a * a)
 
 
-REPLACED = {"last_along", "matmul_codes_stacked", "ring_load"}  # passes put other ops in their place
+# Passes put other ops in their place.
+REPLACED = {"last_along", "matmul_codes_stacked", "ring_load"}
 
 
 # --- targets ----------------------------------------------------------------------------------
