@@ -22,10 +22,11 @@ def part_of(shape: tuple[int, ...], index: Any) -> Part | None:
     """Where a part of an array begins, how much of each axis it takes, and its own extents; None of
     an index that is no run along every axis, or outside."""
     items = list(index) if isinstance(index, tuple) else [index]
-    if sum(i is Ellipsis for i in items) > 1 or len(items) - (Ellipsis in items) > len(shape):
+    dots = [k for k, i in enumerate(items) if i is Ellipsis]
+    if len(dots) > 1 or len(items) - len(dots) > len(shape):
         return None
     rest = len(shape) - len(items)
-    at = items.index(Ellipsis) if Ellipsis in items else len(items)
+    at = dots[0] if dots else len(items)
     items[at:at + 1] = [slice(None)] * (rest + (at < len(items)))
     starts, sizes, own = [], [], []
     for i, n in zip(items, shape, strict=True):

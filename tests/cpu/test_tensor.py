@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import tessera as ts
+from tessera.graph.assignment import part_of
 from tessera.tensor import DEVICES
 
 
@@ -196,3 +197,11 @@ def test_new_tensors_hold_numbers_of_their_type(run):
         assert set(made.tolist()) == {1.0}  # 10 bits: 1.0001 lies between 1 and 1.001
     thirds = run(lambda: ts.linspace(0, 1, 4, "tf32"))()
     assert thirds.tolist() == ts.cast(ts.tensor([0.0, 1 / 3, 2 / 3, 1.0]), "tf32").tolist()
+
+
+@pytest.mark.parametrize("index", [np.array([[0, 1], [2, -3]]), np.array([True, False, True]),
+                                   [0, 1], (slice(None, None, 2),), (0, 0, 0), (np.array(0), [1])])
+def test_what_is_no_run_is_assigned_on_the_host(index):
+    """An index of arrays is looked for no ellipsis by ==, which compares elements."""
+    assert part_of((3, 4), index) is None
+    assert part_of((3, 4), (..., 2)) == ((0, 2), (3, 1), (3,))
