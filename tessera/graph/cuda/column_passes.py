@@ -119,9 +119,8 @@ def _joined(groups: Sequence[FusionGroup], kept: set[Value]) -> FusionGroup:
     nodes: list[Node] = []
     for n in (n for g in groups for n in g.nodes):
         inputs = tuple(same.get(v, v) for v in n.inputs)
-        key = n.op.name, inputs, repr(sorted(n.attrs.items())), n.outputs[0].aval.type
-        own = n.outputs[0]
-        if key in known and own not in kept:
+        key, own = (n.meaning, inputs), n.outputs[0]
+        if n.meaning is not None and key in known and own not in kept:
             same[own] = known[key]
             continue
         known.setdefault(key, own)

@@ -16,6 +16,7 @@ from ..simplify import Rewriter, rebuild, remove_dead
 from .choose_schedule import blocks, for_columns, for_rows
 from .gathers import around
 from .kernel_text import KernelText, KernelWriter, capital
+from .move_passes import widens
 from .spell import literal
 
 POSITIONS = ("largest", "smallest")
@@ -54,15 +55,11 @@ def narrow_positions(graph: Graph) -> Graph:
     is the same, and the bytes are half."""
     def visit(rw: Rewriter, node: Node, inputs: tuple[Value, ...]) -> Value | None:
         cast = rw.made_by(inputs[0], "cast") if node.op.lines in POSITIONS else None
-        if cast is None or not _widens(cast.inputs[0].aval.dtype, inputs[0].aval.dtype):
+        if cast is None or not widens(cast) or not is_narrow(cast.inputs[0].aval.dtype):
             return None
         return rw.emit(node.op.name, cast.inputs[0], **node.attrs)
 
     return remove_dead(rebuild(graph, visit))
-
-
-def _widens(a: DType, b: DType) -> bool:
-    return is_narrow(a) and b.name == "f32"
 
 
 def schedule_position(builder: ScheduleBuilder, group: FusionGroup) -> None:

@@ -157,8 +157,9 @@ def _add(builder: ScheduleBuilder, group: FusionGroup, space: tuple[int, int, in
 
 
 def _shared_columns(count: int, T: int, C: int) -> int | None:
-    """Lines that a group shares, where that is quicker than a thread for each: one thread has one
-    element on its way from memory at a time."""
+    """Lines that a group shares, in place of a thread for each, which has one element on its way
+    from memory at a time: cumsum down [16384, 4096] of f32 takes 452 us so, and took 7183 (NVIDIA
+    H200, 2026-11-27, `benchmarks/user_programs.py`). Where the forms meet was not measured."""
     if C == 1 or count >= MANY or T <= SEGMENT:
         return None
     return min(COLUMNS, max(FEW_COLUMNS, power(count // GROUPS)))
@@ -316,6 +317,8 @@ def _find_before(s: _Writer, held: list[State], own: State, carry: State, before
                  shared: State) -> None:
     """What stands before each segment of a round, and behind the last."""
     w, here = s.w, s.names("e")
+    for b, c in zip(before, carry, strict=True):
+        w.line(f"{b} = {c}", s.step)
     if not s.may_walk:
         _combine_totals(s, held, own, carry, before, shared)
         return
@@ -324,8 +327,6 @@ def _find_before(s: _Writer, held: list[State], own: State, carry: State, before
     for j, names in enumerate(held):
         s.let(here, s.scan.lift(w, s.dtype, names, f"(first + {j})"))
         w.line(f"alone = tile.where({s.scan.alone(here)}, 1.0, alone)", s.step)
-    for b, c in zip(before, carry, strict=True):
-        w.line(f"{b} = {c}", s.step)
     with w.block("if tile.reduce_max(alone) > 0.0:"):
         _walk_in_turn(s, held, own, carry, before, shared)
     with w.block("else:"):
@@ -342,8 +343,6 @@ def _combine_totals(s: _Writer, held: list[State], own: State, carry: State, bef
     for m, o in zip(shared, own, strict=True):
         w.line(f"tile.scatter({m}, i, {o})", s.step)
     w.line("tile.barrier()", s.step)
-    for b, c in zip(before, carry, strict=True):
-        w.line(f"{b} = {c}", s.step)
     with w.block(f"for k in range(0, {n // columns}):"):
         for m, e in zip(shared, here, strict=True):
             w.line(f"{e} = tile.gather({m}, i % {columns} + k * {columns})", s.step)
@@ -364,12 +363,7 @@ def _walk_in_turn(s: _Writer, held: list[State], own: State, carry: State, befor
         for j, names in enumerate(held):
             s.let(here, s.scan.lift(w, s.dtype, names, f"(first + {j})"))
             s.let(own, s.next(own, here))
-        for m, o in zip(shared, own, strict=True):
-            w.line(f"tile.scatter({m}, i, {o})", s.step)
-        w.line("tile.barrier()", s.step)
-        for m, c in zip(shared, carry, strict=True):
-            w.line(f"{c} = tile.gather({m}, i % {columns} + k * {columns})", s.step)
-        w.line("tile.barrier()", s.step)
+        _exchange(s, own, carry, shared, f"i % {columns} + k * {columns}")
 
 
 def _combine_blocks(w: KernelWriter, group: ScheduledGroup, kind: str) -> None:
