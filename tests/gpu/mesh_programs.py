@@ -20,7 +20,7 @@ from transformer import Config, init_params, place_batch, stage_params  # noqa: 
 import tessera as ts  # noqa: E402
 from mesh.parallel import MODEL, TIED, model_batch, model_params, squares  # noqa: E402
 from mesh.test_ring import exact  # noqa: E402
-from tessera.graph.cuda import workspace  # noqa: E402
+from tessera.graph.cuda import call_steps  # noqa: E402
 from tessera.mesh.ranks.communicator import communicator, known  # noqa: E402
 from tessera.mesh.ranks.group import Group, make_group  # noqa: E402
 from tessera.mesh.world import transport  # noqa: E402
@@ -141,9 +141,9 @@ def overlap(rank: int, ranks: int) -> dict:
     step, made = gradients()
     with ts.debug.profile() as p:
         step(ws, x)
-    beside, workspace.overlapped = workspace.overlapped, lambda *a: None
+    beside, call_steps.overlapped = call_steps.overlapped, lambda *a: None
     same = gradients()[1] == made
-    workspace.overlapped = beside
+    call_steps.overlapped = beside
     sent = [r.event for r in p.launches.records if r.work.kind == "exchange"]
     back = [r.event for r in p.launches.records
             if (r.work.kind, r.work.part) == ("matmul", "backward")]
