@@ -20,6 +20,7 @@ import tessera as ts
 from fake_gpu import driver as driver
 from fake_gpu import gpu as gpu
 from lowering_cases import apart as apart
+from tessera.graph.cuda.workspace import Workspace
 from tessera.graph.kept_traces import RetracingWarning
 from tolerance import assert_close
 
@@ -69,6 +70,21 @@ def test_what_is_written_is_seen_on_a_gpu(numeric: str, gpu: Any, apart: Any,
         wide = ts.cast(w, "f32")
         assert_close(f(x).array, (x * ts.exp(wide) + wide).array, "f32", 4, scale=8.0)
         w[...] = rng.integers(-2, 3, (4, 4)).astype(np.float32)
+
+
+def test_what_several_functions_capture_is_copied_to_a_gpu_once_for_each(
+        gpu: Any, apart: Any, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
+    x, w = ts.tensor(rng.normal(size=(4, 4)), "f32"), ts.param(rng.normal(size=(4, 4)), "f32")
+    given, copied = x.to("cuda"), []
+    fill = Workspace._fill
+    monkeypatch.setattr(Workspace, "_fill", lambda *a: (copied.append(a[-1] is w), fill(*a)))
+    functions = [ts.jit(lambda x, c=c: x * w + c) for c in (0.0, 1.0, 2.0)]
+    for count in (3, 6):
+        for _ in range(3):
+            for c, f in enumerate(functions):
+                np.testing.assert_allclose(f(given).array, x.array * w.array + c, rtol=1e-6)
+        assert sum(copied) == count
+        w[...] = rng.normal(size=(4, 4))
 
 
 def test_a_numpy_array_is_read_at_each_call() -> None:

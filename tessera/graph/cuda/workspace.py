@@ -273,7 +273,7 @@ class Workspace:
             tell_copied(self.program.plan.name, x, self.device.index)
         if held is None or held.may_differ(x):
             self._load(name, x)
-            self.captured[name] = HostCopy(x)
+            self.captured[name] = HostCopy.of(x)
 
     def captured_memory(self, name: str, x: Tensor) -> Memory:
         """Where a captured tensor is read in a call: its own, or that of a copy as it is now."""

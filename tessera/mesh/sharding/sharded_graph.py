@@ -217,7 +217,7 @@ class ShardedProgram:
             if i not in self._copies or self._copies[i][0].may_differ(x):
                 index = gpu_of(self.mesh)
                 assert index is not None
-                self._copies[i] = HostCopy(x), on_gpu(x, index)
+                self._copies[i] = HostCopy.of(x), on_gpu(x, index)
             captured[i] = self._copies[i][1]
         if type(parts) is PlacedLeaves:
             if len(parts) == len(leaves) and type(placed(captured)) is PlacedLeaves:
