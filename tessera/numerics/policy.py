@@ -104,6 +104,13 @@ class NumericType:
             return int32
         return self.dtype.compute
 
+    def clamps(self, source: NumericType) -> bool:
+        """Whether a cast from another policy of the same storage changes infinities: to what the
+        narrow formats that have them hold at most. Those of f32 and f64, in which is computed,
+        stay."""
+        return self.dtype is source.dtype and self.dtype.special == "ieee" and \
+            self.dtype.bits <= 16 and self.policy.saturate and not source.policy.saturate
+
     def __matmul__(self, modifier: Modifier) -> NumericType:
         if isinstance(modifier, Modifier):
             need_order(self.dtype, policy := modifier.apply(self.policy))

@@ -237,12 +237,15 @@ POLICIES = ["f32", "f64", "bf16", "f16", "fp8_e4m3", "int8", "int32", "int64", "
 
 @pytest.mark.parametrize("to", POLICIES)
 def test_casts_lie_where_their_attributes_say(to: str, rng: np.random.Generator) -> None:
-    """Of every pair of types: between policies of one storage the elements are the operand's."""
+    """Of every pair of types: between policies of one storage the elements are the operand's,
+    where infinities may stay."""
     for source in POLICIES:
         x = Draws(rng)(Arg((3, 4), f"type:{source}"))
         attrs = {"source": x.type, "to": as_type(to)}
         assert_lies(OPS["cast"], attrs, [x])
-        assert (OPS["cast"].lies(attrs).kind == "view") == (x.dtype is as_type(to).dtype)
+        kept = x.dtype is as_type(to).dtype and (source, to) != ("bf16", "bf16 @saturate") and \
+            (source, to) != ("bf16 @accum(f32)", "bf16 @saturate")
+        assert (OPS["cast"].lies(attrs).kind == "view") == kept
 
 
 @pytest.mark.parametrize(("op", "s"), CASES)

@@ -13,6 +13,7 @@ import pytest
 
 import tessera as ts
 from programs import (
+    PLAIN_OPS,
     Program,
     as_f64,
     error_bounds,
@@ -22,10 +23,11 @@ from programs import (
 )
 from tessera.graph.cpu import compiled, interpret
 from tessera.graph.cpu.program import LoopProgram
+from tessera.graph.cuda import CudaProgram
 from tessera.numerics import as_type
 from tessera.tensor import Tensor
 
-EXACT, ROUNDED, SMOOTH, LOOPED, A_TEST = 144, 72, 72, 12, 12
+EXACT, ROUNDED, SMOOTH, LOOPED, KERNELS, A_TEST = 144, 72, 72, 12, 48, 12
 
 
 class Meaning:
@@ -77,6 +79,7 @@ def parts(count: int) -> Any:
 def same(got: Tensor, want: Tensor) -> None:
     """Equal types and values; of zeros the sign is open, where operands were equal."""
     assert got.type == want.type and got.shape == want.shape
+    assert got.buffer.dtype == want.buffer.dtype
     np.testing.assert_array_equal(as_f64(got), as_f64(want))
 
 
@@ -149,6 +152,55 @@ def test_programs_in_compiled_loops(part: int, rng: np.random.Generator) -> None
         for made in programs(rng, lambda r: (
                 rounded_program if r.random() < 0.5 else exact_program)(r)):
             check_rounded(made)
+
+
+@parts(KERNELS)
+@pytest.mark.parametrize("make", [exact_program, rounded_program])
+def test_programs_as_kernels(make: Callable[[Any], Program], part: int,
+                             rng: np.random.Generator) -> None:
+    """Lowered for a GPU, by the interpreter: what their ops give one by one, bit by bit."""
+    for made in programs(rng, make):
+        if not {step.text.split()[0] for step in made.steps} & HOST:
+            kernels = CudaProgram(ts.jit(made.__call__).graph(*made.inputs), "sm_90a")
+            for y, z in zip(kernels.run(made.inputs), made(*made.inputs), strict=True):
+                same(Tensor(y, z.type), z)
+
+
+# Of a mesh, and what a GPU leaves to the host.
+HOST = {op.name for op in PLAIN_OPS if op.name.startswith(("shard", "ring_")) or op.name in (
+    "along_sequence", "constrain", "lie_as", "replicated", "zero_split")}
+
+
+@pytest.mark.parametrize("numeric", ["bf16", "f16", "fp8_e5m2"])
+def test_infinities_of_the_format_itself_saturate(numeric: str) -> None:
+    to = as_type(f"{numeric} @saturate")
+    x = ts.tensor([np.inf, -np.inf, np.nan, 2.0, -0.0], numeric)
+    want = [to.dtype.max, -to.dtype.max, np.nan, 2.0, -0.0]
+    for fn in (lambda x: ts.cast(x, to), lambda x: ts.cast(x, to) * 1.0):
+        compiled = ts.jit(fn)
+        with ts.config.scope(loop_min_elements=1):
+            found = [fn(x), compiled(x)]
+        found += CudaProgram(compiled.graph(x), "sm_90a").run([x])
+        for y in found:
+            np.testing.assert_array_equal(np.asarray(as_f64(y) if isinstance(y, Tensor) else y,
+                                                     np.float64), want)
+    kept = ts.cast(ts.cast(x, to), numeric)  # nothing is left to change
+    np.testing.assert_array_equal(as_f64(kept), want)
+
+
+def test_bools_constants_and_sums_kept_in_f64_as_kernels(rng: np.random.Generator) -> None:
+    """What random programs found: each once more by itself."""
+    b = ts.tensor([True, False, True])
+    x = ts.tensor(rng.standard_normal((3, 300)), "f32 @accum(f64)")
+    for fn, xs in ((lambda b: (b + b) - 1, (b,)), (lambda b: (b * b) + 1, (b,)),
+                   (lambda b: ts.relu(b), (b,)), (lambda x: x @ x.T, (x,)),
+                   (lambda x: ts.searchsorted(ts.ones(5), x[0]), (x,)),
+                   (lambda x: ts.searchsorted(ts.sort(x[0]), ts.zeros(4)), (x,))):
+        want, compiled = fn(*xs), ts.jit(fn)
+        same(compiled(*xs), want)
+        (y,) = CudaProgram(compiled.graph(*xs), "sm_90a").run([*xs])
+        same(Tensor(y, want.type), want)
+    assert np.abs(as_f64(x @ x.T) - as_f64(x) @ as_f64(x).T).max() < 2.0**-24 * 700
 
 
 def check_rounded(made: Program) -> None:

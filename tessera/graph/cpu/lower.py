@@ -76,7 +76,7 @@ class _Lowering:
         source, to = node.attrs["source"], node.attrs["to"]
         x = self.operand(node.inputs[0])
         kind = cast_kind(source, to)
-        if source.dtype is to.dtype:
+        if source.dtype is to.dtype and kind == "alias":
             return x
         if kind != "round" and to.policy.saturate and to.dtype.kind == source.dtype.kind == "float":
             wide = "f64" if "f64" in (source.dtype.name, to.dtype.name) else "f32"

@@ -207,6 +207,22 @@ def drop_same_casts(graph: Graph) -> Graph:
     return rebuild(graph, visit)
 
 
+def multiply_in_f64(graph: Graph) -> Graph:
+    """Products of narrower floats whose sums f64 keeps: those of operands widened to it, which are
+    exact, rounded once."""
+    def visit(rw: Rewriter, node: Node, inputs: tuple[Value, ...]) -> Value | None:
+        (y,) = node.outputs[:1] or (None,)
+        if node.op.name != "matmul" or y is None or y.aval.dtype.kind != "float" or \
+                y.aval.dtype is F64.dtype or node.attrs["accum"] is not F64.dtype:
+            return None
+        wide = [v if v.aval.dtype is F64.dtype else rw.emit("cast", v, source=v.aval.type, to=F64)
+                for v in inputs]
+        made = rw.emit("matmul", *wide, accum=F64.dtype)
+        return rw.emit("cast", made, source=F64, to=y.aval.type)
+
+    return rebuild(graph, visit)
+
+
 def expand_for_kernels(graph: Graph) -> Graph:
     """Ops in those that have kernels: by the rule for GPUs where there is one."""
     return expand_by(graph, lambda node: long_sums(node) or node.op.expand_gpu or node.op.expand)
@@ -216,7 +232,7 @@ LONG, SHORTEST = 1 << 16, 2048  # elements of a row that is worth a second kerne
 FEWEST_PARTS, MOST_PARTS = 16, 256  # of a row; of all: two for each of 128 multiprocessors
 SHARED = 1 << 16  # elements of a row that the groups of a cluster read as quickly as two kernels
 EMPTY = {"sum": 0, "prod": 1, "any": False, "all": True}  # of nothing; an extremum has none
-INT32 = as_type("int32")
+INT32, F64 = as_type("int32"), as_type("f64")
 
 PIPELINE: list[Callable[..., Any]] = [
     fused_attention,  # also where a gradient alone is wanted: the result is still there
@@ -229,6 +245,7 @@ PIPELINE: list[Callable[..., Any]] = [
     merge_common,
     reduce_windows,
     join_parts,
+    multiply_in_f64,
     reshape_matmuls,
     narrow_moves,
     use_attention_kernels,

@@ -16,6 +16,7 @@ from ..schedule.ir import GroupStep, ScheduledGroup
 from ..schedule.loop_axes import extents_of
 from .choose_schedule import blocks, for_loop
 from .kernel_text import KernelText, KernelWriter, capital
+from .spell import literal
 
 LONG = 1 << 30  # from here on numbers of elements are 64 bits wide
 
@@ -53,7 +54,7 @@ def schedule_search(builder: ScheduleBuilder, group: FusionGroup) -> None:
     s = for_loop((prod(y.shape),), 64)
     builder.add("search", y.shape, list(reads.values()), [y],
                 [builder.step(node)], s, (blocks(prod(y.shape), s.n),), lines=lines,
-                length=extents_of(ordered)[-1], side=node.attrs["side"])
+                length=extents_of(ordered)[-1], side=node.attrs["side"], dtype=ordered.aval.dtype)
 
 
 def search_source(group: ScheduledGroup) -> KernelText:
@@ -62,16 +63,18 @@ def search_source(group: ScheduledGroup) -> KernelText:
     N, total = group.attr("length"), prod(y.shape)
     operands = {o.name: o for o in (*group.reads, y)}
     size = max(prod(o.shape) for o in operands.values())
-    X, V = (capital(a) for a in step.args)
-    dtype = operands[step.args[0]].type.dtype
+    (x, v), dtype = step.args, group.attr("dtype")
     w.line(f"n = tile.group_id(0) * {BN}")
     w.line(f"p = tile.arange(0, {BN}, {w.type(as_type('int64' if size >= LONG else 'int32'))}) + n")
-    w.line(f"value = tile.load({V}[n:n+{BN}])", step)
+    w.line(f"value = tile.load({capital(v)}[n:n+{BN}])" if isinstance(v, str) else
+           f"value = {literal(v, dtype.kind)}", step)
     each = total // group.attr("lines") if group.attr("lines") else 1
     w.line(f"line = p // {max(each, 1)} * {N}", step)
     right = group.attr("side") == "right"
     found = count_before(
-        w, step, N, str(N), lambda at: f"tile.gather({X}, line + {at})",
+        w, step, N, str(N), lambda at: f"tile.gather({capital(x)}, line + {at})"
+        if isinstance(x, str) else f"tile.cast({at} * 0, {w.type(as_type(dtype))}) + "
+        f"{literal(x, dtype.kind)}",  # one number all along
         lambda e: f"~{less(dtype, 'value', e)}" if right else less(dtype, e, "value"))
     w.line(f"{capital(y.name)}[n:n+{BN}] = tile.cast({found}, {w.type(y.type)})", step)
     texts = [f"{capital(o.name)}: {w.annotation(o, (prod(o.shape),))}" for o in operands.values()]

@@ -70,6 +70,9 @@ def _text(e: Expression, kind: str) -> str | None:
     return _call(e, parts, kind) if e.head == "call" else _operator(e, parts, kind)
 
 
+_OF_BOOLS = {"+": "|", "*": "&"}  # what sums and products of bools are
+
+
 def _operator(e: Expression, parts: list[str], kind: str) -> str | None:
     """Of bools, &, |, ^ and ~ are logical."""
     if e.head == "not":
@@ -82,6 +85,8 @@ def _operator(e: Expression, parts: list[str], kind: str) -> str | None:
         return None
     if e.head == "unary":
         return f"{e.value}{_bracketed(parts[0], 3)}"
+    if kind == "bool" and e.value in _OF_BOOLS:
+        return f" {_OF_BOOLS[e.value]} ".join(_bracketed(p, 3) for p in parts)
     rank = {"*": 2, "/": 2, "+": 1, "-": 1}.get(e.value, 0)
     left, right = (_bracketed(p, r or 3) for p, r in zip(parts, (rank, rank + 1), strict=True))
     return f"{left} {e.value} {right}"

@@ -48,7 +48,7 @@ def cast_ref(
 ) -> np.ndarray:
     """The NumPy meaning of a cast: decode from `source`, round once to `to`. `counts` gets what
     was lost; `index` is where each element of a part stands in the whole."""
-    if source.dtype is to.dtype:
+    if source.dtype is to.dtype and not to.clamps(source):
         return x
     policy = to.policy
     wide = decode(x, source.dtype) if source.dtype.kind == "float" else x
@@ -95,8 +95,9 @@ def store_cotangent(g: Tensor, numeric: NumericType) -> Tensor:
 
 
 def _cast_memory(source: NumericType, to: NumericType) -> ResultMemory:
-    """Between policies of one storage nothing is rounded: the elements are the operand's own."""
-    return FLAT_VIEW if source.dtype is to.dtype else FRESH
+    """Between policies of one storage nothing is rounded: the elements are the operand's own, where
+    infinities may stay."""
+    return FLAT_VIEW if source.dtype is to.dtype and not to.clamps(source) else FRESH
 
 
 def _cast_tile(source: NumericType, to: NumericType) -> str | None:
@@ -105,7 +106,7 @@ def _cast_tile(source: NumericType, to: NumericType) -> str | None:
     return "{0} != 0" if to.dtype.kind == "bool" else "tile.cast({0}, {to})"
 
 
-_TO = [("f32", "f32 @accum(f32)"), ("bf16", "bf16 @saturate"),
+_TO = [("f32", "f32 @accum(f32)"), ("bf16", "bf16 @saturate"), ("f16 @saturate", "f16"),
        ("f32", "bf16"), ("f32", "fp8_e4m3"), ("bf16", "f32"), ("f32", "int8"), ("f64", "f32")]
 CAST = GraphOp(
     "cast",

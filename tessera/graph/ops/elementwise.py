@@ -246,7 +246,7 @@ SIGMOID = _unary("sigmoid", _sigmoid_ref, "sigmoid({0})", lambda y, x: y * (1.0 
                  drops_inf=(0,), doc="1 / (1 + exp(-x))")
 ERF = _unary("erf", _erf_ref, "erf({0})",
              lambda y, x: (2.0 / math.sqrt(math.pi)) * exp(-(x * x)), drops_inf=(0,))
-RELU = elementwise("relu", lambda x: np.maximum(x, 0), "maximum({0}, 0)",
+RELU = elementwise("relu", lambda x: np.maximum(x, x.dtype.type(0)), "maximum({0}, 0)",
                    lambda y, x: (Choosing(lambda g: where(x > 0.0, g, literal(0.0, g))),),
                    draw="apart", smooth=False, drops_inf=(0,), doc="max(x, 0); gradient 0 at 0")
 FLOOR = elementwise("floor", np.floor, "floor({0})", lambda y, x: (None,), smooth=False)

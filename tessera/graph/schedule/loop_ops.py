@@ -92,7 +92,7 @@ def cast_kind(source: Any, to: Any) -> str | None:
     if to.policy.rounding != "nearest_even":
         return None
     if a is b:
-        return "alias"
+        return "round" if to.clamps(source) else "alias"
     if is_narrow(b):
         return "round" if a.name == "f32" or is_narrow(a) else None
     if b.kind == "bool":

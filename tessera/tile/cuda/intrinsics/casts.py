@@ -96,8 +96,8 @@ def encode_bytes(dtype: str, rounding: str, saturate: bool, hardware: bool) -> O
 
 def same_register(a: DType, z: DType, saturate: bool = False) -> bool:
     """Whether every number of one type is held by the same bits in the other: bf16 -> f32."""
-    if a is z:
-        return True
+    if a is z:  # saturating, infinities become numbers
+        return not (saturate and z.special == "ieee" and z.bits <= 16)
     if "float" in (a.kind, z.kind):
         return a.kind == z.kind and max(a.bits, z.bits) <= 32 and contains(z, a, saturate)
     if max(a.bits, z.bits) > 32 or z.kind == "bool":
