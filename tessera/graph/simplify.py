@@ -213,7 +213,7 @@ RULES: dict[str, Callable[[Rewriter, tuple, Node], Value | None]] = {
 
 # --- common subexpressions, dead code ---------------------------------------------------------
 def merge_common(graph: Graph) -> Graph:
-    """Pure nodes with equal ops, inputs and attributes become one."""
+    """Pure nodes with equal ops, inputs, attributes and kinds of results become one."""
     seen: dict[Any, tuple[Value, ...]] = {}
     rw_env: dict[Value, Value] = {}
     nodes: list[Node] = []
@@ -221,7 +221,8 @@ def merge_common(graph: Graph) -> Graph:
         inputs = tuple([rw_env.get(v, v) for v in node.inputs])
         meaning = node.meaning
         if meaning is not None:
-            before = seen.setdefault((meaning, inputs), node.outputs)
+            made = tuple([v.aval for v in node.outputs])
+            before = seen.setdefault((meaning, inputs, made), node.outputs)
             if before is not node.outputs:
                 rw_env.update(zip(node.outputs, before, strict=True))
                 continue

@@ -101,6 +101,14 @@ def test_arguments_and_results_of_any_extents(kind, shape):
         assert y.shape == want.shape and np.array_equal(bits(y), bits(want))
 
 
+def test_codes_in_two_shapes_are_two_results(rng):
+    """What is packed once and seen as two tensors."""
+    for shape in ((4, 8), (4, 0)):
+        x = ts.tensor(rng.standard_normal(shape), "bf16")
+        got = run(lambda x: (ts.expand_dims(c := ts.cast(x, "fp6_e3m2"), 0), c), x)
+        assert [y.shape for y in got] == [(1, *shape), shape]
+
+
 MOVES = {
     "transpose": lambda x: ts.transpose(x), "row": lambda x: x[1],
     "slice": lambda x: x[:, 1::2], "flip": lambda x: ts.flip(x),

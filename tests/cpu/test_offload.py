@@ -177,6 +177,19 @@ def test_what_gains_nothing_stays(rng: np.random.Generator) -> None:
     assert transfers(gradient(lambda x: (lambda y: f(y) * y * y)(x @ x)), big) == 0
 
 
+def test_a_view_may_leave_for_the_host(gpu: Any, apart: Any, rng: np.random.Generator) -> None:
+    """A result that is placed there is copied behind the view, not only behind what it shows."""
+    def fn(x: Tensor) -> tuple[Tensor, Tensor]:
+        y = ts.abs(x)
+        shown = ts.reshape(ts.broadcast_to(y, (3, 5))[:2], (-1,))
+        return ts.cast(shown, 'f32 @device("host")'), y
+
+    x = ts.tensor(rng.standard_normal((1, 5)), "f32")
+    placed, y = ts.jit(fn, target="cuda")(x)
+    assert placed.offloaded and not y.offloaded
+    np.testing.assert_array_equal(placed.array, np.tile(np.abs(x.array), 2)[0])
+
+
 def test_when_copies_back_begin() -> None:
     """One kernel ahead of the first reader; then as many as fit into the largest."""
     def starts(*copies: tuple[int, int, int]) -> list[tuple[int, int]]:

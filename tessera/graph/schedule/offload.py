@@ -191,7 +191,7 @@ def order_arguments(units: Sequence[FusionGroup], graph: Graph) -> list[FusionGr
         ahead.setdefault(at, []).append(copy.fetch)
     behind: dict[int, list[FusionGroup]] = {}
     for u in leaving:
-        behind.setdefault(made.get(life.root(u.inputs[0]), -1), []).append(u)
+        behind.setdefault(made.get(u.inputs[0], -1), []).append(u)
     out = [*behind.get(-1, ())]
     for at, unit in enumerate(rest):
         out += [*ahead.get(at, ()), unit, *behind.get(at, ())]
