@@ -104,13 +104,6 @@ class NumericType:
             return int32
         return self.dtype.compute
 
-    def clamps(self, source: NumericType) -> bool:
-        """Whether a cast from another policy of the same storage changes infinities: to what the
-        narrow formats that have them hold at most. Those of f32 and f64, in which is computed,
-        stay."""
-        return self.dtype is source.dtype and self.dtype.special == "ieee" and \
-            self.dtype.bits <= 16 and self.policy.saturate and not source.policy.saturate
-
     def __matmul__(self, modifier: Modifier) -> NumericType:
         if isinstance(modifier, Modifier):
             need_order(self.dtype, policy := modifier.apply(self.policy))
@@ -303,6 +296,13 @@ def _check_packed_for(value: Any) -> DType:
         raise PolicyError(f"@packed_for({dtype}) is no order of codes",
                           hint="accepted: bf16, fp8_e4m3")
     return dtype
+
+
+def clamps(source: NumericType, to: NumericType) -> bool:
+    """Whether a cast to another policy of the same storage changes infinities: to what the narrow
+    formats that have them hold at most. Those of f32 and f64, in which is computed, stay."""
+    return to.dtype is source.dtype and to.dtype.special == "ieee" and to.dtype.bits <= 16 and \
+        to.policy.saturate and not source.policy.saturate
 
 
 def need_order(dtype: DType, policy: Policy) -> None:

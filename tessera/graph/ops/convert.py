@@ -22,7 +22,7 @@ from ...numerics import (
     decode,
     encode,
 )
-from ...numerics.policy import without_host
+from ...numerics.policy import clamps, without_host
 from ...tensor import Tensor, as_tensor
 from .. import functions as F
 from ..op import FLAT_VIEW, FRESH, Arg, GraphOp, ResultMemory, Sample
@@ -48,7 +48,7 @@ def cast_ref(
 ) -> np.ndarray:
     """The NumPy meaning of a cast: decode from `source`, round once to `to`. `counts` gets what
     was lost; `index` is where each element of a part stands in the whole."""
-    if source.dtype is to.dtype and not to.clamps(source):
+    if source.dtype is to.dtype and not clamps(source, to):
         return x
     policy = to.policy
     wide = decode(x, source.dtype) if source.dtype.kind == "float" else x
@@ -97,7 +97,7 @@ def store_cotangent(g: Tensor, numeric: NumericType) -> Tensor:
 def _cast_memory(source: NumericType, to: NumericType) -> ResultMemory:
     """Between policies of one storage nothing is rounded: the elements are the operand's own, where
     infinities may stay."""
-    return FLAT_VIEW if source.dtype is to.dtype and not to.clamps(source) else FRESH
+    return FLAT_VIEW if source.dtype is to.dtype and not clamps(source, to) else FRESH
 
 
 def _cast_tile(source: NumericType, to: NumericType) -> str | None:

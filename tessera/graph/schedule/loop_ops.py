@@ -10,6 +10,7 @@ from functools import cache
 from typing import Any
 
 from ...numerics import DType
+from ...numerics.policy import clamps
 from ..ir import Node
 from .loop_dtypes import is_narrow
 
@@ -92,7 +93,7 @@ def cast_kind(source: Any, to: Any) -> str | None:
     if to.policy.rounding != "nearest_even":
         return None
     if a is b:
-        return "round" if to.clamps(source) else "alias"
+        return "round" if clamps(source, to) else "alias"
     if is_narrow(b):
         return "round" if a.name == "f32" or is_narrow(a) else None
     if b.kind == "bool":
