@@ -40,6 +40,10 @@ INTEGERS = ["int8", "int16", "int32", "int64", "uint8", "uint32", "bool_", "int4
 PLAIN_OPS = [op for op in OPS.values() if op.samples and not op.effects
              and not op.name.startswith("mesh_") and op.name != "while_loop"]
 
+# Of a mesh: a GPU leaves them to the host.
+MESH_OPS = {op.name for op in PLAIN_OPS if op.name.startswith(("shard", "ring_")) or op.name in (
+    "along_sequence", "constrain", "lie_as", "replicated", "zero_split")}
+
 
 @dataclass
 class Step:
@@ -79,6 +83,10 @@ class Program:
             made = step(wide, values, lambda j, x, i=i: change(i, j, x))
             values += [change(i, -1, y) for y in (made if isinstance(made, tuple) else (made,))]
         return values
+
+    @property
+    def on_mesh(self) -> bool:
+        return not MESH_OPS.isdisjoint(step.text.split()[0] for step in self.steps)
 
     @property
     def wide_inputs(self) -> list[Tensor]:
