@@ -1,4 +1,4 @@
-"""Random programs on a GPU, eager and compiled, against the CPU."""
+"""Random programs and kernels on a GPU, against the CPU."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ import pytest
 
 import tessera as ts
 from gpu_harness import require_gpu
+from kernels.build import build
 from programs import as_f64, exact_program
+from tile_programs import TYPES, copies, tile_program
 
 require_gpu()
 
@@ -26,3 +28,17 @@ def test_programs_of_integers(part: int, rng: np.random.Generator) -> None:
         for y, want in zip(on_gpu(*made.inputs), made(*made.inputs), strict=True):
             assert (y.shape, y.dtype) == (want.shape, want.dtype)
             np.testing.assert_allclose(as_f64(y), as_f64(want), rtol=2.0**-20, atol=2.0**-20)
+
+
+@pytest.mark.parametrize("part", range(4))
+def test_random_kernels(part: int, rng: np.random.Generator) -> None:
+    """Of tiles: what the interpreter leaves, bit by bit."""
+    for seed in rng.integers(0, 2**63, 6):
+        text, arguments = tile_program(np.random.default_rng(seed))
+        print(f"--- kernel {seed}\n{text}")
+        kernel = build(text, **TYPES)["k"]
+        want, there = copies(arguments), [x.to("cuda") for x in arguments]
+        kernel(*want)
+        kernel(*there)
+        for x, y in zip(there, want, strict=True):
+            np.testing.assert_array_equal(as_f64(x), as_f64(y))
