@@ -128,14 +128,14 @@ class Names:
 
 
 EXACT = Names(
-    tuple("cast cast binary binary binary unary view view reduce product number choice join"
+    tuple("cast cast binary binary binary unary view view reduce product number choice join fill"
           .split()),
     tuple("add subtract multiply maximum minimum floor_divide remainder equal less not_equal "
           "greater_equal logical_and logical_xor bitwise_or".split()),
     tuple("negative abs sign relu square floor round logical_not isnan".split()),
     tuple("sum max min prod any all argmax mean".split()))
 ROUNDED = Names(
-    tuple("cast cast cast binary binary binary binary unary view reduce number choice join"
+    tuple("cast cast cast binary binary binary binary unary view reduce number choice join fill"
           .split()),
     tuple("add subtract multiply divide maximum minimum remainder floor_divide equal less "
           "not_equal logical_and bitwise_xor".split()),
@@ -204,6 +204,12 @@ def _reduce(rng: Any, values: list, a: int, b: int, names: Names) -> Step:
                 (a,))
 
 
+def _fill(rng: Any, values: list, a: int, b: int) -> Step:
+    """What is known while a program is compiled."""
+    n = int(rng.integers(0, 3))
+    return Step(f"full_like {n}", lambda wide, x: ts.full(x.shape, n, x.type), (a,))
+
+
 def _product(rng: Any, values: list, a: int, b: int) -> Step:
     return Step("x @ y'", lambda wide, x, y: x @ ts.swapaxes(y, -1, -2), (a, b))
 
@@ -216,6 +222,7 @@ def _join(rng: Any, values: list, a: int, b: int) -> Step:
 STEPS: dict[str, Callable[..., Step]] = {
     "cast": _cast, "binary": _binary, "unary": _unary, "number": _number, "choice": _choice,
     "view": _view, "reduce": _reduce, "product": _product, "join": _join,
+    "fill": _fill,
 }
 
 

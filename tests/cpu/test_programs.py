@@ -189,6 +189,8 @@ def test_bools_constants_and_sums_kept_in_f64_as_kernels(rng: np.random.Generato
     for fn, xs in ((lambda b: (b + b) - 1, (b,)), (lambda b: (b * b) + 1, (b,)),
                    (lambda b: ts.relu(b), (b,)), (lambda x: x @ x.T, (x,)),
                    (lambda x: ts.searchsorted(ts.ones(5), x[0]), (x,)),
+                   (lambda x: ts.grad(lambda x: ts.sum(ts.take_along_axis(
+                       x, ts.tensor([[1], [0], [-1]]), 1)))(x), (x,)),
                    (lambda x: ts.searchsorted(ts.sort(x[0]), ts.zeros(4)), (x,))):
         want, compiled = fn(*xs), ts.jit(fn)
         same(compiled(*xs), want)

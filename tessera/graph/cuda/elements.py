@@ -15,6 +15,7 @@ from typing import Any
 from ...lazy_dataclass import dataclass
 from ...numerics import DType, as_type
 from ..element import Element, IndexBound, places
+from ..ir import Node
 from ..schedule.build_schedule import ScheduleBuilder
 from ..schedule.groups import FusionGroup
 from ..schedule.ir import GroupOperand, GroupStep, ScheduledGroup
@@ -125,14 +126,13 @@ class _Spelled:
 
     def read(self, i: int, at: list[_Term]) -> _Term:
         x = self.operands[i]
-        if not isinstance(x, GroupOperand):
-            return _Term(literal(x.value, x.kind))
+        if isinstance(x, _Number):
+            return self.number(x, at)
         X, place = capital(x.name), self.placing
-        flat, inside, varies = "", [], any(t.varies for t in at)
+        flat, inside, varies = "", list[str](), any(t.varies for t in at)
         for t, n in zip(at, x.shape, strict=True):
             flat = f"({flat}) * {n} + {t.text}" if flat else t.text
-            inside += [f"({t.text} >= 0)"] * (t.least is None or t.least < 0)
-            inside += [f"({t.text} < {n})"] * (t.most is None or t.most >= n)
+            inside += _inside(t, n)
         flat = flat or "0"
         if not varies and not inside:
             made = self.name("x", f"{X}[{flat}]", varies=False)
@@ -146,6 +146,15 @@ class _Spelled:
         made = self.name("x", f"tile.cast({text}, {self.cast})" if self.cast else text)
         return self.index(made) if place else made
 
+    def number(self, x: _Number, at: list[_Term]) -> _Term:
+        """What is read of an operand that is known: outside of it, what is there."""
+        value, inside = _Term(literal(x.value, x.kind)), [
+            text for t, n in zip(at, x.shape, strict=True) for text in _inside(t, n)]
+        if not inside:
+            return value
+        condition = _Term(" & ".join(inside), any(t.varies for t in at))
+        return self.where(condition, value, _Term(self.fill or literal(0, x.kind)))
+
     def index(self, raw: _Term) -> _Term:
         """An integer operand as a place: where it is far outside it stays there."""
         text = f"tile.maximum(tile.minimum({raw.text}, {LONG}), {-LONG})"
@@ -155,10 +164,17 @@ class _Spelled:
 
 @dataclass(frozen=True)
 class _Number:
-    """An operand that is known."""
+    """An operand that is known: one number everywhere."""
 
     value: Any
     kind: str
+    shape: tuple[int, ...]
+
+
+def _inside(t: _Term, n: int) -> list[str]:
+    """What holds of a place that lies inside of an extent, as far as that is not known."""
+    return [f"({t.text} >= 0)"] * (t.least is None or t.least < 0) + [
+        f"({t.text} < {n})"] * (t.most is None or t.most >= n)
 
 
 def _range(op: str, a: _Term, b: _Term) -> tuple[int | None, int | None]:
@@ -188,7 +204,7 @@ def schedule_elements(builder: ScheduleBuilder, group: FusionGroup) -> None:
     builder.add("elements", y.shape, reads, [y], [builder.step(node)], s,
                 (blocks(prod(y.shape), s.n),), element=element.text, over=element.over,
                 bounds=tuple(map(astuple, element.bounds)), way=element.way,
-                kinds=tuple(v.aval.dtype.kind for v in node.inputs),
+                kinds=_kinds(node),
                 **{"scale": node.attrs.get("scale", 1.0)} if "way" in node.attrs else {})
 
 
@@ -202,7 +218,12 @@ def _schedule_update(builder: ScheduleBuilder, group: FusionGroup, element: Elem
     builder.add("update", space, [r for r in reads if r.name != x], [y], [builder.step(node)], s,
                 (blocks(prod(space), s.n),), into=element.into,
                 bounds=tuple(map(astuple, element.bounds)),
-                kinds=tuple(v.aval.dtype.kind for v in node.inputs))
+                kinds=_kinds(node))
+
+
+def _kinds(node: Node) -> tuple[tuple[str, tuple[int, ...]], ...]:
+    """Of each operand, which may be known by then: its kind and extents."""
+    return tuple((v.aval.dtype.kind, extents_of(v)) for v in node.inputs)
 
 
 def element_source(group: ScheduledGroup) -> KernelText:
@@ -245,8 +266,8 @@ def _started(w: KernelWriter, group: ScheduledGroup, shape: tuple[int, ...]) -> 
     reads = {r.name: r for r in group.reads}
     size = max(prod(o.shape) for o in (*group.reads, y))
     kind = w.type(as_type("int64" if size >= LONG else "int32"))
-    operands = [reads.get(a) if isinstance(a, str) else _Number(a, k)
-                for a, k in zip(step.args, group.attr("kinds"), strict=True)]
+    operands = [reads.get(a) if isinstance(a, str) else _Number(a, kind_of, extents)
+                for a, (kind_of, extents) in zip(step.args, group.attr("kinds"), strict=True)]
     w.line(f"n = tile.group_id(0) * {BN}")
     w.line(f"p = tile.arange(0, {BN}, {kind}) + n")
     return _Spelled(w, step, shape, operands, BN, kind)
