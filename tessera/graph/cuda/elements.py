@@ -126,10 +126,10 @@ class _Spelled:
 
     def read(self, i: int, at: list[_Term]) -> _Term:
         x = self.operands[i]
-        if isinstance(x, _Number):
+        if not isinstance(x, GroupOperand):
             return self.number(x, at)
         X, place = capital(x.name), self.placing
-        flat, inside, varies = "", list[str](), any(t.varies for t in at)
+        flat, inside, varies = "", [], any(t.varies for t in at)
         for t, n in zip(at, x.shape, strict=True):
             flat = f"({flat}) * {n} + {t.text}" if flat else t.text
             inside += _inside(t, n)
@@ -147,13 +147,16 @@ class _Spelled:
         return self.index(made) if place else made
 
     def number(self, x: _Number, at: list[_Term]) -> _Term:
-        """What is read of an operand that is known: outside of it, what is there."""
-        value, inside = _Term(literal(x.value, x.kind)), [
-            text for t, n in zip(at, x.shape, strict=True) for text in _inside(t, n)]
-        if not inside:
-            return value
+        """An operand whose elements are all one number: outside of it there is none of them."""
+        inside = [c for t, n in zip(at, x.shape, strict=True) for c in _inside(t, n)]
+        value, fill = literal(x.value, x.kind), self.fill or literal(0, x.kind)
+        if not inside or value == fill:
+            return _Term(value)
+        if self.step.type.dtype.kind == x.kind:  # a number of the result's type
+            kept = self.cast or self.w.type(self.step.type)
+            value = f"tile.full(({self.block},), {value}, {kept})"
         condition = _Term(" & ".join(inside), any(t.varies for t in at))
-        return self.where(condition, value, _Term(self.fill or literal(0, x.kind)))
+        return self.where(condition, _Term(value), _Term(fill))
 
     def index(self, raw: _Term) -> _Term:
         """An integer operand as a place: where it is far outside it stays there."""
@@ -164,17 +167,24 @@ class _Spelled:
 
 @dataclass(frozen=True)
 class _Number:
-    """An operand that is known: one number everywhere."""
+    """An operand that is known: of such extents, with one number everywhere."""
 
     value: Any
     kind: str
-    shape: tuple[int, ...]
+    shape: tuple[int, ...] = ()
 
 
-def _inside(t: _Term, n: int) -> list[str]:
-    """What holds of a place that lies inside of an extent, as far as that is not known."""
+def _inside(t: _Term, extent: int) -> list[str]:
+    """What says that a place is one of an axis."""
     return [f"({t.text} >= 0)"] * (t.least is None or t.least < 0) + [
-        f"({t.text} < {n})"] * (t.most is None or t.most >= n)
+        f"({t.text} < {extent})"] * (t.most is None or t.most >= extent)
+
+
+def _known_extents(step: GroupStep, node: Node) -> dict[str, Any]:
+    """The attribute that says of what extents operands are that are numbers."""
+    found = tuple((i, extents_of(v)) for i, (a, v) in enumerate(
+        zip(step.args, node.inputs, strict=True)) if not isinstance(a, str) and v.aval.ndim)
+    return {"known": found} if found else {}
 
 
 def _range(op: str, a: _Term, b: _Term) -> tuple[int | None, int | None]:
@@ -200,11 +210,12 @@ def schedule_elements(builder: ScheduleBuilder, group: FusionGroup) -> None:
     y = builder.operand(node.outputs[0])
     if builder.memory.places[node.outputs[0]].kind == "view":
         return _schedule_update(builder, group, element, reads, y)
-    s = for_loop((prod(y.shape),), y.type.dtype.bits)
-    builder.add("elements", y.shape, reads, [y], [builder.step(node)], s,
+    s, step = for_loop((prod(y.shape),), y.type.dtype.bits), builder.step(node)
+    builder.add("elements", y.shape, reads, [y], [step], s,
                 (blocks(prod(y.shape), s.n),), element=element.text, over=element.over,
                 bounds=tuple(map(astuple, element.bounds)), way=element.way,
-                kinds=_kinds(node),
+                kinds=tuple(v.aval.dtype.kind for v in node.inputs),
+                **_known_extents(step, node),
                 **{"scale": node.attrs.get("scale", 1.0)} if "way" in node.attrs else {})
 
 
@@ -214,16 +225,11 @@ def _schedule_update(builder: ScheduleBuilder, group: FusionGroup, element: Elem
     (node,) = group.nodes
     assert element.into is not None
     space, x = extents_of(node.inputs[1]), builder.buffer_name(node.inputs[0])
-    s = for_loop((prod(space),), y.type.dtype.bits)
-    builder.add("update", space, [r for r in reads if r.name != x], [y], [builder.step(node)], s,
+    s, step = for_loop((prod(space),), y.type.dtype.bits), builder.step(node)
+    builder.add("update", space, [r for r in reads if r.name != x], [y], [step], s,
                 (blocks(prod(space), s.n),), into=element.into,
                 bounds=tuple(map(astuple, element.bounds)),
-                kinds=_kinds(node))
-
-
-def _kinds(node: Node) -> tuple[tuple[str, tuple[int, ...]], ...]:
-    """Of each operand, which may be known by then: its kind and extents."""
-    return tuple((v.aval.dtype.kind, extents_of(v)) for v in node.inputs)
+                kinds=tuple(v.aval.dtype.kind for v in node.inputs), **_known_extents(step, node))
 
 
 def element_source(group: ScheduledGroup) -> KernelText:
@@ -266,8 +272,9 @@ def _started(w: KernelWriter, group: ScheduledGroup, shape: tuple[int, ...]) -> 
     reads = {r.name: r for r in group.reads}
     size = max(prod(o.shape) for o in (*group.reads, y))
     kind = w.type(as_type("int64" if size >= LONG else "int32"))
-    operands = [reads.get(a) if isinstance(a, str) else _Number(a, kind_of, extents)
-                for a, (kind_of, extents) in zip(step.args, group.attr("kinds"), strict=True)]
+    known = dict(dict(group.attrs).get("known", ()))
+    operands = [reads.get(a) if isinstance(a, str) else _Number(a, k, known.get(i, ()))
+                for i, (a, k) in enumerate(zip(step.args, group.attr("kinds"), strict=True))]
     w.line(f"n = tile.group_id(0) * {BN}")
     w.line(f"p = tile.arange(0, {BN}, {kind}) + n")
     return _Spelled(w, step, shape, operands, BN, kind)
