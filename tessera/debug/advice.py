@@ -13,6 +13,7 @@ from ..tile.ir.types import Buffer, Scalar
 
 # Accesses of single lanes: where their indices begin among the operands.
 FIRST_INDEX = {"load_element": 1, "store_element": 2, "load_pair": 1, "store_pair": 3, "atomic": 2,
+               "store_span": 4,
                "atomic_cas": 3}
 GOOD = 0.7  # of the sectors needed: a row that begins inside a sector moves 5 for 4
 

@@ -287,7 +287,7 @@ def test_every_op_that_makes_a_tile_of_tiles_says_how_edges_go_through_it():
     places = {"cp_async", "cp_commit_group", "cp_wait_group", "barrier", "load_vector",
               "store_vector", "load_pair", "store_pair", "launch_dependents",
               "grid_dependency_wait", "cluster_shared", "cluster_barrier", "prefetch_box",
-              "own_row", "own_iterations", "discard_box"}
+              "own_row", "own_iterations", "discard_box", "store_span"}
     numbers = {r.name for r in OPS.values() if r.family in ("ids", "warp")}
     # a gather and windows say it where they are called, from the tensor that they read
     assert silent - places - numbers == {"full", "arange", "ramp", "gather", "windows",

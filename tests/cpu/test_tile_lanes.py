@@ -10,6 +10,7 @@ import emulator
 import tessera as ts
 from kernels.build import build
 from tessera import config
+from tessera.errors import TesseraError
 from tessera.tile.cuda.intrinsics import thread_elements
 from tessera.tile.cuda.intrinsics.swizzle import Panel
 from tessera.tile.ir.shared_layout import SharedLayout
@@ -133,6 +134,47 @@ def k(x: Tensor["R", "C", f32], y: Tensor["R", "C", f32]):
         tile.store_pair(y[1], i, a, b)
 """, whole(rng, 2 * columns).reshape(2, columns), np.zeros((2, columns), np.float32), groups=1,
           lanes=columns // 2)
+
+
+SPANS = """
+@kernel
+def k(x: Tensor["R", "C", f32], y: Tensor["R", "D", f32], at: int, skip: int, count: int):
+    s, row = tile.alloc_shared((512,), f32), tile.group_id(0)
+    begin = skip + (row * y.shape[1] + at & 3)
+    for i in range(0, 448, 64):
+        n = i + tile.local_id()
+        s[begin + n] = 2.0 * x[row, min(n, 400)]
+    tile.store_span(y[row], at, s, begin, count)
+"""
+
+
+@pytest.mark.parametrize("target", ["sm_80", "sm_90a"])
+@pytest.mark.parametrize("at, skip, count", [(0, 0, 401), (3, 4, 390), (1, 1, 300), (5, 0, 2),
+                                             (0, 0, 0), (8, 4, 33)])
+def test_spans_out_of_shared_memory(at, skip, count, target, rng):
+    """Rows of 401 begin anywhere in 16 bytes, of which the copy engine moves whole ones."""
+    k, x, y = build(SPANS)["k"], whole(rng, 5 * 401).reshape(5, 401), np.zeros((5, 401), np.float32)
+    given = dict(at=at, skip=skip, count=count)
+    found = emulator.compare(k, x, y.copy(), groups=5, lanes=64, target=target, exact=True, **given)
+    starts = -(np.arange(5) * 401 + at) % 8  # elements up to a sector's begin
+    whole_sectors = np.maximum(0, (count - starts) // 8 * 8).sum()
+    assert found.counts.get("bulk bytes", 0) == 4 * whole_sectors * (
+        target == "sm_90a" and skip % 4 == 0)
+    with config.scope(debug=True):
+        k[5, 64](x, y, **given)
+    want = np.zeros_like(y)
+    want[:, at:at + count] = 2 * x[:, :count]
+    np.testing.assert_array_equal(y, want)
+
+
+def test_spans_are_stored_where_they_have_room(rng):
+    x = whole(rng, 2 * 401).reshape(2, 401)
+    with pytest.raises(TesseraError, match="400 elements, of which 'y' has 399 from there on"):
+        build(SPANS)["k"][2, 64](x, x.copy(), 2, 0, 400)
+    with pytest.raises(TesseraError, match="those of all lanes"):
+        build(SPANS.replace("y[row], at", "y[row], tile.local_id()"))["k"][2, 64](x, x, 0, 0, 4)
+    with pytest.raises(TesseraError, match="a buffer of one axis"):
+        build(SPANS.replace("at, s, begin", "at, x[row], begin"))["k"][2, 64](x, x, 0, 0, 4)
 
 
 def test_pairs_of_a_loop_over_lanes_are_there_after_it(rng):

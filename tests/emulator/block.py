@@ -33,6 +33,7 @@ SHUFFLE = re.compile(r"shfl_(\w+?)_[a-z]\d+(?:_w(\d+))?")
 # What a name begins with, in this order -> the method of a Block that does it.
 METHODS = {"ld_": "access", "st_": "access", "red_": "red", "vote_": "vote", "ldmatrix": "ldmatrix",
            "stmatrix": "stmatrix", "mma": "mma", "tma_store": "bulk.store",
+           "bulk_store": "bulk.store_bytes",
            "bulk_commit": "bulk.commit", "bulk_wait": "bulk.wait",
            "fence_async_shared": "bulk.fence", "cp_async_commit": "commit",
            "cp_async_wait": "wait", "cp_async": "copy", "sync": "sync", "dependents": "dependents",

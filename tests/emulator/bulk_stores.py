@@ -45,6 +45,15 @@ class BulkStores:
             self.open.setdefault(int(t), []).append(
                 (what, tuple(int(c[t]) for c in reversed(corner)), int(at[t])))
 
+    def store_bytes(self, instruction: Instruction, *where: Any) -> None:
+        to, at, size = (self.block.spread(x) for x in where)
+        for t in np.flatnonzero(self.block.on):
+            assert not self.unfenced.any(), "what was stored is not fenced"
+            assert size[t] > 0 and not (int(to[t]) | int(at[t]) | int(size[t])) % 16
+            self.open.setdefault(int(t), []).append((int(to[t]), int(at[t]), int(size[t])))
+            moved = self.block.counts.get("bulk bytes", 0)
+            self.block.counts["bulk bytes"] = moved + int(size[t])
+
     def commit(self, instruction: Instruction) -> None:
         for t in np.flatnonzero(self.block.on):
             self.groups.setdefault(int(t), []).append(self.open.pop(int(t), []))
@@ -56,7 +65,10 @@ class BulkStores:
                 for copy in groups.pop(0):
                     self._run(*copy)
 
-    def _run(self, what: Descriptor, corner: tuple[int, ...], at: int) -> None:
+    def _run(self, what: Descriptor | int, corner: Any, at: int) -> None:
+        if isinstance(what, int):  # bytes, from a place in shared memory
+            self.block.memory.bytes[what:what + at] = self.block.shared.bytes[corner:corner + at]
+            return
         assert at % 1024 == 0, "the pattern of the swizzle begins at multiples of 1024 bytes"
         width = 2 * what.box[-1]  # bytes of a row, with the swizzle as wide
         for number, index in enumerate(np.ndindex(what.box)):

@@ -142,6 +142,16 @@ class Builder:
         yield
         self.block.on = before
 
+    def until(self, first: Any, step: Any) -> Any:
+        """Threads that are done keep their number and touch no memory."""
+        before, x = self.block.on, first
+        while self.block.on.any():
+            further, done = step(x)
+            x = self.select(self.block.on, further, x)
+            self.block.on = self.block.on & ~np.broadcast_to(np.asarray(done), before.shape)
+        self.block.on = before
+        return x
+
     def call(self, instruction: Instruction, *args: Any) -> Any:
         for operand, given in zip(instruction.args, args, strict=True):
             for x in given if operand.count else [given]:

@@ -1,20 +1,22 @@
 """load_vector and store_vector: each lane moves `width` neighbours of a row (Q58); load_pair and
-store_pair: two, from where it says."""
+store_pair: two, from where it says; store_span: the group moves elements of shared memory."""
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
 
 from tessera.tile.builder.op_tracer import OpTracer
 from tessera.tile.interpreter.access_costs import Pattern
+from tessera.tile.interpreter.sanitizer import GROUP, MANY
 from tessera.tile.ir.errors import BoundsError, RuleError
 from tessera.tile.ir.handles import Handle, TensorRow, describe
 from tessera.tile.ir.op_record import declare
 from tessera.tile.ir.types import Buffer, GlobalTensor, Scalar, Vector
 from tessera.tile.ops.macros import VECTORS
-from tessera.tile.ops.memory import addresses, require_inside, touch
+from tessera.tile.ops.memory import addresses, barrier, require_inside, touch
 
 
 def _row(t: OpTracer, x: Any, what: str) -> tuple[Handle, list[Any]]:
@@ -176,3 +178,61 @@ def store_pair(m: Any, op: Any, row: Any, first: Any, second: Any, *index: Any) 
     for address, value in zip(found, (first, second), strict=True):
         full, values = (np.broadcast_to(x, active.shape) for x in (address, value))
         row.memory.write(full[active], np.ascontiguousarray(values[active]), m.key)
+
+
+# --- spans out of shared memory -------------------------------------------------------------------
+def _store_span_lower(t: OpTracer, row: Any, at: Any, source: Any, begin: Any, count: Any) -> None:
+    base, index = _row(t, row, "store_span")
+    shared, rest = _row(t, source, "store_span")
+    if rest:
+        t.fail(f"store_span of {describe(source)}: elements come from a buffer of one axis",
+               "ts.tile.alloc_shared((n,), dtype)")
+    for n in (at, begin, count):
+        t.memory.require_index(n)
+    t.ir.emit("store_span", [base, shared, begin, count, *index, at])
+
+
+def _store_span_rule(types: Any, attrs: Any) -> Any:
+    place, source, *numbers = types
+    for t in (place, source):
+        _require_words(t, "store_span")
+    if place.space != "global" or source.space != "shared" or place.dtype is not source.dtype:
+        raise RuleError(f"store_span moves elements of shared memory to a tensor of their "
+                        f"type, not {source} to {place}")
+    if not all(t.uniform for t in numbers):
+        raise RuleError("store_span is one copy by the group: row, places and count are those of "
+                        "all lanes", "let them follow from ts.tile.group_id()")
+    return ()
+
+
+@declare(rule=_store_span_rule, run=True, effect="write", group=True, lower=_store_span_lower,
+         access="element")
+def store_span(m: Any, op: Any, row: Any, source: Any, begin: Any, count: Any, *index: Any) -> Any:
+    """The group moves source[begin:begin + count], of a buffer in shared memory, to row[at] and what
+    follows it, on into the rows behind; a barrier comes first.
+
+    By the copy engine where there is one and both places lie alike in 16 bytes. Behind it the
+    kernel reads none of what was written, and writes to the buffer behind another barrier only."""
+    barrier.run(m, op)  # type: ignore[misc]
+    begin, count = np.asarray(begin), np.asarray(count)
+    active = m.active_groups()[:, None]
+    n = int(np.max(np.where(active, np.broadcast_to(count, active.shape), 0)))
+    if n <= 0:
+        return
+    on = active & (np.arange(n) < count)
+    found = []
+    for place, first in ((source, (begin,)), (row, index)):
+        start = addresses(m, op, place, [np.where(count > 0, i, 0) for i in first])
+        left = place.base(m.groups, m.lanes) + math.prod(place.memory.shape) - start
+        if np.any(active & (count > left)):
+            raise BoundsError(f"store_span of {int(np.max(count))} elements, of which "
+                              f"'{place.memory.name}' has {int(np.min(left))} from there on",
+                              where=op.where, hint="a count of at most that")
+        found.append(np.broadcast_to(start + np.arange(n), on.shape)[on])
+    rows = np.broadcast_to(np.arange(m.count)[:, None], on.shape)[on]
+    for place, address, who in ((source, found[0], MANY), (row, found[1], GROUP)):
+        if m.sanitizer is not None:
+            access = m.access(place.memory, address, rows, np.full(rows.shape, who, np.int32),
+                              op.where)
+            (m.sanitizer.read if place is source else m.sanitizer.wrote)(access)
+    row.memory.write(found[1], source.memory.read(found[0]), m.key)

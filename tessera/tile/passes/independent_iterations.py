@@ -17,7 +17,7 @@ from tessera.tile.ir.op_record import OPS
 
 # Accesses of single lanes: (where their indices begin, elements along the last axis).
 ELEMENTS = {"load_element": (1, 1), "store_element": (2, 1), "load_pair": (1, 2),
-            "store_pair": (3, 2)}
+            "store_pair": (3, 2)}  # store_span writes how much its operands say
 
 
 @dataclass(frozen=True)

@@ -166,6 +166,7 @@ class Emitter:
         self.cached: dict[str, str] = {}
         self.lines: list[EmittedLine] = []
         self.depth, self.loops = 1, 0
+        self.spans_stored = 0
         self.divergent = 0  # conditions around this op that differ between lanes
         self.shared_bytes, self.notes = 0, []  # type: ignore[var-annotated]
         self.dependent = False  # waits for the kernel in front of it

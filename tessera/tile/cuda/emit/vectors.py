@@ -1,5 +1,6 @@
 """load_vector and store_vector: lane L moves elements width*L .. width*L + width - 1 of a row;
-load_pair and store_pair: two elements from where it says."""
+load_pair and store_pair: two elements from where it says. store_span: elements of shared memory to
+a tensor, by the copy engine where it can."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ from tessera.errors import UnsupportedTargetError
 from tessera.tile.cuda.emit.emitter import Emitter, intrinsic
 from tessera.tile.cuda.emit.memory_operands import MemoryOperand, bytes_of, is_wide, place_of
 from tessera.tile.cuda.emit.registry import emits
+from tessera.tile.cuda.emit.reports import report
 from tessera.tile.cuda.emit.sentinels import watch_element, watch_row
 from tessera.tile.cuda.emit.thread_elements import (
     address,
@@ -21,6 +23,7 @@ from tessera.tile.cuda.emit.thread_elements import (
     pair_guard,
     row_bytes,
     stage_base,
+    wide,
 )
 from tessera.tile.cuda.intrinsics.swizzle import Panel
 from tessera.tile.ir.ir import Op, Operand
@@ -136,3 +139,36 @@ def _pair_intrinsic(e: Emitter, what: str, place: MemoryOperand, ok: str | None)
 
 def _last(condition: str | None) -> str:
     return "" if condition is None else f", {condition}"
+
+
+# --- spans ----------------------------------------------------------------------------------------
+@emits("store_span")
+def _store_span(e: Emitter, op: Op) -> None:
+    """Those of a kernel are asked for by different warps, each of which waits until the engine has
+    read its own."""
+    place, source = place_of(e, op.args[0]), place_of(e, op.args[1])
+    begin, count, *index = op.args[2:]
+    lane = 32 * e.spans_stored % (-(-e.lanes // 32) * 32)
+    e.spans_stored += 1
+    engine = e.generation.cluster_groups > 1
+    call = e.use("store_span", intrinsic("thread_elements.store_span", e.lanes, lane, engine))
+    count_ = f"i32({e.name(count)}{_all_inside(e, place, source, op)})"
+    e.line(f"{call}({address(e, place, tuple(index))}, {address(e, source, (begin,))}, {count_}, "
+           f"{e.thread})")
+
+
+def _all_inside(e: Emitter, place: MemoryOperand, source: MemoryOperand, op: Op) -> str:
+    """In checked builds: a factor of the count, 0 where an element would lie outside."""
+    if not e.checked:
+        return ""
+    begin, count, *index = op.args[2:]
+    found = [x for x in (guard(e, source, (begin,)), guard(e, place, tuple(index))) if x]
+    for where, first in ((source, (begin,)), (place, tuple(index))):
+        last = f"i64({flat(e, where.extents, first)}) + {wide(e, count)}"
+        size = " * ".join(f"i64({n})" for n in where.extents)
+        ok = e.fresh("inside")
+        e.line(f"{ok} = i32({last} <= {size})")
+        report(e, f"{ok} == 0", f"store_span up to element {{}} of '{where.name}', which has {{}}",
+               "bounds", [(last, "i64"), (size, "i64")], lanes=False)
+        found.append(ok)
+    return "".join(f" * {ok}" for ok in found)

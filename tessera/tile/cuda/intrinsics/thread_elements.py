@@ -9,14 +9,16 @@ from typing import Any
 from tessera.numerics import DType, find_dtype
 from tessera.tile.cuda.builder import Builder
 from tessera.tile.cuda.instruction import InstructionForm, Kind, Operand, Operation
+from tessera.tile.cuda.instruction_names import find_instruction
 from tessera.tile.cuda.intrinsics.formats import access, decode, encode, kind_of
 from tessera.tile.cuda.intrinsics.narrow_floats import decode_field, encode_code
 from tessera.tile.cuda.intrinsics.swizzle import Panel
-from tessera.tile.cuda.ptx import atomics, memory
+from tessera.tile.cuda.ptx import atomics, memory, tma
 
 LLVM = Any
 ADDRESS: dict[str, Kind] = {"global": "i64", "shared": "i32", "shared::cluster": "i32"}
 IF, RANDOM = Operand("if", "i32"), Operand("random", "i32")
+SECTOR = 8  # elements of 32 bits
 
 
 def operation(name: str, args: tuple[Operand, ...], results: tuple[Operand, ...],
@@ -84,6 +86,53 @@ def store_pair(space: str, dtype: str, piece: int, guarded: bool = False) -> Ope
 
     args = (Operand("at", ADDRESS[space]), Operand("x", kind_of(d)), Operand("y", kind_of(d)))
     return operation("store_pair", (*args, *([IF] if guarded else [])), (), body)
+
+
+@functools.cache
+def store_span(lanes: int, lane: int, engine: bool) -> Operation:
+    """(address in global memory, in shared memory, elements of 32 bits, thread): the threads of a
+    group move so many, after a barrier. engine: whole sectors by the copy engine, which one thread
+    asks, where both places lie alike in 16 bytes."""
+    def body(b: Builder, to: LLVM, at: LLVM, count: LLVM, thread: LLVM) -> None:
+        if engine:
+            b.call(find_instruction("fence_async_shared"))
+        b.call(find_instruction("sync_threads"))
+        if not engine:
+            return _moved(b, lanes, thread, to, at, b.i32(0), count)
+        low, none = b.trunc(to, "i32"), b.i32(0)
+        ahead = b.and_(b.sub(none, b.lshr(low, b.i32(2))), b.i32(SECTOR - 1))
+        whole = b.and_(b.sub(count, ahead), b.i32(-SECTOR))
+        alike = b.compare("==", b.and_(b.xor(low, at), b.i32(15)), none)
+        size = b.select(alike, b.select(b.compare(">", whole, none), whole, none), none)
+        some = b.compare(">", size, none)
+        head = b.select(some, ahead, count)
+        mine = b.and_(b.to_int(some), b.to_int(b.compare("==", thread, b.i32(lane))))
+        with b.when(b.true(mine)):
+            words = b.shl(head, b.i32(2))
+            b.call(find_instruction("bulk_store"), b.add(to, b.zext(words, "i64")),
+                   b.add(at, words), b.shl(size, b.i32(2)))
+            b.call(find_instruction("bulk_commit"))
+            b.call(tma.bulk_wait(0, read=True))
+        _moved(b, lanes, thread, to, at, none, head)
+        _moved(b, lanes, thread, to, at, b.add(head, size), count)
+
+    args = (Operand("to", "i64"), *(Operand(n, "i32") for n in ("at", "count", "thread")))
+    return operation("store_span", args, (), body)
+
+
+def _moved(b: Builder, lanes: int, thread: LLVM, to: LLVM, at: LLVM, first: LLVM, end: LLVM
+           ) -> None:
+    """Elements from first to end."""
+    def step(i: LLVM) -> tuple[LLVM, LLVM]:
+        mine = b.add(i, thread)
+        with b.when(b.compare("<", mine, end)):
+            words = b.shl(mine, b.i32(2))
+            b.call(memory.st("global", "b32"), b.add(to, b.zext(words, "i64")),
+                   b.call(memory.ld("shared", "b32"), b.add(at, words)))
+        further = b.add(i, b.i32(lanes))
+        return further, b.compare(">=", further, end)
+
+    b.until(first, step)
 
 
 def _words(found: Any) -> list[LLVM]:
