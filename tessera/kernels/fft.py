@@ -21,6 +21,7 @@ from .fft_stages import (
     KEPT,
     MOST_POINTS,
     POINTS,
+    SECTOR,
     beside_points,
     one_turn,
     pitch,
@@ -150,7 +151,6 @@ def column_turns(n, factors, whole):
 
 # --- blocks --------------------------------------------------------------------------------------
 LANES = 64  # of a group of short lines
-SECTOR = 8  # floats of 32 bytes, which memory moves at once
 LONGEST = 16384  # points of a line that lies in one piece
 LONGEST_PAIR = 2048  # of real lines, two at once
 LONGEST_ACROSS = 1024
@@ -177,6 +177,11 @@ NEAR, NEAR_REAL, NEAR_MIXED = {4096: 1056}, {2048: 1056, 4096: 528}, {1000: 1584
 # 2^10 take 37.8 us and of 2^11 37.5 for 38.1 and 38.1 with 264 groups, 38.0 with 1056 of 2^10,
 # 37.7 and 37.6 with turns read ahead; cuFFT 37.5 and 37.6 (H200, 2026-11-27).
 NEAR_PAIRS = {1024: 264, 2048: 264}
+# Of rows that begin anywhere in sectors of memory, whose groups write them by the copy engine: real
+# lines, two at once and one, of 2^10 to 2^13 points, 35.4, 35.9, 36.7 and 38.4 us for 37.4, 37.3,
+# 39.3 and 38.8, cuFFT 37.7, 37.5, 39.0 and 41.5; begun near or not is the same then. Lines of 1000,
+# which begin at sectors, 70.7 for 69.5 (H200, 2026-11-27).
+SPAN_PAIRS, SPAN_REAL = (1024, 2048), (2048, 4096)
 # (threads, points of each): groups that share a multiprocessor's registers. 384 threads have lines
 # of 6144 points, of which 2^24 take 78.5 us so, 81 without (H200, 2026-11-26).
 RESIDENT = {(384, POINTS): 3, (512, POINTS): 2, (256, MOST_POINTS): 2, (128, MOST_POINTS): 4}
@@ -241,5 +246,5 @@ def _resident(kernel: Kernel, groups: int) -> Kernel:
 
 
 __all__ = ["LONGEST", "LONGEST_ACROSS", "LONGEST_PAIR", "NEAR", "NEAR_MIXED", "NEAR_PAIRS",
-           "NEAR_REAL", "apart_of", "begin_near", "fft_lines", "form_of", "is_beside",
-           "launcher_of", "lines_of", "mirror_form", "radices_of", "side_by_side"]
+           "NEAR_REAL", "SPAN_PAIRS", "SPAN_REAL", "apart_of", "begin_near", "fft_lines", "form_of",
+           "is_beside", "launcher_of", "lines_of", "mirror_form", "radices_of", "side_by_side"]

@@ -23,6 +23,7 @@ from .angles import TURN, turned_part
 
 POINTS, MOST_POINTS = 16, 32  # of a thread
 BANKS = 32
+SECTOR = 8  # floats of 32 bytes, which memory moves at once
 ALL = tuple(range(MOST_POINTS))
 HALF = math.sqrt(0.5)
 COSINES = tuple(math.cos(math.pi * n / 16) for n in ALL)
@@ -311,7 +312,7 @@ def in_order(sr, si, base, y, part, N, radices, points=POINTS):
     tile.barrier()
 
 
-__all__ = ["ALL", "BANKS", "KEPT", "MOST_POINTS", "POINTS", "beside_points", "butterfly",
+__all__ = ["ALL", "BANKS", "KEPT", "MOST_POINTS", "POINTS", "SECTOR", "beside_points", "butterfly",
            "cosine_sine", "in_order", "in_shared", "mirrored", "one_turn", "padded", "pitch",
            "room", "spread", "stage_angles", "stage_turn", "starts", "transformed", "turned",
            "turned_by"]

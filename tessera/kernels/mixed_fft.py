@@ -21,7 +21,7 @@ from ..tensor import Tensor
 from ..tile import MODULE as tile
 from ..tile.kernel.decorator import kernel
 from .fft import begin_near
-from .fft_stages import ALL, BANKS, butterfly, cosine_sine, stage_turn, turned
+from .fft_stages import ALL, BANKS, SECTOR, butterfly, cosine_sine, stage_turn, turned
 
 RADICES = (30, 24, 20, 18, 16, 15, 12, 10, 9, 8, 6, 5, 4, 3, 2)
 # Of which frequencies of a stage the turns are kept; see stage_turn.
@@ -338,7 +338,6 @@ MOST_HELD, MOST_THREADS, MOST_LANES = 30, 512, 64
 # Of a group whose neighbours in memory are of different lines: how many of these, points of all
 # where two groups share a multiprocessor or one has it, and threads.
 LINES_ACROSS, MOST_ACROSS, LANES_ACROSS, REGISTERS = (32, 16, 8), {2: 10240, 1: 20480}, 1024, 65536
-SECTOR = 8  # floats of 32 bytes, which memory moves at once
 
 
 @dataclass(frozen=True)
@@ -385,8 +384,17 @@ def mixed_form(N: int, sides: int = 1) -> MixedForm | None:
 
 
 @functools.cache
-def across_form(N: int) -> MixedForm | None:
-    """Of lines side by side: neighbours in memory, and threads, are of different ones."""
+def across_form(N: int, row: int = SECTOR) -> MixedForm | None:
+    """Of lines side by side: neighbours in memory, and threads, are of different ones.
+
+    row: points of one in memory. Where rows begin anywhere in sectors, 8 points of one lie in two,
+    of which each is written in parts by two groups; so a group has 16 lines, and a multiprocessor.
+    16777 columns of 1000 points take 143 us as (10, 10, 10), 146 as (10, 20, 5), 221 with 8 lines
+    in each of two groups, 189 in one; 10 lines in each of two 233, 20 in one 169. Rows that begin
+    at sectors do not gain: planes of 1000 x 1000 175 for 170 (H200, 2026-11-27).
+    """
+    if row % SECTOR and (wide := _wide_form(N)):
+        return wide
     for groups, BM in itertools.product(MOST_ACROSS, LINES_ACROSS):
         if N < 2 or BM * N > MOST_ACROSS[groups]:
             continue
@@ -397,6 +405,22 @@ def across_form(N: int) -> MixedForm | None:
             _, radices, T = min(found)
             return MixedForm(radices, T, BM, *_pads(N, radices, T, BM, across=True), groups=groups)
     return None
+
+
+def _wide_form(N: int) -> MixedForm | None:
+    """In a group of its multiprocessor, where two would have 8 lines each. Threads are many, so
+    their butterflies are short."""
+    BM, points = 2 * SECTOR, MOST_ACROSS[1]
+    if BM * N <= MOST_ACROSS[2] or BM * N > points:
+        return None
+    found = [(max(radices), _cost(N, radices, T, BM), radices, T)
+             for radices in _factored(N, MOST_STAGES) for T in _threads(N, radices)
+             if BM * T <= LANES_ACROSS and BM * T * (2 * points_held(N, radices, T) + 40)
+             <= REGISTERS]
+    if not found:
+        return None
+    _, _, radices, T = min(found)
+    return MixedForm(radices, T, BM, *_pads(N, radices, T, BM, across=True), groups=1)
 
 
 def _made(N: int, radices: tuple[int, ...], T: int, side: int) -> MixedForm:

@@ -18,6 +18,7 @@ from .fft import begin_near, side_by_side
 from .fft_stages import (
     ALL,
     POINTS,
+    SECTOR,
     beside_points,
     cosine_sine,
     in_order,
@@ -44,7 +45,7 @@ def real_angles(N: int, radices: tuple[int, ...], points: int = POINTS) -> np.nd
 @kernel(grid=lambda lines, BM: -(-lines // BM), overwrites=("yr", "yi"))
 def rfft_lines(x: Tensor["A", "E", f32], yr: Tensor["A", "F", f32], yi: Tensor["A", "F", f32],
                angles: Tensor["T", f32], radices, N: int, lines: int, scale: float, BM=1,
-               points=POINTS, near=0):
+               points=POINTS, near=0, span=False):
     """Frequencies 0 .. N of lines of 2 N real points: those of x[2 n] + i x[2 n + 1], of which each
     pair k, N - k has the parts of even and of odd points."""
     begin_near((x,), (tile.group_id(0) * BM,), BM, 2 * N, near)
@@ -58,7 +59,11 @@ def rfft_lines(x: Tensor["A", "E", f32], yr: Tensor["A", "F", f32], yi: Tensor["
     y = transformed(vr, vi, sr, si, angles, N, radices, (base, part), (base, part),
                     points=points, early=points == POINTS)
     in_order(sr, si, base, y, part, N, radices, points)
-    begin = in_sectors(part, a, each) if each >= 256 else part
+    begin = in_sectors(part, a, each) if each >= 256 and not span else part
+    if span:
+        span_frequencies(yr, yi, sr, si, base, line, part, angles, T - 2 * N + 2 * part, N, lines,
+                         scale, BM, points)
+        return
     if number < lines:
         if part == 0:
             yr[a, N // 2] = sr[base + padded(N // 2)] * scale
@@ -67,13 +72,49 @@ def rfft_lines(x: Tensor["A", "E", f32], yr: Tensor["A", "F", f32], yi: Tensor["
         first = [(z[0] * half, z[1] * half) for z in pair_turns(angles, turn, N, points)]
         for n in ALL[:min(N, points) // 2]:
             k, k_ = begin + n * each, N - begin - n * each
-            at, back = here + padded(n * each), base + padded(k_ & (N - 1))
-            r, i, r_, i_ = sr[at], si[at], sr[back], si[back]
-            c, d = turned(i + i_, r_ - r, *pair_turn(first, n, N))
-            yr[a, k] = (r + r_) * half + c
-            yi[a, k] = (i - i_) * half + d
-            yr[a, k_] = (r + r_) * half - c
-            yi[a, k_] = d - (i - i_) * half
+            p, q = frequencies(sr, si, here, base, n, k_, first, N, each, half)
+            yr[a, k] = p[0]
+            yi[a, k] = p[1]
+            yr[a, k_] = q[0]
+            yi[a, k_] = q[1]
+
+
+@kernel
+def frequencies(sr, si, here, base, n, k_, first, N, each, half):
+    """Frequency n of a thread's, and that which mirrors it."""
+    at, back = here + padded(n * each), base + padded(k_ & (N - 1))
+    r, i, r_, i_ = sr[at], si[at], sr[back], si[back]
+    c, d = turned(i + i_, r_ - r, *pair_turn(first, n, N))
+    return ((r + r_) * half + c, (i - i_) * half + d), ((r + r_) * half - c, d - (i - i_) * half)
+
+
+@kernel
+def span_frequencies(yr, yi, sr, si, base, line, part, angles, turn, N, lines, scale, BM, points):
+    """A group's frequencies from where the points of their transforms lie in shared memory."""
+    each, F, to, half = max(1, N // points), N + 1, tile.group_id(0) * BM, 0.5 * scale
+    first = [(z[0] * half, z[1] * half) for z in pair_turns(angles, turn, N, points)]
+    y = [frequencies(sr, si, base + padded(part), base, n, N - part - n * each, first, N, each,
+                     half) for n in ALL[:min(N, points) // 2]]
+    r, i = sr[base + padded(N // 2)], si[base + padded(N // 2)]
+    off = to * F & (SECTOR - 1)
+    here = off + line * F + part
+    there = off + line * F + N - part
+    tile.barrier()
+    for n in ALL[:len(y)]:
+        sr[here + n * each] = y[n][0][0]
+        si[here + n * each] = y[n][0][1]
+        sr[there - n * each] = y[n][1][0]
+        si[there - n * each] = y[n][1][1]
+    if part == 0:
+        sr[here + N // 2] = r * scale
+        si[here + N // 2] = i * -scale
+    store_rows(yr, yi, sr, si, to, off, min(BM, lines - to) * F)
+
+
+@kernel
+def store_rows(yr, yi, sr, si, row, off, count):
+    tile.store_span(yr[row], 0, sr, off, count)
+    tile.store_span(yi[row], 0, si, off, count)
 
 
 @kernel
@@ -102,12 +143,13 @@ def pair_turn(first, n, N):
         overwrites=("yr", "yi"))
 def rfft_pairs(x: Tensor["A", "E", f32], yr: Tensor["A", "F", f32], yi: Tensor["A", "F", f32],
                angles: Tensor["T", f32], radices, N: int, lines: int, scale: float, BM=1,
-               points=POINTS, apart=1, beside=False, near=0, early=False):
+               points=POINTS, apart=1, beside=False, near=0, early=False, span=False):
     """Frequencies 0 .. N / 2 of lines of N real points, of which two are the parts of one of
     complex points: a_k = (z_k + conj z_(N - k)) / 2, b_k = (z_k - conj z_(N - k)) / 2i.
 
     apart: lines from one of these to the other; rows of frequencies 8 apart begin alike in sectors
-    near: see begin_near.  early: see transformed
+    near: see begin_near.  early: see transformed.  span: the rows that a group writes follow each
+    other and leave shared memory in one piece, so that memory gets whole sectors
     """
     first = pair_line(tile.group_id(0) * BM, apart)
     begin_near((x,), (first, first + apart), BM, N, near)
@@ -127,6 +169,15 @@ def rfft_pairs(x: Tensor["A", "E", f32], yr: Tensor["A", "F", f32], yi: Tensor["
     p, q = transformed(vr, vi, sr, si, angles, N, radices, at, at,
                        (N // last, [(line * P, u) for u in mirrored(N, begin, last)]), points,
                        early, beside)
+    if span:
+        F, to = N // 2 + 1, tile.group_id(0) * (2 * BM)
+        off = to * F & (SECTOR - 1)
+        row = off + 2 * line * F
+        tile.barrier()
+        mirror_sums(sr, si, row, p, q, N, begin, half, True)
+        mirror_sums(sr, si, row + F, other_line(p), other_line(q), N, begin, half, True)
+        store_rows(yr, yi, sr, si, to, off, min(2 * BM, lines - to) * F)
+        return
     if a < lines:
         mirror_sums(yr, yi, a, p, q, N, begin, half)
     if a + apart < lines:
@@ -146,20 +197,29 @@ def other_line(z):
 
 
 @kernel
-def mirror_sums(yr, yi, a, p, q, N, part, half):
-    """z_k + conj z_(N - k) of both butterflies of a thread; see mirrored."""
+def mirror_sums(yr, yi, a, p, q, N, part, half, shared=False):
+    """z_k + conj z_(N - k) of both butterflies of a thread; see mirrored. To row a, or to shared
+    memory from a on."""
     (pr, pi), (qr, qi) = p, q
     R = len(pr)
     (u, v), own = mirrored(N, part, R), part == 0
     for k in ALL[:R // 2]:
         at, to = u + k * (N // R), v + k * (N // R)
-        yr[a, at] = (pr[k] + tile.where(own, pr[-k], qr[R - 1 - k])) * half
-        yi[a, at] = (pi[k] - tile.where(own, pi[-k], qi[R - 1 - k])) * half
-        yr[a, to] = (qr[k] + tile.where(own, qr[R - 1 - k], pr[R - 1 - k])) * half
-        yi[a, to] = (qi[k] - tile.where(own, qi[R - 1 - k], pi[R - 1 - k])) * half
+        put(yr, a, at, (pr[k] + tile.where(own, pr[-k], qr[R - 1 - k])) * half, shared)
+        put(yi, a, at, (pi[k] - tile.where(own, pi[-k], qi[R - 1 - k])) * half, shared)
+        put(yr, a, to, (qr[k] + tile.where(own, qr[R - 1 - k], pr[R - 1 - k])) * half, shared)
+        put(yi, a, to, (qi[k] - tile.where(own, qi[R - 1 - k], pi[R - 1 - k])) * half, shared)
     if part == 0:
-        yr[a, N // 2] = 2.0 * pr[R // 2] * half
-        yi[a, N // 2] = 0.0
+        put(yr, a, N // 2, 2.0 * pr[R // 2] * half, shared)
+        put(yi, a, N // 2, 0.0, shared)
+
+
+@kernel
+def put(y, a, at, x, shared):
+    if shared:
+        y[a + at] = x
+    else:
+        y[a, at] = x
 
 
 @kernel(grid=lambda lines, BM: -(-lines // (2 * BM)), overwrites=("y",))

@@ -20,6 +20,8 @@ from ...kernels.fft import (
     NEAR_MIXED,
     NEAR_PAIRS,
     NEAR_REAL,
+    SPAN_PAIRS,
+    SPAN_REAL,
     apart_of,
     fft_lines,
     form_of,
@@ -30,7 +32,7 @@ from ...kernels.fft import (
     radices_of,
 )
 from ...kernels.fft_passes import RADICES, blocks_of, fft_passes
-from ...kernels.fft_stages import POINTS, stage_angles
+from ...kernels.fft_stages import POINTS, SECTOR, stage_angles
 from ...kernels.mixed_fft import (
     MixedForm,
     across_form,
@@ -87,7 +89,7 @@ def _is_taken(node: Node) -> bool:
     along = axis == x.ndim - 1
     if node.op is FFT:
         return _is_power(x.shape[axis], 2, LONGEST_ACROSS**2) or (
-            _form(x.shape[axis], along) is not None)
+            _form(x.shape[axis], 1 if along else SECTOR) is not None)
     n = (node.inputs[0] if node.op is RFFT else node.outputs[0]).aval.shape[axis]
     return along and (_is_power(n, 4, 2 * LONGEST_ACROSS**2) or _is_mixed(n))
 
@@ -96,9 +98,9 @@ def _is_mixed(n: Any) -> bool:
     return mixed_form(n) is not None
 
 
-def _form(n: Any, along: bool) -> MixedForm | None:
-    """Of complex lines with factors 3 and 5.  along: neighbours in memory are of one line"""
-    return mixed_form(n, 2) if along else across_form(n)
+def _form(n: Any, inner: int) -> MixedForm | None:
+    """Of complex lines with factors 3 and 5.  inner: of which neighbours in memory are"""
+    return mixed_form(n, 2) if inner == 1 else across_form(n, inner)
 
 
 def _is_power(n: Any, least: int, most: int) -> bool:
@@ -254,7 +256,7 @@ def _lines(x: tuple[Tensor, Tensor], n: int, inner: int, outer: int, whole: int 
 
 
 def _mixed(x: tuple[Tensor, Tensor], n: int, inner: int, scale: float) -> tuple[Tensor, Tensor]:
-    count, form = prod(x[0].shape) // n, _form(n, inner == 1)
+    count, form = prod(x[0].shape) // n, _form(n, inner)
     assert form is not None
     given, launcher = _mixed_block(mixed_lines, n, count, form)
     yr, yi = (F.zeros((count // inner, n * inner), F32) for _ in x)
@@ -320,7 +322,8 @@ def _real_block(n: int, count: int, back: bool) -> tuple[dict[str, Any], Any]:
         given = {"angles": _angles(n, radices, points), "radices": radices, "N": n, "lines": count,
                  "BM": lines, "points": points}
         if not back:
-            given["apart"] = apart_of(n, count)
+            span = n in SPAN_PAIRS
+            given |= {"apart": 1 if span else apart_of(n, count), "span": span}
             given["beside"] = is_beside(n, radices, points)
             given |= {"near": NEAR_PAIRS.get(n, 0), "early": n in NEAR_PAIRS}
         return given, launcher_of(irfft_pairs if back else rfft_pairs, lanes, points)
@@ -338,7 +341,7 @@ def _real_lines(half: int, count: int, back: bool) -> tuple[dict[str, Any], Any]
     given = {"angles": Tensor(table(half, radices, points).copy(), F32), "radices": radices,
              "N": half, "lines": count, "BM": lines, "points": points}
     if not back:
-        given["near"] = NEAR_REAL.get(half, 0)
+        given |= {"near": NEAR_REAL.get(half, 0), "span": half in SPAN_REAL}
     return given, launcher_of(kernel, lanes, points)
 
 

@@ -181,7 +181,8 @@ def store_pair(m: Any, op: Any, row: Any, first: Any, second: Any, *index: Any) 
 
 
 # --- spans out of shared memory -------------------------------------------------------------------
-def _store_span_lower(t: OpTracer, row: Any, at: Any, source: Any, begin: Any, count: Any) -> None:
+def _store_span_lower(t: OpTracer, row: Any, at: Any, source: Any, begin: Any, count: Any
+                      ) -> None:
     base, index = _row(t, row, "store_span")
     shared, rest = _row(t, source, "store_span")
     if rest:
@@ -208,8 +209,8 @@ def _store_span_rule(types: Any, attrs: Any) -> Any:
 @declare(rule=_store_span_rule, run=True, effect="write", group=True, lower=_store_span_lower,
          access="element")
 def store_span(m: Any, op: Any, row: Any, source: Any, begin: Any, count: Any, *index: Any) -> Any:
-    """The group moves source[begin:begin + count], of a buffer in shared memory, to row[at] and what
-    follows it, on into the rows behind; a barrier comes first.
+    """The group moves source[begin:begin + count], of a buffer in shared memory, to row[at] and
+    what follows it, on into the rows behind; a barrier comes first.
 
     By the copy engine where there is one and both places lie alike in 16 bytes. Behind it the
     kernel reads none of what was written, and writes to the buffer behind another barrier only."""
