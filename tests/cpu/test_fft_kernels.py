@@ -150,6 +150,17 @@ def test_planes_are_one_launch(shape: tuple, axes: tuple, rng: Any) -> None:
     check(a + 1j * b, np.fft.fft2(z), shape[-1] * shape[-2])
 
 
+@pytest.mark.parametrize("axes", [(-2, -1), (-1, -2)])
+def test_planes_of_a_group_are_one_launch(axes: tuple, rng: Any) -> None:
+    re, im, z = pair(rng, 3, 64, 64)
+    made, (a, b) = ran(lambda re, im: ts.fft2((re, im), axes=axes), re, im)
+    assert calls(made) == ["fft_squares"] and len(made.plan.groups) == 1
+    check(a + 1j * b, np.fft.fft2(z), 64 * 64)
+    made, (a, b) = ran(lambda re, im: ts.fft(ts.ifft2((re, im), norm="ortho"), axis=0), re, im)
+    assert calls(made) == ["fft_squares", "mixed_lines"]
+    check(a + 1j * b, np.fft.fft(np.fft.ifft2(z, norm="ortho"), axis=0), 64 * 64)
+
+
 def test_planes_back(rng: Any) -> None:
     re, im, z = pair(rng, 3, 128, 256)
     made, (a, b) = ran(lambda re, im: ts.ifft2((re, im), norm="ortho"), re, im)

@@ -32,6 +32,8 @@ from ...kernels.fft import (
     radices_of,
 )
 from ...kernels.fft_passes import RADICES, blocks_of, fft_passes
+from ...kernels.fft_squares import SIDE, THREADS, fft_squares
+from ...kernels.fft_squares import RADICES as OF_SIDE
 from ...kernels.fft_stages import POINTS, SECTOR, stage_angles
 from ...kernels.mixed_fft import (
     MixedForm,
@@ -84,7 +86,7 @@ def _is_taken(node: Node) -> bool:
     if node.op is FILTER:
         return _is_power(x.shape[-1], 4, 2 * LONGEST) and node.inputs[1].aval.dtype is x.dtype
     if node.op is FFT_PLANES:
-        return all(n in RADICES for n in x.shape[-2:])
+        return _is_plane_shape(x.shape)
     axis = node.attrs["axis"]
     along = axis == x.ndim - 1
     if node.op is FFT:
@@ -128,9 +130,13 @@ def _is_plane(a: Node, b: Node) -> bool:
     re = b.outputs[0].aval
     return (b.inputs == a.outputs and re.dtype is F32.dtype
             and {a.attrs["axis"], b.attrs["axis"]} == {re.ndim - 2, re.ndim - 1}
-            and all(n in RADICES for n in re.shape[-2:])
+            and _is_plane_shape(re.shape)
             and all(isinstance(n, int) for n in re.shape) and 0 < prod(re.shape) < MOST
             and all(a.attrs[k] == b.attrs[k] for k in ("inverse", "norm")))
+
+
+def _is_plane_shape(shape: Any) -> bool:
+    return all(n in RADICES for n in shape[-2:]) or tuple(shape[-2:]) == (SIDE, SIDE)
 
 
 # --- products of frequencies ---------------------------------------------------------------------
@@ -220,9 +226,20 @@ def _fft(re: Tensor, im: Tensor, axis: int, inverse: bool, norm: str) -> tuple[T
 def _fft_planes(re: Tensor, im: Tensor, inverse: bool, norm: str) -> tuple[Tensor, Tensor]:
     rows, columns = int(re.shape[-1]), int(re.shape[-2])
     scale = _scale(rows, norm, inverse) * _scale(columns, norm, inverse)
-    made = _passes((im, re) if inverse else (re, im), rows, columns, False, scale)
+    parts = (im, re) if inverse else (re, im)
+    made = _passes(parts, rows, columns, False, scale) if rows in RADICES else \
+        _squares(parts, scale)
     yr, yi = (F.reshape(y, re.shape) for y in made)
     return (yi, yr) if inverse else (yr, yi)
+
+
+def _squares(x: tuple[Tensor, Tensor], scale: float) -> tuple[Tensor, Tensor]:
+    count = prod(x[0].shape) // SIDE**2
+    yr, yi = (F.zeros((count, SIDE**2), F32) for _ in x)
+    launcher_of(fft_squares, THREADS)(
+        *(F.reshape(part, (count, SIDE**2)) for part in x), yr, yi,
+        _angles(SIDE, OF_SIDE, POINTS), planes=count, scale=scale)
+    return yr, yi
 
 
 def _passes(x: tuple[Tensor, Tensor], n: int, rest: int, along: bool,
