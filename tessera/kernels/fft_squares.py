@@ -16,8 +16,8 @@ from .fft_stages import butterfly, turned
 
 SIDE, RADICES, THREADS = 64, (4, 16), 256
 NEAR = 1056  # groups that begin near, as those of lines of as many points do
-# In shared memory point 4 q + f of a row lies at 17 f + q, and rows 68 apart: threads of 16 q and two
-# rows that are 4 apart share no bank, nor do those of four f and 8 rows.
+# In shared memory point 4 q + f of a row lies at 17 f + q, and rows 68 apart: threads of 16 q and
+# two rows that are 4 apart share no bank, nor do those of four f and 8 rows.
 PART, PITCH = 17, 68
 FOUR, SIXTEEN = tuple(range(4)), tuple(range(16))
 

@@ -163,6 +163,24 @@ def test_vectors_of_threads(target):
                                 np.full((3, 45), NAN, np.float32), groups=3, lanes=32)
 
 
+@ts.kernel
+def spans(x: Tensor["R", "C", f32], y: Tensor["R", "C", f32]):
+    s, row, i = tile.alloc_shared((64,), f32), tile.group_id(), tile.local_id()
+    for n in range(2):
+        s[i + 32 * n] = x[row, min(i + 32 * n, 44)]
+    tile.store_span(y[row], 0, s, 0, 45)  # stored
+
+
+@pytest.mark.parametrize("target", ["sm_80", "sm_90a"])
+def test_spans_of_shared_memory(target):
+    x = np.ones((3, 45), np.float32)
+    x[1, 6], x[1, 44], x[2, 3] = NAN, NAN, -INF
+    found = emulator.counted(spans, x, np.zeros((3, 45), np.float32), groups=3, lanes=32,
+                             target=target)
+    bad = found["store y", line_of(spans)]
+    assert (bad.nan, bad.inf, bad.overflow, bad.index) == (2, 1, 0, (1, 6))
+
+
 def test_loads_tell_what_came_in():
     found = emulator.counted(logs, ones(32, _9=NAN), np.zeros(32, np.float32), groups=2, lanes=32)
     assert {what for what, _ in found} == {"load x", "store y"}

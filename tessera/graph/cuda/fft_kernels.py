@@ -32,8 +32,8 @@ from ...kernels.fft import (
     radices_of,
 )
 from ...kernels.fft_passes import RADICES, blocks_of, fft_passes
-from ...kernels.fft_squares import SIDE, THREADS, fft_squares
 from ...kernels.fft_squares import RADICES as OF_SIDE
+from ...kernels.fft_squares import SIDE, THREADS, fft_squares
 from ...kernels.fft_stages import POINTS, SECTOR, stage_angles
 from ...kernels.mixed_fft import (
     MixedForm,

@@ -213,6 +213,23 @@ def watch_row(e: Emitter, place: MemoryOperand, where: str, value: Operand, widt
     e.line(f"{e.use('count_bad', text)}({x.text}, {where}, {place.base}, {_words(e)})")
 
 
+def watch_span(e: Emitter, place: MemoryOperand, to: str, at: str, count: str) -> None:
+    """So many numbers of shared memory, from `at` on, that the group is about to write to `to`."""
+    if not is_watched(e, place) or place.dtype.kind != "float":
+        return
+    x, i = e.fresh("x"), e.fresh("i")
+    watched = WatchedValue("store", x, place.dtype, e.where, *_losses(place.dtype, place))
+    text = intrinsic("sentinels.element", _site(e, place, watched), _itemsize(place), "f32",
+                     _numbers(watched.limits), guarded=True)
+    e.sync()
+    with e.block(f"for {i} in range(0, {count}, {e.lanes})"):
+        mine, read = e.fresh("mine"), e.use("read_word", "use(ptx.memory.ld('shared', 'f32'))")
+        e.line(f"{mine} = i32(min({i} + {e.thread}, {count} - 1))")
+        e.line(f"{x} = {read}(i32({at} + 4 * {mine}))")
+        e.line(f"{e.use('count_bad', text)}({x}, {to} + i64(4 * {mine}), {_base(place)}, "
+               f"{_words(e)}, i32({i} + {e.thread} < {count}))")
+
+
 # --- what is stored -----------------------------------------------------------------------------
 def _stored(e: Emitter, place: MemoryOperand, value: Operand) -> WatchedValue | None:
     """What a stored value was cast from, at the line of the cast; else the value, which the store
@@ -304,4 +321,4 @@ def _words(e: Emitter) -> str:
 
 
 __all__ = ["is_watched", "watch_element", "watch_fill", "watch_held", "watch_load", "watch_row",
-           "watch_store"]
+           "watch_span", "watch_store"]

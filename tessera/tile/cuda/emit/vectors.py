@@ -9,7 +9,7 @@ from tessera.tile.cuda.emit.emitter import Emitter, intrinsic
 from tessera.tile.cuda.emit.memory_operands import MemoryOperand, bytes_of, is_wide, place_of
 from tessera.tile.cuda.emit.registry import emits
 from tessera.tile.cuda.emit.reports import report
-from tessera.tile.cuda.emit.sentinels import watch_element, watch_row
+from tessera.tile.cuda.emit.sentinels import watch_element, watch_row, watch_span
 from tessera.tile.cuda.emit.thread_elements import (
     address,
     checked,
@@ -148,13 +148,16 @@ def _store_span(e: Emitter, op: Op) -> None:
     read its own."""
     place, source = place_of(e, op.args[0]), place_of(e, op.args[1])
     begin, count, *index = op.args[2:]
+    to, at, n = (e.fresh(name) for name in ("to", "at", "count"))
+    e.line(f"{n} = i32({e.name(count)}{_all_inside(e, place, source, op)})")
+    e.line(f"{to} = {address(e, place, tuple(index))}")
+    e.line(f"{at} = {address(e, source, (begin,))}")
+    watch_span(e, place, to, at, n)
     lane = 32 * e.spans_stored % (-(-e.lanes // 32) * 32)
     e.spans_stored += 1
     engine = e.generation.cluster_groups > 1
     call = e.use("store_span", intrinsic("thread_elements.store_span", e.lanes, lane, engine))
-    count_ = f"i32({e.name(count)}{_all_inside(e, place, source, op)})"
-    e.line(f"{call}({address(e, place, tuple(index))}, {address(e, source, (begin,))}, {count_}, "
-           f"{e.thread})")
+    e.line(f"{call}({to}, {at}, {n}, {e.thread})")
 
 
 def _all_inside(e: Emitter, place: MemoryOperand, source: MemoryOperand, op: Op) -> str:
