@@ -390,8 +390,9 @@ def across_form(N: int, row: int = SECTOR) -> MixedForm | None:
     row: points of one in memory. Where rows begin anywhere in sectors, 8 points of one lie in two,
     of which each is written in parts by two groups; so a group has 16 lines, and a multiprocessor.
     16777 columns of 1000 points take 143 us as (10, 10, 10), 146 as (10, 20, 5), 221 with 8 lines
-    in each of two groups, 189 in one; 10 lines in each of two 233, 20 in one 169. Rows that begin
-    at sectors do not gain: planes of 1000 x 1000 175 for 170 (H200, 2026-11-27).
+    in each of two groups, 189 in one; 10 lines in each of two 233, 20 in one 169; with 40 points in
+    a thread 16, 20 and 24 lines 150, 160 and 190. Rows that begin at sectors do not gain: planes of
+    1000 x 1000 175 for 170 (H200, 2026-11-27).
     """
     if row % SECTOR and (wide := _wide_form(N)):
         return wide
