@@ -112,7 +112,7 @@ class Step:
         def there(x: np.ndarray, split: str = "") -> ts.Tensor:
             spec = ts.ShardSpec((split,), ("dp",)) if split else ts.ShardSpec(replicate=True)
             return ts.tensor(x).to("cuda") if mesh is None else \
-                ts.dist.distribute(ts.tensor(x), spec, mesh=mesh)
+                ts.dist.distribute(x, spec, mesh=mesh)
 
         drawn = weights(model.sized(layers=1))  # each layer has the same: times do not ask
         drawn["layers"] *= model.layers

@@ -107,20 +107,25 @@ def _placed(runs: Sequence[tuple[int, int]]) -> list[tuple[int, int, int]]:
     return [(lo, hi, at) for (lo, hi), at in zip(runs, starts, strict=False)]
 
 
-def indices(layout: Layout, shape: Sequence[int], rank: int, dtype: DType | None = None
-            ) -> np.ndarray:
+def indices(layout: Layout, shape: Sequence[int], rank: int, dtype: DType | None = None,
+            rows: slice = slice(None)) -> np.ndarray:
     """The flat index in the whole tensor of each element of a rank's part: int64 [local shape].
+    rows: of some of its rows alone, along its first dimension.
 
     What random bits are drawn by, so that a part gets the bits of the whole."""
     flat = np.zeros((), np.int64)
-    for runs, extent in zip(_intervals_of(layout, shape, rank, dtype), shape, strict=True):
+    for d, (runs, extent) in enumerate(zip(_intervals_of(layout, shape, rank, dtype), shape,
+                                           strict=True)):
         own = np.concatenate([np.arange(lo, hi) for lo, hi in runs] or [np.zeros(0, np.int64)])
-        flat = flat[..., None] * extent + own
+        flat = flat[..., None] * extent + (own if d else own[rows])
     return flat
 
 
-def take(array: np.ndarray, layout: Layout, rank: int, dtype: DType | None = None) -> np.ndarray:
-    """A rank's part of the whole array, as a copy."""
+def take(array: np.ndarray, layout: Layout, rank: int, dtype: DType | None = None,
+         copy: bool = True) -> np.ndarray:
+    """A rank's part of the whole array, as a copy; without, in its memory where it is one box."""
+    if not copy and len(found := pieces(layout, array.shape, rank, dtype)) == 1:
+        return array[(*found[0].box.slices(), ...)]
     out = np.empty(local_shape(layout, array.shape, rank, dtype), array.dtype)
     for piece in pieces(layout, array.shape, rank, dtype):
         out[Rect(piece.box.shape, piece.at).slices()] = array[piece.box.slices()]

@@ -10,8 +10,10 @@ the process holds all of them, and runs every rank in turn.
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from math import prod
 from types import EllipsisType
 from typing import Any
 
@@ -331,9 +333,11 @@ def tensor(shape: Any, layout: Any = None, mesh: Mesh | None = None, dtype: Any 
         made = distribute(init, resolved, numeric)
         made.is_param, made.name = param, name
         return made
-    fill = _filler(init, numeric, seed)
-    held = {r: Tensor(_as_term(fill(resolved, extents, r), resolved, r), numeric)
-            for r in held_ranks(mesh)}
+    fill, on_host = _filler(init, numeric, seed), gpu_of(mesh) is None
+    held = {}
+    for r in held_ranks(mesh):
+        part = _as_term(fill(resolved, extents, r), resolved, r)
+        held[r] = Tensor(part if part.flags.writeable or not on_host else part.copy(), numeric)
     return DistTensor(held, extents, numeric, resolved, is_param=param, name=name)
 
 
@@ -423,8 +427,8 @@ def _filler(init: Any, numeric: NumericType, seed: int | None) -> Filler:
     dtype = numeric.dtype
     if init is None or isinstance(init, int | float | np.number):
         value = encode(np.float32(init or 0), dtype) if dtype.kind == "float" else init or 0
-        return lambda layout, shape, rank: np.full(
-            local_shape(layout, shape, rank, dtype), value, dtype.numpy)
+        return lambda layout, shape, rank: np.broadcast_to(
+            np.full((), value, dtype.numpy), local_shape(layout, shape, rank, dtype))
     if callable(init):
         return lambda layout, shape, rank: encode_value(
             _filled(init(*_coordinates(layout, shape, rank, dtype)),
@@ -432,8 +436,9 @@ def _filler(init: Any, numeric: NumericType, seed: int | None) -> Filler:
     if init in ("normal", "uniform"):
         key = rng.key_of(seed) if seed is not None else F.next_key().array
         draw = _normal if init == "normal" else _uniform
-        return lambda layout, shape, rank: encode_value(
-            draw(key, indices(layout, shape, rank, dtype)), numeric)
+        return lambda layout, shape, rank: encode_value(_drawn(
+            draw, key, local_shape(layout, shape, rank, dtype),
+            functools.partial(indices, layout, shape, rank, dtype)), numeric)
     raise ArgumentError(f"init={init!r}", hint='None, a number, "normal", "uniform", an array, or '
                         "a function of index arrays")
 
@@ -452,6 +457,21 @@ def _filled(values: Any, shape: tuple[int, ...]) -> np.ndarray:
 def _coordinates(layout: Layout, shape: tuple[int, ...], rank: int, dtype: Any) -> list[np.ndarray]:
     flat = indices(layout, shape, rank, dtype)
     return list(np.unravel_index(flat, shape)) if shape else []
+
+
+DRAWN = 1 << 16  # elements at once, so that what is made on the way stays in memory that is there
+
+
+def _drawn(draw: Callable[[np.ndarray, np.ndarray], np.ndarray], key: np.ndarray,
+           shape: tuple[int, ...], index: Callable[..., np.ndarray]) -> np.ndarray:
+    """The draws of a part: f32 [local shape]. index: of some of its rows, in the whole."""
+    if not shape:
+        return draw(key, index())
+    out = np.empty(shape, np.float32)
+    rows = max(1, DRAWN // max(1, prod(shape[1:])))
+    for first in range(0, shape[0], rows):
+        out[first:first + rows] = draw(key, index(rows=slice(first, first + rows)))
+    return out
 
 
 def _uniform(key: np.ndarray, index: np.ndarray) -> np.ndarray:
@@ -493,7 +513,8 @@ def distribute(x: Any, layout: Any, dtype: Any = None, mesh: Mesh | None = None,
         return _relay(x, resolved, numeric)
     array = whole(x) if isinstance(x, DistTensor) else x.array
     array = encode_value(Tensor(array, x.type), numeric)
-    held = {r: Tensor(_as_term(take(array, resolved, r, numeric.dtype), resolved, r), numeric)
+    copy = gpu_of(resolved.mesh) is None  # else it is copied to the GPU
+    held = {r: Tensor(_as_term(take(array, resolved, r, numeric.dtype, copy), resolved, r), numeric)
             for r in held_ranks(resolved.mesh)}
     return DistTensor(held, x.shape, numeric, resolved, is_param=x.is_param, name=x.name)
 

@@ -57,12 +57,12 @@ class DeviceBuffer:
         made.stream, made.waits = self.stream, self.waits
         return made
 
-    def load(self, array: np.ndarray) -> None:
-        """Copy a contiguous array's bytes to the buffer, behind what was launched before; the
-        array may be changed when this returns."""
+    def load(self, array: np.ndarray, at: int = 0) -> None:
+        """Copy a contiguous array's bytes to byte `at` of the buffer, behind what was launched
+        before; the array may be changed when this returns."""
         begun = begin_copy(self.device, DEFAULT) if hooks.timed_steps else None
-        check(driver().cuMemcpyHtoDAsync(self.pointer, array.ctypes.data, array.nbytes, DEFAULT),
-              "copy to the GPU")
+        check(driver().cuMemcpyHtoDAsync(self.pointer + at, array.ctypes.data, array.nbytes,
+                                         DEFAULT), "copy to the GPU")
         if begun is not None:
             end_copy("to the GPU", array.nbytes, begun)
 

@@ -19,6 +19,9 @@ from lowering_cases import apart as apart
 from mesh.layouts import problems
 from mesh.test_gpu_programs import gpus as gpus
 from mesh.test_gpu_programs import on_ranks
+from tessera.mesh.parallel.matching_layouts import zeros_as
+from tessera.runtime.buffer import DeviceBuffer
+from tessera.tile.launch import upload
 
 MESH = ts.dist.mesh(axes=("dp", "tp"), shape=(2, 2))
 ROWS = ts.ShardSpec(("row",), ("dp",))
@@ -177,3 +180,34 @@ def test_parts_on_gpus_are_not_copied(gpus, nccl, rng):
     for y, narrow in on_ranks(2, program):
         np.testing.assert_array_equal(y, X + X)
         np.testing.assert_array_equal(narrow, ts.cast(ts.tensor(X), "bf16").numpy())
+
+
+def test_values_of_the_host_go_to_gpus_without_a_copy_on_the_host(gpus, nccl, rng, monkeypatch):
+    """Rows from where they are, columns through a chunk that is kept, zeros not at all."""
+    X = rng.standard_normal((6, 10)).astype(np.float32)
+    monkeypatch.setattr(upload, "CHUNK_BYTES", 48)
+    monkeypatch.setattr(upload, "_kept", [])
+    taken, loaded = ([], []), DeviceBuffer.load
+    monkeypatch.setattr(DeviceBuffer, "load", lambda self, array, at=0: (
+        taken[ts.dist.rank()].append(array), loaded(self, array, at)))
+
+    def program(mesh):
+        def lain(partition, x=X, made=None):
+            taken[ts.dist.rank()].clear()
+            at = ts.ShardSpec(partition, ("x",)) if partition else ts.ShardSpec(replicate=True)
+            y = ts.dist.distribute(x, at, mesh=mesh) if made is None else made(at)
+            sent = list(taken[ts.dist.rank()])
+            np.testing.assert_array_equal(y.numpy(), x)
+            return sent
+
+        kept = {id(chunk) for _ in range(2) for chunk in (lain(("col",)), upload._kept)[1]}
+        rows, columns = lain(("row",)), lain(("col",))
+        assert all(np.shares_memory(a, X) for a in (*rows, *lain(None)))
+        assert {id(a.base) for a in columns} <= kept and len(columns) == 3
+        ones = lain(("col",), np.ones_like(X), lambda at: ts.dist.tensor((6, 10), at, mesh, init=1))
+        assert sum(a.nbytes for a in ones) == 6 * 5 * 4 and max(a.nbytes for a in ones) == 48
+        p = ts.dist.distribute(X, ts.ShardSpec(("row",), ("x",)), mesh=mesh)
+        assert not lain(("row",), 0 * X, lambda at: zeros_as(p, p.type))
+        return lain(("row",), np.full_like(X, 0), lambda at: ts.dist.tensor((6, 10), at, mesh))
+
+    assert on_ranks(2, program) == [[], []]

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import tessera as ts
+import tessera.mesh.tensor as dist_tensor
 from mesh.parallel import double_rows
 
 MESH = ts.dist.mesh(axes=("dp",), shape=(2,))
@@ -56,6 +57,18 @@ def test_terms_of_values_that_are_given_make_those_values(reduce, rng):
     drawn = (ts.dist.tensor((4, 3), at, square, init="normal", seed=1) * 1.0
              for at in (spec, None))
     np.testing.assert_array_equal(*(x.numpy() for x in drawn))
+
+
+@pytest.mark.parametrize("init", ["normal", "uniform"])
+def test_draws_are_the_same_on_any_mesh_and_some_rows_at_a_time(init, monkeypatch):
+    square = ts.dist.mesh(axes=("dp", "tp"), shape=(2, 2))
+    whole = ts.dist.tensor((6, 8), None, square, init=init, seed=1).numpy()
+    assert len({*whole.flat}) == 48
+    monkeypatch.setattr(dist_tensor, "DRAWN", 9)
+    for at in (None, ROWS, COLUMNS, ts.ShardSpec(("row", "col"), ("tp", "dp")),
+               ts.dist.Cyclic(("dp", "tp"), 2)):
+        x = ts.dist.tensor((6, 8), at, square, init=init, seed=1)
+        np.testing.assert_array_equal(x.numpy(), whole)
 
 
 @pytest.mark.parametrize("init, meant", [

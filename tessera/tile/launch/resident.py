@@ -38,6 +38,8 @@ from tessera.tensor import PLAIN, Tensor, as_tensor, of_codes, to_numpy
 from tessera.tile.launch.memory_turns import InTurn
 from tessera.tile.launch.used_by import UsedBy
 
+from .upload import upload
+
 
 class Resident(Tensor):
     """A tensor whose buffer is device memory. What reads its elements copies them to the host, so
@@ -262,7 +264,7 @@ def on_gpu(x: Tensor, index: int) -> Resident:
             made.storage.copy_across(x.storage)
             x.storage.give_back()
         elif made.storage.nbytes:
-            made.storage.load(np.ascontiguousarray(from_rows(x.buffer, x.type, x.shape)))
+            upload(made.storage, from_rows(x.buffer, x.type, x.shape))
     made.scale = None if x.scale is None else on_gpu(x.scale, index)
     made.is_param, made.name = x.is_param, x.name
     return made
