@@ -11,7 +11,7 @@ import itertools
 from collections.abc import Sequence
 from functools import lru_cache
 from math import lcm
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 
@@ -125,7 +125,8 @@ def take(array: np.ndarray, layout: Layout, rank: int, dtype: DType | None = Non
          copy: bool = True) -> np.ndarray:
     """A rank's part of the whole array, as a copy; without, in its memory where it is one box."""
     if not copy and len(found := pieces(layout, array.shape, rank, dtype)) == 1:
-        return array[(*found[0].box.slices(), ...)]
+        box: Any = (*found[0].box.slices(), ...)  # of no dimensions too an array
+        return array[box]
     out = np.empty(local_shape(layout, array.shape, rank, dtype), array.dtype)
     for piece in pieces(layout, array.shape, rank, dtype):
         out[Rect(piece.box.shape, piece.at).slices()] = array[piece.box.slices()]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 import tessera as ts
@@ -15,7 +16,7 @@ from lowering_cases import apart as apart
 from mesh import parallel
 from mesh.launch import mpirun, needs_mpi
 from mesh.test_gpu_programs import gpus as gpus
-from tessera.mesh.errors import DisagreementError
+from tessera.mesh.errors import DisagreementError, PolicyMismatch
 from tessera.mesh.ranks import call_numbers
 from tessera.mesh.ranks.call_numbers import KEPT, TOLD, CallSequence
 from tessera.mesh.ranks.envelope import MessageLabel
@@ -28,6 +29,7 @@ PROGRAMS = Path(parallel.__file__)
 def none_yet(monkeypatch):
     monkeypatch.setattr(call_numbers, "_sequences", {})
     monkeypatch.setattr(call_numbers, "_texts", {})
+    monkeypatch.setattr(call_numbers, "_operands", {})
 
 
 def sequence(index: int = 1) -> CallSequence:
@@ -36,7 +38,8 @@ def sequence(index: int = 1) -> CallSequence:
 
 def told_of(other: CallSequence, last: int = TOLD) -> tuple:
     number, total = other.state
-    return number, total, [other.calls[i % KEPT] for i in range(max(0, number - last), number)]
+    told = [i % KEPT for i in range(max(0, number - last), number)]
+    return number, total, [other.calls[i] for i in told], [other.given[i] for i in told]
 
 
 def label(text: str) -> MessageLabel:
@@ -48,9 +51,9 @@ def test_what_is_the_same_is_no_error():
     for call in range(3 * KEPT):
         mine.add(call), theirs.add(call)
         if call % 997 == 0:
-            assert mine.compare(*told_of(theirs), False) is None
+            assert mine.compare(told_of(theirs), False) is None
     mine.add(5)  # it is ahead
-    assert mine.compare(*told_of(theirs), False) is None and mine.waiting is None
+    assert mine.compare(told_of(theirs), False) is None and mine.waiting is None
 
 
 def test_the_first_call_that_differs_is_shown_with_both_texts():
@@ -60,7 +63,7 @@ def test_the_first_call_that_differs_is_shown_with_both_texts():
         for _ in range(7):
             s.add(same)
         s.add(call), s.add(same)
-    error = mine.compare(*told_of(theirs), False)
+    error = mine.compare(told_of(theirs), False)
     assert isinstance(error, DisagreementError)
     assert "ranks 0 and 2 have made different calls over 'dp' through NCCL" in str(error)
     assert "in call 7:" in str(error) and "rank 0: other()" in str(error)
@@ -72,14 +75,29 @@ def test_a_call_that_is_told_no_more_is_found_by_the_sum():
     mine.add(1), theirs.add(2)
     for _ in range(TOLD):
         mine.add(3), theirs.add(3)
-    assert "before call 1" in str(mine.compare(*told_of(theirs), False))
+    assert "before call 1" in str(mine.compare(told_of(theirs), False))
     swapped = sequence()
     for call in (2, 1):
         swapped.add(call)
     ordered = sequence()
     for call in (1, 2):
         ordered.add(call)
-    assert ordered.compare(*told_of(swapped, last=0), False) is not None  # the order counts
+    assert ordered.compare(told_of(swapped, last=0), False) is not None  # the order counts
+
+
+def test_what_a_call_is_given_is_compared_but_for_roundings():
+    mine, theirs = sequence(), sequence()
+    call = mine.number_of(label("step()"), ["lr, f64[]", "x, f32[8]"])
+    for given, other in ((((0.1,), (1.0, 2.0)), ((0.1 + 1e-9,), (1.0, 2.0))), ((), ()),
+                         (((float("nan"),), ()), ((float("nan"),), (3.0,)))):
+        mine.add(call, given), theirs.add(call, other)
+    assert mine.compare(told_of(theirs), False) is None
+    mine.add(call, ((0.1,), (1.0, 2.0))), theirs.add(call, ((0.1,), (1.0, 2.5)))
+    error = mine.compare(told_of(theirs), False)
+    assert isinstance(error, PolicyMismatch) and "ts.dist.share" in error.hint
+    assert "ranks 0 and 2 give different values of what they hold alike, x, f32[8], in call 3 " \
+        "through NCCL, step()" in error.message
+    assert error.message.endswith("\n  rank 0: 1, 2.5\n  rank 2: 1, 2")
 
 
 def test_who_is_behind_compares_later_and_at_the_end_counts_must_be_equal():
@@ -88,14 +106,14 @@ def test_who_is_behind_compares_later_and_at_the_end_counts_must_be_equal():
     for call in (1, 2):
         theirs.add(call)
     told = told_of(theirs)
-    assert mine.compare(*told, False) is None and mine.waiting == told
-    assert "rank 2: no call any more" in str(mine.compare(*told, True))
+    assert mine.compare(told, False) is None and mine.waiting == told
+    assert "rank 2: no call any more" in str(mine.compare(told, True))
     mine.add(9)
-    assert "in call 1" in str(mine.compare(*told, False))
+    assert "in call 1" in str(mine.compare(told, False))
     theirs = sequence()
     theirs.add(1)
-    assert mine.compare(*told_of(theirs), False) is None
-    assert "rank 0: no call any more" in str(mine.compare(*told_of(theirs), True))
+    assert mine.compare(told_of(theirs), False) is None
+    assert "rank 0: no call any more" in str(mine.compare(told_of(theirs), True))
 
 
 def looked() -> str:
@@ -144,6 +162,30 @@ def test_a_compiled_function_and_a_call_by_hand_are_told_apart(gpus, nccl):
     for _, error in found:
         assert "in call 3" in error and "<lambda>(program=" in error
         assert "all_reduce(f32[1]" in error
+
+
+@pytest.mark.parametrize(("change", "says"), [
+    (lambda r, i: (0.1 * (1 + (r and i > 1)), np.ones(4, "f")),
+     "lr, f64[], in call 3 through NCCL, <lambda>("),
+    (lambda r, i: (0.1, np.full(4, 1 + (r and i == 1), "f")), "mask, f32[4], in call 2 through ")])
+@pytest.mark.parametrize("donate", [(), "p"])
+def test_plain_operands_of_a_later_call_are_compared(gpus, nccl, change, says, donate):
+    """Nothing is sent for it: it is told with the calls."""
+    def program(mesh) -> tuple[str, int, str]:
+        p = [ts.dist.tensor((4,), None, mesh, init=1.0) for _ in range(40)]
+        x = ts.dist.tensor((6, 4), ts.ShardSpec(("row",), ("dp",)), mesh, init=1.0)
+        step = ts.jit(lambda p, x, lr, mask: [
+            w - lr * mask * ts.mean(x, axis=0) for w in p], donate=donate)
+        p, same = step(p, x, *change(0, 0)), looked()
+        before = sum(transport()._sent.values())
+        for i in range(4):
+            p = step(p, x, *change(ts.dist.rank(), i))
+        return same, sum(transport()._sent.values()) - before, looked()
+
+    mesh = ts.dist.mesh(["cuda:0", "cuda:1"], axes="dp")
+    found = ts.dist.simulate(lambda: program(mesh), mesh)
+    assert [same for same, *_ in found] == ["", ""]
+    assert all(sent == 4 and says in error for _, sent, error in found), found
 
 
 def test_nobody_is_asked_before_a_call(gpu, nccl):

@@ -140,7 +140,7 @@ def test_parameters_drawn_by_each_rank_are_refused(kind):
 
     error = refused(program, mesh)
     assert f"the ranks along 'dp' give <lambda> different values of what they hold alike, " \
-        f"operand 0, {kind}[4, 3] of (-, -):" in error.message
+        f"w, {kind}[4, 3] of (-, -):" in error.message
     assert re.search(r"\n  ranks 0, 1: .*, \.\.\.\n  rank 2: .*, \.\.\.$", error.message)
     assert "seed" in error.hint and "return step(" in str(error.where)
 
@@ -178,8 +178,8 @@ def test_plain_tensors_and_numbers_count_too():
         return ts.jit(lambda w, x, a: loss(w + a, x))(w, x, given(rank))
 
     for given, says in (
-            (lambda r: 0.1 * (r + 1), r"operand 2, \S*\[\]:\n  rank 0: 0.1\n  rank 1: 0.2"),
-            (lambda r: ts.tensor(weights(r)), r"operand 2, f32\[4, 3\]:\n")):
+            (lambda r: 0.1 * (r + 1), r" a, f64\[\]:\n  rank 0: 0.1\n  rank 1: 0.2"),
+            (lambda r: ts.tensor(weights(r)), r" a, f32\[4, 3\]:\n")):
         assert re.search(says, refused(lambda r, g=given: program(r, g), mesh).message)
 
 
@@ -195,21 +195,41 @@ def test_blocks_that_are_repeated_over_one_axis_are_compared_along_it():
     by_rows = simulated(lambda rank: program(rank, lambda r: r // 2), mesh)  # each its own half
     assert len({float(y) for y in by_rows}) == 1
     error = refused(lambda rank: program(rank, lambda r: int(r == 3)), mesh)
-    assert "the ranks along 'tp'" in error.message and "operand 1, f32[4, 4] of (dp, -)" in \
+    assert "the ranks along 'tp'" in error.message and " x, f32[4, 4] of (dp, -)" in \
         error.message
 
 
-def test_it_is_looked_at_in_the_first_call_only():
+@pytest.mark.parametrize(("value", "says"), [
+    (lambda r, i: 1.0 + (r and i), r"a, f64\[\]:\n  rank 0: 1\n  rank 1: 2$"),
+    (lambda r, i: -1.0 if r and i else 1.0, r"a, f64\[\]:\n  rank 0: 1\n  rank 1: -1$"),
+    (lambda r, i: np.int32(3 + (r and i)), r"a, int64\[\]:\n  rank 0: 3\n  rank 1: 4$"),
+    (lambda r, i: weights(r * i), r"a, f32\[4, 3\]:\n  rank 0: .*\n  rank 1: "),
+    (lambda r, i: ts.tensor(weights(r * i), "bf16"), r"a, bf16\[4, 3\]:\n  rank 0: 0.125977, "),
+    (lambda r, i: ts.tensor(np.full((4, 4), 1 + r * i), "int4"), r"a, int4\[4, 4\]:\n")])
+def test_plain_operands_are_looked_at_in_each_call(value, says):
     mesh = ts.dist.mesh(axes="dp", shape=2)
-    step = ts.jit(loss)
+
+    def program(rank, change=1):
+        add = ts.jit(lambda x, a: ts.sum(x) + ts.sum(ts.cast(a, "f32")))
+        x = ts.dist.tensor((6, 4), ROWS, mesh, init=1.0)
+        return [float(add(x, value(rank, i))) for i in (0, 0, change)]
+
+    assert simulated(lambda rank: program(rank, 0), mesh)
+    assert re.search("alike, " + says, refused(program, mesh).message)
+
+
+def test_distributed_operands_are_looked_at_in_the_first_call_only():
+    mesh = ts.dist.mesh(axes="dp", shape=2)
 
     def program(rank):
+        step = ts.jit(loss)
         w, x = ts.dist.tensor((4, 3), None, mesh, init=1.0), ts.dist.tensor((6, 4), ROWS, mesh,
                                                                              init=1.0)
-        return [float(step(w, x, a)) for a in (1.0, 1.0 + rank)]
+        first = float(step(w, x))
+        w.local.array[...] = 1.0 + rank
+        return first, float(step(w, x))
 
-    (a, b), (c, d) = simulated(program, mesh)
-    assert a == c == 16 and b == d == 24  # half of it from either
+    assert simulated(program, mesh) == [(16.0, 40.0)] * 2  # half of it from either
 
 
 @pytest.mark.parametrize("route", ["nccl", "host"])
@@ -227,5 +247,5 @@ def test_parts_on_gpus_are_compared(gpus, request, route):
     same = simulated(lambda rank: program(rank, lambda r: 7), mesh)
     assert same[0] == same[1] > 0
     error = refused(lambda rank: program(rank, lambda r: r), mesh)
-    assert "operand 0, f32[4, 3] of (-, -):\n  rank 0: " in error.message
+    assert " w, f32[4, 3] of (-, -):\n  rank 0: " in error.message
     assert f"{weights(1).ravel()[0]:.6g}" in error.message

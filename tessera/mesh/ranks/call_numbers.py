@@ -4,14 +4,18 @@ while the ranks run on.
 What NCCL carries has no header: calls that are alike for it, of one kind and size, are taken for
 each other. So each group counts its calls and keeps what they were, and from which lines. Once a
 second the thread of nccl_watch.py tells the next rank of a group how far this one is, with its last
-calls, and that rank compares; at the end of the program all do. A call costs two list entries and
-no message. TESSERA_COMM_CHECK=each compares every call before it is made.
+calls, and that rank compares; at the end of the program all do. A call costs three list entries
+and no message. TESSERA_COMM_CHECK=each compares every call before it is made.
+
+What a compiled function is given beside distributed tensors, such as a learning rate, must be the
+same on all ranks too: some elements of it are kept and told with the call.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import math
 import struct
 from collections.abc import Sequence
 from dataclasses import field
@@ -19,7 +23,7 @@ from dataclasses import field
 from tessera.errors import SourceLine
 
 from ...lazy_dataclass import dataclass
-from ..errors import MeshError
+from ..errors import MeshError, PolicyMismatch
 from .envelope import MessageLabel, disagreement
 from .group import Group
 from .transport import Transport
@@ -27,6 +31,10 @@ from .transport import Transport
 KEPT, TOLD = 4096, 256  # calls that are kept, and told in a message; no GPU is so far behind
 _HEAD = struct.Struct("<QQQI")  # group, calls, sum of all, calls that are told
 _WORD = (1 << 64) - 1
+TOLERANCE = 1e-6  # of the size of a number that ranks give alike
+ALIKE = "give all ranks the same seed, or one rank's values: ts.dist.share, ts.dist.broadcast"
+Samples = Sequence[Sequence[float]]  # elements of each operand
+Told = tuple[int, int, Sequence[int], Sequence[Samples]]  # calls, sum of all, last, their operands
 ToldCall = tuple[str, SourceLine | None]
 _NONE: ToldCall = ("no call any more", None)
 
@@ -38,26 +46,28 @@ class CallSequence:
     group: Group
     state: tuple[int, int] = (0, 0)
     calls: list[int] = field(default_factory=lambda: [0] * KEPT)  # the last ones, by number
+    given: list[Samples] = field(default_factory=lambda: [()] * KEPT)  # to each, see samples_of
     sums: list[int] = field(default_factory=lambda: [0] * KEPT)  # behind each
     known: set[int] = field(default_factory=set)  # what this rank has called
     new: list[int] = field(default_factory=list)  # of it, what the next rank has no text of
     told: int = 0
-    waiting: tuple[int, int, Sequence[int]] | None = None  # told by a rank that is ahead
+    waiting: Told | None = None  # by a rank that is ahead
 
-    def number_of(self, label: MessageLabel) -> int:
-        """What a call is in here."""
+    def number_of(self, label: MessageLabel, operands: Sequence[str] = ()) -> int:
+        """What a call is in here. operands: the names of what it is given."""
         call = _digest(label.key)
-        _texts[call] = str(label), label.where
+        _texts[call], _operands[call] = (str(label), label.where), operands
         if call not in self.known:
             self.known.add(call)
             self.new.append(call)
         return call
 
-    def add(self, call: int) -> None:
+    def add(self, call: int, given: Samples = ()) -> None:
         """A call is made."""
         number, total = self.state
         total = (total * 0x9E3779B97F4A7C15 + call) & _WORD
-        self.calls[number % KEPT], self.sums[number % KEPT] = call, total
+        at = number % KEPT
+        self.calls[at], self.sums[at], self.given[at] = call, total, given
         self.state = number + 1, total
 
     @property
@@ -66,28 +76,51 @@ class CallSequence:
         return _digest(repr(self.group.ranks))
 
     def message(self) -> bytes:
-        """How far this rank is, its last calls, and texts of those that are new."""
+        """How far this rank is, its last calls and what they were given, and texts of those that
+        are new."""
         number, total = self.state
-        last = [self.calls[i % KEPT] for i in range(max(0, number - TOLD), number)]
+        last = range(max(0, number - TOLD), number)
+        calls = [self.calls[i % KEPT] for i in last]
         new, self.new = self.new, []
-        return _HEAD.pack(self.number, number, total, len(last)) + struct.pack(
-            f"<{len(last)}Q", *last) + json.dumps({c: _texts[c][0] for c in new}).encode()
+        given = [self.given[i % KEPT] for i in last]
+        rest = {c: _texts[c][0] for c in new}, given if any(given) else None
+        return _HEAD.pack(self.number, number, total, len(calls)) + struct.pack(
+            f"<{len(calls)}Q", *calls) + json.dumps(rest).encode()
 
-    def compare(self, number: int, total: int, last: Sequence[int], end: bool) -> MeshError | None:
+    def compare(self, told: Told, end: bool) -> MeshError | None:
         """What is wrong with what the rank before tells of itself. While that rank is ahead of this
         one it is kept for later, unless nobody makes calls any more (end)."""
+        number, total, last, given = told
         mine, first = self.state[0], number - len(last)
-        for i, call in enumerate(last, first):
+        for i, (call, values) in enumerate(zip(last, given, strict=True), first):
             if mine - KEPT <= i < mine and self.calls[i % KEPT] != call:
                 return self._error(i, _told(call), _told(self.calls[i % KEPT]))
+            if mine - KEPT <= i < mine and values and (
+                    error := self._given_error(i, call, values)) is not None:
+                return error
         if number > mine and not end:
-            self.waiting = number, total, last
+            self.waiting = told
         elif number > mine:
             return self._error(mine, _told(last[max(0, mine - first)]), _NONE)
         elif number < mine and end:
             return self._error(number, _NONE, _told(self.calls[number % KEPT]))
         elif 0 < number > mine - KEPT and self.sums[(number - 1) % KEPT] != total:
             return MeshError(f"{self._what()}; it was before call {first}")
+        return None
+
+    def _given_error(self, at: int, call: int, theirs: Samples) -> MeshError | None:
+        """What is wrong with what a call was given."""
+        for i, (x, y) in enumerate(zip(self.given[at % KEPT], theirs, strict=False)):
+            if x and y and not _alike(x, y):
+                ranks, me = self.group.ranks, self.group.index
+                text, where = _told(call)
+                lines = [f"  rank {rank}: {', '.join(f'{v:.6g}' for v in values)}"
+                         for rank, values in sorted(((ranks[me], x), (ranks[me - 1], y)))]
+                return PolicyMismatch("\n".join([
+                    f"ranks {min(ranks[me - 1], ranks[me])} and {max(ranks[me - 1], ranks[me])} "
+                    f"give different values of what they hold alike, {_operands[call][i]}, in call "
+                    f"{at} through NCCL, {text}; what it computed differs:", *lines]),
+                    where=where, hint=ALIKE)
         return None
 
     def _what(self) -> str:
@@ -102,6 +135,12 @@ class CallSequence:
                             mine[1])
 
 
+def _alike(x: Sequence[float], y: Sequence[float]) -> bool:
+    """Ranks on machines of two kinds may round differently what each computes for itself."""
+    return all(math.isclose(a, b, rel_tol=TOLERANCE) or a != a and b != b
+               for a, b in zip(x, y, strict=False))
+
+
 def _told(call: int) -> ToldCall:
     return _texts.get(call, ("another call", None))
 
@@ -113,6 +152,7 @@ def _digest(key: str) -> int:
 
 _sequences: dict[tuple[Transport, tuple[int, ...]], CallSequence] = {}
 _texts: dict[int, ToldCall] = {}  # of this rank's calls, with their lines, and of those told
+_operands: dict[int, Sequence[str]] = {}  # of this rank's calls, what they are given
 
 
 def sequence_of(group: Group) -> CallSequence:
@@ -149,14 +189,15 @@ def look(here: Transport, end: bool) -> MeshError | None:
     for data in here.told():
         group, number, total, count = _HEAD.unpack_from(data)
         at = _HEAD.size + 8 * count
-        texts: dict[str, str] = json.loads(data[at:])
+        texts, given = json.loads(data[at:])
         for call, text in texts.items():
             _texts.setdefault(int(call), (text, None))
         if group in found:  # else this rank is not there yet, and a later message tells
-            found[group].waiting = number, total, struct.unpack_from(f"<{count}Q", data, _HEAD.size)
+            calls = struct.unpack_from(f"<{count}Q", data, _HEAD.size)
+            found[group].waiting = number, total, calls, given or [()] * count
     for sequence in found.values():
         held, sequence.waiting = sequence.waiting, None
-        if held is not None and (error := sequence.compare(*held, end)) is not None:
+        if held is not None and (error := sequence.compare(held, end)) is not None:
             return error
     return None
 

@@ -3,7 +3,8 @@
 One message says both: its header, which each rank sends to each other, carries a digest of the
 program, and one number for each axis of the mesh. That is made of the first elements of all
 operands of which the ranks along the axis hold the same block: parameters that every rank drew
-with a seed of its own would else train on, each rank its own model.
+with a seed of its own would else train on, each rank its own model. Another number is of the plain
+operands alone, which change from call to call (plain_operands.py): it is sent in each.
 """
 
 from __future__ import annotations
@@ -12,12 +13,14 @@ import math
 import re
 import struct
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from tessera.dims import show_shape
+from tessera.graph.op import Aval
+from tessera.numerics import as_type
 from tessera.numerics.random_state import seed_and_step
 from tessera.runtime.arrays import HOST
 from tessera.tensor import Tensor, as_tensor
@@ -26,10 +29,13 @@ from ...lazy_dataclass import dataclass
 from ..device_mesh import Mesh
 from ..errors import DisagreementError, PolicyMismatch
 from ..layout import Layout
+from ..ranks.call_numbers import ALIKE
 from ..ranks.envelope import MessageLabel, ranks_text
 from ..ranks.group import Group
 from ..ranks.ledger import CollectiveCall, agree
+from .plain_operands import number_of, samples_of
 
+F64 = as_type("f64")
 SAMPLE = 4096  # elements of an operand that are looked at
 # Ranks on machines of two kinds may round differently what each computes for itself.
 TOLERANCE = 1e-5
@@ -45,14 +51,19 @@ class GivenPart:
     along: tuple[str, ...]
 
 
-def operands_of(mesh: Mesh, parts: Sequence[Tensor], layouts: Sequence[Layout | None]
-                ) -> list[GivenPart]:
+def operands_of(mesh: Mesh, parts: Sequence[Tensor], layouts: Sequence[Layout | None],
+                names: Sequence[str]) -> list[GivenPart]:
     """A rank's parts of what a program is given. layouts: None for a tensor that each rank has
-    whole."""
-    return [GivenPart(f"operand {i}, {part.type}{show_shape(part.shape)}"
-                    f"{f' of {at.describe()}' if at else ''}", part,
-                    mesh.axes if at is None else at.repeated)
+    whole; names: of the first of them"""
+    return [GivenPart(operand_name(i, part, at, names), part,
+                      mesh.axes if at is None else at.repeated)
             for i, (part, at) in enumerate(zip(parts, layouts, strict=True))]
+
+
+def operand_name(i: int, x: Tensor | Aval, at: Layout | None, names: Sequence[str]) -> str:
+    """An operand for people: `lr, f64[]`, `operand 3, f32[4, 3] of (dp, -)`."""
+    name = names[i] if i < len(names) else f"operand {i}"
+    return f"{name}, {x.type}{show_shape(x.shape)}{f' of {at.describe()}' if at else ''}"
 
 
 def random_state_of(mesh: Mesh) -> list[GivenPart]:
@@ -66,24 +77,30 @@ def random_state_of(mesh: Mesh) -> list[GivenPart]:
 
 def agree_on_program(group: Group, mine: CollectiveCall, mesh: Mesh, digest: str,
                      text: Callable[[], str], given: Callable[[], Sequence[GivenPart]],
-                     first: bool) -> None:
+                     first: bool, plain: Mapping[str, Tensor]) -> None:
     """Return when all ranks of a mesh run the same program, and are given what fits together.
 
     group: all ranks of the mesh   digest: of the program, in hexadecimal   text: the program
     given: what this rank gives it   first: whether it runs for the first time; that is looked at
-    then
+    then   plain: its plain operands by name, which are looked at always
     Raises DisagreementError with the first line in which programs differ, PolicyMismatch with the
     first operand of which ranks hold different values; on all ranks.
     """
     operands = given() if first else ()
     numbers = [_number_along(operands, a) if first else UNKNOWN for a in mesh.axes]
-    told = _tell(group, mine, [int(digest[:15], 16), *map(_bits, numbers)])
+    samples = samples_of([*plain.values()])
+    told = _tell(group, mine, [int(digest[:15], 16), *map(_bits, (*numbers, number_of(samples)))])
     if told.count(told[0]) == len(told):
         return
     if len({t[0] for t in told}) > 1:
         raise _programs_differ(group, mine, text().splitlines())
     operands = given()
-    axis = _differing_axis(mesh, [[*map(_float, t[1:])] for t in told], len(operands))
+    axis = _differing_axis(mesh, [[*map(_float, t[1:-1])] for t in told], len(operands))
+    if axis is None:
+        operands = [GivenPart(name, Tensor(np.array(values), F64), mesh.axes)
+                    for name, values in zip(plain, samples, strict=True)]
+        of_plain = [[_float(t[-1])] * len(mesh.axes) for t in told]
+        axis = _differing_axis(mesh, of_plain, len(operands))
     if axis is not None:
         raise _values_differ(group, mine, mesh, axis, operands)
 
@@ -197,9 +214,7 @@ def _values_differ(group: Group, mine: CollectiveCall, mesh: Mesh, axis: str,
                    + ", ".join([*(f"{v:.6g}" for v in values[:4]), *["..."] * (len(values) > 4)]))
     return PolicyMismatch(
         f"the ranks along {axis!r} give {mine.op} different values of what they hold alike, "
-        f"{found.name}:\n{shown}", where=mine.where,
-        hint="give all ranks the same seed, or one rank's values: ts.dist.share, "
-        "ts.dist.broadcast")
+        f"{found.name}:\n{shown}", where=mine.where, hint=ALIKE)
 
 
-__all__ = ["GivenPart", "agree_on_program", "operands_of", "random_state_of"]
+__all__ = ["GivenPart", "agree_on_program", "operand_name", "operands_of", "random_state_of"]

@@ -40,7 +40,7 @@ from ..errors import MeshError
 from ..layout import Layout
 from ..partition import extents
 from ..placement import computes_on_gpus, gpu_of
-from ..ranks.call_numbers import CallSequence, sequence_of
+from ..ranks.call_numbers import CallSequence, Samples, sequence_of
 from ..ranks.envelope import MessageLabel
 from ..ranks.group import Group, make_group
 from ..ranks.ledger import call
@@ -56,7 +56,7 @@ from .collective_order import (
     prefetch,
     reduce_early,
 )
-from .compare_programs import agree_on_program, operands_of, random_state_of
+from .compare_programs import agree_on_program, operand_name, operands_of, random_state_of
 from .control_flow import ready
 from .cut_products import cut_products
 from .defer_readers import defer_readers
@@ -70,6 +70,7 @@ from .partitioned_steps import (
     merge_reductions,
     planned,
 )
+from .plain_operands import samples_of
 from .propagate import Propagated, propagate
 from .rounded_sums import round_before_gather
 from .update_early import update_early
@@ -198,8 +199,8 @@ class ShardedProgram:
         else:
             with patience(first=not self._local):
                 self._agree(given)
-                for sequence, number in (n for r in ranks for n in self._numbered.get(r, ())):
-                    sequence.add(number)
+                for r in ranks:
+                    self._count(r, self._told(r, [given[i] for i in self._plain]))
                 if len(ranks) == 1 and gpu_of(self.mesh) is not None:
                     return self._on_gpu(ranks[0], given, self._placed(ranks[0], leaves, parts))
                 found = {rank: self._run(rank, given) for rank in ranks}
@@ -259,21 +260,38 @@ class ShardedProgram:
                 for j, i in enumerate(found.moved)):
             return None
         rest = kinds.of([j for j, i in enumerate(found.moved) if i is None])
+        others = sorted({*range(len(self.layouts))} - {*found.moved})
+        plain = [k for k, i in enumerate(others) if self.layouts[i] is None]
         return SteadyRun(found.moved, functools.partial(
-            self._again, here, mesh_rank(self.mesh), found.run, rest))
+            self._again, here, mesh_rank(self.mesh), found.run, rest, plain))
 
     def _again(self, here: Transport, rank: int,
                run: Callable[[Sequence[Tensor]], list[Any] | None], kinds: ResultKinds,
-               leaves: Sequence[Tensor]) -> list[DistTensor] | None:
-        """A call as SteadyRun.run, of a rank `here`. kinds: of its results."""
+               plain: Sequence[int], leaves: Sequence[Tensor]) -> list[DistTensor] | None:
+        """A call as SteadyRun.run, of a rank `here`. kinds: of its results; plain: operands of
+        which each rank has its own."""
         if transport() is not here or self._compares(rank):
             return None
+        given = self._told(rank, [leaves[i] for i in plain])
         made = run(self._placed(rank, leaves, None))
         if made is None:
             return None
-        for sequence, number in self._numbered.get(rank, ()):
-            sequence.add(number)
+        self._count(rank, given)
         return kinds.tensors([{rank: y} for y in made])
+
+    @functools.cached_property
+    def _plain(self) -> list[int]:
+        """Of the inputs, those of which each rank has its own."""
+        return [i for i, at in enumerate(self.layouts) if at is None]
+
+    def _told(self, rank: int, plain: Sequence[Tensor]) -> Samples:
+        """What a rank tells others of its plain operands, of a call that NCCL carries."""
+        return samples_of(plain) if plain and self._numbered.get(rank) else ()
+
+    def _count(self, rank: int, given: Samples) -> None:
+        """A call of a rank is made, and was given this."""
+        for sequence, number in self._numbered.get(rank, ()):
+            sequence.add(number, given)
 
     @functools.cached_property
     def _spread(self) -> Picker:
@@ -378,9 +396,9 @@ class ShardedProgram:
             mine = call(group, self.source.name, (), None, {})
             agree_on_program(
                 group, mine, self.mesh, self.hash, self._listing, lambda: [*operands_of(
-                    self.mesh, _parts_of(given, me), [t.layout for t in given]),
+                    self.mesh, _parts_of(given, me), [t.layout for t in given], self.names),
                     *(random_state_of(self.mesh) if self.random else ())],
-                first=me not in self._compared)
+                me not in self._compared, {n: given[i] for i, n in self._plain_names.items()})
         self._compared.add(me)
         if self._by == "nccl":
             label = replace(mine, attrs=(("program", self.hash),)).label(group)
@@ -402,7 +420,12 @@ class ShardedProgram:
         """The sequences of the groups that its collectives belong to, and what it is in them."""
         found = [sequence_of(make_group(self.mesh, axes))
                  for axes in dict.fromkeys(c.axes for c in self._planned) if axes]
-        return [(s, s.number_of(label)) for s in found]
+        return [(s, s.number_of(label, [*self._plain_names.values()])) for s in found]
+
+    @functools.cached_property
+    def _plain_names(self) -> dict[int, str]:
+        return {i: operand_name(i, self.source.inputs[i].aval, None, self.names)
+                for i in self._plain}
 
 
 def _bytes_of(node: Node) -> int:
