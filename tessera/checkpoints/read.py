@@ -95,9 +95,12 @@ class Checkpoint:
         wrong += [text for p in asked if p in known and (text := self._misfit(p, asked[p]))]
         if wrong:
             more = [f"... and {len(wrong) - 5} more"] if len(wrong) > 5 else []
+            converted = [p for p in asked if p in known and self._is_of_another_type(p, asked[p])]
             raise CheckpointError(
                 "\n  ".join([f"{self.path} does not fit:", *wrong[:5], *more]),
-                hint="build the model with the settings it was saved with (see its meta)",
+                hint="ask for the types that were saved, and convert what was loaded: "
+                f"ts.cast(x, {str(asked[converted[0]].type)!r})" if len(converted) == len(wrong)
+                else "build the model with the settings it was saved with (see its meta)",
             )
 
     def _misfit(self, path: str, leaf: Any) -> str | None:
@@ -112,6 +115,13 @@ class Checkpoint:
             fits = holds_number(shape, numeric.dtype.kind, leaf)
             asked = type(leaf).__name__
         return None if fits else f"{path} is {numeric}{show_shape(shape)}, asked for {asked}"
+
+    def _is_of_another_type(self, path: str, leaf: Any) -> bool:
+        """Whether `leaf` is a tensor of these extents that has another type."""
+        if path in self.values or not isinstance(leaf, Tensor):
+            return False
+        shape, numeric = self.tensors.described(path)
+        return shape == tuple(leaf.shape) and numeric != leaf.type
 
 
 class Tensors(Mapping[str, Tensor]):

@@ -163,6 +163,9 @@ def test_a_model_of_another_shape_or_type_is_refused(tmp_path, rng):
         assert words in text
     with pytest.raises(ts.CheckpointError, match=r"w is f32\[3, 4\], asked for float"):
         load(tmp_path / "c").tree({"w": 1.0}, part=True)
+    with pytest.raises(ts.CheckpointError) as caught:
+        load(tmp_path / "c").tree({"b": ts.zeros(4, "bf16")}, part=True)
+    assert caught.value.hint.endswith("convert what was loaded: ts.cast(x, 'bf16')")
 
 
 def flip_byte(file: Path, at: int) -> None:

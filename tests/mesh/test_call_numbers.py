@@ -90,9 +90,9 @@ def test_what_a_call_is_given_is_compared_but_for_roundings():
     call = mine.number_of(label("step()"), ["lr, f64[]", "x, f32[8]"])
     for given, other in ((((0.1,), (1.0, 2.0)), ((0.1 + 1e-9,), (1.0, 2.0))), ((), ()),
                          (((float("nan"),), ()), ((float("nan"),), (3.0,)))):
-        mine.add(call, given), theirs.add(call, other)
+        mine.add(call, (given, {})), theirs.add(call, (other, {}))
     assert mine.compare(told_of(theirs), False) is None
-    mine.add(call, ((0.1,), (1.0, 2.0))), theirs.add(call, ((0.1,), (1.0, 2.5)))
+    mine.add(call, (((0.1,), (1.0, 2.0)), {})), theirs.add(call, (((0.1,), (1.0, 2.5)), {}))
     error = mine.compare(told_of(theirs), False)
     assert isinstance(error, PolicyMismatch) and "ts.dist.share" in error.hint
     assert "ranks 0 and 2 give different values of what they hold alike, x, f32[8], in call 3 " \
@@ -186,6 +186,29 @@ def test_plain_operands_of_a_later_call_are_compared(gpus, nccl, change, says, d
     found = ts.dist.simulate(lambda: program(mesh), mesh)
     assert [same for same, *_ in found] == ["", ""]
     assert all(sent == 4 and says in error for _, sent, error in found), found
+
+
+@pytest.mark.parametrize("differs", [False, True])
+def test_what_an_update_apart_is_given_is_told_with_the_next_call(gpus, nccl, differs):
+    """It sends nothing itself. A rank may make more such calls, as one that prints."""
+    def program(mesh) -> tuple[str, str]:
+        w = ts.dist.tensor((4,), None, mesh, init=1.0)
+        x = ts.dist.tensor((6, 4), ts.ShardSpec(("row",), ("dp",)), mesh, init=1.0)
+        grads = ts.jit(lambda x, w: ts.mean(x, axis=0) * w)
+        update = ts.jit(lambda w, g, lr: w - lr * g)
+        for i in range(5):
+            g = grads(x, w)
+            w = update(w, g, 0.1 * (1 + (differs and i == 3 and ts.dist.rank())))
+            if ts.dist.rank() == 0:
+                (w * 3.0).numpy()
+        return looked(), (update(w, g, 0.1 + ts.dist.rank()), looked())[1]
+
+    mesh = ts.dist.mesh(["cuda:0", "cuda:1"], axes="dp")
+    for found, behind in ts.dist.simulate(lambda: program(mesh), mesh):
+        assert behind == "" and ("lr, f64[] of <lambda> at " in found) == differs
+        assert all(part in found for part in (
+            "w = update(w, g, ", "in 1 call of it, before call 4 through NCCL",
+            "\n  rank 0: 0.1\n  rank 1: 0.2")) == differs
 
 
 def test_nobody_is_asked_before_a_call(gpu, nccl):

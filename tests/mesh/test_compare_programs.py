@@ -218,6 +218,29 @@ def test_plain_operands_are_looked_at_in_each_call(value, says):
     assert re.search("alike, " + says, refused(program, mesh).message)
 
 
+@pytest.mark.parametrize(("update", "says"), [
+    (ts.jit(lambda w, g, lr: w - lr * g), r"lr, f64\[\] of <lambda> at .*w = update\(.*"),
+    (lambda w, g, lr: w - lr * g, r"operand 0, f32\[\] of mul")])
+def test_what_an_update_apart_was_given_is_compared_by_the_next_exchange(update, says):
+    """It exchanges nothing. A rank may make more such calls, as one that prints."""
+    mesh = ts.dist.mesh(axes="dp", shape=3)
+    grads = ts.jit(lambda w, x: ts.grad(loss, argnums=0)(w, x))
+
+    def program(rank, differs=False):
+        w = ts.dist.tensor((4, 3), None, mesh, init=1.0)
+        x = ts.dist.tensor((6, 4), ROWS, mesh, init=1.0)
+        for i in range(4):
+            w = update(w, grads(w, x), 0.1 * (1 + (differs and rank == 1 and i > 1)))
+            if rank == 0:
+                assert (w * (i + 3.0)).numpy().shape == (4, 3)
+        return float(ts.sum(grads(w, x)))
+
+    assert len({*simulated(program, mesh)}) == 1
+    error = refused(lambda rank: program(rank, True), mesh)
+    assert re.search(f"alike, {says}, in 1 call of it, before <lambda>:\n"
+                     "  ranks 0, 2: 0.1\n  rank 1: 0.2$", error.message)
+
+
 def test_distributed_operands_are_looked_at_in_the_first_call_only():
     mesh = ts.dist.mesh(axes="dp", shape=2)
 

@@ -19,6 +19,7 @@ import math
 import struct
 from collections.abc import Sequence
 from dataclasses import field
+from typing import Any
 
 from tessera.errors import SourceLine
 
@@ -32,9 +33,14 @@ KEPT, TOLD = 4096, 256  # calls that are kept, and told in a message; no GPU is 
 _HEAD = struct.Struct("<QQQI")  # group, calls, sum of all, calls that are told
 _WORD = (1 << 64) - 1
 TOLERANCE = 1e-6  # of the size of a number that ranks give alike
-ALIKE = "give all ranks the same seed, or one rank's values: ts.dist.share, ts.dist.broadcast"
+LEFT_TOLERANCE = 1e-5  # of what number_of makes of those
+ALIKE = ("give all ranks the same seed, compute it alike, or give one rank's values: "
+         "ts.dist.share, ts.dist.broadcast")
 Samples = Sequence[Sequence[float]]  # elements of each operand
-Told = tuple[int, int, Sequence[int], Sequence[Samples]]  # calls, sum of all, last, their operands
+LeftSamples = dict[str, Any]  # of calls in front that sent nothing, see LeftOperands
+Given = tuple[Samples, LeftSamples]
+NOTHING: Given = (), {}
+Told = tuple[int, int, Sequence[int], Sequence[Given]]  # calls, sum of all, the last, operands
 ToldCall = tuple[str, SourceLine | None]
 _NONE: ToldCall = ("no call any more", None)
 
@@ -46,7 +52,7 @@ class CallSequence:
     group: Group
     state: tuple[int, int] = (0, 0)
     calls: list[int] = field(default_factory=lambda: [0] * KEPT)  # the last ones, by number
-    given: list[Samples] = field(default_factory=lambda: [()] * KEPT)  # to each, see samples_of
+    given: list[Given] = field(default_factory=lambda: [NOTHING] * KEPT)  # see plain_operands.py
     sums: list[int] = field(default_factory=lambda: [0] * KEPT)  # behind each
     known: set[int] = field(default_factory=set)  # what this rank has called
     new: list[int] = field(default_factory=list)  # of it, what the next rank has no text of
@@ -62,7 +68,7 @@ class CallSequence:
             self.new.append(call)
         return call
 
-    def add(self, call: int, given: Samples = ()) -> None:
+    def add(self, call: int, given: Given = NOTHING) -> None:
         """A call is made."""
         number, total = self.state
         total = (total * 0x9E3779B97F4A7C15 + call) & _WORD
@@ -83,7 +89,7 @@ class CallSequence:
         calls = [self.calls[i % KEPT] for i in last]
         new, self.new = self.new, []
         given = [self.given[i % KEPT] for i in last]
-        rest = {c: _texts[c][0] for c in new}, given if any(given) else None
+        rest = {c: _texts[c][0] for c in new}, given if any(map(any, given)) else None
         return _HEAD.pack(self.number, number, total, len(calls)) + struct.pack(
             f"<{len(calls)}Q", *calls) + json.dumps(rest).encode()
 
@@ -95,8 +101,8 @@ class CallSequence:
         for i, (call, values) in enumerate(zip(last, given, strict=True), first):
             if mine - KEPT <= i < mine and self.calls[i % KEPT] != call:
                 return self._error(i, _told(call), _told(self.calls[i % KEPT]))
-            if mine - KEPT <= i < mine and values and (
-                    error := self._given_error(i, call, values)) is not None:
+            if mine - KEPT <= i < mine and (
+                    error := self._given_error(i, call, *values)) is not None:
                 return error
         if number > mine and not end:
             self.waiting = told
@@ -108,20 +114,30 @@ class CallSequence:
             return MeshError(f"{self._what()}; it was before call {first}")
         return None
 
-    def _given_error(self, at: int, call: int, theirs: Samples) -> MeshError | None:
-        """What is wrong with what a call was given."""
-        for i, (x, y) in enumerate(zip(self.given[at % KEPT], theirs, strict=False)):
-            if x and y and not _alike(x, y):
-                ranks, me = self.group.ranks, self.group.index
-                text, where = _told(call)
-                lines = [f"  rank {rank}: {', '.join(f'{v:.6g}' for v in values)}"
-                         for rank, values in sorted(((ranks[me], x), (ranks[me - 1], y)))]
-                return PolicyMismatch("\n".join([
-                    f"ranks {min(ranks[me - 1], ranks[me])} and {max(ranks[me - 1], ranks[me])} "
-                    f"give different values of what they hold alike, {_operands[call][i]}, in call "
-                    f"{at} through NCCL, {text}; what it computed differs:", *lines]),
-                    where=where, hint=ALIKE)
-        return None
+    def _given_error(self, at: int, call: int, theirs: Samples, left: LeftSamples
+                     ) -> MeshError | None:
+        """What is wrong with what a call was given, or calls in front of it that sent nothing."""
+        samples, own = self.given[at % KEPT]
+        text, where = _told(call)
+        for i, (x, y) in enumerate(zip(samples, theirs, strict=False)):
+            if x and y and not alike(x, y):
+                return self._differ(f"{_operands[call][i]}, in call {at} through NCCL, {text}",
+                                    x, y, where)
+        found = differing_operand([own, left])
+        if found is None:
+            return None
+        name, (x, y) = found
+        return self._differ(f"{name}, before call {at} through NCCL, {text}", x, y, where)
+
+    def _differ(self, what: str, mine: Sequence[float], theirs: Sequence[float],
+                where: SourceLine | None) -> MeshError:
+        ranks, me = self.group.ranks, self.group.index
+        lines = [f"  rank {rank}: {values_text(values)}"
+                 for rank, values in sorted(((ranks[me], mine), (ranks[me - 1], theirs)))]
+        return PolicyMismatch("\n".join([
+            f"ranks {min(ranks[me - 1], ranks[me])} and {max(ranks[me - 1], ranks[me])} give "
+            f"different values of what they hold alike, {what}; what is computed differs:",
+            *lines]), where=where, hint=ALIKE)
 
     def _what(self) -> str:
         ranks, me = self.group.ranks, self.group.index
@@ -135,10 +151,30 @@ class CallSequence:
                             mine[1])
 
 
-def _alike(x: Sequence[float], y: Sequence[float]) -> bool:
+def alike(x: Sequence[float], y: Sequence[float]) -> bool:
     """Ranks on machines of two kinds may round differently what each computes for itself."""
     return all(math.isclose(a, b, rel_tol=TOLERANCE) or a != a and b != b
                for a, b in zip(x, y, strict=False))
+
+
+def values_text(values: Sequence[float]) -> str:
+    return ", ".join(f"{v:.6g}" for v in values)
+
+
+def differing_operand(left: Sequence[LeftSamples]) -> tuple[str, list[Sequence[float]]] | None:
+    """By rank, what calls were given that sent nothing: the first operand that some who made them
+    as often were given otherwise, with its last values on all ranks; () where there are none."""
+    for program in sorted(set().union(*left)):
+        by_rank = [one.get(program) for one in left]
+        for calls in sorted({known[1] for known in by_rank if known}):
+            numbers = [known[2] for known in by_rank if known and known[1] == calls]
+            if max(numbers) - min(numbers) > LEFT_TOLERANCE * calls:
+                names, _, _, first = next(k for k in by_rank if k and k[1] == calls)
+                values = [[k[3][i] if k else () for k in by_rank] for i in range(len(first))]
+                at = next((i for i, v in enumerate(values) if not all(
+                    alike(first[i], x) for x in v)), 0)
+                return f"{names[at]}, in {calls} call{'s' * (calls > 1)} of it", values[at]
+    return None
 
 
 def _told(call: int) -> ToldCall:
@@ -194,7 +230,7 @@ def look(here: Transport, end: bool) -> MeshError | None:
             _texts.setdefault(int(call), (text, None))
         if group in found:  # else this rank is not there yet, and a later message tells
             calls = struct.unpack_from(f"<{count}Q", data, _HEAD.size)
-            found[group].waiting = number, total, calls, given or [()] * count
+            found[group].waiting = number, total, calls, given or [NOTHING] * count
     for sequence in found.values():
         held, sequence.waiting = sequence.waiting, None
         if held is not None and (error := sequence.compare(held, end)) is not None:

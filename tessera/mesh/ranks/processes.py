@@ -278,7 +278,7 @@ class ProcessTransport(Transport):
             f"rank {self.rank} of {self.size} waits for {ranks_text(gone)} in {label.text}, and "
             f"{ranks_text(gone)} {'have' if len(gone) > 1 else 'has'} ended the program",
             where=label.where, hint="all ranks must make this call; look for a branch that depends "
-            "on the rank")
+            "on the rank, or for a rank that has fewer batches")
 
     # --- the end --------------------------------------------------------------------------------
     def _hear_ends(self) -> set[int]:

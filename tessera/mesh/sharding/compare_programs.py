@@ -9,6 +9,7 @@ operands alone, which change from call to call (plain_operands.py): it is sent i
 
 from __future__ import annotations
 
+import json
 import math
 import re
 import struct
@@ -29,7 +30,7 @@ from ...lazy_dataclass import dataclass
 from ..device_mesh import Mesh
 from ..errors import DisagreementError, PolicyMismatch
 from ..layout import Layout
-from ..ranks.call_numbers import ALIKE
+from ..ranks.call_numbers import ALIKE, LeftSamples, differing_operand, values_text
 from ..ranks.envelope import MessageLabel, ranks_text
 from ..ranks.group import Group
 from ..ranks.ledger import CollectiveCall, agree
@@ -77,32 +78,55 @@ def random_state_of(mesh: Mesh) -> list[GivenPart]:
 
 def agree_on_program(group: Group, mine: CollectiveCall, mesh: Mesh, digest: str,
                      text: Callable[[], str], given: Callable[[], Sequence[GivenPart]],
-                     first: bool, plain: Mapping[str, Tensor]) -> None:
+                     first: bool, plain: Mapping[str, Tensor], left: LeftSamples) -> None:
     """Return when all ranks of a mesh run the same program, and are given what fits together.
 
     group: all ranks of the mesh   digest: of the program, in hexadecimal   text: the program
     given: what this rank gives it   first: whether it runs for the first time; that is looked at
-    then   plain: its plain operands by name, which are looked at always
+    then   plain: its plain operands by name, which are looked at always, as are those left by
+    calls in front of it that sent nothing
     Raises DisagreementError with the first line in which programs differ, PolicyMismatch with the
     first operand of which ranks hold different values; on all ranks.
     """
     operands = given() if first else ()
     numbers = [_number_along(operands, a) if first else UNKNOWN for a in mesh.axes]
     samples = samples_of([*plain.values()])
-    told = _tell(group, mine, [int(digest[:15], 16), *map(_bits, (*numbers, number_of(samples)))])
+    numbers += [number_of(samples), sum(known[2] for known in left.values())]
+    told = _tell(group, mine, [int(digest[:15], 16), *map(_bits, numbers)])
     if told.count(told[0]) == len(told):
         return
     if len({t[0] for t in told}) > 1:
         raise _programs_differ(group, mine, text().splitlines())
     operands = given()
-    axis = _differing_axis(mesh, [[*map(_float, t[1:-1])] for t in told], len(operands))
+    axis = _differing_axis(mesh, [[*map(_float, t[1:-2])] for t in told], len(operands))
     if axis is None:
         operands = [GivenPart(name, Tensor(np.array(values), F64), mesh.axes)
                     for name, values in zip(plain, samples, strict=True)]
-        of_plain = [[_float(t[-1])] * len(mesh.axes) for t in told]
+        of_plain = [[_float(t[-2])] * len(mesh.axes) for t in told]
         axis = _differing_axis(mesh, of_plain, len(operands))
     if axis is not None:
         raise _values_differ(group, mine, mesh, axis, operands)
+    if len({t[-1] for t in told}) > 1:
+        _compare_left(group, mine, left)
+
+
+def _compare_left(group: Group, mine: CollectiveCall, left: LeftSamples) -> None:
+    """Raise PolicyMismatch where ranks that made calls which sent nothing as often as others were
+    given other plain operands."""
+    own = np.frombuffer(json.dumps(left).encode(), np.uint8)
+    counts = [n for (n,) in _tell(group, mine, [own.size])]
+    got = group.swap_bytes([own] * group.size, counts, mine.label(group).of("operands"))
+    found = differing_operand([json.loads(x.tobytes()) for x in got])
+    if found is None:
+        return
+    name, by_rank = found
+    by_values: dict[str, list[int]] = {}
+    for rank, values in zip(group.ranks, by_rank, strict=True):
+        by_values.setdefault(values_text(values) or "no such call", []).append(rank)
+    shown = "\n".join(f"  {ranks_text(ranks)}: {text}" for text, ranks in by_values.items())
+    raise PolicyMismatch(
+        f"the ranks of {group.axis!r} have given different values of what they hold alike, "
+        f"{name}, before {mine.op}:\n{shown}", where=mine.where, hint=ALIKE)
 
 
 # --- what ranks tell each other ------------------------------------------------------------------

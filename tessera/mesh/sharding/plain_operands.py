@@ -3,7 +3,8 @@ and plain arrays on its host. Ranks must give the same, at each call: else each 
 
 A call looks at some elements of each, which takes a microsecond. On hosts they go in the message
 that compares the program anyway; behind calls that NCCL carries, ranks tell them with their call
-numbers (ranks/call_numbers.py).
+numbers (ranks/call_numbers.py). A program that exchanges nothing, such as an update apart from its
+gradients, leaves them to the next one of its mesh that does.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Sequence
+from dataclasses import field
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -18,7 +21,10 @@ from tessera.numerics import decode
 from tessera.runtime.arrays import HOST
 from tessera.tensor import Tensor
 
-from ..ranks.call_numbers import Samples
+from ...lazy_dataclass import dataclass
+from ..device_mesh import Mesh
+from ..ranks.call_numbers import LeftSamples, Samples
+from ..ranks.transport import Transport
 
 SAMPLE = 4  # elements of each that are looked at
 WEIGHTS = [math.cos(i * i * 0.1 + 1.0) for i in range(SAMPLE)]
@@ -58,4 +64,32 @@ def number_of(samples: Samples) -> float:
     return found
 
 
-__all__ = ["SAMPLE", "number_of", "samples_of"]
+# --- of programs that exchange nothing -----------------------------------------------------------
+@dataclass
+class LeftOperands:
+    """What calls on a mesh were given since ranks compared anything there. by_program: names of
+    plain operands, how many calls there were, the numbers of all, what the last was given. Some
+    ranks may make more calls, as where one prints: those of a program that all have made as often
+    must have been given the same."""
+
+    by_program: LeftSamples = field(default_factory=dict)
+
+    def add(self, program: str, names: Sequence[str], given: Samples) -> None:
+        before = self.by_program.get(program)
+        calls, number = (0, 0.0) if before is None else (before[1], before[2])
+        self.by_program[program] = [names, calls + 1, number + number_of(given), given]
+
+    def take(self) -> LeftSamples:
+        """All of it, which is forgotten."""
+        found, self.by_program = self.by_program, {}
+        return found
+
+
+_left: WeakKeyDictionary[Transport, dict[Mesh, LeftOperands]] = WeakKeyDictionary()
+
+
+def left_on(here: Transport, mesh: Mesh) -> LeftOperands:
+    return _left.setdefault(here, {}).setdefault(mesh, LeftOperands())
+
+
+__all__ = ["SAMPLE", "LeftOperands", "left_on", "number_of", "samples_of"]

@@ -70,7 +70,7 @@ from .partitioned_steps import (
     merge_reductions,
     planned,
 )
-from .plain_operands import samples_of
+from .plain_operands import left_on, samples_of
 from .propagate import Propagated, propagate
 from .rounded_sums import round_before_gather
 from .update_early import update_early
@@ -199,8 +199,9 @@ class ShardedProgram:
         else:
             with patience(first=not self._local):
                 self._agree(given)
+                plain = samples_of([given[i] for i in self._plain])
                 for r in ranks:
-                    self._count(r, self._told(r, [given[i] for i in self._plain]))
+                    self._count(r, plain)
                 if len(ranks) == 1 and gpu_of(self.mesh) is not None:
                     return self._on_gpu(ranks[0], given, self._placed(ranks[0], leaves, parts))
                 found = {rank: self._run(rank, given) for rank in ranks}
@@ -272,7 +273,7 @@ class ShardedProgram:
         which each rank has its own."""
         if transport() is not here or self._compares(rank):
             return None
-        given = self._told(rank, [leaves[i] for i in plain])
+        given = samples_of([leaves[i] for i in plain])
         made = run(self._placed(rank, leaves, None))
         if made is None:
             return None
@@ -284,14 +285,26 @@ class ShardedProgram:
         """Of the inputs, those of which each rank has its own."""
         return [i for i, at in enumerate(self.layouts) if at is None]
 
-    def _told(self, rank: int, plain: Sequence[Tensor]) -> Samples:
-        """What a rank tells others of its plain operands, of a call that NCCL carries."""
-        return samples_of(plain) if plain and self._numbered.get(rank) else ()
+    def _count(self, rank: int, plain: Samples) -> None:
+        """A call of a rank is made, and was given these."""
+        if not self._planned:
+            if plain and transport().size > 1:
+                left_on(transport(), self.mesh).add(self._source_hash, self._operands, plain)
+        elif numbered := self._numbered.get(rank):
+            given = plain, left_on(transport(), self.mesh).take()
+            for sequence, number in numbered:
+                sequence.add(number, given)
 
-    def _count(self, rank: int, given: Samples) -> None:
-        """A call of a rank is made, and was given this."""
-        for sequence, number in self._numbered.get(rank, ()):
-            sequence.add(number, given)
+    @functools.cached_property
+    def _source_hash(self) -> str:
+        return self.source.hash[:16]
+
+    @functools.cached_property
+    def _operands(self) -> list[str]:
+        """The plain operands, for people, where another program tells of them."""
+        where = self.source.nodes[0].where if self.names and self.source.nodes else None
+        line = f" at {where}" if where else ""
+        return [f"{n} of {self.source.name}{line}" for n in self._plain_names.values()]
 
     @functools.cached_property
     def _spread(self) -> Picker:
@@ -398,7 +411,8 @@ class ShardedProgram:
                 group, mine, self.mesh, self.hash, self._listing, lambda: [*operands_of(
                     self.mesh, _parts_of(given, me), [t.layout for t in given], self.names),
                     *(random_state_of(self.mesh) if self.random else ())],
-                me not in self._compared, {n: given[i] for i, n in self._plain_names.items()})
+                me not in self._compared, {n: given[i] for i, n in self._plain_names.items()},
+                left_on(transport(), self.mesh).take())
         self._compared.add(me)
         if self._by == "nccl":
             label = replace(mine, attrs=(("program", self.hash),)).label(group)
