@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tessera.graph.op import ENGINES
 from tessera.mesh.ranks import communicator, nccl_watch
 from tessera.mesh.ranks.envelope import MessageLabel, here_in
 from tessera.mesh.ranks.group import Group
@@ -57,6 +58,8 @@ class FakeLibrary:
     def has_windows(self) -> bool:
         return transport().rank not in self.without
 
+    has_engines = False
+
     def ncclMemAlloc(self, found: Any, nbytes: int) -> int:
         found._obj.value = device.driver().cuMemAlloc(nbytes)[1]
         return 0
@@ -79,11 +82,12 @@ class FakeCommunicator:
     calls: list[tuple[int, str, int]] = []  # rank, what, bytes: of all
     library = FakeLibrary()
 
-    def __init__(self, group: Group, index: int):
-        self.group, self.index = group, index
+    def __init__(self, group: Group, index: int, blocks: int = 0):
+        self.group, self.index, self.blocks = group, index, blocks
+        self._of_blocks: dict[int, FakeCommunicator] = {}
 
     def of_blocks(self, count: int) -> FakeCommunicator:
-        return self
+        return self._of_blocks.setdefault(count, FakeCommunicator(self.group, self.index, count))
 
     def open_window(self, memory: Any) -> None:
         self.library.opened.append((self.group.transport.rank, memory.pointer, memory.nbytes))
@@ -118,15 +122,21 @@ class FakeCommunicator:
             memory(target, size, dtype)[...] = _total(got, dtype, op, wide)
 
     def _in_f32(self, *places: tuple[int, int]) -> bool:
+        return self.in_f32 and self._inside(*places)
+
+    def _inside(self, *places: tuple[int, int]) -> bool:
+        """Whether all lies in windows."""
         rank = self.group.transport.rank
-        return self.in_f32 and all(any(
-            rank == r and begin <= at and at + size <= begin + nbytes
-            for r, begin, nbytes in self.library.opened) for at, size in places)
+        return all(any(rank == r and begin <= at and at + size <= begin + nbytes
+                       for r, begin, nbytes in self.library.opened) for at, size in places)
 
     @asked
     def all_gather(self, arrays: Sequence[tuple[int, int, int]], stream: int) -> None:
         n = self.group.size
         for source, target, nbytes in arrays:
+            if self.blocks == ENGINES:  # of another place NCCL would make a kernel
+                assert source == target + self.group.index * nbytes
+                assert self._inside((target, n * nbytes))
             got = self._swap("all_gather", [memory(source, nbytes)] * n, [nbytes] * n)
             memory(target, n * nbytes)[...] = np.concatenate(got)
 

@@ -8,7 +8,7 @@ differentiate again.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import field
 from typing import Any
 
@@ -125,6 +125,14 @@ class VendorLibrary:
     run: Callable[..., Any]
 
 
+ENGINES = -1  # where a number of NCCL's blocks stands: copy engines, and no multiprocessor
+
+
+def by_engines(attrs: Mapping[str, Any]) -> bool:
+    """Whether an op that sends, with these attributes, takes no multiprocessor."""
+    return bool(attrs.get("blocks", 0) == ENGINES)
+
+
 @dataclass(frozen=True)
 class Exchange:
     """How an op sends between ranks from the memory of a GPU.
@@ -137,6 +145,8 @@ class Exchange:
     launched on a stream
     in_place: whether each result may be written where its operand lies
     joins: whether the op of several operands is what several of it are, each of some
+    ahead(sources, targets, index, stream, **attrs): what is launched in front of it in the stream
+    of the kernels; what runs beside them is over then where it meets what this one gets
     """
 
     launch: Callable[..., bool]
@@ -144,6 +154,7 @@ class Exchange:
     replayed: Callable[..., Callable[[], None]]
     in_place: bool = False
     joins: bool = False
+    ahead: Callable[..., None] | None = None
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ takes, and CuPy's module is not needed for them. The library of the wheels that 
 is taken first, so that a process has one NCCL.
 
 Signatures and numbers: nccl.h of NCCL 2.18, the first with ncclCommSplit; later ones have the same.
-Windows, memory that all ranks reach, are those of 2.27.
+Windows, memory that all ranks reach, are those of 2.27; gathers by copy engines those of 2.28.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ SUCCESS, IN_PROGRESS, ID_BYTES, NO_COLOR = 0, 7, 128, -1
 TYPES = {"int8": 0, "uint8": 1, "int32": 2, "uint32": 3, "int64": 4, "uint64": 5, "f16": 6,
          "f32": 7, "f64": 8, "bf16": 9}
 OPS = {"sum": 0, "max": 2, "min": 3}
-LEAST_VERSION, WINDOWS_VERSION = 21800, 22700
+LEAST_VERSION, WINDOWS_VERSION, ENGINES_VERSION = 21800, 22700, 22800
 SYMMETRIC = 1  # NCCL_WIN_COLL_SYMMETRIC: an array lies at one offset on all ranks
 _CONFIG_MAGIC, _UNDEFINED = 0xcafebeef, -(1 << 31)
 
@@ -51,6 +51,21 @@ class CommunicatorConfig(ctypes.Structure):
         return CommunicatorConfig(
             ctypes.sizeof(CommunicatorConfig), _CONFIG_MAGIC, LEAST_VERSION, _UNDEFINED, _UNDEFINED,
             count, count, None, _UNDEFINED)
+
+
+class EnginesConfig(ctypes.Structure):
+    """ncclConfig_t of NCCL 2.27, whose policy says that collectives take no multiprocessor where
+    they need none: NCCL_CTA_POLICY_ZERO."""
+
+    _fields_ = (*CommunicatorConfig._fields_, ("traffic_class", ctypes.c_int),
+                ("name", ctypes.c_char_p), ("collnet", ctypes.c_int), ("policy", ctypes.c_int),
+                ("shrink_share", ctypes.c_int), ("nvls_blocks", ctypes.c_int))
+
+    @staticmethod
+    def made() -> EnginesConfig:
+        return EnginesConfig(
+            ctypes.sizeof(EnginesConfig), _CONFIG_MAGIC, WINDOWS_VERSION, *[_UNDEFINED] * 4, None,
+            _UNDEFINED, _UNDEFINED, None, _UNDEFINED, 2, _UNDEFINED, _UNDEFINED)
 
 
 _P, _I, _S = ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t
@@ -79,13 +94,14 @@ _WINDOW_SIGNATURES: dict[str, tuple[Any, ...]] = {
 
 class Nccl:
     """The functions as attributes: each gives a status. has_windows: whether it has those of
-    windows."""
+    windows.  has_engines: whether it gathers by copy engines there."""
 
     def __init__(self, library: Any):
         self._text = library.ncclGetErrorString
         self._text.argtypes, self._text.restype = (_I,), ctypes.c_char_p
         self._declare(library, _SIGNATURES)
         self.has_windows = self.version >= WINDOWS_VERSION
+        self.has_engines = self.version >= ENGINES_VERSION
         if self.has_windows:
             self._declare(library, _WINDOW_SIGNATURES)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 
 import tessera as ts
@@ -16,7 +17,9 @@ from mesh.test_gpu_programs import gpus as gpus
 from tessera.graph.cuda.collective_steps import CollectiveStep
 from tessera.graph.cuda.overlap import overlapped
 from tessera.graph.cuda.run import CudaProgram
-from tessera.mesh.sharding import cut_products
+from tessera.graph.op import ENGINES
+from tessera.graph.schedule.ir import ByteRange
+from tessera.mesh.sharding import cut_products, sharded_graph
 from tessera.mesh.sharding.localize import localize
 from tolerance import assert_close
 
@@ -70,6 +73,60 @@ def test_parts_give_what_the_whole_gives(gpus, nccl, rng, worth_it, name, n, kin
         assert plan.startswith(f"{first} over x: ") and f"in {parts} beside" in plan
         steps = [k for k, s in enumerate(local.steps) if isinstance(s, CollectiveStep)]
         assert len(steps) == sends * (2 if halves else 1)
+
+
+@pytest.mark.parametrize("late", ["", "collectives"])
+@pytest.mark.parametrize("shares", [(1, 1)])
+@pytest.mark.parametrize("n", [2, 4])
+def test_copy_engines_gather_in_windows(gpus, nccl, rng, worth_it, n, shares, late, monkeypatch):
+    """The own rows are where others come to, in front of it; without windows it is as ever."""
+    X, W = values(rng, (16 * n, 384), (384, 16 * n))
+    monkeypatch.setattr(sharded_graph, "LEAST_WINDOW_BYTES", 1)
+    nccl.library.has_engines = True
+
+    def program(mesh, twice):
+        gpus.driver.late = late
+        f = ts.jit(lambda x, w: x @ w if not twice else (x @ w) * 2.0 + ts.exp(x) @ w)
+        x, w = placed(mesh, X, "rows"), placed(mesh, W, "columns")
+        made = [f(x, w).numpy() for _ in range(3)]
+        local = f._last.program.local(ts.dist.rank()).program
+        steps = [s for s in local.steps if isinstance(s, CollectiveStep)]
+        return made, [s.callee.node.attrs.get("blocks") for s in steps if s.callee.node.op.name ==
+                      "mesh_rank_blocks"], str(local.plan)
+
+    for twice in (False, True):
+        for without in (set(), {1}):
+            nccl.library.without = without
+            for made, blocks, plan in on_ranks(n, lambda mesh, t=twice: program(mesh, t)):
+                for y in made:
+                    assert_close(y, (2 * X + np.exp(X) if twice else X) @ W, "f32", 768)
+                assert blocks == [32 if without else ENGINES] * (1 + twice)
+                assert ("NCCL, between the ranks' GPUs, by copy engines" in plan) == (not without)
+
+
+@pytest.mark.parametrize("engines", [False, True])
+def test_own_rows_come_to_their_place_when_messages_have_left_it(engines):
+    """NCCL's kernels come one after another; the copy in front of copy engines does not."""
+    mesh = ts.dist.mesh(DEVICES[:4], axes="x")
+    x, w = (ts.dist.stand_in((8192, n), SPLIT[how], mesh, "bf16 @accum(f32)")
+            for n, how in ((8192, "rows"), (28672, "columns")))
+    made = ts.jit(lambda x, w: (x @ w, ts.exp(x) @ w)).traced(x, w).program.made
+    plan = CudaProgram(localize(made, 0, engines=engines), "sm_90a").plan
+    first, second = (s for s in plan.steps if s.kind == "exchange")
+    own = next(s for s in plan.steps if s.kind == "gemm")  # reads and writes elsewhere
+    place = {s.writes[0].name: ByteRange("temporaries", 0, 1) for s in (first, second)}
+    made = overlapped([first, own, second, own], [0, 2], (),
+                      lambda name: place.get(name, ByteRange(name, 0, 1 << 40)))
+    assert made.awaited == ({2: 0, 4: 1} if engines else {4: 1})
+
+
+def test_beside_copy_engines_matmuls_have_the_whole_chip():
+    mesh = ts.dist.mesh(DEVICES[:4], axes="x")
+    left, right, out, _, _ = PRODUCTS["gather"]
+    made = program_of(left, right, out, 8192, mesh)
+    plan = CudaProgram(localize(made.made, 0, engines=True), "sm_90a").plan
+    own, _ = (s.schedule for s in plan.steps if s.kind == "gemm")
+    assert "SPARE" not in dict(own.extra) and "left to NCCL" not in str(plan)
 
 
 def test_what_does_not_pay_stays_whole(gpus, nccl, rng):

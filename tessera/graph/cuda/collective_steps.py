@@ -21,7 +21,7 @@ from ...runtime.copies import SideStream
 from ...runtime.device import check, driver
 from ..interpret import call_node
 from ..ir import Node
-from ..op import Exchange
+from ..op import Exchange, by_engines
 from ..schedule.groups import FusionGroup
 from ..schedule.ir import GraphSchedule, GroupOperand, ScheduledGroup
 from ..schedule.loop_axes import extents_of
@@ -51,7 +51,8 @@ class CollectiveCallee:
         return self.record.route(**self.node.attrs)
 
     def __str__(self) -> str:
-        return WORDS[self.route]
+        engines = by_engines(self.node.attrs) and self.route != "host"
+        return WORDS[self.route] + ", by copy engines" * engines
 
 
 def collective_group(node: Node) -> FusionGroup:
@@ -84,10 +85,22 @@ class CollectiveStep:
 
     def launch(self, pointer: Callable[[str], int], index: int, stream: int) -> None:
         """On a GPU, on the memory that the plan gave."""
+        self._ahead(pointer, index, stream)
+        self._launch(pointer, index, stream)
+
+    def _places(self, pointer: Callable[[str], int]) -> list[list[tuple[int, int]]]:
+        """Address and bytes of what it reads, and of what it writes."""
+        return [[(pointer(o.name) + o.offset * o.type.dtype.numpy.itemsize, _bytes(o))
+                 for o in operands] for operands in (self.group.reads, self.group.writes)]
+
+    def _ahead(self, pointer: Callable[[str], int], index: int, stream: int) -> None:
+        if self.callee.record.ahead is not None:
+            self.callee.record.ahead(*self._places(pointer), index, stream,
+                                     **self.callee.node.attrs)
+
+    def _launch(self, pointer: Callable[[str], int], index: int, stream: int) -> None:
         node, record = self.callee.node, self.callee.record
-        sources, targets = ([(pointer(o.name) + o.offset * o.type.dtype.numpy.itemsize, _bytes(o))
-                             for o in operands] for operands in (self.group.reads,
-                                                                 self.group.writes))
+        sources, targets = self._places(pointer)
         with at_line(node.where):
             if record.launch(sources, targets, index, stream, **node.attrs):
                 return
@@ -96,8 +109,9 @@ class CollectiveStep:
     def beside(self, pointer: Callable[[str], int], index: int, side: SideStream, number: int
                ) -> None:
         """The same on a stream beside that of the kernels; see overlap.py."""
+        self._ahead(pointer, index, side.beside)
         side.begin()
-        self.launch(pointer, index, side.stream)
+        self._launch(pointer, index, side.stream)
         side.end(number)
 
     def replayed(self, index: int, stream: int) -> Callable[[], None]:
@@ -134,11 +148,13 @@ def sent_places(steps: Iterable[Any], plan: GraphSchedule) -> tuple[str, list[No
         node = step.callee.node
         nodes.append(node)
         whole.add(node)
-        for o in (*step.group.reads, *step.group.writes):
+        reads = () if by_engines(node.attrs) else step.group.reads  # copied to where it writes
+        for o in (*reads, *step.group.writes):
             at = plan.region(o.name)
             own = at.begin + o.offset * o.type.dtype.numpy.itemsize
             here = at.block == "temporaries"
-            lines.append(f"{node.op.name} {o.type} {o.shape} {own if here else 'elsewhere'}")
+            lines.append(f"{node.op.name} {node.attrs.get('blocks', 0)} {o.type} {o.shape} "
+                         f"{own if here else 'elsewhere'}")
             inside |= here
             if not here:
                 whole.discard(node)

@@ -17,6 +17,7 @@ from math import prod
 from typing import Any
 
 from ...lazy_dataclass import dataclass
+from ..op import by_engines
 from ..schedule.ir import ByteRange, GraphSchedule, GroupOperand, ScheduledGroup, Transfer
 
 SPARE = 24  # multiprocessors that NCCL 2.28 takes on four GPUs joined by NVLink
@@ -52,6 +53,12 @@ def overlapped(steps: Sequence[ScheduledGroup | Transfer], beside: Iterable[int]
     for k, step in enumerate(steps):
         regions = _regions(step, region_of)
         if k in numbers:
+            if _takes_engines(step):  # its own part is brought to its place in front of it
+                need = max((n for n, other in running.items() if _meet(regions, other)),
+                           default=None)
+                if need is not None:
+                    awaited[k] = need
+                    running = {n: r for n, r in running.items() if n > need}
             running[numbers[k]] = regions
             continue
         need = max((n for n, other in running.items() if k in alone or _meet(regions, other)),
@@ -72,7 +79,8 @@ def share_chip(plan: GraphSchedule, multiprocessors: int) -> GraphSchedule:
     there is a block for each tile anyway nothing has to be given out, nor a counter be cleared.
     Those beside a collective that takes as long as they do leave it some: it begins with them, and
     would wait for their end."""
-    exchanges = [k for k, s in enumerate(plan.steps) if getattr(s, "kind", "") == "exchange"]
+    exchanges = [k for k, s in enumerate(plan.steps)
+                 if getattr(s, "kind", "") == "exchange" and not _takes_engines(s)]
     made = overlapped(plan.steps, exchanges, (), plan.region)
     if made is None:
         return plan
@@ -81,6 +89,10 @@ def share_chip(plan: GraphSchedule, multiprocessors: int) -> GraphSchedule:
         _shared(s, full.get(k, 0)) if k in made.meanwhile and isinstance(s, ScheduledGroup)
         and s.kind == "gemm" and prod(s.grid) > multiprocessors else s
         for k, s in enumerate(plan.steps)))
+
+
+def _takes_engines(step: ScheduledGroup | Transfer) -> bool:
+    return isinstance(step, ScheduledGroup) and by_engines(step.attr("calls").node.attrs)
 
 
 def _shared(group: ScheduledGroup, spare: int) -> ScheduledGroup:

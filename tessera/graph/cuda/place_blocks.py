@@ -21,7 +21,7 @@ from ...kernels.matmul_blocks import (
 from ...kernels.matmul_plan import tuned_blocks
 from ...runtime.generations import WarpgroupMatmul
 from ..ir import Graph, Node, Value, readers_of
-from ..op import OPS, Aval
+from ..op import OPS, Aval, by_engines
 from ..schedule.loop_axes import extents_of
 from .anchors import row_lines, whole_rows, whole_steps
 from .library_ops import PRODUCT, card_beside, quickest_blocks
@@ -49,6 +49,7 @@ def beside_messages(graph: Graph) -> dict[Value, int]:
         follows = bool(brought.intersection(node.inputs))
         if node.op.exchange is not None:
             left, brought = node.attrs.get("blocks", 0), {*brought, *node.outputs}
+            left = None if by_engines(node.attrs) else left
         elif node.op is PRODUCT and follows:
             left, brought = None, set()
         elif node.op is PRODUCT and left is not None:

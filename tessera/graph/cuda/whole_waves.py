@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from math import prod
 
 from ..ir import value_bytes
+from ..op import by_engines
 from ..schedule.group_order import group_order
 from ..schedule.groups import FusionGroup
 from ..schedule.target import ScheduleTarget
@@ -83,7 +84,8 @@ def one_wave(group: FusionGroup, multiprocessors: int, taken: int, shared_bytes:
 
 def _taken(message: FusionGroup) -> int:
     """Multiprocessors that it has."""
-    return message.nodes[0].attrs.get("blocks", 0) or SPARE
+    attrs = message.nodes[0].attrs
+    return 0 if by_engines(attrs) else attrs.get("blocks", 0) or SPARE
 
 
 def _flops(group: FusionGroup) -> float:

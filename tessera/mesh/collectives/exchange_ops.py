@@ -22,10 +22,11 @@ import numpy as np
 from tessera.errors import SourceLine, UnsupportedTargetError
 from tessera.graph import functions as F
 from tessera.graph.ir import Node
-from tessera.graph.op import OPS, Aval, Exchange, GraphOp, sample
+from tessera.graph.op import ENGINES, OPS, Aval, Exchange, GraphOp, sample
 from tessera.graph.trace import apply
 from tessera.numerics import NumericType, as_type, stored_bytes
 from tessera.runtime import libnccl
+from tessera.runtime.buffer import copy_bytes
 from tessera.tensor import Tensor
 
 from ...lazy_dataclass import dataclass
@@ -59,7 +60,8 @@ def _route(members: Shape, axis: str, **attrs: Any) -> str:
 def _by(members: Shape, axis: str, what: str, index: int, blocks: int = 0
         ) -> Communicator | None:
     """The way between GPUs, where there is one; and a note of what happens, for who is asked.
-    blocks: how many of NCCL's, of which each takes a multiprocessor; 0: as many as it likes"""
+    blocks: how many of NCCL's, of which each takes a multiprocessor; 0: as many as it likes;
+    ENGINES: none"""
     from ..ranks.communicator import communicator
 
     found = communicator(_group(members, axis), index, what)
@@ -137,6 +139,8 @@ def _blocks(*xs: np.ndarray, members: Shape, axis: str, what: str, blocks: int =
 def _launch_blocks(sources: Places, targets: Places, index: int, stream: int, *, members: Shape,
                    axis: str, what: str, blocks: int = 0) -> bool:
     by = _by(members, axis, what, index, blocks)
+    if by is not None and blocks == ENGINES:
+        sources = _own_places(sources, targets, by.group.index)
     arrays = [(a, b, nbytes) for (a, nbytes), (b, _) in zip(sources, targets, strict=True)
               if nbytes]
     if by is not None and arrays:
@@ -144,11 +148,29 @@ def _launch_blocks(sources: Places, targets: Places, index: int, stream: int, *,
     return by is not None
 
 
+def _own_places(sources: Places, targets: Places, rank: int) -> Places:
+    """Where a rank's blocks lie in what is gathered."""
+    return [(b + rank * nbytes, nbytes) for (_, nbytes), (b, _) in zip(sources, targets,
+                                                                      strict=True)]
+
+
+def _bring_blocks(sources: Places, targets: Places, index: int, stream: int, *, members: Shape,
+                  axis: str, what: str, blocks: int = 0) -> None:
+    """Copy engines send from memory that all ranks reach, where this rank's blocks are not yet. By
+    the copy engine they would come there as a kernel, which waits for a multiprocessor behind the
+    matmul beside it."""
+    by = _by(members, axis, what, index, blocks) if blocks == ENGINES else None
+    if by is not None:
+        for (source, nbytes), (target, _) in zip(
+                sources, _own_places(sources, targets, by.group.index), strict=True):
+            copy_bytes(target, source, nbytes, stream)
+
+
 BLOCKS = GraphOp(
     "mesh_rank_blocks",
     shape=lambda *xs, members, **attrs: tuple(Aval((len(members), *x.shape), x.type) for x in xs),
     ref=_blocks, multi=True, effects=EFFECT, differentiable=False,
-    exchange=Exchange(_launch_blocks, _route, _replayed, joins=True),
+    exchange=Exchange(_launch_blocks, _route, _replayed, joins=True, ahead=_bring_blocks),
     doc="the arrays of all ranks of a group, on a GPU")
 
 

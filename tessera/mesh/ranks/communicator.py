@@ -17,6 +17,7 @@ import numpy as np
 
 from tessera import config
 from tessera.errors import UnsupportedTargetError
+from tessera.graph.op import ENGINES
 from tessera.launched import launched_here
 from tessera.runtime import libnccl
 from tessera.runtime.device import device, device_count, gpu_id
@@ -71,10 +72,12 @@ class Communicator:
         return Communicator(group, self.index, self.library, handle)
 
     def of_blocks(self, count: int) -> Communicator:
-        """One of the same ranks, whose kernels have so many blocks. All members call it; the first
-        call makes it, when nothing is on its way."""
+        """One of the same ranks, whose kernels have so many blocks; ENGINES: which copies by copy
+        engines. All members call it; the first call makes it, when nothing is on its way."""
         if count not in self._of_blocks:
-            handle, config = ctypes.c_void_p(), libnccl.CommunicatorConfig.of_blocks(count)
+            handle = ctypes.c_void_p()
+            config = libnccl.EnginesConfig.made() if count == ENGINES else \
+                libnccl.CommunicatorConfig.of_blocks(count)
             device(self.index).synchronize()
             with device(self.index).current():
                 libnccl.check(self.library.ncclCommSplit(

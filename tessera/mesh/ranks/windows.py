@@ -37,6 +37,12 @@ def windows_here() -> bool:
         launched_here() == launched_size())
 
 
+def engines_here() -> bool:
+    """Whether this rank would have its parts gathered by copy engines: in windows, of NCCL 2.28."""
+    library = libnccl.open_library()
+    return windows_here() and library is not None and library.has_engines
+
+
 def window_memory(group: Group, index: int, nbytes: int, places: str,
                   groups: Sequence[tuple[Group, int]], sums: Sequence[NarrowSum] | None = ()
                   ) -> WindowBuffer | None:
@@ -70,4 +76,4 @@ def window_memory(group: Group, index: int, nbytes: int, places: str,
     return made
 
 
-__all__ = ["window_memory", "windows_here"]
+__all__ = ["engines_here", "window_memory", "windows_here"]

@@ -19,7 +19,7 @@ from tessera.ad.subgraphs import close_together
 from tessera.errors import SourceLine, TesseraError
 from tessera.graph import functions as F
 from tessera.graph.ir import Graph, Node, Value
-from tessera.graph.op import OPS, Aval, GraphOp
+from tessera.graph.op import ENGINES, OPS, Aval, GraphOp
 from tessera.graph.ops.convert import cast_ref
 from tessera.graph.trace import apply, at_line, trace
 from tessera.numerics import NumericType, as_type, random_bits_at
@@ -28,7 +28,7 @@ from tessera.tensor import Tensor
 from ..collectives.exchange_ops import COPIED
 from ..layout import Layout
 from ..partition import extents, indices, local_shape
-from .cut_products import run_cut
+from .cut_products import BLOCKS, run_cut
 from .layout_change_ops import ALL_REDUCE, MOVES
 from .layout_changes import Hop, block, same_cuts
 from .masked_indexing import is_masked, run_masked
@@ -57,11 +57,13 @@ class LocalValues(dict[Held, Tensor]):
     wide_sums: totals of such, which are rounded where they are first read
     returned: what the program returns, where it was summed
     copied: parts of parameters in memory that all ranks reach, each until it is gathered
+    engines: what is gathered beside a matmul comes by copy engines
     """
 
     def __init__(self, given: Iterable[tuple[Held, Tensor]], wide: bool, wide_inside: bool,
-                 returned: Container[Held] = ()):
+                 returned: Container[Held] = (), engines: bool = False):
         super().__init__(given)
+        self.engines = engines
         self.wide, self.wide_inside, self.returned = wide, wide_inside, returned
         self.copied: dict[Held, Tensor] = {}
         self.wide_sums: dict[Held, Tensor] = {}
@@ -105,12 +107,14 @@ class LocalValues(dict[Held, Tensor]):
         (self if same else self.wide_sums)[held] = made
 
 
-def localize(made: Propagated, rank: int, wide: bool = False, wide_inside: bool = False) -> Graph:
+def localize(made: Propagated, rank: int, wide: bool = False, wide_inside: bool = False,
+             engines: bool = False) -> Graph:
     """What a rank runs: a graph of its parts of the inputs, captures last, to those of the
-    outputs. wide, wide_inside: see LocalValues"""
+    outputs. wide, wide_inside, engines: see LocalValues"""
 
     def body(*parts: Tensor) -> list[Tensor]:
-        env = LocalValues(zip(made.inputs, parts, strict=True), wide, wide_inside, _returned(made))
+        env = LocalValues(zip(made.inputs, parts, strict=True), wide, wide_inside, _returned(made),
+                          engines)
         line = made.graph.nodes[0].where if made.graph.nodes else None
         for i, step in enumerate(made.steps):
             line = _line(step) or line
@@ -128,6 +132,11 @@ def localize(made: Propagated, rank: int, wide: bool = False, wide_inside: bool 
 def brings_parameter(step: Step) -> bool:
     """Whether it is a gather of what is gathered for each use."""
     return isinstance(step, LayoutHop) and step.anew and step.hop.kind == "all_gather"
+
+
+def gathers_beside(step: Step) -> bool:
+    """Whether it is the gather of a matmul's operand, beside this rank's own rows."""
+    return isinstance(step, LayoutHop) and step.hop.kind == "all_gather" and step.blocks == BLOCKS
 
 
 def copy_pays(move: LayoutHop) -> bool:
@@ -207,8 +216,9 @@ def _move(step: LayoutHop, env: LocalValues, rank: int) -> None:
         env[held] = _slice(x, hop, shape, rank)
     else:
         sent = env.sent_as(x, hop) if hop.kind == "reduce_scatter" else x.type
+        blocks = {"blocks": ENGINES} if env.engines and gathers_beside(step) else _blocks(step)
         env.keep_sum(held, apply(MOVES[hop.kind], as_sent(x, sent), hop=hop, rank=rank, shape=shape,
-                                 type=sent, what=_what(step), **_blocks(step)), hop)
+                                 type=sent, what=_what(step), **blocks), hop)
 
 
 def _blocks(step: LayoutHop) -> dict[str, int]:

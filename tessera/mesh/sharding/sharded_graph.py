@@ -22,7 +22,7 @@ from tessera.graph.donation import alone
 from tessera.graph.host_copy import HostCopy
 from tessera.graph.interpret import interpret
 from tessera.graph.ir import Graph, Node, Value
-from tessera.graph.op import Aval, GraphOp, infer
+from tessera.graph.op import ENGINES, Aval, GraphOp, by_engines, infer
 from tessera.graph.placed_leaves import Picker, PlacedLeaves, origins, picker, placed
 from tessera.graph.steady_step import SteadyRun
 from tessera.graph.trace import at_line
@@ -62,7 +62,7 @@ from .cut_products import cut_products
 from .defer_readers import defer_readers
 from .few_blocks import FEW, send_by_few
 from .layout_change_ops import group_along
-from .localize import brings_parameter, localize
+from .localize import brings_parameter, gathers_beside, localize
 from .partitioned_steps import (
     CollectivePlan,
     PlannedCollective,
@@ -175,7 +175,8 @@ class ShardedProgram:
             index = gpu_of(self.mesh)
             target = "cpu" if index is None else f"cuda:{index}"
             by_nccl = index is not None and self._by != "host"
-            graph = localize(self.made, rank, by_nccl and not self._hopes_for_windows(), by_nccl)
+            graph = localize(self.made, rank, by_nccl and not self._hopes_for_windows(), by_nccl,
+                             by_nccl and self._hopes_for_engines())
             self._local[rank] = executor(graph, target, donated=self.donated)
         return self._local[rank]
 
@@ -346,8 +347,9 @@ class ShardedProgram:
     @functools.cached_property
     def _hoped(self) -> bool:
         """Whether a program compiled for windows is another: it sends narrow terms, or copies what
-        it gathers."""
-        return any(c.wide for c in self._planned) or any(map(brings_parameter, self.made.steps))
+        it gathers, or gathers by copy engines."""
+        return any(c.wide for c in self._planned) or any(
+            brings_parameter(s) or gathers_beside(s) for s in self.made.steps)
 
     def _hopes_for_windows(self) -> bool:
         """Whether a program is compiled for windows, as far as this rank can say."""
@@ -356,6 +358,12 @@ class ShardedProgram:
         from ..ranks.windows import windows_here  # it stands on NCCL, which few need
 
         return windows_here()
+
+    def _hopes_for_engines(self) -> bool:
+        """Whether it is compiled for copy engines, too."""
+        from ..ranks.windows import engines_here  # it stands on NCCL, which few need
+
+        return self._hopes_for_windows() and engines_here()
 
     def _open_windows(self, rank: int, local: Any) -> bool:
         """Let other ranks reach the temporaries of what a rank runs, where all send much and from
@@ -366,6 +374,8 @@ class ShardedProgram:
         from ..ranks.windows import window_memory
 
         places, nodes, whole = local.sent_places
+        if any(by_engines(n.attrs) and n not in whole for n in nodes):
+            places = ""  # what is gathered is a result
         index, here = gpu_of(self.mesh), transport()
         assert index is not None
 
@@ -376,7 +386,7 @@ class ShardedProgram:
                           _bytes_of(n), n.attrs.get("blocks", 0), n in whole)
                 for n in nodes if adds_only_in_windows(n)]
         groups = {(n.attrs["members"], n.attrs.get("blocks", 0)): group_of(n) for n in nodes
-                  if n.attrs.get("blocks", 0) in (0, FEW)}
+                  if n.attrs.get("blocks", 0) in (0, FEW, ENGINES)}
         groups.update({(one.group.ranks, one.blocks): one.group for one in sums})
         with at_line(user_line()):
             local.block = window_memory(
@@ -388,7 +398,8 @@ class ShardedProgram:
 
     def _local_again(self, rank: int, local: Any) -> Any:
         """What a rank runs where narrow terms are sent wide."""
-        if not any(map(adds_only_in_windows, local.sent_places[1])) and all(
+        sent = local.sent_places[1]
+        if not any(adds_only_in_windows(n) or by_engines(n.attrs) for n in sent) and all(
                 n.op is not COPIED for n in local.graph.nodes):
             return local
         del self._local[rank]
