@@ -32,7 +32,8 @@ def global_norm(grads: Any) -> Tensor:
 def clip_by_global_norm(grads: Any, limit: float, norm: Any = None) -> tuple[Any, Tensor]:
     """(grads, norm): all leaves times limit / norm when the norm before is above the limit.
 
-    norm: that of a larger tree of which these are a part; default the norm of grads.
+    norm: that of a larger tree of which these are a part, as a rank of a pipeline has those of its
+    own stages; default the norm of grads.
 
     A norm that is NaN or infinite stays visible: it is returned, and the gradients become NaN.
     Pascanu et al. 2013, arXiv:1211.5063. Raises ArgumentError unless limit > 0.
