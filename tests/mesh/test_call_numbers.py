@@ -16,6 +16,7 @@ from lowering_cases import apart as apart
 from mesh import parallel
 from mesh.launch import mpirun, needs_mpi
 from mesh.test_gpu_programs import gpus as gpus
+from tessera.graph.placed_leaves import FEW
 from tessera.mesh.errors import DisagreementError, PolicyMismatch
 from tessera.mesh.ranks import call_numbers
 from tessera.mesh.ranks.call_numbers import KEPT, TOLD, CallSequence
@@ -172,7 +173,7 @@ def test_a_compiled_function_and_a_call_by_hand_are_told_apart(gpus, nccl):
 def test_plain_operands_of_a_later_call_are_compared(gpus, nccl, change, says, donate):
     """Nothing is sent for it: it is told with the calls."""
     def program(mesh) -> tuple[str, int, str]:
-        p = [ts.dist.tensor((4,), None, mesh, init=1.0) for _ in range(40)]
+        p = [ts.dist.tensor((4,), None, mesh, init=1.0) for _ in range(FEW)]
         x = ts.dist.tensor((6, 4), ts.ShardSpec(("row",), ("dp",)), mesh, init=1.0)
         step = ts.jit(lambda p, x, lr, mask: [
             w - lr * mask * ts.mean(x, axis=0) for w in p], donate=donate)

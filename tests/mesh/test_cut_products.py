@@ -75,9 +75,7 @@ def test_parts_give_what_the_whole_gives(gpus, nccl, rng, worth_it, name, n, kin
         assert len(steps) == sends * (2 if halves else 1)
 
 
-@pytest.mark.parametrize("late", ["", "collectives"])
-@pytest.mark.parametrize("shares", [(1, 1)])
-@pytest.mark.parametrize("n", [2, 4])
+@pytest.mark.parametrize(("n", "late", "shares"), [(2, "collectives", (1, 1)), (3, "", (1, 1))])
 def test_copy_engines_gather_in_windows(gpus, nccl, rng, worth_it, n, shares, late, monkeypatch):
     """The own rows are where others come to, in front of it; without windows it is as ever."""
     X, W = values(rng, (16 * n, 384), (384, 16 * n))
