@@ -263,11 +263,14 @@ def test_a_nan_is_the_largest_element() -> None:
     assert groups[0].kind == "strips" and np.isnan(top)
 
 
-@pytest.mark.parametrize("rows, strips", [(4096, 256), (8192, 512), (16384, 512), (65536, 512)])
-def test_rows_with_statistics_are_summed_in_as_many_strips_as_run_at_once(rows: int,
+@pytest.mark.parametrize("rows, columns, strips", [
+    (4096, 1024, 256), (8192, 1024, 512), (16384, 1024, 512), (65536, 1024, 512),
+    (262144, 256, 1024)])
+def test_rows_with_statistics_are_summed_in_as_many_strips_as_run_at_once(rows: int, columns: int,
                                                                           strips: int) -> None:
-    """Four warps each; columns alone in long strips."""
-    w, x, g = (ts.Tensor[1024, "f32"], ts.Tensor[rows, 1024, "f32"], ts.Tensor[rows, 1024, "bf16"])
+    """Four warps each, with registers for all of them at once; columns alone in long strips."""
+    w, x, g = (ts.Tensor[columns, "f32"], ts.Tensor[rows, columns, "f32"],
+               ts.Tensor[rows, columns, "bf16"])
 
     def gradients(x: Any, w: Any, b: Any, g: Any) -> Any:
         y, pull = ts.vjp(lambda *a: ts.cast(ts.layernorm(*a), "bf16"), x, w, b)
@@ -279,8 +282,9 @@ def test_rows_with_statistics_are_summed_in_as_many_strips_as_run_at_once(rows: 
 
     (norm,) = strips_in(gradients, x, w, w, g)
     assert norm.grid == (strips,) and norm.schedule.warps_ == 4
+    assert dict(norm.schedule.extra).get("RESIDENT") == strips // 128
     (alone,) = strips_in(lambda g: ts.sum(ts.cast(g, "f32"), axis=0), g)
-    assert alone.grid[0] == rows // 128
+    assert alone.grid[0] == min(512, rows // 128)
 
 
 @pytest.mark.parametrize(("rows", "strips"), [(512, 1), (32, 0), (4096, 1)])

@@ -73,7 +73,10 @@ LONG, FEWEST, LARGE = 1024, 64, 1 << 24
 # Columns of a row that is held whole, beside its sums, by sixteen warps; and by four.
 WIDE, NARROW = 8192, 2048
 # Columns of rows of which twice as many strips run: layer norm's gradient of rows of 256 takes 122
-# us in place of 143, of 1024 133 in place of 128 (2^26 elements of bf16, H200, 2026-11-26).
+# us in place of 143, of 1024 133 in place of 128 (2^26 elements of bf16, H200, 2026-11-26). All of
+# them have to run at one time: with 67 registers in place of 64, which was ptxas's choice for a
+# while, one of eight waits for the others to end, and it takes 147 us in place of 112 (H200,
+# 2026-11-27).
 SHORT = 256
 BLOCK, WARPS = 2048, 8  # elements of a block: 8 in each lane
 ROW_WARPS, MOST_WARPS = 4, 16  # of blocks of whole rows
@@ -382,9 +385,19 @@ def strip_blocks(space: tuple[int, ...], nodes: Sequence[Node]) -> StripBlocks:
     m = min(rows, m)
     if m == 1 or C <= SHORT_ROWS or warps > ROW_WARPS or R % rows or rows % m or (
             _bits_read(space, nodes) * m * C > CARRIED_BITS * 32 * warps):
-        return StripBlocks(frame, rows, True, chosen(m, C, warps=warps))
+        return StripBlocks(frame, rows, True,
+                           _in_one_wave(chosen(m, C, warps=warps), blocks(R, rows), numbers))
     close = STRIPS // MULTIPROCESSORS
     return StripBlocks(frame, rows, True, Schedule(m=m, n=C, warps=warps, RESIDENT=close), True)
+
+
+def _in_one_wave(s: Schedule, groups: int, numbers: int) -> Schedule:
+    """The schedule with registers left for all groups to run at once, where what lanes hold, so
+    many numbers for each row, has room in these."""
+    close, warps = blocks(groups, MULTIPROCESSORS), s.value("warps_")
+    each = numbers * (s.m or 1) * power(s.n) // (blocks(s.n, 32 * warps) * 32 * warps)
+    fits = close * warps * each <= HELD * ROW_WARPS * STRIPS // MULTIPROCESSORS
+    return replace(s, extra=(("RESIDENT", close),)) if close > 1 and fits else s
 
 
 def _bits_read(space: tuple[int, ...], nodes: Sequence[Node]) -> int:
