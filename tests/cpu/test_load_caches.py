@@ -20,16 +20,16 @@ PASSES = """
 """
 
 
-def caches(body: str, shared: bool = False) -> dict[str, set[str]]:
-    """By parameter, those of its loads."""
+def caches(body: str, shared: bool = False, rows: str = "N") -> dict[str, set[str]]:
+    """By parameter, those of its loads. rows: an extent that is known to be a multiple of 16."""
     source = f"""@kernel(grid=lambda M: M)
 def k(x: {HEAD}):
     m, a = tile.group_id(0), tile.zeros((1, 64))
 {body}"""
     arrays = np.zeros((4, 256), np.float32), np.zeros(256, np.float32), np.zeros((4, 256), "f4")
     function = build(source)["k"].lower(*arrays)
-    text = emit_kernel(function, 32, parse_target("sm_90a"), ArgumentFacts(shared=shared)
-                       ).emitted.source
+    facts = ArgumentFacts(frozenset({rows}), frozenset("xwO"), shared)
+    text = emit_kernel(function, 32, parse_target("sm_90a"), facts).emitted.source
     found = re.findall(r"load_(\w)(?:_\d+)? = use\(tiles.load\(.*'([\w:]*)'\)\)", text)
     return {name: {c for n, c in found if n == name} for name, _ in found}
 
@@ -43,8 +43,18 @@ def test_what_is_gone_through_twice(again: str) -> None:
 def test_what_is_gone_through_once_or_elsewhere() -> None:
     once = "    O[m:m+1, 0:64] = tile.load(x[m:m+1, 0:64]) + tile.load(x[m:m+1, 64:128])\n"
     assert caches(once) == {"x": {"L1::no_allocate"}}
-    assert caches(PASSES.format("64, N, 128").replace("k:k+64]) - a", "k+1:k+65]) - a")) == {
+    assert caches(PASSES.format("64, N, 128").replace("k:k+64]) - a", "k+4:k+68]) - a")) == {
         "x": {"L1::no_allocate"}}
+
+
+def test_accesses_that_begin_amid_sectors() -> None:
+    """The next one takes what is left of these: of rows that are no multiple of 16 bytes, or
+    columns that begin beside one."""
+    whole = "    O[m:m+1, 0:64] = tile.load(x[m:m+1, 0:64]) + tile.load(w[0:64])[None, :]\n"
+    assert caches(whole, rows="M") == {"x": {""}, "w": {""}}
+    assert caches(whole, shared=True, rows="M")["x"] == {"L1::no_allocate"}
+    beside = "    O[m:m+1, 0:64] = tile.load(x[m:m+1, 1:65])\n"
+    assert caches(beside) == {"x": {""}}
 
 
 def test_what_every_group_reads_and_none_writes() -> None:
@@ -54,7 +64,7 @@ def test_what_every_group_reads_and_none_writes() -> None:
     assert caches(written)["w"] == {"L1::no_allocate"}
 
 
-@pytest.mark.parametrize("at, kept", [("n", ""), ("n + m", "L1::no_allocate")])
+@pytest.mark.parametrize("at, kept", [("n", ""), ("n + 4 * m", "L1::no_allocate")])
 def test_few_bytes_that_groups_along_an_axis_share(at: str, kept: str) -> None:
     """The numbers of columns in each block of rows."""
     body = "    n = tile.group_id(1) * 64\n    O[m:m+1, n:n+64] = " \

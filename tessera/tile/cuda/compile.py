@@ -31,6 +31,7 @@ from tessera.tile.cuda.lower.warp_specialised import Refusal, WarpSpecialisedPro
 from tessera.tile.ir.ir import Function, Op, Param, SSAValue, walk
 from tessera.tile.ir.schedule import Schedule
 from tessera.tile.ir.types import Buffer
+from tessera.tile.passes.integer_facts import Knowledge
 
 # Groups of fewer lanes share a multiprocessor, so that one multiplies while another waits.
 FULL_LANES = 256
@@ -195,7 +196,8 @@ def lower(function: Function, lanes: int, facts: ArgumentFacts, target: Target,
     function = gather_windows(with_codes(pick_last(function), lanes, facts, target))
     function = stage_matmul_loads(function, chip, room, facts.shared)
     function = begin_early(load_early(prefetch_boxes(function), threads), chip, facts.batched)
-    function = assign_layouts(function, Hint(threads, chip, chained(function), vector))
+    known = Knowledge(function, facts.divisible, facts.eights)
+    function = assign_layouts(function, Hint(threads, chip, chained(function), vector, known))
     return order(function, facts.shared)
 
 

@@ -32,6 +32,7 @@ from tessera.tile.ir.ir import Op, Operand, SSAValue, walk
 from tessera.tile.ir.op_record import OPS
 from tessera.tile.ir.register_layout import WARP_BITS, RegisterLayout, bits_of, blocked
 from tessera.tile.ir.types import TileType
+from tessera.tile.passes.integer_facts import LARGEST
 from tessera.tile.passes.overlapping_reads import overlapping_reads
 from tessera.tile.passes.written_arguments import written_parameters
 
@@ -59,7 +60,8 @@ def _load(e: Emitter, op: Op) -> None:
     guards, bounds = guards_of(e, place, layout)
     more = ", True" if has_instructions(place.dtype, e.generation) else ""
     more += ", True" * any_nan(e, place.dtype, made.value)
-    cache = "" if is_read_again(e, op, place) else STREAMING
+    shares = 0 <= axis and begins_amid(e, place, layout.shape[axis])
+    cache = "" if is_read_again(e, op, place, shares) else STREAMING
     text = (f"use(tiles.load('global', {place.dtype.name!r}, {layout.text!r}, {layout.shape}, "
             f"{axis}, {width}, {guards}, {number(fill, place.dtype)}, {cache!r}{more}))")
     args = ", ".join([address(e, place, layout), *strides(e, place, layout, axis), *bounds])
@@ -68,10 +70,19 @@ def _load(e: Emitter, op: Op) -> None:
     watch_load(e, place, wanted, e.name(made.value))
 
 
-def is_read_again(e: Emitter, op: Op, place: MemoryOperand) -> bool:
+def begins_amid(e: Emitter, place: MemoryOperand, many: int) -> bool:
+    """Whether accesses along the rows of memory may begin at no multiple of LEAST bytes, of tiles
+    with as many neighbours at least."""
+    last, each = len(place.extents) - 1, place.dtype.bits // 8
+    known = min(e.known.divisor(place.offsets[last]),
+                e.known.extent(place.texts[last]) if last else LARGEST)
+    return many * each >= LEAST and (place.name not in e.facts.aligned or known * each < LEAST)
+
+
+def is_read_again(e: Emitter, op: Op, place: MemoryOperand, shares: bool = False) -> bool:
     """Whether all groups read a tile, or this one does in another loop over the same places, or by
-    loads that overlap; of a tensor that nobody writes, as the L1 cache does not hear of what other
-    multiprocessors do."""
+    loads that overlap, or its accesses begin amid sectors, which the next ones share (shares); of
+    a tensor that nobody writes, as the L1 cache does not hear of what other multiprocessors do."""
     if "written" not in e.memo:
         e.memo["written"] = written_parameters(e.function)
     if e.facts.shared or place.name in e.memo["written"]:  # type: ignore[operator]
@@ -80,8 +91,8 @@ def is_read_again(e: Emitter, op: Op, place: MemoryOperand) -> bool:
         e.memo["overlapping"] = overlapping_reads(e.function)
     if op.outs[0].value in e.memo["overlapping"]:  # type: ignore[operator]
         return True
-    return all(map(e.known.in_all_groups, place.offsets)) or passes(e)[_places(e, op)] > 1 or (
-        is_vector_of_many(e, op, place))
+    return shares or all(map(e.known.in_all_groups, place.offsets)) or (
+        passes(e)[_places(e, op)] > 1 or is_vector_of_many(e, op, place))
 
 
 def is_vector_of_many(e: Emitter, op: Op, place: MemoryOperand) -> bool:

@@ -47,8 +47,9 @@ from tessera.tile.ir.register_layout import (
     in_parts,
     warps_over,
 )
-from tessera.tile.ir.types import TileType
+from tessera.tile.ir.types import GlobalTensor, TileType
 from tessera.tile.ops.indexed import shape_of
+from tessera.tile.passes.integer_facts import LARGEST, Knowledge
 
 ACCESS_BYTES = 16  # of one lane at once
 WIDE = 32  # sums of a thread
@@ -72,6 +73,7 @@ class Hint:
     generation: Generation
     down_only: bool = False  # all warps down the rows, so that a row belongs to one warp
     vector: int | None = None
+    known: Knowledge | None = None  # of the function's integers
 
 
 def assign_layouts(function: Function, hint: Hint,
@@ -159,7 +161,9 @@ class _Chooser:
                 said = op.attr.get("vector")
                 memory.append((said is not None, prod(t.shape) * bits, value,  # type: ignore
                                bits, said or self.hint.vector))
-        for *_, value, bits, vector in sorted(memory, key=lambda m: m[:2], reverse=True):
+        # Of tiles as large those whose accesses move fewer neighbours than 16 bytes first.
+        memory.sort(key=lambda m: (*m[:2], self.narrow(m[2], m[3])), reverse=True)
+        for *_, value, bits, vector in memory:
             yield value, self.in_memory(value, bits, vector)
         for value in sorted((v for v, t in self.types.items() if isinstance(t, TileType)),
                             key=lambda v: -prod(self.types[v].shape)):  # type: ignore[union-attr]
@@ -209,8 +213,45 @@ class _Chooser:
         if t.shape in self.turned and not vector:
             along, down = _both_ways(t.shape, wanted, width)
             return blocked(t.shape, self.hint.threads, along, down=down)
+        if not vector:
+            width = min(width, self.at_once.get(t.shape, width))
         neighbours = 1 << min(bits_of(width), wanted, bits_of(t.shape[-1]))
         return blocked(t.shape, self.hint.threads, neighbours, t.shape in self.reduced_rows)
+
+    @functools.cached_property
+    def at_once(self) -> dict[tuple[int, ...], int]:
+        """By the shapes of tiles, how many neighbours the accesses to all of them in global memory
+        may move, where rows or places are known not to be multiples of 16 bytes. A lane with more
+        of them than one access moves would touch each sector again for the next: with neighbours
+        in neighbouring lanes an access of a warp is one run."""
+        nodes = [n for n in walk(self.function.body) if isinstance(n, Op)]
+        if self.hint.known is None or self.given or any(n.name == "matmul" for n in nodes):
+            return {}
+        found: dict[tuple[int, ...], int] = {}
+        for n in nodes:
+            t = self.tile(n.args[1] if OPS[n.name].writes else n.outs[0].value) \
+                if OPS[n.name].access == "tile" else None
+            if t is not None and (width := self.surely_at_once(n.args[0])) is not None:
+                found[t.shape] = min(width, found.get(t.shape, width))
+        return found
+
+    def narrow(self, value: SSAValue, bits: int) -> bool:
+        width = self.at_once.get(self.types[value].shape)  # type: ignore[union-attr]
+        return width is not None and width * bits < 8 * ACCESS_BYTES
+
+    def surely_at_once(self, place: Operand) -> int | None:
+        """The neighbours along the last axis that an access to a view of global memory may move;
+        None where that axis is not one of the tile's, or elements are packed."""
+        view, known = self.made.get(place), self.hint.known  # type: ignore[arg-type]
+        if view is None or view.name != "view" or known is None:
+            return None
+        whole = self.types[view.args[0]]  # type: ignore[index]
+        last = len(view.attr["box"]) - 1
+        if not isinstance(whole, GlobalTensor) or whole.dtype.packed or (
+                last not in view.attr["kept"]):
+            return None
+        rows = known.extent(str(whole.dims[-1])) if last else LARGEST
+        return min(rows, known.divisor(view.args[1 + last]))
 
     @functools.cached_property
     def turned(self) -> dict[tuple[int, ...], int]:
