@@ -362,6 +362,28 @@ case(
 )
 case("softmax of 1001", [((65536, 1001), "bf16")], ts.softmax, lambda x: torch.softmax(x, -1))
 case(
+    "layer norm of 513",
+    [((131072, 513), "bf16"), ((513,), "bf16"), ((513,), "bf16")],
+    ts.layernorm,
+    lambda x, w, c: F.layer_norm(x, (513,), w, c),
+)
+case(
+    "layer norm of 513, gradient",
+    [((131072, 513), "bf16"), ((513,), "bf16"), ((513,), "bf16"), ((131072, 513), "bf16")],
+    pulled(ts.layernorm),
+    pulled_by_torch(lambda x, w, c: F.layer_norm(x, (513,), w, c)),
+)
+case(
+    "loss of 50257, gradient",
+    [((4096, 50257), "bf16"), ((4096,), ("i", 50257))],
+    lambda x, k: ts.value_and_grad(lambda x: ts.cross_entropy(ts.cast(x, "f32"), k))(x),
+    lambda x, k: pulled_by_torch(lambda x: F.cross_entropy(wide(x), k.long()))(
+        x, torch.ones((), device=x.device, dtype=wide(x).dtype)
+    ),
+    False,
+)
+case("softmax of 4097", [((16384, 4097), "bf16")], ts.softmax, lambda x: torch.softmax(x, -1))
+case(
     "add odd", [((16383, 4097), "bf16"), ((4097,), "bf16")], lambda x, w: x + w, lambda x, w: x + w
 )
 

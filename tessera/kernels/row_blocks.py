@@ -31,6 +31,9 @@ SHARE = 16  # elements of a lane
 # memory. Cross entropy of rows of 1024, 2^26 elements of bf16, takes 48.3 us in place of 52.6
 # (H100, 2026-11-26).
 STATISTICS_SHARE = 32
+# Of rows that leave a quarter of their power of two empty, or more: the lanes that stand there load
+# nothing.
+PADDED_SHARE = 32
 STEPS = {4096: (2048, 4)}  # columns of a pass and its warps, by the longest rows they are for
 STEP, PASS_WARPS = 4096, 8  # of longer ones
 ALONE = 8192  # columns of a pass of the one group of a multiprocessor
@@ -80,6 +83,8 @@ def row_blocks(rows: int, columns: int, share: int = SHARE) -> RowBlocks:
         step, warps = next((s for most, s in STEPS.items() if columns <= most), (STEP, PASS_WARPS))
         return RowBlocks(1, step, warps, True)
     wide = 1 << (columns - 1).bit_length()
+    if wide > 32 * share and 4 * columns <= 3 * wide and share == SHARE:
+        share = PADDED_SHARE
     most = 1 << max(0, rows - 1).bit_length()
     shared = min(most, max(1, 32 * WARPS * share // wide))
     return RowBlocks(shared, columns, max(1, shared * wide // (32 * share)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import tessera as ts
 from emulator import compare
 from kernels.build import build
 from tessera.graph.cuda import CudaProgram, row_order, sorted_segments, strips, unordered_sums
+from tessera.graph.cuda.levels import emitted_of
 from tessera.graph.cuda.run import run_of
 from tessera.kernels import row_blocks
 from tolerance import assert_close
@@ -109,6 +111,34 @@ def test_rows_in_order(M, N, dtype, monkeypatch, rng):
 def test_dropout(shape, rng):
     emulate(lambda x: ts.random.dropout(x, 0.4) + ts.random.uniform(shape), normal(rng, *shape))
     emulate(lambda x: ts.random.dropout(ts.exp(x), 0.4), normal(rng, *shape, dtype="bf16"))
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "f32"])
+def test_odd_rows_as_one_run(dtype, rng):
+    """All blocks but the last move 16 bytes at once; a vector is read where an element stands."""
+    x, w, c = normal(rng, 41, 33, dtype=dtype), normal(rng, 33, dtype=dtype), normal(rng, 41, 1)
+
+    def fn(x, w, c):
+        return ts.cast(x * w, "f32") * c, x + w
+
+    emulate(fn, x, w, c)
+    program = CudaProgram(ts.jit(fn).graph(x, w, c), "sm_90a")
+    (group,) = program.plan.groups
+    assert len(group.grid) == 1
+    x64, w64, c64 = (np.asarray(t, np.float64) for t in (x, w, c))
+    product, total = program.run([x, w, c])
+    assert_close(product, x64 * w64 * c64, dtype, n=2)
+    assert_close(total, x64 + w64, dtype, n=2)
+
+
+def test_odd_rows_are_shared_by_neighbouring_lanes(rng):
+    """An access of a warp is one run of memory, of bytes that lanes have side by side."""
+    x, w = normal(rng, 6, 101, dtype="bf16"), normal(rng, 101, dtype="bf16")
+    emulate(lambda x, w: (ts.softmax(x), ts.rmsnorm(x, w)), x, w, rtol=2.0**-7, atol=1e-6)
+    program = CudaProgram(ts.jit(ts.softmax).graph(ts.Tensor[6, 101, "bf16"]), "sm_90a")
+    text = emitted_of(program.launches[0], program.target).source
+    for access in ("load", "store"):
+        assert re.search(rf"tiles\.{access}\('global', 'bf16', '[^|]*\| 1\.0 1\.1 1\.2 1\.3 1\.4", text)
 
 
 @pytest.mark.parametrize("target", ["sm_80", "sm_89"])

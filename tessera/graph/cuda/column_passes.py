@@ -162,7 +162,9 @@ def column_blocks(extents: tuple[int, int, int], operands: int, bits: int,
         n //= 2
     if power(R) * n <= most:
         warps = max(WARPS, min(MOST_WARPS, power(R) * n * (operands + 1) // (32 * LANE)))
-        return chosen(R, n, warps=warps)
+        s = chosen(R, n, warps=warps)
+        # One group would fill a multiprocessor with registers that it can do without.
+        return replace(s, extra=(("RESIDENT", 2),)) if numbers and warps == MOST_WARPS else s
     n = min(power(C), max(n, LINE_BITS // 2 // bits))
     return chosen(min(power(R) // 2, STEP // n), n, warps=MOST_WARPS)
 

@@ -58,6 +58,7 @@ class FrameBlock:
     ahead: int = 1  # blocks of rows that are under way, in a loop over them
     shared: dict[str, str] = field(default_factory=dict)  # blocks of operands there
     along: int = -2
+    row: int = 0  # columns of a row, of a flat loop over rows; see loop_blocks.flat_rows
 
     @property
     def flat(self) -> bool:
@@ -73,8 +74,14 @@ class FrameBlock:
         assert found is not None, f"{operand} does not lie along {self.frame}"
         return tuple(p or e == 1 for p, e in zip(found, self.frame.extents, strict=True))
 
+    def repeats(self, operand: GroupOperand) -> bool:
+        """Whether it has a number for each row, or column, of a flat loop over rows."""
+        return self.row > 0 and self.frame.pattern(operand.shape) is None
+
     def dims(self, operand: GroupOperand) -> tuple[int, ...]:
         """The extents in which an operand is passed: those that it lies along."""
+        if self.repeats(operand):
+            return (prod(operand.shape),)
         along = self.pattern(operand)
         return tuple(e for e, p in zip(self.frame.extents, along, strict=True) if p) or (1,)
 
@@ -132,6 +139,12 @@ def value(w: KernelWriter, b: FrameBlock, arg: Any, kind: str, step: GroupStep) 
     if arg in b.held:
         return b.held[arg]
     operand = b.operands[arg]
+    if b.repeats(operand):
+        kind = w.type(as_type("uint32"))
+        at = f"(tile.arange(0, {b.BN}, {kind}) + tile.cast({_start(b.columns)}, {kind}))"
+        which = "%" if operand.shape[-1] == b.row else "//"
+        w.line(f"{arg} = tile.gather({capital(arg)}, {at} {which} {b.row})", step)
+        return b.held.setdefault(arg, KernelValue(arg, False, True))
     place, m, n = b.place(operand)
     name = arg + b.suffix
     ahead = f", prefetch={b.ahead}" if b.ahead > 1 and m and n else ""

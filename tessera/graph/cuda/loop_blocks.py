@@ -78,6 +78,18 @@ def loop_blocks(frame: Frame, reads: Sequence[GroupOperand], writes: Sequence[Gr
     return chosen(m, n, warps=_warps(m * n, total)), along - last - 1
 
 
+def flat_rows(frame: Frame, reads: Sequence[GroupOperand], writes: Sequence[GroupOperand],
+              bits: int) -> int:
+    """The columns of rows that a loop goes over as one run of elements, 0 where it does not: rows
+    that do not begin at 16 bytes, in operands that lie densely. What has a number for each row, or
+    column, is read by where an element stands. bits: of the narrowest element"""
+    if len(frame.members) != 2 or any(o.layout or o.type.dtype.packed for o in (*reads, *writes)):
+        return 0
+    R, C = frame.extents
+    whole = all(frame.pattern(o.shape) == (True, True) for o in writes)
+    return C if whole and 1 < C and C * bits % 128 and R * C < 1 << 31 else 0
+
+
 def _warps(elements: int, total: int) -> int:
     return max(1, min(4, elements * 4 // total))
 
@@ -108,4 +120,5 @@ def region_ends(move: RegionCopy, result: GroupOperand) -> frozenset[int]:
     return frozenset(inside)
 
 
-__all__ = ["LaidOperand", "is_part", "loop_blocks", "loop_grid", "region_ends", "row_block"]
+__all__ = ["LaidOperand", "flat_rows", "is_part", "loop_blocks", "loop_grid", "region_ends",
+           "row_block"]

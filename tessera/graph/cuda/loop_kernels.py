@@ -99,7 +99,7 @@ def parameters(w: KernelWriter, b: FrameBlock,
     shapes = [b.dims(o) for o in operands]
     texts = []
     for o, shape in zip(operands, shapes, strict=True):
-        named = any(b.pattern(o)) and any(k == "extent" for k, _ in w.group.attrs)
+        named = any(k == "extent" for k, _ in w.group.attrs) and any(b.pattern(o))
         texts.append(f"{capital(o.name)}: "
                      f"{w.annotation(o, (w.group.attr('extent'),) if named else shape)}")
     return texts, shapes
@@ -121,7 +121,8 @@ def loop_source(group: ScheduledGroup) -> KernelText:
     w.line(f"n = tile.group_id({last}) * {BN}")
     index = tuple(f"g{i}" for i in range(last) if i != last + 1 + along)
     b = FrameBlock(frame, f"m:m+{BM}" if last and along else "", f"n:n+{BN}", index, BM, BN,
-                   {r.name: r for r in group.reads}, along=along)
+                   {r.name: r for r in group.reads}, along=along,
+                   row=dict(group.attrs).get("row", 0))
     body(w, b, group, list(group.steps))
     for o in group.writes:
         store(w, b, o, maker(group, o.name))

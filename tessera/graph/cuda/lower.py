@@ -51,7 +51,7 @@ from .host_steps import HostCallee
 from .key_merges import schedule_merge_cuts, schedule_merge_keys
 from .library_steps import LibraryCallee
 from .long_strips import add_long_strips, long_strips
-from .loop_blocks import loop_blocks, loop_grid, region_ends, row_block
+from .loop_blocks import flat_rows, loop_blocks, loop_grid, region_ends, row_block
 from .loop_steps import LoopCallee
 from .matmul_form import matmul_form
 from .narrow_copies import NarrowCopy
@@ -195,6 +195,12 @@ class _KernelSchedule(ScheduleBuilder):
             grid = (choose_schedule.blocks(prod(group.space), s.n),)
             self.add("loop", group.space, reads, writes, steps, s, grid, axes=frame.members,
                      extent="N")
+            return
+        if group.batch is None and (row := flat_rows(frame, reads, writes, bits)):
+            s = choose_schedule.for_loop((prod(group.space),), bits)
+            self.add("loop", group.space, reads, writes, steps, s,
+                     (choose_schedule.blocks(prod(group.space), s.n),),
+                     axes=(tuple(range(len(group.space))),), row=row)
             return
         s, along = loop_blocks(frame, reads, writes, bits)
         self.add("loop", group.space, reads, writes, steps, s,

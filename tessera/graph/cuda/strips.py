@@ -94,6 +94,9 @@ AHEAD = 2
 # 164.8 (H200, 2026-11-26); 151.0 and 154.2, 148.9 and 151.6 (H100, 2026-11-26). Of 64 to 512
 # columns it gains nothing on an H100.
 CARRIED_BITS, SHORT_ROWS = 512, 512
+# Of one operand of 16 bits, without statistics of rows: blocks of twice as many rows, and the next
+# one's elements on their way, in as many groups as leave registers for that.
+NARROW_BITS, NARROW_CLOSE = 16, 3
 
 STRIP_SUM = library_call("strip_sum", reduction="sum", shows=(0,))
 STRIP_MAX = library_call("strip_max", reduction="max", shows=(0,))
@@ -377,7 +380,11 @@ def strip_blocks(space: tuple[int, ...], nodes: Sequence[Node]) -> StripBlocks:
         return StripBlocks(frame, rows, False, chosen(min(rows, m), n, warps=ROW_WARPS))
     if not whole:
         n = min(power(C), 256)
-        return StripBlocks(frame, rows, False, chosen(min(rows, BLOCK // n), n, warps=WARPS))
+        m = min(rows, BLOCK // n)
+        if _bits_read(space, nodes) > NARROW_BITS or R % rows or rows % (2 * m):
+            return StripBlocks(frame, rows, False, chosen(m, n, warps=WARPS))
+        return StripBlocks(frame, rows, False,
+                           Schedule(m=2 * m, n=n, warps=WARPS, RESIDENT=NARROW_CLOSE), True)
     warps, numbers = row_warps(space, nodes)
     m = max(1, 8 * 32 * warps // power(C))
     while m < warps and 2 * m * numbers <= HELD:

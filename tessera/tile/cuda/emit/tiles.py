@@ -8,7 +8,7 @@ from typing import Any
 
 from tessera.numerics import DType, bf16
 from tessera.tile.cuda.emit.elementwise import full, number
-from tessera.tile.cuda.emit.emitter import Emitter
+from tessera.tile.cuda.emit.emitter import INDENT, Emitter
 from tessera.tile.cuda.emit.layout_conversion import convert_layout
 from tessera.tile.cuda.emit.memory_operands import (
     MemoryOperand,
@@ -16,6 +16,7 @@ from tessera.tile.cuda.emit.memory_operands import (
     asked,
     bytes_of,
     element_offset,
+    is_wide,
     place_of,
     product,
 )
@@ -32,7 +33,7 @@ from tessera.tile.ir.ir import Op, Operand, SSAValue, walk
 from tessera.tile.ir.op_record import OPS
 from tessera.tile.ir.register_layout import WARP_BITS, RegisterLayout, bits_of, blocked
 from tessera.tile.ir.types import TileType
-from tessera.tile.passes.integer_facts import LARGEST
+from tessera.tile.passes.integer_facts import LARGEST, divisor_of
 from tessera.tile.passes.overlapping_reads import overlapping_reads
 from tessera.tile.passes.written_arguments import written_parameters
 
@@ -62,12 +63,39 @@ def _load(e: Emitter, op: Op) -> None:
     more += ", True" * any_nan(e, place.dtype, made.value)
     shares = 0 <= axis and begins_amid(e, place, layout.shape[axis])
     cache = "" if is_read_again(e, op, place, shares) else STREAMING
-    text = (f"use(tiles.load('global', {place.dtype.name!r}, {layout.text!r}, {layout.shape}, "
-            f"{axis}, {width}, {guards}, {number(fill, place.dtype)}, {cache!r}{more}))")
-    args = ", ".join([address(e, place, layout), *strides(e, place, layout, axis), *bounds])
-    call = f"{e.use(f'load_{place.name}', text)}({args})"
-    e.define(made, converted(e, call, layout, wanted, place))
+    def call(width: int, guards: tuple[str, ...], bounds: list[str]) -> str:
+        text = (f"use(tiles.load('global', {place.dtype.name!r}, {layout.text!r}, {layout.shape}, "
+                f"{axis}, {width}, {guards}, {number(fill, place.dtype)}, {cache!r}{more}))")
+        args = [address(e, place, layout), *strides(e, place, layout, axis), *bounds]
+        return f"{e.use(f'load_{place.name}', text)}({', '.join(args)})"
+
+    found = call(width, guards, bounds)
+    if op.attr["vector"] is None and (whole := whole_box(e, place, layout, width)):
+        inside, wide = whole
+        name = e.fresh(place.name)
+        wider = call(wide, ("",), [])
+        e.line(f"if {inside}:")
+        e.line(f"{INDENT}{name} = {wider}")
+        e.line("else:")
+        e.line(f"{INDENT}{name} = {found}")
+        found = name
+    e.define(made, converted(e, found, layout, wanted, place))
     watch_load(e, place, wanted, e.name(made.value))
+
+
+def whole_box(e: Emitter, place: MemoryOperand, layout: RegisterLayout, width: int
+              ) -> tuple[str, int] | None:
+    """Of a tensor of one axis that is no multiple of 16 bytes long: the condition under which a
+    box is inside, which is all but the last, and how many neighbours an access may move then. None
+    where it moves as many anyway."""
+    (offset, *more), t = place.offsets, place.extents[0]
+    if more or place.name not in e.facts.aligned or not e.known.natural(offset) or (
+            is_wide(e, t) or layout.overhangs(0)):
+        return None
+    wide = min(layout.run(0), 128 // place.dtype.bits, e.known.divisor(offset),
+               divisor_of(place.shape[0]))
+    return (f"i32({e.name(offset)}) <= i32({t} - {place.shape[0]})", wide) \
+        if wide > width else None
 
 
 def begins_amid(e: Emitter, place: MemoryOperand, many: int) -> bool:
@@ -176,12 +204,24 @@ def store_global(e: Emitter, place: MemoryOperand, layout: RegisterLayout, x: st
         how = ("exact", False)
     more = f", '', {how[0]!r}, {how[1]}, {has_instructions(place.dtype, e.generation)}" \
         if how != PLAIN or has_instructions(place.dtype, e.generation) else ""
-    text = (f"use(tiles.store('global', {place.dtype.name!r}, {layout.text!r}, {layout.shape}, "
-            f"{axis}, {width}, {guards}, {owner is not None}{more}))")
-    args = [x, address(e, place, layout), *strides(e, place, layout, axis), *bounds]
-    args += [place.base, *rounding_key(e)] if how[0] == "stochastic" else []
-    args += [owner] if owner else []
-    e.line(f"{e.use(f'store_{place.name}', text)}({', '.join(args)})")
+    def call(width: int, guards: tuple[str, ...], bounds: list[str]) -> str:
+        text = (f"use(tiles.store('global', {place.dtype.name!r}, {layout.text!r}, {layout.shape}, "
+                f"{axis}, {width}, {guards}, {owner is not None}{more}))")
+        args = [x, address(e, place, layout), *strides(e, place, layout, axis), *bounds]
+        args += [place.base, *rounding_key(e)] if how[0] == "stochastic" else []
+        args += [owner] if owner else []
+        return f"{e.use(f'store_{place.name}', text)}({', '.join(args)})"
+
+    found = call(width, guards, bounds)
+    if whole := whole_box(e, place, layout, width):
+        inside, wide = whole
+        wider = call(wide, ("",), [])
+        e.line(f"if {inside}:")
+        e.line(f"{INDENT}{wider}")
+        e.line("else:")
+        e.line(f"{INDENT}{found}")
+    else:
+        e.line(found)
 
 
 def coalesced(place: MemoryOperand, layout: RegisterLayout) -> RegisterLayout:
