@@ -14,6 +14,7 @@ from typing import Any
 
 from ...lazy_dataclass import dataclass
 from ...numerics import DType, as_type
+from ...tile.ir.schedule import Schedule
 from ..element import Element, IndexBound, places
 from ..ir import Node
 from ..schedule.build_schedule import ScheduleBuilder
@@ -210,7 +211,7 @@ def schedule_elements(builder: ScheduleBuilder, group: FusionGroup) -> None:
     y = builder.operand(node.outputs[0])
     if builder.memory.places[node.outputs[0]].kind == "view":
         return _schedule_update(builder, group, element, reads, y)
-    s, step = for_loop((prod(y.shape),), y.type.dtype.bits), builder.step(node)
+    s, step = _side_by_side(prod(y.shape), y.type.dtype.bits), builder.step(node)
     builder.add("elements", y.shape, reads, [y], [step], s,
                 (blocks(prod(y.shape), s.n),), element=element.text, over=element.over,
                 bounds=tuple(map(astuple, element.bounds)), way=element.way,
@@ -219,13 +220,19 @@ def schedule_elements(builder: ScheduleBuilder, group: FusionGroup) -> None:
                 **{"scale": node.attrs.get("scale", 1.0)} if "way" in node.attrs else {})
 
 
+def _side_by_side(elements: int, bits: int) -> Schedule:
+    """A loop in which a lane writes a word at once: neighbouring lanes read neighbours, one by one,
+    where an access of a warp would touch 32 sectors otherwise."""
+    return for_loop((elements,), bits).with_vector(max(1, 32 // bits))
+
+
 def _schedule_update(builder: ScheduleBuilder, group: FusionGroup, element: Element,
                      reads: list[GroupOperand], y: GroupOperand) -> None:
     """The result lies where operand 0 does: what is written over it alone is moved."""
     (node,) = group.nodes
     assert element.into is not None
     space, x = extents_of(node.inputs[1]), builder.buffer_name(node.inputs[0])
-    s, step = for_loop((prod(space),), y.type.dtype.bits), builder.step(node)
+    s, step = _side_by_side(prod(space), y.type.dtype.bits), builder.step(node)
     builder.add("update", space, [r for r in reads if r.name != x], [y], [step], s,
                 (blocks(prod(space), s.n),), into=element.into,
                 bounds=tuple(map(astuple, element.bounds)),
