@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import tessera as ts
-from tessera.graph.cuda import CudaProgram, long_strips, strips
+from tessera.graph.cuda import CudaProgram, column_passes, long_strips, strips
 from tessera.graph.cuda.generate_kernels import source_of
 from tessera.graph.cuda.shifted_sums import SAMPLE
 from tolerance import assert_close
@@ -133,3 +133,16 @@ def test_sums_about_other_numbers_stay(small: None) -> None:
         return y, ts.sum(y, axis=0)
 
     assert f"0:{SAMPLE}" not in text_of(lowered(fn, ts.Tensor[256, 768, "bf16"]))
+
+
+@pytest.mark.parametrize("rows", [1024, 1100])
+def test_variances_of_columns_take_one_pass(rows: int, monkeypatch: pytest.MonkeyPatch,
+                                            rng: np.random.Generator) -> None:
+    """About a sample of each column, which is far from 0."""
+    monkeypatch.setattr(column_passes, "GROUPS", 2)
+    x = ts.tensor(30.0 + rng.standard_normal((4, rows, 64)).astype(np.float32), "bf16")
+    program = lowered(lambda x: ts.var(ts.cast(x, "f32"), axis=1), x)
+    (group,) = (g for g in program.plan.groups if g.kind == "columns")
+    assert dict(group.attrs)["once"] and source_of(group).text.count("for ") == 1
+    (got,) = program.run([x])
+    assert_close(got, np.asarray(x, np.float64).var(1), "f32", n=4 * rows)

@@ -10,14 +10,14 @@ what the first pass read comes from the second-level cache then.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ...tile.ir.schedule import Schedule
 from ..ir import Node, Value
 from ..schedule.groups import MAX_OPS, MAX_READS, FusionGroup
-from ..schedule.ir import GroupStep, ScheduledGroup
+from ..schedule.ir import GroupOperand, GroupStep, ScheduledGroup
 from ..schedule.loop_axes import Frame, extents_of
 from .choose_schedule import blocks, chosen, power
 from .column_frames import ColumnFrame, column_frame, reductions
@@ -36,6 +36,7 @@ from .group_statements import (
 )
 from .kernel_text import KernelText, KernelWriter, capital
 from .row_passes import needed
+from .shifted_sums import SAMPLE, about_column_samples, hold_column_samples
 
 if TYPE_CHECKING:
     from ..schedule.build_schedule import ScheduleBuilder
@@ -46,6 +47,10 @@ LINE_BITS, LEAST_BITS = 1024, 256  # of a row of a block: a line of memory, a se
 GROUPS = 264  # two for each multiprocessor
 SMALL = 1 << 20  # elements that a few groups read as quickly as kernels are launched
 STEP = 8192  # elements of a block, of columns that are not held
+AXES = ((0,), (1,), (2,))
+# Of one pass over columns that are not held: elements of a block, columns, warps, and blocks that
+# are on their way to L2.
+ONCE, ONCE_COLUMNS, ONCE_WARPS, AHEAD = 4096, 64, 8, 2
 
 
 # --- which groups are one -----------------------------------------------------------------------
@@ -142,8 +147,40 @@ def schedule_column_passes(builder: ScheduleBuilder, group: FusionGroup) -> None
     s = column_blocks((A, R, C), max(1, sum(o in reads for o in tall)),
                       min((o.type.dtype.bits for o in tall), default=32),
                       not any(o in writes for o in tall))
-    builder.add("columns", (A, R, C), reads, writes, [builder.step(n) for n in group.nodes], s,
-                (A, blocks(C, s.n)), axes=((0,), (1,), (2,)))
+    steps = [builder.step(n) for n in group.nodes]
+    once = s.value("warps_") == MOST_WARPS and not any(o in writes for o in tall) and (
+        R >= 2 * SAMPLE and is_one_pass((A, R, C), reads, writes, steps))
+    s = streamed_blocks((R, C)) if once else s
+    builder.add("columns", (A, R, C), reads, writes, steps, s, (A, blocks(C, s.n)), axes=AXES,
+                **{"once": True} if once else {})
+
+
+def is_one_pass(space: tuple[int, int, int], reads: Sequence[GroupOperand],
+                writes: Sequence[GroupOperand], steps: Sequence[GroupStep]) -> bool:
+    """Whether statistics of columns, some about others, may all be made in one pass, about samples
+    of the columns (shifted_sums.py)."""
+    frame = Frame(space, AXES)
+    group = ScheduledGroup("g", "columns", space, tuple(reads), tuple(writes), tuple(steps),
+                           Schedule(), (1,))
+    b = FrameBlock(frame, "m", "n", ("a",), 1, 1, {r.name: r for r in reads})
+    made, centres = about_column_samples(b, group)
+    levels = dict.fromkeys((*b.operands, *(c.near for c in centres)), 0)
+    for s in made.steps:
+        levels[s.name] = _level(s, levels)
+    return bool(centres) and max(levels.values()) == 1
+
+
+def _level(step: GroupStep, levels: dict[str, int]) -> int:
+    """How many statistics of columns deep it is."""
+    names = (a for a in step.args if isinstance(a, str))
+    return max((levels[a] for a in names), default=0) + bool(step.reduction)
+
+
+def streamed_blocks(extents: tuple[int, int]) -> Schedule:
+    """Of columns whose statistics take one pass over 16-bit elements: lines of memory."""
+    R, C = extents
+    n = min(power(C), ONCE_COLUMNS)
+    return chosen(min(power(R) // 2, ONCE // n), n, warps=ONCE_WARPS)
 
 
 def column_blocks(extents: tuple[int, int, int], operands: int, bits: int,
@@ -170,7 +207,8 @@ def column_blocks(extents: tuple[int, int, int], operands: int, bits: int,
 
 
 # --- the kernel ---------------------------------------------------------------------------------
-def column_passes_source(group: ScheduledGroup, texts: dict[str, str]) -> KernelText:
+def column_passes_source(group: ScheduledGroup,
+                         templates: Callable[[ScheduledGroup], dict[str, str]]) -> KernelText:
     w, frame = KernelWriter(group), Frame(group.space, group.attr("axes"))
     R, BR, BN = group.space[1], group.schedule.m or 1, group.schedule.n
     w.line("a = tile.group_id(0)")
@@ -178,6 +216,11 @@ def column_passes_source(group: ScheduledGroup, texts: dict[str, str]) -> Kernel
     held = BR >= R
     b = FrameBlock(frame, f"0:{R}" if held else f"m:m+{BR}", f"n:n+{BN}", ("a",), BR, BN,
                    {r.name: r for r in group.reads}, fill=", fill=0")
+    if dict(group.attrs).get("once"):
+        group, centres = about_column_samples(b, group)
+        hold_column_samples(w, b, centres)
+        b.ahead = AHEAD
+    texts = templates(group)
     passes = _Passes(w, b, R, group.steps, texts)
     for r in group.reads:
         if not b.pattern(r)[1]:  # the same for all rows
@@ -208,11 +251,10 @@ class _Passes:
         self.w, self.b, self.R, self.texts = w, b, R, texts
         self.steps = {s.name: s for s in steps}
         self.tall = {r for r, o in b.operands.items() if b.pattern(o)[1]}
-        self.levels = dict.fromkeys(b.operands, 0)
+        self.levels = dict.fromkeys((*b.operands, *b.held), 0)
         for s in steps:
             names = [a for a in s.args if isinstance(a, str)]
-            self.levels[s.name] = max((self.levels[a] for a in names), default=0) + bool(
-                s.reduction)
+            self.levels[s.name] = _level(s, self.levels)
             if not s.reduction and (placed(s) or self.tall.intersection(names)):
                 self.tall.add(s.name)
 

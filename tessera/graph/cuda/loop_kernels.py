@@ -229,7 +229,7 @@ def columns_source(group: ScheduledGroup) -> KernelText:
     """[A, R, C] -> [A, C], a run of columns of one of the sums for each group: every lane combines
     what stands in its place of the blocks, and at the end lanes combine what they have."""
     if "axes" in dict(group.attrs):
-        return column_passes_source(group, templates(group))
+        return column_passes_source(group, templates)
     w = KernelWriter(group)
     A, R, C = group.space
     sums = list(zip(group.steps, group.reads, group.writes, strict=True))

@@ -59,12 +59,11 @@ class Centre:
 class _Shift:
     """The steps of a group, while sums about means are rewritten."""
 
-    def __init__(self, b: FrameBlock, group: ScheduledGroup):
-        self.b, self.group, self.N = b, group, b.frame.extents[-1]
+    def __init__(self, b: FrameBlock, group: ScheduledGroup, N: int, numbers: set[str]):
+        self.b, self.group, self.N, self.rows = b, group, N, numbers
         self.steps = {s.name: s for s in group.steps}
         self.centres: dict[str, Centre] = {}
         self.made: list[GroupStep] = []
-        self.rows = {s.name for s in group.steps if s.shape[-1:] == (1,)}
 
     def run(self) -> tuple[ScheduledGroup, tuple[Centre, ...]]:
         found = {s.name: made for s in self.group.steps if (made := self.about(s)) is not None}
@@ -185,7 +184,19 @@ def about_samples(b: FrameBlock, group: ScheduledGroup
                   ) -> tuple[ScheduledGroup, tuple[Centre, ...]]:
     """The group with sums about the means of samples in place of those about means, and the
     samples."""
-    return _Shift(b, group).run()
+    numbers = {s.name for s in group.steps if s.shape[-1:] == (1,)}
+    return _Shift(b, group, b.frame.extents[-1], numbers).run()
+
+
+def about_column_samples(b: FrameBlock, group: ScheduledGroup
+                         ) -> tuple[ScheduledGroup, tuple[Centre, ...]]:
+    """The same of a group over [A, R, C] whose statistics are those of columns."""
+    tall = {name for name, r in b.operands.items() if b.pattern(r)[1]}
+    for s in group.steps:
+        if not s.reduction and tall.intersection(a for a in s.args if isinstance(a, str)):
+            tall.add(s.name)
+    numbers = {s.name for s in group.steps} - tall
+    return _Shift(b, group, b.frame.extents[1], numbers).run()
 
 
 def ask_samples(w: KernelWriter, b: FrameBlock, centres: Sequence[Centre]) -> None:
@@ -203,4 +214,14 @@ def hold_samples(w: KernelWriter, b: FrameBlock, centres: Sequence[Centre]) -> N
         b.held[c.near] = KernelValue(c.near, True, False)
 
 
-__all__ = ["SAMPLE", "Centre", "about_samples", "ask_samples", "hold_samples"]
+def hold_column_samples(w: KernelWriter, b: FrameBlock, centres: Sequence[Centre]) -> None:
+    """The means of samples of the block's columns."""
+    for c in centres:
+        place, *_ = replace(b, rows=f"0:{SAMPLE}").place(c.operand)
+        sample = f"tile.cast(tile.load({place}{b.fill}), {w.type(c.total.type)})"
+        w.line(f"{c.near} = tile.col_sum({sample})[None, :] * {1 / SAMPLE!r}", c.total)
+        b.held[c.near] = KernelValue(c.near, False, True)
+
+
+__all__ = ["SAMPLE", "Centre", "about_column_samples", "about_samples", "ask_samples",
+           "hold_column_samples", "hold_samples"]
