@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import operator
 import re
 from typing import Any
 
@@ -11,7 +13,14 @@ import pytest
 import tessera as ts
 from emulator import compare
 from kernels.build import build
-from tessera.graph.cuda import CudaProgram, row_order, sorted_segments, strips, unordered_sums
+from tessera.graph.cuda import (
+    CudaProgram,
+    loop_blocks,
+    row_order,
+    sorted_segments,
+    strips,
+    unordered_sums,
+)
 from tessera.graph.cuda.levels import emitted_of
 from tessera.graph.cuda.run import run_of
 from tessera.kernels import row_blocks
@@ -129,6 +138,21 @@ def test_odd_rows_as_one_run(dtype, rng):
     product, total = program.run([x, w, c])
     assert_close(product, x64 * w64 * c64, dtype, n=2)
     assert_close(total, x64 + w64, dtype, n=2)
+
+
+def test_vectors_are_held_for_several_rows(monkeypatch, rng):
+    """Where more is read of them than of elements."""
+    monkeypatch.setattr(loop_blocks, "GROUPS", 2)
+    x, a, b = normal(rng, 24, 256, dtype="bf16"), normal(rng, 256), normal(rng, 256)
+
+    def fn(x, *vectors):
+        return functools.reduce(operator.mul, vectors, ts.cast(x, "f32"))
+
+    program = CudaProgram(ts.jit(fn).graph(x, a, b), "sm_90a")
+    assert program.plan.groups[0].schedule.m == 16  # of 4 rows otherwise
+    few = CudaProgram(ts.jit(fn).graph(x, ts.cast(a, "bf16")), "sm_90a")
+    assert few.plan.groups[0].schedule.m == 4
+    emulate(fn, x, a, b)
 
 
 def test_odd_rows_are_shared_by_neighbouring_lanes(rng):

@@ -150,7 +150,7 @@ def schedule_column_passes(builder: ScheduleBuilder, group: FusionGroup) -> None
     steps = [builder.step(n) for n in group.nodes]
     once = s.value("warps_") == MOST_WARPS and not any(o in writes for o in tall) and (
         R >= 2 * SAMPLE and is_one_pass((A, R, C), reads, writes, steps))
-    s = streamed_blocks((R, C)) if once else s
+    s = streamed_blocks((A, R, C)) if once else s
     builder.add("columns", (A, R, C), reads, writes, steps, s, (A, blocks(C, s.n)), axes=AXES,
                 **{"once": True} if once else {})
 
@@ -176,10 +176,13 @@ def _level(step: GroupStep, levels: dict[str, int]) -> int:
     return max((levels[a] for a in names), default=0) + bool(step.reduction)
 
 
-def streamed_blocks(extents: tuple[int, int]) -> Schedule:
-    """Of columns whose statistics take one pass over 16-bit elements: lines of memory."""
-    R, C = extents
-    n = min(power(C), ONCE_COLUMNS)
+def streamed_blocks(extents: tuple[int, int, int]) -> Schedule:
+    """Of columns whose statistics take one pass over 16-bit elements: lines of memory where these
+    are groups enough, a sector at least."""
+    A, R, C = extents
+    n, least = min(power(C), ONCE_COLUMNS), min(power(C), LEAST_BITS // 16)
+    while n > least and A * blocks(C, n) < GROUPS:
+        n //= 2
     return chosen(min(power(R) // 2, ONCE // n), n, warps=ONCE_WARPS)
 
 

@@ -51,7 +51,7 @@ from .host_steps import HostCallee
 from .key_merges import schedule_merge_cuts, schedule_merge_keys
 from .library_steps import LibraryCallee
 from .long_strips import add_long_strips, long_strips
-from .loop_blocks import flat_rows, loop_blocks, loop_grid, region_ends, row_block
+from .loop_blocks import flat_rows, for_vectors, loop_blocks, loop_grid, region_ends, row_block
 from .loop_steps import LoopCallee
 from .matmul_form import matmul_form
 from .narrow_copies import NarrowCopy
@@ -203,6 +203,8 @@ class _KernelSchedule(ScheduleBuilder):
                      axes=(tuple(range(len(group.space))),), row=row)
             return
         s, along = loop_blocks(frame, reads, writes, bits)
+        if group.batch is None and along == -2:
+            s = for_vectors(s, frame, reads, writes)
         self.add("loop", group.space, reads, writes, steps, s,
                  loop_grid(frame.extents, s, along), axes=frame.members,
                  **({} if along == -2 else {"along": along}))
