@@ -114,3 +114,30 @@ def test_ceil_mode_needs_numbers() -> None:
         pool.infer(ts.Tensor["N", 3, "H", 8, ts.f32])
     with pytest.raises(ts.ArgumentError, match="dilation=0"):
         ts.max_pool2d(ts.zeros((1, 1, 4, 4)), 2, dilation=0)
+
+
+@pytest.mark.parametrize("kind", ["shuffled", "average", "largest", "repeated"])
+def test_merged_axes_are_gathered(kind: str, rng: np.random.Generator) -> None:
+    """Where short runs stand in turn, in one kernel and no copies."""
+    if kind == "shuffled":
+        x = ts.tensor(rng.standard_normal((2, 3, 2, 3, 5, 7)).astype(np.float32))
+        fn = lambda x: ts.reshape(ts.transpose(x, (0, 1, 4, 2, 5, 3)), (2, 3, 10, 21))  # noqa: E731
+        want = np.asarray(x).transpose(0, 1, 4, 2, 5, 3).reshape(2, 3, 10, 21)
+    elif kind == "repeated":
+        x = ts.tensor(rng.standard_normal((4, 1, 6)).astype(np.float32))
+        fn = lambda x: ts.reshape(ts.transpose(ts.broadcast_to(x, (4, 3, 6)), (0, 2, 1)),  # noqa: E731
+                                  (4, 18))
+        want = np.repeat(np.asarray(x)[:, 0], 3, axis=-1)
+    else:
+        x = ts.tensor(rng.permutation(2 * 5 * 8 * 6).reshape(2, 5, 8, 6).astype(np.float32))
+        d = ts.tensor(rng.standard_normal((2, 5, 4, 2)).astype(np.float32))
+        pool = ts.avg_pool2d if kind == "average" else ts.max_pool2d
+        fn = lambda x: ts.vjp(lambda x: pool(x, (2, 3)), x)[1](d)  # noqa: E731
+        spread = np.asarray(d).repeat(2, 2).repeat(3, 3)
+        top = np.asarray(x).reshape(2, 5, 4, 2, 2, 3).max((3, 5)).repeat(2, 2).repeat(3, 3)
+        want = spread * np.float32(1 / 6) if kind == "average" else spread * (np.asarray(x) == top)
+    program = CudaProgram(ts.jit(fn).graph(x), "sm_90a")
+    groups = [(g.kind, g.steps[0].op) for g in program.plan.groups]
+    assert groups.count(("elements", "moved")) == 1
+    assert kind == "largest" or "move" not in {g for g, _ in groups}
+    assert np.array_equal(np.asarray(program.run([x])[0]), want)

@@ -197,6 +197,8 @@ def _range(op: str, a: _Term, b: _Term) -> tuple[int | None, int | None]:
         return a.least + b.least, a.most + b.most
     if op == "-":
         return a.least - b.most, a.most - b.least
+    if op == "%" and b.least == b.most and b.least > 0:
+        return 0, b.least - 1
     if op in ("*", "//") and b.least == b.most and b.least > 0:
         return (a.least * b.least, a.most * b.least) if op == "*" else (
             a.least // b.least, a.most // b.least)

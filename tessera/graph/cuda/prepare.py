@@ -35,6 +35,7 @@ from .joined_products import join_products
 from .joined_sums import join_sums
 from .library_ops import call_products, transpose_operands
 from .loss_parts import open_long_losses
+from .merged_moves import gather_merged_moves
 from .move_passes import join_parts, narrow_moves, reshape_matmuls, widen_late, widens
 from .narrow_copies import NarrowCopy, keep_copies
 from .node_kernels import drop_overwritten
@@ -244,6 +245,7 @@ PIPELINE: list[Callable[..., Any]] = [
     canonicalize,
     merge_common,
     reduce_windows,
+    gather_merged_moves,
     join_parts,
     multiply_in_f64,
     reshape_matmuls,
