@@ -362,6 +362,35 @@ case(
 )
 case("softmax of 1001", [((65536, 1001), "bf16")], ts.softmax, lambda x: torch.softmax(x, -1))
 case(
+    "average pool, gradient",
+    [((64, 128, 112, 112), "bf16"), ((64, 128, 56, 56), "bf16")],
+    lambda x, d: ts.cast(ts.vjp(lambda x: ts.avg_pool2d(x, 2), x)[1](d), "bf16"),
+    pulled_by_torch(lambda x: F.avg_pool2d(x, 2)),
+)
+case(
+    "max pool 2, gradient",
+    [((64, 64, 112, 112), "bf16"), ((64, 64, 56, 56), "bf16")],
+    lambda x, d: ts.cast(ts.vjp(lambda x: ts.max_pool2d(x, 2), x)[1](d), "bf16"),
+    pulled_by_torch(lambda x: F.max_pool2d(x, 2)),
+    False,
+)
+case(
+    "max pool 3 stride 2, gradient",
+    [((64, 64, 112, 112), "bf16"), ((64, 64, 56, 56), "bf16")],
+    lambda x, d: ts.cast(ts.vjp(lambda x: ts.max_pool2d(x, 3, 2, 1), x)[1](d), "bf16"),
+    pulled_by_torch(lambda x: F.max_pool2d(x, 3, 2, 1)),
+    False,
+)
+case(
+    "pixel shuffle",
+    [((16, 256, 128, 128), "bf16")],
+    lambda x: ts.reshape(
+        ts.transpose(ts.reshape(x, (16, 64, 2, 2, 128, 128)), (0, 1, 4, 2, 5, 3)),
+        (16, 64, 256, 256),
+    ),
+    lambda x: F.pixel_shuffle(x, 2),
+)
+case(
     "layer norm of 513",
     [((131072, 513), "bf16"), ((513,), "bf16"), ((513,), "bf16")],
     ts.layernorm,
