@@ -78,6 +78,14 @@ class FrameBlock:
         """Whether it has a number for each row, or column, of a flat loop over rows."""
         return self.row > 0 and self.frame.pattern(operand.shape) is None
 
+    def is_row(self, operand: GroupOperand) -> bool:
+        """Whether that is a number for each column: it lies along the last axes, which these are.
+        """
+        space, last = self.frame.space, len(self.frame.space)
+        while prod(space[last:]) < self.row:
+            last -= 1
+        return prod(operand.shape[last - len(space):]) == self.row
+
     def dims(self, operand: GroupOperand) -> tuple[int, ...]:
         """The extents in which an operand is passed: those that it lies along."""
         if self.repeats(operand):
@@ -142,7 +150,7 @@ def value(w: KernelWriter, b: FrameBlock, arg: Any, kind: str, step: GroupStep) 
     if b.repeats(operand):
         kind = w.type(as_type("uint32"))
         at = f"(tile.arange(0, {b.BN}, {kind}) + tile.cast({_start(b.columns)}, {kind}))"
-        which = "%" if operand.shape[-1] == b.row else "//"
+        which = "%" if b.is_row(operand) else "//"
         w.line(f"{arg} = tile.gather({capital(arg)}, {at} {which} {b.row})", step)
         return b.held.setdefault(arg, KernelValue(arg, False, True))
     place, m, n = b.place(operand)

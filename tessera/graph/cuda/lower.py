@@ -45,7 +45,7 @@ from .extrema import schedule_position
 from .fold_keys import schedule_key
 from .gathers import around
 from .generate_kernels import kernel_of
-from .group_statements import COLUMNS
+from .group_statements import COLUMNS, placed
 from .host_keys import Draws, split_draws
 from .host_steps import HostCallee
 from .key_merges import schedule_merge_cuts, schedule_merge_keys
@@ -196,7 +196,8 @@ class _KernelSchedule(ScheduleBuilder):
             self.add("loop", group.space, reads, writes, steps, s, grid, axes=frame.members,
                      extent="N")
             return
-        if group.batch is None and (row := flat_rows(frame, reads, writes, bits)):
+        row = flat_rows(frame, reads, writes, bits)
+        if row and group.batch is None and not any(map(placed, steps)):
             s = choose_schedule.for_loop((prod(group.space),), bits)
             self.add("loop", group.space, reads, writes, steps, s,
                      (choose_schedule.blocks(prod(group.space), s.n),),

@@ -37,15 +37,15 @@ def gather_merged_moves(graph: Graph) -> Graph:
 
 
 def _moved(rw: Rewriter, node: Node, inputs: tuple[Value, ...]) -> Value | None:
-    turned = rw.made_by(inputs[0], "transpose") if node.op.name == "reshape" else None
+    if node.op.name != "reshape" or (turned := rw.made_by(inputs[0], "transpose")) is None:
+        return None
     out = node.outputs[0].aval
-    if turned is None or out.type.dtype.packed or not all(
+    if out.type.dtype.packed or not all(
             isinstance(n, int) and n for v in (*turned.inputs, *inputs) for n in v.aval.shape):
         return None
     order, shape = turned.attrs["axes"], extents_of(inputs[0])
     runs = merged_axes(shape, extents_of(node.outputs[0]))
-    if runs is None or len(runs[-1]) < 2 or shape[-1] >= SHORT or (
-            order[-1] == order[-2] + 1):
+    if not runs or len(runs[-1]) < 2 or shape[-1] >= SHORT or order[-1] == order[-2] + 1:
         return None
     source, kept = _before_repeats(rw, turned.inputs[0])
     text = dict(zip(order, _components(runs, shape), strict=True))
