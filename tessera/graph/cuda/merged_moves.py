@@ -3,7 +3,7 @@
     reshape(transpose(reshape(broadcast_to(g))))      ->  moved(g)         # an average's gradient
     reshape(transpose(reshape(x)))                    ->  moved(x)         # pixels shuffled
 
-No strides say it, so it is a copy; and where a run of memory has a few elements of one row and a
+Neighbours do not stay neighbours, so it is a copy; and where a run of memory has a few elements of one row and a
 few of another, tiles of a transposition have as few. Here each element of the result is read where
 it comes from, also where several come from one.
 """
@@ -45,7 +45,7 @@ def _moved(rw: Rewriter, node: Node, inputs: tuple[Value, ...]) -> Value | None:
         return None
     order, shape = turned.attrs["axes"], extents_of(inputs[0])
     runs = merged_axes(shape, extents_of(node.outputs[0]))
-    if not runs or len(runs[-1]) < 2 or shape[-1] >= SHORT or order[-1] == order[-2] + 1:
+    if not runs or len(runs[-1]) < 2 or shape[-1] >= SHORT or order[-1] == len(order) - 1:
         return None
     source, kept = _before_repeats(rw, turned.inputs[0])
     text = dict(zip(order, _components(runs, shape), strict=True))
