@@ -3,9 +3,9 @@
     reshape(transpose(reshape(broadcast_to(g))))      ->  moved(g)         # an average's gradient
     reshape(transpose(reshape(x)))                    ->  moved(x)         # pixels shuffled
 
-Neighbours do not stay neighbours, so it is a copy; and where a run of memory has a few elements of one row and a
-few of another, tiles of a transposition have as few. Here each element of the result is read where
-it comes from, also where several come from one.
+Neighbours do not stay neighbours, so it is a copy; and where a run of memory has a few elements of
+one row and a few of another, tiles of a transposition have as few. Here each element of the result
+is read where it comes from, also where several come from one.
 """
 
 from __future__ import annotations
