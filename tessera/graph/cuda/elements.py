@@ -27,6 +27,7 @@ from .group_statements import CHAIN
 from .kernel_text import KernelText, KernelWriter, capital
 from .spell import COMBINE, literal, stored_as
 
+MERGED = "a copy, because neighbours do not stay neighbours"
 LONG = 1 << 30  # from here on numbers of elements are 64 bits wide
 BINARY: dict[type, str] = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.FloorDiv: "//",
                            ast.Mod: "%", ast.BitAnd: "&", ast.BitOr: "|"}
@@ -214,6 +215,7 @@ def schedule_elements(builder: ScheduleBuilder, group: FusionGroup) -> None:
     if builder.memory.places[node.outputs[0]].kind == "view":
         return _schedule_update(builder, group, element, reads, y)
     s, step = _side_by_side(prod(y.shape), y.type.dtype.bits), builder.step(node)
+    s = s.with_notes(MERGED) if node.op.name == "moved" else s
     builder.add("elements", y.shape, reads, [y], [step], s,
                 (blocks(prod(y.shape), s.n),), element=element.text, over=element.over,
                 bounds=tuple(map(astuple, element.bounds)), way=element.way,
