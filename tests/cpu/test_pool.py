@@ -139,5 +139,6 @@ def test_merged_axes_are_gathered(kind: str, rng: np.random.Generator) -> None:
     program = CudaProgram(ts.jit(fn).graph(x), "sm_90a")
     groups = [(g.kind, g.steps[0].op) for g in program.plan.groups]
     assert groups.count(("elements", "moved")) == 1
+    assert "note: a copy, because neighbours do not stay neighbours" in str(program.plan)
     assert kind == "largest" or "move" not in {g for g, _ in groups}
     assert np.array_equal(np.asarray(program.run([x])[0]), want)
