@@ -149,7 +149,7 @@ def test_vectors_are_held_for_several_rows(monkeypatch, rng):
         return functools.reduce(operator.mul, vectors, ts.cast(x, "f32"))
 
     program = CudaProgram(ts.jit(fn).graph(x, a, b), "sm_90a")
-    assert program.plan.groups[0].schedule.m == 16  # of 4 rows otherwise
+    assert program.plan.groups[0].schedule.m == 8  # of 4 rows otherwise
     few = CudaProgram(ts.jit(fn).graph(x, ts.cast(a, "bf16")), "sm_90a")
     assert few.plan.groups[0].schedule.m == 4
     emulate(fn, x, a, b)

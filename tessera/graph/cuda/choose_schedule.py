@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import replace
 from typing import Any
 
 from ...kernels import row_blocks as blocks_of_rows
@@ -72,6 +73,15 @@ def for_rows(extents: tuple[int, ...], statistics: int = 0) -> Schedule:
         share = blocks_of_rows.STATISTICS_SHARE
     b = row_blocks(rows, columns, share)
     return chosen(b.rows, b.columns, warps=b.warps)
+
+
+def for_padded(s: Schedule) -> Schedule:
+    """The schedule of rows of one operand, with registers for as many groups as have enough on its
+    way, where rows leave lanes empty."""
+    held = (s.m or 1) * power(s.n) == 32 * blocks_of_rows.PADDED_SHARE * s.value("warps_")
+    if not held or 4 * s.n > 3 * power(s.n) or s.value("warps_") != blocks_of_rows.WARPS:
+        return s
+    return replace(s, extra=(("RESIDENT", blocks_of_rows.PADDED_CLOSE),))
 
 
 def for_passes(s: Schedule, columns: int, row_bytes: int, shared_bytes: int, laid: bool
@@ -168,5 +178,5 @@ def grid_of(extents: tuple[int, ...], m: int | None, n: int) -> tuple[int, ...]:
 
 
 __all__ = ["SECTOR", "blocks", "chosen", "dividing", "for_attention", "for_columns", "for_gather",
-           "for_loop", "for_many", "for_move", "for_passes", "for_rows", "for_segments",
-           "for_share", "grid_of"]
+           "for_loop", "for_many", "for_move", "for_padded", "for_passes", "for_rows",
+           "for_segments", "for_share", "grid_of"]

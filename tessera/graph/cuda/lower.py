@@ -243,6 +243,8 @@ class _KernelSchedule(ScheduleBuilder):
             s = choose_schedule.chosen(1, STAGED_COLUMNS, warps=4)
         m = row_block(frame, writes, s.m or 1)
         s = s if m == s.m else choose_schedule.chosen(m, s.n, warps=s.value("warps_"))
+        if sum(all(frame.pattern(r.shape) or (False,)) for r in reads) == 1:
+            s = choose_schedule.for_padded(s)
         grid = (*frame.extents[:-2], choose_schedule.blocks(frame.extents[-2], s.m))
         if s.n >= frame.extents[-1]:
             staged = staged_rows(reads, again, s.m or 1)
