@@ -31,12 +31,15 @@ from .attention_scores import (
     line,
     linear_score,
     linear_terms,
+    mask_place,
+    mask_unit,
     near_keys,
     near_of_rows,
     own_spans,
     places,
     score_value,
     span_rows,
+    with_mask,
 )
 from .decode_attention import KERNELS as DECODE
 from .decode_attention import LN2, decode_plan, few_queries, streams
@@ -53,24 +56,26 @@ LEAST_SUM = 1e-30  # below any sum of weights, of which one was 1
 
 @kernel
 def attend(Q, K, V, head, group, q0, keys, ahead, scale, BM, BN, causal, slack, window=0, cap=0.0,
-           spans=None, heads=1, score=None):
+           spans=None, heads=1, score=None, M=None, L=None, mask=None):
     """Rows [q0:q0+BM] of one head's output. Other kernels call it.
 
     group: query heads that read one head of K and V.  ahead: keys before the first query's own.
     window, cap, score: as those of a ScoreRule.  spans: of `heads` heads one after another each
+    M [Z, S, T], L [Z, T]: what is added to scores of a query and a key, and of a key, None without;
+    mask: where the head's lies, a MaskRule
     """
     o, m, z = attend_sums(Q, K, V, head, group, q0, keys, ahead, scale, BM, BN, causal, slack,
-                          window, cap, spans, heads, score)
+                          window, cap, spans, heads, score, M, L, mask)
     return divided(o, z)
 
 
 @kernel
 def attend_saved(Q, K, V, head, group, q0, keys, ahead, scale, BM, BN, causal, slack, window=0,
-                 cap=0.0, spans=None, heads=1, score=None):
+                 cap=0.0, spans=None, heads=1, score=None, M=None, L=None, mask=None):
     """The same, and each query's log2 of its sum of exp2(scores), for the gradient. Of one that
     sees no key it is a number too, so that its weights, exp2 of -inf less that, are 0 there."""
     o, m, z = attend_sums(Q, K, V, head, group, q0, keys, ahead, scale, BM, BN, causal, slack,
-                          window, cap, spans, heads, score)
+                          window, cap, spans, heads, score, M, L, mask)
     z = tile.maximum(z, LEAST_SUM)
     return divided(o, z), m + tile.log2(z)
 
@@ -84,13 +89,13 @@ def divided(o, z):
 
 @kernel
 def attend_sums(Q, K, V, head, group, q0, keys, ahead, scale, BM, BN, causal, slack, window, cap,
-                spans, heads, score):
+                spans, heads, score, M, L, mask):
     """Sums of weights times values relative to the maximum m, and sums z of the weights.
 
     The maximum begins as a number where a query may see no key of its first block.
     """
     q = tile.load(Q[head, q0:q0+BM, :])
-    some = spans is not None or score is not None or window
+    some = spans is not None or score is not None or window or mask is not None
     m = tile.full((BM,), -HIGHEST if some else -math.inf)
     z = tile.zeros((BM,))
     o = tile.zeros((BM, V.shape[-1]))
@@ -114,6 +119,12 @@ def attend_sums(Q, K, V, head, group, q0, keys, ahead, scale, BM, BN, causal, sl
         elif cap or score is not None:
             key = None if score is None else places(k0, BN, 1)
             s = score_value(s, scale / LOG2E, cap, score, head, query, key)
+        if M is not None:
+            part = M[mask_place(mask, head), q0:q0+BM, k0:k0+BN]
+            s = with_mask(s, part, mask_unit(scale / LOG2E, cap, score))
+        if L is not None:
+            of_keys = tile.load(L[mask_place(mask, head), k0:k0+BN])
+            s = s + (of_keys * mask_unit(scale / LOG2E, cap, score))[None, :]
         s = in_spans(near_of_rows(s, causal, window, limits, k0), rows, k0)
         m_new = tile.running_max(m, tile.row_max(s) * factor, slack)
         alpha = tile.exp2(m - m_new)
@@ -131,11 +142,12 @@ def attend_sums(Q, K, V, head, group, q0, keys, ahead, scale, BM, BN, causal, sl
 def attention(Q: Tensor["B", "S", "D"], K: Tensor["C", "S", "D"], V: Tensor["C", "S", "E"],
               out: Tensor["B", "S", "E"], scale: f32,
               spans: Tensor["Z", 2, "S", i32] | None = None,
-              logs: Tensor["B", "S", f32] | None = None, heads=1, group=1, BM=128, BN=128,
-              causal=False, window=0, cap=0.0, score=None):
+              logs: Tensor["B", "S", f32] | None = None, M: Tensor["Z", "S", "S"] | None = None,
+              L: Tensor["Y", "S", f32] | None = None, heads=1, group=1, BM=128, BN=128,
+              causal=False, window=0, cap=0.0, score=None, mask=None):
     q0, head = tile.group_id(0) * BM, tile.group_id(1)
     o, sums = attend_saved(Q, K, V, head, group, q0, S, 0, scale, BM, BN, causal, SLACK, window,
-                           cap, spans, heads, score)
+                           cap, spans, heads, score, M, L, mask)
     out[head, q0:q0+BM, :] = o
     if logs is not None:
         logs[head, q0:q0+BM] = sums * LN2
@@ -145,11 +157,13 @@ def attention(Q: Tensor["B", "S", "D"], K: Tensor["C", "S", "D"], V: Tensor["C",
 def cross_attention(Q: Tensor["B", "S", "D"], K: Tensor["C", "T", "D"], V: Tensor["C", "T", "E"],
                     out: Tensor["B", "S", "E"], scale: f32,
                     spans: Tensor["Z", 2, "S", i32] | None = None,
-                    logs: Tensor["B", "S", f32] | None = None, heads=1, group=1, BM=128,
-                    BN=128, causal=False, window=0, cap=0.0, score=None):
+                    logs: Tensor["B", "S", f32] | None = None,
+                    M: Tensor["Z", "S", "T"] | None = None, L: Tensor["Y", "T", f32] | None = None,
+                    heads=1, group=1, BM=128, BN=128, causal=False, window=0, cap=0.0, score=None,
+                    mask=None):
     q0, head = tile.group_id(0) * BM, tile.group_id(1)
     o, sums = attend_saved(Q, K, V, head, group, q0, T, T - S, scale, BM, BN, causal, SLACK,
-                           window, cap, spans, heads, score)
+                           window, cap, spans, heads, score, M, L, mask)
     out[head, q0:q0+BM, :] = o
     if logs is not None:
         logs[head, q0:q0+BM] = sums * LN2
@@ -336,7 +350,8 @@ def _check(run: Any, q: Any, k: Any, v: Any) -> tuple[int, int]:
 
 
 def tile_knobs(S: int, heads: int, width: int, rows: int, causal: bool, window: int = 0,
-               cap: float = 0.0, score: bool = False, spans: bool = False) -> dict[str, Any]:
+               cap: float = 0.0, score: bool = False, spans: bool = False, mask: str = ""
+               ) -> dict[str, Any]:
     """Knobs of the schedule besides those that the compiler chooses: TILES, "static" where blocks
     are dealt out beforehand although some take longer. To ask for the next one costs more than some
     wait at the end where they are short, and as many for each multiprocessor. CLUSTER: pairs of
@@ -349,6 +364,8 @@ def tile_knobs(S: int, heads: int, width: int, rows: int, causal: bool, window: 
     and 1024 queries 105.2 become 108.4 (H200, 2026-11-26, medians of CUDA graphs). stages: of keys
     and values where warpgroups do different iterations, so that one may be ahead of another.
     """
+    if mask:
+        return {"stages": 3}
     if window or cap or score:
         return {"stages": 4} if window and rows == 192 and width <= 64 and not cap else {}
     if not (causal or spans):
@@ -372,7 +389,8 @@ def largest_share(blocks: int, heads: int) -> float:
 
 
 def attention_block(dtype: DType, S: int, width: int, causal: bool, chip: Generation | None,
-                    window: int = 0, cap: float = 0.0, score: bool = False) -> tuple[int, int]:
+                    window: int = 0, cap: float = 0.0, score: bool = False, mask: str = ""
+                    ) -> tuple[int, int]:
     """Queries and keys of a block, by what registers and shared memory hold of heads this wide.
 
     128 queries in two warpgroups, as many keys at a time; half as many for wide heads, and where
@@ -384,10 +402,13 @@ def attention_block(dtype: DType, S: int, width: int, causal: bool, chip: Genera
     windows few keys an iteration let them leave out more: 64 heads of 64, 8192 queries that see
     1024 keys, 308 us with 64 keys, 315 with 112, 317 with 96, 333 with 80, and 353 with 128 by two
     warpgroups (H200, 2026-11-27, medians of calls in turn).
-    chip: None where it is not known
+    chip: None where it is not known.  mask: "line" of keys, or "tile", where one lies in memory
     """
     if dtype.bits > 16:
         return 32, 32
+    if mask:
+        many = width <= 64 and S >= SHORT and not (cap or score)
+        return (192, 112 if mask == "line" else 64) if many else (128, 64)
     if chip is not None and chip.warpgroup_matmul is not None and S > 64:
         if cap and 64 < width <= 128:
             return 192, 64

@@ -27,6 +27,8 @@ from .attention_scores import (
     line,
     linear_score,
     linear_terms,
+    mask_place,
+    mask_unit,
     near_keys,
     near_of_columns,
     near_of_rows,
@@ -36,6 +38,7 @@ from .attention_scores import (
     scored,
     sloped,
     span_rows,
+    with_mask,
 )
 
 SHORT = 1024  # queries
@@ -69,13 +72,15 @@ def attention_keys(Q: Tensor["B", "S", "D"], K: Tensor["C", "T", "D"], V: Tensor
                    dV: Tensor["C", "T", "E"], scale: f32,
                    sums_k: Tensor["NK", "C", "D", f32] | None = None,
                    sums_v: Tensor["NV", "C", "E", f32] | None = None,
-                   spans: Tensor["Z", 2, "T", i32] | None = None, heads=1,
-                   group=1, BM=128, BN=64, causal=False, window=0, cap=0.0,
-                   score=None, SKIP=True, STAGES=2):
+                   spans: Tensor["Z", 2, "T", i32] | None = None,
+                   M: Tensor["X", "T", "S"] | None = None, L: Tensor["Y", "T", f32] | None = None,
+                   heads=1, group=1, BM=128, BN=64, causal=False, window=0, cap=0.0,
+                   score=None, mask=None, SKIP=True, STAGES=2):
     """dV = P' G and dK = scale dS' Q, where dS = P (G V' - delta), over the queries of a group.
 
     sums_k, sums_v: of the columns of SUMMED_ROWS rows of dK and dV each, where they are wanted
     spans: the queries that see a key, of `heads` heads of keys one after another each
+    M, L: what is added to scores, of a key and a query, and of a key; mask: where a head's lies
     BM: keys of a block.  BN: queries of an iteration.  SKIP: warpgroups leave out what their keys
     do not see.  STAGES: iterations whose operands are brought ahead
     """
@@ -90,6 +95,8 @@ def attention_keys(Q: Tensor["B", "S", "D"], K: Tensor["C", "T", "D"], V: Tensor
         terms = linear_terms(scale, cap, score, h, k0)
         if terms is not None:
             own = tile.ramp(terms[3], terms[2], BM)
+        if L is not None:
+            of_keys = tile.load(L[mask_place(mask, h), k0:k0+BM]) * mask_unit(scale, cap, score)
         for q0 in range(first // 8 * 8, end, BN):  # copies of lse begin at 16 bytes
             q, g = tile.load(Q[h, q0:q0+BN, :]), tile.load(G[h, q0:q0+BN, :])
             s, dp = tile.dot(k, q.T), tile.dot(v, g.T)
@@ -98,6 +105,11 @@ def attention_keys(Q: Tensor["B", "S", "D"], K: Tensor["C", "T", "D"], V: Tensor
                 s, factor, slope = scored(s, scale, cap, score, h, query, key)
             else:
                 s, slope = linear_score(s, scale, cap, terms, own[:, None])
+            if M is not None:
+                part = M[mask_place(mask, h), k0:k0+BM, q0:q0+BN]
+                s = with_mask(s, part, mask_unit(scale, cap, score))
+            if L is not None:
+                s = s + of_keys[:, None]
             s = in_spans(near_of_columns(s, causal, window, limits, k0, q0), rows, q0)
             if terms is None:
                 p = tile.exp2(s * factor - tile.load(lse[h, q0:q0+BN])[None, :])
@@ -123,14 +135,17 @@ def attention_queries(Q: Tensor["B", "S", "D"], K: Tensor["C", "T", "D"], V: Ten
                       delta: Tensor["B", "S", f32], dQ: Tensor["B", "S", "D"], scale: f32,
                       sums_q: Tensor["NQ", "B", "D", f32] | None = None,
                       spans: Tensor["Z", 2, "S", i32] | None = None,
-                      Y: Tensor["B", "S", "E"] | None = None, heads=1,
+                      Y: Tensor["B", "S", "E"] | None = None,
+                      M: Tensor["X", "S", "T"] | None = None,
+                      L: Tensor["W", "T", f32] | None = None, heads=1,
                       group=1, BM=128, BN=64, causal=False, window=0, cap=0.0,
-                      score=None, SKIP=True, STAGES=2, CLUSTER=1):
+                      score=None, mask=None, SKIP=True, STAGES=2, CLUSTER=1):
     """dQ = scale dS K, over the keys that a query sees.
 
     sums_q: of the columns of SUMMED_ROWS rows of dQ each, where they are wanted
     Y: the result, of which delta is made here and written, where it is not there yet
     spans: the keys that a query sees, of `heads` heads one after another each
+    M, L: what is added to scores, of a query and a key, and of a key; mask: where a head's lies
     BM: queries of a block.  BN: keys of an iteration.  SKIP: warpgroups without a query leave the
     block out.  STAGES: iterations whose operands are brought ahead.  CLUSTER: blocks of a head that
     bring keys and values for each other
@@ -160,6 +175,12 @@ def attention_queries(Q: Tensor["B", "S", "D"], K: Tensor["C", "T", "D"], V: Ten
             added = line(terms[2], k0 - (q0 + (T - S)), BN)
             s, slope = linear_score(s, scale, cap, terms, added[None, :])
             factor = 1.0
+        if M is not None:
+            part = M[mask_place(mask, h), q0:q0+BM, k0:k0+BN]
+            s = with_mask(s, part, mask_unit(scale, cap, score))
+        if L is not None:
+            of_keys = tile.load(L[mask_place(mask, h), k0:k0+BN]) * mask_unit(scale, cap, score)
+            s = s + of_keys[None, :]
         s = in_spans(near_of_rows(s, causal, window, limits, k0), rows, k0)
         p = tile.exp2(s * factor - sums[:, None])
         ds = sloped(p, slope) * (dp - own[:, None])
@@ -171,8 +192,38 @@ def attention_queries(Q: Tensor["B", "S", "D"], K: Tensor["C", "T", "D"], V: Ten
         sums_q[part:part+BM//SUMMED_ROWS, h, :] = stored_columns(dq, dQ.dtype)
 
 
+@kernel(grid=lambda S, T, X, BM, BN: (-(-T // BN), -(-S // BM), X))
+def attention_mask(Q: Tensor["B", "S", "D"], K: Tensor["C", "T", "D"], V: Tensor["C", "T", "E"],
+                   G: Tensor["B", "S", "E"], lse: Tensor["B", "S", f32],
+                   delta: Tensor["B", "S", f32], M: Tensor["X", "S", "T"],
+                   dM: Tensor["X", "S", "T"], scale: f32,
+                   spans: Tensor["Z", 2, "S", i32] | None = None, heads=1, group=1, BM=128, BN=64,
+                   causal=False, window=0, cap=0.0, score=None, count=1, apart=1, step=1):
+    """dM = sum_h P (G V' - delta), over the heads that have a matrix of the mask: `count` of them,
+    from its number times `apart` on, in steps."""
+    k0, q0, x = tile.group_id(0) * BN, tile.group_id(1) * BM, tile.group_id(2)
+    mask = tile.cast(tile.load(M[x, q0:q0+BM, k0:k0+BN]), f32) * mask_unit(scale, cap, score)
+    query = None if score is None else places(q0 + (T - S), BM, 0)
+    key = None if score is None else places(k0, BN, 1)
+    limits = key_limits(causal, window, q0, T - S)
+    dm = tile.zeros((BM, BN))
+    for i in range(count):
+        h = x * apart + i * step
+        q, g = tile.load(Q[h, q0:q0+BM, :]), tile.load(G[h, q0:q0+BM, :])
+        k, v = tile.load(K[h // group, k0:k0+BN, :]), tile.load(V[h // group, k0:k0+BN, :])
+        s, dp = tile.dot(q, k.T), tile.dot(g, v.T)
+        s, factor, _ = scored(s, scale, cap, score, h, query, key)
+        s = tile.fma(mask, 1.0, s)
+        _, _, rows = span_rows(spans, h // heads, q0, BM, S, 0, T)
+        s = in_spans(near_of_rows(s, causal, window, limits, k0), rows, k0)
+        p = tile.exp2(s * factor - tile.load(lse[h, q0:q0+BM])[:, None])
+        dm = dm + p * (dp - tile.load(delta[h, q0:q0+BM])[:, None])
+    dM[x, q0:q0+BM, k0:k0+BN] = dm
+
+
 def keys_block(dtype: DType, width: int, chip: Generation, keys: int | None = None,
-               cap: bool = False, spans: bool = False, causal: bool = False) -> dict[str, int]:
+               cap: bool = False, spans: bool = False, causal: bool = False, mask: str = ""
+               ) -> dict[str, int]:
     """Keys of a block and queries of an iteration: two sums in registers. Of narrow heads three
     warpgroups are quicker than two: 1292 us in place of 1635 of 96 heads of 4096 by 64, causal 746
     in place of 814; of 384 heads of 1024, causal, 246 in place of 263 (H100, 2026-11-25, five
@@ -183,22 +234,24 @@ def keys_block(dtype: DType, width: int, chip: Generation, keys: int | None = No
     seven CUDA graphs in turn)."""
     if dtype.bits > 16:
         return {"BM": 32, "BN": 32}
+    if mask:
+        return {"BM": 128, "BN": 64 if width <= 64 else 48 if mask == "line" else 32}
     narrow = 32 < width <= 64 and (keys is None or keys > 128)
-    if _by_warpgroups(dtype, width, chip) and (narrow or 64 < width <= 128 and (cap or spans)):
+    if by_warpgroups(dtype, width, chip) and (narrow or 64 < width <= 128 and (cap or spans)):
         if spans and not cap:
             return {"BM": 128, "BN": 64 if narrow else 48}
         block = {"BM": 192 if narrow else 128, "BN": 32 if cap else 64}
         return block | ({"STAGES": 3} if narrow and causal and not cap else {})
-    if _by_warpgroups(dtype, width, chip) and 64 < width <= 128 and not causal:
+    if by_warpgroups(dtype, width, chip) and 64 < width <= 128 and not causal:
         return {"BM": 128, "BN": 48}
     if width > 128:
         return _fitting(((64, 32) if width <= 192 else (64, 16), (32, 32)), dtype, width, chip)
-    many = 64 if width <= 64 or _by_warpgroups(dtype, width, chip) else 32
+    many = 64 if width <= 64 or by_warpgroups(dtype, width, chip) else 32
     return _fitting(((128, many), (64, 32)), dtype, width, chip)
 
 
 def queries_block(dtype: DType, width: int, chip: Generation, queries: int | None = None,
-                  causal: bool = False, spans: bool = False) -> dict[str, int]:
+                  causal: bool = False, spans: bool = False, mask: str = "") -> dict[str, int]:
     """Queries of a block and keys of an iteration: one sum in registers. Of narrow heads three
     warpgroups hide more of each other's waits than two with larger tiles; of few queries under a
     causal mask their blocks compute too much beyond the diagonal: 180 us in place of 188 of 384
@@ -209,7 +262,10 @@ def queries_block(dtype: DType, width: int, chip: Generation, queries: int | Non
     8.26 in place of 8.54 (H200, 2026-11-26, medians of rounds in turn)."""
     if dtype.bits > 16:
         return {"BM": 32, "BN": 32}
-    if _by_warpgroups(dtype, width, chip):
+    if mask:
+        line = mask == "line" and width <= 64 and not spans
+        return {"BM": 192, "BN": 64, "STAGES": 3} if line else {"BM": 128, "BN": 64}
+    if by_warpgroups(dtype, width, chip):
         if width <= 64:
             if spans:
                 return {"BM": 128, "BN": 64}
@@ -223,10 +279,10 @@ def queries_block(dtype: DType, width: int, chip: Generation, queries: int | Non
 def sums_products(dtype: DType, width: int, chip: Generation, rows: int) -> bool:
     """Whether the kernel of queries makes delta itself, of blocks of so many queries: operands of
     narrow heads are in registers by then, and others would have no room for the next tile's."""
-    return rows == 128 and width <= 64 and dtype.bits == 16 and _by_warpgroups(dtype, width, chip)
+    return rows == 128 and width <= 64 and dtype.bits == 16 and by_warpgroups(dtype, width, chip)
 
 
-def _by_warpgroups(dtype: DType, width: int, chip: Generation) -> bool:
+def by_warpgroups(dtype: DType, width: int, chip: Generation) -> bool:
     """Whether a chip's warpgroups multiply rows as wide."""
     form = chip.warpgroup_matmul
     return form is not None and dtype.name in form.operands and (
@@ -241,5 +297,5 @@ def _fitting(blocks: tuple[tuple[int, int], ...], dtype: DType, width: int, chip
     return {"BM": m, "BN": n}
 
 
-__all__ = ["SUMMED_ROWS", "attention_keys", "attention_queries", "keys_block", "queries_block",
-           "sums_products"]
+__all__ = ["SUMMED_ROWS", "attention_keys", "attention_mask", "attention_queries", "by_warpgroups",
+           "keys_block", "queries_block", "sums_products"]

@@ -22,6 +22,7 @@ import math
 from functools import lru_cache
 from typing import Any, NamedTuple
 
+from ..numerics import f32
 from ..tile import MODULE as tile
 from ..tile.kernel.decorator import kernel
 
@@ -286,12 +287,31 @@ def in_spans(scores, rows, c0):
 
 
 @kernel
+def mask_place(mask, h):
+    """Which of the matrices or lines of a mask is that of head h."""
+    return h // mask.heads * mask.per_batch + h % mask.heads * mask.per_head
+
+
+@kernel
+def mask_unit(scale, cap, score):
+    """By what a mask is multiplied to be added to what `scored` makes of products."""
+    return 1.0 if cap or score is not None else 1.0 / scale
+
+
+@kernel
+def with_mask(s, part, unit):
+    """s, and unit times a part of a mask. Not written as a sum, which a matmul would begin with:
+    it would wait for the mask."""
+    return tile.fma(tile.cast(tile.load(part), f32), unit, s)
+
+
+@kernel
 def mask_block(rule, M, h, q0, k0, BM, BN):
     """The mask of queries [q0:q0+BM] and keys [k0:k0+BN] of head h; None without one."""
     if M is None:
         return None
     where = rule.mask
-    z = h // where.heads * where.per_batch + h % where.heads * where.per_head
+    z = mask_place(where, h)
     if where.rows and where.columns:
         return tile.load(M[z, q0:q0+BM, k0:k0+BN], fill=0)
     if where.rows:

@@ -1,7 +1,7 @@
 """Attention and its gradient by the library's kernels, which keep no scores in memory.
 
-Without a mask in memory and dropout by the fastest, few queries by those that split keys, else by
-those of modified_attention_kernels.py. Where a graph has both, the result's kernel saves what that
+Without dropout, and with masks in memory that attention_masks.py takes, by the fastest, few queries
+by those that split keys, else by those of modified_attention_kernels.py. Where a graph has both, the result's kernel saves what that
 of the gradient makes weights from.
 Operands that the kernels do not take are left to the composition.
 """
@@ -58,7 +58,9 @@ from ..ops.cached_attention import CACHED_ATTENTION, PAGED_ATTENTION
 from ..ops.score_function import ScoreFunction
 from ..ops.sort import SEARCHSORTED
 from ..schedule.library_call import library_call
+from ..schedule.loop_axes import extents_of
 from ..trace import apply
+from .attention_masks import mask_cotangent, mask_operands, mask_rule, mask_value, takes_mask
 from .modified_attention_kernels import (
     MODIFIED,
     MODIFIED_GRADIENT,
@@ -79,44 +81,55 @@ BACKWARD = (ATTENTION_VJP, ATTENTION_LSE_VJP, DROPOUT_ATTENTION_VJP)
 def _gradient(g: Tensor, y: Tensor, lse: Tensor, q: Tensor, k: Tensor, v: Tensor, *rest: Tensor,
               scale: float, causal: bool, chip: str, types: tuple[NumericType, ...],
               window: int = 0, cap: float = 0.0, score: ScoreFunction | None = None,
-              sums: tuple[int, ...] = (), of_sums: bool = False) -> tuple[Tensor, ...]:
+              sums: tuple[int, ...] = (), of_sums: bool = False, wanted: bool = False
+              ) -> tuple[Tensor, ...]:
     """Two kernels, or one where that is quicker. The result's own row sums are taken of it as it is
     stored. types: those in which the cotangents of q, k and v are written. sums: those of them
-    whose columns are summed. of_sums: the last operand is the cotangent of the logs of sums."""
+    whose columns are summed. of_sums: the last operand is the cotangent of the logs of sums.
+    wanted: the cotangent of the mask is, too."""
     (S, D), (T, E) = tuple(q.shape[-2:]), tuple(v.shape[-2:])
     heads, keys = prod(q.shape[:-2]), prod(k.shape[:-2])
-    spans, of_logs = (rest[:-1], rest[-1]) if of_sums else (rest, None)
+    rest, of_logs = (rest[:-1], rest[-1]) if of_sums else (rest, None)
+    mask, spans, _ = Extras.of(rest, 0.0)
+    mask_q, mask_k = mask_operands(mask, q.shape[-3])
+    masked = "" if mask is None else "line" if "L" in mask_q else "tile"
     narrow = g if g.dtype is q.dtype else convert(g, q.type)
     Q, G = F.reshape(q, (heads, S, D)), F.reshape(narrow, (heads, S, E))
     K, V = F.reshape(k, (keys, T, D)), F.reshape(v, (keys, T, E))
-    dQ, dK, dV = (F.zeros(x.shape, t) for x, t in zip((Q, K, V), types, strict=True))
+    dQ, dK, dV = (F.zeros(x.shape, t) for x, t in zip((Q, K, V), types, strict=False))
     common: dict[str, Any] = {"group": heads // keys, "causal": causal, "window": window,
                               "cap": cap, "score": score and score_code(score, q.shape[-3])}
     held = q.dtype, max(D, E), GENERATIONS[chip]
-    plain = not (spans or window or cap or score)
+    spanned = spans is not None
+    plain = not (spanned or masked or window or cap or score)
     if plain and not causal and not sums and heads == keys and D == E and (
             own := _in_turn(*held, S, T, heads, types)):
         delta = F.reshape(lowered_sums(g, y, q, of_logs), (heads, S))
         _add_in_turn((Q, K, V, G, F.reshape(lse, (heads, S)), delta), (dQ, dK, dV), scale, **own)
         return tuple(F.reshape(x, like.shape)
                      for x, like in zip((dQ, dK, dV), (q, k, v), strict=True))
-    of_queries, of_keys = _both_spans(spans[0], T) if spans else (None, None)
+    of_queries, of_keys = (None, None) if spans is None else _both_spans(spans, T)
     rows_q, rows_k = ({} if x is None else {"spans": x, "heads": n // x.shape[0]}
                       for x, n in ((of_queries, heads), (of_keys, keys)))
     columns = {i: F.zeros((-(-x.shape[1] // SUMMED_ROWS), x.shape[0], x.shape[2]))
                for i, x in enumerate((Q, K, V)) if i in sums}
-    block = queries_block(*held, queries=S, causal=causal, spans=bool(spans or score))
+    block = queries_block(*held, queries=S, causal=causal, mask=masked,
+                          spans=spanned or bool(score))
     if plain and narrow is g and of_logs is None and sums_products(*held, block["BM"]):
         delta, rows_q["Y"] = F.zeros((heads, S)), F.reshape(convert(y, q.type), (heads, S, E))
     else:
         delta = F.reshape(lowered_sums(g, y, q, of_logs), (heads, S))
     rows = F.reshape(lse, (heads, S)), delta
     attention_queries(Q, K, V, G, *rows, dQ, scale, sums_q=columns.get(0), **block, **rows_q,
-                      **common)
+                      **mask_q, **common)
     attention_keys(Q, K, V, G, *rows, dK, dV, scale, sums_k=columns.get(1), sums_v=columns.get(2),
-                   **keys_block(*held, keys=T, cap=bool(cap or score), spans=bool(spans),
-                                causal=causal), **rows_k, **common)
+                   **keys_block(*held, keys=T, cap=bool(cap or score), spans=spanned,
+                                causal=causal, mask=masked), **rows_k, **mask_k, **common)
     made = [F.reshape(x, like.shape) for x, like in zip((dQ, dK, dV), (q, k, v), strict=True)]
+    if len(types) > len(made):
+        assert mask is not None
+        made.append(F.zeros(mask.shape, types[3]) if not wanted else mask_cotangent(
+            (Q, K, V, G, *rows), mask, q, scale, rows_q | common, types[3]))
     return *made, *(F.reshape(columns[i], (columns[i].shape[0], *x.shape[:-2], x.shape[-1]))
                     for i, x in enumerate((q, k, v)) if i in sums)
 
@@ -264,10 +277,12 @@ def use_attention_kernels(graph: Graph, chip: Generation) -> Graph:
     wanted = {_key(n) for n in taken if n.op in BACKWARD}
     read = {v for n in graph.nodes for v in n.inputs} | set(graph.outputs)
     rounded = rounded_values(graph, lambda n: n in taken and (
-        n.op in BACKWARD or _key(n) not in wanted and _is_few(n) or not _is_plain(n)))
+        n.op in BACKWARD or _key(n) not in wanted and _is_few(n) or not _is_fast(n, chip)))
     logs = {n.outputs[1] for n in taken if n.op is ATTENTION_LSE}  # in f32 always
     rounded = {v: x for v, x in rounded.items() if v not in logs}
     saved: dict[Any, tuple[Value, Value]] = {}
+    masks: dict[Value, Value] = {}  # as the fastest kernels read them
+    made_by = {v: n for n in graph.nodes for v in n.outputs}
     nodes: list[Node] = []
     for node in graph.nodes:
         if node.op.name == "cast" and node.inputs[0] in rounded:
@@ -277,7 +292,13 @@ def use_attention_kernels(graph: Graph, chip: Generation) -> Graph:
         if node not in taken:
             nodes.append(node)
             continue
-        key = _key(node)
+        key, mask = _key(node), None
+        if _extras(node).mask is not None and _is_fast(node, chip):
+            given = _operands(node)[3]
+            if given not in masks:
+                masks[given], added = mask_value(given, made_by)
+                nodes += added
+            mask = masks[given]
         if node.op not in BACKWARD or key not in saved:
             q, _, v, *_ = _operands(node)
             y = Value(Aval((*q.aval.shape[:-1], v.aval.shape[-1]), F32))
@@ -286,13 +307,13 @@ def use_attention_kernels(graph: Graph, chip: Generation) -> Graph:
             saved[key] = y, Value(Aval(q.aval.shape[:-1], F32))
             if node.op is ATTENTION_LSE and key not in wanted and _is_few(node):
                 saved[key] = y, node.outputs[1]
-            nodes.append(_result_call(node, saved[key], key in wanted, chip))
+            nodes.append(_result_call(node, saved[key], key in wanted, chip, mask))
             if node.op is ATTENTION_LSE and saved[key][1] is not node.outputs[1]:
                 nodes.append(Node(NATURAL, saved[key][1:], {}, node.outputs[1:], node.where))
         if node.op in BACKWARD:
             outputs = tuple(rounded.get(v, v) for v in node.outputs)
             unread = len(outputs) == 4 and node.outputs[3] not in read
-            nodes.append(_gradient_call(node, saved[key], outputs, chip, unread))
+            nodes.append(_gradient_call(node, saved[key], outputs, chip, unread, mask))
     return Graph(graph.name, graph.inputs, graph.captures, tuple(nodes), graph.outputs)
 
 
@@ -310,9 +331,9 @@ def rounded_values(graph: Graph, by: Callable[[Node], bool]) -> dict[Value, Valu
     return found
 
 
-def _result_call(node: Node, outputs: tuple[Value, Value], wanted: bool, chip: Generation
-                 ) -> Node:
-    """wanted: the gradient is in the graph too."""
+def _result_call(node: Node, outputs: tuple[Value, Value], wanted: bool, chip: Generation,
+                 mask: Value | None) -> Node:
+    """wanted: the gradient is in the graph too. mask: as the fastest kernels read it."""
     operands, attrs = _operands(node), _own(node) | {"types": (outputs[0].aval.type,)}
     if node.op is PAGED_ATTENTION:
         attrs |= {"chip": chip.target}
@@ -321,28 +342,36 @@ def _result_call(node: Node, outputs: tuple[Value, Value], wanted: bool, chip: G
     if _is_few(node) and not wanted:
         attrs |= {"sums": sums, "chip": chip.target}
         return Node(FEW_QUERIES, operands, attrs, outputs[:1 + sums], node.where)
-    if not _is_plain(node):
+    if not _is_fast(node, chip):
         return Node(MODIFIED, operands, attrs, outputs, node.where)
     q, k, *_ = operands
     attrs = {"scale": node.attrs["scale"], "causal": node.attrs["causal"],
              "group": q.aval.shape[-3] // k.aval.shape[-3], "shape": tuple(outputs[0].aval.shape),
              **{n: node.attrs[n] for n in ("window", "cap", "score") if n in node.attrs}}
+    if mask is not None:
+        attrs["mask"] = mask_rule(extents_of(mask), q.aval.shape[-3])
+    operands = _with_mask(operands, mask)
     if wanted or sums:
         return Node(FLASH_SAVED, operands, attrs, outputs, node.where)
     return Node(FLASH, operands, attrs, outputs[:1], node.where)
 
 
 def _gradient_call(node: Node, saved: tuple[Value, Value], outputs: tuple[Value, ...],
-                   chip: Generation, unread: bool) -> Node:
+                   chip: Generation, unread: bool, mask: Value | None) -> Node:
     """unread: nobody asks for a mask's cotangent."""
     op, attrs = FLASH_GRADIENT, _own(node) | {"types": tuple(v.aval.type for v in outputs)}
-    if _is_plain(node):
-        attrs |= {"chip": chip.target}
+    operands = _with_mask(_operands(node), mask)
+    if _is_fast(node, chip):
+        attrs |= {"chip": chip.target} | ({} if mask is None else {"wanted": not unread})
     else:
         op, attrs = MODIFIED_GRADIENT, attrs | {"wanted": not unread}
     of_sums = node.op is ATTENTION_LSE_VJP
-    inputs = (node.inputs[0], *saved, *_operands(node), *node.inputs[1:1 + of_sums])
+    inputs = (node.inputs[0], *saved, *operands, *node.inputs[1:1 + of_sums])
     return Node(op, inputs, attrs | {"of_sums": of_sums}, outputs, node.where)
+
+
+def _with_mask(operands: tuple[Value, ...], mask: Value | None) -> tuple[Value, ...]:
+    return operands if mask is None else (*operands[:3], mask, *operands[4:])
 
 
 def _own(node: Node) -> dict[str, Any]:
@@ -366,14 +395,21 @@ def _extras(node: Node) -> Any:
     return Extras.of(tuple(x.aval for x in _operands(node)[3:]), node.attrs.get("dropout", 0.0))
 
 
+def _is_fast(node: Node, chip: Generation) -> bool:
+    """Whether the fastest kernels take it."""
+    q, _, v, *_ = (x.aval for x in _operands(node))
+    mask = _extras(node).mask
+    return _is_plain(node) and (mask is None or takes_mask(mask, q, v, chip))
+
+
 def _is_plain(node: Node) -> bool:
-    """Whether the fastest kernels take it. The others give 0 where a query sees no key for want of
-    keys, and have -inf in place of a score that is scaled already."""
+    """Whether the fastest kernels take it but for a mask in memory. The others give 0 where a query
+    sees no key for want of keys, and have -inf in place of a score that is scaled already."""
     q, k, *_ = (x.aval.shape for x in _operands(node))
     by_place: Any = (node.attrs["causal"] or node.attrs.get("window")) and q[-2] > k[-2]
     scaled = node.attrs["scale"] > 0 or node.attrs.get("cap") or node.attrs.get("score")
     extras = _extras(node)
-    return extras.mask is None and extras.key is None and not by_place and bool(scaled)
+    return extras.key is None and not by_place and bool(scaled)
 
 
 def _is_few(node: Node) -> bool:
@@ -388,7 +424,8 @@ def _is_few(node: Node) -> bool:
         return node.attrs["scale"] > 0 and few_queries(q.dtype, S, keys, width) and (
             takes_keys(v.dtype, q.dtype, width, page))
     lines = S > 1 and _extras(node).spans is not None  # of several queries each its own
-    return _is_plain(node) and not lines and few_queries(q.dtype, S, T, width)
+    return _is_plain(node) and _extras(node).mask is None and not lines and few_queries(
+        q.dtype, S, T, width)
 
 
 def _is_taken(node: Node) -> bool:

@@ -86,7 +86,9 @@ def attention_source(group: ScheduledGroup) -> KernelText:
     saves = group.attr("saves")
     w.scope |= {"attend_saved": attend_saved} if saves else {"attend": attend}
     anchor, (Q, K, V) = group.steps[0], group.reads[:3]
-    s, S, T, spans = group.schedule, Q.shape[1], K.shape[1], group.reads[3:len(anchor.args)]
+    s, S, T, mask = group.schedule, Q.shape[1], K.shape[1], group.attr("mask")
+    first = 3 if mask is None else 4
+    spans = group.reads[first:len(anchor.args)]
     w.line("head = tile.group_id(1)")
     w.line(f"m = tile.group_id(0) * {s.m}")
     b = FrameBlock(frame, f"m:m+{s.m}", f"0:{V.shape[2]}", ("head",), s.m, V.shape[2],
@@ -98,6 +100,12 @@ def attention_source(group: ScheduledGroup) -> KernelText:
     if group.attr("score") is not None:
         w.scope[group.attr("score").name] = group.attr("score")
         given += f", score={group.attr('score').name}"
+    names = "QKV"
+    if mask is not None:
+        names += "M" if mask.rows else "L"
+        rule = f"mask_{mask.heads}_{mask.per_batch}_{mask.per_head}"
+        w.scope[rule] = mask
+        given += f", {names[-1]}={names[-1]}, mask={rule}"
     given += "".join(f", spans=N, heads={Q.shape[0] // x.shape[0]}" for x in spans) + ")"
     if saves:
         sums = group.writes[-1]
@@ -106,7 +114,7 @@ def attention_source(group: ScheduledGroup) -> KernelText:
         w.line(f"{capital(sums.name)}[head, m:m+{s.m}] = sums", anchor)
     _behind(w, b, group, anchor, "rows" if saves else f"attend{given}")
     operands = group.reads[:len(anchor.args)]
-    own = [f"{name}: {w.annotation(o, o.shape)}" for name, o in zip("QKVN", operands, strict=False)]
+    own = [f"{name}: {w.annotation(o, o.shape)}" for name, o in zip(names + "N", operands, strict=False)]
     texts, shapes = _others(w, b, group, len(anchor.args), {})
     if saves:
         texts.append(f"{capital(sums.name)}: {w.annotation(sums, (Q.shape[0], S))}")

@@ -365,22 +365,29 @@ class _KernelSchedule(ScheduleBuilder):
         assert anchor is not None
         frame = anchor_frame(anchor, group.space) or _head_frame(anchor)
         heads, S, E = anchor_extents(anchor)
-        q, k, v, *spans = anchor.inputs
+        q, k, v, *rest = anchor.inputs
+        masks, spans = ([x for x in rest if (x.aval.dtype.kind == "float") == floats]
+                        for floats in (True, False))
         repeats = anchor.attrs["group"]
         shapes = [(heads, S, extents_of(q)[-1]), (heads // repeats, *extents_of(k)[-2:]),
                   (heads // repeats, *extents_of(v)[-2:])]
         own = [self.operand(x, sh) for x, sh in zip((q, k, v), shapes, strict=True)]
+        for x in masks:
+            (*lead, rows, T) = extents_of(x)
+            own.append(self.operand(x, (prod(lead), T) if rows == 1 else (prod(lead), rows, T)))
         own += [self.operand(x, (prod(extents_of(x)[:-2]), 2, S)) for x in spans]
+        mask = anchor.attrs.get("mask")
         rule = {"window": anchor.attrs.get("window", 0), "cap": anchor.attrs.get("cap", 0.0)}
         score = anchor.attrs.get("score")
         s = choose_schedule.for_attention(q.aval.type, S, max(E, extents_of(q)[-1]),
                                           self.chip, anchor.attrs["causal"], heads, bool(spans),
-                                          score=score is not None, **rule)
+                                          score=score is not None, mask="" if mask is None
+                                          else "tile" if mask.rows else "line", **rule)
         scale = anchor.attrs["scale"] * float(np.log2(np.e))
         self._anchored("attention", group, frame, own, s, (choose_schedule.blocks(S, s.m), heads),
                        scale=scale, causal=anchor.attrs["causal"], group=repeats,
                        saves=len(anchor.outputs) > 1 and anchor.outputs[1] in group.outputs,
-                       score=score and score_code(score, extents_of(q)[-3]), **rule)
+                       score=score and score_code(score, extents_of(q)[-3]), mask=mask, **rule)
 
     def _anchored(self, kind: str, group: FusionGroup, frame: Frame, own: list[GroupOperand],
                   schedule: Any, grid: tuple[int, ...], /, **attrs: Any) -> None:

@@ -29,6 +29,7 @@ from ..ops.attention_blocks import BLOCK_ROWS, Extras
 from ..ops.broadcasting import unbroadcast
 from ..ops.score_function import ScoreFunction
 from ..schedule.library_call import library_call
+from .attention_masks import mask_rule
 from .score_code import score_code
 
 
@@ -65,11 +66,8 @@ def _mask_operand(mask: Tensor | None, heads: int) -> tuple[Tensor | None, MaskR
     """One axis for all masks in place of those of sequences and heads."""
     if mask is None:
         return None, None
-    lead, (rows, columns) = tuple(mask.shape[:-2]), tuple(mask.shape[-2:])
-    per_batch = lead[-1] if len(lead) > 1 and lead[0] > 1 else 0
-    rule = MaskRule(mask.dtype.kind == "float", heads, per_batch, int(lead[-1] > 1), rows > 1,
-                    columns > 1)
-    return F.reshape(mask, (prod(lead), rows, columns)), rule
+    rule = mask_rule(tuple(mask.shape), heads, mask.dtype.kind == "float")
+    return F.reshape(mask, (prod(mask.shape[:-2]), *mask.shape[-2:])), rule
 
 
 def _draws_operand(key: Tensor | None, S: int, T: int, dropout: float, together: bool

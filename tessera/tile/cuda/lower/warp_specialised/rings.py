@@ -126,7 +126,8 @@ def _turns(inside: list[list[list[list[Op]]]]) -> Iterator[list[list[list[Op]]]]
 
 
 def _meetings(nodes: Nodes, first: dict[SSAValue, int]) -> dict[SSAValue, int]:
-    """The load of a row -> the number of the matmul whose result it meets first; else as it was."""
+    """The load of a row, or of a tile that is read into registers -> the number of the matmul whose
+    result it meets first; else as it was."""
     number = {out(m): i for i, m in enumerate(ops_in(nodes, "async_matmul"))}
     source: dict[SSAValue, SSAValue] = {}  # value -> the row that it is made of alone
     latest: dict[SSAValue, int] = {}  # value -> the last matmul that it is made of
@@ -134,7 +135,7 @@ def _meetings(nodes: Nodes, first: dict[SSAValue, int]) -> dict[SSAValue, int]:
     for node in walk(nodes):
         if not isinstance(node, Op):
             continue
-        if is_op(node, "read_row"):
+        if is_op(node, "read_row", "read_tile"):
             source[out(node)] = node.args[0]  # type: ignore[assignment]
             continue
         used = sorted(reads(node), key=str)
@@ -149,7 +150,7 @@ def _meetings(nodes: Nodes, first: dict[SSAValue, int]) -> dict[SSAValue, int]:
                 found.setdefault(row, met)
             elif len(node.outs) == 1:
                 source[out(node)] = row
-    rows = [x for n in ops_in(nodes, "read_row") for x in n.args if isinstance(x, SSAValue)]
+    rows = [x for n in ops_in(nodes, "read_row", "read_tile") for x in n.args if isinstance(x, SSAValue)]
     return {row: found.get(row, first.get(row, 0)) for row in rows}
 
 

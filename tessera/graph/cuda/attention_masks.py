@@ -1,0 +1,117 @@
+"""Masks in memory as attention's fastest kernels read them: floats that are added to scores.
+
+One that is the same for all queries is a line of f32 for the keys; TMA brings it with their blocks.
+Another is a matrix of 16 or 32 bits, of which TMA brings tiles: bools become bf16, and numbers that
+were widened are read as they were. The kernel of the cotangents of keys has keys down the rows, and
+reads a transposed copy.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from math import prod
+from typing import Any
+
+from ...kernels.attention_backward import attention_mask, by_warpgroups
+from ...kernels.attention_scores import MaskRule
+from ...numerics import as_type
+from ...runtime.generations import Generation
+from ...tensor import Tensor
+from .. import functions as F
+from ..ir import Node, Value
+from ..op import Aval
+from ..operand import convert, literal
+from ..ops.broadcasting import unbroadcast
+from ..schedule.library_call import library_call
+
+F32, BF16, F16 = (as_type(name) for name in ("f32", "bf16", "f16"))
+WIDEST = 128  # of a head
+FEWEST = 64  # queries that take a block of a warpgroup
+
+
+def mask_rule(shape: tuple[int, ...], heads: int, floats: bool = True) -> MaskRule:
+    """Where the mask of a head lies when one axis of all masks stands for those of sequences and
+    heads. shape: [..., S or 1, T or 1], as many axes as the queries have.  heads: of a sequence"""
+    lead, (rows, columns) = shape[:-2], shape[-2:]
+    per_batch = lead[-1] if len(lead) > 1 and lead[0] > 1 else 0
+    return MaskRule(floats, heads, per_batch, int(lead[-1] > 1), rows > 1, columns > 1)
+
+
+def takes_mask(mask: Any, q: Any, v: Any, chip: Generation) -> bool:
+    """Whether the fastest kernels read this mask; all are types of operands. Rows of a matrix are
+    multiples of 16 bytes, and so are those of its transpose."""
+    (S, D), (T, E) = q.shape[-2:], v.shape[-2:]
+    if max(D, E) > WIDEST or S < FEWEST or mask.shape[-1] != T or T == 1:
+        return False
+    return all(by_warpgroups(q.dtype, n, chip) for n in (D, E)) and (
+        mask.shape[-2] == 1 or S % 8 == T % 8 == 0)
+
+
+def mask_value(mask: Value, made: Mapping[Value, Node]) -> tuple[Value, list[Node]]:
+    """The mask as the kernels read it, and the nodes that make it so."""
+    aval = mask.aval
+    line = aval.shape[-2] == 1
+    narrow = None if line else BF16 if aval.dtype.kind != "float" else _narrow(mask, made)
+    numeric = narrow or F32
+    if aval.dtype is numeric.dtype:
+        return mask, []
+    to = Value(Aval(aval.shape, numeric))
+    return to, [Node(ADDED_MASK, (mask,), {"to": numeric}, (to,))]
+
+
+def _narrow(mask: Value, made: Mapping[Value, Node]) -> Any:
+    """The type of 16 bits that all numbers of a mask of f32 are of; None where it is not known."""
+    node = made.get(mask)
+    while node is not None and node.op.name in ("reshape", "broadcast_to", "transpose"):
+        node = made.get(node.inputs[0])
+    if node is None or node.op.name != "cast":
+        return None
+    source = node.inputs[0].aval.type
+    return source if source in (BF16, F16) else None
+
+
+def _added(mask: Tensor, *, to: Any) -> Tensor:
+    if mask.dtype.kind == "float":
+        return convert(mask, to)
+    zero = F.zeros((), to)
+    return F.where(mask, zero, literal(-math.inf, zero))
+
+
+ADDED_MASK = library_call("added_mask", expand=_added)
+
+
+# --- operands of the gradient's kernels -------------------------------------------------------
+def mask_operands(mask: Tensor | None, heads: int) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What the kernels of the cotangents of queries and of keys are given."""
+    if mask is None:
+        return {}, {}
+    rule = mask_rule(tuple(mask.shape), heads)
+    if not rule.rows:
+        line = {"L": F.reshape(mask, (-1, mask.shape[-1])), "mask": rule}
+        return line, line
+    M = F.reshape(mask, (-1, *mask.shape[-2:]))
+    return {"M": M, "mask": rule}, {"M": F.swapaxes(M, -1, -2), "mask": rule}
+
+
+def mask_cotangent(common: tuple[Tensor, ...], mask: Tensor, q: Tensor, scale: float,
+                   rule: dict[str, Any], numeric: Any) -> Tensor:
+    """Of a matrix summed over the heads that have the same, in the kernel; of a line that of all
+    scores is made first. common: the first operands of all kernels of the gradient"""
+    heads, lead = q.shape[-3], tuple(mask.shape[:-2])
+    batch, own = (lead[0] if len(lead) > 1 else 1), lead[-1]
+    count, line = prod(q.shape[:-2]), mask.shape[-2] == 1
+    if line:
+        batch, own = (1, heads) if len(lead) == 1 else (q.shape[0], heads)
+        mask = F.broadcast_to(mask, (*q.shape[:-1], mask.shape[-1]))
+    of = {"count": count // (batch * own), "apart": heads if batch > 1 and own == 1 else 1,
+          "step": 1 if own == 1 else heads}
+    M = F.reshape(mask, (-1, *mask.shape[-2:]))
+    dM = F.zeros(M.shape, F32 if line else numeric)
+    attention_mask(*common, M, dM, scale, **of, **rule)
+    made = F.reshape(dM, mask.shape)
+    return convert(unbroadcast(made, (*lead, 1, mask.shape[-1])), numeric) if line else made
+
+
+__all__ = ["ADDED_MASK", "mask_cotangent", "mask_operands", "mask_rule", "mask_value",
+           "takes_mask"]
