@@ -39,13 +39,18 @@ def mask_rule(shape: tuple[int, ...], heads: int, floats: bool = True) -> MaskRu
 
 
 def takes_mask(mask: Any, q: Any, v: Any, chip: Generation) -> bool:
-    """Whether the fastest kernels read this mask; all are types of operands. Rows of a matrix are
-    multiples of 16 bytes, and so are those of its transpose."""
+    """Whether the fastest kernels read this mask; all are types of operands."""
     (S, D), (T, E) = q.shape[-2:], v.shape[-2:]
     if max(D, E) > WIDEST or S < FEWEST or mask.shape[-1] != T or T == 1:
         return False
     return all(by_warpgroups(q.dtype, n, chip) for n in (D, E)) and (
-        mask.shape[-2] == 1 or S % 8 == T % 8 == 0)
+        mask.shape[-2] == 1 or takes_matrix(S, T, max(D, E)))
+
+
+def takes_matrix(S: int, T: int, width: int) -> bool:
+    """Whether they read a matrix of so many queries and keys, of heads this wide: its rows are
+    multiples of 16 bytes, and those of its transpose."""
+    return width <= WIDEST and S >= FEWEST and S % 8 == T % 8 == 0
 
 
 def mask_value(mask: Value, made: Mapping[Value, Node]) -> tuple[Value, list[Node]]:
@@ -114,4 +119,4 @@ def mask_cotangent(common: tuple[Tensor, ...], mask: Tensor, q: Tensor, scale: f
 
 
 __all__ = ["ADDED_MASK", "mask_cotangent", "mask_operands", "mask_rule", "mask_value",
-           "takes_mask"]
+           "takes_mask", "takes_matrix"]

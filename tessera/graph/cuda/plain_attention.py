@@ -32,6 +32,7 @@ from ..schedule.op_ids import OpLine, id_of
 from ..simplify import merge_common, remove_dead
 from ..trace import apply, at_line, trace
 from .attention_kernels import WIDEST
+from .attention_masks import takes_matrix
 from .weighted_keys import (
     Heads,
     Kept,
@@ -49,8 +50,8 @@ F32 = as_type("f32")
 ANCHORS = ("softmax", "exp")  # one of them is in every such graph
 # Bytes of scores up to which those ways that are slower without them keep them (16 heads of four
 # sequences, result and cotangents, NVIDIA H200, 2026-11-27, in turn): of f32 and 1024 queries of 64
-# 7.0 ms, with scores 1.8; with a bias for each score in bf16, 2048 of 64 2.4 and 1.8 ms, 1024 of
-# 128 0.87 and 0.49; results alone 1.5 and 0.69, 0.82 and 0.88, 0.23 and 0.22.
+# 7.0 ms, with scores 1.8; with a bias for each score that the fastest kernels do not take, in bf16,
+# 2048 of 64 2.4 and 1.8 ms, 1024 of 128 0.87 and 0.49.
 ROOM = 1 << 32
 LOWEST = -1e30  # of what is added to scores: in base 2 it is still a number
 
@@ -236,7 +237,9 @@ def _need_gain(found: WeightedKeys, masks: Sequence[Mask]) -> None:
     scores = extents_of(found.operand)
     wide = found.node.inputs[0].aval.dtype.bits > 16 or found.scores.product.inputs[
         0].aval.dtype.bits > 16
-    biased = any(m.kind == "added" and m.value.aval.shape[-2:] == scores[-2:] for m in masks)
+    (q, _), v = (x.aval for x in found.scores.product.inputs), found.node.inputs[1].aval
+    biased = any(m.kind == "added" and m.value.aval.shape[-2:] == scores[-2:] for m in masks) and (
+        not takes_matrix(*scores[-2:], max(q.shape[-1], v.shape[-1])))
     if 4 * math.prod(scores) <= ROOM and (wide or biased):
         what = "of f32" if wide else "with a bias for each"
         raise Kept(f"those {what} are quicker so, and take {4 * math.prod(scores)} bytes of f32")
