@@ -15,7 +15,7 @@ import numpy as np
 
 from ..dims import show_shape
 from ..errors import DTypeError, ShapeError
-from ..numerics import DType, f32, i32
+from ..numerics import DType, f32, i32, uint32
 from ..runtime.generations import Generation
 from ..tensor import Tensor
 from ..tile import MODULE as tile
@@ -26,7 +26,9 @@ from .attention_plan import AttentionBlock, attention_text, tuned_attention
 from .attention_scores import (
     HIGHEST,
     LOG2E,
+    dropped,
     in_spans,
+    kept,
     key_limits,
     line,
     linear_score,
@@ -56,26 +58,29 @@ LEAST_SUM = 1e-30  # below any sum of weights, of which one was 1
 
 @kernel
 def attend(Q, K, V, head, group, q0, keys, ahead, scale, BM, BN, causal, slack, window=0, cap=0.0,
-           spans=None, heads=1, score=None, M=None, L=None, mask=None):
+           spans=None, heads=1, score=None, M=None, L=None, mask=None, W=None,
+           draws=None):
     """Rows [q0:q0+BM] of one head's output. Other kernels call it.
 
     group: query heads that read one head of K and V.  ahead: keys before the first query's own.
     window, cap, score: as those of a ScoreRule.  spans: of `heads` heads one after another each
     M [Z, S, T], L [Z, T]: what is added to scores of a query and a key, and of a key, None without;
-    mask: where the head's lies, a MaskRule
+    mask: where the head's lies, a MaskRule.  W, draws: keys of blocks of queries, and a ScoreRule
+    that says which weights they drop; None without
     """
     o, m, z = attend_sums(Q, K, V, head, group, q0, keys, ahead, scale, BM, BN, causal, slack,
-                          window, cap, spans, heads, score, M, L, mask)
+                          window, cap, spans, heads, score, M, L, mask, W, draws)
     return divided(o, z)
 
 
 @kernel
 def attend_saved(Q, K, V, head, group, q0, keys, ahead, scale, BM, BN, causal, slack, window=0,
-                 cap=0.0, spans=None, heads=1, score=None, M=None, L=None, mask=None):
+                 cap=0.0, spans=None, heads=1, score=None, M=None, L=None, mask=None, W=None,
+           draws=None):
     """The same, and each query's log2 of its sum of exp2(scores), for the gradient. Of one that
     sees no key it is a number too, so that its weights, exp2 of -inf less that, are 0 there."""
     o, m, z = attend_sums(Q, K, V, head, group, q0, keys, ahead, scale, BM, BN, causal, slack,
-                          window, cap, spans, heads, score, M, L, mask)
+                          window, cap, spans, heads, score, M, L, mask, W, draws)
     z = tile.maximum(z, LEAST_SUM)
     return divided(o, z), m + tile.log2(z)
 
@@ -89,7 +94,7 @@ def divided(o, z):
 
 @kernel
 def attend_sums(Q, K, V, head, group, q0, keys, ahead, scale, BM, BN, causal, slack, window, cap,
-                spans, heads, score, M, L, mask):
+                spans, heads, score, M, L, mask, W, draws):
     """Sums of weights times values relative to the maximum m, and sums z of the weights.
 
     The maximum begins as a number where a query may see no key of its first block.
@@ -106,6 +111,8 @@ def attend_sums(Q, K, V, head, group, q0, keys, ahead, scale, BM, BN, causal, sl
     lo, hi, rows = own_spans(spans, head // heads, own, last, keys - ahead, lo, hi, rows)
     if window or spans is not None or causal and score is not None:
         end = tile.own_iterations(end, lo, hi)
+    if L is not None or W is not None:
+        first = first // 8 * 8  # copies of L begin at 16 bytes, and draws of four words anew
     limits = key_limits(causal, window, q0, ahead)
     terms = linear_terms(scale / LOG2E, cap, score, head, q0 + ahead)
     query = None if score is None else places(q0 + ahead, BM, 0)
@@ -126,10 +133,12 @@ def attend_sums(Q, K, V, head, group, q0, keys, ahead, scale, BM, BN, causal, sl
             of_keys = tile.load(L[mask_place(mask, head), k0:k0+BN])
             s = s + (of_keys * mask_unit(scale / LOG2E, cap, score))[None, :]
         s = in_spans(near_of_rows(s, causal, window, limits, k0), rows, k0)
+        keep = kept(draws, W, head, q0, k0, keys - ahead, keys, BM, BN)
         m_new = tile.running_max(m, tile.row_max(s) * factor, slack)
         alpha = tile.exp2(m - m_new)
         p = tile.exp2(s * factor - m_new)
         z = z * alpha + tile.row_sum(p)
+        p = dropped(draws, p, keep)
         v = tile.load(V[head // group, k0:k0+BN, :])
         o = tile.dot(p, v, o * alpha)          # p is rounded to v's type
         m = m_new
@@ -143,11 +152,12 @@ def attention(Q: Tensor["B", "S", "D"], K: Tensor["C", "S", "D"], V: Tensor["C",
               out: Tensor["B", "S", "E"], scale: f32,
               spans: Tensor["Z", 2, "S", i32] | None = None,
               logs: Tensor["B", "S", f32] | None = None, M: Tensor["Z", "S", "S"] | None = None,
-              L: Tensor["Y", "S", f32] | None = None, heads=1, group=1, BM=128, BN=128,
-              causal=False, window=0, cap=0.0, score=None, mask=None):
+              L: Tensor["Y", "S", f32] | None = None, W: Tensor["R", 2, uint32] | None = None,
+              heads=1, group=1, BM=128, BN=128, causal=False, window=0, cap=0.0, score=None,
+              mask=None, draws=None):
     q0, head = tile.group_id(0) * BM, tile.group_id(1)
     o, sums = attend_saved(Q, K, V, head, group, q0, S, 0, scale, BM, BN, causal, SLACK, window,
-                           cap, spans, heads, score, M, L, mask)
+                           cap, spans, heads, score, M, L, mask, W, draws)
     out[head, q0:q0+BM, :] = o
     if logs is not None:
         logs[head, q0:q0+BM] = sums * LN2
@@ -159,11 +169,11 @@ def cross_attention(Q: Tensor["B", "S", "D"], K: Tensor["C", "T", "D"], V: Tenso
                     spans: Tensor["Z", 2, "S", i32] | None = None,
                     logs: Tensor["B", "S", f32] | None = None,
                     M: Tensor["Z", "S", "T"] | None = None, L: Tensor["Y", "T", f32] | None = None,
-                    heads=1, group=1, BM=128, BN=128, causal=False, window=0, cap=0.0, score=None,
-                    mask=None):
+                    W: Tensor["R", 2, uint32] | None = None, heads=1, group=1, BM=128, BN=128,
+                    causal=False, window=0, cap=0.0, score=None, mask=None, draws=None):
     q0, head = tile.group_id(0) * BM, tile.group_id(1)
     o, sums = attend_saved(Q, K, V, head, group, q0, T, T - S, scale, BM, BN, causal, SLACK,
-                           window, cap, spans, heads, score, M, L, mask)
+                           window, cap, spans, heads, score, M, L, mask, W, draws)
     out[head, q0:q0+BM, :] = o
     if logs is not None:
         logs[head, q0:q0+BM] = sums * LN2
@@ -365,7 +375,7 @@ def tile_knobs(S: int, heads: int, width: int, rows: int, causal: bool, window: 
     and values where warpgroups do different iterations, so that one may be ahead of another.
     """
     if mask:
-        return {"stages": 3}
+        return {} if mask == "draws" else {"stages": 3}
     if window or cap or score:
         return {"stages": 4} if window and rows == 192 and width <= 64 and not cap else {}
     if not (causal or spans):
@@ -402,12 +412,13 @@ def attention_block(dtype: DType, S: int, width: int, causal: bool, chip: Genera
     windows few keys an iteration let them leave out more: 64 heads of 64, 8192 queries that see
     1024 keys, 308 us with 64 keys, 315 with 112, 317 with 96, 333 with 80, and 353 with 128 by two
     warpgroups (H200, 2026-11-27, medians of calls in turn).
-    chip: None where it is not known.  mask: "line" of keys, or "tile", where one lies in memory
+    chip: None where it is not known.  mask: "line" of keys, or "tile", where one lies in memory,
+    "draws" with dropout
     """
     if dtype.bits > 16:
         return 32, 32
     if mask:
-        many = width <= 64 and S >= SHORT and not (cap or score)
+        many = width <= 64 and S >= SHORT and not (cap or score) and mask != "draws"
         return (192, 112 if mask == "line" else 64) if many else (128, 64)
     if chip is not None and chip.warpgroup_matmul is not None and S > 64:
         if cap and 64 < width <= 128:

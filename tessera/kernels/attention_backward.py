@@ -16,13 +16,15 @@ Dao 2023, arXiv:2307.08691, algorithm 2.
 
 from __future__ import annotations
 
-from ..numerics import DType, f32, i32
+from ..numerics import DType, f32, i32, uint32
 from ..runtime.generations import Generation
 from ..tensor import Tensor
 from ..tile import MODULE as tile
 from ..tile.kernel.decorator import kernel
 from .attention_scores import (
+    dropped,
     in_spans,
+    kept,
     key_limits,
     line,
     linear_score,
@@ -74,7 +76,7 @@ def attention_keys(Q: Tensor["B", "S", "D"], K: Tensor["C", "T", "D"], V: Tensor
                    sums_v: Tensor["NV", "C", "E", f32] | None = None,
                    spans: Tensor["Z", 2, "T", i32] | None = None,
                    M: Tensor["X", "T", "S"] | None = None, L: Tensor["Y", "T", f32] | None = None,
-                   heads=1, group=1, BM=128, BN=64, causal=False, window=0, cap=0.0,
+                   W: Tensor["R", 2, uint32] | None = None, draws=None, heads=1, group=1, BM=128, BN=64, causal=False, window=0, cap=0.0,
                    score=None, mask=None, SKIP=True, STAGES=2):
     """dV = P' G and dK = scale dS' Q, where dS = P (G V' - delta), over the queries of a group.
 
@@ -97,7 +99,8 @@ def attention_keys(Q: Tensor["B", "S", "D"], K: Tensor["C", "T", "D"], V: Tensor
             own = tile.ramp(terms[3], terms[2], BM)
         if L is not None:
             of_keys = tile.load(L[mask_place(mask, h), k0:k0+BM]) * mask_unit(scale, cap, score)
-        for q0 in range(first // 8 * 8, end, BN):  # copies of lse begin at 16 bytes
+        step = 8 if W is None else BN  # copies of lse begin at 16 bytes, and draws anew somewhere
+        for q0 in range(first // step * step, end, BN):
             q, g = tile.load(Q[h, q0:q0+BN, :]), tile.load(G[h, q0:q0+BN, :])
             s, dp = tile.dot(k, q.T), tile.dot(v, g.T)
             if terms is None:
@@ -116,7 +119,9 @@ def attention_keys(Q: Tensor["B", "S", "D"], K: Tensor["C", "T", "D"], V: Tensor
             else:
                 added = line(terms[1], q0 + (T - S) - k0, BN)
                 p = tile.exp2(s - (tile.load(lse[h, q0:q0+BN]) - added)[None, :])
-            dv = tile.dot(tile.cast(p, G.dtype), g, dv)
+            keep = kept(draws, W, h, q0, k0, S, T, BN, BM, keys=0)
+            dp = dropped(draws, dp, keep)
+            dv = tile.dot(tile.cast(dropped(draws, p, keep), G.dtype), g, dv)
             ds = sloped(p, slope) * (dp - tile.load(delta[h, q0:q0+BN])[None, :])
             dk = tile.dot(tile.cast(ds, Q.dtype), q, dk)
     dk = dk * scale
@@ -137,7 +142,8 @@ def attention_queries(Q: Tensor["B", "S", "D"], K: Tensor["C", "T", "D"], V: Ten
                       spans: Tensor["Z", 2, "S", i32] | None = None,
                       Y: Tensor["B", "S", "E"] | None = None,
                       M: Tensor["X", "S", "T"] | None = None,
-                      L: Tensor["W", "T", f32] | None = None, heads=1,
+                      L: Tensor["F", "T", f32] | None = None,
+                      W: Tensor["R", 2, uint32] | None = None, draws=None, heads=1,
                       group=1, BM=128, BN=64, causal=False, window=0, cap=0.0,
                       score=None, mask=None, SKIP=True, STAGES=2, CLUSTER=1):
     """dQ = scale dS K, over the keys that a query sees.
@@ -164,6 +170,8 @@ def attention_queries(Q: Tensor["B", "S", "D"], K: Tensor["C", "T", "D"], V: Ten
     sums = sums if terms is None else sums - tile.ramp(terms[3], terms[1], BM)
     first, end = near_keys(causal, window, q0, BM, S, T)
     first, end, rows = span_rows(spans, h // heads, q0, BM, S, first, end)
+    if L is not None or W is not None:
+        first = first // 8 * 8
     limits = key_limits(causal, window, q0, T - S)
     for k0 in range(first, end, BN):
         k, v = tile.load(K[h // group, k0:k0+BN, :]), tile.load(V[h // group, k0:k0+BN, :])
@@ -183,6 +191,7 @@ def attention_queries(Q: Tensor["B", "S", "D"], K: Tensor["C", "T", "D"], V: Ten
             s = s + of_keys[None, :]
         s = in_spans(near_of_rows(s, causal, window, limits, k0), rows, k0)
         p = tile.exp2(s * factor - sums[:, None])
+        dp = dropped(draws, dp, kept(draws, W, h, q0, k0, S, T, BM, BN))
         ds = sloped(p, slope) * (dp - own[:, None])
         dq = tile.dot(tile.cast(ds, K.dtype), k, dq)
     dq = dq * scale
@@ -197,8 +206,9 @@ def attention_mask(Q: Tensor["B", "S", "D"], K: Tensor["C", "T", "D"], V: Tensor
                    G: Tensor["B", "S", "E"], lse: Tensor["B", "S", f32],
                    delta: Tensor["B", "S", f32], M: Tensor["X", "S", "T"],
                    dM: Tensor["X", "S", "T"], scale: f32,
-                   spans: Tensor["Z", 2, "S", i32] | None = None, heads=1, group=1, BM=128, BN=64,
-                   causal=False, window=0, cap=0.0, score=None, count=1, apart=1, step=1):
+                   spans: Tensor["Z", 2, "S", i32] | None = None,
+                   W: Tensor["R", 2, uint32] | None = None, draws=None, heads=1, group=1, BM=128,
+                   BN=64, causal=False, window=0, cap=0.0, score=None, count=1, apart=1, step=1):
     """dM = sum_h P (G V' - delta), over the heads that have a matrix of the mask: `count` of them,
     from its number times `apart` on, in steps."""
     k0, q0, x = tile.group_id(0) * BN, tile.group_id(1) * BM, tile.group_id(2)
@@ -217,6 +227,7 @@ def attention_mask(Q: Tensor["B", "S", "D"], K: Tensor["C", "T", "D"], V: Tensor
         _, _, rows = span_rows(spans, h // heads, q0, BM, S, 0, T)
         s = in_spans(near_of_rows(s, causal, window, limits, k0), rows, k0)
         p = tile.exp2(s * factor - tile.load(lse[h, q0:q0+BM])[:, None])
+        dp = dropped(draws, dp, kept(draws, W, h, q0, k0, S, T, BM, BN))
         dm = dm + p * (dp - tile.load(delta[h, q0:q0+BM])[:, None])
     dM[x, q0:q0+BM, k0:k0+BN] = dm
 
@@ -235,7 +246,8 @@ def keys_block(dtype: DType, width: int, chip: Generation, keys: int | None = No
     if dtype.bits > 16:
         return {"BM": 32, "BN": 32}
     if mask:
-        return {"BM": 128, "BN": 64 if width <= 64 else 48 if mask == "line" else 32}
+        return {"BM": 128, "BN": 32 if mask == "draws" else 64 if width <= 64 else 48
+                if mask == "line" else 32}
     narrow = 32 < width <= 64 and (keys is None or keys > 128)
     if by_warpgroups(dtype, width, chip) and (narrow or 64 < width <= 128 and (cap or spans)):
         if spans and not cap:

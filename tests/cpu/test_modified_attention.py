@@ -20,6 +20,9 @@ SHAPES = {  # queries, keys, width of values
     "groups": ((2, 4, 37, 16), (2, 2, 70, 16), 16),  # rows of words begin anywhere
     "three axes": ((3, 33, 16), (3, 21, 16), 24),
     "two blocks": ((1, 2, 600, 8), (1, 1, 640, 8), 8),  # of queries, each with a key of its own
+    "warpgroups": ((2, 4, 72, 16), (2, 2, 136, 16), 16),
+    "two of warpgroups": ((1, 2, 600, 16), (1, 1, 672, 16), 16),
+    "odd": ((2, 2, 67, 16), (2, 2, 75, 16), 16),  # lines of masks begin anywhere
 }
 MASKS = {  # the mask's extents for [B, H, S, T] or [N, S, T]
     "of keys": lambda s: (*(s[:1] if len(s) == 4 else ()), *(1,) * (len(s) - 2), s[-1]),
@@ -82,7 +85,7 @@ def _case(name, kind, floats, dtype, causal, p, rng):
     *(("groups", kind, floats, True, 0.0) for kind in MASKS for floats in (False, True)),
     *(("three axes", kind, floats, kind == "of all", p) for kind in ("of all", "one")
       for floats in (False, True) for p in (0.0, P)),
-    *((name, None, False, causal, P) for name in SHAPES for causal in (False, True)),
+    *((name, None, False, causal, P) for name in list(SHAPES)[:4] for causal in (False, True)),
     *(("heads", kind, floats, True, P) for kind in ("of keys", "of all")
       for floats in (False, True)),
     *(("groups", "of all", floats, False, P) for floats in (False, True)),
@@ -114,6 +117,24 @@ def test_narrow_types_are_on_tensor_cores(kind, floats, p, dtype, rng):
     for got, (w, size) in zip(made.run([x.array for x in given]), want[:4], strict=True):
         # terms are rounded one by one: the length of the sums is in their size alone
         assert_close(np.asarray(got, np.float64), w, dtype, n=2, scale=size)
+
+
+@pytest.mark.parametrize("name, kind, floats, causal, p", [
+    *(("warpgroups", kind, floats, floats, 0.0) for kind in ("of keys", "of heads", "of all", "one")
+      for floats in (False, True)),
+    ("odd", "of keys", False, False, 0.0), ("odd", "of keys", True, True, P),
+    ("warpgroups", "of all", True, False, P), ("warpgroups", None, False, False, P),
+    ("two of warpgroups", None, False, True, P), ("two of warpgroups", "of keys", False, False, P)])
+def test_the_fastest_kernels_take_them(name, kind, floats, causal, p, rng):
+    """Masks of keys and of each score, and dropout, of operands of 16 bits."""
+    given, want = _case(name, kind, floats, "bf16", causal, p, rng)
+    made = program_of(ts.jit(both(causal, p)).graph(*given), "sm_90a")
+    kinds = [g.kind for g in made.plan.groups]
+    assert kinds.count("attention") == 1 and kinds.count("launch") == 2 + (kind is not None
+                                                                           and floats)
+    for got, (w, size) in zip(made.run([x.array for x in given]), want, strict=True):
+        assert distance(got, w) < 1e-2
+        assert_close(np.asarray(got, np.float64), w, "bf16", n=4, scale=size)
 
 
 def test_a_gpu_keeps_no_scores(rng):

@@ -130,6 +130,8 @@ class Block(Matrices):
         name = instruction.name
         if name == "tid_x":
             return self.t
+        if name == "laneid":
+            return self.t % np.int32(32)
         if name == "ctaid_x":
             return np.int32(self.number)
         if name == "nctaid_x":

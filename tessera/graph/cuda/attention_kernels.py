@@ -1,7 +1,7 @@
 """Attention and its gradient by the library's kernels, which keep no scores in memory.
 
-Without dropout, and with masks in memory that attention_masks.py takes, by the fastest, few queries
-by those that split keys, else by those of modified_attention_kernels.py. Where a graph has both, the result's kernel saves what that
+With masks in memory and dropout as attention_masks.py takes them by the fastest, few queries by
+those that split keys, else by those of modified_attention_kernels.py. Where a graph has both, the result's kernel saves what that
 of the gradient makes weights from.
 Operands that the kernels do not take are left to the composition.
 """
@@ -23,7 +23,7 @@ from ...kernels.attention_backward import (
     sums_products,
 )
 from ...kernels.attention_in_turn import QUERIES, attention_in_turn, in_turn
-from ...kernels.attention_scores import LOG2E
+from ...kernels.attention_scores import LOG2E, ScoreRule
 from ...kernels.decode_attention import (
     KERNELS,
     PAGED,
@@ -45,7 +45,7 @@ from ..flops import Shapes
 from ..ir import Graph, Node, Value, readers_of
 from ..op import Aval
 from ..operand import convert, literal
-from ..ops.attention_blocks import Extras
+from ..ops.attention_blocks import BLOCK_ROWS, Extras
 from ..ops.attention_op import (
     ATTENTION,
     ATTENTION_LSE,
@@ -60,10 +60,20 @@ from ..ops.sort import SEARCHSORTED
 from ..schedule.library_call import library_call
 from ..schedule.loop_axes import extents_of
 from ..trace import apply
-from .attention_masks import mask_cotangent, mask_operands, mask_rule, mask_value, takes_mask
+from .attention_masks import (
+    mask_cotangent,
+    mask_kind,
+    mask_operands,
+    mask_rule,
+    mask_value,
+    takes_draws,
+    takes_mask,
+)
 from .modified_attention_kernels import (
+    DRAW_KEYS,
     MODIFIED,
     MODIFIED_GRADIENT,
+    draws_rule,
     lowered_sums,
     smallest_kept,
 )
@@ -81,24 +91,26 @@ BACKWARD = (ATTENTION_VJP, ATTENTION_LSE_VJP, DROPOUT_ATTENTION_VJP)
 def _gradient(g: Tensor, y: Tensor, lse: Tensor, q: Tensor, k: Tensor, v: Tensor, *rest: Tensor,
               scale: float, causal: bool, chip: str, types: tuple[NumericType, ...],
               window: int = 0, cap: float = 0.0, score: ScoreFunction | None = None,
-              sums: tuple[int, ...] = (), of_sums: bool = False, wanted: bool = False
+              sums: tuple[int, ...] = (), of_sums: bool = False, wanted: bool = False,
+              draws: ScoreRule | None = None
               ) -> tuple[Tensor, ...]:
     """Two kernels, or one where that is quicker. The result's own row sums are taken of it as it is
     stored. types: those in which the cotangents of q, k and v are written. sums: those of them
     whose columns are summed. of_sums: the last operand is the cotangent of the logs of sums.
-    wanted: the cotangent of the mask is, too."""
+    wanted: the cotangent of the mask is, too. draws: which weights were dropped."""
     (S, D), (T, E) = tuple(q.shape[-2:]), tuple(v.shape[-2:])
     heads, keys = prod(q.shape[:-2]), prod(k.shape[:-2])
     rest, of_logs = (rest[:-1], rest[-1]) if of_sums else (rest, None)
-    mask, spans, _ = Extras.of(rest, 0.0)
+    mask, spans, W = Extras.of(rest, float(draws is not None))
     mask_q, mask_k = mask_operands(mask, q.shape[-3])
-    masked = "" if mask is None else "line" if "L" in mask_q else "tile"
+    masked = mask_kind(mask is not None and "M" in mask_q, mask is not None, draws is not None)
     narrow = g if g.dtype is q.dtype else convert(g, q.type)
     Q, G = F.reshape(q, (heads, S, D)), F.reshape(narrow, (heads, S, E))
     K, V = F.reshape(k, (keys, T, D)), F.reshape(v, (keys, T, E))
     dQ, dK, dV = (F.zeros(x.shape, t) for x, t in zip((Q, K, V), types, strict=False))
     common: dict[str, Any] = {"group": heads // keys, "causal": causal, "window": window,
                               "cap": cap, "score": score and score_code(score, q.shape[-3])}
+    common |= {} if W is None else {"W": W, "draws": draws}
     held = q.dtype, max(D, E), GENERATIONS[chip]
     spanned = spans is not None
     plain = not (spanned or masked or window or cap or score)
@@ -281,7 +293,7 @@ def use_attention_kernels(graph: Graph, chip: Generation) -> Graph:
     logs = {n.outputs[1] for n in taken if n.op is ATTENTION_LSE}  # in f32 always
     rounded = {v: x for v, x in rounded.items() if v not in logs}
     saved: dict[Any, tuple[Value, Value]] = {}
-    masks: dict[Value, Value] = {}  # as the fastest kernels read them
+    held: dict[Any, Value] = {}  # masks and keys as the fastest kernels read them
     made_by = {v: n for n in graph.nodes for v in n.outputs}
     nodes: list[Node] = []
     for node in graph.nodes:
@@ -292,13 +304,14 @@ def use_attention_kernels(graph: Graph, chip: Generation) -> Graph:
         if node not in taken:
             nodes.append(node)
             continue
-        key, mask = _key(node), None
-        if _extras(node).mask is not None and _is_fast(node, chip):
-            given = _operands(node)[3]
-            if given not in masks:
-                masks[given], added = mask_value(given, made_by)
-                nodes += added
-            mask = masks[given]
+        key, operands = _key(node), _operands(node)
+        if _is_fast(node, chip):
+            for i, x in _read_otherwise(node).items():
+                which = x, x.aval.dtype.kind == "uint" and repr(_draws(node))
+                if which not in held:
+                    held[which], added = draws_value(node) if which[1] else mask_value(x, made_by)
+                    nodes += added
+                operands = *operands[:i], held[which], *operands[i + 1:]
         if node.op not in BACKWARD or key not in saved:
             q, _, v, *_ = _operands(node)
             y = Value(Aval((*q.aval.shape[:-1], v.aval.shape[-1]), F32))
@@ -307,13 +320,13 @@ def use_attention_kernels(graph: Graph, chip: Generation) -> Graph:
             saved[key] = y, Value(Aval(q.aval.shape[:-1], F32))
             if node.op is ATTENTION_LSE and key not in wanted and _is_few(node):
                 saved[key] = y, node.outputs[1]
-            nodes.append(_result_call(node, saved[key], key in wanted, chip, mask))
+            nodes.append(_result_call(node, saved[key], key in wanted, chip, operands))
             if node.op is ATTENTION_LSE and saved[key][1] is not node.outputs[1]:
                 nodes.append(Node(NATURAL, saved[key][1:], {}, node.outputs[1:], node.where))
         if node.op in BACKWARD:
             outputs = tuple(rounded.get(v, v) for v in node.outputs)
             unread = len(outputs) == 4 and node.outputs[3] not in read
-            nodes.append(_gradient_call(node, saved[key], outputs, chip, unread, mask))
+            nodes.append(_gradient_call(node, saved[key], outputs, chip, unread, operands))
     return Graph(graph.name, graph.inputs, graph.captures, tuple(nodes), graph.outputs)
 
 
@@ -332,9 +345,9 @@ def rounded_values(graph: Graph, by: Callable[[Node], bool]) -> dict[Value, Valu
 
 
 def _result_call(node: Node, outputs: tuple[Value, Value], wanted: bool, chip: Generation,
-                 mask: Value | None) -> Node:
-    """wanted: the gradient is in the graph too. mask: as the fastest kernels read it."""
-    operands, attrs = _operands(node), _own(node) | {"types": (outputs[0].aval.type,)}
+                 operands: tuple[Value, ...]) -> Node:
+    """wanted: the gradient is in the graph too. operands: as its kernels read them."""
+    attrs = _own(node) | {"types": (outputs[0].aval.type,)}
     if node.op is PAGED_ATTENTION:
         attrs |= {"chip": chip.target}
         return Node(FEW_QUERIES_OF_PAGES, operands, attrs, outputs[:1], node.where)
@@ -348,21 +361,22 @@ def _result_call(node: Node, outputs: tuple[Value, Value], wanted: bool, chip: G
     attrs = {"scale": node.attrs["scale"], "causal": node.attrs["causal"],
              "group": q.aval.shape[-3] // k.aval.shape[-3], "shape": tuple(outputs[0].aval.shape),
              **{n: node.attrs[n] for n in ("window", "cap", "score") if n in node.attrs}}
-    if mask is not None:
-        attrs["mask"] = mask_rule(extents_of(mask), q.aval.shape[-3])
-    operands = _with_mask(operands, mask)
+    if (mask := _extras(node).mask) is not None:
+        attrs["mask"] = mask_rule(mask.shape, q.aval.shape[-3])
+    attrs |= _draws(node)
     if wanted or sums:
         return Node(FLASH_SAVED, operands, attrs, outputs, node.where)
     return Node(FLASH, operands, attrs, outputs[:1], node.where)
 
 
 def _gradient_call(node: Node, saved: tuple[Value, Value], outputs: tuple[Value, ...],
-                   chip: Generation, unread: bool, mask: Value | None) -> Node:
+                   chip: Generation, unread: bool, operands: tuple[Value, ...]) -> Node:
     """unread: nobody asks for a mask's cotangent."""
     op, attrs = FLASH_GRADIENT, _own(node) | {"types": tuple(v.aval.type for v in outputs)}
-    operands = _with_mask(_operands(node), mask)
     if _is_fast(node, chip):
-        attrs |= {"chip": chip.target} | ({} if mask is None else {"wanted": not unread})
+        attrs = {n: x for n, x in attrs.items() if n not in ("dropout", "together")}
+        attrs |= {"chip": chip.target, **_draws(node)}
+        attrs |= {} if _extras(node).mask is None else {"wanted": not unread}
     else:
         op, attrs = MODIFIED_GRADIENT, attrs | {"wanted": not unread}
     of_sums = node.op is ATTENTION_LSE_VJP
@@ -370,8 +384,28 @@ def _gradient_call(node: Node, saved: tuple[Value, Value], outputs: tuple[Value,
     return Node(op, inputs, attrs | {"of_sums": of_sums}, outputs, node.where)
 
 
-def _with_mask(operands: tuple[Value, ...], mask: Value | None) -> tuple[Value, ...]:
-    return operands if mask is None else (*operands[:3], mask, *operands[4:])
+def _read_otherwise(node: Node) -> dict[int, Value]:
+    """The mask and the key of draws, by their places among the operands."""
+    operands, extras = _operands(node), _extras(node)
+    return {**({} if extras.mask is None else {3: operands[3]}),
+            **({} if extras.key is None else {len(operands) - 1: operands[-1]})}
+
+
+def draws_value(node: Node) -> tuple[Value, list[Node]]:
+    """The keys of blocks of queries, and the node that makes them."""
+    q, key = _operands(node)[0].aval, _operands(node)[-1]
+    together = node.attrs.get("together", False)
+    rows = q.shape[-2] if together else BLOCK_ROWS
+    made = Value(Aval((-(-q.shape[-2] // rows), *key.aval.shape), key.aval.type))
+    return made, [Node(DRAW_KEYS, (key,), {"S": q.shape[-2], "together": together}, (made,))]
+
+
+def _draws(node: Node) -> dict[str, Any]:
+    q, _, v, *_ = (x.aval.shape for x in _operands(node))
+    if not node.attrs.get("dropout"):
+        return {}
+    rule = draws_rule(q[-2], v[-2], node.attrs["dropout"], node.attrs.get("together", False))
+    return {"draws": ScoreRule(node.attrs["causal"], None, rule)}
 
 
 def _own(node: Node) -> dict[str, Any]:
@@ -398,18 +432,18 @@ def _extras(node: Node) -> Any:
 def _is_fast(node: Node, chip: Generation) -> bool:
     """Whether the fastest kernels take it."""
     q, _, v, *_ = (x.aval for x in _operands(node))
-    mask = _extras(node).mask
-    return _is_plain(node) and (mask is None or takes_mask(mask, q, v, chip))
+    mask, _, key = _extras(node)
+    return _is_plain(node) and (mask is None or takes_mask(mask, q, v, chip)) and (
+        key is None or takes_draws(q, v, chip))
 
 
 def _is_plain(node: Node) -> bool:
-    """Whether the fastest kernels take it but for a mask in memory. The others give 0 where a query
+    """Whether the fastest kernels take it but for masks in memory and dropout. The others give 0 where a query
     sees no key for want of keys, and have -inf in place of a score that is scaled already."""
     q, k, *_ = (x.aval.shape for x in _operands(node))
     by_place: Any = (node.attrs["causal"] or node.attrs.get("window")) and q[-2] > k[-2]
     scaled = node.attrs["scale"] > 0 or node.attrs.get("cap") or node.attrs.get("score")
-    extras = _extras(node)
-    return extras.key is None and not by_place and bool(scaled)
+    return not by_place and bool(scaled)
 
 
 def _is_few(node: Node) -> bool:
@@ -424,7 +458,7 @@ def _is_few(node: Node) -> bool:
         return node.attrs["scale"] > 0 and few_queries(q.dtype, S, keys, width) and (
             takes_keys(v.dtype, q.dtype, width, page))
     lines = S > 1 and _extras(node).spans is not None  # of several queries each its own
-    return _is_plain(node) and _extras(node).mask is None and not lines and few_queries(
+    return _is_plain(node) and not _read_otherwise(node) and not lines and few_queries(
         q.dtype, S, T, width)
 
 

@@ -47,6 +47,18 @@ def takes_mask(mask: Any, q: Any, v: Any, chip: Generation) -> bool:
         mask.shape[-2] == 1 or takes_matrix(S, T, max(D, E)))
 
 
+def takes_draws(q: Any, v: Any, chip: Generation) -> bool:
+    """Whether they drop weights of these operands."""
+    D, E = q.shape[-1], v.shape[-1]
+    return max(D, E) <= WIDEST and q.shape[-2] >= FEWEST and all(
+        by_warpgroups(q.dtype, n, chip) for n in (D, E))
+
+
+def mask_kind(matrix: bool, line: bool, draws: bool) -> str:
+    """What blocks are chosen by."""
+    return "draws" if draws else "tile" if matrix else "line" if line else ""
+
+
 def takes_matrix(S: int, T: int, width: int) -> bool:
     """Whether they read a matrix of so many queries and keys, of heads this wide: its rows are
     multiples of 16 bytes, and those of its transpose."""
@@ -79,8 +91,8 @@ def _narrow(mask: Value, made: Mapping[Value, Node]) -> Any:
 def _added(mask: Tensor, *, to: Any) -> Tensor:
     if mask.dtype.kind == "float":
         return convert(mask, to)
-    zero = F.zeros((), to)
-    return F.where(mask, zero, literal(-math.inf, zero))
+    zero = F.zeros((), F32)
+    return convert(F.where(mask, zero, literal(-math.inf, zero)), to)
 
 
 ADDED_MASK = library_call("added_mask", expand=_added)
@@ -118,5 +130,5 @@ def mask_cotangent(common: tuple[Tensor, ...], mask: Tensor, q: Tensor, scale: f
     return convert(unbroadcast(made, (*lead, 1, mask.shape[-1])), numeric) if line else made
 
 
-__all__ = ["ADDED_MASK", "mask_cotangent", "mask_operands", "mask_rule", "mask_value",
-           "takes_mask", "takes_matrix"]
+__all__ = ["ADDED_MASK", "mask_cotangent", "mask_kind", "mask_operands", "mask_rule", "mask_value",
+           "takes_draws", "takes_mask", "takes_matrix"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import replace
 
 from ...kernels.attention import SLACK, attend, attend_saved
@@ -88,7 +89,8 @@ def attention_source(group: ScheduledGroup) -> KernelText:
     anchor, (Q, K, V) = group.steps[0], group.reads[:3]
     s, S, T, mask = group.schedule, Q.shape[1], K.shape[1], group.attr("mask")
     first = 3 if mask is None else 4
-    spans = group.reads[first:len(anchor.args)]
+    draws = group.attr("draws")
+    spans = group.reads[first:len(anchor.args) - (draws is not None)]
     w.line("head = tile.group_id(1)")
     w.line(f"m = tile.group_id(0) * {s.m}")
     b = FrameBlock(frame, f"m:m+{s.m}", f"0:{V.shape[2]}", ("head",), s.m, V.shape[2],
@@ -106,7 +108,13 @@ def attention_source(group: ScheduledGroup) -> KernelText:
         rule = f"mask_{mask.heads}_{mask.per_batch}_{mask.per_head}"
         w.scope[rule] = mask
         given += f", {names[-1]}={names[-1]}, mask={rule}"
-    given += "".join(f", spans=N, heads={Q.shape[0] // x.shape[0]}" for x in spans) + ")"
+    given += "".join(f", spans=N, heads={Q.shape[0] // x.shape[0]}" for x in spans)
+    names += "N" * len(spans)
+    if draws is not None:
+        rule = f"draws_{hashlib.sha256(repr(draws).encode()).hexdigest()[:12]}"
+        w.scope[rule], names = draws, names + "W"
+        given += f", W=W, draws={rule}"
+    given += ")"
     if saves:
         sums = group.writes[-1]
         group = replace(group, writes=group.writes[:-1])
@@ -114,7 +122,7 @@ def attention_source(group: ScheduledGroup) -> KernelText:
         w.line(f"{capital(sums.name)}[head, m:m+{s.m}] = sums", anchor)
     _behind(w, b, group, anchor, "rows" if saves else f"attend{given}")
     operands = group.reads[:len(anchor.args)]
-    own = [f"{name}: {w.annotation(o, o.shape)}" for name, o in zip(names + "N", operands, strict=False)]
+    own = [f"{name}: {w.annotation(o, o.shape)}" for name, o in zip(names, operands, strict=True)]
     texts, shapes = _others(w, b, group, len(anchor.args), {})
     if saves:
         texts.append(f"{capital(sums.name)}: {w.annotation(sums, (Q.shape[0], S))}")

@@ -35,6 +35,7 @@ from ..schedule.region_copies import RegionCopy, moves_of
 from . import choose_schedule
 from .anchors import anchor_extents, anchor_frame
 from .arrival_order import come_by
+from .attention_masks import mask_kind
 from .batch_key import batch_key, is_flat, parts_that_come, sent_by
 from .cached_reads import turn_around
 from .collective_steps import CollectiveCallee
@@ -366,8 +367,8 @@ class _KernelSchedule(ScheduleBuilder):
         frame = anchor_frame(anchor, group.space) or _head_frame(anchor)
         heads, S, E = anchor_extents(anchor)
         q, k, v, *rest = anchor.inputs
-        masks, spans = ([x for x in rest if (x.aval.dtype.kind == "float") == floats]
-                        for floats in (True, False))
+        masks, spans, keys = ([x for x in rest if x.aval.dtype.kind == kind]
+                              for kind in ("float", "int", "uint"))
         repeats = anchor.attrs["group"]
         shapes = [(heads, S, extents_of(q)[-1]), (heads // repeats, *extents_of(k)[-2:]),
                   (heads // repeats, *extents_of(v)[-2:])]
@@ -376,18 +377,22 @@ class _KernelSchedule(ScheduleBuilder):
             (*lead, rows, T) = extents_of(x)
             own.append(self.operand(x, (prod(lead), T) if rows == 1 else (prod(lead), rows, T)))
         own += [self.operand(x, (prod(extents_of(x)[:-2]), 2, S)) for x in spans]
-        mask = anchor.attrs.get("mask")
+        own += [self.operand(x, extents_of(x)) for x in keys]
+        mask, draws = anchor.attrs.get("mask"), anchor.attrs.get("draws")
         rule = {"window": anchor.attrs.get("window", 0), "cap": anchor.attrs.get("cap", 0.0)}
         score = anchor.attrs.get("score")
         s = choose_schedule.for_attention(q.aval.type, S, max(E, extents_of(q)[-1]),
                                           self.chip, anchor.attrs["causal"], heads, bool(spans),
-                                          score=score is not None, mask="" if mask is None
-                                          else "tile" if mask.rows else "line", **rule)
+                                          score=score is not None,
+                                          mask=mask_kind(mask is not None and mask.rows,
+                                                         mask is not None, draws is not None),
+                                          **rule)
         scale = anchor.attrs["scale"] * float(np.log2(np.e))
         self._anchored("attention", group, frame, own, s, (choose_schedule.blocks(S, s.m), heads),
                        scale=scale, causal=anchor.attrs["causal"], group=repeats,
                        saves=len(anchor.outputs) > 1 and anchor.outputs[1] in group.outputs,
-                       score=score and score_code(score, extents_of(q)[-3]), mask=mask, **rule)
+                       score=score and score_code(score, extents_of(q)[-3]), mask=mask, draws=draws,
+                       **rule)
 
     def _anchored(self, kind: str, group: FusionGroup, frame: Frame, own: list[GroupOperand],
                   schedule: Any, grid: tuple[int, ...], /, **attrs: Any) -> None:

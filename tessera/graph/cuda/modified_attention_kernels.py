@@ -51,7 +51,8 @@ class _Call:
         self.rows_of_block, self.step, self.gradient_step = modified_blocks(
             q.dtype, max(D, E), key is not None)
         M, mask_rule = _mask_operand(self.mask, q.shape[-3])
-        W, dropout_rule = _draws_operand(key, S, T, dropout, together)
+        W = None if key is None else draw_keys(key, S=S, together=together)
+        dropout_rule = None if key is None else draws_rule(S, T, dropout, together)
         self.operands = self.Q, self.K, self.V, M, W
         self.constants: dict[str, Any] = {
             "group": count // keys,
@@ -70,16 +71,15 @@ def _mask_operand(mask: Tensor | None, heads: int) -> tuple[Tensor | None, MaskR
     return F.reshape(mask, (prod(mask.shape[:-2]), *mask.shape[-2:])), rule
 
 
-def _draws_operand(key: Tensor | None, S: int, T: int, dropout: float, together: bool
-                   ) -> tuple[Tensor | None, DropoutRule | None]:
-    """The keys of the blocks of queries: one of all queries has the graph's own."""
-    if key is None:
-        return None, None
+def draw_keys(key: Tensor, *, S: int, together: bool) -> Tensor:
+    """Those of the blocks of queries: one of all queries has the graph's own."""
     blocks = range(0, S, BLOCK_ROWS) if S > BLOCK_ROWS and not together else ()
-    keys = [F.fold_in(key, start) for start in blocks] or [key]
-    rule = DropoutRule(BLOCK_ROWS if blocks else S, S % 4 == 0 and T % 4 == 0,
-                       smallest_kept(dropout), 1 / (1 - dropout))
-    return F.stack(keys), rule
+    return F.stack([F.fold_in(key, start) for start in blocks] or [key])
+
+
+def draws_rule(S: int, T: int, dropout: float, together: bool) -> DropoutRule:
+    rows = BLOCK_ROWS if S > BLOCK_ROWS and not together else S
+    return DropoutRule(rows, S % 4 == 0 and T % 4 == 0, smallest_kept(dropout), 1 / (1 - dropout))
 
 
 def smallest_kept(dropout: float) -> int:
@@ -129,8 +129,10 @@ def _gradient(g: Tensor, y: Tensor, lse: Tensor, q: Tensor, k: Tensor, v: Tensor
     return *made, convert(unbroadcast(whole, tuple(c.mask.shape)), types[3])
 
 
+DRAW_KEYS = library_call("draw_keys", expand=draw_keys)
 MODIFIED = library_call("modified_attention", multi=True, expand=_forward)
 MODIFIED_GRADIENT = library_call("modified_attention_gradient", multi=True, expand=_gradient)
 
 
-__all__ = ["MODIFIED", "MODIFIED_GRADIENT", "lowered_sums", "smallest_kept"]
+__all__ = ["DRAW_KEYS", "MODIFIED", "MODIFIED_GRADIENT", "draw_keys", "draws_rule", "lowered_sums",
+           "smallest_kept"]

@@ -9,12 +9,15 @@ from tessera.numerics import find_dtype
 from tessera.numerics.philox import FACTOR_0, FACTOR_1, FOLD_DOMAIN, ROUNDS, WEYL_0, WEYL_1
 from tessera.tile.cuda.builder import Builder
 from tessera.tile.cuda.instruction import InstructionForm, Operand, Operation
+from tessera.tile.cuda.instruction_names import find_instruction
 from tessera.tile.cuda.intrinsics.formats import kind_of
+from tessera.tile.cuda.intrinsics.reduce import exchanged
 from tessera.tile.cuda.intrinsics.thread_elements import operation
 from tessera.tile.cuda.ptx import memory
 from tessera.tile.ir.register_layout import RegisterLayout
 
 LLVM = Any
+RUN, LANE_BITS = 4, 5
 MULTIPLIERS, WEYL = (FACTOR_0, FACTOR_1), (WEYL_0, WEYL_1)
 KEY = (Operand("k0", "i32"), Operand("k1", "i32"))
 
@@ -86,24 +89,68 @@ def _wide(b: Builder, index: LLVM, dtype: str) -> LLVM:
 @functools.cache
 def random_runs(dtype: str, layout: str, shape: tuple[int, ...]) -> Operation:
     """(fragment of indices, key...) -> their words, where aligned runs of four stand along the last
-    axis: registers of one run share a block."""
+    axis: registers of one run share a block, and lanes that have parts of the same runs each make
+    as many of them, and exchange words."""
     how, last = RegisterLayout.parse(layout, shape), len(shape) - 1
-    by_thread = any(bit and bit[0] == last and bit[1] < 2 for bit in how.threads)
+    lanes = {bit[1]: i for i, bit in enumerate(how.threads) if bit and bit[0] == last
+             and bit[1] < 2}
+    shared = sorted(lanes) if max(lanes.values(), default=0) < LANE_BITS <= len(how.threads) else []
+    runs = list(dict.fromkeys((*base[:last], base[last] & ~3) for base in how.bases))
+    together = 1 << len(shared)
+    whole = len(runs) // together * together if together > 1 else 0
 
     def body(b: Builder, index: list[LLVM], *key: LLVM) -> list[LLVM]:
-        @functools.cache
-        def words(first: tuple[int, ...]) -> list[LLVM]:
-            return block(b, _wide(b, index[how.number[first]], dtype), key)
+        numbers = [_wide(b, index[how.number[run]], dtype) for run in runs]
+        found: dict[tuple[int, ...], dict[int, LLVM]] = {}
+        for i in range(0, whole, together):
+            made = _exchanged_blocks(b, numbers[i:i + together], key,
+                                     {bit: lanes[bit] for bit in shared})
+            found |= zip(runs[i:i + together], made, strict=True)
+        for run, number in zip(runs[whole:], numbers[whole:], strict=True):
+            found[run] = dict(enumerate(block(b, number, key)))
 
         def word(base: tuple[int, ...], at: LLVM) -> LLVM:
-            run = words((*base[:last], base[last] & ~3))
-            return chosen(b, run, b.trunc(_wide(b, at, dtype), "i32")) if by_thread \
-                else run[base[last] & 3]
+            words = found[(*base[:last], base[last] & ~3)]
+            if lanes and len(words) == RUN:
+                return chosen(b, list(words.values()), b.trunc(_wide(b, at, dtype), "i32"))
+            return words[base[last] & 3]
 
         return [word(base, at) for base, at in zip(how.bases, index, strict=True)]
 
     x = Operand("x", kind_of(find_dtype(dtype)), how.count)
     return operation("random_bits", (x, *KEY), (Operand("d", "i32", how.count),), body)
+
+
+def _exchanged_blocks(b: Builder, numbers: list[LLVM], key: tuple[LLVM, ...],
+                      lanes: dict[int, int]) -> list[dict[int, LLVM]]:
+    """Of each of as many runs as lanes share them, the words that this lane has of it, by those
+    bits of their place that are no lane's. numbers: an index in each run.  lanes: a bit of the place in
+    a run -> the bit of the lane's number that it is
+
+    The lane whose bits are u makes run u. With d between two of them each sends the other what that
+    one has of its run: u gets of run u ^ d what it has itself.
+    """
+    lane = b.call(find_instruction("laneid"))
+    own = [b.true(b.and_(b.lshr(lane, b.i32(at)), b.i32(1))) for at in lanes.values()]
+    bits, n = list(lanes), 1 << len(lanes)
+
+    def turned(xs: list[LLVM]) -> list[LLVM]:
+        """xs[u ^ d] for each d."""
+        for i, mine in enumerate(own):
+            xs = [b.select(mine, xs[d ^ 1 << i], x) for d, x in enumerate(xs)]
+        return xs
+
+    words = block(b, turned(numbers)[0], key)
+    found: list[dict[int, LLVM]] = [{} for _ in range(n)]
+    for rest in (w for w in range(RUN) if not any(w >> bit & 1 for bit in bits)):
+        of_lanes = [words[rest | sum((u >> i & 1) << bit for i, bit in enumerate(bits))]
+                    for u in range(n)]
+        masks = [sum((d >> i & 1) << at for i, at in enumerate(lanes.values())) for d in range(n)]
+        got = [exchanged(b, "i32", x, mask) if mask else x
+               for x, mask in zip(turned(of_lanes), masks, strict=True)]
+        for run, x in enumerate(turned(got)):
+            found[run][rest] = x
+    return found
 
 
 @functools.cache
