@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 import emulator
 from emulator.bulk_stores import Descriptor
-from tessera.numerics import decode, encode, find_dtype
+from tessera.numerics import decode, encode, find_dtype, random_bits_at
 from tessera.tile.cuda.instruction_names import find_instruction
-from tessera.tile.cuda.intrinsics import dealt_tiles, warp_specialised
+from tessera.tile.cuda.intrinsics import dealt_tiles, random, warp_specialised
 from tessera.tile.cuda.intrinsics.shared_memory import swizzle
 from tessera.tile.cuda.lower.warp_specialised.program import Load, turned_panel
 from tessera.tile.ir.op_record import OPS
@@ -50,6 +50,23 @@ def test_a_warpgroup_begins_with_the_first_iteration_of_which_it_keeps_a_score(
         kept = [i for i in range(lo, hi, step)
                 if start + 64 * group <= i + less + columns - 1]  # its first row, the last column
         assert got == (kept[0] if kept else lo + -(-max(0, hi - lo) // step) * step)
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)], ids=["rows", "columns"])
+@pytest.mark.parametrize("columns", [8, 16, 24])
+def test_lanes_that_share_runs_of_words_exchange_them(order, columns):
+    """Of a sum of wgmma a run lies in two lanes, of its transpose in four; each word is that of its
+    index, and of as many runs as lanes share them a lane makes one."""
+    layout, threads = warpgroups((64, columns), 1).permuted(order), np.arange(128)
+    key = np.array([0x12345678, 0x9ABCDEF0], np.uint32)
+    at = [sum(((threads >> i & 1) << bit[1] for i, bit in enumerate(layout.threads)
+               if bit[0] == axis), np.zeros(128, np.int64)) for axis in (0, 1)]
+    index = [(base[0] + at[0]) * 4096 + base[1] + at[1] + (1 << 33) for base in layout.bases]
+    b = emulator.Builder(emulator.Block(128))
+    found = body_of(random.random_runs("int64", layout.text, layout.shape))(
+        b, [emulator.register(i) for i in index], *map(b.i32, key.view(np.int32)))
+    for x, i in zip(found, index, strict=True):
+        assert np.array_equal(np.asarray(x).view(np.uint32), random_bits_at(key, i))
 
 
 @pytest.mark.parametrize("rows, columns, left", [(128, 64, (128, 64)), (256, 32, (133, 24))])
