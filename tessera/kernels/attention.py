@@ -27,6 +27,7 @@ from .attention_scores import (
     HIGHEST,
     LOG2E,
     dropped,
+    head_of,
     in_spans,
     kept,
     key_limits,
@@ -155,7 +156,7 @@ def attention(Q: Tensor["B", "S", "D"], K: Tensor["C", "S", "D"], V: Tensor["C",
               L: Tensor["Y", "S", f32] | None = None, W: Tensor["R", 2, uint32] | None = None,
               heads=1, group=1, BM=128, BN=128, causal=False, window=0, cap=0.0, score=None,
               mask=None, draws=None):
-    q0, head = tile.group_id(0) * BM, tile.group_id(1)
+    q0, head = tile.group_id(0) * BM, head_of(mask, tile.group_id(1), 1)
     o, sums = attend_saved(Q, K, V, head, group, q0, S, 0, scale, BM, BN, causal, SLACK, window,
                            cap, spans, heads, score, M, L, mask, W, draws)
     out[head, q0:q0+BM, :] = o
@@ -171,7 +172,7 @@ def cross_attention(Q: Tensor["B", "S", "D"], K: Tensor["C", "T", "D"], V: Tenso
                     M: Tensor["Z", "S", "T"] | None = None, L: Tensor["Y", "T", f32] | None = None,
                     W: Tensor["R", 2, uint32] | None = None, heads=1, group=1, BM=128, BN=128,
                     causal=False, window=0, cap=0.0, score=None, mask=None, draws=None):
-    q0, head = tile.group_id(0) * BM, tile.group_id(1)
+    q0, head = tile.group_id(0) * BM, head_of(mask, tile.group_id(1), 1)
     o, sums = attend_saved(Q, K, V, head, group, q0, T, T - S, scale, BM, BN, causal, SLACK,
                            window, cap, spans, heads, score, M, L, mask, W, draws)
     out[head, q0:q0+BM, :] = o

@@ -23,6 +23,7 @@ from ..tile import MODULE as tile
 from ..tile.kernel.decorator import kernel
 from .attention_scores import (
     dropped,
+    head_of,
     in_spans,
     kept,
     key_limits,
@@ -86,7 +87,7 @@ def attention_keys(Q: Tensor["B", "S", "D"], K: Tensor["C", "T", "D"], V: Tensor
     BM: keys of a block.  BN: queries of an iteration.  SKIP: warpgroups leave out what their keys
     do not see.  STAGES: iterations whose operands are brought ahead
     """
-    k0, c = tile.group_id(0) * BM, tile.group_id(1)
+    k0, c = tile.group_id(0) * BM, head_of(mask, tile.group_id(1), group)
     k, v = tile.load(K[c, k0:k0+BM, :]), tile.load(V[c, k0:k0+BM, :])
     dk, dv = tile.zeros((BM, D)), tile.zeros((BM, E))
     key = None if score is None else places(k0, BM, 0)
@@ -156,7 +157,7 @@ def attention_queries(Q: Tensor["B", "S", "D"], K: Tensor["C", "T", "D"], V: Ten
     block out.  STAGES: iterations whose operands are brought ahead.  CLUSTER: blocks of a head that
     bring keys and values for each other
     """
-    q0, h = tile.group_id(0) * BM, tile.group_id(1)
+    q0, h = tile.group_id(0) * BM, head_of(mask, tile.group_id(1), 1)
     q, g = tile.load(Q[h, q0:q0+BM, :]), tile.load(G[h, q0:q0+BM, :])
     sums = tile.load(lse[h, q0:q0+BM])
     if Y is None:

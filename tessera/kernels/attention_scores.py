@@ -36,6 +36,8 @@ class MaskRule(NamedTuple):
     floats: they are added to the scores; else bools, whether the key is seen
     heads: of queries in a sequence.  per_batch, per_head: how far apart the masks of neighbouring
     sequences and heads are, 0 for one.  rows, columns: whether queries and keys have their own
+    together: sequences whose heads have the same masks, and whose tiles follow each other, so that
+    these are in L2 when they are read again; 0 where tiles go as heads lie
     """
 
     floats: bool
@@ -44,6 +46,7 @@ class MaskRule(NamedTuple):
     per_head: int = 0
     rows: bool = False
     columns: bool = False
+    together: int = 0
 
 
 class DropoutRule(NamedTuple):
@@ -284,6 +287,14 @@ def in_spans(scores, rows, c0):
     if last_first > c0:
         scores = tile.where(columns >= firsts[:, None], scores, -math.inf)
     return scores
+
+
+@kernel
+def head_of(mask, number, group):
+    """The head that is the number-th to be done, of queries (group 1) or of keys."""
+    if mask is None or not mask.together:
+        return number
+    return number % mask.together * (mask.heads // group) + number // mask.together
 
 
 @kernel

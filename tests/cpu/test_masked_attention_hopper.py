@@ -37,7 +37,7 @@ def test_kernels_against_f64(kind, T, causal, dtype, rng):
     M = rng.standard_normal((H, S, T) if kind == "tile" else (B, T)).astype(dtype.numpy)
     M[rng.random(M.shape) < 0.3] = -math.inf
     M[..., 1] = 0.0
-    rule = MaskRule(True, H, 0, 1, True, True) if kind == "tile" else MaskRule(
+    rule = MaskRule(True, H, 0, 1, True, True, B) if kind == "tile" else MaskRule(
         True, H, 1, 0, False, True)
     if kind == "tile":
         M[:, 5] = -math.inf

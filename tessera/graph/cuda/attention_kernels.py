@@ -102,7 +102,7 @@ def _gradient(g: Tensor, y: Tensor, lse: Tensor, q: Tensor, k: Tensor, v: Tensor
     heads, keys = prod(q.shape[:-2]), prod(k.shape[:-2])
     rest, of_logs = (rest[:-1], rest[-1]) if of_sums else (rest, None)
     mask, spans, W = Extras.of(rest, float(draws is not None))
-    mask_q, mask_k = mask_operands(mask, q.shape[-3])
+    mask_q, mask_k = mask_operands(mask, q.shape[-3], prod(q.shape[:-3]))
     masked = mask_kind(mask is not None and "M" in mask_q, mask is not None, draws is not None)
     narrow = g if g.dtype is q.dtype else convert(g, q.type)
     Q, G = F.reshape(q, (heads, S, D)), F.reshape(narrow, (heads, S, E))
@@ -362,7 +362,7 @@ def _result_call(node: Node, outputs: tuple[Value, Value], wanted: bool, chip: G
              "group": q.aval.shape[-3] // k.aval.shape[-3], "shape": tuple(outputs[0].aval.shape),
              **{n: node.attrs[n] for n in ("window", "cap", "score") if n in node.attrs}}
     if (mask := _extras(node).mask) is not None:
-        attrs["mask"] = mask_rule(mask.shape, q.aval.shape[-3])
+        attrs["mask"] = mask_rule(mask.shape, q.aval.shape[-3], True, prod(q.aval.shape[:-3]))
     attrs |= _draws(node)
     if wanted or sums:
         return Node(FLASH_SAVED, operands, attrs, outputs, node.where)

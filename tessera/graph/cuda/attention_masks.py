@@ -30,12 +30,15 @@ WIDEST = 128  # of a head
 FEWEST = 64  # queries that take a block of a warpgroup
 
 
-def mask_rule(shape: tuple[int, ...], heads: int, floats: bool = True) -> MaskRule:
+def mask_rule(shape: tuple[int, ...], heads: int, floats: bool = True, sequences: int = 1
+              ) -> MaskRule:
     """Where the mask of a head lies when one axis of all masks stands for those of sequences and
     heads. shape: [..., S or 1, T or 1], as many axes as the queries have.  heads: of a sequence"""
     lead, (rows, columns) = shape[:-2], shape[-2:]
     per_batch = lead[-1] if len(lead) > 1 and lead[0] > 1 else 0
-    return MaskRule(floats, heads, per_batch, int(lead[-1] > 1), rows > 1, columns > 1)
+    shared = rows > 1 and sequences > 1 and not per_batch and lead[-1] > 1
+    return MaskRule(floats, heads, per_batch, int(lead[-1] > 1), rows > 1, columns > 1,
+                    sequences if shared else 0)
 
 
 def takes_mask(mask: Any, q: Any, v: Any, chip: Generation) -> bool:
@@ -99,11 +102,11 @@ ADDED_MASK = library_call("added_mask", expand=_added)
 
 
 # --- operands of the gradient's kernels -------------------------------------------------------
-def mask_operands(mask: Tensor | None, heads: int) -> tuple[dict[str, Any], dict[str, Any]]:
+def mask_operands(mask: Tensor | None, heads: int, sequences: int) -> tuple[dict[str, Any], dict[str, Any]]:
     """What the kernels of the cotangents of queries and of keys are given."""
     if mask is None:
         return {}, {}
-    rule = mask_rule(tuple(mask.shape), heads)
+    rule = mask_rule(tuple(mask.shape), heads, True, sequences)
     if not rule.rows:
         line = {"L": F.reshape(mask, (-1, mask.shape[-1])), "mask": rule}
         return line, line

@@ -91,7 +91,9 @@ def attention_source(group: ScheduledGroup) -> KernelText:
     first = 3 if mask is None else 4
     draws = group.attr("draws")
     spans = group.reads[first:len(anchor.args) - (draws is not None)]
-    w.line("head = tile.group_id(1)")
+    number = "tile.group_id(1)"
+    w.line(f"head = {number}" if mask is None or not mask.together else
+           f"head = {number} % {mask.together} * {mask.heads} + {number} // {mask.together}")
     w.line(f"m = tile.group_id(0) * {s.m}")
     b = FrameBlock(frame, f"m:m+{s.m}", f"0:{V.shape[2]}", ("head",), s.m, V.shape[2],
                    {r.name: r for r in group.reads[len(anchor.args):]})
@@ -105,7 +107,7 @@ def attention_source(group: ScheduledGroup) -> KernelText:
     names = "QKV"
     if mask is not None:
         names += "M" if mask.rows else "L"
-        rule = f"mask_{mask.heads}_{mask.per_batch}_{mask.per_head}"
+        rule = f"mask_{mask.heads}_{mask.per_batch}_{mask.per_head}_{mask.together}"
         w.scope[rule] = mask
         given += f", {names[-1]}={names[-1]}, mask={rule}"
     given += "".join(f", spans=N, heads={Q.shape[0] // x.shape[0]}" for x in spans)
