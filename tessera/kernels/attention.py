@@ -376,7 +376,7 @@ def tile_knobs(S: int, heads: int, width: int, rows: int, causal: bool, window: 
     and values where warpgroups do different iterations, so that one may be ahead of another.
     """
     if mask:
-        return {} if mask == "draws" else {"stages": 3}
+        return {"stages": 3} if mask in ("line", "tile") else {}
     if window or cap or score:
         return {"stages": 4} if window and rows == 192 and width <= 64 and not cap else {}
     if not (causal or spans):
@@ -414,13 +414,16 @@ def attention_block(dtype: DType, S: int, width: int, causal: bool, chip: Genera
     1024 keys, 308 us with 64 keys, 315 with 112, 317 with 96, 333 with 80, and 353 with 128 by two
     warpgroups (H200, 2026-11-27, medians of calls in turn).
     chip: None where it is not known.  mask: "line" of keys, or "tile", where one lies in memory,
-    "draws" with dropout
+    "draws" with dropout, "one draw" where its keys are those of all queries
     """
     if dtype.bits > 16:
         return 32, 32
     if mask:
-        many = width <= 64 and S >= SHORT and not (cap or score) and mask != "draws"
-        return (192, 112 if mask == "line" else 64) if many else (128, 64)
+        if width > 64 or cap or score or S < SHORT or mask == "draws":
+            return 128, 64
+        if mask == "line":
+            return (128, 128) if causal and S < 4096 else (192, 112)
+        return (128, 96) if mask == "tile" else (192, 64)
     if chip is not None and chip.warpgroup_matmul is not None and S > 64:
         if cap and 64 < width <= 128:
             return 192, 64

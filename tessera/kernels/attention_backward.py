@@ -247,8 +247,9 @@ def keys_block(dtype: DType, width: int, chip: Generation, keys: int | None = No
     if dtype.bits > 16:
         return {"BM": 32, "BN": 32}
     if mask:
-        return {"BM": 128, "BN": 32 if mask == "draws" else 64 if width <= 64 else 48
-                if mask == "line" else 32}
+        wide = 48 if mask == "line" and not cap else 32
+        many = width <= 64 and mask in ("line", "tile") and not cap
+        return {"BM": 128, "BN": 64 if many else wide}
     narrow = 32 < width <= 64 and (keys is None or keys > 128)
     if by_warpgroups(dtype, width, chip) and (narrow or 64 < width <= 128 and (cap or spans)):
         if spans and not cap:
@@ -276,8 +277,9 @@ def queries_block(dtype: DType, width: int, chip: Generation, queries: int | Non
     if dtype.bits > 16:
         return {"BM": 32, "BN": 32}
     if mask:
-        line = mask == "line" and width <= 64 and not spans
-        return {"BM": 192, "BN": 64, "STAGES": 3} if line else {"BM": 128, "BN": 64}
+        if width > 64 or spans or mask in ("tile", "draws"):
+            return {"BM": 128, "BN": 64}
+        return {"BM": 192, "BN": 80, "STAGES": 3} if mask == "line" else {"BM": 192, "BN": 64}
     if by_warpgroups(dtype, width, chip):
         if width <= 64:
             if spans:

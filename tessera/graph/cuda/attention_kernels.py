@@ -103,7 +103,7 @@ def _gradient(g: Tensor, y: Tensor, lse: Tensor, q: Tensor, k: Tensor, v: Tensor
     rest, of_logs = (rest[:-1], rest[-1]) if of_sums else (rest, None)
     mask, spans, W = Extras.of(rest, float(draws is not None))
     mask_q, mask_k = mask_operands(mask, q.shape[-3], prod(q.shape[:-3]))
-    masked = mask_kind(mask is not None and "M" in mask_q, mask is not None, draws is not None)
+    masked = mask_kind(mask_q.get("mask"), draws, S)
     narrow = g if g.dtype is q.dtype else convert(g, q.type)
     Q, G = F.reshape(q, (heads, S, D)), F.reshape(narrow, (heads, S, E))
     K, V = F.reshape(k, (keys, T, D)), F.reshape(v, (keys, T, E))

@@ -14,7 +14,7 @@ from math import prod
 from typing import Any
 
 from ...kernels.attention_backward import attention_mask, by_warpgroups
-from ...kernels.attention_scores import MaskRule
+from ...kernels.attention_scores import MaskRule, ScoreRule
 from ...numerics import as_type
 from ...runtime.generations import Generation
 from ...tensor import Tensor
@@ -57,9 +57,11 @@ def takes_draws(q: Any, v: Any, chip: Generation) -> bool:
         by_warpgroups(q.dtype, n, chip) for n in (D, E))
 
 
-def mask_kind(matrix: bool, line: bool, draws: bool) -> str:
-    """What blocks are chosen by."""
-    return "draws" if draws else "tile" if matrix else "line" if line else ""
+def mask_kind(mask: MaskRule | None, draws: ScoreRule | None, queries: int) -> str:
+    """What blocks are chosen by. queries: in all"""
+    if draws is not None and draws.dropout is not None:
+        return "draws" if draws.dropout.block < queries else "one draw"
+    return "" if mask is None else "tile" if mask.rows else "line"
 
 
 def takes_matrix(S: int, T: int, width: int) -> bool:

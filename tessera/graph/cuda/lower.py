@@ -384,9 +384,7 @@ class _KernelSchedule(ScheduleBuilder):
         s = choose_schedule.for_attention(q.aval.type, S, max(E, extents_of(q)[-1]),
                                           self.chip, anchor.attrs["causal"], heads, bool(spans),
                                           score=score is not None,
-                                          mask=mask_kind(mask is not None and mask.rows,
-                                                         mask is not None, draws is not None),
-                                          **rule)
+                                          mask=mask_kind(mask, draws, S), **rule)
         scale = anchor.attrs["scale"] * float(np.log2(np.e))
         self._anchored("attention", group, frame, own, s, (choose_schedule.blocks(S, s.m), heads),
                        scale=scale, causal=anchor.attrs["causal"], group=repeats,

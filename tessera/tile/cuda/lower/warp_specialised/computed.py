@@ -27,7 +27,8 @@ from tessera.tile.ir.types import TileType
 
 def loads_behind(x: Operand, made: Mapping[SSAValue, Op], maker: Maker) -> list[Op] | None:
     """The loads that a matrix is made of, element by element, beside products; None where anything
-    else goes into it. Rows and columns that are spread over it may come from anywhere."""
+    else goes into it. Rows and columns that are spread over it may come from anywhere, and so may
+    bools that choose."""
     op = made.get(x) if isinstance(x, SSAValue) else None
     if is_op(op, *MATMULS):
         return []
@@ -38,7 +39,7 @@ def loads_behind(x: Operand, made: Mapping[SSAValue, Op], maker: Maker) -> list[
     found: list[Op] = []
     for arg in op.args:
         type = maker.type(arg)
-        if isinstance(type, TileType) and type.shape == op.outs[0].type.shape:  # type: ignore[union-attr]
+        if isinstance(type, TileType) and type.dtype.kind != "bool" and type.shape == op.outs[0].type.shape:  # type: ignore[union-attr]
             behind = loads_behind(arg, made, maker)
             if behind is None:
                 return None
