@@ -60,37 +60,39 @@ LEAST_SUM = 1e-30  # below any sum of weights, of which one was 1
 @kernel
 def attend(Q, K, V, head, group, q0, keys, ahead, scale, BM, BN, causal, slack, window=0, cap=0.0,
            spans=None, heads=1, score=None, M=None, L=None, mask=None, W=None,
-           draws=None):
+           draws=None, nan=False):
     """Rows [q0:q0+BM] of one head's output. Other kernels call it.
 
     group: query heads that read one head of K and V.  ahead: keys before the first query's own.
     window, cap, score: as those of a ScoreRule.  spans: of `heads` heads one after another each
     M [Z, S, T], L [Z, T]: what is added to scores of a query and a key, and of a key, None without;
     mask: where the head's lies, a MaskRule.  W, draws: keys of blocks of queries, and a ScoreRule
-    that says which weights they drop; None without
+    that says which weights they drop; None without.  nan: a query that sees no key gives NaN, in
+    place of 0
     """
     o, m, z = attend_sums(Q, K, V, head, group, q0, keys, ahead, scale, BM, BN, causal, slack,
                           window, cap, spans, heads, score, M, L, mask, W, draws)
-    return divided(o, z)
+    return divided(o, z, nan)
 
 
 @kernel
 def attend_saved(Q, K, V, head, group, q0, keys, ahead, scale, BM, BN, causal, slack, window=0,
                  cap=0.0, spans=None, heads=1, score=None, M=None, L=None, mask=None, W=None,
-           draws=None):
+           draws=None, nan=False):
     """The same, and each query's log2 of its sum of exp2(scores), for the gradient. Of one that
     sees no key it is a number too, so that its weights, exp2 of -inf less that, are 0 there."""
     o, m, z = attend_sums(Q, K, V, head, group, q0, keys, ahead, scale, BM, BN, causal, slack,
                           window, cap, spans, heads, score, M, L, mask, W, draws)
-    z = tile.maximum(z, LEAST_SUM)
-    return divided(o, z), m + tile.log2(z)
+    logs = m + tile.log2(tile.maximum(z, LEAST_SUM))
+    return divided(o, z, nan), tile.where(z > 0.0, logs, math.nan) if nan else logs
 
 
 @kernel
-def divided(o, z):
-    """o / z of a sum of which one weight is about 1, or none is there: one product for each
-    element, where a division has two, a comparison and a choice."""
-    return o * (1.0 / tile.maximum(z, LEAST_SUM))
+def divided(o, z, nan):
+    """o / z of a sum of which one weight is about 1, or none is there, which gives 0, or NaN: one
+    product for each element, where a division has two, a comparison and a choice."""
+    turned = 1.0 / tile.maximum(z, LEAST_SUM)
+    return o * (tile.where(z > 0.0, turned, math.nan) if nan else turned)
 
 
 @kernel

@@ -103,7 +103,7 @@ def _functions(text: str) -> dict[str, Any]:
 
 class ScoreRule(NamedTuple):
     """What is done to scores and weights. mask, dropout, score: None without one. window, cap: 0
-    without."""
+    without. nan: a query that sees no key gives NaN, as softmax does, in place of 0."""
 
     causal: bool = False
     mask: MaskRule | None = None
@@ -111,6 +111,7 @@ class ScoreRule(NamedTuple):
     window: int = 0
     cap: float = 0.0
     score: ScoreCode | None = None
+    nan: bool = False
 
 
 # --- which blocks ------------------------------------------------------------------------------

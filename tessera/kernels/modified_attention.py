@@ -4,11 +4,13 @@ out = drop(softmax(capped(scale Q K') + M)) V. What is done to scores and weight
 ScoreRule says it, is in attention_scores.py. M, W and N are the mask, the keys of draws and spans
 of keys, of `heads` heads one after another each; None without them.
 A query that sees no key gives 0; its sum is kept as HIGHEST, so that its weights are 0 in the
-gradient too. Draws are made again in the gradient; with dp = drop(G V') the sum sum_j w_j dp_j over
+gradient too. Or it gives NaN, and has NaN there. Draws are made again in the gradient; with dp = drop(G V') the sum sum_j w_j dp_j over
 the keys of a query is that of result times cotangent, which is delta, with dropout as without.
 """
 
 from __future__ import annotations
+
+import math
 
 from ..numerics import DType, f32, i32, uint32
 from ..tensor import Tensor
@@ -60,8 +62,9 @@ def modified_attention(Q: Tensor["B", "S", "D"], K: Tensor["C", "T", "D"],
         m = m_new
     seen = z > 0.0
     sums = tile.where(seen, z, 1.0)
-    out[h, q0:q0+BM, :] = o / sums[:, None]
-    lse[h, q0:q0+BM] = tile.where(seen, m + tile.log2(sums), HIGHEST)
+    y = o / sums[:, None]
+    out[h, q0:q0+BM, :] = tile.where(seen[:, None], y, math.nan) if rule.nan else y
+    lse[h, q0:q0+BM] = tile.where(seen, m + tile.log2(sums), math.nan if rule.nan else HIGHEST)
 
 
 @kernel(grid=lambda T, C, BN: (-(-T // BN), C))

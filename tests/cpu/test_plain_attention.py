@@ -278,3 +278,39 @@ def test_the_kernel_drops_what_the_plain_ops_drop(rng: np.random.Generator,
     assert {g.kind for g in program.plan.groups} <= {"launch", "move"}  # its key
     (got,), (want,) = program.run(xs), interpret(graph, xs)
     assert_close(got, want, f32, 64)
+
+
+def hidden_rows(q, k, v, n):
+    """Of sequences by bools of keys; those of a sequence without a place see nothing."""
+    s = ts.where((n > 0)[:, None, None, :], q @ k.mT, -math.inf)
+    return ts.softmax(s, axis=-1) @ v
+
+
+def hidden_by_length(q, k, v, n):
+    s = ts.where(ts.arange(k.shape[-2]) < ts.cast(n[:, :1, None, None], "int32"), q @ k.mT,
+                 -math.inf)
+    return ts.softmax(s, axis=-1) @ v
+
+
+@pytest.mark.parametrize("fn, S, dtype", [(hidden_rows, 64, "bf16"), (hidden_rows, 13, "f32"),
+                                          (hidden_by_length, 64, "bf16"),
+                                          (hidden_by_length, 1, "bf16")])
+def test_rows_that_see_nothing_are_nan_as_their_softmax_is(
+        fn: Callable, S: int, dtype: str, rng: np.random.Generator,
+        monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU as on a CPU; what other sequences give, and their cotangents, are numbers."""
+    monkeypatch.setattr(plain_attention, "ROOM", 0)
+    T, D = 280, 16
+    shapes = (2, 2, S, D), (2, 2, T, D), (2, 2, T, D)
+    xs = [rng.standard_normal(x).astype(getattr(ts, dtype).numpy) for x in shapes]
+    n = np.zeros((2, T), np.float32)
+    n[1] = 40.0 if fn is hidden_by_length else rng.random(T) - 0.3
+    for whole in (fn, ts.grad(lambda *a: ts.sum(ts.cast(fn(*a), "f32")), argnums=(0, 1, 2))):
+        graph = ts.jit(whole).graph(*map(ts.tensor, (*xs, n)))
+        program = CudaProgram(graph, TARGET)
+        assert not any(g.kind == "gemm" for g in program.plan.groups)
+        got, want = (tuple(np.asarray(x, np.float64) for x in ys)
+                     for ys in (program.run([*xs, n]), interpret(graph, [*xs, n])))
+        assert whole is not fn or np.isnan(got[0][0]).all() and np.isnan(want[0][0]).all()
+        for y, w in zip(got, want, strict=True):
+            assert_close(y[1], w[1], dtype, 64, scale=np.abs(w[1]).max())

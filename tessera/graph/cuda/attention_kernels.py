@@ -92,7 +92,7 @@ def _gradient(g: Tensor, y: Tensor, lse: Tensor, q: Tensor, k: Tensor, v: Tensor
               scale: float, causal: bool, chip: str, types: tuple[NumericType, ...],
               window: int = 0, cap: float = 0.0, score: ScoreFunction | None = None,
               sums: tuple[int, ...] = (), of_sums: bool = False, wanted: bool = False,
-              draws: ScoreRule | None = None
+              draws: ScoreRule | None = None, nan: bool = False
               ) -> tuple[Tensor, ...]:
     """Two kernels, or one where that is quicker. The result's own row sums are taken of it as it is
     stored. types: those in which the cotangents of q, k and v are written. sums: those of them
@@ -187,9 +187,11 @@ def _row_blocks(node: Node, i: int) -> int:
 
 def _few_queries(q: Tensor, k: Tensor, v: Tensor, *rest: Tensor, scale: float, causal: bool,
                  types: tuple[NumericType, ...], chip: str, window: int = 0, cap: float = 0.0,
-                 score: ScoreFunction | None = None, sums: bool = False) -> tuple[Tensor, ...]:
+                 score: ScoreFunction | None = None, sums: bool = False, nan: bool = False
+                 ) -> tuple[Tensor, ...]:
     """The queries of a group side by side, over keys in parts. rest: how many keys are there, or
-    the spans of one query each. sums: with the logs of their sums."""
+    the spans of one query each. sums: with the logs of their sums. nan: of a query that sees no
+    key."""
     (S, D), (T, E), C = tuple(q.shape[-2:]), tuple(v.shape[-2:]), prod(k.shape[:-2])
     R = prod(q.shape[:-1]) // C
     most = min(T, window + S) if window else T
@@ -207,7 +209,12 @@ def _few_queries(q: Tensor, k: Tensor, v: Tensor, *rest: Tensor, scale: float, c
            count, parts, lse, scale * LOG2E, S=S, BM=plan.rows, BN=plan.keys,
            causal=causal and S > 1, window=window, cap=cap, **spans, **plan.constants(R),
            score=score and score_code(score, q.shape[-3]))
-    return _combined(plan, parts, lse, q, types[0], sums)
+    made = _combined(plan, parts, lse, q, types[0], sums)
+    if not (nan and spans):
+        return made
+    seen = F.less(rows[:, 0], rows[:, 1])  # [sequences, 1]
+    y = F.reshape(made[0], (rows.shape[0], -1))
+    return F.reshape(F.where(seen, y, literal(math.nan, y)), made[0].shape), *made[1:]
 
 
 def _parts(plan: DecodePlan, extents: tuple[int, int, int], numeric: NumericType,
@@ -360,7 +367,7 @@ def _result_call(node: Node, outputs: tuple[Value, Value], wanted: bool, chip: G
     q, k, *_ = operands
     attrs = {"scale": node.attrs["scale"], "causal": node.attrs["causal"],
              "group": q.aval.shape[-3] // k.aval.shape[-3], "shape": tuple(outputs[0].aval.shape),
-             **{n: node.attrs[n] for n in ("window", "cap", "score") if n in node.attrs}}
+             **{n: node.attrs[n] for n in ("window", "cap", "score", "nan") if n in node.attrs}}
     if (mask := _extras(node).mask) is not None:
         attrs["mask"] = mask_rule(mask.shape, q.aval.shape[-3], True, prod(q.aval.shape[:-3]))
     attrs |= _draws(node)

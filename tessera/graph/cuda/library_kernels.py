@@ -116,7 +116,7 @@ def attention_source(group: ScheduledGroup) -> KernelText:
         rule = f"draws_{hashlib.sha256(repr(draws).encode()).hexdigest()[:12]}"
         w.scope[rule], names = draws, names + "W"
         given += f", W=W, draws={rule}"
-    given += ")"
+    given += ", nan=True)" if group.attr("nan") else ")"
     if saves:
         sums = group.writes[-1]
         group = replace(group, writes=group.writes[:-1])

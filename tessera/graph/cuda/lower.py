@@ -390,7 +390,7 @@ class _KernelSchedule(ScheduleBuilder):
                        scale=scale, causal=anchor.attrs["causal"], group=repeats,
                        saves=len(anchor.outputs) > 1 and anchor.outputs[1] in group.outputs,
                        score=score and score_code(score, extents_of(q)[-3]), mask=mask, draws=draws,
-                       **rule)
+                       nan=anchor.attrs.get("nan", False), **rule)
 
     def _anchored(self, kind: str, group: FusionGroup, frame: Frame, own: list[GroupOperand],
                   schedule: Any, grid: tuple[int, ...], /, **attrs: Any) -> None:

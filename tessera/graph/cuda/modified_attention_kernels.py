@@ -41,7 +41,8 @@ class _Call:
 
     def __init__(self, q: Tensor, k: Tensor, v: Tensor, rest: tuple[Tensor, ...], scale: float,
                  causal: bool, dropout: float = 0.0, window: int = 0, cap: float = 0.0,
-                 score: ScoreFunction | None = None, together: bool = False):
+                 score: ScoreFunction | None = None, together: bool = False,
+                 nan: bool = False):
         self.mask, spans, key = Extras.of(rest, dropout)
         (S, D), (T, E) = tuple(q.shape[-2:]), tuple(v.shape[-2:])
         count, keys = prod(q.shape[:-2]), prod(k.shape[:-2])
@@ -57,7 +58,7 @@ class _Call:
         self.constants: dict[str, Any] = {
             "group": count // keys,
             "rule": ScoreRule(causal, mask_rule, dropout_rule, window, cap,
-                              None if score is None else score_code(score, q.shape[-3]))}
+                              None if score is None else score_code(score, q.shape[-3]), nan)}
         if spans is not None:
             N = F.reshape(spans, (-1, 2, S))
             self.constants |= {"N": N, "heads": count // N.shape[0]}

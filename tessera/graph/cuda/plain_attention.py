@@ -6,8 +6,8 @@ values, which common subexpressions show, they are the cotangents, and the deriv
 takes their place. So whatever reverse mode makes of a spelling is what is recognised. If then a
 matrix of weights is still read, nothing is changed.
 
-What a program rounds on the way, scores or weights, is rounded no more than attention does, and a
-query that sees no key gives 0, where softmax has NaN.
+What a program rounds on the way, scores or weights, is rounded no more than attention does. A query
+that sees no key gives NaN, as its softmax does.
 """
 
 from __future__ import annotations
@@ -150,6 +150,7 @@ def _call(found: WeightedKeys, heads: Heads, turned: bool, rule: dict[str, Any],
     scores = found.scores
     attrs = {"scale": scores.scale, "causal": False, "accum": F32.dtype, **rule}
     attrs |= {"cap": scores.cap} if scores.cap else {}
+    attrs |= {"nan": True} if masks else {}  # known ones hide no row wholly
     *lead, S = extents_of(found.operand)[:-1]
 
     def run(*leaves: Tensor) -> Tensor:

@@ -32,7 +32,8 @@ BLOCK_ROWS = 512  # queries at a time when there are more: the scores are then [
 class AttentionRule:
     """What is the same for every block of queries. window, cap, dropout: 0 without one; score,
     key: None.  together: all queries are one block, so that weights are dropped as by one draw for
-    all of them."""
+    all of them.  nan: of a query that sees no key, as the softmax of its scores has it, in place
+    of 0."""
 
     scale: float
     causal: bool
@@ -43,6 +44,7 @@ class AttentionRule:
     score: ScoreFunction | None = None
     key: Any = None
     together: bool = False
+    nan: bool = False
 
     @property
     def reach(self) -> int | None:
@@ -273,7 +275,8 @@ def _block_scores(q: Tensor, k: Tensor, extras: Extras, rule: AttentionRule, b: 
         slope = own if slope is None else own * slope
     mask, seen = extras.mask, _seen_by_place(s.shape[-2], s.shape[-1], rule, b)
     mask = None if mask is None else heads.mask(mask)
-    safe = bool(rule.score or extras.spans is not None) or not (mask is None and seen is None)
+    some = rule.score is not None or extras.spans is not None
+    safe = not rule.nan and (some or not (mask is None and seen is None))
     if mask is not None and mask.dtype.kind == "float":
         s, mask = s + mask, None
     if extras.spans is not None:

@@ -86,7 +86,8 @@ def _scores_ref(q: np.ndarray, k: np.ndarray, extras: Extras, x: QueryBlock, rul
     if spans is not None:
         first, end = spans[..., 0, :, None], spans[..., 1, :, None]
         s = np.where((first <= columns) & (columns < end), s, -np.inf).astype(s.dtype)
-    safe = rule.reach is not None or any(x is not None for x in (mask, spans, rule.score))
+    safe = not rule.nan and (rule.reach is not None or any(
+        x is not None for x in (mask, spans, rule.score)))
     return s, slope, safe
 
 
