@@ -77,13 +77,15 @@ def attention_keys(Q: Tensor["B", "S", "D"], K: Tensor["C", "T", "D"], V: Tensor
                    sums_v: Tensor["NV", "C", "E", f32] | None = None,
                    spans: Tensor["Z", 2, "T", i32] | None = None,
                    M: Tensor["X", "T", "S"] | None = None, L: Tensor["Y", "T", f32] | None = None,
-                   W: Tensor["R", 2, uint32] | None = None, draws=None, heads=1, group=1, BM=128, BN=64, causal=False, window=0, cap=0.0,
+                   W: Tensor["R", 2, uint32] | None = None, draws=None, heads=1, group=1,
+                   BM=128, BN=64, causal=False, window=0, cap=0.0,
                    score=None, mask=None, SKIP=True, STAGES=2):
     """dV = P' G and dK = scale dS' Q, where dS = P (G V' - delta), over the queries of a group.
 
     sums_k, sums_v: of the columns of SUMMED_ROWS rows of dK and dV each, where they are wanted
     spans: the queries that see a key, of `heads` heads of keys one after another each
     M, L: what is added to scores, of a key and a query, and of a key; mask: where a head's lies
+    W, draws: keys of blocks of queries, and which weights they drop
     BM: keys of a block.  BN: queries of an iteration.  SKIP: warpgroups leave out what their keys
     do not see.  STAGES: iterations whose operands are brought ahead
     """
@@ -153,6 +155,7 @@ def attention_queries(Q: Tensor["B", "S", "D"], K: Tensor["C", "T", "D"], V: Ten
     Y: the result, of which delta is made here and written, where it is not there yet
     spans: the keys that a query sees, of `heads` heads one after another each
     M, L: what is added to scores, of a query and a key, and of a key; mask: where a head's lies
+    W, draws: keys of blocks of queries, and which weights they drop
     BM: queries of a block.  BN: keys of an iteration.  SKIP: warpgroups without a query leave the
     block out.  STAGES: iterations whose operands are brought ahead.  CLUSTER: blocks of a head that
     bring keys and values for each other
@@ -247,9 +250,9 @@ def keys_block(dtype: DType, width: int, chip: Generation, keys: int | None = No
     if dtype.bits > 16:
         return {"BM": 32, "BN": 32}
     if mask:
-        wide = 48 if mask == "line" and not cap else 32
-        many = width <= 64 and mask in ("line", "tile") and not cap
-        return {"BM": 128, "BN": 64 if many else wide}
+        if cap or mask not in ("line", "tile"):
+            return {"BM": 128, "BN": 32}
+        return {"BM": 128, "BN": 64 if width <= 64 else 48 if mask == "line" else 32}
     narrow = 32 < width <= 64 and (keys is None or keys > 128)
     if by_warpgroups(dtype, width, chip) and (narrow or 64 < width <= 128 and (cap or spans)):
         if spans and not cap:

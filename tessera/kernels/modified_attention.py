@@ -4,8 +4,9 @@ out = drop(softmax(capped(scale Q K') + M)) V. What is done to scores and weight
 ScoreRule says it, is in attention_scores.py. M, W and N are the mask, the keys of draws and spans
 of keys, of `heads` heads one after another each; None without them.
 A query that sees no key gives 0; its sum is kept as HIGHEST, so that its weights are 0 in the
-gradient too. Or it gives NaN, and has NaN there. Draws are made again in the gradient; with dp = drop(G V') the sum sum_j w_j dp_j over
-the keys of a query is that of result times cotangent, which is delta, with dropout as without.
+gradient too. Or it gives NaN, and has NaN there. Draws are made again in the gradient; with
+dp = drop(G V') the sum sum_j w_j dp_j over the keys of a query is that of result times cotangent,
+which is delta, with dropout as without.
 """
 
 from __future__ import annotations

@@ -8,17 +8,13 @@ import math
 import numpy as np
 import pytest
 
-import tessera as ts
 from hopper_lowering import Known, distance, program, run
 from tessera import bf16, f32
-from tessera.graph.cuda import CudaProgram
 from tessera.kernels.attention import attention, cross_attention
 from tessera.kernels.attention_backward import attention_keys, attention_mask, attention_queries
 from tessera.kernels.attention_scores import MaskRule
-from tessera.runtime.target import parse_target
 
 FACTS = Known(frozenset("SDTEBC"), frozenset("QKVGML") | {"lse", "delta", "dQ", "dK", "dV", "out"})
-TARGET = parse_target("sm_90a")
 
 
 def numbers(rng, *shape):

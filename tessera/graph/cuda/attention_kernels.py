@@ -1,8 +1,8 @@
 """Attention and its gradient by the library's kernels, which keep no scores in memory.
 
 With masks in memory and dropout as attention_masks.py takes them by the fastest, few queries by
-those that split keys, else by those of modified_attention_kernels.py. Where a graph has both, the result's kernel saves what that
-of the gradient makes weights from.
+those that split keys, else by those of modified_attention_kernels.py. Where a graph has both, the
+result's kernel saves what that of the gradient makes weights from.
 Operands that the kernels do not take are left to the composition.
 """
 
@@ -369,7 +369,8 @@ def _result_call(node: Node, outputs: tuple[Value, Value], wanted: bool, chip: G
              "group": q.aval.shape[-3] // k.aval.shape[-3], "shape": tuple(outputs[0].aval.shape),
              **{n: node.attrs[n] for n in ("window", "cap", "score", "nan") if n in node.attrs}}
     if (mask := _extras(node).mask) is not None:
-        attrs["mask"] = mask_rule(mask.shape, q.aval.shape[-3], True, prod(q.aval.shape[:-3]))
+        *batch, heads, _, _ = extents_of(q)
+        attrs["mask"] = mask_rule(mask.shape, heads, True, prod(batch))
     attrs |= _draws(node)
     if wanted or sums:
         return Node(FLASH_SAVED, operands, attrs, outputs, node.where)
@@ -408,7 +409,7 @@ def draws_value(node: Node) -> tuple[Value, list[Node]]:
 
 
 def _draws(node: Node) -> dict[str, Any]:
-    q, _, v, *_ = (x.aval.shape for x in _operands(node))
+    q, _, v, *_ = map(extents_of, _operands(node))
     if not node.attrs.get("dropout"):
         return {}
     rule = draws_rule(q[-2], v[-2], node.attrs["dropout"], node.attrs.get("together", False))
@@ -445,8 +446,9 @@ def _is_fast(node: Node, chip: Generation) -> bool:
 
 
 def _is_plain(node: Node) -> bool:
-    """Whether the fastest kernels take it but for masks in memory and dropout. The others give 0 where a query
-    sees no key for want of keys, and have -inf in place of a score that is scaled already."""
+    """Whether the fastest kernels take it but for masks in memory and dropout. The others give 0
+    where a query sees no key for want of keys, and have -inf in place of a score that is scaled
+    already."""
     q, k, *_ = (x.aval.shape for x in _operands(node))
     by_place: Any = (node.attrs["causal"] or node.attrs.get("window")) and q[-2] > k[-2]
     scaled = node.attrs["scale"] > 0 or node.attrs.get("cap") or node.attrs.get("score")

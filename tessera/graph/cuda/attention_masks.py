@@ -104,7 +104,8 @@ ADDED_MASK = library_call("added_mask", expand=_added)
 
 
 # --- operands of the gradient's kernels -------------------------------------------------------
-def mask_operands(mask: Tensor | None, heads: int, sequences: int) -> tuple[dict[str, Any], dict[str, Any]]:
+def mask_operands(mask: Tensor | None, heads: int, sequences: int
+                  ) -> tuple[dict[str, Any], dict[str, Any]]:
     """What the kernels of the cotangents of queries and of keys are given."""
     if mask is None:
         return {}, {}

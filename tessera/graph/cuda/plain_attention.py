@@ -238,9 +238,9 @@ def _need_gain(found: WeightedKeys, masks: Sequence[Mask]) -> None:
     scores = extents_of(found.operand)
     wide = found.node.inputs[0].aval.dtype.bits > 16 or found.scores.product.inputs[
         0].aval.dtype.bits > 16
-    (q, _), v = (x.aval for x in found.scores.product.inputs), found.node.inputs[1].aval
+    width = max(extents_of(x)[-1] for x in (found.scores.product.inputs[0], found.node.inputs[1]))
     biased = any(m.kind == "added" and m.value.aval.shape[-2:] == scores[-2:] for m in masks) and (
-        not takes_matrix(*scores[-2:], max(q.shape[-1], v.shape[-1])))
+        not takes_matrix(scores[-2], scores[-1], width))
     if 4 * math.prod(scores) <= ROOM and (wide or biased):
         what = "of f32" if wide else "with a bias for each"
         raise Kept(f"those {what} are quicker so, and take {4 * math.prod(scores)} bytes of f32")

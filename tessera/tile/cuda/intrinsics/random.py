@@ -124,8 +124,8 @@ def random_runs(dtype: str, layout: str, shape: tuple[int, ...]) -> Operation:
 def _exchanged_blocks(b: Builder, numbers: list[LLVM], key: tuple[LLVM, ...],
                       lanes: dict[int, int]) -> list[dict[int, LLVM]]:
     """Of each of as many runs as lanes share them, the words that this lane has of it, by those
-    bits of their place that are no lane's. numbers: an index in each run.  lanes: a bit of the place in
-    a run -> the bit of the lane's number that it is
+    bits of their place that are no lane's. numbers: an index in each run.  lanes: a bit of the
+    place in a run -> the bit of the lane's number that it is
 
     The lane whose bits are u makes run u. With d between two of them each sends the other what that
     one has of its run: u gets of run u ^ d what it has itself.

@@ -39,7 +39,8 @@ def loads_behind(x: Operand, made: Mapping[SSAValue, Op], maker: Maker) -> list[
     found: list[Op] = []
     for arg in op.args:
         type = maker.type(arg)
-        if isinstance(type, TileType) and type.dtype.kind != "bool" and type.shape == op.outs[0].type.shape:  # type: ignore[union-attr]
+        whole = isinstance(type, TileType) and type.shape == op.outs[0].type.shape  # type: ignore[union-attr]
+        if whole and type.dtype.kind != "bool":
             behind = loads_behind(arg, made, maker)
             if behind is None:
                 return None

@@ -150,7 +150,8 @@ def _meetings(nodes: Nodes, first: dict[SSAValue, int]) -> dict[SSAValue, int]:
                 found.setdefault(row, met)
             elif len(node.outs) == 1:
                 source[out(node)] = row
-    rows = [x for n in ops_in(nodes, "read_row", "read_tile") for x in n.args if isinstance(x, SSAValue)]
+    rows = [x for n in ops_in(nodes, "read_row", "read_tile") for x in n.args
+            if isinstance(x, SSAValue)]
     return {row: found.get(row, first.get(row, 0)) for row in rows}
 
 
