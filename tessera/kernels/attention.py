@@ -421,11 +421,11 @@ def attention_block(dtype: DType, S: int, width: int, causal: bool, chip: Genera
     if dtype.bits > 16:
         return 32, 32
     if mask:
-        if width > 64 or cap or score or S < SHORT or mask == "draws":
+        if cap or score or S < SHORT or mask not in ("line", "tile"):
             return 128, 64
-        if mask == "line":
+        if mask == "line" and width <= 64:
             return (128, 128) if causal and S < 4096 else (192, 112)
-        return (128, 96) if mask == "tile" else (192, 64)
+        return 128, 96 if mask == "line" or width <= 64 else 64
     if chip is not None and chip.warpgroup_matmul is not None and S > 64:
         if cap and 64 < width <= 128:
             return 192, 64

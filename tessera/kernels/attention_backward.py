@@ -252,7 +252,7 @@ def keys_block(dtype: DType, width: int, chip: Generation, keys: int | None = No
     if mask:
         if cap or mask not in ("line", "tile"):
             return {"BM": 128, "BN": 32}
-        return {"BM": 128, "BN": 64 if width <= 64 else 48 if mask == "line" else 32}
+        return {"BM": 128, "BN": 64 if width <= 64 else 48}
     narrow = 32 < width <= 64 and (keys is None or keys > 128)
     if by_warpgroups(dtype, width, chip) and (narrow or 64 < width <= 128 and (cap or spans)):
         if spans and not cap:
