@@ -131,14 +131,15 @@ def test_a_bias_in_front_of_heads(D, T, dtype, rng):
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "f32"])
-@pytest.mark.parametrize("D", [64, 192])
-def test_masked_attention_and_its_gradient(D, dtype, rng):
+@pytest.mark.parametrize("D, S, T", [(64, 100, 150), (192, 100, 150), (64, 136, 152),
+                                     (128, 520, 640)])
+def test_masked_attention_and_its_gradient(D, S, T, dtype, rng):
     """Keys that are not seen, a mask of each row and key, and one that is added and has a
-    cotangent: heads of 100 queries and 150 keys."""
-    shapes = ((2, 4, 100, D), (2, 2, 150, D), (2, 2, 150, D), (2, 4, 100, D))
+    cotangent. TMA brings a matrix whose rows are multiples of 16 bytes."""
+    shapes = ((2, 4, S, D), (2, 2, T, D), (2, 2, T, D), (2, 4, S, D))
     xs = [ts.tensor(rng.standard_normal(s).astype(np.float32), dtype) for s in shapes]
-    masks = {"keys": rng.random((2, 1, 1, 150)) < 0.8, "rows": rng.random((1, 4, 100, 150)) < 0.7,
-             "added": rng.standard_normal((1, 4, 100, 150)).astype(np.float32)}
+    masks = {"keys": rng.random((2, 1, 1, T)) < 0.8, "rows": rng.random((1, 4, S, T)) < 0.7,
+             "added": rng.standard_normal((1, 4, S, T)).astype(np.float32)}
     masks["rows"][..., 7, :] = False  # a query that sees nothing
 
     def one(q, k, v, g, mask):
@@ -152,13 +153,13 @@ def test_masked_attention_and_its_gradient(D, dtype, rng):
     wide = [np.asarray(ts.cast(x, "f64")) for x in xs]
     for name, mask in masks.items():
         own = mask if mask.dtype == bool else mask.astype(np.float64)
-        full = np.broadcast_to(own, (2, 4, 100, 150))
+        full = np.broadcast_to(own, (2, 4, S, T))
         want, sizes = (f(*wide, True, full) for f in (attention64, sizes64))
         if name == "added":
             want[4] = want[4].sum(0, keepdims=True)
             sizes[4] = np.sqrt((sizes[4]**2).sum(0, keepdims=True))
         for y, w, size in zip(made[name], want, sizes, strict=True):
-            _check(np.asarray(ts.cast(y, "f64")), w, size, dtype, 150 + D)
+            _check(np.asarray(ts.cast(y, "f64")), w, size, dtype, T + D)
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "f32"])
