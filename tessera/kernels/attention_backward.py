@@ -205,35 +205,30 @@ def attention_queries(Q: Tensor["B", "S", "D"], K: Tensor["C", "T", "D"], V: Ten
         sums_q[part:part+BM//SUMMED_ROWS, h, :] = stored_columns(dq, dQ.dtype)
 
 
-@kernel(grid=lambda S, T, X, BM, BN: (-(-T // BN), -(-S // BM), X))
+@kernel(grid=lambda S, T, B, BM, BN: (-(-T // BN), -(-S // BM), B))
 def attention_mask(Q: Tensor["B", "S", "D"], K: Tensor["C", "T", "D"], V: Tensor["C", "T", "E"],
                    G: Tensor["B", "S", "E"], lse: Tensor["B", "S", f32],
                    delta: Tensor["B", "S", f32], M: Tensor["X", "S", "T"],
-                   dM: Tensor["X", "S", "T"], scale: f32,
+                   dM: Tensor["B", "S", "T"], scale: f32,
                    spans: Tensor["Z", 2, "S", i32] | None = None,
                    W: Tensor["R", 2, uint32] | None = None, draws=None, heads=1, group=1, BM=128,
-                   BN=64, causal=False, window=0, cap=0.0, score=None, count=1, apart=1, step=1):
-    """dM = sum_h P (G V' - delta), over the heads that have a matrix of the mask: `count` of them,
-    from its number times `apart` on, in steps."""
-    k0, q0, x = tile.group_id(0) * BN, tile.group_id(1) * BM, tile.group_id(2)
-    mask = tile.cast(tile.load(M[x, q0:q0+BM, k0:k0+BN]), f32) * mask_unit(scale, cap, score)
+                   BN=64, causal=False, window=0, cap=0.0, score=None, mask=None):
+    """dM = P (G V' - delta) of every matrix of scores: the cotangent of a mask before it is summed
+    over the heads that have one."""
+    k0, q0, h = tile.group_id(0) * BN, tile.group_id(1) * BM, tile.group_id(2)
+    q, g = tile.load(Q[h, q0:q0+BM, :]), tile.load(G[h, q0:q0+BM, :])
+    k, v = tile.load(K[h // group, k0:k0+BN, :]), tile.load(V[h // group, k0:k0+BN, :])
+    s, dp = tile.dot(q, k.T), tile.dot(g, v.T)
     query = None if score is None else places(q0 + (T - S), BM, 0)
     key = None if score is None else places(k0, BN, 1)
-    limits = key_limits(causal, window, q0, T - S)
-    dm = tile.zeros((BM, BN))
-    for i in range(count):
-        h = x * apart + i * step
-        q, g = tile.load(Q[h, q0:q0+BM, :]), tile.load(G[h, q0:q0+BM, :])
-        k, v = tile.load(K[h // group, k0:k0+BN, :]), tile.load(V[h // group, k0:k0+BN, :])
-        s, dp = tile.dot(q, k.T), tile.dot(g, v.T)
-        s, factor, _ = scored(s, scale, cap, score, h, query, key)
-        s = tile.fma(mask, 1.0, s)
-        _, _, rows = span_rows(spans, h // heads, q0, BM, S, 0, T)
-        s = in_spans(near_of_rows(s, causal, window, limits, k0), rows, k0)
-        p = tile.exp2(s * factor - tile.load(lse[h, q0:q0+BM])[:, None])
-        dp = dropped(draws, dp, kept(draws, W, h, q0, k0, S, T, BM, BN))
-        dm = dm + p * (dp - tile.load(delta[h, q0:q0+BM])[:, None])
-    dM[x, q0:q0+BM, k0:k0+BN] = dm
+    s, factor, _ = scored(s, scale, cap, score, h, query, key)
+    part = M[mask_place(mask, h), q0:q0+BM, k0:k0+BN]
+    s = with_mask(s, part, mask_unit(scale, cap, score))
+    _, _, rows = span_rows(spans, h // heads, q0, BM, S, 0, T)
+    s = near_of_rows(s, causal, window, key_limits(causal, window, q0, T - S), k0)
+    p = tile.exp2(in_spans(s, rows, k0) * factor - tile.load(lse[h, q0:q0+BM])[:, None])
+    dp = dropped(draws, dp, kept(draws, W, h, q0, k0, S, T, BM, BN))
+    dM[h, q0:q0+BM, k0:k0+BN] = p * (dp - tile.load(delta[h, q0:q0+BM])[:, None])
 
 
 def keys_block(dtype: DType, width: int, chip: Generation, keys: int | None = None,

@@ -119,21 +119,17 @@ def mask_operands(mask: Tensor | None, heads: int, sequences: int
 
 def mask_cotangent(common: tuple[Tensor, ...], mask: Tensor, q: Tensor, scale: float,
                    rule: dict[str, Any], numeric: Any) -> Tensor:
-    """Of a matrix summed over the heads that have the same, in the kernel; of a line that of all
-    scores is made first. common: the first operands of all kernels of the gradient"""
-    heads, lead = q.shape[-3], tuple(mask.shape[:-2])
-    batch, own = (lead[0] if len(lead) > 1 else 1), lead[-1]
-    count, line = prod(q.shape[:-2]), mask.shape[-2] == 1
-    if line:
-        batch, own = (1, heads) if len(lead) == 1 else (q.shape[0], heads)
-        mask = F.broadcast_to(mask, (*q.shape[:-1], mask.shape[-1]))
-    of = {"count": count // (batch * own), "apart": heads if batch > 1 and own == 1 else 1,
-          "step": 1 if own == 1 else heads}
-    M = F.reshape(mask, (-1, *mask.shape[-2:]))
-    dM = F.zeros(M.shape, F32 if line else numeric)
-    attention_mask(*common, M, dM, scale, **of, **rule)
-    made = F.reshape(dM, mask.shape)
-    return convert(unbroadcast(made, (*lead, 1, mask.shape[-1])), numeric) if line else made
+    """That of all scores, which is then summed over those that have one number of the mask. common:
+    the first operands of all kernels of the gradient"""
+    S, T = q.shape[-2], mask.shape[-1]
+    shape = (*q.shape[:-1], T)
+    alone = tuple(mask.shape) == shape
+    M = F.broadcast_to(mask, (*mask.shape[:-2], S, T))
+    where = mask_rule(tuple(M.shape), q.shape[-3])
+    dM = F.zeros((prod(shape[:-2]), S, T), numeric if alone else F32)
+    attention_mask(*common, F.reshape(M, (-1, S, T)), dM, scale, mask=where, **rule)
+    made = F.reshape(dM, shape)
+    return made if alone else convert(unbroadcast(made, tuple(mask.shape)), numeric)
 
 
 __all__ = ["ADDED_MASK", "mask_cotangent", "mask_kind", "mask_operands", "mask_rule", "mask_value",
