@@ -9,8 +9,9 @@ pixel are their images, and unfold to no copy.
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Callable, Container
 from dataclasses import replace
+from functools import partial
 from math import prod
 from typing import Any
 
@@ -20,10 +21,11 @@ from ...runtime.generations import Generation
 from ...tensor import Tensor
 from .. import functions as F
 from ..expand import Rule, expand_by
-from ..ir import Graph, Node, readers_of
-from ..op import GraphOp
+from ..ir import Graph, Node, Value, readers_of
+from ..op import Aval, GraphOp
 from ..operand import convert
 from ..ops.conv_products import CONV, CONV_FILTER, CONV_INPUT
+from ..trace import apply
 from .window_kernels import (
     POINTS,
     few_channel_rules,
@@ -45,6 +47,7 @@ def use_conv_kernels(graph: Graph, chip: Generation) -> Graph:
     """The graph with the convolutions that the kernels take as their launches. Where copies unfold
     images, or images come with their channels together, windows of one pixel are matmuls of such
     images, too."""
+    graph = expand_by(graph, lambda node: _padded(node, chip))
     launches = {n: rule for n in graph.nodes if (rule := _launch_of(n, chip)) is not None}
     last = any(_unfolded(n, chip) for n in launches) or has_channels_last(graph)
     graph = _rounded(graph, launches)
@@ -70,6 +73,54 @@ def _unfolded(node: Node, chip: Generation) -> Rule | None:
     if has_few_channels(node, chip):
         return few_channel_rules(chip)[node.op]
     return rules(chip)[node.op] if unfolds(node, chip) else None
+
+
+def _padded(node: Node, chip: Generation) -> Rule | None:
+    """The same with filters of zeros behind its own, where copies unfold that alone: the last
+    convolution of a model that makes images has three filters, or four."""
+    if not _is_taken(node) or _unfolded(node, chip) is not None:
+        return None
+    count = node.inputs[1].aval.shape[node.op is CONV_FILTER]
+    assert isinstance(count, int)
+    more = -count % LEAST
+    return partial(PADDED[node.op], more) if more and unfolds(_wider(node, more), chip) else None
+
+
+def _wider(node: Node, more: int) -> Node:
+    """A node of as many filters more."""
+    first, second, out = (v.aval for v in (*node.inputs, *node.outputs))
+    if node.op is CONV:
+        second, out = _longer(second, 0, more), _longer(out, 1, more)
+    elif node.op is CONV_INPUT:
+        first, second = _longer(first, 1, more), _longer(second, 0, more)
+    else:
+        second, out = _longer(second, 1, more), _longer(out, 0, more)
+    return Node(node.op, (Value(first), Value(second)), node.attrs, (Value(out),), node.where)
+
+
+def _longer(a: Aval, axis: int, more: int) -> Aval:
+    return Aval(tuple(n + more if i == axis else n for i, n in enumerate(a.shape)), a.type)
+
+
+def _more(x: Tensor, axis: int, more: int) -> Tensor:
+    """With zeros behind along an axis."""
+    return F.pad(x, [(0, more if i == axis else 0) for i in range(x.ndim)])
+
+
+def _padded_conv(more: int, x: Tensor, w: Tensor, **attrs: Any) -> Tensor:
+    return apply(CONV, x, _more(w, 0, more), **attrs)[:, :w.shape[0]]
+
+
+def _padded_input(more: int, g: Tensor, w: Tensor, **attrs: Any) -> Tensor:
+    return apply(CONV_INPUT, _more(g, 1, more), _more(w, 0, more), **attrs)
+
+
+def _padded_filter(more: int, x: Tensor, g: Tensor, **attrs: Any) -> Tensor:
+    return apply(CONV_FILTER, x, _more(g, 1, more), **attrs)[:g.shape[1]]
+
+
+PADDED: dict[GraphOp, Callable[..., Tensor]] = {
+    CONV: _padded_conv, CONV_INPUT: _padded_input, CONV_FILTER: _padded_filter}
 
 
 def _rounded(graph: Graph, launches: Container[Node]) -> Graph:
