@@ -15,6 +15,7 @@ from emulator import compare
 from kernels.build import build
 from tessera.graph.cuda import (
     CudaProgram,
+    gathered_rows,
     loop_blocks,
     row_order,
     sorted_segments,
@@ -29,8 +30,8 @@ from tolerance import assert_close
 
 def emulate(fn: Any, *inputs: ts.Tensor, target: str = "sm_80", kind: str = "",
             **options: Any) -> int:
-    """Every kernel of a function, or those of a kind, on what it is given when the function runs;
-    how many. Exactly, but where a tolerance is given."""
+    """Every kernel of a function, or those of some kinds, on what it is given when the function
+    runs; how many. Exactly, but where a tolerance is given."""
     options = {"rtol": 0.0, "atol": 0.0} | options
     program = CudaProgram(ts.jit(fn).graph(*inputs), target)
     memory = program._host_memory([x.array for x in inputs])
@@ -39,7 +40,7 @@ def emulate(fn: Any, *inputs: ts.Tensor, target: str = "sm_80", kind: str = "",
     for launch in program.launches:
         given = [ts.Tensor(run_of(memory[program.base(n)], types[n].dtype, shape, at), types[n])
                  for (n, shape), at in zip(launch.arguments, launch.offsets, strict=True)]
-        if kind in ("", launch.group.kind):
+        if not kind or launch.group.kind in kind.split():
             compare(launch.kernel, *given, lanes=launch.group.schedule.lanes, target=target,
                     schedule=launch.group.schedule, **options)
             emulated += 1
@@ -81,6 +82,39 @@ def test_sums_of_sorted_segments(C, often, monkeypatch, rng):
     assert_close(program.run([u, i])[0], want, "f32", n=8)
 
 
+def test_messages_along_edges(monkeypatch, rng):
+    """Rows that integers pick are in memory for neither sums of messages, weighed or not, nor
+    products of two: short segments and long ones, and gradients."""
+    monkeypatch.setattr(sorted_segments, "IDS", 16)
+    monkeypatch.setattr(sorted_segments, "CHAIN", 8)
+    monkeypatch.setattr(gathered_rows, "LEAST", 0)
+    N, E, C = 7, 45, 40
+    x, u, w = normal(rng, N, C), normal(rng, N, C), normal(rng, E)
+    ends = [np.where(rng.random(E) < 0.5, 2, rng.integers(-N, N, E)) for _ in range(2)]
+    src, dst = map(ts.tensor, ends)
+
+    def step(x, u, w, src, dst):
+        def total(x, w):
+            y = ts.segment_sum(w[:, None] * x[src], dst, N) + ts.segment_sum(x[dst], src, N)
+            return ts.sum(y * u)
+
+        return ts.grad(total, argnums=(0, 1))(x, w)
+
+    fn = ts.jit(step)
+    program = CudaProgram(fn.graph(x, u, w, src, dst), "sm_90a")
+    kinds = [g.kind for g in program.plan.groups]
+    assert "row_dots" in kinds
+    assert all(np.prod(g.writes[0].shape) < E * C for g in program.plan.groups)
+    emulate(step, x, u, w, src, dst, kind="row_dots runs parts", rtol=1e-6, atol=1e-5)
+    got = program.run([t.array for t in (x, u, w, src, dst)])
+    a, b = np.asarray(x, np.float64)[ends[0]], np.asarray(u, np.float64)[ends[1]]
+    want = np.zeros((N, C))
+    np.add.at(want, ends[0] % N, np.asarray(w, np.float64)[:, None] * b)
+    np.add.at(want, ends[1] % N, np.asarray(u, np.float64)[ends[0]])
+    assert_close(got[0], want, "f32", n=E)
+    assert_close(got[1], (a * b).sum(1), "f32", n=C, scale=np.abs(a * b).sum(1))
+
+
 @pytest.mark.row("CORE-19")
 @pytest.mark.parametrize("T, C, V", [(38, 24, 5), (17, 1, 3), (20, 70, 40)])
 def test_sums_in_any_order(T, C, V, monkeypatch, rng):
@@ -100,6 +134,54 @@ def test_sums_in_any_order(T, C, V, monkeypatch, rng):
     want = np.zeros((V, C))
     np.add.at(want, ids % V, np.asarray(u, np.float64))
     assert_close(got, want, "f32", n=T)
+
+
+def test_loops_of_elements(rng):
+    """What is carried stays in a kernel, forwards and backwards: sequences, results, numbers of
+    iterations, rows and numbers that iterations share, carries that change places."""
+    c, d, w = normal(rng, 9, 13), normal(rng, 9, 13, dtype="bf16"), normal(rng, 13)
+    xs, t = normal(rng, 4, 9, 13), normal(rng, 4)
+
+    def run(c, d, w, xs, t):
+        def step(carry, x):
+            c, d = carry
+            return (ts.tanh(c * w + x[0]) * x[1], ts.cast(c, "bf16") - d), c * c
+
+        return ts.scan(step, (c, d), (xs, t), reverse=True)
+
+    def pull(c, xs):
+        def total(c, xs):
+            end, ys = ts.scan(lambda c, x: (ts.tanh(c * 0.5 + x), c * c), c, xs)
+            return ts.sum(end) + ts.sum(ys)
+
+        return ts.grad(total, argnums=(0, 1))(c, xs)
+
+    def swap(c):
+        return ts.fori_loop(0, 5, lambda i, s: (s[1], s[0] * ts.cast(i, "f32") + c),
+                            (c, ts.zeros((9, 13))))
+
+    C, D, W, X, T = (np.asarray(ts.cast(x, "f32").array, np.float64) for x in (c, d, w, xs, t))
+    ran, at = [None] * 4, (C, D)
+    for i in (3, 2, 1, 0):
+        ran[i] = at[0] * at[0]
+        at = np.tanh(at[0] * W + X[i]) * T[i], at[0] - at[1]
+    states = [C]
+    for x in X:
+        states.append(np.tanh(states[-1] * 0.5 + x))
+    cotangent, pulled = np.ones_like(C), [None] * 4
+    for i in (3, 2, 1, 0):
+        pulled[i] = cotangent * (1 - states[i + 1] ** 2)
+        cotangent = pulled[i] * 0.5 + 2 * states[i]
+    a, b = C, np.zeros_like(C)
+    for i in range(5):
+        a, b = b, a * i + C
+    for fn, given, want in ((run, (c, d, w, xs, t), (*at, np.stack(ran))),
+                            (pull, (c, xs), (cotangent, np.stack(pulled))), (swap, (c,), (a, b))):
+        program = CudaProgram(ts.jit(fn).graph(*given), "sm_90a")
+        assert {g.kind for g in program.plan.groups} == {"steps"}
+        emulate(fn, *given, rtol=1e-6, atol=1e-6)
+        for got, y in zip(program.run([x.array for x in given]), want, strict=True):
+            assert_close(got, y, "bf16" if got.dtype != np.float32 else "f32", n=8)
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "f32", "int8"])

@@ -19,11 +19,13 @@ from .copy_kernels import move_source
 from .elements import element_source, update_source
 from .extrema import position_source
 from .fold_keys import key_source
+from .gathered_rows import dots_source
 from .gathers import gather_source, segments_source
 from .kernel_text import GroupKernel, KernelText, compiled
 from .key_merges import merge_cuts_source, merge_keys_source
 from .library_kernels import attention_source, gemm_source
 from .loop_kernels import columns_source, loop_source, rows_source
+from .pointwise_loops import steps_source
 from .row_order import order_source
 from .scans import scan_source
 from .scatters import last_source
@@ -42,7 +44,7 @@ WRITERS: dict[str, Callable[[ScheduledGroup], KernelText]] = {
     "order": order_source, "merge_cuts": merge_cuts_source,
     "merge_keys": merge_keys_source, "position": position_source, "scan": scan_source,
     "last": last_source, "key": key_source, "strips": strips_source,
-    "parts": parts_source, "runs": runs_source,
+    "parts": parts_source, "runs": runs_source, "row_dots": dots_source, "steps": steps_source,
     "atomic_sums": atomic_sums_source,
 }
 # By the text of the canonical group and the schedule; where no line is named, by the form, too.

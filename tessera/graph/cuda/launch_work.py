@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 SORTS = {"gemm": "matmul", "attention": "attention", "loop": "elementwise", "rows": "reduction",
          "columns": "reduction", "strips": "reduction", "move": "move", "elements": "move",
          "update": "move", "gather": "index", "segments": "index", "last": "index",
-         "parts": "index", "runs": "index", "atomic_sums": "index", "sort": "sort",
-         "merge": "sort", "order": "sort", "merge_cuts": "sort", "merge_keys": "sort",
-         "search": "sort", "position": "reduction", "scan": "reduction", "key": "elementwise",
+         "parts": "index", "runs": "index", "atomic_sums": "index", "row_dots": "reduction",
+         "steps": "elementwise", "sort": "sort", "merge": "sort", "order": "sort",
+         "merge_cuts": "sort", "merge_keys": "sort", "search": "sort", "position": "reduction", "scan": "reduction", "key": "elementwise",
          "library": "library", "host": "copy", "repeat": "loop", "exchange": "exchange"}
 
 

@@ -44,6 +44,7 @@ from .column_passes import join_columns, schedule_column_passes
 from .elements import schedule_elements
 from .extrema import schedule_position
 from .fold_keys import schedule_key
+from .gathered_rows import schedule_dots
 from .gathers import around
 from .generate_kernels import kernel_of
 from .group_statements import COLUMNS, placed
@@ -58,6 +59,7 @@ from .matmul_form import matmul_form
 from .narrow_copies import NarrowCopy
 from .node_kernels import launch_of
 from .overlap import share_chip
+from .pointwise_loops import schedule_steps
 from .prepare import prepare
 from .row_order import schedule_order
 from .row_parts import SCHEDULE, row_parts
@@ -588,7 +590,8 @@ MAKERS |= {"elements": schedule_elements, "search": schedule_search, "sort": sch
            "merge": schedule_merge, "order": schedule_order, "merge_cuts": schedule_merge_cuts,
            "merge_keys": schedule_merge_keys, "position": schedule_position, "scan": schedule_scan,
            "last": schedule_last, "key": schedule_key, "strips": schedule_strips,
-           "parts": schedule_runs, "runs": schedule_runs,
+           "parts": schedule_runs, "runs": schedule_runs, "row_dots": schedule_dots,
+           "steps": schedule_steps,
            "atomic_sums": schedule_atomic_sums}
 MAKERS |= dict.fromkeys(("view", "empty"), _KernelSchedule.nothing)
 MAKERS |= dict.fromkeys(("offload", "fetch"), _KernelSchedule.transfer)

@@ -28,6 +28,7 @@ from .column_parts import variances_of_parts
 from .conv_kernels import use_conv_kernels
 from .extrema import narrow_positions
 from .fft_kernels import use_fft_kernels
+from .gathered_rows import dot_picked_rows
 from .gathers import nothing
 from .host_keys import open_keys
 from .joined_exchanges import join_exchanges
@@ -44,6 +45,7 @@ from .packed_values import multiply_narrow, open_packed
 from .part_passes import loops_of_parts, slices_of_loops
 from .place_blocks import place_blocks
 from .plain_attention import fused_attention
+from .pointwise_loops import keep_pointwise_loops
 from .product_sums import sum_products
 from .result_sums import sum_results
 from .scatters import open_writes
@@ -238,6 +240,7 @@ INT32, F64 = as_type("int32"), as_type("f64")
 PIPELINE: list[Callable[..., Any]] = [
     fused_attention,  # also where a gradient alone is wanted: the result is still there
     remove_dead,
+    keep_pointwise_loops,
     expand_control,
     open_cached_attention,
     remove_dead,
@@ -282,6 +285,7 @@ PIPELINE: list[Callable[..., Any]] = [
     merge_common,
     add_in_any_order,
     split_products,
+    dot_picked_rows,
     sort_segments,
     merge_common,  # sums by the same ids share their order
     open_sorts,

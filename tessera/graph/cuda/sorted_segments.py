@@ -11,8 +11,10 @@ slices takes no longer than many of a few, and the sums follow from the integers
 
 from __future__ import annotations
 
+from collections import Counter
+
 from ...numerics import as_type
-from ..ir import Graph, Node, Value
+from ..ir import Graph, Node, Value, uses
 from ..op import Aval, GraphOp
 from ..schedule.build_schedule import ScheduleBuilder
 from ..schedule.groups import FusionGroup
@@ -21,6 +23,7 @@ from ..schedule.library_call import library_call
 from ..schedule.loop_axes import extents_of
 from ..simplify import Rewriter, rebuild
 from .choose_schedule import AHEAD, IDS, blocks, for_segments
+from .gathered_rows import picked_rows
 from .gathers import around, nothing
 from .group_statements import CHAIN
 from .kernel_text import KernelText, KernelWriter, capital
@@ -31,10 +34,10 @@ INT32 = as_type("int32")
 # Read before the first is added: many segments have one slice or none, and groups with few
 # registers, of which many run at once, are what is needed there.
 SLICES, PARTS = 4, 2
-# u, order, the ids in order, begin -> [2 * blocks, C] in f64: of each block what reaches into it
+# u, order, the ids in order, begin (, weights in order) -> [2 * blocks, C] in f64: of each block what reaches into it
 # from the left, and what begins in it and goes on; of long segments alone.
 PART_SUMS = library_call("part_sums")
-# u, order, begin (, parts of sums) -> [V, C]
+# u, order, begin (, parts of sums) (, weights in order, where it is weighted) -> [V, C]
 RUNS = {way: library_call(name) for way, name in (
     ("sum", "run_sums"), ("max", "run_maxima"), ("min", "run_minima"))}
 KINDS: dict[GraphOp, str] = {PART_SUMS: "parts", **dict.fromkeys(RUNS.values(), "runs")}
@@ -45,6 +48,7 @@ EXTREMA = 256
 
 def sort_segments(graph: Graph) -> Graph:
     """Sums by more integers than a group looks through at once, as sums of runs; and extrema."""
+    count = uses(graph)
 
     def visit(rw: Rewriter, node: Node, inputs: tuple[Value, ...]) -> Value | None:
         way = node.op.meets or "sum"
@@ -57,7 +61,7 @@ def sort_segments(graph: Graph) -> Graph:
         few = way != "sum" and node.attrs["extent"] < EXTREMA
         if A > 1 or not IDS < T < LONG or C == 0 or few:
             return None
-        return _of_runs(rw, node, u, ids, T, C)
+        return _of_runs(rw, node, u, ids, T, C, count)
 
     return rebuild(graph, visit)
 
@@ -69,7 +73,8 @@ def _by_segments(op: GraphOp) -> bool:
     return op.indexed is not None and not op.indexed.reads and not op.indexed.along
 
 
-def _of_runs(rw: Rewriter, node: Node, u: Value, ids: Value, T: int, C: int) -> Value:
+def _of_runs(rw: Rewriter, node: Node, u: Value, ids: Value, T: int, C: int,
+             count: Counter[Value]) -> Value:
     V, out = node.attrs["extent"], node.outputs[0].aval
     narrow = rw.made_by(ids, "cast")
     if narrow is not None and narrow.inputs[0].aval.dtype is INT32.dtype:
@@ -80,16 +85,36 @@ def _of_runs(rw: Rewriter, node: Node, u: Value, ids: Value, T: int, C: int) -> 
     at = rw.emit("take", places, order, axis=0)
     numbers = rw.emit("iota", size=V + 1, type=places.aval.type)
     begin = rw.emit("searchsorted", at, numbers, side="left", lines=0)
-    rows = rw.emit("reshape", u, shape=(T, C))
-    given: tuple[Value, ...] = (rows, order, begin)
     way = node.op.meets or "sum"
+    rows, order, weights = _slices(rw, u, order, T, C, count, way)
+    given: tuple[Value, ...] = (rows, order, begin)
+    attrs = {"weighted": bool(weights)}
     if u.aval.dtype.name == "f32" and way == "sum":
         parts = Value(Aval((2 * blocks(T, CHAIN), C), as_type("f64")))
-        rw.add(Node(PART_SUMS, (rows, order, at, begin), {}, (parts,), rw.where))
+        rw.add(Node(PART_SUMS, (rows, order, at, begin, *weights), attrs, (parts,), rw.where))
         given = (*given, parts)
     sums = Value(Aval((V, C), out.type))
-    rw.add(Node(RUNS[way], given, {}, (sums,), rw.where))
+    rw.add(Node(RUNS[way], (*given, *weights), attrs, (sums,), rw.where))
     return rw.emit("reshape", sums, shape=out.shape)
+
+
+def _slices(rw: Rewriter, u: Value, order: Value, T: int, C: int, count: Counter[Value], way: str
+            ) -> tuple[Value, Value, tuple[Value, ...]]:
+    """The slices, which of them come one after another, and what each is multiplied by. Rows that
+    integers pick of a table, and products of rows and numbers, are read as they are added."""
+    if C == 1 or u.aval.shape != (T, C):
+        return rw.emit("reshape", u, shape=(T, C)), order, ()
+    picked = picked_rows(rw, u, count, way == "sum")
+    if picked.rows is not None:
+        extent = picked.table.aval.shape[0]
+        rows = rw.emit("check_index", picked.rows, extent=extent, wrap=True)
+        at = rw.emit("take", rows, order, axis=0)
+    else:
+        at = order
+    if picked.weights is None:
+        return picked.table, at, ()
+    weights = rw.emit("reshape", picked.weights, shape=(T,))
+    return picked.table, at, (rw.emit("take", weights, order, axis=0),)
 
 
 def schedule_runs(builder: ScheduleBuilder, group: FusionGroup) -> None:
@@ -97,16 +122,17 @@ def schedule_runs(builder: ScheduleBuilder, group: FusionGroup) -> None:
     reads = [builder.operand(v) for v in node.inputs]
     y = builder.operand(node.outputs[0])
     V, C = y.shape
-    s = for_segments(V, reads[0].shape[0], C)
+    s = for_segments(V, reads[1].shape[0], C)
     ways = {op: way for way, op in RUNS.items()}
     builder.add(group.kind, y.shape, reads, [y], [builder.step(node)], s, (V, blocks(C, s.n)),
+                weighted=node.attrs["weighted"],
                 **({"way": ways[node.op]} if node.op in ways else {}))
 
 
 def parts_source(group: ScheduledGroup) -> KernelText:
     w, (step,), BN = KernelWriter(group), group.steps, group.schedule.n
-    u, order, at, begin = group.reads
-    (y,), T = group.writes, u.shape[0]
+    _, order, at, begin, *_ = group.reads
+    (y,), T = group.writes, order.shape[0]
     w.line("slot = tile.group_id(0)")
     w.line(f"n = tile.group_id(1) * {BN}")
     w.line(f"first = slot // 2 * {CHAIN}", step)
@@ -122,7 +148,7 @@ def parts_source(group: ScheduledGroup) -> KernelText:
     with w.block("if wanted == tail:"):
         w.line("stop = tile.minimum(hi, last)", step)
         with w.block(f"for j in range(start, stop, {AHEAD}):"):
-            _load_slices(w, group, capital(order.name), T, AHEAD)
+            _load_slices(w, group, AHEAD)
             for r in range(AHEAD):
                 w.line(f"{step.name} = {step.name} + tile.cast(r{r}, {wide})", step)
     w.line(f"{capital(y.name)}[slot:slot+1, n:n+{BN}] = {step.name}", step)
@@ -131,8 +157,9 @@ def parts_source(group: ScheduledGroup) -> KernelText:
 
 def runs_source(group: ScheduledGroup) -> KernelText:
     w, (step,), BN = KernelWriter(group), group.steps, group.schedule.n
-    (u, order, begin, *parts), (y,) = group.reads, group.writes
-    T, kind, name = u.shape[0], w.type(y.type), step.name
+    (_, _, begin, *parts), (y,) = group.reads, group.writes
+    parts = parts[:len(parts) - group.attr("weighted")]
+    kind, name = w.type(y.type), step.name
     w.line("s = tile.group_id(0)")
     w.line(f"n = tile.group_id(1) * {BN}")
     _begin_and_end(w, group, capital(begin.name))
@@ -143,7 +170,7 @@ def runs_source(group: ScheduledGroup) -> KernelText:
     narrow = dtype.compute is not dtype or dtype.bits < 32
     ahead, fill = (SLICES, "") if way == "sum" else (AHEAD, f", fill={none}")
     with w.block(f"for j in range(lo, stop, {ahead}):"):
-        _load_slices(w, group, capital(order.name), T, ahead, fill)
+        _load_slices(w, group, ahead, fill)
         for r in range(ahead):
             total = COMBINE[way][0].format(name, f"r{r}")
             w.line(f"{name} = {stored_as(total, dtype, kind) if narrow else total}", step)
@@ -178,17 +205,28 @@ def _begin_and_end(w: KernelWriter, group: ScheduledGroup, begin: str) -> None:
     w.line(f"hi = {_number(w, begin, 's + 1')}", step)
 
 
-def _load_slices(w: KernelWriter, group: ScheduledGroup, order: str, T: int, ahead: int,
-                 fill: str = "") -> None:
-    """The slices at order[j], order[j + 1] ... before `stop`; behind it what is filled in, by
-    default zeros: T is no slice."""
-    (step,), U, BN = group.steps, capital(group.reads[0].name), group.schedule.n
+def _load_slices(w: KernelWriter, group: ScheduledGroup, ahead: int, fill: str = "") -> None:
+    """The slices at order[j], order[j + 1] ... before `stop`, times their weights; behind it what
+    is filled in, by default zeros: one behind the last is no slice."""
+    (step,), (u, order, *rest), BN = group.steps, group.reads, group.schedule.n
+    T, U = order.shape[0], capital(u.name)
     for r in range(ahead):
-        w.line(f"p{r} = {_number(w, order, f'tile.minimum(j + {r}, {T - 1})')}", step)
+        place = f"tile.minimum(j + {r}, {T - 1})"
+        w.line(f"p{r} = {_number(w, capital(order.name), place)}", step)
+        if group.attr("weighted"):
+            w.line(f"w{r} = {capital(rest[-1].name)}[{place}]", step)
     for r in range(ahead):
-        w.line(f"p{r} = tile.where(j + {r} < stop, p{r}, {T})", step)
+        w.line(f"p{r} = tile.where(j + {r} < stop, p{r}, {u.shape[0]})", step)
+        if group.attr("weighted"):
+            w.line(f"w{r} = tile.where(j + {r} < stop, w{r}, 0.0)", step)
     for r in range(ahead):
         w.line(f"r{r} = tile.load({U}[p{r}:p{r}+1, n:n+{BN}]{fill})", step)
+    if group.attr("weighted"):
+        dtype, kind = u.type.dtype, w.type(u.type)
+        narrow = dtype.compute is not dtype or dtype.bits < 32
+        for r in range(ahead):
+            value = f"r{r} * w{r}"
+            w.line(f"r{r} = {stored_as(value, dtype, kind) if narrow else value}", step)
 
 
 def _number(w: KernelWriter, tensor: str, place: str) -> str:

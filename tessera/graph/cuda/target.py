@@ -1,7 +1,8 @@
 """What fusion and memory planning know of GPUs: which ops have a kernel, and of which kind.
 
     loop | rows | columns | gemm | attention | move | gather | segments | elements | update | sort |
-    merge | order | merge_cuts | merge_keys | search | position | scan | last | key | strips
+    merge | order | merge_cuts | merge_keys | search | position | scan | last | key | strips |
+    row_dots | steps
               a kernel
     view      no kernel: the value lies where its operand does; a move whose readers take it as it
               lies is none either
@@ -28,7 +29,9 @@ from ..schedule.region_copies import MOVES
 from ..schedule.target import ScheduleTarget, Space
 from . import (
     argument_views,
+    gathered_rows,
     key_merges,
+    pointwise_loops,
     row_order,
     scatters,
     sorted_segments,
@@ -56,7 +59,8 @@ LINES = {"search": "search", "largest": "position", "smallest": "position",
          **dict.fromkeys(SCANS, "scan")}
 # Of ops that passes put into a graph.
 OWN = sorting.KINDS | key_merges.KINDS | row_order.KINDS | scatters.KINDS | \
-    sorted_segments.KINDS | unordered_sums.KINDS
+    sorted_segments.KINDS | unordered_sums.KINDS | gathered_rows.KINDS | \
+    pointwise_loops.KINDS
 
 
 # --- loops ----------------------------------------------------------------------------------------

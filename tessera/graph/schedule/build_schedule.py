@@ -123,6 +123,11 @@ class ScheduleBuilder(ABC):
         for v in node.outputs:
             self._name(v, f"{letter}{ids[-1].lstrip('%!')}" if ids else f"c{len(self.names)}")
 
+    def inner_name(self, v: Value) -> str:
+        """The name of a value that stays inside of a kernel."""
+        self._name(v, f"c{len(self.names)}")
+        return self.names[v]
+
     def buffer_name(self, v: Value) -> str:
         """The buffer of a value that is read from memory; constants get theirs now."""
         if v in self.known and v not in self.names:

@@ -1,0 +1,246 @@
+"""Loops of known length whose iterations do the same to each element: one kernel, with the loop
+inside and what is carried in registers.
+
+    for i in range(length): carries, results[i] = body(i, carries, elements[i], constants)
+
+Steps of an integrator, filters, neurons, returns of a policy, and their derivatives: written out or
+launched by the host, every iteration would read and write all that it carries.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import prod
+from typing import Any
+
+from ...lazy_dataclass import dataclass
+from ...tile.ir.schedule import Schedule
+from ..expand import expand_by, expand_control
+from ..host_loop import HostLoop
+from ..ir import Graph, Node, Value
+from ..schedule.build_schedule import ScheduleBuilder
+from ..schedule.groups import FusionGroup
+from ..schedule.ir import GroupOperand, GroupStep, ScheduledGroup
+from ..schedule.library_call import library_call
+from ..schedule.loop_axes import Frame, extents_of, merged
+from ..schedule.memory_plan import fold_constants, numbers
+from ..schedule.op_ids import id_of
+from ..simplify import canonicalize, merge_common, remove_dead
+from .choose_schedule import chosen, grid_of, power
+from .group_statements import FrameBlock, KernelValue, emit_step
+from .kernel_text import KernelText, KernelWriter, capital
+from .move_passes import is_plain_loop
+from .spell import literal, template
+
+STEPS = library_call("pointwise_loop")
+KINDS = {STEPS: "steps"}
+SHORTEST = 3  # iterations
+MOST_OPS = 512  # of a body
+MOST_CARRIED = 16
+LEAST_ELEMENTS = 32
+FULL = 132 * 1024  # lanes: with fewer elements each lane has one
+LANES = 128  # of a group
+
+
+@dataclass(frozen=True, eq=False)
+class PointwiseLoop:
+    """body: (index, carries, elements, constants) -> (carries, results), elementwise ops alone.
+    numbers: the values of it that are known.  loop: its form otherwise."""
+
+    body: Graph
+    numbers: dict[Value, Any]
+    loop: HostLoop
+    space: tuple[int, ...]
+
+
+# --- which loops ----------------------------------------------------------------------------------
+def keep_pointwise_loops(graph: Graph) -> Graph:
+    """Loops of elementwise ops as one node each."""
+    nodes, changed = [], False
+    for node in graph.nodes:
+        form = _form(node)
+        if form is not None:
+            node, changed = Node(STEPS, node.inputs, {"form": form}, node.outputs, node.where), True
+        nodes.append(node)
+    return Graph(graph.name, graph.inputs, graph.captures, tuple(nodes), graph.outputs) \
+        if changed else graph
+
+
+def _form(node: Node) -> PointwiseLoop | None:
+    if node.op.repeats is None or not all(
+            isinstance(d, int) for v in (*node.inputs, *node.outputs) for d in v.aval.shape):
+        return None
+    loop: HostLoop = node.op.repeats(**node.attrs)
+    if loop.length is None or loop.length < SHORTEST or not 0 < loop.carries <= MOST_CARRIED:
+        return None
+    carries, rows, constants = loop.split(node.inputs)
+    if loop.body.captures or len(loop.body.nodes) > MOST_OPS or (
+            set(rows) & {*carries, *constants}):
+        return None
+    space = extents_of(node.outputs[0])
+    body = remove_dead(loop.body)
+    if prod(space) < LEAST_ELEMENTS or not _may_be_pointwise(body, space, loop.carries):
+        return None
+    body = expand_by(expand_control(body), lambda n: n.op.expand_gpu or n.op.expand)
+    known, body = fold_constants(remove_dead(merge_common(canonicalize(body))))
+    found = numbers(known)
+    if set(known) - set(found) or not all(_fits(n, space) for n in body.nodes):
+        return None
+    made = {v for n in body.nodes for v in n.outputs} | set(body.inputs)
+    ends = body.outputs
+    plain = all(v in made and extents_of(v) == space for v in ends)
+    short = len(body.nodes) <= MOST_OPS
+    return PointwiseLoop(body, found, loop, space) if plain and short else None
+
+
+def _may_be_pointwise(body: Graph, space: tuple[int, ...], carries: int) -> bool:
+    """Before anything is expanded: values have the loop's extents, or are repeated along them."""
+    return all(extents_of(v) == space for v in body.outputs) and all(
+        extents_of(v) == space for v in body.inputs[1:1 + carries]) and all(
+        _lies_along(v, space) for v in body.inputs) and not any(
+        n.op.reduction or n.op.effects for n in body.nodes)
+
+
+def _lies_along(v: Value, space: tuple[int, ...]) -> bool:
+    if not all(isinstance(d, int) for d in v.aval.shape) or v.aval.dtype.packed:
+        return False
+    shape = extents_of(v)
+    full = (1,) * (len(space) - len(shape)) + shape
+    return len(full) == len(space) and all(a in (1, b) for a, b in zip(full, space, strict=True))
+
+
+def _fits(node: Node, space: tuple[int, ...]) -> bool:
+    """Whether it is spelled as a statement of a loop over the space."""
+    return (is_plain_loop(node) and len(node.outputs) == 1 and template(node) is not None
+            and all(_lies_along(v, space) for v in (*node.inputs, *node.outputs)))
+
+
+# --- schedule -------------------------------------------------------------------------------------
+def schedule_steps(builder: ScheduleBuilder, group: FusionGroup) -> None:
+    """The first steps stand for the inputs of the body, in order: the index, what is carried,
+    elements, constants. Attributes name values by their places among all steps."""
+    (node,) = group.nodes
+    form: PointwiseLoop = node.attrs["form"]
+    body, loop, space = form.body, form.loop, form.space
+    names = {v: builder.inner_name(v) for v in (*body.inputs, *(
+        y for n in body.nodes for y in n.outputs))}
+    used = {v for n in body.nodes for v in n.inputs} | set(body.outputs) | set(
+        body.inputs[1:1 + loop.carries])
+    inputs = dict(zip(body.inputs[1:], node.inputs, strict=True))
+    given = {x: builder.operand(x) for v, x in inputs.items()
+             if v in used and x not in builder.numbers}
+    steps = [_input(names[body.inputs[0]], body.inputs[0], ())]
+    steps += [_input(names[v], v, (builder.argument(x),) if v in used else ())
+              for v, x in inputs.items()]
+    ids = tuple(id_of(node).split())
+    for n in body.nodes:
+        args = tuple(form.numbers.get(v, names.get(v)) for v in n.inputs)
+        step = builder.step(n, args)
+        steps.append(replace(step, ops=ids, flops=step.flops * (loop.length or 1)))
+    place = {s.name: i for i, s in enumerate(steps)}
+    ends = [place[names[v]] for v in body.outputs]
+    kept = [node.outputs.index(v) for v in group.outputs]
+    reads, writes = list(given.values()), [builder.operand(v) for v in group.outputs]
+    frame = merged(space, [extents_of(v) for v in body.inputs[1:]] + [space], False)
+    if not frame.members:
+        frame = Frame(space, (tuple(range(len(space))),))
+    s = _blocks(frame.extents, len(body.nodes))
+    builder.add(group.kind, space, reads, writes, steps, s, grid_of(frame.extents, s.m, s.n),
+                axes=frame.members, carries=loop.carries, sequences=loop.sequences,
+                length=loop.length, reverse=loop.reverse, ends=tuple(ends), kept=tuple(kept))
+
+
+def _input(name: str, v: Value, args: tuple[Any, ...]) -> GroupStep:
+    attrs = (("kinds", (v.aval.dtype.kind,)),)
+    return GroupStep(name, "loop_input", args, attrs, extents_of(v), v.aval.type)
+
+
+def _blocks(extents: tuple[int, ...], ops: int) -> Schedule:
+    """Up to four elements a lane, fewer of a long body or where there are few elements."""
+    total = LANES * next(e for e in (4, 2, 1) if e == 1 or (
+        e * ops <= 256 and prod(extents) >= e * FULL))
+    n = min(power(extents[-1]), total)
+    m = min(power(extents[-2]), max(1, total // n)) if len(extents) > 1 else None
+    return chosen(m, n, warps=max(1, min(4, n * (m or 1) // 32)))
+
+
+# --- kernel ---------------------------------------------------------------------------------------
+def steps_source(group: ScheduledGroup) -> KernelText:
+    w, frame, s = KernelWriter(group), Frame(group.space, group.attr("axes")), group.schedule
+    last = len(frame.members) - 1
+    BM, BN = s.m or 1, s.n
+    for i in range(last):
+        w.line(f"m = tile.group_id({i}) * {BM}" if i == last - 1 else f"g{i} = tile.group_id({i})")
+    w.line(f"n = tile.group_id({last}) * {BN}")
+    index = tuple(f"g{i}" for i in range(last - 1))
+    b = FrameBlock(frame, f"m:m+{BM}" if last else "", f"n:n+{BN}", index, BM, BN, {})
+    carries, sequences, length = (group.attr(k) for k in ("carries", "sequences", "length"))
+    count = 1 + sum(s.op == "loop_input" for s in group.steps[1:])
+    inputs, body = group.steps[:count], group.steps[count:]
+    operands = {o.name: o for o in group.reads}
+    elements = inputs[1 + carries:1 + carries + sequences]
+    for k, step in enumerate(inputs[1:]):
+        if step not in elements:
+            _load(w, b, step, operands, f"carry{k}" if k < carries else step.name, k < carries)
+    with w.block(f"for i in range({length}):"):
+        at = f"{length - 1} - i" if group.attr("reverse") else "i"
+        w.line(f"at = {at}")
+        w.line(f"{inputs[0].name} = tile.cast(at, {w.type(inputs[0].type)})")
+        b.held[inputs[0].name] = KernelValue(inputs[0].name, False, False)
+        for step in elements:
+            _load(w, b, step, operands, step.name, False, "at")
+        for step in body:
+            emit_step(w, b, step, str(dict(step.attrs)["text"]))
+        ends = [b.held[group.steps[i].name].text for i in group.attr("ends")]
+        for k, o in zip(group.attr("kept"), group.writes, strict=True):
+            if k >= carries:
+                w.line(f"{_place(b, o, 'at')} = {ends[k]}", group.steps[group.attr("ends")[k]])
+        for k in range(carries):
+            w.line(f"next{k} = {ends[k]}")
+        for k in range(carries):
+            w.line(f"carry{k} = next{k}")
+    for k, o in zip(group.attr("kept"), group.writes, strict=True):
+        if k < carries:
+            w.line(f"{_place(b, o)} = carry{k}", group.steps[group.attr("ends")[k]])
+    rows = {a for step in elements for a in step.args} | {
+        o.name for k, o in zip(group.attr("kept"), group.writes, strict=True) if k >= carries}
+    shapes = [(length, *b.dims(_one(o))) if o.name in rows else b.dims(o)
+              for o in (*group.reads, *group.writes)]
+    parameters = [f"{capital(o.name)}: {w.annotation(o, shape)}" for o, shape in zip(
+        (*group.reads, *group.writes), shapes, strict=True)]
+    return w.finish(parameters, f"(grid={group.grid})", shapes)
+
+
+def _one(o: GroupOperand) -> GroupOperand:
+    """An element of a sequence."""
+    return replace(o, shape=o.shape[1:])
+
+
+def _place(b: FrameBlock, o: GroupOperand, at: str = "") -> str:
+    """at: the iteration, of sequences and results."""
+    return b.place(_one(o))[0].replace("[", f"[{at}, ", 1) if at else b.place(o)[0]
+
+
+def _load(w: KernelWriter, b: FrameBlock, step: GroupStep, operands: dict[str, GroupOperand],
+          name: str, carried: bool, at: str = "") -> None:
+    """A value of the body's: a number, or a block of an operand. What is carried is whole."""
+    if not step.args:  # nothing reads it
+        return
+    (arg,) = step.args
+    if not isinstance(arg, str):
+        text = literal(arg, step.type.dtype.kind)
+        if carried:
+            text = f"tile.full({b.shape}, {text}, {w.type(step.type)})"
+            w.line(f"{name} = {text}")
+            text = name
+        b.held[step.name] = KernelValue(text, carried and not b.flat, carried)
+        return
+    o = operands[arg]
+    _, m, n = b.place(_one(o) if at else o)
+    place = _place(b, o, at)
+    row = "[None, :]" if n and not m and not b.flat else ""
+    w.line(f"{name} = {f'tile.load({place}){row}' if m or n else place}")
+    b.held[step.name] = KernelValue(name, m, n)
+
+
+__all__ = ["KINDS", "PointwiseLoop", "keep_pointwise_loops", "schedule_steps", "steps_source"]
