@@ -28,7 +28,8 @@ SORTS = {"gemm": "matmul", "attention": "attention", "loop": "elementwise", "row
          "update": "move", "gather": "index", "segments": "index", "last": "index",
          "parts": "index", "runs": "index", "atomic_sums": "index", "row_dots": "reduction",
          "steps": "elementwise", "sort": "sort", "merge": "sort", "order": "sort",
-         "merge_cuts": "sort", "merge_keys": "sort", "search": "sort", "position": "reduction", "scan": "reduction", "key": "elementwise",
+         "merge_cuts": "sort", "merge_keys": "sort", "search": "sort",
+         "position": "reduction", "scan": "reduction", "key": "elementwise",
          "library": "library", "host": "copy", "repeat": "loop", "exchange": "exchange"}
 
 

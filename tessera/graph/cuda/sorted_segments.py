@@ -34,8 +34,8 @@ INT32 = as_type("int32")
 # Read before the first is added: many segments have one slice or none, and groups with few
 # registers, of which many run at once, are what is needed there.
 SLICES, PARTS = 4, 2
-# u, order, the ids in order, begin (, weights in order) -> [2 * blocks, C] in f64: of each block what reaches into it
-# from the left, and what begins in it and goes on; of long segments alone.
+# u, order, the ids in order, begin (, weights in order) -> [2 * blocks, C] in f64: of each block
+# what reaches into it from the left, and what begins in it and goes on; of long segments alone.
 PART_SUMS = library_call("part_sums")
 # u, order, begin (, parts of sums) (, weights in order, where it is weighted) -> [V, C]
 RUNS = {way: library_call(name) for way, name in (
