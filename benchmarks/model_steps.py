@@ -151,6 +151,13 @@ def made_ready(name: str, end: Connection) -> None:
         end.send(f"{name} failed\n{traceback.format_exc()}")
 
 
+def answer(name: str, end: Connection) -> str:
+    try:
+        return end.recv()
+    except EOFError:
+        return f"{name}: its process died"
+
+
 def measure(names: list[str], patience_s: float) -> None:
     spawn = multiprocessing.get_context("spawn")
     ends, children = {}, []
@@ -161,13 +168,13 @@ def measure(names: list[str], patience_s: float) -> None:
     limit = time.time() + patience_s
     for name in names:
         said = ends[name].poll(max(0.0, limit - time.time()))
-        text = ends[name].recv() if said else f"{name} is not ready"
+        text = answer(name, ends[name]) if said else f"{name} is not ready"
         print(text, flush=True)
         if " ready: " not in text:
             del ends[name]
     for name, end in ends.items():
         end.send("go")
-        print(end.recv() if end.poll(60) else f"{name}: no answer", flush=True)
+        print(answer(name, end) if end.poll(60) else f"{name}: no answer", flush=True)
     for child in children:
         child.kill()
 

@@ -10,6 +10,7 @@ from ..errors import ArgumentError
 from ..graph import functions as F
 from ..graph import tree
 from ..graph.operand import compute_type, convert
+from ..graph.ops.reduce import root_at_zero
 from ..graph.trace import in_part
 from ..tensor import Tensor, as_tensor
 
@@ -17,7 +18,8 @@ TOGETHER = 8  # sums of squares that are added one after another
 
 
 def global_norm(grads: Any) -> Tensor:
-    """sqrt(sum of all squares) over the floating leaves of a tree, in f32, of f64 in f64."""
+    """sqrt(sum of all squares) over the floating leaves of a tree, in f32, of f64 in f64. Its
+    derivative where all are 0 is 0."""
     leaves = [g for g in map(as_tensor, tree.flatten(grads)[0]) if _is_float(g)]
     if not leaves:
         raise ArgumentError("the norm of a tree without tensors")
@@ -26,7 +28,7 @@ def global_norm(grads: Any) -> Tensor:
         while len(sums) > 1:  # a tree: those of a level do not wait for each other
             sums = [functools.reduce(operator.add, sums[i:i + TOGETHER])
                     for i in range(0, len(sums), TOGETHER)]
-        return F.sqrt(sums[0])
+        return root_at_zero(sums[0])
 
 
 def clip_by_global_norm(grads: Any, limit: float, norm: Any = None) -> tuple[Any, Tensor]:

@@ -17,6 +17,7 @@ from tessera.graph.cuda import (
     CudaProgram,
     gathered_rows,
     loop_blocks,
+    matrix_transposes,
     row_order,
     sorted_segments,
     strips,
@@ -134,6 +135,50 @@ def test_sums_in_any_order(T, C, V, monkeypatch, rng):
     want = np.zeros((V, C))
     np.add.at(want, ids % V, np.asarray(u, np.float64))
     assert_close(got, want, "f32", n=T)
+
+
+def test_matrices_read_both_ways_are_not_transposed(monkeypatch, rng):
+    """The loss of a matrix by rows and by columns, and its gradient; what cannot be read as it
+    lies, and what leaves transposed."""
+    monkeypatch.setattr(matrix_transposes, "LEAST", 0)
+    N, D = 24, 8
+    a, b = normal(rng, N, D), normal(rng, N, D)
+    labels, w, m = ts.tensor(rng.integers(0, N, N)), normal(rng, N), normal(rng, N, N)
+
+    def loss(a, b, labels, w):
+        z = a @ b.T * 2.0
+        return ts.cross_entropy(z, labels) + ts.sum(ts.cross_entropy(z.T, labels, weight=w))
+
+    def left(a, b, m):
+        z = a @ b.T
+        return z * 2.0, ts.exp(z.T - ts.max(z.T, axis=1, keepdims=True)), ts.sum(z.T * m, axis=0)
+
+    fn = ts.jit(ts.value_and_grad(loss))
+    program = CudaProgram(fn.graph(a, b, labels, w), "sm_90a")
+    assert not any(s.op == "transpose" and np.prod(s.shape) == N * N
+                   for g in program.plan.groups for s in g.steps)
+    A, B, W, M = (np.asarray(x.array, np.float64) for x in (a, b, w, m))
+    y, Z = np.asarray(labels.array), 2 * A @ B.T
+    rows, hot = np.arange(N), np.eye(N)[np.asarray(labels.array)]
+
+    def parts(z):
+        p = np.exp(z - z.max(1, keepdims=True))
+        p /= p.sum(1, keepdims=True)
+        return -np.log(p[rows, y]), p - hot
+
+    (first, back), (second, other) = parts(Z), parts(Z.T)
+    share = W[y] / W[y].sum()
+    got = program.run([x.array for x in (a, b, labels, w)])
+    scale = np.abs(share).sum() * np.abs(second).max() + np.abs(first).max()
+    assert_close(got[0], first.mean() + (share * second).sum(), "f32", n=N, scale=scale)
+    cotangent = 2 * (back / N + (share[:, None] * other).T)
+    size = np.abs(cotangent) @ np.abs(B) * np.abs(share).sum()
+    assert_close(got[1], cotangent @ B, "f32", n=N, scale=size)
+    z, made = A @ B.T, CudaProgram(ts.jit(left).graph(a, b, m), "sm_90a")
+    twice, powers, sums = made.run([x.array for x in (a, b, m)])
+    assert_close(twice, 2 * z, "f32", n=D)
+    assert_close(powers, np.exp(z.T - z.T.max(1, keepdims=True)), "f32", n=D)
+    assert_close(sums, (z.T * M).sum(0), "f32", n=N)
 
 
 def test_loops_of_elements(rng):

@@ -342,6 +342,17 @@ def test_a_norm_that_is_not_finite_makes_every_gradient_nan(bad, jit):
     assert np.isnan(out["a"].numpy()).all() and np.isnan(out["b"].numpy()).all()
 
 
+def test_clipping_is_differentiated_where_nothing_is_to_be_clipped():
+    """The derivative of the norm at 0 is 0, so a step through zero gradients stays finite."""
+    zero = {"a": ts.zeros(3), "b": ts.zeros(())}
+    assert all((g.numpy() == 0).all() for g in tree.flatten(ts.grad(global_norm)(zero))[0])
+    through = ts.grad(lambda g: sum(map(ts.sum, tree.flatten(clip_by_global_norm(g, 2.0)[0])[0])))
+    assert all((g.numpy() == 1).all() for g in tree.flatten(through(zero))[0])
+    some = ts.grad(global_norm)({"a": ts.tensor([3.0, 0.0]), "b": ts.tensor(4.0)})
+    assert_close(some["a"].numpy(), np.array([0.6, 0.0]), "f32")
+    assert_close(some["b"].numpy(), np.array(0.8), "f32")
+
+
 def test_the_norm_of_narrow_gradients_is_computed_wide():
     big = ts.tensor(np.full(4, 300.0), "f16")  # 300^2 overflows f16
     assert global_norm([big]).item() == pytest.approx(600.0)

@@ -36,6 +36,7 @@ from .joined_products import join_products
 from .joined_sums import join_sums
 from .library_ops import call_products, transpose_operands
 from .loss_parts import open_long_losses
+from .matrix_transposes import read_matrices_as_they_lie
 from .merged_moves import gather_merged_moves
 from .move_passes import join_parts, narrow_moves, reshape_matmuls, widen_late, widens
 from .narrow_copies import NarrowCopy, keep_copies
@@ -266,6 +267,7 @@ PIPELINE: list[Callable[..., Any]] = [
     join_exchanges,
     canonicalize,
     sink_transposes,
+    read_matrices_as_they_lie,
     multiply_narrow,
     open_packed,
     canonicalize,

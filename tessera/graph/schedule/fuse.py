@@ -57,6 +57,7 @@ class _Fuser:
         self.leaving: set[Value] = set()  # sums over leading axes: known when their loop has ended
         self.readers: dict[Value, list[_Entry]] = {}
         self.graph, self.groups = graph, 0
+        self.given = {*graph.inputs, *(v for v, _ in graph.captures)}
 
     def run(self) -> list[_Entry]:
         for node in self.graph.nodes:
@@ -106,9 +107,11 @@ class _Fuser:
         return all(s is e or not s.depends & e.bit for s in sources)  # type: ignore
 
     def full(self, node: Node, e: _Entry) -> set[Value]:
-        """What a node of e reads of the whole space from elsewhere."""
+        """What a node of e reads of the whole space from elsewhere: no numbers, which are no reads
+        where the space is one element either."""
         return {v for v in node.inputs
-                if self.entry_of.get(v) is not e and tuple(v.aval.shape) == e.shape}
+                if self.entry_of.get(v) is not e and tuple(v.aval.shape) == e.shape
+                and (e.shape or v in self.entry_of or v in self.given)}
 
     def join(self, e: _Entry, node: Node, sources: list[_Entry]) -> None:
         e.nodes.append(node)
