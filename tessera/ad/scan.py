@@ -34,6 +34,7 @@ from ..tensor import Tensor
 from .batching import batch_graph, stretch
 from .forward import push_forward
 from .reverse import backward, materialize
+from .split_loops import split_of
 from .subgraphs import (
     Keeper,
     check_inputs,
@@ -341,6 +342,7 @@ SCAN = GraphOp(
     ref=_ref,
     unroll=_unroll,
     repeats=_repeats,
+    splits=lambda **attrs: split_of(Loop(**attrs)),
     vjp=_vjp,
     jvp=lambda ts, y, *xs, **attrs: _push(ts, *xs, **attrs)[1],
     push=_push,

@@ -35,6 +35,12 @@ def expand_control(graph: Graph) -> Graph:
     return expand_by(graph, _without_control)
 
 
+def split_loops(graph: Graph) -> Graph:
+    """The graph with matmuls of loops' bodies that wait for nothing that is carried in front of the
+    loops and behind them, of all iterations at once."""
+    return expand_by(graph, lambda node: node.op.splits and node.op.splits(**node.attrs))
+
+
 def _without_control(node: Node) -> Rule | None:
     op = node.op
     if op.repeats is not None and op.repeats(**node.attrs).is_long:

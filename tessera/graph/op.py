@@ -203,6 +203,8 @@ class GraphOp:
     repeats(**attrs) -> HostLoop, of an op that holds the body of a loop: how a host runs it
             (graph/host_loop.py), on targets that have no loops of their own, where `unroll` would
             be too much or cannot be
+    splits(**attrs) -> the op's results with that of a loop's body apart which need not wait for
+            what is carried, as a rule (*xs, **attrs) -> y; None where there is nothing
     axes    index letters "...mk,...kn->...mn": equal letters are equal extents; the sharding rule.
             A letter of operands alone is reduced, so its shards give partial results; one of the
             result alone is an extent that attributes give; "1" has extent 1; "_" is an axis that
@@ -267,6 +269,7 @@ class GraphOp:
     expand: Callable[..., Any] | None = None
     unroll: Callable[..., Any] | None = None
     repeats: Callable[..., Any] | None = None
+    splits: Callable[..., Any] | None = None
     expand_gpu: Callable[..., Any] | None = None
     derives: Callable[..., Any] | None = None
     push: Callable[..., Any] | None = None

@@ -66,7 +66,7 @@ def test_segment_sum(T, C, V, rng):
     emulate(lambda u, i: ts.segment_sum(u, i, V), u, ids)
 
 
-@pytest.mark.parametrize("C, often", [(8, 0.6), (1, 1.0)])
+@pytest.mark.parametrize("C, often", [(8, 0.6), (1, 0.6), (1, 1.0)])
 def test_sums_of_sorted_segments(C, often, monkeypatch, rng):
     """Segments of up to eight slices, and longer ones by the blocks that they reach into."""
     monkeypatch.setattr(sorted_segments, "IDS", 16)

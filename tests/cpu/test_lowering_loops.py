@@ -16,7 +16,9 @@ from tessera.graph import host_loop
 from tessera.graph.cuda import CudaProgram, text_of
 from tessera.graph.cuda.device import DeviceExecutable
 from tessera.graph.cuda.loop_steps import LoopStep
+from tessera.graph.expand import split_loops
 from tessera.tile.launch.resident import Resident
+from tolerance import assert_close
 
 
 def loops(graph):
@@ -197,3 +199,36 @@ def test_what_cannot_be_captured_says_so(gpu, rng):
     executable = DeviceExecutable(ts.jit(newton).graph(x), capture=True)
     with pytest.raises(UnsupportedTargetError, match="the host launches the iterations of while_"):
         executable.run([x.array])
+
+
+def test_matmuls_that_wait_for_nothing_carried_are_those_of_all_iterations(rng):
+    """A recurrent network: inputs are multiplied in front of the loop, what is read out behind it,
+    gradients of weights are one matmul each. In the loop stays one matmul, forwards and back."""
+    T, B, D, H, K = 6, 5, 7, 8, 3
+    shapes = (D, H), (H, H), (H,), (H, K), (B, H), (T, B, D), (T, B, K)
+    given = [ts.tensor(rng.standard_normal(s).astype(np.float32) * 0.5) for s in shapes]
+
+    def loss(W, U, b, R, h, x, v):
+        def step(h, x):
+            h = ts.tanh(x @ W + h @ U + b)
+            return h, h @ R
+
+        return ts.sum(ts.scan(step, h, x)[1] * v)
+
+    graph = ts.jit(ts.value_and_grad(loss, argnums=(0, 1, 2, 3, 4, 5))).graph(*given)
+    loops = [n.op.repeats(**n.attrs).body for n in split_loops(graph).nodes if n.op.repeats]
+    assert [sum(bool(n.op.matmul) for n in body.nodes) for body in loops] == [1, 1]
+    got = CudaProgram(graph, "sm_90a").run([x.array for x in given])
+    W, U, b, R, h, x, v = (np.asarray(t.array, np.float64) for t in given)
+    states = [h]
+    for t in range(T):
+        states.append(np.tanh(x[t] @ W + states[-1] @ U + b))
+    dW, dU, db, dR, dx, g = (np.zeros_like(a) for a in (W, U, b, R, x, h))
+    for t in reversed(range(T)):
+        dR += states[t + 1].T @ v[t]
+        a = (g + v[t] @ R.T) * (1 - states[t + 1] ** 2)
+        dW, dU, db = dW + x[t].T @ a, dU + states[t].T @ a, db + a.sum(0)
+        dx[t], g = a @ W.T, a @ U.T
+    total = sum(((states[t + 1] @ R) * v[t]).sum() for t in range(T))
+    for y, want in zip(got, (total, dW, dU, db, dR, g, dx), strict=True):
+        assert_close(y, want, "f32", n=T * B * H, scale=np.abs(want).max() + 1)

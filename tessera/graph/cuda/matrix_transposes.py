@@ -1,5 +1,5 @@
-"""Matrices that are read both ways: what is done to each element of the transposed one, and sums and
-extrema of its rows, are done on the matrix as it lies.
+"""Matrices that are read both ways: what is done to each element of the transposed one, and sums
+and extrema of its rows, are done on the matrix as it lies.
 
 A contrastive loss is the cross entropy of the rows of all similarities, and of its columns, written
 as the same loss of z.T: that was a copy of z, and one of its cotangent.

@@ -16,7 +16,7 @@ from ...kernels.row_blocks import few_row_share
 from ...lazy_dataclass import dataclass
 from ...numerics import as_type
 from ...runtime.generations import Generation
-from ..expand import expand_by, expand_control
+from ..expand import expand_by, expand_control, split_loops
 from ..ir import Graph, Node, Value
 from ..schedule.loop_axes import extents_of
 from ..schedule.loop_ops import loop_space
@@ -241,6 +241,7 @@ INT32, F64 = as_type("int32"), as_type("f64")
 PIPELINE: list[Callable[..., Any]] = [
     fused_attention,  # also where a gradient alone is wanted: the result is still there
     remove_dead,
+    split_loops,
     keep_pointwise_loops,
     expand_control,
     open_cached_attention,

@@ -22,7 +22,7 @@ from ..schedule.ir import ScheduledGroup
 from ..schedule.library_call import library_call
 from ..schedule.loop_axes import extents_of
 from ..simplify import Rewriter, rebuild
-from .choose_schedule import AHEAD, IDS, blocks, for_segments
+from .choose_schedule import AHEAD, IDS, blocks, chosen, for_segments
 from .gathered_rows import picked_rows
 from .gathers import around, nothing
 from .group_statements import CHAIN
@@ -34,6 +34,7 @@ INT32 = as_type("int32")
 # Read before the first is added: many segments have one slice or none, and groups with few
 # registers, of which many run at once, are what is needed there.
 SLICES, PARTS = 4, 2
+EACH = 32  # segments of a group, of slices of one element: a lane for each
 # u, order, the ids in order, begin (, weights in order) -> [2 * blocks, C] in f64: of each block
 # what reaches into it from the left, and what begins in it and goes on; of long segments alone.
 PART_SUMS = library_call("part_sums")
@@ -123,8 +124,12 @@ def schedule_runs(builder: ScheduleBuilder, group: FusionGroup) -> None:
     y = builder.operand(node.outputs[0])
     V, C = y.shape
     s = for_segments(V, reads[1].shape[0], C)
+    if C == 1 and node.op is not PART_SUMS:
+        s, grid = chosen(None, EACH, warps=1), (blocks(V, EACH),)
+    else:
+        grid = V, blocks(C, s.n)
     ways = {op: way for way, op in RUNS.items()}
-    builder.add(group.kind, y.shape, reads, [y], [builder.step(node)], s, (V, blocks(C, s.n)),
+    builder.add(group.kind, y.shape, reads, [y], [builder.step(node)], s, grid,
                 weighted=node.attrs["weighted"],
                 **({"way": ways[node.op]} if node.op in ways else {}))
 
@@ -156,6 +161,8 @@ def parts_source(group: ScheduledGroup) -> KernelText:
 
 
 def runs_source(group: ScheduledGroup) -> KernelText:
+    if len(group.grid) == 1:
+        return _runs_of_numbers(group)
     w, (step,), BN = KernelWriter(group), group.steps, group.schedule.n
     (_, _, begin, *parts), (y,) = group.reads, group.writes
     parts = parts[:len(parts) - group.attr("weighted")]
@@ -179,6 +186,61 @@ def runs_source(group: ScheduledGroup) -> KernelText:
             _add_parts(w, group, kind)
     w.line(f"{capital(y.name)}[s:s+1, n:n+{BN}] = {name}", step)
     return _finished(w, group)
+
+
+def _runs_of_numbers(group: ScheduledGroup) -> KernelText:
+    """The same of slices of one element: a lane for each segment."""
+    w, (step,), BM = KernelWriter(group), group.steps, group.schedule.n
+    (u, order, begin, *parts), (y,) = group.reads, group.writes
+    way, dtype = group.attr("way"), y.type.dtype
+    kind, name, V = w.type(y.type), step.name, y.shape[0]
+    narrow = dtype.compute is not dtype or dtype.bits < 32
+    none = literal(nothing(dtype, way), dtype.kind)
+    w.line(f"m = tile.group_id(0) * {BM}")
+    for end, more in (("lo", ""), ("hi", " + 1")):
+        w.line(f"s = tile.minimum(tile.arange(0, {BM}) + m{more}, {V})")
+        w.line(f"{end} = tile.cast(tile.gather({capital(begin.name)}, s), {w.type(INT32)})", step)
+    w.line("count = hi - lo", step)
+    if parts:
+        w.line(f"count = tile.where(count > {CHAIN}, 0, count)", step)
+    w.line("most = tile.reduce_max(count)", step)
+    w.line(f"{name} = tile.full(({BM},), {none}, {kind})", step)
+    with w.block(f"for j in range(0, most, {AHEAD}):"):
+        for r in range(AHEAD):
+            w.line(f"at{r} = tile.where(j + {r} < count, lo + j + {r}, {order.shape[0]})", step)
+            place = f"tile.gather({capital(order.name)}, at{r})"
+            w.line(f"p{r} = tile.where(j + {r} < count, {place}, {u.shape[0]})", step)
+        for r in range(AHEAD):
+            value = f"tile.gather({capital(u.name)}, p{r})"
+            w.line(f"r{r} = tile.where(j + {r} < count, {value}, {none})", step)
+        for r in range(AHEAD):
+            total = COMBINE[way][0].format(name, f"r{r}")
+            w.line(f"{name} = {stored_as(total, dtype, kind) if narrow else total}", step)
+    if parts:
+        _add_parts_of_numbers(w, group, kind)
+    w.line(f"{capital(y.name)}[m:m+{BM}] = {name}", step)
+    operands = (*group.reads, *group.writes)
+    shapes = [(o.shape[0],) for o in operands]
+    texts = [f"{capital(o.name)}: {w.annotation(o, d)}" for o, d in zip(
+        operands, shapes, strict=True)]
+    return w.finish(texts, f"(grid={group.grid})", shapes)
+
+
+def _add_parts_of_numbers(w: KernelWriter, group: ScheduledGroup, kind: str) -> None:
+    """As `_add_parts`, a lane for each segment."""
+    (step,), parts, BM = group.steps, group.reads[3], group.schedule.n
+    w.line(f"first = lo // {CHAIN}", step)
+    w.line(f"long = hi - lo > {CHAIN}", step)
+    w.line(f"last = tile.where(long, (hi + {CHAIN - 1}) // {CHAIN}, first)", step)
+    w.line("most = tile.reduce_max(last - first)", step)
+    w.line(f"wide = tile.full(({BM},), 0.0, {w.type(parts.type)})", step)
+    with w.block("for j in range(0, most):"):
+        w.line("block = first + j", step)
+        w.line("slot = tile.where(j == 0, 2 * block + 1, 2 * block)", step)
+        w.line(f"slot = tile.where(block < last, slot, {parts.shape[0]})", step)
+        w.line(f"wide = wide + tile.where(block < last, tile.gather({capital(parts.name)}, slot), "
+               "0.0)", step)
+    w.line(f"{step.name} = tile.where(long, tile.cast(wide, {kind}), {step.name})", step)
 
 
 def _add_parts(w: KernelWriter, group: ScheduledGroup, kind: str) -> None:

@@ -1,0 +1,246 @@
+"""Matmuls that need not wait for what a scan carries: of all iterations at once, in front of the
+loop or behind it.
+
+    front   a matmul of elements of sequences and constants, with what it is made of
+    behind  a carry that only grows, c' = c + v: the v of all iterations, summed. Where v is a
+            matmul that is one matmul, whose contracted axis runs over iterations, too. And results
+            that nothing is carried of
+
+A recurrent network's derivative recomputes its cells from saved states, which are known, and adds
+the gradients of its weights up: what is left inside are the cotangents of states.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from ..graph import functions as F
+from ..graph.ir import Graph, Node, Value, node_effects
+from ..graph.trace import apply
+from ..lazy_dataclass import dataclass
+from ..tensor import Tensor
+from .batching import batch_graph, stretch
+
+if TYPE_CHECKING:
+    from .scan import Loop
+
+SHORTEST = 4  # iterations
+
+
+@dataclass(frozen=True, eq=False)
+class _Split:
+    """front, hoisted: nodes in front of the loop, and those of their values that the loop reads.
+    grown: numbers of the carries that only grow, with what each grows by.
+    made: numbers of the results that are made behind the loop.
+    kept: values of the loop that what is behind it reads; behind: its nodes."""
+
+    front: list[Node]
+    hoisted: list[Value]
+    grown: dict[int, Value]
+    made: list[int]
+    kept: list[Value]
+    behind: list[Node]
+
+
+def split_of(loop: Loop) -> Callable[..., Sequence[Tensor]] | None:
+    """What gives a scan's results with matmuls apart; None where none can be."""
+    body = loop.body
+    long = isinstance(loop.length, int) and loop.length >= SHORTEST
+    if not long or body.captures or not any(n.op.matmul for n in body.nodes) or any(
+            node_effects(n) or n.op.host or n.op.makes == "key" for n in body.nodes):
+        return None
+    found = _found(loop)
+    if not found.hoisted and not found.behind:
+        return None
+    return lambda *xs, **attrs: _run(loop, found, xs)
+
+
+def _found(loop: Loop) -> _Split:
+    body, n = loop.body, loop.n_carry
+    carries = body.inputs[1:1 + n]
+    made = {v: node for node in body.nodes for v in node.outputs}
+    count = Counter(v for node in body.nodes for v in node.inputs)
+    count.update(body.outputs)
+    grown = {}
+    for i, (c, y) in enumerate(zip(carries, body.outputs[:n], strict=True)):
+        node = made.get(y)
+        if node is not None and node.op.name == "add" and count[c] == 1 == count[y] and (
+                c in node.inputs and node.inputs[0] is not node.inputs[1]):
+            v = next(x for x in node.inputs if x is not c)
+            if v.aval == c.aval and any(m.op.matmul for m in _before([v], made)):
+                grown[i] = v
+    inside = _before([y for i, y in enumerate(body.outputs[:n]) if i not in grown], made)
+    apart = [i for i, y in enumerate(body.outputs) if i >= n and any(
+        m.op.matmul and m not in inside for m in _before([y], made))]
+    inside = _before([y for i, y in enumerate(body.outputs)
+                      if i not in grown and i not in apart], made)
+    wanted = [*grown.values(), *(body.outputs[i] for i in apart)]
+    behind = [m for m in _before(wanted, made) if m not in inside]
+    late, moving = _reached(loop, body.nodes)
+    behind = _with_casts(behind, wanted, made, late | moving)
+    inner = {v for m in behind for v in m.outputs}
+    kept = dict.fromkeys(v for v in (*(x for m in behind for x in m.inputs), *wanted)
+                         if v not in inner)
+    if any(carries[i] in kept for i in grown) or not any(m.op.matmul for m in behind):
+        grown, apart, behind, kept = {}, [], [], {}
+        inside = _before(body.outputs, made)
+    front = _front([m for m in body.nodes if m in inside and late.isdisjoint(m.outputs)], moving,
+                   count)
+    rest = [m for m in body.nodes if m in inside and m not in front]
+    read = {v for m in rest for v in m.inputs} | set(body.outputs) | set(kept)
+    hoisted = [v for m in front for v in m.outputs if v in read and v in moving]
+    return _Split(front, hoisted, grown, apart, list(kept), behind)
+
+
+def _reached(loop: Loop, nodes: Iterable[Node]) -> tuple[set[Value], set[Value]]:
+    """What depends on carries, and of the rest what depends on iterations."""
+    body = loop.body
+    _, elements, _ = loop.split(body.inputs[1:])
+    late, moving = set(body.inputs[1:1 + loop.n_carry]), {body.inputs[0], *elements}
+    for m in nodes:
+        if late.intersection(m.inputs):
+            late.update(m.outputs)
+        elif moving.intersection(m.inputs):
+            moving.update(m.outputs)
+    return late, moving
+
+
+def _before(values: Iterable[Value], made: dict[Value, Node]) -> dict[Node, None]:
+    """The nodes that values depend on, in order."""
+    found: set[Node] = set()
+    todo = [made[v] for v in values if v in made]
+    while todo:
+        node = todo.pop()
+        if node not in found:
+            found.add(node)
+            todo += [made[v] for v in node.inputs if v in made]
+    return {n: None for n in dict.fromkeys(made.values()) if n in found}
+
+
+def _with_casts(behind: list[Node], grown: Iterable[Value], made: dict[Value, Node],
+                varying: set[Value]) -> list[Node]:
+    """With the casts that its operands are, of which what is cast is kept, and with what is the
+    same in all iterations."""
+    nodes, order = dict.fromkeys(behind), list(dict.fromkeys(made.values()))
+    todo = [v for m in behind for v in m.inputs] + list(grown)
+    while todo:
+        node = made.get(todo.pop())
+        if node is not None and node not in nodes and (
+                node.op.name == "cast" or varying.isdisjoint(node.outputs)):
+            nodes[node] = None
+            todo += node.inputs
+    return [m for m in order if m in nodes]
+
+
+def _front(free: list[Node], moving: set[Value], count: Counter[Value]) -> list[Node]:
+    """Of the nodes that no carry reaches matmuls that some sequence does, with all in front of
+    them, and what alone is made of a result."""
+    made = {v: m for m in free for v in m.outputs}
+    matmuls = [m for m in free if m.op.matmul and moving.intersection(m.outputs)]
+    chosen = _before([v for m in matmuls for v in m.outputs], made)
+    if not matmuls:
+        return []
+    for m in free:
+        results = [v for v in m.inputs if v in made and made[v] in chosen and v in moving]
+        if m not in chosen and len(results) == 1 and count[results[0]] == 1 and (
+                m.op.loop is not None or m.op.converts):
+            rest = [v for v in m.inputs if v not in results]
+            if not moving.intersection(rest):
+                chosen |= _before(m.outputs, made)
+    return [m for m in free if m in chosen]
+
+
+# --- what runs ------------------------------------------------------------------------------------
+def _run(loop: Loop, found: _Split, xs: Sequence[Tensor]) -> list[Tensor]:
+    T, body, n = loop.length, loop.body, loop.n_carry
+    carry, seqs, consts = loop.split(xs)
+    in_carry, in_seqs, in_consts = loop.split(body.inputs[1:])
+    rows = {body.inputs[0]: F.arange(T, dtype="i64"), **dict(zip(in_seqs, seqs, strict=True))}
+    fixed = dict(zip(in_consts, consts, strict=True))
+    made = _batched(found.front, found.hoisted, rows, fixed, T, body.name)
+    rows |= zip(found.hoisted, made, strict=True)
+    left = [i for i in range(n) if i not in found.grown]
+    plain = [i for i in range(n, len(body.outputs)) if i not in found.made]
+    more = [v for v in found.kept if v not in rows and v not in fixed]
+    hoisted, hoisted_nodes = list(found.hoisted), set(found.hoisted)
+    inner = Graph(
+        body.name,
+        (body.inputs[0], *(in_carry[i] for i in left), *in_seqs, *hoisted, *in_consts), (),
+        tuple(m for m in body.nodes if hoisted_nodes.isdisjoint(m.outputs)),
+        (*(body.outputs[i] for i in (*left, *plain)), *more))
+    rest = replace(loop, body=_alive(inner), n_carry=len(left), n_xs=len(seqs) + len(hoisted))
+    given = [*(carry[i] for i in left), *seqs, *made, *consts]
+    out = list(rest.run(given))
+    ends = dict(zip((*left, *plain), out, strict=False))
+    rows |= zip(more, out[len(ends):], strict=True)
+    total = _Sums(found, rows, fixed, T, body.name)
+    ends |= {i: carry[i] + total.of(v) for i, v in found.grown.items()}
+    ends |= {i: total.all(body.outputs[i]) for i in found.made}
+    return [ends[i] for i in range(len(body.outputs))]
+
+
+def _alive(graph: Graph) -> Graph:
+    live, nodes = set(graph.outputs), []
+    for m in reversed(graph.nodes):
+        if not live.isdisjoint(m.outputs):
+            nodes.append(m)
+            live.update(m.inputs)
+    return Graph(graph.name, graph.inputs, (), tuple(reversed(nodes)), graph.outputs)
+
+
+def _batched(nodes: Sequence[Node], wanted: Sequence[Value], rows: dict[Value, Tensor],
+             fixed: dict[Value, Tensor], size: int, name: str) -> list[Tensor]:
+    """Values of all iterations."""
+    if not wanted:
+        return []
+    graph = _alive(Graph(name, (*rows, *fixed), (), tuple(nodes), tuple(wanted)))
+    flags = [True] * len(rows) + [False] * len(fixed)
+    made, which = batch_graph(graph, size, [*rows.values(), *fixed.values()], flags)
+    return [stretch(y, size, b) for y, b in zip(made, which, strict=True)]
+
+
+class _Sums:
+    """Sums over all iterations of values behind a loop."""
+
+    def __init__(self, found: _Split, rows: dict[Value, Tensor], fixed: dict[Value, Tensor],
+                 size: int, name: str):
+        self.nodes, self.rows, self.fixed, self.size, self.name = (
+            found.behind, rows, fixed, size, name)
+        self.made = {v: m for m in found.behind for v in m.outputs}
+
+    def of(self, v: Value) -> Tensor:
+        node = self.made.get(v)
+        if node is not None and _swaps(node):
+            return F.swapaxes(self.of(node.inputs[0]), 0, 1)
+        if node is not None and node.op.name == "matmul" and all(
+                x.aval.ndim == 2 for x in node.inputs):
+            a, b = node.inputs
+            return apply(node.op, F.swapaxes(self.contracted(a, 1), 0, 1), self.contracted(b, 0),
+                         **node.attrs)
+        return F.sum(self.all(v), axis=0)
+
+    def all(self, v: Value) -> Tensor:
+        """[T, ...]"""
+        if v in self.rows:
+            return self.rows[v]
+        return _batched(self.nodes, [v], self.rows, self.fixed, self.size, self.name)[0]
+
+    def contracted(self, v: Value, axis: int) -> Tensor:
+        """[T * K, ...] of a matrix whose axis K is contracted."""
+        node = self.made.get(v)
+        if node is not None and _swaps(node):
+            return self.contracted(node.inputs[0], 1 - axis)
+        x = self.all(v)
+        if axis == 1:
+            x = F.swapaxes(x, 1, 2)
+        return F.reshape(x, (x.shape[0] * x.shape[1], x.shape[2]))
+
+
+def _swaps(node: Node) -> bool:
+    return node.op.name == "transpose" and tuple(node.attrs["axes"]) == (1, 0)
+
+
+__all__ = ["split_of"]
