@@ -118,7 +118,7 @@ MOVES = {
     "repeated": lambda x: ts.broadcast_to(x, (2, 3, 7)), "rolled": lambda x: ts.roll(x, 2, 1),
     "argmax": lambda x: ts.argmax(x, 0), "max": lambda x: ts.max(x, 1),
     "sum": lambda x: ts.sum(x, 0), "doubled": lambda x: x + x, "relu": lambda x: ts.relu(x),
-    "where": lambda x: ts.where(x > 1, x, ts.zeros_like(x)),
+    "where": lambda x: ts.where(x > 1, x, ts.zeros_like(x)), "triangle": lambda x: ts.tril(x),
 }
 
 

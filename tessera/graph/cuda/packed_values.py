@@ -309,7 +309,8 @@ class _Opened:
         """An op that moves elements, whatever they are."""
         op = node.op
         moves = (op.name in MOVES or op.element is not None or op.lies(node.attrs).flat
-                 or (op.indexed is not None and op.indexed.reads) or op.name == "broadcast_to")
+                 or (op.indexed is not None and op.indexed.reads)
+                 or op.name in ("broadcast_to", "where"))
         if not moves:
             raise no_kernel(node, "kernels of graphs compute with no type of less than a byte: "
                             "cast to f32 first")

@@ -51,6 +51,7 @@ class ScheduleBuilder(ABC):
         self.steps: list[ScheduledGroup | Transfer] = []
         self.behind: list[int] = []
         self._taken: set[str] = set()
+        self._numbers_taken: dict[str, int] = {}
         self._batch: int | None = None
         self._group_count, self._copy_count = itertools.count(), itertools.count()
         self._name_values()
@@ -110,10 +111,11 @@ class ScheduleBuilder(ABC):
     def _name(self, v: Value, wanted: str) -> None:
         if v in self.names:
             return
-        name, n = wanted, 1
-        while name in self._taken:
+        name, n = wanted, self._numbers_taken.get(wanted, 1)
+        while name in self._taken:  # an op of a loop that is written out has thousands
             n += 1
             name = f"{wanted}_{n}"
+        self._numbers_taken[wanted] = n
         self._taken.add(name)
         self.names[v] = name
 

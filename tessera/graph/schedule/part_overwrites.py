@@ -42,7 +42,7 @@ class _Finder:
         self.leaving = {plan.owner(v) for v in results}
         self.kept = self.leaving | {plan.owner(v) for v in plan.pieces}
         self.readers: dict[Value, list[tuple[int, Value]]] = {}  # of an owner's memory
-        self.parts: dict[tuple, list[StridedLayout]] = {}  # of an owner, by their extents
+        self.parts: dict[tuple, dict[StridedLayout, None]] = {}  # of an owner, by their extents
         for i, g in enumerate(groups):
             if target.memory(g).kind == "view" and all(v in plan.owners for v in g.outputs):
                 continue
@@ -50,7 +50,7 @@ class _Finder:
                 self.readers.setdefault(plan.owner(v), []).append((i, v))
         for v, lies in plan.layouts.items():
             if v not in plan.pieces and not lies.is_dense:
-                self.parts.setdefault((plan.owner(v), extents_of(v)), []).append(lies)
+                self.parts.setdefault((plan.owner(v), extents_of(v)), {})[lies] = None
         self.taken: dict[Value, list[StridedLayout]] = {}
 
     def found(self) -> Places:
@@ -77,21 +77,25 @@ class _Finder:
             return
         reads = [x for p in parts[:1] for x in self.groups[self.maker[p]].inputs]
         for owner in dict.fromkeys(map(plan.owner, reads)):
-            for lies in dict.fromkeys(self.parts.get((owner, extents_of(y)), ())):
+            known = self.parts.get((owner, extents_of(y)), {})
+            if not known or not self.is_free(owner):
+                continue
+            read = dict.fromkeys(plan.layout(x) for x in reads if plan.owner(x) is owner)
+            for lies in known if joins else filter(known.__contains__, read):
                 places = dict(parts_of(group, lies)) if joins else {y: lies}
-                if self.is_free(owner, lies) and all(
+                if lies.end <= dense(owner).end and all(
                         at is not None and self.writes(p, owner, at) for p, at in places.items()):
                     made = {**places, y: lies}
                     yield owner, lies, {v: (owner, at) for v, at in made.items() if at is not None}
 
-    def is_free(self, owner: Value, lies: StridedLayout) -> bool:
+    def is_free(self, owner: Value) -> bool:
         """Whether the memory is the graph's own, and made at once."""
         made = self.maker.get(owner)
         if made is None or owner in self.kept or owner.aval.dtype.packed:
             return False
         group = self.groups[made]
         return (self.target.memory(group).kind != "view"
-                and self.target.buffer(group) == "arena" and lies.end <= dense(owner).end)
+                and self.target.buffer(group) == "arena")
 
     def writes(self, p: Value, owner: Value, place: StridedLayout) -> bool:
         """Whether a loop can make p where it alone reads from then on."""
