@@ -39,12 +39,12 @@ def test_what_is_called_in_cupy_is_what_the_op_means(op: GraphOp, s: Sample, gpu
 def test_what_has_no_result_names_the_op_and_the_line(name: str, fn: Any, text: str,
                                                       gpu: Any) -> None:
     with pytest.raises(ts.NumericsError, match=f"{name}: .*{text}") as info:
-        ts.jit(fn)(ts.to(ts.zeros((3, 3)), "cuda"))
+        ts.jit(fn)(ts.to(ts.zeros((6, 6)), "cuda"))
     assert "test_library_steps.py" in str(info.value.where)
 
 
 def test_the_schedule_names_the_library() -> None:
-    x = ts.zeros((4, 4))
+    x = ts.zeros((6, 6))
     graph = ts.jit(lambda x: (ts.lu(x)[1], ts.dct(x), ts.triangular_solve(x, x))).graph(x)
     text = "\n".join(line.text for line in CudaProgram(graph, "sm_90a").plan.lines())
     assert all(f"{name} through CuPy" in text for name in ("cuSOLVER", "cuFFT", "cuBLAS"))

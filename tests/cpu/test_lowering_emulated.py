@@ -137,6 +137,35 @@ def test_sums_in_any_order(T, C, V, monkeypatch, rng):
     assert_close(got, want, "f32", n=T)
 
 
+@pytest.mark.parametrize("n, dtype", [(2, "f64"), (3, "f32"), (4, "f64")])
+def test_systems_of_a_few_rows(n, dtype, rng):
+    """In lanes of a kernel: right sides of more columns than a lane has, a pivot of 0 first."""
+    a, b = rng.standard_normal((35, n, n)), rng.standard_normal((35, n, 6))
+    a[0, 0, 0] = 0.0
+    s = a @ np.swapaxes(a, 1, 2) + np.eye(n)
+    x, y, z = (ts.tensor(v, dtype) for v in (a, b, s))
+
+    def fn(a, b, s):
+        return (ts.solve(a, b), ts.inv(a), *ts.slogdet(a), ts.det(a), ts.cholesky(s),
+                ts.triangular_solve(s, b, lower=False), ts.triangular_solve(
+                    a, b, lower=True, unit_diagonal=True))
+
+    emulate(fn, x, y, z, rtol=1e-5, atol=1e-5)
+    program = CudaProgram(ts.jit(fn).graph(x, y, z), "sm_90a")
+    assert {g.kind for g in program.plan.groups} == {"small_system"}
+    A, B, S = (np.asarray(t.array, np.float64) for t in (x, y, z))
+    unit = np.tril(A, -1) + np.eye(n)
+    want = (np.linalg.solve(A, B), np.linalg.inv(A), *np.linalg.slogdet(A), np.linalg.det(A),
+            np.linalg.cholesky(S), np.linalg.solve(np.triu(S), B), np.linalg.solve(unit, B))
+    hard = [A, A, A, A, A, S, np.triu(S), unit]
+    for got, w, m in zip(program.run([t.array for t in (x, y, z)]), want, hard, strict=True):
+        worst = np.linalg.cond(m).reshape(35, *[1] * (w.ndim - 1))
+        assert_close(got, w, dtype, n=4 * n, scale=worst * (1 + np.abs(w).max()))
+    with pytest.raises(ts.TesseraError, match="singular: a pivot is 0"):
+        CudaProgram(ts.jit(ts.inv).graph(ts.zeros((2, n, n))), "sm_90a").run(
+            [np.zeros((2, n, n), np.float32)])
+
+
 def test_matrices_read_both_ways_are_not_transposed(monkeypatch, rng):
     """The loss of a matrix by rows and by columns, and its gradient; what cannot be read as it
     lies, and what leaves transposed."""
