@@ -258,6 +258,30 @@ def test_loops_of_elements(rng):
             assert_close(got, y, "bf16" if got.dtype != np.float32 else "f32", n=8)
 
 
+def test_gradients_of_what_steps_share_are_summed_behind_their_loop(rng):
+    c, w, xs, k = normal(rng, 9, 13), normal(rng, 13), normal(rng, 4, 9, 13), ts.tensor(0.7)
+
+    def total(c, w, k, xs):
+        end, ys = ts.scan(lambda c, x: (ts.tanh(c * w + k * x), c * c), c, xs)
+        return ts.sum(end) + ts.sum(ys)
+
+    fn = ts.jit(ts.grad(total, argnums=(0, 1, 2)))
+    program = CudaProgram(fn.graph(c, w, k, xs), "sm_90a")
+    assert [g.kind for g in program.plan.groups][:2] == ["steps"] * 2
+    assert not program.inner
+    C, W, X, K = (np.asarray(x.array, np.float64) for x in (c, w, xs, k))
+    states = [C]
+    for x in X:
+        states.append(np.tanh(states[-1] * W + K * x))
+    cotangent, dw, dk = np.ones_like(C), np.zeros_like(C), np.zeros_like(C)
+    for i in (3, 2, 1, 0):
+        a = cotangent * (1 - states[i + 1] ** 2)
+        dw, dk, cotangent = dw + a * states[i], dk + a * X[i], a * W + 2 * states[i]
+    got = program.run([x.array for x in (c, w, k, xs)])
+    for y, want in zip(got, (cotangent, dw.sum(0), dk.sum()), strict=True):
+        assert_close(y, want, "f32", n=4 * C.size, scale=4.0)
+
+
 @pytest.mark.parametrize("dtype", ["bf16", "f32", "int8"])
 @pytest.mark.parametrize("M, N", [(1, 33), (70, 7), (3, 64), (2, 300)])
 def test_rows_in_order(M, N, dtype, monkeypatch, rng):

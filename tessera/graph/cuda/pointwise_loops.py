@@ -3,12 +3,16 @@ inside and what is carried in registers.
 
     for i in range(length): carries, results[i] = body(i, carries, elements[i], constants)
 
+A carry that only grows by sums over elements, as gradients of what iterations share do, is carried
+for each element, and summed behind the loop.
+
 Steps of an integrator, filters, neurons, returns of a policy, and their derivatives: written out or
 launched by the host, every iteration would read and write all that it carries.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from math import prod
 from typing import Any
@@ -18,6 +22,7 @@ from ...tile.ir.schedule import Schedule
 from ..expand import expand_by, expand_control
 from ..host_loop import HostLoop
 from ..ir import Graph, Node, Value
+from ..op import OPS
 from ..schedule.build_schedule import ScheduleBuilder
 from ..schedule.groups import FusionGroup
 from ..schedule.ir import GroupOperand, GroupStep, ScheduledGroup
@@ -45,25 +50,41 @@ LANES = 128  # of a group
 @dataclass(frozen=True, eq=False)
 class PointwiseLoop:
     """body: (index, carries, elements, constants) -> (carries, results), elementwise ops alone.
-    numbers: the values of it that are known.  loop: its form otherwise."""
+    numbers: the values of it that are known.  loop: its form otherwise.  sums: by the number of a
+    carry that is carried for each element, the reduction of which it is the sum."""
 
     body: Graph
     numbers: dict[Value, Any]
     loop: HostLoop
     space: tuple[int, ...]
+    sums: dict[int, Node]
 
 
 # --- which loops ----------------------------------------------------------------------------------
 def keep_pointwise_loops(graph: Graph) -> Graph:
     """Loops of elementwise ops as one node each."""
-    nodes, changed = [], False
+    nodes, changed = list[Node](), False
     for node in graph.nodes:
         form = _form(node)
-        if form is not None:
-            node, changed = Node(STEPS, node.inputs, {"form": form}, node.outputs, node.where), True
-        nodes.append(node)
+        nodes += [node] if form is None else _kept(node, form)
+        changed |= form is not None
     return Graph(graph.name, graph.inputs, graph.captures, tuple(nodes), graph.outputs) \
         if changed else graph
+
+
+def _kept(node: Node, form: PointwiseLoop) -> list[Node]:
+    """The loop, with what is summed in front of it and behind."""
+    inputs, outputs = list(node.inputs), list(node.outputs)
+    before, behind = list[Node](), list[Node]()
+    for i, fold in form.sums.items():
+        kind = fold.inputs[0].aval
+        inputs[i], outputs[i], total = Value(kind), Value(kind), Value(node.outputs[i].aval)
+        before.append(Node(OPS["full"], (), {"shape": form.space, "type": kind.type, "value": 0},
+                           (inputs[i],), node.where))
+        behind += [Node(fold.op, (outputs[i],), fold.attrs, (total,), node.where),
+                   Node(OPS["add"], (node.inputs[i], total), {}, (node.outputs[i],), node.where)]
+    loop = Node(STEPS, tuple(inputs), {"form": form}, tuple(outputs), node.where)
+    return [*before, loop, *behind]
 
 
 def _form(node: Node) -> PointwiseLoop | None:
@@ -77,8 +98,8 @@ def _form(node: Node) -> PointwiseLoop | None:
     if loop.body.captures or len(loop.body.nodes) > MOST_OPS or (
             set(rows) & {*carries, *constants}):
         return None
-    space = extents_of(node.outputs[0])
-    body = remove_dead(loop.body)
+    space = max(map(extents_of, node.outputs[:loop.carries]), key=prod)
+    body, sums = _summed_behind(remove_dead(loop.body), loop, space)
     if prod(space) < LEAST_ELEMENTS or not _may_be_pointwise(body, space, loop.carries):
         return None
     body = expand_by(expand_control(body), lambda n: n.op.expand_gpu or n.op.expand)
@@ -90,7 +111,52 @@ def _form(node: Node) -> PointwiseLoop | None:
     ends = body.outputs
     plain = all(v in made and extents_of(v) == space for v in ends)
     short = len(body.nodes) <= MOST_OPS
-    return PointwiseLoop(body, found, loop, space) if plain and short else None
+    return PointwiseLoop(body, found, loop, space, sums) if plain and short else None
+
+
+def _summed_behind(body: Graph, loop: HostLoop, space: tuple[int, ...]
+                   ) -> tuple[Graph, dict[int, Node]]:
+    """The body with carries c' = c + sum(v) as c' = c + v of the whole space, and their sums."""
+    made = {v: n for n in body.nodes for v in n.outputs}
+    count = Counter(v for n in body.nodes for v in n.inputs)
+    count.update(body.outputs)
+    inputs, outputs, nodes, sums = list(body.inputs), list(body.outputs), list(body.nodes), {}
+    for i in range(loop.carries):
+        c, node = body.inputs[1 + i], made.get(body.outputs[i])
+        if extents_of(c) == space or node is None or node.op.name != "add" or (
+                [count[c], count[body.outputs[i]]] != [1, 1] or c not in node.inputs):
+            continue
+        rest = node.inputs[node.inputs[0] is c]
+        folds, terms = list[Node](), list[Node]()
+        lifted = _lifted(rest, made, space, folds, terms)
+        if lifted is None or any(f.attrs != folds[0].attrs for f in folds):
+            continue
+        whole, grown = Value(lifted.aval), Value(lifted.aval)
+        terms.append(Node(node.op, (whole, lifted), node.attrs, (grown,), node.where))
+        inputs[1 + i], outputs[i], sums[i] = whole, grown, folds[0]
+        nodes += terms
+    if not sums:
+        return body, {}
+    return remove_dead(Graph(body.name, tuple(inputs), (), tuple(nodes), tuple(outputs))), sums
+
+
+def _lifted(v: Value, made: dict[Value, Node], space: tuple[int, ...], folds: list[Node],
+            terms: list[Node]) -> Value | None:
+    """What sums, added up, are sums of. folds: these.  terms: takes the nodes that add elements."""
+    node = made.get(v)
+    if node is None:
+        return None
+    if node.op.reduction == "sum" and extents_of(node.inputs[0]) == space:
+        folds.append(node)
+        return node.inputs[0]
+    if node.op.name not in ("add", "neg"):
+        return None
+    given = [_lifted(x, made, space, folds, terms) for x in node.inputs]
+    if any(x is None for x in given):
+        return None
+    whole = tuple(x for x in given if x is not None)
+    terms.append(Node(node.op, whole, node.attrs, (Value(whole[0].aval),), node.where))
+    return terms[-1].outputs[0]
 
 
 def _may_be_pointwise(body: Graph, space: tuple[int, ...], carries: int) -> bool:
