@@ -25,7 +25,7 @@ def read_matrices_as_they_lie(graph: Graph) -> Graph:
     def is_read_both_ways(node: Node) -> bool:
         x = node.inputs[0]
         known = all(isinstance(d, int) for d in x.aval.shape)
-        return known and prod(x.aval.shape) >= LEAST and any(  # type: ignore[arg-type]
+        return known and prod(x.aval.shape) >= LEAST and any(
             not _swaps(n) for n in readers[x])
 
     chosen = {n.outputs[0] for n in graph.nodes if _swaps(n) and is_read_both_ways(n)}
@@ -79,7 +79,7 @@ class _Turner:
         """An operand of an op with this result, transposed, if that takes no copy."""
         if v in self.turned:
             return self.turned[v]
-        if v.aval.ndim == 0 or prod(v.aval.shape) == 1:  # type: ignore[arg-type]
+        if v.aval.ndim == 0 or prod(v.aval.shape) == 1:
             return v
         if v.aval.ndim == 1 or 1 in v.aval.shape:
             rows, columns = (1, *v.aval.shape)[-2:]

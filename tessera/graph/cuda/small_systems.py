@@ -191,7 +191,7 @@ def small_source(group: ScheduledGroup) -> KernelText:
     else:
         _determinant(lane, a, way)
     operands = (*group.reads, *group.writes)
-    shapes = [(prod(o.shape),) for o in operands]
+    shapes: list[tuple[int, ...]] = [(prod(o.shape),) for o in operands]
     texts = [f"{capital(o.name)}: {w.annotation(o, d)}" for o, d in zip(
         operands, shapes, strict=True)]
     return w.finish(texts, f"(grid={group.grid})", shapes)

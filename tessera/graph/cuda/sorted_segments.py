@@ -124,10 +124,9 @@ def schedule_runs(builder: ScheduleBuilder, group: FusionGroup) -> None:
     y = builder.operand(node.outputs[0])
     V, C = y.shape
     s = for_segments(V, reads[1].shape[0], C)
+    grid: tuple[int, ...] = V, blocks(C, s.n)
     if C == 1 and node.op is not PART_SUMS:
         s, grid = chosen(None, EACH, warps=1), (blocks(V, EACH),)
-    else:
-        grid = V, blocks(C, s.n)
     ways = {op: way for way, op in RUNS.items()}
     builder.add(group.kind, y.shape, reads, [y], [builder.step(node)], s, grid,
                 weighted=node.attrs["weighted"],
@@ -220,7 +219,7 @@ def _runs_of_numbers(group: ScheduledGroup) -> KernelText:
         _add_parts_of_numbers(w, group, kind)
     w.line(f"{capital(y.name)}[m:m+{BM}] = {name}", step)
     operands = (*group.reads, *group.writes)
-    shapes = [(o.shape[0],) for o in operands]
+    shapes: list[tuple[int, ...]] = [(o.shape[0],) for o in operands]
     texts = [f"{capital(o.name)}: {w.annotation(o, d)}" for o, d in zip(
         operands, shapes, strict=True)]
     return w.finish(texts, f"(grid={group.grid})", shapes)
