@@ -344,12 +344,15 @@ def _parts(value: Any, names: set[str], name: str) -> Iterator[tuple[NameLink | 
 
 
 def _of_class(value: Any, names: set[str]) -> Iterator[tuple[NameLink, Any]]:
-    """What an object has by its class, under names of the code: not methods and properties."""
-    own = getattr(value, "__dict__", {})
-    for kind in _classes(type(value)):
-        for n in (vars(kind).keys() & names) - own.keys():
-            if not hasattr(type(vars(kind)[n]), "__get__"):
-                yield NameLink(value, n, getattr(value, n), n), getattr(value, n)
+    """What an object has by its class, under names of the code: not methods and properties, which
+    may stand for what a class further back has. Nothing of the object's runs."""
+    seen, classes = set(getattr(value, "__dict__", {})), _classes(type(value))
+    for kind in type(value).__mro__:
+        for n in (vars(kind).keys() & names) - seen:
+            seen.add(n)
+            member = vars(kind)[n]
+            if kind in classes and not hasattr(type(member), "__get__"):
+                yield NameLink(value, n, member, n), member
 
 
 def _classes(kind: type) -> list[type]:

@@ -519,3 +519,26 @@ def test_objects_of_other_scopes_are_asked_for_nothing() -> None:
         return x * (2.0 if other is not None else 1.0)
 
     assert f(ts.ones(2)).tolist() == [2.0, 2.0]
+
+
+def test_properties_of_captured_objects_are_not_asked():
+    """Nor those that stand for what a class further back has: they may raise, or compute."""
+    class Plain:
+        scale = 2.0
+        kind = 3.0
+
+    class Lazy(Plain):
+        @property
+        def kind(self):
+            raise IndexError("nobody may ask")
+
+    held = Lazy()
+
+    @ts.jit
+    def f(x):
+        return x * held.scale if x.ndim else held.kind
+
+    x = ts.tensor([1.0, 2.0])
+    assert f(x).tolist() == [2.0, 4.0]
+    Plain.scale = 3.0
+    assert f(x).tolist() == [3.0, 6.0]
