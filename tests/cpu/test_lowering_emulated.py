@@ -19,6 +19,7 @@ from tessera.graph.cuda import (
     loop_blocks,
     matrix_transposes,
     row_order,
+    small_products,
     sorted_segments,
     strips,
     unordered_sums,
@@ -135,6 +136,26 @@ def test_sums_in_any_order(T, C, V, monkeypatch, rng):
     want = np.zeros((V, C))
     np.add.at(want, ids % V, np.asarray(u, np.float64))
     assert_close(got, want, "f32", n=T)
+
+
+@pytest.mark.parametrize("dtype", ["f32", "f64"])
+def test_products_of_many_small_matrices(dtype, monkeypatch, rng):
+    """A lane for each row: both in batches, either alone, as they lie and turned, by themselves."""
+    monkeypatch.setattr(small_products, "LEAST", 8)
+    a, b, c, d = (ts.tensor(rng.standard_normal(s), dtype)
+                  for s in ((5, 9, 3, 4), (5, 9, 4, 2), (6, 4), (4, 4)))
+
+    def fn(a, b, c, d):
+        return a @ b, c @ b, b.mT @ d, a @ d.T, a.mT @ a, c.T @ (c[:, :1] * b[0, 0, :1, :1] + c)
+
+    emulate(fn, a, b, c, d, kind="small_product", rtol=1e-6, atol=1e-6)
+    program = CudaProgram(ts.jit(fn).graph(a, b, c, d), "sm_90a")
+    assert [g.kind for g in program.plan.groups].count("small_product") == 5
+    A, B, C, D = (np.asarray(x.array, np.float64) for x in (a, b, c, d))
+    want = (A @ B, C @ B, np.swapaxes(B, -1, -2) @ D, A @ D.T, np.swapaxes(A, -1, -2) @ A,
+            C.T @ (C[:, :1] * B[0, 0, :1, :1] + C))
+    for got, w in zip(program.run([x.array for x in (a, b, c, d)]), want, strict=True):
+        assert_close(got, w, dtype, n=8)
 
 
 @pytest.mark.parametrize("n, dtype", [(2, "f64"), (3, "f32"), (4, "f64")])

@@ -43,6 +43,8 @@ def reads(group: FusionGroup, v: Value, layout: StridedLayout) -> str:
 
 def writes(group: FusionGroup, v: Value, layout: StridedLayout) -> str:
     """Why a group cannot make a result where it lies so."""
+    if group.kind in WRITTEN_RUNS:
+        return "" if layout.from_pointer[1].is_dense else ROWS
     if group.kind == "exchange":  # NCCL writes a run of memory from anywhere on
         return "" if not v.aval.dtype.packed and layout.from_pointer[1].is_dense else ROWS
     return WRITERS[group.kind](group, v, layout) if group.kind in WRITERS else ROWS
@@ -268,7 +270,8 @@ def _launch_writes(group: FusionGroup, v: Value, layout: StridedLayout) -> str:
 
 
 # Kinds that take a run of elements from anywhere on.
-RUNS = frozenset({"gather", "segments", "exchange"})
+RUNS = frozenset({"gather", "segments", "exchange", "small_product", "small_system", "steps"})
+WRITTEN_RUNS = frozenset({"small_product", "small_system", "steps"})
 Rule = Callable[[FusionGroup, Value, StridedLayout], str]
 READERS: dict[str, Rule] = {
     "attention": _anchor_reads, "gemm": _anchor_reads, "move": _move_reads, "launch": _launch_reads,

@@ -27,8 +27,9 @@ SORTS = {"gemm": "matmul", "attention": "attention", "loop": "elementwise", "row
          "columns": "reduction", "strips": "reduction", "move": "move", "elements": "move",
          "update": "move", "gather": "index", "segments": "index", "last": "index",
          "parts": "index", "runs": "index", "atomic_sums": "index", "row_dots": "reduction",
-         "steps": "elementwise", "small_system": "elementwise", "sort": "sort",
-         "merge": "sort", "order": "sort", "merge_cuts": "sort", "merge_keys": "sort",
+         "steps": "elementwise", "small_system": "elementwise", "small_product": "matmul",
+         "sort": "sort", "merge": "sort", "order": "sort", "merge_cuts": "sort",
+         "merge_keys": "sort",
          "search": "sort", "position": "reduction", "scan": "reduction", "key": "elementwise",
          "library": "library", "host": "copy", "repeat": "loop", "exchange": "exchange"}
 

@@ -75,6 +75,7 @@ from .scans import schedule_scan
 from .scatters import schedule_last
 from .score_code import score_code
 from .searches import schedule_search
+from .small_products import schedule_small_products
 from .small_systems import schedule_small
 from .sorted_segments import schedule_runs
 from .sorting import schedule_merge, schedule_sort
@@ -593,6 +594,7 @@ MAKERS |= {"elements": schedule_elements, "search": schedule_search, "sort": sch
            "last": schedule_last, "key": schedule_key, "strips": schedule_strips,
            "parts": schedule_runs, "runs": schedule_runs, "row_dots": schedule_dots,
            "steps": schedule_steps, "small_system": schedule_small,
+           "small_product": schedule_small_products,
            "atomic_sums": schedule_atomic_sums}
 MAKERS |= dict.fromkeys(("view", "empty"), _KernelSchedule.nothing)
 MAKERS |= dict.fromkeys(("offload", "fetch"), _KernelSchedule.transfer)

@@ -50,6 +50,7 @@ from .pointwise_loops import keep_pointwise_loops
 from .product_sums import sum_products
 from .result_sums import sum_results
 from .scatters import open_writes
+from .small_products import multiply_small
 from .small_systems import solve_small_systems
 from .sorted_segments import sort_segments
 from .sorting import long_sums, open_sorts
@@ -290,6 +291,7 @@ PIPELINE: list[Callable[..., Any]] = [
     add_in_any_order,
     split_products,
     solve_small_systems,
+    multiply_small,
     dot_picked_rows,
     sort_segments,
     merge_common,  # sums by the same ids share their order

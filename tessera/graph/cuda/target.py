@@ -2,7 +2,7 @@
 
     loop | rows | columns | gemm | attention | move | gather | segments | elements | update | sort |
     merge | order | merge_cuts | merge_keys | search | position | scan | last | key | strips |
-    row_dots | steps | small_system
+    row_dots | steps | small_system | small_product
               a kernel
     view      no kernel: the value lies where its operand does; a move whose readers take it as it
               lies is none either
@@ -34,6 +34,7 @@ from . import (
     pointwise_loops,
     row_order,
     scatters,
+    small_products,
     small_systems,
     sorted_segments,
     sorting,
@@ -61,7 +62,7 @@ LINES = {"search": "search", "largest": "position", "smallest": "position",
 # Of ops that passes put into a graph.
 OWN = sorting.KINDS | key_merges.KINDS | row_order.KINDS | scatters.KINDS | \
     sorted_segments.KINDS | unordered_sums.KINDS | gathered_rows.KINDS | \
-    pointwise_loops.KINDS | small_systems.KINDS
+    pointwise_loops.KINDS | small_systems.KINDS | small_products.KINDS
 
 
 # --- loops ----------------------------------------------------------------------------------------
