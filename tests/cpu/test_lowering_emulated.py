@@ -115,6 +115,10 @@ def test_messages_along_edges(monkeypatch, rng):
     np.add.at(want, ends[1] % N, np.asarray(u, np.float64)[ends[0]])
     assert_close(got[0], want, "f32", n=E)
     assert_close(got[1], (a * b).sum(1), "f32", n=C, scale=np.abs(a * b).sum(1))
+    squares = ts.jit(lambda x, i: ts.sum(x[i] * x[i], axis=1))
+    made = CudaProgram(squares.graph(x, src), "sm_90a")
+    assert [g.kind for g in made.plan.groups] == ["row_dots"]
+    assert_close(made.run([x.array, src.array])[0], (a * a).sum(1), "f32", n=C)
 
 
 @pytest.mark.row("CORE-19")
@@ -182,6 +186,9 @@ def test_systems_of_a_few_rows(n, dtype, rng):
     for got, w, m in zip(program.run([t.array for t in (x, y, z)]), want, hard, strict=True):
         worst = np.linalg.cond(m).reshape(35, *[1] * (w.ndim - 1))
         assert_close(got, w, dtype, n=4 * n, scale=worst * (1 + np.abs(w).max()))
+    (one,) = CudaProgram(ts.jit(lambda a: ts.solve(a, a)).graph(x), "sm_90a").run([x.array])
+    assert_close(one, np.broadcast_to(np.eye(n), A.shape), dtype, n=4 * n,
+                 scale=np.linalg.cond(A)[:, None, None])
     with pytest.raises(ts.TesseraError, match="singular: a pivot is 0"):
         CudaProgram(ts.jit(ts.inv).graph(ts.zeros((2, n, n))), "sm_90a").run(
             [np.zeros((2, n, n), np.float32)])

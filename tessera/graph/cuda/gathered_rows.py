@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections import Counter
 
 from ...lazy_dataclass import dataclass
-from ..ir import Graph, Node, Value, uses
+from ..ir import Graph, Node, Value, readers_of, uses
 from ..op import Aval
 from ..schedule.build_schedule import ScheduleBuilder
 from ..schedule.groups import FusionGroup
@@ -74,7 +74,16 @@ def dot_picked_rows(graph: Graph) -> Graph:
     """Sums along rows of products of rows, of which integers pick one or both, as one kernel."""
     if not any(n.op.name == "take" for n in graph.nodes):
         return graph
-    count = uses(graph)
+    count, readers = uses(graph), readers_of(graph)
+
+    def is_spared(v: Value) -> bool:
+        """Whether all that reads picked rows are products of which sums alone are made, along rows
+        or by integers: then nothing writes them down."""
+        products = dict.fromkeys(readers.get(v, []))
+        return count[v] == sum(n.inputs.count(v) for n in products) and all(
+            n.op.name == "mul" and count[n.outputs[0]] == 1 and all(
+                r.op.reduction == "sum" or r.op.name == "segment_sum"
+                for r in readers[n.outputs[0]]) for n in products)
 
     def visit(rw: Rewriter, node: Node, inputs: tuple[Value, ...]) -> Value | None:
         made = rw.made_by(inputs[0], "mul") if node.op.reduction == "sum" else None
@@ -86,7 +95,8 @@ def dot_picked_rows(graph: Graph) -> Graph:
             return None
         T, C = extents_of(inputs[0])
         takes = [_whole_rows(rw, v) for v in made.inputs]
-        if not any(takes) or T * C < LEAST:
+        if T * C < LEAST or not any(take is not None and is_spared(v) for v, take in zip(
+                made.inputs, takes, strict=True)):
             return None
         tables = [v if take is None else take.inputs[0]
                   for v, take in zip(made.inputs, takes, strict=True)]
@@ -101,13 +111,14 @@ def dot_picked_rows(graph: Graph) -> Graph:
 
 def schedule_dots(builder: ScheduleBuilder, group: FusionGroup) -> None:
     (node,) = group.nodes
-    reads = [builder.operand(v) for v in node.inputs]
+    given = list(dict.fromkeys(node.inputs))  # one may be both
+    reads = [builder.operand(v) for v in given]
     y = builder.operand(node.outputs[0])
     T, C = y.shape[0], reads[0].shape[1]
     n = min(power(C), COLUMNS)
     s = chosen(min(power(T), ROWS * COLUMNS // n), n, warps=4)
     builder.add(group.kind, (T, C), reads, [y], [builder.step(node)], s, (blocks(T, s.m or 1),),
-                picked=node.attrs["picked"])
+                picked=node.attrs["picked"], places=tuple(map(given.index, node.inputs)))
 
 
 def dots_source(group: ScheduledGroup) -> KernelText:
@@ -115,8 +126,9 @@ def dots_source(group: ScheduledGroup) -> KernelText:
     (step,), (y,), (T, C), BM, BN = group.steps, group.writes, group.space, s.m or 1, s.n
     kind = w.type(y.type)
     w.line(f"m = tile.group_id(0) * {BM}")
-    ids, sides = iter(group.reads[2:]), []
-    for name, o, picked in zip("ab", group.reads[:2], group.attr("picked"), strict=True):
+    operands = [group.reads[i] for i in group.attr("places")]
+    ids, sides = iter(operands[2:]), list[str]()
+    for name, o, picked in zip("ab", operands[:2], group.attr("picked"), strict=True):
         if not picked:
             sides.append(f"tile.load({capital(o.name)}[m:m+{BM}, n:n+{BN}])")
             continue
@@ -130,9 +142,9 @@ def dots_source(group: ScheduledGroup) -> KernelText:
         a, b = sides
         w.line(f"total = total + {a} * {b}", step)
     w.line(f"{capital(y.name)}[m:m+{BM}] = tile.reduce_sum(total, axis=1)", step)
-    operands, shapes = (*group.reads, y), [*(o.shape for o in group.reads), (T,)]
+    shapes = [*(o.shape for o in group.reads), (T,)]
     texts = [f"{capital(o.name)}: {w.annotation(o, shape)}"
-             for o, shape in zip(operands, shapes, strict=True)]
+             for o, shape in zip((*group.reads, y), shapes, strict=True)]
     return w.finish(texts, f"(grid={group.grid})", shapes)
 
 

@@ -174,7 +174,7 @@ def small_source(group: ScheduledGroup) -> KernelText:
     n, m, w = lane.n, lane.m, lane.w
     a = lane.load(group.reads[0], n, n, n)
     if way in ("solve", "triangular_solve"):
-        b = lane.load(group.reads[1], n, min(m, COLUMNS), m, "c")
+        b = lane.load(group.reads[-1], n, min(m, COLUMNS), m, "c")  # the matrix itself, maybe
         if way == "solve":
             lane.eliminate(a, b)
         triangle = way == "triangular_solve"
