@@ -115,6 +115,10 @@ def test_messages_along_edges(monkeypatch, rng):
     np.add.at(want, ends[1] % N, np.asarray(u, np.float64)[ends[0]])
     assert_close(got[0], want, "f32", n=E)
     assert_close(got[1], (a * b).sum(1), "f32", n=C, scale=np.abs(a * b).sum(1))
+    same = ts.jit(lambda x, i: ts.segment_sum(x[i], i, N))
+    want = np.bincount(ends[0] % N, minlength=N)[:, None] * np.asarray(x, np.float64)
+    assert_close(CudaProgram(same.graph(x, src), "sm_90a").run([x.array, src.array])[0], want,
+                 "f32", n=E)
     squares = ts.jit(lambda x, i: ts.sum(x[i] * x[i], axis=1))
     made = CudaProgram(squares.graph(x, src), "sm_90a")
     assert [g.kind for g in made.plan.groups] == ["row_dots"]

@@ -18,7 +18,7 @@ from ..ir import Graph, Node, Value, uses
 from ..op import Aval, GraphOp
 from ..schedule.build_schedule import ScheduleBuilder
 from ..schedule.groups import FusionGroup
-from ..schedule.ir import ScheduledGroup
+from ..schedule.ir import GroupOperand, ScheduledGroup
 from ..schedule.library_call import library_call
 from ..schedule.loop_axes import extents_of
 from ..simplify import Rewriter, rebuild
@@ -120,22 +120,28 @@ def _slices(rw: Rewriter, u: Value, order: Value, T: int, C: int, count: Counter
 
 def schedule_runs(builder: ScheduleBuilder, group: FusionGroup) -> None:
     (node,) = group.nodes
-    reads = [builder.operand(v) for v in node.inputs]
+    given = list(dict.fromkeys(node.inputs))  # rows may be picked by the ids themselves
+    reads = [builder.operand(v) for v in given]
     y = builder.operand(node.outputs[0])
     V, C = y.shape
-    s = for_segments(V, reads[1].shape[0], C)
+    s = for_segments(V, extents_of(node.inputs[1])[0], C)
     grid: tuple[int, ...] = V, blocks(C, s.n)
     if C == 1 and node.op is not PART_SUMS:
         s, grid = chosen(None, EACH, warps=1), (blocks(V, EACH),)
     ways = {op: way for way, op in RUNS.items()}
     builder.add(group.kind, y.shape, reads, [y], [builder.step(node)], s, grid,
-                weighted=node.attrs["weighted"],
+                weighted=node.attrs["weighted"], places=tuple(map(given.index, node.inputs)),
                 **({"way": ways[node.op]} if node.op in ways else {}))
+
+
+def _operands(group: ScheduledGroup) -> list[GroupOperand]:
+    """In the order of the call."""
+    return [group.reads[i] for i in group.attr("places")]
 
 
 def parts_source(group: ScheduledGroup) -> KernelText:
     w, (step,), BN = KernelWriter(group), group.steps, group.schedule.n
-    _, order, at, begin, *_ = group.reads
+    _, order, at, begin, *_ = _operands(group)
     (y,), T = group.writes, order.shape[0]
     w.line("slot = tile.group_id(0)")
     w.line(f"n = tile.group_id(1) * {BN}")
@@ -163,7 +169,7 @@ def runs_source(group: ScheduledGroup) -> KernelText:
     if len(group.grid) == 1:
         return _runs_of_numbers(group)
     w, (step,), BN = KernelWriter(group), group.steps, group.schedule.n
-    (_, _, begin, *parts), (y,) = group.reads, group.writes
+    (_, _, begin, *parts), (y,) = _operands(group), group.writes
     parts = parts[:len(parts) - group.attr("weighted")]
     kind, name = w.type(y.type), step.name
     w.line("s = tile.group_id(0)")
@@ -190,7 +196,7 @@ def runs_source(group: ScheduledGroup) -> KernelText:
 def _runs_of_numbers(group: ScheduledGroup) -> KernelText:
     """The same of slices of one element: a lane for each segment."""
     w, (step,), BM = KernelWriter(group), group.steps, group.schedule.n
-    (u, order, begin, *parts), (y,) = group.reads, group.writes
+    (u, order, begin, *parts), (y,) = _operands(group), group.writes
     way, dtype = group.attr("way"), y.type.dtype
     kind, name, V = w.type(y.type), step.name, y.shape[0]
     narrow = dtype.compute is not dtype or dtype.bits < 32
@@ -227,7 +233,7 @@ def _runs_of_numbers(group: ScheduledGroup) -> KernelText:
 
 def _add_parts_of_numbers(w: KernelWriter, group: ScheduledGroup, kind: str) -> None:
     """As `_add_parts`, a lane for each segment."""
-    (step,), parts, BM = group.steps, group.reads[3], group.schedule.n
+    (step,), parts, BM = group.steps, _operands(group)[3], group.schedule.n
     w.line(f"first = lo // {CHAIN}", step)
     w.line(f"long = hi - lo > {CHAIN}", step)
     w.line(f"last = tile.where(long, (hi + {CHAIN - 1}) // {CHAIN}, first)", step)
@@ -244,7 +250,7 @@ def _add_parts_of_numbers(w: KernelWriter, group: ScheduledGroup, kind: str) -> 
 
 def _add_parts(w: KernelWriter, group: ScheduledGroup, kind: str) -> None:
     """The sums of the blocks of a segment: where it begins, what goes on; then what reaches in."""
-    (step,), parts, BN = group.steps, group.reads[3], group.schedule.n
+    (step,), parts, BN = group.steps, _operands(group)[3], group.schedule.n
     many = parts.shape[0]
     w.line(f"wide = tile.full((1, {BN}), 0.0, {w.type(parts.type)})", step)
     w.line(f"block = lo // {CHAIN}", step)
@@ -269,7 +275,7 @@ def _begin_and_end(w: KernelWriter, group: ScheduledGroup, begin: str) -> None:
 def _load_slices(w: KernelWriter, group: ScheduledGroup, ahead: int, fill: str = "") -> None:
     """The slices at order[j], order[j + 1] ... before `stop`, times their weights; behind it what
     is filled in, by default zeros: one behind the last is no slice."""
-    (step,), (u, order, *rest), BN = group.steps, group.reads, group.schedule.n
+    (step,), (u, order, *rest), BN = group.steps, _operands(group), group.schedule.n
     T, U = order.shape[0], capital(u.name)
     for r in range(ahead):
         place = f"tile.minimum(j + {r}, {T - 1})"
