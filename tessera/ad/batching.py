@@ -9,7 +9,8 @@ from ..errors import GradError
 from ..graph import functions as F
 from ..graph.expand import rule_graph
 from ..graph.ir import Graph, Node, Value
-from ..graph.trace import at_line, replay
+from ..graph.ops.key_rows import FOLD_IN_EACH
+from ..graph.trace import apply, at_line, replay
 from ..tensor import Tensor
 
 
@@ -62,7 +63,7 @@ def _batch_node(node: Node, size: Any, env: dict, flags: dict, own: set[Value]) 
 
 def _keys_of_rows(key: Tensor, size: Any) -> Tensor:
     """[size, 2]: the key folded with the number of each row."""
-    return F.stack([F.fold_in(key, i) for i in range(size)])
+    return apply(FOLD_IN_EACH, F.broadcast_to(key, (size, 2)), F.arange(size))
 
 
 def stretch(x: Tensor, size: Any, batched: bool) -> Tensor:

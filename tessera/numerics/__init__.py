@@ -17,9 +17,11 @@ from tessera.numerics.parse import parse, parse_policy
 from tessera.numerics.philox import (
     as_key,
     fold_in,
+    fold_in_each,
     philox4x32,
     random_bits,
     random_bits_at,
+    random_bits_of_keys,
     uniform,
 )
 from tessera.numerics.policy import (
@@ -51,6 +53,7 @@ __all__ = [
     "encode_as",
     "find_dtype",
     "fold_in",
+    "fold_in_each",
     "from_codes",
     "is_custom_policy",
     "merge_policies",
@@ -65,6 +68,7 @@ __all__ = [
     "quantize_amax",
     "random_bits",
     "random_bits_at",
+    "random_bits_of_keys",
     "row_bytes",
     "stored_bytes",
     "to_codes",

@@ -18,10 +18,13 @@ from tessera.errors import ArgumentError
 FACTOR_0, FACTOR_1 = 0xD2511F53, 0xCD9E8D57  # Random123's philox.h
 _MULTIPLIER_0, _MULTIPLIER_1 = np.uint64(FACTOR_0), np.uint64(FACTOR_1)
 WEYL_0, WEYL_1 = 0x9E3779B9, 0xBB67AE85  # golden ratio, sqrt(3) - 1
+_STEP_0, _STEP_1 = np.uint64(WEYL_0), np.uint64(WEYL_1)
 _LOW = np.uint64(0xFFFFFFFF)
 _HALF = np.uint64(32)
 ROUNDS = 10
 _CHUNK = 1 << 14  # counters per pass: the working set stays in a 1 MiB second-level cache
+
+FEW = 8  # counters that Python's integers do in less time than NumPy's arrays
 
 # Word 2 of the counter separates key derivation from the streams, which leave it 0.
 FOLD_DOMAIN = 1
@@ -58,29 +61,31 @@ def philox4x32(counter: Any, key: Any) -> np.ndarray:
     return out.reshape(counter.shape)
 
 
-def _rounds(words: Sequence[np.ndarray], key: np.ndarray) -> list[np.ndarray]:
-    """The ten rounds on four uint64 [N] columns that hold 32-bit values."""
+def _rounds(words: Sequence[np.ndarray], key: Sequence[Any]) -> list[np.ndarray]:
+    """The ten rounds on four uint64 [N] columns that hold 32-bit values.
+
+    key: two uint32, or columns of them, uint64 [..., 1], of one key for each row of words [..., N]
+    """
     c0, c1, c2, c3 = words
-    k0, k1 = int(key[0]), int(key[1])
+    k0, k1 = np.uint64(key[0]), np.uint64(key[1])
     for _ in range(ROUNDS):
         product_0 = c0 * _MULTIPLIER_0
         product_1 = c2 * _MULTIPLIER_1
         c0 = (product_1 >> _HALF) ^ c1
-        c0 ^= np.uint64(k0)
+        c0 ^= k0
         c2 = (product_0 >> _HALF) ^ c3
-        c2 ^= np.uint64(k1)
+        c2 ^= k1
         c1 = product_1
         c1 &= _LOW
         c3 = product_0
         c3 &= _LOW
-        k0 = (k0 + WEYL_0) & 0xFFFFFFFF
-        k1 = (k1 + WEYL_1) & 0xFFFFFFFF
+        k0, k1 = (k0 + _STEP_0) & _LOW, (k1 + _STEP_1) & _LOW
     return [c0, c1, c2, c3]
 
 
 def _store(out: np.ndarray, words: Sequence[np.ndarray]) -> None:
     for i, word in enumerate(words):
-        out[:, i] = word  # each word is below 2^32
+        out[..., i] = word  # each word is below 2^32
 
 
 def random_bits(key: Any, n: int, offset: int = 0) -> np.ndarray:
@@ -89,6 +94,11 @@ def random_bits(key: Any, n: int, offset: int = 0) -> np.ndarray:
         raise ArgumentError(f"random_bits needs n >= 0 and offset >= 0; got n={n} offset={offset}")
     key = as_key(key)
     first, last = offset // 4, -(-(offset + n) // 4)
+    if last - first <= FEW:
+        pair = int(key[0]), int(key[1])
+        few = [w for i in range(first, last)
+               for w in _words((i & 0xFFFFFFFF, i >> 32, 0, 0), pair)]
+        return np.array(few[offset - 4 * first:][:n], np.uint32)
     out = np.empty((last - first, 4), np.uint32)
     for start in range(first, last, _CHUNK):
         block = np.arange(start, min(start + _CHUNK, last), dtype=np.uint64)
@@ -143,26 +153,51 @@ def _whole_blocks(index: np.ndarray) -> np.ndarray | None:
     return first >> np.uint64(2)
 
 
+def random_bits_of_keys(keys: np.ndarray, n: int) -> np.ndarray:
+    """Words 0 .. n-1 of the stream of each key: uint32 [N, 2] -> uint32 [N, n]."""
+    keys, blocks = keys.astype(np.uint64), -(-n // 4)
+    out = np.empty((len(keys), blocks, 4), np.uint32)
+    block, zero = np.arange(blocks, dtype=np.uint64), np.uint64(0)
+    rows = max(1, _CHUNK // max(blocks, 1))
+    for start in range(0, len(keys), rows):
+        some = keys[start : start + rows]
+        counter = [np.broadcast_to(word, (len(some), blocks))
+                   for word in (block & _LOW, block >> _HALF, zero, zero)]
+        _store(out[start : start + rows], _rounds(counter, (some[:, :1], some[:, 1:])))
+    return out.reshape(len(keys), 4 * blocks)[:, :n]
+
+
+def fold_in_each(keys: np.ndarray, data: np.ndarray) -> np.ndarray:
+    """fold_in of each key and its integer below 2^32: uint32 [N, 2], [N] -> uint32 [N, 2]."""
+    keys, zero = keys.astype(np.uint64), np.zeros(len(keys), np.uint64)
+    counter = [data.astype(np.uint64), zero, zero + np.uint64(FOLD_DOMAIN), zero]
+    words = _rounds(counter, (keys[:, 0], keys[:, 1]))
+    return np.stack(words[:2], axis=1).astype(np.uint32)
+
+
 def fold_in(key: Any, data: int) -> np.ndarray:
     """A new key from `key` and an integer (an op's id, a step, an axis): uint32 [2].
 
     The first two words of philox((lo(data), hi(data), 1, 0), key); data counts modulo 2^64.
     """
-    data = int(data)
-    counter = [data & 0xFFFFFFFF, (data >> 32) & 0xFFFFFFFF, FOLD_DOMAIN, 0]
-    return philox4x32(np.array(counter, np.uint32), key)[:2].copy()
+    k0, k1 = as_key(key)
+    return np.array(fold_words((int(k0), int(k1)), int(data)), np.uint32)
 
 
 def fold_words(key: tuple[int, int], data: int) -> tuple[int, int]:
     """fold_in on Python's integers: ten times as fast for one key."""
-    c0, c1, c2, c3 = data & 0xFFFFFFFF, (data >> 32) & 0xFFFFFFFF, FOLD_DOMAIN, 0
-    k0, k1 = key
+    return _words((data & 0xFFFFFFFF, (data >> 32) & 0xFFFFFFFF, FOLD_DOMAIN, 0), key)[:2]
+
+
+def _words(counter: tuple[int, int, int, int], key: tuple[int, int]) -> tuple[int, int, int, int]:
+    """Ten rounds on Python's integers."""
+    (c0, c1, c2, c3), (k0, k1) = counter, key
     for _ in range(ROUNDS):
         product_0, product_1 = c0 * FACTOR_0, c2 * FACTOR_1
         c0, c1 = (product_1 >> 32) ^ c1 ^ k0, product_1 & 0xFFFFFFFF
         c2, c3 = (product_0 >> 32) ^ c3 ^ k1, product_0 & 0xFFFFFFFF
         k0, k1 = (k0 + WEYL_0) & 0xFFFFFFFF, (k1 + WEYL_1) & 0xFFFFFFFF
-    return c0, c1
+    return c0, c1, c2, c3
 
 
 def uniform(key: Any, n: int, offset: int = 0) -> np.ndarray:

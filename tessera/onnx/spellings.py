@@ -365,6 +365,7 @@ REFUSED: dict[str, str] = {
     **dict.fromkeys(("dct", "fft", "irfft", "rfft"), _WAVES),
     **dict.fromkeys(("cumprod", "cumargmax", "cumargmin", "logcumsumexp", "linear_recurrence"),
                     "of running results ONNX has the sum"),
+    **dict.fromkeys(("fold_in_each", "random_bits_of_keys"), "it draws random numbers"),
     "conv_filter": "it is the derivative of a convolution",
     "conv_input": "its image is larger than its windows reach",
     **dict.fromkeys(("diagonal", "diagonal_embed"), "ONNX has no diagonals"),

@@ -92,6 +92,28 @@ def test_a_key_that_is_passed_draws_alike_and_keys_draw_apart() -> None:
     assert len({row.tobytes() for row in rounded}) > 1
 
 
+def test_keys_of_many_rows_are_one_op() -> None:
+    """A graph of a thousand chains or environments is as large as that of two, and each draws what
+    its key gives."""
+    def step(key: Any, r: Any) -> Any:
+        first, *_, last = ts.random.split(key, 3)
+        return r + ts.random.normal((2, 3), key=first) + ts.random.uniform((), key=last)
+
+    batched = ts.jit(ts.vmap(step))
+    for rows in (2, 1000):
+        keys = ts.random.split(ts.random.key(5), rows)
+        graph = batched.graph(keys, ts.zeros(rows))
+        assert len(graph.nodes) < 80
+    got = batched(keys, ts.zeros(rows)).numpy()
+    for i in (0, 1, 999):
+        np.testing.assert_allclose(got[i], step(keys[i], ts.zeros(())).numpy(), rtol=1e-6)
+    few, many = (ts.random.split(ts.random.key(3), n).numpy() for n in (8, 9))
+    assert np.array_equal(few, many[:8])
+    nested = ts.vmap(ts.vmap(lambda k: ts.random.random_bits((5,), key=k)))
+    there = nested(ts.reshape(keys[:6], (2, 3, 2))).numpy().reshape(6, 5)
+    assert np.array_equal(there[4], ts.random.random_bits((5,), key=keys[4]).numpy())
+
+
 def test_a_generator_draws_on_or_says_why_not() -> None:
     """A key of it would be a constant of the trace: the same draws in each call."""
     outside = ts.random.philox(seed=3)

@@ -192,6 +192,21 @@ def test_keys_from_numbers_of_the_device(number):
                                   ts.random.fold_in(key, data).array)
 
 
+@pytest.mark.parametrize("fn", [
+    lambda k: ts.random.fold_in(k, 5), lambda k: ts.random.random_bits((5,), key=k),
+    lambda k: ts.random.split(k, 9)])
+def test_keys_of_rows_are_loops(fn, rng):
+    """Bit for bit, in as many groups for many rows as for few."""
+    programs = []
+    for rows in (4, 300):
+        keys = ts.tensor(rng.integers(0, 2**32, (rows, 2), dtype=np.uint32))
+        batched = ts.jit(ts.vmap(fn))
+        programs.append(CudaProgram(batched.graph(keys)))
+        if rows == 4:
+            np.testing.assert_array_equal(programs[0].run([keys.array])[0], batched(keys).array)
+    assert len({len(p.plan.groups) for p in programs}) == 1
+
+
 def test_draws_by_a_key_that_is_an_argument():
     key, x = ts.tensor(np.array([7, 9], np.uint32)), ts.ones((5, 3))
     fn = lambda k, x: x + ts.random.normal((5, 3), key=k)  # noqa: E731

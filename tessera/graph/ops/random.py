@@ -50,9 +50,11 @@ from ..operand import (
 )
 from ..trace import apply
 from ..weak_numbers import is_number
+from .key_rows import FOLD_IN_EACH, bits_rows, fold_rows
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 U32, F32, INT64 = as_type("uint32"), as_type("f32"), as_type("int64")
+FEW_KEYS = 8  # of which each is a value of its own, which a GPU has from the host where it can
 EAGER_STREAM = 0xFFFFFFFF  # draws outside any compiled function
 
 
@@ -81,21 +83,11 @@ def _keyed(data: np.ndarray, key: np.ndarray) -> np.ndarray:
     return numerics.fold_in(key, int(data) & 0xFFFFFFFF)
 
 
-def _fold_in_rows(size: Any, batched: tuple, key: Tensor, data: Tensor) -> tuple:
-    keys = F.split(key, [1] * size, axis=0) if batched[0] else [key] * size
-    numbers = F.split(data, [1] * size, axis=0) if batched[1] else [data] * size
-    rows = [
-        apply(FOLD_IN, F.reshape(k, (2,)), F.reshape(n, ()))
-        for k, n in zip(keys, numbers, strict=True)
-    ]
-    return F.stack(rows), True
-
-
 FOLD_IN = GraphOp(
     "fold_in",
     shape=lambda key, data: Aval((2,), U32),
     ref=lambda key, data: _keyed(data, key),
-    batch=lambda size, batched, key, data: _fold_in_rows(size, batched, key, data),
+    batch=fold_rows,
     spread=lambda size, batched, key, data: (
         None if any(batched) else (apply(FOLD_IN, key, data), False)),
     axes="_,->_",
@@ -162,18 +154,12 @@ def _bits_ref(key: np.ndarray, shape: tuple) -> np.ndarray:
     return numerics.random_bits(key, int(np.prod(shape, dtype=np.int64))).reshape(shape)
 
 
-def _bits_batch(size: Any, batched: tuple, key: Tensor, shape: tuple) -> tuple:
-    keys = F.split(key, [1] * size, axis=0)
-    rows = [apply(BITS, F.reshape(k, (2,)), shape=shape) for k in keys]
-    return F.stack(rows), True
-
-
 BITS = GraphOp(
     "random_bits",
     shape=lambda key, shape: Aval(shape, U32),
     axes=lambda key, shape: "_->" + "abcdefghijklmnop"[: len(shape)],
     ref=_bits_ref,
-    batch=_bits_batch,
+    batch=bits_rows,
     spread=lambda size, batched, key, shape: (apply(BITS, key, shape=(size, *shape)), True),
     differentiable=False,
     samples=(Sample((Arg((2,), "key", False),), {"shape": (2, 3)}),),
@@ -373,7 +359,9 @@ def split(key: Any, num: int = 2) -> Tensor:
     if isinstance(num, bool) or not isinstance(num, int) or num < 1:
         raise ArgumentError(f"split into num={num!r} keys")
     root = fold_in(base, _SPLIT)
-    return F.stack([fold_in(root, i) for i in range(num)])
+    if num <= FEW_KEYS:
+        return F.stack([fold_in(root, i) for i in range(num)])
+    return apply(FOLD_IN_EACH, F.broadcast_to(root, (num, 2)), F.arange(num))
 
 
 def _exponential(shape: tuple, key: Tensor) -> Tensor:
