@@ -9,6 +9,16 @@ from collections.abc import Collection, Mapping, Sequence
 
 ADAM = "ts.optim.AdamW(b2=0.999, weight_decay=0.0)"
 
+# ts.jit(f, <word>=...)
+_STATIC = 'static=("n",) names or numbers the arguments that are constants'
+OPTIONS: Mapping[str, str] = {
+    "static_argnums": _STATIC, "static_argnames": _STATIC,
+    "donate_argnums": 'donate=("params",), or numbers', "donate_argnames": 'donate=("params",)',
+    "device": 'target="cuda"; functions run where their arguments lie', "backend": 'target="cuda"',
+    "fullgraph": "nothing: a function is one graph", "dynamic": "nothing: extents are of a call",
+    "mode": "nothing: kernels are tuned by python -m tessera tune",
+}
+
 # ts.<word>
 FUNCTIONS: Mapping[str, str] = {
     "asarray": "ts.tensor(data)", "as_tensor": "ts.tensor(data)",

@@ -37,7 +37,7 @@ from ..errors import PACKAGE_DIR, NumericsError, SourceLine, user_line
 from ..graph import functions as F
 from ..graph import trace
 from ..graph.ir import Graph, Node, Value, subgraphs
-from ..graph.op import GraphOp
+from ..graph.op import OPS, GraphOp
 from ..graph.ops.random import get_state
 from ..graph.run_with_sentinels import losses
 from ..lazy_dataclass import dataclass
@@ -350,12 +350,15 @@ def _judge(op: GraphOp, attrs: dict, where: Callable[[], SourceLine | None], ins
     mask = np.isnan(values) if kind == "nan" else np.isinf(values)
     index = tuple(int(i) for i in np.unravel_index(int(np.argmax(mask)), mask.shape))
     frame = _local.frames[-1]
+    line = where()
+    of = OPS.get(line.of) if line is not None else None  # the op whose gradient this is part of
     return BadValue(
-        op=op.name, where=where(), kind=kind, value=float(values[index]), index=index,
+        op=op.name, where=line, kind=kind, value=float(values[index]), index=index,
         count=int(mask.sum()), size=mask.size, result=f"{out.dtype}{show_shape(mask.shape)}",
         operands=describe_operands([(s.array, s.dtype) for s in ins], index, mask.shape),
         origin=origin, graph=frame.graph, run=_local.run, step=get_state().step,
-        hint=op.hint, saved=_saved(op, attrs, ins, out),
+        hint=of.gradient_hint if of is not None and of.gradient_hint else op.hint,
+        saved=_saved(op, attrs, ins, out),
     )
 
 

@@ -14,6 +14,7 @@ from .. import config, hooks, wide_arrays
 from ..call_errors import call_error
 from ..dims import Dim
 from ..errors import ArgumentError, DTypeError, EffectError, UnsupportedTargetError, did_you_mean
+from ..foreign import OPTIONS
 from ..open_trace import trace_state, values_read
 from ..runtime.arrays import HOST
 from ..runtime.device import has_gpu
@@ -66,10 +67,10 @@ class JitFunction:
     `allowed`: the effects that ts.pure and ts.effects permit, None for any.
     """
 
-    def __init__(self, fn: Callable, *, static: Sequence[str | int] = (), name: str | None = None,
-                 target: str | None = None, allowed: frozenset[str] | None = None,
-                 cast: bool = False, capture_graph: bool | None = None,
-                 donate: str | int | Sequence[str | int] = ()):
+    def __init__(self, fn: Callable, *, static: str | int | Sequence[str | int] = (),
+                 name: str | None = None, target: str | None = None,
+                 allowed: frozenset[str] | None = None, cast: bool = False,
+                 capture_graph: bool | None = None, donate: str | int | Sequence[str | int] = ()):
         if not callable(fn):
             raise ArgumentError(f"jit needs a function, got {fn!r}", hint="@ts.jit above a def")
         functools.update_wrapper(self, fn, updated=())
@@ -78,7 +79,8 @@ class JitFunction:
         self.allowed, self.cast, self.capture_graph = allowed, cast, capture_graph
         self.signature = find_signature(fn)
         self._names = positional_names(self.signature)
-        self.static = self._parameters("static", static)
+        self.static = self._parameters(
+            "static", (static,) if isinstance(static, str | int) else static)
         self.donate = self._parameters(
             "donated", (donate,) if isinstance(donate, str | int) else donate)
         self._cache = Signatures(self.name)
@@ -584,7 +586,8 @@ def jit(fn: Callable | None = None, **options: Any) -> Any:
     """
     known = ("static", "name", "target", "cast", "capture_graph", "donate")
     for option in options.keys() - set(known):
-        raise ArgumentError(f"jit has no option {option!r}", hint=did_you_mean(option, known))
+        raise ArgumentError(f"jit has no option {option!r}",
+                            hint=OPTIONS.get(option) or did_you_mean(option, known))
     if fn is None:
         if options.get("target") is not None:
             need_target(options["target"])

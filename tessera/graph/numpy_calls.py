@@ -33,7 +33,7 @@ _ARGUMENTS = {"a_min": "low", "a_max": "high", "indices": "ids", "newshape": "sh
               "repeats", "indices_or_sections": "sections", "axis1": "a", "axis2": "b", "x": "a",
               "y": "b", "offset": "offset"}
 # Arguments that say nothing when they have these values.
-_IGNORED = {"dtype": None, "out": None, "order": "C", "copy": None, "subok": True}
+_IGNORED = {"dtype": None, "out": None, "order": "C", "copy": None, "subok": True, "kind": "stable"}
 
 
 def _flat_unless_axis(ours: Callable) -> Callable:
@@ -43,6 +43,19 @@ def _flat_unless_axis(ours: Callable) -> Callable:
         return ours(x, *args, axis=axis, **kwargs)
 
     return call
+
+
+def _split(x: Any, sections: Any, axis: int = 0) -> list[Any]:
+    """np.split: a list says where to cut, that of ts.split how long the parts are."""
+    if np.ndim(sections) == 0:
+        return F.split(x, sections, axis)
+    lead = (slice(None),) * (axis % x.ndim)
+    places = [int(i) for i in sections]
+    return [x[(*lead, slice(start, stop))]
+            for start, stop in zip([0, *places], [*places, x.shape[axis]], strict=True)]
+
+
+_OWN = {"split": _split}  # which differ from what has their name here
 
 
 def array_function(func: Callable, args: tuple, kwargs: dict) -> Any:
@@ -63,6 +76,7 @@ def array_function(func: Callable, args: tuple, kwargs: dict) -> Any:
         raise ArgumentError(
             f"np.{name} of a tensor takes no {refused[0]}={given[refused[0]]!r}",
             hint=f"ts.cast(x, dtype) before it, or np.{name}(x.numpy(), ...) for an array")
+    ours = _OWN.get(name, ours)
     return (_flat_unless_axis(ours) if name in _FLAT else ours)(*first, **given)
 
 
@@ -73,7 +87,7 @@ def _bound(func: Callable, name: str, args: tuple, kwargs: dict) -> tuple[tuple,
     if any(p.kind is p.VAR_POSITIONAL for p in parameters.values()):
         return args, kwargs
     bound = inspect.signature(func).bind(*args, **kwargs).arguments
-    names = {} if name in ("diagonal", "trace") else _ARGUMENTS
+    names = {"diagonal": {}, "trace": {}, "diag": {"k": "offset"}}.get(name, _ARGUMENTS)
     (_, first), *rest = bound.items()
     if name == "reshape":  # ours takes the extents by position
         return (first, bound["shape"]), {k: v for k, v in rest if k != "shape" and v != "C"

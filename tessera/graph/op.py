@@ -250,6 +250,7 @@ class GraphOp:
     host    ref runs on the host wherever the operands lie, of copies: "now", before the call that
             it is part of returns, or "later", when that call is waited for, of what only raises
     hint    what to do about a NaN or an infinity that it made
+    gradient_hint  and that its gradient made
     also    (attrs) -> effects of a node with these attributes, beside `effects`
     memory  where the results lie: a ResultMemory, or a rule(**attrs) -> ResultMemory. Who owns a
             buffer follows from it alone; graph/schedule/check_memory_plan.py proves it of every
@@ -309,6 +310,7 @@ class GraphOp:
     exchange: Exchange | None = None
     host: str = ""
     hint: str = ""
+    gradient_hint: str = ""
 
     @property
     def placed(self) -> bool:

@@ -157,6 +157,11 @@ def literal(value: Any, like: Tensor | NumericType) -> Tensor:
         if numeric.dtype.kind in ("int", "uint") and fraction:
             raise DTypeError(f"{value!r} is not an element of {numeric.dtype}",
                              hint="cast the tensor to a floating type first")
+        if numeric.dtype.kind in ("int", "uint") and not (
+                numeric.dtype.min <= value <= numeric.dtype.max):
+            raise ArgumentError(f"{value} is outside {numeric.dtype} ({numeric.dtype.min} .. "
+                                f"{numeric.dtype.max})",
+                                hint="cast the tensor to a wider integer first")
         lost = overflow(value, numeric.dtype)
         if lost is not None:
             warn_user(lost, RuntimeWarning)

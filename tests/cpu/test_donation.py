@@ -169,7 +169,11 @@ def test_options() -> None:
         ts.jit(lambda params: params, donate="p")
     with pytest.raises(ArgumentError, match="jit has no option 'donate_argnums'") as info:
         ts.jit(lambda x: x, donate_argnums=0)
-    assert "donate" in info.value.hint
+    assert 'donate=("params",)' in info.value.hint
+    with pytest.raises(ArgumentError, match="no option 'static_argnames'") as info:
+        ts.jit(lambda x: x, static_argnames="n")
+    assert 'static=("n",)' in info.value.hint
+    assert ts.jit(lambda x, mode: x * mode, static="mode")(ts.ones(1), 2).tolist() == [2.0]
 
 
 def test_inside_a_trace_nothing_is_used_up() -> None:

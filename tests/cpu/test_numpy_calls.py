@@ -26,6 +26,10 @@ CALLS: dict[str, Callable] = {
     "positions": lambda x: np.sum(x, 0, None, None, True), "tile": lambda x: np.tile(x, (2, 1)),
     "swapaxes": lambda x: np.swapaxes(x, 0, 1), "split": lambda x: np.split(x, 2, 1)[1],
     "diagonal": lambda x: np.diagonal(x, 1, 1, 0),
+    "places": lambda x: np.split(x, [1, 3], axis=-1)[1],
+    "places of an array": lambda x: np.split(x, np.array([-1]))[0],
+    "diag": lambda x: np.diag(x, k=1), "stable": lambda x: np.argsort(x, kind="stable"),
+    "repeats": lambda x: np.repeat(x, [2, 0, 1], axis=0),
     "full var": lambda x: np.var(x, 1, None, None, 1),
     "squeeze": lambda x: np.squeeze(x[:, :1], axis=1),
 }

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import tessera as ts
 from tessera import Tensor, f32, sym
-from tessera.errors import ArgumentError, AxisError, DTypeError, ShapeError
+from tessera.errors import ArgumentError, AxisError, DTypeError, ShapeError, TraceError
 from tolerance import assert_close
 
 # name -> (function of a tensor, the same in NumPy); each moves elements of a [2, 3, 4] tensor
@@ -170,7 +170,12 @@ X = ts.zeros((2, 3))
         (lambda: ts.concatenate(X), ArgumentError, "non-empty list"),
         (lambda: ts.stack([X, X.T]), ShapeError, "tensor 1 has shape"),
         (lambda: ts.split(X, 2, 1), ShapeError, "extent 3 does not split into 2"),
-        (lambda: ts.split(X, [1, 1], 1), ShapeError, "do not add up to extent 3"),
+        (lambda: ts.split(X, [1, 1], 1), ShapeError, "do not add up to extent 3.*np.split"),
+        (lambda: ts.split(X, np.array([1, 1]), 1), ShapeError, "do not add up to extent 3"),
+        (lambda: ts.jit(ts.split)(X, 2), TraceError, "Python needs an integer"),
+        (lambda: ts.repeat(X, [1, 2, 3], 0), ArgumentError, r"repeats \[1, 2, 3\] of 2 elements"),
+        (lambda: ts.repeat(X, [1, -2], 0), ArgumentError, "one integer from 0 on for each"),
+        (lambda: ts.pad(ts.tensor([1], "int8"), 1, 300), ArgumentError, "300 is outside int8"),
         (lambda: ts.flip(X, (0, 0)), AxisError, "names an axis twice"),
         (lambda: ts.pad(X, (1,)), ArgumentError, "does not fit 2 axes"),
         (lambda: ts.pad(X, 1, mode="mirror"), ArgumentError, "one of constant, edge"),

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import tessera as ts
-from tessera.errors import ArgumentError, DTypeError, ShapeError
+from tessera.errors import ArgumentError, DTypeError, ShapeError, TraceError
 from tolerance import assert_close
 
 
@@ -93,6 +93,9 @@ def test_top_k_errors() -> None:
     for k in (-1, 1.0, True):
         with pytest.raises(ArgumentError, match="number of elements"):
             ts.top_k(ts.zeros((3,)), k)
+    with pytest.raises(TraceError, match="Python needs an integer") as info:
+        ts.jit(lambda x, k: ts.top_k(x, k))(ts.zeros(3), 2)
+    assert 'static=("k",)' in info.value.hint
 
 
 @pytest.mark.parametrize("side", ["left", "right"])

@@ -228,6 +228,23 @@ def test_operands_are_checked() -> None:
         CSR.from_dense(np.ones(3))
     with pytest.raises(TraceError, match="from_dense of a traced matrix"):
         ts.jit(lambda x: COO.from_dense(x).to_dense())(np.eye(2))
+    for wrong in (lambda: ts.sum(a), lambda: a @ a):
+        with pytest.raises(DTypeError, match="a sparse matrix where a tensor is needed") as info:
+            wrong()
+        assert "a.to_dense()" in info.value.hint
+    with pytest.raises(ShapeError, match="by numbers alone"):
+        a * np.ones((2, 3))
+
+
+@pytest.mark.parametrize("kind", [COO, CSR])
+def test_a_matrix_times_a_number(kind: Any, rng: np.random.Generator) -> None:
+    dense = rng.standard_normal((3, 4))
+    a, x = kind.from_dense(dense), rng.standard_normal(4)
+    for made, want in ((a * 2.0, 2 * dense), (np.float64(3) * a / 2, 1.5 * dense), (-a, -dense)):
+        assert isinstance(made, kind)
+        assert_close(made.to_dense(), want)
+    slope = ts.grad(lambda s: ts.sum((a * s) @ x))(ts.tensor(2.0, "f64"))
+    assert_close(slope, (dense @ x).sum(), n=12, scale=np.abs(dense * x).sum())
 
 
 @pytest.mark.parametrize("ids", [np.int32, np.int64])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 
@@ -281,6 +283,25 @@ def policy_class(name="Halves", **changes):
         "dequantize": lambda self, q, scale: ts.cast(q, f32) * scale,
     } | changes
     return ts.precision_policy(type(name, (), body))
+
+
+@pytest.mark.parametrize("kind", ['fp8_e4m3 @scaled("amax")', "int8 @per_channel(1)",
+                                  "int4 @per_channel(0)"])
+def test_tensors_without_elements_are_quantized(kind):
+    for run in (lambda f: f, ts.jit):
+        made = run(lambda x: ts.dequantize(ts.cast(x, kind)))(ts.zeros((0, 3)))
+        assert made.shape == (0, 3) and made.type == "f32"
+
+
+def test_a_type_without_a_scale_is_not_quantized():
+    """It had one all the same, which its type did not say; of integers it could not be read."""
+    for kind in ("fp8_e4m3", "int8"):
+        with pytest.raises(DTypeError, match=f"{kind} has no scale") as info:
+            ts.quantize(ts.ones(3), kind)
+        assert '@scaled("amax")' in info.value.hint
+    for scale in (-1.0, np.float32(np.nan), math.inf):
+        with pytest.raises(ArgumentError, match="a scale of"):
+            ts.quantize(ts.ones(3), 'int8 @scaled("amax")', scale)
 
 
 def test_a_class_quantizes_under_jit_and_in_gradients(rng):

@@ -547,6 +547,11 @@ def test_a_report_names_the_iterations_of_loops():
     assert caught(ts.jit(ts.log), ts.tensor([-1.0])).finding.iterations == ()
 
 
+def test_the_gradient_of_equal_eigenvalues_says_so():
+    error = caught(ts.grad(lambda a: ts.sum(ts.eigh(a)[1])), ts.eye(2))
+    assert "two eigenvalues are equal" in error.hint
+
+
 def test_a_label_outside_the_classes_is_what_the_hint_asks_for():
     """It is an error where labels are known, and NaN in a compiled function."""
     error = caught(ts.jit(ts.cross_entropy), ts.ones((2, 3)), ts.tensor([0, 3]))

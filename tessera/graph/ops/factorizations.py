@@ -38,6 +38,9 @@ from .linalg import (
     unary_batch,
 )
 
+# what a gradient that is infinite tells
+EQUAL = ("two {} are equal or nearly so, and their {} have no derivative there: use the values "
+         "alone, or perturb the matrix")
 SQUARE = (sample(((3, 3), "spd")), sample(((2, 2, 2), "spd")))
 ANY = tuple(sample((shape, "wellconditioned")) for shape in ((3, 3), (4, 2), (2, 2, 3)))
 
@@ -255,6 +258,7 @@ SVD = GraphOp(
     multi=True,
     samples=ANY,
     flops=flops.cubic(21),
+    gradient_hint=EQUAL.format("singular values", "vectors"),
     doc="U diag(s) Vh = a with k = min(M, N) singular values, falling",
 )
 
@@ -296,6 +300,7 @@ EIGH = GraphOp(
     multi=True,
     samples=SQUARE,
     flops=flops.cubic(9),
+    gradient_hint=EQUAL.format("eigenvalues", "eigenvectors"),
     doc="eigenvalues, rising, and orthonormal eigenvectors (columns) of (a + aᵀ) / 2",
 )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -156,7 +157,8 @@ SPLIT = GraphOp(
 
 @public
 def split(x: Any, sections: int | Sequence[int], axis: int = 0) -> list[Tensor]:
-    """x cut along an axis into `sections` equal parts, or into parts of these extents.
+    """x cut along an axis into `sections` equal parts, or into parts of these extents: torch.split
+    with a list (np.split's list says where to cut).
 
     Raises ShapeError when the extent does not divide or the parts do not add up.
     """
@@ -166,6 +168,10 @@ def split(x: Any, sections: int | Sequence[int], axis: int = 0) -> list[Tensor]:
 
 
 def _split_sizes(extent: Any, sections: Any, axis: int) -> list:
+    if isinstance(sections, Tensor | np.ndarray | np.generic) and not sections.ndim:
+        sections = operator.index(sections)
+    if isinstance(sections, np.ndarray):
+        sections = sections.tolist()
     if not isinstance(sections, tuple | list):
         size = divide(extent, sections)
         if size is None:
@@ -173,7 +179,8 @@ def _split_sizes(extent: Any, sections: Any, axis: int) -> list:
                              hint="give the extents of the parts as a list")
         return [size] * sections
     if not sections or sum(sections[1:], start=sections[0]) != extent:
-        raise ShapeError(f"parts {list(sections)} do not add up to extent {extent} of axis {axis}")
+        raise ShapeError(f"parts {list(sections)} do not add up to extent {extent} of axis {axis}",
+                         hint="these are extents; np.split(x, places) cuts a tensor at places")
     return list(sections)
 
 
@@ -192,14 +199,30 @@ def tile(x: Any, repeats: Any) -> Tensor:
 
 
 @public
-def repeat(x: Any, repeats: int, axis: int) -> Tensor:
-    """Each element along an axis repeated `repeats` times in place: np.repeat."""
+def repeat(x: Any, repeats: int | Sequence[int], axis: int) -> Tensor:
+    """Each element along an axis repeated `repeats` times in place: np.repeat.
+
+    repeats: one number, or known ones, one for each element
+    """
     x = plain(x)
     a = axis_index(axis, x.ndim)
+    if isinstance(repeats, Tensor) and not repeats.ndim:
+        repeats = operator.index(repeats)
+    if isinstance(repeats, Tensor | np.ndarray | list | tuple):
+        return F.take(x, _each_repeated(x.shape[a], np.asarray(repeats)), axis=a)
     wide = expand_dims(x, a + 1)
     target = (*x.shape[: a + 1], repeats, *x.shape[a + 1:])
     return reshape(broadcast_to(wide, target),
                    (*x.shape[:a], x.shape[a] * repeats, *x.shape[a + 1:]))
+
+
+def _each_repeated(extent: Any, repeats: np.ndarray) -> np.ndarray:
+    """Which element stands at each place of the result."""
+    if repeats.shape not in ((1,), (extent,)) or repeats.dtype.kind not in "iu" or (
+            repeats < 0).any():
+        raise ArgumentError(f"repeats {repeats.tolist()} of {extent} elements",
+                            hint="one integer from 0 on for each")
+    return np.repeat(np.arange(extent), repeats)
 
 
 @public

@@ -13,13 +13,14 @@ from typing import Any
 
 import numpy as np
 
-from ...errors import DTypeError, ShapeError
+from ...errors import ArgumentError, DTypeError, ShapeError
 from ...numerics import NumericType, Policy, as_type, decode
 from ...tensor import OPERATORS, Tensor, as_tensor
 from .. import functions as F
 from ..op import Arg, Aval, GraphOp, Sample
 from ..operand import axis_index, compute_type, convert, public, to_compute
 from ..trace import apply
+from ..weak_numbers import is_number
 from .broadcasting import broadcast_shapes, pad_batch_axes
 from .convert import CAST, CAST_STOCHASTIC, RETYPE, cast_ref, with_scale
 from .gather import stretch
@@ -152,10 +153,20 @@ def finite_amax(x: Tensor, axis: int | None = None) -> Tensor:
     extents that broadcast. A constant for derivatives."""
     size = F.abs(apply(STOP_GRADIENT, convert(to_compute(x), F32)))
     size = F.where(size < np.inf, size, 0.0)
+    if 0 in x.shape:
+        return _of_nothing(x, axis)
     if axis is None:
         return F.max(size)
     keep = axis_index(axis, x.ndim)
     return F.max(size, axis=tuple(i for i in range(x.ndim) if i != keep), keepdims=True)
+
+
+def _of_nothing(x: Tensor, axis: int | None) -> Tensor:
+    """What finite_amax is of a tensor without elements: nothing was found."""
+    if axis is None:
+        return F.zeros((), F32)
+    keep = axis_index(axis, x.ndim)
+    return F.zeros(tuple(d if i == keep else 1 for i, d in enumerate(x.shape)), F32)
 
 
 def scale_of(amax: Tensor, numeric: NumericType) -> Tensor:
@@ -184,9 +195,10 @@ def quantize(x: Any, dtype: Any, scale: Any = None) -> Tensor:
     `@scaled("amax")`: scale = largest finite |x| / largest value of the format, over the whole
     tensor, or per index of one axis with `@per_channel(axis)`. A precision policy class uses its
     own quantize(). A scale of 0 is stored as 1.
-    scale: one for the whole tensor, instead; what is beyond the range then saturates.
+    scale: a positive one for the whole tensor, instead; what is beyond the range then saturates.
     To derivatives it is the identity: cotangents pass as they are, and a scale is a constant.
-    Raises ShapeError where a class's codes are not one for each element.
+    Raises ShapeError where a class's codes are not one for each element, DTypeError for a type
+    without a scale, ArgumentError for a scale that is known and negative or not finite.
     """
     x, numeric = as_tensor(x), as_type(dtype)
     wide = convert(to_compute(x), F32)
@@ -197,6 +209,10 @@ def quantize(x: Any, dtype: Any, scale: Any = None) -> Tensor:
         codes, scale = convert(as_tensor(codes), as_type(numeric.dtype)), as_tensor(scale)
         codes = apply(STRAIGHT_THROUGH, wide, codes)
         return with_scale(codes, F.where(F.equal(scale, 0.0), 1.0, scale), numeric)
+    if not numeric.policy.scaled and numeric.policy.per_channel is None:
+        raise DTypeError(f"{numeric} has no scale",
+                         hint=f'ts.quantize(x, \'{numeric} @scaled("amax")\'); ts.cast(x, '
+                              f'"{numeric}") rounds the numbers themselves')
     if scale is None:
         scale = scale_of(finite_amax(wide, numeric.policy.per_channel), numeric)
     else:
@@ -205,13 +221,13 @@ def quantize(x: Any, dtype: Any, scale: Any = None) -> Tensor:
 
 
 def _given_scale(scale: Any, numeric: NumericType) -> Tensor:
+    if is_number(scale) and not isinstance(scale, Tensor) and not 0 <= scale < np.inf:
+        raise ArgumentError(f"a scale of {scale}", hint="it is a positive number: values are "
+                            "codes times scale")
     scale = convert(as_tensor(scale), F32)
     if scale.ndim or numeric.policy.per_channel is not None:
         raise ShapeError(f"scale= is one number for the whole tensor, got {scale.ndim} axes for "
                          f"{numeric}", hint="ts.quantize(x / scales, dtype, scale=1.0)")
-    if not numeric.policy.scaled:
-        raise DTypeError(f"{numeric} has no scale", hint=f'ts.quantize(x, "{numeric} '
-                         '@scaled(amax)", scale)')
     return _with_reciprocal(apply(STOP_GRADIENT, scale))
 
 

@@ -503,6 +503,8 @@ def _pad_by_own(x: Tensor, pairs: list, mode: str) -> Tensor:
 
 
 def _pad_pairs(width: Any, ndim: int) -> list[tuple[int, int]]:
+    if isinstance(width, Tensor | np.ndarray | np.generic):
+        width = np.asarray(width).tolist()
     if isinstance(width, int):
         return [(width, width)] * ndim
     items = list(width)

@@ -6,6 +6,7 @@ The permutation is an integer tensor; values are gathered by it, which is also h
 from __future__ import annotations
 
 import math
+import operator
 from typing import Any, Literal
 
 import numpy as np
@@ -183,6 +184,8 @@ def top_k(x: Any, k: int, axis: int = -1, largest: bool = True) -> tuple[Tensor,
     values: x's type   indices: int64; equal elements: the lowest index first. NaN is the largest.
     Raises ShapeError when k exceeds the extent.
     """
+    if isinstance(k, Tensor):
+        k = operator.index(k)
     if isinstance(k, bool) or not isinstance(k, int | np.integer) or k < 0:
         raise ArgumentError(f"top_k needs a number of elements, got k={k!r}")
     x = plain(x)

@@ -85,6 +85,7 @@ class _Matrix(ABC):
 
     values: Tensor
     shape: tuple[int, int]
+    __array_ufunc__ = None  # np.float32(2) * a asks a
 
     @property
     def nnz(self) -> Any:
@@ -110,8 +111,30 @@ class _Matrix(ABC):
         x = as_tensor(x)
         return spmv(self, x) if x.ndim == 1 else spmm(self, x)
 
+    def __mul__(self, factor: Any) -> Any:
+        return self.with_values(self.values * _number(factor))
+
+    __rmul__ = __mul__
+
+    def __truediv__(self, divisor: Any) -> Any:
+        return self.with_values(self.values / _number(divisor))
+
+    def __neg__(self) -> Any:
+        return self.with_values(-self.values)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        raise DTypeError("a sparse matrix where a tensor is needed",
+                         hint="its product with one is a @ x; a.to_dense() is one, and a.values")
+
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.values.type}[{self.nnz}], shape={self.shape})"
+
+
+def _number(x: Any) -> Any:
+    if isinstance(x, _Matrix) or as_tensor(x).ndim:
+        raise ShapeError("a sparse matrix is multiplied and divided by numbers alone",
+                         hint="a @ x; elementwise: a.with_values(...), or a.to_dense()")
+    return x
 
 
 @dataclass(frozen=True, eq=False, repr=False)
