@@ -18,7 +18,7 @@ from ..schedule.layouts import argument_layout
 from .copy_kernels import move_source
 from .elements import element_source, update_source
 from .extrema import position_source
-from .fold_keys import key_source
+from .fold_keys import key_bits_source, key_source, keys_source
 from .gathered_rows import dots_source
 from .gathers import gather_source, segments_source
 from .kernel_text import GroupKernel, KernelText, compiled
@@ -45,9 +45,10 @@ WRITERS: dict[str, Callable[[ScheduledGroup], KernelText]] = {
     "search": search_source, "sort": sort_source, "merge": merge_source,
     "order": order_source, "merge_cuts": merge_cuts_source,
     "merge_keys": merge_keys_source, "position": position_source, "scan": scan_source,
-    "last": last_source, "key": key_source, "strips": strips_source,
-    "parts": parts_source, "runs": runs_source, "row_dots": dots_source, "steps": steps_source,
-    "small_system": small_source, "small_product": small_product_source,
+    "last": last_source, "key": key_source, "keys": keys_source, "key_bits": key_bits_source,
+    "strips": strips_source, "parts": parts_source, "runs": runs_source,
+    "row_dots": dots_source, "steps": steps_source, "small_system": small_source,
+    "small_product": small_product_source,
     "atomic_sums": atomic_sums_source,
 }
 # By the text of the canonical group and the schedule; where no line is named, by the form, too.

@@ -31,6 +31,7 @@ SORTS = {"gemm": "matmul", "attention": "attention", "loop": "elementwise", "row
          "sort": "sort", "merge": "sort", "order": "sort", "merge_cuts": "sort",
          "merge_keys": "sort",
          "search": "sort", "position": "reduction", "scan": "reduction", "key": "elementwise",
+         "keys": "elementwise", "key_bits": "elementwise",
          "library": "library", "host": "copy", "repeat": "loop", "exchange": "exchange"}
 
 

@@ -43,7 +43,7 @@ from .column_frames import column_frame, reductions
 from .column_passes import join_columns, schedule_column_passes
 from .elements import schedule_elements
 from .extrema import schedule_position
-from .fold_keys import schedule_key
+from .fold_keys import schedule_key, schedule_key_bits, schedule_keys
 from .gathered_rows import schedule_dots
 from .gathers import around
 from .generate_kernels import kernel_of
@@ -591,7 +591,8 @@ MAKERS: dict[str, Callable[[Any, FusionGroup], None]] = {
 MAKERS |= {"elements": schedule_elements, "search": schedule_search, "sort": schedule_sort,
            "merge": schedule_merge, "order": schedule_order, "merge_cuts": schedule_merge_cuts,
            "merge_keys": schedule_merge_keys, "position": schedule_position, "scan": schedule_scan,
-           "last": schedule_last, "key": schedule_key, "strips": schedule_strips,
+           "last": schedule_last, "key": schedule_key, "keys": schedule_keys,
+           "key_bits": schedule_key_bits, "strips": schedule_strips,
            "parts": schedule_runs, "runs": schedule_runs, "row_dots": schedule_dots,
            "steps": schedule_steps, "small_system": schedule_small,
            "small_product": schedule_small_products,

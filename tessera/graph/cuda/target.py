@@ -29,6 +29,7 @@ from ..schedule.region_copies import MOVES
 from ..schedule.target import ScheduleTarget, Space
 from . import (
     argument_views,
+    fold_keys,
     gathered_rows,
     key_merges,
     pointwise_loops,
@@ -61,7 +62,7 @@ LINES = {"search": "search", "largest": "position", "smallest": "position",
          **dict.fromkeys(SCANS, "scan")}
 # Of ops that passes put into a graph.
 OWN = sorting.KINDS | key_merges.KINDS | row_order.KINDS | scatters.KINDS | \
-    sorted_segments.KINDS | unordered_sums.KINDS | gathered_rows.KINDS | \
+    sorted_segments.KINDS | unordered_sums.KINDS | fold_keys.KINDS | gathered_rows.KINDS | \
     pointwise_loops.KINDS | small_systems.KINDS | small_products.KINDS
 
 
