@@ -33,11 +33,30 @@ class Complex(_Parts):
 
         z = ts.fft.rfft(x)
         y = ts.fft.irfft(z * ts.Complex(ts.cos(t), ts.sin(t)))
+        z = ts.Complex(np.exp(1j * angles))         # of an array of complex numbers
+        total = ts.map_tree(ts.sum, z)              # what is linear, of both parts
     """
 
     __slots__ = ()
     __array_ufunc__ = None  # NumPy's arrays and numbers leave operators with it to it
-    __lt__ = __le__ = __gt__ = __ge__ = None  # type: ignore[assignment]  # no order, as of tuples
+
+    def __new__(cls, real: Any, imag: Any = None) -> Complex:
+        if imag is None:
+            parts = _parts(real)
+            if parts is None or parts[1] is None:
+                raise TypeError("ts.Complex takes two real tensors, or an array of complex numbers,"
+                                f" got {type(real).__name__}: ts.Complex(x, ts.zeros_like(x))")
+            real, imag = (np.ascontiguousarray(part) for part in parts)
+        return super().__new__(cls, real, imag)
+
+    def _no_order(self, other: Any) -> Any:
+        raise TypeError("complex numbers have no order: compare abs(z), z.real or z.imag")
+
+    __lt__ = __le__ = __gt__ = __ge__ = _no_order
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(f"a complex tensor has no {name!r}; of both its parts: "
+                             f"ts.map_tree(lambda t: t.{name}, z)")
 
     @property
     def shape(self) -> tuple[int, ...]:

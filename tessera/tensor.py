@@ -462,7 +462,7 @@ def _joined(value: Any) -> Any:
     if isinstance(value, Complex):
         raise ArgumentError("a complex tensor where a real one is needed",
                             hint="its parts are z.real and z.imag, its magnitude abs(z); it has "
-                            "+ - * / and @")
+                            "+ - * / and @; ts.map_tree(f, z) is f of both parts")
     if type(value) not in (list, tuple) or not _holds_tensor(value):
         return value
     return FUNCTIONS["stack"]([_joined(x) for x in value])

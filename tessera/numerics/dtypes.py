@@ -244,7 +244,7 @@ def dtype_of_numpy(numpy: Any) -> DType:
     found = _BY_NUMPY.get(native)
     if found is None:
         known = "accepted: " + ", ".join(str(t) for t in _BY_NUMPY)
-        pair = "complex numbers are a pair of tensors: ts.Complex(x.real, x.imag)"
+        pair = "complex numbers are a pair of tensors: ts.Complex(x)"
         raise DTypeError(f"NumPy type {native} has no Tessera dtype",
                          hint=pair if native.kind == "c" else known)
     return found

@@ -97,6 +97,21 @@ def test_pairs_are_refused_where_one_tensor_is_needed() -> None:
     for wrong in (lambda: z < z, lambda: z + None, lambda: z ** 2):  # type: ignore[operator]
         with pytest.raises(TypeError):
             wrong()
+    with pytest.raises(TypeError, match="compare abs"):
+        _ = z >= z
+    with pytest.raises(AttributeError, match=r"ts.map_tree\(lambda t: t.T, z\)"):
+        _ = z.T
+    with pytest.raises(TypeError, match="two real tensors, or an array of complex numbers"):
+        ts.Complex(ts.ones(2))
+
+
+def test_pairs_of_arrays_and_functions_of_both_parts(rng: np.random.Generator) -> None:
+    a = rng.standard_normal((3, 4)) + 1j * rng.standard_normal((3, 4))
+    z = ts.Complex(a)
+    assert np.array_equal(z.real, a.real) and np.array_equal(z.imag, a.imag)
+    assert np.array_equal((z * 1).numpy(), a) and ts.Complex(2 - 1j) * 1j == (1.0, 2.0)
+    total = ts.jit(lambda z: ts.map_tree(lambda t: ts.sum(t, axis=0), z))(z)
+    assert isinstance(total, ts.Complex) and np.allclose(total.numpy(), a.sum(0))
 
 
 @NORMS

@@ -55,8 +55,8 @@ def nonzero(x: Any, size: int | None = None, fill_value: int = 0) -> tuple[Tenso
     x = plain(x)
     if x.ndim == 0:
         raise ShapeError("nonzero of a scalar", hint="x != 0")
-    _check_size(x, size, "nonzero")
     mask = x if x.dtype.kind == "bool" else F.not_equal(to_compute(x), 0)
+    _check_size(mask, size, "nonzero")
     if size is None:
         return tuple(Tensor(np.ascontiguousarray(i), INT64) for i in np.nonzero(mask.numpy()))
     if size_of(x.shape) == 0:
