@@ -28,6 +28,8 @@ class Transform:
     Inside a trace `rule` runs there; outside it is compiled once per signature, as by `ts.jit`.
     """
 
+    keeps_form = True  # an argument that is named is not what it is by position: see jit
+
     def __init__(self, fn: Callable, rule: Callable, name: str):
         self.fn, self.rule = fn, rule
         self.__name__ = self.__qualname__ = f"{name}({callable_name(fn)})"

@@ -60,6 +60,17 @@ if TYPE_CHECKING:
 KEYWORD = inspect.Parameter.KEYWORD_ONLY
 
 
+NONE = frozenset[str]()
+
+
+def _keeps_form(fn: Any) -> bool:
+    """Whether a function does another thing with arguments that are named: ts.vmap passes these
+    whole, and leaves defaults to what it maps."""
+    while isinstance(fn, functools.partial):
+        fn = fn.func
+    return getattr(fn, "keeps_form", False) is True
+
+
 class JitFunction:
     """A Python function that runs as a graph. Make one with `@ts.jit`.
 
@@ -79,6 +90,7 @@ class JitFunction:
         self.allowed, self.cast, self.capture_graph = allowed, cast, capture_graph
         self.signature = find_signature(fn)
         self._names = positional_names(self.signature)
+        self.keeps_form = _keeps_form(fn)
         self.static = self._parameters(
             "static", (static,) if isinstance(static, str | int) else static)
         self.donate = self._parameters(
@@ -122,10 +134,10 @@ class JitFunction:
     def _bound_call(self, args: tuple, kwargs: dict[str, Any]) -> Any:
         """A call that is like none of the last: found by its signature, or traced."""
         bound, call = self.bind(args, kwargs), None
-        bound = (place_arguments(bound[0], self.placements, self.name), bound[1])
+        bound = (place_arguments(bound[0], self.placements, self.name), *bound[1:])
         if self.regions:
             call = RegionCall(self.name, self.regions, bound[0])
-            bound = call.lend(bound[0]), bound[1]
+            bound = call.lend(bound[0]), *bound[1:]
         leaves, statics, key = self._split(*bound)
         traced = self._cached(key)
         if traced is None:
@@ -205,20 +217,22 @@ class JitFunction:
                                     hint=did_you_mean(str(s), params))
         return frozenset(names)
 
-    def bind(self, args: tuple, kwargs: dict) -> tuple[dict[str, Any], set[str]]:
-        """Arguments by parameter name, and which of them this call leaves at their default: those
-        are constants of the trace. Raises ArgumentError."""
+    def bind(self, args: tuple, kwargs: dict) -> tuple[dict[str, Any], set[str], frozenset[str]]:
+        """Arguments by parameter name, which of them this call leaves at their default: those are
+        constants of the trace; and which it names, where that matters. Raises ArgumentError."""
         if self.signature is None:
-            return {f"arg{i}": a for i, a in enumerate(args)} | kwargs, set()
+            return {f"arg{i}": a for i, a in enumerate(args)} | kwargs, set(), NONE
         if not kwargs and self._names is not None and len(args) == len(self._names):
-            return dict(zip(self._names, args, strict=True)), set()
+            return dict(zip(self._names, args, strict=True)), set(), NONE
         try:
             bound = self.signature.bind(*args, **kwargs)
         except TypeError as err:
             raise call_error(self.name, self.signature, kwargs, err) from err
+        if self.keeps_form:
+            return dict(bound.arguments), set(), frozenset(kwargs)
         defaulted = self.signature.parameters.keys() - bound.arguments
         bound.apply_defaults()
-        return dict(bound.arguments), defaulted
+        return dict(bound.arguments), defaulted, NONE
 
     def _is_static(self, name: str, value: Any) -> bool:
         if name in self.static:
@@ -230,7 +244,7 @@ class JitFunction:
             value, Tensor | np.ndarray
         )
 
-    def _split(self, bound: dict[str, Any], defaulted: set[str]
+    def _split(self, bound: dict[str, Any], defaulted: set[str], named: frozenset[str]
                ) -> tuple[list[Tensor], dict, Any]:
         """Of bound arguments: tensor leaves, static values by leaf number, and the cache key."""
         leaves: list[Tensor] = []
@@ -249,7 +263,7 @@ class JitFunction:
             key.append(leaf.is_param if isinstance(leaf, Tensor) else None)
         here = self._surroundings(leaves)
         where = self._where(leaves, treedef, statics)
-        return leaves, statics, (treedef, tuple(key), tuple(statics), here, where)
+        return leaves, statics, (treedef, tuple(key), tuple(statics), here, where, named)
 
     def _where(self, leaves: list[Tensor], treedef: tree.TreeDef, statics: dict) -> str:
         """Where a call with these leaves runs: "cpu", "cuda:0"."""
@@ -289,7 +303,7 @@ class JitFunction:
         more = tuple(g for g in hooks.together.get().groups(traced.graph) if g not in known)
         if more:
             self._groups[here] = known + more
-            key = (*key[:3], self._surroundings(leaves), key[4])
+            key = (*key[:3], self._surroundings(leaves), *key[4:])
         self._cache.keep(key, traced)
         return traced
 
@@ -316,7 +330,7 @@ class JitFunction:
             sizes = self._check_arguments(bound)
             regions = open_regions(self.regions, bound, sizes, self.name, self.cast)
             given = Arguments(bound)
-            out = self._call(bound)
+            out = self._call(bound, key[5])
             given.tell_of_changes(out, self.name)
             out = self._check_result(out, sizes)
             flat, box["tree"] = tree.flatten(out)
@@ -351,11 +365,13 @@ class JitFunction:
         there = [(f"the captured {describe(t)}", t) for _, t in graph.captures if t.place != HOST]
         return target_of(self.name, [*named, *there], self.target) if there else where
 
-    def _call(self, bound: dict[str, Any]) -> Any:
+    def _call(self, bound: dict[str, Any], named: frozenset[str]) -> Any:
         if self.signature is None:
             return self.fn(*bound.values())
-        ba = inspect.BoundArguments(self.signature, bound)
-        return self.fn(*ba.args, **ba.kwargs)
+        by_name = {n: bound[n] for n in named if n in bound}
+        rest = {n: v for n, v in bound.items() if n not in named} if named else bound
+        ba = inspect.BoundArguments(self.signature, rest)
+        return self.fn(*ba.args, **ba.kwargs, **by_name)
 
     # --- annotations --------------------------------------------------------------------------
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -563,3 +564,22 @@ def test_arguments_that_are_changed_in_place_are_told() -> None:
         return params
 
     assert ts.jit(returned)({"w": ts.ones(2)}, k=ts.ones(2))["w"].tolist() == [1.0] * 2
+
+
+def test_a_compiled_transform_is_the_transform() -> None:
+    """What a call names is passed whole, and defaults are the function's, compiled as not: they
+    were mapped over where extents allowed it, and refused elsewhere."""
+    def scaled(x, s, axis=-1, half=False):
+        y = ts.sort(x * s, axis)
+        return y / 2.0 if half else y
+
+    x, s = ts.tensor([[3.0, 1.0], [2.0, 5.0]]), ts.tensor([1.0, 10.0])
+    batched = ts.vmap(scaled)
+    twice, partial = ts.jit(ts.jit(batched)), functools.partial(batched, s=s)
+    for call in (batched, ts.jit(batched), twice, ts.jit(partial)):
+        named = call(x) if getattr(call, "fn", None) is partial else call(x, s=s)
+        assert named.tolist() == [[3.0, 10.0], [2.0, 50.0]]
+    for call in (batched, ts.jit(batched), twice):
+        assert call(x, s).tolist() == [[1.0, 3.0], [20.0, 50.0]]
+        assert call(x, s=s, half=True).tolist() == [[1.5, 5.0], [1.0, 25.0]]
+    assert ts.jit(ts.vmap(ts.median))(x).tolist() == [2.0, 3.5]
