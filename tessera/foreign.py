@@ -67,6 +67,16 @@ FUNCTIONS: Mapping[str, str] = {
     "Adam": ADAM, "adam": ADAM,
     "adamw": "ts.optim.AdamW()", "half": "ts.f16", "double": "ts.f64", "long": "ts.int64",
     "bool": "ts.bool_",
+    "switch": "ts.cond(i == 0, f, g), one in another", "linearize": "ts.jvp(f, (x,), (t,))",
+    "gradient": "ts.grad(f) of a function, ts.diff(x) of samples", "vectorize": "ts.vmap(f)",
+    "interp": "ts.searchsorted(xp, x), and ts.take around it", "apply_along_axis": "ts.vmap(f)",
+    "convolve": "ts.conv1d(x, w), or a product of ts.rfft", "correlate": "ts.conv1d(x, w)",
+    "cov": "d = x - ts.mean(x, axis=1, keepdims=True); d @ d.T / (n - 1)",
+    "digitize": 'ts.searchsorted(bins, x, side="right")',
+    "argwhere": "ts.stack(ts.nonzero(x), axis=-1)", "flatnonzero": "ts.nonzero(ts.flatten(x))[0]",
+    "trapz": "ts.sum((y[1:] + y[:-1]) / 2 * ts.diff(x))", "betaln":
+    "ts.lgamma(a) + ts.lgamma(b) - ts.lgamma(a + b)",
+    "pure_callback": "outside of compiled functions: a graph calls no Python",
     "tree_map": "ts.map_tree(f, tree)", "tree": "ts.map_tree(f, tree)",
     "scatter_reduce": 'ts.put_along_axis(x, ids, values, axis, "max")',
     "solve_triangular": "ts.triangular_solve(a, b, lower=True)", "logdet": "ts.slogdet(a)[1]",
@@ -134,6 +144,8 @@ TILE: Mapping[str, str] = {
 
 # ts.random.<word>
 RANDOM: Mapping[str, str] = {
+    "multivariate_normal": "mean + ts.random.normal(shape) @ ts.cholesky(cov).T",
+    "rademacher": "2 * ts.random.bernoulli(0.5, shape) - 1",
     "rand": "ts.random.uniform(shape)", "random": "ts.random.uniform(shape)",
     "random_sample": "ts.random.uniform(shape)", "randn": "ts.random.normal(shape)",
     "standard_normal": "ts.random.normal(shape)", "gaussian": "ts.random.normal(shape)",

@@ -61,7 +61,7 @@ def philox4x32(counter: Any, key: Any) -> np.ndarray:
     return out.reshape(counter.shape)
 
 
-def _rounds(words: Sequence[np.ndarray], key: Sequence[Any]) -> list[np.ndarray]:
+def _rounds(words: Sequence[np.ndarray], key: Any) -> list[np.ndarray]:
     """The ten rounds on four uint64 [N] columns that hold 32-bit values.
 
     key: two uint32, or columns of them, uint64 [..., 1], of one key for each row of words [..., N]

@@ -122,7 +122,7 @@ class Sharded:
         problem = _Problem(self, args, kwargs)
         specs = self.choose(*args, **kwargs).specs
         where = problem.layouts({problem.group[p]: s for p, s in specs.items()})
-        bound, _ = self.f.bind(args, kwargs)
+        bound, *_ = self.f.bind(args, kwargs)
         leaves, structure = tree.flatten(bound)
         at = iter(where)
         moved = [_distributed(x, next(at)) if isinstance(x, Tensor) else x for x in leaves]

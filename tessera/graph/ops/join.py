@@ -169,7 +169,7 @@ def split(x: Any, sections: int | Sequence[int], axis: int = 0) -> list[Tensor]:
 
 def _split_sizes(extent: Any, sections: Any, axis: int) -> list:
     if isinstance(sections, Tensor | np.ndarray | np.generic) and not sections.ndim:
-        sections = operator.index(sections)
+        sections = operator.index(sections)  # type: ignore[arg-type]  # says so where it is none
     if isinstance(sections, np.ndarray):
         sections = sections.tolist()
     if not isinstance(sections, tuple | list):

@@ -100,6 +100,10 @@ class _Matrix(ABC):
     def triples(self) -> tuple[Tensor, Tensor, Tensor]:
         """(values, row of each, column of each)."""
 
+    @abstractmethod
+    def with_values(self, values: Any) -> Any:
+        """Other values at the same places."""
+
     def to_dense(self) -> Tensor:
         """The dense matrix [M, N]; values stored for one place add."""
         values, rows, cols = self.triples()
