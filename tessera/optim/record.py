@@ -197,13 +197,18 @@ def _matching_grads(named: dict[str, Tensor], params: Any, grads: Any) -> dict[s
     beside = set(tree.paths(tree.flatten(params)[1])) - named.keys()
     found = {path: g for path, g in found.items() if path not in beside}
     if odd := sorted(found.keys() ^ named.keys()):
-        raise ArgumentError(f"gradients and parameters differ in {', '.join(map(repr, odd))}",
+        raise ArgumentError(f"gradients and parameters differ in {', '.join(map(_shown, odd))}",
                             hint="pass the gradient that ts.grad returned for these parameters")
     for path, p in named.items():
         if tuple(found[path].shape) != tuple(p.shape):
-            raise ShapeError(f"the gradient of {path!r} has shape {show_shape(found[path].shape)}, "
-                             f"the parameter {show_shape(p.shape)}")
+            given = show_shape(found[path].shape)
+            raise ShapeError(f"the gradient of {_shown(path)} has shape {given}, the parameter "
+                             f"{show_shape(p.shape)}")
     return {path: convert(g, compute_type(g.type)) for path, g in found.items()}
+
+
+def _shown(path: str) -> str:
+    return repr(path) if path else "the parameter"
 
 
 def _check_state(record: OptimizerRecord, held: dict[str, dict], state: Any) -> None:

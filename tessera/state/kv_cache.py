@@ -6,6 +6,7 @@ number appended is a tensor, so a compiled decoding step is traced once and not 
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -239,6 +240,8 @@ class KVCache:
         self._need_intact()
         seen = self._count if self.is_traced else tensor(int(self._count), "int64")
         if last is not None:
+            if isinstance(last, Tensor):
+                last = operator.index(last)
             if not isinstance(last, int) or isinstance(last, bool) or last < 0:
                 raise ArgumentError(f"prune(last={last!r}): a number of entries >= 0")
             kept = min(last, self._window(), self.capacity)

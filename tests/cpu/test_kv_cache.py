@@ -281,6 +281,8 @@ class TestTransforms:
 
     def test_prune_in_a_trace(self, rng):
         k, v = entries(rng, 5)
+        with pytest.raises(ts.TraceError, match="Python needs an integer"):
+            ts.jit(lambda c, n: c.prune(last=n))(ts.kv_cache((2, 3, 8, 4)), 3)
         f = ts.jit(lambda c: c.prune(last=3))
         for n in (2, 5):
             short = f(ts.kv_cache((2, 3, 8, 4)).append(k[:, :, :n], v[:, :, :n]))

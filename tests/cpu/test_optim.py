@@ -405,6 +405,9 @@ def test_bad_settings_are_named(make, words):
 def test_trees_that_do_not_belong_together_are_named(rng):
     params, optimizer = make_params(rng), AdamW()
     state = optimizer.init(params)
+    alone = ts.param(ts.ones((3, 2)))
+    with pytest.raises(ts.ShapeError, match="the gradient of the parameter has shape"):
+        ts.optim.SGD().update(alone, ts.ones((2, 2)), ts.optim.SGD().init(alone), 0.1)
     with pytest.raises(ts.ArgumentError, match="differ in 'blocks.0.gain', 'blocks.0.w'"):
         optimizer.update(params, {"embedding": params["embedding"]}, state, 0.1)
     grads = tree.map_tree(lambda p: p, params) | {"embedding": ts.zeros((4, 7))}
