@@ -66,9 +66,11 @@ NONE = frozenset[str]()
 def _keeps_form(fn: Any) -> bool:
     """Whether a function does another thing with arguments that are named: ts.vmap passes these
     whole, and leaves defaults to what it maps."""
-    while isinstance(fn, functools.partial):
-        fn = fn.func
-    return getattr(fn, "keeps_form", False) is True
+    while fn is not None:
+        if getattr(fn, "keeps_form", False) is True:
+            return True
+        fn = fn.func if isinstance(fn, functools.partial) else getattr(fn, "__wrapped__", None)
+    return False
 
 
 class JitFunction:

@@ -579,7 +579,7 @@ def test_a_compiled_transform_is_the_transform() -> None:
     for call in (batched, ts.jit(batched), twice, ts.jit(partial)):
         named = call(x) if getattr(call, "fn", None) is partial else call(x, s=s)
         assert named.tolist() == [[3.0, 10.0], [2.0, 50.0]]
-    for call in (batched, ts.jit(batched), twice):
+    for call in (batched, ts.jit(batched), twice, ts.jit(ts.checkpoint(batched))):
         assert call(x, s).tolist() == [[1.0, 3.0], [20.0, 50.0]]
         assert call(x, s=s, half=True).tolist() == [[1.5, 5.0], [1.0, 25.0]]
     assert ts.jit(ts.vmap(ts.median))(x).tolist() == [2.0, 3.5]
