@@ -227,18 +227,23 @@ class KVCache:
             self._storage.K, self._storage.V = made
         return made
 
-    def prune(self, last: int | None = None, keep: Any = None) -> KVCache:
-        """A cache with fewer entries: the most recent `last`, or those at the positions `keep`.
+    def prune(self, last: int | None = None, keep: Any = None, *, first: Any = None) -> KVCache:
+        """A cache with fewer entries: the most recent `last`, those at the positions `keep`, or the
+        oldest `first`, which takes back what was appended behind them.
 
-        keep: integers among 0 .. length - 1, oldest first, or a bool for each entry. The entries
-        are copied. Raises ArgumentError, and AxisError for a position that is not there.
+        keep: integers among 0 .. length - 1, oldest first, or a bool for each entry
+        first: a number that may be data of a trace; not of a rolling cache, whose oldest are gone
+        Entries are copied, those of `first` at the next append outside of a trace. Raises
+        ArgumentError, and AxisError for a position that is not there.
         """
-        if (last is None) == (keep is None):
-            raise ArgumentError("prune takes last= or keep=, one of them",
+        if (last is None) + (keep is None) + (first is None) != 2:
+            raise ArgumentError("prune takes last=, keep= or first=, one of them",
                                 hint="cache.prune(last=128), cache.prune(keep=[0, 1, 5])")
         changes("prune", self._count)
         self._need_intact()
         seen = self._count if self.is_traced else tensor(int(self._count), "int64")
+        if first is not None:
+            return self._oldest(first, seen)
         if last is not None:
             if isinstance(last, Tensor):
                 last = operator.index(last)
@@ -257,11 +262,26 @@ class KVCache:
         newest = None if isinstance(K, Tracer) else int(count)
         return KVCache(self.kind, CacheStorage(K, V, newest), count, self.place)
 
+    def _oldest(self, first: Any, seen: Tensor) -> KVCache:
+        """The same memory, of which less counts as filled."""
+        if self.kind.rolling:
+            raise ArgumentError("prune(first=...) of a rolling cache: its oldest entries are gone",
+                                hint="cache.prune(last=n), or a cache that does not roll")
+        n = as_tensor(first)
+        if n.ndim or n.dtype.kind not in ("int", "uint"):
+            raise ArgumentError(f"prune(first={first!r}): a number of entries >= 0")
+        count = F.minimum(seen, F.maximum(F.cast(n, "int64"), 0))
+        if isinstance(count, Tracer):
+            held = CacheStorage(self._storage.K, self._storage.V, None)
+            return KVCache(self.kind, held, count, self.place)
+        return KVCache(self.kind, self._storage, count, self.place)
+
     def _positions(self, keep: Any) -> Tensor:
         """The numbers of the entries at these positions."""
         if self.is_traced:
             raise TraceError("prune(keep=...) of a cache whose length is data",
-                             hint="cache.prune(last=n), or prune outside of the trace")
+                             hint="cache.prune(last=n), cache.prune(first=n), or prune outside of "
+                             "the trace")
         wanted = np.asarray(keep)
         if wanted.dtype == np.bool_ and wanted.shape == (self.length,):
             wanted = wanted.nonzero()[0]

@@ -279,6 +279,33 @@ class TestTransforms:
             with pytest.raises(ts.TraceError):
                 ts.jit(use)(ts.kv_cache((2, 3, 8, 4)))
 
+    def test_what_a_draft_appended_is_taken_back(self, rng):
+        """By a number that is data: entries behind it are written over, and older handles stay."""
+        k, v = entries(rng, 8)
+        part = lambda x, a, b: x[:, :, a:b]  # noqa: E731
+        whole = ts.kv_cache((2, 3, 8, 4)).append(part(k, 0, 6), part(v, 0, 6))
+
+        def verify(c, n, q, k, v):
+            c = c.prune(first=n).append(k, v)
+            return ts.flash_attention(q, c), c
+
+        q, more = k[:, :, :1], (part(k, 6, 8), part(v, 6, 8))
+        f = ts.jit(verify)
+        for n in (0, 4, 6, 9):
+            m = min(n, 6)
+            kept = [np.concatenate([x[:, :, :m], x[:, :, 6:]], axis=2) for x in (k, v)]
+            for call in (f, verify):
+                y, short = call(whole, n, q, *more)
+                assert short.length == m + 2
+                assert np.array_equal(short.K.numpy(), kept[0])
+                assert_close(y.numpy(), reference(q, *kept), n=8)
+            assert np.array_equal(whole.K.numpy(), part(k, 0, 6))
+        assert f.specializations == 1
+        with pytest.raises(ts.ArgumentError, match="of a rolling cache"):
+            (KVCache["B", "H", "S", "D", f32] @ ts.rolling_window)(1, 1, 4, 2).prune(first=1)
+        with pytest.raises(ts.ArgumentError, match="a number of entries"):
+            whole.prune(first=1.5)
+
     def test_prune_in_a_trace(self, rng):
         k, v = entries(rng, 5)
         with pytest.raises(ts.TraceError, match="Python needs an integer"):
