@@ -373,3 +373,14 @@ def test_the_norm_of_many_gradients_is_a_tree_of_sums(rng):
     (norm,) = made.run([g.array for g in gs])
     assert_close(norm, np.sqrt(sum((g.array.astype(np.float64) ** 2).sum() for g in gs)), "f32",
                  n=64 * 24)
+
+
+def test_parts_of_joined_results_stay_in_order(rng):
+    """A part reaches over its end into the next: that of a batch whose other kernels differ was
+    written before it."""
+    x, b = normal(rng, 2, 5, 3), normal(rng, 2, 4)
+    f = lambda x, b: tuple(ts.concatenate([x[:, i], b], -1) for i in (1, 2))  # noqa: E731
+    made = program(f, x, b)
+    assert any(g.batch for g in made.plan.groups)
+    for got, i in zip(made.run([x.array, b.array]), (1, 2), strict=True):
+        np.testing.assert_array_equal(got, np.concatenate([x.array[:, i], b.array], -1))

@@ -24,6 +24,23 @@ def program(fn: Any, *inputs: ts.Tensor) -> CudaProgram:
     return CudaProgram(ts.jit(fn).graph(*inputs))
 
 
+PICKED = {
+    "one of each row": lambda x, ids: ts.take_along_axis(x, ids[:, None], 1),
+    "a part": lambda x, ids: ts.dynamic_slice(x, (ids[0], ids[1]), (2, 2)),
+    "windows": lambda x, ids: ts.avg_pool2d(x[None, None], 3, 2, 1),
+}
+
+
+@pytest.mark.parametrize("name", PICKED)
+def test_the_cotangent_of_a_sum_is_where_elements_were_picked(name, rng):
+    """A number everywhere, which is none outside of its extents: it was added at every place."""
+    x = ts.tensor(rng.standard_normal((5, 4)), "f32")
+    ids = ts.tensor(np.array([2, 0, 1, -1, 3]))
+    f = ts.jit(lambda x: ts.grad(lambda x: ts.sum(PICKED[name](x, ids)))(x))
+    got = CudaProgram(f.graph(x)).run([x.array])[0]
+    np.testing.assert_array_equal(got, f(x).array)
+
+
 def sums(axis: int, extent: int) -> Any:
     """The op itself, which keeps its sums in the type of the values."""
     return lambda u, ids: apply(SEGMENT_SUM, u, ids, axis=axis, extent=extent)

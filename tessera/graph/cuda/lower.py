@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -170,17 +171,21 @@ class _KernelSchedule(ScheduleBuilder):
 
     def launched(self, steps: list[ScheduledGroup | Transfer]) -> list[ScheduledGroup | Transfer]:
         """Groups of a batch whose kernels are the same are one launch: where their operands lie
-        otherwise than in order, kernels of groups that do the same may differ."""
+        otherwise than in order, kernels of groups that do the same may differ. Parts of one result
+        stay in order: one may reach over its end into the next, which writes over that."""
         out: list[ScheduledGroup | Transfer] = []
         for name, run in itertools.groupby(steps, lambda s: getattr(s, "batch", "")):
             if not name:
                 out += run
                 continue
-            alike: dict[int, list[ScheduledGroup]] = {}
+            alike: dict[tuple[int, int], list[ScheduledGroup]] = {}
+            parts = Counter[str]()
             for group in run:
                 assert isinstance(group, ScheduledGroup)
-                alike.setdefault(id(kernel_of(group)[0]), []).append(group)
-            for i, mine in enumerate(alike.values()):
+                part = max((parts[y.name] for y in group.writes), default=0)
+                parts.update(y.name for y in group.writes)
+                alike.setdefault((part, id(kernel_of(group)[0])), []).append(group)
+            for i, (_, mine) in enumerate(sorted(alike.items(), key=lambda of: of[0][0])):
                 launch = f"{name}_{i}" if i else name
                 out += [replace(g, batch=launch if len(mine) > 1 else "") for g in mine]
         return out
