@@ -42,6 +42,7 @@ from .signature import (
     find_signature,
     hashable,
     is_data,
+    keeps_form,
     leaf_names,
     leaf_slots,
     leaf_tensors,
@@ -58,19 +59,6 @@ if TYPE_CHECKING:
     from .cuda.launch_plan import LaunchPlan
 
 KEYWORD = inspect.Parameter.KEYWORD_ONLY
-
-
-NONE = frozenset[str]()
-
-
-def _keeps_form(fn: Any) -> bool:
-    """Whether a function does another thing with arguments that are named: ts.vmap passes these
-    whole, and leaves defaults to what it maps."""
-    while fn is not None:
-        if getattr(fn, "keeps_form", False) is True:
-            return True
-        fn = fn.func if isinstance(fn, functools.partial) else getattr(fn, "__wrapped__", None)
-    return False
 
 
 class JitFunction:
@@ -92,7 +80,7 @@ class JitFunction:
         self.allowed, self.cast, self.capture_graph = allowed, cast, capture_graph
         self.signature = find_signature(fn)
         self._names = positional_names(self.signature)
-        self.keeps_form = _keeps_form(fn)
+        self.keeps_form = keeps_form(fn)
         self.static = self._parameters(
             "static", (static,) if isinstance(static, str | int) else static)
         self.donate = self._parameters(
@@ -223,9 +211,9 @@ class JitFunction:
         """Arguments by parameter name, which of them this call leaves at their default: those are
         constants of the trace; and which it names, where that matters. Raises ArgumentError."""
         if self.signature is None:
-            return {f"arg{i}": a for i, a in enumerate(args)} | kwargs, set(), NONE
+            return {f"arg{i}": a for i, a in enumerate(args)} | kwargs, set(), frozenset()
         if not kwargs and self._names is not None and len(args) == len(self._names):
-            return dict(zip(self._names, args, strict=True)), set(), NONE
+            return dict(zip(self._names, args, strict=True)), set(), frozenset()
         try:
             bound = self.signature.bind(*args, **kwargs)
         except TypeError as err:
@@ -234,7 +222,7 @@ class JitFunction:
             return dict(bound.arguments), set(), frozenset(kwargs)
         defaulted = self.signature.parameters.keys() - bound.arguments
         bound.apply_defaults()
-        return dict(bound.arguments), defaulted, NONE
+        return dict(bound.arguments), defaulted, frozenset()
 
     def _is_static(self, name: str, value: Any) -> bool:
         if name in self.static:
@@ -370,10 +358,9 @@ class JitFunction:
     def _call(self, bound: dict[str, Any], named: frozenset[str]) -> Any:
         if self.signature is None:
             return self.fn(*bound.values())
-        by_name = {n: bound[n] for n in named if n in bound}
-        rest = {n: v for n, v in bound.items() if n not in named} if named else bound
+        rest = {n: v for n, v in bound.items() if n not in named}
         ba = inspect.BoundArguments(self.signature, rest)
-        return self.fn(*ba.args, **ba.kwargs, **by_name)
+        return self.fn(*ba.args, **ba.kwargs, **{n: bound[n] for n in named & bound.keys()})
 
     # --- annotations --------------------------------------------------------------------------
     @property

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -20,6 +21,16 @@ from .value_type import ValueType
 from .weak_numbers import leaf_of
 
 F32 = as_type("f32")
+
+
+def keeps_form(fn: Any) -> bool:
+    """Whether a function does another thing with arguments that are named: ts.vmap passes these
+    whole, and leaves defaults to what it maps."""
+    while fn is not None:
+        if getattr(fn, "keeps_form", False) is True:
+            return True
+        fn = fn.func if isinstance(fn, functools.partial) else getattr(fn, "__wrapped__", None)
+    return False
 
 
 def callable_name(fn: Callable) -> str:
