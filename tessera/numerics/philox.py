@@ -53,7 +53,7 @@ def philox4x32(counter: Any, key: Any) -> np.ndarray:
         raise ArgumentError(f"a Philox counter has shape [..., 4]; got {counter.shape}")
     words = counter.reshape(-1, 4).astype(np.uint64)  # [N, 4]
     out = np.empty((len(words), 4), np.uint32)
-    key = as_key(key)
+    key = as_key(key).tolist()
     for start in range(0, len(words), _CHUNK):
         stop = start + _CHUNK
         columns = [words[start:stop, i].copy() for i in range(4)]
@@ -92,7 +92,7 @@ def random_bits(key: Any, n: int, offset: int = 0) -> np.ndarray:
     """Words offset .. offset+n-1 of the key's stream: uint32 [n]."""
     if n < 0 or offset < 0:
         raise ArgumentError(f"random_bits needs n >= 0 and offset >= 0; got n={n} offset={offset}")
-    key = as_key(key)
+    key = as_key(key).tolist()
     first, last = offset // 4, -(-(offset + n) // 4)
     if last - first <= FEW:
         pair = int(key[0]), int(key[1])
@@ -107,7 +107,7 @@ def random_bits(key: Any, n: int, offset: int = 0) -> np.ndarray:
     return out.reshape(-1)[skip : skip + n]
 
 
-def _blocks(block: np.ndarray, key: np.ndarray) -> list[np.ndarray]:
+def _blocks(block: np.ndarray, key: Sequence[int]) -> list[np.ndarray]:
     """The four words of each block number: uint64 [N] -> four uint64 [N]."""
     zero = np.zeros_like(block)
     return _rounds([block & _LOW, block >> _HALF, zero, zero], key)
@@ -123,7 +123,7 @@ def random_bits_at(key: Any, index: Any) -> np.ndarray:
     index = np.asarray(index)
     if index.dtype.kind not in "iu" or (index.size and int(index.min()) < 0):
         raise ArgumentError(f"indices must be integers >= 0; got {index.dtype}: {index}")
-    flat, key = index.reshape(-1).astype(np.uint64), as_key(key)
+    flat, key = index.reshape(-1).astype(np.uint64), as_key(key).tolist()
     out = np.empty(flat.shape, np.uint32)
     for start in range(0, len(flat), _CHUNK):
         part = flat[start : start + _CHUNK]
@@ -198,6 +198,13 @@ def _words(counter: tuple[int, int, int, int], key: tuple[int, int]) -> tuple[in
         c2, c3 = (product_0 >> 32) ^ c3 ^ k1, product_0 & 0xFFFFFFFF
         k0, k1 = (k0 + WEYL_0) & 0xFFFFFFFF, (k1 + WEYL_1) & 0xFFFFFFFF
     return c0, c1, c2, c3
+
+
+def fold_rows(keys: np.ndarray, data: np.ndarray) -> np.ndarray:
+    """fold_in of many: uint32 [N, 2], or [1, 2] for all, and uint64 [N] -> uint32 [N, 2]."""
+    counter = [data & _LOW, data >> _HALF, np.full_like(data, FOLD_DOMAIN), np.zeros_like(data)]
+    words = _rounds(counter, keys.astype(np.uint64).T)
+    return np.stack(words[:2], axis=1).astype(np.uint32)
 
 
 def uniform(key: Any, n: int, offset: int = 0) -> np.ndarray:

@@ -109,10 +109,12 @@ def seed(value: int) -> None:
     set_state(RandomState(int(value) & (2**64 - 1)))
 
 
-def next_step() -> None:
-    """Advance the step: once per call of a compiled function that draws."""
+def next_step() -> tuple[int, int]:
+    """Advance the step: once per call of a compiled function that draws. The seed and the step."""
     with _lock:
-        _current().step += 1
+        run = _current()
+        run.step += 1
+        return run.seed, run.step
 
 
 def seed_and_step() -> tuple[int, int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from pathlib import Path
 from typing import Any
@@ -82,7 +83,10 @@ def test_results_that_nothing_waits_for(gpu, apart, driver, rng):
     assert [y.array.tobytes() for y in got] == want
 
 
-def test_one_copy_takes_all_keys(gpu, apart, driver, monkeypatch, rng):
+@pytest.mark.parametrize("donate", [(), ("x",)])
+@pytest.mark.parametrize("graph", [False, True])
+def test_one_copy_takes_all_keys_of_many_calls(graph, donate, gpu, apart, driver, monkeypatch, rng):
+    """Whoever else takes steps meanwhile, and where a state is set; a graph has one at each."""
     copied: list[int] = []
     copy = driver.cuMemcpyHtoDAsync
 
@@ -91,14 +95,30 @@ def test_one_copy_takes_all_keys(gpu, apart, driver, monkeypatch, rng):
         return copy(target, source, nbytes, stream)
 
     monkeypatch.setattr(driver, "cuMemcpyHtoDAsync", counted)
-    x = ts.tensor(rng.standard_normal((5, 9)).astype(np.float32))
-    f = ts.jit(lambda x: two(two(x)), target="cuda")
-    y = f(f(x))  # arguments lie there from here on
+    x = rng.standard_normal((5, 9)).astype(np.float32)
+
+    def fn(x: Tensor) -> Tensor:
+        y = two(two(x))
+        return ts.reshape(ts.sort(ts.sort(y)), (5, 9)) if graph else y
+
+    f, on_cpu = ts.jit(fn, target="cuda", donate=donate), ts.jit(fn)
+    made = CudaProgram(on_cpu.graph(ts.tensor(x)))
+    assert len([b for b in made.plan.buffers if b.kind == "drawn"]) == 8
+    states = [ts.random.RandomState(7, step) for step in (*range(3), *range(500, 540), 2, 10**10)]
+    arguments = [ts.tensor(x).to("cuda") for _ in states]
     copied.clear()
-    f(y)
-    made = CudaProgram(ts.jit(lambda x: two(two(x))).graph(x))
-    drawn = [b for b in made.plan.buffers if b.kind == "drawn"]
-    assert len(drawn) == 8 and len(copied) == 1
+    got = []
+    for state, y in zip(states, arguments, strict=True):
+        ts.random.set_state(state)
+        got.append(f(y))
+    keys = [n for n in copied if n % (8 * 16) == 0]
+    assert max(keys) > min(keys) and f.capture.startswith("off: its" if graph else "off: it is")
+    assert len(keys) < 16 if graph else len(keys) == 5  # launched as graphs at first
+    for state, y in zip(states, got, strict=True):
+        ts.random.set_state(state)
+        np.testing.assert_array_equal(y.array, on_cpu(ts.tensor(x)).array)
+    del f
+    gc.collect()  # memory goes while there is a driver to give it back to
 
 
 def test_what_is_computed_on_the_host():

@@ -11,20 +11,26 @@ kernels read it as they read arguments. Bits are drawn in the kernels:
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import field
+from functools import cached_property
 
 import numpy as np
 
 from ...dims import size_of
 from ...lazy_dataclass import dataclass
+from ...numerics.philox import fold_rows
 from ...numerics.random_state import next_step
 from ..ir import Graph, Node, Value
 from ..ops.convert import CAST_STOCHASTIC
+from ..ops.random import FOLD_IN, RNG_KEY, keys_ahead
+from ..ops.shape import RESHAPE, SLICE, slices_of
 from ..schedule.library_call import LibraryCall, library_call
 from ..simplify import Rewriter
 from .packed_values import ROUND
 from .spell import no_kernel
 
+LOW = np.uint64(0xFFFFFFFF)
 SMALL = 4096  # elements of a value that the host computes at each call
 BITS = library_call("random_bits", makes="bits",
                     tile="tile.random_bits({index}, seed=({0}, {1}), runs={runs})")
@@ -81,15 +87,48 @@ class Draws:
     known: dict[Value, np.ndarray] = field(default_factory=dict)
     values: tuple[Value, ...] = ()
 
+    @cached_property
+    def steps(self) -> bool:
+        """Whether values differ from step to step."""
+        return any(node.op is RNG_KEY for node in self.nodes)
+
     def run(self) -> list[np.ndarray]:
         """The values of the next call, in their order."""
         if self.random:
             next_step()
-        env = dict(self.known)
+        return [made[0] for made in self.ahead(1)]
+
+    def ahead(self, count: int) -> list[np.ndarray]:
+        """The values at this step and at those behind it: [count, ...] of each."""
+        env = {v: a[None] for v, a in self.known.items()}  # [1, ...] where all steps have the same
         for node in self.nodes:
-            made = node.op.ref(*(env[v] for v in node.inputs), **node.attrs)
-            env.update(zip(node.outputs, made if node.op.multi else (made,), strict=True))
-        return [np.ascontiguousarray(env[v]) for v in self.values]
+            env.update(zip(node.outputs, _ahead(node, [env[v] for v in node.inputs], count),
+                           strict=True))
+        made = [env[v] for v in self.values]
+        return [np.ascontiguousarray(np.broadcast_to(a, (count, *a.shape[1:]))) for a in made]
+
+
+def _ahead(node: Node, given: Sequence[np.ndarray], count: int) -> Sequence[np.ndarray]:
+    """The results of a node at steps, of operands at them. Words of keys, which most are, take no
+    more of many steps than of one."""
+    op, attrs = node.op, node.attrs
+    if op is RNG_KEY:
+        return [keys_ahead(attrs["stream"], count)]
+    if op is SLICE:
+        return [given[0][:, *slices_of(**attrs)]]
+    if op is RESHAPE:
+        return [given[0].reshape(-1, *attrs["shape"])]
+    rows = max(map(len, given), default=1)
+    if op is FOLD_IN:
+        keys, data = np.broadcast_to(given[0], (rows, 2)), given[1].astype(np.uint64) & LOW
+        return [fold_rows(keys, np.broadcast_to(data, rows))]
+    made = [_results(node, [a[i % len(a)] for a in given]) for i in range(rows)]
+    return [np.stack(results) for results in zip(*made, strict=True)]
+
+
+def _results(node: Node, given: Sequence[np.ndarray]) -> tuple[np.ndarray, ...]:
+    made = node.op.ref(*given, **node.attrs)
+    return made if node.op.multi else (made,)
 
 
 def split_draws(graph: Graph, known: dict[Value, np.ndarray],

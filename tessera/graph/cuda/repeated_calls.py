@@ -42,6 +42,8 @@ class RepeatedCalls:
         self.short = len(space.program.runs()) < FEWEST_LAUNCHES
         lowered, self.device = space.program.lowered, space.device
         self.drawn = bool(lowered.drawn)
+        # A batch has a table of where its buffers lie, which would be copied instead.
+        self.by_rows = all(len(run) == 1 for run in space.program.runs(not space.alone))
         self.captures = tuple(lowered.captures.items())
         self.over = [(lowered.inputs.index(n), i in space.donated)
                      for n, i in lowered.overwritten.items()]
@@ -50,7 +52,8 @@ class RepeatedCalls:
         self.written = sorted(written, key=lambda r: r.given is None)  # in donated memory: first
         self.given = [r.given for r in self.written if r.given is not None]
         self.pick_given = picker(self.given)
-        self.names = [*lowered.inputs, *lowered.captures, *(r.base for r in self.written)]
+        self.names = [*lowered.inputs, *lowered.captures, *(r.base for r in self.written),
+                      *space.drawn.places]
         self.at = {name: i for i, name in enumerate(self.names)}
         self.devices = [self.device] * len(lowered.inputs)
         self.tensors: dict[int, ResultTensors] = {}  # by how many arguments may be results
@@ -75,16 +78,14 @@ class RepeatedCalls:
         memories = self._inputs(leaves)
         if memories is None:
             return None
-        if self.drawn:
-            self.space.draw()
+        drawn = self.space.draw(self.by_rows and not whole) if self.drawn else []
         taken = self.memory.fresh() if self.short else self.memory.take()
         free, whole_free = self._free(leaves, memories, self.given, self.pick_given)
         written = self._results(leaves, memories, taken, free if whole_free else [
             self._new(r.buffer) if m is None else m
             for r, m in zip(self.written, free, strict=False)])  # may change the others
         held = [*memories, *written]
-        places = [m.pointer for m in held]
-        self.launch(places, whole)
+        self.launch([m.pointer for m in held] + drawn, whole)
         made = self._made(held, leaves, ours if whole_free else 0)
         if self.lent:
             for m in memories:

@@ -68,9 +68,8 @@ class SteadyCalls:
         lent = [m for m in memories if type(m) is Borrowed]
         memories += (calls.space.captured_memory(name, x) for name, x in calls.captures)
         memories += calls.memory.fresh() if calls.short else calls.memory.take()
-        if calls.drawn:
-            calls.space.draw()
-        self._launch(tuple([m.pointer for m in memories]), whole)
+        drawn = calls.space.draw(calls.by_rows and not whole) if calls.drawn else []
+        self._launch(tuple([m.pointer for m in memories]), whole, drawn)
         made = self.results.made(memories)
         for k, r, at in self.copied:
             calls.copy_result(made[k], r, None if at is None else memories[at])
@@ -78,14 +77,15 @@ class SteadyCalls:
             m.give_back()
         return made
 
-    def _launch(self, pointers: tuple[int, ...], whole: bool) -> None:
-        """pointers: of the buffers that change."""
+    def _launch(self, pointers: tuple[int, ...], whole: bool, drawn: Sequence[int]) -> None:
+        """pointers: of the buffers that change. drawn: of what the host drew."""
         key, graphs = (self.mark, pointers), self.calls.graphs
         if whole and graphs is not None and (graph := graphs.known(key)) is not None:
             return graphs.again(graph)
         places = self.places.copy()
         for at, pointer in zip(self.changing, pointers, strict=True):
             places[at] = pointer
+        places[len(places) - len(drawn):] = drawn
         graph = self.calls.launch(places, whole)
         if graph is not None:
             graph.key = key

@@ -64,7 +64,6 @@ class Workspace:
         self.block = block or Memory(program.plan.temporary_bytes, on)
         self.alone = alone
         self.watched, self.owner = watched, object()  # whose the words of its launches are
-        self.words: dict[str, np.ndarray] = {}  # what the host drew for the call under way
         self.memory: dict[str, tuple[int, Any]] = {}  # pointer and owner of each buffer
         # of launches, by buffer, and the byte of it at which each begins
         self.arrays: dict[str, list[tuple[Pointed, int]]] = {}
@@ -82,8 +81,9 @@ class Workspace:
         fetched = {t.source for t in program.plan.transfers if t.kind == "fetch"}
         self.on_host = fetched & {*program.lowered.inputs}  # inputs, there at each call
         given = {program.base(n) for n in program.plan.results}
-        self.drawn = Drawn([b for b in program.plan.buffers
-                            if b.kind == "drawn" and b.name not in given], on)
+        lowered = program.lowered
+        self.drawn = Drawn(lowered.draws, lowered.drawn, [
+            b for b in program.plan.buffers if b.kind == "drawn" and b.name not in given], on)
         if watched:
             count_results(program)
         self._place()
@@ -99,7 +99,8 @@ class Workspace:
     @property
     def device_bytes(self) -> int:
         """What was allocated on the device."""
-        owners = {id(owner): owner for _, owner in self.memory.values()}
+        held = [self.drawn.memory, *(owner for _, owner in self.memory.values())]
+        owners = {id(owner): owner for owner in held}
         return sum(o.nbytes for o in owners.values() if isinstance(o, Memory))
 
     def _place(self) -> None:
@@ -192,7 +193,7 @@ class Workspace:
 
     def _key(self, name: str) -> tuple[int, int]:
         """The words of a key that this call drew."""
-        words = self.words[name].reshape(-1)
+        words = self.drawn.value(name).reshape(-1)
         return int(words[0]), int(words[1])
 
     def _at(self, name: str) -> tuple[int, Any]:
@@ -376,7 +377,7 @@ class Workspace:
     def _run(self, leaves: Sequence[Tensor], inside: bool = False) -> list[Tensor]:
         self.host_calls.settle()
         lowered = self.program.lowered
-        self.draw()
+        self.place([*self.drawn.places], self.draw(), ())
         for name, x in zip(lowered.inputs, leaves, strict=True):
             self._give(name, x)
         for name, i in () if self.fixed else lowered.overwritten.items():
@@ -405,14 +406,14 @@ class Workspace:
                 x.storage.give_back()
         return out
 
-    def draw(self) -> None:
-        """What the host computes for a call, on its way to where kernels read it."""
-        lowered = self.program.lowered
-        self.words = drawn = dict(zip(lowered.drawn, lowered.draws.run(), strict=True))
-        for name, a in drawn.items():
+    def draw(self, by_rows: bool = False) -> list[int]:
+        """What the host computes for a call, on its way to where kernels read it. Where that is,
+        of what is no result. by_rows: see Drawn."""
+        self.drawn.step()
+        for name in self.drawn.names:
             if name not in self.drawn.places:
-                self._load(name, a)
-        self.drawn.load(drawn)
+                self._load(name, self.drawn.value(name))
+        return self.drawn.placed() if by_rows else self.drawn.copied()
 
     def _compile(self) -> None:
         """Kernels that no process has compiled yet, side by side; the launches find them."""

@@ -23,6 +23,7 @@ from ...dims import show_shape, size_of
 from ...errors import ArgumentError, DTypeError, ShapeError, TraceError, UnknownNameError
 from ...foreign import RANDOM
 from ...numerics import NumericType, as_type
+from ...numerics.philox import fold_rows, fold_words
 from ...numerics.random_state import (
     RandomState,
     get_state,
@@ -60,9 +61,21 @@ EAGER_STREAM = 0xFFFFFFFF  # draws outside any compiled function
 
 def key_of(stream: int) -> np.ndarray:
     """The u32[2] key of a stream at the current step."""
+    return keys_ahead(stream, 1)[0]
+
+
+def keys_ahead(stream: int, count: int) -> np.ndarray:
+    """The keys of a stream at the current step and at those behind it: u32 [count, 2]."""
     seed, step = seed_and_step()
-    root = np.array([seed & 0xFFFFFFFF, seed >> 32], np.uint32)
-    return numerics.fold_in(numerics.fold_in(root, stream), step)
+    root = _root(seed, stream)
+    if count == 1:
+        return np.array([fold_words(root, step)], np.uint32)
+    return fold_rows(np.array([root], np.uint32), np.arange(step, step + count, dtype=np.uint64))
+
+
+@functools.lru_cache(4096)
+def _root(seed: int, stream: int) -> tuple[int, int]:
+    return fold_words((seed & 0xFFFFFFFF, seed >> 32), stream)
 
 
 RNG_KEY = GraphOp(
