@@ -249,6 +249,7 @@ class GraphOp:
     exchange  how it sends between ranks from a GPU, of an op with the effect "collective"
     host    ref runs on the host wherever the operands lie, of copies: "now", before the call that
             it is part of returns, or "later", when that call is waited for, of what only raises
+    beside  an element follows from elements of the operands that stand elsewhere, in memory
     hint    what to do about a NaN or an infinity that it made
     gradient_hint  and that its gradient made
     also    (attrs) -> effects of a node with these attributes, beside `effects`
@@ -311,11 +312,13 @@ class GraphOp:
     host: str = ""
     hint: str = ""
     gradient_hint: str = ""
+    beside: bool = False
 
     @property
     def placed(self) -> bool:
         """Whether an element follows from where it stands in the whole, as random bits do."""
-        return self.makes == "bits" or isinstance(self.tile, str) and "{index}" in self.tile
+        return self.makes == "bits" or self.beside or (
+            isinstance(self.tile, str) and "{index}" in self.tile)
 
     def __post_init__(self) -> None:
         if self.name in OPS:

@@ -7,8 +7,10 @@ which of them follows from the axes its operands lie along.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import field
 from math import prod
+from types import MappingProxyType
 from typing import Any
 
 from ...lazy_dataclass import dataclass
@@ -19,13 +21,14 @@ from .kernel_text import KernelWriter, capital
 from .spell import COMBINE, literal, stored_as
 
 COLUMNS = "{columns}"  # the text of a step that gives the numbers of the columns
+DISPLACED = re.compile(r"\{(\d) by (-?\d+)\}")  # an operand, and how much further on it is read
 WORDS = re.compile(r"seed=\(\{(\d)\}, \{(\d)\}\)")  # of a key that is data
 
 
 def placed(step: GroupStep) -> bool:
     """Whether it is elementwise by where an element stands, as random bits are."""
     text = dict(step.attrs).get("text", "")
-    return "{index}" in text or text == COLUMNS
+    return "{index}" in text or "{place}" in text or text == COLUMNS
 
 
 @dataclass(frozen=True)
@@ -93,10 +96,14 @@ class FrameBlock:
         along = self.pattern(operand)
         return tuple(e for e, p in zip(self.frame.extents, along, strict=True) if p) or (1,)
 
-    def place(self, operand: GroupOperand) -> tuple[str, bool, bool]:
-        """`V7[g0, m:m+8, n:n+64]`, and whether it has rows and columns."""
+    def place(self, operand: GroupOperand, by: Mapping[int, int] = MappingProxyType({})
+              ) -> tuple[str, bool, bool]:
+        """`V7[g0, m:m+8, n:n+64]`, and whether it has rows and columns. by: axes of the frame along
+        which it lies further on, and how much; what is beyond the edges there may be anything."""
         along = self.pattern(operand)
-        parts = [s for s, p in zip(self.slices, along, strict=True) if p] or ["0"]
+        slices = [_moved(s, by[a], self.frame.extents[a]) if a in by else s
+                  for a, s in enumerate(self.slices)]
+        parts = [s for s, p in zip(slices, along, strict=True) if p] or ["0"]
         m = not self.flat and along[self.along]
         return f"{capital(operand.name)}[{', '.join(parts)}]", m, along[-1]
 
@@ -118,6 +125,15 @@ class FrameBlock:
         text = f"(tile.arange(0, {self.BN}, {kind}) + {_start(self.columns)})"
         return text if self.flat else f"{text}[None, :]"
 
+    def number_along(self, axis: int, kind: str) -> str:
+        """Those of the block's elements along an axis of the frame."""
+        last = len(self.frame.members) - 1
+        if axis == last:
+            return self.column_numbers(kind)
+        if self.flat or axis != last + 1 + self.along:
+            return _start(self.slices[axis])
+        return f"(tile.arange(0, {self.BM}, {kind}) + {_start(self.rows)})[:, None]"
+
     def number(self, w: KernelWriter) -> str:
         """The numbers of the block's elements in the row-major order of the whole space."""
         extents, long = self.frame.extents, prod(self.frame.extents) >= 1 << 30
@@ -138,6 +154,15 @@ class FrameBlock:
 def _start(span: str) -> str:
     """Where a slice begins."""
     return span.partition(":")[0]
+
+
+def _moved(span: str, by: int, extent: int) -> str:
+    """A slice, or an index, which stays one of the axis."""
+    begin, colon, end = span.partition(":")
+    sign = f"{'-' if by < 0 else '+'} {abs(by)}"
+    if not colon:
+        return f"tile.minimum(tile.maximum({span} {sign}, 0), {extent - 1})"
+    return f"{begin} {sign}:{end} {sign}"
 
 
 def value(w: KernelWriter, b: FrameBlock, arg: Any, kind: str, step: GroupStep) -> KernelValue:
@@ -180,6 +205,10 @@ def _word(w: KernelWriter, b: FrameBlock, arg: str, step: GroupStep) -> KernelVa
 
 def emit_step(w: KernelWriter, b: FrameBlock, step: GroupStep, template: str) -> None:
     """One elementwise step as a statement."""
+    if "{place}" in template:
+        w.line(f"{step.name + b.suffix} = {_displaced(w, b, step, template)}", step)
+        b.held[step.name] = KernelValue(step.name + b.suffix, not b.flat, True)
+        return
     kinds, words = dict(step.attrs)["kinds"], [int(i) for s in WORDS.findall(template) for i in s]
     args = [_word(w, b, a, step) if i in words and isinstance(a, str) else value(w, b, a, k, step)
             for i, (a, k) in enumerate(zip(step.args, kinds, strict=True))]
@@ -205,6 +234,23 @@ def emit_step(w: KernelWriter, b: FrameBlock, step: GroupStep, template: str) ->
     name = step.name + b.suffix
     w.line(f"{name} = {text}", step)
     b.held[step.name] = KernelValue(name, m, n)
+
+
+def _displaced(w: KernelWriter, b: FrameBlock, step: GroupStep, template: str) -> str:
+    """The expression of a step that reads its operands elsewhere, see displaced_reads.py."""
+    axis = dict(step.attrs)["axis"]
+    at = next(i for i, members in enumerate(b.frame.members) if axis in members)
+
+    def load(found: re.Match[str]) -> str:
+        arg, by = step.args[int(found[1])], int(found[2])
+        name = f"{arg}_{'back' if by < 0 else 'on'}_{axis}_{abs(by)}{b.suffix}"
+        if name not in b.held:
+            w.line(f"{name} = tile.load({b.place(b.operands[arg], {at: by})[0]}, fill=0)", step)
+            b.held[name] = KernelValue(name, not b.flat, True)
+        return name
+
+    return DISPLACED.sub(load, template).replace("{place}", b.number_along(
+        at, w.type(as_type("int32"))))
 
 
 def _bracketed(text: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from functools import cached_property
 from math import prod
@@ -42,6 +42,7 @@ from .cached_reads import turn_around
 from .collective_steps import CollectiveCallee
 from .column_frames import column_frame, reductions
 from .column_passes import join_columns, schedule_column_passes
+from .displaced_reads import displaced_axes
 from .elements import schedule_elements
 from .extrema import schedule_position
 from .fold_keys import schedule_key, schedule_key_bits, schedule_keys
@@ -191,13 +192,15 @@ class _KernelSchedule(ScheduleBuilder):
         return out
 
     def loop(self, group: FusionGroup) -> None:
-        reads = [self.operand(v) for v in self.reads(group)]
+        counted = [v for v in self.reads(group) if self._counts(v, (group.space or (1,))[-1])]
+        reads = [self.operand(v) for v in self.reads(group) if v not in counted]
         writes = [self.operand(v) for v in group.outputs]
-        frame = operand_frame(group.space, (*reads, *writes), False)
+        cuts = displaced_axes(group.nodes) | ({len(group.space) - 1} if counted else set())
+        frame = operand_frame(group.space, (*reads, *writes), False, cuts)
         if not frame.members:
             frame = Frame(group.space, (tuple(range(len(group.space))),))
         bits = min(o.type.dtype.bits for o in (*reads, *writes))
-        steps = [self.step(n) for n in group.nodes]
+        steps = [*map(self._column_numbers, counted), *(self.step(n) for n in group.nodes)]
         laid = any(o.layout for o in (*reads, *writes))
         if group.batch is not None and is_flat(group, self.numbers) and not laid and (
                 len(frame.members) == 1):
@@ -227,7 +230,7 @@ class _KernelSchedule(ScheduleBuilder):
         reads = [self.operand(v) for v in self.reads(group) if v not in counted]
         writes = [self.operand(v) for v in group.outputs]
         steps = [*map(self._column_numbers, counted), *(self.step(n) for n in group.nodes)]
-        self._rows(group.space, reads, writes, steps)
+        self._rows(group.space, reads, writes, steps, displaced_axes(group.nodes))
 
     def _counts(self, v: Value, columns: int) -> bool:
         """Whether a known value is 0, 1, 2 ... along the columns, which a kernel need not read."""
@@ -241,8 +244,8 @@ class _KernelSchedule(ScheduleBuilder):
                          v.aval.type)
 
     def _rows(self, space: tuple[int, ...], reads: list[GroupOperand], writes: list[GroupOperand],
-              steps: list[GroupStep]) -> None:
-        frame = operand_frame(space, (*reads, *writes), True)
+              steps: list[GroupStep], cuts: Collection[int] = ()) -> None:
+        frame = operand_frame(space, (*reads, *writes), True, cuts)
         if len(frame.members) == 1:
             frame = Frame(space, ((), *frame.members))
         numbers = not any(frame.pattern(o.shape)[-1] for o in writes)  # type: ignore[index]
@@ -441,6 +444,9 @@ class _KernelSchedule(ScheduleBuilder):
     def _move(self, node: Node, source: Value, target: Value, move: RegionCopy,
               some: bool) -> None:
         x, y = self.operand(source), self.operand(target)
+        if x.layout is None and y.layout is None:
+            move, of_source, of_result = move.merged(x.shape, y.shape)
+            x, y = replace(x, shape=of_source), replace(y, shape=of_result)
         ends = region_ends(move, y) if some or y.layout else frozenset()
         # runs of elements are passed alone, so that one kernel copies all of them
         if y.layout is None and (at := move.run_in_result(y.shape)) is not None:
@@ -544,10 +550,11 @@ def _without_result(node: Node, names: tuple[Any, ...]) -> GroupStep:
                      tuple(id_of(node).split()), line_of(node.where))
 
 
-def operand_frame(space: tuple[int, ...], operands: Sequence[GroupOperand], rows: bool) -> Frame:
-    """The axes of a loop over its operands as they lie."""
-    cuts = {a for o in operands if o.layout for a in o.layout.cuts(len(space))}
-    return merged(space, [o.shape for o in operands], rows, cuts)
+def operand_frame(space: tuple[int, ...], operands: Sequence[GroupOperand], rows: bool,
+                  cuts: Collection[int] = ()) -> Frame:
+    """The axes of a loop over its operands as they lie. cuts: those that it needs."""
+    own = {a for o in operands if o.layout for a in o.layout.cuts(len(space))}
+    return merged(space, [o.shape for o in operands], rows, own.union(cuts))
 
 
 def _attrs(node: Node) -> dict[str, Any]:

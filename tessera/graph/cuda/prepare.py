@@ -26,6 +26,7 @@ from .arrival_order import cut_where_read, use_as_it_comes
 from .attention_kernels import open_cached_attention, use_attention_kernels
 from .column_parts import variances_of_parts
 from .conv_kernels import use_conv_kernels
+from .displaced_reads import read_displaced
 from .extrema import narrow_positions
 from .fft_kernels import use_fft_kernels
 from .gathered_rows import dot_picked_rows
@@ -286,6 +287,7 @@ PIPELINE: list[Callable[..., Any]] = [
     widen_late,
     narrow_moves,
     loops_of_parts,
+    read_displaced,
     widen_late,
     merge_common,
     add_in_any_order,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ...lazy_dataclass import dataclass
 from ..schedule.ir import PlannedBuffer, ScheduledGroup
+from .displaced_reads import JOINED
 from .run import CudaProgram
 
 
@@ -39,8 +40,10 @@ def may_overwrite(program: CudaProgram, name: str, result: str) -> bool:
     assert isinstance(last, ScheduledGroup)
     own = [o for o in (*last.reads, *last.writes) if plan.base(o.name) in (name, result)]
     anchored = last.steps[0].args if last.kind == "gemm" else ()
+    beside = {arg for s in last.steps if s.op == JOINED.name for arg in s.args}
     return last.kind in ("loop", "gemm") and all(
-        o.shape == last.space and o.layout is None and o.name not in anchored for o in own)
+        o.shape == last.space and o.layout is None and o.name not in beside.union(anchored)
+        for o in own)
 
 
 __all__ = ["ResultBuffer", "may_overwrite"]

@@ -322,7 +322,8 @@ def takes_strips(space: tuple[int, ...], nodes: Sequence[Node]) -> bool:
     """Whether the loop of these nodes can sum the strips among them: where it has statistics of
     rows, these are held whole."""
     strips = strips_of(nodes)
-    if len(_frame(space, nodes).members) != 2 or len({n.attrs["rows"] for n in strips}) > 1:
+    if len(_frame(space, nodes).members) != 2 or len({n.attrs["rows"] for n in strips}) > 1 or any(
+            n.op.beside for n in nodes):
         return False
     codes = sum(n.attrs["rows"] for n in strips if n.op is STRIP_TURNED)
     if not has_rows(space, nodes):

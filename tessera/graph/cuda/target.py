@@ -44,6 +44,7 @@ from . import (
 from .anchors import anchor_frame
 from .collective_steps import collective_group
 from .column_frames import column_frame
+from .displaced_reads import JOINED
 from .host_keys import BITS_AT, CAST
 from .host_steps import host_groups
 from .library_steps import library_group
@@ -68,13 +69,13 @@ OWN = sorting.KINDS | key_merges.KINDS | row_order.KINDS | scatters.KINDS | \
 
 # --- loops ----------------------------------------------------------------------------------------
 def _loop_space(node: Node) -> Space | None:
-    if node.op in ELEMENTWISE or node.op in (BITS_AT, CAST):
+    if node.op in ELEMENTWISE or node.op in (BITS_AT, CAST, JOINED):
         return extents_of(node.outputs[0]) if 0 not in node.outputs[0].aval.shape else None
     if node.op is STRIP_TURNED:
         return extents_of(node.inputs[0])
     space = loop_space(node)
-    if space is None and node.op.name == "cast" and template(node) is not None:
-        out = node.outputs[0]  # a float to an integer: loops on a CPU leave it out
+    if space is None and node.op.name in ("cast", "check_index") and template(node) is not None:
+        out = node.outputs[0]  # a float to an integer, what fails: loops on a CPU leave it out
         space = extents_of(out) if all(isinstance(n, int) and n for n in out.aval.shape) else None
     return space
 
@@ -264,7 +265,8 @@ def _overwrites(group: FusionGroup, x: Value, y: Value) -> bool:
         (node,) = group.nodes
         return bool(node.op.exchange and node.op.exchange.in_place) and (
             node.inputs.count(x) == 1 and node.inputs.index(x) == node.outputs.index(y))
-    if group.kind not in ("loop", "rows") or x.aval.dtype.packed or y.aval.dtype.packed:
+    if group.kind not in ("loop", "rows") or x.aval.dtype.packed or y.aval.dtype.packed or any(
+            n.op.beside and x in n.inputs for n in group.nodes):
         return False
     whole = extents_of(x) == extents_of(y) == group.space
     return whole and x.aval.dtype.bits == y.aval.dtype.bits and (

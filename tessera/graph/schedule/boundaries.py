@@ -82,7 +82,8 @@ class _Boundary:
         read = sum(r.reads(self.value) for r in readers)
         if self.count[self.value] != read + self.group.reads(self.value):
             return False  # a result of the graph
-        if any(r.space != self.group.space or r.anchor is not None for r in readers):
+        if any(r.space != self.group.space or r.anchor is not None or any(
+                n.op.beside and self.value in n.inputs for n in r.nodes) for r in readers):
             return False
         cone = self.cone()
         again = self.cut(cone) if cone else []

@@ -95,7 +95,7 @@ class _Joiner:
     def fits(self, loop: FusionGroup, anchor: Node) -> bool:
         """Whether the loop's operands lie along the axes of the anchor's result."""
         frame = self.target.epilogue(anchor, loop.space)
-        return frame is not None and all(
+        return frame is not None and not any(n.op.beside for n in loop.nodes) and all(
             frame.pattern(extents_of(v)) is not None for v in (*loop.inputs, *loop.outputs))
 
 

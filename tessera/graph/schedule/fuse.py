@@ -134,8 +134,9 @@ class _Fuser:
         self._extend(e, new)
 
     def waits(self, node: Node, e: _Entry) -> bool:
-        """Whether a node reads what leaves an entry only at its end."""
-        return any(v in self.leaving and self.entry_of[v] is e for v in node.inputs)
+        """Whether a node reads what leaves an entry only at its end, or elsewhere."""
+        return any((v in self.leaving or node.op.beside) and self.entry_of.get(v) is e
+                   for v in node.inputs)
 
     def _extend(self, e: _Entry, new: int) -> None:
         """e depends on more groups, and so does all that reads it."""

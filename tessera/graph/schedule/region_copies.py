@@ -37,6 +37,26 @@ class RegionCopy:
             return None
         return _run(tuple(start for _, start, _ in self.axes), self.region, shape)
 
+    def merged(self, source: tuple[int, ...], result: tuple[int, ...]
+               ) -> tuple[RegionCopy, tuple[int, ...], tuple[int, ...]]:
+        """The same with neighbours in one axis that are so on both sides, and the extents of these:
+        blocks along 56 x 56 places are those along 3136."""
+        move = self
+        for o in reversed(range(len(self.region) - 1)):
+            a = next((a for a in range(len(move.axes) - 1) if move.axes[a][0] == o), -1)
+            n = move.region[o + 1]
+            if a < 0 or move.axes[a + 1] != (o + 1, 0, 1) or move.axes[a][2] != 1 or (
+                    n != source[a + 1] or n != result[o + 1]):
+                continue
+            own = [(i - (i > o), start, step) for i, start, step in move.axes]
+            own[a:a + 2] = [(o, move.axes[a][1] * n, 1)]
+            move = RegionCopy((*move.region[:o], move.region[o] * n, *move.region[o + 2:]),
+                              (*move.offset[:o], move.offset[o] * n, *move.offset[o + 2:]),
+                              tuple(own))
+            source = *source[:a], source[a] * n, *source[a + 2:]
+            result = *result[:o], result[o] * n, *result[o + 2:]
+        return move, source, result
+
     def part_of_source(self, source: StridedLayout) -> StridedLayout | None:
         """The region where it lies in the source: in steps, and again and again along an axis that
         the source has not. None where strides cannot say it."""
