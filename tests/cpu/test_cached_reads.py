@@ -124,3 +124,17 @@ def test_a_turned_kernel_begins_with_its_last_groups(fn, rng, anything_counts):
     assert written[0] == got.size - got.size // groups
     want = fn(fn(x)).array.astype(np.float32)
     assert_close(got.astype(np.float32), want, "bf16", 4)
+
+
+@pytest.mark.parametrize("rows, way", [(16384, "plain"), (4096, "plain"), (16384, "read again")])
+def test_results_that_the_cache_cannot_hold_leave_it_first(rows, way):
+    """Not those that it can, nor what a kernel behind reads."""
+    def fn(x: Any) -> Any:
+        y = ts.softmax(x)
+        return y if way == "plain" else (y, ts.sum(y, axis=0))
+
+    made = CudaProgram(ts.jit(fn).graph(Tensor[rows, 4096, "bf16"]), "sm_90a")
+    launch = made.launches[0]
+    emitted = emit_request(launch.kernel.function(), request_of(launch, made.target))
+    stores = [line for line in emitted.emitted.source.splitlines() if "use(tiles.store(" in line]
+    assert stores and all(("'cs'" in s) == ((rows, way) == (16384, "plain")) for s in stores)

@@ -82,6 +82,7 @@ from .small_systems import schedule_small
 from .sorted_segments import schedule_runs
 from .sorting import schedule_merge, schedule_sort
 from .spell import COMBINE, template
+from .streamed_results import stream_results
 from .strips import STRIP_SUM, STRIPS_OF, schedule_strips
 from .target import CUDA
 from .unordered_sums import schedule_atomic_sums
@@ -144,7 +145,7 @@ def lower(graph: Graph, target: Target, donated: Sequence[int] = (),
     builder = _KernelSchedule(rest, groups, memory, draws.values,
                               target.generation)
     built = builder.build(str(target), numbered, draws.nodes, ready.written)
-    plan = turn_around(share_chip(built, chip))
+    plan = stream_results(turn_around(share_chip(built, chip)))
     return LoweredGraph(builder, plan, draws, ready.copies)
 
 

@@ -229,12 +229,13 @@ def emit(function: Function, lanes: int, target: Target, facts: ArgumentFacts,
     """
     asked = schedule.stages_ if schedule is not None else None
     vector = schedule.vector_ if schedule is not None and schedule.source != "auto" else None
-    last_first = schedule is not None and bool(dict(schedule.extra).get("LAST_FIRST"))
+    told = dict(schedule.extra) if schedule is not None else {}
     stages, most = asked, target.generation.group_shared_bytes
     while True:
         lowered = lower(function, lanes, facts, target, stages, vector)
         emitter = Emitter(lowered, lanes, target, facts, checked, vector)
-        emitter.last_first = last_first
+        emitter.last_first, emitter.streams = bool(told.get("LAST_FIRST")), \
+            bool(told.get("STREAMED"))
         emitter.declare()
         emitter.nodes(lowered.body)
         emitted, used = emitter.finish(), ring_stages(lowered)

@@ -202,8 +202,9 @@ def store_global(e: Emitter, place: MemoryOperand, layout: RegisterLayout, x: st
     owner, how = e.owner(layout), rounding_of(place)
     if exact and how == PLAIN:
         how = ("exact", False)
-    more = f", '', {how[0]!r}, {how[1]}, {has_instructions(place.dtype, e.generation)}" \
-        if how != PLAIN or has_instructions(place.dtype, e.generation) else ""
+    cache = "cs" if e.streams else ""
+    more = f", {cache!r}, {how[0]!r}, {how[1]}, {has_instructions(place.dtype, e.generation)}" \
+        if cache or how != PLAIN or has_instructions(place.dtype, e.generation) else ""
     def call(width: int, guards: tuple[str, ...], bounds: list[str]) -> str:
         text = (f"use(tiles.store('global', {place.dtype.name!r}, {layout.text!r}, {layout.shape}, "
                 f"{axis}, {width}, {guards}, {owner is not None}{more}))")

@@ -1,0 +1,34 @@
+"""Results of a function that the GPU's second-level cache cannot hold leave it first.
+
+A kernel reads and writes through that cache. What it writes last would lie there for a reader that
+begins with it; within a function there may be one (cached_reads.py), but who gets a result begins
+with the first elements, which are gone. So what is written streams through, and what is still to be
+read keeps its place: layer norm of rows of 1024 takes 65.5 us in place of 68.1, as a probe in CUDA
+C++ does (2^26 elements of bf16, NVIDIA H200, 2026-11-27).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ..schedule.ir import GraphSchedule, GroupOperand, ScheduledGroup
+
+LEAST_BYTES = 1 << 26  # more than the cache of an H100 or H200, 50 MB
+KINDS = ("loop", "rows", "strips", "move")  # whose kernels store tiles
+
+
+def stream_results(plan: GraphSchedule) -> GraphSchedule:
+    """The plan in which kernels that write nothing else say so."""
+    read = {plan.base(o.name) for s in plan.steps if isinstance(s, ScheduledGroup) for o in s.reads}
+
+    def leaves(o: GroupOperand) -> bool:
+        b = plan.buffer(plan.base(o.name))
+        return b.kind == "result" and b.name not in read and b.nbytes >= LEAST_BYTES
+
+    return replace(plan, steps=tuple(
+        replace(s, schedule=s.schedule.with_values({"STREAMED": True}))
+        if isinstance(s, ScheduledGroup) and s.kind in KINDS and not s.batch
+        and all(map(leaves, s.writes)) else s for s in plan.steps))
+
+
+__all__ = ["stream_results"]
