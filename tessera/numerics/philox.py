@@ -203,7 +203,7 @@ def _words(counter: tuple[int, int, int, int], key: tuple[int, int]) -> tuple[in
 def fold_rows(keys: np.ndarray, data: np.ndarray) -> np.ndarray:
     """fold_in of many: uint32 [N, 2], or [1, 2] for all, and uint64 [N] -> uint32 [N, 2]."""
     counter = [data & _LOW, data >> _HALF, np.full_like(data, FOLD_DOMAIN), np.zeros_like(data)]
-    words = _rounds(counter, keys.astype(np.uint64).T)
+    words = _rounds(counter, [*keys.astype(np.uint64).T])
     return np.stack(words[:2], axis=1).astype(np.uint32)
 
 

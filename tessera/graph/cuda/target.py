@@ -74,8 +74,8 @@ def _loop_space(node: Node) -> Space | None:
     if node.op is STRIP_TURNED:
         return extents_of(node.inputs[0])
     space = loop_space(node)
-    if space is None and node.op.name in ("cast", "check_index") and template(node) is not None:
-        out = node.outputs[0]  # a float to an integer, what fails: loops on a CPU leave it out
+    if space is None and node.op.name == "cast" and template(node) is not None:
+        out = node.outputs[0]  # a float to an integer: loops on a CPU leave it out
         space = extents_of(out) if all(isinstance(n, int) and n for n in out.aval.shape) else None
     return space
 
