@@ -149,6 +149,9 @@ def lower(graph: Graph, target: Target, donated: Sequence[int] = (),
     return LoweredGraph(builder, plan, draws, ready.copies)
 
 
+STATIC_GRIDS = frozenset({"loop", "move", "rows"})
+
+
 class _KernelSchedule(ScheduleBuilder):
     """Groups with the blocks and grids of their kernels, for a chip."""
 
@@ -163,6 +166,8 @@ class _KernelSchedule(ScheduleBuilder):
         if kind == "rows" and self._batch is None and self.chip.dependent_launches and (
                 prod(grid) > choose_schedule.NEAR_GROUPS):
             attrs["near"] = choose_schedule.NEAR_GROUPS
+        if self._batch is None and len(grid) > 1 and kind in STATIC_GRIDS:
+            schedule = schedule.with_values({"GRID": grid})
         super().add(kind, space, reads, writes, steps, schedule, grid, **attrs)
 
     def write(self, group: FusionGroup) -> None:

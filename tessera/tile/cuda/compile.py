@@ -234,6 +234,7 @@ def emit(function: Function, lanes: int, target: Target, facts: ArgumentFacts,
     while True:
         lowered = lower(function, lanes, facts, target, stages, vector)
         emitter = Emitter(lowered, lanes, target, facts, checked, vector)
+        emitter.grid = told.get("GRID", ())
         emitter.last_first, emitter.streams = bool(told.get("LAST_FIRST")), \
             bool(told.get("STREAMED"))
         emitter.declare()

@@ -172,6 +172,7 @@ class Emitter:
         self.dependent = False  # waits for the kernel in front of it
         self.cluster = 1  # groups that are launched as one
         self.last_first = False  # blocks that start first are the last groups
+        self.grid: tuple[int, ...] = ()  # the groups along each axis, where all launches have these
         self.streams = False  # nobody finds in L2 what is stored
         self.matmul_forms: dict[str, None] = {}
         self.sites: list[tuple[SourceLine | None, str, str, tuple[str, ...]]] = []

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import prod
+
 from tessera.tile.cuda.emit.emitter import Emitter
 from tessera.tile.cuda.emit.registry import emits
 from tessera.tile.ir.ir import Op, walk
@@ -38,14 +40,28 @@ def coordinate(e: Emitter, axis: int) -> str:
     """The coordinate of the group: row-major, the last axis of the grid varies fastest."""
     if axes_of_grid(e) == 2 and in_bands(e):
         return band_coordinate(e, axis)
+    count = axes_of_grid(e)
+    if len(e.grid) == count and not e.facts.batched:
+        return known_coordinate(e, axis)
     divide = e.use("divide", "use(fragments.udiv)")
     rest = e.use("remainder", "use(fragments.urem)")
-    sizes = [e.param("axis", f"groups_{a}", "i32", a) for a in range(axis, axes_of_grid(e))]
+    sizes = [e.param("axis", f"groups_{a}", "i32", a) for a in range(axis, count)]
     number = group_number(e)
     if sizes[1:]:
         number = f"{divide}({number}, i32({' * '.join(sizes[1:])}))"
     if axis:
         number = f"{rest}({number}, {sizes[0]})"
+    return e.once(f"group_{axis}", number)
+
+
+def known_coordinate(e: Emitter, axis: int) -> str:
+    """The same where extents are known: a division by a number is a multiplication, which the
+    loads of a short block need not wait for."""
+    behind, number = prod(e.grid[axis + 1:]), group_number(e)
+    if behind > 1:
+        number = f"{e.use('divide', 'use(fragments.udiv)')}({number}, i32({behind}))"
+    if axis:
+        number = f"{e.use('remainder', 'use(fragments.urem)')}({number}, i32({e.grid[axis]}))"
     return e.once(f"group_{axis}", number)
 
 
