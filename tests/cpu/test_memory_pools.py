@@ -68,6 +68,7 @@ def test_two_larger_blocks_stay_for_the_next_of_their_size(driver, monkeypatch):
     monkeypatch.setattr(buffer, "_to_pool", lambda pointer, index: pooled.append(pointer))
     monkeypatch.setattr(driver, "cuMemFreeAsync", lambda p, stream: freed.append(p) or (0,),
                         raising=False)
+    monkeypatch.setattr(buffer, "LARGE_SHARE", 16)  # of 1 GiB
     sizes = 8 << 20, 16 << 20, 64 << 20
     first, second, third = [PooledBuffer(n, device()).pointer for n in sizes]  # dropped at once
     assert pooled == [first], "the oldest of three"
@@ -87,6 +88,7 @@ def test_blocks_that_other_streams_write_first_stay_no_longer(driver, monkeypatc
     pooled = []
     monkeypatch.setattr(buffer, "_to_pool", lambda pointer, index: pooled.append(pointer))
     monkeypatch.setattr(memory_pools, "_large", {})
+    monkeypatch.setattr(buffer, "LARGE_SHARE", 16)  # of 1 GiB
     nbytes = 24 << 20
     monkeypatch.setitem(memory_pools.SPARE, (0, nbytes), [])
     for rounds in range(1, 6):

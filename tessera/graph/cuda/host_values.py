@@ -17,7 +17,7 @@ from ...tile.launch.resident import Resident
 from ..schedule.ir import PlannedBuffer
 from .host_keys import Draws
 
-MOST_STEPS, MOST_BYTES = 64, 1 << 16  # of rows that are computed at a time
+MOST_STEPS, MOST_BYTES = 512, 1 << 16  # of rows that are computed at a time
 
 
 def block_of(x: Tensor | np.ndarray, on: Device) -> HostBlock:

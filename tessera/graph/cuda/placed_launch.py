@@ -11,7 +11,7 @@ arguments is taken where these are new.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, Protocol
 
 from ...runtime.buffer import DEFAULT
@@ -39,30 +39,34 @@ class Place:
 
 class PlacedLaunch:
     """A launch on what lies at these places. find: how a kernel is launched on arrays that begin
-    there.  key: gives the words by which it draws in the call under way, None where it does not."""
+    there.  key: gives the words by which it draws in the call under way, None where it does not.
+    alike: numbers of places that are as good as each other wherever they are, as what a call draws.
+    """
 
-    __slots__ = ("find", "places", "stream", "key", "_known")
+    __slots__ = ("find", "places", "stream", "key", "_telling", "_known")
 
     def __init__(self, find: Find, places: Sequence[Pointed], stream: int,
-                 key: Callable[[], tuple[int, int]] | None = None):
+                 key: Callable[[], tuple[int, int]] | None = None, alike: Collection[int] = ()):
         self.find, self.places, self.stream, self.key = find, tuple(places), stream, key
+        self._telling = [p for i, p in enumerate(places) if i not in alike] if alike else None
         self._known: dict[tuple[int, ...], Recipe] = {}
 
     def __call__(self) -> Any:
         pointers = tuple([p.pointer for p in self.places])
-        recipe = self._known.get(pointers)
+        told = pointers if self._telling is None else tuple([p.pointer for p in self._telling])
+        recipe = self._known.get(told)
         if recipe is None:
-            recipe = self._new(pointers)
+            recipe = self._new(pointers, told)
         if recipe.quick and not recipe.words[0]:
             recipe.quick(self.stream, *pointers)
             return
         key = None if self.key is None else self.key()
         recipe.run(self.stream, pointers, (), self.stream != DEFAULT, key)
 
-    def _new(self, pointers: tuple[int, ...]) -> Recipe:
+    def _new(self, pointers: tuple[int, ...], told: tuple[int, ...]) -> Recipe:
         if len(self._known) >= KEPT:
             self._known.clear()
-        recipe = self._known[pointers] = self.find(pointers)
+        recipe = self._known[told] = self.find(pointers)
         return recipe
 
 

@@ -189,7 +189,8 @@ class Workspace:
         if not self.compiled:
             self.calls.append((launch, arguments))
         find = partial(launch.recipe, arguments)
-        return [("kernel", PlacedLaunch(find, arguments, stream))]
+        drawn = [i for i, (name, _) in enumerate(launch.arguments) if name in self.drawn.places]
+        return [("kernel", PlacedLaunch(find, arguments, stream, alike=drawn))]
 
     def _key(self, name: str) -> tuple[int, int]:
         """The words of a key that this call drew."""
