@@ -3,8 +3,8 @@
 A kernel reads and writes through that cache. What it writes last would lie there for a reader that
 begins with it; within a function there may be one (cached_reads.py), but who gets a result begins
 with the first elements, which are gone. So what is written streams through, and what is still to be
-read keeps its place: layer norm of rows of 1024 takes 65.5 us in place of 68.1, as a probe in CUDA
-C++ does (2^26 elements of bf16, NVIDIA H200, 2026-11-27).
+read keeps its place: SwiGLU of [16384, 8192] takes 94.5 us in place of 100.7, softmax of rows of
+1024 65.2 in place of 66.7 (bf16, NVIDIA H200, 2026-11-27, in turn).
 """
 
 from __future__ import annotations
