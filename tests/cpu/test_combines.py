@@ -9,6 +9,7 @@ import tessera as ts
 from combinations import later, linear
 from emulator import compare
 from tessera import Tensor, bf16, f32, int32
+from tessera.tile.ir.ir import Op, walk
 from tolerance import assert_close
 
 tile = ts.tile
@@ -39,7 +40,7 @@ def rows(g: Tensor["M", "N", f32], x: Tensor["M", "N", f32], y: Tensor["M", "N",
         (t, tile.broadcast(tile.arange(0, N)[None, :], (2, N))), later)
 
 
-@pytest.mark.parametrize("n, lanes", [(1, 32), (5, 32), (16, 128), (37, 32), (200, 256)])
+@pytest.mark.parametrize("n, lanes", [(1, 32), (5, 32), (16, 128), (37, 32), (200, 256), (512, 512)])
 def test_recurrences_along_rows(n, lanes, rng):
     g, x = rng.uniform(0.5, 1.0, (5, n)).astype(np.float32), rng.standard_normal((5, n), np.float32)
     y, end, top = np.full_like(x, np.nan), np.zeros(5, np.float32), np.zeros(5, np.int32)
@@ -53,6 +54,19 @@ def test_recurrences_along_rows(n, lanes, rng):
     assert_close(y, np.stack(all_, 1), "f32", n=n, scale=scale)
     assert_close(end, want, "f32", n=n, scale=scale)
     assert np.array_equal(top, x.argmax(1))
+
+
+def test_pieces_of_four_are_asked_for_across_threads(rng):
+    """Each thread hands on what its four neighbours come to; and exchanges through shared memory
+    take turns in two areas, so that one barrier is enough for each."""
+    g = np.ones((4, 1024), np.float32)
+    made = compare(rows, g, g, g.copy(), np.zeros(4, np.float32), np.zeros(4, np.int32), lanes=512,
+                   target="sm_90", rtol=1e-4, atol=1e-3)
+    asked = [n.outs[0].type.shape for n in walk(made.function.body)
+             if isinstance(n, Op) and n.name == "exchange" and n.attr["bit"] > 1]
+    assert asked and set(asked) == {(2, 256)}
+    source = made.emitted.source
+    assert source.count(" sync()") <= source.count(" put_") + 6  # the last elements of rows
 
 
 @ts.kernel

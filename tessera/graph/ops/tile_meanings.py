@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 SHAPED = ("expand_dims", "reshape", "broadcast_to", "transpose", "permute", "matmul", "reduce_sum",
           "reduce_max", "reduce_min", "reduce_prod", "edge_mask", "causal_mask", "cumsum", "cummax",
           "cumprod", "argmax", "argmin", "sort", "argsort", "exchange", "smallest",
-          "last_along")
+          "last_along", "piece_ends")
 MASKED = ("edge_mask", "causal_mask")
 WARP = 32
 
@@ -196,6 +196,12 @@ def _last(step: RecordedOp, x: Tensor) -> Tensor:
     return F.expand_dims(y, -1) if isinstance(step.type, Scalar) else y
 
 
+def _piece_ends(step: RecordedOp, x: Tensor) -> Tensor:
+    size = step.op.attr["size"]
+    pieces = F.reshape(x, (*x.shape[:-1], x.shape[-1] // size, size))
+    return F.take(pieces, as_tensor(np.int64(size - 1)), axis=-1)
+
+
 def _exp_sub(x: Tensor, y: Tensor) -> Tensor:
     return F.where(x == -np.inf, 0.0, F.exp(x - y))
 
@@ -239,6 +245,7 @@ MEANINGS: dict[str, Callable] = {
     "matmul": _matmul, "convert": _convert, "expand_dims": _shaped, "reshape": _shaped,
     "transpose": lambda step, x: F.swapaxes(x, -1, -2), "permute": _permute,
     "broadcast_to": _broadcast, "exchange": _exchanged, "last_along": _last,
+    "piece_ends": _piece_ends,
     "cumsum": lambda step, x: F.cumsum(x, axis=step.axis(x)),
     "cummax": lambda step, x: F.cummax(x, axis=step.axis(x)),
     "cumprod": lambda step, x: F.cumprod(x, axis=step.axis(x)),

@@ -14,12 +14,14 @@ from ...lazy_dataclass import dataclass
 from ...runtime.cache import DiskCache, content_name
 from ...runtime.device import device
 from ...runtime.module import Grid, LoadedKernel
-from ...runtime.ptxas import Resources, assemble, sass
+from ...runtime.occupancy import occupancy
+from ...runtime.ptxas import Assembled, Resources, assemble, sass
 from ...runtime.target import OLDEST, Target, target_for
 from .instruction import Kind
 from .ptx_text import LineMap
 
 SOURCES = DiskCache("sources")
+FEWER = 0.8  # of its registers: what ptxas finds without spilling, as a rule
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,7 @@ class CompileJob:
     """What the compilers below Tile IR are given. It is text, so any process can run it.
 
     file: the name that the source bears, where it also lies.  lines: see compile_kernel.
+    shared_bytes: dynamic shared memory of a block.
     """
 
     source: str
@@ -51,6 +54,7 @@ class CompileJob:
     threads: int
     min_blocks: int = 1
     lines: LineMap | None = None
+    shared_bytes: int = 0
 
     def run(self) -> MachineCode:
         """Raises CompileError where Numba or ptxas refuses."""
@@ -58,17 +62,35 @@ class CompileJob:
 
         ptx = compile_source(self.source, self.file, self.name, self.parameters, self.target,
                              threads=self.threads, min_blocks=self.min_blocks, lines=self.lines)
-        made = assemble(ptx.text, self.target, lineinfo=True)
-        return MachineCode(ptx.text, made.cubin, self.file, made.kernels[self.name],
+        text, made = self.for_two(ptx.text, assemble(ptx.text, self.target, lineinfo=True))
+        return MachineCode(text, made.cubin, self.file, made.kernels[self.name],
                            tuple(made.warnings))
+
+    def for_two(self, ptx: str, made: Assembled) -> tuple[str, Assembled]:
+        """The same with registers for a second block on a multiprocessor, where these alone keep it
+        out and slightly fewer do: beside a block alone nothing runs while it waits at a barrier."""
+        took = made.kernels[self.name]
+        if self.min_blocks > 1 or took.spills or self.resident(took.registers) != 1 or (
+                self.resident(int(FEWER * took.registers)) < 2):
+            return ptx, made
+        text = ptx.replace(".minnctapersm 1", ".minnctapersm 2")
+        again = assemble(text, self.target, lineinfo=True)
+        now = again.kernels[self.name]
+        return (ptx, made) if now.spills or self.resident(now.registers) < 2 else (text, again)
+
+    def resident(self, registers: int) -> int:
+        """Blocks of a multiprocessor at once."""
+        return occupancy(self.target, threads=self.threads, registers=registers,
+                         shared_bytes=self.shared_bytes).groups
 
 
 def job_of(source: str, name: str, parameters: Sequence[Kind], target: Target, *, threads: int,
-           min_blocks: int = 1, lines: LineMap | None = None) -> CompileJob:
+           min_blocks: int = 1, lines: LineMap | None = None, shared_bytes: int = 0) -> CompileJob:
     """The job of a source, which is written to its place."""
     file = str(SOURCES.path / f"{name}-{content_name(source)[:16]}.py")
     SOURCES.write_text(os.path.basename(file), source)
-    return CompileJob(source, file, name, tuple(parameters), target, threads, min_blocks, lines)
+    return CompileJob(source, file, name, tuple(parameters), target, threads, min_blocks, lines,
+                      shared_bytes)
 
 
 @dataclass(frozen=True)
@@ -101,7 +123,7 @@ def build(source: str, name: str, parameters: Sequence[Kind], target: Target | N
     """
     target = _checked(target, name, needs)
     code = code or job_of(source, name, parameters, target, threads=threads,
-                          min_blocks=min_blocks, lines=lines).run()
+                          min_blocks=min_blocks, lines=lines, shared_bytes=shared_bytes).run()
     kernel = LoadedKernel(code.cubin, name, parameters, target=target, threads=threads,
                           shared_bytes=shared_bytes, cluster=cluster, dependent=dependent)
     return Built(kernel, source, code.file, code.ptx, target, code.resources, code.warnings)

@@ -119,7 +119,8 @@ class EmittedKernel:
         """What is left to do, for any process."""
         emitted = self.emitted
         return job_of(emitted.source, emitted.name, tuple(p.abi for p in emitted.parameters),
-                      target, threads=self.threads, min_blocks=self.resident, lines=emitted.lines)
+                      target, threads=self.threads, min_blocks=self.resident, lines=emitted.lines,
+                      shared_bytes=emitted.shared_bytes)
 
 
 def emit_kernel(function: Function, lanes: int, target: Target, facts: ArgumentFacts,
@@ -194,7 +195,7 @@ def lower(function: Function, lanes: int, facts: ArgumentFacts, target: Target,
     room = Room(chip.group_shared_bytes, stages, max(1, FULL_LANES // threads),
                 lanes % 32 == 0 and chip.warp_matmul.step_bytes == STEP_BYTES)
     function = gather_windows(with_codes(pick_last(function), lanes, facts, target))
-    function = stage_matmul_loads(function, chip, room, facts.shared)
+    function = stage_matmul_loads(function, chip, room, facts.shared, facts.divisible)
     function = begin_early(load_early(prefetch_boxes(function), threads), chip, facts.batched)
     known = Knowledge(function, facts.divisible, facts.eights)
     function = assign_layouts(function, Hint(threads, chip, chained(function), vector, known))

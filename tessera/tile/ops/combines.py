@@ -2,14 +2,16 @@
 
 Each element keeps what its block of 2^k neighbours along the axis comes to, and what precedes it in
 the block and itself. A step asks the neighbouring block, whose elements' numbers differ in one bit:
-the upper of the two puts the lower's before its own. The function is called with whole tiles, so it
-is traced a few times and needs no form of its own on any target. It has to be associative; it need
-not commute.
+the upper of the two puts the lower's before its own. Along the last axis a thread has pieces of four
+neighbours: only what these come to is asked for across threads, and put before each of the next
+piece. The function is called with whole tiles, so it is traced a few times and needs no form of its
+own on any target. It has to be associative; it need not commute.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any, NoReturn
 
 import numpy as np
@@ -27,6 +29,7 @@ from tessera.tile.ir.types import Buffer, TileType, View
 from tessera.tile.ops.reduce import reduced_type
 
 Tiles = tuple[Handle, ...]
+PIECE = 4  # neighbours of 32 bits in one access to memory, so in one thread
 
 
 def _type(x: Handle) -> TileType:
@@ -64,10 +67,26 @@ def last_along(x: Any, axis: Any = 1) -> Any:
     return last.reshape(-1, 1) if last.ndim == 1 else last
 
 
+def _piece_rule(types: Any, attrs: Any) -> TileType:
+    t = rules.require_tile(types[0], None, "the ends of pieces")
+    if t.shape[-1] % attrs["size"]:
+        raise RuleError(f"pieces of {attrs['size']} of {t}")
+    return replace(t, shape=(*t.shape[:-1], t.shape[-1] // attrs["size"]))
+
+
+@declare(rule=_piece_rule, attrs=("size",), public=False,
+         edges=lambda c: [*c.facts[0].axes[:-1], None], layouts="any",
+         samples=(lambda rng: (rng.standard_normal((8, 16)),)))
+def piece_ends(x: Any, size: Any = 4) -> Any:
+    """Every size-th element of the last axis (tile/cuda/lower/pick_last.py)."""
+    return x[..., size - 1::size]
+
+
 # --- calls ----------------------------------------------------------------------------------------
 @dataclass
 class Combination:
-    """A call: the tiles along an axis, and the user's function. single: it takes no tuples."""
+    """A call: the tiles along an axis, and the user's function. single: it takes no tuples. whole:
+    its tiles are those of the call, not what pieces of these come to."""
 
     t: OpTracer
     name: str
@@ -75,6 +94,7 @@ class Combination:
     combine: Any
     axis: int
     single: bool
+    whole: bool = True
 
     @property
     def extent(self) -> int:
@@ -101,13 +121,7 @@ class Combination:
                     "combine(a, b) gives what a and b are: of a tuple of tiles a tuple of as many")
 
     def neighbours(self, xs: Tiles, bit: int) -> Tiles:
-        return tuple(self._exchanged(x, bit) for x in xs)
-
-    def _exchanged(self, x: Handle, bit: int) -> Handle:
-        flags = _type(x).dtype is bool_
-        moved = self.t.ir.emit("exchange", [self.t.ir.cast(x, i32) if flags else x],
-                               axis=self.axis, bit=bit)
-        return self.t.ir.arithmetic("ne", (moved, 0)) if flags else moved
+        return tuple(self.as_numbers(x, "exchange", axis=self.axis, bit=bit) for x in xs)
 
     def numbers(self) -> Handle:
         """The number of each element along the axis, with extents of 1 along the others."""
@@ -122,27 +136,84 @@ class Combination:
 
     def scanned(self) -> Tiles:
         """What the elements up to each come to."""
-        ir, at, before, block = self.t.ir, self.numbers(), self.tiles, self.tiles
-        bits = (self.extent - 1).bit_length()
+        if not self.in_pieces:
+            return self.steps(self.tiles, (self.extent - 1).bit_length())
+        within = self.steps(self.tiles, (PIECE - 1).bit_length())
+        before = tuple(map(self.spread, self.totals(within).preceding()))
+        first = self.t.ir.arithmetic("lt", (self.numbers(), PIECE))
+        return self.chosen(first, within, self.of(before, within))
+
+    def reduced(self) -> Tiles:
+        """What all elements come to."""
+        if not self.in_pieces:
+            return self.last(self.scanned())
+        return self.totals(self.steps(self.tiles, (PIECE - 1).bit_length())).reduced()
+
+    @property
+    def in_pieces(self) -> bool:
+        """Whether threads have several neighbours; else the ends of pieces lie as all elements."""
+        last = self.axis == len(_type(self.tiles[0]).shape) - 1
+        return last and self.whole and self.extent % PIECE == 0 and self.extent > PIECE
+
+    def steps(self, before: Tiles, bits: int) -> Tiles:
+        """What the elements up to each come to, within their block of 2^bits."""
+        ir, at, block = self.t.ir, self.numbers(), before
         for bit in range(bits):
             upper = ir.arithmetic("ne", (ir.arithmetic("bitand", (at, 1 << bit)), 0))
             other = self.neighbours(block, bit)
             before = self.chosen(upper, self.of(other, before), before)
-            if bit + 1 == bits:
-                break
-            both = self.of(self.chosen(upper, other, block), self.chosen(upper, block, other))
-            there = ir.arithmetic("lt", (ir.arithmetic("bitxor", (at, 1 << bit)), self.extent))
-            block = self.chosen(there, both, block)
+            if bit + 1 < bits:
+                block = self.joined(block, other, upper, bit)
         return before
+
+    def preceding(self) -> Tiles:
+        """What the elements before each come to; anything for the first."""
+        ir, at, block = self.t.ir, self.numbers(), self.tiles
+        before, bits = block, (self.extent - 1).bit_length()
+        for bit in range(bits):
+            upper = ir.arithmetic("ne", (ir.arithmetic("bitand", (at, 1 << bit)), 0))
+            other = found = self.neighbours(block, bit)
+            if bit:
+                first = ir.arithmetic("eq", (ir.arithmetic("bitand", (at, (1 << bit) - 1)), 0))
+                found = self.chosen(first, other, self.of(other, before))
+            before = self.chosen(upper, found, before)
+            if bit + 1 < bits:
+                block = self.joined(block, other, upper, bit)
+        return before
+
+    def joined(self, block: Tiles, other: Tiles, upper: Handle, bit: int) -> Tiles:
+        """Two neighbouring blocks as one, in both; a block that has no neighbour stays."""
+        both = self.of(self.chosen(upper, other, block), self.chosen(upper, block, other))
+        if self.extent % (2 << bit) == 0:
+            return both
+        at = self.numbers()
+        there = self.t.ir.arithmetic("lt", (self.t.ir.arithmetic("bitxor", (at, 1 << bit)),
+                                            self.extent))
+        return self.chosen(there, both, block)
+
+    def totals(self, within: Tiles) -> Combination:
+        """What the pieces come to."""
+        ends = tuple(self.as_numbers(x, "piece_ends", size=PIECE) for x in within)
+        return replace(self, tiles=ends, whole=False)
+
+    def spread(self, x: Handle) -> Handle:
+        """What each piece has, for each of its elements."""
+        shape = _type(x).shape
+        flags = _type(x).dtype is bool_
+        wide = self.t.call_op(OPS["reshape"], [self.t.ir.cast(x, i32) if flags else x,
+                                               (*shape, 1)], {})
+        wide = self.t.call_op(OPS["broadcast_to"], [wide, (*shape, PIECE)], {})
+        flat = self.t.call_op(OPS["reshape"], [wide, (*shape[:-1], shape[-1] * PIECE)], {})
+        return self.t.ir.arithmetic("ne", (flat, 0)) if flags else flat
 
     def last(self, xs: Tiles) -> Tiles:
         """The last element of each along the axis."""
-        return tuple(self._last(x) for x in xs)
+        return tuple(self.as_numbers(x, "last_along", axis=self.axis) for x in xs)
 
-    def _last(self, x: Handle) -> Handle:
+    def as_numbers(self, x: Handle, name: str, **attrs: int) -> Handle:
+        """An op that moves elements, of flags as numbers."""
         flags = _type(x).dtype is bool_
-        found = self.t.ir.emit("last_along", [self.t.ir.cast(x, i32) if flags else x],
-                               axis=self.axis)
+        found = self.t.ir.emit(name, [self.t.ir.cast(x, i32) if flags else x], **attrs)
         return self.t.ir.arithmetic("ne", (found, 0)) if flags else found
 
 
@@ -216,8 +287,8 @@ def reduce_by(t: OpTracer, x: Any, combine: Any, axis: Any = -1, *, identity: An
     identity: a number, or one for each, that changes nothing, where tiles go beyond their
     tensors."""
     c = _combination(t, "reduce", x, combine, axis, identity)
-    made = c.last(c.scanned())
+    made = c.reduced()
     return made[0] if c.single else made
 
 
-__all__ = ["exchange", "last_along"]
+__all__ = ["exchange", "last_along", "piece_ends"]

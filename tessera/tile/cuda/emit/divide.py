@@ -1,4 +1,5 @@
-"""Division: by a row statistic, one reciprocal for each divisor and two products for each element.
+"""Division: by a statistic of rows or of the whole tile, one reciprocal for each divisor and two
+products for each element.
 
 x / y = (x s) (1 / (y s)) with s = 1 except for a y near the ends of the range, where a power of two
 keeps the reciprocal a normal number. At most 1.5 ulp from x / y; zeros, infinities and NaN as in
@@ -12,6 +13,7 @@ from tessera.tile.cuda.emit.emitter import Emitter
 from tessera.tile.cuda.emit.registry import emits
 from tessera.tile.cuda.intrinsics.formats import kind_of
 from tessera.tile.ir.ir import Op, Operand, SSAValue
+from tessera.tile.ir.op_record import OPS
 from tessera.tile.ir.register_layout import RegisterLayout
 from tessera.tile.ir.types import TileType
 
@@ -20,8 +22,7 @@ from tessera.tile.ir.types import TileType
 def _div(e: Emitter, op: Op) -> None:
     (x, y), (made,) = op.args, op.outs
     y, kind = _before_broadcast(e, y), kind_of(made.type.dtype)
-    if not isinstance(made.type, TileType) or not isinstance(e.type(y), TileType) or \
-            2 * e.layout(y).count > e.layout(made.value).count:
+    if not isinstance(made.type, TileType) or not _shared_by_many(e, y, e.layout(made.value)):
         apply(e, op, maths(e, op.name, kind))
         return
     assert made.type.layout is not None
@@ -30,11 +31,27 @@ def _div(e: Emitter, op: Op) -> None:
     e.line(f"{scale}, {inverse} = {e.use('inverses', f'use(divide.inverses({kind!r}))')}"
            f"({e.name(y)})")
     factors = [scale, inverse] + ([e.name(y)] if op.name == "div_or_zero" else [])
-    wide = [spread(e, text, e.layout(y), large) for text in factors]
+    wide = [spread(e, text, e.layout(y), large) for text in factors] if isinstance(
+        e.type(y), TileType) else factors
     quotient = e.use(op.name, f"use(divide.{op.name})")
     dividend = spread(e, e.name(x), e.layout(x), large) if isinstance(e.type(x), TileType) \
         else e.name(x)
     e.define(made, f"{quotient}({dividend}, {', '.join(wide)})")
+
+
+def _shared_by_many(e: Emitter, y: Operand, large: RegisterLayout) -> bool:
+    """Whether a thread divides several elements by each of a statistic."""
+    if isinstance(e.type(y), TileType):
+        return 2 * e.layout(y).count <= large.count
+    return large.count > 1 and _of_tiles(e, y)
+
+
+def _of_tiles(e: Emitter, y: Operand) -> bool:
+    """Whether a number is, or is computed from, what a tile is reduced to."""
+    node = e.made_by.get(y) if isinstance(y, SSAValue) else None
+    return node is not None and (
+        OPS[node.name].layouts == "reduced" or OPS[node.name].effect == "pure" and any(
+            _of_tiles(e, x) for x in node.args))
 
 
 def _before_broadcast(e: Emitter, y: Operand) -> Operand:

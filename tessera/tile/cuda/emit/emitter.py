@@ -167,6 +167,7 @@ class Emitter:
         self.lines: list[EmittedLine] = []
         self.depth, self.loops = 1, 0
         self.spans_stored = 0
+        self.met = 0  # the line where all threads met last in this iteration; 0: they did not
         self.divergent = 0  # conditions around this op that differ between lanes
         self.shared_bytes, self.notes = 0, []  # type: ignore[var-annotated]
         self.dependent = False  # waits for the kernel in front of it
@@ -232,8 +233,10 @@ class Emitter:
         """`head:` and what is emitted inside, one level further in."""
         self.line(f"{head}:")
         self.depth += 1
-        count = len(self.lines)
+        count, met = len(self.lines), self.met
+        self.met = 0 if head.startswith("while") else met
         yield
+        self.met = met
         if len(self.lines) == count:
             self.line("pass")
         self.depth -= 1
@@ -338,10 +341,11 @@ class Emitter:
     def sync(self) -> None:
         """Barrier of the group."""
         self.line(self.use("sync", "use('sync_threads')") + "()")
+        self.met = len(self.lines)
 
     def scratch(self, size: int, alignment: int = 16) -> str:
         """Shared bytes that only this op uses: their address. Inside a loop, put a `sync` before
-        the first write as well: the iteration before may still be read."""
+        the first write as well, unless threads `met`: the iteration before may still be read."""
         self.shared_bytes = -(-self.shared_bytes // alignment) * alignment
         at = self.shared_bytes
         self.shared_bytes += -(-size // 4) * 4  # codes below a byte are written by whole words

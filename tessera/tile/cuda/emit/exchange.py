@@ -3,8 +3,10 @@ register of the thread, another lane's by a shuffle, or another warp's through s
 
 from __future__ import annotations
 
+from typing import cast
+
+from tessera.lazy_dataclass import dataclass
 from tessera.tile.cuda.emit.emitter import Emitter
-from tessera.tile.cuda.emit.layout_conversion import pool
 from tessera.tile.cuda.emit.registry import emits
 from tessera.tile.cuda.intrinsics.exchange import registers
 from tessera.tile.cuda.intrinsics.formats import kind_of
@@ -25,11 +27,32 @@ def _exchange(e: Emitter, op: Op) -> None:
         e.define(made, f"{lanes}({text})")
         return
     threads = 1 << len(layout.threads)
-    place, used = pool(e, (8 if kind[-2:] == "64" else 4) * layout.count * threads)
-    if used:
-        e.sync()
+    area = _area(e, (8 if kind[-2:] == "64" else 4) * layout.count * threads)
     put = e.use("put_exchange", f"use(exchange.put({head}, {threads}))")
-    e.line(f"{put}({text}, {place}, {e.thread})")
+    e.line(f"{put}({text}, {area.place}, {e.thread})")
     e.sync()
     get = e.use("get_exchange", f"use(exchange.get({head}, {threads}, {1 << at}))")
-    e.define(made, f"{get}({place}, {e.thread})")
+    e.define(made, f"{get}({area.place}, {e.thread})")
+    area.read = len(e.lines)
+
+
+@dataclass
+class _Area:
+    """Shared bytes of exchanges.  read: the line of the emitted text that read it last."""
+
+    place: str
+    size: int
+    read: int = 0
+
+
+def _area(e: Emitter, size: int) -> _Area:
+    """The one of two that the exchange before did not take: those who read it last have met since,
+    as a rule; else they do now."""
+    areas = cast(list[_Area], e.memo.setdefault("exchanges", []))
+    area = areas.pop(0) if len(areas) > 1 else None
+    if area is None or area.size < size:
+        area = _Area(e.scratch(size), size)
+    areas.append(area)
+    if (e.loops or area.read) and e.met <= area.read:
+        e.sync()
+    return area

@@ -83,10 +83,11 @@ def rounded(e: Emitter, text: str, dtype: DType) -> str:
 
 
 def prepare(e: Emitter, stores: Stores) -> None:
-    """Writes operands to shared memory, between barriers."""
+    """Writes operands to shared memory, between barriers. One since the iteration began stands
+    behind the matmul of the iteration before."""
     if not stores:
         return
-    if e.loops:
+    if e.loops and not e.met:
         e.sync()
     for store in stores:
         store()

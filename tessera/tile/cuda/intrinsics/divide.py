@@ -1,4 +1,4 @@
-"""The intrinsics of a division by a row statistic: one reciprocal for each divisor."""
+"""The intrinsics of a division by a statistic: one reciprocal for each divisor."""
 
 from __future__ import annotations
 
@@ -28,7 +28,9 @@ def inverses(kind: str) -> Operation:
                              b.select(large, b.like(v, 2.0 ** -power), b.like(v, 1.0)))
             return scale, b.fdiv(b.like(v, 1.0), b.fmul(v, scale))
 
-        def body(b: Builder, values: list[LLVM]) -> list[list[LLVM]]:
+        def body(b: Builder, values: Any) -> Any:
+            if not y.count:
+                return one(b, values)
             found = [one(b, v) for v in values]
             return [[s for s, _ in found], [r for _, r in found]]
 

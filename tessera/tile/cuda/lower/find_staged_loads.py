@@ -1,7 +1,11 @@
-"""Which loads only feed matmuls, and can be copies to shared memory instead."""
+"""Which loads feed matmuls, and can be copies to shared memory instead: those that are multiplied as
+they lie, and in loops those of which an operand is computed, element by element, such as codes and
+their scales.
+"""
 
 from __future__ import annotations
 
+import functools
 from math import prod
 
 from tessera.lazy_dataclass import dataclass
@@ -23,7 +27,7 @@ from tessera.tile.ir.ir import (
     walk,
 )
 from tessera.tile.ir.op_record import OPS
-from tessera.tile.ir.types import GlobalTensor, View
+from tessera.tile.ir.types import GlobalTensor, TileType, View
 
 
 @dataclass(frozen=True)
@@ -31,6 +35,7 @@ class Feed:
     """A load for matmuls. view: the box as memory has it; turned: the tile is its transpose.
 
     ahead: whether the loop around it may copy it iterations ahead.  users: id() of the matmuls.
+    computed: threads read it from shared memory to compute an operand.
     swizzle: of its buffer; None where threads read neighbours of a row, which needs none and spares
     them the exclusive ors.
     """
@@ -44,25 +49,29 @@ class Feed:
     ahead: bool
     users: frozenset[int]
     swizzle: str | None = "chunks"
+    computed: bool = False
 
     @property
     def bytes(self) -> int:
         return -(-prod(self.shape) * self.dtype.bits // 8 // 128) * 128
 
 
-def find_feeds(function: Function, generation: Generation, overlapping: bool) -> list[Feed]:
-    """In order of the text."""
+def find_feeds(function: Function, generation: Generation, overlapping: bool,
+               divisible: frozenset[str] = frozenset()) -> list[Feed]:
+    """In order of the text. divisible: extents that are multiples of 16."""
     nodes = list(walk(function.body))
     # Where the user copies by himself, groups of ours would take in what his barriers complete.
     if any(isinstance(n, Op) and OPS[n.name].async_copy and OPS[n.name].effect == "async"
            for n in nodes):
         return []
-    return _Finder(function, generation, overlapping).run()
+    return _Finder(function, generation, overlapping, divisible).run()
 
 
 class _Finder:
-    def __init__(self, function: Function, generation: Generation, overlapping: bool):
+    def __init__(self, function: Function, generation: Generation, overlapping: bool,
+                 divisible: frozenset[str]):
         self.function, self.generation, self.overlapping = function, generation, overlapping
+        self.divisible = divisible
         self.types = definitions(function)
         self.made: dict[SSAValue, Op] = {}
         self.users: dict[SSAValue, list[tuple[Node, int]]] = {}
@@ -90,8 +99,10 @@ class _Finder:
         value = op.outs[0].value
         matmuls = self.matmuls(value, False)
         source = self.source(op.args[0])
-        if not matmuls or source is None:
+        if source is None:
             return None
+        if not matmuls:
+            return self.computed_feed(op, *source)
         tensor, view, turned = source
         t = self.types[view]
         assert isinstance(t, View)
@@ -101,6 +112,57 @@ class _Finder:
         along = any(self.deep(p, i, flip ^ turned) for p, i, flip in matmuls)
         return Feed(value, tensor, view, turned, t.dtype, t.shape, self.ahead(op, view, tensor),
                     frozenset(id(p) for p, _, _ in matmuls), "chunks" if along else None)
+
+    def computed_feed(self, op: Op, tensor: SSAValue, view: SSAValue, turned: bool) -> Feed | None:
+        """A load of a loop of which an operand is computed there: its copy goes ahead of it."""
+        users, t = self.computed.get(op.outs[0].value), self.types[view]
+        assert isinstance(t, View)
+        if not users or turned or t.dtype.packed or len(t.shape) > 2 or (
+                not self.ahead(op, view, tensor) or not self.in_words(tensor, t)):
+            return None
+        return Feed(op.outs[0].value, tensor, view, False, t.dtype, t.shape, True,
+                    frozenset(users), None, True)
+
+    def in_words(self, tensor: SSAValue, box: View) -> bool:
+        """Whether rows of a box begin where cp.async may: it copies words."""
+        dims = self.types[tensor].dims  # type: ignore[union-attr]
+        last = str(dims[-1])
+        extent = int(last) if last.isdigit() else 16 if last in self.divisible else 1
+        step = box.dtype.bits // 8 * min(extent & -extent, box.shape[-1] & -box.shape[-1])
+        return bool(self.generation.async_copies) and step % 4 == 0
+
+    @functools.cached_property
+    def computed(self) -> dict[SSAValue, set[int]]:
+        """Loads of which operands of matmuls are computed, with these matmuls: by ops of elements,
+        out of loads of the same loop and what stood before it."""
+        found: dict[SSAValue, set[int]] = {}
+        for matmul in walk(self.function.body):
+            if not isinstance(matmul, Op) or matmul.name != "matmul":
+                continue
+            for x in matmul.args[:2]:
+                for load in self.leaves(x, self.around[id(matmul)][-1:]) or ():
+                    found.setdefault(load, set()).add(id(matmul))
+        return found
+
+    def leaves(self, x: Operand, loop: tuple[Node, ...]) -> list[SSAValue] | None:
+        """The loads of a loop's own body that a tile is computed of; None where it is computed of
+        anything else that the loop makes."""
+        if not isinstance(x, SSAValue):
+            return []
+        made = self.made.get(x)
+        if made is None:
+            carried = [d.value for n in loop for d in getattr(n, "carried", ())]
+            return None if isinstance(self.types[x], TileType) and x in carried else []
+        if self.around[id(made)][-1:] != loop or not isinstance(self.types[x], TileType):
+            return []
+        if made.name == "load_tile":
+            return [x]
+        record = OPS[made.name]
+        if record.effect != "pure" or record.layouts in ("reduced", "first", "rows") or (
+                record.multiplies or record.access):
+            return None
+        parts = [self.leaves(a, loop) for a in made.args]
+        return None if any(p is None for p in parts) else [v for p in parts for v in p or ()]
 
     def deep(self, matmul: Op, operand: int, turned: bool) -> bool:
         """Whether what multiplies reads a column of what lies in memory."""

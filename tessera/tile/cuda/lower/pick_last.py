@@ -1,5 +1,6 @@
 """The last element along an axis, by its bits: a sum of integers in which all others are 0. What is
-infinite or NaN stays what it is, and warps add integers in one instruction."""
+infinite or NaN stays what it is, and warps add integers in one instruction. The ends of pieces are
+the last elements of these as rows."""
 
 from __future__ import annotations
 
@@ -13,15 +14,18 @@ from tessera.tile.ir.ir import Const, Function, Node, Op, Operand, walk
 from tessera.tile.ir.types import TileType
 
 
+PICKED = ("last_along", "piece_ends")
+
+
 def pick_last(function: Function) -> Function:
     """The function with ops of which GPUs know each in place of last_along."""
-    if not any(is_op(n, "last_along") for n in walk(function.body)):
+    if not any(is_op(n, *PICKED) for n in walk(function.body)):
         return function
     maker = Maker(function)
 
     def block(nodes: Nodes) -> Iterable[Node]:
         for node in nodes:
-            if is_op(node, "last_along"):
+            if is_op(node, *PICKED):
                 yield from _picked(maker, node)
             else:
                 yield node
@@ -36,8 +40,13 @@ def _picked(maker: Maker, last: Op) -> list[Op]:
         made.append(maker.op(name, args, "t", where=last.where, **attrs))
         return out(made[-1])
 
-    (x,), axis = last.args, last.attr["axis"]
-    type = maker.type(x)
+    (x,), type = last.args, maker.type(last.args[0])
+    if last.name == "piece_ends":
+        *rows, n = type.shape
+        size = last.attr["size"]
+        x = op("reshape", x, shape=(*rows, n // size, size))
+        type = maker.type(x)
+    axis = last.attr.get("axis", len(type.shape) - 1)
     assert isinstance(type, TileType) and type.dtype is not bool_
     bits = {32: i32, 64: i64}[type.dtype.bits] if type.dtype.kind == "float" else None
     extent = type.shape[axis]

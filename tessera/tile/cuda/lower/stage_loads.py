@@ -71,12 +71,14 @@ class Room:
 
 
 def stage_matmul_loads(function: Function, generation: Generation, room: Room,
-                       overlapping: bool = False) -> Function:
+                       overlapping: bool = False,
+                       divisible: frozenset[str] = frozenset()) -> Function:
     """The function with its matmuls' loads staged.
 
     overlapping: parameters may be the same memory, so that any store may change what is loaded.
+    divisible: extents that are multiples of 16.
     """
-    feeds = find_feeds(function, generation, overlapping)
+    feeds = find_feeds(function, generation, overlapping, divisible)
     if not feeds:
         return function
     return _Stager(function, feeds, generation, room).run()
@@ -102,6 +104,7 @@ class _Stager:
         self.coming: set[SSAValue] = set()  # tiles whose copies nobody has waited for
         self.transposed: dict[SSAValue, SSAValue] = {}  # transposed tile -> tile
         self.ready: dict[SSAValue, tuple[SSAValue, bool]] = {}  # tile -> (place, transposed)
+        self.read_there: dict[SSAValue, SSAValue] = {}  # tile of a computed operand -> place
         self.loops = 0
         self.stages = self.choose(feeds)
 
@@ -169,7 +172,10 @@ class _Stager:
 
     def statement(self, op: Op, after: tuple[Node, ...], out: list[Node]) -> None:
         made = op.outs[0].value if op.outs else None
-        if made in self.feeds:
+        if made in self.read_there:
+            assert made is not None
+            out.append(replace(op, args=(self.read_there[made],)))
+        elif made in self.feeds and not self.feeds[made].computed:
             assert made is not None
             self.alone(self.feeds[made], after, out)
         elif op.name == "transpose" and op.args[0] in self.ready:
@@ -276,6 +282,9 @@ class _Stager:
         return x if isinstance(x, SSAValue) else None
 
     def hold(self, feed: Feed, place: SSAValue) -> None:
+        if feed.computed:
+            self.read_there[feed.value] = place
+            return
         self.ready[feed.value] = (place, feed.turned)
         self.staged[place] = self.types_of(feed)
 
@@ -339,7 +348,7 @@ class _Stager:
 
     def rest(self, node: For, feeds: list[Feed], body: list[Node]) -> None:
         """What the loop does besides its staged loads."""
-        mine = {f.value for f in feeds}
+        mine = {f.value for f in feeds if not f.computed}
         left = tuple(n for n in node.body
                      if not (isinstance(n, Op) and n.outs and n.outs[0].value in mine))
         self.loops += 1

@@ -1,0 +1,74 @@
+"""Kernels as their users write them: what the compiler makes of what stands around matmuls and
+reductions of whole tiles."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import tessera as ts
+from emulator import compare
+from ptx_harness import require_compiler
+from tessera import Tensor, bf16, f32, fp8_e4m3, saturate
+from tessera.tile.ir.ir import For, Op, walk
+from tile_gpu import compiled
+
+require_compiler()
+tile = ts.tile
+
+
+@ts.kernel
+def dequantised(x: Tensor["M", "K", bf16], q: Tensor["K2", "N", ts.uint8],
+                scale: Tensor["G", "N", f32], zero: Tensor["G", "N", f32],
+                y: Tensor["M", "N", f32], BM=32, BN=32):
+    """int4 of two rows of weights in a byte, with a scale and a zero point for 16 rows."""
+    acc = tile.zeros((BM, BN))
+    for g in range(0, K2, 16):
+        code = tile.cast(tile.load(q[g:g+16, tile_n:tile_n+BN]), ts.int32)
+        s = tile.load(scale[g // 16, tile_n:tile_n+BN])[None, :]
+        z = tile.load(zero[g // 16, tile_n:tile_n+BN])[None, :]
+        low = tile.cast((tile.cast(code & 15, f32) - z) * s, bf16)
+        high = tile.cast((tile.cast(code >> 4, f32) - z) * s, bf16)
+        acc = tile.dot(tile.load(x[tile_m:tile_m+BM, g:g+16]), low, acc)
+        acc = tile.dot(tile.load(x[tile_m:tile_m+BM, K2+g:K2+g+16]), high, acc)
+    y[tile_m:tile_m+BM, tile_n:tile_n+BN] = acc
+
+
+def weights(rng, N=64, K2=64):
+    x = ts.tensor(rng.standard_normal((32, 2 * K2)).astype(np.float32), bf16)
+    return (x, rng.integers(0, 256, (K2, N)).astype(np.uint8),
+            rng.random((K2 // 16, N)).astype(np.float32),
+            rng.integers(0, 16, (K2 // 16, N)).astype(np.float32), np.zeros((32, N), np.float32))
+
+
+@pytest.mark.parametrize("N", [64, 70])
+def test_what_an_operand_is_computed_of_is_copied_ahead(N, rng):
+    """Codes, scales and zero points go with the other operand through its ring, where their rows
+    are whole words; and each matmul of an iteration has one barrier, behind what it writes."""
+    made = compare(dequantised, *weights(rng, N), target="sm_90", rtol=1e-4, atol=1e-3)
+    (loop,) = [n for n in walk(made.function.body) if isinstance(n, For)]
+    copied = [n for n in walk(loop.body) if isinstance(n, Op) and n.name == "cp_async"]
+    assert len(copied) == (5 if N == 64 else 4)  # bytes of 70 are no words
+    body = made.emitted.source.split("while ")[1]
+    assert body.count(" sync()") == 3
+
+
+@ts.kernel
+def blocks(x: Tensor["M", "N", bf16], q: Tensor["M", "N", fp8_e4m3 @saturate],
+           s: Tensor["MB", "NB", f32], B=128):
+    t = tile.load(x[tile_m:tile_m+B, tile_n:tile_n+B])
+    scale = max(tile.reduce_max(tile.abs(t)), 1e-12) / 448.0
+    q[tile_m:tile_m+B, tile_n:tile_n+B] = t / scale
+    s[tile_m // B, tile_n // B] = scale
+
+
+def test_a_statistic_of_a_whole_tile_is_divided_by_once(rng):
+    """One reciprocal; and a block of 512 threads leaves registers for a second one beside it."""
+    x = ts.tensor(rng.standard_normal((40, 70)).astype(np.float32), bf16)
+    compare(blocks, x, ts.zeros((40, 70), fp8_e4m3 @saturate), np.zeros((2, 3), np.float32),
+            B=32, target="sm_90")
+    made = compiled(blocks, ts.zeros((256, 256), bf16), ts.zeros((256, 256), fp8_e4m3 @saturate),
+                    np.zeros((2, 2), np.float32), target="sm_90a")
+    assert made.threads == 512 and ".minnctapersm 2" in made.built.ptx
+    assert made.built.resources.registers <= 64 and not made.built.resources.spills
+    assert "divide.div)" in made.source and made.built.ptx.count("div.rn.f32") == 1
