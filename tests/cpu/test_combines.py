@@ -40,9 +40,11 @@ def rows(g: Tensor["M", "N", f32], x: Tensor["M", "N", f32], y: Tensor["M", "N",
         (t, tile.broadcast(tile.arange(0, N)[None, :], (2, N))), later)
 
 
-@pytest.mark.parametrize("n, lanes", [(1, 32), (5, 32), (16, 128), (37, 32), (200, 256), (512, 512)])
+@pytest.mark.parametrize("n, lanes", [(1, 32), (5, 32), (16, 128), (37, 32), (200, 256),
+                                      (512, 512)])
 def test_recurrences_along_rows(n, lanes, rng):
-    g, x = rng.uniform(0.5, 1.0, (5, n)).astype(np.float32), rng.standard_normal((5, n), np.float32)
+    g = rng.uniform(0.5, 1.0, (5, n)).astype(np.float32)
+    x = rng.standard_normal((5, n), np.float32)
     y, end, top = np.full_like(x, np.nan), np.zeros(5, np.float32), np.zeros(5, np.int32)
     compare(rows, g, x, y, end, top, lanes=lanes, target="sm_90", rtol=1e-4, atol=1e-4)
     rows(g, x, y, end, top)

@@ -2,10 +2,10 @@
 
 Each element keeps what its block of 2^k neighbours along the axis comes to, and what precedes it in
 the block and itself. A step asks the neighbouring block, whose elements' numbers differ in one bit:
-the upper of the two puts the lower's before its own. Along the last axis a thread has pieces of four
-neighbours: only what these come to is asked for across threads, and put before each of the next
-piece. The function is called with whole tiles, so it is traced a few times and needs no form of its
-own on any target. It has to be associative; it need not commute.
+the upper of the two puts the lower's before its own. Along the last axis a thread has pieces of
+four neighbours: only what these come to is asked for across threads, and put before each of the
+next piece. The function is called with whole tiles, so it is traced a few times and needs no form
+of its own on any target. It has to be associative; it need not commute.
 """
 
 from __future__ import annotations

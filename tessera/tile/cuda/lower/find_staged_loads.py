@@ -1,6 +1,6 @@
-"""Which loads feed matmuls, and can be copies to shared memory instead: those that are multiplied as
-they lie, and in loops those of which an operand is computed, element by element, such as codes and
-their scales.
+"""Which loads feed matmuls, and can be copies to shared memory instead: those that are multiplied
+as they lie, and in loops those of which an operand is computed, element by element, such as codes
+and their scales.
 """
 
 from __future__ import annotations

@@ -13,7 +13,6 @@ from tessera.tile.cuda.lower.warp_specialised.rewrite import Maker, Nodes, is_op
 from tessera.tile.ir.ir import Const, Function, Node, Op, Operand, walk
 from tessera.tile.ir.types import TileType
 
-
 PICKED = ("last_along", "piece_ends")
 
 
