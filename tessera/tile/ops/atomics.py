@@ -16,11 +16,10 @@ from tessera.tile.ir.handles import Handle, TensorRow, describe, is_number
 from tessera.tile.ir.numpy_values import array_dtype, convert
 from tessera.tile.ir.op_record import declare, macro
 from tessera.tile.ir.types import Buffer, GlobalTensor, Scalar, TileType, View, is_lane
+from tessera.tile.ops.indexed import KINDS, update_at
 from tessera.tile.ops.memory import addresses, touch
 
 SCOPES = ("group", "device", "system")
-KINDS: dict[str, Any] = {"add": np.add, "min": np.minimum, "max": np.maximum, "and": np.bitwise_and,
-         "or": np.bitwise_or, "xor": np.bitwise_xor, "exchange": lambda old, new: new}
 
 
 def _rule(types: Any, attrs: Any) -> Any:
@@ -190,8 +189,7 @@ def _element(t: OpTracer, target: Any, index: Any, what: str) -> tuple[Handle, l
     for i in items:
         if isinstance(i, Handle) and isinstance(i.type, TileType):
             t.fail(f"{what} at {describe(i)}: an index is a number, the group's or a lane's",
-                   "ts.tile.scatter(x, index, tile, mode='add') adds a tile at a tile of positions"
-                   if what == "atomic_add" else "of each lane: i = ts.tile.local_id()")
+                   "of each lane: i = ts.tile.local_id()")
         t.memory.require_index(i)
     return target, [*t.memory.leading(target), *items]
 
@@ -218,11 +216,19 @@ def _declare_kind(kind: str, doc: str, name: str) -> None:
             return t.ir.emit("atomic_tile", [target, tile], kind=kind, scope=scope)
         if value is None:
             t.fail(f"{name} needs an index and a value", f"ts.tile.{name}(x, index, value)")
+        if any(isinstance(i, Handle) and isinstance(i.type, TileType)
+               for i in (index if isinstance(index, tuple | list) else (index,))):
+            if release:
+                t.fail(f"{name}(release=True) is of one element", "release at a number, or with "
+                       "each lane's own")
+            return update_at(t, name, kind, target, index, value, scope)
         base, items = _element(t, target, index, name)
         return t.ir.emit("atomic", [base, t.memory.stored(value, base), *items], t.ir.hint(base),
                          kind=kind, scope=scope, **({"release": True} if release else {}))
 
-    lower.__doc__ = (f"{doc} release: whoever sees the update sees what the group wrote before; "
+    lower.__doc__ = (f"{doc} At a tile of positions, for each of them: the value before is a tile, "
+                     "0 where a position is outside. release: whoever sees the update sees what "
+                     "the group wrote before; "
                      "what the lane did, where each updates. One sees by an update whose result is "
                      "read and which is the whole group's or releases itself.")
     macro(name=name)(lower)

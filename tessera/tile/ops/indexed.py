@@ -24,6 +24,8 @@ from tessera.tile.ir.op_record import OPS, declare, macro
 from tessera.tile.ir.types import Buffer, GlobalTensor, TileType, Type, View
 
 MODES = ("store", "add")
+KINDS: dict[str, Any] = {"add": np.add, "min": np.minimum, "max": np.maximum, "and": np.bitwise_and,
+         "or": np.bitwise_or, "xor": np.bitwise_xor, "exchange": lambda old, new: new}
 
 
 # --- types ----------------------------------------------------------------------------------------
@@ -197,6 +199,42 @@ def atomic_scatter(m: Any, op: Any, y: Any, value: Any, index: Any, *offsets: An
         memory.write(at, convert(memory.read(at) + x, memory.numeric.dtype))
 
 
+def _taken_rule(types: Any, attrs: Any) -> TileType:
+    place, value, index = types[0], types[1], _require(types[0], types[2], "an atomic")
+    if place.dtype.packed:
+        raise RuleError(f"an atomic on {place}: elements of less than a byte share a word")
+    if attrs["kind"] in ("and", "or", "xor") and place.dtype.kind not in ("int", "uint"):
+        raise RuleError(f"atomic_{attrs['kind']} works on integers, got {place}")
+    if not isinstance(value, TileType) or value.shape != index.shape:
+        raise RuleError(f"an atomic of {value} at {index}: one number is needed for each position",
+                        "a number for all of them, or a tile of their shape")
+    return TileType(place.dtype, index.shape)
+
+
+@declare(rule=_taken_rule, attrs=("kind", "axis", "box", "kept", "limit", "merged", "scope"),
+         run=True, effect="atomic", group=True, public=False, positions=2, access="scattered")
+def atomic_gather(m: Any, op: Any, y: Any, value: Any, index: Any, *offsets: Any,
+                  merged: Any = 1) -> np.ndarray:
+    """Updates each element where the index says, as one step each, in any order; the elements
+    before, 0 where a position is outside."""
+    found, memory = find_places(m, op, y, index, offsets), y.memory
+    access = m.tile_access(found.place, found.address, found.on, _lane(found.place), op.where)
+    if access is not None:
+        m.sanitizer.wrote(access, atomic=True)
+    values = np.broadcast_to(value, found.address.shape)[found.on]
+    address, f = found.address[found.on], KINDS[op.attr["kind"]]
+    old = np.zeros(len(address), array_dtype(memory.numeric.dtype))
+    occurrence = _occurrence(address)
+    for k in range(int(occurrence.max(initial=-1)) + 1):
+        here = occurrence == k
+        now = memory.read(address[here])
+        old[here] = now
+        memory.write(address[here], convert(f(now, values[here]), memory.numeric.dtype))
+    out = np.zeros(found.address.shape, old.dtype)
+    out[found.on] = old
+    return out
+
+
 def _occurrence(address: np.ndarray) -> np.ndarray:
     """How many of the same number come before each."""
     order = np.argsort(address, kind="stable")
@@ -226,6 +264,34 @@ def scatter(t: OpTracer, y: Any, index: Any, value: Any, axis: Any = 0, *,
     value = t.memory.storable(value, chosen.base.type.dtype, chosen.base)
     name = "store_scatter" if mode == "store" else "atomic_scatter"
     t.ir.emit(name, [chosen.base, value, index, *chosen.offsets], **chosen.attrs)
+
+
+def update_at(t: OpTracer, name: str, kind: str, x: Any, index: Any, value: Any, scope: str
+              ) -> Handle:
+    """x[index] = f(x[index], value) at the positions in a tile; the elements before."""
+    items = list(index) if isinstance(index, tuple | list) else [index]
+    first = next(i for i, item in enumerate(items) if _is_tile(item))
+    if not all(map(_is_tile, items[first:])):
+        t.fail(f"{name} at {', '.join(map(describe, items))}: tiles of positions stand behind the "
+               "numbers", "a tile of one position: ts.tile.full((1,), i, ts.int32)")
+    if first:
+        x = TensorRow(*((x.base, (*x.index, *items[:first])) if isinstance(x, TensorRow)
+                        else (x, tuple(items[:first]))))
+    at = items[first] if len(items) == first + 1 else tuple(items[first:])
+    chosen = _chosen(t, x, at, 0, name)
+    if chosen.attrs["kept"]:
+        t.fail(f"{name}: {len(items)} indices for {describe(chosen.base)}, which has "
+               f"{t.memory.rank(chosen.base)} axes")
+    value = t.memory.storable(_as_tile(t, value, chosen), chosen.base.type.dtype, chosen.base)
+    out = t.ir.emit("atomic_gather", [chosen.base, value, _only_there(t, chosen.index),
+                                      *chosen.offsets], t.ir.hint(chosen.base), kind=kind,
+                    scope=scope, **chosen.attrs)
+    t.facts.declare(out.value, t.facts.of(chosen.index))
+    return out
+
+
+def _is_tile(x: Any) -> bool:
+    return isinstance(x, Handle) and isinstance(x.type, TileType)
 
 
 def gather_of(t: OpTracer, x: Any, index: Any, axis: Any = 0, fill: Any = 0) -> Any:
@@ -432,4 +498,4 @@ def _as_tile(t: OpTracer, value: Any, chosen: _Chosen) -> Handle:
     return value
 
 
-__all__ = ["gather", "gather_of", "scatter", "shape_of"]
+__all__ = ["KINDS", "gather", "gather_of", "scatter", "shape_of", "update_at"]

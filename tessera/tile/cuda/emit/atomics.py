@@ -34,7 +34,7 @@ from tessera.tile.ops.ids import WARP
 @emits("atomic")
 def _atomic(e: Emitter, op: Op) -> None:
     target, value, *index = op.args
-    _need_ordered(e, op)
+    need_ordered(e, op)
     _emit(e, op, "update", (value,), tuple(index), kind=op.attr["kind"])
 
 
@@ -73,7 +73,7 @@ def _emit(e: Emitter, op: Op, name: str, values: tuple[Operand, ...], index: tup
         e.define(made, update) if read else e.line(update)
 
 
-def _need_ordered(e: Emitter, op: Op) -> None:
+def need_ordered(e: Emitter, op: Op) -> None:
     """Raise CompileError for a sum that depends on which thread comes first, where none may."""
     if ORDERED in e.function.modes and op.attr["kind"] == "add" and \
             e.dtype(op.args[0]).kind == "float":
@@ -86,7 +86,7 @@ def _need_ordered(e: Emitter, op: Op) -> None:
 
 @emits("atomic_tile")
 def _atomic_tile(e: Emitter, op: Op) -> None:
-    _need_ordered(e, op)
+    need_ordered(e, op)
     target, value = op.args
     place, layout, attr = checked(e, place_of(e, target)), e.layout(value), op.attr
     guards, bounds = guards_of(e, place, layout)

@@ -10,8 +10,10 @@ from dataclasses import replace
 
 from tessera.errors import UnsupportedTargetError
 from tessera.lazy_dataclass import dataclass
+from tessera.tile.cuda.emit.atomics import need_ordered
 from tessera.tile.cuda.emit.elementwise import number
 from tessera.tile.cuda.emit.emitter import Emitter
+from tessera.tile.cuda.emit.layout_conversion import from_owners
 from tessera.tile.cuda.emit.memory_operands import (
     ZERO,
     MemoryOperand,
@@ -179,6 +181,29 @@ def _store(e: Emitter, op: Op) -> None:
     args += [place.base, *rounding_key(e)] if rounding == "stochastic" else []
     args += [owner] if owner else []
     e.line(f"{e.use(f'scatter_{place.name}', text)}({', '.join(args)})")
+
+
+@emits("atomic_gather")
+def _update(e: Emitter, op: Op) -> None:
+    """By the first of the threads that have an element; all of them learn what was there."""
+    need_ordered(e, op)
+    (made,), (_, value, index, *offsets) = op.outs, op.args
+    layout, spot = e.layout(value), spot_of(e, op, index, tuple(offsets))
+    place, owner, read = spot.place, e.owner(layout), bool(e.readers.get(made.value))
+    guards, bounds = guards_of(e, place, layout)
+    pick = pick_of(e, spot, index, layout, guards, 1)
+    kind = op.attr["kind"]
+    text = (f"use(gather.update({pick.text}, {kind!r}, {op.attr['scope']!r}, "
+            f"{owner is not None}, {read}))")
+    args = [e.name(value), e.name(index), *where(e, spot, pick, layout, bounds)]
+    args += [owner] if owner else []
+    call = f"{e.use(f'atomic_{kind}', text)}({', '.join(args)})"
+    if not read:
+        e.line(call)
+        return
+    before = e.fresh("before")
+    e.line(f"{before} = {call}")
+    e.define(made, from_owners(e, before, layout, place.dtype) if owner else before)
 
 
 @emits("atomic_scatter")

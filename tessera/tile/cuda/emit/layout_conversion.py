@@ -117,6 +117,16 @@ def through_shared(e: Emitter, text: str, before: RegisterLayout, after: Registe
         if order != tuple(range(before.count)):
             text = f"{e.use('pick', f'use(fragments.pick({order}))')}({text})"
         return convert_layout(e, text, free, after, dtype)
+    return _by_rows(e, text, before, after, dtype)
+
+
+def from_owners(e: Emitter, text: str, layout: RegisterLayout, dtype: DType) -> str:
+    """What the first thread of each element has, in all threads that hold it."""
+    return _by_rows(e, text, layout, layout, dtype)
+
+
+def _by_rows(e: Emitter, text: str, before: RegisterLayout, after: RegisterLayout,
+             dtype: DType) -> str:
     kind = kind_of(dtype)
     size = 8 if kind[-2:] == "64" else 4
     at, used = pool(e, size * prod(before.shape))
@@ -154,4 +164,4 @@ def _unflat(at: int, shape: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(reversed(out))
 
 
-__all__ = ["convert_layout", "indices", "pool", "through_shared"]
+__all__ = ["convert_layout", "from_owners", "indices", "pool", "through_shared"]

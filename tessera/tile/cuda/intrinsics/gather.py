@@ -241,6 +241,29 @@ def add(pick: Pick, source: str, scope: str = "device", owner: bool = False) -> 
     return _writing(f"scatter_add_{d}", how, act, (), owner)
 
 
+@functools.cache
+def update(pick: Pick, kind: str, scope: str = "device", owner: bool = False,
+           read: bool = True) -> Operation:
+    """(fragment, positions, where... [, owner]) -> the elements before; each as one step."""
+    how, d = _Picked(pick), pick.numeric
+    x = Operand("x", kind_of(d), how.layout.count)
+    args = (x, *how.arguments(), *([Operand("owner", "i32")] if owner else []))
+
+    def body(b: Builder, values: list[LLVM], *rest: Any) -> Any:
+        mine = b.true(rest[-1]) if owner else None
+        before = b.array(f"before_{x}", x.kind, x.count) if read else None
+        for where, condition, (r,) in how.accesses(b, rest[:-1] if owner else rest, mine):
+            if read:
+                b.write(before, b.i32(r), b.zero(values[r]))
+            with b.when(condition):
+                old = updated(b, kind, pick.space, d, scope, where[0], values[r], result=read)
+                if read:
+                    b.write(before, b.i32(r), old)
+        return [b.read(before, b.i32(r)) for r in range(how.layout.count)] if read else None
+
+    return operation(f"atomic_{kind}_{d}", args, (x,) if read else (), body)
+
+
 def _writing(name: str, how: _Picked, act: Callable, more: tuple[Operand, ...],
              owner: bool) -> Operation:
     args = (Operand("x", kind_of(how.pick.numeric), how.layout.count), *how.arguments(), *more,
@@ -256,4 +279,4 @@ def _writing(name: str, how: _Picked, act: Callable, more: tuple[Operand, ...],
     return operation(name, args, (), body)
 
 
-__all__ = ["Pick", "add", "load", "store"]
+__all__ = ["Pick", "add", "load", "store", "update"]

@@ -18,6 +18,7 @@ from tessera.tile.cuda.lower.warp_specialised.computed import loads_behind, load
 from tessera.tile.cuda.lower.warp_specialised.program import Refused
 from tessera.tile.cuda.lower.warp_specialised.qualify import (
     MATMULS,
+    STORES,
     SharedOperand,
     check_formats,
     check_operand,
@@ -68,7 +69,7 @@ class _Placing:
         self.rings: dict[SSAValue, Op] = {}  # load -> ring_load
         self.rows: set[SSAValue] = set()  # loads of rows beside those of operands
         self.tiles: set[SSAValue] = set()  # loads of which a first operand is computed
-        self.written = tensors_of(function, "store_tile")
+        self.written = tensors_of(function, *STORES)
         for matmul in ops_in(function.body, *MATMULS):
             self.find(matmul)
         self.find_tiles(function)
@@ -149,7 +150,7 @@ class _Placing:
         matmuls = ops_in(function.body, *MATMULS)
         if not all(self.source(x)[0] for n in matmuls for x in n.args[:2]):
             return set()
-        written = {self.tensor(n) for n in walk(function.body) if is_op(n, "store_tile")}
+        written = {self.tensor(n) for n in walk(function.body) if is_op(n, *STORES)}
         return {out(n) for n in function.body if is_op(n, "load_tile")
                 and out(n) not in self.rings and self.is_row(n) and self.tensor(n) not in written}
 

@@ -17,7 +17,8 @@ from tessera.tile.ir.types import GlobalTensor, Scalar, TileType
 # Besides pure ops: what a consumer or the producer does for its whole tile.
 MATMULS = "matmul", "matmul_codes_stacked"
 READ_AS_TILES = "bf16", "f16", "f32"  # by consumers
-ALLOWED = frozenset({"load_tile", "store_tile", "load_element", *MATMULS})
+STORES = "store_tile", "store_scatter", "store_element"  # by consumers, of which none reads later
+ALLOWED = frozenset({"load_tile", "load_element", *STORES, *MATMULS})
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,7 @@ def check_memory(function: Function, overlapping: bool) -> None:
 
     overlapping: an argument is given twice, so any two parameters may be the same memory.
     """
-    written = tensors_of(function, "store_tile")
+    written = tensors_of(function, *STORES)
     if overlapping and written:
         raise Refused("an argument is given twice, and one of the two may be written")
     for tensor in tensors_of(function, "ring_load", "load_element"):
@@ -191,5 +192,5 @@ def comes_as_row(tensor: GlobalTensor, tile: TileType, load: Op, view: Op, known
     return pitched and tile.shape[0] % step == 0 and tile.shape[0] <= copies.most_box
 
 
-__all__ = ["MATMULS", "SharedOperand", "check_formats", "check_memory", "check_operand",
+__all__ = ["MATMULS", "STORES", "SharedOperand", "check_formats", "check_memory", "check_operand",
            "check_shape", "comes_as_row", "comes_as_tile", "qualify", "tensors_of"]

@@ -5,6 +5,7 @@ Written early in a kernel, they would keep a tile of registers beside the accumu
 
 from __future__ import annotations
 
+from tessera.tile.cuda.lower.warp_specialised.qualify import STORES
 from tessera.tile.cuda.lower.warp_specialised.rewrite import (
     Nodes,
     made_by,
@@ -38,6 +39,6 @@ def _place(node: Node, after: list[Node]) -> int:
     """In front of the first reader; a load stays in front of a store."""
     made = made_by(node)
     for i, other in enumerate(after):
-        if reads(other) & made or ops_in((node,), "load_tile") and ops_in((other,), "store_tile"):
+        if reads(other) & made or ops_in((node,), "load_tile") and ops_in((other,), *STORES):
             return i
     return 0

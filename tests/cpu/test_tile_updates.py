@@ -1,0 +1,80 @@
+"""Atomic updates at a tile of positions, which give what was there."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+
+import tessera as ts
+from emulator import compare
+from tessera import Tensor, int32
+
+tile = ts.tile
+
+
+@ts.kernel
+def places(e: Tensor["T", int32], fill: Tensor["E", int32], at: Tensor["T", int32], BT=16):
+    i = tile.load(e[tile_t:tile_t+BT])
+    at[tile_t:tile_t+BT] = tile.atomic_add(fill, i, 1)
+
+
+@ts.kernel
+def updates(x: Tensor["A", "B", int32], i: Tensor["N", int32], old: Tensor["N", int32],
+            MODE: int):
+    t = tile.load(i[0:8])
+    if MODE == 0:
+        old[0:8] = tile.atomic_max(x, (t, t), 5)
+    elif MODE == 1:
+        old[0:8] = tile.atomic_exchange(x[1], t, t * 2)
+    elif MODE == 2:
+        tile.atomic_add(x, (1, t), t)
+    elif MODE == 3:
+        old[0:8] = tile.atomic_add(x, (t, 1), t)
+    elif MODE == 4:
+        old[0:8] = tile.atomic_add(x, t, t)
+    else:
+        old[0:8] = tile.atomic_add(x, (1, t), t, release=True)
+
+
+@pytest.mark.parametrize("lanes", [32, 128])
+def test_an_update_at_a_tile_of_positions_gives_what_was_there(lanes, rng):
+    """Each of equal positions gets a number of its own; threads that repeat others learn what the
+    first of them got."""
+    e = rng.integers(0, 5, 40).astype(np.int32)
+    fill, at = np.zeros(5, np.int32), np.full(40, -1, np.int32)
+    with ts.config.scope(debug=True):
+        places(e, fill, at)
+    assert np.array_equal(fill, np.bincount(e, minlength=5))
+    assert all(np.array_equal(np.sort(at[e == j]), np.arange(n)) for j, n in enumerate(fill))
+    compare(places, e, np.zeros(5, np.int32), np.full(40, -1, np.int32), lanes=lanes,
+            target="sm_90", lockstep=False)
+
+
+def test_updates_of_other_kinds_and_places(rng):
+    i = np.array([0, 1, 2, 3, 9, -1, 5, 6], np.int32)
+    for mode in range(3):
+        x = rng.integers(0, 10, (4, 9)).astype(np.int32)
+        got, old = x.copy(), np.zeros(8, np.int32)
+        updates(got, i, old, mode)
+        want = x.copy()
+        if mode == 0:
+            want[range(4), range(4)] = np.maximum(want[range(4), range(4)], 5)
+            assert old.tolist() == [*x[range(4), range(4)], 0, 0, 0, 0]
+        else:
+            inside = i[(i >= 0) & (i < 9)]
+            want[1, inside] = inside * 2 if mode == 1 else want[1, inside] + inside
+            if mode == 1:
+                assert old.tolist() == [*x[1, :4], 0, 0, *x[1, 5:7]]
+        assert np.array_equal(got, want)
+        compare(updates, x, i, np.zeros(8, np.int32), mode, lanes=32, target="sm_90",
+                lockstep=False)
+
+
+@pytest.mark.parametrize("mode, said", [
+    (3, "tiles of positions stand behind the numbers"), (4, "1 indices for tensor<A x B"),
+    (5, "atomic_add(release=True) is of one element")])
+def test_updates_that_are_refused(mode, said):
+    with pytest.raises(ts.TesseraError, match=re.escape(said)):
+        updates(np.zeros((4, 9), np.int32), np.zeros(8, np.int32), np.zeros(8, np.int32), mode)
