@@ -237,3 +237,28 @@ def test_nothing_is_read_ahead_of_a_write_that_may_meet_it(update, rng):
     function = tile_gpu.prepare(flagging, args, {"UPDATE": update}, 1, 128)[1]
     feeds = find_feeds(function, SM80, overlapping=True)
     assert feeds and all(f.ahead is (update == 0) for f in feeds)
+
+
+@ts.kernel
+def weighted(A: ts.Tensor["M", "K", ts.bf16], B: ts.Tensor["K", 32, ts.bf16],
+             w: ts.Tensor["K", ts.f32], C: ts.Tensor["M", 32, ts.f32]):
+    acc = tile.zeros((32, 32))
+    for k in range(0, K, 16):
+        a, b = tile.load(A[0:32, k:k + 16]), tile.load(B[k:k + 16, 0:32])
+        acc = tile.dot(a, b, acc)
+        scaled = tile.cast(b * tile.load(w[k:k + 16])[:, None], ts.bf16)
+        acc = tile.dot(a, scaled, acc)
+    C[0:32, 0:32] = acc
+
+
+def test_what_an_operand_is_computed_of_goes_through_the_ring(rng):
+    """Threads read their part of a slot; a matmul of the same tile reads the slot itself."""
+    args = [rng.standard_normal(s).astype(ts.bf16.numpy) for s in ((32, 100), (100, 32))]
+    args += [rng.random(100).astype(np.float32), np.zeros((32, 32), np.float32)]
+    function = staged(weighted, args, 1)
+    (loop,) = [n for n in walk(function.body) if isinstance(n, For)]
+    assert len([n for n in walk(loop.body) if isinstance(n, Op) and n.name == "cp_async"]) == 3
+    read = [n for n in walk(loop.body) if isinstance(n, Op) and n.name == "load_tile"]
+    assert len(read) == 2
+    first = next(n for n in walk(loop.body) if isinstance(n, Op) and n.name == "matmul")
+    assert all(x not in {n.outs[0].value for n in read} for x in first.args)

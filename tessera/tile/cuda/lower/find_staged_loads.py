@@ -35,7 +35,7 @@ class Feed:
     """A load for matmuls. view: the box as memory has it; turned: the tile is its transpose.
 
     ahead: whether the loop around it may copy it iterations ahead.  users: id() of the matmuls.
-    computed: threads read it from shared memory to compute an operand.
+    computed: threads read it from shared memory to compute an operand; multiplied: matmuls do, too.
     swizzle: of its buffer; None where threads read neighbours of a row, which needs none and spares
     them the exclusive ors.
     """
@@ -50,6 +50,7 @@ class Feed:
     users: frozenset[int]
     swizzle: str | None = "chunks"
     computed: bool = False
+    multiplied: bool = True
 
     @property
     def bytes(self) -> int:
@@ -120,8 +121,11 @@ class _Finder:
         if not users or turned or t.dtype.packed or len(t.shape) > 2 or (
                 not self.ahead(op, view, tensor) or not self.in_words(tensor, t)):
             return None
+        own = self.direct(op.outs[0].value, False)
+        own = [x for x in own if len(t.shape) == 2 and self.readable(*x)]
+        along = any(self.deep(*x) for x in own)
         return Feed(op.outs[0].value, tensor, view, False, t.dtype, t.shape, True,
-                    frozenset(users), None, True)
+                    frozenset(users), "chunks" if along else None, True, bool(own))
 
     def in_words(self, tensor: SSAValue, box: View) -> bool:
         """Whether rows of a box begin where cp.async may: it copies words."""
@@ -170,6 +174,16 @@ class _Finder:
         threads = matmul.name == "matmul" and format_of(
             a, b, matmul.attr, self.generation) is None
         return not threads or (operand == 0) ^ turned
+
+    def direct(self, x: SSAValue, flip: bool) -> list[tuple[Op, int, bool]]:
+        """(matmul, operand, transposed) of the uses that are matmuls."""
+        found = []
+        for node, i in self.users.get(x, []):
+            if isinstance(node, Op) and node.name == "matmul" and i < 2:
+                found.append((node, i, flip))
+            elif isinstance(node, Op) and node.name == "transpose":
+                found += self.direct(node.outs[0].value, not flip)
+        return found
 
     def matmuls(self, x: SSAValue, flip: bool) -> list[tuple[Op, int, bool]] | None:
         """(matmul, operand, transposed) of all uses; None when there are others."""

@@ -181,6 +181,9 @@ class _Stager:
         elif op.name == "transpose" and op.args[0] in self.ready:
             place, turned = self.ready[op.args[0]]
             self.ready[made] = (place, not turned)  # type: ignore[index]
+            if op.args[0] in self.read_there:
+                out.append(op)  # registers hold it as well
+                self.read_there[made] = place  # type: ignore[index]
             self.transposed[made] = op.args[0]  # type: ignore[index]
         elif OPS[op.name].multiplies:
             self.arrive(out, op.args)
@@ -284,6 +287,7 @@ class _Stager:
     def hold(self, feed: Feed, place: SSAValue) -> None:
         if feed.computed:
             self.read_there[feed.value] = place
+        if not feed.multiplied:
             return
         self.ready[feed.value] = (place, feed.turned)
         self.staged[place] = self.types_of(feed)
