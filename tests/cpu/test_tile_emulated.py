@@ -8,6 +8,7 @@ import threading
 import numpy as np
 import pytest
 
+import tessera as ts
 from emulator import KINDS, Block, Builder, compare
 from emulator import register as as_register
 from emulator.threads import Team
@@ -46,6 +47,24 @@ def test_emitted_as_interpreted(name, rng):
     c = CASES[name]
     compare(build(c.source)["k"], *c.args(rng), lanes=c.lanes, rtol=c.rtol, atol=c.atol,
             target="sm_90", **c.options)
+
+
+@pytest.mark.parametrize("rows", [1, 4, 8])
+def test_few_rows_of_an_accumulator_are_reduced_over_warps(rows, rng):
+    """Its lanes reach beyond them, and what they hold there has places of its own."""
+    k = build(f"""@kernel
+def k(A: Tensor["M", 16, bf16], B: Tensor[64, 16, bf16], peak: Tensor["M", f32],
+      at: Tensor["M", i32], least: Tensor["M", 4, f32], total: Tensor["M", f32]):
+    s = tile.dot(tile.load(A[0:{rows}, 0:16]), tile.load(B[0:64, 0:16]).T)
+    peak[0:{rows}] = tile.row_max(s)
+    at[0:{rows}] = tile.argmax(s)
+    least[0:{rows}, 0:4] = tile.smallest(s, 4)
+    total[0:{rows}] = tile.row_sum(s)
+""")["k"]
+    a, b = (rng.integers(-4, 5, shape).astype(np.float32) for shape in ((rows, 16), (64, 16)))
+    compare(k, ts.tensor(a, ts.bf16), ts.tensor(b, ts.bf16), np.zeros(rows, np.float32),
+            np.zeros(rows, np.int32), np.zeros((rows, 4), np.float32), np.zeros(rows, np.float32),
+            lanes=128, exact=True)
 
 
 @pytest.mark.parametrize("sort, made", [("sort", "f32"), ("argsort", "i32")])

@@ -26,7 +26,7 @@ from tessera.tile.cuda.emit.registry import emits
 from tessera.tile.cuda.emit.thread_elements import narrow
 from tessera.tile.cuda.emit.warps import tag_of
 from tessera.tile.cuda.intrinsics.clusters import sent_bytes
-from tessera.tile.cuda.intrinsics.reduce import padded
+from tessera.tile.cuda.intrinsics.reduce import reached
 from tessera.tile.cuda.ptx.mbarrier import BARRIER_BYTES
 from tessera.tile.ir.errors import KernelError
 from tessera.tile.ir.ir import For, Node, Op, SSAValue, regions, uses, walk
@@ -170,7 +170,7 @@ def _send_one(e: Emitter, op: Op, meet: ClusterExchange, parts: dict[SSAValue, s
     """What each group makes of what all have sent, once it has come."""
     (x,), groups, tag = op.args, op.attr["groups"], tag_of(e, op.args[0])
     layout, shape, size = e.layout(x), e.layout(x).shape, 8 if tag.endswith("64") else 4
-    elements = prod(padded(shape))
+    elements = prod(reached(layout))
     bytes_ = size * groups * elements
     at, place = e.scratch(BUFFERS * bytes_ if e.loops else bytes_), flat_index(e, layout)
     if meet.turn:

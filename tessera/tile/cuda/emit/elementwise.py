@@ -280,6 +280,8 @@ def _edge_mask(e: Emitter, op: Op) -> None:
         make = e.use("edge_mask_low", f"use(tiles.mask_between{of})")
         e.define(made, f"{make}({e.name(x)}, {first}, {left})")
         return
+    together = min(e.known.divisor(start), e.known.divisor(stop), layout.run(axis))
+    of = f"{of[:-1]}, {together})" if together > 1 else of
     e.define(made, f"{e.use('edge_mask', f'use(tiles.mask{of})')}({e.name(x)}, {left})")
 
 

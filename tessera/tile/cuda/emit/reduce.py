@@ -11,7 +11,7 @@ from tessera.tile.cuda.emit.elementwise import number
 from tessera.tile.cuda.emit.emitter import Emitter
 from tessera.tile.cuda.emit.registry import emits
 from tessera.tile.cuda.intrinsics.formats import kind_of
-from tessera.tile.cuda.intrinsics.reduce import padded
+from tessera.tile.cuda.intrinsics.reduce import reached
 from tessera.tile.ir.ir import For, Node, Op, SSAValue, regions
 from tessera.tile.ir.op_record import OPS
 from tessera.tile.ir.register_layout import RegisterLayout
@@ -163,7 +163,7 @@ def _written(e: Emitter, part: str, layout: RegisterLayout, axis: int, name: str
     """Each warp writes what it found; what everybody reads after a barrier: all of it, combined."""
     rest, warps = layout.drop(axis), _warps(e, layout, axis)
     size = 8 if tag[-2:] == "64" else 4
-    count, elements = 1 << len(warps), prod(padded(rest.shape))
+    count, elements = 1 << len(warps), prod(reached(rest))
     at = e.scratch(size * count * elements)
     warp = " | ".join(f"({e.thread} >> {bit} & 1) << {i}" for i, bit in enumerate(warps))
     number_ = e.once("part_of", f"i32({warp})")
@@ -179,7 +179,7 @@ def _written(e: Emitter, part: str, layout: RegisterLayout, axis: int, name: str
 def flat_index(e: Emitter, layout: RegisterLayout) -> str:
     """The thread part of the row-major number of an element of the padded tile."""
     text = "i32(0)"
-    for axis, n in enumerate(padded(layout.shape)):
+    for axis, n in enumerate(reached(layout)):
         part = e.index(layout, axis)
         text = part if text == "i32(0)" else f"({text}) * {n} + {part}"
     return f"({text})"

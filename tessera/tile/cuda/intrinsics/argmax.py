@@ -10,7 +10,7 @@ from typing import Any
 
 from tessera.tile.cuda.builder import Builder
 from tessera.tile.cuda.instruction import InstructionForm, Operand, Operation
-from tessera.tile.cuda.intrinsics.reduce import element_of, exchanged, flat, kind_of_tag, padded
+from tessera.tile.cuda.intrinsics.reduce import element_of, exchanged, flat, kind_of_tag, reached
 from tessera.tile.cuda.ptx import memory
 from tessera.tile.ir.register_layout import RegisterLayout
 
@@ -85,13 +85,13 @@ def get(name: str, tag: str, layout: str, shape: tuple[int, ...], count: int) ->
     """(addresses of values and positions) -> the positions of the best of `count` parts."""
     kind, how, beats = kind_of_tag(tag), RegisterLayout.parse(layout, shape), _beats(name, tag)
     size = 8 if kind[-2:] == "64" else 4
-    step = prod(padded(shape))
+    step = prod(reached(how))
 
     def body(b: Builder, values: LLVM, places: LLVM) -> list[Any]:
         value, place = memory.ld("shared", element_of(kind)), memory.ld("shared", "b32")
         out = []
         for base in how.bases:
-            at = [flat(base, padded(shape)) + step * i for i in range(count)]
+            at = [flat(base, reached(how)) + step * i for i in range(count)]
             pairs = [(b.call(value, b.add(values, b.i32(size * i))),
                       b.call(place, b.add(places, b.i32(4 * i)))) for i in at]
             out.append(functools.reduce(lambda x, y: _merged(b, beats, x, y), pairs)[1])

@@ -11,7 +11,7 @@ from tessera.tile.cuda.builder import Builder
 from tessera.tile.cuda.instruction import InstructionForm, Operand, Operation
 from tessera.tile.cuda.instruction_names import find_instruction
 from tessera.tile.cuda.intrinsics.formats import kind_of
-from tessera.tile.cuda.intrinsics.reduce import flat, kind_of_tag, padded
+from tessera.tile.cuda.intrinsics.reduce import flat, kind_of_tag, reached
 from tessera.tile.cuda.ptx.mbarrier import BARRIER_BYTES
 from tessera.tile.ir.register_layout import RegisterLayout
 
@@ -42,7 +42,7 @@ def send(tag: str, layout: str, shape: tuple[int, ...], groups: int) -> Operatio
             for rank in (b.add(first, b.i32(i)) for i in range(groups)):
                 there, counts = b.call(far, at, rank), b.call(far, barrier, rank)
                 for base, v in zip(how.bases, x, strict=True):
-                    place = size * flat(base, padded(shape))
+                    place = size * flat(base, reached(how))
                     for i, word in enumerate(_words(b, v, kind)):
                         b.call(store, b.add(there, b.i32(place + 4 * i)), word, counts)
 

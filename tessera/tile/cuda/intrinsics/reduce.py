@@ -88,6 +88,12 @@ def padded(shape: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(1 << bits_of(n) for n in shape)
 
 
+def reached(layout: RegisterLayout) -> tuple[int, ...]:
+    """Extents of shared memory for all that threads hold, rounded up to powers of two: an
+    accumulator of few rows reaches beyond them."""
+    return padded(tuple(max(n, layout.reach(a)) for a, n in enumerate(layout.shape)))
+
+
 def flat(base: tuple[int, ...], shape: tuple[int, ...]) -> int:
     """Row-major number of an element."""
     at = 0
@@ -105,7 +111,7 @@ def put(tag: str, layout: str, shape: tuple[int, ...]) -> Operation:
     def body(b: Builder, x: list[Any], at: Any, condition: Any) -> None:
         record = memory.st("shared", element_of(kind), guarded=True)
         for base, v in zip(how.bases, x, strict=True):
-            b.call(record, b.add(at, b.i32(size * flat(base, padded(shape)))), v, condition)
+            b.call(record, b.add(at, b.i32(size * flat(base, reached(how)))), v, condition)
 
     form = InstructionForm((Operand("x", kind, how.count), Operand("at", "i32"),
                             Operand("if", "i32")), (),
@@ -118,13 +124,13 @@ def get(name: str, tag: str, layout: str, shape: tuple[int, ...], count: int) ->
     """(shared address) -> `count` partial values of each element, combined in order."""
     kind, how, combine = kind_of_tag(tag), RegisterLayout.parse(layout, shape), combiner(name, tag)
     size = 8 if kind[-2:] == "64" else 4
-    step = size * prod(padded(shape))
+    step = size * prod(reached(how))
 
     def body(b: Builder, at: Any) -> list[Any]:
         record = memory.ld("shared", element_of(kind))
         out = []
         for base in how.bases:
-            first = b.add(at, b.i32(size * flat(base, padded(shape))))
+            first = b.add(at, b.i32(size * flat(base, reached(how))))
             parts = [b.call(record, b.add(first, b.i32(step * i))) for i in range(count)]
             out.append(functools.reduce(lambda x, y: combine(b, x, y), parts))
         return out

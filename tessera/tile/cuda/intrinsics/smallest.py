@@ -16,7 +16,14 @@ from typing import Any
 
 from tessera.tile.cuda.builder import Builder
 from tessera.tile.cuda.instruction import InstructionForm, Operand, Operation
-from tessera.tile.cuda.intrinsics.reduce import element_of, exchanged, flat, kind_of_tag, padded
+from tessera.tile.cuda.intrinsics.reduce import (
+    element_of,
+    exchanged,
+    flat,
+    kind_of_tag,
+    padded,
+    reached,
+)
 from tessera.tile.cuda.intrinsics.sort import key_of, last_key, value_of
 from tessera.tile.cuda.ptx import memory
 from tessera.tile.ir.register_layout import RegisterLayout, bits_of
@@ -122,13 +129,13 @@ def get(tag: str, layout: str, shape: tuple[int, ...], count: int) -> Operation:
     """
     kind, rest = kind_of_tag(tag), RegisterLayout.parse(layout, shape)
     size = 8 if kind[-2:] == "64" else 4
-    step, k = size * prod(padded(shape)), shape[-1]
+    step, k = size * prod(reached(rest)), shape[-1]
 
     def body(b: Builder, at: LLVM) -> list[LLVM]:
         record = memory.ld("shared", element_of(kind))
 
         def read(row: tuple[int, ...], part: int) -> Keys:
-            first = b.add(at, b.i32(size * flat((*row, 0), padded(shape)) + step * part))
+            first = b.add(at, b.i32(size * flat((*row, 0), reached(rest)) + step * part))
             words = [b.call(record, b.add(first, b.i32(size * i))) for i in range(k)]
             keys = [key_of(b, "sort", tag, False, w, None)[0] for w in words]
             return [*keys, *([None] * (padded(shape)[-1] - k))]

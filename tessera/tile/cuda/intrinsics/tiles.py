@@ -179,15 +179,18 @@ def near() -> Operation:
 
 # --- registers ----------------------------------------------------------------------------------
 @functools.cache
-def mask(layout: str, shape: tuple[int, ...], axis: int, kind: str, fill: float) -> Operation:
-    """(fragment, left) -> elements whose base along `axis` is below `left`; `fill` elsewhere."""
+def mask(layout: str, shape: tuple[int, ...], axis: int, kind: str, fill: float,
+         together: int = 1) -> Operation:
+    """(fragment, left) -> elements whose base along `axis` is below `left`; `fill` elsewhere.
+    together: neighbours of a thread that begin at multiples of so many, as `left` does, so that one
+    comparison holds for all of them."""
     bases = RegisterLayout.parse(layout, shape).bases
     x = Operand("x", kind, len(bases))  # type: ignore[arg-type]
 
     def body(b: Builder, values: list[Any], left: Any) -> list[Any]:
         test = functools.cache(lambda base: b.compare("<", b.i32(base), left))
         other = b.const(kind, fill)
-        return [b.select(test(base[axis]), v, other)
+        return [b.select(test(base[axis] & -together), v, other)
                 for base, v in zip(bases, values, strict=True)]
 
     form = InstructionForm((x, Operand("left", "i32")), (x,), body)
