@@ -67,6 +67,14 @@ def last_along(x: Any, axis: Any = 1) -> Any:
     return last.reshape(-1, 1) if last.ndim == 1 else last
 
 
+@declare(rule=reduced_type, attrs=("axis", "at"), public=False, edges=edge_rules.reduced,
+         layouts="reduced", samples=(lambda rng: (rng.standard_normal((8, 16)),)))
+def one_along(x: Any, axis: Any = 1, at: Any = 0) -> Any:
+    """The element at a place along an axis (tile/cuda/lower/pick_last.py)."""
+    one = np.take(x, at, axis=axis + 1)
+    return one.reshape(-1, 1) if one.ndim == 1 else one
+
+
 def _piece_rule(types: Any, attrs: Any) -> TileType:
     t = rules.require_tile(types[0], None, "the ends of pieces")
     if t.shape[-1] % attrs["size"]:
@@ -291,4 +299,4 @@ def reduce_by(t: OpTracer, x: Any, combine: Any, axis: Any = -1, *, identity: An
     return made[0] if c.single else made
 
 
-__all__ = ["exchange", "last_along", "piece_ends"]
+__all__ = ["exchange", "last_along", "one_along", "piece_ends"]

@@ -266,6 +266,30 @@ def expand_dims(m: Any, op: Any, x: Any) -> Any:
     return np.expand_dims(x, op.attr["axis"] + 1)
 
 
+@macro()
+def stack(t: OpTracer, tiles: Any, axis: Any = -1) -> Any:
+    """Tiles of one shape beside each other along a new axis, the last unless told otherwise:
+    stack((re, im))[..., 0] is re."""
+    given = [t.ir.value_of(x) for x in tiles] if isinstance(tiles, tuple | list) else []
+    shapes = {x.type.shape for x in given if isinstance(x, Handle) and isinstance(
+        x.type, TileType)}
+    if not given or len(shapes) != 1 or not all(isinstance(x, Handle) and isinstance(
+            x.type, TileType) for x in given):
+        t.fail(f"stack of {describe(tiles)}", "a tuple of tiles of one shape: stack((a, b))")
+    rank = len(shapes.pop()) + 1
+    along = t.ir.constant_int(axis, "axis")
+    if not -rank <= along < rank:
+        t.fail(f"stack along axis {along} of tiles with {rank - 1} axes", f"-{rank} to {rank - 1}")
+    along %= rank
+    at = t.call_op(OPS["arange"], [0, len(given)], {})
+    at = t.call_op(OPS["reshape"], [at, tuple(len(given) if i == along else 1
+                                              for i in range(rank))], {})
+    out, *rest = [t.ir.expand(x, along) for x in reversed(given)]
+    for i, x in zip(reversed(range(len(rest))), rest, strict=True):
+        out = t.ir.arithmetic("where", (t.ir.arithmetic("eq", (at, i)), x, out))
+    return out
+
+
 def _transpose_lower(t: OpTracer, x: Any, axes: Any = None) -> Any:
     if isinstance(x, TensorRow):
         x = t.memory.view_of_row(x)

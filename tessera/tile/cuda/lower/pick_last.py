@@ -1,6 +1,6 @@
 """The last element along an axis, by its bits: a sum of integers in which all others are 0. What is
 infinite or NaN stays what it is, and warps add integers in one instruction. The ends of pieces are
-the last elements of these as rows."""
+the last elements of these as rows; an element at another place is picked alike."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
-from tessera.numerics import bool_, i32, i64
+from tessera.numerics import bool_, f32, i32, i64
 from tessera.tile.cuda.lower.warp_specialised.rewrite import Maker, Nodes, is_op, map_blocks, out
 from tessera.tile.ir.ir import Const, Function, Node, Op, Operand, walk
 from tessera.tile.ir.types import TileType
 
-PICKED = ("last_along", "piece_ends")
+PICKED = ("last_along", "one_along", "piece_ends")
 
 
 def pick_last(function: Function) -> Function:
@@ -47,17 +47,23 @@ def _picked(maker: Maker, last: Op) -> list[Op]:
         type = maker.type(x)
     axis = last.attr.get("axis", len(type.shape) - 1)
     assert isinstance(type, TileType) and type.dtype is not bool_
+    narrow = type.dtype if type.dtype.kind == "float" and type.dtype.bits < 32 else None
+    if narrow is not None:  # registers hold it as f32
+        x = op("convert", x, dtype=f32)
+        type = maker.type(x)
     bits = {32: i32, 64: i64}[type.dtype.bits] if type.dtype.kind == "float" else None
     extent = type.shape[axis]
     at = op("reshape", op("arange", size=extent, start=0, dtype=i32),
             shape=tuple(extent if i == axis else 1 for i in range(len(type.shape))))
-    where = op("eq", at, Const(extent - 1, i32))
+    where = op("eq", at, Const(last.attr.get("at", extent - 1), i32))
     if bits is not None:
         x = op("with_bits", x, dtype=bits)
     zero = op("full", shape=type.shape, value=0, dtype=bits or type.dtype)
     found = op("reduce_sum", op("where", where, x, zero), axis=axis)
     if bits is not None:
-        op("with_bits", found, dtype=type.dtype)
+        found = op("with_bits", found, dtype=type.dtype)
+    if narrow is not None:
+        op("convert", found, dtype=narrow)
     made[-1] = replace(made[-1], outs=last.outs)
     return made
 

@@ -1,11 +1,13 @@
-"""Subscripts: elements, views, rows, stages, and [:, None] on tiles."""
+"""Subscripts: elements, views, rows, stages, and [:, None] and [:, 0] on tiles."""
 
 from __future__ import annotations
 
 import ast
 from typing import Any
 
+from tessera.numerics import bool_, i32
 from tessera.tile.frontend.tracer import KernelTracer, expression
+from tessera.tile.ir.edges import open_
 from tessera.tile.ir.handles import AxisSlice, Handle, TensorRow, TensorSlice, describe
 from tessera.tile.ir.types import Buffer, GlobalTensor, Scalar, TileType
 from tessera.tile.ops.indexed import gather_of
@@ -119,14 +121,39 @@ def gather(t: KernelTracer, base: Handle, parts: list[Any], picked: tuple[int, i
 
 
 def index_tile(t: KernelTracer, x: Handle, parts: list[Any]) -> Handle:
-    """Only new axes: m[:, None], m[None, :]."""
+    """New axes, m[:, None], m[None, :], and one element along an axis at a known place, m[:, 0]."""
+    rank = len(x.type.shape)  # type: ignore[union-attr]
+    if parts.count(...) == 1:
+        at, named = parts.index(...), sum(p is not None for p in parts) - 1
+        parts = [*parts[:at], *[AxisSlice(None, None, ":")] * (rank - named), *parts[at + 1:]]
     whole = [p for p in parts if p is not None]
-    plain = all(isinstance(p, AxisSlice) and p.lo is None and p.hi is None for p in whole)
-    if not plain or len(whole) != len(x.type.shape):  # type: ignore[union-attr]
+    plain = all(_known(p) or isinstance(p, AxisSlice) and p.lo is None and p.hi is None
+                for p in whole)
+    if not plain or len(whole) != rank:
         t.fail(f"an element or part of {describe(x)}",
-               "a tile lives in registers: only t[:, None] and t[None, :]; store it to a "
-               "shared buffer to index it, or use a reduction")
-    for axis, p in enumerate(parts):
+               "a tile lives in registers: t[:, None], t[None, :], and t[:, 0] at a place that is "
+               "known when the kernel is compiled; store it to a shared buffer to index it "
+               "otherwise, or use a reduction")
+    for axis, p in reversed([*enumerate(whole)]):
+        if _known(p):
+            x = _one(t, x, axis, p)
+    for axis, p in enumerate(p for p in parts if not _known(p)):
         if p is None:
             x = t.ir.expand(x, axis)
     return x
+
+
+def _known(p: Any) -> bool:
+    return isinstance(p, int) and not isinstance(p, bool)
+
+
+def _one(t: KernelTracer, x: Handle, axis: int, at: int) -> Handle:
+    extent = x.type.shape[axis]  # type: ignore[union-attr]
+    if not -extent <= at < extent:
+        t.fail(f"element {at} along axis {axis} of {describe(x)}", f"-{extent} to {extent - 1}")
+    if open_(t.facts.of(x).at(axis)):
+        t.fail(f"one element along axis {axis} of {describe(x)}, which goes over the edge of a "
+               "tensor there", "load a part that does not: x[:, 0:2]", code="E_EDGE")
+    flags = x.type.dtype is bool_  # type: ignore[union-attr]
+    one = t.ir.emit("one_along", [t.ir.cast(x, i32) if flags else x], axis=axis, at=at % extent)
+    return t.ir.arithmetic("ne", (one, 0)) if flags else one
