@@ -173,7 +173,7 @@ def test_the_grid(gpu, driver, rng):
 
 
 @pytest.mark.parametrize("grid, most", [("persistent", 132), ("persistent-24", 108),
-                                        ("persistent-200", 1)])
+                                        ("persistent-200", 1), ("persistent-0--2", 264)])
 def test_a_persistent_grid_is_as_large_as_the_device(gpu, driver, rng, grid, most):
     gpu.grid = grid
     gpu.extra = (Parameter("groups", "groups", "i32"),)

@@ -67,8 +67,24 @@ def test_a_statistic_of_a_whole_tile_is_divided_by_once(rng):
     x = ts.tensor(rng.standard_normal((40, 70)).astype(np.float32), bf16)
     compare(blocks, x, ts.zeros((40, 70), fp8_e4m3 @saturate), np.zeros((2, 3), np.float32),
             B=32, target="sm_90")
-    made = compiled(blocks, ts.zeros((256, 256), bf16), ts.zeros((256, 256), fp8_e4m3 @saturate),
-                    np.zeros((2, 2), np.float32), target="sm_90a")
-    assert made.threads == 512 and ".minnctapersm 2" in made.built.ptx
-    assert made.built.resources.registers <= 64 and not made.built.resources.spills
-    assert "divide.div)" in made.source and made.built.ptx.count("div.rn.f32") == 1
+    for n in (256, 250):
+        made = compiled(blocks, ts.zeros((n, n), bf16), ts.zeros((n, n), fp8_e4m3 @saturate),
+                        np.zeros((2, 2), np.float32), target="sm_90a")
+        assert made.threads == 512 and "divide.div)" in made.source
+        assert made.built.resources.registers <= 64 and not made.built.resources.spills
+        assert made.built.ptx.count("div.rn.f32") == 1
+    assert ".minnctapersm 2" in made.built.ptx  # masks of single elements take it beyond 64 else
+
+
+@ts.kernel
+def scaled(x: Tensor["M", "N", bf16], y: Tensor["M", "N", bf16], p: f32):
+    y[tile_m:tile_m+16, tile_n:tile_n+64] = tile.load(
+        x[tile_m:tile_m+16, tile_n:tile_n+64]) / (1.0 - p)
+
+
+def test_a_number_of_the_group_is_divided_by_once(rng):
+    x = ts.tensor(rng.standard_normal((20, 70)).astype(np.float32), bf16)
+    compare(scaled, x, ts.zeros((20, 70), bf16), 0.3, target="sm_90", rtol=2 ** -8)
+    made = compiled(scaled, ts.zeros((64, 64), bf16), ts.zeros((64, 64), bf16), 0.3,
+                    target="sm_90a")
+    assert made.built.ptx.count("div.rn.f32") <= 1

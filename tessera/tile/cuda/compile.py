@@ -44,8 +44,9 @@ class CompiledKernel:
     function: Tile IR after lowering.  parameters: what a launch passes, in order.
     grid: 'groups', one block per group, 'clusters', one cluster of blocks per group, or
         'persistent', as many blocks as the device holds;
-        'persistent-24', but for 24 multiprocessors; 'persistent-0-1', in clusters whose blocks
-        are neighbours on axis 1 of the grid; 'persistent-0-each', in clusters that do a group each.
+        'persistent-24', but for 24 multiprocessors; 'persistent-0--2', two on each;
+        'persistent-0-1', in clusters whose blocks are neighbours on axis 1 of the grid;
+        'persistent-0-each', in clusters that do a group each.
     notes: what the compiler decided and why.
     """
 
@@ -174,6 +175,8 @@ def _persistent(program: WarpSpecialisedProgram) -> str:
         return f"persistent-{spare or 0}-each"
     if program.pipeline.cluster > 1:
         return f"persistent-{spare or 0}-{program.strip}"
+    if program.pipeline.beside > 1:
+        return f"persistent-{spare or 0}--{program.pipeline.beside}"
     return f"persistent-{spare}" if spare else "persistent"
 
 

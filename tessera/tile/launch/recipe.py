@@ -155,10 +155,11 @@ class Recipe:
 
     def _blocks(self, groups: int) -> int:
         blocks = groups
-        form, spare, strip = (*self.image.grid.split("-"), "", "")[:3]
+        form, spare, strip, beside = (*self.image.grid.split("-"), "", "", "")[:4]
         if form == "persistent":
             together = self.image.code.cluster[0]
-            most = max((device(self.device).multiprocessors - int(spare or 0)) // together, 1)
+            free = device(self.device).multiprocessors - int(spare or 0)
+            most = max(free * int(beside or 1) // together, 1)
             if together > 1:  # one more than run at once would begin when the others are done
                 most = min(most, self.image.code.on(self.device).clusters)
                 if strip == "each":

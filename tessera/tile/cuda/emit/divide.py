@@ -1,5 +1,5 @@
-"""Division: by a statistic of rows or of the whole tile, one reciprocal for each divisor and two
-products for each element.
+"""Division: by a statistic of rows or of the whole tile, or by a number of the group that is an
+argument or computed from some, one reciprocal for each divisor and two products for each element.
 
 x / y = (x s) (1 / (y s)) with s = 1 except for a y near the ends of the range, where a power of two
 keeps the reciprocal a normal number. At most 1.5 ulp from x / y; zeros, infinities and NaN as in
@@ -15,7 +15,7 @@ from tessera.tile.cuda.intrinsics.formats import kind_of
 from tessera.tile.ir.ir import Op, Operand, SSAValue
 from tessera.tile.ir.op_record import OPS
 from tessera.tile.ir.register_layout import RegisterLayout
-from tessera.tile.ir.types import TileType
+from tessera.tile.ir.types import Scalar, TileType
 
 
 @emits("div", "div_or_zero")
@@ -40,18 +40,13 @@ def _div(e: Emitter, op: Op) -> None:
 
 
 def _shared_by_many(e: Emitter, y: Operand, large: RegisterLayout) -> bool:
-    """Whether a thread divides several elements by each of a statistic."""
-    if isinstance(e.type(y), TileType):
+    """Whether a thread divides several elements by each divisor."""
+    t = e.type(y)
+    if isinstance(t, TileType):
         return 2 * e.layout(y).count <= large.count
-    return large.count > 1 and _of_tiles(e, y)
-
-
-def _of_tiles(e: Emitter, y: Operand) -> bool:
-    """Whether a number is, or is computed from, what a tile is reduced to."""
-    node = e.made_by.get(y) if isinstance(y, SSAValue) else None
-    return node is not None and (
-        OPS[node.name].layouts == "reduced" or OPS[node.name].effect == "pure" and any(
-            _of_tiles(e, x) for x in node.args))
+    return large.count > 1 and isinstance(y, SSAValue) and isinstance(t, Scalar) and (
+        t.uniform and t.dtype.kind == "float") and (y not in e.made_by
+                                                   or OPS[e.made_by[y].name].access == "")
 
 
 def _before_broadcast(e: Emitter, y: Operand) -> Operand:

@@ -98,7 +98,8 @@ def pipeline_of(schedule: Any, constants: Mapping[str, Any] = MappingProxyType({
             chosen["stages"] = schedule.stages_
         if schedule.warps_ is not None and schedule.warps_ >= 4:
             chosen["warpgroups"] = schedule.warps_ // 4
-    return own.override(chosen)
+    made = own.override(chosen)
+    return replace(made, resident=max(made.resident, made.beside))
 
 
 def _lower(function: Function, pipeline: PipelineKnobs, facts: Any, generation: Generation,

@@ -201,6 +201,7 @@ class PipelineKnobs:
                    read (clusters.py)
     divided        blocks of a cluster that share each tile's iterations, 2 or 1 (divide.py)
     resident       blocks that share a multiprocessor: the next launch's are there when this ends
+    beside         resident blocks that take tiles of one launch side by side
     ahead          iterations whose packed weights come to L2 while the kernel before it ends
     streamed       packed weights, or all that loops bring where there are none, leave L2 first
     skip           warpgroups leave out tiles and iterations in which none of their rows counts
@@ -224,6 +225,7 @@ class PipelineKnobs:
     cluster: int = 1
     divided: int = 1
     resident: int = 1
+    beside: int = 1
     ahead: int = 0
     streamed: bool = False
     skip: bool = False
