@@ -218,7 +218,7 @@ class Combination:
         """The last element of each along the axis."""
         return tuple(self.as_numbers(x, "last_along", axis=self.axis) for x in xs)
 
-    def as_numbers(self, x: Handle, name: str, **attrs: int) -> Handle:
+    def as_numbers(self, x: Handle, name: str, **attrs: Any) -> Handle:
         """An op that moves elements, of flags as numbers."""
         flags = _type(x).dtype is bool_
         found = self.t.ir.emit(name, [self.t.ir.cast(x, i32) if flags else x], **attrs)

@@ -39,18 +39,23 @@ def _picked(maker: Maker, last: Op) -> list[Op]:
         made.append(maker.op(name, args, "t", where=last.where, **attrs))
         return out(made[-1])
 
-    (x,), type = last.args, maker.type(last.args[0])
+    def tile(x: Operand) -> TileType:
+        t = maker.type(x)
+        assert isinstance(t, TileType)
+        return t
+
+    (x,), type = last.args, tile(last.args[0])
     if last.name == "piece_ends":
         *rows, n = type.shape
         size = last.attr["size"]
         x = op("reshape", x, shape=(*rows, n // size, size))
-        type = maker.type(x)
+        type = tile(x)
     axis = last.attr.get("axis", len(type.shape) - 1)
-    assert isinstance(type, TileType) and type.dtype is not bool_
+    assert type.dtype is not bool_
     narrow = type.dtype if type.dtype.kind == "float" and type.dtype.bits < 32 else None
     if narrow is not None:  # registers hold it as f32
         x = op("convert", x, dtype=f32)
-        type = maker.type(x)
+        type = tile(x)
     bits = {32: i32, 64: i64}[type.dtype.bits] if type.dtype.kind == "float" else None
     extent = type.shape[axis]
     at = op("reshape", op("arange", size=extent, start=0, dtype=i32),
