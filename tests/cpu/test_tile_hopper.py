@@ -319,6 +319,21 @@ def test_warps_of_a_schedule(rng):
         stages=2, source="auto")).rings[0].slots == 6
 
 
+def test_two_blocks_of_one_consumer_share_a_multiprocessor(rng):
+    """Where nothing is said; a block of more consumers has it alone, and so has one whose tiles
+    take what two have."""
+    args = gemm_args(rng, gemm_nt, 192, 128, 64)
+
+    def pipeline(schedule=None, **how):
+        return program(gemm_nt, *args, schedule=schedule, **how).pipeline
+
+    small = pipeline(BM=64)
+    assert (small.beside, small.resident, small.registers) == (2, 2, (40, 216))
+    assert pipeline(BM=128).beside == pipeline(Schedule(stages=2), BM=64).beside == 1
+    assert pipeline(Schedule(BESIDE=2), BM=64).beside == 2
+    compared(gemm_nt, (3, 1), args, 2, BM=64, blocks=4)
+
+
 def test_three_consumers(rng):
     made = compared(attention, (2, 2), attention_args(rng, 300, D=64), 3, BM=192,
                     scalars=(LOG2E / 8,))

@@ -29,6 +29,7 @@ MOST_STAGES = 16  # of slots that are small
 FEWEST_REGISTERS = 24  # of a lane that only copies (setmaxnreg)
 # Of a thread that brings rows into the order of codes, where several blocks share them, or one.
 DEALING_REGISTERS = 56, 96
+BESIDE_REGISTERS = 40  # of a thread that copies what any loop and its tables say
 AHEAD_REGISTERS = 56  # of a thread that asks L2 for weights: a short loop is unrolled
 
 
@@ -56,9 +57,14 @@ def complete(pipeline: PipelineKnobs, function: Function, maker: Maker,
         raise Refused(f"its tiles take {tiles} registers of a thread, there is room for "
                       f"{max(room, most)}")
     if pipeline.registers is None and pipeline.resident > 1:
-        least = DEALING_REGISTERS[0] if deals(function) else FEWEST_REGISTERS
+        least = DEALING_REGISTERS[0] if deals(function) else (
+            BESIDE_REGISTERS if pipeline.beside > 1 else FEWEST_REGISTERS)
         pipeline = replace(pipeline, registers=registers_beside(groups, pipeline.resident,
                                                                 generation, least))
+        left = pipeline.registers[1] - usual  # type: ignore[index]
+        if pipeline.beside > 1 and (groups > 1 or tiles + held > left):
+            raise Refused(f"{groups} consumers whose tiles take {tiles + held} registers of a "
+                          f"thread, beside another block: one has room for {left}")
     elif pipeline.registers is None and deals(function):
         pipeline = replace(pipeline, registers=registers_beside(groups, 1, generation,
                                                                 DEALING_REGISTERS[1]))
