@@ -87,7 +87,7 @@ def on_gpu(kernel, *args, groups=None, lanes=None, target=None, facts=None, chec
     if prod(grid):
         values = [_value(p, bound, buffers, memories, grid, kernel) for p in made.parameters]
         blocks = prod(grid)
-        if made.grid == "persistent":
+        if made.grid.startswith("persistent"):
             blocks = min(blocks, _processors())
         made.built.kernel.launch((blocks,), values)
     device().synchronize()

@@ -320,18 +320,14 @@ def test_warps_of_a_schedule(rng):
 
 
 def test_two_blocks_of_one_consumer_share_a_multiprocessor(rng):
-    """Where nothing is said; a block of more consumers has it alone, and so has one whose tiles
-    take what two have."""
+    """Where the schedule says so; of more consumers a block has it alone, and is refused."""
     args = gemm_args(rng, gemm_nt, 192, 128, 64)
-
-    def pipeline(schedule=None, **how):
-        return program(gemm_nt, *args, schedule=schedule, **how).pipeline
-
-    small = pipeline(BM=64)
+    beside = Schedule(BESIDE=2)
+    small = program(gemm_nt, *args, BM=64, schedule=beside).pipeline
     assert (small.beside, small.resident, small.registers) == (2, 2, (40, 216))
-    assert pipeline(BM=128).beside == pipeline(Schedule(stages=2), BM=64).beside == 1
-    assert pipeline(Schedule(BESIDE=2), BM=64).beside == 2
-    compared(gemm_nt, (3, 1), args, 2, BM=64, blocks=4)
+    assert program(gemm_nt, *args, BM=64).pipeline.beside == 1
+    assert "2 consumers whose tiles take" in refusal(gemm_nt, *args, BM=128, schedule=beside)
+    compared(gemm_nt, (3, 1), args, 2, BM=64, blocks=4, schedule=beside)
 
 
 def test_three_consumers(rng):

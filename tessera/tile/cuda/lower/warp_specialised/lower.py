@@ -74,26 +74,9 @@ def lower_warp_specialised(function: Function, schedule: Any, facts: Any, genera
     """
     try:
         knobs = pipeline_of(schedule, dict(function.constants))
-        plain = schedule is None or schedule.source == "auto"
-        made = _beside(function, knobs, facts, generation, reserved) if plain else None
-        return made or _lower(function, knobs, facts, generation, reserved)
+        return _lower(function, knobs, facts, generation, reserved)
     except Refused as why:
         return why.refusal
-
-
-def _beside(function: Function, knobs: PipelineKnobs, facts: Any, generation: Generation,
-            reserved: int) -> WarpSpecialisedProgram | None:
-    """Two blocks of one consumer to a multiprocessor, where nothing was said and there is room: one
-    multiplies while the other begins or finishes a tile, with nearly the registers it has alone.
-
-    Mamba2's chunks 465 -> 308 us, attention in blocks of 64 that a list names 352 -> 283, products
-    by experts in blocks of 64 x 128 336 -> 329 (H200, 2026-11-27)."""
-    if knobs != PipelineKnobs():
-        return None
-    try:
-        return _lower(function, replace(knobs, resident=2, beside=2), facts, generation, reserved)
-    except Refused:
-        return None
 
 
 def pipeline_of(schedule: Any, constants: Mapping[str, Any] = MappingProxyType({})
