@@ -444,7 +444,7 @@ def test_results_go_to_rows_that_are_data(rng):
     for out in (5, 6):
         made = compared(grouped, (3,), args, out)
     assert ops_in(made.function.body, "store_scatter")
-    assert ops_in(made.function.body, "store_element")
+    assert ops_in(made.function.body, "store_element") and made.pipeline.beside == 2
 
 
 # --- what is refused --------------------------------------------------------------------------

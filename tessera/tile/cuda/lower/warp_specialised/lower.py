@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
@@ -40,7 +41,7 @@ from tessera.tile.cuda.lower.warp_specialised.qualify import check_memory, quali
 from tessera.tile.cuda.lower.warp_specialised.registers import hold_operands
 from tessera.tile.cuda.lower.warp_specialised.releases import place_releases
 from tessera.tile.cuda.lower.warp_specialised.results import widen_stores
-from tessera.tile.cuda.lower.warp_specialised.rewrite import Maker, Nodes, out
+from tessera.tile.cuda.lower.warp_specialised.rewrite import Maker, Nodes, ops_in, out
 from tessera.tile.cuda.lower.warp_specialised.rings import form_rings
 from tessera.tile.cuda.lower.warp_specialised.roles import (
     ahead_of,
@@ -74,6 +75,10 @@ def lower_warp_specialised(function: Function, schedule: Any, facts: Any, genera
     """
     try:
         knobs = pipeline_of(schedule, dict(function.constants))
+        if knobs == PipelineKnobs() and ops_in(function.body, "store_scatter", "store_element"):
+            with suppress(Refused):  # such results leave by threads: beside them another multiplies
+                return _lower(function, replace(knobs, resident=2, beside=2), facts, generation,
+                              reserved)
         return _lower(function, knobs, facts, generation, reserved)
     except Refused as why:
         return why.refusal
