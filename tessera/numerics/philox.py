@@ -168,9 +168,10 @@ def random_bits_of_keys(keys: np.ndarray, n: int) -> np.ndarray:
 
 
 def fold_in_each(keys: np.ndarray, data: np.ndarray) -> np.ndarray:
-    """fold_in of each key and its integer below 2^32: uint32 [N, 2], [N] -> uint32 [N, 2]."""
-    keys, zero = keys.astype(np.uint64), np.zeros(len(keys), np.uint64)
-    counter = [data.astype(np.uint64), zero, zero + np.uint64(FOLD_DOMAIN), zero]
+    """fold_in of each key and its integer, or of one key and each: uint32 [N, 2] or [1, 2] and
+    integers [N] below 2^64 -> uint32 [N, 2]."""
+    keys, data = keys.astype(np.uint64), data.astype(np.uint64)
+    counter = [data & _LOW, data >> _HALF, np.full_like(data, FOLD_DOMAIN), np.zeros_like(data)]
     words = _rounds(counter, (keys[:, 0], keys[:, 1]))
     return np.stack(words[:2], axis=1).astype(np.uint32)
 
@@ -198,13 +199,6 @@ def _words(counter: tuple[int, int, int, int], key: tuple[int, int]) -> tuple[in
         c2, c3 = (product_0 >> 32) ^ c3 ^ k1, product_0 & 0xFFFFFFFF
         k0, k1 = (k0 + WEYL_0) & 0xFFFFFFFF, (k1 + WEYL_1) & 0xFFFFFFFF
     return c0, c1, c2, c3
-
-
-def fold_rows(keys: np.ndarray, data: np.ndarray) -> np.ndarray:
-    """fold_in of many: uint32 [N, 2], or [1, 2] for all, and uint64 [N] -> uint32 [N, 2]."""
-    counter = [data & _LOW, data >> _HALF, np.full_like(data, FOLD_DOMAIN), np.zeros_like(data)]
-    words = _rounds(counter, [*keys.astype(np.uint64).T])
-    return np.stack(words[:2], axis=1).astype(np.uint32)
 
 
 def uniform(key: Any, n: int, offset: int = 0) -> np.ndarray:

@@ -19,7 +19,7 @@ import numpy as np
 
 from ...dims import size_of
 from ...lazy_dataclass import dataclass
-from ...numerics.philox import fold_rows
+from ...numerics.philox import fold_in_each
 from ...numerics.random_state import next_step
 from ..ir import Graph, Node, Value
 from ..ops.convert import CAST_STOCHASTIC
@@ -121,7 +121,7 @@ def _ahead(node: Node, given: Sequence[np.ndarray], count: int) -> Sequence[np.n
     rows = max(map(len, given), default=1)
     if op is FOLD_IN:
         keys, data = np.broadcast_to(given[0], (rows, 2)), given[1].astype(np.uint64) & LOW
-        return [fold_rows(keys, np.broadcast_to(data, rows))]
+        return [fold_in_each(keys, np.broadcast_to(data, rows))]
     made = [_results(node, [a[i % len(a)] for a in given]) for i in range(rows)]
     return [np.stack(results) for results in zip(*made, strict=True)]
 

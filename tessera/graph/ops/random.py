@@ -23,7 +23,7 @@ from ...dims import show_shape, size_of
 from ...errors import ArgumentError, DTypeError, ShapeError, TraceError, UnknownNameError
 from ...foreign import RANDOM
 from ...numerics import NumericType, as_type
-from ...numerics.philox import fold_rows, fold_words
+from ...numerics.philox import fold_in_each, fold_words
 from ...numerics.random_state import (
     RandomState,
     get_state,
@@ -70,7 +70,7 @@ def keys_ahead(stream: int, count: int) -> np.ndarray:
     root = _root(seed, stream)
     if count == 1:
         return np.array([fold_words(root, step)], np.uint32)
-    return fold_rows(np.array([root], np.uint32), np.arange(step, step + count, dtype=np.uint64))
+    return fold_in_each(np.array([root], np.uint32), np.arange(step, step + count, dtype=np.uint64))
 
 
 @functools.lru_cache(4096)
