@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -25,6 +26,7 @@ from .graph_events import drop_repeated
 PARAMETER_BYTES = 256  # more than CUDA_KERNEL_NODE_PARAMS has (72), which is passed on as it is
 
 Step = Callable[[], Any]
+_turn, _under_way = threading.Lock(), 0  # how many threads record a graph now
 
 
 class DeviceGraph:
@@ -92,17 +94,39 @@ def _scratch(stream: int, steps: Sequence[Step]) -> Iterator[tuple[int, list[int
 def _captured(stream: int, steps: Sequence[Step]) -> tuple[int, list[int]]:
     """The graph of what steps ask for, and the last node of each."""
     library, nodes = driver(), list[int]()
-    check(library.cuStreamBeginCapture(stream, libcuda.CAPTURE_MODE_THREAD_LOCAL), "begin a graph")
+    with _recording():
+        check(library.cuStreamBeginCapture(stream, libcuda.CAPTURE_MODE_THREAD_LOCAL),
+              "begin a graph")
+        try:
+            for step in steps:
+                step()
+                nodes.append(_last_node(stream))
+        except BaseException:
+            status, graph = library.cuStreamEndCapture(stream)
+            if status == libcuda.SUCCESS and graph:
+                library.cuGraphDestroy(graph)
+            raise
+        return check(library.cuStreamEndCapture(stream), "end a graph"), nodes
+
+
+@contextmanager
+def _recording() -> Iterator[None]:
+    global _under_way
+    with _turn:
+        _under_way += 1
     try:
-        for step in steps:
-            step()
-            nodes.append(_last_node(stream))
-    except BaseException:
-        status, graph = library.cuStreamEndCapture(stream)
-        if status == libcuda.SUCCESS and graph:
-            library.cuGraphDestroy(graph)
-        raise
-    return check(library.cuStreamEndCapture(stream), "end a graph"), nodes
+        yield
+    finally:
+        with _turn:
+            _under_way -= 1
+
+
+@contextmanager
+def nothing_recorded() -> Iterator[bool]:
+    """Whether no graph is being recorded; then none is begun in the block. An event that another
+    thread puts on a stream meanwhile may be part of the graph, and to ask for it spoils that."""
+    with _turn:
+        yield not _under_way
 
 
 def _last_node(stream: int) -> int:
@@ -125,4 +149,4 @@ def _destroy(graph: int, executable: int, index: int) -> None:
         driver().cuGraphDestroy(graph)
 
 
-__all__ = ["DeviceGraph", "recording_stream"]
+__all__ = ["DeviceGraph", "nothing_recorded", "recording_stream"]

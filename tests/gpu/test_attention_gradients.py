@@ -73,14 +73,15 @@ def test_attention_and_its_gradient(D, dtype, rng):
 
 
 def test_attention_in_plain_ops_and_its_gradient(rng):
-    """Scores in memory would be products."""
-    _test_all_forms(64, "bf16", rng, _in_plain_ops)
+    """Scores in memory would be products. A softmax of nothing is NaN, which has no oracle."""
+    _test_all_forms(64, "bf16", rng, _in_plain_ops,
+                    {f: kind for f, kind in FORMS.items() if f != "queries that see nothing"})
 
 
-def _test_all_forms(D, dtype, rng, attend):
+def _test_all_forms(D, dtype, rng, attend, forms=FORMS):
     """One function with all forms: their kernels are compiled side by side."""
     given, counts = {}, {}
-    for form, (H, Hk, S, T, _) in FORMS.items():
+    for form, (H, Hk, S, T, _) in forms.items():
         counts[form] = (H, Hk, Hk, H)
         given[form] = [ts.tensor(rng.standard_normal((2, n, c * D)).astype(np.float32), dtype)
                        for n, c in zip((S, T, T, S), counts[form], strict=True)]

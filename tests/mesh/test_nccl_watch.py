@@ -16,6 +16,7 @@ from tessera.mesh.ranks.nccl_watch import NOT_READY, SentCall
 from tessera.runtime.buffer import lasts, own_stream
 from tessera.runtime.copies import SideStream
 from tessera.runtime.device import device
+from tessera.runtime.graphs import DeviceGraph, recording_stream
 
 
 @pytest.fixture
@@ -98,6 +99,16 @@ def test_a_stream_that_records_a_graph_is_looked_at_later(events):
     events.capturing = 1
     assert nccl_watch.look(sent()) is None
     assert not events.recorded  # an event would be part of the graph
+
+
+def test_no_event_is_put_on_a_stream_while_any_thread_records_a_graph(events, driver):
+    """Which streams are part of the graph is known at its end; the driver says of one that it is
+    not, and it becomes one before the event is there."""
+    looked = []
+    DeviceGraph.record(device(0), recording_stream(0), [
+        lambda: looked.append((nccl_watch.look(sent()), events.recorded))])
+    assert looked == [(None, 0)]
+    assert nccl_watch.look(sent()) is None and events.recorded == 1
 
 
 def test_a_stream_that_is_gone_is_not_looked_at(events):

@@ -23,6 +23,7 @@ from tessera.runtime import libcuda
 from tessera.runtime.buffer import lasts
 from tessera.runtime.copies import StreamEvent
 from tessera.runtime.device import check, device, driver
+from tessera.runtime.graphs import nothing_recorded
 from tessera.runtime.libcuda import NOT_READY
 
 from ...lazy_dataclass import dataclass
@@ -101,12 +102,13 @@ def look(call: SentCall) -> MeshError | None:
     with device(call.by.index).current():
         if (behind := call.event) is not None:
             return _reached(call, lambda: behind.done)
-        if _is_capturing(call.stream):
-            return None  # an event in there would be part of the graph; the next call tells
         event = check(driver().cuEventCreate(libcuda.EVENT_DISABLE_TIMING), "make an event")
         try:
-            if driver().cuEventRecord(event, call.stream)[0] != libcuda.SUCCESS:
-                return None  # the process ends
+            with nothing_recorded() as alone:
+                if not alone or _is_capturing(call.stream):
+                    return None  # an event in there would be part of the graph; the next call tells
+                if driver().cuEventRecord(event, call.stream)[0] != libcuda.SUCCESS:
+                    return None  # the process ends
             return _reached(call, lambda: driver().cuEventQuery(event)[0] != NOT_READY)
         finally:
             driver().cuEventDestroy(event)
