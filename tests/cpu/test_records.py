@@ -22,7 +22,13 @@ from op_names import Table, compared, op_tables
 from ptx_harness import require_compiler
 from registries import restored
 from tessera.graph.cpu.target import CPU
-from tessera.graph.cuda import CudaProgram, attention_kernels, host_keys, library_ops
+from tessera.graph.cuda import (
+    CudaProgram,
+    attention_kernels,
+    host_keys,
+    library_ops,
+    merged_moves,
+)
 from tessera.graph.cuda.spell import expression
 from tessera.graph.op import OPS
 from tessera.graph.ops.elementwise import elementwise, public_unary
@@ -38,7 +44,7 @@ PACKAGE = Path(__file__).resolve().parents[2] / "tessera"
 FILES = {p.relative_to(PACKAGE).as_posix(): p for p in sorted(PACKAGE.rglob("*.py"))}
 # Kernels have ops and rules of their own; records of the graph are free to name each other.
 OUTSIDE = {rel: p for rel, p in FILES.items() if not rel.startswith(("tile/", "graph/ops/"))}
-CALLS = {call.name for module in (library_ops, attention_kernels, host_keys, offload)
+CALLS = {call.name for module in (library_ops, attention_kernels, host_keys, merged_moves, offload)
          for call in vars(module).values() if isinstance(call, library_ops.LibraryCall)}
 
 # Rewrites that match particular ops, and rules that one room has for particular ops.
@@ -48,6 +54,11 @@ RULES = {
     "graph/cuda/weighted_keys.py:": "what each op does to scores and weights of attention",
     "graph/cuda/plain_attention.py:": "what each op does to scores and weights of attention",
     "graph/cuda/window_reductions.py:KNOWN": "what constants are made of",
+    "graph/cuda/displaced_reads.py:_part": "what constants are made of",
+    "graph/cuda/attention_masks.py:_narrow": "moves of the numbers of a mask",
+    "graph/cuda/packed_values.py:moves": "moves that have an expression in place of an element",
+    "graph/cuda/pointwise_loops.py:_lifted": "what is a sum where its operands are sums",
+    "graph/cuda/small_systems.py:": "how a lane does each op on a few rows",
     "onnx/spellings.py:": "how each op is said in another format, and which are not",
     "mesh/sharding/rewrites.py:RULES": "ops that a mesh computes by others",
     "mesh/collectives/replicated.py:RULES": "who has the results of ops that hold graphs",
@@ -99,6 +110,8 @@ KERNEL_RULES = {
     "tile/cuda/lower/warp_specialised/masks.py:": "what -inf and 0 become in a softmax",
     "tile/cuda/lower/warp_specialised/pressure.py:IN_MEMORY": "ops of the form that hold nothing",
     "tile/cuda/lower/warp_specialised/qualify.py:ALLOWED": "accesses that the form has code for",
+    "tile/cuda/lower/warp_specialised/qualify.py:STORES": "stores that the form has code for",
+    "tile/cuda/lower/pick_last.py:PICKED": "the ops that the pass puts others in place of",
     "tile/cuda/lower/warp_specialised/qualify.py:MATMULS": "matmuls that the form has code for",
     "tile/cuda/lower/warp_specialised/rewrite.py:READ_IN_PIECES": "operands of registers",
     "tile/cuda/lower/assign_layouts.py:turned": "transpositions of tiles and of views",

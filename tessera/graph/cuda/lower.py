@@ -15,7 +15,6 @@ import numpy as np
 from ...errors import UnsupportedTargetError
 from ...kernels.matmul_plan import card_for
 from ...kernels.row_blocks import few_row_share, row_share
-from ...numerics import as_type
 from ...runtime.generations import Generation
 from ...runtime.target import Target
 from ...tensor import Tensor
@@ -27,10 +26,10 @@ from ..schedule.fuse import fuse
 from ..schedule.groups import FusionGroup
 from ..schedule.ir import GraphSchedule, GroupOperand, GroupStep, ScheduledGroup, Transfer
 from ..schedule.join_readers import join_column_sums, join_readers
-from ..schedule.loop_axes import Frame, extents_of, merged
+from ..schedule.loop_axes import Frame, extents_of
 from ..schedule.memory_plan import MemoryPlan, numbers, plan_memory
 from ..schedule.offload import copy_arguments, order_arguments, place_saved
-from ..schedule.op_ids import id_of, line_of, number
+from ..schedule.op_ids import id_of, number
 from ..schedule.read_next import make_last_what_is_read_next
 from ..schedule.region_copies import RegionCopy, moves_of
 from . import choose_schedule
@@ -50,6 +49,7 @@ from .gathered_rows import schedule_dots
 from .gathers import around
 from .generate_kernels import kernel_of
 from .group_statements import COLUMNS, placed
+from .group_steps import attributes_of, head_frame, in_space, operand_frame, without_result
 from .host_keys import Draws, split_draws
 from .host_steps import HostCallee
 from .key_merges import schedule_merge_cuts, schedule_merge_keys
@@ -81,9 +81,9 @@ from .small_products import schedule_small_products
 from .small_systems import schedule_small
 from .sorted_segments import schedule_runs
 from .sorting import schedule_merge, schedule_sort
-from .spell import COMBINE, template
+from .spell import COMBINE
 from .streamed_results import stream_results
-from .strips import STRIP_SUM, STRIPS_OF, schedule_strips
+from .strips import STRIP_SUM, schedule_strips
 from .target import CUDA
 from .unordered_sums import schedule_atomic_sums
 from .whole_waves import keep_waves_whole
@@ -137,7 +137,7 @@ def lower(graph: Graph, target: Target, donated: Sequence[int] = (),
     plain = numbers(known)
     sent, come, apart = sent_by(groups), come_by(groups), parts_that_come(groups)
     groups = batch_groups(
-        groups, rest, lambda g: batch_key(g, plain, _attrs, sent, come, apart), CUDA)
+        groups, rest, lambda g: batch_key(g, plain, attributes_of, sent, come, apart), CUDA)
     chip = card_for(target.generation.warpgroup_matmul).multiprocessors
     groups = keep_waves_whole(groups, CUDA, chip, target.generation.group_shared_bytes)
     memory = plan_memory(rest, groups, known, CUDA, draws.values,
@@ -174,7 +174,7 @@ class _KernelSchedule(ScheduleBuilder):
         MAKERS[group.kind](self, group)
 
     def attributes(self, node: Node) -> dict[str, Any]:
-        return _attrs(node)
+        return attributes_of(node)
 
     def launched(self, steps: list[ScheduledGroup | Transfer]) -> list[ScheduledGroup | Transfer]:
         """Groups of a batch whose kernels are the same are one launch: where their operands lie
@@ -382,7 +382,7 @@ class _KernelSchedule(ScheduleBuilder):
     def attention(self, group: FusionGroup) -> None:
         anchor = group.anchor
         assert anchor is not None
-        frame = anchor_frame(anchor, group.space) or _head_frame(anchor)
+        frame = anchor_frame(anchor, group.space) or head_frame(anchor)
         heads, S, E = anchor_extents(anchor)
         q, k, v, *rest = anchor.inputs
         masks, spans, keys = ([x for x in rest if x.aval.dtype.kind == kind]
@@ -424,7 +424,7 @@ class _KernelSchedule(ScheduleBuilder):
                  if any(v in n.inputs for n in inner)]
         own_shapes = {v: extents_of(v) for v in anchor.outputs[1:]}
         results = sorted(group.outputs, key=lambda v: v in own_shapes)
-        writes = [self.operand(v, own_shapes.get(v) or _in_space(v, frame)) for v in results]
+        writes = [self.operand(v, own_shapes.get(v) or in_space(v, frame)) for v in results]
         first = self.step(anchor, tuple(o.name for o in own))
         views = tuple(i for n in nodes if n.op.name == "reshape" for i in id_of(n).split())
         steps = [first, *(self.step(n) for n in inner)]
@@ -511,7 +511,7 @@ class _KernelSchedule(ScheduleBuilder):
         writes = [self.operand(v) for v in node.outputs]
         names = tuple(self.numbers.get(v, "-") if i in filled else self.buffer_name(v)
                       for i, v in enumerate(node.inputs))
-        step = self.step(node, names) if writes else _without_result(node, names)
+        step = self.step(node, names) if writes else without_result(node, names)
         self.add("launch", group.space, reads, writes, [step], made.work.schedule, made.work.grid,
                  call=made)
 
@@ -526,7 +526,7 @@ class _KernelSchedule(ScheduleBuilder):
     def host(self, group: FusionGroup) -> None:
         (node,) = group.nodes
         reads = [self.operand(v) for v in node.inputs]
-        step = _without_result(node, tuple(o.name for o in reads))
+        step = without_result(node, tuple(o.name for o in reads))
         self.add("host", (), reads, (), [step], Schedule(), (1,), calls=HostCallee(node))
 
     def exchange(self, group: FusionGroup) -> None:
@@ -534,7 +534,7 @@ class _KernelSchedule(ScheduleBuilder):
         reads = [self.operand(v) for v in node.inputs]
         writes = [self.operand(v) for v in node.outputs]
         names = tuple(o.name for o in reads)
-        step = self.step(node, names) if writes else _without_result(node, names)
+        step = self.step(node, names) if writes else without_result(node, names)
         self.add("exchange", group.space, reads, writes, [step], Schedule(), (1,),
                  calls=CollectiveCallee(node))
 
@@ -548,44 +548,6 @@ class _KernelSchedule(ScheduleBuilder):
 
     def nothing(self, group: FusionGroup) -> None:
         """No kernel: a view lies where its operand does, and no elements are nowhere."""
-
-
-def _without_result(node: Node, names: tuple[Any, ...]) -> GroupStep:
-    """The step of a node that gives nothing. names: its operands"""
-    return GroupStep("", node.op.name, names, (), (), as_type("bool_"),
-                     tuple(id_of(node).split()), line_of(node.where))
-
-
-def operand_frame(space: tuple[int, ...], operands: Sequence[GroupOperand], rows: bool,
-                  cuts: Collection[int] = ()) -> Frame:
-    """The axes of a loop over its operands as they lie. cuts: those that it needs."""
-    own = {a for o in operands if o.layout for a in o.layout.cuts(len(space))}
-    return merged(space, [o.shape for o in operands], rows, own.union(cuts))
-
-
-def _attrs(node: Node) -> dict[str, Any]:
-    """What the text of a step needs: its expression, the kinds of its operands, its numbers."""
-    text = template(node)
-    if text is not None:
-        plain = {k: v for k, v in node.attrs.items() if isinstance(v, int | float)}
-        return {**plain, "text": text, "kinds": tuple(v.aval.dtype.kind for v in node.inputs)}
-    if node.op in STRIPS_OF:
-        return {"rows": node.attrs["rows"]}
-    if node.op.reduction in COMBINE:
-        sums = {"accum": node.attrs["accum"]} if "accum" in node.attrs else {}
-        return {**sums, "reduction": node.op.reduction,
-                "kinds": (node.inputs[0].aval.dtype.kind,)}
-    return {}
-
-
-def _head_frame(anchor: Node) -> Frame:
-    return Frame(anchor_extents(anchor), ((0,), (1,), (2,)))
-
-
-def _in_space(v: Value, frame: Frame) -> tuple[int, ...]:
-    """The extents of a result in the frame's space."""
-    shape = extents_of(v)
-    return shape if frame.pattern(shape) is not None else frame.space
 
 
 def _need_effects(graph: Graph) -> None:
