@@ -44,12 +44,13 @@ FLOATS = ["f64", "f32", "bf16", "f16", "fp8_e5m2", "fp8_e4m3"]
 @pytest.mark.parametrize("source", FLOATS)
 @pytest.mark.parametrize("least", [0, 1])
 def test_a_saturating_cast_clips_infinities(source: str, to: str, least: int) -> None:
-    """Compiled or not; NaN stays, and what is of the type already is not looked at."""
+    """Compiled or not, from the same format too; NaN stays, and what is computed in f32 or f64 is
+    not looked at again."""
     top = ts.as_type(to).dtype.max
     with np.errstate(over="ignore"):
         x = ts.tensor(np.array([np.inf, -np.inf, np.nan, 2.0 * top, 1.5], np.float64), source)
     wide = x.numpy().astype(np.float64)
-    want = wide if source == to else np.clip(wide, -top, top)
+    want = wide if source == to in ("f32", "f64") else np.clip(wide, -top, top)
     with ts.config.scope(loop_min_elements=least):
         cast = lambda x: ts.cast(ts.cast(x, f"{to} @saturate"), "f64")  # noqa: E731
         for y in (cast(x), ts.jit(cast)(x)):

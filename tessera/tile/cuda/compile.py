@@ -190,13 +190,14 @@ def _target(target: Target | str | None) -> Target:
 
 
 def lower(function: Function, lanes: int, facts: ArgumentFacts, target: Target,
-          stages: int | None = None, vector: int | None = None) -> Function:
+          stages: int | None = None, vector: int | None = None, resident: int = 1) -> Function:
     """The passes, in order. stages: of rings, None for as many as there is room for. vector: of
-    accesses to global memory, None for as wide as they get."""
+    accesses to global memory, None for as wide as they get. resident: groups that must find room on
+    a multiprocessor."""
     threads = 1 << (lanes.bit_length() - 1)
     chip = target.generation
     room = Room(chip.group_shared_bytes, stages, max(1, FULL_LANES // threads),
-                lanes % 32 == 0 and chip.warp_matmul.step_bytes == STEP_BYTES)
+                lanes % 32 == 0 and chip.warp_matmul.step_bytes == STEP_BYTES, resident)
     function = gather_windows(with_codes(pick_last(function), lanes, facts, target))
     function = stage_matmul_loads(function, chip, room, facts.shared, facts.divisible)
     function = begin_early(load_early(prefetch_boxes(function), threads), chip, facts.batched)
@@ -236,7 +237,7 @@ def emit(function: Function, lanes: int, target: Target, facts: ArgumentFacts,
     told = dict(schedule.extra) if schedule is not None else {}
     stages, most = asked, target.generation.group_shared_bytes
     while True:
-        lowered = lower(function, lanes, facts, target, stages, vector)
+        lowered = lower(function, lanes, facts, target, stages, vector, told.get("RESIDENT", 1))
         emitter = Emitter(lowered, lanes, target, facts, checked, vector)
         emitter.grid = told.get("GRID", ())
         emitter.last_first, emitter.streams = bool(told.get("LAST_FIRST")), \

@@ -52,6 +52,7 @@ from tessera.tile.ir.op_record import OPS
 from tessera.tile.ir.types import Buffer, Scalar, TileType, View
 
 ALIGNMENT = 128
+GROUP_BYTES = 1024  # of shared memory that the driver takes for each group
 COUNT = Scalar(i32)
 TRUTH = Scalar(bool_)
 
@@ -61,6 +62,7 @@ class Room:
     """shared_bytes: of a group, at most.  stages: asked for, or None.
 
     groups: how many groups should find room on a multiprocessor; fewer rather than one stage.
+    resident: how many must, as a schedule says: loads of computed operands stay loads rather.
     warps: whether groups are whole warps, whose matmuls mma.sync does.
     """
 
@@ -68,6 +70,12 @@ class Room:
     stages: int | None = None
     groups: int = 1
     warps: bool = False
+    resident: int = 1
+
+    def has(self, feeds: list[Feed]) -> bool:
+        """Whether buffers of these leave room for the resident groups."""
+        taken = sum(f.bytes * (self.stages or 1 if f.ahead else 1) for f in feeds)
+        return self.resident == 1 or taken <= self.shared_bytes // self.resident - GROUP_BYTES
 
 
 def stage_matmul_loads(function: Function, generation: Generation, room: Room,
@@ -79,6 +87,8 @@ def stage_matmul_loads(function: Function, generation: Generation, room: Room,
     divisible: extents that are multiples of 16.
     """
     feeds = find_feeds(function, generation, overlapping, divisible)
+    if not room.has(feeds):
+        feeds = [f for f in feeds if not f.computed]
     if not feeds:
         return function
     return _Stager(function, feeds, generation, room).run()
