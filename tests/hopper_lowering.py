@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from tessera import bf16
 from tessera.runtime.generations import GENERATIONS
 from tessera.tile.cuda.lower.warp_specialised import (
     Refusal,
@@ -49,3 +50,23 @@ def run(kernel, made: WarpSpecialisedProgram, axes, *args, blocks=2, **kwargs) -
 def distance(x, y) -> float:
     x, y = np.asarray(x, np.float64), np.asarray(y, np.float64)
     return float(np.linalg.norm(x - y) / np.linalg.norm(y))
+
+
+def random(rng, *shape):
+    return rng.standard_normal(shape).astype(bf16.numpy)
+
+
+def poisoned(*shape):
+    return np.full(shape, np.nan, bf16.numpy)
+
+
+def compared(kernel, axes, args, out, schedule=None, blocks=2, **kwargs) -> WarpSpecialisedProgram:
+    """Interprets the kernel and its lowered program: equal up to the rounding of the result."""
+    want, got = [a.copy() for a in args], [a.copy() for a in args]
+    scalars = kwargs.pop("scalars", ())
+    kernel[axes, 32](*want, *scalars, **kwargs)
+    made = program(kernel, *got, *scalars, schedule=schedule, **kwargs)
+    run(kernel, made, axes, *got, *scalars, blocks=blocks, **kwargs)
+    assert not np.isnan(np.asarray(want[out], np.float32)).any()
+    assert distance(got[out], want[out]) < 4e-3
+    return made

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import tessera as ts
-from hopper_lowering import Known, distance, lowered, program, run
+from hopper_lowering import Known, compared, distance, lowered, poisoned, program, random, run
 from hopper_programs import (
     accumulated,
     attention,
@@ -42,26 +42,6 @@ from tessera.tile.ir.printing import print_ir
 from tessera.tile.ir.schedule import Schedule
 
 LOG2E = 1.4426950408889634
-
-
-def random(rng, *shape):
-    return rng.standard_normal(shape).astype(bf16.numpy)
-
-
-def poisoned(*shape):
-    return np.full(shape, np.nan, bf16.numpy)
-
-
-def compared(kernel, axes, args, out, schedule=None, blocks=2, **kwargs) -> WarpSpecialisedProgram:
-    """Interprets the kernel and its lowered program: equal up to the rounding of the result."""
-    want, got = [a.copy() for a in args], [a.copy() for a in args]
-    scalars = kwargs.pop("scalars", ())
-    kernel[axes, 32](*want, *scalars, **kwargs)
-    made = program(kernel, *got, *scalars, schedule=schedule, **kwargs)
-    run(kernel, made, axes, *got, *scalars, blocks=blocks, **kwargs)
-    assert not np.isnan(np.asarray(want[out], np.float32)).any()
-    assert distance(got[out], want[out]) < 4e-3
-    return made
 
 
 def gemm_args(rng, kernel, M, N, K):
@@ -418,33 +398,6 @@ def test_the_order_of_tiles_visits_each_once(extents, data):
     at = found if rank > 1 else [found]
     seen = {tuple(int(a[i, 0]) for a in at) for i in range(many)}
     assert seen == set(np.ndindex(*extents))
-
-
-@ts.kernel(grid=lambda NT: (NT,))
-def grouped(X: Tensor["S", "K", bf16], W: Tensor["E", "K", "N", bf16], of: Tensor["NT", ts.int32],
-            first: Tensor["NT", ts.int32], ends: Tensor["E", ts.int32], Y: Tensor["S", "N", bf16],
-            rows: Tensor["NT", f32]):
-    """Products by experts: rows of each follow each other, and its last tile has fewer."""
-    i = ts.tile.group_id(0)
-    e, r = of[i], first[i]
-    acc = ts.tile.zeros((64, 64))
-    for k in range(0, K, 64):
-        acc = ts.tile.dot(ts.tile.load(X[r:r + 64, k:k + 64]),
-                          ts.tile.load(W[e, k:k + 64, 0:64]), acc)
-    at = r + ts.tile.arange(0, 64)
-    Y[ts.tile.where(at < ends[e], at, -1), 0:64] = acc
-    rows[i] = ts.tile.reduce_sum(ts.tile.where(at < ends[e], 1.0, 0.0))
-
-
-def test_results_go_to_rows_that_are_data(rng):
-    """Consumers scatter what they summed, and one of their threads writes a number of the group."""
-    args = [random(rng, 130, 128), random(rng, 2, 128, 64), np.array([0, 0, 1], np.int32),
-            np.array([0, 64, 80], np.int32), np.array([80, 130], np.int32), poisoned(130, 64),
-            np.full(3, np.nan, np.float32)]
-    for out in (5, 6):
-        made = compared(grouped, (3,), args, out)
-    assert ops_in(made.function.body, "store_scatter")
-    assert ops_in(made.function.body, "store_element") and made.pipeline.beside == 2
 
 
 # --- what is refused --------------------------------------------------------------------------
