@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 from ..graph import functions as F
 from ..graph.ir import Graph, Node, Value, node_effects
+from ..graph.simplify import remove_dead
 from ..graph.trace import apply
 from ..lazy_dataclass import dataclass
 from ..tensor import Tensor
@@ -171,7 +172,7 @@ def _run(loop: Loop, found: _Split, xs: Sequence[Tensor]) -> list[Tensor]:
         (body.inputs[0], *(in_carry[i] for i in left), *in_seqs, *hoisted, *in_consts), (),
         tuple(m for m in body.nodes if hoisted_nodes.isdisjoint(m.outputs)),
         (*(body.outputs[i] for i in (*left, *plain)), *more))
-    rest = replace(loop, body=_alive(inner), n_carry=len(left), n_xs=len(seqs) + len(hoisted))
+    rest = replace(loop, body=remove_dead(inner), n_carry=len(left), n_xs=len(seqs) + len(hoisted))
     given = [*(carry[i] for i in left), *seqs, *made, *consts]
     out = list(rest.run(given))
     ends = dict(zip((*left, *plain), out, strict=False))
@@ -182,21 +183,12 @@ def _run(loop: Loop, found: _Split, xs: Sequence[Tensor]) -> list[Tensor]:
     return [ends[i] for i in range(len(body.outputs))]
 
 
-def _alive(graph: Graph) -> Graph:
-    live, nodes = set(graph.outputs), []
-    for m in reversed(graph.nodes):
-        if not live.isdisjoint(m.outputs):
-            nodes.append(m)
-            live.update(m.inputs)
-    return Graph(graph.name, graph.inputs, (), tuple(reversed(nodes)), graph.outputs)
-
-
 def _batched(nodes: Sequence[Node], wanted: Sequence[Value], rows: dict[Value, Tensor],
              fixed: dict[Value, Tensor], size: int, name: str) -> list[Tensor]:
     """Values of all iterations."""
     if not wanted:
         return []
-    graph = _alive(Graph(name, (*rows, *fixed), (), tuple(nodes), tuple(wanted)))
+    graph = remove_dead(Graph(name, (*rows, *fixed), (), tuple(nodes), tuple(wanted)))
     flags = [True] * len(rows) + [False] * len(fixed)
     made, which = batch_graph(graph, size, [*rows.values(), *fixed.values()], flags)
     return [stretch(y, size, b) for y, b in zip(made, which, strict=True)]

@@ -360,7 +360,7 @@ class JitFunction:
             return self.fn(*bound.values())
         rest = {n: v for n, v in bound.items() if n not in named}
         ba = inspect.BoundArguments(self.signature, rest)
-        return self.fn(*ba.args, **ba.kwargs, **{n: bound[n] for n in named & bound.keys()})
+        return self.fn(*ba.args, **ba.kwargs, **{n: v for n, v in bound.items() if n in named})
 
     # --- annotations --------------------------------------------------------------------------
     @property

@@ -151,22 +151,15 @@ STRAIGHT_THROUGH = GraphOp(
 def finite_amax(x: Tensor, axis: int | None = None) -> Tensor:
     """The largest finite |x|, 0 where there is none: of all, or for each index of one axis, in
     extents that broadcast. A constant for derivatives."""
+    keep = None if axis is None else axis_index(axis, x.ndim)
+    kept = tuple(d if i == keep else 1 for i, d in enumerate(x.shape))
+    if 0 in x.shape:
+        return F.zeros(() if keep is None else kept, F32)
     size = F.abs(apply(STOP_GRADIENT, convert(to_compute(x), F32)))
     size = F.where(size < np.inf, size, 0.0)
-    if 0 in x.shape:
-        return _of_nothing(x, axis)
-    if axis is None:
+    if keep is None:
         return F.max(size)
-    keep = axis_index(axis, x.ndim)
     return F.max(size, axis=tuple(i for i in range(x.ndim) if i != keep), keepdims=True)
-
-
-def _of_nothing(x: Tensor, axis: int | None) -> Tensor:
-    """What finite_amax is of a tensor without elements: nothing was found."""
-    if axis is None:
-        return F.zeros((), F32)
-    keep = axis_index(axis, x.ndim)
-    return F.zeros(tuple(d if i == keep else 1 for i, d in enumerate(x.shape)), F32)
 
 
 def scale_of(amax: Tensor, numeric: NumericType) -> Tensor:
