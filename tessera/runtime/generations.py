@@ -160,6 +160,10 @@ class Generation:
         """Threads of a multiprocessor, at most."""
         return 32 * self.warps
 
+    def room_of(self, groups: int) -> int:
+        """Bytes of shared memory that each of so many groups on a multiprocessor may have."""
+        return min(self.group_shared_bytes, self.shared_bytes // groups - self.reserved_bytes)
+
 
 GENERATIONS: dict[str, Generation] = {}
 

@@ -107,7 +107,7 @@ def test_messages_along_edges(monkeypatch, rng):
     kinds = [g.kind for g in program.plan.groups]
     assert "row_dots" in kinds
     assert all(np.prod(g.writes[0].shape) < E * C for g in program.plan.groups)
-    emulate(step, x, u, w, src, dst, kind="row_dots runs parts", rtol=1e-6, atol=1e-5)
+    assert emulate(step, x, u, w, src, dst, kind="row_dots runs parts", rtol=1e-6, atol=1e-5)
     got = program.run([t.array for t in (x, u, w, src, dst)])
     a, b = np.asarray(x, np.float64)[ends[0]], np.asarray(u, np.float64)[ends[1]]
     want = np.zeros((N, C))
@@ -156,7 +156,7 @@ def test_products_of_many_small_matrices(dtype, monkeypatch, rng):
     def fn(a, b, c, d):
         return a @ b, c @ b, b.mT @ d, a @ d.T, a.mT @ a, c.T @ (c[:, :1] * b[0, 0, :1, :1] + c)
 
-    emulate(fn, a, b, c, d, kind="small_product", rtol=1e-6, atol=1e-6)
+    assert emulate(fn, a, b, c, d, kind="small_product", rtol=1e-6, atol=1e-6) == 5
     program = CudaProgram(ts.jit(fn).graph(a, b, c, d), "sm_90a")
     assert [g.kind for g in program.plan.groups].count("small_product") == 5
     A, B, C, D = (np.asarray(x.array, np.float64) for x in (a, b, c, d))

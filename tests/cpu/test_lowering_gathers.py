@@ -63,6 +63,22 @@ def test_sums_have_the_bits_of_the_cpu(shape, ids, axis, extent, dtype, rng):
     assert got.dtype == want.dtype and got.tobytes() == want.tobytes()
 
 
+def test_a_product_of_picked_rows_may_be_a_result(rng):
+    """It is written down then, and its rows are read for the sums."""
+    a, b, c = (ts.tensor(rng.standard_normal(s).astype(np.float32))
+               for s in ((64, 128), (512, 128), (512, 128)))
+    ids = ts.tensor(rng.integers(0, 64, 512))
+
+    def fn(a, b, c, ids):
+        x = ts.take(a, ids, axis=0)
+        return x * b, ts.sum(x * c, axis=1)
+
+    compiled = ts.jit(fn)
+    got = CudaProgram(compiled.graph(a, b, c, ids), "sm_90a").run([a, b, c, ids])
+    for y, want in zip(got, compiled(a, b, c, ids), strict=True):
+        assert_close(y, want.array, "f32", n=128)
+
+
 def test_blocks_leave_no_segment_out(rng):
     """Segments without ids, wide slices, several blocks of ids and columns."""
     u = ts.tensor(rng.standard_normal((2, 4200, 1030)).astype(np.float32))

@@ -74,14 +74,14 @@ def dot_picked_rows(graph: Graph) -> Graph:
     """Sums along rows of products of rows, of which integers pick one or both, as one kernel."""
     if not any(n.op.name == "take" for n in graph.nodes):
         return graph
-    count, readers = uses(graph), readers_of(graph)
+    count, readers, results = uses(graph), readers_of(graph), set(graph.outputs)
 
     def is_spared(v: Value) -> bool:
         """Whether all that reads picked rows are products of which sums alone are made, along rows
         or by integers: then nothing writes them down."""
         products = dict.fromkeys(readers.get(v, []))
         return count[v] == sum(n.inputs.count(v) for n in products) and all(
-            n.op.name == "mul" and count[n.outputs[0]] == 1 and all(
+            n.op.name == "mul" and n.outputs[0] not in results and count[n.outputs[0]] == 1 and all(
                 r.op.reduction == "sum" or r.op.name == "segment_sum"
                 for r in readers[n.outputs[0]]) for n in products)
 

@@ -69,7 +69,7 @@ class Drawn:
             seed, step = next_step()
         elif self.draws.steps:
             seed, step = seed_and_step()
-        else:
+        if not self.draws.steps:  # the same in all
             seed, step = self.seed, self.first
         self.row = step - self.first
         if seed != self.seed or not 0 <= self.row < len(self.rows):

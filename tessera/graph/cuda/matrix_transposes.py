@@ -40,11 +40,13 @@ def _swaps(node: Node) -> bool:
 
 
 class _Turner:
-    """turned: of a transposed value what it is the transpose of."""
+    """turned: of a transposed value what it is the transpose of.  again: of others the transpose
+    that was computed for them; None where that takes a copy."""
 
     def __init__(self, chosen: set[Value]):
         self.chosen = chosen
         self.turned: dict[Value, Value] = {}
+        self.again: dict[Value, Value | None] = {}
 
     def visit(self, rw: Rewriter, node: Node, inputs: tuple[Value, ...]) -> Value | None:
         if len(node.outputs) != 1:
@@ -87,10 +89,15 @@ class _Turner:
         made = rw.producer.get(v)
         if made is None or not is_plain_loop(made) or v.aval.shape != out.aval.shape:
             return None
-        given = [self.of(rw, x, out) for x in made.inputs]
-        if any(x is None for x in given):
-            return None
-        return rw.emit(made.op.name, *(x for x in given if x is not None), **made.attrs)
+        if v not in self.again:
+            given = list[Value]()
+            for x in made.inputs:
+                if (operand := self.of(rw, x, out)) is None:
+                    break
+                given.append(operand)
+            self.again[v] = rw.emit(made.op.name, *given, **made.attrs) \
+                if len(given) == len(made.inputs) else None
+        return self.again[v]
 
 
 __all__ = ["read_matrices_as_they_lie"]

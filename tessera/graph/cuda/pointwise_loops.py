@@ -99,8 +99,10 @@ def _form(node: Node) -> PointwiseLoop | None:
             set(rows) & {*carries, *constants}):
         return None
     space = max(map(extents_of, node.outputs[:loop.carries]), key=prod)
+    if prod(space) < LEAST_ELEMENTS:
+        return None
     body, sums = _summed_behind(remove_dead(loop.body), loop, space)
-    if prod(space) < LEAST_ELEMENTS or not _may_be_pointwise(body, space, loop.carries):
+    if not _may_be_pointwise(body, space, loop.carries):
         return None
     body = expand_by(expand_control(body), lambda n: n.op.expand_gpu or n.op.expand)
     known, body = fold_constants(remove_dead(merge_common(canonicalize(body))))
@@ -129,7 +131,8 @@ def _summed_behind(body: Graph, loop: HostLoop, space: tuple[int, ...]
         rest = node.inputs[node.inputs[0] is c]
         folds, terms = list[Node](), list[Node]()
         lifted = _lifted(rest, made, space, folds, terms)
-        if lifted is None or any(f.attrs != folds[0].attrs for f in folds):
+        if lifted is None or any(f.attrs != folds[0].attrs or extents_of(f.outputs[0]) !=
+                                 extents_of(c) for f in folds):
             continue
         whole, grown = Value(lifted.aval), Value(lifted.aval)
         terms.append(Node(node.op, (whole, lifted), node.attrs, (grown,), node.where))
@@ -199,10 +202,11 @@ def schedule_steps(builder: ScheduleBuilder, group: FusionGroup) -> None:
     steps += [_input(names[v], v, (builder.argument(x),) if v in used else ())
               for v, x in inputs.items()]
     ids = tuple(id_of(node).split())
+    assert loop.length is not None
     for n in body.nodes:
         args = tuple(form.numbers.get(v, names.get(v)) for v in n.inputs)
         step = builder.step(n, args)
-        steps.append(replace(step, ops=ids, flops=step.flops * (loop.length or 1)))
+        steps.append(replace(step, ops=ids, flops=step.flops * loop.length))
     place = {s.name: i for i, s in enumerate(steps)}
     ends = [place[names[v]] for v in body.outputs]
     kept = [node.outputs.index(v) for v in group.outputs]
@@ -309,4 +313,4 @@ def _load(w: KernelWriter, b: FrameBlock, step: GroupStep, operands: dict[str, G
     b.held[step.name] = KernelValue(name, m, n)
 
 
-__all__ = ["KINDS", "PointwiseLoop", "keep_pointwise_loops", "schedule_steps", "steps_source"]
+__all__ = ["KINDS", "keep_pointwise_loops", "schedule_steps", "steps_source"]

@@ -200,9 +200,10 @@ class ShardedProgram:
         else:
             with patience(first=not self._local):
                 self._agree(given)
-                plain = samples_of([given[i] for i in self._plain])
-                for r in ranks:
-                    self._count(r, plain)
+                if not self._planned or self._numbered:
+                    plain = samples_of([given[i] for i in self._plain])
+                    for r in ranks:
+                        self._count(r, plain)
                 if len(ranks) == 1 and gpu_of(self.mesh) is not None:
                     return self._on_gpu(ranks[0], given, self._placed(ranks[0], leaves, parts))
                 found = {rank: self._run(rank, given) for rank in ranks}

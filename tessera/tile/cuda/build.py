@@ -74,6 +74,7 @@ class CompileJob:
                 self.resident(int(FEWER * took.registers)) < 2):
             return ptx, made
         text = ptx.replace(".minnctapersm 1", ".minnctapersm 2")
+        assert text != ptx
         again = assemble(text, self.target, lineinfo=True)
         now = again.kernels[self.name]
         return (ptx, made) if now.spills or self.resident(now.registers) < 2 else (text, again)

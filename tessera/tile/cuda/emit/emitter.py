@@ -234,7 +234,7 @@ class Emitter:
         self.line(f"{head}:")
         self.depth += 1
         count, met = len(self.lines), self.met
-        self.met = 0 if head.startswith("while") else met
+        self.met = 0 if head.startswith(("while", "for")) else met
         yield
         self.met = met
         if len(self.lines) == count:

@@ -22,7 +22,7 @@ from tessera.tile.cuda.emit.registry import emits
 from tessera.tile.cuda.intrinsics import exchanged_sums
 from tessera.tile.cuda.intrinsics.formats import kind_of
 from tessera.tile.cuda.intrinsics.shared_memory import descriptor_bits
-from tessera.tile.cuda.lower.warp_specialised import Refusal, lower_warp_specialised, room_of
+from tessera.tile.cuda.lower.warp_specialised import Refusal, lower_warp_specialised
 from tessera.tile.cuda.lower.warp_specialised.program import (
     AHEAD_WARP,
     DEALERS,
@@ -60,7 +60,7 @@ def emit_warp_specialised(function: Function, schedule: Any, target: Target, fac
         if isinstance(program, Refusal):
             return program
         emitted = emit_program(program, target, facts)
-        over = emitted.shared_bytes - room_of(generation, program.pipeline.resident)
+        over = emitted.shared_bytes - generation.room_of(program.pipeline.resident)
         if over <= 0:
             return program, emitted
         reserved += over

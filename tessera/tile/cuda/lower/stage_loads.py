@@ -52,7 +52,6 @@ from tessera.tile.ir.op_record import OPS
 from tessera.tile.ir.types import Buffer, Scalar, TileType, View
 
 ALIGNMENT = 128
-GROUP_BYTES = 1024  # of shared memory that the driver takes for each group
 COUNT = Scalar(i32)
 TRUTH = Scalar(bool_)
 
@@ -72,10 +71,10 @@ class Room:
     warps: bool = False
     resident: int = 1
 
-    def has(self, feeds: list[Feed]) -> bool:
+    def has(self, feeds: list[Feed], generation: Generation) -> bool:
         """Whether buffers of these leave room for the resident groups."""
         taken = sum(f.bytes * (self.stages or 1 if f.ahead else 1) for f in feeds)
-        return self.resident == 1 or taken <= self.shared_bytes // self.resident - GROUP_BYTES
+        return self.resident == 1 or taken <= generation.room_of(self.resident)
 
 
 def stage_matmul_loads(function: Function, generation: Generation, room: Room,
@@ -87,7 +86,7 @@ def stage_matmul_loads(function: Function, generation: Generation, room: Room,
     divisible: extents that are multiples of 16.
     """
     feeds = find_feeds(function, generation, overlapping, divisible)
-    if not room.has(feeds):
+    if not room.has(feeds, generation):
         feeds = [f for f in feeds if not f.computed]
     if not feeds:
         return function

@@ -3,12 +3,11 @@ rings of shared memory, consumer warpgroups multiply them by wgmma and do the re
 
 from __future__ import annotations
 
-from tessera.tile.cuda.lower.warp_specialised.lower import lower_warp_specialised, room_of
+from tessera.tile.cuda.lower.warp_specialised.lower import lower_warp_specialised
 from tessera.tile.cuda.lower.warp_specialised.program import (
     PipelineKnobs,
     Refusal,
     WarpSpecialisedProgram,
 )
 
-__all__ = ["PipelineKnobs", "WarpSpecialisedProgram", "Refusal", "lower_warp_specialised",
-           "room_of"]
+__all__ = ["PipelineKnobs", "WarpSpecialisedProgram", "Refusal", "lower_warp_specialised"]

@@ -62,8 +62,6 @@ from tessera.tile.passes import merge, simplify, verify
 from tessera.tile.passes.integer_facts import Knowledge
 from tessera.tile.passes.single_iterations import inline_single_iterations
 
-RESERVED_BYTES = 1 << 10  # of shared memory, by the driver for each block
-
 
 def lower_warp_specialised(function: Function, schedule: Any, facts: Any, generation: Generation,
                            reserved: int = 0) -> WarpSpecialisedProgram | Refusal:
@@ -122,7 +120,7 @@ def _lower(function: Function, pipeline: PipelineKnobs, facts: Any, generation: 
     check_memory(function, getattr(facts, "shared", False))
     function, pipeline = divide_iterations(function, pipeline, maker)
     pipeline = complete(pipeline, function, maker, generation)
-    whole_bytes = room_of(generation, pipeline.resident)
+    whole_bytes = generation.room_of(pipeline.resident)
     rings = form_rings(function.body, maker, pipeline, whole_bytes - reserved)
     order = choose_order(function, pipeline, form.defaults)
     pipeline, order, rings = share_loads(function, pipeline, order, rings)
@@ -149,12 +147,6 @@ def _lower(function: Function, pipeline: PipelineKnobs, facts: Any, generation: 
     return WarpSpecialisedProgram(whole, rings, pipeline, rank_of(function), rows_of(function),
                                   form, _notes(rings, pipeline, buffers), buffers,
                                   order.order[order.outer])
-
-
-def room_of(generation: Generation, blocks: int) -> int:
-    """Bytes of shared memory that each of some blocks may have."""
-    shared = generation.shared_bytes // blocks - RESERVED_BYTES
-    return min(generation.group_shared_bytes, shared)
 
 
 def _begun_early(function: Function, pipeline: PipelineKnobs) -> tuple[Function, PipelineKnobs]:
