@@ -226,11 +226,12 @@ def run_collective(which: Collective, array: np.ndarray, key: Any = None, index:
     extents = {k: attrs[k] for k in which.shared}
     mine = call(group, which.name, array.shape, type, _shown(which, attrs, type, to), extents)
     varies = tuple(which.varies(array.ndim, True, **_of_call(which, attrs)))
-    if not agreed:
-        agree(group, mine, varies)
-    operand = CollectiveOperand(group, array, type, to or type, key, index,
-                                mine.label(group, varies))
-    out = which.run(operand, **attrs)
+    label = mine.label(group, varies)
+    with group.transport.one_thread(label):
+        if not agreed:
+            agree(group, mine, varies)
+        operand = CollectiveOperand(group, array, type, to or type, key, index, label)
+        out = which.run(operand, **attrs)
     types = tuple(dict.fromkeys(name for name, _ in operand.rounds))
     record_sent(Sent(which.name, group.axis, types, sum(n for _, n in operand.rounds), mine.where))
     return out
@@ -269,14 +270,16 @@ def collect(which: Collective, x: Any, axis: Any, mesh: Mesh | None, *, dtype: A
     rest = _rounding_operands(which, x, to, key, index, attrs)
     traced = current_builder() is not None
     mine = _call_here(group, which, x, to, attrs, traced)
-    shapes = agree(group, mine, which.varies(x.ndim, False, **attrs))
-    attrs |= which.extents(shapes, group.index, x.dtype, **attrs)
-    if which.reduces:
-        attrs["to"] = to
-    if not traced:
-        attrs["agreed"] = True
-    y = apply(OPS[which.name], x, *rest, axis=axes, mesh=mesh, index=group.index, type=x.type,
-              **attrs)
+    varies = tuple(which.varies(x.ndim, False, **attrs))
+    with group.transport.one_thread(mine.label(group, varies)):
+        shapes = agree(group, mine, varies)
+        attrs |= which.extents(shapes, group.index, x.dtype, **attrs)
+        if which.reduces:
+            attrs["to"] = to
+        if not traced:
+            attrs["agreed"] = True
+        y = apply(OPS[which.name], x, *rest, axis=axes, mesh=mesh, index=group.index, type=x.type,
+                  **attrs)
     for leave in hooks.exits:
         leave(y)
     return y

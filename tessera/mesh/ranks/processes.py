@@ -145,8 +145,8 @@ class ProcessTransport(Transport):
         self._ended: dict[int, int] = {}  # by rank that has said so: the messages it has sent us
         self._aside, self._telling = threading.Lock(), list[tuple[Any, bytes]]()
         self.may_tell = wire.any_thread
-        self._thread = threading.Lock()
-        self._user = ""
+        self._thread = threading.RLock()
+        self._user: MessageLabel | None = None  # the outermost call of the thread that has it
         atexit.register(self._leave)
         os.register_at_fork(after_in_child=self._forget)
 
@@ -215,7 +215,7 @@ class ProcessTransport(Transport):
     def finish(self, requests: Sequence[Any], label: MessageLabel) -> None:
         """Until all are done. Raises StalledError after config.comm_timeout seconds, and for a rank
         that has ended."""
-        with self._one_thread(label):
+        with self.one_thread(label):
             waiting = [r for r in requests if r.raw or _is_closed(r)]
             for request in list(waiting):
                 if isinstance(request, ProcessReceive):
@@ -249,17 +249,19 @@ class ProcessTransport(Transport):
                 raise self._stalled(waiting, label, limit)
 
     @contextmanager
-    def _one_thread(self, label: MessageLabel) -> Iterator[None]:
-        """Messages of two threads would be mixed up: which comes first differs between ranks."""
+    def one_thread(self, label: MessageLabel) -> Iterator[None]:
         if not self._thread.acquire(blocking=False):
             raise MeshError(f"two threads of rank {self.rank} communicate at the same time: one in "
-                            f"{self._user}, one in {label}", where=label.where,
-                            hint="let one thread make all calls that communicate, or make them one "
-                            "after another in an order that is the same on all ranks")
+                            f"{self._user or 'another call'}, one in {label}",
+                            where=label.where, hint="let one thread make all calls that "
+                            "communicate, or make them one after another in an order that is the "
+                            "same on all ranks")
+        outer = self._user
         try:
-            self._user = str(label)
+            self._user = outer or label
             yield
         finally:
+            self._user = outer
             self._thread.release()
 
     # --- ranks that do not come -----------------------------------------------------------------

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 import numpy as np
 
@@ -95,6 +96,11 @@ class Transport(ABC):
         for request in requests:
             request.wait()
 
+    def one_thread(self, label: MessageLabel) -> AbstractContextManager[None]:
+        """A call of several messages, within which no other thread of this rank may send: which
+        thread comes first differs between ranks. Raises MeshError in a second thread."""
+        return nullcontext()
+
     def note(self, label: MessageLabel) -> None:  # noqa: B027  most have nobody to tell
         """The call that the next messages belong to, for what is said of a rank that is killed."""
 
@@ -116,18 +122,20 @@ class Transport(ABC):
         another one failed.
         """
         self._ready((*receives, *sends), label)
-        coming = [self.begin_receive(r, EXCHANGE, label, b, True) for r, b in receives.items()]
-        going = [self.begin_send(r, d, EXCHANGE, label) for r, d in sends.items()]
-        self.finish([*coming, *going], label)
+        with self.one_thread(label):
+            coming = [self.begin_receive(r, EXCHANGE, label, b, True) for r, b in receives.items()]
+            going = [self.begin_send(r, d, EXCHANGE, label) for r, d in sends.items()]
+            self.finish([*coming, *going], label)
 
     def meet(self, ranks: Iterable[int], label: MessageLabel) -> dict[int, Header]:
         """What each of these ranks does now, once all of them do something: headers, which are not
         compared. Nothing else is sent."""
         ranks, nothing = list(ranks), np.empty(0, np.uint8)
         self._ready(ranks, label)
-        coming = [self.begin_receive(r, EXCHANGE, label, None, False) for r in ranks]
-        going = [self.begin_send(r, nothing, EXCHANGE, label) for r in ranks]
-        self.finish([*coming, *going], label)
+        with self.one_thread(label):
+            coming = [self.begin_receive(r, EXCHANGE, label, None, False) for r in ranks]
+            going = [self.begin_send(r, nothing, EXCHANGE, label) for r in ranks]
+            self.finish([*coming, *going], label)
         found = {c.source: c.header for c in coming if c.header is not None}
         if any(h.length for h in found.values()):
             self.broken = MeshError("a rank has sent data where calls are compared")
@@ -140,8 +148,9 @@ class Transport(ABC):
     def take(self, source: int, label: MessageLabel) -> np.ndarray:
         """The bytes that a rank sends, as many as they are."""
         self._ready((source,), label)
-        coming = self.begin_receive(source, EXCHANGE, label, None, True)
-        self.finish([coming], label)
+        with self.one_thread(label):
+            coming = self.begin_receive(source, EXCHANGE, label, None, True)
+            self.finish([coming], label)
         assert coming.buffer is not None
         return coming.buffer
 
