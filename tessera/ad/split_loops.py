@@ -79,9 +79,8 @@ def _found(loop: Loop) -> _Split:
     inside = _before([y for i, y in enumerate(body.outputs)
                       if i not in grown and i not in apart], made)
     wanted = [*grown.values(), *(body.outputs[i] for i in apart)]
-    behind = [m for m in _before(wanted, made) if m not in inside]
     late, moving = _reached(loop, body.nodes)
-    behind = _with_casts(behind, wanted, made, late | moving)
+    behind = _with_casts(_before(wanted, made) - inside, wanted, made, late | moving)
     inner = {v for m in behind for v in m.outputs}
     kept = dict.fromkeys(v for v in (*(x for m in behind for x in m.inputs), *wanted)
                          if v not in inner)
@@ -90,7 +89,8 @@ def _found(loop: Loop) -> _Split:
         inside = _before(body.outputs, made)
     front = _front([m for m in body.nodes if m in inside and late.isdisjoint(m.outputs)], moving,
                    count)
-    rest = [m for m in body.nodes if m in inside and m not in front]
+    chosen = set(front)
+    rest = [m for m in body.nodes if m in inside and m not in chosen]
     read = {v for m in rest for v in m.inputs} | set(body.outputs) | set(kept)
     hoisted = [v for m in front for v in m.outputs if v in read and v in moving]
     return _Split(front, hoisted, grown, apart, list(kept), behind)
@@ -109,31 +109,32 @@ def _reached(loop: Loop, nodes: Iterable[Node]) -> tuple[set[Value], set[Value]]
     return late, moving
 
 
-def _before(values: Iterable[Value], made: dict[Value, Node]) -> dict[Node, None]:
-    """The nodes that values depend on, in order."""
-    found: set[Node] = set()
+def _before(values: Iterable[Value], made: dict[Value, Node],
+            found: set[Node] | None = None) -> set[Node]:
+    """The nodes that values depend on; added to those that are known to be of them."""
+    found = set() if found is None else found
     todo = [made[v] for v in values if v in made]
     while todo:
         node = todo.pop()
         if node not in found:
             found.add(node)
             todo += [made[v] for v in node.inputs if v in made]
-    return {n: None for n in dict.fromkeys(made.values()) if n in found}
+    return found
 
 
-def _with_casts(behind: list[Node], grown: Iterable[Value], made: dict[Value, Node],
+def _with_casts(behind: set[Node], grown: Iterable[Value], made: dict[Value, Node],
                 varying: set[Value]) -> list[Node]:
     """With the casts that its operands are, of which what is cast is kept, and with what is the
     same in all iterations."""
-    nodes, order = dict.fromkeys(behind), list(dict.fromkeys(made.values()))
+    nodes = set(behind)
     todo = [v for m in behind for v in m.inputs] + list(grown)
     while todo:
         node = made.get(todo.pop())
         if node is not None and node not in nodes and (
                 node.op.name == "cast" or varying.isdisjoint(node.outputs)):
-            nodes[node] = None
+            nodes.add(node)
             todo += node.inputs
-    return [m for m in order if m in nodes]
+    return [m for m in dict.fromkeys(made.values()) if m in nodes]
 
 
 def _front(free: list[Node], moving: set[Value], count: Counter[Value]) -> list[Node]:
@@ -150,7 +151,7 @@ def _front(free: list[Node], moving: set[Value], count: Counter[Value]) -> list[
                 m.op.loop is not None or m.op.converts):
             rest = [v for v in m.inputs if v not in results]
             if not moving.intersection(rest):
-                chosen |= _before(m.outputs, made)
+                _before(m.outputs, made, chosen)
     return [m for m in free if m in chosen]
 
 
@@ -177,9 +178,14 @@ def _run(loop: Loop, found: _Split, xs: Sequence[Tensor]) -> list[Tensor]:
     out = list(rest.run(given))
     ends = dict(zip((*left, *plain), out, strict=False))
     rows |= zip(more, out[len(ends):], strict=True)
-    total = _Sums(found, rows, fixed, T, body.name)
-    ends |= {i: carry[i] + total.of(v) for i, v in found.grown.items()}
-    ends |= {i: total.all(body.outputs[i]) for i in found.made}
+    made_by = {v: m for m in found.behind for v in m.outputs}
+    results = [body.outputs[i] for i in found.made]
+    wanted = dict.fromkeys([*(x for v in found.grown.values() for x in _summed(v, made_by)),
+                            *results])
+    late = [v for v in wanted if v not in rows]
+    rows |= zip(late, _batched(found.behind, late, rows, fixed, T, body.name), strict=True)
+    ends |= {i: carry[i] + _sum(v, rows, made_by) for i, v in found.grown.items()}
+    ends |= zip(found.made, map(rows.__getitem__, results), strict=True)
     return [ends[i] for i in range(len(body.outputs))]
 
 
@@ -194,41 +200,45 @@ def _batched(nodes: Sequence[Node], wanted: Sequence[Value], rows: dict[Value, T
     return [stretch(y, size, b) for y, b in zip(made, which, strict=True)]
 
 
-class _Sums:
-    """Sums over all iterations of values behind a loop."""
+# --- sums over all iterations of values behind a loop ---------------------------------------------
+def _summed(v: Value, made: dict[Value, Node]) -> list[Value]:
+    """The values of all iterations that the sum of v is made of."""
+    node = made.get(v)
+    if node is not None and _swaps(node):
+        return _summed(node.inputs[0], made)
+    if node is not None and _is_product(node):
+        return [_unswapped(x, made)[0] for x in node.inputs]
+    return [v]
 
-    def __init__(self, found: _Split, rows: dict[Value, Tensor], fixed: dict[Value, Tensor],
-                 size: int, name: str):
-        self.nodes, self.rows, self.fixed, self.size, self.name = (
-            found.behind, rows, fixed, size, name)
-        self.made = {v: m for m in found.behind for v in m.outputs}
 
-    def of(self, v: Value) -> Tensor:
-        node = self.made.get(v)
-        if node is not None and _swaps(node):
-            return F.swapaxes(self.of(node.inputs[0]), 0, 1)
-        if node is not None and node.op.name == "matmul" and all(
-                x.aval.ndim == 2 for x in node.inputs):
-            a, b = node.inputs
-            return apply(node.op, F.swapaxes(self.contracted(a, 1), 0, 1), self.contracted(b, 0),
-                         **node.attrs)
-        return F.sum(self.all(v), axis=0)
+def _sum(v: Value, rows: dict[Value, Tensor], made: dict[Value, Node]) -> Tensor:
+    """rows: [T, ...] of what it is made of."""
+    node = made.get(v)
+    if node is not None and _swaps(node):
+        return F.swapaxes(_sum(node.inputs[0], rows, made), 0, 1)
+    if node is not None and _is_product(node):
+        a, b = (_contracted(x, 1 - i, rows, made) for i, x in enumerate(node.inputs))
+        return apply(node.op, F.swapaxes(a, 0, 1), b, **node.attrs)
+    return F.sum(rows[v], axis=0)
 
-    def all(self, v: Value) -> Tensor:
-        """[T, ...]"""
-        if v in self.rows:
-            return self.rows[v]
-        return _batched(self.nodes, [v], self.rows, self.fixed, self.size, self.name)[0]
 
-    def contracted(self, v: Value, axis: int) -> Tensor:
-        """[T * K, ...] of a matrix whose axis K is contracted."""
-        node = self.made.get(v)
-        if node is not None and _swaps(node):
-            return self.contracted(node.inputs[0], 1 - axis)
-        x = self.all(v)
-        if axis == 1:
-            x = F.swapaxes(x, 1, 2)
-        return F.reshape(x, (x.shape[0] * x.shape[1], x.shape[2]))
+def _contracted(v: Value, axis: int, rows: dict[Value, Tensor], made: dict[Value, Node]) -> Tensor:
+    """[T * K, ...] of a matrix whose axis K is contracted."""
+    v, swapped = _unswapped(v, made)
+    x = F.swapaxes(rows[v], 1, 2) if axis != swapped else rows[v]
+    return F.reshape(x, (x.shape[0] * x.shape[1], x.shape[2]))
+
+
+def _unswapped(v: Value, made: dict[Value, Node]) -> tuple[Value, bool]:
+    """What v is, or is the transpose of."""
+    swapped = False
+    while (node := made.get(v)) is not None and _swaps(node):
+        v, swapped = node.inputs[0], not swapped
+    return v, swapped
+
+
+def _is_product(node: Node) -> bool:
+    return node.op.name == "matmul" and all(x.aval.ndim == 2 for x in node.inputs)
 
 
 def _swaps(node: Node) -> bool:
