@@ -262,3 +262,23 @@ def test_what_an_operand_is_computed_of_goes_through_the_ring(rng):
     assert len(read) == 2
     first = next(n for n in walk(loop.body) if isinstance(n, Op) and n.name == "matmul")
     assert all(x not in {n.outs[0].value for n in read} for x in first.args)
+
+
+SQUARED = """
+@ts.kernel
+def squared(A: Tensor[64, 64, ts.bf16], C: Tensor[64, 64, ts.f32]):
+    acc = tile.zeros((64, 64))
+    for k in range(0, 64, 16):
+        a = tile.load(A[0:64, k:k + 16])
+""" + "        a = tile.cast(a * a, ts.bf16)\n" * 40 + """
+        acc = tile.dot(a, tile.transpose(a), acc)
+    C[0:64, 0:64] = acc
+"""
+
+
+def test_values_read_twice_at_each_step_are_looked_at_once():
+    """Two to the power of 40 ways lead from the matmul to the load."""
+    args = [np.zeros((64, 64), ts.bf16.numpy), np.zeros((64, 64), np.float32)]
+    function = tile_gpu.prepare(make(SQUARED, "squared"), args, {}, 1, 128)[1]
+    (feed,) = find_feeds(function, SM80, overlapping=False)
+    assert feed.computed and feed.ahead

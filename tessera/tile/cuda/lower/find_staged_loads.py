@@ -21,13 +21,13 @@ from tessera.tile.ir.ir import (
     Op,
     Operand,
     SSAValue,
-    definitions,
     operands,
     regions,
     walk,
 )
 from tessera.tile.ir.op_record import OPS
 from tessera.tile.ir.types import GlobalTensor, TileType, View
+from tessera.tile.passes.integer_facts import Knowledge, divisor_of
 
 
 @dataclass(frozen=True)
@@ -72,8 +72,8 @@ class _Finder:
     def __init__(self, function: Function, generation: Generation, overlapping: bool,
                  divisible: frozenset[str]):
         self.function, self.generation, self.overlapping = function, generation, overlapping
-        self.divisible = divisible
-        self.types = definitions(function)
+        self.known = Knowledge(function, divisible)
+        self.types = self.known.types
         self.made: dict[SSAValue, Op] = {}
         self.users: dict[SSAValue, list[tuple[Node, int]]] = {}
         self.around: dict[int, tuple[Node, ...]] = {}  # loops and branches, outermost first
@@ -98,11 +98,11 @@ class _Finder:
 
     def feed(self, op: Op) -> Feed | None:
         value = op.outs[0].value
-        matmuls = self.matmuls(value, False)
+        matmuls, others = self.matmuls(value)
         source = self.source(op.args[0])
         if source is None:
             return None
-        if not matmuls:
+        if others or not matmuls:
             return self.computed_feed(op, *source)
         tensor, view, turned = source
         t = self.types[view]
@@ -121,8 +121,8 @@ class _Finder:
         if not users or turned or t.dtype.packed or len(t.shape) > 2 or (
                 not self.ahead(op, view, tensor) or not self.in_words(tensor, t)):
             return None
-        own = self.direct(op.outs[0].value, False)
-        own = [x for x in own if len(t.shape) == 2 and self.readable(*x)]
+        own = [x for x in self.matmuls(op.outs[0].value)[0]
+               if x[0].name == "matmul" and len(t.shape) == 2 and self.readable(*x)]
         along = any(self.deep(*x) for x in own)
         return Feed(op.outs[0].value, tensor, view, False, t.dtype, t.shape, True,
                     frozenset(users), "chunks" if along else None, True, bool(own))
@@ -130,9 +130,8 @@ class _Finder:
     def in_words(self, tensor: SSAValue, box: View) -> bool:
         """Whether rows of a box begin where cp.async may: it copies words."""
         dims = self.types[tensor].dims  # type: ignore[union-attr]
-        last = str(dims[-1])
-        extent = int(last) if last.isdigit() else 16 if last in self.divisible else 1
-        step = box.dtype.bits // 8 * min(extent & -extent, box.shape[-1] & -box.shape[-1])
+        step = box.dtype.bits // 8 * min(self.known.extent(str(dims[-1])),
+                                         divisor_of(box.shape[-1]))
         return bool(self.generation.async_copies) and step % 4 == 0
 
     @functools.cached_property
@@ -144,29 +143,34 @@ class _Finder:
             if not isinstance(matmul, Op) or matmul.name != "matmul":
                 continue
             for x in matmul.args[:2]:
-                for load in self.leaves(x, self.around[id(matmul)][-1:]) or ():
+                for load in self.loads_of(x, self.around[id(matmul)][-1:]) or ():
                     found.setdefault(load, set()).add(id(matmul))
         return found
 
-    def leaves(self, x: Operand, loop: tuple[Node, ...]) -> list[SSAValue] | None:
+    def loads_of(self, tile: Operand, loop: tuple[Node, ...]) -> list[SSAValue] | None:
         """The loads of a loop's own body that a tile is computed of; None where it is computed of
         anything else that the loop makes."""
-        if not isinstance(x, SSAValue):
-            return []
-        made = self.made.get(x)
-        if made is None:
-            carried = [d.value for n in loop for d in getattr(n, "carried", ())]
-            return None if isinstance(self.types[x], TileType) and x in carried else []
-        if self.around[id(made)][-1:] != loop or not isinstance(self.types[x], TileType):
-            return []
-        if made.name == "load_tile":
-            return [x]
-        record = OPS[made.name]
-        if record.effect != "pure" or record.layouts in ("reduced", "first", "rows") or (
-                record.multiplies or record.access):
-            return None
-        parts = [self.leaves(a, loop) for a in made.args]
-        return None if any(p is None for p in parts) else [v for p in parts for v in p or ()]
+        carried = {d.value for n in loop for d in getattr(n, "carried", ())}
+        loads, seen, todo = list[SSAValue](), set[Operand](), [tile]
+        while todo:
+            x = todo.pop()
+            if x in seen or not isinstance(x, SSAValue) or not isinstance(self.types[x], TileType):
+                continue
+            seen.add(x)
+            made = self.made.get(x)
+            if made is None and x in carried:
+                return None
+            if made is None or self.around[id(made)][-1:] != loop:
+                continue
+            if made.name == "load_tile":
+                loads.append(x)
+                continue
+            record = OPS[made.name]
+            if record.effect != "pure" or record.layouts in ("reduced", "first", "rows") or (
+                    record.multiplies or record.access):
+                return None
+            todo += made.args
+        return loads
 
     def deep(self, matmul: Op, operand: int, turned: bool) -> bool:
         """Whether what multiplies reads a column of what lies in memory."""
@@ -175,30 +179,19 @@ class _Finder:
             a, b, matmul.attr, self.generation) is None
         return not threads or (operand == 0) ^ turned
 
-    def direct(self, x: SSAValue, flip: bool) -> list[tuple[Op, int, bool]]:
-        """(matmul, operand, transposed) of the uses that are matmuls."""
-        found = []
-        for node, i in self.users.get(x, []):
-            if isinstance(node, Op) and node.name == "matmul" and i < 2:
-                found.append((node, i, flip))
-            elif isinstance(node, Op) and node.name == "transpose":
-                found += self.direct(node.outs[0].value, not flip)
-        return found
-
-    def matmuls(self, x: SSAValue, flip: bool) -> list[tuple[Op, int, bool]] | None:
-        """(matmul, operand, transposed) of all uses; None when there are others."""
-        found = []
+    def matmuls(self, x: SSAValue, flip: bool = False) -> tuple[list[tuple[Op, int, bool]], bool]:
+        """(matmul, operand, transposed) of the uses that are matmuls; whether there are others."""
+        found, others = [], False
         for node, i in self.users.get(x, []):
             if isinstance(node, Op) and OPS[node.name].multiplies and i < 2:
                 found.append((node, i, flip))
             elif isinstance(node, Op) and node.name == "transpose":
-                more = self.matmuls(node.outs[0].value, not flip)
-                if more is None:
-                    return None
+                more, beside = self.matmuls(node.outs[0].value, not flip)
                 found += more
+                others |= beside
             else:
-                return None
-        return found
+                others = True
+        return found, others
 
     def source(self, x: Operand) -> tuple[SSAValue, SSAValue, bool] | None:
         """(tensor, view without transposition, whether it was transposed)"""
