@@ -135,7 +135,7 @@ def test_tensors_and_arrays_stand_for_each_other(rng):
 
 
 # Passes put other ops in their place.
-REPLACED = {"last_along", "matmul_codes_stacked", "one_along", "piece_ends", "ring_load"}
+REPLACED = {"matmul_codes_stacked", "one_along", "piece_ends", "ring_load"}
 
 
 # --- targets ----------------------------------------------------------------------------------

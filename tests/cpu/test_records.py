@@ -111,7 +111,7 @@ KERNEL_RULES = {
     "tile/cuda/lower/warp_specialised/pressure.py:IN_MEMORY": "ops of the form that hold nothing",
     "tile/cuda/lower/warp_specialised/qualify.py:ALLOWED": "accesses that the form has code for",
     "tile/cuda/lower/warp_specialised/qualify.py:STORES": "stores that the form has code for",
-    "tile/cuda/lower/pick_last.py:PICKED": "the ops that the pass puts others in place of",
+    "tile/cuda/lower/pick_elements.py:PICKED": "the ops that the pass puts others in place of",
     "tile/cuda/lower/warp_specialised/qualify.py:MATMULS": "matmuls that the form has code for",
     "tile/cuda/lower/warp_specialised/rewrite.py:READ_IN_PIECES": "operands of registers",
     "tile/cuda/lower/assign_layouts.py:turned": "transpositions of tiles and of views",

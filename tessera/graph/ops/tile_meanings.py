@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 SHAPED = ("expand_dims", "reshape", "broadcast_to", "transpose", "permute", "matmul", "reduce_sum",
           "reduce_max", "reduce_min", "reduce_prod", "edge_mask", "causal_mask", "cumsum", "cummax",
           "cumprod", "argmax", "argmin", "sort", "argsort", "exchange", "smallest",
-          "last_along", "one_along", "piece_ends")
+          "one_along", "piece_ends")
 MASKED = ("edge_mask", "causal_mask")
 WARP = 32
 
@@ -189,10 +189,10 @@ def _exchanged(step: RecordedOp, x: Tensor) -> Tensor:
     return F.take(x, as_tensor(of), axis=axis)
 
 
-def _last(step: RecordedOp, x: Tensor) -> Tensor:
+def _one(step: RecordedOp, x: Tensor) -> Tensor:
     axis = step.axis(x)
     assert isinstance(axis, int)
-    y = F.take(x, as_tensor(np.int64(step.op.attr.get("at", x.shape[axis] - 1))), axis=axis)
+    y = F.take(x, as_tensor(np.int64(step.op.attr["at"])), axis=axis)
     return F.expand_dims(y, -1) if isinstance(step.type, Scalar) else y
 
 
@@ -244,8 +244,7 @@ MEANINGS: dict[str, Callable] = {
     "running_max": lambda step, m, x: F.where(x > m + step.op.attr["slack"], x, m),
     "matmul": _matmul, "convert": _convert, "expand_dims": _shaped, "reshape": _shaped,
     "transpose": lambda step, x: F.swapaxes(x, -1, -2), "permute": _permute,
-    "broadcast_to": _broadcast, "exchange": _exchanged, "last_along": _last,
-    "one_along": _last,
+    "broadcast_to": _broadcast, "exchange": _exchanged, "one_along": _one,
     "piece_ends": _piece_ends,
     "cumsum": lambda step, x: F.cumsum(x, axis=step.axis(x)),
     "cummax": lambda step, x: F.cummax(x, axis=step.axis(x)),

@@ -24,7 +24,7 @@ from tessera.tile.cuda.lower.multiply_codes import (
     multiply_codes,
     stack_codes,
 )
-from tessera.tile.cuda.lower.pick_last import pick_last
+from tessera.tile.cuda.lower.pick_elements import pick_elements
 from tessera.tile.cuda.lower.prefetch import prefetch_boxes
 from tessera.tile.cuda.lower.stage_loads import Room, ring_stages, stage_matmul_loads
 from tessera.tile.cuda.lower.warp_specialised import Refusal, WarpSpecialisedProgram
@@ -129,7 +129,7 @@ def emit_kernel(function: Function, lanes: int, target: Target, facts: ArgumentF
     """Warpgroups that specialise where the target has that form and the function fits it; else
     groups of `lanes` threads, whose matmuls are by mma.sync or by threads. A note says why. The
     library's gradient of attention in turn has a form of its own."""
-    function = pick_last(function)
+    function = pick_elements(function)
     pairs = None if checked else emit_in_turn(function, target, facts)
     if pairs is not None:
         return EmittedKernel(function, pairs, THREADS, "clusters")
@@ -198,7 +198,7 @@ def lower(function: Function, lanes: int, facts: ArgumentFacts, target: Target,
     chip = target.generation
     room = Room(chip.group_shared_bytes, stages, max(1, FULL_LANES // threads),
                 lanes % 32 == 0 and chip.warp_matmul.step_bytes == STEP_BYTES, resident)
-    function = gather_windows(with_codes(pick_last(function), lanes, facts, target))
+    function = gather_windows(with_codes(pick_elements(function), lanes, facts, target))
     function = stage_matmul_loads(function, chip, room, facts.shared, facts.divisible)
     function = begin_early(load_early(prefetch_boxes(function), threads), chip, facts.batched)
     known = Knowledge(function, facts.divisible, facts.eights)

@@ -59,18 +59,10 @@ def exchange(x: Any, axis: Any = 1, bit: Any = 1) -> Any:
     return np.take(x, np.where(other < n, other, np.arange(n)), axis=axis + 1)
 
 
-@declare(rule=reduced_type, attrs=("axis",), public=False, edges=edge_rules.reduced,
-         layouts="reduced", samples=(lambda rng: (rng.standard_normal((8, 16)),)))
-def last_along(x: Any, axis: Any = 1) -> Any:
-    """The last element along an axis (tile/cuda/lower/pick_last.py)."""
-    last = np.take(x, -1, axis=axis + 1)
-    return last.reshape(-1, 1) if last.ndim == 1 else last
-
-
 @declare(rule=reduced_type, attrs=("axis", "at"), public=False, edges=edge_rules.reduced,
          layouts="reduced", samples=(lambda rng: (rng.standard_normal((8, 16)),)))
 def one_along(x: Any, axis: Any = 1, at: Any = 0) -> Any:
-    """The element at a place along an axis (tile/cuda/lower/pick_last.py)."""
+    """The element at a place along an axis (tile/cuda/lower/pick_elements.py)."""
     one = np.take(x, at, axis=axis + 1)
     return one.reshape(-1, 1) if one.ndim == 1 else one
 
@@ -86,7 +78,7 @@ def _piece_rule(types: Any, attrs: Any) -> TileType:
          edges=lambda c: [*c.facts[0].axes[:-1], None], layouts="any",
          samples=(lambda rng: (rng.standard_normal((8, 16)),)))
 def piece_ends(x: Any, size: Any = 4) -> Any:
-    """Every size-th element of the last axis (tile/cuda/lower/pick_last.py)."""
+    """Every size-th element of the last axis (tile/cuda/lower/pick_elements.py)."""
     return x[..., size - 1::size]
 
 
@@ -216,7 +208,8 @@ class Combination:
 
     def last(self, xs: Tiles) -> Tiles:
         """The last element of each along the axis."""
-        return tuple(self.as_numbers(x, "last_along", axis=self.axis) for x in xs)
+        return tuple(self.as_numbers(x, "one_along", axis=self.axis, at=self.extent - 1)
+                     for x in xs)
 
     def as_numbers(self, x: Handle, name: str, **attrs: Any) -> Handle:
         """An op that moves elements, of flags as numbers."""
@@ -299,4 +292,4 @@ def reduce_by(t: OpTracer, x: Any, combine: Any, axis: Any = -1, *, identity: An
     return made[0] if c.single else made
 
 
-__all__ = ["exchange", "last_along", "one_along", "piece_ends"]
+__all__ = ["exchange", "one_along", "piece_ends"]

@@ -1,6 +1,6 @@
-"""The last element along an axis, by its bits: a sum of integers in which all others are 0. What is
+"""One element along an axis, by its bits: a sum of integers in which all others are 0. What is
 infinite or NaN stays what it is, and warps add integers in one instruction. The ends of pieces are
-the last elements of these as rows; an element at another place is picked alike."""
+the last elements of these as rows."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from tessera.tile.cuda.lower.warp_specialised.rewrite import Maker, Nodes, is_op
 from tessera.tile.ir.ir import Const, Function, Node, Op, Operand, walk
 from tessera.tile.ir.types import TileType
 
-PICKED = ("last_along", "one_along", "piece_ends")
+PICKED = ("one_along", "piece_ends")
 
 
-def pick_last(function: Function) -> Function:
-    """The function with ops of which GPUs know each in place of last_along."""
+def pick_elements(function: Function) -> Function:
+    """The function with ops of which GPUs know each in place of those that pick elements."""
     if not any(is_op(n, *PICKED) for n in walk(function.body)):
         return function
     maker = Maker(function)
@@ -32,11 +32,11 @@ def pick_last(function: Function) -> Function:
     return replace(function, body=map_blocks(function.body, lambda nodes: tuple(block(nodes))))
 
 
-def _picked(maker: Maker, last: Op) -> list[Op]:
+def _picked(maker: Maker, pick: Op) -> list[Op]:
     made: list[Op] = []
 
     def op(name: str, *args: Operand, **attrs: Any) -> Any:
-        made.append(maker.op(name, args, "t", where=last.where, **attrs))
+        made.append(maker.op(name, args, "t", where=pick.where, **attrs))
         return out(made[-1])
 
     def tile(x: Operand) -> TileType:
@@ -44,13 +44,13 @@ def _picked(maker: Maker, last: Op) -> list[Op]:
         assert isinstance(t, TileType)
         return t
 
-    (x,), type = last.args, tile(last.args[0])
-    if last.name == "piece_ends":
+    (x,), type = pick.args, tile(pick.args[0])
+    if pick.name == "piece_ends":
         *rows, n = type.shape
-        size = last.attr["size"]
+        size = pick.attr["size"]
         x = op("reshape", x, shape=(*rows, n // size, size))
         type = tile(x)
-    axis = last.attr.get("axis", len(type.shape) - 1)
+    axis = pick.attr.get("axis", len(type.shape) - 1)
     assert type.dtype is not bool_
     narrow = type.dtype if type.dtype.kind == "float" and type.dtype.bits < 32 else None
     if narrow is not None:  # registers hold it as f32
@@ -60,7 +60,7 @@ def _picked(maker: Maker, last: Op) -> list[Op]:
     extent = type.shape[axis]
     at = op("reshape", op("arange", size=extent, start=0, dtype=i32),
             shape=tuple(extent if i == axis else 1 for i in range(len(type.shape))))
-    where = op("eq", at, Const(last.attr.get("at", extent - 1), i32))
+    where = op("eq", at, Const(pick.attr.get("at", extent - 1), i32))
     if bits is not None:
         x = op("with_bits", x, dtype=bits)
     zero = op("full", shape=type.shape, value=0, dtype=bits or type.dtype)
@@ -69,8 +69,8 @@ def _picked(maker: Maker, last: Op) -> list[Op]:
         found = op("with_bits", found, dtype=type.dtype)
     if narrow is not None:
         op("convert", found, dtype=narrow)
-    made[-1] = replace(made[-1], outs=last.outs)
+    made[-1] = replace(made[-1], outs=pick.outs)
     return made
 
 
-__all__ = ["pick_last"]
+__all__ = ["pick_elements"]
