@@ -241,11 +241,8 @@ def column_passes_source(group: ScheduledGroup,
             for o in full:
                 needed(w, inner, (o.name,), passes.steps, texts)
                 store(w, inner, o, passes.steps.get(o.name))
-    operands = (*group.reads, *group.writes)
-    shapes = [b.dims(o) if o in full or o in group.reads else o.shape for o in operands]
-    annotated = [f"{capital(o.name)}: {w.annotation(o, d)}"
-                 for o, d in zip(operands, shapes, strict=True)]
-    return w.finish(annotated, f"(grid={group.grid})", shapes)
+    return w.finish_operands([b.dims(o) if o in full or o in group.reads else o.shape
+                              for o in w.operands])
 
 
 class _Passes:

@@ -22,10 +22,7 @@ def move_source(group: ScheduledGroup) -> KernelText:
     Y = f"{capital(y.name)}[{', '.join(target) or '0'}]"
     X = f"{capital(x.name)}[{', '.join(source) or '0'}]"
     w.line(f"{Y} = {_value(move, tiles, sizes, X)}", step)
-    shapes = [o.shape or (1,) for o in (x, y)]
-    texts = [f"{capital(o.name)}: {w.annotation(o, d)}"
-             for o, d in zip((x, y), shapes, strict=True)]
-    return w.finish(texts, f"(grid={group.grid})", shapes)
+    return w.finish_operands([o.shape or (1,) for o in (x, y)])
 
 
 def _sum(text: str, number: int) -> str:

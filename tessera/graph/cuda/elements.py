@@ -259,7 +259,7 @@ def element_source(group: ScheduledGroup) -> KernelText:
     else:
         made = _summed(s, element, y.type.dtype) if element.over else _single(s, element)
     w.line(f"{capital(y.name)}[n:n+{s.block}] = {made}", step)
-    return _finished(w, group)
+    return w.finish_flat()
 
 
 def update_source(group: ScheduledGroup) -> KernelText:
@@ -276,7 +276,7 @@ def update_source(group: ScheduledGroup) -> KernelText:
     value = s.spell(f"x1[{places(range(len(group.space)))}]")
     made = value.text if value.varies else f"tile.broadcast({value.text}, ({s.block},))"
     w.line(f"tile.scatter({capital(y.name)}, {there}, {made})", step)
-    return _finished(w, group)
+    return w.finish_flat()
 
 
 def _bounds(group: ScheduledGroup) -> tuple[IndexBound, ...]:
@@ -295,12 +295,6 @@ def _started(w: KernelWriter, group: ScheduledGroup, shape: tuple[int, ...]) -> 
     w.line(f"n = tile.group_id(0) * {BN}")
     w.line(f"p = tile.arange(0, {BN}, {kind}) + n")
     return _Spelled(w, step, shape, operands, BN, kind)
-
-
-def _finished(w: KernelWriter, group: ScheduledGroup) -> KernelText:
-    names = {o.name: o for o in (*group.reads, *group.writes)}
-    texts = [f"{capital(o.name)}: {w.annotation(o, (prod(o.shape),))}" for o in names.values()]
-    return w.finish(texts, f"(grid={group.grid})", [(prod(o.shape),) for o in names.values()])
 
 
 def _single(s: _Spelled, element: Element) -> str:

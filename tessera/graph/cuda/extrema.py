@@ -116,13 +116,7 @@ def position_source(group: ScheduledGroup) -> KernelText:
         same = f"({same}) | (tile.isnan(best) & tile.isnan({top}))"
     w.line(f"first = tile.{over}_min(tile.where({same}, at, {R}))", step)
     w.line(f"{capital(y.name)}[{stored}] = tile.cast(first, {w.type(y.type)})", step)
-    return _finished(w, group, shapes)
-
-
-def _finished(w: KernelWriter, group: ScheduledGroup, shapes: list) -> KernelText:
-    texts = [f"{capital(o.name)}: {w.annotation(o, d)}"
-             for o, d in zip((*group.reads, *group.writes), shapes, strict=True)]
-    return w.finish(texts, f"(grid={group.grid})", shapes)
+    return w.finish_operands(shapes)
 
 
 __all__ = ["beyond", "compared", "compared_type", "least", "narrow_positions",

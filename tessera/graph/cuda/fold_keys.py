@@ -64,12 +64,6 @@ def _words(w: KernelWriter, step: GroupStep, counter: tuple[str, str, str], key:
         w.line(f"k0, k1 = (k0 + {philox.WEYL_0}) & {LOW}, (k1 + {philox.WEYL_1}) & {LOW}", step)
 
 
-def _finish(w: KernelWriter, group: ScheduledGroup) -> KernelText:
-    operands = (*group.reads, *group.writes)
-    texts = [f"{capital(o.name)}: {w.annotation(o, o.shape)}" for o in operands]
-    return w.finish(texts, f"(grid={group.grid})", [o.shape for o in operands])
-
-
 def key_source(group: ScheduledGroup) -> KernelText:
     w, (step,), (y,) = KernelWriter(group), group.steps, group.writes
     words = w.type(as_type("int64"))
@@ -79,7 +73,7 @@ def key_source(group: ScheduledGroup) -> KernelText:
     _words(w, step, (f"data & {LOW}", "zero", f"zero + {philox.FOLD_DOMAIN}"), capital(key), "")
     for i, word in enumerate("ab"):
         w.line(f"{capital(y.name)}[{i}] = tile.cast({word}, {w.type(y.type)})", step)
-    return _finish(w, group)
+    return w.finish_operands()
 
 
 def keys_source(group: ScheduledGroup) -> KernelText:
@@ -92,7 +86,7 @@ def keys_source(group: ScheduledGroup) -> KernelText:
                capital(keys.name), "i, ")
         for i, word in enumerate("ab"):
             w.line(f"{capital(y.name)}[i, {i}] = tile.cast({word}, {w.type(y.type)})", step)
-    return _finish(w, group)
+    return w.finish_operands()
 
 
 def key_bits_source(group: ScheduledGroup) -> KernelText:
@@ -111,7 +105,7 @@ def key_bits_source(group: ScheduledGroup) -> KernelText:
             elif each > 1:
                 with w.block(f"if at < {each - 1}:"):
                     w.line(store, step)
-    return _finish(w, group)
+    return w.finish_operands()
 
 
 __all__ = ["KINDS", "key_bits_source", "key_source", "keys_source", "schedule_key",

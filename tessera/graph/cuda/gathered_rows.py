@@ -142,10 +142,7 @@ def dots_source(group: ScheduledGroup) -> KernelText:
         a, b = sides
         w.line(f"total = total + {a} * {b}", step)
     w.line(f"{capital(y.name)}[m:m+{BM}] = tile.reduce_sum(total, axis=1)", step)
-    shapes = [*(o.shape for o in group.reads), (T,)]
-    texts = [f"{capital(o.name)}: {w.annotation(o, shape)}"
-             for o, shape in zip((*group.reads, y), shapes, strict=True)]
-    return w.finish(texts, f"(grid={group.grid})", shapes)
+    return w.finish_operands([*(o.shape for o in group.reads), (T,)])
 
 
 __all__ = ["KINDS", "PickedRows", "dot_picked_rows", "dots_source", "picked_rows", "schedule_dots"]

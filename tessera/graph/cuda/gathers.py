@@ -37,9 +37,9 @@ def gather_source(group: ScheduledGroup) -> KernelText:
     w.line(f"at = tile.where(at < 0, at + {V}, at)", step)
     if slices:
         w.line(f"{Y}[{lead}m:m+{BM}, n:n+{BN}] = tile.gather({X}[{lead}:, n:n+{BN}], at)", step)
-        return _finished(w, group, [(A, V, C), (T,), (A, T, C)], not lead)
+        return w.finish_operands(_squeezed([(A, V, C), (T,), (A, T, C)], not lead))
     w.line(f"{Y}[m:m+{BM}, n:n+{BN}] = tile.gather({X}[m:m+{BM}, :], at, axis=1)", step)
-    return _finished(w, group, [(A, V), (T,), (A, T)], False)
+    return w.finish_operands([(A, V), (T,), (A, T)])
 
 
 def segments_source(group: ScheduledGroup) -> KernelText:
@@ -88,7 +88,7 @@ def segments_source(group: ScheduledGroup) -> KernelText:
     if many:  # one after another: too many for f32
         made = f"tile.where(seen > {CHAIN}, tile.cast({step.name}_w, {kind}), {step.name})"
     w.line(f"{capital(y.name)}[{lead}s:s+1, n:n+{BN}] = {made}", step)
-    return _finished(w, group, [(A, T, C), (T,), (A, V, C)], not lead)
+    return w.finish_operands(_squeezed([(A, T, C), (T,), (A, V, C)], not lead))
 
 
 def _add_slices(w: KernelWriter, group: ScheduledGroup, lead: str, ahead: int, kind: str,
@@ -127,13 +127,9 @@ def _lead(w: KernelWriter, A: int) -> str:
     return "a, "
 
 
-def _finished(w: KernelWriter, group: ScheduledGroup, shapes: list[tuple[int, ...]],
-              flat: bool) -> KernelText:
+def _squeezed(shapes: list[tuple[int, ...]], flat: bool) -> list[tuple[int, ...]]:
     """flat: without the first axis, which is one."""
-    shapes = [d[1:] if flat and len(d) > 1 else d for d in shapes]
-    texts = [f"{capital(o.name)}: {w.annotation(o, d)}"
-             for o, d in zip((*group.reads, *group.writes), shapes, strict=True)]
-    return w.finish(texts, f"(grid={group.grid})", shapes)
+    return [d[1:] if flat and len(d) > 1 else d for d in shapes]
 
 
 __all__ = ["around", "gather_source", "nothing", "segments_source"]

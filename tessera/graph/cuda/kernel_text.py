@@ -7,10 +7,10 @@ import functools
 import hashlib
 import keyword
 import linecache
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import field, replace
-from math import inf, nan
+from math import inf, nan, prod
 from types import MappingProxyType
 from typing import Any
 
@@ -127,7 +127,24 @@ class KernelWriter:
         extents = "".join(f"{d!r}, " for d in dims)
         return f"Tensor[{extents}{self.type(operand.type)}]"
 
+    def finish_flat(self) -> KernelText:
+        """The kernel of the group's operands, each as a run of its elements."""
+        return self.finish_operands([(prod(o.shape),) for o in self.operands])
+
+    def finish_operands(self, shapes: Sequence[tuple[int, ...]] | None = None) -> KernelText:
+        """The kernel of the group's operands, each in these extents; in its own without."""
+        taken = [o.shape for o in self.operands] if shapes is None else [*shapes]
+        texts = [f"{capital(o.name)}: {self.annotation(o, dims)}"
+                 for o, dims in zip(self.operands, taken, strict=True)]
+        return self.finish(texts, f"(grid={self.group.grid})", taken)
+
+    @property
+    def operands(self) -> list[GroupOperand]:
+        """Reads before writes; once what is both."""
+        return [*{o.name: o for o in (*self.group.reads, *self.group.writes)}.values()]
+
     def finish(self, parameters: list[str], grid: str, shapes: list[tuple[int, ...]]) -> KernelText:
+        """shapes: the extents in which each parameter is passed."""
         name = self.group.kernel
         head = [f"@kernel{grid}", f"def {name}({', '.join(parameters)}):"]
         origins = {n + len(head): o for n, o in self.origins.items()}

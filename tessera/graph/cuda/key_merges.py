@@ -64,7 +64,7 @@ def schedule_merge_cuts(builder: ScheduleBuilder, group: FusionGroup) -> None:
 
 def merge_cuts_source(group: ScheduledGroup) -> KernelText:
     w, (step,), (x,), (y,) = KernelWriter(group), group.steps, group.reads, group.writes
-    (M, N), total, BN, n = x.shape, prod(y.shape), group.schedule.n, group.attr("block")
+    (M, N), BN, n = x.shape, group.schedule.n, group.attr("block")
     kind, X = w.type(as_type("int64" if M * N >= LONG else "int32")), capital(x.name)
     w.line(f"n = tile.group_id(0) * {BN}")
     w.line(f"p = tile.arange(0, {BN}, {kind}) + n")
@@ -77,10 +77,7 @@ def merge_cuts_source(group: ScheduledGroup) -> KernelText:
     found = count_before(w, step, min(group.attr("width"), N), "tile.minimum(front, left)",
                          lambda at: f"({key} < {other}) | (front - next >= right)", lambda e: e)
     w.line(f"{capital(y.name)}[n:n+{BN}] = tile.cast({found}, {w.type(y.type)})", step)
-    shapes: list[tuple[int, ...]] = [(M * N,), (total,)]
-    given = [f"{X}: {w.annotation(x, shapes[0])}",
-             f"{capital(y.name)}: {w.annotation(y, shapes[1])}"]
-    return w.finish(given, f"(grid={group.grid})", shapes)
+    return w.finish_flat()
 
 
 def schedule_merge_keys(builder: ScheduleBuilder, group: FusionGroup) -> None:
@@ -123,10 +120,7 @@ def merge_keys_source(group: ScheduledGroup) -> KernelText:
     w.line("place = tile.where(at < end - front, line + first + at, -1)", step)
     for y, text in zip(group.writes, f.results(w, step, group), strict=True):
         w.line(f"tile.scatter({capital(y.name)}, place, {text})", step)
-    shapes = [(M * N,), cuts.shape, *[(M * N,)] * len(group.writes)]
-    given = [f"{capital(o.name)}: {w.annotation(o, s)}"
-             for o, s in zip((x, cuts, *group.writes), shapes, strict=True)]
-    return w.finish(given, f"(grid={group.grid})", shapes)
+    return w.finish_operands([(M * N,), cuts.shape, *[(M * N,)] * len(group.writes)])
 
 
 __all__ = ["KINDS", "MERGE_KEYS", "merge_cuts_source", "merge_keys_source", "merged",

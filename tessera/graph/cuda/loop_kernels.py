@@ -105,10 +105,6 @@ def parameters(w: KernelWriter, b: FrameBlock,
     return texts, shapes
 
 
-def unique(group: ScheduledGroup) -> tuple[GroupOperand, ...]:
-    return (*group.reads, *group.writes)
-
-
 # --- elementwise ------------------------------------------------------------------------------
 def loop_source(group: ScheduledGroup) -> KernelText:
     """A block of the space for each group: load, compute, store."""
@@ -126,7 +122,7 @@ def loop_source(group: ScheduledGroup) -> KernelText:
     body(w, b, group, list(group.steps))
     for o in group.writes:
         store(w, b, o, maker(group, o.name))
-    texts, grid, shapes = signature(w, b, group, unique(group))
+    texts, grid, shapes = signature(w, b, group, (*group.reads, *group.writes))
     if any(k == "extent" for k, _ in group.attrs):
         name = group.attr("extent")
         grid = f"(grid=lambda {name}: (-(-{name} // {BN}),))"
@@ -195,7 +191,7 @@ def rows_source(group: ScheduledGroup) -> KernelText:
         if are_of_means(group):
             group = scale_differences(group)
         write_passes(w, b, group, N // together, templates(group))
-    return w.finish(*signature(w, b, group, unique(group)))
+    return w.finish(*signature(w, b, group, (*group.reads, *group.writes)))
 
 
 def _ask_near(w: KernelWriter, b: FrameBlock, group: ScheduledGroup) -> None:
@@ -242,9 +238,7 @@ def columns_source(group: ScheduledGroup) -> KernelText:
             with w.block(f"if tile.group_id(2) == {i}:"):
                 _write_column_sum(w, group, step, x, y)
     shapes: list[tuple[int, ...]] = [(A, R, C)] * len(sums) + [(A, C)] * len(sums)
-    texts = [f"{capital(o.name)}: {w.annotation(o, s)}"
-             for o, s in zip((*group.reads, *group.writes), shapes, strict=True)]
-    return w.finish(texts, f"(grid={group.grid})", shapes)
+    return w.finish_operands(shapes)
 
 
 def _write_column_sum(w: KernelWriter, group: ScheduledGroup, step: GroupStep, x: GroupOperand,

@@ -33,7 +33,7 @@ from ..schedule.op_ids import id_of
 from ..simplify import canonicalize, merge_common, remove_dead
 from .choose_schedule import chosen, grid_of, power
 from .group_statements import FrameBlock, KernelValue, emit_step
-from .kernel_text import KernelText, KernelWriter, capital
+from .kernel_text import KernelText, KernelWriter
 from .move_passes import is_plain_loop
 from .spell import literal, template
 
@@ -274,11 +274,8 @@ def steps_source(group: ScheduledGroup) -> KernelText:
             w.line(f"{_place(b, o)} = carry{k}", group.steps[group.attr("ends")[k]])
     rows = {a for step in elements for a in step.args} | {
         o.name for k, o in zip(group.attr("kept"), group.writes, strict=True) if k >= carries}
-    shapes = [(length, *b.dims(_one(o))) if o.name in rows else b.dims(o)
-              for o in (*group.reads, *group.writes)]
-    parameters = [f"{capital(o.name)}: {w.annotation(o, shape)}" for o, shape in zip(
-        (*group.reads, *group.writes), shapes, strict=True)]
-    return w.finish(parameters, f"(grid={group.grid})", shapes)
+    return w.finish_operands([(length, *b.dims(_one(o))) if o.name in rows else b.dims(o)
+                              for o in w.operands])
 
 
 def _one(o: GroupOperand) -> GroupOperand:

@@ -112,9 +112,7 @@ def order_source(group: ScheduledGroup) -> KernelText:
         w.line(f"tile.scatter({capital(y.name)}, place, {text})" if picked else
                f"{capital(y.name)}[m:m+{BM}, r:r+{kept if few else W}] = {text}", step)
     shapes = [x.shape, *((prod(y.shape),) if picked else y.shape for y in group.writes)]
-    given = [f"{capital(o.name)}: {w.annotation(o, d)}"
-             for o, d in zip((x, *group.writes), shapes, strict=True)]
-    return w.finish(given, f"(grid={group.grid})", shapes)
+    return w.finish_operands(shapes)
 
 
 def _first_places(w: KernelWriter, step: GroupStep, group: ScheduledGroup) -> None:

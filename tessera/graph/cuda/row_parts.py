@@ -116,11 +116,8 @@ def row_parts_source(group: ScheduledGroup, texts: dict[str, str]) -> KernelText
             emit_step(w, row, s, texts[s.name])
     for o in group.writes:
         store(w, row, o, made.get(o.name))
-    operands = (*group.reads, *group.writes)
-    shapes = [view if o.name == how.operand.name else row.dims(o) for o in operands]
-    return w.finish([f"{capital(o.name)}: {w.annotation(o, shape)}"
-                     for o, shape in zip(operands, shapes, strict=True)],
-                    f"(grid={group.grid})", shapes)
+    return w.finish_operands([view if o.name == how.operand.name else row.dims(o)
+                              for o in w.operands])
 
 
 def _finite(most: str) -> str:

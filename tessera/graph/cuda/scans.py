@@ -200,9 +200,7 @@ def scan_source(group: ScheduledGroup) -> KernelText:
     w, (A, T, C) = KernelWriter(group), group.space
     kind = w.type(as_type("int64" if A * T * C >= LONG else "int32"))
     FORMS[group.attr("form")](w, group, kind)
-    operands = (*group.reads, *group.writes)
-    texts = [f"{capital(o.name)}: {w.annotation(o, (A * T * C,))}" for o in operands]
-    return w.finish(texts, f"(grid={group.grid})", [(A * T * C,)] * len(operands))
+    return w.finish_operands([(A * T * C,)] * len(w.operands))
 
 
 @dataclass
@@ -433,8 +431,7 @@ def _scan_rows(group: ScheduledGroup) -> KernelText:
         w.line(f"{capital(y.name)}[m:m+{BM}, n:n+{BN}] = "
                f"tile.cast(carry {join} tile.{scan}(x), {w.type(y.type)})", step)
         w.line(f"carry = carry {join} tile.{total}(x)", step)
-    texts = [f"{capital(o.name)}: {w.annotation(o, (A, T))}" for o in (x, y)]
-    return w.finish(texts, f"(grid={group.grid})", [(A, T)] * 2)
+    return w.finish_operands([(A, T)] * 2)
 
 
 FORMS = {"thread": _walk, "segments": _walk_segments, "group": _combine_blocks}

@@ -77,8 +77,7 @@ def last_source(group: ScheduledGroup) -> KernelText:
     if not group.reads:
         w.line(f"n = tile.group_id(0) * {LANES}")
         w.line(f"{capital(y.name)}[n:n+{LANES}] = -1", step)
-        return w.finish([f"{capital(y.name)}: {w.annotation(y, y.shape)}"],
-                        f"(grid={group.grid})", [y.shape])
+        return w.finish_operands()
     (ids,), (V,) = group.reads, y.shape
     w.line("i = tile.linear_id()")
     with w.block(f"if i < {count}:"):
@@ -86,8 +85,7 @@ def last_source(group: ScheduledGroup) -> KernelText:
         w.check_index("at", V, step)
         w.line(f"place = tile.where(at < 0, at + {V}, at)", step)
         w.line(f"tile.atomic_max({capital(y.name)}, place, i)", step)
-    texts = [f"{capital(o.name)}: {w.annotation(o, o.shape)}" for o in (ids, y)]
-    return w.finish(texts, f"(grid={group.grid})", [ids.shape, y.shape])
+    return w.finish_operands()
 
 
 __all__ = ["KINDS", "last_source", "open_writes", "schedule_last"]

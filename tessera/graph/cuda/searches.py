@@ -61,8 +61,7 @@ def search_source(group: ScheduledGroup) -> KernelText:
     """y[l, j] = how many elements of the line l are below values[l, j], or equal to it."""
     w, (step,), (y,), BN = KernelWriter(group), group.steps, group.writes, group.schedule.n
     N, total = group.attr("length"), prod(y.shape)
-    operands = {o.name: o for o in (*group.reads, y)}
-    size = max(prod(o.shape) for o in operands.values())
+    size = max(prod(o.shape) for o in w.operands)
     (x, v), dtype = step.args, group.attr("dtype")
     w.line(f"n = tile.group_id(0) * {BN}")
     w.line(f"p = tile.arange(0, {BN}, {w.type(as_type('int64' if size >= LONG else 'int32'))}) + n")
@@ -77,8 +76,7 @@ def search_source(group: ScheduledGroup) -> KernelText:
         f"{literal(x, dtype.kind)}",  # one number all along
         lambda e: f"~{less(dtype, 'value', e)}" if right else less(dtype, e, "value"))
     w.line(f"{capital(y.name)}[n:n+{BN}] = tile.cast({found}, {w.type(y.type)})", step)
-    texts = [f"{capital(o.name)}: {w.annotation(o, (prod(o.shape),))}" for o in operands.values()]
-    return w.finish(texts, f"(grid={group.grid})", [(prod(o.shape),) for o in operands.values()])
+    return w.finish_flat()
 
 
 __all__ = ["LONG", "count_before", "less", "schedule_search", "search_source"]

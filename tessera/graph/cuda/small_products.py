@@ -117,11 +117,7 @@ def small_product_source(group: ScheduledGroup) -> KernelText:
     for j in range(N):
         w.line(f"tile.scatter({capital(y.name)}, tile.where(inside, r * {N} + {j}, -1), y{j})",
                step)
-    operands = (*group.reads, y)
-    shapes: list[tuple[int, ...]] = [(prod(o.shape),) for o in operands]
-    texts = [f"{capital(o.name)}: {w.annotation(o, d)}" for o, d in zip(
-        operands, shapes, strict=True)]
-    return w.finish(texts, f"(grid={group.grid})", shapes)
+    return w.finish_flat()
 
 
 __all__ = ["KINDS", "multiply_small", "schedule_small_products", "small_product_source"]

@@ -190,11 +190,7 @@ def small_source(group: ScheduledGroup) -> KernelText:
         lane.store(group.writes[0].name, _factored(lane, a), n)
     else:
         _determinant(lane, a, way)
-    operands = (*group.reads, *group.writes)
-    shapes: list[tuple[int, ...]] = [(prod(o.shape),) for o in operands]
-    texts = [f"{capital(o.name)}: {w.annotation(o, d)}" for o, d in zip(
-        operands, shapes, strict=True)]
-    return w.finish(texts, f"(grid={group.grid})", shapes)
+    return w.finish_flat()
 
 
 def _factored(lane: _Lane, a: list) -> list:

@@ -162,7 +162,7 @@ def parts_source(group: ScheduledGroup) -> KernelText:
             for r in range(AHEAD):
                 w.line(f"{step.name} = {step.name} + tile.cast(r{r}, {wide})", step)
     w.line(f"{capital(y.name)}[slot:slot+1, n:n+{BN}] = {step.name}", step)
-    return _finished(w, group)
+    return w.finish_operands()
 
 
 def runs_source(group: ScheduledGroup) -> KernelText:
@@ -190,7 +190,7 @@ def runs_source(group: ScheduledGroup) -> KernelText:
         with w.block("if stop < hi:"):
             _add_parts(w, group, kind)
     w.line(f"{capital(y.name)}[s:s+1, n:n+{BN}] = {name}", step)
-    return _finished(w, group)
+    return w.finish_operands()
 
 
 def _runs_of_numbers(group: ScheduledGroup) -> KernelText:
@@ -224,11 +224,7 @@ def _runs_of_numbers(group: ScheduledGroup) -> KernelText:
     if parts:
         _add_parts_of_numbers(w, group, kind)
     w.line(f"{capital(y.name)}[m:m+{BM}] = {name}", step)
-    operands = (*group.reads, *group.writes)
-    shapes: list[tuple[int, ...]] = [(o.shape[0],) for o in operands]
-    texts = [f"{capital(o.name)}: {w.annotation(o, d)}" for o, d in zip(
-        operands, shapes, strict=True)]
-    return w.finish(texts, f"(grid={group.grid})", shapes)
+    return w.finish_operands([(o.shape[0],) for o in w.operands])
 
 
 def _add_parts_of_numbers(w: KernelWriter, group: ScheduledGroup, kind: str) -> None:
@@ -298,12 +294,6 @@ def _load_slices(w: KernelWriter, group: ScheduledGroup, ahead: int, fill: str =
 
 def _number(w: KernelWriter, tensor: str, place: str) -> str:
     return f"tile.cast({tensor}[{place}], {w.type(INT32)})"
-
-
-def _finished(w: KernelWriter, group: ScheduledGroup) -> KernelText:
-    operands = (*group.reads, *group.writes)
-    texts = [f"{capital(o.name)}: {w.annotation(o, o.shape)}" for o in operands]
-    return w.finish(texts, f"(grid={group.grid})", [o.shape for o in operands])
 
 
 __all__ = ["KINDS", "parts_source", "runs_source", "schedule_runs", "sort_segments"]

@@ -223,9 +223,7 @@ def sort_source(group: ScheduledGroup) -> KernelText:
     text = compared(w, x.type.dtype, f"tile.load({capital(x.name)}{block})")
     w.line(f"order = tile.argsort({text}, descending={group.attr('descending')})", step)
     w.line(f"{capital(y.name)}{block} = tile.cast(order, {w.type(y.type)}) + n", step)
-    shapes = [x.shape, y.shape]
-    texts = [f"{capital(o.name)}: {w.annotation(o, o.shape)}" for o in (x, y)]
-    return w.finish(texts, f"(grid={group.grid})", shapes)
+    return w.finish_operands()
 
 
 def schedule_merge(builder: ScheduleBuilder, group: FusionGroup) -> None:
@@ -270,9 +268,7 @@ def merge_source(group: ScheduledGroup) -> KernelText:
         lambda e: f"tile.where(right == 1, ~{ahead('value', e)}, {ahead(e, 'value')})")
     w.line(f"place = line + pair + (i - pair - right * {W}) + {found}", step)
     w.line(f"tile.scatter({Y}, tile.where(p < {total}, place, -1), mine)", step)
-    shapes: list[tuple[int, ...]] = [(total,)] * 3
-    texts = [f"{capital(o.name)}: {w.annotation(o, (total,))}" for o in (x, order, y)]
-    return w.finish(texts, f"(grid={group.grid})", shapes)
+    return w.finish_flat()
 
 
 KINDS: dict[GraphOp, str] = {SORT_RUNS: "sort", MERGE_RUNS: "merge"}

@@ -73,17 +73,14 @@ def atomic_sums_source(group: ScheduledGroup) -> KernelText:
         (count,) = group.space
         w.line(f"n = tile.group_id(0) * {BN}")
         w.line(f"{capital(y.name)}[n:n+{BN}] = 0.0", step)
-        return w.finish([f"{capital(y.name)}: {w.annotation(y, (count,))}"],
-                        f"(grid={group.grid})", [(count,)])
+        return w.finish_operands([(count,)])
     u, ids = group.reads
     w.line("t = tile.group_id(0)")
     w.line(f"n = tile.group_id(1) * {BN}")
     w.line(f"s = {capital(ids.name)}[t]", step)
     w.line(f"slice = tile.load({capital(u.name)}[t:t+1, n:n+{BN}])", step)
     w.line(f"tile.atomic_add({capital(y.name)}[s:s+1, n:n+{BN}], slice)", step)
-    operands = (u, ids, y)
-    texts = [f"{capital(o.name)}: {w.annotation(o, o.shape)}" for o in operands]
-    return w.finish(texts, f"(grid={group.grid})", [o.shape for o in operands])
+    return w.finish_operands()
 
 
 __all__ = ["KINDS", "add_in_any_order", "atomic_sums_source", "schedule_atomic_sums"]
