@@ -8,28 +8,10 @@ import numpy as np
 import pytest
 
 import tessera as ts
-from emulator import compare
+from cpu.test_lowering_emulated import emulate, normal
 from tessera.graph.cuda import CudaProgram
 from tessera.graph.cuda.result_buffers import may_overwrite
-from tessera.graph.cuda.run import run_of
 from tolerance import assert_close
-
-
-def emulate(fn: Any, x: ts.Tensor) -> None:
-    """Every kernel in emulated machine instructions, against the interpreter."""
-    program = CudaProgram(ts.jit(fn).graph(x), "sm_80")
-    memory = program._host_memory([x.array])
-    types = {b.name: b.type for b in program.plan.buffers}
-    for launch in program.launches:
-        given = [ts.Tensor(run_of(memory[program.base(n)], types[n].dtype, shape, at), types[n])
-                 for (n, shape), at in zip(launch.arguments, launch.offsets, strict=True)]
-        compare(launch.kernel, *given, lanes=launch.group.schedule.lanes, target="sm_80",
-                schedule=launch.group.schedule, rtol=1e-6, atol=1e-6)
-        launch.kernel(*given)
-
-
-def normal(rng: np.random.Generator, *shape: int) -> ts.Tensor:
-    return ts.tensor(rng.standard_normal(shape).astype(np.float32))
 
 
 def before(x: Any) -> Any:
@@ -60,7 +42,7 @@ def test_neighbours_are_read_where_they_lie(name, shape, rng):
     assert len(program.plan.groups) == 1 + (name in ("made", "gradient"))
     assert_close(program.run([x.array])[0], ts.jit(fn)(x).array, "f32", n=shape[1])
     if shape == (7, 35) or name in ("rolled", "stencil"):
-        emulate(fn, x)
+        emulate(fn, x, rtol=1e-6, atol=1e-6)
 
 
 def test_what_is_read_beside_is_not_written_over(rng):

@@ -10,14 +10,7 @@ import pytest
 import tessera as ts
 from tessera.graph.cuda import CudaProgram
 from tessera.kernels import ROUTINES
-from tessera.kernels.row_blocks import (
-    LONGEST,
-    PADDED_SHARE,
-    SHARE,
-    WARPS,
-    routine_blocks,
-    row_blocks,
-)
+from tessera.kernels.row_blocks import LONGEST, routine_blocks, row_blocks
 from tessera.runtime.target import parse_target
 from tolerance import assert_close
 
@@ -25,17 +18,21 @@ SOFTMAX, LAYERNORM = ROUTINES["stable_softmax"], ROUTINES["efficient_layernorm"]
 LONG = 25000  # of f32: more than a group brings to shared memory
 
 
-@pytest.mark.parametrize("columns", [1, 5, 64, 100, 256, 640, 1024, 1025, LONGEST])
-@pytest.mark.parametrize("rows", [1, 3, 1 << 20])
-def test_short_rows_fill_a_group_and_long_ones_have_lanes_enough(rows: int, columns: int) -> None:
-    b = row_blocks(rows, columns)
-    wide = 1 << (columns - 1).bit_length()
-    assert b.columns == columns and b.rows & (b.rows - 1) == 0 and b.rows < 2 * rows
-    empty = wide > 32 * SHARE and 4 * columns <= 3 * wide
-    share = PADDED_SHARE if empty else SHARE
-    assert b.rows * wide <= 32 * share * max(b.warps, 1)
-    if rows > 1000 and wide <= 32 * share * WARPS:
-        assert b.warps == WARPS and b.rows * wide == 32 * share * WARPS
+# Columns of a row: rows and warps of a group, of a million rows, of three, and of one. Four warps
+# with 16 elements a lane, or 32 where a quarter of them or more does not exist.
+SHORT = {1: ((2048, 4), (4, 1), (1, 1)), 5: ((256, 4), (4, 1), (1, 1)),
+         64: ((32, 4), (4, 1), (1, 1)), 100: ((16, 4), (4, 1), (1, 1)),
+         256: ((8, 4), (4, 2), (1, 1)), 640: ((4, 4), (4, 4), (1, 1)),
+         1024: ((2, 4), (2, 4), (1, 2)), 1025: ((2, 4), (2, 4), (1, 2)),
+         3072: ((1, 4), (1, 4), (1, 4)), 3073: ((1, 8), (1, 8), (1, 8)),
+         LONGEST: ((1, 8), (1, 8), (1, 8))}
+
+
+@pytest.mark.parametrize("columns", SHORT)
+def test_short_rows_fill_a_group_and_long_ones_have_lanes_enough(columns: int) -> None:
+    blocks = [row_blocks(rows, columns) for rows in (1 << 20, 3, 1)]
+    assert {b.columns for b in blocks} == {columns}
+    assert tuple((b.rows, b.warps) for b in blocks) == SHORT[columns]
 
 
 @pytest.mark.parametrize("columns", [LONGEST + 1, 5000, 20000, 100000])
