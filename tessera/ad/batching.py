@@ -9,8 +9,8 @@ from ..errors import GradError
 from ..graph import functions as F
 from ..graph.expand import rule_graph
 from ..graph.ir import Graph, Node, Value
-from ..graph.ops.key_rows import FOLD_IN_EACH
-from ..graph.trace import apply, at_line, replay
+from ..graph.ops.key_rows import numbered_keys
+from ..graph.trace import at_line, replay
 from ..tensor import Tensor
 
 
@@ -49,7 +49,7 @@ def _batch_node(node: Node, size: Any, env: dict, flags: dict, own: set[Value]) 
         if made is not None:
             own.update(node.outputs if made[1] is False else ())
             return made
-        inputs = [_keys_of_rows(x, size) if k else x for x, k in zip(inputs, keys, strict=True)]
+        inputs = [numbered_keys(x, size) if k else x for x, k in zip(inputs, keys, strict=True)]
         which = tuple(b or k for b, k in zip(which, keys, strict=True))
     if not any(which):
         own.update(node.outputs if op.spread and not inputs else ())
@@ -59,11 +59,6 @@ def _batch_node(node: Node, size: Any, env: dict, flags: dict, own: set[Value]) 
                         hint="loop with ts.map, which runs the function per element",
                         code="E_BATCH")
     return op.batch(size, which, *inputs, **node.attrs)
-
-
-def _keys_of_rows(key: Tensor, size: Any) -> Tensor:
-    """[size, 2]: the key folded with the number of each row."""
-    return apply(FOLD_IN_EACH, F.broadcast_to(key, (size, 2)), F.arange(size))
 
 
 def stretch(x: Tensor, size: Any, batched: bool) -> Tensor:

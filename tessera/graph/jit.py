@@ -81,10 +81,8 @@ class JitFunction:
         self.signature = find_signature(fn)
         self._names = positional_names(self.signature)
         self.keeps_form = keeps_form(fn)
-        self.static = self._parameters(
-            "static", (static,) if isinstance(static, str | int) else static)
-        self.donate = self._parameters(
-            "donated", (donate,) if isinstance(donate, str | int) else donate)
+        self.static = self._parameters("static", static)
+        self.donate = self._parameters("donated", donate)
         self._cache = Signatures(self.name)
         self._groups: dict[tuple, tuple] = {}  # by surroundings: see hooks.together
         self._last: TracedSignature | None = None
@@ -194,11 +192,12 @@ class JitFunction:
             self._cache.remember(key, [a.type for a in flat], traced)
 
     # --- signatures ---------------------------------------------------------------------------
-    def _parameters(self, what: str, chosen: Sequence[str | int]) -> frozenset[str]:
+    def _parameters(self, what: str, chosen: str | int | Sequence[str | int]) -> frozenset[str]:
+        """The names of parameters that are given by name or place, one or several."""
         params = list(self.signature.parameters) if self.signature else []
         names = set()
-        for s in chosen:
-            if isinstance(s, int) and s < len(params):
+        for s in (chosen,) if isinstance(chosen, str | int) else chosen:
+            if isinstance(s, int) and -len(params) <= s < len(params):
                 names.add(params[s])
             elif isinstance(s, str) and (s in params or not params):
                 names.add(s)

@@ -3,6 +3,7 @@ readers begin with what was written last."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import prod
 from typing import Any
 
@@ -16,8 +17,9 @@ from tessera import Tensor
 from tessera.graph import tree
 from tessera.graph.cuda import CudaProgram, cached_reads, lower
 from tessera.graph.cuda.launch_forms import request_of
+from tessera.graph.cuda.streamed_results import stream_results
 from tessera.graph.schedule import read_next
-from tessera.graph.schedule.ir import ScheduledGroup
+from tessera.graph.schedule.ir import ScheduledGroup, Transfer
 from tessera.tile.launch.machine_code import emit_request
 from tolerance import assert_close
 
@@ -138,3 +140,12 @@ def test_results_that_the_cache_cannot_hold_leave_it_first(rows, way):
     emitted = emit_request(launch.kernel.function(), request_of(launch, made.target))
     stores = [line for line in emitted.emitted.source.splitlines() if "use(tiles.store(" in line]
     assert stores and all(("'cs'" in s) == ((rows, way) == (16384, "plain")) for s in stores)
+
+
+def test_a_result_that_is_copied_to_the_host_stays_for_the_copy(monkeypatch):
+    monkeypatch.setattr(lower, "stream_results", lambda plan: plan)
+    plan = CudaProgram(ts.jit(ts.softmax).graph(Tensor[16384, 4096, "bf16"]), "sm_90a").plan
+    copy = Transfer("x0", "offload", plan.groups[0].writes[0].name, "h0", 1 << 27)
+    for more, streamed in (((), True), ((copy,), None)):
+        (made,) = stream_results(replace(plan, steps=(*plan.steps, *more))).groups
+        assert dict(made.schedule.extra).get("STREAMED") == streamed

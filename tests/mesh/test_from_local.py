@@ -185,6 +185,7 @@ def test_parts_on_gpus_are_not_copied(gpus, nccl, rng):
 def test_values_of_the_host_go_to_gpus_without_a_copy_on_the_host(gpus, nccl, rng, monkeypatch):
     """Rows from where they are, columns through a chunk that is kept, zeros not at all."""
     X = rng.standard_normal((6, 10)).astype(np.float32)
+    LONG = rng.standard_normal((44, 2)).astype(np.float32).T
     monkeypatch.setattr(upload, "CHUNK_BYTES", 48)
     monkeypatch.setattr(upload, "_kept", [])
     taken, loaded = ([], []), DeviceBuffer.load
@@ -205,6 +206,8 @@ def test_values_of_the_host_go_to_gpus_without_a_copy_on_the_host(gpus, nccl, rn
         whole = lain(None)
         assert rows and whole and all(np.shares_memory(a, X) for a in (*rows, *whole))
         assert {id(a.base) for a in columns} <= kept and len(columns) == 3
+        long = lain(("col",), LONG)
+        assert len(long) == 4 and max(a.nbytes for a in long) == 48  # parts of rows of 88 bytes
         ones = lain(("col",), np.ones_like(X), lambda at: ts.dist.tensor((6, 10), at, mesh, init=1))
         assert sum(a.nbytes for a in ones) == 6 * 5 * 4 and max(a.nbytes for a in ones) == 48
         p = ts.dist.distribute(X, ts.ShardSpec(("row",), ("x",)), mesh=mesh)

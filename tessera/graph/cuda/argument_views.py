@@ -36,17 +36,11 @@ Extents = tuple[int, ...]
 
 def reads(group: FusionGroup, v: Value, layout: StridedLayout) -> str:
     """Why a group cannot read an operand that lies so; "" where it can."""
-    if group.kind in READERS:
-        return READERS[group.kind](group, v, layout)
-    return "" if group.kind in RUNS and layout.from_pointer[1].is_dense else ROWS
+    return READERS[group.kind](group, v, layout) if group.kind in READERS else ROWS
 
 
 def writes(group: FusionGroup, v: Value, layout: StridedLayout) -> str:
     """Why a group cannot make a result where it lies so."""
-    if group.kind in WRITTEN_RUNS:
-        return "" if layout.from_pointer[1].is_dense else ROWS
-    if group.kind == "exchange":  # NCCL writes a run of memory from anywhere on
-        return "" if not v.aval.dtype.packed and layout.from_pointer[1].is_dense else ROWS
     return WRITERS[group.kind](group, v, layout) if group.kind in WRITERS else ROWS
 
 
@@ -269,16 +263,25 @@ def _launch_writes(group: FusionGroup, v: Value, layout: StridedLayout) -> str:
     return _launch_refuses(node, name, v, layout)
 
 
-# Kinds that take a run of elements from anywhere on.
-RUNS = frozenset({"gather", "segments", "exchange", "small_product", "small_system", "steps"})
-WRITTEN_RUNS = frozenset({"small_product", "small_system", "steps"})
+# --- runs of elements from anywhere on ------------------------------------------------------------
+def _is_run(group: FusionGroup, v: Value, layout: StridedLayout) -> str:
+    return "" if layout.from_pointer[1].is_dense else ROWS
+
+
+def _exchange_writes(group: FusionGroup, v: Value, layout: StridedLayout) -> str:
+    return ROWS if v.aval.dtype.packed else _is_run(group, v, layout)
+
+
 Rule = Callable[[FusionGroup, Value, StridedLayout], str]
 READERS: dict[str, Rule] = {
     "attention": _anchor_reads, "gemm": _anchor_reads, "move": _move_reads, "launch": _launch_reads,
-    "loop": _loop_reads, "rows": _loop_reads, "strips": _strips_reads, "columns": _columns_reads}
+    "loop": _loop_reads, "rows": _loop_reads, "strips": _strips_reads, "columns": _columns_reads,
+    "gather": _is_run, "segments": _is_run, "exchange": _is_run, "small_product": _is_run,
+    "small_system": _is_run, "steps": _is_run}
 WRITERS: dict[str, Rule] = {
     "attention": _anchor_writes, "gemm": _anchor_writes, "launch": _launch_writes,
     "move": _move_writes, "loop": _loop_writes, "rows": _loop_writes, "strips": _strips_writes,
-    "columns": _columns_writes}
+    "columns": _columns_writes, "exchange": _exchange_writes, "small_product": _is_run,
+    "small_system": _is_run, "steps": _is_run}
 
 __all__ = ["reads", "refusal", "writes"]

@@ -69,6 +69,7 @@ from .attention_masks import (
     takes_draws,
     takes_mask,
 )
+from .choose_schedule import blocks
 from .modified_attention_kernels import (
     DRAW_KEYS,
     MODIFIED,
@@ -123,7 +124,7 @@ def _gradient(g: Tensor, y: Tensor, lse: Tensor, q: Tensor, k: Tensor, v: Tensor
     of_queries, of_keys = (None, None) if spans is None else _both_spans(spans, T)
     rows_q, rows_k = ({} if x is None else {"spans": x, "heads": n // x.shape[0]}
                       for x, n in ((of_queries, heads), (of_keys, keys)))
-    columns = {i: F.zeros((-(-x.shape[1] // SUMMED_ROWS), x.shape[0], x.shape[2]))
+    columns = {i: F.zeros((blocks(x.shape[1], SUMMED_ROWS), x.shape[0], x.shape[2]))
                for i, x in enumerate((Q, K, V)) if i in sums}
     block = queries_block(*held, queries=S, causal=causal, mask=masked,
                           spans=spanned or bool(score))
@@ -182,7 +183,7 @@ def _both_spans(spans: Tensor, T: int) -> tuple[Tensor, Tensor]:
 
 def _row_blocks(node: Node, i: int) -> int:
     rows: Any = node.inputs[3 + i].aval.shape[-2]
-    return -(-rows // SUMMED_ROWS)
+    return blocks(rows, SUMMED_ROWS)
 
 
 def _few_queries(q: Tensor, k: Tensor, v: Tensor, *rest: Tensor, scale: float, causal: bool,

@@ -44,14 +44,12 @@ def mask_rule(shape: tuple[int, ...], heads: int, floats: bool = True, sequences
 def takes_mask(mask: Any, q: Any, v: Any, chip: Generation) -> bool:
     """Whether the fastest kernels read this mask; all are types of operands."""
     (S, D), (T, E) = q.shape[-2:], v.shape[-2:]
-    if max(D, E) > WIDEST or S < FEWEST or mask.shape[-1] != T or T == 1:
-        return False
-    return all(by_warpgroups(q.dtype, n, chip) for n in (D, E)) and (
+    return mask.shape[-1] == T != 1 and takes_draws(q, v, chip) and (
         mask.shape[-2] == 1 or takes_matrix(S, T, max(D, E)))
 
 
 def takes_draws(q: Any, v: Any, chip: Generation) -> bool:
-    """Whether they drop weights of these operands."""
+    """Whether they have room for something beside each score, such as whether it is dropped."""
     D, E = q.shape[-1], v.shape[-1]
     return max(D, E) <= WIDEST and q.shape[-2] >= FEWEST and all(
         by_warpgroups(q.dtype, n, chip) for n in (D, E))

@@ -20,7 +20,7 @@ from ..simplify import Rewriter, rebuild, remove_dead
 from .move_passes import is_plain_loop
 from .spell import is_stored, literal
 
-MOST_PARTS = 4
+MOST_PARTS = 4  # of a concatenation: each element is compared with where each part begins
 Part = tuple[int, int, Any]  # which operand and how much further on, or -1, 0 and a number
 
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 MOST_GRAPHS = 4  # of one program; each has its nodes once more
 CHEAP_SHARE = 4  # to change less than this part of a graph is cheap
-KEPT_PLACES = 8
+KEPT_PLACES = 8  # of calls before this one, among which its own may be
 MOST_MISSES = 8  # calls on end that were not cheap: the places never come again
 
 

@@ -40,10 +40,10 @@ from .spell import literal, template
 STEPS = library_call("pointwise_loop")
 KINDS = {STEPS: "steps"}
 SHORTEST = 3  # iterations
-MOST_OPS = 512  # of a body
-MOST_CARRIED = 16
-LEAST_ELEMENTS = 32
-FULL = 132 * 1024  # lanes: with fewer elements each lane has one
+MOST_OPS = 512  # of a body, each a statement of the kernel
+MOST_CARRIED = 16  # values in registers of each thread, beside those of an iteration
+LEAST_ELEMENTS = 32  # those of a warp
+FULL = 132 * 1024  # threads in flight on an H100 or H200; with fewer elements each thread has one
 LANES = 128  # of a group
 
 

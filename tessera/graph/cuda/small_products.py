@@ -22,9 +22,9 @@ from ..simplify import remove_dead
 from .choose_schedule import blocks, chosen
 from .kernel_text import KernelText, KernelWriter, capital
 
-MOST = 8
-LEAST = 2048  # rows of the result
-LANES = 128
+MOST = 8  # columns, and terms of a sum: a thread has a row of the result in registers
+LEAST = 2048  # rows of the result: as many threads
+LANES = 128  # of a group
 # a, b as [Z, ., .], of which either may be one for all -> [Z * M, N]. turned: whether they lie as
 # [Z, K, M] and [Z, N, K].  rows: M.
 ROWS = library_call("small_product")

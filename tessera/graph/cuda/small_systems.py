@@ -24,7 +24,7 @@ from .kernel_text import KernelText, KernelWriter, capital
 
 MOST = 4  # rows
 COLUMNS = 4  # of right sides that one lane has
-LANES = 128
+LANES = 128  # of a group
 # a (, b) as [L, n, n] (and [L, n, m]) -> [L, n, m], [L, n, n], or two of [L]
 WAYS = ("solve", "inv", "slogdet", "det", "cholesky", "triangular_solve")
 SMALL = {way: library_call(f"small_{way}", multi=way == "slogdet") for way in WAYS}

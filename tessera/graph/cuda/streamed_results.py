@@ -19,7 +19,8 @@ KINDS = ("loop", "rows", "strips", "move")  # whose kernels store tiles
 
 def stream_results(plan: GraphSchedule) -> GraphSchedule:
     """The plan in which kernels that write nothing else say so."""
-    read = {plan.base(o.name) for s in plan.steps if isinstance(s, ScheduledGroup) for o in s.reads}
+    read = {plan.base(name) for s in plan.steps for name in (
+        [o.name for o in s.reads] if isinstance(s, ScheduledGroup) else [s.source])}
 
     def leaves(o: GroupOperand) -> bool:
         b = plan.buffer(plan.base(o.name))

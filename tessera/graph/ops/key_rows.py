@@ -65,6 +65,11 @@ BITS_OF_KEYS = GraphOp(
 )
 
 
+def numbered_keys(key: Tensor, count: Any) -> Tensor:
+    """[count, 2]: the key folded with 0, 1, 2, ..."""
+    return apply(FOLD_IN_EACH, F.broadcast_to(key, (count, 2)), F.arange(count))
+
+
 def fold_rows(size: Any, batched: tuple, key: Tensor, data: Tensor) -> tuple:
     """The batching rule of fold_in."""
     rows = stretch(key, size, batched[0]), stretch(data, size, batched[1])
@@ -76,4 +81,4 @@ def bits_rows(size: Any, batched: tuple, key: Tensor, shape: tuple) -> tuple:
     return apply(BITS_OF_KEYS, key, shape=shape), True
 
 
-__all__ = ["BITS_OF_KEYS", "FOLD_IN_EACH", "bits_rows", "fold_rows"]
+__all__ = ["BITS_OF_KEYS", "FOLD_IN_EACH", "bits_rows", "fold_rows", "numbered_keys"]

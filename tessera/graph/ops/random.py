@@ -51,7 +51,7 @@ from ..operand import (
 )
 from ..trace import apply
 from ..weak_numbers import is_number
-from .key_rows import FOLD_IN_EACH, bits_rows, fold_rows
+from .key_rows import bits_rows, fold_rows, numbered_keys
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 U32, F32, INT64 = as_type("uint32"), as_type("f32"), as_type("int64")
@@ -374,7 +374,7 @@ def split(key: Any, num: int = 2) -> Tensor:
     root = fold_in(base, _SPLIT)
     if num <= FEW_KEYS:
         return F.stack([fold_in(root, i) for i in range(num)])
-    return apply(FOLD_IN_EACH, F.broadcast_to(root, (num, 2)), F.arange(num))
+    return numbered_keys(root, num)
 
 
 def _exponential(shape: tuple, key: Tensor) -> Tensor:

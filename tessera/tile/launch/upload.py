@@ -18,19 +18,30 @@ _kept: list[np.ndarray] = []  # chunks that no thread uses now
 def upload(memory: DeviceBuffer, array: np.ndarray) -> None:
     """Fill memory with an array's elements in C order, behind what was launched before; the array
     may be changed when this returns."""
-    if array.flags.c_contiguous:
-        memory.load(array)
-    elif not any(s for s, n in zip(array.strides, array.shape, strict=True) if n > 1):
+    if not array.flags.c_contiguous and not any(
+            s for s, n in zip(array.strides, array.shape, strict=True) if n > 1):
         _repeat(memory, array)
     else:
-        rows = max(1, CHUNK_BYTES // max(array[0].nbytes, 1))
-        chunk = _take(rows * array[0].nbytes)
-        for first in range(0, len(array), rows):
-            part = array[first:first + rows]
-            there = chunk[:part.nbytes].view(array.dtype).reshape(part.shape)
-            there[...] = part
-            memory.load(there, first * array[0].nbytes)
-        _keep(chunk)
+        _load(memory, array, 0)
+
+
+def _load(memory: DeviceBuffer, array: np.ndarray, at: int) -> None:
+    """Elements to `at` on: from where they are, or as many rows at a time as a chunk takes."""
+    if array.flags.c_contiguous:
+        memory.load(array, at)
+        return
+    row_bytes = array[0].nbytes
+    if row_bytes > CHUNK_BYTES:
+        for i, row in enumerate(array):
+            _load(memory, row, at + i * row_bytes)
+        return
+    rows, chunk = CHUNK_BYTES // row_bytes, _take(CHUNK_BYTES)
+    for first in range(0, len(array), rows):
+        part = array[first:first + rows]
+        there = chunk[:part.nbytes].view(array.dtype).reshape(part.shape)
+        there[...] = part
+        memory.load(there, at + first * row_bytes)
+    _keep(chunk)
 
 
 def _repeat(memory: DeviceBuffer, array: np.ndarray) -> None:
@@ -48,14 +59,13 @@ def _repeat(memory: DeviceBuffer, array: np.ndarray) -> None:
 
 
 def _take(nbytes: int) -> np.ndarray:
-    if nbytes > CHUNK_BYTES or not _kept:
-        return np.empty(max(nbytes, CHUNK_BYTES), np.uint8)[:nbytes]
-    return _kept.pop()[:nbytes]
+    """Part of a chunk."""
+    return (_kept.pop() if _kept else np.empty(CHUNK_BYTES, np.uint8))[:nbytes]
 
 
 def _keep(chunk: np.ndarray) -> None:
-    if chunk.base is not None and chunk.base.nbytes == CHUNK_BYTES:
-        _kept.append(chunk.base)
+    assert chunk.base is not None
+    _kept.append(chunk.base)
 
 
 __all__ = ["upload"]
