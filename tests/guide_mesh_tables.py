@@ -49,18 +49,16 @@ def mesh_steps_table() -> str | None:
         ours, other = (json.loads(path.read_text()) for path in paths)
         files += [ours, other]
         together = ours.get("together", ours)
-        m, predicted = ours["model"], together["predicted_ms"]
+        m = ours["model"]
         both = [_times(together), _times(other)]
         rows.append((f"{m['layers']} layers of {m['d']}, {m['B']} x {m['T']}", split, way,
-                     *(cell for pair in zip(*both, strict=True) for cell in _beside(*pair)),
-                     f"{predicted:.1f}" if predicted else ""))
+                     *(cell for pair in zip(*both, strict=True) for cell in _beside(*pair))))
     if not rows:
         return None
     when = dict.fromkeys(f"{f['device']}, {f['date']}, commit {f['commit']}, `{f['command']}`"
                          for f in files)
     return markdown(("Model", "Split", "PyTorch's way", "in a row: ours", "PyTorch", "Ratio",
-                     "read: ours", "PyTorch", "Ratio", "Predicted"), rows
-                    ) + "\n" + "; ".join(when) + "."
+                     "read: ours", "PyTorch", "Ratio"), rows) + "\n" + "; ".join(when) + "."
 
 
 def _times(figures: dict) -> tuple[float | None, float]:
