@@ -35,10 +35,15 @@ from tessera.lazy_dataclass import dataclass
 
 @dataclass(frozen=True)
 class Kind:
-    """What a setting accepts: words for the message, and text or value -> value (or ValueError)."""
+    """What a setting accepts: words for the message, and text or value -> value (or ValueError).
+
+    samples: texts with what they mean, two values at least   refused: one that it does not accept
+    """
 
     accepts: str
     convert: Callable[[Any], Any]
+    samples: tuple[tuple[str, Any], ...]
+    refused: str | None = None
 
 
 def one_of(*words: str) -> Kind:
@@ -47,7 +52,7 @@ def one_of(*words: str) -> Kind:
             raise ValueError
         return str(value)
 
-    return Kind(" | ".join(words), convert)
+    return Kind(" | ".join(words), convert, tuple(zip(words, words, strict=True)), "neither")
 
 
 def integer(least: int, below: int | None = None) -> Kind:
@@ -58,7 +63,7 @@ def integer(least: int, below: int | None = None) -> Kind:
         return int(value)
 
     return Kind(f"an integer >= {least}" + (f" and < 2^{below.bit_length() - 1}" if below else ""),
-                convert)
+                convert, tuple((str(n), n) for n in (least, least + 3)), str(least - 1))
 
 
 def _convert_device(value: Any) -> str:
@@ -86,10 +91,14 @@ def _convert_path(value: Any) -> Path:
 
 _BOOLS = {"1": True, "true": True, "yes": True, "on": True,
           "0": False, "false": False, "no": False, "off": False}
-DEVICE = Kind("auto | cpu | gpu | cuda | cuda:N", _convert_device)
-BOOL = Kind("1 | 0 | true | false | yes | no | on | off", _convert_bool)
-PATH = Kind("a path", _convert_path)
-FOLDER = Kind("a folder", lambda value: None if value is None else _convert_path(value))
+DEVICE = Kind("auto | cpu | gpu | cuda | cuda:N", _convert_device,
+              (("auto", "auto"), ("cuda:1", "cuda:1")), "cuda:x")
+BOOL = Kind("1 | 0 | true | false | yes | no | on | off", _convert_bool,
+            (("On", True), ("0", False)), "maybe")
+PATH = Kind("a path", _convert_path, (("here", Path("here")), ("/there", Path("/there"))))
+FOLDER = Kind("a folder", lambda value: None if value is None else _convert_path(value),
+              PATH.samples)
+FABRIC = Kind("a fabric's name, or FILE.json", str, (("nvl72", "nvl72"), ("a.json", "a.json")))
 
 
 def available_cpus() -> int:
@@ -386,7 +395,7 @@ Setting("comm_windows", "TESSERA_COMM_WINDOWS", BOOL, True,
 Setting("comm_check", "TESSERA_COMM_CHECK", one_of("once", "each"), "once",
         "how often ranks compare what goes through NCCL: when a function is compiled, and a "
         "collective on arrays first made with these shapes and types; or at every call")
-Setting("fabric", "TESSERA_FABRIC", Kind("a fabric's name, or FILE.json", str), "",
+Setting("fabric", "TESSERA_FABRIC", FABRIC, "",
         "what joins the ranks, for plans and for what is chosen by them: a declared fabric, or "
         "what `python -m tessera fabric` measured; by the mesh's devices where it is not said")
 Setting("rank_output", "TESSERA_RANK_OUTPUT", one_of("all", "first"), "all",

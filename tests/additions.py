@@ -6,7 +6,7 @@ test_adding.py calls these, looks at what appears by itself, and takes them away
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import ml_dtypes
@@ -20,6 +20,7 @@ from tessera.mesh.collectives import rules
 from tessera.mesh.collectives.cost import ONCE_AROUND
 from tessera.mesh.collectives.record import Collective, CollectiveSample, emit
 from tessera.numerics import DType, dtypes
+from tessera.optim.record import OptimizerRecord, optimizer
 from tessera.runtime.generations import GENERATIONS, Generation, register
 from tessera.tile import MODULE as tile
 from tessera.tile.builder import edge_rules
@@ -110,6 +111,23 @@ def emit_tile_op() -> None:
     def _emit_log1p_exp(e, op):
         kind = kind_of(e.dtype(op.args[0]))
         apply(e, op, e.use("log1p_exp", f"use(elementwise.operation('log1p_exp', {kind!r}))"))
+
+
+def add_optimizer() -> type:
+    """Steps of one size, along the last gradient's signs."""
+    @optimizer
+    @dataclass(frozen=True, kw_only=True)
+    class SignDescent(OptimizerRecord):
+        """The sign of the gradient: steps of one size."""
+
+        weight_decay: float = 0.0
+        decays: Callable[[str, Tensor], bool] = ts.optim.decays_matrices
+
+        def moved(self, w: Tensor, g: Tensor, held: dict[str, Tensor], rates: tuple[Tensor, ...],
+                  decay: float) -> tuple[Tensor, dict[str, Tensor]]:
+            return w - rates[0] * (ts.sign(g) + w * decay), {}
+
+    return SignDescent
 
 
 def add_generation(change: Callable[[Generation], Generation] = lambda g: g) -> Generation:

@@ -14,6 +14,7 @@ from tessera.mesh.collectives.cost import COSTS
 from tessera.mesh.collectives.record import COLLECTIVES
 from tessera.numerics import dtypes
 from tessera.numerics.parse import parse
+from tessera.optim import OPTIMIZERS
 from tessera.runtime.generations import GENERATIONS
 from tessera.tensor import OPERATORS
 from tessera.tile.cuda.emit.registry import load_all
@@ -24,7 +25,7 @@ from tessera.tile.ops import OPS as TILE_OPS
 
 REGISTRIES: tuple[dict, ...] = (
     OPS, PUBLIC, OPERATORS, vars(functions), TILE_OPS, BODIES, config.SETTINGS, ROUTINES,
-    LIBRARY, COLLECTIVES, COSTS, GENERATIONS, EXPRESSIONS, STATEMENTS,
+    LIBRARY, COLLECTIVES, COSTS, GENERATIONS, EXPRESSIONS, STATEMENTS, OPTIMIZERS,
     dtypes._REGISTRY, dtypes._ALIASES, dtypes._BY_NUMPY)
 
 

@@ -20,7 +20,8 @@ arguments, so that the next step runs the same compiled program. `ts.dist.zero` 
 
 from __future__ import annotations
 
-from typing import NoReturn
+import importlib
+import pkgutil
 
 from ..errors import UnknownNameError
 from ..foreign import OPTIM
@@ -33,13 +34,18 @@ from .record import OPTIMIZERS, OptimizerRecord
 from .schedules import CosineSchedule
 from .trained import decays_matrices, named_params
 
+for _module in pkgutil.iter_modules(__path__):  # each registers what it has
+    importlib.import_module(f"{__name__}.{_module.name}")
 
-def __getattr__(name: str) -> NoReturn:
-    """A name that ts.optim does not have: the error says which is near."""
+
+def __getattr__(name: str) -> type[OptimizerRecord]:
+    """An optimizer that is not imported above; else the error says which name is near."""
+    if name in OPTIMIZERS:
+        return OPTIMIZERS[name]
     if name.startswith("__"):
         raise AttributeError(name)
-    raise UnknownNameError(f"tessera.optim has no name {name!r}", name, lambda: sorted(__all__),
-                           OPTIM)
+    raise UnknownNameError(f"tessera.optim has no name {name!r}", name,
+                           lambda: sorted({*__all__, *OPTIMIZERS}), OPTIM)
 
 
 __all__ = [
@@ -47,3 +53,4 @@ __all__ = [
     "Paged", "SGD", "clip_by_global_norm", "decays_matrices", "global_norm", "hidden_matrices",
     "named_params", "paged",
 ]
+__all__ += sorted(OPTIMIZERS.keys() - __all__)

@@ -86,7 +86,9 @@ _TORCHS = {
 
 def optimizer(cls: type[T]) -> type[T]:
     """Registers a record. Its settings are given by name; an error says what there are, and where
-    parameters and the rate go."""
+    parameters and the rate go. Raises ArgumentError for a second one of its name."""
+    if cls.__name__ in OPTIMIZERS:
+        raise ArgumentError(f"the optimizer {cls.__name__} is declared twice")
     signature = inspect.signature(cls)
     made = refuse_wrong_init(cls, _how(signature)).__init__
 

@@ -224,9 +224,20 @@ def test_a_tile_ops_cuda_form(rng):
     assert "ex2.approx" in kernel.inspect_ir("ptx", target="sm_90a")
 
 
+# --- an optimizer ---------------------------------------------------------------------------------
+def test_an_optimizer():
+    new = additions.add_optimizer()
+    assert ts.optim.SignDescent is new
+    assert "steps of one size" in row("optimizers", "SignDescent")
+    w = {"w": ts.param(np.float32([1.0, -1.0]))}
+    made, _ = new().update(w, {"w": ts.tensor(np.float32([3.0, -0.1]))}, new().init(w), 0.5)
+    assert made["w"].tolist() == [0.5, -0.5]
+
+
 # --- once -----------------------------------------------------------------------------------------
 @pytest.mark.parametrize("add", [additions.add_dtype, additions.add_routine,
-                                 additions.add_collective, additions.add_tile_op])
+                                 additions.add_collective, additions.add_tile_op,
+                                 additions.add_optimizer])
 def test_a_second_one_of_a_name_is_refused(add):
     add()
     with pytest.raises((ts.TesseraError, ValueError), match="twice|registered already"):

@@ -15,45 +15,17 @@ import pytest
 from tessera import config
 from tessera.errors import ArgumentError
 
-# One accepted text per setting, different from the default, and the value it means.
-SAMPLES = {
-    "numerics": ("raise", "raise"), "determinism": ("fast", "fast"),
-    "debug": ("On", True), "device": ("cuda", "cuda"),
-    "cache_dir": ("~/elsewhere", Path.home() / "elsewhere"),
-    "num_threads": ("3", 3), "loop_min_elements": ("0", 0),
-    "poison": ("1", True), "nvtx": ("1", True), "cuda_graphs": ("0", False),
-    "f64_arrays": ("f32", "f32"), "tuned": ("0", False), "seed": ("17", 17),
-    "comm_timeout": ("0", 0), "rank_output": ("first", "first"),
-    "rank_logs": ("logs", Path("logs")), "comm": ("mpi", "mpi"),
-    "comm_check": ("each", "each"), "comm_windows": ("0", False), "fabric": ("nvl72", "nvl72"),
-    "compile_processes": ("31", 31), "compile_progress": ("off", False),
-}
-REFUSED = {"numerics": "loud", "determinism": "loose", "debug": "2", "device": "cuda:x",
-           "cache_dir": None, "num_threads": "0", "loop_min_elements": "-1", "poison": "maybe",
-           "f64_arrays": "f16", "tuned": "maybe",
-           "seed": "-1", "nvtx": "nsys", "cuda_graphs": "never",
-           "comm_timeout": "soon", "comm": "gloo", "comm_check": "never",
-           "comm_windows": "open",
-           "rank_output": "second", "rank_logs": None, "fabric": None,
-           "compile_processes": "0", "compile_progress": "bar"}
+SETTINGS = config.SETTINGS.values()
 
 
-def test_every_setting_is_sampled_here():
-    assert SAMPLES.keys() == REFUSED.keys() == config.SETTINGS.keys()
+def names(setting: config.Setting) -> str:
+    return setting.name
 
 
-def test_defaults(fresh_config):
-    got = {name: config.get(name) for name in config.SETTINGS}
-    assert got == {
-        "numerics": "off", "debug": False, "device": "auto", "determinism": "default",
-        "cache_dir": Path.home() / ".cache/tessera",
-        "num_threads": len(os.sched_getaffinity(0)), "loop_min_elements": 2048,
-        "poison": False, "tuned": True, "nvtx": False, "cuda_graphs": True, "f64_arrays": "warn",
-        "seed": 0, "comm_timeout": 45,
-        "comm": "auto", "comm_check": "once", "comm_windows": True, "rank_output": "all",
-        "rank_logs": None, "fabric": "",
-        "compile_processes": config.compile_cpus(), "compile_progress": True,
-    }
+@pytest.mark.parametrize("setting", SETTINGS, ids=names)
+def test_a_default_is_what_its_setting_accepts(fresh_config, setting):
+    value = config.get(setting.name)
+    assert setting.convert(value, setting.env) == value
 
 
 @pytest.mark.parametrize("variable, more", [
@@ -77,10 +49,10 @@ def test_processes_that_were_started_together_share_the_cpus(monkeypatch, variab
     assert config.compile_cpus() == 2
 
 
-@pytest.mark.parametrize("name", SAMPLES)
-def test_the_environment_gives_the_value_at_first_use(fresh_config, name):
-    text, value = SAMPLES[name]
-    assert config.get(name) != value
+@pytest.mark.parametrize("setting", SETTINGS, ids=names)
+def test_the_environment_gives_the_value_at_first_use(fresh_config, setting):
+    name = setting.name
+    text, value = next((t, v) for t, v in setting.kind.samples if config.get(name) != v)
     config.reset()
     fresh_config.setenv(config.SETTINGS[name].env, text)
     assert getattr(config, name) == value == config.get(name)
@@ -88,14 +60,19 @@ def test_the_environment_gives_the_value_at_first_use(fresh_config, name):
     assert getattr(config, name) == value  # read once
 
 
+def test_a_path_may_begin_at_home(fresh_config):
+    fresh_config.setenv("TESSERA_CACHE_DIR", "~/elsewhere")
+    assert config.cache_dir == Path.home() / "elsewhere"
+
+
 def test_an_empty_variable_counts_as_unset(fresh_config):
     fresh_config.setenv("TESSERA_SEED", " ")
     assert config.seed == 0
 
 
-@pytest.mark.parametrize("name", [n for n, text in REFUSED.items() if text is not None])
-def test_a_bad_variable_names_itself_its_value_and_what_is_accepted(fresh_config, name):
-    setting, text = config.SETTINGS[name], REFUSED[name]
+@pytest.mark.parametrize("setting", [s for s in SETTINGS if s.kind.refused], ids=names)
+def test_a_bad_variable_names_itself_its_value_and_what_is_accepted(fresh_config, setting):
+    name, text = setting.name, setting.kind.refused
     fresh_config.setenv(setting.env, text)
     with pytest.raises(ArgumentError) as caught:
         getattr(config, name)
@@ -179,10 +156,11 @@ def test_reset_inside_a_scope_is_refused(fresh_config):
 
 
 def test_a_second_setting_of_a_name_or_variable_is_refused():
+    before = dict(config.SETTINGS)
     for name, env in (("seed", "TESSERA_OTHER"), ("other", "TESSERA_SEED"), ("get", "TESSERA_GET")):
         with pytest.raises(ArgumentError, match="declared twice|would hide"):
             config.Setting(name, env, config.PATH, "x", "")
-    assert SAMPLES.keys() == config.SETTINGS.keys()
+    assert config.SETTINGS == before
 
 
 def test_unknown_variables_are_found(fresh_config):

@@ -58,6 +58,7 @@ def test_every_error_class_has_a_stable_code_and_a_hint():
     classes = [c for _, c in inspect.getmembers(errors, inspect.isclass)
                if issubclass(c, errors.TesseraError)]
     assert len(classes) > 15
+    assert {c.__name__ for c in classes} <= set(errors.__all__)  # and so names of ts
     codes = {c.default_code for c in classes}
     assert len(codes) == len(classes) and all(c.startswith("E_") for c in codes)
     for c in classes:
