@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import functools
+import re
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,23 +27,40 @@ class Table:
 
 def op_tables(file: Path, rel: str, ops: Collection[str]) -> Iterator[Table]:
     """The collections of a file with two names of ops among their elements or keys."""
-    for owner, node in owned(ast.parse(file.read_text())):
-        names = texts(node) if isinstance(node, COLLECTIONS) else ()
+    for owner, line, names in named_in(file)[0]:
         if sum(n in ops for n in names) >= 2:
-            yield Table(f"{rel}:{owner}", node.lineno, names)  # type: ignore[attr-defined]
+            yield Table(f"{rel}:{owner}", line, names)
 
 
-def owned(tree: ast.AST, owner: str = "") -> Iterator[tuple[str, ast.AST]]:
+def compared(file: Path) -> list[tuple[int, str]]:
+    """(line, text) of each name with which the name of an op is compared, in which it is looked up,
+    or by which an op is asked for."""
+    return named_in(file)[1]
+
+
+@functools.cache  # two tests ask for each file of the package
+def named_in(file: Path) -> tuple[list[tuple[str, int, tuple[str, ...]]], list[tuple[int, str]]]:
+    """Collections of two texts or more, (owner, line, texts), and what `compared` gives."""
+    nodes = owned(ast.parse(text := file.read_text()))
+    tables = [(owner, node.lineno, names) for owner, node in nodes
+              if isinstance(node, COLLECTIONS) and len(names := texts(node)) >= 2]
+    return tables, list(_compared(nodes)) if re.search(r"\.name\b|OPS|made_by|emit", text) else []
+
+
+def owned(tree: ast.AST) -> list[tuple[str, ast.AST]]:
     """Every node with the name it is assigned to, or that of the function around it."""
-    for child in ast.iter_child_nodes(tree):
-        inner = owner
-        if isinstance(child, ast.FunctionDef | ast.ClassDef):
-            inner = child.name
-        elif isinstance(child, ast.Assign | ast.AnnAssign):
-            target = child.targets[0] if isinstance(child, ast.Assign) else child.target
-            inner = target.id if isinstance(target, ast.Name) else owner
-        yield inner, child
-        yield from owned(child, inner)
+    found: list[tuple[str, ast.AST]] = []
+    left = [("", child) for child in ast.iter_child_nodes(tree)][::-1]
+    while left:
+        owner, node = left.pop()
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            owner = node.name
+        elif isinstance(node, ast.Assign | ast.AnnAssign):
+            target = node.targets[0] if isinstance(node, ast.Assign) else node.target
+            owner = target.id if isinstance(target, ast.Name) else owner
+        found.append((owner, node))
+        left += [(owner, child) for child in ast.iter_child_nodes(node)][::-1]
+    return found
 
 
 def texts(node: ast.AST | None) -> tuple[str, ...]:
@@ -62,13 +81,10 @@ def is_op_name(node: ast.AST) -> bool:
         getattr(value, "attr", "") == "op" or getattr(value, "id", "") in ("op", "node"))
 
 
-def compared(file: Path) -> Iterator[tuple[int, str]]:
-    """(line, text) of each name with which the name of an op is compared, in which it is looked up,
-    or by which an op is asked for."""
-    tree = ast.parse(file.read_text())
-    constants = {owner: node.value for owner, node in owned(tree)
+def _compared(nodes: list[tuple[str, ast.AST]]) -> Iterator[tuple[int, str]]:
+    constants = {owner: node.value for owner, node in nodes
                  if isinstance(node, ast.Assign | ast.AnnAssign)}
-    for node in ast.walk(tree):
+    for _, node in nodes:
         found: list[ast.AST | None] = []
         if isinstance(node, ast.Compare) and is_op_name(node.left):
             found = list(node.comparators)

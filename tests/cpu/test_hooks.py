@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
@@ -41,7 +42,8 @@ def test_no_module_offers_a_list_that_another_fills():
     """A call that goes up stands in hooks.py, where its type is written, not in an empty list."""
     found = [f"{file.relative_to(PACKAGE)}:{node.lineno} {node.target.id}"
              for file in sorted(PACKAGE.rglob("*.py")) if file.name != "hooks.py"
-             for node in ast.parse(file.read_text()).body
+             if "Callable" in (text := file.read_text()) and re.search(r"=\s*\[\s*\]", text)
+             for node in ast.parse(text).body
              if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)
              and "Callable" in ast.unparse(node.annotation)
              and isinstance(node.value, ast.List) and not node.value.elts]
