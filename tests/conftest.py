@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, settings
+from hypothesis.internal.conjecture import providers
 
 import tessera as ts
 from tessera import config as tessera_config
@@ -35,6 +36,11 @@ settings.register_profile(
     max_examples=50,
     suppress_health_check=[HealthCheck.too_slow],
 )
+
+# Hypothesis draws numbers that stand in the modules which are imported: so what a seed gives would
+# follow from every line of the package, and from the other files of a run. To read them took each
+# process 5 s.
+providers._get_local_constants = lambda: providers._local_constants
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

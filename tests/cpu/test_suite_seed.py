@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from hypothesis.internal.conjecture.providers import HypothesisProvider
 
 CONFTEST = Path(__file__).resolve().parent.parent / "conftest.py"
 TEST = """
@@ -28,6 +29,10 @@ def test_a_drawn_seed_is_that_of_all_processes(tmp_path: Path, workers: int) -> 
     had = set(re.findall(r"^E +AssertionError: had (\d+)", text, re.M))
     assert had == set(re.findall(r"replay: --seed (\d+)", text)) and len(had) == 1, text
     assert "4 failed" in text
+
+
+def test_what_is_drawn_does_not_follow_from_the_modules_that_are_imported() -> None:
+    assert not len(HypothesisProvider(None)._local_constants)
 
 
 def test_the_files_that_begin_first_are_there(request: pytest.FixtureRequest) -> None:
