@@ -275,10 +275,10 @@ def test_tuning_stops_after_the_budget_and_keeps_a_file(rng, tmp_path):
     spent_ms = 1e3 * (time.perf_counter() - start)
     trace = gemm.tuning_trace
     measured = [t for t in trace if t.measured_ms is not None]
-    assert 1 <= len(measured) < 12 and len(clock.asked) == len(measured)
-    # One candidate: 100 ms on the clock, and what it takes to run and compare it on a busy machine.
-    # All 24 of them are 2400 ms and more.
-    assert trace.elapsed_ms <= spent_ms < 350 + 100 + 900
+    # Each of the 24 takes 100 ms and more, on a busy machine much more: the fourth begins within
+    # the budget at best.
+    assert 1 <= len(measured) <= 4 and len(clock.asked) == len(measured)
+    assert trace.elapsed_ms <= spent_ms
     left = [t for t in trace if t.status == "estimated"]
     assert left and all("the budget of 350 ms was spent" in t.reason for t in left)
     assert len(list((tmp_path / "tuned").glob("gemm-*.json"))) == 1
@@ -310,7 +310,7 @@ print(len(clock.asked), gemm.tuning_trace.source, sorted(gemm.best_config.items(
 def test_a_second_process_measures_nothing(tmp_path):
     code = PROCESS.format(root=str(ROOT), tests=str(ROOT / "tests/conformance"))
     code = f"import sys; sys.path.insert(0, {str(ROOT / 'tests')!r})\n" + code
-    runs = [subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60,
+    runs = [subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=180,
                            env={"HOME": str(tmp_path), "PATH": "", "PYTHONPATH": str(ROOT)})
             for _ in range(2)]
     assert [r.returncode for r in runs] == [0, 0], runs[0].stderr + runs[1].stderr

@@ -117,7 +117,7 @@ def test_a_server_answers_many_at_once(model, tmp_path, rng):
 
     def ask(rows):
         body = json.dumps(rows.tolist()).encode()
-        with urlopen(f"http://127.0.0.1:{server.server_port}", body, timeout=60) as answer:
+        with urlopen(f"http://127.0.0.1:{server.server_port}", body, timeout=180) as answer:
             return np.array(json.loads(answer.read()))
 
     batches = rng.standard_normal((24, 4, 5)).astype(np.float32)

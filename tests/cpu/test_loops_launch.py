@@ -180,7 +180,7 @@ def test_a_forked_child_starts_its_own_workers() -> None:
         "print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))\n"
     )
     got = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", text], capture_output=True, text=True, timeout=60
+        [sys.executable, "-W", "ignore", "-c", text], capture_output=True, text=True, timeout=180
     )
     assert got.stdout.strip() == "0", got.stderr
 

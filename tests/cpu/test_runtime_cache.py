@@ -304,7 +304,7 @@ def test_processes_share_it(cache):
                                 stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
                for n in range(3)]
     for process in running:
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate(timeout=180)
         assert out.strip() == "fine", err
     assert not [p for p in cache.folder().iterdir() if p.name.startswith(".new-")]
 
@@ -332,7 +332,7 @@ def test_one_process_makes_an_entry_for_all(cache, tmp_path):
     env = os.environ | {"PYTHONPATH": str(ROOT)}
     running = [subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True)
                for _ in range(4)]
-    said = sorted(p.communicate(timeout=60)[0].strip() for p in running)
+    said = sorted(p.communicate(timeout=180)[0].strip() for p in running)
     assert log.read_text() == "made\n"
     assert said == ["one 1000 False"] + ["one 1000 True"] * 3
     assert [p.name for p in cache.folder().iterdir()] == ["one"]

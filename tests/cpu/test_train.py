@@ -322,7 +322,7 @@ def test_what_nohup_ignores_stays_ignored(text, tmp_path):
     while "step 1/" not in child.stdout.readline():
         pass
     child.send_signal(signal.SIGHUP)
-    child.communicate(timeout=60)
+    child.communicate(timeout=180)
     assert child.returncode == 0 and len(result(out)["losses"]) == 40
 
 

@@ -296,6 +296,13 @@ def sleep_long() -> str:
     return "unreached"
 
 
+def stay() -> str:
+    """All ranks are there, and none waits for another."""
+    chatter(2, 0)
+    time.sleep(100)
+    return "unreached"
+
+
 def seed_snippet() -> str:
     """The guide's distributed_loss: each rank's gradient is its shard of that of one process."""
     rank, size = ts.dist.rank(), ts.dist.world_size()

@@ -84,7 +84,7 @@ def test_before_mpi_starts_one_rank_speaks_while_it_lives():
 def python(code: str, **env: str) -> subprocess.CompletedProcess:
     return subprocess.run([sys.executable, "-c", code], text=True, capture_output=True, cwd=ROOT,
                           stdin=subprocess.DEVNULL,
-                          env={**os.environ, **env}, timeout=60)
+                          env={**os.environ, **env}, timeout=180)
 
 
 def test_importing_starts_no_mpi_and_asks_for_the_abort_only_under_a_launcher():
