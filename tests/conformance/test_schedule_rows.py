@@ -310,7 +310,7 @@ print(len(clock.asked), gemm.tuning_trace.source, sorted(gemm.best_config.items(
 def test_a_second_process_measures_nothing(tmp_path):
     code = PROCESS.format(root=str(ROOT), tests=str(ROOT / "tests/conformance"))
     code = f"import sys; sys.path.insert(0, {str(ROOT / 'tests')!r})\n" + code
-    runs = [subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=180,
+    runs = [subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=99,
                            env={"HOME": str(tmp_path), "PATH": "", "PYTHONPATH": str(ROOT)})
             for _ in range(2)]
     assert [r.returncode for r in runs] == [0, 0], runs[0].stderr + runs[1].stderr
