@@ -213,6 +213,8 @@ def test_the_ptx_is_the_one_of_numba_alone(compiled: Any, monkeypatch: Any) -> N
             (ours.byteflow.Flow, "_run_handle_exception", ours.ADVANCE),
             (ours.lowering.BaseLower, "lower_block", ours.LOWER_BLOCK),
             (ours.lowering.Lower, "lower_inst", ours.LOWER_INST),
+            (ours.ssa, "_run_ssa", ours.ASSIGN_ONCE),
+            (ours.base.BaseContext, "get_abi_sizeof", ours.SIZE_OF),
             (ours.base, "_has_loc", ours.HAS_LOC),
             (numba_gate.lowering, "get_func_def_lineno", numba_gate.LINE_OF_DEF)):
         assert getattr(module, name) is not numbas

@@ -7,7 +7,7 @@ generators. While nothing of ours is compiled (`COMPILED_FOR`) Numba does all as
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -15,10 +15,19 @@ from functools import lru_cache, partial
 from types import FunctionType
 from typing import Any
 
+from llvmlite import ir as llvm_ir
 from numba.cuda import lowering
-from numba.cuda.core import analysis, base, byteflow, inline_closurecall, ir_utils, transforms
+from numba.cuda.core import (
+    analysis,
+    base,
+    byteflow,
+    inline_closurecall,
+    ir_utils,
+    ssa,
+    transforms,
+)
 from numba.cuda.core import ir as numba_ir
-from numba.cuda.core.errors import LoweringError, new_error_context
+from numba.cuda.core.errors import CompilerError, LoweringError, new_error_context
 from numba.cuda.core.postproc import PostProcessor, VariableLifetime
 from numba.cuda.core.typed_passes import InlineOverloads, NopythonRewrites
 
@@ -149,6 +158,39 @@ def process(processor: Any, emit_dels: bool = False, extend_lifetimes: bool = Fa
 PROCESS = _for_ours(PostProcessor, "run", process)
 
 
+def names_of(block: Any) -> set[str]:
+    """Of all variables that a block defines or reads."""
+    return {v.name for statement in block.body for v in variables_of_statement(statement)}
+
+
+def assign_once(blocks: dict[int, Any]) -> dict[int, Any]:
+    """For each variable that is assigned twice Numba writes all blocks anew, two times: in kernels
+    of many variables most of the pass. Here those that name it, and what a name that is added
+    stands for has been written anew already."""
+    if not blocks:
+        return {}
+    cfg = ssa.compute_cfg_from_blocks(blocks)
+    frontiers, cache = ssa._iterated_domfronts(cfg), ssa._CacheListVars()
+    named = {label: names_of(block) for label, block in blocks.items()}
+    for name in ssa._find_defs_violators(blocks, cfg):
+        touched = {label: blocks[label] for label in blocks if name in named[label]}
+        fresh, definitions = ssa._fresh_vars(touched, name)
+        states = {**ssa._make_states(blocks), "varname": name, "defmap": definitions, "cfg": cfg,
+                  "phimap": (added := defaultdict(list)),
+                  "phi_locations": ssa._compute_phi_locations(frontiers, definitions)}
+        blocks = {**blocks, **ssa._run_block_rewrite(fresh, states, ssa._FixSSAVars(cache))}
+        for label, phis in added.items():
+            block = blocks[label].copy()
+            block.body = phis + block.body
+            blocks[label] = block
+    if ssa.compute_cfg_from_blocks(blocks) != cfg:
+        raise CompilerError("CFG mutated in SSA pass")
+    return blocks
+
+
+ASSIGN_ONCE = _for_ours(ssa, "_run_ssa", assign_once)
+
+
 # --- what emitted source does not hold ------------------------------------------------------------
 
 
@@ -198,5 +240,18 @@ def _without_texts(function: Any) -> FunctionType:
 
 LOWER_BLOCK = _for_ours(lowering.BaseLower, "lower_block", lower_block)
 LOWER_INST = _for_ours(lowering.Lower, "lower_inst", _without_texts(lowering.Lower.lower_inst))
+SIZES: dict[str, int] = {}
+
+
+def size_of(context: Any, kind: Any) -> int:
+    """Bytes of a type of LLVM. Numba writes a module for each variable, which LLVM parses."""
+    if isinstance(kind, llvm_ir.IdentifiedStructType):  # of its name alone nothing follows
+        return SIZE_OF(context, kind)
+    if (name := str(kind)) not in SIZES:
+        SIZES[name] = SIZE_OF(context, kind)
+    return SIZES[name]
+
+
+SIZE_OF = _for_ours(base.BaseContext, "get_abi_sizeof", size_of)
 HAS_LOC = base._has_loc  # whether a function takes a `loc`, for which its signature is parsed
 base._has_loc = lru_cache(4096)(HAS_LOC)
