@@ -11,8 +11,10 @@ FILES := --dist loadfile --no-loadscope-reorder
 SOURCES := tessera tests $(wildcard examples benchmarks)
 # Byte code of the package, once; else each process that tests makes all of it when they begin.
 BYTES := $(BIN)/python -m compileall -q -j 0 tessera
-# -qq: only errors. Installed in place, so that the checkout is what runs.
-INSTALL := $(BIN)/python -m pip install -qq --disable-pip-version-check --editable
+# -qq: only errors. Installed in place, so that the checkout is what runs. pip would make the byte
+# code of all packages, 20 s, on one core; files that no Python could read are not ours.
+INSTALL := $(BIN)/python -m pip install -qq --disable-pip-version-check --no-compile --editable
+INSTALLED_BYTES := $(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true
 PACKAGING := pyproject.toml setup.cfg requirements.txt
 
 .NOTPARALLEL:
@@ -57,10 +59,12 @@ $(VENV)/bin/pip:
 $(VENV)/run.stamp: $(PACKAGING) | $(VENV)/bin/pip
 	@echo "setup: tessera and its run-time packages (requirements.txt)"
 	@$(INSTALL) .
+	@$(INSTALLED_BYTES)
 	@touch $@
 
 # Installs what run.stamp does and more, so it stands for both.
 $(VENV)/test.stamp: $(PACKAGING) | $(VENV)/bin/pip
 	@echo "setup: tessera, its run-time packages and the test tools (setup.cfg, extra 'test')"
 	@$(INSTALL) '.[test]'
+	@$(INSTALLED_BYTES)
 	@touch $@ $(VENV)/run.stamp
