@@ -175,9 +175,9 @@ def assign_once(blocks: dict[int, Any]) -> dict[int, Any]:
     for name in ssa._find_defs_violators(blocks, cfg):
         touched = {label: blocks[label] for label in blocks if name in named[label]}
         fresh, definitions = ssa._fresh_vars(touched, name)
+        added: dict[int, list[Any]] = defaultdict(list)
         states = {**ssa._make_states(blocks), "varname": name, "defmap": definitions, "cfg": cfg,
-                  "phimap": (added := defaultdict(list)),
-                  "phi_locations": ssa._compute_phi_locations(frontiers, definitions)}
+                  "phimap": added, "phi_locations": ssa._compute_phi_locations(frontiers, definitions)}
         blocks = {**blocks, **ssa._run_block_rewrite(fresh, states, ssa._FixSSAVars(cache))}
         for label, phis in added.items():
             block = blocks[label].copy()
