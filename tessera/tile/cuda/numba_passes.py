@@ -165,8 +165,8 @@ def names_of(block: Any) -> set[str]:
 
 def assign_once(blocks: dict[int, Any]) -> dict[int, Any]:
     """For each variable that is assigned twice Numba writes all blocks anew, two times: in kernels
-    of many variables most of the pass. Here those that name it, and what a name that is added
-    stands for has been written anew already."""
+    of many variables most of the pass. Here those that name it: the names that are added in its
+    place are assigned once."""
     if not blocks:
         return {}
     cfg = ssa.compute_cfg_from_blocks(blocks)
@@ -176,8 +176,9 @@ def assign_once(blocks: dict[int, Any]) -> dict[int, Any]:
         touched = {label: blocks[label] for label in blocks if name in named[label]}
         fresh, definitions = ssa._fresh_vars(touched, name)
         added: dict[int, list[Any]] = defaultdict(list)
+        where = ssa._compute_phi_locations(frontiers, definitions)
         states = {**ssa._make_states(blocks), "varname": name, "defmap": definitions, "cfg": cfg,
-                  "phimap": added, "phi_locations": ssa._compute_phi_locations(frontiers, definitions)}
+                  "phimap": added, "phi_locations": where}
         blocks = {**blocks, **ssa._run_block_rewrite(fresh, states, ssa._FixSSAVars(cache))}
         for label, phis in added.items():
             block = blocks[label].copy()
