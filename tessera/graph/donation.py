@@ -76,11 +76,9 @@ def alone(batch: Sequence[Any], others: int = 0) -> bool:
     return sum(map(sys.getrefcount, batch)) <= (ALONE + others) * len(batch)
 
 
-def unseen(batch: Sequence[Any], twice: int = 0, weakly: int = 0) -> bool:
-    """Whether nobody has any of these but the sequence, not even by a weak reference. twice: so
-    many of them somebody else has who is known.  weakly: so many weak ones of each are known."""
-    return sum(map(sys.getrefcount, batch)) <= ALONE * len(batch) + twice and (
-        sum(map(getweakrefcount, batch)) == weakly * len(batch))
+def unseen(batch: Sequence[Any]) -> bool:
+    """Whether nobody has any of these but the sequence, not even by a weak reference."""
+    return alone(batch) and not any(map(getweakrefcount, batch))
 
 
 def blank(kind: type, count: int) -> list[Any]:

@@ -100,14 +100,12 @@ class JitFunction:
             for ready in () if self._groups else self._ready:
                 if not ready.is_here():
                     continue
-                steady = ready.steady.taken(args) if self.donate else None
-                if steady is not None and not self._outdated(ready.traced):
-                    out = ready.steady.call(*steady, self.name)
+                if self.donate and ready.steady.steps and not self._outdated(ready.traced):
+                    out = ready.steady.call(args, self.name)
                     if out is not None:
                         self._last = ready.traced
                         self._cache.used(ready.traced)
                         return out
-                steady = None  # it has what the arguments have
                 leaves = ready.leaves(args)
                 if leaves is None or self._outdated(ready.traced):
                     continue

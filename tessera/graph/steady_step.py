@@ -21,10 +21,11 @@ from .. import hooks
 from ..errors import source_line, user_frame
 from ..lazy_dataclass import dataclass
 from ..tensor import Tensor
-from ..tile.launch.memory_turns import MemoryTurns
+from ..tile.launch.memory_turns import MemoryTurns, addresses
+from ..tile.launch.object_words import are_readable
 from ..tile.launch.used_by import UsedBy
 from .copied_trees import CopiedTrees, Taken
-from .donation import DONATABLE, are_apart, unseen, use_up
+from .donation import DONATABLE, are_apart, use_up
 from .placed_leaves import FEW, picker
 from .tree import TreeDef
 from .tree_code import flattener
@@ -60,6 +61,7 @@ class StepForm:
         self.traced, self.moved, self.trees = traced, moved, trees
         places = {j: numbers[i] for j, i in enumerate(moved) if i is not None}
         result = {k: j for j, k in places.items()}
+        self.count = len(trees.order)
         self.pick, self.pick_results = picker(trees.order), picker([result[k] for k in trees.order])
         self.params = [pattern.is_param(k) for k in trees.order]
         self.rest = pattern.part(sorted({*range(len(pattern.kinds))} - {*trees.order}))
@@ -83,16 +85,12 @@ class SteadyStep:
         held = list(map(self.memory.__get__, mine))
         results = [object() if x.origin is None else x.origin.result for x in mine]
         self.turns = MemoryTurns(mine, self.beside(mine, form.params), held, results,
-                                 self.memory.__get__(spent[0]), self.memory.__set__, how.take)
+                                 self.memory.__get__(spent[0]), self.memory.__set__, how.take,
+                                 form.trees.copied)
         self.turns.spent_in = form.trees.of_tensors(self.turns.spent)
         self.scattered = True  # the first ones lie where they were made one by one
         self.at: tuple[Any, int] | None = None  # the code and line of the last call
         self.used_by: UsedBy | None = None
-
-    def is_of(self, taken: Taken) -> bool:
-        """Whether the first of these tensors is one of its own."""
-        origin = getattr(next(taken.tensors()), "origin", None)
-        return origin is not None and origin.turns is self.turns
 
     def _in_a_row(self) -> None:
         """New tensors in place of the first ones, one beside the other in memory: a step that
@@ -103,19 +101,20 @@ class SteadyStep:
 
     def _anew(self) -> None:
         """New tensors in place of those that were used up."""
-        if spent := self.turns.spent:  # else another thread has ended them
+        if len(spent := self.turns.spent):  # else another thread has ended them
             made = self.beside(spent, self.form.params)
             self.turns.replace_spent(made, self.form.trees.of_tensors(made))
 
-    def call(self, taken: Taken, name: str) -> Any:
-        """The result of the function; None where nothing has run. taken: its arguments."""
+    def call(self, taken: Taken, mine: Any, name: str) -> Any:
+        """The result of the function; None where nothing has run. taken: its arguments.  mine: of
+        these the tensors of the set."""
         if self.scattered:
             self._in_a_row()
         form, turns = self.form, self.turns
-        mine, rest = turns.those(taken.tensors()), form.rest.tensors(taken.rest)
-        if mine is None or rest is None or (form.more_donated and not are_apart(rest)):
+        rest = form.rest.tensors(taken.rest)
+        if rest is None or (form.more_donated and not are_apart(rest)):
             return None
-        if not unseen(turns.spent, form.trees.copied, 1):  # somebody keeps an old step's
+        if not turns.unseen():  # somebody keeps an old step's
             self._anew()
         spent, copies = turns.spent, turns.spent_in
         if turns.memories is None:  # they have ended meanwhile
@@ -128,7 +127,7 @@ class SteadyStep:
         if made is None:
             return None
         used_by = self._used_by(name)
-        if not turns.pass_on(mine, taken._replace(singles=[], rest=[]), used_by):
+        if not turns.pass_on(mine, Taken(taken.dicts, taken.lists, [], []), used_by):
             self._hand_over(mine, spent, used_by)
         for k in form.new_params:
             made[k].is_param = True
@@ -164,8 +163,9 @@ class SteadySteps:
         self.unused = 0
         self.form: StepForm | None = None
 
-    def taken(self, args: tuple[Any, ...]) -> tuple[SteadyStep, Taken] | None:
-        """The set of which the arguments are, and these taken apart."""
+    def call(self, args: tuple[Any, ...], name: str) -> Any:
+        """The result of the function, where the arguments are of a set; None where not, and nothing
+        has run."""
         form = taken = None
         for _ in range(0 if hooks.runs else len(self.steps)):
             try:
@@ -176,23 +176,22 @@ class SteadySteps:
                 continue
             if step.form is not form:
                 form, taken = step.form, step.form.trees.take(args)
-            if taken is not None and step.is_of(taken):
-                return step, taken
+                if taken is not None:
+                    mine = addresses(taken.tensors(), form.count)
+                    at = mine.tobytes()
+            if taken is not None and step.turns.are(at):
+                made = step.call(taken, mine, name)
+                if made is not None:
+                    self.steps.append(step)
+                    self.unused = 0
+                return made
             self.steps.appendleft(step)
         return None
-
-    def call(self, step: SteadyStep, taken: Taken, name: str) -> Any:
-        """The result of the function; None where nothing has run."""
-        made = step.call(taken, name)
-        if made is not None:
-            self.steps.append(step)
-            self.unused = 0
-        return made
 
     def keep(self, leaves: Sequence[Any], tensors: Sequence[Tensor], out: Any) -> None:
         """Know the tensors again that a call returned. leaves: of its arguments; tensors: what the
         program was given of them."""
-        if not self.traced.donated or len(self.traced.donated) < FEW:
+        if not are_readable() or len(self.traced.donated) < FEW:
             return
         self.unused += 1
         if self.unused > MOST_UNUSED and self.unused % AGAIN:

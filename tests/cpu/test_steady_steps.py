@@ -33,6 +33,7 @@ from tessera.mesh import placement
 from tessera.runtime import libcuda
 from tessera.tensor import Tensor
 from tessera.tile.launch.memory_turns import InTurn
+from tessera.tile.launch.object_words import ObjectWords
 
 OPCODES = 0.5  # of Python for each further tensor of a step: a pass over all takes 5 or more
 Place = Callable[[np.ndarray], Tensor]
@@ -573,6 +574,37 @@ def test_threads_that_read_while_others_step(place: Place) -> None:
     thread.join()
     assert read
     np.testing.assert_allclose(box[0]["w1"].numpy(), after(46, 1.0))
+
+
+# --- who has them --------------------------------------------------------------------------------
+class Held:
+    __slots__ = ("__weakref__",)
+
+
+def test_words_of_objects_say_who_has_them() -> None:
+    held = [Held() for _ in range(5)]
+    containers, refs = held[:3], [weakref.ref(x, lambda gone: None) for x in held]
+    words = ObjectWords(held, [2, 2, 2, 1, 1], refs)
+    assert words.unseen()
+    for k in range(5):
+        other = held[k]
+        assert not words.unseen()
+        del other
+        assert words.unseen()
+        weak = weakref.ref(held[k])
+        assert not words.unseen()
+        del weak
+        assert words.unseen()
+    del containers
+    assert not words.unseen()
+
+
+def test_an_interpreter_whose_objects_are_otherwise(place: Place, monkeypatch: Any) -> None:
+    monkeypatch.setattr(steady_step, "are_readable", lambda: False)
+    f, p = ts.jit(step, donate="p"), weights(place)
+    p = stepped(f, p, place, 6)
+    assert not any(in_turn(p))
+    np.testing.assert_allclose(p["w3"].numpy(), after(6, 3.0))
 
 
 # --- how much runs -------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from .object_words import ObjectWords
 from .used_by import UsedBy
 
 Give = Callable[[Any, Any], None]  # a tensor, what it has in place of its memory
@@ -45,17 +46,20 @@ class InTurn:
 class MemoryTurns:
     """live: the number of the set that has the memory.  spent: the tensors of the other; of those
     that have it nothing is kept, so that it goes with them.  spent_in: containers of these, which
-    are nobody's else.  used_by: the call that used them up.
+    are nobody's else: of the first `contained`.  used_by: the call that used them up.
     """
 
     def __init__(self, mine: Sequence[Any], spent: Sequence[Any], memories: Sequence[Any],
-                 results: Sequence[object], used_by: UsedBy, give: Give, take: Take):
+                 results: Sequence[object], used_by: UsedBy, give: Give, take: Take,
+                 contained: int):
         """mine: tensors that have this memory, in order.  spent: as many."""
         self.memories: Sequence[Any] | None = [*memories]  # None when they have ended
         self.spent, self.used_by, self.live = spent, used_by, 0
         self.spent_in: Any = None
         self._give, self._take = give, take
         self._results, self.addresses, self._refs = results, [b"", b""], [list[Any](), list[Any]()]
+        self._references = [2] * contained + [1] * (len(mine) - contained)  # spent, spent_in
+        self._words: list[ObjectWords | None] = [None, None]
         self._turns = [list[InTurn](), list[InTurn]()]
         self._let_in(0, mine)
         self._let_in(1, spent)
@@ -63,8 +67,9 @@ class MemoryTurns:
     def _let_in(self, side: int, tensors: Sequence[Any]) -> None:
         if not self._turns[side]:
             self._turns[side] = [InTurn(self, side, k, r) for k, r in enumerate(self._results)]
-        self.addresses[side] = addresses(tensors)
-        self._refs[side] = [weakref.ref(x, self._end) for x in tensors]
+        self.addresses[side] = addresses(tensors, len(tensors)).tobytes()
+        self._refs[side] = refs = [weakref.ref(x, self._end) for x in tensors]
+        self._words[side] = ObjectWords(tensors, self._references, refs)
         for x, mine in zip(tensors, self._turns[side], strict=True):
             x.origin = mine
             self._give(x, mine)
@@ -76,14 +81,17 @@ class MemoryTurns:
             self._take(old, self.used_by)
             self._let_in(1 - self.live, tensors)
 
-    def those(self, tensors: Iterable[Any]) -> list[Any] | None:
-        """A list of these, where they are the tensors that have the memory, in order. All of those
-        are there until the turns end, so no other object has the address of one."""
-        there = np.fromiter(tensors, object, len(self.spent))
-        same = there.tobytes() == self.addresses[self.live] and self.memories is not None
-        return there.tolist() if same else None
+    def are(self, tensors: bytes) -> bool:
+        """Whether the tensors at these addresses are those that have the memory, in order. All of
+        those are there until the turns end, so no other object has the address of one."""
+        return tensors == self.addresses[self.live] and self.memories is not None
 
-    def pass_on(self, mine: Sequence[Any], containers: Any, call: UsedBy) -> bool:
+    def unseen(self) -> bool:
+        """Whether nobody else has any of those that were used up."""
+        words = self._words[1 - self.live]
+        return words is None or words.unseen()
+
+    def pass_on(self, mine: Any, containers: Any, call: UsedBy) -> bool:
         """A call uses up those that have the memory: the others have it. Whether there are turns
         yet: another thread may have ended them."""
         if self.memories is None:
@@ -103,12 +111,14 @@ class MemoryTurns:
             if (x := ref()) is not None:
                 self._give(x, memory)
         self._take(self.spent, self.used_by)
-        self.spent, self.spent_in, self.memories, self._turns = (), None, None, [[], []]
+        self.spent, self.spent_in, self.memories = (), None, None
+        self._turns, self._words = [[], []], [None, None]
 
 
-def addresses(tensors: Sequence[Any]) -> bytes:
-    """Where objects lie, in order: NumPy takes a list apart four times as fast as `id`."""
-    return np.fromiter(tensors, object, len(tensors)).tobytes()
+def addresses(tensors: Iterable[Any], count: int) -> np.ndarray:
+    """So many objects, and as bytes where they lie: NumPy takes a list apart four times as fast as
+    `id`."""
+    return np.fromiter(tensors, object, count)
 
 
 def end_turns(memories: Iterable[Any]) -> None:
