@@ -3,7 +3,7 @@
     python benchmarks/host_time.py                          # single ops, and a step of GPT-2 350M
     python benchmarks/host_time.py --step gpt2-124m --profile
     mpirun -n 2 python benchmarks/host_time.py --mesh dp fsdp tp   # steps on a mesh of all ranks
-    python benchmarks/host_time.py --simulate 2             # on simulated GPUs, which do nothing
+    python benchmarks/host_time.py --simulate 4 --mesh tp   # on simulated GPUs, which do nothing
 
 A call returns when all is launched; the GPU is idle when it begins, so nothing waits for a place in
 a queue. Microseconds: the least mean of rounds of calls, and the least and the median of steps;
@@ -23,7 +23,7 @@ import os
 import pstats
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -168,17 +168,25 @@ class Step:
         pstats.Stats(seen).sort_stats("tottime").print_stats(25)
 
 
-def simulate(model: StepModel, ranks: int, steps: int) -> None:
-    """The step of one GPU, and that of a mesh."""
+def simulate(model: StepModel, ranks: int, ways: Sequence[str], steps: int) -> None:
+    """The step of one GPU, and those of a mesh."""
     from simulated_gpus import simulated_gpus  # it stands on the tests
 
-    narrow = model.sized(d=32, heads=1, vocabulary=64, T=16, B=2 * ranks)
+    narrow = model.sized(d=32, heads=ranks, vocabulary=64, T=16, B=2 * ranks)
     mesh = ts.dist.mesh([f"cuda:{r}" for r in range(ranks)], axes="dp")
+    found = {}
     with simulated_gpus():
         one = python_us(Step(narrow, None), steps)
-        of_ranks = ts.dist.simulate(lambda: python_us(Step(narrow, mesh), steps), mesh)
+        for way in ways:
+            found[way] = ts.dist.simulate(
+                lambda way=way: python_us(Step(sized_for(way, narrow), mesh, way), steps), mesh)[0]
     write("host_time_mesh", {"model": model.name, "ranks": ranks, "simulated": True,
-                             "one_gpu": one, "step": of_ranks[0]})
+                             "one_gpu": one, **found})
+
+
+def sized_for(way: str, model: StepModel) -> StepModel:
+    """The model of a mesh that is split so: all ranks have the same windows where matrices are."""
+    return model if way != "tp" else model.sized(B=2, spelling=SPELLINGS["three weights"])
 
 
 def python_us(step: Step, steps: int) -> dict[str, Any]:
@@ -216,14 +224,13 @@ def main() -> None:
     flags.add_argument("--profile", action="store_true", help="of the step, function by function")
     a = flags.parse_args()
     if a.simulate:
-        return simulate(MODELS[a.step], a.simulate, a.steps)
+        return simulate(MODELS[a.step], a.simulate, a.mesh or ("dp",), a.steps)
     ranks = launched.launched_size() if a.mesh else 1
     model = MODELS[a.step].sized(B=2 * ranks)
     mesh = ts.dist.mesh([f"cuda:{r}" for r in range(ranks)], axes="dp") if a.mesh else None
     figures: dict[str, Any] = {"model": a.step, "ranks": ranks}
     for way in a.mesh or ("step",):
-        narrow = model.sized(B=2, spelling=SPELLINGS["three weights"]) if way == "tp" else model
-        step = Step(narrow, mesh, way)
+        step = Step(sized_for(way, model), mesh, way)
         figures[way] = step.figures(a.steps)
         if a.mesh and launched.launched_rank() == 0:
             print(way, figures[way], flush=True)

@@ -11,6 +11,7 @@ import sys
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import field
+from itertools import repeat
 from typing import Any, NoReturn
 from weakref import getweakrefcount
 
@@ -85,7 +86,7 @@ def blank(kind: type, count: int) -> list[Any]:
     """Tensors of which every attribute is to be set: quicker than new ones."""
     new: Any = kind.__new__
     if count < FEW:
-        return [new(kind) for _ in range(count)]
+        return [*map(new, repeat(kind, count))]
     made = DONATABLE[kind].spent.take(count)
     made += [new(kind) for _ in range(count - len(made))]
     return made

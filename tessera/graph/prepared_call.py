@@ -10,7 +10,8 @@ way, which raises what there is to raise.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from operator import call
 from typing import Any, TypeVar
 
 from .. import config, hooks
@@ -65,9 +66,8 @@ class LeafPattern:
 
     def hold(self, leaves: Sequence[Any]) -> bool:
         """Whether others are so too, but for those that are neither on a GPU nor distributed."""
-        if list(map(type, leaves)) != self.kinds:
-            return False
-        return self.facts.hold(leaves if self.whole else [leaves[i] for i in self.there])
+        return list(map(type, leaves)) == self.kinds and self.facts.hold(
+            leaves if self.whole else [leaves[i] for i in self.there])
 
     def tensors(self, leaves: Sequence[Any]) -> Sequence[Tensor] | None:
         """The tensors of leaves like these; None of others."""
@@ -123,8 +123,7 @@ class PreparedCall:
 
     def is_here(self) -> bool:
         """Whether the surroundings of a call are like these."""
-        return config.device == self.setting and [
-            look() for look in hooks.surroundings] == self.here
+        return config.device == self.setting and [*map(call, hooks.surroundings)] == self.here
 
     def leaves(self, args: tuple) -> list[Any] | None:
         """Of the arguments of a call; None where they are not of this structure."""
@@ -180,11 +179,11 @@ class LeafFacts:
         self.layouts = [facts[i].layout for i in self.spread]
         self.on_gpu = [i for i, x in enumerate(facts) if x.layout is None]
         self.devices = [facts[i].device for i in self.on_gpu]
+        # Whether others of these classes are so too.
+        self.hold: Callable[[Sequence[Any]], bool] = \
+            self._few_hold if self.few else self._many_hold
 
-    def hold(self, mine: Sequence[Any]) -> bool:
-        """Whether others of these classes are so too."""
-        if self.few:
-            return self._few_hold(mine)
+    def _many_hold(self, mine: Sequence[Any]) -> bool:
         if ([x._shape for x in mine] != self.shapes or [x.type for x in mine] != self.types
                 or [x._is_param for x in mine] != self.params
                 or [x._scale for x in mine] != self.scales

@@ -156,7 +156,8 @@ def test_a_graph_that_was_changed_is_not_found(place: Place) -> None:
     others = [on_gpu(np.ones(1, np.float32)).memory for _ in range(12)]
     for memory in others:
         graphs.launch([memory.pointer if at == pointer else at for at in places])
-    left = {key: g for key in known if (g := graphs.known(key)) is not None}
+    left = {key: g for key in known if (g := next(
+        (g for g in graphs.graphs if g.key == key), None)) is not None}
     assert len(left) < len(known)
     assert all(g.places is known[key] for key, g in left.items())
 
@@ -624,4 +625,4 @@ def test_python_that_runs_for_each_tensor(place: Place, driver: Any) -> None:
         driver.run = run
     each = (counts[1] - counts[0]) / (many - few)
     assert each <= OPCODES, f"{each} for each tensor: a pass over all of them is new"
-    assert counts[0] - few * each < 4000, f"{counts[0]} of a step with few tensors"
+    assert counts[0] - few * each < 2500, f"{counts[0]} of a step with few tensors"

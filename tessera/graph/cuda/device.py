@@ -134,8 +134,8 @@ class DeviceExecutable:
         for kernel in self._node_kernels:
             kernel.require_unchanged()
         with self._lock:
-            space, copies = self._space(), copies_of(held)
-            if space.repeated is not calls.calls or copies is None:
+            space = self._space()
+            if space.repeated is not calls.calls or (held and copies_of(held) is None):
                 return None
             return space.again(calls, leaves)
 

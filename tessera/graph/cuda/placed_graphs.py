@@ -78,20 +78,18 @@ class PlacedGraphs:
             graph = self._placed(places)
             self.start(graph)
         else:
-            self.again(graph)
+            self.misses = 0
+            self.start(graph)
         return graph
 
-    def known(self, key: tuple[Any, ...]) -> PlacedGraph | None:
-        """The graph that was launched for this."""
+    def again(self, key: tuple[Any, ...]) -> bool:
+        """A call like the one that launched a graph for this; whether there is such a graph."""
         for graph in self.graphs:
             if graph.key == key:
-                return graph
-        return None
-
-    def again(self, graph: PlacedGraph) -> None:
-        """A call whose buffers lie where this graph has them."""
-        self.misses = 0
-        self.start(graph)
+                self.misses = 0
+                self.start(graph)
+                return True
+        return False
 
     def start(self, graph: PlacedGraph) -> None:
         if self.flags.words[0]:

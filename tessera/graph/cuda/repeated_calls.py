@@ -299,10 +299,9 @@ class ResultPlaces:
             return []
         best, least = None, len(self.sizes) + 1
         for held in self.sets:
-            counts = list(map(sys.getrefcount, held))
-            if max(counts) <= ALONE:
+            others = sum(map(ALONE.__lt__, map(sys.getrefcount, held)))
+            if not others:
                 return held
-            others = sum(n > ALONE for n in counts)
             best, least = (held, others) if others < least else (best, least)
         few = least * CHEAP_SHARE <= len(self.sizes)
         if best is None or (not few and len(self.sets) < MOST_SETS):

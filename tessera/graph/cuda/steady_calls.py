@@ -8,6 +8,7 @@ launches.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from ...runtime.buffer import Borrowed
@@ -18,6 +19,9 @@ from .repeated_calls import NewTensors
 
 if TYPE_CHECKING:
     from .repeated_calls import RepeatedCalls
+
+
+POINTER = attrgetter("pointer")
 
 
 class SteadyCalls:
@@ -66,10 +70,11 @@ class SteadyCalls:
         if memories is None:
             return None
         lent = [m for m in memories if type(m) is Borrowed]
-        memories += (calls.space.captured_memory(name, x) for name, x in calls.captures)
+        if calls.captures:
+            memories += (calls.space.captured_memory(name, x) for name, x in calls.captures)
         memories += calls.memory.fresh() if calls.short else calls.memory.take()
         drawn = calls.space.draw(calls.by_rows and not whole) if calls.drawn else []
-        self._launch(tuple([m.pointer for m in memories]), whole, drawn)
+        self._launch(tuple(map(POINTER, memories)), whole, drawn)
         made = self.results.made(memories)
         for k, r, at in self.copied:
             calls.copy_result(made[k], r, None if at is None else memories[at])
@@ -80,8 +85,8 @@ class SteadyCalls:
     def _launch(self, pointers: tuple[int, ...], whole: bool, drawn: Sequence[int]) -> None:
         """pointers: of the buffers that change. drawn: of what the host drew."""
         key, graphs = (self.mark, pointers), self.calls.graphs
-        if whole and graphs is not None and (graph := graphs.known(key)) is not None:
-            return graphs.again(graph)
+        if whole and graphs is not None and graphs.again(key):
+            return
         places = self.places.copy()
         for at, pointer in zip(self.changing, pointers, strict=True):
             places[at] = pointer

@@ -16,6 +16,7 @@ import sys
 import threading
 import time
 import warnings
+from functools import partial
 
 import numpy as np
 
@@ -48,11 +49,6 @@ _lowest = 0  # the lowest rank of this machine
 
 
 # --- what is written ------------------------------------------------------------------------------
-def note(call: str) -> None:
-    """The call that the next messages belong to, with the user's line."""
-    _put(CALL, call)
-
-
 def enter(what: str) -> None:
     """From here on this rank waits for others."""
     _put(WHAT, what)
@@ -83,6 +79,9 @@ def end() -> None:
 def _put(start: int, text: str) -> None:
     data = text.encode(errors="backslashreplace")[:TEXT_BYTES - 1] + b"\0"
     _page[start:start + len(data)] = data
+
+
+note = partial(_put, CALL)  # the call that the next messages belong to, with the user's line
 
 
 # --- what is asked --------------------------------------------------------------------------------

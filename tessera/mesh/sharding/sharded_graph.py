@@ -70,7 +70,7 @@ from .partitioned_steps import (
     merge_reductions,
     planned,
 )
-from .plain_operands import left_on, samples_of
+from .plain_operands import LeftOperands, left_on, samples_of
 from .propagate import Propagated, propagate
 from .rounded_sums import round_before_gather
 from .update_early import update_early
@@ -93,8 +93,9 @@ class ShardedProgram:
         self.determinism = config.determinism  # as it is compiled, and as the others must
         self._local: dict[int, Any] = {}
         self._copies: dict[int, tuple[HostCopy, Tensor]] = {}  # of captured tensors, by number
-        # A run, by rank, of those that have compared it with the others and send through NCCL.
-        self._numbered: dict[int, list[tuple[CallSequence, int]]] = {}
+        # A run, by rank, of those that have compared it with the others and send through NCCL: what
+        # tells of runs that sent nothing, and what it is in each sequence.
+        self._numbered: dict[int, tuple[LeftOperands, list[tuple[CallSequence, int]]]] = {}
         self._compared: set[int] = set()  # ranks that have compared their operands too
         self._windows: dict[int, bool] = {}  # by rank, whether others reach what it sends
         self._widened = False  # there are none: terms that they would take narrow are sent wide
@@ -190,7 +191,7 @@ class ShardedProgram:
     def run(self, leaves: Sequence[Tensor], parts: Sequence[Tensor] | None = None) -> list[Any]:
         """The results of the graph as distributed tensors. parts: of all leaves, as they lie on a
         GPU, where somebody has looked."""
-        given = [*leaves, *(t for _, t in self.made.graph.captures)]
+        given = [*leaves, *self._captured]
         if self.random and gpu_of(self.mesh) is None:
             next_step()
         ranks = held_ranks(self.mesh)
@@ -210,11 +211,15 @@ class ShardedProgram:
         return self._results.tensors([{r: found[r][i] for r in ranks}
                                       for i in range(len(self.source.outputs))])
 
+    @functools.cached_property
+    def _captured(self) -> list[Tensor]:
+        return [t for _, t in self.made.graph.captures]
+
     def _placed(self, rank: int, leaves: Sequence[Tensor], parts: Sequence[Tensor] | None
                 ) -> Sequence[Tensor]:
         """What a rank is given on its GPU: parts of the leaves, and what is captured. A captured
         tensor on the host is copied there once, and again when it was written."""
-        captured = _parts_of([t for _, t in self.made.graph.captures], rank)
+        captured = _parts_of(self._captured, rank)
         for i, x in enumerate(captured):
             if x.place != HOST:
                 continue
@@ -275,8 +280,8 @@ class ShardedProgram:
         which each rank has its own."""
         if transport() is not here or self._compares(rank):
             return None
-        given = samples_of([leaves[i] for i in plain])
-        made = run(self._placed(rank, leaves, None))
+        given = samples_of([leaves[i] for i in plain]) if plain else ()
+        made = run(self._placed(rank, leaves, None) if self._captured else _parts_of(leaves, rank))
         if made is None:
             return None
         self._count(rank, given)
@@ -292,8 +297,10 @@ class ShardedProgram:
         if not self._planned:
             if plain and transport().size > 1:
                 left_on(transport(), self.mesh).add(self._source_hash, self._operands, plain)
-        elif numbered := self._numbered.get(rank):
-            given = plain, left_on(transport(), self.mesh).take()
+            return
+        left, numbered = self._numbered.get(rank, NOT_NUMBERED)
+        if numbered:
+            given = plain, left.take()
             for sequence, number in numbered:
                 sequence.add(number, given)
 
@@ -428,7 +435,7 @@ class ShardedProgram:
         self._compared.add(me)
         if self._by == "nccl":
             label = replace(mine, attrs=(("program", self.hash),)).label(group)
-            self._numbered[me] = self._numbers(label)
+            self._numbered[me] = left_on(transport(), self.mesh), self._numbers(label)
 
     def _listing(self) -> str:
         """All that the hash is of: the graph with its constants, without its heading; the steps."""
@@ -438,9 +445,9 @@ class ShardedProgram:
 
     def _compares(self, me: int) -> bool:
         """Whether a call of this rank compares the program with that of the others."""
-        if not self._planned or transport().size == 1:
+        if not self._planned or (me in self._numbered and config.comm_check == "once"):
             return False
-        return me not in self._numbered or config.comm_check != "once"
+        return transport().size > 1
 
     def _numbers(self, label: MessageLabel) -> list[tuple[CallSequence, int]]:
         """The sequences of the groups that its collectives belong to, and what it is in them."""
@@ -459,6 +466,7 @@ def _bytes_of(node: Node) -> int:
     return sum(stored_bytes(extents(v.aval), v.aval.dtype) for v in node.inputs)
 
 
+NOT_NUMBERED: tuple[Any, list[tuple[CallSequence, int]]] = None, []
 IN_WINDOWS = frozenset({"all_reduce", "reduce_scatter", "all_gather"})
 LEAST_WINDOW_BYTES = 8 << 20  # that a rank gets in one message: opening takes milliseconds
 
@@ -488,7 +496,8 @@ class ResultKinds:
 
 def _parts_of(given: Sequence[Tensor], rank: int) -> list[Tensor]:
     """A rank's parts of distributed tensors, and the others."""
-    return [t.read_parts[rank] if type(t) is DistTensor else t for t in given]
+    return [t if type(t) is not DistTensor else held[rank] if type(held := t._held) is dict
+            else t.read_parts[rank] for t in given]
 
 
 def _observed(graph: Graph, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
