@@ -175,7 +175,7 @@ def simulate(model: StepModel, ranks: int, ways: Sequence[str], steps: int) -> N
     narrow = model.sized(d=32, heads=ranks, vocabulary=64, T=16, B=2 * ranks)
     mesh = ts.dist.mesh([f"cuda:{r}" for r in range(ranks)], axes="dp")
     found = {}
-    with simulated_gpus():
+    with simulated_gpus(), ts.config.scope(comm_timeout=0):  # ranks compile in turn
         one = python_us(Step(narrow, None), steps)
         for way in ways:
             found[way] = ts.dist.simulate(

@@ -21,6 +21,7 @@ from fake_gpu import driver as driver
 from fake_gpu import gpu as gpu
 from models.training import model, step_of, tensors
 from tessera import CompileError, Tensor, config, f32
+from tessera.graph import pause_collection
 from tessera.graph.cuda import compile_program, generate_kernels
 from tessera.graph.cuda.levels import program_of, request_of
 from tessera.graph.pause_collection import collection_paused
@@ -362,6 +363,22 @@ def test_collection_goes_on_where_it_did():
         assert not gc.isenabled()
     finally:
         gc.enable()
+
+
+def test_what_was_made_meanwhile_counts_as_old(monkeypatch):
+    """Few are not worth it, and what the user has frozen stays so."""
+    def made(count):
+        with collection_paused():
+            held = [[] for _ in range(count)]
+        return held, any(x is held for x in gc.get_objects(generation=2))
+
+    monkeypatch.setattr(pause_collection, "MUCH", 2000)
+    gc.unfreeze()  # what conftest.py has frozen
+    gc.collect(0)
+    assert not made(10)[1] and made(4000)[1]
+    gc.freeze()
+    count = gc.get_freeze_count()
+    assert not made(4000)[1] and gc.get_freeze_count() > count // 2
 
 
 def name_of(launch, target) -> str:
