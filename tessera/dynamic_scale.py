@@ -27,6 +27,7 @@ from .graph import functions as F
 from .graph import tree
 from .graph.trace import Tracer
 from .lazy_dataclass import dataclass
+from .mesh.parallel.stage_trees import StageTrees, need_whole, over_stages
 from .tensor import Tensor, as_tensor
 
 T = TypeVar("T")
@@ -102,8 +103,20 @@ tree.register_tree(
 
 
 def all_finite(grads: Any) -> Any:
-    """Whether every number in a nested value of tensors is finite; of traced ones, a tensor."""
-    finite = as_tensor(True)
-    for g in tree.flatten(grads)[0]:
-        finite = F.logical_and(finite, F.all(F.isfinite(as_tensor(g))))
+    """Whether every number in a nested value of tensors is finite; of traced ones, a tensor. Of
+    what the step of a pipeline gives, in the whole model: all ranks take the same steps."""
+    need_whole(grads, "whether a step is finite",
+               "give scale.step what the pipeline returned, the list of all stages' gradients")
+    if isinstance(grads, StageTrees):
+        finite = over_stages(grads, lambda own: F.where(_finite(own), 1.0, 0.0), F.minimum,
+                             "min") > 0.0
+    else:
+        finite = _finite(tree.flatten(grads)[0])
     return finite if isinstance(finite, Tracer) else bool(finite)
+
+
+def _finite(leaves: list[Any]) -> Tensor:
+    finite = as_tensor(True)
+    for g in leaves:
+        finite = F.logical_and(finite, F.all(F.isfinite(as_tensor(g))))
+    return finite

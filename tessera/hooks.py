@@ -294,6 +294,12 @@ class SendingObserver(Protocol):
                  arrays: Sequence[np.ndarray], /) -> None: ...
 
 
+class TracedArgument(Protocol):
+    """Shown an argument of a function that is traced, and the tracer that stands for it."""
+
+    def __call__(self, leaf: Tensor, tracer: Tensor, /) -> None: ...
+
+
 class ExitObserver(Protocol):
     """Shown what a graph, or a public function that ran op by op, has given."""
 
@@ -356,6 +362,7 @@ nodes: Hooks[NodeObserver] = Hooks()
 sentinels: Hooks[Sentinel] = Hooks()
 sending: Hooks[SendingObserver] = Hooks()
 exits: Hooks[ExitObserver] = Hooks()
+traced_arguments: Hooks[TracedArgument] = Hooks()
 runs: Hooks[RunObserver] = Hooks()
 compiled: Hooks[CompiledObserver] = Hooks()
 kernel_runs: Hooks[KernelRun] = Hooks()

@@ -302,6 +302,8 @@ class JitFunction:
             for t, leaf in zip(tracers, leaves, strict=True):
                 t.is_param, t.layout = leaf.is_param, leaf.layout
                 wide_arrays.inherit(t, (leaf,))
+                for show in hooks.traced_arguments:
+                    show(leaf, t)
             it = map(standing_for, leaves, tracers)
             values: list[Any] = []
             for i, scale in enumerate(leaf_slots(treedef, statics, leaves)):

@@ -209,11 +209,15 @@ def map_tree(f: Callable, tree: Any, *rest: Any) -> Any:
     """f of each leaf, in a tree of the same form: `ts.map_tree(lambda p, g: p - lr * g, p, g)`.
 
     rest: trees of the same form, whose leaves f gets too. None in the place of a leaf is given as
-    it is: gradients have it where a leaf is no parameter. Raises ArgumentError where forms differ.
+    it is: gradients have it where a leaf is no parameter. Where a list meets the gradients of a
+    pipeline, which know its stages, so does what comes out.
+    Raises ArgumentError where forms differ.
     """
     leaves, treedef = flatten(tree)
     others: list[list] = []
     for other in rest:
+        if treedef.kind is list and _lists(type(other), list):
+            treedef = TreeDef(type(other), parts_of(other)[1], treedef.children)
         others.append([])
         if not _collect_like(other, treedef, others[-1], gaps=True):
             raise ArgumentError(f"map_tree: {_difference(treedef, flatten(other)[1])}")
@@ -268,7 +272,8 @@ def _collect_like(value: Any, treedef: TreeDef, leaves: list, gaps: bool = False
         found = [None] if gaps and value is None else flatten(value)[0]
         leaves.extend(found)
         return len(found) == 1 and (found[0] is value)
-    if type(value) is not treedef.kind and not _tuples(type(value), treedef.kind):
+    other = type(value) is not treedef.kind
+    if other and not _tuples(type(value), treedef.kind) and not _lists(type(value), treedef.kind):
         return False
     if treedef.kind is dict:
         if set(value) != set(treedef.data):
@@ -276,7 +281,7 @@ def _collect_like(value: Any, treedef: TreeDef, leaves: list, gaps: bool = False
         children: Sequence[Any] = [value[k] for k in treedef.data]
     else:
         children, data = _children(value)
-        if data != treedef.data or len(children) != len(treedef.children):
+        if (data != treedef.data and not other) or len(children) != len(treedef.children):
             return False
     return all(_collect_like(x, c, leaves, gaps)
                for x, c in zip(children, treedef.children, strict=True))
@@ -287,6 +292,12 @@ def _tuples(a: type, b: type) -> bool:
     named = b if a is tuple else a
     return tuple in (a, b) and issubclass(named, tuple) and hasattr(named, "_fields") and (
         named not in _REGISTERED)
+
+
+def _lists(a: type, b: type) -> bool:
+    """Whether one is list and the other a registered class of lists, which knows more of itself."""
+    named = b if a is list else a
+    return list in (a, b) and named in _REGISTERED and issubclass(named, list)
 
 
 def _children(value: Any) -> tuple[Sequence[Any], Any]:

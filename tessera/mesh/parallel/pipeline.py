@@ -55,6 +55,7 @@ from .forward_backward import Halves, Residuals
 from .schedules import Backward, Forward, PipelineSchedule, PipelineStep, schedule
 from .stage_messages import Shelf, StageLink, Wire, onto
 from .stage_ranks import PipelineRanks, find_place
+from .stage_trees import StageTrees, mark_stages
 from .tied_parameters import find_untied, parse_ties, sum_tied
 from .timeline import Timeline
 
@@ -124,11 +125,14 @@ class Pipeline:
         return outputs
 
     def value_and_grad(self, loss_fn: Callable) -> PipelineTraining:
-        """A function (params, x, *targets) -> (loss, grads).
+        """A function (params, x, *targets, loss_scale=1.0) -> (loss, grads).
 
         loss_fn(y, *targets) -> a float scalar, the mean over the rows of a microbatch. The loss is
         the mean over all rows, on every rank; grads has one tree per stage, None for stages of
-        other ranks. Make it once and call it in each step: stages are compiled at the first call.
+        other ranks, and is a list that `ts.optim.clip_by_global_norm`, `ts.optim.global_norm` and
+        `ts.DynamicLossScale` take as the whole model's: every rank asks them. loss_scale: what the
+        gradients, not the loss, are times. Make the function once and call it in each step: stages
+        are compiled at the first call.
         """
         return PipelineTraining(self, loss_fn)
 
@@ -208,21 +212,25 @@ class PipelineTraining:
 
         self._with_loss = with_loss
 
-    def __call__(self, params: Sequence[Any], x: Any, *targets: Any) -> tuple[Tensor, list[Any]]:
+    def __call__(self, params: Sequence[Any], x: Any, *targets: Any,
+                 loss_scale: float | Tensor = 1.0) -> tuple[Tensor, StageTrees]:
+        scale = float(loss_scale)
         with patience(first=not (self.compiled or self.pipe.compiled)):
-            return self._step(_Run(self.pipe, params, x, targets, self.pipe.kind), params)
+            return self._step(_Run(self.pipe, params, x, targets, self.pipe.kind), params, scale)
 
-    def _step(self, run: _Run, params: Sequence[Any]) -> tuple[Tensor, list[Any]]:
+    def _step(self, run: _Run, params: Sequence[Any], scale: float) -> tuple[Tensor, StageTrees]:
         find_untied(params, self.pipe.tied)
-        made = _Made()
+        made = _Made(scale)
         for step in run.steps:
             if isinstance(step, Forward):
                 self._forward(run, made, step)
             else:
                 self._backward(run, made, step)
         run.close()
-        grads = [like_params(made.grads.get(s), run.params[s]) for s in range(self.last + 1)]
+        grads = StageTrees([like_params(made.grads.get(s), run.params[s])
+                            for s in range(self.last + 1)], run.place, self.pipe.tied)
         sum_tied(self.pipe.tied, grads, run.place, self.sums)
+        mark_stages(grads)
         return self._loss(run, made), grads
 
     def _forward(self, run: _Run, made: _Made, step: PipelineStep) -> None:
@@ -246,7 +254,8 @@ class PipelineTraining:
         halves, kept = made.kept.pop((i, s))
         if s == self.last:
             wide = made.losses[-1][1].dtype.name == "f64"
-            cotangents = [self._seed(run.weight(i) / halves.copies, wide, run.place)]
+            seed = made.scale * run.weight(i) / halves.copies
+            cotangents = [self._seed(seed, wide, run.place)]
         else:
             cotangents, _ = run.link.take(step)
         dp, dx = run.timed(step, halves.pull, kept, cotangents)
@@ -291,8 +300,9 @@ def _need_loss(loss: Any, name: str) -> Tensor:
 @dataclass
 class _Made:
     """What a training step has so far: residuals by (microbatch, stage), gradients by stage, and
-    the loss of each microbatch with its weight."""
+    the loss of each microbatch with its weight. scale: of the gradients."""
 
+    scale: float
     kept: dict[tuple[int, int], tuple[Halves, Residuals]] = field(default_factory=dict)
     grads: dict[int, Any] = field(default_factory=dict)
     losses: list[tuple[float, Tensor]] = field(default_factory=list)
