@@ -465,6 +465,20 @@ class TestTrace:
         assert run.results == dict(enumerate(meant))
 
 
+def test_names_that_hold_something_else_are_seen():
+    """As under ts.jit: of a stage, of the last one and of the loss; and a tensor."""
+    now = {"first": 1.0, "last": 1.0, "loss": 1.0, "shift": ts.tensor(0.0)}
+    pipe = ts.pipeline([lambda p, x: x * p * now["first"],
+                        lambda p, x: x * p * now["last"] + now["shift"]], 2)
+    step = pipe.value_and_grad(lambda y: now["loss"] * ts.mean(y))
+    found = []
+    for name, value in [("first", 1.0), ("first", 2.0), ("last", 3.0), ("loss", 5.0),
+                        ("shift", ts.tensor(1.0))]:
+        now[name] = value
+        found.append(step([ts.ones(()), ts.ones(())], ts.ones(4))[0].item())
+    assert found == [1.0, 2.0, 6.0, 30.0, 35.0]
+
+
 def two(**options):
     return ts.pipeline([lambda p, x: x * p, lambda p, x: x + p], 2, **options)
 

@@ -21,10 +21,12 @@ from tessera.ad.reverse import is_differentiable
 from tessera.ad.subgraphs import ONCE, Packed, Result, tangent_aval
 from tessera.graph import functions as F
 from tessera.graph import tree
+from tessera.graph.captured_names import CapturedNames
 from tessera.graph.ir import Graph, Node, Value, node_effects
 from tessera.graph.jit import JitFunction
 from tessera.graph.signature import callable_name
 from tessera.graph.trace import aval_of, current_builder, evaluate, trace
+from tessera.open_trace import values_read
 from tessera.tensor import Tensor
 
 from ...lazy_dataclass import dataclass
@@ -131,10 +133,11 @@ class Halves:
 
     Gradients are of params and x, in the compute type, None for what has none. `same` says along
     which mesh axes each tensor of x is the same; made_same that of the results (replicated.py).
+    read: functions that fn calls beside its own, such as a loss.
     """
 
     def __init__(self, fn: Callable, params: Any, x: Any, rest: tuple = (),
-                 same: Sequence[Same] = ()):
+                 same: Sequence[Same] = (), read: Sequence[Callable] = ()):
         packed, name = Packed([params, x, *rest]), callable_name(fn)
         packed.need_unscaled(f"{name}: argument")
         box: list[Any] = []
@@ -152,8 +155,10 @@ class Halves:
             return Result((y, *grads)).tensors
 
         meshes = [t.layout.mesh for t in packed.tensors if t.layout is not None]
-        graph = trace(joint, [aval_of(t) for t in packed.tensors], name,
-                      mesh=meshes[0] if meshes else None)
+        with values_read() as values:
+            graph = trace(joint, [aval_of(t) for t in packed.tensors], name,
+                          mesh=meshes[0] if meshes else None)
+        self._names = CapturedNames([fn, *read], [*(t for _, t in graph.captures), *values]) or None
         self.structure, self.moves, (dp, dx) = box
         self.split = tree.flatten(dp)[1], tree.flatten(dx)[1]
         self.results = len(self.moves)
@@ -166,6 +171,10 @@ class Halves:
         self.kept = made
         self.forward = _runner(made.forward, name)
         self.backward = _runner(made.backward, f"backward of {name}")
+
+    def outdated(self) -> bool:
+        """Whether a name by which fn read something holds something else now."""
+        return self._names is not None and self._names.rebound() is not None
 
     @property
     def copies(self) -> int:

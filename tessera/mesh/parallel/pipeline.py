@@ -185,13 +185,13 @@ class CompiledHalves:
     def __bool__(self) -> bool:
         return bool(self._found)
 
-    def get(self, fn: Callable, stage: int, part: Mesh | None, args: tuple, same: Sequence[Same]
-            ) -> Halves:
+    def get(self, fn: Callable, stage: int, part: Mesh | None, args: tuple, same: Sequence[Same],
+            read: Sequence[Callable] = ()) -> Halves:
         flat, structure = tree.flatten(args)
         kinds = tuple((t.shape, t.type, t.layout, t.is_param) for t in map(as_tensor, flat))
         key = (transport().rank, stage, part, structure, kinds, tuple(same))
-        if key not in self._found:
-            self._found[key] = Halves(fn, args[0], args[1], args[2:], same)
+        if key not in self._found or self._found[key].outdated():
+            self._found[key] = Halves(fn, args[0], args[1], args[2:], same, read)
         return self._found[key]
 
 
@@ -203,6 +203,7 @@ class PipelineTraining:
             raise ArgumentError(f"value_and_grad needs a loss function, got {loss_fn!r}",
                                 hint="pipe.value_and_grad(loss_fn)(params, x, targets)")
         self.pipe, self.compiled, self.sums = pipe, CompiledHalves(), sums_of_gradients()
+        self.loss_fn = loss_fn
         self.last = len(pipe.stages) - 1
         self._seeds: dict[tuple[float, bool, int | None], Tensor] = {}
 
@@ -239,8 +240,10 @@ class PipelineTraining:
         x, same = run.take(step)
         args = (run.params[s], x, *(run.targets[i] if last else ()))
         with run.on(s) as part:
-            halves = self.compiled.get(self._with_loss, s, part, args, same) if last else \
-                self.pipe.compiled.get(self.pipe.stages[s], s, part, args, same)
+            stage = self.pipe.stages[s]
+            halves = self.compiled.get(self._with_loss, s, part, args, same, (stage, self.loss_fn)
+                                       ) if last else \
+                self.pipe.compiled.get(stage, s, part, args, same)
         value, kept = run.timed(step, halves.run, *args)
         made.kept[i, s] = halves, kept
         if last:
