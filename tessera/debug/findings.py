@@ -48,6 +48,8 @@ class BadValue:
     iterations  (loop, number) of the loops that it ran in, the outermost first; numbers from 0
     hint     what the op's record advises
     rank     of a program of several processes, else 0
+    sources  the arguments of the graph that it was computed of, where they are few; where an
+             operand held NaN already, those that brought it
     """
 
     op: str
@@ -67,6 +69,7 @@ class BadValue:
     rank: int = field(default_factory=rank_of_program)
     iterations: tuple[tuple[str, int], ...] = field(default_factory=iterations)
     saved: SavedCall | None = field(default=None, repr=False, compare=False)
+    sources: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
@@ -83,11 +86,14 @@ class BadValue:
         at = f" at {list(self.index)}" if self.index else ""
         head = (f"{self.name}: {self.value} in {self.result}{at}, "
                 f"{self.count} of {self.size} elements")
-        cause = "an operand held it already: it came in with the data"
+        brought = " and ".join(self.sources) or "the data"
+        cause = f"an operand held it already: it came in with {brought}"
         if self.origin:
             cause = "no operand held nan" if self.kind == "nan" else "all operands were finite"
         place = f"in {self.graph}, call {self.run}" if self.graph else "outside compiled functions"
         lines = [f"{head}; {cause}", *(f"  {line}" for line in self.operands)]
+        if self.origin and self.sources:
+            lines.append(f"  computed of {', '.join(self.sources)}")
         place += "".join(f", iteration {i} of {loop}" for loop, i in self.iterations)
         rank = f", rank {self.rank}" if self.rank else ""
         return "\n".join([*lines, f"  {place}, random step {self.step}{rank}"])

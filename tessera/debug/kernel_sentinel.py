@@ -24,7 +24,7 @@ from ..tile.interpreter.arguments import Bound
 from ..tile.interpreter.blame import Blame, BlamedOp
 from ..tile.interpreter.memory import Memory
 from ..tile.ir.ir import Function
-from .findings import BadValue, SavedCall, describe_operands
+from .findings import BadValue, SavedCall, describe_operand, describe_operands
 
 
 def kind_of(memory: Memory) -> str | None:
@@ -59,8 +59,9 @@ def follow(function: Function, bound: Bound, outputs: dict[str, Memory], count: 
             count(replace(_made(function, source, graph, run), saved=saved))
             return
         if kind == "nan" and "nan" in before.values() and before.get(name) != "nan":
+            brought = tuple(f"its {n}" for n, k in before.items() if k == "nan")
             count(replace(_came_in(function, memory, given, graph, run),
-                          saved=saved))
+                          saved=saved, sources=brought))
             return
 
 
@@ -117,13 +118,14 @@ def _came_in(function: Function, memory: Memory, given: dict[str, Memory], graph
     values = decode(memory.flat, memory.numeric.dtype).reshape(memory.shape)
     mask = np.isnan(values)
     index = tuple(int(i) for i in np.unravel_index(int(np.argmax(mask)), mask.shape))
-    operands = [(m.flat.reshape(m.shape), m.numeric.dtype) for m in given.values()
-                if m is not memory]
+    operands = tuple(
+        describe_operand(n, m.flat.reshape(m.shape), m.numeric.dtype, index, mask.shape)
+        for n, m in given.items() if m is not memory)
     return BadValue(
         op=f"kernel {function.name}", where=user_line(), kind="nan", value=float("nan"),
         index=index, count=int(mask.sum()), size=mask.size,
         result=f"{memory.numeric.dtype}{show_shape(mask.shape)}",
-        operands=describe_operands(operands, index, mask.shape), origin=False, graph=graph,
+        operands=operands, origin=False, graph=graph,
         run=run, step=get_state().step)
 
 

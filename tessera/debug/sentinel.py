@@ -39,7 +39,7 @@ from ..graph import trace
 from ..graph.ir import Graph, Node, Value, subgraphs
 from ..graph.op import OPS, GraphOp
 from ..graph.ops.random import get_state
-from ..graph.run_with_sentinels import losses
+from ..graph.run_with_sentinels import losses, runs_again
 from ..lazy_dataclass import dataclass
 from ..numerics import CastCounts, DType, as_type
 from ..runtime import late_checks
@@ -52,6 +52,7 @@ from ..tile.ir.ir import Function
 from .device_sentinel import DeviceFinding, findings
 from .findings import BadValue, Flags, SavedCall, describe_operands, values_of
 from .kernel_sentinel import follow
+from .value_sources import ValueSources
 
 
 class Seen(NamedTuple):
@@ -80,6 +81,8 @@ class SuspectFrame:
 
     graph: str | None = None
     suspects: dict[int, Suspect] = field(default_factory=dict)
+    sources: ValueSources | None = None  # of a graph's values
+    told: bool = False  # the kernel that ran last has said itself what is bad in its results
 
 
 class _Local(threading.local):
@@ -170,10 +173,15 @@ def _summary() -> None:
 # --- observers --------------------------------------------------------------------------------
 def observe_node(node: Node, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray]) -> None:
     """A node of a graph has run."""
+    frame = _local.frames[-1]
+    if frame.sources is not None:
+        frame.sources.follow(node)
+    made = [Seen(v, a, v.aval.dtype) for v, a in zip(node.outputs, outputs, strict=True)]
+    told, frame.told = frame.told, False
     _check(
         node.op, node.attrs, lambda: node.where,
         [Seen(v, a, v.aval.dtype) for v, a in zip(node.inputs, inputs, strict=True)],
-        [Seen(v, a, v.aval.dtype) for v, a in zip(node.outputs, outputs, strict=True)],
+        [] if told else made,
         [v for inner in subgraphs(node) for v in _inner_values(inner)],
     )
 
@@ -213,12 +221,16 @@ def observe_kernel(function: Function, bound: Bound, outputs: dict[str, Memory],
     if not _local.late and config.get("numerics") == "off":  # with the first op after a change
         yield None
         return
+    frame = _local.frames[-1]
+
     def counts(bad: BadValue) -> None:
+        if config.numerics != "raise" and runs_again():
+            return
         if bad.origin or not _first:
             _count(bad)
+        frame.told = frame.graph is not None
 
-    with follow(function, bound, outputs, counts, _local.frames[-1].graph, _local.run,
-                again) as blame:
+    with follow(function, bound, outputs, counts, frame.graph, _local.run, again) as blame:
         yield blame
 
 
@@ -246,7 +258,7 @@ def observe_run(graph: Graph) -> Iterator[Callable[[list[Tensor]], None]]:
     """A compiled function runs: its suspects count when they are among its results."""
     # The first op after a change of settings may be in this graph, which need not be watched.
     _local.run += config.get("numerics") != "off"
-    frame = SuspectFrame(graph.name)
+    frame = SuspectFrame(graph.name, sources=ValueSources(graph))
     _local.frames.append(frame)
     try:
         yield lambda flat: _count_suspects(graph.outputs)
@@ -260,7 +272,7 @@ def call_for_later(graph: Graph) -> Callable[[], AbstractContextManager[None]]:
 
     @contextmanager
     def again() -> Iterator[None]:
-        frame, now = SuspectFrame(name), _local.run
+        frame, now = SuspectFrame(name, sources=ValueSources(graph)), _local.run
         _local.frames.append(frame)
         _local.run, _local.late = number, True
         try:
@@ -352,6 +364,7 @@ def _judge(op: GraphOp, attrs: dict, where: Callable[[], SourceLine | None], ins
     frame = _local.frames[-1]
     line = where()
     of = OPS.get(line.of) if line is not None else None  # the op whose gradient this is part of
+    blamed = [s.key for s in ins if origin or _kind(s) == "nan"]
     return BadValue(
         op=op.name, where=line, kind=kind, value=float(values[index]), index=index,
         count=int(mask.sum()), size=mask.size, result=f"{out.dtype}{show_shape(mask.shape)}",
@@ -359,6 +372,7 @@ def _judge(op: GraphOp, attrs: dict, where: Callable[[], SourceLine | None], ins
         origin=origin, graph=frame.graph, run=_local.run, step=get_state().step,
         hint=of.gradient_hint if of is not None and of.gradient_hint else op.hint,
         saved=_saved(op, attrs, ins, out),
+        sources=() if frame.sources is None else frame.sources.told(blamed, some=origin),
     )
 
 

@@ -80,6 +80,7 @@ class JitFunction:
         self.allowed, self.cast, self.capture_graph = allowed, cast, capture_graph
         self.signature = find_signature(fn)
         self._names = positional_names(self.signature)
+        self.argument_names: Sequence[str] = ()  # of leaves, where the function's own tell nothing
         self.keeps_form = keeps_form(fn)
         self.static = self._parameters("static", static)
         self.donate = self._parameters("donated", donate)
@@ -345,7 +346,7 @@ class JitFunction:
                                box["updates"], layouts, self.capture_graph, donated,
                                [i for i, x in enumerate(leaves)
                                 if x.offloaded and not x.dtype.packed],
-                               [n for n, _ in named],
+                               self.argument_names or [n for n, _ in named],
                                [self.fn, *(x.value for x in statics.values())], read)
 
     def _with_captures(self, graph: Graph, where: str, named: list[tuple[str, Tensor]]) -> str:

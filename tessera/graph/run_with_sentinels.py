@@ -75,6 +75,16 @@ def run_watched(graph: Graph, watched: Callable[[], Watched], arrays: Sequence[n
         _local.tally = None
 
 
+def runs_again() -> bool:
+    """A kernel in a call that is watched has made something bad: whether the call will be run
+    again, op by op, and the kernel with it."""
+    tally = _local.tally
+    if tally is None or tally.blaming:
+        return False
+    tally.bad = True
+    return True
+
+
 def blame(graph: Graph, arrays: Sequence[np.ndarray]) -> set[Value]:
     """Run a graph op by op, shown to the sentinels: they say which op made what is bad. Gives the
     values that held something bad, meant or not. What the graph does beside computing, such as
@@ -245,4 +255,5 @@ def losses(attrs: dict[str, Any], inputs: Sequence[Any]) -> CastCounts:
     return CastCounts(counts.overflow, counts.underflow, dropped, 0, counts.subnormal)
 
 
-__all__ = ["Watched", "blame", "checked_values", "is_clean", "losses", "run_watched"]
+__all__ = ["Watched", "blame", "checked_values", "is_clean", "losses", "run_watched",
+           "runs_again"]

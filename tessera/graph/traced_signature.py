@@ -74,6 +74,7 @@ class TracedSignature:
         self.read = read
         self.captured = CapturedNames(roots, [*(t for _, t in graph.captures), *read]) or None
         self.leaf_names = tuple(leaf_names)  # "params.layers.0.up", by input
+        graph.kept["argument_names"] = self.leaf_names
         self.graph, self.out_tree, self.rebuild, self.target = graph, out_tree, rebuild, target
         self.updates, self.layouts, self.capture = updates, layouts, capture
         self.donated, self.offloaded = tuple(donated), tuple(offloaded)

@@ -213,6 +213,20 @@ def test_what_a_kernel_made_is_not_said_to_have_come_in():
     assert [op for op, _ in found.counts] == ["log in kernel logs"]
 
 
+def test_a_kernel_inside_of_a_function_is_counted_once():
+    """The call is run again to find what is bad, and the kernel with it."""
+    def f(x):
+        y = ts.zeros(4)
+        logs(x * 1.0, y)
+        return ts.sum(y)
+
+    with ts.debug.numerics("flag"):
+        ts.debug.flags()
+        ts.jit(f)(ts.tensor([1.0, -2.0, 3.0, 4.0]))
+        flags = ts.debug.flags()
+    assert (flags.nan, flags.inf) == (1, 0) and flags.first.op == "log in kernel logs"
+
+
 def test_what_came_in_with_the_data_is_said_so():
     with ts.debug.numerics("flag"):
         call(logs, float("nan"))

@@ -424,6 +424,25 @@ class TestWholeModel:
         np.testing.assert_allclose(ts.dist.simulate(program, mesh), 13**0.5 / 2, rtol=1e-6)
 
 
+def test_sentinels_name_the_stage_the_microbatch_and_the_parameter():
+    mesh = ts.dist.mesh(axes=("pp",), shape=(2,))
+
+    def last(p, x):
+        return ts.log(x) * p["w"]
+
+    def program(value, weight):
+        x = np.ones((8, 3), np.float32)
+        x[5, 1] = value
+        step = ts.pipeline([lambda p, x: x * p, last], 4).value_and_grad(ts.mean)
+        step([ts.ones(()), {"w": ts.tensor(weight)}], ts.tensor(x))
+
+    with ts.debug.numerics("raise"):
+        with pytest.raises(ts.NumericsError, match="in last, call .*, iteration 2 of microbatches"):
+            ts.dist.simulate(program, mesh, -1.0, 1.0)
+        with pytest.raises(ts.NumericsError, match="came in with argument params.w"):
+            program(1.0, float("nan"))
+
+
 class TestTrace:
     def test_what_ran_when(self):
         mesh = ts.dist.mesh(axes=("pp",), shape=(3,))

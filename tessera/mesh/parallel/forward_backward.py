@@ -169,8 +169,10 @@ class Halves:
         where = replication(graph, known)
         self.made_same = [where[v] for v in graph.outputs[:self.results]]
         self.kept = made
-        self.forward = _runner(made.forward, name)
-        self.backward = _runner(made.backward, f"backward of {name}")
+        names = Packed({"params": params, "x": x, "targets": rest}).names()
+        self.forward = _runner(made.forward, name, names)
+        self.backward = _runner(made.backward, f"backward of {name}",
+                                [names[i] for i in made.inputs])
 
     def outdated(self) -> bool:
         """Whether a name by which fn read something holds something else now."""
@@ -201,5 +203,7 @@ def _leaves(structure: tree.TreeDef) -> list[str]:
     return tree.paths(structure)
 
 
-def _runner(graph: Graph, name: str) -> JitFunction:
-    return JitFunction(lambda *flat: evaluate(graph, flat), name=name)
+def _runner(graph: Graph, name: str, arguments: Sequence[str]) -> JitFunction:
+    run = JitFunction(lambda *flat: evaluate(graph, flat), name=name)
+    run.argument_names = arguments
+    return run

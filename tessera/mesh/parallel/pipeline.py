@@ -23,6 +23,7 @@ import numpy as np
 from tessera.dims import show_shape
 from tessera.errors import ArgumentError, GradError, ShapeError, TraceError
 from tessera.graph import tree
+from tessera.graph.iterations import iterating
 from tessera.graph.jit import JitFunction
 from tessera.graph.signature import callable_name
 from tessera.graph.trace import current_builder
@@ -211,6 +212,7 @@ class PipelineTraining:
             y = pipe.stages[-1](params, x)
             return _need_loss(loss_fn(y, *targets), callable_name(loss_fn))
 
+        with_loss.__name__ = callable_name(pipe.stages[-1])
         self._with_loss = with_loss
 
     def __call__(self, params: Sequence[Any], x: Any, *targets: Any,
@@ -394,7 +396,8 @@ class _Run:
         for ahead in self.steps[at:at + 2]:
             if ahead.stage != (0 if isinstance(ahead, Forward) else len(self.here) - 1):
                 self.link.expect(ahead)
-        with self.on(step.stage), self.drawing(step):
+        with self.on(step.stage), self.drawing(step), iterating("microbatches") as microbatch:
+            microbatch(step.microbatch)
             begin = _now(self.place.gpu)
             out = compute(*args)
             self.events.append(Event(step, begin, _now(self.place.gpu)))
