@@ -9,7 +9,8 @@ import numpy as np
 
 from ..graph.ir import Node
 from ..graph.op import GraphOp
-from ..numerics import DType
+from ..numerics import DType, result_type
+from ..numerics.policy import clamps
 from .writer import Writer, extents, number, says
 
 # --- one for one ---------------------------------------------------------------------------------
@@ -135,14 +136,28 @@ def _floor_divide(w: Writer, node: Node, a: str, b: str) -> Any:
 
 
 # --- types and numbers ---------------------------------------------------------------------------
-@says("cast")
+def _is_rounded(node: Node) -> bool:
+    """Whether a cast rounds as ONNX does, to the nearest, or has nothing to round."""
+    source, to = node.attrs["source"], node.attrs["to"]
+    return to.policy.rounding != "toward_zero" or to.dtype.kind != "float" or (
+        source.dtype.kind == "float" and result_type(source.dtype, to.dtype) is to.dtype)
+
+
+@says("cast", when=_is_rounded)
 def _cast(w: Writer, node: Node, x: str) -> Any:
-    """Once rounded; towards zero to integers, where ours saturates and ONNX says nothing."""
-    source, to = (node.attrs[k].dtype for k in ("source", "to"))
-    if source is to:
+    """Once rounded; towards zero to integers, where ours saturates and ONNX says nothing. What is
+    beyond a float that saturates has become an infinity of it."""
+    given, made = node.attrs["source"], node.attrs["to"]
+    source, to = given.dtype, made.dtype
+    if source is not to:
+        bounds = _bounds(source, to) if to.kind in ("int", "uint") else None
+        x = w.cast(x if bounds is None else w.op("Clip", x, *bounds), to)
+    elif not clamps(given, made):
         return x
-    bounds = _bounds(source, to) if to.kind in ("int", "uint") else None
-    return w.cast(x if bounds is None else w.op("Clip", x, *bounds), to)
+    if to.kind != "float" or not made.policy.saturate:
+        return x
+    largest = np.asarray(to.max, to.numpy)
+    return w.op("Clip", x, -largest, largest)
 
 
 def _bounds(source: DType, to: DType) -> list[np.ndarray] | None:
@@ -375,6 +390,7 @@ REFUSED: dict[str, str] = {
     **dict.fromkeys(("ring_attention", "ring_attention_back"), "it is written for many ranks"),
     "atan2": "ONNX has no angle of two operands",
     "csr_rows": "ONNX has no operations of sparse rows",
+    "cast": "it cuts off where ONNX rounds to the nearest",
     "floor_divide": "of floats ONNX has no division that rounds down",
     "kernel": "it is a kernel of the program's",
     "place": "it moves a tensor to another memory",

@@ -102,6 +102,18 @@ def test_casts(source, to, rng, tmp_path):
     same(ts.onnx.import_(path)(x), ts.cast(x, to), 1)
 
 
+@pytest.mark.parametrize("to", ["bf16", "f16", "f32"])
+def test_casts_that_saturate(to, tmp_path):
+    """Of another format and of the same one; infinities too, and NaN stays."""
+    numeric = f"{to} @saturate"
+    for source in ("f64", "f32", "bf16", "f16"):
+        x = ts.cast(ts.tensor(np.array([3e38, -3.4e38, 1e5, -np.inf, np.nan, 1.5])), source)
+        path = ts.onnx.export(lambda x: ts.cast(x, numeric) * 4.0, tmp_path / "f.onnx", x)
+        want = ts.cast(x, numeric) * 4.0
+        same(run(path, x.array)[0], want, 0)
+        same(ts.onnx.import_(path)(x), ts.cast(want, to), 0)
+
+
 # --- whole functions ------------------------------------------------------------------------------
 @pytest.fixture
 def network(rng):
@@ -214,6 +226,10 @@ def test_ops_and_types_without_a_form_are_named_at_their_line(tmp_path):
     assert "ts.dropout" in str(err.value)
     with pytest.raises(BundleError, match="16 bits and more"):
         ts.onnx.export(lambda x: ts.cast(x, "fp8_e4m3"), path, x)
+    for name, cut in (("f32", 'bf16 @rounding("toward_zero")'),
+                      ("int32", 'f32 @rounding("toward_zero")')):
+        with pytest.raises(BundleError, match="it cuts off where ONNX rounds to the nearest"):
+            ts.onnx.export(lambda x, to=cut: ts.cast(x, to), path, ts.cast(x, name))
     with pytest.raises(BundleError, match="loop whose length is data"):
         ts.onnx.export(lambda x: ts.while_loop(lambda x: ts.sum(x) < 99, lambda x: x * 2, x),
                        path, x)
