@@ -53,7 +53,8 @@ def scan_named(f: Callable, init: Any, xs: Any, length: int | None, reverse: boo
     final = list(start)
     for i, c in zip(moving, out, strict=False):
         final[i] = c
-    return carry.after(final), results.build(out[len(moving):])
+    made = out[len(moving):]
+    return carry.after(final), results.stacked(made, [0] * len(made))
 
 
 def _length(seqs: Packed, length: int | None, what: str) -> Any:

@@ -20,12 +20,14 @@ from ..graph.execute import Executable
 from ..graph.ir import Graph, Value, node_effects
 from ..graph.op import Aval
 from ..graph.operand import compute_type
+from ..graph.ops.convert import RETYPE
 from ..graph.ops.random import LoopKeys
 from ..graph.signature import is_data, join_scales, split_result
 from ..graph.simplify import merge_common
-from ..graph.trace import aval_of, current_builder, trace
+from ..graph.trace import apply, aval_of, current_builder, trace
 from ..graph.weak_numbers import leaf_of, standing_for
 from ..lazy_dataclass import dataclass
+from ..numerics import NumericType
 from ..tensor import Tensor, as_tensor
 from .reverse import Tape, forward
 
@@ -203,6 +205,21 @@ class Packed:
                                     hint="pass ts.dequantize(x), or codes and scale apart")
 
 
+def _codes_of_calls(codes: Tensor, scale: Tensor, axis: int) -> tuple[Tensor, Tensor]:
+    """Codes of many calls along an axis, with their scales: what had one for all elements has one
+    for each index of the axis."""
+    axis %= codes.ndim
+    ones = [1] * (codes.ndim - scale.ndim)
+    scale = F.reshape(scale, (scale.shape[0], *ones, *scale.shape[1:]))
+    policy = codes.type.policy
+    if policy.custom is None:
+        inside = policy.per_channel
+        channel = axis if inside is None else inside + (axis <= inside)
+        to = NumericType(codes.dtype, replace(policy, per_channel=channel))
+        codes = apply(RETYPE, codes, to=to)
+    return codes, F.moveaxis(scale, 0, axis) if axis else scale
+
+
 class Result:
     """The result of a traced function: its tensors, and how to rebuild it around others."""
 
@@ -212,6 +229,17 @@ class Result:
 
     def build(self, tensors: Sequence[Tensor]) -> Any:
         return tree.unflatten(self.treedef, join_scales(tensors, self.rebuild))
+
+    def stacked(self, tensors: Sequence[Tensor], axes: Sequence[int | None]) -> Any:
+        """The result of many calls at once, each of whose tensors has an axis for them, or none. Of
+        codes with a scale that is the scale's first."""
+        made, at = list(tensors), 0
+        for how in self.rebuild:
+            axis = axes[at] if how == "scaled" else None
+            if axis is not None:
+                made[at:at + 2] = _codes_of_calls(made[at], made[at + 1], axis)
+            at += {"tensor": 1, "param": 1, "scaled": 2}.get(how, 0)
+        return self.build(made)
 
     @property
     def plain(self) -> bool:

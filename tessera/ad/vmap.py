@@ -42,10 +42,9 @@ def vmap(fn: Callable, in_axes: Any = 0, out_axes: Any = 0) -> Transform:
         graph, result = trace_flat(lambda a: fn(*a, **kwargs), packed, callable_name(fn), avals,
                                    repeats=True)
         outs, marks = batch_graph(graph, size, moved, flags)
-        return result.build([
-            _place(y, size, b, a)
-            for y, b, a in zip(outs, marks, _out_axes(out_axes, result), strict=True)
-        ])
+        places = _out_axes(out_axes, result)
+        return result.stacked([_place(y, size, b, a) for y, b, a in
+                               zip(outs, marks, places, strict=True)], places)
 
     return Transform(fn, rule, "vmap")
 
@@ -98,7 +97,7 @@ def _out_axes(out_axes: Any, result: Any) -> list[int | None]:
         if how in ("tensor", "param"):
             found.append(axis)
         elif how == "scaled":
-            found += [axis, axis]
+            found += [axis, None if axis is None else 0]
     return found
 
 

@@ -135,14 +135,18 @@ class DistTensor(Tensor):
 
     @property
     def local(self) -> Tensor:
-        """This rank's part; rank 0's in a program that runs alone. Raises MeshError on a rank that
-        is not in the mesh."""
-        if len(self.held) == 1:
-            return next(iter(self.held.values()))
-        rank = 0 if transport().size == 1 else mesh_rank(self.mesh)
-        if rank not in self.held:
+        """This rank's part; rank 0's in a program that runs alone. Of codes with a scale it is a
+        copy. Raises MeshError on a rank that is not in the mesh."""
+        held = self.held
+        rank = next(iter(held)) if len(held) == 1 else (
+            0 if transport().size == 1 else mesh_rank(self.mesh))
+        if rank not in held:
             raise MeshError(f"no part of a tensor on {self.mesh} is held here")
-        return self.held[rank]
+        if self.scale is None:
+            return held[rank]
+        part = held[rank].copy()
+        part.scale = self.scale.held[rank]
+        return part
 
     @property
     def nbytes(self) -> int:
@@ -172,13 +176,16 @@ class DistTensor(Tensor):
         communicates: all ranks of the mesh call it, from one line. Raises DisagreementError when
         one of them does something else instead, StalledError when it does not come in time.
         """
-        found = Tensor(whole(self), self.type).numpy()
+        scale = None if self.scale is None else Tensor(self.scale.numpy(), self.scale.type)
+        found = Tensor(whole(self), self.type, scale=scale).numpy()
         # A copy of what this rank holds: who writes into it would change one rank of several.
         return found.copy() if self.layout.is_replicated else found
 
     def copy(self) -> DistTensor:
-        return DistTensor({r: p.copy() for r, p in self.held.items()}, self._shape, self.type,
+        made = DistTensor({r: p.copy() for r, p in self.held.items()}, self._shape, self.type,
                           self.layout, is_param=self.is_param, name=self.name)
+        made.scale = None if self.scale is None else self.scale.copy()
+        return made
 
     def __copy__(self) -> DistTensor:
         return self.copy()

@@ -183,6 +183,24 @@ def test_assignment_requantizes_a_scaled_tensor(rng):
         q[0] = np.zeros(5)
 
 
+@pytest.mark.parametrize("stack, axis", [
+    (lambda f: ts.vmap(f), 0), (lambda f: ts.jit(ts.vmap(f)), 0),
+    (lambda f: ts.vmap(f, out_axes=-1), -1),
+    (lambda f: lambda x: ts.scan(lambda c, row: (c, f(row)), ts.tensor(0), x)[1], 0),
+], ids=["vmap", "jit", "last axis", "scan"])
+def test_codes_of_rows_have_a_scale_for_each(stack, axis, rng):
+    """Square matrices too, in which a scale along the other axis would not show."""
+    for shape, inner in (((6, 6), ""), ((5, 5, 5), ""), ((4, 5, 6), " @per_channel(1)")):
+        x = ts.tensor(draw(rng, *shape))
+        numeric = f'int8 @scaled("amax"){inner}'
+        y = stack(lambda row, numeric=numeric: ts.cast(row, numeric))(x)
+        rows = [ts.cast(row, numeric).numpy() for row in x]
+        np.testing.assert_array_equal(y.numpy(), np.stack(rows, axis=axis))
+        channel = 2 + axis if inner else axis % len(shape)
+        assert y.type == as_type(f'int8 @scaled("amax") @per_channel({channel})')
+        np.testing.assert_array_equal((y * 1.0).numpy(), y.numpy())
+
+
 def test_a_copy_of_a_scaled_tensor_is_its_own(rng):
     q = ts.cast(draw(rng, 3), int8 @ scaled("amax"))
     before = q.numpy().copy()

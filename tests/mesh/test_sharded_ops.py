@@ -204,6 +204,19 @@ def test_every_layout_gives_what_the_whole_gives(
     print(f"{op.name}: {len(tried)} combinations of {[len(o) for o in case.options]} layouts")
 
 
+@pytest.mark.parametrize("channels", ["", " @per_channel(0)", " @per_channel(1)"])
+def test_codes_of_a_mesh_are_read_with_their_scale(channels: str, rng: np.random.Generator) -> None:
+    x = ts.tensor(rng.standard_normal((8, 6)), "f32")
+    numeric = f'int8 @scaled("amax"){channels}'
+    mesh = ts.dist.mesh(axes=("dp",), shape=(2,))
+    spread = ts.dist.distribute(x, ts.ShardSpec(("row",), ("dp",)), mesh=mesh)
+    want = ts.cast(x, numeric).numpy()
+    for made in (ts.cast(spread, numeric), ts.jit(lambda x: ts.cast(x, numeric))(spread)):
+        for got in (made, made.copy(), ts.dequantize(made)):
+            np.testing.assert_array_equal(got.numpy(), want)
+        np.testing.assert_array_equal(made.local.numpy(), want[:4])
+
+
 def test_one_dimension_is_narrowed_while_another_is_dealt_out(rng: np.random.Generator) -> None:
     x = ts.tensor(rng.standard_normal((5, 7, 2)).astype(np.float32))
     given = spread(x, Layout(MESH, (Split(("dp",)), Split(), Split())), rng)
