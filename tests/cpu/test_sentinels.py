@@ -101,7 +101,8 @@ class TestTheReport:
         assert "came in with argument x" in str(error) and str(error).startswith("[E_NAN_INF] mul")
 
     def test_the_argument_that_brought_it_is_named(self):
-        """Of nested arguments by its path, of captured tensors by type; not in loops."""
+        """Of nested arguments by its path, of captured tensors by type; of layers in a loop, too,
+        but not of what a loop carries."""
         bad, shift = ts.tensor([1.0, float("nan")]), ts.tensor([0.0, float("nan")])
         optimizer = ts.optim.AdamW()
         params = {"blocks": [{"w": ts.ones(2)} for _ in range(3)]}
@@ -115,8 +116,13 @@ class TestTheReport:
             str(caught(step, params, grads, state))
         assert "came in with the captured f32[2]\n" in str(caught(
             ts.jit(lambda x: x + shift), ts.ones(2)))
-        total = ts.jit(lambda xs: ts.scan(lambda c, x: (c + x, None), ts.tensor(0.0), xs)[0])
-        assert "came in with the data\n" in str(caught(total, bad))
+        layers = {"w": ts.stack([ts.ones(2), bad]), "b": ts.ones((2, 2))}
+        deep = ts.jit(lambda p, x: ts.scan(lambda h, p: (h * p["w"] + p["b"], None), x, p)[0])
+        for f in (deep, ts.jit(ts.grad(lambda p, x: ts.sum(deep(p, x)))),
+                  ts.jit(lambda p, x: ts.cond(x[0] > 0, lambda: x * p["w"][1], lambda: x)),
+                  ts.jit(lambda p, x: ts.sum(ts.checkpoint(lambda x: x * p["w"][1])(x)))):
+            assert "came in with argument p.w\n" in str(caught(f, layers, ts.ones(2)))
+        assert "came in with the data\n" in str(caught(deep, layers, bad))
 
     def test_what_was_raised_is_not_reported_again(self):
         nan = ts.tensor([float("nan")])
