@@ -32,6 +32,7 @@ from .graph import tree
 from .graph.graph_text import parse_graph, print_graph
 from .graph.ir import Graph
 from .graph.jit import JitFunction, jit
+from .graph.ops.scaled import APART
 from .graph.signature import is_data
 from .graph.trace import evaluate
 from .graph.traced_signature import TracedSignature
@@ -279,9 +280,10 @@ def _described(name: str, traced: TracedSignature) -> dict[str, Any]:
         raise BundleError(f"{name} gives more than tensors, or writes into its arguments",
                           hint="return plain tensors, in tuples, lists and dicts")
     captures = [t for _, t in traced.graph.captures]
-    if any(t.layout is not None or t.scale is not None for t in captures):
-        raise BundleError(f"{name} captures a distributed or scaled tensor",
-                          hint="pass it as an argument")
+    if any(t.layout is not None for t in captures):
+        raise BundleError(f"{name} captures a distributed tensor", hint="pass it as an argument")
+    if any(t.scale is not None for t in captures):
+        raise BundleError(f"{name} captures a scaled tensor", hint=APART)
     layouts = traced.layouts or (None,) * len(traced.graph.inputs)
     mesh: Mesh | None = next((at.mesh for at in layouts if at is not None), None)
     return {
@@ -312,7 +314,7 @@ def _leaves_text(traced: TracedSignature, layouts: Sequence[Any]) -> list[dict[s
                       at.describe()})
     if next(inputs, None) is not None:
         raise BundleError("an argument is more than one tensor, such as codes with their scale",
-                          hint="pass plain tensors")
+                          hint=APART)
     return found
 
 

@@ -22,6 +22,7 @@ from ..graph.op import Aval
 from ..graph.operand import compute_type
 from ..graph.ops.convert import RETYPE
 from ..graph.ops.random import LoopKeys
+from ..graph.ops.scaled import APART
 from ..graph.signature import is_data, join_scales, split_result
 from ..graph.simplify import merge_common
 from ..graph.trace import apply, aval_of, current_builder, trace
@@ -202,7 +203,7 @@ class Packed:
         for name, t in zip(self.names(), self.tensors, strict=True):
             if t.scale is not None:
                 raise ArgumentError(f"{what} {name} is a scaled tensor, {t.type}",
-                                    hint="pass ts.dequantize(x), or codes and scale apart")
+                                    hint=APART)
 
 
 def _codes_of_calls(codes: Tensor, scale: Tensor, axis: int) -> tuple[Tensor, Tensor]:

@@ -12,6 +12,7 @@ from ..graph import tree
 from ..graph.expand import Rule, expand_by
 from ..graph.ir import Graph, Node, Value
 from ..graph.jit import JitFunction, jit
+from ..graph.ops.scaled import APART
 from ..graph.op import Aval
 from ..graph.simplify import canonicalize, merge_common, remove_dead
 from ..graph.traced_signature import TracedSignature
@@ -95,7 +96,7 @@ def _given(name: str, traced: TracedSignature, leaves: list[Any]) -> list[Any]:
              if isinstance(kind, TensorType)]
     if len(given) != len(traced.graph.inputs):
         raise BundleError(f"{name}: an argument is more than one tensor, such as codes with their "
-                          "scale", hint="pass plain tensors")
+                          "scale", hint=APART)
     return given
 
 

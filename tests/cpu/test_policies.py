@@ -9,7 +9,7 @@ import pytest
 
 import tessera as ts
 from tessera import accum, bf16, f16, f32, fp8_e4m3, fp8_e5m2, int8, loss_scale, scaled
-from tessera.errors import ArgumentError, DTypeError, PolicyError, ShapeError
+from tessera.errors import ArgumentError, BundleError, DTypeError, PolicyError, ShapeError
 from tessera.numerics import as_type
 
 
@@ -199,6 +199,19 @@ def test_codes_of_rows_have_a_scale_for_each(stack, axis, rng):
         channel = 2 + axis if inner else axis % len(shape)
         assert y.type == as_type(f'int8 @scaled("amax") @per_channel({channel})')
         np.testing.assert_array_equal((y * 1.0).numpy(), y.numpy())
+
+
+def test_codes_and_scale_apart(rng, tmp_path):
+    """What is advised where a tensor is one array gives the same."""
+    q = ts.quantize(ts.tensor(draw(rng, 4, 6)), 'int4 @scaled("amax") @per_channel(0)')
+    loop = lambda xs: ts.scan(lambda c, x: (c, x), ts.tensor(0), xs)[1]  # noqa: E731
+    for refused in (lambda: loop(q), lambda: ts.export(lambda: q * 1.0, tmp_path / "f"),
+                    lambda: ts.export(lambda q: q * 1.0, tmp_path / "f", q)):
+        with pytest.raises((ArgumentError, BundleError)) as info:
+            refused()
+        assert "ts.tensor(x.array, x.dtype) and x.scale" in info.value.hint
+    codes, scale = loop((ts.tensor(q.array, q.dtype), q.scale))
+    np.testing.assert_array_equal((ts.cast(codes, f32) * scale).numpy(), q.numpy())
 
 
 def test_a_copy_of_a_scaled_tensor_is_its_own(rng):

@@ -243,6 +243,8 @@ def stored_codes(x: Tensor) -> Tensor:
     return apply(RETYPE, x, to=as_type(x.dtype))
 
 
+# What to do where a tensor is one array.
+APART = "pass ts.dequantize(x), or codes and scale apart: ts.tensor(x.array, x.dtype) and x.scale"
 OPERATORS["quantize"], OPERATORS["dequantize"] = quantize, dequantize
 
-__all__ = ["DEQUANTIZE", "QUANTIZE", "codes_of", "finite_amax", "scale_of", "stored_codes"]
+__all__ = ["APART", "DEQUANTIZE", "QUANTIZE", "codes_of", "finite_amax", "scale_of", "stored_codes"]
