@@ -12,8 +12,8 @@ from ..graph import tree
 from ..graph.expand import Rule, expand_by
 from ..graph.ir import Graph, Node, Value
 from ..graph.jit import JitFunction, jit
-from ..graph.ops.scaled import APART
 from ..graph.op import Aval
+from ..graph.ops.scaled import APART
 from ..graph.simplify import canonicalize, merge_common, remove_dead
 from ..graph.traced_signature import TracedSignature
 from ..tensor import Tensor, TensorType

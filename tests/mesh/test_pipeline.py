@@ -367,6 +367,41 @@ class TestWholeModel:
             np.testing.assert_allclose(found, [want, want, want / 4, total], rtol=2e-6)
 
     @pytest.mark.parametrize("ranks", [1, 2])
+    def test_what_is_not_trained_has_no_gradient_and_no_part(self, ranks, rng):
+        """As under ts.grad: beside ts.params are constants, here frozen weights, of which two
+        stages share one, and a name."""
+        table = ts.tensor(rng.standard_normal((5, 4)), "f32")
+        params = [{"table": table, "w": ts.param(rng.standard_normal((4, 4)), "f32"), "kind": kind}
+                  for kind in ("first", "last")]
+        ids = ts.tensor(rng.integers(0, 5, 6), "int32")
+
+        def first(p, ids):
+            scale = 2.0 if p["kind"] == "first" else 1.0
+            return ts.take(p["table"], ids, axis=0) @ p["w"] * scale
+
+        def last(p, h):
+            return ts.tanh(h @ p["w"]) @ ts.transpose(p["table"])
+
+        def loss(y, ids):
+            return ts.mean(ts.cross_entropy(y, ids))
+
+        want = ts.grad(lambda p: loss(last(p[1], first(p[0], ids)), ids))(params)
+
+        def program():
+            own = [p if ranks == 1 or ts.dist.rank() == s else None for s, p in enumerate(params)]
+            step = ts.pipeline([first, last], 2, tied=[("0.table", "1.table")]).value_and_grad(loss)
+            grads = step(own, ids, ids)[1]
+            for g, meant in zip(grads, want, strict=True):
+                if g is not None:
+                    assert g["table"] is None and g["kind"] is None
+                    np.testing.assert_allclose(g["w"].numpy(), meant["w"].numpy(), rtol=1e-5)
+            return ts.optim.global_norm(grads).item()
+
+        mesh = ts.dist.mesh(axes=("pp",), shape=(ranks,))
+        found = [program()] if ranks == 1 else ts.dist.simulate(program, mesh)
+        np.testing.assert_allclose(found, ts.optim.global_norm(want).item(), rtol=1e-6)
+
+    @pytest.mark.parametrize("ranks", [1, 2])
     def test_the_gradients_of_one_stage_are_not_clipped_by_their_own_norm(self, ranks):
         def program():
             step = two().value_and_grad(squares)

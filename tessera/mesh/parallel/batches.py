@@ -160,10 +160,18 @@ def added(total: Any, more: Any, sums: JitFunction) -> Any:
     return total
 
 
+def trained_places(leaves: Sequence[Any]) -> list[int]:
+    """Which leaves of a stage's parameters are trained: its `ts.param`s, or all where none is one.
+    """
+    marked = [i for i, x in enumerate(leaves) if isinstance(x, Tensor) and x.is_param]
+    return marked or list(range(len(leaves)))
+
+
 def like_params(grads: Any, params: Any) -> Any:
     """Gradients with those of distributed parameters in the layout of these."""
     flat, structure = tree.flatten(grads)
-    trained = [p for p in tree.flatten(params)[0]
+    every = tree.flatten(params)[0]
+    trained = [p for p in (every[i] for i in trained_places(every))
                if is_data(p) and is_differentiable(as_tensor(p))] if flat else []
     return tree.unflatten(structure, [
         distribute(g, p.layout) if isinstance(p, DistTensor) else g

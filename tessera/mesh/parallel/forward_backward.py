@@ -31,6 +31,7 @@ from tessera.tensor import Tensor
 
 from ...lazy_dataclass import dataclass
 from ..collectives.replicated import NOWHERE, Same, copies, replication
+from .batches import trained_places
 
 
 @dataclass(frozen=True)
@@ -131,8 +132,9 @@ class Residuals:
 class Halves:
     """The two halves of f(params, x, *rest) for one signature, compiled.
 
-    Gradients are of params and x, in the compute type, None for what has none. `same` says along
-    which mesh axes each tensor of x is the same; made_same that of the results (replicated.py).
+    Gradients are of what is trained of params, and of x, in the compute type, None for what has
+    none. `same` says along which mesh axes each tensor of x is the same; made_same that of the
+    results (replicated.py).
     read: functions that fn calls beside its own, such as a loss.
     """
 
@@ -144,13 +146,23 @@ class Halves:
 
         def joint(*tracers: Tensor) -> list[Tensor]:
             values = packed.build(tracers)
-            y, pull = vjp(lambda p, h: fn(p, h, *values[2:]), values[0], values[1])
+            every, form = tree.flatten(values[0])
+            trained = trained_places(every)
+
+            def of_trained(chosen: list[Any], h: Any) -> Any:
+                given = dict(zip(trained, chosen, strict=True))
+                return fn(tree.unflatten(form, [given.get(i, p) for i, p in enumerate(every)]), h,
+                          *values[2:])
+
+            y, pull = vjp(of_trained, [every[i] for i in trained], values[1])
             leaves, structure = tree.flatten(y)
             builder = current_builder()
             assert builder is not None
             cts = [builder.add_input(tangent_aval(t)) if is_differentiable(t)
                    else F.zeros(()) for t in leaves]
-            grads = pull(tree.unflatten(structure, cts))
+            slopes, dx = pull(tree.unflatten(structure, cts))
+            found = dict(zip(trained, slopes, strict=True))
+            grads = tree.unflatten(form, [found.get(i) for i in range(len(every))]), dx
             box.extend([structure, [is_differentiable(t) for t in leaves], grads])
             return Result((y, *grads)).tensors
 

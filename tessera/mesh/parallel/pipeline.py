@@ -25,7 +25,7 @@ from tessera.errors import ArgumentError, GradError, ShapeError, TraceError
 from tessera.graph import tree
 from tessera.graph.iterations import iterating
 from tessera.graph.jit import JitFunction
-from tessera.graph.signature import callable_name
+from tessera.graph.signature import Static, callable_name, hashable, is_data
 from tessera.graph.trace import current_builder
 from tessera.numerics import as_type, fold_in
 from tessera.numerics import random_state as rng
@@ -189,11 +189,19 @@ class CompiledHalves:
     def get(self, fn: Callable, stage: int, part: Mesh | None, args: tuple, same: Sequence[Same],
             read: Sequence[Callable] = ()) -> Halves:
         flat, structure = tree.flatten(args)
-        kinds = tuple((t.shape, t.type, t.layout, t.is_param) for t in map(as_tensor, flat))
+        kinds = tuple(map(_kind_of, tree.paths(structure), flat))
         key = (transport().rank, stage, part, structure, kinds, tuple(same))
         if key not in self._found or self._found[key].outdated():
             self._found[key] = Halves(fn, args[0], args[1], args[2:], same, read)
         return self._found[key]
+
+
+def _kind_of(path: str, leaf: Any) -> Any:
+    """What a trace knows of an argument: strings and other objects are constants of it."""
+    if not is_data(leaf) or isinstance(leaf, bool):
+        return hashable(Static(leaf), "a stage", path)
+    t = as_tensor(leaf)
+    return t.shape, t.type, t.layout, t.is_param
 
 
 class PipelineTraining:
@@ -232,7 +240,7 @@ class PipelineTraining:
         run.close()
         grads = StageTrees([like_params(made.grads.get(s), run.params[s])
                             for s in range(self.last + 1)], run.place, self.pipe.tied)
-        sum_tied(self.pipe.tied, grads, run.place, self.sums)
+        sum_tied(self.pipe.tied, grads, run.params, run.place, self.sums)
         mark_stages(grads)
         return self._loss(run, made), grads
 

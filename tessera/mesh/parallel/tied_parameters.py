@@ -19,7 +19,7 @@ from ..ranks.envelope import here_in
 from ..ranks.group import Group, make_group
 from ..ranks.ledger import agree, call
 from ..world import transport
-from .batches import parts_of, with_parts
+from .batches import parts_of, trained_places, with_parts
 from .stage_ranks import PipelineRanks
 
 if TYPE_CHECKING:
@@ -64,16 +64,17 @@ def _name(member: Member) -> str:
     return ".".join(filter(None, (str(member[0]), member[1])))
 
 
-def sum_tied(ties: Sequence[Tie], grads: list[Any], place: PipelineRanks,
+def sum_tied(ties: Sequence[Tie], grads: list[Any], params: Sequence[Any], place: PipelineRanks,
              sums: JitFunction) -> None:
     """Replace the gradients of tied parameters by their sum, in the order of the stages: the same
     bits everywhere. Ranks that share a parameter exchange what they have of it, by NCCL where
-    their GPUs can."""
+    their GPUs can. One that is not trained has none."""
     by = _way_of_gpus(place) if ties else None
     for tie in ties:
         ranks = [0 if place.me is None else place.world_rank(stage) for stage, _ in tie]
         me = 0 if place.me is None else transport().rank
-        if me not in ranks:
+        if me not in ranks or not any(_is_trained(params, m) for k, m in enumerate(tie)
+                                      if ranks[k] == me):
             continue
         mine = {k: _find(grads, m) for k, m in enumerate(tie) if ranks[k] == me}
         if by is not None:
@@ -168,6 +169,15 @@ def _agree_once(by: Communicator, ranks: tuple[int, ...], name: str, like: Tenso
         agree(group, call(group, f"the gradient of tied {name}", parts_of(like)[0].shape,
                           like.type, {}))
         _agreed.add(key)
+
+
+def _is_trained(params: Sequence[Any], member: Member) -> bool:
+    """Whether a parameter has a gradient; of a name that the stage does not have, too, so that it
+    is asked for."""
+    stage, path = member
+    leaves, structure = tree.flatten(params[stage])
+    names = tree.paths(structure)
+    return path not in names or names.index(path) in trained_places(leaves)
 
 
 def _find(grads: Sequence[Any], member: Member) -> Tensor:
