@@ -217,6 +217,17 @@ def test_codes_of_a_mesh_are_read_with_their_scale(channels: str, rng: np.random
         np.testing.assert_array_equal(made.local.numpy(), want[:4])
 
 
+def test_a_report_names_the_argument_of_a_program_on_a_mesh() -> None:
+    mesh = ts.dist.mesh(axes=("dp",), shape=(2,))
+    bad = np.ones((4, 3), np.float32)
+    bad[3, 1] = np.nan
+    spread = [ts.dist.distribute(x, ts.ShardSpec(("row",), ("dp",)), mesh=mesh)
+              for x in (np.ones_like(bad), bad)]
+    with ts.debug.numerics("raise"), pytest.raises(ts.NumericsError) as info:
+        ts.jit(lambda p: p["a"] * ts.sum(p["b"] + 1.0))(dict(zip("ab", spread, strict=True)))
+    assert "came in with argument p.b\n" in str(info.value) and "rank 1" in str(info.value)
+
+
 def test_one_dimension_is_narrowed_while_another_is_dealt_out(rng: np.random.Generator) -> None:
     x = ts.tensor(rng.standard_normal((5, 7, 2)).astype(np.float32))
     given = spread(x, Layout(MESH, (Split(("dp",)), Split(), Split())), rng)

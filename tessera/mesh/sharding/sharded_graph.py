@@ -178,6 +178,7 @@ class ShardedProgram:
             by_nccl = index is not None and self._by != "host"
             graph = localize(self.made, rank, by_nccl and not self._hopes_for_windows(), by_nccl,
                              by_nccl and self._hopes_for_engines())
+            graph.kept["argument_names"] = self.names
             self._local[rank] = executor(graph, target, donated=self.donated)
         return self._local[rank]
 
