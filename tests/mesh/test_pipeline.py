@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 
 import numpy as np
@@ -358,7 +359,7 @@ class TestWholeModel:
             for g in (grads, more):
                 sums = ts.map_tree(lambda t, g: t + g, sums, g)
             return [x.item() for x in (found, compiled, ts.optim.global_norm(clipped),
-                                       ts.optim.global_norm(sums))]
+                                       ts.optim.global_norm(copy.deepcopy(sums)))]
 
         mesh = ts.dist.mesh(axes=("pp",), shape=(ranks,))
         made = [program()] if ranks == 1 else ts.dist.simulate(program, mesh)

@@ -7,6 +7,7 @@ and a parameter that stages share counts once.
 
 from __future__ import annotations
 
+import copy
 import weakref
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -37,6 +38,12 @@ class StageTrees(list):
 
     def __reduce__(self) -> Any:
         return list, (list(self),)  # elsewhere there are no such ranks
+
+    def __copy__(self) -> StageTrees:
+        return StageTrees(self, self.place, self.ties)
+
+    def __deepcopy__(self, memo: dict) -> StageTrees:
+        return StageTrees(copy.deepcopy(list(self), memo), self.place, self.ties)
 
     def counted(self) -> list[Any]:
         """The trees with what counts here: of a shared parameter, the first stage's alone."""
