@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 
+from fake_captures import INVALIDATED, Captures
 from tessera.graph.cuda import collective_steps
 from tessera.runtime import (
     arrays,
@@ -61,10 +62,11 @@ class Kernel:
         self.driver.run(self.launch)
 
 
-class Driver:
+class Driver(Captures):
     """What runtime.libcuda offers, on host memory. `launches` holds what was launched."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.launches: list[SimpleNamespace] = []
         self.memory: dict[int, Any] = {}
         self.status = 0
@@ -80,7 +82,6 @@ class Driver:
         self.queues: dict[int, list[Callable[[], Any]]] = {}  # by stream: what is still to be done
         self.begun: dict[int, int] = {}  # by stream: how much has been asked for
         self.events: dict[int, tuple[int, int]] = {}  # stream, and how much of it came before
-        self.recording: list[tuple[int, Callable[[], Any]]] | None = None
         self.graphs: list[list[int]] = []
         self.nodes: dict[int, Callable[[], Any]] = {}
         self.executables: list[dict[int, Callable[[], Any]]] = []
@@ -89,18 +90,26 @@ class Driver:
         self.pool = {RESERVED: 0, USED: 0, HIGH: 0}  # bytes
         self.trims = 0
         self.clusters = 1000  # that run at one time
+        self.gone = False
+
+    def while_it_lasts(self, free):
+        """What frees memory: it may come when the fake is gone."""
+        return lambda *given: None if self.gone else free(*given)
 
     # --- streams and events ----------------------------------------------------------------------
-    def _do(self, stream: int, work: Callable[[], Any], late: bool) -> None:
-        if self.recording is not None:
-            assert stream, "the default stream cannot be recorded"
-            self.recording.append((next(self.numbers), work))
-            return
+    def _do(self, stream: int, work: Callable[[], Any], late: bool) -> int:
+        """The driver's status."""
+        if (mine := self.capture_of(stream)) is not None:
+            mine.ask(stream, next(self.numbers), work)
+            return 0 if mine.valid else INVALIDATED
+        if status := self.implicit(stream, "work on the default stream"):
+            return status
         self.begun[stream] = self.begun.get(stream, 0) + 1
         if late:
             self.queues.setdefault(stream, []).append(work)
         else:
             work()
+        return 0
 
     def _flush(self, stream: int, upto: int | None = None) -> None:
         """Do what was asked of a stream, or the first `upto` of it."""
@@ -109,17 +118,24 @@ class Driver:
             queue.pop(0)()
 
     def cuStreamCreateWithPriority(self, flags, priority):
-        return 0, next(self.numbers)
+        made = next(self.numbers)
+        if flags != libcuda.STREAM_NON_BLOCKING:
+            self.blocking.add(made)
+        return self.unsafe("cuStreamCreateWithPriority"), made
 
     def cuStreamDestroy(self, stream):
         return (0,)
 
     def cuStreamSynchronize(self, stream):
+        if status := self.waits_for_stream(stream, "cuStreamSynchronize"):
+            return (status,)
         self.waits += 1
         self._flush(stream)
         return (0,)
 
     def cuCtxSynchronize(self):
+        if status := self.waits_for_context(self.current, "cuCtxSynchronize"):
+            return (status,)
         self.waits += 1
         for stream in self.queues:
             self._flush(stream)
@@ -133,10 +149,13 @@ class Driver:
         return (0,)
 
     def cuEventRecord(self, event, stream):
+        self.event_recorded(event, stream)
         self.events[event] = stream, self.begun.get(stream, 0)
         return (0,)
 
     def cuEventSynchronize(self, event):
+        if status := self.asks_event(event, "cuEventSynchronize"):
+            return (status,)
         self._flush(*self.events[event])
         return (0,)
 
@@ -144,30 +163,38 @@ class Driver:
         return 0, 0.125 * (end - begin)  # as if one came each 125 us
 
     def cuEventQuery(self, event):
+        if status := self.asks_event(event, "cuEventQuery"):
+            return (status,)
         stream, upto = self.events[event]
         queue, begun = self.queues.get(stream, []), self.begun.get(stream, 0)
         return (NOT_READY if queue and begun - len(queue) < upto else 0,)
 
     def cuStreamWaitEvent(self, stream, event, flags):
-        if self.recording is None:
+        if status := self.stream_waits(stream, event):
+            return (status,)
+        if event not in self.marks:
             self._flush(*self.events[event])
         return (0,)
 
     # --- graphs: what is recorded runs in the order in which it was asked for ---------------------
     # A graph is a list of nodes, a node a number; an executable has work for each of the nodes.
     def cuStreamBeginCapture(self, stream, mode):
-        self.recording = []
-        return (0,)
+        return (self.begin_capture(stream, mode, self.current),)
 
     def cuStreamEndCapture(self, stream):
-        self.graphs.append([node for node, _ in self.recording])
-        self.nodes.update(self.recording)
-        self.recording = None
+        status, made = self.end_capture(stream)
+        if made is None:
+            return status, 0
+        self.graphs.append([node for node, _ in made.work])
+        self.nodes.update(made.work)
         return 0, len(self.graphs)
 
     def cuStreamGetCaptureInfo(self, stream):
-        self.told = (ctypes.c_void_p * 1)(*(node for node, _ in self.recording[-1:]))
-        return 0, 1, 1, 1, ctypes.addressof(self.told), len(self.recording[-1:])
+        mine = self.capture_of(stream)
+        if mine is None or not mine.valid:
+            return INVALIDATED, 0, 0, 0, 0, 0
+        self.told = (ctypes.c_void_p * 1)(*(node for node, _ in mine.work[-1:]))
+        return 0, 1, 1, 1, ctypes.addressof(self.told), len(mine.work[-1:])
 
     def cuDriverGetVersion(self):
         return 0, 12080
@@ -208,6 +235,9 @@ class Driver:
             self._do(stream, work, self.late == "kernels")
         return (0,)
 
+    def cuGraphExecDestroy(self, executable):
+        return (0,)
+
     def cuCtxGetCurrent(self):
         return 0, self.current
 
@@ -216,10 +246,10 @@ class Driver:
         return (0,)
 
     def cuThreadExchangeStreamCaptureMode(self, mode):
-        return 0, mode
+        return 0, self.exchange_mode(mode)
 
     def cuStreamIsCapturing(self, stream):
-        return 0, int(self.recording is not None and stream != 0) or self.capturing
+        return 0, int(self.capture_of(stream) is not None) or self.capturing
 
     def cuDeviceGetCount(self):
         return 0, 1
@@ -261,7 +291,7 @@ class Driver:
         return (0,)
 
     def cuModuleLoadData(self, cubin):
-        return 0, cubin
+        return self.unsafe("cuModuleLoadData"), cubin
 
     def cuModuleGetFunction(self, module, name):
         self.handles.append((name, self.current))
@@ -281,10 +311,15 @@ class Driver:
 
     def cuMemAlloc(self, nbytes):
         """Between bytes that nobody may write."""
+        if status := self.unsafe("cuMemAlloc"):
+            return status, 0
+        return 0, self._allocated(nbytes)
+
+    def _allocated(self, nbytes):
         memory = ctypes.create_string_buffer(FENCE + bytes(nbytes) + FENCE, nbytes + 2 * len(FENCE))
         pointer = ctypes.addressof(memory) + len(FENCE)
         self.memory[pointer] = memory
-        return 0, pointer
+        return pointer
 
     def check_fences(self):
         """Nothing was written before or behind what was allocated."""
@@ -293,13 +328,15 @@ class Driver:
             assert held[:n] == FENCE == held[-n:], f"written outside of {len(held) - 2 * n} bytes"
 
     def cuMemFree(self, pointer):
-        return (0,)
+        return (self.unsafe("cuMemFree"),)
+
+    cuMemFreeHost = cuMemFree
 
     def cuMemFreeAsync(self, pointer, stream):
         return (0,)
 
     def cuMemAllocAsync(self, nbytes, stream):
-        return self.cuMemAlloc(nbytes)
+        return 0, self._allocated(nbytes)
 
     def cuDeviceGetDefaultMemPool(self, handle):
         return 0, 55
@@ -314,6 +351,8 @@ class Driver:
         return (0,)
 
     def cuMemPoolTrimTo(self, pool, nbytes):
+        if status := self.unsafe("cuMemPoolTrimTo"):
+            return (status,)
         self.trims += 1
         self.pool[RESERVED] = self.pool[USED]
         return (0,)
@@ -323,13 +362,16 @@ class Driver:
 
     def cuMemcpyDtoHAsync(self, target, source, nbytes, stream):
         late = "copies" if stream else "kernels"  # those of the default stream are among kernels
-        self._do(stream, lambda: ctypes.memmove(target, source, nbytes), self.late == late)
-        return (0,)
+        return (self._do(stream, lambda: ctypes.memmove(target, source, nbytes),
+                         self.late == late),)
 
     cuMemcpyDtoDAsync = cuMemcpyDtoHAsync
 
     def cuMemcpyPeer(self, target, target_context, source, source_context, nbytes):
-        self.cuCtxSynchronize()  # it comes behind the work of both contexts
+        for context in (target_context, source_context):  # it comes behind the work of both
+            if status := self.waits_for_context(context, "cuMemcpyPeer"):
+                return (status,)
+        self.cuCtxSynchronize()
         return self.cuMemcpyDtoHAsync(target, source, nbytes, 0)
 
     def cuMemcpyHtoDAsync(self, target, source, nbytes, stream):
@@ -337,8 +379,8 @@ class Driver:
         if stream:
             return self.cuMemcpyDtoHAsync(target, source, nbytes, stream)
         held = ctypes.string_at(source, nbytes)
-        self._do(stream, lambda: ctypes.memmove(target, held, nbytes), self.late == "kernels")
-        return (0,)
+        return (self._do(stream, lambda: ctypes.memmove(target, held, nbytes),
+                         self.late == "kernels"),)
 
     def cuGetErrorString(self, status):
         return 0, b"words of the driver"
@@ -350,8 +392,8 @@ class Driver:
         return 0, 0
 
     def cuMemsetD8Async(self, pointer, byte, nbytes, stream):
-        self._do(stream, lambda: ctypes.memset(pointer, byte, nbytes), self.late == "kernels")
-        return (0,)
+        return (self._do(stream, lambda: ctypes.memset(pointer, byte, nbytes),
+                         self.late == "kernels"),)
 
     def cuMemHostAlloc(self, nbytes, flags):
         return self.cuMemAlloc(nbytes)
@@ -379,7 +421,7 @@ class Driver:
             attributes={one.id: tuple(one.value[:3]) for one in said}))
         if self.run is not None:
             this = self.launches[-1]
-            self._do(this.stream, Kernel(self, this), self.late == "kernels")
+            return self._do(this.stream, Kernel(self, this), self.late == "kernels")
         return 0
 
 
@@ -399,7 +441,7 @@ def driver(monkeypatch):
     for part, name in ((buffer, "_free"), (buffer, "_to_pool"), (copies, "_free_host"),
                        (copies, "_close"), (offloaded, "_destroy"), (graphs, "_destroy"),
                        (window_memory, "_free")):
-        monkeypatch.setattr(part, name, lambda *_: None)  # it may come when the fake is gone
+        monkeypatch.setattr(part, name, fake.while_it_lasts(getattr(part, name)))
     kept = (buffer._copies, memory_pools.keep_freed, flags.error_flags, flags.printed_lines,
             results.numbers, offloaded.copy_streams, graphs.recording_stream,
             counter_words.counter_words)
@@ -411,6 +453,8 @@ def driver(monkeypatch):
     monkeypatch.setattr(offloaded, "_SPARE_BLOCKS", {})
     monkeypatch.setattr(sentinel_words, "_words", {})
     yield fake
+    fake.gone = True
     fake.check_fences()
+    assert not fake.spoilt, "a graph was spoilt: " + "; ".join(fake.spoilt)
     for made in kept:
         made.cache_clear()

@@ -31,6 +31,7 @@ from .memory_pools import (
     keep_large,
     take_large,
 )
+from .recordings import context_waited_for
 
 DEFAULT = 0  # the stream on which kernels run that were given none
 DEFAULT_STREAMS = (0, 1)  # CU_STREAM_LEGACY is the same one
@@ -78,8 +79,9 @@ class DeviceBuffer:
 
     def copy_across(self, other: DeviceBuffer) -> None:
         """Copy a buffer of another device, behind what was launched before on either."""
-        check(driver().cuMemcpyPeer(self.pointer, self.device.context, other.pointer,
-                                    other.device.context, self.nbytes), "copy between GPUs")
+        with context_waited_for():  # it waits for both
+            check(driver().cuMemcpyPeer(self.pointer, self.device.context, other.pointer,
+                                        other.device.context, self.nbytes), "copy between GPUs")
 
     def fill(self, byte: int, at: int, nbytes: int, stream: int = DEFAULT) -> None:
         """Set `nbytes` bytes from byte `at` on, behind what was launched before on the stream."""

@@ -73,7 +73,7 @@ class CopiedOut:
 
     @property
     def done(self) -> bool:
-        with self.device.current():
+        with self.device.current(), outside_capture():
             return driver().cuEventQuery(self._done)[0] == 0
 
     def array(self) -> np.ndarray:
@@ -99,7 +99,7 @@ class StreamEvent:
 
     @property
     def done(self) -> bool:
-        with self.device.current():
+        with self.device.current(), outside_capture():
             return driver().cuEventQuery(self._event)[0] == 0
 
     def hold_up(self, stream: int) -> None:

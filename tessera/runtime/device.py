@@ -16,6 +16,7 @@ from .. import hooks
 from ..errors import ArgumentError, DeviceError, OutOfMemoryError, UnsupportedTargetError
 from ..lazy_dataclass import dataclass
 from . import libcuda
+from .recordings import context_waited_for
 from .target import Target, target_of_device
 
 
@@ -126,7 +127,7 @@ class Device:
 
     def synchronize(self) -> None:
         """Wait for everything on the device, then raise what its kernels reported."""
-        with self.current():
+        with self.current(), context_waited_for():
             check(driver().cuCtxSynchronize(), f"wait for {self}")
         for tell in hooks.synchronised:
             tell(self.index)

@@ -24,8 +24,9 @@ import numpy as np
 from .. import hooks
 from ..errors import DeviceError, SourceLine, TesseraError
 from ..lazy_dataclass import dataclass
-from .buffer import DeviceBuffer, MappedMemory
+from .buffer import DEFAULT, DeviceBuffer, MappedMemory
 from .device import check, device, driver, outside_capture
+from .recordings import context_waited_for, is_recording
 
 WORDS = 8
 VALUES = 4
@@ -124,8 +125,13 @@ class ErrorFlags:
 
     def clear(self) -> None:
         """Forget the report; the kernel is waited for, since its other lanes may report too."""
+        what = "wait for the kernel that failed"
         with device(self.index).current(), outside_capture():
-            check(driver().cuCtxSynchronize(), "wait for the kernel that failed")
+            if is_recording():  # whose stream the context has
+                check(driver().cuStreamSynchronize(DEFAULT), what)
+            else:
+                with context_waited_for():
+                    check(driver().cuCtxSynchronize(), what)
         self._claim.write(np.zeros(1, np.int64))
         self.words[:] = [0] * WORDS
 
@@ -138,8 +144,9 @@ class ErrorFlags:
         if failure is None:
             return
         self.clear()
-        for explain in hooks.reported:
-            explain(self.index)
+        with outside_capture():
+            for explain in hooks.reported:
+                explain(self.index)
         name, sites = (_tables if kernels is None else kernels)[failure.kernel]
         site = sites[failure.site]
         raise ERRORS[site.kind](name, site, failure)

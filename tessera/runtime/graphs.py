@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -22,11 +21,11 @@ from . import libcuda
 from .buffer import new_stream
 from .device import Device, check, device, driver, outside_capture
 from .graph_events import drop_repeated
+from .recordings import recording
 
 PARAMETER_BYTES = 256  # more than CUDA_KERNEL_NODE_PARAMS has (72), which is passed on as it is
 
 Step = Callable[[], Any]
-_turn, _under_way = threading.Lock(), 0  # how many threads record a graph now
 
 
 class DeviceGraph:
@@ -94,7 +93,7 @@ def _scratch(stream: int, steps: Sequence[Step]) -> Iterator[tuple[int, list[int
 def _captured(stream: int, steps: Sequence[Step]) -> tuple[int, list[int]]:
     """The graph of what steps ask for, and the last node of each."""
     library, nodes = driver(), list[int]()
-    with _recording():
+    with recording():
         check(library.cuStreamBeginCapture(stream, libcuda.CAPTURE_MODE_THREAD_LOCAL),
               "begin a graph")
         try:
@@ -107,26 +106,6 @@ def _captured(stream: int, steps: Sequence[Step]) -> tuple[int, list[int]]:
                 library.cuGraphDestroy(graph)
             raise
         return check(library.cuStreamEndCapture(stream), "end a graph"), nodes
-
-
-@contextmanager
-def _recording() -> Iterator[None]:
-    global _under_way
-    with _turn:
-        _under_way += 1
-    try:
-        yield
-    finally:
-        with _turn:
-            _under_way -= 1
-
-
-@contextmanager
-def nothing_recorded() -> Iterator[bool]:
-    """Whether no graph is being recorded; then none is begun in the block. An event that another
-    thread puts on a stream meanwhile may be part of the graph, and to ask for it spoils that."""
-    with _turn:
-        yield not _under_way
 
 
 def _last_node(stream: int) -> int:
@@ -149,4 +128,4 @@ def _destroy(graph: int, executable: int, index: int) -> None:
         driver().cuGraphDestroy(graph)
 
 
-__all__ = ["DeviceGraph", "nothing_recorded", "recording_stream"]
+__all__ = ["DeviceGraph", "recording_stream"]

@@ -47,12 +47,12 @@ class CopyEvent:
             check(driver().cuStreamWaitEvent(stream, self._event, 0), "wait for a copy")
 
     def wait(self) -> None:
-        with self._device.current():
+        with self._device.current(), outside_capture():
             check(driver().cuEventSynchronize(self._event), "wait for a copy")
 
     @property
     def done(self) -> bool:
-        with self._device.current():
+        with self._device.current(), outside_capture():
             return driver().cuEventQuery(self._event)[0] == 0
 
 

@@ -105,7 +105,7 @@ class _Store:
         with self._lock:
             at = self._pinned.get(key) or self._slots.get(key)
             if at is None:
-                at = self._slot()
+                at = self._slot(pinned)
                 self._write(at, encode())
                 self._slots[key] = at
             elif key not in self._pinned:
@@ -114,9 +114,10 @@ class _Store:
                 self._pinned[key] = self._slots.pop(key)
             return at
 
-    def _slot(self) -> int:
-        """A free slot. A reused one may still be read by a kernel, so that is waited for."""
-        if not self._free and len(self._slots) >= KEPT:
+    def _slot(self, captured: bool) -> int:
+        """A free slot. A reused one may still be read by a kernel, so that is waited for: not where
+        a launch is captured, whose stream is no work that ends."""
+        if not self._free and len(self._slots) >= KEPT and not captured:
             self._device.synchronize()
             self.rewritten += 1
             for _ in range(SLAB_MAPS):

@@ -5,12 +5,14 @@ from __future__ import annotations
 
 import ctypes
 import weakref
+from functools import partial
 from typing import Any
 
 from . import libcuda, libnccl
 from .buffer import DeviceBuffer
 from .device import Device, check, device, driver, outside_capture
 from .memory_pools import LIVE, allocate
+from .recordings import between_recordings
 
 
 class WindowBuffer(DeviceBuffer):
@@ -40,6 +42,10 @@ def _allocated(nbytes: int, library: Any) -> tuple[int, int]:
 def _free(library: Any, pointer: int, windows: list[tuple[Any, Any]], index: int) -> None:
     """What reads it is waited for: unlike the driver's own, this does not wait."""
     LIVE.pop((index, pointer), None)
+    between_recordings(partial(_close, library, pointer, windows, index))
+
+
+def _close(library: Any, pointer: int, windows: list[tuple[Any, Any]], index: int) -> None:
     with device(index).current(), outside_capture():
         driver().cuCtxSynchronize()
         for communicator, window in windows:

@@ -111,6 +111,18 @@ def test_no_event_is_put_on_a_stream_while_any_thread_records_a_graph(events, dr
     assert nccl_watch.look(sent()) is None and events.recorded == 1
 
 
+def test_a_call_is_looked_at_again_when_the_graph_is_there(events, driver, monkeypatch):
+    """It may be the last one, and never be done."""
+    by = Linked("one")
+    monkeypatch.setattr(nccl_watch, "_last", {(by, 0): sent()})
+    seen = []
+    DeviceGraph.record(device(0), recording_stream(0),
+                       [lambda: seen.append(nccl_watch.look_at_new(0))])
+    assert seen == [0] and not events.recorded
+    assert nccl_watch.look_at_new(0) == 1 and events.recorded == 1
+    assert nccl_watch.look_at_new(1) == 1 and events.recorded == 1
+
+
 def test_a_stream_that_is_gone_is_not_looked_at(events):
     events.record_status = 900
     assert nccl_watch.look(sent()) is None

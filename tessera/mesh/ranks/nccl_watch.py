@@ -22,9 +22,9 @@ from tessera.graph.trace import current_line
 from tessera.runtime import libcuda
 from tessera.runtime.buffer import lasts
 from tessera.runtime.copies import StreamEvent
-from tessera.runtime.device import check, device, driver
-from tessera.runtime.graphs import nothing_recorded
+from tessera.runtime.device import check, device, driver, outside_capture
 from tessera.runtime.libcuda import NOT_READY
+from tessera.runtime.recordings import nothing_recorded
 
 from ...lazy_dataclass import dataclass
 from ..errors import MeshError, StalledError
@@ -40,7 +40,8 @@ LOOK_S, POLL_S = 1.0, 0.05
 
 @dataclass(slots=True)
 class SentCall:
-    """The last call that went through NCCL. event: behind it, on a stream that may be gone."""
+    """The last call that went through NCCL. event: behind it, on a stream that may be gone.
+    looked_at: not while a graph was being recorded."""
 
     by: Communicator
     what: str
@@ -49,6 +50,7 @@ class SentCall:
     where: Any
     number: int
     event: StreamEvent | None = None
+    looked_at: bool = False
 
 
 _last: dict[tuple[Communicator, int], SentCall] = {}  # by communicator and stream
@@ -86,27 +88,38 @@ def _start() -> None:
 
 def _watch() -> None:
     seen = 0
-    while True:
-        time.sleep(LOOK_S)
-        if (error := call_numbers.exchange()) is not None:
-            stop_with(error)
-        new = sorted((c for c in list(_last.values()) if c.number > seen), key=lambda c: c.number)
-        for call in new:
-            if (error := look(call)) is not None:
+    with outside_capture():  # what it asks the driver spoils no graph that somebody records
+        while True:
+            time.sleep(LOOK_S)
+            if (error := call_numbers.exchange()) is not None:
                 stop_with(error)
-            seen = call.number
+            seen = look_at_new(seen)
+
+
+def look_at_new(seen: int) -> int:
+    """Looks at the calls behind number `seen`; the last that it has looked at."""
+    new = sorted((c for c in list(_last.values()) if c.number > seen), key=lambda c: c.number)
+    for call in new:
+        if (error := look(call)) is not None:
+            stop_with(error)
+        if not call.looked_at:
+            break  # again in a second: it may be the last call, and never be done
+        seen = call.number
+    return seen
 
 
 def look(call: SentCall) -> MeshError | None:
     """Waits until a call has been done by the GPU; what is wrong when it is not in time."""
     with device(call.by.index).current():
+        call.looked_at = True
         if (behind := call.event) is not None:
             return _reached(call, lambda: behind.done)
         event = check(driver().cuEventCreate(libcuda.EVENT_DISABLE_TIMING), "make an event")
         try:
             with nothing_recorded() as alone:
                 if not alone or _is_capturing(call.stream):
-                    return None  # an event in there would be part of the graph; the next call tells
+                    call.looked_at = False  # an event in there would be part of the graph
+                    return None
                 if driver().cuEventRecord(event, call.stream)[0] != libcuda.SUCCESS:
                     return None  # the process ends
             return _reached(call, lambda: driver().cuEventQuery(event)[0] != NOT_READY)

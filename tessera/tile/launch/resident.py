@@ -12,6 +12,7 @@ through `__cuda_array_interface__`: cupy.asarray(y), torch.as_tensor(y, device="
 
 from __future__ import annotations
 
+from functools import partial
 from math import prod
 from typing import Any
 
@@ -34,6 +35,7 @@ from tessera.runtime.buffer import (
 )
 from tessera.runtime.device import device, driver, outside_capture
 from tessera.runtime.offloaded import OffloadedBuffer, is_offloaded
+from tessera.runtime.recordings import between_recordings
 from tessera.tensor import PLAIN, Tensor, as_tensor, of_codes, to_numpy
 from tessera.tile.launch.memory_turns import InTurn
 from tessera.tile.launch.used_by import UsedBy
@@ -249,9 +251,12 @@ class ReadOnStream:
         self.memory, self.pointer = memory, memory.pointer
 
     def __del__(self) -> None:
-        on = self.memory.device
-        with on.current(), outside_capture():
-            driver().cuCtxSynchronize()  # a lost context has nothing under way
+        between_recordings(partial(_wait, self.memory))
+
+
+def _wait(memory: DeviceBuffer) -> None:
+    with memory.device.current(), outside_capture():
+        driver().cuCtxSynchronize()  # a lost context has nothing under way
 
 
 def on_gpu(x: Tensor, index: int) -> Resident:
