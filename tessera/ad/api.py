@@ -42,10 +42,10 @@ def grad(fn: Callable, argnums: int | Sequence[int] | None = None, *, wrt: Any =
     """The gradient of a scalar function.
 
     Which arguments: `argnums=` (positions) or `wrt=` (names) if given; else those that are
-    `ts.param`s (or hold some); else distributed tensors; else argument 0. One gradient comes bare,
-    several as a tuple in signature order; a tuple of positions or names gives a tuple in its order.
-    An argument that is a dict or list gives one like it, and one of a registered class too, with
-    its integers as they are. Of an argument that holds
+    `ts.param`s (or hold some); else argument 0, or, where that is plain, distributed tensors
+    among the others. One gradient comes bare, several as a tuple in signature order; a tuple of
+    positions or names gives a tuple in its order. An argument that is a dict or list gives one like
+    it, and one of a registered class too, with its integers as they are. Of an argument that holds
     `ts.param`s these alone are differentiated: its gradient has None for its other leaves, such as
     running statistics and counters. A leaf that was one in an earlier call is warned of.
     Gradients are f32 (f64 for f64). `has_aux`: fn returns (loss, aux), and so does the transform:

@@ -57,14 +57,20 @@ def choose_arguments(slots: dict[str, Any], signature: inspect.Signature, argnum
         picked = {n for n in names if _holds(slots[n], lambda x: x.is_param)}
         if picked:
             marked.arguments = picked
-        picked = picked or {n for n in names if _holds(slots[n], _is_distributed)}
-        picked = picked or _first_argument(names, fn, marked.arguments)
+        picked = picked or _distributed(slots) or _first_argument(names, fn, marked.arguments)
         asked = [n for n in names if n in picked]
     if not asked:
         raise GradError(f"{fn} has no argument to differentiate")
     if len(set(asked)) < len(asked):
         raise ArgumentError(f"an argument of {fn} is asked for twice: {', '.join(asked)}")
     return asked, len(asked) == 1 and not several
+
+
+def _distributed(slots: dict[str, Any]) -> set[str]:
+    """The arguments that lie on a mesh, where argument 0 does not: weights beside plain batches.
+    Where it does the program is that of one process, and so is what is differentiated."""
+    found = [n for n, value in slots.items() if _holds(value, _is_distributed)]
+    return set() if found[:1] == [*slots][:1] else set(found)
 
 
 def _first_argument(names: list[str], fn: str, marked: set[str]) -> set[str]:
@@ -139,7 +145,9 @@ def _check_differentiable(packed: Packed, chosen: list[tuple[str, Tensor]], fn: 
                           by_default: bool) -> None:
     how = "choose the arguments with argnums= or wrt="
     if by_default and not any(x.is_param for _, x in chosen):
-        how = "no argument is a ts.param, so it is argument 0: mark the parameters, or " + how
+        lies = " or, where that is plain, what lies on a mesh" * any(
+            _is_distributed(x) for _, x in chosen)
+        how = f"no argument is a ts.param, so it is argument 0{lies}: mark the parameters, or {how}"
     if not chosen:
         names = ", ".join(packed.treedef.data)
         raise GradError(f"grad of {fn} with respect to {names}: it holds no tensor",

@@ -339,3 +339,27 @@ def test_random_programs(number: int, rng: Draw) -> None:
         for got, w in zip((value, *grads), (want, *slopes), strict=True):
             scale = max(1.0, float(np.abs(w.numpy()).max(initial=0.0)))
             assert np.abs(got.numpy() - w.numpy()).max(initial=0.0) <= 2e-4 * scale, where
+
+
+def test_what_is_differentiated_is_the_first_argument_as_in_one_process(rng):
+    """Of parameters that arithmetic has unmarked and batches all of which lie on a mesh: labels
+    were to be differentiated too, and had no derivative."""
+    mesh = ts.dist.mesh(axes=("dp",), shape=(2,))
+    w, x = rng.standard_normal((8, 3)), rng.standard_normal((6, 8))
+    plain = {"w": ts.tensor(w, "f32")}, ts.tensor(x, "f32"), ts.tensor([0, 1, 2, 0, 1, 2], "int32")
+
+    def loss(p, x, y):
+        return ts.mean(ts.cross_entropy(x @ p["w"], y))
+
+    def labels_first(y, p, x):
+        return loss(p, x, y)
+
+    p, x, y = ts.map_tree(lambda t: ts.dist.distribute(t, ts.ShardSpec(("row",), ("dp",)),
+                                                 mesh=mesh), plain)
+    meant = ts.grad(loss)(*plain)["w"].numpy()
+    np.testing.assert_allclose(ts.grad(loss)(p, x, y)["w"].numpy(), meant, rtol=1e-5, atol=1e-6)
+    by_weight = ts.grad(labels_first)(plain[2], p, plain[1])  # of plain ones beside: what is split
+    np.testing.assert_allclose(by_weight["w"].numpy(), meant, rtol=1e-5, atol=1e-6)
+    with pytest.raises(ts.GradError) as info:
+        ts.grad(labels_first)(y, p, x)
+    assert "argument 0 or, where that is plain, what lies on a mesh" in info.value.hint
