@@ -561,7 +561,7 @@ def agree_on(shape: Sequence[int], numeric: NumericType, layout: Layout,
     if transport().size == 1 or not is_here(mesh):
         return
     group = find_group(None, mesh)
-    attrs = {"type": str(numeric), "shape": tuple(shape), "layout": layout.describe(), **more}
+    attrs = {"type": str(numeric), "shape": tuple(shape), "layout": str(layout), **more}
     try:
         agree(group, call(group, f"dist.{function}", (), None, attrs))
     except DisagreementError as err:

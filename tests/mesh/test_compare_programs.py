@@ -65,6 +65,30 @@ def test_the_first_line_in_which_programs_differ_is_shown(f, one, others):
     assert "return step(" in str(error.where) and "depends on the rank" in error.hint
 
 
+def test_a_batch_of_other_extents_on_one_rank_is_named():
+    """The call traced before on other ranks has another line, which is no difference."""
+    mesh, step = ts.dist.mesh(axes="dp", shape=3), ts.jit(lambda w, x, lr: ts.sum(x @ w) * lr)
+
+    def program(rank):
+        w = ts.dist.tensor((4, 2), None, mesh, init=1.0)
+        step(w, ts.dist.tensor((6, 4), ROWS, mesh, init=1.0), 0.1)
+        batch = np.ones((9 if rank == 1 else 6, 4), np.float32)
+        step(w, ts.dist.distribute(batch, ROWS, mesh=mesh), 0.1)
+
+    said = str(refused(program, mesh, ts.dist.DisagreementError))
+    assert "give <lambda> operands of different shapes or types" in said
+    assert "  ranks 0, 2: x, f32[6, 4]" in said and "  rank 1: x, f32[9, 4]" in said
+
+
+def test_a_tensor_on_meshes_of_other_extents_is_refused_where_it_is_made():
+    def program(rank):
+        ts.dist.tensor((4, 4), ROWS, ts.dist.mesh(axes=("dp", "tp"), shape=shapes[rank]), init=1.0)
+
+    shapes = [(1, 2), (2, 1)]
+    said = str(refused(program, ts.dist.mesh(axes="dp", shape=2)))
+    assert "(dp, -) on mesh(dp=1, tp=2)" in said and "(dp, -) on mesh(dp=2, tp=1)" in said
+
+
 @pytest.mark.parametrize("spec", [ROWS, None])
 def test_arguments_in_another_order_are_refused(spec):
     """Of one type and shape they would be added to each other: a dict that was filled from a set

@@ -205,7 +205,7 @@ FAULTY = {  # program: words of the report
     "two_threads": ["all_reduce(f32[5]"],  # said by the rank, or by another that it misled
     "hangs_elsewhere": [" of 3 has waited 3 s for rank 2 in barrier() over all ranks",
                         "  rank 2: after all_reduce(", ": in barrier() over all ranks at "],
-    "shorter_part": ["rank 2: dist.from_local(type=f32, shape=(9, 2), layout=(dp, -)) over dp at ",
+    "shorter_part": ["rank 2: dist.from_local(type=f32, shape=(9, 2), layout=(dp, -) on ",
                      ": all_reduce(f32[4], op=sum) over all ranks at "],
     "part_that_does_not_fit": ["rank 1 of 3 failed", "rank 1 gives a part [3, 2]; its part of "
                                "[12, 2] in (dp, -) on mesh(dp=3) is [4, 2]", "faults.py"],

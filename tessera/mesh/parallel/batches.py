@@ -33,7 +33,8 @@ def rows_of(value: Any, what: str) -> int:
     if len(found) != 1:
         shown = ", ".join(f"{name} has {rows}" for rows, name in found.items())
         raise ShapeError(f"the batch of {what} has no size: {shown or 'there is no tensor'}",
-                         hint="the first dimension of every tensor is the batch")
+                         hint="the first dimension of every tensor is the batch; ranks of all "
+                              "stages give the same one")
     return next(iter(found))
 
 

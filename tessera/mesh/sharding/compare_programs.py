@@ -171,9 +171,17 @@ def _programs_differ(group: Group, mine: CollectiveCall, lines: Sequence[str]
             f"{_texts(group, mine, rest[0])}", where=mine.where,
             hint="a dict keeps the order in which it was filled, and that of a set of strings "
             "differs between processes: fill it from a list, or from sorted(names)")
+    if given := re.match(r" *%(\d+): (.*) = input$", rest[0]):
+        name = lines[int(given[1])].rpartition(" is ")[2] or "an operand"
+        return DisagreementError(
+            f"the ranks of {group.axis!r} give {mine.op} operands of different shapes or types:\n"
+            f"{_texts(group, mine, f'{name}, {given[2]}')}", where=mine.where,
+            hint="a batch is one tensor that all ranks make alike, each of its own part: "
+            "ts.dist.from_local makes it of parts that ranks have")
     mapped = next((line for line in rest if re.search(r"# \S+:\d+  ", line)), rest[0]).strip()
     shown = _texts(group, mine, mapped)
-    if "\n" not in shown:  # a constant has no line of the user's: shown with the first that has one
+    bare = {line.partition(": ")[2].partition("    # ")[0] for line in shown.splitlines()}
+    if len(bare) == 1:  # a constant has no line of the user's: shown with the first that has one
         shown = f"{_texts(group, mine, rest[0].strip())}\n  in {mapped}"
     return DisagreementError(
         f"the ranks of {group.axis!r} have traced {mine.op} differently:\n{shown}",
