@@ -266,6 +266,24 @@ def test_what_an_update_apart_was_given_is_compared_by_the_next_exchange(update,
                      "  ranks 0, 2: 0.1\n  rank 1: 0.2$", error.message)
 
 
+def test_what_a_program_was_given_that_exchanges_nothing_is_compared_at_the_end():
+    """A batch that nobody has split: there are as many models as ranks, and no call in which ranks
+    meet. A rank may make calls of its own."""
+    mesh = ts.dist.mesh(axes="dp", shape=3)
+
+    def program(rank, seed):
+        step = ts.jit(lambda w, x: w - 0.1 * ts.grad(loss, argnums=0)(w, x))
+        x, w = ts.dist.distribute(weights(seed(rank)), None, mesh=mesh), ts.ones((3, 2))
+        w = step(ts.dist.distribute(w, None, mesh=mesh), x)
+        return float(ts.sum(w)) if rank == 0 else 0.0
+
+    assert simulated(lambda rank: program(rank, lambda r: 3), mesh)[0] > 0
+    error = refused(lambda rank: program(rank, lambda r: r), mesh)
+    assert "alike, x, f32[4, 3] of (-, -) of <lambda> at " in error.message
+    assert "and exchanged nothing from there on:\n  rank 0: " in error.message
+    assert "from_local" in error.hint
+
+
 def test_distributed_operands_are_looked_at_in_the_first_call_only():
     mesh = ts.dist.mesh(axes="dp", shape=2)
 

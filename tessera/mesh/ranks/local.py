@@ -206,12 +206,13 @@ def run_ranks(size: int, program: Callable[[Transport], Any]) -> list[Any]:
     communications.
     """
     world, results = LocalWorld(size), [None] * size
+    ranks = [LocalTransport(world, rank) for rank in range(size)]
 
     def body(rank: int) -> None:
         world.turns[rank].acquire()
         try:
             if world.failure is None:
-                results[rank] = program(LocalTransport(world, rank))
+                results[rank] = program(ranks[rank])
         except StoppedError:
             pass  # the failure it stops for is raised below
         except BaseException as error:  # handed to the caller's thread
@@ -229,6 +230,10 @@ def run_ranks(size: int, program: Callable[[Transport], Any]) -> list[Any]:
     _wait(world)
     for thread in threads if world.over.is_set() else ():
         thread.join()
+    operands = sys.modules.get("tessera.mesh.sharding.plain_operands")
+    if world.failure is None and operands is not None and (
+            error := operands.error_at_end([operands.left_at_end(here) for here in ranks])):
+        raise error
     if world.failure is not None:
         who, error = world.failure
         if isinstance(error, TesseraError) and error.where is None:

@@ -13,6 +13,7 @@ wait on.
 from __future__ import annotations
 
 import atexit
+import json
 import os
 import sys
 import threading
@@ -143,6 +144,7 @@ class ProcessTransport(Transport):
         # By rank and tag, in the order in which they were asked for.
         self._closed: dict[tuple[int, int], deque[ProcessReceive]] = defaultdict(deque)
         self._ended: dict[int, int] = {}  # by rank that has said so: the messages it has sent us
+        self._left: dict[int, Any] = {}  # and see plain_operands.py
         self._aside, self._telling = threading.Lock(), list[tuple[Any, bytes]]()
         self.may_tell = wire.any_thread
         self._thread = threading.RLock()
@@ -286,7 +288,9 @@ class ProcessTransport(Transport):
     def _hear_ends(self) -> set[int]:
         """The ranks that have said that they end."""
         while (found := self.wire.probe(None, _END_TAG)) is not None:
-            self._ended[found[0]] = int(self.wire.take(found).view(np.int64)[0])
+            data = self.wire.take(found)
+            self._ended[found[0]] = int(data[:8].view(np.int64)[0])
+            self._left[found[0]] = json.loads(data[8:].tobytes())
         return set(self._ended)
 
     def _leave(self) -> None:
@@ -302,11 +306,17 @@ class ProcessTransport(Transport):
             numbers.tell(self, True)
         others = [r for r in range(self.size) if r != self.rank]
         sent = {r: sum(n for (to, _), n in self._sent.items() if to == r) for r in others}
-        counts = {r: np.array([n], np.int64).view(np.uint8) for r, n in sent.items()}
+        operands = sys.modules.get("tessera.mesh.sharding.plain_operands")
+        self._left[self.rank] = operands.left_at_end(self) if operands else {}
+        left = np.frombuffer(json.dumps(self._left[self.rank]).encode(), np.uint8)
+        counts = {r: np.concatenate([np.array([n], np.int64).view(np.uint8), left])
+                  for r, n in sent.items()}
         going = [self.wire.send(counts[r], r, _END_TAG) for r in others]
         while len(self._hear_ends()) < len(others) or not self.wire.all_done(going):
             time.sleep(_END_POLL_S)
         if numbers is not None and (error := numbers.look(self, True)) is not None:
+            stop_with(error)
+        if operands and (error := operands.error_at_end([self._left[r] for r in range(self.size)])):
             stop_with(error)
         self._aside.acquire()  # the wire ends: no thread tells anything any more
         for source in others:

@@ -23,7 +23,8 @@ from tessera.tensor import Tensor
 
 from ...lazy_dataclass import dataclass
 from ..device_mesh import Mesh
-from ..ranks.call_numbers import LeftSamples, Samples
+from ..errors import PolicyMismatch
+from ..ranks.call_numbers import ALIKE, LeftSamples, Samples, differing_operand, values_text
 from ..ranks.transport import Transport
 
 SAMPLE = 4  # elements of each that are looked at
@@ -85,6 +86,28 @@ class LeftOperands:
         return found
 
 
+def left_at_end(here: Transport) -> dict[str, LeftSamples]:
+    """By mesh, what a rank's calls were given that no exchange came behind."""
+    return {str(mesh): found for mesh, left in _left.get(here, {}).items()
+            if (found := left.take())}
+
+
+def error_at_end(left: Sequence[dict[str, LeftSamples]]) -> PolicyMismatch | None:
+    """What is wrong with it, by rank: such a program trains as many models as there are ranks."""
+    for mesh in sorted(set().union(*left)):
+        found = differing_operand([one.get(mesh, {}) for one in left])
+        if found is not None:
+            name, values = found
+            shown = "\n".join(f"  rank {rank}: {values_text(own)}"
+                              for rank, own in enumerate(values) if own)
+            return PolicyMismatch(
+                f"the ranks of {mesh} have given different values of what they hold alike, {name}, "
+                f"and exchanged nothing from there on:\n{shown}",
+                hint=f"{ALIKE}. A batch of which each rank has a part is split: "
+                "ts.dist.from_local(part, ts.ShardSpec(('row',), ('dp',)), mesh)")
+    return None
+
+
 _left: WeakKeyDictionary[Transport, dict[Mesh, LeftOperands]] = WeakKeyDictionary()
 
 
@@ -92,4 +115,5 @@ def left_on(here: Transport, mesh: Mesh) -> LeftOperands:
     return _left.setdefault(here, {}).setdefault(mesh, LeftOperands())
 
 
-__all__ = ["SAMPLE", "LeftOperands", "left_on", "number_of", "samples_of"]
+__all__ = ["SAMPLE", "LeftOperands", "error_at_end", "left_at_end", "left_on", "number_of",
+           "samples_of"]

@@ -205,6 +205,7 @@ class ShardedProgram:
                 if not self._planned or self._numbered:
                     plain = samples_of([given[i] for i in self._plain])
                     for r in ranks:
+                        self._leave_alike(r, given)
                         self._count(r, plain)
                 if len(ranks) == 1 and gpu_of(self.mesh) is not None:
                     return self._on_gpu(ranks[0], given, self._placed(ranks[0], leaves, parts))
@@ -305,6 +306,21 @@ class ShardedProgram:
             for sequence, number in numbered:
                 sequence.add(number, given)
 
+    def _leave_alike(self, rank: int, given: Sequence[Tensor]) -> None:
+        """Of the first call of a program that exchanges nothing, what all ranks hold alike: for the
+        next exchange on the mesh, or the end."""
+        if self._planned or rank in self._compared or transport().size == 1:
+            return
+        self._compared.add(rank)
+        alike = [i for i, t in enumerate(given) if t.layout is not None
+                 and len(t.layout.repeated) == len(self.mesh.axes)]
+        if alike:
+            parts = _parts_of(given, rank)
+            names = [operand_name(i, given[i], given[i].layout, self.names) for i in alike]
+            left_on(transport(), self.mesh).add(
+                f"{self._source_hash} first", [*map(self._told_elsewhere, names)],
+                samples_of([parts[i] for i in alike]))
+
     @functools.cached_property
     def _source_hash(self) -> str:
         return self.source.hash[:16]
@@ -312,9 +328,11 @@ class ShardedProgram:
     @functools.cached_property
     def _operands(self) -> list[str]:
         """The plain operands, for people, where another program tells of them."""
+        return [*map(self._told_elsewhere, self._plain_names.values())]
+
+    def _told_elsewhere(self, name: str) -> str:
         where = self.source.nodes[0].where if self.names and self.source.nodes else None
-        line = f" at {where}" if where else ""
-        return [f"{n} of {self.source.name}{line}" for n in self._plain_names.values()]
+        return f"{name} of {self.source.name}" + (f" at {where}" if where else "")
 
     @functools.cached_property
     def _spread(self) -> Picker:
