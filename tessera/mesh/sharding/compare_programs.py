@@ -180,14 +180,20 @@ def _programs_differ(group: Group, mine: CollectiveCall, lines: Sequence[str]
             "ts.dist.from_local makes it of parts that ranks have")
     mapped = next((line for line in rest if re.search(r"# \S+:\d+  ", line)), rest[0]).strip()
     shown = _texts(group, mine, mapped)
-    bare = {line.partition(": ")[2].partition("    # ")[0] for line in shown.splitlines()}
-    if len(bare) == 1:  # a constant has no line of the user's: shown with the first that has one
-        shown = f"{_texts(group, mine, rest[0].strip())}\n  in {mapped}"
+    if len(_without_places(shown)) == 1:
+        first = _texts(group, mine, rest[0].strip())
+        if len(_without_places(first)) > 1:  # a constant has no line of the user's
+            shown = f"{first}\n  in {mapped}"
     return DisagreementError(
         f"the ranks of {group.axis!r} have traced {mine.op} differently:\n{shown}",
         where=mine.where,
         hint="it must be one function on all ranks, of operands of one type and shape; look for a "
         "branch that depends on the rank")
+
+
+def _without_places(shown: str) -> set[str]:
+    """The lines that ranks have, but for where they stand in the user's program."""
+    return {line.partition(": ")[2].partition("    # ")[0] for line in shown.splitlines()}
 
 
 # --- values --------------------------------------------------------------------------------------
