@@ -219,7 +219,7 @@ def schedule_elements(builder: ScheduleBuilder, group: FusionGroup) -> None:
     if builder.memory.places[node.outputs[0]].kind == "view":
         return _schedule_update(builder, group, element, reads, y)
     s, step = _side_by_side(prod(y.shape), y.type.dtype.bits), builder.step(node)
-    if "way" in node.attrs and s.n > WINDOWS:
+    if "way" in node.attrs and s.n > WINDOWS and prod(element.over) > 1:
         s = replace(s, n=WINDOWS)
     s = s.with_notes(MERGED) if node.op.name == "moved" else s
     builder.add("elements", y.shape, reads, [y], [step], s,
@@ -227,7 +227,8 @@ def schedule_elements(builder: ScheduleBuilder, group: FusionGroup) -> None:
                 bounds=tuple(map(astuple, element.bounds)), way=element.way,
                 kinds=tuple(v.aval.dtype.kind for v in node.inputs),
                 **_known_extents(step, node),
-                **{"scale": node.attrs.get("scale", 1.0)} if "way" in node.attrs else {})
+                **{"scale": node.attrs.get("scale", 1.0)} if "way" in node.attrs else {},
+                **{"each": True} if node.attrs.get("each") else {})
 
 
 def _side_by_side(elements: int, bits: int) -> Schedule:
@@ -333,7 +334,7 @@ def _summed(s: _Spelled, element: Element, dtype: DType) -> str:
 
 def _combined(s: _Spelled, element: Element, dtype: DType) -> str:
     """The few terms of a window one after another, in f32 where they are narrower: all reads may
-    be on their way at once."""
+    be on their way at once. A factor is that of the result, or of each term."""
     w, name, kept = s.w, s.step.name, as_type(compared_type(dtype).name)
     together, s.fill = COMBINE[element.way]
     if dtype.kind != "float":
@@ -341,15 +342,18 @@ def _combined(s: _Spelled, element: Element, dtype: DType) -> str:
     s.fill = "" if element.way == "sum" else s.fill
     s.cast = w.type(kept) if any(x.type.dtype is not kept.dtype for x in s.operands
                                  if isinstance(x, GroupOperand)) else ""
-    total = ""
+    total, scale, each = "", w.group.attr("scale"), "each" in dict(w.group.attrs)
     for r in itertools.product(*map(range, element.over)):
         s.named |= {f"r{i}": _Term(str(n), False, n, n) for i, n in enumerate(r)}
         term = s.spell(element.text).text
+        term = f"({term} * {scale!r})" if each and scale != 1.0 else term
         total = together.format(total, term) if total else term
         w.line(f"{name} = {total}", s.step)
         total = name
-    if (scale := s.w.group.attr("scale")) != 1.0:
+    if scale != 1.0 and not each:
         total = f"{total} * {scale!r}"
+    if each and prod(element.over) > 1:
+        total += " + 0.0"  # as what is added to 0: no -0
     return total if dtype is kept.dtype else f"tile.cast({total}, {w.type(s.step.type)})"
 
 

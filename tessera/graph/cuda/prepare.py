@@ -64,6 +64,7 @@ from .target import indexed_kind
 from .turned_codes import write_turned
 from .unordered_sums import add_in_any_order
 from .weighted_means import divide_last
+from .window_gradients import open_windows, spread_windows
 from .window_kernels import sink_transposes
 from .window_reductions import reduce_windows
 
@@ -250,9 +251,11 @@ PIPELINE: list[Callable[..., Any]] = [
     open_cached_attention,
     remove_dead,
     fused_attention,
+    open_windows,
     canonicalize,
     merge_common,
     reduce_windows,
+    spread_windows,
     join_parts,
     multiply_in_f64,
     reshape_matmuls,

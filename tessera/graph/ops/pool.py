@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
+from math import prod
 from typing import Any
 
-from ...dims import show_shape, size_of
+from ...dims import show_shape
 from ...errors import ArgumentError, DTypeError, ShapeError
 from ...tensor import Tensor, as_tensor
 from .. import functions as F
 from ..operand import literal, need_float, promote, public, store, to_compute
 from ..trace import apply
 from .conv import padding_pairs, per_axis
+from .reduce import accumulate_dtype
 from .shape import PAD
-from .windows import Pairs, patches_of
-
-
-def _surround(x: Tensor, pads: Pairs, fill: Any) -> Tensor:
-    """x with its last two axes padded."""
-    if not any(map(any, pads)):
-        return x
-    before, after = zip((0, 0), (0, 0), *pads, strict=True)
-    return apply(PAD, x, literal(fill, x), before=before, after=after, holes=(0,) * 4)
+from .window_reductions import WINDOW_MAX, WINDOW_SUM
+from .windows import Pairs
 
 
 def _overhang(n: Any, window: int, stride: int, dilation: int, pad: tuple[int, int]) -> int:
@@ -55,10 +50,13 @@ class _Windows:
                 (0, _overhang(*each)) for each in
                 zip(spatial, self.size, self.steps, self.spread, self.pads, strict=True))
 
-    def of(self, x: Tensor) -> Tensor:
-        """The windows of a padded image: [N, C, KH KW, OH, OW]"""
-        y = patches_of(x, self.size, self.steps, self.spread, ((0, 0), (0, 0)))
-        return F.reshape(y, (*x.shape[:2], size_of(self.size), *y.shape[4:]))
+    @property
+    def whole(self) -> dict[str, Any]:
+        """Of the windows of images with all that surrounds them."""
+        pads = tuple((a, b + extra) for (a, b), (_, extra) in
+                     zip(self.pads, self.extra, strict=True))
+        return {"window": self.size, "stride": self.steps, "dilation": self.spread,
+                "padding": pads}
 
 
 @public
@@ -75,9 +73,7 @@ def max_pool2d(x: Any, window: Any, stride: Any = None, padding: Any = 0, dilati
         raise DTypeError("max_pool2d of bools", hint="ts.cast(x, ts.int8)")
     (c,), numeric = promote(x)
     w = _Windows(c, window, stride, padding, dilation, ceil_mode)
-    least = float("-inf") if c.dtype.kind == "float" else int(c.dtype.min)
-    windows = w.of(_surround(_surround(c, w.pads, least), w.extra, least))
-    return store(F.max(windows, axis=2), numeric)
+    return store(apply(WINDOW_MAX, c, **w.whole), numeric)
 
 
 @public
@@ -94,10 +90,13 @@ def avg_pool2d(x: Any, window: Any, stride: Any = None, padding: Any = 0,
     need_float(x, "avg_pool2d")
     c = to_compute(x)
     w = _Windows(c, window, stride, padding, 1, ceil_mode)
-    windows = w.of(_surround(_surround(c, w.pads, 0.0), w.extra, 0.0))
+    accum = accumulate_dtype(c.type)
+    total = apply(WINDOW_SUM, c, accum=accum, **w.whole)
     if count_include_pad and not any(map(any, w.extra)):
-        return store(F.mean(windows, axis=2), x.type)
+        return store(total * (1.0 / prod(w.size)), x.type)
     ones = F.ones((1, 1, *c.shape[2:]), c.type)
-    padded = _surround(ones, w.pads, 1.0 if count_include_pad else 0.0)
-    counts = F.sum(w.of(_surround(padded, w.extra, 0.0)), axis=2)
-    return store(F.sum(windows, axis=2) / counts, x.type)
+    if count_include_pad:
+        before, after = zip((0, 0), (0, 0), *w.pads, strict=True)
+        ones = apply(PAD, ones, literal(1.0, ones), before=before, after=after, holes=(0,) * 4)
+        w.pads = ((0, 0), (0, 0))
+    return store(total / apply(WINDOW_SUM, ones, accum=accum, **w.whole), x.type)

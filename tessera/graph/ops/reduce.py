@@ -151,7 +151,7 @@ PROD = GraphOp(
 
 
 # --- max, min ---------------------------------------------------------------------------------
-def _chosen(g: Tensor, y: Tensor, x: Tensor, axis: tuple, keepdims: bool) -> Tensor:
+def chosen(g: Tensor, y: Tensor, x: Tensor, axis: tuple, keepdims: bool) -> Tensor:
     """What each element has of g: those equal to the extremum share it, the others have none, also
     of an infinite one. All have NaN where the extremum is NaN, which nothing is equal to."""
     mask = F.equal(x, restore_axes(y, x, axis, keepdims))
@@ -166,10 +166,10 @@ def _extremum(way: str, ref: Callable, doc: str) -> GraphOp:
         shape=_shape(nonempty=True),
         ref=lambda x, axis, keepdims: ref(x, axis=axis, keepdims=keepdims),
         vjp=lambda g, y, x, axis, keepdims: (
-            _chosen(restore_axes(g, x, axis, keepdims), y, x, axis, keepdims),
+            chosen(restore_axes(g, x, axis, keepdims), y, x, axis, keepdims),
         ),
         jvp=lambda ts, y, x, axis, keepdims: sum(
-            _chosen(ts[0], y, x, axis, keepdims), axis=axis, keepdims=keepdims
+            chosen(ts[0], y, x, axis, keepdims), axis=axis, keepdims=keepdims
         ),
         batch=_batch(name),
         axes=_letters,

@@ -41,7 +41,7 @@ def _unfold_shape(x: Aval, window: tuple, stride: tuple, dilation: tuple, paddin
     return Aval((*x.shape[:lead], *window, *spatial), x.type)
 
 
-def _unfold_ref(x: np.ndarray, window: tuple, stride: tuple, dilation: tuple,
+def unfold_ref(x: np.ndarray, window: tuple, stride: tuple, dilation: tuple,
                 padding: Pairs, out: np.ndarray | None = None) -> np.ndarray:
     """One strided copy for each place of the window, zeros where it lies in the padding."""
     lead, spatial = x.shape[:x.ndim - len(window)], x.shape[x.ndim - len(window):]
@@ -93,7 +93,7 @@ def _fold_shape(x: Aval, spatial: tuple, stride: tuple, dilation: tuple, padding
     return Aval((*x.shape[:lead], *spatial), x.type)
 
 
-def _fold_ref(x: np.ndarray, spatial: tuple, stride: tuple, dilation: tuple,
+def fold_ref(x: np.ndarray, spatial: tuple, stride: tuple, dilation: tuple,
               padding: Pairs, out: np.ndarray | None = None) -> np.ndarray:
     """One strided addition for each place of the window."""
     rank = len(spatial)
@@ -139,7 +139,7 @@ def _fold_element(x: Aval, spatial: tuple, stride: tuple, dilation: tuple,
 UNFOLD = GraphOp(
     "unfold",
     shape=_unfold_shape,
-    ref=_unfold_ref,
+    ref=unfold_ref,
     vjp=lambda g, y, x, window, **a: (apply(FOLD, g, spatial=tuple(x.shape[-len(window):]), **a),),
     jvp=lambda ts, y, x, **a: apply(UNFOLD, ts[0], **a),
     batch=lambda size, batched, x, **a: (apply(UNFOLD, x, **a), True),
@@ -159,7 +159,7 @@ UNFOLD = GraphOp(
 FOLD = GraphOp(
     "fold",
     shape=_fold_shape,
-    ref=_fold_ref,
+    ref=fold_ref,
     vjp=lambda g, y, x, spatial, **a: (
         apply(UNFOLD, g, window=tuple(x.shape[-2 * len(spatial):-len(spatial)]), **a),
     ),
@@ -178,9 +178,9 @@ FOLD = GraphOp(
 )
 
 
-def _side_by_side(x: Tensor, window: tuple, stride: tuple, dilation: tuple, padding: Pairs) -> bool:
+def windows_side_by_side(spatial: tuple, window: tuple, stride: tuple, dilation: tuple,
+                         padding: Pairs) -> bool:
     """Whether each element is in one window."""
-    spatial = x.shape[x.ndim - len(window):]
     return stride == window and set(dilation) == {1} and not any(map(any, padding)) and all(
         isinstance(n, int) and n % k == 0 for n, k in zip(spatial, window, strict=True))
 
@@ -198,6 +198,6 @@ def patches_of(x: Tensor, window: tuple, stride: tuple, dilation: tuple, padding
     if set(window) == {1} and set(stride) == {1} and not any(map(any, padding)):
         lead = x.ndim - len(window)  # each element is its own window
         return F.reshape(x, (*x.shape[:lead], *window, *x.shape[lead:]))
-    if _side_by_side(x, window, stride, dilation, padding):
+    if windows_side_by_side(x.shape[x.ndim - len(window):], window, stride, dilation, padding):
         return _cut(x, window)
     return apply(UNFOLD, x, window=window, stride=stride, dilation=dilation, padding=padding)
