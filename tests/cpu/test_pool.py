@@ -15,7 +15,14 @@ from emulator import compare
 from tessera.errors import ShapeError
 from tessera.graph import functions as F
 from tessera.graph.cuda import CudaProgram
-from tessera.kernels.windows import LANES, axis_form, window_form, window_max_gradient
+from tessera.kernels.windows import (
+    LANES,
+    gradient_axis,
+    reduce_windows,
+    reduced_axis,
+    window_form,
+    window_max_gradient,
+)
 from tolerance import assert_close
 
 
@@ -86,11 +93,15 @@ def test_avg_pool(k, s, p, ceil_mode, include, rng: np.random.Generator) -> None
 def test_pools_of_a_gpu_read_windows_where_they_lie(k, s, p, d, dtype, rng) -> None:
     x = ts.cast(ts.tensor(rng.standard_normal((2, 3, 7, 8)).astype(np.float32)), dtype)
     fns = [lambda x: ts.max_pool2d(x, k, s, p, d, True), lambda x: ts.avg_pool2d(x, k, s, p)]
-    for fn, kinds in zip(fns, ["elements", "elements loop" if dtype == "f32" else "elements"],
-                         strict=True):
-        program = CudaProgram(ts.jit(fn).graph(x), "sm_90a")
-        assert [g.kind for g in program.plan.groups] == kinds.split()
-        assert_close(program.run([x])[0], fn(x), dtype, n=9)
+    for fn, spread in zip(fns, (d, (1, 1)), strict=True):
+        program, got = CudaProgram(ts.jit(fn).graph(x), "sm_90a"), fn(x)
+        shared = any(n * (j - 1) >= i for i, j, n in zip(s, k, spread, strict=True))
+        kinds = ["launch" if shared else "elements"] + ["loop"] * (
+            dtype == "f32" and fn is fns[1])  # a mean of f32 is divided behind the sum
+        assert [g.kind for g in program.plan.groups] == kinds
+        assert_close(program.run([x])[0], got, dtype, n=9)
+        if fn is fns[0]:
+            np.testing.assert_array_equal(program.run([x])[0], got.array)
 
 
 @pytest.mark.parametrize("dtype", ["f32", "bf16"])
@@ -118,23 +129,28 @@ def test_gradients_of_large_windows_of_a_gpu(rng) -> None:
     x = ts.tensor(rng.integers(-3, 3, (1, 2, 7, 8)).astype(np.float32))
     run = ts.jit(ts.grad(lambda x: ts.sum(ts.max_pool2d(x, 5, 1, 2) ** 2)))
     program = CudaProgram(run.graph(x), "sm_90a")
-    assert [s.op for g in program.plan.groups for s in g.steps].count("window_max") == 1
+    assert [s.op for g in program.plan.groups for s in g.steps].count("kernel") == 1
     np.testing.assert_array_equal(program.run([x])[0], run(x))
 
 
 @pytest.mark.parametrize(("k", "s", "p", "dtype"), [(3, 2, 1, "bf16"), (2, 2, 0, "f32")])
-def test_gradients_of_pools_emulated(k, s, p, dtype, rng) -> None:
+def test_pools_emulated(k, s, p, dtype, rng) -> None:
     """The kernels in machine instructions: a patch that the image cuts off, windows that are none,
     NaN and infinities."""
     a = rng.integers(-3, 3, (2, 3, 5)).astype(np.float32)
     a[0, 1, 3], a[1, :, 3:] = np.nan, -np.inf
     places = tuple(extents(n, k, s, p, 1, False) for n in a.shape[1:])
     g = ts.tensor(rng.standard_normal((2, *places)).astype(np.float32), dtype)
-    axes = (axis_form(n, o, k, s, 1, p) for n, o in zip(a.shape[1:], places, strict=True))
-    form = window_form((axis_form(1, 1, 1, 1, 1, 0), *axes), True)
+    axes = (gradient_axis(n, o, k, s, 1, p) for n, o in zip(a.shape[1:], places, strict=True))
+    form = window_form((gradient_axis(1, 1, 1, 1, 1, 0), *axes), True)
     count = 2 * math.prod(axis.patches for axis in form.axes)
     compare(window_max_gradient, ts.tensor(a.ravel(), dtype), F.flatten(g),
             ts.zeros((a.size,), dtype), count, form, lanes=LANES, target="sm_90a", lockstep=False)
+    axes = (reduced_axis(n, o, k, s, 1, p) for n, o in zip(a.shape[1:], places, strict=True))
+    form = window_form((reduced_axis(1, 1, 1, 1, 1, 0), *axes))
+    compare(reduce_windows, ts.tensor(a.ravel(), dtype), ts.zeros((math.prod(g.shape),), dtype),
+            2 * math.prod(axis.patches for axis in form.axes), form, "max", 1.0, lanes=LANES,
+            target="sm_90a", lockstep=False)
     spread = lambda g: ts.vjp(lambda x: ts.avg_pool2d(x, k, s, p), x)[1](g)  # noqa: E731
     x = ts.zeros((1, *a.shape), dtype)
     assert emulate(spread, F.reshape(g, (1, *g.shape)), target="sm_90a") == 1

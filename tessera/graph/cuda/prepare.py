@@ -64,8 +64,8 @@ from .target import indexed_kind
 from .turned_codes import write_turned
 from .unordered_sums import add_in_any_order
 from .weighted_means import divide_last
-from .window_gradients import open_windows, spread_windows
 from .window_kernels import sink_transposes
+from .window_launches import open_windows, share_reads, spread_windows
 from .window_reductions import reduce_windows
 
 Pass = Callable[[Graph], Graph]
@@ -255,6 +255,7 @@ PIPELINE: list[Callable[..., Any]] = [
     canonicalize,
     merge_common,
     reduce_windows,
+    share_reads,
     spread_windows,
     join_parts,
     multiply_in_f64,

@@ -1,9 +1,10 @@
-"""Gradients of pooling, of images and cotangents where they lie and in the types in which they lie.
+"""Pooling of images and cotangents where they lie and in the types in which they lie.
 
     cast(window_max_vjp(cast(g), cast(x)))         ->  a launch, a thread for each patch of x
     cast(window_spread(mul(cast(g), number)))      ->  window_spread of its own, by elements
+    window_max(x)                                  ->  a launch, where windows overlap
 
-Others open into smaller ops.
+Gradients that are neither open into smaller ops.
 """
 
 from __future__ import annotations
@@ -13,7 +14,14 @@ from collections.abc import Callable
 from math import prod
 from typing import Any
 
-from ...kernels.windows import LANES, axis_form, window_form, window_max_gradient
+from ...kernels.windows import (
+    LANES,
+    gradient_axis,
+    reduce_windows,
+    reduced_axis,
+    window_form,
+    window_max_gradient,
+)
 from ...numerics import as_type
 from ...tensor import Tensor
 from .. import functions as F
@@ -28,6 +36,7 @@ from ..schedule.library_call import library_call
 from ..schedule.loop_axes import extents_of
 from ..schedule.loop_dtypes import is_narrow
 from ..simplify import Rewriter, rebuild, remove_dead
+from .window_reductions import WINDOWS
 
 F32 = as_type("f32")
 MOST = 1 << 31  # elements that the kernel does not count to
@@ -119,11 +128,16 @@ def _is_taken(node: Node) -> bool:
 def _form(places: Ints, spatial: Ints, window: Ints, stride: Ints, dilation: Ints,
           padding: Any) -> Any:
     rank = len(window)
-    axes = list(zip(spatial[-rank:], places[-rank:], window, stride, dilation,
-                    (before for before, _ in padding), strict=True))
-    axes = [(1, 1, 1, 1, 1, 0)] * (AXES - rank) + axes
-    return window_form(tuple(axis_form(*axis) for axis in axes), not windows_side_by_side(
-        spatial[-rank:], window, stride, dilation, padding))
+    return window_form(
+        _axes(gradient_axis, spatial[-rank:], places[-rank:], window, stride, dilation,
+              tuple(before for before, _ in padding)),
+        not windows_side_by_side(spatial[-rank:], window, stride, dilation, padding))
+
+
+def _axes(axis: Any, *each: Ints) -> tuple[Any, ...]:
+    """Of three axes, the first ones of one element."""
+    return tuple(axis(*of) for of in (*((1, 1, 1, 1, 1, 0),) * (AXES - len(each[0])),
+                                      *zip(*each, strict=True)))
 
 
 def _launched(to: Any) -> Any:
@@ -135,6 +149,46 @@ def _launched(to: Any) -> Any:
             F.flatten(x), F.flatten(g), dx, count=images * prod(a.patches for a in form.axes),
             form=form)
         return F.reshape(dx, x.shape)
+
+    return launch
+
+
+# --- windows that overlap ------------------------------------------------------------------------
+def share_reads(graph: Graph) -> Graph:
+    """Windows that overlap by threads that have some of them: each element that they share is read
+    once. The largest of 3 x 3 in steps of 2 takes 25 reads for four windows, where one by one it
+    takes 36."""
+    return expand_by(graph, lambda node: _reduced(node) if _overlaps(node) else None)
+
+
+def _overlaps(node: Node) -> bool:
+    if node.op not in WINDOWS.values() or len(node.attrs["window"]) > AXES:
+        return False
+    (x,), (y,) = node.inputs, node.outputs
+    form = _reading_form(extents_of(y), extents_of(x), **node.attrs)
+    alone = prod(node.attrs["window"]) * len(form.windows)
+    return len(form.elements) < min(alone, MOST_READ + 1) and all(
+        0 < prod(extents_of(v)) < MOST for v in (x, y))
+
+
+def _reading_form(places: Ints, spatial: Ints, window: Ints, stride: Ints, dilation: Ints,
+                  before: Ints, **attrs: Any) -> Any:
+    rank = len(window)
+    return window_form(_axes(reduced_axis, spatial[-rank:], places[-rank:], window, stride,
+                             dilation, before))
+
+
+def _reduced(node: Node) -> Any:
+    out, form = node.outputs[0].aval, _reading_form(
+        extents_of(node.outputs[0]), extents_of(node.inputs[0]), **node.attrs)
+
+    def launch(x: Tensor, way: str, window: Ints, scale: float = 1.0, **attrs: Any) -> Tensor:
+        images = prod(out.shape[:out.ndim - len(window)])
+        y = F.zeros((prod(out.shape),), out.type)
+        reduce_windows.launcher(lanes=LANES)(
+            F.flatten(x), y, count=images * prod(a.patches for a in form.axes), form=form, way=way,
+            scale=scale)
+        return F.reshape(y, out.shape)
 
     return launch
 
@@ -171,4 +225,4 @@ def _element(g: Aval, spatial: Ints, window: Ints, stride: Ints, dilation: Ints,
 SPREAD = library_call("window_spread", element=_element, flops=per_operand)
 
 
-__all__ = ["open_windows", "spread_windows"]
+__all__ = ["open_windows", "share_reads", "spread_windows"]
