@@ -26,8 +26,8 @@ def written_table() -> str:
         ("one for one", ", ".join(f"`{SAME[n]}`" for n in sorted(SAME))),
         ("by several ops, or with attributes", listed(RULES.keys() - SAME.keys()).strip()),
         ("by the smaller ops that it is made of, where those are",
-         listed(op.name for op in ours() if op.name not in RULES and (op.expand or op.unroll)
-                and why_refused(op) is None).strip())])
+         listed(op.name for op in ours() if op.name not in RULES and why_refused(op) is None
+                and (op.expand or op.derives or op.unroll)).strip())])
 
 
 def refused_table() -> str:

@@ -105,7 +105,7 @@ def _smaller(node: Node) -> Rule | None:
     op = node.op
     if rule_of(node) is not None or op.repeats is not None and op.repeats(**node.attrs).is_long:
         return None
-    return op.unroll or (op.expand if why_refused(op) is None else None)
+    return op.unroll or ((op.expand or op.derives) if why_refused(op) is None else None)
 
 
 def _input_names(traced: TracedSignature, graph: Graph) -> dict[Value, str]:

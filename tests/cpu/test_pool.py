@@ -14,6 +14,7 @@ from cpu.test_lowering_emulated import emulate
 from emulator import compare
 from tessera.errors import ShapeError
 from tessera.graph import functions as F
+from tessera.graph.cpu import windows as compiled_windows
 from tessera.graph.cuda import CudaProgram
 from tessera.kernels.windows import (
     LANES,
@@ -62,6 +63,8 @@ OPTIONS = [
     ((3, 3), (2, 2), (1, 0), (2, 1)), ((2, 3), (3, 2), (0, 1), (1, 2)),
     ((1, 1), (3, 3), (0, 0), (1, 1)),
 ]
+ON_A_GPU = [(*o, dtype) for o, dtype in zip(
+    [*OPTIONS, ((3, 3), (1, 1), (1, 1), (1, 1))], ("f32", "bf16") * 3, strict=True)]
 
 
 @pytest.mark.parametrize("ceil_mode", [False, True])
@@ -73,6 +76,30 @@ def test_max_pool(k, s, p, d, ceil_mode, rng: np.random.Generator) -> None:
         for run in (pool, ts.jit(pool)):
             np.testing.assert_array_equal(run(x), pooled(x, "max", k, s, p, d, ceil_mode))
         ts.gradcheck(pool, (x,))
+
+
+@pytest.mark.parametrize(("k", "s", "p", "d", "dtype", "least"), [
+    (*OPTIONS[0], "f32", 0), (*OPTIONS[2], "f64", 0), (*OPTIONS[2], "f32", math.inf),
+    ((7, 7), (1, 1), (3, 3), (1, 1), "f32", 0)])
+def test_gradient_of_max_pool(k, s, p, d, dtype, least, monkeypatch, rng) -> None:
+    """Elements that tie share it; all of a window with a NaN have one. In a compiled loop and
+    without."""
+    monkeypatch.setattr(compiled_windows, "LEAST", least)
+    x = rng.integers(-3, 3, (2, 2, 9, 11)).astype(np.float64)
+    x[0, 0, 3, 3], x[1, 0, 2:, 5:] = np.nan, np.inf
+    places = tuple(extents(n, *each, False) for n, *each in zip((9, 11), k, s, p, d, strict=True))
+    g, want = rng.standard_normal((2, 2, *places)), np.zeros_like(x)
+    for at in np.ndindex(2, 2, *places):
+        rows, columns = ([i for i in range(a * s - p, a * s - p + k * d, d) if 0 <= i < n]
+                         for a, n, k, s, p, d in zip(at[2:], (9, 11), k, s, p, d, strict=True))
+        part = x[at[:2]][np.ix_(rows, columns)]
+        ties = part == part.max()
+        want[at[:2]][np.ix_(rows, columns)] += np.nan if np.isnan(part).any() else \
+            np.where(ties, g[at] / ties.sum(), 0.0)
+    given = ts.tensor(x, dtype), ts.tensor(g, dtype)
+    pulled = lambda x, g: ts.vjp(lambda x: ts.max_pool2d(x, k, s, p, d), x)[1](g)  # noqa: E731
+    for run in (pulled, ts.jit(pulled)):
+        assert_close(run(*given), want, dtype, n=49, scale=np.abs(g).max() * 49)
 
 
 @pytest.mark.parametrize("include", [True, False])
@@ -88,8 +115,7 @@ def test_avg_pool(k, s, p, ceil_mode, include, rng: np.random.Generator) -> None
         ts.gradcheck(pool, (x,))
 
 
-@pytest.mark.parametrize("dtype", ["f32", "bf16"])
-@pytest.mark.parametrize(("k", "s", "p", "d"), OPTIONS[:4])
+@pytest.mark.parametrize(("k", "s", "p", "d", "dtype"), ON_A_GPU)
 def test_pools_of_a_gpu_read_windows_where_they_lie(k, s, p, d, dtype, rng) -> None:
     x = ts.cast(ts.tensor(rng.standard_normal((2, 3, 7, 8)).astype(np.float32)), dtype)
     fns = [lambda x: ts.max_pool2d(x, k, s, p, d, True), lambda x: ts.avg_pool2d(x, k, s, p)]
@@ -104,8 +130,7 @@ def test_pools_of_a_gpu_read_windows_where_they_lie(k, s, p, d, dtype, rng) -> N
             np.testing.assert_array_equal(program.run([x])[0], got.array)
 
 
-@pytest.mark.parametrize("dtype", ["f32", "bf16"])
-@pytest.mark.parametrize(("k", "s", "p", "d"), [*OPTIONS, ((3, 3), (1, 1), (1, 1), (1, 1))])
+@pytest.mark.parametrize(("k", "s", "p", "d", "dtype"), ON_A_GPU)
 def test_gradients_of_pools_of_a_gpu_are_one_kernel(k, s, p, d, dtype, rng) -> None:
     """All bits as on a CPU: elements that tie, NaN, and windows whose largest is the padding's."""
     a = rng.integers(-3, 3, (2, 3, 7, 8)).astype(np.float32)

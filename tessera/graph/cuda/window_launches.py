@@ -53,7 +53,8 @@ def open_windows(graph: Graph) -> Graph:
         WINDOW_MAX: lambda _: False, WINDOW_SUM: lambda _: False,
         WINDOW_MAX_VJP: _is_taken, WINDOW_SPREAD: _has_few_terms}
     return expand_by(graph, lambda node: (
-        node.op.expand if node.op in takes and not takes[node.op](node) else None))
+        (node.op.expand_gpu or node.op.expand) if node.op in takes and not takes[node.op](node)
+        else None))
 
 
 def spread_windows(graph: Graph) -> Graph:
@@ -71,10 +72,11 @@ def spread_windows(graph: Graph) -> Graph:
     def rounded(rw: Rewriter, node: Node, inputs: tuple[Value, ...]) -> Value | None:
         """What is written down as it is rounded alone."""
         made = rw.producer.get(inputs[0]) if node.op.name == "cast" else None
+        if made is None or made.op not in (GRADIENT, SPREAD) or read[node.inputs[0]] > 1:
+            return None
         to = node.outputs[0].aval
-        if made is None or made.op not in (GRADIENT, SPREAD) or read[node.inputs[0]] > 1 or (
-                to.dtype.bits != 16 or not is_narrow(to.dtype)
-                or to.type.policy.rounding != "nearest_even" or to.type.policy.saturate):
+        if to.dtype.bits != 16 or not is_narrow(to.dtype) or (
+                to.type.policy.rounding != "nearest_even" or to.type.policy.saturate):
             return None
         return _emitted(rw, made, made.op, made.inputs, to.type, **made.attrs)
 

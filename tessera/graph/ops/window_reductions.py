@@ -18,6 +18,7 @@ from ...errors import ShapeError
 from ...numerics import DType, as_type
 from ...tensor import Tensor
 from .. import functions as F
+from ..cpu import windows as compiled_windows
 from ..op import OPS, Aval, GraphOp, sample
 from ..operand import literal
 from ..trace import apply
@@ -55,8 +56,16 @@ def _windows(x: np.ndarray, fill: Any, window: tuple, stride: tuple, dilation: t
              padding: Pairs) -> np.ndarray:
     """[lead, window as one axis, places]"""
     lead, rank = x.shape[:x.ndim - len(window)], len(window)
-    full = np.pad(x, ((0, 0),) * len(lead) + tuple(padding), constant_values=fill)
-    y = unfold_ref(full, window, stride, dilation, ((0, 0),) * rank)
+    if fill and any(map(any, padding)):
+        inner = [slice(before, before + n) for (before, _), n in
+                 zip(padding, x.shape[len(lead):], strict=True)]
+        sides = (n + before + after for n, (before, after) in
+                 zip(x.shape[len(lead):], padding, strict=True))
+        full = np.full((*lead, *sides), fill, x.dtype)
+        place: Any = (..., *inner)
+        full[place] = x
+        x, padding = full, ((0, 0),) * rank
+    y = unfold_ref(x, window, stride, dilation, padding)
     return y.reshape(*lead, -1, *y.shape[len(lead) + rank:])
 
 
@@ -68,13 +77,21 @@ def _max_ref(x: np.ndarray, window: tuple, **attrs: Any) -> np.ndarray:
     return np.max(_windows(x, _least(x.dtype), window, **attrs), axis=x.ndim - len(window))
 
 
-def _max_vjp_ref(g: np.ndarray, x: np.ndarray, window: tuple, **attrs: Any) -> np.ndarray:
+def _max_vjp_ref(g: np.ndarray, x: np.ndarray, window: tuple, stride: tuple, dilation: tuple,
+                 padding: Pairs, out: np.ndarray | None = None) -> np.ndarray:
+    attrs = {"stride": stride, "dilation": dilation, "padding": padding}
+    dx = np.empty(x.shape, x.dtype) if out is None else out
+    if compiled_windows.takes(x, window) and dx.flags.c_contiguous:
+        compiled_windows.max_gradient(g, x, dx, window, stride, dilation,
+                                      tuple(before for before, _ in padding))
+        return dx
     axis = x.ndim - len(window)
     windows = _windows(x, _least(x.dtype), window, **attrs)
     mask = windows == np.max(windows, axis=axis, keepdims=True)
     count = np.sum(mask, axis=axis, keepdims=True).astype(x.dtype)
     parts = np.where(mask, np.expand_dims(g, axis) / count, x.dtype.type(0) / count)
-    return _folded(parts, x.shape[axis:], window, **attrs)
+    dx[...] = _folded(parts, x.shape[axis:], window, **attrs)
+    return dx
 
 
 def _folded(parts: np.ndarray, spatial: tuple, window: tuple, **attrs: Any) -> np.ndarray:
@@ -188,7 +205,9 @@ WINDOW_MAX_VJP = GraphOp(
     "window_max_vjp",
     shape=_max_vjp_shape,
     ref=_max_vjp_ref,
-    expand=_max_vjp_steps,
+    out=True,
+    derives=_max_vjp_steps,
+    expand_gpu=_max_vjp_steps,
     batch=_batch("window_max_vjp"),
     axes=_axes(2),
     drops=(0, 1),
