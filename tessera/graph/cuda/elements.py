@@ -219,7 +219,8 @@ def schedule_elements(builder: ScheduleBuilder, group: FusionGroup) -> None:
     if builder.memory.places[node.outputs[0]].kind == "view":
         return _schedule_update(builder, group, element, reads, y)
     s, step = _side_by_side(prod(y.shape), y.type.dtype.bits), builder.step(node)
-    if "way" in node.attrs and s.n > WINDOWS and prod(element.over) > 1:
+    if "way" in node.attrs and s.n > WINDOWS and not (
+            node.attrs.get("each") and prod(element.over) == 1):
         s = replace(s, n=WINDOWS)
     s = s.with_notes(MERGED) if node.op.name == "moved" else s
     builder.add("elements", y.shape, reads, [y], [step], s,

@@ -66,7 +66,7 @@ def _windows(x: np.ndarray, fill: Any, window: tuple, stride: tuple, dilation: t
         full[place] = x
         x, padding = full, ((0, 0),) * rank
     y = unfold_ref(x, window, stride, dilation, padding)
-    return y.reshape(*lead, -1, *y.shape[len(lead) + rank:])
+    return y.reshape(*lead, size_of(window), *y.shape[len(lead) + rank:])
 
 
 def _least(dtype: np.dtype) -> Any:
