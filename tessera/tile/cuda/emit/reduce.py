@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import prod
 
 from tessera import hooks
@@ -25,11 +26,23 @@ def _reduction(e: Emitter, op: Op) -> None:
             _meet(e, meeting)
         return
     axis, layout, text, tag = op.attr["axis"], e.layout(op.args[0]), _inside(e, op), _tag(e, op)
-    axes = range(len(layout.shape)) if axis is None else [axis]
-    for a in sorted(axes, reverse=True):
-        text = reduced(e, text, layout, a, op.name, tag)
-        layout = layout.drop(a)
-    _define(e, op, text, layout)
+    if axis is None:
+        axis, (text, layout) = 0, _of_threads(e, text, layout, op.name, tag)
+    _define(e, op, reduced(e, text, layout, axis, op.name, tag), layout.drop(axis))
+
+
+def _of_threads(e: Emitter, text: str, layout: RegisterLayout, name: str, tag: str
+                ) -> tuple[str, RegisterLayout]:
+    """What each thread has of a whole tile, along the first axis alone, and its layout, whose one
+    axis all threads share: none exchanges a value for each row, and warps meet once."""
+    shared = tuple(bit and (0, i) for i, bit in enumerate(layout.threads))
+    if len(layout.shape) == 1:
+        return text, layout
+    for axis in range(len(layout.shape) - 1, 0, -1):
+        make = e.use(name, f"use(reduce.reduce({name!r}, {tag!r}, {layout.text!r}, {layout.shape}, "
+                     f"{axis}, ()))")
+        text, layout = f"{make}({text})", layout.drop(axis)
+    return text, replace(layout, threads=shared)
 
 
 def _inside(e: Emitter, op: Op) -> str:
