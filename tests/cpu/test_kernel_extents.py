@@ -209,3 +209,77 @@ def test_errors_have_one_traceback_without_the_compilers_frames(body):
     assert {f.rpartition("/")[2] for f in inside} <= {"kernel.py", "errors.py"}
     assert len(inside) <= 3
     assert error.where.file == __file__
+
+
+@ts.kernel
+def gated_backward(x: Tensor["M", "2*N", f32], g: Tensor["M", "N", f32],
+                   dx: Tensor["M", "2*N", f32], BM=16, BN=64):
+    a = tile.load(x[tile_m:tile_m+BM, tile_n:tile_n+BN])
+    b = tile.load(x[tile_m:tile_m+BM, N+tile_n:N+tile_n+BN])
+    gy = tile.load(g[tile_m:tile_m+BM, tile_n:tile_n+BN])
+    dx[tile_m:tile_m+BM, tile_n:tile_n+BN] = gy * b
+    dx[tile_m:tile_m+BM, N+tile_n:N+tile_n+BN] = gy * a
+
+
+def test_blocks_along_a_part_of_an_axis_are_groups(rng):
+    x, g = (rng.standard_normal((20, n), np.float32) for n in (256, 128))
+    dx = np.full_like(x, np.nan)
+    with ts.config.scope(debug=True):
+        gated_backward(x, g, dx)
+    assert np.array_equal(dx, np.concatenate([g * x[:, 128:], g * x[:, :128]], 1))
+    assert "0:N by 64" in gated_backward.inspect_ir() and "for " not in gated_backward.inspect_ir()
+    compare(gated_backward, x, g, dx, target="sm_90a")
+
+
+STORED = "overwrites its elements 70 to 127"
+REDUCED = "would be reduced with its elements 70 to 127"
+PARTS = {
+    "x[0:8, tile_n:tile_n+64] = tile.load(x[0:8, tile_n:tile_n+64]) * 2.0": STORED,
+    "for n in range(0, N, 64):\n        x[0:8, n:n+64] = tile.zeros((8, 64))": STORED,
+    "s[0:8] = tile.zeros((8,))\n    for n in range(0, N, 64):\n"
+    "        s[0:8] = tile.load(s[0:8]) + tile.row_sum(tile.exp(tile.load(x[0:8, n:n+64])))":
+        REDUCED,
+    "acc = tile.zeros((8, 64))\n    for n in range(0, N, 64):\n"
+    "        acc += tile.load(x[0:8, n:n+64], fill=0)\n    s[0:8] = tile.row_sum(acc)": REDUCED,
+    # right: the other part comes later, ends with the tensor, is 0 or is masked
+    "for n in range(0, N, 64):\n        x[0:8, n:n+64] = tile.zeros((8, 64))\n"
+    "    for n in range(0, N, 64):\n        x[0:8, N+n:N+n+64] = tile.ones((8, 64))": None,
+    "x[0:8, N+tile_n:N+tile_n+64] = tile.ones((8, 64))": None,
+    "w[0:8, tile_n:tile_n+64] = tile.load(x[0:8, tile_n:tile_n+64])": None,
+    "acc = tile.zeros((8,))\n    for n in range(0, N, 64):\n        acc += tile.row_sum(tile.load("
+    "x[0:8, n:n+64]) * tile.load(w[0:8, n:n+64], fill=0))\n    s[0:8] = acc": None,
+    "acc = tile.zeros((8,))\n    for n in range(0, N, 64):\n        t = tile.edge_mask(tile.load("
+    "x[0:8, n:n+64]), n, N, fill=0.0)\n        acc += tile.row_sum(t)\n    s[0:8] = acc": None,
+}
+
+
+@pytest.mark.parametrize("body", PARTS)
+def test_blocks_that_go_on_into_the_other_part_are_refused(body, rng):
+    """As any launch whose extents say so; where they are multiples of the block it runs."""
+    from kernels.build import build
+
+    k = build(f"@kernel\ndef k(x: Tensor['M', '2*N', f32], w: Tensor['M', 'N', f32], "
+              f"s: Tensor['M', f32]):\n    {body}\n")["k"]
+    arrays = [rng.standard_normal((8, 140), np.float32), np.ones((8, 70), np.float32),
+              np.zeros(8, np.float32)]
+    k(np.ones((8, 256), np.float32), np.ones((8, 128), np.float32), np.zeros(8, np.float32))
+    if PARTS[body] is None:
+        k(*arrays)
+        return
+    with pytest.raises(ts.TesseraError, match=PARTS[body]) as caught:
+        k(*arrays)
+    assert caught.value.code == "E_EDGE" and 'Tensor[..., 2, "N"]' in caught.value.hint
+    assert "n:" in caught.value.where.text
+
+
+def test_a_part_that_is_followed_by_another_extent():
+    @ts.kernel
+    def joined(a: Tensor["N", f32], b: Tensor["K", f32], y: Tensor["N + K", f32]):
+        for k in range(0, K, 8):
+            y[N+k:N+k+8] = tile.load(b[k:k+8])
+        for n in range(0, N, 8):
+            y[n:n+8] = tile.load(a[n:n+8])
+
+    with pytest.raises(ts.TesseraError, match=r"last block overwrites its elements 5 to 7") as e:
+        joined(np.ones(5, np.float32), np.ones(9, np.float32), np.ones(14, np.float32))
+    assert e.value.hint.startswith("write the part behind it in a later loop")

@@ -1,9 +1,10 @@
 """Free names tile_<dim> and block_<dim>: origins of the group's block along a named extent (Q32).
 
 The block size is read from slices `x : x + c`, or from the bound of the range that is added to the
-name. An extent of a tensor that the kernel writes becomes a grid axis; any other (a contraction)
-becomes one serial loop around the statements from the first use to the last that depends on it,
-ended by a barrier, so that its next iteration may overwrite shared memory.
+name. An extent of a tensor that the kernel writes becomes a grid axis, also one that is a part of
+an axis ("2*N") along which all stores go by its blocks; any other (a contraction) becomes one
+serial loop around the statements from the first use to the last that depends on it, ended by a
+barrier, so that its next iteration may overwrite shared memory.
 """
 
 from __future__ import annotations
@@ -23,9 +24,11 @@ PREFIXES = ("tile_", "block_")
 def bind(t: KernelTracer, body: list[ast.stmt]) -> list[ast.stmt]:
     """Binds the origins that `body` uses; the body with loops for those that are not grid axes."""
     used = _used(t, body)
-    written = _written_dims(t, body) if used else ()
+    written = _written_dims(t, body) if used else set()
     for name, dim in used.items():
         t.position.node = _first_use(body, name)
+        if dim not in written and _goes_along_a_part(t, body, name, dim):
+            written.add(dim)
         if dim in written:
             size = block_size(t, body, name)
             axis = t.grid.axis(dim, size)
@@ -68,6 +71,35 @@ def _written_dims(t: KernelTracer, body: list[ast.stmt]) -> set[str]:
     found = set(_order_of_written(t, body))
     return found or {d for name, k in t.spec.params if isinstance(k, GlobalTensor)
                      for d in _dims_of(t, name)}
+
+
+def _goes_along_a_part(t: KernelTracer, body: list[ast.stmt], name: str, dim: str) -> bool:
+    """Whether all that is written is of blocks along a part of an axis, and none needs another:
+    nothing is carried from block to block, or read of what is written but at the same places."""
+    stores = _stores(t, body)
+    tensors = {n.value.id for n in stores if isinstance(n.value, ast.Name)}
+    if not stores or tensors != {*_written(t, body)} or not all(
+            _names(n.slice, name) for n in stores) or not all(
+            any(isinstance(d, Dim) and (dim,) in dict(d.terms) for d in kind.dims)
+            for n, kind in t.spec.params if n in tensors and isinstance(kind, GlobalTensor)):
+        return False
+    places = {ast.dump(n.slice) for n in stores}
+    read = [n for s in body for n in ast.walk(s) if isinstance(n, ast.Subscript)
+            and isinstance(n.value, ast.Name) and n.value.id in tensors]
+    first = next(i for i, s in enumerate(body) if _reads(s, {name}))
+    assigned = [{n.id for n in ast.walk(s) if isinstance(n, ast.Name) and isinstance(
+        n.ctx, ast.Store)} for s in body]
+    kept = set().union(*assigned[:first]) & set().union(*assigned[first:])
+    calls = {n.args[0].id for s in body for n in ast.walk(s) if isinstance(n, ast.Call)
+             and n.args and isinstance(n.args[0], ast.Name)}
+    return not kept and not calls & tensors and all(ast.dump(n.slice) in places for n in read)
+
+
+def _stores(t: KernelTracer, body: list[ast.stmt]) -> list[ast.Subscript]:
+    """The places of tensor parameters that the body writes."""
+    tensors = set(_written(t, body))
+    return [n for s in body for n in ast.walk(s) if isinstance(n, ast.Subscript) and isinstance(
+        n.value, ast.Name) and n.value.id in tensors and isinstance(n.ctx, ast.Store)]
 
 
 def _dims_of(t: KernelTracer, name: str) -> list[str]:
