@@ -61,9 +61,20 @@ def strided(x: Tensor["M", "N", f32], y: Tensor["M", "N", f32]):
         y[i // N, i % N] = 2.0 * x[i // N, i % N]
 
 
+def a_loop_from_what_is_there(x: Tensor["M", "N", f32], y: Tensor["M", "N", f32]):
+    i = tile.linear_id()
+    if i < M * N:
+        v, n = x[i // N, i % N], i
+        for _ in range(1):
+            v = v + v
+        while n > 0:
+            n = n // 2
+        y[i // N, i % N] = v
+
+
 @pytest.mark.parametrize("shape", [(64, 64), (1, 1), (37, 53), (300, 3), (0, 5)])
 @pytest.mark.parametrize("body", [guarded_less, returns, by_row, written_out, several_each,
-                                  a_group_each, strided])
+                                  a_group_each, strided, a_loop_from_what_is_there])
 def test_every_element_is_done(body, shape, rng):
     x = rng.standard_normal(shape).astype(np.float32)
     y = np.full_like(x, np.nan)
@@ -308,7 +319,15 @@ def two_each(x: Tensor["M", "N", f32], y: Tensor["M", "N", f32]):
         y[(i + 128) // N, (i + 128) % N] = 2.0 * x[(i + 128) // N, (i + 128) % N]
 
 
-@pytest.mark.parametrize("body", [a_warp_each, two_each])
+def a_row_of_pointers(x: Tensor["M", "N", f32], y: Tensor["M", "N", f32]):
+    m = tile.group_id() * 4 + tile.warp_id()
+    if m < M:
+        begin = int(x[m, 0] * 0.0) + tile.lane_id()
+        for j in range(begin, N, 32):
+            y[m, j] = 2.0 * x[m, j]
+
+
+@pytest.mark.parametrize("body", [a_warp_each, two_each, a_row_of_pointers])
 def test_groups_for_what_threads_add_to_their_numbers(body, rng):
     x = rng.standard_normal((50, 77), np.float32)
     y = np.full_like(x, np.nan)

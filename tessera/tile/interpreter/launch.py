@@ -91,8 +91,8 @@ def grid_of(function: Function, bound: Bound, config_: Config, lanes: int) -> tu
     if not said:
         _require_lanes(function, bound, lanes, None if config_.groups else prod(grid))
     _require_once(function, bound, lanes, prod(grid))
-    for beyond in beyond_parts(function, _guards(function, bound, "linear_id").number,
-                               lambda text: extent(text, bound)):
+    number = _guards(function, bound, "linear_id").number
+    for beyond in beyond_parts(function, bound.sizes, number, lambda text: extent(text, bound)):
         raise refusal(beyond)
     if prod(grid) >= MOST_GROUPS:
         raise ArgumentError(f"{function.name} is launched in {prod(grid)} groups, a launch has at "
@@ -141,7 +141,7 @@ def _grid_of(function: Function, bound: Bound, config_: Config, lanes: int) -> t
 
 
 def _guards(function: Function, bound: Bound, base: str) -> Guards:
-    """The guards on an id, none where loops go on from it."""
+    """The guards on an id."""
     known = {p.value: bound.sizes[p.value.name] for p in function.params
              if p.role == "dim" and p.value.name in bound.sizes}
     for p in function.params:
@@ -153,10 +153,8 @@ def _guards(function: Function, bound: Bound, base: str) -> Guards:
 
 def _elements(function: Function, bound: Bound, lanes: int) -> int:
     """Lanes of a launch whose lanes are numbered: for the largest extent, and for every guard."""
-    asked = [] if strides(function, "linear_id") else [
-        a.lanes for a in _guards(function, bound, "linear_id")]
-    asked += [] if strides(function, "group_id") else [
-        a.lanes * lanes for a in _guards(function, bound, "group_id")]
+    asked = [a.lanes for a in _guards(function, bound, "linear_id")]
+    asked += [a.lanes * lanes for a in _guards(function, bound, "group_id")]
     return max([*bound.texts.values(), *asked], default=1)
 
 

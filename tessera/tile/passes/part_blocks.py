@@ -8,7 +8,7 @@ at the launch, so each launch asks.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from tessera.dims import Dim
@@ -58,15 +58,17 @@ class Beyond:
     last: int  # and up to here
 
 
-def beyond_parts(function: Function, number: Callable[[Operand], int | None],
-                 extent: Callable[[Any], int]) -> Iterator[Beyond]:
-    """number: of what is known at the launch; extent: of a tensor, from its text."""
+def beyond_parts(function: Function, sizes: Mapping[str, int],
+                 number: Callable[[Operand], int | None], extent: Callable[[Any], int]
+                 ) -> Iterator[Beyond]:
+    """sizes: of the names that have one; number: of what is known at the launch; extent: of a
+    tensor, from its text."""
     parts = {p.value: p.type for p in function.params if isinstance(p.type, GlobalTensor)
              and any(isinstance(d, Dim) and str(d) not in d.names for d in p.type.dims)}
     if not parts:
         return
     made = {d.value: n for n in walk(function.body) if isinstance(n, Op) for d in n.outs}
-    blocks = _blocks(function, made, number, extent)
+    blocks = _blocks(function, made, sizes, number, extent)
     reach = _Reach(function, parts, made, blocks, number, extent)
     stores = [op for op in walk(function.body) if isinstance(op, Op) and OPS[op.name].writes]
     for op in stores:
@@ -139,8 +141,9 @@ class _Reach:
         return True
 
 
-def _blocks(function: Function, made: dict[SSAValue, Op], number: Callable[[Operand], int | None],
-            extent: Callable[[Any], int]) -> dict[Operand, Block]:
+def _blocks(function: Function, made: dict[SSAValue, Op], sizes: Mapping[str, int],
+            number: Callable[[Operand], int | None], extent: Callable[[Any], int]
+            ) -> dict[Operand, Block]:
     """Where blocks of an extent begin: the number of the group by their size, or a loop's."""
     found: dict[Operand, Block] = {}
     for value, op in made.items():
@@ -152,10 +155,6 @@ def _blocks(function: Function, made: dict[SSAValue, Op], number: Callable[[Oper
         grid = function.grid[axis]
         if (grid.lo, grid.stride) == ("0", False) and number(op.args[1]) == grid.block:
             found[value] = Block(grid.dim, grid.block, extent(grid.dim), None)
-    names = {str(d) for p in function.params if isinstance(p.type, GlobalTensor)
-             for d in p.type.dims if isinstance(d, Dim)}
-    names = {n for text in names for n in Dim.of(text).names}  # type: ignore[union-attr]
-    sizes = {n: extent(n) for n in names}
     for loop in walk(function.body):
         if not isinstance(loop, For) or number(loop.lo) != 0:
             continue

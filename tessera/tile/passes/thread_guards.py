@@ -254,15 +254,23 @@ class Guards:
 
 
 def strides(function: Function, base: str) -> bool:
-    """Whether a loop goes on from the id, so that no lane stands for one element alone."""
+    """Whether a loop goes on from the id, so that no lane stands for one element alone: from a
+    number computed with it, or by adding to one. What was read at the id is data."""
     made = {d.value: n for n in walk(function.body) if isinstance(n, Op) for d in n.outs}
     follow: set[Operand] = set()
     for x, op in made.items():  # in the order of the program
-        if op.name == base or follow.intersection(op.args):
+        if op.name == base or OPS[op.name].effect == "pure" and follow.intersection(op.args):
             follow.add(x)
-    loops = [n for n in walk(function.body) if isinstance(n, For | While)]
-    return any(x in follow for n in loops
-               for x in ((n.lo, *n.inits) if isinstance(n, For) else n.inits))
+
+    def goes_on(n: For | While) -> bool:
+        for d, first, again in zip(n.carried, n.inits, n.yields, strict=True):
+            op = made.get(again) if isinstance(again, SSAValue) else None
+            if first in follow and op is not None and op.name == "add" and d.value in op.args and (
+                    isinstance(d.type, Scalar) and d.type.dtype.kind in ("int", "uint")):
+                return True
+        return isinstance(n, For) and n.lo in follow
+
+    return any(goes_on(n) for n in walk(function.body) if isinstance(n, For | While))
 
 
 __all__ = ["Asked", "Guards", "strides"]
