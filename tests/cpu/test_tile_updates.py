@@ -9,7 +9,7 @@ import pytest
 
 import tessera as ts
 from emulator import compare
-from tessera import Tensor, int32
+from tessera import Tensor, f32, int32
 
 tile = ts.tile
 
@@ -78,3 +78,28 @@ def test_updates_of_other_kinds_and_places(rng):
 def test_updates_that_are_refused(mode, said):
     with pytest.raises(ts.TesseraError, match=re.escape(said)):
         updates(np.zeros((4, 9), np.int32), np.zeros(8, np.int32), np.zeros(8, np.int32), mode)
+
+
+@ts.kernel
+def chosen_by_rows(x: Tensor["M", 8, f32], one: Tensor["M", int32], count: Tensor[8, int32],
+                   slots: Tensor[64, int32], LOADED: bool, READ: bool):
+    for m in tile.range(0, M, 32):
+        at = tile.row_argmin(tile.load(x[m:m+32, 0:8]))
+        at = tile.where(m + tile.arange(0, 32) < M, at, -1)
+        before = tile.atomic_add(count, at, tile.load(one[m:m+32]) if LOADED else 1)
+        if READ:
+            slots[at * 8 + before] = tile.full((32,), 1, int32)
+
+
+@pytest.mark.parametrize("loaded", [False, True])
+@pytest.mark.parametrize("read", [False, True])
+def test_positions_that_a_row_has_chosen(loaded, read, rng):
+    """The tile of positions has what is left of a matrix' layout, four threads to a row; each
+    position is met once."""
+    x = rng.standard_normal((29, 8), np.float32)
+    arrays = [np.ones(29, np.int32), np.zeros(8, np.int32), np.zeros(64, np.int32)]
+    chosen_by_rows(x, *arrays, loaded, read)
+    assert np.array_equal(arrays[1], np.bincount(x.argmin(1), minlength=8))
+    assert arrays[2].sum() == (29 if read else 0)
+    compare(chosen_by_rows, x, np.ones(29, np.int32), np.zeros(8, np.int32),
+            np.zeros(64, np.int32), loaded, read, target="sm_90a", lanes=128, lockstep=not read)

@@ -199,6 +199,11 @@ class Block(Matrices):
     # --- updates of memory --------------------------------------------------------------------
     def red(self, instruction: Instruction, at: Any, x: Any, p: Any = 1) -> None:
         """Of the threads for which p holds, one after the other."""
+        if instruction.name.startswith("red_add_f32x"):
+            one = find_instruction("red_add_f32_global_gpu_relaxed")
+            for i, part in enumerate(x):
+                self.red(one, at + 4 * i, part, p)
+            return
         found = RED.fullmatch(instruction.name)
         assert found is not None, f"the emulator has no {instruction.name}"
         bits, op, kind, size, space = found.groups(default="")

@@ -171,7 +171,8 @@ class IRBuilder:
                 self.fail(f"the float {x!r} where {dtype} is needed", f"write int({x!r})")
             if not dtype.min <= x <= dtype.max:
                 self.fail(f"{x} does not fit into {dtype} ({dtype.min} .. {dtype.max})",
-                          "cast the other operand to a wider type: ts.tile.cast(x, ts.i64)")
+                          "cast the other operand to a wider type: ts.tile.cast(x, ts."
+                          f"{'u32' if 0 <= x < 2**32 and dtype.bits == 32 else 'i64'})")
         return Const(bool(x) if dtype.kind == "bool" else x, dtype)
 
     def type_of(self, x: Any) -> Type:

@@ -332,6 +332,8 @@ def _relations(node: Node, types: dict) -> Iterator[tuple[SSAValue, SSAValue, Re
         small = types[index].shape
         yield (value, index, lambda layout: index_layout(node, layout, small),  # type: ignore
                _same if small == types[value].shape else None)
+        for d in node.outs:  # of an update: what was there before
+            yield value, d.value, _same, _same  # type: ignore[misc]
         return
     if not node.outs or not tile(node.outs[0].value):
         return
@@ -488,7 +490,7 @@ class _Rewriter:
             return self.stores.get(x)
         if record.positions is not None:
             if x != op.args[record.positions]:
-                return None
+                return result if record.writes and x == op.args[1] else None
             tile = result or self.chosen[op.args[1]]  # type: ignore[index]
             return index_layout(op, tile, self.types[x].shape)
         if op.name == "matmul":
