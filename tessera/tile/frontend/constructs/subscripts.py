@@ -153,8 +153,8 @@ def _one(t: KernelTracer, x: Handle, axis: int, at: int) -> Handle:
         t.fail(f"element {at} along axis {axis} of {describe(x)}", f"-{extent} to {extent - 1}")
     if open_(t.facts.of(x).at(axis)):
         t.fail(f"one element along axis {axis} of {describe(x)}, which goes over the edge of a "
-               "tensor there", "load a part that does not, x[:, 0:2], or say what counts beyond it: "
-               "ts.tile.load(view, fill=0)", code="E_EDGE")
+               "tensor there", "load a part that does not, x[:, 0:2], or say what counts beyond "
+               "it: ts.tile.load(view, fill=0)", code="E_EDGE")
     flags = x.type.dtype is bool_
     one = t.ir.emit("one_along", [t.ir.cast(x, i32) if flags else x], axis=axis, at=at % extent)
     return t.ir.arithmetic("ne", (one, 0)) if flags else one
