@@ -249,6 +249,26 @@ def peaked(x: Any) -> Any:
 
 LOOPED = {"matmul": matmul, "causal": causal, "gated": gated}
 IDS = np.arange(40, dtype=np.int32) * 7 % 50
+
+
+@ts.kernel
+def butterflies(x: Tensor["B", 64, f32], y: Tensor["B", 64, f32]):
+    """Elements of shared memory that a loop writes part by part, and one that writes all of it."""
+    b, t = tile.group_id(), tile.local_id()
+    s = tile.alloc_shared((64,), f32)
+    for j in range(4):
+        s[t + 16 * j] = x[b, t + 16 * j]
+    tile.barrier()
+    for _ in range(3):
+        p, q, r, u = s[t], s[t + 16], s[t + 32], s[t + 48]
+        tile.barrier()
+        for j in range(4):
+            s[4 * t + j] = (p + r if j < 2 else p - r) + float(j) * (q if j == 1 else u)
+        tile.barrier()
+    for j in range(4):
+        y[b, t + 16 * j] = s[t + 16 * j]
+
+
 PROGRAMS: dict[str, tuple[Any, list[tuple[int, ...]]]] = {
     "swiglu": (swiglu, [(37, 70), (37, 70)]),
     "rms": (written(rms, 37, 70), [(37, 70), (70,)]),
@@ -275,6 +295,7 @@ PROGRAMS: dict[str, tuple[Any, list[tuple[int, ...]]]] = {
     "bag": (lambda t: written(bag[5, 32], 5, 16)(t, ts.tensor(IDS[:20].reshape(5, 4))), [(50, 16)]),
     "peaks": (lambda x: peaked(x), [(60,)]),
     "paired": (written(paired[5, 64], 5, 40), [(5, 40)]),
+    "butterflies": (written(butterflies[2, 16], 2, 64), [(2, 64)]),
     "rows of a batch": (ts.vmap(swiglu), [(3, 20, 30), (3, 20, 30)]),
     "a batch of one": (lambda a, b: ts.vmap(lambda x: swiglu(x, b))(a), [(3, 20, 30), (20, 30)]),
     "batches of attention": (lambda x: ts.vmap(lambda q: written(attention, 33, 8)(q, q, q))(x),

@@ -52,6 +52,21 @@ def memory_roots(nodes: Sequence[Node]) -> dict[SSAValue, SSAValue]:
     return roots
 
 
+def covers(op: Op, place: MemoryBox, args: Sequence[Any], lanes: int) -> bool:
+    """Whether an access is to all of a place: to a box, or by the lanes to each element once."""
+    if OPS[op.name].access in ("tile", "copy"):
+        return True
+    index = args[2:]
+    if op.name != "store_element" or not all(isinstance(i, np.ndarray) for i in index) or (
+            len(index) != len(place.box)):
+        return False
+    at = np.zeros((1, lanes), np.int64)
+    for i, n in zip(index, place.box, strict=True):
+        at = at * n + i
+    size = int(np.prod(place.box))
+    return at.shape[-1] == size and bool((np.sort(at, -1) == np.arange(size)).all())
+
+
 class LoopAccesses:
     """Accesses of all iterations, while they are told."""
 
@@ -62,8 +77,10 @@ class LoopAccesses:
         self.modes: dict[int, set[str]] = {}
         self.own: dict[int, tuple[Own, Own]] = {}  # memory of the group: outside, of an iteration
 
-    def note(self, place: MemoryBox, mode: str, index: Sequence[Any]) -> MemoryBox:
-        """The place that it is in an iteration. mode: "read", "write", or the kind of an atomic."""
+    def note(self, place: MemoryBox, mode: str, index: Sequence[Any], boxes: bool = True
+             ) -> MemoryBox:
+        """The place that it is in an iteration. mode: "read", "write", or the kind of an atomic;
+        boxes: all of the place is written, and not some elements of it."""
         memory = place.memory
         key = id(memory)
         if not isinstance(memory, Held):
@@ -71,7 +88,8 @@ class LoopAccesses:
         if isinstance(memory, Own):
             if len(memory.grid) > self.lead:
                 return place  # of an iteration
-            if key not in self.modes and mode == "write" and self.writes_all(place, memory):
+            if boxes and key not in self.modes and mode == "write" and self.writes_all(
+                    place, memory):
                 made = Own(memory.name, memory.type, self.machine.grid, self.machine.lanes)
                 self.own.setdefault(key, (memory, made))
             if key in self.own:
@@ -115,4 +133,5 @@ def _key(place: MemoryBox, index: Sequence[Any]) -> Any:
     return place.box, place.kept, unknown, tuple((x.shape, x.tobytes()) for x in numbers)
 
 
-__all__ = ["COPIES", "LoopAccesses", "NotSideBySide", "memory_roots", "reads_and_writes"]
+__all__ = ["COPIES", "LoopAccesses", "NotSideBySide", "covers", "memory_roots",
+           "reads_and_writes"]

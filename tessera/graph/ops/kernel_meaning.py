@@ -41,7 +41,7 @@ from .kernel_blocks import (
     products_of,
     with_full,
 )
-from .kernel_loop_accesses import COPIES, LoopAccesses, NotSideBySide
+from .kernel_loop_accesses import COPIES, LoopAccesses, NotSideBySide, covers
 from .kernel_loops import side_by_side
 from .kernel_masks import known_tensor
 from .kernel_memory import Held, Own, held_in
@@ -149,7 +149,8 @@ class KernelRecorder(Machine):
         for i, (mode, place) in enumerate(zip(modes, args, strict=False)):
             if isinstance(place, MemoryBox):
                 for guard in self.guards:
-                    place = guard.note(place, mode, index if mode in ("read", "write") else ())
+                    place = guard.note(place, mode, index if mode in ("read", "write") else (),
+                                       covers(op, place, args, self.lanes))
                 args = [*args[:i], place, *args[i + 1:]]
         return args
 
