@@ -269,6 +269,12 @@ def butterflies(x: Tensor["B", 64, f32], y: Tensor["B", 64, f32]):
         y[b, t + 16 * j] = s[t + 16 * j]
 
 
+@ts.kernel
+def added_at(x: Tensor["N", f32], ids: Tensor["N", int32], y: Tensor["K", f32]):
+    t = tile.load(x[tile_n:tile_n + 16])
+    tile.atomic_add(y, tile.load(ids[tile_n:tile_n + 16]), t * t)
+
+
 PROGRAMS: dict[str, tuple[Any, list[tuple[int, ...]]]] = {
     "swiglu": (swiglu, [(37, 70), (37, 70)]),
     "rms": (written(rms, 37, 70), [(37, 70), (70,)]),
@@ -295,6 +301,7 @@ PROGRAMS: dict[str, tuple[Any, list[tuple[int, ...]]]] = {
     "bag": (lambda t: written(bag[5, 32], 5, 16)(t, ts.tensor(IDS[:20].reshape(5, 4))), [(50, 16)]),
     "peaks": (lambda x: peaked(x), [(60,)]),
     "paired": (written(paired[5, 64], 5, 40), [(5, 40)]),
+    "added_at": (lambda x: written(added_at, 50)(x, ts.tensor(IDS)), [(40,)]),
     "butterflies": (written(butterflies[2, 16], 2, 64), [(2, 64)]),
     "rows of a batch": (ts.vmap(swiglu), [(3, 20, 30), (3, 20, 30)]),
     "a batch of one": (lambda a, b: ts.vmap(lambda x: swiglu(x, b))(a), [(3, 20, 30), (20, 30)]),

@@ -364,7 +364,8 @@ ACCESSES: dict[str, Callable] = {
     "allocate": _allocate, "load_tile": _load_tile, "store_tile": _store_tile,
     "load_element": _load_element, "store_element": _store_element, "cp_async": _copy,
     "gather": _gather, "atomic": _atomic, "atomic_tile": _atomic_tile, "store_scatter": _scatter,
-    "atomic_scatter": _scatter, "cp_async_if": _copy_if, "load_pair": _load_pair,
-    "store_pair": _store_pair, "load_vector": _load_vector, "store_vector": _store_vector}
+    "atomic_scatter": _scatter, "atomic_gather": _scatter, "cp_async_if": _copy_if,
+    "load_pair": _load_pair, "store_pair": _store_pair, "load_vector": _load_vector,
+    "store_vector": _store_vector}
 
 __all__ = ["ACCESSES", "load_recorded"]
