@@ -88,7 +88,8 @@ def on_gpu(kernel, *args, groups=None, lanes=None, target=None, facts=None, chec
         values = [_value(p, bound, buffers, memories, grid, kernel) for p in made.parameters]
         blocks = prod(grid)
         if made.grid.startswith("persistent"):
-            blocks = min(blocks, _processors())
+            beside = [*made.grid.split("-"), "", "", ""][3]  # "persistent-0--2": two on each
+            blocks = min(blocks, _processors() * int(beside or 1))
         made.built.kernel.launch((blocks,), values)
     device().synchronize()
     arrays = {n: _download(memories[n], b) for n, b in buffers.items() if n in memories}
