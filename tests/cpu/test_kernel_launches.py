@@ -72,6 +72,42 @@ def a_loop_from_what_is_there(x: Tensor["M", "N", f32], y: Tensor["M", "N", f32]
         y[i // N, i % N] = v
 
 
+def a_group_a_row(x: Tensor["M", "N", f32], y: Tensor["M", "N", f32]):
+    g = tile.group_id()
+    y[g, 0:N] = 2.0 * tile.load(x[g, 0:N])
+
+
+def a_group_an_element(x: Tensor["M", "N", f32], y: Tensor["M", "N", f32]):
+    g = tile.group_id()
+    for j in range(N):
+        y[g, j] = 2.0 * x[g, j]
+
+
+def blocks_of_groups(x: Tensor["M", "N", f32], y: Tensor["M", "N", f32]):
+    m = tile.group_id() * 2
+    y[m:m + 2, 0:N] = 2.0 * tile.load(x[m:m + 2, 0:N])
+
+
+@pytest.mark.parametrize("body", [a_group_a_row, a_group_an_element, blocks_of_groups])
+def test_groups_that_nobody_counts_reach_the_end(body, rng):
+    """By where their boxes and elements begin."""
+    x = rng.standard_normal((37, 5), np.float32)
+    y = np.full_like(x, np.nan)
+    ts.kernel(body)(x, y)
+    assert np.array_equal(y, 2 * x)
+
+
+def test_groups_that_are_too_few_are_told_by_a_checked_run(rng):
+    x = rng.standard_normal((37, 5), np.float32)
+    k = ts.kernel(blocks_of_groups)
+    with ts.config.scope(debug=True), pytest.warns(
+            RuntimeWarning, match=r"y has 37 elements along axis 0, M, and the 18 groups of the "
+            r"launch store 2 each: the last 1 are left as they were. 19 groups reach the end"):
+        k[18](x, np.empty_like(x))
+    with ts.config.scope(debug=True):
+        k[19](x, np.empty_like(x))
+
+
 @pytest.mark.parametrize("shape", [(64, 64), (1, 1), (37, 53), (300, 3), (0, 5)])
 @pytest.mark.parametrize("body", [guarded_less, returns, by_row, written_out, several_each,
                                   a_group_each, strided, a_loop_from_what_is_there])

@@ -3,6 +3,8 @@ to the type like any number. Oracles: Python's integers and ml_dtypes."""
 
 from __future__ import annotations
 
+import warnings
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -10,6 +12,7 @@ import pytest
 import emulator
 import tessera as ts
 from kernels.build import build
+from tessera import Tensor, bf16, f32
 from tessera.numerics import decode, encode, find_dtype
 
 INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
@@ -140,3 +143,20 @@ def k(x: Tensor["N", ts.{stored}], y: Tensor["N", ts.bf16]):
     emulator.compare(k, x, np.zeros_like(y), groups=1, lanes=32, target="sm_90a")
     source = k.inspect_ir("target", target="sm_90a")
     assert ", True, True)" in next(line for line in source.splitlines() if "tiles.load" in line)
+
+
+def test_a_narrow_accumulator_is_told(rng):
+    @ts.kernel
+    def narrow(a: Tensor["M", "K", bf16], c: Tensor["M", "M", f32], TO: str):
+        acc = ts.tile.zeros((16, 16), TO)
+        for k in range(0, K, 16):
+            t = ts.tile.load(a[0:16, k:k+16])
+            acc = ts.tile.dot(t, t.T, acc)
+        c[0:16, 0:16] = acc
+
+    x, c = ts.tensor(rng.standard_normal((16, 64)), bf16), np.zeros((16, 16), np.float32)
+    with pytest.warns(RuntimeWarning, match="dot adds to a tile of bf16, to which each sum is "):
+        narrow(x, c, "bf16")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        narrow(x, c, "f32")

@@ -41,10 +41,14 @@ class SourcePosition:
         lost = overflow(x, dtype)
         if lost is None:
             return x
-        at = self.where()
-        warnings.warn_explicit(lost, RuntimeWarning, at.file, at.line,
-                               registry=_told.setdefault(at.file, {}))
+        self.warn(lost)
         return math.inf if x > 0 else -math.inf
+
+    def warn(self, message: str) -> None:
+        """A warning of the user's line, once."""
+        at = self.where()
+        warnings.warn_explicit(message, RuntimeWarning, at.file, at.line,
+                               registry=_told.setdefault(at.file, {}))
 
     def fail(self, message: str, hint: str | None = None, **kw: Any) -> NoReturn:
         also: tuple = tuple(("called from", site) for site in reversed(self.sites))

@@ -34,7 +34,7 @@ from tessera.tile.ir.types import Buffer, GlobalTensor, Scalar, TileType
 from tessera.tile.passes.cluster_groups import cluster_of
 from tessera.tile.passes.part_blocks import beyond_parts, refusal
 from tessera.tile.passes.random_draws import draws
-from tessera.tile.passes.store_extents import stores_by_other_extents
+from tessera.tile.passes.store_extents import stores_by_groups, stores_by_other_extents
 from tessera.tile.passes.thread_guards import Asked, Guards, strides
 from tessera.tile.passes.written_arguments import require_writable, written_parameters
 
@@ -311,7 +311,7 @@ def run_grid(function: Function, bound: Bound, lanes: int, grid: tuple[int, ...]
         aliasing.require_views(name, bound, written)
     if sanitizer is not None:
         aliasing.mark(bound)
-        _tell_other_extents(function, bound)
+        _tell_other_extents(function, bound, grid)
     report = report or SanitizerReport(checked=sanitizer is not None)
     order = _order(function, grid, sanitizer is not None, most)
     if key is None:
@@ -331,19 +331,30 @@ def run_grid(function: Function, bound: Bound, lanes: int, grid: tuple[int, ...]
     return _result(function, bound, outputs), report
 
 
-def _tell_other_extents(function: Function, bound: Bound) -> None:
-    """Stores by blocks of another extent, where the two differ."""
+def _tell_other_extents(function: Function, bound: Bound, grid: tuple[int, ...]) -> None:
+    """Stores by blocks of another extent, where the two differ, and by too few groups."""
     for s in stores_by_other_extents(function):
         have, reached = extent(s.dim, bound), extent(s.of, bound)
         if have == reached:
             continue
         what = (f"the last {have - reached} are left as they were" if have > reached else
                 f"the last {reached - have} of those have no place and are dropped")
-        where = s.where or SourceLine("", 0)
-        warnings.warn_explicit(
-            f"{s.tensor} has {have} elements along axis {s.axis}, {s.dim}, and is stored by blocks "
-            f"of {s.of} = {reached}: {what}. Let both have one name, {s.of}, or go along {s.dim}, "
-            f"unless a part is meant", RuntimeWarning, where.file, where.line)
+        _tell(s.where, f"{s.tensor} has {have} elements along axis {s.axis}, {s.dim}, and is "
+              f"stored by blocks of {s.of} = {reached}: {what}. Let both have one name, {s.of}, or "
+              f"go along {s.dim}, unless a part is meant")
+    for g in stores_by_groups(function):
+        have, groups = extent(g.dim, bound), prod(grid) if g.of is None else grid[g.of]
+        if groups and groups * g.size < have:
+            along = "" if g.of is None else f" along axis {g.of}"
+            _tell(g.where, f"{g.tensor} has {have} elements along axis {g.axis}, {g.dim}, and the "
+                  f"{groups} groups{along} of the launch store {g.size} each: the last "
+                  f"{have - groups * g.size} are left as they were. {-(-have // g.size)} groups "
+                  "reach the end, unless a part is meant")
+
+
+def _tell(where: SourceLine | None, message: str) -> None:
+    at = where or SourceLine("", 0)
+    warnings.warn_explicit(message, RuntimeWarning, at.file, at.line)
 
 
 def _order(function: Function, grid: tuple[int, ...], shuffled: bool, most: int | None

@@ -266,7 +266,7 @@ class Machine:
         if self.sanitizer is None:
             return None
         return AccessBatch(memory, address, self.groups[group, 0].astype(np.int32), lane,
-                           self.epoch[group], self.sanitizer.site(where, self.loops > 0))
+                           self.epoch[group], self.sanitizer.site(where, self.loops > 0), where)
 
     def tile_access(self, place: MemoryBox, address: np.ndarray, on: np.ndarray, lane: int,
                     where: SourceLine | None) -> AccessBatch | None:

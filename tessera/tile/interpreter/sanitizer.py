@@ -74,6 +74,7 @@ class AccessBatch:
     lane: np.ndarray
     epoch: np.ndarray
     site: int
+    where: SourceLine | None = None  # the expression in the line that `site` is
     element: np.ndarray | None = None  # where address counts cells of shared memory: of the tensor
 
     def placed(self, values: np.ndarray | None = None) -> tuple[AccessBatch, np.ndarray | None]:
@@ -86,7 +87,7 @@ class AccessBatch:
             self.group, self.lane, self.epoch, self.address))
         more = None if values is None else np.repeat(values, cells.shape[1])
         return AccessBatch(self.memory, cells.reshape(-1), group, lane, epoch, self.site,
-                           element), more
+                           self.where, element), more
 
 
 class Sanitizer:
@@ -288,7 +289,7 @@ class Sanitizer:
         self.report(RaceError(
             f"race on {_element(a, first)}: {_who(a.group[first], a.lane[first])} and "
             f"{_who(a.group[second], a.lane[second])} write it in the same statement",
-            where=self.sites[a.site],
+            where=a.where or self.sites[a.site],
             hint="give each lane its own element, let one lane write (if ts.tile.local_id() == 0:)"
             ", or use ts.tile.atomic_add",
             conflict=_conflict(a, second, "writes", a.group[first], a.lane[first], "writes")))
@@ -301,7 +302,7 @@ class Sanitizer:
             self.report(RaceError(
                 f"{_who(a.group[i], a.lane[i])} {_verb(verb, a, i)} {_element(a, i)} while an "
                 f"asynchronous copy into it (line {site.line}) may still be under way",
-                where=self.sites[a.site], also=(("the copy", site),),
+                where=a.where or self.sites[a.site], also=(("the copy", site),),
                 hint="wait for it: ts.tile.cp_wait_group(0), then ts.tile.barrier()",
                 conflict=_conflict(a, i, verb, a.group[i], MANY, "writes")))
 
@@ -311,7 +312,7 @@ class Sanitizer:
             i = int(np.argmax(never))
             self.report(UninitialisedError(
                 f"{_element(a, i)} is read, but nothing has written it",
-                where=self.sites[a.site],
+                where=a.where or self.sites[a.site],
                 hint="write every element that is read, for example buffer[...] = 0.0"))
 
     def _race(self, a: AccessBatch, bad: np.ndarray, old: np.ndarray, verb: str, did: str) -> None:
@@ -339,7 +340,7 @@ class Sanitizer:
             f"race on {_element(a, i)}: {_who(a.group[i], a.lane[i])} {_verb(verb, a, i)} it, and "
             f"{who} {did} it "
             f"at line {before.line}, {order}",
-            where=self.sites[a.site], also=(("the other access", before),), hint=hint,
+            where=a.where or self.sites[a.site], also=(("the other access", before),), hint=hint,
             conflict=_conflict(a, i, verb, group, lane, {"wrote": "writes", "read": "reads"}[did])))
 
 

@@ -120,6 +120,10 @@ def _multiply(t: OpTracer, what: str, a: Any, b: Any, accumulator: Any, precisio
     if isinstance(accumulator, Handle):
         extra = [accumulator]
         dtype = accumulator.type.dtype
+        if dtype.kind == "float" and dtype.bits < 32:
+            t.position.warn(f"{what} adds to a tile of {dtype}, to which each sum is rounded: a "
+                            "loop loses small terms. ts.tile.zeros(shape) is f32, and a store of "
+                            "it rounds once")
     elif accumulator is not None:
         if not isinstance(accumulator, DType | NumericType | str):
             t.fail(f"accumulator={describe(accumulator)}", "a dtype (ts.f32) or a tile to add to")

@@ -1,7 +1,8 @@
 """Stores that go along one extent by blocks of another: y of "N" written at tile_m.
 
 That is right where the two are equal, and where a part is meant, so that only a run that is
-checked says it, when the extents differ.
+checked says it, when the extents differ. And stores by groups whose number the launch says: fewer
+than go along the axis leave its end.
 """
 
 from __future__ import annotations
@@ -27,11 +28,53 @@ class OtherExtent:
     where: SourceLine | None
 
 
+@dataclass(frozen=True)
+class GroupStore:
+    """A store to `tensor` along `axis`, of extent `dim`, of `size` elements by each group along
+    axis `of` of the grid, or of all where it is None."""
+
+    tensor: str
+    axis: int
+    dim: str
+    of: int | None
+    size: int
+    where: SourceLine | None
+
+
 def stores_by_other_extents(function: Function) -> Iterator[OtherExtent]:
     """Of tensors that one store alone touches: what others leave, or need, is not known here."""
     made = {d.value: n for n in walk(function.body) if isinstance(n, Op) for d in n.outs}
+    blocks = _blocks(function, made)
+    for op, view, tensor, kind in _only_stores(function, made):
+        for axis, (at, dim) in enumerate(zip(view.args[1:], kind.dims, strict=False)):
+            of = blocks.get(at)
+            if of is not None and of != str(dim):
+                yield OtherExtent(tensor.name, axis, str(dim), of, op.where)
+
+
+def stores_by_groups(function: Function) -> Iterator[GroupStore]:
+    """As above, of groups that the launch counts: group_id(axis) * size along an axis."""
+    if function.launch not in ("given", "elements"):
+        return
+    made = {d.value: n for n in walk(function.body) if isinstance(n, Op) for d in n.outs}
+    for op, view, tensor, kind in _only_stores(function, made):
+        for axis, (at, dim, size) in enumerate(zip(view.args[1:], kind.dims, view.attr["box"],
+                                                   strict=False)):
+            begin = made.get(at) if isinstance(at, SSAValue) else None
+            group = made.get(begin.args[0]) if begin is not None and begin.name == "mul" and (
+                isinstance(begin.args[0], SSAValue)) else None
+            if begin is None or group is None or group.name != "group_id":
+                continue
+            step = begin.args[1]
+            if isinstance(step, Const) and step.value == size:
+                yield GroupStore(tensor.name, axis, str(dim), group.attr["axis"], size, op.where)
+
+
+def _only_stores(function: Function, made: dict[SSAValue, Op]
+                 ) -> Iterator[tuple[Op, Op, SSAValue, GlobalTensor]]:
+    """(store, its view, the tensor, its type) of tensors that one store alone touches."""
     tensors = {p.value: p.type for p in function.params if isinstance(p.type, GlobalTensor)}
-    blocks, read = _blocks(function, made), read_parameters(function)
+    read = read_parameters(function)
     stores: dict[Operand, list[Op]] = {}
     for op in walk(function.body):
         if isinstance(op, Op) and OPS[op.name].writes:
@@ -41,12 +84,9 @@ def stores_by_other_extents(function: Function) -> Iterator[OtherExtent]:
             continue
         (op,) = stores[place]
         view = made.get(op.args[0]) if isinstance(op.args[0], SSAValue) else None
-        if op.name != "store_tile" or view is None or view.name != "view" or view.args[0] != place:
-            continue
-        for axis, (at, dim) in enumerate(zip(view.args[1:], kind.dims, strict=False)):
-            of = blocks.get(at)
-            if of is not None and of != str(dim):
-                yield OtherExtent(place.name, axis, str(dim), of, op.where)
+        if op.name == "store_tile" and view is not None and view.name == "view" and (
+                view.args[0] == place):
+            yield op, view, place, kind
 
 
 def _place(made: dict[SSAValue, Op], x: Operand) -> Operand:
@@ -77,4 +117,4 @@ def _blocks(function: Function, made: dict[SSAValue, Op]) -> dict[Operand, str]:
     return found
 
 
-__all__ = ["OtherExtent", "stores_by_other_extents"]
+__all__ = ["GroupStore", "OtherExtent", "stores_by_groups", "stores_by_other_extents"]

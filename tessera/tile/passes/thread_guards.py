@@ -2,7 +2,8 @@
 
 A launch that is not given takes as many groups as the guards need, so that no element is left out.
 A guard is a comparison of a value that grows with the number of the lane, made from it by steps
-that are known at the launch, with a bound that is; the index of a lane's store is one, too.
+that are known at the launch, with a bound that is; the index of a lane's store is one, too, and of
+the number of a group where its boxes begin.
 
     i < B        B lanes          i // c < B     B * c
     i + c < B    B - c            i * c < B      ceil(B / c)
@@ -31,7 +32,7 @@ from tessera.tile.ir.ir import (
     walk,
 )
 from tessera.tile.ir.op_record import OPS
-from tessera.tile.ir.types import GlobalTensor, Scalar
+from tessera.tile.ir.types import GlobalTensor, Scalar, View
 
 # f(i) < B with f(i) = op(i, c): i < inverse(B, c)
 INVERSE: dict[str, Callable[[int, int], int]] = {
@@ -72,7 +73,8 @@ class Guards:
         if not any(op.name in (self.base, "group_id") for op in self.made.values()):
             return
         for op in walk(self.function.body):
-            if not isinstance(op, Op) or op.outs and not isinstance(op.outs[0].type, Scalar):
+            if not isinstance(op, Op) or op.outs and not isinstance(
+                    op.outs[0].type, Scalar | View):
                 continue
             if op.name in MIRRORED:
                 x, y = op.args
@@ -80,16 +82,22 @@ class Guards:
                     bound = self.number(b)
                     if bound is not None:
                         yield from self.asked(a, bound + (name in ("le", "gt")), op.where)
-            elif op.name == "store_element" and self.base == "linear_id":
+            elif op.name == "store_element" and self.base != "local_id":
                 yield from self.stored(op)
+            elif op.name == "view" and self.base == "group_id":
+                yield from self.reached(op.args[0], op.args[1:], op.where)
 
     def stored(self, op: Op) -> Iterator[Asked]:
         """A store asks for the lanes that reach the end of each axis."""
-        kind = self.kinds.get(op.args[0]) if isinstance(op.args[0], SSAValue) else None
+        return self.reached(op.args[0], op.args[2:], op.where)
+
+    def reached(self, tensor: Operand, index: tuple[Operand, ...], where: SourceLine | None
+                ) -> Iterator[Asked]:
+        kind = self.kinds.get(tensor) if isinstance(tensor, SSAValue) else None
         dims = kind.dims if isinstance(kind, GlobalTensor) else ()
-        if len(dims) == len(op.args) - 2:
-            for index, dim in zip(op.args[2:], dims, strict=True):
-                yield from self.asked(index, self.extent(str(dim)), op.where)
+        if len(dims) == len(index):
+            for at, dim in zip(index, dims, strict=True):
+                yield from self.asked(at, self.extent(str(dim)), where)
 
     def asked(self, x: Operand, bound: int, where: SourceLine | None) -> Iterator[Asked]:
         """x < bound for every lane below which number?"""
