@@ -88,10 +88,42 @@ def blocks_of_groups(x: Tensor["M", "N", f32], y: Tensor["M", "N", f32]):
     y[m:m + 2, 0:N] = 2.0 * tile.load(x[m:m + 2, 0:N])
 
 
-@pytest.mark.parametrize("body", [a_group_a_row, a_group_an_element, blocks_of_groups])
+def warps_of_groups(x: Tensor["M", "N", f32], y: Tensor["M", "N", f32]):
+    m = tile.group_id() * (tile.group_size() // 32) + tile.warp_id()
+    if m < M:
+        for j in range(tile.lane_id(), N, 32):
+            y[m, j] = 2.0 * x[m, j]
+
+
+def four_each(x: Tensor["M", "N", f32], y: Tensor["M", "N", f32]):
+    i = 4 * tile.linear_id()
+    for j in range(4):
+        if i + j < M * N:
+            y[(i + j) // N, (i + j) % N] = 2.0 * x[(i + j) // N, (i + j) % N]
+
+
+def four_by_a_loop(x: Tensor["M", "N", f32], y: Tensor["M", "N", f32]):
+    i = 4 * tile.linear_id()
+    for j in range(i, min(i + 4, M * N)):
+        y[j // N, j % N] = 2.0 * x[j // N, j % N]
+
+
+def held_at_the_end(x: Tensor["M", "N", f32], y: Tensor["M", "N", f32]):
+    i = min(tile.linear_id(), M * N - 1)
+    y[i // N, i % N] = 2.0 * x[i // N, i % N]
+
+
+def rows_at_positions(x: Tensor["M", "N", f32], y: Tensor["M", "N", f32]):
+    m = tile.group_id() * 2 + tile.arange(0, 2)
+    y[m, 0:N] = 2.0 * x[m, 0:N]
+
+
+@pytest.mark.parametrize("body", [a_group_a_row, a_group_an_element, blocks_of_groups,
+                                  warps_of_groups, four_each, four_by_a_loop, held_at_the_end,
+                                  rows_at_positions])
 def test_groups_that_nobody_counts_reach_the_end(body, rng):
-    """By where their boxes and elements begin."""
-    x = rng.standard_normal((37, 5), np.float32)
+    """By where their boxes, elements and loops begin."""
+    x = rng.standard_normal((370, 5), np.float32)
     y = np.full_like(x, np.nan)
     ts.kernel(body)(x, y)
     assert np.array_equal(y, 2 * x)

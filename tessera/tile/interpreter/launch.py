@@ -140,21 +140,21 @@ def _grid_of(function: Function, bound: Bound, config_: Config, lanes: int) -> t
     return _strided(function, counts, prod(given))
 
 
-def _guards(function: Function, bound: Bound, base: str) -> Guards:
-    """The guards on an id."""
+def _guards(function: Function, bound: Bound, base: str, lanes: int | None = None) -> Guards:
+    """The guards on an id. lanes: of a group, of a launch that is to be chosen."""
     known = {p.value: bound.sizes[p.value.name] for p in function.params
              if p.role == "dim" and p.value.name in bound.sizes}
     for p in function.params:
         if p.role == "argument" and isinstance(p.type, Scalar) and p.type.dtype.kind in (
                 "int", "uint"):
             known[p.value] = int(np.asarray(bound.values[p.value.name]).item())
-    return Guards(function, known, lambda text: extent(text, bound), base)
+    return Guards(function, known, lambda text: extent(text, bound), base, lanes)
 
 
 def _elements(function: Function, bound: Bound, lanes: int) -> int:
     """Lanes of a launch whose lanes are numbered: for the largest extent, and for every guard."""
-    asked = [a.lanes for a in _guards(function, bound, "linear_id")]
-    asked += [a.lanes * lanes for a in _guards(function, bound, "group_id")]
+    asked = [a.lanes for a in _guards(function, bound, "linear_id", lanes)]
+    asked += [a.lanes * lanes for a in _guards(function, bound, "group_id", lanes)]
     return max([*bound.texts.values(), *asked], default=1)
 
 
@@ -164,7 +164,7 @@ def scalars_in_grid(function: Function, bound: Bound) -> frozenset[str]:
         return frozenset()
     found: set[str] = set()
     for base in ("linear_id", "group_id"):
-        guards = _guards(function, bound, base)
+        guards = _guards(function, bound, base, MAX_LANES)
         _ = [*guards]
         found |= guards.scalars
     return frozenset(found)

@@ -14,7 +14,9 @@ that of the first, or 0 where that is more.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
+from math import prod
 from typing import Any
 
 from tessera.errors import SourceLine
@@ -24,6 +26,7 @@ from tessera.tile.ir.ir import (
     For,
     Function,
     If,
+    Node,
     Op,
     Operand,
     SSAValue,
@@ -41,6 +44,7 @@ INVERSE: dict[str, Callable[[int, int], int]] = {
     "floordiv": lambda bound, c: bound * c if c > 0 else 0,
     "shl": lambda bound, c: -(-bound // (1 << c)) if 0 <= c < 63 else 0,
     "shr": lambda bound, c: bound << c if 0 <= c < 32 else 0}
+SHAPES = ("convert", "expand_dims", "broadcast", "reshape")  # the same numbers, in another shape
 MIRRORED = {"lt": "gt", "le": "ge", "gt": "lt", "ge": "le"}
 COMPARISONS = (*MIRRORED, "eq", "ne")
 
@@ -60,9 +64,12 @@ class Guards:
     """
 
     def __init__(self, function: Function, known: dict[SSAValue, int], extent: Callable[[Any], int],
-                 base: str):
-        """known: scalars and extents by their value; extent: of a tensor, from its text."""
+                 base: str, lanes: int | None = None):
+        """known: scalars and extents by their value; extent: of a tensor, from its text; lanes: of
+        a group, of a launch that is to be chosen: then more is asked than surely needed, such as by
+        i + j < B in a loop over j, or by positions, and nothing is refused for it."""
         self.function, self.known, self.extent, self.base = function, known, extent, base
+        self.lanes = lanes
         self.scalars: set[str] = set()
         self.kinds = {p.value: p.type for p in function.params}
         self.arguments = {p.value for p in function.params if p.role == "argument"}
@@ -73,6 +80,8 @@ class Guards:
         if not any(op.name in (self.base, "group_id") for op in self.made.values()):
             return
         for op in walk(self.function.body):
+            if self.lanes is not None:
+                yield from self.begun(op)
             if not isinstance(op, Op) or op.outs and not isinstance(
                     op.outs[0].type, Scalar | View):
                 continue
@@ -99,6 +108,64 @@ class Guards:
             for at, dim in zip(index, dims, strict=True):
                 yield from self.asked(at, self.extent(str(dim)), where)
 
+    def begun(self, node: Node) -> Iterator[Asked]:
+        """Loops that begin at the id and end at a number, and positions computed with it."""
+        if isinstance(node, For) and (self.number(node.step) or 0) > 0:
+            op = self.made.get(node.hi) if isinstance(node.hi, SSAValue) else None
+            ends = op.args if op is not None and op.name == "minimum" else (node.hi,)
+            for end in ends:
+                bound = self.number(end)
+                if bound is not None:
+                    yield from self.asked(node.lo, bound, node.where)
+        elif isinstance(node, Op) and (at := OPS[node.name].positions) is not None:
+            kind = self.kinds.get(node.args[0]) if isinstance(node.args[0], SSAValue) else None
+            if isinstance(kind, GlobalTensor):
+                axis, merged = node.attr["axis"], node.attr.get("merged") or 1
+                size = prod(self.extent(str(d)) for d in kind.dims[axis + 1 - merged:axis + 1])
+                yield from self.asked(node.args[at], size, node.where)
+
+    @functools.cached_property
+    def follow(self) -> set[Operand]:
+        """What is computed with the id."""
+        found: set[Operand] = set()
+        for x, op in self.made.items():  # in the order of the program
+            if self.is_base(x) or OPS[op.name].effect == "pure" and found.intersection(op.args):
+                found.add(x)
+        return found
+
+    def through(self, op: Op, bound: int) -> tuple[Operand, int] | None:
+        """Of a launch that is to be chosen: the operand to go on with."""
+        follows = [a for a in op.args if a in self.follow]
+        if len(follows) != 1:
+            return None
+        (x,) = follows
+        rest = [self.number(a) for a in op.args if a != x]
+        if op.name in SHAPES or op.name == "maximum" and (rest[0] or 0) <= 0:
+            return x, bound
+        if op.name == "where" and x == op.args[1]:
+            return x, bound
+        if op.name == "minimum":
+            return x, bound if rest[0] is None else min(bound, rest[0] + 1)
+        if op.name == "add" and rest[0] is None:
+            (other,) = (a for a in op.args if a != x)
+            return x, bound - min(0, self.least(other) or self.of_first_thread(other) or 0)
+        return None
+
+    def least(self, x: Operand) -> int | None:
+        """What the counter of a loop, or a tile of positions, begins with."""
+        op = self.made.get(x) if isinstance(x, SSAValue) else None
+        if op is None:
+            return self.number(self.counters[x]) if x in self.counters else None
+        if op.name in SHAPES:
+            return self.least(op.args[0])
+        return op.attr["start"] if op.name == "arange" else None
+
+    @functools.cached_property
+    def counters(self) -> dict[Operand, Operand]:
+        """Where counters of loops that count up begin."""
+        return {n.var.value: n.lo for n in walk(self.function.body) if isinstance(n, For)
+                and (self.number(n.step) or 0) > 0}
+
     def asked(self, x: Operand, bound: int, where: SourceLine | None) -> Iterator[Asked]:
         """x < bound for every lane below which number?"""
         while not self.is_base(x):
@@ -107,6 +174,9 @@ class Guards:
                 return
             if op.name == "convert":
                 x = op.args[0]
+                continue
+            if self.lanes is not None and (further := self.through(op, bound)) is not None:
+                x, bound = further
                 continue
             if op.name not in INVERSE:
                 return
@@ -254,6 +324,8 @@ class Guards:
         op = self.made.get(x)
         if op is None or not isinstance(op.outs[0].type, Scalar):
             return None
+        if op.name == "group_size":
+            return self.lanes
         if op.name == "convert" and op.outs[0].type.dtype.kind in ("int", "uint"):
             return self.number(op.args[0])
         values = [self.number(a) for a in op.args]
