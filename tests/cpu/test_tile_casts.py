@@ -160,3 +160,13 @@ def test_a_narrow_accumulator_is_told(rng):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         narrow(x, c, "f32")
+
+
+def test_a_literal_of_32_bits_beside_int32_asks_for_u32():
+    @ts.kernel
+    def hashed(x: Tensor["N", ts.int32]):
+        x[0] = x[0] * 2654435761
+
+    with pytest.raises(ts.TesseraError, match="2654435761 does not fit into int32") as error:
+        hashed(np.zeros(4, np.int32))
+    assert error.value.hint.endswith("ts.tile.cast(x, ts.u32)")
