@@ -135,6 +135,8 @@ KERNEL_RULES = {
     "tile/passes/integer_facts.py:_divisor": "the divisor of each op that keeps one",
     "tile/passes/operation_counts.py:follow": "numbers of the group in the middle",
     "tile/passes/operation_counts.py:ring_bytes": "what stands between a load and its matmul",
+    "tile/passes/part_blocks.py:MASKS": "by what a kernel says itself which elements count",
+    "tile/passes/part_blocks.py:start": "where a block begins, and how much further on",
     "tile/passes/thread_guards.py:": "guards solved for the number of the thread, op by op",
     "tile/cuda/emit/thread_elements.py:before": "sums with a number, which an address ends in",
 }

@@ -35,7 +35,7 @@ MASKS = ("where", "edge_mask", "inside")  # by which a kernel says itself what c
 
 
 @dataclass(frozen=True)
-class Block:
+class ExtentBlocks:
     """Where blocks begin: in `size` elements each, of the extent `dim` that is `extent` long; loop:
     of which they are the iterations, None for those of the grid."""
 
@@ -53,7 +53,7 @@ class Beyond:
     tensor: str
     axis: int
     dim: str
-    block: Block
+    block: ExtentBlocks
     first: int  # elements that belong to no block: from here on
     last: int  # and up to here
 
@@ -87,7 +87,7 @@ class _Reach:
     """Which elements the last block of an access reaches beyond its extent."""
 
     def __init__(self, function: Function, parts: dict[SSAValue, GlobalTensor],
-                 made: dict[SSAValue, Op], blocks: dict[Operand, Block],
+                 made: dict[SSAValue, Op], blocks: dict[Operand, ExtentBlocks],
                  number: Callable[[Operand], int | None], extent: Callable[[Any], int]):
         self.parts, self.made, self.blocks = parts, made, blocks
         self.number, self.extent = number, extent
@@ -110,7 +110,7 @@ class _Reach:
             if block.dim in dim.names and block.extent % block.size and end < last:
                 yield Beyond(op, tensor.name, axis, str(dim), block, end, last)
 
-    def start(self, x: Operand) -> tuple[Block, int] | None:
+    def start(self, x: Operand) -> tuple[ExtentBlocks, int] | None:
         """The block that begins at x, and how much further on: tile_n + N."""
         if x in self.blocks:
             return self.blocks[x], 0
@@ -143,9 +143,9 @@ class _Reach:
 
 def _blocks(function: Function, made: dict[SSAValue, Op], sizes: Mapping[str, int],
             number: Callable[[Operand], int | None], extent: Callable[[Any], int]
-            ) -> dict[Operand, Block]:
+            ) -> dict[Operand, ExtentBlocks]:
     """Where blocks of an extent begin: the number of the group by their size, or a loop's."""
-    found: dict[Operand, Block] = {}
+    found: dict[Operand, ExtentBlocks] = {}
     for value, op in made.items():
         first = made.get(op.args[0]) if op.name == "mul" and isinstance(
             op.args[0], SSAValue) else None
@@ -154,7 +154,7 @@ def _blocks(function: Function, made: dict[SSAValue, Op], sizes: Mapping[str, in
             continue
         grid = function.grid[axis]
         if (grid.lo, grid.stride) == ("0", False) and number(op.args[1]) == grid.block:
-            found[value] = Block(grid.dim, grid.block, extent(grid.dim), None)
+            found[value] = ExtentBlocks(grid.dim, grid.block, extent(grid.dim), None)
     for loop in walk(function.body):
         if not isinstance(loop, For) or number(loop.lo) != 0:
             continue
@@ -162,7 +162,7 @@ def _blocks(function: Function, made: dict[SSAValue, Op], sizes: Mapping[str, in
         own = [n for n in sizes if isinstance(loop.hi, SSAValue) and loop.hi.name == n] or [
             n for n, size in sizes.items() if not isinstance(loop.hi, SSAValue) and size == end]
         if step and end and own:
-            found[loop.var.value] = Block(own[0], step, end, loop)
+            found[loop.var.value] = ExtentBlocks(own[0], step, end, loop)
     return found
 
 
