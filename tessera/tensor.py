@@ -501,7 +501,7 @@ def _on_host(data: Any, dtype: Any, name: str | None) -> Tensor:
 def to_numpy(data: Any) -> np.ndarray:
     """Anything array-like on the host as a NumPy array, without a copy where possible."""
     if isinstance(data, np.ndarray):
-        return _unmasked(data)
+        return _plain(data)
     if isinstance(data, Tensor):
         return data.numpy()
     if hasattr(data, "__dlpack__") and not isinstance(data, np.generic):
@@ -526,14 +526,18 @@ def to_numpy(data: Any) -> np.ndarray:
         raise DTypeError(
             f"a tensor holds numbers, got {type(data).__name__} of {_KINDS[array.dtype.kind]}",
             hint="nested lists of numbers, a NumPy array, or an object with __dlpack__")
-    return _integers(data, array)
+    return _plain(_integers(data, array))
 
 
-def _unmasked(array: np.ndarray) -> np.ndarray:
-    if type(array) is not np.ndarray and np.ma.is_masked(array):
-        raise ArgumentError("a masked array: a tensor would have the elements under its mask",
-                            hint="a.filled(0.0), a.compressed(), or ts.where with a mask")
-    return array
+def _plain(array: np.ndarray) -> np.ndarray:
+    """An array as loops and devices read it: no np.matrix, whose * is matmul, nothing under a
+    mask, and in this machine's order of bytes, which that of a big-endian file is not."""
+    if type(array) is not np.ndarray:
+        if np.ma.is_masked(array):
+            raise ArgumentError("a masked array: a tensor would have the elements under its mask",
+                                hint="a.filled(0.0), a.compressed(), or ts.where with a mask")
+        array = np.asarray(array)
+    return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
 
 
 def _integers(data: Any, array: np.ndarray) -> np.ndarray:
@@ -576,7 +580,7 @@ def as_tensor(value: Any) -> Tensor:
     if isinstance(value, Tensor):
         return value
     if isinstance(value, np.ndarray):
-        array = wide_arrays.admit(_unmasked(value))
+        array = wide_arrays.admit(_plain(value))
         return wide_arrays.remember(Tensor(array, as_type(array.dtype)))
     if isinstance(value, TensorType | type | str) or callable(value):
         raise DTypeError(f"expected a tensor, an array or a number, got {value!r}")

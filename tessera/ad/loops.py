@@ -13,11 +13,11 @@ from ..graph import tree
 from ..graph.ir import Graph, Value
 from ..graph.op import Aval
 from ..graph.operand import axis_index, convert
-from ..graph.signature import callable_name
+from ..graph.signature import Static, callable_name, is_data
 from ..graph.trace import aval_of
 from ..tensor import Tensor, as_tensor
 from .scan import INDEX, Loop, element
-from .subgraphs import Packed, Result, close_graph, is_float, trace_body
+from .subgraphs import BOOLS, Packed, Result, close_graph, is_float, trace_body
 from .transform import need_function
 from .vmap import vmap
 
@@ -76,9 +76,10 @@ def _length(seqs: Packed, length: int | None, what: str) -> Any:
 
 def _trace_step(f: Callable, carry: Packed, seqs: Packed, what: str) -> tuple[Graph, Result]:
     """The body, and how a result is built. Python numbers in init take the type f gives them."""
-    n, box = len(carry.tensors), list[Result]()
+    box = list[Result]()
 
     def step(index: Tensor, *args: Tensor) -> list[Tensor]:
+        n = len(carry.tensors)
         made = f(carry.build(args[:n]), seqs.build(args[n:]))
         if not (isinstance(made, tuple) and len(made) == 2):
             raise ArgumentError(
@@ -96,21 +97,34 @@ def _trace_step(f: Callable, carry: Packed, seqs: Packed, what: str) -> tuple[Gr
 
 def trace_carrying(trace_it: Callable[[], Graph], carry: Packed, what: str) -> Graph:
     """The body of a loop, whose first outputs are its carry after an iteration. Traced again while
-    Python numbers in the initial carry take another type, which one may do because another did;
-    raises ShapeError."""
-    n = len(carry.tensors)
-    graph = trace_it()
-    for _ in range(n):
-        if not _widen(carry, [v.aval for v in graph.outputs[:n]]):
-            break
+    Python numbers in the initial carry take another type, which one may do because another did,
+    and bools become data; raises ShapeError."""
+    for _ in range(2 * len(carry.flat) + 1):
+        n = len(carry.tensors)
         graph = trace_it()
+        if n == len(carry.tensors) and not _widen(carry, [v.aval for v in graph.outputs[:n]]):
+            break
     check_carry(what, carry, graph)
     return graph
 
 
 def carried_tensors(value: Any, carry: Packed, what: str) -> list[Tensor]:
-    """The tensors of a returned carry, which must have the structure of the first."""
+    """The tensors of a returned carry, which must have the structure of the first. A bool that an
+    iteration changes becomes data, and the body is to be traced again; other Python objects must
+    be returned as they were. Raises ArgumentError."""
     leaves = tree.leaves_like(value, carry.treedef, f"{what}: the returned carry")
+    for i in set(range(len(leaves))).difference(carry.places):
+        was, now = carry.flat[i], leaves[i]
+        if now is was or (not isinstance(now, Tensor) and Static(now) == Static(was)):
+            continue
+        if not (isinstance(was, BOOLS) and is_data(now)):
+            name = tree.paths(carry.treedef, "carry")[i]
+            got = aval_of(now) if isinstance(now, Tensor) else repr(now)
+            raise ArgumentError(
+                f"{what}: {name} is {was!r} before an iteration and {got} after it",
+                hint="what an iteration changes starts as a tensor or a number; other Python "
+                "objects in a carry stay as they are", code="E_CARRY")
+        carry.take_in(i)
     return [as_tensor(leaves[i]) for i in carry.places]
 
 
@@ -119,7 +133,7 @@ def _widen(carry: Packed, found: Sequence[Aval]) -> bool:
     changed = False
     for k, (i, aval) in enumerate(zip(carry.places, found, strict=True)):
         t = carry.tensors[k]
-        weak = isinstance(carry.flat[i], int | float) and aval.shape == ()
+        weak = isinstance(carry.flat[i], (*BOOLS, int, float)) and aval.shape == ()
         if weak and t.type != aval.type and (is_float(aval) or not is_float(t)):
             carry.tensors[k], changed = convert(t, aval.type), True
     return changed

@@ -7,6 +7,7 @@ body again, in a backward pass or a recomputation, sees the same bits.
 
 from __future__ import annotations
 
+from bisect import bisect
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, Literal
@@ -32,6 +33,7 @@ from ..numerics import NumericType
 from ..tensor import Tensor, as_tensor
 from .reverse import Tape, forward
 
+BOOLS = (bool, np.bool_)  # they choose between programs, so Python sees them
 ONCE = frozenset({"io", "state"})  # effects that must not happen again in a recomputation
 
 
@@ -165,7 +167,7 @@ class Packed:
 
     def __init__(self, value: Any, numbers: Literal["tensors", "weak", "constants"] = "tensors"):
         self.flat, self.treedef = tree.flatten(value)
-        fixed = (bool, int, float) if numbers == "constants" else (bool,)
+        fixed = (*BOOLS, int, float) if numbers == "constants" else BOOLS
         self.places = [
             i for i, x in enumerate(self.flat) if is_data(x) and not isinstance(x, fixed)
         ]
@@ -187,12 +189,21 @@ class Packed:
             flat[i] = x
         return tree.unflatten(self.treedef, flat)
 
+    def take_in(self, place: int) -> None:
+        """A leaf that was to stay as it is, as a tensor too."""
+        at = bisect(self.places, place)
+        self.places.insert(at, place)
+        self.tensors.insert(at, as_tensor(self.flat[place]))
+
     def after(self, leaves: Sequence[Tensor]) -> Any:
-        """The value behind a loop that carries it: params stay params, as in each iteration."""
-        for x, like in zip(leaves, self.tensors, strict=True):
+        """The value behind a loop that carries it: params stay params, as in each iteration, and
+        what is no tensor is what it was."""
+        flat = list(self.flat)
+        for i, x, like in zip(self.places, leaves, self.tensors, strict=True):
             if x is not like:
                 x.is_param = like.is_param
-        return self.replaced(leaves)
+            flat[i] = x
+        return tree.unflatten(self.treedef, flat)
 
     def names(self, prefix: str = "") -> list[str]:
         """A name per tensor."""

@@ -225,7 +225,7 @@ class JitFunction:
     def _is_static(self, name: str, value: Any) -> bool:
         if name in self.static:
             return True
-        if isinstance(value, str | bool | type(None)) or not is_data(value):
+        if isinstance(value, str | bool | np.bool_ | type(None)) or not is_data(value):
             return True
         param = self.signature.parameters.get(name) if self.signature else None
         return param is not None and param.kind is KEYWORD and not isinstance(

@@ -40,6 +40,8 @@ def number_leaf(value: Any) -> Tensor:
     else:
         own = F32 if isinstance(value, float) else as_tensor(value).type
     wide = F64 if own.dtype.kind == "float" else INT64
+    if wide is INT64:
+        weak_result(INT64.dtype, int(value))
     return Tensor(np.array(value, wide.dtype.numpy), wide, name=f"{NUMBER}{own}")
 
 
@@ -64,10 +66,12 @@ def number_of(wide: Any, own: NumericType | None = None) -> Number:
 
 
 def leaf_of(value: Any) -> Tensor:
-    """What is passed for a number, known or traced, or for other data."""
+    """What is passed for a number, known or traced, or for other data, as which an integer counts
+    that uint64 alone holds."""
     if isinstance(value, Number):
         return carried(value)
-    return number_leaf(value) if is_number(value) else as_tensor(value)
+    large = isinstance(value, int | np.integer) and value >= 2**63
+    return number_leaf(value) if is_number(value) and not large else as_tensor(value)
 
 
 def standing_for(leaf: Tensor, t: Tensor) -> Tensor:

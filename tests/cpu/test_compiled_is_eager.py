@@ -221,6 +221,31 @@ def test_a_traced_number_is_data() -> None:
                 g(ts.ones(1, "int8"), wrong)
 
 
+@pytest.mark.parametrize("large", [2**63 + 5, np.uint64(2**63 + 5)])
+def test_integers_that_uint64_alone_holds_keep_their_value(large: Any) -> None:
+    x, mapped = ts.tensor([0, 1], "uint64"), {"in_axes": (0, None)}
+    for f in (lambda x, s: x + s, ts.jit(lambda x, s: x + s), ts.vmap(lambda x, s: x + s, **mapped),
+              ts.jit(lambda x, s: ts.stack([s, s + ts.ones((), "uint64")]))):
+        assert f(x, large).tolist() == [2**63 + 5, 2**63 + 6]
+    assert ts.jit(lambda x, s: x * s)(ts.ones(()), large).item() == 2.0**63
+    with pytest.raises(ts.ArgumentError, match="is outside int64"):
+        ts.jit(lambda x, s: x + (s + 2**63))(ts.ones(1), 1)
+
+
+@pytest.mark.parametrize("yes", [True, np.True_])
+def test_bools_choose_what_is_traced_whoever_made_them(yes: Any) -> None:
+    def f(x: ts.Tensor, flag: bool) -> ts.Tensor:
+        return ts.sum(x * 2 if flag else x) + ts.sum(ts.where(flag, x, 0))
+
+    x = ts.ones(2)
+    for g in (f, ts.jit(f), ts.vmap(lambda x, b: f(x, b), in_axes=(0, None)), ts.checkpoint(f)):
+        assert np.sum(g(x, yes)) == 6.0
+    for g in (ts.grad(f), ts.jit(ts.grad(f))):
+        assert g(x, yes).tolist() == [3.0, 3.0]
+    b = ts.tensor([True, False])
+    assert ts.jit(lambda b, s: b + s)(b, yes).type == (b + yes).type == "bool_"
+
+
 def _with_rule(kind: Any) -> Callable[[Any, Any], Any]:
     f = kind(lambda x, s: x * s)
     if kind is ts.custom_vjp:

@@ -178,6 +178,26 @@ def test_python_numbers_in_a_carry_take_the_type_of_what_comes_out() -> None:
     assert [str(t.type) for t in chain] == ["f64"] * 3 and chain[0].item() == 1.0
 
 
+@pytest.mark.parametrize("no", [False, np.False_])
+def test_bools_in_a_carry_are_data_where_the_loop_changes_them(no: Any) -> None:
+    """Others, and what is no data, Python sees in the body, and they are there afterwards."""
+    found = ts.while_loop(lambda c: ~c["done"], lambda c: {"x": c["x"] + 1, "done": c["x"] > 3},
+                          {"x": 0.0, "done": no})
+    assert found["x"].item() == 5.0 and found["done"].item() is True
+    for run in (lambda f: f, ts.jit):
+        (total, seen, way), ys = run(lambda xs: ts.scan(
+            lambda c, x: ((c[0] + x if c[2] == "up" else -x, c[1] | (c[0] > 1), c[2]), c[1]),
+            (0.0, no, "up"), xs))(ts.ones(4))
+        assert (total.item(), seen.item(), way) == (4.0, True, "up")
+        assert ys.tolist() == [False, False, False, True]
+    kept = ts.fori_loop(0, 3, lambda i, c: (c[0] + i if c[1] else c[0], c[1], None), (1, no, None))
+    assert kept[0].item() == 1 and kept[1:] == (no, None)
+    counted = ts.fori_loop(0, 3, lambda i, c: c + 1, no)
+    assert counted.item() == 3 and counted.dtype == "int64"
+    with pytest.raises(ArgumentError, match="carry.1 is 'up' before an iteration and 'down' after"):
+        ts.scan(lambda c, x: ((x, "down"), None), (0.0, "up"), ts.ones(2))
+
+
 def test_carry_errors_name_the_line_that_made_the_other_type() -> None:
     def body(c: ts.Tensor, x: ts.Tensor) -> tuple:
         best = ts.argmax(x)

@@ -165,6 +165,31 @@ def test_lists_of_great_integers_keep_their_digits(values):
     assert ts.tensor([1.0, 2.0**63]).dtype == "f32"
 
 
+@pytest.mark.parametrize("kind", [">f8", ">f4", ">f2", ">i4", ">i8", ">u2"])
+def test_arrays_in_the_other_order_of_bytes_are_numbers_as_any(kind):
+    """Also in compiled loops, which take a buffer's bytes as they lie."""
+    a = np.arange(6.0).reshape(2, 3).astype(kind)
+    with ts.config.scope(loop_min_elements=1):
+        for x in (a, ts.tensor(a), a[::-1][::-1]):
+            y, total, same = ts.jit(lambda x: (x * 2 + 1, ts.sum(x), x))(x)
+            assert y.tolist() == [[1, 3, 5], [7, 9, 11]] and total.item() == 15
+            assert same.numpy().dtype.isnative and same.tolist() == a.tolist()
+    assert ts.sum(a, axis=0).tolist() == [3, 5, 7] and a.dtype == kind
+
+
+def test_arrays_of_a_class_of_their_own_are_arrays():
+    class Matrix(np.ndarray):  # as np.matrix and the dense form of SciPy's sparse ones
+        def __mul__(self, other):
+            return self @ other
+
+    a = np.array([[1.0, 2.0], [3.0, 4.0]]).view(Matrix)
+    for run in (lambda f: f, ts.jit):
+        assert run(ts.square)(a).tolist() == [[1, 4], [9, 16]]
+        assert run(ts.sum)(a).item() == 10 and run(lambda x: ts.tensor(x) * x)(a)[1, 1] == 16
+    with pytest.raises(ts.ArgumentError, match="a masked array"):
+        ts.sum(np.ma.masked_less(np.ones(2), 2))
+
+
 @pytest.mark.parametrize("run", [lambda f: f, ts.jit], ids=["now", "jit"])
 def test_lists_that_hold_tensors_are_joined_whether_traced_or_not(run):
     x, half = ts.tensor([3.0, 5.0]), ts.tensor([0.5], ts.bf16)
