@@ -9,9 +9,10 @@ from ..errors import ArgumentError, GradError
 from ..graph import functions as F
 from ..graph import tree
 from ..graph.operand import compute_type
-from ..tensor import Tensor, as_tensor
+from ..tensor import Tensor
 from .api import grad, jvp, vjp
 from .reverse import is_differentiable
+from .subgraphs import Packed
 from .transform import Transform, need_function
 from .vmap import vmap
 
@@ -103,29 +104,26 @@ def _places(argnums: Any, args: tuple) -> tuple[list[int], bool]:
 
 
 class _Chosen:
-    """The arguments that are differentiated, as a list of their leaves."""
+    """The arguments that are differentiated, as a list of their tensors. What is none stays as it
+    is, and has None in its place in a Jacobian, as in a gradient."""
 
     def __init__(self, argnums: Any, args: tuple):
         self.places, self.bare = _places(argnums, args)
-        flat = [tree.flatten(args[p]) for p in self.places]
-        self.structures = [structure for _, structure in flat]
-        self.counts = [len(leaves) for leaves, _ in flat]
-        self.leaves = [as_tensor(x) for leaves, _ in flat for x in leaves]
+        self.packed = Packed([args[p] for p in self.places])
+        self.leaves = self.packed.tensors
         if not self.leaves:
             raise ArgumentError(f"argnums {argnums!r}: there is no tensor in it")
 
     def like_arguments(self, values: Sequence[Any]) -> Any:
-        """One value for each leaf, put together like the arguments."""
-        it = iter(values)
-        made = [tree.unflatten(structure, [next(it) for _ in range(n)])
-                for structure, n in zip(self.structures, self.counts, strict=True)]
+        """One value for each tensor, put together like the arguments."""
+        made = self.packed.replaced(values)
         return made[0] if self.bare else tuple(made)
 
     def function(self, fn: Callable, args: tuple, kwargs: dict) -> Callable:
-        """fn of the leaves."""
+        """fn of the tensors."""
         def one(*xs: Tensor) -> Any:
-            full, mine = list(args), self.like_arguments(xs)
-            for p, x in zip(self.places, (mine,) if self.bare else mine, strict=True):
+            full = list(args)
+            for p, x in zip(self.places, self.packed.build(xs), strict=True):
                 full[p] = x
             return fn(*full, **kwargs)
 

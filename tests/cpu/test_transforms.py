@@ -398,6 +398,20 @@ def test_jacobians_of_nested_arguments(rng: np.random.Generator) -> None:
             jac(lambda p: p)([])
 
 
+def test_jacobians_keep_what_is_no_tensor_in_arguments() -> None:
+    x = {"w": f64([2.0, 3.0]), "square": True, "name": "layer", "more": None}
+
+    def f(p: dict) -> Tensor:
+        return p["w"] ** 2 if p["square"] else p["w"]
+
+    for jac in (ts.jacrev, ts.jacfwd):
+        out = jac(f)(x)
+        assert out["w"].tolist() == [[4.0, 0.0], [0.0, 6.0]]
+        assert [out[k] for k in ("square", "name", "more")] == [None] * 3
+    assert ts.hessian(lambda p: ts.sum(f(p)))(x)["w"]["w"].tolist() == [[2.0, 0.0], [0.0, 2.0]]
+
+
+
 # --- nesting ----------------------------------------------------------------------------------
 def mix(x: Tensor) -> Tensor:
     return ts.sum(ts.sin(x) * ts.exp(-x * x)) + ts.mean(x) ** 3
