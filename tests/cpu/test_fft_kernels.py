@@ -241,6 +241,15 @@ def test_real_lines_of_factors_3_and_5(lines: int, n: int, rng: Any) -> None:
     check(y, x.astype(np.float64), n * n)
 
 
+@pytest.mark.parametrize("n", [1, 2])
+def test_real_lines_too_short_for_a_kernel(n: int, rng: Any) -> None:
+    x = rng.standard_normal((3, n)).astype(np.float32)
+    _, (re, im) = ran(ts.rfft, x)
+    check(re + 1j * im, np.fft.rfft(x), n)
+    _, (back,) = ran(lambda re, im: ts.irfft((re, im), n), re, im)
+    check(back, x, n)
+
+
 @pytest.mark.usefixtures("gpu", "apart")
 @pytest.mark.parametrize("n", [60, 225])
 def test_a_launch_knows_how_long_its_table_is(n: int, rng: Any) -> None:

@@ -93,6 +93,9 @@ def test_quantiles_at_the_edges() -> None:
     np.testing.assert_array_equal(ts.quantile(nan, [0.0, 1.0], 1), [[np.nan, 2], [np.nan, 9]])
     both = np.float32([-np.inf, -np.inf, 1, np.inf, np.inf])
     np.testing.assert_array_equal(ts.quantile(both, [0.1, 0.5, 0.9]), [-np.inf, 1, np.inf])
+    far = ts.tensor([[-3.0, np.inf], [-np.inf, 1.0], [-np.inf, np.inf]])
+    np.testing.assert_array_equal(ts.median(far, 1), [np.inf, -np.inf, np.nan])
+    np.testing.assert_array_equal(ts.quantile(far, [0.3, 0.7], 1), [[np.inf, -np.inf, np.nan]] * 2)
     assert ts.median(ts.tensor(2.0), axis=0).item() == 2.0 and ts.median(ts.arange(4)).item() == 1.5
     places = ts.quantile(np.arange(11.0), np.arange(11) / 10, method="lower")  # 0.1 is not 1 / 10
     np.testing.assert_array_equal(places, np.quantile(np.arange(11.0), np.arange(11) / 10,

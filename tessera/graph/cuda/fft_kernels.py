@@ -97,7 +97,7 @@ def _is_taken(node: Node) -> bool:
 
 
 def _is_mixed(n: Any) -> bool:
-    return mixed_form(n) is not None
+    return n & n - 1 != 0 and mixed_form(n) is not None
 
 
 def _form(n: Any, inner: int) -> MixedForm | None:

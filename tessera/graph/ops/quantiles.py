@@ -48,7 +48,8 @@ def quantile(x: Any, q: Any, axis: Any = None, keepdims: bool = False,
         w = convert(at - below, c.type)
         if method == "midpoint":
             w = where(F.equal(w, 0.0), w, 0.5)
-        y = where(F.equal(a, b), a, lerp(a, b, w))  # also of equal infinities
+        far = F.logical_or(F.isinf(a), F.isinf(b))  # between them their sum is: NaN of -inf, inf
+        y = where(F.equal(a, b), a, where(far, a + b, lerp(a, b, w)))
     worst = F.reshape(ordered[..., -1:], (*lines.shape[:-1], *(1,) * at.ndim))
     y = where(F.isnan(worst), math.nan, y)
     order = (*range(lines.ndim - 1, y.ndim), *range(lines.ndim - 1))
