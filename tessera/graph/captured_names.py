@@ -16,8 +16,9 @@ import enum
 import functools
 import sys
 import types
-from collections import deque
+from collections import ChainMap, UserDict, UserList, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import fields
 from operator import is_, itemgetter
 from typing import Any, NamedTuple
 
@@ -25,7 +26,7 @@ import numpy as np
 
 from ..tensor import Tensor
 from . import tree
-from .code_names import code_names
+from .code_names import code_names, is_installed
 from .signature import Static
 
 DEEPEST = 8  # containers in containers
@@ -33,10 +34,17 @@ MOST = 20_000  # objects looked at
 MOST_PLAIN = 1000  # entries of a list or dict whose plain values are compared
 MANY = 4  # of one list or dict that are looked at together
 OURS = __name__.partition(".")[0]
-PLAIN = (str, bytes, int, float, complex, bool, type(None), np.generic, enum.Enum, np.dtype, range)
+PLAIN = (str, bytes, int, float, complex, bool, type(None), np.generic, enum.Enum, np.dtype, range,
+         slice)
 # Compared by which it is, where a name holds it.
 CALLED = (types.FunctionType, types.BuiltinFunctionType, types.MethodType, functools.partial, type,
           np.ufunc)
+
+# Methods that an object's class may have and no code names.
+SPECIAL = frozenset(f"__{n}__" for n in (
+    "getattr getitem iter next len contains bool int float index complex enter eq ne lt le gt "
+    "ge neg pos abs invert round hash add sub mul matmul truediv floordiv mod pow and or xor "
+    "lshift rshift radd rsub rmul rmatmul rtruediv rfloordiv rmod rpow rand ror rxor").split())
 
 
 class NameLink(NamedTuple):
@@ -105,6 +113,8 @@ def _same(now: Any, value: Any) -> bool:
         return bool(now == value)
     if isinstance(value, types.FunctionType):
         return _is_made_again(now, value)
+    if _is_record(value):
+        return all(_same(getattr(now, f.name), getattr(value, f.name)) for f in fields(value))
     return (isinstance(value, (*PLAIN, types.MethodType)) or _is_numeric(value)) and \
         Static(now) == Static(value)
 
@@ -257,7 +267,8 @@ class _Search:
         if isinstance(value, list):
             return read
         if isinstance(value, dict):
-            return read and (link.key in self.constants or _is_gone_through(value, self.constants))
+            return read and (link.key in self.constants or _is_gone_through(value, self.constants)
+                             or (type(value) is not dict and link.key in self.names))
         name = link.name if link.key is None else link.key
         return name not in self.written and (
             isinstance(value, types.FunctionType) or name in self.names)
@@ -266,15 +277,23 @@ class _Search:
 def _is_setting(value: Any) -> bool:
     """Whether a value is compared where a name holds it: no tensor, and nothing with parts that
     change."""
-    if isinstance(value, tuple):
+    if isinstance(value, tuple | frozenset):
         return all(map(_is_setting, value))
-    return isinstance(value, (*PLAIN, *CALLED)) or _is_numeric(value) or (
+    return isinstance(value, (*PLAIN, *CALLED)) or _is_numeric(value) or _is_record(value) or (
         _is_ours(value) and callable(value))
 
 
 def _is_numeric(value: Any) -> bool:
     """A dtype, policy or type."""
     return type(value).__module__.startswith(f"{OURS}.numerics.")
+
+
+def _is_record(value: Any) -> bool:
+    """What this package has of choices that do not change, such as an optimizer: compared by its
+    fields. A class of the user's is looked through."""
+    params = getattr(type(value), "__dataclass_params__", None)
+    return params is not None and params.frozen and _is_ours(value) and not tree.is_registered(
+        type(value))
 
 
 def _is_ours(value: Any) -> bool:
@@ -305,7 +324,7 @@ def _may_be_set(value: Any, link: NameLink, child: Any) -> bool:
 
 def _is_attribute(value: Any, link: NameLink) -> bool:
     """Whether a link is to what an object, or a class, has as an attribute."""
-    mine = link.holder is value or link.holder is getattr(value, "__dict__", None) or isinstance(
+    mine = link.holder is value or link.holder is _own(value) or isinstance(
         link.holder, types.MappingProxyType)
     return mine and not isinstance(value, types.ModuleType | dict | list)
 
@@ -326,6 +345,10 @@ def _parts(value: Any, names: set[str], name: str) -> Iterator[tuple[NameLink | 
         yield from ((NameLink(value, i, x, f"{name}[{i}]"), x) for i, x in enumerate(value))
     elif isinstance(value, tuple | set | frozenset):
         yield from ((None, x) for x in value)
+    elif isinstance(value, UserDict | UserList):
+        yield None, value.data
+    elif isinstance(value, ChainMap):
+        yield from ((None, x) for x in value.maps)
     elif isinstance(value, types.ModuleType):  # those names alone that the code has
         if value.__name__.partition(".")[0] not in (OURS, "numpy"):
             yield from _items(vars(value), names)
@@ -335,18 +358,34 @@ def _parts(value: Any, names: set[str], name: str) -> Iterator[tuple[NameLink | 
     elif _is_ours(value):
         yield from ((None, x) for x in _of_ours(value))
     else:
-        yield from ((None, method) for method in _methods(type(value), names))
-        yield from _items(getattr(value, "__dict__", {}), getattr(value, "__dict__", {}))
+        special = SPECIAL if _is_users(type(value)) else frozenset()
+        yield from ((None, method) for method in _methods(type(value), names | special))
+        yield from _items(_own(value), _own(value))
         slots = [n for kind in type(value).__mro__ for n in _slots(kind)]
         yield from ((NameLink(value, n, getattr(value, n), n), getattr(value, n))
                     for n in slots if hasattr(value, n))
         yield from _of_class(value, names)
 
 
+def _own(value: Any) -> dict:
+    """The attributes of an object itself, which is not asked: some have any that one asks for."""
+    try:
+        return object.__getattribute__(value, "__dict__")
+    except AttributeError:
+        return {}
+
+
+def _is_users(kind: type) -> bool:
+    """Whether a class is of the user's program."""
+    where = getattr(sys.modules.get(kind.__module__), "__file__", None) or ""
+    return not is_installed(where) and (
+        kind.__module__.partition(".")[0] not in sys.stdlib_module_names)
+
+
 def _of_class(value: Any, names: set[str]) -> Iterator[tuple[NameLink, Any]]:
     """What an object has by its class, under names of the code: not methods and properties, which
     may stand for what a class further back has. Nothing of the object's runs."""
-    seen, classes = set(getattr(value, "__dict__", {})), _classes(type(value))
+    seen, classes = set(_own(value)), _classes(type(value))
     for kind in type(value).__mro__:
         for n in (vars(kind).keys() & names) - seen:
             seen.add(n)
@@ -409,9 +448,21 @@ def _of_function(fn: types.FunctionType) -> Iterator[tuple[NameLink | None, Any]
             yield None if root == OURS else link, cell.cell_contents
     if root != OURS:
         yield from _items(fn.__globals__, sorted(code_names(fn).read))
+        yield from ((None, m) for m in _imported(fn))
     yield from ((None, x) for x in (*(fn.__defaults__ or ()), *(fn.__kwdefaults__ or {}).values()))
     if hasattr(fn, "__wrapped__"):
         yield None, fn.__wrapped__
+
+
+def _imported(fn: types.FunctionType) -> Iterator[types.ModuleType]:
+    """The modules that a function imports in its body: a and a.b of `import a.b`."""
+    package = fn.__globals__.get("__package__") or ""
+    for level, name in sorted(code_names(fn).imported):
+        back = package.rsplit(".", level - 1)[0] if level else ""
+        parts = [p for p in (back, name) if p]
+        whole = ".".join(parts)
+        every = (whole[:i] for i in range(1, len(whole) + 1) if whole[i:i + 1] in ("", "."))
+        yield from (sys.modules[m] for m in every if m in sys.modules)
 
 
 __all__ = ["CapturedNames"]

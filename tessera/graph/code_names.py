@@ -14,16 +14,20 @@ _CHANGING = frozenset({
     "setdefault", "add", "discard", "difference_update", "intersection_update",
     "symmetric_difference_update", "appendleft", "extendleft", "popleft", "rotate"})
 
+_ASKING = frozenset({"getattr", "vars", "__dict__"})  # what asks for attributes by strings
+
 
 class CodeNames(NamedTuple):
     """names: globals and attributes.  read: globals.  written: attributes, globals and variables
     around it that are bound, and lists and dicts that are changed.  constants: strings, which may
-    be keys.  Of a function and of those inside of it."""
+    be keys, and names of attributes where some are asked for so.  imported: (level, module).  Of a
+    function and of those inside of it."""
 
     names: frozenset[str] = frozenset()
     read: frozenset[str] = frozenset()
     written: frozenset[str] = frozenset()
     constants: frozenset[str] = frozenset()
+    imported: frozenset[tuple[int, str]] = frozenset()
 
 
 def code_names(value: Any) -> CodeNames:
@@ -39,11 +43,21 @@ def _names_in(code: types.CodeType) -> CodeNames:
     steps = list(dis.get_instructions(code))
     globals_read = (i.argval for i in steps if i.opname in ("LOAD_GLOBAL", "LOAD_NAME"))
     # pytest's rewritten asserts read `@pytest_ar`, which no program can bind.
-    own = CodeNames(frozenset(filter(str.isidentifier, code.co_names)),
+    constants = frozenset(c for c in code.co_consts if isinstance(c, str))
+    mine = not is_installed(code.co_filename)
+    asked = constants if mine and _ASKING.intersection(code.co_names) else frozenset()
+    own = CodeNames(frozenset(filter(str.isidentifier, asked.union(code.co_names))),
                     frozenset(filter(str.isidentifier, globals_read)),
-                    _bound(steps, code) | _changed(steps),
-                    frozenset(c for c in code.co_consts if isinstance(c, str)))
+                    _bound(steps, code) | _changed(steps), constants,
+                    frozenset((steps[at - 2].argval, i.argval) for at, i in enumerate(steps)
+                              if mine and i.opname == "IMPORT_NAME"))
     return CodeNames(*(frozenset().union(*parts) for parts in zip(own, *inner, strict=True)))
+
+
+def is_installed(file: str) -> bool:
+    """Whether code is of an installed package and not of the user's program: such code is read as
+    it is called, since one method may lead to thousands of functions."""
+    return "site-packages" in file or "dist-packages" in file
 
 
 def _bound(steps: list[dis.Instruction], code: types.CodeType) -> frozenset[str]:
@@ -65,4 +79,4 @@ def _place(step: dis.Instruction) -> tuple[int, int] | None:
         at.lineno, at.col_offset)
 
 
-__all__ = ["CodeNames", "code_names"]
+__all__ = ["CodeNames", "code_names", "is_installed"]
