@@ -59,6 +59,8 @@ def scan_named(f: Callable, init: Any, xs: Any, length: int | None, reverse: boo
 
 def _length(seqs: Packed, length: int | None, what: str) -> Any:
     """The number of iterations. Raises ShapeError when the sequences disagree."""
+    if isinstance(length, int | float) and (length < 0 or length != int(length)):
+        raise ArgumentError(f"{what}: length={length!r}", hint="a whole number of iterations")
     extent: Any = length
     first = "length"
     for name, x in zip(seqs.names("xs"), seqs.tensors, strict=True):

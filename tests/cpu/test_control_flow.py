@@ -160,6 +160,9 @@ def test_scan_errors_name_the_leaf_and_both_types() -> None:
         ts.scan(lambda c, x: (c, None), 0.0, xs, length=4)
     with pytest.raises(ShapeError, match="xs is a scalar"):
         ts.scan(lambda c, x: (c, None), 0.0, ts.tensor(1.0))
+    for length in (-1, 2.5):
+        with pytest.raises(ArgumentError, match=f"scan: length={length}"):
+            ts.scan(lambda c, x: (c, None), 0.0, length=length)
 
 
 def test_python_numbers_in_a_carry_take_the_type_of_what_comes_out() -> None:
