@@ -602,6 +602,17 @@ def test_objects_of_other_scopes_are_asked_for_nothing() -> None:
     assert f(ts.ones(2)).tolist() == [2.0, 2.0]
 
 
+def test_objects_that_answer_any_attribute_are_not_asked() -> None:
+    class Library:  # as what a compiler has of a shared library
+        __slots__ = ()
+
+        def __getattr__(self, name: str) -> Any:
+            return lambda: name
+
+    library = Library()
+    assert ts.jit(lambda x: x * len(library.two()))(ts.ones(2)).tolist() == [3.0, 3.0]
+
+
 def test_properties_of_captured_objects_are_not_asked():
     """Nor those that stand for what a class further back has: they may raise, or compute."""
     class Plain:
