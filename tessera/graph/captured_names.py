@@ -8,6 +8,10 @@ properties that it calls so, and lists, dicts and attributes of objects and of t
 them. What a function computes to find a value is not followed, and what it writes itself, such as a
 counter of its traces, is nothing that it waits for. A call of a function that reads no such name
 looks at nothing.
+
+Of a package that is installed, and not the function's own, objects have what the user's code reads
+of them by name, and functions the settings among their globals: one axis of a plot leads to
+thousands of objects, none of which a user binds anew.
 """
 
 from __future__ import annotations
@@ -60,7 +64,7 @@ class NameLink(NamedTuple):
         """What is there now; the link itself, which is nobody's value, where there is nothing."""
         if isinstance(self.holder, types.CellType):
             return self.holder.cell_contents if _filled(self.holder) else self
-        if isinstance(self.holder, Mapping):
+        if isinstance(self.holder, dict | types.MappingProxyType):
             return self.holder.get(self.key, self)
         if isinstance(self.holder, list):
             return self.holder[self.key] if self.key < len(self.holder) else self
@@ -207,11 +211,13 @@ class _Search:
         self.constants: set[str] = set()  # strings, which may be keys
         self.seen: dict[tuple[int, bool], bool] = {}
         self.alive: list[Any] = []  # what `seen` knows by id
+        self.packages: set[str] = set()  # of the functions that are traced
         self.links: dict[tuple[int, Any], Link] = {}
 
     def links_from(self, roots: Sequence[Any]) -> Sequence[Link]:
         """Looked for until no function is found that names more: a module or an object may have
         been looked through before it."""
+        self.packages = {_package(x) for root in roots for x in _unwrapped(root)}
         known = -1
         while known < self._known():
             known = self._known()
@@ -233,7 +239,9 @@ class _Search:
             return True
         if isinstance(value, PLAIN) or depth > DEEPEST or len(self.seen) > MOST:
             return False
-        at = id(value), read
+        at, foreign = (id(value), read), self._is_foreign(value)
+        if foreign and not read and not isinstance(value, types.FunctionType | type):
+            return False
         if at not in self.seen:
             self.seen[at] = False
             self.alive.append(value)
@@ -242,12 +250,17 @@ class _Search:
             self.written |= code.written
             self.constants |= code.constants
             self.seen[at] = any([self._leads(value, link, child, depth, read)
-                                 for link, child in _parts(value, self.names, name)])
+                                 for link, child in _parts(value, self.names, name, foreign)])
             more = _content(value, name, self.constants) if read else None
             if more is not None:
                 self.seen[at] = True
                 self.links[id(value), more.key] = more
         return self.seen[at]
+
+    def _is_foreign(self, value: Any) -> bool:
+        """Whether a function, class or object is of an installed package that is not the traced
+        function's own."""
+        return _is_installed(value) and _package(value) not in (*self.packages, OURS)
 
     def _leads(self, value: Any, link: NameLink | None, child: Any, depth: int,
                read: bool) -> bool:
@@ -281,6 +294,12 @@ def _is_setting(value: Any) -> bool:
         return all(map(_is_setting, value))
     return isinstance(value, (*PLAIN, *CALLED)) or _is_numeric(value) or _is_record(value) or (
         _is_ours(value) and callable(value))
+
+
+def _is_value(value: Any) -> bool:
+    """Whether a value is a tensor, an array or a setting, and no function or class."""
+    return isinstance(value, Tensor | np.ndarray) or (
+        _is_setting(value) and not isinstance(value, CALLED))
 
 
 def _is_numeric(value: Any) -> bool:
@@ -329,10 +348,11 @@ def _is_attribute(value: Any, link: NameLink) -> bool:
     return mine and not isinstance(value, types.ModuleType | dict | list)
 
 
-def _parts(value: Any, names: set[str], name: str) -> Iterator[tuple[NameLink | None, Any]]:
+def _parts(value: Any, names: set[str], name: str, foreign: bool
+           ) -> Iterator[tuple[NameLink | None, Any]]:
     """What is reached through a value: links, or None for what cannot be bound anew. name: its."""
     if isinstance(value, types.FunctionType):
-        yield from _of_function(value)
+        yield from _of_function(value, foreign)
     elif isinstance(value, types.MethodType):
         yield from ((None, x) for x in (value.__func__, value.__self__))
     elif isinstance(value, functools.partial):
@@ -359,7 +379,8 @@ def _parts(value: Any, names: set[str], name: str) -> Iterator[tuple[NameLink | 
         yield from ((None, x) for x in _of_ours(value))
     else:
         special = SPECIAL if _is_users(type(value)) else frozenset()
-        yield from ((None, method) for method in _methods(type(value), names | special))
+        if not foreign:
+            yield from ((None, method) for method in _methods(type(value), names | special))
         yield from _items(_own(value), _own(value))
         slots = [n for kind in type(value).__mro__ for n in _slots(kind)]
         yield from ((NameLink(value, n, getattr(value, n), n), getattr(value, n))
@@ -377,9 +398,30 @@ def _own(value: Any) -> dict:
 
 def _is_users(kind: type) -> bool:
     """Whether a class is of the user's program."""
-    where = getattr(sys.modules.get(kind.__module__), "__file__", None) or ""
-    return not is_installed(where) and (
-        kind.__module__.partition(".")[0] not in sys.stdlib_module_names)
+    return not _is_installed(kind) and _package(kind) not in sys.stdlib_module_names
+
+
+def _is_installed(value: Any) -> bool:
+    """Whether a function, class or object is of an installed package."""
+    if isinstance(value, types.FunctionType):
+        return is_installed(value.__code__.co_filename)
+    kind = value if isinstance(value, type) else type(value)
+    return is_installed(getattr(sys.modules.get(kind.__module__), "__file__", None) or "")
+
+
+def _package(value: Any) -> str:
+    """The package that a function, class or object is of."""
+    kind = value if isinstance(value, types.FunctionType | type) else type(value)
+    return (kind.__module__ or "").partition(".")[0]
+
+
+def _unwrapped(root: Any) -> Iterator[Any]:
+    """A callable, the function of a partial one, the function and object of a method."""
+    yield root
+    if isinstance(root, functools.partial):
+        yield from _unwrapped(root.func)
+    elif isinstance(root, types.MethodType):
+        yield from (root.__func__, root.__self__)
 
 
 def _of_class(value: Any, names: set[str]) -> Iterator[tuple[NameLink, Any]]:
@@ -438,7 +480,7 @@ def _of_ours(value: Any) -> Sequence[Any]:
     return tree.parts_of(value)[0] if tree.is_registered(type(value)) else ()
 
 
-def _of_function(fn: types.FunctionType) -> Iterator[tuple[NameLink | None, Any]]:
+def _of_function(fn: types.FunctionType, foreign: bool) -> Iterator[tuple[NameLink | None, Any]]:
     root = (fn.__module__ or "").partition(".")[0]
     if root in sys.stdlib_module_names:
         return
@@ -447,7 +489,8 @@ def _of_function(fn: types.FunctionType) -> Iterator[tuple[NameLink | None, Any]
             link = NameLink(cell, None, cell.cell_contents, name)
             yield None if root == OURS else link, cell.cell_contents
     if root != OURS:
-        yield from _items(fn.__globals__, sorted(code_names(fn).read))
+        read = _items(fn.__globals__, sorted(code_names(fn).read))
+        yield from (r for r in read if not foreign or _is_value(r[1]))
         yield from ((None, m) for m in _imported(fn))
     yield from ((None, x) for x in (*(fn.__defaults__ or ()), *(fn.__kwdefaults__ or {}).values()))
     if hasattr(fn, "__wrapped__"):
