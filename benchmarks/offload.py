@@ -34,8 +34,8 @@ import numpy as np  # noqa: E402
 import record  # noqa: E402
 
 import tessera as ts  # noqa: E402
-from tessera.graph.cuda.device import DeviceExecutable  # noqa: E402
-from tessera.graph.cuda.workspace import Workspace  # noqa: E402
+from tessera.graph.cuda.program.device import DeviceExecutable  # noqa: E402
+from tessera.graph.cuda.program.workspace import Workspace  # noqa: E402
 from tessera.runtime.device import device  # noqa: E402
 
 ROUNDS = 5

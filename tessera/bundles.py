@@ -101,7 +101,7 @@ def contents(compiled: JitFunction, args: tuple, kwargs: dict[str, Any]
 def _add_binaries(manifest: dict[str, Any], files: dict[str, bytes], targets: Sequence[str]
                   ) -> None:
     """Machine code of what the file's function launches when it is called."""
-    from .graph.cuda.compile_ahead import compile_ahead  # loads what lowers for GPUs
+    from .graph.cuda.program.compile_ahead import compile_ahead  # loads what lowers for GPUs
 
     again = function_of({MANIFEST: json.dumps(manifest).encode(), **files})
     graph = again.traced()
@@ -198,7 +198,7 @@ class LoadedFunction:
 
     def _take(self, target: str, kernels: Mapping[str, bytes]) -> None:
         """Machine code for launches of this process to find."""
-        from .graph.cuda.compile_program import GIVEN as PROGRAMS_GIVEN
+        from .graph.cuda.program.compile_program import GIVEN as PROGRAMS_GIVEN
 
         for key, data in kernels.items():
             entry = CacheEntry.from_bytes(data, key)

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from fake_captures import INVALIDATED, Captures
-from tessera.graph.cuda import collective_steps
+from tessera.graph.cuda.program import collective_steps
 from tessera.runtime import (
     arrays,
     buffer,

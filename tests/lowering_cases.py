@@ -15,7 +15,8 @@ import pytest
 
 import tessera as ts
 from tessera.graph.assignment import _assigned
-from tessera.graph.cuda import eager, generate_kernels
+from tessera.graph.cuda.kernels import generate_kernels
+from tessera.graph.cuda.program import eager
 from tessera.graph.kept_traces import Signatures
 from tessera.state.kv_cache import _append
 from tolerance import assert_close

@@ -18,10 +18,10 @@ from typing import Any
 
 import tessera as ts
 
-from ..graph.cuda.compile_program import compile_launches
 from ..graph.cuda.levels import program_of
-from ..graph.cuda.placed_launch import PlacedLaunch
-from ..graph.cuda.run import CudaProgram, GroupLaunch
+from ..graph.cuda.program.compile_program import compile_launches
+from ..graph.cuda.program.placed_launch import PlacedLaunch
+from ..graph.cuda.program.run import CudaProgram, GroupLaunch
 from ..graph.schedule.ir import GroupOperand, ScheduledGroup
 from ..kernels.routine import ForeignArray
 from ..lazy_dataclass import dataclass

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 from .. import config
 from ..graph.cpu.disk import LOOPS
-from ..graph.cuda.compile_program import PROGRAMS
+from ..graph.cuda.program.compile_program import PROGRAMS
 from ..runtime.cache import DiskCache
 from ..tile.cuda.build import SOURCES
 from ..tile.launch.machine_code import HASHES, IMAGES

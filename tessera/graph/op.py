@@ -224,7 +224,7 @@ class GraphOp:
             functions of graph/cpu/vocabulary.py: compiled loops run it, kernels for GPUs and what
             they cost follow from it
     tile    the expression in the tile language where it follows from no loop: a text, or a rule
-            (**attrs) -> text or None (see graph/cuda/spell.py for the names it may use)
+            (**attrs) -> text or None (see graph/cuda/kernels/spell.py for the names it may use)
     element  (*avals, **attrs) -> Element, how one element of the result follows from elements of
             the operands: of an op that moves elements, or adds them where they meet
     lines   of an op on whole lines along attribute axis (the last where it has none): the positions

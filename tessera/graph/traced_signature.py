@@ -30,24 +30,24 @@ def executor(graph: Graph, target: str, capture: bool | None = None, donated: Se
     offloaded: on the host."""
     if target == "cpu":
         return Executable(graph)
-    from .cuda.device import DeviceExecutable  # loads what compiles kernels
+    from .cuda.program.device import DeviceExecutable  # loads what compiles kernels
 
     return DeviceExecutable(graph, gpu_number(target), bool(capture), donated, offloaded,
                             graphs=capture is None)
 
 
 class _OnGpu:
-    """What is computed at once on a GPU, in graph/cuda/eager.py: loaded where there is one."""
+    """What is computed at once on a GPU, graph/cuda/program/eager.py: loaded where there is one."""
 
     @functools.cached_property
     def run_op(self) -> Callable[[GraphOp, Sequence[Tensor], dict[str, Any]], Any]:
-        from .cuda.eager import run_op
+        from .cuda.program.eager import run_op
 
         return run_op
 
     @functools.cached_property
     def call(self) -> Callable[[str, Callable, tuple, dict[str, Any]], Any]:
-        from .cuda.eager import call
+        from .cuda.program.eager import call
 
         return call
 

@@ -68,8 +68,8 @@ def strip_layernorm(x: Tensor["M", "N"], gamma: Tensor["N"], beta: Tensor["N"],
                     y: Tensor["M", "N"], eps: f32, BN=4096, GROUPS=1, STRIPS=1):
     """Row after row of a strip, which has every so many-th, through shared memory, where the next
     ones are on their way. Sums are of distances from the mean of a sample, so that one exchange
-    gives mean and variance; graph/cuda/shifted_sums.py says what that loses. GROUPS: of a cluster,
-    that share rows"""
+    gives mean and variance; graph/cuda/kernels/shifted_sums.py says what that loses. GROUPS: of a
+    cluster, that share rows"""
     strip, P = tile.group_id(0) // GROUPS, N // GROUPS
     first, blocks = tile.group_id(0) % GROUPS * P, P // BN
     own = (M - strip + STRIPS - 1) // STRIPS

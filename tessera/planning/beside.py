@@ -1,6 +1,6 @@
 """The time of a step whose collectives run beside arithmetic, on a stream of their own, as GPUs run
-them (graph/cuda/overlap.py): one begins behind what stands before it and behind the collective
-before, and the first unit that reads what it brings waits for it.
+them (graph/cuda/passes/overlap.py): one begins behind what stands before it and behind the
+collective before, and the first unit that reads what it brings waits for it.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from library_cases import attention
 from lowering_cases import apart as apart
 from tessera import Tensor, bf16, f32
 from tessera.graph.cuda import CudaProgram
-from tessera.graph.cuda.generate_kernels import source_of
+from tessera.graph.cuda.kernels.generate_kernels import source_of
 from tessera.graph.cuda.levels import origin_of
 from tessera.graph.schedule.op_ids import value_ids
 from tessera.tile.ir.ir import walk

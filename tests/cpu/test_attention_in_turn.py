@@ -15,8 +15,8 @@ from fake_gpu import gpu as gpu
 from hopper_lowering import distance
 from tessera import Tensor, bf16, f16
 from tessera.graph.cuda import CudaProgram
-from tessera.graph.cuda.device import DeviceExecutable
 from tessera.graph.cuda.levels import compiled_of, program_of
+from tessera.graph.cuda.program.device import DeviceExecutable
 from tessera.kernels.attention_in_turn import attention_in_turn, in_turn
 from tessera.runtime.generations import GENERATIONS
 from tessera.tile.ir.errors import RaceError

@@ -25,7 +25,7 @@ from tessera.graph import tree
 from tessera.graph.cuda import CudaProgram
 from tessera.graph.cuda.launch_forms import request_of
 from tessera.graph.cuda.launch_plan import plan_of
-from tessera.graph.cuda.result_buffers import may_overwrite
+from tessera.graph.cuda.program.result_buffers import may_overwrite
 from tessera.graph.schedule import memory_plan
 from tessera.graph.schedule.batches import batch_ends
 from tessera.graph.schedule.check_memory_plan import verify_plan

@@ -21,9 +21,9 @@ from ptx_harness import require_compiler
 from tessera import bundles
 from tessera.bundles import BundleWarning
 from tessera.errors import BundleError, UnsupportedTargetError
-from tessera.graph.cuda.compile_ahead import compile_ahead, wanted_ahead
-from tessera.graph.cuda.device import DeviceExecutable
-from tessera.graph.cuda.run import CudaProgram
+from tessera.graph.cuda.program.compile_ahead import compile_ahead, wanted_ahead
+from tessera.graph.cuda.program.device import DeviceExecutable
+from tessera.graph.cuda.program.run import CudaProgram
 from tessera.kernels.matmul_plan import known_cards, planning_for
 from tessera.runtime.target import parse_target
 from tessera.tile.launch import machine_code
@@ -96,9 +96,9 @@ def test_another_process_compiles_nothing(file, target, tmp_path):
     code = f"""
 from tessera import bundles, config
 import tessera as ts
-from tessera.graph.cuda.compile_ahead import compile_ahead, wanted_ahead
-from tessera.graph.cuda.compile_program import CompiledBefore
-from tessera.graph.cuda.run import CudaProgram
+from tessera.graph.cuda.program.compile_ahead import compile_ahead, wanted_ahead
+from tessera.graph.cuda.program.compile_program import CompiledBefore
+from tessera.graph.cuda.program.run import CudaProgram
 from tessera.runtime.target import parse_target
 from tessera.tile.launch import machine_code
 from tessera.tile.launch.compile_images import compile_images

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 import tessera as ts
-from tessera.graph.cuda import CudaProgram, column_passes
+from tessera.graph.cuda import CudaProgram
+from tessera.graph.cuda.kernels import column_passes
 from tessera.graph.ops.gather import CHECK_INDEX
 from tessera.graph.schedule.ir import ScheduledGroup
 from tessera.graph.trace import apply

@@ -15,9 +15,10 @@ from emulator.block import Block
 from emulator.memory import GlobalMemory
 from tessera import Tensor
 from tessera.graph import tree
-from tessera.graph.cuda import CudaProgram, cached_reads, lower
+from tessera.graph.cuda import CudaProgram, lower
 from tessera.graph.cuda.launch_forms import request_of
-from tessera.graph.cuda.streamed_results import stream_results
+from tessera.graph.cuda.passes import cached_reads
+from tessera.graph.cuda.passes.streamed_results import stream_results
 from tessera.graph.schedule import read_next
 from tessera.graph.schedule.ir import ScheduledGroup, Transfer
 from tessera.tile.launch.machine_code import emit_request

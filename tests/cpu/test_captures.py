@@ -21,7 +21,7 @@ import tessera as ts
 from fake_gpu import driver as driver
 from fake_gpu import gpu as gpu
 from lowering_cases import apart as apart
-from tessera.graph.cuda.workspace import Workspace
+from tessera.graph.cuda.program.workspace import Workspace
 from tessera.graph.kept_traces import RetracingWarning
 from tolerance import assert_close
 

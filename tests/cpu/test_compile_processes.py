@@ -22,8 +22,9 @@ from fake_gpu import gpu as gpu
 from models.training import model, step_of, tensors
 from tessera import CompileError, Tensor, config, f32
 from tessera.graph import pause_collection
-from tessera.graph.cuda import compile_program, generate_kernels
+from tessera.graph.cuda.kernels import generate_kernels
 from tessera.graph.cuda.levels import program_of, request_of
+from tessera.graph.cuda.program import compile_program
 from tessera.graph.pause_collection import collection_paused
 from tessera.tile.cuda import compile_processes
 from tessera.tile.launch import compile_images as module

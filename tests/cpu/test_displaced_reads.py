@@ -10,7 +10,7 @@ import pytest
 import tessera as ts
 from cpu.test_lowering_emulated import emulate, normal
 from tessera.graph.cuda import CudaProgram
-from tessera.graph.cuda.result_buffers import may_overwrite
+from tessera.graph.cuda.program.result_buffers import may_overwrite
 from tolerance import assert_close
 
 

@@ -14,7 +14,7 @@ from tessera.bench.models.gpt2 import SMALL
 from tessera.bench.models.record import batch, weights
 from tessera.bench.models.step import first_state, training_step
 from tessera.graph import tree
-from tessera.graph.cuda.generate_kernels import WRITERS, form_of, kernel_of, source_of
+from tessera.graph.cuda.kernels.generate_kernels import WRITERS, form_of, kernel_of, source_of
 from tessera.graph.cuda.levels import program_of
 from tessera.graph.expand import expand
 from tessera.graph.ir import readers_of, uses, verify

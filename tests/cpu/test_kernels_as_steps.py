@@ -13,8 +13,8 @@ from graph_kernels import x as x
 from tessera import Tensor, f32, i32, stdlib
 from tessera.errors import ArgumentError, TraceError
 from tessera.graph.cuda import CudaProgram, text_of
-from tessera.graph.cuda.device import DeviceExecutable
-from tessera.graph.cuda.placed_launch import Place
+from tessera.graph.cuda.program.device import DeviceExecutable
+from tessera.graph.cuda.program.placed_launch import Place
 
 tile = ts.tile
 

@@ -11,8 +11,8 @@ from fake_gpu import driver as driver
 from fake_gpu import gpu as gpu
 from tessera import Tensor, bf16, f32, i32
 from tessera.graph.cuda import CudaProgram, text_of
-from tessera.graph.cuda.device import DeviceExecutable
-from tessera.graph.cuda.node_kernels import NodeLaunch
+from tessera.graph.cuda.program.device import DeviceExecutable
+from tessera.graph.cuda.program.node_kernels import NodeLaunch
 from tessera.tile.passes.verify import verify
 from tolerance import assert_close
 

@@ -11,7 +11,7 @@ import pytest
 import tessera as ts
 from tessera import Tensor, UnsupportedTargetError, f32
 from tessera.graph.cuda import CudaProgram
-from tessera.graph.cuda.generate_kernels import WRITERS
+from tessera.graph.cuda.kernels.generate_kernels import WRITERS
 from tessera.graph.cuda.launch_work import SORTS
 from tessera.graph.cuda.lower import MAKERS
 from tessera.tile.cuda.lower.warp_specialised.program import Refusal

@@ -12,9 +12,10 @@ import pytest
 import tessera as ts
 from fake_driver import driver as driver
 from ptx_harness import require_compiler
-from tessera.graph.cuda import CudaProgram, long_strips, strips
-from tessera.graph.cuda.compile_ahead import compile_ahead, wanted_ahead
-from tessera.graph.cuda.generate_kernels import source_of
+from tessera.graph.cuda import CudaProgram
+from tessera.graph.cuda.kernels import long_strips, strips
+from tessera.graph.cuda.kernels.generate_kernels import source_of
+from tessera.graph.cuda.program.compile_ahead import compile_ahead, wanted_ahead
 from tessera.kernels import matmul_plan, row_blocks
 from tessera.kernels.matmul_blocks import Card
 from tessera.kernels.matmul_plan import planning_for

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 import tessera as ts
-from tessera.graph.cuda import CudaProgram, loss_parts
+from tessera.graph.cuda import CudaProgram
+from tessera.graph.cuda.passes import loss_parts
 from tolerance import assert_close
 
 N = 2 * loss_parts.PART

@@ -13,7 +13,7 @@ from lowering_cases import apart as apart
 from tessera import Tensor, bf16, f32
 from tessera.errors import UnsupportedTargetError
 from tessera.graph.cuda import CudaProgram, program_of
-from tessera.graph.cuda.device import DeviceExecutable
+from tessera.graph.cuda.program.device import DeviceExecutable
 from tessera.graph.cuda.target import CUDA
 from tessera.graph.op import OPS
 from tessera.graph.schedule.ir import ByteRange, aligned

@@ -13,11 +13,10 @@ import pytest
 import tessera as ts
 from emulator import compare
 from kernels.build import build
-from tessera.graph.cuda import (
-    CudaProgram,
+from tessera.graph.cuda import CudaProgram
+from tessera.graph.cuda.kernels import (
     gathered_rows,
     loop_blocks,
-    matrix_transposes,
     row_order,
     small_products,
     sorted_segments,
@@ -25,7 +24,8 @@ from tessera.graph.cuda import (
     unordered_sums,
 )
 from tessera.graph.cuda.levels import emitted_of
-from tessera.graph.cuda.run import run_of
+from tessera.graph.cuda.passes import matrix_transposes
+from tessera.graph.cuda.program.run import run_of
 from tessera.kernels import row_blocks
 from tolerance import assert_close
 

@@ -7,8 +7,9 @@ import pytest
 
 import tessera as ts
 from tessera import Tensor, bf16
-from tessera.graph.cuda import CudaProgram, key_merges, row_order, scans, sorting
-from tessera.graph.cuda.sort_keys import KeyFormat
+from tessera.graph.cuda import CudaProgram
+from tessera.graph.cuda.kernels import key_merges, row_order, scans, sorting
+from tessera.graph.cuda.kernels.sort_keys import KeyFormat
 from tessera.graph.op import OPS
 from tessera.graph.trace import apply
 from tolerance import assert_close

@@ -14,8 +14,8 @@ from lowering_cases import apart as apart
 from tessera.errors import UnsupportedTargetError
 from tessera.graph import host_loop
 from tessera.graph.cuda import CudaProgram, text_of
-from tessera.graph.cuda.device import DeviceExecutable
-from tessera.graph.cuda.loop_steps import LoopStep
+from tessera.graph.cuda.program.device import DeviceExecutable
+from tessera.graph.cuda.program.loop_steps import LoopStep
 from tessera.graph.expand import split_loops
 from tessera.tile.launch.resident import Resident
 from tolerance import assert_close

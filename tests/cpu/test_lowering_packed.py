@@ -15,8 +15,8 @@ from fake_gpu import gpu as gpu
 from tessera import Tensor, config, f32
 from tessera.errors import DTypeError, PolicyError, UnsupportedTargetError
 from tessera.graph.cuda import CudaProgram, text_of
-from tessera.graph.cuda.device import DeviceExecutable
-from tessera.graph.cuda.packed_values import PACK, UNPACK
+from tessera.graph.cuda.passes.packed_values import PACK, UNPACK
+from tessera.graph.cuda.program.device import DeviceExecutable
 from tessera.graph.op import OPS
 from tessera.graph.trace import apply
 from tessera.numerics import packed_order

@@ -32,7 +32,7 @@ def test_a_random_function(dtype, number, rng):
 def test_a_wrong_kernel_is_seen(rng, monkeypatch):
     """The comparison is one that can fail."""
     from tessera.graph.cpu.vocabulary import FUNCTIONS
-    from tessera.graph.cuda import spell
+    from tessera.graph.cuda.kernels import spell
 
     wrong = replace(FUNCTIONS["tanh"], tile="tile.tanh({0}) * 1.001")
     monkeypatch.setitem(FUNCTIONS, "tanh", wrong)

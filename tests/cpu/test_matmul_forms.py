@@ -14,7 +14,8 @@ import pytest
 
 import tessera as ts
 from tessera import Tensor
-from tessera.graph.cuda import CudaProgram, library_ops, place_blocks
+from tessera.graph.cuda import CudaProgram
+from tessera.graph.cuda.passes import library_ops, place_blocks
 from tessera.kernels.matmul_blocks import (
     BLOCKS,
     CROWDED,

@@ -10,7 +10,7 @@ from attention_cases import attention64, dropout_factors
 from emulator import compare
 from hopper_lowering import Known, distance, program, run
 from tessera import bf16
-from tessera.graph.cuda.modified_attention_kernels import smallest_kept
+from tessera.graph.cuda.passes.modified_attention_kernels import smallest_kept
 from tessera.kernels.attention_scores import DropoutRule, MaskRule, ScoreRule
 from tessera.kernels.modified_attention import (
     modified_attention,

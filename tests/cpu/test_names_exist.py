@@ -57,8 +57,9 @@ def test_what_it_names_is_there(path):
 
 def test_a_name_that_went_away_is_found(tmp_path):
     program = tmp_path / "program.py"
-    program.write_text("from tessera.graph.cuda import call_steps, workspace\n"
+    program.write_text("from tessera.graph.cuda.program import call_steps, workspace\n"
                        "from tessera.runtime.device import nobody\n"
                        "workspace.overlapped = call_steps.overlapped\n")
     assert [*missing(program)] == ["program.py:2: tessera.runtime.device has no `nobody`",
-                                   "program.py:3: tessera.graph.cuda.workspace has no `overlapped`"]
+                                   "program.py:3: tessera.graph.cuda.program.workspace has "
+                                   "no `overlapped`"]

@@ -13,7 +13,7 @@ from fake_gpu import driver as driver
 from fake_gpu import gpu as gpu
 from lowering_cases import apart as apart
 from tessera import hooks
-from tessera.graph.cuda import narrow_copies
+from tessera.graph.cuda.passes import narrow_copies
 from tolerance import assert_close
 
 pytestmark = pytest.mark.usefixtures("gpu", "apart")

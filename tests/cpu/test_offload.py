@@ -14,7 +14,7 @@ from fake_gpu import gpu as gpu
 from lowering_cases import apart as apart
 from tessera.errors import ArgumentError
 from tessera.graph.cuda import CudaProgram
-from tessera.graph.cuda.device import DeviceExecutable
+from tessera.graph.cuda.program.device import DeviceExecutable
 from tessera.graph.ir import Graph
 from tessera.graph.schedule.ir import ByteRange, GroupOperand, ScheduledGroup, Transfer, aligned
 from tessera.graph.schedule.offload import _starts, waits

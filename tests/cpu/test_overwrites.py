@@ -21,7 +21,7 @@ from tessera.errors import GraphError
 from tessera.graph import tree
 from tessera.graph.cuda import CudaProgram, lower
 from tessera.graph.cuda.launch_forms import request_of
-from tessera.graph.cuda.run import GroupLaunch, run_of
+from tessera.graph.cuda.program.run import GroupLaunch, run_of
 from tessera.graph.ir import value_bytes
 from tessera.graph.schedule import part_overwrites, place_views
 from tessera.graph.schedule.check_memory_plan import verify_plan

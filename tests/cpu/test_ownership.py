@@ -14,7 +14,7 @@ from lowering_cases import apart as apart
 from tessera.errors import GraphError
 from tessera.graph.cpu.compiled import CompiledGraph
 from tessera.graph.cuda import CudaProgram
-from tessera.graph.cuda.device import DeviceExecutable
+from tessera.graph.cuda.program.device import DeviceExecutable
 from tessera.graph.execute import Executable
 from tessera.graph.interpret import own
 from tessera.graph.ir import Graph

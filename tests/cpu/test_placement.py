@@ -17,7 +17,7 @@ from fake_gpu import driver as driver
 from fake_gpu import gpu as gpu
 from lowering_cases import apart as apart
 from tessera.errors import ArgumentError, TraceError, UnsupportedTargetError
-from tessera.graph.cuda import eager
+from tessera.graph.cuda.program import eager
 from tessera.graph.devices import TOLD_BYTES, PlacementWarning
 from tessera.graph.op import OPS
 from tessera.graph.trace import apply

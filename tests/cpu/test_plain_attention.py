@@ -14,9 +14,10 @@ import pytest
 
 import tessera as ts
 from tessera import Tensor, bf16, f32, f64
-from tessera.graph.cuda import CudaProgram, plain_attention
+from tessera.graph.cuda import CudaProgram
 from tessera.graph.cuda.lower import lower
-from tessera.graph.cuda.plain_attention import fused_attention
+from tessera.graph.cuda.passes import plain_attention
+from tessera.graph.cuda.passes.plain_attention import fused_attention
 from tessera.graph.interpret import interpret
 from tessera.graph.ir import Graph
 from tessera.runtime.target import parse_target

@@ -22,14 +22,10 @@ from op_names import Table, compared, op_tables
 from ptx_harness import require_compiler
 from registries import restored
 from tessera.graph.cpu.target import CPU
-from tessera.graph.cuda import (
-    CudaProgram,
-    attention_kernels,
-    host_keys,
-    library_ops,
-    merged_moves,
-)
-from tessera.graph.cuda.spell import expression
+from tessera.graph.cuda import CudaProgram
+from tessera.graph.cuda.kernels.spell import expression
+from tessera.graph.cuda.passes import attention_kernels, library_ops, merged_moves
+from tessera.graph.cuda.program import host_keys
 from tessera.graph.op import OPS
 from tessera.graph.ops.elementwise import elementwise, public_unary
 from tessera.graph.schedule import offload
@@ -51,14 +47,14 @@ CALLS = {call.name for module in (library_ops, attention_kernels, host_keys, mer
 RULES = {
     "graph/simplify.py:RULES": "identities, each of one op",
     "graph/schedule/region_copies.py:MOVES": "how each structural op moves elements",
-    "graph/cuda/weighted_keys.py:": "what each op does to scores and weights of attention",
-    "graph/cuda/plain_attention.py:": "what each op does to scores and weights of attention",
-    "graph/cuda/window_reductions.py:KNOWN": "what constants are made of",
-    "graph/cuda/displaced_reads.py:_part": "what constants are made of",
-    "graph/cuda/attention_masks.py:_narrow": "moves of the numbers of a mask",
-    "graph/cuda/packed_values.py:moves": "moves that have an expression in place of an element",
-    "graph/cuda/pointwise_loops.py:_lifted": "what is a sum where its operands are sums",
-    "graph/cuda/small_systems.py:": "how a lane does each op on a few rows",
+    "graph/cuda/passes/weighted_keys.py:": "what each op does to scores and weights of attention",
+    "graph/cuda/passes/plain_attention.py:": "what each op does to scores and weights of attention",
+    "graph/cuda/passes/window_reductions.py:KNOWN": "what constants are made of",
+    "graph/cuda/passes/displaced_reads.py:_part": "what constants are made of",
+    "graph/cuda/passes/attention_masks.py:_narrow": "moves of the numbers of a mask",
+    "graph/cuda/passes/packed_values.py:moves": "moves that have an expression for an element",
+    "graph/cuda/kernels/pointwise_loops.py:_lifted": "what is a sum where its operands are sums",
+    "graph/cuda/kernels/small_systems.py:": "how a lane does each op on a few rows",
     "onnx/spellings.py:": "how each op is said in another format, and which are not",
     "mesh/sharding/rewrites.py:RULES": "ops that a mesh computes by others",
     "mesh/collectives/replicated.py:RULES": "who has the results of ops that hold graphs",
@@ -76,13 +72,13 @@ OTHERS = {
     "graph/operators.py": "operators of Python, ufuncs and methods of NumPy",
     "graph/numpy_calls.py": "functions of NumPy that take a tensor",
     "graph/weak_numbers.py": "operators of Python",
-    "graph/cuda/generate_kernels.py:WRITERS": "kinds of groups, some called as an op is",
+    "graph/cuda/kernels/generate_kernels.py:WRITERS": "kinds of groups, some called as an op is",
     "graph/cuda/lower.py:MAKERS": "kinds of groups, some called as an op is",
     "graph/cuda/argument_views.py:READERS": "kinds of groups, some called as an op is",
     "graph/cuda/argument_views.py:WRITERS": "kinds of groups, some called as an op is",
-    "graph/cuda/move_passes.py:MOVED": "ops that a cast may pass: each element once",
-    "graph/cuda/move_passes.py:CARRIED": "moves of one operand that a cast may pass",
-    "graph/cuda/packed_products.py:_weights": "what a kernel does to weights as it reads them",
+    "graph/cuda/passes/move_passes.py:MOVED": "ops that a cast may pass: each element once",
+    "graph/cuda/passes/move_passes.py:CARRIED": "moves of one operand that a cast may pass",
+    "graph/cuda/passes/packed_products.py:_weights": "what a kernel does to weights that it reads",
     "graph/cpu/": "kinds of loop ops, functions of loop templates and LLVM's instructions",
     "graph/cuda/launch_work.py:SORTS": "kinds of groups, and sorts of work",
     "debug/profile_page.py:COLOURS": "sorts of work",
@@ -93,7 +89,7 @@ OTHERS = {
     "mesh/sharding/collective_order.py:REDUCTIONS": "kinds of collectives",
     "mesh/sharding/sharded_graph.py:IN_WINDOWS": "collectives that NCCL has in windows",
     "debug/fabric_command.py:CALLS": "collectives that are timed",
-    "graph/cuda/turned_codes.py:_columns_of": "what stands between codes and their columns",
+    "graph/cuda/passes/turned_codes.py:_columns_of": "what stands between codes and their columns",
 }
 
 

@@ -13,7 +13,7 @@ from fake_gpu import driver as driver
 from fake_gpu import gpu as gpu
 from lowering_cases import apart as apart
 from tessera.errors import DeviceError
-from tessera.graph.cuda import workspace
+from tessera.graph.cuda.program import workspace
 from tessera.runtime import libcuda
 from tessera.tensor import Tensor
 

@@ -11,7 +11,7 @@ import pytest
 import tessera as ts
 from attention_cases import attention64, sizes64
 from tessera.graph.cuda import CudaProgram
-from tessera.graph.cuda.result_sums import _of_other_shape
+from tessera.graph.cuda.passes.result_sums import _of_other_shape
 from tolerance import assert_close
 
 B, T, H, D = 3, 350, 2, 16

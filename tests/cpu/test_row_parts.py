@@ -9,7 +9,7 @@ import pytest
 
 import tessera as ts
 from tessera.graph.cuda import CudaProgram
-from tessera.graph.cuda.generate_kernels import source_of
+from tessera.graph.cuda.kernels.generate_kernels import source_of
 from tolerance import assert_close
 
 N = 4096

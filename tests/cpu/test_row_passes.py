@@ -13,8 +13,9 @@ import tessera as ts
 from emulator import Block, Builder
 from emulator import register as as_register
 from tessera import stdlib
-from tessera.graph.cuda import CudaProgram, choose_schedule, row_passes
-from tessera.graph.cuda.generate_kernels import source_of
+from tessera.graph.cuda import CudaProgram, choose_schedule
+from tessera.graph.cuda.kernels import row_passes
+from tessera.graph.cuda.kernels.generate_kernels import source_of
 from tessera.graph.schedule.ir import ScheduledGroup
 from tessera.kernels import row_blocks
 from tessera.runtime.target import parse_target

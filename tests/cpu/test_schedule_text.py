@@ -11,7 +11,7 @@ from lowering_cases import CASES, arrays
 from tessera import Tensor, bf16, f32
 from tessera.errors import GraphError
 from tessera.graph.cuda import CudaProgram
-from tessera.graph.cuda.generate_kernels import source_of
+from tessera.graph.cuda.kernels.generate_kernels import source_of
 from tessera.graph.schedule.ir import VERSION, GraphSchedule
 from tessera.graph.schedule.schedule_text import callees, parse_schedule, print_schedule
 

@@ -14,7 +14,7 @@ from attention_cases import attention64, sizes64
 from derivatives import assert_derivatives
 from tessera.errors import ArgumentError
 from tessera.graph.cuda import CudaProgram
-from tessera.graph.cuda.score_code import score_code
+from tessera.graph.cuda.passes.score_code import score_code
 from tessera.graph.ops.score_function import ScoreFunction
 from tolerance import assert_close
 

@@ -24,7 +24,7 @@ from sentinel_cases import INJECTED, QUIET, check_injected, positive, spoiled
 from tessera import Tensor, bf16, f16, f32, f64, fp8_e4m3, fp8_e5m2, saturate
 from tessera.debug.sentinel import observe_run
 from tessera.graph.cuda import CudaProgram
-from tessera.graph.cuda.device import DeviceExecutable
+from tessera.graph.cuda.program.device import DeviceExecutable
 from tessera.graph.execute import Executable
 from tessera.numerics import CastCounts, as_type, encode
 from tessera.runtime.target import parse_target

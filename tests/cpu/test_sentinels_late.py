@@ -140,7 +140,7 @@ def test_a_captured_tensor_is_what_it_was(driver, rng):
 def test_sentinels_are_where_something_may_be_hidden(rng):
     """A matmul shows what is bad in its operands: the kernels in front of it count nothing."""
     from tessera.graph.cuda import CudaProgram
-    from tessera.graph.cuda.watched import count_results
+    from tessera.graph.cuda.program.watched import count_results
 
     def f(x, w):
         h = ts.cast(ts.tanh(x), ts.bf16)
@@ -157,8 +157,8 @@ def test_sentinels_are_where_something_may_be_hidden(rng):
 def test_kernels_of_the_library_are_looked_at_as_ops_are():
     """Where what they make leaves or may be hidden; kernels of the user's everywhere."""
     from tessera.graph.cuda import CudaProgram
-    from tessera.graph.cuda.node_kernels import NodeLaunch
-    from tessera.graph.cuda.watched import count_results
+    from tessera.graph.cuda.program.node_kernels import NodeLaunch
+    from tessera.graph.cuda.program.watched import count_results
 
     def loss(w, x):
         q = ts.reshape(x @ w, (1, 2, 64, 64))

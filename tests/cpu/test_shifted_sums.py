@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 import tessera as ts
-from tessera.graph.cuda import CudaProgram, column_passes, long_strips, strips
-from tessera.graph.cuda.generate_kernels import source_of
-from tessera.graph.cuda.shifted_sums import SAMPLE
+from tessera.graph.cuda import CudaProgram
+from tessera.graph.cuda.kernels import column_passes, long_strips, strips
+from tessera.graph.cuda.kernels.generate_kernels import source_of
+from tessera.graph.cuda.kernels.shifted_sums import SAMPLE
 from tolerance import assert_close
 
 N = 5120

@@ -26,7 +26,7 @@ from mesh.test_gpu_programs import gpus as gpus
 from tessera import hooks
 from tessera.errors import ArgumentError, DeviceError
 from tessera.graph import steady_step, tree
-from tessera.graph.cuda.steady_calls import SteadyCalls
+from tessera.graph.cuda.program.steady_calls import SteadyCalls
 from tessera.graph.placed_leaves import FEW
 from tessera.graph.prepared_call import PreparedCall
 from tessera.mesh import placement

@@ -11,9 +11,9 @@ import pytest
 
 import tessera as ts
 from cpu.test_lowering_emulated import emulate, normal, short_strips  # noqa: F401
-from tessera.graph.cuda import strips
+from tessera.graph.cuda.kernels import strips
 from tessera.graph.cuda.levels import emitted_of, program_of
-from tessera.graph.cuda.run import CudaProgram
+from tessera.graph.cuda.program.run import CudaProgram
 from tessera.graph.schedule import memory_plan
 from tessera.graph.schedule.layouts import StridedLayout
 from tessera.graph.schedule.view_plan import ViewPlan

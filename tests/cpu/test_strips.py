@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 import tessera as ts
-from tessera.graph.cuda import CudaProgram, strips
-from tessera.graph.cuda.generate_kernels import source_of
+from tessera.graph.cuda import CudaProgram
+from tessera.graph.cuda.kernels import strips
+from tessera.graph.cuda.kernels.generate_kernels import source_of
 from tessera.graph.schedule.ir import ScheduledGroup
 from tessera.runtime.target import parse_target
 from tolerance import assert_close

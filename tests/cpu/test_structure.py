@@ -32,8 +32,8 @@ LAZY: dict[str, set[str]] = {
     "processes that compile are for what is on no disk yet": {"tile.cuda.compile_processes"},
     "the PTX records are many, and only compiling asks for one": {"tile.cuda.ptx"},
     "a program without a GPU needs none of it": {
-        "graph.cuda", "graph.cuda.compile_ahead", "graph.cuda.compile_program",
-        "graph.cuda.device", "graph.cuda.eager", "graph.cuda.levels",
+        "graph.cuda", "graph.cuda.program.compile_ahead", "graph.cuda.program.compile_program",
+        "graph.cuda.program.device", "graph.cuda.program.eager", "graph.cuda.levels",
         "runtime.device", "runtime.libcuda", "runtime.target", "tile.launch.levels"},
     "it stands on mpi4py or NCCL, which few need": {
         "mesh.ranks.mpi", "mesh.ranks.nccl", "mesh.ranks.communicator", "mesh.ranks.windows",

@@ -10,7 +10,8 @@ import pytest
 
 import tessera as ts
 from emulator import compare
-from tessera.graph.cuda import CudaProgram, group_statements
+from tessera.graph.cuda import CudaProgram
+from tessera.graph.cuda.kernels import group_statements
 
 U, U64 = 2.0**-24, 2.0**-53
 RUNS = {"eager": lambda f: f, "compiled": ts.jit}

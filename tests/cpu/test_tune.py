@@ -14,7 +14,7 @@ from fake_gpu import gpu as gpu
 from tessera import bf16, config, stdlib
 from tessera.__main__ import main
 from tessera.errors import ArgumentError
-from tessera.graph.cuda import library_ops, place_blocks
+from tessera.graph.cuda.passes import library_ops, place_blocks
 from tessera.kernels import tuned_tables
 from tessera.kernels.attention_plan import AttentionBlock, blocks_to_measure, tuned_attention
 from tessera.kernels.matmul_blocks import (

@@ -9,8 +9,9 @@ import pytest
 
 import tessera as ts
 from tessera.graph import tree
-from tessera.graph.cuda import CudaProgram, strips
-from tessera.graph.cuda.strips import STRIP_TURNED
+from tessera.graph.cuda import CudaProgram
+from tessera.graph.cuda.kernels import strips
+from tessera.graph.cuda.kernels.strips import STRIP_TURNED
 from tessera.graph.schedule.ir import ScheduledGroup
 from tolerance import assert_close
 

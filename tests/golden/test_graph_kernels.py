@@ -13,7 +13,7 @@ import pytest
 import tessera as ts
 from ptx_harness import require_compiler
 from tessera.graph.cuda import CudaProgram
-from tessera.graph.cuda.generate_kernels import kernel_of
+from tessera.graph.cuda.kernels.generate_kernels import kernel_of
 from tessera.runtime.target import parse_target
 
 TARGET = parse_target("sm_90a")

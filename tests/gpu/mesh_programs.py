@@ -20,7 +20,7 @@ from transformer import Config, init_params, place_batch, stage_params  # noqa: 
 import tessera as ts  # noqa: E402
 from mesh.parallel import MODEL, TIED, model_batch, model_params, squares  # noqa: E402
 from mesh.test_ring import exact  # noqa: E402
-from tessera.graph.cuda import call_steps  # noqa: E402
+from tessera.graph.cuda.program import call_steps  # noqa: E402
 from tessera.mesh.ranks.communicator import communicator, known  # noqa: E402
 from tessera.mesh.ranks.group import Group, make_group  # noqa: E402
 from tessera.mesh.world import transport  # noqa: E402

@@ -11,7 +11,7 @@ from attention_cases import truth
 from gpu_harness import needs_hopper
 from library_cases import attention as attention_in_f64
 from tessera import bf16, f16
-from tessera.graph.cuda import attention_kernels
+from tessera.graph.cuda.passes import attention_kernels
 from tessera.kernels.attention_backward import (
     LONG,
     attention_keys,

@@ -10,7 +10,7 @@ import pytest
 import tessera as ts
 from gpu_harness import require_gpu
 from lowering_cases import CASES, arrays, check
-from tessera.graph.cuda.device import DeviceExecutable
+from tessera.graph.cuda.program.device import DeviceExecutable
 from tolerance import assert_close
 
 require_gpu()

@@ -10,7 +10,7 @@ import tile_gpu
 from cpu.test_matmul_forms import gradients
 from matmul_kernels import ATTENTION, CHAIN, NESTED, Gemm, array, make
 from tessera import stdlib
-from tessera.graph.cuda import library_ops
+from tessera.graph.cuda.passes import library_ops
 from tessera.kernels.gemm import LAYOUTS, of_transposed
 from tessera.kernels.matmul_blocks import BLOCKS
 from tolerance import assert_close

@@ -14,7 +14,7 @@ from gpu_harness import require_gpu
 from sentinel_cases import CASES, INJECTED, QUIET, check_injected, positive, spoiled
 from tessera import Tensor, f16, f32, fp8_e4m3, saturate
 from tessera.debug.sentinel import observe_run
-from tessera.graph.cuda.device import DeviceExecutable
+from tessera.graph.cuda.program.device import DeviceExecutable
 from tessera.graph.execute import Executable
 
 tile = ts.tile

@@ -15,7 +15,7 @@ from fake_nccl import nccl as nccl
 from lowering_cases import apart as apart
 from mesh.test_gpu_programs import DEVICES, on_ranks, values
 from mesh.test_gpu_programs import gpus as gpus
-from tessera.graph.cuda.run import CudaProgram
+from tessera.graph.cuda.program.run import CudaProgram
 from tessera.mesh.collectives import exchange_ops
 from tessera.mesh.sharding.localize import localize
 from tolerance import assert_close

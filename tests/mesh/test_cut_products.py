@@ -14,9 +14,9 @@ from fake_nccl import nccl as nccl
 from lowering_cases import apart as apart
 from mesh.test_gpu_programs import DEVICES, SPLIT, on_ranks, placed, values
 from mesh.test_gpu_programs import gpus as gpus
-from tessera.graph.cuda.collective_steps import CollectiveStep
-from tessera.graph.cuda.overlap import overlapped
-from tessera.graph.cuda.run import CudaProgram
+from tessera.graph.cuda.passes.overlap import overlapped
+from tessera.graph.cuda.program.collective_steps import CollectiveStep
+from tessera.graph.cuda.program.run import CudaProgram
 from tessera.graph.op import ENGINES
 from tessera.graph.schedule.ir import ByteRange
 from tessera.mesh.sharding import cut_products, sharded_graph

@@ -15,7 +15,7 @@ from lowering_cases import apart as apart
 from mesh.test_gpu_programs import SPLIT, on_ranks, placed, values
 from mesh.test_gpu_programs import gpus as gpus
 from tessera.errors import ArgumentError
-from tessera.graph.cuda import narrow_copies
+from tessera.graph.cuda.passes import narrow_copies
 from tessera.mesh.sharding import sharded_graph
 from tessera.tile.launch.resident import on_gpu
 from tolerance import assert_close

@@ -17,8 +17,8 @@ from mesh.test_gpu_programs import gpus as gpus
 from mesh.test_gpu_programs import on_ranks, placed, values
 from mesh.test_whole_waves import there
 from mesh.test_windows import small as small
-from tessera.graph.cuda import place_blocks
-from tessera.graph.cuda.library_ops import PRODUCT, call_products
+from tessera.graph.cuda.passes import place_blocks
+from tessera.graph.cuda.passes.library_ops import PRODUCT, call_products
 from tessera.kernels.matmul_plan import known_cards, planning_for
 from tessera.kernels.tuned_tables import tables_of
 from tessera.mesh.sharding import few_blocks, partitioned_steps

@@ -14,8 +14,8 @@ from fake_nccl import nccl as nccl
 from lowering_cases import apart as apart
 from mesh.test_gpu_programs import DEVICES, SPLIT, on_ranks, placed, values
 from mesh.test_gpu_programs import gpus as gpus
-from tessera.graph.cuda.overlap import overlapped
-from tessera.graph.cuda.run import CudaProgram
+from tessera.graph.cuda.passes.overlap import overlapped
+from tessera.graph.cuda.program.run import CudaProgram
 from tessera.mesh.sharding import partitioned_steps
 from tessera.mesh.sharding.localize import localize
 from tolerance import assert_close

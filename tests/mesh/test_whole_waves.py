@@ -16,8 +16,9 @@ from lowering_cases import apart as apart
 from mesh.test_gpu_overlap import layers
 from mesh.test_gpu_programs import DEVICES, SPLIT, on_ranks, placed, values
 from mesh.test_gpu_programs import gpus as gpus
-from tessera.graph.cuda import lower, whole_waves
-from tessera.graph.cuda.run import CudaProgram
+from tessera.graph.cuda import lower
+from tessera.graph.cuda.passes import whole_waves
+from tessera.graph.cuda.program.run import CudaProgram
 from tessera.mesh.sharding import partitioned_steps, sharded_graph
 from tessera.mesh.sharding.localize import localize
 from tolerance import assert_close

@@ -17,7 +17,7 @@ from __future__ import annotations
 from ..schedule.ir import GraphSchedule, GroupOperand, GroupStep, PlannedBuffer, ScheduledGroup
 from .launch_plan import LaunchPlan, PlannedLaunch
 from .levels import LEVELS, launches_of, program_of, text_of
-from .run import CudaProgram
+from .program.run import CudaProgram
 
 __all__ = ["LEVELS", "CudaProgram", "GraphSchedule", "GroupOperand", "GroupStep", "LaunchPlan",
            "PlannedBuffer", "PlannedLaunch", "ScheduledGroup", "launches_of", "program_of",

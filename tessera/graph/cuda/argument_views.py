@@ -19,11 +19,11 @@ from ..schedule.layouts import StridedLayout, argument_layout
 from ..schedule.loop_axes import extents_of, merged
 from ..schedule.region_copies import moves_of
 from . import choose_schedule
-from .anchors import anchor_extents, anchor_frame
-from .column_frames import column_frame, reductions
-from .matmul_form import block_of
-from .node_kernels import NodeKernel, launch_of
-from .strips import strip_blocks
+from .kernels.anchors import anchor_extents, anchor_frame
+from .kernels.column_frames import column_frame, reductions
+from .kernels.matmul_form import block_of
+from .kernels.strips import strip_blocks
+from .program.node_kernels import NodeKernel, launch_of
 
 ROWS = "kernels of this kind take elements in row-major order"
 WORD = 16  # bytes of one access

@@ -21,14 +21,14 @@ from ...runtime.target import Target
 from ...tile.ir.types import GlobalTensor
 from ...tile.launch.machine_code import CompileRequest, divisible_extents
 from ..schedule.ir import Transfer
-from .collective_steps import CollectiveStep
-from .host_steps import HostStep
-from .library_steps import LibraryStep
-from .loop_steps import LoopStep
-from .node_kernels import NodeLaunch
+from .program.collective_steps import CollectiveStep
+from .program.host_steps import HostStep
+from .program.library_steps import LibraryStep
+from .program.loop_steps import LoopStep
+from .program.node_kernels import NodeLaunch
 
 if TYPE_CHECKING:
-    from .run import CudaProgram, GroupLaunch
+    from .program.run import CudaProgram, GroupLaunch
 
 BEST_FIRST = ("wgmma", "mma", "threads")
 

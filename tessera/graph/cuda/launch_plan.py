@@ -22,12 +22,12 @@ from ...tile.tuning.gpus import Gpu
 from ...tile.tuning.gpus import gpu as find_gpu
 from ..schedule.ir import GraphSchedule, ScheduledGroup, ScheduleLine, Transfer
 from ..schedule.work import LaunchWork, amount
-from .graph_limits import why_no_graph
 from .launch_forms import BEST_FIRST, LaunchForm, forms_of
 from .launch_work import batch_work, group_work, transfer_work
+from .program.graph_limits import why_no_graph
 
 if TYPE_CHECKING:
-    from .run import CudaProgram
+    from .program.run import CudaProgram
 
 
 @dataclass(frozen=True)

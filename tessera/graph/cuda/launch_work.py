@@ -13,14 +13,14 @@ from ...lazy_dataclass import dataclass
 from ...tile.passes.operation_counts import count, rate_of
 from ..schedule.ir import ScheduledGroup, Transfer
 from ..schedule.work import LaunchWork, operand_bytes, part_of, read_bytes, written_bytes
-from .collective_steps import CollectiveStep
-from .host_steps import HostStep
-from .library_steps import LibraryStep
-from .loop_steps import LoopStep
-from .node_kernels import NodeKernel, NodeLaunch
+from .program.collective_steps import CollectiveStep
+from .program.host_steps import HostStep
+from .program.library_steps import LibraryStep
+from .program.loop_steps import LoopStep
+from .program.node_kernels import NodeKernel, NodeLaunch
 
 if TYPE_CHECKING:
-    from .run import CudaProgram, GroupLaunch
+    from .program.run import CudaProgram, GroupLaunch
 
 # The sort of work that each kind of group is; of a user's or the library's kernel see `_sort`.
 SORTS = {"gemm": "matmul", "attention": "attention", "loop": "elementwise", "rows": "reduction",

@@ -18,11 +18,11 @@ from ...tile.ir.printing import print_ir
 from ...tile.launch.compile_images import WantedImage, compile_images
 from ...tile.launch.machine_code import image_for
 from ..ir import Graph
-from .kernel_text import Origin, mark
+from .kernels.kernel_text import Origin, mark
 from .launch_forms import emitted_of, request_of
 from .launch_plan import LaunchPlan, annotated, plan_of
-from .node_kernels import NodeLaunch
-from .run import CudaProgram, GroupLaunch
+from .program.node_kernels import NodeLaunch
+from .program.run import CudaProgram, GroupLaunch
 
 _programs: weakref.WeakKeyDictionary[Graph, dict[tuple[Any, ...], CudaProgram]] = \
     weakref.WeakKeyDictionary()  # by target and the settings that choose kernels

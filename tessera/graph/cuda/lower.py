@@ -33,39 +33,33 @@ from ..schedule.op_ids import id_of, number
 from ..schedule.read_next import make_last_what_is_read_next
 from ..schedule.region_copies import RegionCopy, moves_of
 from . import choose_schedule
-from .anchors import anchor_extents, anchor_frame
-from .arrival_order import come_by
-from .attention_masks import mask_kind
-from .batch_key import batch_key, is_flat, parts_that_come, sent_by
-from .cached_reads import turn_around
-from .collective_steps import CollectiveCallee
-from .column_frames import column_frame, reductions
-from .column_passes import join_columns, schedule_column_passes
-from .displaced_reads import displaced_axes
-from .elements import schedule_elements
-from .extrema import schedule_position
-from .fold_keys import schedule_key, schedule_key_bits, schedule_keys
-from .gathered_rows import schedule_dots
-from .gathers import around
-from .generate_kernels import kernel_of
-from .group_statements import COLUMNS, placed
-from .group_steps import attributes_of, head_frame, in_space, operand_frame, without_result
-from .host_keys import Draws, split_draws
-from .host_steps import HostCallee
-from .key_merges import schedule_merge_cuts, schedule_merge_keys
-from .library_steps import LibraryCallee
-from .long_strips import add_long_strips, long_strips
-from .loop_blocks import flat_rows, for_vectors, loop_blocks, loop_grid, region_ends, row_block
-from .loop_steps import LoopCallee
-from .matmul_form import matmul_form
-from .narrow_copies import NarrowCopy
-from .node_kernels import launch_of
-from .overlap import share_chip
-from .pointwise_loops import schedule_steps
-from .prepare import prepare
-from .row_order import schedule_order
-from .row_parts import SCHEDULE, row_parts
-from .row_passes import (
+from .kernels.anchors import anchor_extents, anchor_frame
+from .kernels.batch_key import batch_key, is_flat, parts_that_come, sent_by
+from .kernels.column_frames import column_frame, reductions
+from .kernels.column_passes import join_columns, schedule_column_passes
+from .kernels.elements import schedule_elements
+from .kernels.extrema import schedule_position
+from .kernels.fold_keys import schedule_key, schedule_key_bits, schedule_keys
+from .kernels.gathered_rows import schedule_dots
+from .kernels.gathers import around
+from .kernels.generate_kernels import kernel_of
+from .kernels.group_statements import COLUMNS, placed
+from .kernels.group_steps import attributes_of, head_frame, in_space, operand_frame, without_result
+from .kernels.key_merges import schedule_merge_cuts, schedule_merge_keys
+from .kernels.long_strips import add_long_strips, long_strips
+from .kernels.loop_blocks import (
+    flat_rows,
+    for_vectors,
+    loop_blocks,
+    loop_grid,
+    region_ends,
+    row_block,
+)
+from .kernels.matmul_form import matmul_form
+from .kernels.pointwise_loops import schedule_steps
+from .kernels.row_order import schedule_order
+from .kernels.row_parts import SCHEDULE, row_parts
+from .kernels.row_passes import (
     STAGED_COLUMNS,
     brought_rows,
     read_again,
@@ -73,20 +67,33 @@ from .row_passes import (
     staged_rows,
     statistics_deep,
 )
-from .scans import schedule_scan
-from .scatters import schedule_last
-from .score_code import score_code
-from .searches import schedule_search
-from .small_products import schedule_small_products
-from .small_systems import schedule_small
-from .sorted_segments import schedule_runs
-from .sorting import schedule_merge, schedule_sort
-from .spell import COMBINE
-from .streamed_results import stream_results
-from .strips import STRIP_SUM, schedule_strips
+from .kernels.scans import schedule_scan
+from .kernels.scatters import schedule_last
+from .kernels.searches import schedule_search
+from .kernels.small_products import schedule_small_products
+from .kernels.small_systems import schedule_small
+from .kernels.sorted_segments import schedule_runs
+from .kernels.sorting import schedule_merge, schedule_sort
+from .kernels.spell import COMBINE
+from .kernels.strips import STRIP_SUM, schedule_strips
+from .kernels.unordered_sums import schedule_atomic_sums
+from .passes.arrival_order import come_by
+from .passes.attention_masks import mask_kind
+from .passes.cached_reads import turn_around
+from .passes.displaced_reads import displaced_axes
+from .passes.narrow_copies import NarrowCopy
+from .passes.overlap import share_chip
+from .passes.score_code import score_code
+from .passes.streamed_results import stream_results
+from .passes.whole_waves import keep_waves_whole
+from .prepare import prepare
+from .program.collective_steps import CollectiveCallee
+from .program.host_keys import Draws, split_draws
+from .program.host_steps import HostCallee
+from .program.library_steps import LibraryCallee
+from .program.loop_steps import LoopCallee
+from .program.node_kernels import launch_of
 from .target import CUDA
-from .unordered_sums import schedule_atomic_sums
-from .whole_waves import keep_waves_whole
 
 
 class LoweredGraph:

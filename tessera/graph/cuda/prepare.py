@@ -22,51 +22,51 @@ from ..schedule.loop_axes import extents_of
 from ..schedule.loop_ops import loop_space
 from ..schedule.memory_plan import fold_constants
 from ..simplify import Rewriter, canonicalize, merge_common, rebuild, remove_dead
-from .arrival_order import cut_where_read, use_as_it_comes
-from .attention_kernels import open_cached_attention, use_attention_kernels
-from .column_parts import variances_of_parts
-from .conv_kernels import use_conv_kernels
-from .displaced_reads import read_displaced
-from .extrema import narrow_positions
-from .fft_kernels import use_fft_kernels
-from .gathered_rows import dot_picked_rows
-from .gathers import nothing
-from .host_keys import open_keys
-from .joined_exchanges import join_exchanges
-from .joined_products import join_products
-from .joined_sums import join_sums
-from .library_ops import call_products, transpose_operands
-from .loss_parts import open_long_losses
-from .matrix_transposes import read_matrices_as_they_lie
-from .merged_moves import gather_merged_moves
-from .move_passes import join_parts, narrow_moves, reshape_matmuls, widen_late, widens
-from .narrow_copies import NarrowCopy, keep_copies
-from .node_kernels import drop_overwritten
-from .packed_products import multiply_packed
-from .packed_values import multiply_narrow, open_packed
-from .part_passes import loops_of_parts, slices_of_loops
-from .place_blocks import place_blocks
-from .plain_attention import fused_attention
-from .pointwise_loops import keep_pointwise_loops
-from .product_sums import sum_products
-from .result_sums import sum_results
-from .scatters import open_writes
-from .small_products import multiply_small
-from .small_systems import solve_small_systems
-from .sorted_segments import sort_segments
-from .sorting import long_sums, open_sorts
-from .sparse_kernels import use_sparse_kernels
-from .spell import COMBINE, template
-from .split_products import split_products
-from .stored_scans import scans_of_stored
-from .strips import open_column_sums, open_maxima
+from .kernels.extrema import narrow_positions
+from .kernels.gathered_rows import dot_picked_rows
+from .kernels.gathers import nothing
+from .kernels.pointwise_loops import keep_pointwise_loops
+from .kernels.scatters import open_writes
+from .kernels.small_products import multiply_small
+from .kernels.small_systems import solve_small_systems
+from .kernels.sorted_segments import sort_segments
+from .kernels.sorting import long_sums, open_sorts
+from .kernels.spell import COMBINE, template
+from .kernels.strips import open_column_sums, open_maxima
+from .kernels.unordered_sums import add_in_any_order
+from .passes.arrival_order import cut_where_read, use_as_it_comes
+from .passes.attention_kernels import open_cached_attention, use_attention_kernels
+from .passes.column_parts import variances_of_parts
+from .passes.conv_kernels import use_conv_kernels
+from .passes.displaced_reads import read_displaced
+from .passes.fft_kernels import use_fft_kernels
+from .passes.joined_exchanges import join_exchanges
+from .passes.joined_products import join_products
+from .passes.joined_sums import join_sums
+from .passes.library_ops import call_products, transpose_operands
+from .passes.loss_parts import open_long_losses
+from .passes.matrix_transposes import read_matrices_as_they_lie
+from .passes.merged_moves import gather_merged_moves
+from .passes.move_passes import join_parts, narrow_moves, reshape_matmuls, widen_late, widens
+from .passes.narrow_copies import NarrowCopy, keep_copies
+from .passes.packed_products import multiply_packed
+from .passes.packed_values import multiply_narrow, open_packed
+from .passes.part_passes import loops_of_parts, slices_of_loops
+from .passes.place_blocks import place_blocks
+from .passes.plain_attention import fused_attention
+from .passes.product_sums import sum_products
+from .passes.result_sums import sum_results
+from .passes.sparse_kernels import use_sparse_kernels
+from .passes.split_products import split_products
+from .passes.stored_scans import scans_of_stored
+from .passes.turned_codes import write_turned
+from .passes.weighted_means import divide_last
+from .passes.window_kernels import sink_transposes
+from .passes.window_launches import open_windows, share_reads, spread_windows
+from .passes.window_reductions import reduce_windows
+from .program.host_keys import open_keys
+from .program.node_kernels import drop_overwritten
 from .target import indexed_kind
-from .turned_codes import write_turned
-from .unordered_sums import add_in_any_order
-from .weighted_means import divide_last
-from .window_kernels import sink_transposes
-from .window_launches import open_windows, share_reads, spread_windows
-from .window_reductions import reduce_windows
 
 Pass = Callable[[Graph], Graph]
 

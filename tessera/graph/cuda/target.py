@@ -27,8 +27,8 @@ from ..schedule.loop_ops import column_sum_axes, is_last_axis_reduction, loop_sp
 from ..schedule.offload import FETCH, OFFLOAD
 from ..schedule.region_copies import MOVES
 from ..schedule.target import ScheduleTarget, Space
-from . import (
-    argument_views,
+from . import argument_views
+from .kernels import (
     fold_keys,
     gathered_rows,
     key_merges,
@@ -41,19 +41,19 @@ from . import (
     sorting,
     unordered_sums,
 )
-from .anchors import anchor_frame
-from .collective_steps import collective_group
-from .column_frames import column_frame
-from .displaced_reads import JOINED
-from .host_keys import BITS_AT, CAST
-from .host_steps import host_groups
-from .library_steps import library_group
-from .loop_steps import loop_group
-from .node_kernels import kernel_group, written_operand
-from .packed_values import DECODE, ELEMENTWISE
-from .scans import SCANS
-from .spell import COMBINE, is_light, is_stored, no_kernel, template
-from .strips import STRIP_TURNED, STRIPS_OF, has_rows, strips_of, takes_strips
+from .kernels.anchors import anchor_frame
+from .kernels.column_frames import column_frame
+from .kernels.scans import SCANS
+from .kernels.spell import COMBINE, is_light, is_stored, no_kernel, template
+from .kernels.strips import STRIP_TURNED, STRIPS_OF, has_rows, strips_of, takes_strips
+from .passes.displaced_reads import JOINED
+from .passes.packed_values import DECODE, ELEMENTWISE
+from .program.collective_steps import collective_group
+from .program.host_keys import BITS_AT, CAST
+from .program.host_steps import host_groups
+from .program.library_steps import library_group
+from .program.loop_steps import loop_group
+from .program.node_kernels import kernel_group, written_operand
 
 ANCHORS = {"product": "gemm", "flash_attention": "attention",  # the kind of each
            "flash_attention_saved": "attention"}

@@ -6,7 +6,7 @@
 
 On a CPU those of f32 in one and two dimensions are computed without windows in memory
 (graph/cpu/conv.py), the others are matmuls of unfolded windows. A GPU has kernels that unfold none
-(graph/cuda/conv_kernels.py).
+(graph/cuda/passes/conv_kernels.py).
 Chetlur et al. 2014, arXiv:1410.0759, for the three products.
 """
 

@@ -1,7 +1,7 @@
 """Keys and bits of many keys at once: what ts.vmap makes of draws by the keys of its rows.
 
 A thousand chains or environments that draw by keys of their own are one node, and on a GPU one
-kernel (graph/cuda/fold_keys.py).
+kernel (graph/cuda/kernels/fold_keys.py).
 """
 
 from __future__ import annotations

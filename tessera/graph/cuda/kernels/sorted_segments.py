@@ -1,0 +1,299 @@
+"""Sums of many slices by integers, and the largest or smallest of them: the integers are put in
+order first, so that a segment reads its own slices and nothing else.
+
+    y[s, c] = sum of u[order[j], c] over begin[s] <= j < begin[s + 1]
+
+The slices of a segment are added in the order in which they stand, as the order is stable. Those of
+more than CHAIN slices are added in f64, and by several groups: each block of CHAIN places has the
+sum of what reaches into it from the left, and of what begins in it and goes on. So a segment of all
+slices takes no longer than many of a few, and the sums follow from the integers alone.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from ....numerics import as_type
+from ...ir import Graph, Node, Value, uses
+from ...op import Aval, GraphOp
+from ...schedule.build_schedule import ScheduleBuilder
+from ...schedule.groups import FusionGroup
+from ...schedule.ir import GroupOperand, ScheduledGroup
+from ...schedule.library_call import library_call
+from ...schedule.loop_axes import extents_of
+from ...simplify import Rewriter, rebuild
+from ..choose_schedule import AHEAD, IDS, blocks, chosen, for_segments
+from .gathered_rows import picked_rows
+from .gathers import around, nothing
+from .group_statements import CHAIN
+from .kernel_text import KernelText, KernelWriter, capital
+from .searches import LONG
+from .spell import COMBINE, literal, stored_as
+
+INT32 = as_type("int32")
+# Read before the first is added: many segments have one slice or none, and groups with few
+# registers, of which many run at once, are what is needed there.
+SLICES, PARTS = 4, 2
+EACH = 32  # segments of a group, of slices of one element: a lane for each
+# u, order, the ids in order, begin (, weights in order) -> [2 * blocks, C] in f64: of each block
+# what reaches into it from the left, and what begins in it and goes on; of long segments alone.
+PART_SUMS = library_call("part_sums")
+# u, order, begin (, parts of sums) (, weights in order, where it is weighted) -> [V, C]
+RUNS = {way: library_call(name) for way, name in (
+    ("sum", "run_sums"), ("max", "run_maxima"), ("min", "run_minima"))}
+KINDS: dict[GraphOp, str] = {PART_SUMS: "parts", **dict.fromkeys(RUNS.values(), "runs")}
+# Segments from which on their extrema are those of runs; of fewer a group for each looks through
+# all integers as quickly as they are put in order.
+EXTREMA = 256
+
+
+def sort_segments(graph: Graph) -> Graph:
+    """Sums by more integers than a group looks through at once, as sums of runs; and extrema."""
+    count = uses(graph)
+
+    def visit(rw: Rewriter, node: Node, inputs: tuple[Value, ...]) -> Value | None:
+        way = node.op.meets or "sum"
+        if not _by_segments(node.op) or way not in RUNS:
+            return None
+        u, ids = inputs
+        if not all(isinstance(d, int) for v in inputs for d in v.aval.shape):
+            return None
+        A, T, C = around(extents_of(u), node.attrs["axis"], ids.aval.ndim)
+        few = way != "sum" and node.attrs["extent"] < EXTREMA
+        if A > 1 or not IDS < T < LONG or C == 0 or few:
+            return None
+        return _of_runs(rw, node, u, ids, T, C, count)
+
+    return rebuild(graph, visit)
+
+
+def _by_segments(op: GraphOp) -> bool:
+    """Sums by integers are indexed ops; what meets as an extremum is not."""
+    if op.meets in ("max", "min"):
+        return op.reduces == op.meets
+    return op.indexed is not None and not op.indexed.reads and not op.indexed.along
+
+
+def _of_runs(rw: Rewriter, node: Node, u: Value, ids: Value, T: int, C: int,
+             count: Counter[Value]) -> Value:
+    V, out = node.attrs["extent"], node.outputs[0].aval
+    narrow = rw.made_by(ids, "cast")
+    if narrow is not None and narrow.inputs[0].aval.dtype is INT32.dtype:
+        ids = narrow.inputs[0]
+    flat = rw.emit("reshape", ids, shape=(T,))
+    places = rw.emit("check_index", flat, extent=V, wrap=True)
+    order = rw.emit("argsort", places, axis=0, descending=False)
+    at = rw.emit("take", places, order, axis=0)
+    numbers = rw.emit("iota", size=V + 1, type=places.aval.type)
+    begin = rw.emit("searchsorted", at, numbers, side="left", lines=0)
+    way = node.op.meets or "sum"
+    rows, order, weights = _slices(rw, u, order, T, C, count, way)
+    given: tuple[Value, ...] = (rows, order, begin)
+    attrs = {"weighted": bool(weights)}
+    if u.aval.dtype.name == "f32" and way == "sum":
+        parts = Value(Aval((2 * blocks(T, CHAIN), C), as_type("f64")))
+        rw.add(Node(PART_SUMS, (rows, order, at, begin, *weights), attrs, (parts,), rw.where))
+        given = (*given, parts)
+    sums = Value(Aval((V, C), out.type))
+    rw.add(Node(RUNS[way], (*given, *weights), attrs, (sums,), rw.where))
+    return rw.emit("reshape", sums, shape=out.shape)
+
+
+def _slices(rw: Rewriter, u: Value, order: Value, T: int, C: int, count: Counter[Value], way: str
+            ) -> tuple[Value, Value, tuple[Value, ...]]:
+    """The slices, which of them come one after another, and what each is multiplied by. Rows that
+    integers pick of a table, and products of rows and numbers, are read as they are added."""
+    if C == 1 or u.aval.shape != (T, C):
+        return rw.emit("reshape", u, shape=(T, C)), order, ()
+    picked = picked_rows(rw, u, count, way == "sum")
+    if picked.rows is not None:
+        extent = picked.table.aval.shape[0]
+        rows = rw.emit("check_index", picked.rows, extent=extent, wrap=True)
+        at = rw.emit("take", rows, order, axis=0)
+    else:
+        at = order
+    if picked.weights is None:
+        return picked.table, at, ()
+    weights = rw.emit("reshape", picked.weights, shape=(T,))
+    return picked.table, at, (rw.emit("take", weights, order, axis=0),)
+
+
+def schedule_runs(builder: ScheduleBuilder, group: FusionGroup) -> None:
+    (node,) = group.nodes
+    given = list(dict.fromkeys(node.inputs))  # rows may be picked by the ids themselves
+    reads = [builder.operand(v) for v in given]
+    y = builder.operand(node.outputs[0])
+    V, C = y.shape
+    s = for_segments(V, extents_of(node.inputs[1])[0], C)
+    grid: tuple[int, ...] = V, blocks(C, s.n)
+    if C == 1 and node.op is not PART_SUMS:
+        s, grid = chosen(None, EACH, warps=1), (blocks(V, EACH),)
+    ways = {op: way for way, op in RUNS.items()}
+    builder.add(group.kind, y.shape, reads, [y], [builder.step(node)], s, grid,
+                weighted=node.attrs["weighted"], places=tuple(map(given.index, node.inputs)),
+                **({"way": ways[node.op]} if node.op in ways else {}))
+
+
+def _operands(group: ScheduledGroup) -> list[GroupOperand]:
+    """In the order of the call."""
+    return [group.reads[i] for i in group.attr("places")]
+
+
+def parts_source(group: ScheduledGroup) -> KernelText:
+    w, (step,), BN = KernelWriter(group), group.steps, group.schedule.n
+    _, order, at, begin, *_ = _operands(group)
+    (y,), T = group.writes, order.shape[0]
+    w.line("slot = tile.group_id(0)")
+    w.line(f"n = tile.group_id(1) * {BN}")
+    w.line(f"first = slot // 2 * {CHAIN}", step)
+    w.line(f"last = tile.minimum(first + {CHAIN}, {T})", step)
+    w.line("tail = slot % 2", step)
+    place = "tile.where(tail == 1, last - 1, first)"
+    w.line(f"s = {_number(w, capital(at.name), place)}", step)
+    _begin_and_end(w, group, capital(begin.name))
+    wide = w.type(y.type)
+    w.line(f"{step.name} = tile.full((1, {BN}), 0.0, {wide})", step)
+    w.line("start = tile.maximum(lo, first)", step)
+    w.line(f"wanted = tile.where(hi - lo > {CHAIN}, tile.where(lo >= first, 1, 0), 2)", step)
+    with w.block("if wanted == tail:"):
+        w.line("stop = tile.minimum(hi, last)", step)
+        with w.block(f"for j in range(start, stop, {AHEAD}):"):
+            _load_slices(w, group, AHEAD)
+            for r in range(AHEAD):
+                w.line(f"{step.name} = {step.name} + tile.cast(r{r}, {wide})", step)
+    w.line(f"{capital(y.name)}[slot:slot+1, n:n+{BN}] = {step.name}", step)
+    return w.finish_operands()
+
+
+def runs_source(group: ScheduledGroup) -> KernelText:
+    if len(group.grid) == 1:
+        return _runs_of_numbers(group)
+    w, (step,), BN = KernelWriter(group), group.steps, group.schedule.n
+    (_, _, begin, *parts), (y,) = _operands(group), group.writes
+    parts = parts[:len(parts) - group.attr("weighted")]
+    kind, name = w.type(y.type), step.name
+    w.line("s = tile.group_id(0)")
+    w.line(f"n = tile.group_id(1) * {BN}")
+    _begin_and_end(w, group, capital(begin.name))
+    way, dtype = group.attr("way"), y.type.dtype
+    none = literal(nothing(dtype, way), dtype.kind)
+    w.line(f"{name} = tile.full((1, {BN}), {none}, {kind})", step)
+    w.line(f"stop = tile.where(hi - lo > {CHAIN}, lo, hi)" if parts else "stop = hi", step)
+    narrow = dtype.compute is not dtype or dtype.bits < 32
+    ahead, fill = (SLICES, "") if way == "sum" else (AHEAD, f", fill={none}")
+    with w.block(f"for j in range(lo, stop, {ahead}):"):
+        _load_slices(w, group, ahead, fill)
+        for r in range(ahead):
+            total = COMBINE[way][0].format(name, f"r{r}")
+            w.line(f"{name} = {stored_as(total, dtype, kind) if narrow else total}", step)
+    if parts:
+        with w.block("if stop < hi:"):
+            _add_parts(w, group, kind)
+    w.line(f"{capital(y.name)}[s:s+1, n:n+{BN}] = {name}", step)
+    return w.finish_operands()
+
+
+def _runs_of_numbers(group: ScheduledGroup) -> KernelText:
+    """The same of slices of one element: a lane for each segment."""
+    w, (step,), BM = KernelWriter(group), group.steps, group.schedule.n
+    (u, order, begin, *parts), (y,) = _operands(group), group.writes
+    way, dtype = group.attr("way"), y.type.dtype
+    kind, name, V = w.type(y.type), step.name, y.shape[0]
+    narrow = dtype.compute is not dtype or dtype.bits < 32
+    none = literal(nothing(dtype, way), dtype.kind)
+    w.line(f"m = tile.group_id(0) * {BM}")
+    for end, more in (("lo", ""), ("hi", " + 1")):
+        w.line(f"s = tile.minimum(tile.arange(0, {BM}) + m{more}, {V})")
+        w.line(f"{end} = tile.cast(tile.gather({capital(begin.name)}, s), {w.type(INT32)})", step)
+    w.line("count = hi - lo", step)
+    if parts:
+        w.line(f"count = tile.where(count > {CHAIN}, 0, count)", step)
+    w.line("most = tile.reduce_max(count)", step)
+    w.line(f"{name} = tile.full(({BM},), {none}, {kind})", step)
+    with w.block(f"for j in range(0, most, {AHEAD}):"):
+        for r in range(AHEAD):
+            w.line(f"at{r} = tile.where(j + {r} < count, lo + j + {r}, {order.shape[0]})", step)
+            place = f"tile.gather({capital(order.name)}, at{r})"
+            w.line(f"p{r} = tile.where(j + {r} < count, {place}, {u.shape[0]})", step)
+        for r in range(AHEAD):
+            value = f"tile.gather({capital(u.name)}, p{r})"
+            w.line(f"r{r} = tile.where(j + {r} < count, {value}, {none})", step)
+        for r in range(AHEAD):
+            total = COMBINE[way][0].format(name, f"r{r}")
+            w.line(f"{name} = {stored_as(total, dtype, kind) if narrow else total}", step)
+    if parts:
+        _add_parts_of_numbers(w, group, kind)
+    w.line(f"{capital(y.name)}[m:m+{BM}] = {name}", step)
+    return w.finish_operands([(o.shape[0],) for o in w.operands])
+
+
+def _add_parts_of_numbers(w: KernelWriter, group: ScheduledGroup, kind: str) -> None:
+    """As `_add_parts`, a lane for each segment."""
+    (step,), parts, BM = group.steps, _operands(group)[3], group.schedule.n
+    w.line(f"first = lo // {CHAIN}", step)
+    w.line(f"long = hi - lo > {CHAIN}", step)
+    w.line(f"last = tile.where(long, (hi + {CHAIN - 1}) // {CHAIN}, first)", step)
+    w.line("most = tile.reduce_max(last - first)", step)
+    w.line(f"wide = tile.full(({BM},), 0.0, {w.type(parts.type)})", step)
+    with w.block("for j in range(0, most):"):
+        w.line("block = first + j", step)
+        w.line("slot = tile.where(j == 0, 2 * block + 1, 2 * block)", step)
+        w.line(f"slot = tile.where(block < last, slot, {parts.shape[0]})", step)
+        w.line(f"wide = wide + tile.where(block < last, tile.gather({capital(parts.name)}, slot), "
+               "0.0)", step)
+    w.line(f"{step.name} = tile.where(long, tile.cast(wide, {kind}), {step.name})", step)
+
+
+def _add_parts(w: KernelWriter, group: ScheduledGroup, kind: str) -> None:
+    """The sums of the blocks of a segment: where it begins, what goes on; then what reaches in."""
+    (step,), parts, BN = group.steps, _operands(group)[3], group.schedule.n
+    many = parts.shape[0]
+    w.line(f"wide = tile.full((1, {BN}), 0.0, {w.type(parts.type)})", step)
+    w.line(f"block = lo // {CHAIN}", step)
+    w.line(f"end = (hi + {CHAIN - 1}) // {CHAIN}", step)
+    with w.block(f"for j in range(block, end, {PARTS}):"):
+        for r in range(PARTS):
+            slot = f"tile.where(j + {r} == block, 2 * block + 1, 2 * (j + {r}))"
+            w.line(f"p{r} = tile.where(j + {r} < end, {slot}, {many})", step)
+        for r in range(PARTS):
+            w.line(f"r{r} = tile.load({capital(parts.name)}[p{r}:p{r}+1, n:n+{BN}])", step)
+        for r in range(PARTS):
+            w.line(f"wide = wide + r{r}", step)
+    w.line(f"{step.name} = tile.cast(wide, {kind})", step)
+
+
+def _begin_and_end(w: KernelWriter, group: ScheduledGroup, begin: str) -> None:
+    (step,) = group.steps
+    w.line(f"lo = {_number(w, begin, 's')}", step)
+    w.line(f"hi = {_number(w, begin, 's + 1')}", step)
+
+
+def _load_slices(w: KernelWriter, group: ScheduledGroup, ahead: int, fill: str = "") -> None:
+    """The slices at order[j], order[j + 1] ... before `stop`, times their weights; behind it what
+    is filled in, by default zeros: one behind the last is no slice."""
+    (step,), (u, order, *rest), BN = group.steps, _operands(group), group.schedule.n
+    T, U = order.shape[0], capital(u.name)
+    for r in range(ahead):
+        place = f"tile.minimum(j + {r}, {T - 1})"
+        w.line(f"p{r} = {_number(w, capital(order.name), place)}", step)
+        if group.attr("weighted"):
+            w.line(f"w{r} = {capital(rest[-1].name)}[{place}]", step)
+    for r in range(ahead):
+        w.line(f"p{r} = tile.where(j + {r} < stop, p{r}, {u.shape[0]})", step)
+        if group.attr("weighted"):
+            w.line(f"w{r} = tile.where(j + {r} < stop, w{r}, 0.0)", step)
+    for r in range(ahead):
+        w.line(f"r{r} = tile.load({U}[p{r}:p{r}+1, n:n+{BN}]{fill})", step)
+    if group.attr("weighted"):
+        dtype, kind = u.type.dtype, w.type(u.type)
+        narrow = dtype.compute is not dtype or dtype.bits < 32
+        for r in range(ahead):
+            value = f"r{r} * w{r}"
+            w.line(f"r{r} = {stored_as(value, dtype, kind) if narrow else value}", step)
+
+
+def _number(w: KernelWriter, tensor: str, place: str) -> str:
+    return f"tile.cast({tensor}[{place}], {w.type(INT32)})"
+
+
+__all__ = ["KINDS", "parts_source", "runs_source", "schedule_runs", "sort_segments"]

@@ -1,0 +1,1 @@
+"""Passes on graphs and schedules for GPUs: what a program becomes before kernels are written."""

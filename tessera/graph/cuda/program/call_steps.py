@@ -1,0 +1,141 @@
+"""What a call of a program does, in order: kernels on a stream, copies and messages beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from .... import config
+from ....runtime.copies import CopyQueue, SideStream
+from ....runtime.offloaded import CopyEvent, HostBlock
+from ....runtime.step_times import TimedStep
+from ...schedule.ir import ByteRange, Transfer
+from ...schedule.offload import waits
+from ..launch_work import GroupBatch, StepLabel
+from ..passes.overlap import Overlap, overlapped
+from .collective_steps import CollectiveStep
+from .host_steps import HostStep
+from .library_steps import LibraryStep, need_cupy
+from .loop_steps import LoopStep
+from .node_kernels import NodeLaunch
+from .run import GroupLaunch
+
+if TYPE_CHECKING:
+    from .workspace import Workspace
+
+
+def call_steps(space: Workspace, stream: int) -> list[TimedStep]:
+    """The steps of a call with this memory, whose kernels go to a stream."""
+    return _Steps(space, stream).made()
+
+
+class _Steps:
+    """The steps so far, and what is under way beside the stream.
+
+    copies: those between the host and the device.  side: the stream of collectives, which run
+    beside kernels as `beside` says.  leaving: the memory that each copy to the host reads.
+    """
+
+    def __init__(self, space: Workspace, stream: int):
+        program, plan = space.program, space.program.plan
+        self.space, self.stream, self.program, self.plan = space, stream, program, plan
+        self.found: list[TimedStep] = []
+        count = len(plan.transfers)
+        self.copies = CopyQueue(space.device, count, stream) if count else None
+        self.awaited = waits(plan.steps, plan.region)
+        self.beside: Overlap | None = overlapped(
+            plan.steps, program.collectives(), program.sending_loops(), plan.region)
+        self.side = SideStream(space.device, len(self.beside.numbers), stream, first=True) \
+            if self.beside else None
+        self.begun = 0  # copies
+        self.leaving: list[tuple[ByteRange, int]] = []
+
+    def made(self) -> list[TimedStep]:
+        free = self.program.lowered.released if config.poison else {}
+        for run in self.program.runs(not self.space.alone):
+            self._await(run)
+            self._do(run)
+            for offset, size in (at for k in run for at in free.get(k, ())):
+                self._poison(run, offset, size)
+        if self.copies:  # the next call finds all places free
+            self._add("wait", partial(self.copies.wait, len(self.plan.transfers) - 1))
+        if self.side and self.beside and len(self.plan.steps) in self.beside.awaited:
+            self._add("wait", partial(self.side.wait, self.beside.awaited[len(self.plan.steps)]))
+        return self.found
+
+    def _add(self, part: str, run: Callable[[], Any], step: Any = None,
+             on: int | None = None) -> None:
+        self.found.append(TimedStep(run, StepLabel(self.program, step, part),
+                                    self.stream if on is None else on))
+
+    def _await(self, run: range) -> None:
+        """What steps read has come, and what they write over has gone."""
+        copy = max((n for k in run if (n := self.awaited[k]) is not None), default=None)
+        if self.copies and copy is not None and \
+                not isinstance(self.program.steps[run.start], Transfer):
+            self._add("wait", partial(self.copies.wait, copy))
+        if self.side and self.beside:
+            sent = max((self.beside.awaited.get(k, -1) for k in run), default=-1)
+            if sent >= 0:
+                self._add("wait", partial(self.side.wait, sent))
+
+    def _do(self, run: range) -> None:
+        """One step, or some that are one launch."""
+        space, step = self.space, self.program.steps[run.start]
+        index, at = space.device.index, space.pointer
+        if len(run) > 1:
+            batch = space.batch(run)
+            self._add("kernel", partial(batch, self.stream), GroupBatch(
+                tuple(launch.group for launch in batch.launches), batch))
+        elif isinstance(step, GroupLaunch | NodeLaunch):
+            for part, launch in space.launch(step, self.stream):
+                self._add(part, launch, step)
+        elif isinstance(step, LibraryStep):
+            need_cupy(step.callee)
+            self._add("library", partial(step.launch, at, index, self.stream), step)
+        elif isinstance(step, CollectiveStep) and self.beside and self.side:
+            number = self.beside.numbers[run.start]
+            self._add("exchange", partial(step.beside, at, index, self.side, number), step,
+                      self.side.stream)
+        elif isinstance(step, CollectiveStep):
+            self._add("exchange", partial(step.launch, at, index, self.stream), step)
+        elif isinstance(step, LoopStep):
+            self._add("loop", step.launcher(at, space.inside, index), step)
+        elif isinstance(step, HostStep):
+            for call in space.host_calls.add(step, at, self.stream):
+                self._add("host", call, step)
+        elif self.copies:
+            self._add("transfer", self._copy(step, self.copies, self.begun), step,
+                      self.copies.stream)
+            self.leaving.append((self.plan.region(step.on_device), self.begun))
+            self.begun += 1
+
+    def _copy(self, step: Transfer, copies: CopyQueue, number: int) -> Callable[[], Any]:
+        space = self.space
+
+        def run() -> None:
+            held, there = space.memory[step.on_host][1], space.pointer(step.on_device)
+            block = held if isinstance(held, HostBlock) else None
+            if block is not None and block.last is not None:
+                block.last.hold(copies.stream)
+            if step.kind == "offload":
+                copies.to_host(number, there, held)
+            else:
+                copies.to_device(number, held, there)
+            if block is not None:
+                block.last = CopyEvent(space.device, copies.stream)
+
+        return run
+
+    def _poison(self, run: range, offset: int, size: int) -> None:
+        """Temporaries that nothing reads any more become NaN, when all that is under way is done
+        with them."""
+        at = ByteRange("temporaries", offset, offset + size)
+        pending = [n for r, n in self.leaving if r.meets(at)]
+        if self.copies and pending:
+            self._add("wait", partial(self.copies.wait, max(pending)))
+        if self.side and self.beside and (begun := [
+                n for k, n in self.beside.numbers.items() if k < run.stop]):
+            self._add("wait", partial(self.side.wait, max(begun)))
+        self._add("poison", partial(self.space.block.fill, 0xFF, offset, size, self.stream))

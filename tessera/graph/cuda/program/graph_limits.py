@@ -1,0 +1,52 @@
+"""Which programs can be launched as CUDA graphs, and why others cannot."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ....tile.ir.ir import Op, walk
+from ...schedule.ir import Transfer
+from .collective_steps import CollectiveStep
+from .host_steps import HostStep
+from .library_steps import LibraryStep
+from .loop_steps import LoopStep
+from .node_kernels import NodeLaunch
+
+if TYPE_CHECKING:
+    from .run import CudaProgram
+
+FEWEST_LAUNCHES = 3  # one or two cost no more than the launch of a graph
+
+
+def why_no_graph(program: CudaProgram) -> str:
+    """What in a program cannot be recorded; "" where nothing is."""
+    for step in program.steps:
+        if isinstance(step, LoopStep):
+            return f"the host launches the iterations of {step.callee.node.op.name}"
+        if isinstance(step, LibraryStep):
+            return f"{step.callee.node.op.name} runs in {step.callee.record.name}"
+        if isinstance(step, CollectiveStep):
+            if step.callee.route == "nccl":
+                continue
+            return f"{step.callee.node.op.name} sends between ranks by way of the host"
+        if isinstance(step, HostStep):
+            return f"{step.node.op.name} runs on the host"
+        if isinstance(step, Transfer):
+            return "it copies between the host and the GPU"
+        if isinstance(step, NodeLaunch) and (why := _why_not(step)):
+            return why
+    if any(b.kind == "host" for b in program.plan.buffers):
+        return "a result lies on the host"
+    return ""
+
+
+def _why_not(step: NodeLaunch) -> str:
+    name = step.shared.call.kernel.__name__
+    if step.shared.drawn:
+        return f"kernel {name} draws by a number that each launch is given"
+    if any(isinstance(n, Op) and n.name == "print" for n in walk(step.function().body)):
+        return f"kernel {name} prints, and its lines are shown when it has run"
+    return ""
+
+
+__all__ = ["FEWEST_LAUNCHES", "why_no_graph"]
