@@ -131,6 +131,7 @@ class _Walk:
         self.remade: dict[Value, Node] = {}  # what stretches small operands
         self.products = set[Value]()  # of matmuls, and sums and multiples of such
         self.readers: dict[Value, list[Node]] = {}
+        self.makers = {v: node for node in graph.nodes for v in node.outputs}
         for node in graph.nodes:
             for v in node.inputs:
                 self.readers.setdefault(v, []).append(node)
@@ -226,8 +227,45 @@ class _Walk:
         sums = [i for i, v in enumerate(node.inputs) if self.now(v).pending]  # go anywhere
         wished = [self.hints.get(v) or (self._beside(v) if sums else None) for v in node.outputs]
         found = ways(node, labels, given, self.mesh, wished, [*self._loose(node), *sums])
-        found += placements(node, given)
+        found += [w for w in placements(node, given) if node.op.name != "reshape" or
+                  self._goes_on(node.outputs[0], w.outs[0])]
         return min(found, key=lambda way: self._cost(node, way)) if len(found) > 1 else found[0]
+
+    def _goes_on(self, v: Value, layout: Layout) -> bool:
+        """Whether matmuls that read a value, or casts and transposes of it, could take it in this
+        layout beside their other operand as that lies. Rows of sequences over the axis by which a
+        weight is split could not: one of the two would be gathered for each matmul, and what is
+        made of them lies otherwise than what it is joined with."""
+        for reader in self.readers.get(v, ()):
+            if reader.op.matmul:
+                given = [layout if x is v else self._expected(x, reader) for x in reader.inputs]
+                known = [x for x in given if x is not None]
+                if len(known) == len(given) and not any(
+                        way.ins == tuple(known)
+                        for way in ways(reader, labels_of(reader), known, self.mesh)):
+                    return False
+            elif len(reader.inputs) == 1:
+                there = self._through(reader, layout)
+                if there is not None and not self._goes_on(reader.outputs[0], there):
+                    return False
+        return True
+
+    def _expected(self, v: Value, node: Node) -> Layout | None:
+        """How an operand of a node lies, or will where it is made of one that is there."""
+        if v in self.at:
+            return self._suggests(v, node)
+        maker = self.makers.get(v)
+        if maker is None or len(maker.inputs) != 1 or maker.op.name in (*CONSTRAINTS, *HELD):
+            return None
+        given = self._expected(maker.inputs[0], node)
+        return None if given is None else self._through(maker, given)
+
+    def _through(self, node: Node, layout: Layout) -> Layout | None:
+        """How the result of an op of one operand lies where nothing is moved."""
+        if node.op.name in (*CONSTRAINTS, *HELD):
+            return None
+        return next((way.outs[0] for way in ways(node, labels_of(node), [layout], self.mesh)
+                     if way.ins == (layout,) and not way.outs[0].pending), None)
 
     def _beside(self, v: Value) -> Layout | None:
         """How something lies that `v`, behind casts, is joined with element by element."""
