@@ -11,11 +11,12 @@ of one, and has to wait before it does, is freed behind it.
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 _state = threading.Condition(threading.RLock())  # a collection may come while it is held
-_later: list[Callable[[], None]] = []
+_later: deque[Callable[[], None]] = deque()
 _under_way = 0  # how many threads record a graph now
 _waits = 0  # how many wait for a context
 
@@ -87,7 +88,7 @@ def _do_what_was_left() -> None:
         with _state:
             if _under_way or not _later:
                 return
-            work = _later.pop(0)
+            work = _later.popleft()
             _waits += 1
         try:
             work()

@@ -90,6 +90,7 @@ def test_narrow_types(rng, gemm, style):
         assert ran.ran(f"mma_m16n8k{16 if kind == 'f16' else 32}") == ran.ran("mma") > 0
 
 
+@pytest.mark.filterwarnings("ignore:dot adds to a tile of bf16:RuntimeWarning")
 @pytest.mark.parametrize("style", ["implicit", "explicit", "stored"])
 @pytest.mark.parametrize("orders", ["NT", "TN"])
 @pytest.mark.parametrize("gemm", TYPES, ids=lambda g: f"{g.dtype}-{g.sums}-{g.precision}")
