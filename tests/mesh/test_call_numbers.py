@@ -192,6 +192,8 @@ def test_plain_operands_of_a_later_call_are_compared(gpus, nccl, change, says, d
 @pytest.mark.parametrize("differs", [False, True])
 def test_what_an_update_apart_is_given_is_told_with_the_next_call(gpus, nccl, differs):
     """It sends nothing itself. A rank may make more such calls, as one that prints."""
+    told = list[str]()
+
     def program(mesh, at_the_end=0.0) -> tuple[str, str]:
         w = ts.dist.tensor((4,), None, mesh, init=1.0)
         x = ts.dist.tensor((6, 4), ts.ShardSpec(("row",), ("dp",)), mesh, init=1.0)
@@ -202,11 +204,15 @@ def test_what_an_update_apart_is_given_is_told_with_the_next_call(gpus, nccl, di
             w = update(w, g, 0.1 * (1 + (differs and i == 3 and ts.dist.rank())))
             if ts.dist.rank() == 0:
                 (w * 3.0).numpy()
-        return looked(), (update(w, g, 0.1 + at_the_end * ts.dist.rank()), looked())[1]
+        found = looked()
+        update(w, g, 0.1 + at_the_end * ts.dist.rank())
+        told.append(looked())
+        return found, told[-1]
 
     mesh = ts.dist.mesh(["cuda:0", "cuda:1"], axes="dp")
     with pytest.raises(PolicyMismatch, match=r"different values of what they hold alike, lr, f64"):
         ts.dist.simulate(lambda: program(mesh, 1.0), mesh)
+    assert told == ["", ""]
     for found, behind in ts.dist.simulate(lambda: program(mesh), mesh):
         assert behind == "" and ("lr, f64[] of <lambda> at " in found) == differs
         assert all(part in found for part in (

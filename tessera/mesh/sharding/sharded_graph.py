@@ -515,8 +515,7 @@ class ResultKinds:
 
 def _parts_of(given: Sequence[Tensor], rank: int) -> list[Tensor]:
     """A rank's parts of distributed tensors, and the others."""
-    return [t if type(t) is not DistTensor else held[rank] if type(held := t._held) is dict
-            else t.read_parts[rank] for t in given]
+    return [t.read_parts[rank] if type(t) is DistTensor else t for t in given]
 
 
 def _observed(graph: Graph, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:

@@ -32,7 +32,7 @@ from tessera.tile.ir.op_record import OPS
 from tessera.tile.ir.schedule import Schedule
 from tessera.tile.ir.types import Buffer, GlobalTensor, Scalar, TileType
 from tessera.tile.passes.cluster_groups import cluster_of
-from tessera.tile.passes.part_blocks import beyond_parts, refusal
+from tessera.tile.passes.part_blocks import beyond_parts, parts_of, refusal
 from tessera.tile.passes.random_draws import draws
 from tessera.tile.passes.store_extents import stores_by_groups, stores_by_other_extents
 from tessera.tile.passes.thread_guards import Asked, Guards, strides
@@ -91,9 +91,11 @@ def grid_of(function: Function, bound: Bound, config_: Config, lanes: int) -> tu
     if not said:
         _require_lanes(function, bound, lanes, None if config_.groups else prod(grid))
     _require_once(function, bound, lanes, prod(grid))
-    number = _guards(function, bound, "linear_id").number
-    for beyond in beyond_parts(function, bound.sizes, number, lambda text: extent(text, bound)):
-        raise refusal(beyond)
+    if parts := parts_of(function):
+        number = _guards(function, bound, "linear_id").number
+        for beyond in beyond_parts(function, parts, bound.sizes, number,
+                                   lambda text: extent(text, bound)):
+            raise refusal(beyond)
     if prod(grid) >= MOST_GROUPS:
         raise ArgumentError(f"{function.name} is launched in {prod(grid)} groups, a launch has at "
                             f"most {MOST_GROUPS - 1}", where=user_line())

@@ -30,6 +30,7 @@ from tessera.tile.ir.ir import (
 )
 from tessera.tile.ir.op_record import OPS
 from tessera.tile.ir.types import GlobalTensor, TileType
+from tessera.tile.passes.group_blocks import blocks_of_grid
 
 MASKS = ("where", "edge_mask", "inside")  # by which a kernel says itself what counts
 
@@ -58,18 +59,20 @@ class Beyond:
     last: int  # and up to here
 
 
-def beyond_parts(function: Function, sizes: Mapping[str, int],
+def parts_of(function: Function) -> dict[SSAValue, GlobalTensor]:
+    """The tensors an axis of which is computed of other extents."""
+    return {p.value: p.type for p in function.params if isinstance(p.type, GlobalTensor)
+            and any(isinstance(d, Dim) and str(d) not in d.names for d in p.type.dims)}
+
+
+def beyond_parts(function: Function, parts: dict[SSAValue, GlobalTensor], sizes: Mapping[str, int],
                  number: Callable[[Operand], int | None], extent: Callable[[Any], int]
                  ) -> Iterator[Beyond]:
-    """sizes: of the names that have one; number: of what is known at the launch; extent: of a
-    tensor, from its text."""
-    parts = {p.value: p.type for p in function.params if isinstance(p.type, GlobalTensor)
-             and any(isinstance(d, Dim) and str(d) not in d.names for d in p.type.dims)}
-    if not parts:
-        return
+    """parts: see parts_of; sizes: of the names that have one; number: of what is known at the
+    launch; extent: of a tensor, from its text."""
     made = {d.value: n for n in walk(function.body) if isinstance(n, Op) for d in n.outs}
     blocks = _blocks(function, made, sizes, number, extent)
-    reach = _Reach(function, parts, made, blocks, number, extent)
+    reach = _Reach(parts, made, blocks, number, extent)
     stores = [op for op in walk(function.body) if isinstance(op, Op) and OPS[op.name].writes]
     for op in stores:
         for found in reach(op, op.args[OPS[op.name].place]):
@@ -86,7 +89,7 @@ def beyond_parts(function: Function, sizes: Mapping[str, int],
 class _Reach:
     """Which elements the last block of an access reaches beyond its extent."""
 
-    def __init__(self, function: Function, parts: dict[SSAValue, GlobalTensor],
+    def __init__(self, parts: dict[SSAValue, GlobalTensor],
                  made: dict[SSAValue, Op], blocks: dict[Operand, ExtentBlocks],
                  number: Callable[[Operand], int | None], extent: Callable[[Any], int]):
         self.parts, self.made, self.blocks = parts, made, blocks
@@ -146,15 +149,8 @@ def _blocks(function: Function, made: dict[SSAValue, Op], sizes: Mapping[str, in
             ) -> dict[Operand, ExtentBlocks]:
     """Where blocks of an extent begin: the number of the group by their size, or a loop's."""
     found: dict[Operand, ExtentBlocks] = {}
-    for value, op in made.items():
-        first = made.get(op.args[0]) if op.name == "mul" and isinstance(
-            op.args[0], SSAValue) else None
-        axis = first.attr["axis"] if first is not None and first.name == "group_id" else None
-        if axis is None or axis >= len(function.grid):
-            continue
-        grid = function.grid[axis]
-        if (grid.lo, grid.stride) == ("0", False) and number(op.args[1]) == grid.block:
-            found[value] = ExtentBlocks(grid.dim, grid.block, extent(grid.dim), None)
+    for value, grid in blocks_of_grid(function, made, number):
+        found[value] = ExtentBlocks(grid.dim, grid.block, extent(grid.dim), None)
     for loop in walk(function.body):
         if not isinstance(loop, For) or number(loop.lo) != 0:
             continue
@@ -220,4 +216,4 @@ def refusal(found: Beyond) -> TileError:
         hint=f"{hint}, or let {block.dim} be a multiple of {block.size}")
 
 
-__all__ = ["Beyond", "beyond_parts", "refusal"]
+__all__ = ["Beyond", "beyond_parts", "parts_of", "refusal"]

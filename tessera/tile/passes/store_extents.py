@@ -14,6 +14,7 @@ from tessera.lazy_dataclass import dataclass
 from tessera.tile.ir.ir import Const, For, Function, Op, Operand, SSAValue, walk
 from tessera.tile.ir.op_record import OPS
 from tessera.tile.ir.types import GlobalTensor
+from tessera.tile.passes.group_blocks import blocks_of_grid, times_group
 from tessera.tile.passes.written_arguments import read_parameters
 
 
@@ -60,14 +61,9 @@ def stores_by_groups(function: Function) -> Iterator[GroupStore]:
     for op, view, tensor, kind in _only_stores(function, made):
         for axis, (at, dim, size) in enumerate(zip(view.args[1:], kind.dims, view.attr["box"],
                                                    strict=False)):
-            begin = made.get(at) if isinstance(at, SSAValue) else None
-            group = made.get(begin.args[0]) if begin is not None and begin.name == "mul" and (
-                isinstance(begin.args[0], SSAValue)) else None
-            if begin is None or group is None or group.name != "group_id":
-                continue
-            step = begin.args[1]
+            of, step = times_group(at, made) or (None, None)
             if isinstance(step, Const) and step.value == size:
-                yield GroupStore(tensor.name, axis, str(dim), group.attr["axis"], size, op.where)
+                yield GroupStore(tensor.name, axis, str(dim), of, size, op.where)
 
 
 def _only_stores(function: Function, made: dict[SSAValue, Op]
@@ -100,17 +96,9 @@ def _blocks(function: Function, made: dict[SSAValue, Op]) -> dict[Operand, str]:
     """Where blocks of an extent begin: the number of the group by their size, or a loop's."""
     dims = {p.value: p.value.name for p in function.params if p.role == "dim"}
     found: dict[Operand, str] = {}
-    for value, op in made.items():
-        number = made.get(op.args[0]) if op.name == "mul" and isinstance(
-            op.args[0], SSAValue) else None
-        axis = number.attr["axis"] if number is not None and number.name == "group_id" else None
-        if axis is None or axis >= len(function.grid):
-            continue
-        grid = function.grid[axis]
-        size = op.args[1]
-        if isinstance(size, Const) and size.value == grid.block and (grid.lo, grid.stride) == (
-                "0", False):
-            found[value] = grid.dim
+    for value, grid in blocks_of_grid(
+            function, made, lambda x: x.value if isinstance(x, Const) else None):
+        found[value] = grid.dim
     for loop in walk(function.body):
         if isinstance(loop, For) and loop.hi in dims and isinstance(loop.hi, SSAValue):
             found[loop.var.value] = dims[loop.hi]
