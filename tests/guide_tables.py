@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import functools
 import importlib
 import inspect
 import json
@@ -102,6 +103,7 @@ def template(message: ast.expr) -> str:
     return re.sub(r"\s+", " ", text)
 
 
+@functools.cache  # two tests ask, and to find the texts takes 3 s
 def special_errors_table() -> str:
     rows = sorted({(f"`{code}`", f"`{cls}`", text) for code, cls, text in special_codes()})
     return markdown(("Code", "Class", "Message"), rows)
