@@ -28,8 +28,9 @@ class Complex(_Parts):
     """A complex tensor: its parts, of one shape and one real type.
 
     It is a tuple, so that `re, im = ts.fft.fft(x)` and functions of trees take it apart, and it has
-    + - * / @, abs, .conj() and .angle() beside numbers, real tensors and others of its kind. Where
-    a real tensor is needed it is an ArgumentError.
+    + - * / @, abs, .conj() and .angle() beside numbers, real tensors and others of its kind. An
+    index is one of its elements, z[0, 2:], as in an array of complex numbers. Where a real tensor
+    is needed it is an ArgumentError.
 
         z = ts.fft.rfft(x)
         y = ts.fft.irfft(z * ts.Complex(ts.cos(t), ts.sin(t)))
@@ -41,6 +42,8 @@ class Complex(_Parts):
     __array_ufunc__ = None  # NumPy's arrays and numbers leave operators with it to it
 
     def __new__(cls, real: Any, imag: Any = None) -> Complex:
+        if imag is None and isinstance(real, Complex):
+            return real
         if imag is None:
             parts = _parts(real)
             if parts is None or parts[1] is None:
@@ -53,6 +56,9 @@ class Complex(_Parts):
         raise TypeError("complex numbers have no order: compare abs(z), z.real or z.imag")
 
     __lt__ = __le__ = __gt__ = __ge__ = _no_order
+
+    def __getitem__(self, index: Any) -> Complex:  # type: ignore[override]  # not of the tuple
+        return Complex(self.real[index], self.imag[index])
 
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(f"a complex tensor has no {name!r}; of both its parts: "
@@ -98,7 +104,7 @@ class Complex(_Parts):
 
     def __add__(self, other: Any) -> Complex:
         other = _parts(other)
-        return NotImplemented if other is None else _sum(self, other[0], other[1])
+        return NotImplemented if other is None else _sum(self, *other)
 
     __radd__ = __add__
 

@@ -397,9 +397,9 @@ def test_a_zero_on_the_diagonal_is_named() -> None:
 def test_eig_says_that_it_has_no_derivative(rng: np.random.Generator) -> None:
     a = rng.standard_normal((3, 3))
     with pytest.raises(GradError, match="no reverse-mode derivative: eigenvectors of a general"):
-        ts.grad(lambda x: ts.sum(ts.eig(x)[0][0]))(a)
+        ts.grad(lambda x: ts.sum(ts.eig(x)[0].real))(a)
     with pytest.raises(GradError, match="no forward-mode derivative: eigenvectors of a general"):
-        ts.jvp(lambda x: ts.eig(x)[0][0], (a,), (a,))
+        ts.jvp(lambda x: ts.eig(x)[0].real, (a,), (a,))
 
 
 @pytest.mark.parametrize("shape", [(0, 0), (0, 3, 3), (2, 0, 0)])

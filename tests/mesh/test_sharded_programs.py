@@ -140,7 +140,7 @@ def convolution(x, w):
 @program((3, 8), (8,))
 def spectrum(x, w):
     re, im = ts.rfft(x * w, axis=1)
-    return ts.sum(re * re + im * im) + ts.sum(ts.fft(x, axis=0)[1] ** 2) + ts.sum(
+    return ts.sum(re * re + im * im) + ts.sum(ts.fft(x, axis=0).imag ** 2) + ts.sum(
         ts.irfft((re, im * 2.0)) ** 2)
 
 
