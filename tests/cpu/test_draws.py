@@ -169,3 +169,39 @@ def test_rounding_between_formats_of_one_width_is_right_in_the_mean() -> None:
     n, x = 40_000, 1 + 2.0**-9
     y = ts.cast(ts.full(n, x, "f16"), "bf16 @stochastic_round").numpy().astype(np.float64)
     assert abs(y.mean() - x) < 6 * 2.0**-8 / np.sqrt(n)
+
+
+@pytest.mark.parametrize("run", [lambda f: f, ts.jit], ids=["now", "jit"])
+def test_parameters_of_draws_may_be_data(run: Any) -> None:
+    """Tensors, and numbers that a compiled function is given: what a model computes is drawn of."""
+    key = ts.random.key(4)
+    p = ts.tensor([[0.0, 1.0], [0.5, np.nan]], "f32")
+    drawn = run(lambda p: ts.random.bernoulli(p, key=key))(p).numpy()
+    u = ts.random.uniform((2, 2), key=key).numpy()
+    assert np.array_equal(drawn, u < p.numpy()) and drawn[0, 1] and not drawn[1, 1]
+    rows = run(lambda p: ts.random.bernoulli(p, (900, 2), key=key))(p[0] * 0.25).numpy()
+    assert not rows[:, 0].any() and abs(rows[:, 1].mean() - 0.25) < 0.06
+    mean, unit = ts.tensor([0.0, 10.0, 100.0], "f32"), ts.random.normal((2, 3), key=key).numpy()
+    for std in (0.5, ts.tensor(0.5)):
+        made = run(lambda m, s: ts.random.normal((2, 3), m, s, key=key))(mean, std)
+        np.testing.assert_allclose(made.numpy(), mean.numpy() + 0.5 * unit, rtol=1e-6)
+    slope = run(ts.grad(lambda s: ts.sum(ts.random.normal((2, 3), std=s, key=key))))(ts.tensor(2.0))
+    np.testing.assert_allclose(slope.numpy(), unit.sum(), rtol=1e-5)
+    for n in (5, ts.tensor(5)):
+        drawn = run(lambda n: ts.random.randint(-1, n, (50,), key=key))(n)
+        assert np.array_equal(drawn, ts.random.randint(-1, 5, (50,), key=key))
+    wide = run(lambda h: ts.random.uniform((2, 2), -h, h, key=key))(2.0).numpy()
+    np.testing.assert_allclose(wide, 4 * u - 2, rtol=1e-6)
+    kept = run(lambda x, p: ts.dropout(x, p, key=key))(ts.ones(64), 0.25)
+    assert np.array_equal(kept, ts.dropout(ts.ones(64), 0.25, key=key))
+
+
+def test_parameters_of_draws_do_not_make_more_of_them() -> None:
+    """Three rows of the same numbers came of ends [3, 2] where [2] were asked for."""
+    two = ts.ones((3, 2))
+    for f in (lambda: ts.random.uniform((2,), 0.0, two), lambda: ts.random.normal((2,), two),
+              lambda: ts.random.bernoulli(two, (2,)), lambda: ts.random.randint(0, two, (2,))):
+        with pytest.raises(ts.ShapeError, match=r"\[3, 2\] does not broadcast to \[2\]"):
+            f()
+    with pytest.raises(ts.DTypeError, match="draws integers, its ends give a range of f32"):
+        ts.random.randint(0, ts.ones(2), (2,))

@@ -176,7 +176,7 @@ def test_planes_back(rng: Any) -> None:
     ((2, 16, 64), lambda re, im: ts.fft2((re, im))),                          # small ones
     ((128, 3, 128), lambda re, im: ts.fft2((re, im), axes=(0, 2))),           # not side by side
     ((128, 128), lambda re, im: ts.ifft(ts.fft((re, im)), axis=0)),           # one there, one back
-    ((128, 128), lambda re, im: ts.fft(tuple(ts.fft((re, im)))[::-1], axis=0)),      # parts exchanged
+    ((128, 128), lambda re, im: ts.fft(tuple(ts.fft((re, im)))[::-1], axis=0)),  # parts exchanged
     ((128, 128), lambda re, im: (lambda y: (*ts.fft(y, axis=0), y.imag))(ts.fft((re, im)))),
 ])
 def test_what_is_no_plane_is_two_launches(shape: tuple, fn: Any, rng: Any) -> None:

@@ -50,7 +50,7 @@ from ..operand import (
     to_compute,
 )
 from ..trace import apply
-from ..weak_numbers import is_number
+from ..weak_numbers import Number, is_number
 from .key_rows import bits_rows, fold_rows, numbered_keys
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -254,14 +254,17 @@ def _unit(bits: Tensor) -> Tensor:
 
 @public
 @one_shape
-def uniform(shape: Any, low: float = 0.0, high: float = 1.0, dtype: Any = "f32", *,
-            key: Any = None, generator: Any = None) -> Tensor:
+def uniform(shape: Any, low: float | Tensor = 0.0, high: float | Tensor = 1.0,
+            dtype: Any = "f32", *, key: Any = None, generator: Any = None) -> Tensor:
     """Uniform on [low, high), 24 bits of it. Reproducible: a function of seed, stream, step, index.
 
-    What the type rounds to `high`, which is outside, is the number below it.
+    Ends are numbers, or tensors that broadcast to the shape. What the type rounds to `high`, which
+    is outside, is the number below it, and `low` where ends are data.
     """
     numeric = as_type(dtype)
-    unit = _in_range(_unit(random_bits(shape, key=key, generator=generator)), numeric)
+    dims = shape_tuple(shape)
+    low, high = _over(low, dims), _over(high, dims)
+    unit = _in_range(_unit(random_bits(dims, key=key, generator=generator)), numeric)
     out = store(unit * (high - low) + low, numeric)
     return store(F.where(out >= high, _below(high, low, out), out), numeric)
 
@@ -274,7 +277,7 @@ def _in_range(draw: Tensor, numeric: NumericType) -> Tensor:
 
 def _below(high: Any, low: Any, out: Tensor) -> Any:
     """The greatest number below `high` that the type of a draw holds, and not below `low`."""
-    if not (is_number(high) and is_number(low)) or out.dtype.numpy.kind in "ui":
+    if not _known(low, high) or out.dtype.numpy.kind in "ui":
         return low
     kind = out.dtype.numpy
     top = np.asarray(high, np.float64).astype(kind)
@@ -285,40 +288,61 @@ def _below(high: Any, low: Any, out: Tensor) -> Any:
 
 @public
 @one_shape
-def normal(shape: Any, mean: float = 0.0, std: float = 1.0, dtype: Any = "f32", *,
-           key: Any = None, generator: Any = None) -> Tensor:
+def normal(shape: Any, mean: float | Tensor = 0.0, std: float | Tensor = 1.0,
+           dtype: Any = "f32", *, key: Any = None, generator: Any = None) -> Tensor:
     """Normal by Box and Muller (1958), one pair of uniforms per element, in f32. std and mean are
-    applied in f64 where that is the type."""
+    applied in f64 where that is the type; they are numbers, or tensors that broadcast to the shape,
+    which have gradients."""
     base, numeric = _key(key, generator), as_type(dtype)
     dims = shape_tuple(shape)
     u = _unit(apply(BITS, base, shape=dims))
     v = _unit(apply(BITS, fold_in(base, 1), shape=dims))
     radius = F.sqrt(-2.0 * F.log(1.0 - u))
     out = radius * F.cos((2.0 * math.pi) * v)
-    if std != 1.0 or mean != 0.0:
-        out = _in_range(out, numeric) * std + mean
+    if not _known(std, mean) or std != 1.0 or mean != 0.0:
+        out = _in_range(out, numeric) * _over(std, dims) + _over(mean, dims)
     return store(out, numeric)
 
 
+def _known(*parameters: Any) -> bool:
+    """Whether all are numbers of the trace: one that a compiled function is given is data."""
+    return all(is_number(p) and not isinstance(p, Number) for p in parameters)
+
+
+def _over(parameter: Any, dims: tuple) -> Any:
+    """A number as it is; a tensor of parameters spread over the draws, which it may not outgrow."""
+    return parameter if is_number(parameter) else F.broadcast_to(as_tensor(parameter), dims)
+
+
 @public
-def bernoulli(p: float, shape: Any, *, key: Any = None, generator: Any = None) -> Tensor:
-    """bool_, true with probability p."""
-    if not 0 <= p <= 1:
+def bernoulli(p: float | Tensor, shape: Any = None, *, key: Any = None,
+              generator: Any = None) -> Tensor:
+    """bool_, true with probability p: a number in [0, 1], or a tensor that broadcasts to the shape,
+    by default of its own. Raises ArgumentError for other numbers; those of a tensor are not looked
+    at, NaN is false."""
+    if _known(p) and not 0 <= p <= 1:
         raise ArgumentError(f"a probability is in [0, 1], got {p}")
-    return F.less(_unit(random_bits(shape, key=key, generator=generator)), float(p))
+    dims = (() if is_number(p) else as_tensor(p).shape) if shape is None else shape_tuple(shape)
+    return F.less(_unit(random_bits(dims, key=key, generator=generator)), _over(p, dims))
 
 
 @public
-def randint(low: int, high: int, shape: Any, dtype: Any = "int64", *, key: Any = None,
-            generator: Any = None) -> Tensor:
+def randint(low: int | Tensor, high: int | Tensor, shape: Any, dtype: Any = "int64", *,
+            key: Any = None, generator: Any = None) -> Tensor:
     """Integers in low..high-1: 64 bits modulo the range, so that no number is more likely than
-    another by more than range / 2^64."""
-    if not low < high or high - low > 2**32:
+    another by more than range / 2^64. Ends are numbers, or tensors of integers that broadcast to
+    the shape, which are not looked at: an empty range gives `low`."""
+    known = _known(low, high)
+    if known and (not low < high or high - low > 2**32):
         raise ArgumentError(f"randint needs low < high and a range of at most 2^32, got {low}, "
                             f"{high}")
-    size, base, dims = high - low, _key(key, generator), shape_tuple(shape)
+    base, dims = _key(key, generator), shape_tuple(shape)
+    low, high = _over(low, dims), _over(high, dims)
+    size: Any = high - low
+    if not known and size.dtype.kind == "float":
+        raise DTypeError(f"randint draws integers, its ends give a range of {size.type}")
     rest = F.remainder(convert(apply(BITS, base, shape=dims), INT64), size)
-    if size & (size - 1):  # no power of two: 32 further bits, 16 at a time
+    if not known or size & (size - 1):  # no power of two: 32 further bits, 16 at a time
         more = convert(apply(BITS, fold_in(base, 1), shape=dims), INT64)
         for half in (more // 65536, F.remainder(more, 65536)):
             rest = F.remainder(rest * 65536 + half, size)
@@ -333,15 +357,16 @@ def permutation(n: int, *, key: Any = None, generator: Any = None) -> Tensor:
 
 
 @public
-def dropout(x: Any, p: float, *, key: Any = None, training: bool = True) -> Tensor:
+def dropout(x: Any, p: float | Tensor, *, key: Any = None, training: bool = True) -> Tensor:
     """Zero each element with probability p and divide the rest by 1 - p. x itself when p is 0 or
-    not training. The backward pass uses the same mask. Raises ArgumentError unless 0 <= p < 1."""
-    x = as_tensor(x)
-    if not 0 <= p < 1:
+    not training. The backward pass uses the same mask. Raises ArgumentError unless 0 <= p < 1; of a
+    p that is data, such as a rate that a schedule gives, this is not looked at."""
+    x, known = as_tensor(x), _known(p)
+    if known and not 0 <= p < 1:
         raise ArgumentError(f"dropout needs 0 <= p < 1, got {p}")
-    if p == 0 or not training:
+    if not training or known and p == 0:
         return x
-    keep = F.greater_equal(_unit(random_bits(x.shape, key=key)), float(p))
+    keep = F.greater_equal(_unit(random_bits(x.shape, key=key)), _over(p, x.shape))
     c = to_compute(x)
     return store(F.where(keep, c * (1.0 / (1.0 - p)), literal(0.0, c)), x.type)
 
