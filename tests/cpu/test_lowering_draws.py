@@ -47,6 +47,15 @@ def calls(run: Any, count: int = 4) -> list[bytes]:
     return [np.asarray(run()).tobytes() for _ in range(count)]
 
 
+def test_rows_that_the_grid_counts_draw_their_own_words():
+    """A row of three began at a word that is no multiple of four, and took those of the run that
+    it lies in."""
+    m, key = ts.tensor([0.5, -1.0, 2.0], "f32"), ts.random.key(3)
+    f = ts.jit(lambda m, key: ts.random.uniform((4, 3), m, m + 1.0, key=key))
+    (got,) = CudaProgram(f.graph(m, key)).run([m.array, key.array])
+    assert np.array_equal(got, f(m, key).numpy())
+
+
 @pytest.mark.parametrize("fn", [drop, gradient, recomputed, two])
 def test_calls_draw_what_the_cpu_draws(fn, rng):
     """Bit for bit, loops of the CPU included; each call draws anew, and takes one step."""

@@ -118,7 +118,8 @@ class FrameBlock:
     @property
     def runs(self) -> bool:
         """Whether fours of numbers along the columns begin at multiples of four."""
-        return self.BN % 4 == 0 and (self.flat or self.frame.extents[-1] % 4 == 0)
+        extents = self.frame.extents  # of a tile with one axis too, in rows that the grid counts
+        return self.BN % 4 == 0 and (len(extents) == 1 or extents[-1] % 4 == 0)
 
     def column_numbers(self, kind: str) -> str:
         """Those of the block's columns."""
