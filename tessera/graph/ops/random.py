@@ -221,6 +221,24 @@ def _key(key: Any, generator: philox | None) -> Tensor:
     return generator.next_key() if generator is not None else next_key()
 
 
+def keys_by_name(fn: Function) -> Function:
+    """Decorator below `public`: refuses uniform(shape, key) and normal(key, shape), where the key
+    would be the lower end or a shape."""
+    @functools.wraps(fn)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if any(map(_is_key, args)):
+            name, at = fn.__name__, next(i for i, a in enumerate(args, 1) if _is_key(a))
+            raise ArgumentError(f"a key is given by name, key=; argument {at} is one",
+                                hint=show_call(name, inspect.signature(fn)))
+        return fn(*args, **kwargs)
+
+    return call  # type: ignore[return-value]
+
+
+def _is_key(x: Any) -> bool:
+    return isinstance(x, Tensor | np.ndarray) and x.shape == (2,) and x.dtype == np.uint32
+
+
 def one_shape(fn: Function) -> Function:
     """Decorator below `public`: refuses normal(2, 3), which would mean shape 2 and mean 3."""
     @functools.wraps(fn)
@@ -242,6 +260,7 @@ def _is_extent(value: Any) -> bool:
 
 
 @public
+@keys_by_name
 def random_bits(shape: Any, *, key: Any = None, generator: Any = None) -> Tensor:
     """uint32 random bits."""
     return apply(BITS, _key(key, generator), shape=shape_tuple(shape))
@@ -253,6 +272,7 @@ def _unit(bits: Tensor) -> Tensor:
 
 
 @public
+@keys_by_name
 @one_shape
 def uniform(shape: Any, low: float | Tensor = 0.0, high: float | Tensor = 1.0,
             dtype: Any = "f32", *, key: Any = None, generator: Any = None) -> Tensor:
@@ -287,6 +307,7 @@ def _below(high: Any, low: Any, out: Tensor) -> Any:
 
 
 @public
+@keys_by_name
 @one_shape
 def normal(shape: Any, mean: float | Tensor = 0.0, std: float | Tensor = 1.0,
            dtype: Any = "f32", *, key: Any = None, generator: Any = None) -> Tensor:
@@ -315,6 +336,7 @@ def _over(parameter: Any, dims: tuple) -> Any:
 
 
 @public
+@keys_by_name
 def bernoulli(p: float | Tensor, shape: Any = None, *, key: Any = None,
               generator: Any = None) -> Tensor:
     """bool_, true with probability p: a number in [0, 1], or a tensor that broadcasts to the shape,
@@ -327,6 +349,7 @@ def bernoulli(p: float | Tensor, shape: Any = None, *, key: Any = None,
 
 
 @public
+@keys_by_name
 def randint(low: int | Tensor, high: int | Tensor, shape: Any, dtype: Any = "int64", *,
             key: Any = None, generator: Any = None) -> Tensor:
     """Integers in low..high-1: 64 bits modulo the range, so that no number is more likely than
@@ -350,6 +373,7 @@ def randint(low: int | Tensor, high: int | Tensor, shape: Any, dtype: Any = "int
 
 
 @public
+@keys_by_name
 def permutation(n: int, *, key: Any = None, generator: Any = None) -> Tensor:
     """A random order of 0..n-1; int64. Ties in the 32-bit draws keep their order."""
     bits = random_bits((n,), key=key, generator=generator)
@@ -357,6 +381,7 @@ def permutation(n: int, *, key: Any = None, generator: Any = None) -> Tensor:
 
 
 @public
+@keys_by_name
 def dropout(x: Any, p: float | Tensor, *, key: Any = None, training: bool = True) -> Tensor:
     """Zero each element with probability p and divide the rest by 1 - p. x itself when p is 0 or
     not training. The backward pass uses the same mask. Raises ArgumentError unless 0 <= p < 1; of a
@@ -410,6 +435,7 @@ def _exponential(shape: tuple, key: Tensor) -> Tensor:
 
 
 @public
+@keys_by_name
 def categorical(logits: Any, shape: Any = None, axis: int = -1, *, key: Any = None,
                 generator: Any = None) -> Tensor:
     """Indices along an axis, drawn with the probabilities softmax(logits); int64.
@@ -459,6 +485,7 @@ CHECK_PROBABILITIES = GraphOp(
 
 
 @public
+@keys_by_name
 def choice(a: Any, shape: Any = (), replace: bool = True, p: Any = None, axis: int = 0, *,
            key: Any = None, generator: Any = None) -> Tensor:
     """Slices of `a` along an axis, drawn at random: of shape `shape` in place of that axis.
