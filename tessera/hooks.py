@@ -137,6 +137,8 @@ class GraphKernels(Protocol):
         """A call of a library routine there. options: of the launch that the call chose."""
 
 
+# (line and text of a failed assert) -> what the op raises that the graph made the kernel for
+failed_asserts: Hooks[Callable[[SourceLine | None, str], TesseraError | None]] = Hooks()
 # (step, carries, sequences, length, name) -> (carries, results): a scan, see ad/scan.py
 scan: Hook[Callable[..., tuple[Tensor, ...]]] = Hook("scan", "ad.scan")
 # (graph, inputs, cotangent of its result) -> those of its inputs, None of what has none

@@ -43,6 +43,24 @@ def test_what_has_no_result_names_the_op_and_the_line(name: str, fn: Any, text: 
     assert "test_library_steps.py" in str(info.value.where)
 
 
+@pytest.mark.parametrize("n", [2, 40])  # in a kernel of ours, and in the library
+@pytest.mark.parametrize(("fn", "code"), [
+    (ts.cholesky, "E_NOT_POSITIVE"), (ts.inv, "E_SINGULAR"),
+    (lambda x: ts.solve(x, x), "E_SINGULAR")], ids=["cholesky", "inv", "solve"])
+def test_a_matrix_without_a_result_is_the_error_of_the_cpu(fn: Any, code: str, n: int,
+                                                           gpu: Any) -> None:
+    """A program that catches it, to add to the diagonal, does so on every device. The kernel's was
+    an AssertionError at a line of its text."""
+    x, f = ts.zeros((n, n)), ts.jit(lambda x: fn(x))
+    with pytest.raises(ts.NumericsError) as known:
+        f(x)
+    with pytest.raises(ts.NumericsError) as info:
+        f(ts.to(x, "cuda")).numpy()
+    assert info.value.code == known.value.code == code
+    assert (info.value.message, info.value.hint) == (known.value.message, known.value.hint)
+    assert str(info.value.where) == str(known.value.where)
+
+
 def test_the_schedule_names_the_library() -> None:
     x = ts.zeros((6, 6))
     graph = ts.jit(lambda x: (ts.lu(x)[1], ts.dct(x), ts.triangular_solve(x, x))).graph(x)

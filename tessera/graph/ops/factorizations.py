@@ -112,11 +112,14 @@ def _cholesky_ref(a: np.ndarray) -> np.ndarray:
     try:
         return np.linalg.cholesky(full)
     except np.linalg.LinAlgError as err:
-        raise NumericsError(
-            f"the matrix{first_failure(np.linalg.cholesky, full)} is not positive definite",
-            code="E_NOT_POSITIVE", hint="is there a NaN? one that is only just singular becomes "
-            "positive definite when a small multiple of the identity is added",
-        ) from err
+        raise not_positive(first_failure(np.linalg.cholesky, full)) from err
+
+
+def not_positive(where: str = "") -> NumericsError:
+    return NumericsError(
+        f"the matrix{where} is not positive definite", code="E_NOT_POSITIVE",
+        hint="is there a NaN? one that is only just singular becomes positive definite when a "
+        "small multiple of the identity is added")
 
 
 def _half_lower(x: Tensor) -> Tensor:

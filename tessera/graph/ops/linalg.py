@@ -88,7 +88,7 @@ def first_failure(probe: Callable, a: np.ndarray) -> str:
     return ""
 
 
-def _singular(where: str, why: str = "a pivot is 0") -> NumericsError:
+def singular(where: str = "", why: str = "a pivot is 0") -> NumericsError:
     return NumericsError(
         f"the matrix{where} is singular: {why}", code="E_SINGULAR",
         hint="ts.lstsq minimizes |a x - b|; adding a small multiple of the identity regularizes",
@@ -157,7 +157,7 @@ def _triangular_ref(a: np.ndarray, b: np.ndarray, lower: bool, unit: bool) -> np
     zero = np.diagonal(a, axis1=-2, axis2=-1) == 0
     if zero.any() and not unit:
         *index, i = np.unravel_index(int(np.argmax(zero)), zero.shape)
-        raise _singular(at_index(index), f"its diagonal is 0 in row {i}")
+        raise singular(at_index(index), f"its diagonal is 0 in row {i}")
     x = substitute(a.astype(np.float64), b.astype(np.float64), lower, unit)
     return x.astype(b.dtype)
 
@@ -221,14 +221,14 @@ def _inv_ref(a: np.ndarray) -> np.ndarray:
     try:
         return np.linalg.inv(a)
     except np.linalg.LinAlgError as err:
-        raise _singular(first_failure(np.linalg.inv, a)) from err
+        raise singular(first_failure(np.linalg.inv, a)) from err
 
 
 def _solve_ref(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     try:
         return np.linalg.solve(a, b)
     except np.linalg.LinAlgError as err:
-        raise _singular(first_failure(np.linalg.inv, a)) from err
+        raise singular(first_failure(np.linalg.inv, a)) from err
 
 
 def _solve_in_library(module: Any, a: Any, b: Any) -> Any:

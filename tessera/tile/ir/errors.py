@@ -9,6 +9,7 @@ import linecache
 from dataclasses import field
 from typing import Any
 
+from tessera import hooks
 from tessera.errors import SourceLine, TesseraError
 from tessera.lazy_dataclass import dataclass
 
@@ -103,6 +104,16 @@ class KernelAssertionError(KernelError, AssertionError):
     """An `assert` of a kernel that does not hold."""
 
     default_code = "E_KERNEL_ASSERT"
+
+
+def failed_assert(who: str, text: str, where: SourceLine | None) -> TesseraError:
+    """The error of an assert that does not hold. In a kernel that a graph made it is that of the
+    op, at the line where the user wrote that."""
+    for told in hooks.failed_asserts:
+        error = told(where, text)
+        if error is not None:
+            return error
+    return KernelAssertionError(f"assertion failed in {who}: {text}", where=where)
 
 
 class RuleError(Exception):

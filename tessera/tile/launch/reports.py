@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from tessera.errors import TesseraError
 from tessera.runtime.flags import ERRORS, Failure, ReportSite
-from tessera.tile.ir.errors import BoundsError, KernelAssertionError
+from tessera.tile.ir.errors import BoundsError, failed_assert
 
 
 def _assertion(name: str, site: ReportSite, failure: Failure) -> TesseraError:
-    return KernelAssertionError(
-        f"assertion failed in {failure.who}: {site.text(failure.values)}", where=site.where)
+    return failed_assert(failure.who, site.text(failure.values), site.where)
 
 
 def _bounds(name: str, site: ReportSite, failure: Failure) -> TesseraError:

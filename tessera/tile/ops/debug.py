@@ -10,7 +10,7 @@ import numpy as np
 from tessera.tile.builder.edge_masks import Along
 from tessera.tile.builder.op_tracer import OpTracer
 from tessera.tile.interpreter.memory import MemoryBox
-from tessera.tile.ir.errors import KernelAssertionError, RuleError
+from tessera.tile.ir.errors import RuleError, failed_assert
 from tessera.tile.ir.handles import FText, Handle, describe, is_number
 from tessera.tile.ir.op_record import declare, macro
 from tessera.tile.ir.types import Scalar, TileType
@@ -134,7 +134,7 @@ def device_assert(m: Any, op: Any, condition: Any, *values: Any) -> Any:
     who = f"group {int(m.groups[g if len(m.groups) > 1 else 0, 0])}"
     if bad.shape[1] > 1 and not of_tile:
         who = f"lane {lane} of {who}"
-    raise KernelAssertionError(f"assertion failed in {who}: {text}", where=op.where)
+    raise failed_assert(who, text, op.where)
 
 
 # --- breakpoint -------------------------------------------------------------------------------

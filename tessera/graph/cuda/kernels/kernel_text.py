@@ -29,6 +29,7 @@ from ....tile.passes.argument_layouts import with_layouts
 from ....tile.passes.written_arguments import written_parameters
 from ...op import OPS, GraphOp
 from ...schedule.ir import GroupOperand, GroupStep, ScheduledGroup
+from .failed_checks import OUTSIDE, note_check
 
 
 @dataclass(frozen=True)
@@ -101,8 +102,8 @@ class KernelWriter:
     def check_index(self, at: str, extent: int, step: GroupStep, wrap: bool = True) -> None:
         """Asserts that indices lie inside an extent. wrap: negative ones count from its end."""
         low = -extent if wrap else 0
-        self.line(f'assert ({at} >= {low}) & ({at} < {extent}), "an index is outside of '
-                  f'{low}..{extent - 1}"', step)
+        self.line(f'assert ({at} >= {low}) & ({at} < {extent}), "{OUTSIDE}{low}..{extent - 1}"',
+                  step)
         self.checks = True
 
     @contextmanager
@@ -247,6 +248,9 @@ def casts_to_packed(function: Function) -> bool:
 def compiled(source: KernelText, group: ScheduledGroup) -> GroupKernel:
     """The kernel of a text, with the group's schedule."""
     lines = source.text.splitlines(keepends=True)
+    for at, origin in source.origins.items() if source.checks else ():
+        if lines[at - 1].lstrip().startswith("assert "):
+            note_check(source.file, at, origin.where)
     linecache.cache[source.file] = (len(source.text), None, lines, source.file)
     module = ast.parse(source.text, source.file)
     (tree,) = module.body

@@ -20,6 +20,7 @@ from ...schedule.ir import ScheduledGroup
 from ...schedule.library_call import library_call
 from ...schedule.loop_axes import extents_of
 from ..choose_schedule import blocks, chosen
+from .failed_checks import NOT_POSITIVE, SINGULAR
 from .kernel_text import KernelText, KernelWriter, capital
 
 MOST = 4  # rows
@@ -160,7 +161,7 @@ class _Lane:
         n = self.n
         for i in range(n) if lower else reversed(range(n)):
             if not unit:
-                self.need(f"{a[i][i]} != 0.0", "the matrix is singular: a pivot is 0")
+                self.need(f"{a[i][i]} != 0.0", SINGULAR)
             known = range(i) if lower else range(i + 1, n)
             for j in range(len(b[i])):
                 for k in known:
@@ -204,7 +205,7 @@ def _factored(lane: _Lane, a: list) -> list:
             for k in range(j):
                 value = lane.new(f"{value} - {made[i][k]} * {made[j][k]}")
             if i == j:
-                lane.need(f"{value} > 0.0", "the matrix is not positive definite")
+                lane.need(f"{value} > 0.0", NOT_POSITIVE)
                 made[j][j] = lane.new(f"tile.sqrt({value})")
             else:
                 made[i][j] = lane.new(f"{value} / {made[j][j]}")

@@ -16,11 +16,14 @@ from ....errors import NumericsError, UnsupportedTargetError
 from ....lazy_dataclass import dataclass
 from ...ir import Node
 from ...op import VendorLibrary
+from ...ops.factorizations import not_positive
+from ...ops.linalg import singular
 from ...schedule.groups import FusionGroup
 from ...schedule.ir import GroupOperand, ScheduledGroup
 from ...schedule.loop_axes import extents_of
 from ..kernels.spell import no_kernel
 
+FAILURES = {"cholesky": not_positive, "inv": singular, "solve": singular}
 TYPES = frozenset({"f32", "f64"})  # that the libraries have
 
 
@@ -43,8 +46,16 @@ class LibraryCallee:
         try:
             made = self.record.run(module, *arrays, **self.node.attrs)
         except np.linalg.LinAlgError as error:
-            raise NumericsError(f"{self.node.op.name}: {error}", where=self.node.where) from error
+            raise self.failure(error) from error
         return tuple(made) if self.node.op.multi else (made,)
+
+
+    def failure(self, error: Exception) -> NumericsError:
+        """What the op raises on the CPU; the library does not tell which matrix it was."""
+        made = FAILURES.get(self.node.op.name)
+        found = NumericsError(f"{self.node.op.name}: {error}") if made is None else made()
+        found.where = self.node.where
+        return found
 
 
 def library_group(node: Node) -> FusionGroup:
