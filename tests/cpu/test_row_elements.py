@@ -81,3 +81,16 @@ def test_a_warp_holds_a_row_of_which_two_statistics_alone_are_kept(columns: int,
     other = max(1, 2048 // columns), 4
     assert blocks(ts.cross_entropy, x, label) == (rows, 4)
     assert blocks(loss_and_gradient, x, label) == blocks(lambda x: ts.sum(x, -1), x) == other
+
+
+@pytest.mark.parametrize("n", [1000, 5001])
+def test_labels_that_lie_in_a_part_of_rows(n: int, rng: np.random.Generator) -> None:
+    """Tokens are the labels of those before them: the rows of a sequence are an axis of their own,
+    which the grid counts, and the axis of the columns was told as if it were in the view."""
+    tokens = ts.tensor(rng.integers(0, n, (3, 6)))
+    x = ts.tensor(rng.standard_normal((3, 5, n)).astype(np.float32))
+    fn = ts.jit(lambda x, t: loss_and_gradient(x, t[:, 1:]))
+    program = CudaProgram(fn.graph(x, tokens), "sm_90a")
+    assert "tile.gather(" in texts(program)
+    for got, want in zip(program.run([x, tokens]), fn(x, tokens), strict=True):
+        assert_close(np.asarray(got), np.asarray(want).astype(np.float64), "f32", n=n)

@@ -50,7 +50,8 @@ def _read(row: FrameBlock, group: ScheduledGroup, steps: Steps, total: GroupStep
         return None
     labels, several = next((r for r in group.reads if r.name == label), None), row.BM > 1
     again = f"tile.load({row.place(labels)[0]})" if several and labels is not None else "{0}"
-    read = f"tile.gather({row.place(x)[0]}, {again}, {len(row.slices) - 1})"
+    spans = [s for s in row.slices if ":" in s]  # axes that the grid counts are none of the view
+    read = f"tile.gather({row.place(x)[0]}, {again}, {len(spans) - 1})"
     if several:  # where warps have rows of their own, no label changes hands
         row_numbers = f"tile.arange(0, {row.BM})"
         read = f"tile.where({row_numbers}[:, None] == {row_numbers}[None, :], {read}, 0)"
