@@ -227,10 +227,16 @@ def _store_rule(types: Any, attrs: Any) -> Any:
         return ()
     if value.shape != target.shape:
         raise RuleError(f"store of {value} to {target}: the extents differ",
-                        rules.misfit(target.shape, value.shape)
-                        if len(target.shape) == len(value.shape)
-                        else "fix the slice, or reshape the tile")
+                        _store_hint(target.shape, value.shape))
     return ()
+
+
+def _store_hint(target: tuple[int, ...], value: tuple[int, ...]) -> str:
+    if len(target) != len(value):
+        return "fix the slice, or reshape the tile"
+    if all(v in (1, t) for t, v in zip(target, value, strict=True)):
+        return f"a store does not stretch a tile: ts.tile.broadcast(t, {target})"
+    return rules.misfit(target, value)
 
 
 @declare(rule=_store_rule, run=True, effect="write", group=True, public=False, fills=True,
