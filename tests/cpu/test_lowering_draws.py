@@ -255,3 +255,17 @@ def test_a_few_numbers_by_a_key(shape):
     got = CudaProgram(ts.jit(draws).graph(key)).run([key.array])
     for a, b in zip(got, draws(key), strict=True):
         np.testing.assert_array_equal(a, b.array)
+
+
+@pytest.mark.parametrize("fn", [
+    lambda x: ts.cast(x, "bf16 @stochastic_round"),
+    lambda x: ts.exp(ts.cast(ts.cast(x, "bf16 @stochastic_round") * 1.37, "f32"))],
+    ids=["a cast", "in a chain"])
+def test_types_that_draw_do_so_at_once_on_a_gpu(fn: Any, apart: None, gpu: Any, rng: Any) -> None:
+    """What rounds at random takes no key: it was called with one, a TypeError of ours."""
+    x = ts.tensor(rng.standard_normal((5, 64)).astype(np.float32))
+    drawn = []
+    for here in (x, ts.to(x, "cuda")):
+        ts.random.seed(4)
+        drawn.append([np.asarray(ts.cast(fn(here), "f32")) for _ in range(2)])
+    assert np.array_equal(*drawn) and not np.array_equal(*drawn[0])

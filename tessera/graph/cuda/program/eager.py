@@ -28,6 +28,7 @@ from ... import tree
 from ...devices import place_typed, target_of
 from ...ir import Graph, Node
 from ...op import GraphOp
+from ...ops.random import RNG_KEY
 from ...placed_leaves import HERE
 from ...signature import Static, join_scales, leaf_tensors, split_result
 from ...trace import apply, aval_of, trace
@@ -50,6 +51,15 @@ class EagerProgram:
     @property
     def draws(self) -> bool:
         return "random" in self.graph.effects
+
+    @functools.cached_property
+    def keyed(self) -> tuple[EagerProgram, int]:
+        """The program that takes its keys behind its operands, and how many."""
+        g = self.graph
+        keys = tuple(n.outputs[0] for n in g.nodes if n.op is RNG_KEY)
+        nodes = tuple(n for n in g.nodes if n.op is not RNG_KEY)
+        graph = Graph(g.name, (*g.inputs, *keys), g.captures, nodes, g.outputs)
+        return EagerProgram(graph, self.index, self.out_tree, self.rebuild), len(keys)
 
     @functools.cached_property
     def executable(self) -> DeviceExecutable:
@@ -137,6 +147,10 @@ def call(name: str, fn: Callable, args: tuple, kwargs: dict[str, Any]) -> Any:
         return call(name, fn, args, {**kwargs, "generator": None, "key": key})
     program, operands = _Call(name, fn, leaves, treedef, index).find()
     if program.draws:  # by a key of the program's stream, as on the host
+        if "key" not in inspect.signature(fn).parameters:  # a cast or a sum whose type draws
+            keyed, count = program.keyed
+            return keyed.run([*operands, *(on_gpu(hooks.next_key.get()(), index)
+                                           for _ in range(count))])
         key = on_gpu(hooks.next_key.get()(), index)
         return call(name, fn, args, {**kwargs, "key": key})
     floats = sum(type(a) is float for a in args)
