@@ -4,7 +4,8 @@
 
 Times are medians of device events; kernels that are compared run interleaved, each in every
 position, so that clocks and temperature meet all of them alike. Every result is checked first.
-Needs torch and a GPU. Writes benchmarks/results/kernels.json, or $OUT/kernels.json when OUT is set.
+Needs torch and a GPU. Writes benchmarks/results/kernels.json, or $OUT/kernels.json when OUT is set,
+anew with each part.
 """
 
 from __future__ import annotations
@@ -229,19 +230,17 @@ PARTS = {"memory": memory, "gemm": gemm, "attention": attention, "library": rout
 def main() -> None:
     asked = [a for a in sys.argv[1:] if a in PARTS] or list(PARTS)
     began = time.perf_counter()
-    figures: dict[str, Any] = {"device": torch.cuda.get_device_name()}
+    to = Path(os.environ.get("OUT", record.RESULTS)) / "kernels.json"
+    figures: dict[str, Any] = {**record.context(), "device": torch.cuda.get_device_name()}
     for name in asked:
         try:
             figures[name] = PARTS[name]()
         except Exception as failed:  # the other parts are still worth their figures
             figures[name] = {"failed": f"{type(failed).__name__}: {str(failed)[:300]}"}
             print(name, figures[name], flush=True)
-    figures["seconds"] = round(time.perf_counter() - began)
-    if out := os.environ.get("OUT"):
-        (Path(out) / "kernels.json").write_text(
-            json.dumps({**record.context(), **figures}, indent=2) + "\n")
-    else:
-        record.write("kernels", figures)
+        figures["seconds"] = round(time.perf_counter() - began)
+        to.write_text(json.dumps(figures, indent=2) + "\n")
+    print("seconds", figures["seconds"])
 
 
 if __name__ == "__main__":
