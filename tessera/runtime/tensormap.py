@@ -158,11 +158,14 @@ def tensor_map(array: Array, name: str = "x", *, box: tuple[int, ...], swizzle_b
     promotion_bytes: what L2 fetches at least; more is fetched in vain past the ends of rows that
     are no multiple of it.
     windows: images are unfolded, and the box is (pixels, channels).
+    A box of one axis more is (panels, rows, columns) of an array whose rows are of whole panels.
     Raises as check_box, and DeviceError with the driver's words.
     """
     if array.dtype.packed:
         shape = (*array.shape[:-1], row_bytes(array.shape[-1], array.dtype))
         array = replace(array, shape=shape, strides=dense_strides(shape), dtype=uint8)
+    if windows is None and len(box) == len(array.shape) + 1:
+        array = _in_panels(array, box[-1])
     key = (array.pointer, array.shape, array.strides, array.dtype.name, box, swizzle_bytes,
            promotion_bytes, windows)
 
@@ -174,6 +177,12 @@ def tensor_map(array: Array, name: str = "x", *, box: tuple[int, ...], swizzle_b
         return _encode(array, box, swizzle_bytes, promotion_bytes)
 
     return _store(array.device).get(key, encode, pinned)
+
+
+def _in_panels(array: Array, columns: int) -> Array:
+    """An array with an axis of panels of so many columns in front: [K / columns, M, columns]."""
+    (*rows, last), (*strides, one) = array.shape, array.strides
+    return replace(array, shape=(last // columns, *rows, columns), strides=(columns, *strides, one))
 
 
 def rewritten(index: int) -> int:

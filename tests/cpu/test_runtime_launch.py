@@ -287,6 +287,18 @@ def test_what_the_driver_is_told_of_an_array(driver, monkeypatch, shape, strides
     assert ctypes.string_at(at, 128) == bytes([len(shape)]).ljust(128, b"\0")
 
 
+@pytest.mark.parametrize("dtype, columns, row_bytes", [
+    ("bf16", 64, 1024), ("fp6_e2m3", 128, 384)])
+def test_what_the_driver_is_told_of_panels(driver, monkeypatch, dtype, columns, row_bytes):
+    """One copy brings panels of some rows one behind the other: they are an axis of their own, and
+    those behind the last are zeros, not the next row."""
+    monkeypatch.setattr(tensormap, "_stores", {})
+    tensormap.tensor_map(tensor((6, 512), dtype), box=(2, 4, columns))
+    told, panels = driver.encoded, row_bytes // 128
+    assert told.shape == [columns, 6, panels] and told.strides == [row_bytes, 128]
+    assert told.rank == 3 and told.box == [columns, 4, 2]
+
+
 def test_what_the_driver_is_told_of_windows(driver, monkeypatch):
     """Everything from the innermost axis on: channels, width, height, images."""
     monkeypatch.setattr(tensormap, "_stores", {})

@@ -27,6 +27,7 @@ from tessera.tile.ir.ir import For, If, Op, walk
 from tessera.tile.ir.schedule import Schedule
 from tolerance import assert_close
 
+LAID = " @packed_for(bf16)"
 CODES = ("fp4_e2m1", "fp4_e3m0", "fp6_e2m3", "fp6_e3m2", "int4")
 HOPPER = GENERATIONS["sm_90a"]
 FACTS = Known(frozenset({"M", "N", "K"}), frozenset("XWDS"))
@@ -229,3 +230,17 @@ def test_first_weights_are_asked_for_in_front_of_the_wait(rng):
     assert sum(isinstance(n, For) for n in walk(role.then)) == 2
     text = emit_program(made, parse_target("sm_90a"), ArgumentFacts()).source
     assert "if tid >> 5 != 3:\n        dependents_wait()\n        dependents_launch()" in text
+
+
+@pytest.mark.parametrize("K, order, joined", [
+    (2048, LAID, [(2, 64, 128), (8, 32, 64)]), (2048 + 64, LAID, [(8, 32, 64)]),
+    (2048 + 32, LAID, []), (2048, "", [])])
+def test_one_copy_brings_all_panels(rng, K, order, joined):
+    """Of codes that lie as registers have them and of x, where rows are of whole panels, 256 codes
+    or 64 numbers: behind those of others the next row's would come, and not zeros."""
+    _, *rest = arguments(rng, "fp4_e2m1", 32, 64, K, "bf16")
+    args = ts.tensor(rng.standard_normal((64, K)).astype("f4"), f"fp4_e2m1{order}"), *rest
+    made = lower_warp_specialised(stacked(args, BM=32, BN=64, BK=512), None, Known(), HOPPER)
+    emitted = emit_program(made, parse_target("sm_90a"), ArgumentFacts())
+    boxes = [p.box for p in emitted.parameters if p.kind == "map" and p.name in "XW"]
+    assert len(boxes) == 2 and sorted(b for b in boxes if len(b) == 3) == joined

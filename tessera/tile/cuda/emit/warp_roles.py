@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from tessera.tile.cuda.emit.emitter import Emitter
-from tessera.tile.cuda.emit.memory_operands import place_of
 from tessera.tile.cuda.emit.registry import emits
-from tessera.tile.cuda.emit.warp_specialised import specialised
+from tessera.tile.cuda.emit.warp_specialised import map_of, specialised
 from tessera.tile.cuda.lower.warp_specialised.program import AHEAD_WARP, DEALERS
 from tessera.tile.cuda.lower.warp_specialised.tidy import base_name
 from tessera.tile.ir.ir import Op
@@ -45,9 +44,8 @@ def _ring_ahead(e: Emitter, op: Op) -> None:
     ring = h.program.ring(op.attr["ring"])
     h.waits_alone = True
     for name, view in zip(op.attr["loads"], op.args, strict=True):
-        load, place = ring.load(name), place_of(e, view)
+        load = ring.load(name)
+        map_, offsets, joined = map_of(h, ring, load, view)
         ask = h.helper(f"{base_name(name)}_ahead", "ring_ahead", len(load.box), load.panels,
-                     load.panel_box[-1])
-        args = [e.param("map", place.name, "i64", box=load.panel_box),
-                *(f"i32({e.name(x)})" for x in reversed(place.offsets))]
-        e.line(f"{ask}({', '.join(args)})")
+                     load.panel_box[-1], *((True,) if joined else ()))
+        e.line(f"{ask}({', '.join([map_, *offsets])})")

@@ -13,9 +13,13 @@ from tessera.tile.cuda.ptx import tma
 
 
 @functools.cache
-def ring_ahead(rank: int, panels: int, panel_columns: int) -> Operation:
-    """(map, coordinates innermost first): L2 is asked for each panel of a tile."""
+def ring_ahead(rank: int, panels: int, panel_columns: int, joined: bool = False) -> Operation:
+    """(map, coordinates innermost first): L2 is asked for each panel of a tile, or for all."""
     def body(b: Builder, map_: Any, first: Any, *rest: Any) -> None:
+        if joined:
+            b.call(tma.prefetch(rank + 1), map_, b.i32(0), *rest,
+                   b.udiv(first, b.i32(panel_columns)))
+            return
         for p in range(panels):
             b.call(tma.prefetch(rank), map_, b.add(first, b.i32(p * panel_columns)), *rest)
 

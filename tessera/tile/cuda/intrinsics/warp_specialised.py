@@ -116,12 +116,17 @@ def ring_copy_part(rank: int, offset: int, slot_bytes: int, barriers: int, panel
 
 @functools.cache
 def ring_copy(rank: int, offset: int, slot_bytes: int, barriers: int, panels: int,
-              panel_bytes: int, panel_columns: int, streamed: bool = False) -> Operation:
-    """(slot, map, coordinates innermost first): one copy for each panel of a tile. streamed: its
-    bytes leave L2 first."""
+              panel_bytes: int, panel_columns: int, streamed: bool = False, joined: bool = False
+              ) -> Operation:
+    """(slot, map, coordinates innermost first): one copy for each panel of a tile, or of all where
+    they are joined: then the map has an axis of panels. streamed: its bytes leave L2 first."""
     def body(b: Builder, slot: Any, map_: Any, first: Any, *rest: Any) -> None:
         base = b.add(b.add(b.shared_base(), b.i32(offset)), b.mul(slot, b.i32(slot_bytes)))
         policy = [b.const("i64", memory.POLICIES["evict_first"])] if streamed else []
+        if joined:
+            b.call(tma.load(rank + 1, hint=streamed), base, map_, b.i32(0), *rest,
+                   b.udiv(first, b.i32(panel_columns)), barrier(b, barriers, slot), *policy)
+            return
         for p in range(panels):
             to, column = b.add(base, b.i32(p * panel_bytes)), b.add(first, b.i32(p * panel_columns))
             b.call(tma.load(rank, hint=streamed), to, map_, column, *rest,

@@ -45,7 +45,7 @@ class Load:
     rows each   windows: of images that it unfolds, and the bytes of channels that a copy brings of
     a pixel   part: whether its rows are parts of the tensor's, which go on behind them   dealt: the
     codes into whose order its rows are brought, where they lie   codes: whether
-    they are packed weights
+    they are packed weights   laid: whether these lie as registers have them
     """
 
     name: str
@@ -59,6 +59,7 @@ class Load:
     part: bool = False
     dealt: str = ""
     codes: bool = False
+    laid: bool = False
 
     @property
     def row_bytes(self) -> int:

@@ -163,9 +163,10 @@ def describe(load: Op, nodes: Nodes, maker: Maker) -> Load:
     assert isinstance(type, TileType)
     windows = copied_windows(view.attr, type.dtype) if view.name == "windows" else None
     box = type.shape if windows else tuple(view.attr["box"])
+    unpacked = [op for op in ops_in(nodes, "unpack_codes") if op.args[0] == out(load)]
     return Load(out(load).name, view.args[0].name, box, type.shape, type.dtype, windows=windows,
                 part=not isinstance(view.args[-1], Const), dealt=_order(load, nodes),
-                codes=any(op.args[0] == out(load) for op in ops_in(nodes, "unpack_codes")))
+                codes=bool(unpacked), laid=any(op.attr["laid"] for op in unpacked))
 
 
 def _order(load: Op, nodes: Nodes) -> str:
