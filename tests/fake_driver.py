@@ -13,6 +13,7 @@ import ctypes
 import itertools
 import struct
 from collections.abc import Callable
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
@@ -43,6 +44,7 @@ from tessera.tile.launch import recipe, resident, results
 
 CONTEXT = 77
 INVALID_VALUE, NOT_READY = 1, 600
+MEMSET_NODE = 2  # CUgraphNodeType
 RESERVED, USED = libcuda.MEMPOOL_RESERVED_MEM_CURRENT, libcuda.MEMPOOL_USED_MEM_CURRENT
 HIGH = libcuda.MEMPOOL_USED_MEM_HIGH
 
@@ -60,6 +62,18 @@ class Kernel:
 
     def __call__(self) -> None:
         self.driver.run(self.launch)
+
+
+@dataclass(frozen=True)
+class Copy:
+    """A copy as work to do."""
+
+    target: int
+    source: int
+    nbytes: int
+
+    def __call__(self) -> None:
+        ctypes.memmove(self.target, self.source, self.nbytes)
 
 
 class Driver(Captures):
@@ -206,7 +220,9 @@ class Driver(Captures):
         return 0, len(found)
 
     def cuGraphNodeGetType(self, node):
-        return 0, 0 if getattr(self.nodes[node], "kernel", False) else 1
+        work = self.nodes[node]
+        return 0, libcuda.KERNEL_NODE if getattr(work, "kernel", False) else (
+            libcuda.COPY_NODE if isinstance(work, Copy) else MEMSET_NODE)
 
     def cuGraphKernelNodeGetParams(self, node, at):
         ctypes.c_uint64.from_address(at).value = node
@@ -219,6 +235,12 @@ class Driver(Captures):
         self.executables[executable - 1][node] = self.nodes[new]
         self.node_updates += 1
         return (0,)
+
+    cuGraphMemcpyNodeGetParams = cuGraphKernelNodeGetParams
+
+    def cuGraphExecMemcpyNodeSetParams(self, executable, node, at, context):
+        assert context == CONTEXT
+        return self.cuGraphExecKernelNodeSetParams(executable, node, at)
 
     def cuGraphInstantiateWithParams(self, graph, parameters):
         self.executables.append({n: self.nodes[n] for n in self.graphs[graph - 1]})
@@ -362,8 +384,7 @@ class Driver(Captures):
 
     def cuMemcpyDtoHAsync(self, target, source, nbytes, stream):
         late = "copies" if stream else "kernels"  # those of the default stream are among kernels
-        return (self._do(stream, lambda: ctypes.memmove(target, source, nbytes),
-                         self.late == late),)
+        return (self._do(stream, Copy(target, source, nbytes), self.late == late),)
 
     cuMemcpyDtoDAsync = cuMemcpyDtoHAsync
 

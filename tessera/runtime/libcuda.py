@@ -40,7 +40,7 @@ EVENT_DISABLE_TIMING = 2
 MEMPOOL_RELEASE_THRESHOLD, MEMPOOL_RESERVED_MEM_CURRENT = 4, 5
 MEMPOOL_USED_MEM_CURRENT, MEMPOOL_USED_MEM_HIGH = 7, 8
 CAPTURE_STATUS_NONE, CAPTURE_MODE_THREAD_LOCAL, CAPTURE_MODE_RELAXED = 0, 1, 2
-KERNEL_NODE, WAIT_NODE, RECORD_NODE = 0, 6, 7  # of a graph
+KERNEL_NODE, COPY_NODE, WAIT_NODE, RECORD_NODE = 0, 1, 6, 7  # of a graph
 MEMHOSTALLOC_PORTABLE, MEMHOSTALLOC_DEVICEMAP = 1, 2
 LAUNCH_CLUSTER_DIMENSION, LAUNCH_PROGRAMMATIC_STREAM_SERIALIZATION = 4, 6
 TENSOR_MAP_TYPES = {name: i for i, name in enumerate((
@@ -195,6 +195,8 @@ DriverFunction("cuGraphEventRecordNodeGetEvent", "ptr *ptr")
 DriverFunction("cuGraphEventWaitNodeGetEvent", "ptr *ptr")
 DriverFunction("cuGraphKernelNodeGetParams_v2", "ptr ptr")
 DriverFunction("cuGraphExecKernelNodeSetParams_v2", "ptr ptr ptr")
+DriverFunction("cuGraphMemcpyNodeGetParams", "ptr ptr")
+DriverFunction("cuGraphExecMemcpyNodeSetParams", "ptr ptr ptr ptr")
 DriverFunction("cuGraphLaunch", "ptr ptr")
 DriverFunction("cuGraphDestroy", "ptr")
 DriverFunction("cuGraphExecDestroy", "ptr")

@@ -55,6 +55,7 @@ class StepLabel:
     step: (GroupLaunch | GroupBatch | NodeLaunch | LibraryStep | HostStep | LoopStep
            | CollectiveStep | Transfer | None)
     part: str
+    buffers: frozenset[str] = frozenset()  # of the program, whose addresses it is given
 
     @cached_property
     def title(self) -> str:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from .... import config
 from ....runtime.copies import CopyQueue, SideStream
@@ -15,8 +15,11 @@ from ...schedule.offload import waits
 from ..launch_work import GroupBatch, StepLabel
 from ..passes.overlap import Overlap, overlapped
 from .collective_steps import CollectiveStep
+from .graph_limits import launched_by_host
 from .host_steps import HostStep
+from .launch_arguments import LaunchArguments
 from .library_steps import LibraryStep, need_cupy
+from .loop_launches import IterationArguments, RowCopy, copy_of
 from .loop_steps import LoopStep
 from .node_kernels import NodeLaunch
 from .run import GroupLaunch
@@ -37,7 +40,7 @@ class _Steps:
     beside kernels as `beside` says.  leaving: the memory that each copy to the host reads.
     """
 
-    def __init__(self, space: Workspace, stream: int):
+    def __init__(self, space: Workspace | IterationArguments, stream: int):
         program, plan = space.program, space.program.plan
         self.space, self.stream, self.program, self.plan = space, stream, program, plan
         self.found: list[TimedStep] = []
@@ -65,9 +68,30 @@ class _Steps:
         return self.found
 
     def _add(self, part: str, run: Callable[[], Any], step: Any = None,
-             on: int | None = None) -> None:
-        self.found.append(TimedStep(run, StepLabel(self.program, step, part),
-                                    self.stream if on is None else on))
+             on: int | None = None, buffers: frozenset[str] | None = None) -> None:
+        """buffers: that it is given the addresses of; by default those of the step's operands."""
+        label = StepLabel(self.program, step, part,
+                          self._buffers(step) if buffers is None else buffers)
+        self.found.append(TimedStep(run, label, self.stream if on is None else on))
+
+    def _buffers(self, step: Any) -> frozenset[str]:
+        groups = () if step is None or isinstance(step, Transfer) else (
+            step.groups if isinstance(step, GroupBatch) else (step.group,))
+        bases = {self.plan.base(o.name) for g in groups for o in (*g.reads, *g.writes)}
+        return frozenset(map(self.space.root_of, bases)) - {""}
+
+    def _iterations(self, step: LoopStep) -> None:
+        """A loop whose iterations are launches like the others."""
+        loop = self.space.loop(step)
+        for made, it in zip(loop.around(self.space), loop.iterations, strict=True):
+            self.found += _Steps(made, self.stream).made()
+            self._copies(made.outer, it.copies)
+        self._copies(self.space, loop.ends)
+
+    def _copies(self, outer: LaunchArguments, copies: Sequence[RowCopy]) -> None:
+        for copy in copies:
+            run, buffers = copy_of(outer, copy, self.stream)
+            self._add("copy", run, buffers=buffers)
 
     def _await(self, run: range) -> None:
         """What steps read has come, and what they write over has gone."""
@@ -100,10 +124,12 @@ class _Steps:
                       self.side.stream)
         elif isinstance(step, CollectiveStep):
             self._add("exchange", partial(step.launch, at, index, self.stream), step)
+        elif isinstance(step, LoopStep) and not launched_by_host(step):
+            self._iterations(step)
         elif isinstance(step, LoopStep):
-            self._add("loop", step.launcher(at, space.inside, index), step)
+            self._add("loop", step.launcher(at, self._whole.inside, index), step)
         elif isinstance(step, HostStep):
-            for call in space.host_calls.add(step, at, self.stream):
+            for call in self._whole.host_calls.add(step, at, self.stream):
                 self._add("host", call, step)
         elif self.copies:
             self._add("transfer", self._copy(step, self.copies, self.begun), step,
@@ -111,8 +137,13 @@ class _Steps:
             self.leaving.append((self.plan.region(step.on_device), self.begun))
             self.begun += 1
 
+    @property
+    def _whole(self) -> Workspace:
+        """That of a program: an iteration has none of the steps for which it is asked."""
+        return cast("Workspace", self.space)
+
     def _copy(self, step: Transfer, copies: CopyQueue, number: int) -> Callable[[], Any]:
-        space = self.space
+        space = self._whole
 
         def run() -> None:
             held, there = space.memory[step.on_host][1], space.pointer(step.on_device)

@@ -25,7 +25,7 @@ from ..launch_plan import annotated
 from ..passes.narrow_copies import RESIDENT, CopyKeeper, copies_of
 from .collective_steps import sent_places
 from .compile_program import CompiledBefore
-from .graph_limits import FEWEST_LAUNCHES, why_no_graph
+from .graph_limits import FEWEST_LAUNCHES, launch_count, why_no_graph
 from .placed_graphs import PlacedGraphs
 from .repeated_calls import RepeatedCalls
 from .run import CudaProgram
@@ -62,7 +62,7 @@ class DeviceExecutable:
         self._node_kernels = [*{(k.call.kernel, k.changes): k for k in kernels}.values()]
         self._why = why_no_graph(self.program)
         self._repeats = not capture and not self._why
-        count = len(self.program.runs())
+        count = launch_count(self.program)
         if not self._why and count < FEWEST_LAUNCHES:
             self._why = f"it is {('no launch', 'one launch', 'two launches')[count]}"
         self._graphs = graphs and not capture and not self._why
@@ -189,7 +189,7 @@ class DeviceExecutable:
         if space is None or (space.recorded is None and not (made and made.graphs)):
             return ""
         copies = len(self.program.plan.transfers)
-        kernels = len(self.program.runs(not space.alone)) - copies
+        kernels = launch_count(self.program, not space.alone) - copies
         return f"{kernels} kernels" + (f" and {copies} copies" if copies else "")
 
 

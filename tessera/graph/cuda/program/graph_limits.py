@@ -16,13 +16,15 @@ if TYPE_CHECKING:
     from .run import CudaProgram
 
 FEWEST_LAUNCHES = 3  # one or two cost no more than the launch of a graph
+MOST_LAUNCHES = 16_384  # of the iterations of one loop
 
 
 def why_no_graph(program: CudaProgram) -> str:
     """What in a program cannot be recorded; "" where nothing is."""
     for step in program.steps:
         if isinstance(step, LoopStep):
-            return f"the host launches the iterations of {step.callee.node.op.name}"
+            if why := launched_by_host(step):
+                return why
         if isinstance(step, LibraryStep):
             return f"{step.callee.node.op.name} runs in {step.callee.record.name}"
         if isinstance(step, CollectiveStep):
@@ -40,6 +42,31 @@ def why_no_graph(program: CudaProgram) -> str:
     return ""
 
 
+def launched_by_host(step: LoopStep) -> str:
+    """Why the host launches the iterations of a loop, one after another; "" where their launches
+    are some of the program's."""
+    name, body, length = step.callee.node.op.name, step.body, step.callee.form.length
+    said = f"the host launches the iterations of {name}"
+    if length is None:
+        return said
+    if why := why_no_graph(body):
+        return f"{said}, since {why}"
+    lowered = body.lowered
+    if (body.collectives() or body.sending_loops() or lowered.captures or lowered.overwritten
+            or lowered.drawn or lowered.copies):
+        return said
+    if (count := length * launch_count(body)) > MOST_LAUNCHES:
+        return f"{said}, which are {count} launches, and a graph takes {MOST_LAUNCHES}"
+    return ""
+
+
+def launch_count(program: CudaProgram, together: bool = True) -> int:
+    """With those of the iterations of its loops. together: batches are one."""
+    loops = [s for s in program.steps if isinstance(s, LoopStep)]
+    return len(program.runs(together)) - len(loops) + sum(
+        (s.callee.form.length or 1) * launch_count(s.body, together) for s in loops)
+
+
 def _why_not(step: NodeLaunch) -> str:
     name = step.shared.call.kernel.__name__
     if step.shared.drawn:
@@ -49,4 +76,4 @@ def _why_not(step: NodeLaunch) -> str:
     return ""
 
 
-__all__ = ["FEWEST_LAUNCHES", "why_no_graph"]
+__all__ = ["FEWEST_LAUNCHES", "MOST_LAUNCHES", "launch_count", "launched_by_host", "why_no_graph"]

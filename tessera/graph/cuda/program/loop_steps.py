@@ -1,8 +1,10 @@
-"""Loops whose iterations the host launches: while_loop, and scans too long to be written out.
+"""Loops that are steps of a program: while_loop, and scans too long to be written out.
 
-The body is a program of its own, lowered once, whose kernels and memory all iterations share.
-Carries pass from one to the next where they lie. What a while_loop goes on by is one bool, which
-the host reads back before each iteration: it waits for the GPU there, and the schedule says so.
+The body is a program of its own, lowered once, whose kernels and memory all iterations share. Those
+of a known number are launches of the program around them (loop_launches.py), where
+`launched_by_host` has no reason against it. The others the host launches, as is told here. Carries
+pass from one to the next where they lie. What a while_loop goes on by is one bool, which the host
+reads back before each iteration: it waits for the GPU there, and the schedule says so.
 """
 
 from __future__ import annotations
@@ -46,7 +48,7 @@ class LoopCallee:
         if self.form.length is None:
             return f"the host, as long as {self.node.op.name} goes on: it reads the condition " \
                    "back before each iteration"
-        return f"the host, {self.form.length} iterations of {self.node.op.name} one after another"
+        return f"{self.form.length} iterations of {self.node.op.name} one after another"
 
 
 def loop_group(node: Node) -> FusionGroup:

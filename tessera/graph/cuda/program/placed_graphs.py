@@ -24,8 +24,6 @@ from .collective_steps import CollectiveStep
 
 if TYPE_CHECKING:
     from .batch_launch import BatchLaunch, BatchTable
-    from .node_kernels import NodeLaunch
-    from .run import GroupLaunch
     from .workspace import Workspace
 
 MOST_GRAPHS = 4  # of one program; each has its nodes once more
@@ -48,7 +46,10 @@ class PlacedGraphs:
         self.stream = recording_stream(self.device.index)
         steps = call_steps(space, self.stream)
         self.steps = [s.run for s in steps]
-        self.touching = self._steps_by_buffer([s.what.step for s in steps])
+        self.touching: dict[str, set[int]] = {}  # steps by the buffers whose addresses they get
+        for i, step in enumerate(steps):
+            for name in step.what.buffers:
+                self.touching.setdefault(name, set()).add(i)
         self.batches: dict[int, BatchLaunch] = {
             i: s.what.step.launch for i, s in enumerate(steps)
             if isinstance(s.what.step, GroupBatch)}
@@ -58,18 +59,6 @@ class PlacedGraphs:
         self.graphs: list[PlacedGraph] = []
         self.before: list[list[int]] = []  # places that had no graph when they came
         self.misses = 0
-
-    def _steps_by_buffer(
-            self, steps: Sequence[GroupLaunch | GroupBatch | NodeLaunch | CollectiveStep | None]
-                         ) -> dict[str, set[int]]:
-        """The steps that are given the address of a buffer. None: one that fills temporaries."""
-        plan, found = self.space.program.plan, dict[str, set[int]]()
-        for i, step in enumerate(steps):
-            groups = () if step is None else (
-                step.groups if isinstance(step, GroupBatch) else (step.group,))
-            for o in (o for g in groups for o in (*g.reads, *g.writes)):
-                found.setdefault(plan.base(o.name), set()).add(i)
-        return found
 
     def launch(self, places: list[int]) -> PlacedGraph:
         """A call whose buffers lie there; the graph."""

@@ -23,7 +23,7 @@ from ....tensor import Tensor
 from ....tile.launch.resident import Resident
 from ...donation import ALONE, blank
 from ...placed_leaves import HERE, OURS, Picker, PlacedLeaves, origins, picker
-from .graph_limits import FEWEST_LAUNCHES
+from .graph_limits import FEWEST_LAUNCHES, launch_count
 from .placed_graphs import CHEAP_SHARE, PlacedGraph, PlacedGraphs
 
 if TYPE_CHECKING:
@@ -39,11 +39,11 @@ class RepeatedCalls:
 
     def __init__(self, space: Workspace, whole: bool):
         self.space, self.whole = space, whole
-        self.short = len(space.program.runs()) < FEWEST_LAUNCHES
+        self.short = launch_count(space.program) < FEWEST_LAUNCHES
         lowered, self.device = space.program.lowered, space.device
         self.drawn = bool(lowered.drawn)
         # A batch has a table of where its buffers lie, which would be copied instead.
-        self.by_rows = all(len(run) == 1 for run in space.program.runs(not space.alone))
+        self.by_rows = space.alone or not space.program.batched
         self.captures = tuple(lowered.captures.items())
         self.over = [(lowered.inputs.index(n), i in space.donated)
                      for n, i in lowered.overwritten.items()]
