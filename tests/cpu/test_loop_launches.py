@@ -13,7 +13,7 @@ from fake_gpu import gpu as gpu
 from lowering_cases import apart as apart
 from tessera.graph import host_loop
 from tessera.graph.cuda import CudaProgram
-from tessera.graph.cuda.program import graph_limits
+from tessera.graph.cuda.program import graph_limits, placed_graphs
 from tessera.tensor import Tensor
 
 T, B, D = 6, 3, 8
@@ -196,3 +196,22 @@ def test_rows_are_written_where_they_are_stacked(rng):
     parts = [s.what.part for s in space.timed]
     assert parts.count("copy") == 3 and len(parts) == 3 + T * len(CudaProgram(
         g.graph(*given)).inner[0].runs())
+
+
+def test_a_sequence_that_lies_elsewhere_at_each_call_is_copied(driver, rng, monkeypatch):
+    """To one place, since nearly all launches read of it; then nothing is recorded anew."""
+    monkeypatch.setattr(placed_graphs, "LOUD_STEPS", T)
+    w, h = normal(rng, D, D).to("cuda"), normal(rng, B, D).to("cuda")
+    g = ts.jit(lambda w, h, xs: ts.scan(lambda h, x: (h := ts.tanh(h @ w) * x, h), h, xs)[1])
+    kept = [normal(rng, T, B, D).to("cuda") for _ in range(9)]
+    counts = []
+    for xs in kept:
+        before = len(driver.launches)
+        y = g(w, h, xs)
+        counts.append(len(driver.launches) - before)
+        c, want = h.array, []
+        for x in xs.array:
+            c = np.tanh(c @ w.array) * x
+            want.append(c)
+        np.testing.assert_allclose(y.array, np.stack(want), rtol=1e-4, atol=1e-5)
+    assert not any(counts[-3:]) and driver.graph_launches == len(kept) - 1

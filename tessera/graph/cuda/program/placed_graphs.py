@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 MOST_GRAPHS = 4  # of one program; each has its nodes once more
 CHEAP_SHARE = 4  # to change less than this part of a graph is cheap
 KEPT_PLACES = 8  # of calls before this one, among which its own may be
+LOUD_STEPS = 32  # that are told where a buffer lies: a copy of it takes less than they do
+FEW_MISSES = 2  # as many sets of places come in turn where nothing is donated
 MOST_MISSES = 8  # calls on end that were not cheap: the places never come again
 
 
@@ -36,7 +38,8 @@ class PlacedGraphs:
     """The graphs of a program, by where its buffers lie. names: of these.  tell: lets the steps
     know where they lie.
 
-    stopped: why its calls are not recorded any more, "" while they are.
+    stopped: why its calls are not recorded any more, "" while they are.  restless: buffers of which
+    a copy at one place is better to read.
     """
 
     def __init__(self, space: Workspace, names: Sequence[str],
@@ -59,6 +62,9 @@ class PlacedGraphs:
         self.graphs: list[PlacedGraph] = []
         self.before: list[list[int]] = []  # places that had no graph when they came
         self.misses = 0
+        self.loud = [n for n in self.names if len(self.touching.get(n, ())) >= max(
+            LOUD_STEPS, len(self.steps) // CHEAP_SHARE)]
+        self.restless: set[str] = set()  # of these, what lay elsewhere at call after call
 
     def launch(self, places: list[int]) -> PlacedGraph:
         """A call whose buffers lie there; the graph."""
@@ -112,6 +118,9 @@ class PlacedGraphs:
             return None
         count, _, graph = min(found)
         cheap = count * CHEAP_SHARE < len(self.steps)
+        if self.misses >= FEW_MISSES and not before:
+            at = dict(zip(self.names, zip(graph.places, places, strict=True), strict=True))
+            self.restless.update(n for n in self.loud if at[n][0] != at[n][1])
         if (before or not cheap) and len(self.graphs) < MOST_GRAPHS:
             return None
         if not cheap:
