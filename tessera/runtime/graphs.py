@@ -127,8 +127,9 @@ def _last_node(stream: int) -> int:
 
 
 @functools.cache
-def recording_stream(index: int) -> int:
-    """A stream of the device on which graphs are recorded, and nothing runs."""
+def recording_stream(index: int, depth: int = 0) -> int:
+    """A stream of the device on which graphs are recorded, and nothing runs. depth: of a loop in a
+    graph, which is recorded while what is around it is."""
     return new_stream(device(index))
 
 

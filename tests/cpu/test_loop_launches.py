@@ -215,3 +215,75 @@ def test_a_sequence_that_lies_elsewhere_at_each_call_is_copied(driver, rng, monk
             want.append(c)
         np.testing.assert_allclose(y.array, np.stack(want), rtol=1e-4, atol=1e-5)
     assert not any(counts[-3:]) and driver.graph_launches == len(kept) - 1
+
+
+def newton(x: Tensor, w: Tensor) -> Any:
+    """What is carried passes from one to the other; the condition is of matrices."""
+    def goes_on(c: Any) -> Tensor:
+        y, before, n = c
+        return (ts.max(ts.abs(y - before)) > 1e-6) & (n < 50)
+
+    y, _, n = ts.while_loop(goes_on, lambda c: (0.5 * (c[0] + x / c[0]), c[0], c[2] + 1),
+                            (x, x + 1.0, ts.tensor(0, "int32")))
+    return y @ w, n
+
+
+def swapping(x: Tensor, w: Tensor) -> Any:
+    """A bool is carried; two values change places; an iteration knows its number."""
+    def step(i: Tensor, c: Any) -> Any:
+        a, b, _ = c
+        return b, ts.tanh(a @ w) + ts.cast(i, "f32"), ts.sum(b) < 40.0
+
+    def body(c: Any) -> Any:
+        n, rest = c
+        return n + 1, step(n, rest)
+
+    return ts.while_loop(lambda c: c[1][2], body,
+                         (ts.tensor(0, "int64"), (x, x * 2.0, ts.tensor(True))))
+
+
+def counted(x: Tensor, w: Tensor) -> Any:
+    return ts.fori_loop(0, ts.cast(ts.sum(x * 0) + 5, "int64"),
+                        lambda i, c: ts.tanh(c @ w) + ts.cast(i, "f32"), x)
+
+
+def nested(x: Tensor, w: Tensor) -> Any:
+    """Loops in loops of the other sort, and a loop in one of its own."""
+    def inner(c: Tensor) -> Tensor:
+        return ts.while_loop(lambda c: ts.sum(ts.abs(c)) < 30.0, lambda c: c * 1.5 + 0.1, c)
+
+    rows = ts.scan(lambda c, _: (inner(c) * 0.1 @ w, c), x, None, length=3)
+    outer = ts.while_loop(lambda c: ts.sum(ts.abs(c)) < 200.0, lambda c: inner(0.1 * c) + ts.scan(
+        lambda h, _: (h @ w + c, None), c, None, length=2)[0], x)
+    return rows, outer
+
+
+@pytest.mark.parametrize("f", [newton, swapping, counted, nested])
+def test_loops_whose_end_is_data_are_nodes_of_graphs(f, driver, rng):
+    """As on the CPU; nothing is waited for, and nothing launched, from the third call on."""
+    w = ts.tensor(np.eye(D, dtype=np.float32) * 0.9)
+    xs = [ts.tensor(rng.uniform(0.5, 4, (B, D)).astype(np.float32)) for _ in range(4)]
+    want = [[y.numpy() for y in ts.graph.tree.flatten(ts.jit(f)(x, w))[0]] for x in xs]
+    g, there, at = ts.jit(f), w.to("cuda"), xs[0].to("cuda")
+    driver.late = "kernels"
+    for i, x in enumerate(xs):
+        at[...] = x
+        before = driver.waits, len(driver.launches)
+        made = g(at, there)
+        if i > 1:
+            assert (driver.waits, len(driver.launches)) == before
+        for y, z in zip(ts.graph.tree.flatten(made)[0], want[i], strict=True):
+            np.testing.assert_allclose(y.numpy(), z, rtol=1e-5, atol=1e-6)
+        del made, y
+    assert driver.graph_launches == len(xs) - 1 and g.capture.startswith("on: ")
+
+
+def test_a_driver_whose_graphs_have_no_loops(driver, monkeypatch):
+    monkeypatch.setattr(driver, "cuDriverGetVersion", lambda: (0, 12030))
+    g, x, w = ts.jit(newton), ts.ones((B, D)).to("cuda"), ts.ones((D, D)).to("cuda")
+    for _ in range(3):
+        g(x, w)
+    assert driver.graph_launches == 0 and g.capture == (
+        "off: the host launches the iterations of while_loop: graphs of this driver have no loops")
+    with pytest.raises(ts.UnsupportedTargetError, match="graphs of this driver have no loops"):
+        ts.jit(newton, capture_graph=True)(x, w)

@@ -1,5 +1,4 @@
-"""Loops whose iterations the host launches on a GPU: while_loop, and scans too long to write out.
-"""
+"""Loops that are steps on a GPU: while_loop, and scans too long to be written out."""
 
 from __future__ import annotations
 
@@ -81,11 +80,11 @@ def test_a_while_loop_under_vmap_and_in_forward_mode(gpu, rng):
     check(lambda x: ts.jvp(f, (x,), (x * 0 + 1,)), rows[0])
 
 
-def test_the_schedule_says_that_the_host_waits():
+def test_the_schedule_says_who_goes_on():
     graph = ts.jit(newton).graph(ts.ones(7))
     text = text_of("schedule", graph, "sm_90a")
-    assert "the host, as long as while_loop goes on: it reads the condition back before each" in \
-        text
+    assert "as long as while_loop goes on, by a node of the CUDA graph; where none is recorded, " \
+        "the host reads the condition back before each iteration" in text
     assert "while_loop" in text and "test_lowering_loops.py" in text
 
 
@@ -197,10 +196,11 @@ def test_what_goes_wrong_in_an_iteration_is_blamed(fresh_config, gpu, short, apa
 
 
 def test_what_cannot_be_captured_says_so(gpu, rng):
-    x = ts.ones(7)
-    executable = DeviceExecutable(ts.jit(newton).graph(x), capture=True)
-    with pytest.raises(UnsupportedTargetError, match="the host launches the iterations of while_"):
-        executable.run([x.array])
+    x = ts.ones((7, 7))
+    graph = ts.jit(lambda x: ts.while_loop(
+        lambda c: ts.sum(c) > 1.0, lambda c: 0.1 * ts.solve(x + ts.eye(7), c), x)).graph(x)
+    with pytest.raises(UnsupportedTargetError, match="since solve runs in cuSOLVER: they cannot"):
+        DeviceExecutable(graph, capture=True).run([x.array])
 
 
 def test_matmuls_that_wait_for_nothing_carried_are_those_of_all_iterations(rng):

@@ -7,13 +7,16 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 from .... import config
+from ....runtime.buffer import DEFAULT
 from ....runtime.copies import CopyQueue, SideStream
+from ....runtime.graphs import recording_stream
 from ....runtime.offloaded import CopyEvent, HostBlock
 from ....runtime.step_times import TimedStep
 from ...schedule.ir import ByteRange, Transfer
 from ...schedule.offload import waits
 from ..launch_work import GroupBatch, StepLabel
 from ..passes.overlap import Overlap, overlapped
+from .batch_launch import BatchLaunch
 from .collective_steps import CollectiveStep
 from .graph_limits import launched_by_host
 from .host_steps import HostStep
@@ -25,12 +28,17 @@ from .node_kernels import NodeLaunch
 from .run import GroupLaunch
 
 if TYPE_CHECKING:
+    from .while_launches import WhileLaunches
     from .workspace import Workspace
 
 
 def call_steps(space: Workspace, stream: int) -> list[TimedStep]:
     """The steps of a call with this memory, whose kernels go to a stream."""
     return _Steps(space, stream).made()
+
+
+def _by_host(space: Workspace | IterationArguments, step: LoopStep) -> None:
+    space.host_loop(step).run(space.pointer)
 
 
 class _Steps:
@@ -40,9 +48,10 @@ class _Steps:
     beside kernels as `beside` says.  leaving: the memory that each copy to the host reads.
     """
 
-    def __init__(self, space: Workspace | IterationArguments, stream: int):
+    def __init__(self, space: Workspace | IterationArguments, stream: int, depth: int = 0):
         program, plan = space.program, space.program.plan
         self.space, self.stream, self.program, self.plan = space, stream, program, plan
+        self.depth = depth  # of the loops in a graph around it
         self.found: list[TimedStep] = []
         count = len(plan.transfers)
         self.copies = CopyQueue(space.device, count, stream) if count else None
@@ -68,10 +77,12 @@ class _Steps:
         return self.found
 
     def _add(self, part: str, run: Callable[[], Any], step: Any = None,
-             on: int | None = None, buffers: frozenset[str] | None = None) -> None:
+             on: int | None = None, buffers: frozenset[str] | None = None,
+             batches: Sequence[BatchLaunch] = ()) -> None:
         """buffers: that it is given the addresses of; by default those of the step's operands."""
+        batches = [step.launch] if isinstance(step, GroupBatch) else batches
         label = StepLabel(self.program, step, part,
-                          self._buffers(step) if buffers is None else buffers)
+                          self._buffers(step) if buffers is None else buffers, tuple(batches))
         self.found.append(TimedStep(run, label, self.stream if on is None else on))
 
     def _buffers(self, step: Any) -> frozenset[str]:
@@ -84,9 +95,33 @@ class _Steps:
         """A loop whose iterations are launches like the others."""
         loop = self.space.loop(step)
         for made, it in zip(loop.around(self.space), loop.iterations, strict=True):
-            self.found += _Steps(made, self.stream).made()
+            self.found += _Steps(made, self.stream, self.depth).made()
             self._copies(made.outer, it.copies)
         self._copies(self.space, loop.ends)
+
+    def _by_host(self, step: LoopStep) -> bool:
+        """Whether the host launches iterations: those of a loop whose end is data are a node of a
+        graph where one is recorded."""
+        return bool(launched_by_host(step)) or (step.test is not None and self.stream == DEFAULT)
+
+    def _while(self, step: LoopStep) -> None:
+        loop, stream = self.space.while_loop(step), recording_stream(
+            self.space.device.index, self.depth + 1)
+        self._copies(self.space, loop.before())
+        self._add("fill", loop.clear(self.stream), buffers=frozenset())
+        self._test(loop)
+        inside = _Steps(self.space, stream, self.depth + 1)
+        inside.found += _Steps(loop.iteration(self.space), stream, self.depth + 1).made()
+        inside._copies(self.space, loop.copies)
+        inside._test(loop)
+        buffers = frozenset(name for s in inside.found for name in s.what.buffers)
+        self._add("loop", loop.node(self.stream, [s.run for s in inside.found], self.depth + 1),
+                  step, buffers=buffers, batches=[b for s in inside.found for b in s.what.batches])
+        self._copies(self.space, loop.behind())
+
+    def _test(self, loop: WhileLaunches) -> None:
+        self.found += _Steps(loop.tested(self.space), self.stream, self.depth).made()
+        self._copies(self.space, loop.answered())
 
     def _copies(self, outer: LaunchArguments, copies: Sequence[RowCopy]) -> None:
         for copy in copies:
@@ -124,10 +159,10 @@ class _Steps:
                       self.side.stream)
         elif isinstance(step, CollectiveStep):
             self._add("exchange", partial(step.launch, at, index, self.stream), step)
-        elif isinstance(step, LoopStep) and not launched_by_host(step):
-            self._iterations(step)
+        elif isinstance(step, LoopStep) and not self._by_host(step):
+            self._iterations(step) if step.test is None else self._while(step)
         elif isinstance(step, LoopStep):
-            self._add("loop", step.launcher(at, self._whole.inside, index), step)
+            self._add("loop", partial(_by_host, space, step), step)
         elif isinstance(step, HostStep):
             for call in self._whole.host_calls.add(step, at, self.stream):
                 self._add("host", call, step)

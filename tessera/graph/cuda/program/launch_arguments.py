@@ -42,6 +42,10 @@ class LaunchArguments:
         """From here on it lies so many bytes behind the begin of a buffer that owns its memory."""
         raise NotImplementedError
 
+    def pointer(self, name: str) -> int:
+        """Where a buffer lies in the call under way."""
+        raise NotImplementedError
+
     def root_of(self, base: str) -> str:
         """The buffer of the program of a call in which it lies, "" where no call moves it."""
         raise NotImplementedError

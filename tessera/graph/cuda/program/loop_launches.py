@@ -24,11 +24,12 @@ from ....runtime.buffer import DeviceBuffer
 from ...schedule.ir import GroupOperand
 from .compile_program import compile_launches
 from .launch_arguments import LaunchArguments
-from .loop_steps import LoopStep
+from .loop_steps import DeviceLoop, LoopStep
 from .node_kernels import NodeLaunch, copy_placed
 from .placed_launch import Place, Pointed
 
 if TYPE_CHECKING:
+    from .while_launches import WhileLaunches
     from .workspace import Workspace
 
 ROW_BYTES = 16  # rows of so many bytes begin as kernels' results do, and are written in place
@@ -125,11 +126,19 @@ class IterationArguments(LaunchArguments):
     def loop(self, step: LoopStep) -> LoopLaunches:
         return self.body.loop(step)
 
+    def while_loop(self, step: LoopStep) -> WhileLaunches:
+        return self.body.while_loop(step)
+
+    def host_loop(self, step: LoopStep) -> DeviceLoop:
+        return self.body.host_loop(step)
+
     def pointer(self, name: str) -> int:
         """Where a buffer lies in the call under way."""
-        place = Place()
-        self.follow(self.program.base(name), place, 0)
-        return place.pointer
+        base = self.program.base(name)
+        lies = self.given.get(base)
+        if lies is None:
+            return self.body.memory[base][0]
+        return lies.byte + (self.outer.pointer(lies.buffer) if lies.buffer else 0)
 
 
 def copy_of(outer: LaunchArguments, copy: RowCopy, stream: int) -> tuple[Any, frozenset[str]]:
@@ -159,7 +168,7 @@ class _Plan:
         self.ends, stacks = step.group.writes[:self.form.carries], step.group.writes[
             self.form.carries:]
         self.rows, self.stacks = [*map(_Rows, seqs)], [*map(_Rows, stacks)]
-        self.consts, self.carry = [*map(_begin, consts)], [*map(_begin, first)]
+        self.consts, self.carry = [*map(begin_of, consts)], [*map(begin_of, first)]
         self.results = [r.base for r in body.results]
         self.own = {r.base for r in body.results if r.own}
         self.late: list[RowCopy] = []  # what may be copied when the loop has ended
@@ -169,7 +178,7 @@ class _Plan:
         found = [self._iteration(i, following) for i, following in zip(
             order, [*order[1:], None], strict=False)]
         if not order:
-            self._copies(zip(map(_begin, self.ends), self.carry, self.ends, strict=True))
+            self._copies(zip(map(begin_of, self.ends), self.carry, self.ends, strict=True))
         return found, _joined(self.late)
 
     def _iteration(self, i: int, following: int | None) -> Iteration:
@@ -186,12 +195,12 @@ class _Plan:
         copies = list(zip((s.at(i) for s in self.stacks), sources[n:],
                           (s.row for s in self.stacks), strict=True))
         if following is None:
-            copies += zip(map(_begin, self.ends), sources, self.ends, strict=False)
+            copies += zip(map(begin_of, self.ends), sources, self.ends, strict=False)
         else:
             self.carry = []
             for base, source, o in zip(self.results, sources, self.ends, strict=False):
                 if base not in given and self.program.plan.buffer(base).kind == "temporary":
-                    kept = self._slot(_nbytes(o), busy)  # the next iteration writes over it
+                    kept = self._slot(bytes_of(o), busy)  # the next iteration writes over it
                     busy.add(kept)
                     after.append((kept, source, o))
                     source = kept
@@ -210,8 +219,8 @@ class _Plan:
         for rows, made in zip(self.stacks, self.results[n:], strict=True):
             if made in inputs and rows.takes(nbytes) and following is not None:
                 return rows.at(following)
-        if following is None and carries and _nbytes(self.ends[carries[0]]) == nbytes:
-            return _begin(self.ends[carries[0]])
+        if following is None and carries and bytes_of(self.ends[carries[0]]) == nbytes:
+            return begin_of(self.ends[carries[0]])
         return self._slot(nbytes, busy)
 
     def _slot(self, nbytes: int, busy: set[Lies]) -> Lies:
@@ -227,7 +236,7 @@ class _Plan:
         """Those of (target, source, what) that have to be made now: what lies in buffers of the
         program around it stays as it is."""
         for target, source, o in wanted:
-            nbytes = _nbytes(o)
+            nbytes = bytes_of(o)
             if target == source or not nbytes:
                 continue
             copy = RowCopy(target, source, nbytes)
@@ -248,19 +257,19 @@ class _Rows:
         return replace(self.whole, shape=self.whole.shape[1:])
 
     def at(self, i: int) -> Lies:
-        return _begin(self.whole).behind(i * _nbytes(self.row))
+        return begin_of(self.whole).behind(i * bytes_of(self.row))
 
     def takes(self, nbytes: int) -> bool:
         """Whether a result of so many bytes is written into a row."""
-        return nbytes == _nbytes(self.row) and nbytes % ROW_BYTES == 0
+        return nbytes == bytes_of(self.row) and nbytes % ROW_BYTES == 0
 
 
-def _begin(o: GroupOperand) -> Lies:
+def begin_of(o: GroupOperand) -> Lies:
     assert o.layout is None
     return Lies(o.name, o.offset * o.type.dtype.numpy.itemsize)
 
 
-def _nbytes(o: GroupOperand) -> int:
+def bytes_of(o: GroupOperand) -> int:
     return stored_bytes(o.shape, o.type.dtype)
 
 
@@ -277,4 +286,5 @@ def _joined(copies: Sequence[RowCopy]) -> list[RowCopy]:
     return found
 
 
-__all__ = ["IterationArguments", "LoopLaunches", "copy_of"]
+__all__ = ["IterationArguments", "Lies", "LoopLaunches", "RowCopy", "begin_of", "bytes_of",
+           "copy_of"]

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 from ....runtime.buffer import DEFAULT
 from ....runtime.flags import error_flags
 from ....runtime.graphs import DeviceGraph, recording_stream
-from ..launch_work import GroupBatch
 from .call_steps import call_steps
 from .collective_steps import CollectiveStep
 
@@ -53,9 +52,8 @@ class PlacedGraphs:
         for i, step in enumerate(steps):
             for name in step.what.buffers:
                 self.touching.setdefault(name, set()).add(i)
-        self.batches: dict[int, BatchLaunch] = {
-            i: s.what.step.launch for i, s in enumerate(steps)
-            if isinstance(s.what.step, GroupBatch)}
+        self.batches: dict[int, tuple[BatchLaunch, ...]] = {
+            i: s.what.batches for i, s in enumerate(steps) if s.what.batches}
         self.sending = {i: s.what.step for i, s in enumerate(steps)
                         if isinstance(s.what.step, CollectiveStep)}
         self.last = self.sending[max(self.sending)] if self.sending else None
@@ -126,7 +124,7 @@ class PlacedGraphs:
         if not cheap:
             graph = self.graphs[0]
         steps = {i: self.steps[i] for i in sorted(self._steps_of(graph, places))}
-        tables = {i: b.table() for i, b in self.batches.items() if i in steps}
+        tables = {i: [b.table() for b in found] for i, found in self.batches.items() if i in steps}
         self.graphs.remove(graph)
         if not graph.graph.update(self.stream, steps):
             return None
@@ -145,7 +143,7 @@ class PlacedGraphs:
 
     def _recorded(self, places: list[int]) -> PlacedGraph:
         self._count(cheap=False)
-        tables = {i: b.table() for i, b in self.batches.items()}
+        tables = {i: [b.table() for b in found] for i, found in self.batches.items()}
         made = PlacedGraph(DeviceGraph.record(self.device, self.stream, self.steps), places, tables)
         self.graphs = [*self.graphs[1 - MOST_GRAPHS:], made]
         return made
@@ -166,7 +164,8 @@ class PlacedGraph:
 
     __slots__ = ("graph", "places", "tables", "key")
 
-    def __init__(self, graph: DeviceGraph, places: list[int], tables: dict[int, BatchTable]):
+    def __init__(self, graph: DeviceGraph, places: list[int],
+                 tables: dict[int, list[BatchTable]]):
         self.graph, self.places, self.tables = graph, places, tables
         self.key: tuple[Any, ...] | None = None
 

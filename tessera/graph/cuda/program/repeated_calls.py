@@ -23,7 +23,7 @@ from ....tensor import Tensor
 from ....tile.launch.resident import Resident
 from ...donation import ALONE, blank
 from ...placed_leaves import HERE, OURS, Picker, PlacedLeaves, origins, picker
-from .graph_limits import FEWEST_LAUNCHES, launch_count
+from .graph_limits import has_few_launches
 from .placed_graphs import CHEAP_SHARE, PlacedGraph, PlacedGraphs
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ class RepeatedCalls:
 
     def __init__(self, space: Workspace, whole: bool):
         self.space, self.whole = space, whole
-        self.short = launch_count(space.program) < FEWEST_LAUNCHES
+        self.short = has_few_launches(space.program)
         lowered, self.device = space.program.lowered, space.device
         self.drawn = bool(lowered.drawn)
         # A batch has a table of where its buffers lie, which would be copied instead.

@@ -28,16 +28,17 @@ from ....tile.launch.resident import Resident
 from ...devices import tell_copied
 from ...host_copy import HostCopy
 from ...placed_leaves import PlacedLeaves
+from .batch_launch import BatchTable
 from .call_steps import call_steps
 from .collective_steps import CollectiveStep
 from .compile_program import compile_launches
-from .graph_limits import launched_by_host, why_no_graph
+from .graph_limits import launched_by_host, no_node_for, why_no_graph
 from .host_steps import HostCalls
 from .host_values import Drawn, block_of
 from .launch_arguments import LaunchArguments
 from .library_steps import LibraryStep
 from .loop_launches import LoopLaunches
-from .loop_steps import LoopStep
+from .loop_steps import DeviceLoop, LoopStep
 from .node_kernels import NodeLaunch
 from .placed_launch import Pointed
 from .repeated_calls import RepeatedCalls
@@ -45,6 +46,7 @@ from .result_buffers import ResultBuffer, may_overwrite
 from .run import CudaProgram
 from .steady_calls import SteadyCalls
 from .watched import count_results
+from .while_launches import WhileLaunches
 
 
 class Workspace(LaunchArguments):
@@ -85,12 +87,15 @@ class Workspace(LaunchArguments):
             count_results(program)
         self._place()
         self.host_calls = HostCalls(on)
-        self.inner: list[Workspace] = []  # of the iterations of its loops
+        self.inner: dict[CudaProgram, Workspace] = {}  # of the iterations of its loops
         self.loops: dict[LoopStep, LoopLaunches] = {}
+        self.host_loops: dict[LoopStep, DeviceLoop] = {}
+        self.while_loops: dict[LoopStep, WhileLaunches] = {}
         self.ran = False
         self.donated = frozenset(donated)
         self.results = self._result_buffers(donated)
         self.recorded: DeviceGraph | None = None
+        self.tables: list[BatchTable] = []  # of its batches
         self.repeated: RepeatedCalls | None = None  # from the second call on
 
     @cached_property
@@ -132,7 +137,7 @@ class Workspace(LaunchArguments):
     def record(self) -> None:
         """The steps as one graph of the driver's."""
         for step in self.program.steps:
-            if isinstance(step, LoopStep) and (why := launched_by_host(step)):
+            if isinstance(step, LoopStep) and (why := launched_by_host(step) or no_node_for(step)):
                 raise UnsupportedTargetError(
                     f"{why}: they cannot be captured in a CUDA graph",
                     where=step.callee.node.where,
@@ -149,14 +154,16 @@ class Workspace(LaunchArguments):
                     hint="ts.jit without capture=True")
         with own_stream(self.device) as stream:
             self.host_calls = HostCalls(self.device)
-            steps = [s.run for s in call_steps(self, stream)]
-            self.recorded = DeviceGraph.record(self.device, stream, steps)
+            steps = call_steps(self, stream)
+            self.tables = [b.table() for s in steps for b in s.what.batches]
+            self.recorded = DeviceGraph.record(self.device, stream, [s.run for s in steps])
 
     def inside(self, program: CudaProgram) -> Workspace:
         """Memory for the iterations of a loop, which are watched as this program is."""
-        made = Workspace(program, self.device, watched=self.watched, alone=self.alone)
-        self.inner.append(made)
-        return made
+        if program not in self.inner:
+            self.inner[program] = Workspace(program, self.device, watched=self.watched,
+                                            alone=self.alone)
+        return self.inner[program]
 
     def _at(self, name: str) -> tuple[int, Any]:
         return self.memory[self.program.base(name)]
@@ -170,6 +177,19 @@ class Workspace(LaunchArguments):
         if step not in self.loops:
             self.loops[step] = LoopLaunches(step, self.inside(step.body))
         return self.loops[step]
+
+    def host_loop(self, step: LoopStep) -> DeviceLoop:
+        """A loop whose iterations the host launches."""
+        if step not in self.host_loops:
+            self.host_loops[step] = step.on([self.inside(p) for p in step.programs])
+        return self.host_loops[step]
+
+    def while_loop(self, step: LoopStep) -> WhileLaunches:
+        """A loop whose end is data, where it is recorded."""
+        if step not in self.while_loops:
+            self.while_loops[step] = WhileLaunches(step, self.inside(step.body),
+                                                   self.inside(step.test))
+        return self.while_loops[step]
 
     def root_of(self, base: str) -> str:
         return base
