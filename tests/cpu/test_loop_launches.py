@@ -258,7 +258,11 @@ def nested(x: Tensor, w: Tensor) -> Any:
     return rows, outer
 
 
-@pytest.mark.parametrize("f", [newton, swapping, counted, nested])
+def never(x: Tensor, w: Tensor) -> Any:
+    return ts.while_loop(lambda c: ts.sum(c[0]) < 0.0, lambda c: (c[1], c[0] @ w), (x, x * 2.0))
+
+
+@pytest.mark.parametrize("f", [newton, swapping, counted, nested, never])
 def test_loops_whose_end_is_data_are_nodes_of_graphs(f, driver, rng):
     """As on the CPU; nothing is waited for, and nothing launched, from the third call on."""
     w = ts.tensor(np.eye(D, dtype=np.float32) * 0.9)
@@ -287,3 +291,27 @@ def test_a_driver_whose_graphs_have_no_loops(driver, monkeypatch):
         "off: the host launches the iterations of while_loop: graphs of this driver have no loops")
     with pytest.raises(ts.UnsupportedTargetError, match="graphs of this driver have no loops"):
         ts.jit(newton, capture_graph=True)(x, w)
+
+
+@pytest.mark.usefixtures("fresh_config")
+def test_what_goes_wrong_in_a_graph_s_loops_is_blamed(driver):
+    """At the line inside of the loop, call after call."""
+    def rows(x: Tensor) -> Any:
+        return ts.scan(lambda c, _: (ts.log(c) + 0.0, ts.sum(c)), x, None, length=4)  # rows
+
+    def last(x: Tensor) -> Tensor:
+        return ts.while_loop(lambda c: c[1] < 4, lambda c: (ts.log(c[0]) + 0.0, c[1] + 1),  # last
+                             (x, ts.tensor(0, "int32")))[0]
+
+    good, wrong = ts.full((B, D), 20.0).to("cuda"), ts.full((B, D), 3.0).to("cuda")
+    with ts.debug.numerics("raise"):
+        for f in (rows, last):
+            g = ts.jit(f)
+            for x in (good, good, wrong, good, wrong):
+                if x is good:
+                    g(x)
+                    continue
+                with pytest.raises(ts.NumericsError, match="log: nan in f32") as e:
+                    g(x)
+                assert f"# {f.__name__}" in e.value.where.text
+    assert driver.graph_launches == 2 * 4
