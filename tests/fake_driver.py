@@ -473,8 +473,8 @@ class Driver(Captures):
     def judge(self, handle, condition, numbers):
         """What conditional_nodes.GOES_ON says."""
         self.conditions[handle] = ctypes.c_uint8.from_address(condition).value
-        words = (ctypes.c_int64 * 2).from_address(numbers)
-        words[:] = words[0] + 1, words[0]
+        words = (ctypes.c_int64 * 3).from_address(numbers)
+        words[0], words[2] = words[0] + 1, words[0]
 
     def launch(self, config, function, addresses, extra):
         """As the driver: on the default stream only in the function's own context."""

@@ -4,10 +4,10 @@
     ...                                   # a stream is being recorded; the bool is written on it
     loop.record(stream, inside, steps)    # steps work on `inside`, and write the bool again
 
-numbers: two int64 in device memory, zeros before the loop: the number of the test that comes next,
-and that of the iteration under way. A kernel behind each test sets both and the node's condition.
-It is PTX that the driver compiles: it alone links what sets a condition, which is a function of
-CUDA's device library (cudaGraphSetConditional; CUDA Runtime API, Graph Management).
+numbers: two int64 in device memory, 16 bytes apart, zeros before the loop: the number of the test
+that comes next, and that of the iteration under way. A kernel behind each test sets both and the
+node's condition. It is PTX that the driver compiles: it alone links what sets a condition, which is
+a function of CUDA's device library (cudaGraphSetConditional; CUDA Runtime API, Graph Management).
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from .device import Device, check, driver
 from .module import LoadedKernel
 from .target import target_for
 
+NUMBER_BYTES = 16  # from number to number: kernels read them as they read any array
 OLDEST = 12040  # the driver that has such nodes with loops in them
 GOES_ON = b"""
 .version 7.8
@@ -42,7 +43,7 @@ GOES_ON = b"""
     selp.u32 %value, 1, 0, %p;
     ld.global.u64 %test, [%numbers];
     add.u64 %next, %test, 1;
-    st.global.u64 [%numbers + 8], %test;
+    st.global.u64 [%numbers + 16], %test;
     st.global.u64 [%numbers], %next;
     {
         .param .b64 to;
@@ -113,4 +114,4 @@ def _recorded(stream: int) -> tuple[int, int, int]:
     return graph, nodes, count
 
 
-__all__ = ["WhileNode", "has_conditional_nodes"]
+__all__ = ["NUMBER_BYTES", "WhileNode", "has_conditional_nodes"]

@@ -14,7 +14,9 @@ from lowering_cases import apart as apart
 from tessera.graph import host_loop
 from tessera.graph.cuda import CudaProgram
 from tessera.graph.cuda.program import graph_limits, placed_graphs
+from tessera.runtime.recordings import is_recording
 from tessera.tensor import Tensor
+from tessera.tile.launch import machine_code
 
 T, B, D = 6, 3, 8
 
@@ -263,8 +265,16 @@ def never(x: Tensor, w: Tensor) -> Any:
 
 
 @pytest.mark.parametrize("f", [newton, swapping, counted, nested, never])
-def test_loops_whose_end_is_data_are_nodes_of_graphs(f, driver, rng):
-    """As on the CPU; nothing is waited for, and nothing launched, from the third call on."""
+def test_loops_whose_end_is_data_are_nodes_of_graphs(f, driver, rng, monkeypatch):
+    """As on the CPU; nothing is waited for, and nothing launched, from the third call on; kernels
+    are compiled before they are recorded."""
+    compiled = machine_code.compile_request
+
+    def apart_from_recordings(*given: Any, **more: Any) -> Any:
+        assert not is_recording()
+        return compiled(*given, **more)
+
+    monkeypatch.setattr(machine_code, "compile_request", apart_from_recordings)
     w = ts.tensor(np.eye(D, dtype=np.float32) * 0.9)
     xs = [ts.tensor(rng.uniform(0.5, 4, (B, D)).astype(np.float32)) for _ in range(4)]
     want = [[y.numpy() for y in ts.graph.tree.flatten(ts.jit(f)(x, w))[0]] for x in xs]

@@ -21,6 +21,7 @@ import numpy as np
 from ....lazy_dataclass import dataclass
 from ....numerics import stored_bytes
 from ....runtime.buffer import DeviceBuffer
+from ....runtime.conditional_nodes import NUMBER_BYTES
 from ...schedule.ir import GroupOperand
 from .compile_program import compile_launches
 from .launch_arguments import LaunchArguments
@@ -68,9 +69,9 @@ class LoopLaunches:
     def __init__(self, step: LoopStep, body: Workspace):
         self.body, self.form = body, step.callee.form
         assert self.form.length is not None
-        self.numbers = DeviceBuffer(max(8 * self.form.length, 1), body.device)
+        self.numbers = DeviceBuffer(max(NUMBER_BYTES * self.form.length, 1), body.device)
         if self.form.length:
-            self.numbers.load(np.arange(self.form.length, dtype=np.int64))
+            self.numbers.load(np.arange(self.form.length * 2, dtype=np.int64) // 2)
         self.slots = dict[int, DeviceBuffer]()  # by where they begin
         self.iterations, self.ends = _Plan(self, step).made()
         self._to_compile: list[IterationArguments] = []
@@ -86,16 +87,9 @@ class LoopLaunches:
 
     def compile(self) -> None:
         """Its kernels, for arrays as they begin now."""
-        chosen, self._to_compile, self.body.compiled = self._to_compile, [], True
-        if chosen:
-            compile_launches([c for one in chosen for c in one.calls],
-                             [b for one in chosen for b in one.batches.values()],
-                             [s for s in self.body.program.steps if isinstance(s, NodeLaunch)],
-                             chosen[0].pointer, self.body.device.index)
-        for one in chosen:
-            one.calls, one.compiled = [], True
-        for loop in self.body.loops.values():
-            loop.compile()
+        compile_arguments(self._to_compile)
+        self._to_compile, self.body.compiled = [], True
+        self.body.compile_loops()
 
 
 class IterationArguments(LaunchArguments):
@@ -141,6 +135,18 @@ class IterationArguments(LaunchArguments):
         return lies.byte + (self.outer.pointer(lies.buffer) if lies.buffer else 0)
 
 
+def compile_arguments(chosen: Sequence[IterationArguments]) -> None:
+    """What launches of iterations of one program have to have compiled, as they lie now."""
+    if chosen:
+        first = chosen[0]
+        compile_launches([c for one in chosen for c in one.calls],
+                         [b for one in chosen for b in one.batches.values()],
+                         [s for s in first.program.steps if isinstance(s, NodeLaunch)],
+                         first.pointer, first.device.index)
+    for one in chosen:
+        one.calls, one.compiled = [], True
+
+
 def copy_of(outer: LaunchArguments, copy: RowCopy, stream: int) -> tuple[Any, frozenset[str]]:
     """What copies rows in a call, and the buffers whose addresses it is given."""
     names = set[str]()
@@ -183,7 +189,7 @@ class _Plan:
 
     def _iteration(self, i: int, following: int | None) -> Iteration:
         """following: the number of the iteration behind this one."""
-        inputs = [Lies("", self.loop.numbers.pointer + 8 * i), *self.carry,
+        inputs = [Lies("", self.loop.numbers.pointer + NUMBER_BYTES * i), *self.carry,
                   *(rows.at(i) for rows in self.rows), *self.consts]
         given = dict(zip(self.program.lowered.inputs, inputs, strict=True))
         busy = set(self.carry)
@@ -287,4 +293,4 @@ def _joined(copies: Sequence[RowCopy]) -> list[RowCopy]:
 
 
 __all__ = ["IterationArguments", "Lies", "LoopLaunches", "RowCopy", "begin_of", "bytes_of",
-           "copy_of"]
+           "compile_arguments", "copy_of"]

@@ -143,6 +143,7 @@ class PlacedGraphs:
 
     def _recorded(self, places: list[int]) -> PlacedGraph:
         self._count(cheap=False)
+        self.space.compile_loops()
         tables = {i: [b.table() for b in found] for i, found in self.batches.items()}
         made = PlacedGraph(DeviceGraph.record(self.device, self.stream, self.steps), places, tables)
         self.graphs = [*self.graphs[1 - MOST_GRAPHS:], made]

@@ -16,17 +16,22 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ....runtime.buffer import DeviceBuffer, fill_bytes
-from ....runtime.conditional_nodes import WhileNode
+from ....runtime.conditional_nodes import NUMBER_BYTES, WhileNode
 from ....runtime.graphs import recording_stream
 from .launch_arguments import LaunchArguments
-from .loop_launches import IterationArguments, Lies, RowCopy, begin_of, bytes_of
+from .loop_launches import (
+    IterationArguments,
+    Lies,
+    RowCopy,
+    begin_of,
+    bytes_of,
+    compile_arguments,
+)
 from .loop_steps import LoopStep
 from .result_buffers import may_overwrite
 
 if TYPE_CHECKING:
     from .workspace import Workspace
-
-NUMBER_BYTES = 8
 
 
 class WhileLaunches:
@@ -38,6 +43,7 @@ class WhileLaunches:
         self.numbers = self._new(2 * NUMBER_BYTES)
         self.carry = [self._new(bytes_of(o)) for o in step.group.writes]
         self.goes_on = self._new(1)
+        self._to_compile: list[IterationArguments] = []
         self.made = self._places_of_results()
         self.copies = self._copies()
 
@@ -112,8 +118,16 @@ class WhileLaunches:
         return [*first, *last]
 
     def _ready(self, made: IterationArguments) -> IterationArguments:
-        made.compiled = True  # what a recording asks for is compiled when it is launched
+        self._to_compile.append(made)
         return made
+
+    def compile(self) -> None:
+        """Its kernels, before they are recorded: where results lie in the place of operands they
+        are other code than what the host launches."""
+        chosen, self._to_compile = self._to_compile, []
+        for space in (self.test, self.body):
+            compile_arguments([one for one in chosen if one.body is space])
+            space.compile_loops()
 
     def _inputs(self, space: Workspace, number: Lies) -> dict[str, Lies]:
         consts = self.form.split(self.step.group.reads)[2]

@@ -134,6 +134,11 @@ class Workspace(LaunchArguments):
             for name, array in self.program.lowered.constants.items():
                 self._load(name, array)
 
+    def compile_loops(self) -> None:
+        """What nodes that loop have to have compiled, before they are recorded."""
+        for loop in (*self.loops.values(), *self.while_loops.values()):
+            loop.compile()
+
     def record(self) -> None:
         """The steps as one graph of the driver's."""
         for step in self.program.steps:
@@ -155,6 +160,7 @@ class Workspace(LaunchArguments):
         with own_stream(self.device) as stream:
             self.host_calls = HostCalls(self.device)
             steps = call_steps(self, stream)
+            self.compile_loops()
             self.tables = [b.table() for s in steps for b in s.what.batches]
             self.recorded = DeviceGraph.record(self.device, stream, [s.run for s in steps])
 
@@ -399,8 +405,7 @@ class Workspace(LaunchArguments):
         compile_launches(self.calls, batches, nodes, self.pointer,
                          self.device.index)
         self.compiled, self.calls = True, []
-        for loop in self.loops.values():
-            loop.compile()
+        self.compile_loops()
 
     def _result_buffers(self, donated: Sequence[int]) -> list[ResultBuffer]:
         """The first result of a buffer that kernels write takes its memory, others are copied."""
