@@ -136,8 +136,10 @@ class Workspace(LaunchArguments):
 
     def compile_loops(self) -> None:
         """What nodes that loop have to have compiled, before they are recorded."""
-        for loop in (*self.loops.values(), *self.while_loops.values()):
+        for loop in self.loops.values():
             loop.compile()
+        for endless in self.while_loops.values():
+            endless.compile()
 
     def record(self) -> None:
         """The steps as one graph of the driver's."""
