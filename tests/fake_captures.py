@@ -30,6 +30,7 @@ class Capture:
     valid: bool = True
     work: list[tuple[int, Callable[[], Any]]] = field(default_factory=list)
     clocks: dict[int, dict[int, int]] = field(default_factory=dict)
+    into: int = 0
 
     def ask(self, stream: int, node: int, work: Callable[[], Any]) -> None:
         self.work.append((node, work))
@@ -88,11 +89,12 @@ class Captures:
         return self.unsafe(what)
 
     # --- of the driver ---------------------------------------------------------------------------
-    def begin_capture(self, stream: int, mode: int, context: int) -> int:
+    def begin_capture(self, stream: int, mode: int, context: int, into: int = 0) -> int:
+        """into: the graph of a conditional node."""
         if stream in LEGACY or self.capture_of(stream) is not None:
             return UNSUPPORTED
         self.captures.append(Capture(stream, mode, threading.get_ident(), context,
-                                     clocks={stream: {}}))
+                                     clocks={stream: {}}, into=into))
         return 0
 
     def end_capture(self, stream: int) -> tuple[int, Capture | None]:

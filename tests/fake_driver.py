@@ -13,6 +13,7 @@ import ctypes
 import itertools
 import struct
 from collections.abc import Callable
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
@@ -23,6 +24,7 @@ from tessera.graph.cuda.program import collective_steps
 from tessera.runtime import (
     arrays,
     buffer,
+    conditional_nodes,
     copies,
     counter_words,
     device,
@@ -43,6 +45,7 @@ from tessera.tile.launch import recipe, resident, results
 
 CONTEXT = 77
 INVALID_VALUE, NOT_READY = 1, 600
+MEMSET_NODE = 2  # CUgraphNodeType
 RESERVED, USED = libcuda.MEMPOOL_RESERVED_MEM_CURRENT, libcuda.MEMPOOL_USED_MEM_CURRENT
 HIGH = libcuda.MEMPOOL_USED_MEM_HIGH
 
@@ -59,7 +62,33 @@ class Kernel:
         self.driver, self.launch = driver, launch
 
     def __call__(self) -> None:
+        if self.launch.f == b"goes_on":
+            return self.driver.judge(*self.launch.values)
         self.driver.run(self.launch)
+
+
+@dataclass(frozen=True)
+class Copy:
+    """A copy as work to do."""
+
+    target: int
+    source: int
+    nbytes: int
+
+    def __call__(self) -> None:
+        ctypes.memmove(self.target, self.source, self.nbytes)
+
+
+class Loop:
+    """A conditional node as work to do."""
+
+    def __init__(self, driver: Driver, handle: int):
+        self.driver, self.handle, self.work = driver, handle, []
+
+    def __call__(self) -> None:
+        while self.driver.conditions[self.handle]:
+            for work in self.work:
+                work()
 
 
 class Driver(Captures):
@@ -73,7 +102,9 @@ class Driver(Captures):
         self.names: dict[int, bytes] = {}  # of statuses
         self.capturing = libcuda.CAPTURE_STATUS_NONE
         self.current = 0
-        self.formats: dict[Any, str] = {}  # by name, or by the machine code
+        self.formats: dict[Any, str] = {b"goes_on": "qqq"}  # by name, or by the machine code
+        self.conditions: dict[int, int] = {}  # by handle, of conditional nodes
+        self.loops: dict[int, Loop] = {}  # by their graphs
         self.handles: list[tuple[Any, int]] = []  # functions, and the contexts they belong to
         self.waits = 0
         self.run: Any = None
@@ -185,6 +216,9 @@ class Driver(Captures):
         status, made = self.end_capture(stream)
         if made is None:
             return status, 0
+        if made.into:
+            self.loops[made.into].work = [work for _, work in made.work]
+            return 0, made.into
         self.graphs.append([node for node, _ in made.work])
         self.nodes.update(made.work)
         return 0, len(self.graphs)
@@ -194,7 +228,34 @@ class Driver(Captures):
         if mine is None or not mine.valid:
             return INVALIDATED, 0, 0, 0, 0, 0
         self.told = (ctypes.c_void_p * 1)(*(node for node, _ in mine.work[-1:]))
-        return 0, 1, 1, 1, ctypes.addressof(self.told), len(mine.work[-1:])
+        return 0, 1, 1, id(mine), ctypes.addressof(self.told), len(mine.work[-1:])
+
+    # A conditional node is one that does the work of its own graph while its handle is set.
+    def cuStreamBeginCaptureToGraph(self, stream, graph, behind, edges, count, mode):
+        assert graph in self.loops and not count
+        return (self.begin_capture(stream, mode, self.current, graph),)
+
+    def cuGraphConditionalHandleCreate(self, graph, context, value, flags):
+        assert context == CONTEXT
+        handle = next(self.numbers)
+        self.conditions[handle] = value
+        return 0, handle
+
+    def cuGraphAddNode(self, graph, behind, count, parameters):
+        told = libcuda.ConditionalNode.from_address(parameters)
+        assert (told.kind, told.condition, told.size) == (13, 1, 1)
+        mine = next(c for c in self.captures if id(c) == graph)
+        node, body = next(self.numbers), next(self.numbers)
+        self.loops[body] = loop = Loop(self, told.handle)
+        loop.bodies = (ctypes.c_void_p * 1)(body)
+        told.bodies = loop.bodies
+        mine.ask(mine.origin, node, loop)
+        return 0, node
+
+    def cuStreamUpdateCaptureDependencies(self, stream, nodes, count, flags):
+        (node,) = (ctypes.c_void_p * count).from_address(nodes)
+        assert flags == 1 and node == self.capture_of(stream).work[-1][0]
+        return (0,)
 
     def cuDriverGetVersion(self):
         return 0, 12080
@@ -206,7 +267,10 @@ class Driver(Captures):
         return 0, len(found)
 
     def cuGraphNodeGetType(self, node):
-        return 0, 0 if getattr(self.nodes[node], "kernel", False) else 1
+        work = self.nodes[node]
+        return 0, libcuda.KERNEL_NODE if getattr(work, "kernel", False) else (
+            libcuda.COPY_NODE if isinstance(work, Copy) else
+            libcuda.CONDITIONAL_NODE if isinstance(work, Loop) else MEMSET_NODE)
 
     def cuGraphKernelNodeGetParams(self, node, at):
         ctypes.c_uint64.from_address(at).value = node
@@ -219,6 +283,12 @@ class Driver(Captures):
         self.executables[executable - 1][node] = self.nodes[new]
         self.node_updates += 1
         return (0,)
+
+    cuGraphMemcpyNodeGetParams = cuGraphKernelNodeGetParams
+
+    def cuGraphExecMemcpyNodeSetParams(self, executable, node, at, context):
+        assert context == CONTEXT
+        return self.cuGraphExecKernelNodeSetParams(executable, node, at)
 
     def cuGraphInstantiateWithParams(self, graph, parameters):
         self.executables.append({n: self.nodes[n] for n in self.graphs[graph - 1]})
@@ -362,8 +432,7 @@ class Driver(Captures):
 
     def cuMemcpyDtoHAsync(self, target, source, nbytes, stream):
         late = "copies" if stream else "kernels"  # those of the default stream are among kernels
-        return (self._do(stream, lambda: ctypes.memmove(target, source, nbytes),
-                         self.late == late),)
+        return (self._do(stream, Copy(target, source, nbytes), self.late == late),)
 
     cuMemcpyDtoDAsync = cuMemcpyDtoHAsync
 
@@ -401,6 +470,12 @@ class Driver(Captures):
     def cuMemHostGetDevicePointer(self, pointer, flags):
         return 0, pointer
 
+    def judge(self, handle, condition, numbers):
+        """What conditional_nodes.GOES_ON says."""
+        self.conditions[handle] = ctypes.c_uint8.from_address(condition).value
+        words = (ctypes.c_int64 * 3).from_address(numbers)
+        words[0], words[2] = words[0] + 1, words[0]
+
     def launch(self, config, function, addresses, extra):
         """As the driver: on the default stream only in the function's own context."""
         told = libcuda.LaunchConfig.from_address(config.value)
@@ -430,7 +505,7 @@ def driver(monkeypatch):
     fake = Driver()
     for part in (device, buffer, copies, offloaded, graphs, graph_events, staging, memory_pools,
                  module, arrays, tensormap, flags, timing, recipe, resident, results,
-                 collective_steps, window_memory):
+                 collective_steps, window_memory, conditional_nodes):
         if hasattr(part, "driver"):
             monkeypatch.setattr(part, "driver", lambda: fake)
     one = device.Device(0, "fake", (9, 0), 1 << 30, 132, 1 << 20, 232448, 65536, CONTEXT)
@@ -444,7 +519,8 @@ def driver(monkeypatch):
         monkeypatch.setattr(part, name, fake.while_it_lasts(getattr(part, name)))
     kept = (buffer._copies, memory_pools.keep_freed, flags.error_flags, flags.printed_lines,
             results.numbers, offloaded.copy_streams, graphs.recording_stream,
-            counter_words.counter_words)
+            counter_words.counter_words, conditional_nodes.has_conditional_nodes,
+            conditional_nodes._kernel)
     for made in kept:
         made.cache_clear()
     monkeypatch.setattr(flags, "_flags", {})

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 from ..graph import functions as F
 from ..graph.ir import Graph, Node, Value, node_effects
+from ..graph.op import Aval
 from ..graph.simplify import remove_dead
 from ..graph.trace import apply
 from ..lazy_dataclass import dataclass
@@ -53,6 +54,7 @@ def split_of(loop: Loop) -> Callable[..., Sequence[Tensor]] | None:
     if not long or body.captures or not any(n.op.matmul for n in body.nodes) or any(
             node_effects(n) or n.op.host or n.op.makes == "key" for n in body.nodes):
         return None
+    loop = replace(loop, body=_with_casts_of_joins(loop))
     found = _found(loop)
     if not found.hoisted and not found.behind:
         return None
@@ -87,6 +89,13 @@ def _found(loop: Loop) -> _Split:
     if any(carries[i] in kept for i in grown) or not any(m.op.matmul for m in behind):
         grown, apart, behind, kept = {}, [], [], {}
         inside = _before(body.outputs, made)
+    elif kept:
+        behind, kept = _narrow(behind, kept)
+        wide = _widened(loop, apart, made)
+        apart, behind = [*apart, *wide], [*behind, *wide.values()]
+        kept |= dict.fromkeys(m.inputs[0] for m in wide.values())
+        inside = _before([*(y for i, y in enumerate(body.outputs)
+                            if i not in grown and i not in apart), *kept], made)
     front = _front([m for m in body.nodes if m in inside and late.isdisjoint(m.outputs)], moving,
                    count)
     chosen = set(front)
@@ -94,6 +103,61 @@ def _found(loop: Loop) -> _Split:
     read = {v for m in rest for v in m.inputs} | set(body.outputs) | set(kept)
     hoisted = [v for m in front for v in m.outputs if v in read and v in moving]
     return _Split(front, hoisted, grown, apart, list(kept), behind)
+
+
+def _narrow(behind: list[Node], kept: dict[Value, None]) -> tuple[list[Node], dict[Value, None]]:
+    """The same with casts of what is kept to narrower types in the loop, where nothing else is made
+    of it: fewer bytes are kept."""
+    readers: dict[Value, list[Node]] = {}
+    for m in behind:
+        for v in m.inputs:
+            readers.setdefault(v, []).append(m)
+    found: dict[Value, None] = {}
+    gone = set[Node]()
+    for v in kept:
+        casts = readers.get(v, [])
+        narrow = casts and all(m.op.name == "cast" and _bits(m.outputs[0]) < _bits(v)
+                               for m in casts)
+        gone.update(casts if narrow and len({m.outputs[0].aval for m in casts}) == 1 else ())
+        found |= dict.fromkeys([m.outputs[0] for m in casts] if gone.issuperset(casts) and casts
+                               else [v])
+    return [m for m in behind if m not in gone], found
+
+
+def _with_casts_of_joins(loop: Loop) -> Graph:
+    """The body, with results that are values of a narrower type joined and then cast in place of
+    cast and then joined."""
+    body, nodes = loop.body, list[Node]()
+    made = {v: node for node in body.nodes for v in node.outputs}
+    results = set(body.outputs[loop.n_carry:])
+    for node in body.nodes:
+        casts = [m for v in node.inputs if (m := made.get(v)) is not None and m.op.name == "cast"]
+        sources = {m.inputs[0].aval.type for m in casts}
+        if node.op.name == "concatenate" and results.issuperset(node.outputs) and len(
+                sources) == 1 and len(casts) == len(node.inputs) and all(map(_widens, casts)):
+            whole = Value(Aval(node.outputs[0].aval.shape, sources.pop()))
+            nodes += [Node(node.op, tuple(m.inputs[0] for m in casts), node.attrs, (whole,),
+                           node.where),
+                      Node(casts[0].op, (whole,), casts[0].attrs, node.outputs, casts[0].where)]
+        else:
+            nodes.append(node)
+    return replace(body, nodes=tuple(nodes))
+
+
+def _widens(cast: Node) -> bool:
+    return _bits(cast.inputs[0]) < _bits(cast.outputs[0])
+
+
+def _widened(loop: Loop, apart: Sequence[int], made: dict[Value, Node]) -> dict[int, Node]:
+    """By number, the casts to wider types that are results: they are made behind the loop."""
+    found = {i: made[y] for i, y in enumerate(loop.body.outputs)
+             if i >= loop.n_carry and i not in apart and y in made}
+    return {i: m for i, m in found.items()
+            if m.op.name == "cast" and _widens(m)}
+
+
+def _bits(v: Value) -> int:
+    return v.aval.dtype.bits
 
 
 def _reached(loop: Loop, nodes: Iterable[Node]) -> tuple[set[Value], set[Value]]:

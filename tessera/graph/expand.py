@@ -43,8 +43,10 @@ def split_loops(graph: Graph) -> Graph:
 
 def _without_control(node: Node) -> Rule | None:
     op = node.op
-    if op.repeats is not None and op.repeats(**node.attrs).is_long:
-        return None
+    if op.repeats is not None:
+        loop = op.repeats(**node.attrs)
+        if loop.is_long or loop.is_launched:
+            return None
     return (op.expand or op.unroll) if op.graph_attrs else None
 
 

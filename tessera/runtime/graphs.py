@@ -23,7 +23,8 @@ from .device import Device, check, device, driver, outside_capture
 from .graph_events import drop_repeated
 from .recordings import recording
 
-PARAMETER_BYTES = 256  # more than CUDA_KERNEL_NODE_PARAMS has (72), which is passed on as it is
+PARAMETER_BYTES = 256  # more than CUDA_KERNEL_NODE_PARAMS (72) and CUDA_MEMCPY3D (200) have
+CHANGED = {libcuda.KERNEL_NODE, libcuda.COPY_NODE}  # kinds of nodes
 
 Step = Callable[[], Any]
 
@@ -62,21 +63,30 @@ class DeviceGraph:
 
     def update(self, stream: int, steps: Mapping[int, Step]) -> bool:
         """These steps, by number, with what they ask for now. Launches that are under way keep what
-        they had. False where one asks for more than a kernel: then nothing has changed."""
+        they had. False where one asks for more than a kernel or a copy: then nothing has changed.
+        """
         library = driver()
         with self.device.current(), _scratch(stream, list(steps.values())) as (graph, nodes):
             count = check(library.cuGraphGetNodes(graph, None, 0), "count the nodes of a graph")
             old = [self.nodes[i] for i in steps]
-            if count != len(nodes) or not all((*old, *nodes)) or any(
-                    check(library.cuGraphNodeGetType(n), "ask for the kind of a node")
-                    != libcuda.KERNEL_NODE for n in (*old, *nodes)):
+            if count != len(nodes) or not all((*old, *nodes)):
+                return False
+            kinds = [check(library.cuGraphNodeGetType(n), "ask for the kind of a node")
+                     for n in (*old, *nodes)]
+            if kinds[:count] != kinds[count:] or not CHANGED.issuperset(kinds):
                 return False
             memory = ctypes.create_string_buffer(PARAMETER_BYTES)
             at = ctypes.addressof(memory)
-            for mine, new in zip(old, nodes, strict=True):
-                check(library.cuGraphKernelNodeGetParams(new, at), "read a node of a graph")
-                check(library.cuGraphExecKernelNodeSetParams(self._executable, mine, at),
-                      "change a node of a graph")
+            for mine, new, kind in zip(old, nodes, kinds, strict=False):
+                if kind == libcuda.KERNEL_NODE:
+                    read = library.cuGraphKernelNodeGetParams(new, at)
+                    check(read, "read a node of a graph")
+                    made = library.cuGraphExecKernelNodeSetParams(self._executable, mine, at)
+                else:
+                    check(library.cuGraphMemcpyNodeGetParams(new, at), "read a node of a graph")
+                    made = library.cuGraphExecMemcpyNodeSetParams(
+                        self._executable, mine, at, self.device.context)
+                check(made, "change a node of a graph")
         return True
 
 
@@ -117,8 +127,9 @@ def _last_node(stream: int) -> int:
 
 
 @functools.cache
-def recording_stream(index: int) -> int:
-    """A stream of the device on which graphs are recorded, and nothing runs."""
+def recording_stream(index: int, depth: int = 0) -> int:
+    """A stream of the device on which graphs are recorded, and nothing runs. depth: of a loop in a
+    graph, which is recorded while what is around it is."""
     return new_stream(device(index))
 
 

@@ -40,7 +40,9 @@ EVENT_DISABLE_TIMING = 2
 MEMPOOL_RELEASE_THRESHOLD, MEMPOOL_RESERVED_MEM_CURRENT = 4, 5
 MEMPOOL_USED_MEM_CURRENT, MEMPOOL_USED_MEM_HIGH = 7, 8
 CAPTURE_STATUS_NONE, CAPTURE_MODE_THREAD_LOCAL, CAPTURE_MODE_RELAXED = 0, 1, 2
-KERNEL_NODE, WAIT_NODE, RECORD_NODE = 0, 6, 7  # of a graph
+KERNEL_NODE, COPY_NODE, WAIT_NODE, RECORD_NODE, CONDITIONAL_NODE = 0, 1, 6, 7, 13  # of a graph
+WHILE_CONDITION = 1  # of a conditional node: its graph runs again and again
+SET_CAPTURE_DEPENDENCIES = 1
 MEMHOSTALLOC_PORTABLE, MEMHOSTALLOC_DEVICEMAP = 1, 2
 LAUNCH_CLUSTER_DIMENSION, LAUNCH_PROGRAMMATIC_STREAM_SERIALIZATION = 4, 6
 TENSOR_MAP_TYPES = {name: i for i, name in enumerate((
@@ -61,6 +63,20 @@ class GraphParams(ctypes.Structure):
 
     _fields_ = (("flags", ctypes.c_ulonglong), ("upload_stream", ctypes.c_void_p),
                 ("failed_node", ctypes.c_void_p), ("result", ctypes.c_int))
+
+
+class ConditionalNode(ctypes.Structure):
+    """CUgraphNodeParams of a conditional node. bodies: the graphs that the driver gives it."""
+
+    _fields_ = (("kind", ctypes.c_int), ("reserved", ctypes.c_int * 3),
+                ("handle", ctypes.c_uint64), ("condition", ctypes.c_int), ("size", ctypes.c_uint),
+                ("bodies", ctypes.POINTER(ctypes.c_void_p)), ("context", ctypes.c_void_p),
+                ("rest", ctypes.c_longlong * 26))
+
+    @staticmethod
+    def of_while(handle: int, context: int) -> ConditionalNode:
+        return ConditionalNode(kind=CONDITIONAL_NODE, handle=handle, condition=WHILE_CONDITION,
+                               size=1, context=context)
 
 
 class LaunchConfig(ctypes.Structure):
@@ -185,6 +201,10 @@ DriverFunction("cuStreamIsCapturing", "ptr *int")
 DriverFunction("cuStreamBeginCapture_v2", "ptr int")
 DriverFunction("cuStreamEndCapture", "ptr *ptr")
 DriverFunction("cuStreamGetCaptureInfo_v2", "ptr *int *size *ptr *ptr *size")
+DriverFunction("cuStreamBeginCaptureToGraph", "ptr ptr ptr ptr size int")
+DriverFunction("cuStreamUpdateCaptureDependencies", "ptr ptr size uint")
+DriverFunction("cuGraphConditionalHandleCreate", "*size ptr ptr uint uint")
+DriverFunction("cuGraphAddNode", "*ptr ptr ptr size ptr")
 DriverFunction("cuGraphInstantiateWithParams", "*ptr ptr ptr")
 DriverFunction("cuGraphGetNodes", "ptr ptr &size")
 DriverFunction("cuGraphNodeGetType", "ptr *int")
@@ -195,6 +215,8 @@ DriverFunction("cuGraphEventRecordNodeGetEvent", "ptr *ptr")
 DriverFunction("cuGraphEventWaitNodeGetEvent", "ptr *ptr")
 DriverFunction("cuGraphKernelNodeGetParams_v2", "ptr ptr")
 DriverFunction("cuGraphExecKernelNodeSetParams_v2", "ptr ptr ptr")
+DriverFunction("cuGraphMemcpyNodeGetParams", "ptr ptr")
+DriverFunction("cuGraphExecMemcpyNodeSetParams", "ptr ptr ptr ptr")
 DriverFunction("cuGraphLaunch", "ptr ptr")
 DriverFunction("cuGraphDestroy", "ptr")
 DriverFunction("cuGraphExecDestroy", "ptr")

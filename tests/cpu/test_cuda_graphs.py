@@ -329,9 +329,9 @@ def test_a_report_of_a_kernel_is_raised_by_the_next_call(gpu, driver, rng):
 @pytest.mark.parametrize(("fn", "why"), [
     (lambda x: ts.debug.print("{}", ts.tanh(x @ x)[0, 0]) or ts.tanh(ts.tanh(x @ x) @ x),
      "print runs on the host"),
-    (lambda x: ts.while_loop(lambda c: ts.sum(c) > 1.0, lambda c: c * 0.5,
-                             ts.tanh(ts.tanh(x @ x) @ x)),
-     "the host launches the iterations of while_loop"),
+    (lambda x: ts.while_loop(lambda c: ts.sum(ts.abs(c)) > 1.0, lambda c: 0.1 * ts.solve(
+        ts.full((6, 6), 1.0) + ts.eye(6), c), ts.tanh(ts.tanh(x @ x) @ x)),
+     "the host launches the iterations of while_loop, since solve runs in cuSOLVER"),
     (lambda x: ts.solve(ts.tanh(ts.tanh(x @ x) @ x), x), "solve runs in "),
 ])
 def test_what_is_no_graph_says_why(fn, why, driver, rng):

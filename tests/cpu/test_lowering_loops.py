@@ -1,8 +1,8 @@
-"""Loops whose iterations the host launches on a GPU: while_loop, and scans too long to write out.
-"""
+"""Loops that are steps on a GPU: while_loop, and scans too long to be written out."""
 
 from __future__ import annotations
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -11,6 +11,7 @@ from fake_gpu import Copies
 from fake_gpu import driver as driver
 from fake_gpu import gpu as gpu
 from lowering_cases import apart as apart
+from tessera import Tensor, f32
 from tessera.errors import UnsupportedTargetError
 from tessera.graph import host_loop
 from tessera.graph.cuda import CudaProgram, text_of
@@ -79,11 +80,11 @@ def test_a_while_loop_under_vmap_and_in_forward_mode(gpu, rng):
     check(lambda x: ts.jvp(f, (x,), (x * 0 + 1,)), rows[0])
 
 
-def test_the_schedule_says_that_the_host_waits():
+def test_the_schedule_says_who_goes_on():
     graph = ts.jit(newton).graph(ts.ones(7))
     text = text_of("schedule", graph, "sm_90a")
-    assert "the host, as long as while_loop goes on: it reads the condition back before each" in \
-        text
+    assert "as long as while_loop goes on, by a node of the CUDA graph; where none is recorded, " \
+        "the host reads the condition back before each iteration" in text
     assert "while_loop" in text and "test_lowering_loops.py" in text
 
 
@@ -195,10 +196,11 @@ def test_what_goes_wrong_in_an_iteration_is_blamed(fresh_config, gpu, short, apa
 
 
 def test_what_cannot_be_captured_says_so(gpu, rng):
-    x = ts.ones(7)
-    executable = DeviceExecutable(ts.jit(newton).graph(x), capture=True)
-    with pytest.raises(UnsupportedTargetError, match="the host launches the iterations of while_"):
-        executable.run([x.array])
+    x = ts.ones((7, 7))
+    graph = ts.jit(lambda x: ts.while_loop(
+        lambda c: ts.sum(c) > 1.0, lambda c: 0.1 * ts.solve(x + ts.eye(7), c), x)).graph(x)
+    with pytest.raises(UnsupportedTargetError, match="since solve runs in cuSOLVER: they cannot"):
+        DeviceExecutable(graph, capture=True).run([x.array])
 
 
 def test_matmuls_that_wait_for_nothing_carried_are_those_of_all_iterations(rng):
@@ -232,3 +234,63 @@ def test_matmuls_that_wait_for_nothing_carried_are_those_of_all_iterations(rng):
     total = sum(((states[t + 1] @ R) * v[t]).sum() for t in range(T))
     for y, want in zip(got, (total, dW, dU, db, dR, g, dx), strict=True):
         assert_close(y, want, "f32", n=T * B * H, scale=np.abs(want).max() + 1)
+
+
+def test_gradients_of_a_gru_in_bf16(rng, short):
+    """Three launches of an iteration backwards, two forwards: gates' gradients are made once, in
+    two orders, and kept as narrow as what reads them. Answers as of f64."""
+    def loss(w, u, b, c, x, v):
+        half = [ts.cast(t, "bf16") for t in (w, u, b, c)]
+
+        def step(h, x):
+            g, s = x @ half[0] + half[2], h @ half[1] + half[3]
+            (gr, gz, gn), (sr, sz, sn) = ts.split(g, 3, -1), ts.split(s, 3, -1)
+            z = ts.sigmoid(gz + sz)
+            h = (1 - z) * ts.tanh(gn + ts.sigmoid(gr + sr) * sn) + z * h
+            return h, h
+
+        first = ts.zeros((x.shape[1], u.shape[0]), "bf16")
+        return ts.sum(ts.cast(ts.scan(step, first, ts.cast(x, "bf16"))[1], "f32") * v)
+
+    def shapes(T, B, D):
+        return (D, 3 * D), (D, 3 * D), (3 * D,), (3 * D,), (T, B, D), (T, B, D)
+
+    f = ts.jit(ts.grad(loss, (0, 1, 2, 3, 4)))
+    large = CudaProgram(f.graph(*(Tensor[*s, f32] for s in shapes(64, 128, 512))), "sm_90a")
+    assert [[g.kind for g in p.plan.groups] for p in large.inner] == [
+        ["gemm", "loop"], ["loop", "gemm", "loop"]]
+    assert all(b.type.dtype.bits == 16 for b in map(
+        large.inner[1].plan.buffer, large.inner[1].plan.results[1:]))
+    T, B, D = 5, 2, 8
+    given = [0.5 * rng.standard_normal(s).astype(np.float32) for s in shapes(T, B, D)]
+    program = CudaProgram(f.graph(*map(ts.tensor, given)), "sm_90a")
+    assert [len(p.launches) for p in program.inner] == [2, 2]
+    for y, want in zip(program.run(given), gru_gradients(*given), strict=True):
+        assert_close(y, want, "bf16", n=4 * T, scale=np.abs(want).max())
+
+
+def gru_gradients(*given):
+    """In f64, from operands as bf16 has them."""
+    w, u, b, c, x = (a.astype(ml_dtypes.bfloat16).astype(np.float64) for a in given[:5])
+    v, (T, B, D) = given[5].astype(np.float64), x.shape
+
+    def sigmoid(a):
+        return 1 / (1 + np.exp(-a))
+
+    h, kept = np.zeros((B, D)), []
+    for t in range(T):
+        (gr, gz, gn), (sr, sz, sn) = np.split(x[t] @ w + b, 3, -1), np.split(h @ u + c, 3, -1)
+        r, z = sigmoid(gr + sr), sigmoid(gz + sz)
+        n = np.tanh(gn + r * sn)
+        kept.append((h, r, z, n, sn))
+        h = (1 - z) * n + z * h
+    dw, du, db, dc, dx, dh = *map(np.zeros_like, (w, u, b, c, x)), np.zeros((B, D))
+    for t in reversed(range(T)):
+        h, r, z, n, sn = kept[t]
+        dh = dh + v[t]
+        dn = dh * (1 - z) * (1 - n * n)
+        dr, dz = dn * sn * r * (1 - r), dh * (h - n) * z * (1 - z)
+        g, s = np.concatenate([dr, dz, dn], -1), np.concatenate([dr, dz, dn * r], -1)
+        dw, db, du, dc = dw + x[t].T @ g, db + g.sum(0), du + h.T @ s, dc + s.sum(0)
+        dx[t], dh = g @ w.T, dh * z + s @ u.T
+    return dw, du, db, dc, dx

@@ -1,4 +1,4 @@
-"""Loops whose iterations the host launches, on a GPU."""
+"""Loops on a GPU: launches of a CUDA graph, nodes that loop, and launched by the host."""
 
 from __future__ import annotations
 
@@ -21,10 +21,34 @@ def newton(x):
 
 def test_a_while_loop(rng):
     x = ts.tensor(rng.uniform(0.5, 4, 1000).astype(np.float32))
-    for _ in range(2):
-        y, _, n = ts.jit(newton)(x.to("cuda"))
-        assert y.device == "cuda:0" and n.item() == ts.jit(newton)(x)[2].item()
-        np.testing.assert_allclose(y.numpy(), np.sqrt(x.numpy().astype(float)), rtol=1e-6)
+    f = ts.jit(newton)
+    for k in range(4):  # by the host, then by a node of a graph
+        y, _, n = f((x * (k + 1.0)).to("cuda"))
+        assert y.device == "cuda:0" and n.item() == ts.jit(newton)(x * (k + 1.0))[2].item()
+        np.testing.assert_allclose(y.numpy(), np.sqrt((k + 1.0) * x.numpy().astype(float)),
+                                   rtol=1e-6)
+    assert f.capture.startswith("on: ") and "in one launch" in f.capture
+
+
+def nested(x, w):
+    """Loops in loops of the other sort, and a loop in one of its own."""
+    def inner(c):
+        return ts.while_loop(lambda c: ts.sum(ts.abs(c)) < 30.0, lambda c: c * 1.5 + 0.1, c)
+
+    rows = ts.scan(lambda c, _: (inner(c) * 0.1 @ w, c), x, None, length=3)
+    outer = ts.while_loop(lambda c: ts.sum(ts.abs(c)) < 200.0, lambda c: inner(0.1 * c) + ts.scan(
+        lambda h, _: (h @ w + c, None), c, None, length=2)[0], x)
+    return *rows, outer
+
+
+def test_loops_in_loops(rng, monkeypatch):
+    monkeypatch.setattr(host_loop, "LONG", 0)
+    w, f = ts.tensor(np.eye(16, dtype=np.float32) * 0.9), ts.jit(nested)
+    for _ in range(4):
+        x = ts.tensor(rng.uniform(0.5, 4, (4, 16)).astype(np.float32))
+        for y, want in zip(f(x.to("cuda"), w.to("cuda")), ts.jit(nested)(x, w), strict=True):
+            np.testing.assert_allclose(y.numpy(), want.numpy(), rtol=1e-4, atol=1e-4)
+    assert "in one launch" in f.capture
 
 
 def test_a_scan_of_ten_thousand_iterations(rng):
@@ -56,10 +80,12 @@ def test_gradients_and_draws_of_long_scans(rng, monkeypatch):
         last, sums = ts.scan(step, h, xs)
         return ts.sum(last**2) + ts.sum(sums)
 
-    here = ts.jit(ts.grad(loss, (0, 1, 2)))(w, xs, h)
-    there = ts.jit(ts.grad(loss, (0, 1, 2)))(*(x.to("cuda") for x in (w, xs, h)))
-    for a, b in zip(here, there, strict=True):
-        np.testing.assert_allclose(a.numpy(), b.numpy(), rtol=1e-3, atol=1e-4)
+    here, f = ts.jit(ts.grad(loss, (0, 1, 2)))(w, xs, h), ts.jit(ts.grad(loss, (0, 1, 2)))
+    for _ in range(3):
+        there = f(*(x.to("cuda") for x in (w, xs, h)))
+        for a, b in zip(here, there, strict=True):
+            np.testing.assert_allclose(a.numpy(), b.numpy(), rtol=1e-3, atol=1e-4)
+    assert "in one launch" in f.capture
     made = []
     for target in ("cpu", "cuda"):
         ts.random.seed(3)

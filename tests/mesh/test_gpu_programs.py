@@ -15,6 +15,7 @@ from fake_gpu import gpu as gpu
 from fake_nccl import nccl as nccl
 from lowering_cases import apart as apart
 from tessera import config
+from tessera.graph import host_loop
 from tessera.mesh import placement
 from tessera.mesh.sharding import compare_programs, sharded_graph
 from tessera.runtime import device as devices
@@ -370,3 +371,31 @@ def test_parts_are_offloaded_and_come_back(gpus, nccl, rng):
         np.testing.assert_array_equal(twice, 2 * X)
         for y in found:
             assert_close(y, X.astype(np.float64) @ X.T, "f32", n=256, scale=np.abs(X) @ np.abs(X.T))
+
+
+@pytest.mark.parametrize("how", ["rows", "columns"])
+def test_a_recurrent_network(gpus, nccl, monkeypatch, rng, how):
+    """Sequences split over ranks: iterations are launches of each rank's graph. A weight split over
+    them: what they send stands in the loop, which the host launches."""
+    monkeypatch.setattr(host_loop, "LONG", 0)
+    X, H, W = values(rng, (5, 4, 8), (4, 8), (8, 8))
+    batch = ts.ShardSpec((1,), ("x",))
+
+    def loss(w, h, x):
+        last, states = ts.scan(lambda h, x: (h := ts.tanh(h @ w * 0.3 + x), h), h, x)
+        return ts.mean(ts.square(states)) + ts.sum(last)
+
+    want = ts.value_and_grad(loss)(ts.tensor(W), ts.tensor(H), ts.tensor(X))
+
+    def program(mesh):
+        x = ts.dist.distribute(ts.tensor(X), batch if how == "rows" else SPLIT["whole"], mesh=mesh)
+        h = placed(mesh, H, "rows" if how == "rows" else "whole")
+        w = placed(mesh, W, "whole" if how == "rows" else "columns")
+        step = ts.jit(ts.value_and_grad(loss))
+        return [(y.numpy(), g.numpy()) for y, g in (step(w, h, x) for _ in range(3))], step.capture
+
+    for made, capture in on_ranks(2, program):
+        for y, g in made:
+            assert_close(y, want[0].numpy(), "f32", 200)
+            assert_close(g, want[1].numpy(), "f32", 200, scale=np.abs(want[1].numpy()).max())
+        assert "in one launch" in capture if how == "rows" else "host launches" in capture

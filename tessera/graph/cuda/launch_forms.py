@@ -3,7 +3,9 @@
     wgmma | mma | threads      what multiplies in a kernel, as the compiler decided for the target
     copy                       elements are moved, nothing is computed
     library:cuFFT              a vendor's library
-    host                       what the host does with values of the call
+    loop                       iterations whose launches are the program's
+    host                       what the host does with values of the call, and iterations that it
+                               launches itself
     nccl | exchange            a collective; the latter before the ranks know how
     refused                    the compiler does not take the kernel: the reason is its error
 
@@ -22,6 +24,7 @@ from ...tile.ir.types import GlobalTensor
 from ...tile.launch.machine_code import CompileRequest, divisible_extents
 from ..schedule.ir import Transfer
 from .program.collective_steps import CollectiveStep
+from .program.graph_limits import launch_count, launched_by_host
 from .program.host_steps import HostStep
 from .program.library_steps import LibraryStep
 from .program.loop_steps import LoopStep
@@ -90,8 +93,10 @@ def forms_of(program: CudaProgram) -> list[LaunchForm]:
             found.append(LaunchForm(f"library:{callee.record.name}",
                                     f"{callee.node.op.name} is called through CuPy"))
         elif isinstance(step, LoopStep):
-            kernels = sum(len(p.plan.groups) for p in step.programs)
-            found.append(LaunchForm("host", f"{step.callee}; {kernels} launches each"))
+            kernels = sum(launch_count(p) for p in step.programs)
+            why = launched_by_host(step)
+            said = "; ".join([f"{step.callee}; {kernels} launches each", *([why] if why else [])])
+            found.append(LaunchForm("host" if why else "loop", said))
         elif isinstance(step, CollectiveStep):
             found.append(LaunchForm(step.callee.route or "exchange", str(step.callee)))
         elif isinstance(step, HostStep):

@@ -55,6 +55,8 @@ class StepLabel:
     step: (GroupLaunch | GroupBatch | NodeLaunch | LibraryStep | HostStep | LoopStep
            | CollectiveStep | Transfer | None)
     part: str
+    buffers: frozenset[str] = frozenset()  # of the program, whose addresses it is given
+    batches: tuple[Any, ...] = ()  # that it launches, which have tables of addresses
 
     @cached_property
     def title(self) -> str:

@@ -83,6 +83,7 @@ from .passes.cached_reads import turn_around
 from .passes.displaced_reads import displaced_axes
 from .passes.narrow_copies import NarrowCopy
 from .passes.overlap import share_chip
+from .passes.repeated_parts import repeat_parts
 from .passes.score_code import score_code
 from .passes.streamed_results import stream_results
 from .passes.whole_waves import keep_waves_whole
@@ -93,7 +94,7 @@ from .program.host_steps import HostCallee
 from .program.library_steps import LibraryCallee
 from .program.loop_steps import LoopCallee
 from .program.node_kernels import launch_of
-from .target import CUDA
+from .target import CUDA, INSIDE
 
 
 class LoweredGraph:
@@ -134,20 +135,21 @@ def lower(graph: Graph, target: Target, donated: Sequence[int] = (),
     _need_effects(graph)
     numbered = number(graph)
     kept = () if on_host is None else [i for i in donated if i not in on_host]
-    ready = prepare(numbered, target.generation, kept)
+    ready = prepare(numbered, target.generation, kept, inner)
     known = ready.known
     rest, draws = split_draws(ready.graph, known, "random" in graph.effects and not inner)
     rest = rest if on_host is None else copy_arguments(rest, on_host)
-    groups = join_columns(join_readers(join_column_sums(fuse(rest, CUDA))), rest.outputs)
+    kinds, rest = (INSIDE, repeat_parts(rest)) if inner else (CUDA, rest)
+    groups = join_columns(join_readers(join_column_sums(fuse(rest, kinds))), rest.outputs)
     groups = order_arguments(place_saved(groups, rest), rest)
-    groups = make_last_what_is_read_next(groups, CUDA)
+    groups = make_last_what_is_read_next(groups, kinds)
     plain = numbers(known)
     sent, come, apart = sent_by(groups), come_by(groups), parts_that_come(groups)
     groups = batch_groups(
-        groups, rest, lambda g: batch_key(g, plain, attributes_of, sent, come, apart), CUDA)
+        groups, rest, lambda g: batch_key(g, plain, attributes_of, sent, come, apart), kinds)
     chip = card_for(target.generation.warpgroup_matmul).multiprocessors
-    groups = keep_waves_whole(groups, CUDA, chip, target.generation.group_shared_bytes)
-    memory = plan_memory(rest, groups, known, CUDA, draws.values,
+    groups = keep_waves_whole(groups, kinds, chip, target.generation.group_shared_bytes)
+    memory = plan_memory(rest, groups, known, kinds, draws.values,
                          [rest.inputs[i] for i in donated])
     builder = _KernelSchedule(rest, groups, memory, draws.values,
                               target.generation)

@@ -337,8 +337,10 @@ class PreparedGraph:
     written: Mapping[str, str] = field(default_factory=dict)
 
 
-def prepare(graph: Graph, chip: Generation, donated: Sequence[int] = ()) -> PreparedGraph:
-    """The graph after every pass. donated: inputs of which copies may be kept."""
+def prepare(graph: Graph, chip: Generation, donated: Sequence[int] = (), inner: bool = False
+            ) -> PreparedGraph:
+    """The graph after every pass. donated: inputs of which copies may be kept. inner: of an
+    iteration."""
     copies: tuple[NarrowCopy, ...] = ()
     written: dict[str, str] = {}
     for step in PIPELINE:
@@ -352,7 +354,8 @@ def prepare(graph: Graph, chip: Generation, donated: Sequence[int] = ()) -> Prep
     known, graph = fold_constants(graph)
     graph = remove_dead(call_products(open_keys(graph), chip.warpgroup_matmul))
     graph = sum_products(graph, chip.warpgroup_matmul)
-    return PreparedGraph(place_blocks(graph, chip.warpgroup_matmul), known, copies, written)
+    placed = place_blocks(graph, chip.warpgroup_matmul, inner)
+    return PreparedGraph(placed, known, copies, written)
 
 
 __all__ = ["PIPELINE", "narrow_ids", "prepare", "split_reductions"]

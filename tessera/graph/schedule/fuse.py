@@ -22,7 +22,7 @@ from ..ir import Graph, Node, Value, node_effects, uses
 from ..simplify import KEEP_EFFECTS
 from .boundaries import narrow_boundaries
 from .epilogues import join_epilogues, recompute_small
-from .groups import MAX_OPS, MAX_READS, FusionGroup
+from .groups import MAX_OPS, FusionGroup
 from .loop_ops import column_sum_axes, is_last_axis_reduction
 from .target import ScheduleTarget
 
@@ -102,7 +102,8 @@ class _Fuser:
 
     def may_join(self, node: Node, e: _Entry, sources: object) -> bool:
         """No other source depends on e: else e would wait for itself."""
-        if len(e.nodes) >= MAX_OPS or len(e.reads | self.full(node, e)) > MAX_READS:
+        if len(e.nodes) >= MAX_OPS or len(
+                e.reads | self.full(node, e)) > self.target.most_reads:
             return False
         return all(s is e or not s.depends & e.bit for s in sources)  # type: ignore
 
@@ -152,7 +153,7 @@ class _Fuser:
         third entry."""
         whole = a.reads | b.reads if a.shape == b.shape else a.reads
         reads = {v for v in whole if self.entry_of.get(v) not in (a, b)}
-        if len(a.nodes) + len(b.nodes) > MAX_OPS or len(reads) > MAX_READS:
+        if len(a.nodes) + len(b.nodes) > MAX_OPS or len(reads) > self.target.most_reads:
             return
         if any(self.waits(n, b) for n in a.nodes) or any(self.waits(n, a) for n in b.nodes):
             return

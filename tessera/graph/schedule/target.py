@@ -11,7 +11,7 @@ from collections.abc import Callable
 from ...lazy_dataclass import dataclass
 from ..ir import Node, Value
 from ..op import ResultMemory
-from .groups import FusionGroup
+from .groups import MAX_READS, FusionGroup
 from .layouts import StridedLayout
 from .loop_axes import Frame
 
@@ -52,6 +52,7 @@ class ScheduleTarget:
                  its own is such a node
     epilogue     the axes along which a loop over a space can take an anchor's result from
                  registers; None when it cannot
+    most_reads   how many values of the whole space a loop may read
     light        whether a node behind an anchor takes next to nothing: no matmul waits for it
     recomputed   whether a node is computed again by each reader that repeats its result along an
                  axis, instead of being written and read
@@ -85,6 +86,7 @@ class ScheduleTarget:
     reads: Callable[[FusionGroup, Value, StridedLayout], str] = rows_alone
     writes: Callable[[FusionGroup, Value, StridedLayout], str] = rows_alone
     epilogue: Callable[[Node, Space], Frame | None] = no_epilogue
+    most_reads: int = MAX_READS
     light: Callable[[Node], bool] = never
     recomputed: Callable[[Node], bool] = never
     repeatable: Callable[[Node], bool] = never

@@ -28,13 +28,15 @@ from .library_ops import PRODUCT, card_beside, quickest_blocks
 from .move_passes import is_plain_loop
 
 MOST_ADDED = 5  # parts that a loop reads beside what else it needs
+MOST_INSIDE = 8  # in an iteration of a loop, where a launch more is worse than reads
 MOST_STEPS = 8  # of elementwise ops that are followed behind a matmul
 
 
-def place_blocks(graph: Graph, chip: WarpgroupMatmul | None) -> Graph:
-    """The graph with the block of each product, and long sums of few blocks in parts."""
-    beside = beside_messages(graph)
-    nodes = [_in_blocks(n, graph, chip, beside.get(n.outputs[0])) if n.op is PRODUCT else [n]
+def place_blocks(graph: Graph, chip: WarpgroupMatmul | None, inner: bool = False) -> Graph:
+    """The graph with the block of each product, and long sums of few blocks in parts. inner: of an
+    iteration."""
+    beside, most = beside_messages(graph), MOST_INSIDE if inner else MOST_ADDED
+    nodes = [_in_blocks(n, graph, chip, beside.get(n.outputs[0]), most) if n.op is PRODUCT else [n]
              for n in graph.nodes]
     return replace(graph, nodes=tuple(n for made in nodes for n in made))
 
@@ -59,8 +61,8 @@ def beside_messages(graph: Graph) -> dict[Value, int]:
     return found
 
 
-def _in_blocks(node: Node, graph: Graph, chip: WarpgroupMatmul | None, left: int | None
-               ) -> list[Node]:
+def _in_blocks(node: Node, graph: Graph, chip: WarpgroupMatmul | None, left: int | None,
+               most_added: int) -> list[Node]:
     blocks, chosen = blocks_of(node, graph, chip, left)
     attrs = dict(node.attrs)
     if chosen:
@@ -72,10 +74,10 @@ def _in_blocks(node: Node, graph: Graph, chip: WarpgroupMatmul | None, left: int
     partial = Value(Aval((blocks.parts, *out.shape), out.type))
     made = replace(node, attrs=attrs | {"parts": blocks.parts, "depth": blocks.depth},
                    outputs=(partial,))
-    return [made, *_added(node, partial)]
+    return [made, *_added(node, partial, most_added)]
 
 
-def _added(node: Node, partial: Value) -> list[Node]:
+def _added(node: Node, partial: Value, most: int) -> list[Node]:
     """The sum of the parts of a product: of few, in the loop that reads it. For the updates of 36
     weights that are 133 us less of a step of 14.9 ms (GPT-2 124M, B 8, H200, 2026-11-26)."""
     parts, *shape = extents_of(partial)
@@ -87,7 +89,7 @@ def _added(node: Node, partial: Value) -> list[Node]:
         return result
 
     nodes: list[Node] = []
-    if parts > MOST_ADDED:
+    if parts > most:
         attrs = {"axis": (0,), "keepdims": True, "accum": out.dtype}
         emit("reshape", (emit("reduce_sum", (partial,), attrs, 1, *shape),), {"shape": out.shape})
         return nodes

@@ -2,32 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from .... import config
+from ....runtime.buffer import DEFAULT
 from ....runtime.copies import CopyQueue, SideStream
+from ....runtime.graphs import recording_stream
 from ....runtime.offloaded import CopyEvent, HostBlock
 from ....runtime.step_times import TimedStep
 from ...schedule.ir import ByteRange, Transfer
 from ...schedule.offload import waits
 from ..launch_work import GroupBatch, StepLabel
 from ..passes.overlap import Overlap, overlapped
+from .batch_launch import BatchLaunch
 from .collective_steps import CollectiveStep
+from .graph_limits import launched_by_host
 from .host_steps import HostStep
+from .launch_arguments import LaunchArguments
 from .library_steps import LibraryStep, need_cupy
+from .loop_launches import IterationArguments, RowCopy, copy_of
 from .loop_steps import LoopStep
 from .node_kernels import NodeLaunch
 from .run import GroupLaunch
 
 if TYPE_CHECKING:
+    from .while_launches import WhileLaunches
     from .workspace import Workspace
 
 
 def call_steps(space: Workspace, stream: int) -> list[TimedStep]:
     """The steps of a call with this memory, whose kernels go to a stream."""
     return _Steps(space, stream).made()
+
+
+def _by_host(space: Workspace | IterationArguments, step: LoopStep) -> None:
+    space.host_loop(step).run(space.pointer)
 
 
 class _Steps:
@@ -37,9 +48,10 @@ class _Steps:
     beside kernels as `beside` says.  leaving: the memory that each copy to the host reads.
     """
 
-    def __init__(self, space: Workspace, stream: int):
+    def __init__(self, space: Workspace | IterationArguments, stream: int, depth: int = 0):
         program, plan = space.program, space.program.plan
         self.space, self.stream, self.program, self.plan = space, stream, program, plan
+        self.depth = depth  # of the loops in a graph around it
         self.found: list[TimedStep] = []
         count = len(plan.transfers)
         self.copies = CopyQueue(space.device, count, stream) if count else None
@@ -65,9 +77,56 @@ class _Steps:
         return self.found
 
     def _add(self, part: str, run: Callable[[], Any], step: Any = None,
-             on: int | None = None) -> None:
-        self.found.append(TimedStep(run, StepLabel(self.program, step, part),
-                                    self.stream if on is None else on))
+             on: int | None = None, buffers: frozenset[str] | None = None,
+             batches: Sequence[BatchLaunch] = ()) -> None:
+        """buffers: that it is given the addresses of; by default those of the step's operands."""
+        batches = [step.launch] if isinstance(step, GroupBatch) else batches
+        label = StepLabel(self.program, step, part,
+                          self._buffers(step) if buffers is None else buffers, tuple(batches))
+        self.found.append(TimedStep(run, label, self.stream if on is None else on))
+
+    def _buffers(self, step: Any) -> frozenset[str]:
+        groups = () if step is None or isinstance(step, Transfer) else (
+            step.groups if isinstance(step, GroupBatch) else (step.group,))
+        bases = {self.plan.base(o.name) for g in groups for o in (*g.reads, *g.writes)}
+        return frozenset(map(self.space.root_of, bases)) - {""}
+
+    def _iterations(self, step: LoopStep) -> None:
+        """A loop whose iterations are launches like the others."""
+        loop = self.space.loop(step)
+        for made, it in zip(loop.around(self.space), loop.iterations, strict=True):
+            self.found += _Steps(made, self.stream, self.depth).made()
+            self._copies(made.outer, it.copies)
+        self._copies(self.space, loop.ends)
+
+    def _by_host(self, step: LoopStep) -> bool:
+        """Whether the host launches iterations: those of a loop whose end is data are a node of a
+        graph where one is recorded."""
+        return bool(launched_by_host(step)) or (step.test is not None and self.stream == DEFAULT)
+
+    def _while(self, step: LoopStep) -> None:
+        loop, stream = self.space.while_loop(step), recording_stream(
+            self.space.device.index, self.depth + 1)
+        self._copies(self.space, loop.before())
+        self._add("fill", loop.clear(self.stream), buffers=frozenset())
+        self._test(loop)
+        inside = _Steps(self.space, stream, self.depth + 1)
+        inside.found += _Steps(loop.iteration(self.space), stream, self.depth + 1).made()
+        inside._copies(self.space, loop.copies)
+        inside._test(loop)
+        buffers = frozenset(name for s in inside.found for name in s.what.buffers)
+        self._add("loop", loop.node(self.stream, [s.run for s in inside.found], self.depth + 1),
+                  step, buffers=buffers, batches=[b for s in inside.found for b in s.what.batches])
+        self._copies(self.space, loop.behind())
+
+    def _test(self, loop: WhileLaunches) -> None:
+        self.found += _Steps(loop.tested(self.space), self.stream, self.depth).made()
+        self._copies(self.space, loop.answered())
+
+    def _copies(self, outer: LaunchArguments, copies: Sequence[RowCopy]) -> None:
+        for copy in copies:
+            run, buffers = copy_of(outer, copy, self.stream)
+            self._add("copy", run, buffers=buffers)
 
     def _await(self, run: range) -> None:
         """What steps read has come, and what they write over has gone."""
@@ -100,10 +159,12 @@ class _Steps:
                       self.side.stream)
         elif isinstance(step, CollectiveStep):
             self._add("exchange", partial(step.launch, at, index, self.stream), step)
+        elif isinstance(step, LoopStep) and not self._by_host(step):
+            self._iterations(step) if step.test is None else self._while(step)
         elif isinstance(step, LoopStep):
-            self._add("loop", step.launcher(at, space.inside, index), step)
+            self._add("loop", partial(_by_host, space, step), step)
         elif isinstance(step, HostStep):
-            for call in space.host_calls.add(step, at, self.stream):
+            for call in self._whole.host_calls.add(step, at, self.stream):
                 self._add("host", call, step)
         elif self.copies:
             self._add("transfer", self._copy(step, self.copies, self.begun), step,
@@ -111,8 +172,13 @@ class _Steps:
             self.leaving.append((self.plan.region(step.on_device), self.begun))
             self.begun += 1
 
+    @property
+    def _whole(self) -> Workspace:
+        """That of a program: an iteration has none of the steps for which it is asked."""
+        return cast("Workspace", self.space)
+
     def _copy(self, step: Transfer, copies: CopyQueue, number: int) -> Callable[[], Any]:
-        space = self.space
+        space = self._whole
 
         def run() -> None:
             held, there = space.memory[step.on_host][1], space.pointer(step.on_device)

@@ -25,7 +25,8 @@ from ..launch_plan import annotated
 from ..passes.narrow_copies import RESIDENT, CopyKeeper, copies_of
 from .collective_steps import sent_places
 from .compile_program import CompiledBefore
-from .graph_limits import FEWEST_LAUNCHES, why_no_graph
+from .graph_limits import has_few_launches, launch_count, no_node_for, why_no_graph
+from .loop_steps import LoopStep
 from .placed_graphs import PlacedGraphs
 from .repeated_calls import RepeatedCalls
 from .run import CudaProgram
@@ -60,10 +61,11 @@ class DeviceExecutable:
         self.donated += tuple(range(len(graph.inputs), len(graph.inputs) + len(copies)))
         kernels = self.program.node_kernels
         self._node_kernels = [*{(k.call.kernel, k.changes): k for k in kernels}.values()]
-        self._why = why_no_graph(self.program)
+        self._why = why_no_graph(self.program) or next(filter(None, (
+            no_node_for(s) for s in self.program.steps if isinstance(s, LoopStep))), "")
         self._repeats = not capture and not self._why
-        count = len(self.program.runs())
-        if not self._why and count < FEWEST_LAUNCHES:
+        if not self._why and has_few_launches(self.program):
+            count = launch_count(self.program)
             self._why = f"it is {('no launch', 'one launch', 'two launches')[count]}"
         self._graphs = graphs and not capture and not self._why
         self._workspace: Workspace | None = None
@@ -189,7 +191,7 @@ class DeviceExecutable:
         if space is None or (space.recorded is None and not (made and made.graphs)):
             return ""
         copies = len(self.program.plan.transfers)
-        kernels = len(self.program.runs(not space.alone)) - copies
+        kernels = launch_count(self.program, not space.alone) - copies
         return f"{kernels} kernels" + (f" and {copies} copies" if copies else "")
 
 

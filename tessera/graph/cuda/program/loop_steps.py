@@ -1,8 +1,11 @@
-"""Loops whose iterations the host launches: while_loop, and scans too long to be written out.
+"""Loops that are steps of a program: while_loop, and scans too long to be written out.
 
-The body is a program of its own, lowered once, whose kernels and memory all iterations share.
-Carries pass from one to the next where they lie. What a while_loop goes on by is one bool, which
-the host reads back before each iteration: it waits for the GPU there, and the schedule says so.
+The body is a program of its own, lowered once, whose kernels and memory all iterations share. Those
+of a known number are launches of the program around them (loop_launches.py), where
+`launched_by_host` has no reason against it. The others the host launches, as is told here. Carries
+pass from one to the next where they lie. What a while_loop goes on by is one bool: a node of a CUDA
+graph looks at it (while_launches.py), or the host, which reads it back before each iteration and so
+waits for the GPU, where no graph is recorded.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ import numpy as np
 from ....lazy_dataclass import dataclass
 from ....numerics import as_type, stored_bytes
 from ....runtime.buffer import DEFAULT, Borrowed, DeviceBuffer, copy_bytes
-from ....runtime.device import Device, device
+from ....runtime.device import Device
 from ....tensor import Tensor
 from ....tile.launch.resident import Resident
 from ...host_loop import HostLoop
@@ -44,9 +47,9 @@ class LoopCallee:
 
     def __str__(self) -> str:
         if self.form.length is None:
-            return f"the host, as long as {self.node.op.name} goes on: it reads the condition " \
-                   "back before each iteration"
-        return f"the host, {self.form.length} iterations of {self.node.op.name} one after another"
+            return f"as long as {self.node.op.name} goes on, by a node of the CUDA graph; where " \
+                   "none is recorded, the host reads the condition back before each iteration"
+        return f"{self.form.length} iterations of {self.node.op.name} one after another"
 
 
 def loop_group(node: Node) -> FusionGroup:
@@ -94,18 +97,9 @@ class LoopStep:
             read(o.name).reshape(-1)[...] = raw
 
     # --- on a GPU -------------------------------------------------------------------------------
-    def launcher(self, pointer: Callable[[str], int], space: Callable[[Any], Any], index: int
-                 ) -> Callable[[], None]:
-        """What runs the loop. pointer: where a buffer lies in the call under way. space: a
-        workspace for a program, made at the first call."""
-        made: list[_DeviceLoop] = []
-
-        def call() -> None:
-            if not made:
-                made.append(_DeviceLoop(self, [space(p) for p in self.programs], device(index)))
-            made[0].run(pointer)
-
-        return call
+    def on(self, spaces: Sequence[Any]) -> DeviceLoop:
+        """The loop there. spaces: workspaces of its programs."""
+        return DeviceLoop(self, spaces, spaces[0].device)
 
 
 def _order(form: HostLoop, goes_on: Callable[[int], bool]) -> Any:
@@ -118,8 +112,9 @@ def _order(form: HostLoop, goes_on: Callable[[int], bool]) -> Any:
         i += 1
 
 
-class _DeviceLoop:
-    """A loop on one device. numbers: of the iterations there, or memory for one of them."""
+class DeviceLoop:
+    """A loop on one device, whose iterations the host launches. numbers: of the iterations there,
+    or memory for one of them."""
 
     def __init__(self, step: LoopStep, spaces: Sequence[Any], on: Device):
         self.step, self.form, self.device = step, step.callee.form, on
@@ -131,6 +126,7 @@ class _DeviceLoop:
             self.numbers.load(np.arange(count, dtype=np.int64))
 
     def run(self, pointer: Callable[[str], int]) -> None:
+        """pointer: where a buffer lies in the call under way."""
         form, group = self.form, self.step.group
         carry, seqs, consts = form.split(
             [self.tensor(o, pointer(o.name)) for o in group.reads])
@@ -171,4 +167,4 @@ class _DeviceLoop:
             copy_bytes(at, y.storage.pointer, y.storage.nbytes, DEFAULT)
 
 
-__all__ = ["LoopCallee", "LoopStep", "loop_group"]
+__all__ = ["DeviceLoop", "LoopCallee", "LoopStep", "loop_group"]

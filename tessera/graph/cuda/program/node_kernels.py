@@ -8,7 +8,7 @@ vmap it is one launch, whose grid has the axes of the batch in front.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import field, replace
 from functools import cached_property, partial
 from typing import Any
 
@@ -248,6 +248,7 @@ class NodeLaunch:
 
     group: ScheduledGroup
     counted: frozenset[str] = frozenset()
+    recipes: dict[Any, Recipe] = field(default_factory=dict)  # by all that decides of them
 
     @property
     def shared(self) -> NodeKernel:
@@ -366,7 +367,7 @@ class NodeLaunch:
             if not nbytes or name in counters:
                 continue
             if name not in fills:
-                copy = partial(_copy, place(o.name, 0), place(operands[name].name, 0), nbytes,
+                copy = partial(copy_placed, place(o.name, 0), place(operands[name].name, 0), nbytes,
                                stream)
                 found.append(("copy", copy))
             elif (byte := fills[name]) is not None:
@@ -378,13 +379,13 @@ class NodeLaunch:
         return [*found, ("kernel", launch)]
 
     def _finder(self, index: int) -> Callable[[tuple[int, ...]], Recipe]:
-        recipes: dict[tuple[int, ...], Recipe] = {}  # by how the arrays are aligned
+        settings = index, config.numerics, bool(config.debug), self.counted
 
         def find(pointers: tuple[int, ...]) -> Recipe:
-            aligned = tuple(p % ALIGN_BYTES for p in pointers)
-            if aligned not in recipes:
-                recipes[aligned] = self._recipe(pointers, index)
-            return recipes[aligned]
+            known = (*settings, tuple(p % ALIGN_BYTES for p in pointers))
+            if known not in self.recipes:
+                self.recipes[known] = self._recipe(pointers, index)
+            return self.recipes[known]
 
         return find
 
@@ -432,11 +433,11 @@ def _fill(target: Place, byte: int, nbytes: int, stream: int) -> None:
     fill_bytes(target.pointer, byte, nbytes, stream)
 
 
-def _copy(target: Place, source: Place, nbytes: int, stream: int) -> None:
+def copy_placed(target: Place, source: Place, nbytes: int, stream: int) -> None:
     """Nothing where the operand's memory is the result's."""
     if target.pointer != source.pointer:
         copy_bytes(target.pointer, source.pointer, nbytes, stream)
 
 
-__all__ = ["NodeKernel", "NodeLaunch", "drop_overwritten", "kernel_group", "launch_of",
-           "written_operand"]
+__all__ = ["NodeKernel", "NodeLaunch", "copy_placed", "drop_overwritten", "kernel_group",
+           "launch_of", "written_operand"]

@@ -18,19 +18,18 @@ from typing import TYPE_CHECKING, Any
 from ....runtime.buffer import DEFAULT
 from ....runtime.flags import error_flags
 from ....runtime.graphs import DeviceGraph, recording_stream
-from ..launch_work import GroupBatch
 from .call_steps import call_steps
 from .collective_steps import CollectiveStep
 
 if TYPE_CHECKING:
     from .batch_launch import BatchLaunch, BatchTable
-    from .node_kernels import NodeLaunch
-    from .run import GroupLaunch
     from .workspace import Workspace
 
 MOST_GRAPHS = 4  # of one program; each has its nodes once more
 CHEAP_SHARE = 4  # to change less than this part of a graph is cheap
 KEPT_PLACES = 8  # of calls before this one, among which its own may be
+LOUD_STEPS = 32  # that are told where a buffer lies: a copy of it takes less than they do
+FEW_MISSES = 2  # as many sets of places come in turn where nothing is donated
 MOST_MISSES = 8  # calls on end that were not cheap: the places never come again
 
 
@@ -38,7 +37,8 @@ class PlacedGraphs:
     """The graphs of a program, by where its buffers lie. names: of these.  tell: lets the steps
     know where they lie.
 
-    stopped: why its calls are not recorded any more, "" while they are.
+    stopped: why its calls are not recorded any more, "" while they are.  restless: buffers of which
+    a copy at one place is better to read.
     """
 
     def __init__(self, space: Workspace, names: Sequence[str],
@@ -48,28 +48,21 @@ class PlacedGraphs:
         self.stream = recording_stream(self.device.index)
         steps = call_steps(space, self.stream)
         self.steps = [s.run for s in steps]
-        self.touching = self._steps_by_buffer([s.what.step for s in steps])
-        self.batches: dict[int, BatchLaunch] = {
-            i: s.what.step.launch for i, s in enumerate(steps)
-            if isinstance(s.what.step, GroupBatch)}
+        self.touching: dict[str, set[int]] = {}  # steps by the buffers whose addresses they get
+        for i, step in enumerate(steps):
+            for name in step.what.buffers:
+                self.touching.setdefault(name, set()).add(i)
+        self.batches: dict[int, tuple[BatchLaunch, ...]] = {
+            i: s.what.batches for i, s in enumerate(steps) if s.what.batches}
         self.sending = {i: s.what.step for i, s in enumerate(steps)
                         if isinstance(s.what.step, CollectiveStep)}
         self.last = self.sending[max(self.sending)] if self.sending else None
         self.graphs: list[PlacedGraph] = []
         self.before: list[list[int]] = []  # places that had no graph when they came
         self.misses = 0
-
-    def _steps_by_buffer(
-            self, steps: Sequence[GroupLaunch | GroupBatch | NodeLaunch | CollectiveStep | None]
-                         ) -> dict[str, set[int]]:
-        """The steps that are given the address of a buffer. None: one that fills temporaries."""
-        plan, found = self.space.program.plan, dict[str, set[int]]()
-        for i, step in enumerate(steps):
-            groups = () if step is None else (
-                step.groups if isinstance(step, GroupBatch) else (step.group,))
-            for o in (o for g in groups for o in (*g.reads, *g.writes)):
-                found.setdefault(plan.base(o.name), set()).add(i)
-        return found
+        self.loud = [n for n in self.names if len(self.touching.get(n, ())) >= max(
+            LOUD_STEPS, len(self.steps) // CHEAP_SHARE)]
+        self.restless: set[str] = set()  # of these, what lay elsewhere at call after call
 
     def launch(self, places: list[int]) -> PlacedGraph:
         """A call whose buffers lie there; the graph."""
@@ -123,12 +116,15 @@ class PlacedGraphs:
             return None
         count, _, graph = min(found)
         cheap = count * CHEAP_SHARE < len(self.steps)
+        if self.misses >= FEW_MISSES and not before:
+            at = dict(zip(self.names, zip(graph.places, places, strict=True), strict=True))
+            self.restless.update(n for n in self.loud if at[n][0] != at[n][1])
         if (before or not cheap) and len(self.graphs) < MOST_GRAPHS:
             return None
         if not cheap:
             graph = self.graphs[0]
         steps = {i: self.steps[i] for i in sorted(self._steps_of(graph, places))}
-        tables = {i: b.table() for i, b in self.batches.items() if i in steps}
+        tables = {i: [b.table() for b in found] for i, found in self.batches.items() if i in steps}
         self.graphs.remove(graph)
         if not graph.graph.update(self.stream, steps):
             return None
@@ -147,7 +143,8 @@ class PlacedGraphs:
 
     def _recorded(self, places: list[int]) -> PlacedGraph:
         self._count(cheap=False)
-        tables = {i: b.table() for i, b in self.batches.items()}
+        self.space.compile_loops()
+        tables = {i: [b.table() for b in found] for i, found in self.batches.items()}
         made = PlacedGraph(DeviceGraph.record(self.device, self.stream, self.steps), places, tables)
         self.graphs = [*self.graphs[1 - MOST_GRAPHS:], made]
         return made
@@ -168,7 +165,8 @@ class PlacedGraph:
 
     __slots__ = ("graph", "places", "tables", "key")
 
-    def __init__(self, graph: DeviceGraph, places: list[int], tables: dict[int, BatchTable]):
+    def __init__(self, graph: DeviceGraph, places: list[int],
+                 tables: dict[int, list[BatchTable]]):
         self.graph, self.places, self.tables = graph, places, tables
         self.key: tuple[Any, ...] | None = None
 

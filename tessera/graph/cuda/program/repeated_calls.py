@@ -23,7 +23,7 @@ from ....tensor import Tensor
 from ....tile.launch.resident import Resident
 from ...donation import ALONE, blank
 from ...placed_leaves import HERE, OURS, Picker, PlacedLeaves, origins, picker
-from .graph_limits import FEWEST_LAUNCHES
+from .graph_limits import has_few_launches
 from .placed_graphs import CHEAP_SHARE, PlacedGraph, PlacedGraphs
 
 if TYPE_CHECKING:
@@ -39,11 +39,11 @@ class RepeatedCalls:
 
     def __init__(self, space: Workspace, whole: bool):
         self.space, self.whole = space, whole
-        self.short = len(space.program.runs()) < FEWEST_LAUNCHES
+        self.short = has_few_launches(space.program)
         lowered, self.device = space.program.lowered, space.device
         self.drawn = bool(lowered.drawn)
         # A batch has a table of where its buffers lie, which would be copied instead.
-        self.by_rows = all(len(run) == 1 for run in space.program.runs(not space.alone))
+        self.by_rows = space.alone or not space.program.batched
         self.captures = tuple(lowered.captures.items())
         self.over = [(lowered.inputs.index(n), i in space.donated)
                      for n, i in lowered.overwritten.items()]
@@ -98,7 +98,23 @@ class RepeatedCalls:
         if self.graphs is None:
             self.graphs = PlacedGraphs(self.space, self.names, self._tell)
             self.steady = self._sent_inputs(self.graphs)
+        if self.graphs.restless:
+            self._copy_restless(self.graphs)
         return not self.graphs.stopped
+
+    def _copy_restless(self, graphs: PlacedGraphs) -> None:
+        """Inputs that lie elsewhere at each call, and of which most of a graph is told, as the
+        sequence of a long loop, are copied to one place from here on."""
+        lowered, taken = self.space.program.lowered, self._taken
+        known = {name for _, name in self.steady}
+        self.steady += [(i, name) for i, name in enumerate(lowered.inputs)
+                        if name in graphs.restless - known and i not in taken]
+        graphs.restless = set()
+
+    @property
+    def _taken(self) -> set[int | None]:
+        """The inputs in whose memory something is written."""
+        return {i for i, _ in self.over} | {r.given for r in self.written}
 
     def launch(self, places: list[int], whole: bool) -> PlacedGraph | None:
         """What a call launches whose buffers lie there. whole: as a graph, which is given back."""
@@ -121,7 +137,7 @@ class RepeatedCalls:
         """Small inputs that NCCL reads where they lie: those of each call, such as a batch, are
         copied to one place, since a graph is not changed there."""
         lowered, plan = self.space.program.lowered, self.space.program.plan
-        taken = {i for i, _ in self.over} | {r.given for r in self.written}
+        taken = self._taken
         read = {plan.base(o.name) for s in graphs.sending.values() for o in s.group.reads}
         return [(i, name) for i, name in enumerate(lowered.inputs) if name in read
                 and i not in taken and 0 < plan.buffer(name).nbytes <= STEADY_BYTES]

@@ -115,6 +115,11 @@ class CudaProgram:
         return found
 
     @functools.cached_property
+    def batched(self) -> bool:
+        """Whether some launch of it, or of its loops' iterations, is a batch."""
+        return len(self.runs()) < len(self.steps) or any(p.batched for p in self.inner)
+
+    @functools.cached_property
     def launch_begins(self) -> tuple[int, ...]:
         """Of each step the number of the first one in its launch."""
         return tuple(run.start for run in self.runs() for _ in run)

@@ -35,7 +35,7 @@ class SteadyCalls:
         captures = range(count, count + len(calls.captures))
         written = [calls.at[r.base] for r in calls.written if r.given is None]
         self.changing = (*arguments, *captures, *written)
-        self.sent = [(self.arguments.index(i), name) for i, name in calls.steady]
+        self.sent: list[tuple[int, str]] = []  # arguments, by number among these
         number = {place: k for k, place in enumerate(self.changing)}
         rest = [space.results[j] for j, i in enumerate(calls.moved_arguments()) if i is None]
         self.copied = [(k, r, number.get(calls.at.get(r.base, -1))) for k, r in enumerate(rest)
@@ -106,6 +106,8 @@ class SteadyCalls:
                     return None
                 memory = calls.space.given_memory(names[i], x)
             memories.append(memory)
+        if len(self.sent) != len(calls.steady):
+            self.sent = [(self.arguments.index(i), name) for i, name in calls.steady]
         for k, name in self.sent:
             memories[k] = calls.sent(name, memories[k])
         return memories

@@ -70,7 +70,7 @@ def _counted(space: Workspace) -> Counted:
 
 def _spaces(space: Workspace) -> Iterator[Workspace]:
     yield space
-    for inner in space.inner:
+    for inner in space.inner.values():
         yield from _spaces(inner)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
-from functools import cached_property, partial
+from functools import cached_property
 from itertools import compress
 from operator import ne
 from typing import Any
@@ -13,7 +13,6 @@ import numpy as np
 
 from .... import config, hooks
 from ....errors import UnsupportedTargetError
-from ....kernels.routine import ForeignArray
 from ....numerics.packed_order import from_rows
 from ....runtime.arrays import HOST
 from ....runtime.buffer import DEFAULT, Borrowed, own_stream
@@ -23,32 +22,34 @@ from ....runtime.device import Device, restore
 from ....runtime.graphs import DeviceGraph
 from ....runtime.nvtx import nvtx_range
 from ....runtime.offloaded import HostBlock, OffloadedBuffer
-from ....runtime.sentinel_words import owned
-from ....runtime.step_times import run_timed
+from ....runtime.step_times import TimedStep, run_timed
 from ....tensor import Tensor
 from ....tile.launch.resident import Resident
 from ...devices import tell_copied
 from ...host_copy import HostCopy
 from ...placed_leaves import PlacedLeaves
-from .batch_launch import BatchLaunch
+from .batch_launch import BatchTable
 from .call_steps import call_steps
 from .collective_steps import CollectiveStep
 from .compile_program import compile_launches
-from .graph_limits import why_no_graph
+from .graph_limits import launched_by_host, no_node_for, why_no_graph
 from .host_steps import HostCalls
 from .host_values import Drawn, block_of
+from .launch_arguments import LaunchArguments
 from .library_steps import LibraryStep
-from .loop_steps import LoopStep
+from .loop_launches import LoopLaunches
+from .loop_steps import DeviceLoop, LoopStep
 from .node_kernels import NodeLaunch
-from .placed_launch import Place, PlacedLaunch, Pointed
+from .placed_launch import Pointed
 from .repeated_calls import RepeatedCalls
 from .result_buffers import ResultBuffer, may_overwrite
-from .run import CudaProgram, GroupLaunch
+from .run import CudaProgram
 from .steady_calls import SteadyCalls
 from .watched import count_results
+from .while_launches import WhileLaunches
 
 
-class Workspace:
+class Workspace(LaunchArguments):
     """Memory of a program: one block for temporaries, and one for each buffer whose memory is not
     that of an argument or a result; and the arguments of every launch and copy, made once.
 
@@ -60,6 +61,7 @@ class Workspace:
     def __init__(self, program: CudaProgram, on: Device, fixed: bool = False,
                  watched: bool = False, donated: Sequence[int] = (), alone: bool = False,
                  block: Memory | None = None):
+        super().__init__()
         self.program, self.device, self.fixed = program, on, fixed
         self.block = block or Memory(program.plan.temporary_bytes, on)
         self.alone = alone
@@ -68,11 +70,7 @@ class Workspace:
         # of launches, by buffer, and the byte of it at which each begins
         self.arrays: dict[str, list[tuple[Pointed, int]]] = {}
         self.own: dict[str, Any] = {}  # memory for what is copied there
-        self.counters: dict[str, Memory] = {}
         self.captured: dict[str, HostCopy] = {}
-        self.calls: list[tuple[GroupLaunch, list[ForeignArray]]] = []
-        self.batches: dict[int, BatchLaunch] = {}  # by their first step
-        self.compiled = False
         self.arguments = [] if fixed else [b.name for b in program.plan.buffers
                                            if b.kind in ("input", "capture", "result")
                                            or (b.kind == "host" and
@@ -84,17 +82,30 @@ class Workspace:
         lowered = program.lowered
         self.drawn = Drawn(lowered.draws, lowered.drawn, [
             b for b in program.plan.buffers if b.kind == "drawn" and b.name not in given], on)
+        self.drawn_places = frozenset(self.drawn.places)
         if watched:
             count_results(program)
         self._place()
         self.host_calls = HostCalls(on)
-        self.inner: list[Workspace] = []  # of the iterations of its loops
-        self.timed, self.ran = call_steps(self, DEFAULT), False
-        self.steps = [s.run for s in self.timed]
+        self.inner: dict[CudaProgram, Workspace] = {}  # of the iterations of its loops
+        self.loops: dict[LoopStep, LoopLaunches] = {}
+        self.host_loops: dict[LoopStep, DeviceLoop] = {}
+        self.while_loops: dict[LoopStep, WhileLaunches] = {}
+        self.ran = False
         self.donated = frozenset(donated)
         self.results = self._result_buffers(donated)
         self.recorded: DeviceGraph | None = None
+        self.tables: list[BatchTable] = []  # of its batches
         self.repeated: RepeatedCalls | None = None  # from the second call on
+
+    @cached_property
+    def timed(self) -> list[TimedStep]:
+        """What a call does."""
+        return call_steps(self, DEFAULT)
+
+    @cached_property
+    def steps(self) -> list[Callable[[], Any]]:
+        return [s.run for s in self.timed]
 
     @property
     def device_bytes(self) -> int:
@@ -123,14 +134,20 @@ class Workspace:
             for name, array in self.program.lowered.constants.items():
                 self._load(name, array)
 
+    def compile_loops(self) -> None:
+        """What nodes that loop have to have compiled, before they are recorded."""
+        for loop in self.loops.values():
+            loop.compile()
+        for endless in self.while_loops.values():
+            endless.compile()
+
     def record(self) -> None:
         """The steps as one graph of the driver's."""
         for step in self.program.steps:
-            if isinstance(step, LoopStep):
-                node = step.callee.node
+            if isinstance(step, LoopStep) and (why := launched_by_host(step) or no_node_for(step)):
                 raise UnsupportedTargetError(
-                    f"the host launches the iterations of {node.op.name}, which cannot be "
-                    "captured in a CUDA graph", where=node.where,
+                    f"{why}: they cannot be captured in a CUDA graph",
+                    where=step.callee.node.where,
                     hint="ts.jit without capture=True")
             if isinstance(step, CollectiveStep):
                 node = step.callee.node
@@ -144,58 +161,17 @@ class Workspace:
                     hint="ts.jit without capture=True")
         with own_stream(self.device) as stream:
             self.host_calls = HostCalls(self.device)
-            steps = [s.run for s in call_steps(self, stream)]
-            self.recorded = DeviceGraph.record(self.device, stream, steps)
+            steps = call_steps(self, stream)
+            self.compile_loops()
+            self.tables = [b.table() for s in steps for b in s.what.batches]
+            self.recorded = DeviceGraph.record(self.device, stream, [s.run for s in steps])
 
     def inside(self, program: CudaProgram) -> Workspace:
         """Memory for the iterations of a loop, which are watched as this program is."""
-        made = Workspace(program, self.device, watched=self.watched, alone=self.alone)
-        self.inner.append(made)
-        return made
-
-    def batch(self, run: range) -> BatchLaunch:
-        """The launch of some steps, made once."""
-        if run.start not in self.batches:
-            launches = [s for s in self.program.steps[run.start:run.stop]
-                        if isinstance(s, GroupLaunch)]
-            first = self.program.launches.index(launches[0])
-            self.batches[run.start] = BatchLaunch(
-                launches, [self._arguments(launch) for launch in launches], self.device.index,
-                range(first, first + len(launches)), self.owner)
-        return self.batches[run.start]
-
-    def _arguments(self, launch: GroupLaunch) -> list[ForeignArray]:
-        return [self._argument(n, shape, at)
-                for (n, shape), at in zip(launch.arguments, launch.offsets, strict=True)]
-
-    def launch(self, launch: GroupLaunch | NodeLaunch, stream: int
-                ) -> list[tuple[str, Callable[[], Any]]]:
-        steps = self._plain(launch, stream)
-        if not self.watched:
-            return steps
-        number = self.program.launches.index(launch)
-        return [(part, partial(self._owned, number, step)) for part, step in steps]
-
-    def _owned(self, part: int, step: Callable[[], Any]) -> None:
-        """A launch whose sentinels count for this program."""
-        with owned(self.owner, part):
-            step()
-
-    def _plain(self, launch: GroupLaunch | NodeLaunch, stream: int
-               ) -> list[tuple[str, Callable[[], Any]]]:
-        if isinstance(launch, NodeLaunch):
-            return launch.steps(self._placed, self._zeros, self._key, self.device.index, stream)
-        arguments = self._arguments(launch)
-        if not self.compiled:
-            self.calls.append((launch, arguments))
-        find = partial(launch.recipe, arguments)
-        drawn = [i for i, (name, _) in enumerate(launch.arguments) if name in self.drawn.places]
-        return [("kernel", PlacedLaunch(find, arguments, stream, alike=drawn))]
-
-    def _key(self, name: str) -> tuple[int, int]:
-        """The words of a key that this call drew."""
-        words = self.drawn.value(name).reshape(-1)
-        return int(words[0]), int(words[1])
+        if program not in self.inner:
+            self.inner[program] = Workspace(program, self.device, watched=self.watched,
+                                            alone=self.alone)
+        return self.inner[program]
 
     def _at(self, name: str) -> tuple[int, Any]:
         return self.memory[self.program.base(name)]
@@ -204,30 +180,38 @@ class Workspace:
         """Where a buffer lies."""
         return self._at(name)[0]
 
-    def _argument(self, name: str, shape: tuple[int, ...], offset: int) -> ForeignArray:
-        """offset: the element of the buffer at which it begins."""
-        base = self.program.base(name)
-        pointer, owner = self.memory[base]
-        owner = None if base in self.given else owner  # of a call alone
-        dtype = self.program.plan.buffer(name).type.dtype
-        at = offset * dtype.numpy.itemsize
-        made = ForeignArray(pointer + at, shape, dtype, self.device.index, owner)
-        self.arrays.setdefault(base, []).append((made, at))
-        return made
+    def loop(self, step: LoopStep) -> LoopLaunches:
+        """The iterations of a loop whose launches are this program's."""
+        if step not in self.loops:
+            self.loops[step] = LoopLaunches(step, self.inside(step.body))
+        return self.loops[step]
 
-    def _placed(self, name: str, at: int) -> Place:
-        """Where a buffer lies from a byte on, in any call."""
-        base = self.program.base(name)
-        made = Place(self.memory[base][0] + at)
-        self.arrays.setdefault(base, []).append((made, at))
-        return made
+    def host_loop(self, step: LoopStep) -> DeviceLoop:
+        """A loop whose iterations the host launches."""
+        if step not in self.host_loops:
+            self.host_loops[step] = step.on([self.inside(p) for p in step.programs])
+        return self.host_loops[step]
 
-    def _zeros(self, name: str) -> Place:
-        """Memory for a buffer in which launches count, which leave zeros there."""
-        if name not in self.counters:
-            made = self.counters[name] = Memory(self.program.plan.buffer(name).nbytes, self.device)
-            made.write(np.zeros(made.nbytes, np.uint8))
-        return Place(self.counters[name].pointer)
+    def while_loop(self, step: LoopStep) -> WhileLaunches:
+        """A loop whose end is data, where it is recorded."""
+        if step not in self.while_loops:
+            self.while_loops[step] = WhileLaunches(step, self.inside(step.body),
+                                                   self.inside(step.test))
+        return self.while_loops[step]
+
+    def root_of(self, base: str) -> str:
+        return base
+
+    def follow(self, base: str, made: Pointed, at: int) -> None:
+        made.pointer = self.memory[base][0] + at
+        self.arrays.setdefault(base, []).append((made, at))
+
+    def owner_of(self, base: str) -> Any:
+        return None if base in self.given else self.memory[base][1]
+
+    def key_of(self, name: str) -> tuple[int, int]:
+        words = self.drawn.value(name).reshape(-1)
+        return int(words[0]), int(words[1])
 
     def _bind(self, name: str, memory: Memory) -> None:
         """From here on a buffer lies in this memory."""
@@ -377,7 +361,7 @@ class Workspace:
 
     def _run(self, leaves: Sequence[Tensor], inside: bool = False) -> list[Tensor]:
         self.host_calls.settle()
-        lowered = self.program.lowered
+        lowered, steps = self.program.lowered, self.steps  # which know what is to be compiled
         self.place([*self.drawn.places], self.draw(), ())
         for name, x in zip(lowered.inputs, leaves, strict=True):
             self._give(name, x)
@@ -397,7 +381,7 @@ class Workspace:
                 with nvtx_range(step.what.title):
                     step.run()
         else:
-            for run in self.steps:
+            for run in steps:
                 run()
         self.ran = True
         self.host_calls.finish(self.recorded is not None)
@@ -423,6 +407,7 @@ class Workspace:
         compile_launches(self.calls, batches, nodes, self.pointer,
                          self.device.index)
         self.compiled, self.calls = True, []
+        self.compile_loops()
 
     def _result_buffers(self, donated: Sequence[int]) -> list[ResultBuffer]:
         """The first result of a buffer that kernels write takes its memory, others are copied."""
