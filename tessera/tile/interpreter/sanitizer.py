@@ -180,6 +180,8 @@ class Sanitizer:
         if bad.any():
             self._race(a, bad, s.reads, "writes", "read")
         if atomic:
+            if isinstance(a.memory, Local):
+                self._initialised(s, a, "updated")
             self._mark_update(s, a)
             return
         self._same_statement(a, values)
@@ -306,14 +308,15 @@ class Sanitizer:
                 hint="wait for it: ts.tile.cp_wait_group(0), then ts.tile.barrier()",
                 conflict=_conflict(a, i, verb, a.group[i], MANY, "writes")))
 
-    def _initialised(self, s: Shadow, a: AccessBatch) -> None:
+    def _initialised(self, s: Shadow, a: AccessBatch, done: str = "read") -> None:
         never = s.write[0, a.address] == 0
         if never.any():
             i = int(np.argmax(never))
             self.report(UninitialisedError(
-                f"{_element(a, i)} is read, but nothing has written it",
+                f"{_element(a, i)} is {done}, but nothing has written it",
                 where=a.where or self.sites[a.site],
-                hint="write every element that is read, for example buffer[...] = 0.0"))
+                hint=f"write every element that is {done}, for example buffer[...] = 0.0"
+                + ("" if done == "read" else ", then ts.tile.barrier()")))
 
     def _race(self, a: AccessBatch, bad: np.ndarray, old: np.ndarray, verb: str, did: str) -> None:
         i = int(np.argmax(bad))
