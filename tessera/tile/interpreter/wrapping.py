@@ -42,9 +42,10 @@ def tell_wrapped(op: Op, args: list[Any], wrong: np.ndarray, value: np.ndarray) 
     """A warning of the line, with the numbers of the first place."""
     at = tuple(int(i) for i in np.argwhere(wrong)[0])
     x, y = (np.broadcast_to(a, value.shape)[at] for a in args)
-    where, dtype = op.where, op.outs[0].type.dtype  # type: ignore[union-attr]
+    where, kind = op.where, op.outs[0].type
+    assert isinstance(kind, Scalar | TileType)
     warnings.warn_explicit(
-        f"{x} {SIGNS[op.name]} {y} does not fit into {dtype} and wraps to {value[at]}: cast an "
+        f"{x} {SIGNS[op.name]} {y} does not fit into {kind.dtype} and wraps to {value[at]}: cast an "
         "operand before, ts.tile.cast(x, ts.int64), or to an unsigned type where it is meant to",
         RuntimeWarning, where.file if where else "", where.line if where else 0)
 
