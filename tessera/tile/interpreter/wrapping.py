@@ -45,8 +45,8 @@ def tell_wrapped(op: Op, args: list[Any], wrong: np.ndarray, value: np.ndarray) 
     where, kind = op.where, op.outs[0].type
     assert isinstance(kind, Scalar | TileType)
     warnings.warn_explicit(
-        f"{x} {SIGNS[op.name]} {y} does not fit into {kind.dtype} and wraps to {value[at]}: cast an "
-        "operand before, ts.tile.cast(x, ts.int64), or to an unsigned type where it is meant to",
+        f"{x} {SIGNS[op.name]} {y} does not fit into {kind.dtype} and wraps to {value[at]}: cast "
+        "an operand before, ts.tile.cast(x, ts.int64), or to an unsigned type where it is meant",
         RuntimeWarning, where.file if where else "", where.line if where else 0)
 
 
