@@ -649,3 +649,19 @@ def k(x: Tensor["N", f32], a: Tensor["N", f32], b: Tensor["N", f32]):
         kernel(x, y[:48], y[48:])
         with pytest.warns(RuntimeWarning, match="a and b share memory, and the kernel writes both"):
             kernel(x, y[:48], y[:48])
+
+
+def test_linters_count_in_kernels_with_asynchronous_copies():
+    kernel = build("""
+@kernel
+def k(x: Tensor["M", 32, f32], y: Tensor["M", 32, f32]):
+    m, t = tile.group_id(), tile.local_id()
+    s = tile.alloc_shared((1, 32), f32)
+    tile.cp_async(s, x[m:m + 1, 0:32])
+    tile.barrier()
+    y[m, t] = s[0, 31 - t]
+""")["k"]
+    arguments = np.ones((3, 32), np.float32), np.zeros((3, 32), np.float32)
+    for lint, said in ((ts.debug.bank_conflicts, "none"), (ts.debug.coalescing, "100%"),
+                       (ts.debug.race_check, "none found")):
+        assert said in str(lint(kernel, *arguments, groups=3, lanes=32)).partition("\n")[0]
