@@ -275,6 +275,25 @@ def added_at(x: Tensor["N", f32], ids: Tensor["N", int32], y: Tensor["K", f32]):
     tile.atomic_add(y, tile.load(ids[tile_n:tile_n + 16]), t * t)
 
 
+@ts.kernel
+def columns_added(x: Tensor["M", "N", f32], y: Tensor["M", f32]):
+    """What a loop adds to whole tiles is a column, and a number: each element counts them."""
+    u, w = tile.zeros((8, 16)), tile.zeros((8, 16))
+    for n in range(0, N, 16):
+        t = tile.load(x[tile_m:tile_m + 8, n:n + 16], fill=0)
+        u += tile.row_sum(t)
+        w += tile.reduce_sum(t)
+    y[tile_m:tile_m + 8] = tile.row_sum(u) + 0.1 * tile.row_sum(w)
+
+
+@ts.kernel
+def repeated(x: Tensor["M", "K", f32], y: Tensor["M", "N", f32]):
+    """A block that a loop stores again and again, of rows that go over the edge."""
+    t = tile.load(x[tile_m:tile_m + 8, 0:16])
+    for n in range(0, N, 16):
+        y[tile_m:tile_m + 8, n:n + 16] = t * t
+
+
 PROGRAMS: dict[str, tuple[Any, list[tuple[int, ...]]]] = {
     "swiglu": (swiglu, [(37, 70), (37, 70)]),
     "rms": (written(rms, 37, 70), [(37, 70), (70,)]),
@@ -303,6 +322,8 @@ PROGRAMS: dict[str, tuple[Any, list[tuple[int, ...]]]] = {
     "paired": (written(paired[5, 64], 5, 40), [(5, 40)]),
     "added_at": (lambda x: written(added_at, 50)(x, ts.tensor(IDS)), [(40,)]),
     "butterflies": (written(butterflies[2, 16], 2, 64), [(2, 64)]),
+    "columns_added": (written(columns_added, 13), [(13, 40)]),
+    "repeated": (written(repeated, 13, 48), [(13, 16)]),
     "rows of a batch": (ts.vmap(swiglu), [(3, 20, 30), (3, 20, 30)]),
     "a batch of one": (lambda a, b: ts.vmap(lambda x: swiglu(x, b))(a), [(3, 20, 30), (20, 30)]),
     "batches of attention": (lambda x: ts.vmap(lambda q: written(attention, 33, 8)(q, q, q))(x),

@@ -380,8 +380,19 @@ def k(A: Tensor["M", "N", f32], O: Tensor["K", "M", "N", f32], low: Tensor["M", 
             np.full(64, np.nan, np.float32)))
 
 
+def added_again() -> None:
+    """Sums of rows added to what lies there, by statements that follow each other: all threads of
+    a row read an element that one of them wrote."""
+    at = "z[tile_m:tile_m+4]"
+    source = (f'@kernel\ndef k(x: Tensor["M", "N", f32], z: Tensor["M", f32]):\n'
+              f'    t = tile.load(x[tile_m:tile_m+4, 0:N])\n    {at} += tile.row_sum(t)\n'
+              f'    {at} += tile.row_sum(t * t)\n    for i in range(3):\n        {at} *= 0.5\n')
+    case("added_again", source, lambda rng: (
+        values(rng, "f32", (10, 50)), values(rng, "f32", (10,))))
+
+
 for _make in (elementwise, statistics_of_rows, reductions, scans_and_sorts, permutations,
-              shapes_of_tiles, packed, roundings, groups_of_no_whole_warps):
+              added_again, shapes_of_tiles, packed, roundings, groups_of_no_whole_warps):
     _make()
 
 

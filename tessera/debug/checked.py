@@ -46,7 +46,10 @@ class Counting(Sanitizer):
     def wrote(self, a: Any, atomic: bool = False, values: Any = None) -> None:
         pass
 
-    def in_flight(self, a: Any) -> None:
+    def in_flight(self, a: Any, source: Any) -> None:
+        pass
+
+    def has_read(self, source: Any) -> None:
         pass
 
     def landed(self, a: Any) -> None:

@@ -143,7 +143,7 @@ def attend_sums(Q, K, V, head, group, q0, keys, ahead, scale, BM, BN, causal, sl
         z = z * alpha + tile.row_sum(p)
         p = dropped(draws, p, keep)
         v = tile.load(V[head // group, k0:k0+BN, :])
-        o = tile.dot(p, v, o * alpha)          # p is rounded to v's type
+        o = tile.dot(tile.cast(p, V.dtype), v, o * alpha)
         m = m_new
     if terms is not None:
         m = m + tile.ramp(terms[3], terms[1], BM)

@@ -302,7 +302,7 @@ def attend_keys(Q, K, V, count, spans, c, r0, part, parts, scale, S, BM, BN, cau
         p = tile.exp2(s * factor - m_new)
         z = z * alpha + tile.row_sum(p)
         v = tile.cast(tile.load(V[at, row0:row0+BN, :]), Q.dtype)
-        o = tile.dot(p, v, o * alpha)          # p is rounded to q's type
+        o = tile.dot(tile.cast(p, Q.dtype), v, o * alpha)
         m = m_new
     return o, m, z
 

@@ -8,6 +8,7 @@ import pytest
 import tessera as ts
 from combinations import later, linear
 from emulator import compare
+from kernels.build import build
 from tessera import Tensor, bf16, f32, int32
 from tessera.tile.ir.ir import Op, walk
 from tolerance import assert_close
@@ -195,3 +196,42 @@ def test_what_cannot_be_combined_is_told_at_its_line(body, said):
     assert "tests/cpu/test_combines.py" in err.value.where.file
     lines = range(body.__code__.co_firstlineno + 1, body.__code__.co_firstlineno + 3)
     assert err.value.where.line in lines
+
+
+def apart(a, b):
+    return a - b
+
+
+def mean_of(a, b):
+    return (a[0] + b[0]) * 0.5, b[1]
+
+
+def either_flag(a, b):
+    return a[0] | b[0], b[1] + (1 - b[0]) * a[1]
+
+
+LAWS = {
+    "subtraction": ("tile.reduce(t, apart)", r"reduce by apart: it is not associative: of 0.0, 0.0 "
+                    r"and 1.0 it makes -1.0 from the left and 1.0 from the right"),
+    "half sums": ("tile.scan((t, t), mean_of)[0]", "scan by mean_of: it is not associative"),
+    "another's identity": ("tile.reduce(t, product, identity=0.0)",
+                           r"identity=0.0 changes something: of 0.0 and 1.0 it makes 0.0"),
+    "flags": ("tile.scan((tile.cast(t > 0.0, int32), t), either_flag)[1]", None),
+}
+
+
+@pytest.mark.parametrize("name", LAWS)
+def test_a_function_that_cannot_combine_is_told(name, rng):
+    text, said = LAWS[name]
+    k = build(f"""
+@kernel
+def k(x: Tensor[8, f32], y: Tensor[8, f32]):
+    t = tile.load(x[0:8])
+    y[0:8] = {text} + tile.zeros((8,))
+""", apart=apart, mean_of=mean_of, product=product, either_flag=either_flag, int32=ts.int32)["k"]
+    x, y = rng.standard_normal(8).astype("f"), np.zeros(8, np.float32)
+    if said is None:
+        k(x, y)
+    else:
+        with pytest.warns(RuntimeWarning, match=said):
+            k(x, y)

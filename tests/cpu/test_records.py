@@ -125,6 +125,8 @@ KERNEL_RULES = {
     "tile/frontend/trace_kernel.py:named": "the numbers by which a kernel says how it is launched",
     "tile/frontend/whole_array_blocks.py:": "ops that blocks compute in a way of their own",
     "tile/interpreter/launch.py:scalars_in_grid": "the two numbers that a guard starts from",
+    "tile/interpreter/wrapping.py:SIGNS": "the operators of a message",
+    "tile/passes/contracted_extents.py:SAME": "what stands between a load and its matmul",
     "tile/ir/affine.py:note": "the affine form of each op that has one",
     "tile/passes/batch_axes.py:IDS": "numbers of a launch that become those of one row of a batch",
     "tile/passes/argument_layouts.py:": "where the indices of an access stand",

@@ -37,7 +37,7 @@ SMALL = (
     "blocks_33x65", "packed_fp4_e2m1_13x77_0", "packed_int4_20x100_5", "packed_fp6_e3m2_16x128_0",
     "packed_fp6_e2m3_20x100_5", "store_fp8_e4m3_stochastic_round_13x77",
     "store_f16_rounding_13x77", "store_fp6_e3m2_stochastic_round_13x77",
-    "store_fp8_e5m2_rounding_13x77", "store_fp4_e2m1_saturate_13x77",
+    "store_fp8_e5m2_rounding_13x77", "store_fp4_e2m1_saturate_13x77", "added_again",
     *(name for name in CASES if name.endswith("_lanes")
       or name.startswith(("statistics_", "sample_", "permute_"))))
 

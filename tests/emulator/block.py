@@ -66,6 +66,7 @@ class Block(Matrices):
         self.threads, self.number = threads, number
         self.blocks = 1  # of the launch
         self.memory, self.shared = memory or GlobalMemory({}), SharedMemory(shared_bytes)
+        self.memory.barrier()
         self.t = np.arange(threads, dtype=np.int32)
         self.on = np.ones(threads, bool)  # threads that act
         self.copies: list[Copy] = []
@@ -188,12 +189,16 @@ class Block(Matrices):
         self.write("global", place, np.full(place.shape, 0xFF, np.uint8), self.t[self.on])
 
     def read(self, space: str, at: np.ndarray, who: np.ndarray) -> np.ndarray:
-        return self.shared.read(at, who) if space == "shared" else self.memory.read(at)
+        if space == "shared":
+            return self.shared.read(at, who)
+        self.memory.order(at, who, False)
+        return self.memory.read(at)
 
     def write(self, space: str, at: np.ndarray, raw: np.ndarray, who: np.ndarray) -> None:
         if space == "shared":
             self.shared.write(at, who, raw)
         else:
+            self.memory.order(at, who, True)
             self.memory.write(at, raw)
 
     # --- updates of memory --------------------------------------------------------------------
@@ -227,6 +232,7 @@ class Block(Matrices):
     # --- threads together ---------------------------------------------------------------------
     def sync(self, instruction: Instruction, mask: Any = None) -> None:
         self.shared.barrier()
+        self.memory.barrier()
 
     def vote(self, instruction: Instruction, p: Any) -> np.ndarray:
         full = self.spread(p)

@@ -22,6 +22,7 @@ class GlobalMemory:
                 at += -(-array.nbytes // 256) * 256 + 256
         self.bytes, self.valid = np.full(at, POISON, np.uint8), np.zeros(at, bool)
         self._writer = np.zeros(at, np.int64)
+        self.reader, self.writer = np.full(at, NOBODY), np.full(at, NOBODY)  # as SharedMemory
         for name, array in arrays.items():
             part = self._part(name)
             self.bytes[part], self.valid[part] = array.reshape(-1).view(np.uint8), True
@@ -43,6 +44,22 @@ class GlobalMemory:
         self._writer[at] = access
         assert (self._writer[at] == access).all(), "two threads write the same byte"
         self.bytes[at] = raw
+
+    def barrier(self) -> None:
+        """Of a block, or a block begins."""
+        self.reader[:], self.writer[:] = NOBODY, NOBODY
+
+    def order(self, at: np.ndarray, who: np.ndarray, write: bool) -> None:
+        """Checks that a barrier of the block stands between accesses of different threads."""
+        who = np.broadcast_to(who[:, None], at.shape)
+        for table, what in ((self.writer, "wrote"), (self.reader, "read"))[:1 + write]:
+            other = table[at]
+            assert ((other == NOBODY) | (other == who)).all(), \
+                f"global memory that another thread {what}: there is no barrier between them"
+        table = self.writer if write else self.reader
+        before = table[at]
+        table[at] = who
+        table[at[(before != NOBODY) & (before != who) | (table[at] != who)]] = MANY
 
     def copy_back(self) -> None:
         """What kernels left, into the arrays."""

@@ -46,6 +46,10 @@ def without_sign(x: Any) -> np.ndarray:
     return np.ascontiguousarray(x).view(f"u{x.dtype.itemsize}").reshape(np.shape(x))
 
 
+def _size(x: np.ndarray) -> np.ndarray:
+    return np.abs(x).view(np.uint64)
+
+
 class Builder:
     """The Builder of intrinsics on arrays. Conditions are bools; operands have one type."""
 
@@ -92,8 +96,9 @@ class Builder:
         self._same(x, y)
         x, y = np.broadcast_arrays(x, y)
         wide, by = x.astype(np.int64), y.astype(np.int64)
-        quotient = np.abs(wide) // np.maximum(np.abs(by), 1)
-        return self.register((np.sign(wide) * np.sign(by) * quotient).astype(x.dtype))
+        quotient = _size(wide) // np.maximum(_size(by), 1)  # of 2^63 too
+        sign = np.sign(wide) * np.sign(by)
+        return self.register((sign * quotient.astype(np.int64)).astype(x.dtype))
 
     def select(self, c: Any, x: Any, y: Any) -> Any:
         assert c.dtype == bool, c.dtype

@@ -81,6 +81,7 @@ def of(gemm: Gemm, **changes) -> Gemm:
     return replace(gemm, **changes)
 
 
+@pytest.mark.filterwarnings("ignore:dot adds to a tile of bf16:RuntimeWarning")
 @pytest.mark.parametrize("style", ["implicit", "explicit"])
 @pytest.mark.parametrize("orders", ["NT", "TN"])
 @pytest.mark.parametrize("gemm", TYPES, ids=lambda g: f"{g.dtype}{g.other}-{g.sums}-{g.precision}")

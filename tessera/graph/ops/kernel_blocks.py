@@ -126,9 +126,11 @@ class BlockedTile:
         cuts = {} if self.full is None else self.cuts
         sizes = tuple(cuts.get(tuple(p for p in g if self.extent(p) > 1), prod(
             map(self.extent, g))) for g in form)
-        if cuts or all({*group} & {*mine} in (set(), {p for p in group if self.extent(p) > 1})
+        if all({*group} & {*mine} in (set(), {p for p in group if self.extent(p) > 1})
                for group in form):
             return F.broadcast_to(self.arranged(form), sizes)
+        if cuts:  # a group in part, beside an axis that is short
+            return self.whole().filled(form)
         wide = F.broadcast_to(self.arranged(singles), tuple(self.extent(p) for (p,) in singles))
         return F.reshape(wide, sizes)
 

@@ -28,11 +28,13 @@ from ...tensor import Tensor, as_tensor
 from ...tile.interpreter.machine import both
 from ...tile.interpreter.memory import MemoryBox
 from ...tile.ir.ir import For, Node, Op, SSAValue, operands, outs_of, walk
+from ...tile.ir.numpy_values import array_dtype
 from ...tile.ir.types import is_lane
 from .. import functions as F
 from .kernel_affine import AFFINE, Affine, shape_of
 from .kernel_blocks import BlockedTile, aligned, is_recorded, joined, multiplied, over, product
 from .kernel_loop_accesses import NotSideBySide, memory_roots, reads_and_writes
+from .kernel_masks import known_tensor
 
 if TYPE_CHECKING:
     from .kernel_meaning import KernelRecorder
@@ -183,6 +185,7 @@ class KernelLoop:
     def begin_with(self, i: int, value: Any) -> None:
         """A carried value as each iteration finds it."""
         made = self.node.carried[i]
+        value = of_shape(value, shape_of(made.type), len(self.wide.grid))
         self.wide.env[made.value] = self.wide.spread(made.type, value)
 
     def shifted(self, i: int, init: Any) -> Any:
@@ -233,7 +236,7 @@ class KernelLoop:
         out = found[0]
         for x in found[1:]:
             out = self.m.applied("add", kind, out, x)
-        return out
+        return of_shape(out, shape_of(kind), len(self.m.grid))
 
     def affine(self, i: int, body: list[Node]) -> tuple[Any, list[Any]] | None:
         """(factor or None, terms) of the next value as factor * value + terms."""
@@ -482,12 +485,29 @@ class KernelLoop:
 
 def _as(x: Any, kind: Any) -> Tensor:
     numeric = as_type(kind.dtype)
-    x = x if isinstance(x, Tensor) else as_tensor(np.asarray(x, np.float32))
+    x = x if isinstance(x, Tensor) else known_tensor(np.asarray(x, array_dtype(kind.dtype)))
     return x if x.type == numeric else F.cast(x, numeric)
 
 
 def _without(shape: Sequence[int], axis: int) -> tuple[int, ...]:
     return (*shape[:axis], *shape[axis + 1:])
+
+
+def of_shape(x: Any, shape: tuple[int, ...], n: int) -> Any:
+    """A sum of terms as a tile of a shape: what is added may be a column, or a number. n: axes of
+    the grid."""
+    if not shape:
+        return x
+    if isinstance(x, BlockedTile):
+        form = tuple(tuple(p for p in group if x.extent(p) > 1) for group in x.form)
+        return x if x.shape == shape else x.relabelled(form, shape, x.grid)
+    lead = n if isinstance(x, Tensor) else 1
+    if tuple(x.shape[lead:]) == shape:
+        return x
+    if x.ndim == lead + 1 and len(shape) > 1:  # a number
+        x = x.reshape(*x.shape[:lead], *(1,) * len(shape))
+    spread = F.broadcast_to if isinstance(x, Tensor) else np.broadcast_to
+    return spread(x, (*x.shape[:lead], *shape))
 
 
 def _is_zero(x: Any) -> bool:

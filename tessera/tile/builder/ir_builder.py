@@ -38,6 +38,7 @@ FOLD: dict[str, Callable] = {
     "shr": operator.rshift, "neg": operator.neg, "bitnot": operator.invert, "not": operator.not_,
     "maximum": max, "minimum": min, "abs": abs,
 }
+SIGN = {"neg", "abs"}  # of integers they take a bit more: -x of a uint8, abs(x) of an int8
 UNIT = {"add": 0, "sub": 0, "mul": 1, "floordiv": 1}  # x op unit is x, of integers
 
 
@@ -255,23 +256,40 @@ class IRBuilder:
                   for x in xs]
         if max(map(len, shapes), default=0) != 2:
             return list(xs)
+        self._require_rows(xs, shapes)
         return [self._column(x, xs, shapes) if len(shape) == 1 else x
                 for x, shape in zip(xs, shapes, strict=True)]
 
     def _column(self, x: Handle, xs: Sequence[Any], shapes: Sequence[tuple]) -> Handle:
         """x as a column. Where the box is square its shape does not show that it lies along the
         columns' elements, not the rows': that is refused."""
-        own = self.facts.of(x).at(0)
+        if self._lies_along(x, 0, 1, xs, shapes):
+            self.fail(f"{describe(x)} lies along the columns' elements of the square tile "
+                      "beside it, and would be spread along its rows'",
+                      "a tile of rank 1 is a column: write w[None, :] for a row")
+        return self.expand(x, 1)
+
+    def _require_rows(self, xs: Sequence[Any], shapes: Sequence[tuple]) -> None:
+        """The same of rows: t - row_mean(t)[None, :] of a square tile."""
+        for x, shape in zip(xs, shapes, strict=True):
+            if len(shape) == 2 and shape[0] == 1 and self._lies_along(x, 1, 0, xs, shapes):
+                self.fail(f"{describe(x)} lies along the rows' elements of the square tile beside "
+                          "it, and would be spread along its columns'",
+                          "a tile of rank 1 is a column already: leave the [None, :] out")
+
+    def _lies_along(self, x: Handle, at: int, other: int, xs: Sequence[Any],
+                    shapes: Sequence[tuple]) -> bool:
+        """Whether axis `at` of x goes over the elements that axis `other` of a square tile beside
+        it has, and the tile's other axis has not."""
+        own = self.facts.of(x).at(at)
         for y, shape in zip(xs, shapes, strict=True):
             if len(shape) != 2 or shape[0] != shape[1] or shape[0] == 1:
                 continue
-            rows, columns = (self.facts.of(y).at(i) for i in (0, 1))
-            if all(isinstance(e, Edge) and e.placed for e in (own, rows, columns)) and (
-                    own.key == columns.key != rows.key):  # type: ignore[union-attr]
-                self.fail(f"{describe(x)} lies along the columns' elements of the square tile "
-                          "beside it, and would be spread along its rows'",
-                          "a tile of rank 1 is a column: write w[None, :] for a row")
-        return self.expand(x, 1)
+            same, across = (self.facts.of(y).at(i) for i in (other, 1 - other))
+            if all(isinstance(e, Edge) and e.placed for e in (own, same, across)) and (
+                    own.key == same.key != across.key):  # type: ignore[union-attr]
+                return True
+        return False
 
     def expand(self, x: Handle, axis: int) -> Handle:
         return self.emit("expand_dims", [x], axis=axis)
@@ -284,7 +302,8 @@ class IRBuilder:
             dtypes.append(f32)
         if not dtypes:
             return self.literal(literals[0]).dtype
-        if OPS[name].exact and len(set(dtypes)) == 1 and (dtypes[0].kind != "bool" or not literals):
+        kept = OPS[name].exact and (name not in SIGN or dtypes[0].kind in ("float", "bool"))
+        if kept and len(set(dtypes)) == 1 and (dtypes[0].kind != "bool" or not literals):
             if all(self.fits(x, dtypes[0]) for x in literals):
                 return dtypes[0]
         return promote(dtypes)

@@ -47,8 +47,11 @@ class MemoryIndexing:
             missing = self.rank(base) - len(parts) + 1
             parts = parts[:at] + [AxisSlice(None, None, ":")] * missing + parts[at + 1:]
         if len(parts) > self.rank(base):
+            own = len(parts) == self.rank(base) + len(base.hidden) and base.hidden
             self.ir.fail(f"{len(parts)} indices for {describe(base)}, which has {self.rank(base)} "
-                         "axes")
+                         f"axes{' of a group' if own else ''}",
+                         f"a group has its own part along {base.type.dims[0]}: leave that index out"
+                         if own and isinstance(base.type, GlobalTensor) else None)
         return parts
 
     def require_index(self, x: Any) -> None:

@@ -94,7 +94,8 @@ def integers(types: Sequence[Type], attrs: dict[str, Any]) -> Type:
     out = elementwise(types, attrs)
     if dtype_of(out).kind == "float":
         raise RuleError(f"{', '.join(map(str, types))}: bits of a float; integers only",
-                        "cast it: int(x), or ts.tile.cast(x, ts.i32)")
+                        "cast it: int(x), or ts.tile.cast(x, ts.i32); comparisons stand in "
+                        "brackets: (x > 0) & (x < 1)")
     return out
 
 

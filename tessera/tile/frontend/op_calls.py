@@ -46,7 +46,7 @@ def bind_op(ir: IRBuilder, op: TileOp, args: list[Any], kwargs: dict[str, Any]) 
 
 def fold_op(ir: IRBuilder, op: TileOp, xs: list[Any]) -> Any:
     """An elementwise op on compile-time numbers, by its own meaning in f64."""
-    if op.name in ("maximum", "minimum", "abs"):
+    if op.name in ("maximum", "minimum", "abs", "where"):
         return ir.fold(op.name, xs)
     out = op.numpy(*(np.float64(x) for x in xs))  # type: ignore[misc]
     return out.item()

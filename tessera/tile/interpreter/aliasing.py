@@ -66,6 +66,16 @@ def _cells(a: np.ndarray, low: int, unit: int) -> np.ndarray:
     return at.reshape(-1, 1) // unit + np.arange(a.itemsize // unit, dtype=np.int64)
 
 
+def same_cells(bound: Bound, names: frozenset[str]) -> Iterator[tuple[str, str]]:
+    """Pairs of these arguments, once they are marked, that have elements in common."""
+    held = [(n, m.alias) for n, m in bound.values.items()
+            if n in names and isinstance(m, Memory) and m.alias is not None]
+    for i, (a, x) in enumerate(held):
+        for b, y in held[i + 1:]:
+            if x.shared is y.shared and np.intersect1d(x.cells, y.cells).size:
+                yield a, b
+
+
 def require_views(name: str, bound: Bound, written: frozenset[str]) -> None:
     """Raises ArgumentError for views of one memory that a copy would part."""
     for group in _overlapping(bound):
@@ -117,4 +127,4 @@ def _originals(bound: Bound) -> Iterator[tuple[str, np.ndarray]]:
         yield name, target
 
 
-__all__ = ["Alias", "mark", "require_views"]
+__all__ = ["Alias", "mark", "require_views", "same_cells"]

@@ -49,11 +49,21 @@ class Copies:
         number = np.full(m.count, _UNCOMMITTED, np.int32)
         address, _ = target.addresses(m.groups)
         access = m.tile_access(target, address, wide(on, address), MANY, where)
-        if access is not None and m.sanitizer is not None:
-            m.sanitizer.in_flight(access)
         if wanted is not None:
             wanted = np.broadcast_to(np.asarray(wanted).reshape(-1), on.shape)
-        self.pending.append(Copy(target, source, on.copy(), number, where, wanted))
+        copy = Copy(target, source, on.copy(), number, where, wanted)
+        if access is not None and m.sanitizer is not None:
+            read = m.tile_access(source, *self._read(copy, on), GROUP, where)
+            assert read is not None
+            m.sanitizer.in_flight(access, read)
+        self.pending.append(copy)
+
+    def _read(self, copy: Copy, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The addresses of a copy's source, and which of them these groups read."""
+        source, inside = copy.source.addresses(self.machine.groups)
+        if copy.wanted is not None:
+            inside = inside & wide(copy.wanted, inside)
+        return source, inside & wide(rows, inside)
 
     def commit(self, on: np.ndarray) -> None:
         """What these groups issued since the last commit is one commit group."""
@@ -93,7 +103,7 @@ class Copies:
         if m.sanitizer is not None:
             access = m.tile_access(copy.source, source, live, GROUP, copy.where)
             assert access is not None
-            m.sanitizer.read(access)
+            m.sanitizer.has_read(access)
         if not inside.any():  # an empty tensor has nothing to read
             source = np.zeros_like(source[:0])
         values = copy.source.memory.read(source)

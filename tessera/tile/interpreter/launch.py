@@ -32,9 +32,14 @@ from tessera.tile.ir.op_record import OPS
 from tessera.tile.ir.schedule import Schedule
 from tessera.tile.ir.types import Buffer, GlobalTensor, Scalar, TileType
 from tessera.tile.passes.cluster_groups import cluster_of
+from tessera.tile.passes.contracted_extents import matmuls_of_other_extents
 from tessera.tile.passes.part_blocks import beyond_parts, parts_of, refusal
 from tessera.tile.passes.random_draws import draws
-from tessera.tile.passes.store_extents import stores_by_groups, stores_by_other_extents
+from tessera.tile.passes.store_extents import (
+    stores_by_groups,
+    stores_by_other_extents,
+    stores_with_gaps,
+)
 from tessera.tile.passes.thread_guards import Asked, Guards, strides
 from tessera.tile.passes.written_arguments import require_writable, written_parameters
 
@@ -314,6 +319,7 @@ def run_grid(function: Function, bound: Bound, lanes: int, grid: tuple[int, ...]
     if sanitizer is not None:
         aliasing.mark(bound)
         _tell_other_extents(function, bound, grid)
+        _tell_shared(bound, written)
     report = report or SanitizerReport(checked=sanitizer is not None)
     order = _order(function, grid, sanitizer is not None, most)
     if key is None:
@@ -352,6 +358,23 @@ def _tell_other_extents(function: Function, bound: Bound, grid: tuple[int, ...])
                   f"{groups} groups{along} of the launch store {g.size} each: the last "
                   f"{have - groups * g.size} are left as they were. {-(-have // g.size)} groups "
                   "reach the end, unless a part is meant")
+    for gap in stores_with_gaps(function):
+        _tell(gap.where, f"{gap.tensor} is stored {gap.size} elements at a time along axis "
+              f"{gap.axis}, and the next ones begin {gap.step} further: {gap.step - gap.size} in "
+              "between are left as they were, unless that is meant")
+    for x, y, where in matmuls_of_other_extents(function):
+        K, L = extent(x.dim, bound), extent(y.dim, bound)
+        if K != L:
+            _tell(where, f"the matmul sums along {x.dim} = {K} of {x.tensor} and {y.dim} = {L} of "
+                  f"{y.tensor}: what {x.tensor if K > L else y.tensor} has beyond {min(K, L)} is "
+                  "left out. Let both extents have one name, unless a part is meant")
+
+
+def _tell_shared(bound: Bound, written: frozenset[str]) -> None:
+    """Arguments that are written in the same memory."""
+    for a, b in aliasing.same_cells(bound, written):
+        _tell(user_line(), f"the arguments {a} and {b} share memory, and the kernel writes both: "
+              "what is written last stays")
 
 
 def _tell(where: SourceLine | None, message: str) -> None:

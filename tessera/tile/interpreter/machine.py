@@ -21,6 +21,7 @@ from tessera.tile.interpreter.blame import Blame
 from tessera.tile.interpreter.memory import Changes, Memory, MemoryBox
 from tessera.tile.interpreter.progress import Turn, Watch
 from tessera.tile.interpreter.sanitizer import GROUP, AccessBatch, Sanitizer
+from tessera.tile.interpreter.wrapping import tell_wrapped, wraps
 from tessera.tile.ir.errors import DivergenceError, KernelError
 from tessera.tile.ir.ir import Const, For, If, Node, Op, Operand, SSAValue, While
 from tessera.tile.ir.numpy_values import array_dtype, constant
@@ -38,6 +39,7 @@ class SanitizerReport:
         self.checked = checked
         self.patterns: dict[Any, Pattern] = {}
         self.nan_sources: list[tuple[str, SourceLine | None]] = []
+        self.wrapped: set[tuple[str, SourceLine | None]] = set()  # integers that were told
         self.printed: list[str] = []
 
 
@@ -109,6 +111,7 @@ class Machine:
             self.env[made.value] = self.spread(made.type, value)
         if self.sanitizer is not None and record.run is None:
             self.watch_nan(op, args)
+            self.watch_integers(op, args)
         if self.blame is not None:
             self.blame.op(self, op, args)
 
@@ -292,6 +295,22 @@ class Machine:
             if self.raise_nan:
                 raise NumericsError(f"{op.name} makes NaN out of numbers", where=op.where,
                                     hint="look at its operands: inf - inf, 0 / 0, sqrt(-1)")
+
+    def watch_integers(self, op: Op, args: list[Any]) -> None:
+        """Tells of a sum or product of integers that wraps."""
+        if len(op.outs) != 1 or (op.name, op.where) in self.report.wrapped:
+            return
+        kind, value = op.outs[0].type, self.env[op.outs[0].value]
+        if isinstance(kind, TileType):
+            args = [self.widen(a, len(kind.shape)) for a in args]
+        wrong = wraps(op, args, value)
+        if wrong is None:
+            return
+        if self.mask is not None:
+            wrong = wrong & self.wide_mask(value)
+        if wrong.any():
+            self.report.wrapped.add((op.name, op.where))
+            tell_wrapped(op, args, wrong, value)
 
     def wide_mask(self, value: np.ndarray) -> np.ndarray:
         assert self.mask is not None

@@ -43,7 +43,8 @@ class Shadow:
         self.read_log: list[np.ndarray] = []
         self.update_log: list[np.ndarray] = []
         self.atomic = np.zeros(size, bool)
-        self.pending = np.zeros(size, np.int32)  # site of an async copy that has not arrived
+        # The site of an async copy into an element, and from it, that has not arrived.
+        self.pending, self.copied = np.zeros(size, np.int32), np.zeros(size, np.int32)
 
 
 @dataclass(frozen=True)
@@ -170,6 +171,7 @@ class Sanitizer:
         a, values = a.placed(values)
         s = self.shadow(a.memory)
         self._arrived(s, a, "writes")
+        self._arrived(s, a, "writes", s.copied)
         bad = self._conflict(s.write[:, a.address], a)
         if atomic:
             bad &= ~s.atomic[a.address]
@@ -180,6 +182,8 @@ class Sanitizer:
         if bad.any():
             self._race(a, bad, s.reads, "writes", "read")
         if atomic:
+            if isinstance(a.memory, Local):
+                self._initialised(s, a, "updated")
             self._mark_update(s, a)
             return
         self._same_statement(a, values)
@@ -205,11 +209,19 @@ class Sanitizer:
             if new:
                 s.published[at] = self.clocks.release(g, lane, before)
 
-    def in_flight(self, a: AccessBatch) -> None:
-        """An async copy that will write these addresses some time later."""
+    def in_flight(self, a: AccessBatch, source: AccessBatch) -> None:
+        """An async copy that will write these addresses, and read those, some time later."""
         self.wrote(a)
         a, _ = a.placed()
         self.shadow(a.memory).pending[a.address] = a.site
+        source, _ = source.placed()
+        self.shadow(source.memory).copied[source.address] = a.site
+
+    def has_read(self, source: AccessBatch) -> None:
+        """The copy from these addresses is made now."""
+        self.read(source)
+        source, _ = source.placed()
+        self.shadow(source.memory).copied[source.address] = 0
 
     def landed(self, a: AccessBatch) -> None:
         """The copy is complete: written now, by lanes that nobody knows."""
@@ -294,26 +306,30 @@ class Sanitizer:
             ", or use ts.tile.atomic_add",
             conflict=_conflict(a, second, "writes", a.group[first], a.lane[first], "writes")))
 
-    def _arrived(self, s: Shadow, a: AccessBatch, verb: str) -> None:
-        pending = s.pending[a.address]
+    def _arrived(self, s: Shadow, a: AccessBatch, verb: str, copies: np.ndarray | None = None
+                 ) -> None:
+        pending = (s.pending if copies is None else copies)[a.address]
         if pending.any():
             i = int(np.argmax(pending > 0))
             site = self.sites[pending[i]]
             self.report(RaceError(
                 f"{_who(a.group[i], a.lane[i])} {_verb(verb, a, i)} {_element(a, i)} while an "
-                f"asynchronous copy into it (line {site.line}) may still be under way",
+                f"asynchronous copy {'into' if copies is None else 'from'} it (line {site.line}) "
+                "may still be under way",
                 where=a.where or self.sites[a.site], also=(("the copy", site),),
                 hint="wait for it: ts.tile.cp_wait_group(0), then ts.tile.barrier()",
-                conflict=_conflict(a, i, verb, a.group[i], MANY, "writes")))
+                conflict=_conflict(a, i, verb, a.group[i], MANY,
+                                   "writes" if copies is None else "reads")))
 
-    def _initialised(self, s: Shadow, a: AccessBatch) -> None:
+    def _initialised(self, s: Shadow, a: AccessBatch, done: str = "read") -> None:
         never = s.write[0, a.address] == 0
         if never.any():
             i = int(np.argmax(never))
             self.report(UninitialisedError(
-                f"{_element(a, i)} is read, but nothing has written it",
+                f"{_element(a, i)} is {done}, but nothing has written it",
                 where=a.where or self.sites[a.site],
-                hint="write every element that is read, for example buffer[...] = 0.0"))
+                hint=f"write every element that is {done}, for example buffer[...] = 0.0"
+                + ("" if done == "read" else ", then ts.tile.barrier()")))
 
     def _race(self, a: AccessBatch, bad: np.ndarray, old: np.ndarray, verb: str, did: str) -> None:
         i = int(np.argmax(bad))

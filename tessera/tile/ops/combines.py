@@ -26,6 +26,7 @@ from tessera.tile.ir.errors import RuleError
 from tessera.tile.ir.handles import Handle, TensorRow, describe
 from tessera.tile.ir.op_record import OPS, declare, macro
 from tessera.tile.ir.types import Buffer, TileType, View
+from tessera.tile.ops.combine_laws import broken_law
 from tessera.tile.ops.reduce import reduced_type
 
 Tiles = tuple[Handle, ...]
@@ -238,6 +239,10 @@ def _combination(t: OpTracer, name: str, x: Any, combine: Any, axis: Any, identi
         t.fail(f"{name} of {describe(x)} with the identity {describe(identity)}",
                "a number for a tile, and for a tuple of tiles a tuple of as many")
     neutral = (identity,) * len(tiles) if single or identity is None else identity
+    broken = broken_law(combine, [_type(h).dtype for h in tiles],
+                        None if identity is None else tuple(neutral))
+    if broken is not None:
+        t.position.warn(f"{name} by {getattr(combine, '__name__', 'a function')}: {broken}")
     ready = tuple(_existing(t, name, h, along, n) for h, n in zip(tiles, neutral, strict=True))
     return Combination(t, name, ready, combine, along, single)
 

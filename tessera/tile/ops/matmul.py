@@ -7,11 +7,12 @@ from typing import Any
 import numpy as np
 
 from tessera.errors import ArgumentError
-from tessera.numerics import DType, NumericType, as_type, f32, f64, i32, tf32
+from tessera.numerics import DType, NumericType, as_type, f32, f64, tf32
 from tessera.tensor import OPERATORS, as_tensor
 from tessera.tile.builder import edge_rules
 from tessera.tile.builder.edge_masks import Along
 from tessera.tile.builder.op_tracer import OpTracer
+from tessera.tile.builder.rules import promote
 from tessera.tile.interpreter.async_copies import wide
 from tessera.tile.interpreter.memory import MemoryBox
 from tessera.tile.interpreter.sanitizer import MANY
@@ -116,7 +117,9 @@ def _multiply(t: OpTracer, what: str, a: Any, b: Any, accumulator: Any, precisio
     a, b = _same_operands(t, what, a, b, precision)
     a, b = _within(t, a, 1), _within(t, b, 0)
     integer = a.type.dtype.kind != "float"
-    dtype, extra = (i32 if integer else f64 if a.type.dtype is f64 else f32), []
+    # sums of integers have the type that arithmetic on the operands has
+    dtype, extra = (promote([a.type.dtype, b.type.dtype]) if integer else
+                    f64 if a.type.dtype is f64 else f32), []
     if isinstance(accumulator, Handle):
         extra = [accumulator]
         dtype = accumulator.type.dtype
@@ -142,7 +145,7 @@ def _within(t: OpTracer, x: Handle, axis: int) -> Handle:
 
 
 def _same_operands(t: OpTracer, what: str, a: Handle, b: Handle, precision: Any) -> tuple:
-    """An f32 tile beside a narrower float is rounded to that type (Q54)."""
+    """An f32 tile beside a float of 16 bits is rounded to that type; a narrower one is widened."""
     da, db = a.type.dtype, b.type.dtype
     if da is db:
         return a, b
@@ -150,7 +153,7 @@ def _same_operands(t: OpTracer, what: str, a: Handle, b: Handle, precision: Any)
         t.fail(f"{what} of {describe(a)} and {describe(b)}: one is a float, one is not",
                "cast one: ts.tile.cast(x, ts.f32)")
     for x, y, first in ((a, b, True), (b, a, False)):
-        if x.type.dtype is f32 and isinstance(x.type, TileType) and y.type.dtype.bits <= 16:
+        if x.type.dtype is f32 and isinstance(x.type, TileType) and y.type.dtype.bits == 16:
             if precision is not None:
                 y = t.ir.cast(_loaded(t, y), f32)
             else:

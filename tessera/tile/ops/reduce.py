@@ -106,11 +106,17 @@ def reduce(t: OpTracer, name: str, x: Any, axis: int | None) -> Any:
     if not isinstance(x, Handle) or not isinstance(x.type, TileType):
         t.fail("a reduction needs a tile", "load it first: ts.tile.load(x[a:a+64])")
     if axis is not None:
-        axis = t.ir.constant_int(axis, "axis")
-        axis = axis + len(x.type.shape) if axis < 0 else axis
+        axis = _axis_of(t, x, axis)
     if OPS[name].widens:
         x = t.ir.cast(x, rules.compute_dtype(x.type.dtype))
     return t.ir.emit(name, [x], axis=axis)
+
+
+def _axis_of(t: OpTracer, x: Any, axis: Any) -> int:
+    """The number of an axis of a tile, which counts from the end below 0."""
+    axis = t.ir.constant_int(axis, "axis")
+    tile = isinstance(x, Handle) and isinstance(x.type, TileType)
+    return axis + len(x.type.shape) if axis < 0 and tile else axis
 
 
 def _edge_rule(types: Any, attrs: dict[str, Any]) -> TileType:
@@ -123,8 +129,8 @@ def _edge_rule(types: Any, attrs: dict[str, Any]) -> TileType:
 
 def _edge_lower(t: OpTracer, x: Any, start: Any, stop: Any, *, axis: Any = 1,
                 fill: Any = -np.inf) -> Any:
-    return t.ir.emit("edge_mask", [t.ir.value_of(x), start, stop],
-                     axis=t.ir.constant_int(axis, "axis"), fill=fill)
+    x = t.ir.value_of(x)
+    return t.ir.emit("edge_mask", [x, start, stop], axis=_axis_of(t, x, axis), fill=fill)
 
 
 @declare(rule=_edge_rule, attrs=("axis", "fill", "low"), lower=_edge_lower, edges=edge_rules.masked,
@@ -214,7 +220,7 @@ def _scan(name: str, neutral: float, doc: str, f: Any) -> None:
         x = t.ir.value_of(x)
         if not isinstance(x, Handle) or not isinstance(x.type, TileType):
             t.fail("a scan needs a tile")
-        last = len(x.type.shape) - 1 if axis is None else t.ir.constant_int(axis, "axis")
+        last = len(x.type.shape) - 1 if axis is None else _axis_of(t, x, axis)
         if name == "cumsum":
             x = t.ir.cast(x, rules.compute_dtype(x.type.dtype))
         return t.ir.emit(name, [x], axis=last)

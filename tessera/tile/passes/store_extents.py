@@ -66,6 +66,30 @@ def stores_by_groups(function: Function) -> Iterator[GroupStore]:
                 yield GroupStore(tensor.name, axis, str(dim), of, size, op.where)
 
 
+@dataclass(frozen=True)
+class StoreWithGaps:
+    """A store to `tensor` along `axis` of `size` elements at each `step`-th."""
+
+    tensor: str
+    axis: int
+    size: int
+    step: int
+    where: SourceLine | None
+
+
+def stores_with_gaps(function: Function) -> Iterator[StoreWithGaps]:
+    """As above, of blocks that begin further from each other than they are long."""
+    made = {d.value: n for n in walk(function.body) if isinstance(n, Op) for d in n.outs}
+    loops = {n.var.value: n.step for n in walk(function.body) if isinstance(n, For)}
+    for op, view, tensor, _ in _only_stores(function, made):
+        for axis, (at, size) in enumerate(zip(view.args[1:], view.attr["box"], strict=False)):
+            step = loops.get(at) if isinstance(at, SSAValue) else None
+            if step is None:
+                step = (times_group(at, made) or (None, None))[1]
+            if isinstance(step, Const) and step.value > size > 1:
+                yield StoreWithGaps(tensor.name, axis, size, int(step.value), op.where)
+
+
 def _only_stores(function: Function, made: dict[SSAValue, Op]
                  ) -> Iterator[tuple[Op, Op, SSAValue, GlobalTensor]]:
     """(store, its view, the tensor, its type) of tensors that one store alone touches."""
@@ -105,4 +129,5 @@ def _blocks(function: Function, made: dict[SSAValue, Op]) -> dict[Operand, str]:
     return found
 
 
-__all__ = ["GroupStore", "OtherExtent", "stores_by_groups", "stores_by_other_extents"]
+__all__ = ["GroupStore", "OtherExtent", "StoreWithGaps", "stores_by_groups",
+           "stores_by_other_extents", "stores_with_gaps"]

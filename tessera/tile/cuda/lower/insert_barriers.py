@@ -3,8 +3,9 @@
 The language orders tile ops and uniform element accesses of one group on global memory. On a GPU
 each thread does its part when it comes there, so a barrier is needed where one thread may touch
 what another one wrote, or is still to read. Two accesses need none when every thread touches the
-same elements in both: the same view in the same layout; nor when their boxes have nothing in
-common wherever they are, such as the halves of an axis, or of a group's part of one.
+same elements in both: the same view in the same layout, in which each element has one thread, since
+of several that have it all read and one writes; nor when their boxes have nothing in common
+wherever they are, such as the halves of an axis, or of a group's part of one.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from tessera.tile.ir.ir import (
     walk,
 )
 from tessera.tile.ir.op_record import OPS
+from tessera.tile.ir.register_layout import RegisterLayout
 from tessera.tile.ir.types import GlobalTensor, Scalar, TileType, Type
 
 ANYWHERE = "any thread, any element"  # in no order with itself: the next iteration goes elsewhere
@@ -40,16 +42,19 @@ Span = tuple[SSAValue | None, int, int] | None  # None: not known
 @dataclass(frozen=True)
 class MemoryAccess:
     """memory: the tensor, '' for any.  part: what says which thread touches which elements.
-    spans: by axis of the tensor, where all of the elements surely are."""
+    spans: by axis of the tensor, where all of the elements surely are.  shared: several threads
+    read each of them, one of which writes it."""
 
     memory: str
     write: bool
     part: Any
     spans: tuple[Span, ...] = ()
+    shared: bool = False
 
     def conflicts(self, other: MemoryAccess) -> bool:
         same = self.memory == other.memory or "" in (self.memory, other.memory)
-        apart = self.part != other.part or self.part == ANYWHERE
+        apart = self.part != other.part or self.part == ANYWHERE or (
+            self.shared and self.write != other.write)
         return same and (self.write or other.write) and apart and not self.misses(other)
 
     def misses(self, other: MemoryAccess) -> bool:
@@ -173,9 +178,11 @@ class _Orderer:
             return MemoryAccess(memory, write, "sums" if op.name == "atomic_scatter" else ANYWHERE)
         if record.access == "tile":
             tile = op.outs[0].type if op.outs else self.type(op.args[1])
-            layout = tile.layout if isinstance(tile, TileType) else None
+            layout = RegisterLayout.parse(tile.layout, tile.shape) if isinstance(
+                tile, TileType) and tile.layout is not None else None
             return MemoryAccess(memory, write, (op.args[0], layout),
-                                self.spans.get(op.args[0], ()))
+                                self.spans.get(op.args[0], ()),
+                                layout is not None and bool(layout.replicas))
         if not all(map(self.uniform, op.args[1:])):
             return None
         return MemoryAccess(memory, write, "one thread writes" if write else "all read")

@@ -246,6 +246,10 @@ def require_items(t: KernelTracer, c: Carried, carried: list[Carried]) -> None:
                "scalars and tiles among them change")
 
 
+def _counted(x: Any) -> str:
+    return describe(x) + (f" of {len(x)} items" if isinstance(x, list | tuple) else "")
+
+
 def each_iteration(t: KernelTracer) -> str:
     return f"has another edge in each iteration of the loop at line {t.position.where().line}"
 
@@ -289,9 +293,12 @@ def leave(t: KernelTracer, carried: list[Carried], defs: tuple[Def, ...], start:
             t.env[name] = value
             continue
         if name in before and not isinstance(value, Handle):
-            t.fail(f"{name!r} changes in a loop from {describe(before[name])} to "
-                   f"{describe(value)}", "only numbers, scalars and tiles may change in a "
-                   "loop; of buffers, index a list by a stage number")
+            grown = isinstance(value, list) and isinstance(before[name], list)
+            instead = (f"a list is made at once: {name} = [f(i) for i in range(4)]" if grown else
+                       "of buffers, index a list by a stage number")
+            t.fail(f"{name!r} changes in a loop from {_counted(before[name])} to "
+                   f"{_counted(value)}",
+                   f"only numbers, scalars and tiles may change in a loop; {instead}")
         t.env[name] = Undefined(
             f"{name!r} has a value only inside the loop at line {t.position.where().line}",
             t.position.where())

@@ -8,7 +8,7 @@ from typing import Any
 
 from tessera.tile.frontend.constructs.conditions import chain, condition
 from tessera.tile.frontend.tracer import KernelTracer, expression
-from tessera.tile.ir.handles import Handle, TensorRow, Undefined, is_bool
+from tessera.tile.ir.handles import Handle, TensorRow, Undefined, describe, is_bool
 from tessera.tile.ir.op_record import OPS
 from tessera.tile.ir.types import TileType
 from tessera.tile.ops.elementwise import power
@@ -57,6 +57,9 @@ def unary_operation(t: KernelTracer, e: ast.UnaryOp) -> Any:
     x = t.expr(e.operand)
     if isinstance(e.op, ast.Invert):
         return t.ir.arithmetic("not" if is_bool(x) else "bitnot", (x,))
+    if isinstance(e.op, ast.USub) and is_bool(x) and isinstance(x, Handle):
+        t.fail(f"the negative of {describe(x)}", "~x is where it does not hold; for a number cast "
+               "it: ts.tile.cast(x, ts.i32)")
     return x if isinstance(e.op, ast.UAdd) else t.ir.arithmetic("neg", (x,))
 
 
