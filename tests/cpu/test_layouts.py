@@ -256,6 +256,14 @@ def test_same_elements_in_the_same_threads_need_no_barrier():
     assert barriers(lowered("    x = tile.load(X[0:64, 0:64])\n    X[0:64, 0:64] = x * 2.0\n")) == 0
 
 
+def test_one_thread_writes_what_several_hold_and_all_read():
+    body = "    X[0:16, 0] = tile.row_sum(tile.load(X[0:16, 0:64]))\n" \
+           "    X[0:16, 0] = tile.load(X[0:16, 0]) * 2.0\n"
+    assert barriers(lowered(body)) == 3
+    own = "    X[0:64, 0:64] = tile.load(X[0:64, 0:64]) * 2.0\n"
+    assert barriers(lowered(own), spare=True) == 1
+
+
 def test_another_view_of_what_was_written_needs_one():
     body = "    X[0:32, 0:64] = tile.zeros((32, 64))\n    x = tile.load(X[16:48, 0:64])\n" \
            "    X[32:64, 0:64] = x\n"

@@ -203,7 +203,7 @@ def lower(function: Function, lanes: int, facts: ArgumentFacts, target: Target,
     function = begin_early(load_early(prefetch_boxes(function), threads), chip, facts.batched)
     known = Knowledge(function, facts.divisible, facts.eights)
     function = assign_layouts(function, Hint(threads, chip, chained(function), vector, known))
-    return order(function, facts.shared)
+    return order(function, facts.shared, threads != lanes)
 
 
 def with_codes(function: Function, lanes: int, facts: ArgumentFacts, target: Target) -> Function:

@@ -4,7 +4,8 @@ The language orders tile ops and uniform element accesses of one group on global
 each thread does its part when it comes there, so a barrier is needed where one thread may touch
 what another one wrote, or is still to read. Two accesses need none when every thread touches the
 same elements in both: the same view in the same layout; nor when their boxes have nothing in
-common wherever they are, such as the halves of an axis, or of a group's part of one.
+common wherever they are, such as the halves of an axis, or of a group's part of one. Of elements
+that several threads hold, such as a number of each row, all read and one writes.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from tessera.tile.ir.ir import (
     walk,
 )
 from tessera.tile.ir.op_record import OPS
+from tessera.tile.ir.register_layout import RegisterLayout
 from tessera.tile.ir.types import GlobalTensor, Scalar, TileType, Type
 
 ANYWHERE = "any thread, any element"  # in no order with itself: the next iteration goes elsewhere
@@ -63,17 +65,18 @@ class MemoryAccess:
 Pending = frozenset[MemoryAccess]
 
 
-def order(function: Function, overlapping: bool = False) -> Function:
+def order(function: Function, overlapping: bool = False, spare: bool = False) -> Function:
     """The function with the barriers that the order of global accesses needs.
 
-    overlapping: parameters may be the same memory.
+    overlapping: parameters may be the same memory. spare: there are more threads than layouts are
+    made for, which hold what others do.
     """
-    return _Orderer(function, overlapping).run()
+    return _Orderer(function, overlapping, spare).run()
 
 
 class _Orderer:
-    def __init__(self, function: Function, overlapping: bool):
-        self.function, self.overlapping = function, overlapping
+    def __init__(self, function: Function, overlapping: bool, spare: bool):
+        self.function, self.overlapping, self.spare = function, overlapping, spare
         self.types = definitions(function)
         self.roots: dict[SSAValue, SSAValue] = {}
         self.spans: dict[SSAValue, tuple[Span, ...]] = {}
@@ -174,7 +177,9 @@ class _Orderer:
         if record.access == "tile":
             tile = op.outs[0].type if op.outs else self.type(op.args[1])
             layout = tile.layout if isinstance(tile, TileType) else None
-            return MemoryAccess(memory, write, (op.args[0], layout),
+            one = write and (self.spare or layout is None or bool(
+                RegisterLayout.parse(layout, tile.shape).replicas))  # type: ignore[union-attr]
+            return MemoryAccess(memory, write, (op.args[0], layout, one),
                                 self.spans.get(op.args[0], ()))
         if not all(map(self.uniform, op.args[1:])):
             return None
