@@ -247,6 +247,14 @@ def test_conversions_stand_where_two_anchors_meet():
     assert before.layout != after.layout and before.shape == after.shape
 
 
+def test_positions_are_computed_again_and_not_exchanged():
+    """Numbers of rows and of columns by one name; what is loaded goes from thread to thread."""
+    body = "    i = tile.arange(0, 64)\n    x, y = tile.load(X[0:64, 0:64]), {}\n" \
+           "    X[0:64, 0:64] = tile.where(i[:, None] >= i[None, :], x, y[:, None] + y[None, :])\n"
+    assert conversions(lowered(body.format("tile.exp(tile.cast(i, f32) * 0.5)"))) == 0
+    assert conversions(lowered(body.format("tile.load(X[0, 0:64])"))) == 1
+
+
 def barriers(function, **options) -> int:
     made = order(function, **options)
     return sum(isinstance(n, Op) and n.name == "barrier" for n in walk(made.body))

@@ -4,7 +4,7 @@ Layouts are anchored where they matter and spread from there until nothing chang
 accumulators of matmuls, then global memory (the largest box first), then whatever is left.
 Elementwise ops want one layout for operands and result; a reduction, a new axis and the like hand
 on a relabelled one. Where a value arrives in another layout than its reader wants, a
-`convert_layout` is put in.
+`convert_layout` is put in; a tile that is computed of positions alone is computed again.
 
 A transposed tile is read along one axis and written along the other. Its threads have blocks, of
 neighbours along both, and change between the two accesses: memory is reached in 16 bytes a thread
@@ -22,6 +22,7 @@ from typing import Any
 
 from tessera.lazy_dataclass import dataclass
 from tessera.runtime.generations import Generation
+from tessera.tile.cuda.intrinsics.layout_conversion import Route
 from tessera.tile.cuda.lower.choose_matmul_unit import format_of
 from tessera.tile.ir.ir import (
     Def,
@@ -53,6 +54,7 @@ from tessera.tile.passes.integer_facts import LARGEST, Knowledge
 
 ACCESS_BYTES = 16  # of one lane at once
 WIDE = 32  # sums of a thread
+MOST_AGAIN = 8  # ops that are done again for another layout, in place of exchanging their result
 Relabel = Callable[[RegisterLayout], RegisterLayout | None]
 
 
@@ -415,6 +417,12 @@ def _ties(node: For | While | If, tile: Callable) -> Iterator[tuple]:
                 yield x, made.value, _same, _same
 
 
+def moves(before: RegisterLayout, after: RegisterLayout) -> bool:
+    """Whether threads have to choose or exchange elements for another layout."""
+    route = Route(before, after)
+    return route.kind != "thread" or bool(route.choices)
+
+
 # --- rewriting --------------------------------------------------------------------------------
 class _Rewriter:
     """Puts the types in, and conversions in front of readers that want another layout."""
@@ -423,6 +431,8 @@ class _Rewriter:
                  chosen: dict[SSAValue, RegisterLayout], stores: dict[SSAValue, RegisterLayout]):
         self.function, self.types, self.chosen = function, types, chosen
         self.stores, self.names = stores, Names.of(function)
+        self.ops = {d.value: n for n in walk(function.body) if isinstance(n, Op) for d in n.outs}
+        self.positions: dict[SSAValue, int] = {}  # ops that make a tile of them
         self.stored: set[SSAValue] = set()  # tiles whose elements are as they lie in memory
 
     def run(self) -> Function:
@@ -451,10 +461,30 @@ class _Rewriter:
             new = self.names.fresh(x.name)
             made = replace(self.types[x], layout=layout.text)
             self.types[new], self.chosen[new] = made, layout
-            stored = (("stored", True),) if x in self.stored else ()
-            out.append(Op("convert_layout", (x,), (Def(new, made),), stored))
+            if self.ops_of_positions(x) <= MOST_AGAIN and moves(self.chosen[x], layout):
+                op = replace(self.ops[x], outs=(Def(new, made),))
+                args = (self.want(a, self.wanted(op, a), out, ready) for a in op.args)
+                out.append(replace(op, args=tuple(args)))
+            else:
+                stored = (("stored", True),) if x in self.stored else ()
+                out.append(Op("convert_layout", (x,), (Def(new, made),), stored))
             ready[key] = new
         return ready[key]
+
+    def ops_of_positions(self, x: Operand) -> int:
+        """The ops by which a tile is computed of positions and of numbers that threads share, which
+        each thread may do for elements of any layout; more than MOST_AGAIN where it is not."""
+        if not isinstance(x, SSAValue) or x not in self.types:
+            return 0
+        op = self.ops.get(x)
+        if op is None:
+            return MOST_AGAIN + 1
+        if x not in self.positions:
+            simple = op.name in ("arange", "expand_dims") or (
+                is_elementwise(op) and OPS[op.name].effect == "pure" and OPS[op.name].draws is None)
+            self.positions[x] = 1 + sum(map(self.ops_of_positions, op.args)) if simple \
+                else MOST_AGAIN + 1
+        return self.positions[x]
 
     def op(self, op: Op, out: list[Node], ready: dict) -> None:
         args = tuple(self.want(x, self.wanted(op, x), out, ready) for x in op.args)
