@@ -114,3 +114,51 @@ def test_a_number_of_the_group_is_divided_by_once(rng):
                     target="sm_90a")
     ptx = made.built.ptx
     assert ptx.count("rcp.rn.f32") == 1 and "div.rn" not in ptx
+
+
+@ts.kernel
+def routed(x: Tensor["T", "E", f32], w: Tensor["T", f32], e: Tensor["T", ts.int32],
+           counts: Tensor["E", ts.int32], sums: Tensor["T", f32], BT=16):
+    t = tile.load(x[tile_t:tile_t+BT, 0:E])
+    i = tile.argmax(t)
+    w[tile_t:tile_t+BT] = tile.row_max(t)
+    e[tile_t:tile_t+BT] = i
+    sums[tile_t:tile_t+BT] = tile.row_sum(t)
+    tile.scatter(counts, i, tile.full((BT,), 1, ts.int32), mode="add")
+
+
+@pytest.mark.parametrize("T, E, shuffles", [(48, 64, 4 + 2 + 1 + 1 + 8),
+                                            (37, 50, 8 + 4 + 2 + 1 + 1 + 16)])
+def test_numbers_of_rows_are_exchanged_by_halves_and_leave_at_once(T, E, shuffles, rng):
+    """A warp has 16 rows, each in 16 lanes, or in all. These exchange half of what they have as
+    long as it is several rows, and in the end each row comes from one of them: 16 shuffles or 32,
+    and no 32 or 80. Where the largest is comes from what it is. Each lane writes and counts a row
+    of its own."""
+    x = rng.standard_normal((T, E)).astype(np.float32)
+    x[3, 5] = x[4, 6] = x[4, 9] = np.nan
+    x[5, 7], x[6] = np.inf, -np.inf
+    args = (x, np.zeros(T, np.float32), np.zeros(T, np.int32), np.zeros(E, np.int32),
+            np.zeros(T, np.float32))
+    made = compare(routed, *args, target="sm_90", rtol=1e-5, atol=1e-5)
+    assert "find_argmax" not in made.emitted.source
+    ptx = compiled(routed, *args, target="sm_90a").built.ptx
+    assert ptx.count("shfl.sync") == 3 * shuffles
+    assert ptx.count("st.global") == 3 and ptx.count("red.") == 1
+
+
+@ts.kernel
+def unpacked(q: Tensor["K8", "N", ts.int32], y: Tensor["K", "N", f32], BK=16, BN=32):
+    shift = tile.arange(0, 8) * 4
+    for k in range(0, K, BK):
+        word = tile.load(q[k // 8:k // 8 + BK // 8, tile_n:tile_n+BN])
+        code = tile.reshape((word[:, None, :] >> shift[None, :, None]) & 15, (BK, BN))
+        y[k:k+BK, tile_n:tile_n+BN] = tile.cast(code, f32)
+
+
+def test_a_quotient_that_is_written_twice_is_one_number(rng):
+    """The extent of a slice from k // 8 to k // 8 + 2."""
+    q = rng.integers(-2**31, 2**31, (6, 40), dtype=np.int32)
+    y = np.zeros((48, 40), np.float32)
+    unpacked(q, y)
+    want = q[:, None] >> np.arange(0, 32, 4)[None, :, None] & 15
+    assert np.array_equal(y, want.reshape(48, 40))

@@ -146,6 +146,16 @@ class RegisterLayout:
         return RegisterLayout(self.shape, tuple(b for b in self.registers if b not in bits),
                               self.threads)
 
+    def spread(self, kept: Sequence[Bit] = ()) -> RegisterLayout:
+        """With register bits in place of replicas, but for those that are kept: each of the threads
+        that hold the same elements has a part of them."""
+        free, threads = self.replicas, list(self.threads)
+        moving = [b for b in self.registers if b not in kept][:len(free)]
+        for i, bit in zip(free, moving, strict=False):
+            threads[i] = bit
+        return RegisterLayout(self.shape, tuple(b for b in self.registers if b not in moving),
+                              tuple(threads))
+
     def reshaped(self, shape: tuple[int, ...]) -> RegisterLayout | None:
         """The same elements in row-major order; None unless bits of the one index are bits of the
         other: axes that both end with stay, and of the rest all extents behind the first are powers

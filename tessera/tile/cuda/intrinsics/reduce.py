@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import functools
 from collections import defaultdict
+from collections.abc import Sequence
 from math import prod
 from typing import Any
 
 from tessera.tile.cuda.builder import Builder
 from tessera.tile.cuda.instruction import InstructionForm, Operand, Operation
+from tessera.tile.cuda.instruction_names import find_instruction
 from tessera.tile.cuda.intrinsics.elementwise import BODIES
 from tessera.tile.cuda.ptx import memory, warp
 from tessera.tile.ir.op_record import OPS
@@ -43,9 +45,8 @@ def reduce(name: str, tag: str, layout: str, shape: tuple[int, ...], axis: int,
 
     def body(b: Builder, x: list[Any]) -> list[Any]:
         out = [chained(b, combine, [x[i] for i in members[base]]) for base in rest.bases]
-        for mask in lanes:
-            out = [combine(b, v, exchanged(b, kind, v, mask)) for v in out]
-        return out
+        return over_lanes(b, [(v,) for v in out], lanes, (kind,),
+                          lambda b, x, y: (combine(b, x[0], y[0]),))[0]
 
     form = InstructionForm((Operand("x", kind, whole.count),), (Operand("d", kind, rest.count),),
                            body)
@@ -61,6 +62,64 @@ def chained(b: Builder, combine: Any, values: list[Any]) -> Any:
         chains = [combine(b, *chains[i:i + 2]) if i + 1 < len(chains) else chains[i]
                   for i in range(0, len(chains), 2)]
     return chains[0]
+
+
+def over_lanes(b: Builder, rows: list[tuple[Any, ...]], lanes: Sequence[int],
+               kinds: tuple[str, ...], combine: Any, wanted: int | None = None,
+               work: int = 1) -> list[list[Any]]:
+    """What lanes have of each row, combined over all of them: by field, a value for each row.
+
+    lanes: the bits in which their numbers differ.  kinds: of a row's fields, of which the first
+    `wanted` are asked for.  work: instructions of `combine`.
+    Lanes with several rows send each other half of what they have, as long as that is worth it: so
+    each combines ever fewer rows, in the order in which it would have combined all. In the end each
+    row comes from a lane that has it.
+    """
+    fields = range(len(kinds))
+    wanted = len(kinds) if wanted is None else wanted
+    halvings = worth_halving(len(rows), len(lanes), kinds, wanted, work)
+    lane = b.call(find_instruction("laneid")) if halvings else None
+    held = rows
+    for mask in lanes[:halvings]:
+        upper, half = b.true(b.and_(lane, b.i32(mask))), len(held) // 2
+        pairs = list(zip(held[:half], held[half:], strict=True))
+        held = [combine(b, *(tuple(values) for values in zip(*(
+            (b.select(upper, high[f], low[f]),
+             exchanged(b, kinds[f], b.select(upper, low[f], high[f]), mask))
+            for f in fields), strict=True))) for low, high in pairs]
+    for mask in lanes[halvings:]:
+        held = [combine(b, x, tuple(exchanged(b, kinds[f], x[f], mask) for f in fields))
+                for x in held]
+    if not halvings:
+        return [[x[f] for x in held] for f in range(wanted)]
+    own = b.and_(lane, b.i32(31 - sum(lanes[:halvings])))
+
+    def owner(row: int) -> Any:
+        halves = row // len(held)
+        return b.or_(own, b.i32(sum(mask for i, mask in enumerate(lanes[:halvings])
+                                    if halves >> halvings - 1 - i & 1)))
+
+    return [[shuffled(b, kinds[f], held[row % len(held)][f], "idx", owner(row))
+             for row in range(len(rows))] for f in range(wanted)]
+
+
+SHUFFLE = 4  # instructions that a shuffle takes as long as: its unit has a fourth of the lanes
+GAIN = 0.8  # of the time for which it is worth another exchange that waits for the one before
+
+
+def worth_halving(rows: int, levels: int, kinds: tuple[str, ...], wanted: int, work: int) -> int:
+    """In how many of the first steps lanes send each other half of their rows."""
+    if rows < 4 or rows & (rows - 1):
+        return 0
+    each = [SHUFFLE * (2 if kind[-2:] == "64" else 1) for kind in kinds]
+
+    def time(halvings: int) -> int:
+        first = sum((rows >> i + 1) * (2 * len(kinds) + sum(each) + work) for i in range(halvings))
+        rest = (rows >> halvings) * (levels - halvings) * (sum(each) + work)
+        return first + rest + (rows * sum(each[:wanted]) if halvings else 0)
+
+    best = min(range(min(levels, rows.bit_length() - 1) + 1), key=time)
+    return best if time(best) <= GAIN * time(0) else 0
 
 
 def exchanged(b: Builder, kind: str, x: Any, mask: int) -> Any:
