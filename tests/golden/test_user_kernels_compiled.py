@@ -147,6 +147,30 @@ def test_numbers_of_rows_are_exchanged_by_halves_and_leave_at_once(T, E, shuffle
 
 
 @ts.kernel
+def normalised(x: Tensor["T", 64, f32], y: Tensor["T", 64, f32], lse: Tensor["T", f32],
+               total: Tensor["T", f32], BT=16):
+    t = tile.load(x[tile_t:tile_t+BT, 0:64])
+    s = tile.log(tile.row_sum(tile.exp(t)))
+    lse[tile_t:tile_t+BT] = s
+    y[tile_t:tile_t+BT, 0:64] = t - s[:, None]
+    some = tile.zeros((BT,))
+    for _ in range(2):
+        some = some * 0.5 + 1.0 / tile.row_sum(t * t)
+    total[tile_t:tile_t+BT] = some
+
+
+def test_each_lane_computes_for_a_row_of_its_own(rng):
+    """16 rows in 16 lanes each: one logarithm and no eight; its row's goes to the others where it
+    meets the tile. A loop carries such numbers."""
+    args = (rng.standard_normal((37, 64)).astype(np.float32), np.zeros((37, 64), np.float32),
+            np.zeros(37, np.float32), np.zeros(37, np.float32))
+    compare(normalised, *args, target="sm_90", rtol=1e-5, atol=1e-5)
+    ptx = compiled(normalised, *args, target="sm_90a").built.ptx
+    assert ptx.count("shfl.sync") == 3 * (4 + 2 + 1 + 1) + 8
+    assert ptx.count("st.global") == 2 + 8 and ptx.count("rcp") + ptx.count("div.") <= 2
+
+
+@ts.kernel
 def unpacked(q: Tensor["K8", "N", ts.int32], y: Tensor["K", "N", f32], BK=16, BN=32):
     shift = tile.arange(0, 8) * 4
     for k in range(0, K, BK):

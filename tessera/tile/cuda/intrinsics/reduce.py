@@ -35,8 +35,9 @@ def kind_of_tag(tag: str) -> Any:
 
 @functools.cache
 def reduce(name: str, tag: str, layout: str, shape: tuple[int, ...], axis: int,
-           lanes: tuple[int, ...]) -> Operation:
-    """(fragment) -> each result's partial value over this warp, in all its lanes."""
+           lanes: tuple[int, ...], divided: bool = False) -> Operation:
+    """(fragment) -> each result's partial value over this warp, in all its lanes; divided: in those
+    of RegisterLayout.divided(axis)."""
     whole = RegisterLayout.parse(layout, shape)
     rest, kind, combine = whole.drop(axis), kind_of_tag(tag), combiner(name, tag)
     members = defaultdict(list)
@@ -46,10 +47,10 @@ def reduce(name: str, tag: str, layout: str, shape: tuple[int, ...], axis: int,
     def body(b: Builder, x: list[Any]) -> list[Any]:
         out = [chained(b, combine, [x[i] for i in members[base]]) for base in rest.bases]
         return over_lanes(b, [(v,) for v in out], lanes, (kind,),
-                          lambda b, x, y: (combine(b, x[0], y[0]),))[0]
+                          lambda b, x, y: (combine(b, x[0], y[0]),), divided=divided)[0]
 
-    form = InstructionForm((Operand("x", kind, whole.count),), (Operand("d", kind, rest.count),),
-                           body)
+    form = InstructionForm((Operand("x", kind, whole.count),),
+                           (Operand("d", kind, 1 if divided else rest.count),), body)
     return Operation(name, 1, lambda _: form)
 
 
@@ -66,23 +67,24 @@ def chained(b: Builder, combine: Any, values: list[Any]) -> Any:
 
 def over_lanes(b: Builder, rows: list[tuple[Any, ...]], lanes: Sequence[int],
                kinds: tuple[str, ...], combine: Any, wanted: int | None = None,
-               work: int = 1) -> list[list[Any]]:
+               work: int = 1, divided: bool = False) -> list[list[Any]]:
     """What lanes have of each row, combined over all of them: by field, a value for each row.
 
     lanes: the bits in which their numbers differ.  kinds: of a row's fields, of which the first
     `wanted` are asked for.  work: instructions of `combine`.
     Lanes with several rows send each other half of what they have, as long as that is worth it: so
     each combines ever fewer rows, in the order in which it would have combined all. In the end each
-    row comes from a lane that has it.
+    row comes from a lane that has it; divided: it stays there.
     """
     fields = range(len(kinds))
     wanted = len(kinds) if wanted is None else wanted
-    halvings = worth_halving(len(rows), len(lanes), kinds, wanted, work)
+    halvings = len(rows).bit_length() - 1 if divided else worth_halving(
+        len(rows), len(lanes), kinds, wanted, work)
     lane = b.call(find_instruction("laneid")) if halvings else None
     held = rows
     for mask in lanes[:halvings]:
-        upper, half = b.true(b.and_(lane, b.i32(mask))), len(held) // 2
-        pairs = list(zip(held[:half], held[half:], strict=True))
+        upper = b.true(b.and_(lane, b.i32(mask)))
+        pairs = list(zip(held[::2], held[1::2], strict=True))
         held = [combine(b, *(tuple(values) for values in zip(*(
             (b.select(upper, high[f], low[f]),
              exchanged(b, kinds[f], b.select(upper, low[f], high[f]), mask))
@@ -90,16 +92,15 @@ def over_lanes(b: Builder, rows: list[tuple[Any, ...]], lanes: Sequence[int],
     for mask in lanes[halvings:]:
         held = [combine(b, x, tuple(exchanged(b, kinds[f], x[f], mask) for f in fields))
                 for x in held]
-    if not halvings:
+    if divided or not halvings:
         return [[x[f] for x in held] for f in range(wanted)]
     own = b.and_(lane, b.i32(31 - sum(lanes[:halvings])))
 
     def owner(row: int) -> Any:
-        halves = row // len(held)
         return b.or_(own, b.i32(sum(mask for i, mask in enumerate(lanes[:halvings])
-                                    if halves >> halvings - 1 - i & 1)))
+                                    if row >> i & 1)))
 
-    return [[shuffled(b, kinds[f], held[row % len(held)][f], "idx", owner(row))
+    return [[shuffled(b, kinds[f], held[row >> halvings][f], "idx", owner(row))
              for row in range(len(rows))] for f in range(wanted)]
 
 

@@ -24,6 +24,7 @@ from tessera.lazy_dataclass import dataclass
 from tessera.runtime.generations import Generation
 from tessera.tile.cuda.intrinsics.layout_conversion import Route
 from tessera.tile.cuda.lower.choose_matmul_unit import format_of
+from tessera.tile.cuda.lower.row_numbers import RowNumbers
 from tessera.tile.ir.ir import (
     Def,
     For,
@@ -98,13 +99,23 @@ class _Chooser:
         self.function, self.hint, self.given = function, hint, given
         self.types = definitions(function)
         self.made = {d.value: n for n in walk(function.body) if isinstance(n, Op) for d in n.outs}
+        self.rows = None if self.given or any(
+            n.name == "matmul" for n in self.made.values()) else RowNumbers(function, self.types)
         self.links: dict[SSAValue, list[tuple[SSAValue, Relabel]]] = defaultdict(list)
         for node in walk(function.body):
-            for a, b, there, back in _relations(node, self.types):
+            for a, b, there, back in _relations(node, self.types, self.of_rows):
                 if there:
                     self.links[a].append((b, there))
                 if back:
                     self.links[b].append((a, back))
+
+    def of_rows(self, value: SSAValue, layout: RegisterLayout, axis: int) -> RegisterLayout:
+        """The layout of numbers of a tile's rows along an axis."""
+        divided = layout.divided(axis) if self.hint.threads % 32 == 0 else None
+        if divided is not None and self.rows is not None and (
+                self.rows.worth_dividing(value, layout.drop(axis).count)):
+            return divided
+        return layout.drop(axis)
 
     def tile(self, x: Operand) -> TileType | None:
         t = self.types.get(x) if isinstance(x, SSAValue) else None
@@ -319,9 +330,13 @@ def split_warps(shape: tuple[int, int], warps: int) -> tuple[int, int]:
                                        shape[0] / c[0] + shape[1] / c[1]))
 
 
-def _relations(node: Node, types: dict) -> Iterator[tuple[SSAValue, SSAValue, Relabel | None,
-                                                          Relabel | None]]:
-    """(a, b, a's layout -> b's, b's -> a's)"""
+OfRows = Callable[[SSAValue, RegisterLayout, int], RegisterLayout]
+
+
+def _relations(node: Node, types: dict, of_rows: OfRows) -> Iterator[
+        tuple[SSAValue, SSAValue, Relabel | None, Relabel | None]]:
+    """(a, b, a's layout -> b's, b's -> a's). of_rows: (numbers of rows, layout of the tile, axis)
+    -> theirs"""
     def tile(x: Operand) -> bool:
         return isinstance(x, SSAValue) and isinstance(types.get(x), TileType)
 
@@ -343,7 +358,9 @@ def _relations(node: Node, types: dict) -> Iterator[tuple[SSAValue, SSAValue, Re
     shape = types[out].shape
     if OPS[node.name].layouts == "reduced":
         axis = node.attr["axis"]
-        yield ins[0], out, lambda layout: layout.drop(axis), None  # type: ignore[misc]
+        joined = OPS[node.name].joined_by
+        yield (ins[0], out, lambda layout: of_rows(  # type: ignore[misc]
+            out, layout, axis) if joined else layout.drop(axis), None)
     elif OPS[node.name].layouts == "first":
         yield ins[0], out, lambda layout: layout.first(shape[-1]), None  # type: ignore[misc]
     elif node.name == "expand_dims":
@@ -374,7 +391,7 @@ def _relations(node: Node, types: dict) -> Iterator[tuple[SSAValue, SSAValue, Re
                 yield x, out, _same, _same  # type: ignore[misc]
             else:
                 yield (x, out, None,  # type: ignore[misc]
-                       functools.partial(_shrunk, small))
+                       functools.partial(_shrunk, x, small, of_rows))
 
 
 def inverse(axes: tuple[int, ...]) -> tuple[int, ...]:
@@ -401,7 +418,11 @@ def _same(layout: RegisterLayout) -> RegisterLayout:
     return layout
 
 
-def _shrunk(shape: tuple[int, ...], layout: RegisterLayout) -> RegisterLayout:
+def _shrunk(x: SSAValue, shape: tuple[int, ...], of_rows: OfRows,
+            layout: RegisterLayout) -> RegisterLayout:
+    gone = [i for i, n in enumerate(shape) if n == 1 != layout.shape[i]]
+    if len(gone) == 1:
+        return of_rows(x, layout, gone[0]).insert(gone[0])
     return layout.shrunk(shape)
 
 
@@ -508,7 +529,11 @@ class _Rewriter:
         if how not in ("reduced", "first") or op.outs[0].value not in self.chosen:
             return None
         given = self.chosen[op.args[0]]  # type: ignore[index]
-        return given.first(op.attr["k"]) if how == "first" else given.drop(op.attr["axis"])
+        if how == "first":
+            return given.first(op.attr["k"])
+        axis, wanted = op.attr["axis"], self.chosen[op.outs[0].value]
+        divided = given.divided(axis) if OPS[op.name].joined_by else None
+        return divided if divided == wanted else given.drop(axis)
 
     def wanted(self, op: Op, x: Operand) -> RegisterLayout | None:
         """The layout that an op reads x in; None when any is right."""
