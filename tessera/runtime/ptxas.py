@@ -153,7 +153,8 @@ def assemble(ptx: str, target: Target, *, optimise: int = 3, lineinfo: bool = Fa
 
 def _refusal(done: subprocess.CompletedProcess[str], ptx: str, target: Target,
              tool: Assembler) -> CompileError:
-    said = [line for line in (done.stderr + done.stdout).splitlines() if "rror" in line]
+    said = [line for line in (done.stderr + done.stdout).splitlines()
+            if "rror" in line or "fatal" in line]
     message = said[0] if said else f"exit code {done.returncode}"
     found = re.search(r"line (\d+)", message)
     lines = ptx.splitlines()

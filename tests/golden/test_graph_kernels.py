@@ -55,6 +55,16 @@ def test_four_groups_of_a_norm_and_its_sums_run_at_once() -> None:
     assert _instructions(sass)["BAR"] == 4 + 2
 
 
+def test_a_product_of_few_columns_keeps_registers_for_its_widest_instruction() -> None:
+    """Alone on a multiprocessor it is assembled for two, and ptxas refuses: 128 registers a thread
+    are too few for a wgmma of 256 columns. What was there first is kept."""
+    kernel = _kernel("gemm", lambda q, k: ts.cast(q @ k.mT, "f32") * 0.125,
+                     *[ts.Tensor[2, 1024, 64, ts.bf16]] * 2)
+    ptx = kernel.inspect_ir("ptx", target="sm_90a")
+    assert "wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16" in ptx
+    assert ".minnctapersm 1" in ptx
+
+
 @pytest.mark.parametrize("kind, columns, fn", [
     ("bf16", 16384, ts.sort), ("f32", 16384, ts.sort)])
 def test_two_groups_that_sort_long_rows_share_a_multiprocessor(kind: str, columns: int,

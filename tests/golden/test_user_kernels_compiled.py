@@ -12,6 +12,7 @@ import tessera as ts
 from emulator import compare
 from ptx_harness import require_compiler
 from tessera import Tensor, bf16, f32, fp8_e4m3, saturate
+from tessera.errors import CompileError
 from tessera.runtime.ptxas import Resources
 from tessera.runtime.target import parse_target
 from tessera.tile.cuda import build
@@ -85,10 +86,13 @@ def test_a_statistic_of_a_whole_tile_is_divided_by_once(rng):
 
 @pytest.mark.parametrize("first, again, spilt, taken", [
     (72, 64, 0, True), (72, 64, 8, False), (72, 72, 0, False), (103, 64, 0, False),
-    (64, 48, 0, False)])
+    (64, 48, 0, False), (72, None, 0, False)])
 def test_a_block_alone_is_assembled_again_for_two(first, again, spilt, taken, monkeypatch):
-    """Of 512 threads: where slightly fewer registers leave room, and ptxas finds them."""
+    """Of 512 threads: where slightly fewer registers leave room, and ptxas finds them. It refuses
+    (None) where one instruction needs more."""
     def assemble(text, target, lineinfo):
+        if again is None and ".minnctapersm 2" in text:
+            raise CompileError("ptxas fatal : (C7602) Insufficient registers (64)")
         used = again if ".minnctapersm 2" in text else first
         spills = spilt if ".minnctapersm 2" in text else 0
         return SimpleNamespace(kernels={"k": Resources(used, spills, spills, 0, 0, 1)})

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
-from ...errors import UnsupportedTargetError
+from ...errors import CompileError, UnsupportedTargetError
 from ...lazy_dataclass import dataclass
 from ...runtime.cache import DiskCache, content_name
 from ...runtime.device import device
@@ -22,6 +22,7 @@ from .ptx_text import LineMap
 
 SOURCES = DiskCache("sources")
 FEWER = 0.8  # of its registers: what ptxas finds without spilling, as a rule
+INSTRUCTION_NEEDS_MORE = "C7602"  # ptxas of too few registers for one: wgmma of 256 columns has 128
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,12 @@ class CompileJob:
             return ptx, made
         text = ptx.replace(".minnctapersm 1", ".minnctapersm 2")
         assert text != ptx
-        again = assemble(text, self.target, lineinfo=True)
+        try:
+            again = assemble(text, self.target, lineinfo=True)
+        except CompileError as refused:
+            if INSTRUCTION_NEEDS_MORE not in str(refused):
+                raise
+            return ptx, made
         now = again.kernels[self.name]
         return (ptx, made) if now.spills or self.resident(now.registers) < 2 else (text, again)
 
