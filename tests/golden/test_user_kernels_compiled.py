@@ -175,6 +175,27 @@ def test_each_lane_computes_for_a_row_of_its_own(rng):
 
 
 @ts.kernel
+def ranked(keys: Tensor["N", ts.int32], base: Tensor["G", "B", ts.int32], at: Tensor["N", ts.int32],
+           PER=128):
+    g = tile.group_id(0)
+    hit = tile.load(keys[g*PER:g*PER+PER])[:, None] == tile.arange(0, B)[None, :]
+    rank = tile.cumsum(tile.cast(hit, ts.int32), axis=0) - 1 + tile.load(base[g, 0:B])[None, :]
+    at[g*PER:g*PER+PER] = tile.reduce_sum(tile.where(hit, rank, 0), axis=1)
+
+
+@pytest.mark.parametrize("per, bins", [(128, 16), (100, 12), (8, 64)])
+def test_threads_have_pieces_of_columns_that_are_scanned(per, bins, rng):
+    """Of 128 keys in 16 bins two warps exchange totals of columns once, and lanes 31 of what they
+    sum along rows, where 1136 instructions and 211 registers exchanged 176 numbers."""
+    keys = rng.integers(0, bins, 3 * per).astype(np.int32)
+    args = (keys, rng.integers(0, 99, (3, bins)).astype(np.int32), np.zeros(3 * per, np.int32))
+    compare(ranked, *args, groups=3, target="sm_90", PER=per)
+    if per == 128:
+        built = compiled(ranked, *args, groups=3, target="sm_90a", PER=per).built
+        assert built.ptx.count("shfl.sync") < 40 and built.resources.registers <= 112
+
+
+@ts.kernel
 def unpacked(q: Tensor["K8", "N", ts.int32], y: Tensor["K", "N", f32], BK=16, BN=32):
     shift = tile.arange(0, 8) * 4
     for k in range(0, K, BK):

@@ -113,17 +113,16 @@ class RegisterLayout:
                               tuple(down(b) if b and b[0] != axis else None for b in self.threads))
 
     def divided(self, axis: int) -> RegisterLayout | None:
-        """As drop, with each row in one of the lanes that shared it: the first bit of registers by
-        the first bit of these lanes, and so on. None where rows are more than lanes, in several
-        warps, or not a power of two."""
+        """As drop, with the rows of a thread divided among the lanes that shared them: the first
+        bit of registers by the first bit of these lanes, and so on. None where several warps share
+        them, or rows are not a power of two."""
         rest, lanes = self.drop(axis), self.thread_bits(axis)
-        if rest.count != 1 << len(rest.registers) or len(rest.registers) > len(lanes) or any(
-                i >= WARP_BITS for i in lanes):
+        if rest.count != 1 << len(rest.registers) or any(i >= WARP_BITS for i in lanes):
             return None
         threads = list(rest.threads)
         for bit, lane in zip(rest.registers, lanes, strict=False):
             threads[lane] = bit
-        return RegisterLayout(rest.shape, (), tuple(threads))
+        return RegisterLayout(rest.shape, rest.registers[len(lanes):], tuple(threads))
 
     def first(self, k: int) -> RegisterLayout:
         """With k elements along the last axis, all of them in each thread that shares a row."""

@@ -50,7 +50,8 @@ def reduce(name: str, tag: str, layout: str, shape: tuple[int, ...], axis: int,
                           lambda b, x, y: (combine(b, x[0], y[0]),), divided=divided)[0]
 
     form = InstructionForm((Operand("x", kind, whole.count),),
-                           (Operand("d", kind, 1 if divided else rest.count),), body)
+                           (Operand("d", kind, whole.divided(axis).count  # type: ignore[union-attr]
+                                    if divided else rest.count),), body)
     return Operation(name, 1, lambda _: form)
 
 
@@ -78,7 +79,7 @@ def over_lanes(b: Builder, rows: list[tuple[Any, ...]], lanes: Sequence[int],
     """
     fields = range(len(kinds))
     wanted = len(kinds) if wanted is None else wanted
-    halvings = len(rows).bit_length() - 1 if divided else worth_halving(
+    halvings = min(len(rows).bit_length() - 1, len(lanes)) if divided else worth_halving(
         len(rows), len(lanes), kinds, wanted, work)
     lane = b.call(find_instruction("laneid")) if halvings else None
     held = rows

@@ -24,7 +24,7 @@ from tessera.lazy_dataclass import dataclass
 from tessera.runtime.generations import Generation
 from tessera.tile.cuda.intrinsics.layout_conversion import Route
 from tessera.tile.cuda.lower.choose_matmul_unit import format_of
-from tessera.tile.cuda.lower.row_numbers import RowNumbers
+from tessera.tile.cuda.lower.row_numbers import LEAST_ROWS, RowNumbers
 from tessera.tile.ir.ir import (
     Def,
     For,
@@ -55,6 +55,7 @@ from tessera.tile.passes.integer_facts import LARGEST, Knowledge
 
 ACCESS_BYTES = 16  # of one lane at once
 WIDE = 32  # sums of a thread
+SCANS = ("cumsum", "cummax", "cumprod")
 MOST_AGAIN = 8  # ops that are done again for another layout, in place of exchanging their result
 Relabel = Callable[[RegisterLayout], RegisterLayout | None]
 
@@ -223,6 +224,8 @@ class _Chooser:
             bits = self.turned[t.shape]
         width = max(1, ACCESS_BYTES * 8 // max(8, bits))
         wanted = bits_of(vector) if vector else share.bit_length() - 1
+        if t.shape in self.scanned_columns:
+            return down_columns(t.shape, self.hint.threads)
         if t.shape in self.turned and not vector:
             along, down = _both_ways(t.shape, wanted, width)
             return blocked(t.shape, self.hint.threads, along, down=down)
@@ -230,6 +233,19 @@ class _Chooser:
             width = min(width, self.at_once.get(t.shape, width))
         neighbours = 1 << min(bits_of(width), wanted, bits_of(t.shape[-1]))
         return blocked(t.shape, self.hint.threads, neighbours, t.shape in self.reduced_rows)
+
+    @functools.cached_property
+    def scanned_columns(self) -> frozenset[tuple[int, ...]]:
+        """The shapes of tiles that are only computed, and of which columns are scanned, such as the
+        ranks of elements in their bins: threads have pieces of columns, and few exchange."""
+        nodes = [n for n in walk(self.function.body) if isinstance(n, Op)]
+        if self.given or any(n.name == "matmul" for n in nodes):
+            return frozenset()
+        tiles = {op: t for op in nodes for x in (*op.args, *(d.value for d in op.outs))
+                 if (t := self.tile(x)) is not None and len(t.shape) == 2}
+        moved = {t.shape for op, t in tiles.items() if OPS[op.name].access}
+        return frozenset(t.shape for op, t in tiles.items()
+                         if op.name in SCANS and op.attr["axis"] == 0) - moved
 
     @functools.cached_property
     def at_once(self) -> dict[tuple[int, ...], int]:
@@ -321,6 +337,16 @@ def _both_ways(shape: tuple[int, ...], share: int, width: int) -> tuple[int, int
     """
     along = min(bits_of(width), max((share + 1) // 2, share - 2), bits_of(shape[-1]))
     return 1 << along, 1 << min(share - along, bits_of(shape[-2]))
+
+
+def down_columns(shape: tuple[int, ...], threads: int) -> RegisterLayout:
+    """Pieces of columns in threads, and columns side by side in those of a warp."""
+    rows, columns = (tuple((axis, i) for i in range(bits_of(n))) for axis, n in enumerate(shape))
+    wanted = bits_of(threads)
+    share = max(0, len(rows) + len(columns) - wanted)
+    order = (*rows[:share], *columns, *rows[share:])
+    spare = wanted - (len(order) - share)
+    return RegisterLayout(shape, order[:share], (*order[share:], *(None,) * spare))
 
 
 def split_warps(shape: tuple[int, int], warps: int) -> tuple[int, int]:
@@ -532,8 +558,14 @@ class _Rewriter:
         if how == "first":
             return given.first(op.attr["k"])
         axis, wanted = op.attr["axis"], self.chosen[op.outs[0].value]
-        divided = given.divided(axis) if OPS[op.name].joined_by else None
-        return divided if divided == wanted else given.drop(axis)
+        divided, rest = given.divided(axis) if self.divides(op) else None, given.drop(axis)
+        if divided is None or wanted == rest:
+            return rest
+        return divided if divided == wanted or rest.count >= LEAST_ROWS else rest
+
+    def divides(self, op: Op) -> bool:
+        """Whether a reduction may leave rows in one lane each."""
+        return bool(OPS[op.name].joined_by) and len(self.types[op.args[0]].shape) > 1  # type: ignore
 
     def wanted(self, op: Op, x: Operand) -> RegisterLayout | None:
         """The layout that an op reads x in; None when any is right."""
