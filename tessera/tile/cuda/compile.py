@@ -204,7 +204,8 @@ def lower(function: Function, lanes: int, facts: ArgumentFacts, target: Target,
     function = stage_matmul_loads(function, chip, room, facts.shared, facts.divisible)
     function = begin_early(load_early(prefetch_boxes(function), threads), chip, facts.batched)
     known = Knowledge(function, facts.divisible, facts.eights)
-    function = assign_layouts(function, Hint(threads, chip, chained(function), vector, known))
+    function = assign_layouts(function, Hint(threads, chip, chained(function), vector, known,
+                                             lanes % 32 == 0 or lanes == threads))
     return order(function, facts.shared, threads != lanes)
 
 

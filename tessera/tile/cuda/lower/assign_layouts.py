@@ -71,13 +71,20 @@ def convert_layout(x: Any, stored: bool = False) -> Any:
 @dataclass(frozen=True)
 class Hint:
     """What the caller knows: threads of the group, what multiplies matrices there, the split of
-    accumulators over warps, and how many neighbours an access to global memory shall move."""
+    accumulators over warps, how many neighbours an access to global memory shall move, and whether
+    the last warp is whole."""
 
     threads: int  # that share tiles: a power of two
     generation: Generation
     down_only: bool = False  # all warps down the rows, so that a row belongs to one warp
     vector: int | None = None
     known: Knowledge | None = None  # of the function's integers
+    whole: bool = True
+
+    @property
+    def exchanges(self) -> bool:
+        """Whether lanes of all warps may exchange what they have."""
+        return self.whole and self.threads % 32 == 0
 
 
 def assign_layouts(function: Function, hint: Hint,
@@ -91,7 +98,7 @@ def assign_layouts(function: Function, hint: Hint,
     types = definitions(function)
     table = {v: replace(t, layout=chosen[v].text) for v,
              t in types.items() if isinstance(t, TileType)}
-    return _Rewriter(function, table, chosen, chooser.stores()).run()
+    return _Rewriter(function, table, chosen, chooser.stores(), hint).run()
 
 
 # --- choosing ---------------------------------------------------------------------------------
@@ -112,7 +119,7 @@ class _Chooser:
 
     def of_rows(self, value: SSAValue, layout: RegisterLayout, axis: int) -> RegisterLayout:
         """The layout of numbers of a tile's rows along an axis."""
-        divided = layout.divided(axis) if self.hint.threads % 32 == 0 else None
+        divided = layout.divided(axis) if self.hint.exchanges else None
         if divided is not None and self.rows is not None and (
                 self.rows.worth_dividing(value, layout.drop(axis).count)):
             return divided
@@ -475,8 +482,9 @@ class _Rewriter:
     """Puts the types in, and conversions in front of readers that want another layout."""
 
     def __init__(self, function: Function, types: dict[SSAValue, TileType],
-                 chosen: dict[SSAValue, RegisterLayout], stores: dict[SSAValue, RegisterLayout]):
-        self.function, self.types, self.chosen = function, types, chosen
+                 chosen: dict[SSAValue, RegisterLayout], stores: dict[SSAValue, RegisterLayout],
+                 hint: Hint):
+        self.hint, self.function, self.types, self.chosen = hint, function, types, chosen
         self.stores, self.names = stores, Names.of(function)
         self.ops = {d.value: n for n in walk(function.body) if isinstance(n, Op) for d in n.outs}
         self.positions: dict[SSAValue, int] = {}  # ops that make a tile of them
@@ -565,7 +573,8 @@ class _Rewriter:
 
     def divides(self, op: Op) -> bool:
         """Whether a reduction may leave rows in one lane each."""
-        return bool(OPS[op.name].joined_by) and len(self.types[op.args[0]].shape) > 1  # type: ignore
+        return self.hint.exchanges and bool(OPS[op.name].joined_by) and len(
+            self.types[op.args[0]].shape) > 1  # type: ignore[index]
 
     def wanted(self, op: Op, x: Operand) -> RegisterLayout | None:
         """The layout that an op reads x in; None when any is right."""
