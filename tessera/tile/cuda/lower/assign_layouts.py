@@ -424,7 +424,7 @@ def _relations(node: Node, types: dict, of_rows: OfRows) -> Iterator[
                 yield x, out, _same, _same  # type: ignore[misc]
             else:
                 yield (x, out, None,  # type: ignore[misc]
-                       functools.partial(_shrunk, x, small, of_rows))
+                       functools.partial(_shrunk, x, small, of_rows))  # type: ignore[arg-type]
 
 
 def inverse(axes: tuple[int, ...]) -> tuple[int, ...]:
