@@ -30,16 +30,11 @@ def _position_of(e: Emitter, op: Op) -> None:
     at = _position(e, layout, axes)
     head = f"{op.name!r}, {tag!r}, {layout.text!r}, {layout.shape}, {axes}"
     lanes = tuple(1 << i for i in _bits(layout, axes) if i < e.warp_bits)
-    meet = any(i >= e.warp_bits for i in _bits(layout, axes))
-    find = e.use(f"find_{op.name}", f"use(argmax.find({head}, {lanes}{'' if meet else ', False'}))")
-    found = f"{find}({text}, {at})"
-    places = e.fresh("at")
-    if meet:
-        values = e.fresh("best")
-        e.line(f"{values}, {places} = {found}")
+    find = e.use(f"find_{op.name}", f"use(argmax.find({head}, {lanes}))")
+    values, places = e.fresh("best"), e.fresh("at")
+    e.line(f"{values}, {places} = {find}({text}, {at})")
+    if any(i >= e.warp_bits for i in _bits(layout, axes)):
         places = _across_warps(e, op.name, tag, layout, axes, values, places)
-    else:
-        e.line(f"{places} = {found}")
     rest = rest_of(layout, axes)
     e.define(made, places if rest.shape else
              f"{e.use('pick', 'use(fragments.pick(0))')}({places})")

@@ -10,18 +10,11 @@ from typing import Any
 
 from tessera.tile.cuda.builder import Builder
 from tessera.tile.cuda.instruction import InstructionForm, Operand, Operation
-from tessera.tile.cuda.intrinsics.reduce import (
-    element_of,
-    flat,
-    kind_of_tag,
-    over_lanes,
-    reached,
-)
+from tessera.tile.cuda.intrinsics.reduce import element_of, exchanged, flat, kind_of_tag, reached
 from tessera.tile.cuda.ptx import memory
 from tessera.tile.ir.register_layout import RegisterLayout
 
 LLVM = Any
-MERGING = 8  # instructions of the better of two pairs
 Pair = tuple[LLVM, LLVM]  # value, position
 
 
@@ -57,9 +50,8 @@ def _merged(b: Builder, beats: Any, x: Pair, y: Pair) -> Pair:
 
 @functools.cache
 def find(name: str, tag: str, layout: str, shape: tuple[int, ...], axes: tuple[int, ...],
-         lanes: tuple[int, ...], valued: bool = True) -> Operation:
-    """(fragment, thread part of the position) -> (values, positions) over this warp, or positions
-    alone."""
+         lanes: tuple[int, ...]) -> Operation:
+    """(fragment, thread part of the position) -> (values, positions) over this warp."""
     whole = RegisterLayout.parse(layout, shape)
     rest, kind, beats = rest_of(whole, axes), kind_of_tag(tag), _beats(name, tag)
     kept = [a for a in range(len(shape)) if a not in axes]
@@ -76,15 +68,15 @@ def find(name: str, tag: str, layout: str, shape: tuple[int, ...], axes: tuple[i
             while len(pairs) > 1:  # neighbours: the first of a pair has the smaller position
                 pairs = [_chosen(b, beats(b, pairs[i + 1][0], pairs[i][0]), pairs[i + 1], pairs[i])
                          if i + 1 < len(pairs) else pairs[i] for i in range(0, len(pairs), 2)]
-            out.append((b.add(at, pairs[0][1]), pairs[0][0]))
-        places, *values = over_lanes(
-            b, out, lanes, ("i32", kind), lambda b, x, y: _merged(b, beats, y[::-1], x[::-1])[::-1],
-            1 + valued, MERGING)
-        return [*values, places] if valued else places
+            best = (pairs[0][0], b.add(at, pairs[0][1]))
+            for mask in lanes:
+                other = (exchanged(b, kind, best[0], mask), exchanged(b, "i32", best[1], mask))
+                best = _merged(b, beats, other, best)
+            out.append(best)
+        return [[v for v, _ in out], [i for _, i in out]]
 
-    made = [Operand("v", kind, rest.count)] if valued else []
     form = InstructionForm((Operand("x", kind, whole.count), Operand("at", "i32")),
-                           (*made, Operand("i", "i32", rest.count)), body)
+                           (Operand("v", kind, rest.count), Operand("i", "i32", rest.count)), body)
     return Operation(name, 2, lambda *_: form)
 
 

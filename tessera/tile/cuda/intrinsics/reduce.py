@@ -46,8 +46,11 @@ def reduce(name: str, tag: str, layout: str, shape: tuple[int, ...], axis: int,
 
     def body(b: Builder, x: list[Any]) -> list[Any]:
         out = [chained(b, combine, [x[i] for i in members[base]]) for base in rest.bases]
-        return over_lanes(b, [(v,) for v in out], lanes, (kind,),
-                          lambda b, x, y: (combine(b, x[0], y[0]),), divided=divided)[0]
+        if divided:
+            return divided_rows(b, kind, out, lanes, combine)
+        for mask in lanes:
+            out = [combine(b, v, exchanged(b, kind, v, mask)) for v in out]
+        return out
 
     form = InstructionForm((Operand("x", kind, whole.count),),
                            (Operand("d", kind, whole.divided(axis).count  # type: ignore[union-attr]
@@ -66,62 +69,24 @@ def chained(b: Builder, combine: Any, values: list[Any]) -> Any:
     return chains[0]
 
 
-def over_lanes(b: Builder, rows: list[tuple[Any, ...]], lanes: Sequence[int],
-               kinds: tuple[str, ...], combine: Any, wanted: int | None = None,
-               work: int = 1, divided: bool = False) -> list[list[Any]]:
-    """What lanes have of each row, combined over all of them: by field, a value for each row.
+def divided_rows(b: Builder, kind: str, rows: list[Any], lanes: Sequence[int],
+                 combine: Any) -> list[Any]:
+    """What lanes have of each row, combined over all of them and left in RegisterLayout.divided.
 
-    lanes: the bits in which their numbers differ.  kinds: of a row's fields, of which the first
-    `wanted` are asked for.  work: instructions of `combine`.
-    Lanes with several rows send each other half of what they have, as long as that is worth it: so
-    each combines ever fewer rows, in the order in which it would have combined all. In the end each
-    row comes from a lane that has it; divided: it stays there.
+    lanes: the bits in which their numbers differ. Lanes with several rows send each other half of
+    what they have: so each combines ever fewer rows, in the order in which it would have combined
+    all.
     """
-    fields = range(len(kinds))
-    wanted = len(kinds) if wanted is None else wanted
-    halvings = min(len(rows).bit_length() - 1, len(lanes)) if divided else worth_halving(
-        len(rows), len(lanes), kinds, wanted, work)
-    lane = b.call(find_instruction("laneid")) if halvings else None
-    held = rows
-    for mask in lanes[:halvings]:
+    lane = b.call(find_instruction("laneid"))
+    for mask in lanes:
+        if len(rows) == 1:
+            rows = [combine(b, rows[0], exchanged(b, kind, rows[0], mask))]
+            continue
         upper = b.true(b.and_(lane, b.i32(mask)))
-        pairs = list(zip(held[::2], held[1::2], strict=True))
-        held = [combine(b, *(tuple(values) for values in zip(*(
-            (b.select(upper, high[f], low[f]),
-             exchanged(b, kinds[f], b.select(upper, low[f], high[f]), mask))
-            for f in fields), strict=True))) for low, high in pairs]
-    for mask in lanes[halvings:]:
-        held = [combine(b, x, tuple(exchanged(b, kinds[f], x[f], mask) for f in fields))
-                for x in held]
-    if divided or not halvings:
-        return [[x[f] for x in held] for f in range(wanted)]
-    own = b.and_(lane, b.i32(31 - sum(lanes[:halvings])))
-
-    def owner(row: int) -> Any:
-        return b.or_(own, b.i32(sum(mask for i, mask in enumerate(lanes[:halvings])
-                                    if row >> i & 1)))
-
-    return [[shuffled(b, kinds[f], held[row >> halvings][f], "idx", owner(row))
-             for row in range(len(rows))] for f in range(wanted)]
-
-
-SHUFFLE = 4  # instructions that a shuffle takes as long as: its unit has a fourth of the lanes
-GAIN = 0.8  # of the time for which it is worth another exchange that waits for the one before
-
-
-def worth_halving(rows: int, levels: int, kinds: tuple[str, ...], wanted: int, work: int) -> int:
-    """In how many of the first steps lanes send each other half of their rows."""
-    if rows < 4 or rows & (rows - 1):
-        return 0
-    each = [SHUFFLE * (2 if kind[-2:] == "64" else 1) for kind in kinds]
-
-    def time(halvings: int) -> int:
-        first = sum((rows >> i + 1) * (2 * len(kinds) + sum(each) + work) for i in range(halvings))
-        rest = (rows >> halvings) * (levels - halvings) * (sum(each) + work)
-        return first + rest + (rows * sum(each[:wanted]) if halvings else 0)
-
-    best = min(range(min(levels, rows.bit_length() - 1) + 1), key=time)
-    return best if time(best) <= GAIN * time(0) else 0
+        rows = [combine(b, b.select(upper, high, low),
+                        exchanged(b, kind, b.select(upper, low, high), mask))
+                for low, high in zip(rows[::2], rows[1::2], strict=True)]
+    return rows
 
 
 def exchanged(b: Builder, kind: str, x: Any, mask: int) -> Any:
