@@ -209,3 +209,32 @@ def test_a_quotient_that_is_written_twice_is_one_number(rng):
     unpacked(q, y)
     want = q[:, None] >> np.arange(0, 32, 4)[None, :, None] & 15
     assert np.array_equal(y, want.reshape(48, 40))
+
+
+@ts.kernel
+def rows_added(x: Tensor["T", "D", f32], i: Tensor["T", ts.int32], y: Tensor["S", "D", f32], BT=8):
+    tile.scatter(y, tile.load(i[tile_t:tile_t+BT]), tile.load(x[tile_t:tile_t+BT, 0:D]), mode="add")
+
+
+@ts.kernel
+def rows_counted(i: Tensor["T", ts.int32], y: Tensor["S", ts.int32], last: Tensor[1, ts.int32]):
+    total = tile.zeros((8,), ts.int32)
+    at = tile.load(i[tile_t:tile_t+8])
+    total += at
+    tile.scatter(y, at, tile.full((8,), 1, ts.int32), mode="add")
+    last[0] = tile.reduce_sum(total)
+
+
+def test_rows_that_are_only_added_are_a_grid(rng):
+    """Nothing else that the kernel does tells blocks apart. A kernel that writes something else
+    goes through them in order."""
+    x = rng.integers(-9, 9, (37, 12)).astype(np.float32)
+    i = rng.integers(0, 5, 37).astype(np.int32)
+    y, want = np.zeros((5, 12), np.float32), np.zeros((5, 12))
+    made = compare(rows_added, x, i, y, target="sm_90")
+    assert made.function.launch == "axes"
+    rows_added(x, i, y)
+    np.add.at(want, i, x)
+    assert np.array_equal(y, want)
+    assert compare(rows_counted, i, np.zeros(5, np.int32), np.zeros(1, np.int32),
+                   target="sm_90").function.launch == "one"
