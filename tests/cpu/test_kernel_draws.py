@@ -52,6 +52,22 @@ def seeded(out: Tensor["N", ts.uint32], seed: int):
         out[i] = tile.random_bits(i, seed)
 
 
+@ts.kernel
+def by_place(out: Tensor["M", "N", ts.uint32], seed: int, at: int):
+    """Indices of elements as a user writes them."""
+    i = (tile_m + tile.arange(0, 2))[:, None] * N + tile.arange(0, 32)[None, :] + at
+    out[tile_m:tile_m + 2, 0:32] = tile.random_bits(i, seed)
+
+
+@pytest.mark.parametrize("N, at, runs", [
+    (32, 0, True), (32, 3, False), (30, 0, False), (32, 24 - 2**31, True), (32, -40, True),
+    (32, 2**31 - 48, True)])
+def test_neighbours_share_a_computation_where_places_are_runs(N, at, runs):
+    """As the interpreter has it, of negative indices and of sums that overflow, too."""
+    made = compare(by_place, np.zeros((4, N), np.uint32), 7, at, target="sm_90")
+    assert ("random_runs" in made.emitted.source) == runs
+
+
 def words(kernel=bits, n=40, *args):
     out = np.zeros(n, np.uint32)
     kernel(out, *args)

@@ -247,6 +247,14 @@ def test_conversions_stand_where_two_anchors_meet():
     assert before.layout != after.layout and before.shape == after.shape
 
 
+def test_positions_are_computed_again_and_not_exchanged():
+    """Numbers of rows and of columns by one name; what is loaded goes from thread to thread."""
+    body = "    i = tile.arange(0, 64)\n    x, y = tile.load(X[0:64, 0:64]), {}\n" \
+           "    X[0:64, 0:64] = tile.where(i[:, None] >= i[None, :], x, y[:, None] + y[None, :])\n"
+    assert conversions(lowered(body.format("tile.exp(tile.cast(i, f32) * 0.5)"))) == 0
+    assert conversions(lowered(body.format("tile.load(X[0, 0:64])"))) == 1
+
+
 def barriers(function, **options) -> int:
     made = order(function, **options)
     return sum(isinstance(n, Op) and n.name == "barrier" for n in walk(made.body))
@@ -254,6 +262,14 @@ def barriers(function, **options) -> int:
 
 def test_same_elements_in_the_same_threads_need_no_barrier():
     assert barriers(lowered("    x = tile.load(X[0:64, 0:64])\n    X[0:64, 0:64] = x * 2.0\n")) == 0
+
+
+def test_one_thread_writes_what_several_hold_and_all_read():
+    body = "    X[0:16, 0] = tile.row_sum(tile.load(X[0:16, 0:64]))\n" \
+           "    X[0:16, 0] = tile.load(X[0:16, 0]) * 2.0\n"
+    assert barriers(lowered(body)) == 3
+    own = "    X[0:64, 0:64] = tile.load(X[0:64, 0:64]) * 2.0\n"
+    assert barriers(lowered(own), spare=True) == 1
 
 
 def test_another_view_of_what_was_written_needs_one():

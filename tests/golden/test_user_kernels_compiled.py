@@ -118,3 +118,123 @@ def test_a_number_of_the_group_is_divided_by_once(rng):
                     target="sm_90a")
     ptx = made.built.ptx
     assert ptx.count("rcp.rn.f32") == 1 and "div.rn" not in ptx
+
+
+@ts.kernel
+def routed(x: Tensor["T", "E", f32], w: Tensor["T", f32], e: Tensor["T", ts.int32],
+           counts: Tensor["E", ts.int32], sums: Tensor["T", f32], BT=16):
+    t = tile.load(x[tile_t:tile_t+BT, 0:E])
+    i = tile.argmax(t)
+    w[tile_t:tile_t+BT] = tile.row_max(t)
+    e[tile_t:tile_t+BT] = i
+    sums[tile_t:tile_t+BT] = tile.row_sum(t)
+    tile.scatter(counts, i, tile.full((BT,), 1, ts.int32), mode="add")
+
+
+@pytest.mark.parametrize("T, E", [(48, 64), (37, 50)])
+def test_numbers_of_rows_leave_at_once(T, E, rng):
+    """A warp has 16 rows, each in 16 lanes, or in all. Each lane writes and counts a row of its
+    own. Where the largest is comes from what it is."""
+    x = rng.standard_normal((T, E)).astype(np.float32)
+    x[3, 5] = x[4, 6] = x[4, 9] = np.nan
+    x[5, 7], x[6] = np.inf, -np.inf
+    args = (x, np.zeros(T, np.float32), np.zeros(T, np.int32), np.zeros(E, np.int32),
+            np.zeros(T, np.float32))
+    made = compare(routed, *args, target="sm_90", rtol=1e-5, atol=1e-5)
+    assert "find_argmax" not in made.emitted.source
+    ptx = compiled(routed, *args, target="sm_90a").built.ptx
+    assert ptx.count("shfl.sync") == 3 * (32 if E == 64 else 80)
+    assert ptx.count("st.global") == 3 and ptx.count("red.") == 1
+
+
+@ts.kernel
+def normalised(x: Tensor["T", 64, f32], y: Tensor["T", 64, f32], lse: Tensor["T", f32],
+               total: Tensor["T", f32], BT=16):
+    t = tile.load(x[tile_t:tile_t+BT, 0:64])
+    s = tile.log(tile.row_sum(tile.exp(t)))
+    lse[tile_t:tile_t+BT] = s
+    y[tile_t:tile_t+BT, 0:64] = t - s[:, None]
+    some = tile.zeros((BT,))
+    for _ in range(2):
+        some = some * 0.5 + 1.0 / tile.row_sum(t * t)
+    total[tile_t:tile_t+BT] = some
+
+
+def test_each_lane_computes_for_a_row_of_its_own(rng):
+    """16 rows in 16 lanes each: one logarithm and no eight; its row's goes to the others where it
+    meets the tile. A loop carries such numbers."""
+    args = (rng.standard_normal((37, 64)).astype(np.float32), np.zeros((37, 64), np.float32),
+            np.zeros(37, np.float32), np.zeros(37, np.float32))
+    for lanes in (None, 48):  # with a warp that is not whole all goes through memory
+        compare(normalised, *args, lanes=lanes, target="sm_90", rtol=1e-5, atol=1e-5)
+    ptx = compiled(normalised, *args, target="sm_90a").built.ptx
+    assert ptx.count("shfl.sync") == 3 * (4 + 2 + 1 + 1) + 8
+    assert ptx.count("st.global") == 2 + 8 and ptx.count("rcp") + ptx.count("div.") <= 2
+
+
+@ts.kernel
+def ranked(keys: Tensor["N", ts.int32], base: Tensor["G", "B", ts.int32], at: Tensor["N", ts.int32],
+           PER=128):
+    g = tile.group_id(0)
+    hit = tile.load(keys[g*PER:g*PER+PER])[:, None] == tile.arange(0, B)[None, :]
+    rank = tile.cumsum(tile.cast(hit, ts.int32), axis=0) - 1 + tile.load(base[g, 0:B])[None, :]
+    at[g*PER:g*PER+PER] = tile.reduce_sum(tile.where(hit, rank, 0), axis=1)
+
+
+@pytest.mark.parametrize("per, bins", [(128, 16), (100, 12), (8, 64)])
+def test_threads_have_pieces_of_columns_that_are_scanned(per, bins, rng):
+    """Of 128 keys in 16 bins two warps exchange totals of columns once, and lanes 31 of what they
+    sum along rows, where 1136 instructions and 211 registers exchanged 176 numbers."""
+    keys = rng.integers(0, bins, 3 * per).astype(np.int32)
+    args = (keys, rng.integers(0, 99, (3, bins)).astype(np.int32), np.zeros(3 * per, np.int32))
+    compare(ranked, *args, groups=3, lanes=48 if per == 8 else None, target="sm_90", PER=per)
+    if per == 128:
+        built = compiled(ranked, *args, groups=3, target="sm_90a", PER=per).built
+        assert built.ptx.count("shfl.sync") < 40 and built.resources.registers <= 112
+
+
+@ts.kernel
+def unpacked(q: Tensor["K8", "N", ts.int32], y: Tensor["K", "N", f32], BK=16, BN=32):
+    shift = tile.arange(0, 8) * 4
+    for k in range(0, K, BK):
+        word = tile.load(q[k // 8:k // 8 + BK // 8, tile_n:tile_n+BN])
+        code = tile.reshape((word[:, None, :] >> shift[None, :, None]) & 15, (BK, BN))
+        y[k:k+BK, tile_n:tile_n+BN] = tile.cast(code, f32)
+
+
+def test_a_quotient_that_is_written_twice_is_one_number(rng):
+    """The extent of a slice from k // 8 to k // 8 + 2."""
+    q = rng.integers(-2**31, 2**31, (6, 40), dtype=np.int32)
+    y = np.zeros((48, 40), np.float32)
+    unpacked(q, y)
+    want = q[:, None] >> np.arange(0, 32, 4)[None, :, None] & 15
+    assert np.array_equal(y, want.reshape(48, 40))
+
+
+@ts.kernel
+def rows_added(x: Tensor["T", "D", f32], i: Tensor["T", ts.int32], y: Tensor["S", "D", f32], BT=8):
+    tile.scatter(y, tile.load(i[tile_t:tile_t+BT]), tile.load(x[tile_t:tile_t+BT, 0:D]), mode="add")
+
+
+@ts.kernel
+def rows_counted(i: Tensor["T", ts.int32], y: Tensor["S", ts.int32], last: Tensor[1, ts.int32]):
+    total = tile.zeros((8,), ts.int32)
+    at = tile.load(i[tile_t:tile_t+8])
+    total += at
+    tile.scatter(y, at, tile.full((8,), 1, ts.int32), mode="add")
+    last[0] = tile.reduce_sum(total)
+
+
+def test_rows_that_are_only_added_are_a_grid(rng):
+    """Nothing else that the kernel does tells blocks apart. A kernel that writes something else
+    goes through them in order."""
+    x = rng.integers(-9, 9, (37, 12)).astype(np.float32)
+    i = rng.integers(0, 5, 37).astype(np.int32)
+    y, want = np.zeros((5, 12), np.float32), np.zeros((5, 12))
+    made = compare(rows_added, x, i, y, target="sm_90")
+    assert made.function.launch == "axes"
+    rows_added(x, i, y)
+    np.add.at(want, i, x)
+    assert np.array_equal(y, want)
+    assert compare(rows_counted, i, np.zeros(5, np.int32), np.zeros(1, np.int32),
+                   target="sm_90").function.launch == "one"

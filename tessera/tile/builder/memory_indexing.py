@@ -7,7 +7,6 @@ from typing import Any
 
 from tessera.tile.builder.ir_builder import IRBuilder
 from tessera.tile.builder.launch_grid import LaunchGrid
-from tessera.tile.ir import affine
 from tessera.tile.ir.affine import Form
 from tessera.tile.ir.edges import Axis, Edge, TileEdges
 from tessera.tile.ir.handles import AxisSlice, Handle, TensorRow, describe
@@ -152,7 +151,7 @@ class MemoryIndexing:
             if not self.ir.is_uniform(x):
                 self.ir.fail(f"the slice {p.text} depends on the lane",
                              "a view belongs to the group")
-        form = affine.add(self.form(hi), self.form(lo), -1)
+        form = self.ir.values.forms.difference(self.ir.operand(hi), self.ir.operand(lo))
         if set(form) - {None}:
             self.ir.need_dims({k: v for k, v in form.items() if v})
             self.ir.fail(f"the extent of the slice {p.text} is not a compile-time constant",

@@ -16,6 +16,7 @@ from tessera.tile.cuda.intrinsics.matmul import STEP_BYTES
 from tessera.tile.cuda.intrinsics.swizzle import stage_bytes
 from tessera.tile.cuda.lower.assign_layouts import Hint, assign_layouts
 from tessera.tile.cuda.lower.begin_early import begin_early
+from tessera.tile.cuda.lower.find_positions import find_positions
 from tessera.tile.cuda.lower.gather_windows import gather_windows
 from tessera.tile.cuda.lower.insert_barriers import order
 from tessera.tile.cuda.lower.load_early import load_early
@@ -198,12 +199,14 @@ def lower(function: Function, lanes: int, facts: ArgumentFacts, target: Target,
     chip = target.generation
     room = Room(chip.group_shared_bytes, stages, max(1, FULL_LANES // threads),
                 lanes % 32 == 0 and chip.warp_matmul.step_bytes == STEP_BYTES, resident)
-    function = gather_windows(with_codes(pick_elements(function), lanes, facts, target))
+    function = find_positions(pick_elements(function), threads)
+    function = gather_windows(with_codes(function, lanes, facts, target))
     function = stage_matmul_loads(function, chip, room, facts.shared, facts.divisible)
     function = begin_early(load_early(prefetch_boxes(function), threads), chip, facts.batched)
     known = Knowledge(function, facts.divisible, facts.eights)
-    function = assign_layouts(function, Hint(threads, chip, chained(function), vector, known))
-    return order(function, facts.shared)
+    function = assign_layouts(function, Hint(threads, chip, chained(function), vector, known,
+                                             lanes % 32 == 0 or lanes == threads))
+    return order(function, facts.shared, threads != lanes)
 
 
 def with_codes(function: Function, lanes: int, facts: ArgumentFacts, target: Target) -> Function:

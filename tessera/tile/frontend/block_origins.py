@@ -2,9 +2,10 @@
 
 The block size is read from slices `x : x + c`, or from the bound of the range that is added to the
 name. An extent of a tensor that the kernel writes becomes a grid axis, also one that is a part of
-an axis ("2*N") along which all stores go by its blocks; any other (a contraction) becomes one
-serial loop around the statements from the first use to the last that depends on it, ended by a
-barrier, so that its next iteration may overwrite shared memory.
+an axis ("2*N") along which all stores go by its blocks, or any where a kernel only adds to tensors
+by position; any other (a contraction) becomes one serial loop around the statements from the first
+use to the last that depends on it, ended by a barrier, so that its next iteration may overwrite
+shared memory.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ def bind(t: KernelTracer, body: list[ast.stmt]) -> list[ast.stmt]:
     written = _written_dims(t, body) if used else set()
     for name, dim in used.items():
         t.position.node = _first_use(body, name)
-        if dim not in written and _goes_along_a_part(t, body, name, dim):
+        if dim not in written and (_goes_along_a_part(t, body, name, dim) or _only_adds(
+                t, body, name)):
             written.add(dim)
         if dim in written:
             size = block_size(t, body, name)
@@ -86,13 +88,31 @@ def _goes_along_a_part(t: KernelTracer, body: list[ast.stmt], name: str, dim: st
     places = {ast.dump(n.slice) for n in stores}
     read = [n for s in body for n in ast.walk(s) if isinstance(n, ast.Subscript)
             and isinstance(n.value, ast.Name) and n.value.id in tensors]
-    first = next(i for i, s in enumerate(body) if _reads(s, {name}))
-    assigned = [{n.id for n in ast.walk(s) if isinstance(n, ast.Name) and isinstance(
-        n.ctx, ast.Store)} for s in body]
-    kept = set().union(*assigned[:first]) & set().union(*assigned[first:])
+    kept = _kept(body, name)
     calls = {n.args[0].id for s in body for n in ast.walk(s) if isinstance(n, ast.Call)
              and n.args and isinstance(n.args[0], ast.Name)}
     return not kept and not calls & tensors and all(ast.dump(n.slice) in places for n in read)
+
+
+def _kept(body: list[ast.stmt], name: str) -> set[str]:
+    """Names that blocks of an extent hand on to each other."""
+    first = next(i for i, s in enumerate(body) if _reads(s, {name}))
+    assigned = [{n.id for n in ast.walk(s) if isinstance(n, ast.Name) and isinstance(
+        n.ctx, ast.Store)} for s in body]
+    return set().union(*assigned[:first]) & set().union(*assigned[first:])
+
+
+def _only_adds(t: KernelTracer, body: list[ast.stmt], name: str) -> bool:
+    """Whether all that a kernel does is to add to tensors by position, in any order, what it does
+    not read."""
+    tensors = set(_written(t, body))
+    adds = [s.value for s in body if isinstance(s, ast.Expr) and isinstance(s.value, ast.Call)
+            and _call_name(s.value).startswith("scatter") and any(
+                k.arg == "mode" and isinstance(k.value, ast.Constant) and k.value.value == "add"
+                for k in s.value.keywords)]
+    into = [n for call in adds for n in ast.walk(call.args[0]) if isinstance(n, ast.Name)]
+    named = [n for s in body for n in ast.walk(s) if isinstance(n, ast.Name) and n.id in tensors]
+    return bool(adds) and all(n in into for n in named) and not _kept(body, name)
 
 
 def _stores(t: KernelTracer, body: list[ast.stmt]) -> list[ast.Subscript]:

@@ -28,6 +28,8 @@ class Forms:
     def __init__(self) -> None:
         self.of: dict[SSAValue, Form] = {}
         self.below: dict[SSAValue, list[Form]] = {}  # value <= each of these
+        self.first: dict[SSAValue, SSAValue] = {}  # the value that was computed alike before
+        self.made: dict[Any, SSAValue] = {}
 
     def form(self, x: Any) -> Form:
         """Of an operand or a Python integer."""
@@ -36,6 +38,14 @@ class Forms:
         if isinstance(x, int):
             return constant(x)
         return self.of.get(x, {None: 0, x: 1})
+
+    def difference(self, a: Any, b: Any) -> Form:
+        """a - b, where quotients of one number by another are equal wherever they are written."""
+        out: Form = {None: 0}
+        for form, sign in ((self.form(a), 1), (self.form(b), -1)):
+            for k, v in form.items():
+                out = add(out, {self.first.get(k, k) if k is not None else None: v}, sign)
+        return out
 
     def upper(self, x: Any) -> list[Form]:
         """Forms that are not below x: its own, and what a min() says."""
@@ -58,10 +68,14 @@ class Forms:
                 self.of[out] = scale(a, b.get(None, 0))
         elif name == "convert":
             self.of[out] = self.form(args[0])
+        elif name in ("floordiv", "mod"):
+            key = (name, *(frozenset(self.form(x).items()) for x in args))
+            self.first[out] = self.made.setdefault(key, out)
         elif name == "minimum":
             self.below[out] = self.upper(args[0]) + self.upper(args[1])
 
     def copy(self) -> Forms:
         new = Forms()
         new.of, new.below = dict(self.of), dict(self.below)
+        new.first, new.made = dict(self.first), dict(self.made)
         return new

@@ -112,6 +112,18 @@ class RegisterLayout:
                               tuple(down(b) for b in self.registers if b[0] != axis),
                               tuple(down(b) if b and b[0] != axis else None for b in self.threads))
 
+    def divided(self, axis: int) -> RegisterLayout | None:
+        """As drop, with the rows of a thread divided among the lanes that shared them: the first
+        bit of registers by the first bit of these lanes, and so on. None where several warps share
+        them, or rows are not a power of two."""
+        rest, lanes = self.drop(axis), self.thread_bits(axis)
+        if rest.count != 1 << len(rest.registers) or any(i >= WARP_BITS for i in lanes):
+            return None
+        threads = list(rest.threads)
+        for bit, lane in zip(rest.registers, lanes, strict=False):
+            threads[lane] = bit
+        return RegisterLayout(rest.shape, rest.registers[len(lanes):], tuple(threads))
+
     def first(self, k: int) -> RegisterLayout:
         """With k elements along the last axis, all of them in each thread that shares a row."""
         last = len(self.shape) - 1
@@ -145,6 +157,16 @@ class RegisterLayout:
         """One register in place of those that differ in these register bits alone."""
         return RegisterLayout(self.shape, tuple(b for b in self.registers if b not in bits),
                               self.threads)
+
+    def spread(self, kept: Sequence[Bit] = ()) -> RegisterLayout:
+        """With register bits in place of replicas, but for those that are kept: each of the threads
+        that hold the same elements has a part of them."""
+        free, threads = self.replicas, list(self.threads)
+        moving = [b for b in self.registers if b not in kept][:len(free)]
+        for i, bit in zip(free, moving, strict=False):
+            threads[i] = bit
+        return RegisterLayout(self.shape, tuple(b for b in self.registers if b not in moving),
+                              tuple(threads))
 
     def reshaped(self, shape: tuple[int, ...]) -> RegisterLayout | None:
         """The same elements in row-major order; None unless bits of the one index are bits of the

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from tessera.lazy_dataclass import dataclass
 from tessera.tile.interpreter.arguments import Bound
-from tessera.tile.ir.ir import Function, Op, definitions, walk
+from tessera.tile.ir.ir import For, Function, Op, While, definitions, walk
 from tessera.tile.ir.op_record import OPS
 from tessera.tile.ir.schedule import ALIASES, Schedule
 from tessera.tile.ir.types import GlobalTensor, TileType, is_lane
@@ -31,7 +31,8 @@ if TYPE_CHECKING:
 
 BLOCKS = ("m", "n", "k_")
 ELEMENTS_PER_LANE = 32  # of the largest tile: four 16-byte accesses of bf16, eight of f32
-MOST_WARPS = {"matmul": 8, "reduction": 16, "stream": 32}
+MOST_WARPS = {"matmul": 8, "reduction": 16, "stream": 16}
+USUAL_WARPS = 4  # of a group that has as many elements as it likes
 MOST_PER_LANE = 64  # beyond it a tile kernel has no registers left to compute with
 ROW_BYTES = 128  # of a step's operands: the width of the widest swizzle
 SMALL = 32  # an extent for which blocks of 64 would be mostly empty
@@ -217,7 +218,7 @@ def _by_tile(subject: Subject) -> Schedule:
     if not shapes:
         return _noted(Schedule(source="auto"), "no tiles: the default group")
     largest = max(shapes, key=lambda s: prod(s))
-    size, share = prod(largest), _share(subject)
+    size, share = prod(largest), _share(subject, largest)
     most = MOST_WARPS["matmul" if subject.matmuls else "reduction" if share > 16 else "stream"]
     warps = 1
     while warps < most and size > 32 * warps * share:
@@ -229,7 +230,7 @@ def _by_tile(subject: Subject) -> Schedule:
                   f"{-(-size // (32 * warps))} elements of it in each thread")
 
 
-def _share(subject: Subject) -> int:
+def _share(subject: Subject, largest: tuple[int, ...]) -> int:
     """Elements of the largest tile for one lane.
 
     One 16-byte access where tiles only stream through; more where lanes reduce, because a barrier
@@ -244,7 +245,29 @@ def _share(subject: Subject) -> int:
     bits = [p.type.dtype.bits for p in subject.function.params if isinstance(p.type, GlobalTensor)]
     access = max(1, 128 // max(8, min(bits, default=32)))
     scans = any(isinstance(n, Op) and n.name == "exchange" for n in walk(subject.function.body))
-    return 2 * access if scans else access
+    return access * (2 if scans else _accesses(subject.function, largest, access))
+
+
+def _accesses(function: Function, largest: tuple[int, ...], access: int) -> int:
+    """How many accesses of a lane at each place of a tile pay for finding it.
+
+    Rows and columns, and whether there are such, take some twenty instructions a place, however
+    many elements follow. A causal convolution's loop over four taps, blocks of 16 x 32 and 32 x 64
+    of f32, with 1, 2 and 4 accesses a lane: 106, 87 and 87 us, 123, 92 and 82; a five-point
+    stencil, of which an access moves one number, with 4, 8 and 16 of them in blocks of 32: 162, 156
+    and 165, of 64 in 1024 and 512 threads 161 and 157; a copy of blocks of 32 134, 136 and 139, of
+    64 in 1024 and 512 threads 140 and 132 (H200, 2026-11-27).
+    """
+    if sum(n > 1 for n in largest) < 2:
+        return 1
+    ops = [n for n in walk(function.body) if isinstance(n, Op)]
+    places = [n for n in ops if OPS[n.name].access == "tile"]
+    looped = any(isinstance(n, Op) and OPS[n.name].access == "tile" and not OPS[n.name].writes
+                 for loop in walk(function.body) if isinstance(loop, For | While)
+                 for n in walk(loop.body))
+    if looped and prod(largest) >= 4 * access * 32 * USUAL_WARPS:
+        return 4
+    return 2 if looped or len(places) > 2 else 1
 
 
 __all__ = ["propose", "space"]

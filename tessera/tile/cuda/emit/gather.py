@@ -6,6 +6,7 @@ tensor are no access at all.
 
 from __future__ import annotations
 
+import functools
 from dataclasses import replace
 
 from tessera.errors import UnsupportedTargetError
@@ -13,7 +14,7 @@ from tessera.lazy_dataclass import dataclass
 from tessera.tile.cuda.emit.atomics import need_ordered
 from tessera.tile.cuda.emit.elementwise import number
 from tessera.tile.cuda.emit.emitter import Emitter
-from tessera.tile.cuda.emit.layout_conversion import from_owners
+from tessera.tile.cuda.emit.layout_conversion import convert_layout, from_owners
 from tessera.tile.cuda.emit.memory_operands import (
     ZERO,
     MemoryOperand,
@@ -28,7 +29,7 @@ from tessera.tile.cuda.emit.registry import emits
 from tessera.tile.cuda.emit.shared_tiles import ACCESS_BYTES, base_of
 from tessera.tile.cuda.emit.thread_elements import checked, hardware, row_bytes, wide
 from tessera.tile.cuda.emit.tile_access import guards_of, parts_of, rounding_of
-from tessera.tile.cuda.emit.tiles import unrounded
+from tessera.tile.cuda.emit.tiles import LEAST_STORES, divided, unrounded
 from tessera.tile.cuda.intrinsics.atomics import neighbours
 from tessera.tile.cuda.intrinsics.formats import kind_of
 from tessera.tile.cuda.intrinsics.gather import Pick
@@ -149,6 +150,22 @@ def _cell(e: Emitter, place: MemoryOperand, parts: list[str | None], last: int) 
     return out
 
 
+def among_replicas(e: Emitter, spot: GatherPosition, op: Op, value: str, most: int, least: int
+                   ) -> tuple[RegisterLayout, str, str]:
+    """The layout in which elements leave, the fragment of them and that of their positions."""
+    before, index = e.layout(op.args[1]), op.args[2]
+    axis, width = width_of(e, spot, before)
+    after = divided(before, axis, min(width, most), least)
+    if after == before:
+        return before, value, e.name(index)
+    inner = range(spot.first, spot.first + spot.count)
+    positions = [functools.reduce(lambda layout, a: layout if a in inner else layout.drop(a),
+                                  reversed(range(len(before.shape))), layout)
+                 for layout in (before, after)]
+    return (after, convert_layout(e, value, before, after, e.dtype(op.args[1])),
+            convert_layout(e, e.name(index), positions[0], positions[1], e.dtype(index)))
+
+
 # --- the ops --------------------------------------------------------------------------------------
 @emits("gather")
 def _gather(e: Emitter, op: Op) -> None:
@@ -166,8 +183,10 @@ def _gather(e: Emitter, op: Op) -> None:
 @emits("store_scatter")
 def _store(e: Emitter, op: Op) -> None:
     _, value, index, *offsets = op.args
-    layout, spot = e.layout(value), spot_of(e, op, index, tuple(offsets))
-    place, owner = spot.place, e.owner(layout)
+    spot = spot_of(e, op, index, tuple(offsets))
+    place = spot.place
+    layout, x, at = among_replicas(e, spot, op, unrounded(e, value, place), 16, LEAST_STORES)
+    owner = e.owner(layout)
     guards, bounds = guards_of(e, place, layout)
     pick = pick_of(e, spot, index, layout, guards)
     rounding, saturate = rounding_of(place) if place.space == "global" else ("nearest_even", False)
@@ -177,7 +196,7 @@ def _store(e: Emitter, op: Op) -> None:
             where=e.where, hint="store whole tiles: y[i:i+64] = tile")
     text = (f"use(gather.store({pick.text}, {owner is not None}, {rounding!r}, {saturate}, "
             f"{hardware(e, place.dtype)}))")
-    args = [unrounded(e, value, place), e.name(index), *where(e, spot, pick, layout, bounds)]
+    args = [x, at, *where(e, spot, pick, layout, bounds)]
     args += [place.base, *rounding_key(e)] if rounding == "stochastic" else []
     args += [owner] if owner else []
     e.line(f"{e.use(f'scatter_{place.name}', text)}({', '.join(args)})")
@@ -188,14 +207,17 @@ def _update(e: Emitter, op: Op) -> None:
     """By the first of the threads that have an element; all of them learn what was there."""
     need_ordered(e, op)
     (made,), (_, value, index, *offsets) = op.outs, op.args
-    layout, spot = e.layout(value), spot_of(e, op, index, tuple(offsets))
-    place, owner, read = spot.place, e.owner(layout), bool(e.readers.get(made.value))
+    spot, read = spot_of(e, op, index, tuple(offsets)), bool(e.readers.get(made.value))
+    place, layout, x, at = spot.place, e.layout(value), e.name(value), e.name(index)
+    if not read:
+        layout, x, at = among_replicas(e, spot, op, x, 1, 2)
+    owner = e.owner(layout)
     guards, bounds = guards_of(e, place, layout)
     pick = pick_of(e, spot, index, layout, guards, 1)
     kind = op.attr["kind"]
     text = (f"use(gather.update({pick.text}, {kind!r}, {op.attr['scope']!r}, "
             f"{owner is not None}, {read}))")
-    args = [e.name(value), e.name(index), *where(e, spot, pick, layout, bounds)]
+    args = [x, at, *where(e, spot, pick, layout, bounds)]
     args += [owner] if owner else []
     call = f"{e.use(f'atomic_{kind}', text)}({', '.join(args)})"
     if not read:
@@ -209,15 +231,16 @@ def _update(e: Emitter, op: Op) -> None:
 @emits("atomic_scatter")
 def _add(e: Emitter, op: Op) -> None:
     _, value, index, *offsets = op.args
-    layout, spot = e.layout(value), spot_of(e, op, index, tuple(offsets))
-    place, owner = spot.place, e.owner(layout)
-    guards, bounds = guards_of(e, place, layout)
-    source = e.dtype(value)
+    spot, source = spot_of(e, op, index, tuple(offsets)), e.dtype(value)
+    place = spot.place
     most = 1 if place.space == "shared" else neighbours("add", place.dtype, source, "device",
                                                         e.generation)
+    layout, x, at = among_replicas(e, spot, op, e.name(value), most, 2)
+    owner = e.owner(layout)
+    guards, bounds = guards_of(e, place, layout)
     pick = pick_of(e, spot, index, layout, guards, most)
     scope = "group" if place.space == "shared" else "device"
     text = f"use(gather.add({pick.text}, {source.name!r}, {scope!r}, {owner is not None}))"
-    args = [e.name(value), e.name(index), *where(e, spot, pick, layout, bounds)]
+    args = [x, at, *where(e, spot, pick, layout, bounds)]
     args += [owner] if owner else []
     e.line(f"{e.use(f'scatter_{place.name}', text)}({', '.join(args)})")

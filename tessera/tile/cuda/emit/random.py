@@ -9,6 +9,8 @@ from tessera.tile.cuda.emit.emitter import Emitter, intrinsic
 from tessera.tile.cuda.emit.registry import emits
 from tessera.tile.cuda.intrinsics.formats import kind_of
 from tessera.tile.ir.ir import Op, Operand
+from tessera.tile.ops.random import RUN
+from tessera.tile.passes.index_runs import IndexRuns
 from tessera.tile.passes.random_draws import DROPOUT, ROUNDING
 
 
@@ -51,9 +53,11 @@ def drawn(e: Emitter, index: str) -> str:
 @emits("random_bits")
 def _random_bits(e: Emitter, op: Op) -> None:
     (index, *key_words), seed = op.args, op.attr["seed"]
-    if op.attr["runs"]:
+    found = not op.attr["runs"] and IndexRuns(e.made_by, e.known).count(index, RUN)
+    if op.attr["runs"] or found:
         layout = e.layout(index)
-        text = intrinsic("random.random_runs", e.dtype(index).name, layout.text, layout.shape)
+        text = intrinsic("random.random_runs", e.dtype(index).name, layout.text, layout.shape,
+                         **({"signed": True} if found else {}))
     else:
         text = intrinsic("random.random_bits", e.dtype(index).name)
     call = e.use("random_bits", text)

@@ -28,6 +28,10 @@ def _reduction(e: Emitter, op: Op) -> None:
     axis, layout, text, tag = op.attr["axis"], e.layout(op.args[0]), _inside(e, op), _tag(e, op)
     if axis is None:
         axis, (text, layout) = 0, _of_threads(e, text, layout, op.name, tag)
+    elif layout.shape[:axis] + layout.shape[axis + 1:] and (
+            e.layout(op.outs[0].value) != layout.drop(axis)):  # it is layout.divided(axis)
+        e.define(op.outs[0], f"{_of_warps(e, layout, axis, op.name, tag, True)}({text})")
+        return
     _define(e, op, reduced(e, text, layout, axis, op.name, tag), layout.drop(axis))
 
 
@@ -165,11 +169,12 @@ def _warps(e: Emitter, layout: RegisterLayout, axis: int) -> tuple[int, ...]:
     return tuple(i for i in layout.thread_bits(axis) if i >= e.warp_bits)
 
 
-def _of_warps(e: Emitter, layout: RegisterLayout, axis: int, name: str, tag: str) -> str:
+def _of_warps(e: Emitter, layout: RegisterLayout, axis: int, name: str, tag: str,
+              divided: bool = False) -> str:
     """The function that combines what each warp has."""
     lanes = tuple(1 << i for i in layout.thread_bits(axis) if i < e.warp_bits)
     return e.use(name, f"use(reduce.reduce({name!r}, {tag!r}, {layout.text!r}, {layout.shape}, "
-                 f"{axis}, {lanes}))")
+                 f"{axis}, {lanes}{', True' if divided else ''}))")
 
 
 def _written(e: Emitter, part: str, layout: RegisterLayout, axis: int, name: str, tag: str) -> str:

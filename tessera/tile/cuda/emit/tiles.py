@@ -38,6 +38,7 @@ from tessera.tile.passes.overlapping_reads import overlapping_reads
 from tessera.tile.passes.written_arguments import written_parameters
 
 LEAST = 16  # bytes, half a sector
+LEAST_STORES = 4  # of a thread: two are as many instructions as choosing one of them
 VECTOR = 4096  # bytes of what stays in L1 for the groups behind
 STREAMING = "L1::no_allocate"  # of a tile that is read once; L1 is for what is read again
 
@@ -198,6 +199,8 @@ def store_global(e: Emitter, place: MemoryOperand, layout: RegisterLayout, x: st
     given, layout = layout, coalesced(place, layout)
     x = converted(e, x, given, layout, place)
     axis, width = asked(e, place, layout, None)
+    given, layout = layout, divided(layout, axis, width, LEAST_STORES)
+    x = converted(e, x, given, layout, place)
     guards, bounds = guards_of(e, place, layout)
     owner, how = e.owner(layout), rounding_of(place)
     if exact and how == PLAIN:
@@ -243,6 +246,16 @@ def coalesced(place: MemoryOperand, layout: RegisterLayout) -> RegisterLayout:
     share = max(1, prod(1 << bits_of(n) for n in shape) // threads)
     made = blocked(shape, threads, min(1 << bits, 16 // size, share))
     return made.permuted([order.index(a) for a in range(len(order))])
+
+
+def divided(layout: RegisterLayout, axis: int, width: int, least: int = 2) -> RegisterLayout:
+    """Among threads that hold the same elements, for what is written once, such as a number of each
+    row of a tile: each writes a part, by one instruction of many lanes and not by many instructions
+    of a few. axis, width: of an access, whose neighbours stay together; least: accesses of a thread
+    for which it pays."""
+    if layout.count // width < least:
+        return layout
+    return layout.spread([(axis, i) for i in range(bits_of(width))])
 
 
 def converted(e: Emitter, text: str, before: RegisterLayout, after: RegisterLayout,

@@ -87,20 +87,24 @@ def _wide(b: Builder, index: LLVM, dtype: str) -> LLVM:
 
 
 @functools.cache
-def random_runs(dtype: str, layout: str, shape: tuple[int, ...]) -> Operation:
+def random_runs(dtype: str, layout: str, shape: tuple[int, ...], signed: bool = False) -> Operation:
     """(fragment of indices, key...) -> their words, where aligned runs of four stand along the last
     axis: registers of one run share a block, and lanes that have parts of the same runs each make
-    as many of them, and exchange words."""
+    as many of them, and exchange words. signed: indices may be negative, which count as 0; then
+    lanes exchange none."""
     how, last = RegisterLayout.parse(layout, shape), len(shape) - 1
     lanes = {bit[1]: i for i, bit in enumerate(how.threads) if bit and bit[0] == last
              and bit[1] < 2}
-    shared = sorted(lanes) if max(lanes.values(), default=0) < LANE_BITS <= len(how.threads) else []
+    near = max(lanes.values(), default=0) < LANE_BITS <= len(how.threads) and not signed
+    shared = sorted(lanes) if near else []
     runs = list(dict.fromkeys((*base[:last], base[last] & ~3) for base in how.bases))
     together = 1 << len(shared)
     whole = len(runs) // together * together if together > 1 else 0
 
     def body(b: Builder, index: list[LLVM], *key: LLVM) -> list[LLVM]:
         numbers = [_wide(b, index[how.number[run]], dtype) for run in runs]
+        if below := signed and dtype[0] != "u":
+            numbers = [b.select(b.compare("<", i, b.zero(i)), b.zero(i), i) for i in numbers]
         found: dict[tuple[int, ...], dict[int, LLVM]] = {}
         for i in range(0, whole, together):
             made = _exchanged_blocks(b, numbers[i:i + together], key,
@@ -111,9 +115,13 @@ def random_runs(dtype: str, layout: str, shape: tuple[int, ...]) -> Operation:
 
         def word(base: tuple[int, ...], at: LLVM) -> LLVM:
             words = found[(*base[:last], base[last] & ~3)]
+            number = b.trunc(_wide(b, at, dtype), "i32")
+            if below:
+                number = b.select(b.compare("<", at, b.zero(at)), b.i32(0), number)
             if lanes and len(words) == RUN:
-                return chosen(b, list(words.values()), b.trunc(_wide(b, at, dtype), "i32"))
-            return words[base[last] & 3]
+                return chosen(b, list(words.values()), number)
+            one = words[base[last] & 3]
+            return b.select(b.compare("<", at, b.zero(at)), words[0], one) if below else one
 
         return [word(base, at) for base, at in zip(how.bases, index, strict=True)]
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import functools
 from collections import defaultdict
+from collections.abc import Sequence
 from math import prod
 from typing import Any
 
 from tessera.tile.cuda.builder import Builder
 from tessera.tile.cuda.instruction import InstructionForm, Operand, Operation
+from tessera.tile.cuda.instruction_names import find_instruction
 from tessera.tile.cuda.intrinsics.elementwise import BODIES
 from tessera.tile.cuda.ptx import memory, warp
 from tessera.tile.ir.op_record import OPS
@@ -33,8 +35,9 @@ def kind_of_tag(tag: str) -> Any:
 
 @functools.cache
 def reduce(name: str, tag: str, layout: str, shape: tuple[int, ...], axis: int,
-           lanes: tuple[int, ...]) -> Operation:
-    """(fragment) -> each result's partial value over this warp, in all its lanes."""
+           lanes: tuple[int, ...], divided: bool = False) -> Operation:
+    """(fragment) -> each result's partial value over this warp, in all its lanes; divided: in those
+    of RegisterLayout.divided(axis)."""
     whole = RegisterLayout.parse(layout, shape)
     rest, kind, combine = whole.drop(axis), kind_of_tag(tag), combiner(name, tag)
     members = defaultdict(list)
@@ -43,12 +46,15 @@ def reduce(name: str, tag: str, layout: str, shape: tuple[int, ...], axis: int,
 
     def body(b: Builder, x: list[Any]) -> list[Any]:
         out = [chained(b, combine, [x[i] for i in members[base]]) for base in rest.bases]
+        if divided:
+            return divided_rows(b, kind, out, lanes, combine)
         for mask in lanes:
             out = [combine(b, v, exchanged(b, kind, v, mask)) for v in out]
         return out
 
-    form = InstructionForm((Operand("x", kind, whole.count),), (Operand("d", kind, rest.count),),
-                           body)
+    form = InstructionForm((Operand("x", kind, whole.count),),
+                           (Operand("d", kind, whole.divided(axis).count  # type: ignore[union-attr]
+                                    if divided else rest.count),), body)
     return Operation(name, 1, lambda _: form)
 
 
@@ -61,6 +67,26 @@ def chained(b: Builder, combine: Any, values: list[Any]) -> Any:
         chains = [combine(b, *chains[i:i + 2]) if i + 1 < len(chains) else chains[i]
                   for i in range(0, len(chains), 2)]
     return chains[0]
+
+
+def divided_rows(b: Builder, kind: str, rows: list[Any], lanes: Sequence[int],
+                 combine: Any) -> list[Any]:
+    """What lanes have of each row, combined over all of them and left in RegisterLayout.divided.
+
+    lanes: the bits in which their numbers differ. Lanes with several rows send each other half of
+    what they have: so each combines ever fewer rows, in the order in which it would have combined
+    all.
+    """
+    lane = b.call(find_instruction("laneid"))
+    for mask in lanes:
+        if len(rows) == 1:
+            rows = [combine(b, rows[0], exchanged(b, kind, rows[0], mask))]
+            continue
+        upper = b.true(b.and_(lane, b.i32(mask)))
+        rows = [combine(b, b.select(upper, high, low),
+                        exchanged(b, kind, b.select(upper, low, high), mask))
+                for low, high in zip(rows[::2], rows[1::2], strict=True)]
+    return rows
 
 
 def exchanged(b: Builder, kind: str, x: Any, mask: int) -> Any:

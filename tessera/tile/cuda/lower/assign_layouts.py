@@ -4,7 +4,7 @@ Layouts are anchored where they matter and spread from there until nothing chang
 accumulators of matmuls, then global memory (the largest box first), then whatever is left.
 Elementwise ops want one layout for operands and result; a reduction, a new axis and the like hand
 on a relabelled one. Where a value arrives in another layout than its reader wants, a
-`convert_layout` is put in.
+`convert_layout` is put in; a tile that is computed of positions alone is computed again.
 
 A transposed tile is read along one axis and written along the other. Its threads have blocks, of
 neighbours along both, and change between the two accesses: memory is reached in 16 bytes a thread
@@ -22,7 +22,9 @@ from typing import Any
 
 from tessera.lazy_dataclass import dataclass
 from tessera.runtime.generations import Generation
+from tessera.tile.cuda.intrinsics.layout_conversion import Route
 from tessera.tile.cuda.lower.choose_matmul_unit import format_of
+from tessera.tile.cuda.lower.row_numbers import LEAST_ROWS, RowNumbers
 from tessera.tile.ir.ir import (
     Def,
     For,
@@ -53,6 +55,8 @@ from tessera.tile.passes.integer_facts import LARGEST, Knowledge
 
 ACCESS_BYTES = 16  # of one lane at once
 WIDE = 32  # sums of a thread
+SCANS = ("cumsum", "cummax", "cumprod")
+MOST_AGAIN = 8  # ops that are done again for another layout, in place of exchanging their result
 Relabel = Callable[[RegisterLayout], RegisterLayout | None]
 
 
@@ -67,13 +71,20 @@ def convert_layout(x: Any, stored: bool = False) -> Any:
 @dataclass(frozen=True)
 class Hint:
     """What the caller knows: threads of the group, what multiplies matrices there, the split of
-    accumulators over warps, and how many neighbours an access to global memory shall move."""
+    accumulators over warps, how many neighbours an access to global memory shall move, and whether
+    the last warp is whole."""
 
     threads: int  # that share tiles: a power of two
     generation: Generation
     down_only: bool = False  # all warps down the rows, so that a row belongs to one warp
     vector: int | None = None
     known: Knowledge | None = None  # of the function's integers
+    whole: bool = True
+
+    @property
+    def exchanges(self) -> bool:
+        """Whether lanes of all warps may exchange what they have."""
+        return self.whole and self.threads % 32 == 0
 
 
 def assign_layouts(function: Function, hint: Hint,
@@ -87,7 +98,7 @@ def assign_layouts(function: Function, hint: Hint,
     types = definitions(function)
     table = {v: replace(t, layout=chosen[v].text) for v,
              t in types.items() if isinstance(t, TileType)}
-    return _Rewriter(function, table, chosen, chooser.stores()).run()
+    return _Rewriter(function, table, chosen, chooser.stores(), hint).run()
 
 
 # --- choosing ---------------------------------------------------------------------------------
@@ -96,13 +107,23 @@ class _Chooser:
         self.function, self.hint, self.given = function, hint, given
         self.types = definitions(function)
         self.made = {d.value: n for n in walk(function.body) if isinstance(n, Op) for d in n.outs}
+        self.rows = None if self.given or any(
+            n.name == "matmul" for n in self.made.values()) else RowNumbers(function, self.types)
         self.links: dict[SSAValue, list[tuple[SSAValue, Relabel]]] = defaultdict(list)
         for node in walk(function.body):
-            for a, b, there, back in _relations(node, self.types):
+            for a, b, there, back in _relations(node, self.types, self.of_rows):
                 if there:
                     self.links[a].append((b, there))
                 if back:
                     self.links[b].append((a, back))
+
+    def of_rows(self, value: SSAValue, layout: RegisterLayout, axis: int) -> RegisterLayout:
+        """The layout of numbers of a tile's rows along an axis."""
+        divided = layout.divided(axis) if self.hint.exchanges else None
+        if divided is not None and self.rows is not None and (
+                self.rows.worth_dividing(value, layout.drop(axis).count)):
+            return divided
+        return layout.drop(axis)
 
     def tile(self, x: Operand) -> TileType | None:
         t = self.types.get(x) if isinstance(x, SSAValue) else None
@@ -210,6 +231,8 @@ class _Chooser:
             bits = self.turned[t.shape]
         width = max(1, ACCESS_BYTES * 8 // max(8, bits))
         wanted = bits_of(vector) if vector else share.bit_length() - 1
+        if t.shape in self.scanned_columns:
+            return down_columns(t.shape, self.hint.threads)
         if t.shape in self.turned and not vector:
             along, down = _both_ways(t.shape, wanted, width)
             return blocked(t.shape, self.hint.threads, along, down=down)
@@ -217,6 +240,19 @@ class _Chooser:
             width = min(width, self.at_once.get(t.shape, width))
         neighbours = 1 << min(bits_of(width), wanted, bits_of(t.shape[-1]))
         return blocked(t.shape, self.hint.threads, neighbours, t.shape in self.reduced_rows)
+
+    @functools.cached_property
+    def scanned_columns(self) -> frozenset[tuple[int, ...]]:
+        """The shapes of tiles that are only computed, and of which columns are scanned, such as the
+        ranks of elements in their bins: threads have pieces of columns, and few exchange."""
+        nodes = [n for n in walk(self.function.body) if isinstance(n, Op)]
+        if self.given or any(n.name == "matmul" for n in nodes):
+            return frozenset()
+        tiles = {op: t for op in nodes for x in (*op.args, *(d.value for d in op.outs))
+                 if (t := self.tile(x)) is not None and len(t.shape) == 2}
+        moved = {t.shape for op, t in tiles.items() if OPS[op.name].access}
+        return frozenset(t.shape for op, t in tiles.items()
+                         if op.name in SCANS and op.attr["axis"] == 0) - moved
 
     @functools.cached_property
     def at_once(self) -> dict[tuple[int, ...], int]:
@@ -310,6 +346,16 @@ def _both_ways(shape: tuple[int, ...], share: int, width: int) -> tuple[int, int
     return 1 << along, 1 << min(share - along, bits_of(shape[-2]))
 
 
+def down_columns(shape: tuple[int, ...], threads: int) -> RegisterLayout:
+    """Pieces of columns in threads, and columns side by side in those of a warp."""
+    rows, columns = (tuple((axis, i) for i in range(bits_of(n))) for axis, n in enumerate(shape))
+    wanted = bits_of(threads)
+    share = max(0, len(rows) + len(columns) - wanted)
+    order = (*rows[:share], *columns, *rows[share:])
+    spare = wanted - (len(order) - share)
+    return RegisterLayout(shape, order[:share], (*order[share:], *(None,) * spare))
+
+
 def split_warps(shape: tuple[int, int], warps: int) -> tuple[int, int]:
     """down x across, so that the part of one warp is as square as it gets."""
     choices = [(1 << i, warps >> i) for i in range(bits_of(warps) + 1)]
@@ -317,9 +363,13 @@ def split_warps(shape: tuple[int, int], warps: int) -> tuple[int, int]:
                                        shape[0] / c[0] + shape[1] / c[1]))
 
 
-def _relations(node: Node, types: dict) -> Iterator[tuple[SSAValue, SSAValue, Relabel | None,
-                                                          Relabel | None]]:
-    """(a, b, a's layout -> b's, b's -> a's)"""
+OfRows = Callable[[SSAValue, RegisterLayout, int], RegisterLayout]
+
+
+def _relations(node: Node, types: dict, of_rows: OfRows) -> Iterator[
+        tuple[SSAValue, SSAValue, Relabel | None, Relabel | None]]:
+    """(a, b, a's layout -> b's, b's -> a's). of_rows: (numbers of rows, layout of the tile, axis)
+    -> theirs"""
     def tile(x: Operand) -> bool:
         return isinstance(x, SSAValue) and isinstance(types.get(x), TileType)
 
@@ -341,7 +391,9 @@ def _relations(node: Node, types: dict) -> Iterator[tuple[SSAValue, SSAValue, Re
     shape = types[out].shape
     if OPS[node.name].layouts == "reduced":
         axis = node.attr["axis"]
-        yield ins[0], out, lambda layout: layout.drop(axis), None  # type: ignore[misc]
+        joined = OPS[node.name].joined_by
+        yield (ins[0], out, lambda layout: of_rows(  # type: ignore[misc]
+            out, layout, axis) if joined else layout.drop(axis), None)
     elif OPS[node.name].layouts == "first":
         yield ins[0], out, lambda layout: layout.first(shape[-1]), None  # type: ignore[misc]
     elif node.name == "expand_dims":
@@ -372,7 +424,7 @@ def _relations(node: Node, types: dict) -> Iterator[tuple[SSAValue, SSAValue, Re
                 yield x, out, _same, _same  # type: ignore[misc]
             else:
                 yield (x, out, None,  # type: ignore[misc]
-                       functools.partial(_shrunk, small))
+                       functools.partial(_shrunk, x, small, of_rows))  # type: ignore[arg-type]
 
 
 def inverse(axes: tuple[int, ...]) -> tuple[int, ...]:
@@ -399,7 +451,11 @@ def _same(layout: RegisterLayout) -> RegisterLayout:
     return layout
 
 
-def _shrunk(shape: tuple[int, ...], layout: RegisterLayout) -> RegisterLayout:
+def _shrunk(x: SSAValue, shape: tuple[int, ...], of_rows: OfRows,
+            layout: RegisterLayout) -> RegisterLayout:
+    gone = [i for i, n in enumerate(shape) if n == 1 != layout.shape[i]]
+    if len(gone) == 1:
+        return of_rows(x, layout, gone[0]).insert(gone[0])
     return layout.shrunk(shape)
 
 
@@ -415,14 +471,23 @@ def _ties(node: For | While | If, tile: Callable) -> Iterator[tuple]:
                 yield x, made.value, _same, _same
 
 
+def moves(before: RegisterLayout, after: RegisterLayout) -> bool:
+    """Whether threads have to choose or exchange elements for another layout."""
+    route = Route(before, after)
+    return route.kind != "thread" or bool(route.choices)
+
+
 # --- rewriting --------------------------------------------------------------------------------
 class _Rewriter:
     """Puts the types in, and conversions in front of readers that want another layout."""
 
     def __init__(self, function: Function, types: dict[SSAValue, TileType],
-                 chosen: dict[SSAValue, RegisterLayout], stores: dict[SSAValue, RegisterLayout]):
-        self.function, self.types, self.chosen = function, types, chosen
+                 chosen: dict[SSAValue, RegisterLayout], stores: dict[SSAValue, RegisterLayout],
+                 hint: Hint):
+        self.hint, self.function, self.types, self.chosen = hint, function, types, chosen
         self.stores, self.names = stores, Names.of(function)
+        self.ops = {d.value: n for n in walk(function.body) if isinstance(n, Op) for d in n.outs}
+        self.positions: dict[SSAValue, int] = {}  # ops that make a tile of them
         self.stored: set[SSAValue] = set()  # tiles whose elements are as they lie in memory
 
     def run(self) -> Function:
@@ -451,10 +516,30 @@ class _Rewriter:
             new = self.names.fresh(x.name)
             made = replace(self.types[x], layout=layout.text)
             self.types[new], self.chosen[new] = made, layout
-            stored = (("stored", True),) if x in self.stored else ()
-            out.append(Op("convert_layout", (x,), (Def(new, made),), stored))
+            if self.ops_of_positions(x) <= MOST_AGAIN and moves(self.chosen[x], layout):
+                op = replace(self.ops[x], outs=(Def(new, made),))
+                args = (self.want(a, self.wanted(op, a), out, ready) for a in op.args)
+                out.append(replace(op, args=tuple(args)))
+            else:
+                stored = (("stored", True),) if x in self.stored else ()
+                out.append(Op("convert_layout", (x,), (Def(new, made),), stored))
             ready[key] = new
         return ready[key]
+
+    def ops_of_positions(self, x: Operand) -> int:
+        """The ops by which a tile is computed of positions and of numbers that threads share, which
+        each thread may do for elements of any layout; more than MOST_AGAIN where it is not."""
+        if not isinstance(x, SSAValue) or x not in self.types:
+            return 0
+        op = self.ops.get(x)
+        if op is None:
+            return MOST_AGAIN + 1
+        if x not in self.positions:
+            simple = op.name in ("arange", "expand_dims") or (
+                is_elementwise(op) and OPS[op.name].effect == "pure" and OPS[op.name].draws is None)
+            self.positions[x] = 1 + sum(map(self.ops_of_positions, op.args)) if simple \
+                else MOST_AGAIN + 1
+        return self.positions[x]
 
     def op(self, op: Op, out: list[Node], ready: dict) -> None:
         args = tuple(self.want(x, self.wanted(op, x), out, ready) for x in op.args)
@@ -478,7 +563,18 @@ class _Rewriter:
         if how not in ("reduced", "first") or op.outs[0].value not in self.chosen:
             return None
         given = self.chosen[op.args[0]]  # type: ignore[index]
-        return given.first(op.attr["k"]) if how == "first" else given.drop(op.attr["axis"])
+        if how == "first":
+            return given.first(op.attr["k"])
+        axis, wanted = op.attr["axis"], self.chosen[op.outs[0].value]
+        divided, rest = given.divided(axis) if self.divides(op) else None, given.drop(axis)
+        if divided is None or wanted == rest:
+            return rest
+        return divided if divided == wanted or rest.count >= LEAST_ROWS else rest
+
+    def divides(self, op: Op) -> bool:
+        """Whether a reduction may leave rows in one lane each."""
+        return self.hint.exchanges and bool(OPS[op.name].joined_by) and len(
+            self.types[op.args[0]].shape) > 1  # type: ignore[index]
 
     def wanted(self, op: Op, x: Operand) -> RegisterLayout | None:
         """The layout that an op reads x in; None when any is right."""

@@ -68,17 +68,18 @@ class MemoryAccess:
 Pending = frozenset[MemoryAccess]
 
 
-def order(function: Function, overlapping: bool = False) -> Function:
+def order(function: Function, overlapping: bool = False, spare: bool = False) -> Function:
     """The function with the barriers that the order of global accesses needs.
 
-    overlapping: parameters may be the same memory.
+    overlapping: parameters may be the same memory. spare: there are more threads than layouts are
+    made for, which hold what others do.
     """
-    return _Orderer(function, overlapping).run()
+    return _Orderer(function, overlapping, spare).run()
 
 
 class _Orderer:
-    def __init__(self, function: Function, overlapping: bool):
-        self.function, self.overlapping = function, overlapping
+    def __init__(self, function: Function, overlapping: bool, spare: bool):
+        self.function, self.overlapping, self.spare = function, overlapping, spare
         self.types = definitions(function)
         self.roots: dict[SSAValue, SSAValue] = {}
         self.spans: dict[SSAValue, tuple[Span, ...]] = {}
@@ -180,9 +181,9 @@ class _Orderer:
             tile = op.outs[0].type if op.outs else self.type(op.args[1])
             layout = RegisterLayout.parse(tile.layout, tile.shape) if isinstance(
                 tile, TileType) and tile.layout is not None else None
+            shared = self.spare or layout is None or bool(layout.replicas)
             return MemoryAccess(memory, write, (op.args[0], layout),
-                                self.spans.get(op.args[0], ()),
-                                layout is not None and bool(layout.replicas))
+                                self.spans.get(op.args[0], ()), shared)
         if not all(map(self.uniform, op.args[1:])):
             return None
         return MemoryAccess(memory, write, "one thread writes" if write else "all read")
