@@ -223,6 +223,7 @@ def _route(gates: Tensor, valid: Tensor | None, top_k: int, capacity: int) -> _R
     gate = F.stack(weights, axis=-1)
     if top_k > 1:
         gate = gate / F.sum(gate, axis=-1, keepdims=True)
+    assert taken is not None  # top_k is at least 1
     return _Route(F.stack(slots, axis=-1), gate, firsts[0], taken)
 
 

@@ -70,6 +70,7 @@ from .partitioned_steps import (
     merge_reductions,
     planned,
 )
+from .place_in_whole import PlaceInWhole
 from .plain_operands import LeftOperands, left_on, samples_of
 from .propagate import Propagated, propagate
 from .rounded_sums import round_before_gather
@@ -178,7 +179,8 @@ class ShardedProgram:
             by_nccl = index is not None and self._by != "host"
             graph = localize(self.made, rank, by_nccl and not self._hopes_for_windows(), by_nccl,
                              by_nccl and self._hopes_for_engines())
-            graph.kept["argument_names"] = self.names
+            graph.kept.update(argument_names=self.names,
+                              place_in_whole=PlaceInWhole(self.made, rank).told)
             self._local[rank] = executor(graph, target, donated=self.donated)
         return self._local[rank]
 
