@@ -4,7 +4,8 @@ One message says both: its header, which each rank sends to each other, carries 
 program, and one number for each axis of the mesh. That is made of the first elements of all
 operands of which the ranks along the axis hold the same block: parameters that every rank drew
 with a seed of its own would else train on, each rank its own model. Another number is of the plain
-operands alone, which change from call to call (plain_operands.py): it is sent in each.
+operands alone, which change from call to call, and one more for each axis of what was left by calls
+that exchanged nothing (plain_operands.py): these are sent in each.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import struct
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 
 import numpy as np
 
@@ -91,22 +93,27 @@ def agree_on_program(group: Group, mine: CollectiveCall, mesh: Mesh, digest: str
     operands = given() if first else ()
     numbers = [_number_along(operands, a) if first else UNKNOWN for a in mesh.axes]
     samples = samples_of([*plain.values()])
-    numbers += [number_of(samples), sum(known[2] for known in left.values())]
+    numbers += [number_of(samples), *(sum(k[2] for k in left.values() if a in k[4])
+                                      for a in mesh.axes)]
     told = _tell(group, mine, [int(digest[:15], 16), *map(_bits, numbers)])
     if told.count(told[0]) == len(told):
         return
     if len({t[0] for t in told}) > 1:
         raise _programs_differ(group, mine, text().splitlines())
-    operands = given()
-    axis = _differing_axis(mesh, [[*map(_float, t[1:-2])] for t in told], len(operands))
+    n, axis = len(mesh.axes), None
+    firsts = [[*map(_float, t[1:n + 1])] for t in told]
+    if not all(map(math.isnan, chain(*firsts))):
+        operands = given()
+        axis = _differing_axis(mesh, firsts, len(operands))
     if axis is None:
         operands = [GivenPart(name, Tensor(np.array(values), F64), mesh.axes)
                     for name, values in zip(plain, samples, strict=True)]
-        of_plain = [[_float(t[-2])] * len(mesh.axes) for t in told]
+        of_plain = [[_float(t[n + 1])] * n for t in told]
         axis = _differing_axis(mesh, of_plain, len(operands))
     if axis is not None:
         raise _values_differ(group, mine, mesh, axis, operands)
-    if len({t[-1] for t in told}) > 1:
+    if any(len({told[r][n + 2 + i] for r in ranks}) > 1
+           for i, a in enumerate(mesh.axes) for ranks in mesh.groups(a)):
         _compare_left(group, mine, left)
 
 
@@ -122,7 +129,7 @@ def _compare_left(group: Group, mine: CollectiveCall, left: LeftSamples) -> None
     name, by_rank = found
     by_values: dict[str, list[int]] = {}
     for rank, values in zip(group.ranks, by_rank, strict=True):
-        by_values.setdefault(values_text(values) or "no such call", []).append(rank)
+        by_values.setdefault(values_text(values) or "none", []).append(rank)
     shown = "\n".join(f"  {ranks_text(ranks)}: {text}" for text, ranks in by_values.items())
     raise PolicyMismatch(
         f"the ranks of {group.axis!r} have given different values of what they hold alike, "

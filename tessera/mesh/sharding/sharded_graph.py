@@ -300,7 +300,8 @@ class ShardedProgram:
         """A call of a rank is made, and was given these."""
         if not self._planned:
             if plain and transport().size > 1:
-                left_on(transport(), self.mesh).add(self._source_hash, self._operands, plain)
+                left_on(transport(), self.mesh).add(self._source_hash, self._operands, plain,
+                                                    self.mesh.axes)
             return
         left, numbered = self._numbered.get(rank, NOT_NUMBERED)
         if numbered:
@@ -321,7 +322,7 @@ class ShardedProgram:
             names = [operand_name(i, given[i], given[i].layout, self.names) for i in alike]
             left_on(transport(), self.mesh).add(
                 f"{self._source_hash} first", [*map(self._told_elsewhere, names)],
-                samples_of([parts[i] for i in alike]))
+                samples_of([parts[i] for i in alike]), self.mesh.axes)
 
     @functools.cached_property
     def _source_hash(self) -> str:
@@ -451,7 +452,8 @@ class ShardedProgram:
                 group, mine, self.mesh, self.hash, self._listing, lambda: [*operands_of(
                     self.mesh, _parts_of(given, me), [t.layout for t in given], self.names),
                     *(random_state_of(self.mesh) if self.random else ())],
-                me not in self._compared, {n: given[i] for i, n in self._plain_names.items()},
+                me not in self._compared or config.comm_check == "each",
+                {n: given[i] for i, n in self._plain_names.items()},
                 left_on(transport(), self.mesh).take())
         self._compared.add(me)
         if self._by == "nccl":
