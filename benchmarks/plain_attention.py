@@ -6,7 +6,8 @@ Of [B, H, S, D] queries and T keys, the result and the cotangents of queries, ke
 through ts.jit and ts.vjp, the same without the pass that finds attention, and PyTorch's
 scaled_dot_product_attention, which is told what to do; it takes a bias in the operands' type alone.
 Times are medians over rounds of calls one behind the other, interleaved, in ms; the error is the
-result's distance from f32 of the last sequence, relative to its length. Needs torch and a GPU.
+result's distance from f32 of the last sequence, relative to its length. Writes
+benchmarks/results/plain_attention.json. Needs torch and a GPU.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing import Any
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[1]), str(Path(__file__).resolve().parent)]
 
+import record  # noqa: E402
 import torch  # noqa: E402
 from attention_backward import medians  # noqa: E402
 from torch.nn.functional import scaled_dot_product_attention  # noqa: E402
@@ -122,10 +124,14 @@ def case(mask: str, B: int, H: int, S: int, T: int, D: int, dtype: str) -> dict[
 
 def main() -> None:
     torch.manual_seed(0)
-    print(torch.cuda.get_device_name(), flush=True)
-    for x in CASES:
-        print(*x, json.dumps(case(*x)), flush=True)
+    cases: dict[str, dict[str, float]] = {}
+    for mask, B, H, S, T, D, dtype in CASES:
+        name = f"{mask}: {B} x {H} of {S} x {T}, D {D}, {dtype}"
+        found = cases[name] = case(mask, B, H, S, T, D, dtype)
+        print(name, json.dumps(found), flush=True)
         torch.cuda.empty_cache()
+    record.write("plain_attention", {"device": torch.cuda.get_device_name(), "cases": cases},
+                 shown=False)
 
 
 if __name__ == "__main__":

@@ -5,12 +5,14 @@
 Each is a few ops of the graph and the same in PyTorch: norms, pools, scans, gathers, positions,
 moves and losses, of sizes that models have, odd ones too. Printed are torch.compile's time by ours,
 microseconds of both, bytes of arguments and results a second, and both errors relative to PyTorch
-in f64. Calls are timed as they are made, one behind the other, so a slow host shows. Needs torch
-and a GPU.
+in f64. Calls are timed as they are made, one behind the other, so a slow host shows. Writes
+benchmarks/results/user_programs.json if all are measured. Needs torch and a GPU.
 """
 
 from __future__ import annotations
 
+import json
+import statistics
 import sys
 import types
 from collections.abc import Callable
@@ -19,6 +21,7 @@ from typing import Any
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[1]), str(Path(__file__).resolve().parent)]
 
+import record  # noqa: E402
 import torch  # noqa: E402
 import torch.nn.functional as F  # noqa: E402
 from rows import in_turn  # noqa: E402
@@ -440,7 +443,7 @@ def distance(made: Any, exact: list[torch.Tensor]) -> float:
     )
 
 
-def measure(name: str) -> None:
+def measure(name: str) -> dict[str, float]:
     inputs, ours, theirs, checked = CASES[name]
     rng = torch.Generator("cuda").manual_seed(1)
     xs = [drawn(shape, kind, rng) for shape, kind in inputs]
@@ -454,22 +457,36 @@ def measure(name: str) -> None:
         theirs.__closure__,
     )
     compiled = torch.compile(own, dynamic=False)
-    made, want, errors = run(*given), compiled(*xs), ""
+    made, want, errors = run(*given), compiled(*xs), {}
     if checked:
         exact = flat(theirs(*(x.double() if x.is_floating_point() else x for x in xs)))
-        errors = f"errors {distance(made, exact):.2g} {distance(want, exact):.2g}"
+        errors = {"error": distance(made, exact), "torch_error": distance(want, exact)}
         del exact
     moved = sum(v.numel() * v.element_size() for v in [*xs, *flat(made)])
     del made, want
     us = in_turn({"ours": lambda: run(*given), "theirs": lambda: compiled(*xs)}, CALLS)
-    print(
-        f"{us['theirs'] / us['ours']:6.3f}  {us['ours']:8.1f} us, torch.compile "
-        f"{us['theirs']:8.1f}, {moved / 1e3 / us['ours']:6.0f} GB/s  {name}  {errors}",
-        flush=True,
-    )
+    return {
+        "ours_us": round(us["ours"], 1),
+        "torch_us": round(us["theirs"], 1),
+        "ratio": round(us["theirs"] / us["ours"], 3),
+        "gb_s": round(moved / 1e3 / us["ours"]),
+        **{side: float(f"{e:.2g}") for side, e in errors.items()},
+    }
+
+
+def main() -> None:
+    words, programs = sys.argv[1:], {}
+    for name in CASES:
+        if not words or any(word in name for word in words):
+            found = programs[name] = measure(name)
+            print(f"{found['ratio']:6.3f}  {name}  {json.dumps(found)}", flush=True)
+    if words:
+        return
+    ratios = [found["ratio"] for found in programs.values()]
+    record.write("user_programs", {"device": torch.cuda.get_device_name(), "programs": programs,
+                                   "geometric_mean": round(statistics.geometric_mean(ratios), 3),
+                                   "least": min(ratios)}, shown=False)
 
 
 if __name__ == "__main__":
-    for case_name in CASES:
-        if len(sys.argv) < 2 or any(word in case_name for word in sys.argv[1:]):
-            measure(case_name)
+    main()

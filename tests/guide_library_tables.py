@@ -98,6 +98,34 @@ def packed_table() -> str | None:
         ("Rows", "cuBLAS, us", *(k.replace(" ", ", ") for k in kinds)), lines)
 
 
+def user_programs_table() -> str | None:
+    """Of benchmarks/user_programs.py; None while nothing is measured."""
+    if (found := measured("user_programs")) is None:
+        return None
+    file, where = found
+    lines = [(name, f"{x['ours_us']:.0f}", f"{x['torch_us']:.0f}", f"{x['ratio']:.2f}",
+              f"{x['gb_s']}") for name, x in
+             sorted(file["programs"].items(), key=lambda entry: entry[1]["ratio"])]
+    return (f"{where}. Geometric mean of the ratios {file['geometric_mean']:.2f}, the least "
+            f"{file['least']:.2f}.\n\n" + markdown(
+                ("Program", "us", "torch.compile, us", "Ratio", "GB/s"), lines))
+
+
+def plain_attention_table() -> str | None:
+    """Of benchmarks/plain_attention.py; None while nothing is measured."""
+    if (found := measured("plain_attention")) is None:
+        return None
+    file, where = found
+    lines = []
+    for name, x in file["cases"].items():
+        pairs = [(x[f"{side}{part}"] for side in ("ours", "SDPA", "with scores"))
+                 for part in ("", ", gradient")]
+        lines.append((name, *(", ".join(f"{ms:.2f}" for ms in pair) for pair in pairs)))
+    return f"{where}.\n\n" + markdown(
+        ("Mask, sequences x heads of queries x keys", "ms, SDPA's, with scores", "with gradients"),
+        lines)
+
+
 LAYOUTS = ("nt", "nn", "tn", "tt")
 
 
@@ -150,7 +178,8 @@ def _time_and_ratio(f: dict[str, Any]) -> str:
 
 LIBRARY = {"attention_gradients": attention_gradients_table,
            "convolutions": convolutions_table, "fft": fft_table, "orders": orders_table,
-           "packed": packed_table, "products": products_table, "rows": rows_table,
-           "types": types_table}
+           "packed": packed_table, "plain_attention": plain_attention_table,
+           "products": products_table, "rows": rows_table, "types": types_table,
+           "user_programs": user_programs_table}
 
 __all__ = ["LIBRARY", "markdown"]

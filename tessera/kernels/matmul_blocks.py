@@ -206,8 +206,8 @@ def rank_blocks(extents: MatmulExtents, blocks: tuple[tuple[int, int], ...], spl
 def _in_pairs(x: MatmulExtents, block: tuple[int, int], card: Card) -> bool:
     """Whether pairs of blocks bring their columns for each other although each could read its own,
     which takes power off the second-level cache: steps of training take 1 % less (H200, 2026-11-26,
-    docs/internals/graph.md). Where memory decides, one waits for the other: 256 x 14336 from 4096
-    take 53.3 us in pairs and 50.8 without (H100, 2026-11-27)."""
+    docs/internals/measured.md). Where memory decides, one waits for the other: 256 x 14336 from
+    4096 take 53.3 us in pairs and 50.8 without (H100, 2026-11-27)."""
     busy = 2 * x.matrices * x.M * x.N * x.K / BUSY
     bytes_us = x.operands * x.bits / 8 / (MEMORY * card.memory_gbps * 1e3)
     return (block == USUAL and x.bits == 16 and -(-x.M // block[0]) % CLUSTER == 0

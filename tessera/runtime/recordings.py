@@ -5,7 +5,7 @@ the stream in it, and what is captured never runs (CUDA Programming Guide, "Proh
 Operations" of stream capture). An event that another thread puts on the stream becomes part of the
 graph, and to ask for it spoils that. So who waits for a context lets recordings end first, and none
 begins meanwhile; what a garbage collection frees in the middle of one, and has to wait before it
-does, is freed behind it. docs/internals/graph.md says from where that is known.
+does, is freed behind it. docs/internals/graph_calls.md says from where that is known.
 """
 
 from __future__ import annotations

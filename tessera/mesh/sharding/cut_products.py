@@ -39,8 +39,8 @@ PARTS = ((1, 1), (1, 1, 1, 1), (1,) * 8, (1, 1, 2, 4), (1, 2, 2, 3))
 BLOCKS = 32  # of NCCL's kernels, for which matmuls leave multiprocessors
 ROWS = 128  # a part has a multiple of so many: blocks of matmuls stay whole
 # What a part's message costs beside its share: launches, bandwidth that it is too short for; and
-# how much longer a matmul takes beside it. See "Inside a program for a GPU" in
-# docs/internals/ranks.md for what was measured.
+# how much longer a matmul takes beside it. See "Matmuls with a collective" in
+# docs/internals/ranks_measured.md for what was measured.
 MESSAGE_US = 60.0
 BESIDE = 1.3
 ROWS_US = 20.0  # of a matmul in two or three, with one message

@@ -147,7 +147,7 @@ def copy_pays(move: LayoutHop) -> bool:
 
 
 # Of an H200: memory, NCCL on NVLink, and the multiprocessors of a ring of 24 blocks that one of 9
-# blocks leaves to others ("What sending costs" in docs/internals/ranks.md).
+# blocks leaves to others ("What sending costs" in docs/internals/ranks_measured.md).
 MEMORY_RATE, LINK_RATE, SPARED = 4.0e12, 0.33e12, 15 / 132
 
 
