@@ -332,6 +332,35 @@ def test_batches_of_later_calls_are_compared_along_the_axes_that_repeat_them(mad
                      error.message)
 
 
+@pytest.mark.parametrize("how", ["an average of one rank", "a cast of one rank", "compiled"])
+@pytest.mark.parametrize("between", [0, 2])
+def test_what_a_rank_computes_alone_is_seen_where_it_is_read(how, between):
+    """Calls that send nothing are counted, and operands looked at once where ranks made others:
+    in the next call, and in the next one of each other program, as of an evaluation."""
+    mesh = ts.dist.mesh(axes="dp", shape=3)
+    train, evaluate = ts.jit(loss), ts.jit(lambda w, x: ts.max(x @ w))
+    mean = ts.jit(lambda a, w: 0.9 * a + 0.1 * w)
+
+    def program(rank, differs=True):
+        w, average = (ts.dist.tensor((4, 3), None, mesh, init=v) for v in (1.01, 1.02))
+        x = ts.dist.tensor((6, 4), ROWS, mesh, init=1.0)
+        first = float(train(w, x)), float(evaluate(average, x))
+        if rank == 1 and differs:
+            average = {"an average of one rank": lambda: 0.9 * average + 0.1 * w,
+                       "a cast of one rank": lambda: ts.cast(ts.cast(average, "bf16"), "f32"),
+                       "compiled": lambda: mean(average, w)}[how]()
+        elif rank == 1:
+            assert (average * 2.0).numpy().shape == (4, 3)
+        for _ in range(between):
+            train(w, x)
+        return first, float(evaluate(average, x))
+
+    assert len({*simulated(lambda rank: program(rank, False), mesh)}) == 1
+    error = refused(program, mesh)
+    assert "give <lambda> different values of what they hold alike, w, f32[4, 3]" in error.message
+    assert "  ranks 0, 2: 1.02, " in error.message and "  rank 1: " in error.message
+
+
 def test_every_call_compares_what_ranks_hold_alike_where_that_is_asked_for():
     mesh = ts.dist.mesh(axes="dp", shape=2)
 

@@ -32,6 +32,7 @@ from ..ranks.call_numbers import ALIKE, LeftSamples, Samples, differing_operand,
 from ..ranks.transport import Transport
 from ..world import transport
 
+CALLS = 1 << 62
 SAMPLE = 4  # elements of each that are looked at
 WEIGHTS = [math.cos(i * i * 0.1 + 1.0) for i in range(SAMPLE)]
 
@@ -76,15 +77,27 @@ class LeftOperands:
     """What calls on a mesh were given since ranks compared anything there. by_program: names of
     plain operands, how many calls there were, the numbers of all, what the last was given, and the
     axes along which others are given the same. Some ranks may make more calls, as where one prints:
-    those of a program that all have made as often must have been given the same."""
+    those of a program that all have made as often must have been given the same.
+    calls: a sum that tells these calls apart. Where those of ranks differ, some hold perhaps what
+    others do not: epoch is how often that was, the same on all, and a program that was compared in
+    an earlier one is compared again."""
 
     by_program: LeftSamples = field(default_factory=dict)
+    calls: int = 0
+    epoch: int = 0
+
+    def count(self, call: int) -> None:
+        self.calls = (self.calls + call) % CALLS
 
     def add(self, program: str, names: Sequence[str], given: Samples, along: Sequence[str]
             ) -> None:
         before = self.by_program.get(program)
         calls, number = (0, 0.0) if before is None else (before[1], before[2])
         self.by_program[program] = [names, calls + 1, number + number_of(given), given, along]
+
+    def take_calls(self) -> int:
+        found, self.calls = self.calls, 0
+        return found
 
     def take(self) -> LeftSamples:
         """All of it, which is forgotten."""
