@@ -35,11 +35,12 @@ PART_OF_SEQUENCES = ts.ShardSpec((1,), ("tp",))
 EXTENTS = {"layers": 4, "d": 4096, "heads": 32, "kv_heads": 8, "hidden": 14336, "B": 2, "T": 4096}
 
 
-def split_loss(p: dict, tokens: Any, targets: Any, m: StepModel) -> Any:
+def split_loss(p: dict, tokens: Any, targets: Any, m: StepModel,
+               part: ts.ShardSpec = PART_OF_SEQUENCES) -> Any:
     """The loss of llama.py, each rank with its part of every sequence between matmuls."""
-    x = ts.shard(ts.embedding(p["table"], tokens), PART_OF_SEQUENCES)
+    x = ts.shard(ts.embedding(p["table"], tokens), part)
     for w in p["layers"]:
-        x = ts.shard(llama.layer(x, w, m), PART_OF_SEQUENCES)
+        x = ts.shard(llama.layer(x, w, m), part)
     x = ts.rmsnorm(x, p["norm"])
     logits = ts.cast(x, llama.BF16) @ ts.transpose(ts.cast(p["table"], llama.BF16))
     return ts.cross_entropy(ts.cast(logits, "f32"), targets)

@@ -393,8 +393,9 @@ Setting("comm_windows", "TESSERA_COMM_WINDOWS", BOOL, True,
         "what programs send between GPUs lies in memory that NCCL opens for all ranks, where it "
         "has windows (2.27) and all send from the same places: its kernels take less of a GPU")
 Setting("comm_check", "TESSERA_COMM_CHECK", one_of("once", "each"), "once",
-        "how often ranks compare what goes through NCCL: when a function is compiled, and a "
-        "collective on arrays first made with these shapes and types; or at every call")
+        "how often ranks compare what goes through NCCL, and what compiled functions are given of "
+        "which ranks hold the same: when a function is compiled, and a collective on arrays first "
+        "made with these shapes and types; or at every call")
 Setting("fabric", "TESSERA_FABRIC", FABRIC, "",
         "what joins the ranks, for plans and for what is chosen by them: a declared fabric, or "
         "what `python -m tessera fabric` measured; by the mesh's devices where it is not said")

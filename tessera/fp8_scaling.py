@@ -70,9 +70,9 @@ class CurrentScaling:
 
         x: [..., M, K] floats   w: [..., K, N]   y: [..., M, N]
         history: {"x", "w", "cotangent"} of f32 [N] each, whose "gradients" then hold the largest
-        finite |x|, |w| and |cotangent| of this call. One for each product: of several that share
-        one, and of iterations that do, the numbers add up, so that scales are too wide and nothing
-        overflows.
+        finite |x|, |w| and |cotangent| of this call, or of all microbatches of a pipeline. One for
+        each product: of several that share one, and of iterations that do, the numbers add up, so
+        that scales are too wide and nothing overflows.
         Raises ShapeError, DTypeError.
         """
         x, w = plain(x), plain(w)

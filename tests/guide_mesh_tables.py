@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 from guide_library_tables import markdown
+from mesh.planned_steps import planned_steps_table
 
 RESULTS = Path(__file__).resolve().parents[1] / "benchmarks" / "results"
 EXCHANGES = RESULTS / "collectives.json"
@@ -98,5 +100,10 @@ def host_times_table() -> str | None:
             f"`{one['command']}`.\n\n" + markdown(("Call", "us"), rows))
 
 
-MESHES = {"exchanges": exchanges_table, "mesh steps": mesh_steps_table,
-          "host_times": host_times_table}
+def accepted_plans() -> str | None:
+    """Written anew with TESSERA_ACCEPT=1; compared by tests/mesh/test_planned_steps.py."""
+    return planned_steps_table() if os.environ.get("TESSERA_ACCEPT") == "1" else None
+
+
+MESHES = {"planned steps": accepted_plans, "exchanges": exchanges_table,
+          "mesh steps": mesh_steps_table, "host_times": host_times_table}

@@ -50,6 +50,7 @@ class BadValue:
     rank     of a program of several processes, else 0
     sources  the arguments of the graph that it was computed of, where they are few; where an
              operand held NaN already, those that brought it
+    whole    of a rank's part: the place in the whole tensor, and its shape
     """
 
     op: str
@@ -70,6 +71,7 @@ class BadValue:
     iterations: tuple[tuple[str, int], ...] = field(default_factory=iterations)
     saved: SavedCall | None = field(default=None, repr=False, compare=False)
     sources: tuple[str, ...] = ()
+    whole: str = ""
 
     @property
     def name(self) -> str:
@@ -84,6 +86,7 @@ class BadValue:
 
     def __str__(self) -> str:
         at = f" at {list(self.index)}" if self.index else ""
+        at += f" ({self.whole} on the mesh)" if self.whole else ""
         head = (f"{self.name}: {self.value} in {self.result}{at}, "
                 f"{self.count} of {self.size} elements")
         brought = " and ".join(self.sources) or "the data"

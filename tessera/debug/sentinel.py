@@ -82,6 +82,7 @@ class SuspectFrame:
     graph: str | None = None
     suspects: dict[int, Suspect] = field(default_factory=dict)
     sources: ValueSources | None = None  # of a graph's values
+    place_in_whole: Callable[..., str] = lambda *_: ""  # of elements of a rank's parts
     told: bool = False  # the kernel that ran last has said itself what is bad in its results
 
 
@@ -258,12 +259,18 @@ def observe_run(graph: Graph) -> Iterator[Callable[[list[Tensor]], None]]:
     """A compiled function runs: its suspects count when they are among its results."""
     # The first op after a change of settings may be in this graph, which need not be watched.
     _local.run += config.get("numerics") != "off"
-    frame = SuspectFrame(graph.name, sources=ValueSources(graph))
+    frame = _frame_of(graph, graph.name)
     _local.frames.append(frame)
     try:
         yield lambda flat: _count_suspects(graph.outputs)
     finally:
         _local.frames.remove(frame)
+
+
+def _frame_of(graph: Graph, name: str | None) -> SuspectFrame:
+    frame = SuspectFrame(name, sources=ValueSources(graph))
+    frame.place_in_whole = graph.kept.get("place_in_whole", frame.place_in_whole)
+    return frame
 
 
 def call_for_later(graph: Graph) -> Callable[[], AbstractContextManager[None]]:
@@ -272,7 +279,7 @@ def call_for_later(graph: Graph) -> Callable[[], AbstractContextManager[None]]:
 
     @contextmanager
     def again() -> Iterator[None]:
-        frame, now = SuspectFrame(name, sources=ValueSources(graph)), _local.run
+        frame, now = _frame_of(graph, name), _local.run
         _local.frames.append(frame)
         _local.run, _local.late = number, True
         try:
@@ -372,6 +379,7 @@ def _judge(op: GraphOp, attrs: dict, where: Callable[[], SourceLine | None], ins
         origin=origin, graph=frame.graph, run=_local.run, step=get_state().step,
         hint=of.gradient_hint if of is not None and of.gradient_hint else op.hint,
         saved=_saved(op, attrs, ins, out),
+        whole=frame.place_in_whole(op.name, line, mask.shape, index),
         sources=() if frame.sources is None else frame.sources.told(blamed, some=origin),
     )
 

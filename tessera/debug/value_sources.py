@@ -3,11 +3,11 @@ op, so that a report can say whose NaN came in, and which of many parameters a b
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
 
-from ..graph.ir import Graph, Node, Value, subgraphs
+from ..graph.ir import Graph, Node, handed, subgraphs
 from ..graph.operand import describe
 
 MOST = 4  # arguments that a report names; what is computed of more is computed of all
@@ -63,18 +63,9 @@ def _inputs(graph: Graph) -> dict[Any, Sources]:
 def _walk(graph: Graph, of: dict[Any, Sources]) -> None:
     for node in graph.nodes:
         for inner in subgraphs(node):
-            for v, given in _handed(node, inner):
+            for v, given in handed(node, inner):
                 of[v] = of.get(given)
             _walk(inner, of)
         found = _among(of, node.inputs)
         for v in node.outputs:
             of[v] = found
-
-
-def _handed(node: Node, inner: Graph) -> Iterator[tuple[Value, Value]]:
-    """(input of a held graph, what it is given). What a loop carries is another value each time."""
-    n = node.attrs.get("n_carry", 0)
-    skipped = {"scan": (1 + n, n), "checkpoint": (0, 0), "cond": (0, 1)}  # an index, the predicate
-    if node.op.name in skipped:
-        mine, outer = skipped[node.op.name]
-        yield from zip(inner.inputs[mine:], node.inputs[outer:], strict=True)

@@ -113,6 +113,15 @@ def subgraphs(node: Node) -> Iterator[Graph]:
         yield from held if isinstance(held, tuple) else (held,)
 
 
+def handed(node: Node, inner: Graph) -> Iterator[tuple[Value, Value]]:
+    """(input of a held graph, what it is given). What a loop carries is another value each time."""
+    n = node.attrs.get("n_carry", 0)
+    skipped = {"scan": (1 + n, n), "checkpoint": (0, 0), "cond": (0, 1)}  # an index, the predicate
+    if node.op.name in skipped:
+        mine, outer = skipped[node.op.name]
+        yield from zip(inner.inputs[mine:], node.inputs[outer:], strict=True)
+
+
 def node_effects(node: Node) -> frozenset[str]:
     """The effects of a node and of the graphs it holds."""
     own = node.op.effects | node.op.also(node.attrs) if node.op.also else node.op.effects

@@ -14,6 +14,7 @@ from weakref import WeakKeyDictionary
 from tessera.dims import show_shape
 from tessera.errors import ArgumentError, DTypeError, ShapeError, TraceError
 from tessera.graph import functions as F
+from tessera.graph.op import Aval
 from tessera.graph.trace import Tracer
 from tessera.numerics import NumericType, as_type
 from tessera.tensor import Tensor, as_tensor
@@ -24,6 +25,7 @@ from .layout import Layout
 from .partition import local_shape
 from .placement import gpu_of, join
 from .ranks.transport import Transport
+from .sharding.plain_operands import leave_values
 from .tensor import DistTensor, agree_on, held_ranks, need_mesh, need_plain, numbers, resolve
 from .world import transport
 
@@ -70,7 +72,9 @@ def from_local(part: Any, layout: Any = None, mesh: Mesh | None = None, *, shape
     _need_fit(parts, whole, resolved, numeric, given is not None)
     _agree_once(whole, numeric, resolved)
     join(mesh)
-    held = {r: _part(x, numeric, mesh) for r, x in parts.items() if r != OUTSIDE}
+    here = {r: x for r, x in parts.items() if r != OUTSIDE}
+    leave_values("ts.dist.from_local", resolved, here, Aval(whole, numeric))
+    held = {r: _part(x, numeric, mesh) for r, x in here.items()}
     made = DistTensor(held, whole, numeric, resolved)
     for x in parts.values():
         made.is_param, made.name = x.is_param, x.name

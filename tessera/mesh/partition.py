@@ -121,6 +121,19 @@ def indices(layout: Layout, shape: Sequence[int], rank: int, dtype: DType | None
     return flat
 
 
+def index_in_whole(layout: Layout, shape: Sequence[int], rank: int, index: Sequence[int],
+                   dtype: DType | None = None) -> tuple[int, ...]:
+    """The index in the whole tensor of one element of a rank's part."""
+    found = []
+    for i, runs in zip(index, _intervals_of(layout, shape, rank, dtype), strict=True):
+        for lo, hi in runs:
+            if i < hi - lo:
+                found.append(lo + i)
+                break
+            i -= hi - lo
+    return tuple(found)
+
+
 def take(array: np.ndarray, layout: Layout, rank: int, dtype: DType | None = None,
          copy: bool = True) -> np.ndarray:
     """A rank's part of the whole array, as a copy; without, in its memory where it is one box."""

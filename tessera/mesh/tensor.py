@@ -25,6 +25,7 @@ from tessera.errors import ArgumentError, DTypeError, ShapeError
 from tessera.graph import functions as F
 from tessera.graph import tree
 from tessera.graph.donation import DONATABLE, Donatable, blank
+from tessera.graph.op import Aval
 from tessera.graph.operand import shape_tuple
 from tessera.graph.ops import random as rng
 from tessera.numerics import NumericType, as_type, encode, random_bits_at
@@ -41,6 +42,7 @@ from .partition import assemble, group_of, indices, local_shape, take
 from .placement import gpu_of, join, warn_of_play
 from .ranks.group import find_group
 from .ranks.ledger import agree, call
+from .sharding.plain_operands import leave_values
 from .sharding.reshard import plan, reshard
 from .spec import Distribution, spec_of
 from .world import (
@@ -523,6 +525,7 @@ def distribute(x: Any, layout: Any, dtype: Any = None, mesh: Mesh | None = None,
     copy = gpu_of(resolved.mesh) is None  # else it is copied to the GPU
     held = {r: Tensor(_as_term(take(array, resolved, r, numeric.dtype, copy), resolved, r), numeric)
             for r in held_ranks(resolved.mesh)}
+    leave_values("ts.dist.distribute", resolved, held, Aval(x.shape, numeric))
     return DistTensor(held, x.shape, numeric, resolved, is_param=x.is_param, name=x.name)
 
 

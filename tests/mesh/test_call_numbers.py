@@ -189,6 +189,24 @@ def test_plain_operands_of_a_later_call_are_compared(gpus, nccl, change, says, d
     assert all(sent == 4 and says in error for _, sent, error in found), found
 
 
+def test_batches_made_for_a_later_call_are_compared(gpus, nccl):
+    """Of what lies on the host when it is made; nothing is sent for it either."""
+    def program(mesh) -> tuple[str, int, str]:
+        w = ts.dist.tensor((6, 4), ts.ShardSpec(("row",), ("dp",)), mesh, init=1.0)
+        step, same = ts.jit(lambda w, x: w * ts.mean(w, axis=0) + x), ""
+        for i in range(4):
+            x = np.full(4, 1.0 + (i == 3 and ts.dist.rank()), np.float32)
+            w, before = step(w, ts.dist.distribute(x, None, mesh=mesh)), transport()._sent.copy()
+            same += looked() if i < 3 else ""
+        return same, sum(transport()._sent.values()) - sum(before.values()), looked()
+
+    mesh = ts.dist.mesh(["cuda:0", "cuda:1"], axes="dp")
+    for same, sent, error in ts.dist.simulate(lambda: program(mesh), mesh):
+        assert same == "" and sent == 0
+        assert "alike, ts.dist.distribute of f32[4] as (-) at " in error
+        assert "before call 3 through NCCL" in error and "  rank 1: 2, 2, 2, 2" in error
+
+
 @pytest.mark.parametrize("differs", [False, True])
 def test_what_an_update_apart_is_given_is_told_with_the_next_call(gpus, nccl, differs):
     """It sends nothing itself. A rank may make more such calls, as one that prints."""

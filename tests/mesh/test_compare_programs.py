@@ -13,6 +13,7 @@ from fake_gpu import gpu as gpu
 from fake_nccl import nccl as nccl
 from lowering_cases import apart as apart
 from mesh.test_gpu_programs import gpus as gpus
+from tessera.mesh.sharding import compare_programs
 
 ROWS, COLUMNS = ts.ShardSpec(("row",), ("dp",)), ts.ShardSpec(("col",), ("tp",))
 
@@ -296,6 +297,83 @@ def test_distributed_operands_are_looked_at_in_the_first_call_only():
         return first, float(step(w, x))
 
     assert simulated(program, mesh) == [(16.0, 40.0)] * 2  # half of it from either
+
+
+BATCHES = {
+    "distribute": lambda x, mesh: ts.dist.distribute(x(ts.dist.rank() // 2), ROWS, mesh=mesh),
+    "from_local": lambda x, mesh: ts.dist.from_local(x(ts.dist.rank() // 2)[:4], ROWS, mesh)}
+
+
+@pytest.mark.parametrize("made", BATCHES)
+def test_batches_of_later_calls_are_compared_along_the_axes_that_repeat_them(made, monkeypatch):
+    """Rows over dp, of which the ranks of tp have the same. Ranks tell in the headers that go
+    anyway; where a rank makes a tensor of its own it costs one message more, and is no error."""
+    mesh = ts.dist.mesh(axes=("dp", "tp"), shape=(2, 2))
+    told = []
+    monkeypatch.setattr(compare_programs, "_tell", lambda *args, tell=compare_programs._tell: (
+        told.append(args), tell(*args))[1])
+
+    def program(rank, differs=(), own=None):
+        step, w = ts.jit(loss), ts.dist.tensor((4, 6), COLUMNS, mesh, init="normal", seed=1)
+        for i in range(3):
+            if rank == own:
+                assert ts.dist.distribute(weights(i), None, mesh=mesh).local.shape == (4, 3)
+            x = BATCHES[made](lambda row, i=i: weights(9 * i + row + 4 * ((rank, i) in differs),
+                                                       (8, 4)), mesh)
+            value = step(w, x)
+        return float(value)
+
+    assert len({*simulated(program, mesh)}) == 1
+    assert len(told) == 4 * 3
+    assert len({*simulated(lambda rank: program(rank, own=1), mesh)}) == 1
+    error = refused(lambda rank: program(rank, [(3, 2)]), mesh)
+    assert re.search(rf"alike, ts.dist.{made} of f32\[8, 4\] as \(dp, -\) at .*{made}.*, "
+                     r"in 1 call of it, before loss:\n  ranks 0, 1: none\n  rank 2: .*\n  rank 3: ",
+                     error.message)
+
+
+@pytest.mark.parametrize("how", ["an average of one rank", "a cast of one rank", "compiled"])
+@pytest.mark.parametrize("between", [0, 2])
+def test_what_a_rank_computes_alone_is_seen_where_it_is_read(how, between):
+    """Calls that send nothing are counted, and operands looked at once where ranks made others:
+    in the next call, and in the next one of each other program, as of an evaluation."""
+    mesh = ts.dist.mesh(axes="dp", shape=3)
+    train, evaluate = ts.jit(loss), ts.jit(lambda w, x: ts.max(x @ w))
+    mean = ts.jit(lambda a, w: 0.9 * a + 0.1 * w)
+
+    def program(rank, differs=True):
+        w, average = (ts.dist.tensor((4, 3), None, mesh, init=v) for v in (1.01, 1.02))
+        x = ts.dist.tensor((6, 4), ROWS, mesh, init=1.0)
+        first = float(train(w, x)), float(evaluate(average, x))
+        if rank == 1 and differs:
+            average = {"an average of one rank": lambda: 0.9 * average + 0.1 * w,
+                       "a cast of one rank": lambda: ts.cast(ts.cast(average, "bf16"), "f32"),
+                       "compiled": lambda: mean(average, w)}[how]()
+        elif rank == 1:
+            assert (average * 2.0).numpy().shape == (4, 3)
+        for _ in range(between):
+            train(w, x)
+        return first, float(evaluate(average, x))
+
+    assert len({*simulated(lambda rank: program(rank, False), mesh)}) == 1
+    error = refused(program, mesh)
+    assert "give <lambda> different values of what they hold alike, w, f32[4, 3]" in error.message
+    assert "  ranks 0, 2: 1.02, " in error.message and "  rank 1: " in error.message
+
+
+def test_every_call_compares_what_ranks_hold_alike_where_that_is_asked_for():
+    mesh = ts.dist.mesh(axes="dp", shape=2)
+
+    def program(rank):
+        step, w = ts.jit(loss), ts.dist.tensor((4, 3), None, mesh, init=1.01)
+        x = ts.dist.tensor((6, 4), ROWS, mesh, init=1.0)
+        step(w, x)
+        if rank == 1:
+            w = ts.cast(ts.cast(w, "bf16"), "f32")
+        return step(w, x)
+
+    with ts.config.scope(comm_check="each"):
+        assert "alike, w, f32[4, 3] of (-, -):\n  rank 0: 1.01, " in refused(program, mesh).message
 
 
 @pytest.mark.parametrize("route", ["nccl", "host"])

@@ -17,6 +17,7 @@ from mesh.parallel import MODEL, TIED, model_batch, model_params, squares
 from mesh.test_gpu_programs import compute_on_hosts
 from mesh.test_gpu_programs import gpus as gpus
 from mesh.test_pipeline import check, reference
+from tessera.mesh.parallel.batches import added, sums_of_gradients
 from tessera.mesh.parallel.schedules import Backward, Forward, schedule
 
 KINDS = pytest.mark.parametrize("kind", ["1f1b", "gpipe"])
@@ -72,6 +73,15 @@ def test_stages_of_several_ranks(gpus, nccl):
     for rank, found in enumerate(ts.dist.simulate(parallel.distributed, 8, GPUS)):
         assert found.keys() == {f"{rank % 2}.0", f"{rank % 2}.1", "loss", *["y"] * (rank % 2)}
         check(found, meant, found.keys())
+
+
+def test_sums_over_microbatches_take_the_largest_of_histories(gpus):
+    def on_gpu(*values):
+        return ts.tensor(values, "f32").to("cuda")
+
+    total = [on_gpu(1, 4), on_gpu(1, 4)]
+    slopes, largest = added(total, [on_gpu(3, 2), on_gpu(3, 2)], sums_of_gradients(), [False, True])
+    assert slopes.tolist() == [4, 6] and largest.tolist() == [3, 4]
 
 
 def test_an_evaluation_and_masks_are_those_of_hosts(gpus, nccl, monkeypatch):

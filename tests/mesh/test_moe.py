@@ -213,3 +213,26 @@ def test_simulated_ranks_have_the_tokens_of_one_process():
 def test_mpi_gives_the_bits_of_the_simulation():
     found = results_of_all(PROGRAMS, longcontext.COMPARED, 4)["experts"]
     assert found == dict(enumerate(ts.dist.simulate(longcontext.experts, 4)))
+
+
+@pytest.mark.parametrize("tokens", [T, 21])
+@pytest.mark.parametrize("mesh", [False, True])
+def test_an_expert_that_divides_by_the_norm_of_a_row_sees_no_empty_slot(rng, mesh, tokens):
+    """Nor rows that fill the last group: of zeros its gradient would be NaN, and reported."""
+    x, router, w, c = (rng.normal(size=s).astype(np.float32)
+                       for s in ((tokens, D), (D, E), (E, D, F), (tokens, F)))
+
+    def loss(w, x):
+        y = ts.moe(x, router, w, groups=4, capacity_factor=None,
+                   expert=lambda w, t: (t / ts.sqrt(ts.sum(t * t, axis=-1, keepdims=True))) @ w)
+        return ts.sum(y * c)
+
+    gates = _softmax(x.astype(np.float64) @ router)
+    meant = np.zeros(w.shape)
+    for t, e in enumerate(gates.argmax(-1)):
+        meant[e] += gates[t, e] * np.outer(x[t] / np.linalg.norm(x[t]), c[t])
+    on = mesh_of(ep=4)
+    given = [ts.dist.distribute(a, EP, mesh=on) for a in (w, x)] if mesh else [w, x]
+    for slope in (ts.grad(loss), ts.jit(ts.grad(loss))):
+        with ts.debug.numerics("raise"):
+            assert_close(slope(*given).numpy(), meant, "f32", n=T * D)

@@ -494,3 +494,31 @@ class TestMistakes:
         with pytest.raises(ValueError, match="broken stage") as info:
             ts.dist.simulate(program, ts.dist.mesh(axes=("pp",), shape=(2,)))
         assert "raised on rank 1 of 2" in info.value.__notes__[0]
+
+
+# --- scales of fp8 --------------------------------------------------------------------------------
+SCALING = ts.DelayedScaling(amax_history_len=4)
+FP8_STAGES = [lambda p, x: ts.tanh(SCALING.matmul(x, p["w"], p["h"]))]
+FP8_STAGES.append(lambda p, x: ts.scan(lambda c, own: (FP8_STAGES[0](own, c), None), x, p)[0])
+
+
+def fp8_training(microbatches: int = 4) -> list:
+    """A step of a stage with one product, and of one that scans over two."""
+    rng = np.random.default_rng(5)
+    w, (x, y) = rng.normal(size=(3, 8, 8)), rng.normal(size=(2, 14, 8))
+    histories = [{k: ts.full(shape, 4.0) for k in ("x", "w", "cotangent")}
+                 for shape in ((4,), (2, 4))]
+    params = [{"w": ts.tensor(v, "f32"), "h": h} for v, h in zip((w[0], w[1:]), histories,
+                                                                 strict=True)]
+    step = ts.pipeline(FP8_STAGES, microbatches).value_and_grad(squares)
+    return step(params, *(ts.tensor(v, "f32") for v in (x, y)))[1]
+
+
+def test_the_largest_numbers_of_microbatches_are_those_of_the_batch():
+    """They added up, so that scales of m microbatches were m times too wide."""
+    meant = fp8_training(1)
+    for found in (fp8_training(), *ts.dist.simulate(fp8_training,
+                                                    ts.dist.mesh(axes=("pp",), shape=(2,)))):
+        for own, other in zip(found, meant, strict=True):
+            for k in own["h"] if own is not None else ():
+                np.testing.assert_array_equal(own["h"][k].numpy(), other["h"][k].numpy())

@@ -265,3 +265,24 @@ def test_any_two_choices_meet(most: int, rng: np.random.Generator) -> None:
 def test_what_is_skipped_is_there() -> None:
     assert SKIPPED.keys() <= OPS.keys()
     assert {op.name for op, _ in (p.values for p in CASES)}.isdisjoint(SKIPPED)
+
+
+@pytest.mark.parametrize("layout, at", [
+    (ts.ShardSpec(("row",), ("dp",)), "[1, 3] ([5, 3] of [8, 6] on the mesh), 1 of 12"),
+    (ts.ShardSpec(("col",), ("dp",)), "[5, 1] ([5, 3] of [8, 6] on the mesh), 1 of 16"),
+    (ts.dist.Cyclic(("dp",), 1), "[1, 3] ([5, 3] of [8, 6] on the mesh), 1 of 12"),
+    (None, "[5, 3], 1 of 48")], ids=["rows", "columns", "dealt", "whole"])
+@pytest.mark.parametrize("how", ["op by op", "compiled", "in a loop"])
+def test_a_report_says_where_in_the_whole_a_bad_element_lies(layout, at, how):
+    """And where in the part of the rank. A loop's ops have layouts of their own."""
+    def f(x):
+        if how == "in a loop":
+            return ts.scan(lambda c, _: (1.0 / c, None), x, None, length=1)[0]
+        return 1.0 / x
+
+    values = np.ones((8, 6), np.float32)
+    values[5, 3] = 0.0
+    x = ts.dist.distribute(values, layout, mesh=ts.dist.mesh(axes="dp", shape=(4,)))
+    with ts.debug.numerics("raise"), pytest.raises(ts.NumericsError) as info:
+        (f if how == "op by op" else ts.jit(f))(x)
+    assert f" at {at} " in str(info.value)

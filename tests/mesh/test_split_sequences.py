@@ -8,8 +8,6 @@ import numpy as np
 import pytest
 
 import tessera as ts
-from tessera.bench.models import llama
-from tessera.bench.models.record import MODELS
 from tolerance import assert_close
 
 
@@ -101,21 +99,3 @@ def test_sequences_split_over_the_axis_of_the_weights_are_gathered_once(B, rng):
         assert_close(g.numpy(), m.numpy(), "f32", n=2000)
     assert [c.op for c in forward.plan] == ["all_gather", "reduce_scatter"]
     assert Counter(c.op for c in step.plan) == {"all_gather": 2, "reduce_scatter": 2}
-
-
-def test_a_decoder_layer_gathers_and_scatters_its_sequences_twice_each_way():
-    """A layer as Llama's at full extents, planned for GPUs: no weight and no head moves."""
-    model = MODELS["llama"].sized(layers=1, d=4096, heads=32, kv_heads=8, hidden=14336, B=2, T=4096)
-    mesh = ts.dist.mesh([f"cuda:{r}" for r in range(4)], axes="tp")
-    spec = {**dict.fromkeys(("q", "k", "v", "gate", "up"), ts.ShardSpec(("col",), ("tp",))),
-            **dict.fromkeys(("out", "down"), ts.ShardSpec(("row",), ("tp",)))}
-    layer = {name: ts.dist.stand_in(shape, spec.get(name), mesh)
-             for name, shape in model.family.shapes(model)["layers"][0].items()}
-    x = ts.dist.stand_in((2, 4096, 4096), SEQUENCE_TP, mesh)
-
-    def loss(layer, x):
-        return ts.sum(ts.shard(llama.layer(x, layer, model), SEQUENCE_TP, mesh=mesh))
-
-    planned = ts.dist.plan_report(ts.grad(loss, argnums=(0, 1)), layer, x, fabric="8xh200")
-    large = Counter(e.op for e in planned.exchanges for _ in range(int(e.count)) if e.bytes > 1e6)
-    assert large == {"all_gather": 4, "reduce_scatter": 4}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ import pytest
 import tessera as ts
 from mesh.parallel import MODEL, TIED, model_batch, model_params, squares
 from mesh.test_pipeline import reference, two
+from tessera.mesh.parallel.stage_trees import StageGradientsWarning
 
 
 class TestWholeModel:
@@ -100,6 +102,34 @@ class TestWholeModel:
         mesh = ts.dist.mesh(axes=("pp",), shape=(ranks,))
         found = [program()] if ranks == 1 else ts.dist.simulate(program, mesh)
         np.testing.assert_allclose(found, 4 * 2**0.5, rtol=1e-6)
+
+    @pytest.mark.parametrize("ranks", [1, 2])
+    def test_gradients_of_one_stage_that_were_scaled_by_hand_are_told_of(self, ranks):
+        """They are new tensors, of which only the extents are known. Of a tree of other extents,
+        and of the whole list, nothing is said."""
+        stages = [lambda p, x: x * p["w"] + p["b"]] * 2
+
+        def program():
+            step = ts.pipeline(stages, 2).value_and_grad(squares)
+            params = [{"w": ts.ones(3), "b": ts.ones(1)} for _ in stages]
+            grads = step(params, ts.ones((4, 3)), ts.zeros((4, 3)))[1]
+            own = next(g for g in grads if g is not None)
+            clip, scaled = ts.optim.clip_by_global_norm, {k: g / 2.0 for k, g in own.items()}
+            for call in (clip, ts.jit(lambda g, limit: clip([g["w"], g["b"]], 1.0))):
+                with pytest.warns(StageGradientsWarning, match="extents are those of the gradients "
+                                  "of one stage.*norm=ts.optim.global_norm"):
+                    call(scaled, 1.0)
+            with pytest.warns(StageGradientsWarning, match="whether a step is finite"):
+                ts.DynamicLossScale().step(scaled, lambda g: g, None)
+            with warnings.catch_warnings():
+                warnings.simplefilter("error")
+                clip([own["w"] / 2.0, own["w"] / 2.0], 1.0)
+                clip(scaled, 1.0, norm=ts.optim.global_norm(grads) / 2.0)
+                return clip(ts.map_tree(lambda g: g / 2.0, grads), 1.0)[1].item()
+
+        mesh = ts.dist.mesh(axes=("pp",), shape=(ranks,))
+        found = [program()] if ranks == 1 else ts.dist.simulate(program, mesh)
+        assert len(set(found)) == 1
 
     def test_ranks_skip_a_step_together(self):
         """The gradient of one stage overflows under a scale of 2^126, the other's does not."""

@@ -11,6 +11,7 @@ from typing import Any
 from ...errors import ShapeError
 from ...tensor import Tensor
 from .. import functions as F
+from ..ir import Graph, Value, handed, subgraphs
 from ..op import FLAT_VIEW, Aval, GraphOp, sample
 from ..trace import apply
 from .scaled import finite_amax
@@ -61,4 +62,25 @@ RECORD_AMAX = GraphOp(
     doc="y; cotangents of the histories hold the largest |x|, |w| and |cotangent of y|",
 )
 
-__all__ = ["RECORD_AMAX"]
+
+
+def histories_among(graph: Graph) -> set[int]:
+    """The numbers of a graph's inputs that are histories, or views of which are: what their
+    cotangents hold is not added up over calls, but the largest of it."""
+    found: set[int] = set()
+    _follow(graph, {v: i for i, v in enumerate(graph.inputs)}, found)
+    return found
+
+
+def _follow(graph: Graph, number: dict[Value, int], found: set[int]) -> None:
+    for node in graph.nodes:
+        if node.op is RECORD_AMAX:
+            found.update(number[v] for v in node.inputs[3:] if v in number)
+        if node.op.view and node.inputs[0] in number:
+            number.update(dict.fromkeys(node.outputs, number[node.inputs[0]]))
+        for inner in subgraphs(node):
+            given = {mine: number[v] for mine, v in handed(node, inner) if v in number}
+            _follow(inner, given, found)
+
+
+__all__ = ["RECORD_AMAX", "histories_among"]

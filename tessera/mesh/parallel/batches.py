@@ -140,24 +140,29 @@ def own_copy(value: Any) -> Any:
 
 
 def sums_of_gradients() -> JitFunction:
-    """sums([terms, ...]): of lists of tensors on a GPU, from the first on."""
-    return JitFunction(lambda terms: [functools.reduce(F.add, same)
-                                      for same in zip(*terms, strict=True)],
-                       name="sums of gradients")
+    """sums([terms, ...], largest): of lists of tensors on a GPU, from the first on; the maximum
+    where `largest` says so."""
+    def combined(terms: Sequence[Sequence[Tensor]], largest: tuple[bool, ...] = ()) -> list[Tensor]:
+        every = [*zip(*terms, strict=True)]
+        return [functools.reduce(F.maximum if m else F.add, same)
+                for m, same in zip(largest or [False] * len(every), every, strict=True)]
+
+    return JitFunction(combined, name="sums of gradients")
 
 
-def added(total: Any, more: Any, sums: JitFunction) -> Any:
+def added(total: Any, more: Any, sums: JitFunction, largest: Sequence[bool]) -> Any:
     """total + more; on hosts in the arrays of total. Gradients are f32 or f64, so that is what sums
-    are made in."""
+    are made in. largest: of which leaves it is the maximum."""
     flat, structure = tree.flatten(total)
+    each = tuple(m for t, m in zip(flat, largest, strict=True) for _ in parts_of(t))
     mine, new = ([p for t in leaves for p in parts_of(t)]
                  for leaves in (flat, tree.flatten(more)[0]))
     if any(isinstance(p, Resident) for p in mine):
-        made = iter(sums([mine, new]))
+        made = iter(sums([mine, new], each if any(each) else ()))
         return tree.unflatten(structure, [with_parts(t, [next(made) for _ in parts_of(t)])
                                           for t in flat])
-    for a, b in zip(mine, new, strict=True):
-        np.add(a.array, b.array, out=a.array)
+    for m, a, b in zip(each, mine, new, strict=True):
+        (np.maximum if m else np.add)(a.array, b.array, out=a.array)
     return total
 
 

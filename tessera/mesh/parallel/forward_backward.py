@@ -24,6 +24,7 @@ from tessera.graph import tree
 from tessera.graph.captured_names import CapturedNames
 from tessera.graph.ir import Graph, Node, Value, node_effects
 from tessera.graph.jit import JitFunction
+from tessera.graph.ops.record_amax import histories_among
 from tessera.graph.signature import callable_name
 from tessera.graph.trace import aval_of, current_builder, evaluate, trace
 from tessera.open_trace import values_read
@@ -133,8 +134,9 @@ class Halves:
     """The two halves of f(params, x, *rest) for one signature, compiled.
 
     Gradients are of what is trained of params, and of x, in the compute type, None for what has
-    none. `same` says along which mesh axes each tensor of x is the same; made_same that of the
-    results (replicated.py).
+    none. largest: of each of params, whether it holds no slope but the largest numbers of a call,
+    as for a history of fp8 scales. `same` says along which mesh axes each tensor of x is the same;
+    made_same that of the results (replicated.py).
     read: functions that fn calls beside its own, such as a loss.
     """
 
@@ -163,7 +165,8 @@ class Halves:
             slopes, dx = pull(tree.unflatten(structure, cts))
             found = dict(zip(trained, slopes, strict=True))
             grads = tree.unflatten(form, [found.get(i) for i in range(len(every))]), dx
-            box.extend([structure, [is_differentiable(t) for t in leaves], grads])
+            places = [i for i in range(len(every)) if found.get(i) is not None]
+            box.extend([structure, [is_differentiable(t) for t in leaves], grads, places])
             return Result((y, *grads)).tensors
 
         meshes = [t.layout.mesh for t in packed.tensors if t.layout is not None]
@@ -171,7 +174,9 @@ class Halves:
             graph = trace(joint, [aval_of(t) for t in packed.tensors], name,
                           mesh=meshes[0] if meshes else None)
         self._names = CapturedNames([fn, *read], [*(t for _, t in graph.captures), *values]) or None
-        self.structure, self.moves, (dp, dx) = box
+        self.structure, self.moves, (dp, dx), places = box
+        histories = {packed.places[i] for i in histories_among(graph)}
+        self.largest = tuple(i in histories for i in places)
         self.split = tree.flatten(dp)[1], tree.flatten(dx)[1]
         self.results = len(self.moves)
         count = len(Packed(params).tensors)

@@ -42,7 +42,8 @@ def moe(x: Any, router: Any, experts: Any, axis: str = "ep", *, top_k: int = 1,
     x: [..., D] tokens   router: [D, E]   y: [..., Dv] of x's type
     experts   (w1 [E, D, F], w2 [E, F, Dv]): expert_e(x) = gelu(x w1_e) w2_e; or any tree of
               tensors whose first extent is E, with `expert`
-    expert    f(the tree of one expert, its tokens [C, D]) -> [C, Dv]
+    expert    f(the tree of one expert, its tokens [C, D]) -> [C, Dv]; where fewer than C tokens
+              came, the rest are copies of one of the group's, whose results nobody reads
     top_k     experts of a token. With 1 its result is weighted by its gate, as in Switch; with more
               the gates of the chosen are divided by their sum, as in GShard
     capacity_factor  an expert takes ceil(factor top_k S / E) of the S tokens of a group, first
@@ -73,6 +74,8 @@ def moe(x: Any, router: Any, experts: Any, axis: str = "ep", *, top_k: int = 1,
     route = _route(gates, valid, top_k, capacity)
     sent = F.broadcast_to(F.expand_dims(flat, 2), (G, S, top_k, flat.shape[-1]))
     held = fill_slots(sent, route.slots, E * capacity)  # [G, E C, D]
+    if expert is not None:
+        held = _with_tokens(held, route.counts, flat, capacity)
     made = _on_experts(held, params, run, place, capacity)  # [G, E C, Dv]
     back = to_compute(read_slots(made, route.slots))  # [G, S, K, Dv]
     y = F.sum(back * F.expand_dims(route.weights, -1), axis=2)
@@ -162,7 +165,7 @@ def _place(operands: Sequence[Tensor], axis: str, data: str | Sequence[str]) -> 
 
 
 def _grouped(x: Tensor, G: int) -> tuple[Tensor, Tensor | None]:
-    """[G, S, D], with rows of zeros behind the last token where they do not divide, and then
+    """[G, S, D], with copies of the last token behind it where they do not divide, and then
     [G, S, 1]: 1 for tokens."""
     D, T = x.shape[-1], int(size_of(x.shape[:-1]))
     if isinstance(G, bool) or not isinstance(G, int) or G < 1:
@@ -171,7 +174,7 @@ def _grouped(x: Tensor, G: int) -> tuple[Tensor, Tensor | None]:
     flat, more = F.reshape(x, (T, D)), G * S - T
     if not more:
         return F.reshape(flat, (G, S, D)), None
-    flat = F.pad(flat, ((0, more), (0, 0)))
+    flat = F.concatenate([flat, *[F.stop_gradient(flat[-1:])] * more])
     valid = F.cast(F.less(F.arange(G * S), T), "f32")
     return F.reshape(flat, (G, S, D)), F.reshape(valid, (G, S, 1))
 
@@ -189,11 +192,13 @@ class _Route:
     """Which slot each choice of each token takes, e C + its place there; E C when it has none.
 
     slots: [G, S, K] int64   weights: [G, S, K]   first: [G, S, E], 1 at the first choice
+    counts: [G, 1, E], tokens that chose each expert, those without a place too
     """
 
     slots: Tensor
     weights: Tensor
     first: Tensor
+    counts: Tensor
 
 
 def _route(gates: Tensor, valid: Tensor | None, top_k: int, capacity: int) -> _Route:
@@ -218,7 +223,17 @@ def _route(gates: Tensor, valid: Tensor | None, top_k: int, capacity: int) -> _R
     gate = F.stack(weights, axis=-1)
     if top_k > 1:
         gate = gate / F.sum(gate, axis=-1, keepdims=True)
-    return _Route(F.stack(slots, axis=-1), gate, firsts[0])
+    assert taken is not None  # top_k is at least 1
+    return _Route(F.stack(slots, axis=-1), gate, firsts[0], taken)
+
+
+def _with_tokens(held: Tensor, counts: Tensor, flat: Tensor, capacity: int) -> Tensor:
+    """A token of the group in place of the zeros of each empty slot: an expert that divides by the
+    norm of a row would make NaN of those, and the gradient of its weights 0 times that."""
+    G, slots, D = held.shape
+    E = slots // capacity
+    empty = F.reshape(F.arange(capacity), (1, 1, capacity)) >= F.reshape(counts, (G, E, 1))
+    return F.where(F.reshape(empty, (G, slots, 1)), F.stop_gradient(flat[:, :1]), held)
 
 
 def _on_experts(held: Tensor, params: Any, run: Expert, place: _Place, capacity: int) -> Tensor:

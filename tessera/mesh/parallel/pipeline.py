@@ -274,7 +274,8 @@ class PipelineTraining:
         dp, dx = run.timed(step, halves.pull, kept, cotangents)
         if s:
             run.link.put(Backward(i, s - 1), tree.flatten(dx)[0])
-        made.grads[s] = added(made.grads[s], dp, self.sums) if s in made.grads else own_copy(dp)
+        made.grads[s] = added(made.grads[s], dp, self.sums, halves.largest) \
+            if s in made.grads else own_copy(dp)
 
     def _seed(self, value: float, wide: bool, place: PipelineRanks) -> Tensor:
         """The cotangent of a loss. On a GPU it is copied there once: a copy waits for the kernels.

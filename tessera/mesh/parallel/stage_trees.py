@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from tessera import hooks
-from tessera.errors import ArgumentError
+from tessera.errors import ArgumentError, warn_user
 from tessera.graph import tree
 from tessera.graph.operand import convert
 from tessera.numerics import as_type
@@ -21,7 +21,9 @@ from tessera.tensor import Tensor
 
 from ..collectives.functions import all_reduce
 from ..collectives.record import traces_whole_tensors
+from ..ranks.transport import Transport
 from ..tensor import DistTensor, brought
+from ..world import transport
 from .stage_ranks import PipelineRanks
 from .tied_parameters import Tie
 
@@ -89,14 +91,30 @@ def _here(x: Tensor) -> Tensor:
 
 
 # --- what is one stage's alone --------------------------------------------------------------------
+class StageGradientsWarning(UserWarning):
+    """Something of a whole model is asked of tensors that lie as the gradients of one stage."""
+
+
+Extents = tuple[tuple[int, ...], ...]
 _alone: weakref.WeakValueDictionary[int, Tensor] = weakref.WeakValueDictionary()
+_extents: weakref.WeakKeyDictionary[Transport, set[Extents]] = weakref.WeakKeyDictionary()
 
 
 def mark_stages(trees: StageTrees) -> None:
-    """Remember these leaves as parts of a model, of several stages."""
-    if len(trees) > 1:
-        for x in tree.flatten(trees)[0]:
-            _alone[id(x)] = x
+    """Remember these leaves as parts of a model, of several stages, and the extents that those of
+    a stage have: what is computed of them is known by that alone."""
+    if len(trees) < 2:
+        return
+    for x in tree.flatten(trees)[0]:
+        _alone[id(x)] = x
+    known = _extents.setdefault(transport(), set())
+    known.update(map(_extents_of, trees))
+    if trees.place.me is None:  # all stages are here
+        known.discard(_extents_of(trees))
+
+
+def _extents_of(trees: Any) -> Extents:
+    return tuple(sorted(tuple(x.shape) for x in tree.flatten(trees)[0] if isinstance(x, Tensor)))
 
 
 def _inherit(leaf: Tensor, tracer: Tensor) -> None:
@@ -108,9 +126,16 @@ hooks.traced_arguments.append(_inherit)
 
 
 def need_whole(trees: Any, asked: str, hint: str) -> None:
-    """Raise ArgumentError for gradients of one stage alone, of which `asked` is not known."""
+    """Raise ArgumentError for gradients of one stage alone, of which `asked` is not known. Warn of
+    what may have been computed of such."""
     if isinstance(trees, StageTrees):
         return
     if any(isinstance(x, Tensor) and _alone.get(id(x)) is x for x in tree.flatten(trees)[0]):
         raise ArgumentError(f"{asked} is that of the whole model, and these are gradients of one "
                             "stage of a pipeline", hint=hint)
+    found = _extents_of(trees)
+    if found and found in _extents.get(transport(), ()):
+        warn_user(f"{asked} is that of these tensors alone, whose extents are those of the "
+                  f"gradients of one stage of a pipeline. Where they come from those: {hint}, and "
+                  "scale that list by ts.map_tree, which keeps what it knows of the other stages",
+                  StageGradientsWarning)

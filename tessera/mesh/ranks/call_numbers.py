@@ -169,7 +169,7 @@ def differing_operand(left: Sequence[LeftSamples]) -> tuple[str, list[Sequence[f
         for calls in sorted({known[1] for known in by_rank if known}):
             numbers = [known[2] for known in by_rank if known and known[1] == calls]
             if max(numbers) - min(numbers) > LEFT_TOLERANCE * calls:
-                names, _, _, first = next(k for k in by_rank if k and k[1] == calls)
+                names, _, _, first, _ = next(k for k in by_rank if k and k[1] == calls)
                 values = [[k[3][i] if k else () for k in by_rank] for i in range(len(first))]
                 at = next((i for i, v in enumerate(values) if not all(
                     alike(first[i], x) for x in v)), 0)

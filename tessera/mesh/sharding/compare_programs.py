@@ -4,7 +4,8 @@ One message says both: its header, which each rank sends to each other, carries 
 program, and one number for each axis of the mesh. That is made of the first elements of all
 operands of which the ranks along the axis hold the same block: parameters that every rank drew
 with a seed of its own would else train on, each rank its own model. Another number is of the plain
-operands alone, which change from call to call (plain_operands.py): it is sent in each.
+operands alone, which change from call to call, and one more for each axis of what was left by calls
+that exchanged nothing (plain_operands.py): these are sent in each.
 """
 
 from __future__ import annotations
@@ -34,12 +35,13 @@ from ..ranks.call_numbers import ALIKE, LeftSamples, differing_operand, values_t
 from ..ranks.envelope import MessageLabel, ranks_text
 from ..ranks.group import Group
 from ..ranks.ledger import CollectiveCall, agree
-from .plain_operands import number_of, samples_of
+from .plain_operands import LeftOperands, number_of, samples_of
 
 F64 = as_type("f64")
 SAMPLE = 4096  # elements of an operand that are looked at
 # Ranks on machines of two kinds may round differently what each computes for itself.
 TOLERANCE = 1e-5
+Number = Callable[[Tensor], float]
 UNKNOWN = math.nan  # of a rank that has run the program before
 
 
@@ -78,36 +80,46 @@ def random_state_of(mesh: Mesh) -> list[GivenPart]:
 
 def agree_on_program(group: Group, mine: CollectiveCall, mesh: Mesh, digest: str,
                      text: Callable[[], str], given: Callable[[], Sequence[GivenPart]],
-                     first: bool, plain: Mapping[str, Tensor], left: LeftSamples) -> None:
+                     number: Number | None, plain: Mapping[str, Tensor], left: LeftOperands
+                     ) -> None:
     """Return when all ranks of a mesh run the same program, and are given what fits together.
 
     group: all ranks of the mesh   digest: of the program, in hexadecimal   text: the program
-    given: what this rank gives it   first: whether it runs for the first time; that is looked at
-    then   plain: its plain operands by name, which are looked at always, as are those left by
-    calls in front of it that sent nothing
+    given: what this rank gives it   number: of each, where these are looked at: when it runs for
+    the first time, and again behind calls that some ranks alone have made   plain: its plain
+    operands by name, which are looked at always, as is what calls in front of it left that sent
+    nothing
     Raises DisagreementError with the first line in which programs differ, PolicyMismatch with the
     first operand of which ranks hold different values; on all ranks.
     """
-    operands = given() if first else ()
-    numbers = [_number_along(operands, a) if first else UNKNOWN for a in mesh.axes]
+    operands, by_program = given() if number else (), left.take()
+    numbers = [_number_along(operands, a, number) if number else UNKNOWN for a in mesh.axes]
     samples = samples_of([*plain.values()])
-    numbers += [number_of(samples), sum(known[2] for known in left.values())]
-    told = _tell(group, mine, [int(digest[:15], 16), *map(_bits, numbers)])
+    numbers += [number_of(samples), *(sum(k[2] for k in by_program.values() if a in k[4])
+                                      for a in mesh.axes)]
+    told = _tell(group, mine, [int(digest[:15], 16), *map(_bits, numbers), KINDS.index(number),
+                               left.take_calls()])
     if told.count(told[0]) == len(told):
         return
     if len({t[0] for t in told}) > 1:
         raise _programs_differ(group, mine, text().splitlines())
-    operands = given()
-    axis = _differing_axis(mesh, [[*map(_float, t[1:-2])] for t in told], len(operands))
-    if axis is None:
-        operands = [GivenPart(name, Tensor(np.array(values), F64), mesh.axes)
-                    for name, values in zip(plain, samples, strict=True)]
-        of_plain = [[_float(t[-2])] * len(mesh.axes) for t in told]
-        axis = _differing_axis(mesh, of_plain, len(operands))
-    if axis is not None:
-        raise _values_differ(group, mine, mesh, axis, operands)
-    if len({t[-1] for t in told}) > 1:
-        _compare_left(group, mine, left)
+    n = len(mesh.axes)
+    apart = any(len({told[r][n + 2 + i] for r in ranks}) > 1
+                for i, a in enumerate(mesh.axes) for ranks in mesh.groups(a))
+    if apart and number is not first_number:
+        _compare_left(group, mine, by_program)
+    along = [[*map(_float, t[1:n + 1])] for t in told]
+    others = len({t[-1] for t in told}) > 1
+    left.epoch += others
+    if len({t[-2] for t in told}) > 1 or (others and number is None):
+        operands, number = given(), sampled_number
+        along = _numbers_of_all(group, mine, mesh, operands)
+    _need_alike(group, mine, mesh, along, operands, number or first_number)
+    of_plain = [GivenPart(name, Tensor(np.array(values), F64), mesh.axes)
+                for name, values in zip(plain, samples, strict=True)]
+    _need_alike(group, mine, mesh, [[_float(t[n + 1])] * n for t in told], of_plain, first_number)
+    if apart and number is first_number:
+        _compare_left(group, mine, by_program)
 
 
 def _compare_left(group: Group, mine: CollectiveCall, left: LeftSamples) -> None:
@@ -122,7 +134,7 @@ def _compare_left(group: Group, mine: CollectiveCall, left: LeftSamples) -> None
     name, by_rank = found
     by_values: dict[str, list[int]] = {}
     for rank, values in zip(group.ranks, by_rank, strict=True):
-        by_values.setdefault(values_text(values) or "no such call", []).append(rank)
+        by_values.setdefault(values_text(values) or "none", []).append(rank)
     shown = "\n".join(f"  {ranks_text(ranks)}: {text}" for text, ranks in by_values.items())
     raise PolicyMismatch(
         f"the ranks of {group.axis!r} have given different values of what they hold alike, "
@@ -214,7 +226,7 @@ def _sample(x: Tensor) -> np.ndarray:
     return np.where(np.isfinite(found), found, 0.0)
 
 
-def _number(x: Tensor) -> float:
+def first_number(x: Tensor) -> float:
     """A number that other elements, another order and other sizes of them change."""
     found = _sample(x)
     size = float(np.abs(found).sum())
@@ -222,9 +234,17 @@ def _number(x: Tensor) -> float:
     return float(weights @ found) / size + 7 * math.log2(size) if size else 0.0
 
 
-def _number_along(operands: Sequence[GivenPart], axis: str) -> float:
+def sampled_number(x: Tensor) -> float:
+    """The same of a few elements, in a microsecond or two; 0 of what lies on a GPU."""
+    return number_of(samples_of([x]))
+
+
+KINDS = (None, sampled_number, first_number)
+
+
+def _number_along(operands: Sequence[GivenPart], axis: str, number: Number) -> float:
     """Of all operands of which the ranks along an axis hold the same."""
-    return sum(_number(x.part) * (1 + i * 0.618034 % 1)
+    return sum(number(x.part) * (1 + i * 0.618034 % 1)
                for i, x in enumerate(operands) if axis in x.along)
 
 
@@ -238,13 +258,27 @@ def _differing_axis(mesh: Mesh, told: Sequence[Sequence[float]], count: int) -> 
     return None
 
 
+def _numbers_of_all(group: Group, mine: CollectiveCall, mesh: Mesh, operands: Sequence[GivenPart]
+                    ) -> list[list[float]]:
+    own = [_bits(_number_along(operands, a, sampled_number)) for a in mesh.axes]
+    return [[*map(_float, t)] for t in _tell(group, mine, own)]
+
+
+def _need_alike(group: Group, mine: CollectiveCall, mesh: Mesh, told: Sequence[Sequence[float]],
+                operands: Sequence[GivenPart], number: Number) -> None:
+    """Raise PolicyMismatch where numbers of operands differ along an axis. told: by rank, axis"""
+    axis = _differing_axis(mesh, told, len(operands))
+    if axis is not None:
+        raise _values_differ(group, mine, mesh, axis, operands, number)
+
+
 def _values_differ(group: Group, mine: CollectiveCall, mesh: Mesh, axis: str,
-                   operands: Sequence[GivenPart]) -> PolicyMismatch:
+                   operands: Sequence[GivenPart], number: Number) -> PolicyMismatch:
     """The error that shows the first operand of which ranks along an axis hold different values."""
     found = operands[-1]
     for found in operands:
-        number = _number(found.part) if axis in found.along else 0.0
-        told = _tell(group, mine, [_bits(number if a == axis else 0.0) for a in mesh.axes])
+        own = number(found.part) if axis in found.along else 0.0
+        told = _tell(group, mine, [_bits(own if a == axis else 0.0) for a in mesh.axes])
         if _differing_axis(mesh, [[*map(_float, t)] for t in told], 1):
             break
     values = _sample(found.part)
@@ -255,4 +289,5 @@ def _values_differ(group: Group, mine: CollectiveCall, mesh: Mesh, axis: str,
         f"{found.name}:\n{shown}", where=mine.where, hint=ALIKE)
 
 
-__all__ = ["GivenPart", "agree_on_program", "operand_name", "operands_of", "random_state_of"]
+__all__ = ["GivenPart", "agree_on_program", "first_number", "operand_name", "operands_of",
+           "random_state_of", "sampled_number"]

@@ -4,19 +4,22 @@ and plain arrays on its host. Ranks must give the same, at each call: else each 
 A call looks at some elements of each, which takes a microsecond. On hosts they go in the message
 that compares the program anyway; behind calls that NCCL carries, ranks tell them with their call
 numbers (ranks/call_numbers.py). A program that exchanges nothing, such as an update apart from its
-gradients, leaves them to the next one of its mesh that does.
+gradients, leaves them to the next one of its mesh that does. So does what makes a distributed
+tensor of what each rank has, as a batch that those along an axis are to have alike.
 """
 
 from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import field
 from weakref import WeakKeyDictionary
 
 import numpy as np
 
+from tessera.errors import user_line
+from tessera.graph.op import Aval
 from tessera.numerics import decode
 from tessera.runtime.arrays import HOST
 from tessera.tensor import Tensor
@@ -24,9 +27,12 @@ from tessera.tensor import Tensor
 from ...lazy_dataclass import dataclass
 from ..device_mesh import Mesh
 from ..errors import PolicyMismatch
+from ..layout import Layout
 from ..ranks.call_numbers import ALIKE, LeftSamples, Samples, differing_operand, values_text
 from ..ranks.transport import Transport
+from ..world import transport
 
+CALLS = 1 << 62
 SAMPLE = 4  # elements of each that are looked at
 WEIGHTS = [math.cos(i * i * 0.1 + 1.0) for i in range(SAMPLE)]
 
@@ -69,21 +75,48 @@ def number_of(samples: Samples) -> float:
 @dataclass
 class LeftOperands:
     """What calls on a mesh were given since ranks compared anything there. by_program: names of
-    plain operands, how many calls there were, the numbers of all, what the last was given. Some
-    ranks may make more calls, as where one prints: those of a program that all have made as often
-    must have been given the same."""
+    plain operands, how many calls there were, the numbers of all, what the last was given, and the
+    axes along which others are given the same. Some ranks may make more calls, as where one prints:
+    those of a program that all have made as often must have been given the same.
+    calls: a sum that tells these calls apart. Where those of ranks differ, some hold perhaps what
+    others do not: epoch is how often that was, the same on all, and a program that was compared in
+    an earlier one is compared again."""
 
     by_program: LeftSamples = field(default_factory=dict)
+    calls: int = 0
+    epoch: int = 0
 
-    def add(self, program: str, names: Sequence[str], given: Samples) -> None:
+    def count(self, call: int) -> None:
+        self.calls = (self.calls + call) % CALLS
+
+    def add(self, program: str, names: Sequence[str], given: Samples, along: Sequence[str]
+            ) -> None:
         before = self.by_program.get(program)
         calls, number = (0, 0.0) if before is None else (before[1], before[2])
-        self.by_program[program] = [names, calls + 1, number + number_of(given), given]
+        self.by_program[program] = [names, calls + 1, number + number_of(given), given, along]
+
+    def take_calls(self) -> int:
+        found, self.calls = self.calls, 0
+        return found
 
     def take(self) -> LeftSamples:
         """All of it, which is forgotten."""
         found, self.by_program = self.by_program, {}
         return found
+
+
+def leave_values(what: str, layout: Layout, parts: Mapping[int, Tensor], whole: Aval) -> None:
+    """A tensor is made of what each rank has: those that are to hold the same block must have given
+    the same. what: the function that makes it   parts: of this process, on the host where they are
+    """
+    here, along = transport(), layout.repeated
+    if here.size == 1 or not along:
+        return
+    for rank, part in parts.items():
+        if samples := samples_of([part]):
+            name = f"{what} of {whole} as {layout.describe()} at {user_line()}"
+            block = [layout.mesh.index(rank, (a,)) for a in layout.mesh.axes if a not in along]
+            left_on(here, layout.mesh).add(f"~{name} {block}", [name], samples, along)
 
 
 def left_at_end(here: Transport) -> dict[str, LeftSamples]:
@@ -115,5 +148,5 @@ def left_on(here: Transport, mesh: Mesh) -> LeftOperands:
     return _left.setdefault(here, {}).setdefault(mesh, LeftOperands())
 
 
-__all__ = ["SAMPLE", "LeftOperands", "error_at_end", "left_at_end", "left_on", "number_of",
-           "samples_of"]
+__all__ = ["SAMPLE", "LeftOperands", "error_at_end", "leave_values", "left_at_end", "left_on",
+           "number_of", "samples_of"]

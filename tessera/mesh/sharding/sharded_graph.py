@@ -9,18 +9,14 @@ from __future__ import annotations
 import functools
 import hashlib
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
-
-import numpy as np
 
 from tessera import config, hooks
 from tessera.dims import show_shape
 from tessera.errors import ArgumentError, TesseraError, user_line
 from tessera.graph.donation import alone
 from tessera.graph.host_copy import HostCopy
-from tessera.graph.interpret import interpret
 from tessera.graph.ir import Graph, Node, Value
 from tessera.graph.op import ENGINES, Aval, GraphOp, by_engines, infer
 from tessera.graph.placed_leaves import Picker, PlacedLeaves, origins, picker, placed
@@ -56,13 +52,21 @@ from .collective_order import (
     prefetch,
     reduce_early,
 )
-from .compare_programs import agree_on_program, operand_name, operands_of, random_state_of
+from .compare_programs import (
+    agree_on_program,
+    first_number,
+    operand_name,
+    operands_of,
+    random_state_of,
+    sampled_number,
+)
 from .control_flow import ready
 from .cut_products import cut_products
 from .defer_readers import defer_readers
 from .few_blocks import FEW, send_by_few
 from .layout_change_ops import group_along
 from .localize import brings_parameter, gathers_beside, localize
+from .observed_runs import is_watched, run_observed
 from .partitioned_steps import (
     CollectivePlan,
     PlannedCollective,
@@ -70,6 +74,7 @@ from .partitioned_steps import (
     merge_reductions,
     planned,
 )
+from .place_in_whole import PlaceInWhole
 from .plain_operands import LeftOperands, left_on, samples_of
 from .propagate import Propagated, propagate
 from .rounded_sums import round_before_gather
@@ -96,7 +101,7 @@ class ShardedProgram:
         # A run, by rank, of those that have compared it with the others and send through NCCL: what
         # tells of runs that sent nothing, and what it is in each sequence.
         self._numbered: dict[int, tuple[LeftOperands, list[tuple[CallSequence, int]]]] = {}
-        self._compared: set[int] = set()  # ranks that have compared their operands too
+        self._compared: dict[int, int] = {}  # by rank that has compared its operands, the epoch
         self._windows: dict[int, bool] = {}  # by rank, whether others reach what it sends
         self._widened = False  # there are none: terms that they would take narrow are sent wide
 
@@ -178,7 +183,8 @@ class ShardedProgram:
             by_nccl = index is not None and self._by != "host"
             graph = localize(self.made, rank, by_nccl and not self._hopes_for_windows(), by_nccl,
                              by_nccl and self._hopes_for_engines())
-            graph.kept["argument_names"] = self.names
+            graph.kept.update(argument_names=self.names,
+                              place_in_whole=PlaceInWhole(self.made, rank).told)
             self._local[rank] = executor(graph, target, donated=self.donated)
         return self._local[rank]
 
@@ -297,8 +303,11 @@ class ShardedProgram:
     def _count(self, rank: int, plain: Samples) -> None:
         """A call of a rank is made, and was given these."""
         if not self._planned:
+            if transport().size > 1:
+                left_on(transport(), self.mesh).count(self._call)
             if plain and transport().size > 1:
-                left_on(transport(), self.mesh).add(self._source_hash, self._operands, plain)
+                left_on(transport(), self.mesh).add(self._source_hash, self._operands, plain,
+                                                    self.mesh.axes)
             return
         left, numbered = self._numbered.get(rank, NOT_NUMBERED)
         if numbered:
@@ -311,7 +320,7 @@ class ShardedProgram:
         next exchange on the mesh, or the end."""
         if self._planned or rank in self._compared or transport().size == 1:
             return
-        self._compared.add(rank)
+        self._compared[rank] = 0
         alike = [i for i, t in enumerate(given) if t.layout is not None
                  and len(t.layout.repeated) == len(self.mesh.axes)]
         if alike:
@@ -319,11 +328,15 @@ class ShardedProgram:
             names = [operand_name(i, given[i], given[i].layout, self.names) for i in alike]
             left_on(transport(), self.mesh).add(
                 f"{self._source_hash} first", [*map(self._told_elsewhere, names)],
-                samples_of([parts[i] for i in alike]))
+                samples_of([parts[i] for i in alike]), self.mesh.axes)
 
     @functools.cached_property
     def _source_hash(self) -> str:
         return self.source.hash[:16]
+
+    @functools.cached_property
+    def _call(self) -> int:
+        return int(self._source_hash[:12], 16)
 
     @functools.cached_property
     def _operands(self) -> list[str]:
@@ -351,7 +364,7 @@ class ShardedProgram:
                 f"operand {there.type}{show_shape(there.shape)} lies on cuda:{there.place}",
                 where=user_line(), hint="x.cpu() moves it to the host")
         arrays = [t.array for t in parts]
-        found = _observed(local.graph, arrays) if _watched() else local.compiled.run(arrays)
+        found = run_observed(local.graph, arrays) if is_watched() else local.compiled.run(arrays)
         return [Tensor(a, v.aval.type) for a, v in zip(found, self.source.outputs, strict=True)]
 
     def _launch(self, rank: int, parts: Sequence[Tensor], ours: bool = False) -> list[Tensor]:
@@ -440,21 +453,22 @@ class ShardedProgram:
         its loops in the disk cache."""
         if not is_here(self.mesh) or not self._compares(me := mesh_rank(self.mesh)):
             return
-        if not self._local and me == 0 and not _watched():
+        if not self._local and me == 0 and not is_watched():
             self.local(0).compiled  # noqa: B018  made by being asked for
-        group = group_along(self.mesh, me, self.mesh.axes)
+        group, left = group_along(self.mesh, me, self.mesh.axes), left_on(transport(), self.mesh)
+        again = None if self._compared.get(me) == left.epoch else sampled_number
         with at_line(user_line()):
             mine = call(group, self.source.name, (), None, {})
             agree_on_program(
                 group, mine, self.mesh, self.hash, self._listing, lambda: [*operands_of(
                     self.mesh, _parts_of(given, me), [t.layout for t in given], self.names),
                     *(random_state_of(self.mesh) if self.random else ())],
-                me not in self._compared, {n: given[i] for i, n in self._plain_names.items()},
-                left_on(transport(), self.mesh).take())
-        self._compared.add(me)
+                again if me in self._compared and config.comm_check == "once" else first_number,
+                {n: given[i] for i, n in self._plain_names.items()}, left)
+        self._compared[me] = left.epoch
         if self._by == "nccl":
             label = replace(mine, attrs=(("program", self.hash),)).label(group)
-            self._numbered[me] = left_on(transport(), self.mesh), self._numbers(label)
+            self._numbered[me] = left, self._numbers(label)
 
     def _listing(self) -> str:
         """All that the hash is of: the graph with its constants, without its heading; the steps."""
@@ -516,21 +530,6 @@ class ResultKinds:
 def _parts_of(given: Sequence[Tensor], rank: int) -> list[Tensor]:
     """A rank's parts of distributed tensors, and the others."""
     return [t.read_parts[rank] if type(t) is DistTensor else t for t in given]
-
-
-def _observed(graph: Graph, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
-    """The results of a rank's graph, op by op; sentinels count what is bad among them."""
-    with ExitStack() as stack:
-        shown = [stack.enter_context(observe(graph)) for observe in hooks.runs]
-        found = interpret(graph, arrays)
-        for show in shown:
-            show([Tensor(a, v.aval.type) for a, v in zip(found, graph.outputs, strict=True)])
-    return found
-
-
-def _watched() -> bool:
-    """Whether graphs run op by op now, shown to observers and sentinels."""
-    return bool(hooks.nodes) or config.numerics != "off"
 
 
 def _one_mesh(graph: Graph, layouts: Sequence[Layout | None]) -> Mesh:
