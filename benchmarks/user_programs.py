@@ -419,6 +419,54 @@ case("softmax of 4097", [((16384, 4097), "bf16")], ts.softmax, lambda x: torch.s
 case(
     "add odd", [((16383, 4097), "bf16"), ((4097,), "bf16")], lambda x, w: x + w, lambda x, w: x + w
 )
+case(
+    "norm of rows by hand",
+    [((65536, 512), f)],
+    lambda x: (x - ts.mean(x, axis=-1)[:, None]) / ts.sqrt(ts.var(x, axis=-1)[:, None] + 1e-5),
+    lambda x: (x - x.mean(-1)[:, None]) / (x.var(-1, correction=0)[:, None] + 1e-5).sqrt(),
+)
+case(
+    "instance norm by hand",
+    [((64, 128, 56, 56), b)],
+    lambda x: (x - ts.mean(x, axis=(2, 3), keepdims=True))
+    / ts.sqrt(ts.var(x, axis=(2, 3), keepdims=True) + 1e-5),
+    lambda x: (x - x.mean((2, 3), keepdim=True))
+    / (x.var((2, 3), correction=0, keepdim=True) + 1e-5).sqrt(),
+)
+case(
+    "global average pool",
+    [((64, 512, 28, 28), b)],
+    lambda x: ts.mean(x, axis=(2, 3)),
+    lambda x: x.mean((2, 3)),
+)
+case("largest, axis 0", [((524288, 64), b)], lambda x: ts.max(x, axis=0), lambda x: x.amax(0))
+case(
+    "min max of columns",
+    [((65536, 512), f)],
+    lambda x: (x - ts.min(x, axis=0)) / (ts.max(x, axis=0) - ts.min(x, axis=0)),
+    lambda x: (x - x.amin(0)) / (x.amax(0) - x.amin(0)),
+)
+case(
+    "softmax, axis 0",
+    [((16384, 4096), b)],
+    lambda x: ts.softmax(x, axis=0),
+    lambda x: torch.softmax(x, 0),
+)
+case(
+    "masked mean of tokens",
+    [((128, 512, 768), b), ((128, 512), "bool")],
+    lambda x, m: (lambda w: ts.sum(x * w[:, :, None], axis=1) / ts.sum(w, axis=1)[:, None])(
+        ts.cast(m, "f32")
+    ),
+    lambda x, m: (lambda w: (x * w[:, :, None]).sum(1) / w.sum(1)[:, None])(m.to(wide(x).dtype)),
+)
+case(
+    "entropy of softmax",
+    [((8192, 8192), b)],
+    lambda x: -ts.sum(ts.softmax(x) * ts.log_softmax(x), axis=-1),
+    lambda x: -(torch.softmax(x, -1) * torch.log_softmax(x, -1)).sum(-1),
+    False,
+)
 
 
 def drawn(shape: tuple[int, ...], kind: Any, rng: torch.Generator) -> torch.Tensor:

@@ -278,3 +278,28 @@ def test_rows_of_a_sparse_matrix_are_checked(indptr):
     np.testing.assert_array_equal(made.run([np.array([0, 1, 1, 4])])[0], [0, 2, 2, 2])
     with pytest.raises(ts.TesseraError, match="outside of"):
         made.run([np.array(indptr)])
+
+
+@pytest.mark.parametrize("fn, kinds", [
+    (lambda x, s, k: (x - ts.mean(x, axis=-1)[:, None]) * ts.rsqrt(
+        ts.var(x, axis=-1)[:, None] + 1e-5), ["rows"]),
+    (lambda x, s, k: x * ts.sqrt(ts.exp(s) + 1)[:, None], ["loop"]),
+    (lambda x, s, k: ts.one_hot(k, 70), ["loop"]),
+    (lambda x, s, k: (x * ts.exp(s)[:, None], ts.exp(s)), ["loop", "loop"])],  # is a result
+    ids=["norm", "factor", "one_hot", "result"])
+def test_numbers_of_rows_are_computed_where_rows_repeat_them(fn, kinds, rng):
+    """As a launch of their own they took some microseconds, or had rows read twice."""
+    x, s, k = (rng.standard_normal((37, 70)), rng.standard_normal(37), rng.integers(0, 70, 37))
+    args = x.astype(np.float32), s.astype(np.float32), k.astype(np.int32)
+    program = CudaProgram(ts.jit(fn).graph(*args))
+    assert [g.kind for g in program.plan.groups] == kinds
+    for got, want in zip(*lowered(fn, *args), strict=True):
+        assert_close(got, want, "f32", n=70)
+
+
+def test_indices_are_checked_by_the_loop_that_reads_them(rng):
+    k = rng.integers(0, 70, 37).astype(np.int32)
+    program = CudaProgram(ts.jit(lambda k: ts.one_hot(k, 70)).graph(k))
+    k[36] = 70
+    with pytest.raises(KernelAssertionError, match="an index is outside of 0..69"):
+        program.run([k])

@@ -222,6 +222,53 @@ def test_running(name, shape, axis, form, rng):
     assert_close(program.run([x])[0], wide, "f32", n=30)
 
 
+@pytest.mark.parametrize("name", sorted(RUNNING.keys() - {"logcumsumexp"}))
+def test_running_down_columns(name, monkeypatch, rng):
+    """Segments of several columns in a thread, in rounds of which the last is not whole."""
+    monkeypatch.setattr(scans, "COLUMN_WARPS", 1)
+    monkeypatch.setattr(scans, "SEGMENT", 8)
+    x = rng.standard_normal((1, 600, 4)).astype(np.float32)
+    program = CudaProgram(ts.jit(lambda x: RUNNING[name](x, 1)).graph(x))
+    (scan,) = (g for g in program.plan.groups if g.kind == "scan")
+    assert scan.attr("form") == "columns" and 600 > scan.attr("length") * scan.schedule.m
+    wide = RUNNING[name](ts.tensor(x.astype(np.float64)), 1).array
+    assert_close(program.run([x])[0], wide, "f32", n=600)
+
+
+def test_what_a_scan_alone_reads_is_made_in_it(rng):
+    """Down columns: a decay that is computed was written and read again."""
+    a, b = rng.standard_normal((2, 64, 12)).astype(np.float32)
+    v = rng.standard_normal(12).astype(np.float32)
+
+    def decayed(a, b, v):
+        return ts.linear_recurrence(ts.sigmoid(a) * 0.5, b * b + a, axis=0)
+
+    def twice(a, b, v):
+        return ts.cumsum(a * b, 0), a * b
+
+    def along(a, b, v):
+        return ts.cumsum(a * v, 0)
+
+    def known(a, b, v):
+        return ts.linear_recurrence(ts.full((64, 12), 0.5), a * 2.0, axis=0)
+
+    for fn, kinds in ((decayed, ["scan"]), (twice, ["loop", "scan"]), (along, ["loop", "scan"]),
+                      (known, ["scan"])):
+        program = CudaProgram(ts.jit(fn).graph(a, b, v))
+        assert [g.kind for g in program.plan.groups] == kinds
+        for got, want in zip(*lowered(fn, a, b, v), strict=True):
+            assert_close(got, want, "f32", n=64)
+
+
+def test_recurrences_of_infinite_factors_down_columns(rng):
+    a, b = rng.choice([0, 1, -1, 0.5, np.inf], (64, 4)), rng.choice([0.0, 1, -1], (64, 4))
+    a[3:] = np.where(np.isinf(a[3:]) & (rng.random((61, 4)) < 0.8), 1, a[3:])
+    program = CudaProgram(ts.jit(ts.linear_recurrence).graph(a, b))
+    assert program.plan.groups[0].attr("form") == "columns"
+    want = np.asarray(ts.linear_recurrence(a, b).array)
+    assert_close(program.run([a, b])[0], want, "f64", n=64, scale=8)
+
+
 @pytest.mark.parametrize("name", ["cumsum", "cumprod"])
 @pytest.mark.parametrize("kind", ["int32", "int64", "uint8", "f64", "bf16"])
 def test_running_types(name, kind, form, rng):
@@ -324,6 +371,23 @@ def test_sums_at_places_of_integers(monkeypatch, rng):
     x, ids = rng.integers(0, 99, (2, 9)), rng.integers(0, 5, (2, 9))
     (got,), (want,) = lowered(lambda x, i: apply(OPS["add_along"], x, i, axis=1, extent=5), x, ids)
     np.testing.assert_array_equal(got, want)
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+def test_one_place_of_a_line_is_elementwise(axis, rng):
+    """A label's cotangent is made where it is read: by the kernel of the loss's gradient alone."""
+    x, ids = rng.standard_normal((6, 6)).astype(np.float32), rng.integers(-6, 6, 6)
+    ids = np.expand_dims(ids, axis)
+
+    def gradient(x, ids):
+        return ts.grad(lambda x: ts.sum(ts.take_along_axis(ts.log_softmax(x, axis), ids, axis)))(x)
+
+    (got,), (want,) = lowered(gradient, x, ids)
+    assert_close(got, want, "f32", n=6)
+    program = CudaProgram(ts.jit(gradient).graph(x, ids))
+    assert "elements" not in {g.kind for g in program.plan.groups}
+    with pytest.raises(Exception, match="an index is outside of -6..5"):
+        program.run([x, ids + 12])
 
 
 @pytest.mark.parametrize("fn, kind, number", [

@@ -127,7 +127,8 @@ def _loop_reads(group: FusionGroup, v: Value, layout: StridedLayout) -> str:
     if along is None:
         return ROWS
     shape = tuple(n for n, p in zip(frame.extents, along, strict=True) if p) or (1,)
-    last = WHOLE if any(n.op.name == "check_index" for n in group.nodes) else 0
+    last = WHOLE if v.aval.dtype.kind in ("int", "uint") and any(
+        n.op.name == "check_index" for n in group.nodes) else 0
     last = choose_schedule.for_rows(frame.extents).n if rows and len(frame.extents) > 1 else last
     axes = [i for i, p in enumerate(along) if p]
     box = {k: last if a == len(along) - 1 else 0 for k, a in enumerate(axes)

@@ -67,7 +67,7 @@ from .kernels.row_passes import (
     staged_rows,
     statistics_deep,
 )
-from .kernels.scans import schedule_scan
+from .kernels.scans import join_scans, schedule_scan
 from .kernels.scatters import schedule_last
 from .kernels.searches import schedule_search
 from .kernels.small_products import schedule_small_products
@@ -141,6 +141,7 @@ def lower(graph: Graph, target: Target, donated: Sequence[int] = (),
     rest = rest if on_host is None else copy_arguments(rest, on_host)
     kinds, rest = (INSIDE, repeat_parts(rest)) if inner else (CUDA, rest)
     groups = join_columns(join_readers(join_column_sums(fuse(rest, kinds))), rest.outputs)
+    groups = join_scans(groups, rest.outputs)
     groups = order_arguments(place_saved(groups, rest), rest)
     groups = make_last_what_is_read_next(groups, kinds)
     plain = numbers(known)

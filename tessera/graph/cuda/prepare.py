@@ -19,7 +19,6 @@ from ...runtime.generations import Generation
 from ..expand import expand_by, expand_control, split_loops
 from ..ir import Graph, Node, Value
 from ..schedule.loop_axes import extents_of
-from ..schedule.loop_ops import loop_space
 from ..schedule.memory_plan import fold_constants
 from ..simplify import Rewriter, canonicalize, merge_common, rebuild, remove_dead
 from .kernels.extrema import narrow_positions
@@ -30,16 +29,20 @@ from .kernels.scatters import open_writes
 from .kernels.small_products import multiply_small
 from .kernels.small_systems import solve_small_systems
 from .kernels.sorted_segments import sort_segments
-from .kernels.sorting import long_sums, open_sorts
-from .kernels.spell import COMBINE, template
+from .kernels.sorting import open_sorts, sums_along
+from .kernels.spell import COMBINE
 from .kernels.strips import open_column_sums, open_maxima
 from .kernels.unordered_sums import add_in_any_order
 from .passes.arrival_order import cut_where_read, use_as_it_comes
 from .passes.attention_kernels import open_cached_attention, use_attention_kernels
 from .passes.column_parts import variances_of_parts
 from .passes.conv_kernels import use_conv_kernels
+from .passes.cut_axes import cut_columns, merge_last_axes
 from .passes.displaced_reads import read_displaced
+from .passes.early_axes import give_axes_early
+from .passes.exponential_parts import exponentials_of_parts
 from .passes.fft_kernels import use_fft_kernels
+from .passes.finish_numbers import finish_numbers
 from .passes.joined_exchanges import join_exchanges
 from .passes.joined_products import join_products
 from .passes.joined_sums import join_sums
@@ -47,7 +50,13 @@ from .passes.library_ops import call_products, transpose_operands
 from .passes.loss_parts import open_long_losses
 from .passes.matrix_transposes import read_matrices_as_they_lie
 from .passes.merged_moves import gather_merged_moves
-from .passes.move_passes import join_parts, narrow_moves, reshape_matmuls, widen_late, widens
+from .passes.move_passes import (
+    join_parts,
+    narrow_moves,
+    reshape_matmuls,
+    widen_late,
+    widens,
+)
 from .passes.narrow_copies import NarrowCopy, keep_copies
 from .passes.packed_products import multiply_packed
 from .passes.packed_values import multiply_narrow, open_packed
@@ -118,31 +127,6 @@ def split_few_rows(graph: Graph, chip: Generation) -> Graph:
         out = rw.emit("reshape", out, shape=(*outer, parts))
         out = rw.emit(node.op.name, out, axis=(len(outer),), keepdims=True, **rest)
         return rw.emit("reshape", out, shape=node.outputs[0].aval.shape)
-
-    return rebuild(graph, visit)
-
-
-def finish_numbers(graph: Graph) -> Graph:
-    """What is computed of one number and constants, such as a mean of its sum, stands in front of
-    the reshape that takes the axes of a reduction away: its kernel does it."""
-
-    def reduced(rw: Rewriter, v: Value) -> Value:
-        """What it is a reshape of, where that is one number of a reduction; else itself."""
-        x = v
-        while (made := rw.producer.get(x)) is not None and made.op.name == "reshape":
-            (x,) = made.inputs
-        return x if made is not None and made.op.reduction and set(x.aval.shape) == {1} else v
-
-    def visit(rw: Rewriter, node: Node, inputs: tuple[Value, ...]) -> Value | None:
-        if [v.aval.shape for v in node.outputs] != [()] or loop_space(node) is None or (
-                node.op.reduction or template(node) is None):
-            return None
-        known = [(m := rw.producer.get(v)) is not None and m.op.name == "constant" for v in inputs]
-        moved = tuple(v if k else reduced(rw, v) for v, k in zip(inputs, known, strict=True))
-        if known.count(False) != 1 or moved == inputs:
-            return None
-        out = rw.emit(node.op.name, *moved, **node.attrs)
-        return rw.emit("reshape", out, shape=())
 
     return rebuild(graph, visit)
 
@@ -233,7 +217,7 @@ def multiply_in_f64(graph: Graph) -> Graph:
 
 def expand_for_kernels(graph: Graph) -> Graph:
     """Ops in those that have kernels: by the rule for GPUs where there is one."""
-    return expand_by(graph, lambda node: long_sums(node) or node.op.expand_gpu or node.op.expand)
+    return expand_by(graph, lambda node: sums_along(node) or node.op.expand_gpu or node.op.expand)
 
 
 LONG, SHORTEST = 1 << 16, 2048  # elements of a row that is worth a second kernel, of a part of it
@@ -309,12 +293,16 @@ PIPELINE: list[Callable[..., Any]] = [
     open_reductions,
     divide_last,
     variances_of_parts,
+    exponentials_of_parts,
     split_reductions,
+    merge_last_axes,
     open_column_sums,
     write_turned,
     open_maxima,
     split_few_rows,
+    cut_columns,
     finish_numbers,
+    give_axes_early,
     narrow_ids,
     transpose_operands,
     use_as_it_comes,

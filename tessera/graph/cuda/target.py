@@ -22,6 +22,7 @@ from functools import partial
 
 from ..ir import Node, Value
 from ..op import FLAT_VIEW, FRESH, VIEW, ResultMemory
+from ..ops.gather import CHECK_INDEX
 from ..ops.kernel import KERNEL
 from ..schedule.groups import MAX_READS, FusionGroup
 from ..schedule.ir import ALIGN_BYTES
@@ -72,7 +73,7 @@ OWN = sorting.KINDS | key_merges.KINDS | row_order.KINDS | scatters.KINDS | \
 
 # --- loops ----------------------------------------------------------------------------------------
 def _loop_space(node: Node) -> Space | None:
-    if node.op in ELEMENTWISE or node.op in (BITS_AT, CAST, JOINED):
+    if node.op in ELEMENTWISE or node.op in (BITS_AT, CAST, CHECK_INDEX, JOINED):
         return extents_of(node.outputs[0]) if 0 not in node.outputs[0].aval.shape else None
     if node.op is STRIP_TURNED:
         return extents_of(node.inputs[0])
@@ -297,7 +298,8 @@ CUDA = ScheduleTarget(
     name="cuda", loop_space=_loop_space, from_loop=_from_loop, from_node=_from_node, memory=_memory,
     buffer=_buffer, align_bytes=ALIGN_BYTES, strides=False, reads=argument_views.reads,
     writes=argument_views.writes, epilogue=anchor_frame, light=is_light,
-    recomputed=lambda node: node.op.name == "cast" or node.op is DECODE, repeatable=_repeatable,
+    recomputed=lambda node: node.op.name == "cast" or node.op in (CHECK_INDEX, DECODE),
+    repeatable=_repeatable,
     takes=_takes, overwrites=_overwrites, lasts=_lasts)
 
 # Of an iteration of a loop, which often has little to do: a launch less is worth the registers.

@@ -15,10 +15,11 @@ from __future__ import annotations
 
 from ...dims import size_of
 from ..ir import Node, Value, value_bytes
-from .groups import FusionGroup
+from .groups import MAX_OPS, FusionGroup
 from .loop_axes import extents_of
 from .target import ScheduleTarget
 
+LEAST_ROW = 64  # elements for which a loop computes a number again
 SMALL_BYTES = 1 << 20  # not counted: biases, and all where a launch costs more than bytes
 Count = dict[Value, int]  # how often each value is read
 
@@ -138,9 +139,11 @@ def _front(group: FusionGroup, v: Value, target: ScheduleTarget) -> tuple[list[N
 def recompute_small(groups: list[FusionGroup], count: Count, target: ScheduleTarget
                     ) -> list[FusionGroup]:
     """What is repeated along an axis where it is read, such as the cast of a bias, is computed
-    there, when the target's record says so of every node that makes it."""
-    small = {v: g for g in groups if g.kind == "loop" and all(map(target.recomputed, g.nodes))
+    there, when the target's record says so of every node that makes it; and what loops alone read
+    that repeat it along their rows, as a threshold of each row: a launch would take longer."""
+    light = {v: g for g in groups if g.kind == "loop" and all(map(target.recomputed, g.nodes))
              for v in g.outputs if len(g.outputs) == 1}
+    small = light | _numbers_of_rows(groups, count, target)
     if not small:
         return groups
     left = {v: count[v] for v in small}
@@ -155,6 +158,33 @@ def recompute_small(groups: list[FusionGroup], count: Count, target: ScheduleTar
         group.connect(count)
         group.outputs = [v for v in group.outputs if v not in small or group is small[v]]
     return [g for g in groups if id(g) not in gone]
+
+
+def _numbers_of_rows(groups: list[FusionGroup], count: Count, target: ScheduleTarget
+                     ) -> dict[Value, FusionGroup]:
+    """What single loops compute with elementwise ops for others that repeat it along their rows."""
+    found = {g.outputs[0]: g for g in groups if g.kind == "loop" and len(g.outputs) == 1
+             and target.takes(g) and all(target.recomputed(n) or target.repeatable(n)
+                                         for n in g.nodes)}
+    reads = dict.fromkeys(found, 0)
+    for group in groups:
+        for v in found.keys() & group.inputs:
+            if group.kind == "loop" and _lies_along_rows(v, group.space) and (
+                    len(group.nodes) + len(found[v].nodes) <= MAX_OPS):
+                reads[v] += group.reads(v)
+    return {v: g for v, g in found.items() if reads[v] == count[v]}
+
+
+def _lies_along_rows(v: Value, space: tuple[int, ...]) -> bool:
+    """Whether a loop has one number of it for each row, of LEAST_ROW elements or more."""
+    shape, row = extents_of(v), 1
+    if len(shape) != len(space):
+        return False
+    for n, extent in zip(reversed(shape), reversed(space), strict=True):
+        if n != 1:
+            break
+        row *= extent
+    return row >= LEAST_ROW
 
 
 def _repeats(group: FusionGroup, v: Value, source: FusionGroup, target: ScheduleTarget) -> bool:

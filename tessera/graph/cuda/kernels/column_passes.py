@@ -57,8 +57,8 @@ ONCE, ONCE_COLUMNS, ONCE_WARPS, AHEAD = 8192, 64, 8, 2
 
 # --- which groups are one -----------------------------------------------------------------------
 def join_columns(groups: Sequence[FusionGroup], results: Sequence[Value]) -> list[FusionGroup]:
-    """The groups, with reductions of columns and what reads them as one where all else that it
-    reads is there before the first of them. results: of the graph"""
+    """The groups, with reductions of columns, others of the same elements and what reads them as
+    one where all else that it reads is there before the first of them. results: of the graph"""
     made_at = {v: i for i, group in enumerate(groups) for v in group.outputs}
     readers: dict[Value, list[int]] = {}
     for i, group in enumerate(groups):
@@ -86,7 +86,8 @@ def _members(first: int, groups: Sequence[FusionGroup], made_at: dict[Value, int
     if A * blocks(C, 32) < GROUPS and A * R * C > SMALL:
         return members
     inside, reads = set(group.outputs), {v for v in group.inputs if extents_of(v) == group.space}
-    work = [j for v in group.outputs for j in readers.get(v, ())]
+    beside = [j for v in reads for j in readers[v] if j > first and groups[j].kind == "columns"]
+    work = [*beside, *(j for v in group.outputs for j in readers.get(v, ()))]
     heapq.heapify(work)
     while work:
         j = heapq.heappop(work)
@@ -151,9 +152,21 @@ def schedule_column_passes(builder: ScheduleBuilder, group: FusionGroup) -> None
     steps = [builder.step(n) for n in group.nodes]
     once = s.value("warps_") == MOST_WARPS and not any(o in writes for o in tall) and (
         R >= 2 * SAMPLE and is_one_pass((A, R, C), reads, writes, steps))
-    s = streamed_blocks((A, R, C)) if once else s
+    streamed = streamed_blocks((A, R, C))
+    # What is read once needs no registers for rows, and goes in wider ones.
+    flat = (s.m or 1) >= R >= 2 * SAMPLE and streamed.n >= 2 * s.n and A * R * C > SMALL and (
+        _depth(steps, reads) == 1 and not any(o in writes for o in tall))
+    s = streamed if once or flat else s
     builder.add("columns", (A, R, C), reads, writes, steps, s, (A, blocks(C, s.n)), axes=AXES,
-                **{"once": True} if once else {})
+                **{"once": True} if once else {}, **{"ahead": AHEAD} if flat and not once else {})
+
+
+def _depth(steps: Sequence[GroupStep], reads: Sequence[GroupOperand]) -> int:
+    """How many statistics follow from each other."""
+    levels = dict.fromkeys((r.name for r in reads), 0)
+    for s in steps:
+        levels[s.name] = _level(s, levels)
+    return max(levels.values())
 
 
 def is_one_pass(space: tuple[int, int, int], reads: Sequence[GroupOperand],
@@ -178,8 +191,8 @@ def _level(step: GroupStep, levels: dict[str, int]) -> int:
 
 
 def streamed_blocks(extents: tuple[int, int, int]) -> Schedule:
-    """Of columns whose statistics take one pass over 16-bit elements: lines of memory where these
-    are groups enough, a sector at least."""
+    """Of columns whose statistics take one pass: lines of memory where these are groups enough, a
+    sector at least."""
     A, R, C = extents
     n, least = min(power(C), ONCE_COLUMNS), min(power(C), LEAST_BITS // 16)
     while n > least and A * blocks(C, n) < GROUPS:
@@ -224,7 +237,7 @@ def column_passes_source(group: ScheduledGroup,
     if dict(group.attrs).get("once"):
         group, centres = about_column_samples(b, group)
         hold_column_samples(w, b, centres)
-        b.ahead = AHEAD
+    b.ahead = AHEAD if dict(group.attrs).keys() & {"once", "ahead"} else 1
     texts = templates(group)
     passes = _Passes(w, b, R, group.steps, texts)
     for r in group.reads:

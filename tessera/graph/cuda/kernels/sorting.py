@@ -152,14 +152,24 @@ def _by_keys(rw: Rewriter, x: Value, k: int, descending: bool, gives: tuple[str,
 
 
 # --- sums at places of long lines -------------------------------------------------------------
-def long_sums(node: Node) -> Callable[..., Tensor] | None:
-    """The rule of sums at places along a line where the line is long: each element of the result
-    would look through all of it."""
+def sums_along(node: Node) -> Callable[..., Tensor] | None:
+    """The rule of sums at places along a line where the line is long, since each element of the
+    result would look through all of it, or has one place, as labels have."""
     indexed = node.op.indexed
     if indexed is None or indexed.reads or not indexed.along:
         return None
     length = node.inputs[1].aval.shape[node.attrs["axis"]]
+    if length == 1:
+        return _chosen
     return _sums_of_runs if isinstance(length, int) and length > LONG_LINE else None
+
+
+def _chosen(u: Tensor, ids: Tensor, axis: int, extent: int) -> Tensor:
+    """Of each line the value in its place, 0 elsewhere: elementwise, so a loop that reads it makes
+    it, and the gradient of a loss of labels has no such line in memory."""
+    places = apply(CHECK_INDEX, ids, extent=extent, wrap=True)
+    numbers = F.reshape(F.arange(extent), (extent,) + (1,) * (u.ndim - 1 - axis))
+    return F.where(F.equal(places, numbers), u, F.zeros((), u.type))
 
 
 def _sums_of_runs(u: Tensor, ids: Tensor, axis: int, extent: int) -> Tensor:

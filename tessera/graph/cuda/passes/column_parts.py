@@ -34,7 +34,7 @@ def variances_of_parts(graph: Graph) -> Graph:
     known, sums = set(found.values()), dict[Sum, tuple[Value, Value]]()
 
     def visit(rw: Rewriter, node: Node, inputs: tuple[Value, ...]) -> Value | None:
-        which = found.get(node) or _sum(node, made)
+        which = found.get(node) or summed_by(node, made)
         if which not in known:
             return None
         if which not in sums:
@@ -45,7 +45,7 @@ def variances_of_parts(graph: Graph) -> Graph:
     return remove_dead(rebuild(graph, visit)) if found else graph
 
 
-def _sum(node: Node, made: dict[Value, Node]) -> Sum | None:
+def summed_by(node: Node, made: dict[Value, Node]) -> Sum | None:
     """What a node sums in f32, also where it sums what was summed over other axes."""
     if node.op.name != "reduce_sum" or node.attrs["accum"].name != "f32" or (
             node.inputs[0].aval.type != F32):
@@ -53,7 +53,7 @@ def _sum(node: Node, made: dict[Value, Node]) -> Sum | None:
     x, axis = node.inputs[0], node.attrs["axis"]
     inner = made.get(x)
     if inner is not None and inner.op.name == "reduce_sum" and inner.attrs["keepdims"] and (
-            within := _sum(inner, made)) is not None:
+            within := summed_by(inner, made)) is not None:
         return within[0], tuple(sorted((*axis, *within[1])))
     return x, axis
 
@@ -64,7 +64,7 @@ def _variance(node: Node, made: dict[Value, Node]) -> Sum | None:
         n = made.get(v)
         return n if n is not None and n.op.name == name else None
 
-    squares = _sum(node, made)
+    squares = summed_by(node, made)
     square = by(squares[0], "mul") if squares else None
     away = by(square.inputs[0], "sub") if square and len(set(square.inputs)) == 1 else None
     mean = by(away.inputs[1], "mul") if away else None
@@ -73,7 +73,7 @@ def _variance(node: Node, made: dict[Value, Node]) -> Sum | None:
     if squares is None or away is None or total is None or share is None:
         return None
     x, axis = away.inputs[0], squares[1]
-    if _sum(total, made) != (x, axis) or not all(isinstance(n, int) for n in x.aval.shape):
+    if summed_by(total, made) != (x, axis) or not all(isinstance(n, int) for n in x.aval.shape):
         return None
     count = prod(extents_of(x)[a] for a in axis)
     return (x, axis) if abs(share.attrs["value"] * count - 1) < 1e-6 else None
@@ -110,7 +110,7 @@ def _of_parts(rw: Rewriter, old: Value, axis: Shape, x: Value) -> tuple[Value, V
         away = rw.emit("sub", x, mean)
         return rw.emit("mul", away, away)
 
-    x = _reshaped(rw, x, shape)
+    x = reshaped(rw, x, shape)
     sums = summed(x, inner)
     within = summed(square_from(x, rw.emit("mul", sums, number(1 / part))), inner)
     total = summed(sums, 0)
@@ -121,7 +121,7 @@ def _of_parts(rw: Rewriter, old: Value, axis: Shape, x: Value) -> tuple[Value, V
     return total, spread
 
 
-def _reshaped(rw: Rewriter, x: Value, shape: Shape) -> Value:
+def reshaped(rw: Rewriter, x: Value, shape: Shape) -> Value:
     """Casts behind the reshape, so that their readers make them again."""
     cast = rw.made_by(x, "cast")
     if cast is None:
@@ -129,4 +129,4 @@ def _reshaped(rw: Rewriter, x: Value, shape: Shape) -> Value:
     return rw.emit("cast", rw.emit("reshape", cast.inputs[0], shape=shape), **cast.attrs)
 
 
-__all__ = ["variances_of_parts"]
+__all__ = ["FEWEST", "LONG", "ROWS", "Sum", "reshaped", "summed_by", "variances_of_parts"]

@@ -1,0 +1,130 @@
+"""Reductions over axes that are cut otherwise on a GPU, in parts or several as one, and what is
+computed of their numbers."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import tessera as ts
+from tessera.graph.cuda import CudaProgram
+from tessera.graph.cuda.kernels import column_passes
+from tessera.graph.cuda.passes import cut_axes
+from tolerance import assert_close
+
+INF = np.inf
+
+
+def lowered(fn, *arrays):
+    """The results of the kernels, and of NumPy node by node."""
+    inputs = [ts.tensor(a) for a in arrays]
+    want = fn(*inputs)
+    return CudaProgram(ts.jit(fn).graph(*inputs)).run([x.array for x in inputs]), [
+        y.array for y in (want if isinstance(want, tuple) else (want,))]
+
+
+def kinds(fn, *args):
+    return [g.kind for g in CudaProgram(ts.jit(fn).graph(*args)).plan.groups]
+
+
+def instance_norm(x):
+    away = x - ts.mean(x, axis=(2, 3), keepdims=True)
+    return away * ts.rsqrt(ts.var(x, axis=(2, 3), keepdims=True) + 1e-5)
+
+
+def gradients(x):
+    return ts.grad(lambda x: ts.sum(instance_norm(x) ** 3))(x)
+
+
+@pytest.mark.parametrize("fn, made", [
+    (instance_norm, ["rows"]),
+    (lambda x: ts.mean(x, axis=(2, 3)), ["rows"]),
+    (lambda x: ts.mean(x, axis=(1, 2, 3)), ["rows"]),
+    (lambda x: x * ts.rsqrt(ts.sum(x * x, axis=(2, 3), keepdims=True)) * x[:, :1], None),
+    (lambda x: (x - ts.max(x, axis=(2, 3), keepdims=True)) * x[:, :, :1, :1], None),
+    (lambda x: ts.sum(x[:, :, 1:] * x[:, :, :-1], axis=(2, 3)), None),
+    (lambda x: ts.sum(x * ts.sum(x, axis=2, keepdims=True), axis=(2, 3)), None),
+    (gradients, ["rows"])],
+    ids=["norm", "mean", "three", "other", "mixed", "parts", "two spaces", "gradient"])
+def test_last_axes_are_reduced_as_one(fn, made, rng, monkeypatch):
+    """Also in what is computed with their numbers: a norm took six launches."""
+    monkeypatch.setattr(cut_axes, "GROUPS", 2)
+    x = rng.standard_normal((3, 4, 5, 7)).astype(np.float32)
+    assert made is None or kinds(fn, x) == made
+    (got,), (want,) = lowered(fn, x)
+    assert_close(got, want, "f32", n=140, scale=10 if fn is gradients else None)
+
+
+@pytest.mark.parametrize("name, shape, axis", [
+    ("max", (96, 5), 0), ("prod", (2, 70, 3), 1), ("min", (6, 16, 5), (0, 1)), ("any", (96, 5), 0),
+    ("sum", (2, 70, 3), 1)])
+def test_long_columns_of_few_groups_are_reduced_in_parts(name, shape, axis, rng, monkeypatch):
+    """The largest down [65536, 64] had two groups of threads."""
+    for limit, n in (("SMALL", 0), ("LEAST", 4)):
+        monkeypatch.setattr(cut_axes, limit, n)
+    x = rng.standard_normal(shape).astype(np.float32)
+    if name == "prod":
+        x = np.abs(x) ** 0.1
+    fn = {"any": lambda x: ts.any(x > 1.9, axis)}.get(
+        name, lambda x: getattr(ts, name)(ts.abs(x) + x[:1], axis))
+    spaces = [g.space for g in CudaProgram(ts.jit(fn).graph(x)).plan.groups if g.kind == "columns"]
+    assert len(spaces) >= 2 or name == "sum"
+    (got,), (want,) = lowered(fn, x)
+    assert_close(got, want, None if name == "any" else "f32", n=96)
+
+
+def test_exponentials_of_long_columns_are_those_of_parts(rng):
+    """One pass over the elements for both statistics. Infinities and NaN as on a CPU."""
+    x, axis = (30 * rng.standard_normal((2, 1024, 17))).astype(np.float32), 1
+    at = (slice(None),)
+    x[(*at, ..., 1)] = -INF
+    x[(*at, slice(256), 2)], x[(*at, 5, 3)], x[(*at, 7, 4)] = -INF, INF, np.nan
+    x[(*at, slice(256), 6)], x[(*at, 300, 6)], x[(*at, ..., 5)] = -INF, INF, INF
+    x[(*at, ..., 7)] -= 500
+    x[(*at, slice(256), 8)], x[(*at, slice(256, None), 8)] = -1000, -90
+
+    def both(x):
+        return ts.softmax(x, axis=axis), ts.logsumexp(x, axis=axis)
+
+    for got, want in zip(*lowered(both, x), strict=True):
+        assert_close(got, want, "f32", n=1024)
+    assert kinds(lambda x: ts.logsumexp(x, axis=axis), x) == ["columns"] * 2
+    assert kinds(lambda x: ts.softmax(x, axis=axis), x) == ["columns"] * 2 + ["loop"]
+
+
+def test_what_is_made_of_numbers_is_made_by_their_kernel(rng):
+    """A mean without its axis, a variance, a deviation: they were loops of their own."""
+    x = rng.standard_normal((4, 40, 70)).astype(np.float32)
+    for axis in (1, 2):
+        for fn in (lambda x, a=axis: ts.mean(x, a), lambda x, a=axis: ts.std(x, a) + 1,
+                   lambda x, a=axis: ts.log(ts.max(x, a) + 5) * 2):
+            assert kinds(fn, x) == ["columns" if axis == 1 else "rows"]
+            (got,), (want,) = lowered(fn, x)
+            assert_close(got, want, "f32", n=70)
+
+
+def test_what_is_read_once_goes_in_wide_rows(rng, monkeypatch):
+    """Registers need not hold it, whose rows were of 32 bytes then."""
+    monkeypatch.setattr(column_passes, "GROUPS", 1)
+    monkeypatch.setattr(column_passes, "SMALL", 0)
+    x = ts.tensor(rng.standard_normal((2, 512, 70)).astype(np.float32))
+
+    def fn(x):
+        return ts.max(x, 1), ts.sum(x, 1)
+
+    (group,) = CudaProgram(ts.jit(fn).graph(x)).plan.groups
+    assert group.attr("ahead") and group.schedule.n == 64 and group.schedule.m < 512
+    for got, want in zip(CudaProgram(ts.jit(fn).graph(x)).run([x.array]), fn(x), strict=True):
+        assert_close(got, want.array, "f32", n=512)
+
+
+def test_statistics_of_the_same_columns_are_one_kernel(rng):
+    """Each read the elements once more."""
+    x = rng.standard_normal((2, 40, 6)).astype(np.float32)
+
+    def fn(x):
+        return ts.max(x, 1), ts.min(x, 1), ts.sum(x, 1)
+
+    assert kinds(fn, x) == ["columns"]
+    for got, want in zip(*lowered(fn, x), strict=True):
+        assert_close(got, want, "f32", n=40)
