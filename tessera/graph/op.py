@@ -13,7 +13,7 @@ from dataclasses import field
 from typing import Any
 
 from ..dims import Dim, show_shape
-from ..errors import ArgumentError, TesseraError
+from ..errors import ArgumentError, NumericsError, TesseraError
 from ..lazy_dataclass import dataclass
 from ..numerics import DType, NumericType
 from .element import Element
@@ -118,11 +118,12 @@ class VendorLibrary:
 
     run(module, *arrays, **attrs) -> array(s): module has NumPy's names and these arrays (NumPy on
     a host, CuPy on a GPU). Where there is no result it raises LinAlgError, or gives what ref does
-    not: both are errors of the user's line
+    not: both are errors of the user's line. failure() -> what ref raises there, if that is known
     """
 
     name: str
     run: Callable[..., Any]
+    failure: Callable[[], NumericsError] | None = None
 
 
 ENGINES = -1  # where a number of NCCL's blocks stands: copy engines, and no multiprocessor

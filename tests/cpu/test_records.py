@@ -60,7 +60,7 @@ RULES = {
     "mesh/collectives/replicated.py:RULES": "who has the results of ops that hold graphs",
     "mesh/sharding/localize.py:SPECIAL": "what a rank makes of its own part by the place it has",
     "mesh/sharding/control_flow.py:": "how bodies of ops that hold graphs are partitioned",
-    "debug/value_sources.py:skipped": "what bodies of ops that hold graphs are given",
+    "graph/ir.py:skipped": "what bodies of ops that hold graphs are given",
     "mesh/parallel/ring.py:SEQUENCE": "where operands of the two ops of this file have a sequence",
     "mesh/parallel/ring.py:RESULTS": "where results of the two ops of this file have a sequence",
 }

@@ -16,14 +16,11 @@ from ....errors import NumericsError, UnsupportedTargetError
 from ....lazy_dataclass import dataclass
 from ...ir import Node
 from ...op import VendorLibrary
-from ...ops.factorizations import not_positive
-from ...ops.linalg import singular
 from ...schedule.groups import FusionGroup
 from ...schedule.ir import GroupOperand, ScheduledGroup
 from ...schedule.loop_axes import extents_of
 from ..kernels.spell import no_kernel
 
-FAILURES = {"cholesky": not_positive, "inv": singular, "solve": singular}
 TYPES = frozenset({"f32", "f64"})  # that the libraries have
 
 
@@ -52,8 +49,8 @@ class LibraryCallee:
 
     def failure(self, error: Exception) -> NumericsError:
         """What the op raises on the CPU; the library does not tell which matrix it was."""
-        made = FAILURES.get(self.node.op.name)
-        found = NumericsError(f"{self.node.op.name}: {error}") if made is None else made()
+        made = self.record.failure
+        found = made() if made else NumericsError(f"{self.node.op.name}: {error}")
         found.where = self.node.where
         return found
 
