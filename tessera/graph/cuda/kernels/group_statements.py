@@ -217,7 +217,7 @@ def emit_step(w: KernelWriter, b: FrameBlock, step: GroupStep, template: str) ->
     texts = [a.text for a in args]
     if step.op == "check_index":
         attrs = dict(step.attrs)
-        w.check_index(texts[0], attrs["extent"], step, attrs["wrap"])
+        w.check_index(texts[0], attrs["extent"], step, attrs["wrap"], _beyond(w, b, m, n))
     if step.op == "div" and not b.flat and args[1].m and not args[1].n and n:
         texts[1] = f"tile.broadcast({texts[1]}, {b.shape})"  # 0 / 0 stays NaN, as in the graph
     known = {k: repr(v) for k, v in step.attrs if k not in HIDDEN}
@@ -235,6 +235,18 @@ def emit_step(w: KernelWriter, b: FrameBlock, step: GroupStep, template: str) ->
     name = step.name + b.suffix
     w.line(f"{name} = {text}", step)
     b.held[step.name] = KernelValue(name, m, n)
+
+
+def _beyond(w: KernelWriter, b: FrameBlock, m: bool, n: bool) -> str:
+    """Which of the block's elements lie beyond the space, of a value that varies along rows (m),
+    columns (n) or both; "" where none does."""
+    kind, parts, extents = w.type(as_type("int32")), [], b.frame.extents
+    if n and extents[-1] % b.BN:
+        parts.append(f"({b.column_numbers(kind)} >= {extents[-1]})")
+    if m and extents[b.along] % b.BM:
+        rows = f"(tile.arange(0, {b.BM}, {kind}) + {_start(b.rows)})"
+        parts.append(f"({rows}{'[:, None]' if n else ''} >= {extents[b.along]})")
+    return " | ".join(parts)
 
 
 def _displaced(w: KernelWriter, b: FrameBlock, step: GroupStep, template: str) -> str:

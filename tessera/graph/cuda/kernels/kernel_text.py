@@ -99,11 +99,14 @@ class KernelWriter:
         if origin is not None:
             self.origins[len(self.lines)] = origin
 
-    def check_index(self, at: str, extent: int, step: GroupStep, wrap: bool = True) -> None:
-        """Asserts that indices lie inside an extent. wrap: negative ones count from its end."""
+    def check_index(self, at: str, extent: int, step: GroupStep, wrap: bool = True,
+                    unless: str = "") -> None:
+        """Asserts that indices lie inside an extent. wrap: negative ones count from its end.
+        unless: which of them are none."""
         low = -extent if wrap else 0
-        self.line(f'assert ({at} >= {low}) & ({at} < {extent}), "{OUTSIDE}{low}..{extent - 1}"',
-                  step)
+        inside = f"({at} >= {low}) & ({at} < {extent})"
+        inside = f"({inside}) | {unless}" if unless else inside
+        self.line(f'assert {inside}, "{OUTSIDE}{low}..{extent - 1}"', step)
         self.checks = True
 
     @contextmanager
