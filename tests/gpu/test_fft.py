@@ -16,7 +16,8 @@ def off(y, want):
 
 
 def complex_of(y):
-    return np.asarray(y[0].numpy(), np.float64) + 1j * y[1].numpy()
+    re, im = y
+    return np.asarray(re.numpy(), np.float64) + 1j * im.numpy()
 
 
 def cufft_off(fn, z, want):

@@ -80,7 +80,7 @@ from .kernels.unordered_sums import schedule_atomic_sums
 from .passes.arrival_order import come_by
 from .passes.attention_masks import mask_kind
 from .passes.cached_reads import turn_around
-from .passes.displaced_reads import displaced_axes, feeds
+from .passes.displaced_reads import displaced_axes
 from .passes.narrow_copies import NarrowCopy
 from .passes.overlap import share_chip
 from .passes.repeated_parts import repeat_parts
@@ -208,7 +208,7 @@ class _KernelSchedule(ScheduleBuilder):
         return out
 
     def loop(self, group: FusionGroup) -> None:
-        counted = self._counted(group, (group.space or (1,))[-1])
+        counted = [v for v in self.reads(group) if self._counts(v, (group.space or (1,))[-1])]
         reads = [self.operand(v) for v in self.reads(group) if v not in counted]
         writes = [self.operand(v) for v in group.outputs]
         cuts = displaced_axes(group.nodes) | ({len(group.space) - 1} if counted else set())
@@ -242,17 +242,11 @@ class _KernelSchedule(ScheduleBuilder):
     def rows(self, group: FusionGroup) -> None:
         if len(group.nodes) == 1 and group.nodes[0].op.reduction in COMBINE:
             return self._one_reduction(group)
-        counted = self._counted(group, group.space[-1])
+        counted = [v for v in self.reads(group) if self._counts(v, group.space[-1])]
         reads = [self.operand(v) for v in self.reads(group) if v not in counted]
         writes = [self.operand(v) for v in group.outputs]
         steps = [*map(self._column_numbers, counted), *(self.step(n) for n in group.nodes)]
         self._rows(group.space, reads, writes, steps, displaced_axes(group.nodes))
-
-    def _counted(self, group: FusionGroup, columns: int) -> list[Value]:
-        """Known operands that are the numbers of the columns. Those that indices come from are
-        read, as what lies beyond the edges is then known and not checked."""
-        checked = feeds(group.nodes, "check_index")
-        return [v for v in self.reads(group) if self._counts(v, columns) and v not in checked]
 
     def _counts(self, v: Value, columns: int) -> bool:
         """Whether a known value is 0, 1, 2 ... along the columns, which a kernel need not read."""

@@ -100,14 +100,4 @@ def displaced_axes(nodes: Sequence[Node]) -> set[int]:
     return {a for n in nodes if n.op is JOINED for a in (n.attrs["axis"], n.attrs["axis"] + 1)}
 
 
-def feeds(nodes: Sequence[Node], op: str) -> set[Value]:
-    """The values that the operands of these ops are computed from in a group, and they themselves.
-    """
-    found: set[Value] = set()
-    for n in reversed(nodes):
-        if n.op.name == op or not found.isdisjoint(n.outputs):
-            found.update(n.inputs)
-    return found
-
-
-__all__ = ["JOINED", "displaced_axes", "feeds", "read_displaced"]
+__all__ = ["JOINED", "displaced_axes", "read_displaced"]
