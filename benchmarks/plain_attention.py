@@ -130,8 +130,8 @@ def main() -> None:
         found = cases[name] = case(mask, B, H, S, T, D, dtype)
         print(name, json.dumps(found), flush=True)
         torch.cuda.empty_cache()
-    record.write("plain_attention", {"device": torch.cuda.get_device_name(), "cases": cases},
-                 shown=False)
+        record.write("plain_attention", {"device": torch.cuda.get_device_name(), "cases": cases},
+                     shown=False)
 
 
 if __name__ == "__main__":
