@@ -251,7 +251,7 @@ def test_a_tile_op_says_its_layouts_in_known_words():
 
 def test_a_tile_op_of_another_family_has_its_layout_and_cost_from_its_record():
     """One layout for operand and result, special function units: both are words of the record."""
-    from tessera.tile.cuda.lower.assign_layouts import is_elementwise
+    from tessera.tile.cuda.lower.layout_relations import is_elementwise
     from tessera.tile.ir.ir import Op
     from tessera.tile.ir.op_record import OPS
 

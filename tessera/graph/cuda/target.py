@@ -47,7 +47,7 @@ from .kernels import (
 )
 from .kernels.anchors import anchor_frame
 from .kernels.column_frames import column_frame
-from .kernels.scans import SCANS
+from .kernels.scan_kinds import SCANS
 from .kernels.spell import COMBINE, is_light, is_stored, no_kernel, template
 from .kernels.strips import STRIP_TURNED, STRIPS_OF, has_rows, strips_of, takes_strips
 from .passes.displaced_reads import JOINED

@@ -17,6 +17,7 @@ Text form, as it stands in `Tile.layout`: register bits, a bar, thread bits, low
 from __future__ import annotations
 
 import functools
+from collections import defaultdict
 from collections.abc import Sequence
 from math import prod
 
@@ -334,5 +335,13 @@ def warpgroup_columns(shape: tuple[int, int], groups: int) -> RegisterLayout:
                           tuple(map(dealt, plain.threads)))
 
 
+def registers_of_rows(layout: RegisterLayout) -> dict[int, list[int]]:
+    """Row -> the positions of its registers."""
+    rows: dict[int, list[int]] = defaultdict(list)
+    for i, base in enumerate(layout.bases):
+        rows[base[0]].append(i)
+    return rows
+
+
 __all__ = ["Bit", "RegisterLayout", "accumulator", "bits_of", "blocked", "dealt", "in_parts",
-           "warpgroup_columns", "warpgroups", "warps_over"]
+           "registers_of_rows", "warpgroup_columns", "warpgroups", "warps_over"]

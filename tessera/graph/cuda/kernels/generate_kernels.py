@@ -27,7 +27,7 @@ from .library_kernels import attention_source, gemm_source
 from .loop_kernels import columns_source, loop_source, rows_source
 from .pointwise_loops import steps_source
 from .row_order import order_source
-from .scans import scan_source
+from .scan_statements import scan_source
 from .scatters import last_source
 from .searches import search_source
 from .small_products import small_product_source

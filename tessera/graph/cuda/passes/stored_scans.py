@@ -13,7 +13,8 @@ from collections.abc import Sequence
 
 from ...ir import Graph, Node, Value, readers_of
 from ...simplify import Rewriter, rebuild, remove_dead
-from ..kernels.scans import SCANS, keeps_f64
+from ..kernels.scan_kinds import SCANS
+from ..kernels.scans import keeps_f64
 from .move_passes import is_plain, widens
 
 

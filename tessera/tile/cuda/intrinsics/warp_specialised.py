@@ -7,7 +7,6 @@ empty[slots]; its position is a slot and the parity of the phase that comes next
 from __future__ import annotations
 
 import functools
-from collections import defaultdict
 from typing import Any
 
 from tessera.numerics import find_dtype
@@ -18,7 +17,7 @@ from tessera.tile.cuda.instruction_names import find_instruction
 from tessera.tile.cuda.intrinsics.formats import access, decode, encode_half, kind_of
 from tessera.tile.cuda.ptx import matrix, memory, tma, warp
 from tessera.tile.cuda.ptx.mbarrier import BARRIER_BYTES
-from tessera.tile.ir.register_layout import RegisterLayout
+from tessera.tile.ir.register_layout import RegisterLayout, registers_of_rows
 
 FLT_MAX = 3.4028234663852886e38
 MOST_ROWS = TensorCopies.most_box  # of a tile
@@ -334,7 +333,7 @@ def lane_sum(layout: str, shape: tuple[int, int]) -> Operation:
     """(fragment) -> the sums of this lane's part of its rows, each as one chain."""
     whole = RegisterLayout.parse(layout, shape)
     rest = whole.drop(1)
-    rows = rows_of(whole)
+    rows = registers_of_rows(whole)
 
     def body(b: Builder, x: list[Any]) -> list[Any]:
         return [functools.reduce(b.fadd, [x[i] for i in rows[base[0]]]) for base in rest.bases]
@@ -342,14 +341,6 @@ def lane_sum(layout: str, shape: tuple[int, int]) -> Operation:
     form = InstructionForm((Operand("x", "f32", whole.count),), (Operand("d", "f32", rest.count),),
                            body)
     return Operation("lane_sum", 1, lambda _: form)
-
-
-def rows_of(layout: RegisterLayout) -> dict[int, list[int]]:
-    """Row -> the positions of its registers."""
-    rows: dict[int, list[int]] = defaultdict(list)
-    for i, base in enumerate(layout.bases):
-        rows[base[0]].append(i)
-    return rows
 
 
 @functools.cache
@@ -381,7 +372,7 @@ def pin(layout: str, shape: tuple[int, int], registers: int, offset: int) -> Ope
     """(fragment): a store of the sum of its first registers that never happens, for the sum is not
     FLT_MAX, which the assembler cannot know (it deletes a test of `sum < 0`)."""
     whole = RegisterLayout.parse(layout, shape)
-    rows = rows_of(whole)
+    rows = registers_of_rows(whole)
 
     def body(b: Builder, x: list[Any]) -> None:
         sums = [functools.reduce(b.fadd, [x[i] for i in part if i < registers])
@@ -426,7 +417,7 @@ def store_quads(layout: str, shape: tuple[int, int], dtype: str) -> Operation:
     def body(b: Builder, x: list[Any], at: Any, pitch: Any, quad: Any, rows: Any,
              columns: Any) -> None:
         left = b.sub(columns, b.shl(quad, b.i32(3)))
-        for row, parts in rows_of(whole).items():
+        for row, parts in registers_of_rows(whole).items():
             line = b.add(at, b.mul(pitch, b.const("i64", row)))
             inside = b.compare("<", b.i32(row), rows)
             _store_row(b, dtype, [x[i] for i in parts], line, quad, lambda first, inside=inside: b.
@@ -473,7 +464,7 @@ def store_windows(layout: str, shape: tuple[int, int], dtype: str, geometry: tup
         tap = b.udiv(column, b.i32(channels))
         taps = b.udiv(tap, b.i32(window[1])), b.urem(tap, b.i32(window[1]))
         channel = b.zext(b.urem(column, b.i32(channels)), "i64")
-        for row, parts in rows_of(whole).items():
+        for row, parts in registers_of_rows(whole).items():
             number = b.add(place, b.i32(row))
             line = b.udiv(number, b.i32(results[1]))
             inside, at = b.true(b.i32(1)), b.udiv(line, b.i32(results[0]))

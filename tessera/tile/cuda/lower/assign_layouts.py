@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import functools
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from math import prod
 from typing import Any
@@ -24,6 +24,13 @@ from tessera.lazy_dataclass import dataclass
 from tessera.runtime.generations import Generation
 from tessera.tile.cuda.intrinsics.layout_conversion import Route
 from tessera.tile.cuda.lower.choose_matmul_unit import format_of
+from tessera.tile.cuda.lower.layout_relations import (
+    Relabel,
+    index_layout,
+    inverse,
+    is_elementwise,
+    relations,
+)
 from tessera.tile.cuda.lower.row_numbers import LEAST_ROWS, RowNumbers
 from tessera.tile.ir.ir import (
     Def,
@@ -50,14 +57,12 @@ from tessera.tile.ir.register_layout import (
     warps_over,
 )
 from tessera.tile.ir.types import GlobalTensor, TileType
-from tessera.tile.ops.indexed import shape_of
 from tessera.tile.passes.integer_facts import LARGEST, Knowledge
 
 ACCESS_BYTES = 16  # of one lane at once
 WIDE = 32  # sums of a thread
 SCANS = ("cumsum", "cummax", "cumprod")
 MOST_AGAIN = 8  # ops that are done again for another layout, in place of exchanging their result
-Relabel = Callable[[RegisterLayout], RegisterLayout | None]
 
 
 @declare(rule=lambda types, attrs: types[0], attrs=("stored",), public=False, layouts="any",
@@ -111,7 +116,7 @@ class _Chooser:
             n.name == "matmul" for n in self.made.values()) else RowNumbers(function, self.types)
         self.links: dict[SSAValue, list[tuple[SSAValue, Relabel]]] = defaultdict(list)
         for node in walk(function.body):
-            for a, b, there, back in _relations(node, self.types, self.of_rows):
+            for a, b, there, back in relations(node, self.types, self.of_rows):
                 if there:
                     self.links[a].append((b, there))
                 if back:
@@ -363,114 +368,6 @@ def split_warps(shape: tuple[int, int], warps: int) -> tuple[int, int]:
                                        shape[0] / c[0] + shape[1] / c[1]))
 
 
-OfRows = Callable[[SSAValue, RegisterLayout, int], RegisterLayout]
-
-
-def _relations(node: Node, types: dict, of_rows: OfRows) -> Iterator[
-        tuple[SSAValue, SSAValue, Relabel | None, Relabel | None]]:
-    """(a, b, a's layout -> b's, b's -> a's). of_rows: (numbers of rows, layout of the tile, axis)
-    -> theirs"""
-    def tile(x: Operand) -> bool:
-        return isinstance(x, SSAValue) and isinstance(types.get(x), TileType)
-
-    if not isinstance(node, Op):
-        yield from _ties(node, tile)
-        return
-    ins = [x for x in node.args if tile(x)]
-    if OPS[node.name].access == "scattered" and OPS[node.name].writes:
-        value, index = node.args[1:3]
-        small = types[index].shape
-        yield (value, index, lambda layout: index_layout(node, layout, small),  # type: ignore
-               _same if small == types[value].shape else None)
-        for d in node.outs:  # of an update: what was there before
-            yield value, d.value, _same, _same  # type: ignore[misc]
-        return
-    if not node.outs or not tile(node.outs[0].value):
-        return
-    out = node.outs[0].value
-    shape = types[out].shape
-    if OPS[node.name].layouts == "reduced":
-        axis = node.attr["axis"]
-        joined = OPS[node.name].joined_by
-        yield (ins[0], out, lambda layout: of_rows(  # type: ignore[misc]
-            out, layout, axis) if joined else layout.drop(axis), None)
-    elif OPS[node.name].layouts == "first":
-        yield ins[0], out, lambda layout: layout.first(shape[-1]), None  # type: ignore[misc]
-    elif node.name == "expand_dims":
-        axis = node.attr["axis"]
-        yield (ins[0], out, lambda layout: layout.insert(axis),  # type: ignore[misc]
-               lambda layout: layout.drop(axis))
-    elif node.name == "transpose":
-        yield (ins[0], out, lambda layout: layout.permuted((1, 0)),  # type: ignore[misc]
-               lambda layout: layout.permuted((1, 0)))
-    elif node.name == "permute":
-        axes = node.attr["axes"]
-        yield (ins[0], out, lambda layout: layout.permuted(axes),  # type: ignore[misc]
-               lambda layout: layout.permuted(inverse(axes)))
-    elif node.name == "reshape":
-        before = types[ins[0]].shape
-        yield (ins[0], out, lambda layout: layout.reshaped(shape),  # type: ignore[misc]
-               lambda layout: layout.reshaped(before))
-    elif node.name == "gather":
-        yield (node.args[1], out, _same if shape == types[ins[0]].shape else None,  # type: ignore
-               lambda layout: index_layout(node, layout, types[ins[0]].shape))
-    elif OPS[node.name].multiplies:
-        if len(ins) and len(node.args) == 3:
-            yield node.args[2], out, _same, _same  # type: ignore[misc]
-    elif is_elementwise(node):
-        for x in ins:
-            small = types[x].shape
-            if small == shape:
-                yield x, out, _same, _same  # type: ignore[misc]
-            else:
-                yield (x, out, None,  # type: ignore[misc]
-                       functools.partial(_shrunk, x, small, of_rows))  # type: ignore[arg-type]
-
-
-def inverse(axes: tuple[int, ...]) -> tuple[int, ...]:
-    """The permutation that undoes one."""
-    return tuple(axes.index(i) for i in range(len(axes)))
-
-
-def is_elementwise(op: Op) -> bool:
-    """Whether an op maps registers to registers: operands in the result's layout."""
-    record = OPS[op.name]
-    return record.family == "elementwise" or record.layouts in ("same", "rows")
-
-
-def index_layout(op: Op, layout: RegisterLayout, index: tuple[int, ...]) -> RegisterLayout:
-    """The layout in which a gather or scatter of a tile in this one reads its positions."""
-    _, first = shape_of(index, op.attr)
-    for axis in reversed(range(len(layout.shape))):
-        if not first <= axis < first + len(index):
-            layout = layout.drop(axis)
-    return layout
-
-
-def _same(layout: RegisterLayout) -> RegisterLayout:
-    return layout
-
-
-def _shrunk(x: SSAValue, shape: tuple[int, ...], of_rows: OfRows,
-            layout: RegisterLayout) -> RegisterLayout:
-    gone = [i for i, n in enumerate(shape) if n == 1 != layout.shape[i]]
-    if len(gone) == 1:
-        return of_rows(x, layout, gone[0]).insert(gone[0])
-    return layout.shrunk(shape)
-
-
-def _ties(node: For | While | If, tile: Callable) -> Iterator[tuple]:
-    """Values that are one variable in the emitted code."""
-    if isinstance(node, If):
-        groups = zip(node.outs, node.thens, node.elses, strict=True)
-    else:
-        groups = zip(node.carried, node.yields, node.inits, strict=True)
-    for made, first, second in groups:
-        for x in (first, second):
-            if tile(x):
-                yield x, made.value, _same, _same
-
-
 def moves(before: RegisterLayout, after: RegisterLayout) -> bool:
     """Whether threads have to choose or exchange elements for another layout."""
     route = Route(before, after)
@@ -628,4 +525,4 @@ class _Rewriter:
         return tuple(body), left
 
 
-__all__ = ["Hint", "assign_layouts", "is_elementwise", "split_warps"]
+__all__ = ["Hint", "assign_layouts", "split_warps"]

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from tessera.tile.cuda.lower.assign_layouts import is_elementwise
+from tessera.tile.cuda.lower.layout_relations import is_elementwise
 from tessera.tile.cuda.lower.warp_specialised.qualify import MATMULS
 from tessera.tile.cuda.lower.warp_specialised.rewrite import (
     Maker,

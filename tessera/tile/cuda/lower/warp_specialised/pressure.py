@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from math import prod
 
-from tessera.tile.cuda.lower.assign_layouts import is_elementwise
+from tessera.tile.cuda.lower.layout_relations import is_elementwise
 from tessera.tile.cuda.lower.warp_specialised.program import WARPGROUP
 from tessera.tile.cuda.lower.warp_specialised.rewrite import Maker, Nodes, made_by, reads
 from tessera.tile.ir.ir import For, If, Node, Op, Operand, SSAValue, While, walk
