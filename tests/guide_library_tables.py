@@ -118,7 +118,7 @@ def plain_attention_table() -> str | None:
     file, where = found
     lines = []
     for name, x in file["cases"].items():
-        pairs = [(x[f"{side}{part}"] for side in ("ours", "SDPA", "with scores"))
+        pairs = [[x[f"{side}{part}"] for side in ("ours", "SDPA", "with scores")]
                  for part in ("", ", gradient")]
         lines.append((name, *(", ".join(f"{ms:.2f}" for ms in pair) for pair in pairs)))
     return f"{where}.\n\n" + markdown(
