@@ -92,8 +92,13 @@ def test_losses_are_those_of_one_gpu(tmp_path, note, program):
     alone, *others = first.values()
     for axes, made in first.items():
         note(**{f"{axes} ms": made["step ms"]})
-        for other in rest:
-            assert made["losses"] == other[axes]["losses"] or axes.startswith("{}")
+        for rank, other in enumerate(rest, 1):
+            there = other[axes]["losses"]
+            apart = [(step, a, b) for step, (a, b) in enumerate(
+                zip(made["losses"], there, strict=True)) if a != b]
+            assert not apart or axes.startswith("{}"), (
+                f"{axes}: from step {apart[0][0]} on rank {rank} has {apart[0][2]} for "
+                f"{apart[0][1]}, and {len(apart)} steps of {len(there)} differ")
     for made in others:
         np.testing.assert_allclose(made["losses"], alone["losses"], rtol=1e-5)
 
