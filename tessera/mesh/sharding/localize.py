@@ -48,6 +48,7 @@ from .propagate import Propagated
 from .split_slices import PLACE, place_attrs
 
 U32 = as_type("uint32")
+ALIKE_BITS = 1 << 19  # of a term that is the first rank's: to compute up to 64 KiB takes no time
 
 
 class LocalValues(dict[Held, Tensor]):
@@ -205,13 +206,21 @@ def _reduce(moves: Sequence[LayoutHop], env: LocalValues, rank: int) -> None:
         env.keep_sum((m.value, m.hop.target), y, m.hop)
 
 
+def _term(x: Tensor, first: bool) -> Tensor:
+    """What all ranks have as the term of the first. A small one, such as the norm of a gradient, is
+    computed on the others too: where they left it out, they would fuse what it comes from in
+    another way than the first, and sum in another order what all are to have to the same bits."""
+    if prod(x.shape) * x.type.dtype.bits > ALIKE_BITS:
+        return x if first else F.zeros(tuple(x.shape), x.type)
+    return F.where(Tensor(np.asarray(first), as_type("bool_")), x, F.zeros((), x.type))
+
+
 def _move(step: LayoutHop, env: LocalValues, rank: int) -> None:
     hop, shape, source = step.hop, extents(step.value.aval), (step.value, step.hop.source)
     x = env.copied.pop(source) if source in env.copied else env[source]
     held = step.value, hop.target
     if hop.kind == "term":
-        first = hop.target.mesh.index(rank, hop.axes) == 0
-        env[held] = x if first else F.zeros(tuple(x.shape), x.type)
+        env[held] = _term(x, hop.target.mesh.index(rank, hop.axes) == 0)
     elif hop.kind == "slice":
         env[held] = _slice(x, hop, shape, rank)
     else:
