@@ -38,6 +38,13 @@ class Rewriter:
         self.add(node)
         return node.outputs[0]
 
+    def again(self, node: Node, *inputs: Value) -> Value:
+        """The result of the same op on these, at the node's line."""
+        line, self.where = self.where, node.where
+        out = self.emit(node.op.name, *inputs, **node.attrs)
+        self.where = line
+        return out
+
     def made_by(self, v: Value, name: str) -> Node | None:
         """The node that made v when it is an op of this name."""
         node = self.producer.get(v)

@@ -68,6 +68,18 @@ def test_neighbours_share_a_computation_where_places_are_runs(N, at, runs):
     assert ("random_runs" in made.emitted.source) == runs
 
 
+@ts.kernel
+def by_other_places(out: Tensor["M", "N", ts.uint32], seed: int):
+    """Every fifth index: what is added to numbers that count is divisible by 4, but no run's."""
+    i = (tile.arange(0, 32) + tile.arange(0, 32) * 4)[None, :] + tile.arange(0, 4)[:, None] * 256
+    out[0:4, 0:32] = tile.random_bits(i, seed)
+
+
+def test_indices_that_go_further_than_by_one_are_no_runs():
+    made = compare(by_other_places, np.zeros((4, 32), np.uint32), 7, target="sm_90")
+    assert "random_runs" not in made.emitted.source
+
+
 def words(kernel=bits, n=40, *args):
     out = np.zeros(n, np.uint32)
     kernel(out, *args)

@@ -225,6 +225,19 @@ def rows_counted(i: Tensor["T", ts.int32], y: Tensor["S", ts.int32], last: Tenso
     last[0] = tile.reduce_sum(total)
 
 
+@ts.kernel
+def rows_added_and_one(x: Tensor["T", 8, f32], i: Tensor["T", ts.int32], y: Tensor["S", 8, f32],
+                       z: Tensor[1, 8, f32]):
+    tile.scatter(z, tile.zeros((1,), ts.int32), tile.full((1, 8), 1.0), mode="add")
+    tile.scatter(y, tile.load(i[tile_t:tile_t+8]), tile.load(x[tile_t:tile_t+8, 0:8]), mode="add")
+
+
+def test_what_does_not_come_of_the_block_is_added_once():
+    y, z = np.zeros((4, 8), np.float32), np.zeros((1, 8), np.float32)
+    rows_added_and_one(np.ones((64, 8), np.float32), np.arange(64, dtype=np.int32) % 4, y, z)
+    assert np.array_equal(y, np.full((4, 8), 16)) and np.array_equal(z, np.ones((1, 8)))
+
+
 def test_rows_that_are_only_added_are_a_grid(rng):
     """Nothing else that the kernel does tells blocks apart. A kernel that writes something else
     goes through them in order."""

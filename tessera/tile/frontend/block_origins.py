@@ -97,22 +97,25 @@ def _goes_along_a_part(t: KernelTracer, body: list[ast.stmt], name: str, dim: st
 def _kept(body: list[ast.stmt], name: str) -> set[str]:
     """Names that blocks of an extent hand on to each other."""
     first = next(i for i, s in enumerate(body) if _reads(s, {name}))
-    assigned = [{n.id for n in ast.walk(s) if isinstance(n, ast.Name) and isinstance(
-        n.ctx, ast.Store)} for s in body]
+    assigned = [*map(_assigned, body)]
     return set().union(*assigned[:first]) & set().union(*assigned[first:])
 
 
 def _only_adds(t: KernelTracer, body: list[ast.stmt], name: str) -> bool:
     """Whether all that a kernel does is to add to tensors by position, in any order, what it does
-    not read."""
-    tensors = set(_written(t, body))
+    not read, and each time what comes of the block: anything else is added once."""
+    tensors, of_block = set(_written(t, body)), {name}
+    for s in body:
+        if _reads(s, of_block):
+            of_block |= _assigned(s)
     adds = [s.value for s in body if isinstance(s, ast.Expr) and isinstance(s.value, ast.Call)
             and _call_name(s.value).startswith("scatter") and any(
                 k.arg == "mode" and isinstance(k.value, ast.Constant) and k.value.value == "add"
                 for k in s.value.keywords)]
     into = [n for call in adds for n in ast.walk(call.args[0]) if isinstance(n, ast.Name)]
     named = [n for s in body for n in ast.walk(s) if isinstance(n, ast.Name) and n.id in tensors]
-    return bool(adds) and all(n in into for n in named) and not _kept(body, name)
+    return bool(adds) and all(n in into for n in named) and not _kept(body, name) and all(
+        _reads(call, of_block) for call in adds)
 
 
 def _stores(t: KernelTracer, body: list[ast.stmt]) -> list[ast.Subscript]:
@@ -322,12 +325,14 @@ def _reads(s: ast.AST, names: set[str]) -> bool:
     return any(isinstance(n, ast.Name) and n.id in names for n in ast.walk(s))
 
 
+def _assigned(s: ast.stmt) -> set[str]:
+    return {n.id for n in ast.walk(s) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+
+
 def _changes(s: ast.stmt) -> set[str]:
     """Names a statement assigns, or whose memory it may change."""
-    found = set()
+    found = _assigned(s)
     for n in ast.walk(s):
-        if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store):
-            found.add(n.id)
         if isinstance(n, ast.Call) and n.args and isinstance(n.args[0], ast.Name):
             found.add(n.args[0].id)
         if isinstance(n, ast.Call) and n.args and isinstance(n.args[0], ast.Subscript):

@@ -12,6 +12,8 @@ from tessera.tile.ir.ir import Op, Operand, SSAValue
 from tessera.tile.ir.types import TileType
 from tessera.tile.passes.integer_facts import LARGEST, Knowledge, divisor_of
 
+ONE_BY_ONE = frozenset({"convert", "broadcast", "add", "sub", "mul"})
+
 
 class IndexRuns:
     """made: the op that makes each value; known: of the function's integers."""
@@ -37,8 +39,17 @@ class IndexRuns:
             return t.dtype.kind != "float" and self.count(op.args[0], n)
         if op.name in ("add", "sub"):
             pairs = [op.args, op.args[::-1]][:1 + (op.name == "add")]
-            return any(self.count(a, n) and self.divisor(b) % n == 0 for a, b in pairs)
+            return any(self.count(a, n) and self.divisor(b) % n == 0 and self.is_one_a_row(b)
+                       for a, b in pairs)
         return False
+
+    def is_one_a_row(self, x: Operand) -> bool:
+        """Whether the elements of a tile are the same along its last axis, or it is a number."""
+        if not isinstance(x, SSAValue) or not isinstance(t := self.known.types.get(x), TileType):
+            return True
+        op = self.op(x)
+        return t.shape[-1] == 1 or op is not None and op.name in ONE_BY_ONE and all(
+            map(self.is_one_a_row, op.args))
 
     def divisor(self, x: Operand) -> int:
         """A power of two that surely divides all elements of a tile, or a number."""

@@ -161,11 +161,8 @@ class _Again:
         alone = old not in self.results and len(self.readers.get(old, ())) == 1
         if node is None or not (alone or freely) or not self.may_be_made(node, cut):
             return rw.emit("reshape", rw.env[old], shape=shape)
-        parts = [self._emit(rw, v, cut, freely) if v.aval.ndim else rw.env[v] for v in node.inputs]
-        line, rw.where = rw.where, node.where
-        made = rw.emit(node.op.name, *parts, **node.attrs)
-        rw.where = line
-        return made
+        return rw.again(node, *(self._emit(rw, v, cut, freely) if v.aval.ndim else rw.env[v]
+                                for v in node.inputs))
 
     def may_be_made(self, node: Node, cut: Cut) -> bool:
         (y,) = node.outputs[:1] or (None,)

@@ -38,11 +38,8 @@ def give_axes_early(graph: Graph) -> Graph:
         node = maker.get(old)
         if node is None or not _computes(node) or not is_alone(old):
             return before(rw, rw.env[old], shape) or rw.emit("reshape", rw.env[old], shape=shape)
-        parts = [moved(rw, x, shape) if x.aval.ndim else rw.env[x] for x in node.inputs]
-        line, rw.where = rw.where, node.where
-        out = rw.emit(node.op.name, *parts, **node.attrs)
-        rw.where = line
-        return out
+        return rw.again(node, *(moved(rw, x, shape) if x.aval.ndim else rw.env[x]
+                                for x in node.inputs))
 
     def visit(rw: Rewriter, node: Node, inputs: tuple[Value, ...]) -> Value | None:
         if node.op.name != "reshape":

@@ -106,11 +106,7 @@ class _Cutter:
             return join.inputs[spans.index(span)]
         node = self.made(v)
         if node is not None:
-            parts = [self.cut(x, span) for x in node.inputs]
-            line, self.rw.where = self.rw.where, node.where
-            out = self.rw.emit(node.op.name, *parts, **node.attrs)
-            self.rw.where = line
-            return out
+            return self.rw.again(node, *(self.cut(x, span) for x in node.inputs))
         shape = extents_of(v)
         ends = [span if a == at else (0, n) for a, n in enumerate(shape)]
         return self.rw.emit("slice", v, starts=tuple(b for b, _ in ends),
