@@ -6,9 +6,11 @@
     mpirun -n 2 python benchmarks/mesh_step.py --zero 2         # states and gradients are
     mpirun -n 2 python benchmarks/mesh_step.py --torch ddp      # PyTorch on them, or fsdp2
 
-Rank 0 trains alone first, with the windows of one GPU, while the others wait; then each alone, all
-at once, since GPUs that share a host's power are slower then; then all together, each with as many.
-The model is that of gpt2_step.py. Weak scaling is the first time, or the second, by the last.
+In turn, several rounds: rank 0 trains alone, with the windows of one GPU, while the others wait;
+each trains alone, all at once, since GPUs that share a host's power are slower then; and all train
+together, each with as many. A GPU that has become warm is slower by up to 4 %, so what was timed
+first and once would be compared with a cooler one. The model is that of gpt2_step.py. Weak scaling
+is the first median, or the slowest rank's of the second, by the last.
 --predict: also what the planner says, by TESSERA_FABRIC where that is set.
 --start-file NAME: all is compiled, and then waits until there is a file NAME: so several of these
 compile side by side, and are timed one after another. NAME.RANK says that a rank is ready.
@@ -35,6 +37,7 @@ from tessera.runtime.device import device
 
 WARM = 4  # steps
 ROWS = 3  # of steps, the median of which counts
+ROUNDS = 5  # of one GPU, of each and of all
 
 
 def placed(mesh: ts.dist.Mesh | None, x: np.ndarray, split: bool) -> ts.Tensor:
@@ -86,18 +89,19 @@ class StepClock:
         self.losses.append(float(value.item()))
         self.times.append(time.perf_counter() - begin)
 
-    def figures(self, steps: int) -> dict[str, Any]:
-        """Milliseconds of a step in a row of them, whose last loss is waited for, as in training;
-        of one whose loss is read before the next begins; and of its call. The losses that were
-        read."""
-        rows = []
-        for _ in range(ROWS):
-            self._read()
-            begin = time.perf_counter()
-            for _ in range(steps):
-                value = self.step()
-            self.losses.append(float(value.item()))
-            rows.append((time.perf_counter() - begin) / steps)
+    def row(self, steps: int) -> float:
+        """Seconds of a step in a row of them, whose last loss is waited for, as in training."""
+        self._read()
+        begin = time.perf_counter()
+        for _ in range(steps):
+            value = self.step()
+        self.losses.append(float(value.item()))
+        return (time.perf_counter() - begin) / steps
+
+    def figures(self, steps: int, rows: list[float] | None = None) -> dict[str, Any]:
+        """Milliseconds of a step in a row; of one whose loss is read before the next begins; and
+        of its call. The losses that were read. rows: seconds that were taken before."""
+        rows = rows or [self.row(steps) for _ in range(ROWS)]
         for _ in range(steps):
             self._read()
         return {"ms": 1e3 * float(np.median(rows)),
@@ -135,12 +139,24 @@ def of_one_gpu(model: StepModel) -> StepClock:
     return made
 
 
-def of_one_and_of_each(one: StepClock, steps: int) -> dict[str, Any]:
-    """Rank 0's figures while the others wait, and then milliseconds of each rank, all at once."""
-    alone = one.figures(steps) if ts.dist.rank() == 0 else None
+def in_turn(one: StepClock, together: StepClock, steps: int) -> tuple[dict[str, Any], list[float]]:
+    """Figures of rank 0 while the others wait, and milliseconds of each rank, all at once; seconds
+    of all together."""
+    alone, each, rows = [], [], []
+    for _ in range(ROUNDS):
+        if ts.dist.rank() == 0:
+            alone.append(one.row(steps))
+        meet()
+        each.append(one.row(steps))
+        meet()
+        rows.append(together.row(steps))
+    mine = ts.tensor(np.array([1e3 * np.median(each)], np.float32))
+    at_once = ts.dist.all_gather(mine).numpy().reshape(-1).tolist()
+    figures = one.figures(steps, alone) if ts.dist.rank() == 0 else None
     meet()
-    mine = ts.tensor(np.array([one.figures(steps)["ms"]], np.float32))
-    return {"alone": alone, "at_once_ms": ts.dist.all_gather(mine).numpy().reshape(-1).tolist()}
+    return {"alone": figures, "at_once_ms": at_once,
+            "rows_ms": {"alone": [1e3 * t for t in alone],
+                        "together": [1e3 * t for t in rows]}}, rows
 
 
 def ours(a: argparse.Namespace, model: StepModel) -> dict[str, Any]:
@@ -152,9 +168,9 @@ def ours(a: argparse.Namespace, model: StepModel) -> dict[str, Any]:
     with config.scope(comm_timeout=0):
         all_of_them = StepClock(made.step)
     wait_for(a.start_file)
-    found = {} if one is None else of_one_and_of_each(one, a.steps)
+    found, rows = ({}, None) if one is None else in_turn(one, all_of_them, a.steps)
     with ts.dist.traffic() as sent:
-        together = all_of_them.figures(a.steps)
+        together = all_of_them.figures(a.steps, rows)
     together |= {"plan": [str(c) for c in made.run.plan], "eager_collectives": len(sent),
                  "predicted_ms": predicted}
     if found.get("alone"):
