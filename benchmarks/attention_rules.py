@@ -18,10 +18,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import subprocess
 import sys
-import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +27,7 @@ sys.path[:0] = [str(Path(__file__).resolve().parents[1]), str(Path(__file__).res
 import record  # noqa: E402
 import torch  # noqa: E402
 from attention_backward import medians  # noqa: E402
+from side_processes import results, work  # noqa: E402
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention  # noqa: E402
 
 import tessera as ts  # noqa: E402
@@ -179,41 +177,6 @@ def measured(runs: dict[str, Any], errors: list[Any]) -> dict[str, Any]:
             "ratio of gradients": round(ms["flex, gradient"] / ms["ours, gradient"], 2)}
 
 
-READY = "ready"
-
-
-def work(cases: list[list[Any]]) -> None:
-    """One of the processes: says when it has compiled, and measures when it is told to."""
-    made = [prepared(*case) for case in cases]
-    print(READY, flush=True)
-    if sys.stdin.readline():
-        for case, (runs, errors) in zip(cases, made, strict=True):
-            print(json.dumps([case, measured(runs, errors)]), flush=True)
-
-
-def results(cases: list[list[Any]], processes: int) -> Iterator[tuple[list[Any], dict[str, Any]]]:
-    """Those of all cases, each when it is there."""
-    few = {"TORCHINDUCTOR_COMPILE_THREADS": "2", "OMP_NUM_THREADS": "2"}
-    workers = [subprocess.Popen(
-        [sys.executable, __file__, "--work", json.dumps(cases[i::processes])], text=True,
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={**few, **os.environ})
-        for i in range(min(processes, len(cases)))]
-    began = time.perf_counter()
-    for worker in workers:
-        while (line := worker.stdout.readline()) and line.strip() != READY:
-            pass
-    print(f"compiled in {time.perf_counter() - began:.0f} s", flush=True)
-    for i, worker in enumerate(workers):
-        if worker.poll() is None:
-            worker.stdin.write("go\n")
-            worker.stdin.flush()
-            for _ in cases[i::processes]:
-                if line := worker.stdout.readline():
-                    yield tuple(json.loads(line))
-    if failed := [w.args[-1] for w in workers if w.wait()]:
-        raise SystemExit(f"not measured: {', '.join(failed)}")
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("D", type=int, nargs="*", default=[64, 128])
@@ -223,11 +186,11 @@ def main() -> None:
     parser.add_argument("--work", type=json.loads, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.work is not None:
-        return work(given.work)
+        return work(given.work, prepared, measured)
     to = Path(os.environ.get("OUT", record.RESULTS)) / "attention_rules.json"
     figures: dict[str, Any] = {**record.context(), "device": torch.cuda.get_device_name()}
     cases = [[D, name, given.length] for D in given.D for name in given.rules]
-    for (D, name, S), found in results(cases, given.processes):
+    for (D, name, S), found in results(__file__, cases, given.processes):
         case = f"D {D}, S {S}, {name}"
         figures[case] = found
         print(f"{case}:", json.dumps(found), flush=True)

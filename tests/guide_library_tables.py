@@ -157,6 +157,30 @@ def attention_gradients_table() -> str | None:
                         "Ratio"), lines))
 
 
+def attention_forward_table() -> str | None:
+    """Of benchmarks/attention_forward.py: a length in a line, causal and full side by side."""
+    if (found := measured("attention_forward")) is None:
+        return None
+    file, where = found
+    lines: dict[tuple[str, str], dict[str, dict[str, Any]]] = {}
+    for case, x in file.items():
+        if isinstance(x, dict):
+            D, S, mask = case.split(", ")
+            lines.setdefault((D, S), {})[mask] = x
+    ratios = [x["ratio"] for by in lines.values() for x in by.values()]
+    return (f"{where}. Geometric mean of the ratios {file['geometric mean']:.2f}, the least "
+            f"{min(ratios):.2f}.\n\n" + markdown(
+                ("", "Queries", *(f"{m}: TFLOP/s, cuDNN's, FlashAttention's, ratio"
+                                  for m in ("Causal", "full"))),
+                [(D, S, *(_rates(by[m]) for m in ("causal", "full")))
+                 for (D, S), by in lines.items()]))
+
+
+def _rates(x: dict[str, Any]) -> str:
+    sides = (str(x["TFLOP/s"].get(side, "")) for side in ("tessera", "cuDNN", "FlashAttention"))
+    return f"{', '.join(sides)}, {x['ratio']:.2f}"
+
+
 def types_table() -> str | None:
     """Of benchmarks/matmuls.py --types: a type and an extent in a line, layouts side by side."""
     if (found := measured("matmuls")) is None:
@@ -176,7 +200,8 @@ def _time_and_ratio(f: dict[str, Any]) -> str:
     return f"{us:.{0 if us >= 100 else 1}f}, {f['ratio']:.2f}"
 
 
-LIBRARY = {"attention_gradients": attention_gradients_table,
+LIBRARY = {"attention_forward": attention_forward_table,
+           "attention_gradients": attention_gradients_table,
            "convolutions": convolutions_table, "fft": fft_table, "orders": orders_table,
            "packed": packed_table, "plain_attention": plain_attention_table,
            "products": products_table, "rows": rows_table, "types": types_table,
