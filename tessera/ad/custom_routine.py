@@ -11,6 +11,7 @@ from ..graph.ops.kernel import is_tensor, record
 from ..kernels.routine import Routine, RoutineArray, RoutineLauncher
 from ..numerics import NumericType
 from ..open_trace import trace_state
+from ..runtime.arrays import HOST
 from ..tensor import Tensor, as_tensor
 from ..tile.interpreter.launch import Config
 from ..tile.kernel.launch_config import groups_of, lanes_given
@@ -27,6 +28,12 @@ class GraphArray(RoutineArray):
                  of: GraphArray | None = None):
         self._value, self.of, self.written = value, of, False
         self.shape, self.type = shape, numeric
+
+    @property
+    def place(self) -> int:  # type: ignore[override]
+        """Where the graph will run: what a routine chooses, it chooses for that GPU."""
+        builder = trace_state.builder
+        return HOST if builder is None else builder.place
 
     @property
     def value(self) -> Tensor:

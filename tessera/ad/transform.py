@@ -13,7 +13,7 @@ from ..graph.ir import Graph
 from ..graph.jit import JitFunction
 from ..graph.op import Aval
 from ..graph.signature import callable_name
-from ..graph.trace import aval_of, current_builder, trace
+from ..graph.trace import aval_of, current_builder, place_among, trace
 from ..tensor import Tensor
 from .subgraphs import Packed, Result
 
@@ -193,5 +193,6 @@ def trace_flat(call: Callable, packed: Packed, name: str, avals: Sequence[Aval] 
         box.append(Result(made))
         return box[0].tensors
 
-    graph = trace(flat, avals or [aval_of(x) for x in packed.tensors], name, repeats=repeats)
+    graph = trace(flat, avals or [aval_of(x) for x in packed.tensors], name, repeats=repeats,
+                  place=place_among(packed.tensors))
     return graph, box[0]

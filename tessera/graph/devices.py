@@ -11,7 +11,7 @@ anywhere.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from .. import config, hooks
@@ -26,7 +26,7 @@ from ..tensor import OPERATORS, PLAIN, Tensor, as_tensor, need_device
 from ..tile.launch.placement import chosen_gpu, gpu_number, listing
 from ..tile.launch.resident import adopted, offload, on_gpu, on_host
 from . import tree
-from .trace import Tracer
+from .trace import Tracer, place_among
 
 
 def find_place(device: Any) -> int:
@@ -123,6 +123,11 @@ def place_typed(x: Tensor) -> Tensor:
             wanted != "cpu" and not can_place(wanted)):  # another runtime's
         return x
     return to(x, wanted)
+
+
+def place_of_call(target: str, tensors: Sequence[Tensor]) -> int | None:
+    """The number of the GPU on which a call runs; None on a host, and inside of another trace."""
+    return place_among(tensors) if target == "cpu" else gpu_number(target)
 
 
 def place_arguments(bound: dict[str, Any], devices: dict[str, str], function: str

@@ -24,7 +24,7 @@ from ..tile.launch.resident import adopted
 from . import tree
 from .annotate import fit_argument, fit_result, placements, tensor_annotations
 from .decorator import Decorator
-from .devices import place_arguments, target_of
+from .devices import place_arguments, place_of_call, target_of
 from .donation import check_donated, forget_origins, use_up
 from .escapes import Arguments
 from .inspect_levels import launch_plan, level_text, need_level
@@ -330,7 +330,8 @@ class JitFunction:
 
         mesh = next((x.layout.mesh for x in leaves if x.layout is not None), None)
         with values_read() as read:
-            graph = trace(flat_fn, [aval_of(x) for x in leaves], self.name, mesh=mesh)
+            graph = trace(flat_fn, [aval_of(x) for x in leaves], self.name, mesh=mesh,
+                          place=place_of_call(key[4], leaves))
         check_effects(graph, self.allowed)
         check_updates(self.name, box["updates"], self.allowed)
         for tell in hooks.compiled:
@@ -338,8 +339,7 @@ class JitFunction:
         held = [*(x.layout for x in leaves), *(t.layout for _, t in graph.captures)]
         layouts = tuple(held) if any(x is not None for x in held) else None
         names = [n for i, n in enumerate(tree.paths(treedef)) if i not in statics]
-        named = _named(names, leaves)
-        target = self._with_captures(graph, key[4], named)
+        target = self._with_captures(graph, key[4], named := _named(names, leaves))
         donated = [i for i, (n, x) in enumerate(named)
                    if n.partition(".")[0] in self.donate and x.ndim]
         return TracedSignature(graph, box["tree"], box["rebuild"], target, box["arguments"],

@@ -115,6 +115,7 @@ class GraphBuilder:
         self.written: list[tuple[Value, Value, str, SourceLine | None]] = []  # old, new, as what
         self.unrounded: dict[Value, Tensor] = {}  # results of public ops before they were rounded
         self.mesh: Any = None  # of distributed tensors: extents are then those of whole tensors
+        self.place = HOST  # the number of the GPU on which it will run, where that is known
         self.outer: GraphBuilder | None = None  # that of the enclosing trace
         self.repeats = True  # see trace
 
@@ -270,22 +271,29 @@ def _size_bytes(aval: Aval) -> int:
 
 
 def trace(fn: Callable, avals: Sequence[Aval], name: str, rng: Any = None, mesh: Any = None,
-          repeats: bool = True) -> Graph:
+          repeats: bool = True, place: int | None = None) -> Graph:
     """The graph of fn: a function of len(avals) tensors that returns a flat list of tensors.
 
     mesh: that of distributed tensors among the arguments, else that of the enclosing trace
+    place: the number of the GPU on which it will run, else that of the enclosing trace
     repeats: whether one run of fn stands for several: other calls, iterations, rows of a batch"""
     builder = GraphBuilder(name)
     builder.rng, builder.repeats = rng, repeats
     outer, trace_state.builder = trace_state.builder, builder
     builder.outer = outer
     builder.mesh = mesh if mesh is not None or outer is None else outer.mesh
+    builder.place = place if place is not None else HOST if outer is None else outer.place
     where, trace_state.where = trace_state.where, None
     try:
         return builder.finish(fn(*[builder.add_input(a) for a in avals]))
     finally:
         builder.closed = True
         trace_state.builder, trace_state.where = outer, where
+
+
+def place_among(tensors: Sequence[Tensor]) -> int | None:
+    """The number of the GPU on which the first of them lies that is on one."""
+    return next((x.place for x in tensors if x.place != HOST), None)
 
 
 def evaluate(

@@ -26,7 +26,7 @@ from tessera.graph.ir import Graph, Node, Value, node_effects
 from tessera.graph.jit import JitFunction
 from tessera.graph.ops.record_amax import histories_among
 from tessera.graph.signature import callable_name
-from tessera.graph.trace import aval_of, current_builder, evaluate, trace
+from tessera.graph.trace import aval_of, current_builder, evaluate, place_among, trace
 from tessera.open_trace import values_read
 from tessera.tensor import Tensor
 
@@ -172,7 +172,7 @@ class Halves:
         meshes = [t.layout.mesh for t in packed.tensors if t.layout is not None]
         with values_read() as values:
             graph = trace(joint, [aval_of(t) for t in packed.tensors], name,
-                          mesh=meshes[0] if meshes else None)
+                          mesh=meshes[0] if meshes else None, place=place_among(packed.tensors))
         self._names = CapturedNames([fn, *read], [*(t for _, t in graph.captures), *values]) or None
         self.structure, self.moves, (dp, dx), places = box
         histories = {packed.places[i] for i in histories_among(graph)}

@@ -279,7 +279,8 @@ class _Call:
             return made
 
         try:
-            graph = trace(body, [aval_of(x) for x in operands], self.name)
+            graph = trace(body, [aval_of(x) for x in operands], self.name,
+                          place=self.index)
             return EagerProgram(graph, self.index, box["tree"], box["rebuild"])
         except TraceError as err:
             if not last:
