@@ -158,7 +158,7 @@ def inline(t: KernelTracer, f: FunctionType, args: list[Any], kwargs: dict[str, 
     source, site = capture_helper(f), t.position.where()
     exits = source.exits
     saved = t.env, t.globals, t.position.source, t.position.node, t.argument_names
-    t.env = dict(bound.arguments) | {RETURN: UNSET if exits.flags else None}
+    t.env = dict(bound.arguments) | {RETURN: exits.unset}
     t.env |= dict.fromkeys(exits.flags, False)
     t.globals = closure_of(f)
     t.argument_names = frozenset(bound.arguments)

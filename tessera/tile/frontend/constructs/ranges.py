@@ -9,6 +9,7 @@ from tessera.numerics import i64
 from tessera.tile.builder.kernel_spec import DimInt
 from tessera.tile.frontend.constructs.assignments import assign
 from tessera.tile.frontend.constructs.loops import for_loop, resets, rewind, snapshot, while_loop
+from tessera.tile.frontend.exits import guard
 from tessera.tile.frontend.tracer import KernelTracer, statement
 from tessera.tile.ir.handles import Handle, LoopRange, describe, is_number
 from tessera.tile.ir.ir import For, Op, walk
@@ -19,8 +20,6 @@ from tessera.tile.passes.independent_iterations import why_dependent
 
 @statement(ast.For)
 def for_statement(t: KernelTracer, s: ast.For) -> None:
-    if s.orelse:
-        t.fail("else after a loop is not part of the kernel language")
     items = t.expr(s.iter)
     if isinstance(items, LoopRange):
         if not isinstance(s.target, ast.Name):
@@ -34,11 +33,14 @@ def for_statement(t: KernelTracer, s: ast.For) -> None:
 
 
 def unroll(t: KernelTracer, s: ast.For, items: Any) -> None:
+    """An iteration for each item, one after the other; where one may leave the loop, those behind
+    it stand under the flags that it may have set."""
+    body = resets(s) + s.body
     if getattr(s, "exits", ()):
-        t.fail("break in a loop over a tuple", "loop over a range")
+        body = [guard(s.exits, body, s)]
     for item in items:
         assign(t, s.target, item, t.ir.last())
-        t.statements(resets(s) + s.body)
+        t.statements(body)
 
 
 def range_loop(t: KernelTracer, s: Any, r: LoopRange) -> None:
