@@ -1,11 +1,11 @@
 """Free names tile_<dim> and block_<dim>: origins of the group's block along a named extent (Q32).
 
 The block size is read from slices `x : x + c`, from the bound of the range that is added to the
-name, or from slices at its multiples, `c x : c x + n`, which are n / c wide. An extent of a tensor that the kernel writes becomes a grid axis, also one that is a part of
-an axis ("2*N") along which all stores go by its blocks, or any where a kernel only adds to tensors
-by position; any other (a contraction) becomes one serial loop around the statements from the first
-use to the last that depends on it, ended by a barrier, so that its next iteration may overwrite
-shared memory.
+name, or from slices at its multiples, `c x : c x + n`, which are n / c wide. An extent of a tensor
+that the kernel writes becomes a grid axis, also one that is a part of an axis ("2*N") along which
+all stores go by its blocks, or any where a kernel only adds to tensors by position; any other (a
+contraction) becomes one serial loop around the statements from the first use to the last that
+depends on it, ended by a barrier, so that its next iteration may overwrite shared memory.
 """
 
 from __future__ import annotations
