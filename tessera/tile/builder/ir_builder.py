@@ -242,7 +242,8 @@ class IRBuilder:
         if isinstance(x, TensorRow) or (isinstance(x, Handle)
                                         and isinstance(x.type, GlobalTensor | Buffer | View)):
             self.fail(f"{describe(x)} is a place in memory, not a value",
-                      "load it: ts.tile.load(...), or index one element")
+                      "load it: ts.tile.load(...), or index one element; there are no pointers, "
+                      "x[i] has the elements at a tile of positions i")
         if isinstance(x, Handle) or is_number(x):
             return x
         self.fail(f"{describe(x)} cannot be computed with at run time",
@@ -357,8 +358,8 @@ class IRBuilder:
             return x
         self.need_dims(self.values.forms.form(x.value))
         self.fail(f"{what} must be known at compile time",
-                  "use a number, a module constant, a keyword-only parameter, a named extent, or "
-                  "an expression of them")
+                  "use a number, a module constant, a parameter that is one (B: int, or B=64), a "
+                  "named extent, or an expression of them")
 
     def need_dims(self, form: dict) -> None:
         """Asks for a new trace with constants when only named extents, and what is computed from

@@ -179,7 +179,8 @@ def block_size(t: KernelTracer, body: list[ast.stmt], name: str) -> int:
                f"by its own ends, x[{name} - 1:{name} + {min(filter(None, sizes)) + 1}]")
     if not sizes:
         t.fail(f"the block size of {name} is not known",
-               f"use it in a slice with a constant extent: x[{name}:{name}+64]")
+               f"use it in a slice with a constant extent: x[{name}:{name}+64], or "
+               f"x[{name}:{name}+B] with B: int or B=64 in the signature")
     (size,) = sizes
     assert size is not None
     _require_blocks_stored(t, body, name, size)
@@ -189,7 +190,8 @@ def block_size(t: KernelTracer, body: list[ast.stmt], name: str) -> int:
 def _require_blocks_stored(t: KernelTracer, body: list[ast.stmt], name: str, size: int) -> None:
     """y[x] = number, with blocks of more than one element along that axis of y and no store of
     them, would leave the others as they are."""
-    whole, alone = set(), {}
+    whole: set[tuple[str, int]] = set()
+    alone: dict[tuple[str, int], ast.Subscript] = {}
     for n in _stores(t, body):
         kind = dict(t.spec.params)[n.value.id]  # type: ignore[attr-defined]
         at = n.slice.elts if isinstance(n.slice, ast.Tuple) else [n.slice]

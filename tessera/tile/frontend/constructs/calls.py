@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import builtins
 import inspect
 import math
 from collections.abc import Callable
@@ -121,7 +122,12 @@ def refuse_call(t: KernelTracer, f: Any) -> None:
     if isinstance(f, DType | NumericType):
         t.fail(f"{f} is a type, not a function", f"ts.tile.cast(x, ts.{f})")
     if not callable(f):
-        t.fail(f"{describe(f)} is not a function")
+        called = t.position.node.func if isinstance(t.position.node, ast.Call) else None
+        named = called.id if isinstance(called, ast.Name) and called.id[:2] != "__" else ""
+        t.fail(f"{describe(f)} is not a function" + (f", but what {named!r} is here" if named
+                                                      else ""),
+               "use another name: it is a function's of Python" if hasattr(builtins, named)
+               else None)
     if isinstance(f, BuiltinMethodType) and isinstance(f.__self__, list):
         t.fail(f"{name} of a list: what a kernel has made does not change",
                "make it at once, [x[i] for i in range(4)], or have an array of each lane, "

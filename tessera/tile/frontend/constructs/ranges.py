@@ -28,7 +28,9 @@ def for_statement(t: KernelTracer, s: ast.For) -> None:
     elif isinstance(items, tuple | list):
         unroll(t, s, items)
     else:
-        t.fail(f"a loop over {describe(items)}",
+        tile = isinstance(items, Handle) and isinstance(items.type, TileType)
+        t.fail(f"a loop over {describe(items)}", "it has all elements at once: compute with whole "
+               "tiles, or reduce it, ts.tile.reduce_sum(t)" if tile else
                "loop over ts.tile.range(...), range(...) or a compile-time tuple")
 
 
@@ -36,8 +38,8 @@ def unroll(t: KernelTracer, s: ast.For, items: Any) -> None:
     """An iteration for each item, one after the other; where one may leave the loop, those behind
     it stand under the flags that it may have set."""
     body = resets(s) + s.body
-    if getattr(s, "exits", ()):
-        body = [guard(s.exits, body, s)]
+    if exits := getattr(s, "exits", ()):
+        body = [guard(exits, body, s)]
     for item in items:
         assign(t, s.target, item, t.ir.last())
         t.statements(body)
@@ -174,7 +176,8 @@ def until(t: KernelTracer, s: Any, r: LoopRange, body: list[ast.stmt]) -> None:
         t.fail(f"over={r.over!r} with break or return inside: the iterations depend on each "
                "other")
     if not isinstance(r.step, int):
-        t.fail("a range with break or return inside needs a constant step")
+        t.fail("a range with break or return inside needs a constant step",
+               "write while i < N: with i += step at its end")
     target, at = s.target.id, f"__at_{s.target.id}"
     limit = f"__stop_{s.target.id}"
     t.env[at], t.env[limit] = r.lo, r.hi

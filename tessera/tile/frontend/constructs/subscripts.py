@@ -7,6 +7,7 @@ import copy
 from typing import Any
 
 from tessera.numerics import bool_, i32
+from tessera.tile.builder.kernel_spec import Kernel_
 from tessera.tile.frontend.tracer import KernelTracer, expression
 from tessera.tile.ir.edges import open_
 from tessera.tile.ir.handles import AxisSlice, Handle, TensorRow, TensorSlice, describe
@@ -85,7 +86,8 @@ def subscript(t: KernelTracer, base: Any, parts: list[Any]) -> Any:
     if not isinstance(base, Handle):
         array = hasattr(base, "__array__") or hasattr(base, "__dlpack__")
         t.fail(f"{describe(base)} cannot be indexed", hint="arrays are arguments of the kernel, "
-               "and so is this one: x: ts.Tensor[...]" if array else None)
+               "and so is this one: x: ts.Tensor[...]" if array else "a kernel that is called in "
+               "one is a part of its launch: k(x)" if isinstance(base, Kernel_) else None)
     if isinstance(base.type, Scalar):
         t.fail(f"{describe(base)} is a number and cannot be indexed")
     if isinstance(base.type, TileType):
