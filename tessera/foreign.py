@@ -99,6 +99,7 @@ FUNCTIONS: Mapping[str, str] = {
     "ts.sum(m)", "percentile": "ts.quantile(x, q / 100)",
     "average": "ts.mean(x), or ts.sum(w * x) / ts.sum(w)", "inner": "ts.sum(a * b)",
     "count_nonzero": "ts.sum(x != 0)", "custom_gradient": "ts.custom_vjp",
+    "constexpr": "int, as in def k(x, B: int), or a default, B=64",
     "lstm": "a cell, under ts.scan(cell, state, xs)", "gru": "a cell, under ts.scan(cell, state, "
     "xs)", "Module": "a dict, list or dataclass that holds ts.param(data), and functions",
     "Linear": "ts.linear(x, w, b), with w = ts.param(data)",
@@ -140,6 +141,19 @@ TILE: Mapping[str, str] = {
     "atomicCAS": "ts.tile.atomic_cas(x, index, expected, value)",
     **dict.fromkeys(("cat", "concatenate", "join", "split", "flip"), "a shared buffer: s[0:8] = a, "
                     "s[8:16] = b, then ts.tile.barrier() and ts.tile.load(s)"),
+}
+
+# ts.tile.<op>(<word>=): what is written instead of an argument that ops of tiles have elsewhere
+_EDGES = "leave it out: a slice that goes beyond its tensor reads as 0 there, or as fill="
+_ROWS = "leave it out: a tile of rank 1 is a column beside a matrix, t - ts.tile.row_max(t)"
+TILE_KEYWORDS: Mapping[str, str] = {
+    "mask": f"{_EDGES}; else ts.tile.where(mask, t, 0.0)", "other": f"{_EDGES}, its number",
+    "boundary_check": _EDGES, "padding_option": f"{_EDGES}, its number",
+    "keepdims": _ROWS, "keep_dims": _ROWS, "keepdim": _ROWS, "dim": "that is axis=",
+    "allow_tf32": 'precision="tf32" or "f32"', "input_precision": 'precision="tf32" or "f32"',
+    "out_dtype": "ts.tile.cast(t, dtype)", "acc": "that is accumulator=",
+    "sem": "release=True", **dict.fromkeys(("eviction_policy", "cache_modifier"),
+                                           "leave it out: the compiler chooses"),
 }
 
 # ts.random.<word>

@@ -377,8 +377,9 @@ CASES: dict[str, Case] = {
                            terms=4),
 }
 UNARY = {
-    "normal": ("exp", "expm1", "sin", "cos", "tan", "atan", "tanh", "sigmoid", "erf", "relu",
-               "floor", "ceil", "round", "trunc", "abs", "sign", "gelu", "silu", "softplus"),
+    "normal": ("exp", "expm1", "sin", "cos", "tan", "atan", "tanh", "sigmoid", "erf", "erfc",
+               "relu", "floor", "ceil", "round", "trunc", "abs", "sign", "gelu", "silu",
+               "softplus"),
     "positive": ("log", "log1p", "sqrt", "rsqrt"), "unit": ("asin", "acos"),
 }
 for _draw, _names in UNARY.items():

@@ -21,7 +21,8 @@ NUMPY = {"f32": np.float32, "f64": np.float64, "i32": np.int32, "i64": np.int64,
          "u64": np.uint64, "i16": np.int16, "i8": np.int8, "u8": np.uint8, "u16": np.uint16,
          "bool_": np.bool_, "f16": np.float16}
 UNARY = ("exp", "exp2", "expm1", "log", "log2", "log1p", "sqrt", "rsqrt", "sin", "cos", "tan",
-         "atan", "tanh", "floor", "ceil", "round", "trunc", "erf", "sigmoid", "abs")
+         "atan", "tanh", "floor", "ceil", "round", "trunc", "erf", "erfc", "sigmoid",
+         "abs")
 BINARY = ("x + y", "x - y", "x * y", "x / y", "x // y", "x % y", "tile.maximum(x, y)",
           "tile.minimum(x, y)", "-x", "tile.where(x < y, x, y)", "tile.where(x != y, 1.0, x)",
           "tile.fma(x, y, x)", "tile.atan2(x, y)",

@@ -64,6 +64,7 @@ if TYPE_CHECKING:
     from .ops.elementwise import div as div
     from .ops.elementwise import equal as equal
     from .ops.elementwise import erf as erf
+    from .ops.elementwise import erfc as erfc
     from .ops.elementwise import exp as exp
     from .ops.elementwise import expm1 as expm1
     from .ops.elementwise import floor as floor

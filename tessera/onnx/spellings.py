@@ -391,6 +391,7 @@ REFUSED: dict[str, str] = {
     "atan2": "ONNX has no angle of two operands",
     "csr_rows": "ONNX has no operations of sparse rows",
     "cast": "it cuts off where ONNX rounds to the nearest",
+    "erfc": "ONNX has erf alone: 1 - ts.erf(x), where its digits are enough",
     "floor_divide": "of floats ONNX has no division that rounds down",
     "kernel": "it is a kernel of the program's",
     "place": "it moves a tensor to another memory",

@@ -203,7 +203,7 @@ def test_flash_attention_without_beta_still_races(rng):
 
 
 MATHS = ("sqrt", "exp", "exp2", "expm1", "log", "log2", "log1p", "sin", "cos", "tan", "atan",
-         "tanh", "floor", "ceil", "trunc", "erf")
+         "tanh", "floor", "ceil", "trunc", "erf", "erfc")
 
 
 @pytest.mark.row("CORE-07")

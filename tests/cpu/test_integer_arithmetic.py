@@ -8,7 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+import emulator
 import tessera as ts
+from kernels.build import build
 from tessera.graph.cuda import CudaProgram
 
 KINDS = ["int8", "uint8", "int16", "uint16", "int32", "uint32", "int64"]
@@ -100,3 +102,45 @@ def test_casts_keep_the_nearest_end_and_sums_of_them_wrap(kind: str, policy: str
     with np.errstate(over="ignore"):
         assert np.array_equal(low, want) and np.array_equal(twice, want + want)
     assert np.array_equal(f(x)[1].numpy(), twice)
+
+
+@pytest.mark.parametrize("narrow", ["uint8", "uint16", "bool_"])
+@pytest.mark.parametrize("wide", ["uint32", "uint64"])
+def test_narrow_unsigned_numbers_beside_wide_ones_in_kernels(wide: str, narrow: str,
+                                                             rng: np.random.Generator) -> None:
+    """The result is unsigned as in NumPy and in graphs: a hash of bytes wraps as its type."""
+    k = build(f"""@kernel
+def k(a: Tensor["N", ts.{wide}], b: Tensor["N", ts.{narrow}], y: Tensor["N", ts.{wide}],
+      z: Tensor["N", ts.{wide}]):
+    i = tile.linear_id()
+    if i < N:
+        h = a[i]
+        for _ in range(3):
+            h = (h ^ b[i]) * 16777619 + b[i]
+        y[i] = h
+    t = tile.load(a[tile_n:tile_n+64])
+    z[tile_n:tile_n+64] = t * 65599 - tile.load(b[tile_n:tile_n+64])""")["k"]
+    a, _ = operands(wide, rng, 100)
+    b = rng.integers(0, 2 if narrow == "bool_" else 200, 100).astype(narrow.rstrip("_"))
+    y, z, h, w = np.zeros_like(a), np.zeros_like(a), a.copy(), b.astype(wide)
+    k(a, b, y, z)
+    for _ in range(3):
+        h = (h ^ w) * h.dtype.type(16777619) + w
+    assert np.array_equal(y, h) and np.array_equal(z, a * h.dtype.type(65599) - w)
+    assert (ts.tensor(a) ^ ts.tensor(b)).type.name == wide
+    emulator.compare(k, a, b, np.zeros_like(a), np.zeros_like(a), lockstep=False, exact=True)
+
+
+@pytest.mark.parametrize("op", ["&", "|", "^", "<<", ">>"])
+def test_bits_of_uint64_and_of_signed_numbers(op: str) -> None:
+    """No type holds both; the graph refuses them too."""
+    k = build(f"""@kernel
+def k(a: Tensor["N", ts.uint64], b: Tensor["N", i32]):
+    i = tile.linear_id()
+    if i < N:
+        a[i] = a[i] {op} b[i]""")["k"]
+    with pytest.raises(ts.TesseraError, match="bits of uint64 and int32: no integer type") as info:
+        k(np.ones(3, np.uint64), np.ones(3, np.int32))
+    assert "ts.tile.cast(x, ts.uint64)" in str(info.value)
+    with pytest.raises(ts.DTypeError):
+        eval(f"a {op} b", {"a": ts.ones(3, ts.uint64), "b": ts.ones(3, ts.int32)})

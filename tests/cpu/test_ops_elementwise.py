@@ -32,6 +32,7 @@ ORACLES: dict[str, Callable] = {
     "log": np.log, "log1p": np.log1p, "expm1": np.expm1, "rsqrt": lambda x: 1 / np.sqrt(x),
     "sin": np.sin, "cos": np.cos, "asin": np.arcsin, "acos": np.arccos, "atan": np.arctan,
     "sinh": np.sinh, "cosh": np.cosh, "sigmoid": scipy.special.expit, "erf": scipy.special.erf,
+    "erfc": scipy.special.erfc,
     "exp": np.exp, "tanh": np.tanh, "sqrt": np.sqrt,
 }
 

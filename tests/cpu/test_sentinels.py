@@ -211,7 +211,7 @@ class TestWhatIsNoFinding:
     @pytest.mark.parametrize("name", [
         "gelu", "silu", "softplus", "sigmoid", "tanh", "relu", "elu", "leaky_relu", "softmax",
         "log_softmax", "softmax_safe", "logsumexp", "logsumexp_safe", "layernorm", "rmsnorm",
-        "layernorm_safe", "rmsnorm_safe", "erf", "sign", "var", "std", "sort", "cumsum",
+        "layernorm_safe", "rmsnorm_safe", "erf", "erfc", "sign", "var", "std", "sort", "cumsum",
         "rotary_embedding",
     ])
     def test_the_library_on_values_up_to_1e4(self, name, rng):

@@ -10,9 +10,13 @@ import numpy as np
 import pytest
 import scipy.special
 
+import emulator
 import tessera as ts
 from functions import Case, check_derivatives, check_vmap, each, shapes
+from kernels.build import build
 from tessera.errors import ArgumentError
+from tessera.graph.cuda import CudaProgram
+from tolerance import assert_close
 
 # name -> [[x, value rounded to f64, what rounding lost]], numbers as float.hex
 VALUES = json.loads((Path(__file__).parents[1] / "special_values.json").read_text())
@@ -137,3 +141,35 @@ def test_derivatives(case: Case, rng: np.random.Generator) -> None:
 @each(CASES)
 def test_vmap(case: Case, rng: np.random.Generator) -> None:
     check_vmap(case, rng)
+
+
+@pytest.mark.parametrize("dtype", ["f32", "f64"])
+def test_erfc_keeps_its_digits(dtype: str) -> None:
+    """Where 1 - erf(x) has none left; at once, compiled, in a kernel, in code for GPUs, and its
+    first two derivatives."""
+    kind = np.dtype(f"float{dtype[1:]}")
+    x = np.concatenate([np.linspace(-6, 9, 301), [0, -0.0, np.inf, -np.inf, np.nan]]).astype(kind)
+    k = build(f"""@kernel
+def k(x: Tensor["N", {dtype}], y: Tensor["N", {dtype}], z: Tensor["N", {dtype}]):
+    y[tile_n:tile_n+64] = tile.erfc(tile.load(x[tile_n:tile_n+64]))
+    i = tile.linear_id()
+    if i < N:
+        z[i] = math.erfc(x[i])""")["k"]
+    y, z, given = np.zeros_like(x), np.zeros_like(x), ts.tensor(x)
+    k(x, y, z)
+    program = CudaProgram(ts.jit(lambda x: ts.erfc(x * 1.0)).graph(given), "sm_90a")
+    want = scipy.special.erfc(x.astype(np.float64))
+    bound = (2 + x * x) * np.spacing(want.astype(kind))  # scipy's own: x^2 of exp is rounded
+    for got in (y, z, ts.erfc(given), ts.jit(lambda x: ts.erfc(x * 1.0))(given),
+                program.run([x])[0]):
+        got = np.asarray(got)
+        assert np.array_equal(np.isnan(got), np.isnan(want)) and got.dtype == kind
+        assert (np.abs(got - want) <= bound)[:301].all()
+        assert np.array_equal(got[301:], [1, 1, 0, 2, np.nan], equal_nan=True)
+    emulator.compare(k, x, y, z, lockstep=False, rtol=4 * np.finfo(kind).eps)
+    once = ts.grad(lambda x: ts.sum(ts.erfc(x)))
+    first = -2 / np.sqrt(np.pi) * np.exp(-x.astype(np.float64) ** 2)
+    assert_close(once(given), first, dtype=dtype, n=4, scale=1.0)
+    finite = x[:301]
+    twice = ts.grad(lambda x: ts.sum(once(x)))(ts.tensor(finite))
+    assert_close(twice, -2 * finite * first[:301], dtype=dtype, n=8, scale=1.0)

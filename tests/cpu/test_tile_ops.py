@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 
 import ml_dtypes
 import numpy as np
@@ -30,7 +31,8 @@ ORACLES = {
     "rsqrt": lambda a: 1 / np.sqrt(a), "cos": np.cos, "tan": np.tan, "atan": np.arctan,
     "tanh": np.tanh, "floor": np.floor, "ceil": np.ceil, "round": np.round, "trunc": np.trunc,
     "isnan": np.isnan, "isinf": np.isinf, "atan2": np.arctan2,
-    "sigmoid": lambda a: 1 / (1 + np.exp(-a)), "erf": np.vectorize(__import__("math").erf),
+    "sigmoid": lambda a: 1 / (1 + np.exp(-a)), "erf": np.vectorize(math.erf),
+    "erfc": np.vectorize(math.erfc),
     "exp_approx": np.exp, "sigmoid_approx": lambda a: 1 / (1 + np.exp(-a)),
 }
 INTEGER = ("bitand", "bitor", "bitxor", "bitnot", "shl", "shr")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from math import erf
+from math import erf, erfc
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,8 @@ KINDS = {"i16": np.int16, "i32": np.int32, "i64": np.int64, "f32": np.float32, "
 COMPARISONS = {"<": np.less, "<=": np.less_equal, ">": np.greater, ">=": np.greater_equal,
                "==": np.equal, "!=": np.not_equal}
 LIBRARY = {"fma": lambda x, y, z: x * y + z, "fabs": np.abs, "pow": np.power, "atan": np.arctan,
-           "erf": np.vectorize(erf, otypes=[np.float64]), "atan2": np.arctan2}
+           "erf": np.vectorize(erf, otypes=[np.float64]),
+           "erfc": np.vectorize(erfc, otypes=[np.float64]), "atan2": np.arctan2}
 
 
 class DivergedError(AssertionError):

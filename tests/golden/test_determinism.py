@@ -36,7 +36,7 @@ OPS = {
     "sigmoid": ("tile.sigmoid(x)", "ex2.approx.ftz.f32", "fma.rn.f32"),
     "div": ("x / y", "div.approx.ftz.f32", "div.rn.f32"),
 }
-SAME = ["x + y", "x * y", "tile.erf(x)", "tile.expm1(x)", "tile.log1p(x)", "x ** y",
+SAME = ["x + y", "x * y", "tile.erf(x)", "tile.erfc(x)", "tile.expm1(x)", "tile.log1p(x)", "x ** y",
         "tile.atan2(x, y)", "x // y", "tile.maximum(x, y)"]
 
 

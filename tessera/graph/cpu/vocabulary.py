@@ -83,7 +83,7 @@ function("sigmoid", 1, _sigmoid, "float", 16)
 function("softplus", 1, _softplus, "float", 30,
          tile="tile.maximum({0}, 0.0) + tile.log1p(tile.exp(-tile.abs({0})))")
 function("erf", 1, _through_f64(math.erf), "float", 24)
-function("erfc", 1, _through_f64(math.erfc), "float", 100, tile=None)
+function("erfc", 1, _through_f64(math.erfc), "float", 100)
 function("sin", 1, np.sin, "float", 24)
 function("cos", 1, np.cos, "float", 24)
 function("tan", 1, np.tan, "float", 40)

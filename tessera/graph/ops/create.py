@@ -8,10 +8,10 @@ import numpy as np
 
 from ... import hooks
 from ...dims import Dim
-from ...errors import ArgumentError, warn_user
+from ...errors import ArgumentError, TraceError, warn_user
 from ...numerics import NumericType, as_type
 from ...numerics.promote import overflow
-from ...tensor import Tensor, TensorType, as_tensor, encode_value
+from ...tensor import STATIC_HINT, Tensor, TensorType, as_tensor, encode_value
 from ..op import Aval, GraphOp, sample
 from ..operand import public, shape_tuple
 from ..trace import apply, current_builder
@@ -156,15 +156,13 @@ def zeros_like_type(kind: TensorType, **sizes: int) -> Tensor:
 def arange(start: Any, stop: Any = None, step: Any = 1, *, dtype: Any = None) -> Tensor:
     """start, start + step, ... below stop; `arange(n)` counts from 0.
 
-    int64 when all three are integers, else f32, unless dtype is given. Raises ArgumentError when
-    step is 0.
+    int64 when all three are integers, else f32, unless dtype is given. A tensor without axes is its
+    number. Raises ArgumentError when step is 0, TraceError for a tensor that is traced.
     """
     first, last = (0, start) if stop is None else (start, stop)
-    numbers = (first, last, step)
     if isinstance(last, Dim):
         return apply(IOTA, size=last, type=as_type(dtype or "int64"))
-    if not all(isinstance(n, int | float | np.generic) for n in numbers):
-        raise ArgumentError(f"arange needs numbers, got {numbers}")
+    first, last, step = numbers = tuple(_number(n) for n in (first, last, step))
     if step == 0:
         raise ArgumentError("arange with a step of 0 never ends")
     whole = all(isinstance(n, int | np.integer) for n in numbers)
@@ -172,6 +170,21 @@ def arange(start: Any, stop: Any = None, step: Any = 1, *, dtype: Any = None) ->
     if (first, step) == (0, 1) and whole:
         return apply(IOTA, size=max(int(last), 0), type=numeric)
     return Tensor(elements_of(np.arange(*numbers), numeric), numeric)
+
+
+def _number(x: Any) -> Any:
+    """A bound of arange."""
+    if getattr(x, "traced", False):
+        raise TraceError(
+            f"a traced {x.aval} as a bound of arange: extents are known before values are",
+            hint=f"{STATIC_HINT}; or count up to the most there can be, and leave out the rest: "
+            "ts.where(ts.arange(most) < n, x, 0)")
+    if isinstance(x, Tensor) and not x.shape:
+        return x.item()
+    if not isinstance(x, int | float | np.generic):
+        what = f"{x.type}{list(x.shape)}" if isinstance(x, Tensor) else repr(x)
+        raise ArgumentError(f"arange needs numbers, got {what}")
+    return x
 
 
 @public

@@ -204,11 +204,15 @@ def _unary(name: str, ref: Callable, loop: str, partial: Callable | None, **kw: 
     return elementwise(name, ref, loop, rule, **kw)
 
 
-_erf = np.frompyfunc(math.erf, 1, 1)
+_erf, _erfc = (np.frompyfunc(f, 1, 1) for f in (math.erf, math.erfc))
 
 
 def _erf_ref(x: np.ndarray) -> np.ndarray:
     return np.asarray(_erf(x), dtype=x.dtype)
+
+
+def _erfc_ref(x: np.ndarray) -> np.ndarray:
+    return np.asarray(_erfc(x), dtype=x.dtype)
 
 
 def _sigmoid_ref(x: np.ndarray) -> np.ndarray:
@@ -246,6 +250,9 @@ SIGMOID = _unary("sigmoid", _sigmoid_ref, "sigmoid({0})", lambda y, x: y * (1.0 
                  drops_inf=(0,), doc="1 / (1 + exp(-x))")
 ERF = _unary("erf", _erf_ref, "erf({0})",
              lambda y, x: (2.0 / math.sqrt(math.pi)) * exp(-(x * x)), drops_inf=(0,))
+ERFC = _unary("erfc", _erfc_ref, "erfc({0})",
+              lambda y, x: (-2.0 / math.sqrt(math.pi)) * exp(-(x * x)), drops_inf=(0,),
+              doc="1 - erf(x), with all digits where that is small")
 RELU = elementwise("relu", lambda x: np.maximum(x, x.dtype.type(0)), "maximum({0}, 0)",
                    lambda y, x: (Choosing(lambda g: where(x > 0.0, g, literal(0.0, g))),),
                    draw="apart", smooth=False, drops_inf=(0,), doc="max(x, 0); gradient 0 at 0")
@@ -438,6 +445,7 @@ cosh = public_unary("cosh", COSH, "cosh x")
 tanh = public_unary("tanh", TANH, "tanh x")
 sigmoid = public_unary("sigmoid", SIGMOID, "1 / (1 + exp(-x))")
 erf = public_unary("erf", ERF, "the error function")
+erfc = public_unary("erfc", ERFC, "1 - erf(x), with all digits where that is small")
 relu = public_unary("relu", RELU, "max(x, 0); the gradient at 0 is 0", to_float=False)
 floor = public_unary("floor", FLOOR, "the largest integer <= x")
 ceil = public_unary("ceil", CEIL, "the smallest integer >= x")

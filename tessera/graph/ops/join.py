@@ -188,7 +188,8 @@ def _split_sizes(extent: Any, sections: Any, axis: int) -> list:
 def tile(x: Any, repeats: Any) -> Tensor:
     """x repeated `repeats` times, per axis when a sequence: np.tile."""
     x = plain(x)
-    reps = (repeats,) if isinstance(repeats, int) else tuple(repeats)
+    one = isinstance(repeats, int) or getattr(repeats, "ndim", 1) == 0
+    reps = tuple(map(operator.index, (repeats,) if one else repeats))
     ndim = max(x.ndim, len(reps))
     reps = (1,) * (ndim - len(reps)) + reps
     shape = (1,) * (ndim - x.ndim) + tuple(x.shape)

@@ -226,7 +226,8 @@ MEANINGS: dict[str, Callable] = {
         ("expm1", F.expm1), ("log", F.log), ("log2", F.log2), ("log1p", F.log1p),
         ("sqrt", F.sqrt), ("rsqrt", F.rsqrt), ("sin", F.sin), ("cos", F.cos), ("tan", F.tan),
         ("atan", F.atan), ("tanh", F.tanh), ("floor", F.floor), ("ceil", F.ceil),
-        ("round", F.round), ("trunc", F.trunc), ("erf", F.erf), ("sigmoid", F.sigmoid),
+        ("round", F.round), ("trunc", F.trunc), ("erf", F.erf), ("erfc", F.erfc),
+        ("sigmoid", F.sigmoid),
         ("isnan", F.isnan), ("isinf", F.isinf), ("where", F.where))},
     **{f"reduce_{name}": _reduced(f) for name, f in (
         ("sum", F.sum), ("max", F.max), ("min", F.min), ("prod", F.prod))},

@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, NoReturn
 
-from tessera.numerics import DType, bool_, f32, i32, i64
+from tessera.numerics import DType, bool_, f32, i32, i64, uint64
 from tessera.tile.builder.edge_facts import EdgeFacts
 from tessera.tile.builder.edge_masks import within
-from tessera.tile.builder.rules import logical, promote
+from tessera.tile.builder.rules import integers, logical, promote
 from tessera.tile.builder.source_position import SourcePosition
 from tessera.tile.builder.value_table import ValueTable
 from tessera.tile.ir.affine import Form
@@ -201,8 +201,19 @@ class IRBuilder:
             return xs[1]
         first = 1 if name == "where" else 0
         dtype = self.promoted(xs[first:], name)
+        if OPS[name].rule is integers:
+            self._require_bits(xs)
         same = [self.to(x, dtype) for x in xs[first:]]
         return self.emit(name, [*xs[:first], *same], hint)
+
+    def _require_bits(self, xs: Sequence[Any]) -> None:
+        """uint64 beside a signed number would go through int64, and lose what that does not
+        hold."""
+        dtypes = {x.type.dtype for x in xs if isinstance(x, Handle)}
+        signed = [d for d in dtypes if d.kind == "int"]
+        if uint64 in dtypes and signed:
+            self.fail(f"bits of uint64 and {signed[0]}: no integer type holds both",
+                      "cast the signed one: ts.tile.cast(x, ts.uint64)")
 
     def fold(self, name: str, xs: Sequence[Any]) -> Any:
         if name == "and":
@@ -231,7 +242,8 @@ class IRBuilder:
         if isinstance(x, TensorRow) or (isinstance(x, Handle)
                                         and isinstance(x.type, GlobalTensor | Buffer | View)):
             self.fail(f"{describe(x)} is a place in memory, not a value",
-                      "load it: ts.tile.load(...), or index one element")
+                      "load it: ts.tile.load(...), or index one element; there are no pointers, "
+                      "x[i] has the elements at a tile of positions i")
         if isinstance(x, Handle) or is_number(x):
             return x
         self.fail(f"{describe(x)} cannot be computed with at run time",
@@ -346,8 +358,8 @@ class IRBuilder:
             return x
         self.need_dims(self.values.forms.form(x.value))
         self.fail(f"{what} must be known at compile time",
-                  "use a number, a module constant, a keyword-only parameter, a named extent, or "
-                  "an expression of them")
+                  "use a number, a module constant, a parameter that is one (B: int, or B=64), a "
+                  "named extent, or an expression of them")
 
     def need_dims(self, form: dict) -> None:
         """Asks for a new trace with constants when only named extents, and what is computed from

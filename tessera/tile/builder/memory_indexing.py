@@ -60,7 +60,9 @@ class MemoryIndexing:
             return
         if not isinstance(x, Handle) or not isinstance(x.type, Scalar) or x.type.dtype.kind not in (
                 "int", "uint"):
+            whole = isinstance(x, Handle) and isinstance(x.type, Scalar)
             self.ir.fail(f"{describe(x)} is no index: an index is an integer",
+                         "i // 2 divides integers, and int(x) cuts a fraction off" if whole else
                          "an element for each lane: x[i], also where i was read: x[p[i]]")
 
     def form(self, index: Any) -> Form:
@@ -145,6 +147,10 @@ class MemoryIndexing:
         """(offset, static extent) of lo:hi."""
         size = self.extent(base, axis)
         lo = 0 if p.lo is None else p.lo
+        if isinstance(lo, int) and lo < 0 and p.hi is None:
+            self.ir.fail(f"the slice {p.text} begins {-lo} elements before {describe(base)}",
+                         "numbers below 0 do not count from the end: x[N - 4:N] has the last four "
+                         "elements; what begins before a tensor says where it ends, x[-1:N]")
         hi = size if p.hi is None else p.hi
         for x in (lo, hi):
             self.require_index(x)
@@ -155,11 +161,13 @@ class MemoryIndexing:
         if set(form) - {None}:
             self.ir.need_dims({k: v for k, v in form.items() if v})
             self.ir.fail(f"the extent of the slice {p.text} is not a compile-time constant",
-                         "write x[a:a+64]; elements outside of it read as 0 and are not written")
+                         "write x[a:a+64], or x[a:a+B] with a constant, B: int or B=64 in the "
+                         "signature; elements outside of it read as 0 and are not written")
         extent = form.get(None, 0)
         if extent <= 0:
-            self.ir.fail(f"the slice {p.text} has extent {extent}", "extents are positive" if extent
-                         else "no tile is empty: leave the call out where the tensor has no "
+            self.ir.fail(f"the slice {p.text} has extent {extent}", "extents are positive, and "
+                         "numbers below 0 do not count from the end: x[0:N - 1]" if extent else
+                         "no tile is empty: leave the call out where the tensor has no "
                          "elements, or read it by a fixed width in a loop, "
                          "for j in range(0, N, 64), which does nothing where N is 0")
         if isinstance(size, int) and isinstance(lo, int) and isinstance(base.type, Buffer) and (

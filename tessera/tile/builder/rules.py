@@ -1,9 +1,10 @@
 """Type rules that several ops share, and the promotion of numeric types in kernels.
 
 Arithmetic on floats of at most 32 bits is done in f32, with an f64 operand in f64; on integers of
-fewer than 32 bits in int32; two integers give the wider, and int64 where signs differ. A bool
-counts as int32. A literal takes the type of the other operand: a float literal beside an integer
-is f32. """
+fewer than 32 bits in int32; two integers give the wider, and int64 where signs differ. Beside
+unsigned numbers of 32 or 64 bits those of fewer, and bools, are unsigned: uint32 ^ uint8 is uint32.
+Else a bool counts as int32. Bits of uint64 and of signed integers have no type that holds both. A
+literal takes the type of the other operand: a float literal beside an integer is f32. """
 
 from __future__ import annotations
 
@@ -28,9 +29,10 @@ def promote(dtypes: Sequence[DType]) -> DType:
     kinds = [compute_dtype(d) for d in dtypes]
     if any(d.kind == "float" for d in kinds):
         return f64 if f64 in kinds else f32
-    widest = max(kinds, key=lambda d: d.bits)
+    if all(d.kind in ("uint", "bool") for d in dtypes):
+        kinds = [d for d in kinds if d.kind == "uint"] or kinds
     if len({d.kind for d in kinds}) == 1:
-        return widest
+        return max(kinds, key=lambda d: d.bits)
     return i64  # an int and a uint
 
 

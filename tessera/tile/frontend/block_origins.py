@@ -1,11 +1,11 @@
 """Free names tile_<dim> and block_<dim>: origins of the group's block along a named extent (Q32).
 
-The block size is read from slices `x : x + c`, or from the bound of the range that is added to the
-name. An extent of a tensor that the kernel writes becomes a grid axis, also one that is a part of
-an axis ("2*N") along which all stores go by its blocks, or any where a kernel only adds to tensors
-by position; any other (a contraction) becomes one serial loop around the statements from the first
-use to the last that depends on it, ended by a barrier, so that its next iteration may overwrite
-shared memory.
+The block size is read from slices `x : x + c`, from the bound of the range that is added to the
+name, or from slices at its multiples, `c x : c x + n`, which are n / c wide. An extent of a tensor
+that the kernel writes becomes a grid axis, also one that is a part of an axis ("2*N") along which
+all stores go by its blocks, or any where a kernel only adds to tensors by position; any other (a
+contraction) becomes one serial loop around the statements from the first use to the last that
+depends on it, ended by a barrier, so that its next iteration may overwrite shared memory.
 """
 
 from __future__ import annotations
@@ -162,7 +162,7 @@ def _first_use(body: list[ast.stmt], name: str) -> Any:
 
 def block_size(t: KernelTracer, body: list[ast.stmt], name: str) -> int:
     """The extent of the blocks: c of x : x + c, or the bound of the range added to x; 1 where x
-    alone is an index of what is written, or of all that is read."""
+    alone is an index of what is written, or of all that is read; n / c of c x : c x + n."""
     sizes: dict[int | None, Any] = _sliced(t, body, name)
     if not sizes:
         sizes = _added_ranges(t, body, name)
@@ -171,16 +171,81 @@ def block_size(t: KernelTracer, body: list[ast.stmt], name: str) -> int:
         for n in _indexed(body, name):
             if not sizes or id(n) in stored:
                 sizes[1] = n
+    sizes = sizes or _multiples(t, body, name)
     if len(sizes) > 1:
         t.position.node = list(sizes.values())[-1]
         t.fail(f"blocks of {' and '.join(map(str, sizes))} begin at {name}",
-               "one extent has one block size in a kernel")
+               "one extent has one block size in a kernel; a part that reaches further is written "
+               f"by its own ends, x[{name} - 1:{name} + {min(filter(None, sizes)) + 1}]")
     if not sizes:
         t.fail(f"the block size of {name} is not known",
-               f"use it in a slice with a constant extent: x[{name}:{name}+64]")
+               f"use it in a slice with a constant extent: x[{name}:{name}+64], or "
+               f"x[{name}:{name}+B] with B: int or B=64 in the signature")
     (size,) = sizes
     assert size is not None
+    _require_blocks_stored(t, body, name, size)
     return size
+
+
+def _require_blocks_stored(t: KernelTracer, body: list[ast.stmt], name: str, size: int) -> None:
+    """y[x] = number, with blocks of more than one element along that axis of y and no store of
+    them, would leave the others as they are."""
+    whole: set[tuple[str, int]] = set()
+    alone: dict[tuple[str, int], ast.Subscript] = {}
+    for n in _stores(t, body):
+        kind = dict(t.spec.params)[n.value.id]  # type: ignore[attr-defined]
+        at = n.slice.elts if isinstance(n.slice, ast.Tuple) else [n.slice]
+        for axis, (e, d) in enumerate(zip(at, getattr(kind, "dims", ()), strict=False)):
+            if str(d).lower() != name.split("_", 1)[1]:
+                continue
+            key = (n.value.id, axis)  # type: ignore[attr-defined]
+            if isinstance(e, ast.Name) and e.id == name:
+                alone.setdefault(key, n)
+            else:
+                whole.add(key)
+    for (tensor, axis), n in alone.items():
+        if size > 1 and (tensor, axis) not in whole:
+            t.position.node = n
+            t.fail(f"{tensor} is written at {name} alone: that is one of the {size} elements along "
+                   f"axis {axis} that are a group's, and the others stay as they are",
+                   f"write all of them, {tensor}[{name}:{name}+{size}] = ..., or let a group have "
+                   f"one: read x[{name}], or x[{name}:{name}+1]")
+
+
+def _multiples(t: KernelTracer, body: list[ast.stmt], name: str) -> dict[int | None, Any]:
+    """The slices of c x + i : c x + i + n by n / c: of what is written, else of all."""
+    stored = {id(s) for n in _stores(t, body) for s in ast.walk(n) if isinstance(s, ast.Slice)}
+    found: list[tuple[int, ast.Slice]] = []
+    for n in _slices(body):
+        if n.lower is None or not isinstance(n.upper, ast.BinOp) or not isinstance(
+                n.upper.op, ast.Add) or ast.dump(n.upper.left) != ast.dump(n.lower):
+            continue
+        times, extent = _times(t, n.lower, name), _constant(t, n.upper.right)
+        if times and extent and extent > 0 and extent % times == 0:
+            found.append((extent // times, n))
+    return {size: n for size, n in found if id(n) in stored} or {size: n for size, n in found}
+
+
+def _times(t: KernelTracer, e: ast.expr, name: str) -> int | None:
+    """How often x is in a sum: 32 for 32 * x + i; None where that cannot be told."""
+    if not _names(e, name):
+        return 0
+    if isinstance(e, ast.Name):
+        return 1
+    if isinstance(e, ast.Call) and _call_name(e) in ("min", "max"):
+        (one, *others) = {_times(t, a, name) for a in e.args if _names(a, name)}
+        return None if others else one
+    if not isinstance(e, ast.BinOp):
+        return None
+    left, right = e.left, e.right
+    if isinstance(e.op, ast.Mult):
+        times, factor = (left, right) if _names(left, name) else (right, left)
+        n, c = _times(t, times, name), _constant(t, factor)
+        return None if n is None or c is None else n * c
+    a, b = _times(t, left, name), _times(t, right, name)
+    if a is None or b is None or not isinstance(e.op, ast.Add | ast.Sub):
+        return None
+    return a - b if isinstance(e.op, ast.Sub) else a + b
 
 
 def _sliced(t: KernelTracer, body: list[ast.stmt], name: str) -> dict[int | None, Any]:
@@ -192,7 +257,7 @@ def _sliced(t: KernelTracer, body: list[ast.stmt], name: str) -> dict[int | None
             continue
         if isinstance(n.lower, ast.Name) and n.lower.id == name:
             sizes[_constant(t, _other(n.upper, name))] = n
-        elif _names(n.lower, name) and ast.dump(n.upper.left) == ast.dump(n.lower):
+        elif ast.dump(n.upper.left) == ast.dump(n.lower) and _times(t, n.lower, name) in (1, -1):
             sizes[_constant(t, n.upper.right)] = n
     sizes.pop(None, None)
     return sizes

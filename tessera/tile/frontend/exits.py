@@ -2,7 +2,7 @@
 
 What follows an `if` that always leaves moves into its other branch: `if i >= n: return` needs no
 flag. Elsewhere a flag says that the way was left: what follows is guarded by it, and the loops that
-it leaves test it before each iteration.
+it leaves test it before each iteration. The else of a loop is an `if` on its flag of break.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from dataclasses import field
 from typing import Any
 
 from ...lazy_dataclass import dataclass
+from ..ir.handles import UNSET
 
 RETURN, RETURNED = "__result", "__returned"
 
@@ -33,13 +34,20 @@ class _Scope:
 
 
 class Exits:
-    """`.body` is the function's body without break, continue, return; `.flags` those it needs."""
+    """`.body` is the function's body without break, continue, return; `.flags` those it needs.
+
+    .unset: what the result is at first: nothing has it a type yet where a loop's iteration returns
+    a value, and it is None where no return has one
+    """
 
     def __init__(self, tree: ast.FunctionDef):
         self.count = 0
         self.returns: list[ast.Return] = []
         self.flags: set[str] = set()
+        self.gives = any(isinstance(n, ast.Return) and n.value is not None and not (
+            isinstance(n.value, ast.Constant) and n.value.value is None) for n in ast.walk(tree))
         self.body = self.block(_copied(tree.body), None, tail=True)
+        self.unset = UNSET if self.flags and self.gives else None
 
     def block(self, stmts: list[ast.stmt], loop: _Scope | None, tail: bool) -> list[ast.stmt]:
         """tail: what follows the block is the end of the function (loop None) or of the
@@ -56,11 +64,18 @@ class Exits:
                                         self.block(s.orelse, loop, False)))
                 continue
             if isinstance(s, ast.For | ast.While):
+                orelse, s.orelse = s.orelse, []
                 returns = _has_return(s)  # before its body is rewritten
+                broke = _Scope(self.count).brk
                 out += self.loop(s)
+                if orelse:
+                    rest = [*([guard([broke], orelse, s)] if _assigns(out, broke) else orelse),
+                            *rest]
+                    if not returns:
+                        return out + self.block(rest, loop, tail)
                 if returns:
                     guarded = self.block(rest, loop, tail)
-                    return out + ([_guard([RETURNED], guarded, s)] if guarded else [])
+                    return out + ([guard([RETURNED], guarded, s)] if guarded else [])
                 continue
             out.append(s)
         return out
@@ -70,9 +85,10 @@ class Exits:
         if isinstance(s, ast.Return):
             self.returns.append(s)
             value = s.value or ast.Constant(None)
-            out.append(_at(ast.Assign([ast.Name(RETURN, ast.Store())], value), s))
+            if self.gives:
+                out.append(_at(ast.Assign([ast.Name(RETURN, ast.Store())], value), s))
             if tail and loop is None:
-                return out
+                return out or [_at(ast.Pass(), s)]
             return [*out, self.set(RETURNED, s)]
         assert loop is not None  # Python's own parser refuses it elsewhere
         if isinstance(s, ast.Break):
@@ -104,7 +120,7 @@ class Exits:
         flags = sorted((loop.used - before if loop else set())
                        | ({RETURNED} if _has_return(s) else set()))
         flags = flags or sorted(loop.used if loop else [])
-        return [first, _guard(flags, self.block(rest, loop, tail), s)]
+        return [first, guard(flags, self.block(rest, loop, tail), s)]
 
     @staticmethod
     def copy_if(s: ast.If, body: list[ast.stmt], orelse: list[ast.stmt]) -> ast.stmt:
@@ -130,7 +146,12 @@ def _at(node: ast.stmt, like: ast.stmt) -> ast.stmt:
     return ast.fix_missing_locations(ast.copy_location(node, like))
 
 
-def _guard(flags: list[str], body: list[ast.stmt], like: ast.stmt) -> ast.stmt:
+def _assigns(stmts: list[ast.stmt], flag: str) -> bool:
+    return any(isinstance(n, ast.Name) and n.id == flag for s in stmts for n in ast.walk(s))
+
+
+def guard(flags: list[str], body: list[ast.stmt], like: ast.stmt) -> ast.stmt:
+    """An `if` that none of these flags is set."""
     tests: list[ast.expr] = [ast.UnaryOp(ast.Not(), ast.Name(f, ast.Load())) for f in flags]
     test = tests[0] if len(tests) == 1 else ast.BoolOp(ast.And(), tests)
     return _at(ast.If(test, body or [ast.Pass()], []), like)
@@ -157,7 +178,7 @@ def _leaves(s: ast.stmt) -> bool:
         return True
     if isinstance(s, ast.If):
         return any(map(_leaves, s.body + s.orelse))
-    return isinstance(s, ast.For | ast.While) and _has_return(s)
+    return isinstance(s, ast.For | ast.While) and (_has_return(s) or any(map(_leaves, s.orelse)))
 
 
 def _has_return(s: ast.stmt) -> bool:

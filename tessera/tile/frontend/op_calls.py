@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from tessera.foreign import TILE_KEYWORDS
 from tessera.tile.builder.ir_builder import IRBuilder
 from tessera.tile.builder.memory_indexing import MemoryIndexing
 from tessera.tile.ir.handles import Handle, TensorRow, is_number
@@ -33,7 +34,7 @@ def emit_call(ir: IRBuilder, memory: MemoryIndexing, op: TileOp, args: list[Any]
 def bind_op(ir: IRBuilder, op: TileOp, args: list[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
     names = (*op.operands, *op.attrs)
     if len(args) > len(names) or set(kwargs) - set(names):
-        ir.fail(f"{op.name} does not take these arguments", f"ts.tile.{op.signature}")
+        ir.fail(f"{op.name} does not take these arguments", call_hint(op, kwargs))
     bound = dict(op.defaults) | dict(zip(names, args, strict=False)) | kwargs
     missing = [n for n in names if n not in bound]
     if missing:
@@ -44,6 +45,13 @@ def bind_op(ir: IRBuilder, op: TileOp, args: list[Any], kwargs: dict[str, Any]) 
     return bound
 
 
+def call_hint(op: TileOp, kwargs: dict[str, Any]) -> str:
+    """How the op is called, behind what to write for a keyword of another language's."""
+    known = (*op.operands, *op.attrs)
+    told = [f"{TILE_KEYWORDS[w]}; " for w in kwargs if w in TILE_KEYWORDS and w not in known]
+    return f"{''.join(told[:1])}ts.tile.{op.signature}"
+
+
 def fold_op(ir: IRBuilder, op: TileOp, xs: list[Any]) -> Any:
     """An elementwise op on compile-time numbers, by its own meaning in f64."""
     if op.name in ("maximum", "minimum", "abs", "where"):
@@ -52,4 +60,4 @@ def fold_op(ir: IRBuilder, op: TileOp, xs: list[Any]) -> Any:
     return out.item()
 
 
-__all__ = ["emit_call"]
+__all__ = ["call_hint", "emit_call"]

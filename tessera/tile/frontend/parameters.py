@@ -13,7 +13,7 @@ from tessera.tile.frontend.composite_parameters import RecordFields
 from tessera.tile.frontend.constructs.loops import stored_names
 from tessera.tile.frontend.exits import RETURN
 from tessera.tile.frontend.tracer import KernelTracer
-from tessera.tile.ir.handles import UNSET, Handle
+from tessera.tile.ir.handles import Handle
 from tessera.tile.ir.ir import Param
 from tessera.tile.ir.types import GlobalTensor, Scalar, Type
 
@@ -36,7 +36,7 @@ def declare(t: KernelTracer, hidden_axes: HiddenAxes = composite_axes) -> None:
     hidden_axes: the grid axes that stand for the leading extents of a tensor.
     """
     t.env |= dict(t.spec.constants)
-    t.env |= {RETURN: UNSET if t.exits.flags else None}
+    t.env |= {RETURN: t.exits.unset}
     t.env |= dict.fromkeys(t.exits.flags, False)
     tensors = [(n, kind) for n, kind in t.spec.params if isinstance(kind, GlobalTensor)]
     names = [str(d) for _, kind in tensors for d in kind.dims

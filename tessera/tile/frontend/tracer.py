@@ -23,7 +23,7 @@ from tessera.tile.builder.launch_grid import LaunchGrid
 from tessera.tile.builder.memory_indexing import MemoryIndexing
 from tessera.tile.builder.source_position import SourcePosition
 from tessera.tile.builder.value_table import ValueTable
-from tessera.tile.frontend.op_calls import emit_call
+from tessera.tile.frontend.op_calls import call_hint, emit_call
 from tessera.tile.frontend.source import KernelSource, closure_of
 from tessera.tile.ir.errors import KernelError
 from tessera.tile.ir.handles import Handle, describe
@@ -142,7 +142,7 @@ class KernelTracer:
             try:
                 _signature(op.lower).bind(self, *args, **kwargs)
             except TypeError as err:
-                self.fail(f"{op.name}: {err}", f"ts.tile.{op.signature}")
+                self.fail(f"{op.name}: {err}", call_hint(op, kwargs))
             return op.lower(self, *args, **kwargs)
         except KernelError:
             raise

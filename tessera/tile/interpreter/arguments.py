@@ -144,9 +144,11 @@ def _scalar(bound: Bound, name: str, value: Any, numeric: NumericType, what: str
     whole = isinstance(value, int | np.integer)
     if not ok or (dtype.kind in ("int", "uint") and not whole):
         raise DTypeError(f"{what} must be a number of type {dtype}, got {value!r}",
-                         where=user_line())
+                         where=user_line(), hint=f"pass {int(value)}, or annotate it ts.f32" if ok
+                         and np.isfinite(value) else None)
     if dtype.kind in ("int", "uint") and not dtype.min <= value <= dtype.max:
-        raise DTypeError(f"{what}: {value} does not fit into {dtype}", where=user_line())
+        raise DTypeError(f"{what}: {value} does not fit into {dtype} ({dtype.min} .. {dtype.max})",
+                         where=user_line(), hint="annotate it ts.i64, or ts.u64")
     bound.types[name] = Scalar(dtype)
     with np.errstate(over="ignore"):  # a float beyond the type is infinite
         bound.values[name] = constant(value, dtype)
@@ -187,7 +189,8 @@ def _memory(bound: Bound, name: str, value: Any, array: np.ndarray, numeric: Num
         work = np.ascontiguousarray(array)
         bound.storage[name] = (array, work)
     if work.dtype != numeric.dtype.numpy:
-        raise DTypeError(f"{what} holds {work.dtype}, expected {numeric.dtype}", where=user_line())
+        raise DTypeError(f"{what} holds {work.dtype}, expected {numeric.dtype}", where=user_line(),
+                         hint="bytes in this machine's order: x.astype(x.dtype.newbyteorder('='))")
     return Memory(name, work.shape, numeric, work.reshape(-1))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from math import erf
+from math import erf, erfc
 from typing import Any
 
 import numpy as np
@@ -137,11 +137,16 @@ def _erf(x: np.ndarray) -> np.ndarray:
     return np.vectorize(erf, otypes=[np.float64])(x).astype(x.dtype)
 
 
+def _erfc(x: np.ndarray) -> np.ndarray:
+    return np.vectorize(erfc, otypes=[np.float64])(x).astype(x.dtype)
+
+
 def _sigmoid(x: np.ndarray) -> np.ndarray:
     return (1 / (1 + np.exp(-x))).astype(x.dtype)
 
 
 _unary("erf", "The error function.", _erf, special=True)
+_unary("erfc", "1 - erf(x), with all digits where that is small.", _erfc, special=True)
 _unary("sigmoid", "1 / (1 + e^-x)", _sigmoid, special=True)
 _unary("sigmoid_approx", "1 / (1 + e^-x) in few instructions, for results of 16 bits: in f32 "
        "within (1.4 |x| + 6) 2^-24 of it, relative, and 0 below 2^-126.", _sigmoid, special=True)

@@ -21,13 +21,17 @@ from tessera.tile.ir.types import Scalar, TileType
 from tessera.tile.ops.elementwise import as_float
 
 
+def axes_of(t: TileType) -> str:
+    return f"its axes are 0 to {len(t.shape) - 1}, or -1 to -{len(t.shape)} from the last"
+
+
 def reduced_type(types: Any, attrs: dict[str, Any]) -> Any:
     t = rules.require_tile(types[0], None, "a reduction")
     axis = attrs["axis"]
     if axis is None:
         return Scalar(t.dtype)
     if not 0 <= axis < len(t.shape):
-        raise RuleError(f"axis {axis} of {t}")
+        raise RuleError(f"axis {axis} of {t}", axes_of(t))
     shape = t.shape[:axis] + t.shape[axis + 1:]
     return TileType(t.dtype, shape) if shape else Scalar(t.dtype)
 
@@ -208,7 +212,7 @@ def inside(t: OpTracer, x: Any) -> Any:
 def _scan_rule(types: Any, attrs: dict[str, Any]) -> TileType:
     t = rules.require_tile(types[0], None, "a scan")
     if not 0 <= attrs["axis"] < len(t.shape):
-        raise RuleError(f"axis {attrs['axis']} of {t}")
+        raise RuleError(f"axis {attrs['axis']} of {t}", axes_of(t))
     return t
 
 

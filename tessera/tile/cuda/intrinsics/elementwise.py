@@ -48,8 +48,9 @@ def library(name: str) -> Body:
 
 for _name, _symbol in (("expm1", "expm1"), ("log", "log"), ("log2", "log2"), ("log1p", "log1p"),
                        ("sin", "sin"), ("cos", "cos"), ("tan", "tan"), ("atan", "atan"),
-                       ("tanh", "tanh"), ("erf", "erf"), ("floor", "floor"), ("ceil", "ceil"),
-                       ("round", "rint"), ("trunc", "trunc"), ("exp", "exp"), ("sqrt", "sqrt")):
+                       ("tanh", "tanh"), ("erf", "erf"), ("erfc", "erfc"), ("floor", "floor"),
+                       ("ceil", "ceil"), ("round", "rint"), ("trunc", "trunc"), ("exp", "exp"),
+                       ("sqrt", "sqrt")):
     body_of(_name, 1, *FLOATS)(library(_symbol))
 body_of("exp2", 1, "f64")(library("exp2"))
 body_of("rsqrt", 1, "f64")(lambda b, x: b.fdiv(b.const("f64", 1), b.library("__nv_sqrt", x)))

@@ -3,7 +3,7 @@ hardware in place of a division that is rounded correctly, or of a function of l
 
 Errors follow from those that ptx/arithmetic.py states; docs/reference/gpu.md lists them. All flush
 subnormal operands and results. Ops that are not here are computed as without it: `+ - *`, casts,
-pow, erf, expm1, log1p, atan, atan2, floordiv, mod, and all of f64.
+pow, erf, erfc, expm1, log1p, atan, atan2, floordiv, mod, and all of f64.
 """
 
 from __future__ import annotations

@@ -136,6 +136,9 @@ def join(t: KernelTracer, name: str, a: Any, b: Any, said: str, lane: bool) -> T
     """The one type for a name with two values; literals adapt. Errors name both types."""
     for x in (a, b):
         if not isinstance(x, Handle | Unset) and not is_number(x):
+            if name == RETURN and x is None:
+                t.fail("a value is returned on some paths only",
+                       "return one on each path, at the end too")
             t.fail(f"{spelled(t, name)}: {said} {describe(a)} and {describe(b)}",
                    "only numbers, scalars and tiles, and tuples of as many of them, may differ at "
                    "run time")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import builtins
 import inspect
 import math
 from collections.abc import Callable
@@ -121,7 +122,12 @@ def refuse_call(t: KernelTracer, f: Any) -> None:
     if isinstance(f, DType | NumericType):
         t.fail(f"{f} is a type, not a function", f"ts.tile.cast(x, ts.{f})")
     if not callable(f):
-        t.fail(f"{describe(f)} is not a function")
+        called = t.position.node.func if isinstance(t.position.node, ast.Call) else None
+        named = called.id if isinstance(called, ast.Name) and called.id[:2] != "__" else ""
+        t.fail(f"{describe(f)} is not a function" + (f", but what {named!r} is here" if named
+                                                      else ""),
+               "use another name: it is a function's of Python" if hasattr(builtins, named)
+               else None)
     if isinstance(f, BuiltinMethodType) and isinstance(f.__self__, list):
         t.fail(f"{name} of a list: what a kernel has made does not change",
                "make it at once, [x[i] for i in range(4)], or have an array of each lane, "
@@ -158,7 +164,7 @@ def inline(t: KernelTracer, f: FunctionType, args: list[Any], kwargs: dict[str, 
     source, site = capture_helper(f), t.position.where()
     exits = source.exits
     saved = t.env, t.globals, t.position.source, t.position.node, t.argument_names
-    t.env = dict(bound.arguments) | {RETURN: UNSET if exits.flags else None}
+    t.env = dict(bound.arguments) | {RETURN: exits.unset}
     t.env |= dict.fromkeys(exits.flags, False)
     t.globals = closure_of(f)
     t.argument_names = frozenset(bound.arguments)

@@ -13,7 +13,9 @@ from tessera.tile.ir.handles import FText, Handle
 @expression(ast.Constant)
 def constant(t: KernelTracer, e: ast.Constant) -> Any:
     if isinstance(e.value, complex | bytes):
-        t.fail(f"{e.value!r} is no value of a kernel")
+        t.fail(f"{e.value!r} is no value of a kernel", "complex numbers are two numbers, tiles or "
+               "tensors: re * c - im * s, re * s + im * c" if isinstance(e.value, complex) else
+               "text is an array of ts.uint8")
     return e.value
 
 

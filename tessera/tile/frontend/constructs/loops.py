@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 from tessera.lazy_dataclass import dataclass
 from tessera.tile.builder.rules import promote
@@ -20,6 +20,7 @@ from tessera.tile.frontend.exits import RETURN
 from tessera.tile.frontend.tracer import KernelTracer, statement
 from tessera.tile.ir.affine import Forms
 from tessera.tile.ir.edges import NOTHING, TileEdges, join_facts
+from tessera.tile.ir.errors import TileIRError
 from tessera.tile.ir.handles import UNSET, Handle, Undefined, Unset, describe, is_number
 from tessera.tile.ir.ir import Def, For, SSAValue, While
 from tessera.tile.ir.types import Buffer, GlobalTensor, Scalar, TileType, Type, View
@@ -102,8 +103,6 @@ ATTEMPTS = 16  # a type changes once or twice, what is known of edges a few time
 
 @statement(ast.While)
 def while_statement(t: KernelTracer, s: ast.While) -> None:
-    if s.orelse:
-        t.fail("else after a loop is not part of the kernel language")
     exits = list(getattr(s, "exits", ()))
     tests = [ast.UnaryOp(ast.Not(), ast.Name(f, ast.Load())) for f in exits]
     test = ast.BoolOp(ast.And(), [*tests, s.test]) if tests else s.test
@@ -130,12 +129,14 @@ def while_loop(t: KernelTracer, s: Any, test: ast.expr, body: list[ast.stmt]) ->
         lane = not t.ir.is_uniform(cond)
         iteration(t, body, lane)
         nodes, t.ir.block = t.ir.block, outer
-        again = close(t, carried, defs, lane, start)
+        again = close(t, names, carried, defs, lane, start)
         if again is None:
             break
         tried, contents = again
         rewind(t, begin)
         t.facts.contents = contents
+    else:
+        _never_settles(t)
     yields = tuple(converted(t, c.of(t.env), c.type, nodes) for c in carried)
     t.loop_env.append(begin.env)
     leave(t, carried, defs, start, lambda: t.ir.block.append(While(
@@ -202,10 +203,10 @@ def enter(t: KernelTracer, carried: list[Carried]) -> tuple[Def, ...]:
     return defs
 
 
-def close(t: KernelTracer, carried: list[Carried], defs: tuple[Def, ...], lane: bool, start: Start
-          ) -> tuple[Tried, dict[SSAValue, TileEdges]] | None:
+def close(t: KernelTracer, names: list[str], carried: list[Carried], defs: tuple[Def, ...],
+          lane: bool, start: Start) -> tuple[Tried, dict[SSAValue, TileEdges]] | None:
     """None when every carried type is what it is after an iteration, and so are the facts of edges;
-    else those to try, and what shared buffers hold."""
+    else those to try, and what shared buffers hold. names: what the loop assigns."""
     tried: Tried = {}
     changed = False
     edges = t.facts.edges_seen != start.edges_seen
@@ -222,7 +223,7 @@ def close(t: KernelTracer, carried: list[Carried], defs: tuple[Def, ...], lane: 
         facts = around(t, c, d.value, start)
         tried[c.name, c.path] = joined, facts
         changed |= joined != c.type or facts.axes != c.facts.axes or edges and facts != c.facts
-    for path, value in items_in(t.env.get(RETURN)):
+    for path, value in items_in(t.env.get(RETURN)) if RETURN in names else ():
         if (RETURN, path) not in tried and (isinstance(value, Handle) or is_number(value)):
             tried[RETURN, path], changed = (t.ir.type_of(value), t.facts.of(value)), True
     contents = t.facts.joined_contents(start.contents, t.facts.contents, start.taken,
@@ -231,6 +232,11 @@ def close(t: KernelTracer, carried: list[Carried], defs: tuple[Def, ...], lane: 
         a, b = contents.get(root, NOTHING), start.contents.get(root, NOTHING)
         changed |= a.axes != b.axes or edges and a != b
     return (tried, contents) if changed else None
+
+
+def _never_settles(t: KernelTracer) -> NoReturn:
+    raise TileIRError(f"what this loop carries has other types in each of {ATTEMPTS} traces of it",
+                      where=t.position.where())
 
 
 def require_items(t: KernelTracer, c: Carried, carried: list[Carried]) -> None:
@@ -327,12 +333,14 @@ def for_loop(t: KernelTracer, s: Any, lo: Any, hi: Any, step: Any, over: str,
         outer, t.ir.block = t.ir.block, []
         iteration(t, body, lane)
         nodes, t.ir.block = t.ir.block, outer
-        again = close(t, carried, defs, lane, start)
+        again = close(t, names, carried, defs, lane, start)
         if again is None:
             break
         tried, contents = again
         rewind(t, again_from)
         t.facts.contents = contents
+    else:
+        _never_settles(t)
     yields = tuple(converted(t, c.of(t.env), c.type, nodes) for c in carried)
     node = For(var, first, last, by, defs, tuple(inits), tuple(nodes), yields, over,
                t.position.where())

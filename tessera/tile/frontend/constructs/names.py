@@ -118,5 +118,6 @@ def value_attribute(t: KernelTracer, x: Handle, name: str) -> Any:
     if name in ("astype", "to"):
         return ValueMethod(lambda dtype: t.call_op(OPS["cast"], [x, dtype], {}))
     kind = {GlobalTensor: "tensor", TileType: "tile"}.get(type(type_), type(type_).__name__.lower())
-    hint = f"ts.tile.{name}(x)" if name in OPS else "a value has .T .shape .dtype .ndim .astype"
+    hint = f"ts.tile.{name}(x)" if name in OPS else (
+        instead(name, TILE, ()) or "a value has .T .shape .dtype .ndim .astype")
     t.fail(f"a {kind} has no attribute {name!r}", hint)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ast
+import operator
 from functools import partial
 from typing import Any
 
+from tessera.numerics import DType, NumericType
 from tessera.tile.frontend.constructs.conditions import chain, condition
 from tessera.tile.frontend.tracer import KernelTracer, expression
 from tessera.tile.ir.handles import Handle, TensorRow, Undefined, describe, is_bool
@@ -23,7 +25,10 @@ COMPARE = {ast.Lt: "lt", ast.LtE: "le", ast.Gt: "gt", ast.GtE: "ge", ast.Eq: "eq
 @expression(ast.BinOp)
 def binary_operation(t: KernelTracer, e: ast.BinOp) -> Any:
     if isinstance(e.op, ast.MatMult):
-        return t.call_op(OPS["dot"], [t.expr(e.left), t.expr(e.right)], {})
+        x, y = t.expr(e.left), t.expr(e.right)
+        if isinstance(x, DType | NumericType):  # a type with a policy, bf16 @ stochastic_round
+            return t.ir.call_python(operator.matmul, x, y)
+        return t.call_op(OPS["dot"], [x, y], {})
     return binary(t, BINARY[type(e.op)], t.expr(e.left), t.expr(e.right))
 
 

@@ -9,6 +9,7 @@ from tessera.numerics import i64
 from tessera.tile.builder.kernel_spec import DimInt
 from tessera.tile.frontend.constructs.assignments import assign
 from tessera.tile.frontend.constructs.loops import for_loop, resets, rewind, snapshot, while_loop
+from tessera.tile.frontend.exits import guard
 from tessera.tile.frontend.tracer import KernelTracer, statement
 from tessera.tile.ir.handles import Handle, LoopRange, describe, is_number
 from tessera.tile.ir.ir import For, Op, walk
@@ -19,8 +20,6 @@ from tessera.tile.passes.independent_iterations import why_dependent
 
 @statement(ast.For)
 def for_statement(t: KernelTracer, s: ast.For) -> None:
-    if s.orelse:
-        t.fail("else after a loop is not part of the kernel language")
     items = t.expr(s.iter)
     if isinstance(items, LoopRange):
         if not isinstance(s.target, ast.Name):
@@ -29,16 +28,21 @@ def for_statement(t: KernelTracer, s: ast.For) -> None:
     elif isinstance(items, tuple | list):
         unroll(t, s, items)
     else:
-        t.fail(f"a loop over {describe(items)}",
+        tile = isinstance(items, Handle) and isinstance(items.type, TileType)
+        t.fail(f"a loop over {describe(items)}", "it has all elements at once: compute with whole "
+               "tiles, or reduce it, ts.tile.reduce_sum(t)" if tile else
                "loop over ts.tile.range(...), range(...) or a compile-time tuple")
 
 
 def unroll(t: KernelTracer, s: ast.For, items: Any) -> None:
-    if getattr(s, "exits", ()):
-        t.fail("break in a loop over a tuple", "loop over a range")
+    """An iteration for each item, one after the other; where one may leave the loop, those behind
+    it stand under the flags that it may have set."""
+    body = resets(s) + s.body
+    if exits := getattr(s, "exits", ()):
+        body = [guard(exits, body, s)]
     for item in items:
         assign(t, s.target, item, t.ir.last())
-        t.statements(resets(s) + s.body)
+        t.statements(body)
 
 
 def range_loop(t: KernelTracer, s: Any, r: LoopRange) -> None:
@@ -172,7 +176,8 @@ def until(t: KernelTracer, s: Any, r: LoopRange, body: list[ast.stmt]) -> None:
         t.fail(f"over={r.over!r} with break or return inside: the iterations depend on each "
                "other")
     if not isinstance(r.step, int):
-        t.fail("a range with break or return inside needs a constant step")
+        t.fail("a range with break or return inside needs a constant step",
+               "write while i < N: with i += step at its end")
     target, at = s.target.id, f"__at_{s.target.id}"
     limit = f"__stop_{s.target.id}"
     t.env[at], t.env[limit] = r.lo, r.hi

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ast
+import copy
 from typing import Any
 
 from tessera.numerics import bool_, i32
+from tessera.tile.builder.kernel_spec import Kernel_
 from tessera.tile.frontend.tracer import KernelTracer, expression
 from tessera.tile.ir.edges import open_
 from tessera.tile.ir.handles import AxisSlice, Handle, TensorRow, TensorSlice, describe
@@ -17,8 +19,43 @@ from tessera.tile.ops.indexed import gather_of
 def axis_slice(t: KernelTracer, e: ast.Slice) -> Any:
     if e.step is not None:
         t.fail("a slice with a step", "views are boxes without gaps: x[a:a+64]")
-    return AxisSlice(t.expr(e.lower) if e.lower else None,
-                     t.expr(e.upper) if e.upper else None, ast.unparse(e))
+    lower, upper, read = _read_once(t, e)
+    t.env.update(read)
+    made = AxisSlice(t.expr(lower) if lower else None, t.expr(upper) if upper else None,
+                     ast.unparse(e))
+    for name in read:
+        del t.env[name]
+    return made
+
+
+def _read_once(t: KernelTracer, e: ast.Slice) -> tuple[ast.expr | None, ast.expr | None,
+                                                       dict[str, Any]]:
+    """The ends of a slice, and under new names the elements that both ask for, which are read
+    once: of starts[i]:starts[i] + 64 the extent is then known. What a call gives is no such."""
+    if e.lower is None or e.upper is None:
+        return e.lower, e.upper, {}
+    below, above = ({ast.dump(n): n for n in ast.walk(end) if isinstance(n, ast.Subscript)
+                     and not any(isinstance(c, ast.Call) for c in ast.walk(n))}
+                    for end in (e.lower, e.upper))
+    names = {text: f"__read_{text}" for text in below if text in above}
+    if not names:
+        return e.lower, e.upper, {}
+
+    class Named(ast.NodeTransformer):
+        def __init__(self) -> None:
+            self.read: dict[str, Any] = {}
+
+        def visit_Subscript(self, n: ast.Subscript) -> ast.expr:
+            name = names.get(ast.dump(n))
+            if name is None:
+                return n
+            if name not in self.read:
+                self.read[name] = t.expr(n)
+            return ast.copy_location(ast.Name(name, ast.Load()), n)
+
+    ends = Named()
+    lower, upper = (ends.visit(copy.deepcopy(end)) for end in (e.lower, e.upper))
+    return lower, upper, ends.read
 
 
 @expression(ast.Subscript)
@@ -49,7 +86,8 @@ def subscript(t: KernelTracer, base: Any, parts: list[Any]) -> Any:
     if not isinstance(base, Handle):
         array = hasattr(base, "__array__") or hasattr(base, "__dlpack__")
         t.fail(f"{describe(base)} cannot be indexed", hint="arrays are arguments of the kernel, "
-               "and so is this one: x: ts.Tensor[...]" if array else None)
+               "and so is this one: x: ts.Tensor[...]" if array else "a kernel that is called in "
+               "one is a part of its launch: k(x)" if isinstance(base, Kernel_) else None)
     if isinstance(base.type, Scalar):
         t.fail(f"{describe(base)} is a number and cannot be indexed")
     if isinstance(base.type, TileType):
