@@ -117,6 +117,7 @@ class GraphBuilder:
         self.mesh: Any = None  # of distributed tensors: extents are then those of whole tensors
         self.outer: GraphBuilder | None = None  # that of the enclosing trace
         self.repeats = True  # see trace
+        self.same_params: dict[Value, Value] = {}  # inputs that are a param met before, and which
 
     def add_input(self, aval: Aval) -> Tracer:
         value = Value(aval)
