@@ -6,6 +6,9 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from .. import hooks
+from .ir import Graph
+
 
 class _Running(threading.local):
     def __init__(self) -> None:
@@ -16,14 +19,23 @@ _running = _Running()
 
 
 @contextmanager
-def iterating(loop: str) -> Iterator[Callable[[int], None]]:
-    """Inside, a loop runs, and `begin(i)` tells which of its iterations."""
+def iterating(loop: str, body: Graph | None = None, carries: int = 0
+              ) -> Iterator[Callable[[int], None]]:
+    """Inside, a loop runs, and `begin(i)` tells which of its iterations. body: what each of them
+    runs; its inputs are the iteration's number and the carries, which are its first outputs."""
     loops = _running.loops
     depth = len(loops)
     loops.append((loop, 0))
+    takes = () if body is None else body.inputs[1:1 + carries]
+    gives = () if body is None else body.outputs[:carries]
+    first = True
 
     def begin(i: int) -> None:
+        nonlocal first
         loops[depth] = loop, i
+        for sentinel in hooks.sentinels:
+            sentinel.carried(takes, () if first else gives)
+        first = False
 
     try:
         yield begin

@@ -57,7 +57,7 @@ def run_watched(graph: Graph, watched: Callable[[], Watched], arrays: Sequence[n
         if tally.blaming:
             return interpret(graph, arrays)
         return watched().run(arrays)
-    tally = _local.tally = Tally()
+    tally = _local.tally = Tally(any(s.doubts(graph.inputs) for s in hooks.sentinels))
     try:
         state = get_state()
         out = watched().run(arrays)
