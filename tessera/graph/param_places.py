@@ -1,4 +1,4 @@
-"""One `ts.param` at two places of a tree: told of in a trace, refused where it is differentiated."""
+"""One `ts.param` at two places of a tree: known in a trace, refused by ts.grad."""
 
 from __future__ import annotations
 

@@ -155,10 +155,10 @@ def is_clean(a: np.ndarray, kind: str) -> bool:
 class Watched(CompiledGraph):
     """Compiled steps that look at what they make, and tell the tally of the call."""
 
-    def __init__(self, graph: Graph):
+    def __init__(self, graph: Graph, repeats: int = 1):
         self.checked = checked_values(graph)
         self.nodes = graph.nodes
-        super().__init__(graph)
+        super().__init__(graph, repeats)
         # A bad value that was made of constants is found by running op by op, at each call.
         with np.errstate(all="ignore"):
             self.doubtful = self._folded_badly()
