@@ -115,6 +115,7 @@ can_place: Hook[Callable[[str], bool]] = Hook("can_place", "graph.devices")  # a
 on_gpu: Hook[OnGpu] = Hook("on_gpu", "graph.traced_signature")
 cast: Hook[Cast] = Hook("cast", "graph.ops.convert")
 next_key: Hook[NextKey] = Hook("next_key", "graph.ops.random")
+as_tensor: Hook[Callable[[Any], Tensor]] = Hook("as_tensor", "tensor")
 constant: Hook[GraphOp] = Hook("constant", "graph.ops.create")  # the op of a number in a graph
 
 

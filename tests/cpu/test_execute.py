@@ -519,7 +519,8 @@ def units_of_bodies(graph):
     found = []
     for node in graph.nodes:
         for held in subgraphs(node):
-            found += [u.kind for u in held.kept["executable"].compiled.units] + units_of_bodies(held)
+            run = held.kept["executable"].compiled
+            found += [u.kind for u in run.units] + units_of_bodies(held)
     return found
 
 
