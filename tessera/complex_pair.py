@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from . import hooks
 from .tensor_operators import FUNCTIONS
 
 if TYPE_CHECKING:  # this module stands below it
@@ -28,7 +29,8 @@ class Complex(_Parts):
     """A complex tensor: its parts, of one shape and one real type.
 
     It is a tuple, so that `re, im = ts.fft.fft(x)` and functions of trees take it apart, and it has
-    + - * / @, abs, .conj() and .angle() beside numbers, real tensors and others of its kind. An
+    + - * / @ == !=, whole powers, abs, .conj() and .angle() beside numbers, real tensors and others
+    of its kind. A number in the place of a part, ts.Complex(x, 0), is all of its elements. An
     index is one of its elements, z[0, 2:], as in an array of complex numbers. Where a real tensor
     is needed it is an ArgumentError.
 
@@ -49,20 +51,50 @@ class Complex(_Parts):
             if parts is None or parts[1] is None:
                 raise TypeError("ts.Complex takes two real tensors, or an array of complex numbers,"
                                 f" got {type(real).__name__}: ts.Complex(x, ts.zeros_like(x))")
-            real, imag = (np.ascontiguousarray(part) for part in parts)
-        return super().__new__(cls, real, imag)
+            real, imag = (np.array(part) for part in parts)
+        return super().__new__(cls, *_alike(*map(_of_array, (real, imag))))
 
     def _no_order(self, other: Any) -> Any:
         raise TypeError("complex numbers have no order: compare abs(z), z.real or z.imag")
 
     __lt__ = __le__ = __gt__ = __ge__ = _no_order
 
+    def __eq__(self, other: Any) -> Any:
+        """Which elements are equal, a bool tensor."""
+        parts = _parts(other)
+        if parts is None:
+            return NotImplemented
+        re, im = parts
+        return FUNCTIONS["logical_and"](FUNCTIONS["equal"](self.real, re),
+                                        FUNCTIONS["equal"](self.imag, 0.0 if im is None else im))
+
+    def __ne__(self, other: Any) -> Any:
+        same = self.__eq__(other)
+        return same if same is NotImplemented else FUNCTIONS["logical_not"](same)
+
+    __hash__ = _Parts.__hash__
+
+    def __bool__(self) -> bool:
+        """Whether its one element is not 0; of more, an error as that of a tensor."""
+        return bool(self != 0.0)
+
+    def __complex__(self) -> complex:
+        return complex(float(self.real), float(self.imag))
+
+    def item(self) -> complex:
+        """The one element as a Python number."""
+        return complex(self.real.item(), self.imag.item())
+
+    def tolist(self) -> Any:
+        """Python's complex numbers in nested lists."""
+        return self.numpy().tolist()
+
     def __getitem__(self, index: Any) -> Complex:  # type: ignore[override]  # not of the tuple
         return Complex(self.real[index], self.imag[index])
 
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(f"a complex tensor has no {name!r}; of both its parts: "
-                             f"ts.map_tree(lambda t: t.{name}, z)")
+                             f"ts.map_tree(lambda t: t.{name}, z), with (...) for a method")
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -133,12 +165,46 @@ class Complex(_Parts):
     def __rtruediv__(self, other: Any) -> Complex:
         return _reciprocal(self) * other
 
+    def __pow__(self, exponent: Any) -> Complex:
+        """Whole powers, as products."""
+        if isinstance(exponent, bool) or not isinstance(exponent, int | np.integer):
+            raise TypeError(
+                f"a complex tensor has whole powers, got {exponent!r}: others are not one number; "
+                "r = abs(z) ** k, t = k * z.angle(), ts.Complex(r * ts.cos(t), r * ts.sin(t))")
+        return _whole_power(self if exponent >= 0 else _reciprocal(self), abs(int(exponent)))
+
     def __matmul__(self, other: Any) -> Complex:
         return _product(self, other, operator.matmul)
 
     def __rmatmul__(self, other: Any) -> Complex:
-        return NotImplemented if _parts(other) is None else Complex(
-            FUNCTIONS["matmul"](other, self.real), FUNCTIONS["matmul"](other, self.imag))
+        return _product(self, other, lambda mine, theirs: FUNCTIONS["matmul"](theirs, mine))
+
+
+def _of_array(part: Any) -> Any:
+    return hooks.as_tensor.get()(part) if isinstance(part, np.ndarray) else part
+
+
+def _alike(real: Any, imag: Any) -> tuple[Any, Any]:
+    """Two parts of one shape: a number beside a tensor is all of its part. What else a tree may
+    hold in the place of tensors stays as it is."""
+    shapes = tuple(getattr(part, "shape", None) for part in (real, imag))
+    if shapes[0] == shapes[1]:
+        return real, imag
+    if shapes[1] is None and isinstance(imag, int | float):
+        return real, FUNCTIONS["full_like"](real, imag)
+    if shapes[0] is None and isinstance(real, int | float):
+        return FUNCTIONS["full_like"](imag, real), imag
+    if None in shapes:
+        return real, imag
+    raise TypeError(f"the parts of ts.Complex have shapes {list(shapes[0])} and {list(shapes[1])}:"
+                    " both are of one shape, ts.broadcast_to(x, shape)")
+
+
+def _whole_power(z: Complex, n: int) -> Complex:
+    if n < 2:
+        return z if n else Complex(FUNCTIONS["ones_like"](z.real), FUNCTIONS["zeros_like"](z.imag))
+    half = _whole_power(z, n // 2)
+    return half * half * z if n % 2 else half * half
 
 
 def _parts(x: Any) -> tuple[Any, Any] | None:

@@ -371,7 +371,8 @@ Setting("compile_processes", "TESSERA_COMPILE_PROCESSES", integer(1), compile_cp
 Setting("compile_progress", "TESSERA_COMPILE_PROGRESS", BOOL, True,
         "a line on stderr when compiling for a GPU takes longer than two seconds")
 Setting("loop_min_elements", "TESSERA_LOOP_MIN_ELEMENTS", integer(0), 2048,
-        "smaller fused groups run through NumPy: compiling them would not pay")
+        "smaller fused groups run through NumPy: compiling them would not pay; those of a loop's "
+        "body count once for each iteration, with 64 elements or more")
 Setting("poison", "TESSERA_POISON", BOOL, False,
         "compiled graphs fill memory that nothing may read any more with NaN: it checks the plans")
 Setting("cuda_graphs", "TESSERA_CUDA_GRAPHS", BOOL, True,

@@ -115,6 +115,7 @@ can_place: Hook[Callable[[str], bool]] = Hook("can_place", "graph.devices")  # a
 on_gpu: Hook[OnGpu] = Hook("on_gpu", "graph.traced_signature")
 cast: Hook[Cast] = Hook("cast", "graph.ops.convert")
 next_key: Hook[NextKey] = Hook("next_key", "graph.ops.random")
+as_tensor: Hook[Callable[[Any], Tensor]] = Hook("as_tensor", "tensor")
 constant: Hook[GraphOp] = Hook("constant", "graph.ops.create")  # the op of a number in a graph
 
 
@@ -281,11 +282,16 @@ class Sentinel:
 
     later: asked during a call whose values are looked at when it has ended; gives a context that is
     this call's once more, and counts what reaches the results of the graph.
+    carried: shown what a loop's body takes over as its carries from the iteration before, as what
+    the body's inputs and outputs; no outputs before the first.
+    doubts: whether one of these values holds what may still count.
     """
 
     observe: NodeObserver
     lost: Callable[[Node, CastCounts], None]
     later: Callable[[Graph], Callable[[], AbstractContextManager[None]]]
+    carried: Callable[[Sequence[Value], Sequence[Value]], None]
+    doubts: Callable[[Sequence[Value]], bool]
 
 
 class SendingObserver(Protocol):

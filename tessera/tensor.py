@@ -591,6 +591,8 @@ def as_tensor(value: Any) -> Tensor:
     return there if isinstance(there, Tensor) else _on_host(value, None, None)
 
 
+hooks.as_tensor.fill(as_tensor)
+
 # How a Python value reaches a traced function as a constant.
 STATIC_HINT = 'declare it after *: def f(x, *, k), called f(x, k=3); or ts.jit(static=("k",))'
 Shape = Sequence[int | Dim]

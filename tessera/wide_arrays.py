@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import warnings
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -56,13 +56,21 @@ def is_unstated(x: Any) -> bool:
     return id(x) in UNSTATED or (type(x) is np.ndarray and x.dtype == np.float64 and x.ndim > 0)
 
 
-def inherit(out: Any, sources: Iterable[Any]) -> None:
+def inherit(out: Any, sources: Sequence[Any]) -> None:
     """An f64 result of an op on such arrays is one too."""
-    results = out if isinstance(out, tuple | list) else (out,)
-    wide = [y for y in results if getattr(getattr(y, "type", None), "dtype", None) is f64]
-    if wide and any(is_unstated(x) for x in sources):
+    wide = [y for y in _members(out) if getattr(getattr(y, "type", None), "dtype", None) is f64]
+    if wide and any(is_unstated(x) for x in _members(sources)):
         for y in wide:
             UNSTATED[id(y)] = y
+
+
+def _members(values: Any) -> Iterator[Any]:
+    """What nested tuples and lists hold, such as the parts of complex tensors."""
+    if isinstance(values, tuple | list):
+        for x in values:
+            yield from _members(x)
+    else:
+        yield values
 
 
 def check_widening(xs: Iterable[Any]) -> None:

@@ -15,6 +15,7 @@ from weakref import WeakKeyDictionary
 from ..dims import show_shape
 from ..errors import ArgumentError, GradError, did_you_mean, warn_user
 from ..graph import tree
+from ..graph.param_places import refuse_second_place
 from ..lazy_dataclass import dataclass
 from ..tensor import Tensor
 from .reverse import is_differentiable
@@ -133,6 +134,7 @@ def moving_tensors(packed: Packed, fn: str, marked: Marks, by_default: bool) -> 
                   "train by ts.optim")
     marked.leaves = marked.leaves - set(lost) | marks
     chosen = [(n, x) for n, x, on in zip(names, packed.tensors, moves, strict=True) if on]
+    refuse_second_place(chosen, f"grad of {fn}")
     _check_differentiable(packed, chosen, fn, by_default)
     return moves
 

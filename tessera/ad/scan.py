@@ -117,7 +117,7 @@ def _ref(*arrays: np.ndarray, **attrs: Any) -> tuple[np.ndarray, ...]:
         for v in loop.body.outputs[loop.n_carry:]
     ]
     order = range(length - 1, -1, -1) if loop.reverse else range(length)
-    with iterating("scan") as begin:
+    with iterating("scan", loop.body, loop.n_carry, length) as begin:
         for i in order:
             begin(i)
             index = np.asarray(i, np.int64)

@@ -19,6 +19,7 @@ from ..graph import functions as F
 from ..graph import tree
 from ..graph.execute import Executable
 from ..graph.ir import Graph, Value, node_effects
+from ..graph.iterations import repeats
 from ..graph.op import Aval
 from ..graph.operand import compute_type
 from ..graph.ops.convert import RETYPE
@@ -76,7 +77,7 @@ def close_graph(graph: Graph) -> tuple[Graph, list[Tensor]]:
 def run_graph(graph: Graph, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
     """The outputs of a closed graph, by an executable that the graph keeps."""
     if "executable" not in graph.kept:
-        graph.kept["executable"] = Executable(graph)
+        graph.kept["executable"] = Executable(graph, repeats())
     return graph.kept["executable"].run(arrays)
 
 

@@ -117,7 +117,8 @@ def _while_shape(*xs: Aval, test: Graph, body: Graph) -> tuple[Aval, ...]:
 def _while_ref(*arrays: np.ndarray, test: Graph, body: Graph) -> tuple:
     n = len(body.outputs)
     carry, consts, i = list(arrays[:n]), arrays[n:], 0
-    with iterating("while_loop") as begin:
+    with iterating("while_loop", body, n) as begin:
+        begin(i)
         while run_graph(test, [np.asarray(i, np.int64), *carry, *consts])[0]:
             carry = run_graph(body, [np.asarray(i, np.int64), *carry, *consts])
             i += 1

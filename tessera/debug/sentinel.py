@@ -438,7 +438,25 @@ def _count_cast(attrs: dict, where: Callable[[], SourceLine | None], lost: CastC
                       subnormal=lost.subnormal)
 
 
-_SENTINEL = hooks.Sentinel(observe_node, observe_lost, call_for_later)
+def observe_carried(takes: Sequence[Value], gives: Sequence[Value]) -> None:
+    """An iteration of a loop begins: what is suspect in a carry stays so."""
+    suspects = _local.frames[-1].suspects
+    if not suspects:
+        return
+    given = [suspects.get(id(v)) for v in gives] or [None] * len(takes)
+    for v, suspect in zip(takes, given, strict=True):
+        suspects.pop(id(v), None)
+        if suspect is not None and suspect.live:
+            suspects[id(v)] = Suspect(v, suspect.bad)
+
+
+def doubts(values: Sequence[Value]) -> bool:
+    suspects = _local.frames[-1].suspects
+    return bool(suspects) and any(
+        (s := suspects.get(id(v))) is not None and s.live for v in values)
+
+
+_SENTINEL = hooks.Sentinel(observe_node, observe_lost, call_for_later, observe_carried, doubts)
 config.WATCHERS.setdefault("numerics", []).append(_switch)
 _switch(None)
 

@@ -30,8 +30,9 @@ class Executable:
     flight has a workspace of its own.
     """
 
-    def __init__(self, graph: Graph):
-        self.graph = graph
+    def __init__(self, graph: Graph, repeats: int = 1):
+        """repeats: how often a call of the user's runs it, as the body of loops."""
+        self.graph, self.repeats = graph, repeats
         self.random = "random" in graph.effects
         self.watchable = graph.effects <= {"random"}  # may be run twice
         self._compiled: CompiledGraph | None = None
@@ -43,7 +44,7 @@ class Executable:
         if self._compiled is None:
             with self._lock:
                 if self._compiled is None:
-                    self._compiled = CompiledGraph(simplify(self.graph))
+                    self._compiled = CompiledGraph(simplify(self.graph), self.repeats)
         return self._compiled
 
     def run(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
@@ -61,7 +62,7 @@ class Executable:
         if self._watched is None:
             with self._lock:
                 if self._watched is None:
-                    self._watched = Watched(simplify(self.graph))
+                    self._watched = Watched(simplify(self.graph), self.repeats)
         return self._watched
 
     def tensors(self, leaves: Sequence[Tensor]) -> list[Tensor]:

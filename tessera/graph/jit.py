@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .. import config, hooks, wide_arrays
+from .. import config, hooks
 from ..call_errors import call_error
 from ..dims import Dim
 from ..errors import ArgumentError, DTypeError, EffectError, UnsupportedTargetError, did_you_mean
@@ -46,6 +46,7 @@ from .signature import (
     leaf_names,
     leaf_slots,
     leaf_tensors,
+    mark_tracers,
     positional_names,
     split_result,
     stand_in,
@@ -300,11 +301,7 @@ class JitFunction:
         box: dict[str, Any] = {}
 
         def flat_fn(*tracers: Tensor) -> list[Tensor]:
-            for t, leaf in zip(tracers, leaves, strict=True):
-                t.is_param, t.layout = leaf.is_param, leaf.layout
-                wide_arrays.inherit(t, (leaf,))
-                for show in hooks.traced_arguments:
-                    show(leaf, t)
+            mark_tracers(tracers, leaves)
             it = map(standing_for, leaves, tracers)
             values: list[Any] = []
             for i, scale in enumerate(leaf_slots(treedef, statics, leaves)):

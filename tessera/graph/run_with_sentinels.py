@@ -57,7 +57,7 @@ def run_watched(graph: Graph, watched: Callable[[], Watched], arrays: Sequence[n
         if tally.blaming:
             return interpret(graph, arrays)
         return watched().run(arrays)
-    tally = _local.tally = Tally()
+    tally = _local.tally = Tally(any(s.doubts(graph.inputs) for s in hooks.sentinels))
     try:
         state = get_state()
         out = watched().run(arrays)
@@ -155,10 +155,10 @@ def is_clean(a: np.ndarray, kind: str) -> bool:
 class Watched(CompiledGraph):
     """Compiled steps that look at what they make, and tell the tally of the call."""
 
-    def __init__(self, graph: Graph):
+    def __init__(self, graph: Graph, repeats: int = 1):
         self.checked = checked_values(graph)
         self.nodes = graph.nodes
-        super().__init__(graph)
+        super().__init__(graph, repeats)
         # A bad value that was made of constants is found by running op by op, at each call.
         with np.errstate(all="ignore"):
             self.doubtful = self._folded_badly()

@@ -10,12 +10,14 @@ from typing import Any
 
 import numpy as np
 
+from .. import hooks, wide_arrays
 from ..errors import ArgumentError
 from ..numerics import as_type
 from ..tensor import Tensor, TensorType, as_tensor
 from . import tree
 from .escapes import refuse_hidden
 from .op import Aval
+from .param_places import note_places
 from .trace import Tracer
 from .value_type import ValueType
 from .weak_numbers import leaf_of
@@ -114,6 +116,16 @@ def leaf_names(treedef: tree.TreeDef) -> list[str]:
 
 def count_leaves(treedef: tree.TreeDef) -> int:
     return 1 if treedef.kind is None else sum(map(count_leaves, treedef.children))
+
+
+def mark_tracers(tracers: Sequence[Tensor], leaves: Sequence[Tensor]) -> None:
+    """What stands for arguments in a trace has their marks, and is shown beside them."""
+    note_places(tracers, leaves)
+    for t, leaf in zip(tracers, leaves, strict=True):
+        t.is_param, t.layout = leaf.is_param, leaf.layout
+        wide_arrays.inherit(t, (leaf,))
+        for show in hooks.traced_arguments:
+            show(leaf, t)
 
 
 def leaf_slots(treedef: tree.TreeDef, statics: dict, leaves: list[Tensor]) -> list[Any]:

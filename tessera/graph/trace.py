@@ -118,6 +118,7 @@ class GraphBuilder:
         self.place = HOST  # the number of the GPU on which it will run, where that is known
         self.outer: GraphBuilder | None = None  # that of the enclosing trace
         self.repeats = True  # see trace
+        self.same_params: dict[Value, Value] = {}  # inputs that are a param met before, and which
 
     def add_input(self, aval: Aval) -> Tracer:
         value = Value(aval)

@@ -387,3 +387,33 @@ def test_a_compiled_function_tells_params_from_plain_tensors():
     keep = ts.jit(lambda x: x)
     marks = [keep(make(x, kind)).is_param for make in (ts.param, ts.tensor, ts.param, ts.tensor)]
     assert marks == [True, False, True, False]
+
+
+# --- one parameter at two places --------------------------------------------------------------
+@pytest.mark.parametrize("wrap", [lambda f: f, ts.jit], ids=["eager", "jit"])
+def test_a_param_at_two_places_of_a_tree_is_refused(wrap: Any) -> None:
+    """Each place would get the gradient of its own use, and one step would make two tensors."""
+    w = ts.param([[1.0, 2.0]])
+    tied = {"embed": {"w": w}, "head": w, "bias": ts.param([0.0])}
+
+    def loss(p: Any, x: Any) -> Any:
+        return ts.sum((x @ p["embed"]["w"]) * (x @ p["head"])) + ts.sum(p["bias"])
+
+    x = ts.ones((3, 1))
+    with pytest.raises(ts.ArgumentError) as error:
+        wrap(ts.value_and_grad(loss))(tied, x)
+    assert "p.embed.w and p.head are the same ts.param" in error.value.message
+    assert "once, as p.embed.w" in error.value.hint and "ts.param(w)" in error.value.hint
+
+    apart = wrap(ts.grad(loss))(tied | {"head": ts.param(w)}, x)
+    once = wrap(ts.grad(lambda p, x: loss(p | {"head": p["embed"]["w"]}, x)))(
+        {"embed": {"w": w}, "bias": tied["bias"]}, x)
+    assert once["embed"]["w"].tolist() == (apart["embed"]["w"] + apart["head"]).tolist()
+    assert wrap(loss)(tied, x).item() == 15.0  # a value is one whatever stands where
+
+
+@pytest.mark.parametrize("wrap", [lambda f: f, ts.jit], ids=["eager", "jit"])
+def test_two_arguments_that_are_given_one_param_stay_two(wrap: Any) -> None:
+    w = ts.param([2.0, 3.0])
+    a, b = wrap(ts.grad(lambda a, b: ts.sum(a * a * b)))(w, w)
+    assert a.tolist() == [8.0, 18.0] and b.tolist() == [4.0, 9.0]

@@ -16,7 +16,7 @@ from tessera.graph.cpu import blas
 from tessera.graph.cpu.target import CPU
 from tessera.graph.execute import Executable
 from tessera.graph.expand import expand, expand_control
-from tessera.graph.ir import verify
+from tessera.graph.ir import subgraphs, verify
 from tessera.graph.jit import JitFunction
 from tessera.graph.schedule.fuse import fuse
 from tessera.graph.schedule.memory_plan import aligned_bytes, fold_constants, plan_memory
@@ -511,3 +511,35 @@ def test_a_captured_tensor_of_a_call_with_containers():
         captured = ts.tensor(np.full(3, k, np.float32))
         for _ in range(3):
             np.testing.assert_array_equal(f({"x": x}).numpy(), k)
+
+
+# --- bodies as compiled loops -----------------------------------------------------------------
+def units_of_bodies(graph):
+    """What the bodies of a graph's loops run as, the innermost last."""
+    found = []
+    for node in graph.nodes:
+        for held in subgraphs(node):
+            run = held.kept["executable"].compiled
+            found += [u.kind for u in run.units] + units_of_bodies(held)
+    return found
+
+
+@pytest.mark.parametrize("length, inner, want", [
+    (8, None, {"call"}), (32, None, {"loop"}), (8, 4, {"loop"}), (4, 4, {"call"})])
+def test_groups_of_a_body_count_with_its_iterations(length, inner, want):
+    """64 elements are compiled from 32 iterations on: 2048 elements, as outside of loops."""
+    def step(c, x):
+        return ts.tanh(c + x) * 0.5, None
+
+    def outer(c, x):
+        return ts.scan(step, c, ts.broadcast_to(x, (inner, *x.shape)))
+
+    f = ts.jit(lambda c, xs: ts.scan(step if inner is None else outer, c, xs)[0])
+    c, xs = ts.ones(64), ts.ones((length, 64))
+    with config.scope(loop_min_elements=2048):
+        got = f(c, xs)
+    kinds = units_of_bodies(f.graph(c, xs))
+    assert set(kinds[-1:]) == want and kinds.count("loop") <= 1
+    for _ in range(length * (inner or 1)):
+        c = ts.tanh(c + 1.0) * 0.5
+    np.testing.assert_allclose(got.numpy(), c.numpy(), rtol=1e-6)

@@ -12,6 +12,7 @@ import scipy.fft
 
 import tessera as ts
 from derivatives import assert_derivatives
+from tessera import wide_arrays
 from tessera.errors import ArgumentError, AxisError, DTypeError, ShapeError, UnknownNameError
 from tolerance import assert_close
 
@@ -95,7 +96,7 @@ def test_pairs_are_refused_where_one_tensor_is_needed() -> None:
     for wrong in (lambda: ts.exp(z), lambda: ts.sum(z), lambda: ts.tensor(z), lambda: ts.add(1, z)):
         with pytest.raises(ArgumentError, match="a complex tensor where a real one is needed"):
             wrong()
-    for wrong in (lambda: z < z, lambda: z + None, lambda: z ** 2):  # type: ignore[operator]
+    for wrong in (lambda: z < z, lambda: z + None, lambda: z ** 0.5):  # type: ignore[operator]
         with pytest.raises(TypeError):
             wrong()
     with pytest.raises(TypeError, match="compare abs"):
@@ -117,6 +118,57 @@ def test_pairs_of_arrays_and_functions_of_both_parts(rng: np.random.Generator) -
         assert np.array_equal(traced.numpy(), a[at]) and ts.Complex(z) is z
     total = ts.jit(lambda z: ts.map_tree(lambda t: ts.sum(t, axis=0), z))(z)
     assert isinstance(total, ts.Complex) and np.allclose(total.numpy(), a.sum(0))
+
+
+def test_parts_are_tensors_of_one_shape(rng: np.random.Generator) -> None:
+    a = rng.standard_normal((2, 3)) + 1j
+    z = ts.Complex(a)
+    assert type(z.real) is ts.Tensor and z.type is z.imag.type is ts.as_type("f64")
+    a[0, 0] = 9.0
+    assert z[0, 0].item() != 9.0  # a copy, as ts.tensor makes
+    for whole in (ts.Complex(z.real, 0.0), ts.jit(lambda x: ts.Complex(x, 0))(z.real)):
+        assert whole.imag.shape == (2, 3) and whole.imag.type == z.type
+    assert ts.Complex(1, z.real).numpy().real.tolist() == np.ones((2, 3)).tolist()
+    with pytest.raises(TypeError, match=r"shapes \[2, 3\] and \[3\]: both are of one shape"):
+        ts.Complex(z.real, z.imag[0])
+
+
+@pytest.mark.parametrize("run", [lambda f: f, ts.jit], ids=["now", "jit"])
+def test_complex_tensors_are_compared_by_elements(run: Any) -> None:
+    """As tuples they were equal when they were one object, and always true."""
+    a = np.array([1 + 2j, 1 - 2j, 0, 3])
+    z = ts.Complex(a)
+    for other in (1 + 2j, 0, 3.0, a, a[::-1]):
+        same, differ = run(lambda z: (z == other, z != other))(z)  # noqa: B023  # called at once
+        assert same.tolist() == (a == other).tolist() and differ.tolist() == (a != other).tolist()
+    assert run(lambda z: z == z)(z).numpy().all()
+    assert [bool(z[i]) for i in range(4)] == [True, True, False, True]
+    with pytest.raises(ArgumentError, match="truth of a tensor"):
+        bool(z)
+
+
+@pytest.mark.parametrize("run", [lambda f: f, ts.jit], ids=["now", "jit"])
+def test_whole_powers_and_matmuls_with_arrays(run: Any, rng: np.random.Generator) -> None:
+    a = rng.standard_normal((3, 3)) + 1j * rng.standard_normal((3, 3))
+    z = ts.Complex(a)
+    for n in (-3, -1, 0, 1, 2, 5, np.int64(2)):
+        np.testing.assert_allclose(run(lambda z: z ** n)(z), a ** n, rtol=1e-12)  # noqa: B023
+    slope = ts.grad(lambda z: ts.sum((z ** 3).real))(z)
+    np.testing.assert_allclose(slope, np.conj(3 * a ** 2), rtol=1e-12)
+    b = rng.standard_normal((2, 3)) + 1j
+    np.testing.assert_allclose(run(lambda z: b @ z)(z), b @ a, rtol=1e-12)
+    assert complex(z[0, 0]) == z[0, 0].item() == z.tolist()[0][0] == a[0, 0]
+    with pytest.raises(TypeError, match="whole powers, got 0.5"):
+        z ** 0.5
+
+
+def test_complex_results_of_arrays_of_no_stated_type(rng: np.random.Generator) -> None:
+    """Their parts are f64 that nobody asked for, as those of other results: each is remembered."""
+    a = rng.standard_normal((3, 3))
+    w, v = ts.eig(ts.tensor(a))
+    assert wide_arrays.is_unstated(w.real) and wide_arrays.is_unstated(v.imag)
+    np.testing.assert_allclose(a @ v.numpy(), v.numpy() * w.numpy(), atol=1e-12)
+    assert wide_arrays.is_unstated(ts.fft.ifft(ts.Complex(a, a)).real)
 
 
 @NORMS

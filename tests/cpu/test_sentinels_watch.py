@@ -204,3 +204,43 @@ def test_arrays_are_looked_at_whatever_their_type_and_range(dtype, value):
         half = bool(np.isfinite(wide[:, ::2]).all())
         assert run_with_sentinels.is_clean(a[:, ::2], "any") == half
         assert run_with_sentinels.is_clean(a, "nan") == (not np.isnan(wide).any())
+
+
+# --- what a loop carries --------------------------------------------------------------------------
+def _reciprocals(n):
+    """n = 0 is inf after one iteration and 0 after two."""
+    return ts.while_loop(lambda c: c[1] < 4, lambda c: (1.0 / c[0], c[1] + 1), (n, 0))[0]
+
+
+@pytest.mark.parametrize("wrap", [lambda f: f, ts.jit], ids=["eager", "jit"])
+@pytest.mark.parametrize("loop, iteration", [
+    (lambda x: ts.scan(lambda c, x: (1.0 / x, 1.0 / c), 1.0, x)[1], ("scan", 1)),
+    (lambda x: ts.scan(lambda c, x: (1.0 / x, 1.0 / c), 1.0, x, reverse=True)[1], ("scan", 1)),
+    (lambda x: ts.fori_loop(0, 4, lambda i, c: (1.0 / c[1], c[0]), (x[1], x[1])), ("fori", 0)),
+    (lambda x: _reciprocals(x[1]), ("while_loop", 0)),
+], ids=["scan", "reverse", "fori", "while"])
+def test_an_infinity_that_is_gone_an_iteration_later_counts(loop, iteration, wrap):
+    """1 / inf is 0: what made the infinity is named, where it was made."""
+    x = ts.tensor([1.0, 0.0, 2.0])
+    with ts.debug.numerics("raise"), pytest.raises(ts.NumericsError) as error:
+        wrap(loop)(x)
+    found = error.value.finding
+    assert (found.op, found.kind, found.origin) == ("div", "inf", True)
+    assert found.iterations[-1][1] == iteration[1]
+    assert np.isfinite(loop(x)[0] if iteration[0] == "fori" else loop(x)).all()
+
+
+@pytest.mark.parametrize("wrap", [lambda f: f, ts.jit], ids=["eager", "jit"])
+def test_what_an_iteration_drops_of_a_carry_does_not_count(wrap):
+    """exp(-1/0) is 0, and an infinity that is replaced is not one of the next iteration."""
+    x = ts.tensor([1.0, 0.0, 2.0])
+
+    def kernels(x):
+        return ts.scan(lambda c, x: (1.0 / x, ts.exp(-c)), 1.0, x)[1]
+
+    def replaced(x):
+        return ts.scan(lambda c, x: (ts.where(x > 1.0, 1.0, 1.0 / x), 1.0 * ts.where(
+            c < ts.inf, c, 0.0)), 1.0, x)[1]
+
+    for f in (kernels, replaced):
+        assert findings(wrap(lambda x, f=f: f(x)), x)[0] is None

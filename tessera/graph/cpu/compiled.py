@@ -39,16 +39,17 @@ from .widen_products import widen_products
 Step = Callable[[list], None]
 NO_LIMIT = contextlib.nullcontext()
 POISON = 0xFF
+ONE_CALL = 64  # elements: NumPy takes as long for fewer, so that few in a body count as these
 SHORT = 8  # elements of a run that is not worth NumPy's inner loop
 
 
 class CompiledGraph:
     """Steps over an environment: a list with one array per value."""
 
-    def __init__(self, graph: Graph):
+    def __init__(self, graph: Graph, repeats: int = 1):
         self.known, graph = fold_constants(widen_products(graph))
         self.graph = graph
-        self.units = _keep_small_apart(fuse(self.graph, CPU))
+        self.units = _keep_small_apart(fuse(self.graph, CPU), repeats)
         self.plan: MemoryPlan = plan_memory(self.graph, self.units, self.known, CPU)
         self.slot: dict[Value, int] = {}
         for v in (*graph.inputs, *(c for c, _ in graph.captures), *self.known):
@@ -336,12 +337,12 @@ def _out_strides(shadow: np.ndarray, mode: str) -> tuple[int, ...]:
     return strides[-1:] if mode == "column_sum" else strides
 
 
-def _keep_small_apart(groups: Sequence[FusionGroup]) -> list[FusionGroup]:
-    """Loops too small to be worth compiling run node by node."""
+def _keep_small_apart(groups: Sequence[FusionGroup], repeats: int) -> list[FusionGroup]:
+    """Loops too small to be worth compiling run node by node. repeats: how often in a call."""
     least = config.loop_min_elements
     out: list[FusionGroup] = []
     for group in groups:
-        if group.call is None and math.prod(group.space) < least:
+        if group.call is None and repeats * max(math.prod(group.space), ONE_CALL) < least:
             out.extend(map(call_group, group.nodes))
         else:
             out.append(group)
