@@ -279,7 +279,6 @@ PIPELINE: list[Callable[..., Any]] = [
     read_displaced,
     make_as_read,
     widen_late,
-    canonicalize,
     merge_common,
     add_in_any_order,
     split_products,
@@ -297,6 +296,7 @@ PIPELINE: list[Callable[..., Any]] = [
     divide_last,
     variances_of_parts,
     exponentials_of_parts,
+    make_as_read,  # also of parts
     split_reductions,
     merge_last_axes,
     open_column_sums,

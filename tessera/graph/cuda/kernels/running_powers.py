@@ -24,7 +24,7 @@ from .row_passes import needed
 TOGETHER = 4  # rows for which a place makes one power more
 WARPS, BLOCK, COLUMNS = 8, 2048, 256  # elements of a block: 8 in each lane
 AHEAD = 1  # blocks on their way to L2
-CLOSE = 0  # groups of a multiprocessor
+CLOSE = 4  # groups of a multiprocessor
 
 
 @dataclass(frozen=True)

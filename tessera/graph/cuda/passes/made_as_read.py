@@ -19,20 +19,23 @@ from ...schedule.boundaries import LEAST_BYTES, MOST_OPS
 from ...schedule.loop_axes import extents_of
 from ...schedule.loop_ops import loop_space
 from ...simplify import Rewriter, rebuild, remove_dead
+from ..kernels.spell import COMBINE
 from .move_passes import is_plain_loop
 
 Shape = tuple[int, ...]
+_Made = dict[tuple[Value, Shape], Value]  # by what it was, in the extents of which loop
 FEW = 16  # elements for each number that is repeated along part of an axis, at least
 
 
 def make_as_read(graph: Graph) -> Graph:
     """The graph with loops in front of reshapes in the extents of the loops behind these."""
-    cutter = _Reshaped(graph)
+    cutter, made = _Reshaped(graph), dict[Shape, _Made]()
 
     def visit(rw: Rewriter, node: Node, inputs: tuple[Value, ...]) -> Value | None:
         if node.op.name != "reshape" or not cutter.may_be_made(node):
             return None
-        return cutter.emit(rw, node.inputs[0], extents_of(node.outputs[0]), {})
+        shape = extents_of(node.outputs[0])
+        return cutter.emit(rw, node.inputs[0], shape, made.setdefault(shape, {}))
 
     return remove_dead(rebuild(graph, visit))
 
@@ -77,8 +80,8 @@ class _Reshaped:
     def computes(self, node: Node, v: Value) -> bool:
         """Whether a loop over v's extents, or a reduction of it, takes it in, whose other elements
         no matmul makes."""
-        whole = bool(node.op.reduction) or node.outputs[0].aval.shape == v.aval.shape
-        return whole and loop_space(node) is not None and not node.op.beside and all(
+        loop = loop_space(node) is not None and node.outputs[0].aval.shape == v.aval.shape
+        return (loop or node.op.reduction in COMBINE) and not node.op.beside and all(
             not self.of_product(x) for x in node.inputs if x is not v)
 
     def of_product(self, v: Value) -> bool:
@@ -130,16 +133,17 @@ class _Reshaped:
         return not repeated or (prod(shape) * FEW <= prod(extents_of(y))
                                 and value_bytes(v) >= LEAST_BYTES)
 
-    def emit(self, rw: Rewriter, old: Value, shape: Shape, known: dict[Value, Value]) -> Value:
+    def emit(self, rw: Rewriter, old: Value, shape: Shape, known: _Made) -> Value:
         """A value of the graph in the extents of a shape."""
-        if old not in known:
-            known[old] = self._emit(rw, old, shape, known)
-        return known[old]
+        key = old, extents_of(old)
+        if key not in known:
+            known[key] = self._emit(rw, old, shape, known)
+        return known[key]
 
-    def _emit(self, rw: Rewriter, old: Value, shape: Shape, known: dict[Value, Value]) -> Value:
+    def _emit(self, rw: Rewriter, old: Value, shape: Shape, known: _Made) -> Value:
         made, space = self.maker.get(old), extents_of(old)
         if made is None or not is_plain_loop(made):
-            return rw.emit("reshape", rw.env[old], shape=shape)
+            return _cut(rw, rw.env[old], shape)
         parts = list[Value]()
         for x in made.inputs:
             if not x.aval.ndim:
@@ -147,9 +151,9 @@ class _Reshaped:
             elif extents_of(x) == space:
                 parts.append(self.emit(rw, x, shape, known))
             else:
-                if x not in known:
-                    known[x] = _spread(rw, rw.env[x], _padded(x, old), space, shape)
-                parts.append(known[x])
+                if (x, space) not in known:
+                    known[x, space] = _spread(rw, rw.env[x], _padded(x, old), space, shape)
+                parts.append(known[x, space])
         return rw.again(made, *parts)
 
 
@@ -166,9 +170,16 @@ def _spread(rw: Rewriter, x: Value, lies: Shape, space: Shape, shape: Shape) -> 
     out = numbers_for(lies, space, shape, atoms)
     wide = tuple(n if any(along[i] for i in run) else 1
                  for run in runs_of(atoms, shape) for n in (atoms[i] for i in run))
-    x = x if extents_of(x) == mine else rw.emit("reshape", x, shape=mine)
+    x = _cut(rw, x, mine)
     x = x if wide == mine else rw.emit("broadcast_to", x, shape=wide)
-    return x if wide == out else rw.emit("reshape", x, shape=out)
+    return _cut(rw, x, out)
+
+
+def _cut(rw: Rewriter, x: Value, shape: Shape) -> Value:
+    """x in other extents: once, whatever it was cut into before."""
+    before = rw.made_by(x, "reshape")
+    x = x if before is None else before.inputs[0]
+    return x if extents_of(x) == shape else rw.emit("reshape", x, shape=shape)
 
 
 def numbers_for(lies: Shape, space: Shape, shape: Shape, atoms: Shape) -> Shape:
