@@ -95,7 +95,7 @@ def test_exponentials_of_long_columns_are_those_of_parts(rng, monkeypatch):
 
 @pytest.mark.parametrize("shape, axis", [((1024, 17), 0), ((1100, 17), 0), ((2, 1100, 40), 1)])
 def test_powers_are_summed_while_the_largest_is_looked_for(shape, axis, rng, monkeypatch):
-    """Parts of 256 or 220 rows, in blocks of 32 and a few over. Infinities and NaN as on a CPU."""
+    """Parts of 64 or 100 rows, in blocks of 32 and a few over. Infinities and NaN as on a CPU."""
     monkeypatch.setattr(running_powers, "BLOCK", 256)
     monkeypatch.setattr(exponential_parts, "SMALL", 0)
     x = (30 * rng.standard_normal(shape)).astype(np.float32)

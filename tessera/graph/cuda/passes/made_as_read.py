@@ -20,7 +20,7 @@ from ...schedule.loop_axes import extents_of
 from ...schedule.loop_ops import loop_space
 from ...simplify import Rewriter, rebuild, remove_dead
 from ..kernels.spell import COMBINE
-from .move_passes import is_plain_loop
+from .move_passes import is_plain_loop, widens
 
 Shape = tuple[int, ...]
 _Made = dict[tuple[Value, Shape], Value]  # by what it was, in the extents of which loop
@@ -152,9 +152,17 @@ class _Reshaped:
                 parts.append(self.emit(rw, x, shape, known))
             else:
                 if (x, space) not in known:
-                    known[x, space] = _spread(rw, rw.env[x], _padded(x, old), space, shape)
+                    known[x, space] = self.numbers(rw, x, _padded(x, old), space, shape)
                 parts.append(known[x, space])
         return rw.again(made, *parts)
+
+
+    def numbers(self, rw: Rewriter, x: Value, lies: Shape, space: Shape, shape: Shape) -> Value:
+        """Numbers in another shape; what was widened is widened where it is computed with."""
+        cast = self.maker.get(x)
+        if cast is None or cast.op.name != "cast" or not widens(cast):
+            return _spread(rw, rw.env[x], lies, space, shape)
+        return rw.again(cast, _spread(rw, rw.env[cast.inputs[0]], lies, space, shape))
 
 
 def _padded(x: Value, v: Value) -> Shape:
