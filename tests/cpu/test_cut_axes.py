@@ -8,8 +8,8 @@ import pytest
 
 import tessera as ts
 from tessera.graph.cuda import CudaProgram
-from tessera.graph.cuda.kernels import column_passes
-from tessera.graph.cuda.passes import cut_axes
+from tessera.graph.cuda.kernels import column_passes, running_powers
+from tessera.graph.cuda.passes import cut_axes, exponential_parts
 from tolerance import assert_close
 
 INF = np.inf
@@ -73,8 +73,9 @@ def test_long_columns_of_few_groups_are_reduced_in_parts(name, shape, axis, rng,
     assert_close(got, want, None if name == "any" else "f32", n=96)
 
 
-def test_exponentials_of_long_columns_are_those_of_parts(rng):
+def test_exponentials_of_long_columns_are_those_of_parts(rng, monkeypatch):
     """One pass over the elements for both statistics. Infinities and NaN as on a CPU."""
+    monkeypatch.setattr(exponential_parts, "SMALL", 0)
     x, axis = (30 * rng.standard_normal((2, 1024, 17))).astype(np.float32), 1
     at = (slice(None),)
     x[(*at, ..., 1)] = -INF
@@ -90,6 +91,31 @@ def test_exponentials_of_long_columns_are_those_of_parts(rng):
         assert_close(got, want, "f32", n=1024)
     assert kinds(lambda x: ts.logsumexp(x, axis=axis), x) == ["columns"] * 2
     assert kinds(lambda x: ts.softmax(x, axis=axis), x) == ["columns"] * 2 + ["loop"]
+
+
+@pytest.mark.parametrize("shape, axis", [((1024, 17), 0), ((1100, 17), 0), ((2, 1100, 40), 1)])
+def test_powers_are_summed_while_the_largest_is_looked_for(shape, axis, rng, monkeypatch):
+    """Parts of 64 or 100 rows, in blocks of 32 and a few over. Infinities and NaN as on a CPU."""
+    monkeypatch.setattr(running_powers, "BLOCK", 256)
+    monkeypatch.setattr(exponential_parts, "SMALL", 0)
+    x = (30 * rng.standard_normal(shape)).astype(np.float32)
+    x[..., 1], x[..., 5] = -INF, INF
+    at = (0,) * axis
+    x[(*at, slice(256), 2)], x[(*at, 5, 3)], x[(*at, 7, 4)] = -INF, INF, np.nan
+    x[(*at, slice(256), 6)], x[(*at, 300, 6)] = -INF, INF
+    x[(*at, slice(0, 40), 7)], x[(*at, 40, 7)], x[(*at, 41, 7)] = -INF, 80, INF
+    x[(*at, slice(256), 8)], x[(*at, slice(256, None), 8)] = -1000, -90
+    x[..., 9] = np.arange(shape[axis])  # each larger than all before it
+
+    def both(x):
+        return ts.softmax(x, axis=axis), ts.logsumexp(x, axis=axis)
+
+    plan = CudaProgram(ts.jit(both).graph(x)).plan
+    assert any(dict(g.attrs).get("running") for g in plan.groups)
+    for got, want in zip(*lowered(both, x), strict=True):
+        assert_close(got, want, "f32", n=1024)
+    (got,), (want,) = lowered(lambda x: ts.softmax(x * 0.5 - 1, axis=axis), x)
+    assert_close(got, want, "f32", n=1024)
 
 
 def test_what_is_made_of_numbers_is_made_by_their_kernel(rng):

@@ -251,3 +251,36 @@ def test_rows_that_are_only_added_are_a_grid(rng):
     assert np.array_equal(y, want)
     assert compare(rows_counted, i, np.zeros(5, np.int32), np.zeros(1, np.int32),
                    target="sm_90").function.launch == "one"
+
+
+@ts.kernel
+def losses(x: Tensor["M", "N", f32], y: Tensor["M", f32], B=256):
+    """log sum e^x of a row, while its largest element is looked for."""
+    r, m, d = tile.group_id(0), -float("inf"), 0.0
+    for n in range(0, N, B):
+        b = tile.load(x[r, n:n+B])
+        above = max(m, tile.reduce_max(b))
+        d = d * tile.exp(m - above) + tile.reduce_sum(tile.exp(b - above))
+        m = above
+    y[r] = m + tile.log(d)
+
+
+def test_statistics_of_whole_tiles_in_a_loop_have_a_barrier_each(rng):
+    """The next one's stands before its memory is written again: there were two of each."""
+    x = rng.standard_normal((3, 700)).astype(np.float32)
+    made = compare(losses, x, np.zeros(3, np.float32), groups=(3,), lanes=128, target="sm_90",
+                   rtol=1e-5)
+    assert made.emitted.source.split("while ")[1].count("sync()") == 2
+
+
+@ts.kernel
+def numbered(y: Tensor["A", "B", "C", ts.int32]):
+    a, b, c = tile.group_id(0), tile.group_id(1), tile.group_id(2)
+    y[a, b, c] = a * 10000 + b * 100 + c
+
+
+@pytest.mark.parametrize("grid", [(3, 5, 7), (1, 1, 9), (4, 1, 1), (2, 8, 16)])
+def test_groups_find_their_place_by_products(grid):
+    """A division by an extent that the launch knows is some twenty instructions."""
+    made = compare(numbered, np.zeros(grid, np.int32), groups=grid, target="sm_90")
+    assert "udiv" not in made.emitted.source and "urem" not in made.emitted.source

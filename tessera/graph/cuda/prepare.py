@@ -48,6 +48,7 @@ from .passes.joined_products import join_products
 from .passes.joined_sums import join_sums
 from .passes.library_ops import call_products, transpose_operands
 from .passes.loss_parts import open_long_losses
+from .passes.made_as_read import make_as_read
 from .passes.matrix_transposes import read_matrices_as_they_lie
 from .passes.merged_moves import gather_merged_moves
 from .passes.move_passes import (
@@ -276,6 +277,7 @@ PIPELINE: list[Callable[..., Any]] = [
     narrow_moves,
     loops_of_parts,
     read_displaced,
+    make_as_read,
     widen_late,
     merge_common,
     add_in_any_order,
@@ -294,6 +296,7 @@ PIPELINE: list[Callable[..., Any]] = [
     divide_last,
     variances_of_parts,
     exponentials_of_parts,
+    make_as_read,  # also of parts
     split_reductions,
     merge_last_axes,
     open_column_sums,

@@ -9,7 +9,10 @@ from ...errors import ArgumentError, ShapeError
 from ...tensor import Tensor, as_tensor
 from .. import functions as F
 from ..operand import axis_index, convert, floating, public, store, to_compute
+from ..trace import apply
 from .elementwise import rsqrt
+from .norms import LAYERNORM
+from .reduce import accumulate_dtype
 
 
 def _of_channels(value: Any, x: Tensor, axis: int, name: str) -> Tensor:
@@ -66,16 +69,6 @@ def group_norm(x: Any, groups: int, gamma: Any = None, beta: Any = None, *,
     if c.ndim < 2 or not whole or divide(c.shape[1], groups) is None:
         raise ShapeError(f"group_norm takes [N, C, ...] and a divisor of C, got "
                          f"{show_shape(c.shape)} and groups={groups!r}")
-    rows, each = F.reshape(c, (c.shape[0], groups, -1)), divide(c.shape[1], groups)
-    centre = F.mean(rows, axis=-1, keepdims=True)
-    away = rows - centre
-    scale = rsqrt(F.mean(away * away, axis=-1, keepdims=True) + eps)
-    centre, scale = (_of_each_channel(v, each, c) for v in (centre, scale))
-    return store(_affine((c - centre) * scale, gamma, beta, 1), numeric)
-
-
-def _of_each_channel(v: Tensor, each: Any, c: Tensor) -> Tensor:
-    """Numbers of groups, [N, groups, 1], for so many channels of each: [N, C, 1, ...]. So the
-    elements are made of x in its own shape, in one loop with gamma and beta."""
-    spread = F.broadcast_to(v, (*v.shape[:2], each))
-    return F.reshape(spread, (*c.shape[:2], *(1,) * (c.ndim - 2)))
+    rows = F.reshape(c, (c.shape[0], groups, -1))
+    y = apply(LAYERNORM, rows, eps=float(eps), accum=accumulate_dtype(numeric))
+    return store(_affine(F.reshape(y, c.shape), gamma, beta, 1), numeric)

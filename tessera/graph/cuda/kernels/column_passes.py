@@ -36,6 +36,7 @@ from .group_statements import (
 )
 from .kernel_text import KernelText, KernelWriter, capital
 from .row_passes import needed
+from .running_powers import running_blocks, running_powers, write_running_powers
 from .shifted_sums import SAMPLE, about_column_samples, hold_column_samples
 
 if TYPE_CHECKING:
@@ -150,6 +151,10 @@ def schedule_column_passes(builder: ScheduleBuilder, group: FusionGroup) -> None
     s = column_blocks((A, R, C), max(1, sum(o in reads for o in tall)),
                       min((o.type.dtype.bits for o in tall), default=32))
     steps = [builder.step(n) for n in group.nodes]
+    if (running := running_blocks((A, R, C), writes, steps)) is not None:
+        builder.add("columns", (A, R, C), reads, writes, steps, running, (A, blocks(C, running.n)),
+                    axes=AXES, running=True)
+        return
     once = s.value("warps_") == MOST_WARPS and not any(o in writes for o in tall) and (
         R >= 2 * SAMPLE and is_one_pass((A, R, C), reads, writes, steps))
     streamed = streamed_blocks((A, R, C))
@@ -243,6 +248,8 @@ def column_passes_source(group: ScheduledGroup,
     for r in group.reads:
         if not b.pattern(r)[1]:  # the same for all rows
             value(w, b, r.name, r.type.dtype.kind, group.steps[0])
+    if dict(group.attrs).get("running"):
+        passes.running()
     passes.statistics()
     for o in group.writes:
         if not b.pattern(o)[1]:
@@ -281,13 +288,20 @@ class _Passes:
         with self.w.block(f"for m in range(0, {self.R}, {self.b.BM}):"):
             yield replace(self.b, held=dict(self.b.held), suffix=suffix)
 
+    def running(self) -> None:
+        powers = running_powers([*self.steps.values()])
+        assert powers is not None
+        write_running_powers(self.w, self.b, self.R, powers, self.steps, self.texts)
+
     def statistics(self) -> None:
+        known = set(self.b.held)
         for level in range(max(self.levels.values()) + 1):
             for s in self.steps.values():
-                if self.levels[s.name] == level and not s.reduction and s.name not in self.tall:
+                if self.levels[s.name] == level and not s.reduction and (
+                        s.name not in self.tall | known):
                     emit_step(self.w, self.b, s, self.texts[s.name])
             folds = [Fold.of(s, blocks(self.R, self.b.BM)) for s in self.steps.values()
-                     if s.reduction and self.levels[s.name] == level + 1]
+                     if s.reduction and self.levels[s.name] == level + 1 and s.name not in known]
             if folds:
                 self.fold(folds, level)
 

@@ -45,7 +45,8 @@ def narrow_steps(group: ScheduledGroup) -> set[str]:
     16 bits. An approximation of 2^-17 changes these by less than 2^-5 of a last place, unless
     they are a difference of numbers 2^7 times as large; f32's own rounding shows from 2^12 on.
 
-    So are the powers of a row that are only summed, with what follows from the row's maximum: of
+    So are the powers of a row that are only summed, with what follows from the row's maximum, also
+    when that is still looked for (running_powers.py: the distances of all steps add up): of
     p_i = e^-d_i / sum_j e^-d_j the mean of d_i is the entropy less the sum's logarithm, at most
     log n, so the sum is within (1.4 log n + 4) 2^-24: five last places for rows of 2^17. And those
     that weight what is summed, where nothing but 16 bits is kept of that sum: it is off by as much
@@ -78,6 +79,8 @@ def _is_power(arg: object, steps: dict[str, GroupStep]) -> bool:
     if shifted is None or _text(shifted) != "{0} - {1}":
         return False
     top = _made(shifted.args[1], steps)
+    if top is not None and top.op == "where" and top.args[2] == 0.0:  # where it is no number
+        top = _made(top.args[1], steps)
     return top is not None and top.reduction == "max" and top.args[0] == shifted.args[0]
 
 

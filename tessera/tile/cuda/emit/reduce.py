@@ -25,14 +25,21 @@ def _reduction(e: Emitter, op: Op) -> None:
         if op is meeting.ops[0]:
             _meet(e, meeting)
         return
-    axis, layout, text, tag = op.attr["axis"], e.layout(op.args[0]), _inside(e, op), _tag(e, op)
-    if axis is None:
-        axis, (text, layout) = 0, _of_threads(e, text, layout, op.name, tag)
-    elif layout.shape[:axis] + layout.shape[axis + 1:] and (
+    tag, whole = _tag(e, op), op.attr["axis"] is None
+    text, layout, axis = _first_parts(e, op)
+    if not whole and layout.shape[:axis] + layout.shape[axis + 1:] and (
             e.layout(op.outs[0].value) != layout.drop(axis)):  # it is layout.divided(axis)
         e.define(op.outs[0], f"{_of_warps(e, layout, axis, op.name, tag, True)}({text})")
         return
     _define(e, op, reduced(e, text, layout, axis, op.name, tag), layout.drop(axis))
+
+
+def _first_parts(e: Emitter, op: Op) -> tuple[str, RegisterLayout, int]:
+    """What threads combine, how it lies, and along which axis."""
+    text, layout, axis = _inside(e, op), e.layout(op.args[0]), op.attr["axis"]
+    if axis is None:
+        return *_of_threads(e, text, layout, op.name, _tag(e, op)), 0
+    return text, layout, axis
 
 
 def _of_threads(e: Emitter, text: str, layout: RegisterLayout, name: str, tag: str
@@ -127,28 +134,30 @@ def meetings(e: Emitter) -> dict[SSAValue, Meeting]:
 
 def _meets(e: Emitter, op: Op) -> bool:
     """Whether the warps of a group meet for a reduction, once."""
-    axis = op.attr.get("axis")
-    return bool(OPS[op.name].joined_by) and axis is not None and any(
-        i >= e.warp_bits for i in e.layout(op.args[0]).thread_bits(axis))
+    if not OPS[op.name].joined_by:
+        return False
+    layout, axis = e.layout(op.args[0]), op.attr["axis"]
+    axes = range(len(layout.shape)) if axis is None else (axis,)
+    return any(i >= e.warp_bits for a in axes for i in layout.thread_bits(a))
 
 
 def _meet(e: Emitter, meeting: Meeting) -> None:
-    parts = []
+    parts = list[tuple[str, RegisterLayout, int]]()
     for op in meeting.ops:
-        layout, axis = e.layout(op.args[0]), op.attr["axis"]
+        text, layout, axis = _first_parts(e, op)
         part = e.fresh("part")
-        e.line(f"{part} = {_of_warps(e, layout, axis, op.name, _tag(e, op))}({_inside(e, op)})")
-        parts.append(part)
+        e.line(f"{part} = {_of_warps(e, layout, axis, op.name, _tag(e, op))}({text})")
+        parts.append((part, layout, axis))
     if e.loops and not meeting.apart:
         e.sync()
-    reads = {op.outs[0].value: _written(e, part, e.layout(op.args[0]), op.attr["axis"], op.name,
-                                        _tag(e, op))
+    reads = {op.outs[0].value: _written(e, *part, op.name, _tag(e, op))
              for part, op in zip(parts, meeting.ops, strict=True)}
     e.sync()
-    taken = {v for take in hooks.behind_meetings for v in take(e, reads)}
-    for op in meeting.ops:
+    numbers = any(op.attr["axis"] is None for op in meeting.ops)
+    taken = set() if numbers else {v for take in hooks.behind_meetings for v in take(e, reads)}
+    for op, (_, layout, axis) in zip(meeting.ops, parts, strict=True):
         if (result := op.outs[0].value) not in taken:
-            _define(e, op, reads[result], e.layout(op.args[0]).drop(op.attr["axis"]))
+            _define(e, op, reads[result], layout.drop(axis))
 
 
 def reduced(e: Emitter, text: str, layout: RegisterLayout, axis: int, name: str, tag: str) -> str:
