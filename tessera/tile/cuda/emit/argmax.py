@@ -10,6 +10,7 @@ from math import prod
 from tessera.tile.cuda.emit.emitter import Emitter
 from tessera.tile.cuda.emit.reduce import flat_index, inside_only, neutral
 from tessera.tile.cuda.emit.registry import emits
+from tessera.tile.cuda.instruction import kind_bytes
 from tessera.tile.cuda.intrinsics.argmax import rest_of
 from tessera.tile.cuda.intrinsics.formats import kind_of
 from tessera.tile.cuda.intrinsics.reduce import reached
@@ -58,7 +59,7 @@ def _across_warps(e: Emitter, name: str, tag: str, layout: RegisterLayout, axes:
     """As reduce.across_warps, for pairs: the emitted name of the positions."""
     rest, bits = rest_of(layout, axes), _bits(layout, axes)
     warps = [i for i in bits if i >= e.warp_bits]
-    size = 8 if tag[-2:] == "64" else 4
+    size = kind_bytes(tag)
     count, elements = 1 << len(warps), prod(reached(rest))
     first, second = e.scratch(size * count * elements), e.scratch(4 * count * elements)
     if e.loops:

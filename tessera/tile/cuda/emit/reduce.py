@@ -11,6 +11,7 @@ from tessera.numerics import DType
 from tessera.tile.cuda.emit.elementwise import number
 from tessera.tile.cuda.emit.emitter import Emitter
 from tessera.tile.cuda.emit.registry import emits
+from tessera.tile.cuda.instruction import kind_bytes
 from tessera.tile.cuda.intrinsics.formats import kind_of
 from tessera.tile.cuda.intrinsics.reduce import reached
 from tessera.tile.ir.ir import For, Node, Op, SSAValue, regions
@@ -180,7 +181,7 @@ def _of_warps(e: Emitter, layout: RegisterLayout, axis: int, name: str, tag: str
 def _written(e: Emitter, part: str, layout: RegisterLayout, axis: int, name: str, tag: str) -> str:
     """Each warp writes what it found; what everybody reads after a barrier: all of it, combined."""
     rest, warps = layout.drop(axis), _warps(e, layout, axis)
-    size = 8 if tag[-2:] == "64" else 4
+    size = kind_bytes(tag)
     count, elements = 1 << len(warps), prod(reached(rest))
     at = e.scratch(size * count * elements)
     warp = " | ".join(f"({e.thread} >> {bit} & 1) << {i}" for i, bit in enumerate(warps))
