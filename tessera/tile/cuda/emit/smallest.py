@@ -10,7 +10,7 @@ from tessera.tile.builder.edge_masks import fill_of
 from tessera.tile.cuda.emit.elementwise import number
 from tessera.tile.cuda.emit.emitter import Emitter
 from tessera.tile.cuda.emit.layout_conversion import convert_layout
-from tessera.tile.cuda.emit.reduce import flat_index, inside_only, writer
+from tessera.tile.cuda.emit.reduce import flat_index, inside_only, part_of, writer
 from tessera.tile.cuda.emit.registry import emits
 from tessera.tile.cuda.instruction import kind_bytes
 from tessera.tile.cuda.intrinsics.formats import kind_of
@@ -73,12 +73,11 @@ def _across_warps(e: Emitter, text: str, layout: RegisterLayout, k: int, tag: st
     at = e.scratch(size * count * elements)
     if e.loops:
         e.sync()
-    part = e.once("part_of", "i32({})".format(
-        " | ".join(f"({e.thread} >> {bit} & 1) << {i}" for i, bit in enumerate(warps))))
+    part = part_of(e, warps)
     place = flat_index(e, rest)
     put = e.use("put_parts", f"use(reduce.put({tag!r}, {rest.text!r}, {rest.shape}))")
     e.line(f"{put}({text}, i32({at} + {size} * ({part} * {elements} + {place})), "
-           f"{writer(e, layout, last)})")
+           f"{writer(e, layout, layout.thread_bits(last))})")
     e.sync()
     get = e.use("get_smallest", f"use(smallest.get({tag!r}, {rest.text!r}, {rest.shape}, {count}))")
     made = e.fresh("found")
