@@ -194,6 +194,21 @@ def fresh_config(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch
 
 
 @pytest.fixture
+def no_findings(fresh_config: pytest.MonkeyPatch) -> Iterator[None]:
+    """What a test's sentinels find is its own: nothing was counted before, and nothing is left."""
+    ts.debug.flags()
+    yield
+    ts.debug.flags()
+
+
+@pytest.fixture
+def own_cache(tmp_path: Path) -> Iterator[None]:
+    """Everything is compiled: no machine code of another test or run is found."""
+    with tessera_config.scope(cache_dir=tmp_path):
+        yield
+
+
+@pytest.fixture
 def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine without a GPU, whatever this one has."""
     from tessera.errors import UnsupportedTargetError

@@ -18,7 +18,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ..graph import functions as F
-from ..graph.ir import Graph, Node, Value, node_effects
+from ..graph.ir import Graph, Node, Value, node_effects, producers_of
 from ..graph.op import Aval
 from ..graph.simplify import remove_dead
 from ..graph.trace import apply
@@ -64,7 +64,7 @@ def split_of(loop: Loop) -> Callable[..., Sequence[Tensor]] | None:
 def _found(loop: Loop) -> _Split:
     body, n = loop.body, loop.n_carry
     carries = body.inputs[1:1 + n]
-    made = {v: node for node in body.nodes for v in node.outputs}
+    made = producers_of(body)
     count = Counter(v for node in body.nodes for v in node.inputs)
     count.update(body.outputs)
     grown = {}
@@ -128,7 +128,7 @@ def _with_casts_of_joins(loop: Loop) -> Graph:
     """The body, with results that are values of a narrower type joined and then cast in place of
     cast and then joined."""
     body, nodes = loop.body, list[Node]()
-    made = {v: node for node in body.nodes for v in node.outputs}
+    made = producers_of(body)
     results = set(body.outputs[loop.n_carry:])
     for node in body.nodes:
         casts = [m for v in node.inputs if (m := made.get(v)) is not None and m.op.name == "cast"]

@@ -22,7 +22,10 @@ from .arch_report import ArchReport as ArchReport
 from .arch_report import arch_report as arch_report
 from .findings import BadValue as BadValue
 from .findings import Flags as Flags
+from .function_lowering import FunctionLowering as FunctionLowering
 from .inspect import inspect_ir as inspect_ir
+from .kernel_lowering import Lowering as Lowering
+from .kernel_lowering import lowering as lowering
 from .kernels import BankReport as BankReport
 from .kernels import RaceReport as RaceReport
 from .kernels import SectorReport as SectorReport
@@ -30,9 +33,6 @@ from .kernels import bank_conflicts as bank_conflicts
 from .kernels import coalescing as coalescing
 from .kernels import race_check as race_check
 from .launch_profile import LaunchTable as LaunchTable
-from .levels import Lowering as Lowering
-from .levels import lowering as lowering
-from .lowering import FunctionLowering as FunctionLowering
 from .memory_timeline import MemoryTimeline as MemoryTimeline
 from .memory_timeline import memory_timeline as memory_timeline
 from .printing import print as print

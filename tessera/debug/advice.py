@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from ..tile.interpreter.access_costs import WARP, Pattern
-from ..tile.ir.ir import Function, Op, SSAValue, definitions, walk
+from ..tile.ir.ir import Function, Op, Operand, SSAValue, defining_ops, definitions, walk
 from ..tile.ir.shared_layout import BANKS, WORD_BYTES, SharedLayout
 from ..tile.ir.types import Buffer, Scalar
 
@@ -22,7 +22,7 @@ def lane_axes(function: Function, pattern: Pattern) -> tuple[bool, ...]:
     """Along which axes of the place the lanes of a warp differ; () for vector accesses, whose
     lanes are neighbours by what they do."""
     types = definitions(function)
-    made = {d.value: n for n in walk(function.body) if isinstance(n, Op) for d in n.outs}
+    made = defining_ops(function.body)
 
     def varies(x: Any) -> bool:
         t = types.get(x) if isinstance(x, SSAValue) else None
@@ -38,7 +38,7 @@ def lane_axes(function: Function, pattern: Pattern) -> tuple[bool, ...]:
     return ()
 
 
-def _base(made: dict[SSAValue, Op], place: Any) -> str:
+def _base(made: dict[Operand, Op], place: Any) -> str:
     """The tensor or buffer that a place belongs to."""
     while (op := made.get(place)) is not None and op.name != "allocate":
         place = op.args[0]

@@ -20,7 +20,7 @@ from ..errors import ArgumentError, did_you_mean
 from ..tile.kernel.kernel import Kernel
 from .inspect_page import page
 from .inspection import Inspection, inspect_kernel
-from .levels import TITLES
+from .kernel_lowering import TITLES
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

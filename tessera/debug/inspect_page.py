@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from html import escape
 
 from ..errors import short_path
+from .function_lowering import LevelText
 from .inspection import Inspection
-from .levels import TITLES
-from .lowering import LevelText
+from .kernel_lowering import TITLES
 
 STYLE = """
 :root { color-scheme: light dark; --ink: #1b1f24; --paper: #ffffff; --soft: #f4f5f7;

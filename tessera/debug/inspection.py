@@ -13,8 +13,8 @@ from ..tile.ir.ir import Function
 from ..tile.kernel.kernel import Kernel
 from ..tile.tuning.gpus import gpu as find_gpu
 from .checked import Counting, checked_run
+from .kernel_lowering import TITLES, LevelText, kernel_sections
 from .kernels import bank_report, sector_report
-from .levels import TITLES, LevelText, kernel_sections
 from .resources import compiled_pressure
 from .rooflines import roofline_of
 from .samples import missing_extents, sample_arguments

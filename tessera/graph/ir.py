@@ -138,6 +138,14 @@ def uses(graph: Graph) -> Counter[Value]:
     return graph.kept["uses"]
 
 
+def producers_of(graph: Graph) -> dict[Value, Node]:
+    """The node whose result each value is; inputs and captures have none. It is the graph's: copy
+    it to change it."""
+    if "producers" not in graph.kept:
+        graph.kept["producers"] = {v: node for node in graph.nodes for v in node.outputs}
+    return graph.kept["producers"]
+
+
 def readers_of(graph: Graph) -> dict[Value, list[Node]]:
     """The nodes that read each value, in order, once for each operand that it is. It is the
     graph's: copy it to change it."""

@@ -21,7 +21,7 @@ from tessera.dims import Dim, show_shape
 from tessera.errors import ArgumentError, SourceLine
 from tessera.graph.cpu.target import CPU
 from tessera.graph.expand import rule_graph
-from tessera.graph.ir import Graph, Node, Value, subgraphs
+from tessera.graph.ir import Graph, Node, Value, readers_of, subgraphs
 from tessera.graph.schedule.fuse import fuse
 from tessera.graph.schedule.groups import FusionGroup
 from tessera.numerics import DType, f32, row_bytes
@@ -96,10 +96,7 @@ class StoredTypes:
 def storage_of(graph: Graph) -> StoredTypes:
     """Views and widening casts lie in what they are of; see above for matmuls."""
     made = StoredTypes({}, {}, {v for n in graph.nodes if n.op.free for v in n.outputs})
-    readers: dict[Value, list[Node]] = {}
-    for node in graph.nodes:
-        for v in node.inputs:
-            readers.setdefault(v, []).append(node)
+    readers = readers_of(graph)
     kept = set(graph.outputs)
     for node in graph.nodes:
         if node.op.name == "matmul" and node.outputs[0] not in kept:

@@ -14,7 +14,7 @@ from kernels import seeds
 from kernels.build import build
 from tessera import config
 from tessera.__main__ import main
-from tessera.debug import inspect_command, inspection, levels
+from tessera.debug import inspect_command, inspection, kernel_lowering
 from tessera.debug.inspect_page import page
 from tessera.debug.resources import pressure_of
 from tessera.debug.rooflines import amount
@@ -317,7 +317,7 @@ def compiled(monkeypatch):
         notes=("a note",), emitted=SimpleNamespace(lines=users))
     sass = '//## File "/cache/saxpy.py", line 3\n        /*0010*/   FFMA R1 ;\n'
     monkeypatch.setattr(device_levels, "compiled_for", lambda *args: made)
-    monkeypatch.setattr(levels, "sass", lambda cubin, lines: "\t.target\tsm_90a\n" + sass)
+    monkeypatch.setattr(kernel_lowering, "sass", lambda cubin, lines: "\t.target\tsm_90a\n" + sass)
     return f"tests/kernels/seeds.py:{line}"
 
 

@@ -14,11 +14,7 @@ from tessera import Tensor, f32
 tile = ts.tile
 
 
-@pytest.fixture(autouse=True)
-def clean(fresh_config):
-    ts.debug.flags()
-    yield
-    ts.debug.flags()
+pytestmark = pytest.mark.usefixtures("no_findings")
 
 
 @ts.kernel

@@ -19,11 +19,7 @@ from tolerance import assert_close
 ROOT = Path(__file__).resolve().parents[2]
 
 
-@pytest.fixture(autouse=True)
-def clean(fresh_config):
-    ts.debug.flags()
-    yield
-    ts.debug.flags()
+pytestmark = pytest.mark.usefixtures("no_findings")
 
 
 def line_of(fn, text: str) -> int:

@@ -36,11 +36,7 @@ tile = ts.tile
 NAN, INF = float("nan"), float("inf")
 
 
-@pytest.fixture(autouse=True)
-def clean(fresh_config):
-    ts.debug.flags()
-    yield
-    ts.debug.flags()
+pytestmark = pytest.mark.usefixtures("no_findings")
 
 
 @ts.kernel

@@ -15,11 +15,7 @@ tile = ts.tile
 MODES = pytest.mark.parametrize("debug", [False, True], ids=["plain", "checked"])
 
 
-@pytest.fixture(autouse=True)
-def clean(fresh_config):
-    ts.debug.flags()
-    yield
-    ts.debug.flags()
+pytestmark = pytest.mark.usefixtures("no_findings")
 
 
 @ts.kernel

@@ -12,14 +12,7 @@ from lowering_cases import apart as apart
 from sentinel_cases import INJECTED, positive, spoiled, users_kernel
 from tessera.runtime import late_checks
 
-pytestmark = pytest.mark.usefixtures("gpu", "apart")
-
-
-@pytest.fixture(autouse=True)
-def clean(fresh_config):
-    ts.debug.flags()
-    yield
-    ts.debug.flags()
+pytestmark = pytest.mark.usefixtures("no_findings", "gpu", "apart")
 
 
 def jitted():

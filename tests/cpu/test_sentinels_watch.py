@@ -13,12 +13,7 @@ from tessera import hooks
 from tessera.graph import execute, run_with_sentinels
 from tessera.graph.cpu import LoopInput, LoopOp, LoopOutput, LoopProgram, compile_loops, interpret
 
-
-@pytest.fixture(autouse=True)
-def clean(fresh_config):
-    ts.debug.flags()
-    yield
-    ts.debug.flags()
+pytestmark = pytest.mark.usefixtures("no_findings")
 
 
 @pytest.fixture

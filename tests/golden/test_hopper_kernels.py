@@ -10,7 +10,7 @@ import pytest
 import hopper_programs as kernels
 import tessera as ts
 from ptx_harness import require_compiler
-from tessera import bf16, config, f16, f32, fp8_e4m3, i8, i32, tf32
+from tessera import bf16, f16, f32, fp8_e4m3, i8, i32, tf32
 from tessera.kernels.attention_backward import (
     attention_keys,
     attention_queries,
@@ -42,10 +42,7 @@ FACTS = ArgumentFacts(
         "sums_v"]))
 
 
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path):
-    with config.scope(cache_dir=tmp_path):
-        yield
+pytestmark = pytest.mark.usefixtures("own_cache")
 
 
 def compiled(kernel, *args, schedule=None, **kwargs) -> tuple[WarpSpecialisedProgram, Emitted,

@@ -10,7 +10,6 @@ import pytest
 import tessera as ts
 from kernels import seeds
 from ptx_harness import require_compiler
-from tessera import config
 from tessera.__main__ import main
 from tessera.runtime.ptxas import assemble, find_tool
 from tessera.tile.ir.ir import Op, walk
@@ -19,10 +18,7 @@ require_compiler()
 TARGETS = pytest.mark.parametrize("target", ["sm_75", "sm_80", "sm_90a"])
 
 
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path):
-    with config.scope(cache_dir=tmp_path):
-        yield
+pytestmark = pytest.mark.usefixtures("own_cache")
 
 
 @pytest.fixture

@@ -11,7 +11,6 @@ import tessera as ts
 import tile_gpu
 from matmul_kernels import ATTENTION, Gemm, array, make
 from ptx_harness import require_compiler
-from tessera import config
 from tessera.kernels.gemm_packed import blocks, packed_nt
 from tessera.numerics import as_type
 from tessera.runtime.ptxas import find_tool, sass_counts
@@ -21,10 +20,7 @@ require_compiler()
 TARGETS = ("sm_80", "sm_89", "sm_90")
 
 
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path):
-    with config.scope(cache_dir=tmp_path):
-        yield
+pytestmark = pytest.mark.usefixtures("own_cache")
 
 
 def compiled(kernel, args, groups, lanes, target, stages=None, **kwargs):

@@ -8,7 +8,6 @@ import pytest
 
 import ptx_kernels as kernels
 from ptx_harness import require_compiler
-from tessera import config
 from tessera.errors import CompileError, UnsupportedTargetError
 from tessera.runtime.ptxas import find_tool, sass_counts
 from tessera.runtime.target import parse_target
@@ -18,10 +17,7 @@ from tessera.tile.cuda.build import build
 require_compiler()
 
 
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path):
-    with config.scope(cache_dir=tmp_path):
-        yield
+pytestmark = pytest.mark.usefixtures("own_cache")
 
 
 @pytest.mark.parametrize("name", list(kernels.KERNELS))

@@ -11,7 +11,6 @@ import pytest
 import tessera as ts
 from kernels.build import build
 from ptx_harness import require_compiler
-from tessera import config
 from tessera.graph.cuda import CudaProgram
 from tessera.graph.cuda.levels import compiled_of
 from tessera.tile.launch.levels import compiled_for
@@ -30,10 +29,7 @@ def gemm(A: Tensor["M", "K", bf16], B: Tensor["K", "N", bf16], C: Tensor["M", "N
 """
 
 
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path):
-    with config.scope(cache_dir=tmp_path):
-        yield
+pytestmark = pytest.mark.usefixtures("own_cache")
 
 
 def compiled(schedule):

@@ -21,11 +21,7 @@ tile = ts.tile
 require_gpu()
 
 
-@pytest.fixture(autouse=True)
-def clean(fresh_config):
-    ts.debug.flags()
-    yield
-    ts.debug.flags()
+pytestmark = pytest.mark.usefixtures("no_findings")
 
 
 @ts.kernel

@@ -68,6 +68,7 @@ class Case:
     """A sample with its arguments, unsharded results, and cotangents.
 
     given: the arguments and then the cotangents   options: layouts to try of each
+    called: what `compiled` was given
     """
 
     def __init__(self, op: GraphOp, s: Sample, rng: np.random.Generator):
@@ -85,6 +86,7 @@ class Case:
         self.want = self.run(*self.given)
         self.options = [self._layouts(x) for x in self.given]
         self._spread: dict[tuple[int, Layout], DistTensor] = {}
+        self.called: list[list[DistTensor]] = []
 
     def _forward(self, *xs: Tensor) -> list[Tensor]:
         return outputs(self.op, apply(self.op, *xs, **self.attrs))
@@ -133,13 +135,15 @@ class Case:
 
     def compiled(self, args: list[DistTensor]) -> list[DistTensor]:
         """As users do."""
+        self.called.append(args)
         return self.jitted(*args)
 
     @functools.cached_property
     def graph(self) -> Graph:
-        """Of `run` on distributed tensors; their layouts are not in it."""
-        found = [self.jitted.graph(*self.spread(layouts))
-                 for layouts in deal(self.options, 2, self.rng)]
+        """Of `run` on distributed tensors; their layouts are not in it. What was traced for a call
+        is there."""
+        found = [self.jitted.graph(*args) for args in self.called or map(
+            self.spread, deal(self.options, 2, self.rng))]
         assert found[0].hash == found[-1].hash
         return found[0]
 

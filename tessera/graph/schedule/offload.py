@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ...errors import GraphError
-from ..ir import Graph, Node, Value, value_bytes
+from ..ir import Graph, Node, Value, producers_of, value_bytes
 from ..simplify import remove_dead
 from .groups import FusionGroup
 from .ir import ByteRange, GraphSchedule, ScheduledGroup, Transfer
@@ -145,7 +145,7 @@ class _Life:
 def copy_arguments(graph: Graph, on_host: Sequence[int]) -> Graph:
     """The graph with a copy of each input that lies on the host, by number, and one to the host of
     each result that is placed there."""
-    makers = {v: n for n in graph.nodes for v in n.outputs}
+    makers = producers_of(graph)
     placed = placed_on_host(graph)
     there = {v: Value(v.aval) for v in (graph.inputs[i] for i in on_host)}
     nodes = [Node(FETCH, (v,), {}, (new,), _first_line(graph, v)) for v, new in there.items()]

@@ -42,6 +42,11 @@ _OPERAND = re.compile(r"(\w+)(?::(\w+)(?:\*(\d+))?)?$")
 _PLACE = re.compile(r"\$(\w+?)(?:\.(\d+))?(?!\w)")
 
 
+def kind_bytes(kind: str) -> int:
+    """Bytes of a number in a register of a kind, or of a reduction's tag: 8 of f64, i64, u64."""
+    return 8 if kind[-2:] == "64" else 4
+
+
 @dataclass(frozen=True)
 class Operand:
     """`count` registers of a kind as a tuple, or one scalar when `count` is 0."""

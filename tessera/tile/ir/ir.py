@@ -237,6 +237,12 @@ def definitions(function: Function) -> dict[SSAValue, Type]:
     return found
 
 
+def defining_ops(nodes: tuple[Node, ...]) -> dict[Operand, Op]:
+    """The op that each value is a result of, inside regions too. Constants have none, nor have
+    parameters and what loops carry and branches give."""
+    return {d.value: n for n in walk(nodes) if isinstance(n, Op) for d in n.outs}
+
+
 def uses(nodes: tuple[Node, ...]) -> dict[SSAValue, int]:
     """How often each value is read."""
     count: dict[SSAValue, int] = {}

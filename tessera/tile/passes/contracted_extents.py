@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from tessera.errors import SourceLine
 from tessera.lazy_dataclass import dataclass
-from tessera.tile.ir.ir import Function, Op, Operand, SSAValue, walk
+from tessera.tile.ir.ir import Function, Op, Operand, SSAValue, defining_ops, walk
 from tessera.tile.ir.types import GlobalTensor
 
 SAME = ("convert", "edge_mask")  # elements where they were
@@ -30,7 +30,7 @@ Doubted = tuple[ContractedPart, ContractedPart, SourceLine | None]
 
 def matmuls_of_other_extents(function: Function) -> Iterator[Doubted]:
     """Of operands that are boxes of tensors, as far along each of them."""
-    made = {d.value: n for n in walk(function.body) if isinstance(n, Op) for d in n.outs}
+    made = defining_ops(function.body)
     tensors = {p.value: p.type for p in function.params if isinstance(p.type, GlobalTensor)}
     for op in walk(function.body):
         if isinstance(op, Op) and op.name == "matmul":
@@ -39,13 +39,13 @@ def matmuls_of_other_extents(function: Function) -> Iterator[Doubted]:
                 yield x, y, op.where
 
 
-def _part(made: dict[SSAValue, Op], tensors: dict[SSAValue, GlobalTensor], x: Operand, axis: int
+def _part(made: dict[Operand, Op], tensors: dict[SSAValue, GlobalTensor], x: Operand, axis: int
           ) -> ContractedPart | None:
-    op = made.get(x) if isinstance(x, SSAValue) else None
+    op = made.get(x)
     while op is not None and (op.name in SAME or op.name == "transpose"):
         axis = 1 - axis if op.name == "transpose" else axis
         x = op.args[0]
-        op = made.get(x) if isinstance(x, SSAValue) else None
+        op = made.get(x)
     if op is None or op.name != "load_tile":
         return None
     view = made.get(op.args[0]) if isinstance(op.args[0], SSAValue) else None

@@ -18,7 +18,7 @@ ONE_BY_ONE = frozenset({"convert", "broadcast", "add", "sub", "mul"})
 class IndexRuns:
     """made: the op that makes each value; known: of the function's integers."""
 
-    def __init__(self, made: Mapping[SSAValue, Op], known: Knowledge):
+    def __init__(self, made: Mapping[Operand, Op], known: Knowledge):
         self.made, self.known = made, known
 
     def count(self, x: Operand, n: int) -> bool:
@@ -73,7 +73,7 @@ class IndexRuns:
 
     def op(self, x: Operand) -> Op | None:
         """What makes a tile of integers."""
-        op = self.made.get(x) if isinstance(x, SSAValue) else None
+        op = self.made.get(x)
         if op is None or not isinstance(op.outs[0].type, TileType):
             return None
         return op if op.outs[0].type.dtype.kind in ("int", "uint") else None

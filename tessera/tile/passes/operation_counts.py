@@ -13,7 +13,18 @@ from typing import Any
 
 from tessera.lazy_dataclass import dataclass
 from tessera.numerics import DType
-from tessera.tile.ir.ir import For, Function, If, Node, Op, SSAValue, While, definitions, walk
+from tessera.tile.ir.ir import (
+    For,
+    Function,
+    If,
+    Node,
+    Op,
+    SSAValue,
+    While,
+    defining_ops,
+    definitions,
+    walk,
+)
 from tessera.tile.ir.op_record import OPS
 from tessera.tile.ir.types import Buffer, Scalar, TileType, Type, View
 
@@ -75,8 +86,7 @@ class _Counter:
                  grid: tuple[int, ...]):
         self.types, self.lanes, self.grid = definitions(function), lanes, grid
         self.work = GroupWork()
-        self.made_by = {d.value: n for n in walk(function.body) if isinstance(n, Op)
-                        for d in n.outs}
+        self.made_by = defining_ops(function.body)
         self.sums: set[Any] = set()  # results of matmuls
         self.known: dict[SSAValue, float] = {p.value: sizes[p.value.name] for p in function.params
                                              if p.role == "dim" and p.value.name in sizes}
@@ -229,15 +239,15 @@ def register_bytes(function: Function) -> int:
 def ring_bytes(function: Function, stages: int) -> int:
     """Shared memory for the operands of matmuls that come straight from global memory: `stages`
     buffers for those of a loop, one for the others. On top of what the kernel allocates."""
-    made = {d.value: n for n in walk(function.body) if isinstance(n, Op) for d in n.outs}
+    made = defining_ops(function.body)
     turning = {d.value for n in walk(function.body) if isinstance(n, For | While)
                for inner in walk(n.body) if isinstance(inner, Op) for d in inner.outs}
     types, total, seen = definitions(function), 0, set()
     for node in made.values():
         for x in node.args[:2] if node.name == "matmul" else ():
-            source = made.get(x) if isinstance(x, SSAValue) else None
+            source = made.get(x)
             while source is not None and source.name in ("convert", "transpose"):
-                source = made.get(source.args[0])  # type: ignore[arg-type]
+                source = made.get(source.args[0])
             if source is None or source.name != "load_tile" or source.outs[0].value in seen:
                 continue
             value = source.outs[0].value

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from math import prod
 
 from tessera.lazy_dataclass import dataclass
-from tessera.tile.ir.ir import Const, Function, If, Op, Operand, SSAValue, walk
+from tessera.tile.ir.ir import Const, Function, If, Op, Operand, SSAValue, defining_ops
 from tessera.tile.ir.types import GlobalTensor
 from tessera.tile.passes.written_arguments import read_parameters, written_parameters
 
@@ -38,14 +38,13 @@ class _Proof:
     sizes: Mapping[str, int]
 
     def __post_init__(self) -> None:
-        self.made = {d.value: n for n in walk(self.function.body) if isinstance(n, Op)
-                     for d in n.outs}
+        self.made = defining_ops(self.function.body)
         self.dims = {p.value for p in self.function.params if p.role == "dim"}
 
     def covers(self, tensor: SSAValue, shape: tuple[int, ...]) -> bool:
         for node in self.function.body:
             if isinstance(node, Op) and node.name == "store_tile":
-                view = self.made.get(node.args[0])  # type: ignore[arg-type]
+                view = self.made.get(node.args[0])
                 if view is not None and view.name == "view" and view.args[0] == tensor and \
                         self._boxes(view, shape):
                     return True
@@ -77,7 +76,7 @@ class _Proof:
         plain = attr["window"] == attr["stride"] and set(attr["dilation"]) == {1} and not any(
             attr["before"])
         rows = self._axis(place, attr["rows"])
-        add = self.made.get(column)  # type: ignore[arg-type]
+        add = self.made.get(column)
         if not whole or not plain or rows is None or add is None or add.name != "add":
             return False
         axes = [self._axis(x, n) for x, n in zip(
@@ -90,7 +89,7 @@ class _Proof:
 
     def _axis(self, offset: Operand, box: int) -> int | None:
         """The axis of the grid of which an offset is the number of the group times the box."""
-        op = self.made.get(offset)  # type: ignore[arg-type]
+        op = self.made.get(offset)
         if op is None:
             return None
         if op.name == "mul":
@@ -105,11 +104,11 @@ class _Proof:
 
     def _lanes(self, node: If, tensor: SSAValue, shape: tuple[int, ...]) -> bool:
         """if i < n: tensor[i] = ..., with i the lane's number in the launch."""
-        cond = self.made.get(node.cond)  # type: ignore[arg-type]
+        cond = self.made.get(node.cond)
         if len(shape) != 1 or cond is None or cond.name != "lt":
             return False
         i, n = cond.args
-        base = self.made.get(i)  # type: ignore[arg-type]
+        base = self.made.get(i)
         lanes, limit = prod(self.grid) * self.lanes, self.number(n)
         if base is None or base.name != "linear_id" or limit is None or \
                 min(limit, lanes) < shape[0]:

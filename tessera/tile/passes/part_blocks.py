@@ -25,6 +25,7 @@ from tessera.tile.ir.ir import (
     Operand,
     SSAValue,
     While,
+    defining_ops,
     definitions,
     walk,
 )
@@ -70,7 +71,7 @@ def beyond_parts(function: Function, parts: dict[SSAValue, GlobalTensor], sizes:
                  ) -> Iterator[Beyond]:
     """parts: see parts_of; sizes: of the names that have one; number: of what is known at the
     launch; extent: of a tensor, from its text."""
-    made = {d.value: n for n in walk(function.body) if isinstance(n, Op) for d in n.outs}
+    made = defining_ops(function.body)
     blocks = _blocks(function, made, sizes, number, extent)
     reach = _Reach(parts, made, blocks, number, extent)
     stores = [op for op in walk(function.body) if isinstance(op, Op) and OPS[op.name].writes]
@@ -90,13 +91,13 @@ class _Reach:
     """Which elements the last block of an access reaches beyond its extent."""
 
     def __init__(self, parts: dict[SSAValue, GlobalTensor],
-                 made: dict[SSAValue, Op], blocks: dict[Operand, ExtentBlocks],
+                 made: dict[Operand, Op], blocks: dict[Operand, ExtentBlocks],
                  number: Callable[[Operand], int | None], extent: Callable[[Any], int]):
         self.parts, self.made, self.blocks = parts, made, blocks
         self.number, self.extent = number, extent
 
     def __call__(self, op: Op, place: Operand) -> Iterator[Beyond]:
-        view = self.made.get(place) if isinstance(place, SSAValue) else None
+        view = self.made.get(place)
         if view is None or view.name != "view" or view.args[0] not in self.parts:
             return
         tensor = view.args[0]
@@ -117,7 +118,7 @@ class _Reach:
         """The block that begins at x, and how much further on: tile_n + N."""
         if x in self.blocks:
             return self.blocks[x], 0
-        op = self.made.get(x) if isinstance(x, SSAValue) else None
+        op = self.made.get(x)
         if op is None or op.name not in ("add", "convert"):
             return None
         if op.name == "convert":
@@ -144,7 +145,7 @@ class _Reach:
         return True
 
 
-def _blocks(function: Function, made: dict[SSAValue, Op], sizes: Mapping[str, int],
+def _blocks(function: Function, made: dict[Operand, Op], sizes: Mapping[str, int],
             number: Callable[[Operand], int | None], extent: Callable[[Any], int]
             ) -> dict[Operand, ExtentBlocks]:
     """Where blocks of an extent begin: the number of the group by their size, or a loop's."""

@@ -14,15 +14,15 @@ from tessera.tile.ir.ir import (
     Op,
     Operand,
     SSAValue,
+    defining_ops,
     map_operands,
-    walk,
     with_regions,
 )
 
 
 def inline_single_iterations(function: Function) -> Function:
     """The function without loops whose end is their start plus at most one step."""
-    made = {d.value: n for n in walk(function.body) if isinstance(n, Op) for d in n.outs}
+    made = defining_ops(function.body)
     table: dict[SSAValue, Operand] = {}
 
     def follow(x: Operand) -> Operand:
@@ -48,9 +48,9 @@ def inline_single_iterations(function: Function) -> Function:
     return replace(function, body=block(function.body))
 
 
-def extent_of(loop: For, made: Mapping[SSAValue, Op]) -> int:
+def extent_of(loop: For, made: Mapping[Operand, Op]) -> int:
     """hi - lo where that is a positive number, else 0. made: the op of each value."""
-    op = made.get(loop.hi) if isinstance(loop.hi, SSAValue) else None
+    op = made.get(loop.hi)
     if op is not None and op.name == "add" and isinstance(op.args[1], Const) and (
             op.args[0] == loop.lo):
         return max(0, int(op.args[1].value))

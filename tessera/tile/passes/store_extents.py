@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from tessera.errors import SourceLine
 from tessera.lazy_dataclass import dataclass
-from tessera.tile.ir.ir import Const, For, Function, Op, Operand, SSAValue, walk
+from tessera.tile.ir.ir import Const, For, Function, Op, Operand, SSAValue, defining_ops, walk
 from tessera.tile.ir.op_record import OPS
 from tessera.tile.ir.types import GlobalTensor
 from tessera.tile.passes.group_blocks import blocks_of_grid, times_group
@@ -44,7 +44,7 @@ class GroupStore:
 
 def stores_by_other_extents(function: Function) -> Iterator[OtherExtent]:
     """Of tensors that one store alone touches: what others leave, or need, is not known here."""
-    made = {d.value: n for n in walk(function.body) if isinstance(n, Op) for d in n.outs}
+    made = defining_ops(function.body)
     blocks = _blocks(function, made)
     for op, view, tensor, kind in _only_stores(function, made):
         for axis, (at, dim) in enumerate(zip(view.args[1:], kind.dims, strict=False)):
@@ -57,7 +57,7 @@ def stores_by_groups(function: Function) -> Iterator[GroupStore]:
     """As above, of groups that the launch counts: group_id(axis) * size along an axis."""
     if function.launch not in ("given", "elements"):
         return
-    made = {d.value: n for n in walk(function.body) if isinstance(n, Op) for d in n.outs}
+    made = defining_ops(function.body)
     for op, view, tensor, kind in _only_stores(function, made):
         for axis, (at, dim, size) in enumerate(zip(view.args[1:], kind.dims, view.attr["box"],
                                                    strict=False)):
@@ -79,7 +79,7 @@ class StoreWithGaps:
 
 def stores_with_gaps(function: Function) -> Iterator[StoreWithGaps]:
     """As above, of blocks that begin further from each other than they are long."""
-    made = {d.value: n for n in walk(function.body) if isinstance(n, Op) for d in n.outs}
+    made = defining_ops(function.body)
     loops = {n.var.value: n.step for n in walk(function.body) if isinstance(n, For)}
     for op, view, tensor, _ in _only_stores(function, made):
         for axis, (at, size) in enumerate(zip(view.args[1:], view.attr["box"], strict=False)):
@@ -90,7 +90,7 @@ def stores_with_gaps(function: Function) -> Iterator[StoreWithGaps]:
                 yield StoreWithGaps(tensor.name, axis, size, int(step.value), op.where)
 
 
-def _only_stores(function: Function, made: dict[SSAValue, Op]
+def _only_stores(function: Function, made: dict[Operand, Op]
                  ) -> Iterator[tuple[Op, Op, SSAValue, GlobalTensor]]:
     """(store, its view, the tensor, its type) of tensors that one store alone touches."""
     tensors = {p.value: p.type for p in function.params if isinstance(p.type, GlobalTensor)}
@@ -109,14 +109,14 @@ def _only_stores(function: Function, made: dict[SSAValue, Op]
             yield op, view, place, kind
 
 
-def _place(made: dict[SSAValue, Op], x: Operand) -> Operand:
+def _place(made: dict[Operand, Op], x: Operand) -> Operand:
     """The tensor or buffer of which x is a part."""
-    while isinstance(x, SSAValue) and x in made and OPS[made[x].name].alias:
+    while x in made and OPS[made[x].name].alias:
         x = made[x].args[0]
     return x
 
 
-def _blocks(function: Function, made: dict[SSAValue, Op]) -> dict[Operand, str]:
+def _blocks(function: Function, made: dict[Operand, Op]) -> dict[Operand, str]:
     """Where blocks of an extent begin: the number of the group by their size, or a loop's."""
     dims = {p.value: p.value.name for p in function.params if p.role == "dim"}
     found: dict[Operand, str] = {}

@@ -31,6 +31,7 @@ from tessera.tile.ir.ir import (
     Operand,
     SSAValue,
     While,
+    defining_ops,
     operands,
     walk,
 )
@@ -73,7 +74,7 @@ class Guards:
         self.scalars: set[str] = set()
         self.kinds = {p.value: p.type for p in function.params}
         self.arguments = {p.value for p in function.params if p.role == "argument"}
-        self.made = {d.value: n for n in walk(function.body) if isinstance(n, Op) for d in n.outs}
+        self.made = defining_ops(function.body)
         self.numbers: dict[SSAValue, int | None] = {}
 
     def __iter__(self) -> Iterator[Asked]:
@@ -111,7 +112,7 @@ class Guards:
     def begun(self, node: Node) -> Iterator[Asked]:
         """Loops that begin at the id and end at a number, and positions computed with it."""
         if isinstance(node, For) and (self.number(node.step) or 0) > 0:
-            op = self.made.get(node.hi) if isinstance(node.hi, SSAValue) else None
+            op = self.made.get(node.hi)
             ends = op.args if op is not None and op.name == "minimum" else (node.hi,)
             for end in ends:
                 bound = self.number(end)
@@ -153,7 +154,7 @@ class Guards:
 
     def least(self, x: Operand) -> int | None:
         """What the counter of a loop, or a tile of positions, begins with."""
-        op = self.made.get(x) if isinstance(x, SSAValue) else None
+        op = self.made.get(x)
         if op is None:
             return self.number(self.counters[x]) if x in self.counters else None
         if op.name in SHAPES:
@@ -169,7 +170,7 @@ class Guards:
     def asked(self, x: Operand, bound: int, where: SourceLine | None) -> Iterator[Asked]:
         """x < bound for every lane below which number?"""
         while not self.is_base(x):
-            op = self.made.get(x) if isinstance(x, SSAValue) else None
+            op = self.made.get(x)
             if op is None:
                 return
             if op.name == "convert":
@@ -209,22 +210,22 @@ class Guards:
                                                                             "local_id"):
             return None
         ((number, n),) = found.items()
-        follow = {number}
+        follow: set[Operand] = {number}
         for x, op in self.made.items():  # in the order of the program
             if follow.intersection(op.args):
                 follow.add(x)
         return None if len(follow.intersection(compared)) > 1 else Asked(n, compared[number])
 
-    def _elements_of_a_group(self, x: SSAValue) -> int | None:
+    def _elements_of_a_group(self, x: Operand) -> int | None:
         """c of group_id() * c + local_id()."""
         op = self.made.get(x)
         if op is None or op.name != "add":
             return None
-        parts = [self.made.get(a) for a in op.args if isinstance(a, SSAValue)]
+        parts = [self.made.get(a) for a in op.args]
         products = [p for p in parts if p is not None and p.name == "mul"]
         if len(products) != 1 or not any(p is not None and p.name == "local_id" for p in parts):
             return None
-        made = [self.made.get(a) for a in products[0].args if isinstance(a, SSAValue)]
+        made = [self.made.get(a) for a in products[0].args]
         numbers = [n for a in products[0].args if (n := self.number(a)) is not None]
         return numbers[0] if numbers and [m.name for m in made if m] == ["group_id"] else None
 
@@ -254,7 +255,7 @@ class Guards:
                         return Asked(n, op.where)
         return None
 
-    def _ids_are_for(self, number: SSAValue) -> bool:
+    def _ids_are_for(self, number: Operand) -> bool:
         """Whether this number alone is made from the numbers of groups and threads."""
         top = self.made[number]
         makes = {top, *(op for a in top.args if isinstance(a, SSAValue) and (op := self.made.get(a))
@@ -278,7 +279,7 @@ class Guards:
     def of_first_thread(self, x: Operand) -> int | None:
         """What a number that is made from the thread's in its group, by known numbers, is for the
         first; None of others."""
-        op = self.made.get(x) if isinstance(x, SSAValue) else None
+        op = self.made.get(x)
         if op is None:
             return None
         record = OPS[op.name]
@@ -292,7 +293,7 @@ class Guards:
 
     def is_base(self, x: Operand) -> bool:
         """linear_id(), also written out: group_id() * group_size() + local_id()."""
-        op = self.made.get(x) if isinstance(x, SSAValue) else None
+        op = self.made.get(x)
         if op is None:
             return False
         if op.name == self.base:
@@ -300,11 +301,10 @@ class Guards:
         if self.base != "linear_id" or op.name != "add":
             return False
         for a, b in (op.args, op.args[::-1]):
-            number, product = (self.made.get(v) if isinstance(v, SSAValue) else None for v in (a,
-                                                                                               b))
+            number, product = self.made.get(a), self.made.get(b)
             if number is not None and product is not None and number.name == "local_id" and \
-                    product.name == "mul" and {m.name for v in product.args if isinstance(
-                        v, SSAValue) and (m := self.made.get(v))} == {"group_id", "group_size"}:
+                    product.name == "mul" and {m.name for v in product.args if (
+                        m := self.made.get(v))} == {"group_id", "group_size"}:
                 return True
         return False
 
@@ -336,7 +336,7 @@ class Guards:
 def strides(function: Function, base: str) -> bool:
     """Whether a loop goes on from the id, so that no lane stands for one element alone: from a
     number computed with it, or by adding to one. What was read at the id is data."""
-    made = {d.value: n for n in walk(function.body) if isinstance(n, Op) for d in n.outs}
+    made = defining_ops(function.body)
     follow: set[Operand] = set()
     for x, op in made.items():  # in the order of the program
         if op.name == base or OPS[op.name].effect == "pure" and follow.intersection(op.args):
@@ -344,7 +344,7 @@ def strides(function: Function, base: str) -> bool:
 
     def goes_on(n: For | While) -> bool:
         for d, first, again in zip(n.carried, n.inits, n.yields, strict=True):
-            op = made.get(again) if isinstance(again, SSAValue) else None
+            op = made.get(again)
             if first in follow and op is not None and op.name == "add" and d.value in op.args and (
                     isinstance(d.type, Scalar) and d.type.dtype.kind in ("int", "uint")):
                 return True

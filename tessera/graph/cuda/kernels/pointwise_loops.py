@@ -21,7 +21,7 @@ from ....lazy_dataclass import dataclass
 from ....tile.ir.schedule import Schedule
 from ...expand import expand_by, expand_control
 from ...host_loop import HostLoop
-from ...ir import Graph, Node, Value
+from ...ir import Graph, Node, Value, producers_of
 from ...op import OPS
 from ...schedule.build_schedule import ScheduleBuilder
 from ...schedule.groups import FusionGroup
@@ -119,7 +119,7 @@ def _form(node: Node) -> PointwiseLoop | None:
 def _summed_behind(body: Graph, loop: HostLoop, space: tuple[int, ...]
                    ) -> tuple[Graph, dict[int, Node]]:
     """The body with carries c' = c + sum(v) as c' = c + v of the whole space, and their sums."""
-    made = {v: n for n in body.nodes for v in n.outputs}
+    made = producers_of(body)
     count = Counter(v for n in body.nodes for v in n.inputs)
     count.update(body.outputs)
     inputs, outputs, nodes, sums = list(body.inputs), list(body.outputs), list(body.nodes), {}

@@ -11,7 +11,7 @@ from __future__ import annotations
 from math import prod
 
 from ....numerics import as_type
-from ...ir import Graph, Node, Value
+from ...ir import Graph, Node, Value, producers_of
 from ...op import OPS, Aval
 from ...schedule.build_schedule import ScheduleBuilder
 from ...schedule.groups import FusionGroup
@@ -33,7 +33,7 @@ KINDS = {ROWS: "small_product"}
 
 def multiply_small(graph: Graph) -> Graph:
     """Products of a few columns and a short contracted axis as kernels of rows."""
-    made = {v: n for n in graph.nodes for v in n.outputs}
+    made = producers_of(graph)
     nodes, changed = list[Node](), False
     for node in graph.nodes:
         if node.op.name == "matmul" and _is_small(node):

@@ -42,7 +42,7 @@ from ....tensor import Tensor
 from ... import functions as F
 from ...expand import expand_by
 from ...flops import Shapes
-from ...ir import Graph, Node, Value, readers_of
+from ...ir import Graph, Node, Value, producers_of, readers_of
 from ...op import Aval
 from ...operand import convert, literal
 from ...ops.attention_blocks import BLOCK_ROWS, Extras
@@ -302,7 +302,7 @@ def use_attention_kernels(graph: Graph, chip: Generation) -> Graph:
     rounded = {v: x for v, x in rounded.items() if v not in logs}
     saved: dict[Any, tuple[Value, Value]] = {}
     held: dict[Any, Value] = {}  # masks and keys as the fastest kernels read them
-    made_by = {v: n for n in graph.nodes for v in n.outputs}
+    made_by = producers_of(graph)
     nodes: list[Node] = []
     for node in graph.nodes:
         if node.op.name == "cast" and node.inputs[0] in rounded:

@@ -14,7 +14,7 @@ from __future__ import annotations
 from math import prod
 
 from ....numerics import as_type
-from ...ir import Graph, Node, Value
+from ...ir import Graph, Node, Value, producers_of
 from ...schedule.loop_axes import extents_of
 from ...simplify import Rewriter, rebuild, remove_dead
 
@@ -29,7 +29,7 @@ Sum = tuple[Value, Shape]  # what is summed, and the axes
 
 def variances_of_parts(graph: Graph) -> Graph:
     """The graph with such sums. Stands behind the passes that merge what is the same."""
-    made = {v: n for n in graph.nodes for v in n.outputs}
+    made = producers_of(graph)
     found = {n: s for n in graph.nodes if (s := _variance(n, made)) is not None and _parts(*s)}
     known, sums = set(found.values()), dict[Sum, tuple[Value, Value]]()
 

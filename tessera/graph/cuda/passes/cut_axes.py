@@ -13,7 +13,7 @@ from collections.abc import Callable
 from functools import cache
 from math import prod
 
-from ...ir import Graph, Node, Value, readers_of
+from ...ir import Graph, Node, Value, producers_of, readers_of
 from ...schedule.loop_axes import extents_of
 from ...simplify import Rewriter, rebuild, remove_dead
 from ..choose_schedule import blocks
@@ -119,7 +119,7 @@ class _Again:
 
     def __init__(self, graph: Graph):
         self.readers, self.results = readers_of(graph), set(graph.outputs)
-        self.maker = {v: n for n in graph.nodes for v in n.outputs}
+        self.maker = producers_of(graph)
         self.merged: dict[Value, tuple[Value, int]] = {}
         self.made: dict[tuple[Value, Shape], Value] = {}
         self.sources: dict[tuple[Value, Cut], set[Value]] = {}

@@ -7,7 +7,7 @@ have it from the start: what repeats them, or reduced what they are made of, com
 from __future__ import annotations
 
 from ....dims import Dim, size_of
-from ...ir import Graph, Node, Value, readers_of
+from ...ir import Graph, Node, Value, producers_of, readers_of
 from ...ops.gather import CHECK_INDEX
 from ...simplify import Rewriter, rebuild, remove_dead
 from .move_passes import is_plain_loop
@@ -17,7 +17,7 @@ Shape = tuple[int | Dim, ...]
 
 def give_axes_early(graph: Graph) -> Graph:
     readers, results = readers_of(graph), set(graph.outputs)
-    maker = {v: n for n in graph.nodes for v in n.outputs}
+    maker = producers_of(graph)
     repeated: dict[Value, bool] = {}
     for node in reversed(graph.nodes):
         for v in node.outputs:

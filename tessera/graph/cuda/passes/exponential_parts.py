@@ -15,7 +15,7 @@ from __future__ import annotations
 from math import prod
 
 from ....numerics import as_type
-from ...ir import Graph, Node, Value
+from ...ir import Graph, Node, Value, producers_of
 from ...schedule.loop_axes import extents_of
 from ...simplify import Rewriter, rebuild, remove_dead
 from ..choose_schedule import blocks
@@ -32,7 +32,7 @@ Shape = tuple[int, ...]
 
 def exponentials_of_parts(graph: Graph) -> Graph:
     """The graph with such sums, and the maxima that they are about."""
-    made = {v: n for n in graph.nodes for v in n.outputs}
+    made = producers_of(graph)
     found = {n: s for n in graph.nodes if (s := _exponentials(n, made)) is not None
              and _parts(*s[:2])}
     known, parts_by = {s[:2] for s in found.values()}, dict[Sum, _Parts]()

@@ -8,7 +8,6 @@ takes two copies to reach it.
 from __future__ import annotations
 
 import math
-from collections import Counter
 from math import prod
 from typing import Any
 
@@ -60,7 +59,7 @@ from ....tensor import Tensor
 from ....tile.kernel.kernel import Kernel
 from ... import functions as F
 from ...expand import Rule, expand_by
-from ...ir import Graph, Node, Value
+from ...ir import Graph, Node, Value, uses
 from ...op import GraphOp
 from ...ops.spectral import FFT, FFT_PLANES, FILTER, IRFFT, RFFT
 from ...simplify import Rewriter, rebuild, remove_dead
@@ -113,7 +112,7 @@ def _is_power(n: Any, least: int, most: int) -> bool:
 def _planes(graph: Graph) -> Graph:
     """Transforms along one of the last two axes and then along the other as one op, where nothing
     else reads what is between."""
-    count = Counter(v for n in graph.nodes for v in n.inputs) + Counter(graph.outputs)
+    count = uses(graph)
     made_by = {v: n for n in graph.nodes if n.op is FFT for v in n.outputs}
     first = {n: made_by[n.inputs[0]] for n in graph.nodes
              if n.op is FFT and n.inputs[0] in made_by and _is_plane(made_by[n.inputs[0]], n)
@@ -142,7 +141,7 @@ def _is_plane_shape(shape: Any) -> bool:
 # --- products of frequencies ---------------------------------------------------------------------
 def _filtered(graph: Graph) -> Graph:
     """irfft(rfft(x) h) as one op, where nothing else reads what is between."""
-    count = Counter(v for n in graph.nodes for v in n.inputs) + Counter(graph.outputs)
+    count = uses(graph)
 
     def once(rw: Rewriter, v: Value, name: str) -> Node | None:
         node = rw.made_by(v, name)

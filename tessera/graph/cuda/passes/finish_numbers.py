@@ -8,7 +8,7 @@ moved: sums alone are written where they are joined.
 
 from __future__ import annotations
 
-from ...ir import Graph, Node, Value, readers_of
+from ...ir import Graph, Node, Value, producers_of, readers_of
 from ...schedule.region_copies import MOVES
 from ...simplify import Rewriter, rebuild
 from ..kernels.spell import template
@@ -38,7 +38,7 @@ def finish_numbers(graph: Graph) -> Graph:
 def _finished(graph: Graph) -> set[Node]:
     """The nodes that compute with such numbers alone, and whose results nothing else computes with
     element by element."""
-    maker = {v: n for n in graph.nodes for v in n.outputs}
+    maker = producers_of(graph)
     readers, found = readers_of(graph), set[Node]()
     numbers: dict[Value, tuple] = {}  # with the extents that the reductions have given them
     for node in graph.nodes:

@@ -18,7 +18,7 @@ from typing import Any
 from ....kernels.matmul_blocks import MatmulExtents, short_sums
 from ....lazy_dataclass import dataclass
 from ....runtime.generations import Generation, WarpgroupMatmul
-from ...ir import Graph, Node, Value, readers_of, value_bytes
+from ...ir import Graph, Node, Value, producers_of, readers_of, value_bytes
 from ...ops.kernel import KERNEL
 from ...schedule.library_call import LibraryCall
 from ...schedule.loop_axes import extents_of
@@ -55,7 +55,7 @@ class _Readers:
 
     def __init__(self, graph: Graph):
         self.results = set(graph.outputs)
-        self.maker = {v: n for n in graph.nodes for v in n.outputs}
+        self.maker = producers_of(graph)
         self.place = {n: i for i, n in enumerate(graph.nodes)}
         self.nodes = readers_of(graph)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ...ir import Graph, Node, Value, readers_of
+from ...ir import Graph, Node, Value, producers_of, readers_of
 from ...schedule.loop_axes import extents_of
 from ...schedule.loop_ops import column_sum_axes
 from ...simplify import Rewriter
@@ -25,7 +25,7 @@ Readers = Mapping[Value, Sequence[Node]]
 
 def join_sums(graph: Graph) -> Graph:
     """The graph with sums over all rows of values that are joined along columns as parts of one."""
-    maker, readers = {v: n for n in graph.nodes for v in n.outputs}, readers_of(graph)
+    maker, readers = producers_of(graph), readers_of(graph)
     found, taken = list[Replacement](), set[Node]()
     for join in graph.nodes:
         shape = extents_of(join.outputs[0]) if join.op.name == "concatenate" and all(

@@ -28,7 +28,7 @@ from ....lazy_dataclass import dataclass
 from ....numerics import NumericType
 from ....runtime.generations import WarpgroupMatmul
 from ...flops import Shapes
-from ...ir import Graph, Node, Value, uses
+from ...ir import Graph, Node, Value, producers_of, uses
 from ...op import OPS, Aval
 from ...schedule.library_call import LibraryCall, library_call
 from ...schedule.op_ids import OpLine, id_of
@@ -112,7 +112,7 @@ class _Calls:
     """The nodes of a graph, its matmuls as calls. chip: how warpgroups multiply, if they do."""
 
     def __init__(self, graph: Graph, chip: WarpgroupMatmul | None):
-        self.maker = {v: n for n in graph.nodes for v in n.outputs}
+        self.maker = producers_of(graph)
         self.chip, self.nodes = chip, list[Node]()
         self.copies: dict[Value, Value] = {}
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from ....kernels.losses import weigh_losses
 from ....tile.interpreter.launch import Config
-from ...ir import Graph, Node, Value, readers_of
+from ...ir import Graph, Node, Value, producers_of, readers_of
 from ...op import Aval
 from ...ops.kernel import KERNEL, KernelCall
 from ...ops.loss import NLL
@@ -47,7 +47,7 @@ def open_long_losses(graph: Graph) -> Graph:
             return None
         return given
 
-    makers = {v: n for n in graph.nodes for v in n.outputs}
+    makers = producers_of(graph)
 
     def visit(rw: Rewriter, node: Node, inputs: tuple[Value, ...]) -> Value | None:
         if node.op is not NLL or node.attrs["smoothing"] or node.attrs["accum"].name != "f32":

@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 from ....numerics import NumericType
-from ...ir import Graph, Node, Value, uses
+from ...ir import Graph, Node, Value, readers_of, uses
 from ...schedule.loop_axes import extents_of
 from ...schedule.loop_ops import loop_space
 from ...simplify import Rewriter, rebuild, remove_dead
@@ -104,11 +104,7 @@ CARRIED = ("reshape", "transpose", "slice", "flip")  # moves of one operand, eac
 def widen_late(graph: Graph) -> Graph:
     """What is moved and then computed with is widened where it is computed with: copies move half
     the bytes, and a cast in front of a reshape would be a loop of its own."""
-    readers: dict[Value, list[Node]] = {v: [] for v in graph.outputs}
-    for node in graph.nodes:
-        for v in node.inputs:
-            readers.setdefault(v, []).append(node)
-    results = set(graph.outputs)
+    readers, results = readers_of(graph), set(graph.outputs)
 
     def is_late(v: Value) -> bool:
         """Whether all that reads it computes with it, or moves what is computed with."""

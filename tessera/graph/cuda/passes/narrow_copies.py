@@ -23,7 +23,7 @@ from ....lazy_dataclass import dataclass
 from ....runtime.device import Device
 from ....tensor import Tensor
 from ....tile.launch.resident import Resident
-from ...ir import Graph, Node, Value
+from ...ir import Graph, Node, Value, producers_of
 from ...op import OPS, Aval
 from ...ops.convert import CAST
 from ...ops.join import CONCATENATE
@@ -154,7 +154,7 @@ def _again(nodes: Sequence[Node], at: dict[Value, Value]) -> tuple[list[Node], V
 def _results_of(graph: Graph, donated: dict[Value, int]) -> dict[Value, int]:
     """By argument, the result that is made of it element by element; of several the one that is
     made of the most donated arguments, as parameters are of themselves and their moments."""
-    maker = {v: n for n in graph.nodes for v in n.outputs}
+    maker = producers_of(graph)
     best: dict[Value, tuple[int, int]] = {}
     for j, y in enumerate(graph.outputs):
         seen, work, made_of = {y}, [y], set[Value]()

@@ -22,7 +22,7 @@ from ....lazy_dataclass import dataclass
 from ....numerics import as_type
 from ....tensor import Tensor
 from ... import functions as F
-from ...ir import Graph, Node, Value, readers_of
+from ...ir import Graph, Node, Value, producers_of, readers_of
 from ...op import Aval
 from ...operand import convert
 from ...ops.attention import key_spans
@@ -291,7 +291,7 @@ class Matcher:
         self.graph, self.readers = graph, readers_of(graph)
         self.made = {(n.meaning, n.inputs): n.outputs for n in graph.nodes
                      if n.meaning is not None}
-        self.producer = {v: n for n in graph.nodes for v in n.outputs}
+        self.producer = producers_of(graph)
 
     def extend(self, other: Graph, env: dict[Value, Value]) -> dict[Value, Value]:
         env = dict(env)

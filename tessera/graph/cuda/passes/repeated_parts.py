@@ -10,7 +10,7 @@ such: by the inputs, and by the states.
 
 from __future__ import annotations
 
-from ...ir import Graph, Node, Value
+from ...ir import Graph, Node, Value, producers_of
 from ...op import OPS
 from ...schedule.loop_ops import loop_space
 from ..kernels.spell import template
@@ -18,7 +18,7 @@ from ..kernels.spell import template
 
 def repeat_parts(graph: Graph) -> Graph:
     """The graph with an op for each such part but the first."""
-    makers = {v: node for node in graph.nodes for v in node.outputs}
+    makers = producers_of(graph)
     nodes: list[Node] = []
     taken = set(graph.outputs)
     for node in graph.nodes:

@@ -13,7 +13,7 @@ from dataclasses import replace
 from math import prod
 
 from ....numerics import as_type
-from ...ir import Graph, Node, Value
+from ...ir import Graph, Node, Value, producers_of
 from ...op import Aval
 from ...schedule.library_call import LibraryCall
 from ...schedule.loop_axes import extents_of
@@ -28,7 +28,7 @@ Axes = tuple[int, ...]  # in order
 def sum_results(graph: Graph) -> Graph:
     """The graph with sums over rows of kernels' results as sums over what these kernels give of
     each block: where all that a sum is of is of such results, each element once."""
-    maker = {v: n for n in graph.nodes for v in n.outputs}
+    maker = producers_of(graph)
     wanted: dict[Node, set[int]] = {}
     taken = set[Node]()
     for node in graph.nodes:

@@ -9,7 +9,7 @@ from ....kernels.attention_scores import ScoreCode
 from ....lazy_dataclass import dataclass
 from ....numerics import as_type
 from ...expand import expand_by
-from ...ir import Graph, Node, Value
+from ...ir import Graph, Node, Value, producers_of
 from ...ops.score_function import PLACES, ScoreFunction
 from ...simplify import canonicalize, merge_common, remove_dead
 from ..kernels.spell import no_kernel, template
@@ -33,8 +33,7 @@ def _function(name: str, graph: Graph) -> str:
     """Division by a number is a product, and tanh is of two steps: a score needs no last bit."""
     graph = _opened(graph)
     w = _Writer(dict(zip(graph.inputs, ("s", *PLACES), strict=True)),
-                dict(zip(graph.inputs[3:], FLOATS, strict=True)),
-                {v: n for n in graph.nodes for v in n.outputs})
+                dict(zip(graph.inputs[3:], FLOATS, strict=True)), producers_of(graph))
     lines = [f"def {name}(s, {', '.join((*PLACES, *FLOATS))}):"]
     for node in graph.nodes:
         (made,) = node.outputs
@@ -58,7 +57,7 @@ def _terms(graph: Graph) -> str | None:
     """`terms` of a linear score, of the sequence and the head; None for another."""
     graph = _opened(graph)
     s, b, h, i, j = graph.inputs
-    w = _Writer({b: "b", h: "h"}, {}, {v: n for n in graph.nodes for v in n.outputs})
+    w = _Writer({b: "b", h: "h"}, {}, producers_of(graph))
     lines, terms = ["def terms(b, h):"], places(s, i, j)
     for node in graph.nodes:
         (made,) = node.outputs

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from ....lazy_dataclass import dataclass
-from ...ir import Graph, Node, Value, elements, readers_of
+from ...ir import Graph, Node, Value, elements, producers_of, readers_of
 from ...schedule.loop_axes import extents_of
 
 SMALL = 1 << 20  # elements of a known value that is computed as a whole
@@ -95,7 +95,7 @@ class Reader:
     """What the values of a graph are made of."""
 
     def __init__(self, graph: Graph):
-        self.made = {v: n for n in graph.nodes for v in n.outputs}
+        self.made = producers_of(graph)
         self.readers = readers_of(graph)
         self._known: dict[Value, np.ndarray | None] = {}
 

@@ -9,7 +9,6 @@ Gradients that are neither open into smaller ops.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
 from math import prod
 from typing import Any
@@ -28,7 +27,7 @@ from ... import functions as F
 from ...element import Element, places
 from ...expand import expand_by
 from ...flops import per_operand
-from ...ir import Graph, Node, Value
+from ...ir import Graph, Node, Value, uses
 from ...op import Aval
 from ...ops.window_reductions import WINDOW_MAX, WINDOW_MAX_VJP, WINDOW_SPREAD, WINDOW_SUM
 from ...ops.windows import windows_side_by_side
@@ -81,7 +80,7 @@ def spread_windows(graph: Graph) -> Graph:
         return _emitted(rw, made, made.op, made.inputs, to.type, **made.attrs)
 
     graph = rebuild(graph, begun)
-    read = Counter(v for n in graph.nodes for v in n.inputs) + Counter(graph.outputs)
+    read = uses(graph)
     return expand_by(remove_dead(rebuild(graph, rounded)), lambda node: (
         _launched(node.outputs[0].aval.type) if node.op is GRADIENT else None))
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 from math import prod
 
 from tessera.tile.cuda.emit.emitter import Emitter
-from tessera.tile.cuda.emit.reduce import flat_index, inside_only, neutral
+from tessera.tile.cuda.emit.reduce import flat_index, inside_only, neutral, part_of, writer
 from tessera.tile.cuda.emit.registry import emits
+from tessera.tile.cuda.instruction import kind_bytes
 from tessera.tile.cuda.intrinsics.argmax import rest_of
 from tessera.tile.cuda.intrinsics.formats import kind_of
 from tessera.tile.cuda.intrinsics.reduce import reached
@@ -55,20 +56,17 @@ def _position(e: Emitter, layout: RegisterLayout, axes: tuple[int, ...]) -> str:
 
 def _across_warps(e: Emitter, name: str, tag: str, layout: RegisterLayout, axes: tuple[int, ...],
                   values: str, places: str) -> str:
-    """As reduce.across_warps, for pairs: the emitted name of the positions."""
+    """As reduce.reduced across warps, for pairs: the emitted name of the positions."""
     rest, bits = rest_of(layout, axes), _bits(layout, axes)
     warps = [i for i in bits if i >= e.warp_bits]
-    size = 8 if tag[-2:] == "64" else 4
+    size = kind_bytes(tag)
     count, elements = 1 << len(warps), prod(reached(rest))
     first, second = e.scratch(size * count * elements), e.scratch(4 * count * elements)
     if e.loops:
         e.sync()
-    number = e.once("part_of", "i32({})".format(
-        " | ".join(f"({e.thread} >> {bit} & 1) << {i}" for i, bit in enumerate(warps))))
+    number = part_of(e, warps)
     place = flat_index(e, rest)
-    same = sum(1 << i for i in bits if i < e.warp_bits) + sum(1 << i for i in layout.replicas)
-    same += sum(1 << i for i in range(len(layout.threads), (e.lanes - 1).bit_length()))
-    writes = e.once("writes", f"i32(({e.thread} & {same}) == 0)")
+    writes = writer(e, layout, bits)
     for text, at, how, n in ((values, first, tag, size), (places, second, "i32", 4)):
         put = e.use("put_parts", f"use(reduce.put({how!r}, {rest.text!r}, {rest.shape}))")
         e.line(f"{put}({text}, i32({at} + {n} * ({number} * {elements} + {place})), {writes})")

@@ -23,6 +23,7 @@ from tessera.tile.cuda.emit.thread_elements import (
     once_per_group,
 )
 from tessera.tile.cuda.emit.tile_access import guards_of
+from tessera.tile.cuda.instruction import kind_bytes
 from tessera.tile.cuda.intrinsics.atomics import neighbours
 from tessera.tile.cuda.intrinsics.formats import kind_of
 from tessera.tile.ir.ir import Def, Op, Operand
@@ -131,7 +132,7 @@ def broadcast(e: Emitter, text: str, kind: str) -> str:
     """A number of the first thread, in all threads of the group."""
     if e.lanes <= WARP:
         return f"{e.use('shuffle', intrinsic('warps.shuffle', 'idx', kind))}({text}, i32(0))"
-    size = 8 if kind[-2:] == "64" else 4
+    size = kind_bytes(kind)
     at = e.scratch(size)
     if e.loops:
         e.sync()

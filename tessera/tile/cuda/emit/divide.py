@@ -51,7 +51,7 @@ def _shared_by_many(e: Emitter, y: Operand, large: RegisterLayout) -> bool:
 
 def _before_broadcast(e: Emitter, y: Operand) -> Operand:
     """A divisor that was repeated along rows, which each thread has once."""
-    node = e.made_by.get(y) if isinstance(y, SSAValue) else None
+    node = e.made_by.get(y)
     repeated = node is not None and node.name == "broadcast_to" and isinstance(
         e.type(node.args[0]), TileType)
     return node.args[0] if node is not None and repeated else y

@@ -17,7 +17,7 @@ from tessera.tile.cuda.intrinsics.casts import same_register
 from tessera.tile.cuda.intrinsics.elementwise import BODIES
 from tessera.tile.cuda.intrinsics.formats import kind_of
 from tessera.tile.cuda.intrinsics.narrow_floats import has_instructions
-from tessera.tile.ir.ir import Const, Op, Operand, SSAValue
+from tessera.tile.ir.ir import Const, Op, Operand
 from tessera.tile.ir.modes import FAST_MATH
 from tessera.tile.ir.numpy_values import poison
 from tessera.tile.ir.register_layout import RegisterLayout
@@ -156,7 +156,7 @@ def _with_bits(e: Emitter, op: Op) -> None:
 def _encode_bytes(e: Emitter, op: Op) -> None:
     """Of what a cast rounds, by the rounding alone: the codes need not become numbers before."""
     (x,), dtype = op.args, op.attr["dtype"]
-    made = e.made_by.get(x) if isinstance(x, SSAValue) else None
+    made = e.made_by.get(x)
     rounding, saturate = "nearest_even", False
     if made is not None and made.name == "convert" and e.dtype(made.args[0]) is f32:
         op, rounding = replace(op, args=made.args), made.attr.get("rounding", rounding)

@@ -36,9 +36,9 @@ from tessera.tile.ir.ir import (
     Operand,
     SSAValue,
     While,
+    defining_ops,
     definitions,
     uses,
-    walk,
 )
 from tessera.tile.ir.op_record import OPS
 from tessera.tile.ir.register_layout import WARP_BITS, RegisterLayout
@@ -155,8 +155,7 @@ class Emitter:
         self.generation = target.generation
         self.checked, self.vector = checked, vector  # vector: of the schedule
         self.types: dict[SSAValue, Type] = definitions(function)
-        self.made_by: dict[SSAValue, Op] = {d.value: n for n in walk(function.body)
-                                            if isinstance(n, Op) for d in n.outs}
+        self.made_by = defining_ops(function.body)
         self.known = Knowledge(function, facts.divisible, facts.eights)
         self.names = Names([*(v.name for v in self.types), *RESERVED, function.name])
         self.spelled = {v: self._spelling(v) for v in self.types}

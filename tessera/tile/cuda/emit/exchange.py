@@ -8,6 +8,7 @@ from typing import cast
 from tessera.lazy_dataclass import dataclass
 from tessera.tile.cuda.emit.emitter import Emitter
 from tessera.tile.cuda.emit.registry import emits
+from tessera.tile.cuda.instruction import kind_bytes
 from tessera.tile.cuda.intrinsics.exchange import registers
 from tessera.tile.cuda.intrinsics.formats import kind_of
 from tessera.tile.ir.ir import Op
@@ -27,7 +28,7 @@ def _exchange(e: Emitter, op: Op) -> None:
         e.define(made, f"{lanes}({text})")
         return
     threads = 1 << len(layout.threads)
-    area = _area(e, (8 if kind[-2:] == "64" else 4) * layout.count * threads)
+    area = _area(e, kind_bytes(kind) * layout.count * threads)
     put = e.use("put_exchange", f"use(exchange.put({head}, {threads}))")
     e.line(f"{put}({text}, {area.place}, {e.thread})")
     e.sync()

@@ -14,6 +14,7 @@ from math import prod
 from tessera.numerics import DType, find_dtype
 from tessera.tile.cuda.emit.emitter import Emitter
 from tessera.tile.cuda.emit.registry import emits
+from tessera.tile.cuda.instruction import kind_bytes
 from tessera.tile.cuda.intrinsics.formats import kind_of
 from tessera.tile.cuda.intrinsics.layout_conversion import Route, rounds_of
 from tessera.tile.cuda.lower import assign_layouts  # noqa: F401  declares what is emitted here
@@ -77,7 +78,7 @@ def convert_layout(e: Emitter, text: str, before: RegisterLayout, after: Registe
 
 def _through_memory(e: Emitter, text: str, route: Route, head: str, dtype: DType) -> str:
     """Rounds of: write, barrier, read."""
-    size = 8 if kind_of(dtype)[-2:] == "64" else 4
+    size = kind_bytes(kind_of(dtype))
     rounds = rounds_of(route, size, POOL_BYTES)
     at, used = pool(e, route.bytes(size, rounds))
     owner = e.owner(route.before)
@@ -128,7 +129,7 @@ def from_owners(e: Emitter, text: str, layout: RegisterLayout, dtype: DType) -> 
 def _by_rows(e: Emitter, text: str, before: RegisterLayout, after: RegisterLayout,
              dtype: DType) -> str:
     kind = kind_of(dtype)
-    size = 8 if kind[-2:] == "64" else 4
+    size = kind_bytes(kind)
     at, used = pool(e, size * prod(before.shape))
     if used:
         e.sync()

@@ -17,7 +17,7 @@ from tessera.tile.cuda.emit.shared_tiles import ThreadStart, load_buffer, spot_o
 from tessera.tile.cuda.emit.thread_elements import checked
 from tessera.tile.cuda.intrinsics.matmul import STORED, bytes_of
 from tessera.tile.cuda.intrinsics.swizzle import ALIGNMENT, Panel, stage_bytes
-from tessera.tile.ir.ir import Operand, SSAValue
+from tessera.tile.ir.ir import Operand
 from tessera.tile.ir.register_layout import WARP_BITS, RegisterLayout, bits_of, blocked
 from tessera.tile.ir.types import Buffer, TileType
 
@@ -82,7 +82,7 @@ def is_form_of_a(layout: RegisterLayout, result: RegisterLayout) -> bool:
 
 def _unrounded(e: Emitter, x: Operand, stored: DType) -> str:
     """Packing rounds: what was rounded to the same type just for this is taken from before."""
-    made = e.made_by.get(x) if isinstance(x, SSAValue) else None
+    made = e.made_by.get(x)
     if made is not None and made.name == "convert" and e.dtype(x) is stored \
             and e.dtype(made.args[0]).name == "f32" and made.attr.get("rounding",
             "nearest_even") == "nearest_even" and not made.attr.get("saturate", False):

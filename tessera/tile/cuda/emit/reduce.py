@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from math import prod
 
@@ -11,6 +12,7 @@ from tessera.numerics import DType
 from tessera.tile.cuda.emit.elementwise import number
 from tessera.tile.cuda.emit.emitter import Emitter
 from tessera.tile.cuda.emit.registry import emits
+from tessera.tile.cuda.instruction import kind_bytes
 from tessera.tile.cuda.intrinsics.formats import kind_of
 from tessera.tile.cuda.intrinsics.reduce import reached
 from tessera.tile.ir.ir import For, Node, Op, SSAValue, regions
@@ -189,15 +191,14 @@ def _of_warps(e: Emitter, layout: RegisterLayout, axis: int, name: str, tag: str
 def _written(e: Emitter, part: str, layout: RegisterLayout, axis: int, name: str, tag: str) -> str:
     """Each warp writes what it found; what everybody reads after a barrier: all of it, combined."""
     rest, warps = layout.drop(axis), _warps(e, layout, axis)
-    size = 8 if tag[-2:] == "64" else 4
+    size = kind_bytes(tag)
     count, elements = 1 << len(warps), prod(reached(rest))
     at = e.scratch(size * count * elements)
-    warp = " | ".join(f"({e.thread} >> {bit} & 1) << {i}" for i, bit in enumerate(warps))
-    number_ = e.once("part_of", f"i32({warp})")
+    part_number = part_of(e, warps)
     place = flat_index(e, rest)
     write = e.use("put_parts", f"use(reduce.put({tag!r}, {rest.text!r}, {rest.shape}))")
-    e.line(f"{write}({part}, {at} + {size} * ({number_} * {elements} + {place}), "
-           f"{writer(e, layout, axis)})")
+    e.line(f"{write}({part}, {at} + {size} * ({part_number} * {elements} + {place}), "
+           f"{writer(e, layout, layout.thread_bits(axis))})")
     read = e.use("get_parts", f"use(reduce.get({name!r}, {tag!r}, {rest.text!r}, "
                  f"{rest.shape}, {count}))")
     return f"{read}({at} + {size} * {place})"
@@ -212,10 +213,15 @@ def flat_index(e: Emitter, layout: RegisterLayout) -> str:
     return f"({text})"
 
 
-def writer(e: Emitter, layout: RegisterLayout, axis: int) -> str:
-    """Whether this thread writes for its warp: the first among those with the same result."""
-    bits = sum(1 << i for i in layout.thread_bits(axis) if i < e.warp_bits)
-    bits |= sum(1 << i for i in layout.replicas)
-    for i in range(len(layout.threads), (e.lanes - 1).bit_length()):
-        bits |= 1 << i
-    return e.once("writes", f"i32(({e.thread} & {bits}) == 0)")
+def part_of(e: Emitter, warps: Sequence[int]) -> str:
+    """Which part of what is combined this warp has found. warps: the bits of threads that tell."""
+    return e.once("part_of", "i32({})".format(
+        " | ".join(f"({e.thread} >> {bit} & 1) << {i}" for i, bit in enumerate(warps))))
+
+
+def writer(e: Emitter, layout: RegisterLayout, combined: Sequence[int]) -> str:
+    """Whether this thread writes for its warp: the first among those with the same result.
+    combined: the bits of threads along the axes that are reduced."""
+    same = {*(i for i in combined if i < e.warp_bits), *layout.replicas,
+            *range(len(layout.threads), (e.lanes - 1).bit_length())}
+    return e.once("writes", f"i32(({e.thread} & {sum(1 << i for i in same)}) == 0)")

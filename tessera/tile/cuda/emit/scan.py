@@ -12,6 +12,7 @@ from __future__ import annotations
 from tessera.tile.cuda.emit.emitter import Emitter
 from tessera.tile.cuda.emit.layout_conversion import pool
 from tessera.tile.cuda.emit.registry import emits
+from tessera.tile.cuda.instruction import kind_bytes
 from tessera.tile.cuda.intrinsics.formats import kind_of
 from tessera.tile.cuda.intrinsics.scan import slots_of, steps_of
 from tessera.tile.ir.ir import Op
@@ -31,7 +32,7 @@ def _scan(e: Emitter, op: Op) -> None:
             args = f"{values}, {totals}" if totals else values
             values, totals = _named(e, f"{within}({args}, {e.thread})")
             continue
-        size, slots = (8 if tag[-2:] == "64" else 4), slots_of(layout, axis, e.warp_bits, i)
+        size, slots = kind_bytes(tag), slots_of(layout, axis, e.warp_bits, i)
         at, used = pool(e, size * slots.count)
         if used:
             e.sync()

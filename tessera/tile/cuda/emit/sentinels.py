@@ -234,7 +234,7 @@ def watch_span(e: Emitter, place: MemoryOperand, to: str, at: str, count: str) -
 def _stored(e: Emitter, place: MemoryOperand, value: Operand) -> WatchedValue | None:
     """What a stored value was cast from, at the line of the cast; else the value, which the store
     rounds. None: integers that were no other numbers."""
-    made = e.made_by.get(value) if isinstance(value, SSAValue) else None
+    made = e.made_by.get(value)
     if made is None or made.name != "convert" or not _alike(e, value, made.args[0]):
         source = e.dtype(value)
         if source.kind != "float":

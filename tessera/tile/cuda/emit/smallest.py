@@ -10,8 +10,9 @@ from tessera.tile.builder.edge_masks import fill_of
 from tessera.tile.cuda.emit.elementwise import number
 from tessera.tile.cuda.emit.emitter import Emitter
 from tessera.tile.cuda.emit.layout_conversion import convert_layout
-from tessera.tile.cuda.emit.reduce import flat_index, inside_only, writer
+from tessera.tile.cuda.emit.reduce import flat_index, inside_only, part_of, writer
 from tessera.tile.cuda.emit.registry import emits
+from tessera.tile.cuda.instruction import kind_bytes
 from tessera.tile.cuda.intrinsics.formats import kind_of
 from tessera.tile.cuda.intrinsics.reduce import reached
 from tessera.tile.ir.ir import Op
@@ -67,17 +68,16 @@ def _across_warps(e: Emitter, text: str, layout: RegisterLayout, k: int, tag: st
     """Each warp writes what it found; what all read behind a barrier, joined."""
     last, rest = len(layout.shape) - 1, layout.first(k)
     warps = [i for i in layout.thread_bits(last) if i >= e.warp_bits]
-    size = 8 if tag[-2:] == "64" else 4
+    size = kind_bytes(tag)
     count, elements = 1 << len(warps), prod(reached(rest))
     at = e.scratch(size * count * elements)
     if e.loops:
         e.sync()
-    part = e.once("part_of", "i32({})".format(
-        " | ".join(f"({e.thread} >> {bit} & 1) << {i}" for i, bit in enumerate(warps))))
+    part = part_of(e, warps)
     place = flat_index(e, rest)
     put = e.use("put_parts", f"use(reduce.put({tag!r}, {rest.text!r}, {rest.shape}))")
     e.line(f"{put}({text}, i32({at} + {size} * ({part} * {elements} + {place})), "
-           f"{writer(e, layout, last)})")
+           f"{writer(e, layout, layout.thread_bits(last))})")
     e.sync()
     get = e.use("get_smallest", f"use(smallest.get({tag!r}, {rest.text!r}, {rest.shape}, {count}))")
     made = e.fresh("found")

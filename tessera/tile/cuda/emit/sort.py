@@ -19,6 +19,7 @@ from tessera.lazy_dataclass import dataclass
 from tessera.tile.cuda.emit.emitter import Emitter
 from tessera.tile.cuda.emit.layout_conversion import convert_layout, indices, pool
 from tessera.tile.cuda.emit.registry import emits
+from tessera.tile.cuda.instruction import kind_bytes
 from tessera.tile.cuda.intrinsics.formats import kind_of
 from tessera.tile.cuda.intrinsics.reduce import padded
 from tessera.tile.cuda.intrinsics.sort import (
@@ -70,7 +71,7 @@ def _same_threads(x: RegisterLayout, y: RegisterLayout) -> bool:
 
 def _room(e: Emitter, kinds: tuple[str, ...], layout: RegisterLayout) -> str:
     """The address of shared memory for keys, which nobody reads any more."""
-    at, used = pool(e, sum(SharedKeys(layout, 8 if k == "i64" else 4).bytes for k in kinds))
+    at, used = pool(e, sum(SharedKeys(layout, kind_bytes(k)).bytes for k in kinds))
     if used:
         e.sync()
     return at
@@ -165,7 +166,7 @@ class _Keys:
         if before == after:
             return
         for name, kind in zip(self.names, kinds_of(self.op, self.tag), strict=True):
-            size = 8 if kind == "i64" else 4
+            size = kind_bytes(kind)
             there = [e.once("at", f"i32({at} + {SharedKeys(x, size).thread_part(e.thread)})")
                      for x in (before, after)]
             put, get = (e.use(f"{act}_keys", f"use(sort.{act}({x.text!r}, {x.shape}, {kind!r}))")
@@ -188,7 +189,7 @@ def _in_memory(e: Emitter, name: str, how: str, text: str, layout: RegisterLayou
     """Rows in shared memory, padded to powers of two: each step is a loop over all pairs."""
     kinds = kinds_of(name, tag)
     rows, width = prod(layout.shape[:-1]), padded(layout.shape)[-1]
-    sizes = [8 if k == "i64" else 4 for k in kinds]
+    sizes = [kind_bytes(k) for k in kinds]
     at, used = pool(e, rows * width * sum(sizes))
     if used:
         e.sync()

@@ -187,7 +187,7 @@ def passes(e: Emitter) -> Counter[Any]:
 
 def _places(e: Emitter, load: Op) -> tuple | None:
     """A tensor, a box, and where it is: in a loop any place of the loop is the same."""
-    view = e.made_by.get(load.args[0])  # type: ignore[arg-type]
+    view = e.made_by.get(load.args[0])
     if view is None or view.name != "view" or not any(x in e.known.loops for x in view.args[1:]):
         return None
     return view.args[0], view.attr["box"], tuple(
@@ -298,7 +298,7 @@ def unrounded(e: Emitter, value: Operand, place: MemoryOperand,
     """The expression of a tile to store. A cast to the tensor's type, to nearest, is what the
     store does anyway: then what was cast. how: the rounding of this store, and whether it saturates
     """
-    made = e.made_by.get(value) if isinstance(value, SSAValue) else None
+    made = e.made_by.get(value)
     if made is None or made.name != "convert" or place.dtype.kind != "float":
         return e.name(value)
     source, to = made.args[0], made.outs[0].type.dtype
@@ -314,7 +314,7 @@ def unrounded(e: Emitter, value: Operand, place: MemoryOperand,
 
 def is_rounded(e: Emitter, value: Operand) -> bool:
     """Whether a bf16 tile surely holds bf16 numbers: loaded, or cast. A literal need not be one."""
-    made = e.made_by.get(value) if isinstance(value, SSAValue) else None
+    made = e.made_by.get(value)
     if made is None or made.outs[0].type.dtype is not bf16:
         return False
     if OPS[made.name].moves and OPS[made.name].effect == "pure":

@@ -9,7 +9,7 @@ from math import prod
 from typing import Any
 
 from tessera.tile.cuda.builder import Builder
-from tessera.tile.cuda.instruction import InstructionForm, Operand, Operation
+from tessera.tile.cuda.instruction import InstructionForm, Operand, Operation, kind_bytes
 from tessera.tile.cuda.intrinsics.reduce import element_of, exchanged, flat, kind_of_tag, reached
 from tessera.tile.cuda.ptx import memory
 from tessera.tile.ir.register_layout import RegisterLayout
@@ -84,7 +84,7 @@ def find(name: str, tag: str, layout: str, shape: tuple[int, ...], axes: tuple[i
 def get(name: str, tag: str, layout: str, shape: tuple[int, ...], count: int) -> Operation:
     """(addresses of values and positions) -> the positions of the best of `count` parts."""
     kind, how, beats = kind_of_tag(tag), RegisterLayout.parse(layout, shape), _beats(name, tag)
-    size = 8 if kind[-2:] == "64" else 4
+    size = kind_bytes(kind)
     step = prod(reached(how))
 
     def body(b: Builder, values: LLVM, places: LLVM) -> list[Any]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from tessera.numerics import find_dtype
 from tessera.tile.cuda.builder import Builder
-from tessera.tile.cuda.instruction import InstructionForm, Operand, Operation
+from tessera.tile.cuda.instruction import InstructionForm, Operand, Operation, kind_bytes
 from tessera.tile.cuda.instruction_names import find_instruction
 from tessera.tile.cuda.intrinsics.formats import kind_of
 from tessera.tile.cuda.intrinsics.reduce import flat, kind_of_tag, reached
@@ -34,7 +34,7 @@ def send(tag: str, layout: str, shape: tuple[int, ...], groups: int) -> Operatio
     places behind the address, in so many groups of the cluster, where the barrier counts their
     bytes."""
     kind, how = kind_of_tag(tag), RegisterLayout.parse(layout, shape)
-    size = 8 if kind[-2:] == "64" else 4
+    size = kind_bytes(kind)
 
     def body(b: Builder, x: list[Any], at: Any, barrier: Any, first: Any, condition: Any) -> None:
         far, store = find_instruction("mapa"), find_instruction("st_async_b32")
@@ -77,4 +77,4 @@ def _words(b: Builder, x: Any, kind: str) -> list[Any]:
 
 def sent_bytes(tag: str, shape: tuple[int, ...], groups: int) -> int:
     """What all groups send to one."""
-    return (8 if tag[-2:] == "64" else 4) * prod(shape) * groups
+    return kind_bytes(tag) * prod(shape) * groups

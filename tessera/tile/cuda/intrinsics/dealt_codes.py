@@ -25,6 +25,7 @@ from tessera.tile.cuda.instruction import InstructionForm, Operand, Operation
 from tessera.tile.cuda.instruction_names import find_instruction
 from tessera.tile.cuda.intrinsics.matmul_codes import UNIT, columns_of, pairs
 from tessera.tile.cuda.intrinsics.packed_codes import SOURCES, TARGETS
+from tessera.tile.cuda.intrinsics.shared_memory import slot_address
 from tessera.tile.cuda.ptx import memory
 
 LLVM = Any
@@ -103,7 +104,7 @@ def deal(offset: int, slot_bytes: int, panel_bytes: int, shape: tuple[int, int],
     make = dealt if x.bits == 8 else lambda b, codes, words: columns_of(b, x, words)
 
     def body(b: Builder, slot: LLVM, thread: LLVM) -> None:
-        base = b.add(b.add(b.shared_base(), b.i32(offset)), b.mul(slot, b.i32(slot_bytes)))
+        base = slot_address(b, offset, slot, slot_bytes)
 
         def step(task: LLVM) -> tuple[LLVM, LLVM]:  # a loop, for which few registers do
             one(b, base, task)

@@ -11,6 +11,7 @@ from typing import Any
 from tessera.tile.cuda.builder import Builder
 from tessera.tile.cuda.instruction import InstructionForm, Operand, Operation
 from tessera.tile.cuda.instruction_names import find_instruction
+from tessera.tile.cuda.intrinsics.shared_memory import slot_address
 from tessera.tile.cuda.intrinsics.warp_specialised import barrier, operands
 from tessera.tile.cuda.ptx import atomics, memory, warp
 from tessera.tile.cuda.ptx.mbarrier import BARRIER_BYTES
@@ -18,8 +19,7 @@ from tessera.tile.cuda.ptx.mbarrier import BARRIER_BYTES
 
 def _letter(b: Builder, slots: int, barriers: int, slot: Any, numbers: int) -> list[Any]:
     """The addresses of a slot's numbers, behind the barriers."""
-    first = b.add(b.add(b.shared_base(), b.i32(barriers + 2 * BARRIER_BYTES * slots)),
-                  b.mul(slot, b.i32(4 * numbers)))
+    first = slot_address(b, barriers + 2 * BARRIER_BYTES * slots, slot, 4 * numbers)
     return [b.add(first, b.i32(4 * i)) for i in range(numbers)]
 
 

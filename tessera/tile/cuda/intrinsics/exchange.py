@@ -6,7 +6,7 @@ import functools
 from typing import Any
 
 from tessera.tile.cuda.builder import Builder
-from tessera.tile.cuda.instruction import InstructionForm, Kind, Operand, Operation
+from tessera.tile.cuda.instruction import InstructionForm, Kind, Operand, Operation, kind_bytes
 from tessera.tile.cuda.intrinsics.reduce import element_of, exchanged
 from tessera.tile.cuda.ptx import memory
 from tessera.tile.ir.register_layout import RegisterLayout
@@ -36,7 +36,7 @@ def lanes(kind: Kind, count: int, mask: int) -> Operation:
 @functools.cache
 def put(kind: Kind, count: int, threads: int) -> Operation:
     """(fragment, shared address, thread): each thread writes its own; none that repeats others."""
-    size = 8 if kind[-2:] == "64" else 4
+    size = kind_bytes(kind)
 
     def body(b: Builder, values: list[LLVM], at: LLVM, thread: LLVM) -> None:
         first = b.compare("<", thread, b.i32(threads))
@@ -52,7 +52,7 @@ def put(kind: Kind, count: int, threads: int) -> Operation:
 @functools.cache
 def get(kind: Kind, count: int, threads: int, mask: int) -> Operation:
     """(shared address, thread) -> the fragment of the thread whose number differs in `mask`."""
-    size = 8 if kind[-2:] == "64" else 4
+    size = kind_bytes(kind)
 
     def body(b: Builder, at: LLVM, thread: LLVM) -> list[LLVM]:
         other = b.xor(b.and_(thread, b.i32(threads - 1)), b.i32(mask))

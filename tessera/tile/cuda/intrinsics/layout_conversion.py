@@ -8,7 +8,7 @@ from typing import Any
 
 from tessera.numerics import find_dtype
 from tessera.tile.cuda.builder import Builder
-from tessera.tile.cuda.instruction import InstructionForm, Operand, Operation
+from tessera.tile.cuda.instruction import InstructionForm, Operand, Operation, kind_bytes
 from tessera.tile.cuda.intrinsics.formats import decode, encode, kind_of
 from tessera.tile.cuda.intrinsics.reduce import element_of, shuffled
 from tessera.tile.cuda.ptx import memory
@@ -144,10 +144,6 @@ def _route(before: str, after: str, shape: tuple[int, ...]) -> Route:
     return Route(RegisterLayout.parse(before, shape), RegisterLayout.parse(after, shape))
 
 
-def _size(kind: str) -> int:
-    return 8 if kind[-2:] == "64" else 4
-
-
 # --- registers and shuffles ---------------------------------------------------------------------
 @functools.cache
 def exchanged(before: str, after: str, shape: tuple[int, ...], kind: str) -> Operation:
@@ -271,7 +267,7 @@ class _Slots:
     """Where the registers of one side of a route lie in shared memory."""
 
     def __init__(self, route: Route, layout: RegisterLayout, kind: str, rounds: int, step: int):
-        self.size, self.layout = _size(kind), layout
+        self.size, self.layout = kind_bytes(kind), layout
         self.map = route.address(self.size, rounds)
         self.width = 1 << route.vector_bits(self.size)
         self.moving = [(i, p) for i, bit in enumerate(layout.threads) if bit is not None
@@ -381,7 +377,7 @@ class _Rows:
 def put_rows(layout: str, shape: tuple[int, ...], kind: str, owner: bool = False) -> Operation:
     """(fragment, shared address, thread part of each axis' index... [, owner])"""
     how = RegisterLayout.parse(layout, shape)
-    rows = _Rows(how, _size(kind))
+    rows = _Rows(how, kind_bytes(kind))
     args = (Operand("x", kind, how.count), Operand("at", "i32"),  # type: ignore[arg-type]
             *(Operand(f"i{a}", "i32") for a in range(len(shape))),
             *([Operand("owner", "i32")] if owner else []))
@@ -401,7 +397,7 @@ def put_rows(layout: str, shape: tuple[int, ...], kind: str, owner: bool = False
 def get_rows(layout: str, shape: tuple[int, ...], kind: str) -> Operation:
     """(shared address, thread part of each axis' index...) -> fragment; 0 outside of the tile"""
     how = RegisterLayout.parse(layout, shape)
-    rows = _Rows(how, _size(kind))
+    rows = _Rows(how, kind_bytes(kind))
     args = (Operand("at", "i32"), *(Operand(f"i{a}", "i32") for a in range(len(shape))))
 
     def body(b: Builder, start: LLVM, *parts: LLVM) -> list[Any]:

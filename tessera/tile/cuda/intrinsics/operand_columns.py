@@ -22,6 +22,7 @@ from typing import Any
 
 from tessera.tile.cuda.builder import Builder
 from tessera.tile.cuda.instruction import InstructionForm, Operand, Operation
+from tessera.tile.cuda.intrinsics.shared_memory import slot_address
 from tessera.tile.cuda.ptx import memory
 
 STEP = 8  # rows of a matmul instruction
@@ -40,7 +41,7 @@ def read(offset: int, slot_bytes: int, panel_bytes: int, depth: int, piece: int,
         row, down = b.and_(lane, b.i32(3)), b.lshr(lane, b.i32(2))
         chunk = b.or_(b.shl(b.and_(warp, b.i32(1)), b.i32(1)), b.lshr(down, b.i32(2)))
         chunk = b.or_(chunk, b.shl(b.and_(down, b.i32(2)), b.i32(1)))
-        at = b.add(b.add(b.shared_base(), b.i32(offset)), b.mul(slot, b.i32(slot_bytes)))
+        at = slot_address(b, offset, slot, slot_bytes)
         at = b.add(at, b.mul(b.lshr(warp, b.i32(1)), b.i32(panel_bytes)))
         at = b.add(at, b.mul(row, b.i32(ROW_BYTES)))
         at = b.add(at, b.shl(b.and_(down, b.i32(1)), b.i32(3)))

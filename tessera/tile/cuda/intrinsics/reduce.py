@@ -9,7 +9,7 @@ from math import prod
 from typing import Any
 
 from tessera.tile.cuda.builder import Builder
-from tessera.tile.cuda.instruction import InstructionForm, Operand, Operation
+from tessera.tile.cuda.instruction import InstructionForm, Operand, Operation, kind_bytes
 from tessera.tile.cuda.instruction_names import find_instruction
 from tessera.tile.cuda.intrinsics.elementwise import BODIES
 from tessera.tile.cuda.ptx import memory, warp
@@ -132,7 +132,7 @@ def flat(base: tuple[int, ...], shape: tuple[int, ...]) -> int:
 def put(tag: str, layout: str, shape: tuple[int, ...]) -> Operation:
     """(fragment, shared address, condition): elements to their row-major places."""
     kind, how = kind_of_tag(tag), RegisterLayout.parse(layout, shape)
-    size = 8 if kind[-2:] == "64" else 4
+    size = kind_bytes(kind)
 
     def body(b: Builder, x: list[Any], at: Any, condition: Any) -> None:
         record = memory.st("shared", element_of(kind), guarded=True)
@@ -149,7 +149,7 @@ def put(tag: str, layout: str, shape: tuple[int, ...]) -> Operation:
 def get(name: str, tag: str, layout: str, shape: tuple[int, ...], count: int) -> Operation:
     """(shared address) -> `count` partial values of each element, combined in order."""
     kind, how, combine = kind_of_tag(tag), RegisterLayout.parse(layout, shape), combiner(name, tag)
-    size = 8 if kind[-2:] == "64" else 4
+    size = kind_bytes(kind)
     step = size * prod(reached(how))
 
     def body(b: Builder, at: Any) -> list[Any]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from tessera.lazy_dataclass import dataclass
 from tessera.tile.cuda.builder import Builder
-from tessera.tile.cuda.instruction import InstructionForm, Operand, Operation
+from tessera.tile.cuda.instruction import InstructionForm, Operand, Operation, kind_bytes
 from tessera.tile.cuda.intrinsics.elementwise import BODIES
 from tessera.tile.cuda.intrinsics.layout_conversion import gathered
 from tessera.tile.cuda.intrinsics.reduce import element_of, exchanged, kind_of_tag
@@ -188,7 +188,7 @@ def put(name: str, tag: str, layout: str, shape: tuple[int, ...], axis: int,
         lanes: int, number: int) -> Operation:
     """(totals, shared address, thread): one thread of each block writes its total."""
     how, kind = RegisterLayout.parse(layout, shape), kind_of_tag(tag)
-    slots, size = slots_of(how, axis, lanes, number), 8 if kind[-2:] == "64" else 4
+    slots, size = slots_of(how, axis, lanes, number), kind_bytes(kind)
 
     def body(b: Builder, totals: list[LLVM], at: LLVM, thread: LLVM) -> None:
         place = _place(b, slots, thread)
@@ -215,7 +215,7 @@ def across(name: str, tag: str, layout: str, shape: tuple[int, ...], axis: int,
     """(values, shared address, thread) -> (values, totals) after a run of warp bits."""
     how, kind, combine = RegisterLayout.parse(layout, shape), kind_of_tag(tag), combiner(name, tag)
     step, slots = steps_of(how, axis, lanes)[number], slots_of(how, axis, lanes, number)
-    size = 8 if kind[-2:] == "64" else 4
+    size = kind_bytes(kind)
 
     def body(b: Builder, values: list[LLVM], at: LLVM, thread: LLVM) -> list[list[LLVM]]:
         start = b.add(at, b.mul(_place(b, slots, thread), b.i32(size)))

@@ -6,6 +6,7 @@ import functools
 from typing import Any
 
 from ....errors import ArgumentError
+from ..builder import Builder
 from ..instruction import InstructionForm, Operand, Operation
 
 I32 = Operand("x", "i32")
@@ -18,6 +19,11 @@ def address(offset_bytes: int = 0) -> Operation:
     """() -> 32-bit shared address of a byte of the kernel's dynamic shared memory."""
     form = InstructionForm((), (I32,), lambda b: b.add(b.shared_base(), b.i32(offset_bytes)))
     return Operation("shared_address", 0, lambda: form)
+
+
+def slot_address(b: Builder, offset: int, slot: Any, slot_bytes: int) -> Any:
+    """The shared address of one of several slots that lie one behind another from `offset` on."""
+    return b.add(b.add(b.shared_base(), b.i32(offset)), b.mul(slot, b.i32(slot_bytes)))
 
 
 def swizzle(row: int, column_bytes: int, width_bytes: int = 128) -> int:

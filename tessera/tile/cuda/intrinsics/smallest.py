@@ -15,7 +15,7 @@ from math import prod
 from typing import Any
 
 from tessera.tile.cuda.builder import Builder
-from tessera.tile.cuda.instruction import InstructionForm, Operand, Operation
+from tessera.tile.cuda.instruction import InstructionForm, Operand, Operation, kind_bytes
 from tessera.tile.cuda.intrinsics.reduce import (
     element_of,
     exchanged,
@@ -128,7 +128,7 @@ def get(tag: str, layout: str, shape: tuple[int, ...], count: int) -> Operation:
     """(shared address) -> the smallest of `count` ordered lists of each row; layout: the result's.
     """
     kind, rest = kind_of_tag(tag), RegisterLayout.parse(layout, shape)
-    size = 8 if kind[-2:] == "64" else 4
+    size = kind_bytes(kind)
     step, k = size * prod(reached(rest)), shape[-1]
 
     def body(b: Builder, at: LLVM) -> list[LLVM]:

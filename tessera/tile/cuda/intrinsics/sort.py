@@ -9,7 +9,7 @@ from typing import Any
 
 from tessera.lazy_dataclass import dataclass
 from tessera.tile.cuda.builder import Builder
-from tessera.tile.cuda.instruction import InstructionForm, Operand, Operation
+from tessera.tile.cuda.instruction import InstructionForm, Operand, Operation, kind_bytes
 from tessera.tile.cuda.intrinsics.reduce import kind_of_tag, padded, shuffled
 from tessera.tile.cuda.ptx import memory
 from tessera.tile.ir.register_layout import Bit, RegisterLayout, bits_of
@@ -235,7 +235,7 @@ class SharedKeys:
 def put(layout: str, shape: tuple[int, ...], kind: Any) -> Operation:
     """(words, address): to shared memory"""
     how = RegisterLayout.parse(layout, shape)
-    held = SharedKeys(how, 8 if kind == "i64" else 4)
+    held = SharedKeys(how, kind_bytes(kind))
 
     def body(b: Builder, words: list[LLVM], at: LLVM) -> None:
         for word, part in zip(words, held.register_parts(), strict=True):
@@ -249,7 +249,7 @@ def put(layout: str, shape: tuple[int, ...], kind: Any) -> Operation:
 def get(layout: str, shape: tuple[int, ...], kind: Any) -> Operation:
     """(address) -> words"""
     how = RegisterLayout.parse(layout, shape)
-    held = SharedKeys(how, 8 if kind == "i64" else 4)
+    held = SharedKeys(how, kind_bytes(kind))
 
     def body(b: Builder, at: LLVM) -> list[LLVM]:
         return [b.call(memory.ld("shared", f"b{8 * held.size}"), b.add(at, b.i32(part)))
@@ -412,7 +412,7 @@ class _Memory:
 
     def __init__(self, name: str, tag: str, count: int):
         self.kinds, self.count = kinds_of(name, tag), count
-        self.sizes = [8 if k == "i64" else 4 for k in self.kinds]
+        self.sizes = [kind_bytes(k) for k in self.kinds]
 
     def _places(self, b: Builder, at: LLVM, index: LLVM) -> list[tuple[str, LLVM]]:
         out, start = [], 0

@@ -15,6 +15,7 @@ from tessera.tile.cuda.builder import Builder
 from tessera.tile.cuda.instruction import InstructionForm, Kind, Operand, Operation
 from tessera.tile.cuda.instruction_names import find_instruction
 from tessera.tile.cuda.intrinsics.formats import access, decode, encode_half, kind_of
+from tessera.tile.cuda.intrinsics.shared_memory import slot_address
 from tessera.tile.cuda.ptx import matrix, memory, tma, warp
 from tessera.tile.cuda.ptx.mbarrier import BARRIER_BYTES
 from tessera.tile.ir.register_layout import RegisterLayout, registers_of_rows
@@ -98,7 +99,7 @@ def ring_copy_part(rank: int, offset: int, slot_bytes: int, barriers: int, panel
     part_bytes, part = panel_bytes // blocks, rows // blocks
 
     def body(b: Builder, slot: Any, map_: Any, which: Any, *at: Any) -> None:
-        base = b.add(b.add(b.shared_base(), b.i32(offset)), b.mul(slot, b.i32(slot_bytes)))
+        base = slot_address(b, offset, slot, slot_bytes)
         base = b.add(base, b.mul(which, b.i32(part_bytes)))
         where = list(at)
         where[row] = b.add(at[row], b.mul(which, b.i32(part)))
@@ -120,7 +121,7 @@ def ring_copy(rank: int, offset: int, slot_bytes: int, barriers: int, panels: in
     """(slot, map, coordinates innermost first): one copy for each panel of a tile, or of all where
     they are joined: then the map has an axis of panels. streamed: its bytes leave L2 first."""
     def body(b: Builder, slot: Any, map_: Any, first: Any, *rest: Any) -> None:
-        base = b.add(b.add(b.shared_base(), b.i32(offset)), b.mul(slot, b.i32(slot_bytes)))
+        base = slot_address(b, offset, slot, slot_bytes)
         policy = [b.const("i64", memory.POLICIES["evict_first"])] if streamed else []
         if joined:
             b.call(tma.load(rank + 1, hint=streamed), base, map_, b.i32(0), *rest,
@@ -150,7 +151,7 @@ def ring_copy_windows(offset: int, slot_bytes: int, barriers: int, panels: int, 
     front = -(-MOST_ROWS // (results[0] * results[1]))  # images
 
     def body(b: Builder, slot: Any, map_: Any, place: Any, column: Any) -> None:
-        base = b.add(b.add(b.shared_base(), b.i32(offset)), b.mul(slot, b.i32(slot_bytes)))
+        base = slot_address(b, offset, slot, slot_bytes)
         first = b.i32(-MOST_ROWS)
         place = b.select(b.compare("<", place, first), first, place)
         place = b.add(place, b.i32(front * results[0] * results[1]))
@@ -222,7 +223,7 @@ def describe(offset: int, slot_bytes: int, group_bytes: int, bits: int) -> Opera
     high = bits - ((bits >> 63) << 64)  # as a signed constant
 
     def body(b: Builder, slot: Any, group: Any) -> Any:
-        at = b.add(b.add(b.shared_base(), b.i32(offset)), b.mul(slot, b.i32(slot_bytes)))
+        at = slot_address(b, offset, slot, slot_bytes)
         if group_bytes:
             at = b.add(at, b.mul(group, b.i32(group_bytes)))
         low = b.lshr(b.and_(at, b.i32(0x3FFFF)), b.i32(4))
@@ -276,7 +277,7 @@ def _pairs(b: Builder, base: Any, thread: Any, panel_bytes: int, width: int, row
 def hold(offset: int, slot_bytes: int, panel_bytes: int, width: int, row_bytes: int) -> Operation:
     """(slot, thread) -> A's registers of the warp's 16 rows."""
     def body(b: Builder, slot: Any, thread: Any) -> list[Any]:
-        base = b.add(b.add(b.shared_base(), b.i32(offset)), b.mul(slot, b.i32(slot_bytes)))
+        base = slot_address(b, offset, slot, slot_bytes)
         return _fragments(b, base, thread, panel_bytes, width, row_bytes)
 
     form = InstructionForm(operands(slot="i32", thread="i32"),
@@ -292,7 +293,7 @@ def read_tile(offset: int, slot_bytes: int, panel_bytes: int, width: int, row_by
     d = find_dtype(dtype)
 
     def body(b: Builder, slot: Any, thread: Any) -> list[Any]:
-        base = b.add(b.add(b.shared_base(), b.i32(offset)), b.mul(slot, b.i32(slot_bytes)))
+        base = slot_address(b, offset, slot, slot_bytes)
         if d.bits == 32:
             return _pairs(b, base, thread, panel_bytes, width, row_bytes)
         words = _fragments(b, base, thread, panel_bytes, width, row_bytes)
@@ -312,7 +313,7 @@ def read_row(offset: int, slot_bytes: int, layout: str, shape: tuple[int], dtype
     element, vector = ("f32", width) if d.name == "f32" else access(d, width)
 
     def body(b: Builder, slot: Any, index: Any) -> list[Any]:
-        at = b.add(b.add(b.shared_base(), b.i32(offset)), b.mul(slot, b.i32(slot_bytes)))
+        at = slot_address(b, offset, slot, slot_bytes)
         at = b.add(at, b.mul(index, b.i32(size)))
         found: list[Any] = []
         for (first,) in whole.bases[::width]:
@@ -522,7 +523,7 @@ def store_panels(layout: str, shape: tuple[int, int], dtype: str, rank: int, row
     def body(b: Builder, x: list[Any], map_: Any, thread: Any, *at: Any) -> None:
         mine = b.call(warp.shfl("idx"), b.lshr(thread, b.i32(5)), b.i32(0))  # this warp
         lane = b.and_(thread, b.i32(31))
-        base = b.add(b.add(b.shared_base(), b.i32(offset)), b.mul(mine, b.i32(buffers * size)))
+        base = slot_address(b, offset, mine, buffers * size)
         line = b.add(base, b.shl(b.and_(lane, b.i32(15)), b.i32(7)))
         half, turn = b.lshr(lane, b.i32(4)), b.and_(lane, b.i32(7))
         places = [b.add(line, b.shl(b.xor(b.or_(half, b.i32(2 * i)), turn), b.i32(4)))
@@ -565,7 +566,7 @@ def store_turned_panels(layout: str, shape: tuple[int, int], dtype: str, rank: i
     def body(b: Builder, x: list[Any], map_: Any, thread: Any, *at: Any) -> None:
         mine = b.call(warp.shfl("idx"), b.lshr(thread, b.i32(5)), b.i32(0))  # this warp
         lane = b.and_(thread, b.i32(31))
-        base = b.add(b.add(b.shared_base(), b.i32(offset)), b.mul(mine, b.i32(buffers * size)))
+        base = slot_address(b, offset, mine, buffers * size)
         seventh, eight = b.and_(lane, b.i32(7)), b.lshr(lane, b.i32(3))  # row of a matrix, which
         line = b.or_(b.shl(b.lshr(eight, b.i32(1)), b.i32(3)), seventh)
         half = b.and_(b.xor(eight, b.lshr(seventh, b.i32(2))), b.i32(1))

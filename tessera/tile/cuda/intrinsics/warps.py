@@ -8,7 +8,7 @@ from typing import Any
 
 from tessera.numerics import find_dtype
 from tessera.tile.cuda.builder import Builder
-from tessera.tile.cuda.instruction import Kind, Operand, Operation
+from tessera.tile.cuda.instruction import Kind, Operand, Operation, kind_bytes
 from tessera.tile.cuda.instruction_names import find_instruction
 from tessera.tile.cuda.intrinsics.formats import kind_of
 from tessera.tile.cuda.intrinsics.narrow_floats import integer_field
@@ -140,7 +140,8 @@ def put(tag: str) -> Operation:
 def get(name: str, tag: str, count: int) -> Operation:
     """(shared address) -> `count` numbers there, combined in order."""
     kind, combine = kind_of_tag(tag), combiner(name, tag)
-    size, width = 8 if kind[-2:] == "64" else 4, 2 if kind[-2:] == "64" else 4
+    size = kind_bytes(kind)
+    width = 16 // size  # of the widest load
 
     def body(b: Builder, at: LLVM) -> LLVM:
         found: list[LLVM] = []

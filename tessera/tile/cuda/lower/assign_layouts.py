@@ -43,6 +43,7 @@ from tessera.tile.ir.ir import (
     Operand,
     SSAValue,
     While,
+    defining_ops,
     definitions,
     walk,
 )
@@ -111,7 +112,7 @@ class _Chooser:
     def __init__(self, function: Function, hint: Hint, given: dict[SSAValue, RegisterLayout]):
         self.function, self.hint, self.given = function, hint, given
         self.types = definitions(function)
-        self.made = {d.value: n for n in walk(function.body) if isinstance(n, Op) for d in n.outs}
+        self.made = defining_ops(function.body)
         self.rows = None if self.given or any(
             n.name == "matmul" for n in self.made.values()) else RowNumbers(function, self.types)
         self.links: dict[SSAValue, list[tuple[SSAValue, Relabel]]] = defaultdict(list)
@@ -208,7 +209,7 @@ class _Chooser:
 
     def thread_matmul(self, op: Op) -> RegisterLayout:
         """Operands that lie along K are read along K, others several rows or columns at once."""
-        turned = [(made := self.made.get(x)) is not None and made.name in (  # type: ignore[arg-type]
+        turned = [(made := self.made.get(x)) is not None and made.name in (
             "transpose", "view_transpose") for x in op.args[:2]]
         bits = max(self.types[x].dtype.bits for x in op.args[:2])  # type: ignore[index]
         width = max(1, ACCESS_BYTES * 8 // bits)
@@ -283,7 +284,7 @@ class _Chooser:
     def surely_at_once(self, place: Operand) -> int | None:
         """The neighbours along the last axis that an access to a view of global memory may move;
         None where that axis is not one of the tile's, or elements are packed."""
-        view, known = self.made.get(place), self.hint.known  # type: ignore[arg-type]
+        view, known = self.made.get(place), self.hint.known
         if view is None or view.name != "view" or known is None:
             return None
         whole = self.types[view.args[0]]  # type: ignore[index]
@@ -383,7 +384,7 @@ class _Rewriter:
                  hint: Hint):
         self.hint, self.function, self.types, self.chosen = hint, function, types, chosen
         self.stores, self.names = stores, Names.of(function)
-        self.ops = {d.value: n for n in walk(function.body) if isinstance(n, Op) for d in n.outs}
+        self.ops = defining_ops(function.body)
         self.positions: dict[SSAValue, int] = {}  # ops that make a tile of them
         self.stored: set[SSAValue] = set()  # tiles whose elements are as they lie in memory
 

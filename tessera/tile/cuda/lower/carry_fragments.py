@@ -19,6 +19,7 @@ from tessera.numerics import i32
 from tessera.tile.cuda.intrinsics.matmul import STEP_BYTES
 from tessera.tile.cuda.lower.choose_matmul_unit import format_of
 from tessera.tile.cuda.lower.find_staged_loads import Feed
+from tessera.tile.cuda.lower.next_iteration import made_in
 from tessera.tile.ir.ir import Const, Def, For, Node, Op, Operand, SSAValue
 from tessera.tile.ir.types import Buffer, TileType
 
@@ -75,7 +76,7 @@ def plan(stager: _Stager, node: For, feeds: list[Feed]) -> FragmentPlan | None:
 
 def _fed(node: For, feeds: list[Feed], x: Operand) -> tuple[Feed, bool] | None:
     """The feed that an operand is, and whether it is read otherwise than it lies."""
-    turned, made = False, {d.value: n for n in node.body if isinstance(n, Op) for d in n.outs}
+    turned, made = False, made_in(node)
     while isinstance(x, SSAValue) and x in made and made[x].name == "transpose":
         x, turned = made[x].args[0], not turned
     return next(((f, f.turned != turned) for f in feeds if f.value == x), None)

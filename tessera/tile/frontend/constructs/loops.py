@@ -22,7 +22,7 @@ from tessera.tile.ir.affine import Forms
 from tessera.tile.ir.edges import NOTHING, TileEdges, join_facts
 from tessera.tile.ir.errors import TileIRError
 from tessera.tile.ir.handles import UNSET, Handle, Undefined, Unset, describe, is_number
-from tessera.tile.ir.ir import Def, For, SSAValue, While
+from tessera.tile.ir.ir import Def, For, Node, Operand, SSAValue, While
 from tessera.tile.ir.types import Buffer, GlobalTensor, Scalar, TileType, Type, View
 
 
@@ -96,6 +96,9 @@ class TraceSnapshot:
     origins: dict[str, Any]
 
 
+# (carried, inits, nodes of an iteration, yields) -> the node
+MakeLoop = Callable[[tuple[Def, ...], tuple[Operand, ...], tuple[Node, ...], tuple[Operand, ...]],
+                    For | While]
 Tried = dict[tuple[str, tuple[int, ...]], tuple[Type, TileEdges]]
 
 ATTEMPTS = 16  # a type changes once or twice, what is known of edges a few times
@@ -111,9 +114,31 @@ def while_statement(t: KernelTracer, s: ast.While) -> None:
 
 
 def while_loop(t: KernelTracer, s: Any, test: ast.expr, body: list[ast.stmt]) -> None:
-    """Traces until the types of the carried names are those they have after an iteration."""
+    """A loop that tests before each iteration."""
     names = [n for n in stored_names(body) if n in t.env]
-    begin, lane = snapshot(t), False
+    begin = snapshot(t)
+
+    def head() -> tuple[bool, MakeLoop]:
+        cond = t.ir.decided(condition(t, test), "a while",
+                            "loop on one number: while ts.tile.reduce_min(t) < 10.0")
+        if not isinstance(cond, Handle):
+            cond = t.ir.emit("constant", [], dtype=t.ir.literal(True).dtype, value=cond)
+        tested = tuple(t.ir.block)
+        return not t.ir.is_uniform(cond), lambda carried, inits, nodes, yields: While(
+            carried, inits, tested, t.ir.operand(cond), nodes, yields, t.position.where())
+
+    trace_loop(t, names, body, begin, begin, head)
+
+
+def trace_loop(t: KernelTracer, names: list[str], body: list[ast.stmt], begin: TraceSnapshot,
+               again_from: TraceSnapshot, head: Callable[[], tuple[bool, MakeLoop]]) -> Any:
+    """Traces until the types of the carried names are those they have after an iteration; the node
+    is appended and returned.
+
+    begin: before the loop and its bounds.  again_from: where each attempt begins.
+    head: traces what is in front of an iteration: whether threads leave the loop one by one, and
+    what makes its node
+    """
     tried: Tried = {}
     for _ in range(ATTEMPTS):
         start = Start(begin.taken, dict(t.facts.contents), t.facts.edges_seen)
@@ -121,28 +146,24 @@ def while_loop(t: KernelTracer, s: Any, test: ast.expr, body: list[ast.stmt]) ->
         inits = [converted(t, c.init, c.type, t.ir.block) for c in carried]
         defs = enter(t, carried)
         outer, t.ir.block = t.ir.block, []
-        cond = t.ir.decided(condition(t, test), "a while",
-                            "loop on one number: while ts.tile.reduce_min(t) < 10.0")
-        if not isinstance(cond, Handle):
-            cond = t.ir.emit("constant", [], dtype=t.ir.literal(True).dtype, value=cond)
-        tested, t.ir.block = t.ir.block, []
-        lane = not t.ir.is_uniform(cond)
+        lane, make = head()
+        t.ir.block = []
         iteration(t, body, lane)
         nodes, t.ir.block = t.ir.block, outer
         again = close(t, names, carried, defs, lane, start)
         if again is None:
             break
         tried, contents = again
-        rewind(t, begin)
+        rewind(t, again_from)
         t.facts.contents = contents
     else:
         _never_settles(t)
     yields = tuple(converted(t, c.of(t.env), c.type, nodes) for c in carried)
+    node = make(defs, tuple(inits), tuple(nodes), yields)
     t.loop_env.append(begin.env)
-    leave(t, carried, defs, start, lambda: t.ir.block.append(While(
-        defs, tuple(inits), tuple(tested), t.ir.operand(cond), tuple(nodes), yields,
-        t.position.where())))
+    leave(t, carried, defs, start, lambda: t.ir.block.append(node))
     t.loop_env.pop()
+    return node
 
 
 def iteration(t: KernelTracer, body: list[ast.stmt], lane: bool) -> None:
@@ -318,36 +339,17 @@ def for_loop(t: KernelTracer, s: Any, lo: Any, hi: Any, step: Any, over: str,
     dtype = promote([t.ir.type_of(x).dtype for x in (lo, hi, step)])
     lane = not all(map(t.ir.is_uniform, (lo, hi, step)))
     begin = snapshot(t)
-    tried: Tried = {}
     first, last, by = (t.ir.operand(t.ir.to(x, dtype)) for x in (lo, hi, step))
-    again_from = snapshot(t)
-    for _ in range(ATTEMPTS):
-        start = Start(begin.taken, dict(t.facts.contents), t.facts.edges_seen)
-        carried = carried_names(t, names, tried)
-        inits = [converted(t, c.init, c.type, t.ir.block) for c in carried]
-        defs = enter(t, carried)
+
+    def head() -> tuple[bool, MakeLoop]:
         var = Def(t.ir.names.fresh(s.target.id), Scalar(dtype, not lane))
         t.env[s.target.id] = Handle(var.value, var.type)
         note_type(t, t.env[s.target.id])
         t.values.loop_bounds[var.value] = (first, last, by)
-        outer, t.ir.block = t.ir.block, []
-        iteration(t, body, lane)
-        nodes, t.ir.block = t.ir.block, outer
-        again = close(t, names, carried, defs, lane, start)
-        if again is None:
-            break
-        tried, contents = again
-        rewind(t, again_from)
-        t.facts.contents = contents
-    else:
-        _never_settles(t)
-    yields = tuple(converted(t, c.of(t.env), c.type, nodes) for c in carried)
-    node = For(var, first, last, by, defs, tuple(inits), tuple(nodes), yields, over,
-               t.position.where())
-    t.loop_env.append(begin.env)
-    leave(t, carried, defs, start, lambda: t.ir.block.append(node))
-    t.loop_env.pop()
-    return node
+        return lane, lambda carried, inits, nodes, yields: For(
+            var, first, last, by, carried, inits, nodes, yields, over, t.position.where())
+
+    return trace_loop(t, names, body, begin, snapshot(t), head)
 
 
 def require_bounds(t: KernelTracer, lo: Any, hi: Any, step: Any) -> None:

@@ -25,11 +25,11 @@ from tessera.tile.ir.ir import For, Function, Op, Operand, SSAValue, While, walk
 from tessera.tile.ir.types import TileType
 
 
-def loads_behind(x: Operand, made: Mapping[SSAValue, Op], maker: Maker) -> list[Op] | None:
+def loads_behind(x: Operand, made: Mapping[Operand, Op], maker: Maker) -> list[Op] | None:
     """The loads that a matrix is made of, element by element, beside products; None where anything
     else goes into it. Rows and columns that are spread over it may come from anywhere, and so may
     bools that choose."""
-    op = made.get(x) if isinstance(x, SSAValue) else None
+    op = made.get(x)
     if is_op(op, *MATMULS):
         return []
     if op is None or not is_op(op, "load_tile") and not is_elementwise(op):

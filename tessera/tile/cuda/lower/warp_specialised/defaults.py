@@ -21,7 +21,7 @@ from tessera.tile.cuda.lower.warp_specialised.rewrite import (
 )
 from tessera.tile.cuda.lower.warp_specialised.rotate import ends
 from tessera.tile.cuda.lower.warp_specialised.sink import sink_loads
-from tessera.tile.ir.ir import Const, For, Function, Op, Operand, SSAValue, walk
+from tessera.tile.ir.ir import Const, For, Function, Op, Operand, defining_ops, walk
 from tessera.tile.ir.types import GlobalTensor, TileType
 from tessera.tile.passes.integer_facts import Knowledge
 
@@ -183,8 +183,7 @@ def nonempty(function: Function, known: Knowledge) -> Callable[[For], bool]:
     always = [views[n.args[0]].args[0] for n in function.body if is_op(n, "ring_load")]  # type: ignore[index]
     extents = {str(d) for p in function.params if p.value in always
                and isinstance(p.type, GlobalTensor) for d in p.type.dims}
-    made: dict[SSAValue, Any] = {d.value: n for n in walk(function.body) if isinstance(n, Op)
-                                 for d in n.outs}
+    made = defining_ops(function.body)
 
     def positive(x: Operand) -> bool:
         if isinstance(x, Const):

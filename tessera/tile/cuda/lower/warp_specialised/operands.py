@@ -40,7 +40,7 @@ from tessera.tile.cuda.lower.warp_specialised.rewrite import (
 )
 from tessera.tile.cuda.lower.warp_specialised.roles import loads_ahead
 from tessera.tile.cuda.lower.warp_specialised.tidy import base_name
-from tessera.tile.ir.ir import For, Function, Node, Op, SSAValue, walk
+from tessera.tile.ir.ir import For, Function, Node, Op, SSAValue, defining_ops, walk
 from tessera.tile.ir.ir import Operand as Argument
 from tessera.tile.ir.types import GlobalTensor, TileType, View
 from tessera.tile.passes.integer_facts import Knowledge
@@ -64,8 +64,7 @@ class _Placing:
                  aligned: frozenset[str], form: WarpgroupMatmul, fast_sums: bool):
         self.maker, self.known, self.aligned = maker, known, aligned
         self.form, self.fast_sums = form, fast_sums
-        self.made: dict[SSAValue, Op] = {d.value: n for n in walk(function.body)
-                                         if isinstance(n, Op) for d in n.outs}
+        self.made = defining_ops(function.body)
         self.rings: dict[SSAValue, Op] = {}  # load -> ring_load
         self.rows: set[SSAValue] = set()  # loads of rows beside those of operands
         self.tiles: set[SSAValue] = set()  # loads of which a first operand is computed
@@ -111,7 +110,7 @@ class _Placing:
 
     def is_tile(self, load: Op) -> bool:
         tile = self.maker.type(out(load))
-        view = self.made.get(load.args[0])  # type: ignore[arg-type]
+        view = self.made.get(load.args[0])
         if not is_part(view) or not isinstance(tile, TileType) or view.args[0] in self.written:
             return False
         operand = self.shared(load, view, "a", "K")
@@ -121,17 +120,17 @@ class _Placing:
     def label(self, load: Op) -> str:
         """The user's name of a load, or that of its tensor in small letters."""
         name = base_name(out(load).name)
-        view = self.made.get(load.args[0])  # type: ignore[arg-type]
+        view = self.made.get(load.args[0])
         if name != UNNAMED or view is None or not isinstance(view.args[0], SSAValue):
             return name
         return view.args[0].name.lower()
 
     def source(self, x: Argument) -> tuple[Op | None, bool]:
         """(the load behind an operand, whether it is transposed)."""
-        op = self.made.get(x) if isinstance(x, SSAValue) else None
+        op = self.made.get(x)
         flipped = is_op(op, "transpose")
         if flipped:
-            op = self.made.get(op.args[0])  # type: ignore[union-attr, arg-type]
+            op = self.made.get(op.args[0])  # type: ignore[union-attr]
         if op is not None and op.name == "load_tile":
             view = self.maker.type(op.args[0])
             if isinstance(view, View) and view.space == "global":
@@ -155,7 +154,7 @@ class _Placing:
                 and out(n) not in self.rings and self.is_row(n) and self.tensor(n) not in written}
 
     def tensor(self, op: Op) -> Argument:
-        view = self.made.get(op.args[0])  # type: ignore[arg-type]
+        view = self.made.get(op.args[0])
         return view.args[0] if view is not None else op.args[0]
 
     def sunk(self, nodes: Nodes) -> Nodes:
@@ -175,7 +174,7 @@ class _Placing:
         return (*kept, *held)
 
     def is_row(self, load: Op) -> bool:
-        view = self.made.get(load.args[0])  # type: ignore[arg-type]
+        view = self.made.get(load.args[0])
         if not is_op(view, "view") or not isinstance(view.args[0], SSAValue):
             return False
         tensor, tile = self.maker.type(view.args[0]), self.maker.type(out(load))
@@ -284,7 +283,7 @@ class _Placing:
         load, flipped = self.source(x)
         assert load is not None
         major = ("M" if flipped else "K") if side == "a" else ("K" if flipped else "M")
-        view = self.made[load.args[0]]  # type: ignore[index]
+        view = self.made[load.args[0]]
         operand = self.shared(load, view, side, major, dtype)
         if operand is None:
             raise Refused(f"{view.name} of an operand")
@@ -319,7 +318,7 @@ class _Placing:
     def unrounded(self, x: Argument, before: list[Node]) -> Argument:
         """The f32 tile that x is the rounding of, for packing rounds once more; else x. Zeros
         outside of a tensor are zeros before and after."""
-        made = self.made.get(x) if isinstance(x, SSAValue) else None
+        made = self.made.get(x)
         if is_op(made, "edge_mask") and made.attr["fill"] == 0:
             source = self.unrounded(made.args[0], before)
             if source == made.args[0]:

@@ -40,6 +40,7 @@ from tessera.tile.ir.ir import (
     Operand,
     SSAValue,
     While,
+    defining_ops,
     operands,
     walk,
 )
@@ -138,20 +139,20 @@ def uneven(function: Function) -> bool:
 
 def _ragged_loops(function: Function) -> list[For]:
     depends = dependence(function)
-    made = {d.value: n for n in walk(function.body) if isinstance(n, Op) for d in n.outs}
+    made = defining_ops(function.body)
     return [n for n in walk(function.body)
             if isinstance(n, For) and not (extent_of(n, made) or _is_part(n, made, depends))
             and any(depends.get(x) for x in (n.lo, n.hi) if isinstance(x, SSAValue))]
 
 
-def _is_part(loop: For, made: Mapping[SSAValue, Op], depends: Mapping[SSAValue, frozenset[int]]
+def _is_part(loop: For, made: Mapping[Operand, Op], depends: Mapping[SSAValue, frozenset[int]]
              ) -> bool:
     """Whether it ends a number of steps behind its start that is the same for all tiles, or where
     something else ends: `range(lo, minimum(end, lo + depth), 64)`."""
-    end = made.get(loop.hi) if isinstance(loop.hi, SSAValue) else None
+    end = made.get(loop.hi)
     if end is None or end.name != "minimum":
         return False
-    sums = [made[x] for x in end.args if isinstance(x, SSAValue) and is_op(made.get(x), "add")]
+    sums = [made[x] for x in end.args if is_op(made.get(x), "add")]
     return any(op.args[0] == loop.lo and not (isinstance(op.args[1], SSAValue) and depends.get(
         op.args[1])) for op in sums)
 

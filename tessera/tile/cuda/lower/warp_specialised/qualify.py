@@ -10,7 +10,7 @@ from tessera.numerics import DType
 from tessera.runtime.generations import MatmulOperand, WarpgroupMatmul
 from tessera.tile.cuda.lower.warp_specialised.program import Refused, copied_windows
 from tessera.tile.cuda.lower.warp_specialised.rewrite import is_part, ops_in
-from tessera.tile.ir.ir import Const, For, Function, Op, SSAValue, definitions, walk
+from tessera.tile.ir.ir import Const, For, Function, Op, SSAValue, defining_ops, definitions, walk
 from tessera.tile.ir.op_record import OPS
 from tessera.tile.ir.types import GlobalTensor, Scalar, TileType
 
@@ -80,7 +80,7 @@ def check_memory(function: Function, overlapping: bool) -> None:
 
 def tensors_of(function: Function, *names: str) -> dict[SSAValue, None]:
     """The tensors that ops of these names read or write parts of, in the order of the program."""
-    made = {d.value: n for n in walk(function.body) if isinstance(n, Op) for d in n.outs}
+    made = defining_ops(function.body)
     places = [n.args[0] for n in ops_in(function.body, *names)]
     return dict.fromkeys(made[x].args[0] if x in made else x for x in places)  # type: ignore
 

@@ -29,6 +29,7 @@ from tessera.tile.ir.ir import (
     Operand,
     SSAValue,
     While,
+    defining_ops,
     definitions,
     operands,
     regions,
@@ -60,8 +61,7 @@ class _Stores:
         self.function, self.groups, self.known = function, groups, known
         self.aligned, self.shared = facts.aligned, getattr(facts, "shared", False)
         self.watched: frozenset[str] = getattr(facts, "watched", frozenset())
-        self.made = {d.value: n for n in walk(function.body) if isinstance(n, Op)
-                     for d in n.outs}
+        self.made = defining_ops(function.body)
         self.types = definitions(function)
         self.used = uses(function.body)
         self.quotients: set[SSAValue] = set()
@@ -100,7 +100,7 @@ class _Stores:
         return found
 
     def tensor(self, op: Op) -> Operand:
-        view = self.made.get(op.args[0])  # type: ignore[arg-type]
+        view = self.made.get(op.args[0])
         return view.args[0] if view is not None else op.args[0]
 
     def stores(self, nodes: Nodes) -> list[Node]:
@@ -108,7 +108,7 @@ class _Stores:
 
     def way(self, store: Op) -> str:
         """The op that writes a tile."""
-        view = self.made.get(store.args[0])  # type: ignore[arg-type]
+        view = self.made.get(store.args[0])
         if is_op(view, "windows"):
             if not self.fits_windows(store, view):
                 raise Refused(f"{view.args[0].name} is written in windows that rows of "  # type: ignore[union-attr]
@@ -167,7 +167,7 @@ class _Stores:
     def wide(self, store: Op) -> bool:
         if id(store) in self.read_later:
             return False
-        view, value = (self.made.get(x) for x in store.args)  # type: ignore[arg-type]
+        view, value = (self.made.get(x) for x in store.args)
         if view is None or view.name != "view":
             return False
         tensor, tile = (self.types.get(x)  # type: ignore[arg-type]
@@ -192,7 +192,7 @@ class _Stores:
             return False
         if tile.shape[1] % (4 * COLUMNS) == 0 and is_op(
                 value, "div_or_zero") and self.used[store.args[1]] == 1 and is_op(  # type: ignore[index]
-                self.made.get(value.args[1]), "expand_dims"):  # type: ignore[arg-type]
+                self.made.get(value.args[1]), "expand_dims"):
             self.quotients.add(store.args[1])  # type: ignore[arg-type]
         return True
 

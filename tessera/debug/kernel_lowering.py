@@ -1,4 +1,5 @@
-"""One function at all its levels, line by line beside the user's source."""
+"""A kernel at all its levels, line by line beside the user's source; and `ts.debug.lowering`, which
+shows compiled functions too (function_lowering.py)."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from ..runtime.ptxas import sass
 from ..tile.ir.ir import Function
 from ..tile.ir.printing import print_ir
 from ..tile.kernel.kernel import Kernel
-from .lowering import FunctionLowering, LevelText, function_lowering, lines_of
+from .function_lowering import FunctionLowering, LevelText, function_lowering, lines_of
 
 TITLES = {"source": "Source", "graph": "Graph IR", "schedule": "Schedule", "tile": "Tile IR",
           "target": "Target source", "ptx": "PTX", "sass": "Machine code (SASS)"}
