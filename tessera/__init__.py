@@ -126,7 +126,7 @@ def __getattr__(name: str) -> _Any:
     """A format that was declared later; else an error that says which name is near."""
     if name.startswith("__"):
         raise AttributeError(name)
-    if name in numerics.dtype_names() and str(format_ := numerics.find_dtype(name)) == name:
+    if (format_ := numerics.dtypes.named_dtype(name)) is not None:
         return format_
     known = lambda: sorted(__all__)  # noqa: E731
     raise _UnknownNameError(f"tessera has no name {name!r}", name, known, {**_DIST, **_FOREIGN})
