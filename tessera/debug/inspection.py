@@ -17,7 +17,7 @@ from .kernels import bank_report, sector_report
 from .levels import TITLES, LevelText, kernel_sections
 from .resources import compiled_pressure
 from .rooflines import roofline_of
-from .samples import missing_extents, sample_arguments
+from .samples import missing_extents, sample_arguments, tensors_without_type
 
 SAMPLED_GROUPS = 4  # whose accesses are counted: a kernel's pattern shows in the first
 
@@ -73,8 +73,10 @@ def _from_types(kernel: Kernel, sizes: dict[str, int], missing: tuple[str, ...])
     try:
         kernel.inspect_ir("tile", **sizes)  # type: ignore[arg-type]  # no extent is `target`
     except ArgumentError as error:
-        raise ArgumentError(error.message, hint="--size " + " ".join(
-            f"{n}=1024" for n in missing)) from None
+        hint = "--size " + " ".join(f"{n}=1024" for n in missing)
+        if untyped := tensors_without_type(kernel):
+            hint += " --set " + " ".join(f"{n}=f32" for n in untyped)
+        raise ArgumentError(error.message, hint=hint) from None
     assert kernel.last is not None
     return kernel.last
 
