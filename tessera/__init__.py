@@ -9,9 +9,10 @@ from math import pi as pi
 from types import ModuleType as _ModuleType
 from typing import Any as _Any
 
+from .import_time import telling_what_to_install as _telling_what_to_install
 from .import_time import uncollected as _uncollected
 
-with _uncollected():
+with _uncollected(), _telling_what_to_install():
     from . import array as array
     from . import checkpoints as checkpoints
     from . import config as config
