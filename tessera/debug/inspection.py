@@ -7,7 +7,7 @@ from typing import Any
 
 from ..errors import ArgumentError, SourceLine, TesseraError, short_path
 from ..lazy_dataclass import dataclass
-from ..runtime.target import DEFAULT_TARGET
+from ..runtime.target import DEFAULT_TARGET, parse_target
 from ..tile.interpreter.arguments import Bound
 from ..tile.ir.ir import Function
 from ..tile.kernel.kernel import Kernel
@@ -52,6 +52,8 @@ class Inspection:
 def inspect_kernel(kernel: Kernel, target: str | None, sizes: dict[str, int],
                    values: dict[str, Any]) -> Inspection:
     """Levels and figures of a kernel for these extents; those that need extents say so."""
+    if target is not None:
+        parse_target(target)  # a misspelled one is an error, and no level that is not available
     missing = missing_extents(kernel, sizes)
     bound = None
     if missing and not values:

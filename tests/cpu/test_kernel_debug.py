@@ -471,9 +471,10 @@ class TestInspect:
         ("json.py::number", ["'number' in", "is no kernel"]),
         ("json.py", ["has several kernels", "known: copy, double, rows"]),
         ("none.py", ["has no kernel", "@ts.kernel"]),
+        ("one.py --target sm_99", ["there is no target 'sm_99'", "sm_90a"]),
     ])
     def test_mistakes(self, files, capsys, what, words):
-        code, out, err = self.run(capsys, f"{files}/{what}")
+        code, out, err = self.run(capsys, *f"{files}/{what}".split())
         assert code == 1 and not out and all(w in err for w in words), err
 
     @pytest.mark.parametrize("option", [["--size", "N"], ["--size", "N=x"], ["--size", "N=-1"],
