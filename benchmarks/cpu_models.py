@@ -1,7 +1,7 @@
 """Training steps of models on the CPU beside eager PyTorch: milliseconds, and ours over theirs.
 
-    PYTHONPATH=tests python benchmarks/cpu_models.py                  # all of MODELS
-    PYTHONPATH=tests python benchmarks/cpu_models.py unet --ours      # without PyTorch
+    python benchmarks/cpu_models.py                  # all of MODELS
+    python benchmarks/cpu_models.py unet --ours      # without PyTorch
 
 The models of tests/models, at extents of work: gradient descent in one compiled function, and the
 same in PyTorch. Both take all cores, in turn, one step of each; medians. Each begins after a pause:
@@ -14,15 +14,26 @@ from __future__ import annotations
 import argparse
 import os
 import statistics
+import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import record
 
-from models import mixture
-from models.training import _torch_gradients, leaves, model, replaced, step_of, tensors
+sys.path[:0] = [str(Path(__file__).resolve().parents[1] / "tests")]  # the models are there
+
+from models import mixture  # noqa: E402
+from models.training import (  # noqa: E402
+    _torch_gradients,
+    leaves,
+    model,
+    replaced,
+    step_of,
+    tensors,
+)
 
 TOKENS, EXPERTS = 2048, 8
 # What it is; arguments of parameters(), then of batch().

@@ -1,6 +1,6 @@
 """First calls of training steps of several models on a GPU, with an empty cache and from disk.
 
-    PYTHONPATH=tests python benchmarks/first_calls.py [model ...]
+    python benchmarks/first_calls.py [model ...]
 
 Each in processes of its own. Seconds until the first loss is on the host, how many processes
 compiled, and milliseconds of the second call.
@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,8 @@ import record
 
 import tessera as ts
 from tessera.runtime.device import device
+
+sys.path[:0] = [str(Path(__file__).resolve().parents[1] / "tests")]  # the models are there
 
 
 def once(name: str) -> dict[str, Any]:

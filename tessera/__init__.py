@@ -9,9 +9,10 @@ from math import pi as pi
 from types import ModuleType as _ModuleType
 from typing import Any as _Any
 
+from .import_time import telling_what_to_install as _telling_what_to_install
 from .import_time import uncollected as _uncollected
 
-with _uncollected():
+with _uncollected(), _telling_what_to_install():
     from . import array as array
     from . import checkpoints as checkpoints
     from . import config as config
@@ -126,7 +127,7 @@ def __getattr__(name: str) -> _Any:
     """A format that was declared later; else an error that says which name is near."""
     if name.startswith("__"):
         raise AttributeError(name)
-    if name in numerics.dtype_names() and str(format_ := numerics.find_dtype(name)) == name:
+    if (format_ := numerics.dtypes.named_dtype(name)) is not None:
         return format_
     known = lambda: sorted(__all__)  # noqa: E731
     raise _UnknownNameError(f"tessera has no name {name!r}", name, known, {**_DIST, **_FOREIGN})

@@ -1,4 +1,4 @@
-"""What keeps `import tessera` short."""
+"""What keeps `import tessera` short, and what it says where its packages are missing."""
 
 from __future__ import annotations
 
@@ -18,3 +18,16 @@ def uncollected() -> Iterator[None]:
     finally:
         if was_on:
             gc.enable()
+
+
+@contextmanager
+def telling_what_to_install() -> Iterator[None]:
+    """A missing package names the remedy: who has run `make` has an environment with all of them,
+    and may have called another Python."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if not (error.name or "").startswith("tessera"):
+            error.add_note("hint: pip install -e .   (in the checkout; after `make` its Python is "
+                           ".venv/bin/python)")
+        raise

@@ -30,12 +30,13 @@ from ..mesh.placement import gpu_of
 from ..mesh.world import transport
 from ..numerics import as_type
 from ..planning.fabric import FABRICS, Fabric, fabric
-from ..planning.measured_fabric import ExchangeTime, write_fabric
+from ..planning.measured_fabric import LARGE, ExchangeTime, write_fabric
 from ..runtime.device import device, has_gpu
 from ..tensor import Tensor
 
 SIZES, HOST_MOST = tuple(1 << n for n in range(12, 31, 2)), 1 << 26  # bytes
 ROUNDS, ROUND_US, MOST_CALLS = 5, 3e4, 50
+LEAST_MOST = [n for n in SIZES if n >= LARGE][1]  # bytes: what is fitted takes two such sizes
 SIDE = 8192  # of the matmul
 CALLS: dict[str, Callable[..., Tensor]] = {
     "all_reduce": all_reduce, "all_gather": partial(all_gather, dim=0),
@@ -48,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--like", metavar="NAME", help="what is not measured is that of one of "
                         + ", ".join(FABRICS) + "; by the device where it is not said")
     parser.add_argument("--most", type=int, metavar="BYTES",
-                        help="the largest message (2^30, on hosts 2^26)")
+                        help="the largest message, 2^26 and more (2^30, on hosts 2^26)")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -58,6 +59,9 @@ def run(args: argparse.Namespace) -> int:
                             hint="mpirun -n 2 python -m tessera fabric, or torchrun")
     if args.out.suffix != ".json":
         raise ArgumentError(f"--out {args.out}: the name of a fabric's file ends with .json")
+    if args.most is not None and args.most < LEAST_MOST:
+        raise ArgumentError(f"--most {args.most}: figures need two sizes of {LARGE} bytes and more",
+                            hint=f"--most {LEAST_MOST}, or more")
     mesh = make_mesh([f"cuda:{r}" for r in range(here.size)], "ranks") if has_gpu() else \
         make_mesh(axes="ranks", shape=here.size)
     place = gpu_of(mesh)

@@ -30,7 +30,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--size", metavar="NAME=N", nargs="+", action="extend", default=[],
                         help="named extents: --size M=4096 K=512")
     parser.add_argument("--set", metavar="NAME=VALUE", nargs="+", action="extend", default=[],
-                        help="parameters that are no tensors: --set causal=True BM=64")
+                        help="parameters, and types of tensors whose annotation has "
+                             "none: --set causal=True BM=64 x=f32")
     parser.add_argument("--html", metavar="PAGE", help="also write one self-contained page")
     parser.add_argument("--only", metavar="LEVEL", nargs="+", choices=[*TITLES, "figures"],
                         help=f"print only some of: figures, {', '.join(TITLES)}")

@@ -7,7 +7,7 @@ from typing import Any
 
 from ..errors import ArgumentError, SourceLine, TesseraError, short_path
 from ..lazy_dataclass import dataclass
-from ..runtime.target import DEFAULT_TARGET
+from ..runtime.target import DEFAULT_TARGET, parse_target
 from ..tile.interpreter.arguments import Bound
 from ..tile.ir.ir import Function
 from ..tile.kernel.kernel import Kernel
@@ -17,7 +17,7 @@ from .kernel_lowering import TITLES, LevelText, kernel_sections
 from .kernels import bank_report, sector_report
 from .resources import compiled_pressure
 from .rooflines import roofline_of
-from .samples import missing_extents, sample_arguments
+from .samples import missing_extents, sample_arguments, tensors_without_type
 
 SAMPLED_GROUPS = 4  # whose accesses are counted: a kernel's pattern shows in the first
 
@@ -52,6 +52,8 @@ class Inspection:
 def inspect_kernel(kernel: Kernel, target: str | None, sizes: dict[str, int],
                    values: dict[str, Any]) -> Inspection:
     """Levels and figures of a kernel for these extents; those that need extents say so."""
+    if target is not None:
+        parse_target(target)  # a misspelled one is an error, and no level that is not available
     missing = missing_extents(kernel, sizes)
     bound = None
     if missing and not values:
@@ -73,8 +75,10 @@ def _from_types(kernel: Kernel, sizes: dict[str, int], missing: tuple[str, ...])
     try:
         kernel.inspect_ir("tile", **sizes)  # type: ignore[arg-type]  # no extent is `target`
     except ArgumentError as error:
-        raise ArgumentError(error.message, hint="--size " + " ".join(
-            f"{n}=1024" for n in missing)) from None
+        hint = "--size " + " ".join(f"{n}=1024" for n in missing)
+        if untyped := tensors_without_type(kernel):
+            hint += " --set " + " ".join(f"{n}=f32" for n in untyped)
+        raise ArgumentError(error.message, hint=hint) from None
     assert kernel.last is not None
     return kernel.last
 

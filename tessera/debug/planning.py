@@ -27,9 +27,20 @@ from ..planning.planner import Planned
 from ..planning.transformer import MODELS, Training, model, plan_transformer
 from .inspect_command import import_file
 
-MODEL_FLAGS = {"layers": int, "d": int, "heads": int, "kv_heads": int, "ffn": int, "vocab": int,
-               "T": int, "params": float}
-TRAINING_FLAGS = {"B": int, "microbatches": int, "zero": int, "chunks": int, "schedule": str}
+# Option -> (type of its value, its meaning).
+MODEL_FLAGS = {"layers": (int, "layers"), "d": (int, "width of the model"),
+               "heads": (int, "heads of queries"),
+               "kv_heads": (int, "heads of keys and values"),
+               "ffn": (int, "hidden units of the feed-forward part"),
+               "vocab": (int, "tokens of the vocabulary"), "T": (int, "tokens of a sequence"),
+               "params": (float, "parameters in all, in place of the formula's count")}
+TRAINING_FLAGS = {"B": (int, "sequences of a step, on all ranks"),
+                  "microbatches": (int, "parts of a batch in a pipeline (4 for each stage)"),
+                  "zero": (int, "what dp splits: 1 optimizer state, 2 gradients too, 3 parameters "
+                                "too (0)"),
+                  "chunks": (int, "parts of the layers on each rank of a pipeline; above 1 they "
+                                  "interleave (1)"),
+                  "schedule": (str, "of a pipeline: 1f1b or gpipe (1f1b)")}
 SWITCHES = {"gated": "three matrices in the feed-forward part", "tied": "the embedding is the head"}
 TRAINING_SWITCHES = {"sequence": "norms split over tp along the sequence",
                      "remat": "keep only the input of each layer"}
@@ -40,12 +51,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                         help="a program with def plan(mesh), which returns (step, arguments)")
     parser.add_argument("--mesh", required=True, metavar="dp=8,tp=9", help="axes and extents")
     parser.add_argument("--fabric", metavar="NAME",
-                        help=", ".join([*FABRICS, "FILE.json"]))
+                        help=f"{', '.join([*FABRICS, 'FILE.json'])}; where it is not said, "
+                             "8xh200 for up to 8 GPUs, infiniband for more")
     parser.add_argument("--html", type=Path, metavar="FILE", help="also write the picture there")
     shape = parser.add_argument_group("a transformer, without a file")
     shape.add_argument("--transformer", metavar="NAME", help=", ".join(MODELS))
-    for name, kind in (MODEL_FLAGS | TRAINING_FLAGS).items():
-        shape.add_argument(f"--{name.replace('_', '-')}", type=kind, default=None,
+    for name, (kind, text) in (MODEL_FLAGS | TRAINING_FLAGS).items():
+        shape.add_argument(f"--{name.replace('_', '-')}", type=kind, default=None, help=text,
                            metavar=name.upper() if kind is str else "N")
     shape.add_argument("--dtype", default=None, help="of products (bf16)")
     for name, text in (SWITCHES | TRAINING_SWITCHES).items():

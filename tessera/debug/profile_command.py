@@ -36,7 +36,7 @@ def run(args: argparse.Namespace) -> int:
                             hint="python -m tessera profile SCRIPT, with the path of a program")
     with profile() as p:
         code = run_script(args.script, args.arguments)
-    print(p.launches.table(args.top))
+    print(p.table(args.top))
     write(p, args)
     return code
 

@@ -73,7 +73,25 @@ class Profile:
     _kernels: list[KernelEvent] = field(default_factory=list)  # of compiled functions on a GPU
 
     def __str__(self) -> str:
-        return self.launches.table()
+        return self.table()
+
+    def table(self, top: int = 40) -> str:
+        """What compiled functions and ops launched, the longest `top` line by line; then kernels
+        that the program called by itself, if there are some."""
+        own = self._kernel_table()
+        launched = [self.launches.table(top)] if self.launches.records or not own else []
+        return "\n\n".join([*launched, *([own] if own else [])])
+
+    def _kernel_table(self) -> str:
+        total: dict[tuple[str, int], list[float]] = {}
+        for e in self.timeline.events:
+            if e.kind == "kernel":
+                total.setdefault((e.name, e.device), []).append((e.end_ns - e.start_ns) / 1000)
+        rows = [f"{sum(us):11.1f} {len(us):6d}  {name}, "
+                + ("under the interpreter" if device < 0 else f"cuda:{device}")
+                for (name, device), us in sorted(total.items(), key=lambda x: -sum(x[1]))]
+        heading = "         us      n  kernels called by the program"
+        return "\n".join([heading, *rows]) if rows else ""
 
     @property
     def launches(self) -> LaunchTable:

@@ -1,14 +1,15 @@
 """`python -m tessera compare BASELINE NEW`: fails when a measurement is slower than its baseline.
 
-Both are JSON files of figures, nested as they like. The unit at the end of a name says what is
-better: times (_ns _us _ms _s) small, rates (_gbps _tflops _gflops _per_s) large. Other figures are
-not compared.
+Both are JSON files of figures, nested as they like. The unit that ends a name, or is one, says what
+is better: times small (step_ms, softmax.us), rates large (copy_gbps, gemm.TFLOP/s). Other figures
+are not compared.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,8 +17,15 @@ from typing import Any
 from ..errors import DataError
 from ..lazy_dataclass import dataclass
 
-RATES = ("_gbps", "_tflops", "_gflops", "_per_s")
-TIMES = ("_ns", "_us", "_ms", "_s")
+RATES = ("gbps", "tflops", "gflops", "per_s", "GB/s", "TFLOP/s", "GFLOP/s")
+TIMES = ("ns", "us", "ms", "s")
+_UNIT = re.compile(rf"(?:^|[._, ])(?P<unit>{'|'.join(RATES + TIMES)})$")
+
+
+def unit_of(name: str) -> str | None:
+    """The unit of speed at the end of a name: ms of step_ms, GB/s of `rows.softmax.GB/s`."""
+    found = _UNIT.search(name)
+    return found["unit"] if found else None
 
 
 @dataclass(frozen=True)
@@ -30,7 +38,7 @@ class Change:
 
     @property
     def slower(self) -> float:
-        if self.name.endswith(RATES):
+        if unit_of(self.name) in RATES:
             return self.before / self.after - 1 if self.after else float("inf")
         return self.after / self.before - 1 if self.before else 0.0
 
@@ -44,7 +52,7 @@ def figures(data: Any, path: str = "") -> Iterator[tuple[str, float]]:
         for key, value in data.items() if isinstance(data, dict) else enumerate(data):
             yield from figures(value, f"{path}.{key}" if path else str(key))
     elif isinstance(data, int | float) and not isinstance(data, bool):
-        if path.endswith(RATES + TIMES):
+        if unit_of(path):
             yield path, float(data)
 
 
@@ -56,7 +64,8 @@ def read_figures(path: str | Path) -> dict[str, float]:
         raise DataError(f"cannot read the measurements in {path}: {err}") from err
     if not found:
         raise DataError(f"{path} holds no figure with a unit of speed",
-                        hint="names end with one of " + " ".join(TIMES + RATES))
+                        hint="names end with a unit, as step_ms or rows.softmax.GB/s: "
+                        + " ".join(TIMES + RATES))
     return found
 
 

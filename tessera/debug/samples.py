@@ -24,12 +24,18 @@ def missing_extents(kernel: Kernel, sizes: dict[str, int]) -> tuple[str, ...]:
     return tuple(n for n in dict.fromkeys(names) if n not in sizes)
 
 
+def tensors_without_type(kernel: Kernel) -> tuple[str, ...]:
+    """Parameters whose annotation gives the extents alone: x: Tensor["N"]."""
+    return tuple(n for n, a in kernel.annotations.items()
+                 if isinstance(a, TensorType) and a.type is None)
+
+
 def sample_arguments(kernel: Kernel, sizes: dict[str, int],
                      values: dict[str, Any]) -> dict[str, Any]:
     """Tensors of normal random numbers (large ones of zeros), scalars of 1, and defaults.
 
-    values: of parameters by name. Raises ArgumentError for a parameter whose type is not written
-    down, or without the size of an extent.
+    values: of parameters by name; for a tensor, the name of its type. Raises ArgumentError for a
+    parameter whose type is not written down, or without the size of an extent.
     """
     missing = missing_extents(kernel, sizes)
     if missing:
@@ -41,21 +47,30 @@ def sample_arguments(kernel: Kernel, sizes: dict[str, int],
                             hint=f"{kernel.__name__}{kernel.signature}")
     annotations, given = kernel.annotations, dict(values)
     for name, p in kernel.signature.parameters.items():
-        if name in given:
-            continue
-        if isinstance(annotations.get(name), TensorType) or p.default is p.empty:
-            given[name] = _sample(kernel, name, annotations.get(name), sizes)
+        annotation, value = annotations.get(name), given.get(name)
+        if isinstance(annotation, TensorType) and isinstance(value, str):
+            given[name] = _sample_tensor(name, annotation, as_type(value), sizes)
+        elif name not in given and (isinstance(annotation, TensorType) or p.default is p.empty):
+            given[name] = _sample(kernel, name, annotation, sizes)
     return given
 
 
 def _sample(kernel: Kernel, name: str, annotation: Any, sizes: dict[str, int]) -> Any:
-    if isinstance(annotation, TensorType) and annotation.type is not None:
-        shape = tuple(d.bind(sizes) if isinstance(d, Dim) else d for d in annotation.shape)
-        return _tensor(name, shape, annotation.type)
+    if isinstance(annotation, TensorType):
+        if annotation.type is None:
+            raise ArgumentError(f"{kernel.__name__}: the annotation of {name} names no type",
+                                hint=f"--set {name}=f32, or another type")
+        return _sample_tensor(name, annotation, annotation.type, sizes)
     if isinstance(annotation, DType | NumericType):
         return 1.0 if as_type(annotation).dtype.kind == "float" else 1
     raise ArgumentError(f"{kernel.__name__}: no value can be made for the parameter {name}",
                         hint=f"--set {name}=VALUE, or annotate it: {name}: Tensor[\"N\", f32]")
+
+
+def _sample_tensor(name: str, annotation: TensorType, type: NumericType,
+                   sizes: dict[str, int]) -> Tensor:
+    shape = tuple(d.bind(sizes) if isinstance(d, Dim) else d for d in annotation.shape)
+    return _tensor(name, shape, type)
 
 
 def _tensor(name: str, shape: tuple[Any, ...], numeric: NumericType) -> Tensor:
@@ -66,4 +81,4 @@ def _tensor(name: str, shape: tuple[Any, ...], numeric: NumericType) -> Tensor:
     return Tensor(encode(values.astype(np.float32), dtype), numeric)
 
 
-__all__ = ["missing_extents", "sample_arguments"]
+__all__ = ["missing_extents", "sample_arguments", "tensors_without_type"]

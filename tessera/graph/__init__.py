@@ -2,66 +2,18 @@
 
 from __future__ import annotations
 
+import importlib
+import pkgutil
+
 from . import numpy_calls, ops
 from .operators import install
-from .ops import (
-    attention,
-    channel_norms,
-    conv,
-    convert,
-    cosine,
-    create,
-    cumulative,
-    determinants,
-    distances,
-    einsum,
-    elementwise,
-    factorizations,
-    fourier,
-    gather,
-    histogram,
-    index,
-    index_put,
-    join,
-    linalg,
-    logic,
-    loss,
-    lu,
-    maths,
-    matrix_functions,
-    matrix_norms,
-    nn,
-    norms,
-    pool,
-    products,
-    quantiles,
-    random,
-    reduce,
-    resize,
-    safe,
-    scaled,
-    scaled_matmul,
-    scatter,
-    segments,
-    sets,
-    shape,
-    softmax,
-    sort,
-    sparse,
-    special,
-    spectral,
-    stop_gradient,
-)
-from .regions.dependences import deps
+
+for _module in pkgutil.iter_modules(ops.__path__):  # each registers its ops and functions
+    importlib.import_module(f"{ops.__name__}.{_module.name}")
+
+from .ops import random, sparse  # noqa: E402
+from .regions.dependences import deps  # noqa: E402
 
 install()
 
-__all__ = [
-    "attention", "channel_norms", "conv", "convert", "cosine", "create", "cumulative", "deps",
-    "determinants", "distances", "einsum", "elementwise", "factorizations", "fourier", "gather",
-    "histogram", "index", "index_put", "join", "linalg", "logic", "loss", "lu", "maths",
-    "matrix_functions", "matrix_norms", "nn", "norms", "numpy_calls", "ops", "pool", "products",
-    "quantiles", "random", "reduce", "resize", "safe", "scaled", "scaled_matmul", "scatter",
-    "segments", "sets", "shape", "softmax", "sort", "sparse", "special", "spectral",
-    "stop_gradient",
-]
+__all__ = ["deps", "numpy_calls", "ops", "random", "sparse"]

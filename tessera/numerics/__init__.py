@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from tessera.numerics import public
+from typing import TYPE_CHECKING
+
+from tessera.numerics import dtypes, public
 from tessera.numerics.codec import (
     decode,
     encode,
@@ -76,3 +78,11 @@ __all__ = [
     "unpack",
     "weak_result",
 ]
+
+if not TYPE_CHECKING:  # which shall find misspelled names
+
+    def __getattr__(name: str) -> dtypes.DType:
+        """A format that public.py does not list."""
+        if (format_ := dtypes.named_dtype(name)) is not None:
+            return format_
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

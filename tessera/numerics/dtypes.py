@@ -166,7 +166,13 @@ class DType:
         return tuple(alias for alias, name in _ALIASES.items() if name == self.name)
 
 
+STORED_BITS = (4, 6, 8, 16, 32, 64)  # widths that packing.py and the packed tiles of GPUs know
+
+
 def _add(dtype: DType, *aliases: str) -> DType:
+    if dtype.bits not in STORED_BITS:
+        raise DTypeError(f"{dtype} has {dtype.bits} bits; elements are stored in one of "
+                         f"{', '.join(map(str, STORED_BITS))}")
     for name in (dtype.name, *aliases):
         if name in _REGISTRY or name in _ALIASES:
             raise DTypeError(f"dtype name {name!r} is declared twice")
@@ -228,6 +234,11 @@ def all_dtypes() -> tuple[DType, ...]:
 def dtype_names() -> tuple[str, ...]:
     """All spellings: names first, then aliases."""
     return (*_REGISTRY, *_ALIASES)
+
+
+def named_dtype(name: str) -> DType | None:
+    """The format that `ts.<name>` is: by its name or an alias, but `bool`, which is Python's."""
+    return _REGISTRY.get(_ALIASES.get(name, name)) if name != "bool" else None
 
 
 def find_dtype(name: str) -> DType:

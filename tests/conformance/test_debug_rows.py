@@ -52,6 +52,16 @@ class TestCompare:
         out = capsys.readouterr().out
         assert ("SLOWER" in out or "no figure" in out) == bool(code)
 
+    @pytest.mark.parametrize("name, slow", [
+        ("GB/s", 50.0), ("TFLOP/s", 50.0), ("softmax, us", 200.0), ("us", 200.0)])
+    def test_a_unit_may_be_all_of_a_name_or_stand_behind_words(self, tmp_path, name, slow):
+        files = [tmp_path / "a.json", tmp_path / "b.json"]
+        for file, value in zip(files, (100.0, slow), strict=True):
+            file.write_text(json.dumps({"rows": {name: value, "of memcpy": value, "stages": 3}}))
+        assert main(["compare", str(files[0]), str(files[0])]) == 0
+        assert main(["compare", str(files[0]), str(files[1])]) == 1
+        assert main(["compare", str(files[1]), str(files[0])]) == 0
+
     def test_the_margin_is_chosen(self, tmp_path, capsys):
         assert self.compare(tmp_path, changed(time_us=140.0), "--margin", "0.5") == 0
         assert self.compare(tmp_path, changed(time_us=160.0), "--margin", "0.5") == 1

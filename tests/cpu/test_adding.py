@@ -3,7 +3,12 @@ its CUDA form. Each addition of tests/additions.py is made, looked at, and taken
 
 from __future__ import annotations
 
+import os
+import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import ml_dtypes
 import numpy as np
@@ -66,7 +71,8 @@ def codes() -> ts.Tensor:
 
 def test_a_dtype(rng):
     new = additions.add_dtype()
-    assert ts.fp8_e3m4 is new is dtypes.dtype_of_numpy(ml_dtypes.float8_e3m4)
+    assert ts.fp8_e3m4 is ts.numerics.fp8_e3m4 is new
+    assert dtypes.dtype_of_numpy(ml_dtypes.float8_e3m4) is new
     assert "15.5" in row("formats", "fp8_e3m4") and "inf" in row("ranges", "`fp8_e3m4`")
     wide = codes().array.astype(np.float32)
     x = np.concatenate([wide, rng.standard_normal(1000).astype(np.float32) * 4])
@@ -274,3 +280,36 @@ def test_a_reduction_is_joined_by_the_op_that_its_record_names():
     declare(rule=OPS["reduce_max"].rule, name="reduce_least", layouts="reduced",
             joined_by="minimum")(lambda x, axis=None: x)
     assert combiner("reduce_least", "f32") is BODIES["minimum", "f32"][1]
+
+
+OP_MODULE = '''"""Softsign."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+
+import numpy as np
+
+from .. import functions as F
+from .elementwise import elementwise, public_unary
+
+SOFTSIGN = elementwise(
+    "softsign", lambda x: x / (1 + np.abs(x)), "{0} / (1 + abs({0}))",
+    lambda y, x: (lambda: (1.0 - F.abs(y)) ** 2,), doc="x / (1 + |x|)")
+
+softsign = public_unary("softsign", SOFTSIGN, "x / (1 + |x|)")
+'''
+OP_PROGRAM = "import tessera as ts; print(ts.jit(ts.softsign)(ts.tensor([-1.0, 3.0])).tolist())"
+
+
+def test_a_module_of_ops_is_one_file(tmp_path):
+    """In a copy of the package: what lies in the folder of ops is loaded, and is a name of ts."""
+    package = Path(ts.__file__).parent
+    shutil.copytree(package, tmp_path / "tessera", ignore=shutil.ignore_patterns("__pycache__"))
+    (tmp_path / "tessera/graph/ops/softsign.py").write_text(OP_MODULE)
+    done = subprocess.run([sys.executable, "-c", OP_PROGRAM], cwd=tmp_path, text=True,
+                          env=os.environ | {"PYTHONPATH": str(tmp_path)}, capture_output=True)
+    assert (done.stdout, done.stderr) == ("[-0.5, 0.75]\n", "")

@@ -200,6 +200,18 @@ class TestProfile:
         assert tessera_main(["profile", str(tmp_path / "none.py")]) == 1
         assert "there is no file" in capsys.readouterr().err
 
+    def test_the_command_lists_kernels_that_the_program_calls(self, tmp_path, capsys):
+        script = tmp_path / "program.py"
+        script.write_text("import numpy as np\nimport tessera as ts\n@ts.kernel\n"
+                          "def double(x: ts.Tensor['n', ts.f32]):\n"
+                          "    x[tile_n:tile_n+64] = 2.0 * ts.tile.load(x[tile_n:tile_n+64])\n"
+                          "for _ in range(3):\n    double(np.ones(200, np.float32))\n")
+        assert tessera_main(["profile", str(script)]) == 0
+        heading, row = capsys.readouterr().out.splitlines()
+        assert heading.split()[:2] == ["us", "n"] and "called by the program" in heading
+        assert row.split(maxsplit=2)[1:] == ["3", "double, under the interpreter"]
+        assert float(row.split()[0]) > 0
+
     @pytest.mark.row("DBG-19")
     def test_live_bytes_are_those_counted_by_hand(self):
         def f(x):  # x: 400 bytes throughout

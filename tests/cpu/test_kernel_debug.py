@@ -18,7 +18,7 @@ from tessera.debug import inspect_command, inspection, kernel_lowering
 from tessera.debug.inspect_page import page
 from tessera.debug.resources import pressure_of
 from tessera.debug.rooflines import amount
-from tessera.debug.samples import missing_extents, sample_arguments
+from tessera.debug.samples import missing_extents, sample_arguments, tensors_without_type
 from tessera.errors import ArgumentError, UnsupportedTargetError
 from tessera.runtime.ptxas import Resources
 from tessera.runtime.target import parse_target
@@ -384,6 +384,16 @@ class TestSamples:
         with pytest.raises(ArgumentError, match="no value can be made for the parameter x"):
             sample_arguments(k, {}, {})
 
+    def test_a_type_is_given_where_the_annotation_has_none(self):
+        source = "@kernel\ndef k(x: Tensor['N']):\n    x[0] = 1.0\n"
+        k = build(source)["k"]
+        assert tensors_without_type(k) == ("x",)
+        with pytest.raises(ArgumentError, match="the annotation of x names no type") as info:
+            sample_arguments(k, {"N": 4}, {})
+        assert info.value.hint == "--set x=f32, or another type"
+        given = sample_arguments(k, {"N": 4}, {"x": "bf16"})["x"]
+        assert given.shape == (4,) and given.dtype == "bf16" and given.numpy().any()
+
 
 # --- the command ------------------------------------------------------------------------------
 FILE = """import tessera as ts
@@ -399,6 +409,10 @@ def double(x: Tensor["N", f32]):
 @ts.kernel
 def rows(x: Tensor["M", "D", f32], factor=2.0):
     x[tile_m:tile_m+1, 0:D] = ts.tile.load(x[tile_m:tile_m+1, 0:D]) * factor
+
+@ts.kernel
+def copy(x: Tensor["N"], y: Tensor["N"]):
+    y[tile_n:tile_n+64] = ts.tile.load(x[tile_n:tile_n+64])
 
 number = 3
 """
@@ -444,15 +458,23 @@ class TestInspect:
                                 "factor=5.0", "--only", "tile")
         assert code == 0 and "mul(%t_1, 5.0:f32)" in out and "--- Source" not in out
 
+    def test_types_of_tensors(self, files, capsys):
+        code, _, err = self.run(capsys, f"{files}/json.py::copy")
+        assert code == 1 and "--size N=1024 --set x=f32 y=f32" in err
+        code, out, _ = self.run(capsys, f"{files}/json.py::copy", "--size", "N=100", "--set",
+                                "x=bf16", "y=f32", "--only", "tile")
+        assert code == 0 and "tensor<N x bf16>" in out and "tensor<N x f32>" in out
+
     @pytest.mark.parametrize("what, words", [
         ("missing.py::k", ["there is no file", "FILE::KERNEL"]),
         ("json.py::doubel", ["has no kernel 'doubel'", "did you mean 'double'?"]),
         ("json.py::number", ["'number' in", "is no kernel"]),
-        ("json.py", ["has several kernels", "known: double, rows"]),
+        ("json.py", ["has several kernels", "known: copy, double, rows"]),
         ("none.py", ["has no kernel", "@ts.kernel"]),
+        ("one.py --target sm_99", ["there is no target 'sm_99'", "sm_90a"]),
     ])
     def test_mistakes(self, files, capsys, what, words):
-        code, out, err = self.run(capsys, f"{files}/{what}")
+        code, out, err = self.run(capsys, *f"{files}/{what}".split())
         assert code == 1 and not out and all(w in err for w in words), err
 
     @pytest.mark.parametrize("option", [["--size", "N"], ["--size", "N=x"], ["--size", "N=-1"],

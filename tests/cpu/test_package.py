@@ -116,6 +116,15 @@ def test_the_collector_is_left_as_it_was(on: bool) -> None:
         (gc.enable if was_on else gc.disable)()
 
 
+def test_a_python_without_the_packages_says_what_to_install():
+    """As one that is called in the checkout after `make`, beside the environment that it made."""
+    done = subprocess.run([sys.executable, "-S", "-c", "import tessera"], cwd=ROOT, text=True,
+                          env={"PYTHONPATH": ""}, capture_output=True)
+    assert done.returncode == 1 and "ModuleNotFoundError: No module named" in done.stderr
+    assert done.stderr.splitlines()[-1].startswith("hint: pip install -e .")
+    assert ".venv/bin/python" in done.stderr
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 class TestImport:
     def test_it_is_quick(self, imported):

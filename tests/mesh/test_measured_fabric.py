@@ -122,3 +122,10 @@ def test_ranks_measure_what_joins_them(tmp_path, monkeypatch, capsys):
 def test_what_cannot_be_measured_is_said(tmp_path, capsys):
     assert main(["fabric", "--out", str(tmp_path / "x.json")]) == 1
     assert "one rank has nothing to measure" in capsys.readouterr().err
+
+
+def test_messages_that_are_too_short_are_refused_before_any_is_sent(tmp_path):
+    args = argparse.Namespace(out=tmp_path / "x.json", like=None, most=100_000)
+    with pytest.raises(ts.ArgumentError, match="--most 100000: figures need two sizes") as info:
+        ts.dist.simulate(lambda: fabric_command.run(args), 2)
+    assert info.value.hint == "--most 67108864, or more"

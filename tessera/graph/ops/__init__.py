@@ -1,1 +1,2 @@
-"""The ops, one family per file. Importing this package registers all of them."""
+"""The ops, one family per file. `tessera.graph` loads every module of this folder, and its ops and
+functions register themselves."""

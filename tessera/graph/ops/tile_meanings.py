@@ -17,6 +17,7 @@ from ...tensor import Tensor, as_tensor
 from ...tile.ir.op_record import OPS
 from ...tile.ir.types import Scalar, TileType
 from .. import functions as F
+from . import elementwise, maths, reduce  # noqa: F401  MEANINGS takes their functions
 from .kernel_blocks import BlockedTile, is_recorded, joined, multiplied, product, reduced
 from .kernel_places import where_else
 

@@ -9,6 +9,7 @@ Importing this module imports Numba-CUDA (0.8 s), so others import it inside fun
 
 from __future__ import annotations
 
+import importlib.util
 import keyword
 import linecache
 import time
@@ -42,8 +43,10 @@ try:
 
     from .numba_passes import COMPILED_FOR, compiling
 except ImportError as _error:
+    _missing = importlib.util.find_spec("numba_cuda") is None  # Numba's own numba.cuda is older
     raise UnsupportedTargetError(
-        f"kernels are compiled through Numba-CUDA, which does not import: {_error}", hint=FIX_GPU
+        "kernels are compiled through Numba-CUDA, which "
+        + ("is not installed" if _missing else f"does not import: {_error}"), hint=FIX_GPU
     ) from _error
 
 # `noduplicate` is LLVM's; llvmlite lists only the call attributes that Numba uses.
