@@ -23,6 +23,7 @@ from ..tile.launch.placement import gpu_number
 from ..tile.launch.resident import adopted
 from . import tree
 from .annotate import fit_argument, fit_result, placements, tensor_annotations
+from .call_forms import CallForm, CallForms, given_leaves
 from .decorator import Decorator
 from .devices import place_arguments, place_of_call, target_of
 from .donation import check_donated, forget_origins, use_up
@@ -47,7 +48,6 @@ from .signature import (
     leaf_slots,
     leaf_tensors,
     mark_tracers,
-    positional_names,
     split_result,
     stand_in,
 )
@@ -80,9 +80,9 @@ class JitFunction:
         self.target = target if target is None else need_target(target)
         self.allowed, self.cast, self.capture_graph = allowed, cast, capture_graph
         self.signature = find_signature(fn)
-        self._names = positional_names(self.signature)
-        self.argument_names: Sequence[str] = ()  # of leaves, where the function's own tell nothing
         self.keeps_form = keeps_form(fn)
+        self._forms = CallForms(self.signature, self.keeps_form)
+        self.argument_names: Sequence[str] = ()  # of leaves, where the function's own tell nothing
         self.static = self._parameters("static", static)
         self.donate = self._parameters("donated", donate)
         self._cache = Signatures(self.name)
@@ -95,20 +95,22 @@ class JitFunction:
 
     # --- calling ------------------------------------------------------------------------------
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if not kwargs and trace_state.builder is None:
-            fast = None if self.donate else self._fast_call(args)
+        form = self._forms.of(args, kwargs)
+        if form is not None and trace_state.builder is None:
+            given = form.values(args, kwargs)
+            fast = None if self.donate else self._fast_call(form, given)
             if fast is not None:
                 return fast
             for ready in () if self._groups else self._ready:
-                if not ready.is_here():
+                if ready.form != form or not ready.is_here():
                     continue
                 if self.donate and ready.steady.steps and not self._outdated(ready.traced):
-                    out = ready.steady.call(args, self.name)
+                    out = ready.steady.call(given, self.name)
                     if out is not None:
                         self._last = ready.traced
                         self._cache.used(ready.traced)
                         return out
-                leaves = ready.leaves(args)
+                leaves = ready.leaves(given)
                 if leaves is None or self._outdated(ready.traced):
                     continue
                 tensors = ready.tensors(leaves)
@@ -117,9 +119,9 @@ class JitFunction:
                     out = self._run(ready.traced, tensors)
                     ready.steady.keep(leaves, tensors, out)
                     return out
-        return self._bound_call(args, kwargs)
+        return self._bound_call(args, kwargs, form)
 
-    def _bound_call(self, args: tuple, kwargs: dict[str, Any]) -> Any:
+    def _bound_call(self, args: tuple, kwargs: dict[str, Any], form: CallForm | None) -> Any:
         """A call that is like none of the last: found by its signature, or traced."""
         bound, call = self.bind(args, kwargs), None
         bound = (place_arguments(bound[0], self.placements, self.name), *bound[1:])
@@ -127,15 +129,14 @@ class JitFunction:
             call = RegionCall(self.name, self.regions, bound[0])
             bound = call.lend(bound[0]), *bound[1:]
         leaves, statics, key = self._split(*bound)
-        traced = self._cached(key)
-        if traced is None:
-            traced = self._new(leaves, statics, key)
-            if not kwargs and not statics and call is None:
-                self._remember(args, leaves, traced)
-        elif not kwargs and call is None and trace_state.builder is None:
-            if not statics:
-                self._remember(args, leaves, traced)
-            self._prepare(args, key, statics, traced)
+        known = self._cached(key)
+        traced = self._new(leaves, statics, key) if known is None else known
+        if form is not None and call is None and (known is None or trace_state.builder is None):
+            given, mine = form.values(args, kwargs), given_leaves(form, leaf_names(key[0]), statics)
+            if mine is not None and not mine[1]:
+                self._remember(form, given, leaves, traced)
+            if mine is not None and known is not None:
+                self._prepare(form, given, mine, key[3], traced)
         self._last = traced
         if any(isinstance(x, Tracer) for x in leaves) or current_builder() is not None:
             if trace_state.read is not None:  # what it has read, the function around it has, too
@@ -157,39 +158,41 @@ class JitFunction:
         use_up(traced.pick_donated(leaves), self.name, leaves)
         return out
 
-    def _prepare(self, args: tuple, key: Any, statics: dict, traced: TracedSignature) -> None:
+    def _prepare(self, form: CallForm, given: tuple, mine: tuple[list[str], dict[int, Static]],
+                 here: tuple, traced: TracedSignature) -> None:
         """Calls like this one are recognised without taking them apart leaf by leaf."""
-        if traced.target == "cpu" and traced.layouts is None:
+        if traced.target == "cpu" and traced.layouts is None or self._forms.every is None or (
+                self._groups or self.placements):
             return
-        if self._names is None or len(args) != len(self._names) or self._groups or self.placements:
+        flat, structure = tree.flatten(given)
+        if any(r.traced is traced and r.form == form and r.pattern.kinds == [*map(type, flat)]
+               for r in self._ready):
             return
-        flat, structure = tree.flatten(args)
-        if any(r.traced is traced and r.pattern.kinds == [*map(type, flat)] for r in self._ready):
-            return
-        made = PreparedCall.of(structure, flat, leaf_names(key[0]), statics, key[3], traced)
+        made = PreparedCall.of(form, structure, flat, *mine, here, traced)
         if made is not None:
             self._ready = [made, *self._ready[:KEPT - 1]]
 
-    def _fast_call(self, args: tuple) -> Any:
-        """The hot path: positional plain tensors of a known signature."""
+    def _fast_call(self, form: CallForm, given: tuple) -> Any:
+        """The hot path: plain tensors of a known signature."""
         if self._groups or self.placements:
             return None
-        key, leaves = self._keys.of(args)
-        traced = None if key is None else self._cache.fast.get(key)
+        key, leaves = self._keys.of(given)
+        traced = None if key is None else self._cache.fast.get((form.given, key))
         if traced is None or self._outdated(traced):
             return None
         self._last = traced
         self._cache.used(traced)
         return traced.run(leaves)
 
-    def _remember(self, args: tuple, leaves: list, traced: TracedSignature) -> None:
+    def _remember(self, form: CallForm, given: tuple, leaves: list, traced: TracedSignature
+                  ) -> None:
         """leaves: the tensors of the arguments."""
         if self._groups:
             return
         few = traced.target == "cpu" or len(leaves) < FEW  # else all are asked at once
-        key, flat = self._keys.of(args, few and traced.layouts is None and not traced.donated)
+        key, flat = self._keys.of(given, few and traced.layouts is None and not traced.donated)
         if key is not None and len(flat) == len(leaves) and all(map(is_, flat, leaves)):
-            self._cache.remember(key, [a.type for a in flat], traced)
+            self._cache.remember((form.given, key), [a.type for a in flat], traced)
 
     # --- signatures ---------------------------------------------------------------------------
     def _parameters(self, what: str, chosen: str | int | Sequence[str | int]) -> frozenset[str]:
@@ -211,8 +214,8 @@ class JitFunction:
         constants of the trace; and which it names, where that matters. Raises ArgumentError."""
         if self.signature is None:
             return {f"arg{i}": a for i, a in enumerate(args)} | kwargs, set(), frozenset()
-        if not kwargs and self._names is not None and len(args) == len(self._names):
-            return dict(zip(self._names, args, strict=True)), set(), frozenset()
+        if (named := self._forms.by_position(args, kwargs)) is not None:
+            return named, set(), frozenset()
         try:
             bound = self.signature.bind(*args, **kwargs)
         except TypeError as err:

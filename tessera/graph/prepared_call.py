@@ -20,6 +20,7 @@ from ..numerics import NumericType
 from ..runtime.device import Device
 from ..tensor import Tensor
 from ..tile.launch.resident import Resident, adopted
+from .call_forms import CallForm
 from .placed_leaves import FEW, OURS, PlacedLeaves, SpreadLeaves, picker, storage_of
 from .signature import Static, leaf_tensors
 from .steady_step import SteadySteps
@@ -95,11 +96,13 @@ def _part(of: Mapping[int, T], numbers: Sequence[int]) -> dict[int, T]:
 
 
 class PreparedCall:
-    """A call by position. leaves: the arguments' leaves.  names: their parameters.  statics: those
+    """A call of a form. leaves: of what it gives.  names: their parameters.  statics: those
     that are constants of the trace, by number.  here: of the surroundings."""
 
-    def __init__(self, structure: TreeDef, leaves: Sequence[Any], names: Sequence[str],
-                 statics: dict[int, Static], here: tuple, traced: TracedSignature):
+    def __init__(self, form: CallForm, structure: TreeDef, leaves: Sequence[Any],
+                 names: Sequence[str], statics: dict[int, Static], here: tuple,
+                 traced: TracedSignature):
+        self.form = form
         self.traced, self.here, self.setting = traced, [*here], config.device
         self.flatten = flattener(structure)
         self.pattern = LeafPattern.of(leaves, names, statics)
@@ -111,15 +114,16 @@ class PreparedCall:
         self.steady = SteadySteps(structure, self.pattern, traced)
 
     @staticmethod
-    def of(structure: TreeDef, leaves: Sequence[Any], names: Sequence[str],
-           statics: dict[int, Static], here: tuple, traced: TracedSignature) -> PreparedCall | None:
+    def of(form: CallForm, structure: TreeDef, leaves: Sequence[Any], names: Sequence[str],
+           statics: dict[int, Static], here: tuple, traced: TracedSignature
+           ) -> PreparedCall | None:
         """None where a call cannot be recognised so: what lies on a GPU or is distributed is
         scaled, offloaded or another library's."""
         there = [x for x in leaves if _is_quick(x)]
         if flattener(structure) is None or any(x.scale is not None or (
                 x.layout is None and type(x.storage) not in OURS) for x in there):
             return None
-        return PreparedCall(structure, leaves, names, statics, here, traced)
+        return PreparedCall(form, structure, leaves, names, statics, here, traced)
 
     def is_here(self) -> bool:
         """Whether the surroundings of a call are like these."""

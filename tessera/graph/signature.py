@@ -74,15 +74,6 @@ def find_signature(fn: Callable) -> inspect.Signature | None:
         return None
 
 
-def positional_names(signature: inspect.Signature | None) -> tuple[str, ...] | None:
-    """The parameters of a function that takes just these, by position; None for any other."""
-    found = signature.parameters.values() if signature is not None else ()
-    plain = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    if signature is None or any(p.kind not in plain for p in found):
-        return None
-    return tuple(signature.parameters)
-
-
 def is_data(value: Any) -> bool:
     return isinstance(value, Tensor | np.ndarray | int | float | np.generic) or hasattr(
         value, "__dlpack__") or hasattr(type(value), "__cuda_array_interface__")
