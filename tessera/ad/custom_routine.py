@@ -22,12 +22,17 @@ from .transform import call_slots
 
 
 class GraphArray(RoutineArray):
-    """A value of a graph. `of`: the array of which it is a reshape."""
+    """A value of a graph. `of`: the array of which it is a reshape; empty: nothing was written
+    into it yet, so that the first launch that writes it writes all of it."""
 
     def __init__(self, value: Tensor | None, shape: tuple[int, ...], numeric: NumericType,
-                 of: GraphArray | None = None):
+                 of: GraphArray | None = None, empty: bool = False):
         self._value, self.of, self.written = value, of, False
-        self.shape, self.type = shape, numeric
+        self.shape, self.type, self._empty = shape, numeric, empty
+
+    @property
+    def is_empty(self) -> bool:
+        return self._empty if self.of is None else self.of.is_empty
 
     @property
     def place(self) -> int:  # type: ignore[override]
@@ -47,10 +52,10 @@ class GraphArray(RoutineArray):
         if self.of is not None:
             self.of.write(F.reshape(value, self.of.shape))
         else:
-            self._value, self.written = value, True
+            self._value, self.written, self._empty = value, True, False
 
     def empty(self, shape: tuple[int, ...], numeric: NumericType) -> GraphArray:
-        return GraphArray(F.zeros(shape, numeric), shape, numeric)
+        return GraphArray(F.zeros(shape, numeric), shape, numeric, empty=True)
 
     def reshape(self, shape: tuple[int, ...]) -> GraphArray:
         return GraphArray(None, shape, self.type, self)
@@ -67,7 +72,9 @@ class GraphLauncher(RoutineLauncher):
         given.apply_defaults()
         held = {n: x.value if isinstance(x, GraphArray) else x for n, x in given.arguments.items()}
         config = Config(groups_of(self.options["groups"]), lanes_given(self.lanes(warps)))
-        made = record(kernel, config, held, explicit)
+        fresh = frozenset(n for n, x in given.arguments.items()
+                          if isinstance(x, GraphArray) and x.is_empty)
+        made = record(kernel, config, held, explicit, fresh)
         for written, value in made.written.items():
             given.arguments[written].write(value)
         return made.new

@@ -52,3 +52,24 @@ def test_on_a_host_no_chip_is_known(rng, chosen):
     q = ts.tensor(rng.standard_normal((1, 1, 512, 64)).astype(np.float32), "bf16")
     ts.jit(attend)(q)
     assert chosen and set(chosen) == {(False, (128, 128))}
+
+
+@pytest.mark.parametrize("call", [
+    lambda x: stdlib.stable_softmax(x), lambda x: stdlib.rotary_embedding(x),
+    lambda x: stdlib.efficient_layernorm(x, x[0], x[1])], ids=["softmax", "rotary", "layernorm"])
+def test_results_are_not_filled_before(call):
+    """Rows in several parts, of which the kernel's text does not tell that they are all of it."""
+    x = ts.tensor(np.zeros((512, 4096), np.float32), "bf16")
+    plan = str(ts.jit(call).schedule(x, target="sm_90a"))
+    size = x.size * 2
+    assert f"writes {size / 1e6:.3g} MB" in plan and "launches: 1:" in plan, plan
+    reads = float(plan.partition("reads ")[2].partition(" MB")[0]) * 1e6
+    assert reads <= 1.6 * size, plan  # and angles, in f32
+
+
+def test_what_a_routine_writes_in_parts_is_whole(rng):
+    """One key and value array for many queries: parts, and then their sums."""
+    q, k, v = (ts.tensor(rng.standard_normal(s).astype(np.float32), "bf16")
+               for s in ((1, 8, 1, 64), (1, 1, 2048, 64), (1, 1, 2048, 64)))
+    want = stdlib.flash_attention_2(q, k, v)
+    assert np.array_equal(ts.jit(stdlib.flash_attention_2)(q, k, v).numpy(), want.numpy())

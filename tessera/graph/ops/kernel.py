@@ -51,6 +51,7 @@ class KernelCall:
 
     names: the parameters that hold the tensors, in the order of the node's inputs; types: of them
     constants: the other arguments    explicit: the parameters that the call itself gave
+    fresh: parameters of which it reads nothing and writes all, as who calls it knows
     returned, written: the node's results, first what the kernel returns, then what it writes
     drawn: a last input is the key by which it draws   reports: it prints, or asserts
     batch: extents in front of every result, the outermost first; batched: for each of them which
@@ -63,6 +64,7 @@ class KernelCall:
     types: tuple[NumericType, ...]
     constants: tuple[tuple[str, Any], ...]
     explicit: frozenset[str]
+    fresh: frozenset[str] = frozenset()
     returned: tuple[str, ...] = ()
     written: tuple[str, ...] = ()
     drawn: bool = False
@@ -284,16 +286,16 @@ class KernelResults:
         return KernelResults(every[:n], self.same, dict(zip(self.written, every[n:], strict=True)))
 
 
-def record(kernel: Kernel, config: Config, arguments: dict[str, Any], explicit: frozenset[str]
-           ) -> KernelResults:
-    """A call of a kernel as a node.
+def record(kernel: Kernel, config: Config, arguments: dict[str, Any], explicit: frozenset[str],
+           fresh: frozenset[str] = frozenset()) -> KernelResults:
+    """A call of a kernel as a node. fresh: see KernelCall.
 
     Raises TraceError for extents that are not numbers and for what cannot be written.
     """
     tensors = {n: _operand(kernel, n, v) for n, v in arguments.items() if is_tensor(v)}
     others = tuple((n, v) for n, v in arguments.items() if n not in tensors)
     call = KernelCall(kernel, config, tuple(tensors), tuple(x.type for x in tensors.values()),
-                      others, explicit)
+                      others, explicit, fresh)
     function, call = _completed(call, [aval_of(x) for x in tensors.values()])
     for name in call.written:
         _require_own(kernel, name, arguments[name])

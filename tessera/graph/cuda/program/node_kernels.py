@@ -27,7 +27,6 @@ from ....tile.interpreter.memory import Memory
 from ....tile.ir.argument_layout import ArgumentLayout
 from ....tile.ir.ir import Function
 from ....tile.ir.types import GlobalTensor, Scalar
-from ....tile.kernel.kernel import Kernel
 from ....tile.launch.compile_images import WantedImage
 from ....tile.launch.first_call import request_for
 from ....tile.launch.machine_code import image_for
@@ -73,7 +72,7 @@ class NodeKernel:
         """For operands of these types. Raises UnsupportedTargetError for a grid that is data."""
         bound, kernel = call.bound(avals), call.kernel
         work = kernel.specialised(bound, call.config)
-        whole = _overwritten(kernel, work, bound)
+        whole = _overwritten(call, work, bound)
         numbers = frozenset(n for n in call.names if isinstance(bound.types[n], Scalar))
         asked = scalars_in_grid(work.function, bound) | grid_names(kernel.grid)
         if call.config.groups is None and (data := asked & numbers):
@@ -152,9 +151,9 @@ def _of_step(function: Function, bound: Bound) -> Bound:
                  texts={"1": 1, **bound.texts}, explicit=bound.explicit, kernel=bound.kernel)
 
 
-def _overwritten(kernel: Kernel, work: Specialisation, bound: Bound) -> frozenset[str]:
-    return kernel.overwrites | overwritten_parameters(work.function, work.grid, work.lanes,
-                                                      _shapes(bound), bound.sizes)
+def _overwritten(call: KernelCall, work: Specialisation, bound: Bound) -> frozenset[str]:
+    return call.fresh | call.kernel.overwrites | overwritten_parameters(
+        work.function, work.grid, work.lanes, _shapes(bound), bound.sizes)
 
 
 def _shapes(bound: Bound) -> dict[str, tuple[int, ...]]:
@@ -200,7 +199,7 @@ def drop_overwritten(graph: Graph) -> Graph:
             return None
         call = node.attrs["call"]
         bound = call.bound([v.aval for v in node.inputs])
-        whole = _overwritten(call.kernel, call.kernel.specialised(bound, call.config), bound)
+        whole = _overwritten(call, call.kernel.specialised(bound, call.config), bound)
         given = list(inputs)
         for i, (name, v) in enumerate(zip(call.names, inputs, strict=False)):
             if name in whole & set(call.written):
