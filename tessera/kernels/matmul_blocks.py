@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
@@ -223,10 +223,25 @@ def choose_either_way(extents: MatmulExtents, blocks: Sequence[tuple[int, int]],
     x = extents
     plain = or_transposed(choose_blocks(x, _readable(blocks, layout[1] == "t", x.bits), split,
                                         card), x, layout, card, x.result_bits)
-    narrow = [b for b in _readable(blocks, layout[0] == "n", x.bits) if x.M <= b[1] < 64]
-    if not narrow:
+    if not _narrow(x, layout, blocks):
         fitted = next(iter(_fitted(x, layout, card)), plain)
         return fitted if fitted.us < (1 - FITTED) * plain.us else plain
+    return or_narrow(plain, x, layout, card, split, blocks)
+
+
+def _narrow(x: MatmulExtents, layout: str, blocks: Iterable[tuple[int, int]]
+            ) -> list[tuple[int, int]]:
+    """Blocks of the transposed result that are as narrow as its rows are few."""
+    return [b for b in _readable(tuple(blocks), layout[0] == "n", x.bits) if x.M <= b[1] < 64]
+
+
+def or_narrow(plain: MatmulBlocks, x: MatmulExtents, layout: str, card: Card, split: bool,
+              blocks: Iterable[tuple[int, int]] = tuple(BLOCK_US)) -> MatmulBlocks:
+    """The choice, or where rows are few a narrow block of the transposed result, unless the
+    estimate of that is worse."""
+    narrow = _narrow(x, layout, blocks)
+    if not narrow:
+        return plain
     turned = choose_blocks(replace(x, M=x.N, N=x.M, lines=x.lines[::-1]),
                            (min(narrow, key=prod),), split, card)
     if (1 + OTHER_BLOCK) * plain.us < turned.us:
@@ -379,4 +394,4 @@ __all__ = ["BLOCKS", "BLOCK_US", "CROWDED", "FITTED_US", "FP8_BLOCKS", "FP8_COLU
            "PAIRS_US", "SMALL_US", "TRANSPOSED_US", "USUAL", "Card", "MatmulBlocks",
            "MatmulExtents", "ThreadBlock", "choose_blocks", "choose_either_way",
            "choose_thread_block", "default_block", "estimate", "lines_of",
-           "or_transposed", "rank_blocks", "rank_either_way", "short_sums"]
+           "or_narrow", "or_transposed", "rank_blocks", "rank_either_way", "short_sums"]

@@ -315,6 +315,34 @@ def test_blocks_of_the_transposed_result(layout: str, wide: bool, beside: tuple,
         assert_close(got, np.maximum(xs @ ws + bs, 0), "bf16", n=K)
 
 
+@pytest.mark.parametrize("M, K", [(1, 264), (5, 2560), (16, 264), (30, 264)])
+@pytest.mark.parametrize("layout", ["nn", "nt", "tn"])
+@pytest.mark.parametrize("beside", [(144,), None], ids=["bias", "tile"])
+def test_few_rows_are_multiplied_as_narrow_columns(M: int, K: int, layout: str,
+                                                   beside: tuple | None, rng: Any) -> None:
+    """As the library's own routine does, whatever follows; long sums of few blocks in parts."""
+    N = 144
+    shapes = (M, K), (K, N), beside or (M, N)
+    x, w, b = (ts.tensor(rng.standard_normal(s).astype("f4")) for s in shapes)
+    x, w = (ts.cast(v, "bf16") for v in (x, w))
+    xs, ws, bs = (np.asarray(v.array, "f8") for v in (x, w, b))
+    given = [ts.cast(ts.tensor(np.asarray(v.array, "f4").T.copy()), "bf16") if way == "t" else v
+             for v, way in zip((x, w), layout, strict=True)]
+
+    def layer(x: Any, w: Any, b: Any) -> Any:
+        x, w = (ts.cast(v.T if way == "t" else v, PRODUCTS)
+                for v, way in zip((x, w), layout, strict=True))
+        y = ts.relu(ts.cast(x @ w, "f32") + b)
+        return ts.cast(y, "bf16"), y
+
+    program = CudaProgram(ts.jit(layer).graph(*given, b), "sm_90a")
+    product = next(g for g in program.plan.groups if g.kind == "gemm")
+    if M <= 16 and (layout[0] == "n" or M == 16):  # TMA brings no column of x that is shorter
+        assert product.schedule.m == max(8, 1 << (M - 1).bit_length())
+    for got in program.run([*given, b]):
+        assert_close(got, np.maximum(xs @ ws + bs, 0), "bf16", n=K)
+
+
 @pytest.mark.parametrize("extents, split, block, parts", [
     ((8192, 768, 3072), False, (128, 192), 1),  # 256 blocks in two waves, for 192 in two
     ((32768, 3072, 768), False, (192, 192), 1),

@@ -63,7 +63,7 @@ def gemm_source(group: ScheduledGroup) -> KernelText:
         part = f", (z, {depth}, {before})" if depth else ""
         if swapped:
             calls.append(f"product({names[1]}, {names[0]}, {n}, {m}, ({indices}), "
-                         f"{of_transposed(layout)!r}, {sums}, {s.n}, {s.m}, {s.k_}).T")
+                         f"{of_transposed(layout)!r}, {sums}, {s.n}, {s.m}, {s.k_}{part}).T")
         else:
             calls.append(f"product({names[0]}, {names[1]}, {m}, {n}, ({indices}), "
                          f"{layout[i:i + 2]!r}, {sums}, {s.m}, {s.n}, {s.k_}{part}"

@@ -74,10 +74,18 @@ def matmul_form(group: FusionGroup, frame: Frame, shared_bytes: int) -> MatmulFo
 
 def is_swapped(group: FusionGroup, frame: Frame | None) -> bool:
     """Whether blocks of the transposed result are chosen, and nothing follows that would read or
-    write elements of it one by one: a tile of the same extents, results that are no 16 bits."""
+    write elements of it one by one: a tile of the same extents, results that are no 16 bits. Of few
+    rows that is little, and the operands decide."""
     assert group.anchor is not None
-    return "swapped" in group.anchor.attrs and (frame is None or not _beside(group, frame)) and all(
-        v.aval.dtype.bits == 16 for v in group.outputs)
+    attrs = group.anchor.attrs
+    return "swapped" in attrs and (is_narrow(attrs["block"][0]) or (
+        frame is None or not _beside(group, frame)) and all(
+            v.aval.dtype.bits == 16 for v in group.outputs))
+
+
+def is_narrow(rows: int) -> bool:
+    """Whether blocks of so many rows are those of a result with few, transposed."""
+    return rows < 64
 
 
 def _rows_of_eight(anchor: Node, operands: tuple[Extents, ...]) -> bool:
@@ -200,4 +208,4 @@ def _matrix_index(lead: Extents, own: Extents) -> str:
     return " + ".join(reversed(terms))
 
 
-__all__ = ["MatmulForm", "block_of", "matmul_form"]
+__all__ = ["MatmulForm", "block_of", "is_narrow", "matmul_form"]

@@ -15,6 +15,7 @@ from ....kernels.matmul_blocks import (
     Card,
     MatmulBlocks,
     MatmulExtents,
+    or_narrow,
     or_transposed,
     short_sums,
 )
@@ -24,6 +25,7 @@ from ...ir import Graph, Node, Value, readers_of
 from ...op import OPS, Aval, by_engines
 from ...schedule.loop_axes import extents_of
 from ..kernels.anchors import row_lines, whole_rows, whole_steps
+from ..kernels.matmul_form import is_narrow
 from .library_ops import PRODUCT, card_beside, quickest_blocks
 from .move_passes import is_plain_loop
 
@@ -127,6 +129,7 @@ def blocks_of(node: Node, graph: Graph, chip: WarpgroupMatmul | None, left: int 
         if whole:
             found = or_transposed(found, extents, node.attrs["layout"], card,
                                   leaving_bits(node.outputs[0], graph))
+            found = or_narrow(found, extents, node.attrs["layout"], card, split)
         if whole and left is None:
             sizes = *sizes, *PAIRS_US
         found = tuned_product(found, node, extents, graph, sizes, split, card, left or 0)
@@ -152,7 +155,8 @@ def tuned_product(model: MatmulBlocks, node: Node, extents: MatmulExtents, graph
                     result_bits=leaving_bits(node.outputs[0], graph))
     return tuned_blocks(model, asked, node.inputs[0].aval.type.dtype, layout, card, lambda b: (
         _waves(b, asked, card.multiprocessors) == _waves(b, asked, card.multiprocessors + left)
-        and (whole_rows(node) and _leaves_in_panels(b, asked) if b.swapped else
+        and (whole_rows(node) and (_leaves_in_panels(b, asked) or is_narrow(b.rows) and (
+            split or b.parts == 1)) if b.swapped else
              (b.rows, b.columns) in sizes and (split or b.parts == 1))))
 
 
