@@ -126,16 +126,17 @@ def python_library(folder: str | os.PathLike | None = None, *, limit_bytes: int 
     Raises DataError when there is no source text, as in some minimal installations.
     """
     root = Path(folder or sysconfig.get_paths()["stdlib"])
-    train: list[bytes] = []
-    held_out: list[bytes] = []
-    total = 0
+    train, held_out, total = bytearray(), bytearray(), 0
     for i, file in enumerate(_source_files(root)):
         try:
             text = file.read_bytes()
         except OSError as err:
             raise DataError(f"cannot read {file}: {err.strerror}",
                             hint="train on a file of your own: --data FILE") from err
-        (held_out if i % 20 == 0 else train).append(text)
+        if i % 20 == 0:
+            held_out += text
+        else:
+            train += text
         total += len(text)
         if total >= limit_bytes:
             break
@@ -144,7 +145,9 @@ def python_library(folder: str | os.PathLike | None = None, *, limit_bytes: int 
             f"{root} holds {total} bytes of Python source, too little to train on",
             hint="install Python's library as source, or train on a file: --data FILE",
         )
-    parts = (np.frombuffer(b"".join(p), np.uint8) for p in (train, held_out))
+    parts = [np.frombuffer(p, np.uint8) for p in (train, held_out)]
+    for part in parts:
+        part.setflags(write=False)
     return ByteCorpus("the source of Python's standard library", *parts)
 
 

@@ -56,10 +56,9 @@ class TileShape:
 @cache
 def tile_shape() -> TileShape:
     """For 32 registers of 512 bits, or for 16 of 256."""
-    import llvmlite.binding as llvm
+    from .load import cpu_has
 
-    wide = llvm.get_host_cpu_features().get("avx512f", False)
-    return TileShape(16, 8, 3, 4, 6) if wide else TileShape(8, 4, 3, 3, 4)
+    return TileShape(16, 8, 3, 4, 6) if cpu_has("avx512f") else TileShape(8, 4, 3, 3, 4)
 
 
 IMAGES = unit_source('''\

@@ -1,13 +1,18 @@
-"""Object code -> a callable address, through llvmlite's ORC linker. No numba here.
+"""Object code -> a callable address. No Numba here, and on x86-64 no LLVM.
 
-`llvmlite.binding` is imported at the first kernel; a kernel from the disk cache needs nothing else.
+There code is linked by `place_code.py`. Relocations of other machines are LLVM's to know: on these
+its ORC linker does it, and `llvmlite.binding` is imported at the first kernel.
 """
 
 from __future__ import annotations
 
 import ctypes
+import platform
 import threading
+from functools import cache
 from typing import Any
+
+from .place_code import PlacedCode
 
 # The function Numba compiled: status(result slot, exception slot, layout, call, scratch). It raises
 # nothing, so both slots may be one dummy word.
@@ -22,6 +27,14 @@ _loaded: list[Any] = []  # keeps the code of every kernel mapped for the life of
 
 def load_object(code: bytes, symbol: str) -> Any:
     """The ctypes function of `symbol` in ELF bytes; calling it releases the GIL."""
+    if platform.machine() != "x86_64":
+        return PROTOTYPE(_linked_by_llvm(code, symbol))
+    placed = PlacedCode(code)
+    _loaded.append(placed)
+    return PROTOTYPE(placed.address(symbol))
+
+
+def _linked_by_llvm(code: bytes, symbol: str) -> int:
     import llvmlite.binding as llvm
 
     global _jit
@@ -38,12 +51,25 @@ def load_object(code: bytes, symbol: str) -> Any:
             .link(_jit, f"loops{len(_loaded)}")
         )
         _loaded.append(library)
-        return PROTOTYPE(library[symbol])
+        address: int = library[symbol]
+        return address
 
 
+@cache
 def cpu_description() -> str:
-    """CPU name and features: object code of one CPU must not run on another."""
-    import llvmlite.binding as llvm
+    """The first CPU as Linux describes it, but for its clock: object code of one CPU must not run
+    on another."""
+    with open("/proc/cpuinfo", "rb", buffering=0) as file:  # hundreds of CPUs would take a while
+        text = file.read(1 << 14)
+    lines = text.split(b"\n\n")[0].decode(errors="replace").splitlines()
+    return "\n".join(line for line in lines if line.partition(":")[0].strip() in DESCRIBES)
 
-    features = llvm.get_host_cpu_features()
-    return llvm.get_host_cpu_name() + " " + features.flatten()
+
+def cpu_has(feature: str) -> bool:
+    """Whether the CPU has a feature, by Linux's name."""
+    return any(feature in line.partition(":")[2].split() for line in cpu_description().splitlines())
+
+
+# Of x86-64 and of 64-bit Arm.
+DESCRIBES = {"vendor_id", "cpu family", "model", "model name", "stepping", "flags", "Features",
+             "CPU implementer", "CPU architecture", "CPU variant", "CPU part", "CPU revision"}
