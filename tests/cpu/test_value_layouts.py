@@ -273,6 +273,25 @@ def test_parts_that_begin_elsewhere_share_a_kernel(rng):
         assert_close(y, np.exp(x.array[i].astype(np.float64)), "f32")
 
 
+@pytest.mark.parametrize("kind", ["f32", BF16])
+@pytest.mark.parametrize("begin, copies", [(0, 0), (40, 0), (80, 0), (3, 1)])
+def test_what_follows_a_matmul_reads_parts_where_they_lie(begin, copies, kind, rng):
+    """A block of a bias, as ranks of tp have one, and rows of what is added. Where words of 16
+    bytes begin elsewhere it is a copy."""
+    shapes = (32, 24), (24, 40), (120,), (100, 40)
+    x, w, b, r = (ts.tensor(rng.standard_normal(s).astype(np.float32), kind) for s in shapes)
+
+    def fn(x, w, b, r):
+        return ts.gelu(x @ w + b[begin:begin + 40]) + r[begin // 2:begin // 2 + 32]
+
+    made = program(fn, x, w, b, r)
+    kinds = [g.kind for g in made.plan.groups]
+    assert kinds.count("gemm") == 1 and kinds.count("move") == copies, kinds
+    (got,) = made.run([t.array for t in (x, w, b, r)])
+    want = fn(*(ts.tensor(t.array.astype(np.float64)) for t in (x, w, b, r)))
+    assert_close(got.astype(np.float64), want.array, kind.split()[0], n=28)
+
+
 # --- kernels of the user's ------------------------------------------------------------------------
 @ts.kernel(grid=lambda N, M: (-(-N // 16), -(-M // 16)))
 def doubled(X: ts.Tensor["N", "M", ts.f32], Y: ts.Tensor["N", "M", ts.f32]):

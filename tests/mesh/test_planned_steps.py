@@ -8,7 +8,11 @@ from dataclasses import replace
 import pytest
 
 from guide import ACCEPT, ROOT, TABLE
-from mesh.planned_steps import STEPS, differences, table_of
+from mesh.planned_steps import RANKS, STEPS, differences, table_of
+from tessera.graph.cuda.lower import lower
+from tessera.mesh.sharding.localize import localize
+from tessera.planning import functions
+from tessera.runtime.target import parse_target
 
 PAGE = ROOT / "docs" / "internals" / "planned_steps.md"
 
@@ -41,3 +45,16 @@ def test_a_plan_that_changes_is_told_row_by_row(plans):
     assert any(line.startswith("    | tp_step.py | reduce_scatter | tp | 18 |") for line in lines)
     assert "now 60 all_gather over tp" in said and "tessera/bench/models/llama.py:32" in said
     assert "mesh_step" not in said
+
+
+def test_every_rank_launches_what_the_first_does(monkeypatch):
+    """Parts of what is repeated, such as biases beside split matrices, are read where they lie."""
+    seen = []
+    plan = functions._plan_global
+    monkeypatch.setattr(functions, "_plan_global", lambda name, traced, *more: (
+        seen.append(traced.program), plan(name, traced, *more))[1])
+    STEPS["host_time.py --mesh tp"]()
+    first, *others = ([getattr(step, "kind", "copy") for step in lower(
+        localize(seen[0].made, rank, wide_inside=True), parse_target("sm_90a")).plan.steps]
+        for rank in range(RANKS))
+    assert "move" not in first and others == [first] * (RANKS - 1)

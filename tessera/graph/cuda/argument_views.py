@@ -77,12 +77,23 @@ def refusal(layout: StridedLayout, shape: Extents, box: Mapping[int, int], bits:
     return ""
 
 
+def _begins_further_on(v: Value, layout: StridedLayout) -> bool:
+    """Whether it is a tensor of its own, further on in the memory, and accesses to it are whole
+    words."""
+    begin, rest = layout.from_pointer
+    bits = v.aval.dtype.bits
+    return rest.is_dense and bits >= 8 and begin * bits % (8 * WORD) == 0
+
+
 # --- matmuls and attention ------------------------------------------------------------------------
 def _anchor_reads(group: FusionGroup, v: Value, layout: StridedLayout) -> str:
     anchor = group.anchor
     assert anchor is not None
-    if any(v in n.inputs for n in group.nodes if n is not anchor):
+    behind = any(v in n.inputs for n in group.nodes if n is not anchor)
+    if behind and not _begins_further_on(v, layout):
         return "what runs on the result of a matmul reads it in row-major order"
+    if v not in anchor.inputs:
+        return ""
     shape, bits = extents_of(v), v.aval.dtype.bits
     lead = (prod(shape[:-2]),) if len(extents_of(anchor.outputs[0])) > 2 else ()
     inner = {len(lead): 0, len(lead) + 1: 0}
@@ -232,9 +243,8 @@ def _launch_refuses(node: Node, name: str, v: Value, layout: StridedLayout) -> s
     if made is None:
         return ROWS
     taken = boxes(made.work.function, name)
-    begin, rest = layout.from_pointer
-    if taken is None and rest.is_dense and begin * v.aval.dtype.bits % (8 * WORD) == 0:
-        return ""  # it is a tensor of its own, further on
+    if taken is None and _begins_further_on(v, layout):
+        return ""
     if taken is None:
         return f"{made.call.kernel.__name__} uses more of {name} than boxes and elements"
     return refusal(layout, made.shapes[name], taken, v.aval.dtype.bits, 16 if taken else 0)
