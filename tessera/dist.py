@@ -31,6 +31,7 @@ from .mesh.errors import (
     DisagreementError,
     MeshError,
     PolicyMismatch,
+    RankAloneWarning,
     StalledError,
     StoppedError,
 )
@@ -64,8 +65,8 @@ def __getattr__(name: str) -> Callable[..., Any]:
 
 __all__ = [
     "Block", "Cyclic", "DisagreementError", "DistTensor", "Layout", "Mesh", "MeshError",
-    "ReshardPlan",
-    "PolicyMismatch", "ShardedProgram", "Replicated", "Sent", "ShardSpec", "Split", "StalledError",
+    "ReshardPlan", "PolicyMismatch", "RankAloneWarning", "ShardedProgram", "Replicated", "Sent",
+    "ShardSpec", "Split", "StalledError",
     "StoppedError", "Zero", "all_gather", "all_reduce", "all_to_all", "alpa_shard", "assemble",
     "axes_of_names", "backend", "barrier", "broadcast", "current_mesh", "distribute", "from_local",
     "fsdp", "indices", "local_shape", "mesh", "moe", "overlap", "permute", "pieces", "plan",

@@ -64,13 +64,17 @@ def short_path(file: str) -> str:
 def user_frame(start: FrameType | None = None) -> FrameType | None:
     """The innermost frame outside this package: the line of the user's program that called us."""
     frame: FrameType | None = start if start is not None else sys._getframe(1)
-    while frame is not None:
-        file = frame.f_code.co_filename
-        if not _is_ours(file) and not (file == "<string>" and frame.f_code.co_qualname.startswith(
-                "__create_fn__")):  # the __init__ that dataclasses make
-            return frame
+    while frame is not None and not is_user_frame(frame):
         frame = frame.f_back
-    return None
+    return frame
+
+
+def is_user_frame(frame: FrameType) -> bool:
+    """Whether a frame is of the user's program: outside this package, and none that stands between
+    two of its own."""
+    file, name = frame.f_code.co_filename, frame.f_code.co_qualname
+    # the __init__ that dataclasses make, of ours
+    return not _is_ours(file) and not (file == "<string>" and name.startswith("__create_fn__"))
 
 
 @functools.cache  # asked for each frame of each call

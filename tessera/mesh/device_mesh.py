@@ -264,9 +264,10 @@ def _devices(devices: Any, extents: tuple[int, ...]) -> tuple[str, ...]:
         raise ArgumentError(f"devices are names, got {devices!r}", hint='["cuda:0", "cuda:1"]')
     twice = sorted({d for d in found if found.count(d) > 1})
     if twice:
-        raise ArgumentError(f"{', '.join(twice)} stand twice in the mesh",
-                            hint="entry i names rank i, not the GPU of its node: cuda:0, cuda:1, "
-                            "... up to the number of ranks")
+        raise ArgumentError(
+            f"{', '.join(twice)} {'stands' if len(twice) == 1 else 'stand'} twice in the mesh",
+            hint="entry i names rank i, not the GPU of its node: cuda:0, cuda:1, ... up to the "
+            "number of ranks; without devices= a mesh computes on hosts")
     return found
 
 

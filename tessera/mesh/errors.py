@@ -24,6 +24,10 @@ class PolicyMismatch(DisagreementError):
     default_code = "E_MESH_POLICY"
 
 
+class RankAloneWarning(UserWarning):
+    """Some ranks have computed with a tensor of which others hold parts, and these have not."""
+
+
 class StalledError(MeshError):
     """A rank that did not come to a collective: it hangs, has returned, or waits elsewhere."""
 

@@ -9,6 +9,7 @@ whatever the mesh names.
 from __future__ import annotations
 
 import functools
+import re
 
 from tessera.errors import UnsupportedTargetError, warn_user
 from tessera.launched import launched_local_rank
@@ -17,6 +18,7 @@ from .device_mesh import Mesh
 from .world import transport
 
 REAL = {"mpi", "tcp", "single"}  # transports whose ranks are processes
+HOST_NAME = re.compile(r"cpu(:\d+)?")
 HOSTS = "ts.dist.mesh(axes=..., shape=...) computes on hosts"
 
 
@@ -34,6 +36,17 @@ def computes_on_gpus(mesh: Mesh) -> bool:
     that runs alone plays those of a larger mesh on the host."""
     return mesh.names_gpus and (here := transport()).name in REAL and (
         here.size == mesh.world_size)
+
+
+@functools.lru_cache(maxsize=256)
+def _need_hosts(mesh: Mesh) -> None:
+    """Raise UnsupportedTargetError where a mesh names devices that nothing computes on: a name of
+    another spelling would be a host without being asked."""
+    other = next((d for d in mesh.devices if not HOST_NAME.fullmatch(d)), None)
+    if other is not None:
+        raise UnsupportedTargetError(
+            f"{mesh} names {other!r}, which is no device that ranks compute on",
+            hint=f'GPUs are "cuda:0", "cuda:1", ..., hosts "cpu:0", "cpu:1", ...; {HOSTS}')
 
 
 @functools.lru_cache(maxsize=256)
@@ -80,7 +93,10 @@ def _warn_of_play(mesh: Mesh) -> None:
 
 
 def join(mesh: Mesh) -> None:
-    """Make the communicators of a mesh of GPUs, once. All its ranks call it; others return."""
+    """Make the communicators of a mesh of GPUs, once. All its ranks call it; others return. Raises
+    UnsupportedTargetError for devices that nothing computes on."""
+    if not mesh.names_gpus:
+        _need_hosts(mesh)
     index = gpu_of(mesh)
     if index is not None and mesh.has(transport().rank):
         from .ranks.communicator import join as join_communicators  # it stands on NCCL

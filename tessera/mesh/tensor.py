@@ -30,6 +30,8 @@ from tessera.graph.operand import shape_tuple
 from tessera.graph.ops import random as rng
 from tessera.numerics import NumericType, as_type, encode, random_bits_at
 from tessera.numerics.random_state import seed_and_step
+from tessera.runtime.arrays import HOST
+from tessera.runtime.host_memory import watch
 from tessera.tensor import Tensor, as_tensor, encode_value
 from tessera.tile.launch.memory_turns import InTurn
 from tessera.tile.launch.resident import on_gpu
@@ -145,6 +147,7 @@ class DistTensor(Tensor):
         if rank not in held:
             raise MeshError(f"no part of a tensor on {self.mesh} is held here")
         if self.scale is None:
+            _watch(held[rank], self.layout)
             return held[rank]
         part = held[rank].copy()
         part.scale = self.scale.held[rank]
@@ -219,6 +222,13 @@ class DistTensor(Tensor):
         return f"{head} {self.layout}\n{shown}{more}"
 
 
+def _watch(part: Tensor, layout: Layout) -> None:
+    """A part is given away, and who has it may write there. Of what other ranks hold too, programs
+    that are given it compare the values then (ShardedProgram)."""
+    if layout.repeated and part.place == HOST and transport().size > 1:
+        watch(part.buffer)
+
+
 NOTHING: dict[int, Tensor] = {}  # what a tensor holds whose parts are another's now
 
 
@@ -260,7 +270,9 @@ class _Parts(Mapping[int, Tensor]):
         self.x = x
 
     def __getitem__(self, rank: int) -> Tensor:
-        return self.x.held[rank]
+        part = self.x.held[rank]
+        _watch(part, self.x.layout)
+        return part
 
     def __iter__(self) -> Any:
         return iter(self.x.held)

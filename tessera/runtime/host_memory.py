@@ -1,8 +1,10 @@
-"""Which arrays lie in one allocation, and who keeps what lies there when it is written over."""
+"""Which arrays lie in one allocation, who keeps what lies there when it is written over, and who
+is to be told that it was."""
 
 from __future__ import annotations
 
 import weakref
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -10,6 +12,8 @@ import numpy as np
 from . import late_checks
 
 _kept: dict[int, list[weakref.ref[Any]]] = {}  # by memory: the tensors that keep it
+_watched: set[int] = set()  # memory of which it is asked whether something was written there
+_written: set[int] = set()  # where it was. A number may be another allocation's by now
 
 
 def memory_id(array: np.ndarray) -> int:
@@ -39,10 +43,28 @@ def before_write(array: np.ndarray) -> None:
     """To be called before something is written where an array lies."""
     if late_checks.pending():
         late_checks.before_write(memory_id(array))
+    if _watched and (memory := memory_id(array)) in _watched:
+        _watched.discard(memory)
+        _written.add(memory)
     for ref in _kept.pop(memory_id(array), ()) if _kept else ():
         holder = ref()
         if holder is not None:
             holder._buffer = holder._buffer.copy()
+
+
+def watch(array: np.ndarray) -> None:
+    """From here on `take_written` tells whether something was written where an array lies. Who
+    writes through an array of NumPy's is not seen."""
+    _watched.add(memory_id(array))
+
+
+def take_written(arrays: Iterable[np.ndarray]) -> bool:
+    """Whether something was written where one of them lies, since that was watched or asked."""
+    if not _written:
+        return False
+    found = _written.intersection(map(memory_id, arrays))
+    _written.difference_update(found)
+    return bool(found)
 
 
 def kept_count() -> int:
@@ -50,4 +72,4 @@ def kept_count() -> int:
     return len(_kept)
 
 
-__all__ = ["before_write", "keep", "kept_count", "memory_id"]
+__all__ = ["before_write", "keep", "kept_count", "memory_id", "take_written", "watch"]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import linecache
 import re
+import warnings
 
 import numpy as np
 import pytest
@@ -297,6 +299,58 @@ def test_distributed_operands_are_looked_at_in_the_first_call_only():
         return first, float(step(w, x))
 
     assert simulated(program, mesh) == [(16.0, 40.0)] * 2  # half of it from either
+
+
+WRITES = {
+    "the operand": lambda w, step, x: step(w, x),
+    "what follows from it": lambda w, step, x: step(w * 2.0, x)}
+
+
+@pytest.mark.parametrize("given", WRITES)
+@pytest.mark.parametrize("rank_writes", [lambda r: r == 1, lambda r: True])
+def test_what_a_rank_wrote_where_others_hold_the_same_is_compared(given, rank_writes):
+    """A write into x.local. All may write the same, and each into its own part."""
+    mesh, seen = ts.dist.mesh(axes="dp", shape=3), WRITES[given]
+
+    def program(rank, value):
+        step = ts.jit(loss)
+        w, x = ts.dist.tensor((4, 3), None, mesh, init=1.0), ts.dist.tensor((6, 4), ROWS, mesh,
+                                                                             init=1.0)
+        first = float(seen(w, step, x))
+        x.local[0] = 1.0 + rank
+        if rank_writes(rank):
+            w.local[2, 1] = value(rank)
+        return first, float(seen(w, step, x)), float(seen(w, step, x))
+
+    error = refused(lambda rank: program(rank, lambda r: 4.0 + r), mesh)
+    assert "different values of what they hold alike, " in error.message
+    assert "f32[4, 3] of (-, -)" in error.message
+    assert re.search("rank 1: (from element 7 on |1, 1, )(5|10), ", error.message), error.message
+    if rank_writes(0):
+        made = simulated(lambda rank: program(rank, lambda r: 4.0), mesh)
+        assert len({*made}) == 1 and made[0][0] != made[0][1] == made[0][2]
+
+
+def test_a_rank_is_told_that_others_have_not_computed_with_their_parts():
+    """An op on a split tensor that one rank makes, which nobody exchanges anything for: at its
+    line. Of what it holds whole a rank may compute what it likes."""
+    mesh = ts.dist.mesh(axes="dp", shape=3)
+
+    def program(rank, split):
+        x, w = ts.dist.tensor((6, 4), ROWS, mesh, init=1.0), ts.dist.tensor((4, 3), None, mesh,
+                                                                           init=1.0)
+        if rank == 1:
+            (x if split else w) * 2.0  # alone
+        return float(ts.sum(x @ w))
+
+    with pytest.warns(ts.dist.RankAloneWarning, match="^mul.. on a tensor that is split over dp, "
+                      "made by rank 1 and not by ranks 0, 2: its result") as told:
+        assert simulated(lambda rank: program(rank, True), mesh) == [72.0] * 3
+    (one,) = [w for w in told if w.category is ts.dist.RankAloneWarning]
+    assert one.filename == __file__ and "# alone" in linecache.getline(__file__, one.lineno)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert simulated(lambda rank: program(rank, False), mesh) == [72.0] * 3
 
 
 BATCHES = {

@@ -41,6 +41,15 @@ def test_a_mesh_of_gpus_is_refused_where_there_is_none(compute, no_gpu):
     compute(ts.dist.mesh(["cpu:0"]))
 
 
+@pytest.mark.parametrize("name", ["gpu0", "cpu:x", "host"])
+def test_a_device_of_another_spelling_is_no_host(name):
+    """A mesh is plain data, so it is told when something is to lie there."""
+    mesh = ts.dist.mesh([name])
+    with pytest.raises(ts.UnsupportedTargetError, match=f"names '{name}', which is no device") as e:
+        ts.dist.tensor((4,), None, mesh)
+    assert '"cuda:0", "cuda:1"' in e.value.hint and HINT in e.value.hint
+
+
 @needs_mpi
 def test_under_mpirun_it_is_refused_and_collectives_are_not(tmp_path):
     run = mpirun(2, "on_gpus", tmp_path, battery=Path(faults.__file__), CUDA_VISIBLE_DEVICES="")

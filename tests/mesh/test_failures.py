@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import threading
 
@@ -10,6 +11,7 @@ import pytest
 
 import tessera as ts
 from mesh.launch import STOPPED_S, mpirun, needs_mpi
+from tessera.mesh.ranks.abort import _short
 from tessera.mesh.ranks.envelope import here_in
 from tessera.mesh.world import transport
 
@@ -185,6 +187,18 @@ def test_ranks_take_turns():
     log.clear()
     ts.dist.simulate(program, 4)
     assert log == first
+
+
+@pytest.mark.parametrize("wrong", [
+    lambda mesh: ts.ShardSpec(("row",), ("xx",)).resolve(mesh, 2),  # in what a dataclass makes
+    lambda mesh: ts.jit(lambda a, b: a + b)(*(  # in a cached property
+        ts.dist.tensor((4,), None, m) for m in (mesh, ts.dist.mesh(axes="tp", shape=2))))])
+def test_what_a_rank_says_of_an_error_has_the_user_s_frames_alone(wrong):
+    with pytest.raises(ts.TesseraError) as info:
+        wrong(ts.dist.mesh(axes="dp", shape=2))
+    said = _short(info.type, info.value, info.tb)
+    files = re.findall(r'  File "(.*?)", line', said)
+    assert files and {*files} == {__file__}, said
 
 
 class TestTransport:

@@ -41,7 +41,7 @@ def test_a_mesh_is_plain_data():
 @pytest.mark.parametrize("make, error, words", [
     (lambda: ts.dist.mesh([*"abcdef"], ("x", "y"), (2, 2)), ts.ShapeError,
      "2 x 2 = 4 ranks cannot have 6"),
-    (lambda: ts.dist.mesh(["a", "a"]), ts.ArgumentError, "a stand twice"),
+    (lambda: ts.dist.mesh(["a", "a"]), ts.ArgumentError, "a stands twice"),
     (lambda: ts.dist.mesh(axes=("x", "y"), shape=(4,)), ts.ArgumentError, "2 axes"),
     (lambda: ts.dist.mesh(axes=("x", "x"), shape=(2, 2)), ts.ArgumentError, "different names"),
     (lambda: ts.dist.mesh(axes=("x", "y")), ts.ArgumentError, "needs a shape"),

@@ -13,7 +13,6 @@ the machine's ranks share speaks. Elsewhere they speak in turn, and the first en
 from __future__ import annotations
 
 import atexit
-import contextlib
 import os
 import socket
 import sys
@@ -25,7 +24,7 @@ from types import TracebackType
 from typing import Any, NoReturn
 
 from tessera import config
-from tessera.errors import PACKAGE_DIR, TesseraError
+from tessera.errors import TesseraError, is_user_frame
 
 from ..errors import StalledError
 from .launcher import launched_rank, launched_size
@@ -115,8 +114,8 @@ def _speak(kind: type[BaseException], error: BaseException, trace: TracebackType
 
 def _short(kind: type[BaseException], error: TesseraError, trace: TracebackType | None) -> str:
     """The user's own frames, and the error, which says the rest."""
-    frames = [f for f in traceback.extract_tb(trace)
-              if not f.filename.startswith(PACKAGE_DIR) and f.filename != contextlib.__file__]
+    frames = traceback.StackSummary.extract(
+        (frame, line) for frame, line in traceback.walk_tb(trace) if is_user_frame(frame))
     head = ["Traceback (most recent call last):\n"] * bool(frames) + traceback.format_list(frames)
     return "".join([*head, *traceback.format_exception_only(kind, error)])
 

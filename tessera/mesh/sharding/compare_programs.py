@@ -14,9 +14,11 @@ import json
 import math
 import re
 import struct
+import warnings
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -29,16 +31,16 @@ from tessera.tensor import Tensor, as_tensor
 
 from ...lazy_dataclass import dataclass
 from ..device_mesh import Mesh
-from ..errors import DisagreementError, PolicyMismatch
+from ..errors import DisagreementError, PolicyMismatch, RankAloneWarning
 from ..layout import Layout
 from ..ranks.call_numbers import ALIKE, LeftSamples, differing_operand, values_text
 from ..ranks.envelope import MessageLabel, ranks_text
 from ..ranks.group import Group
 from ..ranks.ledger import CollectiveCall, agree
-from .plain_operands import LeftOperands, number_of, samples_of
+from .plain_operands import CallOfParts, LeftOperands, number_of, samples_of
 
 F64 = as_type("f64")
-SAMPLE = 4096  # elements of an operand that are looked at
+SAMPLE, SHOWN = 4096, 4  # elements of an operand that are looked at, and shown where they differ
 # Ranks on machines of two kinds may round differently what each computes for itself.
 TOLERANCE = 1e-5
 Number = Callable[[Tensor], float]
@@ -93,12 +95,13 @@ def agree_on_program(group: Group, mine: CollectiveCall, mesh: Mesh, digest: str
     first operand of which ranks hold different values; on all ranks.
     """
     operands, by_program = given() if number else (), left.take()
+    calls, of_parts = left.take_calls()
     numbers = [_number_along(operands, a, number) if number else UNKNOWN for a in mesh.axes]
     samples = samples_of([*plain.values()])
     numbers += [number_of(samples), *(sum(k[2] for k in by_program.values() if a in k[4])
                                       for a in mesh.axes)]
     told = _tell(group, mine, [int(digest[:15], 16), *map(_bits, numbers), KINDS.index(number),
-                               left.take_calls()])
+                               calls])
     if told.count(told[0]) == len(told):
         return
     if len({t[0] for t in told}) > 1:
@@ -106,29 +109,53 @@ def agree_on_program(group: Group, mine: CollectiveCall, mesh: Mesh, digest: str
     n = len(mesh.axes)
     apart = any(len({told[r][n + 2 + i] for r in ranks}) > 1
                 for i, a in enumerate(mesh.axes) for ranks in mesh.groups(a))
-    if apart and number is not first_number:
+    kinds = {t[-2] for t in told}  # of numbers, the same on all ranks
+    first = kinds == {KINDS.index(first_number)}
+    if apart and not first:
         _compare_left(group, mine, by_program)
     along = [[*map(_float, t[1:n + 1])] for t in told]
     others = len({t[-1] for t in told}) > 1
     left.epoch += others
-    if len({t[-2] for t in told}) > 1 or (others and number is None):
-        operands, number = given(), sampled_number
-        along = _numbers_of_all(group, mine, mesh, operands)
+    if others:
+        _warn_of_calls(group, mine, of_parts)
+    if len(kinds) > 1 or (others and number is None):
+        operands, number = given(), KINDS[max(kinds)] or sampled_number
+        along = _numbers_of_all(group, mine, mesh, operands, number)
     _need_alike(group, mine, mesh, along, operands, number or first_number)
     of_plain = [GivenPart(name, Tensor(np.array(values), F64), mesh.axes)
                 for name, values in zip(plain, samples, strict=True)]
     _need_alike(group, mine, mesh, [[_float(t[n + 1])] * n for t in told], of_plain, first_number)
-    if apart and number is first_number:
+    if apart and first:
         _compare_left(group, mine, by_program)
+
+
+def _warn_of_calls(group: Group, mine: CollectiveCall, own: Mapping[int, CallOfParts]) -> None:
+    """Warn, on a rank that has computed with split tensors what others have not, at its line. It is
+    no error: it may print what it computes."""
+    by_rank = _swap(group, mine, {str(k): c.times for k, c in own.items()}, "calls")
+    for call, made in own.items():
+        fewer = [r for r, other in zip(group.ranks, by_rank, strict=True)
+                 if other.get(str(call), 0) < made.times]
+        if fewer and made.where is not None:
+            warnings.warn_explicit(
+                f"{made.name}() on a tensor that is split over {group.axis}, made by rank "
+                f"{group.transport.rank} and not by {ranks_text(fewer)}: its result lacks their "
+                "parts. All ranks of a mesh make an op on its tensors; x.local is this rank's part",
+                RankAloneWarning, made.where.file, made.where.line)
+
+
+def _swap(group: Group, mine: CollectiveCall, own: Any, what: str) -> list[Any]:
+    """What each rank has, in their order."""
+    data = np.frombuffer(json.dumps(own).encode(), np.uint8)
+    counts = [n for (n,) in _tell(group, mine, [data.size])]
+    got = group.swap_bytes([data] * group.size, counts, mine.label(group).of(what))
+    return [json.loads(x.tobytes()) for x in got]
 
 
 def _compare_left(group: Group, mine: CollectiveCall, left: LeftSamples) -> None:
     """Raise PolicyMismatch where ranks that made calls which sent nothing as often as others were
     given other plain operands."""
-    own = np.frombuffer(json.dumps(left).encode(), np.uint8)
-    counts = [n for (n,) in _tell(group, mine, [own.size])]
-    got = group.swap_bytes([own] * group.size, counts, mine.label(group).of("operands"))
-    found = differing_operand([json.loads(x.tobytes()) for x in got])
+    found = differing_operand(_swap(group, mine, left, "operands"))
     if found is None:
         return
     name, by_rank = found
@@ -258,9 +285,9 @@ def _differing_axis(mesh: Mesh, told: Sequence[Sequence[float]], count: int) -> 
     return None
 
 
-def _numbers_of_all(group: Group, mine: CollectiveCall, mesh: Mesh, operands: Sequence[GivenPart]
-                    ) -> list[list[float]]:
-    own = [_bits(_number_along(operands, a, sampled_number)) for a in mesh.axes]
+def _numbers_of_all(group: Group, mine: CollectiveCall, mesh: Mesh,
+                    operands: Sequence[GivenPart], number: Number) -> list[list[float]]:
+    own = [_bits(_number_along(operands, a, number)) for a in mesh.axes]
     return [[*map(_float, t)] for t in _tell(group, mine, own)]
 
 
@@ -282,8 +309,14 @@ def _values_differ(group: Group, mine: CollectiveCall, mesh: Mesh, axis: str,
         if _differing_axis(mesh, [[*map(_float, t)] for t in told], 1):
             break
     values = _sample(found.part)
-    shown = _texts(group, mine, "bytes " * found.part.dtype.packed
-                   + ", ".join([*(f"{v:.6g}" for v in values[:4]), *["..."] * (len(values) > 4)]))
+    by_rank = _swap(group, mine, values.tolist(), "values")
+    others = [by_rank[r] for r in mesh.group(group.index, axis)]
+    at = next((i for i, same in enumerate(zip(*others, strict=False)) if len({*same}) > 1), 0)
+    at = at if at >= SHOWN else 0
+    shown = _texts(group, mine, f"from element {at} on " * bool(at) + "bytes " *
+                   found.part.dtype.packed + ", ".join([
+                       *(f"{v:.6g}" for v in values[at:at + SHOWN]),
+                       *["..."] * (len(values) > at + SHOWN)]))
     return PolicyMismatch(
         f"the ranks along {axis!r} give {mine.op} different values of what they hold alike, "
         f"{found.name}:\n{shown}", where=mine.where, hint=ALIKE)

@@ -18,10 +18,11 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from tessera.errors import user_line
+from tessera.errors import SourceLine, user_line
 from tessera.graph.op import Aval
 from tessera.numerics import decode
 from tessera.runtime.arrays import HOST
+from tessera.runtime.host_memory import take_written
 from tessera.tensor import Tensor
 
 from ...lazy_dataclass import dataclass
@@ -33,6 +34,7 @@ from ..ranks.transport import Transport
 from ..world import transport
 
 CALLS = 1 << 62
+WRITTEN = 0x9E3779B97F4A7C15 % CALLS  # counted for a rank that wrote where others hold the same
 SAMPLE = 4  # elements of each that are looked at
 WEIGHTS = [math.cos(i * i * 0.1 + 1.0) for i in range(SAMPLE)]
 
@@ -71,7 +73,23 @@ def number_of(samples: Samples) -> float:
     return found
 
 
+def was_written(given: Sequence[Tensor]) -> bool:
+    """Whether this rank has written into its part of an operand that others hold too."""
+    return take_written(p.buffer for t in given if t.layout is not None and t.layout.repeated
+                        for p in t.read_parts.values() if p.place == HOST)
+
+
 # --- of programs that exchange nothing -----------------------------------------------------------
+@dataclass
+class CallOfParts:
+    """A program that sends nothing and is given a split tensor: what it is, from where, how often.
+    """
+
+    name: str
+    where: SourceLine | None
+    times: int = 0
+
+
 @dataclass
 class LeftOperands:
     """What calls on a mesh were given since ranks compared anything there. by_program: names of
@@ -80,14 +98,21 @@ class LeftOperands:
     those of a program that all have made as often must have been given the same.
     calls: a sum that tells these calls apart. Where those of ranks differ, some hold perhaps what
     others do not: epoch is how often that was, the same on all, and a program that was compared in
-    an earlier one is compared again."""
+    an earlier one is compared again. of_parts: of these calls, those that were given a split
+    tensor: their results lack the parts of ranks that have not made them."""
 
     by_program: LeftSamples = field(default_factory=dict)
     calls: int = 0
     epoch: int = 0
+    of_parts: dict[int, CallOfParts] = field(default_factory=dict)
 
-    def count(self, call: int) -> None:
+    def count(self, call: int, name: str = "") -> None:
+        """A call that sends nothing. name: of a program that is given a split tensor"""
         self.calls = (self.calls + call) % CALLS
+        if name:
+            if call not in self.of_parts:
+                self.of_parts[call] = CallOfParts(name, user_line())
+            self.of_parts[call].times += 1
 
     def add(self, program: str, names: Sequence[str], given: Samples, along: Sequence[str]
             ) -> None:
@@ -95,8 +120,9 @@ class LeftOperands:
         calls, number = (0, 0.0) if before is None else (before[1], before[2])
         self.by_program[program] = [names, calls + 1, number + number_of(given), given, along]
 
-    def take_calls(self) -> int:
-        found, self.calls = self.calls, 0
+    def take_calls(self) -> tuple[int, dict[int, CallOfParts]]:
+        found = self.calls, self.of_parts
+        self.calls, self.of_parts = 0, {}
         return found
 
     def take(self) -> LeftSamples:
@@ -148,5 +174,5 @@ def left_on(here: Transport, mesh: Mesh) -> LeftOperands:
     return _left.setdefault(here, {}).setdefault(mesh, LeftOperands())
 
 
-__all__ = ["SAMPLE", "LeftOperands", "error_at_end", "leave_values", "left_at_end", "left_on",
-           "number_of", "samples_of"]
+__all__ = ["SAMPLE", "WRITTEN", "CallOfParts", "LeftOperands", "error_at_end", "leave_values",
+           "left_at_end", "left_on", "number_of", "samples_of", "was_written"]

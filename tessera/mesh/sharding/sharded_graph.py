@@ -75,7 +75,7 @@ from .partitioned_steps import (
     planned,
 )
 from .place_in_whole import PlaceInWhole
-from .plain_operands import LeftOperands, left_on, samples_of
+from .plain_operands import WRITTEN, LeftOperands, left_on, samples_of, was_written
 from .propagate import Propagated, propagate
 from .rounded_sums import round_before_gather
 from .update_early import update_early
@@ -207,11 +207,13 @@ class ShardedProgram:
                 lambda: self._run(mesh_rank(self.mesh), given), self.mesh)))
         else:
             with patience(first=not self._local):
-                self._agree(given)
+                self._agree(given, changed := was_written(given))
                 if not self._planned or self._numbered:
+                    if changed:
+                        left_on(transport(), self.mesh).count(WRITTEN)
                     plain = samples_of([given[i] for i in self._plain])
                     for r in ranks:
-                        self._leave_alike(r, given)
+                        self._leave_alike(r, given, changed)
                         self._count(r, plain)
                 if len(ranks) == 1 and gpu_of(self.mesh) is not None:
                     return self._on_gpu(ranks[0], given, self._placed(ranks[0], leaves, parts))
@@ -304,7 +306,7 @@ class ShardedProgram:
         """A call of a rank is made, and was given these."""
         if not self._planned:
             if transport().size > 1:
-                left_on(transport(), self.mesh).count(self._call)
+                left_on(transport(), self.mesh).count(self._call, self._named)
             if plain and transport().size > 1:
                 left_on(transport(), self.mesh).add(self._source_hash, self._operands, plain,
                                                     self.mesh.axes)
@@ -315,10 +317,10 @@ class ShardedProgram:
             for sequence, number in numbered:
                 sequence.add(number, given)
 
-    def _leave_alike(self, rank: int, given: Sequence[Tensor]) -> None:
-        """Of the first call of a program that exchanges nothing, what all ranks hold alike: for the
-        next exchange on the mesh, or the end."""
-        if self._planned or rank in self._compared or transport().size == 1:
+    def _leave_alike(self, rank: int, given: Sequence[Tensor], changed: bool) -> None:
+        """Of the first call of a program that exchanges nothing, and of one behind a write, what
+        all ranks hold alike: for the next exchange on the mesh, or the end."""
+        if self._planned or rank in self._compared and not changed or transport().size == 1:
             return
         self._compared[rank] = 0
         alike = [i for i, t in enumerate(given) if t.layout is not None
@@ -329,6 +331,12 @@ class ShardedProgram:
             left_on(transport(), self.mesh).add(
                 f"{self._source_hash} first", [*map(self._told_elsewhere, names)],
                 samples_of([parts[i] for i in alike]), self.mesh.axes)
+
+    @functools.cached_property
+    def _named(self) -> str:
+        """Its name; "" where a rank lacks nothing of its inputs."""
+        parted = any(at and len(at.repeated) < len(at.mesh.axes) for at in self.layouts)
+        return self.source.name if parted else ""
 
     @functools.cached_property
     def _source_hash(self) -> str:
@@ -445,12 +453,12 @@ class ShardedProgram:
         del self._local[rank]
         return self.local(rank)
 
-    def _agree(self, given: Sequence[Tensor]) -> None:
+    def _agree(self, given: Sequence[Tensor], changed: bool) -> None:
         """All ranks of the mesh run the same program; without collectives it does not matter. What
         goes through NCCL is compared once: the hash is that of the whole sequence.
 
-        Before its first run the first rank compiles, while the others wait for it: then they find
-        its loops in the disk cache."""
+        Before its first run the first rank compiles while others wait, who then find its loops
+        in the disk cache. changed: this rank wrote where others hold the same."""
         if not is_here(self.mesh) or not self._compares(me := mesh_rank(self.mesh)):
             return
         if not self._local and me == 0 and not is_watched():
@@ -463,7 +471,8 @@ class ShardedProgram:
                 group, mine, self.mesh, self.hash, self._listing, lambda: [*operands_of(
                     self.mesh, _parts_of(given, me), [t.layout for t in given], self.names),
                     *(random_state_of(self.mesh) if self.random else ())],
-                again if me in self._compared and config.comm_check == "once" else first_number,
+                again if me in self._compared and not changed and config.comm_check == "once"
+                else first_number,
                 {n: given[i] for i, n in self._plain_names.items()}, left)
         self._compared[me] = left.epoch
         if self._by == "nccl":
@@ -558,8 +567,7 @@ def run_op(op: GraphOp, args: Sequence[Tensor], attrs: dict[str, Any]) -> Any:
     key = _key(op, avals, layouts, attrs)
     found = _PROGRAMS.get(key) if key is not None else None
     if found is None:
-        inputs = tuple(Value(a) for a in avals)
-        outputs = tuple(Value(a) for a in infer(op, avals, attrs))
+        inputs, outputs = (tuple(map(Value, a)) for a in (avals, infer(op, avals, attrs)))
         node = Node(op, inputs, attrs, outputs, user_line())
         found = ShardedProgram(Graph(op.name, inputs, (), (node,), outputs), layouts)
         if key is not None:
