@@ -60,6 +60,20 @@ def launcher() -> RankLauncher | None:
     return next((way for way in LAUNCHERS if way.started()), None)
 
 
+def half_told() -> str:
+    """What a process that runs alone is told of others, though not which of them it is; "" where
+    nothing is."""
+    for way in LAUNCHERS:
+        if way.wire == "tcp" and (_number(way.size) or 1) > 1 and _first(way.rank) is None and any(
+                map(os.environ.get, way.needs)):
+            said = " ".join(f"{n}={os.environ[n]}" for n in (way.size, *way.needs)
+                            if os.environ.get(n))
+            (rank,) = way.rank
+            mine = f"{rank}={os.environ[rank]}" if rank in os.environ else f"no {rank}"
+            return f"{said} and {mine}"
+    return ""
+
+
 def launched_size() -> int:
     """How many processes a launcher started, 1 without one."""
     way = launcher()
@@ -103,5 +117,5 @@ def first_host(nodes: str) -> str:
     return "".join(part or "" for part in found.groups()) if found else ""
 
 
-__all__ = ["LAUNCHERS", "RankLauncher", "first_host", "launched_here", "launched_local_rank",
-           "launched_rank", "launched_size", "launcher"]
+__all__ = ["LAUNCHERS", "RankLauncher", "first_host", "half_told", "launched_here",
+           "launched_local_rank", "launched_rank", "launched_size", "launcher"]

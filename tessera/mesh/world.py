@@ -8,7 +8,8 @@ from contextlib import contextmanager
 from typing import Any
 
 from tessera import config
-from tessera.errors import ArgumentError
+from tessera.errors import ArgumentError, warn_user
+from tessera.launched import half_told
 from tessera.numerics.random_state import isolate
 
 from .device_mesh import Mesh, current_mesh
@@ -31,6 +32,9 @@ def transport() -> Transport:
 def _process_transport() -> Transport:
     way = launcher()
     if way is None:
+        if said := half_told():
+            warn_user(f"the environment has {said}: this process is told of others and not which "
+                      "rank it is, so it runs alone")
         return Single()
     from .ranks.processes import ProcessTransport  # what it stands on is for programs with ranks
 

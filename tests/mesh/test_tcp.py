@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import socket
 import time
 import uuid
@@ -18,6 +19,7 @@ from mesh.launch import STOPPED_S, TOLD, started_as_by
 from mesh.processes import processes_of_run
 from mesh.test_mpi import FAILURES
 from tessera import launched
+from tessera.mesh import world
 from tessera.mesh.errors import MeshError
 from tessera.mesh.ranks import rendezvous
 
@@ -71,7 +73,7 @@ def test_mistakes_are_named(program, words, tmp_path):
 def test_a_rank_that_never_communicates_is_missed(tmp_path):
     run = started_as_by("torchrun", 2, "no_start", tmp_path, battery=FAULTS)
     assert run.status == 1 and run.seconds < STOPPED_S, run.text
-    assert "rank 0 of 2 has waited 3 s for other ranks to communicate at all" in run.text
+    assert "rank 0 of 2 has waited 3 s for rank 1, of which it has heard nothing" in run.text
 
 
 @pytest.mark.parametrize("agent", [False, True])
@@ -98,7 +100,11 @@ def test_processes_with_one_rank_are_told(tmp_path, monkeypatch):
     told = TOLD["torchrun"]
     monkeypatch.setitem(TOLD, "torchrun", lambda rank, ranks: told(min(rank, 1), ranks))
     run = started_as_by("torchrun", 3, "collectives", tmp_path)
-    assert run.status == 1 and "rank 1 of 3 on " in run.text and "MASTER_PORT" in run.text, run.text
+    assert run.status == 1 and "MASTER_PORT" in run.text, run.text
+    assert re.search(r"\[E_MESH\] rank 1 of 3 on \S+ calls rank 0 of 3 for a second time", run.text)
+    # those that have called are told, too
+    assert run.text.count("rank 1 of 3 has not met the others: rank 1 of 3 on ") == 2, run.text
+    assert run.text.count("Error: [E_MESH]") == 3, run.text
 
 
 # --- what launchers say ---------------------------------------------------------------------------
@@ -132,6 +138,23 @@ def test_what_launchers_say(name, monkeypatch):
     monkeypatch.setattr(os, "environ", {k: str(v) for k, v in variables.items()})
     assert (launched.launched_size(), launched.launched_rank(), launched.launched_here(),
             launched.launched_local_rank()) == want
+
+
+@pytest.mark.parametrize("variables, said", [
+    ({}, ""), ({"WORLD_SIZE": 8}, ""), ({"WORLD_SIZE": 1, "MASTER_ADDR": "a"}, ""),
+    ({"SLURM_NTASKS": 8, "MASTER_ADDR": "a"}, "SLURM_NTASKS=8 MASTER_ADDR=a and no SLURM_PROCID"),
+    ({"WORLD_SIZE": 8, "MASTER_ADDR": "a", "RANK": 7}, ""),
+    ({"WORLD_SIZE": 8, "MASTER_ADDR": "a"}, "WORLD_SIZE=8 MASTER_ADDR=a and no RANK"),
+    ({"WORLD_SIZE": 8, "MASTER_PORT": 1, "RANK": "x"}, "WORLD_SIZE=8 MASTER_PORT=1 and RANK=x")])
+def test_a_process_that_is_told_of_others_and_not_which_it_is_runs_alone(variables, said,
+                                                                       monkeypatch):
+    """And is told so."""
+    monkeypatch.setattr(os, "environ", {k: str(v) for k, v in variables.items()})
+    assert launched.half_told() == said
+    if said:
+        with pytest.warns(UserWarning, match=f"{said}: .* runs alone") as told:
+            assert world._process_transport.__wrapped__().size == 1
+        assert told[0].filename == __file__
 
 
 @pytest.mark.parametrize("variables, want", [

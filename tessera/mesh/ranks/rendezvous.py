@@ -16,13 +16,16 @@ import os
 import secrets
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 
 from tessera import config
+from tessera.errors import user_line
 from tessera.launched import first_host
 
 from ...lazy_dataclass import dataclass
-from ..errors import MeshError
+from ..errors import MeshError, StalledError
+from .envelope import ranks_text
 from .launcher import launched_rank, launched_size
 from .waiting import never_started
 
@@ -33,6 +36,11 @@ _HELLO = b"tessera "
 _GREETING_S = 2.0  # in which rank 0 greets who calls
 _RETRY_S = 0.1
 _MOST_BYTES = 1 << 20  # of a line
+TWICE = ("two programs have one MASTER_ADDR and MASTER_PORT, or two processes the same RANK: it "
+         "counts from 0 to WORLD_SIZE - 1, one for each")
+NOT_ALL = ("all ranks make the first call of ts.dist, each with a RANK of its own; look for one "
+           "that has ended, was never started or has another's RANK, or for a branch that depends "
+           "on the rank. TESSERA_COMM_TIMEOUT is the limit in seconds; 0 waits forever")
 
 
 @dataclass(frozen=True)
@@ -63,6 +71,9 @@ def meet(port: int) -> World:
         return _gather(mine, end) if rank == 0 else _call(mine, end)
     except TimeoutError:
         raise never_started(limit) from None
+    except _NotAll as error:
+        raise StalledError(f"rank 0 of {size} has waited {limit} s for {error}",
+                           where=user_line(), hint=NOT_ALL) from None
 
 
 def address() -> tuple[str, int]:
@@ -96,8 +107,13 @@ def _gather(mine: dict, end: float) -> World:
     found, links = {0: mine | {"address": ""}}, dict[int, socket.socket]()
     with _listener() as listener:
         while len(found) < mine["size"]:
-            listener.settimeout(_left(end))
-            link, (host, *_) = listener.accept()
+            try:
+                listener.settimeout(_left(end))
+                link, (host, *_) = listener.accept()
+            except TimeoutError:
+                late = ranks_text([r for r in range(mine["size"]) if r not in found])
+                _refuse(links.values(), f"rank 0 has waited for {late}", NOT_ALL)
+                raise _NotAll(f"{late}, of which it has heard nothing") from None
             link.settimeout(_GREETING_S)
             try:
                 link.sendall(_greeting())
@@ -106,15 +122,28 @@ def _gather(mine: dict, end: float) -> World:
                 link.close()
                 continue
             if other["size"] != mine["size"] or other["rank"] in found:
-                raise MeshError(f"rank {other['rank']} of {other['size']} on {other['host']} calls "
-                                f"rank 0 of {mine['size']}", hint="two programs have one "
-                                "MASTER_ADDR and MASTER_PORT, or processes the same rank")
+                text = (f"rank {other['rank']} of {other['size']} on {other['host']} calls rank 0 "
+                        f"of {mine['size']}")
+                text += " for a second time" * (other["size"] == mine["size"])
+                _refuse([*links.values(), link], text, TWICE)
+                raise MeshError(text, hint=TWICE)
             found[other["rank"]] = other | {"address": "" if _is_local(host) else host}
             links[other["rank"]] = link
     told = {"ranks": [found[r] for r in range(mine["size"])], "token": secrets.token_hex(16)}
     for link in links.values():
         link.sendall(json.dumps(told).encode() + b"\n")
     return _world(told, "localhost", links)
+
+
+class _NotAll(Exception):
+    """Rank 0 has waited for these ranks as long as it may."""
+
+
+def _refuse(links: Iterable[socket.socket], text: str, hint: str) -> None:
+    """Tell those that have called why they do not meet."""
+    for link in links:
+        with suppress(OSError):
+            link.sendall(json.dumps({"error": text, "hint": hint}).encode() + b"\n")
 
 
 def _listener() -> socket.socket:
@@ -133,7 +162,13 @@ def _call(mine: dict, end: float) -> World:
     link = _found(end)
     link.sendall(json.dumps(mine).encode() + b"\n")
     link.settimeout(_left(end))
-    told = json.loads(_line(link))
+    try:
+        told = json.loads(_line(link))
+    except (ConnectionError, ValueError):
+        told = {"error": "rank 0 has ended while ranks met", "hint": "its own output says why"}
+    if "error" in told:
+        raise MeshError(f"rank {mine['rank']} of {mine['size']} has not met the others: "
+                        f"{told['error']}", hint=told["hint"])
     return _world(told, link.getpeername()[0], {0: link})
 
 
