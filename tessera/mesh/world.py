@@ -88,11 +88,13 @@ def need_playable(ranks: int, what: str) -> None:
 @contextmanager
 def patience(first: bool) -> Iterator[None]:
     """While active, processes wait for each other as long as compiling may take, if this is the
-    `first` run of something: many ranks on few cores do not get there together."""
-    if not first or not config.comm_timeout or not transport().processes:
+    `first` run of something: many ranks on few cores do not get there together. For one of their
+    machine that does nothing they wait as ever."""
+    usual_s = config.comm_timeout
+    if not first or not usual_s or not (here := transport()).processes:
         yield
         return
-    with config.scope(comm_timeout=max(config.comm_timeout, COMPILE_S)):
+    with config.scope(comm_timeout=max(usual_s, COMPILE_S)), here.long_act(usual_s):
         yield
 
 

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 import threading
 import time
@@ -14,6 +15,7 @@ from pathlib import Path
 
 import tessera as ts
 from tessera.launched import launched_rank
+from tessera.mesh.world import patience
 
 
 def reduce(n: int = 4) -> None:
@@ -129,6 +131,30 @@ def hangs_elsewhere() -> None:
     if ts.dist.rank() == 2:
         time.sleep(60)
     ts.dist.barrier()
+
+
+def idle_before_the_first_call() -> None:
+    """The others have begun a compiled function, for which a rank that compiles has minutes."""
+    wait_briefly()
+    x = part(6)
+    if ts.dist.rank() == 1:
+        time.sleep(60)
+    ts.jit(ts.sum)(x)
+
+
+def busy_before_the_first_call() -> str:
+    """By itself, by a child, and in something of ours: longer than the limit."""
+    wait_briefly()
+    x, busy = part(6), "import time\nend = time.time() + 5\nwhile time.time() < end: pass"
+    if ts.dist.rank() == 1:
+        exec(busy, {})
+        subprocess.run([sys.executable, "-c", busy], check=True)
+    ts.jit(ts.sum)(x)
+    with patience(first=True):
+        if ts.dist.rank() == 0:
+            time.sleep(5)
+        ts.dist.barrier()
+    return "well"
 
 
 def all_fail_differently() -> None:

@@ -205,6 +205,9 @@ FAULTY = {  # program: words of the report
     "two_threads": ["all_reduce(f32[5]"],  # said by the rank, or by another that it misled
     "hangs_elsewhere": [" of 3 has waited 3 s for rank 2 in barrier() over all ranks",
                         "  rank 2: after all_reduce(", ": in barrier() over all ranks at "],
+    "idle_before_the_first_call": [
+        " s for rank 1 in sum() over dp; it is in no call of ours and has used no core for 3 s",
+        "  rank 1: after dist.tensor("],
     "shorter_part": ["rank 2: dist.from_local(type=f32, shape=(9, 2), layout=(dp, -) on ",
                      ": all_reduce(f32[4], op=sum) over all ranks at "],
     "part_that_does_not_fit": ["rank 1 of 3 failed", "rank 1 gives a part [3, 2]; its part of "
@@ -228,7 +231,8 @@ def test_under_mpirun_it_is_said_once(program, tmp_path):
 
 
 @needs_mpi
-@pytest.mark.parametrize("program", ["ends_at_different_times", "children"])
+@pytest.mark.parametrize("program", ["ends_at_different_times", "children",
+                                     "busy_before_the_first_call"])
 def test_under_mpirun_what_is_well_ends_well(program, tmp_path):
     run = mpirun(3, program, tmp_path, battery=FAULTS)
     assert run.status == 0 and set(run.results.values()) == {"well"} and not run.text, run.text

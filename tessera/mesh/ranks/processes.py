@@ -33,6 +33,7 @@ from ..errors import MeshError, StalledError
 from . import status_page
 from .abort import leaves_well, stop_with
 from .envelope import HEADER_BYTES, MessageLabel, disagreement, pack, ranks_text, unpack
+from .idle_ranks import IdleRanks
 from .transport import MAX_TAG, Receive, Request, Transport
 from .wire import ProcessWire, WireBatch
 
@@ -147,6 +148,7 @@ class ProcessTransport(Transport):
         self._left: dict[int, Any] = {}  # and see plain_operands.py
         self._aside, self._telling = threading.Lock(), list[tuple[Any, bytes]]()
         self.may_tell = wire.any_thread
+        self._usual_s = 0.0  # of a wait, while in something of ours that takes longer
         self._thread = threading.RLock()
         self._user: MessageLabel | None = None  # the outermost call of the thread that has it
         atexit.register(self._leave)
@@ -231,8 +233,20 @@ class ProcessTransport(Transport):
                 raise
             status_page.resume()
 
+    @contextmanager
+    def long_act(self, usual_s: float) -> Iterator[None]:
+        """While it lasts others wait for this rank longer than usual_s, and it for others; not for
+        those that do nothing."""
+        outer, self._usual_s = self._usual_s, self._usual_s or usual_s
+        try:
+            with status_page.long_act():
+                yield
+        finally:
+            self._usual_s = outer
+
     def _poll(self, waiting: list[Any], label: MessageLabel) -> None:
         begin, sleep, polls, ended = time.monotonic(), 0.0, 0, 0.0
+        idle = IdleRanks(self._usual_s, begin) if self._usual_s else None
         pending = self._pending(waiting)
         while waiting:
             if self._take(*pending):
@@ -249,6 +263,8 @@ class ProcessTransport(Transport):
                     raise self._ended_error(waiting, label)
             if limit and now - begin > limit:
                 raise self._stalled(waiting, label, limit)
+            if idle and (ranks := idle.look(now, (r.peer for r in waiting))):
+                raise self._idle_error(ranks, label, now - begin)
 
     @contextmanager
     def one_thread(self, label: MessageLabel) -> Iterator[None]:
@@ -275,6 +291,17 @@ class ProcessTransport(Transport):
             where=label.where,
             hint="that rank hangs, computes for longer, or is in another call. All ranks must make "
             "this one; TESSERA_COMM_TIMEOUT is the limit in seconds; 0 waits forever")
+
+    def _idle_error(self, ranks: Sequence[int], label: MessageLabel, waited: float
+                    ) -> StalledError:
+        several = len(ranks) > 1
+        return StalledError(
+            "\n".join([f"rank {self.rank} of {self.size} has waited {waited:.0f} s for "
+                       f"{ranks_text(ranks)} in {label.text}; {'they are' if several else 'it is'} "
+                       f"in no call of ours and {'have' if several else 'has'} used no core for "
+                       f"{self._usual_s:.0f} s", *status_page.places()]), where=label.where,
+            hint="that rank hangs or waits for something else. All ranks must make this call; "
+            "TESSERA_COMM_TIMEOUT is the limit in seconds; 0 waits forever")
 
     def _ended_error(self, waiting: Sequence[Any], label: MessageLabel) -> StalledError:
         gone = sorted({r.peer for r in waiting} & self._ended.keys())

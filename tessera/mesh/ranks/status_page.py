@@ -16,6 +16,8 @@ import sys
 import threading
 import time
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 
 import numpy as np
@@ -30,10 +32,12 @@ from .watcher import (
     LATE,
     LEFT,
     LENGTH,
+    LONG,
     PAGE_BYTES,
     SAID,
     STATE,
     TEXT_BYTES,
+    TICKS,
     WAITS,
     WHAT,
 )
@@ -58,6 +62,16 @@ def enter(what: str) -> None:
 def resume() -> None:
     """It waits no more."""
     _page[STATE] = COMPUTES
+
+
+@contextmanager
+def long_act() -> Iterator[None]:
+    """Something of ours that may take minutes, such as compiling: others wait for it."""
+    _page[LONG] += 1
+    try:
+        yield
+    finally:
+        _page[LONG] -= 1
 
 
 def wait_on_gpu(what: str) -> None:
@@ -93,6 +107,13 @@ def places() -> list[str]:
 def late() -> set[int]:
     """Other ranks of this machine that do not wait on their GPUs; none without a watcher."""
     return set(map(int, (_ask(LATE) or "").split()))
+
+
+def ticks() -> dict[int, int]:
+    """What other ranks of this machine have used of its cores, in ticks of the clock, of those that
+    are in the user's program."""
+    told = [*map(int, (_ask(TICKS) or "").split())]
+    return dict(zip(told[::2], told[1::2], strict=True))
 
 
 def claim_report(what: str) -> bool | None:

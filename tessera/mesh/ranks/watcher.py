@@ -20,14 +20,16 @@ import socket
 import struct
 import sys
 
-# A rank's page: its state, and three texts that end with a zero. GPU: what does not arrive there.
-STATE, CALL, WHAT, GPU, TEXT_BYTES = 0, 512, 1024, 1536, 512
+# A rank's page: its state, how many acts of ours it is in that take long, such as compiling, and
+# three texts that end with a zero. GPU: what does not arrive there.
+STATE, LONG, CALL, WHAT, GPU, TEXT_BYTES = 0, 1, 512, 1024, 1536, 512
 PAGE_BYTES = GPU + TEXT_BYTES
 COMPUTES, WAITS, LEFT, SAID = range(4)  # LEFT: it ends well. SAID: it stops all, and has said why
 
-# What a rank may ask: where the others are, which of them do not wait on their GPU, and whether it
-# is the first that fails. The answer is text, after its length.
-ASK, LATE, CLAIM, LENGTH = b"?", b"<", b"!", 4
+# What a rank may ask: where the others are, which of them do not wait on their GPU, how much of a
+# core those have used that are in nothing of ours, and whether it is the first that fails. The
+# answer is text, after its length.
+ASK, LATE, TICKS, CLAIM, LENGTH = b"?", b"<", b"~", b"!", 4
 
 _FROM_OUTSIDE = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)  # launchers pass them on to all
 _IN_LIBRARIES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGABRT)
@@ -120,6 +122,7 @@ def find_killed(listener: socket.socket) -> tuple[Rank, list[Rank]] | None:
                 others = [r for r in known if r is not who]
                 who.answer(_listed_places(others) if question == ASK else
                            _late(others) if question == LATE else
+                           _ticks(others) if question == TICKS else
                            "later" if claimed else "first")
                 claimed = claimed or question == CLAIM
                 continue
@@ -136,6 +139,28 @@ def find_killed(listener: socket.socket) -> tuple[Rank, list[Rank]] | None:
 def _late(others: list[Rank]) -> str:
     """Those for whom others may wait on their GPUs: they do not wait there themselves."""
     return " ".join(str(r.rank) for r in others if r.state != SAID and not r.text(GPU))
+
+
+def _ticks(others: list[Rank]) -> str:
+    """Of those that are in the user's program: the rank, and what it and its children have used of
+    the cores, in ticks of the clock."""
+    used, below = dict[int, int](), dict[int, list[int]]()
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            with open(f"/proc/{name}/stat") as file:
+                fields = file.read().rpartition(")")[2].split()
+        except OSError:  # it has ended
+            continue
+        used[int(name)] = sum(map(int, fields[11:15]))
+        below.setdefault(int(fields[1]), []).append(int(name))
+    found = []
+    for rank in others:
+        if rank.state == COMPUTES and not rank.page[LONG] and rank.pid in used:
+            tree = [rank.pid]
+            for pid in tree:  # as it grows
+                tree += below.get(pid, ())
+            found.append(f"{rank.rank} {sum(used.get(pid, 0) for pid in tree)}")
+    return " ".join(found)
 
 
 def _question(rank: Rank) -> bytes:
