@@ -7,8 +7,9 @@ import hashlib
 import json
 import os
 import secrets
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
+from math import prod
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -17,6 +18,7 @@ import numpy as np
 from ..errors import CheckpointError, TesseraError
 from ..graph import random
 from ..lazy_dataclass import dataclass
+from ..mesh.ranks.envelope import ranks_text
 from ..mesh.ranks.messages import first_error, gather, raised_on_all, share, together
 from ..mesh.ranks.transport import Transport
 from ..mesh.tensor import DistTensor
@@ -150,7 +152,9 @@ class _Save:
         """Rank 0 learns what every rank has written."""
         mine = {k: self.manifest[k] for k in ("files", "tensors", "values")}
         mine["folder"] = str(self.folder.absolute())
-        for rank, told in enumerate(gather(mine, self.here)[1:], start=1):
+        all_told = gather(mine, self.here)
+        saved = [{*told["tensors"]} for told in all_told]
+        for rank, told in enumerate(all_told[1:], start=1):
             self.manifest["files"] |= told["files"]
             self.folders |= dict.fromkeys(told["files"], (rank, told["folder"]))
             self.manifest["values"] |= told["values"]
@@ -158,6 +162,8 @@ class _Save:
                 held = self.manifest["tensors"].setdefault(path, entry)
                 if "pieces" in entry and held is not entry:
                     held["pieces"] += entry["pieces"]
+        if self.error is None and saved:
+            self.error = _incomplete(self.manifest["tensors"], saved)
 
     def commit(self, token: str) -> None:
         """The new manifest becomes the folder's. Raises FileNotFoundError when a rank has written
@@ -185,9 +191,22 @@ class _Save:
         what = "written, but not tidied up" if self.committed else "not written"
         raise CheckpointError(
             f"checkpoint {self.folder} is {what}: {self.failed}",
-            hint="see that the disk has room and the folder is yours; what was saved before is "
-            "untouched",
+            hint="what was saved before is untouched; of a disk, see that it has room and the "
+            "folder is yours",
         ) from self.error
+
+
+def _incomplete(tensors: Mapping[str, dict], saved: Sequence[set[str]]) -> OSError | None:
+    """What is wrong where ranks save different trees: a tensor of which some have a part, and do
+    not save it. saved: paths, by rank"""
+    for path, entry in tensors.items():
+        held = sum(prod(p["shape"]) for p in entry.get("pieces", ()))
+        if "pieces" in entry and held != prod(entry["shape"]):
+            writers = [rank for rank, paths in enumerate(saved) if path in paths]
+            return OSError(f"{path} has {prod(entry['shape'])} elements and ranks save {held} of "
+                           f"them, {ranks_text(writers)} alone: all ranks that have a part of a "
+                           "tensor save it, under the same path")
+    return None
 
 
 @dataclass(frozen=True)

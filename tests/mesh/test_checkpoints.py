@@ -436,6 +436,25 @@ def test_a_full_disk_under_mpirun(tmp_path):
     assert load(tmp_path / "c").step == 3
 
 
+def test_ranks_that_save_other_trees_than_those_with_the_other_parts_are_told(tmp_path):
+    """Once the manifest lacked the parts, and only who loaded it was told. A stage may be saved by
+    its ranks alone, and what all hold whole by any of them."""
+    mesh = ts.dist.mesh(axes="dp", shape=3)
+
+    def program(names, folder):
+        x = ts.dist.tensor((7, 2), ts.ShardSpec(("row",), ("dp",)), mesh, init=3.0)
+        own = {names(ts.dist.rank()): x}
+        average = ts.dist.tensor((4,), None, mesh, init=1.0)
+        save(folder, own | {"average": average} if ts.dist.rank() == 0 else own)
+
+    ts.dist.simulate(program, mesh, lambda rank: "x", tmp_path)
+    with pytest.raises(ts.CheckpointError, match=r"is not written: on rank 0: x has 14 elements "
+                       r"and ranks save 10 of them, ranks 0, 2 alone: all ranks that have a part"):
+        ts.dist.simulate(program, mesh, lambda rank: "y" if rank == 1 else "x", tmp_path)
+    assert load(tmp_path).tensors["x"].tolist() == [[3.0, 3.0]] * 7
+    assert load(tmp_path).tensors["average"].tolist() == [1.0] * 4
+
+
 def test_ranks_that_save_to_different_folders_are_told_and_lose_nothing(tmp_path):
     """As with a folder named by each rank's clock, or on a disk of each machine's own."""
     folders = [tmp_path / "0", tmp_path / "1"]

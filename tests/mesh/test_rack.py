@@ -19,6 +19,7 @@ from mesh.launch import mpirun, needs_mpi
 REHEARSAL = Path(__file__).with_name("rehearsal.py")
 STEPS = 5
 SLOW = pytest.mark.skipif(not os.environ.get("TESSERA_SLOW"), reason="minutes: TESSERA_SLOW=1")
+MOST_MB = 190  # of a rank: 146 to 162 (dp=8,tp=9, Python 3.11, MPICH, 2026-11-28)
 COMPILER_MB = 100  # Numba and LLVM, in the one rank of a stage that compiles for a cold cache
 FLAGS = ["--steps", str(STEPS), "--sample", "0"]
 SMALL = [f"--{name}={value}" for name, value in {**example.SMALL, "steps": STEPS}.items()]
@@ -54,6 +55,6 @@ def test_every_rank_trains_and_ends_well(mesh: str, flags: list[str], tmp_path: 
     print(f"{mesh}: {run.seconds:.0f} s; peak memory of a rank {peaks[0]} to {peaks[-1]} MB; "
           f"losses {losses[0]:.4f} to {losses[-1]:.4f}")
     assert len(peaks) == ranks and run.seconds < 240
-    assert peaks[-1 - stages] < 220 and peaks[-1] < 220 + COMPILER_MB
+    assert peaks[-1 - stages] < MOST_MB and peaks[-1] < MOST_MB + COMPILER_MB
     assert len(losses) == STEPS and losses[-1] < losses[0]
     np.testing.assert_allclose(losses, alone(*flags), rtol=1e-5)
