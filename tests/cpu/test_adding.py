@@ -302,14 +302,44 @@ SOFTSIGN = elementwise(
 
 softsign = public_unary("softsign", SOFTSIGN, "x / (1 + |x|)")
 '''
-OP_PROGRAM = "import tessera as ts; print(ts.jit(ts.softsign)(ts.tensor([-1.0, 3.0])).tolist())"
+TILE_OP_MODULE = '''"""Softsign."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tessera.tile.builder import edge_rules, rules
+from tessera.tile.ir.op_record import declare
 
 
-def test_a_module_of_ops_is_one_file(tmp_path):
-    """In a copy of the package: what lies in the folder of ops is loaded, and is a name of ts."""
+@declare(rule=rules.floats, edges=edge_rules.elementwise,
+         samples=(lambda rng: (rng.standard_normal((13, 7)),),))
+def softsign(x):
+    """x / (1 + |x|)."""
+    return x / (1 + np.abs(x))
+'''
+REGISTERED_MODULE = '''"""Says that it was loaded."""
+
+from tessera.tile.ir import op_record
+
+op_record.loaded = [*getattr(op_record, "loaded", []), __name__.split(".")[-2]]
+'''
+OP_PROGRAM = """import tessera as ts
+import tessera.tile.cuda.ptx
+from tessera.tile.ir import op_record
+print(ts.jit(ts.softsign)(ts.tensor([-1.0, 3.0])).tolist(), op_record.OPS["softsign"].name,
+      op_record.loaded)
+"""
+
+
+def test_a_module_in_a_folder_of_records_is_loaded(tmp_path):
+    """In a copy of the package: a new file of ops is one file, and its op a name of ts."""
     package = Path(ts.__file__).parent
     shutil.copytree(package, tmp_path / "tessera", ignore=shutil.ignore_patterns("__pycache__"))
     (tmp_path / "tessera/graph/ops/softsign.py").write_text(OP_MODULE)
+    (tmp_path / "tessera/tile/ops/softsign.py").write_text(TILE_OP_MODULE)
+    for folder in ("tile/frontend/constructs", "tile/cuda/ptx"):
+        (tmp_path / "tessera" / folder / "new.py").write_text(REGISTERED_MODULE)
     done = subprocess.run([sys.executable, "-c", OP_PROGRAM], cwd=tmp_path, text=True,
                           env=os.environ | {"PYTHONPATH": str(tmp_path)}, capture_output=True)
-    assert (done.stdout, done.stderr) == ("[-0.5, 0.75]\n", "")
+    assert (done.stdout, done.stderr) == ("[-0.5, 0.75] softsign ['constructs', 'ptx']\n", "")

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -248,3 +251,27 @@ def test_what_no_definition_takes_is_refused_each_time(compiled: Any) -> None:
         with pytest.raises(CompileError, match="No implementation|Invalid use|add"):
             compiled(wrong)
     assert "st.global" in compiled(SUMS)
+
+
+GATE = """
+import importlib.util, sys
+import tessera.errors
+sys.modules["numba.cuda"] = None                  # it does not import
+if {missing}:
+    importlib.util.find_spec = lambda name: None  # and is not there
+try:
+    import tessera.tile.cuda.numba_gate
+except tessera.errors.UnsupportedTargetError as error:
+    print(error.message, "|", error.hint)
+"""
+
+
+@pytest.mark.parametrize("missing, words", [
+    (True, "through Numba-CUDA, which is not installed |"),
+    (False, "through Numba-CUDA, which does not import: ")])
+def test_without_numba_cuda_it_says_whether_it_is_missing_or_broken(missing, words):
+    if importlib.util.find_spec("numba_cuda") is None and not missing:
+        pytest.skip("Numba-CUDA is not installed")
+    done = subprocess.run([sys.executable, "-c", GATE.format(missing=missing)], text=True,
+                          capture_output=True, check=True)
+    assert words in done.stdout and "pip install -e '.[cuda12]'" in done.stdout, done.stdout

@@ -1,32 +1,14 @@
-"""The ops of the tile language, one file per family; importing them fills the registry."""
+"""The ops of the tile language, one file per family. Every module of this folder is loaded, and its
+ops register themselves."""
 
 from __future__ import annotations
 
-from tessera.tile.ir.op_record import OPS, TileOp
-from tessera.tile.ops import (
-    atomics,
-    attention,
-    cluster,
-    combines,
-    create,
-    debug,
-    dependents,
-    elementwise,
-    ids,
-    indexed,
-    macros,
-    matmul,
-    memory,
-    packed,
-    random,
-    reduce,
-    vector,
-    warp,
-    windows,
-)
+import importlib
+import pkgutil
 
-__all__ = [
-    "OPS", "TileOp", "atomics", "attention", "cluster", "combines", "create", "debug",
-    "dependents", "elementwise", "ids", "indexed", "macros", "matmul", "memory", "packed",
-    "random", "reduce", "vector", "warp", "windows",
-]
+from tessera.tile.ir.op_record import OPS, TileOp
+
+for _module in pkgutil.iter_modules(__path__):
+    importlib.import_module(f"{__name__}.{_module.name}")
+
+__all__ = ["OPS", "TileOp"]

@@ -1,23 +1,10 @@
-"""The PTX instructions, one file per family; importing this registers every record."""
+"""The PTX instructions, one file per family. Every module of this folder is loaded, and registers
+its records."""
 
 from __future__ import annotations
 
-from . import (
-    arithmetic,
-    atomics,
-    barriers,
-    convert,
-    copy_async,
-    held,
-    ids,
-    matrix,
-    mbarrier,
-    memory,
-    mma,
-    tma,
-    warp,
-    wgmma,
-)
+import importlib
+import pkgutil
 
-__all__ = ["arithmetic", "atomics", "barriers", "convert", "copy_async", "held", "ids", "matrix",
-           "mbarrier", "memory", "mma", "tma", "warp", "wgmma"]
+for _module in pkgutil.iter_modules(__path__):
+    importlib.import_module(f"{__name__}.{_module.name}")
