@@ -53,7 +53,7 @@ def memory_timeline(graph: Graph) -> MemoryTimeline:
     """
     base = _bases(graph)
     last = {base[v]: len(graph.nodes) for v in graph.outputs}
-    given = {base[v] for v in (*graph.inputs, *(c for c, _ in graph.captures))}
+    given = {base[v] for v in graph.given}
     for i, node in enumerate(graph.nodes):
         for v in (*node.inputs, *node.outputs):
             last[base[v]] = max(last.get(base[v], i), i)
@@ -100,7 +100,7 @@ def planned_memory(graph: Graph, groups: Sequence[FusionGroup], plan: MemoryPlan
     """
     names = {v: f"%{i} {v.aval}" for i, v in enumerate(plan.places)}
     kept = {place.root for place in plan.places.values() if place.kind in ("fresh", "known")}
-    kept |= {*graph.inputs, *(v for v, _ in graph.captures)}
+    kept.update(graph.given)
     always = {names[v]: value_bytes(v) for v in kept if v in names}
     first: dict[Value, int] = {}
     for i, group in enumerate(groups):

@@ -95,6 +95,11 @@ class Graph:
     kept: dict[str, Any] = field(default_factory=dict, init=False, repr=False)
 
     @property
+    def given(self) -> tuple[Value, ...]:
+        """The values that no node makes: inputs, and what is captured."""
+        return (*self.inputs, *(v for v, _ in self.captures))
+
+    @property
     def effects(self) -> frozenset[str]:
         return frozenset[str]().union(*map(node_effects, self.nodes))
 

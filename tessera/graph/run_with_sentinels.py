@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import field
+from dataclasses import field, replace
 from typing import Any
 
 import numpy as np
@@ -108,7 +108,7 @@ def _computing(graph: Graph) -> Graph:
     nodes = tuple(Node(n.op, n.inputs, {k: _held(v) if k in n.op.graph_attrs else v
                                         for k, v in n.attrs.items()}, n.outputs, n.where)
                   for n in graph.nodes if n.outputs)
-    return Graph(graph.name, graph.inputs, graph.captures, nodes, graph.outputs)
+    return replace(graph, nodes=nodes)
 
 
 def _held(held: Graph | tuple[Graph, ...]) -> Graph | tuple[Graph, ...]:

@@ -6,6 +6,7 @@ No rule changes a bit of the result: x * 1 goes, x + 0 stays (it turns -0 into +
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from ..errors import SourceLine
@@ -56,7 +57,7 @@ def rebuild(graph: Graph, visit: Callable[[Rewriter, Node, tuple[Value, ...]], A
     only output, or None to keep the node."""
     rw = Rewriter()
     env, nodes, producer = rw.env, rw.nodes, rw.producer  # every pass comes by here: no calls
-    for v in (*graph.inputs, *(c for c, _ in graph.captures)):
+    for v in graph.given:
         env[v] = v
     stands_for, changed = env.__getitem__, False
     for node in graph.nodes:
@@ -75,7 +76,7 @@ def rebuild(graph: Graph, visit: Callable[[Rewriter, Node, tuple[Value, ...]], A
     if not changed and len(nodes) == len(graph.nodes):
         return graph
     outputs = tuple(map(stands_for, graph.outputs))
-    return Graph(graph.name, graph.inputs, graph.captures, tuple(rw.nodes), outputs)
+    return replace(graph, nodes=tuple(rw.nodes), outputs=outputs)
 
 
 # --- identities and canonical forms -----------------------------------------------------------
@@ -238,7 +239,7 @@ def merge_common(graph: Graph) -> Graph:
     if not rw_env:
         return graph
     outputs = tuple(rw_env.get(v, v) for v in graph.outputs)
-    return Graph(graph.name, graph.inputs, graph.captures, tuple(nodes), outputs)
+    return replace(graph, nodes=tuple(nodes), outputs=outputs)
 
 
 def remove_dead(graph: Graph) -> Graph:

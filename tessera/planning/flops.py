@@ -232,7 +232,7 @@ def peak_memory(graph: Graph, roles: dict[Value, str]) -> PeakBytes:
     at the peak: "gradients" has the extents of a parameter, "workspace" is what the unit at the
     peak reads for the last time and writes, "activations" is what is kept for later.
     """
-    given = [*graph.inputs, *(v for v, _ in graph.captures)]
+    given = graph.given
     base: dict[str, int] = {}
     for v in given:
         role = roles.get(v, "data")

@@ -117,8 +117,7 @@ def _plan_global(name: str, traced: TracedSignature, roles: Sequence[str],
 
 
 def _held(graph: Graph, roles: Sequence[str]) -> dict[Value, str]:
-    given = [*graph.inputs, *(v for v, _ in graph.captures)]
-    return dict(zip(given, roles, strict=False))
+    return dict(zip(graph.given, roles, strict=False))
 
 
 # --- what the arguments are -----------------------------------------------------------------------

@@ -128,7 +128,7 @@ def _stages(graph: Graph, node: Node, v: Value, schedule: GraphSchedule | None) 
 
 
 def _buffer_of(graph: Graph, v: Value, schedule: GraphSchedule) -> str:
-    given = [*graph.inputs, *(c for c, _ in graph.captures)]
+    given = graph.given
     return schedule.base(f"v{given.index(v)}") if v in given else ""
 
 

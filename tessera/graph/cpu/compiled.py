@@ -52,7 +52,7 @@ class CompiledGraph:
         self.units = _keep_small_apart(fuse(self.graph, CPU), repeats)
         self.plan: MemoryPlan = plan_memory(self.graph, self.units, self.known, CPU)
         self.slot: dict[Value, int] = {}
-        for v in (*graph.inputs, *(c for c, _ in graph.captures), *self.known):
+        for v in (*graph.given, *self.known):
             self._slot(v)
         self.n_inputs = len(graph.inputs)
         self.captures = [(self._slot(v), t) for v, t in graph.captures]

@@ -100,7 +100,7 @@ class ScheduleBuilder(ABC):
 
     # --- names --------------------------------------------------------------------------------
     def _name_values(self) -> None:
-        for i, v in enumerate((*self.graph.inputs, *(v for v, _ in self.graph.captures))):
+        for i, v in enumerate(self.graph.given):
             self._name(v, f"v{i}")
         for i, v in enumerate(self.drawn):
             self._name(v, f"k{i}")
@@ -186,7 +186,7 @@ class ScheduleBuilder(ABC):
     # --- buffers ------------------------------------------------------------------------------
     def _buffers(self) -> Iterable[PlannedBuffer]:
         """One for everything that lies in memory, arguments first."""
-        given = [*self.graph.inputs, *(v for v, _ in self.graph.captures), *self.drawn]
+        given = [*self.graph.given, *self.drawn]
         for group in self.groups:
             for v in group.outputs:
                 self.buffer_name(self.memory.places[v].root)

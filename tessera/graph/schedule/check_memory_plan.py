@@ -56,8 +56,7 @@ class _Proof:
     def own(self) -> None:
         """Owners of all values, and until when their memory is read."""
         drawn = (v for v, place in self.plan.places.items() if place.kind == "drawn")
-        for v in (*self.graph.inputs, *(v for v, _ in self.graph.captures), *self.plan.known,
-                  *drawn):
+        for v in (*self.graph.given, *self.plan.known, *drawn):
             self.owner[v], self.lying[v] = v, [v]
         maker: dict[Value, int] = {}
         for i, group in enumerate(self.groups):

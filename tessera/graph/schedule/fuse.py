@@ -57,7 +57,7 @@ class _Fuser:
         self.leaving: set[Value] = set()  # sums over leading axes: known when their loop has ended
         self.readers: dict[Value, list[_Entry]] = {}
         self.graph, self.groups = graph, 0
-        self.given = {*graph.inputs, *(v for v, _ in graph.captures)}
+        self.given = set(graph.given)
 
     def run(self) -> list[_Entry]:
         for node in self.graph.nodes:

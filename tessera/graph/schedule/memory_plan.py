@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import field
+from dataclasses import field, replace
 from typing import Any
 
 import numpy as np
@@ -93,7 +93,7 @@ def fold_constants(graph: Graph) -> tuple[dict[Value, np.ndarray], Graph]:
             made = node.op.ref(*[known[v] for v in node.inputs], **node.attrs)
         made = made if node.op.multi else (made,)
         known.update((v, np.asarray(a)) for v, a in zip(node.outputs, made, strict=True))
-    return known, Graph(graph.name, graph.inputs, graph.captures, tuple(rest), graph.outputs)
+    return known, replace(graph, nodes=tuple(rest))
 
 
 def _repeats(node: Node, known: dict[Value, np.ndarray]) -> bool:

@@ -13,6 +13,7 @@ next layer's arrive.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from ...errors import GraphError
@@ -34,8 +35,7 @@ def place_saved(units: Sequence[FusionGroup], graph: Graph) -> list[FusionGroup]
     kernel reads as late) and what is small stays where it is: its unit becomes a view.
     """
     life = _Life(units)
-    fixed = {*graph.inputs, *(v for v, _ in graph.captures)}
-    fixed |= {life.root(v) for v in graph.outputs} | set(graph.outputs)
+    fixed = {*graph.given, *graph.outputs, *map(life.root, graph.outputs)}
     leaving: list[_Copy] = []
     for at, unit in enumerate(units):
         if unit.kind != "saved":
@@ -160,8 +160,7 @@ def copy_arguments(graph: Graph, on_host: Sequence[int]) -> Graph:
             outputs.append(held)
         else:
             outputs.append(there.get(v, v))
-    return remove_dead(Graph(graph.name, graph.inputs, graph.captures, tuple(nodes),
-                             tuple(outputs)))
+    return remove_dead(replace(graph, nodes=tuple(nodes), outputs=tuple(outputs)))
 
 
 def placed_on_host(graph: Graph) -> set[int]:

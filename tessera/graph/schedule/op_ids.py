@@ -6,7 +6,7 @@ id travels with the line, and what an op became is found again behind any of the
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import fields, replace
 
 from ...errors import SourceLine
 from ...lazy_dataclass import dataclass
@@ -34,14 +34,12 @@ def number(graph: Graph) -> Graph:
         own = names[node.outputs[0]] if node.outputs else f"!{i}"
         where = OpLine(**{f.name: getattr(at, f.name) for f in fields(SourceLine)}, id=own)
         marked.append(Node(node.op, node.inputs, node.attrs, node.outputs, where))
-    return rebuild(Graph(graph.name, graph.inputs, graph.captures, tuple(marked), graph.outputs),
-                   visit)
+    return rebuild(replace(graph, nodes=tuple(marked)), visit)
 
 
 def value_ids(graph: Graph) -> dict[Value, str]:
     """`%n` of each value, as the graph prints it."""
-    values = [*graph.inputs, *(v for v, _ in graph.captures),
-              *(v for node in graph.nodes for v in node.outputs)]
+    values = [*graph.given, *(v for node in graph.nodes for v in node.outputs)]
     return {v: f"%{i}" for i, v in enumerate(values)}
 
 

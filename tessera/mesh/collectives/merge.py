@@ -8,6 +8,8 @@ graphs; compiled graphs run it after the others (graph/simplify.py).
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from tessera.graph.ir import Graph, Node, Value, elements, node_effects
 from tessera.graph.op import OPS
 from tessera.graph.simplify import KEEP_EFFECTS, PIPELINE, Rewriter
@@ -23,7 +25,7 @@ def merge_all_reduces(graph: Graph) -> Graph:
     the order of effects is kept.
     """
     rw = Rewriter()
-    rw.env.update((v, v) for v in (*graph.inputs, *(c for c, _ in graph.captures)))
+    rw.env.update((v, v) for v in graph.given)
     waiting: list[Node] = []
     for node in graph.nodes:
         if waiting and not _may_pass(node, waiting):
@@ -35,7 +37,7 @@ def merge_all_reduces(graph: Graph) -> Graph:
             _copy(rw, node)
     _emit(rw, waiting)
     outputs = tuple(rw.env[v] for v in graph.outputs)
-    return Graph(graph.name, graph.inputs, graph.captures, tuple(rw.nodes), outputs)
+    return replace(graph, nodes=tuple(rw.nodes), outputs=outputs)
 
 
 def _bytes(node: Node) -> int:

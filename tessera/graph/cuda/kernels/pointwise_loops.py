@@ -68,8 +68,7 @@ def keep_pointwise_loops(graph: Graph) -> Graph:
         form = _form(node)
         nodes += [node] if form is None else _kept(node, form)
         changed |= form is not None
-    return Graph(graph.name, graph.inputs, graph.captures, tuple(nodes), graph.outputs) \
-        if changed else graph
+    return replace(graph, nodes=tuple(nodes)) if changed else graph
 
 
 def _kept(node: Node, form: PointwiseLoop) -> list[Node]:

@@ -8,6 +8,7 @@ With a group of threads for each matrix of 4 x 4 the launches of a Kalman filter
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import prod
 
 from ....numerics import as_type
@@ -41,8 +42,7 @@ def multiply_small(graph: Graph) -> Graph:
             changed = True
         else:
             nodes.append(node)
-    return remove_dead(Graph(graph.name, graph.inputs, graph.captures, tuple(nodes),
-                             graph.outputs)) if changed else graph
+    return remove_dead(replace(graph, nodes=tuple(nodes))) if changed else graph
 
 
 def _is_small(node: Node) -> bool:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from math import prod
 from typing import Any
 
@@ -335,7 +336,7 @@ def use_attention_kernels(graph: Graph, chip: Generation) -> Graph:
             outputs = tuple(rounded.get(v, v) for v in node.outputs)
             unread = len(outputs) == 4 and node.outputs[3] not in read
             nodes.append(_gradient_call(node, saved[key], outputs, chip, unread, operands))
-    return Graph(graph.name, graph.inputs, graph.captures, tuple(nodes), graph.outputs)
+    return replace(graph, nodes=tuple(nodes))
 
 
 def rounded_values(graph: Graph, by: Callable[[Node], bool]) -> dict[Value, Value]:

@@ -138,7 +138,7 @@ def _rounded(graph: Graph, launches: Container[Node]) -> Graph:
                 node = Node(node.op, node.inputs, {**node.attrs, "rounds": to}, node.outputs,
                             node.where)
         nodes.append(node)
-    return Graph(graph.name, graph.inputs, graph.captures, tuple(nodes), graph.outputs)
+    return replace(graph, nodes=tuple(nodes))
 
 
 def _is_taken(node: Node) -> bool:

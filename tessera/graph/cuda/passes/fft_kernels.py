@@ -8,6 +8,7 @@ takes two copies to reach it.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from math import prod
 from typing import Any
 
@@ -122,7 +123,7 @@ def _planes(graph: Graph) -> Graph:
     nodes = tuple(n if n not in first else Node(
         FFT_PLANES, first[n].inputs, {k: n.attrs[k] for k in ("inverse", "norm")}, n.outputs,
         n.where) for n in graph.nodes)
-    return remove_dead(Graph(graph.name, graph.inputs, graph.captures, nodes, graph.outputs))
+    return remove_dead(replace(graph, nodes=nodes))
 
 
 def _is_plane(a: Node, b: Node) -> bool:

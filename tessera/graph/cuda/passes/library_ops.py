@@ -199,7 +199,7 @@ def call_products(graph: Graph, chip: WarpgroupMatmul | None) -> Graph:
     calls = _Calls(graph, chip)
     for node in graph.nodes:
         calls.add(node)
-    return Graph(graph.name, graph.inputs, graph.captures, tuple(calls.nodes), graph.outputs)
+    return replace(graph, nodes=tuple(calls.nodes))
 
 
 __all__ = ["MOST_PAIRS", "PRODUCT", "LibraryCall", "call_products", "card_beside", "joined",

@@ -13,6 +13,7 @@ tensor cores multiply and which have all of them exactly.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from math import prod
 from typing import Any
@@ -216,14 +217,14 @@ class _Opened:
 
     def graph(self) -> Graph:
         g = self.source
-        for v in (*g.inputs, *(c for c, _ in g.captures)):
+        for v in g.given:
             self.env[v] = self.codes_of(v) if v.aval.dtype.packed else v
         for node in g.nodes:
             self.rw.where = node.where
             self.node(node)
         outputs = tuple(self.stored(self.env[v], v.aval) if v.aval.dtype.packed else self.env[v]
                         for v in g.outputs)
-        return Graph(g.name, g.inputs, g.captures, tuple(self.rw.nodes), outputs)
+        return replace(g, nodes=tuple(self.rw.nodes), outputs=outputs)
 
     def node(self, node: Node) -> None:
         inputs = tuple(self.env[v] for v in node.inputs)

@@ -10,6 +10,8 @@ such: by the inputs, and by the states.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from ...ir import Graph, Node, Value, producers_of
 from ...op import OPS
 from ...schedule.loop_ops import loop_space
@@ -34,7 +36,7 @@ def repeat_parts(graph: Graph) -> Graph:
             taken.add(v)
         nodes.append(node if tuple(inputs) == node.inputs else
                      Node(node.op, tuple(inputs), node.attrs, node.outputs, node.where))
-    return Graph(graph.name, graph.inputs, graph.captures, tuple(nodes), graph.outputs)
+    return replace(graph, nodes=tuple(nodes))
 
 
 __all__ = ["repeat_parts"]

@@ -41,7 +41,7 @@ def _written(graph: Graph, replacements: Sequence[Replacement]
              ) -> tuple[Rewriter, list[Node | Replacement]]:
     """The new graph, and what of it waits for itself."""
     rw, made = Rewriter(), {n: r for r in replacements for n in r.nodes}
-    rw.env.update((v, v) for v in (*graph.inputs, *(c for c, _ in graph.captures)))
+    rw.env.update((v, v) for v in graph.given)
     waiting: list[Node | Replacement] = []
     seen = set[Node]()
     for node in graph.nodes:

@@ -13,6 +13,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -91,7 +92,7 @@ class EagerProgram:
         """With sentinels on. The program may be an earlier call's: the line is this one's."""
         here, g = user_line(), self.graph
         nodes = tuple(Node(n.op, n.inputs, n.attrs, n.outputs, here) for n in g.nodes)
-        graph = Graph(g.name, g.inputs, g.captures, nodes, g.outputs)
+        graph = replace(g, nodes=nodes)
         with ExitStack() as stack:
             shown = [stack.enter_context(observe(graph)) for observe in hooks.runs]
             made = self.executable.tensors(operands, graph)

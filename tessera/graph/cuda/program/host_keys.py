@@ -12,7 +12,7 @@ kernels read it as they read arguments. Bits are drawn in the kernels:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import field
+from dataclasses import field, replace
 from functools import cached_property
 
 import numpy as np
@@ -55,7 +55,7 @@ def open_keys(graph: Graph) -> Graph:
             attrs = node.attrs if op is ROUND else {}
             node = Node(op, (*xs, *words), attrs, node.outputs, node.where)
         rw.add(node)
-    return Graph(graph.name, graph.inputs, graph.captures, tuple(rw.nodes), graph.outputs)
+    return replace(graph, nodes=tuple(rw.nodes))
 
 
 def _require_exact(node: Node) -> None:
@@ -145,7 +145,7 @@ def split_draws(graph: Graph, known: dict[Value, np.ndarray],
     read = [v for n in rest for v in n.inputs] + list(graph.outputs)
     values = tuple(v for v in dict.fromkeys(read) if v in made)
     constants = {v: known[v] for n in mine for v in n.inputs if v in known}
-    left = Graph(graph.name, graph.inputs, graph.captures, tuple(rest), graph.outputs)
+    left = replace(graph, nodes=tuple(rest))
     return left, Draws(random, tuple(mine), constants, values)
 
 
