@@ -350,7 +350,7 @@ CONV = GraphOp(
     matmul=True,
     hint="a product or sum beyond the range of the type",
     doc="y[n, o, p] = sum_ck x[n, c, s p + d k - pad] w[o, c, k], in groups of channels; operands "
-    "of 16 bits or fewer keep their type, and the result is wide",
+    "of 16 bits or fewer, and of tf32, keep their type, and the result is wide",
 )
 
 CONV_INPUT = GraphOp(
