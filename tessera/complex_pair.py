@@ -187,17 +187,17 @@ def _of_array(part: Any) -> Any:
 def _alike(real: Any, imag: Any) -> tuple[Any, Any]:
     """Two parts of one shape: a number beside a tensor is all of its part. What else a tree may
     hold in the place of tensors stays as it is."""
-    shapes = tuple(getattr(part, "shape", None) for part in (real, imag))
-    if shapes[0] == shapes[1]:
+    mine, other = (getattr(part, "shape", None) for part in (real, imag))
+    if mine == other:
         return real, imag
-    if shapes[1] is None and isinstance(imag, int | float):
+    if isinstance(imag, int | float):
         return real, FUNCTIONS["full_like"](real, imag)
-    if shapes[0] is None and isinstance(real, int | float):
+    if isinstance(real, int | float):
         return FUNCTIONS["full_like"](imag, real), imag
-    if None in shapes:
+    if mine is None or other is None:
         return real, imag
-    raise TypeError(f"the parts of ts.Complex have shapes {list(shapes[0])} and {list(shapes[1])}:"
-                    " both are of one shape, ts.broadcast_to(x, shape)")
+    raise TypeError(f"the parts of ts.Complex have shapes {list(mine)} and {list(other)}: both are "
+                    "of one shape, ts.broadcast_to(x, shape)")
 
 
 def _whole_power(z: Complex, n: int) -> Complex:

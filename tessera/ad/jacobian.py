@@ -90,6 +90,8 @@ def hessian(fn: Callable, argnums: int | Sequence[int] = 0) -> Transform:
 
 def hvp(fn: Callable, primals: Sequence[Any], tangents: Sequence[Any]) -> Any:
     """Hessian-vector product of a scalar function, forward over reverse: bare for one primal."""
+    if not isinstance(primals, tuple | list) or not isinstance(tangents, tuple | list):
+        raise ArgumentError("hvp takes tuples: ts.hvp(f, (x,), (v,))")
     every = tuple(range(len(primals))) if len(primals) > 1 else 0
     return jvp(grad(fn, argnums=every), primals, tangents)[1]
 

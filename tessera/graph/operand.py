@@ -18,7 +18,7 @@ from .. import config, hooks, wide_arrays
 from ..call_errors import FAILURES, call_refusal, refuses, show_call
 from ..dims import Dim, as_index, show_shape
 from ..errors import ArgumentError, AxisError, DTypeError, TesseraError, warn_user
-from ..numerics import NumericType, as_type, result_type
+from ..numerics import DType, NumericType, as_type, result_type
 from ..numerics.promote import overflow
 from ..open_trace import trace_state
 from ..runtime.arrays import HOST
@@ -317,7 +317,7 @@ def as_stored(x: Tensor) -> tuple[Tensor, float]:
     if node is None or not node.inputs or node.op.multi:
         return x, 1.0
     inner = Tracer(x.builder, node.inputs[0])
-    if node.op.converts and inner.dtype.kind == x.dtype.kind and inner.dtype.bits < x.dtype.bits:
+    if node.op.converts and inner.dtype.kind == x.dtype.kind and _widens(inner.dtype, x.dtype):
         return inner, 1.0
     if node.op.view and inner.type == x.type:
         z, factor = as_stored(inner)
@@ -327,6 +327,11 @@ def as_stored(x: Tensor) -> tuple[Tensor, float]:
         z, factor = as_stored(inner)
         return (z, factor * float(number.attrs["value"])) if z is not inner else (x, 1.0)
     return x, 1.0
+
+
+def _widens(narrow: DType, wide: DType) -> bool:
+    """Of fewer bits, or of fewer digits in as many, as tf32 is beside f32."""
+    return narrow.bits < wide.bits or (narrow.exp == wide.exp and narrow.man < wide.man)
 
 
 def need_float(x: Tensor, what: str) -> None:

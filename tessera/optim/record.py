@@ -198,6 +198,9 @@ def _matching_grads(named: dict[str, Tensor], params: Any, grads: Any) -> dict[s
     found = dict(zip(tree.paths(structure), map(as_tensor, leaves), strict=True))
     beside = set(tree.paths(tree.flatten(params)[1])) - named.keys()
     found = {path: g for path, g in found.items() if path not in beside}
+    if isinstance(grads, dict) and {"step", "master"} <= grads.keys() - named.keys():
+        raise ArgumentError("an optimizer's state in the place of the gradients",
+                            hint="params, state = opt.update(params, grads, state, lr)")
     if odd := sorted(found.keys() ^ named.keys()):
         raise ArgumentError(f"gradients and parameters differ in {', '.join(map(_shown, odd))}",
                             hint="pass the gradient that ts.grad returned for these parameters")

@@ -12,17 +12,17 @@ import tessera as ts
 from tessera import config
 from tessera.graph.cpu import conv as direct
 from tessera.graph.cpu import pool
-from tessera.graph.cpu.conv import TileShape
+from tessera.graph.cpu.conv import NARROW, WIDE
 from tessera.graph.ops.conv_products import CONV, CONV_FILTER, CONV_INPUT
 from tessera.numerics import as_type
 
 F32, F64 = (as_type(name).dtype for name in ("f32", "f64"))
-SHAPES = {"512 bits": TileShape(16, 8, 3, 4, 6), "256 bits": TileShape(8, 4, 3, 3, 4)}
+SHAPES = {f"{32 * t.lanes} bits, {t.rows}": t for t in (*WIDE, *NARROW)}
 
 
 @pytest.fixture(autouse=True)
 def every_size(monkeypatch):
-    for name in ("LEAST", "THREADED", "FEW_PRODUCTS", "FEW_ROWS", "FEW_ELEMENTS"):
+    for name in ("LEAST", "THREADED"):
         monkeypatch.setattr(direct, name, 0)
 
 
@@ -79,11 +79,37 @@ CASES = [  # N, C, F, spatial, window, stride, padding, dilation, groups
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_products(case, shape, monkeypatch, rng, used):
-    monkeypatch.setattr(direct, "tile_shape", lambda: SHAPES[shape])
+    monkeypatch.setattr(direct, "tile_shape", lambda rows: SHAPES[shape])
     *extents, stride, padding, dilation, groups = case
     how = {"stride": stride, "padding": padding, "dilation": dilation, "groups": groups}
     check(*drawn(rng, *extents, **how), **how)
     assert used == ["images", "adjoint_images", "filters"]
+
+
+@pytest.mark.parametrize("N, C, F, window, groups", [
+    (2, 1, 1, (3, 3), 16), (2, 1, 2, (2, 2), 16), (1, 32, 1, (3, 3), 1), (1, 32, 3, (3, 3), 1),
+    (1, 1, 32, (3, 3), 1), (1, 2, 40, (2, 2), 1)], ids=str)
+def test_few_channels_are_multiplied_here_too(N, C, F, window, groups, rng, monkeypatch, used):
+    """Depthwise, to one channel or three, and of filters of few elements: windows in memory took 3
+    to 30 times as long."""
+    monkeypatch.setattr(direct, "LEAST", 1 << 20)
+    how = {"stride": (1, 1), "padding": ((1, 1), (1, 1)), "dilation": (1, 1), "groups": groups}
+    check(*drawn(rng, N, C, F, (66, 67), window, **how), **how)
+    assert used == ["images", "adjoint_images", "filters"]
+
+
+@pytest.mark.parametrize("rows, wide, narrow", [
+    (1, 1, 1), (2, 2, 2), (3, 4, 4), (4, 4, 4), (5, 8, 4), (64, 8, 4)])
+def test_tiles_have_the_rows_that_are_used(rows, wide, narrow, monkeypatch):
+    import llvmlite.binding as llvm
+
+    for has, want in ((True, wide), (False, narrow)):
+        monkeypatch.setattr(llvm, "get_host_cpu_features", lambda: {"avx512f": has})  # noqa: B023
+        t = direct.tile_shape.__wrapped__(rows)
+        registers = 32 if has else 16
+        assert t.rows == want and t.lanes == registers // 2
+        assert t.rows * t.vectors + t.vectors < registers
+        assert t.dot_rows * t.dots + t.dot_rows < registers and t.dot_rows <= t.rows
 
 
 def test_long_sums_are_of_parts(rng, monkeypatch, used):

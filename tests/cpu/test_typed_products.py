@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ import tessera as ts
 from tessera.graph.cuda import CudaProgram
 from tolerance import assert_close
 
-TYPES = ["bf16", "f16", "fp8_e4m3", "fp8_e5m2"]
+TYPES = ["bf16", "f16", "fp8_e4m3", "fp8_e5m2", "tf32"]
 FORMS: dict[str, Any] = {  # f(x, w), the extents of x and w
     "nn": (lambda x, w: x @ w, (24, 40), (40, 16)),
     "nt": (lambda x, w: x @ w.T, (24, 40), (16, 40)),
@@ -60,14 +61,15 @@ def test_values_and_gradients_against_f64(form, dtype, rng):
             assert_close(got, wanted, "f32", n=40 * 24)
 
 
+@pytest.mark.parametrize("dtype", ["bf16", "tf32"])
 @pytest.mark.parametrize("form", FORMS)
-def test_kernels_compute_the_same(form, rng):
-    f, (xs, exact) = FORMS[form][0], operands(form, "bf16", rng)
+def test_kernels_compute_the_same(form, dtype, rng):
+    f, (xs, exact) = FORMS[form][0], operands(form, dtype, rng)
     g = rng.integers(-3, 4, np.asarray(f(*xs)).shape).astype(np.float64)
     both = ts.value_and_grad(sum_with(f, g), argnums=(0, 1))
     made = CudaProgram(ts.jit(lambda *xs: (f(*xs), both(*xs)[1])).graph(*xs), "sm_90a")
     value, *grads = made.run([x.array for x in xs])
-    assert_close(np.asarray(value, np.float64), f(*map(ts.tensor, exact)), "bf16")
+    assert_close(np.asarray(value, np.float64), f(*map(ts.tensor, exact)), dtype)
     wanted = ts.grad(lambda *xs: ts.sum(f(*xs) * ts.tensor(g)), argnums=(0, 1))(
         *map(ts.tensor, exact))
     for got, want in zip(grads, wanted, strict=True):
@@ -85,6 +87,7 @@ def test_no_operand_is_widened_in_a_graph(dtype):
 
 @pytest.mark.parametrize("dtype, inside", [
     ("bf16", "bf16"), ("f16 @loss_scale(1024.0)", "f16"), ("bf16 @accum(f32)", "bf16"),
+    ("tf32", "tf32"),
     ("fp6_e3m2", "f32"),  # packed: no product takes it as it lies
 ])
 @pytest.mark.parametrize("form", ["nn", "shared weights", "einsum", "linear"])
@@ -109,3 +112,21 @@ def test_a_wide_cotangent_stays_wide(rng):
     assert kinds == ["bf16", "f32", "f32"] or kinds == ["bf16", "f32"]
     X, W = (np.asarray(ts.cast(t, "f64")) for t in (x, w))
     assert_close(ts.grad(f)(x, w), 2 * (X @ W) @ W.T, "f32", n=64)
+
+
+def test_products_of_tf32_are_those_of_tensor_cores(rng):
+    """Casts to it, other ops of it and its matmuls had no kernels in graphs."""
+    def loss(w, x):
+        x, w = (ts.cast(t, "tf32") for t in (x, w))
+        return ts.mean(ts.cast(ts.gelu(x @ w) @ w.T, "f32") ** 2)
+
+    kinds = ts.Tensor[64, 128, ts.f32], ts.Tensor[64, 64, ts.f32]
+    step = ts.jit(lambda w, x: ts.value_and_grad(loss)(w, x))
+    for target, name in (("sm_90a", "wgmma.mma_async"), ("sm_80", "mma.sync")):
+        found = re.findall(r"wgmma.mma_async\S*|mma.sync\S*", step.inspect_ir(
+            "ptx", *kinds, target=target))
+        assert found and all(x.startswith(name) and ".tf32.tf32" in x for x in found), found
+    args = [ts.tensor(rng.standard_normal(t.shape).astype(np.float32)) for t in kinds]
+    made = CudaProgram(step.graph(*args), "sm_90a").run([x.array for x in args])
+    for got, want in zip(made, step(*args), strict=True):
+        assert_close(got, want, "tf32", n=128)

@@ -31,8 +31,6 @@ from .machine_code import obtain
 Places = tuple[Ints, Ints]  # of rows and columns
 LEAST = 1 << 20  # multiply-adds that are worth machine code, whose first use of all takes a second
 THREADED = 1 << 22  # that are worth waking a thread for
-FEW_PRODUCTS, FEW_ROWS = 9, 4  # fewer of which unfolding computes as fast
-FEW_ELEMENTS, MANY_FILTERS = 16, 17  # whose gradient it does: it copies no cotangents
 DEPTH = 4096  # products that are added one after another, at most: as for matmuls (blas.py)
 UNITS_A_THREAD = 2  # at least: images that a thread takes whole, parts of them for filters
 STEPS = 64  # vectors of positions that dots add in f32: their rows stay in the first cache
@@ -53,12 +51,20 @@ class TileShape:
     dots: int
 
 
+# Of 32 registers of 512 bits, and of 16 of 256: by the rows of a tile.
+WIDE = TileShape(16, 1, 8, 1, 12), TileShape(16, 2, 4, 2, 9), TileShape(16, 4, 5, 4, 6), (
+    TileShape(16, 8, 3, 4, 6))
+NARROW = TileShape(8, 1, 6, 1, 9), TileShape(8, 2, 4, 2, 6), TileShape(8, 4, 3, 3, 4)
+
+
 @cache
-def tile_shape() -> TileShape:
-    """For 32 registers of 512 bits, or for 16 of 256."""
+def tile_shape(rows: int) -> TileShape:
+    """For so many channels of results, in a group: rows of a tile that are not used cost as much.
+    """
     from .load import cpu_has
 
-    return TileShape(16, 8, 3, 4, 6) if cpu_has("avx512f") else TileShape(8, 4, 3, 3, 4)
+    shapes = WIDE if cpu_has("avx512f") else NARROW
+    return next((t for t in shapes if t.rows >= rows), shapes[-1])
 
 
 IMAGES = unit_source('''\
@@ -138,16 +144,10 @@ FILTERS = unit_source('''\
                                row_bytes, steps)
 ''')
 FILTER_WORDS = 23  # of FILTERS, in front of those of dealing
-def takes(a: np.ndarray, b: np.ndarray, work: int, depth: int, rows: int) -> bool:
+def takes(a: np.ndarray, b: np.ndarray, work: int) -> bool:
     """Whether images in 1-D or 2-D, and filters, are multiplied here. work: multiply-adds of the
-    whole   depth: of an element of the convolution   rows: of a tile that are used"""
-    return a.dtype == b.dtype == np.float32 and a.ndim in (3, 4) and work >= max(1, LEAST) and (
-        depth >= FEW_PRODUCTS and rows >= FEW_ROWS)
-
-
-def takes_filters(depth: int, rows: int) -> bool:
-    """Of those, whether the gradient of so many filters of so many elements is."""
-    return depth >= FEW_ELEMENTS or rows < MANY_FILTERS
+    whole"""
+    return a.dtype == b.dtype == np.float32 and a.ndim in (3, 4) and work >= max(1, LEAST)
 
 
 # --- the three products -----------------------------------------------------------------------
@@ -226,7 +226,7 @@ def _product(x: np.ndarray, dealing: Dealing, places: Places, w: np.ndarray, out
     x: [N, groups C, H, W]   places: of elements of a filter in the padded image
     w: [groups, F, C, KH, KW]   out: [N, groups, F, OH, OW], of any strides
     """
-    t, (N, groups), C = tile_shape(), out.shape[:2], w.shape[2]
+    t, (N, groups), C = tile_shape(out.shape[2]), out.shape[:2], w.shape[2]
     x = x.reshape(N, groups, C, *x.shape[2:])
     w = w.reshape(*w.shape[:2], -1)
     for k in range(0, w.shape[2], DEPTH):
@@ -287,7 +287,8 @@ def filters(x: np.ndarray, g: np.ndarray, out: np.ndarray, stride: Ints, padding
 
     False where an infinity or NaN may have met a position that is not kept.
     """
-    t, N, (groups, F, C) = tile_shape(), len(x), out.shape[:3]
+    N, (groups, F, C) = len(x), out.shape[:3]
+    t = tile_shape(F)
     dealing, window = Dealing(x.shape[2:], padding, stride), out.shape[3:]
     x, g = (a.reshape(N, groups, -1, *a.shape[2:]) for a in (x, g))
     shape, launch = _filter_sums(t, dealing, _places(dilation, window), N, C, x.strides, g.shape,
@@ -365,4 +366,4 @@ def _function(source: str) -> Any:
     return obtain(source)
 
 
-__all__ = ["adjoint_images", "filters", "images", "takes", "takes_filters"]
+__all__ = ["adjoint_images", "filters", "images", "takes"]

@@ -52,7 +52,7 @@ def is_multiplied_as_stored(dtype: DType) -> bool:
     """Whether a matmul takes elements of this narrow type as they lie: two of them multiply exactly
     in the wide type. Packed ones, and integers that tensor cores do not take, are widened first."""
     if dtype.kind == "float":
-        return dtype.bits <= 16 and not dtype.packed
+        return (dtype.bits <= 16 or dtype.name == "tf32") and not dtype.packed
     return dtype.name == "int8"
 
 
@@ -185,7 +185,7 @@ MATMUL = GraphOp(
     shows=(0, 1),
     hint="a product or sum beyond the range of the type",
     doc="[..., M, K] x [..., K, N] -> [..., M, N], leading axes broadcast; operands of 16 bits or "
-    "fewer keep their type, and the result is wide",
+    "fewer, and of tf32, keep their type, and the result is wide",
     out=True,
 )
 

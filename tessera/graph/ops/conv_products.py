@@ -84,7 +84,7 @@ def _conv_ref(x: np.ndarray, w: np.ndarray, stride: Ints, padding: Pairs, dilati
     x, w = widened_array(x), widened_array(w)
     places = _places(x.shape[2:], w.shape[2:], stride, dilation, padding)
     shape = (x.shape[0], w.shape[0], *places)
-    if _in_registers(x, w, w.shape, places, accum, w.shape[0] // groups):
+    if _in_registers(x, w, w.shape, places, accum):
         out = np.empty(shape, x.dtype) if out is None else out
         direct.images(_flat(x), _by_group(w, groups), _of_groups(out, groups), *_flat_axes(
             stride, padding, dilation))
@@ -116,7 +116,7 @@ def _input_ref(g: np.ndarray, w: np.ndarray, spatial: Ints, stride: Ints, paddin
     g, w = widened_array(g), widened_array(w)
     n, depth, window = g.shape[0], w.shape[0] // groups, w.shape[2:]
     shape = (n, w.shape[1] * groups, *spatial)
-    if _in_registers(g, w, w.shape, g.shape[2:], accum, w.shape[1]):
+    if _in_registers(g, w, w.shape, g.shape[2:], accum):
         out = np.empty(shape, g.dtype) if out is None else out
         direct.adjoint_images(_flat(g), _by_group(w, groups), _of_groups(out, groups), *_flat_axes(
             stride, padding, dilation))
@@ -136,9 +136,7 @@ def _filter_ref(x: np.ndarray, g: np.ndarray, window: Ints, stride: Ints, paddin
                 ) -> np.ndarray:
     x, g = widened_array(x), widened_array(g)
     shape = (g.shape[1], x.shape[1] // groups, *window)
-    depth, rows = prod(shape[1:]), shape[0] // groups
-    if direct.takes_filters(depth, rows) and _in_registers(
-            x, g, shape, g.shape[2:], accum, rows):
+    if _in_registers(x, g, shape, g.shape[2:], accum):
         made = np.empty(shape, x.dtype) if out is None else out
         if direct.filters(_flat(x), _flat(g), _by_group(made, groups), *_flat_axes(
                 stride, padding, dilation)):
@@ -154,13 +152,10 @@ def _pointwise(window: Ints, stride: Ints, padding: Pairs) -> bool:
     return prod(window) == prod(stride) == 1 and not any(map(any, padding))
 
 
-def _in_registers(a: np.ndarray, b: np.ndarray, filters: Ints, places: Ints, accum: DType,
-                  rows: int) -> bool:
-    """Whether the compiled loops of graph/cpu/conv.py do it. filters: their shape   rows: channels
-    of the result, in a group"""
+def _in_registers(a: np.ndarray, b: np.ndarray, filters: Ints, places: Ints, accum: DType) -> bool:
+    """Whether the compiled loops of graph/cpu/conv.py do it. filters: their shape"""
     work = a.shape[0] * prod(filters) * prod(places)
-    return accum.name == "f32" and prod(filters[2:]) > 1 and direct.takes(
-        a, b, work, prod(filters[1:]), rows)
+    return accum.name == "f32" and prod(filters[2:]) > 1 and direct.takes(a, b, work)
 
 
 def _flat(x: np.ndarray) -> np.ndarray:
@@ -355,7 +350,7 @@ CONV = GraphOp(
     matmul=True,
     hint="a product or sum beyond the range of the type",
     doc="y[n, o, p] = sum_ck x[n, c, s p + d k - pad] w[o, c, k], in groups of channels; operands "
-    "of 16 bits or fewer keep their type, and the result is wide",
+    "of 16 bits or fewer, and of tf32, keep their type, and the result is wide",
 )
 
 CONV_INPUT = GraphOp(

@@ -30,7 +30,7 @@ COMBINE = {"sum": ("{0} + {1}", "0.0"), "max": ("tile.maximum({0}, {1})", "-inf"
 @cache
 def is_stored(dtype: DType) -> bool:
     """Whether kernels of graphs read and write a type: one element in one or more bytes."""
-    return dtype.has_own_numpy and not dtype.packed
+    return not dtype.packed
 
 
 def template(node: Node) -> str | None:
