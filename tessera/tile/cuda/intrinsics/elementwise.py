@@ -161,7 +161,7 @@ def _float_mod(b: Builder, x: Any, y: Any) -> Any:
 @body_of("pow", 2, "ui32", "ui64")
 def _unsigned_power(b: Builder, x: Any, n: Any) -> Any:
     """Squares, bit by bit of the exponent; of one that is known the compiler leaves its own."""
-    one, power, square = b.like(x, 1), b.like(x, 1), x
+    power, square = b.like(x, 1), x
     for i in range(b.bits(x)):
         mask = b.like(n, 1 << i if i < b.bits(x) - 1 else -(1 << i))
         bit = b.compare("!=", b.and_(n, mask), b.zero(n))
