@@ -314,8 +314,9 @@ class Tensor(Operators):
     __hash__ = object.__hash__
 
     def __setitem__(self, index: Any, value: Any) -> None:
-        """Write into the buffer, converting the value to this tensor's type. A scaled tensor is
-        quantised anew as a whole, so that its scale follows."""
+        """Write into the buffer, converting the value to this tensor's type, to the nearest where
+        that rounds stochastically: ts.cast draws. A scaled tensor is quantised anew as a whole, so
+        that its scale follows."""
         before_write(self._buffer)
         if self.scale is not None:
             before_write(self.scale._buffer)
