@@ -451,7 +451,7 @@ def tensor(data: Any, dtype: Any = None, *, name: str | None = None) -> Tensor:
     data = _joined(data)
     data = data if isinstance(data, Tensor | np.ndarray) else hooks.adopt.get()(data, "data")
     if isinstance(data, Tensor) and (data.traced or data.place != HOST):
-        made = data.copy() if dtype is None else OPERATORS["astype"](data, dtype)
+        made = data.copy() if dtype is None else OPERATORS["to_nearest"](data, dtype)
         made.is_param, made.name = False, name
         return made
     return hooks.place_new.get()(_on_host(data, dtype, name))

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from .. import hooks
-from ..numerics import NumericType
 from ..runtime.arrays import HOST
 from ..runtime.buffer import Borrowed
 from ..tensor import PLAIN, Tensor, as_tensor, encode_value
 from ..tile.launch.resident import Resident, on_gpu
 from . import functions as F
 from .jit import jit
-from .ops.convert import RETYPE
-from .trace import apply
+from .ops.convert import to_nearest
 
 Part = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
 
@@ -79,18 +76,8 @@ def assign(x: Resident, index: Any, value: Any) -> bool:
 @jit(donate="x", static=("sizes", "own"), name="assign")
 def _assigned(x: Tensor, value: Tensor, starts: Tensor, *, sizes: tuple[int, ...],
               own: tuple[int, ...]) -> Tensor:
-    held = F.cast(value, _to_the_nearest(x.type))  # as on the host, by encode_value
-    if held.type != x.type:
-        held = apply(RETYPE, held, to=x.type)
-    part = F.reshape(F.broadcast_to(held, own), sizes)
+    part = F.reshape(F.broadcast_to(to_nearest(value, x.type), own), sizes)
     return F.dynamic_update_slice(x, part, starts)
-
-
-def _to_the_nearest(numeric: NumericType) -> NumericType:
-    """The type without random rounding, for which ts.cast is."""
-    if numeric.policy.rounding != "stochastic":
-        return numeric
-    return replace(numeric, policy=replace(numeric.policy, rounding="nearest_even"))
 
 
 hooks.assign.fill(assign)

@@ -245,6 +245,9 @@ def test_what_is_assigned_is_rounded_to_the_nearest(dtype, rng):
     fn = ts.jit(_assigned.fn, static=("sizes", "own"))
     made = fn(y, value, starts, sizes=(4, 50), own=(4, 50))
     assert made.type == x.type == dtype
-    for got in (x, made):
+    traced = ts.jit(lambda v: ts.concatenate((ts.zeros((1, 50), dtype), ts.tensor(v, dtype),
+                                              ts.zeros((1, 50), dtype))))(value)
+    assert traced.type == ts.tensor(value, dtype).type == dtype
+    for got in (x, made, traced):
         assert np.array_equal(ts.cast(got, "f32").numpy()[1:5], want)
         assert not ts.cast(got, "f32").numpy()[[0, 5]].any()
