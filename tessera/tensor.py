@@ -314,8 +314,9 @@ class Tensor(Operators):
     __hash__ = object.__hash__
 
     def __setitem__(self, index: Any, value: Any) -> None:
-        """Write into the buffer, converting the value to this tensor's type. A scaled tensor is
-        quantised anew as a whole, so that its scale follows."""
+        """Write into the buffer, converting the value to this tensor's type, to the nearest where
+        that rounds stochastically: ts.cast draws. A scaled tensor is quantised anew as a whole, so
+        that its scale follows."""
         before_write(self._buffer)
         if self.scale is not None:
             before_write(self.scale._buffer)
@@ -450,7 +451,7 @@ def tensor(data: Any, dtype: Any = None, *, name: str | None = None) -> Tensor:
     data = _joined(data)
     data = data if isinstance(data, Tensor | np.ndarray) else hooks.adopt.get()(data, "data")
     if isinstance(data, Tensor) and (data.traced or data.place != HOST):
-        made = data.copy() if dtype is None else OPERATORS["astype"](data, dtype)
+        made = data.copy() if dtype is None else OPERATORS["to_nearest"](data, dtype)
         made.is_param, made.name = False, name
         return made
     return hooks.place_new.get()(_on_host(data, dtype, name))

@@ -14,6 +14,7 @@ from ..tensor import PLAIN, Tensor, as_tensor, encode_value
 from ..tile.launch.resident import Resident, on_gpu
 from . import functions as F
 from .jit import jit
+from .ops.convert import to_nearest
 
 Part = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
 
@@ -75,7 +76,7 @@ def assign(x: Resident, index: Any, value: Any) -> bool:
 @jit(donate="x", static=("sizes", "own"), name="assign")
 def _assigned(x: Tensor, value: Tensor, starts: Tensor, *, sizes: tuple[int, ...],
               own: tuple[int, ...]) -> Tensor:
-    part = F.reshape(F.broadcast_to(F.cast(value, x.type), own), sizes)
+    part = F.reshape(F.broadcast_to(to_nearest(value, x.type), own), sizes)
     return F.dynamic_update_slice(x, part, starts)
 
 

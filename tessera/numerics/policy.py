@@ -335,6 +335,13 @@ def without_host(numeric: NumericType) -> NumericType:
     return NumericType(numeric.dtype, replace(numeric.policy, device=None))
 
 
+def without_draws(numeric: NumericType) -> NumericType:
+    """The type that rounds to the nearest where this one rounds at random."""
+    if numeric.policy.rounding != "stochastic":
+        return numeric
+    return NumericType(numeric.dtype, replace(numeric.policy, rounding="nearest_even"))
+
+
 
 # -- policy classes --
 

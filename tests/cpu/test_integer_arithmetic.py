@@ -144,3 +144,56 @@ def k(a: Tensor["N", ts.uint64], b: Tensor["N", i32]):
     assert "ts.tile.cast(x, ts.uint64)" in str(info.value)
     with pytest.raises(ts.DTypeError):
         eval(f"a {op} b", {"a": ts.ones(3, ts.uint64), "b": ts.ones(3, ts.int32)})
+
+
+@pytest.mark.parametrize("kind", ["int8", "int32", "uint32", "int64", "uint64"])
+def test_powers_in_kernels(kind: str, rng: np.random.Generator) -> None:
+    """They wrap; below 0 they are cut off, as no error can be had on a GPU."""
+    k = build(f"""@kernel
+def k(a: Tensor["N", ts.{kind}], n: Tensor["N", ts.{kind}], y: Tensor["N", ts.{kind}],
+      z: Tensor["N", ts.{kind}]):
+    i = tile.linear_id()
+    if i < N:
+        y[i] = a[i] ** n[i]
+    t = tile.load(a[tile_n:tile_n+64])
+    z[tile_n:tile_n+64] = t ** 5 + 3 ** (tile.load(n[tile_n:tile_n+64]) & 3)""")["k"]
+    ends = np.iinfo(kind)
+    a = np.concatenate([rng.integers(ends.min, ends.max, 40, kind, endpoint=True),
+                        np.arange(-5 if ends.min else 0, 6).astype(kind)])
+    n = rng.integers(0, 70, len(a)).astype(kind)
+    n[:3] = 0, 1, ends.max
+    if ends.min:
+        n[-11:] = -rng.integers(1, 4, 11)
+    arithmetic = np.int32 if kind == "int8" else np.dtype(kind).type
+    bits = np.dtype(arithmetic).itemsize * 8
+
+    def whole(v: int) -> int:  # of the type of arithmetic, then of that of the tensor
+        v %= 1 << bits
+        v -= (v >> bits - 1 << bits) if ends.min else 0
+        return min(max(v, ends.min), ends.max)
+
+    def power(v: int, e: int) -> int:
+        return pow(v, e, 1 << bits) if e >= 0 else v ** -e if abs(v) == 1 else 0
+
+    want = [whole(power(v, e)) for v, e in zip(a.tolist(), n.tolist(), strict=True)]
+    fifth = [whole(pow(v, 5, 1 << bits) + 3 ** (e & 3)) for v, e in zip(
+        a.tolist(), n.tolist(), strict=True)]
+    y, z = np.zeros_like(a), np.zeros_like(a)
+    k(a, n, y, z)
+    assert y.tolist() == want and z.tolist() == fifth
+    emulator.compare(k, a, n, np.zeros_like(a), np.zeros_like(a), lockstep=False, exact=True)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_powers_in_graphs(kind: str, rng: np.random.Generator) -> None:
+    """Eager, compiled, and in kernels for GPUs, where they have none of the errors that powers
+    below 0 are on the CPU."""
+    a, _ = operands(kind, rng, 60)
+    n = rng.integers(0, 70, 60).astype(kind)
+    def fn(a: Any, n: Any) -> tuple:
+        return a ** n, a ** 5, 3 ** n
+    x, e = ts.tensor(a), ts.tensor(n)
+    program = CudaProgram(ts.jit(fn).graph(x, e), "sm_90a")
+    for found in (fn(x, e), ts.jit(fn)(x, e), program.run([a, n])):
+        for got, want in zip(found, fn(a, n), strict=True):
+            assert np.asarray(got).dtype == kind and np.array_equal(got, want)

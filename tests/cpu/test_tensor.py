@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import tessera as ts
-from tessera.graph.assignment import part_of
+from tessera.graph.assignment import _assigned, part_of
 from tessera.tensor import DEVICES
 
 
@@ -230,3 +230,24 @@ def test_what_is_no_run_is_assigned_on_the_host(index):
     """An index of arrays is looked for no ellipsis by ==, which compares elements."""
     assert part_of((3, 4), index) is None
     assert part_of((3, 4), (..., 2)) == ((0, 2), (3, 1), (3,))
+
+
+@pytest.mark.parametrize("dtype", ["bf16 @stochastic_round", "fp8_e4m3 @stochastic_round @saturate",
+                                   "int8 @stochastic_round"])
+def test_what_is_assigned_is_rounded_to_the_nearest(dtype, rng):
+    """On the host, and by the program that writes tensors on GPUs: ts.cast alone draws."""
+    value = ts.tensor(rng.uniform(-90, 90, (4, 50)).astype(np.float32))
+    plain = dtype.replace("@stochastic_round", "").strip()
+    want = ts.cast(ts.cast(value, plain), "f32").numpy()
+    x, y = ts.zeros((6, 50), dtype), ts.zeros((6, 50), dtype)
+    x[1:5] = value
+    starts = ts.tensor(np.array([1, 0]))
+    fn = ts.jit(_assigned.fn, static=("sizes", "own"))
+    made = fn(y, value, starts, sizes=(4, 50), own=(4, 50))
+    assert made.type == x.type == dtype
+    traced = ts.jit(lambda v: ts.concatenate((ts.zeros((1, 50), dtype), ts.tensor(v, dtype),
+                                              ts.zeros((1, 50), dtype))))(value)
+    assert traced.type == ts.tensor(value, dtype).type == dtype
+    for got in (x, made, traced):
+        assert np.array_equal(ts.cast(got, "f32").numpy()[1:5], want)
+        assert not ts.cast(got, "f32").numpy()[[0, 5]].any()

@@ -56,7 +56,7 @@ def test_a_construct_is_one_function(monkeypatch):
             y[i] = (a := x[i] + 1.0) * a
 
     x = np.arange(5, dtype=np.float32)
-    with pytest.raises(TileError, match="an assignment inside an expression: put it on its own"):
+    with pytest.raises(TileError, match="an assignment inside an expression is not part"):
         ts.kernel(k)(x, np.zeros_like(x))
     monkeypatch.setattr("tessera.tile.frontend.tracer.EXPRESSIONS", dict(EXPRESSIONS))
 

@@ -98,7 +98,7 @@ function("cosh", 1, np.cosh, "float", 100, tile="0.5 * (tile.exp({0}) + tile.exp
 function("asinh", 1, np.arcsinh, "float", 100, tile=None)
 function("acosh", 1, np.arccosh, "float", 100, tile=None)
 function("atanh", 1, np.arctanh, "float", 100, tile=None)
-function("pow", 2, np.power, "same", 40, tile="{0} ** {1}")
+function("pow", 2, np.power, "same", 40, tile="{0} ** {1}", numbers="any")
 function("sqrt", 1, np.sqrt, "float", 6)
 function("rsqrt", 1, _rsqrt, "float", 10)
 function("abs", 1, np.abs, numbers="any")

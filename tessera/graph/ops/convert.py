@@ -22,8 +22,8 @@ from ...numerics import (
     decode,
     encode,
 )
-from ...numerics.policy import clamps, without_host
-from ...tensor import Tensor, as_tensor
+from ...numerics.policy import clamps, without_draws, without_host
+from ...tensor import OPERATORS, Tensor, as_tensor
 from .. import functions as F
 from ..op import FLAT_VIEW, FRESH, Arg, GraphOp, ResultMemory, Sample
 from ..operand import (
@@ -229,6 +229,18 @@ RETYPE = GraphOp(
     samples=(Sample((Arg((2, 3)),), {"to": as_type("f32 @loss_scale(2.0)")}),),
     doc="the same elements under another policy of the same storage",
 )
+
+
+def to_nearest(x: Any, dtype: Any) -> Tensor:
+    """x converted to `dtype`, to the nearest where that rounds at random: what making and assigning
+    tensors does, as encode_value on the host."""
+    numeric = as_type(dtype)
+    plain = without_draws(numeric)
+    made = cast(x, plain)
+    return made if plain is numeric else apply(RETYPE, made, to=numeric)
+
+
+OPERATORS["to_nearest"] = to_nearest
 
 
 def with_scale(codes: Tensor, scale: Tensor, numeric: NumericType) -> Tensor:

@@ -171,7 +171,9 @@ POW = elementwise(
         lambda: _pow_by_base(a, b),
         lambda: y * log(where(equal(a, 0.0), literal(1.0, a), a)),  # 0 ** b stays 0 near b > 0
     ),
-    arity=2, draw="positive", loop_kinds=("float", "uint"), doc="a ** b for a tensor exponent",
+    arity=2, draw="positive", loop_kinds=("float", "uint"),
+    doc="a ** b for a tensor exponent; of integers one below 0 is an error on the CPU, and cut off "
+        "on GPUs: 0, or 1 and -1 of these",
     hint="a negative base with a fraction, 0 to a negative power, or an overflow",
 )
 MAXIMUM = elementwise(

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import ast
 import copy
+from collections.abc import Iterator
 from typing import Any
 
 from tessera.dims import Dim
@@ -221,7 +222,7 @@ def _multiples(t: KernelTracer, body: list[ast.stmt], name: str) -> dict[int | N
                 n.upper.op, ast.Add) or ast.dump(n.upper.left) != ast.dump(n.lower):
             continue
         times, extent = _times(t, n.lower, name), _constant(t, n.upper.right)
-        if times and extent and extent > 0 and extent % times == 0:
+        if times and times not in (1, -1) and extent and extent > 0 and extent % times == 0:
             found.append((extent // times, n))
     return {size: n for size, n in found if id(n) in stored} or {size: n for size, n in found}
 
@@ -249,18 +250,63 @@ def _times(t: KernelTracer, e: ast.expr, name: str) -> int | None:
 
 
 def _sliced(t: KernelTracer, body: list[ast.stmt], name: str) -> dict[int | None, Any]:
-    """The slices of x : x + c by c, and of x + i : x + i + c."""
+    """The slices of x : x + c by c, and of x + i : x + i + c. Where a loop's iterations lay such
+    slices side by side, y[x + i : x + i + c] for i in range(0, n, c), all of them are a block; of
+    what is only read, where no other slice tells."""
     sizes: dict[int | None, Any] = {}
-    for n in _slices(body):
+    beside: dict[int | None, Any] = {}
+    stored = {id(s) for n in _stores(t, body) for s in ast.walk(n)}
+    for n, loops in _in_loops(body, {}):
         if n.lower is None or not isinstance(n.upper, ast.BinOp) or not isinstance(
                 n.upper.op, ast.Add):
             continue
         if isinstance(n.lower, ast.Name) and n.lower.id == name:
             sizes[_constant(t, _other(n.upper, name))] = n
         elif ast.dump(n.upper.left) == ast.dump(n.lower) and _times(t, n.lower, name) in (1, -1):
-            sizes[_constant(t, n.upper.right)] = n
+            size = _constant(t, n.upper.right)
+            swept = _swept(t, loops, n.lower, size)
+            (sizes if swept == size or id(n) in stored else beside)[swept] = n
     sizes.pop(None, None)
-    return sizes
+    beside.pop(None, None)
+    return sizes or beside
+
+
+def _in_loops(nodes: list[Any], loops: dict[str, list[ast.expr] | None]
+              ) -> Iterator[tuple[ast.Slice, dict[str, list[ast.expr] | None]]]:
+    """The slices, each with the variables of the loops around it: the arguments of the range that a
+    variable takes, None of other loops."""
+    for n in nodes:
+        if isinstance(n, ast.Slice):
+            yield n, loops
+        made = n.generators if isinstance(n, ast.ListComp | ast.GeneratorExp) else [n]
+        around = dict(loops)
+        for loop in made:
+            if not isinstance(loop, ast.For | ast.comprehension):
+                continue
+            plain = isinstance(loop.target, ast.Name) and isinstance(loop.iter, ast.Call) and (
+                _call_name(loop.iter) == "range")
+            around |= {v.id: loop.iter.args if plain else None  # type: ignore[attr-defined]
+                       for v in ast.walk(loop.target) if isinstance(v, ast.Name)}
+        yield from _in_loops(list(ast.iter_child_nodes(n)), around)
+
+
+def _swept(t: KernelTracer, loops: dict[str, list[ast.expr] | None], lower: ast.expr,
+           size: int | None) -> int | None:
+    """How many elements the slices from `lower` on are in all iterations of the loop whose variable
+    is in it, where they lie side by side; None where that loop does not say how often; else the
+    size of one."""
+    variables = {n.id for n in ast.walk(lower) if isinstance(n, ast.Name) and n.id in loops}
+    if len(variables) != 1 or size is None:
+        return size
+    (v,) = variables
+    times, given = _times(t, lower, v), loops[v]
+    if given is None:
+        return None if times == size else size
+    bounds = [_constant(t, a) for a in given]
+    if None in bounds or not 1 <= len(bounds) <= 3:
+        return size
+    r = range(*bounds)  # type: ignore[arg-type]
+    return size * len(r) if len(r) and times is not None and times * r.step == size else size
 
 
 def _added_ranges(t: KernelTracer, body: list[ast.stmt], name: str) -> dict[int | None, Any]:

@@ -36,7 +36,7 @@ STATEMENTS: dict[type[ast.stmt], Callable[[KernelTracer, Any], None]] = {}
 OUTSIDE: dict[type[ast.expr], str] = {
     ast.Lambda: "a lambda: define a function with def and call it",
     ast.DictComp: "a dict comprehension", ast.SetComp: "a set comprehension",
-    ast.GeneratorExp: "a generator", ast.Await: "await", ast.Yield: "yield",
+    ast.Await: "await", ast.Yield: "yield",
     ast.YieldFrom: "yield from", ast.Set: "a set",
     ast.NamedExpr: "an assignment inside an expression: put it on its own line",
 }
@@ -115,7 +115,8 @@ class KernelTracer:
             visit = EXPRESSIONS.get(type(e))
             if visit is None:
                 what = OUTSIDE.get(type(e), type(e).__name__)
-                self.fail(f"{what} is not part of the kernel language",
+                self.fail(f"{what.partition(':')[0]} is not part of the kernel language",
+                          what.partition(": ")[2] or
                           "kernels have numbers, tiles, tuples, slices, operators and calls")
             return visit(self, e)
         finally:

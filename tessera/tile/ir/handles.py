@@ -134,3 +134,9 @@ def describe(x: Any) -> str:
     if isinstance(x, tuple):
         return f"a tuple of {len(x)}"
     return f"a {type(x).__name__}"
+
+
+def has_run_time(x: Any) -> bool:
+    if isinstance(x, tuple | list):
+        return any(map(has_run_time, x))
+    return isinstance(x, Handle | TensorRow | Undefined | FText)

@@ -73,6 +73,14 @@ def _smaller(least: list[int | None]) -> int | None:
     return min(known) if len(known) == len(least) else None
 
 
+def _power(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    if x.dtype.kind != "i":
+        return np.power(x, y)
+    one = x.dtype.type(1)
+    below = np.where(np.abs(x) == one, np.where(y & one == one, x, one), 0 * one)
+    return np.where(y < 0, below, np.power(x, np.maximum(y, 0)))
+
+
 _binary("add", "x + y", lambda x, y: x + y, total=True, zero="keeps", least=_sum)
 _binary("sub", "x - y", lambda x, y: x - y, total=True, zero="keeps")
 _binary("mul", "x * y", lambda x, y: x * y, total=True, zero="wins", least=_not_negative)
@@ -82,7 +90,8 @@ _binary("floordiv", "floor(x / y) of the exact quotient, as in Python: 1.0 // 0.
         least=_not_negative)
 _binary("mod", "x - floor(x / y) * y, as in Python", np.mod, samples=(_ints,),
         least=_remainder)
-_binary("pow", "x ** y", lambda x, y: np.power(x, y), special=True)
+_binary("pow", "x ** y; of integers a power below 0 is cut off: 0, or 1 and -1 of these", _power,
+        special=True)
 _binary("maximum", "The larger of x and y; NaN when one is NaN.", np.maximum, public=True,
         total=True, exact=True, least=_larger)
 _binary("minimum", "The smaller of x and y; NaN when one is NaN.", np.minimum, public=True,

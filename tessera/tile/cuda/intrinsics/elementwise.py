@@ -158,6 +158,28 @@ def _float_mod(b: Builder, x: Any, y: Any) -> Any:
     return b.select(b.compare("==", rest, b.zero(rest)), library("copysign")(b, rest, y), moved)
 
 
+@body_of("pow", 2, "ui32", "ui64")
+def _unsigned_power(b: Builder, x: Any, n: Any) -> Any:
+    """Squares, bit by bit of the exponent; of one that is known the compiler leaves its own."""
+    power, square = b.like(x, 1), x
+    for i in range(b.bits(x)):
+        mask = b.like(n, 1 << i if i < b.bits(x) - 1 else -(1 << i))
+        bit = b.compare("!=", b.and_(n, mask), b.zero(n))
+        power = b.select(bit, b.mul(power, square), power)
+        square = b.mul(square, square)
+    return power
+
+
+@body_of("pow", 2, "i32", "i64")
+def _signed_power(b: Builder, x: Any, n: Any) -> Any:
+    """A power below 0 is cut off to a whole number."""
+    one, zero = b.like(x, 1), b.zero(x)
+    odd = b.compare("!=", b.and_(n, one), zero)
+    unit = b.or_(b.compare("==", x, one), b.compare("==", x, b.like(x, -1)))
+    below = b.select(unit, b.select(odd, x, one), zero)
+    return b.select(b.compare("<", n, zero), below, _unsigned_power(b, x, n))
+
+
 @body_of("shl", 2, *INTS)
 def _shl(b: Builder, x: Any, y: Any) -> Any:
     """A shift by the width or more is undefined in LLVM; NumPy gives 0, or the sign. Of a shift

@@ -65,11 +65,20 @@ def require_no_argument(t: KernelTracer, target: ast.expr, value: ast.expr) -> N
 
 def assign(t: KernelTracer, target: ast.expr, value: Any, before: Any) -> None:
     """before: what was emitted last before the value's expression was evaluated."""
+    if isinstance(target, ast.Starred):
+        target = target.value
     if isinstance(target, ast.Name):
         t.env[target.id] = t.ir.named(value, target.id, before)
     elif isinstance(target, ast.Tuple | ast.List):
         items = value
-        if not isinstance(items, tuple | list) or len(items) != len(target.elts):
+        if not isinstance(items, tuple | list):
+            t.fail(f"{describe(value)} cannot be unpacked into {len(target.elts)} names")
+        stars = [i for i, p in enumerate(target.elts) if isinstance(p, ast.Starred)]
+        if stars and len(items) >= len(target.elts) - 1:  # Python has one star at most
+            (at,) = stars
+            end = len(items) - (len(target.elts) - 1 - at)
+            items = [*items[:at], list(items[at:end]), *items[end:]]
+        if len(items) != len(target.elts):
             t.fail(f"{describe(value)} cannot be unpacked into {len(target.elts)} names")
         for part, v in zip(target.elts, items, strict=True):
             assign(t, part, v, before)

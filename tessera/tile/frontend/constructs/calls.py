@@ -23,12 +23,10 @@ from tessera.tile.frontend.source import capture_helper, closure_of
 from tessera.tile.frontend.tracer import KernelTracer, expression
 from tessera.tile.ir.handles import (
     UNSET,
-    FText,
-    Handle,
     LoopRange,
-    TensorRow,
     Undefined,
     describe,
+    has_run_time,
     is_number,
     plain_number,
 )
@@ -76,6 +74,8 @@ def call(t: KernelTracer, f: Any, args: list[Any], kwargs: dict[str, Any]) -> An
         return t.call_op(OPS[BUILTINS[f]], args, kwargs)
     if any(f is s for s in SEQUENCES) and not kwargs:
         return sequence(t, f, args)
+    if (f is tuple or f is list) and len(args) == 1 and isinstance(args[0], tuple | list):
+        return f(args[0])
     constant = not any(map(has_run_time, (*args, *kwargs.values())))
     if (op := same_op(f)) is not None:
         return t.call_op(op, args, kwargs)
@@ -202,12 +202,6 @@ def of_numbers(f: Any) -> Any:
 
 def is_graph_op(f: Any) -> bool:
     return isinstance(f, FunctionType) and f.__module__.startswith("tessera.graph.")
-
-
-def has_run_time(x: Any) -> bool:
-    if isinstance(x, tuple | list):
-        return any(map(has_run_time, x))
-    return isinstance(x, Handle | TensorRow | Undefined | FText)
 
 
 BUILTINS: dict[Any, str] = {

@@ -30,7 +30,7 @@ def list_literal(t: KernelTracer, e: ast.List) -> Any:
 
 
 @expression(ast.ListComp)
-def list_comprehension(t: KernelTracer, e: ast.ListComp) -> Any:
+def list_comprehension(t: KernelTracer, e: ast.ListComp | ast.GeneratorExp) -> Any:
     (gen, *more) = e.generators
     if more or not isinstance(gen.target, ast.Name):
         t.fail("a list comprehension here has one loop over a constant range")
@@ -50,6 +50,12 @@ def list_comprehension(t: KernelTracer, e: ast.ListComp) -> Any:
             out.append(t.expr(e.elt))
     t.env = before
     return t.memory.stack_buffers(out)
+
+
+@expression(ast.GeneratorExp)
+def generator(t: KernelTracer, e: ast.GeneratorExp) -> Any:
+    """All its items at once, as sum(...) and tuple(...) take them."""
+    return tuple(list_comprehension(t, e))
 
 
 @expression(ast.Dict)

@@ -10,7 +10,14 @@ from typing import Any
 from tessera.numerics import DType, NumericType
 from tessera.tile.frontend.constructs.conditions import chain, condition
 from tessera.tile.frontend.tracer import KernelTracer, expression
-from tessera.tile.ir.handles import Handle, TensorRow, Undefined, describe, is_bool
+from tessera.tile.ir.handles import (
+    Handle,
+    TensorRow,
+    Undefined,
+    describe,
+    has_run_time,
+    is_bool,
+)
 from tessera.tile.ir.op_record import OPS
 from tessera.tile.ir.types import TileType
 from tessera.tile.ops.elementwise import power
@@ -82,6 +89,22 @@ def comparison(t: KernelTracer, e: ast.Compare) -> Any:
     return chain(t, "and", tests, "a chained comparison")
 
 
+def contained(t: KernelTracer, op: ast.cmpop, x: Any, items: Any) -> Any:
+    """x in (a, b, c) is x == a or x == b or x == c."""
+    if not isinstance(items, tuple | list):
+        t.fail(f"'in' {describe(items)}", "in kernels it is asked of tuples: x in (1, 3); whether "
+               "a tile has a number is ts.tile.reduce_max(ts.tile.cast(t == x, ts.i32)) == 1")
+    found: Any = False
+    for item in items:
+        t.ir.decided(x, "an 'in'", "element by element: (x == a) | (x == b)")
+        same = t.ir.arithmetic("eq", (x, item))
+        found = t.ir.arithmetic("or", (found, same)) if isinstance(found, Handle) else (
+            found or same)
+    if isinstance(op, ast.In):
+        return found
+    return t.ir.arithmetic("not", (found,)) if isinstance(found, Handle) else not found
+
+
 def compare(t: KernelTracer, op: ast.cmpop, x: Any, y: Any) -> Any:
     if type(op) in COMPARE and any(isinstance(v, Handle | TensorRow | Undefined) for v in (x,
                                                                                            y)):
@@ -90,8 +113,8 @@ def compare(t: KernelTracer, op: ast.cmpop, x: Any, y: Any) -> Any:
         return t.ir.arithmetic(COMPARE[type(op)], (x, y))
     if isinstance(op, ast.Is | ast.IsNot):
         return (x is y) == isinstance(op, ast.Is)
-    if isinstance(x, Handle) or isinstance(y, Handle):
-        t.fail("'in' needs compile-time values")
+    if isinstance(op, ast.In | ast.NotIn) and has_run_time((x, y)):
+        return contained(t, op, x, y)
     if isinstance(op, ast.In | ast.NotIn):
         return (x in y) == isinstance(op, ast.In)
     return t.ir.fold(COMPARE[type(op)], (x, y))

@@ -105,8 +105,8 @@ def pick(t: KernelTracer, base: Any, parts: list[Any]) -> Any:
         index = slice(index.lo, index.hi)
     if isinstance(index, Handle):
         t.fail("a tuple or list indexed by a run-time number",
-               "only lists of equal shared buffers can be: [alloc_shared(s, d), "
-               "alloc_shared(s, d)][stage]")
+               "loop over the items, for i, item in enumerate(items); only lists of equal shared "
+               "buffers have a run-time index: [alloc_shared(s, d), alloc_shared(s, d)][stage]")
     try:
         return base[index]
     except (IndexError, KeyError, TypeError) as err:
