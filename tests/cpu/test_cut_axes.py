@@ -8,7 +8,7 @@ import pytest
 
 import tessera as ts
 from tessera.graph.cuda import CudaProgram
-from tessera.graph.cuda.kernels import column_passes, running_powers
+from tessera.graph.cuda.kernels import column_passes, running_columns
 from tessera.graph.cuda.passes import cut_axes, exponential_parts
 from tolerance import assert_close
 
@@ -96,7 +96,8 @@ def test_exponentials_of_long_columns_are_those_of_parts(rng, monkeypatch):
 @pytest.mark.parametrize("shape, axis", [((1024, 17), 0), ((1100, 17), 0), ((2, 1100, 40), 1)])
 def test_powers_are_summed_while_the_largest_is_looked_for(shape, axis, rng, monkeypatch):
     """Parts of 64 or 100 rows, in blocks of 32 and a few over. Infinities and NaN as on a CPU."""
-    monkeypatch.setattr(running_powers, "BLOCK", 256)
+    monkeypatch.setattr(running_columns, "BLOCK", 256)
+    monkeypatch.setattr(running_columns, "WAVE", 1)
     monkeypatch.setattr(exponential_parts, "SMALL", 0)
     x = (30 * rng.standard_normal(shape)).astype(np.float32)
     x[..., 1], x[..., 5] = -INF, INF
