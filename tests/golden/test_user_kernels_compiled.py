@@ -274,19 +274,6 @@ def test_statistics_of_whole_tiles_in_a_loop_have_a_barrier_each(rng):
 
 
 @ts.kernel
-def numbered(y: Tensor["A", "B", "C", ts.int32]):
-    a, b, c = tile.group_id(0), tile.group_id(1), tile.group_id(2)
-    y[a, b, c] = a * 10000 + b * 100 + c
-
-
-@pytest.mark.parametrize("grid", [(3, 5, 7), (1, 1, 9), (4, 1, 1), (2, 8, 16)])
-def test_groups_find_their_place_by_products(grid):
-    """A division by an extent that the launch knows is some twenty instructions."""
-    made = compare(numbered, np.zeros(grid, np.int32), groups=grid, target="sm_90")
-    assert "udiv" not in made.emitted.source and "urem" not in made.emitted.source
-
-
-@ts.kernel
 def summed_up(x: Tensor["M", "N", f32], k: Tensor["M", "N", ts.int32], y: Tensor["M", 4, f32],
               rows: Tensor["M", f32], B=256):
     """A sum, the largest and the smallest of a row, a count; and sums of rows of a block."""

@@ -54,10 +54,12 @@ def running_columns(R: int, steps: Sequence[GroupStep]) -> RunningColumns | None
     folds = [s for s in steps if s.reduction]
     if len(folds) != 2 or any(s.type.dtype.name != "f32" for s in folds):
         return None
-    known = _Known({s.name: s for s in steps})
-    ways = [s.reduction for s in folds]
-    return _powers(known, *folds) if ways == ["max", "sum"] else (
-        _squares(known, *folds, R) if ways == ["sum", "sum"] else None)
+    known, (first, second) = _Known({s.name: s for s in steps}), folds
+    if (first.reduction, second.reduction) == ("max", "sum"):
+        return _powers(known, first, second)
+    if (first.reduction, second.reduction) == ("sum", "sum"):
+        return _squares(known, first, second, R)
+    return None
 
 
 @dataclass(frozen=True)
