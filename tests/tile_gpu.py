@@ -22,7 +22,6 @@ from tessera.tile.interpreter.launch import Config, extent, grid_of, lanes_of
 from tessera.tile.interpreter.launch import run as interpret
 from tessera.tile.interpreter.memory import Memory
 from tessera.tile.ir.types import GlobalTensor
-from tessera.tile.launch.recipe import inverse_of
 
 LAUNCH_KEY = 0x243F6A88, 0x85A308D3  # by which all launches here draw
 
@@ -140,8 +139,6 @@ def _value(p, bound, buffers, memories, grid, kernel):
         return extent(p.name, bound)
     if p.kind == "axis":
         return grid[p.axis]
-    if p.kind == "inverse":
-        return inverse_of(prod(grid[p.axis:]))
     if p.kind == "groups":
         return prod(grid)
     if p.kind == "seed":

@@ -8,7 +8,7 @@ import pytest
 
 import tessera as ts
 from tessera.graph.cuda import CudaProgram
-from tessera.graph.cuda.kernels import column_passes, running_powers
+from tessera.graph.cuda.kernels import column_passes, running_columns
 from tessera.graph.cuda.passes import cut_axes, exponential_parts
 from tolerance import assert_close
 
@@ -96,7 +96,8 @@ def test_exponentials_of_long_columns_are_those_of_parts(rng, monkeypatch):
 @pytest.mark.parametrize("shape, axis", [((1024, 17), 0), ((1100, 17), 0), ((2, 1100, 40), 1)])
 def test_powers_are_summed_while_the_largest_is_looked_for(shape, axis, rng, monkeypatch):
     """Parts of 64 or 100 rows, in blocks of 32 and a few over. Infinities and NaN as on a CPU."""
-    monkeypatch.setattr(running_powers, "BLOCK", 256)
+    monkeypatch.setattr(running_columns, "BLOCK", 256)
+    monkeypatch.setattr(running_columns, "WAVE", 1)
     monkeypatch.setattr(exponential_parts, "SMALL", 0)
     x = (30 * rng.standard_normal(shape)).astype(np.float32)
     x[..., 1], x[..., 5] = -INF, INF
@@ -116,6 +117,30 @@ def test_powers_are_summed_while_the_largest_is_looked_for(shape, axis, rng, mon
         assert_close(got, want, "f32", n=1024)
     (got,), (want,) = lowered(lambda x: ts.softmax(x * 0.5 - 1, axis=axis), x)
     assert_close(got, want, "f32", n=1024)
+
+
+def test_squares_are_summed_about_an_element_of_the_column(rng, monkeypatch):
+    """Whether that is far from the mean, or the mean is far from 0; also of what is computed."""
+    monkeypatch.setattr(running_columns, "BLOCK", 256)
+    monkeypatch.setattr(running_columns, "WAVE", 1)
+    x = rng.standard_normal((1024, 24)).astype(np.float32)
+    x[0, :8] += 1000
+    x[:, 8:16] += 5000
+    x[:, 16] = 3
+
+    def moments(x):
+        return ts.mean(x, axis=0), ts.var(x, axis=0)
+
+    plan = CudaProgram(ts.jit(moments).graph(x)).plan
+    assert any(dict(g.attrs).get("running") for g in plan.groups)
+    for fn, y in ((moments, x), (lambda x: moments(2 * x + 1), 2 * x + 1)):
+        mean, var = CudaProgram(ts.jit(fn).graph(x)).run([x])
+        wide = y.astype(np.float64)
+        size = np.abs(wide).max(0)
+        np.testing.assert_allclose(mean, wide.mean(0), atol=128 * 2.0**-24 * size.max(), rtol=0)
+        spread, rounding = wide.var(0), 2.0**-23 * size  # of what a difference is taken of
+        assert (np.abs(var - spread) <= 130 * 2.0**-24 * spread
+                + 4 * rounding * (np.sqrt(spread) + rounding)).all()
 
 
 def test_what_is_made_of_numbers_is_made_by_their_kernel(rng):

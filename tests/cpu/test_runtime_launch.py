@@ -9,8 +9,6 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from hypothesis import example, given
-from hypothesis import strategies as st
 
 from fake_driver import CONTEXT, Driver
 from fake_driver import driver as driver
@@ -21,7 +19,6 @@ from tessera.runtime.module import LoadedKernel
 from tessera.runtime.ptxas import Resources
 from tessera.runtime.target import Target, parse_target
 from tessera.tile.cuda import build as building
-from tessera.tile.launch.recipe import inverse_of
 
 
 def kernel(driver: Driver, *parameters: str, name: str = "k", **options) -> LoadedKernel:
@@ -347,16 +344,3 @@ def test_descriptors_unused_for_longest_make_room(driver, monkeypatch):
               for i in range(1, 1500)}
     assert len(places) == 512
     assert len(tensormap._stores[0]._slots) <= 512
-
-
-@given(st.integers(1, 2**31 - 1), st.integers(0, 2**31 - 1), st.integers(-1, 1))
-@example(1, 2**31 - 1, 0)
-@example(2**31 - 1, 2**31 - 1, 0)
-@example(2**30 + 1, 2**31 - 1, 0)
-def test_a_product_and_a_shift_divide(divisor: int, n: int, beside: int) -> None:
-    """Also of numbers at a multiple, and of one below and above."""
-    word = inverse_of(divisor)
-    factor, shift = word & 0xFFFFFFFF, word >> 32
-    for k in (n, n // divisor * divisor + beside):
-        if 0 <= k < 2**31:
-            assert k * factor < 2**63 and k * factor >> shift == k // divisor

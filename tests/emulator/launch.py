@@ -21,7 +21,6 @@ from tessera.tile.interpreter.launch import extent
 from tessera.tile.interpreter.launch import run as interpret
 from tessera.tile.interpreter.memory import Memory
 from tessera.tile.ir.types import GlobalTensor
-from tessera.tile.launch.recipe import inverse_of
 
 from .block import Block
 from .memory import GlobalMemory, SharedMemory
@@ -177,8 +176,6 @@ def _value(p: Any, memory: GlobalMemory, values: dict[Any, Any], grid: tuple[int
         return memory.pointers[p.name]
     if p.kind == "axis":
         return grid[p.axis]
-    if p.kind == "inverse":
-        return inverse_of(prod(grid[p.axis:]))
     if p.kind == "groups":
         return prod(grid)
     return values[(p.kind, p.axis) if p.kind in ("seed", "replays") else p.name]

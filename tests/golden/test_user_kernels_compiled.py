@@ -274,13 +274,39 @@ def test_statistics_of_whole_tiles_in_a_loop_have_a_barrier_each(rng):
 
 
 @ts.kernel
-def numbered(y: Tensor["A", "B", "C", ts.int32]):
-    a, b, c = tile.group_id(0), tile.group_id(1), tile.group_id(2)
-    y[a, b, c] = a * 10000 + b * 100 + c
+def summed_up(x: Tensor["M", "N", f32], k: Tensor["M", "N", ts.int32], y: Tensor["M", 4, f32],
+              rows: Tensor["M", f32], B=256):
+    """A sum, the largest and the smallest of a row, a count; and sums of rows of a block."""
+    r = tile.group_id(0)
+    s, most, least, count = 1.5, -1.0, 100.0, 7
+    part = tile.zeros((4,))
+    for n in range(0, N, B):
+        t = tile.load(x[r, n:n+B])
+        s += tile.reduce_sum(t * t)
+        most, least = max(most, tile.reduce_max(t)), min(least, tile.reduce_min(t))
+        count = count + tile.reduce_sum(tile.load(k[r, n:n+B]))
+        part += tile.reduce_sum(tile.load(x[4*r:4*r+4, n:n+B], fill=0), axis=1)
+    y[r, 0], y[r, 1], y[r, 2], y[r, 3] = s, most, least, tile.cast(count, f32)
+    rows[4*r:4*r+4] = part
 
 
-@pytest.mark.parametrize("grid", [(3, 5, 7), (1, 1, 9), (4, 1, 1), (2, 8, 16)])
-def test_groups_find_their_place_by_products(grid):
-    """A division by an extent that the launch knows is some twenty instructions."""
-    made = compare(numbered, np.zeros(grid, np.int32), groups=grid, target="sm_90")
-    assert "udiv" not in made.emitted.source and "urem" not in made.emitted.source
+@ts.kernel
+def summed_and_read(x: Tensor["M", "N", f32], y: Tensor["M", "N", f32], B=256):
+    """A running sum: each iteration reads what those before it gave."""
+    r, s = tile.group_id(0), 0.0
+    for n in range(0, N, B):
+        s += tile.reduce_sum(tile.load(x[r, n:n+B]))
+        y[r, n:n+B] = tile.full((B,), s)
+
+
+@pytest.mark.parametrize("lanes", [32, 128])
+def test_what_a_loop_adds_up_is_reduced_behind_it(lanes, rng):
+    x, k = rng.standard_normal((3, 900)).astype(np.float32), rng.integers(0, 9, (3, 900), np.int32)
+    made = compare(summed_up, x, k, np.zeros((3, 4), np.float32), np.zeros(3, np.float32),
+                   groups=(3,), lanes=lanes, target="sm_90", rtol=1e-5, atol=1e-4)
+    (loop,) = [n for n in walk(made.function.body) if isinstance(n, For)]
+    assert not [n for n in walk(loop.body) if isinstance(n, Op) and "reduce" in n.name]
+    made = compare(summed_and_read, x, np.zeros((3, 900), np.float32), groups=(3,), lanes=lanes,
+                   target="sm_90", rtol=1e-5, atol=1e-4)
+    (loop,) = [n for n in walk(made.function.body) if isinstance(n, For)]
+    assert [n for n in walk(loop.body) if isinstance(n, Op) and "reduce" in n.name]

@@ -27,6 +27,7 @@ from tessera.tile.cuda.lower.multiply_codes import (
 )
 from tessera.tile.cuda.lower.pick_elements import pick_elements
 from tessera.tile.cuda.lower.prefetch import prefetch_boxes
+from tessera.tile.cuda.lower.reduce_behind import reduce_behind_loops
 from tessera.tile.cuda.lower.stage_loads import Room, ring_stages, stage_matmul_loads
 from tessera.tile.cuda.lower.warp_specialised import Refusal, WarpSpecialisedProgram
 from tessera.tile.ir.ir import Function, Op, Param, SSAValue, walk
@@ -199,7 +200,7 @@ def lower(function: Function, lanes: int, facts: ArgumentFacts, target: Target,
     chip = target.generation
     room = Room(chip.group_shared_bytes, stages, max(1, FULL_LANES // threads),
                 lanes % 32 == 0 and chip.warp_matmul.step_bytes == STEP_BYTES, resident)
-    function = find_positions(pick_elements(function), threads)
+    function = reduce_behind_loops(find_positions(pick_elements(function), threads), threads)
     function = gather_windows(with_codes(function, lanes, facts, target))
     function = stage_matmul_loads(function, chip, room, facts.shared, facts.divisible)
     function = begin_early(load_early(prefetch_boxes(function), threads), chip, facts.batched)

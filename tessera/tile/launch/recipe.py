@@ -39,7 +39,7 @@ from tessera.tile.passes.random_draws import draws
 MOST_BLOCKS = 2**31 - 1  # CUDA C++ Programming Guide, table of compute capabilities, x of a grid
 KNOWN = 1024  # values of launches of one recipe whose descriptors are known
 FOUND = frozenset({"map", "counter"})  # parameters that follow from pointers and stream
-QUICK_KINDS = frozenset({"tensor", "scalar", "dim", "axis", "inverse", "groups"}) | FOUND
+QUICK_KINDS = frozenset({"tensor", "scalar", "dim", "axis", "groups"}) | FOUND
 
 
 @dataclass
@@ -289,23 +289,11 @@ def _extent(recipe: Recipe, slot: Slot, bound: Bound) -> int:
     return size
 
 
-def inverse_of(divisor: int) -> int:
-    """m + 2^32 k, so that n // divisor = n m // 2^k of all n below 2^31.
-
-    With 2^c >= divisor > 2^(c-1), k = 31 + c and m = ceil(2^k / divisor) < 2^32: what n m / 2^k is
-    above n / divisor is below n / 2^k <= 2^-c, which is at most 1 / divisor (Granlund and
-    Montgomery 1994, doi:10.1145/178243.178249).
-    """
-    k = 31 + (divisor - 1).bit_length()
-    return -(-(1 << k) // divisor) + (k << 32)
-
-
 Fixed = Callable[[Recipe, Slot, Bound], Any]
 FIXED: dict[str, Fixed] = {
     "dim": _extent,
     "scalar": lambda r, s, b: np.asarray(b.values[s.name]).item(),
     "axis": lambda r, s, b: r.target.grid[s.axis] if s.axis < len(r.target.grid) else 1,
-    "inverse": lambda r, s, b: inverse_of(prod(r.target.grid[s.axis:])),
     "groups": lambda r, s, b: prod(r.target.grid),
     "claim": lambda r, s, b: flags.error_flags(r.device).claim,
     "report": lambda r, s, b: flags.error_flags(r.device).report,

@@ -36,7 +36,7 @@ from .group_statements import (
 )
 from .kernel_text import KernelText, KernelWriter, capital
 from .row_passes import needed
-from .running_powers import running_blocks, running_powers, write_running_powers
+from .running_columns import running_blocks, running_columns, write_running
 from .shifted_sums import SAMPLE, about_column_samples, hold_column_samples
 
 if TYPE_CHECKING:
@@ -289,9 +289,9 @@ class _Passes:
             yield replace(self.b, held=dict(self.b.held), suffix=suffix)
 
     def running(self) -> None:
-        powers = running_powers([*self.steps.values()])
-        assert powers is not None
-        write_running_powers(self.w, self.b, self.R, powers, self.steps, self.texts)
+        found = running_columns(self.R, [*self.steps.values()])
+        assert found is not None
+        write_running(self.w, self.b, self.R, found, self.steps, self.texts)
 
     def statistics(self) -> None:
         known = set(self.b.held)

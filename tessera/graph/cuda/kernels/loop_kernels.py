@@ -46,7 +46,7 @@ def narrow_steps(group: ScheduledGroup) -> set[str]:
     they are a difference of numbers 2^7 times as large; f32's own rounding shows from 2^12 on.
 
     So are the powers of a row that are only summed, with what follows from the row's maximum, also
-    when that is still looked for (running_powers.py: the distances of all steps add up): of
+    when that is still looked for (running_columns.py: the distances of all steps add up): of
     p_i = e^-d_i / sum_j e^-d_j the mean of d_i is the entropy less the sum's logarithm, at most
     log n, so the sum is within (1.4 log n + 4) 2^-24: five last places for rows of 2^17. And those
     that weight what is summed, where nothing but 16 bits is kept of that sum: it is off by as much

@@ -1,7 +1,7 @@
 """Variances of long columns, from those of parts.
 
     m = sum x / n;  q = sum (x - m)^2                       # over all axes but the last, of [R, C]
-    s_p = sum x_p;  q_p = sum (x_p - s_p / r)^2             # of parts of r rows, held in registers
+    s_p = sum x_p;  q_p = sum (x_p - s_p / r)^2             # of parts of r rows
     m = sum s_p / n;  q = sum q_p + r (s_p / r - m)^2
 
 A variance reads its elements once so, in place of twice, by differences from a mean that lies among
@@ -17,8 +17,9 @@ from ....numerics import as_type
 from ...ir import Graph, Node, Value, producers_of
 from ...schedule.loop_axes import extents_of
 from ...simplify import Rewriter, rebuild, remove_dead
+from ..kernels.running_columns import part_rows
 
-ROWS, FEWEST = 256, 64  # of a part, at most and at least
+FEWEST = 64  # rows of a part
 LONG = 1024  # rows that are worth it
 F32 = as_type("f32")
 Shape = tuple[int, ...]
@@ -85,7 +86,7 @@ def _parts(x: Value, axis: Shape) -> Shape:
     shape = extents_of(x)
     if len(shape) > 1 and axis == tuple(range(len(shape) - 1)):
         R, C = prod(shape[:-1]), shape[-1]
-        rows = next((r for r in range(ROWS, FEWEST - 1, -1) if R % r == 0), 0)
+        rows = part_rows(1, R, C)
         if not rows or R < LONG or C < 2:
             return ()
         return R // rows, rows, *(1,) * (len(shape) - 3), C
@@ -129,4 +130,4 @@ def reshaped(rw: Rewriter, x: Value, shape: Shape) -> Value:
     return rw.emit("cast", rw.emit("reshape", cast.inputs[0], shape=shape), **cast.attrs)
 
 
-__all__ = ["FEWEST", "LONG", "ROWS", "Sum", "reshaped", "summed_by", "variances_of_parts"]
+__all__ = ["LONG", "Sum", "reshaped", "summed_by", "variances_of_parts"]

@@ -5,7 +5,7 @@ axis that is not the last.
     m_p = max x_p;  s_p = sum exp(x_p - m_p)                # of parts of r rows
     m = max m_p;  s = sum s_p exp(m_p - m)
 
-The elements are read once so, in place of twice, by kernels/running_powers.py (Milakov and
+The elements are read once so, in place of twice, by kernels/running_columns.py (Milakov and
 Gimelshein 2018, arXiv:1805.02867): logsumexp down [16384, 4096] of bf16 takes 42.3 us in place of
 86.3, softmax 112.5 of 157.4 (H200, 2026-11-28, in turn).
 """
@@ -19,14 +19,12 @@ from ...ir import Graph, Node, Value, producers_of
 from ...schedule.loop_axes import extents_of
 from ...simplify import Rewriter, rebuild, remove_dead
 from ..choose_schedule import blocks
-from ..kernels import running_powers
 from ..kernels.column_passes import GROUPS, SMALL
-from .column_parts import FEWEST, LONG, Sum, reshaped, summed_by
+from ..kernels.running_columns import part_rows
+from .column_parts import LONG, Sum, reshaped, summed_by
 
 F32 = as_type("f32")
 COLUMNS = 16  # at least, of which a kernel reads rows
-LONGEST = 1024  # rows of a part
-WAVE = 132 * running_powers.CLOSE  # groups that run at once
 Shape = tuple[int, ...]
 
 
@@ -87,21 +85,10 @@ def _parts(x: Value, axis: Shape) -> Shape:
     many groups of columns."""
     shape, first, last = extents_of(x), axis[0], axis[-1] + 1
     A, R, C = prod(shape[:first]), prod(shape[first:last]), prod(shape[last:])
-    rows = _rows(A, R, C)
+    rows = part_rows(A, R, C)
     few = A * blocks(C, 32) < GROUPS and A * R * C > SMALL
     fit = rows and few and R >= LONG and C >= COLUMNS and axis == tuple(range(first, last))
     return (A, R // rows, rows, C) if fit else ()
-
-
-def _rows(A: int, R: int, C: int) -> int:
-    """Of a part: those with which groups of a kernel come out in the fewest and fullest waves, then
-    the longest; 0 where R has no such divisor. Logsumexp down [16384, 4096] of bf16 takes 42.3 us
-    in parts of 512 rows, which are one wave of groups, 47.7 of 256, 62.6 of 128 (H200, 2026-11-28,
-    in turn)."""
-    def length(r: int) -> tuple[int, int]:
-        return blocks(A * (R // r) * blocks(C, running_powers.COLUMNS), WAVE) * r, -r
-
-    return min((r for r in range(FEWEST, LONGEST + 1) if R % r == 0), key=length, default=0)
 
 
 class _Parts:

@@ -99,9 +99,8 @@ IN_TABLE = ("tensor", "dim", "axis", "groups", "sentinels")  # parameters of eac
 @dataclass(frozen=True)
 class Parameter:
     """One launch parameter. kind: 'tensor' its pointer | 'dim' an extent, by its text | 'scalar' |
-    'axis' the extent of the launch grid along `axis` | 'inverse' of the groups along the axes from
-    `axis` on, see inverse_of | 'groups' the number of groups | 'claim', 'report' of the error
-    flags | 'count', 'lines' of printed lines |
+    'axis' the extent of the launch grid along `axis` | 'groups' the number of groups | 'claim',
+    'report' of the error flags | 'count', 'lines' of printed lines |
     'kernel' the launch's number in reports | 'sentinels' the words of its sentinels |
     'seed' word `axis` of the key by which the launch draws | 'replays' where a captured launch
     finds the number of its replay, else 0 | 'map' a TMA descriptor of a tensor for `box`, which

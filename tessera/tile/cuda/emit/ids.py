@@ -43,27 +43,15 @@ def coordinate(e: Emitter, axis: int) -> str:
     count = axes_of_grid(e)
     if len(e.grid) == count and not e.facts.batched:
         return known_coordinate(e, axis)
-    number = quotient(e, axis + 1, count)
-    if axis:
-        size = e.param("axis", f"groups_{axis}", "i32", axis)
-        number = f"i32({number} - {quotient(e, axis, count)} * {size})"
-    return e.once(f"group_{axis}", number)
-
-
-def quotient(e: Emitter, axis: int, count: int) -> str:
-    """The number of the group, divided by that of groups along the axes from this one on. To divide
-    by what only the launch knows takes some twenty instructions, for which the loads of a short
-    block wait: it gives a factor and a shift in its place (inverse_of of launch/recipe.py)."""
+    divide = e.use("divide", "use(fragments.udiv)")
+    rest = e.use("remainder", "use(fragments.urem)")
+    sizes = [e.param("axis", f"groups_{a}", "i32", a) for a in range(axis, count)]
     number = group_number(e)
-    if axis == count:
-        return number
-    if e.facts.batched:
-        sizes = [e.param("axis", f"groups_{a}", "i32", a) for a in range(axis, count)]
-        divide = e.use("divide", "use(fragments.udiv)")
-        return e.once(f"above_{axis}", f"{divide}({number}, i32({' * '.join(sizes)}))")
-    inverse = e.param("inverse", f"inverse_{axis}", "i64", axis)
-    product = f"((i64({number}) & 0xFFFFFFFF) * ({inverse} & 0xFFFFFFFF))"
-    return e.once(f"above_{axis}", f"i32({product} >> ({inverse} >> 32))")
+    if sizes[1:]:
+        number = f"{divide}({number}, i32({' * '.join(sizes[1:])}))"
+    if axis:
+        number = f"{rest}({number}, {sizes[0]})"
+    return e.once(f"group_{axis}", number)
 
 
 def known_coordinate(e: Emitter, axis: int) -> str:
