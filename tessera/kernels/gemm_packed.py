@@ -57,6 +57,7 @@ GROUPS = 128  # that a GPU should have to read from memory at its speed
 MOST_ROWS = 64  # of x, in a group
 RESIDENT_ROWS = 16  # of x of 8 bits, up to which two groups share a multiprocessor
 AHEAD = 4  # steps whose weights of 4 bits come early, where no group has begun by then
+MANY_AHEAD = 2  # the same of floats beside 16 rows of 16 bits and more, whose x comes behind them
 PAIR_COLUMNS, PAIR_DEPTH = 128, 256  # of a group whose steps two blocks share
 LAID_DEPTH = 512  # of a step of weights that lie as registers have them, or half of it
 FEW_ROWS = 16  # of 8 bits, which warps multiply by themselves; more become f16 for warpgroups
@@ -87,6 +88,7 @@ def integers(rng: Any, shape: tuple[int, ...]) -> np.ndarray:
         for codes, x, rows, k in (
             ("fp4_e2m1", "bf16", (8, 16, 64), 8192), ("fp4_e2m1", "bf16", (32,), 4096),
             ("fp4_e2m1 @packed_for(bf16)", "bf16", (64,), 8192),
+            ("fp6_e2m3 @packed_for(bf16)", "bf16", (32,), 8192),
             ("fp6_e2m3", "bf16", (8, 32), 8192), ("fp4_e2m1", "fp8_e4m3", (16, 64), 8192),
             ("fp6_e2m3", "fp8_e4m3", (16, 64), 8192))
         for m in rows),
@@ -176,25 +178,28 @@ def blocks(M: int, N: int, K: int, x: NumericType, w: NumericType) -> PackedBloc
     8192 x 8192 fp4: 13.9 -> 13.2 us, H200, 2026-11-26). Of 64 rows groups with twice the weights
     and half of K, and a sum of both behind them, were slower by a third (H100, 2026-11-25). Two
     groups of a cluster that share one's steps pay where their own warps bring much of x into order:
-    16 rows of 16 bits, and 32 beside codes of 6.
+    16 rows of 16 bits, and 32 beside codes of 6; and where x of 32 rows and more is most of what a
+    group reads beside codes of 6 that lie as registers have them.
     """
     rows, most = min(MOST_ROWS, max(8, 1 << (M - 1).bit_length())), 1 << K.bit_length() - 1
     columns = 64
     while columns > 16 and -(-N // columns) * -(-M // rows) < GROUPS:
         columns //= 2
+    wide, pairs = x.dtype.bits == 16, -(-N // PAIR_COLUMNS) * -(-M // rows)
+    shared = wide and w.dtype.kind == "float" and K >= 4 * PAIR_DEPTH and 2 * pairs >= GROUPS
+    ahead = MANY_AHEAD if wide and w.dtype.kind == "float" and rows >= 16 else AHEAD
     if laid(x, w, K):
-        resident = 2 if x.dtype.bits == 8 and rows <= RESIDENT_ROWS else 1
-        whole = K >= LAID_DEPTH and (rows <= 32 or x.dtype.bits == 8)
+        if shared and w.dtype.bits == 6 and rows >= 32:
+            return PackedBlocks(rows, PAIR_COLUMNS, PAIR_DEPTH, 1, M <= rows, 1, divided=2)
+        resident = 2 if not wide and rows <= RESIDENT_ROWS else 1
+        whole = K >= LAID_DEPTH and (rows <= 32 or not wide)
         depth = LAID_DEPTH if whole else LAID_DEPTH // 2
-        return PackedBlocks(rows, 64, depth, resident, M <= rows, AHEAD if resident == 1 else 0)
-    halves = x.dtype.bits == 16 and w.dtype.kind == "float"
-    pairs = -(-N // PAIR_COLUMNS) * -(-M // rows)
-    if halves and K >= 4 * PAIR_DEPTH and 2 * pairs >= GROUPS and (
-            rows == 16 or rows == 32 and w.dtype.bits == 6):
+        return PackedBlocks(rows, 64, depth, resident, M <= rows, ahead if resident == 1 else 0)
+    if shared and (rows == 16 or rows == 32 and w.dtype.bits == 6):
         return PackedBlocks(rows, PAIR_COLUMNS, PAIR_DEPTH, 1, M <= rows,
-                            AHEAD if w.dtype.bits == 4 else 0, divided=2)
+                            ahead if w.dtype.bits == 4 else 0, divided=2)
     few = rows <= 8 and w.dtype.bits == 4 and not meet(x, w)
     depth = 1024 if few else 512 if rows <= 32 or meet(x, w) else 256
     resident = 2 if meet(x, w) and rows <= RESIDENT_ROWS else 1
     return PackedBlocks(rows, columns, min(depth, most), resident, M <= rows,
-                        AHEAD if resident == 1 and w.dtype.bits == 4 else 0)
+                        ahead if resident == 1 and w.dtype.bits == 4 else 0)

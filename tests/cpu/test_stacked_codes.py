@@ -122,9 +122,10 @@ def test_two_warpgroups_sum_a_part_of_k_each(codes, x, rng):
 @pytest.mark.parametrize("x, M, codes, BK", [
     ("bf16", 16, "fp4_e2m1", 256), ("bf16", 64, "fp6_e2m3", 128), ("fp8_e4m3", 64, "fp4_e2m1", 256),
     ("fp8_e4m3", 16, "fp6_e3m2", 512)])
-def test_two_blocks_share_the_steps_of_a_group(x, M, codes, BK, rng, monkeypatch):
-    """Each warpgroup has rows of its own, and the blocks every second step, of an odd number."""
-    how, K = {"BM": M, "BN": 128, "BK": BK, "DIVIDED": 2}, 5 * BK
+@pytest.mark.parametrize("steps", [5, 6])
+def test_two_blocks_share_the_steps_of_a_group(x, M, codes, BK, steps, rng, monkeypatch):
+    """Each warpgroup has rows of its own, and the blocks every second step."""
+    how, K = {"BM": M, "BN": 128, "BK": BK, "DIVIDED": 2}, steps * BK
     drawn = rng.standard_normal((300, K)).astype("f4")
     args = (ts.tensor(rng.standard_normal((M - 3, K)).astype("f4"), x), ts.tensor(drawn, codes),
             None, ts.tensor(np.full((M - 3, 300), np.nan, "f4"), "bf16"))
@@ -244,3 +245,16 @@ def test_one_copy_brings_all_panels(rng, K, order, joined):
     emitted = emit_program(made, parse_target("sm_90a"), ArgumentFacts())
     boxes = [p.box for p in emitted.parameters if p.kind == "map" and p.name in "XW"]
     assert len(boxes) == 2 and sorted(b for b in boxes if len(b) == 3) == joined
+
+
+@pytest.mark.parametrize("dtype, alone", [("bf16", True), ("fp4_e2m1", False)])
+def test_warpgroups_store_what_they_have_the_sums_of(dtype, alone):
+    """Of two blocks that share a tile; where a store brings rows of all of them together, the
+    first block has all sums."""
+    args = (ts.zeros((64, 4096), "bf16"), ts.zeros((256, 4096), "fp4_e2m1"), ts.zeros((256,)),
+            ts.zeros((64, 256), dtype))
+    packed_nt.lower(*args, BM=64, BN=128, BK=256, DIVIDED=2)
+    text = packed_nt.inspect_ir("target", target="sm_90a")
+    assert text.count("= sum_across(") == (1 if alone else 2)
+    stored = text[text.index("= sum_across("):]
+    assert ("bar_sync(" in stored) != alone == ("has_sums = i32(which == 0)" not in stored)

@@ -44,7 +44,7 @@ def test_blocks_and_warps(rng, codes, lanes, BN, BM, BK):
 
 @pytest.mark.parametrize("kind", ["bf16", "fp8_e4m3"])
 @pytest.mark.parametrize("codes", ["fp4_e2m1", "fp6_e3m2"])
-@pytest.mark.parametrize("M, N, K", [(61, 17000, 640), (5, 130, 256)])
+@pytest.mark.parametrize("M, N, K", [(61, 17000, 640), (61, 17000, 1024), (5, 130, 256)])
 def test_two_blocks_share_the_steps_of_a_group(rng, codes, kind, M, N, K):
     """Three tiles for some pairs, whose buffers take turns; steps of which one block has more."""
     w, x, _ = arguments(rng, codes, M, N, K, kind)
@@ -55,6 +55,18 @@ def test_two_blocks_share_the_steps_of_a_group(rng, codes, kind, M, N, K):
         out = ts.tensor(np.full((M, N), np.nan, np.float32), "bf16").to("cuda")
         packed_nt(*given, out, BM=8 if M < 8 else 64, BN=128, BK=256, DIVIDED=2, AHEAD=2)
         assert (np.abs(numbers(out.to("cpu")) - want) <= bound).all()
+
+
+def test_two_blocks_share_steps_of_results_that_are_packed(rng):
+    """Warpgroups bring these together before they store, so the first block has all sums."""
+    w, x, _ = arguments(rng, "fp4_e2m1", 61, 9000, 640)
+    x = ts.cast(ts.tensor(numbers(x).astype(np.float32) / 64), "bf16")
+    want = numbers(x) @ numbers(w).T
+    assert np.abs(want).max() < 6
+    out = ts.tensor(np.full((61, 9000), 6, np.float32), "fp4_e2m1").to("cuda")
+    packed_nt(x.to("cuda"), w.to("cuda"), None, out, BM=64, BN=128, BK=256, DIVIDED=2)
+    spacing = np.where(np.abs(want) < 2, 0.5, np.where(np.abs(want) < 4, 1, 2))
+    assert (np.abs(numbers(out.to("cpu")) - want) <= spacing / 2 + 1e-3).all()
 
 
 def test_sums_may_begin_with_something(rng):

@@ -23,6 +23,7 @@ from tessera.tile.cuda.intrinsics import exchanged_sums
 from tessera.tile.cuda.intrinsics.formats import kind_of
 from tessera.tile.cuda.intrinsics.shared_memory import descriptor_bits
 from tessera.tile.cuda.lower.warp_specialised import Refusal, lower_warp_specialised
+from tessera.tile.cuda.lower.warp_specialised.divide import store_together
 from tessera.tile.cuda.lower.warp_specialised.program import (
     AHEAD_WARP,
     DEALERS,
@@ -33,8 +34,10 @@ from tessera.tile.cuda.lower.warp_specialised.program import (
     Load,
     WarpSpecialisedProgram,
 )
+from tessera.tile.cuda.lower.warp_specialised.rewrite import is_op
 from tessera.tile.cuda.lower.warp_specialised.tidy import base_name
-from tessera.tile.ir.ir import Function, Op, SSAValue, regions, walk
+from tessera.tile.cuda.ptx.mbarrier import BARRIER_BYTES
+from tessera.tile.ir.ir import Function, If, Op, SSAValue, regions, walk
 from tessera.tile.ir.types import TileType
 
 CONSUMERS_BARRIER = 1  # barrier 0 is the block's
@@ -43,11 +46,12 @@ CONSUMERS_BARRIER = 1  # barrier 0 is the block's
 @dataclass(frozen=True)
 class ExchangedSums:
     """Where sums lie that another block sends: buffers and barriers, as offsets in shared memory,
-    and the variables that say which of them is next, and its phase."""
+    and the variables that say whose turn it is, the phase, and whether a warpgroup has sums."""
 
     buffers: int
     barriers: int
     position: tuple[str, str]
+    has: str
 
 
 def emit_warp_specialised(function: Function, schedule: Any, target: Target, facts: ArgumentFacts
@@ -71,6 +75,10 @@ def emit_program(program: WarpSpecialisedProgram, target: Target, facts: Argumen
     emitter = WarpSpecialisedEmitter(program, target, facts)
     emitter.declare()
     emitter.nodes(program.function.body)
+    if emitter.waits_apart:
+        function = program.function
+        return emit_program(replace(program, function=replace(
+            function, body=store_together(function.body))), target, facts)
     emitter.prologue()
     made = emitter.finish()
     return replace(made, dependent=made.dependent or emitter.dependent_launch,
@@ -93,6 +101,7 @@ class WarpSpecialisedEmitter(Emitter):
         self.mail = (self.fresh("mail_at"), self.fresh("mail_phase"))
         self.exchange: ExchangedSums | None = None
         self.waits_alone = False  # a warp does not wait for the kernel in front
+        self.waits_apart, self.waits = False, 0  # whether some consumers wait for all; of consumers
         for note in program.notes:
             self.note(note)
 
@@ -108,8 +117,11 @@ class WarpSpecialisedEmitter(Emitter):
 
     @property
     def which(self) -> str:
-        """Number of this block in its cluster."""
-        return self.once("which", self.use("cluster_rank", "use('cluster_ctarank')") + "()")
+        """Number of this block in its cluster, known to the assembler to be uniform: where a loop
+        begins and ends by it, descriptors are made beside what lanes do."""
+        uniform = self.use("uniform", "use(ptx.warp.shfl('idx'))")
+        rank = self.use("cluster_rank", "use('cluster_ctarank')")
+        return self.once("which", f"{uniform}({rank}(), 0)")
 
     @property
     def role(self) -> str:
@@ -125,6 +137,13 @@ class WarpSpecialisedEmitter(Emitter):
     def sync(self) -> None:
         barrier = self.use("bar_sync", "use('bar_sync')")
         self.line(f"{barrier}({CONSUMERS_BARRIER}, {self.lanes})")
+        self.waits += 1
+
+    def branch(self, node: If) -> None:
+        before, made = self.waits, self.made_by.get(node.cond)  # type: ignore[arg-type]
+        super().branch(node)
+        if is_op(made, "has_sums") and not made.attr["all"] and self.waits > before:
+            self.waits_apart = True
 
     def part(self, hint: str, name: str, *args: object) -> str:
         """An intrinsic of intrinsics/warp_specialised, bound in the header."""
@@ -157,15 +176,18 @@ class WarpSpecialisedEmitter(Emitter):
             first.append(f"{make}()")
             positions.append(self.mail)
         if self.exchange is not None:
-            make = self.use("exchange_init", f"use(exchanged_sums.init({self.exchange.barriers}))")
+            make = self.use("exchange_init", f"use(exchanged_sums.init({self.exchange.barriers}, "
+                            f"{self.program.warpgroups}))")
             first.append(f"{make}()")
             positions.append(self.exchange.position)
         first.append(self.use("fence_init", "use('fence_mbarrier_init')") + "()")
-        thread, role = self.all_threads, self.role
+        thread, role, together = self.all_threads, self.role, self.program.pipeline.together
+        begun = self.use("cluster_wait", "use('cluster_wait')") if together > 1 else ""
         self.write(f"if {thread} == 0:", *(INDENT + text for text in first))
-        if self.program.pipeline.together > 1:
-            for name in ("cluster_arrive_relaxed", "cluster_wait"):
-                self.write(self.use(name, f"use('{name}')") + "()")
+        if together > 1:
+            self.write(self.use("cluster_arrive_relaxed", "use('cluster_arrive_relaxed')") + "()")
+        if self.program.pipeline.cluster > 1:
+            self.write(f"{begun}()")
         else:
             self.write(self.use("sync", "use('sync_threads')") + "()")
         if self.dependent_launch:
@@ -175,6 +197,8 @@ class WarpSpecialisedEmitter(Emitter):
                 self.write(f"if {thread} >> 5 != {AHEAD_WARP}:", *(INDENT + c for c in calls))
             else:
                 self.write(*calls)
+        if self.program.pipeline.divided > 1:  # who copies needs no other block
+            self.write(f"if {role} != 0: {begun}()")
         for at, phase in positions:
             self.write(f"{at}, {phase} = i32(0), i32({role} == 0)")
 
@@ -288,18 +312,39 @@ def _part_count(e: Emitter, op: Op) -> None:
 @emits("sum_across")
 def _sum_across(e: Emitter, op: Op) -> None:
     h = specialised(e)
-    count, threads = e.layout(op.args[0]).count, WARPGROUP * h.program.warpgroups
+    (x,), (made,) = op.args, op.outs
+    count, threads = e.layout(x).count, WARPGROUP * h.program.warpgroups
     if h.exchange is None:
         at = -(-h.shared_bytes // exchanged_sums.ALIGNMENT) * exchanged_sums.ALIGNMENT
-        size = exchanged_sums.buffer_bytes(count, threads)
-        h.exchange = ExchangedSums(at, at + exchanged_sums.BUFFERS * size,
-                                   (h.fresh("turn"), h.fresh("turn_phase")))
-        h.shared_bytes = h.exchange.barriers + exchanged_sums.BARRIERS_BYTES
-    turn, phase = h.exchange.position
+        barriers = at + exchanged_sums.buffer_bytes(count, threads)
+        h.exchange = ExchangedSums(at, barriers, (h.fresh("turn"), h.fresh("turn_phase")),
+                                   h.fresh("has_sums"))
+        h.shared_bytes = barriers + BARRIER_BYTES * h.program.warpgroups
+    (turn, phase), has = h.exchange.position, h.exchange.has
     make = h.use("sum_across", f"use(exchanged_sums.add({count}, {threads}, {h.exchange.buffers}, "
                  f"{h.exchange.barriers}))")
-    e.define(op.outs[0], f"{make}({e.name(op.args[0])}, {h.thread}, {h.which}, {turn}, {phase})")
-    _step(h, exchanged_sums.BUFFERS, turn, phase)
+
+    def exchange(result: str, has: str) -> None:
+        e.line(f"{has} = i32(({h.group} ^ {turn}) & 1 == {h.which})")
+        waited = f"i32({phase} ^ (1 - {has} & 1 - {turn}))"
+        e.line(f"{result} = {make}({e.name(x)}, {h.thread}, {h.group}, {h.which}, {has}, {waited})")
+        _step(h, exchanged_sums.TURNS, turn, phase)
+
+    if op.attr["all"]:
+        first, second = h.fresh("sums"), h.fresh("sums")
+        exchange(first, has)
+        exchange(second, h.fresh("others"))
+        pick = h.use("either", f"use(exchanged_sums.either({count}))")
+        e.define(made, f"{pick}({has}, {first}, {second})")
+    else:
+        exchange(e.spelled[made.value], has)
+
+
+@emits("has_sums")
+def _has_sums(e: Emitter, op: Op) -> None:
+    h = specialised(e)
+    assert h.exchange is not None
+    e.define(op.outs[0], f"i32({h.which} == 0)" if op.attr["all"] else h.exchange.has)
 
 
 # --- rings ------------------------------------------------------------------------------------

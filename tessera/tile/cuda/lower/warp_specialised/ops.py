@@ -273,11 +273,20 @@ def matmul_wait(m: Any, op: Any, x: Any, pending: Any = 0) -> Any:
     return x
 
 
-@declare(rule=_first, attrs=("parts",), run=True, effect="sync", group=True, public=False,
+@declare(rule=_first, attrs=("all", "parts"), run=True, effect="sync", group=True, public=False,
          layouts="same")
-def sum_across(m: Any, op: Any, x: Any, parts: Any = 1) -> Any:
-    """The sum of what the blocks have that do a tile together; here one has all."""
+def sum_across(m: Any, op: Any, x: Any, all: Any = False, parts: Any = 1) -> Any:
+    """The sum of what the blocks have that do a tile together, in warpgroups of which has_sums says
+    so, or in all; here one has all."""
     return x
+
+
+@declare(rule=lambda types, attrs: Scalar(bool_), attrs=("all",), run=True, public=False,
+         layouts="any")
+def has_sums(m: Any, op: Any, x: Any, all: Any = False) -> Any:
+    """Whether this warpgroup has the sums of a tile, to store them; all: whether this block has,
+    since each may have them. Here the first block has."""
+    return np.array([[m.part == 0]])
 
 
 @declare(rule=lambda types, attrs: (), attrs=("registers",), run=True, effect="sync", public=False,
