@@ -162,18 +162,18 @@ def attention_forward_table() -> str | None:
     if (found := measured("attention_forward")) is None:
         return None
     file, where = found
-    lines: dict[tuple[str, str], dict[str, dict[str, Any]]] = {}
+    lines: dict[tuple[int, int], dict[str, dict[str, Any]]] = {}
     for case, x in file.items():
         if isinstance(x, dict):
             D, S, mask = case.split(", ")
-            lines.setdefault((D, S), {})[mask] = x
+            lines.setdefault((int(D[2:]), int(S[2:])), {})[mask] = x
     ratios = [x["ratio"] for by in lines.values() for x in by.values()]
     return (f"{where}. Geometric mean of the ratios {file['geometric mean']:.2f}, the least "
             f"{min(ratios):.2f}.\n\n" + markdown(
-                ("", "Queries", *(f"{m}: TFLOP/s, cuDNN's, FlashAttention's, ratio"
-                                  for m in ("Causal", "full"))),
-                [(D, S, *(_rates(by[m]) for m in ("causal", "full")))
-                 for (D, S), by in lines.items()]))
+                ("Elements", "Queries", *(f"{m}: TFLOP/s, cuDNN's, FlashAttention's, ratio"
+                                          for m in ("Causal", "full"))),
+                [(str(D), str(S), *(_rates(by[m]) if m in by else "" for m in ("causal", "full")))
+                 for (D, S), by in sorted(lines.items())]))
 
 
 def _rates(x: dict[str, Any]) -> str:
