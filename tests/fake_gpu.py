@@ -23,6 +23,7 @@ from fake_driver import Driver
 from fake_driver import driver as driver
 from tessera import config
 from tessera.dims import Dim
+from tessera.graph import assignment
 from tessera.graph.cpu import disk as cpu_disk
 from tessera.graph.jit import JitFunction
 from tessera.numerics import decode, row_bytes, unpack
@@ -237,6 +238,10 @@ def gpu(driver, monkeypatch, tmp_path):
     monkeypatch.setattr(arrays, "_TORCH_TYPES", {})
     # What the package compiles for itself has launches of the driver that was.
     monkeypatch.setattr(clipping, "_compiled", JitFunction(clipping._sum_of_squares))
+    assigned = assignment._assigned  # what was prepared for another driver is none of this one's
+    monkeypatch.setattr(assignment, "_assigned", JitFunction(
+        assigned.fn, donate=tuple(assigned.donate), static=tuple(assigned.static),
+        name=assigned.name))
     monkeypatch.setattr(cpu_disk, "LOOPS", cpu_loops_where_they_are())
     with config.scope(cache_dir=tmp_path, compile_processes=1):
         yield made

@@ -202,7 +202,7 @@ def streamed_blocks(extents: tuple[int, int, int]) -> Schedule:
     n, least = min(power(C), ONCE_COLUMNS), min(power(C), LEAST_BITS // 16)
     while n > least and A * blocks(C, n) < GROUPS:
         n //= 2
-    return chosen(min(power(R) // 2, ONCE // n), n, warps=ONCE_WARPS)
+    return chosen(max(1, min(power(R) // 2, ONCE // n)), n, warps=ONCE_WARPS)
 
 
 def column_blocks(extents: tuple[int, int, int], operands: int, bits: int) -> Schedule:
