@@ -1,7 +1,8 @@
 """How a call gives its arguments: which parameters, by position or by name.
 
 Calls of one form are told apart by what they give alone: a parameter that is left at its default is
-the same constant in each of them.
+the same constant in each of them; if it is changed where it lies, the trace is outdated
+(captured_names.py).
 """
 
 from __future__ import annotations
@@ -56,6 +57,8 @@ class CallForms:
         """None of a call that is not told apart so, or that is none of this function."""
         if not kwargs and (self.every is None or len(args) == len(self.every)):
             return EVERY
+        if self.every is None:
+            return None
         key = (len(args), *kwargs)
         try:
             return self._known[key]
@@ -71,7 +74,8 @@ class CallForms:
 
     def _made(self, many: int, named: Sequence[str]) -> CallForm | None:
         given = [*self.positional[:many], *named]
-        if self.every is None or many > len(self.positional) or len({*given}) < len(given) or not (
+        assert self.every is not None
+        if many > len(self.positional) or len({*given}) < len(given) or not (
                 self.named.issuperset(named)):
             return None
         place = {name: i for i, name in enumerate(self.every)}

@@ -102,7 +102,7 @@ class JitFunction:
             if fast is not None:
                 return fast
             for ready in () if self._groups else self._ready:
-                if ready.form != form or not ready.is_here():
+                if ready.given != form.given or not ready.is_here():
                     continue
                 if self.donate and ready.steady.steps and not self._outdated(ready.traced):
                     out = ready.steady.call(given, self.name)
@@ -165,8 +165,8 @@ class JitFunction:
                 self._groups or self.placements):
             return
         flat, structure = tree.flatten(given)
-        if any(r.traced is traced and r.form == form and r.pattern.kinds == [*map(type, flat)]
-               for r in self._ready):
+        like = traced, form.given, [*map(type, flat)]
+        if any((r.traced, r.given, r.pattern.kinds) == like for r in self._ready):
             return
         made = PreparedCall.of(form, structure, flat, *mine, here, traced)
         if made is not None:

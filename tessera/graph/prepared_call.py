@@ -102,7 +102,7 @@ class PreparedCall:
     def __init__(self, form: CallForm, structure: TreeDef, leaves: Sequence[Any],
                  names: Sequence[str], statics: dict[int, Static], here: tuple,
                  traced: TracedSignature):
-        self.form = form
+        self.given = form.given
         self.traced, self.here, self.setting = traced, [*here], config.device
         self.flatten = flattener(structure)
         self.pattern = LeafPattern.of(leaves, names, statics)

@@ -3,6 +3,8 @@ are told apart."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 import pytest
 
@@ -84,6 +86,28 @@ def test_a_default_that_is_a_tensor_is_none_of_the_call(gpu, apart):
         assert g(there(5.0, 7.0), there(1.0, n)).tolist() == [5.0, 7.0 * n]
     u[:] = 1.0
     assert g(there(5.0, 7.0)).tolist() == [5.0, 7.0]
+
+
+@dataclass
+class Settings:
+    by: float = 1.0
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_defaults_that_are_changed_are_seen(gpu, apart, device):
+    listed, named, nested, held = [1.0], {"by": 1.0}, (1.0, [1.0]), Settings()
+
+    def g(x, a=listed, b=named, c=nested, *, d=held):
+        return x * a[0] + b["by"] + c[1][0] + d.by
+
+    f = ts.jit(g)
+    changes = [lambda n: listed.__setitem__(0, n), lambda n: named.update(by=n),
+               lambda n: nested[1].__setitem__(0, n), lambda n: setattr(held, "by", n)]
+    for n in range(8):
+        changes[n % 4](float(n))
+        x = there(5.0).to(device)
+        want = [5.0 * listed[0] + named["by"] + nested[1][0] + held.by]
+        assert f(x).tolist() == f(x=x).tolist() == want
 
 
 def test_steps_whose_arguments_have_names(long_way):

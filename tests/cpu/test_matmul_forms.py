@@ -286,15 +286,10 @@ def test_every_block_gives_the_product(block: tuple, rng: Any, monkeypatch: Any)
 BIAS, TILE = (144,), (200, 144)
 
 
-@pytest.mark.parametrize("beside, swapped", [(BIAS, True), (TILE, False)], ids=["bias", "tile"])
-@pytest.mark.parametrize("wide", [False, True])
-@pytest.mark.parametrize("layout", ["nn", "nt", "tn"])
-def test_blocks_of_the_transposed_result(layout: str, wide: bool, beside: tuple, swapped: bool,
-                                         rng: Any, monkeypatch: Any) -> None:
-    """Where nothing that follows reads or writes elements of it one by one."""
-    monkeypatch.setattr(place_blocks, "or_transposed",
-                        lambda *args: MatmulBlocks(96, 128, swapped=True))
-    (M, N), K = TILE, 264
+def layer_of(M: int, N: int, K: int, beside: tuple, layout: str, wide: bool, rng: Any
+             ) -> tuple[CudaProgram, list, np.ndarray]:
+    """relu(x w + b) as a program, its operands as the layout says, and what it gives. wide: the
+    result in f32 too."""
     x, w, b = (ts.tensor(rng.standard_normal(s).astype("f4")) for s in ((M, K), (K, N), beside))
     x, w = (ts.cast(v, "bf16") for v in (x, w))
     xs, ws, bs = (np.asarray(v.array, "f8") for v in (x, w, b))
@@ -308,39 +303,37 @@ def test_blocks_of_the_transposed_result(layout: str, wide: bool, beside: tuple,
         return (ts.cast(y, "bf16"), y) if wide else ts.cast(y, "bf16")
 
     program = CudaProgram(ts.jit(layer).graph(*given, b), "sm_90a")
+    return program, [*given, b], np.maximum(xs @ ws + bs, 0)
+
+
+@pytest.mark.parametrize("beside, swapped", [(BIAS, True), (TILE, False)], ids=["bias", "tile"])
+@pytest.mark.parametrize("wide", [False, True])
+@pytest.mark.parametrize("layout", ["nn", "nt", "tn"])
+def test_blocks_of_the_transposed_result(layout: str, wide: bool, beside: tuple, swapped: bool,
+                                         rng: Any, monkeypatch: Any) -> None:
+    """Where nothing that follows reads or writes elements of it one by one."""
+    monkeypatch.setattr(place_blocks, "or_transposed",
+                        lambda *args: MatmulBlocks(96, 128, swapped=True))
+    program, given, want = layer_of(*TILE, 264, beside, layout, wide, rng)
     (group,) = program.plan.groups
     said = any("96 x 128 of the transposed result" in n for n in group.schedule.notes)
     assert said == (swapped and not wide)
-    for got in program.run([*given, b]):
-        assert_close(got, np.maximum(xs @ ws + bs, 0), "bf16", n=K)
+    for got in program.run(given):
+        assert_close(got, want, "bf16", n=264)
 
 
 @pytest.mark.parametrize("M, K", [(1, 264), (5, 2560), (16, 264), (30, 264)])
 @pytest.mark.parametrize("layout", ["nn", "nt", "tn"])
-@pytest.mark.parametrize("beside", [(144,), None], ids=["bias", "tile"])
-def test_few_rows_are_multiplied_as_narrow_columns(M: int, K: int, layout: str,
-                                                   beside: tuple | None, rng: Any) -> None:
+@pytest.mark.parametrize("whole", [False, True], ids=["bias", "tile"])
+def test_few_rows_are_multiplied_as_narrow_columns(M: int, K: int, layout: str, whole: bool,
+                                                   rng: Any) -> None:
     """As the library's own routine does, whatever follows; long sums of few blocks in parts."""
-    N = 144
-    shapes = (M, K), (K, N), beside or (M, N)
-    x, w, b = (ts.tensor(rng.standard_normal(s).astype("f4")) for s in shapes)
-    x, w = (ts.cast(v, "bf16") for v in (x, w))
-    xs, ws, bs = (np.asarray(v.array, "f8") for v in (x, w, b))
-    given = [ts.cast(ts.tensor(np.asarray(v.array, "f4").T.copy()), "bf16") if way == "t" else v
-             for v, way in zip((x, w), layout, strict=True)]
-
-    def layer(x: Any, w: Any, b: Any) -> Any:
-        x, w = (ts.cast(v.T if way == "t" else v, PRODUCTS)
-                for v, way in zip((x, w), layout, strict=True))
-        y = ts.relu(ts.cast(x @ w, "f32") + b)
-        return ts.cast(y, "bf16"), y
-
-    program = CudaProgram(ts.jit(layer).graph(*given, b), "sm_90a")
+    program, given, want = layer_of(M, 144, K, (M, 144) if whole else BIAS, layout, True, rng)
     product = next(g for g in program.plan.groups if g.kind == "gemm")
     if M <= 16 and (layout[0] == "n" or M == 16):  # TMA brings no column of x that is shorter
         assert product.schedule.m == max(8, 1 << (M - 1).bit_length())
-    for got in program.run([*given, b]):
-        assert_close(got, np.maximum(xs @ ws + bs, 0), "bf16", n=K)
+    for got in program.run(given):
+        assert_close(got, want, "bf16", n=K)
 
 
 @pytest.mark.parametrize("extents, split, block, parts", [

@@ -14,7 +14,7 @@ from math import prod
 from typing import Any
 
 from tessera.errors import SourceLine
-from tessera.graph.ir import Graph, Node, Value
+from tessera.graph.ir import Graph, Node, Value, producers_of
 
 from ...lazy_dataclass import dataclass
 from ..device_mesh import Mesh
@@ -131,7 +131,7 @@ class _Walk:
         self.remade: dict[Value, Node] = {}  # what stretches small operands
         self.products = set[Value]()  # of matmuls, and sums and multiples of such
         self.readers: dict[Value, list[Node]] = {}
-        self.makers = {v: node for node in graph.nodes for v in node.outputs}
+        self.makers = producers_of(graph)
         for node in graph.nodes:
             for v in node.inputs:
                 self.readers.setdefault(v, []).append(node)

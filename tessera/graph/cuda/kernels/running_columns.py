@@ -91,7 +91,6 @@ def _squares(known: _Known, total: GroupStep, spread: GroupStep, R: int) -> Runn
     if away is None or mean is None or away.args[0] != total.args[0] or (
             mean.args[0] != total.name or not isinstance(mean.args[1], float)):
         return None
-
     fits = abs(mean.args[1] * R - 1) < 1e-6
     return RunningColumns(total, spread, away) if fits else None
 

@@ -30,7 +30,7 @@ from ....numerics import as_type
 from ....runtime.generations import Generation
 from ....tile.ir.schedule import Schedule
 from ...flops import none
-from ...ir import Graph, Node, Value, readers_of
+from ...ir import Graph, Node, Value, producers_of, readers_of
 from ...op import Aval, GraphOp
 from ...schedule.build_schedule import ScheduleBuilder
 from ...schedule.groups import MAX_OPS, FusionGroup
@@ -209,7 +209,7 @@ class StripLoops:
     """What is known of the loops that make a graph's values, before they are fused."""
 
     def __init__(self, graph: Graph):
-        self.maker = {v: n for n in graph.nodes for v in n.outputs}
+        self.maker = producers_of(graph)
         self.readers, self.held = readers_of(graph), _spaces_towards_largest(graph)
         self.known: dict[Value, tuple[set[Value], bool]] = {}
         self.turned: dict[Value, int] = {}  # what codes are made of that are written transposed

@@ -14,7 +14,7 @@ from dataclasses import field
 from math import prod
 
 from ....lazy_dataclass import dataclass
-from ...ir import Graph, Node, Value, readers_of, value_bytes
+from ...ir import Graph, Node, Value, producers_of, readers_of, value_bytes
 from ...schedule.boundaries import LEAST_BYTES, MOST_OPS
 from ...schedule.loop_axes import extents_of
 from ...schedule.loop_ops import loop_space
@@ -53,7 +53,7 @@ class _Chain:
 class _Reshaped:
     def __init__(self, graph: Graph):
         self.readers, self.results = readers_of(graph), set(graph.outputs)
-        self.maker = {v: n for n in graph.nodes for v in n.outputs}
+        self.maker = producers_of(graph)
 
     def may_be_made(self, node: Node) -> bool:
         """Whether loops behind a reshape make what it reads, and move fewer bytes so."""
@@ -155,7 +155,6 @@ class _Reshaped:
                     known[x, space] = self.numbers(rw, x, _padded(x, old), space, shape)
                 parts.append(known[x, space])
         return rw.again(made, *parts)
-
 
     def numbers(self, rw: Rewriter, x: Value, lies: Shape, space: Shape, shape: Shape) -> Value:
         """Numbers in another shape; what was widened is widened where it is computed with."""
