@@ -46,6 +46,15 @@ def calls(made: CudaProgram) -> list[str]:
     return [str(g.attr("call")).split("(")[0] for g in made.plan.groups if g.kind == "launch"]
 
 
+DEPTHWISE = {
+    "plain": ((2, 20, 9, 10), (20, 1, 3, 3), {"padding": 1}),
+    "strided": ((2, 36, 9, 11), (36, 1, 5, 3), {"stride": (2, 3), "padding": (2, (0, 2))}),
+    "dilated": ((1, 72, 12, 7), (72, 1, 2, 3), {"dilation": (2, 1), "padding": "same"}),
+    "filters each": ((2, 5, 7, 8), (15, 1, 3, 3), {"stride": 2, "padding": 1}),
+    "left over": ((1, 3, 8, 8), (3, 1, 3, 3), {"stride": 3}),
+}
+
+
 @pytest.mark.parametrize("target", ["sm_90a", "sm_80"])
 @pytest.mark.parametrize("name", CASES)
 def test_convolutions_and_their_adjoints(name: str, target: str, rng: Any) -> None:
@@ -159,7 +168,7 @@ def test_one_axis_and_transposed(rng: Any) -> None:
 
 @pytest.mark.parametrize(("xs", "ws", "dtype", "keys", "target"), [
     ((2, 3, 8, 8), (16, 3, 3, 3), "bf16", {}, "sm_80"),
-    ((2, 16, 6, 6), (16, 1, 3, 3), "bf16", {"groups": 16}, "sm_90a"),
+    ((2, 16, 6, 6), (16, 2, 3, 3), "bf16", {"groups": 8}, "sm_90a"),
     ((2, 16, 6, 6), (16, 16, 1, 1), "bf16", {}, "sm_90a"),
     ((2, 16, 6, 6), (16, 16, 3, 3), "f32", {}, "sm_90a"),
 ])
@@ -195,3 +204,34 @@ def test_what_lies_outside_the_images_is_not_read(rng: Any) -> None:
     assert sorted(map(tuple, bad)) == [(0, 0), (0, 1), (1, 0), (1, 1), (4, 4), (4, 5), (5, 4),
                                        (5, 5)]
     assert not np.isnan(made.astype(np.float32)).any()
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "f16", "f32"])
+@pytest.mark.parametrize("name", DEPTHWISE)
+def test_a_filter_for_each_channel(name: str, dtype: str, rng: Any) -> None:
+    """No window is unfolded, and no matmul has one row."""
+    xs, ws, keys = DEPTHWISE[name]
+    fn = lambda x, w: products(  # noqa: E731
+        lambda x, w: ts.conv2d(x, w, groups=xs[1], **keys), x, w)
+    made = check(fn, integers(rng, xs, dtype), integers(rng, ws, dtype))
+    assert calls(made) == ["depthwise_forward", "depthwise_backward", "depthwise_weights"]
+
+
+def test_a_filter_for_each_channel_along_one_axis(rng: Any) -> None:
+    fn = lambda x, w: products(  # noqa: E731
+        lambda x, w: ts.conv1d(x, w, padding=[(3, 0)], groups=24), x, w)
+    made = check(fn, integers(rng, (2, 24, 40)), integers(rng, (24, 1, 4)))
+    assert calls(made) == ["depthwise_forward", "depthwise_backward", "depthwise_weights"]
+
+
+def test_images_stay_as_they_lie_between_pixels_and_channels(rng: Any) -> None:
+    """A block of 1 x 1, depthwise and 1 x 1 convolutions transposes what comes in, and its end."""
+    def block(x: Any, a: Any, w: Any, b: Any) -> tuple:
+        h = ts.relu(ts.conv2d(ts.relu(ts.conv2d(x, a)), w, padding=1, groups=64))
+        return (ts.conv2d(h, b),)
+
+    shapes = (2, 32, 8, 8), (64, 32, 1, 1), (64, 1, 3, 3), (32, 64, 1, 1)
+    made = check(block, *(integers(rng, s) for s in shapes))
+    moved = [g for g in made.plan.groups for s in g.steps if s.op == "transpose"
+             and g.writes[0].shape[0] == 2]
+    assert len(moved) == 2

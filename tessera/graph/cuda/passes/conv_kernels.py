@@ -1,6 +1,7 @@
 """Convolutions and their adjoints by the library's kernels, which unfold no windows.
 
-Floats of 16 bits. Where copies pick the pixels of windows, images of a multiple of 16 channels, and
+Channels with filters of their own are added up without matmuls (depthwise_convs.py). Of others,
+floats of 16 bits: where copies pick the pixels of windows, images of a multiple of 16 channels, and
 of few, are multiplied by wgmma (window_kernels.py). Elsewhere pixels are gathered and multiplied by
 mma. What is left are matmuls of unfolded windows: of other types, and of few channels, since a
 matmul of 3 channels and 49 taps together is full where 49 of 3 channels are not. Windows of one
@@ -26,6 +27,7 @@ from ...op import Aval, GraphOp
 from ...operand import convert
 from ...ops.conv_products import CONV, CONV_FILTER, CONV_INPUT
 from ...trace import apply
+from .depthwise_convs import DEPTHWISE, is_depthwise
 from .window_kernels import (
     POINTS,
     few_channel_rules,
@@ -49,7 +51,8 @@ def use_conv_kernels(graph: Graph, chip: Generation) -> Graph:
     images, too."""
     graph = expand_by(graph, lambda node: _padded(node, chip))
     launches = {n: rule for n in graph.nodes if (rule := _launch_of(n, chip)) is not None}
-    last = any(_unfolded(n, chip) for n in launches) or has_channels_last(graph)
+    last = has_channels_last(graph) or any(
+        is_depthwise(n) or _unfolded(n, chip) for n in launches)
     graph = _rounded(graph, launches)
 
     def chosen(node: Node) -> Rule | None:
@@ -62,6 +65,8 @@ def use_conv_kernels(graph: Graph, chip: Generation) -> Graph:
 
 def _launch_of(node: Node, chip: Generation) -> Rule | None:
     """The launches that a convolution, or an adjoint of one, becomes."""
+    if is_depthwise(node):
+        return DEPTHWISE[node.op]
     if not _is_taken(node):
         return None
     full = prod(_window(node)) > 1 and _channels(node) >= LEAST

@@ -102,7 +102,7 @@ def rules(chip: Generation) -> dict[GraphOp, Rule]:
         places = results_of(x.shape[2:], w.shape[2:], **attrs)
         geometry = geometry_of(tuple(w.shape[2:]), tuple(x.shape[2:]), places, **attrs)
         Y = _forward(pixels(x), taps(w), geometry, rounds, unit)
-        return _images(Y, (x.shape[0], *places))
+        return images_of(Y, (x.shape[0], *places))
 
     def backward(g: Tensor, w: Tensor, spatial: tuple, accum: Any, groups: int, rounds: Any = F32,
                  **attrs: Any) -> Tensor:
@@ -113,7 +113,7 @@ def rules(chip: Generation) -> dict[GraphOp, Rule]:
         else:
             D = F.zeros((g.shape[0] * prod(spatial), w.shape[1]), rounds)
             _backward(pixels(g), taps(w), D, geometry, unit)
-        return _images(D, (g.shape[0], *spatial))
+        return images_of(D, (g.shape[0], *spatial))
 
     def weights(x: Tensor, g: Tensor, window: tuple, accum: Any, groups: int,
                 **attrs: Any) -> Tensor:
@@ -135,7 +135,7 @@ def few_channel_rules(chip: Generation) -> dict[GraphOp, Rule]:
         p = Patches.of(geometry, x.shape[1])
         X = patches_of(F.transpose(x, TO_BACK), p, geometry)
         W = filters_of(F.transpose(w, TO_BACK), p, geometry)
-        return _images(_forward(X, W, p.geometry, rounds, unit), (x.shape[0], *places))
+        return images_of(_forward(X, W, p.geometry, rounds, unit), (x.shape[0], *places))
 
     def weights(x: Tensor, g: Tensor, window: tuple, accum: Any, groups: int,
                 **attrs: Any) -> Tensor:
@@ -213,7 +213,7 @@ def taps(w: Tensor) -> Tensor:
     return F.reshape(F.moveaxis(w, 1, -1), (w.shape[0], prod(w.shape[1:])))
 
 
-def _images(Y: Tensor, places: tuple) -> Tensor:
+def images_of(Y: Tensor, places: tuple) -> Tensor:
     """[N H W, C] as [N, C, H, W]"""
     return convert(F.moveaxis(F.reshape(Y, (*places, Y.shape[1])), -1, 1), F32)
 
@@ -311,4 +311,5 @@ def _reduced(rw: Rewriter, node: Node, x: Value) -> Value | None:
 
 
 __all__ = ["POINTS", "few_channel_rules", "geometry_of", "has_channels_last", "has_few_channels",
-           "is_pointwise", "results_of", "rules", "sink_transposes", "unfolds"]
+           "images_of", "is_pointwise", "pixels", "results_of", "rules", "sink_transposes",
+           "unfolds"]

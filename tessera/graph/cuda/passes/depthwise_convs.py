@@ -1,0 +1,93 @@
+"""Convolutions of channels by filters of their own, and their adjoints, in launches.
+
+Images [N, C, H, W] are transposed in front and results behind, as where copies unfold images
+(window_kernels.py), with whose transposes these meet and cancel.
+"""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any
+
+from ....kernels.depthwise import depthwise_backward, depthwise_forward, depthwise_weights
+from ....numerics import as_type
+from ....tensor import Tensor
+from ... import functions as F
+from ...expand import Rule
+from ...ir import Node
+from ...op import GraphOp
+from ...ops.conv_products import CONV, CONV_FILTER, CONV_INPUT
+from .window_kernels import geometry_of, images_of, pixels, results_of
+
+F32 = as_type("f32")
+BLOCK = 2048  # elements
+MOST_CHANNELS = 64  # of a block
+MOST_COLUMNS = 32  # of a window, which are unrolled
+GROUPS = 1056  # of threads that add up filters: eight for each multiprocessor of an H100
+
+
+def is_depthwise(node: Node) -> bool:
+    """Whether each group of a convolution, or of an adjoint of one, has one channel."""
+    if node.op not in DEPTHWISE:
+        return False
+    avals = [v.aval for v in (*node.inputs, *node.outputs)]
+    if not all(isinstance(n, int) and n for a in avals for n in a.shape) or avals[0].ndim > 4:
+        return False
+    dtype, images = avals[0].dtype, avals[2 if node.op is CONV_INPUT else 0]
+    window = node.attrs.get("window") or avals[1].shape[2:]
+    return (1 < node.attrs["groups"] == images.shape[1] and window[-1] <= MOST_COLUMNS
+            and dtype.name in ("f16", "bf16", "f32") and node.attrs["accum"] is F32.dtype)
+
+
+def forward(x: Tensor, w: Tensor, accum: Any, groups: int, rounds: Any = F32, **attrs: Any
+            ) -> Tensor:
+    places = results_of(x.shape[2:], w.shape[2:], **attrs)
+    geometry = geometry_of(tuple(w.shape[2:]), tuple(x.shape[2:]), places, **attrs)
+    Y = F.zeros((x.shape[0] * prod(places), w.shape[0]), rounds)
+    depthwise_forward(_repeated(x, w.shape[0] // groups), _taps(w), Y, geometry,
+                      **_block(w.shape[0]))
+    return images_of(Y, (x.shape[0], *places))
+
+
+def backward(g: Tensor, w: Tensor, spatial: tuple, accum: Any, groups: int, rounds: Any = F32,
+             **attrs: Any) -> Tensor:
+    geometry = geometry_of(tuple(w.shape[2:]), spatial, tuple(g.shape[2:]), **attrs)
+    each = w.shape[0] // groups
+    D = F.zeros((g.shape[0] * prod(spatial), w.shape[0]), rounds if each == 1 else F32)
+    depthwise_backward(pixels(g), _taps(w), D, geometry, **_block(w.shape[0]))
+    if each > 1:
+        D = F.cast(F.sum(F.reshape(D, (D.shape[0], groups, each)), axis=-1), rounds)
+    return images_of(D, (g.shape[0], *spatial))
+
+
+def weights(x: Tensor, g: Tensor, window: tuple, accum: Any, groups: int, **attrs: Any) -> Tensor:
+    """In parts of the places, then added."""
+    geometry = geometry_of(tuple(window), tuple(x.shape[2:]), tuple(g.shape[2:]), **attrs)
+    P, C, block = g.shape[0] * prod(g.shape[2:]), g.shape[1], _block(g.shape[1])
+    parts = max(1, GROUPS // (-(-C // block["BN"]) * geometry.window[0]))
+    depth = -(-P // (parts * block["BM"])) * block["BM"]
+    D = F.zeros((-(-P // depth), geometry.taps, C))
+    depthwise_weights(_repeated(x, C // groups), pixels(g), D, geometry, depth, **block)
+    return F.reshape(F.transpose(F.sum(D, axis=0)), (C, 1, *window))
+
+
+def _repeated(x: Tensor, each: int) -> Tensor:
+    """[N H W, C each]: channels as often as filters read them."""
+    X = pixels(x)
+    return X if each == 1 else F.repeat(X, each, 1)
+
+
+def _taps(w: Tensor) -> Tensor:
+    """[O, 1, KH, KW] as [KH KW, O]"""
+    return F.cast(F.transpose(F.reshape(w, (w.shape[0], prod(w.shape[2:])))), F32)
+
+
+def _block(channels: int) -> dict[str, int]:
+    columns = min(MOST_CHANNELS, max(8, 1 << (channels - 1).bit_length()))
+    return {"BM": BLOCK // columns, "BN": columns}
+
+
+DEPTHWISE: dict[GraphOp, Rule] = {CONV: forward, CONV_INPUT: backward, CONV_FILTER: weights}
+
+
+__all__ = ["DEPTHWISE", "is_depthwise"]
