@@ -15,6 +15,7 @@ from emulator import compare
 from kernels.build import build
 from tessera.graph.cuda import CudaProgram
 from tessera.graph.cuda.kernels import (
+    integer_sums,
     gathered_rows,
     loop_blocks,
     row_order,
@@ -123,6 +124,38 @@ def test_messages_along_edges(monkeypatch, rng):
     made = CudaProgram(squares.graph(x, src), "sm_90a")
     assert [g.kind for g in made.plan.groups] == ["row_dots"]
     assert_close(made.run([x.array, src.array])[0], (a * a).sum(1), "f32", n=C)
+
+
+@pytest.mark.parametrize("shared", [True, False])
+@pytest.mark.parametrize("kind", ["int32", "uint8", "int64", "uint32"])
+def test_counts_and_sums_of_integers(kind, shared, monkeypatch, rng):
+    """They are exact in any order: nothing is sorted, and each group counts for itself."""
+    monkeypatch.setattr(integer_sums, "IDS", 16)
+    monkeypatch.setattr(integer_sums, "BLOCK", 64)
+    monkeypatch.setattr(integer_sums, "GROUPS", 3)
+    monkeypatch.setattr(integer_sums, "COUNTERS", 64 if shared else 8)
+    x = rng.integers(0, 23, (5, 77)).astype(kind)
+    i, u = ts.tensor(x), ts.tensor(rng.integers(-9, 9, (5, 77)))
+    fn = ts.jit(lambda i, u: (ts.bincount(i, length=30), ts.bincount(i, u, length=30)))
+    program = CudaProgram(fn.graph(i, u), "sm_90a")
+    assert [g.kind for g in program.plan.groups] == ["integer_sums"] * 4
+    counts, sums = program.run([x, u.array])
+    assert np.array_equal(counts, np.bincount(x.ravel(), minlength=30))
+    want = np.bincount(x.ravel(), u.array.ravel().astype(np.float64), 30)
+    assert np.array_equal(sums, want)
+    with pytest.raises(ts.AxisError, match="outside"):
+        CudaProgram(ts.jit(lambda i: ts.bincount(i, length=20)).graph(i), "sm_90a").run([x])
+
+
+def test_integers_from_the_end_are_added_there(monkeypatch, rng):
+    monkeypatch.setattr(integer_sums, "IDS", 16)
+    ids, u = rng.integers(-5, 5, 99), rng.integers(-9, 9, 99).astype(np.int32)
+    fn = ts.jit(lambda u, i: ts.segment_sum(u, i, 5))
+    program = CudaProgram(fn.graph(ts.tensor(u), ts.tensor(ids)), "sm_90a")
+    assert [g.kind for g in program.plan.groups] == ["integer_sums"] * 2
+    want = np.zeros(5, np.int32)
+    np.add.at(want, ids % 5, u)
+    assert np.array_equal(program.run([u, ids])[0], want)
 
 
 @pytest.mark.row("CORE-19")

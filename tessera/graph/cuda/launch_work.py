@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 SORTS = {"gemm": "matmul", "attention": "attention", "loop": "elementwise", "rows": "reduction",
          "columns": "reduction", "strips": "reduction", "move": "move", "elements": "move",
          "update": "move", "gather": "index", "segments": "index", "last": "index",
-         "parts": "index", "runs": "index", "atomic_sums": "index", "row_dots": "reduction",
+         "parts": "index", "runs": "index", "atomic_sums": "index", "integer_sums": "index", "row_dots": "reduction",
          "steps": "elementwise", "small_system": "elementwise", "small_product": "matmul",
          "sort": "sort", "merge": "sort", "order": "sort", "merge_cuts": "sort",
          "merge_keys": "sort",

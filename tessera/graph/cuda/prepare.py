@@ -24,6 +24,7 @@ from ..simplify import Rewriter, canonicalize, merge_common, rebuild, remove_dea
 from .kernels.extrema import narrow_positions
 from .kernels.gathered_rows import dot_picked_rows
 from .kernels.gathers import nothing
+from .kernels.integer_sums import sum_integers
 from .kernels.pointwise_loops import keep_pointwise_loops
 from .kernels.scatters import open_writes
 from .kernels.small_products import multiply_small
@@ -281,6 +282,7 @@ PIPELINE: list[Callable[..., Any]] = [
     widen_late,
     merge_common,
     add_in_any_order,
+    sum_integers,
     split_products,
     solve_small_systems,
     multiply_small,

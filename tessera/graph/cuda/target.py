@@ -35,6 +35,7 @@ from . import argument_views
 from .kernels import (
     fold_keys,
     gathered_rows,
+    integer_sums,
     key_merges,
     pointwise_loops,
     row_order,
@@ -67,8 +68,8 @@ LINES = {"search": "search", "largest": "position", "smallest": "position",
          **dict.fromkeys(SCANS, "scan")}
 # Of ops that passes put into a graph.
 OWN = sorting.KINDS | key_merges.KINDS | row_order.KINDS | scatters.KINDS | \
-    sorted_segments.KINDS | unordered_sums.KINDS | fold_keys.KINDS | gathered_rows.KINDS | \
-    pointwise_loops.KINDS | small_systems.KINDS | small_products.KINDS
+    sorted_segments.KINDS | unordered_sums.KINDS | integer_sums.KINDS | fold_keys.KINDS | \
+    gathered_rows.KINDS | pointwise_loops.KINDS | small_systems.KINDS | small_products.KINDS
 
 
 # --- loops ----------------------------------------------------------------------------------------

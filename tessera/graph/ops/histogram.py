@@ -15,6 +15,9 @@ from ..trace import Tracer, apply
 from .gather import CHECK_INDEX, index_operand
 
 
+EVEN = 1 << 20  # bins whose place an f32 tells but for one
+
+
 @public
 def bincount(x: Any, weights: Any = None, *, length: int | None = None) -> Tensor:
     """y[c] = how often c occurs, or the sum of the weights where x is c: np.bincount.
@@ -69,15 +72,33 @@ def histogram(x: Any, bins: Any = 10, range: tuple[float, float] | None = None,
     line = F.flatten(line)
     edges = _edges(line, bins, range)
     count = edges.shape[0] - 1
-    place = F.searchsorted(edges, line, "right") - 1
-    place = F.where(F.equal(line, edges[-1]), count - 1, place)
     inside = F.logical_and(F.greater_equal(line, edges[0]), F.less_equal(line, edges[-1]))
+    line = F.where(inside, line, edges[0])
+    even = isinstance(bins, int | np.integer) and count < EVEN
+    place = _even_place(line, edges) if even else _place(line, edges)
     place = F.where(inside, place, count)  # what is not counted gets a bin of its own
     weights = None if weights is None else F.flatten(as_tensor(weights))
     y = _counted(place, index_operand(place), weights, count + 1)[:-1]
     if density:
         y = y / F.sum(y) / (edges[1:] - edges[:-1])
     return y, F.cast(edges, numeric)
+
+
+def _place(line: Tensor, edges: Tensor) -> Tensor:
+    count = edges.shape[0] - 1
+    place = F.cast(F.searchsorted(edges, line, "right"), "int32") - 1
+    return F.where(F.equal(line, edges[-1]), count - 1, place)
+
+
+def _even_place(line: Tensor, edges: Tensor) -> Tensor:
+    """By where an element stands between the first and the last edge, which may be one off: the
+    edges beside it decide, as in NumPy."""
+    last = edges.shape[0] - 2
+    low, high = 0.5 * edges[0], 0.5 * edges[-1]  # their difference is no infinity
+    part = (0.5 * line - low) / (high - low)
+    place = F.minimum(F.cast(F.floor(part * float(last + 1)), "int32"), last)
+    place = place - F.cast(F.less(line, edges[place]), "int32")
+    return F.minimum(place + F.cast(F.greater_equal(line, edges[place + 1]), "int32"), last)
 
 
 def _edges(line: Tensor, bins: Any, limits: tuple[float, float] | None) -> Tensor:

@@ -21,6 +21,7 @@ from .extrema import position_source
 from .fold_keys import key_bits_source, key_source, keys_source
 from .gathered_rows import dots_source
 from .gathers import gather_source, segments_source
+from .integer_sums import integer_sums_source
 from .kernel_text import GroupKernel, KernelText, compiled
 from .key_merges import merge_cuts_source, merge_keys_source
 from .library_kernels import attention_source, gemm_source
@@ -49,7 +50,7 @@ WRITERS: dict[str, Callable[[ScheduledGroup], KernelText]] = {
     "strips": strips_source, "parts": parts_source, "runs": runs_source,
     "row_dots": dots_source, "steps": steps_source, "small_system": small_source,
     "small_product": small_product_source,
-    "atomic_sums": atomic_sums_source,
+    "atomic_sums": atomic_sums_source, "integer_sums": integer_sums_source,
 }
 # By the text of the canonical group and the schedule; where no line is named, by the form, too.
 _kernels: dict[tuple | str, tuple[GroupKernel, KernelText]] = {}
