@@ -1,4 +1,4 @@
-"""Depthwise convolutions: each channel by a filter of its own, in images whose channels lie together.
+"""Depthwise convolutions: each channel by a filter of its own, in images whose channels are last.
 
 There is nothing to multiply as matrices. A place of the result adds up the pixels of its window,
 16 bytes of channels at a time; the taps of a row of the window are read one behind the other, so

@@ -15,8 +15,8 @@ from emulator import compare
 from kernels.build import build
 from tessera.graph.cuda import CudaProgram
 from tessera.graph.cuda.kernels import (
-    integer_sums,
     gathered_rows,
+    integer_sums,
     loop_blocks,
     row_order,
     small_products,

@@ -14,7 +14,6 @@ from ..operand import floating, plain, public
 from ..trace import Tracer, apply
 from .gather import CHECK_INDEX, index_operand
 
-
 EVEN = 1 << 20  # bins whose place an f32 tells but for one
 
 
