@@ -214,14 +214,16 @@ def test_a_filter_for_each_channel(name: str, dtype: str, rng: Any) -> None:
     fn = lambda x, w: products(  # noqa: E731
         lambda x, w: ts.conv2d(x, w, groups=xs[1], **keys), x, w)
     made = check(fn, integers(rng, xs, dtype), integers(rng, ws, dtype))
-    assert calls(made) == ["depthwise_forward", "depthwise_backward", "depthwise_weights"]
+    apart = name in ("strided", "filters each", "left over")
+    assert calls(made) == ["depthwise_forward", "depthwise_backward" if apart
+                           else "depthwise_forward", "depthwise_weights"]
 
 
 def test_a_filter_for_each_channel_along_one_axis(rng: Any) -> None:
     fn = lambda x, w: products(  # noqa: E731
         lambda x, w: ts.conv1d(x, w, padding=[(3, 0)], groups=24), x, w)
     made = check(fn, integers(rng, (2, 24, 40)), integers(rng, (24, 1, 4)))
-    assert calls(made) == ["depthwise_forward", "depthwise_backward", "depthwise_weights"]
+    assert calls(made) == ["depthwise_forward", "depthwise_forward", "depthwise_weights"]
 
 
 def test_images_stay_as_they_lie_between_pixels_and_channels(rng: Any) -> None:

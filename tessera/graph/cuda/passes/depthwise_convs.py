@@ -9,7 +9,14 @@ from __future__ import annotations
 from math import prod
 from typing import Any
 
-from ....kernels.depthwise import depthwise_backward, depthwise_forward, depthwise_weights
+from ....kernels.conv import Geometry
+from ....kernels.depthwise import (
+    columns_of,
+    depthwise_backward,
+    depthwise_forward,
+    depthwise_weights,
+    strips_of,
+)
 from ....numerics import as_type
 from ....tensor import Tensor
 from ... import functions as F
@@ -20,7 +27,7 @@ from ...ops.conv_products import CONV, CONV_FILTER, CONV_INPUT
 from .window_kernels import geometry_of, images_of, pixels, results_of
 
 F32 = as_type("f32")
-BLOCK = 2048  # elements
+BLOCK = 1024  # elements
 MOST_CHANNELS = 64  # of a block
 MOST_COLUMNS = 32  # of a window, which are unrolled
 GROUPS = 1056  # of threads that add up filters: eight for each multiprocessor of an H100
@@ -43,18 +50,33 @@ def forward(x: Tensor, w: Tensor, accum: Any, groups: int, rounds: Any = F32, **
             ) -> Tensor:
     places = results_of(x.shape[2:], w.shape[2:], **attrs)
     geometry = geometry_of(tuple(w.shape[2:]), tuple(x.shape[2:]), places, **attrs)
-    Y = F.zeros((x.shape[0] * prod(places), w.shape[0]), rounds)
-    depthwise_forward(_repeated(x, w.shape[0] // groups), _taps(w), Y, geometry,
-                      **_block(w.shape[0]))
+    Y = _forward(_repeated(x, w.shape[0] // groups), w, geometry, x.shape[0], rounds)
     return images_of(Y, (x.shape[0], *places))
+
+
+def _forward(X: Tensor, w: Tensor, geometry: Geometry, images: int, result: Any) -> Tensor:
+    """[places, filters]"""
+    Y = F.zeros((images * prod(geometry.results), w.shape[0]), result)
+    depthwise_forward(X, _taps(w), Y, geometry, *columns_of(geometry), strips_of(geometry),
+                      _strips(images, geometry), **_block(w.shape[0]))
+    return Y
+
+
+def _strips(images: int, geometry: Geometry) -> int:
+    return images * geometry.results[0] * strips_of(geometry)
 
 
 def backward(g: Tensor, w: Tensor, spatial: tuple, accum: Any, groups: int, rounds: Any = F32,
              **attrs: Any) -> Tensor:
     geometry = geometry_of(tuple(w.shape[2:]), spatial, tuple(g.shape[2:]), **attrs)
     each = w.shape[0] // groups
-    D = F.zeros((g.shape[0] * prod(spatial), w.shape[0]), rounds if each == 1 else F32)
-    depthwise_backward(pixels(g), _taps(w), D, geometry, **_block(w.shape[0]))
+    result = rounds if each == 1 else F32
+    if prod(geometry.stride) == 1:
+        w = F.flip(w, tuple(range(2, w.ndim)))
+        D = _forward(pixels(g), w, geometry.backwards, g.shape[0], result)
+    else:
+        D = F.zeros((g.shape[0] * prod(spatial), w.shape[0]), result)
+        depthwise_backward(pixels(g), _taps(w), D, geometry, **_block(w.shape[0]))
     if each > 1:
         D = F.cast(F.sum(F.reshape(D, (D.shape[0], groups, each)), axis=-1), rounds)
     return images_of(D, (g.shape[0], *spatial))
@@ -63,11 +85,12 @@ def backward(g: Tensor, w: Tensor, spatial: tuple, accum: Any, groups: int, roun
 def weights(x: Tensor, g: Tensor, window: tuple, accum: Any, groups: int, **attrs: Any) -> Tensor:
     """In parts of the places, then added."""
     geometry = geometry_of(tuple(window), tuple(x.shape[2:]), tuple(g.shape[2:]), **attrs)
-    P, C, block = g.shape[0] * prod(g.shape[2:]), g.shape[1], _block(g.shape[1])
+    Q, C, block = _strips(g.shape[0], geometry), g.shape[1], _block(g.shape[1])
     parts = max(1, GROUPS // (-(-C // block["BN"]) * geometry.window[0]))
-    depth = -(-P // (parts * block["BM"])) * block["BM"]
-    D = F.zeros((-(-P // depth), geometry.taps, C))
-    depthwise_weights(_repeated(x, C // groups), pixels(g), D, geometry, depth, **block)
+    depth = -(-Q // (parts * block["BM"])) * block["BM"]
+    D = F.zeros((-(-Q // depth), geometry.taps, C))
+    depthwise_weights(_repeated(x, C // groups), pixels(g), D, geometry, *columns_of(geometry),
+                      strips_of(geometry), Q, depth, **block)
     return F.reshape(F.transpose(F.sum(D, axis=0)), (C, 1, *window))
 
 
@@ -79,7 +102,7 @@ def _repeated(x: Tensor, each: int) -> Tensor:
 
 def _taps(w: Tensor) -> Tensor:
     """[O, 1, KH, KW] as [KH KW, O]"""
-    return F.cast(F.transpose(F.reshape(w, (w.shape[0], prod(w.shape[2:])))), F32)
+    return F.transpose(F.reshape(w, (w.shape[0], prod(w.shape[2:]))))
 
 
 def _block(channels: int) -> dict[str, int]:
