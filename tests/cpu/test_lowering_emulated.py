@@ -68,7 +68,7 @@ def test_segment_sum(T, C, V, rng):
     emulate(lambda u, i: ts.segment_sum(u, i, V), u, ids)
 
 
-@pytest.mark.parametrize("C, often", [(8, 0.6), (1, 0.6), (1, 1.0)])
+@pytest.mark.parametrize("C, often", [(24, 0.6), (8, 0.6), (3, 1.0), (1, 0.6), (1, 1.0)])
 def test_sums_of_sorted_segments(C, often, monkeypatch, rng):
     """Segments of up to eight slices, and longer ones by the blocks that they reach into."""
     monkeypatch.setattr(sorted_segments, "IDS", 16)
@@ -124,6 +124,25 @@ def test_messages_along_edges(monkeypatch, rng):
     made = CudaProgram(squares.graph(x, src), "sm_90a")
     assert [g.kind for g in made.plan.groups] == ["row_dots"]
     assert_close(made.run([x.array, src.array])[0], (a * a).sum(1), "f32", n=C)
+
+
+@pytest.mark.parametrize("dtype", ["f32", "bf16", "int32"])
+@pytest.mark.parametrize("C", [1, 3, 8, 24])
+def test_extrema_and_weighted_sums_of_few_columns(C, dtype, monkeypatch, rng):
+    """Of slices of few elements a lane has a whole segment; some have no slice."""
+    monkeypatch.setattr(sorted_segments, "IDS", 16)
+    monkeypatch.setattr(sorted_segments, "EXTREMA", 4)
+    T, V = 60, 45
+    ids, rows = rng.integers(0, V, T), rng.integers(0, T, T)
+    u = ts.cast(rng.integers(-50, 50, (T, C)).astype(np.float32), dtype)
+    w = ts.cast(rng.integers(-3, 3, T).astype(np.float32), dtype)
+    fn = lambda u, w, i, r: (ts.segment_max(u, i, V), ts.segment_min(u, i, V),  # noqa: E731
+                             ts.segment_sum(w[:, None] * u[r], i, V))
+    xs = u, w, ts.tensor(ids), ts.tensor(rows)
+    program = CudaProgram(ts.jit(fn).graph(*xs), "sm_90a")
+    assert sum(g.kind == "runs" for g in program.plan.groups) == 3
+    for got, want in zip(program.run([x.array for x in xs]), fn(*xs), strict=True):
+        assert np.array_equal(np.asarray(got, np.float64), np.asarray(want, np.float64))
 
 
 @pytest.mark.parametrize("shared", [True, False])

@@ -22,7 +22,7 @@ from ...schedule.ir import GroupOperand, ScheduledGroup
 from ...schedule.library_call import library_call
 from ...schedule.loop_axes import extents_of
 from ...simplify import Rewriter, rebuild
-from ..choose_schedule import AHEAD, IDS, blocks, chosen, for_segments
+from ..choose_schedule import AHEAD, IDS, blocks, chosen, for_segments, power
 from .gathered_rows import picked_rows
 from .gathers import around, nothing
 from .group_statements import CHAIN
@@ -34,7 +34,8 @@ INT32 = as_type("int32")
 # Read before the first is added: many segments have one slice or none, and groups with few
 # registers, of which many run at once, are what is needed there.
 SLICES, PARTS = 4, 2
-EACH = 32  # segments of a group, of slices of one element: a lane for each
+EACH = 32  # segments of a group, of slices of few elements: a lane for each
+FEW, SHORT = 16, 256  # such elements, and slices of a segment in the mean, as lanes wait for each other
 # u, order, the ids in order, begin (, weights in order) -> [2 * blocks, C] in f64: of each block
 # what reaches into it from the left, and what begins in it and goes on; of long segments alone.
 PART_SUMS = library_call("part_sums")
@@ -126,7 +127,8 @@ def schedule_runs(builder: ScheduleBuilder, group: FusionGroup) -> None:
     V, C = y.shape
     s = for_segments(V, extents_of(node.inputs[1])[0], C)
     grid: tuple[int, ...] = V, blocks(C, s.n)
-    if C == 1 and node.op is not PART_SUMS:
+    T = extents_of(node.inputs[1])[0]
+    if node.op is not PART_SUMS and (C == 1 or C <= FEW and T <= SHORT * V):
         s, grid = chosen(None, EACH, warps=1), (blocks(V, EACH),)
     ways = {op: way for way, op in RUNS.items()}
     builder.add(group.kind, y.shape, reads, [y], [builder.step(node)], s, grid,
@@ -167,7 +169,7 @@ def parts_source(group: ScheduledGroup) -> KernelText:
 
 def runs_source(group: ScheduledGroup) -> KernelText:
     if len(group.grid) == 1:
-        return _runs_of_numbers(group)
+        return _runs_of_few(group)
     w, (step,), BN = KernelWriter(group), group.steps, group.schedule.n
     (_, _, begin, *parts), (y,) = _operands(group), group.writes
     parts = parts[:len(parts) - group.attr("weighted")]
@@ -193,14 +195,16 @@ def runs_source(group: ScheduledGroup) -> KernelText:
     return w.finish_operands()
 
 
-def _runs_of_numbers(group: ScheduledGroup) -> KernelText:
-    """The same of slices of one element: a lane for each segment."""
+def _runs_of_few(group: ScheduledGroup) -> KernelText:
+    """The same of slices of few elements: a lane for each segment."""
     w, (step,), BM = KernelWriter(group), group.steps, group.schedule.n
     (u, order, begin, *parts), (y,) = _operands(group), group.writes
+    weights = parts.pop() if group.attr("weighted") else None
     way, dtype = group.attr("way"), y.type.dtype
-    kind, name, V = w.type(y.type), step.name, y.shape[0]
+    kind, name, (V, C) = w.type(y.type), step.name, y.shape
     narrow = dtype.compute is not dtype or dtype.bits < 32
     none = literal(nothing(dtype, way), dtype.kind)
+    columns = "" if C == 1 else f", 0:{power(C)}"
     w.line(f"m = tile.group_id(0) * {BM}")
     for end, more in (("lo", ""), ("hi", " + 1")):
         w.line(f"s = tile.minimum(tile.arange(0, {BM}) + m{more}, {V})")
@@ -209,38 +213,45 @@ def _runs_of_numbers(group: ScheduledGroup) -> KernelText:
     if parts:
         w.line(f"count = tile.where(count > {CHAIN}, 0, count)", step)
     w.line("most = tile.reduce_max(count)", step)
-    w.line(f"{name} = tile.full(({BM},), {none}, {kind})", step)
+    w.line(f"{name} = tile.full({_few(BM, C)}, {none}, {kind})", step)
     with w.block(f"for j in range(0, most, {AHEAD}):"):
         for r in range(AHEAD):
             w.line(f"at{r} = tile.where(j + {r} < count, lo + j + {r}, {order.shape[0]})", step)
             place = f"tile.gather({capital(order.name)}, at{r})"
             w.line(f"p{r} = tile.where(j + {r} < count, {place}, {u.shape[0]})", step)
         for r in range(AHEAD):
-            value = f"tile.gather({capital(u.name)}, p{r})"
-            w.line(f"r{r} = tile.where(j + {r} < count, {value}, {none})", step)
+            rows = capital(u.name) + (f"[:{columns}]" if columns else "")
+            w.line(f"r{r} = tile.gather({rows}, p{r}, fill={none})", step)
+            if weights is not None:
+                value = f"r{r} * tile.gather({capital(weights.name)}, at{r})"
+                w.line(f"r{r} = {stored_as(value, dtype, kind) if narrow else value}", step)
         for r in range(AHEAD):
             total = COMBINE[way][0].format(name, f"r{r}")
             w.line(f"{name} = {stored_as(total, dtype, kind) if narrow else total}", step)
     if parts:
-        _add_parts_of_numbers(w, group, kind)
-    w.line(f"{capital(y.name)}[m:m+{BM}] = {name}", step)
-    return w.finish_operands([(o.shape[0],) for o in w.operands])
+        _add_parts_of_few(w, group, kind, columns)
+    w.line(f"{capital(y.name)}[m:m+{BM}{columns}] = {name}", step)
+    return w.finish_operands([(o.shape[0],) if C == 1 else o.shape for o in w.operands])
 
 
-def _add_parts_of_numbers(w: KernelWriter, group: ScheduledGroup, kind: str) -> None:
+def _few(BM: int, C: int) -> str:
+    return f"({BM},)" if C == 1 else f"({BM}, {power(C)})"
+
+
+def _add_parts_of_few(w: KernelWriter, group: ScheduledGroup, kind: str, columns: str) -> None:
     """As `_add_parts`, a lane for each segment."""
     (step,), parts, BM = group.steps, _operands(group)[3], group.schedule.n
+    rows = capital(parts.name) + (f"[:{columns}]" if columns else "")
     w.line(f"first = lo // {CHAIN}", step)
     w.line(f"long = hi - lo > {CHAIN}", step)
     w.line(f"last = tile.where(long, (hi + {CHAIN - 1}) // {CHAIN}, first)", step)
     w.line("most = tile.reduce_max(last - first)", step)
-    w.line(f"wide = tile.full(({BM},), 0.0, {w.type(parts.type)})", step)
+    w.line(f"wide = tile.full({_few(BM, parts.shape[1])}, 0.0, {w.type(parts.type)})", step)
     with w.block("for j in range(0, most):"):
         w.line("block = first + j", step)
         w.line("slot = tile.where(j == 0, 2 * block + 1, 2 * block)", step)
         w.line(f"slot = tile.where(block < last, slot, {parts.shape[0]})", step)
-        w.line(f"wide = wide + tile.where(block < last, tile.gather({capital(parts.name)}, slot), "
-               "0.0)", step)
+        w.line(f"wide = wide + tile.gather({rows}, slot)", step)
     w.line(f"{step.name} = tile.where(long, tile.cast(wide, {kind}), {step.name})", step)
 
 
@@ -272,7 +283,7 @@ def _load_slices(w: KernelWriter, group: ScheduledGroup, ahead: int, fill: str =
     """The slices at order[j], order[j + 1] ... before `stop`, times their weights; behind it what
     is filled in, by default zeros: one behind the last is no slice."""
     (step,), (u, order, *rest), BN = group.steps, _operands(group), group.schedule.n
-    T, U = order.shape[0], capital(u.name)
+    T, U, zero = order.shape[0], capital(u.name), literal(0, u.type.dtype.kind)
     for r in range(ahead):
         place = f"tile.minimum(j + {r}, {T - 1})"
         w.line(f"p{r} = {_number(w, capital(order.name), place)}", step)
@@ -281,7 +292,7 @@ def _load_slices(w: KernelWriter, group: ScheduledGroup, ahead: int, fill: str =
     for r in range(ahead):
         w.line(f"p{r} = tile.where(j + {r} < stop, p{r}, {u.shape[0]})", step)
         if group.attr("weighted"):
-            w.line(f"w{r} = tile.where(j + {r} < stop, w{r}, 0.0)", step)
+            w.line(f"w{r} = tile.where(j + {r} < stop, w{r}, {zero})", step)
     for r in range(ahead):
         w.line(f"r{r} = tile.load({U}[p{r}:p{r}+1, n:n+{BN}]{fill})", step)
     if group.attr("weighted"):
