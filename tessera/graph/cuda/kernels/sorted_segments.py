@@ -35,7 +35,7 @@ INT32 = as_type("int32")
 # registers, of which many run at once, are what is needed there.
 SLICES, PARTS = 4, 2
 EACH = 32  # segments of a group, of slices of few elements: a lane for each
-FEW, SHORT = 16, 256  # such elements, and slices of a segment in the mean, as lanes wait for each other
+FEW, SHORT = 16, 256  # such elements; slices of a segment in the mean, as lanes wait for others
 # u, order, the ids in order, begin (, weights in order) -> [2 * blocks, C] in f64: of each block
 # what reaches into it from the left, and what begins in it and goes on; of long segments alone.
 PART_SUMS = library_call("part_sums")
