@@ -27,6 +27,7 @@ from ..operand import (
     convert,
     plain,
     public,
+    shape_tuple,
     store,
     to_compute,
 )
@@ -303,7 +304,7 @@ def segment_sum(values: Any, ids: Any, num_segments: int) -> Tensor:
     values: [T, ...]   ids: [T]   y: [num_segments, ...]
     Raises ShapeError, AxisError.
     """
-    values = plain(values)
+    values, (num_segments,) = plain(values), shape_tuple((num_segments,))
     out = apply(SEGMENT_SUM, to_compute(values), index_operand(ids), axis=0, extent=num_segments)
     return store(out, values.type)
 
@@ -352,6 +353,7 @@ def one_hot(ids: Any, num_classes: int, dtype: Any = "f32") -> Tensor:
     ids: [...] integers in 0..num_classes-1   y: [..., num_classes]
     Raises AxisError for an id outside.
     """
+    (num_classes,) = shape_tuple((num_classes,))
     rows = apply(CHECK_INDEX, index_operand(ids), extent=num_classes, wrap=False)
     hit = F.equal(F.expand_dims(rows, -1), F.arange(num_classes))
     return F.cast(hit, dtype)
