@@ -497,6 +497,8 @@ def put(b: Block, rng: Any) -> Made:
         mode = "add"  # of two values for one place neither is promised
     if rng.random() < 0.5:
         return f"put {mode}(v{i}, {text}, 0.5)", lambda L, v: L.put(v[i], at(v), 0.5, mode)
+    if np.ndim(b.values[j]) > x[where].ndim:
+        return None
     return f"put {mode}(v{i}, {text}, v{j})", lambda L, v: L.put(v[i], at(v), v[j], mode)
 
 

@@ -371,7 +371,9 @@ def _judge(op: GraphOp, attrs: dict, where: Callable[[], SourceLine | None], ins
     frame = _local.frames[-1]
     line = where()
     of = OPS.get(line.of) if line is not None else None  # the op whose gradient this is part of
-    blamed = [s.key for s in ins if origin or _kind(s) == "nan"]
+    # A NaN of finite numbers is blamed on all operands, that of infinities on what held these.
+    cause = "nan" if not origin else "inf" if "inf" in before else None
+    blamed = [s.key for s in ins if cause is None or _kind(s) == cause]
     return BadValue(
         op=op.name, where=line, kind=kind, value=float(values[index]), index=index,
         count=int(mask.sum()), size=mask.size, result=f"{out.dtype}{show_shape(mask.shape)}",
@@ -380,7 +382,7 @@ def _judge(op: GraphOp, attrs: dict, where: Callable[[], SourceLine | None], ins
         hint=of.gradient_hint if of is not None and of.gradient_hint else op.hint,
         saved=_saved(op, attrs, ins, out),
         whole=frame.place_in_whole(op.name, line, mask.shape, index),
-        sources=() if frame.sources is None else frame.sources.told(blamed, some=origin),
+        sources=() if frame.sources is None else frame.sources.told(blamed, some=cause is None),
     )
 
 
