@@ -4,7 +4,7 @@
     program.ours(xs)                 ts.scan, ts.cond, ts.fori_loop, ts.while_loop, ts.checkpoint,
     program.numpy(arrays)            ts.vmap, ts.jit; NumPy runs these as Python's own loops
 
-Every step is written once, as a function of a library: `Ours` or `Plain`. A block reads values of
+Every step is written once, as a function of a library (twin_libraries.py). A block reads values of
 the program around it as well as its own, as closures of users do.
 """
 
@@ -17,197 +17,10 @@ from typing import Any
 import numpy as np
 
 import tessera as ts
+from twin_libraries import Ours, Plain
+from twin_regions import Made, Step, axis_of, cond, fori, more, scan, vmap, while_, wrapped
 
-Step = Callable[[Any, list], Any]
 FEW_ELEMENTS, DEEPEST = 400, 2
-
-
-class Plain:
-    """The meaning of each name in NumPy."""
-
-    where, sum, max, min, prod = np.where, np.sum, np.max, np.min, np.prod
-    mean, flip, roll, stack, concatenate = np.mean, np.flip, np.roll, np.stack, np.concatenate
-    maximum, minimum, sin, cos, tanh, exp = np.maximum, np.minimum, np.sin, np.cos, np.tanh, np.exp
-    sqrt, log1p, abs, square, arctan2 = np.sqrt, np.log1p, np.abs, np.square, np.arctan2
-    cumsum, cumprod, argmax, argmin = np.cumsum, np.cumprod, np.argmax, np.argmin
-    tril, triu, matmul, einsum, floor_divide = np.tril, np.triu, np.matmul, np.einsum, np.floor_divide
-    remainder, diagonal, any, all, clip = np.remainder, np.diagonal, np.any, np.all, np.clip
-    logical_xor, transpose, broadcast_to = np.logical_xor, np.transpose, np.broadcast_to
-    cummax, take_along_axis, std = np.maximum.accumulate, np.take_along_axis, np.std
-
-    @staticmethod
-    def f64(x: Any) -> Any:
-        return np.asarray(x, np.float64)
-
-    @staticmethod
-    def sort(x: Any, axis: int, descending: bool) -> Any:
-        y = np.sort(x, axis)
-        return np.flip(y, axis) if descending else y
-
-    @staticmethod
-    def argsort(x: Any, axis: int) -> Any:
-        return np.argsort(x, axis, kind="stable")
-
-    @staticmethod
-    def reshape(x: Any, shape: tuple) -> Any:
-        return np.reshape(x, shape)
-
-    @staticmethod
-    def top_k(x: Any, k: int) -> Any:
-        return np.flip(np.sort(x, -1), -1)[..., :k]
-
-    @staticmethod
-    def softmax(x: Any, axis: int) -> Any:
-        e = np.exp(x - np.max(x, axis, keepdims=True))
-        return e / np.sum(e, axis, keepdims=True)
-
-    @staticmethod
-    def logsumexp(x: Any, axis: int) -> Any:
-        return np.log(np.sum(np.exp(x), axis))
-
-    @staticmethod
-    def pad(x: Any, width: Any, mode: str) -> Any:
-        return np.pad(x, width, mode)
-
-    @staticmethod
-    def put(x: Any, index: Any, value: Any, mode: str) -> Any:
-        y = np.array(x)
-        if mode == "set":
-            y[index] = value
-        else:
-            {"add": np.add, "max": np.maximum, "min": np.minimum}[mode].at(y, index, value)
-        return y
-
-    @staticmethod
-    def segment_sum(x: Any, ids: Any, count: int) -> Any:
-        y = np.zeros((count, *x.shape[1:]))
-        np.add.at(y, ids, x)
-        return y
-
-    @staticmethod
-    def conv(x: Any, w: Any, stride: int, padding: int) -> Any:
-        x = np.pad(x, ((0, 0), (0, 0), (padding, padding)))
-        K = w.shape[-1]
-        windows = np.lib.stride_tricks.sliding_window_view(x, K, -1)[:, :, ::stride]
-        return np.einsum("nclk,ock->nol", windows, w)
-
-    @staticmethod
-    def dynamic_slice(x: Any, start: Any, size: int) -> Any:
-        at = int(np.clip(start, 0, x.shape[0] - size))
-        return x[at:at + size]
-
-    @staticmethod
-    def scan(body: Callable, init: Any, xs: Any, reverse: bool) -> Any:
-        ys, carry = [], init
-        order = range(len(xs))
-        for t in reversed(order) if reverse else order:
-            carry, y = body(carry, xs[t])
-            ys.append(y)
-        return carry, np.stack(ys[::-1] if reverse else ys)
-
-    @staticmethod
-    def cond(pred: Any, yes: Callable, no: Callable, x: Any) -> Any:
-        return (yes if pred else no)(x)
-
-    @staticmethod
-    def fori(count: int, body: Callable, init: Any) -> Any:
-        for i in range(count):
-            init = body(np.asarray(i), init)
-        return init
-
-    @staticmethod
-    def while_(limit: int, body: Callable, init: Any) -> Any:
-        i = 0
-        while i < limit and np.sum(np.abs(init)) < 40:
-            init, i = body(init), i + 1
-        return init
-
-    @staticmethod
-    def vmap(body: Callable, axes: tuple, out: int, *xs: Any) -> Any:
-        count = next(np.shape(x)[a] for x, a in zip(xs, axes, strict=True) if a is not None)
-        return np.stack([body(*[x if a is None else np.take(x, i, a)
-                                for x, a in zip(xs, axes, strict=True)])
-                         for i in range(count)], out)
-
-    @staticmethod
-    def same(kind: str, body: Callable, x: Any) -> Any:
-        return body(x)
-
-
-class Ours:
-    """The same names in tessera."""
-
-    where, sum, max, min, prod = ts.where, ts.sum, ts.max, ts.min, ts.prod
-    mean, flip, roll, stack, concatenate = ts.mean, ts.flip, ts.roll, ts.stack, ts.concatenate
-    maximum, minimum, sin, cos, tanh, exp = ts.maximum, ts.minimum, ts.sin, ts.cos, ts.tanh, ts.exp
-    sqrt, log1p, abs, square, arctan2 = ts.sqrt, ts.log1p, ts.abs, ts.square, ts.atan2
-    cumsum, cumprod, argmax, argmin = ts.cumsum, ts.cumprod, ts.argmax, ts.argmin
-    tril, triu, matmul, einsum, floor_divide = ts.tril, ts.triu, ts.matmul, ts.einsum, ts.floor_divide
-    remainder, diagonal, any, all, clip = ts.remainder, ts.diagonal, ts.any, ts.all, ts.clip
-    logical_xor, transpose, broadcast_to = ts.logical_xor, ts.transpose, ts.broadcast_to
-    cummax, take_along_axis, std = ts.cummax, ts.take_along_axis, ts.std
-    argsort, reshape, softmax, logsumexp = ts.argsort, ts.reshape, ts.softmax, ts.logsumexp
-    segment_sum = ts.segment_sum
-
-    @staticmethod
-    def f64(x: Any) -> Any:
-        return ts.cast(x, "f64")
-
-    @staticmethod
-    def sort(x: Any, axis: int, descending: bool) -> Any:
-        return ts.sort(x, axis, descending=descending)
-
-    @staticmethod
-    def top_k(x: Any, k: int) -> Any:
-        return ts.top_k(x, k)[0]
-
-    @staticmethod
-    def pad(x: Any, width: Any, mode: str) -> Any:
-        return ts.pad(x, width, mode=mode)
-
-    @staticmethod
-    def put(x: Any, index: Any, value: Any, mode: str) -> Any:
-        return ts.index_put(x, index, value, mode=mode)
-
-    @staticmethod
-    def conv(x: Any, w: Any, stride: int, padding: int) -> Any:
-        return ts.conv1d(x, w, stride=stride, padding=padding)
-
-    @staticmethod
-    def dynamic_slice(x: Any, start: Any, size: int) -> Any:
-        return ts.dynamic_slice(x, (start, *[0] * (x.ndim - 1)), (size, *x.shape[1:]))
-
-    @staticmethod
-    def scan(body: Callable, init: Any, xs: Any, reverse: bool) -> Any:
-        return ts.scan(body, init, xs, reverse=reverse)
-
-    cond, fori = ts.cond, staticmethod(lambda n, body, init: ts.fori_loop(0, n, body, init))
-
-    @staticmethod
-    def while_(limit: int, body: Callable, init: Any) -> Any:
-        return ts.while_loop(lambda c: (c[0] < limit) & (ts.sum(ts.abs(c[1])) < 40.0),
-                             lambda c: (c[0] + 1, body(c[1])), (0, init))[1]
-
-    @staticmethod
-    def vmap(body: Callable, axes: tuple, out: int, *xs: Any) -> Any:
-        return ts.vmap(body, in_axes=axes, out_axes=out)(*xs)
-
-    @staticmethod
-    def same(kind: str, body: Callable, x: Any) -> Any:
-        if kind == "grad":  # the value of a function beside its gradient
-            return ts.value_and_grad(lambda x: (lambda y: (ts.sum(y), y))(body(x)),
-                                     has_aux=True)(x)[0][1]
-        if kind == "jvp":
-            return ts.jvp(body, (x,), (x,))[0]
-        wrap = {"jit": ts.jit, "checkpoint": ts.checkpoint,
-                "saved": lambda f: ts.checkpoint(f, policy="save_matmuls")}[kind]
-        return wrap(body)(x)
-
-
-for _cls in (Plain, Ours):
-    for _name, _value in list(vars(_cls).items()):
-        if callable(_value) and not isinstance(_value, staticmethod | type):
-            setattr(_cls, _name, staticmethod(_value))
 
 
 @dataclass
@@ -219,7 +32,8 @@ class Block:
     values: list[Any] = field(default_factory=list)  # of NumPy, from the run that made it
     result: int = -1
     depth: int = 0
-    reverse_mode: bool = True  # whether nothing in it has forward mode alone
+    reverse_mode: bool = True  # whether nothing in it has forward mode alone,
+    forward_mode: bool = True  # or reverse mode alone
 
     def run(self, library: Any, given: Sequence[Any]) -> Any:
         values = list(given)
@@ -289,18 +103,10 @@ class Block:
             last = len(block.values) - 1
         block.result = last
         self.reverse_mode &= block.reverse_mode
+        self.forward_mode &= block.forward_mode
         return block, outer
 
 
-Made = tuple[str, Step] | None
-
-
-def _axis(rng: np.random.Generator, x: Any, least: int = 1) -> int | None:
-    fits = [a for a, n in enumerate(np.shape(x)) if n >= least]
-    if not fits:
-        return None
-    a = int(rng.choice(fits))
-    return a - np.ndim(x) if rng.random() < 0.5 else a
 
 
 def unary(b: Block, rng: Any) -> Made:
@@ -371,7 +177,7 @@ def reduction(b: Block, rng: Any) -> Made:
     r = rng.random()
     axes: Any = None
     if r < 0.4 and x.ndim:
-        axes = _axis(rng, x, 0)
+        axes = axis_of(rng, x, 0)
     elif r < 0.7 and x.ndim:
         chosen = rng.permutation(x.ndim)[: int(rng.integers(1, x.ndim + 1))]
         axes = tuple(int(a) - x.ndim if rng.random() < 0.5 else int(a) for a in chosen)
@@ -395,7 +201,7 @@ def reduction(b: Block, rng: Any) -> Made:
 
 def along(b: Block, rng: Any) -> Made:
     i = b.pick()
-    a = _axis(rng, b.values[i])
+    a = axis_of(rng, b.values[i])
     if a is None:
         return None
     k = int(rng.integers(9))
@@ -406,8 +212,10 @@ def along(b: Block, rng: Any) -> Made:
     name, fn = [
         ("cumsum", lambda L, x: L.cumsum(x, axis=a)), ("cummax", lambda L, x: L.cummax(x, axis=a)),
         ("cumprod", lambda L, x: L.cumprod(x, axis=a)), ("softmax", lambda L, x: L.softmax(x, a)),
-        (f"sort {down}", lambda L, x: L.sort(x, a, down)), ("argsort", lambda L, x: L.argsort(x, a)),
-        ("argmax", lambda L, x: L.argmax(x, axis=a)), (f"roll {shift}", lambda L, x: L.roll(x, shift, a)),
+        (f"sort {down}", lambda L, x: L.sort(x, a, down)),
+        ("argsort", lambda L, x: L.argsort(x, a)),
+        ("argmax", lambda L, x: L.argmax(x, axis=a)),
+        (f"roll {shift}", lambda L, x: L.roll(x, shift, a)),
         ("flip", lambda L, x: L.flip(x, a)),
     ][k]
     if rng.random() < 0.1 and b.values[i].shape[-1:] > (0,):
@@ -584,107 +392,15 @@ def ids(b: Block, rng: Any) -> Made:
         at, size = b.pick("i", lambda y: y.ndim == 0), int(rng.integers(1, n + 1))
         return at >= 0 and (f"dynamic_slice(v{i}, v{at}, {size})", lambda L, v: L.dynamic_slice(
             v[i], v[at] % (n - size + 1), size)) or None
-    a = _axis(rng, x)
+    a = axis_of(rng, x)
     return f"take_along_axis(v{i}, argsort sin, {a})", lambda L, v: L.take_along_axis(
         v[i], L.argsort(L.sin(3.0 * v[i]), a), a)
-
-
-# --- blocks ---------------------------------------------------------------------------------------
-def _count(rng: Any) -> int:
-    return int(rng.integers(1, 5))
-
-
-def scan(b: Block, rng: Any) -> Made:
-    xs = b.pick("f", lambda x: x.ndim >= 1 and 1 <= x.shape[0] <= 5)
-    init = b.pick("f", lambda x: x.size <= 30)
-    if xs < 0 or init < 0:
-        return None
-    reverse, last = bool(rng.random() < 0.4), bool(rng.random() < 0.5)
-    start = b.values[init]
-    block, outer = b.inner([start, b.values[xs][0]], _count(rng), like=start)
-    out = block.pick("f")
-
-    def step(L: Any, v: list) -> Any:
-        def body(carry: Any, x: Any) -> Any:
-            values = [carry, x, *[v[i] for i in outer]]
-            for _, s in block.steps:
-                values.append(s(L, values))
-            return values[block.result], values[out]
-
-        carry, ys = L.scan(body, v[init], v[xs], reverse)
-        return carry if last else ys
-
-    return f"scan(v{init}, v{xs}, reverse={reverse}, last={last}) outer={outer} y=v{out}\n{block}", step
-
-
-def cond(b: Block, rng: Any) -> Made:
-    p, i = b.pick("b"), b.pick()
-    if p < 0:
-        return None
-    x = b.values[i]
-    (yes, outer_yes), (no, outer_no) = (b.inner([x], _count(rng), like=x) for _ in "ab")
-    return f"cond(any v{p}, v{i}) outer={outer_yes} {outer_no}\n{yes}\n--\n{no}", lambda L, v: L.cond(
-        L.any(v[p]), lambda y: yes.run(L, [y, *[v[k] for k in outer_yes]]),
-        lambda y: no.run(L, [y, *[v[k] for k in outer_no]]), v[i])
-
-
-def fori(b: Block, rng: Any) -> Made:
-    i, count = b.pick("f", lambda x: x.size <= 30), int(rng.integers(0, 4))
-    if i < 0:
-        return None
-    x = b.values[i]
-    block, outer = b.inner([x, np.asarray(1)], _count(rng), like=x)
-    return f"fori({count}, v{i}) outer={outer}\n{block}", lambda L, v: L.fori(
-        count, lambda t, y: block.run(L, [y, t, *[v[k] for k in outer]]), v[i])
-
-
-def while_(b: Block, rng: Any) -> Made:
-    i, limit = b.pick("f", lambda x: x.size <= 30), int(rng.integers(0, 5))
-    if i < 0 or rng.random() < 0.5:
-        return None
-    x = b.values[i]
-    block, outer = b.inner([x], _count(rng), like=x)
-    b.reverse_mode = block.reverse_mode = False
-    return f"while({limit}, v{i}) outer={outer}\n{block}", lambda L, v: L.while_(
-        limit, lambda y: block.run(L, [y, *[v[k] for k in outer]]), v[i])
-
-
-def vmap(b: Block, rng: Any) -> Made:
-    i = b.pick(where=lambda x: x.ndim >= 1 and 1 <= max(x.shape) <= 5)
-    if i < 0:
-        return None
-    x = b.values[i]
-    a = _axis(rng, x)
-    if a is None:
-        return None
-    n = x.shape[a]
-    j = b.pick("fib", lambda y: n in y.shape)
-    second = None
-    if j >= 0 and rng.random() < 0.7:
-        second = [d for d, m in enumerate(b.values[j].shape) if m == n][0]
-    j = j if j >= 0 else i
-    axes = (a, second)
-    given = [np.take(x, 0, a), b.values[j] if second is None else np.take(b.values[j], 0, second)]
-    block, outer = b.inner(given, _count(rng))
-    out = int(rng.integers(-1, 1))
-    return f"vmap(v{i}, v{j}, {axes}, {out}) outer={outer}\n{block}", lambda L, v: L.vmap(
-        lambda y, z: block.run(L, [y, z, *[v[k] for k in outer]]), axes, out, v[i], v[j])
-
-
-def wrapped(b: Block, rng: Any) -> Made:
-    i = b.pick()
-    kind = str(rng.choice(["jit", "checkpoint", "saved", "jvp", "grad"]))
-    block, outer = b.inner([b.values[i]], _count(rng))
-    if kind == "grad" and not block.reverse_mode:
-        kind = "jvp"
-    return f"{kind}(v{i}) outer={outer}\n{block}", lambda L, v: L.same(
-        kind, lambda y: block.run(L, [y, *[v[k] for k in outer]]), v[i])
 
 
 BLOCKS = [scan, scan, cond, cond, fori, while_, vmap, vmap, wrapped, wrapped]
 MAKERS = [unary, unary, unary, binary, binary, binary, integers, integers, compare, choose, choose,
           reduction, reduction, along, along, index, index, index, put, put, shape_of, shape_of,
-          product, product, conv, ids, *BLOCKS]
+          product, product, conv, ids, more, more, more, *BLOCKS]
 SHAPES: list[tuple[int, ...]] = [(), (1,), (3,), (0,), (2, 3), (3, 1), (1, 3), (3, 3), (2, 0),
                                  (2, 1, 3), (3, 2, 2), (2, 3, 4)]
 

@@ -139,7 +139,7 @@ def _spread_call(rule: Callable, n_positional: int, signature: inspect.Signature
 
 
 def need_function(fn: Any, what: str, given: Sequence[str] | None = None) -> None:
-    """given: what it is called with, by position, where that is known here. Raises ArgumentError."""
+    """given: what it is called with, by position, where that is known. Raises ArgumentError."""
     if not callable(fn):
         raise ArgumentError(f"{what} needs a function, got {type(fn).__name__}",
                             hint=f"{what}(f)(x), not {what}(f(x))")

@@ -28,7 +28,7 @@ def inspect_ir(level: str, fn: Any = None, **options: Any) -> str:
                                 hint='call a @ts.jit function first, or ts.inspect_ir("graph", f)')
         (fn,) = _latest
     if isinstance(fn, str):
-        raise ArgumentError(f"inspect_ir takes the level first, got {callable_name(level)} there",
+        raise ArgumentError("inspect_ir takes the level first, got the function",
                             hint=f'ts.inspect_ir("{fn}", f)')
     if not hasattr(fn, "inspect_ir"):
         name = callable_name(fn)

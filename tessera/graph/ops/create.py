@@ -166,7 +166,7 @@ def arange(start: Any, stop: Any = None, step: Any = 1, *, dtype: Any = None) ->
     if step == 0:
         raise ArgumentError("arange with a step of 0 never ends")
     if not np.isfinite(numbers).all():
-        raise ArgumentError(f"arange from {first} to {last} in steps of {step}: its ends are finite")
+        raise ArgumentError(f"arange from {first} to {last} by {step}: its ends are finite")
     whole = all(isinstance(n, int | np.integer) for n in numbers)
     numeric = as_type(dtype or ("int64" if whole else "f32"))
     if (first, step) == (0, 1) and whole:

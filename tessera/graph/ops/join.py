@@ -188,11 +188,12 @@ def _split_sizes(extent: Any, sections: Any, axis: int) -> list:
 def tile(x: Any, repeats: Any) -> Tensor:
     """x repeated `repeats` times, per axis when a sequence: np.tile."""
     x = plain(x)
-    several = isinstance(repeats, tuple | list) or getattr(repeats, "ndim", 0)
+    several = isinstance(repeats, tuple | list) or getattr(repeats, "ndim", 0) != 0
     given = repeats if several else (repeats,)
     counts = [as_index(n) for n in given]
     if None in counts:
-        raise ArgumentError(f"tile repeats {repeats!r} times", hint="a whole number, or one per axis")
+        raise ArgumentError(f"tile repeats {repeats!r} times",
+                            hint="a whole number, or one per axis")
     reps = tuple(n for n in counts if n is not None)
     ndim = max(x.ndim, len(reps))
     reps = (1,) * (ndim - len(reps)) + reps

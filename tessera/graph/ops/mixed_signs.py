@@ -9,8 +9,9 @@ import numpy as np
 from ...tensor import Tensor
 from .. import functions as F
 from ..op import GraphOp
-from ..operand import is_number, plain
+from ..operand import plain
 from ..trace import apply
+from ..weak_numbers import is_number
 
 
 def compare_mixed_signs(op: GraphOp, a: Any, b: Any) -> Tensor | None:

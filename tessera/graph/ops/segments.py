@@ -127,9 +127,9 @@ def segment_mean(values: Any, ids: Any, num_segments: int) -> Tensor:
     values: [T, ...], integers become f32   ids: [T]   y: [num_segments, ...]
     """
     u, numeric = floating(values)
-    rows, (num_segments,) = index_operand(ids), shape_tuple((num_segments,))
-    total = apply(SEGMENT_SUM, u, rows, axis=0, extent=num_segments)
+    rows, (extent,) = index_operand(ids), shape_tuple((num_segments,))
+    total = apply(SEGMENT_SUM, u, rows, axis=0, extent=extent)
     one = F.broadcast_to(literal(1.0, u), rows.shape)
-    count = apply(SEGMENT_SUM, one, rows, axis=0, extent=num_segments)
-    count = F.reshape(count, (num_segments, *(1,) * (total.ndim - 1)))
+    count = apply(SEGMENT_SUM, one, rows, axis=0, extent=extent)
+    count = F.reshape(count, (extent, *(1,) * (total.ndim - 1)))
     return store(total / F.maximum(count, 1.0), numeric)

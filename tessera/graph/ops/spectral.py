@@ -277,8 +277,9 @@ def roll(x: Any, shift: int | Sequence[int], axis: Any = None) -> Tensor:
     """
     x = plain(x)
     if any(as_index(by) is None for by in (shift if isinstance(shift, tuple | list) else [shift])):
-        raise ArgumentError(f"roll by {shift!r}", hint="a whole number of places, or one per axis; "
-                            "by a number that is data: ts.take(x, (ts.arange(n) - shift) % n, axis)")
+        raise ArgumentError(
+            f"roll by {shift!r}", hint="a whole number of places, or one per axis; by one that is "
+            "data: ts.take(x, (ts.arange(n) - shift) % n, axis)")
     if axis is None:
         flat = F.reshape(x, (-1,))
         return F.reshape(roll(flat, shift, 0), x.shape)
