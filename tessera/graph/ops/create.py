@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -167,6 +168,7 @@ def arange(start: Any, stop: Any = None, step: Any = 1, *, dtype: Any = None) ->
         raise ArgumentError("arange with a step of 0 never ends")
     if not np.isfinite(numbers).all():
         raise ArgumentError(f"arange from {first} to {last} by {step}: its ends are finite")
+    shape_tuple((max(math.ceil((float(last) - float(first)) / step), 0),))
     whole = all(isinstance(n, int | np.integer) for n in numbers)
     numeric = as_type(dtype or ("int64" if whole else "f32"))
     if (first, step) == (0, 1) and whole:
