@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 import tessera as ts
+from tessera.graph.cuda import CudaProgram
 from tessera.tensor import Tensor
 from twins import Twin
 
@@ -115,3 +116,22 @@ def test_random_programs_are_what_numpy_computes(part: int, rng: np.random.Gener
         print(f"--- program {seed}\n{twin}")
         check_values(twin, draws)
         check_derivatives(twin, draws)
+
+
+@pytest.mark.parametrize("part", range(3))
+def test_random_programs_and_their_gradients_as_kernels(part: int, rng: np.random.Generator
+                                                        ) -> None:
+    """Lowered for a GPU, by the interpreter."""
+    for seed in rng.integers(0, 2**63, PROGRAMS):
+        twin = Twin(np.random.default_rng(seed))
+        print(f"--- program {seed}\n{twin}")
+        xs, want = [*map(ts.tensor, twin.floats)], twin.numpy(*twin.floats)
+        (y,) = CudaProgram(ts.jit(lambda *xs, t=twin: t.ours(*xs)).graph(*xs), "sm_90a").run(xs)
+        close(y, want)
+        if twin.block.reverse_mode:
+            weights = ts.tensor(rng.standard_normal(want.shape))
+            grad = ts.jit(ts.grad(lambda *xs, t=twin, w=weights: ts.sum(t.ours(*xs) * w),
+                                  argnums=(0, 1, 2)))
+            made = CudaProgram(grad.graph(*xs), "sm_90a").run(xs)
+            for y, z in zip(made, grad(*xs), strict=True):
+                close(y, z)
