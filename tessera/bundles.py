@@ -68,7 +68,7 @@ def export(fn: Any, path: str | os.PathLike, *args: Any, targets: Sequence[str] 
     GraphError where fn calls kernels or Python functions of the user's as nodes, BundleError for
     other trees, for captured distributed tensors, and where the file cannot be written.
     """
-    compiled = fn if isinstance(fn, JitFunction) else jit(fn)
+    compiled = fn if isinstance(fn, JitFunction) else JitFunction(fn)
     manifest, files = contents(compiled, args, kwargs)
     for target in targets:
         text = compiled.inspect_ir("schedule", *args,

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from . import hooks
+from .errors import ArgumentError, DTypeError, ShapeError
 from .tensor_operators import FUNCTIONS
 
 if TYPE_CHECKING:  # this module stands below it
@@ -49,13 +50,14 @@ class Complex(_Parts):
         if imag is None:
             parts = _parts(real)
             if parts is None or parts[1] is None:
-                raise TypeError("ts.Complex takes two real tensors, or an array of complex numbers,"
-                                f" got {type(real).__name__}: ts.Complex(x, ts.zeros_like(x))")
+                raise ArgumentError(
+                    "ts.Complex takes two real tensors, or an array of complex numbers, got "
+                    f"{type(real).__name__}", hint="ts.Complex(x, ts.zeros_like(x))")
             real, imag = (np.array(part) for part in parts)
         return super().__new__(cls, *_alike(*map(_of_array, (real, imag))))
 
     def _no_order(self, other: Any) -> Any:
-        raise TypeError("complex numbers have no order: compare abs(z), z.real or z.imag")
+        raise DTypeError("complex numbers have no order", hint="compare abs(z), z.real or z.imag")
 
     __lt__ = __le__ = __gt__ = __ge__ = _no_order
 
@@ -168,9 +170,9 @@ class Complex(_Parts):
     def __pow__(self, exponent: Any) -> Complex:
         """Whole powers, as products."""
         if isinstance(exponent, bool) or not isinstance(exponent, int | np.integer):
-            raise TypeError(
-                f"a complex tensor has whole powers, got {exponent!r}: others are not one number; "
-                "r = abs(z) ** k, t = k * z.angle(), ts.Complex(r * ts.cos(t), r * ts.sin(t))")
+            raise ArgumentError(
+                f"a complex tensor has whole powers, got {exponent!r}: others are not one number",
+                hint="r = abs(z) ** k, t = k * z.angle(), ts.Complex(r * ts.cos(t), r * ts.sin(t))")
         return _whole_power(self if exponent >= 0 else _reciprocal(self), abs(int(exponent)))
 
     def __matmul__(self, other: Any) -> Complex:
@@ -196,8 +198,8 @@ def _alike(real: Any, imag: Any) -> tuple[Any, Any]:
         return FUNCTIONS["full_like"](imag, real), imag
     if mine is None or other is None:
         return real, imag
-    raise TypeError(f"the parts of ts.Complex have shapes {list(mine)} and {list(other)}: both are "
-                    "of one shape, ts.broadcast_to(x, shape)")
+    raise ShapeError(f"the parts of ts.Complex have shapes {list(mine)} and {list(other)}",
+                     hint="both are of one shape: ts.broadcast_to(x, shape)")
 
 
 def _whole_power(z: Complex, n: int) -> Complex:

@@ -282,14 +282,16 @@ class Sentinel:
 
     later: asked during a call whose values are looked at when it has ended; gives a context that is
     this call's once more, and counts what reaches the results of the graph.
+    enters: shown a node that holds graphs before it runs.
     carried: shown what a loop's body takes over as its carries from the iteration before, as what
-    the body's inputs and outputs; no outputs before the first.
+    the body's inputs and outputs, from the second iteration on.
     doubts: whether one of these values holds what may still count.
     """
 
     observe: NodeObserver
     lost: Callable[[Node, CastCounts], None]
     later: Callable[[Graph], Callable[[], AbstractContextManager[None]]]
+    enters: Callable[[Node], None]
     carried: Callable[[Sequence[Value], Sequence[Value]], None]
     doubts: Callable[[Sequence[Value]], bool]
 

@@ -136,7 +136,7 @@ def vjp(fn: Callable, *primals: Any) -> tuple[Any, Callable]:
     through NumPy arrays that share their memory is not seen).
     f(x) = x*x + 2x at 3: (15, g -> 8 g).
     """
-    need_function(fn, "vjp")
+    need_function(fn, "vjp", ["primal"] * len(primals))
     packed = Packed(_primals(primals))
     packed.need_unscaled("vjp: primal")
     graph, result = _recorded(lambda args: fn(*args), packed, callable_name(fn))

@@ -44,8 +44,8 @@ def cond(pred: Any, true_fn: Callable, false_fn: Callable, *operands: Any) -> An
     that is not finite outside its domain then needs ts.where on its operand too.
     Raises ShapeError naming the result that differs, DTypeError when pred is not a bool scalar.
     """
-    need_function(true_fn, "cond")
-    need_function(false_fn, "cond")
+    for fn in (true_fn, false_fn):
+        need_function(fn, "cond", ["operand"] * len(operands))
     p = need_predicate(as_tensor(pred), "cond: pred")
     packed = Packed(list(operands), numbers="constants")
     packed.need_unscaled("cond: operand")

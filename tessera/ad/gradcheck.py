@@ -47,12 +47,12 @@ class GradcheckRow:
 
 
 def gradcheck(fn: Callable, args: Sequence[Any], *, order: int = 1, eps: float = 1e-5,
-              rtol: float = 1e-5, atol: float = 1e-7, modes: Sequence[str] = MODES,
+              rtol: float = 1e-5, atol: float = 1e-7, modes: str | Sequence[str] = MODES,
               seed: int = 0) -> bool:
     """True when the derivatives of fn at args are its central differences, else GradError.
 
     args: floating ones are converted to f64 and varied, others passed as they are
-    order: 2 checks the gradient's own derivatives too   modes: "reverse", "forward"
+    order: 2 checks the gradient's own derivatives too   modes: "reverse", "forward", or both
     Each element is compared: |got - want| <= atol + rtol max(|want|, 1), where want is
     (L(x + eps e_i) - L(x - eps e_i)) / (2 eps) for a random weighting L of the results.
     Where fn draws random numbers, every evaluation draws the same.
@@ -61,6 +61,7 @@ def gradcheck(fn: Callable, args: Sequence[Any], *, order: int = 1, eps: float =
     need_function(fn, "gradcheck")
     if not isinstance(args, tuple | list):
         raise ArgumentError("gradcheck takes the arguments as a tuple: ts.gradcheck(f, (x, y))")
+    modes = (modes,) if isinstance(modes, str) else tuple(modes)
     for mode in modes:
         if mode not in MODES:
             raise ArgumentError(f"there is no mode {mode!r}: modes are {', '.join(MODES)}")

@@ -9,6 +9,7 @@ from ..errors import ArgumentError, GradError
 from ..graph import functions as F
 from ..graph import tree
 from ..graph.operand import compute_type
+from ..graph.signature import callable_name
 from ..tensor import Tensor
 from .api import grad, jvp, vjp
 from .reverse import is_differentiable
@@ -129,6 +130,7 @@ class _Chosen:
                 full[p] = x
             return fn(*full, **kwargs)
 
+        one.__name__ = callable_name(fn)
         return one
 
 

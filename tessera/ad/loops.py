@@ -6,7 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from ..dims import show_shape
+import numpy as np
+
+from ..dims import Dim, show_shape
 from ..errors import ArgumentError, ShapeError
 from ..graph import functions as F
 from ..graph import tree
@@ -31,7 +33,7 @@ def scan(f: Callable, init: Any, xs: Any = None, length: int | None = None,
     Differentiable in both modes; reverse mode keeps the carries and recomputes the rest. Random
     draws in f differ from iteration to iteration. Raises ArgumentError, ShapeError.
     """
-    need_function(f, "scan")
+    need_function(f, "scan", ("carry", "x"))
     return scan_named(f, init, xs, length, reverse, "scan")
 
 
@@ -59,7 +61,9 @@ def scan_named(f: Callable, init: Any, xs: Any, length: int | None, reverse: boo
 
 def _length(seqs: Packed, length: int | None, what: str) -> Any:
     """The number of iterations. Raises ShapeError when the sequences disagree."""
-    if isinstance(length, int | float) and (length < 0 or length != int(length)):
+    number = isinstance(length, int | float | np.integer) and not isinstance(length, bool)
+    if not (length is None or isinstance(length, Dim) or (
+            number and length >= 0 and length == int(length))):
         raise ArgumentError(f"{what}: length={length!r}", hint="a whole number of iterations")
     extent: Any = length
     first = "length"
@@ -182,7 +186,7 @@ def map_(f: Callable, xs: Any) -> Any:
     xs: a nested value of tensors [T, ...]. Unlike vmap it needs no batching rules, and memory is
     that of one element. Raises ShapeError when the sequences disagree.
     """
-    need_function(f, "map")
+    need_function(f, "map", ("x",))
     if not Packed(xs).tensors:
         raise ArgumentError("map needs at least one tensor in xs", hint="ts.map(f, xs)")
 
@@ -225,7 +229,7 @@ def reduce(op: Callable, xs: Any, axis: int = 0) -> Any:
     The tree is fixed: neighbours are paired level by level, an odd last one moves up as it is. It
     depends on T alone, so results are equal bit for bit everywhere. Raises ShapeError.
     """
-    need_function(op, "reduce")
+    need_function(op, "reduce", ("a", "b"))
     level, extent, _ = _along(xs, axis, "reduce")
     combine = vmap(op)
     while extent > 1:
@@ -244,7 +248,7 @@ def associative_scan(op: Callable, xs: Any, axis: int = 0) -> Any:
     op: associative, on slices as in ts.reduce   xs, ys: [..., T, ...]
     Blelloch 1990, CMU-CS-90-190.
     """
-    need_function(op, "associative_scan")
+    need_function(op, "associative_scan", ("a", "b"))
     moved, extent, axes = _along(xs, axis, "associative_scan")
     out = _prefixes(vmap(op), moved, extent)
     flat, structure = tree.flatten(out)

@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ..call_errors import call_error
+from ..call_errors import binding_problem, call_error, show_call
 from ..errors import ArgumentError
 from ..graph.escapes import Arguments
 from ..graph.ir import Graph
@@ -138,10 +138,21 @@ def _spread_call(rule: Callable, n_positional: int, signature: inspect.Signature
     return body
 
 
-def need_function(fn: Any, what: str) -> None:
+def need_function(fn: Any, what: str, given: Sequence[str] | None = None) -> None:
+    """given: what it is called with, by position, where that is known. Raises ArgumentError."""
     if not callable(fn):
         raise ArgumentError(f"{what} needs a function, got {type(fn).__name__}",
                             hint=f"{what}(f)(x), not {what}(f(x))")
+    if given is None:
+        return
+    try:
+        signature = inspect.signature(fn)
+    except (TypeError, ValueError):  # of a callable written in C
+        return
+    if (problem := binding_problem(signature, tuple(given), {})) is not None:
+        name = callable_name(fn)
+        raise ArgumentError(f"{what} calls {name}({', '.join(given)}): {problem}",
+                            hint=f"it is declared {show_call(name, signature)}") from problem
 
 
 # --- arguments by name ------------------------------------------------------------------------

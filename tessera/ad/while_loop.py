@@ -37,8 +37,8 @@ def while_loop(cond_fn: Callable, body_fn: Callable, init: Any) -> Any:
     bool scalar. Forward mode and vmap work (under vmap until no element continues); reverse mode
     raises GradError, since the number of iterations is not known. Raises ShapeError, DTypeError.
     """
-    need_function(cond_fn, "while_loop")
-    need_function(body_fn, "while_loop")
+    need_function(cond_fn, "while_loop", ("carry",))
+    need_function(body_fn, "while_loop", ("carry",))
     return _while((cond_fn, lambda index, carry: cond_fn(carry)),
                   (body_fn, lambda index, carry: body_fn(carry)), init, "while_loop")
 
@@ -77,7 +77,7 @@ def fori_loop(lower: Any, upper: Any, body: Callable, init: Any) -> Any:
     tensors of one integer, such as a number that a compiled function is given by position, and it
     is a ts.while_loop, which has forward mode. Raises ArgumentError, ShapeError.
     """
-    need_function(body, "fori_loop")
+    need_function(body, "fori_loop", ("i", "carry"))
     bounds = [_bound(b) for b in (lower, upper)]
     if any(isinstance(b, Tensor) for b in bounds):
         first, end = (convert(as_tensor(b), INDEX.type) for b in bounds)

@@ -49,7 +49,7 @@ class BadValue:
     hint     what the op's record advises
     rank     of a program of several processes, else 0
     sources  the arguments of the graph that it was computed of, where they are few; where an
-             operand held NaN already, those that brought it
+             operand held NaN already, or infinities of which NaN came, those that brought it
     whole    of a rank's part: the place in the whole tensor, and its shape
     """
 

@@ -27,6 +27,9 @@ def inspect_ir(level: str, fn: Any = None, **options: Any) -> str:
             raise ArgumentError("nothing has been compiled yet",
                                 hint='call a @ts.jit function first, or ts.inspect_ir("graph", f)')
         (fn,) = _latest
+    if isinstance(fn, str):
+        raise ArgumentError("inspect_ir takes the level first, got the function",
+                            hint=f'ts.inspect_ir("{fn}", f)')
     if not hasattr(fn, "inspect_ir"):
         name = callable_name(fn)
         call = name if name.isidentifier() else "fn"

@@ -14,7 +14,7 @@ from .. import bundles
 from ..errors import ArgumentError, user_line
 from ..graph import tree
 from ..graph.devices import to
-from ..graph.jit import JitFunction, jit
+from ..graph.jit import JitFunction
 from ..lazy_dataclass import dataclass
 from ..numerics.random_state import RandomState, get_state, set_state
 from ..runtime.device import has_gpu
@@ -52,7 +52,7 @@ def record(fn: Any, path: str | os.PathLike, *args: Any, **kwargs: Any) -> Any:
     fn and args as for `ts.export`. Raises ArgumentError for distributed arguments, else what
     ts.export raises.
     """
-    compiled = fn if isinstance(fn, JitFunction) else jit(fn)
+    compiled = fn if isinstance(fn, JitFunction) else JitFunction(fn)
     manifest, files = bundles.contents(compiled, args, kwargs)
     if manifest["mesh"] is not None:
         raise ArgumentError(f"{compiled.name} has distributed arguments: a record is of one device",

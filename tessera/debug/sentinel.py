@@ -23,7 +23,7 @@ from __future__ import annotations
 import atexit
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import field, replace
 from types import FrameType
@@ -36,7 +36,7 @@ from ..dims import show_shape
 from ..errors import PACKAGE_DIR, NumericsError, SourceLine, user_line
 from ..graph import functions as F
 from ..graph import trace
-from ..graph.ir import Graph, Node, Value, subgraphs
+from ..graph.ir import Graph, Node, Value, entered, subgraphs
 from ..graph.op import OPS, GraphOp
 from ..graph.ops.random import get_state
 from ..graph.run_with_sentinels import losses, runs_again
@@ -184,6 +184,7 @@ def observe_node(node: Node, inputs: Sequence[np.ndarray], outputs: Sequence[np.
         [Seen(v, a, v.aval.dtype) for v, a in zip(node.inputs, inputs, strict=True)],
         [] if told else made,
         [v for inner in subgraphs(node) for v in _inner_values(inner)],
+        {id(outer) for _, outer in entered(node)} if node.op.graph_attrs else (),
     )
 
 
@@ -319,7 +320,9 @@ def _inner_values(graph: Graph) -> Iterator[Any]:
 
 # --- the rules --------------------------------------------------------------------------------
 def _check(op: GraphOp, attrs: dict, where: Callable[[], SourceLine | None], ins: list[Seen],
-           outs: list[Seen], inner: list) -> None:
+           outs: list[Seen], inner: list, entering: Container[int] = ()) -> None:
+    """An op has run. inner: the values of graphs that it holds. entering: operands that these have
+    taken over, and have told of."""
     if op.converts:
         _count_cast(attrs, where, losses(attrs, [s.array for s in ins]))
     if op.makes == "number" or "collective" in op.effects:
@@ -327,9 +330,9 @@ def _check(op: GraphOp, attrs: dict, where: Callable[[], SourceLine | None], ins
     suspects = _local.frames[-1].suspects
     held, hidden = [], []
     for i, s in enumerate(ins):
-        if (x := suspects.get(id(s.key))) is not None and x.live:
+        if (x := suspects.get(id(s.key))) is not None and x.live and _kind(s) is not None:
             held.append(x)
-            if not op.may_drop(i, x.bad.kind):
+            if not op.may_drop(i, x.bad.kind) and id(s.key) not in entering:
                 hidden.append(x)
     bad = [(s, kind) for s in outs if (kind := _kind(s)) is not None]
     if not bad:
@@ -371,7 +374,9 @@ def _judge(op: GraphOp, attrs: dict, where: Callable[[], SourceLine | None], ins
     frame = _local.frames[-1]
     line = where()
     of = OPS.get(line.of) if line is not None else None  # the op whose gradient this is part of
-    blamed = [s.key for s in ins if origin or _kind(s) == "nan"]
+    # A NaN of finite numbers is blamed on all operands, that of infinities on what held these.
+    cause = "nan" if not origin else "inf" if "inf" in before else None
+    blamed = [s.key for s in ins if cause is None or _kind(s) == cause]
     return BadValue(
         op=op.name, where=line, kind=kind, value=float(values[index]), index=index,
         count=int(mask.sum()), size=mask.size, result=f"{out.dtype}{show_shape(mask.shape)}",
@@ -380,7 +385,7 @@ def _judge(op: GraphOp, attrs: dict, where: Callable[[], SourceLine | None], ins
         hint=of.gradient_hint if of is not None and of.gradient_hint else op.hint,
         saved=_saved(op, attrs, ins, out),
         whole=frame.place_in_whole(op.name, line, mask.shape, index),
-        sources=() if frame.sources is None else frame.sources.told(blamed, some=origin),
+        sources=() if frame.sources is None else frame.sources.told(blamed, some=cause is None),
     )
 
 
@@ -438,13 +443,24 @@ def _count_cast(attrs: dict, where: Callable[[], SourceLine | None], lost: CastC
                       subnormal=lost.subnormal)
 
 
+def observe_entry(node: Node) -> None:
+    """Graphs that a node holds begin: what is suspect in an operand is so in what they are given,
+    of which a part may be finite: a row, or what stands in a branch that is not taken."""
+    suspects = _local.frames[-1].suspects
+    if not suspects:
+        return
+    for inner, outer in entered(node):
+        suspects.pop(id(inner), None)
+        if (suspect := suspects.get(id(outer))) is not None and suspect.live:
+            suspects[id(inner)] = Suspect(inner, suspect.bad)
+
+
 def observe_carried(takes: Sequence[Value], gives: Sequence[Value]) -> None:
     """An iteration of a loop begins: what is suspect in a carry stays so."""
     suspects = _local.frames[-1].suspects
     if not suspects:
         return
-    given = [suspects.get(id(v)) for v in gives] or [None] * len(takes)
-    for v, suspect in zip(takes, given, strict=True):
+    for v, suspect in zip(takes, [suspects.get(id(v)) for v in gives], strict=True):
         suspects.pop(id(v), None)
         if suspect is not None and suspect.live:
             suspects[id(v)] = Suspect(v, suspect.bad)
@@ -456,7 +472,8 @@ def doubts(values: Sequence[Value]) -> bool:
         (s := suspects.get(id(v))) is not None and s.live for v in values)
 
 
-_SENTINEL = hooks.Sentinel(observe_node, observe_lost, call_for_later, observe_carried, doubts)
+_SENTINEL = hooks.Sentinel(observe_node, observe_lost, call_for_later, observe_entry,
+                           observe_carried, doubts)
 config.WATCHERS.setdefault("numerics", []).append(_switch)
 _switch(None)
 

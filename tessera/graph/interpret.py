@@ -26,6 +26,9 @@ def interpret(graph: Graph, arrays: Sequence[np.ndarray],
             if "collective" in node.op.effects:
                 for show in hooks.sending:
                     show(node.op, node.where, node.inputs, inputs)
+            if node.op.graph_attrs:
+                for sentinel in hooks.sentinels:
+                    sentinel.enters(node)
             made = call_node(node, inputs)
             env.update(zip(node.outputs, made, strict=True))
             for observe in (*also, *hooks.nodes, *(s.observe for s in hooks.sentinels)):

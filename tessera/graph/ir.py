@@ -127,6 +127,16 @@ def handed(node: Node, inner: Graph) -> Iterator[tuple[Value, Value]]:
         yield from zip(inner.inputs[mine:], node.inputs[outer:], strict=True)
 
 
+def entered(node: Node) -> Iterator[tuple[Value, Value]]:
+    """(input of a held graph, what it is given when that begins): a loop's first carries, too. Not
+    of rules of the user's, whose graphs are given something else."""
+    skipped = {"scan": (1, 0), "while_loop": (1, 0), "checkpoint": (0, 0), "cond": (0, 1)}
+    if node.op.name in skipped:
+        mine, outer = skipped[node.op.name]
+        for inner in subgraphs(node):
+            yield from zip(inner.inputs[mine:], node.inputs[outer:], strict=True)
+
+
 def node_effects(node: Node) -> frozenset[str]:
     """The effects of a node and of the graphs it holds."""
     own = node.op.effects | node.op.also(node.attrs) if node.op.also else node.op.effects

@@ -37,8 +37,8 @@ def iterating(loop: str, body: Graph | None = None, carries: int = 0, length: in
     def begin(i: int) -> None:
         nonlocal first
         loops[depth] = loop, i
-        for sentinel in hooks.sentinels:
-            sentinel.carried(takes, () if first else gives)
+        for sentinel in () if first else hooks.sentinels:
+            sentinel.carried(takes, gives)
         first = False
 
     try:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -17,7 +18,14 @@ import numpy as np
 from .. import config, hooks, wide_arrays
 from ..call_errors import FAILURES, call_refusal, refuses, show_call
 from ..dims import Dim, as_index, show_shape
-from ..errors import ArgumentError, AxisError, DTypeError, TesseraError, warn_user
+from ..errors import (
+    ArgumentError,
+    AxisError,
+    DTypeError,
+    OutOfMemoryError,
+    TesseraError,
+    warn_user,
+)
 from ..numerics import DType, NumericType, as_type, result_type
 from ..numerics.promote import overflow
 from ..open_trace import trace_state
@@ -30,6 +38,7 @@ from .weak_numbers import Number, fitting, is_number, weak_type
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 F64 = as_type("f64").dtype
+MOST_ELEMENTS = 1 << 59  # of one tensor: NumPy counts bytes in 63 bits
 PUBLIC = FUNCTIONS  # every public op function, for ts.* and the docs
 
 
@@ -403,4 +412,8 @@ def shape_tuple(shape: Any) -> tuple[int | Dim, ...]:
     for d in dims:
         if isinstance(d, int) and d < 0:
             raise ArgumentError(f"extents cannot be negative: {show_shape(dims)}")
+    count = math.prod(d for d in dims if isinstance(d, int))
+    if count > MOST_ELEMENTS:
+        raise OutOfMemoryError(f"no memory has room for {show_shape(dims)}, {count:.3g} elements",
+                               hint="does the shape hold what was meant as a value?")
     return dims

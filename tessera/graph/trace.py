@@ -225,6 +225,7 @@ def apply(op: GraphOp, /, *args: Tensor, **attrs: Any) -> Any:
     return run_eager(op, args, attrs) if builder is None else builder.emit(op, args, attrs)
 
 
+NUMPY_MOST_BYTES = 1 << 63  # from there on it has a ValueError instead of a MemoryError
 HOST_ALONE = {Tensor}  # classes of operands that lie on the host
 
 
@@ -248,7 +249,9 @@ def run_eager(op: GraphOp, args: Sequence[Tensor], attrs: dict[str, Any]) -> Any
     try:
         with np.errstate(all="ignore"):
             arrays = op.ref(*[a.array for a in args], **attrs)
-    except MemoryError as err:
+    except (MemoryError, ValueError) as err:
+        if isinstance(err, ValueError) and sum(map(_size_bytes, avals)) < NUMPY_MOST_BYTES:
+            raise
         raise OutOfMemoryError(
             f"{op.name}: no memory for its result {', '.join(map(str, avals))}, "
             f"{sum(map(_size_bytes, avals)) / 2**30:.3g} GiB",

@@ -11,7 +11,7 @@ from ..errors import BundleError
 from ..graph import tree
 from ..graph.expand import Rule, expand_by
 from ..graph.ir import Graph, Node, Value
-from ..graph.jit import JitFunction, jit
+from ..graph.jit import JitFunction
 from ..graph.op import Aval
 from ..graph.ops.scaled import APART
 from ..graph.simplify import canonicalize, merge_common, remove_dead
@@ -35,7 +35,7 @@ def export(fn: Any, path: str | os.PathLike, *args: Any, **kwargs: Any) -> Path:
     Raises BundleError, at the op's line, for ops and types that ONNX cannot say, for distributed
     tensors, and without the onnx package.
     """
-    compiled = fn if isinstance(fn, JitFunction) else jit(fn)
+    compiled = fn if isinstance(fn, JitFunction) else JitFunction(fn)
     traced = compiled.traced(*args, **kwargs)
     leaves, _ = tree.flatten(compiled.bind(args, kwargs)[0])
     model = model_of(compiled.name, traced, leaves)

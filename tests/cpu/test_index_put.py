@@ -47,6 +47,18 @@ def test_it_is_what_numpy_assigns(name: str, rng: np.random.Generator) -> None:
             np.testing.assert_allclose(got, want, rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.parametrize("index", [(), ..., None, (None, ...), (..., None)])
+def test_a_scalar_has_one_place(index: object) -> None:
+    for mode in ("set", *MERGE):
+        want = np.float32(2.0) if mode == "set" else MERGE[mode](np.float32(0.5), np.float32(2.0))
+        f = lambda x, v, m=mode: ts.index_put(x, index, v, mode=m)  # noqa: E731
+        for call in (f, ts.jit(f)):
+            y = call(ts.tensor(0.5), ts.tensor(2.0))
+            assert y.shape == () and y.numpy() == want
+    slopes = ts.grad(lambda x, v: ts.index_put(x, index, v, True), argnums=(0, 1))(0.5, 2.0)
+    assert [s.item() for s in slopes] == [1.0, 1.0]
+
+
 def test_gradients_are_those_of_the_parts(rng: np.random.Generator) -> None:
     w = rng.standard_normal(A.shape).astype(np.float32)
     for index in INDICES.values():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -197,3 +198,34 @@ def test_powers_in_graphs(kind: str, rng: np.random.Generator) -> None:
     for found in (fn(x, e), ts.jit(fn)(x, e), program.run([a, n])):
         for got, want in zip(found, fn(a, n), strict=True):
             assert np.asarray(got).dtype == kind and np.array_equal(got, want)
+
+
+@pytest.mark.parametrize("name", ["less", "less_equal", "greater", "greater_equal", "equal",
+                                  "not_equal"])
+@pytest.mark.parametrize("kind", ["int8", "int32", "int64"])
+def test_uint64_beside_signed_numbers_is_compared_exactly(kind: str, name: str) -> None:
+    """Their common type, f64, has no 2**53 + 1."""
+    a = np.array([0, 1, 2**53 + 1, 2**63, 2**64 - 1, 127, 127], np.uint64)
+    b = np.array([-1, 1, 2**53, 2**63 - 1, -1, 127, 126])
+    b = np.clip(b, np.iinfo(kind).min, np.iinfo(kind).max).astype(kind)
+    fn, compare = getattr(ts, name), getattr(operator, PYTHONS[name])
+    for x, y in ((a, b), (b, a)):
+        want = [compare(int(p), int(q)) for p, q in zip(x, y, strict=True)]
+        for call in (fn, ts.jit(fn), ts.vmap(fn)):
+            assert call(ts.tensor(x), ts.tensor(y)).tolist() == want
+
+
+PYTHONS = {"less": "lt", "less_equal": "le", "greater": "gt", "greater_equal": "ge",
+                "equal": "eq", "not_equal": "ne"}
+
+
+@pytest.mark.parametrize("name", ["floor", "ceil", "trunc", "round"])
+@pytest.mark.parametrize("kind", [*KINDS, "uint64"])
+def test_integers_are_whole_already(kind: str, name: str) -> None:
+    """In f32 the largest of int32 was one more."""
+    x = np.array([0, 1, np.iinfo(kind).max, np.iinfo(kind).min], kind)
+    fn = getattr(ts, name)
+    for call in (fn, ts.jit(fn)):
+        y = call(ts.tensor(x))
+        assert str(y.type) == kind and y.tolist() == x.tolist()
+    assert getattr(np, name)(ts.tensor(x)).tolist() == x.tolist()

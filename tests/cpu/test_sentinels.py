@@ -576,3 +576,14 @@ def test_a_label_outside_the_classes_is_what_the_hint_asks_for():
     """It is an error where labels are known, and NaN in a compiled function."""
     error = caught(ts.jit(ts.cross_entropy), ts.ones((2, 3)), ts.tensor([0, 3]))
     assert error.finding.index == (1, 0) and "a label outside the classes?" in error.hint
+
+
+def test_a_nan_of_infinities_names_the_argument_that_holds_them():
+    """In a loop's gradient: what is carried has no name, and has nothing to do with it."""
+    w = np.ones((3, 2, 2), np.float32)
+    w[1, 0, 1] = np.inf
+    run = ts.jit(ts.grad(lambda w, x: ts.sum(ts.scan(
+        lambda c, w: (ts.tanh(c @ w), None), x, w)[0])))
+    error = caught(run, ts.tensor(w), ts.full((2, 2), 0.25))
+    assert error.finding.sources == ("argument w",) and error.finding.iterations == (("scan", 1),)
+    assert "0 * inf" in error.hint

@@ -239,3 +239,58 @@ def test_what_an_iteration_drops_of_a_carry_does_not_count(wrap):
 
     for f in (kernels, replaced):
         assert findings(wrap(lambda x, f=f: f(x)), x)[0] is None
+
+
+def _constant(x, y):
+    return ts.scan(lambda c, _: (c + ts.sum(ts.where(x > 0, y, 0.0)), None), 0.0, length=3)[0]
+
+
+def _rows(x, y):
+    return ts.scan(lambda c, a: (c + ts.where(a[0] > 0, a[1], 0.0), None), 0.0, (x, y))[0]
+
+
+def _first_carry(x, y):
+    return ts.scan(lambda c, _: (ts.where(x > 0, c * 0.5, 0.0), None), y, length=2)[0]
+
+
+def _branch(x, y):
+    return ts.cond(ts.sum(x) > 0, lambda y: ts.where(x > 0, y, 0.0), lambda y: y * 0.0, y)
+
+
+def _other_branch(x, y):
+    return ts.cond(ts.sum(x) < 0, lambda y: y * 1.0, lambda y: x, y)
+
+
+def _until(x, y):
+    return ts.while_loop(lambda c: c[0] < 2, lambda c: (
+        c[0] + 1, c[1] + ts.sum(ts.where(x > 0, y, 0.0))), (0, 0.0))[1]
+
+
+def _nested(x, y):
+    return ts.scan(lambda c, _: (ts.fori_loop(0, 2, lambda i, d: d + ts.sum(
+        ts.where(x > 0, y, 0.0)), c), None), 0.0, length=3)[0]
+
+
+@pytest.mark.parametrize("use", [_constant, _rows, _first_carry, _branch, _other_branch, _until,
+                                 _nested])
+def test_what_a_loop_or_a_branch_does_not_use_is_no_finding(use):
+    """It was one where it was made in front of the loop."""
+    run = ts.jit(lambda x: use(x, ts.log(x)))
+    with ts.debug.numerics("raise"):
+        assert np.isfinite(run(ts.tensor([1.0, 0.0, 2.0])).numpy()).all()
+
+
+@pytest.mark.parametrize("use", [
+    lambda y: ts.scan(lambda c, _: (c + ts.sum(1.0 / y), None), 0.0, length=3)[0],
+    lambda y: ts.scan(lambda c, a: (c + 1.0 / a, None), 0.0, y)[0],
+    lambda y: ts.scan(lambda c, _: (1.0 / c, None), y, length=1)[0],
+    lambda y: ts.cond(ts.any(y < 0), lambda y: 1.0 / y, lambda y: y, y),
+    lambda y: ts.while_loop(lambda c: c[0] < 2, lambda c: (c[0] + 1, 1.0 / y), (0, y))[1],
+    lambda y: ts.scan(lambda c, _: (ts.fori_loop(0, 2, lambda i, d: d + ts.sum(1.0 / y), c), None),
+                      0.0, length=3)[0],
+])
+def test_what_is_hidden_inside_of_a_loop_or_a_branch_counts_where_it_was_made(use):
+    run = ts.jit(lambda x: use(ts.log(x)))
+    with pytest.raises(ts.NumericsError) as error, ts.debug.numerics("raise"):
+        run(ts.tensor([3.0, 0.0, 2.0]))
+    assert error.value.finding.op == "log" and error.value.finding.iterations == ()

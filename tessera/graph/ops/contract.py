@@ -183,7 +183,7 @@ MATMUL = GraphOp(
     flops=flops.matmul,
     matmul=True,
     shows=(0, 1),
-    hint="a product or sum beyond the range of the type",
+    hint="a product or sum beyond the range of the type; of an operand with inf, 0 * inf",
     doc="[..., M, K] x [..., K, N] -> [..., M, N], leading axes broadcast; operands of 16 bits or "
     "fewer, and of tf32, keep their type, and the result is wide",
     out=True,

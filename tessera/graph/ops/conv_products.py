@@ -348,7 +348,7 @@ CONV = GraphOp(
     samples=_samples((0, 1)),
     flops=_flops(2, 1),
     matmul=True,
-    hint="a product or sum beyond the range of the type",
+    hint="a product or sum beyond the range of the type; of an operand with inf, 0 * inf",
     doc="y[n, o, p] = sum_ck x[n, c, s p + d k - pad] w[o, c, k], in groups of channels; operands "
     "of 16 bits or fewer, and of tf32, keep their type, and the result is wide",
 )
@@ -368,7 +368,7 @@ CONV_INPUT = GraphOp(
     samples=_samples((2, 1), spatial=True),
     flops=_flops(0, 1),
     matmul=True,
-    hint="a product or sum beyond the range of the type",
+    hint="a product or sum beyond the range of the type; of an operand with inf, 0 * inf",
     doc="the adjoint of conv for its images, of a cotangent g[n, o, p] and filters w[o, c, k]",
 )
 
@@ -387,7 +387,7 @@ CONV_FILTER = GraphOp(
     samples=_samples((0, 2), window=True),
     flops=_flops(1, 2),
     matmul=True,
-    hint="a product or sum beyond the range of the type",
+    hint="a product or sum beyond the range of the type; of an operand with inf, 0 * inf",
     doc="the adjoint of conv for its filters, of images x[n, c, i] and a cotangent g[n, o, p]",
 )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -165,6 +166,9 @@ def arange(start: Any, stop: Any = None, step: Any = 1, *, dtype: Any = None) ->
     first, last, step = numbers = tuple(_number(n) for n in (first, last, step))
     if step == 0:
         raise ArgumentError("arange with a step of 0 never ends")
+    if not np.isfinite(numbers).all():
+        raise ArgumentError(f"arange from {first} to {last} by {step}: its ends are finite")
+    shape_tuple((max(math.ceil((float(last) - float(first)) / step), 0),))
     whole = all(isinstance(n, int | np.integer) for n in numbers)
     numeric = as_type(dtype or ("int64" if whole else "f32"))
     if (first, step) == (0, 1) and whole:
@@ -199,4 +203,5 @@ def eye(n: int, m: int | None = None, dtype: Any = "f32") -> Tensor:
 def linspace(start: float, stop: float, num: int, dtype: Any = "f32") -> Tensor:
     """num evenly spaced numbers from start to stop, both included."""
     numeric = as_type(dtype)
+    shape_tuple((num,))
     return Tensor(elements_of(np.linspace(start, stop, num), numeric), numeric)

@@ -19,9 +19,10 @@ from ...numerics import NumericType, as_type
 from ...tensor import OPERATORS, Tensor, as_tensor
 from .. import functions as F
 from ..op import OPS, Aval, GraphOp, Sample, sample
-from ..operand import convert, floating, literal, promote, public, store, to_compute
+from ..operand import convert, floating, literal, plain, promote, public, store, to_compute
 from ..trace import apply
 from .broadcasting import broadcast_shapes, pad_batch_axes, unbroadcast
+from .mixed_signs import compare_mixed_signs
 
 BOOL = as_type("bool_")
 Partials = Callable[..., tuple[Any, ...]]
@@ -357,10 +358,13 @@ def _offered(op: GraphOp, fn: Callable) -> Callable:
 
 
 def public_unary(
-    name: str, op: GraphOp, doc: str, to_float: bool = True
+    name: str, op: GraphOp, doc: str, to_float: bool = True, to_whole: bool = False
 ) -> Callable[[Any], Tensor]:
-    """The public function of an op of one operand. to_float: integers become f32."""
+    """The public function of an op of one operand. to_float: integers become f32. to_whole: a
+    rounding, which leaves integers as they are."""
     def fn(x: Any) -> Tensor:
+        if to_whole and (whole := _integers(x)) is not None:
+            return whole
         if to_float:
             c, numeric = floating(x)
         else:
@@ -369,8 +373,15 @@ def public_unary(
         return store(apply(op, c), numeric)
 
     fn.__name__ = fn.__qualname__ = name
-    fn.__doc__ = f"{doc}, elementwise.\n\n    x: any shape. Integers become f32.\n    "
+    become = "stay as they are" if to_whole else "become f32" if to_float else "stay integers"
+    fn.__doc__ = f"{doc}, elementwise.\n\n    x: any shape. Integers {become}.\n    "
     return _offered(op, public(fn))
+
+
+def _integers(x: Any) -> Tensor | None:
+    """x where it is of integers."""
+    x = plain(x)
+    return x if x.dtype.kind in ("int", "uint") else None
 
 
 def public_binary(name: str, op: GraphOp, doc: str, to_float: bool = False) -> Callable:
@@ -397,6 +408,8 @@ def public_predicate(name: str, op: GraphOp, doc: str, arity: int) -> Callable:
             return apply(op, floating(x)[0])
     else:
         def fn(a: Any, b: Any) -> Tensor:  # type: ignore[misc]
+            if (exact := compare_mixed_signs(op, a, b)) is not None:
+                return exact
             (x, y), _ = promote(a, b)
             return apply(op, x, y)
 
@@ -449,9 +462,9 @@ sigmoid = public_unary("sigmoid", SIGMOID, "1 / (1 + exp(-x))")
 erf = public_unary("erf", ERF, "the error function")
 erfc = public_unary("erfc", ERFC, "1 - erf(x), with all digits where that is small")
 relu = public_unary("relu", RELU, "max(x, 0); the gradient at 0 is 0", to_float=False)
-floor = public_unary("floor", FLOOR, "the largest integer <= x")
-ceil = public_unary("ceil", CEIL, "the smallest integer >= x")
-trunc = public_unary("trunc", TRUNC, "x without its fraction")
+floor = public_unary("floor", FLOOR, "the largest integer <= x", to_whole=True)
+ceil = public_unary("ceil", CEIL, "the smallest integer >= x", to_whole=True)
+trunc = public_unary("trunc", TRUNC, "x without its fraction", to_whole=True)
 less = public_predicate("less", OPS["less"], "a < b", 2)
 less_equal = public_predicate("less_equal", OPS["less_equal"], "a <= b", 2)
 greater = public_predicate("greater", OPS["greater"], "a > b", 2)
@@ -554,9 +567,8 @@ def round(x: Any, decimals: int = 0) -> Tensor:
     """
     if isinstance(decimals, bool) or not isinstance(decimals, int | np.integer):
         raise ArgumentError(f"decimals={decimals!r} is not an integer")
-    x = as_tensor(x)
-    if x.dtype.kind in ("int", "uint") and decimals:
-        return x if decimals > 0 else _round_integers(x, 10 ** -int(decimals))
+    if (whole := _integers(x)) is not None:
+        return whole if decimals >= 0 else _round_integers(whole, 10 ** -int(decimals))
     c, numeric = floating(x)
     if not decimals:
         return store(apply(ROUND, c), numeric)

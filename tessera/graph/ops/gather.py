@@ -27,6 +27,7 @@ from ..operand import (
     convert,
     plain,
     public,
+    shape_tuple,
     store,
     to_compute,
 )
@@ -303,8 +304,8 @@ def segment_sum(values: Any, ids: Any, num_segments: int) -> Tensor:
     values: [T, ...]   ids: [T]   y: [num_segments, ...]
     Raises ShapeError, AxisError.
     """
-    values = plain(values)
-    out = apply(SEGMENT_SUM, to_compute(values), index_operand(ids), axis=0, extent=num_segments)
+    values, (extent,) = plain(values), shape_tuple((num_segments,))
+    out = apply(SEGMENT_SUM, to_compute(values), index_operand(ids), axis=0, extent=extent)
     return store(out, values.type)
 
 
@@ -352,7 +353,8 @@ def one_hot(ids: Any, num_classes: int, dtype: Any = "f32") -> Tensor:
     ids: [...] integers in 0..num_classes-1   y: [..., num_classes]
     Raises AxisError for an id outside.
     """
-    rows = apply(CHECK_INDEX, index_operand(ids), extent=num_classes, wrap=False)
+    (extent,) = shape_tuple((num_classes,))
+    rows = apply(CHECK_INDEX, index_operand(ids), extent=extent, wrap=False)
     hit = F.equal(F.expand_dims(rows, -1), F.arange(num_classes))
     return F.cast(hit, dtype)
 

@@ -148,6 +148,8 @@ def _put_strided(x: Tensor, items: list, values: Any, mode: str) -> Tensor:
 
 def _put_block(x: Tensor, items: list, values: Any, mode: str) -> Tensor:
     new = _new_part(x, items, values, mode)
+    if not x.ndim:  # its one element, of no axis
+        return F.reshape(new, ())
     starts: list[Any] = []
     sizes: list[int] = []
     taken = [i for i in items if i is not None]

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ...dims import divide, show_shape
+from ...dims import as_index, divide, show_shape
 from ...errors import ArgumentError, DTypeError, ShapeError
 from ...tensor import Tensor, as_tensor
 from .. import flops
@@ -188,8 +188,13 @@ def _split_sizes(extent: Any, sections: Any, axis: int) -> list:
 def tile(x: Any, repeats: Any) -> Tensor:
     """x repeated `repeats` times, per axis when a sequence: np.tile."""
     x = plain(x)
-    one = isinstance(repeats, int) or getattr(repeats, "ndim", 1) == 0
-    reps = tuple(map(operator.index, (repeats,) if one else repeats))
+    several = isinstance(repeats, tuple | list) or getattr(repeats, "ndim", 0) != 0
+    given = repeats if several else (repeats,)
+    counts = [as_index(n) for n in given]
+    if None in counts:
+        raise ArgumentError(f"tile repeats {repeats!r} times",
+                            hint="a whole number, or one per axis")
+    reps = tuple(n for n in counts if n is not None)
     ndim = max(x.ndim, len(reps))
     reps = (1,) * (ndim - len(reps)) + reps
     shape = (1,) * (ndim - x.ndim) + tuple(x.shape)

@@ -9,7 +9,7 @@ import numpy as np
 
 from ...errors import ArgumentError, ShapeError
 from ...numerics import as_type
-from ...tensor import Tensor
+from ...tensor import Tensor, as_tensor
 from .. import functions as F
 from ..operand import axes_tuple, convert, floating, public, store, to_compute
 from ..trace import Tracer
@@ -81,8 +81,8 @@ def _lines(x: Tensor, axis: Any) -> tuple[Tensor, tuple]:
 
 def _positions(q: Any) -> Tensor:
     """q in f64: f32 would move q (n - 1) off the whole numbers."""
-    t = convert(to_compute(q), F64) if isinstance(q, Tensor) else Tensor(
-        np.asarray(q, np.float64), F64)
+    given = as_tensor(q)  # refuses what is no number
+    t = convert(to_compute(given), F64) if given is q else Tensor(np.asarray(q, np.float64), F64)
     if not isinstance(t, Tracer) and not ((t.numpy() >= 0) & (t.numpy() <= 1)).all():
         raise ArgumentError(f"quantiles are in [0, 1], got {q!r}")
     return t

@@ -12,7 +12,7 @@ from ...tensor import Tensor
 from .. import functions as F
 from ..cpu import rows as compiled_rows
 from ..op import OPS, GraphOp, sample
-from ..operand import floating, literal, promote, public, store
+from ..operand import floating, literal, promote, public, shape_tuple, store
 from ..trace import apply
 from .gather import (
     SEGMENT_SUM,
@@ -99,7 +99,8 @@ def _extremum(op: GraphOp, values: Any, ids: Any, num_segments: int) -> Tensor:
     (u,), numeric = promote(values)
     if u.dtype.kind == "bool":
         raise DTypeError(f"{op.name} of bools", hint="cast to an integer type first")
-    return store(apply(op, u, index_operand(ids), axis=0, extent=num_segments), numeric)
+    (extent,) = shape_tuple((num_segments,))
+    return store(apply(op, u, index_operand(ids), axis=0, extent=extent), numeric)
 
 
 @public
@@ -126,9 +127,9 @@ def segment_mean(values: Any, ids: Any, num_segments: int) -> Tensor:
     values: [T, ...], integers become f32   ids: [T]   y: [num_segments, ...]
     """
     u, numeric = floating(values)
-    rows = index_operand(ids)
-    total = apply(SEGMENT_SUM, u, rows, axis=0, extent=num_segments)
+    rows, (extent,) = index_operand(ids), shape_tuple((num_segments,))
+    total = apply(SEGMENT_SUM, u, rows, axis=0, extent=extent)
     one = F.broadcast_to(literal(1.0, u), rows.shape)
-    count = apply(SEGMENT_SUM, one, rows, axis=0, extent=num_segments)
-    count = F.reshape(count, (num_segments, *(1,) * (total.ndim - 1)))
+    count = apply(SEGMENT_SUM, one, rows, axis=0, extent=extent)
+    count = F.reshape(count, (extent, *(1,) * (total.ndim - 1)))
     return store(total / F.maximum(count, 1.0), numeric)

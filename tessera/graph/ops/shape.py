@@ -106,6 +106,9 @@ def expand_dims(x: Any, axis: Any) -> Tensor:
     """x with new axes of extent 1 at these positions of the result."""
     x = with_one_scale(x)
     count = len(axis) if isinstance(axis, tuple | list) else 1
+    if axis is None:
+        raise ArgumentError("expand_dims needs the places of the new axes, got axis=None",
+                            hint="an axis, or several: ts.expand_dims(x, -1)")
     places = axes_tuple(axis, x.ndim + count)
     dims = list(x.shape)
     for a in places:

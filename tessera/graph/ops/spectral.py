@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ...dims import show_shape
+from ...dims import as_index, show_shape
 from ...errors import ArgumentError, DTypeError, ShapeError
 from ...tensor import Tensor
 from .. import flops
@@ -276,6 +276,10 @@ def roll(x: Any, shift: int | Sequence[int], axis: Any = None) -> Tensor:
     shift: an integer or one per axis   axis: None rolls the flat x, as np.roll
     """
     x = plain(x)
+    if any(as_index(by) is None for by in (shift if isinstance(shift, tuple | list) else [shift])):
+        raise ArgumentError(
+            f"roll by {shift!r}", hint="a whole number of places, or one per axis; by one that is "
+            "data: ts.take(x, (ts.arange(n) - shift) % n, axis)")
     if axis is None:
         flat = F.reshape(x, (-1,))
         return F.reshape(roll(flat, shift, 0), x.shape)

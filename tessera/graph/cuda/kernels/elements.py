@@ -245,7 +245,8 @@ def _schedule_update(builder: ScheduleBuilder, group: FusionGroup, element: Elem
     assert element.into is not None
     space, x = extents_of(node.inputs[1]), builder.buffer_name(node.inputs[0])
     s, step = _side_by_side(prod(space), y.type.dtype.bits), builder.step(node)
-    builder.add("update", space, [r for r in reads if r.name != x], [y], [step], s,
+    written = {builder.buffer_name(v) for v in node.inputs[1:]}  # x over itself is read, too
+    builder.add("update", space, [r for r in reads if r.name != x or x in written], [y], [step], s,
                 (blocks(prod(space), s.n),), into=element.into,
                 bounds=tuple(map(astuple, element.bounds)),
                 kinds=tuple(v.aval.dtype.kind for v in node.inputs), **_known_extents(step, node))

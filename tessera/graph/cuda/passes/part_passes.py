@@ -192,6 +192,8 @@ def slices_of_loops(graph: Graph) -> Graph:
     def visit(rw: Rewriter, node: Node, inputs: tuple[Value, ...]) -> Value | None:
         if node.op.name != "slice" or not _is_concrete(node) or not is_apart(node.inputs[0]):
             return None
+        if 0 in extents_of(node.outputs[0]):  # none of one element: an extent of 1 is not cut
+            return None
         (x,), made = inputs, rw.producer.get(inputs[0])
         shape = extents_of(x)
         spans = list(zip(node.attrs["starts"], node.attrs["stops"], strict=True))
