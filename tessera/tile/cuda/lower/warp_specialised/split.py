@@ -1,5 +1,5 @@
-"""Loop splitting: iterations in which no mask acts, without the tests, and those in which some do,
-with these.
+"""Loop splitting: the iterations before any mask acts, without the tests, then the rest with all
+masks.
 
 A branch between a wait and the arithmetic after it makes the assembler wait for everything there,
 and the overlap is gone. A mask that need not be taken may be: it is the identity then.
@@ -41,7 +41,7 @@ class Test:
 
 
 def split_loops(nodes: Nodes, maker: Maker) -> Nodes:
-    """Loops with tests that begin, or cease, to hold at some iteration, in two to four."""
+    """Loops with tests that begin, or cease, to hold at some iteration, in two or three."""
     def block(nodes: Nodes) -> list[Node]:
         kept: list[Node] = []
         for node in nodes:
@@ -89,32 +89,22 @@ def _pure(node: If) -> bool:
 
 
 def _split(loop: For, tests: list[Test], maker: Maker) -> list[Node]:
-    """The iterations in which early tests alone hold, those in which none does, those in which late
-    ones hold beside early ones (of which there are none where the second part has some), and those
-    in which late ones alone do. `at` carries where one part ends and the next begins."""
+    """The iterations in which early tests hold, those in which none does, those in which others do.
+    The first part has the early masks alone and ends where another begins; what is left then has
+    all of them. `at` carries where one part ends and the next begins."""
     early, late = [t for t in tests if t.early], [t for t in tests if not t.early]
     kept: list[Node] = []
     end = _late_start(loop, late, maker, kept) if late else loop.hi
-    if not early:
-        return [*kept, *_parts(loop, [(_without(loop, tests), end)], _taken(loop, tests), maker)]
-    last = _early_end(loop, early, maker, kept)
-    until = _scalar(loop, maker, kept, "minimum", end, last)
-    first, rest = _without(loop, late), _without(loop, early)
-    first = _taken(first, _tests(first))
-    if not late:
-        return [*kept, *_parts(loop, [(first, until)], rest, maker)]
-    parts = [(first, until), (_without(loop, tests), end), (_taken(loop, tests), last)]
-    return [*kept, *_parts(loop, parts, _taken(rest, _tests(rest)), maker)]
-
-
-def _parts(loop: For, parts: list[tuple[For, Operand]], rest: For, maker: Maker) -> list[Node]:
-    """Each with the iterations up to its end that those before it leave, and what is left then."""
-    kept: list[Node] = []
-    begun: dict[str, Any] = {}
-    for part, end in parts:
-        made, begun = _until(replace(part, **begun), end, maker)
-        kept.append(made)
-    return [*kept, replace(rest, **begun)]
+    if early:
+        until = _early_end(loop, early, end, maker, kept)
+        only = _without(loop, late)
+        first, rest = _until(loop, _taken(only, _tests(only)), until, maker)
+        kept.append(first)
+        loop = replace(loop, **rest)
+        if not late:
+            return [*kept, _without(loop, early)]
+    first, rest = _until(loop, _without(loop, tests), end, maker)
+    return [*kept, first, replace(_taken(loop, tests), **rest)]
 
 
 def _late_start(loop: For, tests: list[Test], maker: Maker, kept: list[Node]) -> Operand:
@@ -126,15 +116,16 @@ def _late_start(loop: For, tests: list[Test], maker: Maker, kept: list[Node]) ->
     return end
 
 
-def _early_end(loop: For, tests: list[Test], maker: Maker, kept: list[Node]) -> Operand:
-    """var >= bound - less + reach for all tests from it on; the loop's end at most."""
+def _early_end(loop: For, tests: list[Test], most: Operand, maker: Maker, kept: list[Node]
+               ) -> Operand:
+    """var >= bound - less + reach for all tests from it on; `most` at most."""
     last: Operand | None = None
     for bound, less, reach in dict.fromkeys((t.bound, t.less, t.reach) for t in tests):
         end = _scalar(loop, maker, kept, "add", bound, number(reach))
         end = end if less is None else _scalar(loop, maker, kept, "sub", end, less)
         last = end if last is None else _scalar(loop, maker, kept, "maximum", last, end)
     assert last is not None
-    return _scalar(loop, maker, kept, "minimum", loop.hi, last)
+    return _scalar(loop, maker, kept, "minimum", most, last)
 
 
 def _scalar(loop: For, maker: Maker, kept: list[Node], name: str, *args: Operand) -> SSAValue:
@@ -143,16 +134,16 @@ def _scalar(loop: For, maker: Maker, kept: list[Node], name: str, *args: Operand
     return out(op)
 
 
-def _until(part: For, end: Operand, maker: Maker) -> tuple[For, dict[str, Any]]:
-    """The iterations of a part of a loop up to `end`; where what is left of the loop begins."""
+def _until(loop: For, part: For, end: Operand, maker: Maker) -> tuple[For, dict[str, Any]]:
+    """The iterations of a part of a loop up to `end`; what the loop with the others has else."""
     copied, names = maker.copy((part,), {})
     (first,) = copied
     assert isinstance(first, For)
-    at = maker.define(f"{part.var.value.name}_end", INT)
-    step = maker.op("add", (first.var.value, first.step), at.value.name, where=part.where)
-    first = replace(first, hi=end, carried=(*first.carried, at), inits=(*first.inits, part.lo),
+    at = maker.define(f"{loop.var.value.name}_end", INT)
+    step = maker.op("add", (first.var.value, first.step), at.value.name, where=loop.where)
+    first = replace(first, hi=end, carried=(*first.carried, at), inits=(*first.inits, loop.lo),
                     body=(*first.body, step), yields=(*first.yields, out(step)))
-    return first, {"lo": at.value, "inits": tuple(names[d.value] for d in part.carried)}
+    return first, {"lo": at.value, "inits": tuple(names[d.value] for d in loop.carried)}
 
 
 def _without(loop: For, tests: list[Test]) -> For:
