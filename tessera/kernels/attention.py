@@ -417,8 +417,8 @@ def attention_block(dtype: DType, S: int, width: int, causal: bool, chip: Genera
     windows few keys an iteration let them leave out more: 64 heads of 64, 8192 queries that see
     1024 keys, 308 us with 64 keys, 315 with 112, 317 with 96, 333 with 80, and 353 with 128 by two
     warpgroups (H200, 2026-11-27, medians of calls in turn). With spans 112 keys compute less beyond
-    their ends than 128: 64 heads of 64, 8192 queries, with lengths 1242 us in place of 1283,
-    documents 709 in place of 718 (H200, 2026-11-28, medians of calls in turn).
+    their ends than 128: 64 heads of 64, 8192 queries, with lengths 1250 us in place of 1271,
+    documents 705 in place of 714 (H200, 2026-11-28, medians of calls in turn).
     chip: None where it is not known.  mask: "line" of keys, or "tile", where one lies in memory,
     "draws" with dropout, "one draw" where its keys are those of all queries
     """

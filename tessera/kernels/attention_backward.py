@@ -243,8 +243,8 @@ def keys_block(dtype: DType, width: int, chip: Generation, keys: int | None = No
     narrow heads begin apart, and three stages are quicker: 136.6 us in place of 141.9 of 256 heads
     of 1024; without one slower, 879.6 in place of 871.0 of 64 of 4096 (H200, 2026-11-26, medians of
     seven CUDA graphs in turn). With spans and narrow heads three warpgroups of 48 queries: 64 heads
-    of 8192 in four sequences with lengths 2322 us in place of 2565, documents 1297 in place of
-    1391; with 64 queries 2205 and 1237, but they spill. With ALiBi, causal, and wide heads 48
+    of 8192 in four sequences with lengths 2319 us in place of 2396, documents 1298 in place of
+    1336; with 64 queries 2232 and 1271, but they spill. With ALiBi, causal, and wide heads 48
     queries for 32: result and gradient of 64 heads of 8192 by 128 7.91 ms in place of 8.18 (H200,
     2026-11-28, medians of calls in turn).
 
@@ -283,8 +283,8 @@ def queries_block(dtype: DType, width: int, chip: Generation, queries: int | Non
     (H200, 2026-11-26, medians of seven CUDA graphs in turn). Of many queries without a mask pairs
     of blocks: result and gradient of 16 heads of 16384 8.17 ms in place of 8.44, in another run
     8.26 in place of 8.54 (H200, 2026-11-26, medians of rounds in turn). With spans they are quicker
-    than two warpgroups, too: 64 heads of 8192 in four sequences with lengths 1512 us in place of
-    1707, documents 891 in place of 972 (H200, 2026-11-28, medians of calls in turn)."""
+    than two warpgroups, too: 64 heads of 8192 in four sequences with lengths 1504 us in place of
+    1756, documents 906 in place of 998 (H200, 2026-11-28, medians of calls in turn)."""
     if dtype.bits > 16:
         return {"BM": 32, "BN": 32}
     if mask:

@@ -29,8 +29,8 @@ RULES = {"window": {"causal": True, "window": 300}, "near": {"window": 300},
          "cap": {"cap": 30.0}, "causal cap": {"cap": 30.0, "causal": True},
          "cap and window": {"cap": 30.0, "causal": True, "window": 300},
          "spans": {}, "causal spans": {"causal": True}}
-MASKED = {"window": 3, "near": 3, "cap": 1, "causal cap": 1, "cap and window": 3, "spans": 3,
-          "causal spans": 3}  # loops beside the one that needs no mask, at the edge in any case
+MASKED = {"window": 2, "near": 2, "cap": 1, "causal cap": 1, "cap and window": 2, "spans": 2,
+          "causal spans": 2}  # loops beside the one that needs no mask, at the edge in any case
 
 
 def compiled(kernel, rule, *args, **block):
